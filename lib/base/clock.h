@@ -1,0 +1,21 @@
+/* Time: one monotonic clock, and deadlines made from it. Nobody in refit waits without one. */
+#ifndef RFT_CLOCK_H
+#define RFT_CLOCK_H
+
+#include <stdint.h>
+
+/* Nanoseconds since some fixed moment; never goes back. */
+int64_t rft_now(void);
+
+/* The moment `timeout_ms` from now. */
+int64_t rft_deadline(uint32_t timeout_ms);
+
+/* Whole milliseconds until `deadline`, rounded up, 0 once it has passed: what poll() takes. */
+int rft_ms_until(int64_t deadline);
+
+static inline double rft_seconds(int64_t nanoseconds)
+{
+    return (double)nanoseconds * 1e-9;
+}
+
+#endif

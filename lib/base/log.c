@@ -1,0 +1,38 @@
+/*
+ * The log hook. One lock makes replacing the function safe: once refit_set_log has returned, the
+ * old one is not running. Process-wide by nature, like stderr, which it replaces.
+ */
+#include "base/log.h"
+
+#include <stdarg.h>
+#include <stdatomic.h>
+#include <stdio.h>
+
+#include "base/thread.h"
+
+static rft_mutex guard = PTHREAD_MUTEX_INITIALIZER;
+static refit_log_fn sink;       /* guarded by guard */
+static void *sink_user;         /* guarded by guard */
+static atomic_int loudest = -1; /* the most verbose level that anybody hears; -1: nobody listens */
+
+void refit_set_log(refit_log_fn function, void *user, refit_log_level most)
+{
+    rft_lock(&guard);
+    sink = function;
+    sink_user = user;
+    atomic_store(&loudest, function == NULL ? -1 : (int)most);
+    rft_unlock(&guard);
+}
+
+void rft_log(refit_log_level level, const char *format, ...)
+{
+    if ((int)level > atomic_load(&loudest)) return;
+    char line[400];
+    va_list arguments;
+    va_start(arguments, format);
+    (void)vsnprintf(line, sizeof line, format, arguments);
+    va_end(arguments);
+    rft_lock(&guard);
+    if (sink != NULL) sink(sink_user, level, line);
+    rft_unlock(&guard);
+}

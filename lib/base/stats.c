@@ -1,0 +1,74 @@
+/*
+ * The statistics list as JSON and as Prometheus text. Both walk REFIT_STATS_MAP, so a figure that
+ * is added there shows up everywhere; a struct of an older caller is read no further than its size.
+ */
+#include <inttypes.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdio.h>
+#include <string.h>
+
+#include <refit/stats.h>
+
+/* Text that may run out of room: `length` goes on counting. */
+typedef struct stats_text {
+    char *at;
+    size_t room;
+    size_t length;
+} stats_text;
+
+static void text_add(stats_text *text, const char *format, ...) REFIT_PRINTF(2, 3);
+
+static void text_add(stats_text *text, const char *format, ...)
+{
+    char *end = text->length < text->room ? text->at + text->length : NULL;
+    size_t left = end == NULL ? 0 : text->room - text->length;
+    va_list arguments;
+    va_start(arguments, format);
+    int added = vsnprintf(end, left, format, arguments);
+    va_end(arguments);
+    if (added > 0) text->length += (size_t)added;
+}
+
+void refit_stats_init(refit_stats *stats, size_t size)
+{
+    if (stats == NULL || size < sizeof stats->size) return;
+    memset(stats, 0, size);
+    stats->size = size;
+}
+
+#define HELD(stats, name)              (offsetof(refit_stats, name) + sizeof((stats)->name) <= (stats)->size)
+#define PRINT_u64(text, before, value) text_add((text), "%s%" PRIu64, (before), (value))
+#define PRINT_f64(text, before, value) text_add((text), "%s%.9g", (before), (value))
+
+size_t refit_stats_json(const refit_stats *stats, char *text, size_t capacity)
+{
+    stats_text out = {text, capacity, 0};
+    const char *comma = "";
+    text_add(&out, "{");
+#define JSON_FIELD(type, name, kind, help)                                                         \
+    if (HELD(stats, name)) {                                                                       \
+        text_add(&out, "%s\"" #name "\":", comma);                                                 \
+        PRINT_##type(&out, "", stats->name);                                                       \
+        comma = ",";                                                                               \
+    }
+    REFIT_STATS_MAP(JSON_FIELD)
+#undef JSON_FIELD
+    text_add(&out, "}");
+    return out.length;
+}
+
+size_t refit_stats_prometheus(const refit_stats *stats, char *text, size_t capacity)
+{
+    stats_text out = {text, capacity, 0};
+    text_add(&out, "%s", "");
+#define PROMETHEUS_FIELD(type, name, kind, help)                                                   \
+    if (HELD(stats, name)) {                                                                       \
+        text_add(&out, "# HELP refit_" #name " " help "\n# TYPE refit_" #name " " #kind "\n");     \
+        PRINT_##type(&out, "refit_" #name " ", stats->name);                                       \
+        text_add(&out, "\n");                                                                      \
+    }
+    REFIT_STATS_MAP(PROMETHEUS_FIELD)
+#undef PROMETHEUS_FIELD
+    return out.length;
+}

@@ -1,0 +1,72 @@
+/*
+ * channel: the one place that opens ZeroMQ sockets. A publisher's channel binds a ROUTER, a
+ * subscriber's connects a DEALER; every option that bounds a wait or a size is set here, so no
+ * other file includes <zmq.h>.
+ *
+ * A channel belongs to one thread. Nothing here blocks but rft_channel_poll, and that has a
+ * timeout.
+ */
+#ifndef RFT_CHANNEL_H
+#define RFT_CHANNEL_H
+
+#include <stdatomic.h>
+#include <stdbool.h>
+
+#include <refit/config.h>
+
+#include "wire/bytes.h"
+
+typedef struct rft_channel rft_channel;
+
+#define RFT_PEER_ID_BYTES 8
+
+/* Who a ROUTER's message came from and goes to: ZeroMQ's routing id, at most 8 bytes of it. */
+typedef struct rft_peer_id {
+    unsigned char bytes[RFT_PEER_ID_BYTES];
+    uint8_t count;
+} rft_peer_id;
+
+/* A payload sent without copying. `pending` is raised now and lowered when the transport no longer
+ * needs the bytes, on one of its threads: nothing but the atomic is touched there. Both must live
+ * until it is lowered. */
+typedef struct rft_payload {
+    rft_view bytes;
+    atomic_uint_fast64_t *pending;
+} rft_payload;
+
+/* A received message; its views stay valid until the next receive or close of the channel. */
+typedef struct rft_envelope {
+    rft_peer_id from; /* on a ROUTER */
+    rft_view message;
+    rft_view payload; /* empty if there was none */
+} rft_envelope;
+
+/* Binds or connects. For publishers: refuses addresses beyond this host unless broadcast.insecure,
+ * and an ipc path that a living process holds. REFIT_ERR_BUSY, _INVALID, _SECURITY, _SYSTEM. */
+refit_status rft_channel_bind(const char *endpoint, const refit_config *config, rft_channel **out,
+                              refit_error *error);
+refit_status rft_channel_connect(const char *endpoint, const refit_config *config,
+                                 rft_channel **out, refit_error *error);
+
+/* Tries to send what is queued for at most broadcast.linger_ms (in the background), then frees it.
+ */
+void rft_channel_close(rft_channel *channel);
+
+/* As bound: with the port that was found. Borrowed. */
+const char *rft_channel_endpoint(const rft_channel *channel);
+
+/* Waits until a message is there, `wake_fd` is readable, or the timeout passed. */
+void rft_channel_poll(rft_channel *channel, int wake_fd, int timeout_ms);
+
+/* REFIT_OK, REFIT_ERR_TIMEOUT (none there), or REFIT_ERR_PROTOCOL for one with a wrong number of
+ * parts (`from` is filled in). */
+refit_status rft_channel_receive(rft_channel *channel, rft_envelope *out, refit_error *error);
+
+/* `to` is NULL on a DEALER; `payload` may be NULL. REFIT_ERR_BUSY: its queue is full, try later.
+ * REFIT_ERR_PEER: nobody there by that id. */
+refit_status rft_channel_send(rft_channel *channel, const rft_peer_id *to, rft_view message,
+                              const rft_payload *payload, refit_error *error);
+
+bool rft_peer_id_equal(const rft_peer_id *a, const rft_peer_id *b);
+
+#endif

@@ -1,0 +1,150 @@
+/*
+ * What a device must provide: four nouns (memory, streams, events, copies) as one table.
+ *
+ * Rooms above call the rft_device_* functions below, never a slot: they check and count, then
+ * forward. A slot that a device lacks is filled with one that answers REFIT_ERR_UNSUPPORTED, so no
+ * slot is ever NULL. "host" (device_host.c) is the oracle: every other device runs the same
+ * conformance suite (tests/device/).
+ *
+ * Streams are native handles (refit_stream_ref): those of refit_stream_open and those of the caller
+ * look the same. REFIT_STREAM_NONE is the calling thread: work put there is done before the call
+ * returns.
+ *
+ * Failures of queued work: a stream keeps the first one until the next event is recorded on it;
+ * that event completes with it, and the stream is clean again.
+ */
+#ifndef RFT_DEVICE_H
+#define RFT_DEVICE_H
+
+#include <stdatomic.h>
+#include <stdbool.h>
+
+#include <refit/device.h>
+
+#include "base/error.h"
+
+/* One copy. Either side may be host or device memory; the sides do not overlap. */
+typedef struct rft_copy {
+    void *to;
+    const void *from;
+    uint64_t bytes;
+} rft_copy;
+
+/* When the source of a batch may be read. */
+typedef enum rft_copy_order {
+    RFT_COPY_STREAM = 0, /* after the work before it on the stream: always right */
+    RFT_COPY_ANY = 1,    /* at any time from the call on: for host bytes that nobody writes */
+} rft_copy_order;
+
+typedef struct rft_event rft_event;
+
+/* What a device can do, so that callers ask instead of probing. */
+typedef struct rft_device_caps {
+    bool host_addressable; /* the CPU may dereference device pointers */
+    bool stable_arena;     /* the reserve/commit slots work */
+    bool needs_pinned;     /* copies from pageable memory are slow or synchronous: pin auto means
+                              require */
+    uint32_t batch_most;   /* descriptors that one copy_batch takes */
+    int numa_node;         /* the host node closest to it, or -1 */
+} rft_device_caps;
+
+#define RFT_DEVICE_OPS_VERSION 1
+
+/* `self` is the device's own state. Every slot is thread-safe. */
+typedef struct rft_device_ops {
+    uint32_t version; /* RFT_DEVICE_OPS_VERSION */
+    size_t size;      /* sizeof(rft_device_ops) */
+    const char *kind; /* "host" */
+
+    void (*close)(void *self);
+    void (*describe)(void *self, refit_device_info *info); /* fills all but `size` and `kind` */
+    void (*caps)(void *self, rft_device_caps *caps);
+
+    /* Memory, aligned to 512 bytes. */
+    refit_status (*memory_alloc)(void *self, uint64_t bytes, void **out, refit_error *error);
+    refit_status (*memory_free)(void *self, void *memory, refit_error *error);
+
+    /* Addresses without memory, and memory behind them. All in multiples of *granule. commit is
+     * all-or-nothing and idempotent; after decommit the bytes are gone, the addresses stay
+     * reserved. */
+    refit_status (*reserve)(void *self, uint64_t bytes, void **out, uint64_t *granule,
+                            refit_error *error);
+    refit_status (*commit)(void *self, void *base, uint64_t bytes, refit_error *error);
+    refit_status (*decommit)(void *self, void *base, uint64_t bytes, refit_error *error);
+    void (*unreserve)(void *self, void *base, uint64_t bytes);
+
+    /* Page-locks host memory so that the device copies from and to it at full speed. */
+    refit_status (*host_pin)(void *self, void *memory, uint64_t bytes, refit_error *error);
+    void (*host_unpin)(void *self, void *memory, uint64_t bytes);
+
+    refit_status (*stream_open)(void *self, refit_stream_ref *out, refit_error *error);
+    refit_status (*stream_close)(void *self, refit_stream_ref stream, refit_error *error);
+    refit_status (*stream_call)(void *self, refit_stream_ref stream, refit_stream_fn function,
+                                void *user, refit_error *error);
+
+    /* Copies in stream order as a whole; those inside one batch in any order, possibly in parallel.
+     * `copies` may be reused when the call returns. At most caps.batch_most of them. */
+    refit_status (*copy_batch)(void *self, refit_stream_ref stream, const rft_copy *copies,
+                               uint32_t count, rft_copy_order order, refit_error *error);
+    refit_status (*zero)(void *self, refit_stream_ref stream, void *memory, uint64_t bytes,
+                         refit_error *error);
+
+    /* An event is a place in a stream. Recording again moves it. One never recorded is done. */
+    refit_status (*event_open)(void *self, rft_event **out, refit_error *error);
+    void (*event_close)(void *self, rft_event *event);
+    refit_status (*event_record)(void *self, rft_event *event, refit_stream_ref stream,
+                                 refit_error *error);
+    /* Makes the work put on `stream` from now on wait for the event. */
+    refit_status (*event_join)(void *self, rft_event *event, refit_stream_ref stream,
+                               refit_error *error);
+    /* REFIT_OK done, REFIT_ERR_TIMEOUT not yet, or the failure of the work before it. 0: only look.
+     */
+    refit_status (*event_wait)(void *self, rft_event *event, uint32_t timeout_ms,
+                               refit_error *error);
+} rft_device_ops;
+
+struct refit_device {
+    const rft_device_ops *ops;
+    void *self;
+    atomic_uint_fast32_t users; /* open offloaders, arenas, …: close refuses while there are any */
+};
+
+/* Wraps an implementation; takes `self`. For the implementations and for tests that bring their
+ * own. */
+refit_status rft_device_make(const rft_device_ops *ops, void *self, refit_device **out,
+                             refit_error *error);
+
+/* An object on the device begins and ends. */
+void rft_device_retain(refit_device *device);
+void rft_device_release(refit_device *device);
+
+rft_device_caps rft_device_get_caps(refit_device *device);
+refit_status rft_device_reserve(refit_device *device, uint64_t bytes, void **out, uint64_t *granule,
+                                refit_error *error);
+refit_status rft_device_commit(refit_device *device, void *base, uint64_t bytes,
+                               refit_error *error);
+refit_status rft_device_decommit(refit_device *device, void *base, uint64_t bytes,
+                                 refit_error *error);
+void rft_device_unreserve(refit_device *device, void *base, uint64_t bytes);
+refit_status rft_device_host_pin(refit_device *device, void *memory, uint64_t bytes,
+                                 refit_error *error);
+void rft_device_host_unpin(refit_device *device, void *memory, uint64_t bytes);
+refit_status rft_device_copy_batch(refit_device *device, refit_stream_ref stream,
+                                   const rft_copy *copies, uint32_t count, rft_copy_order order,
+                                   refit_error *error);
+refit_status rft_device_zero(refit_device *device, refit_stream_ref stream, void *memory,
+                             uint64_t bytes, refit_error *error);
+refit_status rft_device_event_open(refit_device *device, rft_event **out, refit_error *error);
+void rft_device_event_close(refit_device *device, rft_event *event);
+refit_status rft_device_event_record(refit_device *device, rft_event *event,
+                                     refit_stream_ref stream, refit_error *error);
+refit_status rft_device_event_join(refit_device *device, rft_event *event, refit_stream_ref stream,
+                                   refit_error *error);
+refit_status rft_device_event_wait(refit_device *device, rft_event *event, uint32_t timeout_ms,
+                                   refit_error *error);
+
+/* The implementations. `rest` is what follows the colon of the spec ("capacity=2GiB"), or "". */
+refit_status rft_device_host_open(const char *rest, const refit_config *config, refit_device **out,
+                                  refit_error *error);
+
+#endif

@@ -1,0 +1,74 @@
+/*
+ * refit.h: the door. Including it gives the whole public interface.
+ *
+ * refit makes the refit of colocated RL post-training short, exact and safe: between an optimizer
+ * step and the next rollout it clears optimizer states and grads off the device, hands the new
+ * weights to every rollout worker as one version that all of them switch to or none does, and
+ * brings the states back behind the next step.
+ *
+ * A ladder, from simple to advanced; each header says what it needs:
+ *
+ *   refit/controller.h   the cycle that a training loop calls
+ *   refit/offload.h      states leave the device and come back
+ *   refit/broadcast.h    publisher, subscriber, update
+ *   refit/config.h       every choice, from a file, the environment or code
+ *   refit/device.h       where tensors live; streams
+ *   refit/arena.h        device memory whose addresses never change
+ *   refit/stats.h        what was done, as numbers
+ *   refit/host.h         the allocator and the log that refit borrows from its process
+ *   refit/status.h       what calls answer
+ *   refit/version.h      which refit this is
+ *
+ * The smallest whole use, without error handling (tests/abi/tour.c compiles it as it stands here):
+ *
+ *     refit_device *device;
+ *     refit_offloader *states;
+ *     refit_device_open("host:capacity=64MiB", NULL, &device, NULL);
+ *     refit_offloader_open(device, NULL, &states, NULL);
+ *
+ *     void *moments;
+ *     refit_memory_alloc(device, 1 << 20, &moments, NULL);
+ *     refit_region_desc region = {.size = sizeof region, .name = "exp_avg", .memory = moments,
+ *                                 .bytes = 1 << 20, .policy = REFIT_KEEP};
+ *     refit_region_id id;
+ *     refit_offloader_add(states, &region, &id, NULL);
+ *     refit_offloader_seal(states, NULL);
+ *
+ *     refit_offloader_offload(states, REFIT_STREAM_NONE, NULL, NULL);
+ *     refit_offloader_finish(states, 10000, NULL);
+ *     refit_memory_free(device, moments, NULL);          // 1 MiB of the device is free
+ *     refit_offloader_unbind(states, id, NULL);
+ *
+ *     refit_memory_alloc(device, 1 << 20, &moments, NULL);
+ *     refit_offloader_bind(states, id, moments, NULL);
+ *     refit_offloader_restore(states, REFIT_STREAM_NONE, NULL, NULL);
+ *     refit_offloader_finish(states, 10000, NULL);       // the bytes are back, bit for bit
+ *
+ *     refit_offloader_close(states, NULL);
+ *     refit_memory_free(device, moments, NULL);
+ *     refit_device_close(device, NULL);
+ *
+ * Rules that hold everywhere:
+ *  - A call returns a refit_status; results come through pointers, written only on REFIT_OK.
+ *  - A call that fails has changed nothing, unless its comment says what it left.
+ *  - refit never aborts, never prints, never installs a signal handler, and keeps no thread beyond
+ *    those that the object's header names.
+ *  - Structs that cross the door start with their size, so that they can grow.
+ *  - Timeouts are in milliseconds; 0 means: do not wait. There is no "for ever".
+ *  - Strings are UTF-8 and end with NUL.
+ */
+#ifndef REFIT_H
+#define REFIT_H
+
+#include <refit/arena.h>
+#include <refit/broadcast.h>
+#include <refit/config.h>
+#include <refit/controller.h>
+#include <refit/device.h>
+#include <refit/host.h>
+#include <refit/offload.h>
+#include <refit/stats.h>
+#include <refit/status.h>
+#include <refit/version.h>
+
+#endif

@@ -1,0 +1,306 @@
+/*
+ * refit/broadcast.h: new weights for every rollout worker, as one version that all switch to.
+ *
+ *     trainer                                     each worker
+ *     refit_publisher_open                        refit_subscriber_open
+ *     refit_publisher_declare    (once)           loop:
+ *     refit_publisher_wait_workers                  refit_subscriber_next   -> update
+ *     per version:                                  refit_update_tensor     (views, read-only)
+ *       refit_publisher_begin                       refit_update_accept, or refit_update_refuse
+ *       refit_publisher_write    (each tensor)      refit_update_close
+ *       refit_publisher_commit   (or abort)
+ *
+ * A worker sees whole versions only: what refit_subscriber_next returns is complete, verified
+ * against the publisher's digests, and committed by the publisher. Every wait has a deadline. A
+ * peer that falls silent is found by its missing heartbeat.
+ *
+ * Each publisher and each subscriber runs one service thread of its own (it beats, answers late
+ * joiners and receives while the caller trains or generates), started by open and joined by close.
+ * The transport adds its I/O thread. Neither object survives a fork: a child must not use it.
+ */
+#ifndef REFIT_BROADCAST_H
+#define REFIT_BROADCAST_H
+
+#include <refit/config.h>
+#include <refit/device.h>
+#include <refit/stats.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+typedef struct refit_publisher refit_publisher;
+typedef struct refit_subscriber refit_subscriber;
+typedef struct refit_update refit_update;
+
+/* Element types. Names and sizes are those of the safetensors format; refit never interprets
+ * values. */
+#define REFIT_DTYPE_MAP(X)                                                                         \
+    X(BOOL, 1, 8)                                                                                  \
+    X(F4, 2, 4)                                                                                    \
+    X(F6_E2M3, 3, 6)                                                                               \
+    X(F6_E3M2, 4, 6)                                                                               \
+    X(U8, 5, 8)                                                                                    \
+    X(I8, 6, 8)                                                                                    \
+    X(F8_E5M2, 7, 8)                                                                               \
+    X(F8_E4M3, 8, 8)                                                                               \
+    X(F8_E8M0, 9, 8)                                                                               \
+    X(I16, 10, 16)                                                                                 \
+    X(U16, 11, 16)                                                                                 \
+    X(F16, 12, 16)                                                                                 \
+    X(BF16, 13, 16)                                                                                \
+    X(I32, 14, 32)                                                                                 \
+    X(U32, 15, 32)                                                                                 \
+    X(F32, 16, 32)                                                                                 \
+    X(C64, 17, 64)                                                                                 \
+    X(F64, 18, 64)                                                                                 \
+    X(I64, 19, 64)                                                                                 \
+    X(U64, 20, 64)
+
+typedef enum refit_dtype {
+#define REFIT_DTYPE_ENUM(name, number, bits) REFIT_##name = (number),
+    REFIT_DTYPE_MAP(REFIT_DTYPE_ENUM)
+#undef REFIT_DTYPE_ENUM
+} refit_dtype;
+
+/* The type's name ("BF16"), a constant, or NULL. Since 0.1. */
+REFIT_API const char *refit_dtype_name(refit_dtype dtype);
+
+/* Bits per element, or 0 for no such type. Since 0.1. */
+REFIT_API uint32_t refit_dtype_bits(refit_dtype dtype);
+
+/* Finds a type by name. REFIT_ERR_NOT_FOUND. Since 0.1. */
+REFIT_API REFIT_MUST_CHECK refit_status refit_dtype_parse(const char *name, refit_dtype *out);
+
+#define REFIT_RANK_MAX 8
+#define REFIT_NO_ALIAS UINT32_MAX
+
+/* One tensor of a manifest. A tied tensor names the one whose bytes it shares and travels no second
+ * time. */
+typedef struct refit_tensor {
+    size_t size;      /* sizeof(refit_tensor) */
+    const char *name; /* unique in the manifest */
+    refit_dtype dtype;
+    uint32_t rank; /* dimensions, <= REFIT_RANK_MAX; 0 for a scalar */
+    uint64_t shape[REFIT_RANK_MAX];
+    uint64_t bytes;    /* must equal the elements times their size, rounded up to bytes */
+    uint32_t alias_of; /* index of the tensor it shares bytes with, or REFIT_NO_ALIAS */
+} refit_tensor;
+
+/* ---- The trainer's end --------------------------------------------------------------------------
+ */
+
+/*
+ * Binds `endpoint` (NULL: broadcast.endpoint of `config`): "tcp://127.0.0.1:0" (0: any free port),
+ * "ipc:///run/refit.sock", "inproc://name". Any address beyond this host needs
+ * broadcast.insecure: true. `config` may be NULL; it is copied. One thread at a time uses a
+ * publisher, but for what is marked "any thread". REFIT_ERR_BUSY (somebody else has the endpoint),
+ * REFIT_ERR_SECURITY, REFIT_ERR_CONFIG, REFIT_ERR_INVALID, REFIT_ERR_SYSTEM. Since 0.1.
+ */
+REFIT_API REFIT_MUST_CHECK refit_status refit_publisher_open(const char *endpoint,
+                                                             const refit_config *config,
+                                                             refit_publisher **out,
+                                                             refit_error *error);
+
+/* Aborts a version under way, says goodbye to the workers, and frees all; NULL is allowed. Blocks
+ * at most broadcast.linger_ms and a moment. Since 0.1. */
+REFIT_API void refit_publisher_close(refit_publisher *publisher);
+
+/* The endpoint that workers connect to, with the port that was found; borrowed until close. Any
+ * thread. Since 0.1. */
+REFIT_API const char *refit_publisher_endpoint(const refit_publisher *publisher);
+
+/*
+ * Says which tensors there are; copied. Takes the store (broadcast.slots copies of the weights, in
+ * shared memory where that is on). Again only between versions: a changed manifest makes
+ * a new store, and the next version is a full one for everybody. REFIT_ERR_STATE, REFIT_ERR_INVALID
+ * (sizes that do not fit shapes, duplicate names, bad aliases), REFIT_ERR_LIMIT,
+ * REFIT_ERR_HOST_MEMORY, REFIT_ERR_SYSTEM (no shared memory, with broadcast.shm: require). Since
+ * 0.1.
+ */
+REFIT_API REFIT_MUST_CHECK refit_status refit_publisher_declare(refit_publisher *publisher,
+                                                                const refit_tensor *tensors,
+                                                                uint32_t count, refit_error *error);
+
+/* Waits until `count` workers are subscribed. REFIT_ERR_TIMEOUT says how many there are. Since 0.1.
+ */
+REFIT_API REFIT_MUST_CHECK refit_status refit_publisher_wait_workers(refit_publisher *publisher,
+                                                                     uint32_t count,
+                                                                     uint32_t timeout_ms,
+                                                                     refit_error *error);
+
+/*
+ * Begins a version: a number above all before it in this epoch, or 0 for the next one. The workers
+ * subscribed now are its members; they are offered it at once and fetch what is written while the
+ * rest still comes. With one slot it waits until all workers have let go of the version before, at
+ * most broadcast.stage_timeout_ms; who does not is evicted. REFIT_ERR_STATE (nothing declared, or
+ * one is under way), REFIT_ERR_STALE (number used). Since 0.1.
+ */
+REFIT_API REFIT_MUST_CHECK refit_status refit_publisher_begin(refit_publisher *publisher,
+                                                              uint64_t version, refit_error *error);
+
+/*
+ * Writes one tensor's bytes (host memory, or memory of a device that the host can address) into the
+ * store, with its digest; when it returns, `memory` may change. Each tensor once, in any order;
+ * tied tensors are not written. `device` is where `memory` lives and `after` a stream of it to wait
+ * for; NULL and REFIT_STREAM_NONE for plain host memory. Blocks for the copy. REFIT_ERR_STATE (not
+ * begun, or written already), REFIT_ERR_INVALID (index, size), REFIT_ERR_COPY. Since 0.1.
+ */
+REFIT_API REFIT_MUST_CHECK refit_status refit_publisher_write(refit_publisher *publisher,
+                                                              uint32_t tensor, const void *memory,
+                                                              uint64_t bytes, refit_device *device,
+                                                              refit_stream_ref after,
+                                                              refit_error *error);
+
+/*
+ * Ends a version: waits until all members (or the quorum) have staged it, at most
+ * broadcast.stage_timeout_ms, tells them to commit, and waits until they have applied it, at most
+ * broadcast.commit_timeout_ms. REFIT_OK: the version is the current one. With fewer than needed it
+ * is aborted, everybody keeps the version before, and the store too; REFIT_ERR_PEER or
+ * REFIT_ERR_TIMEOUT, and refit_publisher_worker names who and why. Once committed, workers that
+ * fail to apply are evicted and named but do not undo it: REFIT_ERR_PEER, with publish_version at
+ * the new one. A version that lacks a tensor is REFIT_ERR_STATE and stays open. With no workers at
+ * all (and commit: all) it commits at once: the store serves who comes later. Since 0.1.
+ */
+REFIT_API REFIT_MUST_CHECK refit_status refit_publisher_commit(refit_publisher *publisher,
+                                                               refit_error *error);
+
+/* Drops the version under way; workers keep the one before. REFIT_ERR_STATE if there is none. Since
+ * 0.1. */
+REFIT_API REFIT_MUST_CHECK refit_status refit_publisher_abort(refit_publisher *publisher,
+                                                              refit_error *error);
+
+/* The last committed version, 0 if there is none. Any thread. Since 0.1. */
+REFIT_API uint64_t refit_publisher_version(refit_publisher *publisher);
+
+typedef enum refit_path {
+    REFIT_PATH_NONE = 0,
+    REFIT_PATH_SOCKET = 1, /* frames through ZeroMQ */
+    REFIT_PATH_SHM = 2,    /* the store, mapped */
+} refit_path;
+
+/* What is known of one worker, subscribed or lost in the last version. */
+typedef struct refit_worker_info {
+    size_t size; /* sizeof(refit_worker_info), set by the caller */
+    char name[64];
+    refit_path path;
+    uint64_t version;    /* what it holds; 0 for nothing */
+    uint8_t subscribed;  /* 0: evicted or gone */
+    uint8_t member;      /* 1: the last version counted on it */
+    uint8_t committed;   /* 1: it applied the last version */
+    refit_status status; /* why it failed in the last version, or REFIT_OK */
+    char reason[160];    /* likewise, in words */
+} refit_worker_info;
+
+/* Describes worker `index` (0, 1, … until REFIT_ERR_NOT_FOUND) as of now: subscribed ones, then
+ * those lost since the last version began. Since 0.1. */
+REFIT_API REFIT_MUST_CHECK refit_status refit_publisher_worker(refit_publisher *publisher,
+                                                               uint32_t index,
+                                                               refit_worker_info *info,
+                                                               refit_error *error);
+
+/* Adds the publisher's figures to `stats`. Any thread. Since 0.1. */
+REFIT_API REFIT_MUST_CHECK refit_status refit_publisher_stats(refit_publisher *publisher,
+                                                              refit_stats *stats,
+                                                              refit_error *error);
+
+/* ---- The worker's end
+ * ------------------------------------------------------------------------------- */
+
+/*
+ * Starts to subscribe at `endpoint` (NULL: broadcast.endpoint). Returns at once, whether or not the
+ * trainer is there; it is looked for until close. `config` may be NULL; it is copied. One thread at
+ * a time uses a subscriber, but for what is marked "any thread". REFIT_ERR_INVALID,
+ * REFIT_ERR_CONFIG, REFIT_ERR_SYSTEM. Since 0.1.
+ */
+REFIT_API REFIT_MUST_CHECK refit_status refit_subscriber_open(const char *endpoint,
+                                                              const refit_config *config,
+                                                              refit_subscriber **out,
+                                                              refit_error *error);
+
+/* Leaves in good order; NULL is allowed. Open updates end with it. Since 0.1. */
+REFIT_API void refit_subscriber_close(refit_subscriber *subscriber);
+
+/*
+ * Waits for the next committed version and gives it as an update that the caller closes. One update
+ * is open at a time (REFIT_ERR_STATE otherwise). REFIT_ERR_TIMEOUT: nothing new yet; the sentence
+ * says whether there is a trainer. REFIT_ERR_SECURITY, REFIT_ERR_PROTOCOL: the trainer refused this
+ * worker for good. REFIT_ERR_CANCELLED after refit_subscriber_wake. Since 0.1.
+ */
+REFIT_API REFIT_MUST_CHECK refit_status refit_subscriber_next(refit_subscriber *subscriber,
+                                                              uint32_t timeout_ms,
+                                                              refit_update **out,
+                                                              refit_error *error);
+
+/* Makes a waiting or the next refit_subscriber_next return REFIT_ERR_CANCELLED. Any thread, and
+ * safe in a signal handler. Since 0.1. */
+REFIT_API void refit_subscriber_wake(refit_subscriber *subscriber);
+
+/* A descriptor that polls readable while refit_subscriber_next would not wait; borrowed until
+ * close. Do not read it. Since 0.1. */
+REFIT_API int refit_subscriber_fd(const refit_subscriber *subscriber);
+
+typedef struct refit_subscriber_info {
+    size_t size;       /* sizeof(refit_subscriber_info), set by the caller */
+    char worker[64];   /* the name it goes by */
+    uint8_t connected; /* 1: welcomed, and the trainer's heart beats */
+    refit_path path;
+    uint64_t epoch;   /* of the trainer it knows; 0 for none */
+    uint64_t version; /* applied; 0 for none */
+    char state[16];   /* "connecting", "joining", "current", "staging", "staged", "applying" */
+} refit_subscriber_info;
+
+/* Describes the subscriber as of now. Any thread. Since 0.1. */
+REFIT_API REFIT_MUST_CHECK refit_status refit_subscriber_describe(refit_subscriber *subscriber,
+                                                                  refit_subscriber_info *info,
+                                                                  refit_error *error);
+
+/* Adds the subscriber's figures to `stats`. Any thread. Since 0.1. */
+REFIT_API REFIT_MUST_CHECK refit_status refit_subscriber_stats(refit_subscriber *subscriber,
+                                                               refit_stats *stats,
+                                                               refit_error *error);
+
+/* The version's number. Since 0.1. */
+REFIT_API uint64_t refit_update_version(const refit_update *update);
+
+/* How many tensors it has, tied ones included. Since 0.1. */
+REFIT_API uint32_t refit_update_count(const refit_update *update);
+
+/*
+ * Tensor `index`: what it is, and its bytes, read-only, aligned to 64. Both are borrowed until
+ * refit_update_close. Tied tensors share one pointer. REFIT_ERR_NOT_FOUND, REFIT_ERR_INVALID. Since
+ * 0.1.
+ */
+REFIT_API REFIT_MUST_CHECK refit_status refit_update_tensor(const refit_update *update,
+                                                            uint32_t index, refit_tensor *tensor,
+                                                            const void **bytes, refit_error *error);
+
+/* Finds a tensor's index by name. REFIT_ERR_NOT_FOUND. Since 0.1. */
+REFIT_API REFIT_MUST_CHECK refit_status refit_update_find(const refit_update *update,
+                                                          const char *name, uint32_t *index,
+                                                          refit_error *error);
+
+/* Tells the trainer that the engine runs on this version from now on. The views stay until close; a
+ * trainer with one slot waits for that. REFIT_ERR_STATE if it was accepted or refused before. Since
+ * 0.1. */
+REFIT_API REFIT_MUST_CHECK refit_status refit_update_accept(refit_update *update,
+                                                            refit_error *error);
+
+/*
+ * Tells the trainer that it could not be applied, and why (NULL for no words; cut to 160 bytes).
+ * `kept` is 1 if the engine still runs on the version before, 0 if it holds nothing that may serve.
+ * The trainer names this worker in its report and offers it the current version in full.
+ * REFIT_ERR_STATE as above. Since 0.1.
+ */
+REFIT_API REFIT_MUST_CHECK refit_status refit_update_refuse(refit_update *update,
+                                                            const char *reason, int kept,
+                                                            refit_error *error);
+
+/* Ends the views; NULL is allowed. An update neither accepted nor refused is refused, with nothing
+ * held. Since 0.1. */
+REFIT_API void refit_update_close(refit_update *update);
+
+#ifdef __cplusplus
+}
+#endif
+#endif

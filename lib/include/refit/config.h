@@ -1,0 +1,182 @@
+/*
+ * refit/config.h: every choice that refit leaves to its user.
+ *
+ * A refit_config is a plain struct that the caller owns; objects copy what they need when they are
+ * opened. refit_config_init fills in the defaults; then, each over the one before: a YAML file, the
+ * environment (REFIT_OFFLOAD_SLAB_BYTES=..., the key in capitals with '_' for '.'), explicit
+ * values. configs/refit.yaml names every key with its unit, default and reason.
+ *
+ *     refit_config config;
+ *     refit_config_init(&config, sizeof config);
+ *     status = refit_config_load(&config, "configs/grpo.yaml", &error);
+ */
+#ifndef REFIT_CONFIG_H
+#define REFIT_CONFIG_H
+
+#include <refit/status.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* How the host memory for offloaded bytes is locked. */
+typedef enum refit_pin {
+    REFIT_PIN_AUTO = 0,    /* what the device needs: CUDA requires it, the host device prefers it */
+    REFIT_PIN_REQUIRE = 1, /* REFIT_ERR_PIN if it cannot be page-locked */
+    REFIT_PIN_PREFER = 2,  /* pageable if it must be; the statistics say so */
+    REFIT_PIN_OFF = 3,     /* pageable */
+} refit_pin;
+
+typedef enum refit_huge_pages {
+    REFIT_HUGE_PAGES_AUTO = 0, /* used where a short probe shows that they come cheap */
+    REFIT_HUGE_PAGES_ALWAYS = 1,
+    REFIT_HUGE_PAGES_NEVER = 2,
+} refit_huge_pages;
+
+/* Which NUMA node the arena is placed on: one of these, or a node number >= 0. */
+#define REFIT_NUMA_AUTO       (-1) /* the device's node; interleaved where that node is short */
+#define REFIT_NUMA_OFF        (-2) /* wherever the kernel puts it */
+#define REFIT_NUMA_INTERLEAVE (-3) /* spread over all nodes */
+
+typedef enum refit_shm {
+    REFIT_SHM_AUTO =
+        0, /* same-host workers share memory; if /dev/shm is too small, the report says so */
+    REFIT_SHM_REQUIRE = 1, /* an error where it is not to be had */
+    REFIT_SHM_OFF = 2,     /* everything travels through sockets */
+} refit_shm;
+
+typedef enum refit_commit_policy {
+    REFIT_COMMIT_ALL = 0,    /* every worker that was subscribed when the version began */
+    REFIT_COMMIT_QUORUM = 1, /* at least broadcast.quorum of them */
+} refit_commit_policy;
+
+typedef enum refit_verify {
+    REFIT_VERIFY_AUTO = 0,   /* bytes that travelled are hashed again by the worker */
+    REFIT_VERIFY_ALWAYS = 1, /* bytes in shared memory too */
+} refit_verify;
+
+#define REFIT_CONFIG_ORIGINS 96 /* room for one origin byte per option */
+
+/* Where a value came from. */
+typedef enum refit_config_origin {
+    REFIT_CONFIG_DEFAULT = 0,
+    REFIT_CONFIG_FILE = 1,
+    REFIT_CONFIG_ENVIRONMENT = 2,
+    REFIT_CONFIG_EXPLICIT = 3,
+} refit_config_origin;
+
+typedef struct refit_config {
+    size_t size;                                /* sizeof(refit_config), set by refit_config_init */
+    unsigned char origin[REFIT_CONFIG_ORIGINS]; /* kept by refit: see refit_config_each */
+
+    char device[64]; /* device: "auto", "host", "host:capacity=2GiB", "cuda:0" */
+    uint8_t use_pinned_optimizer_offload; /* 0: the plain per-tensor pageable path */
+
+    /* offload.* */
+    uint64_t offload_slab_bytes;      /* one page-lock registration covers one slab */
+    uint64_t offload_alignment_bytes; /* of each region inside the arena; a power of two */
+    uint64_t offload_budget_bytes;    /* most host memory for the arena; 0: by share */
+    double offload_budget_share;      /* of the memory that machine and cgroup really have free */
+    int32_t offload_pin;              /* refit_pin */
+    int32_t offload_huge_pages;       /* refit_huge_pages */
+    int32_t offload_numa;             /* REFIT_NUMA_* or a node */
+    uint32_t
+        offload_touch_threads; /* for the first touch of the arena; 0: one per core, at most 8 */
+    uint32_t offload_copy_threads; /* host device: threads that share one batch of copies; 0: one
+                                      per core, at most 8 */
+    uint64_t offload_piece_bytes;  /* larger copies are cut, so that small ones are not held up */
+    uint32_t offload_batch;        /* most copies in one submission */
+    uint8_t offload_verify; /* digest each region on the way out and check it on the way back */
+    uint32_t offload_timeout_ms; /* a controller waits no longer for states to leave or return */
+
+    /* broadcast.* */
+    char broadcast_endpoint[256]; /* where the publisher binds and a subscriber connects */
+    char broadcast_worker[64]; /* subscriber's name; empty: host name, process id, a random part */
+    int32_t broadcast_shm;     /* refit_shm */
+    uint32_t broadcast_slots;  /* copies of the weights in the store: 1 or 2 */
+    uint64_t broadcast_frame_bytes;          /* bytes of one frame */
+    uint32_t broadcast_window;               /* frames a worker asks for ahead */
+    int32_t broadcast_commit;                /* refit_commit_policy */
+    uint32_t broadcast_quorum;               /* workers, with commit: quorum */
+    uint32_t broadcast_stage_timeout_ms;     /* from the offer until all have staged */
+    uint32_t broadcast_commit_timeout_ms;    /* from the commit until all have applied */
+    uint32_t broadcast_heartbeat_ms;         /* between two beats */
+    uint32_t broadcast_heartbeat_timeout_ms; /* silence after which a peer counts as lost */
+    uint32_t broadcast_resend_limit;         /* repeats of one frame before the worker gives up */
+    int32_t broadcast_verify;                /* refit_verify */
+    uint8_t broadcast_insecure;              /* allow an address beyond this host without keys */
+    uint32_t broadcast_linger_ms; /* a closing socket tries no longer to send what it still has */
+
+    /* limits.* : checked before memory is reserved */
+    uint32_t limits_workers;
+    uint32_t limits_tensors;
+    uint32_t limits_rank; /* dimensions of a tensor */
+    uint32_t limits_name_bytes;
+    uint64_t limits_message_bytes;
+    uint64_t limits_manifest_bytes;
+    uint64_t limits_frame_bytes;
+    uint64_t limits_version_bytes;
+    uint32_t limits_window;
+} refit_config;
+
+/*
+ * Fills in the defaults. `size` is sizeof(refit_config) as the caller was compiled; a smaller one
+ * than the library's writes only so many bytes. Does nothing for NULL or a size that cannot hold
+ * the first fields. Does not block. Since 0.1.
+ */
+REFIT_API void refit_config_init(refit_config *config, size_t size);
+
+/*
+ * Reads a YAML file over what is there. Unknown keys are refused with line, column and the nearest
+ * known key; a value out of range with its range. `include: FILE` (relative to the file) reads that
+ * file first. On failure `config` is unchanged. Reads the file (blocks). Any thread, one at a time
+ * per config. REFIT_ERR_IO, REFIT_ERR_CONFIG, REFIT_ERR_HOST_MEMORY. Since 0.1.
+ */
+REFIT_API REFIT_MUST_CHECK refit_status refit_config_load(refit_config *config, const char *path,
+                                                          refit_error *error);
+
+/*
+ * Takes every REFIT_* variable of the environment that names a key; one that names none is refused,
+ * with the nearest key. On failure `config` is unchanged. Does not block; the environment must not
+ * change meanwhile. REFIT_ERR_CONFIG. Since 0.1.
+ */
+REFIT_API REFIT_MUST_CHECK refit_status refit_config_load_env(refit_config *config,
+                                                              refit_error *error);
+
+/*
+ * Sets one key from text, in the units that the file takes ("1GiB", "30s", "true"). On failure
+ * `config` is unchanged. Does not block. REFIT_ERR_NOT_FOUND (with the nearest key),
+ * REFIT_ERR_CONFIG. Since 0.1.
+ */
+REFIT_API REFIT_MUST_CHECK refit_status refit_config_set(refit_config *config, const char *key,
+                                                         const char *value, refit_error *error);
+
+/*
+ * Checks what single values cannot show: that they fit together (a frame under its limit, a quorum
+ * with its policy, …). Every open does it; call it to know earlier. Does not block.
+ * REFIT_ERR_CONFIG. Since 0.1.
+ */
+REFIT_API REFIT_MUST_CHECK refit_status refit_config_check(const refit_config *config,
+                                                           refit_error *error);
+
+/* One option as refit_config_each shows it. All strings are borrowed for the call. */
+typedef struct refit_option {
+    size_t size;
+    const char *key;           /* "offload.slab_bytes" */
+    const char *value;         /* the effective value, as the file would say it */
+    const char *default_value; /* likewise */
+    const char *unit;          /* "bytes", "ms", "bool", "auto|always|never", … */
+    const char *help;          /* why one would change it */
+    refit_config_origin origin;
+} refit_option;
+
+typedef void (*refit_option_fn)(void *user, const refit_option *option);
+
+/* Calls `function` for every option, in the order of configs/refit.yaml, on the caller's thread.
+ * Since 0.1. */
+REFIT_API void refit_config_each(const refit_config *config, refit_option_fn function, void *user);
+
+#ifdef __cplusplus
+}
+#endif
+#endif

@@ -1,0 +1,123 @@
+/*
+ * refit/controller.h: the refit cycle, as a training loop calls it.
+ *
+ *     TRAINING ──clear──► CLEARED ──publish──► REFITTED ──return──► RETURNING ──join──► TRAINING
+ *                            └──────────── return (the refit failed or was skipped) ───────┘
+ *
+ *     optimizer_step();
+ *     refit_controller_clear(controller, stream, &error);           states off the device
+ *     refit_controller_publish(controller, 0, weights, n, ...);     all workers switch, or none
+ *     refit_controller_return(controller, stream, &error);          states come back meanwhile
+ *     forward(); backward();
+ *     refit_controller_join(controller, stream, &error);            before the next optimizer step
+ *
+ * Each verb is idempotent; one that does not fit the state answers REFIT_ERR_STATE and says which
+ * would. A failed phase leaves the state where it was, so it can be called again or skipped by
+ * `return`.
+ */
+#ifndef REFIT_CONTROLLER_H
+#define REFIT_CONTROLLER_H
+
+#include <refit/broadcast.h>
+#include <refit/offload.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+typedef struct refit_controller refit_controller;
+
+typedef enum refit_controller_state {
+    REFIT_TRAINING = 0,  /* states on the device, free to be stepped */
+    REFIT_CLEARED = 1,   /* states in the host image, their device memory given back */
+    REFIT_REFITTED = 2,  /* likewise, and the workers hold the new version */
+    REFIT_RETURNING = 3, /* states on their way back; do not step yet */
+} refit_controller_state;
+
+/* The bytes of one tensor of the manifest, for a publish. */
+typedef struct refit_weight {
+    uint32_t tensor;    /* its index in what refit_publisher_declare was given */
+    const void *memory; /* borrowed for the call */
+    uint64_t bytes;
+} refit_weight;
+
+/*
+ * Joins an offloader and a publisher (either may be NULL: then its phases do nothing) into a cycle.
+ * Both are borrowed: close the controller first. Seals the offloader if it is not. `config` may be
+ * NULL; it is copied. One thread at a time. REFIT_ERR_INVALID (both NULL), and what
+ * refit_offloader_seal returns. Since 0.1.
+ */
+REFIT_API REFIT_MUST_CHECK refit_status refit_controller_open(refit_offloader *offloader,
+                                                              refit_publisher *publisher,
+                                                              const refit_config *config,
+                                                              refit_controller **out,
+                                                              refit_error *error);
+
+/* Frees the controller, in whatever state; the offloader and the publisher stay as they are. NULL
+ * is allowed. Since 0.1. */
+REFIT_API void refit_controller_close(refit_controller *controller);
+
+/* States leave the device behind what `after` has queued; returns when they have left and their
+ * memory is given back. Blocks, at most offload.timeout_ms. REFIT_ERR_STATE, and what
+ * refit_offloader_offload and _finish return. Since 0.1. */
+REFIT_API REFIT_MUST_CHECK refit_status refit_controller_clear(refit_controller *controller,
+                                                               refit_stream_ref after,
+                                                               refit_error *error);
+
+/*
+ * Publishes one version (0: the next number) from the weights given, which live on `device` behind
+ * `after` (NULL and REFIT_STREAM_NONE: host memory). Returns when it is committed and applied, or
+ * aborted. Blocks within the deadlines of refit_publisher_commit. Also allowed in TRAINING, where
+ * the states stay. What refit_publisher_* return. Since 0.1.
+ */
+REFIT_API REFIT_MUST_CHECK refit_status refit_controller_publish(
+    refit_controller *controller, uint64_t version, const refit_weight *weights, uint32_t count,
+    refit_device *device, refit_stream_ref after, refit_error *error);
+
+/* Starts the way back of the states, without waiting for it. What refit_offloader_restore returns;
+ * after a failure (no device memory yet, say) call it again. Since 0.1. */
+REFIT_API REFIT_MUST_CHECK refit_status refit_controller_return(refit_controller *controller,
+                                                                refit_stream_ref after,
+                                                                refit_error *error);
+
+/* Makes `stream` wait for the states; with REFIT_STREAM_NONE, blocks until they are back (at most
+ * offload.timeout_ms). Call it before the optimizer step. Since 0.1. */
+REFIT_API REFIT_MUST_CHECK refit_status refit_controller_join(refit_controller *controller,
+                                                              refit_stream_ref stream,
+                                                              refit_error *error);
+
+/* The state now. Since 0.1. */
+REFIT_API refit_controller_state refit_controller_get_state(const refit_controller *controller);
+
+/* The state's name ("CLEARED"), a constant. Since 0.1. */
+REFIT_API const char *refit_controller_state_name(refit_controller_state state);
+
+/* The whole picture: the offloader's, the publisher's and the cycle's figures. `stats->size` set by
+ * the caller. Since 0.1. */
+REFIT_API REFIT_MUST_CHECK refit_status refit_controller_stats(refit_controller *controller,
+                                                               refit_stats *stats,
+                                                               refit_error *error);
+
+/* ---- The same verbs under the names that NeMo-RL's loops use
+ * ------------------------------------- */
+
+/* refit_controller_clear. Since 0.1. */
+REFIT_API REFIT_MUST_CHECK refit_status refit_offload_before_refit(refit_controller *controller,
+                                                                   refit_stream_ref after,
+                                                                   refit_error *error);
+
+/* Nothing if the states are away already; else refit_controller_clear. Since 0.1. */
+REFIT_API REFIT_MUST_CHECK refit_status refit_offload_after_refit(refit_controller *controller,
+                                                                  refit_stream_ref after,
+                                                                  refit_error *error);
+
+/* refit_controller_return and refit_controller_join in one: afterwards the optimizer may step.
+ * Since 0.1. */
+REFIT_API REFIT_MUST_CHECK refit_status refit_prepare_for_training(refit_controller *controller,
+                                                                   refit_stream_ref stream,
+                                                                   refit_error *error);
+
+#ifdef __cplusplus
+}
+#endif
+#endif

@@ -1,0 +1,121 @@
+/*
+ * refit/device.h: where tensors live, and the streams that order work on them.
+ *
+ *     "host"                  this machine's memory, driven like a device
+ *     "host:capacity=2GiB"    likewise, and no more than so much of it: beyond,
+ * REFIT_ERR_DEVICE_MEMORY "cuda:0"                a GPU, through the driver found at run time
+ *     "auto"                  the first GPU, or the host if there is none
+ */
+#ifndef REFIT_DEVICE_H
+#define REFIT_DEVICE_H
+
+#include <refit/config.h>
+#include <refit/status.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+typedef struct refit_device refit_device;
+
+/*
+ * A caller's stream, as an opaque native handle: refit's copies wait for the work that the caller
+ * has put there, and the caller's work can wait for refit's copies. On the host device it is what
+ * refit_stream_open gave; on CUDA a CUstream. REFIT_STREAM_NONE means: the calling thread itself;
+ * all it did before the call is done, and to wait for something is to block.
+ */
+typedef struct refit_stream_ref {
+    void *native;
+} refit_stream_ref;
+
+#ifdef __cplusplus
+#define REFIT_STREAM_NONE (refit_stream_ref{nullptr})
+#else
+#define REFIT_STREAM_NONE ((refit_stream_ref){NULL})
+#endif
+
+typedef struct refit_device_info {
+    size_t size;              /* sizeof(refit_device_info), set by the caller */
+    char kind[16];            /* "host", "cuda" */
+    char name[64];            /* for people */
+    uint64_t capacity_bytes;  /* what can be allocated in all; UINT64_MAX if nothing bounds it */
+    uint64_t used_bytes;      /* allocated and committed through refit */
+    uint8_t host_addressable; /* 1: the CPU may read and write device pointers */
+    uint8_t stable_arena;     /* 1: refit_arena_open works here */
+} refit_device_info;
+
+/*
+ * Opens a device. `spec` as above, NULL: what `config` says; `config` may be NULL for the defaults
+ * and is not kept. The device outlives everything opened on it: closing it earlier answers
+ * REFIT_ERR_BUSY. Starts no thread before the first stream. Any thread.
+ * REFIT_ERR_INVALID (a spec that cannot be read), REFIT_ERR_NOT_FOUND, REFIT_ERR_UNSUPPORTED,
+ * REFIT_ERR_HOST_MEMORY. Since 0.1.
+ */
+REFIT_API REFIT_MUST_CHECK refit_status refit_device_open(const char *spec,
+                                                          const refit_config *config,
+                                                          refit_device **out, refit_error *error);
+
+/* Closes a device; NULL is allowed. REFIT_ERR_BUSY, and nothing is closed, while memory, streams or
+ * objects on it are open. Joins the device's threads. Since 0.1. */
+REFIT_API REFIT_MUST_CHECK refit_status refit_device_close(refit_device *device,
+                                                           refit_error *error);
+
+/* Fills `info` up to the size it names. Does not block. Any thread. REFIT_ERR_INVALID. Since 0.1.
+ */
+REFIT_API REFIT_MUST_CHECK refit_status refit_device_describe(refit_device *device,
+                                                              refit_device_info *info,
+                                                              refit_error *error);
+
+/*
+ * Allocates `bytes` (> 0) of device memory, aligned to 512 bytes, contents undefined. The caller
+ * owns it and gives it back with refit_memory_free. May block for the driver. Any thread.
+ * REFIT_ERR_DEVICE_MEMORY, REFIT_ERR_INVALID. Since 0.1.
+ */
+REFIT_API REFIT_MUST_CHECK refit_status refit_memory_alloc(refit_device *device, uint64_t bytes,
+                                                           void **out, refit_error *error);
+
+/* Gives memory back; NULL is allowed. No queued work may still use it. Any thread.
+ * REFIT_ERR_INVALID for a pointer that refit_memory_alloc did not give. Since 0.1. */
+REFIT_API REFIT_MUST_CHECK refit_status refit_memory_free(refit_device *device, void *memory,
+                                                          refit_error *error);
+
+/*
+ * Opens a stream of the device's own; the caller closes it. On the host device this is a thread and
+ * a FIFO. Any thread. REFIT_ERR_DEVICE, REFIT_ERR_HOST_MEMORY. Since 0.1.
+ */
+REFIT_API REFIT_MUST_CHECK refit_status refit_stream_open(refit_device *device,
+                                                          refit_stream_ref *out,
+                                                          refit_error *error);
+
+/* Finishes what is queued, then closes the stream. Blocks. Since 0.1. */
+REFIT_API REFIT_MUST_CHECK refit_status refit_stream_close(refit_device *device,
+                                                           refit_stream_ref stream,
+                                                           refit_error *error);
+
+/* Waits until all that was queued so far is done, at most `timeout_ms`. REFIT_ERR_TIMEOUT, or the
+ * first failure of the work queued since the last wait. Any thread. Since 0.1. */
+REFIT_API REFIT_MUST_CHECK refit_status refit_stream_wait(refit_device *device,
+                                                          refit_stream_ref stream,
+                                                          uint32_t timeout_ms, refit_error *error);
+
+/* A function to be run in stream order, on a thread of the device. It must not call refit. */
+typedef void (*refit_stream_fn)(void *user);
+
+/* Queues `function(user)`; `user` stays the caller's and must live until it ran. Does not block.
+ * Host device only (REFIT_ERR_UNSUPPORTED elsewhere). Since 0.1. */
+REFIT_API REFIT_MUST_CHECK refit_status refit_stream_call(refit_device *device,
+                                                          refit_stream_ref stream,
+                                                          refit_stream_fn function, void *user,
+                                                          refit_error *error);
+
+/* Queues one copy between any two of host and device memory; both sides must stay until it is done.
+ * With REFIT_STREAM_NONE it blocks until done. REFIT_ERR_COPY, REFIT_ERR_INVALID. Since 0.1. */
+REFIT_API REFIT_MUST_CHECK refit_status refit_stream_copy(refit_device *device,
+                                                          refit_stream_ref stream, void *to,
+                                                          const void *from, uint64_t bytes,
+                                                          refit_error *error);
+
+#ifdef __cplusplus
+}
+#endif
+#endif

@@ -1,0 +1,295 @@
+/*
+ * refit/offload.h: optimizer states and grads leave the device and come back.
+ *
+ *     RESIDENT ──offload──► OFFLOADING ──► OFFLOADED ──restore──► RESTORING ──► RESIDENT
+ *                                └────────► FAILED ◄────────────────┘
+ *
+ * Add each distinct storage once as a *region*, seal the offloader (this plans the layout and page-
+ * locks the host memory, once), then offload and restore as often as you like; neither allocates.
+ *
+ * Whose memory is it? Regions inside a refit_arena give up and regain their memory by themselves.
+ * For all others the caller does: once offloaded, free the storage and refit_offloader_unbind the
+ * region; before the restore allocate it again and refit_offloader_bind it. Or let refit call you:
+ * refit_offloader_set_memory.
+ *
+ * After a failure the state is FAILED and each region is in a known place (refit_offloader_region):
+ * its bytes are on the device, or in the host image, which stays authoritative until the last byte
+ * is back. Both verbs may be called again from FAILED: they move what is not yet where it should
+ * be.
+ *
+ * An offloader is used by one thread at a time, but for what is marked "any thread".
+ */
+#ifndef REFIT_OFFLOAD_H
+#define REFIT_OFFLOAD_H
+
+#include <refit/arena.h>
+#include <refit/config.h>
+#include <refit/device.h>
+#include <refit/stats.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+typedef struct refit_offloader refit_offloader;
+typedef struct refit_future refit_future;
+typedef struct refit_lease refit_lease;
+
+/* A region of one offloader: 0, 1, 2 … in the order they were added. */
+typedef uint32_t refit_region_id;
+
+/* What happens to the bytes of a region while it is away. */
+typedef enum refit_policy {
+    REFIT_KEEP = 0,    /* they return exactly */
+    REFIT_DISCARD = 1, /* they are lost, by agreement; nothing is copied */
+    REFIT_ZERO = 2,    /* nothing is copied out; the memory returns zeroed */
+} refit_policy;
+
+#define REFIT_GROUPS 64 /* groups are numbered below this */
+
+typedef struct refit_region_desc {
+    size_t size;      /* sizeof(refit_region_desc) */
+    const char *name; /* for reports; copied; unique in the offloader */
+    void *memory;     /* device memory; borrowed until unbind or close */
+    uint64_t bytes;   /* > 0 */
+    refit_policy policy;
+    uint32_t group;   /* what is waited for together, < REFIT_GROUPS */
+    int32_t priority; /* the higher comes back first */
+} refit_region_desc;
+
+typedef enum refit_offloader_state {
+    REFIT_OPEN = 0,       /* regions may be added; nothing planned */
+    REFIT_RESIDENT = 1,   /* the device holds all bytes; the arena holds none that count */
+    REFIT_OFFLOADING = 2, /* copies out under way; the device still holds all */
+    REFIT_OFFLOADED = 3,  /* the host image is authoritative; device memory may be freed */
+    REFIT_RESTORING = 4,  /* copies back under way; the host image is authoritative */
+    REFIT_FAILED = 5,     /* see refit_offloader_region for where each region is */
+} refit_offloader_state;
+
+/* Where the bytes of one region are. */
+typedef enum refit_place {
+    REFIT_ON_DEVICE = 0,
+    REFIT_ON_HOST = 1,
+} refit_place;
+
+typedef struct refit_region_info {
+    size_t size;      /* sizeof(refit_region_info), set by the caller */
+    const char *name; /* borrowed from the offloader */
+    void *memory;     /* NULL while unbound */
+    uint64_t bytes;
+    uint64_t host_offset; /* in the host image; only for REFIT_KEEP, once sealed */
+    refit_policy policy;
+    uint32_t group;
+    int32_t priority;
+    refit_place place;
+    uint8_t bound;    /* 1: it has device memory */
+    uint8_t in_arena; /* 1: a refit_arena holds it */
+} refit_region_info;
+
+/* How the memory of regions outside an arena is freed and taken again, by the caller's allocator.
+ * Called on the thread that calls refit, never on another; they must not call refit. A failing one
+ * stops the operation with REFIT_ERR_CALLBACK and leaves it retryable. */
+typedef struct refit_memory_hooks {
+    size_t size;
+    /* Free it: no copy uses it any more. 0, or any other number for failure. */
+    int (*release)(void *user, refit_region_id region, void *memory, uint64_t bytes);
+    /* Allocate it again and store the address. 0, or any other number for failure. */
+    int (*acquire)(void *user, refit_region_id region, uint64_t bytes, void **memory);
+    void *user;
+} refit_memory_hooks;
+
+/*
+ * Opens an offloader on a device, which must outlive it. `config` may be NULL; it is copied. Takes
+ * no arena memory yet. REFIT_ERR_CONFIG, REFIT_ERR_HOST_MEMORY, REFIT_ERR_DEVICE. Since 0.1.
+ */
+REFIT_API REFIT_MUST_CHECK refit_status refit_offloader_open(refit_device *device,
+                                                             const refit_config *config,
+                                                             refit_offloader **out,
+                                                             refit_error *error);
+
+/*
+ * Closes it in whatever state; NULL is allowed. Copies under way are finished first (blocks, at
+ * most offload.timeout_ms). Bytes that are still away are lost with it, so restore before, if they
+ * matter. Its futures end with it. REFIT_ERR_BUSY while a lease is open, and REFIT_ERR_TIMEOUT if
+ * copies do not end; in both cases nothing is closed. Since 0.1.
+ */
+REFIT_API REFIT_MUST_CHECK refit_status refit_offloader_close(refit_offloader *offloader,
+                                                              refit_error *error);
+
+/*
+ * Adds a region and writes its number. REFIT_ERR_STATE once sealed, REFIT_ERR_EXISTS for a name or
+ * an overlapping address that is there already, REFIT_ERR_INVALID. Does not block. Since 0.1.
+ */
+REFIT_API REFIT_MUST_CHECK refit_status refit_offloader_add(refit_offloader *offloader,
+                                                            const refit_region_desc *region,
+                                                            refit_region_id *out,
+                                                            refit_error *error);
+
+/* What sealing would take, without taking it: host bytes, and the budget they are held against.
+ * Does not block. Since 0.1. */
+REFIT_API REFIT_MUST_CHECK refit_status refit_offloader_estimate(refit_offloader *offloader,
+                                                                 uint64_t *host_bytes,
+                                                                 uint64_t *budget_bytes,
+                                                                 refit_error *error);
+
+/* Sets the hooks (copied); NULL removes them. REFIT_ERR_STATE unless OPEN or RESIDENT. Since 0.1.
+ */
+REFIT_API REFIT_MUST_CHECK refit_status refit_offloader_set_memory(refit_offloader *offloader,
+                                                                   const refit_memory_hooks *hooks,
+                                                                   refit_error *error);
+
+/*
+ * Plans the layout and takes, touches and page-locks the host memory; then no region can be added.
+ * Blocks for the first touch. On failure the offloader is OPEN as before and nothing is held.
+ * A second call does nothing. REFIT_ERR_BUDGET, REFIT_ERR_PIN, REFIT_ERR_HOST_MEMORY. Since 0.1.
+ */
+REFIT_API REFIT_MUST_CHECK refit_status refit_offloader_seal(refit_offloader *offloader,
+                                                             refit_error *error);
+
+/* Undoes seal, so that regions can be added or removed (re-planned) again; the host memory is kept
+ * for the next seal. REFIT_ERR_STATE unless RESIDENT, REFIT_ERR_BUSY under a lease. Since 0.1. */
+REFIT_API REFIT_MUST_CHECK refit_status refit_offloader_unseal(refit_offloader *offloader,
+                                                               refit_error *error);
+
+/* Removes all regions. Only while OPEN (REFIT_ERR_STATE). Since 0.1. */
+REFIT_API REFIT_MUST_CHECK refit_status refit_offloader_clear(refit_offloader *offloader,
+                                                              refit_error *error);
+
+/*
+ * Says that a gradient accumulation is open (1) or closed (0). While it is open, an offload that
+ * would discard or zero a region is refused with REFIT_ERR_STATE. Since 0.1.
+ */
+REFIT_API REFIT_MUST_CHECK refit_status refit_offloader_set_accumulating(refit_offloader *offloader,
+                                                                         int open,
+                                                                         refit_error *error);
+
+/*
+ * Starts the way out: the copies wait for what `after` has queued, and the call returns. With `out`
+ * the caller gets a future (close it); NULL if it does not want one. If regions in arenas or hooks
+ * are to give memory back, that happens in refit_offloader_finish, once the copies are done. From
+ * OFFLOADING or OFFLOADED it does nothing and gives the future of what is under way or done.
+ * Does not block, except for REFIT_STREAM_NONE semantics of `after`, and with
+ * use_pinned_optimizer_offload: false, where it copies before it returns. REFIT_ERR_STATE (not
+ * sealed, accumulating, restoring), REFIT_ERR_BUSY (a lease holds the image), REFIT_ERR_COPY,
+ * REFIT_ERR_DEVICE. Since 0.1.
+ */
+REFIT_API REFIT_MUST_CHECK refit_status refit_offloader_offload(refit_offloader *offloader,
+                                                                refit_stream_ref after,
+                                                                refit_future **out,
+                                                                refit_error *error);
+
+/*
+ * Waits for the operation under way and completes it. After an offload: the device memory of
+ * arena regions, and of others through the hooks, is given back. After a restore: nothing but the
+ * wait. Idempotent; in a settled state it returns REFIT_OK at once. REFIT_ERR_TIMEOUT (call again),
+ * REFIT_ERR_COPY, REFIT_ERR_CALLBACK, REFIT_ERR_CORRUPT (offload.verify). Since 0.1.
+ */
+REFIT_API REFIT_MUST_CHECK refit_status refit_offloader_finish(refit_offloader *offloader,
+                                                               uint32_t timeout_ms,
+                                                               refit_error *error);
+
+/* Says that the caller has freed the region's memory. Only in OFFLOADED or FAILED, for a region
+ * whose bytes are on the host. Idempotent. REFIT_ERR_STATE, REFIT_ERR_INVALID. Since 0.1. */
+REFIT_API REFIT_MUST_CHECK refit_status refit_offloader_unbind(refit_offloader *offloader,
+                                                               refit_region_id region,
+                                                               refit_error *error);
+
+/* Gives the region new device memory (borrowed until unbind or close). In RESIDENT it says that the
+ * caller has moved the storage. REFIT_ERR_STATE while copies run, REFIT_ERR_EXISTS for an overlap,
+ * REFIT_ERR_INVALID. Since 0.1. */
+REFIT_API REFIT_MUST_CHECK refit_status refit_offloader_bind(refit_offloader *offloader,
+                                                             refit_region_id region, void *memory,
+                                                             refit_error *error);
+
+/*
+ * Starts the way back, highest priority first, behind what `after` has queued (that is where the
+ * new memory was allocated). Unbound regions get memory first: from their arena, or through the
+ * hooks; one that has neither is REFIT_ERR_STATE with its name. From RESTORING or RESIDENT it does
+ * nothing. Does not wait for copies (see offload for the two exceptions). REFIT_ERR_DEVICE_MEMORY
+ * and REFIT_ERR_CALLBACK leave what was taken bound and the call retryable; nothing is lost. Since
+ * 0.1.
+ */
+REFIT_API REFIT_MUST_CHECK refit_status refit_offloader_restore(refit_offloader *offloader,
+                                                                refit_stream_ref after,
+                                                                refit_future **out,
+                                                                refit_error *error);
+
+/* The state now; a finished copy is noticed. Any thread. Does not block. Since 0.1. */
+REFIT_API refit_offloader_state refit_offloader_get_state(refit_offloader *offloader);
+
+/* The state's name ("OFFLOADED"), a constant. Since 0.1. */
+REFIT_API const char *refit_offloader_state_name(refit_offloader_state state);
+
+/* How many regions there are. Since 0.1. */
+REFIT_API uint32_t refit_offloader_count(const refit_offloader *offloader);
+
+/* Describes one region. REFIT_ERR_NOT_FOUND, REFIT_ERR_INVALID. Since 0.1. */
+REFIT_API REFIT_MUST_CHECK refit_status refit_offloader_region(refit_offloader *offloader,
+                                                               refit_region_id region,
+                                                               refit_region_info *info,
+                                                               refit_error *error);
+
+/* Adds the offloader's figures to `stats` (see refit/stats.h). Does not block. Since 0.1. */
+REFIT_API REFIT_MUST_CHECK refit_status refit_offloader_stats(refit_offloader *offloader,
+                                                              refit_stats *stats,
+                                                              refit_error *error);
+
+/* Gives the host memory back while nothing is away; the next offload takes it again.
+ * REFIT_ERR_STATE, REFIT_ERR_BUSY. Since 0.1. */
+REFIT_API REFIT_MUST_CHECK refit_status refit_offloader_trim(refit_offloader *offloader,
+                                                             refit_error *error);
+
+/* ---- Futures: an operation under way ------------------------------------------------------------
+ * An operation that failed to start has none; one that started completes exactly once, with one
+ * status that every wait returns. Any thread may wait; close it from one. */
+
+/* Waits until the whole operation is done. REFIT_ERR_TIMEOUT, or how the operation ended. Since
+ * 0.1. */
+REFIT_API REFIT_MUST_CHECK refit_status refit_future_wait(refit_future *future, uint32_t timeout_ms,
+                                                          refit_error *error);
+
+/* Waits until the regions of one group are done. Since 0.1. */
+REFIT_API REFIT_MUST_CHECK refit_status refit_future_wait_group(refit_future *future,
+                                                                uint32_t group, uint32_t timeout_ms,
+                                                                refit_error *error);
+
+/* 1 if the whole operation is done, however it ended. Does not block. Since 0.1. */
+REFIT_API int refit_future_done(refit_future *future);
+
+/* Makes `stream` wait, on the device, for the whole operation; the CPU goes on (with
+ * REFIT_STREAM_NONE it blocks). Use it on every stream that reads the regions. Since 0.1. */
+REFIT_API REFIT_MUST_CHECK refit_status refit_future_join(refit_future *future,
+                                                          refit_stream_ref stream,
+                                                          refit_error *error);
+
+/* Likewise for the regions of one group. Since 0.1. */
+REFIT_API REFIT_MUST_CHECK refit_status refit_future_join_group(refit_future *future,
+                                                                uint32_t group,
+                                                                refit_stream_ref stream,
+                                                                refit_error *error);
+
+/* Ends the caller's use of it; NULL is allowed. The operation goes on. Does not block. Since 0.1.
+ */
+REFIT_API void refit_future_close(refit_future *future);
+
+/* ---- Leases: reading the host image while states are away --------------------------------------
+ * A checkpoint writer holds a lease; until it ends, no offload overwrites what it reads. */
+
+/* Starts a lease. Only in OFFLOADED or RESTORING (REFIT_ERR_STATE): then the image is whole.
+ * Several may be open. Any thread. Since 0.1. */
+REFIT_API REFIT_MUST_CHECK refit_status refit_lease_acquire(refit_offloader *offloader,
+                                                            refit_lease **out, refit_error *error);
+
+/* The host bytes of a KEEP region, read-only, valid until the lease is released.
+ * REFIT_ERR_NOT_FOUND for a region without a host image. Any thread. Since 0.1. */
+REFIT_API REFIT_MUST_CHECK refit_status refit_lease_read(const refit_lease *lease,
+                                                         refit_region_id region, const void **bytes,
+                                                         uint64_t *count, refit_error *error);
+
+/* Ends a lease; NULL is allowed. Any thread. Since 0.1. */
+REFIT_API void refit_lease_release(refit_lease *lease);
+
+#ifdef __cplusplus
+}
+#endif
+#endif

@@ -1,0 +1,100 @@
+/*
+ * refit/stats.h: what refit has done, as numbers.
+ *
+ * One list gives the struct, the JSON and the Prometheus text. Counters and totals count since the
+ * object was opened; "last" figures are those of the most recent operation. Seconds are wall time.
+ * *Exposed* is the part of it during which the caller was made to wait.
+ */
+#ifndef REFIT_STATS_H
+#define REFIT_STATS_H
+
+#include <refit/status.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* X(type, name, kind, "help"): type u64 or f64; kind counter or gauge. Append only: order is ABI.
+ */
+#define REFIT_STATS_MAP(X)                                                                         \
+    X(u64, offload_regions, gauge, "regions that the offloader moves")                             \
+    X(u64, offload_copies_per_cycle, gauge, "copies issued by the last way out")                   \
+    X(u64, offload_count, counter, "ways out completed")                                           \
+    X(u64, offload_bytes_total, counter, "bytes copied out")                                       \
+    X(u64, offload_bytes_last, gauge, "bytes copied out by the last way out")                      \
+    X(u64, offload_reclaimed_bytes_last, gauge, "device bytes given back by the last way out")     \
+    X(f64, offload_seconds_last, gauge, "last way out, from call to last byte")                    \
+    X(f64, offload_exposed_seconds_last, gauge, "last way out, time the caller waited")            \
+    X(u64, restore_count, counter, "ways back completed")                                          \
+    X(u64, restore_bytes_total, counter, "bytes copied back")                                      \
+    X(u64, restore_bytes_last, gauge, "bytes copied back by the last way back")                    \
+    X(f64, restore_seconds_last, gauge, "last way back, from call to last byte")                   \
+    X(f64, restore_exposed_seconds_last, gauge, "last way back, time the caller waited")           \
+    X(u64, offload_failures, counter, "ways out and back that failed")                             \
+    X(u64, host_payload_bytes, gauge, "bytes that the host image must hold")                       \
+    X(u64, host_bytes, gauge, "bytes of host memory taken for the image")                          \
+    X(u64, host_pinned_bytes, gauge, "of these, page-locked")                                      \
+    X(u64, host_pageable_bytes, gauge, "of these, not page-locked")                                \
+    X(u64, host_huge_pages, gauge, "1 if huge pages were asked for")                               \
+    X(f64, host_pin_seconds, gauge, "first touch and page-lock of the image")                      \
+    X(u64, leases, gauge, "open leases on the host image")                                         \
+    X(u64, publish_version, gauge, "last committed version")                                       \
+    X(u64, publish_count, counter, "versions committed")                                           \
+    X(u64, publish_aborts, counter, "versions aborted")                                            \
+    X(u64, publish_bytes_last, gauge, "bytes of weights in the last version")                      \
+    X(u64, publish_sent_bytes_total, counter, "payload bytes sent through sockets")                \
+    X(u64, publish_resent_frames, counter, "frames sent again")                                    \
+    X(u64, publish_same_blocks_last, gauge, "blocks of the last version that had not changed")     \
+    X(f64, publish_write_seconds_last, gauge, "device to store, digest included")                  \
+    X(f64, publish_stage_seconds_last, gauge, "from begin until the needed workers had staged")    \
+    X(f64, publish_commit_seconds_last, gauge, "from commit until the last worker had applied")    \
+    X(u64, workers, gauge, "workers subscribed now")                                               \
+    X(u64, workers_shm, gauge, "of these, through shared memory")                                  \
+    X(u64, workers_committed_last, gauge, "workers that applied the last version")                 \
+    X(u64, workers_evicted, counter, "workers lost or turned out")                                 \
+    X(u64, messages_refused, counter, "messages that broke the protocol")                          \
+    X(u64, receive_version, gauge, "subscriber: version held")                                     \
+    X(u64, receive_count, counter, "subscriber: versions applied")                                 \
+    X(u64, receive_aborts, counter, "subscriber: versions dropped before commit")                  \
+    X(u64, receive_bytes_total, counter, "subscriber: payload bytes received")                     \
+    X(u64, receive_bad_frames, counter, "subscriber: frames whose hash did not match")             \
+    X(f64, receive_stage_seconds_last, gauge, "subscriber: from offer to staged")                  \
+    X(u64, cycles, counter, "refit cycles completed")                                              \
+    X(u64, cycle_failures, counter, "refit cycles in which a phase failed")                        \
+    X(f64, cycle_seconds_last, gauge, "last cycle, clear to join")                                 \
+    X(f64, cycle_exposed_seconds_last, gauge, "last cycle, time the caller waited")                \
+    X(f64, clear_seconds_last, gauge, "last cycle: states off the device and memory given back")   \
+    X(f64, refit_seconds_last, gauge, "last cycle: publish and commit")                            \
+    X(f64, return_seconds_last, gauge, "last cycle: from return to the last byte back")            \
+    X(f64, join_seconds_last, gauge, "last cycle: time join waited for the bytes")
+
+typedef struct refit_stats {
+    size_t size; /* sizeof(refit_stats), set by the caller */
+#define REFIT_STATS_FIELD_u64(name)               uint64_t name;
+#define REFIT_STATS_FIELD_f64(name)               double name;
+#define REFIT_STATS_FIELD(type, name, kind, help) REFIT_STATS_FIELD_##type(name)
+    REFIT_STATS_MAP(REFIT_STATS_FIELD)
+#undef REFIT_STATS_FIELD
+#undef REFIT_STATS_FIELD_f64
+#undef REFIT_STATS_FIELD_u64
+} refit_stats;
+
+/* Zeroes every figure and sets the size. `size` is sizeof(refit_stats) as the caller was compiled.
+ * Since 0.1.
+ */
+REFIT_API void refit_stats_init(refit_stats *stats, size_t size);
+
+/*
+ * Writes one JSON object on one line, keys as in the list, always NUL-terminated if `capacity` > 0.
+ * Returns the length it has in full, like snprintf: larger than `capacity` - 1 means cut short.
+ * Does not block. Any thread. Since 0.1.
+ */
+REFIT_API size_t refit_stats_json(const refit_stats *stats, char *text, size_t capacity);
+
+/* Likewise in the Prometheus text format, each name with the prefix "refit_". Since 0.1. */
+REFIT_API size_t refit_stats_prometheus(const refit_stats *stats, char *text, size_t capacity);
+
+#ifdef __cplusplus
+}
+#endif
+#endif

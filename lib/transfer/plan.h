@@ -1,0 +1,52 @@
+/*
+ * plan: from pieces to as few copies as possible.
+ *
+ * Neighbours on both sides become one copy; what is larger than offload.piece_bytes is cut, so that
+ * small copies of other streams are not held up; batches hold at most offload.batch of them, and no
+ * batch holds pieces of two groups, so that a group is done when its last batch is. All memory is
+ * taken when the plan is opened: filling it again, for other addresses, allocates nothing.
+ */
+#ifndef RFT_PLAN_H
+#define RFT_PLAN_H
+
+#include <refit/config.h>
+
+#include "device/device.h"
+
+/* One contiguous stretch to move, in the order it should move. */
+typedef struct rft_piece {
+    void *to;
+    const void *from;
+    uint64_t bytes;
+    uint32_t group;
+} rft_piece;
+
+/* Copies [first, first + count) of the plan, all of one group. */
+typedef struct rft_batch {
+    uint32_t first;
+    uint32_t count;
+    uint32_t group;
+} rft_batch;
+
+typedef struct rft_plan {
+    rft_copy *copies; /* owned */
+    uint32_t copy_count;
+    uint32_t copy_room;
+    rft_batch *batches; /* owned */
+    uint32_t batch_count;
+    uint64_t bytes;
+    uint64_t piece_bytes;
+    uint32_t batch_most;
+} rft_plan;
+
+/* Room for `pieces` pieces of `bytes` in all. REFIT_ERR_HOST_MEMORY, REFIT_ERR_LIMIT. */
+refit_status rft_plan_open(rft_plan *plan, uint32_t pieces, uint64_t bytes, uint64_t piece_bytes,
+                           uint32_t batch_most, refit_error *error);
+void rft_plan_close(rft_plan *plan);
+
+/* Fills the plan anew. `pieces` no more, and of no more bytes, than it was opened for
+ * (REFIT_ERR_LIMIT). */
+refit_status rft_plan_fill(rft_plan *plan, const rft_piece *pieces, uint32_t count,
+                           refit_error *error);
+
+#endif

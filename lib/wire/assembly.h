@@ -1,0 +1,60 @@
+/*
+ * assembly: frames in, a verified version out. What a worker does with the bytes that travelled.
+ *
+ * The caller owns two images of manifest->store_bytes: `staging`, which is filled, and `base`, the
+ * version held (NULL if none), from which `same` blocks are taken. Each frame is checked (sequence,
+ * block modes, length, XXH3-64), copied and digested in one pass; when all are in and the digests
+ * of SEAL are known, assembly_verify tells whether the version is what the publisher wrote. Order
+ * does not matter; a frame that is there already is ignored. No socket, no clock, no thread.
+ */
+#ifndef RFT_ASSEMBLY_H
+#define RFT_ASSEMBLY_H
+
+#include "wire/manifest.h"
+
+typedef enum rft_block_mode {
+    RFT_BLOCK_DENSE = 0, /* the block as it is */
+    RFT_BLOCK_SAME = 1,  /* as in the base; nothing in the payload */
+} rft_block_mode;
+
+typedef struct rft_assembly rft_assembly;
+
+refit_status rft_assembly_open(const rft_manifest *manifest, unsigned char *staging,
+                               const unsigned char *base, rft_assembly **out, refit_error *error);
+void rft_assembly_close(rft_assembly *assembly);
+
+/* Starts over for another version of the same manifest. */
+void rft_assembly_reset(rft_assembly *assembly, unsigned char *staging, const unsigned char *base);
+
+/* Takes one frame. REFIT_ERR_CORRUPT: the hash does not match, ask again; REFIT_ERR_PROTOCOL: it
+ * breaks the rules. */
+refit_status rft_assembly_take(rft_assembly *assembly, const rft_message *frame, rft_view payload,
+                               refit_error *error);
+
+/* Frames taken so far, and whether all are in. */
+uint32_t rft_assembly_taken(const rft_assembly *assembly);
+bool rft_assembly_complete(const rft_assembly *assembly);
+
+/* The lowest sequence number not yet taken, below `before`; UINT32_MAX if there is none. */
+uint32_t rft_assembly_missing(const rft_assembly *assembly, uint32_t from, uint32_t before);
+
+/* Holds the digests of SEAL (its `tensors`, 8 bytes each) against those of the bytes taken, and its
+ * version digest against both. REFIT_ERR_CORRUPT names the first tensor that differs;
+ * REFIT_ERR_STATE if frames are missing. */
+refit_status rft_assembly_verify(const rft_assembly *assembly, const rft_message *seal,
+                                 refit_error *error);
+
+/* The same check for bytes that did not travel (shared memory, broadcast.verify: always): digests
+ * the image itself. */
+refit_status rft_image_verify(const rft_manifest *manifest, const unsigned char *image,
+                              const rft_message *seal, refit_error *error);
+
+/* The publisher's side: frame `sequence` as modes and payload. `same` has one byte per block of the
+ * version (1: equal to the base), or is NULL: all dense. If all blocks are dense the payload is a
+ * view of the image itself (nothing is copied); else the dense ones are gathered into `scratch`. */
+refit_status rft_frame_encode(const rft_manifest *manifest, uint32_t sequence,
+                              const unsigned char *image, const unsigned char *same,
+                              rft_bytes *modes, rft_bytes *scratch, rft_view *payload,
+                              uint64_t *hash, refit_error *error);
+
+#endif

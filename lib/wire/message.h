@@ -1,0 +1,168 @@
+/*
+ * message: the protocol's messages as structs, and as bytes and back.
+ *
+ * A message is one msgpack map {"k": kind, …} of at most limits.message_bytes (a MANIFEST:
+ * limits.manifest_bytes); a FRAME is followed by one raw payload, which is not part of these bytes.
+ * Decoding runs the validator first, so msgpack never sees a lying length; a missing key, an
+ * unknown kind, a value out of range or a trailing byte is REFIT_ERR_PROTOCOL; a size above a limit
+ * is REFIT_ERR_LIMIT; unknown keys are ignored.
+ *
+ * Views (rft_view) in a decoded message point into the bytes it was decoded from.
+ */
+#ifndef RFT_MESSAGE_H
+#define RFT_MESSAGE_H
+
+#include <stdbool.h>
+
+#include "wire/bytes.h"
+#include "wire/limits.h"
+
+#define RFT_PROTOCOL 1
+
+/* X(NAME, text on the wire). S→P: subscriber to publisher. */
+#define RFT_MESSAGE_MAP(X)                                                                         \
+    X(HELLO, "hello")         /* S→P subscribe */                                                \
+    X(WELCOME, "welcome")     /* P→S subscribed so far; here is a probe segment */               \
+    X(JOIN, "join")           /* S→P the path it can take, proved */                             \
+    X(REFUSE, "refuse")       /* P→S no */                                                       \
+    X(MANIFEST, "manifest")   /* P→S the tensors */                                              \
+    X(OFFER, "offer")         /* P→S a version is coming or there */                             \
+    X(PULL, "pull")           /* S→P send so many more frames */                                 \
+    X(FRAME, "frame")         /* P→S some blocks; a payload follows */                           \
+    X(RESEND, "resend")       /* S→P these were missing or damaged */                            \
+    X(SEAL, "seal")           /* P→S all is written; these are the digests */                    \
+    X(STAGED, "staged")       /* S→P all here, verified, nothing applied */                      \
+    X(COMMIT, "commit")       /* P→S apply */                                                    \
+    X(COMMITTED, "committed") /* S→P applied */                                                  \
+    X(RELEASED, "released")   /* S→P no longer reads the version's shared memory */              \
+    X(FAILED, "failed")       /* S→P could not stage or apply */                                 \
+    X(ABORT, "abort")         /* P→S drop what you staged */                                     \
+    X(BEAT, "beat")           /* both: alive */                                                    \
+    X(BYE, "bye")             /* both: leaving in good order */
+
+typedef enum rft_message_kind {
+#define RFT_MESSAGE_ENUM(name, text) RFT_##name,
+    RFT_MESSAGE_MAP(RFT_MESSAGE_ENUM)
+#undef RFT_MESSAGE_ENUM
+        RFT_MESSAGE_KINDS
+} rft_message_kind;
+
+/* A 128-bit digest in canonical byte order. */
+typedef struct rft_digest128 {
+    unsigned char bytes[16];
+} rft_digest128;
+
+/* What a worker holds, or what a message is about. Version 0: nothing. */
+typedef struct rft_held {
+    uint64_t epoch;
+    uint64_t version;
+    rft_digest128 digest;
+} rft_held;
+
+typedef struct rft_message {
+    rft_message_kind kind;
+    union {
+        struct {
+            uint32_t protocol;
+            rft_view worker; /* its name */
+            uint64_t
+                instance;  /* drawn when the subscriber opened: tells a reconnect from a namesake */
+            rft_view host; /* host identity, a hint only */
+            bool shm;      /* willing to share memory */
+            uint32_t window; /* frames it wants in flight at most */
+            rft_held held;
+        } hello;
+        struct {
+            uint32_t protocol;
+            uint64_t epoch;
+            uint64_t frame_bytes;
+            uint32_t window;
+            uint32_t heartbeat_ms;
+            uint32_t heartbeat_timeout_ms;
+            uint64_t version; /* current one, 0 if none */
+            rft_view probe;   /* shared-memory segment to open as proof; empty: no shm here */
+        } welcome;
+        struct {
+            uint64_t epoch;
+            bool shm;        /* the path taken */
+            uint64_t proof;  /* what the probe segment holds; 0 without shm */
+            rft_view reason; /* why not shm, for the report; may be empty */
+        } join;
+        struct {
+            uint32_t code; /* a refit_status */
+            bool final;    /* do not try again */
+            rft_view reason;
+        } refuse; /* also: failed, abort and bye carry code and reason, below */
+        struct {
+            uint64_t epoch;
+            rft_digest128 digest;
+            rft_view tensors; /* encoded by rft_manifest_encode */
+        } manifest;
+        struct {
+            uint64_t epoch;
+            uint64_t version;
+            uint64_t base; /* version that `same` blocks refer to; 0: full */
+            rft_digest128 manifest;
+            uint64_t bytes; /* of weights */
+            uint32_t frames;
+            uint32_t deadline_ms;    /* from now, to be staged */
+            rft_view segment;        /* shm path: the store's segment; else empty */
+            uint64_t segment_offset; /* of the version in it */
+        } offer;
+        struct {
+            uint64_t version;
+            uint32_t credits;
+        } pull;
+        struct {
+            uint64_t version;
+            uint32_t sequence;
+            uint64_t hash;  /* XXH3-64 of the payload */
+            rft_view modes; /* one rft_block_mode byte per block of the frame */
+        } frame;
+        struct {
+            uint64_t version;
+            rft_view sequences; /* 4 bytes each, little-endian */
+        } resend;
+        struct {
+            uint64_t version;
+            rft_digest128 digest;
+            rft_view tensors; /* 8 bytes each, little-endian: digests of the tensors in order,
+                                 aliases left out */
+        } seal;
+        struct {
+            uint64_t version;
+            rft_digest128 digest;
+        } staged; /* also: committed */
+        struct {
+            uint64_t version;
+        } commit; /* also: released */
+        struct {
+            uint64_t version;
+            uint32_t code; /* a refit_status */
+            bool kept;     /* the version before still serves */
+            rft_view reason;
+        } failed; /* also: abort (kept is true there) */
+        struct {
+            rft_held held;
+            uint64_t staged; /* S→P: version staged and waiting for its commit, or 0 */
+        } beat;
+        struct {
+            uint32_t code;
+            rft_view reason;
+        } bye;
+    } as;
+} rft_message;
+
+/* The kind as the wire says it ("hello"), a constant. */
+const char *rft_message_kind_name(rft_message_kind kind);
+
+/* Appends the message to `out`. REFIT_ERR_HOST_MEMORY, REFIT_ERR_LIMIT (larger than `limits`
+ * allow). */
+refit_status rft_message_encode(const rft_message *message, const rft_limits *limits,
+                                rft_bytes *out, refit_error *error);
+
+/* Decodes exactly `bytes`. REFIT_ERR_PROTOCOL, REFIT_ERR_LIMIT, REFIT_ERR_HOST_MEMORY. */
+refit_status rft_message_decode(rft_view bytes, const rft_limits *limits, rft_message *out,
+                                refit_error *error);
+
+#endif
