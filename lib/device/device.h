@@ -19,9 +19,11 @@
 #include <stdatomic.h>
 #include <stdbool.h>
 
+#include <refit/arena.h>
 #include <refit/device.h>
 
 #include "base/error.h"
+#include "base/thread.h"
 
 /* One copy. Either side may be host or device memory; the sides do not overlap. */
 typedef struct rft_copy {
@@ -104,13 +106,19 @@ typedef struct rft_device_ops {
 } rft_device_ops;
 
 struct refit_device {
-    const rft_device_ops *ops;
+    rft_device_ops ops; /* a copy in which every slot is filled */
     void *self;
-    atomic_uint_fast32_t users; /* open offloaders, arenas, …: close refuses while there are any */
+    /* What is open on it; close refuses while there is any. */
+    atomic_uint_fast32_t users;    /* offloaders, arenas, … */
+    atomic_uint_fast32_t memories; /* of refit_memory_alloc */
+    atomic_uint_fast32_t streams;  /* of refit_stream_open */
+    rft_mutex lock;
+    refit_arena *arenas; /* the first of those that lib/memory links here; guarded by lock */
+    rft_event *spare;    /* kept for refit_stream_wait; guarded by lock */
 };
 
-/* Wraps an implementation; takes `self`. For the implementations and for tests that bring their
- * own. */
+/* Wraps an implementation; takes `self` if it succeeds. For the implementations and for tests that
+ * bring their own. Missing slots are filled in. */
 refit_status rft_device_make(const rft_device_ops *ops, void *self, refit_device **out,
                              refit_error *error);
 
