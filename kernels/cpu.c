@@ -1,0 +1,36 @@
+/*
+ * The vector level, asked of the CPU once per call site that matters.
+ *
+ * __builtin_cpu_supports also checks that the operating system saves the wide registers. The only
+ * state is the limit that tests set; it never raises the level above what the machine has. On other
+ * architectures the level is the base one, and the scalar twins do the work.
+ */
+#include "kernels/cpu.h"
+
+#include <stdatomic.h>
+
+static atomic_int limit = RFT_CPU_AVX512;
+
+static rft_cpu_level machine_level(void)
+{
+#if defined(__x86_64__)
+    if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+        __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl")) {
+        return RFT_CPU_AVX512;
+    }
+    if (__builtin_cpu_supports("avx2")) return RFT_CPU_AVX2;
+#endif
+    return RFT_CPU_BASE;
+}
+
+rft_cpu_level rft_cpu_get_level(void)
+{
+    rft_cpu_level most = (rft_cpu_level)atomic_load_explicit(&limit, memory_order_relaxed);
+    rft_cpu_level level = machine_level();
+    return level < most ? level : most;
+}
+
+void rft_cpu_limit(rft_cpu_level most)
+{
+    atomic_store_explicit(&limit, (int)most, memory_order_relaxed);
+}
