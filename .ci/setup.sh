@@ -1,0 +1,112 @@
+# shellcheck shell=bash
+# Sourced by examples/demo.sh, tests/run.sh and .ci/run: finds out what a machine lacks, says so,
+# installs it with apt-get, and builds. Touches no network when nothing is missing.
+
+root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
+build=$root/build
+
+# What building and testing needs: a probe (a command, a pkg-config module or a header), and the
+# Debian packages that bring it. Where releases disagree on a name, the names are parted by "|".
+build_needs=(
+    command:cc             gcc
+    header:stdio.h         libc6-dev
+    command:c++            g++
+    command:cmake          cmake
+    command:ninja          ninja-build
+    command:pkg-config     pkg-config
+    module:libzmq          libzmq3-dev
+    module:msgpack-c,msgpack "libmsgpack-c-dev|libmsgpack-dev"
+    module:yaml-0.1        libyaml-dev
+    module:libxxhash       libxxhash-dev
+    module:jansson         libjansson-dev
+    module:cmocka          libcmocka-dev
+)
+
+# What the rest of CI needs besides.
+ci_needs=(
+    command:git            git
+    command:ccache         ccache
+    command:clang          clang
+    command:clang-format   clang-format
+    command:clang-tidy     clang-tidy
+    command:shellcheck     shellcheck
+    command:valgrind       valgrind
+)
+
+say() {
+    printf '%s\n' "$*" >&2
+}
+
+# is_there PROBE: whether the machine has it.
+is_there() {
+    local what=${1#*:} module
+    case $1 in
+    command:*) command -v "$what" >/dev/null ;;
+    header:*) echo "#include <$what>" | cc -E - >/dev/null 2>&1 ;;
+    module:*)
+        for module in ${what//,/ }; do
+            pkg-config --exists "$module" 2>/dev/null && return
+        done
+        return 1
+        ;;
+    esac
+}
+
+# missing_packages PROBE PACKAGE…: prints the packages whose probe fails, one a line.
+missing_packages() {
+    while [ $# -gt 0 ]; do
+        is_there "$1" || printf '%s\n' "$2"
+        shift 2
+    done
+}
+
+# known_package "A|B": prints the first name that this release's package lists have.
+known_package() {
+    local name
+    for name in ${1//|/ }; do
+        if apt-cache show "$name" 2>/dev/null | grep -q '^Filename:'; then
+            printf '%s\n' "$name"
+            return
+        fi
+    done
+    printf '%s\n' "${name}"
+}
+
+# install_missing PROBE PACKAGE…: installs what is missing, or says why it cannot and returns 1.
+install_missing() {
+    local missing names=() name as_root=()
+    mapfile -t missing < <(missing_packages "$@")
+    [ ${#missing[@]} -gt 0 ] || return 0
+    if ! command -v apt-get >/dev/null; then
+        say "refit needs these Debian packages, or what your system calls them: ${missing[*]}"
+        return 1
+    fi
+    if [ "$(id -u)" -ne 0 ]; then
+        if ! command -v sudo >/dev/null; then
+            say "refit needs these packages; install them as root, then run this again:"
+            say "    apt-get install ${missing[*]//|*/}"
+            return 1
+        fi
+        as_root=(sudo)
+    fi
+    say "Missing here, to be installed with ${as_root[*]:+sudo }apt-get: ${missing[*]//|/ or }"
+    "${as_root[@]}" apt-get -q update >&2 || return 1
+    for name in "${missing[@]}"; do
+        names+=("$(known_package "$name")")
+    done
+    "${as_root[@]}" env DEBIAN_FRONTEND=noninteractive \
+        apt-get -q -y --no-install-recommends install "${names[@]}" >&2 </dev/null
+}
+
+# configure: sets build/ up, with ccache where there is one; keeps a generator that was chosen before.
+configure() {
+    local options=(-S "$root" -B "$build")
+    [ -f "$build/CMakeCache.txt" ] || options+=(-G Ninja)
+    if command -v ccache >/dev/null; then
+        options+=(-DCMAKE_C_COMPILER_LAUNCHER=ccache)
+    fi
+    if [ -n "${CI:-}" ]; then
+        options+=(-DREFIT_WARNINGS_AS_ERRORS=ON)
+    fi
+    cmake "${options[@]}" "$@" >&2
+}
