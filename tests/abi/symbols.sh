@@ -1,0 +1,27 @@
+#!/bin/bash
+# symbols.sh LIBRARY [--write]: what librefit.so exports is what the headers declare, and what
+# symbols.txt keeps for comparing with the version before. With --write, writes symbols.txt anew.
+set -euo pipefail
+export LC_ALL=C
+here=$(dirname "${BASH_SOURCE[0]}")
+library=$1
+list=$here/symbols.txt
+
+exported=$(nm -D --defined-only "$library" | awk '$2 != "A" { sub(/@.*/, "", $3); print $3 }' | sort)
+declared=$(awk -f "$here/declared.awk" "$here"/../../lib/include/refit.h \
+    "$here"/../../lib/include/refit/*.h | sort)
+
+if [ "${2:-}" = --write ]; then
+    printf '%s\n' "$exported" >"$list"
+fi
+
+failed=0
+diff -u --label declared --label exported <(echo "$declared") <(echo "$exported") || {
+    echo "librefit.so does not export exactly what its headers declare (- missing, + undeclared)"
+    failed=1
+}
+diff -u "$list" <(echo "$exported") || {
+    echo "the exported symbols changed: if that is meant, run tests/abi/symbols.sh $library --write"
+    failed=1
+}
+exit $failed
