@@ -1,11 +1,12 @@
 /*
  * message: the protocol's messages as structs, and as bytes and back.
  *
- * A message is one msgpack map {"k": kind, …} of at most limits.message_bytes (a MANIFEST:
- * limits.manifest_bytes); a FRAME is followed by one raw payload, which is not part of these bytes.
- * Decoding runs the validator first, so msgpack never sees a lying length; a missing key, an
- * unknown kind, a value out of range or a trailing byte is REFIT_ERR_PROTOCOL; a size above a limit
- * is REFIT_ERR_LIMIT; unknown keys are ignored.
+ * A message is one msgpack map {"k": kind, …} of at most limits.message_bytes (MANIFEST and SEAL,
+ * which grow with the number of tensors: limits.manifest_bytes); a FRAME is followed by one raw
+ * payload, which is not part of these bytes. Decoding runs the validator first, so msgpack never
+ * sees a lying length; a missing key, a key that is there twice, an unknown kind, a value out of
+ * range or a trailing byte is REFIT_ERR_PROTOCOL; a size above a limit is REFIT_ERR_LIMIT; unknown
+ * keys are ignored. Encoding holds to the same ranges.
  *
  * Views (rft_view) in a decoded message point into the bytes it was decoded from.
  */
@@ -96,7 +97,7 @@ typedef struct rft_message {
         struct {
             uint64_t epoch;
             rft_digest128 digest;
-            rft_view tensors; /* encoded by rft_manifest_encode */
+            rft_view tensors; /* manifest->encoded */
         } manifest;
         struct {
             uint64_t epoch;
@@ -156,8 +157,8 @@ typedef struct rft_message {
 /* The kind as the wire says it ("hello"), a constant. */
 const char *rft_message_kind_name(rft_message_kind kind);
 
-/* Appends the message to `out`. REFIT_ERR_HOST_MEMORY, REFIT_ERR_LIMIT (larger than `limits`
- * allow). */
+/* Appends the message to `out`, which is as before on failure. REFIT_ERR_HOST_MEMORY,
+ * REFIT_ERR_LIMIT (larger than `limits` allow), REFIT_ERR_INVALID (a value out of its range). */
 refit_status rft_message_encode(const rft_message *message, const rft_limits *limits,
                                 rft_bytes *out, refit_error *error);
 
