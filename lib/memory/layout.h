@@ -2,9 +2,11 @@
  * layout: regions to offsets. Pure arithmetic: no memory, no device.
  *
  * Regions are laid out in the order they are to come back (higher priority first, then group, then
- * as given), each aligned, none across the end of a slab, unless it is larger than a slab: then it
- * starts on one and the slabs it covers become one. The total exceeds the payload by alignment and
- * slab ends only: under 1 % for states of any size worth moving.
+ * as given), each aligned. The image is cut into slabs, each of which is page-locked by one
+ * registration, and no region lies across two of them: a slab ends early where the next region no
+ * longer fits, and a region larger than slab_bytes has a slab of its own, as long as itself. Slabs
+ * follow each other without holes, so the image exceeds the payload by alignment only: under 1 %
+ * for states of any size worth moving.
  */
 #ifndef RFT_LAYOUT_H
 #define RFT_LAYOUT_H
@@ -17,15 +19,18 @@ typedef struct rft_layout_item {
     uint64_t bytes;   /* in; 0 for what needs no host memory (DISCARD, ZERO) */
     uint32_t group;   /* in */
     int32_t priority; /* in */
-    uint64_t offset;  /* out: into the host image */
+    uint64_t offset;  /* out: into the host image; 0 for what needs none */
     uint32_t order;   /* out: place in the order of return, 0 first */
 } rft_layout_item;
 
 /* A stretch of the image that one page-lock registration covers. */
 typedef struct rft_slab {
-    uint64_t offset;
+    uint64_t offset; /* a multiple of RFT_SLAB_EDGE, unless slab_bytes is smaller than that */
     uint64_t bytes;
 } rft_slab;
+
+/* Slabs begin on pages, whatever the page size of the machine: two registrations share none. */
+#define RFT_SLAB_EDGE UINT64_C(65536)
 
 typedef struct rft_layout {
     uint64_t payload_bytes; /* sum of the items */
@@ -35,7 +40,8 @@ typedef struct rft_layout {
 } rft_layout;
 
 /* Fills in offsets and orders of `items`. `alignment` and `slab_bytes` are powers of two. On
- * failure nothing is owned. REFIT_ERR_LIMIT (sizes that overflow), REFIT_ERR_HOST_MEMORY. */
+ * failure nothing is owned. REFIT_ERR_INVALID, REFIT_ERR_LIMIT (sizes that overflow),
+ * REFIT_ERR_HOST_MEMORY. */
 refit_status rft_layout_open(rft_layout *layout, rft_layout_item *items, uint32_t count,
                              uint64_t alignment, uint64_t slab_bytes, refit_error *error);
 void rft_layout_close(rft_layout *layout);

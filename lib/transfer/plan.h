@@ -13,7 +13,7 @@
 
 #include "device/device.h"
 
-/* One contiguous stretch to move, in the order it should move. */
+/* One contiguous stretch to move, in the order it should move. `from` NULL: zero `to` instead. */
 typedef struct rft_piece {
     void *to;
     const void *from;
@@ -21,7 +21,8 @@ typedef struct rft_piece {
     uint32_t group;
 } rft_piece;
 
-/* Copies [first, first + count) of the plan, all of one group. */
+/* Copies [first, first + count) of the plan, all of one group; all with a source, or all without
+ * (from == NULL: zero). */
 typedef struct rft_batch {
     uint32_t first;
     uint32_t count;
@@ -29,23 +30,26 @@ typedef struct rft_batch {
 } rft_batch;
 
 typedef struct rft_plan {
-    rft_copy *copies; /* owned */
+    rft_copy *copies; /* owned; in the order of the pieces */
     uint32_t copy_count;
     uint32_t copy_room;
-    rft_batch *batches; /* owned */
+    rft_batch *batches; /* owned; room for copy_room */
     uint32_t batch_count;
-    uint64_t bytes;
+    uint64_t bytes; /* of all copies */
     uint64_t piece_bytes;
     uint32_t batch_most;
+    uint32_t pieces_most; /* what it was opened for */
+    uint64_t bytes_most;
 } rft_plan;
 
-/* Room for `pieces` pieces of `bytes` in all. REFIT_ERR_HOST_MEMORY, REFIT_ERR_LIMIT. */
+/* Room for `pieces` pieces of `bytes` in all. `piece_bytes` and `batch_most` are not 0. On failure
+ * nothing is owned. REFIT_ERR_INVALID, REFIT_ERR_HOST_MEMORY, REFIT_ERR_LIMIT. */
 refit_status rft_plan_open(rft_plan *plan, uint32_t pieces, uint64_t bytes, uint64_t piece_bytes,
                            uint32_t batch_most, refit_error *error);
 void rft_plan_close(rft_plan *plan);
 
 /* Fills the plan anew. `pieces` no more, and of no more bytes, than it was opened for
- * (REFIT_ERR_LIMIT). */
+ * (REFIT_ERR_LIMIT, and the plan is empty). */
 refit_status rft_plan_fill(rft_plan *plan, const rft_piece *pieces, uint32_t count,
                            refit_error *error);
 

@@ -1,0 +1,134 @@
+/*
+ * Where each region lies in the host image.
+ *
+ * One pass over the regions in the order of return, with a cursor: align it, begin a new slab if
+ * the region does not fit into what is left of this one, place, go on. Slabs have no fixed size, so
+ * nothing is lost at their ends but the way to the next page. Knows nothing of memory or devices.
+ */
+#include "memory/layout.h"
+
+#include <inttypes.h>
+#include <stdlib.h>
+
+#include "base/alloc.h"
+#include "base/checked.h"
+
+typedef struct layout_cursor {
+    uint64_t at;        /* where the image ends so far */
+    uint64_t alignment; /* of regions */
+    uint64_t edge;      /* of slabs */
+    uint64_t most;      /* bytes of one slab */
+} layout_cursor;
+
+/* The order of return. Items are elements of one array: of two equals the lower address came first.
+ */
+static int compare_items(const void *left, const void *right)
+{
+    const rft_layout_item *a = *(rft_layout_item *const *)left;
+    const rft_layout_item *b = *(rft_layout_item *const *)right;
+    if (a->priority != b->priority) return a->priority > b->priority ? -1 : 1;
+    if (a->group != b->group) return a->group < b->group ? -1 : 1;
+    return a < b ? -1 : a > b;
+}
+
+static rft_layout_item **sort_items(rft_layout_item *items, uint32_t count)
+{
+    rft_layout_item **sorted = rft_calloc(count, sizeof(rft_layout_item *));
+    if (sorted == NULL) return NULL;
+    for (uint32_t i = 0; i < count; i++) {
+        sorted[i] = &items[i];
+    }
+    qsort(sorted, count, sizeof(rft_layout_item *), compare_items);
+    for (uint32_t i = 0; i < count; i++) {
+        sorted[i]->order = i;
+    }
+    return sorted;
+}
+
+static bool begin_slab(rft_layout *layout, layout_cursor *cursor)
+{
+    if (!rft_align_u64(cursor->at, cursor->edge, &cursor->at)) return false;
+    if (layout->slab_count > 0) {
+        rft_slab *last = &layout->slabs[layout->slab_count - 1];
+        last->bytes = cursor->at - last->offset;
+    }
+    layout->slabs[layout->slab_count++].offset = cursor->at;
+    return true;
+}
+
+static bool fits_slab(const rft_layout *layout, const layout_cursor *cursor, uint64_t begin,
+                      uint64_t bytes)
+{
+    if (layout->slab_count == 0) return false;
+    uint64_t used = begin - layout->slabs[layout->slab_count - 1].offset;
+    return used <= cursor->most && bytes <= cursor->most - used;
+}
+
+static bool place_item(rft_layout *layout, layout_cursor *cursor, rft_layout_item *item)
+{
+    uint64_t begin;
+    item->offset = 0;
+    if (item->bytes == 0) return true;
+    if (!rft_align_u64(cursor->at, cursor->alignment, &begin)) return false;
+    if (!fits_slab(layout, cursor, begin, item->bytes)) {
+        if (!begin_slab(layout, cursor)) return false;
+        begin = cursor->at;
+    }
+    item->offset = begin;
+    layout->payload_bytes += item->bytes; /* no more than the end of the image: cannot wrap */
+    return rft_add_u64(begin, item->bytes, &cursor->at);
+}
+
+static refit_status place_items(rft_layout *layout, layout_cursor *cursor, rft_layout_item **sorted,
+                                uint32_t count, refit_error *error)
+{
+    for (uint32_t i = 0; i < count; i++) {
+        RFT_REFUSE_IF(!place_item(layout, cursor, sorted[i]), error, REFIT_ERR_LIMIT,
+                      "the regions are larger than memory can be: one of %" PRIu64
+                      " bytes goes beyond 2^64, check the sizes that were added",
+                      sorted[i]->bytes);
+    }
+    if (layout->slab_count > 0) {
+        rft_slab *last = &layout->slabs[layout->slab_count - 1];
+        last->bytes = cursor->at - last->offset;
+    }
+    layout->image_bytes = cursor->at;
+    return REFIT_OK;
+}
+
+refit_status rft_layout_open(rft_layout *layout, rft_layout_item *items, uint32_t count,
+                             uint64_t alignment, uint64_t slab_bytes, refit_error *error)
+{
+    RFT_REFUSE_IF(!rft_is_power_of_two(alignment) || !rft_is_power_of_two(slab_bytes), error,
+                  REFIT_ERR_INVALID,
+                  "alignment %" PRIu64 " and slab size %" PRIu64 " must be powers of two",
+                  alignment, slab_bytes);
+    rft_layout made = {0, 0, NULL, 0};
+    if (count == 0) {
+        *layout = made;
+        return REFIT_OK;
+    }
+    refit_status status = REFIT_ERR_HOST_MEMORY;
+    uint64_t edge = rft_max_u64(alignment, rft_min_u64(RFT_SLAB_EDGE, slab_bytes));
+    layout_cursor cursor = {0, alignment, edge, slab_bytes};
+    rft_layout_item **sorted = sort_items(items, count);
+    made.slabs = rft_calloc(count, sizeof *made.slabs);
+    if (sorted == NULL || made.slabs == NULL) {
+        rft_fail(error, status, "no memory to lay out %" PRIu32 " regions", count);
+    } else {
+        status = place_items(&made, &cursor, sorted, count, error);
+    }
+    rft_free(sorted);
+    if (status == REFIT_OK) {
+        *layout = made;
+    } else {
+        rft_layout_close(&made);
+    }
+    return status;
+}
+
+void rft_layout_close(rft_layout *layout)
+{
+    rft_free(layout->slabs);
+    *layout = (rft_layout){0, 0, NULL, 0};
+}

@@ -1,0 +1,223 @@
+/* Layout: offsets are aligned, in order of return, inside one slab each, and waste under 1 %. */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdlib.h>
+
+#include <cmocka.h>
+
+#include "memory/layout.h"
+#include "tests/support/failing_alloc.h"
+
+#define MIB (UINT64_C(1) << 20)
+#define GIB (UINT64_C(1) << 30)
+
+static uint64_t next_random(uint64_t *seed)
+{
+    *seed ^= *seed << 13;
+    *seed ^= *seed >> 7;
+    *seed ^= *seed << 17;
+    return *seed;
+}
+
+static const rft_slab *find_slab(const rft_layout *layout, const rft_layout_item *item)
+{
+    for (uint32_t i = 0; i < layout->slab_count; i++) {
+        const rft_slab *slab = &layout->slabs[i];
+        if (item->offset >= slab->offset &&
+            item->offset + item->bytes <= slab->offset + slab->bytes) {
+            return slab;
+        }
+    }
+    return NULL;
+}
+
+static void check_slabs(const rft_layout *layout)
+{
+    uint64_t end = 0;
+    for (uint32_t i = 0; i < layout->slab_count; i++) {
+        assert_int_equal(layout->slabs[i].offset, end);
+        assert_int_equal(end % RFT_SLAB_EDGE, 0);
+        assert_true(layout->slabs[i].bytes > 0);
+        end += layout->slabs[i].bytes;
+    }
+    assert_int_equal(end, layout->image_bytes);
+}
+
+/* Orders are a permutation, and each item that has bytes lies behind the one before it. */
+static void check_items(const rft_layout *layout, const rft_layout_item *items, uint32_t count,
+                        uint64_t alignment, uint64_t slab_bytes)
+{
+    const rft_layout_item **ordered = calloc(count, sizeof *ordered);
+    assert_non_null(ordered);
+    for (uint32_t i = 0; i < count; i++) {
+        assert_true(items[i].order < count);
+        assert_null(ordered[items[i].order]);
+        ordered[items[i].order] = &items[i];
+    }
+    uint64_t end = 0;
+    uint64_t payload = 0;
+    for (uint32_t i = 0; i < count; i++) {
+        const rft_layout_item *item = ordered[i];
+        if (i > 0) assert_true(ordered[i - 1]->priority >= item->priority);
+        if (item->bytes == 0) continue;
+        const rft_slab *slab = find_slab(layout, item);
+        assert_non_null(slab);
+        if (slab->bytes > slab_bytes) assert_int_equal(slab->offset, item->offset);
+        assert_true(item->offset >= end);
+        assert_int_equal(item->offset % alignment, 0);
+        end = item->offset + item->bytes;
+        payload += item->bytes;
+    }
+    assert_int_equal(end, layout->image_bytes);
+    assert_int_equal(payload, layout->payload_bytes);
+    free(ordered);
+}
+
+static void any_regions_are_laid_out_without_overlap(void **state)
+{
+    (void)state;
+    uint64_t seed = 88172645463325252u;
+    for (int round = 0; round < 300; round++) {
+        rft_layout_item items[200] = {{0, 0, 0, 0, 0}};
+        uint32_t count = (uint32_t)(1 + next_random(&seed) % 200);
+        uint64_t alignment = UINT64_C(1) << (next_random(&seed) % 13);
+        uint64_t slab_bytes = RFT_SLAB_EDGE << (next_random(&seed) % 6);
+        for (uint32_t i = 0; i < count; i++) {
+            uint64_t largest = UINT64_C(1) << (next_random(&seed) % 23);
+            items[i].bytes = next_random(&seed) % largest;
+            items[i].group = (uint32_t)(next_random(&seed) % 4);
+            items[i].priority = (int32_t)(next_random(&seed) % 5) - 2;
+        }
+        rft_layout layout;
+        assert_int_equal(rft_layout_open(&layout, items, count, alignment, slab_bytes, NULL),
+                         REFIT_OK);
+        check_slabs(&layout);
+        check_items(&layout, items, count, alignment, slab_bytes);
+        rft_layout_close(&layout);
+    }
+}
+
+/* Sizes as in a model: many norms and biases, some matrices, one embedding. */
+static void real_states_exceed_their_payload_by_less_than_one_percent(void **state)
+{
+    (void)state;
+    rft_layout_item items[600] = {{0, 0, 0, 0, 0}};
+    for (uint32_t slab_shift = 26; slab_shift <= 30; slab_shift += 2) {
+        for (uint32_t i = 0; i < 600; i++) {
+            items[i].bytes = i % 2 == 0 ? 512 + 4 * i : i % 7 == 0 ? 3 * MIB + 4 : 12 * MIB;
+        }
+        items[1].bytes = 300 * MIB;
+        items[2].bytes = 300 * MIB - 4;
+        rft_layout layout;
+        assert_int_equal(rft_layout_open(&layout, items, 600, 512, UINT64_C(1) << slab_shift, NULL),
+                         REFIT_OK);
+        assert_true(layout.image_bytes >= layout.payload_bytes);
+        assert_true(layout.image_bytes - layout.payload_bytes < layout.payload_bytes / 100);
+        rft_layout_close(&layout);
+    }
+}
+
+static void order_is_priority_then_group_then_as_given(void **state)
+{
+    (void)state;
+    rft_layout_item items[] = {
+        {512, 1, 0, 9, 9}, {512, 0, 0, 9, 9},  {512, 3, 7, 9, 9},
+        {512, 0, 0, 9, 9}, {512, 0, -1, 9, 9},
+    };
+    const uint32_t orders[] = {3, 1, 0, 2, 4};
+    rft_layout layout;
+    assert_int_equal(rft_layout_open(&layout, items, 5, 512, GIB, NULL), REFIT_OK);
+    for (uint32_t i = 0; i < 5; i++) {
+        assert_int_equal(items[i].order, orders[i]);
+        assert_int_equal(items[i].offset, orders[i] * 512);
+    }
+    rft_layout_close(&layout);
+}
+
+static void region_larger_than_a_slab_has_one_of_its_own(void **state)
+{
+    (void)state;
+    rft_layout_item items[] = {{4096, 0, 0, 0, 0}, {5 * MIB + 1, 0, 0, 0, 0}, {4096, 0, 0, 0, 0}};
+    rft_layout layout;
+    assert_int_equal(rft_layout_open(&layout, items, 3, 512, MIB, NULL), REFIT_OK);
+    assert_int_equal(layout.slab_count, 3);
+    assert_int_equal(layout.slabs[1].offset, items[1].offset);
+    assert_true(layout.slabs[1].bytes >= items[1].bytes);
+    assert_int_equal(layout.slabs[2].offset, items[2].offset);
+    rft_layout_close(&layout);
+}
+
+static void region_of_no_bytes_takes_no_room(void **state)
+{
+    (void)state;
+    rft_layout_item items[] = {{0, 0, 5, 9, 9}, {100, 0, 0, 9, 9}, {0, 0, -5, 9, 9}};
+    rft_layout layout;
+    assert_int_equal(rft_layout_open(&layout, items, 3, 512, MIB, NULL), REFIT_OK);
+    assert_int_equal(layout.image_bytes, 100);
+    assert_int_equal(layout.payload_bytes, 100);
+    assert_int_equal(items[0].order, 0);
+    assert_int_equal(items[2].order, 2);
+    rft_layout_close(&layout);
+    assert_int_equal(rft_layout_open(&layout, items, 1, 512, MIB, NULL), REFIT_OK);
+    assert_int_equal(layout.slab_count, 0);
+    rft_layout_close(&layout);
+    assert_int_equal(rft_layout_open(&layout, NULL, 0, 512, MIB, NULL), REFIT_OK);
+    assert_int_equal(layout.image_bytes, 0);
+    rft_layout_close(&layout);
+}
+
+static void sizes_that_wrap_are_refused(void **state)
+{
+    (void)state;
+    const uint64_t sizes[] = {UINT64_MAX, UINT64_MAX - 511, UINT64_MAX / 2 + 1};
+    for (size_t i = 0; i < 3; i++) {
+        rft_layout_item items[] = {
+            {512, 0, 0, 0, 0}, {sizes[i], 0, 0, 0, 0}, {sizes[i], 0, 0, 0, 0}};
+        rft_layout layout = {7, 7, NULL, 7};
+        refit_error error;
+        assert_int_equal(rft_layout_open(&layout, items, 3, 512, GIB, &error), REFIT_ERR_LIMIT);
+        assert_int_equal(layout.image_bytes, 7);
+        assert_int_equal(error.status, REFIT_ERR_LIMIT);
+    }
+}
+
+static void alignment_and_slab_must_be_powers_of_two(void **state)
+{
+    (void)state;
+    rft_layout_item item = {512, 0, 0, 0, 0};
+    rft_layout layout;
+    assert_int_equal(rft_layout_open(&layout, &item, 1, 0, GIB, NULL), REFIT_ERR_INVALID);
+    assert_int_equal(rft_layout_open(&layout, &item, 1, 768, GIB, NULL), REFIT_ERR_INVALID);
+    assert_int_equal(rft_layout_open(&layout, &item, 1, 512, GIB + 1, NULL), REFIT_ERR_INVALID);
+}
+
+static void every_failed_allocation_is_an_error(void **state)
+{
+    (void)state;
+    for (uint64_t nth = 1;; nth++) {
+        rft_layout_item items[] = {{512, 0, 0, 0, 0}, {512, 1, 0, 0, 0}};
+        rft_layout layout;
+        failing_alloc_begin(nth);
+        refit_status status = rft_layout_open(&layout, items, 2, 512, MIB, NULL);
+        if (status == REFIT_OK) rft_layout_close(&layout);
+        if (!failing_alloc_end()) break;
+        assert_int_equal(status, REFIT_ERR_HOST_MEMORY);
+    }
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(any_regions_are_laid_out_without_overlap),
+        cmocka_unit_test(real_states_exceed_their_payload_by_less_than_one_percent),
+        cmocka_unit_test(order_is_priority_then_group_then_as_given),
+        cmocka_unit_test(region_larger_than_a_slab_has_one_of_its_own),
+        cmocka_unit_test(region_of_no_bytes_takes_no_room),
+        cmocka_unit_test(sizes_that_wrap_are_refused),
+        cmocka_unit_test(alignment_and_slab_must_be_powers_of_two),
+        cmocka_unit_test(every_failed_allocation_is_an_error),
+    };
+    return cmocka_run_group_tests_name("layout", tests, NULL, NULL);
+}

@@ -1,0 +1,52 @@
+/* An allocator that counts requests and refuses one of them; everything else goes to malloc. */
+#include "tests/support/failing_alloc.h"
+
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdatomic.h>
+#include <stddef.h>
+#include <stdlib.h>
+
+#include <cmocka.h>
+
+#include <refit/host.h>
+
+static atomic_uint_fast64_t requests;
+static uint64_t failing; /* written only while the allocator is not installed */
+
+static bool is_refused(void)
+{
+    return atomic_fetch_add(&requests, 1) + 1 == failing;
+}
+
+static void *allocate(void *user, size_t bytes)
+{
+    (void)user;
+    return is_refused() ? NULL : malloc(bytes);
+}
+
+static void *reallocate(void *user, void *block, size_t bytes)
+{
+    (void)user;
+    return is_refused() ? NULL : realloc(block, bytes);
+}
+
+static void release(void *user, void *block)
+{
+    (void)user;
+    free(block);
+}
+
+void failing_alloc_begin(uint64_t nth)
+{
+    const refit_allocator allocator = {sizeof allocator, allocate, reallocate, release, NULL};
+    atomic_store(&requests, 0);
+    failing = nth;
+    assert_int_equal(refit_set_allocator(&allocator), REFIT_OK);
+}
+
+bool failing_alloc_end(void)
+{
+    assert_int_equal(refit_set_allocator(NULL), REFIT_OK); /* else a block has leaked */
+    return failing != 0 && atomic_load(&requests) >= failing;
+}

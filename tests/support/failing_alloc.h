@@ -1,0 +1,26 @@
+/*
+ * An allocator whose n-th request fails: how tests show that every failed allocation is an error
+ * and leaks nothing.
+ *
+ *     for (uint64_t nth = 1;; nth++) {
+ *         failing_alloc_begin(nth);
+ *         refit_status status = thing_open(...);
+ *         if (status == REFIT_OK) thing_close(...);
+ *         if (!failing_alloc_end()) break;              the n-th request was never made: all tried
+ *         assert_int_equal(status, REFIT_ERR_HOST_MEMORY);
+ *     }
+ */
+#ifndef FAILING_ALLOC_H
+#define FAILING_ALLOC_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+/* Installs it; no refit object may be open. The n-th request from now on fails, the first being 1;
+ * 0: none. Requests of other threads count too. */
+void failing_alloc_begin(uint64_t nth);
+
+/* Brings malloc back and fails the test if a block is still held. True if the n-th request came. */
+bool failing_alloc_end(void);
+
+#endif

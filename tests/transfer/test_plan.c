@@ -1,0 +1,230 @@
+/* Plan: every byte is moved once, in as few copies as the limits allow, with nothing allocated. */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+#include "base/alloc.h"
+#include "tests/support/failing_alloc.h"
+#include "transfer/plan.h"
+
+#define ROOM 4096
+
+static char source[ROOM];
+static char target[ROOM];
+
+static uint64_t next_random(uint64_t *seed)
+{
+    *seed ^= *seed << 13;
+    *seed ^= *seed >> 7;
+    *seed ^= *seed << 17;
+    return *seed;
+}
+
+static rft_plan open_plan(uint32_t pieces, uint64_t bytes, uint64_t piece_bytes, uint32_t batch)
+{
+    rft_plan plan;
+    assert_int_equal(rft_plan_open(&plan, pieces, bytes, piece_bytes, batch, NULL), REFIT_OK);
+    return plan;
+}
+
+/* What the mover makes of it, on plain memory. */
+static void carry_out(const rft_plan *plan)
+{
+    uint32_t next = 0;
+    for (uint32_t i = 0; i < plan->batch_count; i++) {
+        const rft_batch *batch = &plan->batches[i];
+        assert_int_equal(batch->first, next);
+        assert_in_range(batch->count, 1, plan->batch_most);
+        next += batch->count;
+        for (uint32_t j = 0; j < batch->count; j++) {
+            const rft_copy *copy = &plan->copies[batch->first + j];
+            assert_in_range(copy->bytes, 1, plan->piece_bytes);
+            assert_int_equal(copy->from == NULL, plan->copies[batch->first].from == NULL);
+            if (copy->from == NULL) memset(copy->to, 0, copy->bytes);
+            if (copy->from != NULL) memcpy(copy->to, copy->from, copy->bytes);
+        }
+    }
+    assert_int_equal(next, plan->copy_count);
+    assert_true(plan->copy_count <= plan->copy_room);
+}
+
+/* Cuts `target` into pieces at random; some come from a neighbouring source, some from elsewhere,
+ * some from nowhere. */
+static uint32_t cut_pieces(uint64_t *seed, rft_piece *pieces, uint32_t most)
+{
+    uint64_t at = 0;
+    uint32_t count = 0;
+    while (count < most) {
+        uint64_t bytes = next_random(seed) % 200;
+        if (at + bytes > ROOM) break;
+        uint64_t kind = next_random(seed) % 8;
+        uint64_t elsewhere = next_random(seed) % (ROOM - 200);
+        const char *from = kind == 0 ? NULL : kind == 1 ? source + elsewhere : source + at;
+        uint32_t group = (uint32_t)(next_random(seed) % 8 == 0);
+        pieces[count++] = (rft_piece){target + at, from, bytes, group};
+        at += bytes;
+    }
+    return count;
+}
+
+static void any_pieces_are_moved_whole(void **state)
+{
+    (void)state;
+    uint64_t seed = 1234567890123456789u;
+    for (size_t i = 0; i < ROOM; i++) {
+        source[i] = (char)(1 + next_random(&seed) % 255);
+    }
+    for (int round = 0; round < 500; round++) {
+        rft_piece pieces[64];
+        uint32_t count = cut_pieces(&seed, pieces, 64);
+        rft_plan plan =
+            open_plan(64, ROOM, 1 + next_random(&seed) % 300, 1 + (uint32_t)(round % 5));
+        assert_int_equal(rft_plan_fill(&plan, pieces, count, NULL), REFIT_OK);
+        memset(target, 0x55, sizeof target);
+        carry_out(&plan);
+        uint64_t bytes = 0;
+        for (uint32_t i = 0; i < count; i++) {
+            static const char zeros[200];
+            const void *expected = pieces[i].from == NULL ? zeros : pieces[i].from;
+            assert_memory_equal(pieces[i].to, expected, pieces[i].bytes);
+            bytes += pieces[i].bytes;
+        }
+        assert_int_equal(plan.bytes, bytes);
+        rft_plan_close(&plan);
+    }
+}
+
+static void neighbours_on_both_sides_become_one_copy(void **state)
+{
+    (void)state;
+    rft_piece pieces[] = {
+        {target, source, 100, 0},
+        {target + 100, source + 100, 50, 0},
+        {target + 150, source + 200, 50, 0}, /* a neighbour on one side only */
+        {target + 300, source + 250, 50, 0}, /* on the other only */
+    };
+    rft_plan plan = open_plan(4, 250, 1000, 16);
+    assert_int_equal(rft_plan_fill(&plan, pieces, 4, NULL), REFIT_OK);
+    assert_int_equal(plan.copy_count, 3);
+    assert_int_equal(plan.copies[0].bytes, 150);
+    assert_int_equal(plan.batch_count, 1);
+    rft_plan_close(&plan);
+}
+
+static void groups_are_never_mixed(void **state)
+{
+    (void)state;
+    rft_piece pieces[] = {
+        {target, source, 100, 0}, {target + 100, source + 100, 50, 1}, {target + 150, NULL, 50, 1}};
+    rft_plan plan = open_plan(3, 200, 1000, 16);
+    assert_int_equal(rft_plan_fill(&plan, pieces, 3, NULL), REFIT_OK);
+    assert_int_equal(plan.copy_count, 3);
+    assert_int_equal(plan.batch_count, 3);
+    assert_int_equal(plan.batches[0].group, 0);
+    assert_int_equal(plan.batches[2].group, 1);
+    assert_null(plan.copies[2].from);
+    rft_plan_close(&plan);
+}
+
+static void huge_pieces_are_cut(void **state)
+{
+    (void)state;
+    rft_piece piece = {target, source, 1001, 0};
+    rft_plan plan = open_plan(1, 1001, 250, 2);
+    assert_int_equal(plan.copy_room, 5);
+    assert_int_equal(rft_plan_fill(&plan, &piece, 1, NULL), REFIT_OK);
+    assert_int_equal(plan.copy_count, 5);
+    assert_int_equal(plan.batch_count, 3);
+    assert_int_equal(plan.copies[4].bytes, 1);
+    assert_ptr_equal(plan.copies[4].from, source + 1000);
+    rft_plan_close(&plan);
+}
+
+static void filling_again_allocates_nothing(void **state)
+{
+    (void)state;
+    rft_piece piece = {target, source, 1000, 0};
+    rft_plan plan = open_plan(4, 4000, 100, 3);
+    uint64_t before = rft_alloc_count();
+    for (int i = 0; i < 10; i++) {
+        piece.to = target + i;
+        assert_int_equal(rft_plan_fill(&plan, &piece, 1, NULL), REFIT_OK);
+        assert_ptr_equal(plan.copies[0].to, target + i);
+        assert_int_equal(plan.copy_count, 10);
+    }
+    assert_int_equal(rft_alloc_count(), before);
+    rft_plan_close(&plan);
+}
+
+static void more_than_it_was_opened_for_is_refused(void **state)
+{
+    (void)state;
+    rft_piece pieces[] = {{target, source, 100, 0}, {target + 200, source, 100, 0}};
+    rft_plan plan = open_plan(1, 200, 1000, 16);
+    assert_int_equal(rft_plan_fill(&plan, pieces, 2, NULL), REFIT_ERR_LIMIT);
+    assert_int_equal(plan.copy_count, 0);
+    pieces[0].bytes = 201;
+    assert_int_equal(rft_plan_fill(&plan, pieces, 1, NULL), REFIT_ERR_LIMIT);
+    rft_plan_close(&plan);
+    plan = open_plan(2, UINT64_MAX, UINT64_MAX, 16);
+    pieces[0].bytes = UINT64_MAX;
+    assert_int_equal(rft_plan_fill(&plan, pieces, 2, NULL), REFIT_ERR_LIMIT);
+    rft_plan_close(&plan);
+}
+
+static void plans_that_cannot_be_are_refused(void **state)
+{
+    (void)state;
+    rft_plan plan;
+    assert_int_equal(rft_plan_open(&plan, 1, 1, 0, 1, NULL), REFIT_ERR_INVALID);
+    assert_int_equal(rft_plan_open(&plan, 1, 1, 1, 0, NULL), REFIT_ERR_INVALID);
+    assert_int_equal(rft_plan_open(&plan, 1, UINT64_MAX, 1, 1, NULL), REFIT_ERR_LIMIT);
+    assert_int_equal(rft_plan_open(&plan, UINT32_MAX, 64, 64, 1, NULL), REFIT_ERR_LIMIT);
+}
+
+static void plan_of_nothing_is_empty(void **state)
+{
+    (void)state;
+    rft_piece none = {target, source, 0, 0};
+    rft_plan plan = open_plan(0, 0, 64, 1);
+    assert_int_equal(rft_plan_fill(&plan, NULL, 0, NULL), REFIT_OK);
+    assert_int_equal(plan.batch_count, 0);
+    rft_plan_close(&plan);
+    plan = open_plan(1, 0, 64, 1);
+    assert_int_equal(rft_plan_fill(&plan, &none, 1, NULL), REFIT_OK);
+    assert_int_equal(plan.copy_count, 0);
+    rft_plan_close(&plan);
+}
+
+static void every_failed_allocation_is_an_error(void **state)
+{
+    (void)state;
+    for (uint64_t nth = 1;; nth++) {
+        rft_plan plan;
+        failing_alloc_begin(nth);
+        refit_status status = rft_plan_open(&plan, 4, 4000, 100, 3, NULL);
+        if (status == REFIT_OK) rft_plan_close(&plan);
+        if (!failing_alloc_end()) break;
+        assert_int_equal(status, REFIT_ERR_HOST_MEMORY);
+    }
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(any_pieces_are_moved_whole),
+        cmocka_unit_test(neighbours_on_both_sides_become_one_copy),
+        cmocka_unit_test(groups_are_never_mixed),
+        cmocka_unit_test(huge_pieces_are_cut),
+        cmocka_unit_test(filling_again_allocates_nothing),
+        cmocka_unit_test(more_than_it_was_opened_for_is_refused),
+        cmocka_unit_test(plans_that_cannot_be_are_refused),
+        cmocka_unit_test(plan_of_nothing_is_empty),
+        cmocka_unit_test(every_failed_allocation_is_an_error),
+    };
+    return cmocka_run_group_tests_name("plan", tests, NULL, NULL);
+}
