@@ -22,12 +22,13 @@ build_needs=(
     module:cmocka          libcmocka-dev
 )
 
-# What the rest of CI needs besides.
+# What the rest of CI needs besides. What clang-format makes differs between its versions, so one
+# is meant.
 ci_needs=(
     command:git            git
     command:ccache         ccache
     command:clang          clang
-    command:clang-format   clang-format
+    command:clang-format-14 clang-format-14
     command:clang-tidy     clang-tidy
     command:shellcheck     shellcheck
     command:valgrind       valgrind
