@@ -1,4 +1,5 @@
-/* Statuses: every number has a name and a text, unknown ones too; details are cut, never overrun. */
+/* Statuses: every number has a name and a text, unknown ones too; details are cut, never overrun.
+ */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
