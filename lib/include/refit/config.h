@@ -168,6 +168,7 @@ typedef struct refit_option {
     const char *unit;          /* "bytes", "ms", "bool", "auto|always|never", … */
     const char *help;          /* why one would change it */
     refit_config_origin origin;
+    const char *range; /* "4KiB to 64GiB"; empty where the unit says it all */
 } refit_option;
 
 typedef void (*refit_option_fn)(void *user, const refit_option *option);

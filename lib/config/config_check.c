@@ -1,0 +1,85 @@
+/*
+ * What single values cannot show: that they fit together.
+ *
+ * First every value by itself, because a program may have written the struct by hand; then the
+ * pairs. Each sentence names both keys and says which way out there is.
+ */
+#include <inttypes.h>
+
+#include "base/checked.h"
+#include "config/options.h"
+#include "config/resolve.h"
+
+static refit_status check_offload(const refit_config *config, refit_error *error)
+{
+    RFT_REFUSE_IF(!rft_is_power_of_two(config->offload_slab_bytes), error, REFIT_ERR_CONFIG,
+                  "offload.slab_bytes cannot be %" PRIu64 ": it must be a power of two",
+                  config->offload_slab_bytes);
+    RFT_REFUSE_IF(!rft_is_power_of_two(config->offload_alignment_bytes), error, REFIT_ERR_CONFIG,
+                  "offload.alignment_bytes cannot be %" PRIu64 ": it must be a power of two",
+                  config->offload_alignment_bytes);
+    RFT_REFUSE_IF(config->offload_slab_bytes < config->offload_alignment_bytes, error,
+                  REFIT_ERR_CONFIG,
+                  "offload.slab_bytes (%" PRIu64 ") is below offload.alignment_bytes (%" PRIu64
+                  "): raise the one or lower the other",
+                  config->offload_slab_bytes, config->offload_alignment_bytes);
+    RFT_REFUSE_IF(!config->use_pinned_optimizer_offload && config->offload_pin == REFIT_PIN_REQUIRE,
+                  error, REFIT_ERR_CONFIG,
+                  "offload.pin is require but use_pinned_optimizer_offload is false, the pageable "
+                  "path: change one of them");
+    return REFIT_OK;
+}
+
+static refit_status check_commit(const refit_config *config, refit_error *error)
+{
+    if (config->broadcast_commit == REFIT_COMMIT_ALL) {
+        RFT_REFUSE_IF(config->broadcast_quorum != 0, error, REFIT_ERR_CONFIG,
+                      "broadcast.quorum is %" PRIu32 " but broadcast.commit is all: set commit to "
+                      "quorum, or quorum to 0",
+                      config->broadcast_quorum);
+        return REFIT_OK;
+    }
+    RFT_REFUSE_IF(config->broadcast_quorum == 0 ||
+                      config->broadcast_quorum > config->limits_workers,
+                  error, REFIT_ERR_CONFIG,
+                  "broadcast.quorum is %" PRIu32 " but broadcast.commit is quorum: it must be 1 to "
+                  "limits.workers (%" PRIu32 ")",
+                  config->broadcast_quorum, config->limits_workers);
+    return REFIT_OK;
+}
+
+static refit_status check_broadcast(const refit_config *config, refit_error *error)
+{
+    RFT_REFUSE_IF(config->broadcast_frame_bytes > config->limits_frame_bytes, error,
+                  REFIT_ERR_CONFIG,
+                  "broadcast.frame_bytes (%" PRIu64 ") is above limits.frame_bytes (%" PRIu64
+                  "): lower the one or raise the other",
+                  config->broadcast_frame_bytes, config->limits_frame_bytes);
+    RFT_REFUSE_IF(config->broadcast_window > config->limits_window, error, REFIT_ERR_CONFIG,
+                  "broadcast.window (%" PRIu32 ") is above limits.window (%" PRIu32
+                  "): lower the one or raise the other",
+                  config->broadcast_window, config->limits_window);
+    RFT_REFUSE_IF(config->broadcast_heartbeat_ms >= config->broadcast_heartbeat_timeout_ms, error,
+                  REFIT_ERR_CONFIG,
+                  "broadcast.heartbeat_ms (%" PRIu32 ") must be below "
+                  "broadcast.heartbeat_timeout_ms (%" PRIu32 "): a peer would count as lost "
+                  "between two beats",
+                  config->broadcast_heartbeat_ms, config->broadcast_heartbeat_timeout_ms);
+    RFT_REFUSE_IF(config->limits_message_bytes > config->limits_manifest_bytes, error,
+                  REFIT_ERR_CONFIG,
+                  "limits.message_bytes (%" PRIu64 ") is above limits.manifest_bytes (%" PRIu64
+                  "): a manifest is the largest message",
+                  config->limits_message_bytes, config->limits_manifest_bytes);
+    return check_commit(config, error);
+}
+
+refit_status refit_config_check(const refit_config *config, refit_error *error)
+{
+    refit_config full;
+    RFT_TRY(rft_config_take(config, &full, error));
+    for (size_t i = 0; i < rft_option_count; i++) {
+        RFT_TRY(rft_option_check(&rft_options[i], &full, error));
+    }
+    RFT_TRY(check_offload(&full, error));
+    return check_broadcast(&full, error);
+}

@@ -1,0 +1,161 @@
+/*
+ * The option table.
+ *
+ * Everything that shows, reads or documents options is made from these rows: the defaults of
+ * refit_config_init, the YAML reader, the environment, `refit config` and configs/refit.yaml. To
+ * add an option, add its field to refit_config, append or insert its row here, and let
+ * `refit config --defaults` write the file anew. What the options do is known elsewhere.
+ */
+#include "config/options.h"
+
+#include <stddef.h>
+#include <string.h>
+
+#define KIB ((uint64_t)1 << 10)
+#define MIB ((uint64_t)1 << 20)
+#define GIB ((uint64_t)1 << 30)
+#define TIB ((uint64_t)1 << 40)
+
+#define SECOND     1000u
+#define HOUR       (3600u * SECOND)
+#define BILLIONTHS 1000000000u
+
+#define IN(member)      offsetof(refit_config, member), sizeof(((refit_config *)NULL)->member)
+#define FLAG(value)     RFT_FLAG, value, 0, 1, "bool"
+#define LONGEST(member) sizeof(((refit_config *)NULL)->member) - 1
+
+const rft_option rft_options[] = {
+    {"device", IN(device), RFT_TEXT, "auto", 0, LONGEST(device), "text",
+     "Where tensors live: host, host:capacity=2GiB (no more than so much of it), cuda:0, or auto: "
+     "the first GPU, or the host if there is none."},
+    {"use_pinned_optimizer_offload", IN(use_pinned_optimizer_offload), FLAG("true"),
+     "Optimizer states leave into one coalesced, page-locked arena. With false every tensor is "
+     "copied by itself into pageable memory: slower, but no memory is locked."},
+
+    {"offload.slab_bytes", IN(offload_slab_bytes), RFT_SIZE, "1GiB", 4 * KIB, 64 * GIB, "bytes",
+     "The arena is registered with the device in pieces of this size, a power of two. Smaller "
+     "where registering large pieces fails; larger means fewer registrations."},
+    {"offload.alignment_bytes", IN(offload_alignment_bytes), RFT_SIZE, "512", 16, 2 * MIB, "bytes",
+     "Where a region may begin inside the arena, a power of two. 512 suits DMA engines; 4KiB lets "
+     "a checkpoint writer use direct I/O."},
+    {"offload.budget_bytes", IN(offload_budget_bytes), RFT_SIZE, "0", 0, 1024 * TIB, "bytes",
+     "The most host memory that the arena may take. 0: offload.budget_share decides. Set it where "
+     "several trainers share one machine."},
+    {"offload.budget_share", IN(offload_budget_share), RFT_SHARE, "0.8", BILLIONTHS / 1000,
+     BILLIONTHS, "share",
+     "The part of the memory that machine and cgroup really have free that the arena may take. "
+     "Lower it to leave room for data loaders that start later."},
+    {"offload.pin", IN(offload_pin), RFT_CHOICE, "auto", 0, REFIT_PIN_OFF,
+     "auto|require|prefer|off",
+     "Whether the arena is page-locked. auto does what the device needs; require fails where it "
+     "cannot be; prefer goes on with pageable memory and says so in the statistics."},
+    {"offload.huge_pages", IN(offload_huge_pages), RFT_CHOICE, "auto", 0, REFIT_HUGE_PAGES_NEVER,
+     "auto|always|never",
+     "Huge pages make the first touch and the copies faster, unless memory is fragmented. auto "
+     "finds out by a short probe."},
+    {"offload.numa", IN(offload_numa), RFT_NODE, "auto", 0, 1023 + 3, "auto|off|interleave|N",
+     "The NUMA node of the arena. auto takes the device's own; a number forces one; off leaves it "
+     "to the kernel."},
+    {"offload.touch_threads", IN(offload_touch_threads), RFT_COUNT, "0", 0, 256, "threads",
+     "Threads that touch the arena for the first time. 0: one per core, at most 8. Fewer where "
+     "the cores have other work while the trainer starts."},
+    {"offload.copy_threads", IN(offload_copy_threads), RFT_COUNT, "0", 0, 256, "threads",
+     "Threads of the host device that share one batch of copies. 0: one per core, at most 8. More "
+     "do not help once they saturate the memory."},
+    {"offload.piece_bytes", IN(offload_piece_bytes), RFT_SIZE, "32MiB", 4 * KIB, 64 * GIB, "bytes",
+     "Larger copies are cut into pieces of this size, so that a group that is needed first does "
+     "not wait behind a huge tensor. Smaller pieces cost more submissions."},
+    {"offload.batch", IN(offload_batch), RFT_COUNT, "1024", 1, 65536, "copies",
+     "The most copies in one submission. Fewer let urgent copies in sooner."},
+    {"offload.verify", IN(offload_verify), FLAG("false"),
+     "Digest every region on the way out and check it on the way back. It costs one more pass "
+     "over the bytes each way; use it to find memory that is written while it is away."},
+    {"offload.timeout_ms", IN(offload_timeout_ms), RFT_TIME, "1min", 1, 24 * HOUR, "ms",
+     "A controller waits no longer for states to leave or to return."},
+
+    {"broadcast.endpoint", IN(broadcast_endpoint), RFT_TEXT, "tcp://127.0.0.1:5757", 0,
+     LONGEST(broadcast_endpoint), "text",
+     "Where the publisher binds and a subscriber connects: tcp://ADDRESS:PORT, ipc://PATH or "
+     "inproc://NAME."},
+    {"broadcast.worker", IN(broadcast_worker), RFT_TEXT, "", 0, LONGEST(broadcast_worker), "text",
+     "The name under which a subscriber appears in reports. Empty: host name, process id and a "
+     "random part. Set it to the rank that your framework knows."},
+    {"broadcast.shm", IN(broadcast_shm), RFT_CHOICE, "auto", 0, REFIT_SHM_OFF, "auto|require|off",
+     "Workers on the publisher's host map its memory instead of receiving bytes. require fails "
+     "where it is not to be had; off sends everything through sockets."},
+    {"broadcast.slots", IN(broadcast_slots), RFT_COUNT, "2", 1, 2, "copies",
+     "Copies of the weights that the publisher keeps. With 2, workers use one version in place "
+     "while the next is written; 1 halves the memory and waits for them to let go."},
+    {"broadcast.frame_bytes", IN(broadcast_frame_bytes), RFT_SIZE, "2MiB", 64 * KIB, GIB, "bytes",
+     "Bytes in one frame, the unit of sending and of repair. Larger for fast links, smaller for "
+     "lossy ones. At most limits.frame_bytes."},
+    {"broadcast.window", IN(broadcast_window), RFT_COUNT, "8", 1, 4096, "frames",
+     "Frames that a worker asks for ahead. It needs so many frames of memory; raise it for links "
+     "with a long delay. At most limits.window."},
+    {"broadcast.commit", IN(broadcast_commit), RFT_CHOICE, "all", 0, REFIT_COMMIT_QUORUM,
+     "all|quorum",
+     "A version counts once every worker that was subscribed when it began has staged it, or, "
+     "with quorum, once broadcast.quorum of them have."},
+    {"broadcast.quorum", IN(broadcast_quorum), RFT_COUNT, "0", 0, 65536, "workers",
+     "How many workers suffice with commit: quorum. 0 with commit: all."},
+    {"broadcast.stage_timeout_ms", IN(broadcast_stage_timeout_ms), RFT_TIME, "1min", 1, 24 * HOUR,
+     "ms",
+     "From the offer of a version until all have staged it; who has not by then is evicted. Allow "
+     "for the size of the weights over the slowest link."},
+    {"broadcast.commit_timeout_ms", IN(broadcast_commit_timeout_ms), RFT_TIME, "30s", 1, 24 * HOUR,
+     "ms", "From the commit until all have applied it; allow for what the engine does to load it."},
+    {"broadcast.heartbeat_ms", IN(broadcast_heartbeat_ms), RFT_TIME, "1s", 1, HOUR, "ms",
+     "Time between two beats of a quiet connection."},
+    {"broadcast.heartbeat_timeout_ms", IN(broadcast_heartbeat_timeout_ms), RFT_TIME, "5s", 1, HOUR,
+     "ms",
+     "Silence after which a peer counts as lost. Longer than broadcast.heartbeat_ms; raise it "
+     "where machines pause for long."},
+    {"broadcast.resend_limit", IN(broadcast_resend_limit), RFT_COUNT, "3", 0, 1000, "repeats",
+     "How often a worker asks again for a frame that arrived damaged, before it gives up."},
+    {"broadcast.verify", IN(broadcast_verify), RFT_CHOICE, "auto", 0, REFIT_VERIFY_ALWAYS,
+     "auto|always",
+     "auto hashes again what travelled; always also what lies in shared memory, for one more pass "
+     "over the bytes in every worker."},
+    {"broadcast.insecure", IN(broadcast_insecure), FLAG("false"),
+     "Allow an address beyond this host without keys: anybody who reaches the port can then read "
+     "the weights. Only inside a network that you trust."},
+    {"broadcast.linger_ms", IN(broadcast_linger_ms), RFT_TIME, "500ms", 0, HOUR, "ms",
+     "How long a socket that closes still tries to send what it has."},
+
+    {"limits.workers", IN(limits_workers), RFT_COUNT, "256", 1, 65536, "workers",
+     "Workers that a publisher takes; more are refused."},
+    {"limits.tensors", IN(limits_tensors), RFT_COUNT, "100000", 1, 16777216, "tensors",
+     "Tensors in one manifest."},
+    {"limits.rank", IN(limits_rank), RFT_COUNT, "8", 1, 8, "dimensions",
+     "Dimensions of one tensor."},
+    {"limits.name_bytes", IN(limits_name_bytes), RFT_COUNT, "512", 1, 65535, "bytes",
+     "Length of a tensor's name."},
+    {"limits.message_bytes", IN(limits_message_bytes), RFT_SIZE, "64KiB", 4 * KIB, 16 * MIB,
+     "bytes", "Size of one message without its payload."},
+    {"limits.manifest_bytes", IN(limits_manifest_bytes), RFT_SIZE, "16MiB", 4 * KIB, GIB, "bytes",
+     "Size of a manifest. About 100 bytes a tensor are needed."},
+    {"limits.frame_bytes", IN(limits_frame_bytes), RFT_SIZE, "16MiB", 64 * KIB, GIB, "bytes",
+     "Size of a frame that is accepted; frames of another size than one's own are normal."},
+    {"limits.version_bytes", IN(limits_version_bytes), RFT_SIZE, "4TiB", 1, 1024 * TIB, "bytes",
+     "Size of all weights of a version: a worker reserves no more."},
+    {"limits.window", IN(limits_window), RFT_COUNT, "64", 1, 4096, "frames",
+     "Frames that one worker may ask for ahead; a publisher cuts larger wishes to it."},
+};
+
+const size_t rft_option_count = sizeof rft_options / sizeof rft_options[0];
+
+_Static_assert(sizeof rft_options / sizeof rft_options[0] <= REFIT_CONFIG_ORIGINS,
+               "every option needs its origin byte");
+
+const rft_option *rft_option_find(const char *key)
+{
+    for (size_t i = 0; i < rft_option_count; i++) {
+        if (strcmp(rft_options[i].key, key) == 0) return &rft_options[i];
+    }
+    return NULL;
+}
+
+bool rft_option_within(const rft_option *option, size_t size)
+{
+    return option->offset + option->width <= size;
+}

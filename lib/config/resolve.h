@@ -1,0 +1,28 @@
+/*
+ * resolve: a caller's refit_config, which may be NULL or of another release, as a full one of ours.
+ *
+ *     refit_config own;
+ *     RFT_TRY(rft_config_resolve(config, &own, error));
+ */
+#ifndef RFT_RESOLVE_H
+#define RFT_RESOLVE_H
+
+#include <refit/config.h>
+
+#include "config/options.h"
+
+/* What every open does: the defaults for NULL, else the caller's values, checked to fit together.
+ * REFIT_ERR_INVALID (never initialised), REFIT_ERR_CONFIG. */
+refit_status rft_config_resolve(const refit_config *config, refit_config *own, refit_error *error);
+
+/* A full copy without the check, and the way back: for changes that succeed as a whole or not at
+ * all. REFIT_ERR_INVALID */
+refit_status rft_config_take(const refit_config *config, refit_config *full, refit_error *error);
+void rft_config_give(refit_config *config, const refit_config *full);
+
+/* Sets one option of a full copy and remembers where the value came from. An option beyond
+ * `caller_size` cannot be given back and is refused. REFIT_ERR_CONFIG */
+refit_status rft_config_assign(refit_config *full, size_t caller_size, const rft_option *option,
+                               const char *text, refit_config_origin origin, refit_error *error);
+
+#endif

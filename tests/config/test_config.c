@@ -1,0 +1,285 @@
+/* The configuration struct: defaults, sizes of other releases, all-or-nothing changes, checks. */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+#include "config/options.h"
+#include "config/resolve.h"
+
+static refit_config config;
+static refit_error error;
+
+static int start(void **state)
+{
+    (void)state;
+    refit_config_init(&config, sizeof config);
+    memset(&error, 0, sizeof error);
+    return 0;
+}
+
+static void assert_sentence_has(const char *part)
+{
+    if (strstr(error.text, part) == NULL) fail_msg("\"%s\" lacks \"%s\"", error.text, part);
+}
+
+static void defaults_are_those_of_the_table(void **state)
+{
+    (void)state;
+    assert_int_equal(config.size, sizeof config);
+    for (size_t i = 0; i < rft_option_count; i++) {
+        char text[RFT_VALUE_TEXT];
+        rft_option_print(&rft_options[i], &config, text);
+        assert_string_equal(text, rft_options[i].standard);
+        assert_int_equal(config.origin[i], REFIT_CONFIG_DEFAULT);
+    }
+    assert_int_equal(config.offload_slab_bytes, (uint64_t)1 << 30);
+    assert_int_equal(config.broadcast_commit_timeout_ms, 30000);
+    assert_int_equal(config.offload_numa, REFIT_NUMA_AUTO);
+    assert_string_equal(config.broadcast_endpoint, "tcp://127.0.0.1:5757");
+    assert_true(config.offload_budget_share > 0.799 && config.offload_budget_share < 0.801);
+}
+
+static void every_default_can_be_read(void **state)
+{
+    (void)state;
+    for (size_t i = 0; i < rft_option_count; i++) {
+        assert_int_equal(rft_option_parse(&rft_options[i], rft_options[i].standard, &config, NULL),
+                         REFIT_OK);
+    }
+}
+
+static void defaults_fit_together(void **state)
+{
+    (void)state;
+    assert_int_equal(refit_config_check(&config, &error), REFIT_OK);
+}
+
+static void keys_differ_and_are_as_wide_as_their_fields(void **state)
+{
+    (void)state;
+    static const size_t widths[RFT_KINDS] = {1, 4, 8, 4, 8, 4, 4, 0};
+    size_t end = offsetof(refit_config, device);
+    for (size_t i = 0; i < rft_option_count; i++) {
+        const rft_option *option = &rft_options[i];
+        assert_ptr_equal(rft_option_find(option->key), option);
+        if (option->kind != RFT_TEXT) assert_int_equal(option->width, widths[option->kind]);
+        /* Fields in the table's order, with no room between them for one that has no row. */
+        assert_in_range(option->offset, end, end + 7);
+        end = option->offset + option->width;
+    }
+    assert_in_range(sizeof(refit_config), end, end + 7);
+}
+
+static void smaller_struct_is_left_alone_behind_its_end(void **state)
+{
+    (void)state;
+    unsigned char room[sizeof(refit_config)];
+    memset(room, 0xa5, sizeof room);
+    const size_t small = offsetof(refit_config, broadcast_endpoint);
+    refit_config *old = (refit_config *)(void *)room;
+    refit_config_init(old, small);
+    assert_int_equal(old->size, small);
+    assert_int_equal(refit_config_set(old, "offload.batch", "7", &error), REFIT_OK);
+    assert_int_equal(old->offload_batch, 7);
+    assert_int_equal(refit_config_check(old, &error), REFIT_OK);
+    for (size_t i = small; i < sizeof room; i++)
+        assert_int_equal(room[i], 0xa5);
+}
+
+static void smaller_struct_cannot_hold_newer_options(void **state)
+{
+    (void)state;
+    config.size = offsetof(refit_config, broadcast_endpoint);
+    assert_int_equal(refit_config_set(&config, "broadcast.window", "4", &error), REFIT_ERR_CONFIG);
+    assert_sentence_has("newer than this program");
+    refit_config own;
+    config.broadcast_window = 9999999; /* beyond the caller's struct: not looked at */
+    assert_int_equal(rft_config_resolve(&config, &own, &error), REFIT_OK);
+    assert_int_equal(own.broadcast_window, 8);
+    assert_int_equal(own.size, sizeof own);
+}
+
+static void larger_struct_keeps_its_size(void **state)
+{
+    (void)state;
+    union {
+        refit_config config;
+        unsigned char bytes[sizeof(refit_config) + 64];
+    } newer;
+    memset(&newer, 0xa5, sizeof newer);
+    refit_config_init(&newer.config, sizeof newer);
+    assert_int_equal(newer.config.size, sizeof newer);
+    for (size_t i = sizeof(refit_config); i < sizeof newer; i++) {
+        assert_int_equal(newer.bytes[i], 0);
+    }
+    assert_int_equal(refit_config_set(&newer.config, "device", "host", &error), REFIT_OK);
+    assert_string_equal(newer.config.device, "host");
+}
+
+static void too_small_a_size_writes_nothing(void **state)
+{
+    (void)state;
+    refit_config untouched = config;
+    refit_config_init(&config, sizeof(size_t));
+    refit_config_init(NULL, sizeof config);
+    assert_memory_equal(&config, &untouched, sizeof config);
+}
+
+static void struct_that_was_never_initialised_is_refused(void **state)
+{
+    (void)state;
+    refit_config empty;
+    memset(&empty, 0, sizeof empty);
+    assert_int_equal(refit_config_set(&empty, "device", "host", &error), REFIT_ERR_INVALID);
+    assert_sentence_has("refit_config_init");
+    assert_int_equal(refit_config_check(&empty, NULL), REFIT_ERR_INVALID);
+    assert_int_equal(refit_config_check(NULL, NULL), REFIT_ERR_INVALID);
+    assert_int_equal(refit_config_set(NULL, "device", "host", NULL), REFIT_ERR_INVALID);
+}
+
+static void set_remembers_the_origin(void **state)
+{
+    (void)state;
+    assert_int_equal(refit_config_set(&config, "broadcast.heartbeat_ms", "250ms", &error),
+                     REFIT_OK);
+    assert_int_equal(config.broadcast_heartbeat_ms, 250);
+    const rft_option *option = rft_option_find("broadcast.heartbeat_ms");
+    assert_int_equal(config.origin[option - rft_options], REFIT_CONFIG_EXPLICIT);
+}
+
+static void failed_set_changes_nothing(void **state)
+{
+    (void)state;
+    refit_config before = config;
+    assert_int_equal(refit_config_set(&config, "offload.batch", "0", &error), REFIT_ERR_CONFIG);
+    assert_sentence_has("offload.batch cannot be 0: it must be 1 to 65536");
+    assert_int_equal(refit_config_set(&config, "offload.bach", "1", &error), REFIT_ERR_NOT_FOUND);
+    assert_sentence_has("the nearest is offload.batch");
+    assert_int_equal(refit_config_set(&config, NULL, "1", &error), REFIT_ERR_INVALID);
+    assert_int_equal(refit_config_set(&config, "offload.batch", NULL, &error), REFIT_ERR_INVALID);
+    assert_memory_equal(&config, &before, sizeof config);
+}
+
+static void assert_check_refuses(const char *part)
+{
+    assert_int_equal(refit_config_check(&config, &error), REFIT_ERR_CONFIG);
+    assert_sentence_has(part);
+    refit_config own;
+    memset(&own, 0x5a, sizeof own);
+    assert_int_equal(rft_config_resolve(&config, &own, NULL), REFIT_ERR_CONFIG);
+    assert_int_equal(((unsigned char *)&own)[0], 0x5a);
+    refit_config_init(&config, sizeof config);
+}
+
+static void values_that_do_not_fit_together_are_refused(void **state)
+{
+    (void)state;
+    config.offload_slab_bytes = 3 << 20;
+    assert_check_refuses("offload.slab_bytes cannot be 3145728");
+    config.offload_alignment_bytes = 768;
+    assert_check_refuses("offload.alignment_bytes cannot be 768");
+    config.offload_slab_bytes = 4096, config.offload_alignment_bytes = 8192;
+    assert_check_refuses("below offload.alignment_bytes");
+    config.offload_pin = REFIT_PIN_REQUIRE, config.use_pinned_optimizer_offload = 0;
+    assert_check_refuses("use_pinned_optimizer_offload is false");
+    config.broadcast_frame_bytes = 32 << 20;
+    assert_check_refuses("above limits.frame_bytes");
+    config.broadcast_window = 65;
+    assert_check_refuses("above limits.window");
+    config.broadcast_heartbeat_ms = 5000;
+    assert_check_refuses("must be below broadcast.heartbeat_timeout_ms");
+    config.limits_manifest_bytes = 4096;
+    assert_check_refuses("above limits.manifest_bytes");
+    config.broadcast_quorum = 2;
+    assert_check_refuses("broadcast.commit is all");
+    config.broadcast_commit = REFIT_COMMIT_QUORUM;
+    assert_check_refuses("it must be 1 to limits.workers (256)");
+    config.broadcast_commit = REFIT_COMMIT_QUORUM, config.broadcast_quorum = 257;
+    assert_check_refuses("it must be 1 to limits.workers (256)");
+}
+
+static void values_written_by_hand_are_checked_too(void **state)
+{
+    (void)state;
+    config.broadcast_slots = 3;
+    assert_check_refuses("broadcast.slots cannot be 3: it must be 1 to 2");
+    config.offload_pin = -1;
+    assert_check_refuses("offload.pin");
+    config.offload_numa = -4;
+    assert_check_refuses("offload.numa");
+    config.offload_verify = 2;
+    assert_check_refuses("offload.verify");
+    config.offload_budget_share = 0.0 / config.offload_budget_share - 1.0;
+    assert_check_refuses("offload.budget_share");
+    memset(config.device, 'x', sizeof config.device);
+    assert_check_refuses("device does not end within its 64 bytes");
+}
+
+static void null_means_defaults(void **state)
+{
+    (void)state;
+    refit_config own;
+    assert_int_equal(rft_config_resolve(NULL, &own, &error), REFIT_OK);
+    assert_memory_equal(&own, &config, sizeof own);
+}
+
+typedef struct tally {
+    size_t count;
+    size_t explicit_values;
+} tally;
+
+static void count_option(void *user, const refit_option *option)
+{
+    tally *seen = user;
+    const rft_option *row = &rft_options[seen->count++];
+    assert_int_equal(option->size, sizeof *option);
+    assert_string_equal(option->key, row->key);
+    assert_string_equal(option->default_value, row->standard);
+    assert_string_equal(option->unit, row->unit);
+    assert_true(strlen(option->help) > 10);
+    if (option->origin == REFIT_CONFIG_EXPLICIT) {
+        seen->explicit_values++;
+        assert_string_equal(option->value, "interleave");
+    } else {
+        assert_string_equal(option->value, option->default_value);
+    }
+    if (strcmp(option->key, "broadcast.slots") == 0) assert_string_equal(option->range, "1 to 2");
+}
+
+static void each_shows_every_option_in_order(void **state)
+{
+    (void)state;
+    tally seen = {0, 0};
+    assert_int_equal(refit_config_set(&config, "offload.numa", "interleave", &error), REFIT_OK);
+    refit_config_each(&config, count_option, &seen);
+    assert_int_equal(seen.count, rft_option_count);
+    assert_int_equal(seen.explicit_values, 1);
+    refit_config_each(NULL, count_option, &seen);
+    refit_config_each(&config, NULL, &seen);
+    assert_int_equal(seen.count, rft_option_count);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test_setup(defaults_are_those_of_the_table, start),
+        cmocka_unit_test_setup(every_default_can_be_read, start),
+        cmocka_unit_test_setup(defaults_fit_together, start),
+        cmocka_unit_test_setup(keys_differ_and_are_as_wide_as_their_fields, start),
+        cmocka_unit_test_setup(smaller_struct_is_left_alone_behind_its_end, start),
+        cmocka_unit_test_setup(smaller_struct_cannot_hold_newer_options, start),
+        cmocka_unit_test_setup(larger_struct_keeps_its_size, start),
+        cmocka_unit_test_setup(too_small_a_size_writes_nothing, start),
+        cmocka_unit_test_setup(struct_that_was_never_initialised_is_refused, start),
+        cmocka_unit_test_setup(set_remembers_the_origin, start),
+        cmocka_unit_test_setup(failed_set_changes_nothing, start),
+        cmocka_unit_test_setup(values_that_do_not_fit_together_are_refused, start),
+        cmocka_unit_test_setup(values_written_by_hand_are_checked_too, start),
+        cmocka_unit_test_setup(null_means_defaults, start),
+        cmocka_unit_test_setup(each_shows_every_option_in_order, start),
+    };
+    return cmocka_run_group_tests_name("config", tests, NULL, NULL);
+}
