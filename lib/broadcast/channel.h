@@ -9,11 +9,11 @@
 #ifndef RFT_CHANNEL_H
 #define RFT_CHANNEL_H
 
-#include <stdatomic.h>
 #include <stdbool.h>
 
 #include <refit/config.h>
 
+#include "broadcast/pending.h"
 #include "wire/bytes.h"
 
 typedef struct rft_channel rft_channel;
@@ -27,22 +27,23 @@ typedef struct rft_peer_id {
 } rft_peer_id;
 
 /* A payload sent without copying. `pending` is raised now and lowered when the transport no longer
- * needs the bytes, on one of its threads: nothing but the atomic is touched there. Both must live
- * until it is lowered. */
+ * needs the bytes, on one of its threads: nothing else is touched there. Both must live until it is
+ * lowered. */
 typedef struct rft_payload {
     rft_view bytes;
-    atomic_uint_fast64_t *pending;
+    rft_pending *pending;
 } rft_payload;
 
 /* A received message; its views stay valid until the next receive or close of the channel. */
 typedef struct rft_envelope {
     rft_peer_id from; /* on a ROUTER */
     rft_view message;
-    rft_view payload; /* empty if there was none */
+    rft_view payload; /* no bytes if there was none */
 } rft_envelope;
 
 /* Binds or connects. For publishers: refuses addresses beyond this host unless broadcast.insecure,
- * and an ipc path that a living process holds. REFIT_ERR_BUSY, _INVALID, _SECURITY, _SYSTEM. */
+ * and an ipc path that a living process holds. REFIT_ERR_BUSY, _INVALID, _SECURITY, _EXISTS (a file
+ * that is no socket), _HOST_MEMORY, _SYSTEM. */
 refit_status rft_channel_bind(const char *endpoint, const refit_config *config, rft_channel **out,
                               refit_error *error);
 refit_status rft_channel_connect(const char *endpoint, const refit_config *config,
@@ -58,8 +59,8 @@ const char *rft_channel_endpoint(const rft_channel *channel);
 /* Waits until a message is there, `wake_fd` is readable, or the timeout passed. */
 void rft_channel_poll(rft_channel *channel, int wake_fd, int timeout_ms);
 
-/* REFIT_OK, REFIT_ERR_TIMEOUT (none there), or REFIT_ERR_PROTOCOL for one with a wrong number of
- * parts (`from` is filled in). */
+/* REFIT_OK, REFIT_ERR_TIMEOUT (none there, nothing is written), or REFIT_ERR_PROTOCOL for one with
+ * a wrong number of parts or too long an id (`from` is filled in, empty for the latter). */
 refit_status rft_channel_receive(rft_channel *channel, rft_envelope *out, refit_error *error);
 
 /* `to` is NULL on a DEALER; `payload` may be NULL. REFIT_ERR_BUSY: its queue is full, try later.

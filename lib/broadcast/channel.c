@@ -1,0 +1,345 @@
+/*
+ * A ROUTER or a DEALER with every wait and size bounded. The options are one table per kind; what
+ * each is for stands beside it.
+ *
+ * A ROUTER's message has the sender's id as its first part, then the message, then at most one
+ * payload. Zero-copy payloads are counted by their rft_pending, which is all that ZeroMQ's threads
+ * ever touch of ours.
+ */
+#include "broadcast/channel.h"
+
+#include <errno.h>
+#include <string.h>
+#include <unistd.h>
+
+#include <zmq.h>
+
+#include "base/alloc.h"
+#include "base/checked.h"
+#include "base/log.h"
+#include "broadcast/context.h"
+#include "broadcast/endpoint.h"
+#include "broadcast/ipc.h"
+
+#define QUEUE_SPARE     256  /* control messages that may queue beside the frames in flight */
+#define HANDSHAKE_MS    5000 /* a peer that connects and says nothing is dropped */
+#define RECONNECT_MS    50
+#define RECONNECT_MAX   1000
+#define MESSAGE_SPARE   (64 * 1024)
+#define PARTS_MOST      3
+#define TEXT_OF(number) zmq_strerror(number)
+
+struct rft_channel {
+    void *context;
+    void *socket;
+    bool router;
+    rft_ipc ipc;
+    rft_endpoint asked;
+    char endpoint[RFT_ENDPOINT_BYTES + 16]; /* as bound */
+    zmq_msg_t parts[PARTS_MOST];            /* of the last message received */
+};
+
+/* ---- Options */
+
+typedef struct channel_option {
+    int name;
+    int64_t value;
+    bool wide; /* ZeroMQ takes it as 64 bits */
+} channel_option;
+
+static int64_t message_most(const refit_config *config)
+{
+    uint64_t most = rft_max_u64(config->limits_frame_bytes, config->limits_manifest_bytes);
+    most = rft_max_u64(most, config->limits_message_bytes);
+    return most > INT64_MAX - MESSAGE_SPARE ? INT64_MAX : (int64_t)most + MESSAGE_SPARE;
+}
+
+static bool options_apply(void *socket, const channel_option *options, size_t count)
+{
+    for (size_t i = 0; i < count; i++) {
+        int narrow = (int)rft_min_u64((uint64_t)options[i].value, INT32_MAX);
+        const void *value = options[i].wide ? (const void *)&options[i].value : &narrow;
+        size_t bytes = options[i].wide ? sizeof options[i].value : sizeof narrow;
+        if (zmq_setsockopt(socket, options[i].name, value, bytes) != 0) return false;
+    }
+    return true;
+}
+
+static bool options_common(const rft_channel *channel, const refit_config *config)
+{
+    int64_t queue = (int64_t)config->limits_window * 2 + QUEUE_SPARE;
+    const channel_option options[] = {
+        {ZMQ_LINGER, config->broadcast_linger_ms, false},
+        {ZMQ_SNDHWM, queue, false},
+        {ZMQ_RCVHWM, queue, false},
+        {ZMQ_MAXMSGSIZE, message_most(config), true},
+        {ZMQ_HANDSHAKE_IVL, HANDSHAKE_MS, false},
+        /* Cuts the connection of a stopped or vanished peer, which frees what is queued for it. */
+        {ZMQ_HEARTBEAT_IVL, config->broadcast_heartbeat_ms, false},
+        {ZMQ_HEARTBEAT_TIMEOUT, config->broadcast_heartbeat_timeout_ms, false},
+        {ZMQ_HEARTBEAT_TTL, config->broadcast_heartbeat_timeout_ms, false},
+        {ZMQ_TCP_KEEPALIVE, 1, false},
+        /* Only an address in brackets is IPv6: a name never turns into one unseen. */
+        {ZMQ_IPV6, channel->asked.ipv6, false},
+    };
+    return options_apply(channel->socket, options, sizeof options / sizeof options[0]);
+}
+
+static bool options_of_kind(const rft_channel *channel)
+{
+    const channel_option router[] = {{ZMQ_ROUTER_MANDATORY, 1, false}};
+    const channel_option dealer[] = {
+        {ZMQ_IMMEDIATE, 1, false}, /* nothing queues up for a trainer that is not there */
+        {ZMQ_RECONNECT_IVL, RECONNECT_MS, false},
+        {ZMQ_RECONNECT_IVL_MAX, RECONNECT_MAX, false},
+    };
+    if (channel->router) return options_apply(channel->socket, router, 1);
+    return options_apply(channel->socket, dealer, sizeof dealer / sizeof dealer[0]);
+}
+
+/* ---- Opening and closing */
+
+static refit_status socket_open(rft_channel *channel, const refit_config *config,
+                                refit_error *error)
+{
+    channel->socket = zmq_socket(channel->context, channel->router ? ZMQ_ROUTER : ZMQ_DEALER);
+    if (channel->socket != NULL && options_common(channel, config) && options_of_kind(channel)) {
+        return REFIT_OK;
+    }
+    int code = zmq_errno();
+    return rft_fail_sub(error, REFIT_ERR_SYSTEM, code, "a ZeroMQ socket could not be made: %s",
+                        TEXT_OF(code));
+}
+
+static refit_status channel_open(const char *endpoint, bool router, const refit_config *config,
+                                 rft_channel **out, refit_error *error)
+{
+    rft_channel *channel = rft_calloc(1, sizeof *channel);
+    RFT_REFUSE_IF(channel == NULL, error, REFIT_ERR_HOST_MEMORY, "no memory for a channel");
+    channel->router = router;
+    channel->ipc.lock_fd = -1;
+    for (int i = 0; i < PARTS_MOST; i++) {
+        zmq_msg_init(&channel->parts[i]);
+    }
+    refit_status status = rft_endpoint_parse(endpoint, &channel->asked, error);
+    if (status == REFIT_OK) status = rft_context_acquire(&channel->context, error);
+    if (status == REFIT_OK) status = socket_open(channel, config, error);
+    if (status == REFIT_OK) {
+        *out = channel;
+    } else {
+        rft_channel_close(channel);
+    }
+    return status;
+}
+
+static refit_status bind_failed(const rft_channel *channel, int code, refit_error *error)
+{
+    RFT_REFUSE_IF(code == EADDRINUSE, error, REFIT_ERR_BUSY,
+                  "endpoint %s is in use: close what holds it, or use another",
+                  channel->asked.text);
+    return rft_fail_sub(error, REFIT_ERR_SYSTEM, code, "cannot bind %s: %s", channel->asked.text,
+                        TEXT_OF(code));
+}
+
+/* ZeroMQ gets the descriptor of a socket that listens already, and leaves its file alone. */
+static refit_status ipc_listen(rft_channel *channel, refit_error *error)
+{
+    int fd = -1;
+    RFT_TRY(rft_ipc_open(&channel->ipc, channel->asked.rest, &fd, error));
+    if (zmq_setsockopt(channel->socket, ZMQ_USE_FD, &fd, sizeof fd) == 0 &&
+        zmq_bind(channel->socket, channel->asked.text) == 0) {
+        return REFIT_OK;
+    }
+    int code = zmq_errno();
+    close(fd);
+    return bind_failed(channel, code, error);
+}
+
+static refit_status channel_listen(rft_channel *channel, const refit_config *config,
+                                   refit_error *error)
+{
+    RFT_REFUSE_IF(!channel->asked.local && !config->broadcast_insecure, error, REFIT_ERR_SECURITY,
+                  "endpoint %s can be reached from beyond this host and has no keys: bind a "
+                  "loopback address or an ipc path, or set broadcast.insecure: true",
+                  channel->asked.text);
+    if (!channel->asked.local) {
+        rft_log(REFIT_LOG_WARNING, "%s is open to the network, without keys (broadcast.insecure)",
+                channel->asked.text);
+    }
+    if (channel->asked.transport == RFT_TRANSPORT_IPC) {
+        RFT_TRY(ipc_listen(channel, error));
+    } else if (zmq_bind(channel->socket, channel->asked.text) != 0) {
+        return bind_failed(channel, zmq_errno(), error);
+    }
+    size_t room = sizeof channel->endpoint;
+    if (zmq_getsockopt(channel->socket, ZMQ_LAST_ENDPOINT, channel->endpoint, &room) == 0) {
+        return REFIT_OK;
+    }
+    return bind_failed(channel, zmq_errno(), error);
+}
+
+refit_status rft_channel_bind(const char *endpoint, const refit_config *config, rft_channel **out,
+                              refit_error *error)
+{
+    rft_channel *channel = NULL;
+    RFT_TRY(channel_open(endpoint, true, config, &channel, error));
+    refit_status status = channel_listen(channel, config, error);
+    if (status == REFIT_OK) {
+        *out = channel;
+    } else {
+        rft_channel_close(channel);
+    }
+    return status;
+}
+
+refit_status rft_channel_connect(const char *endpoint, const refit_config *config,
+                                 rft_channel **out, refit_error *error)
+{
+    rft_channel *channel = NULL;
+    RFT_TRY(channel_open(endpoint, false, config, &channel, error));
+    if (zmq_connect(channel->socket, channel->asked.text) == 0) {
+        strcpy(channel->endpoint, channel->asked.text);
+        *out = channel;
+        return REFIT_OK;
+    }
+    int code = zmq_errno();
+    refit_status status = rft_fail_sub(error, REFIT_ERR_SYSTEM, code, "cannot connect to %s: %s",
+                                       channel->asked.text, TEXT_OF(code));
+    rft_channel_close(channel);
+    return status;
+}
+
+void rft_channel_close(rft_channel *channel)
+{
+    if (channel == NULL) return;
+    for (int i = 0; i < PARTS_MOST; i++) {
+        zmq_msg_close(&channel->parts[i]);
+    }
+    if (channel->socket != NULL) zmq_close(channel->socket);
+    rft_ipc_close(&channel->ipc);
+    if (channel->context != NULL) rft_context_release(channel->context);
+    rft_free(channel);
+}
+
+const char *rft_channel_endpoint(const rft_channel *channel)
+{
+    return channel->endpoint;
+}
+
+/* ---- Messages */
+
+void rft_channel_poll(rft_channel *channel, int wake_fd, int timeout_ms)
+{
+    zmq_pollitem_t items[] = {
+        {.socket = channel->socket, .events = ZMQ_POLLIN},
+        {.fd = wake_fd, .events = ZMQ_POLLIN},
+    };
+    (void)zmq_poll(items, wake_fd < 0 ? 1 : 2, timeout_ms);
+}
+
+/* Reads all parts of one message, keeps the first `PARTS_MOST`, and gives their number. */
+static refit_status parts_receive(rft_channel *channel, uint32_t *count, refit_error *error)
+{
+    zmq_msg_t spare;
+    uint32_t got = 0;
+    bool more = true;
+    zmq_msg_init(&spare);
+    for (; more; got++) {
+        zmq_msg_t *part = got < PARTS_MOST ? &channel->parts[got] : &spare;
+        if (zmq_msg_recv(part, channel->socket, ZMQ_DONTWAIT) < 0) break;
+        more = zmq_msg_more(part) != 0;
+    }
+    int code = zmq_errno();
+    zmq_msg_close(&spare);
+    *count = got;
+    if (!more) return REFIT_OK;
+    return rft_fail_sub(error, REFIT_ERR_TIMEOUT, code, "no message is there");
+}
+
+static rft_view part_view(zmq_msg_t *part)
+{
+    return (rft_view){zmq_msg_data(part), zmq_msg_size(part)};
+}
+
+static bool sender_read(rft_channel *channel, rft_peer_id *from)
+{
+    rft_view id = part_view(&channel->parts[0]);
+    if (id.count > RFT_PEER_ID_BYTES) return false;
+    memcpy(from->bytes, id.data, id.count);
+    from->count = (uint8_t)id.count;
+    return true;
+}
+
+refit_status rft_channel_receive(rft_channel *channel, rft_envelope *out, refit_error *error)
+{
+    uint32_t count = 0, head = channel->router ? 1 : 0;
+    RFT_TRY(parts_receive(channel, &count, error));
+    memset(out, 0, sizeof *out);
+    RFT_REFUSE_IF(channel->router && !sender_read(channel, &out->from), error, REFIT_ERR_PROTOCOL,
+                  "a peer chose an id of more than %d bytes", RFT_PEER_ID_BYTES);
+    RFT_REFUSE_IF(count <= head || count > head + 2, error, REFIT_ERR_PROTOCOL,
+                  "a message of %u parts instead of one or two", count - head);
+    out->message = part_view(&channel->parts[head]);
+    if (count > head + 1) out->payload = part_view(&channel->parts[head + 1]);
+    return REFIT_OK;
+}
+
+static void payload_release(void *data, void *hint)
+{
+    (void)data;
+    rft_pending_lower(hint);
+}
+
+static bool part_send(rft_channel *channel, zmq_msg_t *part, int flags)
+{
+    if (zmq_msg_send(part, channel->socket, ZMQ_DONTWAIT | flags) >= 0) return true;
+    int code = zmq_errno();
+    zmq_msg_close(part);
+    errno = code;
+    return false;
+}
+
+static bool bytes_send(rft_channel *channel, const void *data, size_t count, int flags)
+{
+    zmq_msg_t part;
+    if (zmq_msg_init_size(&part, count) != 0) return false;
+    if (count > 0) memcpy(zmq_msg_data(&part), data, count);
+    return part_send(channel, &part, flags);
+}
+
+static bool payload_send(rft_channel *channel, const rft_payload *payload)
+{
+    zmq_msg_t part;
+    if (payload->bytes.count == 0) return bytes_send(channel, NULL, 0, 0);
+    rft_pending_raise(payload->pending);
+    if (zmq_msg_init_data(&part, (void *)(uintptr_t)payload->bytes.data, payload->bytes.count,
+                          payload_release, payload->pending) != 0) {
+        rft_pending_lower(payload->pending);
+        return false;
+    }
+    return part_send(channel, &part, 0);
+}
+
+static refit_status send_failed(int code, refit_error *error)
+{
+    RFT_REFUSE_IF(code == EAGAIN, error, REFIT_ERR_BUSY, "the queue to the peer is full");
+    RFT_REFUSE_IF(code == EHOSTUNREACH, error, REFIT_ERR_PEER, "the peer is not connected");
+    RFT_REFUSE_IF(code == ENOMEM, error, REFIT_ERR_HOST_MEMORY, "no memory for a message");
+    return rft_fail_sub(error, REFIT_ERR_SYSTEM, code, "a message could not be sent: %s",
+                        TEXT_OF(code));
+}
+
+refit_status rft_channel_send(rft_channel *channel, const rft_peer_id *to, rft_view message,
+                              const rft_payload *payload, refit_error *error)
+{
+    int more = payload == NULL ? 0 : ZMQ_SNDMORE;
+    bool sent = to == NULL || bytes_send(channel, to->bytes, to->count, ZMQ_SNDMORE);
+    sent = sent && bytes_send(channel, message.data, message.count, more);
+    sent = sent && (payload == NULL || payload_send(channel, payload));
+    return sent ? REFIT_OK : send_failed(zmq_errno(), error);
+}
+
+bool rft_peer_id_equal(const rft_peer_id *a, const rft_peer_id *b)
+{
+    return a->count == b->count && memcmp(a->bytes, b->bytes, a->count) == 0;
+}

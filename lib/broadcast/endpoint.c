@@ -1,0 +1,104 @@
+/*
+ * Reading endpoints. Names are not resolved here: a host that is neither a loopback address nor
+ * "localhost" counts as reachable from beyond, whatever it resolves to, so a change in a resolver
+ * cannot open a door. Wildcards are beyond, too.
+ */
+#include "broadcast/endpoint.h"
+
+#include <arpa/inet.h>
+#include <string.h>
+#include <sys/un.h>
+
+#define LOCK_SUFFIX_BYTES 8 /* room for ".lock" behind an ipc path */
+
+static const char *text_after(const char *text, const char *prefix)
+{
+    size_t length = strlen(prefix);
+    return strncmp(text, prefix, length) == 0 ? text + length : NULL;
+}
+
+static bool host_is_local(const char *host, size_t length)
+{
+    static const char *const names[] = {"localhost", "lo", "[::1]"};
+    for (size_t i = 0; i < sizeof names / sizeof names[0]; i++) {
+        if (strlen(names[i]) == length && strncmp(host, names[i], length) == 0) return true;
+    }
+    char text[INET_ADDRSTRLEN];
+    struct in_addr address;
+    if (length >= sizeof text) return false;
+    memcpy(text, host, length);
+    text[length] = '\0';
+    return inet_pton(AF_INET, text, &address) == 1 && ntohl(address.s_addr) >> 24 == 127;
+}
+
+static bool port_is_valid(const char *port)
+{
+    if (strcmp(port, "*") == 0) return true;
+    uint32_t number = 0;
+    for (const char *digit = port; *digit != '\0'; digit++) {
+        if (*digit < '0' || *digit > '9' || number > 6553) return false;
+        number = number * 10 + (uint32_t)(*digit - '0');
+    }
+    return *port != '\0' && number <= 65535;
+}
+
+static refit_status tcp_parse(rft_endpoint *endpoint, refit_error *error)
+{
+    const char *colon = strrchr(endpoint->rest, ':');
+    RFT_REFUSE_IF(colon == NULL || colon == endpoint->rest || !port_is_valid(colon + 1), error,
+                  REFIT_ERR_INVALID,
+                  "endpoint \"%s\" needs a host and a port, as in tcp://127.0.0.1:5555",
+                  endpoint->text);
+    size_t length = (size_t)(colon - endpoint->rest);
+    endpoint->ipv6 = endpoint->rest[0] == '[';
+    RFT_REFUSE_IF(endpoint->ipv6 ? colon[-1] != ']' : memchr(endpoint->rest, ':', length) != NULL,
+                  error, REFIT_ERR_INVALID,
+                  "endpoint \"%s\" has more than one colon: an IPv6 address stands in brackets",
+                  endpoint->text);
+    endpoint->local = host_is_local(endpoint->rest, length);
+    return REFIT_OK;
+}
+
+static refit_status ipc_parse(rft_endpoint *endpoint, refit_error *error)
+{
+    size_t room = sizeof((struct sockaddr_un *)NULL)->sun_path - LOCK_SUFFIX_BYTES;
+    RFT_REFUSE_IF(endpoint->rest[0] == '@' || endpoint->rest[0] == '*', error, REFIT_ERR_INVALID,
+                  "endpoint \"%s\" has no path in the file system, so nothing would guard it: "
+                  "name a socket file, as in ipc:///run/refit.sock",
+                  endpoint->text);
+    RFT_REFUSE_IF(strlen(endpoint->rest) >= room, error, REFIT_ERR_INVALID,
+                  "the path of endpoint \"%s\" is longer than %zu bytes", endpoint->text, room - 1);
+    endpoint->local = true;
+    return REFIT_OK;
+}
+
+static refit_status rest_parse(rft_endpoint *endpoint, refit_error *error)
+{
+    RFT_REFUSE_IF(endpoint->rest[0] == '\0', error, REFIT_ERR_INVALID,
+                  "endpoint \"%s\" names nothing behind ://", endpoint->text);
+    if (endpoint->transport == RFT_TRANSPORT_TCP) return tcp_parse(endpoint, error);
+    if (endpoint->transport == RFT_TRANSPORT_IPC) return ipc_parse(endpoint, error);
+    endpoint->local = true;
+    return REFIT_OK;
+}
+
+refit_status rft_endpoint_parse(const char *text, rft_endpoint *out, refit_error *error)
+{
+    static const char *const schemes[] = {
+        [RFT_TRANSPORT_TCP] = "tcp://",
+        [RFT_TRANSPORT_IPC] = "ipc://",
+        [RFT_TRANSPORT_INPROC] = "inproc://",
+    };
+    RFT_REFUSE_IF(strlen(text) >= sizeof out->text, error, REFIT_ERR_INVALID,
+                  "the endpoint is longer than %zu bytes", sizeof out->text - 1);
+    memset(out, 0, sizeof *out);
+    strcpy(out->text, text);
+    for (uint32_t i = 0; i < sizeof schemes / sizeof schemes[0]; i++) {
+        out->rest = text_after(out->text, schemes[i]);
+        out->transport = (rft_transport)i;
+        if (out->rest != NULL) return rest_parse(out, error);
+    }
+    return rft_fail(error, REFIT_ERR_INVALID,
+                    "endpoint \"%s\" is none of tcp://HOST:PORT, ipc://PATH and inproc://NAME",
+                    text);
+}

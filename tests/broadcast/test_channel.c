@@ -1,0 +1,263 @@
+/* Channels: messages and zero-copy payloads both ways, and who may bind what. */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/eventfd.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <cmocka.h>
+
+#include "base/clock.h"
+#include "broadcast/channel.h"
+#include "tests/support/quick_config.h"
+
+#define WAIT_MS 10000
+
+static rft_channel *bind_at(const char *endpoint)
+{
+    refit_config config = quick_config();
+    rft_channel *channel = NULL;
+    assert_int_equal(rft_channel_bind(endpoint, &config, &channel, NULL), REFIT_OK);
+    return channel;
+}
+
+static rft_channel *connect_to(const rft_channel *bound)
+{
+    refit_config config = quick_config();
+    rft_channel *channel = NULL;
+    assert_int_equal(rft_channel_connect(rft_channel_endpoint(bound), &config, &channel, NULL),
+                     REFIT_OK);
+    return channel;
+}
+
+/* A DEALER takes messages only once its connection stands. */
+static void send_soon(rft_channel *channel, const char *text)
+{
+    int64_t deadline = rft_deadline(WAIT_MS);
+    refit_status status;
+    do {
+        status = rft_channel_send(channel, NULL, rft_view_text(text), NULL, NULL);
+        if (status == REFIT_ERR_BUSY) rft_channel_poll(channel, -1, 5);
+    } while (status == REFIT_ERR_BUSY && rft_ms_until(deadline) > 0);
+    assert_int_equal(status, REFIT_OK);
+}
+
+static refit_status receive_soon(rft_channel *channel, rft_envelope *out)
+{
+    int64_t deadline = rft_deadline(WAIT_MS);
+    refit_status status;
+    do {
+        rft_channel_poll(channel, -1, rft_ms_until(deadline));
+        status = rft_channel_receive(channel, out, NULL);
+    } while (status == REFIT_ERR_TIMEOUT && rft_ms_until(deadline) > 0);
+    return status;
+}
+
+static void assert_view(rft_view view, const void *bytes, size_t count)
+{
+    assert_int_equal(view.count, count);
+    assert_memory_equal(view.data, bytes, count);
+}
+
+static void carry_both_ways(const char *endpoint)
+{
+    rft_channel *server = bind_at(endpoint), *client = connect_to(server);
+    rft_envelope got;
+    send_soon(client, "hello");
+    assert_int_equal(receive_soon(server, &got), REFIT_OK);
+    assert_view(got.message, "hello", 5);
+    assert_int_equal(got.payload.count, 0);
+
+    unsigned char *bytes = malloc(1 << 20);
+    assert_non_null(bytes);
+    memset(bytes, 7, 1 << 20);
+    rft_pending pending = {0};
+    rft_payload payload = {{bytes, 1 << 20}, &pending};
+    rft_peer_id to = got.from;
+    assert_int_equal(rft_channel_send(server, &to, rft_view_text("frame"), &payload, NULL),
+                     REFIT_OK);
+    assert_int_equal(receive_soon(client, &got), REFIT_OK);
+    assert_view(got.message, "frame", 5);
+    assert_view(got.payload, bytes, 1 << 20);
+    assert_int_equal(rft_channel_receive(client, &got, NULL), REFIT_ERR_TIMEOUT);
+    rft_channel_close(client);
+    rft_channel_close(server);
+    assert_true(rft_pending_wait(&pending, rft_deadline(WAIT_MS)));
+    free(bytes);
+}
+
+static void tcp_carries_both_ways(void **state)
+{
+    (void)state;
+    carry_both_ways("tcp://127.0.0.1:0");
+}
+
+static void ipv6_loopback_carries_both_ways(void **state)
+{
+    (void)state;
+    refit_config config = quick_config();
+    rft_channel *probe = NULL;
+    if (rft_channel_bind("tcp://[::1]:0", &config, &probe, NULL) != REFIT_OK) skip();
+    rft_channel_close(probe);
+    carry_both_ways("tcp://[::1]:0");
+}
+
+static void inproc_carries_both_ways(void **state)
+{
+    (void)state;
+    carry_both_ways("inproc://carries");
+}
+
+static void ipc_carries_both_ways_and_can_be_bound_again(void **state)
+{
+    (void)state;
+    char folder[] = "/tmp/refit-channel-XXXXXX", endpoint[64];
+    assert_non_null(mkdtemp(folder));
+    snprintf(endpoint, sizeof endpoint, "ipc://%s/s", folder);
+    carry_both_ways(endpoint);
+    carry_both_ways(endpoint);
+    assert_int_equal(rmdir(folder), 0);
+}
+
+static void found_port_is_named(void **state)
+{
+    (void)state;
+    rft_channel *server = bind_at("tcp://127.0.0.1:0");
+    const char *endpoint = rft_channel_endpoint(server);
+    assert_non_null(strstr(endpoint, "tcp://127.0.0.1:"));
+    assert_string_not_equal(endpoint, "tcp://127.0.0.1:0");
+    rft_channel_close(server);
+}
+
+static void second_publisher_is_busy(void **state)
+{
+    (void)state;
+    static const char *const endpoints[] = {"tcp://127.0.0.1:0", "inproc://second",
+                                            "ipc:///tmp/refit-second.sock"};
+    for (size_t i = 0; i < 3; i++) {
+        refit_config config = quick_config();
+        refit_error error;
+        rft_channel *first = bind_at(endpoints[i]), *second = NULL;
+        assert_int_equal(rft_channel_bind(rft_channel_endpoint(first), &config, &second, &error),
+                         REFIT_ERR_BUSY);
+        assert_null(second);
+        rft_channel_close(first);
+    }
+}
+
+static void addresses_beyond_this_host_need_leave(void **state)
+{
+    (void)state;
+    refit_config config = quick_config();
+    refit_error error;
+    rft_channel *channel = NULL;
+    assert_int_equal(rft_channel_bind("tcp://0.0.0.0:0", &config, &channel, &error),
+                     REFIT_ERR_SECURITY);
+    assert_non_null(strstr(error.text, "broadcast.insecure"));
+    config.broadcast_insecure = 1;
+    assert_int_equal(rft_channel_bind("tcp://0.0.0.0:0", &config, &channel, NULL), REFIT_OK);
+    rft_channel_close(channel);
+}
+
+static void bad_endpoints_leave_nothing_open(void **state)
+{
+    (void)state;
+    refit_config config = quick_config();
+    rft_channel *channel = NULL;
+    assert_int_equal(rft_channel_bind("nonsense", &config, &channel, NULL), REFIT_ERR_INVALID);
+    assert_int_equal(rft_channel_connect("udp://x:1", &config, &channel, NULL), REFIT_ERR_INVALID);
+    assert_int_equal(rft_channel_bind("tcp://127.0.0.1:1x", &config, &channel, NULL),
+                     REFIT_ERR_INVALID);
+    assert_null(channel);
+}
+
+static void unknown_peer_is_reported(void **state)
+{
+    (void)state;
+    rft_channel *server = bind_at("tcp://127.0.0.1:0");
+    rft_peer_id nobody = {.bytes = {0, 1, 2, 3, 4}, .count = 5};
+    rft_pending pending = {0};
+    rft_payload payload = {rft_view_text("bytes"), &pending};
+    assert_int_equal(rft_channel_send(server, &nobody, rft_view_text("x"), &payload, NULL),
+                     REFIT_ERR_PEER);
+    assert_int_equal(rft_pending_count(&pending), 0);
+    rft_channel_close(server);
+}
+
+static void peer_that_does_not_read_is_busy_in_the_end(void **state)
+{
+    (void)state;
+    rft_channel *server = bind_at("inproc://unread"), *client = connect_to(server);
+    rft_envelope got;
+    send_soon(client, "hello");
+    assert_int_equal(receive_soon(server, &got), REFIT_OK);
+    rft_peer_id to = got.from;
+    refit_status status = REFIT_OK;
+    for (int i = 0; i < 100000 && status == REFIT_OK; i++) {
+        status = rft_channel_send(server, &to, rft_view_text("beat"), NULL, NULL);
+    }
+    assert_int_equal(status, REFIT_ERR_BUSY);
+    rft_channel_close(client);
+    rft_channel_close(server);
+}
+
+static void dealer_without_a_trainer_is_busy(void **state)
+{
+    (void)state;
+    refit_config config = quick_config();
+    rft_channel *client = NULL;
+    assert_int_equal(rft_channel_connect("tcp://127.0.0.1:1", &config, &client, NULL), REFIT_OK);
+    assert_int_equal(rft_channel_send(client, NULL, rft_view_text("x"), NULL, NULL),
+                     REFIT_ERR_BUSY);
+    rft_channel_close(client);
+}
+
+static void descriptor_wakes_the_poll(void **state)
+{
+    (void)state;
+    rft_channel *server = bind_at("inproc://wakes");
+    int wake = eventfd(1, EFD_CLOEXEC | EFD_NONBLOCK);
+    rft_channel_poll(server, wake, 60 * 60 * 1000);
+    close(wake);
+    rft_channel_close(server);
+}
+
+static void forked_child_gets_a_context_of_its_own(void **state)
+{
+    (void)state;
+    rft_channel *server = bind_at("inproc://forked");
+    pid_t child = fork();
+    if (child == 0) {
+        refit_config config = quick_config();
+        rft_channel *own = NULL;
+        _exit(rft_channel_bind("inproc://forked", &config, &own, NULL) == REFIT_OK ? 0 : 1);
+    }
+    int code;
+    assert_int_equal(waitpid(child, &code, 0), child);
+    assert_int_equal(code, 0);
+    rft_channel_close(server);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(tcp_carries_both_ways),
+        cmocka_unit_test(ipv6_loopback_carries_both_ways),
+        cmocka_unit_test(inproc_carries_both_ways),
+        cmocka_unit_test(ipc_carries_both_ways_and_can_be_bound_again),
+        cmocka_unit_test(found_port_is_named),
+        cmocka_unit_test(second_publisher_is_busy),
+        cmocka_unit_test(addresses_beyond_this_host_need_leave),
+        cmocka_unit_test(bad_endpoints_leave_nothing_open),
+        cmocka_unit_test(unknown_peer_is_reported),
+        cmocka_unit_test(peer_that_does_not_read_is_busy_in_the_end),
+        cmocka_unit_test(dealer_without_a_trainer_is_busy),
+        cmocka_unit_test(descriptor_wakes_the_poll),
+        cmocka_unit_test(forked_child_gets_a_context_of_its_own),
+    };
+    return cmocka_run_group_tests_name("channel", tests, NULL, NULL);
+}

@@ -1,0 +1,103 @@
+/* Endpoints: what can be read, what cannot, and which of them stay on this host. */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+#include "broadcast/endpoint.h"
+
+static void check_local(const char *text, bool local)
+{
+    rft_endpoint endpoint;
+    assert_int_equal(rft_endpoint_parse(text, &endpoint, NULL), REFIT_OK);
+    assert_int_equal(endpoint.local, local);
+}
+
+static void loopback_ipc_and_inproc_are_local(void **state)
+{
+    (void)state;
+    check_local("tcp://127.0.0.1:0", true);
+    check_local("tcp://127.8.9.10:65535", true);
+    check_local("tcp://localhost:*", true);
+    check_local("tcp://[::1]:5555", true);
+    check_local("ipc:///run/refit.sock", true);
+    check_local("inproc://weights", true);
+}
+
+static void everything_else_is_not(void **state)
+{
+    (void)state;
+    check_local("tcp://*:5555", false);
+    check_local("tcp://0.0.0.0:5555", false);
+    check_local("tcp://10.0.0.1:5555", false);
+    check_local("tcp://128.0.0.1:5555", false);
+    check_local("tcp://[::]:5555", false);
+    check_local("tcp://eth0:5555", false);
+    check_local("tcp://127.0.0.1.example.com:5555", false);
+    check_local("tcp://localhost.example.com:5555", false);
+}
+
+static void only_brackets_ask_for_ipv6(void **state)
+{
+    (void)state;
+    rft_endpoint endpoint;
+    assert_int_equal(rft_endpoint_parse("tcp://[::1]:5", &endpoint, NULL), REFIT_OK);
+    assert_true(endpoint.ipv6);
+    assert_int_equal(rft_endpoint_parse("tcp://localhost:5", &endpoint, NULL), REFIT_OK);
+    assert_false(endpoint.ipv6);
+}
+
+static void unreadable_endpoints_are_refused_with_a_sentence(void **state)
+{
+    (void)state;
+    static const char *const bad[] = {
+        "",
+        "127.0.0.1:5555",
+        "udp://127.0.0.1:5555",
+        "pgm://x:1",
+        "tcp://",
+        "tcp://127.0.0.1",
+        "tcp://:5555",
+        "tcp://127.0.0.1:",
+        "tcp://127.0.0.1:65536",
+        "tcp://127.0.0.1:99999999999999999999",
+        "tcp://127.0.0.1:12a",
+        "tcp://::1:5555",
+        "tcp://[::1:5555",
+        "ipc://",
+        "ipc://@abstract",
+        "ipc://*",
+        "inproc://",
+    };
+    for (size_t i = 0; i < sizeof bad / sizeof bad[0]; i++) {
+        rft_endpoint endpoint;
+        refit_error error = {0};
+        assert_int_equal(rft_endpoint_parse(bad[i], &endpoint, &error), REFIT_ERR_INVALID);
+        assert_true(strlen(error.text) > 20);
+    }
+}
+
+static void too_long_texts_and_paths_are_refused(void **state)
+{
+    (void)state;
+    rft_endpoint endpoint;
+    char text[400] = "ipc:///";
+    memset(text + 7, 'a', 110);
+    assert_int_equal(rft_endpoint_parse(text, &endpoint, NULL), REFIT_ERR_INVALID);
+    memset(text + 7, 'a', 300);
+    assert_int_equal(rft_endpoint_parse(text, &endpoint, NULL), REFIT_ERR_INVALID);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(loopback_ipc_and_inproc_are_local),
+        cmocka_unit_test(everything_else_is_not),
+        cmocka_unit_test(only_brackets_ask_for_ipv6),
+        cmocka_unit_test(unreadable_endpoints_are_refused_with_a_sentence),
+        cmocka_unit_test(too_long_texts_and_paths_are_refused),
+    };
+    return cmocka_run_group_tests_name("endpoint", tests, NULL, NULL);
+}

@@ -1,0 +1,146 @@
+/* The socket file of an ipc endpoint: one living owner, dead ones replaced, other files untouched.
+ */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/socket.h>
+#include <sys/stat.h>
+#include <sys/un.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <cmocka.h>
+
+#include "broadcast/ipc.h"
+
+typedef struct place {
+    char folder[64];
+    char path[80];
+} place;
+
+static int place_open(void **state)
+{
+    place *here = calloc(1, sizeof *here);
+    if (here == NULL) return -1;
+    strcpy(here->folder, "/tmp/refit-ipc-XXXXXX");
+    if (mkdtemp(here->folder) == NULL) return -1;
+    snprintf(here->path, sizeof here->path, "%s/s", here->folder);
+    *state = here;
+    return 0;
+}
+
+static int place_close(void **state)
+{
+    place *here = *state;
+    unlink(here->path);
+    int code = rmdir(here->folder);
+    free(here);
+    return code;
+}
+
+static void socket_is_ours_alone_to_connect(void **state)
+{
+    place *here = *state;
+    rft_ipc ipc;
+    int fd;
+    struct stat file;
+    assert_int_equal(rft_ipc_open(&ipc, here->path, &fd, NULL), REFIT_OK);
+    assert_int_equal(stat(here->path, &file), 0);
+    assert_int_equal(file.st_mode & 0777, 0600);
+    close(fd);
+    rft_ipc_close(&ipc);
+    rft_ipc_close(&ipc);
+    assert_int_not_equal(access(here->path, F_OK), 0);
+}
+
+static void second_owner_is_refused_until_the_first_closes(void **state)
+{
+    place *here = *state;
+    rft_ipc first, second;
+    int fd, other;
+    refit_error error;
+    assert_int_equal(rft_ipc_open(&first, here->path, &fd, NULL), REFIT_OK);
+    assert_int_equal(rft_ipc_open(&second, here->path, &other, &error), REFIT_ERR_BUSY);
+    assert_non_null(strstr(error.text, here->path));
+    assert_int_equal(access(here->path, F_OK), 0);
+    close(fd);
+    rft_ipc_close(&first);
+    assert_int_equal(rft_ipc_open(&second, here->path, &other, NULL), REFIT_OK);
+    close(other);
+    rft_ipc_close(&second);
+}
+
+static void what_a_killed_owner_left_is_taken_over(void **state)
+{
+    place *here = *state;
+    pid_t child = fork();
+    if (child == 0) {
+        rft_ipc ipc;
+        int fd;
+        _exit(rft_ipc_open(&ipc, here->path, &fd, NULL) == REFIT_OK ? 0 : 1);
+    }
+    int code;
+    assert_int_equal(waitpid(child, &code, 0), child);
+    assert_int_equal(code, 0);
+    assert_int_equal(access(here->path, F_OK), 0);
+    rft_ipc ipc;
+    int fd;
+    assert_int_equal(rft_ipc_open(&ipc, here->path, &fd, NULL), REFIT_OK);
+    close(fd);
+    rft_ipc_close(&ipc);
+}
+
+static void file_that_is_no_socket_is_left_alone(void **state)
+{
+    place *here = *state;
+    FILE *file = fopen(here->path, "w");
+    assert_non_null(file);
+    fclose(file);
+    rft_ipc ipc;
+    int fd;
+    assert_int_equal(rft_ipc_open(&ipc, here->path, &fd, NULL), REFIT_ERR_EXISTS);
+    assert_int_equal(access(here->path, F_OK), 0);
+}
+
+static void stranger_who_listens_is_left_alone(void **state)
+{
+    place *here = *state;
+    struct sockaddr_un address = {.sun_family = AF_UNIX};
+    memcpy(address.sun_path, here->path, strlen(here->path));
+    int stranger = socket(AF_UNIX, SOCK_STREAM, 0);
+    assert_int_equal(bind(stranger, (struct sockaddr *)&address, sizeof address), 0);
+    assert_int_equal(listen(stranger, 4), 0);
+    rft_ipc ipc;
+    int fd;
+    assert_int_equal(rft_ipc_open(&ipc, here->path, &fd, NULL), REFIT_ERR_BUSY);
+    assert_int_equal(access(here->path, F_OK), 0);
+    close(stranger);
+}
+
+static void missing_folder_is_an_error_of_the_system(void **state)
+{
+    (void)state;
+    rft_ipc ipc;
+    int fd;
+    refit_error error;
+    assert_int_equal(rft_ipc_open(&ipc, "/tmp/refit-no-such/s", &fd, &error), REFIT_ERR_SYSTEM);
+    assert_int_not_equal(error.subsystem, 0);
+}
+
+#define IN_A_PLACE(test) cmocka_unit_test_setup_teardown(test, place_open, place_close)
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        IN_A_PLACE(socket_is_ours_alone_to_connect),
+        IN_A_PLACE(second_owner_is_refused_until_the_first_closes),
+        IN_A_PLACE(what_a_killed_owner_left_is_taken_over),
+        IN_A_PLACE(file_that_is_no_socket_is_left_alone),
+        IN_A_PLACE(stranger_who_listens_is_left_alone),
+        cmocka_unit_test(missing_folder_is_an_error_of_the_system),
+    };
+    return cmocka_run_group_tests_name("ipc", tests, NULL, NULL);
+}

@@ -1,0 +1,191 @@
+/* Segments: shared by name, read-only for others, gone with their owner however it ends. */
+#include <errno.h>
+#include <fcntl.h>
+#include <setjmp.h>
+#include <signal.h>
+#include <stdarg.h>
+#include <stdbool.h>
+#include <stddef.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <cmocka.h>
+
+#include "broadcast/segment.h"
+
+#define BYTES 100000u
+
+static bool name_exists(const char *name)
+{
+    int fd = shm_open(name, O_RDONLY, 0);
+    if (fd >= 0) close(fd);
+    return fd >= 0;
+}
+
+static void reader_sees_what_the_owner_writes(void **state)
+{
+    (void)state;
+    rft_segment owner, reader;
+    assert_int_equal(rft_segment_create(&owner, BYTES, NULL), REFIT_OK);
+    assert_int_equal(owner.bytes, BYTES);
+    assert_int_equal(owner.memory[BYTES - 1], 0);
+    assert_int_equal(rft_segment_attach(&reader, owner.name, BYTES, NULL), REFIT_OK);
+    owner.memory[BYTES - 1] = 77;
+    assert_int_equal(reader.memory[BYTES - 1], 77);
+    rft_segment_close(&reader);
+    assert_true(name_exists(owner.name));
+    rft_segment_close(&owner);
+}
+
+static void owner_alone_may_open_it(void **state)
+{
+    (void)state;
+    rft_segment owner;
+    struct stat file;
+    assert_int_equal(rft_segment_create(&owner, BYTES, NULL), REFIT_OK);
+    assert_int_equal(fstat(owner.fd, &file), 0);
+    assert_int_equal(file.st_mode & 0777, 0600);
+    assert_true((uint64_t)file.st_blocks * 512 >= BYTES);
+    rft_segment_close(&owner);
+}
+
+static void closing_unlinks_but_mappings_stay(void **state)
+{
+    (void)state;
+    rft_segment owner, reader, late;
+    char name[RFT_SEGMENT_NAME_BYTES];
+    assert_int_equal(rft_segment_create(&owner, BYTES, NULL), REFIT_OK);
+    assert_int_equal(rft_segment_attach(&reader, owner.name, BYTES, NULL), REFIT_OK);
+    memset(owner.memory, 5, BYTES);
+    strcpy(name, owner.name);
+    rft_segment_close(&owner);
+    rft_segment_close(&owner);
+    assert_int_equal(reader.memory[BYTES / 2], 5);
+    assert_int_equal(rft_segment_attach(&late, name, BYTES, NULL), REFIT_ERR_NOT_FOUND);
+    rft_segment_close(&reader);
+}
+
+static void mapping_that_is_too_short_is_refused(void **state)
+{
+    (void)state;
+    rft_segment owner, reader;
+    assert_int_equal(rft_segment_create(&owner, BYTES, NULL), REFIT_OK);
+    assert_int_equal(rft_segment_attach(&reader, owner.name, BYTES + 1, NULL), REFIT_ERR_PROTOCOL);
+    assert_null(reader.memory);
+    rft_segment_close(&owner);
+}
+
+static void foreign_names_are_refused(void **state)
+{
+    (void)state;
+    static const char *const names[] = {
+        "",
+        "/",
+        "/refit-",
+        "/etc/passwd",
+        "/refit-../../../etc/passwd",
+        "/refit-0123456789abcdef0123456789abcde",
+        "/refit-0123456789abcdef0123456789abcdef0",
+        "/refit-0123456789abcdef0123456789abcdeF",
+        "refit-0123456789abcdef0123456789abcdef",
+        "/refit-0123456789abcdef/123456789abcdef",
+    };
+    for (size_t i = 0; i < sizeof names / sizeof names[0]; i++) {
+        rft_segment reader;
+        assert_int_equal(rft_segment_attach(&reader, names[i], 1, NULL), REFIT_ERR_PROTOCOL);
+    }
+}
+
+static void full_folder_is_an_error_with_numbers(void **state)
+{
+    (void)state;
+    rft_segment owner;
+    refit_error error;
+    assert_int_equal(rft_segment_create(&owner, UINT64_C(1) << 60, &error), REFIT_ERR_SYSTEM);
+    assert_int_equal(error.subsystem, ENOSPC);
+    assert_non_null(strstr(error.text, "1152921504606846976"));
+    assert_int_equal(rft_segment_create(&owner, UINT64_MAX, &error), REFIT_ERR_SYSTEM);
+    assert_null(owner.memory);
+    rft_segment_close(&owner);
+}
+
+static void private_memory_has_no_name(void **state)
+{
+    (void)state;
+    rft_segment store;
+    assert_int_equal(rft_segment_create_private(&store, BYTES, NULL), REFIT_OK);
+    assert_string_equal(store.name, "");
+    memset(store.memory, 1, BYTES);
+    rft_segment_close(&store);
+    assert_null(store.memory);
+    assert_int_equal(rft_segment_create_private(&store, UINT64_C(1) << 60, NULL),
+                     REFIT_ERR_HOST_MEMORY);
+}
+
+static void nothing_at_all_fits_too(void **state)
+{
+    (void)state;
+    rft_segment owner, reader;
+    assert_int_equal(rft_segment_create(&owner, 0, NULL), REFIT_OK);
+    assert_int_equal(rft_segment_attach(&reader, owner.name, 0, NULL), REFIT_OK);
+    rft_segment_close(&reader);
+    rft_segment_close(&owner);
+}
+
+/* A child that makes a segment, tells its name, and waits to be killed. */
+static pid_t owner_start(char name[RFT_SEGMENT_NAME_BYTES])
+{
+    int pipe_fds[2];
+    assert_int_equal(pipe(pipe_fds), 0);
+    pid_t child = fork();
+    if (child == 0) {
+        rft_segment owner;
+        if (rft_segment_create(&owner, BYTES, NULL) != REFIT_OK) _exit(1);
+        if (write(pipe_fds[1], owner.name, sizeof owner.name) < 0) _exit(1);
+        for (;;) {
+            pause();
+        }
+    }
+    assert_int_equal(read(pipe_fds[0], name, RFT_SEGMENT_NAME_BYTES), RFT_SEGMENT_NAME_BYTES);
+    close(pipe_fds[0]);
+    close(pipe_fds[1]);
+    return child;
+}
+
+static void dead_owners_segments_are_swept_and_living_ones_kept(void **state)
+{
+    (void)state;
+    char doomed[RFT_SEGMENT_NAME_BYTES], living[RFT_SEGMENT_NAME_BYTES];
+    pid_t first = owner_start(doomed);
+    pid_t second = owner_start(living);
+    kill(first, SIGKILL);
+    waitpid(first, NULL, 0);
+    (void)rft_segment_sweep();
+    assert_false(name_exists(doomed));
+    assert_true(name_exists(living));
+    kill(second, SIGKILL);
+    waitpid(second, NULL, 0);
+    rft_segment owner;
+    assert_int_equal(rft_segment_create(&owner, BYTES, NULL), REFIT_OK);
+    assert_false(name_exists(living));
+    rft_segment_close(&owner);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(reader_sees_what_the_owner_writes),
+        cmocka_unit_test(owner_alone_may_open_it),
+        cmocka_unit_test(closing_unlinks_but_mappings_stay),
+        cmocka_unit_test(mapping_that_is_too_short_is_refused),
+        cmocka_unit_test(foreign_names_are_refused),
+        cmocka_unit_test(full_folder_is_an_error_with_numbers),
+        cmocka_unit_test(private_memory_has_no_name),
+        cmocka_unit_test(nothing_at_all_fits_too),
+        cmocka_unit_test(dead_owners_segments_are_swept_and_living_ones_kept),
+    };
+    return cmocka_run_group_tests_name("segment", tests, NULL, NULL);
+}

@@ -1,0 +1,37 @@
+/* A configuration for tests: small sizes, and timeouts that let a lost peer be noticed soon. */
+#ifndef QUICK_CONFIG_H
+#define QUICK_CONFIG_H
+
+#include <string.h>
+
+#include <refit/config.h>
+
+static inline refit_config quick_config(void)
+{
+    refit_config config;
+    memset(&config, 0, sizeof config);
+    config.size = sizeof config;
+    strcpy(config.device, "host");
+    strcpy(config.broadcast_endpoint, "tcp://127.0.0.1:0");
+    config.broadcast_slots = 1;
+    config.broadcast_frame_bytes = 256 * 1024;
+    config.broadcast_window = 4;
+    config.broadcast_stage_timeout_ms = 10000;
+    config.broadcast_commit_timeout_ms = 10000;
+    config.broadcast_heartbeat_ms = 100;
+    config.broadcast_heartbeat_timeout_ms = 2000;
+    config.broadcast_resend_limit = 3;
+    config.broadcast_linger_ms = 500;
+    config.limits_workers = 16;
+    config.limits_tensors = 1000;
+    config.limits_rank = 8;
+    config.limits_name_bytes = 256;
+    config.limits_message_bytes = 64 * 1024;
+    config.limits_manifest_bytes = 1024 * 1024;
+    config.limits_frame_bytes = 16 * 1024 * 1024;
+    config.limits_version_bytes = UINT64_C(1) << 30;
+    config.limits_window = 64;
+    return config;
+}
+
+#endif
