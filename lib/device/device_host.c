@@ -1,0 +1,338 @@
+/*
+ * The host device: this machine's memory driven like a device, with the asynchrony, the capacity
+ * and the failures of one. It is the oracle for every other device.
+ *
+ * Memory is in host_memory.c and host_reserve.c, streams and events in host_stream.c and
+ * host_event.c, the threads that share large copies in host_pool.c. This file puts them behind the
+ * slots of device.h and keeps the list of streams, so that a handle that is none of them is
+ * refused.
+ */
+#include <errno.h>
+#include <inttypes.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/resource.h>
+
+#include "base/alloc.h"
+#include "base/clock.h"
+#include "device/device_spec.h"
+#include "device/host_stream.h"
+
+/* How long a call waits that has to: closing a stream, joining an event from the calling thread. */
+#define BLOCK_MS 600000u
+
+typedef struct host_device {
+    rft_host_memory memory;
+    rft_host_pool pool;
+    rft_mutex lock;
+    rft_host_stream **streams; /* guarded by lock, like the rest */
+    uint32_t stream_count;
+    uint32_t stream_room;
+} host_device;
+
+static uint32_t find_stream(const host_device *host, refit_stream_ref stream)
+{
+    uint32_t at = 0;
+    while (at < host->stream_count && host->streams[at] != stream.native) {
+        at++;
+    }
+    return at;
+}
+
+static refit_status check_stream(host_device *host, refit_stream_ref stream, refit_error *error)
+{
+    rft_lock(&host->lock);
+    bool known = find_stream(host, stream) != host->stream_count;
+    rft_unlock(&host->lock);
+    RFT_REFUSE_IF(!known, error, REFIT_ERR_INVALID, "%p is no open stream of this device",
+                  stream.native);
+    return REFIT_OK;
+}
+
+static void host_close(void *self)
+{
+    host_device *host = self;
+    rft_host_pool_close(&host->pool);
+    rft_host_memory_close(&host->memory);
+    rft_free(host->streams);
+    rft_mutex_close(&host->lock);
+    rft_free(host);
+}
+
+static void host_describe(void *self, refit_device_info *info)
+{
+    host_device *host = self;
+    snprintf(info->name, sizeof info->name, "host memory, %u copy threads", host->pool.threads);
+    info->capacity_bytes = host->memory.capacity;
+    info->used_bytes = rft_host_memory_used(&host->memory);
+    info->host_addressable = 1;
+    info->stable_arena = 1;
+}
+
+static void host_caps(void *self, rft_device_caps *caps)
+{
+    (void)self;
+    *caps = (rft_device_caps){.host_addressable = true,
+                              .stable_arena = true,
+                              .batch_most = RFT_HOST_BATCH_MOST,
+                              .numa_node = -1};
+}
+
+static refit_status host_memory_alloc(void *self, uint64_t bytes, void **out, refit_error *error)
+{
+    host_device *host = self;
+    return rft_host_memory_alloc(&host->memory, bytes, out, error);
+}
+
+static refit_status host_memory_free(void *self, void *memory, refit_error *error)
+{
+    host_device *host = self;
+    return rft_host_memory_free(&host->memory, memory, error);
+}
+
+static refit_status host_reserve(void *self, uint64_t bytes, void **out, uint64_t *granule,
+                                 refit_error *error)
+{
+    host_device *host = self;
+    return rft_host_memory_reserve(&host->memory, bytes, out, granule, error);
+}
+
+static refit_status host_commit(void *self, void *base, uint64_t bytes, refit_error *error)
+{
+    host_device *host = self;
+    return rft_host_memory_commit(&host->memory, base, bytes, error);
+}
+
+static refit_status host_decommit(void *self, void *base, uint64_t bytes, refit_error *error)
+{
+    host_device *host = self;
+    return rft_host_memory_decommit(&host->memory, base, bytes, error);
+}
+
+static void host_unreserve(void *self, void *base, uint64_t bytes)
+{
+    host_device *host = self;
+    (void)bytes;
+    rft_host_memory_unreserve(&host->memory, base);
+}
+
+static refit_status host_pin(void *self, void *memory, uint64_t bytes, refit_error *error)
+{
+    (void)self;
+    if (mlock(memory, bytes) == 0) return REFIT_OK;
+    int code = errno;
+    struct rlimit limit = {0};
+    (void)getrlimit(RLIMIT_MEMLOCK, &limit);
+    return rft_fail_sub(error, REFIT_ERR_PIN, code,
+                        "%" PRIu64 " bytes could not be page-locked: %s; RLIMIT_MEMLOCK is %" PRIu64
+                        " bytes: raise it (ulimit -l, docker --ulimit memlock=-1) or set "
+                        "offload.pin: prefer",
+                        bytes, strerror(code), (uint64_t)limit.rlim_cur);
+}
+
+static void host_unpin(void *self, void *memory, uint64_t bytes)
+{
+    (void)self;
+    (void)munlock(memory, bytes);
+}
+
+/* Room for one more stream in the list, the lock held. */
+static refit_status grow_streams(host_device *host, refit_error *error)
+{
+    if (host->stream_count < host->stream_room) return REFIT_OK;
+    uint32_t room = host->stream_room == 0 ? 8 : host->stream_room * 2;
+    rft_host_stream **streams = rft_realloc(host->streams, room, sizeof *streams);
+    RFT_REFUSE_IF(streams == NULL, error, REFIT_ERR_HOST_MEMORY, "no host memory for %u streams",
+                  room);
+    host->streams = streams;
+    host->stream_room = room;
+    return REFIT_OK;
+}
+
+static refit_status host_stream_open(void *self, refit_stream_ref *out, refit_error *error)
+{
+    host_device *host = self;
+    rft_host_stream *stream = NULL;
+    rft_lock(&host->lock);
+    refit_status status = grow_streams(host, error);
+    if (status == REFIT_OK) {
+        status = rft_host_stream_open(&host->memory, &host->pool, &stream, error);
+    }
+    if (status == REFIT_OK) host->streams[host->stream_count++] = stream;
+    rft_unlock(&host->lock);
+    if (status == REFIT_OK) out->native = stream;
+    return status;
+}
+
+static refit_status host_stream_close(void *self, refit_stream_ref stream, refit_error *error)
+{
+    host_device *host = self;
+    RFT_TRY(check_stream(host, stream, error));
+    RFT_TRY(rft_host_stream_drain(stream.native, BLOCK_MS, error));
+    rft_lock(&host->lock);
+    host->streams[find_stream(host, stream)] = host->streams[host->stream_count - 1];
+    host->stream_count--;
+    rft_unlock(&host->lock);
+    rft_host_stream_close(stream.native);
+    return REFIT_OK;
+}
+
+static refit_status host_stream_call(void *self, refit_stream_ref stream, refit_stream_fn function,
+                                     void *user, refit_error *error)
+{
+    host_device *host = self;
+    if (stream.native == NULL) {
+        function(user);
+        return REFIT_OK;
+    }
+    RFT_TRY(check_stream(host, stream, error));
+    return rft_host_stream_call(stream.native, function, user, error);
+}
+
+/* The stream's order is always kept, so RFT_COPY_ANY allows nothing more. */
+static refit_status host_copy_batch(void *self, refit_stream_ref stream, const rft_copy *copies,
+                                    uint32_t count, rft_copy_order order, refit_error *error)
+{
+    host_device *host = self;
+    (void)order;
+    if (stream.native == NULL) {
+        return rft_host_copy_now(&host->memory, &host->pool, copies, count, error);
+    }
+    RFT_TRY(check_stream(host, stream, error));
+    return rft_host_stream_copy(stream.native, copies, count, error);
+}
+
+static refit_status host_zero(void *self, refit_stream_ref stream, void *memory, uint64_t bytes,
+                              refit_error *error)
+{
+    rft_copy zeroed = {memory, NULL, bytes};
+    return host_copy_batch(self, stream, &zeroed, 1, RFT_COPY_STREAM, error);
+}
+
+static refit_status host_event_open(void *self, rft_event **out, refit_error *error)
+{
+    (void)self;
+    rft_host_event *event;
+    RFT_TRY(rft_host_event_open(&event, error));
+    *out = (rft_event *)event;
+    return REFIT_OK;
+}
+
+static void host_event_close(void *self, rft_event *event)
+{
+    (void)self;
+    rft_host_event_close((rft_host_event *)event);
+}
+
+static refit_status host_event_record(void *self, rft_event *event, refit_stream_ref stream,
+                                      refit_error *error)
+{
+    if (stream.native == NULL) {
+        rft_host_event_move((rft_host_event *)event, NULL, 0);
+        return REFIT_OK;
+    }
+    RFT_TRY(check_stream(self, stream, error));
+    return rft_host_stream_record(stream.native, (rft_host_event *)event, error);
+}
+
+/* Joining says that the work is over, not that it went well: that is what event_wait answers. */
+static refit_status join_here(rft_host_event *event, refit_error *error)
+{
+    uint64_t place;
+    rft_host_line *line = rft_host_event_where(event, &place);
+    bool passed = line == NULL || rft_host_line_wait(line, place, rft_deadline(BLOCK_MS));
+    rft_host_line_release(line);
+    RFT_REFUSE_IF(!passed, error, REFIT_ERR_TIMEOUT,
+                  "the work to be joined was not done within %u ms", BLOCK_MS);
+    return REFIT_OK;
+}
+
+static refit_status host_event_join(void *self, rft_event *event, refit_stream_ref stream,
+                                    refit_error *error)
+{
+    if (stream.native == NULL) return join_here((rft_host_event *)event, error);
+    RFT_TRY(check_stream(self, stream, error));
+    return rft_host_stream_join(stream.native, (rft_host_event *)event, error);
+}
+
+static refit_status host_event_wait(void *self, rft_event *event, uint32_t timeout_ms,
+                                    refit_error *error)
+{
+    (void)self;
+    return rft_host_event_wait((rft_host_event *)event, timeout_ms, error);
+}
+
+static const rft_device_ops host_ops = {
+    .version = RFT_DEVICE_OPS_VERSION,
+    .size = sizeof(rft_device_ops),
+    .kind = "host",
+    .close = host_close,
+    .describe = host_describe,
+    .caps = host_caps,
+    .memory_alloc = host_memory_alloc,
+    .memory_free = host_memory_free,
+    .reserve = host_reserve,
+    .commit = host_commit,
+    .decommit = host_decommit,
+    .unreserve = host_unreserve,
+    .host_pin = host_pin,
+    .host_unpin = host_unpin,
+    .stream_open = host_stream_open,
+    .stream_close = host_stream_close,
+    .stream_call = host_stream_call,
+    .copy_batch = host_copy_batch,
+    .zero = host_zero,
+    .event_open = host_event_open,
+    .event_close = host_event_close,
+    .event_record = host_event_record,
+    .event_join = host_event_join,
+    .event_wait = host_event_wait,
+};
+
+static refit_status read_capacity(const char *rest, uint64_t *capacity, refit_error *error)
+{
+    static const char key[] = "capacity=";
+    *capacity = UINT64_MAX;
+    if (rest[0] == '\0') return REFIT_OK;
+    RFT_REFUSE_IF(strncmp(rest, key, sizeof key - 1) != 0, error, REFIT_ERR_INVALID,
+                  "\"host:%.64s\" cannot be read: say \"host\" or \"host:capacity=2GiB\"", rest);
+    return rft_device_spec_bytes(rest + sizeof key - 1, capacity, error);
+}
+
+static refit_status open_parts(host_device *host, uint64_t capacity, uint32_t threads,
+                               refit_error *error)
+{
+    refit_status status = REFIT_OK;
+    RFT_TRY(rft_mutex_open(&host->lock, error));
+    RFT_TRY_GOTO(rft_host_memory_open(&host->memory, capacity, error), close_lock);
+    RFT_TRY_GOTO(rft_host_pool_open(&host->pool, threads, error), close_memory);
+    return REFIT_OK;
+
+close_memory:
+    rft_host_memory_close(&host->memory);
+close_lock:
+    rft_mutex_close(&host->lock);
+    return status;
+}
+
+refit_status rft_device_host_open(const char *rest, const refit_config *config, refit_device **out,
+                                  refit_error *error)
+{
+    uint64_t capacity;
+    RFT_TRY(read_capacity(rest, &capacity, error));
+    host_device *host = rft_calloc(1, sizeof *host);
+    RFT_REFUSE_IF(host == NULL, error, REFIT_ERR_HOST_MEMORY, "no host memory for a device");
+    refit_status status = REFIT_OK;
+    uint32_t threads = config == NULL ? 0 : config->offload_copy_threads;
+    RFT_TRY_GOTO(open_parts(host, capacity, threads, error), free_host);
+    RFT_TRY_GOTO(rft_device_make(&host_ops, host, out, error), close_host);
+    return REFIT_OK;
+
+close_host:
+    host_close(host);
+    return status;
+free_host:
+    rft_free(host);
+    return status;
+}

@@ -1,0 +1,179 @@
+/*
+ * Stand-ins for the slots of a device that it does not implement, so that no caller ever tests a
+ * slot for NULL. They know neither the device nor its state.
+ */
+#include "device/device_missing.h"
+
+static refit_status refuse(refit_error *error, const char *what)
+{
+    return rft_fail(error, REFIT_ERR_UNSUPPORTED, "this kind of device has no %s", what);
+}
+
+static void no_close(void *self)
+{
+    (void)self;
+}
+
+static void no_describe(void *self, refit_device_info *info)
+{
+    (void)self;
+    (void)info;
+}
+
+static void no_caps(void *self, rft_device_caps *caps)
+{
+    (void)self;
+    (void)caps;
+}
+
+static refit_status no_memory_alloc(void *self, uint64_t bytes, void **out, refit_error *error)
+{
+    (void)self;
+    (void)bytes;
+    (void)out;
+    return refuse(error, "memory");
+}
+
+static refit_status no_memory_free(void *self, void *memory, refit_error *error)
+{
+    (void)self;
+    (void)memory;
+    return refuse(error, "memory");
+}
+
+static refit_status no_reserve(void *self, uint64_t bytes, void **out, uint64_t *granule,
+                               refit_error *error)
+{
+    (void)self;
+    (void)bytes;
+    (void)out;
+    (void)granule;
+    return refuse(error, "arenas with stable addresses");
+}
+
+static refit_status no_commit(void *self, void *base, uint64_t bytes, refit_error *error)
+{
+    (void)self;
+    (void)base;
+    (void)bytes;
+    return refuse(error, "arenas with stable addresses");
+}
+
+static void no_range(void *self, void *base, uint64_t bytes)
+{
+    (void)self;
+    (void)base;
+    (void)bytes;
+}
+
+static refit_status no_host_pin(void *self, void *memory, uint64_t bytes, refit_error *error)
+{
+    (void)self;
+    (void)memory;
+    (void)bytes;
+    return refuse(error, "page-locked host memory");
+}
+
+static refit_status no_stream_open(void *self, refit_stream_ref *out, refit_error *error)
+{
+    (void)self;
+    (void)out;
+    return refuse(error, "streams");
+}
+
+static refit_status no_stream_close(void *self, refit_stream_ref stream, refit_error *error)
+{
+    (void)self;
+    (void)stream;
+    return refuse(error, "streams");
+}
+
+static refit_status no_stream_call(void *self, refit_stream_ref stream, refit_stream_fn function,
+                                   void *user, refit_error *error)
+{
+    (void)self;
+    (void)stream;
+    (void)function;
+    (void)user;
+    return refuse(error, "calls in stream order");
+}
+
+static refit_status no_copy_batch(void *self, refit_stream_ref stream, const rft_copy *copies,
+                                  uint32_t count, rft_copy_order order, refit_error *error)
+{
+    (void)self;
+    (void)stream;
+    (void)copies;
+    (void)count;
+    (void)order;
+    return refuse(error, "copies");
+}
+
+static refit_status no_zero(void *self, refit_stream_ref stream, void *memory, uint64_t bytes,
+                            refit_error *error)
+{
+    (void)self;
+    (void)stream;
+    (void)memory;
+    (void)bytes;
+    return refuse(error, "zeroing");
+}
+
+static refit_status no_event_open(void *self, rft_event **out, refit_error *error)
+{
+    (void)self;
+    (void)out;
+    return refuse(error, "events");
+}
+
+static void no_event_close(void *self, rft_event *event)
+{
+    (void)self;
+    (void)event;
+}
+
+static refit_status no_event_place(void *self, rft_event *event, refit_stream_ref stream,
+                                   refit_error *error)
+{
+    (void)self;
+    (void)event;
+    (void)stream;
+    return refuse(error, "events");
+}
+
+static refit_status no_event_wait(void *self, rft_event *event, uint32_t timeout_ms,
+                                  refit_error *error)
+{
+    (void)self;
+    (void)event;
+    (void)timeout_ms;
+    return refuse(error, "events");
+}
+
+#define FILL(slot, stand_in)                                                                       \
+    if (ops->slot == NULL) ops->slot = (stand_in)
+
+void rft_device_fill_missing(rft_device_ops *ops)
+{
+    FILL(close, no_close);
+    FILL(describe, no_describe);
+    FILL(caps, no_caps);
+    FILL(memory_alloc, no_memory_alloc);
+    FILL(memory_free, no_memory_free);
+    FILL(reserve, no_reserve);
+    FILL(commit, no_commit);
+    FILL(decommit, no_commit);
+    FILL(unreserve, no_range);
+    FILL(host_pin, no_host_pin);
+    FILL(host_unpin, no_range);
+    FILL(stream_open, no_stream_open);
+    FILL(stream_close, no_stream_close);
+    FILL(stream_call, no_stream_call);
+    FILL(copy_batch, no_copy_batch);
+    FILL(zero, no_zero);
+    FILL(event_open, no_event_open);
+    FILL(event_close, no_event_close);
+    FILL(event_record, no_event_place);
+    FILL(event_join, no_event_place);
+    FILL(event_wait, no_event_wait);
+}

@@ -1,0 +1,258 @@
+/*
+ * Streams of the host device: commands are queued by any thread and carried out, one after the
+ * other, by the stream's own.
+ *
+ *              push                     first                  pop
+ *     caller ────────► queue (under lock) ────► done without the lock ────► idle, or the next
+ *
+ * A command that fails leaves its failure with the stream until the next record takes it; what is
+ * queued behind it is done all the same, as on a GPU. Knows nothing of who orders the work.
+ */
+#include "device/host_stream.h"
+
+#include <inttypes.h>
+
+#include "base/alloc.h"
+#include "base/clock.h"
+
+struct rft_host_stream {
+    rft_host_memory *memory;
+    rft_host_pool *pool;
+    rft_host_line *line;
+    rft_host_failure failure; /* the thread's own */
+    rft_thread thread;
+    rft_mutex lock;
+    rft_cond work;        /* the queue is not empty, or closing */
+    rft_cond idle;        /* the queue has become empty */
+    rft_host_queue queue; /* guarded by lock, like the rest */
+    uint64_t recorded;    /* records queued: the last place on the line */
+    bool closing;
+};
+
+refit_status rft_host_copy_now(rft_host_memory *memory, rft_host_pool *pool, const rft_copy *copies,
+                               uint32_t count, refit_error *error)
+{
+    uint32_t lost = rft_host_memory_find_lost(memory, copies, count);
+    RFT_REFUSE_IF(lost != count, error, REFIT_ERR_COPY,
+                  "%" PRIu64 " bytes from %p to %p touch memory of an arena that is not there now: "
+                  "commit it first",
+                  copies[lost].bytes, copies[lost].from, copies[lost].to);
+    rft_host_pool_copy(pool, copies, count);
+    return REFIT_OK;
+}
+
+static void do_copies(rft_host_stream *stream, rft_host_command *command)
+{
+    refit_error error;
+    refit_status status = rft_host_copy_now(
+        stream->memory, stream->pool, rft_host_command_copies(command), command->count, &error);
+    if (status == REFIT_OK || stream->failure.status != REFIT_OK) return;
+    stream->failure = (rft_host_failure){status, error};
+}
+
+static void do_record(rft_host_stream *stream, const rft_host_command *command)
+{
+    uint64_t place = command->record.place;
+    rft_host_event_reach(command->record.event, stream->line, place, &stream->failure);
+    rft_host_line_pass(stream->line, place);
+}
+
+static void do_join(const rft_host_command *command)
+{
+    rft_host_line_follow(command->join.line, command->join.place);
+    rft_host_line_release(command->join.line);
+}
+
+static void do_command(rft_host_stream *stream, rft_host_command *command)
+{
+    switch (command->verb) {
+    case RFT_HOST_COPY: do_copies(stream, command); break;
+    case RFT_HOST_CALL: command->call.function(command->call.user); break;
+    case RFT_HOST_RECORD: do_record(stream, command); break;
+    case RFT_HOST_JOIN: do_join(command); break;
+    }
+}
+
+/* Takes the lock off while the command is carried out. */
+static void do_next(rft_host_stream *stream, rft_host_command *command)
+{
+    rft_unlock(&stream->lock);
+    do_command(stream, command);
+    rft_lock(&stream->lock);
+    rft_host_queue_pop(&stream->queue);
+}
+
+static void *run(void *user)
+{
+    rft_host_stream *stream = user;
+    rft_lock(&stream->lock);
+    for (;;) {
+        rft_host_command *command = rft_host_queue_first(&stream->queue);
+        if (command != NULL) {
+            do_next(stream, command);
+            continue;
+        }
+        rft_cond_wake_all(&stream->idle);
+        if (stream->closing) break;
+        rft_cond_wait_idle(&stream->work, &stream->lock);
+    }
+    rft_unlock(&stream->lock);
+    return NULL;
+}
+
+static refit_status open_locks(rft_host_stream *stream, refit_error *error)
+{
+    refit_status status = REFIT_OK;
+    RFT_TRY(rft_mutex_open(&stream->lock, error));
+    RFT_TRY_GOTO(rft_cond_open(&stream->work, error), close_lock);
+    RFT_TRY_GOTO(rft_cond_open(&stream->idle, error), close_work);
+    return REFIT_OK;
+
+close_work:
+    rft_cond_close(&stream->work);
+close_lock:
+    rft_mutex_close(&stream->lock);
+    return status;
+}
+
+static void close_locks(rft_host_stream *stream)
+{
+    rft_cond_close(&stream->idle);
+    rft_cond_close(&stream->work);
+    rft_mutex_close(&stream->lock);
+}
+
+refit_status rft_host_stream_open(rft_host_memory *memory, rft_host_pool *pool,
+                                  rft_host_stream **out, refit_error *error)
+{
+    rft_host_stream *stream = rft_calloc(1, sizeof *stream);
+    RFT_REFUSE_IF(stream == NULL, error, REFIT_ERR_HOST_MEMORY, "no host memory for a stream");
+    stream->memory = memory;
+    stream->pool = pool;
+    refit_status status = REFIT_OK;
+    RFT_TRY_GOTO(rft_host_line_open(&stream->line, error), free_stream);
+    RFT_TRY_GOTO(open_locks(stream, error), close_line);
+    RFT_TRY_GOTO(rft_thread_start(&stream->thread, "refit-stream", run, stream, error),
+                 close_locks);
+    *out = stream;
+    return REFIT_OK;
+
+close_locks:
+    close_locks(stream);
+close_line:
+    rft_host_line_release(stream->line);
+free_stream:
+    rft_free(stream);
+    return status;
+}
+
+static bool wait_idle(rft_host_stream *stream, int64_t deadline)
+{
+    while (rft_host_queue_first(&stream->queue) != NULL) {
+        if (!rft_cond_wait(&stream->idle, &stream->lock, deadline)) break;
+    }
+    return rft_host_queue_first(&stream->queue) == NULL;
+}
+
+refit_status rft_host_stream_drain(rft_host_stream *stream, uint32_t timeout_ms, refit_error *error)
+{
+    rft_lock(&stream->lock);
+    bool idle = wait_idle(stream, rft_deadline(timeout_ms));
+    rft_unlock(&stream->lock);
+    RFT_REFUSE_IF(!idle, error, REFIT_ERR_TIMEOUT,
+                  "the stream still has work after %u ms and stays open: close it again later",
+                  timeout_ms);
+    return REFIT_OK;
+}
+
+void rft_host_stream_close(rft_host_stream *stream)
+{
+    rft_lock(&stream->lock);
+    stream->closing = true;
+    rft_cond_wake_all(&stream->work);
+    rft_unlock(&stream->lock);
+    rft_thread_join(stream->thread);
+    rft_host_queue_close(&stream->queue);
+    close_locks(stream);
+    rft_host_line_release(stream->line);
+    rft_free(stream);
+}
+
+/* Room for a command, the lock taken; if there is none the lock is given back. */
+static refit_status begin_command(rft_host_stream *stream, rft_host_verb verb, uint32_t copies,
+                                  rft_host_command **out, refit_error *error)
+{
+    rft_lock(&stream->lock);
+    refit_status status = rft_host_queue_push(&stream->queue, copies, out, error);
+    if (status == REFIT_OK) {
+        (*out)->verb = verb;
+    } else {
+        rft_unlock(&stream->lock);
+    }
+    return status;
+}
+
+static void end_command(rft_host_stream *stream)
+{
+    rft_cond_wake_one(&stream->work);
+    rft_unlock(&stream->lock);
+}
+
+refit_status rft_host_stream_call(rft_host_stream *stream, refit_stream_fn function, void *user,
+                                  refit_error *error)
+{
+    rft_host_command *command;
+    RFT_TRY(begin_command(stream, RFT_HOST_CALL, 0, &command, error));
+    command->call.function = function;
+    command->call.user = user;
+    end_command(stream);
+    return REFIT_OK;
+}
+
+refit_status rft_host_stream_copy(rft_host_stream *stream, const rft_copy *copies, uint32_t count,
+                                  refit_error *error)
+{
+    rft_host_command *command;
+    RFT_TRY(begin_command(stream, RFT_HOST_COPY, count, &command, error));
+    rft_copy *queued = rft_host_command_copies(command);
+    for (uint32_t i = 0; i < count; i++) {
+        queued[i] = copies[i];
+    }
+    end_command(stream);
+    return REFIT_OK;
+}
+
+refit_status rft_host_stream_record(rft_host_stream *stream, rft_host_event *event,
+                                    refit_error *error)
+{
+    rft_host_command *command;
+    RFT_TRY(begin_command(stream, RFT_HOST_RECORD, 0, &command, error));
+    uint64_t place = ++stream->recorded;
+    rft_host_event_move(event, stream->line, place);
+    command->record.event = event;
+    command->record.place = place;
+    end_command(stream);
+    return REFIT_OK;
+}
+
+refit_status rft_host_stream_join(rft_host_stream *stream, rft_host_event *event,
+                                  refit_error *error)
+{
+    uint64_t place;
+    rft_host_line *line = rft_host_event_where(event, &place);
+    /* What was put on this very stream comes first anyway. */
+    if (line == NULL || line == stream->line) {
+        rft_host_line_release(line);
+        return REFIT_OK;
+    }
+    rft_host_command *command;
+    refit_status status = begin_command(stream, RFT_HOST_JOIN, 0, &command, error);
+    if (status != REFIT_OK) {
+        rft_host_line_release(line);
+        return status;
+    }
+    command->join.line = line;
+    command->join.place = place;
+    end_command(stream);
+    return REFIT_OK;
+}
