@@ -3,10 +3,10 @@
  *
  * Everything here follows from the list of tensors and the frame size alone, so both ends compute
  * the same. Tensors lie one behind the other, each aligned to 64 bytes (tied ones lie where their
- * original lies). A block is 65,536 elements of one tensor, the last one shorter; a frame is a run
- * of whole blocks: the bytes from the first block's start to the last one's end, padding between
- * tensors included, at most frame_bytes (a single block may be larger), at most RFT_FRAME_BLOCKS
- * blocks.
+ * original lies; an empty one takes no bytes and has no blocks). A block is 65,536 elements of one
+ * tensor, the last one shorter; a frame is a run of whole blocks: the bytes from the first block's
+ * start to the last one's end, padding between tensors included, at most frame_bytes (a single
+ * block may be larger), at most RFT_FRAME_BLOCKS blocks.
  */
 #ifndef RFT_MANIFEST_H
 #define RFT_MANIFEST_H
@@ -46,25 +46,34 @@ typedef struct rft_frame_span {
     uint32_t blocks;
 } rft_frame_span;
 
+typedef struct rft_manifest_name {
+    const char *name;
+    uint32_t tensor;
+} rft_manifest_name;
+
 typedef struct rft_manifest {
     rft_manifest_tensor *tensors; /* owned */
     uint32_t count;
-    uint32_t originals; /* tensors that are not aliases */
-    rft_block *blocks;  /* owned */
+    uint32_t originals;       /* tensors that are not aliases */
+    char *names;              /* owned; one behind the other, each with its NUL */
+    rft_manifest_name *index; /* owned; sorted by name */
+    rft_block *blocks;        /* owned */
     uint32_t block_count;
     rft_frame_span *frames; /* owned */
     uint32_t frame_count;
-    uint64_t store_bytes;   /* room that a version takes */
+    uint64_t store_bytes;   /* room that a version takes: a multiple of 64, never 0 */
     uint64_t payload_bytes; /* sum of the originals */
     rft_digest128 digest;   /* XXH3-128 of the encoded list */
     rft_bytes encoded;      /* the list as it travels */
 } rft_manifest;
 
-/* From the caller's list; checks everything that refit_publisher_declare promises. */
+/* From the caller's list; checks everything that refit_publisher_declare promises.
+ * REFIT_ERR_INVALID, REFIT_ERR_LIMIT, REFIT_ERR_HOST_MEMORY. */
 refit_status rft_manifest_open(const refit_tensor *tensors, uint32_t count, uint64_t frame_bytes,
                                const rft_limits *limits, rft_manifest **out, refit_error *error);
 
-/* From the wire; the same checks, as REFIT_ERR_PROTOCOL or REFIT_ERR_LIMIT. */
+/* From the wire (MANIFEST's `tensors`; copied); the same checks, as REFIT_ERR_PROTOCOL or
+ * REFIT_ERR_LIMIT. */
 refit_status rft_manifest_decode(rft_view encoded, uint64_t frame_bytes, const rft_limits *limits,
                                  rft_manifest **out, refit_error *error);
 void rft_manifest_close(rft_manifest *manifest);
@@ -75,11 +84,13 @@ void rft_manifest_describe(const rft_manifest *manifest, uint32_t tensor, refit_
 /* Index by name, or UINT32_MAX. */
 uint32_t rft_manifest_find(const rft_manifest *manifest, const char *name);
 
-/* The version's digest: XXH3-128 over the manifest's digest and the tensors' digests (originals, in
- * order).
- */
+/* The version's digest: XXH3-128 over the manifest's digest and the tensors' digests: one for each
+ * original, in order, as numbers or as SEAL has them (8 bytes each, little-endian). */
 rft_digest128 rft_version_digest(const rft_manifest *manifest, const uint64_t *tensor_digests);
+rft_digest128 rft_version_digest_encoded(const rft_manifest *manifest, rft_view tensor_digests);
 
+/* XXH3-128 of any bytes, and whether two are equal. */
+rft_digest128 rft_digest128_of(rft_view bytes);
 bool rft_digest128_equal(const rft_digest128 *a, const rft_digest128 *b);
 
 #endif

@@ -1,0 +1,57 @@
+/*
+ * The digests of 128 bits: of a list of tensors, and of a version. XXH3-128 in its canonical byte
+ * order, so that every machine writes the same bytes. The hashing state lives on the stack: nothing
+ * here can fail.
+ */
+#include <string.h>
+
+#define XXH_STATIC_LINKING_ONLY /* the state's size, to keep it on the stack */
+#include <xxhash.h>
+
+#include "wire/manifest.h"
+
+static rft_digest128 canonical(XXH128_hash_t hash)
+{
+    XXH128_canonical_t bytes;
+    XXH128_canonicalFromHash(&bytes, hash);
+    rft_digest128 digest;
+    memcpy(digest.bytes, bytes.digest, sizeof digest.bytes);
+    return digest;
+}
+
+rft_digest128 rft_digest128_of(rft_view bytes)
+{
+    return canonical(XXH3_128bits(bytes.data, bytes.count));
+}
+
+static void begin_version(XXH3_state_t *state, const rft_manifest *manifest)
+{
+    XXH3_INITSTATE(state);
+    (void)XXH3_128bits_reset(state);
+    (void)XXH3_128bits_update(state, manifest->digest.bytes, sizeof manifest->digest.bytes);
+}
+
+rft_digest128 rft_version_digest(const rft_manifest *manifest, const uint64_t *tensor_digests)
+{
+    XXH3_state_t state;
+    begin_version(&state, manifest);
+    for (uint32_t i = 0; i < manifest->originals; i++) {
+        unsigned char bytes[8];
+        rft_put_u64(bytes, tensor_digests[i]);
+        (void)XXH3_128bits_update(&state, bytes, sizeof bytes);
+    }
+    return canonical(XXH3_128bits_digest(&state));
+}
+
+rft_digest128 rft_version_digest_encoded(const rft_manifest *manifest, rft_view tensor_digests)
+{
+    XXH3_state_t state;
+    begin_version(&state, manifest);
+    (void)XXH3_128bits_update(&state, tensor_digests.data, tensor_digests.count);
+    return canonical(XXH3_128bits_digest(&state));
+}
+
+bool rft_digest128_equal(const rft_digest128 *a, const rft_digest128 *b)
+{
+    return memcmp(a->bytes, b->bytes, sizeof a->bytes) == 0;
+}
