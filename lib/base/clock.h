@@ -10,6 +10,12 @@ int64_t rft_now(void);
 /* The moment `timeout_ms` from now. */
 int64_t rft_deadline(uint32_t timeout_ms);
 
+/* The moment `ms` after `now`, for code that is handed the time instead of asking for it. */
+static inline int64_t rft_after_ms(int64_t now, uint32_t ms)
+{
+    return now + (int64_t)ms * INT64_C(1000000);
+}
+
 /* Whole milliseconds until `deadline`, rounded up, 0 once it has passed: what poll() takes. */
 int rft_ms_until(int64_t deadline);
 
