@@ -12,6 +12,7 @@
 
 #include "base/alloc.h"
 #include "base/checked.h"
+#include "config/resolve.h"
 #include "device/device_missing.h"
 #include "device/device_spec.h"
 
@@ -41,7 +42,9 @@ refit_status refit_device_open(const char *spec, const refit_config *config, ref
                                refit_error *error)
 {
     RFT_REFUSE_IF(out == NULL, error, REFIT_ERR_INVALID, "no place to put the device: out is NULL");
-    if (spec == NULL) spec = config != NULL ? config->device : "auto";
+    refit_config own;
+    RFT_TRY(rft_config_resolve(config, &own, error));
+    if (spec == NULL) spec = own.device;
     rft_device_spec parsed;
     RFT_TRY(rft_device_spec_parse(spec, &parsed, error));
     switch (parsed.kind) {
@@ -51,7 +54,7 @@ refit_status refit_device_open(const char *spec, const refit_config *config, ref
     case RFT_DEVICE_AUTO:
     case RFT_DEVICE_HOST: break;
     }
-    return rft_device_host_open(parsed.rest, config, out, error);
+    return rft_device_host_open(parsed.rest, &own, out, error);
 }
 
 refit_status refit_device_close(refit_device *device, refit_error *error)

@@ -151,7 +151,8 @@ refit_status rft_device_event_join(refit_device *device, rft_event *event, refit
 refit_status rft_device_event_wait(refit_device *device, rft_event *event, uint32_t timeout_ms,
                                    refit_error *error);
 
-/* The implementations. `rest` is what follows the colon of the spec ("capacity=2GiB"), or "". */
+/* The implementations. `rest` is what follows the colon of the spec ("capacity=2GiB"), or "";
+ * `config` is resolved and not kept. */
 refit_status rft_device_host_open(const char *rest, const refit_config *config, refit_device **out,
                                   refit_error *error);
 

@@ -19,12 +19,10 @@
 #include "device/device_spec.h"
 #include "device/host_stream.h"
 
-/* How long a call waits that has to: closing a stream, joining an event from the calling thread. */
-#define BLOCK_MS 600000u
-
 typedef struct host_device {
     rft_host_memory memory;
     rft_host_pool pool;
+    uint32_t block_ms; /* a call that has to block waits no longer */
     rft_mutex lock;
     rft_host_stream **streams; /* guarded by lock, like the rest */
     uint32_t stream_count;
@@ -169,7 +167,7 @@ static refit_status host_stream_close(void *self, refit_stream_ref stream, refit
 {
     host_device *host = self;
     RFT_TRY(check_stream(host, stream, error));
-    RFT_TRY(rft_host_stream_drain(stream.native, BLOCK_MS, error));
+    RFT_TRY(rft_host_stream_drain(stream.native, host->block_ms, error));
     rft_lock(&host->lock);
     host->streams[find_stream(host, stream)] = host->streams[host->stream_count - 1];
     host->stream_count--;
@@ -237,21 +235,21 @@ static refit_status host_event_record(void *self, rft_event *event, refit_stream
 }
 
 /* Joining says that the work is over, not that it went well: that is what event_wait answers. */
-static refit_status join_here(rft_host_event *event, refit_error *error)
+static refit_status join_here(const host_device *host, rft_host_event *event, refit_error *error)
 {
     uint64_t place;
     rft_host_line *line = rft_host_event_where(event, &place);
-    bool passed = line == NULL || rft_host_line_wait(line, place, rft_deadline(BLOCK_MS));
+    bool passed = line == NULL || rft_host_line_wait(line, place, rft_deadline(host->block_ms));
     rft_host_line_release(line);
     RFT_REFUSE_IF(!passed, error, REFIT_ERR_TIMEOUT,
-                  "the work to be joined was not done within %u ms", BLOCK_MS);
+                  "the work to be joined was not done within %u ms", host->block_ms);
     return REFIT_OK;
 }
 
 static refit_status host_event_join(void *self, rft_event *event, refit_stream_ref stream,
                                     refit_error *error)
 {
-    if (stream.native == NULL) return join_here((rft_host_event *)event, error);
+    if (stream.native == NULL) return join_here(self, (rft_host_event *)event, error);
     RFT_TRY(check_stream(self, stream, error));
     return rft_host_stream_join(stream.native, (rft_host_event *)event, error);
 }
@@ -300,13 +298,14 @@ static refit_status read_capacity(const char *rest, uint64_t *capacity, refit_er
     return rft_device_spec_bytes(rest + sizeof key - 1, capacity, error);
 }
 
-static refit_status open_parts(host_device *host, uint64_t capacity, uint32_t threads,
+static refit_status open_parts(host_device *host, uint64_t capacity, const refit_config *config,
                                refit_error *error)
 {
     refit_status status = REFIT_OK;
     RFT_TRY(rft_mutex_open(&host->lock, error));
     RFT_TRY_GOTO(rft_host_memory_open(&host->memory, capacity, error), close_lock);
-    RFT_TRY_GOTO(rft_host_pool_open(&host->pool, threads, error), close_memory);
+    RFT_TRY_GOTO(rft_host_pool_open(&host->pool, config->offload_copy_threads, error),
+                 close_memory);
     return REFIT_OK;
 
 close_memory:
@@ -324,8 +323,8 @@ refit_status rft_device_host_open(const char *rest, const refit_config *config, 
     host_device *host = rft_calloc(1, sizeof *host);
     RFT_REFUSE_IF(host == NULL, error, REFIT_ERR_HOST_MEMORY, "no host memory for a device");
     refit_status status = REFIT_OK;
-    uint32_t threads = config == NULL ? 0 : config->offload_copy_threads;
-    RFT_TRY_GOTO(open_parts(host, capacity, threads, error), free_host);
+    host->block_ms = config->offload_timeout_ms;
+    RFT_TRY_GOTO(open_parts(host, capacity, config, error), free_host);
     RFT_TRY_GOTO(rft_device_make(&host_ops, host, out, error), close_host);
     return REFIT_OK;
 

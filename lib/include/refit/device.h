@@ -87,7 +87,9 @@ REFIT_API REFIT_MUST_CHECK refit_status refit_stream_open(refit_device *device,
                                                           refit_stream_ref *out,
                                                           refit_error *error);
 
-/* Finishes what is queued, then closes the stream. Blocks. Since 0.1. */
+/* Finishes what is queued, then closes the stream. Blocks, at most for offload.timeout_ms of the
+ * device's configuration: then REFIT_ERR_TIMEOUT, and nothing is closed. REFIT_ERR_INVALID.
+ * Since 0.1. */
 REFIT_API REFIT_MUST_CHECK refit_status refit_stream_close(refit_device *device,
                                                            refit_stream_ref stream,
                                                            refit_error *error);

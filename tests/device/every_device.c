@@ -1,0 +1,158 @@
+/* The frame of the conformance suite. A new device is one more row in `kinds`. */
+#include "tests/device/every_device.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "tests/support/faulty_device.h"
+
+static refit_status open_host(refit_device **out, refit_error *error)
+{
+    return refit_device_open("host:capacity=64MiB", NULL, out, error);
+}
+
+static refit_status open_faulty(refit_device **out, refit_error *error)
+{
+    return faulty_device_open("host:capacity=64MiB", out, error);
+}
+
+typedef struct device_kind {
+    const char *name;
+    refit_status (*open)(refit_device **out, refit_error *error);
+} device_kind;
+
+static const device_kind kinds[] = {{"host", open_host}, {"faulty_host", open_faulty}};
+
+/* cmocka hands the kind in as the initial state; the test sees the fixture. */
+static int set_up(void **state)
+{
+    const device_kind *kind = *state;
+    fixture *on = calloc(1, sizeof *on);
+    if (on == NULL) return -1;
+    if (kind->open(&on->device, &on->error) != REFIT_OK) return -1;
+    if (refit_stream_open(on->device, &on->stream, &on->error) != REFIT_OK) return -1;
+    *state = on;
+    return 0;
+}
+
+static int tear_down(void **state)
+{
+    fixture *on = *state;
+    refit_status status = refit_stream_close(on->device, on->stream, &on->error);
+    if (status == REFIT_OK) status = refit_device_close(on->device, &on->error);
+    if (status != REFIT_OK) print_error("%s\n", on->error.text);
+    free(on);
+    return status == REFIT_OK ? 0 : -1;
+}
+
+static int run_on(const device_kind *kind, const char *name, const struct CMUnitTest *tests,
+                  size_t count)
+{
+    char group[64];
+    struct CMUnitTest *framed = calloc(count, sizeof *framed);
+    if (framed == NULL) return 1;
+    for (size_t i = 0; i < count; i++) {
+        framed[i] = tests[i];
+        framed[i].setup_func = set_up;
+        framed[i].teardown_func = tear_down;
+        framed[i].initial_state = (void *)(uintptr_t)kind;
+    }
+    snprintf(group, sizeof group, "%s_on_%s", name, kind->name);
+    int failed = _cmocka_run_group_tests(group, framed, count, NULL, NULL);
+    free(framed);
+    return failed;
+}
+
+int run_on_every_device(const char *name, const struct CMUnitTest *tests, size_t count)
+{
+    int failed = 0;
+    for (size_t i = 0; i < sizeof kinds / sizeof kinds[0]; i++) {
+        failed += run_on(&kinds[i], name, tests, count);
+    }
+    return failed;
+}
+
+static void stand(void *user)
+{
+    stream_gate *before = user;
+    rft_lock(&before->lock);
+    while (!before->open) {
+        rft_cond_wait_idle(&before->opened, &before->lock);
+    }
+    rft_unlock(&before->lock);
+}
+
+void gate_put(stream_gate *gate, const fixture *on, refit_stream_ref stream)
+{
+    gate->open = false;
+    assert_ok(rft_mutex_open(&gate->lock, NULL));
+    assert_ok(rft_cond_open(&gate->opened, NULL));
+    refit_status status = refit_stream_call(on->device, stream, stand, gate, NULL);
+    if (status == REFIT_ERR_UNSUPPORTED) skip();
+    assert_ok(status);
+}
+
+void gate_open(stream_gate *gate)
+{
+    rft_lock(&gate->lock);
+    gate->open = true;
+    rft_cond_wake_all(&gate->opened);
+    rft_unlock(&gate->lock);
+}
+
+void gate_close(stream_gate *gate)
+{
+    rft_cond_close(&gate->opened);
+    rft_mutex_close(&gate->lock);
+}
+
+static unsigned char pattern_byte(uint64_t at, unsigned seed)
+{
+    uint64_t mixed = (at + 1) * UINT64_C(0x9E3779B97F4A7C15) + seed;
+    return (unsigned char)(mixed >> 40);
+}
+
+void pattern_fill(void *memory, uint64_t bytes, unsigned seed)
+{
+    unsigned char *at = memory;
+    for (uint64_t i = 0; i < bytes; i++) {
+        at[i] = pattern_byte(i, seed);
+    }
+}
+
+uint64_t pattern_right(const void *memory, uint64_t bytes, unsigned seed)
+{
+    const unsigned char *at = memory;
+    uint64_t right = 0;
+    for (uint64_t i = 0; i < bytes; i++) {
+        right += at[i] == pattern_byte(i, seed);
+    }
+    return right;
+}
+
+void device_fill(fixture *on, void *memory, uint64_t bytes, unsigned seed)
+{
+    void *host = malloc(bytes);
+    assert_non_null(host);
+    pattern_fill(host, bytes, seed);
+    assert_ok(refit_stream_copy(on->device, REFIT_STREAM_NONE, memory, host, bytes, &on->error));
+    free(host);
+}
+
+uint64_t device_right(fixture *on, const void *memory, uint64_t bytes, unsigned seed)
+{
+    void *host = malloc(bytes);
+    assert_non_null(host);
+    assert_ok(refit_stream_copy(on->device, REFIT_STREAM_NONE, host, memory, bytes, &on->error));
+    uint64_t right = pattern_right(host, bytes, seed);
+    free(host);
+    return right;
+}
+
+uint64_t device_used(const fixture *on)
+{
+    refit_device_info info = {.size = sizeof info};
+    assert_ok(refit_device_describe(on->device, &info, NULL));
+    return info.used_bytes;
+}

@@ -1,0 +1,55 @@
+/*
+ * The conformance suite's frame: the same tests on every device there is, and again on the faulty
+ * device, which must add nothing as long as nothing is ordered.
+ *
+ * A test gets a device with a capacity of DEVICE_BYTES and one open stream. A test program lists
+ * its tests and calls run_on_every_device.
+ */
+#ifndef EVERY_DEVICE_H
+#define EVERY_DEVICE_H
+
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+
+#include <cmocka.h>
+
+#include "device/device.h"
+
+#define DEVICE_BYTES (UINT64_C(64) << 20)
+#define PATIENCE_MS  20000u /* a deadline that only a hang reaches */
+
+typedef struct fixture {
+    refit_device *device;
+    refit_stream_ref stream;
+    refit_error error;
+} fixture;
+
+#define assert_ok(call) assert_int_equal((call), REFIT_OK)
+
+int run_on_every_device(const char *name, const struct CMUnitTest *tests, size_t count);
+
+/* Work on a stream that stands until the gate is opened. Skips the test on a device that cannot
+ * call back. */
+typedef struct stream_gate {
+    rft_mutex lock;
+    rft_cond opened;
+    bool open; /* guarded by lock */
+} stream_gate;
+
+void gate_put(stream_gate *gate, const fixture *on, refit_stream_ref stream);
+void gate_open(stream_gate *gate);
+void gate_close(stream_gate *gate); /* after the stream has passed it */
+
+/* Bytes that are different at every place and for every seed, and how far they are right. */
+void pattern_fill(void *memory, uint64_t bytes, unsigned seed);
+uint64_t pattern_right(const void *memory, uint64_t bytes, unsigned seed);
+
+/* Through the device, so that it need not be addressable: fill device memory, and count the bytes
+ * of the pattern that it holds. */
+void device_fill(fixture *on, void *memory, uint64_t bytes, unsigned seed);
+uint64_t device_right(fixture *on, const void *memory, uint64_t bytes, unsigned seed);
+
+uint64_t device_used(const fixture *on);
+
+#endif

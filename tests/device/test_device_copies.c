@@ -1,0 +1,195 @@
+/* Every device: copies and zeroing put the right bytes in the right place in stream order. */
+#include "tests/device/every_device.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/alloc.h"
+
+#define MIB (UINT64_C(1) << 20)
+
+static void bytes_travel_there_and_back(void **state)
+{
+    fixture *on = *state;
+    static const uint64_t sizes[] = {1, 7, 511, 4097, MIB + 3, 9 * MIB - 1};
+    for (unsigned i = 0; i < sizeof sizes / sizeof sizes[0]; i++) {
+        void *memory;
+        char *there = malloc(sizes[i]);
+        char *back = calloc(1, sizes[i]);
+        pattern_fill(there, sizes[i], i);
+        assert_ok(refit_memory_alloc(on->device, sizes[i], &memory, &on->error));
+        assert_ok(refit_stream_copy(on->device, on->stream, memory, there, sizes[i], &on->error));
+        assert_ok(refit_stream_copy(on->device, on->stream, back, memory, sizes[i], &on->error));
+        assert_ok(refit_stream_wait(on->device, on->stream, PATIENCE_MS, &on->error));
+        assert_int_equal(pattern_right(back, sizes[i], i), sizes[i]);
+        assert_ok(refit_memory_free(on->device, memory, &on->error));
+        free(back);
+        free(there);
+    }
+}
+
+/* Pieces of one memory in reverse order: sizes around all that a device might split at. */
+static uint32_t cut(rft_copy *copies, uint32_t most, char *to, const char *from, uint64_t bytes)
+{
+    static const uint64_t sizes[] = {1, 0, 8, 63, 64, 65, 4096, 70000, 3 * MIB, 512, 100};
+    uint32_t count = 0;
+    while (bytes > 0 && count < most) {
+        uint64_t piece = sizes[count % (sizeof sizes / sizeof sizes[0])];
+        if (piece > bytes || count == most - 1) piece = bytes;
+        bytes -= piece;
+        copies[count++] = (rft_copy){to + bytes, from + bytes, piece};
+    }
+    return count;
+}
+
+static void a_batch_copies_every_piece(void **state)
+{
+    fixture *on = *state;
+    enum { MOST = 500 };
+    static rft_copy copies[MOST];
+    const uint64_t bytes = 24 * MIB + 17;
+    const refit_stream_ref streams[] = {on->stream, REFIT_STREAM_NONE};
+    char *there = malloc(bytes);
+    void *memory;
+    pattern_fill(there, bytes, 5);
+    assert_ok(refit_memory_alloc(on->device, bytes, &memory, &on->error));
+    uint32_t count = cut(copies, MOST, memory, there, bytes);
+    for (unsigned i = 0; i < 2; i++) {
+        assert_ok(rft_device_zero(on->device, on->stream, memory, bytes, &on->error));
+        assert_ok(refit_stream_wait(on->device, on->stream, PATIENCE_MS, &on->error));
+        assert_ok(rft_device_copy_batch(on->device, streams[i], copies, count, RFT_COPY_STREAM,
+                                        &on->error));
+        assert_ok(refit_stream_wait(on->device, streams[i], PATIENCE_MS, &on->error));
+        assert_int_equal(device_right(on, memory, bytes, 5), bytes);
+    }
+    assert_ok(refit_memory_free(on->device, memory, &on->error));
+    free(there);
+}
+
+static void the_list_of_a_batch_may_be_reused_at_once(void **state)
+{
+    fixture *on = *state;
+    enum { PIECES = 64 };
+    char there[PIECES], back[PIECES];
+    stream_gate before;
+    void *memory;
+    pattern_fill(there, sizeof there, 9);
+    assert_ok(refit_memory_alloc(on->device, sizeof there, &memory, &on->error));
+    gate_put(&before, on, on->stream);
+    for (unsigned i = 0; i < PIECES; i++) {
+        rft_copy copy = {(char *)memory + i, there + i, 1};
+        assert_ok(
+            rft_device_copy_batch(on->device, on->stream, &copy, 1, RFT_COPY_ANY, &on->error));
+    }
+    assert_ok(refit_stream_copy(on->device, on->stream, back, memory, sizeof back, &on->error));
+    gate_open(&before);
+    assert_ok(refit_stream_wait(on->device, on->stream, PATIENCE_MS, &on->error));
+    assert_int_equal(pattern_right(back, sizeof back, 9), sizeof back);
+    gate_close(&before);
+    assert_ok(refit_memory_free(on->device, memory, &on->error));
+}
+
+static void batches_have_a_bound(void **state)
+{
+    fixture *on = *state;
+    uint32_t most = rft_device_get_caps(on->device).batch_most;
+    char from = 1, to = 0;
+    assert_in_range(most, 1, 1 << 20);
+    rft_copy *copies = calloc(most + 1, sizeof *copies);
+    for (uint32_t i = 0; i <= most; i++) {
+        copies[i] = (rft_copy){&to, &from, i == 0 ? 1 : 0};
+    }
+    assert_int_equal(rft_device_copy_batch(on->device, on->stream, copies, most + 1,
+                                           RFT_COPY_STREAM, &on->error),
+                     REFIT_ERR_INVALID);
+    assert_ok(
+        rft_device_copy_batch(on->device, on->stream, copies, most, RFT_COPY_STREAM, &on->error));
+    assert_ok(
+        rft_device_copy_batch(on->device, on->stream, copies, 0, RFT_COPY_STREAM, &on->error));
+    assert_ok(refit_stream_wait(on->device, on->stream, PATIENCE_MS, &on->error));
+    assert_int_equal(to, 1);
+    free(copies);
+}
+
+static void copies_without_an_end_are_refused(void **state)
+{
+    fixture *on = *state;
+    char byte = 0;
+    assert_int_equal(refit_stream_copy(on->device, on->stream, NULL, &byte, 1, NULL),
+                     REFIT_ERR_INVALID);
+    assert_int_equal(refit_stream_copy(on->device, on->stream, &byte, NULL, 1, NULL),
+                     REFIT_ERR_INVALID);
+    assert_int_equal(refit_stream_copy(NULL, on->stream, &byte, &byte, 1, NULL), REFIT_ERR_INVALID);
+    assert_int_equal(rft_device_zero(on->device, on->stream, NULL, 1, NULL), REFIT_ERR_INVALID);
+    assert_ok(rft_device_zero(on->device, on->stream, NULL, 0, NULL));
+}
+
+static void zero_clears_its_range_and_no_more(void **state)
+{
+    fixture *on = *state;
+    static char back[3 * 4099];
+    char *memory;
+    assert_ok(refit_memory_alloc(on->device, sizeof back, (void **)&memory, &on->error));
+    device_fill(on, memory, sizeof back, 3);
+    assert_ok(rft_device_zero(on->device, on->stream, memory + 4099, 4099, &on->error));
+    assert_ok(refit_stream_copy(on->device, on->stream, back, memory, sizeof back, &on->error));
+    assert_ok(refit_stream_wait(on->device, on->stream, PATIENCE_MS, &on->error));
+    for (unsigned i = 4099; i < 2 * 4099; i++) {
+        assert_int_equal(back[i], 0);
+    }
+    pattern_fill(back + 4099, 0, 3);
+    assert_int_equal(device_right(on, memory, 4099, 3), 4099);
+    char expected[3 * 4099];
+    pattern_fill(expected, sizeof expected, 3);
+    assert_memory_equal(back + 2 * 4099, expected + 2 * 4099, 4099);
+    assert_ok(refit_memory_free(on->device, memory, &on->error));
+}
+
+/* One cycle as a mover makes it. */
+static void cycle(fixture *on, rft_event *event, const rft_copy *copies, uint32_t count)
+{
+    assert_ok(rft_device_event_record(on->device, event, on->stream, &on->error));
+    assert_ok(rft_device_event_join(on->device, event, on->stream, &on->error));
+    assert_ok(
+        rft_device_copy_batch(on->device, on->stream, copies, count, RFT_COPY_STREAM, &on->error));
+    assert_ok(rft_device_event_record(on->device, event, on->stream, &on->error));
+    assert_ok(rft_device_event_wait(on->device, event, PATIENCE_MS, &on->error));
+    assert_ok(refit_stream_wait(on->device, on->stream, PATIENCE_MS, &on->error));
+}
+
+static void the_steady_state_allocates_nothing(void **state)
+{
+    fixture *on = *state;
+    enum { MOST = 300 };
+    static rft_copy copies[MOST];
+    const uint64_t bytes = 8 * MIB;
+    char *there = calloc(1, bytes);
+    void *memory;
+    rft_event *event;
+    assert_ok(refit_memory_alloc(on->device, bytes, &memory, &on->error));
+    assert_ok(rft_device_event_open(on->device, &event, &on->error));
+    uint32_t count = cut(copies, MOST, memory, there, bytes);
+    cycle(on, event, copies, count);
+    uint64_t before = rft_alloc_count();
+    for (unsigned i = 0; i < 50; i++) {
+        cycle(on, event, copies, count);
+    }
+    assert_int_equal(rft_alloc_count(), before);
+    rft_device_event_close(on->device, event);
+    assert_ok(refit_memory_free(on->device, memory, &on->error));
+    free(there);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(bytes_travel_there_and_back),
+        cmocka_unit_test(a_batch_copies_every_piece),
+        cmocka_unit_test(the_list_of_a_batch_may_be_reused_at_once),
+        cmocka_unit_test(batches_have_a_bound),
+        cmocka_unit_test(copies_without_an_end_are_refused),
+        cmocka_unit_test(zero_clears_its_range_and_no_more),
+        cmocka_unit_test(the_steady_state_allocates_nothing),
+    };
+    return run_on_every_device("copies", tests, sizeof tests / sizeof tests[0]);
+}

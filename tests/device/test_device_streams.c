@@ -1,0 +1,284 @@
+/* Every device: streams keep their order and finish what they have; events and joins wait. */
+#include "tests/device/every_device.h"
+
+#include <stdatomic.h>
+#include <string.h>
+
+#include "base/alloc.h"
+
+/* Calls that write down in which order they ran. */
+typedef struct journal {
+    unsigned written;
+    unsigned lines[10000];
+} journal;
+
+typedef struct entry {
+    journal *book;
+    unsigned number;
+} entry;
+
+static void write_down(void *user)
+{
+    const entry *it = user;
+    it->book->lines[it->book->written++] = it->number;
+}
+
+static void raise_flag(void *user)
+{
+    atomic_store((atomic_bool *)user, true);
+}
+
+static refit_stream_ref open_stream(fixture *on)
+{
+    refit_stream_ref stream;
+    assert_ok(refit_stream_open(on->device, &stream, &on->error));
+    return stream;
+}
+
+static rft_event *open_event(fixture *on)
+{
+    rft_event *event;
+    assert_ok(rft_device_event_open(on->device, &event, &on->error));
+    return event;
+}
+
+static void a_stream_is_a_fifo_of_any_depth(void **state)
+{
+    fixture *on = *state;
+    enum { COUNT = 9000 };
+    static journal book;
+    static entry entries[COUNT];
+    book.written = 0;
+    stream_gate before;
+    gate_put(&before, on, on->stream);
+    for (unsigned i = 0; i < COUNT; i++) {
+        entries[i] = (entry){&book, i};
+        assert_ok(refit_stream_call(on->device, on->stream, write_down, &entries[i], &on->error));
+    }
+    assert_int_equal(refit_stream_wait(on->device, on->stream, 0, &on->error), REFIT_ERR_TIMEOUT);
+    gate_open(&before);
+    assert_ok(refit_stream_wait(on->device, on->stream, PATIENCE_MS, &on->error));
+    gate_close(&before);
+    assert_int_equal(book.written, COUNT);
+    for (unsigned i = 0; i < COUNT; i++) {
+        assert_int_equal(book.lines[i], i);
+    }
+}
+
+/* The event lies in the middle: when it is reached half of the queue is free again. */
+static void a_full_queue_refuses_and_recovers(void **state)
+{
+    fixture *on = *state;
+    atomic_bool flag = false;
+    stream_gate before;
+    rft_event *middle = open_event(on);
+    gate_put(&before, on, on->stream);
+    refit_status status = REFIT_OK;
+    for (unsigned i = 0; i < 1000000 && status == REFIT_OK; i++) {
+        if (i == 50000) {
+            assert_ok(rft_device_event_record(on->device, middle, on->stream, &on->error));
+        }
+        status = refit_stream_call(on->device, on->stream, raise_flag, &flag, &on->error);
+    }
+    assert_int_equal(status, REFIT_ERR_LIMIT);
+    gate_open(&before);
+    assert_ok(rft_device_event_wait(on->device, middle, PATIENCE_MS, &on->error));
+    assert_ok(refit_stream_wait(on->device, on->stream, PATIENCE_MS, &on->error));
+    gate_close(&before);
+    assert_true(atomic_load(&flag));
+    rft_device_event_close(on->device, middle);
+}
+
+static void closing_a_stream_finishes_its_work(void **state)
+{
+    fixture *on = *state;
+    atomic_bool flag = false;
+    stream_gate before;
+    refit_stream_ref stream = open_stream(on);
+    gate_put(&before, on, stream);
+    assert_ok(refit_stream_call(on->device, stream, raise_flag, &flag, &on->error));
+    gate_open(&before);
+    assert_ok(refit_stream_close(on->device, stream, &on->error));
+    gate_close(&before);
+    assert_true(atomic_load(&flag));
+}
+
+static void a_stream_that_is_none_is_refused(void **state)
+{
+    fixture *on = *state;
+    char from = 1, to = 0;
+    refit_stream_ref closed = open_stream(on);
+    rft_event *event = open_event(on);
+    assert_ok(refit_stream_close(on->device, closed, &on->error));
+    assert_int_equal(refit_stream_close(on->device, closed, NULL), REFIT_ERR_INVALID);
+    assert_int_equal(refit_stream_close(on->device, REFIT_STREAM_NONE, NULL), REFIT_ERR_INVALID);
+    assert_int_equal(refit_stream_copy(on->device, closed, &to, &from, 1, NULL), REFIT_ERR_INVALID);
+    assert_int_equal(rft_device_event_record(on->device, event, closed, NULL), REFIT_ERR_INVALID);
+    assert_int_equal(rft_device_event_join(on->device, event, closed, NULL), REFIT_ERR_INVALID);
+    assert_int_equal(refit_stream_wait(on->device, closed, 0, NULL), REFIT_ERR_INVALID);
+    assert_int_equal(refit_stream_open(on->device, NULL, NULL), REFIT_ERR_INVALID);
+    assert_int_equal(refit_stream_open(NULL, &closed, NULL), REFIT_ERR_INVALID);
+    assert_int_equal(refit_stream_call(on->device, on->stream, NULL, NULL, NULL),
+                     REFIT_ERR_INVALID);
+    assert_int_equal(to, 0);
+    rft_device_event_close(on->device, event);
+}
+
+static void work_on_the_calling_thread_is_done_at_once(void **state)
+{
+    fixture *on = *state;
+    char from = 1, to = 0;
+    rft_event *event = open_event(on);
+    assert_ok(refit_stream_copy(on->device, REFIT_STREAM_NONE, &to, &from, 1, &on->error));
+    assert_int_equal(to, 1);
+    assert_ok(refit_stream_wait(on->device, REFIT_STREAM_NONE, 0, &on->error));
+    assert_ok(rft_device_event_record(on->device, event, REFIT_STREAM_NONE, &on->error));
+    assert_ok(rft_device_event_wait(on->device, event, 0, &on->error));
+    rft_device_event_close(on->device, event);
+}
+
+static void an_event_never_recorded_is_done(void **state)
+{
+    fixture *on = *state;
+    rft_event *event = open_event(on);
+    assert_ok(rft_device_event_wait(on->device, event, 0, &on->error));
+    assert_ok(rft_device_event_join(on->device, event, on->stream, &on->error));
+    assert_ok(rft_device_event_join(on->device, event, REFIT_STREAM_NONE, &on->error));
+    assert_ok(refit_stream_wait(on->device, on->stream, PATIENCE_MS, &on->error));
+    rft_device_event_close(on->device, event);
+}
+
+static void an_event_is_done_when_its_place_is_reached(void **state)
+{
+    fixture *on = *state;
+    stream_gate before;
+    rft_event *event = open_event(on);
+    gate_put(&before, on, on->stream);
+    assert_ok(rft_device_event_record(on->device, event, on->stream, &on->error));
+    assert_int_equal(rft_device_event_wait(on->device, event, 0, &on->error), REFIT_ERR_TIMEOUT);
+    assert_int_equal(rft_device_event_wait(on->device, event, 5, &on->error), REFIT_ERR_TIMEOUT);
+    gate_open(&before);
+    assert_ok(rft_device_event_wait(on->device, event, PATIENCE_MS, &on->error));
+    assert_ok(rft_device_event_wait(on->device, event, 0, &on->error));
+    gate_close(&before);
+    rft_device_event_close(on->device, event);
+}
+
+static void a_join_waits_for_the_other_stream(void **state)
+{
+    fixture *on = *state;
+    char first = 1, middle = 0, last = 0;
+    stream_gate before;
+    refit_stream_ref other = open_stream(on);
+    rft_event *event = open_event(on);
+    gate_put(&before, on, on->stream);
+    assert_ok(refit_stream_copy(on->device, on->stream, &middle, &first, 1, &on->error));
+    assert_ok(rft_device_event_record(on->device, event, on->stream, &on->error));
+    assert_ok(rft_device_event_join(on->device, event, other, &on->error));
+    assert_ok(refit_stream_copy(on->device, other, &last, &middle, 1, &on->error));
+    assert_int_equal(refit_stream_wait(on->device, other, 5, &on->error), REFIT_ERR_TIMEOUT);
+    gate_open(&before);
+    assert_ok(refit_stream_wait(on->device, other, PATIENCE_MS, &on->error));
+    assert_int_equal(last, 1);
+    gate_close(&before);
+    rft_device_event_close(on->device, event);
+    assert_ok(refit_stream_close(on->device, other, &on->error));
+}
+
+/* The join was made when the event was here; that it moved on, and is done there, changes nothing.
+ */
+static void a_join_keeps_the_place_it_was_made_for(void **state)
+{
+    fixture *on = *state;
+    stream_gate before;
+    refit_stream_ref other = open_stream(on), third = open_stream(on);
+    rft_event *event = open_event(on);
+    gate_put(&before, on, on->stream);
+    assert_ok(rft_device_event_record(on->device, event, on->stream, &on->error));
+    assert_ok(rft_device_event_join(on->device, event, other, &on->error));
+    assert_ok(rft_device_event_record(on->device, event, third, &on->error));
+    assert_ok(rft_device_event_wait(on->device, event, PATIENCE_MS, &on->error));
+    assert_int_equal(refit_stream_wait(on->device, other, 5, &on->error), REFIT_ERR_TIMEOUT);
+    gate_open(&before);
+    assert_ok(refit_stream_wait(on->device, other, PATIENCE_MS, &on->error));
+    gate_close(&before);
+    rft_device_event_close(on->device, event);
+    assert_ok(refit_stream_close(on->device, third, &on->error));
+    assert_ok(refit_stream_close(on->device, other, &on->error));
+}
+
+static void *open_from_elsewhere(void *user)
+{
+    gate_open(user);
+    return NULL;
+}
+
+static void joining_on_the_calling_thread_blocks(void **state)
+{
+    fixture *on = *state;
+    atomic_bool flag = false;
+    stream_gate before;
+    rft_thread thread;
+    rft_event *event = open_event(on);
+    gate_put(&before, on, on->stream);
+    assert_ok(refit_stream_call(on->device, on->stream, raise_flag, &flag, &on->error));
+    assert_ok(rft_device_event_record(on->device, event, on->stream, &on->error));
+    assert_ok(rft_thread_start(&thread, "opener", open_from_elsewhere, &before, &on->error));
+    assert_ok(rft_device_event_join(on->device, event, REFIT_STREAM_NONE, &on->error));
+    assert_true(atomic_load(&flag));
+    rft_thread_join(thread);
+    gate_close(&before);
+    rft_device_event_close(on->device, event);
+}
+
+static void events_may_go_first_or_last(void **state)
+{
+    fixture *on = *state;
+    stream_gate before;
+    refit_stream_ref other = open_stream(on);
+    rft_event *early = open_event(on), *late = open_event(on);
+    gate_put(&before, on, other);
+    assert_ok(rft_device_event_record(on->device, early, other, &on->error));
+    assert_ok(rft_device_event_record(on->device, late, other, &on->error));
+    assert_ok(rft_device_event_join(on->device, early, on->stream, &on->error));
+    rft_device_event_close(on->device, early);
+    gate_open(&before);
+    assert_ok(refit_stream_close(on->device, other, &on->error));
+    gate_close(&before);
+    assert_ok(rft_device_event_wait(on->device, late, 0, &on->error));
+    assert_ok(rft_device_event_join(on->device, late, on->stream, &on->error));
+    assert_ok(refit_stream_wait(on->device, on->stream, PATIENCE_MS, &on->error));
+    rft_device_event_close(on->device, late);
+}
+
+static void waits_that_time_out_leave_nothing_behind(void **state)
+{
+    fixture *on = *state;
+    stream_gate before;
+    gate_put(&before, on, on->stream);
+    for (unsigned i = 0; i < 20; i++) {
+        assert_int_equal(refit_stream_wait(on->device, on->stream, 0, NULL), REFIT_ERR_TIMEOUT);
+    }
+    gate_open(&before);
+    assert_ok(refit_stream_wait(on->device, on->stream, PATIENCE_MS, &on->error));
+    gate_close(&before);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(a_stream_is_a_fifo_of_any_depth),
+        cmocka_unit_test(a_full_queue_refuses_and_recovers),
+        cmocka_unit_test(closing_a_stream_finishes_its_work),
+        cmocka_unit_test(a_stream_that_is_none_is_refused),
+        cmocka_unit_test(work_on_the_calling_thread_is_done_at_once),
+        cmocka_unit_test(an_event_never_recorded_is_done),
+        cmocka_unit_test(an_event_is_done_when_its_place_is_reached),
+        cmocka_unit_test(a_join_waits_for_the_other_stream),
+        cmocka_unit_test(a_join_keeps_the_place_it_was_made_for),
+        cmocka_unit_test(joining_on_the_calling_thread_blocks),
+        cmocka_unit_test(events_may_go_first_or_last),
+        cmocka_unit_test(waits_that_time_out_leave_nothing_behind),
+    };
+    return run_on_every_device("streams", tests, sizeof tests / sizeof tests[0]);
+}

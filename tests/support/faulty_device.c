@@ -1,0 +1,446 @@
+/*
+ * The faulty device: every slot asks `meet` whether an order is due, then forwards to the device
+ * inside.
+ *
+ * Failures that come later are kept per stream as they are ordered, which is the order in which the
+ * stream meets them, and move into the next event that is recorded there. Its own events pair an
+ * event of the device inside with that failure. It takes memory from malloc, so that a failing
+ * allocator meets the code under test only.
+ */
+#include "tests/support/faulty_device.h"
+
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+#define STREAMS_MOST 64
+
+typedef struct order {
+    uint32_t nth; /* calls until it is due, 0: no order */
+    uint32_t times;
+    refit_status status;
+    bool later;
+} order;
+
+typedef struct broken_stream {
+    void *native;
+    refit_status status; /* REFIT_OK: an empty place */
+} broken_stream;
+
+typedef struct faulty_device {
+    refit_device *inner;
+    rft_mutex lock;
+    rft_cond go;                /* stopped has become false */
+    order orders[FAULTY_SLOTS]; /* guarded by lock, like the rest */
+    uint32_t calls[FAULTY_SLOTS];
+    broken_stream broken[STREAMS_MOST];
+    bool stopped;
+} faulty_device;
+
+typedef struct faulty_event {
+    rft_event *inner;
+    refit_status status; /* guarded by the device's lock */
+} faulty_event;
+
+static faulty_device *faulty_of(refit_device *device)
+{
+    return device->self;
+}
+
+static const char *slot_name(faulty_slot slot)
+{
+    static const char *const names[FAULTY_SLOTS] = {
+        "memory_alloc", "memory_free", "reserve",      "commit",      "decommit",
+        "host_pin",     "stream_open", "stream_close", "stream_call", "copy_batch",
+        "zero",         "event_open",  "event_record", "event_join",  "event_wait",
+    };
+    return names[slot];
+}
+
+/* Counts a call; what it is to fail with, and how. */
+static refit_status meet(faulty_device *faulty, faulty_slot slot, bool *later, refit_error *error)
+{
+    refit_status status = REFIT_OK;
+    rft_lock(&faulty->lock);
+    order *due = &faulty->orders[slot];
+    faulty->calls[slot]++;
+    if (due->nth > 1) {
+        due->nth--;
+    } else if (due->nth == 1) {
+        status = due->status;
+        *later = due->later;
+        if (due->times != FAULTY_ALWAYS && --due->times == 0) due->nth = 0;
+    }
+    rft_unlock(&faulty->lock);
+    if (status == REFIT_OK) return REFIT_OK;
+    return rft_fail(error, status, "%s fails as ordered by the test", slot_name(slot));
+}
+
+#define MEET(faulty, slot, error)                                                                  \
+    do {                                                                                           \
+        bool unused = false;                                                                       \
+        RFT_TRY(meet((faulty), (slot), &unused, (error)));                                         \
+    } while (0)
+
+static void break_stream(faulty_device *faulty, refit_stream_ref stream, refit_status status)
+{
+    rft_lock(&faulty->lock);
+    broken_stream *place = NULL;
+    for (size_t i = STREAMS_MOST; i-- > 0;) {
+        broken_stream *it = &faulty->broken[i];
+        if (it->status == REFIT_OK && (place == NULL || place->status == REFIT_OK)) place = it;
+        if (it->status != REFIT_OK && it->native == stream.native) place = it;
+    }
+    /* The first failure is the one that is told. */
+    if (place != NULL && place->status == REFIT_OK) {
+        *place = (broken_stream){stream.native, status};
+    }
+    rft_unlock(&faulty->lock);
+}
+
+/* What the stream has broken with, which it forgets. The lock is held. */
+static refit_status mend_stream(faulty_device *faulty, refit_stream_ref stream)
+{
+    for (size_t i = 0; i < STREAMS_MOST; i++) {
+        broken_stream *it = &faulty->broken[i];
+        if (it->status == REFIT_OK || it->native != stream.native) continue;
+        refit_status status = it->status;
+        it->status = REFIT_OK;
+        return status;
+    }
+    return REFIT_OK;
+}
+
+static void stand(void *user)
+{
+    faulty_device *faulty = user;
+    rft_lock(&faulty->lock);
+    while (faulty->stopped) {
+        rft_cond_wait_idle(&faulty->go, &faulty->lock);
+    }
+    rft_unlock(&faulty->lock);
+}
+
+/* Puts the stop, if one is ordered, before the next work on the stream. */
+static refit_status put_stop(faulty_device *faulty, refit_stream_ref stream, refit_error *error)
+{
+    rft_lock(&faulty->lock);
+    bool stopped = faulty->stopped;
+    rft_unlock(&faulty->lock);
+    if (!stopped || stream.native == NULL) return REFIT_OK;
+    return refit_stream_call(faulty->inner, stream, stand, faulty, error);
+}
+
+static void free_faulty(faulty_device *faulty)
+{
+    rft_cond_close(&faulty->go);
+    rft_mutex_close(&faulty->lock);
+    free(faulty);
+}
+
+static void faulty_close(void *self)
+{
+    faulty_device *faulty = self;
+    refit_status status = refit_device_close(faulty->inner, NULL);
+    free_faulty(faulty);
+    if (status != REFIT_OK) fail_msg("the device inside the faulty one is still in use");
+}
+
+static void faulty_describe(void *self, refit_device_info *info)
+{
+    faulty_device *faulty = self;
+    faulty->inner->ops.describe(faulty->inner->self, info);
+}
+
+static void faulty_caps(void *self, rft_device_caps *caps)
+{
+    faulty_device *faulty = self;
+    *caps = rft_device_get_caps(faulty->inner);
+}
+
+static refit_status faulty_memory_alloc(void *self, uint64_t bytes, void **out, refit_error *error)
+{
+    faulty_device *faulty = self;
+    MEET(faulty, FAULTY_MEMORY_ALLOC, error);
+    return refit_memory_alloc(faulty->inner, bytes, out, error);
+}
+
+static refit_status faulty_memory_free(void *self, void *memory, refit_error *error)
+{
+    faulty_device *faulty = self;
+    MEET(faulty, FAULTY_MEMORY_FREE, error);
+    return refit_memory_free(faulty->inner, memory, error);
+}
+
+static refit_status faulty_reserve(void *self, uint64_t bytes, void **out, uint64_t *granule,
+                                   refit_error *error)
+{
+    faulty_device *faulty = self;
+    MEET(faulty, FAULTY_RESERVE, error);
+    return rft_device_reserve(faulty->inner, bytes, out, granule, error);
+}
+
+static refit_status faulty_commit(void *self, void *base, uint64_t bytes, refit_error *error)
+{
+    faulty_device *faulty = self;
+    MEET(faulty, FAULTY_COMMIT, error);
+    return rft_device_commit(faulty->inner, base, bytes, error);
+}
+
+static refit_status faulty_decommit(void *self, void *base, uint64_t bytes, refit_error *error)
+{
+    faulty_device *faulty = self;
+    MEET(faulty, FAULTY_DECOMMIT, error);
+    return rft_device_decommit(faulty->inner, base, bytes, error);
+}
+
+static void faulty_unreserve(void *self, void *base, uint64_t bytes)
+{
+    faulty_device *faulty = self;
+    rft_device_unreserve(faulty->inner, base, bytes);
+}
+
+static refit_status faulty_host_pin(void *self, void *memory, uint64_t bytes, refit_error *error)
+{
+    faulty_device *faulty = self;
+    MEET(faulty, FAULTY_HOST_PIN, error);
+    return rft_device_host_pin(faulty->inner, memory, bytes, error);
+}
+
+static void faulty_host_unpin(void *self, void *memory, uint64_t bytes)
+{
+    faulty_device *faulty = self;
+    rft_device_host_unpin(faulty->inner, memory, bytes);
+}
+
+static refit_status faulty_stream_open(void *self, refit_stream_ref *out, refit_error *error)
+{
+    faulty_device *faulty = self;
+    MEET(faulty, FAULTY_STREAM_OPEN, error);
+    return refit_stream_open(faulty->inner, out, error);
+}
+
+static refit_status faulty_stream_close(void *self, refit_stream_ref stream, refit_error *error)
+{
+    faulty_device *faulty = self;
+    MEET(faulty, FAULTY_STREAM_CLOSE, error);
+    RFT_TRY(refit_stream_close(faulty->inner, stream, error));
+    rft_lock(&faulty->lock);
+    (void)mend_stream(faulty, stream); /* the next stream may get the same handle */
+    rft_unlock(&faulty->lock);
+    return REFIT_OK;
+}
+
+static refit_status faulty_stream_call(void *self, refit_stream_ref stream,
+                                       refit_stream_fn function, void *user, refit_error *error)
+{
+    faulty_device *faulty = self;
+    MEET(faulty, FAULTY_STREAM_CALL, error);
+    return refit_stream_call(faulty->inner, stream, function, user, error);
+}
+
+/* Work that breaks: half of what it should have written is lost. */
+static refit_status tear(faulty_device *faulty, refit_stream_ref stream, const rft_copy *copies,
+                         uint32_t count, refit_status status, refit_error *error)
+{
+    for (uint32_t i = 0; i < count; i++) {
+        RFT_TRY(rft_device_zero(faulty->inner, stream, copies[i].to, copies[i].bytes / 2, error));
+    }
+    if (stream.native == NULL) return rft_fail(error, status, "the copy broke as ordered");
+    break_stream(faulty, stream, status);
+    return REFIT_OK;
+}
+
+static refit_status faulty_copy_batch(void *self, refit_stream_ref stream, const rft_copy *copies,
+                                      uint32_t count, rft_copy_order copy_order, refit_error *error)
+{
+    faulty_device *faulty = self;
+    bool later = false;
+    refit_status status = meet(faulty, FAULTY_COPY_BATCH, &later, error);
+    if (status != REFIT_OK && !later) return status;
+    RFT_TRY(put_stop(faulty, stream, error));
+    if (later) return tear(faulty, stream, copies, count, status, error);
+    return rft_device_copy_batch(faulty->inner, stream, copies, count, copy_order, error);
+}
+
+static refit_status faulty_zero(void *self, refit_stream_ref stream, void *memory, uint64_t bytes,
+                                refit_error *error)
+{
+    faulty_device *faulty = self;
+    bool later = false;
+    refit_status status = meet(faulty, FAULTY_ZERO, &later, error);
+    if (status != REFIT_OK && !later) return status;
+    RFT_TRY(put_stop(faulty, stream, error));
+    const rft_copy zeroed = {memory, NULL, bytes};
+    if (later) return tear(faulty, stream, &zeroed, 1, status, error);
+    return rft_device_zero(faulty->inner, stream, memory, bytes, error);
+}
+
+static refit_status faulty_event_open(void *self, rft_event **out, refit_error *error)
+{
+    faulty_device *faulty = self;
+    MEET(faulty, FAULTY_EVENT_OPEN, error);
+    faulty_event *event = calloc(1, sizeof *event);
+    RFT_REFUSE_IF(event == NULL, error, REFIT_ERR_HOST_MEMORY, "no memory for a faulty event");
+    refit_status status = rft_device_event_open(faulty->inner, &event->inner, error);
+    if (status != REFIT_OK) {
+        free(event);
+        return status;
+    }
+    *out = (rft_event *)event;
+    return REFIT_OK;
+}
+
+static void faulty_event_close(void *self, rft_event *opaque)
+{
+    faulty_device *faulty = self;
+    faulty_event *event = (faulty_event *)opaque;
+    rft_device_event_close(faulty->inner, event->inner);
+    free(event);
+}
+
+static refit_status faulty_event_record(void *self, rft_event *opaque, refit_stream_ref stream,
+                                        refit_error *error)
+{
+    faulty_device *faulty = self;
+    faulty_event *event = (faulty_event *)opaque;
+    MEET(faulty, FAULTY_EVENT_RECORD, error);
+    RFT_TRY(rft_device_event_record(faulty->inner, event->inner, stream, error));
+    rft_lock(&faulty->lock);
+    event->status = mend_stream(faulty, stream);
+    rft_unlock(&faulty->lock);
+    return REFIT_OK;
+}
+
+static refit_status faulty_event_join(void *self, rft_event *opaque, refit_stream_ref stream,
+                                      refit_error *error)
+{
+    faulty_device *faulty = self;
+    faulty_event *event = (faulty_event *)opaque;
+    MEET(faulty, FAULTY_EVENT_JOIN, error);
+    return rft_device_event_join(faulty->inner, event->inner, stream, error);
+}
+
+static refit_status faulty_event_wait(void *self, rft_event *opaque, uint32_t timeout_ms,
+                                      refit_error *error)
+{
+    faulty_device *faulty = self;
+    faulty_event *event = (faulty_event *)opaque;
+    MEET(faulty, FAULTY_EVENT_WAIT, error);
+    RFT_TRY(rft_device_event_wait(faulty->inner, event->inner, timeout_ms, error));
+    rft_lock(&faulty->lock);
+    refit_status status = event->status;
+    rft_unlock(&faulty->lock);
+    if (status == REFIT_OK) return REFIT_OK;
+    return rft_fail(error, status, "the work before the event broke as ordered by the test");
+}
+
+static const rft_device_ops faulty_ops = {
+    .version = RFT_DEVICE_OPS_VERSION,
+    .size = sizeof(rft_device_ops),
+    .kind = "faulty",
+    .close = faulty_close,
+    .describe = faulty_describe,
+    .caps = faulty_caps,
+    .memory_alloc = faulty_memory_alloc,
+    .memory_free = faulty_memory_free,
+    .reserve = faulty_reserve,
+    .commit = faulty_commit,
+    .decommit = faulty_decommit,
+    .unreserve = faulty_unreserve,
+    .host_pin = faulty_host_pin,
+    .host_unpin = faulty_host_unpin,
+    .stream_open = faulty_stream_open,
+    .stream_close = faulty_stream_close,
+    .stream_call = faulty_stream_call,
+    .copy_batch = faulty_copy_batch,
+    .zero = faulty_zero,
+    .event_open = faulty_event_open,
+    .event_close = faulty_event_close,
+    .event_record = faulty_event_record,
+    .event_join = faulty_event_join,
+    .event_wait = faulty_event_wait,
+};
+
+refit_status faulty_device_open(const char *spec, refit_device **out, refit_error *error)
+{
+    faulty_device *faulty = calloc(1, sizeof *faulty);
+    assert_non_null(faulty);
+    assert_int_equal(rft_mutex_open(&faulty->lock, NULL), REFIT_OK);
+    assert_int_equal(rft_cond_open(&faulty->go, NULL), REFIT_OK);
+    refit_status status = refit_device_open(spec, NULL, &faulty->inner, error);
+    if (status != REFIT_OK) {
+        free_faulty(faulty);
+        return status;
+    }
+    status = rft_device_make(&faulty_ops, faulty, out, error);
+    if (status != REFIT_OK) faulty_close(faulty);
+    return status;
+}
+
+static void give_order(refit_device *device, faulty_slot slot, order given)
+{
+    faulty_device *faulty = faulty_of(device);
+    rft_lock(&faulty->lock);
+    faulty->orders[slot] = given;
+    rft_unlock(&faulty->lock);
+}
+
+void faulty_device_fail(refit_device *device, faulty_slot slot, uint32_t nth, refit_status status)
+{
+    give_order(device, slot, (order){nth, 1, status, false});
+}
+
+void faulty_device_fail_times(refit_device *device, faulty_slot slot, uint32_t nth, uint32_t times,
+                              refit_status status)
+{
+    give_order(device, slot, (order){nth, times, status, false});
+}
+
+void faulty_device_fail_later(refit_device *device, faulty_slot slot, uint32_t nth,
+                              refit_status status)
+{
+    assert_true(slot == FAULTY_COPY_BATCH || slot == FAULTY_ZERO);
+    give_order(device, slot, (order){nth, 1, status, true});
+}
+
+static void set_stopped(refit_device *device, bool stopped)
+{
+    faulty_device *faulty = faulty_of(device);
+    rft_lock(&faulty->lock);
+    faulty->stopped = stopped;
+    rft_cond_wake_all(&faulty->go);
+    rft_unlock(&faulty->lock);
+}
+
+void faulty_device_stop(refit_device *device)
+{
+    set_stopped(device, true);
+}
+
+void faulty_device_go(refit_device *device)
+{
+    set_stopped(device, false);
+}
+
+void faulty_device_reset(refit_device *device)
+{
+    faulty_device *faulty = faulty_of(device);
+    rft_lock(&faulty->lock);
+    memset(faulty->orders, 0, sizeof faulty->orders);
+    memset(faulty->calls, 0, sizeof faulty->calls);
+    rft_unlock(&faulty->lock);
+}
+
+uint32_t faulty_device_calls(refit_device *device, faulty_slot slot)
+{
+    faulty_device *faulty = faulty_of(device);
+    rft_lock(&faulty->lock);
+    uint32_t calls = faulty->calls[slot];
+    rft_unlock(&faulty->lock);
+    return calls;
+}

@@ -1,0 +1,72 @@
+/*
+ * A device that does what another one does, until it is told to fail: how tests show what happens
+ * when memory runs out, a copy breaks, or work takes its time.
+ *
+ *     refit_device *device;
+ *     faulty_device_open("host:capacity=64MiB", &device, &error);
+ *     faulty_device_fail(device, FAULTY_MEMORY_ALLOC, 1, REFIT_ERR_DEVICE_MEMORY);
+ *     ... the next refit_memory_alloc on `device` answers REFIT_ERR_DEVICE_MEMORY ...
+ *     assert_int_equal(refit_device_close(device, NULL), REFIT_OK);
+ *
+ * It goes wherever a refit_device goes; the one inside is opened and closed with it. All functions
+ * below may be called from any thread while the device is in use.
+ */
+#ifndef FAULTY_DEVICE_H
+#define FAULTY_DEVICE_H
+
+#include "device/device.h"
+
+/* The slots of rft_device_ops that can fail. */
+typedef enum faulty_slot {
+    FAULTY_MEMORY_ALLOC,
+    FAULTY_MEMORY_FREE,
+    FAULTY_RESERVE,
+    FAULTY_COMMIT,
+    FAULTY_DECOMMIT,
+    FAULTY_HOST_PIN,
+    FAULTY_STREAM_OPEN,
+    FAULTY_STREAM_CLOSE,
+    FAULTY_STREAM_CALL,
+    FAULTY_COPY_BATCH,
+    FAULTY_ZERO,
+    FAULTY_EVENT_OPEN,
+    FAULTY_EVENT_RECORD,
+    FAULTY_EVENT_JOIN,
+    FAULTY_EVENT_WAIT,
+    FAULTY_SLOTS,
+} faulty_slot;
+
+#define FAULTY_ALWAYS UINT32_MAX
+
+/* Opens `spec` and wraps it. */
+refit_status faulty_device_open(const char *spec, refit_device **out, refit_error *error);
+
+/* The nth call of `slot` from now on (1: the next one) answers `status` and does nothing. One order
+ * per slot: a new one takes the place of the old one. */
+void faulty_device_fail(refit_device *device, faulty_slot slot, uint32_t nth, refit_status status);
+
+/* Likewise, and the `times - 1` calls after it too; FAULTY_ALWAYS: every one from the nth on. */
+void faulty_device_fail_times(refit_device *device, faulty_slot slot, uint32_t nth, uint32_t times,
+                              refit_status status);
+
+/* FAULTY_COPY_BATCH or FAULTY_ZERO: the nth call answers REFIT_OK, but the work breaks when the
+ * stream comes to it: the first half of every destination is zeroed, the rest left as it was, and
+ * the next event that is recorded on the stream completes with `status`. On REFIT_STREAM_NONE the
+ * call itself answers `status`. */
+void faulty_device_fail_later(refit_device *device, faulty_slot slot, uint32_t nth,
+                              refit_status status);
+
+/* From now on streams stop before each copy or zero that is put on them, until faulty_device_go.
+ * What waits for them gets REFIT_ERR_TIMEOUT meanwhile. REFIT_STREAM_NONE does not stop. A stream
+ * cannot be closed while it stands: go first. */
+void faulty_device_stop(refit_device *device);
+void faulty_device_go(refit_device *device);
+
+/* Forgets all orders and calls. */
+void faulty_device_reset(refit_device *device);
+
+/* Calls of the slot since the device was opened or reset, those that failed included: run once,
+ * count, then fail each of them in turn. */
+uint32_t faulty_device_calls(refit_device *device, faulty_slot slot);
+
+#endif
