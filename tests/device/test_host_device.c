@@ -1,0 +1,303 @@
+/* The host device alone: threads begin late, pages go back, pinning explains itself, nothing leaks.
+ */
+#include <dirent.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdatomic.h>
+#include <stddef.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include <cmocka.h>
+
+#include "base/thread.h"
+#include "device/device.h"
+#include "tests/support/failing_alloc.h"
+
+#define MIB         (UINT64_C(1) << 20)
+#define PATIENCE_MS 20000u
+
+#define assert_ok(call) assert_int_equal((call), REFIT_OK)
+
+static refit_device *open_host(uint32_t threads)
+{
+    refit_device *device;
+    refit_config config;
+    refit_config_init(&config, sizeof config);
+    config.offload_copy_threads = threads;
+    config.offload_timeout_ms = 50;
+    assert_ok(refit_device_open("host", &config, &device, NULL));
+    return device;
+}
+
+static unsigned count_threads(void)
+{
+    unsigned count = 0;
+    DIR *tasks = opendir("/proc/self/task");
+    assert_non_null(tasks);
+    for (struct dirent *it = readdir(tasks); it != NULL; it = readdir(tasks)) {
+        count += it->d_name[0] != '.';
+    }
+    closedir(tasks);
+    return count;
+}
+
+static void no_thread_starts_before_it_is_needed(void **state)
+{
+    (void)state;
+    static char there[4 << 20], back[4 << 20];
+    unsigned before = count_threads();
+    refit_device *device = open_host(3);
+    void *memory;
+    refit_stream_ref stream;
+    assert_ok(refit_memory_alloc(device, 8 * MIB, &memory, NULL));
+    assert_ok(refit_stream_copy(device, REFIT_STREAM_NONE, memory, there, 100, NULL));
+    assert_int_equal(count_threads(), before);
+    assert_ok(refit_stream_open(device, &stream, NULL));
+    assert_int_equal(count_threads(), before + 1);
+    assert_ok(refit_stream_copy(device, REFIT_STREAM_NONE, back, there, sizeof back, NULL));
+    assert_int_equal(count_threads(), before + 3);
+    assert_ok(refit_stream_close(device, stream, NULL));
+    assert_ok(refit_memory_free(device, memory, NULL));
+    assert_ok(refit_device_close(device, NULL));
+}
+
+static void large_memory_goes_back_to_the_system(void **state)
+{
+    (void)state;
+    refit_device *device = open_host(1);
+    unsigned char resident[1];
+    void *memory;
+    assert_ok(refit_memory_alloc(device, 32 * MIB, &memory, NULL));
+    memset(memory, 1, 32 * MIB);
+    assert_int_equal(mincore(memory, 1, resident), 0);
+    assert_ok(refit_memory_free(device, memory, NULL));
+    assert_int_equal(mincore(memory, 1, resident), -1);
+    assert_ok(refit_device_close(device, NULL));
+}
+
+static void decommitted_pages_are_gone(void **state)
+{
+    (void)state;
+    refit_device *device = open_host(1);
+    unsigned char resident[1];
+    uint64_t page;
+    void *base;
+    assert_ok(rft_device_reserve(device, MIB, &base, &page, NULL));
+    assert_ok(rft_device_commit(device, base, MIB, NULL));
+    memset(base, 1, MIB);
+    assert_ok(rft_device_decommit(device, base, MIB, NULL));
+    assert_int_equal(mincore(base, 1, resident), 0);
+    assert_int_equal(resident[0] & 1, 0);
+    assert_ok(rft_device_commit(device, base, MIB, NULL));
+    assert_int_equal(*(char *)base, 0);
+    rft_device_unreserve(device, base, MIB);
+    assert_ok(refit_device_close(device, NULL));
+}
+
+static void pinning_works_or_says_why_not(void **state)
+{
+    (void)state;
+    refit_device *device = open_host(1);
+    refit_error error = {0};
+    void *page = aligned_alloc(4096, 4096);
+    refit_status status = rft_device_host_pin(device, page, 4096, &error);
+    assert_true(status == REFIT_OK || status == REFIT_ERR_PIN);
+    if (status == REFIT_OK) rft_device_host_unpin(device, page, 4096);
+    /* The first page of the address space is never there to be locked. */
+    assert_int_equal(rft_device_host_pin(device, (void *)4096, 4096, &error), REFIT_ERR_PIN);
+    assert_int_not_equal(error.subsystem, 0);
+    assert_non_null(strstr(error.text, "RLIMIT_MEMLOCK"));
+    assert_non_null(strstr(error.text, "offload.pin"));
+    assert_int_equal(rft_device_host_pin(device, NULL, 4096, NULL), REFIT_ERR_INVALID);
+    free(page);
+    assert_ok(refit_device_close(device, NULL));
+}
+
+typedef struct stop_sign {
+    rft_mutex lock;
+    rft_cond changed;
+    bool go; /* guarded by lock */
+} stop_sign;
+
+static void wait_for_go(void *user)
+{
+    stop_sign *sign = user;
+    rft_lock(&sign->lock);
+    while (!sign->go) {
+        rft_cond_wait_idle(&sign->changed, &sign->lock);
+    }
+    rft_unlock(&sign->lock);
+}
+
+static void blocking_calls_end_at_their_deadline(void **state)
+{
+    (void)state;
+    refit_device *device = open_host(1);
+    refit_stream_ref stream;
+    rft_event *event;
+    stop_sign sign = {.go = false};
+    assert_ok(rft_mutex_open(&sign.lock, NULL));
+    assert_ok(rft_cond_open(&sign.changed, NULL));
+    assert_ok(refit_stream_open(device, &stream, NULL));
+    assert_ok(rft_device_event_open(device, &event, NULL));
+    assert_ok(refit_stream_call(device, stream, wait_for_go, &sign, NULL));
+    assert_ok(rft_device_event_record(device, event, stream, NULL));
+    assert_int_equal(rft_device_event_join(device, event, REFIT_STREAM_NONE, NULL),
+                     REFIT_ERR_TIMEOUT);
+    assert_int_equal(refit_stream_close(device, stream, NULL), REFIT_ERR_TIMEOUT);
+    assert_int_equal(refit_device_close(device, NULL), REFIT_ERR_BUSY);
+    rft_lock(&sign.lock);
+    sign.go = true;
+    rft_cond_wake_all(&sign.changed);
+    rft_unlock(&sign.lock);
+    assert_ok(rft_device_event_wait(device, event, PATIENCE_MS, NULL));
+    rft_device_event_close(device, event);
+    assert_ok(refit_stream_close(device, stream, NULL));
+    assert_ok(refit_device_close(device, NULL));
+    rft_cond_close(&sign.changed);
+    rft_mutex_close(&sign.lock);
+}
+
+/* Several threads, each with a stream of its own, share the device's copy threads. */
+typedef struct worker {
+    refit_device *device;
+    unsigned char mark;
+    bool right;
+} worker;
+
+static refit_status copy_rounds(worker *it, refit_stream_ref stream, char *there, char *back,
+                                uint64_t bytes)
+{
+    void *memory;
+    RFT_TRY(refit_memory_alloc(it->device, bytes, &memory, NULL));
+    for (unsigned round = 0; round < 10; round++) {
+        memset(there, it->mark + (int)round, bytes);
+        RFT_TRY(refit_stream_copy(it->device, stream, memory, there, bytes, NULL));
+        RFT_TRY(refit_stream_copy(it->device, stream, back, memory, bytes, NULL));
+        RFT_TRY(refit_stream_wait(it->device, stream, PATIENCE_MS, NULL));
+        if (memcmp(there, back, bytes) != 0) return REFIT_ERR_CORRUPT;
+    }
+    return refit_memory_free(it->device, memory, NULL);
+}
+
+static void *work(void *user)
+{
+    worker *it = user;
+    const uint64_t bytes = 2 * MIB + 77;
+    refit_stream_ref stream;
+    char *there = malloc(bytes), *back = malloc(bytes);
+    if (refit_stream_open(it->device, &stream, NULL) == REFIT_OK) {
+        it->right = copy_rounds(it, stream, there, back, bytes) == REFIT_OK;
+        it->right &= refit_stream_close(it->device, stream, NULL) == REFIT_OK;
+    }
+    free(back);
+    free(there);
+    return NULL;
+}
+
+static void streams_of_many_threads_share_the_pool(void **state)
+{
+    (void)state;
+    enum { WORKERS = 4 };
+    refit_config config;
+    refit_config_init(&config, sizeof config);
+    config.offload_copy_threads = 3;
+    refit_device *device;
+    worker workers[WORKERS];
+    rft_thread threads[WORKERS];
+    assert_ok(refit_device_open("host", &config, &device, NULL));
+    for (unsigned i = 0; i < WORKERS; i++) {
+        workers[i] = (worker){device, (unsigned char)(i * 50), false};
+        assert_ok(rft_thread_start(&threads[i], "worker", work, &workers[i], NULL));
+    }
+    for (unsigned i = 0; i < WORKERS; i++) {
+        rft_thread_join(threads[i]);
+    }
+    for (unsigned i = 0; i < WORKERS; i++) {
+        assert_true(workers[i].right);
+    }
+    assert_ok(refit_device_close(device, NULL));
+}
+
+/* All that takes bookkeeping memory, as far as it gets; closes what it opened. */
+static refit_status use_arena(refit_device *device)
+{
+    void *base;
+    uint64_t page;
+    RFT_TRY(rft_device_reserve(device, MIB, &base, &page, NULL));
+    refit_status status = rft_device_commit(device, base, MIB, NULL);
+    if (status == REFIT_OK) status = rft_device_decommit(device, base, page, NULL);
+    rft_device_unreserve(device, base, MIB);
+    return status;
+}
+
+static refit_status use_memory(refit_device *device)
+{
+    enum { COUNT = 100 };
+    void *memory[COUNT];
+    unsigned taken = 0;
+    refit_status status = REFIT_OK;
+    while (taken < COUNT && status == REFIT_OK) {
+        status = refit_memory_alloc(device, taken == 0 ? 2 * MIB : 600, &memory[taken], NULL);
+        taken += status == REFIT_OK;
+    }
+    while (taken > 0) {
+        assert_ok(refit_memory_free(device, memory[--taken], NULL));
+    }
+    return status;
+}
+
+static refit_status use_stream(refit_device *device)
+{
+    char from = 1, to = 0;
+    refit_stream_ref stream;
+    RFT_TRY(refit_stream_open(device, &stream, NULL));
+    refit_status status = refit_stream_copy(device, stream, &to, &from, 1, NULL);
+    if (status == REFIT_OK) status = refit_stream_wait(device, stream, PATIENCE_MS, NULL);
+    assert_ok(refit_stream_close(device, stream, NULL));
+    return status;
+}
+
+static refit_status use_device(void)
+{
+    refit_device *device;
+    RFT_TRY(refit_device_open("host:capacity=8MiB", NULL, &device, NULL));
+    refit_device_info info = {.size = sizeof info};
+    refit_status status = use_memory(device);
+    if (status == REFIT_OK) status = use_arena(device);
+    if (status == REFIT_OK) status = use_stream(device);
+    assert_ok(refit_device_describe(device, &info, NULL));
+    assert_int_equal(info.used_bytes, 0);
+    assert_ok(refit_device_close(device, NULL));
+    return status;
+}
+
+static void every_failed_allocation_is_an_error_and_leaks_nothing(void **state)
+{
+    (void)state;
+    uint64_t nth = 1;
+    for (;; nth++) {
+        failing_alloc_begin(nth);
+        refit_status status = use_device();
+        if (!failing_alloc_end()) break;
+        assert_int_equal(status, REFIT_ERR_HOST_MEMORY);
+    }
+    assert_in_range(nth, 8, 100);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(no_thread_starts_before_it_is_needed),
+        cmocka_unit_test(large_memory_goes_back_to_the_system),
+        cmocka_unit_test(decommitted_pages_are_gone),
+        cmocka_unit_test(pinning_works_or_says_why_not),
+        cmocka_unit_test(blocking_calls_end_at_their_deadline),
+        cmocka_unit_test(streams_of_many_threads_share_the_pool),
+        cmocka_unit_test(every_failed_allocation_is_an_error_and_leaks_nothing),
+    };
+    return cmocka_run_group_tests_name("host_device", tests, NULL, NULL);
+}
