@@ -91,7 +91,7 @@ install_missing() {
         as_root=(sudo)
     fi
     say "Missing here, to be installed with ${as_root[*]:+sudo }apt-get: ${missing[*]//|/ or }"
-    "${as_root[@]}" apt-get -q update >&2 || return 1
+    "${as_root[@]}" apt-get -q update >&2 || say "apt-get update failed: trying with the package lists there are"
     for name in "${missing[@]}"; do
         names+=("$(known_package "$name")")
     done
