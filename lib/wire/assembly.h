@@ -19,6 +19,7 @@ typedef enum rft_block_mode {
 
 typedef struct rft_assembly rft_assembly;
 
+/* Takes all the memory that it will need: nothing below allocates. The manifest must outlive it. */
 refit_status rft_assembly_open(const rft_manifest *manifest, unsigned char *staging,
                                const unsigned char *base, rft_assembly **out, refit_error *error);
 void rft_assembly_close(rft_assembly *assembly);
@@ -31,11 +32,12 @@ void rft_assembly_reset(rft_assembly *assembly, unsigned char *staging, const un
 refit_status rft_assembly_take(rft_assembly *assembly, const rft_message *frame, rft_view payload,
                                refit_error *error);
 
-/* Frames taken so far, and whether all are in. */
+/* Frames taken so far, and whether all are in (a version of empty tensors has none). */
 uint32_t rft_assembly_taken(const rft_assembly *assembly);
 bool rft_assembly_complete(const rft_assembly *assembly);
 
-/* The lowest sequence number not yet taken, below `before`; UINT32_MAX if there is none. */
+/* The lowest sequence number not yet taken, at least `from` and below `before`; UINT32_MAX if there
+ * is none. */
 uint32_t rft_assembly_missing(const rft_assembly *assembly, uint32_t from, uint32_t before);
 
 /* Holds the digests of SEAL (its `tensors`, 8 bytes each) against those of the bytes taken, and its
@@ -51,7 +53,9 @@ refit_status rft_image_verify(const rft_manifest *manifest, const unsigned char 
 
 /* The publisher's side: frame `sequence` as modes and payload. `same` has one byte per block of the
  * version (1: equal to the base), or is NULL: all dense. If all blocks are dense the payload is a
- * view of the image itself (nothing is copied); else the dense ones are gathered into `scratch`. */
+ * view of the image itself (nothing is copied), padding between tensors included; else the dense
+ * ones, without padding, are gathered into `scratch`, which holds the payload until its next use.
+ * Reused, `modes` and `scratch` allocate only at first. */
 refit_status rft_frame_encode(const rft_manifest *manifest, uint32_t sequence,
                               const unsigned char *image, const unsigned char *same,
                               rft_bytes *modes, rft_bytes *scratch, rft_view *payload,
