@@ -31,8 +31,9 @@ const char *refit_status_text(refit_status status)
     return "an unknown status";
 }
 
-refit_status rft_fail_sub(refit_error *error, refit_status status, int subsystem,
-                          const char *format, ...)
+/* In parentheses: the static analyser sees a macro of this name. */
+refit_status(rft_fail_sub)(refit_error *error, refit_status status, int subsystem,
+                           const char *format, ...)
 {
     if (error != NULL) {
         va_list arguments;
