@@ -61,21 +61,21 @@ missing_packages() {
     done
 }
 
-# known_package "A|B": prints the first name that this release's package lists have.
-known_package() {
-    local name
-    for name in ${1//|/ }; do
-        if apt-cache show "$name" 2>/dev/null | grep -q '^Filename:'; then
-            printf '%s\n' "$name"
-            return
-        fi
+# known_packages "A|B"…: prints of each the first name that this release's package lists have, or the
+# last one.
+known_packages() {
+    local names name
+    for names in "$@"; do
+        for name in ${names//|/ }; do
+            apt-cache show "$name" 2>/dev/null | grep -q '^Filename:' && break
+        done
+        printf '%s ' "$name"
     done
-    printf '%s\n' "${name}"
 }
 
 # install_missing PROBE PACKAGE…: installs what is missing, or says why it cannot and returns 1.
 install_missing() {
-    local missing names=() name as_root=()
+    local missing as_root=()
     mapfile -t missing < <(missing_packages "$@")
     [ ${#missing[@]} -gt 0 ] || return 0
     if ! command -v apt-get >/dev/null; then
@@ -85,18 +85,16 @@ install_missing() {
     if [ "$(id -u)" -ne 0 ]; then
         if ! command -v sudo >/dev/null; then
             say "refit needs these packages; install them as root, then run this again:"
-            say "    apt-get install ${missing[*]//|*/}"
+            say "    apt-get install $(known_packages "${missing[@]}")"
             return 1
         fi
         as_root=(sudo)
     fi
     say "Missing here, to be installed with ${as_root[*]:+sudo }apt-get: ${missing[*]//|/ or }"
     "${as_root[@]}" apt-get -q update >&2 || say "apt-get update failed: trying with the package lists there are"
-    for name in "${missing[@]}"; do
-        names+=("$(known_package "$name")")
-    done
+    read -ra missing < <(known_packages "${missing[@]}")
     "${as_root[@]}" env DEBIAN_FRONTEND=noninteractive \
-        apt-get -q -y --no-install-recommends install "${names[@]}" >&2 </dev/null
+        apt-get -q -y --no-install-recommends install "${missing[@]}" >&2 </dev/null
 }
 
 # configure: sets build/ up, with ccache where there is one; keeps a generator that was chosen before.
