@@ -1,10 +1,10 @@
 /*
  * budget: how much host memory may be taken, from what the machine and its cgroup really have free.
  *
- * The least of MemAvailable and, for the process's cgroup and all above it (v1 and v2), the limit
- * less what is used and cannot be reclaimed; times offload.budget_share. Containers lie in
- * /proc/meminfo: the cgroup tells the truth there. Also counts the process's RLIMIT_MEMLOCK for
- * messages.
+ * Free is the least of MemAvailable and, for the process's cgroup and all above it (v1 and v2), the
+ * limit less what is used and cannot be reclaimed: in a container /proc/meminfo shows the machine,
+ * only the cgroup knows the limit. The budget is offload.budget_share of that, or
+ * offload.budget_bytes, but never more than what is free.
  */
 #ifndef RFT_BUDGET_H
 #define RFT_BUDGET_H
@@ -15,13 +15,13 @@
 
 typedef struct rft_budget {
     uint64_t bytes;      /* what may be taken */
-    uint64_t free_bytes; /* what is free, before the share */
-    const char
-        *source; /* "offload.budget_bytes", "MemAvailable", "cgroup memory limit" (constants) */
+    uint64_t free_bytes; /* what is free, before the share; UINT64_MAX if nothing told */
+    const char *source;  /* what bounds it: "offload.budget_bytes", "MemAvailable" or "cgroup memory
+                            limit" (constants) */
 } rft_budget;
 
 /* `root` is where proc and sys/fs/cgroup are looked for: "" in life, a folder of made-up files in
- * tests. */
+ * tests. REFIT_ERR_SYSTEM if nothing can be read and no offload.budget_bytes is set. Any thread. */
 refit_status rft_budget_read(const char *root, const refit_config *config, rft_budget *out,
                              refit_error *error);
 

@@ -1,0 +1,228 @@
+/* Arenas: pieces share no page, leave and return one by one at the same address, within capacity.
+ */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+#include "memory/device_arena.h"
+#include "tests/support/failing_alloc.h"
+#include "tests/support/faulty_device.h"
+
+#define MIB (UINT64_C(1) << 20)
+
+typedef struct fixture {
+    refit_device *device;
+    refit_arena *arena;
+} fixture;
+
+static int set_up(void **state)
+{
+    static fixture all;
+    memset(&all, 0, sizeof all);
+    assert_int_equal(faulty_device_open("host:capacity=4MiB", &all.device, NULL), REFIT_OK);
+    assert_int_equal(refit_arena_open(all.device, 16 * MIB, &all.arena, NULL), REFIT_OK);
+    *state = &all;
+    return 0;
+}
+
+static int tear_down(void **state)
+{
+    fixture *all = *state;
+    assert_int_equal(refit_arena_close(all->arena, NULL), REFIT_OK);
+    return refit_device_close(all->device, NULL) == REFIT_OK ? 0 : -1;
+}
+
+static char *take(fixture *all, uint64_t bytes)
+{
+    void *piece;
+    assert_int_equal(refit_arena_alloc(all->arena, bytes, &piece, NULL), REFIT_OK);
+    return piece;
+}
+
+static uint64_t used_bytes(fixture *all)
+{
+    refit_device_info info = {.size = sizeof info};
+    assert_int_equal(refit_device_describe(all->device, &info, NULL), REFIT_OK);
+    return info.used_bytes;
+}
+
+static void piece_leaves_and_returns_without_its_neighbours(void **state)
+{
+    fixture *all = *state;
+    char *first = take(all, 100);
+    char *second = take(all, 5000);
+    char *third = take(all, 1);
+    memset(first, 1, 100);
+    memset(second, 2, 5000);
+    *third = 3;
+    uint64_t used = used_bytes(all);
+    for (int i = 0; i < 2; i++) { /* both are idempotent */
+        assert_int_equal(rft_arena_decommit(all->arena, second, 5000, NULL), REFIT_OK);
+    }
+    assert_true(used_bytes(all) < used);
+    for (int i = 0; i < 2; i++) {
+        assert_int_equal(rft_arena_commit(all->arena, second, 5000, NULL), REFIT_OK);
+    }
+    assert_int_equal(used_bytes(all), used);
+    assert_int_equal(first[99], 1);
+    assert_int_equal(second[0] + second[4999], 0);
+    assert_int_equal(*third, 3);
+}
+
+static void piece_is_found_by_its_address_and_size(void **state)
+{
+    fixture *all = *state;
+    refit_arena *other;
+    assert_int_equal(refit_arena_open(all->device, MIB, &other, NULL), REFIT_OK);
+    char *pieces[100];
+    for (uint32_t i = 0; i < 100; i++) {
+        pieces[i] = take(all, 1 + i);
+    }
+    void *elsewhere;
+    assert_int_equal(refit_arena_alloc(other, 64, &elsewhere, NULL), REFIT_OK);
+    for (uint32_t i = 0; i < 100; i++) {
+        assert_ptr_equal(rft_arena_find(all->device, pieces[i], 1 + i), all->arena);
+    }
+    assert_ptr_equal(rft_arena_find(all->device, elsewhere, 64), other);
+    assert_null(rft_arena_find(all->device, pieces[5], 7));
+    assert_null(rft_arena_find(all->device, pieces[5] + 1, 5));
+    assert_null(rft_arena_find(all->device, &other, sizeof other));
+    assert_int_equal(refit_arena_close(other, NULL), REFIT_OK);
+    assert_null(rft_arena_find(all->device, elsewhere, 64));
+}
+
+static void only_whole_pieces_come_and_go(void **state)
+{
+    fixture *all = *state;
+    char *piece = take(all, 8192);
+    assert_int_equal(rft_arena_decommit(all->arena, piece, 4096, NULL), REFIT_ERR_INVALID);
+    assert_int_equal(rft_arena_decommit(all->arena, piece + 4096, 4096, NULL), REFIT_ERR_INVALID);
+    assert_int_equal(rft_arena_commit(all->arena, piece - 4096, 4096, NULL), REFIT_ERR_INVALID);
+    piece[8191] = 1;
+}
+
+static void full_device_refuses_and_keeps_its_place(void **state)
+{
+    fixture *all = *state;
+    void *piece = NULL;
+    char *first = take(all, 3 * MIB);
+    assert_int_equal(refit_arena_alloc(all->arena, 2 * MIB, &piece, NULL), REFIT_ERR_DEVICE_MEMORY);
+    assert_null(piece);
+    char *second = take(all, MIB);
+    assert_ptr_equal(second, first + 3 * MIB);
+    assert_int_equal(rft_arena_decommit(all->arena, first, 3 * MIB, NULL), REFIT_OK);
+    assert_int_equal(refit_arena_alloc(all->arena, 2 * MIB, &piece, NULL), REFIT_OK);
+    assert_int_equal(rft_arena_commit(all->arena, first, 3 * MIB, NULL), REFIT_ERR_DEVICE_MEMORY);
+}
+
+static void used_up_reservation_is_refused(void **state)
+{
+    fixture *all = *state;
+    void *piece;
+    refit_error error;
+    assert_int_equal(refit_arena_alloc(all->arena, 17 * MIB, &piece, &error), REFIT_ERR_LIMIT);
+    assert_int_equal(refit_arena_alloc(all->arena, UINT64_MAX, &piece, &error), REFIT_ERR_LIMIT);
+    refit_arena *small;
+    assert_int_equal(refit_arena_open(all->device, 1, &small, NULL), REFIT_OK);
+    assert_int_equal(refit_arena_alloc(small, 1, &piece, NULL), REFIT_OK);
+    assert_int_equal(refit_arena_alloc(small, 1, &piece, NULL), REFIT_ERR_LIMIT);
+    assert_int_equal(refit_arena_close(small, NULL), REFIT_OK);
+}
+
+static void close_is_refused_while_a_region_lies_in_it(void **state)
+{
+    fixture *all = *state;
+    rft_arena_retain(all->arena);
+    assert_int_equal(refit_arena_close(all->arena, NULL), REFIT_ERR_BUSY);
+    assert_int_equal(refit_device_close(all->device, NULL), REFIT_ERR_BUSY);
+    rft_arena_release(all->arena);
+}
+
+static void closing_gives_the_memory_back(void **state)
+{
+    fixture *all = *state;
+    refit_arena *other;
+    void *piece;
+    assert_int_equal(refit_arena_open(all->device, MIB, &other, NULL), REFIT_OK);
+    assert_int_equal(refit_arena_alloc(other, MIB, &piece, NULL), REFIT_OK);
+    assert_int_equal(used_bytes(all), MIB);
+    assert_int_equal(refit_arena_close(other, NULL), REFIT_OK);
+    assert_int_equal(used_bytes(all), 0);
+}
+
+static void bad_arguments_are_refused(void **state)
+{
+    fixture *all = *state;
+    refit_arena *arena;
+    void *piece;
+    assert_int_equal(refit_arena_open(NULL, 1, &arena, NULL), REFIT_ERR_INVALID);
+    assert_int_equal(refit_arena_open(all->device, 0, &arena, NULL), REFIT_ERR_INVALID);
+    assert_int_equal(refit_arena_open(all->device, 1, NULL, NULL), REFIT_ERR_INVALID);
+    assert_int_equal(refit_arena_alloc(NULL, 1, &piece, NULL), REFIT_ERR_INVALID);
+    assert_int_equal(refit_arena_alloc(all->arena, 0, &piece, NULL), REFIT_ERR_INVALID);
+    assert_int_equal(refit_arena_alloc(all->arena, 1, NULL, NULL), REFIT_ERR_INVALID);
+    assert_int_equal(refit_arena_close(NULL, NULL), REFIT_OK);
+}
+
+static void device_that_fails_is_reported_and_leaves_no_piece(void **state)
+{
+    fixture *all = *state;
+    refit_arena *arena = NULL;
+    void *piece = NULL;
+    faulty_device_fail(all->device, FAULTY_RESERVE, 1, REFIT_ERR_DEVICE);
+    assert_int_equal(refit_arena_open(all->device, MIB, &arena, NULL), REFIT_ERR_DEVICE);
+    assert_null(arena);
+    faulty_device_fail(all->device, FAULTY_COMMIT, 1, REFIT_ERR_DEVICE);
+    assert_int_equal(refit_arena_alloc(all->arena, 64, &piece, NULL), REFIT_ERR_DEVICE);
+    assert_null(piece);
+    assert_int_equal(used_bytes(all), 0);
+}
+
+static refit_status open_and_fill(refit_device *device)
+{
+    refit_arena *arena = NULL;
+    RFT_TRY(refit_arena_open(device, MIB, &arena, NULL));
+    refit_status status = REFIT_OK;
+    for (int i = 0; i < 70 && status == REFIT_OK; i++) {
+        void *piece;
+        status = refit_arena_alloc(arena, 64, &piece, NULL);
+    }
+    return rft_keep_first(status, refit_arena_close(arena, NULL));
+}
+
+static void every_failed_allocation_is_an_error(void **state)
+{
+    (void)state;
+    for (uint64_t nth = 1;; nth++) {
+        refit_device *device = NULL;
+        failing_alloc_begin(nth);
+        refit_status status = refit_device_open("host", NULL, &device, NULL);
+        if (status == REFIT_OK) status = open_and_fill(device);
+        assert_int_equal(refit_device_close(device, NULL), REFIT_OK);
+        if (!failing_alloc_end()) break;
+        assert_int_equal(status, REFIT_ERR_HOST_MEMORY);
+    }
+}
+
+#define TEST(name) cmocka_unit_test_setup_teardown(name, set_up, tear_down)
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        TEST(piece_leaves_and_returns_without_its_neighbours),
+        TEST(piece_is_found_by_its_address_and_size),
+        TEST(only_whole_pieces_come_and_go),
+        TEST(full_device_refuses_and_keeps_its_place),
+        TEST(used_up_reservation_is_refused),
+        TEST(close_is_refused_while_a_region_lies_in_it),
+        TEST(closing_gives_the_memory_back),
+        TEST(bad_arguments_are_refused),
+        TEST(device_that_fails_is_reported_and_leaves_no_piece),
+        cmocka_unit_test(every_failed_allocation_is_an_error),
+    };
+    return cmocka_run_group_tests_name("arena", tests, NULL, NULL);
+}

@@ -1,0 +1,237 @@
+/* Budget: the least of what machine and cgroups have free, whatever of their files there is. */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+#include "memory/budget.h"
+#include "memory/procfile.h"
+#include "tests/support/file_tree.h"
+
+#define MIB (UINT64_C(1) << 20)
+
+static rft_budget read_budget(const file_tree *tree, double share, uint64_t bytes)
+{
+    refit_config config;
+    refit_config_init(&config, sizeof config);
+    config.offload_budget_share = share;
+    config.offload_budget_bytes = bytes;
+    rft_budget budget;
+    assert_int_equal(rft_budget_read(tree->root, &config, &budget, NULL), REFIT_OK);
+    return budget;
+}
+
+static file_tree open_machine(void)
+{
+    file_tree tree = file_tree_open();
+    file_tree_write(&tree, "/proc/meminfo",
+                    "MemTotal:       4194304 kB\nMemFree:         100000 kB\n"
+                    "MemAvailable:   2097152 kB\nBuffers: 0 kB\n");
+    return tree;
+}
+
+static void without_cgroups_memavailable_counts(void **state)
+{
+    (void)state;
+    file_tree tree = open_machine();
+    rft_budget budget = read_budget(&tree, 0.5, 0);
+    assert_int_equal(budget.free_bytes, 2048 * MIB);
+    assert_int_equal(budget.bytes, 1024 * MIB);
+    assert_string_equal(budget.source, "MemAvailable");
+    assert_int_equal(read_budget(&tree, 1.0, 0).bytes, 2048 * MIB);
+    file_tree_close(&tree);
+}
+
+static void cgroup_v2_limit_less_what_cannot_be_reclaimed_counts(void **state)
+{
+    (void)state;
+    file_tree tree = open_machine();
+    file_tree_write(&tree, "/proc/self/cgroup", "0::/user/job\n");
+    file_tree_write(&tree, "/sys/fs/cgroup/user/job/memory.max", "1073741824\n");
+    file_tree_write(&tree, "/sys/fs/cgroup/user/job/memory.current", "536870912\n");
+    file_tree_write(&tree, "/sys/fs/cgroup/user/job/memory.stat",
+                    "anon 402653184\nfile 134217728\nactive_file 0\ninactive_file 134217728\n");
+    rft_budget budget = read_budget(&tree, 1.0, 0);
+    assert_int_equal(budget.bytes, 640 * MIB);
+    assert_string_equal(budget.source, "cgroup memory limit");
+    file_tree_close(&tree);
+}
+
+static void every_level_above_counts(void **state)
+{
+    (void)state;
+    file_tree tree = open_machine();
+    file_tree_write(&tree, "/proc/self/cgroup", "0::/pod/job\n");
+    file_tree_write(&tree, "/sys/fs/cgroup/pod/job/memory.max", "max\n");
+    file_tree_write(&tree, "/sys/fs/cgroup/pod/job/memory.current", "1\n");
+    file_tree_write(&tree, "/sys/fs/cgroup/pod/memory.max", "209715200\n");
+    file_tree_write(&tree, "/sys/fs/cgroup/pod/memory.current", "104857600\n");
+    assert_int_equal(read_budget(&tree, 1.0, 0).bytes, 100 * MIB);
+    file_tree_write(&tree, "/sys/fs/cgroup/pod/memory.high", "157286400\n");
+    assert_int_equal(read_budget(&tree, 1.0, 0).bytes, 50 * MIB);
+    file_tree_close(&tree);
+}
+
+static void cgroup_v1_is_read_by_its_own_names(void **state)
+{
+    (void)state;
+    file_tree tree = open_machine();
+    file_tree_write(&tree, "/proc/self/cgroup",
+                    "12:cpu,cpuacct:/other\n4:hugetlb,memory:/a/b\n1:name=systemd:/x\n0::/\n");
+    file_tree_write(&tree, "/sys/fs/cgroup/memory/a/b/memory.limit_in_bytes", "314572800\n");
+    file_tree_write(&tree, "/sys/fs/cgroup/memory/a/b/memory.usage_in_bytes", "209715200\n");
+    file_tree_write(&tree, "/sys/fs/cgroup/memory/a/b/memory.stat",
+                    "inactive_file 5\ntotal_inactive_file 104857600\n");
+    file_tree_write(&tree, "/sys/fs/cgroup/memory/memory.limit_in_bytes", "9223372036854771712\n");
+    file_tree_write(&tree, "/sys/fs/cgroup/memory/memory.usage_in_bytes", "1\n");
+    assert_int_equal(read_budget(&tree, 1.0, 0).bytes, 200 * MIB);
+    file_tree_close(&tree);
+}
+
+/* Docker with cgroup v1: the path is that of the host, the container sees its own at the root. */
+static void path_that_is_not_visible_ends_at_the_root(void **state)
+{
+    (void)state;
+    file_tree tree = open_machine();
+    file_tree_write(&tree, "/proc/self/cgroup", "4:memory:/docker/0123456789ab\n");
+    file_tree_write(&tree, "/sys/fs/cgroup/memory/memory.limit_in_bytes", "104857600\n");
+    file_tree_write(&tree, "/sys/fs/cgroup/memory/memory.usage_in_bytes", "0\n");
+    assert_int_equal(read_budget(&tree, 1.0, 0).bytes, 100 * MIB);
+    file_tree_close(&tree);
+}
+
+static void hybrid_hierarchy_is_seen(void **state)
+{
+    (void)state;
+    file_tree tree = open_machine();
+    file_tree_write(&tree, "/proc/self/cgroup", "0::/job\n");
+    file_tree_write(&tree, "/sys/fs/cgroup/unified/job/memory.max", "104857600");
+    file_tree_write(&tree, "/sys/fs/cgroup/unified/job/memory.current", "0");
+    assert_int_equal(read_budget(&tree, 1.0, 0).bytes, 100 * MIB);
+    file_tree_close(&tree);
+}
+
+static void full_cgroup_leaves_nothing(void **state)
+{
+    (void)state;
+    file_tree tree = open_machine();
+    file_tree_write(&tree, "/proc/self/cgroup", "0::/\n");
+    file_tree_write(&tree, "/sys/fs/cgroup/memory.max", "1000\n");
+    file_tree_write(&tree, "/sys/fs/cgroup/memory.current", "2000\n");
+    assert_int_equal(read_budget(&tree, 0.8, 0).bytes, 0);
+    file_tree_close(&tree);
+}
+
+static void nonsense_bounds_nothing(void **state)
+{
+    (void)state;
+    file_tree tree = open_machine();
+    char longest[6000];
+    memset(longest, 'a', sizeof longest - 1);
+    memcpy(longest, "0::/", 4);
+    longest[sizeof longest - 1] = '\0';
+    file_tree_write(&tree, "/proc/self/cgroup", longest);
+    file_tree_write(&tree, "/sys/fs/cgroup/memory.max", "99999999999999999999999999\n");
+    file_tree_write(&tree, "/sys/fs/cgroup/memory.current", "-5\n");
+    assert_int_equal(read_budget(&tree, 1.0, 0).bytes, 2048 * MIB);
+    const char *const lines[] = {
+        "", "\n\n", "0", "0:", "0::", "::::", ":memory:", "4:memoryx:/a\n0:"};
+    for (size_t i = 0; i < sizeof lines / sizeof lines[0]; i++) {
+        file_tree_write(&tree, "/proc/self/cgroup", lines[i]);
+        assert_int_equal(read_budget(&tree, 1.0, 0).bytes, 2048 * MIB);
+    }
+    file_tree_close(&tree);
+}
+
+static void budget_in_bytes_counts_up_to_what_is_free(void **state)
+{
+    (void)state;
+    file_tree tree = open_machine();
+    rft_budget budget = read_budget(&tree, 0.1, 1500 * MIB);
+    assert_int_equal(budget.bytes, 1500 * MIB);
+    assert_string_equal(budget.source, "offload.budget_bytes");
+    budget = read_budget(&tree, 0.1, 3000 * MIB);
+    assert_int_equal(budget.bytes, 2048 * MIB);
+    assert_string_equal(budget.source, "MemAvailable");
+    file_tree_close(&tree);
+}
+
+static void without_any_file_only_a_budget_in_bytes_is_left(void **state)
+{
+    (void)state;
+    file_tree tree = file_tree_open();
+    refit_config config;
+    refit_config_init(&config, sizeof config);
+    rft_budget budget = {7, 7, NULL};
+    refit_error error;
+    assert_int_equal(rft_budget_read(tree.root, &config, &budget, &error), REFIT_ERR_SYSTEM);
+    assert_int_equal(budget.bytes, 7);
+    assert_non_null(strstr(error.text, "offload.budget_bytes"));
+    budget = read_budget(&tree, 0.5, 5 * MIB);
+    assert_int_equal(budget.bytes, 5 * MIB);
+    file_tree_close(&tree);
+}
+
+static void this_machine_has_a_budget(void **state)
+{
+    (void)state;
+    const file_tree real = {""};
+    rft_budget budget = read_budget(&real, 0.8, 0);
+    assert_true(budget.bytes > 0);
+    assert_true(budget.bytes < budget.free_bytes);
+}
+
+static void numbers_are_taken_whole_or_not_at_all(void **state)
+{
+    (void)state;
+    uint64_t number = 7;
+    assert_false(rft_procfile_number("max", &number));
+    assert_false(rft_procfile_number("", &number));
+    assert_false(rft_procfile_number("-1", &number));
+    assert_false(rft_procfile_number("18446744073709551616", &number));
+    assert_int_equal(number, 7);
+    assert_true(rft_procfile_number("\t 18446744073709551615\n", &number));
+    assert_true(number == UINT64_MAX);
+    assert_false(rft_procfile_find("inactive_file_x 3\nfile 4\n", "inactive_file", &number));
+    assert_false(rft_procfile_find("inactive_file", "inactive_file", &number));
+    assert_true(rft_procfile_find("a 1\ninactive_file 3", "inactive_file", &number));
+    assert_int_equal(number, 3);
+}
+
+static void long_files_are_cut(void **state)
+{
+    (void)state;
+    file_tree tree = file_tree_open();
+    char text[8];
+    char path[128];
+    file_tree_write(&tree, "/long", "0123456789");
+    strcpy(path, tree.root);
+    strcat(path, "/long");
+    assert_true(rft_procfile_read(path, text, sizeof text));
+    assert_string_equal(text, "0123456");
+    assert_false(rft_procfile_read(tree.root, text, sizeof text)); /* a folder */
+    file_tree_close(&tree);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(without_cgroups_memavailable_counts),
+        cmocka_unit_test(cgroup_v2_limit_less_what_cannot_be_reclaimed_counts),
+        cmocka_unit_test(every_level_above_counts),
+        cmocka_unit_test(cgroup_v1_is_read_by_its_own_names),
+        cmocka_unit_test(path_that_is_not_visible_ends_at_the_root),
+        cmocka_unit_test(hybrid_hierarchy_is_seen),
+        cmocka_unit_test(full_cgroup_leaves_nothing),
+        cmocka_unit_test(nonsense_bounds_nothing),
+        cmocka_unit_test(budget_in_bytes_counts_up_to_what_is_free),
+        cmocka_unit_test(without_any_file_only_a_budget_in_bytes_is_left),
+        cmocka_unit_test(this_machine_has_a_budget),
+        cmocka_unit_test(numbers_are_taken_whole_or_not_at_all),
+        cmocka_unit_test(long_files_are_cut),
+    };
+    return cmocka_run_group_tests_name("budget", tests, NULL, NULL);
+}

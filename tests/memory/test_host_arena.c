@@ -1,0 +1,271 @@
+/* Host arena: exact size, page-locked or said not to be, and nothing held after a failure. */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/resource.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <cmocka.h>
+
+#include "memory/host_arena.h"
+#include "memory/procfile.h"
+#include "tests/support/failing_alloc.h"
+#include "tests/support/faulty_device.h"
+
+#define KIB   UINT64_C(1024)
+#define MIB   (UINT64_C(1) << 20)
+#define ITEMS 6
+
+typedef struct fixture {
+    refit_device *device;
+    refit_config config;
+    rft_layout layout; /* three slabs */
+    rft_host_arena *arena;
+} fixture;
+
+static rft_layout lay_out(uint64_t item_bytes, uint64_t slab_bytes)
+{
+    rft_layout_item items[ITEMS];
+    rft_layout layout;
+    for (uint32_t i = 0; i < ITEMS; i++) {
+        items[i] = (rft_layout_item){item_bytes, i, 0, 0, 0};
+    }
+    assert_int_equal(rft_layout_open(&layout, items, ITEMS, 512, slab_bytes, NULL), REFIT_OK);
+    return layout;
+}
+
+static int set_up(void **state)
+{
+    static fixture all;
+    memset(&all, 0, sizeof all);
+    assert_int_equal(faulty_device_open("host", &all.device, NULL), REFIT_OK);
+    refit_config_init(&all.config, sizeof all.config);
+    all.config.offload_budget_bytes = 8 * MIB;
+    all.layout = lay_out(100 * KIB + 4, 256 * KIB);
+    assert_int_equal(all.layout.slab_count, 3);
+    *state = &all;
+    return 0;
+}
+
+static int tear_down(void **state)
+{
+    fixture *all = *state;
+    rft_host_arena_close(all->arena);
+    rft_layout_close(&all->layout);
+    return refit_device_close(all->device, NULL) == REFIT_OK ? 0 : -1;
+}
+
+static refit_status open_arena(fixture *all, refit_error *error)
+{
+    return rft_host_arena_open(all->device, &all->layout, &all->config, &all->arena, error);
+}
+
+static void image_is_taken_to_the_page(void **state)
+{
+    fixture *all = *state;
+    uint64_t page = (uint64_t)sysconf(_SC_PAGESIZE);
+    assert_int_equal(open_arena(all, NULL), REFIT_OK);
+    rft_host_arena_info info = rft_host_arena_describe(all->arena);
+    assert_true(info.bytes >= all->layout.image_bytes);
+    assert_true(info.bytes - all->layout.image_bytes < page);
+    assert_int_equal(info.bytes, info.pinned_bytes + info.pageable_bytes);
+    assert_true(info.seconds > 0);
+    memset(rft_host_arena_base(all->arena), 0x5a, info.bytes);
+}
+
+static void required_lock_that_fails_is_an_error_and_rolls_back(void **state)
+{
+    fixture *all = *state;
+    all->config.offload_pin = REFIT_PIN_REQUIRE;
+    for (uint32_t nth = 1; nth <= 3; nth++) {
+        refit_error error;
+        faulty_device_fail(all->device, FAULTY_HOST_PIN, nth, REFIT_ERR_PIN);
+        assert_int_equal(open_arena(all, &error), REFIT_ERR_PIN);
+        assert_null(all->arena);
+        assert_int_equal(error.status, REFIT_ERR_PIN);
+        faulty_device_reset(all->device);
+    }
+    assert_int_equal(open_arena(all, NULL), REFIT_OK);
+    assert_int_equal(rft_host_arena_describe(all->arena).pageable_bytes, 0);
+}
+
+static void preferred_lock_that_fails_leaves_all_pageable_and_says_so(void **state)
+{
+    fixture *all = *state;
+    all->config.offload_pin = REFIT_PIN_PREFER;
+    faulty_device_fail(all->device, FAULTY_HOST_PIN, 2, REFIT_ERR_PIN);
+    assert_int_equal(open_arena(all, NULL), REFIT_OK);
+    rft_host_arena_info info = rft_host_arena_describe(all->arena);
+    assert_int_equal(info.pinned_bytes, 0);
+    assert_int_equal(info.pageable_bytes, info.bytes);
+}
+
+static void automatic_lock_is_preferred_where_the_device_does_without(void **state)
+{
+    fixture *all = *state;
+    all->config.offload_pin = REFIT_PIN_AUTO;
+    faulty_device_fail(all->device, FAULTY_HOST_PIN, 1, REFIT_ERR_PIN);
+    assert_int_equal(open_arena(all, NULL), REFIT_OK);
+    assert_int_equal(rft_host_arena_describe(all->arena).pinned_bytes, 0);
+}
+
+static void lock_that_is_off_is_not_tried(void **state)
+{
+    fixture *all = *state;
+    all->config.offload_pin = REFIT_PIN_OFF;
+    assert_int_equal(open_arena(all, NULL), REFIT_OK);
+    assert_int_equal(faulty_device_calls(all->device, FAULTY_HOST_PIN), 0);
+}
+
+static uint64_t locked_kib(void)
+{
+    char text[RFT_PROCFILE_ROOM];
+    uint64_t kib;
+    assert_true(rft_procfile_read("/proc/self/status", text, sizeof text));
+    assert_true(rft_procfile_find(text, "VmLck", &kib));
+    return kib;
+}
+
+/* Counted by the kernel: every slab is locked, and none stays so. */
+static void locks_are_given_back(void **state)
+{
+    fixture *all = *state;
+    struct rlimit limit;
+    uint64_t before = locked_kib();
+    assert_int_equal(getrlimit(RLIMIT_MEMLOCK, &limit), 0);
+    assert_int_equal(open_arena(all, NULL), REFIT_OK);
+    rft_host_arena_info info = rft_host_arena_describe(all->arena);
+    assert_int_equal(locked_kib() - before, info.pinned_bytes / KIB);
+    rft_host_arena_close(all->arena);
+    all->arena = NULL;
+    assert_int_equal(locked_kib(), before);
+    all->config.offload_pin = REFIT_PIN_PREFER;
+    faulty_device_fail(all->device, FAULTY_HOST_PIN, 3, REFIT_ERR_PIN);
+    assert_int_equal(open_arena(all, NULL), REFIT_OK);
+    assert_int_equal(locked_kib(), before);
+}
+
+static void image_beyond_the_budget_is_refused_with_the_numbers(void **state)
+{
+    fixture *all = *state;
+    refit_error error;
+    all->config.offload_budget_bytes = 500 * KIB;
+    assert_int_equal(open_arena(all, &error), REFIT_ERR_BUDGET);
+    assert_null(all->arena);
+    assert_non_null(strstr(error.text, "512000"));
+    assert_non_null(strstr(error.text, "offload.budget_bytes"));
+}
+
+static void image_beyond_all_addresses_is_refused(void **state)
+{
+    fixture *all = *state;
+    const rft_layout monster = {UINT64_MAX, UINT64_MAX, NULL, 0};
+    assert_int_equal(rft_host_arena_open(all->device, &monster, &all->config, &all->arena, NULL),
+                     REFIT_ERR_LIMIT);
+    assert_null(all->arena);
+}
+
+static void image_of_no_bytes_takes_nothing(void **state)
+{
+    fixture *all = *state;
+    const rft_layout nothing = {0, 0, NULL, 0};
+    assert_int_equal(rft_host_arena_open(all->device, &nothing, &all->config, &all->arena, NULL),
+                     REFIT_OK);
+    assert_null(rft_host_arena_base(all->arena));
+    assert_int_equal(rft_host_arena_describe(all->arena).bytes, 0);
+    assert_true(rft_host_arena_fits(all->arena, &nothing));
+    assert_false(rft_host_arena_fits(all->arena, &all->layout));
+}
+
+static void arena_fits_what_lies_inside_its_slabs(void **state)
+{
+    fixture *all = *state;
+    assert_int_equal(open_arena(all, NULL), REFIT_OK);
+    assert_true(rft_host_arena_fits(all->arena, &all->layout));
+    rft_layout other = lay_out(80 * KIB, 256 * KIB);
+    bool smaller_fits = rft_host_arena_fits(all->arena, &other);
+    rft_layout_close(&other);
+    other = lay_out(80 * KIB, 512 * KIB); /* a slab would lie in two registrations */
+    bool longer_slab_fits = rft_host_arena_fits(all->arena, &other);
+    rft_layout_close(&other);
+    other = lay_out(120 * KIB, 256 * KIB);
+    bool larger_fits = rft_host_arena_fits(all->arena, &other);
+    rft_layout_close(&other);
+    assert_true(smaller_fits);
+    assert_false(longer_slab_fits);
+    assert_false(larger_fits);
+}
+
+static void device_cannot_be_closed_under_it(void **state)
+{
+    fixture *all = *state;
+    assert_int_equal(open_arena(all, NULL), REFIT_OK);
+    assert_int_equal(refit_device_close(all->device, NULL), REFIT_ERR_BUSY);
+}
+
+static void forked_child_does_not_have_it(void **state)
+{
+    fixture *all = *state;
+    assert_int_equal(open_arena(all, NULL), REFIT_OK);
+    char *base = rft_host_arena_base(all->arena);
+    pid_t child = fork();
+    assert_true(child >= 0);
+    /* Of what is not mapped, the kernel knows no residency. */
+    unsigned char resident;
+    if (child == 0) _exit(mincore(base, 1, &resident) == 0 ? 1 : 0);
+    int result;
+    assert_int_equal(waitpid(child, &result, 0), child);
+    assert_true(WIFEXITED(result));
+    assert_int_equal(WEXITSTATUS(result), 0);
+    assert_int_equal(mincore(base, 1, &resident), 0);
+}
+
+static void every_failed_allocation_is_an_error(void **state)
+{
+    (void)state;
+    for (uint64_t nth = 1;; nth++) {
+        rft_layout_item item = {MIB, 0, 0, 0, 0};
+        refit_config config;
+        refit_device *device = NULL;
+        rft_layout layout = {0, 0, NULL, 0};
+        rft_host_arena *arena = NULL;
+        refit_config_init(&config, sizeof config);
+        failing_alloc_begin(nth);
+        refit_status status = refit_device_open("host", &config, &device, NULL);
+        if (status == REFIT_OK) status = rft_layout_open(&layout, &item, 1, 512, MIB, NULL);
+        if (status == REFIT_OK)
+            status = rft_host_arena_open(device, &layout, &config, &arena, NULL);
+        rft_host_arena_close(arena);
+        rft_layout_close(&layout);
+        assert_int_equal(refit_device_close(device, NULL), REFIT_OK);
+        if (!failing_alloc_end()) break;
+        assert_int_equal(status, REFIT_ERR_HOST_MEMORY);
+    }
+}
+
+#define TEST(name) cmocka_unit_test_setup_teardown(name, set_up, tear_down)
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        TEST(image_is_taken_to_the_page),
+        TEST(required_lock_that_fails_is_an_error_and_rolls_back),
+        TEST(preferred_lock_that_fails_leaves_all_pageable_and_says_so),
+        TEST(automatic_lock_is_preferred_where_the_device_does_without),
+        TEST(lock_that_is_off_is_not_tried),
+        TEST(locks_are_given_back),
+        TEST(image_beyond_the_budget_is_refused_with_the_numbers),
+        TEST(image_beyond_all_addresses_is_refused),
+        TEST(image_of_no_bytes_takes_nothing),
+        TEST(arena_fits_what_lies_inside_its_slabs),
+        TEST(device_cannot_be_closed_under_it),
+        TEST(forked_child_does_not_have_it),
+        cmocka_unit_test(every_failed_allocation_is_an_error),
+    };
+    return cmocka_run_group_tests_name("host_arena", tests, NULL, NULL);
+}

@@ -1,0 +1,149 @@
+/* Touch, huge pages and NUMA: pages get memory, keep what they held, and refusals are errors. */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include <cmocka.h>
+
+#include "memory/huge_pages.h"
+#include "memory/numa.h"
+#include "memory/touch.h"
+#include "tests/support/file_tree.h"
+
+#define MIB   (UINT64_C(1) << 20)
+#define BYTES (40 * MIB + 12288)
+
+static char *map_fresh(uint64_t bytes)
+{
+    void *base = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    assert_true(base != MAP_FAILED);
+    return base;
+}
+
+static uint64_t count_resident(char *base, uint64_t bytes)
+{
+    static unsigned char resident[16384];
+    uint64_t page = (uint64_t)sysconf(_SC_PAGESIZE);
+    uint64_t count = 0;
+    assert_true(bytes / page <= sizeof resident);
+    assert_int_equal(mincore(base, bytes, resident), 0);
+    for (uint64_t i = 0; i < bytes / page; i++) {
+        count += resident[i] & 1u;
+    }
+    return count * page;
+}
+
+static void every_page_is_touched_by_any_number_of_threads(void **state)
+{
+    (void)state;
+    const uint32_t threads[] = {0, 1, 2, 7, 1000};
+    for (size_t i = 0; i < sizeof threads / sizeof threads[0]; i++) {
+        char *base = map_fresh(BYTES);
+        base[BYTES - 1] = 'x';
+        assert_int_equal(rft_touch(base, BYTES, threads[i], NULL), REFIT_OK);
+        assert_int_equal(count_resident(base, BYTES), BYTES);
+        assert_int_equal(base[BYTES - 1], 'x');
+        assert_int_equal(base[0], 0);
+        munmap(base, BYTES);
+    }
+}
+
+static void pages_that_cannot_be_had_are_an_error(void **state)
+{
+    (void)state;
+    char *base = map_fresh(BYTES);
+    refit_error error = {0};
+    munmap(base + BYTES - 4096, 4096);
+    assert_int_equal(rft_touch(base, BYTES, 2, &error), REFIT_ERR_HOST_MEMORY);
+    assert_int_equal(error.status, REFIT_ERR_HOST_MEMORY);
+    assert_true(error.subsystem != 0);
+    munmap(base, BYTES - 4096);
+}
+
+static void touching_nothing_is_no_error(void **state)
+{
+    (void)state;
+    char *base = map_fresh(4096);
+    assert_int_equal(rft_touch(base, 0, 0, NULL), REFIT_OK);
+    assert_int_equal(count_resident(base, 4096), 0);
+    munmap(base, 4096);
+}
+
+static void huge_pages_are_asked_for_as_wanted(void **state)
+{
+    (void)state;
+    char *base = map_fresh(BYTES);
+    assert_false(rft_huge_pages_ask(base, BYTES, REFIT_HUGE_PAGES_NEVER));
+    assert_false(rft_huge_pages_ask(base, MIB, REFIT_HUGE_PAGES_ALWAYS)); /* too small for one */
+    assert_int_equal(count_resident(base, BYTES), 0);
+    base[5] = 'x';
+    (void)rft_huge_pages_ask(base, BYTES, REFIT_HUGE_PAGES_AUTO); /* the machine decides */
+    assert_int_equal(base[5], 'x');
+    munmap(base, BYTES);
+}
+
+static void automatic_node_is_the_device_s_while_it_has_room(void **state)
+{
+    (void)state;
+    file_tree tree = file_tree_open();
+    const char *root = tree.root;
+    file_tree_write(&tree, "/sys/devices/system/node/node1/meminfo",
+                    "Node 1 MemTotal:       9999999 kB\nNode 1 MemFree:        1024 kB\n"
+                    "Node 1 Inactive(file): 1024 kB\n");
+    assert_int_equal(rft_numa_choose(root, REFIT_NUMA_AUTO, 1, 2 * MIB), 1);
+    assert_int_equal(rft_numa_choose(root, REFIT_NUMA_AUTO, 1, 2 * MIB + 1), REFIT_NUMA_INTERLEAVE);
+    assert_int_equal(rft_numa_choose(root, REFIT_NUMA_AUTO, -1, 1), REFIT_NUMA_OFF);
+    assert_int_equal(rft_numa_choose(root, REFIT_NUMA_AUTO, 0, MIB), 0); /* nothing known of it */
+    assert_int_equal(rft_numa_choose(root, REFIT_NUMA_OFF, 1, 1), REFIT_NUMA_OFF);
+    assert_int_equal(rft_numa_choose(root, 1, 0, UINT64_MAX), 1);
+    file_tree_close(&tree);
+}
+
+/* Where the kernel refuses placement as such, the answer is "off"; else it is what was asked for.
+ */
+static void placement_is_done_or_said_to_be_off(void **state)
+{
+    (void)state;
+    char *base = map_fresh(MIB);
+    const int choices[] = {REFIT_NUMA_OFF, REFIT_NUMA_INTERLEAVE};
+    for (size_t i = 0; i < 2; i++) {
+        int placed = 77;
+        assert_int_equal(rft_numa_place(base, MIB, choices[i], &placed, NULL), REFIT_OK);
+        assert_true(placed == choices[i] || placed == REFIT_NUMA_OFF);
+    }
+    assert_int_equal(rft_touch(base, MIB, 1, NULL), REFIT_OK);
+    munmap(base, MIB);
+}
+
+static void node_that_is_not_there_is_refused(void **state)
+{
+    (void)state;
+    char *base = map_fresh(MIB);
+    const int nodes[] = {1000, 1024, 1 << 30};
+    for (size_t i = 0; i < 3; i++) {
+        int placed;
+        refit_status status = rft_numa_place(base, MIB, nodes[i], &placed, NULL);
+        if (status == REFIT_OK)
+            assert_int_equal(placed, REFIT_NUMA_OFF); /* the kernel has no NUMA */
+        if (status != REFIT_OK) assert_int_equal(status, REFIT_ERR_CONFIG);
+    }
+    munmap(base, MIB);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(every_page_is_touched_by_any_number_of_threads),
+        cmocka_unit_test(pages_that_cannot_be_had_are_an_error),
+        cmocka_unit_test(touching_nothing_is_no_error),
+        cmocka_unit_test(huge_pages_are_asked_for_as_wanted),
+        cmocka_unit_test(automatic_node_is_the_device_s_while_it_has_room),
+        cmocka_unit_test(placement_is_done_or_said_to_be_off),
+        cmocka_unit_test(node_that_is_not_there_is_refused),
+    };
+    return cmocka_run_group_tests_name("touch", tests, NULL, NULL);
+}
