@@ -12,10 +12,15 @@
  * region; before the restore allocate it again and refit_offloader_bind it. Or let refit call you:
  * refit_offloader_set_memory.
  *
- * After a failure the state is FAILED and each region is in a known place (refit_offloader_region):
- * its bytes are on the device, or in the host image, which stays authoritative until the last byte
- * is back. Both verbs may be called again from FAILED: they move what is not yet where it should
- * be.
+ * A verb that fails before its copies are under way leaves the state as it was. Copies that fail
+ * make it FAILED, and each region is in a known place (refit_offloader_region): its bytes are on
+ * the device, or in the host image, which stays authoritative until the last byte is back. After a
+ * way out that failed all are still on the device; after a way back, the groups that arrived whole
+ * are. Both verbs may be called again from FAILED: they move what is not yet where it should be.
+ *
+ * With offload.verify the bytes are checked by those who wait: refit_offloader_finish, the waits of
+ * a future, and its joins, which then wait too. Until one of them has, the state stays OFFLOADING
+ * or RESTORING.
  *
  * An offloader is used by one thread at a time, but for what is marked "any thread".
  */
@@ -69,7 +74,7 @@ typedef enum refit_offloader_state {
 /* Where the bytes of one region are. */
 typedef enum refit_place {
     REFIT_ON_DEVICE = 0,
-    REFIT_ON_HOST = 1,
+    REFIT_ON_HOST = 1, /* away; REFIT_DISCARD and REFIT_ZERO: their bytes no longer count */
 } refit_place;
 
 typedef struct refit_region_info {
@@ -170,8 +175,9 @@ REFIT_API REFIT_MUST_CHECK refit_status refit_offloader_set_accumulating(refit_o
  * OFFLOADING or OFFLOADED it does nothing and gives the future of what is under way or done.
  * Does not block, except for REFIT_STREAM_NONE semantics of `after`, and with
  * use_pinned_optimizer_offload: false, where it copies before it returns. REFIT_ERR_STATE (not
- * sealed, accumulating, restoring), REFIT_ERR_BUSY (a lease holds the image), REFIT_ERR_COPY,
- * REFIT_ERR_DEVICE. Since 0.1.
+ * sealed, accumulating, restoring), REFIT_ERR_BUSY (a lease holds the image, or 64 futures are
+ * open), REFIT_ERR_COPY, REFIT_ERR_DEVICE; after a trim, what refit_offloader_seal returns. Since
+ * 0.1.
  */
 REFIT_API REFIT_MUST_CHECK refit_status refit_offloader_offload(refit_offloader *offloader,
                                                                 refit_stream_ref after,
@@ -180,23 +186,27 @@ REFIT_API REFIT_MUST_CHECK refit_status refit_offloader_offload(refit_offloader 
 
 /*
  * Waits for the operation under way and completes it. After an offload: the device memory of
- * arena regions, and of others through the hooks, is given back. After a restore: nothing but the
- * wait. Idempotent; in a settled state it returns REFIT_OK at once. REFIT_ERR_TIMEOUT (call again),
- * REFIT_ERR_COPY, REFIT_ERR_CALLBACK, REFIT_ERR_CORRUPT (offload.verify). Since 0.1.
+ * arena regions, and of others through the hooks, is given back; a hook that fails leaves the state
+ * OFFLOADED, and the next call goes on behind it. After a restore: nothing but the wait.
+ * Idempotent; in a settled state it returns REFIT_OK at once, in FAILED how the operation failed.
+ * REFIT_ERR_TIMEOUT (call again), REFIT_ERR_COPY, REFIT_ERR_DEVICE, REFIT_ERR_CALLBACK,
+ * REFIT_ERR_CORRUPT (offload.verify). Since 0.1.
  */
 REFIT_API REFIT_MUST_CHECK refit_status refit_offloader_finish(refit_offloader *offloader,
                                                                uint32_t timeout_ms,
                                                                refit_error *error);
 
 /* Says that the caller has freed the region's memory. Only in OFFLOADED or FAILED, for a region
- * whose bytes are on the host. Idempotent. REFIT_ERR_STATE, REFIT_ERR_INVALID. Since 0.1. */
+ * whose bytes are on the host. Idempotent. REFIT_ERR_STATE, REFIT_ERR_NOT_FOUND, REFIT_ERR_INVALID
+ * for a region in an arena. Since 0.1. */
 REFIT_API REFIT_MUST_CHECK refit_status refit_offloader_unbind(refit_offloader *offloader,
                                                                refit_region_id region,
                                                                refit_error *error);
 
 /* Gives the region new device memory (borrowed until unbind or close). In RESIDENT it says that the
  * caller has moved the storage. REFIT_ERR_STATE while copies run, REFIT_ERR_EXISTS for an overlap,
- * REFIT_ERR_INVALID. Since 0.1. */
+ * REFIT_ERR_NOT_FOUND, REFIT_ERR_INVALID, REFIT_ERR_DEVICE_MEMORY (an arena that cannot take its
+ * memory back). Since 0.1. */
 REFIT_API REFIT_MUST_CHECK refit_status refit_offloader_bind(refit_offloader *offloader,
                                                              refit_region_id region, void *memory,
                                                              refit_error *error);
@@ -205,16 +215,18 @@ REFIT_API REFIT_MUST_CHECK refit_status refit_offloader_bind(refit_offloader *of
  * Starts the way back, highest priority first, behind what `after` has queued (that is where the
  * new memory was allocated). Unbound regions get memory first: from their arena, or through the
  * hooks; one that has neither is REFIT_ERR_STATE with its name. From RESTORING or RESIDENT it does
- * nothing. Does not wait for copies (see offload for the two exceptions). REFIT_ERR_DEVICE_MEMORY
- * and REFIT_ERR_CALLBACK leave what was taken bound and the call retryable; nothing is lost. Since
- * 0.1.
+ * nothing; from OFFLOADING it is REFIT_ERR_STATE: finish first. Does not wait for copies (see
+ * offload for the two exceptions). REFIT_ERR_DEVICE_MEMORY and REFIT_ERR_CALLBACK leave what was
+ * taken bound and the call retryable; nothing is lost. Since 0.1.
  */
 REFIT_API REFIT_MUST_CHECK refit_status refit_offloader_restore(refit_offloader *offloader,
                                                                 refit_stream_ref after,
                                                                 refit_future **out,
                                                                 refit_error *error);
 
-/* The state now; a finished copy is noticed. Any thread. Does not block. Since 0.1. */
+/* The state now; a finished copy is noticed, but with offload.verify. Memory that
+ * refit_offloader_finish is to give back is still taken in an OFFLOADED seen here. OPEN for NULL.
+ * Any thread. Does not block. Since 0.1. */
 REFIT_API refit_offloader_state refit_offloader_get_state(refit_offloader *offloader);
 
 /* The state's name ("OFFLOADED"), a constant. Since 0.1. */
@@ -248,7 +260,8 @@ REFIT_API REFIT_MUST_CHECK refit_status refit_offloader_trim(refit_offloader *of
 REFIT_API REFIT_MUST_CHECK refit_status refit_future_wait(refit_future *future, uint32_t timeout_ms,
                                                           refit_error *error);
 
-/* Waits until the regions of one group are done. Since 0.1. */
+/* Waits until the regions of one group are done. On the way out their memory must stay as it is
+ * until the whole operation is. A group without regions is done. Since 0.1. */
 REFIT_API REFIT_MUST_CHECK refit_status refit_future_wait_group(refit_future *future,
                                                                 uint32_t group, uint32_t timeout_ms,
                                                                 refit_error *error);
@@ -275,8 +288,8 @@ REFIT_API void refit_future_close(refit_future *future);
 /* ---- Leases: reading the host image while states are away --------------------------------------
  * A checkpoint writer holds a lease; until it ends, no offload overwrites what it reads. */
 
-/* Starts a lease. Only in OFFLOADED or RESTORING (REFIT_ERR_STATE): then the image is whole.
- * Several may be open. Any thread. Since 0.1. */
+/* Starts a lease. Only in OFFLOADED or RESTORING (REFIT_ERR_STATE): then the image is whole, unless
+ * the way back is the second one after a failure. Several may be open. Any thread. Since 0.1. */
 REFIT_API REFIT_MUST_CHECK refit_status refit_lease_acquire(refit_offloader *offloader,
                                                             refit_lease **out, refit_error *error);
 

@@ -1,0 +1,71 @@
+/*
+ * The offloader's figures, as refit_stats shows them. A caller compiled against an older list gets
+ * as many as its struct has room for.
+ */
+#include <string.h>
+
+#include "base/clock.h"
+#include "offload/offloader.h"
+
+static void add_ways(const rft_offload_figures *figures, refit_stats *stats)
+{
+    stats->offload_count = figures->count[RFT_WAY_OUT];
+    stats->offload_copies_per_cycle = figures->copies_last;
+    stats->offload_bytes_total = figures->bytes_total[RFT_WAY_OUT];
+    stats->offload_bytes_last = figures->bytes_last[RFT_WAY_OUT];
+    stats->offload_reclaimed_bytes_last = figures->reclaimed_last;
+    stats->offload_seconds_last = rft_seconds(figures->last[RFT_WAY_OUT]);
+    stats->offload_exposed_seconds_last = rft_seconds(figures->exposed[RFT_WAY_OUT]);
+    stats->restore_count = figures->count[RFT_WAY_BACK];
+    stats->restore_bytes_total = figures->bytes_total[RFT_WAY_BACK];
+    stats->restore_bytes_last = figures->bytes_last[RFT_WAY_BACK];
+    stats->restore_seconds_last = rft_seconds(figures->last[RFT_WAY_BACK]);
+    stats->restore_exposed_seconds_last = rft_seconds(figures->exposed[RFT_WAY_BACK]);
+    stats->offload_failures = figures->failures;
+}
+
+static void add_image(const refit_offloader *offloader, refit_stats *stats)
+{
+    stats->offload_regions = offloader->regions.count;
+    stats->host_payload_bytes = offloader->schedule.layout.payload_bytes;
+    if (offloader->image == NULL) return;
+    rft_host_arena_info info = rft_host_arena_describe(offloader->image);
+    stats->host_bytes = info.bytes;
+    stats->host_pinned_bytes = info.pinned_bytes;
+    stats->host_pageable_bytes = info.pageable_bytes;
+    stats->host_huge_pages = info.huge_pages;
+    stats->host_pin_seconds = info.seconds;
+}
+
+/* On the pageable path the image is what there are copies of now. Lock held. */
+static void add_pageable(const refit_offloader *offloader, refit_stats *stats)
+{
+    for (uint32_t id = 0; id < offloader->regions.count; id++) {
+        const rft_region *region = &offloader->regions.items[id];
+        if (region->pageable == NULL) continue;
+        stats->host_bytes += region->bytes;
+        stats->host_pageable_bytes += region->bytes;
+    }
+}
+
+refit_status refit_offloader_stats(refit_offloader *offloader, refit_stats *stats,
+                                   refit_error *error)
+{
+    RFT_REFUSE_IF(offloader == NULL || stats == NULL, error, REFIT_ERR_INVALID,
+                  "refit_offloader_stats needs an offloader and a place for the figures");
+    RFT_REFUSE_IF(stats->size < sizeof stats->size, error, REFIT_ERR_INVALID,
+                  "refit_stats.size is %zu: call refit_stats_init first", stats->size);
+    refit_stats whole = {0};
+    size_t known = stats->size < sizeof whole ? stats->size : sizeof whole;
+    memcpy(&whole, stats, known);
+    whole.host_bytes = whole.host_pinned_bytes = whole.host_pageable_bytes = 0;
+    add_image(offloader, &whole);
+    rft_lock(&offloader->lock);
+    rft_operation_notice(offloader);
+    add_ways(&offloader->figures, &whole);
+    add_pageable(offloader, &whole);
+    whole.leases = offloader->leases;
+    rft_unlock(&offloader->lock);
+    memcpy(stats, &whole, known);
+    return REFIT_OK;
+}

@@ -1,0 +1,154 @@
+/*
+ * offloader: what the files of this room share. offloader.c draws the states.
+ *
+ * Threads: one thread at a time calls the verbs; it owns everything but what names a lock. Any
+ * thread may look at the state, wait on a future or hold a lease: those go through `lock`, which is
+ * never held while bytes move, hooks run or anybody waits. `checking` is held while digests are
+ * taken (offload.verify); whoever needs both takes `checking` first.
+ */
+#ifndef RFT_OFFLOADER_H
+#define RFT_OFFLOADER_H
+
+#include "base/thread.h"
+#include "memory/host_arena.h"
+#include "offload/region.h"
+#include "offload/schedule.h"
+#include "transfer/mover.h"
+
+#define RFT_FUTURES    64 /* most futures that are open at once */
+#define RFT_ALL_GROUPS UINT64_MAX
+
+typedef enum rft_way {
+    RFT_WAY_OUT = 0,
+    RFT_WAY_BACK = 1,
+} rft_way;
+
+/* The last operation that started: under way while the state says OFFLOADING or RESTORING. */
+typedef struct rft_operation {
+    uint64_t number; /* counts operations from 1; 0: there was none */
+    rft_way way;
+    rft_mover *mover; /* NULL on the pageable path, where an operation ends as it starts */
+    int64_t began;
+    uint64_t bytes;
+    uint64_t copies;
+    uint64_t checked;       /* groups whose digests were taken and compared */
+    uint64_t corrupt;       /* of these, the ones that did not match */
+    refit_error corruption; /* the first region that did not match */
+    refit_error failure;    /* how the operation failed; status REFIT_OK if it did not */
+} rft_operation;
+
+struct refit_future {
+    refit_offloader *offloader;
+    uint64_t operation; /* its number */
+    bool taken;
+    bool done;
+    uint64_t good_groups; /* once done: the groups that arrived */
+    refit_error end;      /* once done: how it ended */
+};
+
+/* What refit_stats is filled from. */
+typedef struct rft_offload_figures {
+    uint64_t count[2]; /* by way, as all of them */
+    uint64_t bytes_total[2];
+    uint64_t bytes_last[2];
+    int64_t last[2]; /* nanoseconds from the call to the last byte */
+    int64_t exposed[2];
+    uint64_t copies_last;
+    uint64_t reclaimed_last;
+    uint64_t failures;
+} rft_offload_figures;
+
+struct refit_offloader {
+    refit_device *device;
+    refit_config config;
+    rft_device_caps caps;
+    rft_region_table regions;
+    rft_schedule schedule;    /* open while sealed */
+    rft_host_arena *image;    /* NULL on the pageable path, before seal and after trim */
+    rft_mover *movers[2];     /* by way; NULL on the pageable path */
+    refit_memory_hooks hooks; /* both NULL: there are none */
+    bool accumulating;
+    bool giving_back; /* finish is to give device memory back */
+
+    rft_mutex lock;
+    refit_offloader_state state;       /* guarded by lock */
+    rft_operation operation;           /* guarded by lock */
+    refit_future futures[RFT_FUTURES]; /* guarded by lock */
+    uint32_t leases;                   /* guarded by lock */
+    rft_offload_figures figures;       /* guarded by lock */
+
+    rft_mutex checking; /* digests are being taken */
+};
+
+/* ---- offloader.c */
+
+/* Is an operation under way? Lock held. */
+bool rft_offloader_is_moving(const refit_offloader *offloader);
+
+/* Is any region's memory or content away? */
+bool rft_offloader_is_away(const refit_offloader *offloader);
+
+/* ---- operation.c: operations begin, are noticed to have ended, and are waited for */
+
+/* The operation has been started; `future` (may be NULL) is the caller's. */
+void rft_operation_begin(refit_offloader *offloader, const rft_operation *operation,
+                         refit_future *future);
+
+/* If the operation's copies have ended, ends it; never waits. With offload.verify it does nothing:
+ * only one who waits takes digests. Lock held. */
+void rft_operation_notice(refit_offloader *offloader);
+
+/* Waits until operation `number` has ended, however it did. REFIT_ERR_TIMEOUT. Any thread. */
+refit_status rft_operation_wait(refit_offloader *offloader, uint64_t number, uint32_t timeout_ms,
+                                refit_error *error);
+
+/* Counts time that a caller spent on operation `number`, since `began`. */
+void rft_operation_expose(refit_offloader *offloader, uint64_t number, int64_t began);
+
+/* Counts a way that failed before it began, and passes its status on. */
+refit_status rft_operation_not_begun(refit_offloader *offloader, refit_future *future,
+                                     refit_status status);
+
+/* ---- future.c */
+
+/* A future of the operation now or, with `next`, of the one about to begin. Lock held.
+ * REFIT_ERR_BUSY. */
+refit_status rft_future_take(refit_offloader *offloader, bool next, refit_future **out,
+                             refit_error *error);
+
+/* ---- host_image.c: where offloaded bytes lie */
+
+/* Makes sure that the memory is there. REFIT_ERR_BUDGET, _PIN, _HOST_MEMORY. */
+refit_status rft_image_take(refit_offloader *offloader, refit_error *error);
+
+/* Gives all of it back. */
+void rft_image_drop(refit_offloader *offloader);
+
+/* The host copy of a KEEP region. */
+void *rft_image_of(const refit_offloader *offloader, const rft_region *region);
+
+/* ---- pageable_path.c: the same two ways, one tensor at a time */
+
+refit_status rft_pageable_out(refit_offloader *offloader, refit_stream_ref after,
+                              rft_operation *operation, refit_error *error);
+refit_status rft_pageable_back(refit_offloader *offloader, refit_stream_ref after,
+                               rft_operation *operation, refit_error *error);
+
+/* Frees the host copies of regions that are on the device, unless a lease reads them. Lock held. */
+void rft_pageable_trim(refit_offloader *offloader);
+
+/* ---- region_memory.c: device memory comes and goes */
+
+/* Gives back the memory of regions that are away. Stops at the first failure; again goes on. */
+refit_status rft_regions_give_back(refit_offloader *offloader, refit_error *error);
+
+/* Takes memory for regions that are away. Likewise. */
+refit_status rft_regions_take(refit_offloader *offloader, refit_error *error);
+
+/* ---- digest_check.c (offload.verify) */
+
+/* Takes or compares the digests of what operation `number` moves in `groups`. Nothing if it has
+ * ended. `checking` held. */
+void rft_check_groups(refit_offloader *offloader, uint64_t number, uint64_t groups);
+
+#endif

@@ -1,0 +1,194 @@
+/*
+ * One way, from its start to its end. The copies end by themselves; somebody notices, once, and
+ * that moves the places, the state, the figures and the futures under one lock.
+ *
+ *   begin ──► under way ──notice (never waits), wait──► [digests] ──► end
+ *
+ * With offload.verify only one who waits ends an operation, because taking digests takes time; so
+ * every way to learn of the end goes through them. Does not know how copies are made.
+ */
+#include "base/clock.h"
+#include "offload/offloader.h"
+
+static void lock_checking(refit_offloader *offloader)
+{
+    if (offloader->config.offload_verify) rft_lock(&offloader->checking);
+}
+
+static void unlock_checking(refit_offloader *offloader)
+{
+    if (offloader->config.offload_verify) rft_unlock(&offloader->checking);
+}
+
+/* The groups whose copies ended well; all of them if the whole did. Copies have ended. */
+static uint64_t arrived_groups(rft_mover *mover, refit_status status)
+{
+    if (status == REFIT_OK) return RFT_ALL_GROUPS;
+    uint64_t groups = 0;
+    for (uint32_t group = 0; group < REFIT_GROUPS; group++) {
+        if (rft_mover_wait_group(mover, group, 0, NULL) == REFIT_OK) {
+            groups |= UINT64_C(1) << group;
+        }
+    }
+    return groups;
+}
+
+static void move_places(refit_offloader *offloader, uint64_t groups)
+{
+    rft_way way = offloader->operation.way;
+    refit_place there = way == RFT_WAY_OUT ? REFIT_ON_HOST : REFIT_ON_DEVICE;
+    for (uint32_t id = 0; id < offloader->regions.count; id++) {
+        rft_region *region = &offloader->regions.items[id];
+        if (groups >> region->group & 1) region->place = there;
+    }
+}
+
+static void count_end(refit_offloader *offloader, refit_status status)
+{
+    const rft_operation *operation = &offloader->operation;
+    rft_offload_figures *figures = &offloader->figures;
+    if (status != REFIT_OK) {
+        figures->failures++;
+        return;
+    }
+    int64_t ended = operation->mover == NULL ? 0 : rft_mover_finished_at(operation->mover);
+    if (ended == 0) ended = rft_now();
+    figures->count[operation->way]++;
+    figures->bytes_total[operation->way] += operation->bytes;
+    figures->bytes_last[operation->way] = operation->bytes;
+    figures->last[operation->way] = ended - operation->began;
+    if (operation->way == RFT_WAY_OUT) figures->copies_last = operation->copies;
+}
+
+static void end_futures(refit_offloader *offloader, uint64_t groups)
+{
+    for (uint32_t at = 0; at < RFT_FUTURES; at++) {
+        refit_future *future = &offloader->futures[at];
+        if (!future->taken || future->operation != offloader->operation.number) continue;
+        future->done = true;
+        future->good_groups = groups;
+        future->end = offloader->operation.failure;
+    }
+}
+
+/* The copies ended with `status`. Lock held, and `checking` with offload.verify. */
+static void end_operation(refit_offloader *offloader, refit_status status,
+                          const refit_error *detail)
+{
+    rft_operation *operation = &offloader->operation;
+    bool out = operation->way == RFT_WAY_OUT;
+    uint64_t groups = arrived_groups(operation->mover, status) & ~operation->corrupt;
+    if (status == REFIT_OK && operation->corrupt != 0) {
+        status = REFIT_ERR_CORRUPT;
+        detail = &operation->corruption;
+    }
+    if (status != REFIT_OK) {
+        operation->failure = *detail;
+        operation->failure.status = (int32_t)status;
+        if (out) groups = 0;
+    }
+    move_places(offloader, groups);
+    count_end(offloader, status);
+    end_futures(offloader, groups);
+    rft_pageable_trim(offloader);
+    if (status != REFIT_OK) {
+        offloader->state = REFIT_FAILED;
+    } else {
+        offloader->state = out ? REFIT_OFFLOADED : REFIT_RESIDENT;
+    }
+}
+
+/* The copies of `number` ended with `status`: ends it, unless somebody else has. */
+static void conclude(refit_offloader *offloader, uint64_t number, rft_mover *mover,
+                     refit_status status, const refit_error *detail)
+{
+    lock_checking(offloader);
+    if (offloader->config.offload_verify) {
+        rft_check_groups(offloader, number, arrived_groups(mover, status));
+    }
+    rft_lock(&offloader->lock);
+    if (rft_offloader_is_moving(offloader) && offloader->operation.number == number) {
+        end_operation(offloader, status, detail);
+    }
+    rft_unlock(&offloader->lock);
+    unlock_checking(offloader);
+}
+
+void rft_operation_begin(refit_offloader *offloader, const rft_operation *operation,
+                         refit_future *future)
+{
+    rft_lock(&offloader->lock);
+    uint64_t number = offloader->operation.number + 1;
+    offloader->operation = *operation;
+    offloader->operation.number = number;
+    offloader->state = operation->way == RFT_WAY_OUT ? REFIT_OFFLOADING : REFIT_RESTORING;
+    offloader->figures.exposed[operation->way] = rft_now() - operation->began;
+    if (operation->way == RFT_WAY_OUT) offloader->figures.reclaimed_last = 0;
+    if (future != NULL) future->operation = number;
+    rft_unlock(&offloader->lock);
+    if (operation->mover == NULL) conclude(offloader, number, NULL, REFIT_OK, NULL);
+}
+
+refit_status rft_operation_not_begun(refit_offloader *offloader, refit_future *future,
+                                     refit_status status)
+{
+    refit_future_close(future);
+    rft_lock(&offloader->lock);
+    offloader->figures.failures++;
+    rft_unlock(&offloader->lock);
+    return status;
+}
+
+/* Did a wait find the copies ended? One that failed by itself says nothing about them. */
+static bool is_over(const rft_mover *mover, refit_status status)
+{
+    return status == REFIT_OK || (status != REFIT_ERR_TIMEOUT && rft_mover_finished_at(mover) != 0);
+}
+
+void rft_operation_notice(refit_offloader *offloader)
+{
+    rft_mover *mover = offloader->operation.mover;
+    bool moving = rft_offloader_is_moving(offloader) && mover != NULL;
+    if (!moving || offloader->config.offload_verify) return;
+    refit_error detail = {0};
+    refit_status status = rft_mover_wait(mover, 0, &detail);
+    if (is_over(mover, status)) end_operation(offloader, status, &detail);
+}
+
+/* Is `number` under way, and by which mover? */
+static rft_mover *mover_of(refit_offloader *offloader, uint64_t number)
+{
+    rft_lock(&offloader->lock);
+    bool moving = rft_offloader_is_moving(offloader) && offloader->operation.number == number;
+    rft_mover *mover = moving ? offloader->operation.mover : NULL;
+    rft_unlock(&offloader->lock);
+    return mover;
+}
+
+refit_status rft_operation_wait(refit_offloader *offloader, uint64_t number, uint32_t timeout_ms,
+                                refit_error *error)
+{
+    rft_mover *mover = mover_of(offloader, number);
+    if (mover == NULL) return REFIT_OK;
+    int64_t began = rft_now();
+    refit_error detail = {0};
+    refit_status status = rft_mover_wait(mover, timeout_ms, &detail);
+    bool over = is_over(mover, status);
+    if (over) conclude(offloader, number, mover, status, &detail);
+    rft_operation_expose(offloader, number, began);
+    if (over || mover_of(offloader, number) == NULL) return REFIT_OK;
+    RFT_REFUSE_IF(status == REFIT_ERR_TIMEOUT, error, REFIT_ERR_TIMEOUT,
+                  "copies are still under way after %u ms: wait again", timeout_ms);
+    if (error != NULL) *error = detail;
+    return status;
+}
+
+void rft_operation_expose(refit_offloader *offloader, uint64_t number, int64_t began)
+{
+    int64_t spent = rft_now() - began;
+    rft_lock(&offloader->lock);
+    if (offloader->operation.number == number) {
+        offloader->figures.exposed[offloader->operation.way] += spent;
+    }
+    rft_unlock(&offloader->lock);
+}

@@ -1,0 +1,147 @@
+/*
+ * The table of regions: an array in the order they were added, an index of their names and a tree
+ * of their addresses, so that adding or binding one costs the logarithm of how many there are.
+ * Knows addresses and names; where bytes are and when they move is the offloader's business.
+ */
+#include "offload/region.h"
+
+#include "base/alloc.h"
+#include "base/checked.h"
+
+#define LEAST_ROOM 32
+
+void rft_region_table_open(rft_region_table *table, refit_device *device)
+{
+    *table = (rft_region_table){.device = device};
+    rft_span_tree_reset(&table->spans);
+}
+
+void rft_region_table_close(rft_region_table *table)
+{
+    rft_region_table_clear(table);
+    rft_name_index_close(&table->names);
+    rft_span_tree_close(&table->spans);
+    rft_free(table->items);
+}
+
+void rft_region_table_clear(rft_region_table *table)
+{
+    for (uint32_t id = 0; id < table->count; id++) {
+        rft_region_detach(table, id);
+        rft_free(table->items[id].name);
+    }
+    rft_name_index_reset(&table->names);
+    rft_span_tree_reset(&table->spans);
+    table->count = 0;
+}
+
+static refit_status check_desc(const refit_region_desc *desc, refit_error *error)
+{
+    RFT_REFUSE_IF(desc->size < sizeof *desc, error, REFIT_ERR_INVALID,
+                  "refit_region_desc.size is %zu: set it to sizeof(refit_region_desc)", desc->size);
+    RFT_REFUSE_IF(desc->name == NULL || desc->name[0] == '\0', error, REFIT_ERR_INVALID,
+                  "a region has no name: give it one for reports");
+    RFT_REFUSE_IF(desc->bytes == 0, error, REFIT_ERR_INVALID,
+                  "region %s has no bytes: leave empty storages out", desc->name);
+    RFT_REFUSE_IF(desc->policy < REFIT_KEEP || desc->policy > REFIT_ZERO, error, REFIT_ERR_INVALID,
+                  "region %s has policy %d: use REFIT_KEEP, REFIT_DISCARD or REFIT_ZERO",
+                  desc->name, (int)desc->policy);
+    RFT_REFUSE_IF(desc->group >= REFIT_GROUPS, error, REFIT_ERR_INVALID,
+                  "region %s has group %u: groups are numbered 0 to %d", desc->name, desc->group,
+                  REFIT_GROUPS - 1);
+    return REFIT_OK;
+}
+
+/* Room for one region more in all three. */
+static refit_status reserve_one(rft_region_table *table, refit_error *error)
+{
+    if (table->count == table->room) {
+        uint32_t room = table->room == 0 ? LEAST_ROOM : table->room * 2;
+        RFT_TRY(rft_name_index_reserve(&table->names, room, error));
+        RFT_TRY(rft_span_tree_reserve(&table->spans, room, error));
+        rft_region *items = rft_realloc(table->items, room, sizeof *items);
+        RFT_REFUSE_IF(items == NULL, error, REFIT_ERR_HOST_MEMORY,
+                      "no host memory for the table of %u regions", room);
+        table->items = items;
+        table->room = room;
+    }
+    return REFIT_OK;
+}
+
+refit_status rft_region_table_add(rft_region_table *table, const refit_region_desc *desc,
+                                  refit_region_id *out, refit_error *error)
+{
+    RFT_TRY(check_desc(desc, error));
+    RFT_REFUSE_IF(rft_name_index_has(&table->names, desc->name), error, REFIT_ERR_EXISTS,
+                  "there is a region %s already: names are unique in an offloader", desc->name);
+    RFT_TRY(reserve_one(table, error));
+
+    uint32_t id = table->count;
+    rft_region *region = &table->items[id];
+    *region = (rft_region){.bytes = desc->bytes,
+                           .group = desc->group,
+                           .priority = desc->priority,
+                           .policy = desc->policy};
+    region->name = rft_strdup(desc->name);
+    RFT_REFUSE_IF(region->name == NULL, error, REFIT_ERR_HOST_MEMORY,
+                  "no host memory for the name of region %s", desc->name);
+    refit_status status = rft_region_attach(table, id, desc->memory, error);
+    if (status != REFIT_OK) {
+        rft_free(region->name);
+        return status;
+    }
+    rft_name_index_add(&table->names, region->name);
+    table->count++;
+    *out = id;
+    return REFIT_OK;
+}
+
+static refit_status check_address(const rft_region_table *table, refit_region_id id, void *memory,
+                                  refit_error *error)
+{
+    const rft_region *region = &table->items[id];
+    uint64_t begin = (uint64_t)(uintptr_t)memory;
+    uint64_t end;
+    RFT_REFUSE_IF(memory == NULL, error, REFIT_ERR_INVALID,
+                  "region %s has no memory: give its device address", region->name);
+    RFT_REFUSE_IF(!rft_add_u64(begin, region->bytes, &end), error, REFIT_ERR_INVALID,
+                  "region %s of %llu bytes at %p goes beyond the last address", region->name,
+                  (unsigned long long)region->bytes, memory);
+    uint32_t other = rft_span_tree_find(&table->spans, begin, region->bytes);
+    RFT_REFUSE_IF(other != RFT_NO_SPAN, error, REFIT_ERR_EXISTS,
+                  "region %s overlaps region %s: add each distinct storage once", region->name,
+                  table->items[other].name);
+    return REFIT_OK;
+}
+
+refit_status rft_region_attach(rft_region_table *table, refit_region_id id, void *memory,
+                               refit_error *error)
+{
+    rft_region *region = &table->items[id];
+    rft_span_tree_remove(&table->spans, id);
+    refit_status status = check_address(table, id, memory, error);
+    if (status != REFIT_OK) {
+        if (region->memory != NULL) {
+            rft_span_tree_insert(&table->spans, id, (uint64_t)(uintptr_t)region->memory,
+                                 region->bytes);
+        }
+        return status;
+    }
+    rft_region_detach(table, id);
+    rft_span_tree_insert(&table->spans, id, (uint64_t)(uintptr_t)memory, region->bytes);
+    region->memory = memory;
+    region->bound = true;
+    region->arena = rft_arena_find(table->device, memory, region->bytes);
+    if (region->arena != NULL) rft_arena_retain(region->arena);
+    return REFIT_OK;
+}
+
+void rft_region_detach(rft_region_table *table, refit_region_id id)
+{
+    rft_region *region = &table->items[id];
+    rft_span_tree_remove(&table->spans, id);
+    if (region->arena != NULL) rft_arena_release(region->arena);
+    region->arena = NULL;
+    region->memory = NULL;
+    region->bound = false;
+}

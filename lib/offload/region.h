@@ -1,0 +1,58 @@
+/*
+ * region: what the offloader knows of one distinct device storage, and the table of them all.
+ *
+ * The table belongs to the offloader's one thread. Only `place` and `pageable` are also changed by
+ * whoever notices that an operation has ended: while one is under way they are guarded by the
+ * offloader's lock.
+ */
+#ifndef RFT_REGION_H
+#define RFT_REGION_H
+
+#include "memory/device_arena.h"
+#include "offload/name_index.h"
+#include "offload/span_tree.h"
+#include <refit/offload.h>
+
+typedef struct rft_region {
+    char *name;   /* owned */
+    char *memory; /* NULL: the caller has taken it back; an arena's address stays */
+    uint64_t bytes;
+    uint64_t host_offset; /* in the image; KEEP only, once sealed */
+    uint64_t digest;      /* of the bytes that went out (offload.verify) */
+    void *pageable; /* the host copy on the pageable path; owned, from malloc; guarded likewise */
+    refit_arena *arena; /* that holds `memory`, or NULL; retained */
+    uint32_t group;
+    int32_t priority;
+    refit_policy policy;
+    refit_place place; /* guarded: see above */
+    bool bound;        /* there is device memory behind `memory` */
+} rft_region;
+
+typedef struct rft_region_table {
+    refit_device *device; /* where they live; borrowed */
+    rft_region *items;    /* owned */
+    uint32_t count;
+    uint32_t room;
+    rft_name_index names;
+    rft_span_tree spans; /* of every region whose `memory` is not NULL, by its number */
+} rft_region_table;
+
+void rft_region_table_open(rft_region_table *table, refit_device *device);
+void rft_region_table_close(rft_region_table *table);
+
+/* REFIT_ERR_EXISTS, _INVALID, _LIMIT, _HOST_MEMORY. */
+refit_status rft_region_table_add(rft_region_table *table, const refit_region_desc *desc,
+                                  refit_region_id *out, refit_error *error);
+
+/* Removes all regions; the room stays. */
+void rft_region_table_clear(rft_region_table *table);
+
+/* Gives the region the address `memory`, in place of the one it may have. On failure it keeps that.
+ * REFIT_ERR_EXISTS, _INVALID. */
+refit_status rft_region_attach(rft_region_table *table, refit_region_id id, void *memory,
+                               refit_error *error);
+
+/* The region has no address any more. */
+void rft_region_detach(rft_region_table *table, refit_region_id id);
+
+#endif

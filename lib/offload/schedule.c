@@ -1,0 +1,139 @@
+/*
+ * From regions to a layout and to the plan of one way. Only regions that are not yet where they
+ * should be are in a plan: after a failure that is what makes both verbs retryable. Reads the
+ * table, starts nothing.
+ */
+#include "offload/schedule.h"
+
+#include "base/alloc.h"
+#include "base/checked.h"
+
+/* calloc of nothing is no memory; an offloader without regions is allowed. */
+static uint32_t at_least_one(uint32_t count)
+{
+    return count == 0 ? 1 : count;
+}
+
+static refit_status lay_out(const rft_region_table *regions, const refit_config *config,
+                            rft_layout *layout, rft_layout_item **out, refit_error *error)
+{
+    rft_layout_item *items = rft_calloc(at_least_one(regions->count), sizeof *items);
+    RFT_REFUSE_IF(items == NULL, error, REFIT_ERR_HOST_MEMORY, "no host memory to plan %u regions",
+                  regions->count);
+    for (uint32_t id = 0; id < regions->count; id++) {
+        const rft_region *region = &regions->items[id];
+        items[id].bytes = region->policy == REFIT_KEEP ? region->bytes : 0;
+        items[id].group = region->group;
+        items[id].priority = region->priority;
+    }
+    refit_status status =
+        rft_layout_open(layout, items, regions->count, config->offload_alignment_bytes,
+                        config->offload_slab_bytes, error);
+    if (status != REFIT_OK) {
+        rft_free(items);
+        return status;
+    }
+    *out = items;
+    return REFIT_OK;
+}
+
+/* What one way may have to move: nobody copies what is discarded. */
+static refit_status sum_moved(const rft_region_table *regions, uint64_t *bytes, refit_error *error)
+{
+    *bytes = 0;
+    for (uint32_t id = 0; id < regions->count; id++) {
+        const rft_region *region = &regions->items[id];
+        if (region->policy == REFIT_DISCARD) continue;
+        RFT_REFUSE_IF(!rft_add_u64(*bytes, region->bytes, bytes), error, REFIT_ERR_LIMIT,
+                      "the regions are larger together than 2^64 bytes");
+    }
+    return REFIT_OK;
+}
+
+static refit_status open_room(rft_schedule *schedule, const rft_region_table *regions,
+                              const refit_config *config, uint32_t batch_most, refit_error *error)
+{
+    uint64_t bytes;
+    uint32_t count = at_least_one(regions->count);
+    RFT_TRY(sum_moved(regions, &bytes, error));
+    schedule->count = regions->count;
+    schedule->order = rft_calloc(count, sizeof *schedule->order);
+    schedule->pieces = rft_calloc(count, sizeof *schedule->pieces);
+    RFT_REFUSE_IF(schedule->order == NULL || schedule->pieces == NULL, error, REFIT_ERR_HOST_MEMORY,
+                  "no host memory for the plan of %u regions", regions->count);
+    return rft_plan_open(&schedule->plan, count, bytes, config->offload_piece_bytes, batch_most,
+                         error);
+}
+
+refit_status rft_schedule_open(rft_schedule *schedule, rft_region_table *regions,
+                               const refit_config *config, uint32_t batch_most, refit_error *error)
+{
+    rft_layout_item *items;
+    *schedule = (rft_schedule){0};
+    RFT_TRY(lay_out(regions, config, &schedule->layout, &items, error));
+    refit_status status = open_room(schedule, regions, config, batch_most, error);
+    if (status == REFIT_OK) {
+        for (uint32_t id = 0; id < regions->count; id++) {
+            regions->items[id].host_offset = items[id].offset;
+            schedule->order[items[id].order] = id;
+        }
+    } else {
+        rft_schedule_close(schedule);
+    }
+    rft_free(items);
+    return status;
+}
+
+void rft_schedule_close(rft_schedule *schedule)
+{
+    rft_plan_close(&schedule->plan);
+    rft_layout_close(&schedule->layout);
+    rft_free(schedule->order);
+    rft_free(schedule->pieces);
+    *schedule = (rft_schedule){0};
+}
+
+refit_status rft_schedule_measure(const rft_region_table *regions, const refit_config *config,
+                                  uint64_t *image_bytes, uint64_t *payload_bytes,
+                                  refit_error *error)
+{
+    rft_layout layout;
+    rft_layout_item *items;
+    RFT_TRY(lay_out(regions, config, &layout, &items, error));
+    *image_bytes = layout.image_bytes;
+    *payload_bytes = layout.payload_bytes;
+    rft_layout_close(&layout);
+    rft_free(items);
+    return REFIT_OK;
+}
+
+refit_status rft_schedule_way_out(rft_schedule *schedule, const rft_region_table *regions,
+                                  char *image, refit_error *error)
+{
+    uint32_t count = 0;
+    for (uint32_t at = 0; at < schedule->count; at++) {
+        const rft_region *region = &regions->items[schedule->order[at]];
+        if (region->place != REFIT_ON_DEVICE || region->policy != REFIT_KEEP) continue;
+        schedule->pieces[count++] = (rft_piece){.to = image + region->host_offset,
+                                                .from = region->memory,
+                                                .bytes = region->bytes,
+                                                .group = region->group};
+    }
+    return rft_plan_fill(&schedule->plan, schedule->pieces, count, error);
+}
+
+refit_status rft_schedule_way_back(rft_schedule *schedule, const rft_region_table *regions,
+                                   const char *image, refit_error *error)
+{
+    uint32_t count = 0;
+    for (uint32_t at = 0; at < schedule->count; at++) {
+        const rft_region *region = &regions->items[schedule->order[at]];
+        if (region->place != REFIT_ON_HOST || region->policy == REFIT_DISCARD) continue;
+        bool keep = region->policy == REFIT_KEEP;
+        schedule->pieces[count++] = (rft_piece){.to = region->memory,
+                                                .from = keep ? image + region->host_offset : NULL,
+                                                .bytes = region->bytes,
+                                                .group = region->group};
+    }
+    return rft_plan_fill(&schedule->plan, schedule->pieces, count, error);
+}

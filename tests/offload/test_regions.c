@@ -1,0 +1,294 @@
+/* Regions: what is refused, what a seal fixes, and how regions are planned again. */
+#include "tests/offload/rig.h"
+
+#include <stdio.h>
+#include <string.h>
+
+#include "tests/support/failing_alloc.h"
+
+static refit_region_desc desc_of(const char *name, void *memory, uint64_t bytes)
+{
+    return (refit_region_desc){
+        .size = sizeof(refit_region_desc), .name = name, .memory = memory, .bytes = bytes};
+}
+
+static void refuse(rig *on, refit_region_desc desc, refit_status expected)
+{
+    refit_region_id id = 999;
+    assert_int_equal(refit_offloader_add(on->offloader, &desc, &id, &on->error), expected);
+    assert_int_equal(on->error.status, expected);
+    assert_int_equal(id, 999);
+    assert_int_equal(refit_offloader_count(on->offloader), RIG_REGIONS);
+}
+
+static void bad_regions_are_refused(void **state)
+{
+    (void)state;
+    rig on;
+    char memory[64];
+    rig_open_unsealed(&on, RIG_BOUND, NULL);
+    refit_region_desc good = desc_of("new", memory, sizeof memory);
+    refit_region_desc bad = good;
+    bad.size = 8;
+    refuse(&on, bad, REFIT_ERR_INVALID);
+    bad = good, bad.name = NULL;
+    refuse(&on, bad, REFIT_ERR_INVALID);
+    bad = good, bad.name = "";
+    refuse(&on, bad, REFIT_ERR_INVALID);
+    bad = good, bad.name = "state.3";
+    refuse(&on, bad, REFIT_ERR_EXISTS);
+    bad = good, bad.memory = NULL;
+    refuse(&on, bad, REFIT_ERR_INVALID);
+    bad = good, bad.bytes = 0;
+    refuse(&on, bad, REFIT_ERR_INVALID);
+    bad = good, bad.bytes = UINT64_MAX;
+    refuse(&on, bad, REFIT_ERR_INVALID);
+    bad = good, bad.policy = (refit_policy)3;
+    refuse(&on, bad, REFIT_ERR_INVALID);
+    bad = good, bad.group = REFIT_GROUPS;
+    refuse(&on, bad, REFIT_ERR_INVALID);
+    char *inside = (char *)on.regions[3].memory + on.regions[3].bytes - 1;
+    refuse(&on, desc_of("new", inside, 1), REFIT_ERR_EXISTS);
+    assert_non_null(strstr(on.error.text, "state.3"));
+    refit_region_id id;
+    assert_ok(refit_offloader_add(on.offloader, &good, &id, &on.error));
+    assert_int_equal(id, RIG_REGIONS);
+    assert_int_equal(refit_offloader_add(on.offloader, NULL, &id, NULL), REFIT_ERR_INVALID);
+    assert_int_equal(refit_offloader_add(NULL, &good, &id, NULL), REFIT_ERR_INVALID);
+    rig_close(&on);
+}
+
+static void thousands_of_regions_are_added_and_sealed(void **state)
+{
+    (void)state;
+    enum { COUNT = 20000 };
+    static char memory[COUNT * 16];
+    refit_device *device;
+    refit_offloader *offloader;
+    refit_error error;
+    assert_ok(refit_device_open("host", NULL, &device, &error));
+    assert_ok(refit_offloader_open(device, NULL, &offloader, &error));
+    for (uint32_t i = 0; i < COUNT; i++) {
+        char name[32];
+        snprintf(name, sizeof name, "layer.%u.exp_avg", i);
+        uint32_t at = (uint32_t)((uint64_t)i * 7919 % COUNT);
+        refit_region_desc desc = desc_of(name, memory + (size_t)at * 16, 16);
+        refit_region_id id;
+        assert_ok(refit_offloader_add(offloader, &desc, &id, &error));
+    }
+    memset(memory, 0x5A, sizeof memory);
+    assert_ok(refit_offloader_seal(offloader, &error));
+    assert_ok(refit_offloader_offload(offloader, REFIT_STREAM_NONE, NULL, &error));
+    assert_ok(refit_offloader_finish(offloader, PATIENCE_MS, &error));
+    memset(memory, 0, sizeof memory);
+    assert_ok(refit_offloader_restore(offloader, REFIT_STREAM_NONE, NULL, &error));
+    assert_ok(refit_offloader_finish(offloader, PATIENCE_MS, &error));
+    for (size_t i = 0; i < sizeof memory; i++) {
+        assert_int_equal(memory[i], 0x5A);
+    }
+    assert_ok(refit_offloader_close(offloader, &error));
+    assert_ok(refit_device_close(device, &error));
+}
+
+static void region_is_described(void **state)
+{
+    (void)state;
+    rig on;
+    rig_open(&on, RIG_ARENA, NULL);
+    refit_region_info info = rig_region_info(&on, 2);
+    assert_string_equal(info.name, "state.2");
+    assert_ptr_equal(info.memory, on.regions[2].memory);
+    assert_int_equal(info.bytes, on.regions[2].bytes);
+    assert_int_equal(info.host_offset % 512, 0);
+    assert_int_equal(info.group, 2);
+    assert_int_equal(info.priority, -20);
+    assert_int_equal(info.place, REFIT_ON_DEVICE);
+    assert_int_equal(info.bound, 1);
+    assert_int_equal(info.in_arena, 1);
+    rig_offload(&on);
+    info = rig_region_info(&on, 2);
+    assert_null(info.memory);
+    assert_int_equal(info.place, REFIT_ON_HOST);
+    assert_int_equal(info.bound, 0);
+    assert_int_equal(refit_offloader_region(on.offloader, RIG_REGIONS, &info, &on.error),
+                     REFIT_ERR_NOT_FOUND);
+    info.size = 4;
+    assert_int_equal(refit_offloader_region(on.offloader, 0, &info, &on.error), REFIT_ERR_INVALID);
+    rig_restore(&on);
+    rig_close(&on);
+}
+
+static void seal_ends_adding_until_unseal(void **state)
+{
+    (void)state;
+    rig on;
+    char memory[64];
+    refit_region_id id;
+    refit_region_desc desc = desc_of("late", memory, sizeof memory);
+    rig_open(&on, RIG_BOUND, NULL);
+    assert_ok(refit_offloader_seal(on.offloader, &on.error));
+    assert_int_equal(refit_offloader_add(on.offloader, &desc, &id, &on.error), REFIT_ERR_STATE);
+    assert_int_equal(refit_offloader_clear(on.offloader, &on.error), REFIT_ERR_STATE);
+    uint64_t host_bytes = rig_stats(&on).host_bytes;
+    assert_ok(refit_offloader_unseal(on.offloader, &on.error));
+    assert_int_equal(rig_state(&on), REFIT_OPEN);
+    assert_int_equal(rig_stats(&on).host_bytes, host_bytes);
+    assert_ok(refit_offloader_add(on.offloader, &desc, &id, &on.error));
+    assert_ok(refit_offloader_seal(on.offloader, &on.error));
+    memset(memory, 7, sizeof memory);
+    rig_offload(&on);
+    memset(memory, 0, sizeof memory);
+    rig_restore(&on);
+    assert_int_equal(memory[63], 7);
+    rig_check_bytes(&on, true);
+    rig_close(&on);
+}
+
+static void cleared_regions_free_their_names_and_addresses(void **state)
+{
+    (void)state;
+    rig on;
+    rig_open_unsealed(&on, RIG_ARENA, NULL);
+    assert_int_equal(refit_arena_close(on.arena, &on.error), REFIT_ERR_BUSY);
+    assert_ok(refit_offloader_clear(on.offloader, &on.error));
+    assert_int_equal(refit_offloader_count(on.offloader), 0);
+    refit_region_id id;
+    refit_region_desc desc = desc_of("state.0", on.regions[0].memory, on.regions[0].bytes);
+    assert_ok(refit_offloader_add(on.offloader, &desc, &id, &on.error));
+    assert_int_equal(id, 0);
+    rig_close(&on);
+}
+
+static void an_offloader_without_regions_cycles(void **state)
+{
+    (void)state;
+    rig on;
+    rig_open_unsealed(&on, RIG_BOUND, NULL);
+    assert_ok(refit_offloader_clear(on.offloader, &on.error));
+    assert_ok(refit_offloader_seal(on.offloader, &on.error));
+    rig_offload(&on);
+    rig_restore(&on);
+    assert_int_equal(rig_stats(&on).host_bytes, 0);
+    rig_close(&on);
+}
+
+static void estimate_names_need_and_budget(void **state)
+{
+    (void)state;
+    rig on;
+    const char *const settings[] = {"offload.budget_bytes=16MiB", NULL};
+    uint64_t need;
+    uint64_t budget;
+    rig_open_unsealed(&on, RIG_BOUND, settings);
+    assert_ok(refit_offloader_estimate(on.offloader, &need, &budget, &on.error));
+    assert_true(need >= rig_kept_bytes(&on));
+    assert_true(need < 2 * rig_kept_bytes(&on));
+    assert_int_equal(budget, 16 << 20);
+    assert_int_equal(rig_stats(&on).host_bytes, 0);
+    assert_int_equal(refit_offloader_estimate(on.offloader, NULL, &budget, &on.error),
+                     REFIT_ERR_INVALID);
+    rig_close(&on);
+}
+
+static void beyond_the_budget_nothing_is_sealed(const char *pinned)
+{
+    rig on;
+    const char *const settings[] = {"offload.budget_bytes=64KiB", pinned, NULL};
+    rig_open_unsealed(&on, RIG_BOUND, settings);
+    assert_int_equal(refit_offloader_seal(on.offloader, &on.error), REFIT_ERR_BUDGET);
+    assert_non_null(strstr(on.error.text, "budget"));
+    assert_int_equal(rig_state(&on), REFIT_OPEN);
+    assert_int_equal(rig_stats(&on).host_bytes, 0);
+    rig_check_bytes(&on, false);
+    rig_close(&on);
+}
+
+static void budget_is_held(void **state)
+{
+    (void)state;
+    beyond_the_budget_nothing_is_sealed("use_pinned_optimizer_offload=true");
+    beyond_the_budget_nothing_is_sealed("use_pinned_optimizer_offload=false");
+}
+
+static void trim_gives_host_memory_back_and_offload_takes_it_again(void **state)
+{
+    (void)state;
+    rig on;
+    rig_open(&on, RIG_HOOKS, NULL);
+    uint64_t host_bytes = rig_stats(&on).host_bytes;
+    assert_true(host_bytes > 0);
+    rig_offload(&on);
+    assert_int_equal(refit_offloader_trim(on.offloader, &on.error), REFIT_ERR_STATE);
+    rig_restore(&on);
+    assert_ok(refit_offloader_trim(on.offloader, &on.error));
+    assert_ok(refit_offloader_trim(on.offloader, &on.error));
+    assert_int_equal(rig_stats(&on).host_bytes, 0);
+    rig_offload(&on);
+    assert_int_equal(rig_stats(&on).host_bytes, host_bytes);
+    rig_restore(&on);
+    rig_check_bytes(&on, true);
+    rig_close(&on);
+}
+
+/* Opens, adds three regions, seals, goes out and back; the first failure. */
+static refit_status live_once(refit_device *device, refit_error *error)
+{
+    static char memory[3][1000];
+    refit_offloader *offloader;
+    refit_status status = refit_offloader_open(device, NULL, &offloader, error);
+    if (status != REFIT_OK) return status;
+    for (uint32_t i = 0; i < 3 && status == REFIT_OK; i++) {
+        char name[2] = {(char)('a' + i), '\0'};
+        refit_region_desc desc = desc_of(name, memory[i], sizeof memory[i]);
+        refit_region_id id;
+        status = refit_offloader_add(offloader, &desc, &id, error);
+    }
+    if (status == REFIT_OK) status = refit_offloader_seal(offloader, error);
+    if (status == REFIT_OK) {
+        status = refit_offloader_offload(offloader, REFIT_STREAM_NONE, NULL, error);
+    }
+    refit_lease *lease = NULL;
+    if (status == REFIT_OK) status = refit_offloader_finish(offloader, PATIENCE_MS, error);
+    if (status == REFIT_OK) status = refit_lease_acquire(offloader, &lease, error);
+    refit_lease_release(lease);
+    assert_ok(refit_offloader_close(offloader, NULL));
+    return status;
+}
+
+static void every_failed_allocation_is_an_error_and_leaks_nothing(void **state)
+{
+    (void)state;
+    for (uint64_t nth = 1;; nth++) {
+        refit_error error = {0};
+        refit_device *device = NULL;
+        failing_alloc_begin(nth);
+        refit_status status = refit_device_open("host", NULL, &device, &error);
+        if (status == REFIT_OK) {
+            status = live_once(device, &error);
+            assert_ok(refit_device_close(device, NULL));
+        }
+        if (!failing_alloc_end()) {
+            assert_int_equal(status, REFIT_OK);
+            assert_true(nth > 10);
+            break;
+        }
+        if (status != REFIT_OK) assert_int_equal(status, REFIT_ERR_HOST_MEMORY);
+    }
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(bad_regions_are_refused),
+        cmocka_unit_test(thousands_of_regions_are_added_and_sealed),
+        cmocka_unit_test(region_is_described),
+        cmocka_unit_test(seal_ends_adding_until_unseal),
+        cmocka_unit_test(cleared_regions_free_their_names_and_addresses),
+        cmocka_unit_test(an_offloader_without_regions_cycles),
+        cmocka_unit_test(estimate_names_need_and_budget),
+        cmocka_unit_test(budget_is_held),
+        cmocka_unit_test(trim_gives_host_memory_back_and_offload_takes_it_again),
+        cmocka_unit_test(every_failed_allocation_is_an_error_and_leaks_nothing),
+    };
+    return cmocka_run_group_tests_name("regions", tests, NULL, NULL);
+}
