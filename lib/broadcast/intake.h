@@ -1,0 +1,89 @@
+/*
+ * intake: one version on its way in, from its OFFER until it is complete and verified.
+ *
+ *     NONE ──offer──► WAITING ──start──► FETCHING ──frames, seal──► COMPLETE
+ *       ▲                │                  │                          │
+ *       └────────────────┴──────drop────────┴───────────drop───────────┘
+ *
+ * It checks what the publisher offers against the manifest and the limits, asks for frames by
+ * credits, has damaged and missing ones sent again, and holds the digests of SEAL against what
+ * arrived. Every call that fails says with which status the version is to be refused; the session
+ * sends that and drops the intake. No socket, no clock, no thread.
+ */
+#ifndef RFT_INTAKE_H
+#define RFT_INTAKE_H
+
+#include "broadcast/staging.h"
+#include "wire/assembly.h"
+
+/* How a part without a socket says something: queues one message for the publisher. */
+typedef struct rft_sender {
+    void (*send)(void *user, const rft_message *message);
+    void *user;
+} rft_sender;
+
+typedef enum rft_intake_phase {
+    RFT_INTAKE_NONE,
+    RFT_INTAKE_WAITING,  /* offered; no image is free, or it is what the worker holds already */
+    RFT_INTAKE_FETCHING, /* it has an image; frames or SEAL are missing */
+    RFT_INTAKE_COMPLETE, /* verified */
+} rft_intake_phase;
+
+typedef struct rft_intake {
+    const refit_config *config;
+    rft_staging *staging;
+    rft_sender sender;
+
+    rft_intake_phase phase;
+    rft_catalog *catalog; /* of the version */
+    rft_image *image;     /* from start on */
+    uint64_t version;
+    uint64_t base;
+    char segment[RFT_SEGMENT_NAME_BYTES]; /* empty: through the socket */
+    uint64_t segment_offset;
+    int64_t offered_at;
+    int64_t deadline;
+    bool sealed;
+    rft_digest128 digest;     /* of SEAL */
+    rft_bytes tensor_digests; /* of SEAL */
+
+    rft_assembly *assembly;        /* of assembly_catalog; kept for the next version */
+    rft_catalog *assembly_catalog; /* the manifest it was opened for */
+    uint16_t *resends;             /* how often each frame was asked for again */
+    uint32_t window;               /* frames in flight at most */
+    uint32_t asked;                /* frames asked for so far, repeats left out */
+    uint32_t in_flight;            /* of these, not yet arrived */
+    uint32_t quiet_beats;          /* beats of the publisher since the last frame */
+
+    uint64_t bytes_received; /* payload, since the intake was opened */
+    uint64_t bad_frames;     /* likewise */
+} rft_intake;
+
+void rft_intake_init(rft_intake *intake, const refit_config *config, rft_staging *staging,
+                     rft_sender sender);
+void rft_intake_close(rft_intake *intake);
+
+/* Takes an OFFER in the place of any version before it. REFIT_ERR_PROTOCOL: it contradicts the
+ * manifest. */
+refit_status rft_intake_offer(rft_intake *intake, const rft_message *offer, rft_catalog *catalog,
+                              uint32_t window, int64_t now, refit_error *error);
+
+/* Gets an image and asks for frames. `held` is what the worker holds in this epoch, with the image
+ * it lies in; NULL if that is nothing. REFIT_ERR_BUSY: no image is free, start again later.
+ * REFIT_ERR_STALE: the base is not what the worker holds. REFIT_ERR_HOST_MEMORY, _SYSTEM, … */
+refit_status rft_intake_start(rft_intake *intake, const rft_image *held, refit_error *error);
+
+/* Messages about another version are ignored. */
+refit_status rft_intake_frame(rft_intake *intake, const rft_message *frame, rft_view payload,
+                              refit_error *error);
+refit_status rft_intake_seal(rft_intake *intake, const rft_message *seal, refit_error *error);
+
+/* The publisher's heart beat: what has not come between two beats, though it was asked for and all
+ * is written, is lost and asked for again. Beats queue behind frames, so a slow line is no loss. */
+refit_status rft_intake_beat(rft_intake *intake, refit_error *error);
+
+/* Hands the verified image over, in use as STAGED, and is NONE again. */
+rft_image *rft_intake_take(rft_intake *intake);
+void rft_intake_drop(rft_intake *intake);
+
+#endif

@@ -1,0 +1,391 @@
+/*
+ * The worker's state machine: what time and the user bring. What the publisher's messages bring is
+ * in session_answer.c.
+ *
+ *   ┌─► CONNECTING ──WELCOME──► JOINING ──BEAT, MANIFEST, OFFER──► CURRENT ◄──────────────┐
+ *   │                                                               │                    │
+ *   │                                                             OFFER                  │
+ *   │                                                               ▼   ABORT, FAILED    │
+ *   │                                                            STAGING ────────────────┤
+ *   │                                                               │                    │
+ *   │                                                       all here, verified           │
+ *   │                                                               ▼   ABORT            │
+ *   │                                                            STAGED ─────────────────┤
+ *   │                                                               │                    │
+ *   │                                                             COMMIT                 │
+ *   │   silence, BYE, REFUSE, a breach of                           ▼   the user decides │
+ *   └── the protocol, WELCOME of another epoch                   APPLYING ───────────────┘
+ *
+ *   CONNECTING  HELLO every heartbeat; nothing is staged. What is held stays held.
+ *   JOINING     WELCOME has been answered with JOIN; the publisher has not yet said more.
+ *   CURRENT     Holds `held`, or nothing; beats.
+ *   STAGING     A version is offered. It is being fetched, or waits for an image to become free.
+ *   STAGED      It is complete and verified; nothing of it is visible. Every beat repeats it.
+ *   APPLYING    It is committed and the user has it, or may take it; the user decides.
+ *
+ * A committed version that the user has not taken is withdrawn when the connection is lost: who
+ * comes back is offered the current version anyway. One that the user has taken stays his to decide
+ * on in any state (`applying`); accepting it makes it what is held, and the next HELLO or BEAT says
+ * so. While it is undecided no other version is started: the offer waits, within its deadline.
+ */
+#include "broadcast/session.h"
+
+#include <stdio.h>
+#include <string.h>
+
+#include "base/clock.h"
+#include "base/log.h"
+
+static void intake_send(void *user, const rft_message *message)
+{
+    rft_session_send(user, message);
+}
+
+void rft_session_init(rft_session *session, const refit_config *config,
+                      const rft_session_identity *identity, rft_session_host host, int64_t now)
+{
+    *session = (rft_session){
+        .config = config,
+        .identity = identity,
+        .host = host,
+        .limits = rft_limits_from(config),
+        .heartbeat_ms = config->broadcast_heartbeat_ms,
+        .next_beat = now,
+    };
+    rft_intake_init(&session->intake, config, &session->staging,
+                    (rft_sender){intake_send, session});
+}
+
+void rft_session_close(rft_session *session)
+{
+    rft_intake_close(&session->intake);
+    rft_staging_close(&session->staging);
+    rft_catalog_release(session->catalog);
+    session->catalog = NULL;
+}
+
+const char *rft_session_state_name(rft_session_state state)
+{
+    static const char *const names[] = {
+        [RFT_SESSION_CONNECTING] = "connecting", [RFT_SESSION_JOINING] = "joining",
+        [RFT_SESSION_CURRENT] = "current",       [RFT_SESSION_STAGING] = "staging",
+        [RFT_SESSION_STAGED] = "staged",         [RFT_SESSION_APPLYING] = "applying",
+    };
+    return names[state];
+}
+
+bool rft_session_is_joined(const rft_session *session)
+{
+    return session->report.state >= RFT_SESSION_JOINING;
+}
+
+bool rft_session_holds(const rft_session *session, uint64_t version)
+{
+    return version != 0 && session->held.version == version &&
+           session->held.epoch == session->report.epoch;
+}
+
+/* ---- What the worker says */
+
+void rft_session_send(rft_session *session, const rft_message *message)
+{
+    session->host.send(session->host.user, message);
+}
+
+static void send_hello(rft_session *session)
+{
+    const refit_config *config = session->config;
+    rft_message message = {.kind = RFT_HELLO};
+    message.as.hello.protocol = RFT_PROTOCOL;
+    message.as.hello.worker = rft_view_text(session->identity->worker);
+    message.as.hello.instance = session->identity->instance;
+    message.as.hello.host = rft_view_text(session->identity->host);
+    message.as.hello.shm = config->broadcast_shm != REFIT_SHM_OFF;
+    message.as.hello.window = config->broadcast_window;
+    message.as.hello.held = session->held;
+    rft_session_send(session, &message);
+}
+
+static void send_staged(rft_session *session)
+{
+    rft_message message = {.kind = RFT_STAGED};
+    message.as.staged.version = session->intake.version;
+    message.as.staged.digest = session->intake.digest;
+    rft_session_send(session, &message);
+}
+
+void rft_session_send_beat(rft_session *session, int64_t now)
+{
+    bool staged = session->report.state == RFT_SESSION_STAGED;
+    rft_message message = {.kind = RFT_BEAT};
+    message.as.beat.held = session->held;
+    message.as.beat.staged = staged ? session->intake.version : 0;
+    rft_session_send(session, &message);
+    if (staged) send_staged(session);
+    session->next_beat = rft_after_ms(now, session->heartbeat_ms);
+}
+
+void rft_session_send_failed(rft_session *session, uint64_t version, const refit_error *why,
+                             bool kept)
+{
+    char reason[sizeof why->text];
+    rft_view_print(rft_view_text(why->text), reason, sizeof reason);
+    rft_message message = {.kind = RFT_FAILED};
+    message.as.failed.version = version;
+    message.as.failed.code = (uint32_t)why->status;
+    message.as.failed.kept = kept;
+    message.as.failed.reason = rft_view_text(reason);
+    rft_session_send(session, &message);
+}
+
+static void send_bye(rft_session *session, refit_status code, const char *words)
+{
+    char reason[sizeof((refit_error *)0)->text];
+    rft_view_print(rft_view_text(words), reason, sizeof reason);
+    rft_message message = {.kind = RFT_BYE};
+    message.as.bye.code = (uint32_t)code;
+    message.as.bye.reason = rft_view_text(reason);
+    rft_session_send(session, &message);
+}
+
+/* ---- Losing the publisher */
+
+void rft_session_disconnect(rft_session *session, uint32_t pause_ms, int64_t now)
+{
+    rft_intake_drop(&session->intake);
+    if (session->report.state == RFT_SESSION_APPLYING &&
+        session->host.withdraw(session->host.user)) {
+        rft_image_drop_use(session->applying, RFT_IMAGE_LENT);
+        session->applying = NULL;
+    }
+    rft_staging_trim_mapped(&session->staging);
+    session->report.state = RFT_SESSION_CONNECTING;
+    session->report.path = REFIT_PATH_NONE;
+    session->heartbeat_ms = session->config->broadcast_heartbeat_ms;
+    session->next_beat = rft_after_ms(now, pause_ms);
+}
+
+void rft_session_lost(rft_session *session, const char *why, int64_t now)
+{
+    if (!rft_session_is_joined(session)) return;
+    rft_log(REFIT_LOG_WARNING, "worker %s lost its trainer: %s", session->identity->worker, why);
+    rft_session_disconnect(session, 0, now);
+}
+
+void rft_session_break(rft_session *session, const refit_error *why, int64_t now)
+{
+    session->report.refused++;
+    rft_log(REFIT_LOG_WARNING, "worker %s: the trainer broke the protocol: %s",
+            session->identity->worker, why->text);
+    if (rft_session_is_joined(session)) send_bye(session, (refit_status)why->status, why->text);
+    rft_session_disconnect(session, session->config->broadcast_heartbeat_ms, now);
+}
+
+void rft_session_end(rft_session *session, refit_status status, const char *reason, int64_t now)
+{
+    (void)rft_fail(&session->report.final, status, "the trainer and this worker cannot agree: %s",
+                   reason);
+    rft_log(REFIT_LOG_ERROR, "worker %s: %s", session->identity->worker,
+            session->report.final.text);
+    if (rft_session_is_joined(session)) send_bye(session, status, reason);
+    rft_session_disconnect(session, 0, now);
+}
+
+void rft_session_leave(rft_session *session)
+{
+    if (rft_session_is_joined(session)) send_bye(session, REFIT_OK, "the worker closed");
+    session->report.state = RFT_SESSION_CONNECTING;
+    session->next_beat = INT64_MAX;
+}
+
+/* ---- The offered version */
+
+void rft_session_give_up(rft_session *session, uint64_t version, const refit_error *why,
+                         int64_t now)
+{
+    bool broken = why->status == REFIT_ERR_PROTOCOL;
+    rft_log(REFIT_LOG_WARNING, "worker %s could not stage version %llu: %s",
+            session->identity->worker, (unsigned long long)version, why->text);
+    rft_session_send_failed(session, version, why, true);
+    rft_intake_drop(&session->intake);
+    if (session->report.state != RFT_SESSION_APPLYING) session->report.state = RFT_SESSION_CURRENT;
+    if (broken) rft_session_break(session, why, now);
+}
+
+/* Whether the version offered is what the worker holds: then there is nothing to fetch. */
+static refit_status recognise_held(rft_session *session, bool *staged, refit_error *error)
+{
+    *staged = false;
+    if (!session->intake.sealed) return REFIT_OK;
+    RFT_REFUSE_IF(!rft_digest128_equal(&session->held.digest, &session->intake.digest), error,
+                  REFIT_ERR_CORRUPT, "version %llu is held already, with another digest",
+                  (unsigned long long)session->intake.version);
+    *staged = true;
+    return REFIT_OK;
+}
+
+static refit_status advance(rft_session *session, bool *staged, refit_error *error)
+{
+    rft_intake *intake = &session->intake;
+    if (rft_session_holds(session, intake->version)) return recognise_held(session, staged, error);
+    refit_status status = rft_intake_start(intake, session->held_image, error);
+    *staged = status == REFIT_OK && intake->phase == RFT_INTAKE_COMPLETE;
+    return status == REFIT_ERR_BUSY ? REFIT_OK : status;
+}
+
+void rft_session_proceed(rft_session *session, int64_t now)
+{
+    bool idle = session->intake.phase == RFT_INTAKE_NONE ||
+                session->report.state == RFT_SESSION_STAGED || session->applying != NULL;
+    if (idle) return;
+    refit_error why;
+    bool staged;
+    session->report.state = RFT_SESSION_STAGING;
+    if (advance(session, &staged, &why) != REFIT_OK) {
+        rft_session_give_up(session, session->intake.version, &why, now);
+    } else if (staged) {
+        session->report.state = RFT_SESSION_STAGED;
+        session->report.stage_seconds = rft_seconds(now - session->intake.offered_at);
+        send_staged(session);
+    }
+}
+
+/* ---- Time */
+
+static int64_t silence_at(const rft_session *session)
+{
+    return rft_after_ms(session->heard, session->heartbeat_timeout_ms);
+}
+
+static bool has_deadline(const rft_session *session)
+{
+    rft_intake_phase phase = session->intake.phase;
+    bool unfinished = phase == RFT_INTAKE_WAITING || phase == RFT_INTAKE_FETCHING;
+    return unfinished && session->report.state != RFT_SESSION_STAGED;
+}
+
+static void tick_joined(rft_session *session, int64_t now)
+{
+    if (now >= silence_at(session)) {
+        char why[64];
+        snprintf(why, sizeof why, "silent for %u ms", session->heartbeat_timeout_ms);
+        rft_session_lost(session, why, now);
+        return;
+    }
+    if (has_deadline(session) && now >= session->intake.deadline) {
+        refit_error why;
+        (void)rft_fail(&why, REFIT_ERR_TIMEOUT, "not all of the version was here by its deadline");
+        rft_session_give_up(session, session->intake.version, &why, now);
+    }
+    if (now >= session->next_beat) rft_session_send_beat(session, now);
+}
+
+void rft_session_tick(rft_session *session, int64_t now)
+{
+    if (session->report.final.status != REFIT_OK) return;
+    if (rft_session_is_joined(session)) tick_joined(session, now);
+    if (!rft_session_is_joined(session) && now >= session->next_beat) {
+        send_hello(session);
+        session->next_beat = rft_after_ms(now, session->heartbeat_ms);
+    }
+}
+
+int64_t rft_session_tick_at(const rft_session *session)
+{
+    if (session->report.final.status != REFIT_OK) return INT64_MAX;
+    int64_t at = session->next_beat;
+    if (!rft_session_is_joined(session)) return at;
+    if (silence_at(session) < at) at = silence_at(session);
+    if (has_deadline(session) && session->intake.deadline < at) at = session->intake.deadline;
+    return at;
+}
+
+/* ---- The user */
+
+/* Only bytes of the trainer's own epoch, in this process's memory, can be a base. */
+static void hold_image(rft_session *session, rft_image *image)
+{
+    rft_image_drop_use(session->held_image, RFT_IMAGE_HELD);
+    bool base =
+        image != NULL && image->mapping == NULL && image->held.epoch == session->report.epoch;
+    session->held_image = base ? image : NULL;
+    if (base) rft_image_add_use(image, RFT_IMAGE_HELD);
+}
+
+/* The user has decided about `applying`: its update stays open, and the next version may start. */
+static void settle_decision(rft_session *session, const rft_message *answer, int64_t now)
+{
+    session->open = session->applying;
+    session->applying = NULL;
+    if (session->report.state == RFT_SESSION_APPLYING) {
+        session->report.state = RFT_SESSION_CURRENT;
+        rft_session_send(session, answer);
+    } else if (rft_session_is_joined(session)) {
+        rft_session_send_beat(session, now);
+    }
+    rft_session_proceed(session, now);
+}
+
+void rft_session_accept(rft_session *session, int64_t now)
+{
+    rft_image *image = session->applying;
+    session->held = image->held;
+    session->report.version = image->held.version;
+    session->report.applied++;
+    hold_image(session, image);
+    rft_message message = {.kind = RFT_COMMITTED};
+    message.as.staged.version = image->held.version;
+    message.as.staged.digest = image->held.digest;
+    settle_decision(session, &message, now);
+}
+
+void rft_session_refuse(rft_session *session, refit_status code, bool kept, const char *reason,
+                        int64_t now)
+{
+    if (!kept) {
+        session->held = (rft_held){0};
+        session->report.version = 0;
+        hold_image(session, NULL);
+    }
+    rft_message message = {.kind = RFT_FAILED};
+    message.as.failed.version = session->applying->held.version;
+    message.as.failed.code = (uint32_t)code;
+    message.as.failed.kept = kept;
+    message.as.failed.reason = rft_view_text(reason);
+    settle_decision(session, &message, now);
+}
+
+void rft_session_release(rft_session *session, int64_t now)
+{
+    rft_message message = {.kind = RFT_RELEASED};
+    message.as.commit.version = session->open->held.version;
+    bool known = session->open->held.epoch == session->report.epoch;
+    rft_image_drop_use(session->open, RFT_IMAGE_LENT);
+    session->open = NULL;
+    if (known && rft_session_is_joined(session)) rft_session_send(session, &message);
+    rft_session_proceed(session, now);
+}
+
+/* ---- The publisher */
+
+void rft_session_message(rft_session *session, const rft_message *message, rft_view payload,
+                         int64_t now)
+{
+    if (session->report.final.status == REFIT_OK) {
+        rft_session_answer(session, message, payload, now);
+    }
+    session->report.bytes_received = session->intake.bytes_received;
+    session->report.bad_frames = session->intake.bad_frames;
+}
+
+void rft_session_garbage(rft_session *session, const refit_error *why, int64_t now)
+{
+    if (session->report.final.status != REFIT_OK) return;
+    if (why->status != REFIT_ERR_LIMIT || !rft_session_is_joined(session)) {
+        rft_session_break(session, why, now);
+        return;
+    }
+    /* Well formed, but more than this worker may take: connecting anew would bring it again. */
+    session->report.refused++;
+    rft_session_give_up(session, session->intake.version, why, now);
+}

@@ -1,0 +1,187 @@
+/*
+ * The images of a worker.
+ *
+ * Uses are bits, because one image can be held and lent at once (an accepted update that is still
+ * open). When the last bit is dropped the image forgets its manifest and its mapping; its private
+ * memory stays for the next version until trim, so that versions of one manifest allocate nothing.
+ * Knows nothing of the protocol: who may take which image when is the session's business.
+ */
+#include "broadcast/staging.h"
+
+#include <string.h>
+
+#include "base/alloc.h"
+#include "base/checked.h"
+
+refit_status rft_catalog_open(rft_manifest *manifest, rft_catalog **out, refit_error *error)
+{
+    rft_catalog *catalog = rft_calloc(1, sizeof *catalog);
+    if (catalog == NULL) {
+        rft_manifest_close(manifest);
+        return rft_fail(error, REFIT_ERR_HOST_MEMORY, "no memory to keep a manifest");
+    }
+    *catalog = (rft_catalog){.manifest = manifest, .users = 1};
+    *out = catalog;
+    return REFIT_OK;
+}
+
+rft_catalog *rft_catalog_acquire(rft_catalog *catalog)
+{
+    catalog->users++;
+    return catalog;
+}
+
+void rft_catalog_release(rft_catalog *catalog)
+{
+    if (catalog == NULL || --catalog->users > 0) return;
+    rft_manifest_close(catalog->manifest);
+    rft_free(catalog);
+}
+
+static rft_image *free_image(rft_image *images, refit_error *error)
+{
+    for (uint32_t i = 0; i < RFT_STAGING_IMAGES; i++) {
+        if (images[i].uses == 0) return &images[i];
+    }
+    (void)rft_fail(error, REFIT_ERR_BUSY, "both images of the worker are in use");
+    return NULL;
+}
+
+static void begin_use(rft_image *image, rft_catalog *catalog, const unsigned char *bytes)
+{
+    image->uses = RFT_IMAGE_STAGED;
+    image->catalog = rft_catalog_acquire(catalog);
+    image->bytes = bytes;
+    image->held = (rft_held){0};
+}
+
+refit_status rft_staging_take_owned(rft_staging *staging, rft_catalog *catalog, rft_image **out,
+                                    refit_error *error)
+{
+    rft_image *image = free_image(staging->owned, error);
+    if (image == NULL) return REFIT_ERR_BUSY;
+    uint64_t bytes = catalog->manifest->store_bytes;
+    if (image->memory.bytes < bytes) {
+        rft_segment_close(&image->memory);
+        RFT_TRY(rft_segment_create_private(&image->memory, bytes, error));
+    }
+    begin_use(image, catalog, image->memory.memory);
+    *out = image;
+    return REFIT_OK;
+}
+
+static rft_mapping *find_mapping(rft_staging *staging, const char *name, uint64_t bytes)
+{
+    for (uint32_t i = 0; i < RFT_STAGING_IMAGES; i++) {
+        rft_mapping *mapping = &staging->mappings[i];
+        if (mapping->segment.memory != NULL && mapping->segment.bytes >= bytes &&
+            strcmp(mapping->segment.name, name) == 0) {
+            return mapping;
+        }
+    }
+    return NULL;
+}
+
+/* A segment that is mapped already, or one that takes the place of an unused one. There is always
+ * an unused one, as there are no fewer mappings than mapped images and one of those is free. */
+static refit_status get_mapping(rft_staging *staging, const char *name, uint64_t bytes,
+                                rft_mapping **out, refit_error *error)
+{
+    *out = find_mapping(staging, name, bytes);
+    if (*out != NULL) return REFIT_OK;
+    rft_mapping *unused = &staging->mappings[staging->mappings[0].users == 0 ? 0 : 1];
+    rft_segment_close(&unused->segment);
+    RFT_TRY(rft_segment_attach(&unused->segment, name, bytes, error));
+    *out = unused;
+    return REFIT_OK;
+}
+
+refit_status rft_staging_take_mapped(rft_staging *staging, rft_catalog *catalog, const char *name,
+                                     uint64_t offset, rft_image **out, refit_error *error)
+{
+    rft_image *image = free_image(staging->mapped, error);
+    if (image == NULL) return REFIT_ERR_BUSY;
+    uint64_t bytes;
+    bool fits = offset >= RFT_MARK_BYTES && offset % RFT_TENSOR_ALIGNMENT == 0 &&
+                rft_add_u64(offset, catalog->manifest->store_bytes, &bytes);
+    RFT_REFUSE_IF(!fits, error, REFIT_ERR_PROTOCOL,
+                  "no version can lie at offset %llu of the publisher's segment",
+                  (unsigned long long)offset);
+    rft_mapping *mapping;
+    RFT_TRY(get_mapping(staging, name, bytes, &mapping, error));
+    mapping->users++;
+    image->mapping = mapping;
+    image->mark =
+        (const rft_mark *)(const void *)(mapping->segment.memory + offset - RFT_MARK_BYTES);
+    begin_use(image, catalog, mapping->segment.memory + offset);
+    *out = image;
+    return REFIT_OK;
+}
+
+unsigned char *rft_image_writable(rft_image *image)
+{
+    bool ours = image->mapping == NULL && image->uses == RFT_IMAGE_STAGED;
+    return ours ? image->memory.memory : NULL;
+}
+
+void rft_image_add_use(rft_image *image, rft_image_use use)
+{
+    image->uses |= (unsigned)use;
+}
+
+void rft_image_drop_use(rft_image *image, rft_image_use use)
+{
+    if (image == NULL || image->uses == 0) return;
+    image->uses &= ~(unsigned)use;
+    if (image->uses != 0) return;
+    rft_catalog_release(image->catalog);
+    image->catalog = NULL;
+    image->bytes = NULL;
+    if (image->mapping == NULL) return;
+    image->mapping->users--;
+    image->mapping = NULL;
+    image->mark = NULL;
+}
+
+bool rft_image_note_mark(rft_image *image)
+{
+    if (image->mark == NULL) return true;
+    image->generation = atomic_load_explicit(&image->mark->generation, memory_order_acquire);
+    return image->generation % 2 == 0;
+}
+
+bool rft_image_is_intact(const rft_image *image)
+{
+    if (image->mark == NULL) return true;
+    /* The user's reads come before this look at the mark, as in any sequence lock. */
+    atomic_thread_fence(memory_order_acquire);
+    return atomic_load_explicit(&image->mark->generation, memory_order_relaxed) ==
+           image->generation;
+}
+
+void rft_staging_trim_owned(rft_staging *staging)
+{
+    for (uint32_t i = 0; i < RFT_STAGING_IMAGES; i++) {
+        if (staging->owned[i].uses == 0) rft_segment_close(&staging->owned[i].memory);
+    }
+}
+
+void rft_staging_trim_mapped(rft_staging *staging)
+{
+    for (uint32_t i = 0; i < RFT_STAGING_IMAGES; i++) {
+        if (staging->mappings[i].users == 0) rft_segment_close(&staging->mappings[i].segment);
+    }
+}
+
+void rft_staging_close(rft_staging *staging)
+{
+    const rft_image_use uses[] = {RFT_IMAGE_STAGED, RFT_IMAGE_HELD, RFT_IMAGE_LENT};
+    for (uint32_t i = 0; i < RFT_STAGING_IMAGES; i++) {
+        for (size_t use = 0; use < sizeof uses / sizeof *uses; use++) {
+            rft_image_drop_use(&staging->owned[i], uses[use]);
+            rft_image_drop_use(&staging->mapped[i], uses[use]);
+        }
+    }
+    rft_staging_trim_owned(staging);
+    rft_staging_trim_mapped(staging);
+}

@@ -1,0 +1,96 @@
+/*
+ * staging: the images that a worker's versions lie in.
+ *
+ * A private image is memory of this process, filled with frames (the socket path); there are two,
+ * allocated when they are first needed. A mapped image is a slot of the publisher's store, read
+ * where it is (the shared-memory path). Either kind is in use while it is being staged, held as the
+ * base of the next version, or lent to the user as an open update.
+ *
+ * The rule: an image is taken for a new version only when nothing uses it. So with two private
+ * images a version can be fetched while the update before it, accepted, is still open; but not
+ * while an update is undecided, because then the one image is lent and the other is still held: the
+ * offer waits until the user has decided. Mapped images are never written here.
+ *
+ * Belongs to the subscriber's service thread; the user reads bytes and manifest of a lent image.
+ */
+#ifndef RFT_STAGING_H
+#define RFT_STAGING_H
+
+#include "broadcast/segment.h"
+#include "wire/manifest.h"
+
+/* A manifest and how many images and sessions refer to it. */
+typedef struct rft_catalog {
+    rft_manifest *manifest; /* owned */
+    uint32_t users;
+} rft_catalog;
+
+/* Takes the manifest (also on failure, which closes it); the caller is its first user. */
+refit_status rft_catalog_open(rft_manifest *manifest, rft_catalog **out, refit_error *error);
+rft_catalog *rft_catalog_acquire(rft_catalog *catalog);
+/* NULL is allowed. */
+void rft_catalog_release(rft_catalog *catalog);
+
+typedef enum rft_image_use {
+    RFT_IMAGE_STAGED = 1, /* being filled, or complete and not yet committed */
+    RFT_IMAGE_HELD = 2,   /* base of the next version's `same` blocks */
+    RFT_IMAGE_LENT = 4,   /* an update is waiting for the user, or open */
+} rft_image_use;
+
+/* One segment of the publisher, mapped once for all images in it. */
+typedef struct rft_mapping {
+    rft_segment segment;
+    uint32_t users;
+} rft_mapping;
+
+typedef struct rft_image {
+    unsigned uses;              /* of rft_image_use; 0: free */
+    const unsigned char *bytes; /* catalog->manifest->store_bytes of them */
+    rft_catalog *catalog;       /* NULL when free */
+    rft_held held;              /* which version it is, once verified */
+    rft_segment memory;         /* private images: kept while free, for the next version */
+    rft_mapping *mapping;       /* mapped images; NULL marks a private one */
+    const rft_mark *mark;       /* mapped images: the slot's */
+    uint64_t generation;        /* of the mark when the image was verified */
+} rft_image;
+
+#define RFT_STAGING_IMAGES 2u
+
+typedef struct rft_staging {
+    rft_image owned[RFT_STAGING_IMAGES];
+    rft_image mapped[RFT_STAGING_IMAGES];
+    rft_mapping mappings[RFT_STAGING_IMAGES];
+} rft_staging;
+
+/* {0} is an empty one. Close frees all, whatever is in use. */
+void rft_staging_close(rft_staging *staging);
+
+/* A private image for a version of `catalog`, in use as STAGED. REFIT_ERR_BUSY: both are in use,
+ * try again after the next drop. REFIT_ERR_HOST_MEMORY. */
+refit_status rft_staging_take_owned(rft_staging *staging, rft_catalog *catalog, rft_image **out,
+                                    refit_error *error);
+
+/* Likewise the slot at `offset` of the segment `name`. REFIT_ERR_PROTOCOL (the offset is not
+ * aligned, or the segment is too short), REFIT_ERR_NOT_FOUND, REFIT_ERR_SYSTEM. */
+refit_status rft_staging_take_mapped(rft_staging *staging, rft_catalog *catalog, const char *name,
+                                     uint64_t offset, rft_image **out, refit_error *error);
+
+/* The memory to write frames to: of a private image that is STAGED and nothing else. */
+unsigned char *rft_image_writable(rft_image *image);
+
+void rft_image_add_use(rft_image *image, rft_image_use use);
+/* NULL is allowed. */
+void rft_image_drop_use(rft_image *image, rft_image_use use);
+
+/* Notes the mark. False while the publisher is writing there. */
+bool rft_image_note_mark(rft_image *image);
+/* Whether the bytes are still those that were verified: always for a private image. Any thread that
+ * has the image lent. */
+bool rft_image_is_intact(const rft_image *image);
+
+/* Gives back the memory of private images that nothing uses. */
+void rft_staging_trim_owned(rft_staging *staging);
+/* Likewise the mappings. */
+void rft_staging_trim_mapped(rft_staging *staging);
+
+#endif

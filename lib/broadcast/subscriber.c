@@ -1,0 +1,114 @@
+/*
+ * The worker's end of the door: refit_subscriber_*.
+ *
+ * Everything happens on the service thread (listener.c, session.c); a call here meets it at the
+ * desk and never waits for it, but for close, which joins it. What an open update can do is in
+ * update.c.
+ */
+#include "broadcast/subscriber.h"
+
+#include <string.h>
+
+#include "base/alloc.h"
+#include "config/resolve.h"
+
+refit_status refit_subscriber_open(const char *endpoint, const refit_config *config,
+                                   refit_subscriber **out, refit_error *error)
+{
+    RFT_REFUSE_IF(out == NULL, error, REFIT_ERR_INVALID, "refit_subscriber_open needs `out`");
+    refit_config own;
+    RFT_TRY(rft_config_resolve(config, &own, error));
+    refit_subscriber *subscriber = rft_calloc(1, sizeof *subscriber);
+    RFT_REFUSE_IF(subscriber == NULL, error, REFIT_ERR_HOST_MEMORY, "no memory for a subscriber");
+    refit_status status = rft_listener_start(
+        &subscriber->listener, endpoint == NULL ? own.broadcast_endpoint : endpoint, &own, error);
+    if (status != REFIT_OK) {
+        rft_free(subscriber);
+        return status;
+    }
+    subscriber->update.subscriber = subscriber;
+    *out = subscriber;
+    return REFIT_OK;
+}
+
+void refit_subscriber_close(refit_subscriber *subscriber)
+{
+    if (subscriber == NULL) return;
+    refit_update_close(subscriber->update.image == NULL ? NULL : &subscriber->update);
+    rft_listener_stop(&subscriber->listener);
+    rft_free(subscriber);
+}
+
+refit_status refit_subscriber_next(refit_subscriber *subscriber, uint32_t timeout_ms,
+                                   refit_update **out, refit_error *error)
+{
+    RFT_REFUSE_IF(subscriber == NULL || out == NULL, error, REFIT_ERR_INVALID,
+                  "refit_subscriber_next needs a subscriber and `out`");
+    refit_update *update = &subscriber->update;
+    RFT_REFUSE_IF(update->image != NULL, error, REFIT_ERR_STATE,
+                  "version %llu is still open: close it before the next",
+                  (unsigned long long)update->image->held.version);
+    RFT_TRY(rft_desk_take(&subscriber->listener.desk, timeout_ms, &update->image, error));
+    update->decided = false;
+    *out = update;
+    return REFIT_OK;
+}
+
+void refit_subscriber_wake(refit_subscriber *subscriber)
+{
+    if (subscriber != NULL) rft_desk_cancel(&subscriber->listener.desk);
+}
+
+int refit_subscriber_fd(const refit_subscriber *subscriber)
+{
+    return subscriber == NULL ? -1 : subscriber->listener.desk.ready_fd;
+}
+
+refit_status refit_subscriber_describe(refit_subscriber *subscriber, refit_subscriber_info *info,
+                                       refit_error *error)
+{
+    RFT_REFUSE_IF(subscriber == NULL || info == NULL || info->size < sizeof info->size, error,
+                  REFIT_ERR_INVALID,
+                  "refit_subscriber_describe needs a subscriber and an info with its size set");
+    rft_session_report report;
+    rft_desk_read(&subscriber->listener.desk, &report);
+    refit_subscriber_info full = {
+        .size = info->size,
+        .connected = report.state >= RFT_SESSION_CURRENT,
+        .path = report.path,
+        .epoch = report.epoch,
+        .version = report.version,
+    };
+    memcpy(full.worker, subscriber->listener.identity.worker, sizeof full.worker);
+    strcpy(full.state, rft_session_state_name(report.state));
+    memcpy(info, &full, full.size < sizeof full ? full.size : sizeof full);
+    return REFIT_OK;
+}
+
+static void add_report(const rft_session_report *report, refit_stats *stats)
+{
+    stats->messages_refused += report->refused;
+    stats->receive_version = report->version;
+    stats->receive_count += report->applied;
+    stats->receive_aborts += report->aborted;
+    stats->receive_bytes_total += report->bytes_received;
+    stats->receive_bad_frames += report->bad_frames;
+    stats->receive_stage_seconds_last = report->stage_seconds;
+}
+
+refit_status refit_subscriber_stats(refit_subscriber *subscriber, refit_stats *stats,
+                                    refit_error *error)
+{
+    RFT_REFUSE_IF(subscriber == NULL || stats == NULL || stats->size < sizeof stats->size, error,
+                  REFIT_ERR_INVALID,
+                  "refit_subscriber_stats needs a subscriber and stats from refit_stats_init");
+    rft_session_report report;
+    rft_desk_read(&subscriber->listener.desk, &report);
+    /* A caller of another release may know fewer figures, or more. */
+    refit_stats full = {0};
+    size_t known = stats->size < sizeof full ? stats->size : sizeof full;
+    memcpy(&full, stats, known);
+    add_report(&report, &full);
+    memcpy(stats, &full, known);
+    return REFIT_OK;
+}

@@ -1,0 +1,20 @@
+/* subscriber: the worker's end as the door's files share it. */
+#ifndef RFT_SUBSCRIBER_H
+#define RFT_SUBSCRIBER_H
+
+#include "broadcast/listener.h"
+
+/* One received version in the caller's hands. There is one in each subscriber, so that receiving
+ * versions allocates nothing. It belongs to the caller's thread. */
+struct refit_update {
+    refit_subscriber *subscriber;
+    rft_image *image; /* lent by the session; NULL: no update is open */
+    bool decided;
+};
+
+struct refit_subscriber {
+    rft_listener listener;
+    refit_update update;
+};
+
+#endif

@@ -1,0 +1,117 @@
+/*
+ * One received version in the caller's hands: refit_update_*.
+ *
+ * The image and its manifest stay as they are while the update is open (the session's rule), so
+ * they are read here without a lock. Decisions go to the desk as orders. Bytes in the trainer's
+ * shared memory are trusted once more at accept: the mark before them tells whether the trainer had
+ * turned this worker out and begun to overwrite them.
+ */
+#include <string.h>
+
+#include "broadcast/subscriber.h"
+
+static const rft_manifest *manifest_of(const refit_update *update)
+{
+    return update->image->catalog->manifest;
+}
+
+uint64_t refit_update_version(const refit_update *update)
+{
+    return update == NULL || update->image == NULL ? 0 : update->image->held.version;
+}
+
+uint32_t refit_update_count(const refit_update *update)
+{
+    return update == NULL || update->image == NULL ? 0 : manifest_of(update)->count;
+}
+
+static refit_status check_open(const refit_update *update, refit_error *error)
+{
+    RFT_REFUSE_IF(update == NULL, error, REFIT_ERR_INVALID, "no update");
+    RFT_REFUSE_IF(update->image == NULL, error, REFIT_ERR_STATE, "the update is closed");
+    return REFIT_OK;
+}
+
+refit_status refit_update_tensor(const refit_update *update, uint32_t index, refit_tensor *tensor,
+                                 const void **bytes, refit_error *error)
+{
+    RFT_TRY(check_open(update, error));
+    const rft_manifest *manifest = manifest_of(update);
+    RFT_REFUSE_IF(index >= manifest->count, error, REFIT_ERR_NOT_FOUND,
+                  "there is no tensor %u: the version has %u", index, manifest->count);
+    RFT_REFUSE_IF(tensor != NULL && tensor->size < sizeof *tensor, error, REFIT_ERR_INVALID,
+                  "tensor.size is %zu: set it to sizeof(refit_tensor), %zu", tensor->size,
+                  sizeof *tensor);
+    if (tensor != NULL) rft_manifest_describe(manifest, index, tensor);
+    if (bytes != NULL) *bytes = update->image->bytes + manifest->tensors[index].offset;
+    return REFIT_OK;
+}
+
+refit_status refit_update_find(const refit_update *update, const char *name, uint32_t *index,
+                               refit_error *error)
+{
+    RFT_TRY(check_open(update, error));
+    RFT_REFUSE_IF(name == NULL || index == NULL, error, REFIT_ERR_INVALID,
+                  "refit_update_find needs a name and `index`");
+    uint32_t found = rft_manifest_find(manifest_of(update), name);
+    RFT_REFUSE_IF(found == UINT32_MAX, error, REFIT_ERR_NOT_FOUND, "there is no tensor '%.160s'",
+                  name);
+    *index = found;
+    return REFIT_OK;
+}
+
+static void decide(refit_update *update, const rft_order *order)
+{
+    update->decided = true;
+    rft_desk_order(&update->subscriber->listener.desk, order, update->image->held.version);
+}
+
+static void decide_refuse(refit_update *update, refit_status code, const char *reason, int kept)
+{
+    rft_order order = {.kind = RFT_ORDER_REFUSE, .code = code, .kept = kept != 0};
+    rft_view_print(rft_view_text(reason), order.reason, sizeof order.reason);
+    decide(update, &order);
+}
+
+static refit_status check_undecided(const refit_update *update, refit_error *error)
+{
+    RFT_TRY(check_open(update, error));
+    RFT_REFUSE_IF(update->decided, error, REFIT_ERR_STATE,
+                  "version %llu was accepted or refused before",
+                  (unsigned long long)update->image->held.version);
+    return REFIT_OK;
+}
+
+refit_status refit_update_accept(refit_update *update, refit_error *error)
+{
+    RFT_TRY(check_undecided(update, error));
+    if (!rft_image_is_intact(update->image)) {
+        decide_refuse(update, REFIT_ERR_STALE, "overwritten by the trainer before it was accepted",
+                      0);
+        return rft_fail(error, REFIT_ERR_STALE,
+                        "the trainer had turned this worker out and overwrites version %llu: what "
+                        "was read of it may be torn, wait for the next",
+                        (unsigned long long)update->image->held.version);
+    }
+    decide(update, &(rft_order){.kind = RFT_ORDER_ACCEPT});
+    return REFIT_OK;
+}
+
+refit_status refit_update_refuse(refit_update *update, const char *reason, int kept,
+                                 refit_error *error)
+{
+    RFT_TRY(check_undecided(update, error));
+    decide_refuse(update, REFIT_ERR_PEER, reason == NULL ? "" : reason, kept);
+    return REFIT_OK;
+}
+
+void refit_update_close(refit_update *update)
+{
+    if (update == NULL || update->image == NULL) return;
+    if (!update->decided) {
+        decide_refuse(update, REFIT_ERR_CANCELLED, "closed without a decision", 0);
+    }
+    rft_order release = {.kind = RFT_ORDER_RELEASE};
+    rft_desk_order(&update->subscriber->listener.desk, &release, update->image->held.version);
+    update->image = NULL;
+}
