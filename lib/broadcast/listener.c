@@ -24,11 +24,11 @@ static void host_send(void *user, const rft_message *message)
 {
     rft_listener *listener = user;
     /* HELLO is repeated anyway: one that waits is enough. */
-    if (message->kind == RFT_HELLO) rft_outbox_clear(&listener->outbox);
+    if (message->kind == RFT_HELLO) rft_backlog_clear(&listener->backlog);
     refit_status status =
-        rft_outbox_put(&listener->outbox, message, &listener->session.limits, NULL);
-    if (status != REFIT_OK) listener->outbox_failed = true;
-    (void)rft_outbox_flush(&listener->outbox, listener->channel);
+        rft_backlog_put(&listener->backlog, message, &listener->session.limits, NULL);
+    if (status != REFIT_OK) listener->backlog_failed = true;
+    (void)rft_backlog_flush(&listener->backlog, listener->channel);
 }
 
 static void host_deliver(void *user, rft_image *image)
@@ -48,7 +48,7 @@ static bool host_withdraw(void *user)
 static void wait_for_something(rft_listener *listener)
 {
     int wait_ms = rft_ms_until(rft_session_tick_at(&listener->session));
-    if (listener->outbox.count > 0 && wait_ms > RETRY_MS) wait_ms = RETRY_MS;
+    if (listener->backlog.count > 0 && wait_ms > RETRY_MS) wait_ms = RETRY_MS;
     if (wait_ms > WAIT_MOST_MS) wait_ms = WAIT_MOST_MS;
     rft_channel_poll(listener->channel, listener->desk.wake_fd, wait_ms);
     rft_waker_clear(listener->desk.wake_fd);
@@ -96,12 +96,12 @@ static void hear(rft_listener *listener)
 
 static void speak(rft_listener *listener)
 {
-    if (listener->outbox_failed) {
-        listener->outbox_failed = false;
-        rft_outbox_clear(&listener->outbox);
+    if (listener->backlog_failed) {
+        listener->backlog_failed = false;
+        rft_backlog_clear(&listener->backlog);
         rft_session_lost(&listener->session, "its messages could not be sent", rft_now());
     }
-    (void)rft_outbox_flush(&listener->outbox, listener->channel);
+    (void)rft_backlog_flush(&listener->backlog, listener->channel);
 }
 
 static void *listen_on(void *user)
@@ -165,6 +165,6 @@ void rft_listener_stop(rft_listener *listener)
     rft_thread_join(listener->thread);
     rft_session_close(&listener->session);
     rft_channel_close(listener->channel);
-    rft_outbox_close(&listener->outbox);
+    rft_backlog_close(&listener->backlog);
     rft_desk_close(&listener->desk);
 }

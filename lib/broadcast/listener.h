@@ -5,8 +5,8 @@
 #ifndef RFT_LISTENER_H
 #define RFT_LISTENER_H
 
+#include "broadcast/backlog.h"
 #include "broadcast/desk.h"
-#include "broadcast/outbox.h"
 
 typedef struct rft_listener {
     refit_config config;
@@ -16,8 +16,8 @@ typedef struct rft_listener {
     /* From start to stop these belong to the service thread alone. */
     rft_channel *channel;
     rft_session session;
-    rft_outbox outbox;
-    bool outbox_failed; /* a message could not be put in: the connection is lost */
+    rft_backlog backlog;
+    bool backlog_failed; /* a message could not be put in: the connection is lost */
 } rft_listener;
 
 /* Connects and starts the thread; config is copied. */
