@@ -1,0 +1,279 @@
+/* Mover: bytes arrive behind the caller's work; all who wait hear the same, once it is over. */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+#include <refit/offload.h>
+
+#include "base/alloc.h"
+#include "base/clock.h"
+#include "base/thread.h"
+#include "tests/support/faulty_device.h"
+#include "transfer/mover.h"
+
+#define WAIT_MS 20000
+#define PIECES  4
+#define BYTES   3000
+
+typedef struct fixture {
+    refit_device *device;
+    refit_stream_ref stream; /* the caller's */
+    rft_mover *mover;
+    rft_plan plan;
+    char from[PIECES * BYTES];
+    char to[PIECES * BYTES];
+} fixture;
+
+static fixture all;
+
+/* Piece i goes from `from` to `to`, those of group 1 behind those of group 0; the last is zeroed.
+ */
+static void fill_plan(void)
+{
+    rft_piece pieces[PIECES];
+    for (uint32_t i = 0; i < PIECES; i++) {
+        const char *from = i == PIECES - 1 ? NULL : all.from + i * BYTES;
+        pieces[i] = (rft_piece){all.to + i * BYTES, from, BYTES, i / 2};
+    }
+    assert_int_equal(rft_plan_fill(&all.plan, pieces, PIECES, NULL), REFIT_OK);
+}
+
+static int set_up(void **state)
+{
+    (void)state;
+    memset(&all, 0, sizeof all);
+    memset(all.from, 'a', sizeof all.from);
+    memset(all.to, '.', sizeof all.to);
+    assert_int_equal(faulty_device_open("host", &all.device, NULL), REFIT_OK);
+    assert_int_equal(refit_stream_open(all.device, &all.stream, NULL), REFIT_OK);
+    assert_int_equal(rft_mover_open(all.device, &all.mover, NULL), REFIT_OK);
+    assert_int_equal(rft_plan_open(&all.plan, PIECES, PIECES * BYTES, 1000, 2, NULL), REFIT_OK);
+    fill_plan();
+    return 0;
+}
+
+static int tear_down(void **state)
+{
+    (void)state;
+    faulty_device_go(all.device);
+    rft_plan_close(&all.plan);
+    assert_int_equal(rft_mover_close(all.mover, WAIT_MS, NULL), REFIT_OK);
+    assert_int_equal(refit_stream_close(all.device, all.stream, NULL), REFIT_OK);
+    return refit_device_close(all.device, NULL) == REFIT_OK ? 0 : -1;
+}
+
+static refit_status start(refit_stream_ref after)
+{
+    return rft_mover_start(all.mover, &all.plan, after, RFT_COPY_STREAM, NULL);
+}
+
+static void assert_moved(void)
+{
+    for (size_t i = 0; i < sizeof all.to; i++) {
+        assert_int_equal(all.to[i], i < (PIECES - 1) * BYTES ? 'a' : 0);
+    }
+}
+
+static void bytes_are_moved_and_zeroed(void **state)
+{
+    (void)state;
+    int64_t before = rft_now();
+    assert_int_equal(rft_mover_finished_at(all.mover), 0);
+    assert_int_equal(start(REFIT_STREAM_NONE), REFIT_OK);
+    assert_int_equal(rft_mover_wait(all.mover, WAIT_MS, NULL), REFIT_OK);
+    assert_moved();
+    assert_in_range(rft_mover_finished_at(all.mover), before, rft_now());
+}
+
+static void nothing_started_is_nothing_to_wait_for(void **state)
+{
+    (void)state;
+    assert_int_equal(rft_mover_wait(all.mover, 0, NULL), REFIT_OK);
+    assert_int_equal(rft_mover_wait_group(all.mover, 1, 0, NULL), REFIT_OK);
+    assert_int_equal(rft_mover_join(all.mover, all.stream, NULL), REFIT_OK);
+    assert_int_equal(rft_mover_join_group(all.mover, 0, all.stream, NULL), REFIT_OK);
+    assert_int_equal(rft_mover_close(NULL, 0, NULL), REFIT_OK);
+}
+
+static void plan_of_nothing_is_done_at_once(void **state)
+{
+    (void)state;
+    assert_int_equal(rft_plan_fill(&all.plan, NULL, 0, NULL), REFIT_OK);
+    assert_int_equal(start(all.stream), REFIT_OK);
+    assert_int_equal(rft_mover_wait(all.mover, WAIT_MS, NULL), REFIT_OK);
+    assert_int_equal(all.to[0], '.');
+}
+
+static void write_source(void *user)
+{
+    (void)user;
+    memset(all.from, 'b', sizeof all.from);
+}
+
+/* The caller's stream stands before a copy and then writes the source: the mover reads it after. */
+static void copies_wait_for_the_caller_s_stream(void **state)
+{
+    (void)state;
+    char scratch[2] = {1, 0};
+    faulty_device_stop(all.device);
+    assert_int_equal(refit_stream_copy(all.device, all.stream, scratch + 1, scratch, 1, NULL),
+                     REFIT_OK);
+    assert_int_equal(refit_stream_call(all.device, all.stream, write_source, NULL, NULL), REFIT_OK);
+    assert_int_equal(start(all.stream), REFIT_OK);
+    assert_int_equal(rft_mover_wait(all.mover, 0, NULL), REFIT_ERR_TIMEOUT);
+    faulty_device_go(all.device);
+    assert_int_equal(rft_mover_wait(all.mover, WAIT_MS, NULL), REFIT_OK);
+    assert_int_equal(all.to[0], 'b');
+}
+
+static void check_target(void *user)
+{
+    *(char *)user = all.to[0];
+}
+
+static void caller_s_stream_waits_for_the_copies(void **state)
+{
+    (void)state;
+    char seen[2] = {0, 0};
+    faulty_device_stop(all.device);
+    assert_int_equal(start(REFIT_STREAM_NONE), REFIT_OK);
+    assert_int_equal(rft_mover_join_group(all.mover, 0, all.stream, NULL), REFIT_OK);
+    assert_int_equal(refit_stream_call(all.device, all.stream, check_target, &seen[0], NULL),
+                     REFIT_OK);
+    assert_int_equal(rft_mover_join(all.mover, all.stream, NULL), REFIT_OK);
+    assert_int_equal(refit_stream_call(all.device, all.stream, check_target, &seen[1], NULL),
+                     REFIT_OK);
+    assert_int_equal(refit_stream_wait(all.device, all.stream, 0, NULL), REFIT_ERR_TIMEOUT);
+    faulty_device_go(all.device);
+    assert_int_equal(refit_stream_wait(all.device, all.stream, WAIT_MS, NULL), REFIT_OK);
+    assert_int_equal(seen[0], 'a');
+    assert_int_equal(seen[1], 'a');
+}
+
+static void joining_the_calling_thread_waits(void **state)
+{
+    (void)state;
+    assert_int_equal(start(REFIT_STREAM_NONE), REFIT_OK);
+    assert_int_equal(rft_mover_join_group(all.mover, 0, REFIT_STREAM_NONE, NULL), REFIT_OK);
+    assert_int_equal(all.to[2 * BYTES - 1], 'a');
+    assert_int_equal(rft_mover_join(all.mover, REFIT_STREAM_NONE, NULL), REFIT_OK);
+    assert_moved();
+}
+
+static void second_start_is_refused_while_copies_run(void **state)
+{
+    (void)state;
+    faulty_device_stop(all.device);
+    assert_int_equal(start(REFIT_STREAM_NONE), REFIT_OK);
+    assert_int_equal(start(REFIT_STREAM_NONE), REFIT_ERR_STATE);
+    assert_int_equal(rft_mover_finished_at(all.mover), 0);
+    assert_int_equal(rft_mover_close(all.mover, 0, NULL), REFIT_ERR_TIMEOUT);
+    faulty_device_go(all.device);
+    assert_int_equal(rft_mover_wait(all.mover, WAIT_MS, NULL), REFIT_OK);
+    assert_int_equal(start(REFIT_STREAM_NONE), REFIT_OK);
+}
+
+static void group_beyond_the_last_is_refused(void **state)
+{
+    (void)state;
+    rft_piece piece = {all.to, all.from, 10, REFIT_GROUPS};
+    assert_int_equal(rft_mover_wait_group(all.mover, REFIT_GROUPS, 0, NULL), REFIT_ERR_INVALID);
+    assert_int_equal(rft_mover_join_group(all.mover, REFIT_GROUPS, all.stream, NULL),
+                     REFIT_ERR_INVALID);
+    assert_int_equal(rft_plan_fill(&all.plan, &piece, 1, NULL), REFIT_OK);
+    assert_int_equal(start(REFIT_STREAM_NONE), REFIT_ERR_INVALID);
+    assert_int_equal(rft_mover_wait(all.mover, 0, NULL), REFIT_OK);
+}
+
+static void starting_and_waiting_allocate_nothing(void **state)
+{
+    (void)state;
+    for (int i = 0; i < 3; i++) { /* the device's queue grows to what it needs */
+        assert_int_equal(start(all.stream), REFIT_OK);
+        assert_int_equal(rft_mover_wait(all.mover, WAIT_MS, NULL), REFIT_OK);
+    }
+    uint64_t before = rft_alloc_count();
+    for (int i = 0; i < 20; i++) {
+        assert_int_equal(start(all.stream), REFIT_OK);
+        assert_int_equal(rft_mover_wait_group(all.mover, 0, WAIT_MS, NULL), REFIT_OK);
+        assert_int_equal(rft_mover_wait(all.mover, WAIT_MS, NULL), REFIT_OK);
+    }
+    assert_int_equal(rft_alloc_count(), before);
+}
+
+#define WAITERS 4
+#define ROUNDS  50
+
+typedef struct waiter {
+    rft_thread thread;
+    uint32_t group;
+    atomic_uint *rounds; /* operations started */
+    bool well;
+} waiter;
+
+/* Waits for whatever is under way until the last operation has been started and is over. */
+static void *run_waiter(void *user)
+{
+    waiter *self = user;
+    self->well = true;
+    while (atomic_load(self->rounds) < ROUNDS) {
+        refit_status status = self->group == 0
+                                  ? rft_mover_wait(all.mover, WAIT_MS, NULL)
+                                  : rft_mover_wait_group(all.mover, self->group, WAIT_MS, NULL);
+        self->well = self->well && status == REFIT_OK;
+        (void)rft_mover_finished_at(all.mover);
+    }
+    return NULL;
+}
+
+static void any_thread_waits_while_another_starts(void **state)
+{
+    (void)state;
+    waiter waiters[WAITERS];
+    atomic_uint rounds;
+    atomic_init(&rounds, 0);
+    for (uint32_t i = 0; i < WAITERS; i++) {
+        waiters[i].group = i % 2;
+        waiters[i].rounds = &rounds;
+        assert_int_equal(
+            rft_thread_start(&waiters[i].thread, "waiter", run_waiter, &waiters[i], NULL),
+            REFIT_OK);
+    }
+    refit_status status = REFIT_OK;
+    for (uint32_t i = 0; i < ROUNDS; i++) {
+        status = rft_keep_first(status, start(all.stream));
+        status = rft_keep_first(status, rft_mover_wait(all.mover, WAIT_MS, NULL));
+        atomic_fetch_add(&rounds, 1);
+    }
+    for (uint32_t i = 0; i < WAITERS; i++) {
+        rft_thread_join(waiters[i].thread);
+    }
+    assert_int_equal(status, REFIT_OK);
+    for (uint32_t i = 0; i < WAITERS; i++) {
+        assert_true(waiters[i].well);
+    }
+    assert_moved();
+}
+
+#define TEST(name) cmocka_unit_test_setup_teardown(name, set_up, tear_down)
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        TEST(bytes_are_moved_and_zeroed),
+        TEST(nothing_started_is_nothing_to_wait_for),
+        TEST(plan_of_nothing_is_done_at_once),
+        TEST(copies_wait_for_the_caller_s_stream),
+        TEST(caller_s_stream_waits_for_the_copies),
+        TEST(joining_the_calling_thread_waits),
+        TEST(second_start_is_refused_while_copies_run),
+        TEST(group_beyond_the_last_is_refused),
+        TEST(starting_and_waiting_allocate_nothing),
+        TEST(any_thread_waits_while_another_starts),
+    };
+    return cmocka_run_group_tests_name("mover", tests, NULL, NULL);
+}

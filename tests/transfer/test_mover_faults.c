@@ -1,0 +1,283 @@
+/* Mover on a device that fails: each failure reaches those it concerns, and the next start works.
+ */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+#include <refit/offload.h>
+
+#include "tests/support/failing_alloc.h"
+#include "tests/support/faulty_device.h"
+#include "transfer/mover.h"
+
+#define WAIT_MS 20000
+#define PIECES  4
+#define BYTES   1000
+
+typedef struct fixture {
+    refit_device *device;
+    refit_stream_ref stream;
+    rft_mover *mover;
+    rft_plan plan;
+    char from[PIECES * BYTES];
+    char to[PIECES * BYTES];
+} fixture;
+
+static fixture all;
+
+/* One copy and one batch a piece; groups as given. */
+static void fill_plan(const uint32_t *groups)
+{
+    rft_piece pieces[PIECES];
+    for (uint32_t i = 0; i < PIECES; i++) {
+        pieces[i] = (rft_piece){all.to + i * BYTES, all.from + i * BYTES, BYTES, groups[i]};
+    }
+    assert_int_equal(rft_plan_fill(&all.plan, pieces, PIECES, NULL), REFIT_OK);
+}
+
+static const uint32_t grouped[PIECES] = {0, 0, 1, 2};
+static const uint32_t mixed[PIECES] = {0, 1, 0, 2};
+
+static int set_up(void **state)
+{
+    (void)state;
+    memset(&all, 0, sizeof all);
+    memset(all.from, 'a', sizeof all.from);
+    assert_int_equal(faulty_device_open("host", &all.device, NULL), REFIT_OK);
+    assert_int_equal(refit_stream_open(all.device, &all.stream, NULL), REFIT_OK);
+    assert_int_equal(rft_mover_open(all.device, &all.mover, NULL), REFIT_OK);
+    assert_int_equal(rft_plan_open(&all.plan, PIECES, PIECES * BYTES, BYTES, 1, NULL), REFIT_OK);
+    fill_plan(grouped);
+    return 0;
+}
+
+static int tear_down(void **state)
+{
+    (void)state;
+    faulty_device_go(all.device);
+    faulty_device_reset(all.device);
+    rft_plan_close(&all.plan);
+    assert_int_equal(rft_mover_close(all.mover, WAIT_MS, NULL), REFIT_OK);
+    assert_int_equal(refit_stream_close(all.device, all.stream, NULL), REFIT_OK);
+    return refit_device_close(all.device, NULL) == REFIT_OK ? 0 : -1;
+}
+
+static refit_status start(refit_error *error)
+{
+    return rft_mover_start(all.mover, &all.plan, all.stream, RFT_COPY_STREAM, error);
+}
+
+static refit_status wait_group(uint32_t group)
+{
+    return rft_mover_wait_group(all.mover, group, WAIT_MS, NULL);
+}
+
+static void assert_next_start_works(void)
+{
+    faulty_device_reset(all.device);
+    memset(all.to, 0, sizeof all.to);
+    assert_int_equal(start(NULL), REFIT_OK);
+    assert_int_equal(rft_mover_wait(all.mover, WAIT_MS, NULL), REFIT_OK);
+    assert_memory_equal(all.to, all.from, sizeof all.to);
+}
+
+static void copy_that_breaks_fails_its_group_and_the_whole(void **state)
+{
+    (void)state;
+    faulty_device_fail_later(all.device, FAULTY_COPY_BATCH, 3, REFIT_ERR_COPY);
+    assert_int_equal(start(NULL), REFIT_OK);
+    assert_int_equal(wait_group(0), REFIT_OK);
+    assert_int_equal(wait_group(1), REFIT_ERR_COPY);
+    assert_int_equal(wait_group(2), REFIT_OK);
+    for (int i = 0; i < 2; i++) { /* every time the same */
+        refit_error error = {0};
+        assert_int_equal(rft_mover_wait(all.mover, WAIT_MS, &error), REFIT_ERR_COPY);
+        assert_int_equal(error.status, REFIT_ERR_COPY);
+        assert_int_not_equal(error.text[0], '\0');
+    }
+    assert_int_equal(wait_group(1), REFIT_ERR_COPY);
+    assert_next_start_works();
+}
+
+/* The failure of group 0's first batch stands with the event of group 1, which lies between. */
+static void failure_before_another_group_s_event_is_not_lost(void **state)
+{
+    (void)state;
+    fill_plan(mixed);
+    faulty_device_fail_later(all.device, FAULTY_COPY_BATCH, 1, REFIT_ERR_COPY);
+    assert_int_equal(start(NULL), REFIT_OK);
+    assert_int_equal(wait_group(0), REFIT_ERR_COPY);
+    assert_int_equal(wait_group(2), REFIT_OK);
+    assert_int_equal(rft_mover_wait(all.mover, WAIT_MS, NULL), REFIT_ERR_COPY);
+    assert_next_start_works();
+}
+
+static void failure_of_the_caller_s_work_is_the_operation_s(void **state)
+{
+    (void)state;
+    char scratch[2] = {1, 0};
+    faulty_device_fail_later(all.device, FAULTY_COPY_BATCH, 1, REFIT_ERR_COPY);
+    assert_int_equal(refit_stream_copy(all.device, all.stream, scratch + 1, scratch, 1, NULL),
+                     REFIT_OK);
+    assert_int_equal(start(NULL), REFIT_OK);
+    assert_int_equal(wait_group(1), REFIT_ERR_COPY);
+    assert_int_equal(rft_mover_wait(all.mover, WAIT_MS, NULL), REFIT_ERR_COPY);
+    assert_next_start_works();
+}
+
+/* Each call that starting makes fails once: the start fails, nothing is under way, nobody hears. */
+static void every_failure_to_issue_is_returned_and_drained(void **state)
+{
+    (void)state;
+    const faulty_slot slots[] = {FAULTY_COPY_BATCH, FAULTY_STREAM_CALL, FAULTY_EVENT_RECORD,
+                                 FAULTY_EVENT_JOIN};
+    for (size_t i = 0; i < sizeof slots / sizeof slots[0]; i++) {
+        faulty_device_reset(all.device);
+        assert_next_start_works();
+        uint32_t calls = faulty_device_calls(all.device, slots[i]);
+        assert_int_not_equal(calls, 0);
+        for (uint32_t nth = 1; nth <= calls; nth++) {
+            refit_error error = {0};
+            faulty_device_fail(all.device, slots[i], nth, REFIT_ERR_DEVICE);
+            assert_int_equal(start(&error), REFIT_ERR_DEVICE);
+            assert_int_equal(error.status, REFIT_ERR_DEVICE);
+            memset(all.to, 'x', sizeof all.to); /* no copy comes in between */
+            assert_int_equal(rft_mover_wait(all.mover, 0, NULL), REFIT_OK);
+            assert_int_equal(rft_mover_finished_at(all.mover), 0);
+            assert_next_start_works();
+        }
+    }
+}
+
+/* No event can be recorded any more: the stream is closed to wait for it, and opened again. */
+static void stream_that_takes_no_event_is_replaced(void **state)
+{
+    (void)state;
+    faulty_device_fail_times(all.device, FAULTY_EVENT_RECORD, 2, FAULTY_ALWAYS, REFIT_ERR_DEVICE);
+    assert_int_equal(start(NULL), REFIT_ERR_DEVICE);
+    assert_int_equal(faulty_device_calls(all.device, FAULTY_STREAM_CLOSE), 1);
+    faulty_device_fail(all.device, FAULTY_STREAM_OPEN, 1, REFIT_ERR_DEVICE);
+    assert_int_equal(start(NULL), REFIT_ERR_DEVICE);
+    assert_next_start_works();
+}
+
+static void what_cannot_be_waited_for_breaks_the_mover(void **state)
+{
+    (void)state;
+    faulty_device_fail_times(all.device, FAULTY_EVENT_RECORD, 2, FAULTY_ALWAYS, REFIT_ERR_DEVICE);
+    faulty_device_fail(all.device, FAULTY_STREAM_CLOSE, 1, REFIT_ERR_DEVICE);
+    assert_int_equal(start(NULL), REFIT_ERR_DEVICE);
+    faulty_device_reset(all.device);
+    assert_int_equal(rft_mover_wait(all.mover, 0, NULL), REFIT_ERR_DEVICE);
+    assert_int_equal(wait_group(0), REFIT_ERR_DEVICE);
+    assert_int_equal(rft_mover_join(all.mover, all.stream, NULL), REFIT_ERR_DEVICE);
+    assert_int_equal(start(NULL), REFIT_ERR_DEVICE);
+}
+
+/* A wait that fails by itself is not the end of the operation. */
+static void wait_that_fails_does_not_complete_the_operation(void **state)
+{
+    (void)state;
+    faulty_device_stop(all.device);
+    assert_int_equal(start(NULL), REFIT_OK);
+    faulty_device_fail(all.device, FAULTY_EVENT_WAIT, 1, REFIT_ERR_DEVICE);
+    assert_int_equal(rft_mover_wait(all.mover, 0, NULL), REFIT_ERR_DEVICE);
+    assert_int_equal(start(NULL), REFIT_ERR_STATE);
+    faulty_device_fail(all.device, FAULTY_EVENT_WAIT, 1, REFIT_ERR_DEVICE);
+    assert_int_equal(rft_mover_wait_group(all.mover, 1, 0, NULL), REFIT_ERR_DEVICE);
+    faulty_device_go(all.device);
+    assert_int_equal(rft_mover_wait(all.mover, WAIT_MS, NULL), REFIT_OK);
+    assert_next_start_works();
+}
+
+/* A device whose streams cannot call back: the time is that of the first look. */
+static void finish_is_noted_by_who_sees_it_where_streams_cannot_call(void **state)
+{
+    (void)state;
+    faulty_device_fail_times(all.device, FAULTY_STREAM_CALL, 1, FAULTY_ALWAYS,
+                             REFIT_ERR_UNSUPPORTED);
+    assert_int_equal(start(NULL), REFIT_OK);
+    assert_int_equal(rft_mover_wait(all.mover, WAIT_MS, NULL), REFIT_OK);
+    int64_t finished = rft_mover_finished_at(all.mover);
+    assert_true(finished > 0);
+    assert_int_equal(rft_mover_wait(all.mover, WAIT_MS, NULL), REFIT_OK);
+    assert_int_equal(rft_mover_finished_at(all.mover), finished);
+}
+
+static void stream_that_does_not_close_keeps_the_mover(void **state)
+{
+    (void)state;
+    faulty_device_fail(all.device, FAULTY_STREAM_CLOSE, 1, REFIT_ERR_DEVICE);
+    assert_int_equal(rft_mover_close(all.mover, WAIT_MS, NULL), REFIT_ERR_DEVICE);
+    assert_next_start_works();
+}
+
+static void every_failure_to_open_leaves_nothing(void **state)
+{
+    (void)state;
+    rft_mover *mover = NULL;
+    for (uint32_t nth = 1; nth <= REFIT_GROUPS + 2; nth++) {
+        faulty_device_fail(all.device, FAULTY_EVENT_OPEN, nth, REFIT_ERR_DEVICE);
+        assert_int_equal(rft_mover_open(all.device, &mover, NULL), REFIT_ERR_DEVICE);
+        assert_null(mover);
+    }
+    faulty_device_fail(all.device, FAULTY_STREAM_OPEN, 1, REFIT_ERR_DEVICE);
+    assert_int_equal(rft_mover_open(all.device, &mover, NULL), REFIT_ERR_DEVICE);
+    assert_null(mover);
+}
+
+static refit_status move_once(refit_device *device)
+{
+    static char bytes[2] = {'a', 0};
+    rft_piece piece = {bytes + 1, bytes, 1, 0};
+    rft_plan plan;
+    rft_mover *mover = NULL;
+    RFT_TRY(rft_plan_open(&plan, 1, 1, 64, 1, NULL));
+    refit_status status = rft_plan_fill(&plan, &piece, 1, NULL);
+    if (status == REFIT_OK) status = rft_mover_open(device, &mover, NULL);
+    if (status == REFIT_OK) {
+        status = rft_mover_start(mover, &plan, REFIT_STREAM_NONE, RFT_COPY_ANY, NULL);
+    }
+    if (mover != NULL) status = rft_keep_first(status, rft_mover_wait(mover, WAIT_MS, NULL));
+    status = rft_keep_first(status, rft_mover_close(mover, WAIT_MS, NULL));
+    rft_plan_close(&plan);
+    return status;
+}
+
+static void every_failed_allocation_is_an_error(void **state)
+{
+    (void)state;
+    for (uint64_t nth = 1;; nth++) {
+        refit_device *device = NULL;
+        failing_alloc_begin(nth);
+        refit_status status = refit_device_open("host", NULL, &device, NULL);
+        if (status == REFIT_OK) status = move_once(device);
+        assert_int_equal(refit_device_close(device, NULL), REFIT_OK);
+        if (!failing_alloc_end()) break;
+        assert_int_equal(status, REFIT_ERR_HOST_MEMORY);
+    }
+}
+
+#define TEST(name) cmocka_unit_test_setup_teardown(name, set_up, tear_down)
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        TEST(copy_that_breaks_fails_its_group_and_the_whole),
+        TEST(failure_before_another_group_s_event_is_not_lost),
+        TEST(failure_of_the_caller_s_work_is_the_operation_s),
+        TEST(every_failure_to_issue_is_returned_and_drained),
+        TEST(stream_that_takes_no_event_is_replaced),
+        TEST(what_cannot_be_waited_for_breaks_the_mover),
+        TEST(wait_that_fails_does_not_complete_the_operation),
+        TEST(finish_is_noted_by_who_sees_it_where_streams_cannot_call),
+        TEST(stream_that_does_not_close_keeps_the_mover),
+        TEST(every_failure_to_open_leaves_nothing),
+        cmocka_unit_test(every_failed_allocation_is_an_error),
+    };
+    return cmocka_run_group_tests_name("mover_faults", tests, NULL, NULL);
+}
