@@ -1,17 +1,27 @@
 /*
- * The digest's scalar form, which every other form must equal bit for bit, and the choice between
- * them at run time.
+ * The digest's scalar form, which every other form equals bit for bit, and the choice between them
+ * at run time.
+ *
+ * A stretch is taken in three: a head up to where the wide form may begin, whole blocks with the
+ * wide form, and the rest with the scalar one.
  */
 #include "kernels/digest.h"
 
+#include <stdbool.h>
 #include <string.h>
 
-#include "kernels/copy.h"
+#include "kernels/cpu.h"
+#include "kernels/digest_x86.h"
 
-#define WORD_STEP  UINT64_C(0x9E3779B97F4A7C15)
 #define LENGTH_MIX UINT64_C(0xC2B2AE3D27D4EB4F)
 
-static uint64_t load_word(const unsigned char *at)
+/* From this size on the copy is streamed, as in copy.c. */
+#define STREAM_LEAST ((size_t)1 << 20)
+
+/* A piece that stays in the first-level cache between being copied and being read. */
+#define CACHED ((size_t)16 << 10)
+
+static uint64_t load_word(const char *at)
 {
     uint64_t word;
     memcpy(&word, at, sizeof word);
@@ -27,24 +37,86 @@ static uint64_t word_part(uint64_t word, uint64_t key)
     return (x & UINT32_MAX) * (x >> 32) + (x >> 32 | x << 32);
 }
 
-uint64_t rft_digest_part(const void *data, size_t bytes, uint64_t offset)
+static uint64_t scalar_part(const char *at, size_t bytes, uint64_t key)
 {
-    const unsigned char *at = data;
-    uint64_t key = (offset / 8 + 1) * WORD_STEP;
     uint64_t sum = 0;
-    for (; bytes >= 8; bytes -= 8, at += 8, key += WORD_STEP) {
+    for (; bytes >= 8; bytes -= 8, at += 8, key += RFT_DIGEST_STEP) {
         sum += word_part(load_word(at), key);
     }
     if (bytes == 0) return sum;
-    unsigned char last[8] = {0};
+    char last[8] = {0};
     memcpy(last, at, bytes);
     return sum + word_part(load_word(last), key);
 }
 
+/* Whole blocks; false where the CPU has no wide form. */
+static bool wide_part(char *to, const char *from, size_t bytes, uint64_t key, uint64_t *sum)
+{
+#if defined(__x86_64__)
+    switch (rft_cpu_get_level()) {
+    case RFT_CPU_AVX512: *sum = rft_digest_avx512(to, from, bytes, key); return true;
+    case RFT_CPU_AVX2: *sum = rft_digest_avx2(to, from, bytes, key); return true;
+    case RFT_CPU_BASE: break;
+    }
+#endif
+    (void)to;
+    (void)from;
+    (void)bytes;
+    (void)key;
+    (void)sum;
+    return false;
+}
+
+static uint64_t key_of(uint64_t offset)
+{
+    return (offset / 8 + 1) * RFT_DIGEST_STEP;
+}
+
+uint64_t rft_digest_part(const void *data, size_t bytes, uint64_t offset)
+{
+    const char *from = data;
+    uint64_t sum = 0;
+    size_t body = bytes / RFT_DIGEST_BLOCK * RFT_DIGEST_BLOCK;
+    if (body == 0 || !wide_part(NULL, from, body, key_of(offset), &sum)) body = 0;
+    return sum + scalar_part(from + body, bytes - body, key_of(offset + body));
+}
+
+/* Copies and reads piece after piece, so that the bytes are fetched from memory once. */
+static uint64_t copy_through_cache(char *to, const char *from, size_t bytes, uint64_t offset)
+{
+    uint64_t sum = 0;
+    while (bytes != 0) {
+        size_t piece = bytes < CACHED ? bytes : CACHED;
+        memcpy(to, from, piece);
+        sum += rft_digest_part(from, piece, offset);
+        to += piece;
+        from += piece;
+        offset += piece;
+        bytes -= piece;
+    }
+    return sum;
+}
+
+/* The wide form streams to whole lines: `to` must come to one after a number of whole words. */
+static bool may_stream(const char *to, size_t bytes)
+{
+    return bytes >= STREAM_LEAST && (uintptr_t)to % 8 == 0;
+}
+
 uint64_t rft_digest_copy_part(void *to, const void *from, size_t bytes, uint64_t offset)
 {
-    rft_copy_bytes(to, from, bytes);
-    return rft_digest_part(from, bytes, offset);
+    if (!may_stream(to, bytes)) return copy_through_cache(to, from, bytes, offset);
+    size_t head = -(uintptr_t)to % 64;
+    size_t body = (bytes - head) / RFT_DIGEST_BLOCK * RFT_DIGEST_BLOCK;
+    size_t done = head + body;
+    uint64_t sum = 0;
+    if (!wide_part((char *)to + head, (const char *)from + head, body, key_of(offset + head),
+                   &sum)) {
+        return copy_through_cache(to, from, bytes, offset);
+    }
+    return sum + copy_through_cache(to, from, head, offset) +
+           copy_through_cache((char *)to + done, (const char *)from + done, bytes - done,
+                              offset + done);
 }
 
 uint64_t rft_digest_finish(uint64_t sum, uint64_t bytes)

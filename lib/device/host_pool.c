@@ -16,9 +16,10 @@
 #include "kernels/copy.h"
 
 /* Less than this is copied before a helper has woken up. */
-#define SHARE_LEAST (UINT64_C(512) << 10)
-#define PART_MOST   (UINT64_C(4) << 20)
-#define PART_LEAST  (UINT64_C(128) << 10)
+#define SHARE_LEAST  (UINT64_C(512) << 10)
+#define STREAM_LEAST (UINT64_C(1) << 20)
+#define PART_MOST    (UINT64_C(4) << 20)
+#define PART_LEAST   (UINT64_C(128) << 10)
 
 /* A place in a list of copies. */
 typedef struct cursor {
@@ -64,7 +65,27 @@ void rft_host_pool_close(rft_host_pool *pool)
     rft_mutex_close(&pool->lock);
 }
 
-static void copy_one(void *to, const void *from, uint64_t bytes)
+/* What happens to the bytes that a cursor passes. */
+typedef void (*pass_fn)(void *to, const void *from, size_t bytes);
+
+static void pass_by(void *to, const void *from, size_t bytes)
+{
+    (void)to;
+    (void)from;
+    (void)bytes;
+}
+
+/* Small copies of a large job are streamed too: together they are too large for the caches. */
+static void copy_shared(void *to, const void *from, size_t bytes)
+{
+    if (from == NULL) {
+        memset(to, 0, bytes);
+    } else {
+        rft_copy_piece(to, from, bytes);
+    }
+}
+
+static void copy_alone(void *to, const void *from, size_t bytes)
 {
     if (from == NULL) {
         memset(to, 0, bytes);
@@ -73,16 +94,14 @@ static void copy_one(void *to, const void *from, uint64_t bytes)
     }
 }
 
-/* Moves `bytes` on from `at`; copies on the way if `copy` says so. */
-static cursor advance(cursor at, uint64_t bytes, bool copy)
+/* Moves `bytes` on from `at`. */
+static cursor advance(cursor at, uint64_t bytes, pass_fn pass)
 {
     while (bytes != 0) {
         const rft_copy *it = at.copy;
         uint64_t step = rft_min_u64(bytes, it->bytes - at.done);
-        if (copy && step != 0) {
-            const char *from = it->from == NULL ? NULL : (const char *)it->from + at.done;
-            copy_one((char *)it->to + at.done, from, step);
-        }
+        const char *from = it->from == NULL ? NULL : (const char *)it->from + at.done;
+        if (step != 0) pass((char *)it->to + at.done, from, step);
         bytes -= step;
         at.done += step;
         if (at.done == it->bytes) at = (cursor){it + 1, 0};
@@ -113,12 +132,12 @@ static void do_part(rft_host_pool *pool, rft_host_job *job)
 {
     uint64_t bytes = part_of(pool, job->left);
     cursor at = job->at;
-    job->at = advance(at, bytes, false);
+    job->at = advance(at, bytes, pass_by);
     job->left -= bytes;
     job->running++;
     if (job->left == 0) unlink_job(pool, job);
     rft_unlock(&pool->lock);
-    advance(at, bytes, true);
+    advance(at, bytes, copy_shared);
     rft_lock(&pool->lock);
     job->running--;
     if (job->left == 0 && job->running == 0) rft_cond_wake_all(&pool->finished);
@@ -181,6 +200,6 @@ void rft_host_pool_copy(rft_host_pool *pool, const rft_copy *copies, uint32_t co
     if (pool->threads > 1 && bytes >= SHARE_LEAST) {
         share(pool, copies, bytes);
     } else {
-        advance((cursor){copies, 0}, bytes, true);
+        advance((cursor){copies, 0}, bytes, bytes < STREAM_LEAST ? copy_alone : copy_shared);
     }
 }

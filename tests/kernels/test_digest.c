@@ -1,0 +1,222 @@
+/* The digest is what its header says at every level, length and alignment, and sees every change.
+ */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+#include "kernels/digest.h"
+#include "tests/kernels/levels.h"
+
+#define ROOM ((size_t)5 << 19)
+
+static unsigned char *data, *copied;
+
+static int set_up(void **state)
+{
+    (void)state;
+    data = malloc(ROOM);
+    copied = malloc(ROOM);
+    if (data == NULL || copied == NULL) return -1;
+    for (size_t i = 0; i < ROOM; i++) {
+        data[i] = (unsigned char)((i * UINT64_C(0xD6E8FEB86659FD93)) >> 53);
+    }
+    return 0;
+}
+
+static int tear_down(void **state)
+{
+    (void)state;
+    free(data);
+    free(copied);
+    return 0;
+}
+
+/* The formula of the header, byte by byte. */
+static uint64_t oracle(const unsigned char *at, size_t bytes, uint64_t offset)
+{
+    uint64_t sum = 0;
+    for (size_t i = 0; i < bytes; i += 8) {
+        uint64_t word = 0;
+        for (size_t k = 0; k < 8 && i + k < bytes; k++) {
+            word |= (uint64_t)at[i + k] << (8 * k);
+        }
+        uint64_t x = word ^ ((offset + i) / 8 + 1) * UINT64_C(0x9E3779B97F4A7C15);
+        uint64_t low = x % (UINT64_C(1) << 32), high = x / (UINT64_C(1) << 32);
+        sum += low * high + (low * (UINT64_C(1) << 32) + high);
+    }
+    return sum;
+}
+
+static uint64_t digest(const void *at, size_t bytes)
+{
+    return rft_digest_finish(rft_digest_part(at, bytes, 0), bytes);
+}
+
+/* Answers made from the formula by another program in another language. */
+static void check_known_answers(void)
+{
+    unsigned char counted[1000], set[256], ones[65536];
+    const char *fox = "The quick brown fox jumps over the lazy dog";
+    for (size_t i = 0; i < sizeof counted; i++) {
+        counted[i] = (unsigned char)(i * 7);
+    }
+    for (size_t i = 0; i < sizeof set; i++) {
+        set[i] = (unsigned char)i;
+    }
+    memset(ones, 0xFF, sizeof ones);
+    const char zeros[9] = {0};
+    assert_int_equal(digest("", 0), 0);
+    assert_int_equal(digest("a", 1), UINT64_C(0xc3a84c90907ddc1e));
+    assert_int_equal(digest("refit", 5), UINT64_C(0xd6c97e397aca1979));
+    assert_int_equal(digest(zeros, 8), UINT64_C(0xfd58efdc6810b977));
+    assert_int_equal(digest(zeros, 9), UINT64_C(0xdaf53f0852961646));
+    assert_int_equal(digest(fox, strlen(fox)), UINT64_C(0xd6347917a18d72c0));
+    assert_int_equal(digest(set, sizeof set), UINT64_C(0x261639e5a5f390cf));
+    assert_int_equal(digest(counted, sizeof counted), UINT64_C(0x2ca5186e17e66219));
+    assert_int_equal(digest(ones, sizeof ones), UINT64_C(0x606c98ece34555be));
+}
+
+static void known_answers_are_given(void **state)
+{
+    (void)state;
+    on_every_level(check_known_answers);
+}
+
+static void check_copy(size_t to, size_t from, size_t bytes, uint64_t offset)
+{
+    memset(copied + to, 0xA5, bytes + 1);
+    uint64_t sum = rft_digest_copy_part(copied + to, data + from, bytes, offset);
+    assert_int_equal(sum, oracle(data + from, bytes, offset));
+    assert_memory_equal(copied + to, data + from, bytes);
+    assert_int_equal(copied[to + bytes], 0xA5);
+}
+
+static void check_every_length(void)
+{
+    for (size_t bytes = 0; bytes <= 1100; bytes++) {
+        size_t shift = bytes % 17;
+        uint64_t offset = bytes % 5 * 8 + bytes / 100 * (UINT64_C(1) << 35);
+        assert_int_equal(rft_digest_part(data + shift, bytes, offset),
+                         oracle(data + shift, bytes, offset));
+        check_copy(bytes % 67, shift, bytes, offset);
+    }
+}
+
+static void every_length_and_alignment_equals_the_oracle(void **state)
+{
+    (void)state;
+    on_every_level(check_every_length);
+}
+
+/* Sizes that are streamed, and one below; also to places that streaming cannot be made to meet. */
+static void check_large(void)
+{
+    static const size_t sizes[] = {(1 << 20) - 8, 1 << 20, (1 << 20) + 1, (2 << 20) + 255};
+    for (size_t i = 0; i < sizeof sizes / sizeof sizes[0]; i++) {
+        assert_int_equal(rft_digest_part(data + i, sizes[i], 8 * i),
+                         oracle(data + i, sizes[i], 8 * i));
+        for (size_t to = 0; to < 72; to += 4) {
+            check_copy(to, i, sizes[i], 4096);
+        }
+        check_copy(3, i, sizes[i], 0);
+    }
+}
+
+static void large_parts_equal_the_oracle(void **state)
+{
+    (void)state;
+    on_every_level(check_large);
+}
+
+static void check_parts(void)
+{
+    const size_t bytes = 100003;
+    uint64_t whole = rft_digest_part(data, bytes, 0);
+    for (size_t part = 8; part < 40000; part = part * 3 / 8 * 8) {
+        uint64_t sum = 0;
+        for (size_t at = 0; at < bytes; at += part) {
+            size_t here = bytes - at < part ? bytes - at : part;
+            sum += rft_digest_part(data + at, here, at);
+        }
+        assert_int_equal(sum, whole);
+    }
+}
+
+static void parts_add_up_to_the_whole(void **state)
+{
+    (void)state;
+    on_every_level(check_parts);
+}
+
+static void check_flips(void)
+{
+    enum { BYTES = 523 };
+    uint64_t right = digest(data, BYTES);
+    for (size_t bit = 0; bit < 8 * BYTES; bit++) {
+        data[bit / 8] ^= (unsigned char)(1u << bit % 8);
+        assert_int_not_equal(digest(data, BYTES), right);
+        data[bit / 8] ^= (unsigned char)(1u << bit % 8);
+    }
+    assert_int_equal(digest(data, BYTES), right);
+}
+
+static void every_flipped_bit_is_seen(void **state)
+{
+    (void)state;
+    on_every_level(check_flips);
+}
+
+static void swap_words(unsigned char *a, unsigned char *b)
+{
+    unsigned char kept[8];
+    memcpy(kept, a, 8);
+    memcpy(a, b, 8);
+    memcpy(b, kept, 8);
+}
+
+static void check_swaps(void)
+{
+    enum { WORDS = 70 };
+    uint64_t right = digest(data, 8 * WORDS);
+    for (size_t a = 0; a < WORDS; a++) {
+        for (size_t b = a + 1; b < WORDS; b++) {
+            swap_words(data + 8 * a, data + 8 * b);
+            assert_int_not_equal(digest(data, 8 * WORDS), right);
+            swap_words(data + 8 * a, data + 8 * b);
+        }
+    }
+}
+
+static void every_swapped_pair_is_seen(void **state)
+{
+    (void)state;
+    on_every_level(check_swaps);
+}
+
+static void zeros_at_the_end_are_seen(void **state)
+{
+    (void)state;
+    const char zeros[100] = {0};
+    for (size_t bytes = 1; bytes < sizeof zeros; bytes++) {
+        assert_int_not_equal(digest(zeros, bytes), digest(zeros, bytes - 1));
+    }
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(known_answers_are_given),
+        cmocka_unit_test(every_length_and_alignment_equals_the_oracle),
+        cmocka_unit_test(large_parts_equal_the_oracle),
+        cmocka_unit_test(parts_add_up_to_the_whole),
+        cmocka_unit_test(every_flipped_bit_is_seen),
+        cmocka_unit_test(every_swapped_pair_is_seen),
+        cmocka_unit_test(zeros_at_the_end_are_seen),
+    };
+    return cmocka_run_group_tests_name("digest", tests, set_up, tear_down);
+}
