@@ -21,7 +21,7 @@ rft_view bytes_view(const void *data, size_t count)
 rft_limits sample_limits(void)
 {
     return (rft_limits){
-        .tensors = 1000,
+        .tensors = 2000,
         .rank = 8,
         .name_bytes = 256,
         .message_bytes = 4096,

@@ -1,0 +1,537 @@
+/* Manifests: every rule is held, for a caller's list and for a peer's; both ends get the same. */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+#include "tensor_samples.h"
+#include "tests/support/failing_alloc.h"
+#include "tests/support/seeded.h"
+#include "wire/tensor_list.h"
+#include "wire_samples.h"
+
+#define FRAME 65536u
+
+static refit_status open_list(const refit_tensor *tensors, uint32_t count, const rft_limits *limits)
+{
+    rft_manifest *manifest = NULL;
+    refit_status status = rft_manifest_open(tensors, count, FRAME, limits, &manifest, NULL);
+    assert_true((status == REFIT_OK) == (manifest != NULL));
+    rft_manifest_close(manifest);
+    return status;
+}
+
+/* What a peer without scruples would send: the list as it is, unchecked. */
+static rft_bytes encode_list(const refit_tensor *tensors, uint32_t count)
+{
+    rft_limits wide = sample_limits();
+    rft_bytes out = {0};
+    for (uint32_t i = 0; i < count; i++) {
+        const refit_tensor *from = &tensors[i];
+        rft_listed_tensor listed = {
+            .name = rft_view_text(from->name),
+            .dtype = (uint32_t)from->dtype,
+            .original = from->alias_of == REFIT_NO_ALIAS ? 0 : from->alias_of + 1,
+            .shape.rank = from->rank,
+            .bytes = from->bytes,
+        };
+        memcpy(listed.shape.at, from->shape, sizeof from->shape);
+        assert_int_equal(rft_tensor_list_append(&listed, &wide, &out, NULL), REFIT_OK);
+    }
+    return out;
+}
+
+static refit_status decode_list(const refit_tensor *tensors, uint32_t count,
+                                const rft_limits *limits)
+{
+    rft_bytes encoded = encode_list(tensors, count);
+    rft_manifest *manifest = NULL;
+    refit_status status =
+        rft_manifest_decode(rft_bytes_view(&encoded), FRAME, limits, &manifest, NULL);
+    assert_true((status == REFIT_OK) == (manifest != NULL));
+    rft_manifest_close(manifest);
+    rft_bytes_close(&encoded);
+    return status;
+}
+
+static void assert_list_refused(const refit_tensor *tensors, uint32_t count)
+{
+    rft_limits limits = sample_limits();
+    assert_int_equal(open_list(tensors, count, &limits), REFIT_ERR_INVALID);
+    assert_int_equal(decode_list(tensors, count, &limits), REFIT_ERR_PROTOCOL);
+}
+
+static void assert_list_accepted(const refit_tensor *tensors, uint32_t count)
+{
+    rft_limits limits = sample_limits();
+    assert_int_equal(open_list(tensors, count, &limits), REFIT_OK);
+    assert_int_equal(decode_list(tensors, count, &limits), REFIT_OK);
+}
+
+static void assert_list_limited(const refit_tensor *tensors, uint32_t count,
+                                const rft_limits *limits)
+{
+    assert_list_accepted(tensors, count);
+    assert_int_equal(open_list(tensors, count, limits), REFIT_ERR_LIMIT);
+    assert_int_equal(decode_list(tensors, count, limits), REFIT_ERR_LIMIT);
+}
+
+static void a_manifest_of_no_tensors_is_refused(void **state)
+{
+    (void)state;
+    assert_list_refused(NULL, 0);
+}
+
+static void bytes_must_be_those_of_the_shape(void **state)
+{
+    (void)state;
+    refit_tensor tensor = sample_tensor("w", REFIT_BF16, 2, 3, 5);
+    assert_list_accepted(&tensor, 1);
+    tensor.bytes++;
+    assert_list_refused(&tensor, 1);
+    tensor.bytes -= 2;
+    assert_list_refused(&tensor, 1);
+}
+
+static void small_elements_are_rounded_up_to_bytes(void **state)
+{
+    (void)state;
+    refit_tensor tensors[] = {
+        sample_tensor("four", REFIT_F4, 1, 3, 0),
+        sample_tensor("six", REFIT_F6_E2M3, 1, 3, 0),
+        sample_tensor("scalar", REFIT_F6_E3M2, 0, 0, 0),
+    };
+    assert_int_equal(tensors[0].bytes, 2);
+    assert_int_equal(tensors[1].bytes, 3);
+    assert_int_equal(tensors[2].bytes, 1);
+    assert_list_accepted(tensors, 3);
+}
+
+static void a_shape_that_overflows_is_refused(void **state)
+{
+    (void)state;
+    refit_tensor tensor = sample_tensor("w", REFIT_F32, 2, 1, 1);
+    tensor.shape[0] = UINT64_C(1) << 32;
+    tensor.shape[1] = UINT64_C(1) << 32;
+    tensor.bytes = 0;
+    assert_list_refused(&tensor, 1);
+    tensor.shape[0] = UINT64_MAX;
+    tensor.shape[1] = UINT64_MAX;
+    assert_list_refused(&tensor, 1);
+}
+
+/* Nothing times anything is nothing, whichever comes first. */
+static void an_empty_tensor_is_accepted(void **state)
+{
+    (void)state;
+    refit_tensor tensor = sample_tensor("w", REFIT_F32, 3, 0, 7);
+    tensor.shape[2] = UINT64_MAX;
+    tensor.bytes = 0;
+    assert_list_accepted(&tensor, 1);
+    tensor.shape[0] = UINT64_MAX;
+    tensor.shape[2] = 0;
+    assert_list_accepted(&tensor, 1);
+    rft_manifest *manifest = sample_manifest(&tensor, 1, FRAME);
+    assert_int_equal(manifest->block_count, 0);
+    assert_int_equal(manifest->frame_count, 0);
+    assert_int_equal(manifest->payload_bytes, 0);
+    assert_int_equal(manifest->store_bytes, RFT_TENSOR_ALIGNMENT);
+    rft_manifest_close(manifest);
+}
+
+static void unknown_dtypes_are_refused(void **state)
+{
+    (void)state;
+    refit_tensor tensor = sample_tensor("w", REFIT_U8, 1, 1, 0);
+    tensor.dtype = (refit_dtype)0;
+    assert_list_refused(&tensor, 1);
+    tensor.dtype = (refit_dtype)21;
+    assert_list_refused(&tensor, 1);
+}
+
+static void names_must_be_text(void **state)
+{
+    (void)state;
+    const char *const bad[] = {"", "two\nlines", "\xff", "tab\t", "\x7f"};
+    for (size_t i = 0; i < sizeof bad / sizeof bad[0]; i++) {
+        refit_tensor tensor = sample_tensor(bad[i], REFIT_U8, 1, 1, 0);
+        assert_list_refused(&tensor, 1);
+    }
+    refit_tensor good = sample_tensor("\xe5\xb1\x82.\xce\xb3", REFIT_U8, 1, 1, 0);
+    assert_list_accepted(&good, 1);
+}
+
+/* A NUL inside a name that travels must not make another name of it. */
+static void a_name_with_a_nul_is_refused(void **state)
+{
+    (void)state;
+    rft_limits limits = sample_limits();
+    rft_listed_tensor listed = {
+        .name = bytes_view("a\0b", 3), .dtype = REFIT_U8, .shape = {1, {1}}, .bytes = 1};
+    rft_bytes encoded = {0};
+    assert_int_equal(rft_tensor_list_append(&listed, &limits, &encoded, NULL), REFIT_OK);
+    rft_manifest *manifest;
+    assert_int_equal(rft_manifest_decode(rft_bytes_view(&encoded), FRAME, &limits, &manifest, NULL),
+                     REFIT_ERR_PROTOCOL);
+    rft_bytes_close(&encoded);
+}
+
+static void names_must_be_unique(void **state)
+{
+    (void)state;
+    refit_tensor tensors[] = {
+        sample_tensor("b", REFIT_U8, 1, 1, 0),
+        sample_tensor("a", REFIT_U8, 1, 1, 0),
+        sample_tensor("b", REFIT_I8, 1, 2, 0),
+    };
+    assert_list_accepted(tensors, 2);
+    assert_list_refused(tensors, 3);
+}
+
+static void ties_name_an_original_of_the_same_form(void **state)
+{
+    (void)state;
+    refit_tensor tensors[] = {
+        sample_tensor("tied", REFIT_BF16, 1, 8, 0),
+        sample_tensor("original", REFIT_BF16, 2, 4, 2),
+        sample_tensor("other", REFIT_F16, 1, 8, 0),
+    };
+    tensors[0].alias_of = 1;
+    assert_list_accepted(tensors, 3);
+    tensors[0].alias_of = 3;
+    assert_list_refused(tensors, 3);
+    tensors[0].alias_of = 0;
+    assert_list_refused(tensors, 3);
+    tensors[0].alias_of = 2;
+    assert_list_refused(tensors, 3);
+    tensors[0].alias_of = 1;
+    tensors[1].shape[0] = 5;
+    tensors[1].bytes = 20;
+    assert_list_refused(tensors, 3);
+    tensors[1] = sample_tensor("original", REFIT_BF16, 1, 8, 0);
+    tensors[2] = sample_tensor("other", REFIT_BF16, 1, 8, 0);
+    tensors[1].alias_of = 2;
+    assert_list_refused(tensors, 3);
+}
+
+static void limits_are_held(void **state)
+{
+    (void)state;
+    refit_tensor tensors[] = {
+        sample_tensor("name", REFIT_U8, 2, 100, 10),
+        sample_tensor("other", REFIT_U8, 1, 1, 0),
+    };
+    rft_limits limits = sample_limits();
+    limits.tensors = 1;
+    assert_list_limited(tensors, 2, &limits);
+    limits = sample_limits();
+    limits.rank = 1;
+    assert_list_limited(tensors, 2, &limits);
+    limits = sample_limits();
+    limits.name_bytes = 3;
+    assert_list_limited(tensors, 2, &limits);
+    limits = sample_limits();
+    limits.version_bytes = 1087; /* 1000 bytes take 1024, and one more takes 64 */
+    assert_list_limited(tensors, 2, &limits);
+    limits = sample_limits();
+    limits.frame_bytes = FRAME - 1;
+    assert_list_limited(tensors, 2, &limits);
+    limits = sample_limits();
+    limits.manifest_bytes = 50;
+    assert_list_limited(tensors, 2, &limits);
+}
+
+static void a_block_above_the_frame_limit_is_refused(void **state)
+{
+    (void)state;
+    refit_tensor tensor = sample_tensor("w", REFIT_F64, 1, 65536, 0);
+    rft_limits limits = sample_limits();
+    limits.frame_bytes = 524287;
+    assert_list_limited(&tensor, 1, &limits);
+}
+
+static void sizes_that_would_wrap_are_refused(void **state)
+{
+    (void)state;
+    refit_tensor tensors[] = {
+        sample_tensor("a", REFIT_U8, 1, UINT64_MAX / 8, 0),
+        sample_tensor("b", REFIT_U8, 1, UINT64_MAX / 8, 0),
+    };
+    tensors[0].bytes = tensors[1].bytes = UINT64_MAX / 8;
+    rft_limits limits = sample_limits();
+    assert_int_equal(open_list(tensors, 2, &limits), REFIT_ERR_LIMIT);
+    limits.version_bytes = UINT64_MAX;
+    assert_int_equal(open_list(tensors, 2, &limits), REFIT_ERR_LIMIT);
+}
+
+static void frames_of_nothing_are_refused(void **state)
+{
+    (void)state;
+    refit_tensor tensor = sample_tensor("w", REFIT_U8, 1, 1, 0);
+    rft_limits limits = sample_limits();
+    rft_manifest *manifest;
+    assert_int_equal(rft_manifest_open(&tensor, 1, 0, &limits, &manifest, NULL), REFIT_ERR_INVALID);
+}
+
+static void bad_structs_are_refused(void **state)
+{
+    (void)state;
+    rft_limits limits = sample_limits();
+    refit_tensor tensors[] = {
+        sample_tensor("a", REFIT_U8, 1, 1, 0),
+        sample_tensor("b", REFIT_U8, 1, 1, 0),
+    };
+    assert_int_equal(open_list(NULL, 1, &limits), REFIT_ERR_INVALID);
+    tensors[1].size = 0;
+    assert_int_equal(open_list(tensors, 2, &limits), REFIT_ERR_INVALID);
+    tensors[0].size = 8;
+    assert_int_equal(open_list(tensors, 1, &limits), REFIT_ERR_INVALID);
+    tensors[0] = sample_tensor(NULL, REFIT_U8, 1, 1, 0);
+    assert_int_equal(open_list(tensors, 1, &limits), REFIT_ERR_INVALID);
+    tensors[0] = sample_tensor("a", REFIT_U8, 9, 1, 1);
+    assert_int_equal(open_list(tensors, 1, &limits), REFIT_ERR_INVALID);
+}
+
+/* A caller compiled against a later, larger struct. */
+static void larger_structs_are_stepped_over(void **state)
+{
+    (void)state;
+    struct {
+        refit_tensor tensor;
+        uint64_t later;
+    } list[2] = {{sample_tensor("a", REFIT_U8, 1, 1, 0), 1},
+                 {sample_tensor("b", REFIT_F32, 1, 2, 0), 2}};
+    list[0].tensor.size = list[1].tensor.size = sizeof list[0];
+    rft_manifest *manifest = sample_manifest(&list[0].tensor, 2, FRAME);
+    assert_string_equal(manifest->tensors[1].name, "b");
+    assert_int_equal(manifest->payload_bytes, 9);
+    rft_manifest_close(manifest);
+}
+
+static void assert_manifests_equal(const rft_manifest *a, const rft_manifest *b)
+{
+    assert_int_equal(a->count, b->count);
+    assert_int_equal(a->originals, b->originals);
+    assert_int_equal(a->block_count, b->block_count);
+    assert_int_equal(a->frame_count, b->frame_count);
+    assert_int_equal(a->store_bytes, b->store_bytes);
+    assert_int_equal(a->payload_bytes, b->payload_bytes);
+    assert_true(rft_digest128_equal(&a->digest, &b->digest));
+    assert_memory_equal(a->frames, b->frames, a->frame_count * sizeof *a->frames);
+    for (uint32_t i = 0; i < a->count; i++) {
+        refit_tensor left;
+        refit_tensor right;
+        rft_manifest_describe(a, i, &left);
+        rft_manifest_describe(b, i, &right);
+        assert_string_equal(left.name, right.name);
+        left.name = right.name = NULL;
+        assert_memory_equal(left.shape, right.shape, sizeof left.shape);
+        assert_int_equal(left.dtype, right.dtype);
+        assert_int_equal(left.rank, right.rank);
+        assert_int_equal(left.bytes, right.bytes);
+        assert_int_equal(left.alias_of, right.alias_of);
+        assert_int_equal(a->tensors[i].offset, b->tensors[i].offset);
+    }
+}
+
+static void both_ends_get_the_same(void **state)
+{
+    (void)state;
+    uint64_t seed = 3;
+    rft_limits limits = sample_limits();
+    for (int round = 0; round < 50; round++) {
+        refit_tensor tensors[40];
+        uint32_t count = (uint32_t)(1 + seeded_below(&seed, 40));
+        sample_tensors(&seed, tensors, count, 300000);
+        rft_manifest *here = sample_manifest(tensors, count, FRAME);
+        rft_manifest *there;
+        assert_int_equal(
+            rft_manifest_decode(rft_bytes_view(&here->encoded), FRAME, &limits, &there, NULL),
+            REFIT_OK);
+        assert_manifests_equal(here, there);
+        rft_manifest_close(there);
+        rft_manifest_close(here);
+    }
+}
+
+static void a_changed_list_has_another_digest(void **state)
+{
+    (void)state;
+    refit_tensor tensor = sample_tensor("w", REFIT_U8, 2, 4, 3);
+    rft_manifest *one = sample_manifest(&tensor, 1, FRAME);
+    tensor.shape[0] = 3;
+    tensor.shape[1] = 4;
+    rft_manifest *two = sample_manifest(&tensor, 1, FRAME);
+    assert_false(rft_digest128_equal(&one->digest, &two->digest));
+    rft_manifest_close(one);
+    rft_manifest_close(two);
+}
+
+static void every_name_is_found(void **state)
+{
+    (void)state;
+    uint64_t seed = 9;
+    refit_tensor tensors[64];
+    sample_tensors(&seed, tensors, 64, 10);
+    rft_manifest *manifest = sample_manifest(tensors, 64, FRAME);
+    for (uint32_t i = 0; i < 64; i++)
+        assert_int_equal(rft_manifest_find(manifest, tensors[i].name), i);
+    assert_int_equal(rft_manifest_find(manifest, "layer.64.weight"), UINT32_MAX);
+    assert_int_equal(rft_manifest_find(manifest, ""), UINT32_MAX);
+    rft_manifest_close(manifest);
+}
+
+static void a_tensor_is_described_whole(void **state)
+{
+    (void)state;
+    refit_tensor tensors[] = {
+        sample_tensor("w", REFIT_BF16, 2, 7, 5),
+        sample_tensor("tied", REFIT_BF16, 1, 35, 0),
+    };
+    tensors[1].alias_of = 0;
+    rft_manifest *manifest = sample_manifest(tensors, 2, FRAME);
+    refit_tensor out = {0};
+    rft_manifest_describe(manifest, 1, &out);
+    assert_int_equal(out.size, sizeof out);
+    assert_string_equal(out.name, "tied");
+    assert_int_equal(out.bytes, 70);
+    assert_int_equal(out.alias_of, 0);
+    assert_int_equal(out.rank, 1);
+    assert_int_equal(manifest->originals, 1);
+    assert_int_equal(manifest->payload_bytes, 70);
+    rft_manifest_close(manifest);
+}
+
+static void every_truncated_list_is_refused_or_shorter(void **state)
+{
+    (void)state;
+    uint64_t seed = 4;
+    rft_limits limits = sample_limits();
+    refit_tensor tensors[6];
+    sample_tensors(&seed, tensors, 6, 1000);
+    rft_bytes encoded = encode_list(tensors, 6);
+    for (size_t length = 0; length < encoded.count; length++) {
+        rft_manifest *manifest;
+        rft_view cut = bytes_view(encoded.data, length);
+        refit_status status = rft_manifest_decode(cut, FRAME, &limits, &manifest, NULL);
+        if (status != REFIT_OK) {
+            assert_int_equal(status, REFIT_ERR_PROTOCOL);
+            continue;
+        }
+        assert_true(manifest->count < 6); /* cut between two tensors: the digest tells */
+        rft_manifest_close(manifest);
+    }
+    rft_bytes_close(&encoded);
+}
+
+static void every_changed_byte_is_refused_or_decoded(void **state)
+{
+    (void)state;
+    uint64_t seed = 4;
+    rft_limits limits = sample_limits();
+    limits.version_bytes = 1 << 20;
+    refit_tensor tensors[4];
+    sample_tensors(&seed, tensors, 4, 1000);
+    rft_bytes encoded = encode_list(tensors, 4);
+    for (size_t at = 0; at < encoded.count; at++) {
+        unsigned char kept = encoded.data[at];
+        for (unsigned change = 1; change < 256; change++) {
+            rft_manifest *manifest = NULL;
+            encoded.data[at] = (unsigned char)(kept ^ change);
+            refit_status status =
+                rft_manifest_decode(rft_bytes_view(&encoded), FRAME, &limits, &manifest, NULL);
+            assert_true(status == REFIT_OK || status == REFIT_ERR_PROTOCOL ||
+                        status == REFIT_ERR_LIMIT);
+            rft_manifest_close(manifest);
+        }
+        encoded.data[at] = kept;
+    }
+    rft_bytes_close(&encoded);
+}
+
+static void version_digests_agree(void **state)
+{
+    (void)state;
+    refit_tensor tensors[] = {
+        sample_tensor("a", REFIT_U8, 1, 9, 0),
+        sample_tensor("b", REFIT_U8, 1, 9, 0),
+    };
+    rft_manifest *manifest = sample_manifest(tensors, 2, FRAME);
+    const uint64_t numbers[] = {UINT64_C(0x0123456789abcdef), 2};
+    unsigned char bytes[16];
+    rft_put_u64(bytes, numbers[0]);
+    rft_put_u64(bytes + 8, numbers[1]);
+    rft_digest128 a = rft_version_digest(manifest, numbers);
+    rft_digest128 b = rft_version_digest_encoded(manifest, bytes_view(bytes, 16));
+    assert_true(rft_digest128_equal(&a, &b));
+    unsigned char whole[32];
+    memcpy(whole, manifest->digest.bytes, 16);
+    memcpy(whole + 16, bytes, 16);
+    rft_digest128 c = rft_digest128_of(bytes_view(whole, 32));
+    assert_true(rft_digest128_equal(&a, &c));
+    rft_manifest_close(manifest);
+}
+
+static void failed_allocations_are_errors(void **state)
+{
+    (void)state;
+    refit_tensor tensors[] = {
+        sample_tensor("a", REFIT_U8, 1, 200000, 0),
+        sample_tensor("b", REFIT_U8, 1, 9, 0),
+    };
+    rft_limits limits = sample_limits();
+    rft_bytes encoded = encode_list(tensors, 2);
+    rft_bytes copy = {0};
+    copy.data = malloc(encoded.count); /* not counted as refit's while the allocator changes */
+    assert_non_null(copy.data);
+    memcpy(copy.data, encoded.data, encoded.count);
+    rft_view view = bytes_view(copy.data, encoded.count);
+    rft_bytes_close(&encoded);
+    for (int wire = 0; wire < 2; wire++) {
+        for (uint64_t nth = 1;; nth++) {
+            rft_manifest *manifest = NULL;
+            failing_alloc_begin(nth);
+            refit_status status =
+                wire ? rft_manifest_decode(view, FRAME, &limits, &manifest, NULL)
+                     : rft_manifest_open(tensors, 2, FRAME, &limits, &manifest, NULL);
+            rft_manifest_close(manifest);
+            if (!failing_alloc_end()) break;
+            assert_int_equal(status, REFIT_ERR_HOST_MEMORY);
+        }
+    }
+    free(copy.data);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(a_manifest_of_no_tensors_is_refused),
+        cmocka_unit_test(bytes_must_be_those_of_the_shape),
+        cmocka_unit_test(small_elements_are_rounded_up_to_bytes),
+        cmocka_unit_test(a_shape_that_overflows_is_refused),
+        cmocka_unit_test(an_empty_tensor_is_accepted),
+        cmocka_unit_test(unknown_dtypes_are_refused),
+        cmocka_unit_test(names_must_be_text),
+        cmocka_unit_test(a_name_with_a_nul_is_refused),
+        cmocka_unit_test(names_must_be_unique),
+        cmocka_unit_test(ties_name_an_original_of_the_same_form),
+        cmocka_unit_test(limits_are_held),
+        cmocka_unit_test(a_block_above_the_frame_limit_is_refused),
+        cmocka_unit_test(sizes_that_would_wrap_are_refused),
+        cmocka_unit_test(frames_of_nothing_are_refused),
+        cmocka_unit_test(bad_structs_are_refused),
+        cmocka_unit_test(larger_structs_are_stepped_over),
+        cmocka_unit_test(both_ends_get_the_same),
+        cmocka_unit_test(a_changed_list_has_another_digest),
+        cmocka_unit_test(every_name_is_found),
+        cmocka_unit_test(a_tensor_is_described_whole),
+        cmocka_unit_test(every_truncated_list_is_refused_or_shorter),
+        cmocka_unit_test(every_changed_byte_is_refused_or_decoded),
+        cmocka_unit_test(version_digests_agree),
+        cmocka_unit_test(failed_allocations_are_errors),
+    };
+    return cmocka_run_group_tests_name("manifest", tests, NULL, NULL);
+}
