@@ -1,9 +1,9 @@
 /* Host arena: exact size, page-locked or said not to be, and nothing held after a failure. */
+#include <fcntl.h>
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
 #include <stdint.h>
-#include <stdio.h>
 #include <string.h>
 #include <sys/mman.h>
 #include <sys/wait.h>
@@ -131,10 +131,22 @@ static uint64_t locked_kib(void)
     return kib;
 }
 
+/* The sanitizers swallow mlock. */
+static bool is_mlock_real(void)
+{
+    static char page[4096];
+    uint64_t before = locked_kib();
+    if (mlock(page, sizeof page) != 0) return false;
+    bool counted = locked_kib() > before;
+    munlock(page, sizeof page);
+    return counted;
+}
+
 /* Counted by the kernel: every slab is locked, and none stays so. */
 static void locks_are_given_back(void **state)
 {
     fixture *all = *state;
+    if (!is_mlock_real()) skip();
     uint64_t before = locked_kib();
     assert_int_equal(open_arena(all, NULL), REFIT_OK);
     rft_host_arena_info info = rft_host_arena_describe(all->arena);
@@ -206,21 +218,30 @@ static void device_cannot_be_closed_under_it(void **state)
     assert_int_equal(refit_device_close(all->device, NULL), REFIT_ERR_BUSY);
 }
 
+/* Read through the kernel: what is not mapped is an error there, not a signal. */
+static bool reads_mark(const char *at, char mark)
+{
+    char byte = 0;
+    int memory = open("/proc/self/mem", O_RDONLY | O_CLOEXEC);
+    bool read_it = memory >= 0 && pread(memory, &byte, 1, (off_t)(uintptr_t)at) == 1;
+    close(memory);
+    return read_it && byte == mark;
+}
+
 static void forked_child_does_not_have_it(void **state)
 {
     fixture *all = *state;
     assert_int_equal(open_arena(all, NULL), REFIT_OK);
     char *base = rft_host_arena_base(all->arena);
+    base[0] = 'm';
+    assert_true(reads_mark(base, 'm'));
     pid_t child = fork();
     assert_true(child >= 0);
-    /* Of what is not mapped, the kernel knows no residency. */
-    unsigned char resident;
-    if (child == 0) _exit(mincore(base, 1, &resident) == 0 ? 1 : 0);
+    if (child == 0) _exit(reads_mark(base, 'm') ? 1 : 0);
     int result;
     assert_int_equal(waitpid(child, &result, 0), child);
     assert_true(WIFEXITED(result));
     assert_int_equal(WEXITSTATUS(result), 0);
-    assert_int_equal(mincore(base, 1, &resident), 0);
 }
 
 static void every_failed_allocation_is_an_error(void **state)
