@@ -146,7 +146,8 @@ static refit_status wait_all(rft_mover *mover, int64_t deadline, refit_error *er
     RFT_TRY(wait_started(mover, deadline, error));
     if (mover->state != MOVING) return answer(mover, error);
     refit_status last = wait_event(mover, mover->trail.all, deadline, &sentence);
-    if (mover->state == MOVING && last != REFIT_OK && !is_over(mover)) {
+    bool over = last == REFIT_OK || (last != REFIT_ERR_TIMEOUT && is_over(mover));
+    if (mover->state == MOVING && !over) {
         if (error != NULL) *error = sentence;
         return last;
     }

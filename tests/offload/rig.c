@@ -5,6 +5,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/checked.h"
+
 static uint64_t next_random(rig *on)
 {
     on->random ^= on->random << 13;
@@ -133,8 +135,9 @@ void rig_fill(rig *on)
 {
     for (uint32_t at = 0; at < RIG_REGIONS; at++) {
         rig_region *region = &on->regions[at];
-        for (uint64_t i = 0; i < region->bytes; i++) {
-            region->expected[i] = (unsigned char)(next_random(on) >> 32);
+        for (uint64_t i = 0; i < region->bytes; i += sizeof(uint64_t)) {
+            uint64_t word = next_random(on);
+            memcpy(region->expected + i, &word, rft_min_u64(sizeof word, region->bytes - i));
         }
         memcpy(region->memory, region->expected, region->bytes);
     }
@@ -143,9 +146,11 @@ void rig_fill(rig *on)
 static void check_zeroes(const rig_region *region)
 {
     const unsigned char *bytes = region->memory;
-    for (uint64_t i = 0; i < region->bytes; i++) {
-        assert_int_equal(bytes[i], 0);
+    uint64_t zeroes = 0;
+    while (zeroes < region->bytes && bytes[zeroes] == 0) {
+        zeroes++;
     }
+    assert_int_equal(zeroes, region->bytes);
 }
 
 void rig_check_bytes(rig *on, bool zeroed)
@@ -171,6 +176,15 @@ void rig_restore(rig *on)
     assert_ok(refit_offloader_restore(on->offloader, REFIT_STREAM_NONE, NULL, &on->error));
     assert_ok(refit_offloader_finish(on->offloader, PATIENCE_MS, &on->error));
     assert_int_equal(rig_state(on), REFIT_RESIDENT);
+}
+
+void rig_check_kept(rig *on)
+{
+    for (uint32_t at = 0; at < RIG_REGIONS; at++) {
+        const rig_region *region = &on->regions[at];
+        if (region->policy != REFIT_KEEP) continue;
+        assert_memory_equal(region->memory, region->expected, region->bytes);
+    }
 }
 
 refit_offloader_state rig_state(rig *on)

@@ -75,6 +75,9 @@ void rig_fill(rig *on);
  * what was filled in too. */
 void rig_check_bytes(rig *on, bool zeroed);
 
+/* Only what KEEP regions hold. */
+void rig_check_kept(rig *on);
+
 /* Out and back, to the end. */
 void rig_offload(rig *on);
 void rig_restore(rig *on);
