@@ -85,6 +85,18 @@ TARGET_AVX512 static INLINE __m512i part_avx512(__m512i word, __m512i key)
     return _mm512_add_epi64(product, _mm512_rol_epi64(x, 32));
 }
 
+/* Not _mm512_reduce_add_epi64, which adds signed numbers: these wrap. */
+TARGET_AVX512 static INLINE uint64_t total_avx512(__m512i sum)
+{
+    uint64_t lanes[8];
+    uint64_t total = 0;
+    _mm512_storeu_si512(lanes, sum);
+    for (unsigned lane = 0; lane < 8; lane++) {
+        total += lanes[lane];
+    }
+    return total;
+}
+
 TARGET_AVX512 static INLINE uint64_t run_avx512(char *to, const char *from, size_t bytes,
                                                 uint64_t key, bool copies)
 {
@@ -112,7 +124,7 @@ TARGET_AVX512 static INLINE uint64_t run_avx512(char *to, const char *from, size
         }
     }
     if (copies) _mm_sfence();
-    return (uint64_t)_mm512_reduce_add_epi64(_mm512_add_epi64(even, odd));
+    return total_avx512(_mm512_add_epi64(even, odd));
 }
 
 TARGET_AVX512 uint64_t rft_digest_avx512(char *to, const char *from, size_t bytes, uint64_t key)
