@@ -9,8 +9,7 @@
 static inline refit_config quick_config(void)
 {
     refit_config config;
-    memset(&config, 0, sizeof config);
-    config.size = sizeof config;
+    refit_config_init(&config, sizeof config);
     strcpy(config.device, "host");
     strcpy(config.broadcast_endpoint, "tcp://127.0.0.1:0");
     config.broadcast_slots = 1;

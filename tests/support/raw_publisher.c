@@ -1,0 +1,157 @@
+/* A publisher by hand, over a real channel. */
+#include "tests/support/raw_publisher.h"
+
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+#include <poll.h>
+
+#include "base/clock.h"
+#include "base/random.h"
+#include "tests/support/quick_config.h"
+
+#define WAIT_MS 20000u
+
+/* ZeroMQ gives an endpoint up in the background and tells nobody when. */
+static void bind_when_free(raw_publisher *raw, const char *endpoint)
+{
+    refit_error error;
+    int64_t deadline = rft_deadline(WAIT_MS);
+    while (rft_channel_bind(endpoint, &raw->config, &raw->channel, &error) != REFIT_OK) {
+        if (error.status != REFIT_ERR_BUSY || rft_ms_until(deadline) == 0) {
+            fail_msg("%s", error.text);
+        }
+        (void)poll(NULL, 0, 5);
+    }
+}
+
+void raw_open(raw_publisher *raw, const char *endpoint, uint64_t epoch, bool shm)
+{
+    memset(raw, 0, sizeof *raw);
+    raw->config = quick_config();
+    raw->limits = rft_limits_from(&raw->config);
+    raw->epoch = epoch;
+    bind_when_free(raw, endpoint);
+    if (!shm) return;
+    uint64_t proof;
+    assert_int_equal(rft_segment_create(&raw->probe, sizeof proof, NULL), REFIT_OK);
+    assert_int_equal(rft_random_u64(&proof, NULL), REFIT_OK);
+    memcpy(raw->probe.memory, &proof, sizeof proof);
+}
+
+void raw_close(raw_publisher *raw)
+{
+    rft_channel_close(raw->channel);
+    assert_true(rft_pending_wait(&raw->pending, rft_deadline(WAIT_MS)));
+    rft_segment_close(&raw->probe);
+    rft_bytes_close(&raw->heard_bytes);
+}
+
+/* One message if there is one. */
+static bool hear_any(raw_publisher *raw)
+{
+    rft_envelope envelope;
+    refit_error error;
+    if (rft_channel_receive(raw->channel, &envelope, NULL) != REFIT_OK) return false;
+    rft_bytes_reset(&raw->heard_bytes);
+    assert_int_equal(
+        rft_bytes_append(&raw->heard_bytes, envelope.message.data, envelope.message.count, NULL),
+        REFIT_OK);
+    if (rft_message_decode(rft_bytes_view(&raw->heard_bytes), &raw->limits, &raw->heard, &error) !=
+        REFIT_OK) {
+        fail_msg("a worker said what cannot be read: %s", error.text);
+    }
+    raw->worker = envelope.from;
+    return true;
+}
+
+const rft_message *raw_hear(raw_publisher *raw, rft_message_kind kind)
+{
+    int64_t deadline = rft_deadline(WAIT_MS);
+    while (rft_ms_until(deadline) > 0) {
+        while (hear_any(raw)) {
+            if (raw->heard.kind == kind) return &raw->heard;
+        }
+        if (!raw->silent && raw->worker.count > 0) raw_say(raw, sample_beat(raw->epoch));
+        rft_channel_poll(raw->channel, -1, (int)raw->config.broadcast_heartbeat_ms);
+    }
+    fail_msg("no %s came", rft_message_kind_name(kind));
+    return NULL;
+}
+
+/* A worker that is gone is no failure: tests make it go. */
+static void send(raw_publisher *raw, rft_view message, const rft_payload *payload)
+{
+    refit_status status = rft_channel_send(raw->channel, &raw->worker, message, payload, NULL);
+    assert_true(status == REFIT_OK || status == REFIT_ERR_PEER);
+}
+
+void raw_say_bytes(raw_publisher *raw, rft_view message, const rft_view *payload)
+{
+    rft_payload part = {payload == NULL ? (rft_view){0} : *payload, &raw->pending};
+    send(raw, message, payload == NULL ? NULL : &part);
+}
+
+void raw_say(raw_publisher *raw, rft_message message)
+{
+    rft_bytes bytes = {0};
+    assert_int_equal(rft_message_encode(&message, &raw->limits, &bytes, NULL), REFIT_OK);
+    send(raw, rft_bytes_view(&bytes), NULL);
+    rft_bytes_close(&bytes);
+}
+
+void raw_join(raw_publisher *raw)
+{
+    raw_hear(raw, RFT_HELLO);
+    raw_say(raw, sample_welcome(raw->epoch, raw->probe.memory == NULL ? NULL : raw->probe.name));
+    raw_hear(raw, RFT_JOIN);
+    raw_say(raw, sample_beat(raw->epoch));
+}
+
+void raw_offer(raw_publisher *raw, const sample_version *sample, uint64_t base)
+{
+    raw_say(raw, sample_manifest(sample, raw->epoch));
+    raw_say(raw, sample_offer(sample, raw->epoch, base, NULL, 0));
+}
+
+void raw_frames(raw_publisher *raw, sample_version *sample, const sample_version *base)
+{
+    unsigned char *same = base == NULL ? NULL : sample_same(sample, base);
+    for (uint32_t i = 0; i < sample->manifest->frame_count; i++) {
+        rft_bytes bytes = {0};
+        rft_view payload;
+        rft_message frame = sample_frame(sample, i, same, &payload);
+        assert_int_equal(rft_message_encode(&frame, &raw->limits, &bytes, NULL), REFIT_OK);
+        raw_say_bytes(raw, rft_bytes_view(&bytes), &payload);
+        rft_bytes_close(&bytes);
+        /* A gathered payload lies in the sample's scratch, which the next frame takes. */
+        assert_true(rft_pending_wait(&raw->pending, rft_deadline(WAIT_MS)));
+    }
+    free(same);
+}
+
+void raw_stage(raw_publisher *raw, sample_version *sample, const sample_version *base)
+{
+    raw_offer(raw, sample, base == NULL ? 0 : base->version);
+    raw_frames(raw, sample, base);
+    raw_say(raw, sample_seal(sample));
+    raw_hear(raw, RFT_STAGED);
+    assert_memory_equal(&raw->heard.as.staged.digest, &sample->digest, sizeof sample->digest);
+}
+
+void raw_slot_open(rft_segment *segment, const sample_version *sample)
+{
+    uint64_t bytes = sample->manifest->store_bytes;
+    assert_int_equal(rft_segment_create(segment, RFT_MARK_BYTES + bytes, NULL), REFIT_OK);
+    memcpy(segment->memory + RFT_MARK_BYTES, sample->image, bytes);
+    atomic_store(&raw_slot_mark(segment)->generation, 2);
+}
+
+rft_mark *raw_slot_mark(const rft_segment *segment)
+{
+    return (rft_mark *)(void *)segment->memory;
+}
