@@ -32,6 +32,15 @@ const char *refit_status_text(refit_status status)
 }
 
 /* In parentheses: the static analyser sees a macro of this name. */
+/* Names of files, keys and peers come from elsewhere; a sentence stays on its line. */
+static void replace_controls(char *text)
+{
+    for (; *text != '\0'; text++) {
+        unsigned char byte = (unsigned char)*text;
+        if (byte < 0x20 || byte == 0x7f) *text = '?';
+    }
+}
+
 refit_status(rft_fail_sub)(refit_error *error, refit_status status, int subsystem,
                            const char *format, ...)
 {
@@ -40,6 +49,7 @@ refit_status(rft_fail_sub)(refit_error *error, refit_status status, int subsyste
         va_start(arguments, format);
         (void)vsnprintf(error->text, sizeof error->text, format, arguments);
         va_end(arguments);
+        replace_controls(error->text);
         error->status = (int32_t)status;
         error->subsystem = subsystem;
     }

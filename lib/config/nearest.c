@@ -55,3 +55,21 @@ const char *rft_nearest_key(const char *word)
     }
     return nearest;
 }
+
+const char *rft_nearest_section(const char *word, size_t *length)
+{
+    const char *nearest = "";
+    size_t best = SIZE_MAX;
+    for (size_t i = 0; i < rft_option_count; i++) {
+        const char *dot = strrchr(rft_options[i].key, '.');
+        if (dot == NULL) continue;
+        size_t span = (size_t)(dot - rft_options[i].key);
+        size_t distance = rft_edit_distance(word, strlen(word), rft_options[i].key, span);
+        if (distance < best) {
+            best = distance;
+            nearest = rft_options[i].key;
+            *length = span;
+        }
+    }
+    return nearest;
+}

@@ -11,4 +11,7 @@ size_t rft_edit_distance(const char *a, size_t a_length, const char *b, size_t b
 /* The key of the option nearest to `word`. Never NULL. */
 const char *rft_nearest_key(const char *word);
 
+/* The section nearest to `word`, as the first *length bytes of what it returns. Never NULL. */
+const char *rft_nearest_section(const char *word, size_t *length);
+
 #endif

@@ -1,0 +1,40 @@
+/* cli: what the parts of the refit command share: its commands, its exit statuses, how it speaks.
+ */
+#ifndef CLI_H
+#define CLI_H
+
+#include <refit/status.h>
+
+/* Scripts rely on these numbers: none changes its meaning. */
+typedef enum cli_status {
+    CLI_DONE = 0,
+    CLI_FAILED = 1,   /* whatever has no number of its own */
+    CLI_USAGE = 2,    /* the command line */
+    CLI_CONFIG = 3,   /* a file, a variable or --set */
+    CLI_PEERS = 4,    /* workers or the trainer missing, late or failed */
+    CLI_FILE = 5,     /* not a safetensors file that can be published */
+    CLI_IO = 6,       /* reading or writing failed */
+    CLI_SIGNAL = 128, /* and the signal's number */
+} cli_status;
+
+/* `arguments` are those behind the command's name. */
+typedef struct cli_command {
+    const char *name;
+    const char *summary; /* one line of `refit --help` */
+    const char *usage;   /* what --help shows: at most 24 lines of 79 columns */
+    int (*run)(int count, char **arguments);
+} cli_command;
+
+extern const cli_command cli_publish, cli_subscribe, cli_config, cli_version;
+
+/* One line on stderr, "refit: ...", control characters shown as '?'; returns `status`. */
+int cli_complain(int status, const char *format, ...) REFIT_PRINTF(2, 3);
+
+/* Likewise, from what a refit call answered. */
+int cli_complain_error(const refit_error *error);
+
+/* A refusal of the command's own parts, in the form that refit calls use. `code`: errno or 0. */
+refit_status cli_refuse(refit_error *error, refit_status status, int code, const char *format, ...)
+    REFIT_PRINTF(4, 5);
+
+#endif

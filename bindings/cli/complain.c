@@ -1,0 +1,60 @@
+/*
+ * How the refit command says that something went wrong: one line, whatever the text holds.
+ *
+ * Names of files and workers come from elsewhere and may hold line breaks or terminal sequences, so
+ * control characters are replaced before anything reaches the terminal.
+ */
+#include <stdarg.h>
+#include <stdio.h>
+
+#include "cli.h"
+
+static void print_line(const char *format, va_list arguments)
+{
+    char line[1024];
+    (void)vsnprintf(line, sizeof line, format, arguments);
+    for (char *at = line; *at != '\0'; at++) {
+        unsigned char byte = (unsigned char)*at;
+        if (byte < 0x20 || byte == 0x7f) *at = '?';
+    }
+    (void)fprintf(stderr, "refit: %s\n", line);
+}
+
+int cli_complain(int status, const char *format, ...)
+{
+    va_list arguments;
+    va_start(arguments, format);
+    print_line(format, arguments);
+    va_end(arguments);
+    return status;
+}
+
+static int exit_status(refit_status status)
+{
+    switch (status) {
+    case REFIT_OK: return CLI_DONE;
+    case REFIT_ERR_CONFIG:
+    case REFIT_ERR_NOT_FOUND: return CLI_CONFIG;
+    case REFIT_ERR_IO: return CLI_IO;
+    case REFIT_ERR_PEER:
+    case REFIT_ERR_TIMEOUT:
+    case REFIT_ERR_CLOSED: return CLI_PEERS;
+    default: return CLI_FAILED;
+    }
+}
+
+int cli_complain_error(const refit_error *error)
+{
+    return cli_complain(exit_status((refit_status)error->status), "%s", error->text);
+}
+
+refit_status cli_refuse(refit_error *error, refit_status status, int code, const char *format, ...)
+{
+    va_list arguments;
+    va_start(arguments, format);
+    (void)vsnprintf(error->text, sizeof error->text, format, arguments);
+    va_end(arguments);
+    error->status = (int32_t)status;
+    error->subsystem = code;
+    return status;
+}

@@ -1,0 +1,47 @@
+#!/bin/bash
+# The command line: help fits on a screen, mistakes are one line with their own status, nothing but
+# text goes into a pipe.
+# shellcheck source=tests/cli/support.sh
+. "$(dirname "${BASH_SOURCE[0]}")/support.sh"
+
+# fits: the last run's output fits on a terminal of 24 lines of 80 columns.
+fits() {
+    [ -s "$scratch/out" ] || complain "$1 shows nothing"
+    [ "$(wc -l <"$scratch/out")" -le 24 ] || complain "$1 has more than 24 lines"
+    [ "$(wc -L <"$scratch/out")" -lt 80 ] || complain "$1 is wider than 79 columns"
+    ! grep -q "$(printf '\033')" "$scratch/out" || complain "$1 is coloured"
+}
+
+run 0 --help
+fits "refit --help"
+commands=$(sed -n 's/^  \([a-z]*\)  *[a-z].*/\1/p' "$scratch/out")
+[ -n "$commands" ] || complain "refit --help lists no command"
+for status in 0 1 2 3 4 5 6; do
+    grep -qE "(: |; |^)$status " "$scratch/out" || complain "--help does not say what $status means"
+done
+for command in $commands; do
+    run 0 "$command" --help
+    fits "refit $command --help"
+    refuses 2 "--nonsense is not known here" "$command" --nonsense
+done
+run 0 -h
+run 0 help
+
+run 0 version
+grep -qE '^refit [0-9]+\.[0-9]+\.[0-9]+$' "$scratch/out" || complain "refit version: $(cat "$scratch/out")"
+run 0 --version
+
+refuses 2 "which command?"
+refuses 2 "there is no command publsh" publsh
+refuses 2 "takes no argument" version please
+refuses 2 "needs a value" config --file
+refuses 2 "takes no value" config --defaults=yes
+refuses 2 "what is this?" config -- this
+refuses 2 "there is no command a?b" "$(printf 'a\nb')"
+
+if [ -c /dev/full ]; then
+    "$REFIT" config >/dev/full 2>"$scratch/err"
+    [ $? -eq 6 ] || complain "a full standard output is not status 6"
+    grep -q "cannot write to standard output" "$scratch/err" || complain "no word about the full output"
+fi
+finish
