@@ -1,0 +1,473 @@
+/* Assembly: frames in any order make the publisher's version; damage is seen, lies are refused. */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+#include "base/alloc.h"
+#include "tensor_samples.h"
+#include "tests/support/failing_alloc.h"
+#include "tests/support/seeded.h"
+#include "wire/assembly.h"
+#include "wire_samples.h"
+
+#define COUNT 12u
+
+/* A version, the one before it, and a worker that assembles the first over the second. */
+typedef struct fixture {
+    rft_manifest *manifest;
+    unsigned char *base;
+    unsigned char *image;
+    unsigned char *staging;
+    unsigned char *same; /* per block: 1 where image and base are equal */
+    unsigned char digests[8 * COUNT];
+    rft_message seal;
+    rft_assembly *assembly;
+    rft_bytes modes;
+    rft_bytes scratch;
+    uint64_t seed;
+} fixture;
+
+static bool block_is_same(const fixture *f, const rft_block *block)
+{
+    return memcmp(f->base + block->offset, f->image + block->offset, block->bytes) == 0;
+}
+
+/* Every second block is as in the base. */
+static void make_versions(fixture *f)
+{
+    f->base = sample_image(f->manifest, &f->seed);
+    f->image = sample_image(f->manifest, &f->seed);
+    f->staging = malloc(f->manifest->store_bytes);
+    f->same = calloc(f->manifest->block_count + 1, 1);
+    assert_true(f->staging != NULL && f->same != NULL);
+    for (uint32_t i = 0; i < f->manifest->block_count; i++) {
+        const rft_block *block = &f->manifest->blocks[i];
+        if (i % 2 == 0) memcpy(f->image + block->offset, f->base + block->offset, block->bytes);
+        f->same[i] = block_is_same(f, block) ? 1 : 0;
+    }
+    memset(f->staging, 0xee, f->manifest->store_bytes);
+}
+
+static void open_fixture_with(fixture *f, uint64_t seed, uint64_t most_elements)
+{
+    refit_tensor tensors[COUNT];
+    *f = (fixture){.seed = seed};
+    sample_tensors(&f->seed, tensors, COUNT - 1, most_elements);
+    tensors[COUNT - 1] = sample_tensor("last", REFIT_F32, 1, 70000, 0);
+    f->manifest = sample_manifest(tensors, COUNT, 1 + seeded_below(&f->seed, 200000));
+    make_versions(f);
+    f->seal = sample_seal(f->manifest, f->image, f->digests);
+    assert_int_equal(rft_assembly_open(f->manifest, f->staging, f->base, &f->assembly, NULL),
+                     REFIT_OK);
+}
+
+static void open_fixture(fixture *f)
+{
+    open_fixture_with(f, 5, 100000);
+}
+
+static void close_fixture(fixture *f)
+{
+    rft_assembly_close(f->assembly);
+    rft_manifest_close(f->manifest);
+    rft_bytes_close(&f->modes);
+    rft_bytes_close(&f->scratch);
+    free(f->base);
+    free(f->image);
+    free(f->staging);
+    free(f->same);
+}
+
+static rft_message encode(fixture *f, uint32_t sequence, const unsigned char *same,
+                          rft_view *payload)
+{
+    rft_message frame = {.kind = RFT_FRAME};
+    frame.as.frame.version = 1;
+    frame.as.frame.sequence = sequence;
+    assert_int_equal(rft_frame_encode(f->manifest, sequence, f->image, same, &f->modes, &f->scratch,
+                                      payload, &frame.as.frame.hash, NULL),
+                     REFIT_OK);
+    frame.as.frame.modes = rft_bytes_view(&f->modes);
+    return frame;
+}
+
+static void take(fixture *f, uint32_t sequence, const unsigned char *same)
+{
+    rft_view payload;
+    rft_message frame = encode(f, sequence, same, &payload);
+    assert_int_equal(rft_assembly_take(f->assembly, &frame, payload, NULL), REFIT_OK);
+}
+
+static void take_all(fixture *f, const unsigned char *same)
+{
+    for (uint32_t i = 0; i < f->manifest->frame_count; i++)
+        take(f, i, same);
+}
+
+static refit_status verify(const fixture *f)
+{
+    return rft_assembly_verify(f->assembly, &f->seal, NULL);
+}
+
+static void assert_staged(const fixture *f)
+{
+    assert_true(rft_assembly_complete(f->assembly));
+    assert_int_equal(verify(f), REFIT_OK);
+    for (uint32_t i = 0; i < f->manifest->count; i++) {
+        const rft_manifest_tensor *tensor = &f->manifest->tensors[i];
+        assert_memory_equal(f->staging + tensor->offset, f->image + tensor->offset, tensor->bytes);
+    }
+}
+
+static void any_order_with_repeats_makes_the_version(void **state)
+{
+    (void)state;
+    for (uint64_t seed = 1; seed <= 20; seed++) {
+        fixture f;
+        open_fixture_with(&f, seed, 60000);
+        uint32_t count = f.manifest->frame_count;
+        while (!rft_assembly_complete(f.assembly)) {
+            uint32_t before = rft_assembly_taken(f.assembly);
+            uint32_t sequence = (uint32_t)seeded_below(&f.seed, count);
+            bool is_new = rft_assembly_missing(f.assembly, sequence, sequence + 1) == sequence;
+            take(&f, sequence, seeded_below(&f.seed, 2) != 0 ? f.same : NULL);
+            assert_int_equal(rft_assembly_taken(f.assembly), before + (is_new ? 1 : 0));
+        }
+        assert_staged(&f);
+        close_fixture(&f);
+    }
+}
+
+static void a_dense_frame_is_not_copied_to_be_sent(void **state)
+{
+    (void)state;
+    fixture f;
+    open_fixture(&f);
+    for (uint32_t i = 0; i < f.manifest->frame_count; i++) {
+        rft_view payload;
+        (void)encode(&f, i, NULL, &payload);
+        assert_ptr_equal(payload.data, f.image + f.manifest->frames[i].offset);
+        assert_int_equal(payload.count, f.manifest->frames[i].bytes);
+    }
+    assert_int_equal(f.scratch.room, 0);
+    close_fixture(&f);
+}
+
+static void same_blocks_do_not_travel(void **state)
+{
+    (void)state;
+    fixture f;
+    open_fixture(&f);
+    uint64_t sent = 0;
+    uint64_t changed = 0;
+    for (uint32_t i = 0; i < f.manifest->frame_count; i++) {
+        rft_view payload;
+        rft_message frame = encode(&f, i, f.same, &payload);
+        sent += memchr(f.modes.data, RFT_BLOCK_SAME, f.modes.count) == NULL ? 0 : payload.count;
+        if (memchr(f.modes.data, RFT_BLOCK_SAME, f.modes.count) == NULL) continue;
+        for (uint32_t b = 0; b < f.manifest->frames[i].blocks; b++) {
+            uint32_t block = f.manifest->frames[i].first_block + b;
+            if (!f.same[block]) changed += f.manifest->blocks[block].bytes;
+        }
+        assert_int_equal(frame.as.frame.modes.count, f.manifest->frames[i].blocks);
+    }
+    assert_int_equal(sent, changed);
+    assert_true(sent < f.manifest->payload_bytes);
+    take_all(&f, f.same);
+    assert_staged(&f);
+    close_fixture(&f);
+}
+
+static void a_frame_of_nothing_new_has_no_payload(void **state)
+{
+    (void)state;
+    fixture f;
+    open_fixture(&f);
+    memset(f.same, 1, f.manifest->block_count);
+    memcpy(f.image, f.base, f.manifest->store_bytes);
+    f.seal = sample_seal(f.manifest, f.image, f.digests);
+    for (uint32_t i = 0; i < f.manifest->frame_count; i++) {
+        rft_view payload;
+        rft_message frame = encode(&f, i, f.same, &payload);
+        assert_int_equal(payload.count, 0);
+        payload.data = NULL;
+        assert_int_equal(rft_assembly_take(f.assembly, &frame, payload, NULL), REFIT_OK);
+    }
+    assert_staged(&f);
+    close_fixture(&f);
+}
+
+static void a_damaged_payload_is_seen_and_can_be_sent_again(void **state)
+{
+    (void)state;
+    fixture f;
+    open_fixture(&f);
+    for (uint32_t i = 0; i < f.manifest->frame_count; i++) {
+        rft_view payload;
+        rft_message frame = encode(&f, i, NULL, &payload);
+        unsigned char *damaged = malloc(payload.count);
+        assert_non_null(damaged);
+        memcpy(damaged, payload.data, payload.count);
+        damaged[seeded_below(&f.seed, payload.count)] ^= 0x10;
+        assert_int_equal(
+            rft_assembly_take(f.assembly, &frame, bytes_view(damaged, payload.count), NULL),
+            REFIT_ERR_CORRUPT);
+        assert_int_equal(rft_assembly_missing(f.assembly, 0, UINT32_MAX), i);
+        assert_int_equal(rft_assembly_take(f.assembly, &frame, payload, NULL), REFIT_OK);
+        free(damaged);
+    }
+    assert_staged(&f);
+    close_fixture(&f);
+}
+
+/* A refused frame leaves staging as it was. */
+static void assert_frame_refused(fixture *f, const rft_message *frame, rft_view payload)
+{
+    unsigned char *before = malloc(f->manifest->store_bytes);
+    assert_non_null(before);
+    memcpy(before, f->staging, f->manifest->store_bytes);
+    assert_int_equal(rft_assembly_take(f->assembly, frame, payload, NULL), REFIT_ERR_PROTOCOL);
+    assert_memory_equal(before, f->staging, f->manifest->store_bytes);
+    assert_int_equal(rft_assembly_taken(f->assembly), 0);
+    free(before);
+}
+
+static void frames_that_break_the_rules_are_refused(void **state)
+{
+    (void)state;
+    fixture f;
+    open_fixture(&f);
+    rft_view payload;
+    rft_message good = encode(&f, 0, NULL, &payload);
+    rft_message frame = good;
+    frame.as.frame.sequence = f.manifest->frame_count;
+    assert_frame_refused(&f, &frame, payload);
+    frame = good;
+    frame.as.frame.modes.count--;
+    assert_frame_refused(&f, &frame, payload);
+    assert_frame_refused(&f, &good, bytes_view(payload.data, payload.count - 1));
+    assert_frame_refused(&f, &good, bytes_view(NULL, 0));
+    f.modes.data[0] = RFT_BLOCK_SAME;
+    assert_frame_refused(&f, &good, payload);
+    f.modes.data[0] = 2;
+    assert_frame_refused(&f, &good, payload);
+    close_fixture(&f);
+}
+
+static void same_without_a_base_is_refused(void **state)
+{
+    (void)state;
+    fixture f;
+    open_fixture(&f);
+    rft_assembly_reset(f.assembly, f.staging, NULL);
+    rft_view payload;
+    rft_message frame = encode(&f, 0, f.same, &payload);
+    assert_int_equal(f.modes.data[0], RFT_BLOCK_SAME);
+    assert_frame_refused(&f, &frame, payload);
+    take_all(&f, NULL);
+    assert_staged(&f);
+    close_fixture(&f);
+}
+
+static void missing_frames_are_named(void **state)
+{
+    (void)state;
+    fixture f;
+    open_fixture(&f);
+    uint32_t count = f.manifest->frame_count;
+    assert_true(count >= 3);
+    take(&f, 0, NULL);
+    take(&f, 2, NULL);
+    assert_int_equal(rft_assembly_missing(f.assembly, 0, count), 1);
+    assert_int_equal(rft_assembly_missing(f.assembly, 2, 3), UINT32_MAX);
+    assert_int_equal(rft_assembly_missing(f.assembly, 0, 1), UINT32_MAX);
+    assert_int_equal(rft_assembly_missing(f.assembly, count, UINT32_MAX), UINT32_MAX);
+    assert_false(rft_assembly_complete(f.assembly));
+    assert_int_equal(verify(&f), REFIT_ERR_STATE);
+    close_fixture(&f);
+}
+
+static void a_wrong_digest_names_the_first_tensor(void **state)
+{
+    (void)state;
+    fixture f;
+    open_fixture(&f);
+    take_all(&f, NULL);
+    refit_error error;
+    size_t last = 8 * ((size_t)f.manifest->originals - 1);
+    f.digests[last] ^= 1;
+    assert_int_equal(rft_assembly_verify(f.assembly, &f.seal, &error), REFIT_ERR_CORRUPT);
+    assert_non_null(strstr(error.text, "'last'"));
+    assert_int_equal(rft_image_verify(f.manifest, f.image, &f.seal, &error), REFIT_ERR_CORRUPT);
+    assert_non_null(strstr(error.text, "'last'"));
+    f.digests[0] ^= 1;
+    assert_int_equal(rft_assembly_verify(f.assembly, &f.seal, &error), REFIT_ERR_CORRUPT);
+    assert_non_null(strstr(error.text, f.manifest->tensors[0].name));
+    close_fixture(&f);
+}
+
+static void a_seal_of_another_version_is_seen(void **state)
+{
+    (void)state;
+    fixture f;
+    open_fixture(&f);
+    take_all(&f, NULL);
+    f.seal.as.seal.digest.bytes[15] ^= 1;
+    assert_int_equal(verify(&f), REFIT_ERR_CORRUPT);
+    f.seal.as.seal.digest.bytes[15] ^= 1;
+    f.seal.as.seal.tensors.count -= 8;
+    assert_int_equal(verify(&f), REFIT_ERR_PROTOCOL);
+    assert_int_equal(rft_image_verify(f.manifest, f.image, &f.seal, NULL), REFIT_ERR_PROTOCOL);
+    close_fixture(&f);
+}
+
+/* A version whose base was not what the publisher thinks. */
+static void a_wrong_base_is_seen(void **state)
+{
+    (void)state;
+    fixture f;
+    open_fixture(&f);
+    f.base[f.manifest->blocks[0].offset] ^= 1;
+    take_all(&f, f.same);
+    assert_int_equal(verify(&f), REFIT_ERR_CORRUPT);
+    close_fixture(&f);
+}
+
+static void an_image_is_verified_where_it_lies(void **state)
+{
+    (void)state;
+    fixture f;
+    open_fixture(&f);
+    assert_int_equal(rft_image_verify(f.manifest, f.image, &f.seal, NULL), REFIT_OK);
+    f.image[f.manifest->tensors[COUNT - 1].offset + 3] ^= 0x80;
+    assert_int_equal(rft_image_verify(f.manifest, f.image, &f.seal, NULL), REFIT_ERR_CORRUPT);
+    close_fixture(&f);
+}
+
+static void padding_belongs_to_no_tensor(void **state)
+{
+    (void)state;
+    const refit_tensor tensors[] = {sample_tensor("a", REFIT_U8, 1, 5, 0),
+                                    sample_tensor("b", REFIT_U8, 1, 5, 0)};
+    rft_manifest *manifest = sample_manifest(tensors, 2, 4096);
+    unsigned char image[128] = "first";
+    unsigned char staging[128];
+    unsigned char digests[16];
+    memset(staging, 0xee, sizeof staging);
+    memcpy(image + 64, "other", 5);
+    rft_message seal = sample_seal(manifest, image, digests);
+    memset(image + 5, 0xaa, 59); /* a publisher should send zeros there; nobody looks */
+    fixture f = {.manifest = manifest, .image = image};
+    rft_view payload;
+    rft_message frame = encode(&f, 0, NULL, &payload);
+    assert_int_equal(payload.count, 69);
+    assert_int_equal(rft_assembly_open(manifest, staging, NULL, &f.assembly, NULL), REFIT_OK);
+    assert_int_equal(rft_assembly_take(f.assembly, &frame, payload, NULL), REFIT_OK);
+    assert_int_equal(rft_assembly_verify(f.assembly, &seal, NULL), REFIT_OK);
+    assert_int_equal(staging[5], 0xee);
+    assert_int_equal(staging[69], 0xee);
+    rft_assembly_close(f.assembly);
+    rft_bytes_close(&f.modes);
+    rft_manifest_close(manifest);
+}
+
+static void a_version_of_empty_tensors_is_complete_at_once(void **state)
+{
+    (void)state;
+    refit_tensor tensor = sample_tensor("empty", REFIT_F32, 1, 0, 0);
+    fixture f = {.manifest = sample_manifest(&tensor, 1, 4096)};
+    unsigned char image[64] = {0};
+    f.seal = sample_seal(f.manifest, image, f.digests);
+    assert_int_equal(rft_assembly_open(f.manifest, image, NULL, &f.assembly, NULL), REFIT_OK);
+    assert_true(rft_assembly_complete(f.assembly));
+    assert_int_equal(rft_assembly_missing(f.assembly, 0, UINT32_MAX), UINT32_MAX);
+    assert_int_equal(verify(&f), REFIT_OK);
+    rft_view payload;
+    uint64_t hash;
+    assert_int_equal(
+        rft_frame_encode(f.manifest, 0, image, NULL, &f.modes, &f.scratch, &payload, &hash, NULL),
+        REFIT_ERR_INVALID);
+    rft_assembly_close(f.assembly);
+    rft_manifest_close(f.manifest);
+}
+
+static void a_second_version_starts_over_and_allocates_nothing(void **state)
+{
+    (void)state;
+    fixture f;
+    open_fixture(&f);
+    take_all(&f, f.same);
+    assert_staged(&f);
+    uint64_t before = rft_alloc_count();
+    rft_assembly_reset(f.assembly, f.staging, f.base);
+    assert_int_equal(rft_assembly_taken(f.assembly), 0);
+    memset(f.staging, 0, f.manifest->store_bytes);
+    take_all(&f, f.same);
+    assert_staged(&f);
+    assert_int_equal(rft_alloc_count(), before);
+    close_fixture(&f);
+}
+
+static void failed_allocations_are_errors(void **state)
+{
+    (void)state;
+    fixture f;
+    open_fixture(&f);
+    rft_assembly_close(f.assembly);
+    f.assembly = NULL;
+    rft_manifest *kept = f.manifest;
+    rft_manifest copy = *kept; /* the manifest's own blocks may not be held while it is swapped */
+    copy.blocks = malloc(kept->block_count * sizeof *kept->blocks);
+    copy.frames = malloc(kept->frame_count * sizeof *kept->frames);
+    assert_true(copy.blocks != NULL && copy.frames != NULL);
+    memcpy(copy.blocks, kept->blocks, kept->block_count * sizeof *kept->blocks);
+    memcpy(copy.frames, kept->frames, kept->frame_count * sizeof *kept->frames);
+    rft_manifest_close(kept);
+    f.manifest = NULL;
+    for (uint64_t nth = 1;; nth++) {
+        rft_assembly *assembly = NULL;
+        rft_view payload;
+        uint64_t hash;
+        failing_alloc_begin(nth);
+        refit_status status = rft_assembly_open(&copy, f.staging, f.base, &assembly, NULL);
+        if (status == REFIT_OK) {
+            status = rft_frame_encode(&copy, 0, f.image, f.same, &f.modes, &f.scratch, &payload,
+                                      &hash, NULL);
+        }
+        rft_assembly_close(assembly);
+        rft_bytes_close(&f.modes);
+        rft_bytes_close(&f.scratch);
+        if (!failing_alloc_end()) break;
+        assert_int_equal(status, REFIT_ERR_HOST_MEMORY);
+    }
+    free(copy.blocks);
+    free(copy.frames);
+    close_fixture(&f);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(any_order_with_repeats_makes_the_version),
+        cmocka_unit_test(a_dense_frame_is_not_copied_to_be_sent),
+        cmocka_unit_test(same_blocks_do_not_travel),
+        cmocka_unit_test(a_frame_of_nothing_new_has_no_payload),
+        cmocka_unit_test(a_damaged_payload_is_seen_and_can_be_sent_again),
+        cmocka_unit_test(frames_that_break_the_rules_are_refused),
+        cmocka_unit_test(same_without_a_base_is_refused),
+        cmocka_unit_test(missing_frames_are_named),
+        cmocka_unit_test(a_wrong_digest_names_the_first_tensor),
+        cmocka_unit_test(a_seal_of_another_version_is_seen),
+        cmocka_unit_test(a_wrong_base_is_seen),
+        cmocka_unit_test(an_image_is_verified_where_it_lies),
+        cmocka_unit_test(padding_belongs_to_no_tensor),
+        cmocka_unit_test(a_version_of_empty_tensors_is_complete_at_once),
+        cmocka_unit_test(a_second_version_starts_over_and_allocates_nothing),
+        cmocka_unit_test(failed_allocations_are_errors),
+    };
+    return cmocka_run_group_tests_name("assembly", tests, NULL, NULL);
+}
