@@ -1,11 +1,9 @@
 /*
  * The mover: one operation at a time on a stream of its own.
  *
- *             start             issued               seen done
- *     IDLE ─────────► STARTING ───────► MOVING ───────────────► DONE
- *       ▲              ▲  │  │                                   │
- *       └─failed, over─┼──┘  └─failed, hangs──► BROKEN           │
- *                      └────────────── start ────────────────────┘
+ *     IDLE ──start──► STARTING ──issued──► MOVING ──seen done──► DONE ──start──► STARTING
+ *       ▲               │   │
+ *       └─failed, over──┘   └──failed, hangs──► BROKEN
  *
  * IDLE      Nothing is under way, no status is kept.
  * STARTING  One thread issues, without the lock; all others wait until it has.
@@ -16,11 +14,11 @@
  * Completion, exactly once:
  * - Who completes: the first thread that sees the last event done, whoever it is. No thread of ours
  *   watches, and nothing is lost by looking late: the stream itself notes the time.
- * - Who hears of it: all who wait for the operation, and all who ask until the next start; each
- * gets the same status and sentence. A start lets those who still wait for the operation before it
- * pick up their status first (they no longer block on anything), so no event moves under a waiter.
- * - An operation that fails to start never was: what it had issued is waited for, nobody hears of
- * it.
+ * - Who hears of it: all who wait, and all who ask until the next start, get the same status and
+ *   sentence. A start first lets those who still wait for the operation before it pick up theirs
+ *   (they no longer block on anything), so no event moves under a waiter.
+ * - An operation that fails to start never was: what it had issued is waited for, and only its
+ *   caller hears of it.
  * - Nothing is cancelled: copies end by themselves. Close waits for them, or is refused.
  */
 #include "transfer/mover.h"
@@ -52,8 +50,7 @@ struct rft_mover {
     rft_trail trail;
 };
 
-/* ---- Issuing, by the one thread that starts ----------------------------------------------------
- */
+/* ---- Issuing, by the one thread that starts ---------------------------------------------- */
 
 /* On the stream's thread. */
 static void note_finish(void *user)
@@ -96,8 +93,7 @@ static bool drain(rft_mover *mover)
     return true;
 }
 
-/* ---- Completing, with the lock held ------------------------------------------------------------
- */
+/* ---- Completing, with the lock held ------------------------------------------------------ */
 
 /* Nothing that is locked may block on the device, and no event may move while somebody does. */
 static refit_status wait_event(rft_mover *mover, rft_event *event, int64_t deadline,
@@ -176,8 +172,7 @@ static refit_status check_group(uint32_t group, refit_error *error)
     return REFIT_OK;
 }
 
-/* ---- The calls ---------------------------------------------------------------------------------
- */
+/* ---- The calls --------------------------------------------------------------------------- */
 
 refit_status rft_mover_open(refit_device *device, rft_mover **out, refit_error *error)
 {
