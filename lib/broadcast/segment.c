@@ -120,11 +120,14 @@ static refit_status file_reserve(int fd, uint64_t bytes, refit_error *error)
     return code == 0 ? REFIT_OK : file_failed(bytes, code, error);
 }
 
-/* A forked child has no use for it, and would make the owner copy every page that it writes. */
+/* Shared memory that is reserved is mapped at once, so that writing it meets no page faults. A
+ * forked child has no use for any of it, and would make the owner copy every page that it writes.
+ */
 static refit_status memory_map(rft_segment *segment, uint64_t bytes, int protection, int fd,
                                refit_error *error)
 {
     int flags = fd < 0 ? MAP_PRIVATE | MAP_ANONYMOUS : MAP_SHARED;
+    if (fd >= 0 && (protection & PROT_WRITE) != 0) flags |= MAP_POPULATE;
     void *memory = bytes > SIZE_MAX ? MAP_FAILED : mmap(NULL, bytes, protection, flags, fd, 0);
     if (memory == MAP_FAILED) {
         return rft_fail_sub(error, fd < 0 ? REFIT_ERR_HOST_MEMORY : REFIT_ERR_SYSTEM, errno,
@@ -206,13 +209,19 @@ refit_status rft_segment_attach(rft_segment *segment, const char *name, uint64_t
     return status;
 }
 
+void rft_segment_unlink(rft_segment *segment)
+{
+    if (segment->memory == NULL || segment->fd < 0) return;
+    (void)shm_unlink(segment->name);
+    close(segment->fd);
+    segment->fd = -1;
+    segment->name[0] = '\0';
+}
+
 void rft_segment_close(rft_segment *segment)
 {
     if (segment->memory == NULL) return;
+    rft_segment_unlink(segment);
     munmap(segment->memory, segment->bytes);
-    if (segment->fd >= 0) {
-        (void)shm_unlink(segment->name);
-        close(segment->fd);
-    }
     segment_reset(segment);
 }

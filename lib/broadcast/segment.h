@@ -46,6 +46,11 @@ refit_status rft_segment_create_private(rft_segment *segment, uint64_t bytes, re
 refit_status rft_segment_attach(rft_segment *segment, const char *name, uint64_t bytes,
                                 refit_error *error);
 
+/* The owner takes the name away and gives up the lock; all mappings stay valid. Harmless for
+ * others.
+ */
+void rft_segment_unlink(rft_segment *segment);
+
 /* Unmaps; the owner unlinks too. Mappings that others have stay valid. Harmless on a closed one. */
 void rft_segment_close(rft_segment *segment);
 

@@ -106,8 +106,8 @@ typedef struct rft_message {
             rft_digest128 manifest;
             uint64_t bytes; /* of weights */
             uint32_t frames;
-            uint32_t deadline_ms;    /* from now, to be staged */
-            rft_view segment;        /* shm path: the store's segment; else empty */
+            uint32_t deadline_ms; /* from now, to be staged; UINT32_MAX while it is being written */
+            rft_view segment;     /* shm path: the store's segment; else empty */
             uint64_t segment_offset; /* of the version in it */
         } offer;
         struct {

@@ -1,0 +1,163 @@
+/*
+ * hub: the publisher's side of the protocol as a state machine.
+ *
+ * Events go in: a decoded message and whom it is from, the time, a step of the publisher. Messages
+ * for the workers come out in `outbox`, frames are picked one at a time, and the state can be read.
+ * No socket, no clock, no thread: all of it is guarded by the lock of whoever owns the hub.
+ *
+ * hub.c has the workers (offers, commits, evictions), hub_answer.c what their messages mean, and
+ * round.c one version from begin to its end; its states are drawn there.
+ */
+#ifndef RFT_HUB_H
+#define RFT_HUB_H
+
+#include "broadcast/outbox.h"
+#include "broadcast/peer.h"
+#include "broadcast/store.h"
+
+typedef enum rft_round_state {
+    RFT_ROUND_IDLE,
+    RFT_ROUND_PREPARING,
+    RFT_ROUND_WRITING,
+    RFT_ROUND_STAGING,
+    RFT_ROUND_COMMITTING,
+    RFT_ROUND_ABORTED,
+} rft_round_state;
+
+/* One version on its way. */
+typedef struct rft_round {
+    rft_round_state state;
+    uint64_t version;
+    uint64_t last; /* highest number ever used */
+    uint32_t members;
+    uint32_t lost;      /* members that failed or are gone */
+    int64_t began;      /* when the offers went out */
+    int64_t decided;    /* when COMMIT went out */
+    int64_t deadline;   /* of staging */
+    refit_error result; /* status REFIT_OK: nothing has gone wrong so far */
+} rft_round;
+
+/* What the statistics want to know. */
+typedef struct rft_hub_counts {
+    uint64_t committed; /* versions */
+    uint64_t aborted;   /* versions */
+    uint64_t evicted;
+    uint64_t refused;
+    uint64_t resent;
+    uint64_t applied_last; /* workers that applied the last version */
+    uint64_t same_blocks;  /* of the last version */
+    double stage_seconds;
+    double commit_seconds;
+} rft_hub_counts;
+
+typedef struct rft_hub {
+    const refit_config *config; /* borrowed */
+    rft_limits limits;
+    uint64_t epoch;
+    uint64_t proof;                     /* what the probe segment holds */
+    char probe[RFT_SEGMENT_NAME_BYTES]; /* empty: no shared memory */
+    rft_store *store;                   /* borrowed; NULL before the first declaration */
+    rft_held current; /* the last committed version, also when a new store has none */
+    rft_peers peers;
+    rft_round round;
+    rft_outbox outbox;
+    rft_hub_counts counts;
+    rft_bytes scratch;
+    int64_t next_beat;
+    uint32_t next_peer; /* whose turn it is to be sent a frame */
+} rft_hub;
+
+void rft_hub_init(rft_hub *hub, const refit_config *config, uint64_t epoch, int64_t now);
+void rft_hub_close(rft_hub *hub);
+
+/* ---- Events */
+
+void rft_hub_message(rft_hub *hub, const rft_peer_id *from, const rft_message *message,
+                     int64_t now);
+/* A message that cannot be decoded, and why. */
+void rft_hub_garbage(rft_hub *hub, const rft_peer_id *from, const refit_error *why, int64_t now);
+/* A message to it could not be sent: REFIT_ERR_PEER, REFIT_ERR_BUSY, REFIT_ERR_HOST_MEMORY, … */
+void rft_hub_unreachable(rft_hub *hub, const rft_peer_id *to, refit_status why, int64_t now);
+/* Beats, silence, deadlines. */
+void rft_hub_tick(rft_hub *hub, int64_t now);
+/* When tick has something to do at the latest. */
+int64_t rft_hub_tick_at(const rft_hub *hub);
+
+/* The tensors have changed: `store`, which has no version yet, takes the place of the one before.
+ */
+void rft_hub_adopt(rft_hub *hub, rft_store *store);
+/* Everybody is told goodbye. */
+void rft_hub_leave(rft_hub *hub);
+
+/* ---- Frames */
+
+typedef struct rft_frame_order {
+    rft_peer_id to;
+    uint64_t version;
+    uint32_t sequence;
+    bool delta;
+} rft_frame_order;
+
+/* Whether somebody may be sent a frame. */
+bool rft_hub_wants_frames(const rft_hub *hub);
+/* Takes the next frame that somebody may be sent, each worker in turn; false if there is none. */
+bool rft_hub_next_frame(rft_hub *hub, rft_frame_order *out);
+
+/* ---- A version (round.c) */
+
+/* Nothing is offered from now on; who is still fetching an older version is told to drop it.
+ * REFIT_ERR_STATE, REFIT_ERR_STALE. `*version` 0 becomes the next number. */
+refit_status rft_round_prepare(rft_hub *hub, uint64_t *version, refit_error *error);
+/* Whether somebody may be reading the slot that the version goes to. */
+bool rft_round_is_blocked(const rft_hub *hub);
+/* Turns those out. */
+void rft_round_evict_readers(rft_hub *hub, int64_t now);
+/* There was no slot to be had: back to where prepare began. */
+void rft_round_give_up(rft_hub *hub, int64_t now);
+/* The store has begun: offers go out. */
+void rft_round_begin(rft_hub *hub, int64_t now);
+/* The store is sealed: SEAL goes out, and the workers' answers decide. */
+void rft_round_seal(rft_hub *hub, int64_t now);
+/* Drops the version under way; legal while it is being written or staged. */
+void rft_round_abort(rft_hub *hub, refit_status status, const char *reason);
+/* The store is rolled back: whoever is behind is offered the committed version. */
+void rft_round_settle(rft_hub *hub, int64_t now);
+
+/* ---- Between hub.c, hub_answer.c and round.c */
+
+bool rft_hub_send(rft_hub *hub, rft_peer *peer, const rft_message *message);
+/* To an id that is no worker's. */
+void rft_hub_refuse(rft_hub *hub, const rft_peer_id *to, refit_status code, bool final,
+                    const char *reason);
+/* The worker is gone; a member counts as lost in the round. The reason is copied. */
+void rft_hub_lose(rft_hub *hub, rft_peer *peer, refit_status status, const char *reason);
+/* Likewise, and it is told so. */
+void rft_hub_evict(rft_hub *hub, rft_peer *peer, refit_status status, const char *reason);
+/* Forgets what the worker had under way; slots that it may be reading become tainted. */
+void rft_hub_reset_peer(rft_hub *hub, rft_peer *peer);
+/* Offers the served version, with its seal if there is one, unless the worker has it or failed with
+ * it. */
+void rft_hub_offer(rft_hub *hub, rft_peer *peer, int64_t now);
+void rft_hub_send_seal(rft_hub *hub, rft_peer *peer);
+void rft_hub_send_commit(rft_hub *hub, rft_peer *peer, uint64_t version);
+void rft_hub_send_abort(rft_hub *hub, rft_peer *peer, uint64_t version, refit_status code,
+                        const char *reason);
+void rft_hub_send_beat(rft_hub *hub, rft_peer *peer);
+/* Whether this is the committed version. */
+bool rft_hub_is_current(const rft_hub *hub, const rft_held *held);
+/* Whether it is served and committed. */
+bool rft_hub_is_committed(const rft_hub *hub, uint64_t version);
+/* Tells the worker to drop a version that it has not been told to apply. */
+void rft_hub_drop_task(rft_hub *hub, rft_peer *peer, refit_status code, const char *reason);
+
+/* A staged worker of a committed version is told so. */
+void rft_round_commit_peer(rft_hub *hub, rft_peer *peer);
+/* The worker has applied the last version. */
+void rft_round_applied(rft_hub *hub, rft_peer *peer);
+/* The worker could not stage or apply the version, or is gone: notes why, and what it means for the
+ * round. Only its first failure counts. */
+void rft_round_blame(rft_hub *hub, rft_peer *peer, refit_status status, const char *reason);
+/* Looks whether the version is decided or finished: at the end of every event. */
+void rft_round_evaluate(rft_hub *hub, int64_t now);
+
+#endif

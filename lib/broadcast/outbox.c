@@ -1,0 +1,55 @@
+/*
+ * A queue of records in one growing buffer: {peer, length, bytes}. It is emptied as a whole, so it
+ * keeps its room, and after the first rounds nothing is allocated.
+ */
+#include "broadcast/outbox.h"
+
+#include <string.h>
+
+typedef struct outbox_record {
+    rft_peer_id to;
+    size_t count;
+} outbox_record;
+
+void rft_outbox_close(rft_outbox *outbox)
+{
+    rft_bytes_close(&outbox->bytes);
+    rft_bytes_close(&outbox->scratch);
+    outbox->read = 0;
+}
+
+refit_status rft_outbox_put(rft_outbox *outbox, const rft_peer_id *to, const rft_message *message,
+                            const rft_limits *limits, refit_error *error)
+{
+    size_t before = outbox->bytes.count;
+    rft_bytes_reset(&outbox->scratch);
+    RFT_TRY(rft_message_encode(message, limits, &outbox->scratch, error));
+    outbox_record record = {*to, outbox->scratch.count};
+    RFT_TRY(rft_bytes_append(&outbox->bytes, &record, sizeof record, error));
+    refit_status status =
+        rft_bytes_append(&outbox->bytes, outbox->scratch.data, outbox->scratch.count, error);
+    if (status != REFIT_OK) outbox->bytes.count = before;
+    return status;
+}
+
+bool rft_outbox_is_empty(const rft_outbox *outbox)
+{
+    return outbox->read == outbox->bytes.count;
+}
+
+bool rft_outbox_take(rft_outbox *outbox, rft_outgoing *out)
+{
+    if (rft_outbox_is_empty(outbox)) return false;
+    outbox_record record;
+    const unsigned char *at = outbox->bytes.data + outbox->read;
+    memcpy(&record, at, sizeof record);
+    *out = (rft_outgoing){record.to, {at + sizeof record, record.count}};
+    outbox->read += sizeof record + record.count;
+    return true;
+}
+
+void rft_outbox_reset(rft_outbox *outbox)
+{
+    rft_bytes_reset(&outbox->bytes);
+    outbox->read = 0;
+}

@@ -1,0 +1,157 @@
+/*
+ * The table of workers. It is small and searched from end to end; what is looked for most, the
+ * sender of a message, is compared by eight bytes.
+ *
+ * The lost are kept until the next version begins, so that a report can name them. Their room is
+ * taken when they come, not when they go: turning a worker out must never fail.
+ */
+#include "broadcast/peer.h"
+
+#include <string.h>
+
+#include "base/alloc.h"
+
+void rft_peers_close(rft_peers *peers)
+{
+    rft_peers_forget_lost(peers);
+    while (peers->count > 0) {
+        rft_peers_drop(peers, peers->live[0]);
+    }
+    rft_free(peers->live);
+    rft_free(peers->lost);
+    *peers = (rft_peers){0};
+}
+
+rft_peer *rft_peers_find(const rft_peers *peers, const rft_peer_id *id)
+{
+    for (uint32_t i = 0; i < peers->count; i++) {
+        if (rft_peer_id_equal(&peers->live[i]->id, id)) return peers->live[i];
+    }
+    return NULL;
+}
+
+rft_peer *rft_peers_find_name(const rft_peers *peers, rft_view name)
+{
+    for (uint32_t i = 0; i < peers->count; i++) {
+        const char *known = peers->live[i]->name;
+        if (strlen(known) == name.count && memcmp(known, name.data, name.count) == 0) {
+            return peers->live[i];
+        }
+    }
+    return NULL;
+}
+
+uint32_t rft_peers_count_subscribed(const rft_peers *peers)
+{
+    uint32_t count = 0;
+    for (uint32_t i = 0; i < peers->count; i++) {
+        count += peers->live[i]->subscribed;
+    }
+    return count;
+}
+
+static bool list_reserve(rft_peer ***list, uint32_t *room, uint32_t needed)
+{
+    if (needed <= *room) return true;
+    uint32_t larger = needed + needed / 2 + 4;
+    rft_peer **grown = rft_realloc(*list, larger, sizeof *grown);
+    if (grown == NULL) return false;
+    *list = grown;
+    *room = larger;
+    return true;
+}
+
+refit_status rft_peers_add(rft_peers *peers, rft_peer **out, refit_error *error)
+{
+    uint32_t all = peers->count + peers->lost_count + 1;
+    bool room = list_reserve(&peers->live, &peers->room, peers->count + 1) &&
+                list_reserve(&peers->lost, &peers->lost_room, all);
+    rft_peer *peer = room ? rft_calloc(1, sizeof *peer) : NULL;
+    RFT_REFUSE_IF(peer == NULL, error, REFIT_ERR_HOST_MEMORY, "no memory for another worker");
+    peers->live[peers->count++] = peer;
+    *out = peer;
+    return REFIT_OK;
+}
+
+static void list_remove(rft_peer **list, uint32_t *count, const rft_peer *peer)
+{
+    uint32_t at = 0;
+    while (list[at] != peer) {
+        at++;
+    }
+    memmove(&list[at], &list[at + 1], (*count - at - 1) * sizeof list[0]);
+    --*count;
+}
+
+void rft_peers_lose(rft_peers *peers, rft_peer *peer)
+{
+    list_remove(peers->live, &peers->count, peer);
+    peer->subscribed = false;
+    peers->lost[peers->lost_count++] = peer;
+}
+
+void rft_peers_drop(rft_peers *peers, rft_peer *peer)
+{
+    list_remove(peers->live, &peers->count, peer);
+    rft_free(peer);
+}
+
+void rft_peers_forget_lost(rft_peers *peers)
+{
+    while (peers->lost_count > 0) {
+        rft_free(peers->lost[--peers->lost_count]);
+    }
+}
+
+bool rft_peer_shares(const rft_peer *peer, uint64_t version)
+{
+    bool shares = false;
+    for (uint32_t i = 0; version != 0 && i < RFT_SLOTS_MOST; i++) {
+        shares = shares || peer->shares[i] == version;
+    }
+    return shares;
+}
+
+/* A worker has at most one open update for each slot: a third would take the place of one whose
+ * slot was renewed. */
+void rft_peer_share(rft_peer *peer, uint64_t version)
+{
+    if (rft_peer_shares(peer, version)) return;
+    uint32_t oldest = peer->shares[1] < peer->shares[0] ? 1 : 0;
+    peer->shares[oldest] = version;
+}
+
+void rft_peer_unshare(rft_peer *peer, uint64_t version)
+{
+    for (uint32_t i = 0; i < RFT_SLOTS_MOST; i++) {
+        if (peer->shares[i] == version) peer->shares[i] = 0;
+    }
+}
+
+bool rft_peer_next_frame(rft_peer *peer, const rft_store *store, uint32_t *sequence, bool *again)
+{
+    rft_task *task = &peer->task;
+    bool open = task->stage == RFT_STAGE_OFFERED && !task->mapped;
+    *again = open && task->resend_count > 0;
+    if (*again) {
+        *sequence = task->resend[0];
+        memmove(task->resend, task->resend + 1, --task->resend_count * sizeof task->resend[0]);
+        return true;
+    }
+    if (!open || task->credits == 0 || task->cursor >= store->ready_count) return false;
+    task->credits--;
+    *sequence = store->ready[task->cursor++];
+    return true;
+}
+
+void rft_peer_describe(const rft_peer *peer, refit_path path, refit_worker_info *info)
+{
+    memcpy(info->name, peer->name, sizeof info->name);
+    info->path = path;
+    info->version = peer->held.version;
+    info->subscribed = peer->subscribed;
+    info->member = peer->member;
+    info->committed = peer->committed;
+    info->status = peer->status;
+    memcpy(info->reason, peer->reason, sizeof info->reason);
+}

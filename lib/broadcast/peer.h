@@ -1,0 +1,100 @@
+/*
+ * peer: one worker as its publisher knows it, and the table of all of them. Plain state: what
+ * happens to it is decided in hub.h.
+ */
+#ifndef RFT_PEER_H
+#define RFT_PEER_H
+
+#include <refit/broadcast.h>
+
+#include "broadcast/channel.h"
+#include "broadcast/store.h"
+#include "wire/message.h"
+
+#define RFT_RESEND_ROOM 64u
+
+/*
+ * How far a worker is with the version it was last offered:
+ *
+ *   NONE ──OFFER──► OFFERED ──STAGED──► STAGED ──COMMIT──► COMMITTING ──COMMITTED──► NONE
+ *    ▲                 │ FAILED, ABORT    │ ABORT               │ FAILED
+ *    └─────────────────┴──────────────────┴─────────────────────┘
+ */
+typedef enum rft_stage {
+    RFT_STAGE_NONE,
+    RFT_STAGE_OFFERED,
+    RFT_STAGE_STAGED,
+    RFT_STAGE_COMMITTING,
+} rft_stage;
+
+typedef struct rft_task {
+    rft_stage stage;
+    uint64_t version;
+    uint64_t base;    /* version that its frames may leave blocks out against; 0: none */
+    bool mapped;      /* it reads the slot, no frames are sent */
+    uint32_t credits; /* frames it may be sent */
+    uint32_t cursor;  /* how many of the ready frames it has been sent */
+    uint32_t resend[RFT_RESEND_ROOM];
+    uint32_t resend_count;
+} rft_task;
+
+typedef struct rft_peer {
+    rft_peer_id id;
+    char name[64];
+    uint64_t instance;
+    bool subscribed; /* it has sent JOIN */
+    bool shm;        /* it has proved that it shares memory */
+    uint32_t window;
+    int64_t heard; /* when it last said anything */
+    int64_t due;   /* when it must have answered, or it is evicted; 0: no such moment */
+    rft_held held;
+    bool has_manifest; /* it was sent `manifest` */
+    rft_digest128 manifest;
+    rft_task task;
+    uint64_t shares[RFT_SLOTS_MOST]; /* versions whose slots its user may be reading; 0: none */
+    uint64_t failed_version;         /* not offered to it again */
+
+    bool member;    /* the version under way, or the last one, counts on it */
+    bool awaited;   /* a member that was staged and has not yet said how applying went */
+    bool committed; /* it applied the last version */
+    bool missed;    /* there was no memory to tell it something: it cannot stay */
+    refit_status status;
+    char reason[160];
+} rft_peer;
+
+/* {0} is empty. Peers stay where they are until they are dropped. */
+typedef struct rft_peers {
+    rft_peer **live;
+    uint32_t count;
+    uint32_t room;
+    rft_peer **lost; /* since the last version began, oldest first */
+    uint32_t lost_count;
+    uint32_t lost_room;
+} rft_peers;
+
+void rft_peers_close(rft_peers *peers);
+
+/* NULL: none. */
+rft_peer *rft_peers_find(const rft_peers *peers, const rft_peer_id *id);
+rft_peer *rft_peers_find_name(const rft_peers *peers, rft_view name);
+uint32_t rft_peers_count_subscribed(const rft_peers *peers);
+
+/* A new one, zeroed; also makes room among the lost for it, so that losing it cannot fail. */
+refit_status rft_peers_add(rft_peers *peers, rft_peer **out, refit_error *error);
+/* From the living to the lost. */
+void rft_peers_lose(rft_peers *peers, rft_peer *peer);
+/* Frees a living one that nobody will ask about. */
+void rft_peers_drop(rft_peers *peers, rft_peer *peer);
+void rft_peers_forget_lost(rft_peers *peers);
+
+/* Whether its user may be reading the version's slot. */
+bool rft_peer_shares(const rft_peer *peer, uint64_t version);
+void rft_peer_share(rft_peer *peer, uint64_t version);
+void rft_peer_unshare(rft_peer *peer, uint64_t version);
+
+/* The next frame to send it: its place among `ready`, or one asked for again. False: none now. */
+bool rft_peer_next_frame(rft_peer *peer, const rft_store *store, uint32_t *sequence, bool *again);
+
+void rft_peer_describe(const rft_peer *peer, refit_path path, refit_worker_info *info);
+
+#endif

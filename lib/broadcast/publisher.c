@@ -1,0 +1,416 @@
+/*
+ * The trainer's end of a weight update, as callers see it.
+ *
+ * Each call takes a step of the hub's round under the lock, wakes the service thread, and waits
+ * until the round has come where the call promises. Bytes are copied by the caller's own thread,
+ * without the lock. The bytes of a slot change only when no frame of it is being made (`sending`),
+ * none is in flight (its loan's pending), and nobody may be reading it; where that cannot be had in
+ * time, the slot gets fresh memory instead. What may wait, and how long: begin for readers, until
+ * the staging timeout; commit for its two phases; close for the linger time.
+ */
+#include "broadcast/publisher.h"
+
+#include <inttypes.h>
+#include <string.h>
+
+#include "base/alloc.h"
+#include "base/clock.h"
+#include "base/log.h"
+#include "base/random.h"
+#include "broadcast/waker.h"
+#include "device/device.h"
+
+#define WAIT_STEP_MS  1000 /* waits look again at least so often */
+#define CLOSE_MORE_MS 2000 /* beyond the linger time, for the transport to let go */
+
+/* ---- Opening and closing */
+
+static refit_status probe_open(refit_publisher *publisher, refit_error *error)
+{
+    refit_error why;
+    if (publisher->config.broadcast_shm == REFIT_SHM_OFF) return REFIT_OK;
+    RFT_TRY(rft_random_u64(&publisher->hub.proof, error));
+    if (rft_segment_create(&publisher->probe, sizeof publisher->hub.proof, &why) == REFIT_OK) {
+        memcpy(publisher->probe.memory, &publisher->hub.proof, sizeof publisher->hub.proof);
+        strcpy(publisher->hub.probe, publisher->probe.name);
+        return REFIT_OK;
+    }
+    RFT_REFUSE_IF(publisher->config.broadcast_shm == REFIT_SHM_REQUIRE, error, REFIT_ERR_SYSTEM,
+                  "%s", why.text);
+    rft_log(REFIT_LOG_WARNING, "weights travel through sockets only: %s", why.text);
+    return REFIT_OK;
+}
+
+static refit_status lock_open(refit_publisher *publisher, refit_error *error)
+{
+    RFT_TRY(rft_mutex_open(&publisher->lock, error));
+    refit_status status = rft_cond_open(&publisher->changed, error);
+    if (status != REFIT_OK) rft_mutex_close(&publisher->lock);
+    return status;
+}
+
+static void lock_close(refit_publisher *publisher)
+{
+    rft_cond_close(&publisher->changed);
+    rft_mutex_close(&publisher->lock);
+}
+
+static refit_status parts_open(refit_publisher *publisher, const char *endpoint, refit_error *error)
+{
+    uint64_t epoch;
+    refit_status status;
+    RFT_TRY(rft_random_u64(&epoch, error));
+    rft_hub_init(&publisher->hub, &publisher->config, epoch, rft_now());
+    RFT_TRY(rft_waker_open(&publisher->waker, error));
+    RFT_TRY_GOTO(probe_open(publisher, error), undo_waker);
+    RFT_TRY_GOTO(rft_channel_bind(endpoint, &publisher->config, &publisher->channel, error),
+                 undo_probe);
+    RFT_TRY_GOTO(lock_open(publisher, error), undo_channel);
+    RFT_TRY_GOTO(rft_thread_start(&publisher->thread, "refit-publish", rft_publisher_serve,
+                                  publisher, error),
+                 undo_lock);
+    return REFIT_OK;
+
+undo_lock:
+    lock_close(publisher);
+undo_channel:
+    rft_channel_close(publisher->channel);
+undo_probe:
+    rft_segment_close(&publisher->probe);
+undo_waker:
+    rft_waker_close(publisher->waker);
+    return status;
+}
+
+static refit_status config_take(refit_publisher *publisher, const refit_config *config,
+                                refit_error *error)
+{
+    refit_config_init(&publisher->config, sizeof publisher->config);
+    if (config == NULL) return REFIT_OK;
+    RFT_TRY(refit_config_check(config, error));
+    size_t size = config->size < sizeof publisher->config ? config->size : sizeof publisher->config;
+    memcpy(&publisher->config, config, size);
+    publisher->config.size = sizeof publisher->config;
+    return REFIT_OK;
+}
+
+refit_status refit_publisher_open(const char *endpoint, const refit_config *config,
+                                  refit_publisher **out, refit_error *error)
+{
+    RFT_REFUSE_IF(out == NULL, error, REFIT_ERR_INVALID, "no place for the publisher: out is NULL");
+    refit_publisher *publisher = rft_calloc(1, sizeof *publisher);
+    RFT_REFUSE_IF(publisher == NULL, error, REFIT_ERR_HOST_MEMORY, "no memory for a publisher");
+    refit_status status = config_take(publisher, config, error);
+    if (endpoint == NULL) endpoint = publisher->config.broadcast_endpoint;
+    if (status == REFIT_OK) status = parts_open(publisher, endpoint, error);
+    if (status == REFIT_OK) {
+        *out = publisher;
+    } else {
+        rft_free(publisher);
+    }
+    return status;
+}
+
+static void say_goodbye(refit_publisher *publisher)
+{
+    rft_lock(&publisher->lock);
+    rft_round_state state = publisher->hub.round.state;
+    if (state == RFT_ROUND_WRITING || state == RFT_ROUND_STAGING) {
+        rft_round_abort(&publisher->hub, REFIT_ERR_CLOSED, "the trainer closes");
+    }
+    rft_hub_leave(&publisher->hub);
+    publisher->stopping = true;
+    rft_unlock(&publisher->lock);
+    rft_waker_set(publisher->waker);
+    rft_thread_join(publisher->thread);
+}
+
+void refit_publisher_close(refit_publisher *publisher)
+{
+    if (publisher == NULL) return;
+    say_goodbye(publisher);
+    rft_channel_close(publisher->channel);
+    rft_frames_close(publisher->frames, &publisher->attic);
+    rft_store_close(publisher->store);
+    uint32_t left = rft_attic_close(
+        &publisher->attic, rft_deadline(publisher->config.broadcast_linger_ms + CLOSE_MORE_MS));
+    if (left > 0) {
+        rft_log(REFIT_LOG_ERROR, "the transport did not give back %" PRIu32 " buffers", left);
+    }
+    rft_hub_close(&publisher->hub);
+    rft_segment_close(&publisher->probe);
+    rft_waker_close(publisher->waker);
+    lock_close(publisher);
+    rft_free(publisher);
+}
+
+/* ---- Declaring */
+
+static void await_sending(refit_publisher *publisher)
+{
+    while (publisher->sending) {
+        (void)rft_cond_wait(&publisher->changed, &publisher->lock, rft_deadline(WAIT_STEP_MS));
+    }
+}
+
+static refit_status check_idle(refit_publisher *publisher, refit_error *error)
+{
+    rft_lock(&publisher->lock);
+    bool idle = publisher->hub.round.state == RFT_ROUND_IDLE;
+    uint64_t version = publisher->hub.round.version;
+    rft_unlock(&publisher->lock);
+    RFT_REFUSE_IF(!idle, error, REFIT_ERR_STATE,
+                  "version %" PRIu64 " is under way: commit or abort it first", version);
+    return REFIT_OK;
+}
+
+static refit_status manifest_make(refit_publisher *publisher, const refit_tensor *tensors,
+                                  uint32_t count, rft_manifest **out, refit_error *error)
+{
+    return rft_manifest_open(tensors, count, publisher->config.broadcast_frame_bytes,
+                             &publisher->hub.limits, out, error);
+}
+
+static refit_status store_open(refit_publisher *publisher, rft_manifest *manifest, bool shared,
+                               rft_store **out, refit_error *error)
+{
+    return rft_store_open(manifest, publisher->config.broadcast_slots, shared, &publisher->attic,
+                          out, error);
+}
+
+/* Takes the manifest, and makes another if the store has to be tried a second time, without shared
+ * memory. */
+static refit_status store_make(refit_publisher *publisher, const refit_tensor *tensors,
+                               uint32_t count, rft_manifest *manifest, rft_store **out,
+                               refit_error *error)
+{
+    refit_error why = {0};
+    bool shared = publisher->probe.memory != NULL;
+    refit_status status = store_open(publisher, manifest, shared, out, &why);
+    if (status == REFIT_OK) return REFIT_OK;
+    bool retry =
+        shared && status == REFIT_ERR_SYSTEM && publisher->config.broadcast_shm == REFIT_SHM_AUTO;
+    if (!retry) return rft_fail_sub(error, status, why.subsystem, "%s", why.text);
+    rft_log(REFIT_LOG_WARNING, "weights travel through sockets only: %s", why.text);
+    RFT_TRY(manifest_make(publisher, tensors, count, &manifest, error));
+    return store_open(publisher, manifest, false, out, error);
+}
+
+static void store_adopt(refit_publisher *publisher, rft_store *store, rft_frames *frames)
+{
+    rft_store *old_store = publisher->store;
+    rft_frames *old_frames = publisher->frames;
+    rft_lock(&publisher->lock);
+    await_sending(publisher);
+    rft_hub_adopt(&publisher->hub, store);
+    publisher->store = store;
+    publisher->frames = frames;
+    rft_unlock(&publisher->lock);
+    rft_waker_set(publisher->waker);
+    rft_frames_close(old_frames, &publisher->attic);
+    rft_store_close(old_store);
+}
+
+static bool is_declared(const refit_publisher *publisher, const rft_manifest *manifest)
+{
+    return publisher->store != NULL &&
+           rft_digest128_equal(&publisher->store->manifest->digest, &manifest->digest);
+}
+
+refit_status refit_publisher_declare(refit_publisher *publisher, const refit_tensor *tensors,
+                                     uint32_t count, refit_error *error)
+{
+    rft_manifest *manifest = NULL;
+    rft_store *store = NULL;
+    rft_frames *frames = NULL;
+    RFT_REFUSE_IF(publisher == NULL || tensors == NULL || count == 0, error, REFIT_ERR_INVALID,
+                  "declare needs a publisher and at least one tensor");
+    RFT_TRY(check_idle(publisher, error));
+    RFT_TRY(manifest_make(publisher, tensors, count, &manifest, error));
+    if (is_declared(publisher, manifest)) {
+        rft_manifest_close(manifest);
+        return REFIT_OK;
+    }
+    RFT_TRY(store_make(publisher, tensors, count, manifest, &store, error));
+    refit_status status = rft_frames_open(store->manifest, &publisher->hub.limits, &frames, error);
+    if (status == REFIT_OK) {
+        store_adopt(publisher, store, frames);
+    } else {
+        rft_store_close(store);
+    }
+    return status;
+}
+
+/* ---- Beginning */
+
+/* Waits until nobody reads the slot that comes next, and turns out who does not let go. Called with
+ * the lock held. */
+static void await_readers(refit_publisher *publisher, int64_t deadline)
+{
+    bool blocked = rft_round_is_blocked(&publisher->hub);
+    while (blocked && rft_ms_until(deadline) > 0) {
+        (void)rft_cond_wait(&publisher->changed, &publisher->lock, deadline);
+        blocked = rft_round_is_blocked(&publisher->hub);
+    }
+    if (blocked) rft_round_evict_readers(&publisher->hub, rft_now());
+    await_sending(publisher);
+}
+
+/* Makes a slot's memory safe to write: as it is, or fresh. */
+static refit_status slot_clear(refit_publisher *publisher, uint32_t slot, refit_error *error)
+{
+    rft_slot *place = &publisher->store->slots[slot];
+    int64_t deadline = rft_deadline(publisher->config.broadcast_linger_ms);
+    rft_attic_sweep(&publisher->attic);
+    if (!place->tainted && rft_pending_wait(&place->loan->pending, deadline)) return REFIT_OK;
+    rft_log(REFIT_LOG_INFO, "a slot of the store is replaced: somebody may still read it");
+    return rft_store_renew(publisher->store, slot, error);
+}
+
+refit_status refit_publisher_begin(refit_publisher *publisher, uint64_t version, refit_error *error)
+{
+    RFT_REFUSE_IF(publisher == NULL, error, REFIT_ERR_INVALID, "begin needs a publisher");
+    rft_hub *hub = &publisher->hub;
+    int64_t deadline = rft_deadline(publisher->config.broadcast_stage_timeout_ms);
+    rft_lock(&publisher->lock);
+    refit_status status = rft_round_prepare(hub, &version, error);
+    if (status == REFIT_OK) await_readers(publisher, deadline);
+    rft_unlock(&publisher->lock);
+    if (status != REFIT_OK) return status;
+
+    status = slot_clear(publisher, rft_store_target(publisher->store), error);
+    rft_lock(&publisher->lock);
+    if (status == REFIT_OK) {
+        rft_store_begin(publisher->store, version);
+        rft_round_begin(hub, rft_now());
+        publisher->write_seconds = 0;
+    } else {
+        rft_round_give_up(hub, rft_now());
+    }
+    rft_unlock(&publisher->lock);
+    rft_waker_set(publisher->waker);
+    return status;
+}
+
+/* ---- Writing */
+
+static void frame_ready(void *user, uint32_t frame)
+{
+    refit_publisher *publisher = user;
+    rft_lock(&publisher->lock);
+    rft_store_add_ready(publisher->store, frame);
+    bool wanted = rft_hub_wants_frames(&publisher->hub);
+    rft_unlock(&publisher->lock);
+    if (wanted) rft_waker_set(publisher->waker);
+}
+
+/* Waits until what the caller has put on the stream is done. */
+static refit_status await_stream(const refit_publisher *publisher, refit_device *device,
+                                 refit_stream_ref after, refit_error *error)
+{
+    rft_event *event = NULL;
+    if (after.native == NULL) return REFIT_OK;
+    RFT_REFUSE_IF(device == NULL, error, REFIT_ERR_INVALID, "a stream needs its device");
+    RFT_TRY(rft_device_event_open(device, &event, error));
+    refit_status status = rft_device_event_record(device, event, after, error);
+    if (status == REFIT_OK) {
+        status = rft_device_event_wait(device, event, publisher->config.broadcast_stage_timeout_ms,
+                                       error);
+    }
+    rft_device_event_close(device, event);
+    return status;
+}
+
+static refit_status check_writing(refit_publisher *publisher, const char *verb, refit_error *error)
+{
+    rft_lock(&publisher->lock);
+    bool writing = publisher->hub.round.state == RFT_ROUND_WRITING;
+    rft_unlock(&publisher->lock);
+    RFT_REFUSE_IF(!writing, error, REFIT_ERR_STATE,
+                  "there is no version to %s: call refit_publisher_begin first", verb);
+    return REFIT_OK;
+}
+
+refit_status refit_publisher_write(refit_publisher *publisher, uint32_t tensor, const void *memory,
+                                   uint64_t bytes, refit_device *device, refit_stream_ref after,
+                                   refit_error *error)
+{
+    RFT_REFUSE_IF(publisher == NULL || (memory == NULL && bytes > 0), error, REFIT_ERR_INVALID,
+                  "write needs a publisher and the tensor's memory");
+    RFT_REFUSE_IF(
+        device != NULL && !rft_device_get_caps(device).host_addressable, error,
+        REFIT_ERR_UNSUPPORTED,
+        "the host cannot address this device's memory: copy the tensor to the host first");
+    RFT_TRY(check_writing(publisher, "write to", error));
+    int64_t began = rft_now();
+    RFT_TRY(await_stream(publisher, device, after, error));
+    refit_status status =
+        rft_store_write(publisher->store, tensor, memory, bytes, frame_ready, publisher, error);
+    rft_lock(&publisher->lock);
+    publisher->write_seconds += rft_seconds(rft_now() - began);
+    rft_unlock(&publisher->lock);
+    return status;
+}
+
+/* ---- Ending */
+
+/* The version is aborted and everybody told so. Frames of it that are still in flight are of no
+ * interest to anybody, but their bytes are not to change: the slot gets fresh memory. If there is
+ * none the old bytes are put back all the same: workers drop frames of an aborted version. */
+static void roll_back(refit_publisher *publisher)
+{
+    rft_store *store = publisher->store;
+    rft_waker_set(publisher->waker);
+    rft_lock(&publisher->lock);
+    await_sending(publisher);
+    rft_unlock(&publisher->lock);
+    if (store->writing_slot == store->committed_slot) {
+        (void)slot_clear(publisher, store->writing_slot, NULL);
+    }
+    rft_store_undo(store);
+    rft_lock(&publisher->lock);
+    rft_store_rollback(store);
+    rft_round_settle(&publisher->hub, rft_now());
+    rft_unlock(&publisher->lock);
+    rft_waker_set(publisher->waker);
+}
+
+/* Both deadlines are kept by the service thread. Called with the lock held. */
+static void await_outcome(refit_publisher *publisher)
+{
+    const rft_round *round = &publisher->hub.round;
+    while (round->state == RFT_ROUND_STAGING || round->state == RFT_ROUND_COMMITTING) {
+        (void)rft_cond_wait(&publisher->changed, &publisher->lock, rft_deadline(WAIT_STEP_MS));
+    }
+}
+
+refit_status refit_publisher_commit(refit_publisher *publisher, refit_error *error)
+{
+    RFT_REFUSE_IF(publisher == NULL, error, REFIT_ERR_INVALID, "commit needs a publisher");
+    RFT_TRY(check_writing(publisher, "commit", error));
+    rft_lock(&publisher->lock);
+    refit_status status = rft_store_seal(publisher->store, error);
+    if (status == REFIT_OK) {
+        rft_round_seal(&publisher->hub, rft_now());
+        rft_waker_set(publisher->waker);
+        await_outcome(publisher);
+    }
+    refit_error result = publisher->hub.round.result;
+    bool aborted = publisher->hub.round.state == RFT_ROUND_ABORTED;
+    rft_unlock(&publisher->lock);
+    if (status != REFIT_OK) return status;
+    if (aborted) roll_back(publisher);
+    if (result.status == REFIT_OK) return REFIT_OK;
+    return rft_fail(error, (refit_status)result.status, "%s", result.text);
+}
+
+refit_status refit_publisher_abort(refit_publisher *publisher, refit_error *error)
+{
+    RFT_REFUSE_IF(publisher == NULL, error, REFIT_ERR_INVALID, "abort needs a publisher");
+    RFT_TRY(check_writing(publisher, "abort", error));
+    rft_lock(&publisher->lock);
+    rft_round_abort(&publisher->hub, REFIT_ERR_CANCELLED, "the trainer dropped it");
+    rft_unlock(&publisher->lock);
+    roll_back(publisher);
+    return REFIT_OK;
+}

@@ -1,0 +1,126 @@
+/*
+ * What a publisher tells about itself: its endpoint and version, its workers, its figures. Copies
+ * taken under the lock; nothing here changes anything.
+ */
+#include <inttypes.h>
+#include <string.h>
+
+#include "base/clock.h"
+#include "broadcast/publisher.h"
+
+const char *refit_publisher_endpoint(const refit_publisher *publisher)
+{
+    return publisher == NULL ? NULL : rft_channel_endpoint(publisher->channel);
+}
+
+uint64_t refit_publisher_version(refit_publisher *publisher)
+{
+    if (publisher == NULL) return 0;
+    rft_lock(&publisher->lock);
+    uint64_t version = publisher->hub.current.version;
+    rft_unlock(&publisher->lock);
+    return version;
+}
+
+refit_status refit_publisher_wait_workers(refit_publisher *publisher, uint32_t count,
+                                          uint32_t timeout_ms, refit_error *error)
+{
+    RFT_REFUSE_IF(publisher == NULL, error, REFIT_ERR_INVALID, "wait_workers needs a publisher");
+    int64_t deadline = rft_deadline(timeout_ms);
+    rft_lock(&publisher->lock);
+    uint32_t there = rft_peers_count_subscribed(&publisher->hub.peers);
+    while (there < count && rft_ms_until(deadline) > 0) {
+        (void)rft_cond_wait(&publisher->changed, &publisher->lock, deadline);
+        there = rft_peers_count_subscribed(&publisher->hub.peers);
+    }
+    rft_unlock(&publisher->lock);
+    RFT_REFUSE_IF(there < count, error, REFIT_ERR_TIMEOUT,
+                  "%" PRIu32 " of %" PRIu32 " workers have subscribed after %" PRIu32 " ms", there,
+                  count, timeout_ms);
+    return REFIT_OK;
+}
+
+/* ---- Workers */
+
+/* Subscribed ones first, then the lost; workers that are still joining are neither. */
+static const rft_peer *peer_at(const rft_peers *peers, uint32_t index)
+{
+    for (uint32_t i = 0; i < peers->count; i++) {
+        if (peers->live[i]->subscribed && index-- == 0) return peers->live[i];
+    }
+    return index < peers->lost_count ? peers->lost[index] : NULL;
+}
+
+static refit_path path_of(const refit_publisher *publisher, const rft_peer *peer)
+{
+    if (!peer->subscribed) return REFIT_PATH_NONE;
+    bool shared = publisher->store == NULL || publisher->store->shared;
+    return peer->shm && shared ? REFIT_PATH_SHM : REFIT_PATH_SOCKET;
+}
+
+refit_status refit_publisher_worker(refit_publisher *publisher, uint32_t index,
+                                    refit_worker_info *info, refit_error *error)
+{
+    RFT_REFUSE_IF(publisher == NULL || info == NULL || info->size < sizeof info->size, error,
+                  REFIT_ERR_INVALID,
+                  "worker needs a publisher and an info with its size filled in");
+    refit_worker_info full = {0};
+    rft_lock(&publisher->lock);
+    const rft_peer *peer = peer_at(&publisher->hub.peers, index);
+    if (peer != NULL) rft_peer_describe(peer, path_of(publisher, peer), &full);
+    rft_unlock(&publisher->lock);
+    RFT_REFUSE_IF(peer == NULL, error, REFIT_ERR_NOT_FOUND, "there is no worker %" PRIu32, index);
+    full.size = info->size;
+    memcpy(info, &full, full.size < sizeof full ? full.size : sizeof full);
+    return REFIT_OK;
+}
+
+/* ---- Figures */
+
+static uint64_t count_shm(const refit_publisher *publisher)
+{
+    uint64_t count = 0;
+    const rft_peers *peers = &publisher->hub.peers;
+    for (uint32_t i = 0; i < peers->count; i++) {
+        count += path_of(publisher, peers->live[i]) == REFIT_PATH_SHM;
+    }
+    return count;
+}
+
+/* Called with the lock held. */
+static void stats_fill(const refit_publisher *publisher, refit_stats *stats)
+{
+    const rft_hub *hub = &publisher->hub;
+    const rft_store *store = publisher->store;
+    stats->publish_version = hub->current.version;
+    stats->publish_count += hub->counts.committed;
+    stats->publish_aborts += hub->counts.aborted;
+    stats->publish_sent_bytes_total += publisher->sent_bytes;
+    stats->publish_resent_frames += hub->counts.resent;
+    stats->publish_write_seconds_last = publisher->write_seconds;
+    stats->publish_stage_seconds_last = hub->counts.stage_seconds;
+    stats->publish_commit_seconds_last = hub->counts.commit_seconds;
+    stats->workers = rft_peers_count_subscribed(&hub->peers);
+    stats->workers_shm = count_shm(publisher);
+    stats->workers_committed_last = hub->counts.applied_last;
+    stats->workers_evicted += hub->counts.evicted;
+    stats->messages_refused += hub->counts.refused;
+    if (store == NULL || store->committed.version == 0) return;
+    stats->publish_bytes_last = store->manifest->payload_bytes;
+    stats->publish_same_blocks_last = hub->counts.same_blocks;
+}
+
+refit_status refit_publisher_stats(refit_publisher *publisher, refit_stats *stats,
+                                   refit_error *error)
+{
+    RFT_REFUSE_IF(publisher == NULL || stats == NULL || stats->size < sizeof stats->size, error,
+                  REFIT_ERR_INVALID, "stats needs a publisher and a stats with its size filled in");
+    refit_stats full = {0};
+    size_t size = stats->size < sizeof full ? stats->size : sizeof full;
+    memcpy(&full, stats, size);
+    rft_lock(&publisher->lock);
+    stats_fill(publisher, &full);
+    rft_unlock(&publisher->lock);
+    memcpy(stats, &full, size);
+    return REFIT_OK;
+}

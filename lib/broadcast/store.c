@@ -1,0 +1,279 @@
+/*
+ * Slots, editions, and what happens to them when a version begins, is decided, or is undone.
+ * Writing is in store_write.c.
+ *
+ *              begin                      commit
+ *   decided ───────────► being written ──────────► decided (the new one)
+ *                              │ rollback
+ *                              └─────────────────► decided (the old one, bit for bit)
+ *
+ * decided        `committed` lies in committed_slot (or there is none); all its frames are ready;
+ *                `same` holds its differences to `base`.
+ * being written  writing_slot's mark is odd until it is sealed; frames become ready one by one.
+ */
+#include "broadcast/store.h"
+
+#include <inttypes.h>
+#include <string.h>
+
+#include "base/alloc.h"
+#include "kernels/copy.h"
+#include "kernels/digest.h"
+
+unsigned char *rft_slot_image(const rft_slot *slot)
+{
+    return slot->loan->segment.memory + RFT_MARK_BYTES;
+}
+
+static rft_mark *slot_mark(const rft_slot *slot)
+{
+    return (rft_mark *)(void *)slot->loan->segment.memory;
+}
+
+/* Odd: being written. */
+static void mark_begin(const rft_slot *slot)
+{
+    uint64_t generation = atomic_load(&slot_mark(slot)->generation);
+    atomic_store(&slot_mark(slot)->generation, (generation | 1) + (generation & 1) * 2);
+    atomic_thread_fence(memory_order_seq_cst);
+}
+
+static void mark_end(const rft_slot *slot)
+{
+    atomic_fetch_add(&slot_mark(slot)->generation, 1);
+}
+
+/* ---- Opening and closing */
+
+static refit_status slot_make(const rft_store *store, rft_loan **out, refit_error *error)
+{
+    uint64_t bytes = store->manifest->store_bytes + RFT_MARK_BYTES;
+    rft_loan *loan = rft_loan_open();
+    RFT_REFUSE_IF(loan == NULL, error, REFIT_ERR_HOST_MEMORY, "no memory for a slot");
+    refit_status status = store->shared ? rft_segment_create(&loan->segment, bytes, error)
+                                        : rft_segment_create_private(&loan->segment, bytes, error);
+    if (status == REFIT_OK) {
+        *out = loan;
+    } else {
+        rft_attic_put(store->attic, loan);
+    }
+    return status;
+}
+
+static bool tables_open(rft_store *store)
+{
+    const rft_manifest *manifest = store->manifest;
+    size_t originals = (size_t)manifest->originals + 1, frames = (size_t)manifest->frame_count + 1;
+    size_t blocks = (size_t)manifest->block_count + 1, tensors = (size_t)manifest->count + 1;
+    store->committed.sums = rft_calloc(originals, sizeof(uint64_t));
+    store->next.sums = rft_calloc(originals, sizeof(uint64_t));
+    store->same = rft_calloc(blocks, 1);
+    store->written = rft_calloc(tensors, 1);
+    store->originals = rft_calloc(tensors, sizeof(uint32_t));
+    store->frames_left = rft_calloc(frames, sizeof(uint32_t));
+    store->ready = rft_calloc(frames, sizeof(uint32_t));
+    store->frame_of = rft_calloc(blocks, sizeof(uint32_t));
+    return store->committed.sums != NULL && store->next.sums != NULL && store->same != NULL &&
+           store->written != NULL && store->originals != NULL && store->frames_left != NULL &&
+           store->ready != NULL && store->frame_of != NULL;
+}
+
+static void tables_fill(rft_store *store)
+{
+    const rft_manifest *manifest = store->manifest;
+    uint32_t place = 0;
+    for (uint32_t i = 0; i < manifest->count; i++) {
+        if (manifest->tensors[i].alias_of == REFIT_NO_ALIAS) store->originals[i] = place++;
+    }
+    for (uint32_t i = 0; i < manifest->frame_count; i++) {
+        const rft_frame_span *span = &manifest->frames[i];
+        for (uint32_t block = 0; block < span->blocks; block++) {
+            store->frame_of[span->first_block + block] = i;
+        }
+    }
+}
+
+static refit_status store_fill(rft_store *store, refit_error *error)
+{
+    RFT_REFUSE_IF(!tables_open(store), error, REFIT_ERR_HOST_MEMORY,
+                  "no memory for the tables of the store");
+    tables_fill(store);
+    for (uint32_t i = 0; i < store->slot_count; i++) {
+        RFT_TRY(slot_make(store, &store->slots[i].loan, error));
+    }
+    return store->slot_count == 1 ? rft_undo_open(&store->undo, store->manifest, error) : REFIT_OK;
+}
+
+refit_status rft_store_open(rft_manifest *manifest, uint32_t slots, bool shared, rft_attic *attic,
+                            rft_store **out, refit_error *error)
+{
+    rft_store *store = rft_calloc(1, sizeof *store);
+    if (store == NULL) rft_manifest_close(manifest);
+    RFT_REFUSE_IF(store == NULL, error, REFIT_ERR_HOST_MEMORY, "no memory for the store");
+    store->manifest = manifest;
+    store->attic = attic;
+    store->shared = shared;
+    store->slot_count = slots;
+    store->committed_slot = RFT_NO_SLOT;
+    store->writing_slot = RFT_NO_SLOT;
+    refit_status status = store_fill(store, error);
+    if (status == REFIT_OK) {
+        *out = store;
+    } else {
+        rft_store_close(store);
+    }
+    return status;
+}
+
+void rft_store_close(rft_store *store)
+{
+    if (store == NULL) return;
+    for (uint32_t i = 0; i < store->slot_count; i++) {
+        rft_attic_put(store->attic, store->slots[i].loan);
+    }
+    rft_undo_close(&store->undo);
+    rft_free(store->committed.sums);
+    rft_free(store->next.sums);
+    rft_free(store->same);
+    rft_free(store->written);
+    rft_free(store->originals);
+    rft_free(store->frames_left);
+    rft_free(store->ready);
+    rft_free(store->frame_of);
+    rft_manifest_close(store->manifest);
+    rft_free(store);
+}
+
+/* ---- Slots */
+
+uint32_t rft_store_target(const rft_store *store)
+{
+    if (store->slot_count == 1) return 0;
+    return store->committed_slot == 0 ? 1 : 0;
+}
+
+refit_status rft_store_renew(rft_store *store, uint32_t slot, refit_error *error)
+{
+    rft_slot *place = &store->slots[slot];
+    rft_loan *fresh = NULL;
+    RFT_TRY(slot_make(store, &fresh, error));
+    if (slot == store->committed_slot) {
+        rft_copy_bytes(fresh->segment.memory, place->loan->segment.memory,
+                       store->manifest->store_bytes + RFT_MARK_BYTES);
+    }
+    rft_attic_put(store->attic, place->loan);
+    place->loan = fresh;
+    place->tainted = false;
+    return REFIT_OK;
+}
+
+const rft_slot *rft_store_served_slot(const rft_store *store)
+{
+    if (store->writing_slot != RFT_NO_SLOT) return &store->slots[store->writing_slot];
+    if (store->committed_slot != RFT_NO_SLOT) return &store->slots[store->committed_slot];
+    return NULL;
+}
+
+const rft_edition *rft_store_served(const rft_store *store)
+{
+    if (store->writing_slot != RFT_NO_SLOT) return &store->next;
+    if (store->committed_slot != RFT_NO_SLOT) return &store->committed;
+    return NULL;
+}
+
+/* ---- Versions */
+
+/* Tensors without bytes need no writing. */
+static void missing_reset(rft_store *store)
+{
+    const rft_manifest *manifest = store->manifest;
+    store->missing = 0;
+    memset(store->written, 0, manifest->count);
+    for (uint32_t i = 0; i < manifest->count; i++) {
+        const rft_manifest_tensor *tensor = &manifest->tensors[i];
+        if (tensor->alias_of == REFIT_NO_ALIAS && tensor->bytes > 0) store->missing++;
+    }
+}
+
+static void frames_reset(rft_store *store)
+{
+    store->ready_count = 0;
+    for (uint32_t i = 0; i < store->manifest->frame_count; i++) {
+        store->frames_left[i] = store->manifest->frames[i].blocks;
+    }
+}
+
+void rft_store_begin(rft_store *store, uint64_t version)
+{
+    store->writing_slot = rft_store_target(store);
+    rft_slot *slot = &store->slots[store->writing_slot];
+    slot->version = version;
+    mark_begin(slot);
+    store->next.version = version;
+    memset(store->next.sums, 0, store->manifest->originals * sizeof store->next.sums[0]);
+    store->base = store->committed.version;
+    store->base_digest = store->committed.digest;
+    memset(store->same, 0, store->manifest->block_count);
+    store->same_blocks = 0;
+    missing_reset(store);
+    frames_reset(store);
+}
+
+refit_status rft_store_seal(rft_store *store, refit_error *error)
+{
+    const rft_manifest *manifest = store->manifest;
+    for (uint32_t i = 0; store->missing > 0 && i < manifest->count; i++) {
+        const rft_manifest_tensor *tensor = &manifest->tensors[i];
+        bool needed = tensor->alias_of == REFIT_NO_ALIAS && tensor->bytes > 0;
+        RFT_REFUSE_IF(needed && !store->written[i], error, REFIT_ERR_STATE,
+                      "version %" PRIu64 " lacks %" PRIu32
+                      " tensors, \"%s\" among them: write them first",
+                      store->next.version, store->missing, tensor->name);
+    }
+    for (uint32_t i = 0; i < manifest->count; i++) {
+        const rft_manifest_tensor *tensor = &manifest->tensors[i];
+        if (tensor->alias_of != REFIT_NO_ALIAS || store->written[i]) continue;
+        store->next.sums[store->originals[i]] = rft_digest_finish(0, 0);
+    }
+    store->next.digest = rft_version_digest(manifest, store->next.sums);
+    mark_end(&store->slots[store->writing_slot]);
+    return REFIT_OK;
+}
+
+void rft_store_commit(rft_store *store)
+{
+    rft_edition before = store->committed;
+    store->committed = store->next;
+    store->next = before;
+    store->committed_slot = store->writing_slot;
+    store->writing_slot = RFT_NO_SLOT;
+    rft_undo_reset(&store->undo);
+}
+
+static void ready_fill(rft_store *store)
+{
+    for (uint32_t i = 0; i < store->manifest->frame_count; i++) {
+        store->ready[i] = i;
+    }
+    store->ready_count = store->manifest->frame_count;
+}
+
+void rft_store_undo(rft_store *store)
+{
+    const rft_slot *slot = &store->slots[store->writing_slot];
+    mark_begin(slot);
+    if (store->writing_slot == store->committed_slot) {
+        rft_undo_restore(&store->undo, rft_slot_image(slot));
+        mark_end(slot);
+    }
+    rft_undo_reset(&store->undo);
+}
+
+void rft_store_rollback(rft_store *store)
+{
+    bool there = store->writing_slot == store->committed_slot;
+    store->slots[store->writing_slot].version = there ? store->committed.version : 0;
+    store->writing_slot = RFT_NO_SLOT;
+    store->base = 0; /* `same` was about the version that is gone */
+    ready_fill(store);
+}

@@ -1,0 +1,99 @@
+/*
+ * store: the publisher's host copy of the last committed version, and the one being written.
+ *
+ * Each slot is one image in memory of its own, behind its mark. With two slots a version is written
+ * into the one that does not hold the committed version; with one it is written over it, and an
+ * undo log gives the old bytes back. Every block is held against the committed version while it is
+ * written, so that frames can leave out what did not change.
+ *
+ * Who may read a slot is not known here: whoever calls begin or rollback makes sure that nobody
+ * does, or calls renew first. The writer's thread writes; `ready` alone is read meanwhile by
+ * others: it and `ready_count` are guarded by the lock of the publisher.
+ */
+#ifndef RFT_STORE_H
+#define RFT_STORE_H
+
+#include "broadcast/loan.h"
+#include "broadcast/undo.h"
+#include "wire/manifest.h"
+
+#define RFT_SLOTS_MOST 2u
+#define RFT_NO_SLOT    UINT32_MAX
+
+/* What is known of one version, apart from its bytes. */
+typedef struct rft_edition {
+    uint64_t version; /* 0: none */
+    rft_digest128 digest;
+    uint64_t *sums; /* per original tensor: of its parts while it is written, then its digest */
+} rft_edition;
+
+typedef struct rft_slot {
+    rft_loan *loan;
+    uint64_t version; /* whose bytes lie there; 0: none's */
+    bool tainted;     /* somebody out of reach may still read it: renew, do not rewrite */
+} rft_slot;
+
+typedef struct rft_store {
+    rft_manifest *manifest; /* owned */
+    rft_attic *attic;       /* borrowed */
+    bool shared;
+    uint32_t slot_count;
+    rft_slot slots[RFT_SLOTS_MOST];
+    rft_undo undo; /* open with one slot */
+
+    uint32_t committed_slot; /* or RFT_NO_SLOT */
+    uint32_t writing_slot;   /* or RFT_NO_SLOT */
+    rft_edition committed;
+    rft_edition next; /* being written, or a spare */
+    uint64_t base;    /* version that `same` refers to; 0: it says nothing */
+    rft_digest128 base_digest;
+    unsigned char *same;    /* per block of the newest version: 1 if it is as in the base */
+    unsigned char *written; /* per tensor */
+    uint32_t *originals;    /* per tensor: its place among the originals */
+    uint32_t *frames_left;  /* per frame: blocks not yet written */
+    uint32_t *ready;        /* frames that are complete, in the order they became so */
+    uint32_t ready_count;
+    uint32_t missing;     /* tensors not yet written */
+    uint32_t same_blocks; /* of the newest version */
+    uint32_t *frame_of;   /* per block */
+} rft_store;
+
+/* Takes the manifest, on failure too. `shared`: slots in shared memory, or REFIT_ERR_SYSTEM. */
+refit_status rft_store_open(rft_manifest *manifest, uint32_t slots, bool shared, rft_attic *attic,
+                            rft_store **out, refit_error *error);
+/* Its slots go to the attic. NULL is allowed. */
+void rft_store_close(rft_store *store);
+
+/* The slot that the next version goes to. */
+uint32_t rft_store_target(const rft_store *store);
+/* Puts fresh memory in the place of a slot's, with the committed version's bytes if it had them. */
+refit_status rft_store_renew(rft_store *store, uint32_t slot, refit_error *error);
+
+/* A version begins in the target slot. */
+void rft_store_begin(rft_store *store, uint64_t version);
+
+typedef void (*rft_ready_fn)(void *user, uint32_t frame);
+
+/* Copies and digests one tensor; `ready` is told each frame that became complete, so that whoever
+ * holds the lock can append it. REFIT_ERR_INVALID, REFIT_ERR_STATE (written already). */
+refit_status rft_store_write(rft_store *store, uint32_t tensor, const void *bytes, uint64_t count,
+                             rft_ready_fn ready, void *user, refit_error *error);
+/* Appends a frame to `ready`. */
+void rft_store_add_ready(rft_store *store, uint32_t frame);
+
+/* REFIT_ERR_STATE names a tensor that was not written. Makes the digests, and the mark even. */
+refit_status rft_store_seal(rft_store *store, refit_error *error);
+/* The sealed version is the committed one. */
+void rft_store_commit(rft_store *store);
+/* The version being written is gone: undo puts the committed one's bytes back where they were
+ * written over, and rollback makes it the served one again. */
+void rft_store_undo(rft_store *store);
+void rft_store_rollback(rft_store *store);
+
+/* The version that workers are served: the one being written, else the committed one. NULL: none.
+ */
+const rft_edition *rft_store_served(const rft_store *store);
+const rft_slot *rft_store_served_slot(const rft_store *store);
+unsigned char *rft_slot_image(const rft_slot *slot);
+
+#endif
