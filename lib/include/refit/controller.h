@@ -13,7 +13,7 @@
  *
  * Each verb is idempotent; one that does not fit the state answers REFIT_ERR_STATE and says which
  * would. A failed phase leaves the state where it was, so it can be called again or skipped by
- * `return`.
+ * `return`; two exceptions say so below.
  */
 #ifndef REFIT_CONTROLLER_H
 #define REFIT_CONTROLLER_H
@@ -45,7 +45,8 @@ typedef struct refit_weight {
  * Joins an offloader and a publisher (either may be NULL: then its phases do nothing) into a cycle.
  * Both are borrowed: close the controller first. Seals the offloader if it is not. `config` may be
  * NULL; it is copied. One thread at a time. REFIT_ERR_INVALID (both NULL), and what
- * refit_offloader_seal returns. Since 0.1.
+ * refit_offloader_seal returns. An offloader whose states are away makes it begin in CLEARED, or in
+ * RETURNING. Does not block, but for the seal. Since 0.1.
  */
 REFIT_API REFIT_MUST_CHECK refit_status refit_controller_open(refit_offloader *offloader,
                                                               refit_publisher *publisher,
@@ -57,9 +58,13 @@ REFIT_API REFIT_MUST_CHECK refit_status refit_controller_open(refit_offloader *o
  * is allowed. Since 0.1. */
 REFIT_API void refit_controller_close(refit_controller *controller);
 
-/* States leave the device behind what `after` has queued; returns when they have left and their
- * memory is given back. Blocks, at most offload.timeout_ms. REFIT_ERR_STATE, and what
- * refit_offloader_offload and _finish return. Since 0.1. */
+/*
+ * States leave the device behind what `after` has queued; returns when they have left and their
+ * memory is given back. Blocks, at most offload.timeout_ms. If they have left but their memory
+ * could not be given back, the state is CLEARED all the same; calling it again goes on with that.
+ * REFIT_ERR_STATE (RETURNING), what refit_offloader_offload and _finish return, and once, if copies
+ * failed that the last join had only queued a stream behind, how they did. Since 0.1.
+ */
 REFIT_API REFIT_MUST_CHECK refit_status refit_controller_clear(refit_controller *controller,
                                                                refit_stream_ref after,
                                                                refit_error *error);
@@ -68,20 +73,24 @@ REFIT_API REFIT_MUST_CHECK refit_status refit_controller_clear(refit_controller 
  * Publishes one version (0: the next number) from the weights given, which live on `device` behind
  * `after` (NULL and REFIT_STREAM_NONE: host memory). Returns when it is committed and applied, or
  * aborted. Blocks within the deadlines of refit_publisher_commit. Also allowed in TRAINING, where
- * the states stay. What refit_publisher_* return. Since 0.1.
+ * the states stay. Nothing if `version` is the current one already. REFIT_ERR_STATE (RETURNING),
+ * and what refit_publisher_begin, _write and _commit return; where a commit fails because workers
+ * were lost after it, the version holds, and so does REFITTED. Since 0.1.
  */
 REFIT_API REFIT_MUST_CHECK refit_status refit_controller_publish(
     refit_controller *controller, uint64_t version, const refit_weight *weights, uint32_t count,
     refit_device *device, refit_stream_ref after, refit_error *error);
 
-/* Starts the way back of the states, without waiting for it. What refit_offloader_restore returns;
- * after a failure (no device memory yet, say) call it again. Since 0.1. */
+/* Starts the way back of the states, without waiting for it; nothing if they are there. What
+ * refit_offloader_restore returns; after a failure (no device memory yet, say, or copies that
+ * failed) call it again. After a clear that timed out it waits for that first. Since 0.1. */
 REFIT_API REFIT_MUST_CHECK refit_status refit_controller_return(refit_controller *controller,
                                                                 refit_stream_ref after,
                                                                 refit_error *error);
 
 /* Makes `stream` wait for the states; with REFIT_STREAM_NONE, blocks until they are back (at most
- * offload.timeout_ms). Call it before the optimizer step. Since 0.1. */
+ * offload.timeout_ms). Call it before the optimizer step. Nothing in TRAINING. REFIT_ERR_STATE
+ * before the return, and how the way back failed; then `return` again. Since 0.1. */
 REFIT_API REFIT_MUST_CHECK refit_status refit_controller_join(refit_controller *controller,
                                                               refit_stream_ref stream,
                                                               refit_error *error);

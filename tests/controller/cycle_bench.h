@@ -1,0 +1,50 @@
+/*
+ * What the tests of the controller stand on: a device that can be told to fail, one kept region
+ * with hooks, and a publisher of two tensors; either half can be left out.
+ */
+#ifndef CYCLE_BENCH_H
+#define CYCLE_BENCH_H
+
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdbool.h>
+#include <stddef.h>
+
+#include <cmocka.h>
+
+#include <refit.h>
+
+#include "tests/support/faulty_device.h"
+
+#define assert_ok(call) assert_int_equal((call), REFIT_OK)
+
+#define BENCH_BYTES 50000
+
+typedef struct cycle_bench {
+    refit_device *device;
+    refit_config config;
+    refit_offloader *offloader;
+    refit_publisher *publisher;
+    refit_controller *controller;
+    unsigned char *memory; /* NULL while it is given back */
+    unsigned char expected[BENCH_BYTES];
+    unsigned char weights[2][1024];
+    int fail_release; /* calls of the hooks that are still to fail */
+    int fail_acquire;
+    refit_error error;
+} cycle_bench;
+
+/* `with_*`: which halves there are. */
+void bench_open(cycle_bench *on, bool with_offloader, bool with_publisher);
+void bench_close(cycle_bench *on);
+
+/* The region holds what was filled in. */
+void bench_check(const cycle_bench *on);
+
+/* Publishes both weights. */
+refit_status bench_publish(cycle_bench *on, uint64_t version);
+
+refit_controller_state bench_state(const cycle_bench *on);
+refit_stats bench_stats(cycle_bench *on);
+
+#endif
