@@ -45,7 +45,8 @@ TARGET_AVX2 static INLINE uint64_t total_avx2(__m256i sum)
 TARGET_AVX2 static INLINE uint64_t run_avx2(char *to, const char *from, size_t bytes, uint64_t key,
                                             bool copies)
 {
-    const __m256i step = _mm256_set1_epi64x((long long)(4 * RFT_DIGEST_STEP));
+    const uint64_t lanes_apart = 4 * RFT_DIGEST_STEP;
+    const __m256i step = _mm256_set1_epi64x((long long)lanes_apart);
     uint64_t first[4];
     for (unsigned lane = 0; lane < 4; lane++) {
         first[lane] = key + lane * RFT_DIGEST_STEP;
@@ -100,7 +101,8 @@ TARGET_AVX512 static INLINE uint64_t total_avx512(__m512i sum)
 TARGET_AVX512 static INLINE uint64_t run_avx512(char *to, const char *from, size_t bytes,
                                                 uint64_t key, bool copies)
 {
-    const __m512i step = _mm512_set1_epi64((long long)(8 * RFT_DIGEST_STEP));
+    const uint64_t lanes_apart = 8 * RFT_DIGEST_STEP;
+    const __m512i step = _mm512_set1_epi64((long long)lanes_apart);
     uint64_t first[8];
     for (unsigned lane = 0; lane < 8; lane++) {
         first[lane] = key + lane * RFT_DIGEST_STEP;

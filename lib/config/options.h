@@ -54,6 +54,9 @@ bool rft_option_within(const rft_option *option, size_t size);
 refit_status rft_option_parse(const rft_option *option, const char *text, refit_config *config,
                               refit_error *error);
 
+/* Reads a size as every option does: "512MiB". False, and nothing is written, if it is none. */
+bool rft_size_read(const char *text, uint64_t *bytes);
+
 /* Prints the field as the file would say it. */
 void rft_option_print(const rft_option *option, const refit_config *config,
                       char text[RFT_VALUE_TEXT]);

@@ -87,10 +87,20 @@ static void print_count(const rft_option *option, uint64_t code, char *text, siz
     (void)snprintf(text, capacity, "%" PRIu64, code);
 }
 
+bool rft_size_read(const char *text, uint64_t *bytes)
+{
+    uint64_t code;
+    if (!read_units(text, size_units, sizeof size_units / sizeof size_units[0], &code)) {
+        return false;
+    }
+    *bytes = code;
+    return true;
+}
+
 static bool read_size(const rft_option *option, const char *text, uint64_t *code)
 {
     (void)option;
-    return read_units(text, size_units, sizeof size_units / sizeof size_units[0], code);
+    return rft_size_read(text, code);
 }
 
 static void print_size(const rft_option *option, uint64_t code, char *text, size_t capacity)

@@ -96,7 +96,8 @@ typedef struct rft_device_ops {
     void (*event_close)(void *self, rft_event *event);
     refit_status (*event_record)(void *self, rft_event *event, refit_stream_ref stream,
                                  refit_error *error);
-    /* Makes the work put on `stream` from now on wait for the event. */
+    /* Makes the work put on `stream` from now on wait for the event as it is recorded now. It waits
+     * for the end of the work, not for its success: that is what event_wait answers. */
     refit_status (*event_join)(void *self, rft_event *event, refit_stream_ref stream,
                                refit_error *error);
     /* REFIT_OK done, REFIT_ERR_TIMEOUT not yet, or the failure of the work before it. 0: only look.

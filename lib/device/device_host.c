@@ -16,7 +16,7 @@
 
 #include "base/alloc.h"
 #include "base/clock.h"
-#include "device/device_spec.h"
+#include "config/options.h"
 #include "device/host_stream.h"
 
 typedef struct host_device {
@@ -234,7 +234,6 @@ static refit_status host_event_record(void *self, rft_event *event, refit_stream
     return rft_host_stream_record(stream.native, (rft_host_event *)event, error);
 }
 
-/* Joining says that the work is over, not that it went well: that is what event_wait answers. */
 static refit_status join_here(const host_device *host, rft_host_event *event, refit_error *error)
 {
     uint64_t place;
@@ -293,9 +292,13 @@ static refit_status read_capacity(const char *rest, uint64_t *capacity, refit_er
     static const char key[] = "capacity=";
     *capacity = UINT64_MAX;
     if (rest[0] == '\0') return REFIT_OK;
-    RFT_REFUSE_IF(strncmp(rest, key, sizeof key - 1) != 0, error, REFIT_ERR_INVALID,
-                  "\"host:%.64s\" cannot be read: say \"host\" or \"host:capacity=2GiB\"", rest);
-    return rft_device_spec_bytes(rest + sizeof key - 1, capacity, error);
+    bool known = strncmp(rest, key, sizeof key - 1) == 0 &&
+                 rft_size_read(rest + sizeof key - 1, capacity) && *capacity != 0;
+    RFT_REFUSE_IF(!known, error, REFIT_ERR_INVALID,
+                  "\"host:%.64s\" cannot be read: say \"host\" or \"host:capacity=2GiB\", a whole "
+                  "number > 0 of bytes, KiB, MiB, GiB or TiB",
+                  rest);
+    return REFIT_OK;
 }
 
 static refit_status open_parts(host_device *host, uint64_t capacity, const refit_config *config,

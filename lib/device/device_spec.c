@@ -6,11 +6,8 @@
  */
 #include "device/device_spec.h"
 
-#include <errno.h>
-#include <stdlib.h>
+#include <stdbool.h>
 #include <string.h>
-
-#include "base/checked.h"
 
 static bool text_is(const char *text, size_t length, const char *word)
 {
@@ -34,34 +31,4 @@ refit_status rft_device_spec_parse(const char *text, rft_device_spec *out, refit
                     "device \"%.64s\" cannot be read: say \"host\", \"host:capacity=2GiB\", "
                     "\"cuda:0\" or \"auto\"",
                     text);
-}
-
-static bool suffix_shift(const char *suffix, unsigned *shift)
-{
-    static const char *const suffixes[] = {"B", "KiB", "MiB", "GiB", "TiB"};
-    for (unsigned i = 0; i < sizeof suffixes / sizeof suffixes[0]; i++) {
-        if (strcmp(suffix, suffixes[i]) != 0) continue;
-        *shift = 10 * i;
-        return true;
-    }
-    return false;
-}
-
-refit_status rft_device_spec_bytes(const char *text, uint64_t *out, refit_error *error)
-{
-    char *suffix = NULL;
-    unsigned shift = 0;
-    errno = 0;
-    /* strtoull takes spaces and signs, which have no meaning here. */
-    bool digits = text[0] >= '0' && text[0] <= '9';
-    uint64_t value = digits ? strtoull(text, &suffix, 10) : 0;
-    if (!digits || errno != 0 || value == 0 || !suffix_shift(suffix, &shift) ||
-        !rft_mul_u64(value, UINT64_C(1) << shift, &value)) {
-        return rft_fail(error, REFIT_ERR_INVALID,
-                        "\"%.64s\" is no size: write a whole number > 0 with B, KiB, MiB, GiB or "
-                        "TiB, like 2GiB",
-                        text);
-    }
-    *out = value;
-    return REFIT_OK;
 }

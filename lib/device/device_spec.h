@@ -17,7 +17,4 @@ typedef struct rft_device_spec {
 
 refit_status rft_device_spec_parse(const char *text, rft_device_spec *out, refit_error *error);
 
-/* "2GiB" with one of the suffixes B, KiB, MiB, GiB, TiB; a whole number > 0. */
-refit_status rft_device_spec_bytes(const char *text, uint64_t *out, refit_error *error);
-
 #endif

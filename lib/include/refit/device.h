@@ -1,10 +1,10 @@
 /*
  * refit/device.h: where tensors live, and the streams that order work on them.
  *
- *     "host"                  this machine's memory, driven like a device
- *     "host:capacity=2GiB"    likewise, and no more than so much of it: beyond,
- * REFIT_ERR_DEVICE_MEMORY "cuda:0"                a GPU, through the driver found at run time
- *     "auto"                  the first GPU, or the host if there is none
+ *     "host"                this machine's memory, driven like a device
+ *     "host:capacity=2GiB"  likewise, but no more of it (KiB, MiB, GiB, TiB)
+ *     "cuda:0"              a GPU, through the driver found at run time
+ *     "auto"                the first GPU, or the host if there is none
  */
 #ifndef REFIT_DEVICE_H
 #define REFIT_DEVICE_H
@@ -47,7 +47,7 @@ typedef struct refit_device_info {
 /*
  * Opens a device. `spec` as above, NULL: what `config` says; `config` may be NULL for the defaults
  * and is not kept. The device outlives everything opened on it: closing it earlier answers
- * REFIT_ERR_BUSY. Starts no thread before the first stream. Any thread.
+ * REFIT_ERR_BUSY. Starts no thread before the first stream or the first large copy. Any thread.
  * REFIT_ERR_INVALID (a spec that cannot be read), REFIT_ERR_NOT_FOUND, REFIT_ERR_UNSUPPORTED,
  * REFIT_ERR_HOST_MEMORY. Since 0.1.
  */
