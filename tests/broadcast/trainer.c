@@ -1,0 +1,143 @@
+/* A trainer for tests: see trainer.h. */
+#include "trainer.h"
+
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+refit_config trainer_config(void)
+{
+    refit_config config = quick_config();
+    config.broadcast_frame_bytes = SAMPLE_FRAME_BYTES;
+    config.broadcast_heartbeat_timeout_ms = 30000;
+    config.broadcast_stage_timeout_ms = 30000;
+    config.broadcast_commit_timeout_ms = 30000;
+    return config;
+}
+
+void trainer_open(test_trainer *trainer, const refit_config *config)
+{
+    refit_error error = {0};
+    memset(trainer, 0, sizeof *trainer);
+    refit_status status =
+        refit_publisher_open("tcp://127.0.0.1:0", config, &trainer->publisher, &error);
+    if (status != REFIT_OK) fail_msg("open: %s", error.text);
+    assert_int_equal(
+        refit_publisher_declare(trainer->publisher, sample_tensors(), SAMPLE_TENSORS, NULL),
+        REFIT_OK);
+}
+
+static void sample_change(test_trainer *trainer, uint64_t version)
+{
+    if (trainer->sample.manifest != NULL) sample_close(&trainer->sample);
+    sample_open(&trainer->sample, version);
+}
+
+void trainer_close(test_trainer *trainer)
+{
+    refit_publisher_close(trainer->publisher);
+    if (trainer->sample.manifest != NULL) sample_close(&trainer->sample);
+}
+
+void trainer_wait_workers(test_trainer *trainer, uint32_t count)
+{
+    assert_int_equal(refit_publisher_wait_workers(trainer->publisher, count, RAW_WAIT_MS, NULL),
+                     REFIT_OK);
+}
+
+void trainer_begin(test_trainer *trainer, uint64_t version)
+{
+    sample_change(trainer, version);
+    assert_int_equal(refit_publisher_begin(trainer->publisher, version, NULL), REFIT_OK);
+}
+
+static refit_status write_all(test_trainer *trainer)
+{
+    const rft_manifest *manifest = trainer->sample.manifest;
+    refit_status status = REFIT_OK;
+    for (uint32_t i = manifest->count; i-- > 0 && status == REFIT_OK;) {
+        const rft_manifest_tensor *tensor = &manifest->tensors[i];
+        if (tensor->alias_of != REFIT_NO_ALIAS) continue;
+        status =
+            refit_publisher_write(trainer->publisher, i, trainer->sample.image + tensor->offset,
+                                  tensor->bytes, NULL, REFIT_STREAM_NONE, &trainer->error);
+    }
+    return status;
+}
+
+void trainer_write(test_trainer *trainer)
+{
+    assert_int_equal(write_all(trainer), REFIT_OK);
+}
+
+static void *run(void *user)
+{
+    test_trainer *trainer = user;
+    trainer->status = REFIT_OK;
+    if (trainer->call != TRAINER_COMMIT) {
+        trainer->status =
+            refit_publisher_begin(trainer->publisher, trainer->sample.version, &trainer->error);
+    }
+    if (trainer->status == REFIT_OK && trainer->call == TRAINER_PUBLISH) {
+        trainer->status = write_all(trainer);
+    }
+    if (trainer->status == REFIT_OK && trainer->call != TRAINER_BEGIN) {
+        trainer->status = refit_publisher_commit(trainer->publisher, &trainer->error);
+    }
+    return NULL;
+}
+
+void trainer_start(test_trainer *trainer, trainer_call call, uint64_t version)
+{
+    trainer->call = call;
+    memset(&trainer->error, 0, sizeof trainer->error);
+    if (call != TRAINER_COMMIT) sample_change(trainer, version);
+    assert_int_equal(rft_thread_start(&trainer->thread, "trainer", run, trainer, NULL), REFIT_OK);
+}
+
+refit_status trainer_join(test_trainer *trainer)
+{
+    rft_thread_join(trainer->thread);
+    return trainer->status;
+}
+
+void trainer_offer(test_trainer *trainer, uint64_t version)
+{
+    trainer_begin(trainer, version);
+    trainer_write(trainer);
+    trainer_start(trainer, TRAINER_COMMIT, version);
+}
+
+refit_worker_info trainer_worker(test_trainer *trainer, const char *name)
+{
+    refit_worker_info info = {.size = sizeof info};
+    for (uint32_t i = 0; refit_publisher_worker(trainer->publisher, i, &info, NULL) == REFIT_OK;
+         i++) {
+        if (strcmp(info.name, name) == 0) return info;
+    }
+    fail_msg("there is no worker %s", name);
+    return info;
+}
+
+refit_stats trainer_stats(test_trainer *trainer)
+{
+    refit_stats stats;
+    refit_stats_init(&stats, sizeof stats);
+    assert_int_equal(refit_publisher_stats(trainer->publisher, &stats, NULL), REFIT_OK);
+    return stats;
+}
+
+void trainer_check_bytes(const raw_worker *worker, uint64_t version)
+{
+    sample_version sample;
+    sample_open(&sample, version);
+    for (uint32_t i = 0; i < sample.manifest->count; i++) {
+        const rft_manifest_tensor *tensor = &sample.manifest->tensors[i];
+        assert_memory_equal(raw_worker_bytes(worker) + tensor->offset,
+                            sample.image + tensor->offset, tensor->bytes);
+    }
+    sample_close(&sample);
+}

@@ -1,0 +1,52 @@
+/*
+ * A trainer for tests: a publisher of sample versions, and a thread for the calls that wait for
+ * workers, so that the test can be the workers meanwhile.
+ */
+#ifndef TRAINER_H
+#define TRAINER_H
+
+#include <refit/broadcast.h>
+
+#include "base/thread.h"
+#include "tests/support/quick_config.h"
+#include "tests/support/raw_worker.h"
+#include "tests/support/sample_version.h"
+
+typedef enum trainer_call { TRAINER_BEGIN, TRAINER_COMMIT, TRAINER_PUBLISH } trainer_call;
+
+typedef struct test_trainer {
+    refit_publisher *publisher;
+    sample_version sample; /* of the version under way, or the last one */
+    rft_thread thread;
+    trainer_call call;
+    refit_status status;
+    refit_error error;
+} test_trainer;
+
+/* quick_config with the samples' frame size, and a silence that no slow machine reaches. */
+refit_config trainer_config(void);
+
+/* Opens and declares. */
+void trainer_open(test_trainer *trainer, const refit_config *config);
+void trainer_close(test_trainer *trainer);
+
+void trainer_wait_workers(test_trainer *trainer, uint32_t count);
+void trainer_begin(test_trainer *trainer, uint64_t version);
+void trainer_write(test_trainer *trainer);
+
+/* The call runs on the thread until join, which gives its status. PUBLISH is begin, write, commit.
+ * `version` is that of the sample for BEGIN and PUBLISH. */
+void trainer_start(test_trainer *trainer, trainer_call call, uint64_t version);
+refit_status trainer_join(test_trainer *trainer);
+
+/* begin, write, and commit started. */
+void trainer_offer(test_trainer *trainer, uint64_t version);
+
+/* By name; subscribed or lost. Fails the test if there is none. */
+refit_worker_info trainer_worker(test_trainer *trainer, const char *name);
+refit_stats trainer_stats(test_trainer *trainer);
+
+/* Whether the worker's staged bytes are those of the version, padding left out. */
+void trainer_check_bytes(const raw_worker *worker, uint64_t version);
+
+#endif
