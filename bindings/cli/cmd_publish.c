@@ -1,0 +1,254 @@
+/*
+ * refit publish: safetensors files as versions 1, 2, ...
+ *
+ * All files are opened and checked before a worker is waited for, so that a bad one costs nobody
+ * anything. A version counts when at least as many workers as were asked for have applied it; the
+ * first that fails ends the command, and its workers are named. The tensors are declared again only
+ * where a file has others than the one before it.
+ */
+#include <inttypes.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <refit/broadcast.h>
+
+#include "args.h"
+#include "cli.h"
+#include "interrupt.h"
+#include "progress.h"
+#include "safetensors.h"
+#include "settings.h"
+
+#define SLICE_MS 200 /* how soon a signal ends a wait */
+
+typedef struct publish_job {
+    cli_settings settings;
+    refit_config config;
+    const char *endpoint; /* NULL: broadcast.endpoint */
+    uint32_t workers;
+    uint32_t timeout_s; /* 0: what the configuration says */
+    const char **paths;
+    cli_weights *files;
+    int count;
+    refit_publisher *publisher;
+} publish_job;
+
+enum { FLAG_BIND, FLAG_WORKERS, FLAG_TIMEOUT, FLAG_CONFIG, FLAG_SET };
+
+static const cli_flag flags[] = {
+    [FLAG_BIND] = {"--bind", true},       [FLAG_WORKERS] = {"--workers", true},
+    [FLAG_TIMEOUT] = {"--timeout", true}, [FLAG_CONFIG] = {"--config", true},
+    [FLAG_SET] = {"--set", true},         {NULL, false},
+};
+
+static bool take_flag(publish_job *job, int flag, const char *value)
+{
+    switch (flag) {
+    case FLAG_BIND: job->endpoint = value; return true;
+    case FLAG_WORKERS: return cli_args_number("--workers", value, 1, 65536, &job->workers);
+    case FLAG_TIMEOUT: return cli_args_number("--timeout", value, 1, 86400, &job->timeout_s);
+    case FLAG_CONFIG: job->settings.file = value; return true;
+    case FLAG_SET: return cli_settings_add(&job->settings, value);
+    case CLI_ARGS_WORD: job->paths[job->count++] = value; return true;
+    default: return false;
+    }
+}
+
+/* --timeout stands for both of the publisher's deadlines. */
+static int apply_timeout(publish_job *job)
+{
+    if (job->timeout_s == 0) return CLI_DONE;
+    static const char *const keys[] = {"broadcast.stage_timeout_ms", "broadcast.commit_timeout_ms"};
+    char text[16];
+    (void)snprintf(text, sizeof text, "%us", job->timeout_s);
+    for (size_t i = 0; i < sizeof keys / sizeof keys[0]; i++) {
+        refit_error error;
+        if (refit_config_set(&job->config, keys[i], text, &error) != REFIT_OK) {
+            return cli_complain_error(&error);
+        }
+    }
+    return CLI_DONE;
+}
+
+static int open_files(publish_job *job)
+{
+    for (int i = 0; i < job->count; i++) {
+        refit_error error;
+        refit_status status = cli_weights_open(job->paths[i], &job->files[i], &error);
+        if (status == REFIT_OK) continue;
+        const int exit_status = status == REFIT_ERR_IO            ? CLI_IO
+                                : status == REFIT_ERR_HOST_MEMORY ? CLI_FAILED
+                                                                  : CLI_FILE;
+        return cli_complain(exit_status, "%s: %s", job->paths[i], error.text);
+    }
+    return CLI_DONE;
+}
+
+static int wait_workers(publish_job *job, cli_progress *progress)
+{
+    char words[64];
+    (void)snprintf(words, sizeof words, "waiting for %u worker%s", job->workers,
+                   job->workers == 1 ? "" : "s");
+    cli_progress_say(progress, words);
+    refit_error error;
+    const double end = cli_seconds() + 1e-3 * job->config.broadcast_stage_timeout_ms;
+    for (;;) {
+        refit_status status =
+            refit_publisher_wait_workers(job->publisher, job->workers, SLICE_MS, &error);
+        if (cli_interrupt_signal() != 0) return CLI_SIGNAL + cli_interrupt_signal();
+        if (status == REFIT_OK) return CLI_DONE;
+        if (status != REFIT_ERR_TIMEOUT || cli_seconds() >= end) {
+            cli_progress_end(progress);
+            return cli_complain_error(&error);
+        }
+    }
+}
+
+static refit_status write_version(publish_job *job, const cli_weights *file, cli_progress *progress,
+                                  refit_error *error)
+{
+    refit_status status = refit_publisher_begin(job->publisher, 0, error);
+    if (status != REFIT_OK) return status;
+    for (uint32_t i = 0; i < file->count; i++) {
+        status = refit_publisher_write(job->publisher, i, file->bytes[i], file->tensors[i].bytes,
+                                       NULL, REFIT_STREAM_NONE, error);
+        if (status != REFIT_OK) return status;
+        cli_progress_add(progress, file->tensors[i].bytes);
+    }
+    cli_progress_say(progress, "waiting for the workers to load it");
+    return refit_publisher_commit(job->publisher, error);
+}
+
+/* How many workers have applied the last version; names those that were counted on and have not. */
+static uint32_t count_committed(publish_job *job, cli_progress *progress)
+{
+    uint32_t committed = 0;
+    refit_worker_info info = {.size = sizeof info};
+    for (uint32_t i = 0; refit_publisher_worker(job->publisher, i, &info, NULL) == REFIT_OK; i++) {
+        if (!info.member) continue;
+        if (info.committed) {
+            committed++;
+            continue;
+        }
+        cli_progress_end(progress);
+        (void)cli_complain(CLI_PEERS, "worker %s did not commit: %s", info.name,
+                           info.reason[0] != '\0' ? info.reason : refit_status_text(info.status));
+    }
+    return committed;
+}
+
+static int report_version(const publish_job *job, int index, uint32_t committed, double seconds)
+{
+    char size[CLI_SIZE_TEXT];
+    (void)printf("version %" PRIu64 ": %s, %u tensors, %s, %u worker%s, %.2f s\n",
+                 refit_publisher_version(job->publisher), job->paths[index],
+                 job->files[index].count, cli_size_text(job->files[index].total, size), committed,
+                 committed == 1 ? "" : "s", seconds);
+    (void)fflush(stdout);
+    return CLI_DONE;
+}
+
+static int publish_version(publish_job *job, int index, cli_progress *progress)
+{
+    refit_error error;
+    const cli_weights *file = &job->files[index];
+    if (index == 0 || !cli_weights_alike(file, &job->files[index - 1])) {
+        if (refit_publisher_declare(job->publisher, file->tensors, file->count, &error) !=
+            REFIT_OK) {
+            cli_progress_end(progress);
+            return cli_complain(CLI_FAILED, "%s: %s", job->paths[index], error.text);
+        }
+    }
+    int status = wait_workers(job, progress);
+    if (status != CLI_DONE) return status;
+    const double start = cli_seconds();
+    const refit_status written = write_version(job, file, progress, &error);
+    const uint32_t committed = count_committed(job, progress);
+    cli_progress_end(progress);
+    if (written != REFIT_OK) return cli_complain_error(&error);
+    if (committed < job->workers) {
+        return cli_complain(CLI_PEERS, "%s: %u of %u workers committed it", job->paths[index],
+                            committed, job->workers);
+    }
+    return report_version(job, index, committed, cli_seconds() - start);
+}
+
+static int publish_all(publish_job *job)
+{
+    refit_error error;
+    if (refit_publisher_open(job->endpoint, &job->config, &job->publisher, &error) != REFIT_OK) {
+        return cli_complain_error(&error);
+    }
+    (void)printf("endpoint %s\n", refit_publisher_endpoint(job->publisher));
+    (void)fflush(stdout);
+    int status = CLI_DONE;
+    for (int i = 0; i < job->count && status == CLI_DONE; i++) {
+        char label[64];
+        cli_progress progress;
+        (void)snprintf(label, sizeof label, "version %d", i + 1);
+        cli_progress_begin(&progress, job->files[i].total, label);
+        status = publish_version(job, i, &progress);
+        cli_progress_end(&progress);
+        if (status == CLI_DONE && cli_interrupt_signal() != 0) {
+            status = CLI_SIGNAL + cli_interrupt_signal();
+        }
+    }
+    refit_publisher_close(job->publisher);
+    return status;
+}
+
+static int run_job(publish_job *job, int count, char **arguments)
+{
+    const char *value = NULL;
+    cli_args args = {count, arguments, 0, false};
+    for (int found; (found = cli_args_next(&args, flags, &value)) != CLI_ARGS_END;) {
+        if (!take_flag(job, found, value)) return CLI_USAGE;
+    }
+    if (job->count == 0) {
+        return cli_complain(CLI_USAGE, "which file? refit publish --help tells more");
+    }
+    int status = cli_settings_load(&job->settings, &job->config);
+    if (status == CLI_DONE) status = apply_timeout(job);
+    if (status == CLI_DONE) status = open_files(job);
+    if (status != CLI_DONE) return status;
+    cli_interrupt_catch();
+    return publish_all(job);
+}
+
+static int run_publish(int count, char **arguments)
+{
+    publish_job job = {.workers = 1};
+    job.paths = calloc((size_t)count + 1, sizeof *job.paths);
+    job.files = calloc((size_t)count + 1, sizeof *job.files);
+    int status = job.paths != NULL && job.files != NULL ? run_job(&job, count, arguments)
+                                                        : cli_complain(CLI_FAILED, "no memory");
+    for (int i = 0; i < job.count && job.files != NULL; i++)
+        cli_weights_close(&job.files[i]);
+    free(job.files);
+    free(job.paths);
+    return status;
+}
+
+const cli_command cli_publish = {
+    .name = "publish",
+    .summary = "publish safetensors files as versions 1, 2, ...",
+    .usage = "usage: refit publish FILE.safetensors... [--bind ENDPOINT] [--workers N]\n"
+             "                     [--timeout S] [--config FILE] [--set KEY=VALUE]...\n"
+             "\n"
+             "Publishes each file as one version, in order, waiting before and after each\n"
+             "until N workers are there and have committed it. Prints the endpoint and one\n"
+             "line a version.\n"
+             "\n"
+             "  --bind ENDPOINT  tcp://127.0.0.1:0 (any free port), ipc://PATH; default:\n"
+             "                   broadcast.endpoint\n"
+             "  --workers N      workers that must commit each version; default: 1\n"
+             "  --timeout S      seconds that workers have to come, to fetch, and to load\n"
+             "  --config FILE    read this configuration file\n"
+             "  --set KEY=VALUE  set one option; refit config lists them\n"
+             "\n"
+             "Status 4 if workers are missing or do not commit: they are named on stderr.\n"
+             "Tensors travel with name, dtype, shape and bytes; the optional __metadata__ of\n"
+             "a file does not.\n",
+    .run = run_publish,
+};

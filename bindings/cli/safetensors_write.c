@@ -1,0 +1,203 @@
+/*
+ * Writing a version as a safetensors file.
+ *
+ *     .7.safetensors.PID  --bytes, fsync-->  7.safetensors  --fsync of DIR-->  latest -> it
+ *
+ * The header is written by jansson in the form of the reference implementation (compact, in the
+ * order of the bytes, filled up with spaces to a multiple of eight), so that a file without
+ * __metadata__ comes out as it went in. Whoever reads DIR sees whole files only.
+ */
+#include "safetensors_write.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <inttypes.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include <jansson.h>
+
+#include "cli.h"
+
+#define WRITE_MOST ((size_t)16 << 20) /* at once, so that progress is seen */
+
+typedef struct output_file {
+    int dir;
+    int file;
+    char beside[96]; /* while it is written */
+    char name[64];   /* when it is complete */
+    cli_progress *progress;
+} output_file;
+
+static refit_status refuse_io(refit_error *error, const char *what, const char *name)
+{
+    int code = errno;
+    return cli_refuse(error, REFIT_ERR_IO, code, "cannot %s %.80s: %s", what, name, strerror(code));
+}
+
+/* Everything, however little each write takes. */
+static refit_status write_all(output_file *output, const void *bytes, uint64_t count,
+                              refit_error *error)
+{
+    const unsigned char *at = bytes;
+    while (count > 0) {
+        const size_t most = count < WRITE_MOST ? (size_t)count : WRITE_MOST;
+        const ssize_t taken = write(output->file, at, most);
+        if (taken < 0 && errno == EINTR) continue;
+        if (taken == 0) errno = ENOSPC; /* no progress and no reason */
+        if (taken <= 0) return refuse_io(error, "write", output->name);
+        at += taken;
+        count -= (uint64_t)taken;
+        cli_progress_add(output->progress, (uint64_t)taken);
+    }
+    return REFIT_OK;
+}
+
+/* NULL for what the format has no words for: a dimension beyond its integers, a name it reserves.
+ */
+static json_t *describe_tensor(const refit_tensor *tensor, uint64_t begin)
+{
+    if (strcmp(tensor->name, "__metadata__") == 0) return NULL;
+    json_t *shape = json_array();
+    for (uint32_t i = 0; i < tensor->rank; i++) {
+        if (tensor->shape[i] > INT64_MAX) {
+            json_decref(shape);
+            return NULL;
+        }
+        (void)json_array_append_new(shape, json_integer((json_int_t)tensor->shape[i]));
+    }
+    return json_pack("{s:s, s:o, s:[I, I]}", "dtype", refit_dtype_name(tensor->dtype), "shape",
+                     shape, "data_offsets", (json_int_t)begin, (json_int_t)(begin + tensor->bytes));
+}
+
+static refit_status describe_update(const refit_update *update, json_t *header, refit_error *error)
+{
+    uint64_t begin = 0;
+    for (uint32_t i = 0; i < refit_update_count(update); i++) {
+        refit_tensor tensor = {.size = sizeof tensor};
+        const void *bytes;
+        refit_status status = refit_update_tensor(update, i, &tensor, &bytes, error);
+        if (status != REFIT_OK) return status;
+        json_t *entry = describe_tensor(&tensor, begin);
+        if (json_object_set_new(header, tensor.name, entry) != 0) {
+            return cli_refuse(error, REFIT_ERR_UNSUPPORTED, 0,
+                              "tensor %.80s cannot be described in a safetensors header",
+                              tensor.name);
+        }
+        begin += tensor.bytes;
+    }
+    return REFIT_OK;
+}
+
+/* Length, JSON, spaces. `text` is json_dumps's. */
+static refit_status write_header_text(output_file *output, const char *text, refit_error *error)
+{
+    static const char spaces[] = "       ";
+    const uint64_t length = strlen(text), padding = (8 - length % 8) % 8;
+    unsigned char prefix[8];
+    for (int i = 0; i < 8; i++)
+        prefix[i] = (unsigned char)((length + padding) >> (8 * i));
+    refit_status status = write_all(output, prefix, sizeof prefix, error);
+    if (status == REFIT_OK) status = write_all(output, text, length, error);
+    if (status == REFIT_OK) status = write_all(output, spaces, padding, error);
+    return status;
+}
+
+static refit_status write_header(output_file *output, const refit_update *update,
+                                 refit_error *error)
+{
+    json_t *header = json_object();
+    refit_status status = describe_update(update, header, error);
+    if (status == REFIT_OK) {
+        char *text = json_dumps(header, JSON_COMPACT);
+        status = text != NULL
+                     ? write_header_text(output, text, error)
+                     : cli_refuse(error, REFIT_ERR_HOST_MEMORY, 0, "no memory for the header");
+        free(text);
+    }
+    json_decref(header);
+    return status;
+}
+
+static refit_status write_tensors(output_file *output, const refit_update *update,
+                                  refit_error *error)
+{
+    for (uint32_t i = 0; i < refit_update_count(update); i++) {
+        refit_tensor tensor = {.size = sizeof tensor};
+        const void *bytes;
+        refit_status status = refit_update_tensor(update, i, &tensor, &bytes, error);
+        if (status == REFIT_OK) status = write_all(output, bytes, tensor.bytes, error);
+        if (status != REFIT_OK) return status;
+    }
+    return REFIT_OK;
+}
+
+/* A file of this name can only be what a killed process with our id has left. */
+static refit_status open_beside(output_file *output, refit_error *error)
+{
+    (void)unlinkat(output->dir, output->beside, 0);
+    output->file =
+        openat(output->dir, output->beside, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666);
+    return output->file >= 0 ? REFIT_OK : refuse_io(error, "create", output->beside);
+}
+
+/* Bytes on the disk, and an error that only close knows. */
+static refit_status close_file(output_file *output, refit_error *error)
+{
+    int code = fsync(output->file) == 0 ? 0 : errno;
+    if (close(output->file) != 0 && code == 0) code = errno;
+    if (code == 0) return REFIT_OK;
+    errno = code;
+    return refuse_io(error, "write", output->name);
+}
+
+static refit_status write_file(output_file *output, const refit_update *update, refit_error *error)
+{
+    refit_status status = open_beside(output, error);
+    if (status != REFIT_OK) return status;
+    status = write_header(output, update, error);
+    if (status == REFIT_OK) status = write_tensors(output, update, error);
+    if (status == REFIT_OK) {
+        status = close_file(output, error);
+    } else {
+        (void)close(output->file);
+    }
+    if (status == REFIT_OK &&
+        renameat(output->dir, output->beside, output->dir, output->name) != 0) {
+        status = refuse_io(error, "name", output->name);
+    }
+    if (status != REFIT_OK) (void)unlinkat(output->dir, output->beside, 0);
+    return status;
+}
+
+/* A symbolic link cannot be changed, but another can be renamed over it. */
+static refit_status point_latest(output_file *output, refit_error *error)
+{
+    char link[64];
+    (void)snprintf(link, sizeof link, ".latest.%ld", (long)getpid());
+    (void)unlinkat(output->dir, link, 0);
+    if (symlinkat(output->name, output->dir, link) != 0) return refuse_io(error, "link", "latest");
+    if (renameat(output->dir, link, output->dir, "latest") != 0) {
+        refit_status status = refuse_io(error, "link", "latest");
+        (void)unlinkat(output->dir, link, 0);
+        return status;
+    }
+    return fsync(output->dir) == 0 ? REFIT_OK : refuse_io(error, "write", "the folder");
+}
+
+refit_status cli_update_write(const refit_update *update, const char *dir, cli_progress *progress,
+                              refit_error *error)
+{
+    const uint64_t version = refit_update_version(update);
+    output_file output = {.progress = progress};
+    (void)snprintf(output.name, sizeof output.name, "%" PRIu64 ".safetensors", version);
+    (void)snprintf(output.beside, sizeof output.beside, ".%s.%ld", output.name, (long)getpid());
+    output.dir = open(dir, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    if (output.dir < 0) return refuse_io(error, "open the folder", dir);
+    refit_status status = write_file(&output, update, error);
+    if (status == REFIT_OK) status = point_latest(&output, error);
+    (void)close(output.dir);
+    return status;
+}

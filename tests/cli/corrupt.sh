@@ -1,0 +1,81 @@
+#!/bin/bash
+# refit publish looks at every file before it does anything, and says what is wrong with a bad one.
+# shellcheck source=tests/cli/support.sh
+. "$(dirname "${BASH_SOURCE[0]}")/support.sh"
+make=${TOOLS:?}/make_safetensors
+
+# refuses_raw PART LENGTH HEADER DATA: a file of these parts is status 5, with PART in the sentence.
+refuses_raw() {
+    "$make" raw "$2" "$3" "$4" "$scratch/bad" || complain "make_safetensors"
+    refuses 5 "$1" publish "$scratch/bad" --bind "ipc://$scratch/socket"
+}
+
+# tensor DTYPE SHAPE BEGIN END: one entry's value.
+tensor() {
+    printf '{"dtype":"%s","shape":%s,"data_offsets":[%s,%s]}' "$@"
+}
+
+# refuses_tensor PART DATA DTYPE SHAPE BEGIN END: likewise, for a file with one tensor.
+refuses_tensor() {
+    refuses_raw "$1" - "{\"a\":$(tensor "$3" "$4" "$5" "$6")}" "$2"
+}
+
+refuses_raw "at most 16777216 are taken" 1152921504606846976 '{}' 0
+refuses_raw "at most 16777216 are taken" 18446744073709551615 '{}' 0
+refuses_raw "but only 2 follow" 3 '{}' 0
+refuses_raw "is not a JSON object" 0 '' 8
+refuses_raw "is not a JSON object" - '[]' 0
+refuses_raw "is not a JSON object" - '{"a":' 0
+refuses_raw "is not a JSON object" - '{} x' 0
+refuses_raw "is not a JSON object" - "$(printf '{"\377":1}')" 0
+refuses_raw "is not a JSON object" - "{\"a\":$(printf '[%.0s' {1..5000})" 0
+refuses_raw "is not a JSON object: duplicate" - "{\"a\":$(tensor U8 '[1]' 0 1),\"a\":$(tensor U8 '[1]' 1 2)}" 2
+refuses_raw "is not a JSON object: duplicate" - '{"a":{"dtype":"U8","dtype":"U8","shape":[1],"data_offsets":[0,1]}}' 1
+refuses_raw "is not a JSON object: too big" - '{"a":{"dtype":"U8","shape":[99999999999999999999],"data_offsets":[0,1]}}' 1
+
+refuses_tensor "ends at 16, but the file has only 15" 15 U8 '[16]' 0 16
+refuses_tensor "the tensors end at 16, but the file has 17" 17 U8 '[16]' 0 16
+refuses_tensor "begins at 8, but the one before it ends at 0" 24 U8 '[16]' 8 24
+refuses_tensor "ends at 1152921504606846976, but" 16 U8 '[1152921504606846976]' 0 1152921504606846976
+refuses_tensor "has 12 bytes by its shape, but 16 by its offsets" 16 F32 '[3]' 0 16
+refuses_tensor "has 0 bytes by its shape" 16 F32 '[4,0]' 0 16
+refuses_tensor "the smaller first" 16 U8 '[16]' 16 0
+refuses_tensor "the smaller first" 16 U8 '[16]' -16 0
+refuses_tensor "the smaller first" 16 U8 '[16]' 0.0 16.0
+refuses_tensor "dimension 1 is not a whole number" 16 U8 '[4,-4]' 0 16
+refuses_tensor "dimension 0 is not a whole number" 16 U8 '[16.0]' 0 16
+refuses_tensor "dimension 0 is not a whole number" 16 U8 '["16"]' 0 16
+refuses_tensor "has no shape" 16 U8 '16' 0 16
+refuses_tensor "more elements than can be counted" 16 U8 '[4294967296,4294967296]' 0 16
+refuses_tensor "more elements than can be counted" 0 U8 '[4294967296,4294967296,4]' 0 0
+refuses_tensor "does not end at a whole byte" 2 F4 '[3]' 0 2
+refuses_tensor "has dtype F31" 16 F31 '[4]' 0 16
+refuses_tensor "has 9 dimensions: refit carries at most 8" 1 U8 '[1,1,1,1,1,1,1,1,1]' 0 1
+
+refuses_raw "begins at 4, but the one before it ends at 8" - \
+    "{\"a\":$(tensor U8 '[8]' 0 8),\"b\":$(tensor U8 '[8]' 4 12)}" 12
+refuses_raw "begins at 9, but the one before it ends at 8" - \
+    "{\"b\":$(tensor U8 '[8]' 9 17),\"a\":$(tensor U8 '[8]' 0 8)}" 17
+refuses_raw "has dtype missing" - '{"a":{"shape":[1],"data_offsets":[0,1]}}' 1
+refuses_raw "has dtype missing" - '{"a":7}' 0
+refuses_raw "the smaller first" - '{"a":{"dtype":"U8","shape":[1]}}' 1
+refuses_raw "says more than" - '{"a":{"dtype":"U8","shape":[1],"data_offsets":[0,1],"scale":2}}' 1
+refuses_raw "__metadata__ must map texts to texts" - '{"__metadata__":{"format":1}}' 0
+refuses_raw "__metadata__ must map texts to texts" - '{"__metadata__":"pt"}' 0
+refuses_raw "tensor a?b" - "{\"a\\nb\":$(tensor U8 '[2]' 0 1)}" 1
+
+"$make" all 1 "$scratch/good" || complain "make_safetensors"
+for bytes in 1 7 8 100 4000; do
+    head -c "$bytes" "$scratch/good" >"$scratch/cut"
+    run 5 publish "$scratch/good" "$scratch/cut" --bind "ipc://$scratch/socket"
+done
+: >"$scratch/cut"
+refuses 5 "it is empty or not a regular file" publish "$scratch/cut"
+refuses 5 "it is empty or not a regular file" publish "$scratch"
+refuses 6 "cannot open it: No such file" publish "$scratch/good" "$scratch/missing"
+refuses 2 "which file?" publish
+refuses 2 "--workers cannot be 0" publish "$scratch/good" --workers 0
+refuses 2 "--timeout cannot be 1e3" publish "$scratch/good" --timeout 1e3
+refuses 2 "--timeout cannot be 99999999999999999999" publish "$scratch/good" --timeout 99999999999999999999
+[ ! -e "$scratch/socket" ] || complain "a bad file was found only after the endpoint was bound"
+finish

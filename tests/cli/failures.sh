@@ -1,0 +1,102 @@
+#!/bin/bash
+# When publish and subscribe cannot do their work: one sentence, its own status, nothing half-written.
+# shellcheck source=tests/cli/support.sh
+. "$(dirname "${BASH_SOURCE[0]}")/support.sh"
+make=${TOOLS:?}/make_safetensors
+"$make" all 1 "$scratch/small" || complain "make_safetensors"
+"$make" big 2 3000000 "$scratch/large" || complain "make_safetensors"
+socket=ipc://$scratch/socket
+mkfifo "$scratch/publish.said" "$scratch/subscribe.said"
+
+# begin NAME ARGUMENT…: starts the command; its output is read from $scratch/NAME.said.
+begin() {
+    local name=$1
+    "$REFIT" "$@" >"$scratch/$name.said" 2>"$scratch/$name.err" </dev/null &
+    eval "$name=$!"
+}
+
+# ends NAME PID STATUS [PART]: it ends so, with PART on stderr.
+ends() {
+    wait "$2"
+    local got=$?
+    [ "$got" -eq "$3" ] || complain "$1: status $got, not $3: $(cat "$scratch/$1.err")"
+    grep -qF -- "${4-}" "$scratch/$1.err" || [ -z "${4-}" ] ||
+        complain "$1: no '$4' in: $(cat "$scratch/$1.err")"
+}
+
+run 4 publish "$scratch/small" --bind "$socket" --timeout 1
+grep -qE '^refit: .*0 .*worker' "$scratch/err" || complain "no worker came: $(cat "$scratch/err")"
+refuses 2 "where to?" subscribe "$socket"
+refuses 2 "subscribe at one endpoint" subscribe "$socket" "$socket" --out "$scratch/kept"
+refuses 3 "broadcast.worker has 70 bytes" subscribe "$socket" --out "$scratch/kept" --name "$(printf 'x%.0s' {1..70})"
+refuses 6 "cannot make the folder" subscribe "$socket" --out "$scratch/missing/kept"
+refuses 6 "Not a directory" subscribe "$socket" --out "$scratch/small"
+refuses 4 "" subscribe "$socket" --out "$scratch/kept" --timeout 1
+refuses 1 "" publish "$scratch/small" --bind nonsense://x
+refuses 1 "" subscribe nonsense://x --out "$scratch/kept"
+refuses 1 "insecure" publish "$scratch/small" --bind tcp://0.0.0.0:0
+
+# An endpoint that somebody else has.
+begin publish "$scratch/small" --bind "$socket" --timeout 50
+exec 3<"$scratch/publish.said"
+read -r _ <&3
+refuses 1 "" publish "$scratch/small" --bind "$socket"
+
+# A signal ends a publisher that waits, with the status of the signal.
+kill -INT "$publish"
+ends publish "$publish" 130
+exec 3<&-
+
+# A signal ends a subscriber that waits for the next version.
+begin publish "$scratch/small" --bind "$socket" --timeout 50
+begin subscribe "$socket" --out "$scratch/kept"
+exec 3<"$scratch/publish.said" 4<"$scratch/subscribe.said"
+read -r line <&4
+[ "$line" = "version 1: $scratch/kept/1.safetensors, 23 tensors, 560.4 KiB" ] || complain "said: $line"
+kill -TERM "$subscribe"
+ends subscribe "$subscribe" 143
+ends publish "$publish" 0
+exec 3<&- 4<&-
+cmp "$scratch/kept/1.safetensors" "$scratch/small" || complain "the file before the signal"
+
+# full COMMAND…: a subscriber, run by COMMAND, whose disk fills: it says so and leaves nothing, and
+# the publisher names it.
+full() {
+    local out=$1
+    shift
+    "$REFIT" publish "$scratch/large" --bind "$socket" --timeout 50 >"$scratch/publish.said" \
+        2>"$scratch/publish.err" </dev/null &
+    publish=$!
+    exec 3<"$scratch/publish.said"
+    read -r _ <&3
+    "$@" "$REFIT" subscribe "$socket" --out "$out" --name thrifty --timeout 50 \
+        >"$scratch/out.said" 2>"$scratch/subscribe.err" </dev/null &
+    subscribe=$!
+    ends subscribe "$subscribe" 6 "cannot write 1.safetensors: "
+    ends publish "$publish" 4 "worker thrifty did not commit: cannot write 1.safetensors: "
+    exec 3<&-
+    [ ! -s "$scratch/out.said" ] || complain "a version was announced that was not written"
+    [ -z "$(ls -A "$out")" ] || complain "left behind: $(ls -A "$out")"
+}
+
+# with_small_files COMMAND…: no file may grow beyond a MiB.
+# shellcheck disable=SC2317 # Run by full.
+with_small_files() {
+    ulimit -f 1024
+    exec "$@"
+}
+mkdir "$scratch/limited"
+full "$scratch/limited" with_small_files
+
+# in_small_disk COMMAND…: with a disk of a MiB on the folder "small", which is seen empty afterwards.
+# shellcheck disable=SC2016,SC2317 # Run by full; the inner shell expands.
+in_small_disk() {
+    exec unshare -rm bash -c 'mount -t tmpfs -o size=1m small "$0" && "$@"; status=$?
+        [ -z "$(ls -A "$0")" ] || exit 99
+        exit $status' "$scratch/small.disk" "$@"
+}
+mkdir "$scratch/small.disk"
+if unshare -rm mount -t tmpfs -o size=1m small "$scratch/small.disk" 2>/dev/null; then
+    full "$scratch/small.disk" in_small_disk
+fi
+finish
