@@ -73,6 +73,7 @@ void bench_open(cycle_bench *on, bool with_offloader, bool with_publisher)
 void bench_close(cycle_bench *on)
 {
     faulty_device_reset(on->device);
+    faulty_device_go(on->device);
     refit_controller_close(on->controller);
     refit_publisher_close(on->publisher);
     assert_ok(refit_offloader_close(on->offloader, &on->error));

@@ -120,6 +120,7 @@ void rig_open(rig *on, rig_memory memory, const char *const *settings)
 void rig_close(rig *on)
 {
     faulty_device_reset(on->device);
+    faulty_device_go(on->device);
     assert_ok(refit_offloader_close(on->offloader, &on->error));
     for (uint32_t at = 0; at < RIG_REGIONS; at++) {
         if (on->arena == NULL) {

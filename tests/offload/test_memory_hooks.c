@@ -1,0 +1,223 @@
+/* Device memory of regions: hooks, binding by hand, and arenas, each in the states that allow it.
+ */
+#include "tests/offload/rig.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+static int refuse_to_release(void *user, refit_region_id region, void *memory, uint64_t bytes)
+{
+    (void)user, (void)region, (void)memory, (void)bytes;
+    return 3;
+}
+
+static int give_nothing(void *user, refit_region_id region, uint64_t bytes, void **memory)
+{
+    (void)user, (void)region, (void)bytes, (void)memory;
+    return 0;
+}
+
+static void hooks_come_in_pairs_and_only_while_states_are_here(void **state)
+{
+    (void)state;
+    rig on;
+    refit_memory_hooks half = {.size = sizeof half, .release = refuse_to_release};
+    refit_memory_hooks whole = {sizeof whole, refuse_to_release, give_nothing, NULL};
+    rig_open(&on, RIG_BOUND, NULL);
+    assert_int_equal(refit_offloader_set_memory(on.offloader, &half, &on.error), REFIT_ERR_INVALID);
+    half.size = 1;
+    assert_int_equal(refit_offloader_set_memory(on.offloader, &half, &on.error), REFIT_ERR_INVALID);
+    assert_ok(refit_offloader_set_memory(on.offloader, &whole, &on.error));
+    assert_ok(refit_offloader_set_memory(on.offloader, NULL, &on.error));
+    rig_offload(&on);
+    assert_int_equal(refit_offloader_set_memory(on.offloader, &whole, &on.error), REFIT_ERR_STATE);
+    rig_restore(&on);
+    rig_close(&on);
+}
+
+static void each_hook_is_called_once_a_region(void **state)
+{
+    (void)state;
+    rig on;
+    rig_open(&on, RIG_HOOKS, NULL);
+    rig_offload(&on);
+    assert_int_equal(on.releases, RIG_REGIONS);
+    assert_ok(refit_offloader_finish(on.offloader, 0, &on.error));
+    assert_ok(refit_offloader_offload(on.offloader, REFIT_STREAM_NONE, NULL, &on.error));
+    assert_ok(refit_offloader_finish(on.offloader, 0, &on.error));
+    assert_int_equal(on.releases, RIG_REGIONS);
+    rig_restore(&on);
+    assert_int_equal(on.acquires, RIG_REGIONS);
+    rig_close(&on);
+}
+
+static void an_acquire_hook_that_gives_nothing_has_failed(void **state)
+{
+    (void)state;
+    rig on;
+    void *memory;
+    refit_memory_hooks empty = {sizeof empty, refuse_to_release, give_nothing, NULL};
+    rig_open(&on, RIG_BOUND, NULL);
+    assert_ok(refit_offloader_set_memory(on.offloader, &empty, &on.error));
+    assert_ok(refit_offloader_offload(on.offloader, REFIT_STREAM_NONE, NULL, &on.error));
+    assert_int_equal(refit_offloader_finish(on.offloader, PATIENCE_MS, &on.error),
+                     REFIT_ERR_CALLBACK);
+    assert_ok(refit_memory_free(on.device, on.regions[4].memory, &on.error));
+    assert_ok(refit_offloader_unbind(on.offloader, 4, &on.error));
+    on.regions[4].memory = NULL;
+    assert_int_equal(refit_offloader_restore(on.offloader, REFIT_STREAM_NONE, NULL, &on.error),
+                     REFIT_ERR_CALLBACK);
+    assert_non_null(strstr(on.error.text, "state.4"));
+    assert_ok(refit_memory_alloc(on.device, on.regions[4].bytes, &memory, &on.error));
+    on.regions[4].memory = memory;
+    assert_ok(refit_offloader_bind(on.offloader, 4, memory, &on.error));
+    rig_restore(&on);
+    rig_check_bytes(&on, true);
+    rig_close(&on);
+}
+
+static void a_region_without_memory_cannot_return(void **state)
+{
+    (void)state;
+    rig on;
+    void *memory;
+    rig_open(&on, RIG_BOUND, NULL);
+    rig_offload(&on);
+    assert_ok(refit_memory_free(on.device, on.regions[6].memory, &on.error));
+    assert_ok(refit_offloader_unbind(on.offloader, 6, &on.error));
+    assert_int_equal(refit_offloader_restore(on.offloader, REFIT_STREAM_NONE, NULL, &on.error),
+                     REFIT_ERR_STATE);
+    assert_non_null(strstr(on.error.text, "state.6"));
+    assert_int_equal(rig_state(&on), REFIT_OFFLOADED);
+    assert_ok(refit_memory_alloc(on.device, on.regions[6].bytes, &memory, &on.error));
+    on.regions[6].memory = memory;
+    assert_int_equal(refit_offloader_bind(on.offloader, 6, on.regions[7].memory, &on.error),
+                     REFIT_ERR_EXISTS);
+    assert_int_equal(refit_offloader_bind(on.offloader, 6, NULL, &on.error), REFIT_ERR_INVALID);
+    assert_ok(refit_offloader_bind(on.offloader, 6, memory, &on.error));
+    rig_restore(&on);
+    rig_check_bytes(&on, true);
+    rig_close(&on);
+}
+
+static void a_refused_bind_keeps_the_old_address(void **state)
+{
+    (void)state;
+    rig on;
+    rig_open(&on, RIG_BOUND, NULL);
+    assert_int_equal(refit_offloader_bind(on.offloader, 1, on.regions[2].memory, &on.error),
+                     REFIT_ERR_EXISTS);
+    assert_ptr_equal(rig_region_info(&on, 1).memory, on.regions[1].memory);
+    assert_int_equal(refit_offloader_bind(on.offloader, 2, on.regions[1].memory, &on.error),
+                     REFIT_ERR_EXISTS);
+    assert_ok(refit_offloader_bind(on.offloader, 1, on.regions[1].memory, &on.error));
+    rig_offload(&on);
+    rig_restore(&on);
+    rig_check_bytes(&on, true);
+    rig_close(&on);
+}
+
+static void a_caller_may_move_a_resident_storage(void **state)
+{
+    (void)state;
+    rig on;
+    void *memory;
+    rig_open(&on, RIG_BOUND, NULL);
+    assert_ok(refit_memory_alloc(on.device, on.regions[3].bytes, &memory, &on.error));
+    memcpy(memory, on.regions[3].memory, on.regions[3].bytes);
+    assert_ok(refit_offloader_bind(on.offloader, 3, memory, &on.error));
+    assert_ok(refit_memory_free(on.device, on.regions[3].memory, &on.error));
+    on.regions[3].memory = memory;
+    rig_offload(&on);
+    rig_restore(&on);
+    rig_check_bytes(&on, true);
+    rig_close(&on);
+}
+
+static void unbinding_needs_bytes_on_the_host(void **state)
+{
+    (void)state;
+    rig on;
+    rig_open(&on, RIG_BOUND, NULL);
+    assert_int_equal(refit_offloader_unbind(on.offloader, 0, &on.error), REFIT_ERR_STATE);
+    faulty_device_fail_later(on.device, FAULTY_COPY_BATCH, 1, REFIT_ERR_COPY);
+    assert_ok(refit_offloader_offload(on.offloader, REFIT_STREAM_NONE, NULL, &on.error));
+    assert_int_equal(refit_offloader_finish(on.offloader, PATIENCE_MS, &on.error), REFIT_ERR_COPY);
+    assert_int_equal(refit_offloader_unbind(on.offloader, 0, &on.error), REFIT_ERR_STATE);
+    assert_int_equal(refit_offloader_unbind(on.offloader, RIG_REGIONS, &on.error),
+                     REFIT_ERR_NOT_FOUND);
+    assert_int_equal(refit_offloader_bind(on.offloader, RIG_REGIONS, &on, &on.error),
+                     REFIT_ERR_NOT_FOUND);
+    rig_restore(&on);
+    rig_close(&on);
+}
+
+static void an_arena_keeps_its_addresses_to_itself(void **state)
+{
+    (void)state;
+    rig on;
+    rig_open(&on, RIG_ARENA, NULL);
+    rig_offload(&on);
+    assert_int_equal(refit_offloader_unbind(on.offloader, 0, &on.error), REFIT_ERR_INVALID);
+    assert_ok(refit_offloader_bind(on.offloader, 0, on.regions[0].memory, &on.error));
+    assert_int_equal(rig_region_info(&on, 0).bound, 1);
+    rig_restore(&on);
+    rig_check_bytes(&on, true);
+    rig_close(&on);
+}
+
+static void a_region_moves_out_of_its_arena(void **state)
+{
+    (void)state;
+    rig on;
+    void *memory;
+    void *piece;
+    rig_open(&on, RIG_ARENA, NULL);
+    rig_offload(&on);
+    piece = on.regions[2].memory;
+    assert_ok(refit_memory_alloc(on.device, on.regions[2].bytes, &memory, &on.error));
+    on.regions[2].memory = memory;
+    assert_ok(refit_offloader_bind(on.offloader, 2, memory, &on.error));
+    assert_int_equal(rig_region_info(&on, 2).in_arena, 0);
+    rig_restore(&on);
+    rig_check_bytes(&on, true);
+    on.regions[2].memory = piece;
+    assert_ok(refit_offloader_bind(on.offloader, 2, piece, &on.error));
+    assert_int_equal(rig_region_info(&on, 2).in_arena, 1);
+    assert_ok(refit_memory_free(on.device, memory, &on.error));
+    rig_close(&on);
+}
+
+static void no_memory_to_restore_into_is_told_and_waited_out(void **state)
+{
+    (void)state;
+    rig on;
+    void *cache;
+    rig_open(&on, RIG_ARENA, NULL);
+    rig_offload(&on);
+    assert_ok(refit_memory_alloc(on.device, (UINT64_C(63) << 20) + 512 * 1024, &cache, &on.error));
+    assert_int_equal(refit_offloader_restore(on.offloader, REFIT_STREAM_NONE, NULL, &on.error),
+                     REFIT_ERR_DEVICE_MEMORY);
+    assert_int_equal(rig_state(&on), REFIT_OFFLOADED);
+    assert_ok(refit_memory_free(on.device, cache, &on.error));
+    rig_restore(&on);
+    rig_check_bytes(&on, true);
+    rig_close(&on);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(hooks_come_in_pairs_and_only_while_states_are_here),
+        cmocka_unit_test(each_hook_is_called_once_a_region),
+        cmocka_unit_test(an_acquire_hook_that_gives_nothing_has_failed),
+        cmocka_unit_test(a_region_without_memory_cannot_return),
+        cmocka_unit_test(a_refused_bind_keeps_the_old_address),
+        cmocka_unit_test(a_caller_may_move_a_resident_storage),
+        cmocka_unit_test(unbinding_needs_bytes_on_the_host),
+        cmocka_unit_test(an_arena_keeps_its_addresses_to_itself),
+        cmocka_unit_test(a_region_moves_out_of_its_arena),
+        cmocka_unit_test(no_memory_to_restore_into_is_told_and_waited_out),
+    };
+    return cmocka_run_group_tests_name("memory_hooks", tests, NULL, NULL);
+}
