@@ -20,15 +20,20 @@ rft_view rft_view_text(const char *text)
     return (rft_view){text, text == NULL ? 0 : strlen(text)};
 }
 
-/* What the first byte of a UTF-8 sequence says: its length (0: it cannot be a first byte), the bits
- * of the code point it holds, and the least code point that needs that length. */
-static size_t sequence_length(unsigned char first, uint32_t *bits, uint32_t *least)
+/* What the first byte of a UTF-8 sequence says. */
+typedef struct utf8_lead {
+    size_t length;  /* 0: it cannot be a first byte */
+    uint32_t bits;  /* of the code point, so far */
+    uint32_t least; /* code point that needs that length */
+} utf8_lead;
+
+static utf8_lead read_lead(unsigned char first)
 {
-    if (first < 0x80) return *bits = first, *least = 0, 1;
-    if (first >= 0xc2 && first < 0xe0) return *bits = first & 0x1f, *least = 0x80, 2;
-    if (first >= 0xe0 && first < 0xf0) return *bits = first & 0x0f, *least = 0x800, 3;
-    if (first >= 0xf0 && first < 0xf5) return *bits = first & 0x07, *least = 0x10000, 4;
-    return 0;
+    if (first < 0x80) return (utf8_lead){1, first, 0};
+    if (first >= 0xc2 && first < 0xe0) return (utf8_lead){2, first & 0x1f, 0x80};
+    if (first >= 0xe0 && first < 0xf0) return (utf8_lead){3, first & 0x0f, 0x800};
+    if (first >= 0xf0 && first < 0xf5) return (utf8_lead){4, first & 0x07, 0x10000};
+    return (utf8_lead){0};
 }
 
 static bool is_printable(uint32_t point)
@@ -42,15 +47,14 @@ static bool is_printable(uint32_t point)
 /* The length of the printable character at `at`, or 0 if there is none. */
 static size_t character_length(const unsigned char *at, size_t left)
 {
-    uint32_t point;
-    uint32_t least;
-    size_t length = sequence_length(at[0], &point, &least);
-    if (length == 0 || length > left) return 0;
-    for (size_t i = 1; i < length; i++) {
+    utf8_lead lead = read_lead(at[0]);
+    if (lead.length == 0 || lead.length > left) return 0;
+    uint32_t point = lead.bits;
+    for (size_t i = 1; i < lead.length; i++) {
         if ((at[i] & 0xc0) != 0x80) return 0;
         point = point << 6 | (at[i] & 0x3fu);
     }
-    return point >= least && is_printable(point) ? length : 0;
+    return point >= lead.least && is_printable(point) ? lead.length : 0;
 }
 
 bool rft_view_is_text(rft_view view)

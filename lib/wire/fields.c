@@ -17,8 +17,6 @@ static uint64_t limit_value(const rft_limits *limits, rft_limit which)
     switch (which) {
     case RFT_LIMIT_NONE: return UINT64_MAX;
     case RFT_LIMIT_TENSORS: return limits->tensors;
-    case RFT_LIMIT_RANK: return limits->rank;
-    case RFT_LIMIT_NAME: return limits->name_bytes;
     case RFT_LIMIT_FRAME: return limits->frame_bytes;
     case RFT_LIMIT_VERSION: return limits->version_bytes;
     case RFT_LIMIT_WINDOW: return limits->window;
@@ -31,8 +29,6 @@ static const char *limit_key(rft_limit which)
     static const char *const keys[] = {
         [RFT_LIMIT_NONE] = "",
         [RFT_LIMIT_TENSORS] = "limits.tensors",
-        [RFT_LIMIT_RANK] = "limits.rank",
-        [RFT_LIMIT_NAME] = "limits.name_bytes",
         [RFT_LIMIT_FRAME] = "limits.frame_bytes",
         [RFT_LIMIT_VERSION] = "limits.version_bytes",
         [RFT_LIMIT_WINDOW] = "limits.window",
@@ -74,6 +70,17 @@ static bool has_odd_bytes(const rft_field *field, const void *value)
     return is_view && ((const rft_view *)value)->count % unit_of(field) != 0;
 }
 
+/* What a measure counts, for an error's sentence. */
+static const char *measured_in(const rft_field *field)
+{
+    switch (field->type) {
+    case RFT_FIELD_TEXT:
+    case RFT_FIELD_BYTES: return unit_of(field) == 1 ? " bytes" : " entries";
+    case RFT_FIELD_DIMS: return " dimensions";
+    default: return "";
+    }
+}
+
 refit_status rft_field_check(const rft_fields *fields, const rft_field *field, const void *value,
                              const rft_limits *limits, refit_status refusal, refit_error *error)
 {
@@ -81,12 +88,12 @@ refit_status rft_field_check(const rft_fields *fields, const rft_field *field, c
     if (field->optional && measure == 0 && !has_odd_bytes(field, value)) return REFIT_OK;
     uint64_t limit = limit_value(limits, field->limit);
     uint64_t most = field->most == 0 ? type_most(field->type) : field->most;
-    RFT_REFUSE_IF(measure > limit, error, REFIT_ERR_LIMIT, "%s: %s is %llu; %s allows %llu",
-                  fields->name, field->key, (unsigned long long)measure, limit_key(field->limit),
-                  (unsigned long long)limit);
+    RFT_REFUSE_IF(measure > limit, error, REFIT_ERR_LIMIT, "%s: %s is %llu%s; %s allows %llu",
+                  fields->name, field->key, (unsigned long long)measure, measured_in(field),
+                  limit_key(field->limit), (unsigned long long)limit);
     RFT_REFUSE_IF(measure < field->least || measure > most, error, refusal,
-                  "%s: %s is %llu; it must be %llu to %llu", fields->name, field->key,
-                  (unsigned long long)measure, (unsigned long long)field->least,
+                  "%s: %s is %llu%s; it must be %llu to %llu", fields->name, field->key,
+                  (unsigned long long)measure, measured_in(field), (unsigned long long)field->least,
                   (unsigned long long)most);
     RFT_REFUSE_IF(has_odd_bytes(field, value), error, refusal,
                   "%s: %s must be whole entries of %u bytes", fields->name, field->key,

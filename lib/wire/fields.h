@@ -29,8 +29,6 @@ typedef enum rft_field_type {
 typedef enum rft_limit {
     RFT_LIMIT_NONE = 0,
     RFT_LIMIT_TENSORS,
-    RFT_LIMIT_RANK,
-    RFT_LIMIT_NAME,
     RFT_LIMIT_FRAME,
     RFT_LIMIT_VERSION,
     RFT_LIMIT_WINDOW,
