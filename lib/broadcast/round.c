@@ -217,6 +217,7 @@ static void round_commit(rft_hub *hub, int64_t now)
         bool staged = peer->task.stage == RFT_STAGE_STAGED && peer->task.version == round->version;
         if (!staged) continue;
         peer->awaited = peer->member;
+        peer->due = peer->member ? deadline : 0;
         rft_round_commit_peer(hub, peer);
     }
 }

@@ -109,9 +109,14 @@ static bool hear(raw_worker *worker)
     return true;
 }
 
-static bool is_taken(rft_message_kind kind)
+/* Answers to what was said before may come first: a second welcome, or a refusal of a beat that a
+ * worker sent before it knew that it was turned out. */
+static bool is_passed_over(rft_message_kind kind, rft_message_kind awaited)
 {
-    return kind == RFT_MANIFEST || kind == RFT_FRAME || kind == RFT_SEAL || kind == RFT_BEAT;
+    bool late = (kind == RFT_WELCOME && awaited == RFT_BEAT) ||
+                (kind == RFT_REFUSE && awaited == RFT_WELCOME);
+    return late || kind == RFT_MANIFEST || kind == RFT_FRAME || kind == RFT_SEAL ||
+           kind == RFT_BEAT;
 }
 
 const rft_message *raw_worker_expect(raw_worker *worker, rft_message_kind kind)
@@ -124,7 +129,7 @@ const rft_message *raw_worker_expect(raw_worker *worker, rft_message_kind kind)
         }
         if (worker->heard.kind == kind) return &worker->heard;
         if (worker->heard.kind == RFT_BEAT) raw_worker_beat(worker, 0);
-        if (!is_taken(worker->heard.kind)) {
+        if (!is_passed_over(worker->heard.kind, kind)) {
             fail_msg("%s: %s came instead of %s", worker->name,
                      rft_message_kind_name(worker->heard.kind), rft_message_kind_name(kind));
         }
