@@ -1,0 +1,246 @@
+/*
+ * A trainer or a worker in a process of its own, on strings: it reads one command a line and
+ * answers each with one line, "STATUS words". Public headers only. It ends with its input.
+ *
+ *     trainer ENDPOINT SHM SLOTS   wait N MS   begin   write SEED   commit   abort   version close
+ *     worker ENDPOINT SHM   next MS   accept   refuse KEPT   release   describe
+ */
+#include <inttypes.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <refit.h>
+
+#define TENSORS 3u
+#define LARGE   (700u * 1024)
+
+static refit_publisher *publisher;
+static refit_subscriber *subscriber;
+static refit_update *update;
+static unsigned char model[LARGE];
+
+static const refit_tensor tensors[TENSORS] = {
+    {sizeof(refit_tensor), "large", REFIT_U8, 1, {LARGE}, LARGE, REFIT_NO_ALIAS},
+    {sizeof(refit_tensor), "tied", REFIT_U8, 1, {LARGE}, LARGE, 0},
+    {sizeof(refit_tensor), "small", REFIT_BF16, 2, {3, 7}, 42, REFIT_NO_ALIAS},
+};
+
+static void answer(refit_status status, const char *words)
+{
+    printf("%s %s\n", refit_status_name(status), words);
+    fflush(stdout);
+}
+
+static void answer_error(refit_status status, const refit_error *error)
+{
+    answer(status, status == REFIT_OK ? "" : error->text);
+}
+
+static uint64_t fnv(uint64_t hash, const unsigned char *bytes, uint64_t count)
+{
+    for (uint64_t i = 0; i < count; i++) {
+        hash = (hash ^ bytes[i]) * UINT64_C(1099511628211);
+    }
+    return hash;
+}
+
+/* Small sizes, and timeouts that let the tests end soon. */
+static refit_status configure(refit_config *config, const char *shm, const char *slots,
+                              refit_error *error)
+{
+    const char *const values[][2] = {
+        {"broadcast.shm", shm},
+        {"broadcast.slots", slots},
+        {"broadcast.frame_bytes", "64KiB"},
+        {"broadcast.heartbeat_ms", "100ms"},
+        {"broadcast.heartbeat_timeout_ms", "1s"},
+        {"broadcast.stage_timeout_ms", "3s"},
+        {"broadcast.commit_timeout_ms", "3s"},
+    };
+    refit_config_init(config, sizeof *config);
+    for (size_t i = 0; i < sizeof values / sizeof *values; i++) {
+        refit_status status = refit_config_set(config, values[i][0], values[i][1], error);
+        if (status != REFIT_OK) return status;
+    }
+    return REFIT_OK;
+}
+
+/* ---- As a trainer */
+
+static void do_trainer(char *const words[4])
+{
+    refit_config config;
+    refit_error error;
+    refit_status status = configure(&config, words[2], words[3], &error);
+    if (status == REFIT_OK) status = refit_publisher_open(words[1], &config, &publisher, &error);
+    if (status == REFIT_OK) status = refit_publisher_declare(publisher, tensors, TENSORS, &error);
+    answer(status, status == REFIT_OK ? refit_publisher_endpoint(publisher) : error.text);
+}
+
+static void do_wait(char *const words[4])
+{
+    refit_error error;
+    uint32_t count = (uint32_t)strtoul(words[1], NULL, 10);
+    uint32_t timeout_ms = (uint32_t)strtoul(words[2], NULL, 10);
+    answer_error(refit_publisher_wait_workers(publisher, count, timeout_ms, &error), &error);
+}
+
+static void do_begin(char *const words[4])
+{
+    refit_error error;
+    (void)words;
+    answer_error(refit_publisher_begin(publisher, 0, &error), &error);
+}
+
+static void do_write(char *const words[4])
+{
+    refit_error error;
+    refit_status status = REFIT_OK;
+    uint64_t seed = strtoull(words[1], NULL, 10), hash = 7;
+    char text[32];
+    for (uint64_t i = 0; i < LARGE; i++) {
+        model[i] = (unsigned char)(i * 7 + (i >> 10) + seed * 13);
+    }
+    for (uint32_t i = 0; i < TENSORS && status == REFIT_OK; i++) {
+        hash = fnv(hash, model, tensors[i].bytes);
+        if (tensors[i].alias_of != REFIT_NO_ALIAS) continue;
+        status = refit_publisher_write(publisher, i, model, tensors[i].bytes, NULL,
+                                       REFIT_STREAM_NONE, &error);
+    }
+    snprintf(text, sizeof text, "%016" PRIx64, hash);
+    answer(status, status == REFIT_OK ? text : error.text);
+}
+
+static void do_commit(char *const words[4])
+{
+    refit_error error;
+    (void)words;
+    answer_error(refit_publisher_commit(publisher, &error), &error);
+}
+
+static void do_abort(char *const words[4])
+{
+    refit_error error;
+    (void)words;
+    answer_error(refit_publisher_abort(publisher, &error), &error);
+}
+
+static void do_version(char *const words[4])
+{
+    char text[32];
+    (void)words;
+    snprintf(text, sizeof text, "%" PRIu64, refit_publisher_version(publisher));
+    answer(REFIT_OK, text);
+}
+
+static void do_close(char *const words[4])
+{
+    (void)words;
+    refit_publisher_close(publisher);
+    publisher = NULL;
+    answer(REFIT_OK, "");
+}
+
+/* ---- As a worker */
+
+static void do_worker(char *const words[4])
+{
+    refit_config config;
+    refit_error error;
+    refit_status status = configure(&config, words[2], "2", &error);
+    if (status == REFIT_OK) status = refit_subscriber_open(words[1], &config, &subscriber, &error);
+    answer_error(status, &error);
+}
+
+static void do_next(char *const words[4])
+{
+    refit_error error;
+    char text[64];
+    uint64_t hash = 7;
+    uint32_t timeout_ms = (uint32_t)strtoul(words[1], NULL, 10);
+    refit_status status = refit_subscriber_next(subscriber, timeout_ms, &update, &error);
+    for (uint32_t i = 0; status == REFIT_OK && i < refit_update_count(update); i++) {
+        refit_tensor tensor = {.size = sizeof tensor};
+        const void *bytes = NULL;
+        status = refit_update_tensor(update, i, &tensor, &bytes, &error);
+        if (status == REFIT_OK) hash = fnv(hash, bytes, tensor.bytes);
+    }
+    snprintf(text, sizeof text, "%016" PRIx64 " %" PRIu64, hash,
+             status == REFIT_OK ? refit_update_version(update) : 0);
+    answer(status, status == REFIT_OK ? text : error.text);
+}
+
+static void do_accept(char *const words[4])
+{
+    refit_error error;
+    (void)words;
+    answer_error(refit_update_accept(update, &error), &error);
+}
+
+static void do_refuse(char *const words[4])
+{
+    refit_error error;
+    answer_error(refit_update_refuse(update, "as told", words[1][0] == '1', &error), &error);
+}
+
+static void do_release(char *const words[4])
+{
+    (void)words;
+    refit_update_close(update);
+    update = NULL;
+    answer(REFIT_OK, "");
+}
+
+static void do_describe(char *const words[4])
+{
+    refit_subscriber_info info = {.size = sizeof info};
+    refit_error error;
+    char text[128];
+    (void)words;
+    refit_status status = refit_subscriber_describe(subscriber, &info, &error);
+    snprintf(text, sizeof text, "%s %" PRIu64 " %" PRIu64, info.state, info.version, info.epoch);
+    answer(status, status == REFIT_OK ? text : error.text);
+}
+
+/* ---- Strings */
+
+static const struct command {
+    const char *name;
+    void (*run)(char *const words[4]);
+} commands[] = {
+    {"trainer", do_trainer}, {"wait", do_wait},         {"begin", do_begin},
+    {"write", do_write},     {"commit", do_commit},     {"abort", do_abort},
+    {"version", do_version}, {"close", do_close},       {"worker", do_worker},
+    {"next", do_next},       {"accept", do_accept},     {"refuse", do_refuse},
+    {"release", do_release}, {"describe", do_describe},
+};
+
+static void obey(char *line)
+{
+    char *words[4] = {"", "", "", ""};
+    char *rest = NULL;
+    uint32_t count = 0;
+    for (char *word = strtok_r(line, " \n", &rest); word != NULL && count < 4;
+         word = strtok_r(NULL, " \n", &rest)) {
+        words[count++] = word;
+    }
+    for (size_t i = 0; i < sizeof commands / sizeof *commands; i++) {
+        if (strcmp(commands[i].name, words[0]) == 0) {
+            commands[i].run(words);
+            return;
+        }
+    }
+    answer(REFIT_ERR_INVALID, "no such command");
+}
+
+int main(void)
+{
+    char line[512];
+    while (fgets(line, sizeof line, stdin) != NULL) {
+        obey(line);
+    }
+    refit_subscriber_close(subscriber);
+    refit_publisher_close(publisher);
+    return 0;
+}

@@ -1,0 +1,70 @@
+/*
+ * puppets: the strings of puppet processes. A command is given with say and its answer awaited with
+ * hear, so that a trainer can wait in commit while a worker is killed, stopped or served. Every
+ * wait ends by failing the test.
+ */
+#ifndef PUPPETS_H
+#define PUPPETS_H
+
+#include <stdbool.h>
+#include <stdint.h>
+#include <sys/types.h>
+
+typedef struct puppet_process {
+    pid_t pid; /* 0: none */
+    int to;
+    int from;
+    bool stopped;
+    bool open_update;
+    bool accepted;    /* the last update it took */
+    char answer[512]; /* the last, without its newline */
+    uint64_t version; /* of the last update it took */
+    char digest[17];  /* likewise */
+} puppet;
+
+void puppet_start(puppet *one);
+/* Ends its input and sees it leave in good order. Harmless on one that is gone. */
+void puppet_end(puppet *one);
+void puppet_kill(puppet *one);
+void puppet_stop(puppet *one);
+void puppet_continue(puppet *one);
+
+void puppet_say(puppet *one, const char *format, ...) __attribute__((format(printf, 2, 3)));
+const char *puppet_hear(puppet *one);
+bool puppet_has_answer(puppet *one, int timeout_ms);
+/* say and hear; the answer must be OK; its words. */
+const char *puppet_ask(puppet *one, const char *format, ...) __attribute__((format(printf, 2, 3)));
+
+/* ---- Workers */
+
+void worker_open(puppet *worker, const char *endpoint, bool shm);
+/* Waits until describe says so. */
+void worker_await(puppet *worker, const char *state);
+/* Takes the next update if there is one within `timeout_ms`. */
+bool worker_take(puppet *worker, int timeout_ms);
+/* Accepts what it has taken, and lets go. False if what it read was overwritten meanwhile. */
+bool worker_accept(puppet *worker);
+/* Takes, accepts and lets go until it has taken `version` of digest `digest`. */
+void worker_follow(puppet *worker, uint64_t version, const char *digest);
+
+/* ---- Trainers */
+
+/* The endpoint that it found is written to `endpoint`, of 128 bytes. */
+void trainer_open(puppet *trainer, char *endpoint, bool shm, unsigned slots);
+void trainer_wait(puppet *trainer, unsigned workers);
+/* begin and write; the digest is kept in trainer->digest. */
+void trainer_write(puppet *trainer, unsigned seed);
+/* Serves the workers (NULL ones and stopped ones left out) until the trainer has answered; whether
+ * the answer is OK. */
+bool trainer_finish(puppet *trainer, puppet *const workers[], unsigned count);
+/* A version from begin until all workers have it. One that died a moment ago may still count as a
+ * member and cost a version or two: tried five times. */
+void trainer_publish(puppet *trainer, unsigned seed, puppet *const workers[], unsigned count);
+/* The version it has committed. */
+uint64_t trainer_version(puppet *trainer);
+
+/* The names of refit's shared memory that the process has mapped; how many. */
+#define SEGMENTS_MOST 16
+unsigned process_segments(pid_t pid, char names[SEGMENTS_MOST][64]);
+
+#endif

@@ -1,0 +1,189 @@
+/* Workers in processes of their own, killed, stopped or deaf at every point of a version: the
+ * trainer is not held up, and everybody who lives ends with the trainer's bytes. */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+#include <stdio.h>
+#include <unistd.h>
+
+#include "puppets.h"
+
+/* Where the victim is when it happens. */
+typedef enum point {
+    AT_CONNECTING, /* there is no trainer yet */
+    AT_CURRENT,
+    AT_STAGING,  /* the version has begun, nothing is written */
+    AT_STAGED,   /* all is written; another worker, stopped, holds it up */
+    AT_READY,    /* committed; its user has not asked for it */
+    AT_TAKEN,    /* its user has it and has not decided */
+    AT_ACCEPTED, /* its update is still open */
+    POINTS,
+} point;
+
+typedef struct scene {
+    bool shm;
+    char endpoint[128];
+    puppet trainer;
+    puppet survivor;
+    puppet victim;
+    puppet brake; /* for AT_STAGED */
+    bool waiting; /* the trainer is in commit */
+} scene;
+
+static void open_scene(scene *the, point at, bool shm)
+{
+    memset(the, 0, sizeof *the);
+    the->shm = shm;
+    snprintf(the->endpoint, sizeof the->endpoint, "tcp://127.0.0.1:0");
+    trainer_open(&the->trainer, the->endpoint, shm, 2);
+    worker_open(&the->survivor, the->endpoint, shm);
+    if (at == AT_CONNECTING) {
+        worker_open(&the->victim, "ipc:///nowhere/refit.sock", shm);
+        trainer_publish(&the->trainer, 1, (puppet *const[]){&the->survivor}, 1);
+        return;
+    }
+    worker_open(&the->victim, the->endpoint, shm);
+    if (at == AT_STAGED) worker_open(&the->brake, the->endpoint, shm);
+    puppet *const all[] = {&the->survivor, &the->victim, &the->brake};
+    trainer_publish(&the->trainer, 1, all, at == AT_STAGED ? 3 : 2);
+}
+
+/* Brings the victim to the point, the trainer where it must be for that. */
+static void reach(scene *the, point at)
+{
+    if (at == AT_CONNECTING) worker_await(&the->victim, "connecting");
+    if (at == AT_CURRENT) worker_await(&the->victim, "current");
+    if (at < AT_STAGING) return;
+    if (at == AT_STAGED) puppet_stop(&the->brake);
+    if (at == AT_STAGING) {
+        (void)puppet_ask(&the->trainer, "begin");
+        worker_await(&the->victim, "staging");
+        return;
+    }
+    trainer_write(&the->trainer, 2);
+    puppet_say(&the->trainer, "commit");
+    the->waiting = true;
+    worker_await(&the->victim, at == AT_STAGED ? "staged" : "applying");
+    if (at >= AT_TAKEN) assert_true(worker_take(&the->victim, 10000));
+    if (at == AT_ACCEPTED) (void)puppet_ask(&the->victim, "accept");
+}
+
+/* The version comes to an end, whichever; it is whole for whoever sees it. */
+static void finish_version(scene *the, point at)
+{
+    puppet *const left[] = {&the->survivor};
+    if (at == AT_STAGING) {
+        snprintf(the->trainer.digest, sizeof the->trainer.digest, "%s",
+                 puppet_ask(&the->trainer, "write 2"));
+        puppet_say(&the->trainer, "commit");
+        the->waiting = true;
+    }
+    if (the->waiting) (void)trainer_finish(&the->trainer, left, 1);
+    if (trainer_version(&the->trainer) == 2) {
+        worker_follow(&the->survivor, 2, the->trainer.digest);
+    }
+}
+
+/* Everybody who is to live meets in the next version. */
+static void meet_again(scene *the, point at)
+{
+    puppet *const all[] = {&the->survivor, &the->victim, &the->brake};
+    if (the->brake.stopped) puppet_continue(&the->brake);
+    trainer_publish(&the->trainer, 3, all, at == AT_STAGED ? 3 : 2);
+}
+
+static void close_scene(scene *the)
+{
+    char names[SEGMENTS_MOST][64];
+    unsigned count = process_segments(the->trainer.pid, names);
+    assert_true(the->shm == (count > 0));
+    puppet_end(&the->survivor);
+    puppet_end(&the->victim);
+    puppet_end(&the->brake);
+    puppet_end(&the->trainer);
+    for (unsigned i = 0; i < count; i++) {
+        assert_int_not_equal(access(names[i], F_OK), 0);
+    }
+}
+
+static void killed_at(point at, bool shm)
+{
+    scene the;
+    open_scene(&the, at, shm);
+    reach(&the, at);
+    puppet_kill(&the.victim);
+    finish_version(&the, at);
+    worker_open(&the.victim, the.endpoint, shm);
+    meet_again(&the, at);
+    close_scene(&the);
+}
+
+static void stopped_at(point at, bool shm)
+{
+    scene the;
+    open_scene(&the, at, shm);
+    reach(&the, at);
+    puppet_stop(&the.victim);
+    finish_version(&the, at);
+    puppet_continue(&the.victim);
+    if (at == AT_CONNECTING) {
+        puppet_end(&the.victim);
+        worker_open(&the.victim, the.endpoint, shm);
+    }
+    if (at == AT_ACCEPTED) {
+        (void)puppet_ask(&the.victim, "release");
+        the.victim.open_update = false;
+    }
+    meet_again(&the, at);
+    close_scene(&the);
+}
+
+static void a_worker_killed_at_any_point_holds_up_nobody(void **state)
+{
+    (void)state;
+    for (point at = 0; at < POINTS; at++) {
+        killed_at(at, false);
+        killed_at(at, true);
+    }
+}
+
+static void a_worker_stopped_at_any_point_holds_up_nobody_and_returns(void **state)
+{
+    (void)state;
+    for (point at = 0; at < POINTS; at++) {
+        stopped_at(at, false);
+        stopped_at(at, true);
+    }
+}
+
+/* Its service thread lives and beats; its user never takes, or never decides. */
+static void a_worker_that_never_answers_is_turned_out_and_may_return(void **state)
+{
+    (void)state;
+    for (int shm = 0; shm < 2; shm++) {
+        for (point at = AT_READY; at <= AT_TAKEN; at++) {
+            scene the;
+            open_scene(&the, at, shm);
+            reach(&the, at);
+            finish_version(&the, at);
+            assert_non_null(strstr(the.trainer.answer, "2")); /* committed all the same */
+            meet_again(&the, at);
+            close_scene(&the);
+        }
+    }
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(a_worker_killed_at_any_point_holds_up_nobody),
+        cmocka_unit_test(a_worker_stopped_at_any_point_holds_up_nobody_and_returns),
+        cmocka_unit_test(a_worker_that_never_answers_is_turned_out_and_may_return),
+    };
+    return cmocka_run_group_tests_name("workers_lost", tests, NULL, NULL);
+}
