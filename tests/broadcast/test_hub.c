@@ -1,0 +1,239 @@
+/* Every message in every state of its sender and of the version: nothing breaks, others do not
+ * notice; then beats, credits and turns. */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+#include "hub_bench.h"
+
+enum { WITNESS = 1, SUBJECT = 2 };
+
+typedef enum subject_state {
+    SUBJECT_UNKNOWN,
+    SUBJECT_GREETED,
+    SUBJECT_SUBSCRIBED,
+    SUBJECT_STAGED, /* as far as the version lets it */
+    SUBJECT_STATES,
+} subject_state;
+
+/* The witness does as it should; version 1 is committed, 2 is brought to `round`. */
+static void set_scene(hub_bench *bench, subject_state subject, rft_round_state round)
+{
+    hub_bench_open(bench, 2, false);
+    hub_bench_join(bench, WITNESS, false);
+    hub_bench_offer(bench, 1);
+    hub_bench_stage(bench, WITNESS);
+    hub_bench_apply(bench, WITNESS);
+    if (subject == SUBJECT_GREETED) hub_bench_hello(bench, SUBJECT);
+    if (subject >= SUBJECT_SUBSCRIBED) hub_bench_join(bench, SUBJECT, false);
+    if (round >= RFT_ROUND_PREPARING) hub_bench_prepare(bench, 2);
+    if (round >= RFT_ROUND_WRITING) hub_bench_begin(bench, 2);
+    if (round >= RFT_ROUND_STAGING) hub_bench_write(bench);
+    if (round >= RFT_ROUND_STAGING) hub_bench_seal(bench);
+    if (round >= RFT_ROUND_STAGING && subject == SUBJECT_STAGED) hub_bench_stage(bench, SUBJECT);
+    if (round == RFT_ROUND_COMMITTING) hub_bench_stage(bench, WITNESS);
+    if (round == RFT_ROUND_ABORTED) rft_round_abort(&bench->hub, REFIT_ERR_CANCELLED, "test");
+    hub_bench_forget(bench);
+}
+
+static rft_message make_message(rft_message_kind kind, uint64_t version)
+{
+    static const unsigned char frame[4] = {1, 0, 0, 0};
+    rft_message message = hub_staged(version == 0 ? 1 : version);
+    message.kind = kind;
+    switch (kind) {
+    case RFT_HELLO:
+        message.as.hello.protocol = RFT_PROTOCOL;
+        message.as.hello.worker = rft_view_text("w2");
+        message.as.hello.instance = version;
+        message.as.hello.window = 3;
+        break;
+    case RFT_JOIN:
+        memset(&message.as.join, 0, sizeof message.as.join);
+        message.as.join.epoch = HUB_EPOCH + (version > 2);
+        break;
+    case RFT_RESEND: message.as.resend.sequences = (rft_view){frame, sizeof frame}; break;
+    case RFT_FAILED: return hub_failed(version, REFIT_ERR_IO, version != 1);
+    case RFT_PULL: return hub_pull(version, 2);
+    case RFT_BEAT: return hub_beat(version, version);
+    case RFT_BYE: memset(&message.as.bye, 0, sizeof message.as.bye); break;
+    default: break;
+    }
+    return message;
+}
+
+/* What must hold whatever the subject said. */
+static void check_witness(hub_bench *bench)
+{
+    rft_peer *witness = hub_bench_peer(bench, WITNESS);
+    assert_non_null(witness);
+    assert_true(witness->subscribed);
+    assert_int_equal(witness->status, REFIT_OK);
+    assert_int_equal(hub_bench_count(bench, WITNESS, RFT_BYE), 0);
+    assert_int_equal(witness->held.version, 1);
+}
+
+/* The version can still be ended, and another one published to the witness. */
+static void check_goes_on(hub_bench *bench)
+{
+    rft_round_state state = bench->hub.round.state;
+    rft_message bye = {.kind = RFT_BYE};
+    if (state == RFT_ROUND_PREPARING) hub_bench_begin(bench, 2);
+    if (state == RFT_ROUND_PREPARING || state == RFT_ROUND_WRITING || state == RFT_ROUND_STAGING) {
+        rft_round_abort(&bench->hub, REFIT_ERR_CANCELLED, "test");
+    }
+    if (state == RFT_ROUND_COMMITTING) hub_bench_apply(bench, WITNESS);
+    hub_bench_say(bench, SUBJECT, &bye);
+    if (bench->hub.round.state == RFT_ROUND_ABORTED) hub_bench_settle(bench);
+    assert_int_equal(bench->hub.round.state, RFT_ROUND_IDLE);
+    hub_bench_offer(bench, 3);
+    hub_bench_stage(bench, WITNESS);
+    hub_bench_apply(bench, WITNESS);
+    assert_int_equal(bench->hub.round.result.status, REFIT_OK);
+    assert_int_equal(bench->hub.current.version, 3);
+}
+
+static void any_message_in_any_state_concerns_its_sender_alone(void **state)
+{
+    (void)state;
+    for (subject_state subject = 0; subject < SUBJECT_STATES; subject++) {
+        for (rft_round_state round = RFT_ROUND_IDLE; round <= RFT_ROUND_ABORTED; round++) {
+            for (rft_message_kind kind = 0; kind < RFT_MESSAGE_KINDS; kind++) {
+                for (uint64_t version = 1; version <= 3; version++) {
+                    hub_bench bench;
+                    set_scene(&bench, subject, round);
+                    rft_message message = make_message(kind, version);
+                    hub_bench_say(&bench, SUBJECT, &message);
+                    hub_bench_say(&bench, SUBJECT, &message);
+                    check_witness(&bench);
+                    check_goes_on(&bench);
+                    hub_bench_close(&bench);
+                }
+            }
+        }
+    }
+}
+
+static void stranger_is_refused_but_not_for_good(void **state)
+{
+    (void)state;
+    hub_bench bench;
+    hub_bench_open(&bench, 2, false);
+    for (rft_message_kind kind = 0; kind < RFT_MESSAGE_KINDS; kind++) {
+        rft_message message = make_message(kind, 1);
+        if (kind == RFT_HELLO || kind == RFT_BYE) continue;
+        hub_bench_forget(&bench);
+        hub_bench_say(&bench, 5, &message);
+        const rft_message *refuse = hub_bench_told(&bench, 5, RFT_REFUSE);
+        assert_int_equal(refuse->as.refuse.code, REFIT_ERR_STALE);
+        assert_false(refuse->as.refuse.final);
+    }
+    assert_int_equal(bench.hub.peers.count, 0);
+    hub_bench_close(&bench);
+}
+
+static void what_only_publishers_say_turns_a_worker_out(void **state)
+{
+    (void)state;
+    static const rft_message_kind kinds[] = {RFT_WELCOME, RFT_REFUSE, RFT_MANIFEST, RFT_OFFER,
+                                             RFT_FRAME,   RFT_SEAL,   RFT_COMMIT,   RFT_ABORT};
+    for (size_t i = 0; i < sizeof kinds / sizeof kinds[0]; i++) {
+        hub_bench bench;
+        hub_bench_open(&bench, 2, false);
+        hub_bench_join(&bench, SUBJECT, false);
+        rft_message message = {.kind = kinds[i]};
+        hub_bench_say(&bench, SUBJECT, &message);
+        assert_null(hub_bench_peer(&bench, SUBJECT));
+        assert_int_equal(bench.hub.counts.refused, 1);
+        assert_int_equal(hub_bench_count(&bench, SUBJECT, RFT_BYE), 1);
+        hub_bench_close(&bench);
+    }
+}
+
+static void beats_come_in_time_and_only_to_the_subscribed(void **state)
+{
+    (void)state;
+    hub_bench bench;
+    hub_bench_open(&bench, 2, false);
+    hub_bench_join(&bench, 1, false);
+    hub_bench_hello(&bench, 2);
+    hub_bench_forget(&bench);
+    int64_t at = rft_hub_tick_at(&bench.hub);
+    assert_true(at <= bench.now + (int64_t)bench.config.broadcast_heartbeat_ms * 1000000);
+    hub_bench_tick(&bench, bench.config.broadcast_heartbeat_ms - 1);
+    assert_int_equal(hub_bench_count(&bench, 1, RFT_BEAT), 0);
+    hub_bench_tick(&bench, 1);
+    assert_int_equal(hub_bench_count(&bench, 1, RFT_BEAT), 1);
+    assert_int_equal(hub_bench_count(&bench, 2, RFT_BEAT), 0);
+    hub_bench_close(&bench);
+}
+
+static uint32_t frames_for(hub_bench *bench, unsigned worker)
+{
+    uint32_t count = 0;
+    rft_frame_order order;
+    while (rft_hub_next_frame(&bench->hub, &order)) {
+        count += order.to.bytes[0] == worker;
+    }
+    return count;
+}
+
+static void credits_bound_what_is_in_flight(void **state)
+{
+    (void)state;
+    hub_bench bench;
+    hub_bench_open(&bench, 2, false);
+    hub_bench_join(&bench, 1, false);
+    hub_bench_begin(&bench, 1);
+    rft_message pull = hub_pull(1, 3);
+    hub_bench_say(&bench, 1, &pull);
+    assert_false(rft_hub_wants_frames(&bench.hub));
+    assert_int_equal(frames_for(&bench, 1), 0);
+    hub_bench_write(&bench);
+    assert_true(rft_hub_wants_frames(&bench.hub));
+    assert_int_equal(frames_for(&bench, 1), 3);
+    for (int i = 0; i < 20; i++) {
+        hub_bench_say(&bench, 1, &pull);
+    }
+    assert_int_equal(hub_bench_peer(&bench, 1)->task.credits, 4);
+    hub_bench_close(&bench);
+}
+
+static void workers_take_turns(void **state)
+{
+    (void)state;
+    hub_bench bench;
+    rft_frame_order order;
+    unsigned before = 0;
+    hub_bench_open(&bench, 2, false);
+    hub_bench_join(&bench, 1, false);
+    hub_bench_join(&bench, 2, false);
+    hub_bench_begin(&bench, 1);
+    hub_bench_write(&bench);
+    rft_message pull = hub_pull(1, 2);
+    hub_bench_say(&bench, 1, &pull);
+    hub_bench_say(&bench, 2, &pull);
+    for (int i = 0; i < 4; i++) {
+        assert_true(rft_hub_next_frame(&bench.hub, &order));
+        assert_int_not_equal(order.to.bytes[0], before);
+        before = order.to.bytes[0];
+    }
+    assert_false(rft_hub_next_frame(&bench.hub, &order));
+    hub_bench_close(&bench);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(any_message_in_any_state_concerns_its_sender_alone),
+        cmocka_unit_test(stranger_is_refused_but_not_for_good),
+        cmocka_unit_test(what_only_publishers_say_turns_a_worker_out),
+        cmocka_unit_test(beats_come_in_time_and_only_to_the_subscribed),
+        cmocka_unit_test(credits_bound_what_is_in_flight),
+        cmocka_unit_test(workers_take_turns),
+    };
+    return cmocka_run_group_tests_name("hub", tests, NULL, NULL);
+}

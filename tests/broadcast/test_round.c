@@ -1,0 +1,421 @@
+/* One version's states: each transition, who decides it, and who is blamed. */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+#include "hub_bench.h"
+
+static void open_with(hub_bench *bench, uint32_t slots, unsigned workers, bool shm)
+{
+    hub_bench_open(bench, slots, shm);
+    for (unsigned worker = 1; worker <= workers; worker++) {
+        hub_bench_join(bench, worker, shm);
+    }
+}
+
+static void stop_in(hub_bench *bench, rft_round_state state)
+{
+    open_with(bench, 2, 2, false);
+    if (state >= RFT_ROUND_PREPARING) hub_bench_prepare(bench, 1);
+    if (state >= RFT_ROUND_WRITING) hub_bench_begin(bench, 1);
+    if (state >= RFT_ROUND_STAGING) hub_bench_write(bench);
+    if (state >= RFT_ROUND_STAGING) hub_bench_seal(bench);
+    if (state == RFT_ROUND_COMMITTING) hub_bench_stage(bench, 1);
+    if (state == RFT_ROUND_COMMITTING) hub_bench_stage(bench, 2);
+    if (state == RFT_ROUND_ABORTED) rft_round_abort(&bench->hub, REFIT_ERR_CANCELLED, "test");
+    assert_int_equal(bench->hub.round.state, state);
+}
+
+static void good_version_goes_through_all_states(void **state)
+{
+    (void)state;
+    hub_bench bench;
+    stop_in(&bench, RFT_ROUND_COMMITTING);
+    assert_int_equal(hub_bench_count(&bench, 1, RFT_COMMIT), 1);
+    assert_int_equal(bench.hub.current.version, 1);
+    hub_bench_apply(&bench, 1);
+    assert_int_equal(bench.hub.round.state, RFT_ROUND_COMMITTING);
+    hub_bench_apply(&bench, 2);
+    assert_int_equal(bench.hub.round.state, RFT_ROUND_IDLE);
+    assert_int_equal(bench.hub.round.result.status, REFIT_OK);
+    assert_int_equal(bench.hub.counts.applied_last, 2);
+    hub_bench_close(&bench);
+}
+
+static void begin_is_refused_unless_idle(void **state)
+{
+    (void)state;
+    for (rft_round_state at = RFT_ROUND_PREPARING; at <= RFT_ROUND_ABORTED; at++) {
+        hub_bench bench;
+        uint64_t version = 0;
+        refit_error error;
+        stop_in(&bench, at);
+        assert_int_equal(rft_round_prepare(&bench.hub, &version, &error), REFIT_ERR_STATE);
+        assert_int_equal(version, 0);
+        hub_bench_close(&bench);
+    }
+}
+
+static void newcomer_is_offered_what_the_state_serves(void **state)
+{
+    (void)state;
+    static const bool offered[] = {
+        [RFT_ROUND_IDLE] = false,   [RFT_ROUND_PREPARING] = false, [RFT_ROUND_WRITING] = true,
+        [RFT_ROUND_STAGING] = true, [RFT_ROUND_COMMITTING] = true, [RFT_ROUND_ABORTED] = false,
+    };
+    for (rft_round_state at = RFT_ROUND_IDLE; at <= RFT_ROUND_ABORTED; at++) {
+        hub_bench bench;
+        stop_in(&bench, at);
+        hub_bench_join(&bench, 9, false);
+        bool sealed = offered[at] && at != RFT_ROUND_WRITING;
+        assert_int_equal(hub_bench_count(&bench, 9, RFT_OFFER), offered[at]);
+        assert_int_equal(hub_bench_count(&bench, 9, RFT_SEAL), sealed);
+        assert_false(hub_bench_peer(&bench, 9)->member);
+        hub_bench_close(&bench);
+    }
+}
+
+static void slot_that_cannot_be_had_leaves_all_as_it_was(void **state)
+{
+    (void)state;
+    hub_bench bench;
+    stop_in(&bench, RFT_ROUND_COMMITTING);
+    hub_bench_apply(&bench, 1);
+    hub_bench_apply(&bench, 2);
+    hub_bench_prepare(&bench, 2);
+    hub_bench_join(&bench, 3, false);
+    assert_int_equal(hub_bench_count(&bench, 3, RFT_OFFER), 0);
+    rft_round_give_up(&bench.hub, bench.now);
+    hub_bench_tick(&bench, 0);
+    assert_int_equal(bench.hub.round.state, RFT_ROUND_IDLE);
+    assert_int_equal(hub_bench_told(&bench, 3, RFT_OFFER)->as.offer.version, 1);
+    hub_bench_close(&bench);
+}
+
+/* Each way in which a member can fail to stage, and what the trainer is told. */
+typedef struct loss {
+    void (*happen)(hub_bench *bench);
+    refit_status status;
+} loss;
+
+static void lose_by_failure(hub_bench *bench)
+{
+    rft_message message = hub_failed(1, REFIT_ERR_HOST_MEMORY, true);
+    hub_bench_say(bench, 2, &message);
+}
+
+static void lose_by_goodbye(hub_bench *bench)
+{
+    rft_message message = {.kind = RFT_BYE};
+    hub_bench_say(bench, 2, &message);
+}
+
+static void lose_by_silence(hub_bench *bench)
+{
+    rft_message beat = hub_beat(0, 0);
+    hub_bench_tick(bench, bench->config.broadcast_heartbeat_timeout_ms - 1);
+    hub_bench_say(bench, 1, &beat);
+    hub_bench_tick(bench, 1);
+}
+
+static void lose_by_unreachability(hub_bench *bench)
+{
+    rft_peer_id id = hub_bench_peer(bench, 2)->id;
+    rft_hub_unreachable(&bench->hub, &id, REFIT_ERR_PEER, bench->now);
+    hub_bench_tick(bench, 0);
+}
+
+static void lose_by_garbage(hub_bench *bench)
+{
+    refit_error why = {.text = "not a message"};
+    rft_peer_id id = hub_bench_peer(bench, 2)->id;
+    rft_hub_garbage(&bench->hub, &id, &why, bench->now);
+    hub_bench_tick(bench, 0);
+}
+
+static void lose_by_a_wrong_digest(hub_bench *bench)
+{
+    rft_message message = hub_staged(1);
+    message.as.staged.digest.bytes[3] ^= 1;
+    hub_bench_say(bench, 2, &message);
+}
+
+static const loss LOSSES[] = {
+    {lose_by_failure, REFIT_ERR_PEER}, {lose_by_goodbye, REFIT_ERR_PEER},
+    {lose_by_silence, REFIT_ERR_PEER}, {lose_by_unreachability, REFIT_ERR_PEER},
+    {lose_by_garbage, REFIT_ERR_PEER}, {lose_by_a_wrong_digest, REFIT_ERR_PEER},
+};
+
+static void lost_member_aborts_while_staging(void **state)
+{
+    (void)state;
+    for (size_t i = 0; i < sizeof LOSSES / sizeof LOSSES[0]; i++) {
+        hub_bench bench;
+        stop_in(&bench, RFT_ROUND_STAGING);
+        hub_bench_stage(&bench, 1);
+        LOSSES[i].happen(&bench);
+        assert_int_equal(bench.hub.round.state, RFT_ROUND_ABORTED);
+        assert_int_equal(bench.hub.round.result.status, LOSSES[i].status);
+        assert_non_null(strstr(bench.hub.round.result.text, "w2"));
+        assert_int_equal(hub_bench_told(&bench, 1, RFT_ABORT)->as.failed.version, 1);
+        hub_bench_settle(&bench);
+        assert_int_equal(bench.hub.round.state, RFT_ROUND_IDLE);
+        assert_int_equal(bench.hub.current.version, 0);
+        hub_bench_close(&bench);
+    }
+}
+
+static void lost_member_aborts_when_all_is_written(void **state)
+{
+    (void)state;
+    for (size_t i = 0; i < sizeof LOSSES / sizeof LOSSES[0]; i++) {
+        hub_bench bench;
+        if (LOSSES[i].happen == lose_by_a_wrong_digest) continue;
+        stop_in(&bench, RFT_ROUND_WRITING);
+        LOSSES[i].happen(&bench);
+        assert_int_equal(bench.hub.round.state, RFT_ROUND_WRITING);
+        hub_bench_write(&bench);
+        hub_bench_seal(&bench);
+        assert_int_equal(bench.hub.round.state, RFT_ROUND_ABORTED);
+        hub_bench_settle(&bench);
+        hub_bench_close(&bench);
+    }
+}
+
+static void lost_member_is_forgiven_by_a_quorum(void **state)
+{
+    (void)state;
+    for (size_t i = 0; i < sizeof LOSSES / sizeof LOSSES[0]; i++) {
+        hub_bench bench;
+        stop_in(&bench, RFT_ROUND_STAGING);
+        bench.config.broadcast_commit = REFIT_COMMIT_QUORUM;
+        bench.config.broadcast_quorum = 1;
+        LOSSES[i].happen(&bench);
+        hub_bench_stage(&bench, 1);
+        assert_int_equal(bench.hub.round.state, RFT_ROUND_COMMITTING);
+        hub_bench_apply(&bench, 1);
+        assert_int_equal(bench.hub.round.state, RFT_ROUND_IDLE);
+        assert_int_equal(bench.hub.round.result.status, REFIT_OK);
+        hub_bench_close(&bench);
+    }
+}
+
+static void deadline_evicts_whoever_is_late(void **state)
+{
+    (void)state;
+    hub_bench bench;
+    stop_in(&bench, RFT_ROUND_STAGING);
+    bench.config.broadcast_heartbeat_timeout_ms = UINT32_MAX;
+    hub_bench_stage(&bench, 1);
+    hub_bench_tick(&bench, bench.config.broadcast_stage_timeout_ms);
+    assert_int_equal(bench.hub.round.state, RFT_ROUND_ABORTED);
+    assert_int_equal(bench.hub.round.result.status, REFIT_ERR_TIMEOUT);
+    assert_non_null(hub_bench_peer(&bench, 1));
+    assert_null(hub_bench_peer(&bench, 2));
+    assert_int_equal(hub_bench_count(&bench, 2, RFT_BYE), 1);
+    hub_bench_settle(&bench);
+    hub_bench_close(&bench);
+}
+
+static void commit_stands_whatever_happens_after_it(void **state)
+{
+    (void)state;
+    for (size_t i = 0; i < sizeof LOSSES / sizeof LOSSES[0]; i++) {
+        hub_bench bench;
+        if (LOSSES[i].happen == lose_by_a_wrong_digest) continue;
+        stop_in(&bench, RFT_ROUND_COMMITTING);
+        hub_bench_apply(&bench, 1);
+        LOSSES[i].happen(&bench);
+        assert_int_equal(bench.hub.round.state, RFT_ROUND_IDLE);
+        assert_int_equal(bench.hub.round.result.status, REFIT_ERR_PEER);
+        assert_int_equal(bench.hub.current.version, 1);
+        assert_non_null(strstr(bench.hub.round.result.text, "w2"));
+        hub_bench_close(&bench);
+    }
+}
+
+static void worker_that_never_applies_is_evicted(void **state)
+{
+    (void)state;
+    hub_bench bench;
+    stop_in(&bench, RFT_ROUND_COMMITTING);
+    bench.config.broadcast_heartbeat_timeout_ms = UINT32_MAX;
+    hub_bench_apply(&bench, 1);
+    hub_bench_tick(&bench, bench.config.broadcast_commit_timeout_ms);
+    assert_int_equal(bench.hub.round.state, RFT_ROUND_IDLE);
+    assert_int_equal(bench.hub.round.result.status, REFIT_ERR_PEER);
+    assert_null(hub_bench_peer(&bench, 2));
+    hub_bench_close(&bench);
+}
+
+static void straggler_has_until_the_commit_deadline(void **state)
+{
+    (void)state;
+    for (int late = 0; late < 2; late++) {
+        hub_bench bench;
+        stop_in(&bench, RFT_ROUND_STAGING);
+        bench.config.broadcast_commit = REFIT_COMMIT_QUORUM;
+        bench.config.broadcast_quorum = 1;
+        bench.config.broadcast_heartbeat_timeout_ms = UINT32_MAX;
+        hub_bench_stage(&bench, 1);
+        hub_bench_apply(&bench, 1);
+        assert_int_equal(bench.hub.round.state, RFT_ROUND_IDLE);
+        hub_bench_tick(&bench, bench.config.broadcast_commit_timeout_ms - 1);
+        if (!late) hub_bench_stage(&bench, 2);
+        assert_int_equal(hub_bench_count(&bench, 2, RFT_COMMIT), !late);
+        if (!late) hub_bench_apply(&bench, 2);
+        hub_bench_tick(&bench, 1);
+        assert_int_equal(hub_bench_peer(&bench, 2) == NULL, late);
+        hub_bench_close(&bench);
+    }
+}
+
+static void quorum_out_of_reach_is_not_waited_for(void **state)
+{
+    (void)state;
+    hub_bench bench;
+    stop_in(&bench, RFT_ROUND_WRITING);
+    bench.config.broadcast_commit = REFIT_COMMIT_QUORUM;
+    bench.config.broadcast_quorum = 3;
+    hub_bench_write(&bench);
+    hub_bench_seal(&bench);
+    assert_int_equal(bench.hub.round.state, RFT_ROUND_ABORTED);
+    assert_int_equal(bench.hub.round.result.status, REFIT_ERR_PEER);
+    hub_bench_settle(&bench);
+    hub_bench_close(&bench);
+}
+
+static void readers_block_the_slot_that_comes_next(void **state)
+{
+    (void)state;
+    for (uint32_t slots = 1; slots <= 2; slots++) {
+        hub_bench bench;
+        open_with(&bench, slots, 2, true);
+        for (uint64_t version = 1; version <= slots; version++) {
+            hub_bench_offer(&bench, version);
+            hub_bench_stage(&bench, 1);
+            hub_bench_stage(&bench, 2);
+            hub_bench_apply(&bench, 1);
+            hub_bench_apply(&bench, 2);
+        }
+        hub_bench_prepare(&bench, slots + 1);
+        assert_true(rft_round_is_blocked(&bench.hub));
+        rft_message released = hub_released(1);
+        hub_bench_say(&bench, 1, &released);
+        assert_true(rft_round_is_blocked(&bench.hub));
+        rft_round_evict_readers(&bench.hub, bench.now);
+        assert_false(rft_round_is_blocked(&bench.hub));
+        assert_non_null(hub_bench_peer(&bench, 1));
+        assert_null(hub_bench_peer(&bench, 2));
+        assert_true(bench.store->slots[rft_store_target(bench.store)].tainted);
+        hub_bench_close(&bench);
+    }
+}
+
+static void newer_version_ends_what_is_still_fetched(void **state)
+{
+    (void)state;
+    hub_bench bench;
+    open_with(&bench, 2, 1, false);
+    hub_bench_offer(&bench, 1);
+    hub_bench_stage(&bench, 1);
+    hub_bench_apply(&bench, 1);
+    hub_bench_join(&bench, 2, false);
+    hub_bench_prepare(&bench, 2);
+    assert_int_equal(hub_bench_told(&bench, 2, RFT_ABORT)->as.failed.version, 1);
+    assert_int_equal(hub_bench_count(&bench, 1, RFT_ABORT), 0);
+    hub_bench_begin(&bench, 2);
+    assert_int_equal(hub_bench_told(&bench, 1, RFT_OFFER)->as.offer.base, 1);
+    assert_int_equal(hub_bench_told(&bench, 2, RFT_OFFER)->as.offer.base, 0);
+    assert_true(hub_bench_peer(&bench, 2)->member);
+    hub_bench_close(&bench);
+}
+
+static void whoever_is_behind_after_an_abort_is_brought_up(void **state)
+{
+    (void)state;
+    hub_bench bench;
+    open_with(&bench, 1, 1, false);
+    hub_bench_offer(&bench, 1);
+    hub_bench_stage(&bench, 1);
+    hub_bench_apply(&bench, 1);
+    hub_bench_begin(&bench, 2);
+    hub_bench_join(&bench, 2, false);
+    rft_round_abort(&bench.hub, REFIT_ERR_CANCELLED, "test");
+    hub_bench_forget(&bench);
+    hub_bench_settle(&bench);
+    assert_int_equal(hub_bench_count(&bench, 1, RFT_OFFER), 0);
+    assert_int_equal(hub_bench_told(&bench, 2, RFT_OFFER)->as.offer.version, 1);
+    assert_int_equal(hub_bench_count(&bench, 2, RFT_SEAL), 1);
+    hub_bench_stage(&bench, 2); /* a late STAGED of the aborted version */
+    assert_int_equal(hub_bench_told(&bench, 2, RFT_ABORT)->as.failed.version, 2);
+    rft_message staged = hub_staged(1);
+    hub_bench_say(&bench, 2, &staged);
+    assert_int_equal(hub_bench_told(&bench, 2, RFT_COMMIT)->as.commit.version, 1);
+    hub_bench_close(&bench);
+}
+
+static void version_that_failed_is_not_offered_again(void **state)
+{
+    (void)state;
+    hub_bench bench;
+    open_with(&bench, 2, 1, false);
+    hub_bench_offer(&bench, 1);
+    hub_bench_stage(&bench, 1);
+    rft_message failed = hub_failed(1, REFIT_ERR_CALLBACK, false);
+    hub_bench_say(&bench, 1, &failed);
+    assert_int_equal(bench.hub.round.result.status, REFIT_ERR_PEER);
+    hub_bench_begin(&bench, 2);
+    assert_int_equal(hub_bench_told(&bench, 1, RFT_OFFER)->as.offer.version, 2);
+    rft_round_abort(&bench.hub, REFIT_ERR_CANCELLED, "test");
+    hub_bench_forget(&bench);
+    hub_bench_settle(&bench);
+    assert_int_equal(hub_bench_count(&bench, 1, RFT_OFFER), 0);
+    hub_bench_close(&bench);
+}
+
+static void base_that_is_gone_makes_the_offer_a_whole_one(void **state)
+{
+    (void)state;
+    hub_bench bench;
+    open_with(&bench, 2, 1, false);
+    hub_bench_offer(&bench, 1);
+    hub_bench_stage(&bench, 1);
+    hub_bench_apply(&bench, 1);
+    hub_bench_offer(&bench, 2);
+    assert_int_equal(hub_bench_told(&bench, 1, RFT_OFFER)->as.offer.base, 1);
+    rft_message failed = hub_failed(2, REFIT_ERR_STALE, true);
+    hub_bench_say(&bench, 1, &failed);
+    assert_int_equal(hub_bench_told(&bench, 1, RFT_OFFER)->as.offer.base, 0);
+    assert_int_equal(bench.hub.round.state, RFT_ROUND_STAGING);
+    hub_bench_stage(&bench, 1);
+    assert_int_equal(bench.hub.round.state, RFT_ROUND_COMMITTING);
+    hub_bench_close(&bench);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(good_version_goes_through_all_states),
+        cmocka_unit_test(begin_is_refused_unless_idle),
+        cmocka_unit_test(newcomer_is_offered_what_the_state_serves),
+        cmocka_unit_test(slot_that_cannot_be_had_leaves_all_as_it_was),
+        cmocka_unit_test(lost_member_aborts_while_staging),
+        cmocka_unit_test(lost_member_aborts_when_all_is_written),
+        cmocka_unit_test(lost_member_is_forgiven_by_a_quorum),
+        cmocka_unit_test(deadline_evicts_whoever_is_late),
+        cmocka_unit_test(commit_stands_whatever_happens_after_it),
+        cmocka_unit_test(worker_that_never_applies_is_evicted),
+        cmocka_unit_test(straggler_has_until_the_commit_deadline),
+        cmocka_unit_test(quorum_out_of_reach_is_not_waited_for),
+        cmocka_unit_test(readers_block_the_slot_that_comes_next),
+        cmocka_unit_test(newer_version_ends_what_is_still_fetched),
+        cmocka_unit_test(whoever_is_behind_after_an_abort_is_brought_up),
+        cmocka_unit_test(version_that_failed_is_not_offered_again),
+        cmocka_unit_test(base_that_is_gone_makes_the_offer_a_whole_one),
+    };
+    return cmocka_run_group_tests_name("round", tests, NULL, NULL);
+}
