@@ -17,6 +17,7 @@
 
 #include "base/alloc.h"
 #include "base/checked.h"
+#include "device/host_map.h"
 
 #define BLOCK_ALIGNMENT UINT64_C(512)
 #define MAP_LEAST       (UINT64_C(1) << 20)
@@ -63,8 +64,7 @@ static void *take_block(uint64_t bytes)
         errno = posix_memalign(&block, BLOCK_ALIGNMENT, bytes);
         return errno == 0 ? block : NULL;
     }
-    block = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-    return block == MAP_FAILED ? NULL : block;
+    return rft_host_map(bytes, false);
 }
 
 static void give_block(void *block, uint64_t bytes)

@@ -13,6 +13,7 @@
 
 #include "base/alloc.h"
 #include "base/checked.h"
+#include "device/host_map.h"
 #include "device/host_memory.h"
 
 static rft_extent range_of(const void *base, uint64_t bytes)
@@ -28,8 +29,8 @@ refit_status rft_host_memory_reserve(rft_host_memory *memory, uint64_t bytes, vo
     rft_host_reservation *reservation = rft_calloc(1, sizeof *reservation);
     RFT_REFUSE_IF(reservation == NULL, error, REFIT_ERR_HOST_MEMORY,
                   "no host memory for a reservation");
-    void *base = mmap(NULL, bytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-    if (base == MAP_FAILED) {
+    void *base = rft_host_map(bytes, true);
+    if (base == NULL) {
         rft_free(reservation);
         return rft_fail_sub(error, REFIT_ERR_DEVICE_MEMORY, errno,
                             "%" PRIu64 " bytes of addresses could not be reserved: %s", bytes,

@@ -188,3 +188,26 @@ void bench_reach(session_bench *bench, rft_session_state state)
     if (state >= RFT_SESSION_STAGED) bench_stage(bench, 1, 0);
     if (state == RFT_SESSION_APPLYING) bench_commit(bench, 1);
 }
+
+int bench_setup(void **state)
+{
+    static session_bench bench;
+    bench_open(&bench);
+    *state = &bench;
+    return 0;
+}
+
+int bench_teardown(void **state)
+{
+    bench_close(*state);
+    return 0;
+}
+
+void assert_image_is(const rft_image *image, const sample_version *sample)
+{
+    for (uint32_t i = 0; i < sample->manifest->count; i++) {
+        const rft_manifest_tensor *tensor = &sample->manifest->tensors[i];
+        assert_memory_equal(image->bytes + tensor->offset, sample->image + tensor->offset,
+                            tensor->bytes);
+    }
+}

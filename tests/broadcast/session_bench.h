@@ -24,6 +24,14 @@ typedef struct session_bench {
     sample_version samples[4]; /* versions 1 to 4 */
 } session_bench;
 
+#define STATES     (RFT_SESSION_APPLYING + 1)
+#define CONNECTING RFT_SESSION_CONNECTING
+#define JOINING    RFT_SESSION_JOINING
+#define CURRENT    RFT_SESSION_CURRENT
+#define STAGING    RFT_SESSION_STAGING
+#define STAGED     RFT_SESSION_STAGED
+#define APPLYING   RFT_SESSION_APPLYING
+
 /* With broadcast.shm off. */
 void bench_open(session_bench *bench);
 void bench_close(session_bench *bench);
@@ -51,6 +59,13 @@ rft_image *bench_take(session_bench *bench);
 void bench_apply(session_bench *bench, uint64_t version, uint64_t base);
 /* From a fresh bench to `state`, with version 1 offered where that says something. */
 void bench_reach(session_bench *bench, rft_session_state state);
+
+void assert_image_is(const rft_image *image, const sample_version *sample);
+
+/* A test on a fresh bench, which is its state. */
+int bench_setup(void **state);
+int bench_teardown(void **state);
+#define BENCH_TEST(name) cmocka_unit_test_setup_teardown(name, bench_setup, bench_teardown)
 
 rft_session_state bench_state(const session_bench *bench);
 

@@ -1,0 +1,186 @@
+/* Structs that cross the door keep their sizes and offsets: a program compiled against these
+ * headers runs with the next library. New fields go to the end. The numbers are those of LP64
+ * systems. */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include <cmocka.h>
+
+#include <refit.h>
+
+typedef struct place {
+    const char *name;
+    size_t is;
+    size_t should_be;
+} place;
+
+#define SIZE(type, bytes)          "sizeof " #type, sizeof(type), (bytes)
+#define OFFSET(type, field, bytes) #type "." #field, offsetof(type, field), (bytes)
+
+static const place places[] = {
+    {SIZE(refit_error, 256)},
+    {OFFSET(refit_error, status, 0)},
+    {OFFSET(refit_error, subsystem, 4)},
+    {OFFSET(refit_error, text, 8)},
+
+    {SIZE(refit_allocator, 40)},
+    {OFFSET(refit_allocator, size, 0)},
+    {OFFSET(refit_allocator, allocate, 8)},
+    {OFFSET(refit_allocator, reallocate, 16)},
+    {OFFSET(refit_allocator, release, 24)},
+    {OFFSET(refit_allocator, user, 32)},
+
+    {SIZE(refit_config, 696)},
+    {OFFSET(refit_config, size, 0)},
+    {OFFSET(refit_config, origin, 8)},
+    {OFFSET(refit_config, device, 104)},
+    {OFFSET(refit_config, use_pinned_optimizer_offload, 168)},
+    {OFFSET(refit_config, offload_slab_bytes, 176)},
+    {OFFSET(refit_config, offload_alignment_bytes, 184)},
+    {OFFSET(refit_config, offload_budget_bytes, 192)},
+    {OFFSET(refit_config, offload_budget_share, 200)},
+    {OFFSET(refit_config, offload_pin, 208)},
+    {OFFSET(refit_config, offload_huge_pages, 212)},
+    {OFFSET(refit_config, offload_numa, 216)},
+    {OFFSET(refit_config, offload_touch_threads, 220)},
+    {OFFSET(refit_config, offload_copy_threads, 224)},
+    {OFFSET(refit_config, offload_piece_bytes, 232)},
+    {OFFSET(refit_config, offload_batch, 240)},
+    {OFFSET(refit_config, offload_verify, 244)},
+    {OFFSET(refit_config, offload_timeout_ms, 248)},
+    {OFFSET(refit_config, broadcast_endpoint, 252)},
+    {OFFSET(refit_config, broadcast_worker, 508)},
+    {OFFSET(refit_config, broadcast_shm, 572)},
+    {OFFSET(refit_config, broadcast_slots, 576)},
+    {OFFSET(refit_config, broadcast_frame_bytes, 584)},
+    {OFFSET(refit_config, broadcast_window, 592)},
+    {OFFSET(refit_config, broadcast_commit, 596)},
+    {OFFSET(refit_config, broadcast_quorum, 600)},
+    {OFFSET(refit_config, broadcast_stage_timeout_ms, 604)},
+    {OFFSET(refit_config, broadcast_commit_timeout_ms, 608)},
+    {OFFSET(refit_config, broadcast_heartbeat_ms, 612)},
+    {OFFSET(refit_config, broadcast_heartbeat_timeout_ms, 616)},
+    {OFFSET(refit_config, broadcast_resend_limit, 620)},
+    {OFFSET(refit_config, broadcast_verify, 624)},
+    {OFFSET(refit_config, broadcast_insecure, 628)},
+    {OFFSET(refit_config, broadcast_linger_ms, 632)},
+    {OFFSET(refit_config, limits_workers, 636)},
+    {OFFSET(refit_config, limits_tensors, 640)},
+    {OFFSET(refit_config, limits_rank, 644)},
+    {OFFSET(refit_config, limits_name_bytes, 648)},
+    {OFFSET(refit_config, limits_message_bytes, 656)},
+    {OFFSET(refit_config, limits_manifest_bytes, 664)},
+    {OFFSET(refit_config, limits_frame_bytes, 672)},
+    {OFFSET(refit_config, limits_version_bytes, 680)},
+    {OFFSET(refit_config, limits_window, 688)},
+
+    {SIZE(refit_option, 64)},
+    {OFFSET(refit_option, size, 0)},
+    {OFFSET(refit_option, key, 8)},
+    {OFFSET(refit_option, value, 16)},
+    {OFFSET(refit_option, default_value, 24)},
+    {OFFSET(refit_option, unit, 32)},
+    {OFFSET(refit_option, help, 40)},
+    {OFFSET(refit_option, origin, 48)},
+    {OFFSET(refit_option, range, 56)},
+
+    {SIZE(refit_stream_ref, 8)},
+    {OFFSET(refit_stream_ref, native, 0)},
+
+    {SIZE(refit_device_info, 112)},
+    {OFFSET(refit_device_info, size, 0)},
+    {OFFSET(refit_device_info, kind, 8)},
+    {OFFSET(refit_device_info, name, 24)},
+    {OFFSET(refit_device_info, capacity_bytes, 88)},
+    {OFFSET(refit_device_info, used_bytes, 96)},
+    {OFFSET(refit_device_info, host_addressable, 104)},
+    {OFFSET(refit_device_info, stable_arena, 105)},
+
+    {SIZE(refit_region_desc, 48)},
+    {OFFSET(refit_region_desc, size, 0)},
+    {OFFSET(refit_region_desc, name, 8)},
+    {OFFSET(refit_region_desc, memory, 16)},
+    {OFFSET(refit_region_desc, bytes, 24)},
+    {OFFSET(refit_region_desc, policy, 32)},
+    {OFFSET(refit_region_desc, group, 36)},
+    {OFFSET(refit_region_desc, priority, 40)},
+
+    {SIZE(refit_region_info, 64)},
+    {OFFSET(refit_region_info, size, 0)},
+    {OFFSET(refit_region_info, name, 8)},
+    {OFFSET(refit_region_info, memory, 16)},
+    {OFFSET(refit_region_info, bytes, 24)},
+    {OFFSET(refit_region_info, host_offset, 32)},
+    {OFFSET(refit_region_info, policy, 40)},
+    {OFFSET(refit_region_info, group, 44)},
+    {OFFSET(refit_region_info, priority, 48)},
+    {OFFSET(refit_region_info, place, 52)},
+    {OFFSET(refit_region_info, bound, 56)},
+    {OFFSET(refit_region_info, in_arena, 57)},
+
+    {SIZE(refit_memory_hooks, 32)},
+    {OFFSET(refit_memory_hooks, size, 0)},
+    {OFFSET(refit_memory_hooks, release, 8)},
+    {OFFSET(refit_memory_hooks, acquire, 16)},
+    {OFFSET(refit_memory_hooks, user, 24)},
+
+    {SIZE(refit_tensor, 104)},
+    {OFFSET(refit_tensor, size, 0)},
+    {OFFSET(refit_tensor, name, 8)},
+    {OFFSET(refit_tensor, dtype, 16)},
+    {OFFSET(refit_tensor, rank, 20)},
+    {OFFSET(refit_tensor, shape, 24)},
+    {OFFSET(refit_tensor, bytes, 88)},
+    {OFFSET(refit_tensor, alias_of, 96)},
+
+    {SIZE(refit_worker_info, 256)},
+    {OFFSET(refit_worker_info, size, 0)},
+    {OFFSET(refit_worker_info, name, 8)},
+    {OFFSET(refit_worker_info, path, 72)},
+    {OFFSET(refit_worker_info, version, 80)},
+    {OFFSET(refit_worker_info, subscribed, 88)},
+    {OFFSET(refit_worker_info, member, 89)},
+    {OFFSET(refit_worker_info, committed, 90)},
+    {OFFSET(refit_worker_info, status, 92)},
+    {OFFSET(refit_worker_info, reason, 96)},
+
+    {SIZE(refit_subscriber_info, 112)},
+    {OFFSET(refit_subscriber_info, size, 0)},
+    {OFFSET(refit_subscriber_info, worker, 8)},
+    {OFFSET(refit_subscriber_info, connected, 72)},
+    {OFFSET(refit_subscriber_info, path, 76)},
+    {OFFSET(refit_subscriber_info, epoch, 80)},
+    {OFFSET(refit_subscriber_info, version, 88)},
+    {OFFSET(refit_subscriber_info, state, 96)},
+
+    {SIZE(refit_weight, 24)},
+    {OFFSET(refit_weight, tensor, 0)},
+    {OFFSET(refit_weight, memory, 8)},
+    {OFFSET(refit_weight, bytes, 16)},
+
+    {SIZE(refit_stats, 408)},
+    {OFFSET(refit_stats, size, 0)},
+    {OFFSET(refit_stats, offload_regions, 8)},
+    {OFFSET(refit_stats, join_seconds_last, 400)},
+};
+
+static void every_struct_keeps_its_places(void **state)
+{
+    (void)state;
+    if (sizeof(void *) != 8) skip();
+    size_t moved = 0;
+    for (size_t i = 0; i < sizeof places / sizeof *places; i++) {
+        if (places[i].is == places[i].should_be) continue;
+        print_error("%s is %zu and was %zu\n", places[i].name, places[i].is, places[i].should_be);
+        moved++;
+    }
+    assert_int_equal(moved, 0);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {cmocka_unit_test(every_struct_keeps_its_places)};
+    return cmocka_run_group_tests_name("struct_layout", tests, NULL, NULL);
+}

@@ -1,0 +1,109 @@
+/*
+ * Writes the seeds of the wire's fuzz targets: FOLDER/message, FOLDER/manifest and FOLDER/frame,
+ * which must exist. Run it again after a change of the message tables.
+ */
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "tests/support/seeded.h"
+#include "tests/wire/tensor_samples.h"
+#include "tests/wire/wire_samples.h"
+
+static void write_seed(const char *folder, const char *target, const char *name, rft_view bytes)
+{
+    char path[4096];
+    (void)snprintf(path, sizeof path, "%s/%s/%s", folder, target, name);
+    FILE *file = fopen(path, "wb");
+    if (file == NULL || fwrite(bytes.data, 1, bytes.count, file) != bytes.count ||
+        fclose(file) != 0) {
+        (void)fprintf(stderr, "cannot write %s\n", path);
+        exit(1);
+    }
+}
+
+static void write_message(const char *folder, const rft_message *message, const char *size)
+{
+    char name[64];
+    (void)snprintf(name, sizeof name, "%s-%s", rft_message_kind_name(message->kind), size);
+    rft_bytes encoded = sample_encode(message);
+    write_seed(folder, "message", name, rft_bytes_view(&encoded));
+    rft_bytes_close(&encoded);
+}
+
+static void write_messages(const char *folder)
+{
+    for (rft_message_kind kind = 0; kind < RFT_MESSAGE_KINDS; kind++) {
+        rft_message small = sample_small(kind);
+        rft_message large = sample_large(kind);
+        write_message(folder, &small, "small");
+        write_message(folder, &large, "large");
+    }
+    write_seed(folder, "message", "bomb-array", bytes_view("\xdd\x10\x00\x00\x00", 5));
+    write_seed(folder, "message", "bomb-map", bytes_view("\xdf\x10\x00\x00\x00", 5));
+    write_seed(folder, "message", "bomb-text", bytes_view("\xdb\xff\xff\xff\xff", 5));
+    write_seed(folder, "message", "bomb-nested",
+               bytes_view("\x81\xa1k\x91\x91\x91\x91\x91\x91", 9));
+}
+
+static void write_manifest(const char *folder, uint32_t count, uint64_t most_elements)
+{
+    uint64_t seed = count + most_elements;
+    refit_tensor tensors[64];
+    sample_tensors(&seed, tensors, count, most_elements);
+    rft_manifest *manifest = sample_manifest(tensors, count, 65536);
+    rft_bytes seed_bytes = {0};
+    char name[64];
+    (void)snprintf(name, sizeof name, "tensors-%u-%llu", count, (unsigned long long)most_elements);
+    if (rft_bytes_append(&seed_bytes, "\xff\x0f", 2, NULL) != REFIT_OK ||
+        rft_bytes_append(&seed_bytes, manifest->encoded.data, manifest->encoded.count, NULL) !=
+            REFIT_OK) {
+        exit(1);
+    }
+    write_seed(folder, "manifest", name, rft_bytes_view(&seed_bytes));
+    rft_bytes_close(&seed_bytes);
+    rft_manifest_close(manifest);
+}
+
+static void write_manifests(const char *folder)
+{
+    for (uint32_t count = 1; count <= 16; count *= 2) {
+        write_manifest(folder, count, 1);
+        write_manifest(folder, count, 1000);
+        write_manifest(folder, count, 1 << 20);
+    }
+    write_seed(folder, "manifest", "bomb", bytes_view("\xff\x0f\x85\xdd\x10\x00\x00\x00", 8));
+}
+
+/* Flags: 1 the right length, 2 the right hash, 4 with a base, 8 starts over. The version has five
+ * blocks in three frames (3, 1 and 1 blocks). */
+static void write_frames(const char *folder)
+{
+    const rft_view seeds[] = {
+        bytes_view(
+            "\x03\x00\x03\x00\x01\x00\x00\x00\x03\x01\x01\x00\x02\x00\x03\x02\x01\x00\x03\x00", 20),
+        bytes_view(
+            "\x0f\x02\x01\x00\x01\x01\x03\x00\x03\x00\x02\x01\x00\x01\x03\x01\x01\x00\x03\x01", 20),
+        bytes_view("\x01\x00\x03\x00\x01\x00\x00\x00", 8),
+        bytes_view("\x02\x00\x03\xff\x01\x00\x00\x00", 8),
+        bytes_view("\x03\x00\x03\x00\x01\x00\x00\x02", 8),
+        bytes_view("\x03\xff\x00\x00\x01", 5),
+    };
+    for (size_t i = 0; i < sizeof seeds / sizeof seeds[0]; i++) {
+        char name[32];
+        (void)snprintf(name, sizeof name, "frames-%zu", i);
+        write_seed(folder, "frame", name, seeds[i]);
+    }
+}
+
+int main(int argc, char **argv)
+{
+    if (argc != 2) {
+        (void)fprintf(stderr, "usage: %s FOLDER\n", argv[0]);
+        return 2;
+    }
+    write_messages(argv[1]);
+    write_manifests(argv[1]);
+    write_frames(argv[1]);
+    return 0;
+}

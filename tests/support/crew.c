@@ -1,0 +1,166 @@
+/* Workers as threads. Nothing is asserted on them: the test's own thread looks at what they saw. */
+#include "tests/support/crew.h"
+
+#include <setjmp.h>
+#include <stdarg.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+#include "base/clock.h"
+#include "kernels/digest.h"
+
+#define WAIT_MS 30000u
+
+static uint64_t add_tensor(uint64_t digest, uint32_t index, const refit_tensor *tensor,
+                           const void *bytes)
+{
+    uint64_t sum = rft_digest_part(bytes, tensor->bytes, 0);
+    return digest + (index + 1) * rft_digest_finish(sum, tensor->bytes);
+}
+
+uint64_t crew_digest(const refit_tensor *tensors, uint32_t count, const void *const *bytes)
+{
+    uint64_t digest = 0;
+    for (uint32_t i = 0; i < count; i++) {
+        digest = add_tensor(digest, i, &tensors[i], bytes[i]);
+    }
+    return digest;
+}
+
+static uint64_t update_digest(const refit_update *update)
+{
+    uint64_t digest = 0;
+    for (uint32_t i = 0; i < refit_update_count(update); i++) {
+        refit_tensor tensor = {.size = sizeof tensor};
+        const void *bytes = NULL;
+        if (refit_update_tensor(update, i, &tensor, &bytes, NULL) != REFIT_OK) return 0;
+        digest = add_tensor(digest, i, &tensor, bytes);
+    }
+    return digest;
+}
+
+/* Keeps the update open, and looks at the end whether it is still what it was. */
+static void keep(crew_member *member, const refit_update *update, uint64_t digest)
+{
+    while (!member->let_go) {
+        rft_cond_wait_idle(&member->changed, &member->lock);
+    }
+    member->torn = member->torn || update_digest(update) != digest;
+}
+
+static void handle(crew_member *member, refit_update *update)
+{
+    uint64_t digest = update_digest(update);
+    rft_lock(&member->lock);
+    crew_habit habit = member->habit;
+    rft_unlock(&member->lock);
+    refit_status status = REFIT_OK;
+    if (habit == CREW_ACCEPT || habit == CREW_KEEP) status = refit_update_accept(update, NULL);
+    if (habit == CREW_REFUSE_KEPT) status = refit_update_refuse(update, "not today", 1, NULL);
+    if (habit == CREW_REFUSE_LOST) status = refit_update_refuse(update, "half loaded", 0, NULL);
+    rft_lock(&member->lock);
+    if (status == REFIT_OK && member->count < CREW_VERSIONS) {
+        member->versions[member->count] = refit_update_version(update);
+        member->digests[member->count++] = digest;
+    }
+    rft_cond_wake_all(&member->changed);
+    if (habit == CREW_KEEP) keep(member, update, digest);
+    rft_unlock(&member->lock);
+    refit_update_close(update);
+}
+
+static void *work(void *user)
+{
+    crew_member *member = user;
+    refit_status status = REFIT_OK;
+    while (status == REFIT_OK || status == REFIT_ERR_TIMEOUT) {
+        refit_update *update = NULL;
+        status = refit_subscriber_next(member->subscriber, WAIT_MS, &update, NULL);
+        if (status == REFIT_OK) handle(member, update);
+    }
+    rft_lock(&member->lock);
+    member->end = status;
+    rft_cond_wake_all(&member->changed);
+    rft_unlock(&member->lock);
+    return NULL;
+}
+
+void crew_start(crew_member *member, const char *endpoint, const refit_config *config,
+                crew_habit habit)
+{
+    refit_error error;
+    memset(member, 0, sizeof *member);
+    member->habit = habit;
+    assert_int_equal(rft_mutex_open(&member->lock, NULL), REFIT_OK);
+    assert_int_equal(rft_cond_open(&member->changed, NULL), REFIT_OK);
+    if (refit_subscriber_open(endpoint, config, &member->subscriber, &error) != REFIT_OK) {
+        fail_msg("%s", error.text);
+    }
+    assert_int_equal(rft_thread_start(&member->thread, "crew", work, member, NULL), REFIT_OK);
+}
+
+void crew_stop(crew_member *member)
+{
+    crew_let_go(member);
+    refit_subscriber_wake(member->subscriber);
+    rft_thread_join(member->thread);
+    refit_subscriber_close(member->subscriber);
+    rft_cond_close(&member->changed);
+    rft_mutex_close(&member->lock);
+}
+
+void crew_set_habit(crew_member *member, crew_habit habit)
+{
+    rft_lock(&member->lock);
+    member->habit = habit;
+    member->let_go = false;
+    rft_unlock(&member->lock);
+}
+
+void crew_let_go(crew_member *member)
+{
+    rft_lock(&member->lock);
+    member->let_go = true;
+    rft_cond_wake_all(&member->changed);
+    rft_unlock(&member->lock);
+}
+
+/* The lock is held. */
+static uint32_t count_of(const crew_member *member, uint64_t version, uint64_t *digest)
+{
+    uint32_t count = 0;
+    for (uint32_t i = 0; i < member->count; i++) {
+        if (member->versions[i] != version) continue;
+        *digest = member->digests[i];
+        count++;
+    }
+    return count;
+}
+
+uint64_t crew_wait(crew_member *member, uint64_t version, uint32_t times)
+{
+    int64_t deadline = rft_deadline(WAIT_MS);
+    uint64_t digest = 0;
+    rft_lock(&member->lock);
+    bool in_time = true;
+    while (in_time && member->end == REFIT_OK && count_of(member, version, &digest) < times) {
+        in_time = rft_cond_wait(&member->changed, &member->lock, deadline);
+    }
+    refit_status end = member->end;
+    rft_unlock(&member->lock);
+    if (!in_time || end != REFIT_OK) {
+        fail_msg("a worker did not see version %llu (%s)", (unsigned long long)version,
+                 refit_status_name(end));
+    }
+    return digest;
+}
+
+uint32_t crew_count(crew_member *member, uint64_t version)
+{
+    uint64_t digest;
+    rft_lock(&member->lock);
+    uint32_t count = count_of(member, version, &digest);
+    rft_unlock(&member->lock);
+    return count;
+}
