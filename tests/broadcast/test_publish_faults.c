@@ -344,10 +344,10 @@ static void close_in_every_phase_tells_the_workers(void **state)
         config.broadcast_stage_timeout_ms = 300;
         scene_open(&scene, &config, false);
         if (phase > 0) trainer_begin(&scene.trainer, 1);
+        if (phase > 0) raw_worker_offer(&scene.good);
         if (phase > 1) trainer_write(&scene.trainer);
         refit_publisher_close(scene.trainer.publisher);
         scene.trainer.publisher = NULL;
-        if (phase > 0) raw_worker_offer(&scene.good);
         if (phase > 0) expect_abort(&scene.good, 1);
         (void)raw_worker_expect(&scene.good, RFT_BYE);
         scene_close(&scene);
