@@ -1,0 +1,193 @@
+/* Encoded frames: made once, shared, and never overwritten while the transport holds them. */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+#include "base/alloc.h"
+#include "broadcast/frames.h"
+#include "tests/support/quick_config.h"
+#include "tests/support/sample_version.h"
+
+typedef struct frames_bench {
+    rft_limits limits;
+    rft_attic attic;
+    rft_store *store;
+    rft_frames *frames;
+} frames_bench;
+
+static void add_ready(void *user, uint32_t frame)
+{
+    rft_store_add_ready(user, frame);
+}
+
+static void commit_version(rft_store *store, uint64_t version)
+{
+    sample_version sample;
+    sample_open(&sample, version);
+    rft_store_begin(store, version);
+    for (uint32_t i = 0; i < store->manifest->count; i++) {
+        const rft_manifest_tensor *place = &store->manifest->tensors[i];
+        if (place->alias_of != REFIT_NO_ALIAS) continue;
+        assert_int_equal(rft_store_write(store, i, sample.image + place->offset, place->bytes,
+                                         add_ready, store, NULL),
+                         REFIT_OK);
+    }
+    assert_int_equal(rft_store_seal(store, NULL), REFIT_OK);
+    rft_store_commit(store);
+    sample_close(&sample);
+}
+
+/* Frames of two blocks, so that version 3, of which the first tensor is as in 2, has mixed ones. */
+static void open_bench(frames_bench *bench)
+{
+    refit_config config = quick_config();
+    rft_manifest *manifest = NULL;
+    *bench = (frames_bench){.limits = rft_limits_from(&config)};
+    assert_int_equal(rft_manifest_open(sample_tensors(), SAMPLE_TENSORS, 3 * 65536 + 1024,
+                                       &bench->limits, &manifest, NULL),
+                     REFIT_OK);
+    assert_int_equal(rft_store_open(manifest, 2, false, &bench->attic, &bench->store, NULL),
+                     REFIT_OK);
+    assert_int_equal(rft_frames_open(manifest, &bench->limits, &bench->frames, NULL), REFIT_OK);
+    commit_version(bench->store, 2);
+    commit_version(bench->store, 3);
+}
+
+static void close_bench(frames_bench *bench)
+{
+    rft_frames_close(bench->frames, &bench->attic);
+    rft_store_close(bench->store);
+    assert_int_equal(rft_attic_close(&bench->attic, 0), 0);
+}
+
+static rft_encoded encode(frames_bench *bench, uint32_t sequence, bool delta)
+{
+    rft_encoded frame;
+    assert_int_equal(rft_frames_encode(bench->frames, bench->store, sequence, delta, &frame, NULL),
+                     REFIT_OK);
+    return frame;
+}
+
+static void whole_frames_are_the_slots_own_bytes(void **state)
+{
+    (void)state;
+    frames_bench bench;
+    open_bench(&bench);
+    const rft_slot *slot = rft_store_served_slot(bench.store);
+    for (uint32_t i = 0; i < bench.store->manifest->frame_count; i++) {
+        rft_encoded frame = encode(&bench, i, false);
+        assert_ptr_equal(frame.payload.bytes.data,
+                         rft_slot_image(slot) + bench.store->manifest->frames[i].offset);
+        assert_ptr_equal(frame.payload.pending, &slot->loan->pending);
+    }
+    close_bench(&bench);
+}
+
+static void frames_make_the_version_again(void **state)
+{
+    (void)state;
+    for (int delta = 0; delta < 2; delta++) {
+        frames_bench bench;
+        sample_version base, now;
+        rft_assembly *assembly = NULL;
+        open_bench(&bench);
+        const rft_manifest *manifest = bench.store->manifest;
+        sample_open(&base, 2);
+        sample_open(&now, 3);
+        unsigned char *image = calloc(1, manifest->store_bytes);
+        assert_non_null(image);
+        assert_int_equal(
+            rft_assembly_open(manifest, image, delta ? base.image : NULL, &assembly, NULL),
+            REFIT_OK);
+        for (uint32_t i = 0; i < manifest->frame_count; i++) {
+            rft_message message;
+            rft_encoded frame = encode(&bench, i, delta != 0);
+            assert_int_equal(rft_message_decode(frame.message, &bench.limits, &message, NULL),
+                             REFIT_OK);
+            assert_int_equal(rft_assembly_take(assembly, &message, frame.payload.bytes, NULL),
+                             REFIT_OK);
+        }
+        assert_true(rft_assembly_complete(assembly));
+        for (uint32_t i = 0; i < manifest->count; i++) {
+            const rft_manifest_tensor *tensor = &manifest->tensors[i];
+            assert_memory_equal(image + tensor->offset, now.image + tensor->offset, tensor->bytes);
+        }
+        rft_assembly_close(assembly);
+        free(image);
+        sample_close(&base);
+        sample_close(&now);
+        close_bench(&bench);
+    }
+}
+
+static void frame_is_encoded_once_for_all(void **state)
+{
+    (void)state;
+    frames_bench bench;
+    open_bench(&bench);
+    for (int delta = 0; delta < 2; delta++) {
+        rft_encoded first = encode(&bench, 0, delta != 0);
+        uint64_t requests = rft_alloc_count();
+        rft_encoded second = encode(&bench, 0, delta != 0);
+        assert_int_equal(rft_alloc_count(), requests);
+        assert_ptr_equal(first.message.data, second.message.data);
+        assert_ptr_equal(first.payload.bytes.data, second.payload.bytes.data);
+    }
+    close_bench(&bench);
+}
+
+static void gathered_bytes_stay_while_they_are_in_flight(void **state)
+{
+    (void)state;
+    frames_bench bench;
+    open_bench(&bench);
+    rft_encoded frame = encode(&bench, 0, true);
+    assert_true(frame.payload.bytes.count > 0);
+    assert_ptr_not_equal(frame.payload.pending, &rft_store_served_slot(bench.store)->loan->pending);
+    unsigned char *copy = malloc(frame.payload.bytes.count);
+    assert_non_null(copy);
+    memcpy(copy, frame.payload.bytes.data, frame.payload.bytes.count);
+    rft_pending_raise(frame.payload.pending);
+    for (uint64_t version = 4; version < 10; version++) {
+        commit_version(bench.store, version);
+        (void)encode(&bench, 0, true);
+        (void)encode(&bench, 1, true);
+    }
+    assert_memory_equal(copy, frame.payload.bytes.data, frame.payload.bytes.count);
+    rft_pending_lower(frame.payload.pending);
+    free(copy);
+    close_bench(&bench);
+}
+
+static void versions_after_the_first_allocate_nothing(void **state)
+{
+    (void)state;
+    frames_bench bench;
+    open_bench(&bench);
+    for (uint64_t version = 4; version < 12; version++) {
+        commit_version(bench.store, version);
+        uint64_t requests = rft_alloc_count();
+        for (uint32_t i = 0; i < bench.store->manifest->frame_count; i++) {
+            (void)encode(&bench, i, false);
+            (void)encode(&bench, i, true);
+        }
+        if (version > 7) assert_int_equal(rft_alloc_count(), requests);
+    }
+    close_bench(&bench);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(whole_frames_are_the_slots_own_bytes),
+        cmocka_unit_test(frames_make_the_version_again),
+        cmocka_unit_test(frame_is_encoded_once_for_all),
+        cmocka_unit_test(gathered_bytes_stay_while_they_are_in_flight),
+        cmocka_unit_test(versions_after_the_first_allocate_nothing),
+    };
+    return cmocka_run_group_tests_name("frames", tests, NULL, NULL);
+}
