@@ -2,59 +2,32 @@
  * The host device: this machine's memory driven like a device, with the asynchrony, the capacity
  * and the failures of one. It is the oracle for every other device.
  *
- * Memory is in host_memory.c and host_reserve.c, streams and events in host_stream.c and
- * host_event.c, the threads that share large copies in host_pool.c. This file puts them behind the
- * slots of device.h and keeps the list of streams, so that a handle that is none of them is
- * refused.
+ * Memory is in host_memory.c and host_reserve.c, streams and events in host_streams.c,
+ * host_stream.c and host_event.c, the threads that share large copies in host_pool.c. This file
+ * puts them behind the slots of device.h.
  */
-#include <errno.h>
-#include <inttypes.h>
 #include <stdio.h>
 #include <string.h>
-#include <sys/mman.h>
-#include <sys/resource.h>
 
 #include "base/alloc.h"
 #include "base/clock.h"
 #include "config/options.h"
-#include "device/host_stream.h"
+#include "device/host_pin.h"
+#include "device/host_streams.h"
 
 typedef struct host_device {
     rft_host_memory memory;
     rft_host_pool pool;
+    rft_host_streams streams;
     uint32_t block_ms; /* a call that has to block waits no longer */
-    rft_mutex lock;
-    rft_host_stream **streams; /* guarded by lock, like the rest */
-    uint32_t stream_count;
-    uint32_t stream_room;
 } host_device;
-
-static uint32_t find_stream(const host_device *host, refit_stream_ref stream)
-{
-    uint32_t at = 0;
-    while (at < host->stream_count && host->streams[at] != stream.native) {
-        at++;
-    }
-    return at;
-}
-
-static refit_status check_stream(host_device *host, refit_stream_ref stream, refit_error *error)
-{
-    rft_lock(&host->lock);
-    bool known = find_stream(host, stream) != host->stream_count;
-    rft_unlock(&host->lock);
-    RFT_REFUSE_IF(!known, error, REFIT_ERR_INVALID, "%p is no open stream of this device",
-                  stream.native);
-    return REFIT_OK;
-}
 
 static void host_close(void *self)
 {
     host_device *host = self;
     rft_host_pool_close(&host->pool);
     rft_host_memory_close(&host->memory);
-    rft_free(host->streams);
-    rft_mutex_close(&host->lock);
+    rft_host_streams_close(&host->streams);
     rft_free(host);
 }
 
@@ -118,62 +91,25 @@ static void host_unreserve(void *self, void *base, uint64_t bytes)
 static refit_status host_pin(void *self, void *memory, uint64_t bytes, refit_error *error)
 {
     (void)self;
-    if (mlock(memory, bytes) == 0) return REFIT_OK;
-    int code = errno;
-    struct rlimit limit = {0};
-    (void)getrlimit(RLIMIT_MEMLOCK, &limit);
-    return rft_fail_sub(error, REFIT_ERR_PIN, code,
-                        "%" PRIu64 " bytes could not be page-locked: %s; RLIMIT_MEMLOCK is %" PRIu64
-                        " bytes: raise it (ulimit -l, docker --ulimit memlock=-1) or set "
-                        "offload.pin: prefer",
-                        bytes, strerror(code), (uint64_t)limit.rlim_cur);
+    return rft_host_pin(memory, bytes, error);
 }
 
 static void host_unpin(void *self, void *memory, uint64_t bytes)
 {
     (void)self;
-    (void)munlock(memory, bytes);
-}
-
-/* Room for one more stream in the list, the lock held. */
-static refit_status grow_streams(host_device *host, refit_error *error)
-{
-    if (host->stream_count < host->stream_room) return REFIT_OK;
-    uint32_t room = host->stream_room == 0 ? 8 : host->stream_room * 2;
-    rft_host_stream **streams = rft_realloc(host->streams, room, sizeof *streams);
-    RFT_REFUSE_IF(streams == NULL, error, REFIT_ERR_HOST_MEMORY, "no host memory for %u streams",
-                  room);
-    host->streams = streams;
-    host->stream_room = room;
-    return REFIT_OK;
+    rft_host_unpin(memory, bytes);
 }
 
 static refit_status host_stream_open(void *self, refit_stream_ref *out, refit_error *error)
 {
     host_device *host = self;
-    rft_host_stream *stream = NULL;
-    rft_lock(&host->lock);
-    refit_status status = grow_streams(host, error);
-    if (status == REFIT_OK) {
-        status = rft_host_stream_open(&host->memory, &host->pool, &stream, error);
-    }
-    if (status == REFIT_OK) host->streams[host->stream_count++] = stream;
-    rft_unlock(&host->lock);
-    if (status == REFIT_OK) out->native = stream;
-    return status;
+    return rft_host_streams_start(&host->streams, &host->memory, &host->pool, out, error);
 }
 
 static refit_status host_stream_close(void *self, refit_stream_ref stream, refit_error *error)
 {
     host_device *host = self;
-    RFT_TRY(check_stream(host, stream, error));
-    RFT_TRY(rft_host_stream_drain(stream.native, host->block_ms, error));
-    rft_lock(&host->lock);
-    host->streams[find_stream(host, stream)] = host->streams[host->stream_count - 1];
-    host->stream_count--;
-    rft_unlock(&host->lock);
-    rft_host_stream_close(stream.native);
-    return REFIT_OK;
+    return rft_host_streams_end(&host->streams, stream, host->block_ms, error);
 }
 
 static refit_status host_stream_call(void *self, refit_stream_ref stream, refit_stream_fn function,
@@ -184,7 +120,7 @@ static refit_status host_stream_call(void *self, refit_stream_ref stream, refit_
         function(user);
         return REFIT_OK;
     }
-    RFT_TRY(check_stream(host, stream, error));
+    RFT_TRY(rft_host_streams_check(&host->streams, stream, error));
     return rft_host_stream_call(stream.native, function, user, error);
 }
 
@@ -197,7 +133,7 @@ static refit_status host_copy_batch(void *self, refit_stream_ref stream, const r
     if (stream.native == NULL) {
         return rft_host_copy_now(&host->memory, &host->pool, copies, count, error);
     }
-    RFT_TRY(check_stream(host, stream, error));
+    RFT_TRY(rft_host_streams_check(&host->streams, stream, error));
     return rft_host_stream_copy(stream.native, copies, count, error);
 }
 
@@ -226,11 +162,12 @@ static void host_event_close(void *self, rft_event *event)
 static refit_status host_event_record(void *self, rft_event *event, refit_stream_ref stream,
                                       refit_error *error)
 {
+    host_device *host = self;
     if (stream.native == NULL) {
         rft_host_event_move((rft_host_event *)event, NULL, 0);
         return REFIT_OK;
     }
-    RFT_TRY(check_stream(self, stream, error));
+    RFT_TRY(rft_host_streams_check(&host->streams, stream, error));
     return rft_host_stream_record(stream.native, (rft_host_event *)event, error);
 }
 
@@ -248,8 +185,9 @@ static refit_status join_here(const host_device *host, rft_host_event *event, re
 static refit_status host_event_join(void *self, rft_event *event, refit_stream_ref stream,
                                     refit_error *error)
 {
-    if (stream.native == NULL) return join_here(self, (rft_host_event *)event, error);
-    RFT_TRY(check_stream(self, stream, error));
+    host_device *host = self;
+    if (stream.native == NULL) return join_here(host, (rft_host_event *)event, error);
+    RFT_TRY(rft_host_streams_check(&host->streams, stream, error));
     return rft_host_stream_join(stream.native, (rft_host_event *)event, error);
 }
 
@@ -305,16 +243,16 @@ static refit_status open_parts(host_device *host, uint64_t capacity, const refit
                                refit_error *error)
 {
     refit_status status = REFIT_OK;
-    RFT_TRY(rft_mutex_open(&host->lock, error));
-    RFT_TRY_GOTO(rft_host_memory_open(&host->memory, capacity, error), close_lock);
+    RFT_TRY(rft_host_streams_open(&host->streams, error));
+    RFT_TRY_GOTO(rft_host_memory_open(&host->memory, capacity, error), close_streams);
     RFT_TRY_GOTO(rft_host_pool_open(&host->pool, config->offload_copy_threads, error),
                  close_memory);
     return REFIT_OK;
 
 close_memory:
     rft_host_memory_close(&host->memory);
-close_lock:
-    rft_mutex_close(&host->lock);
+close_streams:
+    rft_host_streams_close(&host->streams);
     return status;
 }
 

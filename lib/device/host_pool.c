@@ -174,6 +174,7 @@ static void start_helpers(rft_host_pool *pool)
     }
 }
 
+/* The last wait is for copies that are under way: it ends as they do. */
 static void share(rft_host_pool *pool, const rft_copy *copies, uint64_t bytes)
 {
     rft_host_job job = {.at = {copies, 0}, .left = bytes};
