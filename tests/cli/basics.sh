@@ -40,7 +40,7 @@ refuses 2 "what is this?" config -- this
 refuses 2 "there is no command a?b" "$(printf 'a\nb')"
 
 if [ -c /dev/full ]; then
-    "$REFIT" config >/dev/full 2>"$scratch/err"
+    "${refit[@]}" config >/dev/full 2>"$scratch/err"
     [ $? -eq 6 ] || complain "a full standard output is not status 6"
     grep -q "cannot write to standard output" "$scratch/err" || complain "no word about the full output"
 fi

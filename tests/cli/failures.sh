@@ -11,7 +11,7 @@ mkfifo "$scratch/publish.said" "$scratch/subscribe.said"
 # begin NAME ARGUMENT…: starts the command; its output is read from $scratch/NAME.said.
 begin() {
     local name=$1
-    "$REFIT" "$@" >"$scratch/$name.said" 2>"$scratch/$name.err" </dev/null &
+    "${refit[@]}" "$@" >"$scratch/$name.said" 2>"$scratch/$name.err" </dev/null &
     eval "$name=$!"
 }
 
@@ -64,12 +64,12 @@ cmp "$scratch/kept/1.safetensors" "$scratch/small" || complain "the file before 
 full() {
     local out=$1
     shift
-    "$REFIT" publish "$scratch/large" --bind "$socket" --timeout 50 >"$scratch/publish.said" \
+    "${refit[@]}" publish "$scratch/large" --bind "$socket" --timeout 50 >"$scratch/publish.said" \
         2>"$scratch/publish.err" </dev/null &
     publish=$!
     exec 3<"$scratch/publish.said"
     read -r _ <&3
-    "$@" "$REFIT" subscribe "$socket" --out "$out" --name thrifty --timeout 50 \
+    "$@" "${refit[@]}" subscribe "$socket" --out "$out" --name thrifty --timeout 50 \
         >"$scratch/out.said" 2>"$scratch/subscribe.err" </dev/null &
     subscribe=$!
     ends subscribe "$subscribe" 6 "cannot write 1.safetensors: "

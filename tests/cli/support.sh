@@ -3,6 +3,8 @@
 # Source it: . "$(dirname "${BASH_SOURCE[0]}")/support.sh"
 set -uo pipefail
 : "${REFIT:?the path of the refit command}"
+read -ra refit <<<"${LAUNCHER-}" # such as valgrind
+refit+=("$REFIT")
 scratch=$(mktemp -d) || exit 1
 trap 'rm -rf "$scratch"' EXIT
 failures=0
@@ -17,7 +19,7 @@ complain() {
 run() {
     local want=$1 got
     shift
-    "$REFIT" "$@" >"$scratch/out" 2>"$scratch/err" </dev/null
+    "${refit[@]}" "$@" >"$scratch/out" 2>"$scratch/err" </dev/null
     got=$?
     [ "$got" -eq "$want" ] || complain "refit $*: status $got, not $want: $(cat "$scratch/err")"
 }

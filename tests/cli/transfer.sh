@@ -12,7 +12,7 @@ mkfifo "$scratch/said"
 publish() {
     local bind=$1 workers=$2
     shift 2
-    "$REFIT" publish "$@" --bind "$bind" --workers "$workers" --timeout 50 \
+    "${refit[@]}" publish "$@" --bind "$bind" --workers "$workers" --timeout 50 \
         >"$scratch/said" 2>"$scratch/publish.err" </dev/null &
     publisher=$!
     exec 3<"$scratch/said"
@@ -24,7 +24,7 @@ publish() {
 subscribe() {
     local name=$1 count=$2
     shift 2
-    "$REFIT" subscribe "$endpoint" --out "$scratch/$name" --count "$count" --timeout 50 \
+    "${refit[@]}" subscribe "$endpoint" --out "$scratch/$name" --count "$count" --timeout 50 \
         --name "$name" "$@" >"$scratch/$name.out" 2>"$scratch/$name.err" </dev/null &
     workers+=($!)
 }
