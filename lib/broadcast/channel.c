@@ -9,6 +9,8 @@
 #include "broadcast/channel.h"
 
 #include <errno.h>
+#include <inttypes.h>
+#include <stdio.h>
 #include <string.h>
 #include <unistd.h>
 
@@ -17,6 +19,7 @@
 #include "base/alloc.h"
 #include "base/checked.h"
 #include "base/log.h"
+#include "base/random.h"
 #include "broadcast/context.h"
 #include "broadcast/endpoint.h"
 #include "broadcast/ipc.h"
@@ -25,6 +28,7 @@
 #define HANDSHAKE_MS    5000 /* a peer that connects and says nothing is dropped */
 #define RECONNECT_MS    50
 #define RECONNECT_MAX   1000
+#define UNBIND_MS       1000
 #define MESSAGE_SPARE   (64 * 1024)
 #define PARTS_MOST      3
 #define TEXT_OF(number) zmq_strerror(number)
@@ -209,9 +213,29 @@ refit_status rft_channel_connect(const char *endpoint, const refit_config *confi
     return status;
 }
 
+/* ZeroMQ closes a listener on its own thread, some time after it was told to; until then the port
+ * is busy for whoever opens the next publisher. */
+static void unbind(rft_channel *channel)
+{
+    char name[64];
+    uint64_t unique; /* names of closed sockets stay taken for a while */
+    void *ear = zmq_socket(channel->context, ZMQ_PAIR);
+    if (ear == NULL) return;
+    if (rft_random_u64(&unique, NULL) != REFIT_OK) unique = (uintptr_t)ear;
+    snprintf(name, sizeof name, "inproc://refit-closed-%" PRIx64, unique);
+    bool heard = zmq_socket_monitor(channel->socket, name, ZMQ_EVENT_CLOSED) == 0 &&
+                 zmq_connect(ear, name) == 0 && zmq_unbind(channel->socket, channel->endpoint) == 0;
+    zmq_pollitem_t item = {.socket = ear, .events = ZMQ_POLLIN};
+    if (heard) (void)zmq_poll(&item, 1, UNBIND_MS);
+    (void)zmq_socket_monitor(channel->socket, NULL, 0);
+    zmq_close(ear);
+}
+
 void rft_channel_close(rft_channel *channel)
 {
     if (channel == NULL) return;
+    bool listens = channel->router && channel->endpoint[0] != '\0';
+    if (listens && channel->asked.transport == RFT_TRANSPORT_TCP) unbind(channel);
     for (int i = 0; i < PARTS_MOST; i++) {
         zmq_msg_close(&channel->parts[i]);
     }

@@ -240,6 +240,7 @@ void rft_hub_reset_peer(rft_hub *hub, rft_peer *peer)
     }
     memset(peer->shares, 0, sizeof peer->shares);
     peer->task = (rft_task){0};
+    peer->failed_version = 0;
     peer->has_manifest = false;
     peer->subscribed = false;
 }

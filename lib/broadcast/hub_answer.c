@@ -98,7 +98,8 @@ static void answer_hello(rft_hub *hub, const rft_peer_id *from, rft_peer *known,
     peer->id = *from;
     peer->heard = now;
     peer->window = window_for(hub, hello->as.hello.window);
-    peer->held = hello->as.hello.held;
+    bool ours = hello->as.hello.held.epoch == hub->epoch;
+    peer->held = ours ? hello->as.hello.held : (rft_held){0};
     send_welcome(hub, peer);
 }
 

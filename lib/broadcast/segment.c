@@ -134,6 +134,7 @@ static refit_status memory_map(rft_segment *segment, uint64_t bytes, int protect
                             "%" PRIu64 " bytes could not be mapped: %s", bytes, strerror(errno));
     }
     (void)madvise(memory, bytes, MADV_DONTFORK);
+    if (fd < 0) (void)madvise(memory, bytes, MADV_HUGEPAGE);
     segment->memory = memory;
     segment->bytes = bytes;
     return REFIT_OK;

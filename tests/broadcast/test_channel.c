@@ -133,6 +133,22 @@ static void found_port_is_named(void **state)
     rft_channel_close(server);
 }
 
+/* Also while the context lives on: another channel holds it. */
+static void closed_port_can_be_bound_at_once(void **state)
+{
+    (void)state;
+    char endpoint[64];
+    rft_channel *holder = bind_at("inproc://holder");
+    rft_channel *server = bind_at("tcp://127.0.0.1:0");
+    strcpy(endpoint, rft_channel_endpoint(server));
+    for (int i = 0; i < 20; i++) {
+        rft_channel_close(server);
+        server = bind_at(endpoint);
+    }
+    rft_channel_close(server);
+    rft_channel_close(holder);
+}
+
 static void second_publisher_is_busy(void **state)
 {
     (void)state;
@@ -250,6 +266,7 @@ int main(void)
         cmocka_unit_test(inproc_carries_both_ways),
         cmocka_unit_test(ipc_carries_both_ways_and_can_be_bound_again),
         cmocka_unit_test(found_port_is_named),
+        cmocka_unit_test(closed_port_can_be_bound_at_once),
         cmocka_unit_test(second_publisher_is_busy),
         cmocka_unit_test(addresses_beyond_this_host_need_leave),
         cmocka_unit_test(bad_endpoints_leave_nothing_open),

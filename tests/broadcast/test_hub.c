@@ -7,7 +7,9 @@
 
 #include <cmocka.h>
 
+#include "base/alloc.h"
 #include "hub_bench.h"
+#include "tests/support/failing_alloc.h"
 
 enum { WITNESS = 1, SUBJECT = 2 };
 
@@ -225,6 +227,55 @@ static void workers_take_turns(void **state)
     hub_bench_close(&bench);
 }
 
+static void set_written(hub_bench *bench)
+{
+    hub_bench_open(bench, 2, false);
+    hub_bench_join(bench, WITNESS, false);
+    hub_bench_begin(bench, 1);
+    hub_bench_write(bench);
+}
+
+/* What follows is not listened to: decoding needs memory, too. */
+static void go_through_the_rest(hub_bench *bench)
+{
+    rft_message hello = make_message(RFT_HELLO, 2), join = make_message(RFT_JOIN, 1);
+    rft_message staged = hub_staged(1), committed = hub_committed(1);
+    rft_peer_id subject = {.bytes = {SUBJECT}, .count = 1};
+    rft_peer_id witness = {.bytes = {WITNESS}, .count = 1};
+    rft_hub_message(&bench->hub, &subject, &hello, bench->now);
+    rft_hub_message(&bench->hub, &subject, &join, bench->now);
+    assert_int_equal(rft_store_seal(bench->store, NULL), REFIT_OK);
+    rft_round_seal(&bench->hub, bench->now);
+    rft_hub_message(&bench->hub, &witness, &staged, bench->now);
+    rft_hub_message(&bench->hub, &witness, &committed, bench->now);
+    rft_hub_tick(&bench->hub, bench->now);
+}
+
+/* Whoever could not be told something is turned out by the next tick; the version is decided all
+ * the same. */
+static void failed_allocation_costs_at_most_its_worker(void **state)
+{
+    (void)state;
+    hub_bench bench;
+    (void)hub_staged(1); /* made once, before the counting */
+    uint64_t before = rft_alloc_count();
+    set_written(&bench);
+    uint64_t setting = rft_alloc_count() - before;
+    hub_bench_close(&bench);
+    for (uint64_t nth = setting + 1;; nth++) {
+        failing_alloc_begin(nth);
+        set_written(&bench);
+        go_through_the_rest(&bench);
+        rft_round_state at = bench.hub.round.state;
+        assert_true(at == RFT_ROUND_IDLE || at == RFT_ROUND_ABORTED);
+        for (uint32_t i = 0; i < bench.hub.peers.count; i++) {
+            assert_false(bench.hub.peers.live[i]->missed);
+        }
+        hub_bench_close(&bench);
+        if (!failing_alloc_end()) break;
+    }
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -234,6 +285,7 @@ int main(void)
         cmocka_unit_test(beats_come_in_time_and_only_to_the_subscribed),
         cmocka_unit_test(credits_bound_what_is_in_flight),
         cmocka_unit_test(workers_take_turns),
+        cmocka_unit_test(failed_allocation_costs_at_most_its_worker),
     };
     return cmocka_run_group_tests_name("hub", tests, NULL, NULL);
 }
