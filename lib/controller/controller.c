@@ -1,10 +1,13 @@
 /*
  * The refit cycle: one state machine over the offloader and the publisher.
  *
- *   TRAINING ──clear──► CLEARED ──publish──► REFITTED ──return──► RETURNING ──join──► TRAINING
- *      │ ▲                  └──────────────── return ──────────────────┘ ▲               │
- *      │ └──────────────────────────────────────────────────────────────┼───────────────┘
- *      └── return, after a clear that failed with states on their way ───┘
+ *            clear           publish
+ *   TRAINING ─────► CLEARED ─────────► REFITTED
+ *      ▲               │ return            │
+ *      │ join          ▼          return   │
+ *      └────────── RETURNING ◄─────────────┘
+ *
+ * From TRAINING, return leads to RETURNING only after a clear that failed with states on their way.
  *
  *   state       the states (offloader)                     the workers
  *   TRAINING    on the device; after a join of a stream    hold some version
@@ -23,8 +26,7 @@
 #include "config/resolve.h"
 #include "controller/cycle.h"
 
-/* ---- Opening and closing -----------------------------------------------------------------------
- */
+/* ---- Opening and closing */
 
 static refit_controller_state first_state(refit_offloader *offloader)
 {
@@ -87,8 +89,7 @@ const char *refit_controller_state_name(refit_controller_state state)
     return "UNKNOWN";
 }
 
-/* ---- clear -------------------------------------------------------------------------------------
- */
+/* ---- clear */
 
 /* How did the way back end that a stream was joined to? Nobody has been told yet. */
 static refit_status settle_return(refit_controller *controller, refit_error *error)
@@ -133,8 +134,7 @@ refit_status refit_controller_clear(refit_controller *controller, refit_stream_r
     return rft_cycle_count(&controller->cycle, RFT_PHASE_CLEAR, began, status);
 }
 
-/* ---- return ------------------------------------------------------------------------------------
- */
+/* ---- return */
 
 /* Is there anything to bring back? */
 static bool is_away(const refit_controller *controller)
@@ -173,8 +173,7 @@ refit_status refit_controller_return(refit_controller *controller, refit_stream_
     return rft_cycle_count(&controller->cycle, RFT_PHASE_RETURN, began, status);
 }
 
-/* ---- join --------------------------------------------------------------------------------------
- */
+/* ---- join */
 
 /* Keeps the future of a joined stream: its end is told by the next clear. */
 static refit_status join_states(refit_controller *controller, refit_stream_ref stream,

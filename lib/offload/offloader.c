@@ -1,11 +1,14 @@
 /*
  * The offloader: opening, closing, and the states. Each verb has a file of its own.
  *
- *   OPEN ──seal──► RESIDENT ──offload──► OFFLOADING ──────► OFFLOADED ──restore──► RESTORING ─┐
- *    ▲                │ ▲                    │ copies fail       ▲                 │ copies   │
- *    └────unseal──────┘ │                    ▼                   │                 ▼ fail     │
- *                       │                  FAILED ──offload, restore: what is not yet there   │
- *                       └─────────────────────────────────────────────────────────────────────┘
+ *        seal            offload                copies end
+ *   OPEN ────► RESIDENT ─────────► OFFLOADING ──────────────► OFFLOADED
+ *        ◄────     ▲                  ▲  │ copies fail            │
+ *       unseal     │          offload │  ▼                        │
+ *                  │                FAILED                        │ restore
+ *                  │          restore │  ▲                        │
+ *                  │ copies end       ▼  │ copies fail            │
+ *                  └───────────── RESTORING ◄─────────────────────┘
  *
  *   state       bytes of a region count       the image             device memory
  *   OPEN        on the device                 may be there, cached  all bound
