@@ -126,7 +126,7 @@ refit_status refit_controller_clear(refit_controller *controller, refit_stream_r
     RFT_REFUSE_IF(controller->state == REFIT_RETURNING, error, REFIT_ERR_STATE,
                   "states are on their way back: call refit_controller_join before the next clear");
     int64_t began = rft_now();
-    if (controller->state == REFIT_TRAINING) rft_cycle_begin(&controller->cycle);
+    if (controller->state == REFIT_TRAINING) rft_cycle_begin(&controller->cycle, began);
     refit_status status = clear_states(controller, after, error);
     if (controller->state == REFIT_TRAINING && is_cleared(controller)) {
         controller->state = REFIT_CLEARED;

@@ -8,11 +8,11 @@
 
 #include "base/clock.h"
 
-void rft_cycle_begin(rft_cycle *cycle)
+void rft_cycle_begin(rft_cycle *cycle, int64_t began)
 {
     cycle->open = true;
     cycle->failed = false;
-    cycle->began = rft_now();
+    cycle->began = began;
     cycle->exposed = 0;
     memset(cycle->phases, 0, sizeof cycle->phases);
 }

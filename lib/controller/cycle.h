@@ -42,8 +42,8 @@ struct refit_controller {
     rft_cycle cycle;
 };
 
-/* A clear begins in TRAINING. */
-void rft_cycle_begin(rft_cycle *cycle);
+/* A clear begins in TRAINING, at `began` (rft_now). */
+void rft_cycle_begin(rft_cycle *cycle, int64_t began);
 
 /* A phase that `began` has returned `status`, which is passed on. */
 refit_status rft_cycle_count(rft_cycle *cycle, rft_phase phase, int64_t began, refit_status status);
