@@ -74,6 +74,8 @@ check_user() {
         text=${text%%\"*}
         [ -f "$folder/$text" ] || complain "$file" "$line" "\"$text\" is not a public header"
     done < <(grep -nE '^[[:space:]]*#[[:space:]]*include[[:space:]]*"' "$file")
+    # What refit is measured against is made of the same parts.
+    case $file in bindings/cli/bench_raw.c | bindings/cli/bench_limit.c) return ;; esac
     while IFS=: read -r line text; do
         complain "$file" "$line" "users of refit do not see its parts"
     done < <(grep -nE '#[[:space:]]*include[[:space:]]*<(zmq|msgpack|yaml|xxhash)' "$file")

@@ -1,0 +1,104 @@
+/*
+ * bench: refit measured against its ceilings and against what others do, in one run on one machine.
+ *
+ * Every figure of speed stands beside a baseline that was measured in turn with it, and is given as
+ * a ratio; medians and 95th percentiles, never the best of. First use and steady state are apart.
+ */
+#ifndef BENCH_H
+#define BENCH_H
+
+#include <jansson.h>
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include <refit.h>
+
+typedef struct bench_options {
+    bool json;       /* objects instead of a table */
+    uint64_t bytes;  /* of tensors; 0: the benchmark's default */
+    uint32_t rounds; /* counted ones; one more comes first as a warm-up */
+    refit_config config;
+} bench_options;
+
+/* The three benchmarks; each prints its results and returns an exit status. */
+int bench_offload(const bench_options *options);
+int bench_broadcast(const bench_options *options);
+int bench_pin(const bench_options *options);
+
+/* The last part of bench_broadcast: the cycle alone, without bytes to speak of. */
+refit_status bench_empty_cycle(const bench_options *options, refit_error *error);
+
+/* Declares BENCH_TENSORS equal bf16 tensors of `bytes` in all. */
+enum { BENCH_TENSORS = 16 };
+refit_status bench_declare(refit_publisher *publisher, uint64_t bytes, refit_error *error);
+
+/* A worker process of bench_broadcast: takes versions of `bytes` until its standard input ends. */
+int bench_worker(const char *kind, const char *endpoint, const char *bytes,
+                 const bench_options *options);
+
+/* ---- what they share
+ * ------------------------------------------------------------------------------ */
+
+/* Seconds of several rounds. */
+enum { BENCH_ROUNDS_MOST = 64 };
+typedef struct bench_series {
+    double seconds[BENCH_ROUNDS_MOST];
+    uint32_t count;
+} bench_series;
+
+double bench_now(void);
+void bench_add(bench_series *series, double seconds);
+double bench_median(const bench_series *series);
+double bench_p95(const bench_series *series);
+
+/* The median of a[i] / b[i]: rounds that ran next to each other are compared with each other. */
+double bench_ratio(const bench_series *a, const bench_series *b);
+
+/* GB/s (10^9) of `bytes` moved in the median time. */
+double bench_gbps(uint64_t bytes, const bench_series *series);
+
+/* What may be taken for tensors: `wanted`, or a quarter of the memory that is free if that is less.
+ */
+uint64_t bench_memory(uint64_t wanted);
+
+/* This machine, for the reader of a figure: processor, cores, memory. */
+void bench_machine(json_t *object);
+
+/* For worker processes: 1 once their standard input has ended, which is how they are told to stop.
+ */
+int bench_input_ended(void);
+
+/* One object on one line, or its members as a table of two columns. Takes `object`. */
+void bench_print(const bench_options *options, json_t *object);
+
+/* ---- bench_tensors.c
+ * ------------------------------------------------------------------------------ */
+
+typedef struct bench_tensor {
+    char name[64];
+    uint64_t bytes;
+} bench_tensor;
+
+/* The optimizer states of a 0.6 B-parameter transformer (620 tensors, 512 B to hundreds of MB),
+ * scaled so that they sum up to about `bytes`. The caller frees the list. NULL: no memory. */
+bench_tensor *bench_tensors(uint64_t bytes, uint32_t *count);
+
+/* ---- bench_limit.c: the machine's own ceilings
+ * ------------------------------------------------------ */
+
+typedef struct bench_limit bench_limit;
+
+/* Two large buffers, huge pages where they are to be had, and the fastest copy loop found for them.
+ */
+bench_limit *bench_limit_open(uint64_t bytes, uint32_t threads);
+void bench_limit_close(bench_limit *limit);
+
+/* Copies all bytes once with all threads; seconds. */
+double bench_limit_copy(bench_limit *limit);
+
+/* Reads all bytes once with a fast hash, on one thread; seconds. */
+double bench_limit_digest(bench_limit *limit);
+const char *bench_limit_loop(const bench_limit *limit);
+
+#endif

@@ -1,0 +1,113 @@
+/*
+ * bench_empty: what a refit costs when there is next to nothing to move: a page of states, a KiB of
+ * weights, four workers through shared memory; from clear to join.
+ */
+#include <stdio.h>
+
+#include "bench.h"
+#include "bench_crew.h"
+
+enum { ROUNDS = 50, WORKERS = 4, PART = 64, WAIT_MS = 60000 };
+
+#define TRY(call)                                                                                  \
+    do {                                                                                           \
+        refit_status status_ = (call);                                                             \
+        if (status_ != REFIT_OK) return status_;                                                   \
+    } while (0)
+
+refit_status bench_declare(refit_publisher *publisher, uint64_t bytes, refit_error *error)
+{
+    refit_tensor tensors[BENCH_TENSORS];
+    char names[BENCH_TENSORS][16];
+    for (uint32_t i = 0; i < BENCH_TENSORS; i++) {
+        snprintf(names[i], sizeof names[i], "tensor.%u", i);
+        tensors[i] = (refit_tensor){.size = sizeof tensors[i],
+                                    .name = names[i],
+                                    .dtype = REFIT_BF16,
+                                    .rank = 1,
+                                    .shape = {bytes / BENCH_TENSORS / 2},
+                                    .bytes = bytes / BENCH_TENSORS,
+                                    .alias_of = REFIT_NO_ALIAS};
+    }
+    return refit_publisher_declare(publisher, tensors, BENCH_TENSORS, error);
+}
+
+static refit_status cycle(refit_controller *controller, const refit_weight *weights,
+                          refit_error *error)
+{
+    TRY(refit_controller_clear(controller, REFIT_STREAM_NONE, error));
+    TRY(refit_controller_publish(controller, 0, weights, BENCH_TENSORS, NULL, REFIT_STREAM_NONE,
+                                 error));
+    TRY(refit_controller_return(controller, REFIT_STREAM_NONE, error));
+    return refit_controller_join(controller, REFIT_STREAM_NONE, error);
+}
+
+static refit_status time_cycles(refit_controller *controller, bench_series *series,
+                                refit_error *error)
+{
+    static const char bytes[BENCH_TENSORS][PART];
+    refit_weight weights[BENCH_TENSORS];
+    for (uint32_t i = 0; i < BENCH_TENSORS; i++)
+        weights[i] = (refit_weight){.tensor = i, .memory = bytes[i], .bytes = PART};
+    for (uint32_t i = 0; i <= ROUNDS; i++) {
+        double start = bench_now();
+        TRY(cycle(controller, weights, error));
+        if (i > 0) bench_add(series, bench_now() - start);
+    }
+    return REFIT_OK;
+}
+
+static refit_status states_open(refit_device **device, refit_offloader **offloader, void **states,
+                                refit_error *error)
+{
+    refit_region_id id;
+    refit_region_desc region = {.size = sizeof region, .name = "states", .bytes = 4096};
+    TRY(refit_device_open("host", NULL, device, error));
+    TRY(refit_memory_alloc(*device, region.bytes, states, error));
+    TRY(refit_offloader_open(*device, NULL, offloader, error));
+    region.memory = *states;
+    return refit_offloader_add(*offloader, &region, &id, error);
+}
+
+/* Four workers, a publisher, and the cycles between them. */
+static refit_status run_cycles(const bench_options *options, refit_offloader *offloader,
+                               bench_series *series, refit_error *error)
+{
+    const refit_config *config = &options->config;
+    refit_publisher *publisher = NULL;
+    refit_controller *controller = NULL;
+    bench_crew crew = {0};
+    uint64_t bytes = BENCH_TENSORS * PART;
+    refit_status status = refit_publisher_open("tcp://127.0.0.1:0", config, &publisher, error);
+    if (status == REFIT_OK) status = bench_declare(publisher, bytes, error);
+    if (status == REFIT_OK &&
+        !bench_crew_start(&crew, WORKERS, "shm", refit_publisher_endpoint(publisher), bytes)) {
+        status = REFIT_ERR_SYSTEM;
+    }
+    if (status == REFIT_OK)
+        status = refit_publisher_wait_workers(publisher, WORKERS, WAIT_MS, error);
+    if (status == REFIT_OK)
+        status = refit_controller_open(offloader, publisher, config, &controller, error);
+    if (status == REFIT_OK) status = time_cycles(controller, series, error);
+    refit_controller_close(controller);
+    bench_crew_stop(&crew);
+    refit_publisher_close(publisher);
+    return status;
+}
+
+refit_status bench_empty_cycle(const bench_options *options, refit_error *error)
+{
+    refit_device *device;
+    refit_offloader *offloader;
+    void *states;
+    bench_series series = {0};
+    TRY(states_open(&device, &offloader, &states, error));
+    TRY(run_cycles(options, offloader, &series, error));
+    json_t *object = json_pack("{s:s, s:s, s:i, s:f, s:f}", "bench", "broadcast", "transport",
+                               "empty cycle", "workers", WORKERS, "seconds_median",
+                               bench_median(&series), "seconds_p95", bench_p95(&series));
+    bench_print(options, object);
+    TRY(refit_offloader_close(offloader, error));
+    TRY(refit_memory_free(device, states, error));
+    return refit_device_close(device, error);
+}
