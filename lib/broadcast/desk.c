@@ -155,11 +155,11 @@ bool rft_desk_next_order(rft_desk *desk, rft_order *out)
 bool rft_desk_publish(rft_desk *desk, const rft_session_report *report)
 {
     rft_lock(&desk->lock);
-    if (desk->order_count == 0) {
-        bool ended = report->final.status != desk->report.final.status;
-        desk->report = *report;
-        if (ended) show_ready(desk);
-    }
+    bool ended = report->final.status != desk->report.final.status;
+    uint64_t decided = desk->report.version;
+    desk->report = *report;
+    if (desk->order_count > 0) desk->report.version = decided;
+    if (ended) show_ready(desk);
     bool on = !desk->closing || desk->order_count > 0;
     rft_unlock(&desk->lock);
     return on;

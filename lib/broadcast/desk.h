@@ -68,8 +68,8 @@ void rft_desk_deliver(rft_desk *desk, rft_image *image);
 bool rft_desk_withdraw(rft_desk *desk);
 /* Takes the oldest order; false if there is none. */
 bool rft_desk_next_order(rft_desk *desk, rft_order *out);
-/* Copies the report, unless an order is waiting: the caller has changed what it says, and the next
- * report will know. False once it is shut and no order is left. */
+/* Copies the report; while an order waits, the version stays what the caller has decided. False
+ * once it is shut and no order is left. */
 bool rft_desk_publish(rft_desk *desk, const rft_session_report *report);
 
 #endif
