@@ -314,34 +314,52 @@ static void payload_release(void *data, void *hint)
     rft_pending_lower(hint);
 }
 
-static bool part_send(rft_channel *channel, zmq_msg_t *part, int flags)
+/* The parts of one message on its way out. All are made before the first is sent: a message that
+ * stopped in the middle would be taken for the beginning of the next one. */
+typedef struct parcel {
+    zmq_msg_t parts[PARTS_MOST];
+    int count;
+} parcel;
+
+static bool parcel_add_bytes(parcel *to, const void *data, size_t count)
 {
-    if (zmq_msg_send(part, channel->socket, ZMQ_DONTWAIT | flags) >= 0) return true;
-    int code = zmq_errno();
-    zmq_msg_close(part);
-    errno = code;
-    return false;
+    zmq_msg_t *part = &to->parts[to->count];
+    if (zmq_msg_init_size(part, count) != 0) return false;
+    if (count > 0) memcpy(zmq_msg_data(part), data, count);
+    to->count++;
+    return true;
 }
 
-static bool bytes_send(rft_channel *channel, const void *data, size_t count, int flags)
+static bool parcel_add_payload(parcel *to, const rft_payload *payload)
 {
-    zmq_msg_t part;
-    if (zmq_msg_init_size(&part, count) != 0) return false;
-    if (count > 0) memcpy(zmq_msg_data(&part), data, count);
-    return part_send(channel, &part, flags);
-}
-
-static bool payload_send(rft_channel *channel, const rft_payload *payload)
-{
-    zmq_msg_t part;
-    if (payload->bytes.count == 0) return bytes_send(channel, NULL, 0, 0);
+    zmq_msg_t *part = &to->parts[to->count];
+    if (payload->bytes.count == 0) return parcel_add_bytes(to, NULL, 0);
     rft_pending_raise(payload->pending);
-    if (zmq_msg_init_data(&part, (void *)(uintptr_t)payload->bytes.data, payload->bytes.count,
+    if (zmq_msg_init_data(part, (void *)(uintptr_t)payload->bytes.data, payload->bytes.count,
                           payload_release, payload->pending) != 0) {
         rft_pending_lower(payload->pending);
         return false;
     }
-    return part_send(channel, &part, 0);
+    to->count++;
+    return true;
+}
+
+/* ZeroMQ refuses a message at its first part or not at all. */
+static bool parcel_send(rft_channel *channel, parcel *from)
+{
+    for (int i = 0; i < from->count; i++) {
+        int flags = ZMQ_DONTWAIT | (i + 1 < from->count ? ZMQ_SNDMORE : 0);
+        if (zmq_msg_send(&from->parts[i], channel->socket, flags) < 0) return false;
+    }
+    return true;
+}
+
+/* Of parts that were sent, nothing is left to close. */
+static void parcel_close(parcel *made)
+{
+    for (int i = 0; i < made->count; i++) {
+        zmq_msg_close(&made->parts[i]);
+    }
 }
 
 static refit_status send_failed(int code, refit_error *error)
@@ -356,11 +374,14 @@ static refit_status send_failed(int code, refit_error *error)
 refit_status rft_channel_send(rft_channel *channel, const rft_peer_id *to, rft_view message,
                               const rft_payload *payload, refit_error *error)
 {
-    int more = payload == NULL ? 0 : ZMQ_SNDMORE;
-    bool sent = to == NULL || bytes_send(channel, to->bytes, to->count, ZMQ_SNDMORE);
-    sent = sent && bytes_send(channel, message.data, message.count, more);
-    sent = sent && (payload == NULL || payload_send(channel, payload));
-    return sent ? REFIT_OK : send_failed(zmq_errno(), error);
+    parcel made = {.count = 0};
+    bool sent = to == NULL || parcel_add_bytes(&made, to->bytes, to->count);
+    sent = sent && parcel_add_bytes(&made, message.data, message.count);
+    sent = sent && (payload == NULL || parcel_add_payload(&made, payload));
+    sent = sent && parcel_send(channel, &made);
+    int code = zmq_errno();
+    parcel_close(&made);
+    return sent ? REFIT_OK : send_failed(code, error);
 }
 
 bool rft_peer_id_equal(const rft_peer_id *a, const rft_peer_id *b)
