@@ -281,6 +281,8 @@ static void answer_failed(rft_hub *hub, rft_peer *peer, const rft_message *messa
             reason);
     peer->failed_version = peer->task.version;
     peer->task = (rft_task){0};
+    /* It may have been the manifest that it had no memory for: the next offer brings it again. */
+    if (code == REFIT_ERR_HOST_MEMORY) peer->has_manifest = false;
     rft_round_blame(hub, peer, code, reason);
 }
 
