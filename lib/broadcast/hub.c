@@ -260,16 +260,22 @@ void rft_hub_evict(rft_hub *hub, rft_peer *peer, refit_status status, const char
     rft_hub_lose(hub, peer, status, reason);
 }
 
+static const char *lost_reason(refit_status why)
+{
+    switch (why) {
+    case REFIT_ERR_BUSY: return "it does not read what it is sent";
+    case REFIT_ERR_HOST_MEMORY: return "there was no memory for a message to it";
+    default: return "its connection is gone";
+    }
+}
+
 void rft_hub_unreachable(rft_hub *hub, const rft_peer_id *to, refit_status why, int64_t now)
 {
     rft_peer *peer = rft_peers_find(&hub->peers, to);
     if (peer == NULL) return;
+    bool told = why == REFIT_ERR_BUSY || why == REFIT_ERR_HOST_MEMORY;
     hub->counts.evicted++;
-    if (why == REFIT_ERR_BUSY) {
-        rft_hub_lose(hub, peer, why, "it does not read what it is sent");
-    } else {
-        rft_hub_lose(hub, peer, REFIT_ERR_PEER, "its connection is gone");
-    }
+    rft_hub_lose(hub, peer, told ? why : REFIT_ERR_PEER, lost_reason(why));
     rft_round_evaluate(hub, now);
 }
 
