@@ -86,18 +86,33 @@ static void *work(void *user)
     return NULL;
 }
 
+refit_status crew_open(crew_member *member, const char *endpoint, const refit_config *config,
+                       crew_habit habit, refit_error *error)
+{
+    refit_status status;
+    memset(member, 0, sizeof *member);
+    member->habit = habit;
+    RFT_TRY(rft_mutex_open(&member->lock, error));
+    RFT_TRY_GOTO(rft_cond_open(&member->changed, error), undo_lock);
+    RFT_TRY_GOTO(refit_subscriber_open(endpoint, config, &member->subscriber, error), undo_cond);
+    RFT_TRY_GOTO(rft_thread_start(&member->thread, "crew", work, member, error), undo_subscriber);
+    return REFIT_OK;
+
+undo_subscriber:
+    refit_subscriber_close(member->subscriber);
+    member->subscriber = NULL;
+undo_cond:
+    rft_cond_close(&member->changed);
+undo_lock:
+    rft_mutex_close(&member->lock);
+    return status;
+}
+
 void crew_start(crew_member *member, const char *endpoint, const refit_config *config,
                 crew_habit habit)
 {
     refit_error error;
-    memset(member, 0, sizeof *member);
-    member->habit = habit;
-    assert_int_equal(rft_mutex_open(&member->lock, NULL), REFIT_OK);
-    assert_int_equal(rft_cond_open(&member->changed, NULL), REFIT_OK);
-    if (refit_subscriber_open(endpoint, config, &member->subscriber, &error) != REFIT_OK) {
-        fail_msg("%s", error.text);
-    }
-    assert_int_equal(rft_thread_start(&member->thread, "crew", work, member, NULL), REFIT_OK);
+    if (crew_open(member, endpoint, config, habit, &error) != REFIT_OK) fail_msg("%s", error.text);
 }
 
 void crew_stop(crew_member *member)

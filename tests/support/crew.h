@@ -36,6 +36,12 @@ typedef struct crew_member {
     refit_status end; /* why it stopped */
 } crew_member;
 
+/* Opens the subscriber and starts the thread. On failure `subscriber` is NULL, and nothing is to be
+ * stopped. */
+refit_status crew_open(crew_member *member, const char *endpoint, const refit_config *config,
+                       crew_habit habit, refit_error *error);
+
+/* Likewise; fails the test where it cannot. */
 void crew_start(crew_member *member, const char *endpoint, const refit_config *config,
                 crew_habit habit);
 void crew_stop(crew_member *member);

@@ -12,11 +12,11 @@
 #include <refit/host.h>
 
 static atomic_uint_fast64_t requests;
-static uint64_t failing; /* written only while the allocator is not installed */
+static atomic_uint_fast64_t failing; /* 0: none */
 
 static bool is_refused(void)
 {
-    return atomic_fetch_add(&requests, 1) + 1 == failing;
+    return atomic_fetch_add(&requests, 1) + 1 == atomic_load(&failing);
 }
 
 static void *allocate(void *user, size_t bytes)
@@ -41,12 +41,18 @@ void failing_alloc_begin(uint64_t nth)
 {
     const refit_allocator allocator = {sizeof allocator, allocate, reallocate, release, NULL};
     atomic_store(&requests, 0);
-    failing = nth;
+    atomic_store(&failing, nth);
     assert_int_equal(refit_set_allocator(&allocator), REFIT_OK);
+}
+
+bool failing_alloc_stop(void)
+{
+    uint64_t nth = atomic_exchange(&failing, 0);
+    return nth != 0 && atomic_load(&requests) >= nth;
 }
 
 bool failing_alloc_end(void)
 {
     assert_int_equal(refit_set_allocator(NULL), REFIT_OK); /* else a block has leaked */
-    return failing != 0 && atomic_load(&requests) >= failing;
+    return failing_alloc_stop();
 }

@@ -20,7 +20,11 @@
  * 0: none. Requests of other threads count too. */
 void failing_alloc_begin(uint64_t nth);
 
-/* Brings malloc back and fails the test if a block is still held. True if the n-th request came. */
+/* No request fails from now on, though the allocator stays. True if the n-th one came before. */
+bool failing_alloc_stop(void);
+
+/* Brings malloc back and fails the test if a block is still held. True if the n-th request came,
+ * and had not been called off. */
 bool failing_alloc_end(void);
 
 #endif

@@ -1,0 +1,84 @@
+/* Whatever allocation fails in a whole refit, and whenever: it is told or made good, nothing leaks,
+ * nothing torn is shown, and the next refit succeeds. */
+#include "tests/fault/ledger.h"
+#include "tests/fault/whole.h"
+#include "tests/support/failing_alloc.h"
+
+#define MOST 5000u /* more allocations than a cycle can have */
+
+/* Who was refused memory says so; who waited for somebody who was, that it waited in vain; and a
+ * hook of the caller has nothing but its number. */
+static void check_status(refit_status status)
+{
+    bool known = status == REFIT_OK || status == REFIT_ERR_HOST_MEMORY ||
+                 status == REFIT_ERR_PEER || status == REFIT_ERR_TIMEOUT ||
+                 status == REFIT_ERR_CALLBACK;
+    if (!known) fail_msg("a failed allocation was told as %s", refit_status_name(status));
+}
+
+/* True if the n-th allocation was made, and so failed. */
+static bool fail_one(whole_path path, const char *const *settings, uint64_t nth)
+{
+    whole on;
+    ledger_open();
+    failing_alloc_begin(nth);
+    refit_status status = whole_open(&on, path, settings);
+    bool opened = status == REFIT_OK;
+    if (opened) status = whole_cycle(&on);
+    check_status(status);
+    bool met = failing_alloc_stop();
+    if (!opened) assert_ok(whole_open(&on, path, settings));
+    whole_prove(&on);
+    whole_close(&on);
+    (void)failing_alloc_end();
+    ledger_check();
+    return met;
+}
+
+static void fail_each(whole_path path, const char *const *settings)
+{
+    uint64_t nth = 0;
+    do {
+        whole_say("allocations", ++nth);
+    } while (nth < MOST && fail_one(path, settings, nth));
+    whole_say(NULL, 0);
+    assert_in_range(nth, 10, MOST - 1);
+}
+
+static void an_allocation_that_fails_costs_at_most_one_refit_through_frames(void **state)
+{
+    (void)state;
+    fail_each(WHOLE_FRAMES, NULL);
+}
+
+static void an_allocation_that_fails_costs_at_most_one_refit_through_shared_memory(void **state)
+{
+    (void)state;
+    fail_each(WHOLE_SHM, NULL);
+}
+
+static void an_allocation_that_fails_costs_at_most_one_verified_refit_with_one_slot(void **state)
+{
+    static const char *const settings[] = {
+        "offload.verify", "true", "broadcast.verify", "always", "broadcast.slots", "1", NULL};
+    (void)state;
+    fail_each(WHOLE_SHM, settings);
+}
+
+static void an_allocation_that_fails_costs_at_most_one_pageable_refit(void **state)
+{
+    static const char *const settings[] = {"use_pinned_optimizer_offload", "false", NULL};
+    (void)state;
+    fail_each(WHOLE_FRAMES, settings);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        whole_test(an_allocation_that_fails_costs_at_most_one_refit_through_frames),
+        whole_test(an_allocation_that_fails_costs_at_most_one_refit_through_shared_memory),
+        whole_test(an_allocation_that_fails_costs_at_most_one_verified_refit_with_one_slot),
+        whole_test(an_allocation_that_fails_costs_at_most_one_pageable_refit),
+    };
+    return cmocka_run_group_tests_name("fault_allocations", tests, NULL, NULL);
+}

@@ -1,0 +1,395 @@
+/*
+ * The whole library at once. Opening goes from left to right through the rooms, closing back; each
+ * pointer that is not NULL is open, so that closing is right wherever opening stopped.
+ *
+ * Every version has bytes of its own, and so has every `whole`: a worker that is shown something
+ * old, half of something, or of another trainer, has the wrong digest. Knows nothing of who orders
+ * the faults.
+ */
+#include "tests/fault/whole.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/clock.h"
+#include "tests/support/quick_config.h"
+
+#define FIRST_HOOKED 4 /* regions before it lie in the arena */
+#define RESERVE      (UINT64_C(2) << 20)
+
+static const uint64_t region_bytes[WHOLE_REGIONS] = {70001, 300000, 4096, 512, 8192, 33333};
+static const refit_policy policies[WHOLE_REGIONS] = {REFIT_KEEP, REFIT_KEEP, REFIT_ZERO,
+                                                     REFIT_KEEP, REFIT_KEEP, REFIT_DISCARD};
+
+/* ---- Bytes */
+
+static void fill(whole *on, unsigned char *to, uint64_t bytes)
+{
+    for (uint64_t i = 0; i < bytes; i++) {
+        on->random = on->random * UINT64_C(6364136223846793005) + 1442695040888963407u;
+        to[i] = (unsigned char)(on->random >> 56);
+    }
+}
+
+/* Where a tensor lies in the device's memory of weights. */
+static uint64_t weight_offset(uint32_t tensor)
+{
+    uint64_t offset = 0;
+    for (uint32_t i = 0; i < tensor; i++) {
+        offset += (sample_tensors()[i].bytes + 63) & ~UINT64_C(63);
+    }
+    return offset;
+}
+
+static uint64_t digest_weights(const whole *on)
+{
+    const refit_tensor *tensors = sample_tensors();
+    const void *bytes[SAMPLE_TENSORS];
+    for (uint32_t i = 0; i < SAMPLE_TENSORS; i++) {
+        bool tied = tensors[i].alias_of != REFIT_NO_ALIAS;
+        bytes[i] = on->expected_weights + weight_offset(tied ? tensors[i].alias_of : i);
+    }
+    return crew_digest(tensors, SAMPLE_TENSORS, bytes);
+}
+
+static bool memory_make(whole *on)
+{
+    static uint64_t runs;
+    on->random = ++runs;
+    on->expected_weights = calloc(1, weight_offset(SAMPLE_TENSORS));
+    bool made = on->expected_weights != NULL;
+    for (int i = 0; i < WHOLE_REGIONS; i++) {
+        on->regions[i].expected = calloc(1, region_bytes[i]);
+        made = made && on->regions[i].expected != NULL;
+    }
+    return made;
+}
+
+static void memory_drop(whole *on)
+{
+    free(on->expected_weights);
+    for (int i = 0; i < WHOLE_REGIONS; i++) {
+        free(on->regions[i].expected);
+    }
+}
+
+/* ---- The offloader */
+
+static int release_memory(void *user, refit_region_id region, void *memory, uint64_t bytes)
+{
+    whole *on = user;
+    if (on->fail_release > 0 && --on->fail_release == 0) return 17;
+    memset(memory, 0xDD, bytes);
+    if (refit_memory_free(on->device, memory, NULL) != REFIT_OK) return 1;
+    on->regions[region].memory = NULL;
+    return 0;
+}
+
+static int acquire_memory(void *user, refit_region_id region, uint64_t bytes, void **memory)
+{
+    whole *on = user;
+    if (on->fail_acquire > 0 && --on->fail_acquire == 0) return 18;
+    if (refit_memory_alloc(on->device, bytes, memory, NULL) != REFIT_OK) return 1;
+    on->regions[region].memory = *memory;
+    return 0;
+}
+
+static refit_status region_add(whole *on, uint32_t at)
+{
+    char name[32];
+    void *memory = NULL;
+    refit_region_id id;
+    if (at < FIRST_HOOKED) {
+        RFT_TRY(refit_arena_alloc(on->arena, region_bytes[at], &memory, &on->error));
+    } else {
+        RFT_TRY(refit_memory_alloc(on->device, region_bytes[at], &memory, &on->error));
+    }
+    on->regions[at].memory = memset(memory, 0, region_bytes[at]);
+    snprintf(name, sizeof name, "state.%u", at);
+    refit_region_desc desc = {.size = sizeof desc,
+                              .name = name,
+                              .memory = memory,
+                              .bytes = region_bytes[at],
+                              .policy = policies[at],
+                              .group = at % 3,
+                              .priority = (int32_t)at};
+    return refit_offloader_add(on->offloader, &desc, &id, &on->error);
+}
+
+static refit_status offloader_make(whole *on)
+{
+    refit_memory_hooks hooks = {sizeof hooks, release_memory, acquire_memory, on};
+    RFT_TRY(refit_arena_open(on->device, RESERVE, &on->arena, &on->error));
+    RFT_TRY(refit_offloader_open(on->device, &on->config, &on->offloader, &on->error));
+    for (uint32_t at = 0; at < WHOLE_REGIONS; at++) {
+        RFT_TRY(region_add(on, at));
+    }
+    RFT_TRY(refit_offloader_set_memory(on->offloader, &hooks, &on->error));
+    return refit_offloader_seal(on->offloader, &on->error);
+}
+
+/* ---- Opening and closing */
+
+static void configure(whole *on, whole_path path, const char *const *settings)
+{
+    static const char *const own[] = {"offload.slab_bytes",
+                                      "128KiB",
+                                      "offload.piece_bytes",
+                                      "64KiB",
+                                      "offload.batch",
+                                      "3",
+                                      "offload.huge_pages",
+                                      "never",
+                                      "offload.timeout_ms",
+                                      "30s",
+                                      "broadcast.slots",
+                                      "2",
+                                      "broadcast.linger_ms",
+                                      "200ms",
+                                      NULL};
+    on->config = quick_config();
+    on->config.broadcast_frame_bytes = SAMPLE_FRAME_BYTES;
+    on->config.broadcast_heartbeat_ms = 20;
+    on->config.broadcast_heartbeat_timeout_ms = 1000;
+    on->config.broadcast_stage_timeout_ms = 1500;
+    on->config.broadcast_commit_timeout_ms = 1500;
+    on->config.broadcast_shm = path == WHOLE_SHM ? REFIT_SHM_AUTO : REFIT_SHM_OFF;
+    const char *const *all[] = {own, settings};
+    for (int i = 0; i < 2; i++) {
+        for (const char *const *at = all[i]; at != NULL && *at != NULL; at += 2) {
+            assert_ok(refit_config_set(&on->config, at[0], at[1], NULL));
+        }
+    }
+}
+
+static refit_status open_all(whole *on, const char *endpoint)
+{
+    const refit_tensor *tensors = sample_tensors();
+    void *weights = NULL;
+    RFT_TRY(faulty_device_open("host:capacity=8MiB", &on->device, &on->error));
+    RFT_TRY(refit_stream_open(on->device, &on->stream, &on->error));
+    RFT_TRY(refit_memory_alloc(on->device, weight_offset(SAMPLE_TENSORS), &weights, &on->error));
+    on->weights = weights;
+    RFT_TRY(offloader_make(on));
+    RFT_TRY(refit_publisher_open(endpoint, &on->config, &on->publisher, &on->error));
+    RFT_TRY(refit_publisher_declare(on->publisher, tensors, SAMPLE_TENSORS, &on->error));
+    RFT_TRY(refit_controller_open(on->offloader, on->publisher, &on->config, &on->controller,
+                                  &on->error));
+    RFT_TRY(crew_open(&on->worker, refit_publisher_endpoint(on->publisher), &on->config,
+                      CREW_ACCEPT, &on->error));
+    return refit_publisher_wait_workers(on->publisher, 1, PATIENCE_MS, &on->error);
+}
+
+refit_status whole_open(whole *on, whole_path path, const char *const *settings)
+{
+    memset(on, 0, sizeof *on);
+    configure(on, path, settings);
+    assert_true(memory_make(on));
+    refit_status status = open_all(on, path == WHOLE_SHM ? "inproc://whole" : "tcp://127.0.0.1:0");
+    if (status == REFIT_OK) return REFIT_OK;
+    refit_error why = on->error;
+    whole_check_told(status, &why);
+    whole_close(on);
+    on->error = why;
+    return status;
+}
+
+static void check_shown(const whole *on)
+{
+    const crew_member *worker = &on->worker;
+    assert_false(worker->torn);
+    for (uint32_t i = 0; i < worker->count; i++) {
+        assert_in_range(worker->versions[i], 1, on->version);
+        assert_int_equal(worker->digests[i], on->digests[worker->versions[i]]);
+    }
+}
+
+/* Closing may fail once, where a fault is still due. */
+#define CLOSE(on, call)                                                                            \
+    do {                                                                                           \
+        refit_status closed = (call);                                                              \
+        whole_check_told(closed, &(on)->error);                                                    \
+        if (closed != REFIT_OK) assert_ok(call);                                                   \
+    } while (0)
+
+static void close_memory(whole *on)
+{
+    for (uint32_t at = FIRST_HOOKED; at < WHOLE_REGIONS; at++) {
+        CLOSE(on, refit_memory_free(on->device, on->regions[at].memory, &on->error));
+    }
+    CLOSE(on, refit_arena_close(on->arena, &on->error));
+    CLOSE(on, refit_memory_free(on->device, on->weights, &on->error));
+}
+
+void whole_close(whole *on)
+{
+    if (on->worker.subscriber != NULL) {
+        crew_stop(&on->worker);
+        check_shown(on);
+    }
+    refit_controller_close(on->controller);
+    refit_publisher_close(on->publisher);
+    CLOSE(on, refit_offloader_close(on->offloader, &on->error));
+    if (on->device != NULL) close_memory(on);
+    if (on->stream.native != NULL) {
+        CLOSE(on, refit_stream_close(on->device, on->stream, &on->error));
+    }
+    CLOSE(on, refit_device_close(on->device, &on->error));
+    memory_drop(on);
+}
+
+/* ---- The cycle */
+
+refit_status whole_step(whole *on)
+{
+    for (uint32_t at = 0; at < WHOLE_REGIONS; at++) {
+        fill(on, on->regions[at].expected, region_bytes[at]);
+        memcpy(on->regions[at].memory, on->regions[at].expected, region_bytes[at]);
+    }
+    /* The first tensor changes every other time, so that there is something to leave out. */
+    uint64_t from = on->version % 2 == 0 ? 0 : weight_offset(1);
+    fill(on, on->expected_weights + from, weight_offset(SAMPLE_TENSORS) - from);
+    return refit_stream_copy(on->device, on->stream, on->weights, on->expected_weights,
+                             weight_offset(SAMPLE_TENSORS), &on->error);
+}
+
+refit_status whole_publish(whole *on)
+{
+    const refit_tensor *tensors = sample_tensors();
+    refit_weight weights[SAMPLE_TENSORS];
+    uint32_t count = 0;
+    for (uint32_t i = 0; i < SAMPLE_TENSORS; i++) {
+        if (tensors[i].alias_of != REFIT_NO_ALIAS) continue;
+        weights[count++] = (refit_weight){i, on->weights + weight_offset(i), tensors[i].bytes};
+    }
+    assert_true(on->version < WHOLE_VERSIONS);
+    on->digests[++on->version] = digest_weights(on);
+    return refit_controller_publish(on->controller, on->version, weights, count, on->device,
+                                    on->stream, &on->error);
+}
+
+/* A checkpoint writer looks at the image. */
+static refit_status read_image(whole *on)
+{
+    refit_lease *lease;
+    if (refit_offloader_get_state(on->offloader) != REFIT_OFFLOADED) return REFIT_OK;
+    RFT_TRY(refit_lease_acquire(on->offloader, &lease, &on->error));
+    for (uint32_t at = 0; at < WHOLE_REGIONS; at++) {
+        const void *bytes;
+        uint64_t count;
+        if (policies[at] != REFIT_KEEP) continue;
+        assert_ok(refit_lease_read(lease, at, &bytes, &count, &on->error));
+        assert_int_equal(count, region_bytes[at]);
+        assert_memory_equal(bytes, on->regions[at].expected, count);
+    }
+    refit_lease_release(lease);
+    return REFIT_OK;
+}
+
+/* What the join left to the stream: its end. */
+static refit_status await_states(whole *on)
+{
+    RFT_TRY(refit_stream_wait(on->device, on->stream, PATIENCE_MS, &on->error));
+    return refit_offloader_finish(on->offloader, PATIENCE_MS, &on->error);
+}
+
+typedef refit_status (*whole_phase)(whole *on);
+
+static refit_status clear(whole *on)
+{
+    return refit_controller_clear(on->controller, on->stream, &on->error);
+}
+
+static refit_status bring_back(whole *on)
+{
+    return refit_controller_return(on->controller, on->stream, &on->error);
+}
+
+static refit_status join(whole *on)
+{
+    if (refit_controller_get_state(on->controller) != REFIT_RETURNING) return REFIT_OK;
+    return refit_controller_join(on->controller, on->stream, &on->error);
+}
+
+refit_status whole_cycle(whole *on)
+{
+    static const whole_phase phases[] = {clear,      read_image, whole_publish,
+                                         bring_back, join,       await_states};
+    refit_status first = whole_step(on);
+    whole_check_told(first, &on->error);
+    if (first != REFIT_OK) return first;
+    for (size_t i = 0; i < sizeof phases / sizeof phases[0]; i++) {
+        refit_status status = phases[i](on);
+        whole_check_told(status, &on->error);
+        first = rft_keep_first(first, status);
+    }
+    return first;
+}
+
+/* ---- After a fault */
+
+void whole_check_told(refit_status status, const refit_error *error)
+{
+    if (status == REFIT_OK) return;
+    assert_int_equal(error->status, status);
+    assert_string_not_equal(refit_status_name(status), "ERR_UNKNOWN");
+    assert_true(strlen(error->text) > 8);
+}
+
+void whole_check_states(const whole *on)
+{
+    for (uint32_t at = 0; at < WHOLE_REGIONS; at++) {
+        if (policies[at] != REFIT_KEEP) continue;
+        assert_non_null(on->regions[at].memory);
+        assert_memory_equal(on->regions[at].memory, on->regions[at].expected, region_bytes[at]);
+    }
+}
+
+void whole_settle(whole *on)
+{
+    /* Both only find out how things stand: what has failed was told, or is told now. */
+    refit_status told = refit_stream_wait(on->device, on->stream, PATIENCE_MS, NULL);
+    told = refit_offloader_finish(on->offloader, PATIENCE_MS, NULL);
+    (void)told;
+    assert_ok(refit_controller_return(on->controller, REFIT_STREAM_NONE, &on->error));
+    assert_ok(refit_controller_join(on->controller, REFIT_STREAM_NONE, &on->error));
+    assert_int_equal(refit_offloader_get_state(on->offloader), REFIT_RESIDENT);
+    whole_check_states(on);
+}
+
+void whole_prove(whole *on)
+{
+    int64_t deadline = rft_deadline(PATIENCE_MS);
+    refit_status status;
+    whole_settle(on);
+    do {
+        /* A worker that has not noticed yet that it was turned out may cost another version. */
+        assert_ok(refit_publisher_wait_workers(on->publisher, 1, PATIENCE_MS, &on->error));
+        status = whole_cycle(on);
+        if (status != REFIT_OK) whole_settle(on);
+    } while ((status == REFIT_ERR_PEER || status == REFIT_ERR_TIMEOUT) &&
+             rft_ms_until(deadline) > 0);
+    if (status != REFIT_OK) fail_msg("%s: %s", refit_status_name(status), on->error.text);
+    whole_check_states(on);
+    (void)crew_wait(&on->worker, on->version, 1);
+}
+
+/* ---- Where a sweep is */
+
+static char doing[160];
+
+void whole_say(const char *what, uint64_t nth)
+{
+    doing[0] = '\0';
+    if (what == NULL) return;
+    snprintf(doing, sizeof doing, "%s, fault %llu", what, (unsigned long long)nth);
+}
+
+int whole_tell(void **state)
+{
+    (void)state;
+    if (doing[0] != '\0') print_error("while: %s\n", doing);
+    doing[0] = '\0';
+    return 0;
+}

@@ -1,0 +1,103 @@
+/*
+ * The whole library at once, in one process: a device that can be told to fail, states in an arena
+ * and behind hooks, a trainer with its controller, and a worker on a thread of its own. Faults are
+ * ordered elsewhere; this is what they meet, and what says afterwards whether anything was lost.
+ *
+ *     whole on;
+ *     status = whole_open(&on, WHOLE_FRAMES, NULL);       on failure nothing is open
+ *     status = whole_cycle(&on);                          goes on after a failure, tells the first
+ *     whole_prove(&on);                                   all is well again, and a cycle succeeds
+ *     whole_close(&on);                                   nothing torn was ever shown
+ *
+ * whole_open and whole_cycle assert nothing about how a call ends but that a failure is told.
+ */
+#ifndef WHOLE_H
+#define WHOLE_H
+
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdbool.h>
+#include <stddef.h>
+
+#include <cmocka.h>
+
+#include <refit.h>
+
+#include "tests/support/crew.h"
+#include "tests/support/faulty_device.h"
+#include "tests/support/sample_version.h"
+
+#define WHOLE_REGIONS  6
+#define WHOLE_VERSIONS 64u
+#define PATIENCE_MS    30000u /* a deadline that only a hang reaches */
+
+#define assert_ok(call) assert_int_equal((call), REFIT_OK)
+
+/* How weights reach the worker. */
+typedef enum whole_path {
+    WHOLE_FRAMES, /* over TCP */
+    WHOLE_SHM,    /* in shared memory, messages inside the process */
+} whole_path;
+
+typedef struct whole_region {
+    void *memory; /* NULL while the hooks have given it back */
+    unsigned char *expected;
+} whole_region;
+
+typedef struct whole {
+    refit_config config;
+    refit_device *device;
+    refit_stream_ref stream;
+    refit_arena *arena;
+    refit_offloader *offloader;
+    refit_publisher *publisher;
+    refit_controller *controller;
+    crew_member worker; /* `worker.subscriber` NULL: not open */
+    whole_region regions[WHOLE_REGIONS];
+    unsigned char *weights; /* on the device */
+    unsigned char *expected_weights;
+    uint64_t digests[WHOLE_VERSIONS + 1]; /* of what was published as this version */
+    uint64_t version;                     /* the last one that was tried */
+    uint64_t random;
+    uint32_t fail_release; /* calls of the hooks until one fails; 0: none does */
+    uint32_t fail_acquire;
+    refit_error error; /* of the call that failed last */
+} whole;
+
+/* Opens all. `settings`: "key", "value", … ended by NULL; may itself be NULL. */
+refit_status whole_open(whole *on, whole_path path, const char *const *settings);
+
+/* Closes whatever is open; a close that fails is told why, and succeeds when it is asked again.
+ * Fails the test where the worker was shown other bytes than were published. */
+void whole_close(whole *on);
+
+/* New bytes for states and weights, on the device. */
+refit_status whole_step(whole *on);
+
+/* Publishes the weights as the next version. */
+refit_status whole_publish(whole *on);
+
+/* One whole refit: step, clear, read the image under a lease, publish, return, join. A phase that
+ * fails does not keep the next ones from being tried; gives the first failure. */
+refit_status whole_cycle(whole *on);
+
+/* Brings the states home, whatever failed before, and checks them. */
+void whole_settle(whole *on);
+
+/* Settles; then a cycle succeeds, as soon as the worker is back, and the worker is shown it. */
+void whole_prove(whole *on);
+
+/* A failure has a name and a sentence. */
+void whole_check_told(refit_status status, const refit_error *error);
+
+/* KEEP regions hold what was filled in. */
+void whole_check_states(const whole *on);
+
+/* Keeps in mind what the test is doing, so that its teardown, whole_tell, can print it where the
+ * test fails; NULL: nothing any more. */
+void whole_say(const char *what, uint64_t nth);
+int whole_tell(void **state);
+
+#define whole_test(function) cmocka_unit_test_teardown(function, whole_tell)
+
+#endif
