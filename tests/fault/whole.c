@@ -163,11 +163,29 @@ static void configure(whole *on, whole_path path, const char *const *settings)
     }
 }
 
+static refit_status device_open(whole *on)
+{
+    RFT_TRY(faulty_device_open("host:capacity=8MiB", &on->device, &on->error));
+    if (on->order == NULL) return REFIT_OK;
+    if (on->order->later) {
+        faulty_device_fail_later(on->device, on->order->slot, on->order->nth, on->order->status);
+    } else {
+        faulty_device_fail(on->device, on->order->slot, on->order->nth, on->order->status);
+    }
+    return REFIT_OK;
+}
+
+bool whole_order_met(const whole *on)
+{
+    if (on->order == NULL || on->device == NULL) return on->order_met;
+    return faulty_device_calls(on->device, on->order->slot) >= on->order->nth;
+}
+
 static refit_status open_all(whole *on, const char *endpoint)
 {
     const refit_tensor *tensors = sample_tensors();
     void *weights = NULL;
-    RFT_TRY(faulty_device_open("host:capacity=8MiB", &on->device, &on->error));
+    RFT_TRY(device_open(on));
     RFT_TRY(refit_stream_open(on->device, &on->stream, &on->error));
     RFT_TRY(refit_memory_alloc(on->device, weight_offset(SAMPLE_TENSORS), &weights, &on->error));
     on->weights = weights;
@@ -181,9 +199,11 @@ static refit_status open_all(whole *on, const char *endpoint)
     return refit_publisher_wait_workers(on->publisher, 1, PATIENCE_MS, &on->error);
 }
 
-refit_status whole_open(whole *on, whole_path path, const char *const *settings)
+refit_status whole_open_ordered(whole *on, whole_path path, const char *const *settings,
+                                const whole_order *order)
 {
     memset(on, 0, sizeof *on);
+    on->order = order;
     configure(on, path, settings);
     assert_true(memory_make(on));
     refit_status status = open_all(on, path == WHOLE_SHM ? "inproc://whole" : "tcp://127.0.0.1:0");
@@ -193,6 +213,11 @@ refit_status whole_open(whole *on, whole_path path, const char *const *settings)
     whole_close(on);
     on->error = why;
     return status;
+}
+
+refit_status whole_open(whole *on, whole_path path, const char *const *settings)
+{
+    return whole_open_ordered(on, path, settings, NULL);
 }
 
 static void check_shown(const whole *on)
@@ -235,7 +260,9 @@ void whole_close(whole *on)
     if (on->stream.native != NULL) {
         CLOSE(on, refit_stream_close(on->device, on->stream, &on->error));
     }
+    on->order_met = whole_order_met(on);
     CLOSE(on, refit_device_close(on->device, &on->error));
+    on->device = NULL;
     memory_drop(on);
 }
 

@@ -39,6 +39,14 @@ typedef enum whole_path {
     WHOLE_SHM,    /* in shared memory, messages inside the process */
 } whole_path;
 
+/* What the device is to fail with, the first time it is opened. */
+typedef struct whole_order {
+    faulty_slot slot;
+    uint32_t nth; /* call of the slot, the first being 1 */
+    refit_status status;
+    bool later; /* as faulty_device_fail_later */
+} whole_order;
+
 typedef struct whole_region {
     void *memory; /* NULL while the hooks have given it back */
     unsigned char *expected;
@@ -59,13 +67,22 @@ typedef struct whole {
     uint64_t digests[WHOLE_VERSIONS + 1]; /* of what was published as this version */
     uint64_t version;                     /* the last one that was tried */
     uint64_t random;
-    uint32_t fail_release; /* calls of the hooks until one fails; 0: none does */
+    const whole_order *order; /* NULL: none */
+    bool order_met;           /* known once the device is closed */
+    uint32_t fail_release;    /* calls of the hooks until one fails; 0: none does */
     uint32_t fail_acquire;
     refit_error error; /* of the call that failed last */
 } whole;
 
 /* Opens all. `settings`: "key", "value", … ended by NULL; may itself be NULL. */
 refit_status whole_open(whole *on, whole_path path, const char *const *settings);
+
+/* Likewise, on a device with an order, which must stay. */
+refit_status whole_open_ordered(whole *on, whole_path path, const char *const *settings,
+                                const whole_order *order);
+
+/* Whether the device has met its order. */
+bool whole_order_met(const whole *on);
 
 /* Closes whatever is open; a close that fails is told why, and succeeds when it is asked again.
  * Fails the test where the worker was shown other bytes than were published. */
