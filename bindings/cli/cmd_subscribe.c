@@ -31,6 +31,7 @@ typedef struct subscribe_job {
     uint32_t count;     /* 0: no end */
     uint32_t timeout_s; /* 0: none */
     refit_subscriber *subscriber;
+    uint32_t kept; /* versions written so far */
 } subscribe_job;
 
 enum { FLAG_OUT, FLAG_COUNT, FLAG_TIMEOUT, FLAG_NAME, FLAG_CONFIG, FLAG_SET };
@@ -131,7 +132,7 @@ static int keep_version(subscribe_job *job, refit_update *update)
     cli_progress_end(&progress);
     if (status != REFIT_OK) {
         /* Whether the publisher still hears of it changes nothing here. */
-        status = refit_update_refuse(update, error.text, 1, NULL);
+        status = refit_update_refuse(update, error.text, job->kept > 0, NULL);
         (void)status;
         return cli_complain_error(&error);
     }
@@ -150,11 +151,12 @@ static int subscribe(subscribe_job *job)
     }
     cli_interrupt_wakes(job->subscriber);
     int status = CLI_DONE;
-    for (uint32_t kept = 0; status == CLI_DONE && (job->count == 0 || kept < job->count); kept++) {
+    while (status == CLI_DONE && (job->count == 0 || job->kept < job->count)) {
         refit_update *update = NULL;
         status = wait_version(job, &update);
         if (status == CLI_DONE) status = keep_version(job, update);
         refit_update_close(update);
+        job->kept++;
     }
     cli_interrupt_wakes(NULL);
     refit_subscriber_close(job->subscriber);

@@ -9,10 +9,8 @@
 
 #include "cli.h"
 
-static void print_line(const char *format, va_list arguments)
+static void print_line(char *line)
 {
-    char line[1024];
-    (void)vsnprintf(line, sizeof line, format, arguments);
     for (char *at = line; *at != '\0'; at++) {
         unsigned char byte = (unsigned char)*at;
         if (byte < 0x20 || byte == 0x7f) *at = '?';
@@ -22,10 +20,12 @@ static void print_line(const char *format, va_list arguments)
 
 int cli_complain(int status, const char *format, ...)
 {
+    char line[1024];
     va_list arguments;
     va_start(arguments, format);
-    print_line(format, arguments);
+    (void)vsnprintf(line, sizeof line, format, arguments);
     va_end(arguments);
+    print_line(line);
     return status;
 }
 

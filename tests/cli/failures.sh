@@ -59,6 +59,15 @@ ends publish "$publish" 0
 exec 3<&- 4<&-
 cmp "$scratch/kept/1.safetensors" "$scratch/small" || complain "the file before the signal"
 
+# A worker that leaves after the first version is missed at the second.
+begin publish "$scratch/small" "$scratch/large" --bind "$socket" --timeout 2
+exec 3<"$scratch/publish.said"
+read -r _ <&3
+run 0 subscribe "$socket" --out "$scratch/kept" --count 1 --timeout 50
+ends publish "$publish" 4
+grep -q '^version 1: ' <&3 || complain "the first version was not announced"
+exec 3<&-
+
 # full COMMAND…: a subscriber, run by COMMAND, whose disk fills: it says so and leaves nothing, and
 # the publisher names it.
 full() {
