@@ -130,7 +130,7 @@ static void worker_that_vanishes_is_found_by_its_silence(void **state)
     (void)state;
     fault_scene scene;
     refit_config config = trainer_config();
-    config.broadcast_heartbeat_timeout_ms = 1500;
+    config.broadcast_heartbeat_timeout_ms = 2500;
     scene_open(&scene, &config, false);
     trainer_offer(&scene.trainer, 1);
     raw_worker_stage(&scene.good);
@@ -150,7 +150,7 @@ static void worker_that_is_late_is_evicted(void **state)
     (void)state;
     fault_scene scene;
     refit_config config = trainer_config();
-    config.broadcast_stage_timeout_ms = 400;
+    config.broadcast_stage_timeout_ms = 2500;
     scene_open(&scene, &config, false);
     trainer_offer(&scene.trainer, 1);
     raw_worker_stage(&scene.good);
@@ -201,7 +201,7 @@ static void worker_that_never_applies_is_evicted(void **state)
     (void)state;
     fault_scene scene;
     refit_config config = trainer_config();
-    config.broadcast_commit_timeout_ms = 400;
+    config.broadcast_commit_timeout_ms = 2500;
     scene_open(&scene, &config, true);
     trainer_offer(&scene.trainer, 1);
     raw_worker_stage(&scene.good);
@@ -223,7 +223,7 @@ static void bytes_that_a_lost_worker_maps_never_change(void **state)
         fault_scene scene;
         refit_config config = trainer_config();
         config.broadcast_slots = slots;
-        config.broadcast_stage_timeout_ms = 1000;
+        config.broadcast_stage_timeout_ms = 2500;
         scene_open(&scene, &config, true);
         trainer_offer(&scene.trainer, 1);
         raw_worker_stage(&scene.good);
@@ -341,7 +341,7 @@ static void close_in_every_phase_tells_the_workers(void **state)
     for (int phase = 0; phase < 3; phase++) {
         fault_scene scene;
         refit_config config = trainer_config();
-        config.broadcast_stage_timeout_ms = 300;
+        config.broadcast_stage_timeout_ms = 2500;
         scene_open(&scene, &config, false);
         if (phase > 0) trainer_begin(&scene.trainer, 1);
         if (phase > 0) raw_worker_offer(&scene.good);
