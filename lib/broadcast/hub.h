@@ -5,8 +5,9 @@
  * for the workers come out in `outbox`, frames are picked one at a time, and the state can be read.
  * No socket, no clock, no thread: all of it is guarded by the lock of whoever owns the hub.
  *
- * hub.c has the workers (offers, commits, evictions), hub_answer.c what their messages mean, and
- * round.c one version from begin to its end; its states are drawn there.
+ * hub.c has the workers (offers, evictions, turns), hub_join.c how they come and go, hub_answer.c
+ * what else they say, hub_send.c what they are told, and round.c one version from begin to its end;
+ * its states are drawn there.
  */
 #ifndef RFT_HUB_H
 #define RFT_HUB_H
@@ -123,7 +124,7 @@ void rft_round_abort(rft_hub *hub, refit_status status, const char *reason);
 /* The store is rolled back: whoever is behind is offered the committed version. */
 void rft_round_settle(rft_hub *hub, int64_t now);
 
-/* ---- Between hub.c, hub_answer.c and round.c */
+/* ---- Between the hub's files and round.c */
 
 bool rft_hub_send(rft_hub *hub, rft_peer *peer, const rft_message *message);
 /* To an id that is no worker's. */
@@ -133,11 +134,21 @@ void rft_hub_refuse(rft_hub *hub, const rft_peer_id *to, refit_status code, bool
 void rft_hub_lose(rft_hub *hub, rft_peer *peer, refit_status status, const char *reason);
 /* Likewise, and it is told so. */
 void rft_hub_evict(rft_hub *hub, rft_peer *peer, refit_status status, const char *reason);
+/* The worker broke the protocol: counted, and turned out. */
+void rft_hub_break_off(rft_hub *hub, rft_peer *peer, refit_status status, const char *reason);
+/* `known` is the worker whose connection it came through; NULL: none's. */
+void rft_hub_answer_hello(rft_hub *hub, const rft_peer_id *from, rft_peer *known,
+                          const rft_message *hello, int64_t now);
+void rft_hub_answer_join(rft_hub *hub, rft_peer *peer, const rft_message *message, int64_t now);
+void rft_hub_answer_bye(rft_hub *hub, rft_peer *peer, const rft_message *message, int64_t now);
 /* Forgets what the worker had under way; slots that it may be reading become tainted. */
 void rft_hub_reset_peer(rft_hub *hub, rft_peer *peer);
 /* Offers the served version, with its seal if there is one, unless the worker has it or failed with
  * it. */
 void rft_hub_offer(rft_hub *hub, rft_peer *peer, int64_t now);
+void rft_hub_send_bye(rft_hub *hub, rft_peer *peer, refit_status code, const char *reason);
+/* Unless it was sent this one already. */
+void rft_hub_send_manifest(rft_hub *hub, rft_peer *peer);
 void rft_hub_send_seal(rft_hub *hub, rft_peer *peer);
 void rft_hub_send_commit(rft_hub *hub, rft_peer *peer, uint64_t version);
 void rft_hub_send_abort(rft_hub *hub, rft_peer *peer, uint64_t version, refit_status code,

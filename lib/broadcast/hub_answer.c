@@ -6,131 +6,19 @@
  * the protocol: it is counted, and the worker turned out; others do not notice. A message from
  * somebody who is not known (turned out, or of an earlier trainer) is answered REFUSE, not final:
  * the worker says HELLO again.
- *
- *     (unknown) ──HELLO──► greeted ──JOIN──► subscribed ──BYE, eviction──► (unknown)
- *                             ▲                  │
- *                             └──────HELLO───────┘
  */
 #include <inttypes.h>
 #include <stdio.h>
 #include <string.h>
 
-#include "base/clock.h"
 #include "base/log.h"
 #include "broadcast/hub.h"
 
-static void break_off(rft_hub *hub, rft_peer *peer, refit_status status, const char *reason)
+void rft_hub_break_off(rft_hub *hub, rft_peer *peer, refit_status status, const char *reason)
 {
     hub->counts.refused++;
     rft_log(REFIT_LOG_WARNING, "worker %s broke the protocol: %s", peer->name, reason);
     rft_hub_evict(hub, peer, status, reason);
-}
-
-/* ---- Subscribing */
-
-static uint32_t window_for(const rft_hub *hub, uint32_t asked)
-{
-    uint32_t most = hub->config->broadcast_window;
-    return asked < most ? asked : most;
-}
-
-static void send_welcome(rft_hub *hub, rft_peer *peer)
-{
-    rft_message message = {.kind = RFT_WELCOME};
-    message.as.welcome.protocol = RFT_PROTOCOL;
-    message.as.welcome.epoch = hub->epoch;
-    message.as.welcome.frame_bytes = hub->config->broadcast_frame_bytes;
-    message.as.welcome.window = peer->window;
-    message.as.welcome.heartbeat_ms = hub->config->broadcast_heartbeat_ms;
-    message.as.welcome.heartbeat_timeout_ms = hub->config->broadcast_heartbeat_timeout_ms;
-    message.as.welcome.version = hub->current.version;
-    message.as.welcome.probe = rft_view_text(hub->probe);
-    (void)rft_hub_send(hub, peer, &message);
-}
-
-static rft_peer *admit_new(rft_hub *hub, const rft_peer_id *from, const rft_message *hello)
-{
-    refit_error why;
-    rft_peer *peer = NULL;
-    if (hub->peers.count >= hub->config->limits_workers) {
-        rft_hub_refuse(hub, from, REFIT_ERR_LIMIT, false,
-                       "the trainer has as many workers as limits.workers allows");
-        return NULL;
-    }
-    if (rft_peers_add(&hub->peers, &peer, &why) != REFIT_OK) {
-        rft_hub_refuse(hub, from, REFIT_ERR_HOST_MEMORY, false, why.text);
-        return NULL;
-    }
-    rft_view_print(hello->as.hello.worker, peer->name, sizeof peer->name);
-    peer->instance = hello->as.hello.instance;
-    return peer;
-}
-
-/* Gives the place that the sender has, gets back, or is given now; NULL: it was refused. */
-static rft_peer *admit(rft_hub *hub, const rft_peer_id *from, const rft_message *hello)
-{
-    rft_peer *peer = rft_peers_find_name(&hub->peers, hello->as.hello.worker);
-    if (peer == NULL) return admit_new(hub, from, hello);
-    if (peer->instance == hello->as.hello.instance) {
-        rft_hub_reset_peer(hub, peer);
-        return peer;
-    }
-    rft_hub_send_beat(hub, peer); /* finds out whether the other can still be reached */
-    rft_hub_refuse(hub, from, REFIT_ERR_EXISTS, false,
-                   "another worker has this name: give it another, or wait until that one is gone");
-    return NULL;
-}
-
-static void answer_hello(rft_hub *hub, const rft_peer_id *from, rft_peer *known,
-                         const rft_message *hello, int64_t now)
-{
-    if (hello->as.hello.protocol != RFT_PROTOCOL) {
-        hub->counts.refused++;
-        rft_hub_refuse(hub, from, REFIT_ERR_PROTOCOL, true,
-                       "the trainer speaks another version of the protocol");
-        return;
-    }
-    bool renamed =
-        known != NULL && known != rft_peers_find_name(&hub->peers, hello->as.hello.worker);
-    if (renamed) rft_hub_lose(hub, known, REFIT_ERR_CLOSED, "its connection speaks for another");
-    rft_peer *peer = admit(hub, from, hello);
-    if (peer == NULL) return;
-    peer->id = *from;
-    peer->heard = now;
-    peer->window = window_for(hub, hello->as.hello.window);
-    bool ours = hello->as.hello.held.epoch == hub->epoch;
-    peer->held = ours ? hello->as.hello.held : (rft_held){0};
-    send_welcome(hub, peer);
-}
-
-static void answer_join(rft_hub *hub, rft_peer *peer, const rft_message *message, int64_t now)
-{
-    char reason[80];
-    if (peer->subscribed) return;
-    if (message->as.join.epoch != hub->epoch) {
-        rft_hub_refuse(hub, &peer->id, REFIT_ERR_STALE, false, "this is another trainer");
-        return;
-    }
-    if (message->as.join.shm && (hub->probe[0] == '\0' || message->as.join.proof != hub->proof)) {
-        break_off(hub, peer, REFIT_ERR_SECURITY, "it has no proof that it shares memory");
-        return;
-    }
-    peer->subscribed = true;
-    peer->shm = message->as.join.shm;
-    rft_view_print(message->as.join.reason, reason, sizeof reason);
-    rft_log(REFIT_LOG_INFO, "worker %s joins through %s%s%s", peer->name,
-            peer->shm ? "shared memory" : "the socket", reason[0] == '\0' ? "" : ": ", reason);
-    rft_hub_send_beat(hub, peer);
-    if (rft_hub_is_current(hub, &peer->held)) rft_round_applied(hub, peer);
-    rft_hub_offer(hub, peer, now);
-}
-
-static void answer_bye(rft_hub *hub, rft_peer *peer, const rft_message *message, int64_t now)
-{
-    char reason[160];
-    (void)now;
-    rft_view_print(message->as.bye.reason, reason, sizeof reason);
-    rft_hub_lose(hub, peer, REFIT_ERR_CLOSED, reason[0] == '\0' ? "it left" : reason);
 }
 
 /* ---- A version */
@@ -174,7 +62,8 @@ static void answer_resend(rft_hub *hub, rft_peer *peer, const rft_message *messa
     for (size_t i = 0; i + 4 <= wanted.count; i += 4) {
         uint32_t sequence = read_u32((const unsigned char *)wanted.data + i);
         if (sequence >= hub->store->manifest->frame_count) {
-            break_off(hub, peer, REFIT_ERR_PROTOCOL, "it asks for a frame that does not exist");
+            rft_hub_break_off(hub, peer, REFIT_ERR_PROTOCOL,
+                              "it asks for a frame that does not exist");
             return;
         }
         bool room = task->resend_count < RFT_RESEND_ROOM && is_ready(hub->store, sequence);
@@ -216,7 +105,7 @@ static void answer_staged(rft_hub *hub, rft_peer *peer, const rft_message *messa
         return;
     }
     if (round->state == RFT_ROUND_WRITING && version == round->version) {
-        break_off(hub, peer, REFIT_ERR_PROTOCOL, "it has staged what is not yet written");
+        rft_hub_break_off(hub, peer, REFIT_ERR_PROTOCOL, "it has staged what is not yet written");
         return;
     }
     if (!rft_digest128_equal(&message->as.staged.digest, &rft_store_served(hub->store)->digest)) {
@@ -238,11 +127,13 @@ static void answer_committed(rft_hub *hub, rft_peer *peer, const rft_message *me
     const rft_held held = {hub->epoch, message->as.staged.version, message->as.staged.digest};
     bool newest = held.version == hub->current.version;
     if (held.version > hub->current.version) {
-        break_off(hub, peer, REFIT_ERR_PROTOCOL, "it applied a version that is not committed");
+        rft_hub_break_off(hub, peer, REFIT_ERR_PROTOCOL,
+                          "it applied a version that is not committed");
         return;
     }
     if (newest && !rft_hub_is_current(hub, &held)) {
-        break_off(hub, peer, REFIT_ERR_CORRUPT, "it applied other bytes than were committed");
+        rft_hub_break_off(hub, peer, REFIT_ERR_CORRUPT,
+                          "it applied other bytes than were committed");
         return;
     }
     peer->held = held;
@@ -315,15 +206,11 @@ typedef void (*answer_fn)(rft_hub *hub, rft_peer *peer, const rft_message *messa
 
 /* Only from a subscribed worker, except for JOIN, BEAT and BYE. NULL: a worker never says it. */
 static const answer_fn answers[RFT_MESSAGE_KINDS] = {
-    [RFT_JOIN] = answer_join,
-    [RFT_PULL] = answer_pull,
-    [RFT_RESEND] = answer_resend,
-    [RFT_STAGED] = answer_staged,
-    [RFT_COMMITTED] = answer_committed,
-    [RFT_RELEASED] = answer_released,
-    [RFT_FAILED] = answer_failed,
-    [RFT_BEAT] = answer_beat,
-    [RFT_BYE] = answer_bye,
+    [RFT_JOIN] = rft_hub_answer_join,   [RFT_PULL] = answer_pull,
+    [RFT_RESEND] = answer_resend,       [RFT_STAGED] = answer_staged,
+    [RFT_COMMITTED] = answer_committed, [RFT_RELEASED] = answer_released,
+    [RFT_FAILED] = answer_failed,       [RFT_BEAT] = answer_beat,
+    [RFT_BYE] = rft_hub_answer_bye,
 };
 
 static void answer_stranger(rft_hub *hub, const rft_peer_id *from, const rft_message *message)
@@ -340,7 +227,7 @@ static void answer_peer(rft_hub *hub, rft_peer *peer, const rft_message *message
     if (answers[kind] == NULL) {
         char reason[80];
         snprintf(reason, sizeof reason, "a worker never says %s", rft_message_kind_name(kind));
-        break_off(hub, peer, REFIT_ERR_PROTOCOL, reason);
+        rft_hub_break_off(hub, peer, REFIT_ERR_PROTOCOL, reason);
         return;
     }
     bool early = kind != RFT_JOIN && kind != RFT_BEAT && kind != RFT_BYE;
@@ -352,7 +239,7 @@ void rft_hub_message(rft_hub *hub, const rft_peer_id *from, const rft_message *m
 {
     rft_peer *peer = rft_peers_find(&hub->peers, from);
     if (message->kind == RFT_HELLO) {
-        answer_hello(hub, from, peer, message, now);
+        rft_hub_answer_hello(hub, from, peer, message, now);
     } else if (peer == NULL) {
         answer_stranger(hub, from, message);
     } else {
@@ -365,7 +252,7 @@ void rft_hub_garbage(rft_hub *hub, const rft_peer_id *from, const refit_error *w
 {
     rft_peer *peer = rft_peers_find(&hub->peers, from);
     if (peer != NULL) {
-        break_off(hub, peer, REFIT_ERR_PROTOCOL, why->text);
+        rft_hub_break_off(hub, peer, REFIT_ERR_PROTOCOL, why->text);
         rft_round_evaluate(hub, now);
         return;
     }

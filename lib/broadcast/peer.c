@@ -83,9 +83,27 @@ static void list_remove(rft_peer **list, uint32_t *count, const rft_peer *peer)
     --*count;
 }
 
+static void forget_one(rft_peers *peers, rft_peer *lost)
+{
+    list_remove(peers->lost, &peers->lost_count, lost);
+    rft_free(lost);
+}
+
+/* A worker that comes and goes all the time while no version begins is remembered once. */
+static void forget_namesake(rft_peers *peers, const char *name)
+{
+    for (uint32_t i = 0; i < peers->lost_count; i++) {
+        if (strcmp(peers->lost[i]->name, name) != 0) continue;
+        forget_one(peers, peers->lost[i]);
+        return;
+    }
+    if (peers->lost_count >= RFT_LOST_MOST) forget_one(peers, peers->lost[0]);
+}
+
 void rft_peers_lose(rft_peers *peers, rft_peer *peer)
 {
     list_remove(peers->live, &peers->count, peer);
+    forget_namesake(peers, peer->name);
     peer->subscribed = false;
     peers->lost[peers->lost_count++] = peer;
 }

@@ -12,6 +12,7 @@
 #include "wire/message.h"
 
 #define RFT_RESEND_ROOM 64u
+#define RFT_LOST_MOST   1024u /* of the lost, how many are remembered */
 
 /*
  * How far a worker is with the version it was last offered:
@@ -81,7 +82,7 @@ uint32_t rft_peers_count_subscribed(const rft_peers *peers);
 
 /* A new one, zeroed; also makes room among the lost for it, so that losing it cannot fail. */
 refit_status rft_peers_add(rft_peers *peers, rft_peer **out, refit_error *error);
-/* From the living to the lost. */
+/* From the living to the lost, in the place of an earlier one by that name. */
 void rft_peers_lose(rft_peers *peers, rft_peer *peer);
 /* Frees a living one that nobody will ask about. */
 void rft_peers_drop(rft_peers *peers, rft_peer *peer);

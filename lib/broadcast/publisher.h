@@ -34,6 +34,9 @@ struct refit_publisher {
     rft_attic attic;    /* the caller's */
 };
 
+/* Waits until the service thread uses neither store nor frames. Called with the lock held. */
+void rft_publisher_await_sending(refit_publisher *publisher);
+
 /* The service thread: sends, receives, beats, until `stopping`. `user` is the publisher. */
 void *rft_publisher_serve(void *user);
 

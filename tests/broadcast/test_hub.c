@@ -227,6 +227,24 @@ static void workers_take_turns(void **state)
     hub_bench_close(&bench);
 }
 
+static void worker_that_comes_and_goes_is_remembered_once(void **state)
+{
+    (void)state;
+    hub_bench bench;
+    rft_message bye = {.kind = RFT_BYE};
+    hub_bench_open(&bench, 2, false);
+    for (int i = 0; i < 50; i++) {
+        hub_bench_join(&bench, 1, false);
+        hub_bench_say(&bench, 1, &bye);
+        hub_bench_forget(&bench);
+    }
+    assert_int_equal(bench.hub.peers.count, 0);
+    assert_int_equal(bench.hub.peers.lost_count, 1);
+    hub_bench_begin(&bench, 1);
+    assert_int_equal(bench.hub.peers.lost_count, 0);
+    hub_bench_close(&bench);
+}
+
 static void set_written(hub_bench *bench)
 {
     hub_bench_open(bench, 2, false);
@@ -285,6 +303,7 @@ int main(void)
         cmocka_unit_test(beats_come_in_time_and_only_to_the_subscribed),
         cmocka_unit_test(credits_bound_what_is_in_flight),
         cmocka_unit_test(workers_take_turns),
+        cmocka_unit_test(worker_that_comes_and_goes_is_remembered_once),
         cmocka_unit_test(failed_allocation_costs_at_most_its_worker),
     };
     return cmocka_run_group_tests_name("hub", tests, NULL, NULL);

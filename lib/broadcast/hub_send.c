@@ -1,0 +1,98 @@
+/*
+ * What a publisher tells its workers, message by message. A message goes into the outbox; who it is
+ * for finds out later. Where there is no memory for one, the worker would wait for it in vain: it
+ * is marked, and turned out by the next tick.
+ */
+#include <string.h>
+
+#include "base/log.h"
+#include "broadcast/hub.h"
+
+/* A worker that a message is lost to would wait for it: it is turned out by the next tick. */
+bool rft_hub_send(rft_hub *hub, rft_peer *peer, const rft_message *message)
+{
+    refit_error why;
+    if (rft_outbox_put(&hub->outbox, &peer->id, message, &hub->limits, &why) == REFIT_OK) {
+        return true;
+    }
+    rft_log(REFIT_LOG_ERROR, "worker %s cannot be told %s: %s", peer->name,
+            rft_message_kind_name(message->kind), why.text);
+    peer->missed = true;
+    return false;
+}
+
+void rft_hub_refuse(rft_hub *hub, const rft_peer_id *to, refit_status code, bool final,
+                    const char *reason)
+{
+    rft_message message = {.kind = RFT_REFUSE};
+    message.as.refuse.code = (uint32_t)code;
+    message.as.refuse.final = final;
+    message.as.refuse.reason = rft_view_text(reason);
+    (void)rft_outbox_put(&hub->outbox, to, &message, &hub->limits, NULL);
+}
+
+void rft_hub_send_bye(rft_hub *hub, rft_peer *peer, refit_status code, const char *reason)
+{
+    rft_message message = {.kind = RFT_BYE};
+    message.as.bye.code = (uint32_t)code;
+    message.as.bye.reason = rft_view_text(reason);
+    (void)rft_outbox_put(&hub->outbox, &peer->id, &message, &hub->limits, NULL);
+}
+
+void rft_hub_send_beat(rft_hub *hub, rft_peer *peer)
+{
+    rft_message message = {.kind = RFT_BEAT};
+    message.as.beat.held = hub->current;
+    (void)rft_hub_send(hub, peer, &message);
+}
+
+void rft_hub_send_manifest(rft_hub *hub, rft_peer *peer)
+{
+    const rft_manifest *manifest = hub->store->manifest;
+    if (peer->has_manifest && rft_digest128_equal(&peer->manifest, &manifest->digest)) return;
+    rft_message message = {.kind = RFT_MANIFEST};
+    message.as.manifest.epoch = hub->epoch;
+    message.as.manifest.digest = manifest->digest;
+    message.as.manifest.tensors = (rft_view){manifest->encoded.data, manifest->encoded.count};
+    peer->has_manifest = rft_hub_send(hub, peer, &message);
+    peer->manifest = manifest->digest;
+}
+
+void rft_hub_send_seal(rft_hub *hub, rft_peer *peer)
+{
+    const rft_edition *edition = rft_store_served(hub->store);
+    rft_message message = {.kind = RFT_SEAL};
+    rft_bytes_reset(&hub->scratch);
+    for (uint32_t i = 0; i < hub->store->manifest->originals; i++) {
+        unsigned char sum[8];
+        for (int byte = 0; byte < 8; byte++) {
+            sum[byte] = (unsigned char)(edition->sums[i] >> (8 * byte));
+        }
+        if (rft_bytes_append(&hub->scratch, sum, sizeof sum, NULL) != REFIT_OK) {
+            peer->missed = true;
+            return;
+        }
+    }
+    message.as.seal.version = edition->version;
+    message.as.seal.digest = edition->digest;
+    message.as.seal.tensors = (rft_view){hub->scratch.data, hub->scratch.count};
+    (void)rft_hub_send(hub, peer, &message);
+}
+
+void rft_hub_send_commit(rft_hub *hub, rft_peer *peer, uint64_t version)
+{
+    rft_message message = {.kind = RFT_COMMIT};
+    message.as.commit.version = version;
+    (void)rft_hub_send(hub, peer, &message);
+}
+
+void rft_hub_send_abort(rft_hub *hub, rft_peer *peer, uint64_t version, refit_status code,
+                        const char *reason)
+{
+    rft_message message = {.kind = RFT_ABORT};
+    message.as.failed.version = version;
+    message.as.failed.code = (uint32_t)code;
+    message.as.failed.kept = true;
+    message.as.failed.reason = rft_view_text(reason);
+    (void)rft_hub_send(hub, peer, &message);
+}

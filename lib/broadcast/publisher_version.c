@@ -1,0 +1,198 @@
+/*
+ * One version through the door: begin, write, commit, abort.
+ *
+ * The bytes of a slot change only when no frame of it is being made (`sending`), none is in flight
+ * (its loan's pending), and nobody may be reading it; where that cannot be had in time, the slot
+ * gets fresh memory instead. What may wait, and how long: begin for readers, until the staging
+ * timeout; commit for its two phases, whose deadlines the service thread keeps.
+ */
+#include <inttypes.h>
+
+#include "base/clock.h"
+#include "base/log.h"
+#include "broadcast/publisher.h"
+#include "broadcast/waker.h"
+#include "device/device.h"
+
+#define WAIT_STEP_MS 1000 /* waits look again at least so often */
+
+void rft_publisher_await_sending(refit_publisher *publisher)
+{
+    while (publisher->sending) {
+        (void)rft_cond_wait(&publisher->changed, &publisher->lock, rft_deadline(WAIT_STEP_MS));
+    }
+}
+
+/* ---- Beginning */
+
+/* Waits until nobody reads the slot that comes next, and turns out who does not let go. Called with
+ * the lock held. */
+static void await_readers(refit_publisher *publisher, int64_t deadline)
+{
+    bool blocked = rft_round_is_blocked(&publisher->hub);
+    while (blocked && rft_ms_until(deadline) > 0) {
+        (void)rft_cond_wait(&publisher->changed, &publisher->lock, deadline);
+        blocked = rft_round_is_blocked(&publisher->hub);
+    }
+    if (blocked) rft_round_evict_readers(&publisher->hub, rft_now());
+    rft_publisher_await_sending(publisher);
+}
+
+/* Makes a slot's memory safe to write: as it is, or fresh. */
+static refit_status slot_clear(refit_publisher *publisher, uint32_t slot, refit_error *error)
+{
+    rft_slot *place = &publisher->store->slots[slot];
+    int64_t deadline = rft_deadline(publisher->config.broadcast_linger_ms);
+    rft_attic_sweep(&publisher->attic);
+    if (!place->tainted && rft_pending_wait(&place->loan->pending, deadline)) return REFIT_OK;
+    rft_log(REFIT_LOG_INFO, "a slot of the store is replaced: somebody may still read it");
+    return rft_store_renew(publisher->store, slot, error);
+}
+
+refit_status refit_publisher_begin(refit_publisher *publisher, uint64_t version, refit_error *error)
+{
+    RFT_REFUSE_IF(publisher == NULL, error, REFIT_ERR_INVALID, "begin needs a publisher");
+    rft_hub *hub = &publisher->hub;
+    int64_t deadline = rft_deadline(publisher->config.broadcast_stage_timeout_ms);
+    rft_lock(&publisher->lock);
+    refit_status status = rft_round_prepare(hub, &version, error);
+    if (status == REFIT_OK) await_readers(publisher, deadline);
+    rft_unlock(&publisher->lock);
+    if (status != REFIT_OK) return status;
+
+    status = slot_clear(publisher, rft_store_target(publisher->store), error);
+    rft_lock(&publisher->lock);
+    if (status == REFIT_OK) {
+        rft_store_begin(publisher->store, version);
+        rft_round_begin(hub, rft_now());
+        publisher->write_seconds = 0;
+    } else {
+        rft_round_give_up(hub, rft_now());
+    }
+    rft_unlock(&publisher->lock);
+    rft_waker_set(publisher->waker);
+    return status;
+}
+
+/* ---- Writing */
+
+static void frame_ready(void *user, uint32_t frame)
+{
+    refit_publisher *publisher = user;
+    rft_lock(&publisher->lock);
+    rft_store_add_ready(publisher->store, frame);
+    bool wanted = rft_hub_wants_frames(&publisher->hub);
+    rft_unlock(&publisher->lock);
+    if (wanted) rft_waker_set(publisher->waker);
+}
+
+/* Waits until what the caller has put on the stream is done. */
+static refit_status await_stream(const refit_publisher *publisher, refit_device *device,
+                                 refit_stream_ref after, refit_error *error)
+{
+    rft_event *event = NULL;
+    if (after.native == NULL) return REFIT_OK;
+    RFT_REFUSE_IF(device == NULL, error, REFIT_ERR_INVALID, "a stream needs its device");
+    RFT_TRY(rft_device_event_open(device, &event, error));
+    refit_status status = rft_device_event_record(device, event, after, error);
+    if (status == REFIT_OK) {
+        status = rft_device_event_wait(device, event, publisher->config.broadcast_stage_timeout_ms,
+                                       error);
+    }
+    rft_device_event_close(device, event);
+    return status;
+}
+
+static refit_status check_writing(refit_publisher *publisher, const char *verb, refit_error *error)
+{
+    rft_lock(&publisher->lock);
+    bool writing = publisher->hub.round.state == RFT_ROUND_WRITING;
+    rft_unlock(&publisher->lock);
+    RFT_REFUSE_IF(!writing, error, REFIT_ERR_STATE,
+                  "there is no version to %s: call refit_publisher_begin first", verb);
+    return REFIT_OK;
+}
+
+refit_status refit_publisher_write(refit_publisher *publisher, uint32_t tensor, const void *memory,
+                                   uint64_t bytes, refit_device *device, refit_stream_ref after,
+                                   refit_error *error)
+{
+    RFT_REFUSE_IF(publisher == NULL || (memory == NULL && bytes > 0), error, REFIT_ERR_INVALID,
+                  "write needs a publisher and the tensor's memory");
+    RFT_REFUSE_IF(
+        device != NULL && !rft_device_get_caps(device).host_addressable, error,
+        REFIT_ERR_UNSUPPORTED,
+        "the host cannot address this device's memory: copy the tensor to the host first");
+    RFT_TRY(check_writing(publisher, "write to", error));
+    int64_t began = rft_now();
+    RFT_TRY(await_stream(publisher, device, after, error));
+    refit_status status =
+        rft_store_write(publisher->store, tensor, memory, bytes, frame_ready, publisher, error);
+    rft_lock(&publisher->lock);
+    publisher->write_seconds += rft_seconds(rft_now() - began);
+    rft_unlock(&publisher->lock);
+    return status;
+}
+
+/* ---- Ending */
+
+/* The version is aborted and everybody told so. Frames of it that are still in flight are of no
+ * interest to anybody, but their bytes are not to change: the slot gets fresh memory. If there is
+ * none the old bytes are put back all the same: workers drop frames of an aborted version. */
+static void roll_back(refit_publisher *publisher)
+{
+    rft_store *store = publisher->store;
+    rft_waker_set(publisher->waker);
+    rft_lock(&publisher->lock);
+    rft_publisher_await_sending(publisher);
+    rft_unlock(&publisher->lock);
+    if (store->writing_slot == store->committed_slot) {
+        (void)slot_clear(publisher, store->writing_slot, NULL);
+    }
+    rft_store_undo(store);
+    rft_lock(&publisher->lock);
+    rft_store_rollback(store);
+    rft_round_settle(&publisher->hub, rft_now());
+    rft_unlock(&publisher->lock);
+    rft_waker_set(publisher->waker);
+}
+
+/* Both deadlines are kept by the service thread. Called with the lock held. */
+static void await_outcome(refit_publisher *publisher)
+{
+    const rft_round *round = &publisher->hub.round;
+    while (round->state == RFT_ROUND_STAGING || round->state == RFT_ROUND_COMMITTING) {
+        (void)rft_cond_wait(&publisher->changed, &publisher->lock, rft_deadline(WAIT_STEP_MS));
+    }
+}
+
+refit_status refit_publisher_commit(refit_publisher *publisher, refit_error *error)
+{
+    RFT_REFUSE_IF(publisher == NULL, error, REFIT_ERR_INVALID, "commit needs a publisher");
+    RFT_TRY(check_writing(publisher, "commit", error));
+    rft_lock(&publisher->lock);
+    refit_status status = rft_store_seal(publisher->store, error);
+    if (status == REFIT_OK) {
+        rft_round_seal(&publisher->hub, rft_now());
+        rft_waker_set(publisher->waker);
+        await_outcome(publisher);
+    }
+    refit_error result = publisher->hub.round.result;
+    bool aborted = publisher->hub.round.state == RFT_ROUND_ABORTED;
+    rft_unlock(&publisher->lock);
+    if (status != REFIT_OK) return status;
+    if (aborted) roll_back(publisher);
+    if (result.status == REFIT_OK) return REFIT_OK;
+    return rft_fail(error, (refit_status)result.status, "%s", result.text);
+}
+
+refit_status refit_publisher_abort(refit_publisher *publisher, refit_error *error)
+{
+    RFT_REFUSE_IF(publisher == NULL, error, REFIT_ERR_INVALID, "abort needs a publisher");
+    RFT_TRY(check_writing(publisher, "abort", error));
+    rft_lock(&publisher->lock);
+    rft_round_abort(&publisher->hub, REFIT_ERR_CANCELLED, "the trainer dropped it");
+    rft_unlock(&publisher->lock);
+    roll_back(publisher);
+    return REFIT_OK;
+}
