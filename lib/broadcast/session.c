@@ -23,6 +23,9 @@
  *   STAGED      It is complete and verified; nothing of it is visible. Every beat repeats it.
  *   APPLYING    It is committed and the user has it, or may take it; the user decides.
  *
+ * A user who refuses a version and has nothing left goes from APPLYING to CONNECTING, for that is
+ * how a worker comes to be offered the current version once more.
+ *
  * A committed version that the user has not taken is withdrawn when the connection is lost: who
  * comes back is offered the current version anyway. One that the user has taken stays his to decide
  * on in any state (`applying`); accepting it makes it what is held, and the next HELLO or BEAT says
@@ -161,6 +164,7 @@ void rft_session_disconnect(rft_session *session, uint32_t pause_ms, int64_t now
     rft_staging_trim_mapped(&session->staging);
     session->report.state = RFT_SESSION_CONNECTING;
     session->report.path = REFIT_PATH_NONE;
+    session->rejoins = false;
     session->heartbeat_ms = session->config->broadcast_heartbeat_ms;
     session->next_beat = rft_after_ms(now, pause_ms);
 }
@@ -277,7 +281,12 @@ static void tick_joined(rft_session *session, int64_t now)
         (void)rft_fail(&why, REFIT_ERR_TIMEOUT, "not all of the version was here by its deadline");
         rft_session_give_up(session, session->intake.version, &why, now);
     }
-    if (now >= session->next_beat) rft_session_send_beat(session, now);
+    if (now < session->next_beat) return;
+    if (session->rejoins) {
+        rft_session_disconnect(session, 0, now);
+    } else {
+        rft_session_send_beat(session, now);
+    }
 }
 
 void rft_session_tick(rft_session *session, int64_t now)
@@ -353,6 +362,8 @@ void rft_session_refuse(rft_session *session, refit_status code, bool kept, cons
     message.as.failed.kept = kept;
     message.as.failed.reason = rft_view_text(reason);
     settle_decision(session, &message, now);
+    session->rejoins = !kept && rft_session_is_joined(session);
+    if (session->rejoins) session->next_beat = rft_after_ms(now, session->heartbeat_ms);
 }
 
 void rft_session_release(rft_session *session, int64_t now)

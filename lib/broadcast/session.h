@@ -77,6 +77,7 @@ typedef struct rft_session {
     char no_shm[160];             /* why there is no proof */
     rft_catalog *catalog;         /* of the last MANIFEST; NULL: none, or it was refused */
     refit_error manifest_failure; /* why it was refused; the next OFFER is answered with it */
+    bool rejoins;                 /* HELLO is said instead of the next beat */
     int64_t next_beat;            /* or the next HELLO */
     int64_t heard;                /* when the publisher last said something */
 } rft_session;

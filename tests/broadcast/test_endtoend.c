@@ -388,6 +388,8 @@ static void a_worker_that_refuses_is_named_and_comes_back(void **state)
         assert_int_equal(info.committed, 0);
         assert_int_equal(info.version, habits[trial / 2] == CREW_REFUSE_KEPT ? 1 : 0);
         crew_set_habit(stubborn, CREW_ACCEPT);
+        if (info.version == 0) assert_int_equal(crew_wait(stubborn, 2, 2), digest);
+        wait_workers(&play, 2);
         digest = publish(&play, 3);
         assert_int_equal(crew_wait(stubborn, 3, 1), digest);
         end_play(&play);

@@ -196,9 +196,8 @@ static void an_update_closed_undecided_holds_nothing(void **state)
     raw_hear(&pair.raw, RFT_FAILED);
     assert_false(pair.raw.heard.as.failed.kept);
     assert_int_equal(pair.raw.heard.as.failed.version, 2);
-    raw_hear(&pair.raw, RFT_RELEASED);
-    raw_hear(&pair.raw, RFT_BEAT);
-    assert_int_equal(pair.raw.heard.as.beat.held.version, 0);
+    raw_hear(&pair.raw, RFT_HELLO); /* to be offered the current version again */
+    assert_int_equal(pair.raw.heard.as.hello.held.version, 0);
     pair_close(&pair);
 }
 

@@ -218,14 +218,18 @@ REFIT_API REFIT_MUST_CHECK refit_status refit_subscriber_open(const char *endpoi
                                                               refit_subscriber **out,
                                                               refit_error *error);
 
-/* Leaves in good order; NULL is allowed. Open updates end with it. Since 0.1. */
+/* Leaves in good order; NULL is allowed. An open update ends with it (and is refused, if it was
+ * undecided): it must not be closed afterwards. Blocks at most for the message that is being
+ * handled; what is still to be sent has broadcast.linger_ms. Since 0.1. */
 REFIT_API void refit_subscriber_close(refit_subscriber *subscriber);
 
 /*
  * Waits for the next committed version and gives it as an update that the caller closes. One update
  * is open at a time (REFIT_ERR_STATE otherwise). REFIT_ERR_TIMEOUT: nothing new yet; the sentence
  * says whether there is a trainer. REFIT_ERR_SECURITY, REFIT_ERR_PROTOCOL: the trainer refused this
- * worker for good. REFIT_ERR_CANCELLED after refit_subscriber_wake. Since 0.1.
+ * worker for good. REFIT_ERR_SYSTEM: broadcast.shm is require and its memory cannot be shared.
+ * REFIT_ERR_CANCELLED after refit_subscriber_wake. A version that was not taken before the trainer
+ * was lost is withdrawn: whoever comes back brings the current one. Since 0.1.
  */
 REFIT_API REFIT_MUST_CHECK refit_status refit_subscriber_next(refit_subscriber *subscriber,
                                                               uint32_t timeout_ms,
@@ -280,17 +284,22 @@ REFIT_API REFIT_MUST_CHECK refit_status refit_update_find(const refit_update *up
                                                           const char *name, uint32_t *index,
                                                           refit_error *error);
 
-/* Tells the trainer that the engine runs on this version from now on. The views stay until close; a
- * trainer with one slot waits for that. REFIT_ERR_STATE if it was accepted or refused before. Since
- * 0.1. */
+/*
+ * Tells the trainer that the engine runs on this version from now on. The views stay until close; a
+ * trainer with one slot waits for that. REFIT_OK also if the trainer was lost meanwhile: the engine
+ * does run on the version, and the next trainer is told so. REFIT_ERR_STALE: the trainer had turned
+ * this worker out and wrote over the bytes; what was read may be torn, and the update counts as
+ * refused with nothing kept. REFIT_ERR_STATE if it was accepted or refused before. Since 0.1.
+ */
 REFIT_API REFIT_MUST_CHECK refit_status refit_update_accept(refit_update *update,
                                                             refit_error *error);
 
 /*
  * Tells the trainer that it could not be applied, and why (NULL for no words; cut to 160 bytes).
  * `kept` is 1 if the engine still runs on the version before, 0 if it holds nothing that may serve.
- * The trainer names this worker in its report and offers it the current version in full.
- * REFIT_ERR_STATE as above. Since 0.1.
+ * The trainer names this worker in its report. With `kept` 0 the worker joins anew and is offered
+ * the current version in full; with 1 it is offered the next one. REFIT_ERR_STATE as above. Since
+ * 0.1.
  */
 REFIT_API REFIT_MUST_CHECK refit_status refit_update_refuse(refit_update *update,
                                                             const char *reason, int kept,
