@@ -250,7 +250,9 @@ static void forked_child_gets_a_context_of_its_own(void **state)
     if (child == 0) {
         refit_config config = quick_config();
         rft_channel *own = NULL;
-        _exit(rft_channel_bind("inproc://forked", &config, &own, NULL) == REFIT_OK ? 0 : 1);
+        refit_status status = rft_channel_bind("inproc://forked", &config, &own, NULL);
+        rft_channel_close(own);
+        _exit(status == REFIT_OK ? 0 : 1);
     }
     int code;
     assert_int_equal(waitpid(child, &code, 0), child);
