@@ -152,6 +152,9 @@ void rft_hub_reset_peer(rft_hub *hub, rft_peer *peer)
     peer->failed_version = 0;
     peer->has_manifest = false;
     peer->subscribed = false;
+    /* What it had staged no longer counts: it must stage once more, in what time is left. */
+    bool counts = hub->round.state == RFT_ROUND_STAGING && peer->member;
+    if (counts && peer->status == REFIT_OK) peer->due = hub->round.deadline;
 }
 
 void rft_hub_lose(rft_hub *hub, rft_peer *peer, refit_status status, const char *reason)

@@ -163,7 +163,8 @@ static void answer_failed(rft_hub *hub, rft_peer *peer, const rft_message *messa
     bool current = is_task(peer, version);
     if (!message->as.failed.kept) peer->held = (rft_held){0};
     if (!current && version != 0) return;
-    if (current && code == REFIT_ERR_STALE && peer->task.base != 0) {
+    bool fetching = current && peer->task.stage == RFT_STAGE_OFFERED;
+    if (fetching && code == REFIT_ERR_STALE && peer->task.base != 0) {
         offer_whole(hub, peer, now);
         return;
     }

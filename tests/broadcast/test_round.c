@@ -220,6 +220,51 @@ static void deadline_evicts_whoever_is_late(void **state)
     hub_bench_close(&bench);
 }
 
+/* Its STAGED was the last answer that was waited for, and is worth nothing any more. */
+static void worker_that_starts_over_has_the_time_that_is_left(void **state)
+{
+    (void)state;
+    for (int joins = 0; joins < 2; joins++) {
+        hub_bench bench;
+        stop_in(&bench, RFT_ROUND_STAGING);
+        bench.config.broadcast_heartbeat_timeout_ms = UINT32_MAX;
+        hub_bench_stage(&bench, 1);
+        if (joins) hub_bench_join(&bench, 1, false);
+        if (!joins) hub_bench_hello(&bench, 1);
+        hub_bench_stage(&bench, 2);
+        hub_bench_tick(&bench, bench.config.broadcast_stage_timeout_ms - 1);
+        assert_int_equal(bench.hub.round.state, RFT_ROUND_STAGING);
+        hub_bench_tick(&bench, 1);
+        assert_int_equal(bench.hub.round.state, RFT_ROUND_ABORTED);
+        assert_null(hub_bench_peer(&bench, 1));
+        assert_non_null(hub_bench_peer(&bench, 2));
+        hub_bench_settle(&bench);
+        assert_true(rft_hub_tick_at(&bench.hub) > bench.now);
+        hub_bench_close(&bench);
+    }
+}
+
+static void staged_worker_that_fails_after_all_is_not_asked_again(void **state)
+{
+    (void)state;
+    hub_bench bench;
+    open_with(&bench, 2, 2, false);
+    hub_bench_offer(&bench, 1);
+    for (unsigned worker = 1; worker <= 2; worker++) {
+        hub_bench_stage(&bench, worker);
+    }
+    for (unsigned worker = 1; worker <= 2; worker++) {
+        hub_bench_apply(&bench, worker);
+    }
+    hub_bench_offer(&bench, 2);
+    hub_bench_stage(&bench, 1);
+    rft_message failed = hub_failed(2, REFIT_ERR_STALE, true);
+    hub_bench_say(&bench, 1, &failed);
+    assert_int_equal(bench.hub.round.state, RFT_ROUND_ABORTED);
+    hub_bench_settle(&bench);
+    hub_bench_close(&bench);
+}
+
 static void commit_stands_whatever_happens_after_it(void **state)
 {
     (void)state;
@@ -407,6 +452,8 @@ int main(void)
         cmocka_unit_test(lost_member_aborts_when_all_is_written),
         cmocka_unit_test(lost_member_is_forgiven_by_a_quorum),
         cmocka_unit_test(deadline_evicts_whoever_is_late),
+        cmocka_unit_test(worker_that_starts_over_has_the_time_that_is_left),
+        cmocka_unit_test(staged_worker_that_fails_after_all_is_not_asked_again),
         cmocka_unit_test(commit_stands_whatever_happens_after_it),
         cmocka_unit_test(worker_that_never_applies_is_evicted),
         cmocka_unit_test(straggler_has_until_the_commit_deadline),
