@@ -71,6 +71,7 @@ known_packages() {
         done
         printf '%s ' "$name"
     done
+    echo # without the end of a line, read fails
 }
 
 # install_missing PROBE PACKAGE…: installs what is missing, or says why it cannot and returns 1.
