@@ -152,8 +152,8 @@ static void configure(whole *on, whole_path path, const char *const *settings)
     on->config.broadcast_frame_bytes = SAMPLE_FRAME_BYTES;
     on->config.broadcast_heartbeat_ms = 20;
     on->config.broadcast_heartbeat_timeout_ms = 1000;
-    on->config.broadcast_stage_timeout_ms = 1500;
-    on->config.broadcast_commit_timeout_ms = 1500;
+    on->config.broadcast_stage_timeout_ms = 1000;
+    on->config.broadcast_commit_timeout_ms = 1000;
     on->config.broadcast_shm = path == WHOLE_SHM ? REFIT_SHM_AUTO : REFIT_SHM_OFF;
     const char *const *all[] = {own, settings};
     for (int i = 0; i < 2; i++) {
@@ -181,6 +181,20 @@ bool whole_order_met(const whole *on)
     return faulty_device_calls(on->device, on->order->slot) >= on->order->nth;
 }
 
+/* Until it is subscribed, or has given up. */
+static refit_status await_worker(whole *on)
+{
+    int64_t deadline = rft_deadline(PATIENCE_MS);
+    refit_status status = REFIT_ERR_TIMEOUT;
+    while (status == REFIT_ERR_TIMEOUT && rft_ms_until(deadline) > 0) {
+        status = refit_publisher_wait_workers(on->publisher, 1, 200, &on->error);
+        if (status == REFIT_OK) return REFIT_OK;
+        refit_status end = crew_end(&on->worker);
+        RFT_REFUSE_IF(end != REFIT_OK, &on->error, end, "the worker has given up");
+    }
+    return status;
+}
+
 static refit_status open_all(whole *on, const char *endpoint)
 {
     const refit_tensor *tensors = sample_tensors();
@@ -196,7 +210,7 @@ static refit_status open_all(whole *on, const char *endpoint)
                                   &on->error));
     RFT_TRY(crew_open(&on->worker, refit_publisher_endpoint(on->publisher), &on->config,
                       CREW_ACCEPT, &on->error));
-    return refit_publisher_wait_workers(on->publisher, 1, PATIENCE_MS, &on->error);
+    return await_worker(on);
 }
 
 refit_status whole_open_ordered(whole *on, whole_path path, const char *const *settings,

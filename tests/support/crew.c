@@ -171,6 +171,14 @@ uint64_t crew_wait(crew_member *member, uint64_t version, uint32_t times)
     return digest;
 }
 
+refit_status crew_end(crew_member *member)
+{
+    rft_lock(&member->lock);
+    refit_status end = member->end;
+    rft_unlock(&member->lock);
+    return end;
+}
+
 uint32_t crew_count(crew_member *member, uint64_t version)
 {
     uint64_t digest;

@@ -50,6 +50,8 @@ void crew_let_go(crew_member *member);
 
 /* Waits until it has seen `version` in this many updates; the digest of the last. */
 uint64_t crew_wait(crew_member *member, uint64_t version, uint32_t times);
+/* Why it stopped by itself; REFIT_OK while it goes on. */
+refit_status crew_end(crew_member *member);
 uint32_t crew_count(crew_member *member, uint64_t version);
 
 /* What crew_wait gives for these tensors. */

@@ -369,16 +369,21 @@ static const rft_device_ops faulty_ops = {
 refit_status faulty_device_open(const char *spec, refit_device **out, refit_error *error)
 {
     faulty_device *faulty = calloc(1, sizeof *faulty);
+    refit_status status;
     assert_non_null(faulty);
-    assert_int_equal(rft_mutex_open(&faulty->lock, NULL), REFIT_OK);
-    assert_int_equal(rft_cond_open(&faulty->go, NULL), REFIT_OK);
-    refit_status status = refit_device_open(spec, NULL, &faulty->inner, error);
-    if (status != REFIT_OK) {
-        free_faulty(faulty);
-        return status;
-    }
+    RFT_TRY_GOTO(rft_mutex_open(&faulty->lock, error), undo_memory);
+    RFT_TRY_GOTO(rft_cond_open(&faulty->go, error), undo_lock);
+    RFT_TRY_GOTO(refit_device_open(spec, NULL, &faulty->inner, error), undo_cond);
     status = rft_device_make(&faulty_ops, faulty, out, error);
     if (status != REFIT_OK) faulty_close(faulty);
+    return status;
+
+undo_cond:
+    rft_cond_close(&faulty->go);
+undo_lock:
+    rft_mutex_close(&faulty->lock);
+undo_memory:
+    free(faulty);
     return status;
 }
 

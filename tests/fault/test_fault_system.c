@@ -1,0 +1,90 @@
+/* Whatever the operating system refuses in a whole refit, and whenever (memory, descriptors,
+ * threads, shared memory, locking): it is told or made good, and the next refit succeeds. */
+#include "tests/fault/ledger.h"
+#include "tests/fault/whole.h"
+
+#include <string.h>
+
+#define MOST 1000u /* more calls than a cycle can have */
+
+static void check_status(refit_status status)
+{
+    switch (status) {
+    case REFIT_OK:
+    case REFIT_ERR_HOST_MEMORY:
+    case REFIT_ERR_DEVICE_MEMORY:
+    case REFIT_ERR_DEVICE:
+    case REFIT_ERR_PIN:
+    case REFIT_ERR_SYSTEM:
+    case REFIT_ERR_CALLBACK:
+    case REFIT_ERR_PEER:
+    case REFIT_ERR_TIMEOUT: return;
+    default: fail_msg("%s was told as %s", ledger_refused(), refit_status_name(status));
+    }
+}
+
+/* True if there was an n-th call. */
+static bool refuse_one(whole_path path, const char *const *settings, uint64_t nth)
+{
+    whole on;
+    ledger_open();
+    ledger_refuse(nth);
+    refit_status status = whole_open(&on, path, settings);
+    bool opened = status == REFIT_OK;
+    if (opened) status = whole_cycle(&on);
+    check_status(status);
+    bool met = ledger_stop();
+    if (!opened) assert_ok(whole_open(&on, path, settings));
+    whole_prove(&on);
+    whole_close(&on);
+    ledger_check();
+    return met;
+}
+
+static void refuse_each(whole_path path, const char *const *settings)
+{
+    uint64_t nth = 0;
+    do {
+        whole_say("system calls", ++nth);
+    } while (refuse_one(path, settings, nth) && nth < MOST);
+    whole_say(NULL, 0);
+    assert_in_range(nth, 10, MOST - 1);
+}
+
+static void a_refusal_costs_at_most_one_refit_through_frames(void **state)
+{
+    (void)state;
+    refuse_each(WHOLE_FRAMES, NULL);
+}
+
+static void a_refusal_costs_at_most_one_refit_through_shared_memory(void **state)
+{
+    (void)state;
+    refuse_each(WHOLE_SHM, NULL);
+}
+
+static void a_refusal_costs_at_most_one_refit_where_all_is_required(void **state)
+{
+    static const char *const settings[] = {"broadcast.shm",   "require", "offload.pin", "require",
+                                           "broadcast.slots", "1",       NULL};
+    (void)state;
+    refuse_each(WHOLE_SHM, settings);
+}
+
+static void a_refusal_costs_at_most_one_pageable_refit(void **state)
+{
+    static const char *const settings[] = {"use_pinned_optimizer_offload", "false", NULL};
+    (void)state;
+    refuse_each(WHOLE_FRAMES, settings);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        whole_test(a_refusal_costs_at_most_one_refit_through_frames),
+        whole_test(a_refusal_costs_at_most_one_refit_through_shared_memory),
+        whole_test(a_refusal_costs_at_most_one_refit_where_all_is_required),
+        whole_test(a_refusal_costs_at_most_one_pageable_refit),
+    };
+    return cmocka_run_group_tests_name("fault_system", tests, NULL, NULL);
+}
