@@ -15,7 +15,9 @@
 #include <stddef.h>
 #include <stdio.h>
 #include <string.h>
+#include <sys/file.h>
 #include <sys/mman.h>
+#include <sys/socket.h>
 #include <sys/stat.h>
 #include <sys/types.h>
 #include <unistd.h>
@@ -163,6 +165,54 @@ int __wrap_posix_fallocate(int fd, off_t offset, off_t bytes)
 {
     if (is_refused("posix_fallocate")) return ENOSPC;
     return __real_posix_fallocate(fd, offset, bytes);
+}
+
+int __real_flock(int fd, int operation);
+int __wrap_flock(int fd, int operation);
+
+int __wrap_flock(int fd, int operation)
+{
+    if (is_refused("flock")) {
+        errno = ENOLCK;
+        return -1;
+    }
+    return __real_flock(fd, operation);
+}
+
+int __real_socket(int domain, int type, int protocol);
+int __wrap_socket(int domain, int type, int protocol);
+
+int __wrap_socket(int domain, int type, int protocol)
+{
+    if (is_refused("socket")) {
+        errno = EMFILE;
+        return -1;
+    }
+    return __real_socket(domain, type, protocol);
+}
+
+int __real_bind(int fd, const struct sockaddr *address, socklen_t bytes);
+int __wrap_bind(int fd, const struct sockaddr *address, socklen_t bytes);
+
+int __wrap_bind(int fd, const struct sockaddr *address, socklen_t bytes)
+{
+    if (is_refused("bind")) {
+        errno = EACCES;
+        return -1;
+    }
+    return __real_bind(fd, address, bytes);
+}
+
+int __real_listen(int fd, int backlog);
+int __wrap_listen(int fd, int backlog);
+
+int __wrap_listen(int fd, int backlog)
+{
+    if (is_refused("listen")) {
+        errno = EADDRINUSE;
+        return -1;
+    }
+    return __real_listen(fd, backlog);
 }
 
 int __real_eventfd(unsigned int count, int flags);

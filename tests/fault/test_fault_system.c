@@ -11,6 +11,7 @@ static void check_status(refit_status status)
 {
     switch (status) {
     case REFIT_OK:
+    case REFIT_ERR_BUSY: /* a lock that is refused is taken for a held one */
     case REFIT_ERR_HOST_MEMORY:
     case REFIT_ERR_DEVICE_MEMORY:
     case REFIT_ERR_DEVICE:

@@ -11,6 +11,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 #include "base/clock.h"
 #include "tests/support/quick_config.h"
@@ -220,7 +221,9 @@ refit_status whole_open_ordered(whole *on, whole_path path, const char *const *s
     on->order = order;
     configure(on, path, settings);
     assert_true(memory_make(on));
-    refit_status status = open_all(on, path == WHOLE_SHM ? "inproc://whole" : "tcp://127.0.0.1:0");
+    char ipc[80];
+    snprintf(ipc, sizeof ipc, "ipc:///tmp/refit-fault-%ld.sock", (long)getpid());
+    refit_status status = open_all(on, path == WHOLE_SHM ? ipc : "tcp://127.0.0.1:0");
     if (status == REFIT_OK) return REFIT_OK;
     refit_error why = on->error;
     whole_check_told(status, &why);

@@ -36,7 +36,7 @@
 /* How weights reach the worker. */
 typedef enum whole_path {
     WHOLE_FRAMES, /* over TCP */
-    WHOLE_SHM,    /* in shared memory, messages inside the process */
+    WHOLE_SHM,    /* in shared memory, messages over a socket file */
 } whole_path;
 
 /* What the device is to fail with, the first time it is opened. */
