@@ -87,6 +87,7 @@ static refit_status file_make(rft_segment *segment, refit_error *error)
         segment->fd = shm_open(segment->name, O_CREAT | O_EXCL | O_RDWR | O_CLOEXEC, 0600);
         if (segment->fd < 0) break;
         if (file_own(segment->fd)) return REFIT_OK;
+        (void)shm_unlink(segment->name); /* unless a sweep has */
         close(segment->fd);
         segment->fd = -1;
     }
