@@ -114,12 +114,23 @@ static refit_status check_address(const rft_region_table *table, refit_region_id
     return REFIT_OK;
 }
 
+/* The address is free, and if an arena holds it there is memory behind it. */
+static refit_status prepare_address(const rft_region_table *table, refit_region_id id, void *memory,
+                                    refit_arena **arena, refit_error *error)
+{
+    uint64_t bytes = table->items[id].bytes;
+    RFT_TRY(check_address(table, id, memory, error));
+    *arena = rft_arena_find(table->device, memory, bytes);
+    return *arena == NULL ? REFIT_OK : rft_arena_commit(*arena, memory, bytes, error);
+}
+
 refit_status rft_region_attach(rft_region_table *table, refit_region_id id, void *memory,
                                refit_error *error)
 {
     rft_region *region = &table->items[id];
+    refit_arena *arena = NULL;
     rft_span_tree_remove(&table->spans, id);
-    refit_status status = check_address(table, id, memory, error);
+    refit_status status = prepare_address(table, id, memory, &arena, error);
     if (status != REFIT_OK) {
         if (region->memory != NULL) {
             rft_span_tree_insert(&table->spans, id, (uint64_t)(uintptr_t)region->memory,
@@ -131,7 +142,7 @@ refit_status rft_region_attach(rft_region_table *table, refit_region_id id, void
     rft_span_tree_insert(&table->spans, id, (uint64_t)(uintptr_t)memory, region->bytes);
     region->memory = memory;
     region->bound = true;
-    region->arena = rft_arena_find(table->device, memory, region->bytes);
+    region->arena = arena;
     if (region->arena != NULL) rft_arena_retain(region->arena);
     return REFIT_OK;
 }

@@ -40,15 +40,16 @@ typedef struct rft_region_table {
 void rft_region_table_open(rft_region_table *table, refit_device *device);
 void rft_region_table_close(rft_region_table *table);
 
-/* REFIT_ERR_EXISTS, _INVALID, _LIMIT, _HOST_MEMORY. */
+/* REFIT_ERR_EXISTS, _INVALID, _LIMIT, _HOST_MEMORY, _DEVICE_MEMORY. */
 refit_status rft_region_table_add(rft_region_table *table, const refit_region_desc *desc,
                                   refit_region_id *out, refit_error *error);
 
 /* Removes all regions; the room stays. */
 void rft_region_table_clear(rft_region_table *table);
 
-/* Gives the region the address `memory`, in place of the one it may have. On failure it keeps that.
- * REFIT_ERR_EXISTS, _INVALID. */
+/* Gives the region the address `memory`, in place of the one it may have; a piece of an arena whose
+ * memory was given back gets it again. On failure the region keeps what it has. REFIT_ERR_EXISTS,
+ * _INVALID, _DEVICE_MEMORY. */
 refit_status rft_region_attach(rft_region_table *table, refit_region_id id, void *memory,
                                refit_error *error);
 

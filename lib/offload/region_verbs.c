@@ -91,13 +91,9 @@ refit_status refit_offloader_bind(refit_offloader *offloader, refit_region_id re
     RFT_REFUSE_IF(offloader == NULL, error, REFIT_ERR_INVALID, "there is no offloader");
     RFT_TRY(find_region(offloader, region, error));
     refit_offloader_state state = refit_offloader_get_state(offloader);
-    rft_region *item = &offloader->regions.items[region];
+    const rft_region *item = &offloader->regions.items[region];
     RFT_REFUSE_IF(state == REFIT_OFFLOADING || state == REFIT_RESTORING, error, REFIT_ERR_STATE,
                   "region %s cannot move while copies run (%s): finish first", item->name,
                   refit_offloader_state_name(state));
-    RFT_TRY(rft_region_attach(&offloader->regions, region, memory, error));
-    if (item->arena == NULL) return REFIT_OK;
-    refit_status status = rft_arena_commit(item->arena, item->memory, item->bytes, error);
-    item->bound = status == REFIT_OK;
-    return status;
+    return rft_region_attach(&offloader->regions, region, memory, error);
 }

@@ -188,6 +188,59 @@ static void a_region_moves_out_of_its_arena(void **state)
     rig_close(&on);
 }
 
+/* The first offloader closes while its states are away: the piece has no memory any more. */
+static void a_piece_left_without_memory_gets_it_again(void **state)
+{
+    (void)state;
+    rig on;
+    refit_offloader *second;
+    refit_region_id id;
+    rig_open(&on, RIG_ARENA, NULL);
+    rig_offload(&on);
+    assert_ok(refit_offloader_close(on.offloader, &on.error));
+    assert_ok(refit_offloader_open(on.device, &on.config, &second, &on.error));
+    on.offloader = second;
+    refit_region_desc desc = {.size = sizeof desc,
+                              .name = "again",
+                              .memory = on.regions[2].memory,
+                              .bytes = on.regions[2].bytes};
+    faulty_device_fail(on.device, FAULTY_COMMIT, 1, REFIT_ERR_DEVICE_MEMORY);
+    assert_int_equal(refit_offloader_add(second, &desc, &id, &on.error), REFIT_ERR_DEVICE_MEMORY);
+    assert_int_equal(refit_offloader_count(second), 0);
+    assert_ok(refit_offloader_add(second, &desc, &id, &on.error));
+    memcpy(desc.memory, on.regions[2].expected, desc.bytes);
+    assert_ok(refit_offloader_seal(second, &on.error));
+    rig_offload(&on);
+    rig_restore(&on);
+    assert_memory_equal(desc.memory, on.regions[2].expected, desc.bytes);
+    rig_close(&on);
+}
+
+static void a_bind_without_memory_keeps_what_is_bound(void **state)
+{
+    (void)state;
+    rig on;
+    void *memory;
+    void *piece;
+    rig_open(&on, RIG_ARENA, NULL);
+    rig_offload(&on);
+    piece = on.regions[2].memory;
+    assert_ok(refit_memory_alloc(on.device, on.regions[2].bytes, &memory, &on.error));
+    assert_ok(refit_offloader_bind(on.offloader, 2, memory, &on.error));
+    rig_restore(&on);
+    faulty_device_fail(on.device, FAULTY_COMMIT, 1, REFIT_ERR_DEVICE_MEMORY);
+    assert_int_equal(refit_offloader_bind(on.offloader, 2, piece, &on.error),
+                     REFIT_ERR_DEVICE_MEMORY);
+    assert_ptr_equal(rig_region_info(&on, 2).memory, memory);
+    rig_offload(&on);
+    rig_restore(&on);
+    on.regions[2].memory = memory;
+    rig_check_bytes(&on, true);
+    assert_ok(refit_offloader_bind(on.offloader, 2, piece, &on.error));
+    assert_ok(refit_memory_free(on.device, memory, &on.error));
+    rig_close(&on);
+}
+
 static void no_memory_to_restore_into_is_told_and_waited_out(void **state)
 {
     (void)state;
@@ -217,6 +270,8 @@ int main(void)
         cmocka_unit_test(unbinding_needs_bytes_on_the_host),
         cmocka_unit_test(an_arena_keeps_its_addresses_to_itself),
         cmocka_unit_test(a_region_moves_out_of_its_arena),
+        cmocka_unit_test(a_piece_left_without_memory_gets_it_again),
+        cmocka_unit_test(a_bind_without_memory_keeps_what_is_bound),
         cmocka_unit_test(no_memory_to_restore_into_is_told_and_waited_out),
     };
     return cmocka_run_group_tests_name("memory_hooks", tests, NULL, NULL);

@@ -122,8 +122,10 @@ REFIT_API REFIT_MUST_CHECK refit_status refit_offloader_close(refit_offloader *o
                                                               refit_error *error);
 
 /*
- * Adds a region and writes its number. REFIT_ERR_STATE once sealed, REFIT_ERR_EXISTS for a name or
- * an overlapping address that is there already, REFIT_ERR_INVALID. Does not block. Since 0.1.
+ * Adds a region and writes its number. A piece of an arena whose memory went with another offloader
+ * gets it again (REFIT_ERR_DEVICE_MEMORY). REFIT_ERR_STATE once sealed, REFIT_ERR_EXISTS for a name
+ * or an overlapping address that is there already, REFIT_ERR_LIMIT, REFIT_ERR_HOST_MEMORY,
+ * REFIT_ERR_INVALID. Does not block. Since 0.1.
  */
 REFIT_API REFIT_MUST_CHECK refit_status refit_offloader_add(refit_offloader *offloader,
                                                             const refit_region_desc *region,
@@ -206,7 +208,7 @@ REFIT_API REFIT_MUST_CHECK refit_status refit_offloader_unbind(refit_offloader *
 /* Gives the region new device memory (borrowed until unbind or close). In RESIDENT it says that the
  * caller has moved the storage. REFIT_ERR_STATE while copies run, REFIT_ERR_EXISTS for an overlap,
  * REFIT_ERR_NOT_FOUND, REFIT_ERR_INVALID, REFIT_ERR_DEVICE_MEMORY (an arena that cannot take its
- * memory back). Since 0.1. */
+ * memory back). On failure the region keeps the memory it has. Since 0.1. */
 REFIT_API REFIT_MUST_CHECK refit_status refit_offloader_bind(refit_offloader *offloader,
                                                              refit_region_id region, void *memory,
                                                              refit_error *error);
