@@ -8,7 +8,7 @@
 #include "base/alloc.h"
 
 #define CHUNK_CELLS 2048u
-#define CHUNKS_MOST 64u
+#define CHUNKS_MOST 256u /* half a million commands, 12 MiB */
 
 /* A command, or one of the copies behind it: the same size, so that copies lie in a row. */
 typedef union cell {

@@ -90,6 +90,33 @@ static void thousands_of_regions_are_added_and_sealed(void **state)
     assert_ok(refit_device_close(device, &error));
 }
 
+/* No two are neighbours, so each is a copy of its own, and none is done before all are queued. */
+static void a_stream_queues_the_copies_of_scattered_regions(void **state)
+{
+    (void)state;
+    enum { COUNT = 120000 };
+    static char memory[COUNT * 2];
+    refit_device *device;
+    refit_offloader *offloader;
+    refit_error error;
+    assert_ok(faulty_device_open("host", &device, &error));
+    assert_ok(refit_offloader_open(device, NULL, &offloader, &error));
+    for (uint32_t i = 0; i < COUNT; i++) {
+        char name[32];
+        snprintf(name, sizeof name, "expert.%u", i);
+        refit_region_desc desc = desc_of(name, memory + (size_t)i * 2, 1);
+        refit_region_id id;
+        assert_ok(refit_offloader_add(offloader, &desc, &id, &error));
+    }
+    assert_ok(refit_offloader_seal(offloader, &error));
+    faulty_device_stop(device);
+    assert_ok(refit_offloader_offload(offloader, REFIT_STREAM_NONE, NULL, &error));
+    faulty_device_go(device);
+    assert_ok(refit_offloader_finish(offloader, PATIENCE_MS, &error));
+    assert_ok(refit_offloader_close(offloader, &error));
+    assert_ok(refit_device_close(device, &error));
+}
+
 static void region_is_described(void **state)
 {
     (void)state;
@@ -281,6 +308,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(bad_regions_are_refused),
         cmocka_unit_test(thousands_of_regions_are_added_and_sealed),
+        cmocka_unit_test(a_stream_queues_the_copies_of_scattered_regions),
         cmocka_unit_test(region_is_described),
         cmocka_unit_test(seal_ends_adding_until_unseal),
         cmocka_unit_test(cleared_regions_free_their_names_and_addresses),

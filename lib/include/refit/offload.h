@@ -178,8 +178,8 @@ REFIT_API REFIT_MUST_CHECK refit_status refit_offloader_set_accumulating(refit_o
  * Does not block, except for REFIT_STREAM_NONE semantics of `after`, and with
  * use_pinned_optimizer_offload: false, where it copies before it returns. REFIT_ERR_STATE (not
  * sealed, accumulating, restoring), REFIT_ERR_BUSY (a lease holds the image, or 64 futures are
- * open), REFIT_ERR_COPY, REFIT_ERR_DEVICE; after a trim, what refit_offloader_seal returns. Since
- * 0.1.
+ * open), REFIT_ERR_LIMIT (more copies than a stream of the device queues), REFIT_ERR_COPY,
+ * REFIT_ERR_DEVICE; after a trim, what refit_offloader_seal returns. Since 0.1.
  */
 REFIT_API REFIT_MUST_CHECK refit_status refit_offloader_offload(refit_offloader *offloader,
                                                                 refit_stream_ref after,
