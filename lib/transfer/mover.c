@@ -73,10 +73,10 @@ static refit_status issue(rft_mover *mover, const rft_plan *plan, refit_stream_r
     return rft_trail_end(&mover->trail, mover->stream, error);
 }
 
-/* Whether the last event is over; a wait that itself fails does not say so. */
-static bool is_over(rft_mover *mover)
+/* Whether the event is over; a wait that itself fails does not say so. */
+static bool is_over(rft_mover *mover, rft_event *event)
 {
-    return rft_device_event_wait(mover->device, mover->trail.all, 0, NULL) != REFIT_ERR_TIMEOUT;
+    return rft_device_event_wait(mover->device, event, 0, NULL) != REFIT_ERR_TIMEOUT;
 }
 
 /* Waits for what was issued before a failure; false if it hangs. A stream that takes no event is
@@ -86,7 +86,7 @@ static bool drain(rft_mover *mover)
     if (mover->stream.native == NULL) return true;
     if (rft_trail_end(&mover->trail, mover->stream, NULL) == REFIT_OK) {
         (void)rft_device_event_wait(mover->device, mover->trail.all, SHORT_MS, NULL);
-        if (is_over(mover)) return true;
+        if (is_over(mover, mover->trail.all)) return true;
     }
     if (refit_stream_close(mover->device, mover->stream, NULL) != REFIT_OK) return false;
     mover->stream = REFIT_STREAM_NONE;
@@ -142,7 +142,7 @@ static refit_status wait_all(rft_mover *mover, int64_t deadline, refit_error *er
     RFT_TRY(wait_started(mover, deadline, error));
     if (mover->state != MOVING) return answer(mover, error);
     refit_status last = wait_event(mover, mover->trail.all, deadline, &sentence);
-    bool over = last == REFIT_OK || (last != REFIT_ERR_TIMEOUT && is_over(mover));
+    bool over = last == REFIT_OK || (last != REFIT_ERR_TIMEOUT && is_over(mover, mover->trail.all));
     if (mover->state == MOVING && !over) {
         if (error != NULL) *error = sentence;
         return last;
@@ -157,12 +157,11 @@ static refit_status wait_group(rft_mover *mover, uint32_t group, int64_t deadlin
     RFT_TRY(wait_started(mover, deadline, error));
     if (mover->state != MOVING && mover->state != DONE) return answer(mover, error);
     if (!mover->trail.groups[group].used) return REFIT_OK;
-    refit_error sentence = {0};
-    refit_status own = wait_event(mover, mover->trail.events[group], deadline, &sentence);
-    refit_status status = rft_trail_group_outcome(&mover->trail, group, error);
-    if (status != REFIT_ERR_TIMEOUT) return status;
-    if (error != NULL) *error = sentence;
-    return own;
+    /* What came before may have failed long ago: that is told once the group's copies are over. */
+    rft_event *event = mover->trail.events[group];
+    refit_status own = wait_event(mover, event, deadline, error);
+    if (own == REFIT_ERR_TIMEOUT || (own != REFIT_OK && !is_over(mover, event))) return own;
+    return rft_trail_group_outcome(&mover->trail, group, error);
 }
 
 static refit_status check_group(uint32_t group, refit_error *error)

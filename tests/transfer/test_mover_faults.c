@@ -129,6 +129,23 @@ static void failure_of_the_caller_s_work_is_the_operation_s(void **state)
     assert_next_start_works();
 }
 
+/* Who hears of the failure may take the group's memory: no copy may still write there. */
+static void failure_is_told_once_the_group_s_copies_are_over(void **state)
+{
+    (void)state;
+    char scratch[2] = {1, 0};
+    faulty_device_fail_later(all.device, FAULTY_COPY_BATCH, 1, REFIT_ERR_COPY);
+    assert_int_equal(refit_stream_copy(all.device, all.stream, scratch + 1, scratch, 1, NULL),
+                     REFIT_OK);
+    faulty_device_stop(all.device);
+    assert_int_equal(start(NULL), REFIT_OK);
+    assert_int_equal(refit_stream_wait(all.device, all.stream, WAIT_MS, NULL), REFIT_OK);
+    assert_int_equal(rft_mover_wait_group(all.mover, 1, 0, NULL), REFIT_ERR_TIMEOUT);
+    faulty_device_go(all.device);
+    assert_int_equal(wait_group(1), REFIT_ERR_COPY);
+    assert_next_start_works();
+}
+
 /* Each call that starting makes fails once: the start fails, nothing is under way, nobody hears. */
 static void every_failure_to_issue_is_returned_and_drained(void **state)
 {
@@ -270,6 +287,7 @@ int main(void)
         TEST(copy_that_breaks_fails_its_group_and_the_whole),
         TEST(failure_before_another_group_s_event_is_not_lost),
         TEST(failure_of_the_caller_s_work_is_the_operation_s),
+        TEST(failure_is_told_once_the_group_s_copies_are_over),
         TEST(every_failure_to_issue_is_returned_and_drained),
         TEST(stream_that_takes_no_event_is_replaced),
         TEST(what_cannot_be_waited_for_breaks_the_mover),
