@@ -31,7 +31,6 @@ const char *refit_status_text(refit_status status)
     return "an unknown status";
 }
 
-/* In parentheses: the static analyser sees a macro of this name. */
 /* Names of files, keys and peers come from elsewhere; a sentence stays on its line. */
 static void replace_controls(char *text)
 {
@@ -41,6 +40,7 @@ static void replace_controls(char *text)
     }
 }
 
+/* In parentheses: the static analyser sees a macro of this name. */
 refit_status(rft_fail_sub)(refit_error *error, refit_status status, int subsystem,
                            const char *format, ...)
 {

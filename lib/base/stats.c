@@ -10,6 +10,8 @@
 
 #include <refit/stats.h>
 
+#define NS_PER_S UINT64_C(1000000000)
+
 /* Text that may run out of room: `length` goes on counting. */
 typedef struct stats_text {
     char *at;
@@ -37,9 +39,18 @@ void refit_stats_init(refit_stats *stats, size_t size)
     stats->size = size;
 }
 
-#define HELD(stats, name)              (offsetof(refit_stats, name) + sizeof((stats)->name) <= (stats)->size)
+/* Every f64 is a number of seconds. Whole nanoseconds, because printf would write the decimal point
+ * of the locale that the process has set, which neither format allows. */
+static void add_seconds(stats_text *text, const char *before, double seconds)
+{
+    uint64_t ns = seconds > 0 && seconds < 1e10 ? (uint64_t)(seconds * 1e9 + 0.5) : 0;
+    text_add(text, "%s%" PRIu64 ".%09" PRIu64, before, ns / NS_PER_S, ns % NS_PER_S);
+}
+
+#define HELD(stats, name)                                                                          \
+    ((stats) != NULL && offsetof(refit_stats, name) + sizeof((stats)->name) <= (stats)->size)
 #define PRINT_u64(text, before, value) text_add((text), "%s%" PRIu64, (before), (value))
-#define PRINT_f64(text, before, value) text_add((text), "%s%.9g", (before), (value))
+#define PRINT_f64(text, before, value) add_seconds((text), (before), (value))
 
 size_t refit_stats_json(const refit_stats *stats, char *text, size_t capacity)
 {

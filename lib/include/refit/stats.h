@@ -14,8 +14,8 @@
 extern "C" {
 #endif
 
-/* X(type, name, kind, "help"): type u64 or f64; kind counter or gauge. Append only: order is ABI.
- */
+/* X(type, name, kind, "help"): type u64, or f64 for seconds; kind counter or gauge. Append only:
+ * order is ABI. */
 #define REFIT_STATS_MAP(X)                                                                         \
     X(u64, offload_regions, gauge, "regions that the offloader moves")                             \
     X(u64, offload_copies_per_cycle, gauge, "copies issued by the last way out")                   \
@@ -87,7 +87,8 @@ REFIT_API void refit_stats_init(refit_stats *stats, size_t size);
 /*
  * Writes one JSON object on one line, keys as in the list, always NUL-terminated if `capacity` > 0.
  * Returns the length it has in full, like snprintf: larger than `capacity` - 1 means cut short.
- * Does not block. Any thread. Since 0.1.
+ * Figures that `stats` has no room for are left out; NULL has none. The same in every locale. Does
+ * not block. Any thread. Since 0.1.
  */
 REFIT_API size_t refit_stats_json(const refit_stats *stats, char *text, size_t capacity);
 

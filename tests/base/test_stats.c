@@ -1,0 +1,119 @@
+/* Statistics as text: every figure once, well-formed, cut short without overrun, whatever the size.
+ */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdio.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+#include <refit/stats.h>
+
+static refit_stats sample(void)
+{
+    refit_stats stats;
+    refit_stats_init(&stats, sizeof stats);
+    stats.offload_count = UINT64_MAX;
+    stats.offload_seconds_last = 1.25;
+    stats.join_seconds_last = 1234567.000000001;
+    return stats;
+}
+
+static void every_figure_is_in_the_json_once(void **state)
+{
+    (void)state;
+    refit_stats stats = sample();
+    char text[8192];
+    size_t length = refit_stats_json(&stats, text, sizeof text);
+    assert_int_equal(length, strlen(text));
+    assert_int_equal(strncmp(text, "{\"offload_regions\":0,", 21), 0);
+    assert_int_equal(text[length - 1], '}');
+    assert_null(strchr(text, '\n'));
+#define CHECK_FIGURE(type, name, kind, help)                                                       \
+    assert_non_null(strstr(text, "\"" #name "\":"));                                               \
+    assert_null(strstr(strstr(text, "\"" #name "\":") + 1, "\"" #name "\":"));
+    REFIT_STATS_MAP(CHECK_FIGURE)
+#undef CHECK_FIGURE
+    assert_non_null(strstr(text, "\"offload_count\":18446744073709551615,"));
+    assert_non_null(strstr(text, "\"offload_seconds_last\":1.250000000,"));
+    assert_non_null(strstr(text, "\"join_seconds_last\":1234567.000000001}"));
+}
+
+static void every_figure_is_in_the_prometheus_text(void **state)
+{
+    (void)state;
+    refit_stats stats = sample();
+    char text[16384];
+    size_t length = refit_stats_prometheus(&stats, text, sizeof text);
+    assert_int_equal(length, strlen(text));
+    assert_int_equal(text[length - 1], '\n');
+#define CHECK_FIGURE(type, name, kind, help)                                                       \
+    assert_non_null(strstr(text, "# HELP refit_" #name " " help "\n# TYPE refit_" #name " " #kind  \
+                                 "\nrefit_" #name " "));
+    REFIT_STATS_MAP(CHECK_FIGURE)
+#undef CHECK_FIGURE
+    assert_non_null(strstr(text, "\nrefit_offload_seconds_last 1.250000000\n"));
+}
+
+typedef size_t (*write_fn)(const refit_stats *stats, char *text, size_t capacity);
+
+/* At every capacity: the length in full, and as much of the text as fits. */
+static void check_cuts(write_fn write)
+{
+    refit_stats stats = sample();
+    char whole[16384];
+    char cut[16384];
+    size_t length = write(&stats, whole, sizeof whole);
+    assert_int_equal(write(&stats, NULL, 0), length);
+    for (size_t capacity = 1; capacity <= length + 2; capacity++) {
+        memset(cut, '#', sizeof cut);
+        assert_int_equal(write(&stats, cut, capacity), length);
+        size_t fits = capacity - 1 < length ? capacity - 1 : length;
+        assert_memory_equal(cut, whole, fits);
+        assert_int_equal(cut[fits], '\0');
+        assert_int_equal(cut[capacity], '#');
+    }
+}
+
+static void text_that_does_not_fit_is_cut_and_terminated(void **state)
+{
+    (void)state;
+    check_cuts(refit_stats_json);
+    check_cuts(refit_stats_prometheus);
+}
+
+/* An older caller's struct ends early; beyond its size nothing is read or written. */
+static void a_shorter_struct_shows_what_it_has(void **state)
+{
+    (void)state;
+    refit_stats stats;
+    char text[256];
+    memset(&stats, 0xAB, sizeof stats);
+    refit_stats_init(&stats, offsetof(refit_stats, offload_count));
+    assert_int_equal(((unsigned char *)&stats)[offsetof(refit_stats, offload_count)], 0xAB);
+    (void)refit_stats_json(&stats, text, sizeof text);
+    assert_string_equal(text, "{\"offload_regions\":0,\"offload_copies_per_cycle\":0}");
+}
+
+static void no_statistics_are_an_empty_text(void **state)
+{
+    (void)state;
+    char text[16];
+    assert_int_equal(refit_stats_json(NULL, text, sizeof text), 2);
+    assert_string_equal(text, "{}");
+    assert_int_equal(refit_stats_prometheus(NULL, text, sizeof text), 0);
+    assert_string_equal(text, "");
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(every_figure_is_in_the_json_once),
+        cmocka_unit_test(every_figure_is_in_the_prometheus_text),
+        cmocka_unit_test(text_that_does_not_fit_is_cut_and_terminated),
+        cmocka_unit_test(a_shorter_struct_shows_what_it_has),
+        cmocka_unit_test(no_statistics_are_an_empty_text),
+    };
+    return cmocka_run_group_tests_name("stats", tests, NULL, NULL);
+}
