@@ -31,8 +31,7 @@ const char *refit_status_text(refit_status status)
     return "an unknown status";
 }
 
-/* Names of files, keys and peers come from elsewhere; a sentence stays on its line. */
-static void replace_controls(char *text)
+void rft_replace_controls(char *text)
 {
     for (; *text != '\0'; text++) {
         unsigned char byte = (unsigned char)*text;
@@ -49,7 +48,7 @@ refit_status(rft_fail_sub)(refit_error *error, refit_status status, int subsyste
         va_start(arguments, format);
         (void)vsnprintf(error->text, sizeof error->text, format, arguments);
         va_end(arguments);
-        replace_controls(error->text);
+        rft_replace_controls(error->text);
         error->status = (int32_t)status;
         error->subsystem = subsystem;
     }

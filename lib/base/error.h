@@ -24,6 +24,10 @@ refit_status rft_fail_sub(refit_error *error, refit_status status, int subsystem
 
 #define rft_fail(error, status, ...) rft_fail_sub((error), (status), 0, __VA_ARGS__)
 
+/* Control characters become question marks: names of files, keys and peers come from elsewhere, and
+ * a sentence stays on its line. */
+void rft_replace_controls(char *text);
+
 #define RFT_REFUSE_IF(condition, error, status, ...)                                               \
     do {                                                                                           \
         if (condition) return rft_fail((error), (status), __VA_ARGS__);                            \

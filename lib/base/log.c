@@ -8,6 +8,7 @@
 #include <stdatomic.h>
 #include <stdio.h>
 
+#include "base/error.h"
 #include "base/thread.h"
 
 static rft_mutex guard = PTHREAD_MUTEX_INITIALIZER;
@@ -32,6 +33,7 @@ void rft_log(refit_log_level level, const char *format, ...)
     va_start(arguments, format);
     (void)vsnprintf(line, sizeof line, format, arguments);
     va_end(arguments);
+    rft_replace_controls(line);
     rft_lock(&guard);
     if (sink != NULL) sink(sink_user, level, line);
     rft_unlock(&guard);
