@@ -171,6 +171,8 @@ refit_status refit_publisher_commit(refit_publisher *publisher, refit_error *err
     RFT_REFUSE_IF(publisher == NULL, error, REFIT_ERR_INVALID, "commit needs a publisher");
     RFT_TRY(check_writing(publisher, "commit", error));
     rft_lock(&publisher->lock);
+    /* With nobody to wait for, seal commits: no frame may be made while slots change roles. */
+    rft_publisher_await_sending(publisher);
     refit_status status = rft_store_seal(publisher->store, error);
     if (status == REFIT_OK) {
         rft_round_seal(&publisher->hub, rft_now());

@@ -68,6 +68,31 @@ static void unchanged_blocks_do_not_travel(void **state)
     trainer_close(&trainer);
 }
 
+/* Nobody is waited for, so commit decides at once, while frames are being made for the guest. */
+static void guest_fetches_while_the_version_commits(void **state)
+{
+    (void)state;
+    test_trainer trainer;
+    raw_worker guest;
+    refit_config config = trainer_config();
+    trainer_open(&trainer, &config);
+    for (uint64_t version = 1; version <= 10; version++) {
+        trainer_begin(&trainer, version);
+        raw_worker_open(&guest, refit_publisher_endpoint(trainer.publisher), "g", false);
+        raw_worker_join(&guest);
+        raw_worker_offer(&guest);
+        trainer_write(&trainer);
+        raw_worker_pull(&guest, guest.config.broadcast_window);
+        trainer_start(&trainer, TRAINER_COMMIT, version);
+        assert_int_equal(trainer_join(&trainer), REFIT_OK);
+        raw_worker_fetch(&guest);
+        trainer_check_bytes(&guest, version);
+        raw_worker_say_bye(&guest);
+        raw_worker_close(&guest);
+    }
+    trainer_close(&trainer);
+}
+
 static void frames_travel_while_the_rest_is_written(void **state)
 {
     (void)state;
@@ -269,6 +294,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(worker_receives_what_was_written),
         cmocka_unit_test(unchanged_blocks_do_not_travel),
+        cmocka_unit_test(guest_fetches_while_the_version_commits),
         cmocka_unit_test(frames_travel_while_the_rest_is_written),
         cmocka_unit_test(late_worker_gets_the_current_version),
         cmocka_unit_test(worker_that_holds_the_version_is_offered_nothing),
