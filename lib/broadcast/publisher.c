@@ -16,6 +16,7 @@
 #include "base/log.h"
 #include "base/random.h"
 #include "broadcast/waker.h"
+#include "config/resolve.h"
 
 #define CLOSE_MORE_MS 2000 /* beyond the linger time, for the transport to let go */
 
@@ -78,25 +79,13 @@ undo_waker:
     return status;
 }
 
-static refit_status config_take(refit_publisher *publisher, const refit_config *config,
-                                refit_error *error)
-{
-    refit_config_init(&publisher->config, sizeof publisher->config);
-    if (config == NULL) return REFIT_OK;
-    RFT_TRY(refit_config_check(config, error));
-    size_t size = config->size < sizeof publisher->config ? config->size : sizeof publisher->config;
-    memcpy(&publisher->config, config, size);
-    publisher->config.size = sizeof publisher->config;
-    return REFIT_OK;
-}
-
 refit_status refit_publisher_open(const char *endpoint, const refit_config *config,
                                   refit_publisher **out, refit_error *error)
 {
     RFT_REFUSE_IF(out == NULL, error, REFIT_ERR_INVALID, "no place for the publisher: out is NULL");
     refit_publisher *publisher = rft_calloc(1, sizeof *publisher);
     RFT_REFUSE_IF(publisher == NULL, error, REFIT_ERR_HOST_MEMORY, "no memory for a publisher");
-    refit_status status = config_take(publisher, config, error);
+    refit_status status = rft_config_resolve(config, &publisher->config, error);
     if (endpoint == NULL) endpoint = publisher->config.broadcast_endpoint;
     if (status == REFIT_OK) status = parts_open(publisher, endpoint, error);
     if (status == REFIT_OK) {
