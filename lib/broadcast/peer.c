@@ -89,21 +89,27 @@ static void forget_one(rft_peers *peers, rft_peer *lost)
     rft_free(lost);
 }
 
-/* A worker that comes and goes all the time while no version begins is remembered once. */
-static void forget_namesake(rft_peers *peers, const char *name)
+/* A worker that comes and goes all the time while no version begins is remembered once. Members are
+ * not forgotten: the report of the version names them. */
+static void make_room(rft_peers *peers, const char *name)
 {
+    rft_peer *oldest = NULL;
     for (uint32_t i = 0; i < peers->lost_count; i++) {
-        if (strcmp(peers->lost[i]->name, name) != 0) continue;
-        forget_one(peers, peers->lost[i]);
-        return;
+        rft_peer *lost = peers->lost[i];
+        if (lost->member) continue;
+        if (strcmp(lost->name, name) == 0) {
+            forget_one(peers, lost);
+            return;
+        }
+        if (oldest == NULL) oldest = lost;
     }
-    if (peers->lost_count >= RFT_LOST_MOST) forget_one(peers, peers->lost[0]);
+    if (peers->lost_count >= RFT_LOST_MOST && oldest != NULL) forget_one(peers, oldest);
 }
 
 void rft_peers_lose(rft_peers *peers, rft_peer *peer)
 {
     list_remove(peers->live, &peers->count, peer);
-    forget_namesake(peers, peer->name);
+    make_room(peers, peer->name);
     peer->subscribed = false;
     peers->lost[peers->lost_count++] = peer;
 }

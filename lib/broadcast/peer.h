@@ -12,7 +12,7 @@
 #include "wire/message.h"
 
 #define RFT_RESEND_ROOM 64u
-#define RFT_LOST_MOST   1024u /* of the lost, how many are remembered */
+#define RFT_LOST_MOST   1024u /* of the lost, how many are remembered, members apart */
 
 /*
  * How far a worker is with the version it was last offered:

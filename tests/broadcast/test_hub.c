@@ -245,6 +245,25 @@ static void worker_that_comes_and_goes_is_remembered_once(void **state)
     hub_bench_close(&bench);
 }
 
+static void lost_member_is_named_however_often_it_comes_back(void **state)
+{
+    (void)state;
+    hub_bench bench;
+    rft_message bye = {.kind = RFT_BYE};
+    hub_bench_open(&bench, 2, false);
+    hub_bench_join(&bench, 1, false);
+    hub_bench_begin(&bench, 1);
+    for (int i = 0; i < 5; i++) {
+        hub_bench_say(&bench, 1, &bye);
+        hub_bench_join(&bench, 1, false);
+    }
+    assert_int_equal(bench.hub.peers.lost_count, 2);
+    assert_true(bench.hub.peers.lost[0]->member);
+    assert_int_equal(bench.hub.peers.lost[0]->status, REFIT_ERR_CLOSED);
+    assert_false(bench.hub.peers.lost[1]->member);
+    hub_bench_close(&bench);
+}
+
 static void set_written(hub_bench *bench)
 {
     hub_bench_open(bench, 2, false);
@@ -304,6 +323,7 @@ int main(void)
         cmocka_unit_test(credits_bound_what_is_in_flight),
         cmocka_unit_test(workers_take_turns),
         cmocka_unit_test(worker_that_comes_and_goes_is_remembered_once),
+        cmocka_unit_test(lost_member_is_named_however_often_it_comes_back),
         cmocka_unit_test(failed_allocation_costs_at_most_its_worker),
     };
     return cmocka_run_group_tests_name("hub", tests, NULL, NULL);
