@@ -186,8 +186,9 @@ static void answer_beat(rft_hub *hub, rft_peer *peer, const rft_message *message
     uint64_t staged = message->as.beat.staged;
     if (!peer->subscribed) return;
     bool applied = is_task(peer, held->version) && peer->task.stage == RFT_STAGE_COMMITTING;
-    if (applied && rft_hub_is_current(hub, held)) {
-        peer->held = *held;
+    bool current = rft_hub_is_current(hub, held);
+    if (current || held->version == 0) peer->held = *held;
+    if (applied && current) {
         peer->task = (rft_task){0};
         rft_round_applied(hub, peer);
         return;

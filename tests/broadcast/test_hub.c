@@ -264,6 +264,27 @@ static void lost_member_is_named_however_often_it_comes_back(void **state)
     hub_bench_close(&bench);
 }
 
+/* Turned out while its user was loading, it joined again; then the user was done. */
+static void beat_tells_what_was_applied_after_all(void **state)
+{
+    (void)state;
+    hub_bench bench;
+    hub_bench_open(&bench, 2, false);
+    hub_bench_offer(&bench, 1);
+    hub_bench_join(&bench, 1, false);
+    assert_int_equal(hub_bench_peer(&bench, 1)->held.version, 0);
+    rft_message beat = hub_beat(1, 0);
+    hub_bench_say(&bench, 1, &beat);
+    assert_int_equal(hub_bench_peer(&bench, 1)->held.version, 1);
+    rft_message nothing = hub_beat(0, 0);
+    hub_bench_say(&bench, 1, &nothing);
+    assert_int_equal(hub_bench_peer(&bench, 1)->held.version, 0);
+    rft_message lie = hub_beat(2, 0);
+    hub_bench_say(&bench, 1, &lie);
+    assert_int_equal(hub_bench_peer(&bench, 1)->held.version, 0);
+    hub_bench_close(&bench);
+}
+
 static void set_written(hub_bench *bench)
 {
     hub_bench_open(bench, 2, false);
@@ -323,6 +344,7 @@ int main(void)
         cmocka_unit_test(credits_bound_what_is_in_flight),
         cmocka_unit_test(workers_take_turns),
         cmocka_unit_test(worker_that_comes_and_goes_is_remembered_once),
+        cmocka_unit_test(beat_tells_what_was_applied_after_all),
         cmocka_unit_test(lost_member_is_named_however_often_it_comes_back),
         cmocka_unit_test(failed_allocation_costs_at_most_its_worker),
     };
