@@ -35,7 +35,26 @@ void hub_bench_close(hub_bench *bench)
     rft_store_close(bench->store);
     assert_int_equal(rft_attic_close(&bench->attic, 0), 0);
     rft_hub_close(&bench->hub);
-    if (bench->sample.manifest != NULL) sample_close(&bench->sample);
+}
+
+/* A version's bytes and digest follow from its number, so they are made once for all benches. */
+#define SAMPLES_KNOWN 32u
+static sample_version known[SAMPLES_KNOWN];
+
+static const sample_version *sample_of(uint64_t version)
+{
+    assert_true(version < SAMPLES_KNOWN);
+    if (known[version].manifest == NULL) sample_open(&known[version], version);
+    return &known[version];
+}
+
+void hub_samples_forget(void)
+{
+    for (uint32_t i = 0; i < SAMPLES_KNOWN; i++) {
+        if (known[i].manifest == NULL) continue;
+        sample_close(&known[i]);
+        known[i].manifest = NULL;
+    }
 }
 
 static rft_peer_id id_of(unsigned worker)
@@ -130,8 +149,7 @@ void hub_bench_begin(hub_bench *bench, uint64_t version)
     if (bench->hub.round.state != RFT_ROUND_PREPARING) hub_bench_prepare(bench, version);
     rft_store_begin(bench->store, version);
     rft_round_begin(&bench->hub, bench->now);
-    if (bench->sample.manifest != NULL) sample_close(&bench->sample);
-    sample_open(&bench->sample, version);
+    bench->sample = sample_of(version);
     listen(bench);
 }
 
@@ -145,7 +163,7 @@ void hub_bench_write(hub_bench *bench)
     for (uint32_t i = 0; i < bench->store->manifest->count; i++) {
         const rft_manifest_tensor *tensor = &bench->store->manifest->tensors[i];
         if (tensor->alias_of != REFIT_NO_ALIAS) continue;
-        assert_int_equal(rft_store_write(bench->store, i, bench->sample.image + tensor->offset,
+        assert_int_equal(rft_store_write(bench->store, i, bench->sample->image + tensor->offset,
                                          tensor->bytes, add_ready, bench->store, NULL),
                          REFIT_OK);
     }
@@ -173,27 +191,11 @@ void hub_bench_offer(hub_bench *bench, uint64_t version)
     hub_bench_seal(bench);
 }
 
-/* The digest of any version follows from its number, so it is made once. */
-static rft_digest128 digest_of(uint64_t version)
-{
-    static rft_digest128 known[16];
-    static bool is_known[16];
-    assert_true(version < 16);
-    if (!is_known[version]) {
-        sample_version sample;
-        sample_open(&sample, version);
-        known[version] = sample.digest;
-        is_known[version] = true;
-        sample_close(&sample);
-    }
-    return known[version];
-}
-
 rft_message hub_staged(uint64_t version)
 {
     rft_message message = {.kind = RFT_STAGED};
     message.as.staged.version = version;
-    message.as.staged.digest = digest_of(version);
+    message.as.staged.digest = sample_of(version)->digest;
     return message;
 }
 
@@ -232,20 +234,20 @@ rft_message hub_pull(uint64_t version, uint32_t credits)
 rft_message hub_beat(uint64_t held, uint64_t staged)
 {
     rft_message message = {.kind = RFT_BEAT};
-    if (held != 0) message.as.beat.held = (rft_held){HUB_EPOCH, held, digest_of(held)};
+    if (held != 0) message.as.beat.held = (rft_held){HUB_EPOCH, held, sample_of(held)->digest};
     message.as.beat.staged = staged;
     return message;
 }
 
 void hub_bench_stage(hub_bench *bench, unsigned worker)
 {
-    rft_message message = hub_staged(bench->sample.version);
+    rft_message message = hub_staged(bench->sample->version);
     hub_bench_say(bench, worker, &message);
 }
 
 void hub_bench_apply(hub_bench *bench, unsigned worker)
 {
-    rft_message message = hub_committed(bench->sample.version);
+    rft_message message = hub_committed(bench->sample->version);
     hub_bench_say(bench, worker, &message);
 }
 

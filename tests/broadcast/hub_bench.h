@@ -23,7 +23,7 @@ typedef struct hub_bench {
     rft_hub hub;
     rft_attic attic;
     rft_store *store;
-    sample_version sample; /* the last one written */
+    const sample_version *sample; /* the last one written */
     int64_t now;
     hub_told told[HUB_TOLD];
     uint32_t told_count;
@@ -32,6 +32,9 @@ typedef struct hub_bench {
 /* Worker n is called "w<n>", its id is the byte n, its instance n. */
 void hub_bench_open(hub_bench *bench, uint32_t slots, bool shared);
 void hub_bench_close(hub_bench *bench);
+
+/* Frees the versions that all benches share; none may be open. They are made again when needed. */
+void hub_samples_forget(void);
 
 void hub_bench_say(hub_bench *bench, unsigned worker, const rft_message *message);
 void hub_bench_tick(hub_bench *bench, uint32_t ms);
