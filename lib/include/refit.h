@@ -53,6 +53,8 @@
  *  - A call that fails has changed nothing, unless its comment says what it left.
  *  - refit never aborts, never prints, never installs a signal handler, and keeps no thread beyond
  *    those that the object's header names.
+ *  - An object belongs to the process that opened it: a forked child uses none, not even to close
+ *    it.
  *  - Structs that cross the door start with their size, so that they can grow.
  *  - Timeouts are in milliseconds; 0 means: do not wait. There is no "for ever".
  *  - Strings are UTF-8 and end with NUL.

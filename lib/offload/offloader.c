@@ -122,6 +122,7 @@ refit_status refit_offloader_close(refit_offloader *offloader, refit_error *erro
 {
     if (offloader == NULL) return REFIT_OK;
     RFT_TRY(end_copies(offloader, error));
+    offloader->closing = true;
     RFT_TRY(close_movers(offloader, offloader->config.offload_timeout_ms, error));
     rft_image_drop(offloader);
     rft_schedule_close(&offloader->schedule);

@@ -69,6 +69,7 @@ struct refit_offloader {
     refit_memory_hooks hooks; /* both NULL: there are none */
     bool accumulating;
     bool giving_back; /* finish is to give device memory back */
+    bool closing;     /* a close has begun and was not finished: nothing starts any more */
 
     rft_mutex lock;
     refit_offloader_state state;       /* guarded by lock */

@@ -16,6 +16,8 @@ static refit_status admit(refit_offloader *offloader, bool *start, refit_future 
                   "the offloader is not sealed: nothing has left, so nothing can return");
     RFT_REFUSE_IF(state == REFIT_OFFLOADING, error, REFIT_ERR_STATE,
                   "states are still leaving: call refit_offloader_finish before the restore");
+    RFT_REFUSE_IF(offloader->closing, error, REFIT_ERR_STATE,
+                  "the offloader is half closed: call refit_offloader_close again");
     *start = state == REFIT_OFFLOADED || state == REFIT_FAILED;
     return future == NULL ? REFIT_OK : rft_future_take(offloader, *start, future, error);
 }

@@ -27,6 +27,8 @@ static refit_status check_state(const refit_offloader *offloader, refit_error *e
 
 static refit_status check_start(const refit_offloader *offloader, refit_error *error)
 {
+    RFT_REFUSE_IF(offloader->closing, error, REFIT_ERR_STATE,
+                  "the offloader is half closed: call refit_offloader_close again");
     RFT_REFUSE_IF(offloader->leases != 0, error, REFIT_ERR_BUSY,
                   "%u lease(s) still read the host image: release them before the next offload",
                   offloader->leases);

@@ -184,6 +184,27 @@ static void close_waits_for_copies_or_closes_nothing(void **state)
     rig_close(&on);
 }
 
+/* One of its two streams is gone, the other is not: only closing it goes on. */
+static void a_half_closed_offloader_can_only_be_closed(void **state)
+{
+    (void)state;
+    rig on;
+    rig_open(&on, RIG_BOUND, NULL);
+    faulty_device_fail(on.device, FAULTY_STREAM_CLOSE, 2, REFIT_ERR_TIMEOUT);
+    assert_int_equal(refit_offloader_close(on.offloader, &on.error), REFIT_ERR_TIMEOUT);
+    assert_int_equal(refit_offloader_offload(on.offloader, REFIT_STREAM_NONE, NULL, &on.error),
+                     REFIT_ERR_STATE);
+    rig_close(&on);
+
+    rig_open(&on, RIG_BOUND, NULL);
+    rig_offload(&on);
+    faulty_device_fail(on.device, FAULTY_STREAM_CLOSE, 2, REFIT_ERR_TIMEOUT);
+    assert_int_equal(refit_offloader_close(on.offloader, &on.error), REFIT_ERR_TIMEOUT);
+    assert_int_equal(refit_offloader_restore(on.offloader, REFIT_STREAM_NONE, NULL, &on.error),
+                     REFIT_ERR_STATE);
+    rig_close(&on);
+}
+
 static void nothing_is_done_to_no_offloader(void **state)
 {
     (void)state;
@@ -216,6 +237,7 @@ int main(void)
         cmocka_unit_test(every_verb_from_every_state),
         cmocka_unit_test(close_works_in_every_state),
         cmocka_unit_test(close_waits_for_copies_or_closes_nothing),
+        cmocka_unit_test(a_half_closed_offloader_can_only_be_closed),
         cmocka_unit_test(nothing_is_done_to_no_offloader),
         cmocka_unit_test(states_have_names),
     };

@@ -110,8 +110,9 @@ REFIT_API REFIT_MUST_CHECK refit_status refit_stream_call(refit_device *device,
                                                           refit_stream_fn function, void *user,
                                                           refit_error *error);
 
-/* Queues one copy between any two of host and device memory; both sides must stay until it is done.
- * With REFIT_STREAM_NONE it blocks until done. REFIT_ERR_COPY, REFIT_ERR_INVALID. Since 0.1. */
+/* Queues one copy between any two of host and device memory, which do not overlap; both sides must
+ * stay until it is done. With REFIT_STREAM_NONE it blocks until done. REFIT_ERR_COPY,
+ * REFIT_ERR_INVALID. Since 0.1. */
 REFIT_API REFIT_MUST_CHECK refit_status refit_stream_copy(refit_device *device,
                                                           refit_stream_ref stream, void *to,
                                                           const void *from, uint64_t bytes,

@@ -104,8 +104,10 @@ typedef struct refit_memory_hooks {
 } refit_memory_hooks;
 
 /*
- * Opens an offloader on a device, which must outlive it. `config` may be NULL; it is copied. Takes
- * no arena memory yet. REFIT_ERR_CONFIG, REFIT_ERR_HOST_MEMORY, REFIT_ERR_DEVICE. Since 0.1.
+ * Opens an offloader on a device, which must outlive it, and two streams there, one for each way
+ * (on the host device a thread each), but with use_pinned_optimizer_offload: false. `config` may be
+ * NULL; it is copied. Takes no arena memory yet. REFIT_ERR_CONFIG, REFIT_ERR_HOST_MEMORY,
+ * REFIT_ERR_DEVICE. Since 0.1.
  */
 REFIT_API REFIT_MUST_CHECK refit_status refit_offloader_open(refit_device *device,
                                                              const refit_config *config,
@@ -116,7 +118,8 @@ REFIT_API REFIT_MUST_CHECK refit_status refit_offloader_open(refit_device *devic
  * Closes it in whatever state; NULL is allowed. Copies under way are finished first (blocks, at
  * most offload.timeout_ms). Bytes that are still away are lost with it, so restore before, if they
  * matter. Its futures end with it. REFIT_ERR_BUSY while a lease is open, and REFIT_ERR_TIMEOUT if
- * copies do not end; in both cases nothing is closed. Since 0.1.
+ * copies do not end; in both cases nothing is closed. If the device does not close a stream
+ * (REFIT_ERR_DEVICE, REFIT_ERR_TIMEOUT) it starts nothing any more: close it again. Since 0.1.
  */
 REFIT_API REFIT_MUST_CHECK refit_status refit_offloader_close(refit_offloader *offloader,
                                                               refit_error *error);
@@ -268,7 +271,8 @@ REFIT_API REFIT_MUST_CHECK refit_status refit_future_wait_group(refit_future *fu
                                                                 uint32_t group, uint32_t timeout_ms,
                                                                 refit_error *error);
 
-/* 1 if the whole operation is done, however it ended. Does not block. Since 0.1. */
+/* 1 if the whole operation is done, however it ended; with offload.verify only once somebody has
+ * waited. 0 for NULL. Does not block. Since 0.1. */
 REFIT_API int refit_future_done(refit_future *future);
 
 /* Makes `stream` wait, on the device, for the whole operation; the CPU goes on (with
