@@ -20,7 +20,8 @@ void rft_cycle_begin(rft_cycle *cycle, int64_t began)
 refit_status rft_cycle_count(rft_cycle *cycle, rft_phase phase, int64_t began, refit_status status)
 {
     int64_t spent = rft_now() - began;
-    cycle->phases[phase] = spent;
+    /* A verb may be called again: to go on, or for nothing. */
+    cycle->phases[phase] = (cycle->open ? cycle->phases[phase] : 0) + spent;
     cycle->exposed += spent;
     if (status != REFIT_OK && cycle->open && !cycle->failed) {
         cycle->failed = true;

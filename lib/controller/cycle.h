@@ -26,7 +26,7 @@ typedef struct rft_cycle {
     bool failed; /* a phase has */
     int64_t began;
     int64_t exposed;            /* nanoseconds in the verbs so far */
-    int64_t phases[RFT_PHASES]; /* nanoseconds of each phase's last call */
+    int64_t phases[RFT_PHASES]; /* nanoseconds in each phase's verb so far */
     uint64_t completed;
     uint64_t failures;       /* cycles in which a phase failed */
     int64_t last_seconds_ns; /* of the last cycle that completed */

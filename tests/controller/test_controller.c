@@ -203,6 +203,21 @@ static void figures_of_a_cycle(void **state)
     bench_close(&on);
 }
 
+static void a_verb_called_again_adds_to_its_figure(void **state)
+{
+    (void)state;
+    cycle_bench on;
+    bench_open(&on, true, true);
+    assert_ok(clear(&on));
+    double once = bench_stats(&on).clear_seconds_last;
+    assert_ok(clear(&on));
+    assert_true(bench_stats(&on).clear_seconds_last > once);
+    assert_ok(bring_back(&on));
+    assert_ok(join(&on));
+    assert_ok(refit_prepare_for_training(on.controller, REFIT_STREAM_NONE, &on.error));
+    bench_close(&on);
+}
+
 static void state_names_are_constants(void **state)
 {
     (void)state;
@@ -223,6 +238,7 @@ int main(void)
         cmocka_unit_test(arguments_are_checked),
         cmocka_unit_test(a_controller_opens_where_the_states_are),
         cmocka_unit_test(figures_of_a_cycle),
+        cmocka_unit_test(a_verb_called_again_adds_to_its_figure),
         cmocka_unit_test(state_names_are_constants),
     };
     return cmocka_run_group_tests_name("controller", tests, NULL, NULL);
