@@ -85,6 +85,17 @@ static int open_files(publish_job *job)
     return CLI_DONE;
 }
 
+/* Waits in slices, so that a signal is noticed. */
+static refit_status wait_for_workers(publish_job *job, refit_error *error)
+{
+    const double end = cli_seconds() + 1e-3 * job->config.broadcast_stage_timeout_ms;
+    refit_status status;
+    do {
+        status = refit_publisher_wait_workers(job->publisher, job->workers, SLICE_MS, error);
+    } while (status == REFIT_ERR_TIMEOUT && cli_interrupt_signal() == 0 && cli_seconds() < end);
+    return status;
+}
+
 static int wait_workers(publish_job *job, cli_progress *progress)
 {
     char words[64];
@@ -92,17 +103,18 @@ static int wait_workers(publish_job *job, cli_progress *progress)
                    job->workers == 1 ? "" : "s");
     cli_progress_say(progress, words);
     refit_error error;
-    const double end = cli_seconds() + 1e-3 * job->config.broadcast_stage_timeout_ms;
-    for (;;) {
-        refit_status status =
-            refit_publisher_wait_workers(job->publisher, job->workers, SLICE_MS, &error);
-        if (cli_interrupt_signal() != 0) return CLI_SIGNAL + cli_interrupt_signal();
-        if (status == REFIT_OK) return CLI_DONE;
-        if (status != REFIT_ERR_TIMEOUT || cli_seconds() >= end) {
-            cli_progress_end(progress);
-            return cli_complain_error(&error);
-        }
-    }
+    refit_stats stats;
+    refit_status status = wait_for_workers(job, &error);
+    if (status == REFIT_OK) return CLI_DONE;
+    if (cli_interrupt_signal() != 0) return CLI_SIGNAL + cli_interrupt_signal();
+    cli_progress_end(progress);
+    if (status != REFIT_ERR_TIMEOUT) return cli_complain_error(&error);
+    refit_stats_init(&stats, sizeof stats);
+    (void)!refit_publisher_stats(job->publisher, &stats, NULL);
+    return cli_complain(CLI_PEERS, "%llu of %u workers have subscribed to %s within %.1f s",
+                        (unsigned long long)stats.workers, job->workers,
+                        refit_publisher_endpoint(job->publisher),
+                        1e-3 * job->config.broadcast_stage_timeout_ms);
 }
 
 static refit_status write_version(publish_job *job, const cli_weights *file, cli_progress *progress,
