@@ -11,7 +11,8 @@
  * returns.
  *
  * Failures of queued work: a stream keeps the first one until the next event is recorded on it;
- * that event completes with it, and the stream is clean again.
+ * that event completes with it, and the stream is clean again. An event that closes before anybody
+ * asked it leaves the failure to the stream.
  */
 #ifndef RFT_DEVICE_H
 #define RFT_DEVICE_H

@@ -11,7 +11,8 @@
  *                                  └──────move────────┘
  *
  * A failure goes to the event whose record the stream reaches next. An event that was moved or
- * closed meanwhile takes nothing: the failure waits for the next one, so that none is lost.
+ * closed meanwhile takes nothing, and one that is closed before anybody asked gives it back to the
+ * line: the failure waits for the next record, so that none is lost.
  */
 #include "device/host_event.h"
 
@@ -25,6 +26,7 @@ struct rft_host_event {
     rft_host_line *line;      /* retained; NULL: nothing to wait for */
     uint64_t place;           /* on it */
     rft_host_failure failure; /* of the work before the place */
+    bool untold;              /* there is one, and nobody has asked */
 };
 
 refit_status rft_host_line_open(rft_host_line **out, refit_error *error)
@@ -64,6 +66,21 @@ void rft_host_line_pass(rft_host_line *line, uint64_t place)
     rft_lock(&line->lock);
     line->passed = place;
     rft_cond_wake_all(&line->moved);
+    rft_unlock(&line->lock);
+}
+
+static void return_failure(rft_host_line *line, const rft_host_failure *failure)
+{
+    rft_lock(&line->lock);
+    if (line->returned.status == REFIT_OK) line->returned = *failure;
+    rft_unlock(&line->lock);
+}
+
+void rft_host_line_take_returned(rft_host_line *line, rft_host_failure *failure)
+{
+    rft_lock(&line->lock);
+    if (line->returned.status != REFIT_OK) *failure = line->returned;
+    line->returned.status = REFIT_OK;
     rft_unlock(&line->lock);
 }
 
@@ -113,6 +130,7 @@ void rft_host_event_close(rft_host_event *event)
 {
     rft_lock(&event->lock);
     event->open = false;
+    if (event->untold) return_failure(event->line, &event->failure);
     rft_unlock(&event->lock);
     let_go(event);
 }
@@ -128,6 +146,7 @@ void rft_host_event_move(rft_host_event *event, rft_host_line *line, uint64_t pl
     event->line = line;
     event->place = place;
     event->failure.status = REFIT_OK;
+    event->untold = false;
     rft_unlock(&event->lock);
     rft_host_line_release(before);
 }
@@ -138,6 +157,7 @@ void rft_host_event_reach(rft_host_event *event, const rft_host_line *line, uint
     rft_lock(&event->lock);
     if (event->open && event->line == line && event->place == place) {
         event->failure = *failure;
+        event->untold = failure->status != REFIT_OK;
         failure->status = REFIT_OK;
     }
     rft_unlock(&event->lock);
@@ -158,6 +178,7 @@ static refit_status outcome(rft_host_event *event, refit_error *error)
     rft_lock(&event->lock);
     refit_status status = event->failure.status;
     if (status != REFIT_OK && error != NULL) *error = event->failure.error;
+    event->untold = false;
     rft_unlock(&event->lock);
     return status;
 }

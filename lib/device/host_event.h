@@ -7,13 +7,20 @@
 #include "base/thread.h"
 #include "device/device.h"
 
+/* The first failure of a stream's work that no event has taken yet; REFIT_OK: none. */
+typedef struct rft_host_failure {
+    refit_status status;
+    refit_error error;
+} rft_host_failure;
+
 /* The records of one stream, numbered 1, 2, … Outlives the stream while an event or a join knows
  * it. */
 typedef struct rft_host_line {
     atomic_uint_fast32_t holders;
     rft_mutex lock;
     rft_cond moved;
-    uint64_t passed; /* the records up to this one are done; guarded by lock */
+    uint64_t passed;           /* the records up to this one are done; guarded by lock */
+    rft_host_failure returned; /* of an event that closed before anybody asked; guarded by lock */
 } rft_host_line;
 
 refit_status rft_host_line_open(rft_host_line **out, refit_error *error);
@@ -23,6 +30,9 @@ void rft_host_line_release(rft_host_line *line);
 /* Record `place` is done; who waits for it goes on. */
 void rft_host_line_pass(rft_host_line *line, uint64_t place);
 
+/* If a failure came back to the line, it takes the place of `failure`, which is younger. */
+void rft_host_line_take_returned(rft_host_line *line, rft_host_failure *failure);
+
 /* Waits until record `place` is done; false at the deadline. */
 bool rft_host_line_wait(rft_host_line *line, uint64_t place, int64_t deadline);
 
@@ -30,12 +40,6 @@ bool rft_host_line_wait(rft_host_line *line, uint64_t place, int64_t deadline);
 void rft_host_line_follow(rft_host_line *line, uint64_t place);
 
 typedef struct rft_host_event rft_host_event;
-
-/* The first failure of a stream's work that no event has taken yet; REFIT_OK: none. */
-typedef struct rft_host_failure {
-    refit_status status;
-    refit_error error;
-} rft_host_failure;
 
 refit_status rft_host_event_open(rft_host_event **out, refit_error *error);
 

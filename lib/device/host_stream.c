@@ -53,6 +53,7 @@ static void do_copies(rft_host_stream *stream, rft_host_command *command)
 static void do_record(rft_host_stream *stream, const rft_host_command *command)
 {
     uint64_t place = command->record.place;
+    rft_host_line_take_returned(stream->line, &stream->failure);
     rft_host_event_reach(command->record.event, stream->line, place, &stream->failure);
     rft_host_line_pass(stream->line, place);
 }

@@ -192,6 +192,27 @@ static void a_failure_outlives_an_event_that_left(void **state)
     rft_device_unreserve(on->device, in.base, in.page);
 }
 
+/* As when a wait times out just before the work fails, and its event is closed just after. */
+static void a_failure_outlives_an_event_that_nobody_asked(void **state)
+{
+    fixture *on = *state;
+    arena in = reserve(on, 1);
+    char byte = 0;
+    rft_event *first, *second;
+    assert_ok(rft_device_event_open(on->device, &first, &on->error));
+    assert_ok(rft_device_event_open(on->device, &second, &on->error));
+    assert_ok(refit_stream_copy(on->device, on->stream, in.base, &byte, 1, &on->error));
+    assert_ok(rft_device_event_record(on->device, first, on->stream, &on->error));
+    assert_ok(rft_device_event_record(on->device, second, on->stream, &on->error));
+    assert_ok(rft_device_event_wait(on->device, second, PATIENCE_MS, &on->error));
+    rft_device_event_close(on->device, first);
+    rft_device_event_close(on->device, second);
+    assert_int_equal(refit_stream_wait(on->device, on->stream, PATIENCE_MS, &on->error),
+                     REFIT_ERR_COPY);
+    assert_ok(refit_stream_wait(on->device, on->stream, PATIENCE_MS, &on->error));
+    rft_device_unreserve(on->device, in.base, in.page);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -203,6 +224,7 @@ int main(void)
         cmocka_unit_test(what_lies_outside_is_refused),
         cmocka_unit_test(a_copy_to_memory_that_is_gone_fails_once),
         cmocka_unit_test(a_failure_outlives_an_event_that_left),
+        cmocka_unit_test(a_failure_outlives_an_event_that_nobody_asked),
     };
     return run_on_every_device("arena", tests, sizeof tests / sizeof tests[0]);
 }
