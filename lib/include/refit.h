@@ -51,6 +51,9 @@
  * Rules that hold everywhere:
  *  - A call returns a refit_status; results come through pointers, written only on REFIT_OK.
  *  - A call that fails has changed nothing, unless its comment says what it left.
+ *  - An argument that cannot be (NULL, a size field too small) is REFIT_ERR_INVALID, also where the
+ *    comment does not name it.
+ *  - One thread at a time uses an object, but for calls marked "any thread".
  *  - refit never aborts, never prints, never installs a signal handler, and keeps no thread beyond
  *    those that the object's header names.
  *  - An object belongs to the process that opened it: a forked child uses none, not even to close
