@@ -56,7 +56,8 @@ REFIT_API REFIT_MUST_CHECK refit_status refit_device_open(const char *spec,
                                                           refit_device **out, refit_error *error);
 
 /* Closes a device; NULL is allowed. REFIT_ERR_BUSY, and nothing is closed, while memory, streams or
- * objects on it are open. Joins the device's threads. Since 0.1. */
+ * objects on it are open. Joins the device's threads. Any thread, once no other uses it. Since 0.1.
+ */
 REFIT_API REFIT_MUST_CHECK refit_status refit_device_close(refit_device *device,
                                                            refit_error *error);
 
@@ -88,8 +89,8 @@ REFIT_API REFIT_MUST_CHECK refit_status refit_stream_open(refit_device *device,
                                                           refit_error *error);
 
 /* Finishes what is queued, then closes the stream. Blocks, at most for offload.timeout_ms of the
- * device's configuration: then REFIT_ERR_TIMEOUT, and nothing is closed. REFIT_ERR_INVALID.
- * Since 0.1. */
+ * device's configuration: then REFIT_ERR_TIMEOUT, and nothing is closed. Any thread, once no other
+ * uses the stream. REFIT_ERR_INVALID. Since 0.1. */
 REFIT_API REFIT_MUST_CHECK refit_status refit_stream_close(refit_device *device,
                                                            refit_stream_ref stream,
                                                            refit_error *error);
@@ -104,15 +105,17 @@ REFIT_API REFIT_MUST_CHECK refit_status refit_stream_wait(refit_device *device,
 typedef void (*refit_stream_fn)(void *user);
 
 /* Queues `function(user)`; `user` stays the caller's and must live until it ran. Does not block.
- * Host device only (REFIT_ERR_UNSUPPORTED elsewhere). Since 0.1. */
+ * With REFIT_STREAM_NONE it is called at once. Any thread. Host device only (REFIT_ERR_UNSUPPORTED
+ * elsewhere). REFIT_ERR_INVALID, REFIT_ERR_HOST_MEMORY, REFIT_ERR_LIMIT (too much is queued).
+ * Since 0.1. */
 REFIT_API REFIT_MUST_CHECK refit_status refit_stream_call(refit_device *device,
                                                           refit_stream_ref stream,
                                                           refit_stream_fn function, void *user,
                                                           refit_error *error);
 
 /* Queues one copy between any two of host and device memory, which do not overlap; both sides must
- * stay until it is done. With REFIT_STREAM_NONE it blocks until done. REFIT_ERR_COPY,
- * REFIT_ERR_INVALID. Since 0.1. */
+ * stay until it is done. With REFIT_STREAM_NONE it blocks until done. Any thread. REFIT_ERR_COPY,
+ * REFIT_ERR_INVALID, REFIT_ERR_HOST_MEMORY, REFIT_ERR_LIMIT (too much is queued). Since 0.1. */
 REFIT_API REFIT_MUST_CHECK refit_status refit_stream_copy(refit_device *device,
                                                           refit_stream_ref stream, void *to,
                                                           const void *from, uint64_t bytes,
