@@ -245,6 +245,9 @@ static void descriptor_wakes_the_poll(void **state)
 static void forked_child_gets_a_context_of_its_own(void **state)
 {
     (void)state;
+#ifdef __SANITIZE_THREAD__
+    skip(); /* it takes a thread of the child for the parent's of the same handle, now and then */
+#endif
     rft_channel *server = bind_at("inproc://forked");
     pid_t child = fork();
     if (child == 0) {

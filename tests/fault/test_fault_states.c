@@ -90,7 +90,7 @@ static void nothing_is_left_of_what_is_closed_in_the_middle(void **state)
                 whole on;
                 whole_say(places[i].name, trainer_first);
                 ledger_open();
-                assert_ok(whole_open(&on, path == 0 ? WHOLE_FRAMES : WHOLE_SHM, NULL));
+                assert_ok(whole_open(&on, path == 0 ? WHOLE_FRAMES : WHOLE_SHM, whole_patient));
                 places[i].arrive(&on);
                 faulty_device_go(on.device);
                 if (trainer_first == 1) {
@@ -133,7 +133,7 @@ static void a_child_that_only_exits_disturbs_nothing(void **state)
         whole on;
         whole_say(places[i].name, i);
         ledger_open();
-        assert_ok(whole_open(&on, i % 2 == 0 ? WHOLE_FRAMES : WHOLE_SHM, NULL));
+        assert_ok(whole_open(&on, i % 2 == 0 ? WHOLE_FRAMES : WHOLE_SHM, whole_patient));
         places[i].arrive(&on);
         fork_and_exit();
         go_on(&on);
@@ -153,7 +153,7 @@ static void a_checkpoint_that_is_being_read_is_not_overwritten(void **state)
     refit_lease *lease;
     const void *bytes;
     uint64_t count;
-    assert_ok(whole_open(&on, WHOLE_FRAMES, NULL));
+    assert_ok(whole_open(&on, WHOLE_FRAMES, whole_patient));
     arrive_cleared(&on);
     assert_ok(refit_lease_acquire(on.offloader, &lease, &on.error));
     assert_ok(refit_lease_read(lease, 0, &bytes, &count, &on.error));
@@ -179,7 +179,7 @@ static void a_step_before_the_return_is_refused(void **state)
 {
     (void)state;
     whole on;
-    assert_ok(whole_open(&on, WHOLE_FRAMES, NULL));
+    assert_ok(whole_open(&on, WHOLE_FRAMES, whole_patient));
     arrive_cleared(&on);
     refit_status status = refit_controller_join(on.controller, on.stream, &on.error);
     assert_int_equal(status, REFIT_ERR_STATE);

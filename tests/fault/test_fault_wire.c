@@ -82,7 +82,7 @@ static void a_frame_that_is_damaged_costs_no_refit(void **state)
         whole on;
         whole_say(wire_fault_name(WIRE_DAMAGED), nth);
         wire_fail(WIRE_DAMAGED, nth);
-        assert_ok(whole_open(&on, WHOLE_FRAMES, NULL));
+        assert_ok(whole_open(&on, WHOLE_FRAMES, whole_patient));
         assert_ok(whole_cycle(&on));
         assert_true(wire_stop());
         refit_stats stats;

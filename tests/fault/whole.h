@@ -74,6 +74,17 @@ typedef struct whole {
     refit_error error; /* of the call that failed last */
 } whole;
 
+/* Settings for whole_open: deadlines that only a hang reaches, where nothing is to be lost. Without
+ * them they are short, for faults that cost one. */
+extern const char *const whole_patient[];
+
+/* Of each region. */
+extern const uint64_t whole_region_bytes[WHOLE_REGIONS];
+extern const refit_policy whole_policies[WHOLE_REGIONS];
+
+/* Where a tensor lies in the device's memory of weights; for SAMPLE_TENSORS, its size. */
+uint64_t whole_weight_offset(uint32_t tensor);
+
 /* Opens all. `settings`: "key", "value", … ended by NULL; may itself be NULL. */
 refit_status whole_open(whole *on, whole_path path, const char *const *settings);
 
