@@ -49,6 +49,7 @@ struct rft_channel {
     void *context;
     void *socket;
     bool router;
+    bool full; /* a DEALER that took no message: the next poll ends when it has room, too */
     rft_ipc ipc;
     rft_endpoint asked;
     char endpoint[RFT_ENDPOINT_BYTES + 16]; /* as bound */
@@ -266,11 +267,13 @@ const char *rft_channel_endpoint(const rft_channel *channel)
 
 void rft_channel_poll(rft_channel *channel, int wake_fd, int timeout_ms)
 {
+    short room = channel->full ? ZMQ_POLLOUT : 0;
     zmq_pollitem_t items[] = {
-        {.socket = channel->socket, .events = ZMQ_POLLIN},
+        {.socket = channel->socket, .events = (short)(ZMQ_POLLIN | room)},
         {.fd = wake_fd, .events = ZMQ_POLLIN},
     };
     (void)zmq_poll(items, wake_fd < 0 ? 1 : 2, timeout_ms);
+    if ((items[0].revents & ZMQ_POLLOUT) != 0) channel->full = false;
 }
 
 /* Reads all parts of one message, keeps the first `PARTS_MOST`, and gives their number. */
@@ -394,6 +397,7 @@ refit_status rft_channel_send(rft_channel *channel, const rft_peer_id *to, rft_v
     sent = sent && (payload == NULL || parcel_add_payload(&made, payload));
     sent = sent && parcel_send(channel, &made);
     int code = zmq_errno();
+    channel->full = !sent && code == EAGAIN && !channel->router;
     parcel_close(&made);
     return sent ? REFIT_OK : send_failed(code, error);
 }

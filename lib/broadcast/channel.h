@@ -56,7 +56,8 @@ void rft_channel_close(rft_channel *channel);
 /* As bound: with the port that was found. Borrowed. */
 const char *rft_channel_endpoint(const rft_channel *channel);
 
-/* Waits until a message is there, `wake_fd` is readable, or the timeout passed. */
+/* Waits until a message is there, `wake_fd` is readable, a DEALER whose last send was BUSY has room
+ * again, or the timeout passed. */
 void rft_channel_poll(rft_channel *channel, int wake_fd, int timeout_ms);
 
 /* REFIT_OK, REFIT_ERR_TIMEOUT (none there, nothing is written), or REFIT_ERR_PROTOCOL for one with

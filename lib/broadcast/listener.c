@@ -15,7 +15,6 @@
 #include "broadcast/waker.h"
 
 #define MESSAGES_A_ROUND 16u
-#define RETRY_MS         10 /* a full socket says nothing when it has room again */
 #define WAIT_MOST_MS     60000
 
 /* ---- What the session asks for */
@@ -48,7 +47,6 @@ static bool host_withdraw(void *user)
 static void wait_for_something(rft_listener *listener)
 {
     int wait_ms = rft_ms_until(rft_session_tick_at(&listener->session));
-    if (listener->backlog.count > 0 && wait_ms > RETRY_MS) wait_ms = RETRY_MS;
     if (wait_ms > WAIT_MOST_MS) wait_ms = WAIT_MOST_MS;
     rft_channel_poll(listener->channel, listener->desk.wake_fd, wait_ms);
     rft_waker_clear(listener->desk.wake_fd);

@@ -232,6 +232,24 @@ static void dealer_without_a_trainer_is_busy(void **state)
     rft_channel_close(client);
 }
 
+static void room_for_what_was_refused_ends_the_poll(void **state)
+{
+    (void)state;
+    char endpoint[64];
+    refit_config config = quick_config();
+    rft_channel *client = NULL, *server = bind_at("tcp://127.0.0.1:0");
+    snprintf(endpoint, sizeof endpoint, "%s", rft_channel_endpoint(server));
+    rft_channel_close(server);
+    assert_int_equal(rft_channel_connect(endpoint, &config, &client, NULL), REFIT_OK);
+    assert_int_equal(rft_channel_send(client, NULL, rft_view_text("x"), NULL, NULL),
+                     REFIT_ERR_BUSY);
+    server = bind_at(endpoint);
+    rft_channel_poll(client, -1, 60 * 60 * 1000);
+    assert_int_equal(rft_channel_send(client, NULL, rft_view_text("x"), NULL, NULL), REFIT_OK);
+    rft_channel_close(client);
+    rft_channel_close(server);
+}
+
 static void descriptor_wakes_the_poll(void **state)
 {
     (void)state;
@@ -278,6 +296,7 @@ int main(void)
         cmocka_unit_test(unknown_peer_is_reported),
         cmocka_unit_test(peer_that_does_not_read_is_busy_in_the_end),
         cmocka_unit_test(dealer_without_a_trainer_is_busy),
+        cmocka_unit_test(room_for_what_was_refused_ends_the_poll),
         cmocka_unit_test(descriptor_wakes_the_poll),
         cmocka_unit_test(forked_child_gets_a_context_of_its_own),
     };
