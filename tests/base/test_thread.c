@@ -1,0 +1,94 @@
+/* Threads take no signals, waits end at their deadline, and deadlines count down. */
+#include <setjmp.h>
+#include <signal.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include <cmocka.h>
+
+#include "base/clock.h"
+#include "base/thread.h"
+
+typedef struct meeting {
+    rft_mutex lock;
+    rft_cond arrived;
+    bool there;  /* guarded by lock */
+    int blocked; /* written before the thread arrives */
+} meeting;
+
+static void *arrive(void *user)
+{
+    meeting *it = user;
+    sigset_t set;
+    pthread_sigmask(SIG_SETMASK, NULL, &set);
+    it->blocked =
+        sigismember(&set, SIGINT) && sigismember(&set, SIGTERM) && sigismember(&set, SIGUSR1);
+    rft_lock(&it->lock);
+    it->there = true;
+    rft_cond_wake_all(&it->arrived);
+    rft_unlock(&it->lock);
+    return NULL;
+}
+
+static void a_wait_ends_when_it_is_woken(void **state)
+{
+    (void)state;
+    meeting it = {0};
+    rft_thread thread;
+    assert_int_equal(rft_mutex_open(&it.lock, NULL), REFIT_OK);
+    assert_int_equal(rft_cond_open(&it.arrived, NULL), REFIT_OK);
+    assert_int_equal(rft_thread_start(&thread, "arriving", arrive, &it, NULL), REFIT_OK);
+    int64_t deadline = rft_deadline(20000);
+    rft_lock(&it.lock);
+    while (!it.there && rft_cond_wait(&it.arrived, &it.lock, deadline)) {
+    }
+    assert_true(it.there);
+    rft_unlock(&it.lock);
+    rft_thread_join(thread);
+    assert_true(it.blocked);
+    rft_cond_close(&it.arrived);
+    rft_mutex_close(&it.lock);
+}
+
+static void a_wait_that_nobody_ends_ends_at_its_deadline(void **state)
+{
+    (void)state;
+    meeting it = {0};
+    assert_int_equal(rft_mutex_open(&it.lock, NULL), REFIT_OK);
+    assert_int_equal(rft_cond_open(&it.arrived, NULL), REFIT_OK);
+    int64_t deadline = rft_deadline(20);
+    rft_lock(&it.lock);
+    while (rft_cond_wait(&it.arrived, &it.lock, deadline)) {
+    }
+    rft_unlock(&it.lock);
+    assert_true(rft_now() >= deadline);
+    rft_cond_close(&it.arrived);
+    rft_mutex_close(&it.lock);
+}
+
+static void a_passed_deadline_leaves_no_time(void **state)
+{
+    (void)state;
+    assert_int_equal(rft_ms_until(rft_now() - 1), 0);
+    assert_true(rft_ms_until(rft_deadline(60000)) > 0);
+    assert_true(rft_ms_until(rft_deadline(60000)) <= 60000);
+    assert_int_equal(rft_ms_until(INT64_MAX), INT32_MAX);
+}
+
+static void there_is_at_least_one_cpu(void **state)
+{
+    (void)state;
+    assert_true(rft_cpu_count() >= 1);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(a_wait_ends_when_it_is_woken),
+        cmocka_unit_test(a_wait_that_nobody_ends_ends_at_its_deadline),
+        cmocka_unit_test(a_passed_deadline_leaves_no_time),
+        cmocka_unit_test(there_is_at_least_one_cpu),
+    };
+    return cmocka_run_group_tests_name("thread", tests, NULL, NULL);
+}
