@@ -85,17 +85,21 @@ static bool options_apply(void *socket, const channel_option *options, size_t co
 static bool options_common(const rft_channel *channel, const refit_config *config)
 {
     int64_t queue = (int64_t)config->limits_window * 2 + QUEUE_SPARE;
+    int64_t silence_s = config->broadcast_heartbeat_timeout_ms / 1000 + 1;
     const channel_option options[] = {
         {ZMQ_LINGER, config->broadcast_linger_ms, false},
         {ZMQ_SNDHWM, queue, false},
         {ZMQ_RCVHWM, queue, false},
         {ZMQ_MAXMSGSIZE, message_most(config), true},
         {ZMQ_HANDSHAKE_IVL, HANDSHAKE_MS, false},
-        /* Cuts the connection of a stopped or vanished peer, which frees what is queued for it. */
-        {ZMQ_HEARTBEAT_IVL, config->broadcast_heartbeat_ms, false},
-        {ZMQ_HEARTBEAT_TIMEOUT, config->broadcast_heartbeat_timeout_ms, false},
-        {ZMQ_HEARTBEAT_TTL, config->broadcast_heartbeat_timeout_ms, false},
+        /* Cut the connection of a vanished peer, which frees what is queued for it. Not ZeroMQ's
+         * own heartbeat: in 4.3 its timer aborts the process where a connection breaks whose input
+         * is held up, as it is in a socket that closes. */
+        {ZMQ_TCP_MAXRT, config->broadcast_heartbeat_timeout_ms, false},
         {ZMQ_TCP_KEEPALIVE, 1, false},
+        {ZMQ_TCP_KEEPALIVE_IDLE, silence_s, false},
+        {ZMQ_TCP_KEEPALIVE_INTVL, silence_s, false},
+        {ZMQ_TCP_KEEPALIVE_CNT, 2, false},
         /* Only an address in brackets is IPv6: a name never turns into one unseen. */
         {ZMQ_IPV6, channel->asked.ipv6, false},
     };
