@@ -1,9 +1,10 @@
 /*
  * refit subscribe: each committed version as a safetensors file.
  *
- * A version is accepted once its file is on the disk; one that cannot be written is refused, so
- * that the publisher knows that this worker still has the version before. Ends after --count
- * versions, on a signal, or when nothing new has come for --timeout seconds.
+ * A version is accepted once its bytes are on the disk, and its file gets its name after that: an
+ * accept that fails (the bytes may be torn) leaves no file. A version that cannot be written is
+ * refused, so that the publisher knows that this worker still has the version before. Ends after
+ * --count versions, on a signal, or when nothing new has come for --timeout seconds.
  */
 #include <errno.h>
 #include <inttypes.h>
@@ -120,23 +121,39 @@ static uint64_t count_bytes(const refit_update *update)
     return total;
 }
 
-static int keep_version(subscribe_job *job, refit_update *update)
+/* Its bytes beside the file they are to be; a version that cannot be written is refused. */
+static int write_version(subscribe_job *job, refit_update *update, uint64_t bytes,
+                         cli_output *output)
 {
-    char label[64], size[CLI_SIZE_TEXT];
+    char label[64];
     cli_progress progress;
     refit_error error;
-    const uint64_t version = refit_update_version(update), bytes = count_bytes(update);
-    (void)snprintf(label, sizeof label, "version %" PRIu64, version);
+    (void)snprintf(label, sizeof label, "version %" PRIu64, refit_update_version(update));
     cli_progress_begin(&progress, bytes, label);
-    refit_status status = cli_update_write(update, job->dir, &progress, &error);
+    refit_status status = cli_output_begin(update, job->dir, &progress, output, &error);
     cli_progress_end(&progress);
-    if (status != REFIT_OK) {
-        /* Whether the publisher still hears of it changes nothing here. */
-        status = refit_update_refuse(update, error.text, job->kept > 0, NULL);
-        (void)status;
+    if (status == REFIT_OK) return CLI_DONE;
+    /* Whether the publisher still hears of it changes nothing here. */
+    (void)!refit_update_refuse(update, error.text, job->kept > 0, NULL);
+    return cli_complain_error(&error);
+}
+
+static int keep_version(subscribe_job *job, refit_update *update)
+{
+    char size[CLI_SIZE_TEXT];
+    cli_output output;
+    refit_error error;
+    const uint64_t version = refit_update_version(update), bytes = count_bytes(update);
+    int status = write_version(job, update, bytes, &output);
+    if (status != CLI_DONE) return status;
+    if (refit_update_accept(update, &error) != REFIT_OK) {
+        cli_output_drop(&output);
         return cli_complain_error(&error);
     }
-    if (refit_update_accept(update, &error) != REFIT_OK) return cli_complain_error(&error);
+    if (cli_output_keep(&output, &error) != REFIT_OK) {
+        return cli_complain(CLI_IO, "version %" PRIu64 " was accepted, but is not in place: %s",
+                            version, error.text);
+    }
     (void)printf("version %" PRIu64 ": %s/%" PRIu64 ".safetensors, %u tensors, %s\n", version,
                  job->dir, version, refit_update_count(update), cli_size_text(bytes, size));
     (void)fflush(stdout);

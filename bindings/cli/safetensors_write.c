@@ -1,7 +1,9 @@
 /*
  * Writing a version as a safetensors file.
  *
- *     .7.safetensors.PID  --bytes, fsync-->  7.safetensors  --fsync of DIR-->  latest -> it
+ *     begin  .7.safetensors.PID with its bytes, fsync
+ *     keep   -> renamed 7.safetensors, latest -> it, fsync of DIR
+ *     drop   -> nothing
  *
  * The header is written by jansson in the form of the reference implementation (compact, in the
  * order of the bytes, filled up with spaces to a multiple of eight), so that a file without
@@ -23,11 +25,10 @@
 
 #define WRITE_MOST ((size_t)16 << 20) /* at once, so that progress is seen */
 
+/* The file while its bytes are written. */
 typedef struct output_file {
-    int dir;
     int file;
-    char beside[96]; /* while it is written */
-    char name[64];   /* when it is complete */
+    const char *name; /* in sentences */
     cli_progress *progress;
 } output_file;
 
@@ -135,12 +136,11 @@ static refit_status write_tensors(output_file *output, const refit_update *updat
 }
 
 /* A file of this name can only be what a killed process with our id has left. */
-static refit_status open_beside(output_file *output, refit_error *error)
+static refit_status open_beside(const cli_output *output, int *file, refit_error *error)
 {
     (void)unlinkat(output->dir, output->beside, 0);
-    output->file =
-        openat(output->dir, output->beside, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666);
-    return output->file >= 0 ? REFIT_OK : refuse_io(error, "create", output->beside);
+    *file = openat(output->dir, output->beside, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666);
+    return *file >= 0 ? REFIT_OK : refuse_io(error, "create", output->beside);
 }
 
 /* Bytes on the disk, and an error that only close knows. */
@@ -153,27 +153,39 @@ static refit_status close_file(output_file *output, refit_error *error)
     return refuse_io(error, "write", output->name);
 }
 
-static refit_status write_file(output_file *output, const refit_update *update, refit_error *error)
+static refit_status write_file(const cli_output *output, const refit_update *update,
+                               cli_progress *progress, refit_error *error)
 {
-    refit_status status = open_beside(output, error);
+    output_file target = {.name = output->name, .progress = progress};
+    refit_status status = open_beside(output, &target.file, error);
     if (status != REFIT_OK) return status;
-    status = write_header(output, update, error);
-    if (status == REFIT_OK) status = write_tensors(output, update, error);
-    if (status == REFIT_OK) {
-        status = close_file(output, error);
-    } else {
-        (void)close(output->file);
-    }
-    if (status == REFIT_OK &&
-        renameat(output->dir, output->beside, output->dir, output->name) != 0) {
-        status = refuse_io(error, "name", output->name);
-    }
-    if (status != REFIT_OK) (void)unlinkat(output->dir, output->beside, 0);
+    status = write_header(&target, update, error);
+    if (status == REFIT_OK) status = write_tensors(&target, update, error);
+    if (status == REFIT_OK) return close_file(&target, error);
+    (void)close(target.file);
     return status;
 }
 
+refit_status cli_output_begin(const refit_update *update, const char *dir, cli_progress *progress,
+                              cli_output *out, refit_error *error)
+{
+    cli_output output;
+    (void)snprintf(output.name, sizeof output.name, "%" PRIu64 ".safetensors",
+                   refit_update_version(update));
+    (void)snprintf(output.beside, sizeof output.beside, ".%s.%ld", output.name, (long)getpid());
+    output.dir = open(dir, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    if (output.dir < 0) return refuse_io(error, "open the folder", dir);
+    refit_status status = write_file(&output, update, progress, error);
+    if (status != REFIT_OK) {
+        cli_output_drop(&output);
+        return status;
+    }
+    *out = output;
+    return REFIT_OK;
+}
+
 /* A symbolic link cannot be changed, but another can be renamed over it. */
-static refit_status point_latest(output_file *output, refit_error *error)
+static refit_status point_latest(const cli_output *output, refit_error *error)
 {
     char link[64];
     (void)snprintf(link, sizeof link, ".latest.%ld", (long)getpid());
@@ -187,17 +199,20 @@ static refit_status point_latest(output_file *output, refit_error *error)
     return fsync(output->dir) == 0 ? REFIT_OK : refuse_io(error, "write", "the folder");
 }
 
-refit_status cli_update_write(const refit_update *update, const char *dir, cli_progress *progress,
-                              refit_error *error)
+refit_status cli_output_keep(cli_output *output, refit_error *error)
 {
-    const uint64_t version = refit_update_version(update);
-    output_file output = {.progress = progress};
-    (void)snprintf(output.name, sizeof output.name, "%" PRIu64 ".safetensors", version);
-    (void)snprintf(output.beside, sizeof output.beside, ".%s.%ld", output.name, (long)getpid());
-    output.dir = open(dir, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-    if (output.dir < 0) return refuse_io(error, "open the folder", dir);
-    refit_status status = write_file(&output, update, error);
-    if (status == REFIT_OK) status = point_latest(&output, error);
-    (void)close(output.dir);
+    if (renameat(output->dir, output->beside, output->dir, output->name) != 0) {
+        refit_status status = refuse_io(error, "name", output->name);
+        cli_output_drop(output);
+        return status;
+    }
+    refit_status status = point_latest(output, error);
+    (void)close(output->dir);
     return status;
+}
+
+void cli_output_drop(cli_output *output)
+{
+    (void)unlinkat(output->dir, output->beside, 0);
+    (void)close(output->dir);
 }
