@@ -100,8 +100,8 @@ const rft_option rft_options[] = {
      "How many workers suffice with commit: quorum. 0 with commit: all."},
     {"broadcast.stage_timeout_ms", IN(broadcast_stage_timeout_ms), RFT_TIME, "1min", 1, 24 * HOUR,
      "ms",
-     "From the offer of a version until all have staged it; who has not by then is evicted. Allow "
-     "for the size of the weights over the slowest link."},
+     "From refit_publisher_commit, when all is written, until all have staged the version; who has "
+     "not by then is evicted. Allow for the size of the weights over the slowest link."},
     {"broadcast.commit_timeout_ms", IN(broadcast_commit_timeout_ms), RFT_TIME, "30s", 1, 24 * HOUR,
      "ms", "From the commit until all have applied it; allow for what the engine does to load it."},
     {"broadcast.heartbeat_ms", IN(broadcast_heartbeat_ms), RFT_TIME, "1s", 1, HOUR, "ms",

@@ -95,7 +95,9 @@ typedef struct refit_tensor {
  * "ipc:///run/refit.sock", "inproc://name". Any address beyond this host needs
  * broadcast.insecure: true. `config` may be NULL; it is copied. One thread at a time uses a
  * publisher, but for what is marked "any thread". REFIT_ERR_BUSY (somebody else has the endpoint),
- * REFIT_ERR_SECURITY, REFIT_ERR_CONFIG, REFIT_ERR_INVALID, REFIT_ERR_SYSTEM. Since 0.1.
+ * REFIT_ERR_EXISTS (a file that is no socket has the place of an ipc:// endpoint),
+ * REFIT_ERR_SECURITY, REFIT_ERR_CONFIG, REFIT_ERR_INVALID, REFIT_ERR_HOST_MEMORY, REFIT_ERR_SYSTEM.
+ * Since 0.1.
  */
 REFIT_API REFIT_MUST_CHECK refit_status refit_publisher_open(const char *endpoint,
                                                              const refit_config *config,
@@ -132,9 +134,12 @@ REFIT_API REFIT_MUST_CHECK refit_status refit_publisher_wait_workers(refit_publi
 /*
  * Begins a version: a number above all before it in this epoch, or 0 for the next one. The workers
  * subscribed now are its members; they are offered it at once and fetch what is written while the
- * rest still comes. With one slot it waits until all workers have let go of the version before, at
- * most broadcast.stage_timeout_ms; who does not is evicted. REFIT_ERR_STATE (nothing declared, or
- * one is under way), REFIT_ERR_STALE (number used). Since 0.1.
+ * rest still comes. It waits until all workers have let go of the version whose slot it takes (with
+ * one slot the version before, with two the one before that), at most broadcast.stage_timeout_ms;
+ * who does not is evicted. Then it waits until the transport has sent what lies in that slot, at
+ * most broadcast.linger_ms. A slot that somebody may still read after that gets fresh memory.
+ * REFIT_ERR_STATE (nothing declared, or one is under way), REFIT_ERR_STALE (number used);
+ * REFIT_ERR_HOST_MEMORY, REFIT_ERR_SYSTEM (no fresh memory): nothing has begun then. Since 0.1.
  */
 REFIT_API REFIT_MUST_CHECK refit_status refit_publisher_begin(refit_publisher *publisher,
                                                               uint64_t version, refit_error *error);
@@ -143,8 +148,10 @@ REFIT_API REFIT_MUST_CHECK refit_status refit_publisher_begin(refit_publisher *p
  * Writes one tensor's bytes (host memory, or memory of a device that the host can address) into the
  * store, with its digest; when it returns, `memory` may change. Each tensor once, in any order;
  * tied tensors are not written. `device` is where `memory` lives and `after` a stream of it to wait
- * for; NULL and REFIT_STREAM_NONE for plain host memory. Blocks for the copy. REFIT_ERR_STATE (not
- * begun, or written already), REFIT_ERR_INVALID (index, size), REFIT_ERR_COPY. Since 0.1.
+ * for, at most broadcast.stage_timeout_ms; NULL and REFIT_STREAM_NONE for plain host memory. Blocks
+ * for the copy. REFIT_ERR_STATE (not begun, or written already), REFIT_ERR_INVALID (index, size, a
+ * stream without its device), REFIT_ERR_UNSUPPORTED (the host cannot address the device's memory),
+ * REFIT_ERR_TIMEOUT (the stream is not done), and what the device reports of the stream. Since 0.1.
  */
 REFIT_API REFIT_MUST_CHECK refit_status refit_publisher_write(refit_publisher *publisher,
                                                               uint32_t tensor, const void *memory,
@@ -158,9 +165,10 @@ REFIT_API REFIT_MUST_CHECK refit_status refit_publisher_write(refit_publisher *p
  * broadcast.commit_timeout_ms. REFIT_OK: the version is the current one. With fewer than needed it
  * is aborted, everybody keeps the version before, and the store too; REFIT_ERR_PEER or
  * REFIT_ERR_TIMEOUT, and refit_publisher_worker names who and why. Once committed, workers that
- * fail to apply are evicted and named but do not undo it: REFIT_ERR_PEER, with publish_version at
- * the new one. A version that lacks a tensor is REFIT_ERR_STATE and stays open. With no workers at
- * all (and commit: all) it commits at once: the store serves who comes later. Since 0.1.
+ * fail to apply are named but do not undo it, and those that have not said in time are evicted as
+ * well: REFIT_ERR_PEER, with publish_version at the new one. A version that lacks a tensor is
+ * REFIT_ERR_STATE and stays open. With no workers at all (and commit: all) it commits at once: the
+ * store serves who comes later. Since 0.1.
  */
 REFIT_API REFIT_MUST_CHECK refit_status refit_publisher_commit(refit_publisher *publisher,
                                                                refit_error *error);

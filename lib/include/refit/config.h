@@ -98,7 +98,7 @@ typedef struct refit_config {
     uint32_t broadcast_window;               /* frames a worker asks for ahead */
     int32_t broadcast_commit;                /* refit_commit_policy */
     uint32_t broadcast_quorum;               /* workers, with commit: quorum */
-    uint32_t broadcast_stage_timeout_ms;     /* from the offer until all have staged */
+    uint32_t broadcast_stage_timeout_ms;     /* from commit() until all have staged */
     uint32_t broadcast_commit_timeout_ms;    /* from the commit until all have applied */
     uint32_t broadcast_heartbeat_ms;         /* between two beats */
     uint32_t broadcast_heartbeat_timeout_ms; /* silence after which a peer counts as lost */
