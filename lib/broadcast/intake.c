@@ -4,9 +4,9 @@
  * Through the socket: the window of credits is kept full, frames go into the assembly (which copies
  * and digests them), and when all are in and SEAL is known, the assembly verifies. In shared
  * memory: the slot is mapped, and SEAL's digests are checked against each other, or, with
- * broadcast.verify: always, against the bytes. The window counts frames that were asked for with
- * PULL; frames asked for again with RESEND travel outside of it. Knows nothing of connections,
- * commits or users.
+ * broadcast.verify: always, against the bytes, part by part. The window counts frames that were
+ * asked for with PULL; frames asked for again with RESEND travel outside of it. Knows nothing of
+ * connections, commits or users.
  */
 #include "broadcast/intake.h"
 
@@ -19,11 +19,14 @@
 #define RESEND_MOST 64u
 /* A frame can overtake one beat that was sent while it was being asked for, but not two. */
 #define QUIET_BEATS 2u
+/* Some ten milliseconds of digesting, which no heartbeat notices. */
+#define VERIFY_BYTES (UINT64_C(64) << 20)
 
 void rft_intake_init(rft_intake *intake, const refit_config *config, rft_staging *staging,
                      rft_sender sender)
 {
-    *intake = (rft_intake){.config = config, .staging = staging, .sender = sender};
+    *intake = (rft_intake){
+        .config = config, .staging = staging, .sender = sender, .verify_bytes = VERIFY_BYTES};
 }
 
 static void close_assembly(rft_intake *intake)
@@ -145,19 +148,48 @@ static void pull(rft_intake *intake)
     intake->sender.send(intake->sender.user, &message);
 }
 
-static refit_status verify_mapped(rft_intake *intake, const rft_message *seal, refit_error *error)
+static rft_message seal_of(const rft_intake *intake)
 {
-    const rft_manifest *manifest = intake->catalog->manifest;
-    RFT_REFUSE_IF(!rft_image_note_mark(intake->image), error, REFIT_ERR_STALE,
-                  "the publisher is writing over version %llu",
-                  (unsigned long long)intake->version);
+    rft_message seal = {.kind = RFT_SEAL};
+    seal.as.seal.version = intake->version;
+    seal.as.seal.digest = intake->digest;
+    seal.as.seal.tensors = (rft_view){intake->tensor_digests.data, intake->tensor_digests.count};
+    return seal;
+}
+
+static refit_status refuse_overwritten(const rft_intake *intake, refit_error *error)
+{
+    return rft_fail(error, REFIT_ERR_STALE, "the publisher is writing over version %llu",
+                    (unsigned long long)intake->version);
+}
+
+/* The digests are checked here and now, or the bytes are from now on. */
+static refit_status settle_mapped(rft_intake *intake, refit_error *error)
+{
+    if (!rft_image_note_mark(intake->image)) return refuse_overwritten(intake, error);
     if (intake->config->broadcast_verify == REFIT_VERIFY_ALWAYS) {
-        return rft_image_verify(manifest, intake->image->bytes, seal, error);
+        intake->cursor = (rft_image_cursor){0};
+        intake->phase = RFT_INTAKE_VERIFYING;
+        return REFIT_OK;
     }
-    rft_digest128 expected = rft_version_digest_encoded(manifest, seal->as.seal.tensors);
+    rft_message seal = seal_of(intake);
+    rft_digest128 expected =
+        rft_version_digest_encoded(intake->catalog->manifest, seal.as.seal.tensors);
     RFT_REFUSE_IF(!rft_digest128_equal(&expected, &intake->digest), error, REFIT_ERR_CORRUPT,
                   "the digest of version %llu does not follow from its tensors'",
                   (unsigned long long)intake->version);
+    intake->phase = RFT_INTAKE_COMPLETE;
+    return REFIT_OK;
+}
+
+refit_status rft_intake_verify(rft_intake *intake, refit_error *error)
+{
+    if (intake->phase != RFT_INTAKE_VERIFYING) return REFIT_OK;
+    if (!rft_image_is_intact(intake->image)) return refuse_overwritten(intake, error);
+    rft_message seal = seal_of(intake);
+    RFT_TRY(rft_image_verify_part(intake->catalog->manifest, intake->image->bytes, &seal,
+                                  intake->verify_bytes, &intake->cursor, error));
+    if (intake->cursor.done) intake->phase = RFT_INTAKE_COMPLETE;
     return REFIT_OK;
 }
 
@@ -165,14 +197,10 @@ static refit_status verify_mapped(rft_intake *intake, const rft_message *seal, r
 static refit_status settle(rft_intake *intake, refit_error *error)
 {
     if (intake->phase != RFT_INTAKE_FETCHING || !intake->sealed) return REFIT_OK;
-    bool mapped = intake->segment[0] != '\0';
-    if (!mapped && !rft_assembly_complete(intake->assembly)) return REFIT_OK;
-    rft_message seal = {.kind = RFT_SEAL};
-    seal.as.seal.version = intake->version;
-    seal.as.seal.digest = intake->digest;
-    seal.as.seal.tensors = (rft_view){intake->tensor_digests.data, intake->tensor_digests.count};
-    RFT_TRY(mapped ? verify_mapped(intake, &seal, error)
-                   : rft_assembly_verify(intake->assembly, &seal, error));
+    if (intake->segment[0] != '\0') return settle_mapped(intake, error);
+    if (!rft_assembly_complete(intake->assembly)) return REFIT_OK;
+    rft_message seal = seal_of(intake);
+    RFT_TRY(rft_assembly_verify(intake->assembly, &seal, error));
     intake->phase = RFT_INTAKE_COMPLETE;
     return REFIT_OK;
 }

@@ -2,8 +2,12 @@
  * intake: one version on its way in, from its OFFER until it is complete and verified.
  *
  *     NONE ──offer──► WAITING ──start──► FETCHING ──frames, seal──► COMPLETE
- *       ▲                │                  │                          │
- *       └────────────────┴──────drop────────┴───────────drop───────────┘
+ *       ▲                │                  │                       ▲   │
+ *       │                │                seal, broadcast.verify:   │   │
+ *       │                │                  ▼ always                │   │
+ *       │                │              VERIFYING ──verify──────────┘   │
+ *       │                │                  │                           │
+ *       └────────────────┴──────drop────────┴───────────drop────────────┘
  *
  * It checks what the publisher offers against the manifest and the limits, asks for frames by
  * credits, has damaged and missing ones sent again, and holds the digests of SEAL against what
@@ -24,9 +28,10 @@ typedef struct rft_sender {
 
 typedef enum rft_intake_phase {
     RFT_INTAKE_NONE,
-    RFT_INTAKE_WAITING,  /* offered; no image is free, or it is what the worker holds already */
-    RFT_INTAKE_FETCHING, /* it has an image; frames or SEAL are missing */
-    RFT_INTAKE_COMPLETE, /* verified */
+    RFT_INTAKE_WAITING,   /* offered; no image is free, or it is what the worker holds already */
+    RFT_INTAKE_FETCHING,  /* it has an image; frames or SEAL are missing */
+    RFT_INTAKE_VERIFYING, /* all is here, in shared memory; its bytes are being digested */
+    RFT_INTAKE_COMPLETE,  /* verified */
 } rft_intake_phase;
 
 typedef struct rft_intake {
@@ -46,6 +51,8 @@ typedef struct rft_intake {
     bool sealed;
     rft_digest128 digest;     /* of SEAL */
     rft_bytes tensor_digests; /* of SEAL */
+    rft_image_cursor cursor;  /* while VERIFYING: how far it is */
+    uint64_t verify_bytes;    /* that one call of verify reads at most */
 
     rft_assembly *assembly;        /* of assembly_catalog; kept for the next version */
     rft_catalog *assembly_catalog; /* the manifest it was opened for */
@@ -77,6 +84,10 @@ refit_status rft_intake_start(rft_intake *intake, const rft_image *held, refit_e
 refit_status rft_intake_frame(rft_intake *intake, const rft_message *frame, rft_view payload,
                               refit_error *error);
 refit_status rft_intake_seal(rft_intake *intake, const rft_message *seal, refit_error *error);
+
+/* Digests the next part of the image while VERIFYING: a part is short against a heartbeat, so the
+ * caller can speak and hear between two. */
+refit_status rft_intake_verify(rft_intake *intake, refit_error *error);
 
 /* The publisher's heart beat: what has not come between two beats, though it was asked for and all
  * is written, is lost and asked for again. Beats queue behind frames, so a slow line is no loss. */

@@ -264,7 +264,7 @@ static int64_t silence_at(const rft_session *session)
 static bool has_deadline(const rft_session *session)
 {
     rft_intake_phase phase = session->intake.phase;
-    bool unfinished = phase == RFT_INTAKE_WAITING || phase == RFT_INTAKE_FETCHING;
+    bool unfinished = phase != RFT_INTAKE_NONE && phase != RFT_INTAKE_COMPLETE;
     return unfinished && session->report.state != RFT_SESSION_STAGED;
 }
 
@@ -289,10 +289,23 @@ static void tick_joined(rft_session *session, int64_t now)
     }
 }
 
+/* One part a tick: beats, messages and the user's decisions have their turn between two. */
+static void tick_verifying(rft_session *session, int64_t now)
+{
+    refit_error why;
+    if (session->intake.phase != RFT_INTAKE_VERIFYING) return;
+    if (rft_intake_verify(&session->intake, &why) != REFIT_OK) {
+        rft_session_give_up(session, session->intake.version, &why, now);
+    } else {
+        rft_session_proceed(session, now);
+    }
+}
+
 void rft_session_tick(rft_session *session, int64_t now)
 {
     if (session->report.final.status != REFIT_OK) return;
     if (rft_session_is_joined(session)) tick_joined(session, now);
+    tick_verifying(session, now);
     if (!rft_session_is_joined(session) && now >= session->next_beat) {
         send_hello(session);
         session->next_beat = rft_after_ms(now, session->heartbeat_ms);
@@ -304,6 +317,7 @@ int64_t rft_session_tick_at(const rft_session *session)
     if (session->report.final.status != REFIT_OK) return INT64_MAX;
     int64_t at = session->next_beat;
     if (!rft_session_is_joined(session)) return at;
+    if (session->intake.phase == RFT_INTAKE_VERIFYING) return session->heard; /* that is: now */
     if (silence_at(session) < at) at = silence_at(session);
     if (has_deadline(session) && session->intake.deadline < at) at = session->intake.deadline;
     return at;

@@ -94,7 +94,8 @@ void rft_session_message(rft_session *session, const rft_message *message, rft_v
  * connection. */
 void rft_session_garbage(rft_session *session, const refit_error *why, int64_t now);
 
-/* What time brings: HELLO, BEAT, the publisher's silence, an offer's deadline. */
+/* What time brings: HELLO, BEAT, the publisher's silence, an offer's deadline, and the next part of
+ * an image to verify. */
 void rft_session_tick(rft_session *session, int64_t now);
 /* When tick has something to do at the latest. */
 int64_t rft_session_tick_at(const rft_session *session);

@@ -47,9 +47,24 @@ refit_status rft_assembly_verify(const rft_assembly *assembly, const rft_message
                                  refit_error *error);
 
 /* The same check for bytes that did not travel (shared memory, broadcast.verify: always): digests
- * the image itself. */
+ * the image itself, all of it at once. */
 refit_status rft_image_verify(const rft_manifest *manifest, const unsigned char *image,
                               const rft_message *seal, refit_error *error);
+
+/* How far an image has been verified; {0} is the start. */
+typedef struct rft_image_cursor {
+    uint32_t tensor;   /* reached */
+    uint32_t original; /* its number among those that are not aliases */
+    uint64_t offset;   /* bytes of it that are in `sum` */
+    uint64_t sum;
+    bool done; /* all of the image is what the publisher wrote */
+} rft_image_cursor;
+
+/* Likewise, but reads `most` bytes at most (8 or more) and goes on from the cursor when it is
+ * called again with the same arguments. */
+refit_status rft_image_verify_part(const rft_manifest *manifest, const unsigned char *image,
+                                   const rft_message *seal, uint64_t most, rft_image_cursor *cursor,
+                                   refit_error *error);
 
 /* The publisher's side: frame `sequence` as modes and payload. `same` has one byte per block of the
  * version (1: equal to the base), or is NULL: all dense. If all blocks are dense the payload is a

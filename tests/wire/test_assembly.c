@@ -348,6 +348,36 @@ static void an_image_is_verified_where_it_lies(void **state)
     close_fixture(&f);
 }
 
+/* Calls until the image is verified in parts of `most` bytes, or refused. */
+static refit_status verify_in_parts(fixture *f, uint64_t most, uint64_t *calls)
+{
+    rft_image_cursor cursor = {0};
+    refit_status status = REFIT_OK;
+    for (*calls = 0; status == REFIT_OK && !cursor.done; ++*calls) {
+        status = rft_image_verify_part(f->manifest, f->image, &f->seal, most, &cursor, NULL);
+    }
+    return status;
+}
+
+static void parts_of_any_size_verify_the_same_image(void **state)
+{
+    (void)state;
+    const uint64_t sizes[] = {8, 13, 64, 4096, 100001, UINT64_MAX};
+    uint64_t calls;
+    fixture f;
+    open_fixture(&f);
+    for (size_t i = 0; i < sizeof sizes / sizeof sizes[0]; i++) {
+        assert_int_equal(verify_in_parts(&f, sizes[i], &calls), REFIT_OK);
+        assert_true(calls >= f.manifest->payload_bytes / sizes[i]);
+    }
+    assert_int_equal(calls, 1);
+    f.image[f.manifest->tensors[COUNT - 1].offset + 3] ^= 0x80;
+    for (size_t i = 0; i < sizeof sizes / sizeof sizes[0]; i++) {
+        assert_int_equal(verify_in_parts(&f, sizes[i], &calls), REFIT_ERR_CORRUPT);
+    }
+    close_fixture(&f);
+}
+
 static void padding_belongs_to_no_tensor(void **state)
 {
     (void)state;
@@ -464,6 +494,7 @@ int main(void)
         cmocka_unit_test(a_seal_of_another_version_is_seen),
         cmocka_unit_test(a_wrong_base_is_seen),
         cmocka_unit_test(an_image_is_verified_where_it_lies),
+        cmocka_unit_test(parts_of_any_size_verify_the_same_image),
         cmocka_unit_test(padding_belongs_to_no_tensor),
         cmocka_unit_test(a_version_of_empty_tensors_is_complete_at_once),
         cmocka_unit_test(a_second_version_starts_over_and_allocates_nothing),
