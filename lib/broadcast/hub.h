@@ -168,6 +168,8 @@ void rft_round_applied(rft_hub *hub, rft_peer *peer);
 /* The worker could not stage or apply the version, or is gone: notes why, and what it means for the
  * round. Only its first failure counts. */
 void rft_round_blame(rft_hub *hub, rft_peer *peer, refit_status status, const char *reason);
+/* The worker has staged the version: a member that had failed with it no longer counts as lost. */
+void rft_round_forgive(rft_hub *hub, rft_peer *peer);
 /* Looks whether the version is decided or finished: at the end of every event. */
 void rft_round_evaluate(rft_hub *hub, int64_t now);
 

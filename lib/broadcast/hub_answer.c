@@ -113,6 +113,7 @@ static void answer_staged(rft_hub *hub, rft_peer *peer, const rft_message *messa
         return;
     }
     peer->task.stage = RFT_STAGE_STAGED;
+    if (version == round->version) rft_round_forgive(hub, peer);
     if (!rft_hub_is_committed(hub, version)) {
         peer->due = 0;
         return;

@@ -20,7 +20,8 @@
  *   ABORTED     Everybody was told ABORT; the store is being rolled back. Nothing is served.
  *
  * With commit: all, one member lost or failed ends STAGING at once: what cannot succeed is not
- * waited for. With a quorum, it ends when too few are left.
+ * waited for. With a quorum, it ends when too few are left; a member that failed, joined anew and
+ * staged after all is one of those left.
  */
 #include <inttypes.h>
 #include <stdio.h>
@@ -181,6 +182,17 @@ void rft_round_blame(rft_hub *hub, rft_peer *peer, refit_status status, const ch
     }
     peer->awaited = false;
     peer->due = 0;
+}
+
+void rft_round_forgive(rft_hub *hub, rft_peer *peer)
+{
+    rft_round *round = &hub->round;
+    bool counted = round->state == RFT_ROUND_STAGING && peer->member && peer->status != REFIT_OK;
+    if (!counted) return;
+    round->lost--;
+    if (round->lost == 0) round->result = (refit_error){0};
+    peer->status = REFIT_OK;
+    peer->reason[0] = '\0';
 }
 
 void rft_round_applied(rft_hub *hub, rft_peer *peer)

@@ -333,6 +333,54 @@ static void quorum_out_of_reach_is_not_waited_for(void **state)
     hub_bench_close(&bench);
 }
 
+/* It has failed and staged: were it counted as both, a second failure would end the version. */
+static void member_that_failed_and_then_staged_counts_as_staged(void **state)
+{
+    (void)state;
+    hub_bench bench;
+    open_with(&bench, 2, 3, false);
+    bench.config.broadcast_commit = REFIT_COMMIT_QUORUM;
+    bench.config.broadcast_quorum = 2;
+    hub_bench_offer(&bench, 1);
+    rft_message failed = hub_failed(1, REFIT_ERR_HOST_MEMORY, false);
+    hub_bench_say(&bench, 1, &failed);
+    hub_bench_join(&bench, 1, false);
+    hub_bench_stage(&bench, 1);
+    hub_bench_say(&bench, 2, &failed);
+    assert_int_equal(bench.hub.round.state, RFT_ROUND_STAGING);
+    assert_int_equal(bench.hub.round.lost, 1);
+    assert_int_equal(hub_bench_peer(&bench, 1)->status, REFIT_OK);
+    hub_bench_stage(&bench, 3);
+    assert_int_equal(bench.hub.round.state, RFT_ROUND_COMMITTING);
+    hub_bench_apply(&bench, 1);
+    hub_bench_apply(&bench, 3);
+    assert_int_equal(bench.hub.round.state, RFT_ROUND_IDLE);
+    assert_int_equal(bench.hub.round.result.status, REFIT_OK);
+    hub_bench_close(&bench);
+}
+
+static void member_that_fails_a_second_time_is_lost_again(void **state)
+{
+    (void)state;
+    hub_bench bench;
+    open_with(&bench, 2, 3, false);
+    bench.config.broadcast_commit = REFIT_COMMIT_QUORUM;
+    bench.config.broadcast_quorum = 2;
+    hub_bench_offer(&bench, 1);
+    rft_message failed = hub_failed(1, REFIT_ERR_HOST_MEMORY, false);
+    hub_bench_say(&bench, 1, &failed);
+    hub_bench_join(&bench, 1, false);
+    hub_bench_stage(&bench, 1);
+    hub_bench_say(&bench, 1, &failed);
+    assert_int_equal(bench.hub.round.lost, 1);
+    assert_int_equal(bench.hub.round.state, RFT_ROUND_STAGING);
+    hub_bench_say(&bench, 2, &failed);
+    assert_int_equal(bench.hub.round.state, RFT_ROUND_ABORTED);
+    assert_int_equal(bench.hub.round.result.status, REFIT_ERR_PEER);
+    hub_bench_settle(&bench);
+    hub_bench_close(&bench);
+}
+
 static void readers_block_the_slot_that_comes_next(void **state)
 {
     (void)state;
@@ -458,6 +506,8 @@ int main(void)
         cmocka_unit_test(worker_that_never_applies_is_evicted),
         cmocka_unit_test(straggler_has_until_the_commit_deadline),
         cmocka_unit_test(quorum_out_of_reach_is_not_waited_for),
+        cmocka_unit_test(member_that_failed_and_then_staged_counts_as_staged),
+        cmocka_unit_test(member_that_fails_a_second_time_is_lost_again),
         cmocka_unit_test(readers_block_the_slot_that_comes_next),
         cmocka_unit_test(newer_version_ends_what_is_still_fetched),
         cmocka_unit_test(whoever_is_behind_after_an_abort_is_brought_up),
