@@ -132,8 +132,16 @@ static refit_status write_version(publish_job *job, const cli_weights *file, cli
     return refit_publisher_commit(job->publisher, error);
 }
 
+/* Why a worker that was counted on has not committed; one may have failed at nothing. */
+static const char *explain(const refit_worker_info *info, bool aborted)
+{
+    if (info->reason[0] != '\0') return info->reason;
+    if (info->status != REFIT_OK) return refit_status_text(info->status);
+    return aborted ? "the version was aborted" : "the version was committed without it";
+}
+
 /* How many workers have applied the last version; names those that were counted on and have not. */
-static uint32_t count_committed(publish_job *job, cli_progress *progress)
+static uint32_t count_committed(publish_job *job, bool aborted, cli_progress *progress)
 {
     uint32_t committed = 0;
     refit_worker_info info = {.size = sizeof info};
@@ -145,7 +153,7 @@ static uint32_t count_committed(publish_job *job, cli_progress *progress)
         }
         cli_progress_end(progress);
         (void)cli_complain(CLI_PEERS, "worker %s did not commit: %s", info.name,
-                           info.reason[0] != '\0' ? info.reason : refit_status_text(info.status));
+                           explain(&info, aborted));
     }
     return committed;
 }
@@ -175,8 +183,10 @@ static int publish_version(publish_job *job, int index, cli_progress *progress)
     int status = wait_workers(job, progress);
     if (status != CLI_DONE) return status;
     const double start = cli_seconds();
+    const uint64_t before = refit_publisher_version(job->publisher);
     const refit_status written = write_version(job, file, progress, &error);
-    const uint32_t committed = count_committed(job, progress);
+    const bool aborted = refit_publisher_version(job->publisher) == before;
+    const uint32_t committed = count_committed(job, aborted, progress);
     cli_progress_end(progress);
     if (written != REFIT_OK) return cli_complain_error(&error);
     if (committed < job->workers) {
