@@ -410,7 +410,10 @@ void rft_session_garbage(rft_session *session, const refit_error *why, int64_t n
         rft_session_break(session, why, now);
         return;
     }
-    /* Well formed, but more than this worker may take: connecting anew would bring it again. */
+    /* Well formed, but more than this worker may take: connecting anew would bring it again. What
+     * it was cannot be known: a manifest is missed by the offers that follow, and anything else
+     * costs the version under way, which the publisher knows (0) if this session does not. */
     session->report.refused++;
+    session->manifest_failure = *why;
     rft_session_give_up(session, session->intake.version, why, now);
 }

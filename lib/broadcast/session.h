@@ -76,7 +76,7 @@ typedef struct rft_session {
     uint64_t proof;               /* of the probe segment; 0: none */
     char no_shm[160];             /* why there is no proof */
     rft_catalog *catalog;         /* of the last MANIFEST; NULL: none, or it was refused */
-    refit_error manifest_failure; /* why it was refused; the next OFFER is answered with it */
+    refit_error manifest_failure; /* why it was refused; an OFFER that needs it is answered so */
     bool rejoins;                 /* HELLO is said instead of the next beat */
     int64_t next_beat;            /* or the next HELLO */
     int64_t heard;                /* when the publisher last said something */
@@ -90,8 +90,8 @@ void rft_session_close(rft_session *session);
 /* One decoded message; payload is that of a FRAME. */
 void rft_session_message(rft_session *session, const rft_message *message, rft_view payload,
                          int64_t now);
-/* One that could not be decoded, and why: above a limit, it costs the version under way; else the
- * connection. */
+/* One that could not be decoded, and why: above a limit, it costs the version under way, and those
+ * whose manifest it may have been; else the connection. */
 void rft_session_garbage(rft_session *session, const refit_error *why, int64_t now);
 
 /* What time brings: HELLO, BEAT, the publisher's silence, an offer's deadline, and the next part of

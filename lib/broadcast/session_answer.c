@@ -195,13 +195,14 @@ static refit_status check_offer(const rft_session *session, const rft_message *o
     RFT_REFUSE_IF(offer->as.offer.segment.count > 0 && session->report.path != REFIT_PATH_SHM,
                   error, REFIT_ERR_PROTOCOL,
                   "shared memory is offered to a worker that cannot open it");
-    RFT_REFUSE_IF(session->manifest_failure.status != REFIT_OK, error,
+    bool known =
+        session->catalog != NULL &&
+        rft_digest128_equal(&session->catalog->manifest->digest, &offer->as.offer.manifest);
+    RFT_REFUSE_IF(!known && session->manifest_failure.status != REFIT_OK, error,
                   (refit_status)session->manifest_failure.status, "%s",
                   session->manifest_failure.text);
-    RFT_REFUSE_IF(
-        session->catalog == NULL ||
-            !rft_digest128_equal(&session->catalog->manifest->digest, &offer->as.offer.manifest),
-        error, REFIT_ERR_PROTOCOL, "version %" PRIu64 " is offered without its manifest", version);
+    RFT_REFUSE_IF(!known, error, REFIT_ERR_PROTOCOL,
+                  "version %" PRIu64 " is offered without its manifest", version);
     return REFIT_OK;
 }
 

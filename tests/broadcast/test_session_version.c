@@ -315,6 +315,41 @@ static void a_manifest_above_the_limits_fails_its_versions(void **state)
     assert_int_equal(bench_said(bench, RFT_FAILED)->as.failed.version, 1);
 }
 
+/* The message itself is above limits.manifest_bytes: nobody can tell that it was a manifest. */
+static void a_manifest_too_large_to_be_read_fails_its_versions(void **state)
+{
+    session_bench *bench = *state;
+    refit_error why = {.status = REFIT_ERR_LIMIT, .text = "a message of 9 bytes"};
+    bench_join(bench, BENCH_EPOCH);
+    bench_forget(bench);
+    rft_session_garbage(&bench->session, &why, bench->now);
+    assert_int_equal(bench->session.report.refused, 1);
+    assert_int_equal(bench_said(bench, RFT_FAILED)->as.failed.version, 0); /* whichever it was */
+    for (uint64_t version = 1; version <= 2; version++) {
+        bench_hear(bench, sample_offer(bench_sample(bench, version), BENCH_EPOCH, 0, NULL, 0));
+        assert_int_equal(bench_state(bench), CURRENT);
+        assert_int_equal(bench_said(bench, RFT_FAILED)->as.failed.code, REFIT_ERR_LIMIT);
+        assert_int_equal(bench_said(bench, RFT_FAILED)->as.failed.version, version);
+    }
+    bench_stage(bench, 3, 0); /* with a manifest that can be read */
+}
+
+/* A new manifest that cannot be read leaves the versions of the one before as they were. */
+static void a_message_above_a_limit_leaves_the_known_manifest(void **state)
+{
+    session_bench *bench = *state;
+    refit_error why = {.status = REFIT_ERR_LIMIT, .text = "a message of 9 bytes"};
+    bench_join(bench, BENCH_EPOCH);
+    bench_apply(bench, 1, 0);
+    rft_session_garbage(&bench->session, &why, bench->now);
+    rft_message other = sample_offer(bench_sample(bench, 2), BENCH_EPOCH, 0, NULL, 0);
+    other.as.offer.manifest.bytes[0] ^= 1;
+    bench_hear(bench, other);
+    assert_int_equal(bench_said(bench, RFT_FAILED)->as.failed.code, REFIT_ERR_LIMIT);
+    assert_int_equal(bench_state(bench), CURRENT);
+    bench_stage(bench, 2, 1);
+}
+
 /* ---- No memory */
 
 /* Until the bench is open nothing may fail: it holds the samples. */
@@ -377,6 +412,8 @@ int main(void)
         BENCH_TEST(a_seal_of_the_wrong_length_breaks_the_connection),
         BENCH_TEST(a_manifest_that_lies_breaks_the_connection),
         BENCH_TEST(a_manifest_above_the_limits_fails_its_versions),
+        BENCH_TEST(a_manifest_too_large_to_be_read_fails_its_versions),
+        BENCH_TEST(a_message_above_a_limit_leaves_the_known_manifest),
         cmocka_unit_test(every_failed_allocation_fails_the_version_and_nothing_else),
     };
     return cmocka_run_group_tests_name("session_version", tests, NULL, NULL);

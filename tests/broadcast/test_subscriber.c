@@ -303,6 +303,36 @@ static void a_final_refusal_is_the_answer_from_then_on(void **state)
     pair_close(&pair);
 }
 
+static void small_messages(refit_config *config)
+{
+    config->limits_message_bytes = 4096;
+    config->limits_manifest_bytes = 4096;
+}
+
+static void a_manifest_above_its_limit_costs_versions_but_not_the_connection(void **state)
+{
+    (void)state;
+    static const unsigned char tensors[8192];
+    pairing pair;
+    pair_open(&pair, false, small_messages);
+    raw_join(&pair.raw);
+    rft_message manifest = sample_manifest(&pair.samples[0], PAIR_EPOCH);
+    manifest.as.manifest.tensors = (rft_view){tensors, sizeof tensors};
+    raw_say(&pair.raw, manifest);
+    raw_hear(&pair.raw, RFT_FAILED);
+    assert_int_equal(pair.raw.heard.as.failed.version, 0);
+    for (uint32_t i = 0; i < 2; i++) {
+        raw_say(&pair.raw, sample_offer(&pair.samples[i], PAIR_EPOCH, 0, NULL, 0));
+        raw_hear(&pair.raw, RFT_FAILED);
+        assert_int_equal(pair.raw.heard.as.failed.version, i + 1);
+        assert_int_equal(pair.raw.heard.as.failed.code, REFIT_ERR_LIMIT);
+    }
+    raw_hear(&pair.raw, RFT_BEAT);
+    assert_true(pair_describe(&pair).connected);
+    pair_apply(&pair, 2, NULL);
+    pair_close(&pair);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -317,6 +347,7 @@ int main(void)
         cmocka_unit_test(wake_ends_a_wait_and_the_next_one),
         cmocka_unit_test(wake_works_in_a_signal_handler),
         cmocka_unit_test(a_final_refusal_is_the_answer_from_then_on),
+        cmocka_unit_test(a_manifest_above_its_limit_costs_versions_but_not_the_connection),
     };
     return cmocka_run_group_tests_name("subscriber", tests, NULL, NULL);
 }
