@@ -31,6 +31,7 @@ typedef struct publish_job {
     const char **paths;
     cli_weights *files;
     int count;
+    void *memory; /* for one tensor of any of the files, while it is written */
     refit_publisher *publisher;
 } publish_job;
 
@@ -85,6 +86,21 @@ static int open_files(publish_job *job)
     return CLI_DONE;
 }
 
+/* The publisher takes whole tensors: room for the largest of all files. */
+static int take_memory(publish_job *job)
+{
+    uint64_t most = 1;
+    for (int i = 0; i < job->count; i++) {
+        for (uint32_t k = 0; k < job->files[i].count; k++) {
+            const uint64_t bytes = job->files[i].tensors[k].bytes;
+            if (bytes > most) most = bytes;
+        }
+    }
+    job->memory = malloc((size_t)most);
+    if (job->memory != NULL) return CLI_DONE;
+    return cli_complain(CLI_FAILED, "no memory for the largest tensor, %" PRIu64 " bytes", most);
+}
+
 /* Waits in slices, so that a signal is noticed. */
 static refit_status wait_for_workers(publish_job *job, refit_error *error)
 {
@@ -117,19 +133,35 @@ static int wait_workers(publish_job *job, cli_progress *progress)
                         1e-3 * job->config.broadcast_stage_timeout_ms);
 }
 
-static refit_status write_version(publish_job *job, const cli_weights *file, cli_progress *progress,
+static refit_status write_tensors(publish_job *job, const cli_weights *file, cli_progress *progress,
                                   refit_error *error)
 {
-    refit_status status = refit_publisher_begin(job->publisher, 0, error);
-    if (status != REFIT_OK) return status;
     for (uint32_t i = 0; i < file->count; i++) {
-        status = refit_publisher_write(job->publisher, i, file->bytes[i], file->tensors[i].bytes,
-                                       NULL, REFIT_STREAM_NONE, error);
+        const uint64_t bytes = file->tensors[i].bytes;
+        refit_status status = cli_weights_load(file, i, job->memory, error);
+        if (status == REFIT_OK) {
+            status = refit_publisher_write(job->publisher, i, job->memory, bytes, NULL,
+                                           REFIT_STREAM_NONE, error);
+        }
         if (status != REFIT_OK) return status;
-        cli_progress_add(progress, file->tensors[i].bytes);
+        cli_progress_add(progress, bytes);
     }
-    cli_progress_say(progress, "waiting for the workers to load it");
-    return refit_publisher_commit(job->publisher, error);
+    return REFIT_OK;
+}
+
+/* What fails here is no worker's fault, and none is named: the version is dropped. */
+static int write_version(publish_job *job, int index, cli_progress *progress)
+{
+    refit_error error;
+    refit_status status = refit_publisher_begin(job->publisher, 0, &error);
+    if (status == REFIT_OK) {
+        status = write_tensors(job, &job->files[index], progress, &error);
+        if (status == REFIT_OK) return CLI_DONE;
+        (void)!refit_publisher_abort(job->publisher, NULL);
+    }
+    cli_progress_end(progress);
+    if (status != REFIT_ERR_IO) return cli_complain_error(&error);
+    return cli_complain(CLI_IO, "%s: %s", job->paths[index], error.text);
 }
 
 /* Why a worker that was counted on has not committed; one may have failed at nothing. */
@@ -169,31 +201,44 @@ static int report_version(const publish_job *job, int index, uint32_t committed,
     return CLI_DONE;
 }
 
-static int publish_version(publish_job *job, int index, cli_progress *progress)
+/* Where the tensors are others than those of the file before. */
+static int declare_tensors(publish_job *job, int index, cli_progress *progress)
 {
     refit_error error;
     const cli_weights *file = &job->files[index];
-    if (index == 0 || !cli_weights_alike(file, &job->files[index - 1])) {
-        if (refit_publisher_declare(job->publisher, file->tensors, file->count, &error) !=
-            REFIT_OK) {
-            cli_progress_end(progress);
-            return cli_complain(CLI_FAILED, "%s: %s", job->paths[index], error.text);
-        }
+    if (index > 0 && cli_weights_alike(file, &job->files[index - 1])) return CLI_DONE;
+    if (refit_publisher_declare(job->publisher, file->tensors, file->count, &error) == REFIT_OK) {
+        return CLI_DONE;
     }
-    int status = wait_workers(job, progress);
-    if (status != CLI_DONE) return status;
-    const double start = cli_seconds();
+    cli_progress_end(progress);
+    return cli_complain(CLI_FAILED, "%s: %s", job->paths[index], error.text);
+}
+
+static int commit_version(publish_job *job, int index, cli_progress *progress, double start)
+{
+    refit_error error;
     const uint64_t before = refit_publisher_version(job->publisher);
-    const refit_status written = write_version(job, file, progress, &error);
+    cli_progress_say(progress, "waiting for the workers to load it");
+    const refit_status status = refit_publisher_commit(job->publisher, &error);
     const bool aborted = refit_publisher_version(job->publisher) == before;
     const uint32_t committed = count_committed(job, aborted, progress);
     cli_progress_end(progress);
-    if (written != REFIT_OK) return cli_complain_error(&error);
+    if (status != REFIT_OK) return cli_complain_error(&error);
     if (committed < job->workers) {
         return cli_complain(CLI_PEERS, "%s: %u of %u workers committed it", job->paths[index],
                             committed, job->workers);
     }
     return report_version(job, index, committed, cli_seconds() - start);
+}
+
+static int publish_version(publish_job *job, int index, cli_progress *progress)
+{
+    int status = declare_tensors(job, index, progress);
+    if (status == CLI_DONE) status = wait_workers(job, progress);
+    const double start = cli_seconds();
+    if (status == CLI_DONE) status = write_version(job, index, progress);
+    if (status == CLI_DONE) status = commit_version(job, index, progress, start);
+    return status;
 }
 
 static int publish_all(publish_job *job)
@@ -233,6 +278,7 @@ static int run_job(publish_job *job, int count, char **arguments)
     int status = cli_settings_load(&job->settings, &job->config);
     if (status == CLI_DONE) status = apply_timeout(job);
     if (status == CLI_DONE) status = open_files(job);
+    if (status == CLI_DONE) status = take_memory(job);
     if (status != CLI_DONE) return status;
     cli_interrupt_catch();
     return publish_all(job);
@@ -247,6 +293,7 @@ static int run_publish(int count, char **arguments)
                                                         : cli_complain(CLI_FAILED, "no memory");
     for (int i = 0; i < job.count && job.files != NULL; i++)
         cli_weights_close(&job.files[i]);
+    free(job.memory);
     free(job.files);
     free(job.paths);
     return status;

@@ -1,9 +1,10 @@
 /*
- * Reading safetensors files: the file in memory, its header found and parsed.
+ * Reading safetensors files: the header found and parsed, the tensors read when they are asked for.
  *
- * The header's length is checked against the file and a limit before anything is read. JSON is
- * jansson's business, which bounds its depth and refuses duplicate keys, numbers beyond 64 bits and
- * broken UTF-8; what the JSON says is checked by safetensors_header.c.
+ * Files are read, not mapped: one that somebody cuts short is an error here, where a map would be a
+ * SIGBUS. The header's length is checked against the file and a limit before anything is read. JSON
+ * is jansson's business, which bounds its depth and refuses duplicate keys, numbers beyond 64 bits
+ * and broken UTF-8; what the JSON says is checked by safetensors_header.c.
  */
 #include "safetensors.h"
 
@@ -12,7 +13,6 @@
 #include <inttypes.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/mman.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -22,8 +22,10 @@
 #include "safetensors_header.h"
 
 #define LENGTH_BYTES 8
+#define READ_MOST    ((size_t)1 << 30) /* at once: no system takes less */
 
-static refit_status find_header(const unsigned char *memory, uint64_t bytes, uint64_t *length,
+/* `prefix` is what the file begins with, LENGTH_BYTES or all that it has. */
+static refit_status find_header(const unsigned char *prefix, uint64_t bytes, uint64_t *length,
                                 refit_error *error)
 {
     if (bytes < LENGTH_BYTES) {
@@ -32,7 +34,7 @@ static refit_status find_header(const unsigned char *memory, uint64_t bytes, uin
     }
     uint64_t said = 0;
     for (int i = LENGTH_BYTES - 1; i >= 0; i--)
-        said = said << 8 | memory[i];
+        said = said << 8 | prefix[i];
     if (said > CLI_SAFETENSORS_HEADER_MOST) {
         return cli_refuse(error, REFIT_ERR_INVALID, 0,
                           "its header says it has %" PRIu64 " bytes: at most %" PRIu64 " are taken",
@@ -47,13 +49,10 @@ static refit_status find_header(const unsigned char *memory, uint64_t bytes, uin
     return REFIT_OK;
 }
 
-refit_status cli_weights_read(const void *memory, uint64_t bytes, cli_weights *out,
-                              refit_error *error)
+/* `length` bytes of JSON, of a file of `bytes`. The weights have no file yet. */
+static refit_status parse_header(const char *text, uint64_t length, uint64_t bytes,
+                                 cli_weights *out, refit_error *error)
 {
-    uint64_t length = 0;
-    refit_status status = find_header(memory, bytes, &length, error);
-    if (status != REFIT_OK) return status;
-    const char *text = (const char *)memory + LENGTH_BYTES;
     json_error_t problem;
     json_t *header = json_loadb(text, (size_t)length, JSON_REJECT_DUPLICATES, &problem);
     if (!json_is_object(header)) {
@@ -61,9 +60,8 @@ refit_status cli_weights_read(const void *memory, uint64_t bytes, cli_weights *o
         return cli_refuse(error, REFIT_ERR_INVALID, 0, "its header is not a JSON object: %s",
                           header == NULL ? problem.text : "something else");
     }
-    cli_weights weights = {.header = header};
-    status = cli_header_read(header, (const unsigned char *)text + length,
-                             bytes - LENGTH_BYTES - length, &weights, error);
+    cli_weights weights = {.header = header, .file = -1};
+    refit_status status = cli_header_read(header, LENGTH_BYTES + length, bytes, &weights, error);
     if (status != REFIT_OK) {
         cli_weights_close(&weights);
         return status;
@@ -72,10 +70,45 @@ refit_status cli_weights_read(const void *memory, uint64_t bytes, cli_weights *o
     return REFIT_OK;
 }
 
-static refit_status map_file(const char *path, void **map, uint64_t *bytes, refit_error *error)
+refit_status cli_weights_read(const void *memory, uint64_t bytes, cli_weights *out,
+                              refit_error *error)
+{
+    uint64_t length = 0;
+    refit_status status = find_header(memory, bytes, &length, error);
+    if (status != REFIT_OK) return status;
+    return parse_header((const char *)memory + LENGTH_BYTES, length, bytes, out, error);
+}
+
+/* All `count` bytes, however little each read gives. */
+static refit_status read_all(int file, void *memory, uint64_t count, uint64_t offset,
+                             refit_error *error)
+{
+    unsigned char *at = memory;
+    while (count > 0) {
+        const size_t most = count < READ_MOST ? (size_t)count : READ_MOST;
+        const ssize_t got = pread(file, at, most, (off_t)offset);
+        if (got < 0 && errno == EINTR) continue;
+        if (got < 0) {
+            int code = errno;
+            return cli_refuse(error, REFIT_ERR_IO, code, "cannot read it: %s", strerror(code));
+        }
+        if (got == 0) {
+            return cli_refuse(error, REFIT_ERR_IO, 0,
+                              "%" PRIu64 " bytes are missing at byte %" PRIu64
+                              ": it was cut short after it was opened",
+                              count, offset);
+        }
+        at += got;
+        offset += (uint64_t)got;
+        count -= (uint64_t)got;
+    }
+    return REFIT_OK;
+}
+
+static refit_status open_file(const char *path, int *out, uint64_t *bytes, refit_error *error)
 {
     struct stat stat;
-    int file = open(path, O_RDONLY | O_CLOEXEC);
+    int file = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK); /* a FIFO is refused, not awaited */
     if (file < 0 || fstat(file, &stat) != 0) {
         int code = errno;
         if (file >= 0) (void)close(file);
@@ -85,41 +118,65 @@ static refit_status map_file(const char *path, void **map, uint64_t *bytes, refi
         (void)close(file);
         return cli_refuse(error, REFIT_ERR_INVALID, 0, "it is empty or not a regular file");
     }
-    void *memory = mmap(NULL, (size_t)stat.st_size, PROT_READ, MAP_PRIVATE, file, 0);
-    int code = errno;
-    (void)close(file);
-    if (memory == MAP_FAILED) {
-        return cli_refuse(error, REFIT_ERR_IO, code, "cannot map it: %s", strerror(code));
-    }
-    *map = memory;
+    *out = file;
     *bytes = (uint64_t)stat.st_size;
     return REFIT_OK;
 }
 
+static refit_status read_text(int file, uint64_t length, uint64_t bytes, cli_weights *out,
+                              refit_error *error)
+{
+    char *text = malloc((size_t)length + 1);
+    if (text == NULL) {
+        return cli_refuse(error, REFIT_ERR_HOST_MEMORY, 0,
+                          "no memory for its header of %" PRIu64 " bytes", length);
+    }
+    refit_status status = read_all(file, text, length, LENGTH_BYTES, error);
+    if (status == REFIT_OK) status = parse_header(text, length, bytes, out, error);
+    free(text);
+    return status;
+}
+
+static refit_status read_header(int file, uint64_t bytes, cli_weights *out, refit_error *error)
+{
+    unsigned char prefix[LENGTH_BYTES];
+    uint64_t length = 0;
+    refit_status status =
+        read_all(file, prefix, bytes < LENGTH_BYTES ? bytes : LENGTH_BYTES, 0, error);
+    if (status == REFIT_OK) status = find_header(prefix, bytes, &length, error);
+    if (status == REFIT_OK) status = read_text(file, length, bytes, out, error);
+    return status;
+}
+
 refit_status cli_weights_open(const char *path, cli_weights *out, refit_error *error)
 {
-    void *map = NULL;
+    int file = -1;
     uint64_t bytes = 0;
-    refit_status status = map_file(path, &map, &bytes, error);
+    refit_status status = open_file(path, &file, &bytes, error);
     if (status != REFIT_OK) return status;
-    (void)madvise(map, (size_t)bytes, MADV_SEQUENTIAL);
-    status = cli_weights_read(map, bytes, out, error);
+    status = read_header(file, bytes, out, error);
     if (status != REFIT_OK) {
-        (void)munmap(map, (size_t)bytes);
+        (void)close(file);
         return status;
     }
-    out->map = map;
-    out->map_bytes = bytes;
+    out->file = file;
     return REFIT_OK;
+}
+
+refit_status cli_weights_load(const cli_weights *weights, uint32_t index, void *memory,
+                              refit_error *error)
+{
+    return read_all(weights->file, memory, weights->tensors[index].bytes, weights->offsets[index],
+                    error);
 }
 
 void cli_weights_close(cli_weights *weights)
 {
+    if (weights->header != NULL && weights->file >= 0) (void)close(weights->file);
     free(weights->tensors);
-    free(weights->bytes);
+    free(weights->offsets);
     json_decref(weights->header);
-    if (weights->map != NULL) (void)munmap(weights->map, (size_t)weights->map_bytes);
-    *weights = (cli_weights){0};
+    *weights = (cli_weights){.file = -1};
 }
 
 int cli_weights_alike(const cli_weights *a, const cli_weights *b)

@@ -13,30 +13,33 @@
 
 #include <refit/broadcast.h>
 
-/* Longer headers are refused: with 100 bytes a tensor this is room for 160,000 of them. */
-#define CLI_SAFETENSORS_HEADER_MOST ((uint64_t)16 << 20)
+/* Longer headers are refused, as the reference implementation does. */
+#define CLI_SAFETENSORS_HEADER_MOST ((uint64_t)100000000)
 #define CLI_SAFETENSORS_METADATA    "__metadata__"
 
 typedef struct cli_weights {
     uint32_t count;
     refit_tensor *tensors; /* in the order of their bytes; names borrowed from `header` */
-    const void **bytes;    /* of each tensor, in the file's memory */
+    uint64_t *offsets;     /* of each tensor's bytes, from the beginning of the file */
     uint64_t total;        /* bytes of all tensors */
-    void *header;          /* the JSON that holds the names */
-    void *map;             /* the file, or NULL if the memory is the caller's */
-    uint64_t map_bytes;
+    void *header;          /* the JSON that holds the names; NULL when closed */
+    int file;              /* or -1 if it was read from memory */
 } cli_weights;
 
 /*
- * Maps a file and checks all of its header before anything is used. A file that somebody cuts short
- * while it is mapped ends the process (SIGBUS): replace files by renaming. REFIT_ERR_IO,
- * REFIT_ERR_INVALID (not safetensors), REFIT_ERR_UNSUPPORTED (more than refit carries),
- * REFIT_ERR_HOST_MEMORY.
+ * Opens a file and checks all of its header before anything is used. The tensors' bytes are read
+ * later: replace files by renaming, not by writing into them. REFIT_ERR_IO, REFIT_ERR_INVALID (not
+ * safetensors), REFIT_ERR_UNSUPPORTED (more than refit carries), REFIT_ERR_HOST_MEMORY.
  */
 refit_status cli_weights_open(const char *path, cli_weights *out, refit_error *error);
 
-/* Likewise from memory that the caller keeps until close. */
+/* Likewise from memory, which is not used after the call. */
 refit_status cli_weights_read(const void *memory, uint64_t bytes, cli_weights *out,
+                              refit_error *error);
+
+/* Reads the bytes of tensor `index` of an opened file. REFIT_ERR_IO, also where the file was cut
+ * short since it was opened. */
+refit_status cli_weights_load(const cli_weights *weights, uint32_t index, void *memory,
                               refit_error *error);
 
 void cli_weights_close(cli_weights *weights);

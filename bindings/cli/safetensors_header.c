@@ -182,26 +182,26 @@ static refit_status read_entries(json_t *header, header_entry *entries, uint32_t
     return REFIT_OK;
 }
 
-/* Takes over what the entries say; `data` is where offset 0 lies. */
-static refit_status take_entries(const header_entry *entries, uint32_t count,
-                                 const unsigned char *data, cli_weights *out, refit_error *error)
+/* Takes over what the entries say; `data` is where in the file offset 0 lies. */
+static refit_status take_entries(const header_entry *entries, uint32_t count, uint64_t data,
+                                 cli_weights *out, refit_error *error)
 {
     out->tensors = calloc(count + 1u, sizeof *out->tensors);
-    out->bytes = calloc(count + 1u, sizeof *out->bytes);
-    if (out->tensors == NULL || out->bytes == NULL) {
+    out->offsets = calloc(count + 1u, sizeof *out->offsets);
+    if (out->tensors == NULL || out->offsets == NULL) {
         return cli_refuse(error, REFIT_ERR_HOST_MEMORY, 0, "no memory for %u tensors", count);
     }
     for (uint32_t i = 0; i < count; i++) {
         out->tensors[i] = entries[i].tensor;
-        out->bytes[i] = data + entries[i].begin;
+        out->offsets[i] = data + entries[i].begin;
     }
     out->count = count;
     out->total = count > 0 ? entries[count - 1].end : 0;
     return REFIT_OK;
 }
 
-refit_status cli_header_read(json_t *header, const unsigned char *data, uint64_t data_bytes,
-                             cli_weights *out, refit_error *error)
+refit_status cli_header_read(json_t *header, uint64_t data, uint64_t bytes, cli_weights *out,
+                             refit_error *error)
 {
     header_entry *entries = calloc(json_object_size(header) + 1, sizeof *entries);
     if (entries == NULL) {
@@ -211,7 +211,7 @@ refit_status cli_header_read(json_t *header, const unsigned char *data, uint64_t
     refit_status status = read_entries(header, entries, &count, error);
     if (status == REFIT_OK) {
         qsort(entries, count, sizeof *entries, by_offset);
-        status = check_layout(entries, count, data_bytes, error);
+        status = check_layout(entries, count, bytes - data, error);
     }
     if (status == REFIT_OK) status = take_entries(entries, count, data, out, error);
     free(entries);

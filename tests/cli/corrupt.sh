@@ -20,8 +20,10 @@ refuses_tensor() {
     refuses_raw "$1" - "{\"a\":$(tensor "$3" "$4" "$5" "$6")}" "$2"
 }
 
-refuses_raw "at most 16777216 are taken" 1152921504606846976 '{}' 0
-refuses_raw "at most 16777216 are taken" 18446744073709551615 '{}' 0
+refuses_raw "at most 100000000 are taken" 1152921504606846976 '{}' 0
+refuses_raw "at most 100000000 are taken" 18446744073709551615 '{}' 0
+refuses_raw "at most 100000000 are taken" 100000001 '{}' 0
+refuses_raw "but only 2 follow" 100000000 '{}' 0
 refuses_raw "but only 2 follow" 3 '{}' 0
 refuses_raw "is not a JSON object" 0 '' 8
 refuses_raw "is not a JSON object" - '[]' 0
@@ -72,6 +74,8 @@ done
 : >"$scratch/cut"
 refuses 5 "it is empty or not a regular file" publish "$scratch/cut"
 refuses 5 "it is empty or not a regular file" publish "$scratch"
+mkfifo "$scratch/pipe"
+refuses 5 "it is empty or not a regular file" publish "$scratch/pipe"
 refuses 6 "cannot open it: No such file" publish "$scratch/good" "$scratch/missing"
 refuses 2 "which file?" publish
 refuses 2 "--workers cannot be 0" publish "$scratch/good" --workers 0

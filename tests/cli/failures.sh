@@ -68,6 +68,26 @@ ends publish "$publish" 4
 grep -q '^version 1: ' <&3 || complain "the first version was not announced"
 exec 3<&-
 
+# cut BYTES SENTENCE: a file that is cut short after its header was checked is a failed read, and no version.
+cut() {
+    cp "$scratch/large" "$scratch/cut" || complain "cp"
+    begin publish "$scratch/small" "$scratch/cut" --bind "$socket" --timeout 50
+    exec 3<"$scratch/publish.said"
+    read -r _ <&3
+    truncate -s "$1" "$scratch/cut"
+    begin subscribe "$socket" --out "$scratch/uncut"
+    exec 4<"$scratch/subscribe.said"
+    ends publish "$publish" 6 "$scratch/cut: $2"
+    kill -TERM "$subscribe"
+    ends subscribe "$subscribe" 143
+    exec 3<&- 4<&-
+    [ "$(wc -l <"$scratch/publish.err")" -eq 1 ] || complain "said: $(cat "$scratch/publish.err")"
+    cmp "$scratch/uncut/1.safetensors" "$scratch/small" || complain "the file before the cut one"
+    [ ! -e "$scratch/uncut/2.safetensors" ] || complain "half a version was written"
+}
+cut 1000000 "2000214 bytes are missing at byte 1000000: "
+cut 0 "6 bytes are missing at byte 208: "
+
 # occupied NAME SENTENCE LEFT: a folder stands where a file is to be named, which shows only after the
 # version was accepted: the publisher has committed it, and the subscriber says what is missing.
 occupied() {

@@ -15,20 +15,18 @@ static void check_tensor(const refit_tensor *tensor)
     FUZZ_REQUIRE(bits == tensor->bytes * 8);
 }
 
-static void check_weights(const cli_weights *weights, const uint8_t *data, size_t size)
+static void check_weights(const cli_weights *weights, size_t size)
 {
     uint64_t total = 0;
     for (uint32_t i = 0; i < weights->count; i++) {
-        const uint8_t *bytes = weights->bytes[i];
         check_tensor(&weights->tensors[i]);
-        FUZZ_REQUIRE(i == 0 || bytes == (const uint8_t *)weights->bytes[i - 1] +
-                                            weights->tensors[i - 1].bytes);
-        FUZZ_REQUIRE(bytes >= data && bytes + weights->tensors[i].bytes <= data + size);
+        FUZZ_REQUIRE(weights->offsets[i] == weights->offsets[0] + total);
+        FUZZ_REQUIRE(weights->tensors[i].bytes <= size - weights->offsets[i]);
         total += weights->tensors[i].bytes;
     }
     FUZZ_REQUIRE(total == weights->total);
     if (weights->count > 0) {
-        FUZZ_REQUIRE((const uint8_t *)weights->bytes[0] + total == data + size);
+        FUZZ_REQUIRE(weights->offsets[0] + total == size);
     }
     FUZZ_REQUIRE(cli_weights_alike(weights, weights));
 }
@@ -39,7 +37,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     refit_error error;
     refit_status status = cli_weights_read(data, size, &weights, &error);
     if (status == REFIT_OK) {
-        check_weights(&weights, data, size);
+        check_weights(&weights, size);
         cli_weights_close(&weights);
     } else {
         FUZZ_REQUIRE(status == REFIT_ERR_INVALID || status == REFIT_ERR_UNSUPPORTED);
