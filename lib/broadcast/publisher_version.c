@@ -3,8 +3,9 @@
  *
  * The bytes of a slot change only when no frame of it is being made (`sending`), none is in flight
  * (its loan's pending), and nobody may be reading it; where that cannot be had in time, the slot
- * gets fresh memory instead. What may wait, and how long: begin for readers, until the staging
- * timeout; commit for its two phases, whose deadlines the service thread keeps.
+ * gets fresh memory instead, private memory if need be. What may wait, and how long: begin for
+ * readers, until the staging timeout; commit for its two phases, whose deadlines the service thread
+ * keeps.
  */
 #include <inttypes.h>
 
@@ -38,15 +39,35 @@ static void await_readers(refit_publisher *publisher, int64_t deadline)
     rft_publisher_await_sending(publisher);
 }
 
+/* Shared memory that is lost to a crashed reader must not end the training where sockets will do:
+ * with broadcast.shm: auto the slot gets private memory, and nobody is offered to map the store
+ * from now on, until other tensors are declared. */
+static refit_status slot_renew(refit_publisher *publisher, uint32_t slot, refit_error *error)
+{
+    refit_error why = {0};
+    rft_store *store = publisher->store;
+    refit_status status = rft_store_renew(store, slot, &why);
+    if (status == REFIT_OK) return REFIT_OK;
+    bool retry = store->shared && status == REFIT_ERR_SYSTEM &&
+                 publisher->config.broadcast_shm == REFIT_SHM_AUTO;
+    if (!retry) return rft_fail_sub(error, status, why.subsystem, "%s", why.text);
+    rft_log(REFIT_LOG_WARNING, "weights travel through sockets only from now on: %s", why.text);
+    rft_lock(&publisher->lock);
+    store->shared = false;
+    rft_unlock(&publisher->lock);
+    return rft_store_renew(store, slot, error);
+}
+
 /* Makes a slot's memory safe to write: as it is, or fresh. */
 static refit_status slot_clear(refit_publisher *publisher, uint32_t slot, refit_error *error)
 {
     rft_slot *place = &publisher->store->slots[slot];
     int64_t deadline = rft_deadline(publisher->config.broadcast_linger_ms);
     rft_attic_sweep(&publisher->attic);
-    if (!place->tainted && rft_pending_wait(&place->loan->pending, deadline)) return REFIT_OK;
+    bool usable = place->loan != NULL && !place->tainted;
+    if (usable && rft_pending_wait(&place->loan->pending, deadline)) return REFIT_OK;
     rft_log(REFIT_LOG_INFO, "a slot of the store is replaced: somebody may still read it");
-    return rft_store_renew(publisher->store, slot, error);
+    return slot_renew(publisher, slot, error);
 }
 
 refit_status refit_publisher_begin(refit_publisher *publisher, uint64_t version, refit_error *error)

@@ -156,12 +156,17 @@ refit_status rft_store_renew(rft_store *store, uint32_t slot, refit_error *error
 {
     rft_slot *place = &store->slots[slot];
     rft_loan *fresh = NULL;
+    bool holds_committed = slot == store->committed_slot;
+    if (!holds_committed) {
+        rft_attic_put(store->attic, place->loan);
+        place->loan = NULL;
+    }
     RFT_TRY(slot_make(store, &fresh, error));
-    if (slot == store->committed_slot) {
+    if (holds_committed) {
         rft_copy_bytes(fresh->segment.memory, place->loan->segment.memory,
                        store->manifest->store_bytes + RFT_MARK_BYTES);
+        rft_attic_put(store->attic, place->loan);
     }
-    rft_attic_put(store->attic, place->loan);
     place->loan = fresh;
     place->tainted = false;
     return REFIT_OK;

@@ -28,7 +28,7 @@ typedef struct rft_edition {
 } rft_edition;
 
 typedef struct rft_slot {
-    rft_loan *loan;
+    rft_loan *loan;   /* NULL: there was no memory for it; renew before it is written */
     uint64_t version; /* whose bytes lie there; 0: none's */
     bool tainted;     /* somebody out of reach may still read it: renew, do not rewrite */
 } rft_slot;
@@ -36,7 +36,7 @@ typedef struct rft_slot {
 typedef struct rft_store {
     rft_manifest *manifest; /* owned */
     rft_attic *attic;       /* borrowed */
-    bool shared;
+    bool shared; /* fresh slots are in shared memory, and workers may be offered to map them */
     uint32_t slot_count;
     rft_slot slots[RFT_SLOTS_MOST];
     rft_undo undo; /* open with one slot */
@@ -66,7 +66,10 @@ void rft_store_close(rft_store *store);
 
 /* The slot that the next version goes to. */
 uint32_t rft_store_target(const rft_store *store);
-/* Puts fresh memory in the place of a slot's, with the committed version's bytes if it had them. */
+/* Puts fresh memory in the place of a slot's, with the committed version's bytes if it had them; a
+ * slot without them gives its memory back first. REFIT_ERR_SYSTEM: no shared memory;
+ * REFIT_ERR_HOST_MEMORY. The slot with the committed version then stays as it was, the other has no
+ * memory until a renew succeeds. */
 refit_status rft_store_renew(rft_store *store, uint32_t slot, refit_error *error);
 
 /* A version begins in the target slot. */

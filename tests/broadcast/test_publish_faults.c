@@ -7,6 +7,7 @@
 
 #include <cmocka.h>
 
+#include "tests/support/file_size_limit.h"
 #include "trainer.h"
 
 /* One trainer, a worker that does as it should, and one that does not. */
@@ -245,6 +246,71 @@ static void bytes_that_a_lost_worker_maps_never_change(void **state)
     }
 }
 
+/* The slot that the lost worker maps is to be replaced while no shared memory can be had. */
+static void lost_reader_and_no_shared_memory(fault_scene *scene, uint32_t slots, int32_t shm)
+{
+    refit_config config = trainer_config();
+    config.broadcast_slots = slots;
+    config.broadcast_shm = shm;
+    scene_open(scene, &config, true);
+    trainer_offer(&scene->trainer, 1);
+    raw_worker_stage(&scene->good);
+    raw_worker_stage(&scene->bad);
+    raw_worker_apply(&scene->good);
+    raw_worker_apply(&scene->bad);
+    assert_int_equal(trainer_join(&scene->trainer), REFIT_OK);
+    raw_worker_say_released(&scene->good, 1);
+    leave(scene);
+}
+
+static void publish_to_good(fault_scene *scene, uint64_t version)
+{
+    trainer_start(&scene->trainer, TRAINER_PUBLISH, version);
+    raw_worker_stage(&scene->good);
+    trainer_check_bytes(&scene->good, version);
+    raw_worker_apply(&scene->good);
+    assert_int_equal(trainer_join(&scene->trainer), REFIT_OK);
+    raw_worker_say_released(&scene->good, version);
+}
+
+static void sockets_take_over_where_shared_memory_has_run_out(void **state)
+{
+    (void)state;
+    for (uint32_t slots = 1; slots <= 2; slots++) {
+        fault_scene scene;
+        lost_reader_and_no_shared_memory(&scene, slots, REFIT_SHM_AUTO);
+        if (slots == 2) publish_to_good(&scene, 2);
+        assert_int_equal(trainer_worker(&scene.trainer, "good").path, REFIT_PATH_SHM);
+        struct rlimit before = file_size_limit_to(0);
+        for (uint64_t version = 3; version <= 5; version++) {
+            publish_to_good(&scene, version);
+            assert_int_equal(trainer_worker(&scene.trainer, "good").path, REFIT_PATH_SOCKET);
+            trainer_check_bytes(&scene.bad, 1);
+        }
+        file_size_limit_back(&before);
+        scene_close(&scene);
+    }
+}
+
+static void required_shared_memory_that_is_missing_stops_only_this_begin(void **state)
+{
+    (void)state;
+    for (uint32_t slots = 1; slots <= 2; slots++) {
+        fault_scene scene;
+        lost_reader_and_no_shared_memory(&scene, slots, REFIT_SHM_REQUIRE);
+        if (slots == 2) publish_to_good(&scene, 2);
+        struct rlimit before = file_size_limit_to(0);
+        for (int i = 0; i < 2; i++) {
+            refit_status status = refit_publisher_begin(scene.trainer.publisher, 3, NULL);
+            assert_int_equal(status, REFIT_ERR_SYSTEM);
+        }
+        file_size_limit_back(&before);
+        publish_to_good(&scene, 3);
+        assert_int_equal(trainer_worker(&scene.trainer, "good").path, REFIT_PATH_SHM);
+        scene_close(&scene);
+    }
+}
+
 static void what_is_said_twice_is_answered_twice(void **state)
 {
     (void)state;
@@ -365,6 +431,8 @@ int main(void)
         cmocka_unit_test(worker_that_fails_to_apply_does_not_undo_the_version),
         cmocka_unit_test(worker_that_never_applies_is_evicted),
         cmocka_unit_test(bytes_that_a_lost_worker_maps_never_change),
+        cmocka_unit_test(sockets_take_over_where_shared_memory_has_run_out),
+        cmocka_unit_test(required_shared_memory_that_is_missing_stops_only_this_begin),
         cmocka_unit_test(what_is_said_twice_is_answered_twice),
         cmocka_unit_test(beat_makes_up_for_a_lost_answer),
         cmocka_unit_test(garbage_costs_only_its_sender),

@@ -9,6 +9,7 @@
 
 #include "broadcast/store.h"
 #include "tests/support/failing_alloc.h"
+#include "tests/support/file_size_limit.h"
 #include "tests/support/quick_config.h"
 #include "tests/support/sample_version.h"
 
@@ -229,6 +230,29 @@ static void renewed_slot_has_the_committed_bytes_in_other_memory(void **state)
     close_store(&bench);
 }
 
+static void slot_without_the_committed_bytes_gives_its_memory_back_first(void **state)
+{
+    (void)state;
+    store_bench bench;
+    open_store(&bench, 2);
+    commit_version(bench.store, 1);
+    uint32_t slot = rft_store_target(bench.store);
+    char name[RFT_SEGMENT_NAME_BYTES];
+    rft_segment found;
+    strcpy(name, bench.store->slots[slot].loan->segment.name);
+    struct rlimit before = file_size_limit_to(0);
+    refit_status status = rft_store_renew(bench.store, slot, NULL);
+    file_size_limit_back(&before);
+    assert_int_equal(status, REFIT_ERR_SYSTEM);
+    assert_int_equal(rft_segment_attach(&found, name, 1, NULL), REFIT_ERR_NOT_FOUND);
+    assert_null(bench.store->slots[slot].loan);
+    check_served(bench.store, 1);
+    assert_int_equal(rft_store_renew(bench.store, slot, NULL), REFIT_OK);
+    commit_version(bench.store, 2);
+    check_served(bench.store, 2);
+    close_store(&bench);
+}
+
 static void failed_allocations_leave_nothing_behind(void **state)
 {
     (void)state;
@@ -257,6 +281,7 @@ int main(void)
         cmocka_unit_test(mark_is_odd_while_bytes_change),
         cmocka_unit_test(same_blocks_are_those_that_did_not_change),
         cmocka_unit_test(renewed_slot_has_the_committed_bytes_in_other_memory),
+        cmocka_unit_test(slot_without_the_committed_bytes_gives_its_memory_back_first),
         cmocka_unit_test(failed_allocations_leave_nothing_behind),
     };
     return cmocka_run_group_tests_name("store", tests, NULL, NULL);

@@ -137,9 +137,11 @@ REFIT_API REFIT_MUST_CHECK refit_status refit_publisher_wait_workers(refit_publi
  * rest still comes. It waits until all workers have let go of the version whose slot it takes (with
  * one slot the version before, with two the one before that), at most broadcast.stage_timeout_ms;
  * who does not is evicted. Then it waits until the transport has sent what lies in that slot, at
- * most broadcast.linger_ms. A slot that somebody may still read after that gets fresh memory.
- * REFIT_ERR_STATE (nothing declared, or one is under way), REFIT_ERR_STALE (number used);
- * REFIT_ERR_HOST_MEMORY, REFIT_ERR_SYSTEM (no fresh memory): nothing has begun then. Since 0.1.
+ * most broadcast.linger_ms. A slot that somebody may still read after that gets fresh memory; where
+ * no shared memory is left, broadcast.shm: auto makes it private, and all workers fetch through
+ * sockets until other tensors are declared. REFIT_ERR_STATE (nothing declared, or one is under
+ * way), REFIT_ERR_STALE (number used); REFIT_ERR_HOST_MEMORY, REFIT_ERR_SYSTEM (no fresh memory):
+ * nothing has begun then, and a later begin tries again. Since 0.1.
  */
 REFIT_API REFIT_MUST_CHECK refit_status refit_publisher_begin(refit_publisher *publisher,
                                                               uint64_t version, refit_error *error);
