@@ -31,6 +31,8 @@ typedef struct rft_copy {
     void *to;
     const void *from;
     uint64_t bytes;
+    uint32_t slack; /* bytes right behind the host side that are nobody's (padding): a device may
+                       read them, and may write anything there. 0: keep off */
 } rft_copy;
 
 /* When the source of a batch may be read. */
@@ -41,17 +43,32 @@ typedef enum rft_copy_order {
 
 typedef struct rft_event rft_event;
 
+#define RFT_UUID_BYTES 16u
+
 /* What a device can do, so that callers ask instead of probing. */
 typedef struct rft_device_caps {
     bool host_addressable; /* the CPU may dereference device pointers */
     bool stable_arena;     /* the reserve/commit slots work */
     bool needs_pinned;     /* copies from pageable memory are slow or synchronous: pin auto means
                               require */
+    bool digests;          /* the digest slot works */
+    bool shares;           /* the share slots work */
     uint32_t batch_most;   /* descriptors that one copy_batch takes */
     int numa_node;         /* the host node closest to it, or -1 */
+    uint64_t chunk_bytes;  /* reserved addresses get and lose their memory in chunks of so many
+                              bytes, counted from the base: a multiple of the granule */
+    unsigned char uuid[RFT_UUID_BYTES]; /* all zero: it has none */
 } rft_device_caps;
 
-#define RFT_DEVICE_OPS_VERSION 1
+/* Device memory as another process on the same device finds it. Plain bytes, fit for a message. */
+typedef struct rft_share {
+    unsigned char uuid[RFT_UUID_BYTES]; /* of the device it lies on */
+    unsigned char handle[64];           /* of the allocation that holds it */
+    uint64_t offset;                    /* into that allocation */
+    uint64_t bytes;
+} rft_share;
+
+#define RFT_DEVICE_OPS_VERSION 2
 
 /* `self` is the device's own state. Every slot is thread-safe. */
 typedef struct rft_device_ops {
@@ -66,15 +83,26 @@ typedef struct rft_device_ops {
     /* Memory, aligned to 512 bytes. */
     refit_status (*memory_alloc)(void *self, uint64_t bytes, void **out, refit_error *error);
     refit_status (*memory_free)(void *self, void *memory, refit_error *error);
+    /* Is [memory, memory + bytes) memory of this device, whoever allocated it, that can be copied
+     * from and to? REFIT_ERR_INVALID says what it is instead (host memory, managed, another
+     * device's). */
+    refit_status (*memory_check)(void *self, const void *memory, uint64_t bytes,
+                                 refit_error *error);
 
     /* Addresses without memory, and memory behind them. All in multiples of *granule. commit is
      * all-or-nothing and idempotent; after decommit the bytes are gone, the addresses stay
-     * reserved. */
+     * reserved; `*freed` is what the device really got back: a chunk goes when the last granule in
+     * it does. */
     refit_status (*reserve)(void *self, uint64_t bytes, void **out, uint64_t *granule,
                             refit_error *error);
     refit_status (*commit)(void *self, void *base, uint64_t bytes, refit_error *error);
-    refit_status (*decommit)(void *self, void *base, uint64_t bytes, refit_error *error);
+    refit_status (*decommit)(void *self, void *base, uint64_t bytes, uint64_t *freed,
+                             refit_error *error);
     void (*unreserve)(void *self, void *base, uint64_t bytes);
+    /* Work on `stream` uses the reservation that begins at `base`: before memory behind it goes,
+     * what is queued there by then is waited for. */
+    refit_status (*reserve_use)(void *self, void *base, refit_stream_ref stream,
+                                refit_error *error);
 
     /* Page-locks host memory so that the device copies from and to it at full speed. */
     refit_status (*host_pin)(void *self, void *memory, uint64_t bytes, refit_error *error);
@@ -91,6 +119,22 @@ typedef struct rft_device_ops {
                                uint32_t count, rft_copy_order order, refit_error *error);
     refit_status (*zero)(void *self, refit_stream_ref stream, void *memory, uint64_t bytes,
                          refit_error *error);
+
+    /* Arithmetic in stream order, bit for bit as in kernels/. digest: of memory of this device,
+     * the part that lies `offset` bytes into a whole (kernels/digest.h); `*sum`, in host memory,
+     * holds it once an event recorded behind is done. cast: fp32 to bf16 (kernels/cast.h). */
+    refit_status (*digest)(void *self, refit_stream_ref stream, const void *memory, uint64_t bytes,
+                           uint64_t offset, uint64_t *sum, refit_error *error);
+    refit_status (*cast_bf16)(void *self, refit_stream_ref stream, uint16_t *to, const float *from,
+                              uint64_t count, refit_error *error);
+
+    /* Memory of memory_alloc shown to other processes on the same device, and theirs mapped here.
+     * One mapping an allocation, however often it is asked for: count, and unmap as often. The
+     * exporter frees only after all have unmapped. */
+    refit_status (*share_export)(void *self, const void *memory, uint64_t bytes, rft_share *out,
+                                 refit_error *error);
+    refit_status (*share_map)(void *self, const rft_share *share, void **out, refit_error *error);
+    void (*share_unmap)(void *self, void *memory);
 
     /* An event is a place in a stream. Recording again moves it. One never recorded is done. */
     refit_status (*event_open)(void *self, rft_event **out, refit_error *error);
@@ -129,13 +173,18 @@ void rft_device_retain(refit_device *device);
 void rft_device_release(refit_device *device);
 
 rft_device_caps rft_device_get_caps(refit_device *device);
+refit_status rft_device_memory_check(refit_device *device, const void *memory, uint64_t bytes,
+                                     refit_error *error);
 refit_status rft_device_reserve(refit_device *device, uint64_t bytes, void **out, uint64_t *granule,
                                 refit_error *error);
 refit_status rft_device_commit(refit_device *device, void *base, uint64_t bytes,
                                refit_error *error);
-refit_status rft_device_decommit(refit_device *device, void *base, uint64_t bytes,
+/* `freed` may be NULL. */
+refit_status rft_device_decommit(refit_device *device, void *base, uint64_t bytes, uint64_t *freed,
                                  refit_error *error);
 void rft_device_unreserve(refit_device *device, void *base, uint64_t bytes);
+refit_status rft_device_reserve_use(refit_device *device, void *base, refit_stream_ref stream,
+                                    refit_error *error);
 refit_status rft_device_host_pin(refit_device *device, void *memory, uint64_t bytes,
                                  refit_error *error);
 void rft_device_host_unpin(refit_device *device, void *memory, uint64_t bytes);
@@ -144,6 +193,13 @@ refit_status rft_device_copy_batch(refit_device *device, refit_stream_ref stream
                                    refit_error *error);
 refit_status rft_device_zero(refit_device *device, refit_stream_ref stream, void *memory,
                              uint64_t bytes, refit_error *error);
+refit_status rft_device_digest(refit_device *device, refit_stream_ref stream, const void *memory,
+                               uint64_t bytes, uint64_t offset, uint64_t *sum, refit_error *error);
+refit_status rft_device_share_export(refit_device *device, const void *memory, uint64_t bytes,
+                                     rft_share *out, refit_error *error);
+refit_status rft_device_share_map(refit_device *device, const rft_share *share, void **out,
+                                  refit_error *error);
+void rft_device_share_unmap(refit_device *device, void *memory);
 refit_status rft_device_event_open(refit_device *device, rft_event **out, refit_error *error);
 void rft_device_event_close(refit_device *device, rft_event *event);
 refit_status rft_device_event_record(refit_device *device, rft_event *event,

@@ -44,15 +44,31 @@ refit_status rft_device_commit(refit_device *device, void *base, uint64_t bytes,
     return device->ops.commit(device->self, base, bytes, error);
 }
 
-refit_status rft_device_decommit(refit_device *device, void *base, uint64_t bytes,
+refit_status rft_device_decommit(refit_device *device, void *base, uint64_t bytes, uint64_t *freed,
                                  refit_error *error)
 {
-    return device->ops.decommit(device->self, base, bytes, error);
+    uint64_t ignored;
+    if (freed == NULL) freed = &ignored;
+    *freed = 0;
+    return device->ops.decommit(device->self, base, bytes, freed, error);
 }
 
 void rft_device_unreserve(refit_device *device, void *base, uint64_t bytes)
 {
     device->ops.unreserve(device->self, base, bytes);
+}
+
+refit_status rft_device_reserve_use(refit_device *device, void *base, refit_stream_ref stream,
+                                    refit_error *error)
+{
+    return device->ops.reserve_use(device->self, base, stream, error);
+}
+
+refit_status rft_device_memory_check(refit_device *device, const void *memory, uint64_t bytes,
+                                     refit_error *error)
+{
+    NEED(memory != NULL && bytes != 0, error, "there is no memory to look at: NULL or 0 bytes");
+    return device->ops.memory_check(device->self, memory, bytes, error);
 }
 
 refit_status rft_device_host_pin(refit_device *device, void *memory, uint64_t bytes,
@@ -137,7 +153,7 @@ refit_status refit_stream_copy(refit_device *device, refit_stream_ref stream, vo
                                const void *from, uint64_t bytes, refit_error *error)
 {
     NEED_DEVICE(device, error);
-    rft_copy copy = {to, from, bytes};
+    rft_copy copy = {.to = to, .from = from, .bytes = bytes};
     return rft_device_copy_batch(device, stream, &copy, 1, RFT_COPY_STREAM, error);
 }
 
@@ -163,6 +179,32 @@ refit_status rft_device_zero(refit_device *device, refit_stream_ref stream, void
     if (bytes == 0) return REFIT_OK;
     NEED(memory != NULL, error, "there is no memory to zero: it is NULL");
     return device->ops.zero(device->self, stream, memory, bytes, error);
+}
+
+refit_status rft_device_digest(refit_device *device, refit_stream_ref stream, const void *memory,
+                               uint64_t bytes, uint64_t offset, uint64_t *sum, refit_error *error)
+{
+    NEED(memory != NULL && sum != NULL, error, "a digest needs memory and a place for its sum");
+    NEED(offset % 8 == 0, error, "the part of a digest begins at a multiple of 8 bytes");
+    return device->ops.digest(device->self, stream, memory, bytes, offset, sum, error);
+}
+
+refit_status rft_device_share_export(refit_device *device, const void *memory, uint64_t bytes,
+                                     rft_share *out, refit_error *error)
+{
+    NEED(memory != NULL && bytes != 0, error, "there is no memory to share: NULL or 0 bytes");
+    return device->ops.share_export(device->self, memory, bytes, out, error);
+}
+
+refit_status rft_device_share_map(refit_device *device, const rft_share *share, void **out,
+                                  refit_error *error)
+{
+    return device->ops.share_map(device->self, share, out, error);
+}
+
+void rft_device_share_unmap(refit_device *device, void *memory)
+{
+    if (memory != NULL) device->ops.share_unmap(device->self, memory);
 }
 
 refit_status rft_device_event_open(refit_device *device, rft_event **out, refit_error *error)

@@ -43,11 +43,12 @@ static void host_describe(void *self, refit_device_info *info)
 
 static void host_caps(void *self, rft_device_caps *caps)
 {
-    (void)self;
+    const host_device *host = self;
     *caps = (rft_device_caps){.host_addressable = true,
                               .stable_arena = true,
                               .batch_most = RFT_HOST_BATCH_MOST,
-                              .numa_node = -1};
+                              .numa_node = -1,
+                              .chunk_bytes = host->memory.granule};
 }
 
 static refit_status host_memory_alloc(void *self, uint64_t bytes, void **out, refit_error *error)
@@ -75,10 +76,11 @@ static refit_status host_commit(void *self, void *base, uint64_t bytes, refit_er
     return rft_host_memory_commit(&host->memory, base, bytes, error);
 }
 
-static refit_status host_decommit(void *self, void *base, uint64_t bytes, refit_error *error)
+static refit_status host_decommit(void *self, void *base, uint64_t bytes, uint64_t *freed,
+                                  refit_error *error)
 {
     host_device *host = self;
-    return rft_host_memory_decommit(&host->memory, base, bytes, error);
+    return rft_host_memory_decommit(&host->memory, base, bytes, freed, error);
 }
 
 static void host_unreserve(void *self, void *base, uint64_t bytes)
@@ -140,7 +142,7 @@ static refit_status host_copy_batch(void *self, refit_stream_ref stream, const r
 static refit_status host_zero(void *self, refit_stream_ref stream, void *memory, uint64_t bytes,
                               refit_error *error)
 {
-    rft_copy zeroed = {memory, NULL, bytes};
+    rft_copy zeroed = {.to = memory, .bytes = bytes};
     return host_copy_batch(self, stream, &zeroed, 1, RFT_COPY_STREAM, error);
 }
 

@@ -59,6 +59,80 @@ static refit_status no_commit(void *self, void *base, uint64_t bytes, refit_erro
     return refuse(error, "arenas with stable addresses");
 }
 
+static refit_status no_decommit(void *self, void *base, uint64_t bytes, uint64_t *freed,
+                                refit_error *error)
+{
+    (void)freed;
+    return no_commit(self, base, bytes, error);
+}
+
+static refit_status no_reserve_use(void *self, void *base, refit_stream_ref stream,
+                                   refit_error *error)
+{
+    (void)self;
+    (void)base;
+    (void)stream;
+    return refuse(error, "arenas with stable addresses");
+}
+
+/* Without a way to look, what the caller says is believed. */
+static refit_status no_memory_check(void *self, const void *memory, uint64_t bytes,
+                                    refit_error *error)
+{
+    (void)self;
+    (void)memory;
+    (void)bytes;
+    (void)error;
+    return REFIT_OK;
+}
+
+static refit_status no_digest(void *self, refit_stream_ref stream, const void *memory,
+                              uint64_t bytes, uint64_t offset, uint64_t *sum, refit_error *error)
+{
+    (void)self;
+    (void)stream;
+    (void)memory;
+    (void)bytes;
+    (void)offset;
+    (void)sum;
+    return refuse(error, "digests of its own");
+}
+
+static refit_status no_cast_bf16(void *self, refit_stream_ref stream, uint16_t *to,
+                                 const float *from, uint64_t count, refit_error *error)
+{
+    (void)self;
+    (void)stream;
+    (void)to;
+    (void)from;
+    (void)count;
+    return refuse(error, "casts");
+}
+
+static refit_status no_share_export(void *self, const void *memory, uint64_t bytes, rft_share *out,
+                                    refit_error *error)
+{
+    (void)self;
+    (void)memory;
+    (void)bytes;
+    (void)out;
+    return refuse(error, "memory that other processes can map");
+}
+
+static refit_status no_share_map(void *self, const rft_share *share, void **out, refit_error *error)
+{
+    (void)self;
+    (void)share;
+    (void)out;
+    return refuse(error, "memory that other processes can map");
+}
+
+static void no_share_unmap(void *self, void *memory)
+{
+    (void)self;
+    (void)memory;
+}
+
 static void no_range(void *self, void *base, uint64_t bytes)
 {
     (void)self;
@@ -160,10 +234,12 @@ void rft_device_fill_missing(rft_device_ops *ops)
     FILL(caps, no_caps);
     FILL(memory_alloc, no_memory_alloc);
     FILL(memory_free, no_memory_free);
+    FILL(memory_check, no_memory_check);
     FILL(reserve, no_reserve);
     FILL(commit, no_commit);
-    FILL(decommit, no_commit);
+    FILL(decommit, no_decommit);
     FILL(unreserve, no_range);
+    FILL(reserve_use, no_reserve_use);
     FILL(host_pin, no_host_pin);
     FILL(host_unpin, no_range);
     FILL(stream_open, no_stream_open);
@@ -171,6 +247,11 @@ void rft_device_fill_missing(rft_device_ops *ops)
     FILL(stream_call, no_stream_call);
     FILL(copy_batch, no_copy_batch);
     FILL(zero, no_zero);
+    FILL(digest, no_digest);
+    FILL(cast_bf16, no_cast_bf16);
+    FILL(share_export, no_share_export);
+    FILL(share_map, no_share_map);
+    FILL(share_unmap, no_share_unmap);
     FILL(event_open, no_event_open);
     FILL(event_close, no_event_close);
     FILL(event_record, no_event_place);

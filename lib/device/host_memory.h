@@ -42,7 +42,7 @@ refit_status rft_host_memory_reserve(rft_host_memory *memory, uint64_t bytes, vo
 refit_status rft_host_memory_commit(rft_host_memory *memory, void *base, uint64_t bytes,
                                     refit_error *error);
 refit_status rft_host_memory_decommit(rft_host_memory *memory, void *base, uint64_t bytes,
-                                      refit_error *error);
+                                      uint64_t *freed, refit_error *error);
 void rft_host_memory_unreserve(rft_host_memory *memory, void *base);
 
 /* The first of `copies` that touches bytes of a reservation which have no memory now; `count` if

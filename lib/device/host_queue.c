@@ -8,15 +8,15 @@
 #include "base/alloc.h"
 
 #define CHUNK_CELLS 2048u
-#define CHUNKS_MOST 256u /* half a million commands, 12 MiB */
+#define CHUNKS_MOST 256u /* half a million commands, 16 MiB */
 
-/* A command, or one of the copies behind it: the same size, so that copies lie in a row. */
+/* A command, or one of the copies behind it, which lie in a row. */
 typedef union cell {
     rft_host_command command;
     rft_copy copy;
 } cell;
 
-_Static_assert(sizeof(rft_host_command) == sizeof(rft_copy), "copies lie in a row");
+_Static_assert(sizeof(cell) == sizeof(rft_copy), "copies lie in a row");
 _Static_assert(CHUNK_CELLS > RFT_HOST_BATCH_MOST, "a batch fits into a chunk");
 
 struct rft_host_chunk {

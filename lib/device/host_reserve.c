@@ -102,7 +102,7 @@ refit_status rft_host_memory_commit(rft_host_memory *memory, void *base, uint64_
 /* Access goes first: if that is refused nothing has changed. The kernel refuses the second step for
  * pages that the process has locked (mlockall). */
 static refit_status decommit_locked(rft_host_memory *memory, void *base, uint64_t bytes,
-                                    refit_error *error)
+                                    uint64_t *freed, refit_error *error)
 {
     rft_host_reservation *reservation;
     RFT_TRY(find_reservation(memory, base, bytes, &reservation, error));
@@ -120,14 +120,15 @@ static refit_status decommit_locked(rft_host_memory *memory, void *base, uint64_
     }
     rft_host_extents_remove(&reservation->committed, range);
     rft_host_memory_give(memory, there);
+    *freed = there;
     return REFIT_OK;
 }
 
 refit_status rft_host_memory_decommit(rft_host_memory *memory, void *base, uint64_t bytes,
-                                      refit_error *error)
+                                      uint64_t *freed, refit_error *error)
 {
     rft_lock(&memory->lock);
-    refit_status status = decommit_locked(memory, base, bytes, error);
+    refit_status status = decommit_locked(memory, base, bytes, freed, error);
     rft_unlock(&memory->lock);
     return status;
 }

@@ -149,7 +149,7 @@ refit_status refit_arena_alloc(refit_arena *arena, uint64_t bytes, void **out, r
     RFT_TRY(rft_device_commit(arena->device, arena->base + used, whole, error));
     refit_status status = add_piece(arena, bytes, error);
     if (status != REFIT_OK) {
-        (void)rft_device_decommit(arena->device, arena->base + used, whole, NULL);
+        (void)rft_device_decommit(arena->device, arena->base + used, whole, NULL, NULL);
         return status;
     }
     *out = arena->base + used;
@@ -221,5 +221,5 @@ refit_status rft_arena_decommit(refit_arena *arena, void *memory, uint64_t bytes
 {
     uint64_t whole;
     RFT_TRY(check_piece(arena, memory, bytes, &whole, error));
-    return rft_device_decommit(arena->device, memory, whole, error);
+    return rft_device_decommit(arena->device, memory, whole, NULL, error);
 }

@@ -78,9 +78,10 @@ static void advance(rft_copy *copy, uint64_t bytes)
 
 static void add_run(rft_plan *plan, const rft_piece *run)
 {
-    rft_copy left = {run->to, run->from, run->bytes};
+    rft_copy left = {.to = run->to, .from = run->from, .bytes = run->bytes};
     while (left.bytes > 0) {
-        rft_copy part = {left.to, left.from, rft_min_u64(left.bytes, plan->piece_bytes)};
+        rft_copy part = {
+            .to = left.to, .from = left.from, .bytes = rft_min_u64(left.bytes, plan->piece_bytes)};
         add_copy(plan, &part, run->group);
         advance(&left, part.bytes);
     }

@@ -31,7 +31,8 @@ static refit_status commit(fixture *on, arena in, uint64_t first, uint64_t pages
 
 static refit_status decommit(fixture *on, arena in, uint64_t first, uint64_t pages)
 {
-    return rft_device_decommit(on->device, in.base + first * in.page, pages * in.page, &on->error);
+    return rft_device_decommit(on->device, in.base + first * in.page, pages * in.page, NULL,
+                               &on->error);
 }
 
 static void addresses_cost_nothing(void **state)

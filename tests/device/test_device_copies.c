@@ -37,7 +37,7 @@ static uint32_t cut(rft_copy *copies, uint32_t most, char *to, const char *from,
         uint64_t piece = sizes[count % (sizeof sizes / sizeof sizes[0])];
         if (piece > bytes || count == most - 1) piece = bytes;
         bytes -= piece;
-        copies[count++] = (rft_copy){to + bytes, from + bytes, piece};
+        copies[count++] = (rft_copy){.to = to + bytes, .from = from + bytes, .bytes = piece};
     }
     return count;
 }
@@ -77,7 +77,7 @@ static void the_list_of_a_batch_may_be_reused_at_once(void **state)
     assert_ok(refit_memory_alloc(on->device, sizeof there, &memory, &on->error));
     gate_put(&before, on, on->stream);
     for (unsigned i = 0; i < PIECES; i++) {
-        rft_copy copy = {(char *)memory + i, there + i, 1};
+        rft_copy copy = {.to = (char *)memory + i, .from = there + i, .bytes = 1};
         assert_ok(
             rft_device_copy_batch(on->device, on->stream, &copy, 1, RFT_COPY_ANY, &on->error));
     }
@@ -97,7 +97,7 @@ static void batches_have_a_bound(void **state)
     assert_in_range(most, 1, 1 << 20);
     rft_copy *copies = calloc(most + 1, sizeof *copies);
     for (uint32_t i = 0; i <= most; i++) {
-        copies[i] = (rft_copy){&to, &from, i == 0 ? 1 : 0};
+        copies[i] = (rft_copy){.to = &to, .from = &from, .bytes = i == 0 ? 1 : 0};
     }
     assert_int_equal(rft_device_copy_batch(on->device, on->stream, copies, most + 1,
                                            RFT_COPY_STREAM, &on->error),

@@ -124,7 +124,7 @@ static void missing_operations_say_so(void **state)
     assert_int_equal(refit_memory_free(device, &byte, NULL), REFIT_ERR_UNSUPPORTED);
     assert_int_equal(rft_device_reserve(device, 1, &memory, &granule, NULL), REFIT_ERR_UNSUPPORTED);
     assert_int_equal(rft_device_commit(device, &byte, 1, NULL), REFIT_ERR_UNSUPPORTED);
-    assert_int_equal(rft_device_decommit(device, &byte, 1, NULL), REFIT_ERR_UNSUPPORTED);
+    assert_int_equal(rft_device_decommit(device, &byte, 1, NULL, NULL), REFIT_ERR_UNSUPPORTED);
     assert_int_equal(rft_device_host_pin(device, &byte, 1, NULL), REFIT_ERR_UNSUPPORTED);
     assert_int_equal(refit_stream_open(device, &stream, NULL), REFIT_ERR_UNSUPPORTED);
     assert_int_equal(rft_device_zero(device, REFIT_STREAM_NONE, &byte, 1, NULL),

@@ -100,7 +100,7 @@ static void decommitted_pages_are_gone(void **state)
     assert_ok(rft_device_reserve(device, MIB, &base, &page, NULL));
     assert_ok(rft_device_commit(device, base, MIB, NULL));
     memset(base, 1, MIB);
-    assert_ok(rft_device_decommit(device, base, MIB, NULL));
+    assert_ok(rft_device_decommit(device, base, MIB, NULL, NULL));
     assert_int_equal(mincore(base, 1, resident), 0);
     assert_int_equal(resident[0] & 1, 0);
     assert_ok(rft_device_commit(device, base, MIB, NULL));
@@ -251,7 +251,7 @@ static refit_status use_arena(refit_device *device)
     uint64_t page;
     RFT_TRY(rft_device_reserve(device, MIB, &base, &page, NULL));
     refit_status status = rft_device_commit(device, base, MIB, NULL);
-    if (status == REFIT_OK) status = rft_device_decommit(device, base, page, NULL);
+    if (status == REFIT_OK) status = rft_device_decommit(device, base, page, NULL, NULL);
     rft_device_unreserve(device, base, MIB);
     return status;
 }

@@ -54,9 +54,9 @@ static faulty_device *faulty_of(refit_device *device)
 static const char *slot_name(faulty_slot slot)
 {
     static const char *const names[FAULTY_SLOTS] = {
-        "memory_alloc", "memory_free", "reserve",      "commit",      "decommit",
-        "host_pin",     "stream_open", "stream_close", "stream_call", "copy_batch",
-        "zero",         "event_open",  "event_record", "event_join",  "event_wait",
+        "memory_alloc", "memory_free",  "reserve",     "commit",     "decommit",     "host_pin",
+        "stream_open",  "stream_close", "stream_call", "copy_batch", "zero",         "event_open",
+        "event_record", "event_join",   "event_wait",  "digest",     "share_export", "share_map",
     };
     return names[slot];
 }
@@ -191,11 +191,64 @@ static refit_status faulty_commit(void *self, void *base, uint64_t bytes, refit_
     return rft_device_commit(faulty->inner, base, bytes, error);
 }
 
-static refit_status faulty_decommit(void *self, void *base, uint64_t bytes, refit_error *error)
+static refit_status faulty_decommit(void *self, void *base, uint64_t bytes, uint64_t *freed,
+                                    refit_error *error)
 {
     faulty_device *faulty = self;
     MEET(faulty, FAULTY_DECOMMIT, error);
-    return rft_device_decommit(faulty->inner, base, bytes, error);
+    return rft_device_decommit(faulty->inner, base, bytes, freed, error);
+}
+
+static refit_status faulty_memory_check(void *self, const void *memory, uint64_t bytes,
+                                        refit_error *error)
+{
+    faulty_device *faulty = self;
+    return rft_device_memory_check(faulty->inner, memory, bytes, error);
+}
+
+static refit_status faulty_reserve_use(void *self, void *base, refit_stream_ref stream,
+                                       refit_error *error)
+{
+    faulty_device *faulty = self;
+    return rft_device_reserve_use(faulty->inner, base, stream, error);
+}
+
+static refit_status faulty_digest(void *self, refit_stream_ref stream, const void *memory,
+                                  uint64_t bytes, uint64_t offset, uint64_t *sum,
+                                  refit_error *error)
+{
+    faulty_device *faulty = self;
+    MEET(faulty, FAULTY_DIGEST, error);
+    return rft_device_digest(faulty->inner, stream, memory, bytes, offset, sum, error);
+}
+
+static refit_status faulty_cast_bf16(void *self, refit_stream_ref stream, uint16_t *to,
+                                     const float *from, uint64_t count, refit_error *error)
+{
+    faulty_device *faulty = self;
+    return faulty->inner->ops.cast_bf16(faulty->inner->self, stream, to, from, count, error);
+}
+
+static refit_status faulty_share_export(void *self, const void *memory, uint64_t bytes,
+                                        rft_share *out, refit_error *error)
+{
+    faulty_device *faulty = self;
+    MEET(faulty, FAULTY_SHARE_EXPORT, error);
+    return rft_device_share_export(faulty->inner, memory, bytes, out, error);
+}
+
+static refit_status faulty_share_map(void *self, const rft_share *share, void **out,
+                                     refit_error *error)
+{
+    faulty_device *faulty = self;
+    MEET(faulty, FAULTY_SHARE_MAP, error);
+    return rft_device_share_map(faulty->inner, share, out, error);
+}
+
+static void faulty_share_unmap(void *self, void *memory)
+{
+    faulty_device *faulty = self;
+    rft_device_share_unmap(faulty->inner, memory);
 }
 
 static void faulty_unreserve(void *self, void *base, uint64_t bytes)
@@ -275,7 +328,7 @@ static refit_status faulty_zero(void *self, refit_stream_ref stream, void *memor
     refit_status status = meet(faulty, FAULTY_ZERO, &later, error);
     if (status != REFIT_OK && !later) return status;
     RFT_TRY(put_stop(faulty, stream, error));
-    const rft_copy zeroed = {memory, NULL, bytes};
+    const rft_copy zeroed = {.to = memory, .bytes = bytes};
     if (later) return tear(faulty, stream, &zeroed, 1, status, error);
     return rft_device_zero(faulty->inner, stream, memory, bytes, error);
 }
@@ -351,6 +404,13 @@ static const rft_device_ops faulty_ops = {
     .reserve = faulty_reserve,
     .commit = faulty_commit,
     .decommit = faulty_decommit,
+    .reserve_use = faulty_reserve_use,
+    .memory_check = faulty_memory_check,
+    .digest = faulty_digest,
+    .cast_bf16 = faulty_cast_bf16,
+    .share_export = faulty_share_export,
+    .share_map = faulty_share_map,
+    .share_unmap = faulty_share_unmap,
     .unreserve = faulty_unreserve,
     .host_pin = faulty_host_pin,
     .host_unpin = faulty_host_unpin,

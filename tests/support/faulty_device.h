@@ -33,6 +33,9 @@ typedef enum faulty_slot {
     FAULTY_EVENT_RECORD,
     FAULTY_EVENT_JOIN,
     FAULTY_EVENT_WAIT,
+    FAULTY_DIGEST,
+    FAULTY_SHARE_EXPORT,
+    FAULTY_SHARE_MAP,
     FAULTY_SLOTS,
 } faulty_slot;
 

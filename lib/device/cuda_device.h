@@ -1,0 +1,66 @@
+/*
+ * cuda_device: the state of one CUDA device, shared by the files that fill its slots.
+ *
+ * It lives in the device's primary context, the one that PyTorch uses too. Every call into the
+ * driver is made between rft_cuda_enter and rft_cuda_leave, which make that context the thread's
+ * current one and allow calls that a capture elsewhere in the process would otherwise forbid (and
+ * be broken by); both are undone, so that a caller's context and mode stay as they were.
+ *
+ * No call here is made on the legacy stream, and none waits for the whole device.
+ */
+#ifndef RFT_CUDA_DEVICE_H
+#define RFT_CUDA_DEVICE_H
+
+#include <refit/config.h>
+
+#include "base/thread.h"
+#include "device/cuda_error.h"
+#include "device/device.h"
+
+typedef struct rft_cuda_facts {
+    char name[64];
+    rft_cu_uuid uuid;
+    uint64_t total_bytes;
+    int capability; /* 90 for 9.0 */
+    int multiprocessors;
+    int numa_node;         /* closest host node, or -1 */
+    bool vmm;              /* addresses that stay */
+    bool posix_fd;         /* physical memory can be exported as a descriptor */
+    bool host_page_tables; /* Grace: registering is cheap and pageable copies are fast */
+} rft_cuda_facts;
+
+/* The parts are opaque here; each has its own header and is opened by device_cuda.c. */
+typedef struct rft_cuda_memory rft_cuda_memory;   /* cuda_memory.h: allocations and their checks */
+typedef struct rft_cuda_pins rft_cuda_pins;       /* cuda_pin.h: registered host memory */
+typedef struct rft_cuda_ranges rft_cuda_ranges;   /* cuda_reserve.h: addresses that stay */
+typedef struct rft_cuda_streams rft_cuda_streams; /* cuda_stream.h: own streams, callers' checked */
+typedef struct rft_cuda_copier rft_cuda_copier;   /* cuda_copy.h: batches, small copies, cut-off */
+typedef struct rft_cuda_kernels rft_cuda_kernels; /* cuda_kernels.h: the embedded image */
+typedef struct rft_cuda_shares rft_cuda_shares; /* cuda_share.h: memory shown to other processes */
+
+typedef struct rft_cuda_device {
+    rft_cuda_driver driver;
+    rft_cu_device handle;
+    int ordinal;
+    rft_cu_context context; /* primary, retained */
+    rft_cuda_facts facts;
+    refit_config config; /* resolved, copied */
+    rft_cuda_memory *memory;
+    rft_cuda_pins *pins;
+    rft_cuda_ranges *ranges; /* NULL: the device has no VMM */
+    rft_cuda_streams *streams;
+    rft_cuda_kernels *kernels; /* NULL: the image could not be loaded; kernels_missing says why */
+    refit_error kernels_missing;
+    rft_cuda_copier *copier;
+    rft_cuda_shares *shares;
+} rft_cuda_device;
+
+/* What leave must bring back. */
+typedef struct rft_cuda_visit {
+    int capture_mode;
+} rft_cuda_visit;
+
+refit_status rft_cuda_enter(rft_cuda_device *cuda, rft_cuda_visit *visit, refit_error *error);
+void rft_cuda_leave(rft_cuda_device *cuda, const rft_cuda_visit *visit);
+
+#endif
