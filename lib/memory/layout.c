@@ -2,8 +2,9 @@
  * Where each region lies in the host image.
  *
  * One pass over the regions in the order of return, with a cursor: align it, begin a new slab if
- * the region does not fit into what is left of this one, place, go on. Slabs have no fixed size, so
- * nothing is lost at their ends but the way to the next page. Knows nothing of memory or devices.
+ * the region does not fit into what is left of this one, place, cut off full slabs, go on. Slabs
+ * have no fixed size, so nothing is lost at their ends but the way to the next page. Knows nothing
+ * of memory or devices.
  */
 #include "memory/layout.h"
 
@@ -45,15 +46,31 @@ static rft_layout_item **sort_items(rft_layout_item *items, uint32_t count)
     return sorted;
 }
 
+/* The last slab ends, and the next begins, at `offset`. */
+static void add_slab(rft_layout *layout, uint64_t offset)
+{
+    if (layout->slab_count > 0) {
+        rft_slab *last = &layout->slabs[layout->slab_count - 1];
+        last->bytes = offset - last->offset;
+    }
+    layout->slabs[layout->slab_count++].offset = offset;
+}
+
 static bool begin_slab(rft_layout *layout, layout_cursor *cursor)
 {
     if (!rft_align_u64(cursor->at, cursor->edge, &cursor->at)) return false;
-    if (layout->slab_count > 0) {
-        rft_slab *last = &layout->slabs[layout->slab_count - 1];
-        last->bytes = cursor->at - last->offset;
-    }
-    layout->slabs[layout->slab_count++].offset = cursor->at;
+    add_slab(layout, cursor->at);
     return true;
+}
+
+/* What was placed last may reach beyond its slab. */
+static void cut_slabs(rft_layout *layout, const layout_cursor *cursor)
+{
+    const rft_slab *last = &layout->slabs[layout->slab_count - 1];
+    while (cursor->at - last->offset > cursor->most) {
+        add_slab(layout, last->offset + cursor->most);
+        last++;
+    }
 }
 
 static bool fits_slab(const rft_layout *layout, const layout_cursor *cursor, uint64_t begin,
@@ -76,7 +93,9 @@ static bool place_item(rft_layout *layout, layout_cursor *cursor, rft_layout_ite
     }
     item->offset = begin;
     layout->payload_bytes += item->bytes; /* no more than the end of the image: cannot wrap */
-    return rft_add_u64(begin, item->bytes, &cursor->at);
+    if (!rft_add_u64(begin, item->bytes, &cursor->at)) return false;
+    cut_slabs(layout, cursor);
+    return true;
 }
 
 static refit_status place_items(rft_layout *layout, layout_cursor *cursor, rft_layout_item **sorted,
@@ -96,13 +115,39 @@ static refit_status place_items(rft_layout *layout, layout_cursor *cursor, rft_l
     return REFIT_OK;
 }
 
+/* The most slabs that any order of the items can need: one begins with each, and more within the
+ * large ones. */
+static refit_status count_slabs(const rft_layout_item *items, uint32_t count, uint64_t slab_bytes,
+                                uint32_t *room, refit_error *error)
+{
+    uint64_t slabs = count;
+    for (uint32_t i = 0; i < count; i++) {
+        slabs += items[i].bytes / slab_bytes;
+        RFT_REFUSE_IF(slabs > UINT32_MAX, error, REFIT_ERR_LIMIT,
+                      "one region of %" PRIu64 " bytes makes too many slabs of %" PRIu64
+                      " bytes: check its size, or raise offload.slab_bytes",
+                      items[i].bytes, slab_bytes);
+    }
+    *room = (uint32_t)slabs;
+    return REFIT_OK;
+}
+
+static refit_status check_sizes(uint64_t alignment, uint64_t slab_bytes, refit_error *error)
+{
+    bool powers = rft_is_power_of_two(alignment) && rft_is_power_of_two(slab_bytes);
+    RFT_REFUSE_IF(!powers || slab_bytes < alignment, error, REFIT_ERR_INVALID,
+                  "alignment %" PRIu64 " and slab size %" PRIu64
+                  " must be powers of two, the second not below the first",
+                  alignment, slab_bytes);
+    return REFIT_OK;
+}
+
 refit_status rft_layout_open(rft_layout *layout, rft_layout_item *items, uint32_t count,
                              uint64_t alignment, uint64_t slab_bytes, refit_error *error)
 {
-    RFT_REFUSE_IF(!rft_is_power_of_two(alignment) || !rft_is_power_of_two(slab_bytes), error,
-                  REFIT_ERR_INVALID,
-                  "alignment %" PRIu64 " and slab size %" PRIu64 " must be powers of two",
-                  alignment, slab_bytes);
+    uint32_t room = 0;
+    RFT_TRY(check_sizes(alignment, slab_bytes, error));
+    RFT_TRY(count_slabs(items, count, slab_bytes, &room, error));
     rft_layout made = {0, 0, NULL, 0};
     if (count == 0) {
         *layout = made;
@@ -112,7 +157,7 @@ refit_status rft_layout_open(rft_layout *layout, rft_layout_item *items, uint32_
     uint64_t edge = rft_max_u64(alignment, rft_min_u64(RFT_SLAB_EDGE, slab_bytes));
     layout_cursor cursor = {0, alignment, edge, slab_bytes};
     rft_layout_item **sorted = sort_items(items, count);
-    made.slabs = rft_calloc(count, sizeof *made.slabs);
+    made.slabs = rft_calloc(room, sizeof *made.slabs);
     if (sorted == NULL || made.slabs == NULL) {
         rft_fail(error, status, "no memory to lay out %" PRIu32 " regions", count);
     } else {

@@ -2,11 +2,11 @@
  * layout: regions to offsets. Pure arithmetic: no memory, no device.
  *
  * Regions are laid out in the order they are to come back (higher priority first, then group, then
- * as given), each aligned. The image is cut into slabs, each of which is page-locked by one
- * registration, and no region lies across two of them: a slab ends early where the next region no
- * longer fits, and a region larger than slab_bytes has a slab of its own, as long as itself. Slabs
- * follow each other without holes, so the image exceeds the payload by alignment only: under 1 %
- * for states of any size worth moving.
+ * as given), each aligned. The image is cut into slabs of at most slab_bytes, each of which is
+ * page- locked by one registration. A region lies in one slab, which ends early where the next one
+ * no longer fits; only a region larger than slab_bytes covers several: it starts at the beginning
+ * of one, and all but its last are slab_bytes long. Slabs follow each other without holes, so the
+ * image exceeds the payload by alignment only: under 1 % for states of any size worth moving.
  */
 #ifndef RFT_LAYOUT_H
 #define RFT_LAYOUT_H
@@ -35,13 +35,13 @@ typedef struct rft_slab {
 typedef struct rft_layout {
     uint64_t payload_bytes; /* sum of the items */
     uint64_t image_bytes;   /* with alignment and slab ends */
-    rft_slab *slabs;        /* owned */
+    rft_slab *slabs;        /* owned; by offset */
     uint32_t slab_count;
 } rft_layout;
 
-/* Fills in offsets and orders of `items`. `alignment` and `slab_bytes` are powers of two. On
- * failure nothing is owned. REFIT_ERR_INVALID, REFIT_ERR_LIMIT (sizes that overflow),
- * REFIT_ERR_HOST_MEMORY. */
+/* Fills in offsets and orders of `items`. `alignment` and `slab_bytes` are powers of two, the
+ * second not below the first. On failure nothing is owned. REFIT_ERR_INVALID, REFIT_ERR_LIMIT
+ * (sizes that overflow), REFIT_ERR_HOST_MEMORY. */
 refit_status rft_layout_open(rft_layout *layout, rft_layout_item *items, uint32_t count,
                              uint64_t alignment, uint64_t slab_bytes, refit_error *error);
 void rft_layout_close(rft_layout *layout);

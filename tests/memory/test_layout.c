@@ -1,4 +1,4 @@
-/* Layout: offsets are aligned, in order of return, inside one slab each, and waste under 1 %. */
+/* Layout: offsets are aligned, in order of return, slabs are never too large, waste under 1 %. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -21,28 +21,39 @@ static uint64_t next_random(uint64_t *seed)
     return *seed;
 }
 
-static const rft_slab *find_slab(const rft_layout *layout, const rft_layout_item *item)
+static const rft_slab *find_slab(const rft_layout *layout, uint64_t offset)
 {
     for (uint32_t i = 0; i < layout->slab_count; i++) {
         const rft_slab *slab = &layout->slabs[i];
-        if (item->offset >= slab->offset &&
-            item->offset + item->bytes <= slab->offset + slab->bytes) {
-            return slab;
-        }
+        if (offset >= slab->offset && offset - slab->offset < slab->bytes) return slab;
     }
     return NULL;
 }
 
-static void check_slabs(const rft_layout *layout)
+static void check_slabs(const rft_layout *layout, uint64_t slab_bytes)
 {
     uint64_t end = 0;
     for (uint32_t i = 0; i < layout->slab_count; i++) {
         assert_int_equal(layout->slabs[i].offset, end);
         assert_int_equal(end % RFT_SLAB_EDGE, 0);
-        assert_true(layout->slabs[i].bytes > 0);
+        assert_in_range(layout->slabs[i].bytes, 1, slab_bytes);
         end += layout->slabs[i].bytes;
     }
     assert_int_equal(end, layout->image_bytes);
+}
+
+/* In one slab, or from the beginning of one on through full ones. */
+static void check_item(const rft_layout *layout, const rft_layout_item *item, uint64_t slab_bytes)
+{
+    const rft_slab *slab = find_slab(layout, item->offset);
+    assert_non_null(slab);
+    uint64_t end = item->offset + item->bytes;
+    if (end <= slab->offset + slab->bytes) return;
+    assert_int_equal(slab->offset, item->offset);
+    assert_true(item->bytes > slab_bytes);
+    for (; slab->offset + slab->bytes < end; slab++) {
+        assert_int_equal(slab->bytes, slab_bytes);
+    }
 }
 
 /* Orders are a permutation, and each item that has bytes lies behind the one before it. */
@@ -62,9 +73,7 @@ static void check_items(const rft_layout *layout, const rft_layout_item *items, 
         const rft_layout_item *item = ordered[i];
         if (i > 0) assert_true(ordered[i - 1]->priority >= item->priority);
         if (item->bytes == 0) continue;
-        const rft_slab *slab = find_slab(layout, item);
-        assert_non_null(slab);
-        if (slab->bytes > slab_bytes) assert_int_equal(slab->offset, item->offset);
+        check_item(layout, item, slab_bytes);
         assert_true(item->offset >= end);
         assert_int_equal(item->offset % alignment, 0);
         end = item->offset + item->bytes;
@@ -93,7 +102,7 @@ static void any_regions_are_laid_out_without_overlap(void **state)
         rft_layout layout;
         assert_int_equal(rft_layout_open(&layout, items, count, alignment, slab_bytes, NULL),
                          REFIT_OK);
-        check_slabs(&layout);
+        check_slabs(&layout, slab_bytes);
         check_items(&layout, items, count, alignment, slab_bytes);
         rft_layout_close(&layout);
     }
@@ -136,16 +145,35 @@ static void order_is_priority_then_group_then_as_given(void **state)
     rft_layout_close(&layout);
 }
 
-static void region_larger_than_a_slab_has_one_of_its_own(void **state)
+static void region_larger_than_a_slab_begins_one_and_covers_several(void **state)
 {
     (void)state;
     rft_layout_item items[] = {{4096, 0, 0, 0, 0}, {5 * MIB + 1, 0, 0, 0, 0}, {4096, 0, 0, 0, 0}};
     rft_layout layout;
     assert_int_equal(rft_layout_open(&layout, items, 3, 512, MIB, NULL), REFIT_OK);
-    assert_int_equal(layout.slab_count, 3);
-    assert_int_equal(layout.slabs[1].offset, items[1].offset);
-    assert_true(layout.slabs[1].bytes >= items[1].bytes);
-    assert_int_equal(layout.slabs[2].offset, items[2].offset);
+    assert_int_equal(layout.slab_count, 7);
+    assert_int_equal(items[1].offset, RFT_SLAB_EDGE);
+    for (uint32_t i = 1; i < 6; i++) {
+        assert_int_equal(layout.slabs[i].offset, items[1].offset + (i - 1) * MIB);
+        assert_int_equal(layout.slabs[i].bytes, MIB);
+    }
+    /* What is left of its last slab is not wasted. */
+    assert_int_equal(items[2].offset, items[1].offset + 5 * MIB + 512);
+    assert_int_equal(layout.slabs[6].bytes, 512 + 4096);
+    rft_layout_close(&layout);
+}
+
+static void region_as_large_as_slabs_fills_them(void **state)
+{
+    (void)state;
+    rft_layout_item items[] = {{3 * MIB, 0, 0, 0, 0}, {1, 0, 0, 0, 0}, {MIB, 0, 0, 0, 0}};
+    rft_layout layout;
+    assert_int_equal(rft_layout_open(&layout, items, 3, 512, MIB, NULL), REFIT_OK);
+    assert_int_equal(layout.slab_count, 5);
+    assert_int_equal(layout.slabs[2].bytes, MIB);
+    assert_int_equal(layout.slabs[3].offset, items[1].offset);
+    assert_int_equal(layout.slabs[4].offset, items[2].offset);
+    assert_int_equal(layout.slabs[4].bytes, MIB);
     rft_layout_close(&layout);
 }
 
@@ -183,7 +211,18 @@ static void sizes_that_wrap_are_refused(void **state)
     }
 }
 
-static void alignment_and_slab_must_be_powers_of_two(void **state)
+/* No single one wraps, and there would not be too many slabs. */
+static void sums_that_wrap_are_refused(void **state)
+{
+    (void)state;
+    rft_layout_item items[] = {{UINT64_MAX / 2, 0, 0, 0, 0}, {UINT64_MAX / 2 + 2, 0, 0, 0, 0}};
+    rft_layout layout = {7, 7, NULL, 7};
+    assert_int_equal(rft_layout_open(&layout, items, 2, 512, UINT64_C(1) << 62, NULL),
+                     REFIT_ERR_LIMIT);
+    assert_int_equal(layout.image_bytes, 7);
+}
+
+static void alignment_and_slab_are_powers_of_two_that_fit(void **state)
 {
     (void)state;
     rft_layout_item item = {512, 0, 0, 0, 0};
@@ -191,6 +230,7 @@ static void alignment_and_slab_must_be_powers_of_two(void **state)
     assert_int_equal(rft_layout_open(&layout, &item, 1, 0, GIB, NULL), REFIT_ERR_INVALID);
     assert_int_equal(rft_layout_open(&layout, &item, 1, 768, GIB, NULL), REFIT_ERR_INVALID);
     assert_int_equal(rft_layout_open(&layout, &item, 1, 512, GIB + 1, NULL), REFIT_ERR_INVALID);
+    assert_int_equal(rft_layout_open(&layout, &item, 1, 8192, 4096, NULL), REFIT_ERR_INVALID);
 }
 
 static void every_failed_allocation_is_an_error(void **state)
@@ -213,10 +253,12 @@ int main(void)
         cmocka_unit_test(any_regions_are_laid_out_without_overlap),
         cmocka_unit_test(real_states_exceed_their_payload_by_less_than_one_percent),
         cmocka_unit_test(order_is_priority_then_group_then_as_given),
-        cmocka_unit_test(region_larger_than_a_slab_has_one_of_its_own),
+        cmocka_unit_test(region_larger_than_a_slab_begins_one_and_covers_several),
+        cmocka_unit_test(region_as_large_as_slabs_fills_them),
         cmocka_unit_test(region_of_no_bytes_takes_no_room),
         cmocka_unit_test(sizes_that_wrap_are_refused),
-        cmocka_unit_test(alignment_and_slab_must_be_powers_of_two),
+        cmocka_unit_test(sums_that_wrap_are_refused),
+        cmocka_unit_test(alignment_and_slab_are_powers_of_two_that_fit),
         cmocka_unit_test(every_failed_allocation_is_an_error),
     };
     return cmocka_run_group_tests_name("layout", tests, NULL, NULL);
