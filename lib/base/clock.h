@@ -2,6 +2,7 @@
 #ifndef RFT_CLOCK_H
 #define RFT_CLOCK_H
 
+#include <stdbool.h>
 #include <stdint.h>
 
 /* Nanoseconds since some fixed moment; never goes back. */
@@ -18,6 +19,24 @@ static inline int64_t rft_after_ms(int64_t now, uint32_t ms)
 
 /* Whole milliseconds until `deadline`, rounded up, 0 once it has passed: what poll() takes. */
 int rft_ms_until(int64_t deadline);
+
+/* For what can only be looked at, never waited for (an event of a GPU): the first looks follow each
+ * other at once, later ones after naps of 20 to 500 microseconds.
+ *
+ *     rft_looks looks = rft_looks_until(deadline);
+ *     while (!done() && rft_look_again(&looks)) {
+ *     }
+ */
+typedef struct rft_looks {
+    int64_t deadline;
+    int64_t began;
+    int64_t nap;
+} rft_looks;
+
+rft_looks rft_looks_until(int64_t deadline);
+
+/* Waits for the moment of the next look; false once the deadline has passed. */
+bool rft_look_again(rft_looks *looks);
 
 static inline double rft_seconds(int64_t nanoseconds)
 {

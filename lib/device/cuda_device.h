@@ -11,6 +11,8 @@
 #ifndef RFT_CUDA_DEVICE_H
 #define RFT_CUDA_DEVICE_H
 
+#include <sys/types.h>
+
 #include <refit/config.h>
 
 #include "base/thread.h"
@@ -42,6 +44,7 @@ typedef struct rft_cuda_device {
     rft_cuda_driver driver;
     rft_cu_device handle;
     int ordinal;
+    pid_t pid; /* of the process that opened it: a forked child must not touch the driver */
     rft_cu_context context; /* primary, retained */
     rft_cuda_facts facts;
     refit_config config; /* resolved, copied */
@@ -60,7 +63,23 @@ typedef struct rft_cuda_visit {
     int capture_mode;
 } rft_cuda_visit;
 
+/*
+ * Visits nest. Whoever fills a slot enters once, at the slot (device_cuda.c, RFT_CUDA_VISIT), and
+ * what it calls is inside. The functions that close a part enter by themselves and leave the driver
+ * alone if they may not: they must free our side whatever has happened to the device.
+ * REFIT_ERR_STATE in a forked child.
+ */
 refit_status rft_cuda_enter(rft_cuda_device *cuda, rft_cuda_visit *visit, refit_error *error);
 void rft_cuda_leave(rft_cuda_device *cuda, const rft_cuda_visit *visit);
+
+/* The body of a slot: the call, made inside. */
+#define RFT_CUDA_VISIT(cuda, error, call)                                                          \
+    do {                                                                                           \
+        rft_cuda_visit rft_visit;                                                                  \
+        RFT_TRY(rft_cuda_enter((cuda), &rft_visit, (error)));                                      \
+        refit_status rft_visit_status = (call);                                                    \
+        rft_cuda_leave((cuda), &rft_visit);                                                        \
+        return rft_visit_status;                                                                   \
+    } while (0)
 
 #endif

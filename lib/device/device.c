@@ -12,6 +12,7 @@
 
 #include "base/alloc.h"
 #include "base/checked.h"
+#include "base/log.h"
 #include "config/resolve.h"
 #include "device/device_missing.h"
 #include "device/device_spec.h"
@@ -38,6 +39,26 @@ refit_status rft_device_make(const rft_device_ops *ops, void *self, refit_device
     return REFIT_OK;
 }
 
+/* The first GPU; the host only where there is no driver or no GPU. A GPU that is there and cannot
+ * be used is an error: whoever has one wants to know. */
+static refit_status open_auto(const char *rest, const refit_config *config, refit_device **out,
+                              refit_error *error)
+{
+    refit_error reason = {0};
+    RFT_REFUSE_IF(rest[0] != '\0', error, REFIT_ERR_INVALID,
+                  "\"auto:%.64s\" cannot be read: \"auto\" takes nothing behind it", rest);
+    refit_status status = rft_device_cuda_open("", config, out, &reason);
+    if (status == REFIT_OK) {
+        rft_log(REFIT_LOG_INFO, "device auto: cuda:0");
+    } else if (status == REFIT_ERR_NOT_FOUND) {
+        rft_log(REFIT_LOG_INFO, "device auto: host, since %s", reason.text);
+        status = rft_device_host_open("", config, out, error);
+    } else if (error != NULL) {
+        *error = reason;
+    }
+    return status;
+}
+
 refit_status refit_device_open(const char *spec, const refit_config *config, refit_device **out,
                                refit_error *error)
 {
@@ -48,10 +69,8 @@ refit_status refit_device_open(const char *spec, const refit_config *config, ref
     rft_device_spec parsed;
     RFT_TRY(rft_device_spec_parse(spec, &parsed, error));
     switch (parsed.kind) {
-    case RFT_DEVICE_CUDA:
-        return rft_fail(error, REFIT_ERR_UNSUPPORTED,
-                        "\"%.64s\": this build has no CUDA device; use \"host\" or \"auto\"", spec);
-    case RFT_DEVICE_AUTO:
+    case RFT_DEVICE_CUDA: return rft_device_cuda_open(parsed.rest, &own, out, error);
+    case RFT_DEVICE_AUTO: return open_auto(parsed.rest, &own, out, error);
     case RFT_DEVICE_HOST: break;
     }
     return rft_device_host_open(parsed.rest, &own, out, error);
@@ -82,7 +101,7 @@ refit_status refit_device_describe(refit_device *device, refit_device_info *info
     RFT_REFUSE_IF(info->size < offsetof(refit_device_info, capacity_bytes), error,
                   REFIT_ERR_INVALID, "info->size is %zu: set it to sizeof(refit_device_info)",
                   info->size);
-    refit_device_info full = {.capacity_bytes = UINT64_MAX};
+    refit_device_info full = {.capacity_bytes = UINT64_MAX, .numa_node = -1};
     device->ops.describe(device->self, &full);
     full.size = info->size;
     strncpy(full.kind, device->ops.kind, sizeof full.kind - 1);

@@ -213,5 +213,8 @@ refit_status rft_device_event_wait(refit_device *device, rft_event *event, uint3
  * `config` is resolved and not kept. */
 refit_status rft_device_host_open(const char *rest, const refit_config *config, refit_device **out,
                                   refit_error *error);
+/* "", "0", "0:capacity=2GiB". REFIT_ERR_NOT_FOUND: no driver, no GPU, or none of this number. */
+refit_status rft_device_cuda_open(const char *rest, const refit_config *config, refit_device **out,
+                                  refit_error *error);
 
 #endif

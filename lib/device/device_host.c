@@ -7,11 +7,10 @@
  * puts them behind the slots of device.h.
  */
 #include <stdio.h>
-#include <string.h>
 
 #include "base/alloc.h"
 #include "base/clock.h"
-#include "config/options.h"
+#include "device/device_spec.h"
 #include "device/host_pin.h"
 #include "device/host_streams.h"
 
@@ -227,20 +226,6 @@ static const rft_device_ops host_ops = {
     .event_wait = host_event_wait,
 };
 
-static refit_status read_capacity(const char *rest, uint64_t *capacity, refit_error *error)
-{
-    static const char key[] = "capacity=";
-    *capacity = UINT64_MAX;
-    if (rest[0] == '\0') return REFIT_OK;
-    bool known = strncmp(rest, key, sizeof key - 1) == 0 &&
-                 rft_size_read(rest + sizeof key - 1, capacity) && *capacity != 0;
-    RFT_REFUSE_IF(!known, error, REFIT_ERR_INVALID,
-                  "\"host:%.64s\" cannot be read: say \"host\" or \"host:capacity=2GiB\", a whole "
-                  "number > 0 of bytes, KiB, MiB, GiB or TiB",
-                  rest);
-    return REFIT_OK;
-}
-
 static refit_status open_parts(host_device *host, uint64_t capacity, const refit_config *config,
                                refit_error *error)
 {
@@ -262,7 +247,10 @@ refit_status rft_device_host_open(const char *rest, const refit_config *config, 
                                   refit_error *error)
 {
     uint64_t capacity;
-    RFT_TRY(read_capacity(rest, &capacity, error));
+    RFT_REFUSE_IF(!rft_device_spec_capacity(rest, &capacity), error, REFIT_ERR_INVALID,
+                  "\"host:%.64s\" cannot be read: say \"host\" or \"host:capacity=2GiB\", a whole "
+                  "number > 0 of bytes, KiB, MiB, GiB or TiB",
+                  rest);
     host_device *host = rft_calloc(1, sizeof *host);
     RFT_REFUSE_IF(host == NULL, error, REFIT_ERR_HOST_MEMORY, "no host memory for a device");
     refit_status status = REFIT_OK;

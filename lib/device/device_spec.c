@@ -6,8 +6,9 @@
  */
 #include "device/device_spec.h"
 
-#include <stdbool.h>
 #include <string.h>
+
+#include "config/options.h"
 
 static bool text_is(const char *text, size_t length, const char *word)
 {
@@ -31,4 +32,13 @@ refit_status rft_device_spec_parse(const char *text, rft_device_spec *out, refit
                     "device \"%.64s\" cannot be read: say \"host\", \"host:capacity=2GiB\", "
                     "\"cuda:0\" or \"auto\"",
                     text);
+}
+
+bool rft_device_spec_capacity(const char *text, uint64_t *bytes)
+{
+    static const char key[] = "capacity=";
+    *bytes = UINT64_MAX;
+    if (text[0] == '\0') return true;
+    return strncmp(text, key, sizeof key - 1) == 0 && rft_size_read(text + sizeof key - 1, bytes) &&
+           *bytes != 0;
 }

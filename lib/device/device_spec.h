@@ -2,6 +2,8 @@
 #ifndef RFT_DEVICE_SPEC_H
 #define RFT_DEVICE_SPEC_H
 
+#include <stdbool.h>
+
 #include "base/error.h"
 
 typedef enum rft_device_kind {
@@ -16,5 +18,9 @@ typedef struct rft_device_spec {
 } rft_device_spec;
 
 refit_status rft_device_spec_parse(const char *text, rft_device_spec *out, refit_error *error);
+
+/* "capacity=2GiB" behind the part that names the device; "" is UINT64_MAX: as much as there is.
+ * False for anything else. */
+bool rft_device_spec_capacity(const char *text, uint64_t *bytes);
 
 #endif

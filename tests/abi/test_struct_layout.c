@@ -89,7 +89,7 @@ static const place places[] = {
     {SIZE(refit_stream_ref, 8)},
     {OFFSET(refit_stream_ref, native, 0)},
 
-    {SIZE(refit_device_info, 112)},
+    {SIZE(refit_device_info, 168)},
     {OFFSET(refit_device_info, size, 0)},
     {OFFSET(refit_device_info, kind, 8)},
     {OFFSET(refit_device_info, name, 24)},
@@ -97,6 +97,10 @@ static const place places[] = {
     {OFFSET(refit_device_info, used_bytes, 96)},
     {OFFSET(refit_device_info, host_addressable, 104)},
     {OFFSET(refit_device_info, stable_arena, 105)},
+    {OFFSET(refit_device_info, kernels, 106)},
+    {OFFSET(refit_device_info, numa_node, 108)},
+    {OFFSET(refit_device_info, driver_version, 112)},
+    {OFFSET(refit_device_info, uuid, 116)},
 
     {SIZE(refit_region_desc, 48)},
     {OFFSET(refit_region_desc, size, 0)},

@@ -3,8 +3,9 @@
  *
  *     "host"                this machine's memory, driven like a device
  *     "host:capacity=2GiB"  likewise, but no more of it (KiB, MiB, GiB, TiB)
- *     "cuda:0"              a GPU, through the driver found at run time
- *     "auto"                the first GPU, or the host if there is none
+ *     "cuda:0"              a GPU, through the driver found at run time ("cuda" is the first)
+ *     "cuda:0:capacity=2GiB"  likewise, but refit takes no more of its memory
+ *     "auto"                the first GPU, or the host if there is no driver or no GPU
  */
 #ifndef REFIT_DEVICE_H
 #define REFIT_DEVICE_H
@@ -21,8 +22,10 @@ typedef struct refit_device refit_device;
 /*
  * A caller's stream, as an opaque native handle: refit's copies wait for the work that the caller
  * has put there, and the caller's work can wait for refit's copies. On the host device it is what
- * refit_stream_open gave; on CUDA a CUstream. REFIT_STREAM_NONE means: the calling thread itself;
- * all it did before the call is done, and to wait for something is to block.
+ * refit_stream_open gave; on CUDA a CUstream (cudaStream_t) of the device's primary context.
+ * REFIT_STREAM_NONE means: the calling thread itself; all it did before the call is done, and to
+ * wait for something is to block. So CUDA's default stream, which PyTorch shows as 0, is not NULL
+ * here but cudaStreamLegacy, (void *)1: it may be waited for and may wait, but takes no work.
  */
 typedef struct refit_stream_ref {
     void *native;
@@ -42,13 +45,21 @@ typedef struct refit_device_info {
     uint64_t used_bytes;      /* allocated and committed through refit */
     uint8_t host_addressable; /* 1: the CPU may read and write device pointers */
     uint8_t stable_arena;     /* 1: refit_arena_open works here */
+    uint8_t kernels;          /* 1: its own kernels are there (pack, digest); 0: copy engines and
+                                 the CPU do their work */
+    int32_t numa_node;        /* the host memory closest to it; -1: none, or not known */
+    int32_t driver_version;   /* 12040: a driver for CUDA 12.4; 0: it has none */
+    char uuid[48];            /* "GPU-…" as nvidia-smi shows it, or "" */
 } refit_device_info;
 
 /*
  * Opens a device. `spec` as above, NULL: what `config` says; `config` may be NULL for the defaults
  * and is not kept. The device outlives everything opened on it: closing it earlier answers
  * REFIT_ERR_BUSY. Starts no thread before the first stream or the first large copy. Any thread.
- * REFIT_ERR_INVALID (a spec that cannot be read), REFIT_ERR_NOT_FOUND, REFIT_ERR_UNSUPPORTED,
+ * A CUDA device belongs to the process that opened it: in a forked child its calls answer
+ * REFIT_ERR_STATE. REFIT_ERR_INVALID (a spec that cannot be read), REFIT_ERR_NOT_FOUND (no driver,
+ * no such GPU), REFIT_ERR_UNSUPPORTED (the driver is too old), REFIT_ERR_BUSY (another process
+ * holds the GPU in exclusive mode), REFIT_ERR_DEVICE, REFIT_ERR_DEVICE_MEMORY,
  * REFIT_ERR_HOST_MEMORY. Since 0.1.
  */
 REFIT_API REFIT_MUST_CHECK refit_status refit_device_open(const char *spec,
@@ -101,13 +112,14 @@ REFIT_API REFIT_MUST_CHECK refit_status refit_stream_wait(refit_device *device,
                                                           refit_stream_ref stream,
                                                           uint32_t timeout_ms, refit_error *error);
 
-/* A function to be run in stream order, on a thread of the device. It must not call refit. */
+/* A function to be run in stream order, on a thread of the device or of its driver. It must call
+ * neither refit nor CUDA. */
 typedef void (*refit_stream_fn)(void *user);
 
-/* Queues `function(user)`; `user` stays the caller's and must live until it ran. Does not block.
- * With REFIT_STREAM_NONE it is called at once. Any thread. Host device only (REFIT_ERR_UNSUPPORTED
- * elsewhere). REFIT_ERR_INVALID, REFIT_ERR_HOST_MEMORY, REFIT_ERR_LIMIT (too much is queued).
- * Since 0.1. */
+/* Queues `function(user)`; `user` stays the caller's and must live until it ran; it does not run
+ * once a GPU is lost. With REFIT_STREAM_NONE it is called at once. On CUDA (cuLaunchHostFunc) it
+ * may block while the driver's queue is full, elsewhere it does not. Any thread. REFIT_ERR_INVALID,
+ * REFIT_ERR_HOST_MEMORY, REFIT_ERR_DEVICE, REFIT_ERR_LIMIT (too much is queued). Since 0.1. */
 REFIT_API REFIT_MUST_CHECK refit_status refit_stream_call(refit_device *device,
                                                           refit_stream_ref stream,
                                                           refit_stream_fn function, void *user,

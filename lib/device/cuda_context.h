@@ -1,0 +1,13 @@
+/* cuda_context: which GPU, what it can do, and its primary context. The visits to it are declared
+ * in cuda_device.h, since every file here makes them. */
+#ifndef RFT_CUDA_CONTEXT_H
+#define RFT_CUDA_CONTEXT_H
+
+#include "device/cuda_device.h"
+
+/* Fills ordinal, pid, handle, facts and context; the driver is open. REFIT_ERR_NOT_FOUND: no such
+ * GPU; REFIT_ERR_BUSY: another process holds it in exclusive mode; REFIT_ERR_DEVICE. */
+refit_status rft_cuda_context_open(rft_cuda_device *cuda, int ordinal, refit_error *error);
+void rft_cuda_context_close(rft_cuda_device *cuda);
+
+#endif

@@ -1,0 +1,19 @@
+/* cuda_copy: batches of copies on a GPU. */
+#ifndef RFT_CUDA_COPY_H
+#define RFT_CUDA_COPY_H
+
+#include "device/cuda_device.h"
+
+#define RFT_CUDA_BATCH_MOST 1024u
+
+/* NULL is allowed for close; it visits by itself. */
+refit_status rft_cuda_copier_open(rft_cuda_device *cuda, rft_cuda_copier **out, refit_error *error);
+void rft_cuda_copier_close(rft_cuda_device *cuda, rft_cuda_copier *copier);
+
+/* Queues the copies on a stream that takes work (rft_cuda_stream_check, or a lane). Inside a visit.
+ */
+refit_status rft_cuda_copy_batch(rft_cuda_device *cuda, rft_cu_stream stream,
+                                 const rft_copy *copies, uint32_t count, rft_copy_order order,
+                                 refit_error *error);
+
+#endif

@@ -1,0 +1,114 @@
+/*
+ * The driver's answers as statuses, and as sentences: what failed, in the driver's own words, and
+ * what helps.
+ *
+ * Advice is given only where it is sure to be right wherever the answer comes from; what depends on
+ * the call is said by the caller. Knows nothing of devices.
+ */
+#include "device/cuda_error.h"
+
+#include <stddef.h>
+
+typedef struct meaning {
+    rft_cu_result result;
+    refit_status status;
+    const char *advice;
+} meaning;
+
+static const char only_new_process[] = "the GPU's context is lost: only a new process helps";
+static const char after_fork[] =
+    "in a forked child of a process that uses CUDA it never starts: start workers by spawn";
+static const char fabric[] =
+    "the machine's GPU service is not ready (nvidia-fabricmanager, nvidia-persistenced)";
+static const char mismatch[] =
+    "libcuda and the kernel module are of different versions: reboot, or reload the module";
+static const char compat[] =
+    "the compatibility libcuda does not run on this GPU: use the driver's own libcuda";
+
+static const meaning meanings[] = {
+    {RFT_CU_OUT_OF_MEMORY, REFIT_ERR_DEVICE_MEMORY, "free or offload something first"},
+    {RFT_CU_NOT_INITIALIZED, REFIT_ERR_DEVICE, after_fork},
+    {RFT_CU_DEINITIALIZED, REFIT_ERR_DEVICE, "the process is ending, and its driver with it"},
+    {RFT_CU_STUB_LIBRARY, REFIT_ERR_NOT_FOUND,
+     "libcuda.so.1 is the toolkit's stub: put the driver's before it in LD_LIBRARY_PATH"},
+    {RFT_CU_CALL_REQUIRES_NEWER_DRIVER, REFIT_ERR_UNSUPPORTED, "update the NVIDIA driver"},
+    {RFT_CU_DEVICE_UNAVAILABLE, REFIT_ERR_BUSY,
+     "another process holds the GPU in exclusive mode: end it, or nvidia-smi -c DEFAULT"},
+    {RFT_CU_NO_DEVICE, REFIT_ERR_NOT_FOUND, "no GPU is visible (see CUDA_VISIBLE_DEVICES)"},
+    {RFT_CU_INVALID_IMAGE, REFIT_ERR_UNSUPPORTED, NULL},
+    {RFT_CU_NO_BINARY_FOR_GPU, REFIT_ERR_UNSUPPORTED, NULL},
+    {RFT_CU_INVALID_PTX, REFIT_ERR_UNSUPPORTED, NULL},
+    {RFT_CU_JIT_COMPILER_NOT_FOUND, REFIT_ERR_UNSUPPORTED, NULL},
+    {RFT_CU_UNSUPPORTED_PTX_VERSION, REFIT_ERR_UNSUPPORTED, "update the NVIDIA driver"},
+    {RFT_CU_JIT_COMPILATION_DISABLED, REFIT_ERR_UNSUPPORTED, NULL},
+    {RFT_CU_NOT_READY, REFIT_ERR_TIMEOUT, NULL},
+    {RFT_CU_NOT_SUPPORTED, REFIT_ERR_UNSUPPORTED, NULL},
+    {RFT_CU_SYSTEM_NOT_READY, REFIT_ERR_DEVICE, fabric},
+    {RFT_CU_SYSTEM_DRIVER_MISMATCH, REFIT_ERR_DEVICE, mismatch},
+    {RFT_CU_COMPAT_NOT_SUPPORTED, REFIT_ERR_DEVICE, compat},
+    {RFT_CU_STREAM_CAPTURE_UNSUPPORTED, REFIT_ERR_STATE, "end the capture first"},
+    {RFT_CU_STREAM_CAPTURE_INVALIDATED, REFIT_ERR_STATE, "end the capture first"},
+    {RFT_CU_STREAM_CAPTURE_ISOLATION, REFIT_ERR_STATE, "end the capture first"},
+    {RFT_CU_STREAM_CAPTURE_IMPLICIT, REFIT_ERR_STATE, "end the capture first"},
+    {RFT_CU_CAPTURED_EVENT, REFIT_ERR_STATE, "end the capture first"},
+};
+
+static const rft_cu_result lost[] = {
+    RFT_CU_DEINITIALIZED,        RFT_CU_ECC_UNCORRECTABLE,
+    RFT_CU_NVLINK_UNCORRECTABLE, RFT_CU_CONTAINED,
+    RFT_CU_ILLEGAL_ADDRESS,      RFT_CU_CONTEXT_IS_DESTROYED,
+    RFT_CU_HARDWARE_STACK_ERROR, RFT_CU_ILLEGAL_INSTRUCTION,
+    RFT_CU_MISALIGNED_ADDRESS,   RFT_CU_INVALID_ADDRESS_SPACE,
+    RFT_CU_INVALID_PC,           RFT_CU_LAUNCH_FAILED,
+};
+
+bool rft_cuda_is_lost(rft_cu_result result)
+{
+    for (size_t i = 0; i < sizeof lost / sizeof lost[0]; i++) {
+        if (lost[i] == result) return true;
+    }
+    return false;
+}
+
+static meaning meaning_of(rft_cu_result result)
+{
+    for (size_t i = 0; i < sizeof meanings / sizeof meanings[0]; i++) {
+        if (meanings[i].result == result) return meanings[i];
+    }
+    return (meaning){result, REFIT_ERR_DEVICE, rft_cuda_is_lost(result) ? only_new_process : NULL};
+}
+
+refit_status rft_cuda_status(rft_cu_result result)
+{
+    return result == RFT_CU_SUCCESS ? REFIT_OK : meaning_of(result).status;
+}
+
+const char *rft_cuda_name(const rft_cuda_driver *driver, rft_cu_result result)
+{
+    const char *name = NULL;
+    if (driver->get_error_name == NULL) return "an error";
+    if (driver->get_error_name(result, &name) != RFT_CU_SUCCESS || name == NULL) {
+        return "an unknown error";
+    }
+    return name;
+}
+
+static const char *words_for(const rft_cuda_driver *driver, rft_cu_result result)
+{
+    const char *text = NULL;
+    if (driver->get_error_string == NULL) return "no words for it";
+    if (driver->get_error_string(result, &text) != RFT_CU_SUCCESS || text == NULL) {
+        return "no words for it";
+    }
+    return text;
+}
+
+refit_status rft_cuda_check(const rft_cuda_driver *driver, rft_cu_result result, refit_error *error,
+                            const char *what)
+{
+    if (result == RFT_CU_SUCCESS) return REFIT_OK;
+    meaning it = meaning_of(result);
+    return rft_fail_sub(error, it.status, result, "%s: %s, %d (%.90s)%s%s", what,
+                        rft_cuda_name(driver, result), result, words_for(driver, result),
+                        it.advice == NULL ? "" : "; ", it.advice == NULL ? "" : it.advice);
+}

@@ -1,0 +1,286 @@
+/*
+ * Streams on a GPU. Those of refit are non-blocking, so that the legacy stream, on which PyTorch
+ * works by default, neither waits for them nor is waited for by them.
+ *
+ * The list of own streams is short and searched for each piece of work: what is on it needs no
+ * further check. Other handles are a caller's; the driver says whose they are. A handle that was
+ * closed, or never was a stream, cannot be told from a caller's: the driver may crash on it.
+ *
+ * Work on REFIT_STREAM_NONE goes through a lane. A lane whose work was not done in time is dropped,
+ * not lent again; the driver keeps the stream until the work on it ends.
+ */
+#include "device/cuda_stream.h"
+
+#include "base/alloc.h"
+#include "base/clock.h"
+#include "device/cuda_event.h"
+
+#define ROOM_FIRST 8u
+
+struct rft_cuda_streams {
+    rft_mutex lock;
+    void **own; /* guarded by lock, like the rest */
+    uint32_t count;
+    uint32_t room;
+    rft_cuda_lane *lanes; /* those that are free */
+};
+
+refit_status rft_cuda_streams_open(rft_cuda_device *cuda, rft_cuda_streams **out,
+                                   refit_error *error)
+{
+    (void)cuda;
+    rft_cuda_streams *streams = rft_calloc(1, sizeof *streams);
+    RFT_REFUSE_IF(streams == NULL, error, REFIT_ERR_HOST_MEMORY,
+                  "no host memory for the streams of a GPU");
+    refit_status status = rft_mutex_open(&streams->lock, error);
+    if (status != REFIT_OK) {
+        rft_free(streams);
+        return status;
+    }
+    *out = streams;
+    return REFIT_OK;
+}
+
+static void drop_lane(rft_cuda_device *cuda, rft_cuda_lane *lane)
+{
+    if (lane->end != NULL) (void)cuda->driver.event_close(lane->end);
+    if (lane->stream != NULL) (void)cuda->driver.stream_close(lane->stream);
+    rft_free(lane);
+}
+
+static void drop_lanes(rft_cuda_device *cuda, rft_cuda_streams *streams, bool inside)
+{
+    while (streams->lanes != NULL) {
+        rft_cuda_lane *lane = streams->lanes;
+        streams->lanes = lane->next;
+        if (inside) {
+            drop_lane(cuda, lane);
+        } else {
+            rft_free(lane);
+        }
+    }
+}
+
+void rft_cuda_streams_close(rft_cuda_device *cuda, rft_cuda_streams *streams)
+{
+    if (streams == NULL) return;
+    rft_cuda_visit visit;
+    bool inside = rft_cuda_enter(cuda, &visit, NULL) == REFIT_OK;
+    drop_lanes(cuda, streams, inside);
+    if (inside) rft_cuda_leave(cuda, &visit);
+    rft_free(streams->own);
+    rft_mutex_close(&streams->lock);
+    rft_free(streams);
+}
+
+/* The lock is held; `count` if it is not ours. */
+static uint32_t find_own(const rft_cuda_streams *streams, refit_stream_ref stream)
+{
+    uint32_t at = 0;
+    while (at < streams->count && streams->own[at] != stream.native) {
+        at++;
+    }
+    return at;
+}
+
+static bool is_own(rft_cuda_streams *streams, refit_stream_ref stream)
+{
+    rft_lock(&streams->lock);
+    bool own = find_own(streams, stream) != streams->count;
+    rft_unlock(&streams->lock);
+    return own;
+}
+
+static refit_status check_context(rft_cuda_device *cuda, rft_cu_stream stream, refit_error *error)
+{
+    rft_cu_context context = NULL;
+    RFT_TRY(rft_cuda_check(&cuda->driver, cuda->driver.stream_context(stream, &context), error,
+                           "the handle is no stream that the driver knows"));
+    RFT_REFUSE_IF(context != cuda->context, error, REFIT_ERR_INVALID,
+                  "stream %p belongs to another GPU or context than cuda:%d: bring one of the "
+                  "primary context of this GPU, as PyTorch's are",
+                  (void *)stream, cuda->ordinal);
+    return REFIT_OK;
+}
+
+static refit_status check_capture(rft_cuda_device *cuda, rft_cu_stream stream, refit_error *error)
+{
+    int capturing = RFT_CU_CAPTURE_NONE;
+    rft_cu_result result = cuda->driver.stream_capturing(stream, &capturing);
+    RFT_REFUSE_IF(result == RFT_CU_STREAM_CAPTURE_IMPLICIT || capturing != RFT_CU_CAPTURE_NONE,
+                  error, REFIT_ERR_STATE,
+                  "a CUDA graph is being captured from stream %p: refit's work cannot be part of "
+                  "it; end the capture first",
+                  (void *)stream);
+    return rft_cuda_check(&cuda->driver, result, error, "a stream's state was not to be had");
+}
+
+static refit_status check_callers(rft_cuda_device *cuda, rft_cu_stream stream, refit_error *error)
+{
+    RFT_REFUSE_IF(stream == RFT_CU_STREAM_PER_THREAD, error, REFIT_ERR_INVALID,
+                  "the per-thread default stream (2) is another one on each thread: bring a "
+                  "stream that was created");
+    if (stream != RFT_CU_STREAM_LEGACY) RFT_TRY(check_context(cuda, stream, error));
+    return check_capture(cuda, stream, error);
+}
+
+refit_status rft_cuda_stream_check_joinable(rft_cuda_device *cuda, refit_stream_ref stream,
+                                            refit_error *error)
+{
+    if (is_own(cuda->streams, stream)) return REFIT_OK;
+    return check_callers(cuda, stream.native, error);
+}
+
+refit_status rft_cuda_stream_check(rft_cuda_device *cuda, refit_stream_ref stream,
+                                   refit_error *error)
+{
+    if (is_own(cuda->streams, stream)) return REFIT_OK;
+    RFT_REFUSE_IF(stream.native == RFT_CU_STREAM_LEGACY, error, REFIT_ERR_INVALID,
+                  "the legacy default stream (1) takes no work of refit's, since all other streams "
+                  "wait for it: bring a stream that was created (torch.cuda.Stream)");
+    return check_callers(cuda, stream.native, error);
+}
+
+static refit_status open_native(rft_cuda_device *cuda, rft_cu_stream *out, refit_error *error)
+{
+    return rft_cuda_check(&cuda->driver,
+                          cuda->driver.stream_open(out, RFT_CU_STREAM_NON_BLOCKING, 0), error,
+                          "a stream could not be opened");
+}
+
+static refit_status open_lane(rft_cuda_device *cuda, rft_cuda_lane **out, refit_error *error)
+{
+    rft_cuda_lane *lane = rft_calloc(1, sizeof *lane);
+    RFT_REFUSE_IF(lane == NULL, error, REFIT_ERR_HOST_MEMORY, "no host memory for a stream");
+    refit_status status = REFIT_OK;
+    RFT_TRY_GOTO(open_native(cuda, &lane->stream, error), drop);
+    RFT_TRY_GOTO(rft_cuda_check(&cuda->driver,
+                                cuda->driver.event_open(&lane->end, RFT_CU_EVENT_NO_TIMING), error,
+                                "an event could not be opened"),
+                 drop);
+    *out = lane;
+    return REFIT_OK;
+
+drop:
+    drop_lane(cuda, lane);
+    return status;
+}
+
+refit_status rft_cuda_stream_borrow(rft_cuda_device *cuda, rft_cuda_lane **out, refit_error *error)
+{
+    rft_cuda_streams *streams = cuda->streams;
+    rft_lock(&streams->lock);
+    rft_cuda_lane *lane = streams->lanes;
+    if (lane != NULL) streams->lanes = lane->next;
+    rft_unlock(&streams->lock);
+    if (lane == NULL) return open_lane(cuda, out, error);
+    *out = lane;
+    return REFIT_OK;
+}
+
+static refit_status finish_lane(rft_cuda_device *cuda, rft_cuda_lane *lane, refit_error *error)
+{
+    RFT_TRY(rft_cuda_check(&cuda->driver, cuda->driver.event_record(lane->end, lane->stream), error,
+                           "an event could not be recorded"));
+    return rft_cuda_event_poll_wait(cuda, lane->end, rft_deadline(cuda->config.offload_timeout_ms),
+                                    error);
+}
+
+refit_status rft_cuda_stream_return(rft_cuda_device *cuda, rft_cuda_lane *lane, refit_error *error)
+{
+    rft_cuda_streams *streams = cuda->streams;
+    refit_status status = finish_lane(cuda, lane, error);
+    if (status != REFIT_OK) {
+        drop_lane(cuda, lane);
+        return status;
+    }
+    rft_lock(&streams->lock);
+    lane->next = streams->lanes;
+    streams->lanes = lane;
+    rft_unlock(&streams->lock);
+    return REFIT_OK;
+}
+
+refit_status rft_cuda_work_begin(rft_cuda_device *cuda, refit_stream_ref stream,
+                                 rft_cuda_work *work, refit_error *error)
+{
+    *work = (rft_cuda_work){.stream = stream.native};
+    if (stream.native != NULL) return rft_cuda_stream_check(cuda, stream, error);
+    RFT_TRY(rft_cuda_stream_borrow(cuda, &work->lane, error));
+    work->stream = work->lane->stream;
+    return REFIT_OK;
+}
+
+refit_status rft_cuda_work_end(rft_cuda_device *cuda, const rft_cuda_work *work,
+                               refit_status status, refit_error *error)
+{
+    if (work->lane == NULL) return status;
+    refit_status ended =
+        rft_cuda_stream_return(cuda, work->lane, status == REFIT_OK ? error : NULL);
+    return rft_keep_first(status, ended);
+}
+
+/* Room for one more, the lock held. */
+static refit_status grow(rft_cuda_streams *streams, refit_error *error)
+{
+    if (streams->count < streams->room) return REFIT_OK;
+    uint32_t room = streams->room == 0 ? ROOM_FIRST : streams->room * 2;
+    void **own = rft_realloc(streams->own, room, sizeof *own);
+    RFT_REFUSE_IF(own == NULL, error, REFIT_ERR_HOST_MEMORY, "no host memory for %u streams", room);
+    streams->own = own;
+    streams->room = room;
+    return REFIT_OK;
+}
+
+refit_status rft_cuda_stream_open(rft_cuda_device *cuda, refit_stream_ref *out, refit_error *error)
+{
+    rft_cuda_streams *streams = cuda->streams;
+    rft_cu_stream stream = NULL;
+    rft_lock(&streams->lock);
+    refit_status status = grow(streams, error);
+    if (status == REFIT_OK) status = open_native(cuda, &stream, error);
+    if (status == REFIT_OK) streams->own[streams->count++] = stream;
+    rft_unlock(&streams->lock);
+    if (status == REFIT_OK) out->native = stream;
+    return status;
+}
+
+static refit_status drain(rft_cuda_device *cuda, rft_cu_stream stream, refit_error *error)
+{
+    uint32_t timeout_ms = cuda->config.offload_timeout_ms;
+    rft_looks looks = rft_looks_until(rft_deadline(timeout_ms));
+    rft_cu_result result = cuda->driver.stream_query(stream);
+    while (result == RFT_CU_NOT_READY && rft_look_again(&looks)) {
+        result = cuda->driver.stream_query(stream);
+    }
+    RFT_REFUSE_IF(result == RFT_CU_NOT_READY, error, REFIT_ERR_TIMEOUT,
+                  "the stream still has work after %u ms and stays open: close it again later",
+                  timeout_ms);
+    /* On a lost GPU there is nothing to wait for, and our side must be freed all the same. */
+    if (rft_cuda_is_lost(result)) return REFIT_OK;
+    return rft_cuda_check(&cuda->driver, result, error, "a stream's state was not to be had");
+}
+
+refit_status rft_cuda_stream_close(rft_cuda_device *cuda, refit_stream_ref stream,
+                                   refit_error *error)
+{
+    rft_cuda_streams *streams = cuda->streams;
+    RFT_REFUSE_IF(!is_own(streams, stream), error, REFIT_ERR_INVALID,
+                  "%p is no stream that refit_stream_open gave: whoever created it destroys it",
+                  stream.native);
+    RFT_TRY(drain(cuda, stream.native, error));
+    rft_lock(&streams->lock);
+    streams->own[find_own(streams, stream)] = streams->own[streams->count - 1];
+    streams->count--;
+    rft_unlock(&streams->lock);
+    (void)cuda->driver.stream_close(stream.native);
+    return REFIT_OK;
+}
+
+refit_status rft_cuda_stream_call(rft_cuda_device *cuda, refit_stream_ref stream,
+                                  refit_stream_fn function, void *user, refit_error *error)
+{
+    RFT_TRY(rft_cuda_stream_check(cuda, stream, error));
+    return rft_cuda_check(&cuda->driver, cuda->driver.stream_call(stream.native, function, user),
+                          error, "a call could not be put on a stream");
+}
