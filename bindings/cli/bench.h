@@ -15,16 +15,22 @@
 #include <refit.h>
 
 typedef struct bench_options {
-    bool json;       /* objects instead of a table */
-    uint64_t bytes;  /* of tensors; 0: the benchmark's default */
-    uint32_t rounds; /* counted ones; one more comes first as a warm-up */
+    bool json;           /* objects instead of a table */
+    uint64_t bytes;      /* of tensors; 0: the benchmark's default */
+    uint32_t rounds;     /* counted ones; one more comes first as a warm-up */
+    const char *device;  /* a spec: "host" or "cuda:N" */
+    const char *tensors; /* a list's name, or a file's; NULL: what suits the device */
     refit_config config;
 } bench_options;
 
-/* The three benchmarks; each prints its results and returns an exit status. */
+/* The benchmarks; each prints its results and returns an exit status. */
 int bench_offload(const bench_options *options);
+int bench_remap(const bench_options *options);
 int bench_broadcast(const bench_options *options);
 int bench_pin(const bench_options *options);
+
+/* The tensors that bench_offload takes, one a line: their name and their bytes. */
+int bench_show_list(const bench_options *options);
 
 /* The last part of bench_broadcast: the cycle alone, without bytes to speak of. */
 refit_status bench_empty_cycle(const bench_options *options, refit_error *error);
@@ -36,6 +42,12 @@ refit_status bench_declare(refit_publisher *publisher, uint64_t bytes, refit_err
 /* A worker process of bench_broadcast: takes versions of `bytes` until its standard input ends. */
 int bench_worker(const char *kind, const char *endpoint, const char *bytes,
                  const bench_options *options);
+
+#define BENCH_TRY(call)                                                                            \
+    do {                                                                                           \
+        refit_status status_ = (call);                                                             \
+        if (status_ != REFIT_OK) return status_;                                                   \
+    } while (0)
 
 /* ---- what they share
  * ------------------------------------------------------------------------------ */
@@ -65,6 +77,9 @@ uint64_t bench_memory(uint64_t wanted);
 /* This machine, for the reader of a figure: processor, cores, memory. */
 void bench_machine(json_t *object);
 
+/* The device that was measured, unless it is the host: its spec, name and driver. */
+void bench_device(json_t *object, const bench_options *options, refit_device *device);
+
 /* For worker processes: 1 once their standard input has ended, which is how they are told to stop.
  */
 int bench_input_ended(void);
@@ -72,17 +87,28 @@ int bench_input_ended(void);
 /* One object on one line, or its members as a table of two columns. Takes `object`. */
 void bench_print(const bench_options *options, json_t *object);
 
-/* ---- bench_tensors.c
+/* ---- bench_list.c
  * ------------------------------------------------------------------------------ */
 
+enum { BENCH_NAME = 96 };
 typedef struct bench_tensor {
-    char name[64];
+    char name[BENCH_NAME];
     uint64_t bytes;
 } bench_tensor;
 
-/* The optimizer states of a 0.6 B-parameter transformer (620 tensors, 512 B to hundreds of MB),
- * scaled so that they sum up to about `bytes`. The caller frees the list. NULL: no memory. */
-bench_tensor *bench_tensors(uint64_t bytes, uint32_t *count);
+typedef struct bench_list {
+    bench_tensor *all;
+    uint32_t count;
+    uint32_t room;
+    uint64_t bytes; /* of all together */
+    bool apart;     /* other memory lies between them on the device */
+} bench_list;
+
+/* The optimizer states of a model: "qwen3-0.6b" (620 tensors), "qwen2.5-1.5b", "qwen2.5-3b", or
+ * "small", or those that a file lists. Of a model as many bytes as are asked for, 0: all. */
+refit_status bench_list_open(const char *which, uint64_t bytes, bench_list *out,
+                             refit_error *error);
+void bench_list_close(bench_list *list);
 
 /* ---- bench_limit.c: the machine's own ceilings
  * ------------------------------------------------------ */

@@ -1,24 +1,26 @@
 /*
  * bench offload: states leave the device and come back.
  *
- * Four things are timed in turn in every round, on the same tensors: refit's offload and restore,
- * the machine's best large copy with as many threads (the ceiling), and the per-tensor pageable
- * path that trainers use today (use_pinned_optimizer_offload: false). Once with the device memory
- * kept (copies alone), once with it given back and taken again ("reclaim": page faults are part of
- * what a user waits for).
+ * In every round all of these are timed in turn, on the same tensors: refit's way out and back, the
+ * machine's best large copy (the ceiling), and what trainers use today: the per-tensor pageable
+ * path, and on a GPU the others of bench_mover.h. Once with the device memory kept (copies alone),
+ * once with it given back and taken again ("reclaim": what that costs is part of what a user waits
+ * for). The first round is cold and told apart.
  */
+#include <inttypes.h>
 #include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
-#include <string.h>
-#include <time.h>
 #include <unistd.h>
 
 #include "bench.h"
+#include "bench_arm.h"
+#include "bench_rival.h"
+#include "bench_step.h"
 #include "cli.h"
 
-enum { WAIT_MS = 120000, ROUNDS = 9 };
-static const uint64_t default_bytes = UINT64_C(2000000000);
+enum { ROUNDS = 9 };
+static const uint64_t host_bytes = UINT64_C(2000000000);
 
 /* What refit asks its allocator for, counted: installed before the first refit object is opened. */
 static atomic_uint_fast64_t allocations;
@@ -43,198 +45,106 @@ static void count_release(void *user, void *block)
     free(block);
 }
 
-/* The tensors on one device, known to one offloader. */
-typedef struct arm {
-    refit_device *device;
-    refit_arena *arena; /* reclaim only */
-    refit_offloader *offloader;
-    void **memory; /* kept only */
-    uint32_t count;
-} arm;
-
 typedef struct result {
-    bench_series out;
-    bench_series back;
-    bench_series both;
-    bench_series limit; /* one copy each way */
-    bench_series pageable_out;
-    bench_series pageable_both;
-    bench_series exposed;
+    bench_times times;
+    bench_series exposed; /* behind a pause */
+    bench_series busy;    /* behind work; empty on the host */
     uint64_t allocations;
     refit_stats stats;
 } result;
 
-static refit_status take_memory(arm *it, uint64_t bytes, void **out, refit_error *error)
-{
-    return it->arena != NULL ? refit_arena_alloc(it->arena, bytes, out, error)
-                             : refit_memory_alloc(it->device, bytes, out, error);
-}
-
-static refit_status add_regions(arm *it, const bench_tensor *tensors, refit_error *error)
-{
-    for (uint32_t i = 0; i < it->count; i++) {
-        refit_region_id id;
-        refit_region_desc region = {
-            .size = sizeof region, .name = tensors[i].name, .bytes = tensors[i].bytes};
-        refit_status status = take_memory(it, tensors[i].bytes, &it->memory[i], error);
-        if (status != REFIT_OK) return status;
-        memset(it->memory[i], (int)(i % 251), tensors[i].bytes);
-        region.memory = it->memory[i];
-        status = refit_offloader_add(it->offloader, &region, &id, error);
-        if (status != REFIT_OK) return status;
-    }
-    return refit_offloader_seal(it->offloader, error);
-}
-
-static refit_status arm_open(arm *it, const bench_options *options, const bench_tensor *tensors,
-                             uint32_t count, bool pinned, bool reclaim, refit_error *error)
-{
-    refit_config config = options->config;
-    uint64_t reservation = 0;
-    *it = (arm){.count = count};
-    config.use_pinned_optimizer_offload = pinned;
-    it->memory = calloc(count, sizeof *it->memory);
-    if (it->memory == NULL) return REFIT_ERR_HOST_MEMORY;
-    for (uint32_t i = 0; i < count; i++)
-        reservation +=
-            tensors[i].bytes + (UINT64_C(4) << 20); /* a piece is rounded up to the page */
-    refit_status status = refit_device_open("host", &config, &it->device, error);
-    if (status == REFIT_OK && reclaim)
-        status = refit_arena_open(it->device, reservation, &it->arena, error);
-    if (status == REFIT_OK)
-        status = refit_offloader_open(it->device, &config, &it->offloader, error);
-    return status == REFIT_OK ? add_regions(it, tensors, error) : status;
-}
-
-static refit_status arm_close(arm *it, refit_error *error)
-{
-    refit_status status = refit_offloader_close(it->offloader, error);
-    for (uint32_t i = 0; status == REFIT_OK && it->arena == NULL && i < it->count; i++)
-        status = refit_memory_free(it->device, it->memory[i], error);
-    if (status == REFIT_OK) status = refit_arena_close(it->arena, error);
-    if (status == REFIT_OK) status = refit_device_close(it->device, error);
-    free(it->memory);
-    return status;
-}
-
-static refit_status move_out(arm *it, bench_series *series, refit_error *error)
-{
-    double start = bench_now();
-    refit_status status = refit_offloader_offload(it->offloader, REFIT_STREAM_NONE, NULL, error);
-    if (status == REFIT_OK) status = refit_offloader_finish(it->offloader, WAIT_MS, error);
-    bench_add(series, bench_now() - start);
-    return status;
-}
-
-static refit_status move_back(arm *it, bench_series *series, refit_error *error)
-{
-    double start = bench_now();
-    refit_status status = refit_offloader_restore(it->offloader, REFIT_STREAM_NONE, NULL, error);
-    if (status == REFIT_OK) status = refit_offloader_finish(it->offloader, WAIT_MS, error);
-    bench_add(series, bench_now() - start);
-    return status;
-}
-
-static double last(const bench_series *series)
-{
-    return series->seconds[series->count - 1];
-}
-
-/* The step that hides the way back runs on the accelerator and leaves the CPU idle: a pause of
- * twice its length. */
-static refit_status move_behind_step(arm *it, double step, bench_series *exposed,
-                                     refit_error *error)
-{
-    struct timespec pause = {.tv_sec = (time_t)step,
-                             .tv_nsec = (long)((step - (double)(time_t)step) * 1e9)};
-    double start = bench_now();
-    refit_status status = refit_offloader_restore(it->offloader, REFIT_STREAM_NONE, NULL, error);
-    double waited = bench_now() - start;
-    nanosleep(&pause, NULL);
-    start = bench_now();
-    if (status == REFIT_OK) status = refit_offloader_finish(it->offloader, WAIT_MS, error);
-    bench_add(exposed, waited + bench_now() - start);
-    return status;
-}
-
-#define TRY(call)                                                                                  \
-    do {                                                                                           \
-        refit_status status_ = (call);                                                             \
-        if (status_ != REFIT_OK) return status_;                                                   \
-    } while (0)
-
-/* One round: every arm once, next to each other. */
-static refit_status run_round(arm *pinned, arm *pageable, bench_limit *limit, result *out,
+/* One round: every way once, next to each other. */
+static refit_status run_round(bench_arm *ours, bench_rivals *rivals, uint32_t round, result *out,
                               refit_error *error)
 {
     uint64_t before = atomic_load(&allocations);
-    TRY(move_out(pinned, &out->out, error));
-    TRY(move_back(pinned, &out->back, error));
+    BENCH_TRY(bench_time_both(ours, bench_arm_out, bench_arm_back, round, &out->times, error));
     out->allocations = atomic_load(&allocations) - before;
-    bench_add(&out->both, last(&out->out) + last(&out->back));
-    bench_add(&out->limit, bench_limit_copy(limit) + bench_limit_copy(limit));
-    TRY(move_out(pinned, &(bench_series){0}, error));
-    TRY(move_behind_step(pinned, 2.0 * last(&out->back), &out->exposed, error));
-    bench_series back = {0};
-    TRY(move_out(pageable, &out->pageable_out, error));
-    TRY(move_back(pageable, &back, error));
-    bench_add(&out->pageable_both, last(&out->pageable_out) + last(&back));
-    return REFIT_OK;
+    BENCH_TRY(bench_rivals_round(rivals, round, error));
+    if (round == 0) return REFIT_OK;
+    double back = out->times.back.seconds[out->times.back.count - 1];
+    BENCH_TRY(bench_behind_pause(ours, back, &out->exposed, error));
+    if (rivals->cuda == NULL) return REFIT_OK;
+    return bench_behind_work(ours, rivals->cuda, back, &out->busy, error);
 }
 
-static json_t *describe(const result *it, uint32_t tensors, uint64_t bytes, bool reclaim,
-                        const bench_limit *limit)
+static refit_status run_rounds(const bench_options *options, bench_arm *ours, bench_rivals *rivals,
+                               result *out, refit_error *error)
 {
-    json_t *object = json_pack("{s:s, s:b, s:i, s:I}", "bench", "offload", "reclaim", reclaim,
-                               "tensors", (int)tensors, "bytes", (json_int_t)bytes);
-    double payload = (double)it->stats.host_payload_bytes;
+    uint32_t rounds = options->rounds > 0 ? options->rounds : ROUNDS;
+    for (uint32_t i = 0; i <= rounds; i++)
+        BENCH_TRY(run_round(ours, rivals, i, out, error));
+    out->times.cold_out += ours->seal_seconds;
+    refit_stats_init(&out->stats, sizeof out->stats);
+    BENCH_TRY(refit_offloader_stats(ours->offloader, &out->stats, error));
+    return bench_arm_check(ours, error);
+}
+
+static json_t *describe(const bench_arm *ours, const bench_rivals *rivals, const result *it)
+{
+    uint64_t bytes = ours->list->bytes;
+    const bench_times *limit = &rivals->all[0].times;
+    const bench_times *pageable = &rivals->all[1].times;
+    json_t *object =
+        json_pack("{s:s, s:b, s:i, s:I}", "bench", "offload", "reclaim", ours->arena != NULL,
+                  "tensors", (int)ours->list->count, "bytes", (json_int_t)bytes);
     json_t *figures = json_pack(
         "{s:f, s:f, s:f, s:f, s:f, s:f, s:I, s:f, s:f, s:I, s:f, s:f, s:s}", "offload_gbps",
-        bench_gbps(bytes, &it->out), "restore_gbps", bench_gbps(bytes, &it->back), "limit_gbps",
-        bench_gbps(2 * bytes, &it->limit), "pageable_gbps",
-        bench_gbps(2 * bytes, &it->pageable_both), "ratio_to_limit",
-        bench_ratio(&it->limit, &it->both), "speedup_over_pageable",
-        bench_ratio(&it->pageable_both, &it->both), "allocations_per_cycle",
+        bench_gbps(bytes, &it->times.out), "restore_gbps", bench_gbps(bytes, &it->times.back),
+        "limit_gbps", bench_gbps(2 * bytes, &limit->both), "pageable_gbps",
+        bench_gbps(2 * bytes, &pageable->both), "ratio_to_limit",
+        bench_ratio(&limit->both, &it->times.both), "speedup_over_pageable",
+        bench_ratio(&pageable->both, &it->times.both), "allocations_per_cycle",
         (json_int_t)it->allocations, "host_bytes_over_payload",
-        (double)it->stats.host_bytes / payload - 1.0, "exposed_restore_ratio",
-        bench_ratio(&it->exposed, &it->back), "host_pinned_bytes",
-        (json_int_t)it->stats.host_pinned_bytes, "cycle_seconds_median", bench_median(&it->both),
-        "cycle_seconds_p95", bench_p95(&it->both), "limit_loop", bench_limit_loop(limit));
+        (double)it->stats.host_bytes / (double)it->stats.host_payload_bytes - 1.0,
+        "exposed_restore_ratio", bench_ratio(&it->exposed, &it->times.back), "host_pinned_bytes",
+        (json_int_t)it->stats.host_pinned_bytes, "cycle_seconds_median",
+        bench_median(&it->times.both), "cycle_seconds_p95", bench_p95(&it->times.both),
+        "limit_loop", rivals->ceiling);
     json_object_update(object, figures);
     json_decref(figures);
-    bench_machine(object);
     return object;
 }
 
-static refit_status run_rounds(const bench_options *options, arm *pinned, arm *pageable,
-                               bench_limit *limit, result *out, refit_error *error)
+/* What only a GPU has: each way apart, and the step that keeps it busy. */
+static void describe_gpu(json_t *object, const bench_rivals *rivals, const result *it)
 {
-    result warm_up = {0};
-    uint32_t rounds = options->rounds > 0 ? options->rounds : ROUNDS;
-    TRY(run_round(pinned, pageable, limit, &warm_up, error));
-    for (uint32_t i = 0; i < rounds; i++)
-        TRY(run_round(pinned, pageable, limit, out, error));
-    refit_stats_init(&out->stats, sizeof out->stats);
-    return refit_offloader_stats(pinned->offloader, &out->stats, error);
+    const bench_times *limit = &rivals->all[0].times;
+    json_t *figures = json_pack("{s:f, s:f, s:f, s:f, s:f}", "ratio_to_limit_out",
+                                bench_ratio(&limit->out, &it->times.out), "ratio_to_limit_back",
+                                bench_ratio(&limit->back, &it->times.back), "exposed_busy_ratio",
+                                bench_ratio(&it->busy, &it->times.back), "cold_out_seconds",
+                                it->times.cold_out, "cold_back_seconds", it->times.cold_back);
+    json_object_update(object, figures);
+    json_decref(figures);
 }
 
-static refit_status run_mode(const bench_options *options, const bench_tensor *tensors,
-                             uint32_t count, uint64_t bytes, bool reclaim, bench_limit *limit,
-                             refit_error *error)
+static json_t *describe_rival(const bench_arm *ours, const bench_rival *rival,
+                              const bench_times *it)
 {
-    arm pinned = {0};
-    arm pageable = {0};
-    result *out = calloc(1, sizeof *out);
-    if (out == NULL) return REFIT_ERR_HOST_MEMORY;
-    refit_status status = arm_open(&pinned, options, tensors, count, true, reclaim, error);
-    if (status == REFIT_OK)
-        status = arm_open(&pageable, options, tensors, count, false, reclaim, error);
-    if (status == REFIT_OK) status = run_rounds(options, &pinned, &pageable, limit, out, error);
-    if (status == REFIT_OK) bench_print(options, describe(out, count, bytes, reclaim, limit));
-    if (status == REFIT_OK) status = arm_close(&pinned, error);
-    if (status == REFIT_OK) status = arm_close(&pageable, error);
-    free(out);
-    return status;
+    const bench_times *times = &rival->times;
+    uint64_t bytes = ours->list->bytes;
+    return json_pack(
+        "{s:s, s:b, s:s, s:f, s:f, s:f, s:f, s:f, s:f, s:f, s:f, s:f, s:f}", "bench",
+        "offload rival", "reclaim", ours->arena != NULL, "way", rival->name, "offload_gbps",
+        bench_gbps(bytes, &times->out), "restore_gbps", bench_gbps(bytes, &times->back),
+        "out_seconds_median", bench_median(&times->out), "out_seconds_p95", bench_p95(&times->out),
+        "back_seconds_median", bench_median(&times->back), "back_seconds_p95",
+        bench_p95(&times->back), "cold_out_seconds", times->cold_out, "cold_back_seconds",
+        times->cold_back, "refit_speedup_out", bench_ratio(&times->out, &it->out),
+        "refit_speedup_back", bench_ratio(&times->back, &it->back));
+}
+
+static void report(const bench_options *options, const bench_arm *ours, const bench_rivals *rivals,
+                   const result *it)
+{
+    json_t *object = describe(ours, rivals, it);
+    if (rivals->cuda != NULL) describe_gpu(object, rivals, it);
+    bench_device(object, options, ours->device);
+    bench_machine(object);
+    bench_print(options, object);
+    for (uint32_t i = 0; rivals->cuda != NULL && i < rivals->count; i++)
+        bench_print(options, describe_rival(ours, &rivals->all[i], &it->times));
 }
 
 static uint32_t copy_threads(const bench_options *options)
@@ -245,23 +155,70 @@ static uint32_t copy_threads(const bench_options *options)
                                                     : threads;
 }
 
+static refit_status run_mode(const bench_options *options, const bench_list *list, bool reclaim,
+                             refit_error *error)
+{
+    bench_arm ours = {0};
+    bench_rivals rivals = {0};
+    refit_error closing;
+    bench_arm_kind kind = {.pinned = true, .reclaim = reclaim};
+    result *out = calloc(1, sizeof *out);
+    if (out == NULL) return cli_refuse(error, REFIT_ERR_HOST_MEMORY, 0, "no memory for results");
+    refit_status status = bench_arm_open(&ours, options, list, kind, error);
+    if (status == REFIT_OK)
+        status = bench_rivals_open(&rivals, options, &ours, copy_threads(options), error);
+    if (status == REFIT_OK) status = run_rounds(options, &ours, &rivals, out, error);
+    if (status == REFIT_OK) report(options, &ours, &rivals, out);
+    bench_rivals_close(&rivals);
+    refit_status closed = bench_arm_close(&ours, status == REFIT_OK ? error : &closing);
+    free(out);
+    return status == REFIT_OK ? closed : status;
+}
+
+/* What a GPU run may take: every way has host memory of its own, some have device memory too. */
+static uint64_t gpu_room(int ordinal, uint64_t wanted)
+{
+    char why[160];
+    uint64_t room = bench_memory(UINT64_MAX) / 5 * 4;
+    bench_cuda *cuda = bench_cuda_open(ordinal, why, sizeof why);
+    if (cuda == NULL) return wanted; /* opening the device will say why */
+    if (room > bench_cuda_free_bytes(cuda) / 4) room = bench_cuda_free_bytes(cuda) / 4;
+    bench_cuda_close(cuda);
+    return wanted != 0 && wanted < room ? wanted : room;
+}
+
+/* On a GPU the whole of a model of today, where memory allows it; on the host a smaller one. */
+static refit_status open_list(const bench_options *options, bench_list *list, refit_error *error)
+{
+    int ordinal = bench_cuda_ordinal(options->device);
+    const char *which = options->tensors;
+    if (which == NULL) which = ordinal >= 0 ? "qwen2.5-1.5b" : "qwen3-0.6b";
+    uint64_t bytes = ordinal >= 0 ? gpu_room(ordinal, options->bytes)
+                                  : bench_memory(options->bytes != 0 ? options->bytes : host_bytes);
+    return bench_list_open(which, bytes, list, error);
+}
+
+int bench_show_list(const bench_options *options)
+{
+    bench_list list;
+    refit_error error;
+    if (open_list(options, &list, &error) != REFIT_OK) return cli_complain_error(&error);
+    for (uint32_t i = 0; i < list.count; i++)
+        printf("%s %" PRIu64 "\n", list.all[i].name, list.all[i].bytes);
+    bench_list_close(&list);
+    return 0;
+}
+
 int bench_offload(const bench_options *options)
 {
     static const refit_allocator counting = {sizeof counting, count_allocate, count_reallocate,
                                              count_release, NULL};
     refit_error error = {.text = "out of memory"};
-    uint32_t count;
-    uint64_t bytes = 0;
+    bench_list list;
     if (refit_set_allocator(&counting) != REFIT_OK) return 1;
-    bench_tensor *tensors =
-        bench_tensors(bench_memory(options->bytes ? options->bytes : default_bytes), &count);
-    for (uint32_t i = 0; tensors != NULL && i < count; i++)
-        bytes += tensors[i].bytes;
-    bench_limit *limit = bench_limit_open(bytes / 64 * 64, copy_threads(options));
-    refit_status status = tensors == NULL || limit == NULL ? REFIT_ERR_HOST_MEMORY : REFIT_OK;
-    if (status == REFIT_OK) status = run_mode(options, tensors, count, bytes, false, limit, &error);
-    if (status == REFIT_OK) status = run_mode(options, tensors, count, bytes, true, limit, &error);
-    bench_limit_close(limit);
-    free(tensors);
+    refit_status status = open_list(options, &list, &error);
+    if (status == REFIT_OK) status = run_mode(options, &list, false, &error);
+    if (status == REFIT_OK && !list.apart) status = run_mode(options, &list, true, &error);
+    bench_list_close(&list);
     return status == REFIT_OK ? 0 : cli_complain_error(&error);
 }

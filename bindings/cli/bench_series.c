@@ -96,6 +96,16 @@ void bench_machine(json_t *object)
     json_object_set_new(object, "memory_gib", json_integer((json_int_t)(memory >> 30)));
 }
 
+void bench_device(json_t *object, const bench_options *options, refit_device *device)
+{
+    refit_device_info info = {.size = sizeof info};
+    refit_error error;
+    if (refit_device_describe(device, &info, &error) != REFIT_OK) return;
+    if (strcmp(info.kind, "host") == 0) return;
+    json_object_set_new(object, "device", json_string(options->device));
+    json_object_set_new(object, "device_name", json_string(info.name));
+}
+
 static void print_member(const char *key, const json_t *value)
 {
     if (json_is_real(value)) printf("  %-28s %.3f\n", key, json_real_value(value));

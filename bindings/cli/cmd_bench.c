@@ -11,12 +11,13 @@
 #include "cli.h"
 #include "settings.h"
 
-enum { FLAG_JSON, FLAG_MIB, FLAG_ROUNDS, FLAG_CONFIG, FLAG_SET };
+enum { FLAG_JSON, FLAG_MIB, FLAG_ROUNDS, FLAG_DEVICE, FLAG_TENSORS, FLAG_CONFIG, FLAG_SET };
 
 static const cli_flag flags[] = {
-    [FLAG_JSON] = {"--json", false},    [FLAG_MIB] = {"--mib", true},
-    [FLAG_ROUNDS] = {"--rounds", true}, [FLAG_CONFIG] = {"--config", true},
-    [FLAG_SET] = {"--set", true},       {NULL, false},
+    [FLAG_JSON] = {"--json", false},      [FLAG_MIB] = {"--mib", true},
+    [FLAG_ROUNDS] = {"--rounds", true},   [FLAG_DEVICE] = {"--device", true},
+    [FLAG_TENSORS] = {"--tensors", true}, [FLAG_CONFIG] = {"--config", true},
+    [FLAG_SET] = {"--set", true},         {NULL, false},
 };
 
 enum { WORDS_MOST = 4 };
@@ -46,6 +47,15 @@ static bool take_word(const char *value, bench_request *request)
     return false;
 }
 
+/* The first GPU or the host, whichever it may be, is nothing to compare figures by. */
+static bool take_device(const char *value, bench_request *request)
+{
+    request->options.device = value;
+    if (strncmp(value, "host", 4) == 0 || strncmp(value, "cuda:", 5) == 0) return true;
+    cli_complain(CLI_USAGE, "--device is host or cuda:N, not %s", value);
+    return false;
+}
+
 static bool take(int found, const char *value, bench_request *request)
 {
     switch (found) {
@@ -53,6 +63,8 @@ static bool take(int found, const char *value, bench_request *request)
     case FLAG_MIB: return take_mib(value, request);
     case FLAG_ROUNDS:
         return cli_args_number("--rounds", value, 1, BENCH_ROUNDS_MOST, &request->options.rounds);
+    case FLAG_DEVICE: return take_device(value, request);
+    case FLAG_TENSORS: request->options.tensors = value; return true;
     case FLAG_CONFIG: request->settings.file = value; return true;
     case FLAG_SET: return cli_settings_add(&request->settings, value);
     case CLI_ARGS_WORD: return take_word(value, request);
@@ -60,17 +72,24 @@ static bool take(int found, const char *value, bench_request *request)
     }
 }
 
+static const struct {
+    const char *name;
+    int (*run)(const bench_options *options);
+} benchmarks[] = {
+    {"offload", bench_offload},     {"remap", bench_remap},       {"pin", bench_pin},
+    {"broadcast", bench_broadcast}, {"tensors", bench_show_list},
+};
+
 static int run_benchmark(const char *name, const bench_options *options)
 {
-    if (strcmp(name, "offload") == 0) return bench_offload(options);
-    if (strcmp(name, "broadcast") == 0) return bench_broadcast(options);
-    if (strcmp(name, "pin") == 0) return bench_pin(options);
-    return cli_complain(CLI_USAGE, "there is no benchmark %s: offload, broadcast or pin", name);
+    for (size_t i = 0; i < sizeof benchmarks / sizeof benchmarks[0]; i++)
+        if (strcmp(name, benchmarks[i].name) == 0) return benchmarks[i].run(options);
+    return cli_complain(CLI_USAGE, "there is no benchmark %s: see refit bench --help", name);
 }
 
 static int run(int count, char **arguments)
 {
-    bench_request request = {0};
+    bench_request request = {.options.device = "host"};
     cli_args args = {count, arguments, 0, false};
     const char *value;
     for (int found; (found = cli_args_next(&args, flags, &value)) != CLI_ARGS_END;) {
@@ -82,23 +101,27 @@ static int run(int count, char **arguments)
         return bench_worker(request.words[1], request.words[2], request.words[3], &request.options);
     }
     if (request.word_count == 1) return run_benchmark(request.words[0], &request.options);
-    return cli_complain(CLI_USAGE, "which benchmark? offload, broadcast or pin");
+    return cli_complain(CLI_USAGE, "which benchmark? see refit bench --help");
 }
 
 const cli_command cli_bench = {
     .name = "bench",
     .summary = "measure this machine, each figure beside its baseline",
-    .usage = "usage: refit bench offload|broadcast|pin [OPTION...]\n\n"
-             "  offload     states out and back, beside one large copy with as many threads\n"
-             "              and beside the per-tensor pageable path of today's trainers\n"
+    .usage = "usage: refit bench offload|remap|broadcast|pin|tensors [OPTION...]\n\n"
+             "  offload     states out and back, beside one large copy (the ceiling) and\n"
+             "              beside the ways of today's trainers\n"
+             "  remap       device memory given back and taken again at its addresses\n"
              "  broadcast   one version to 1, 2, 4 and 8 workers through shared memory and\n"
              "              TCP, beside a copy and a hash, and beside a raw ZeroMQ socket\n"
              "  pin         first use of the host memory, beside one thread that touches and\n"
-             "              locks the same bytes\n\n"
+             "              locks the same bytes\n"
+             "  tensors     the list that offload takes: names and bytes\n\n"
              "  --json           one JSON object a line\n"
-             "  --mib N          MiB of tensors (offload and pin: 1907, broadcast: 256; less\n"
-             "                   where a quarter of the free memory is less)\n"
-             "  --rounds N       counted rounds, behind one that is not (offload: 9,\n"
+             "  --device SPEC    host (the default) or cuda:N; broadcast runs on the host\n"
+             "  --tensors LIST   qwen3-0.6b, qwen2.5-1.5b, qwen2.5-3b, small (100,000 of\n"
+             "                   4 to 32 KiB), or a file with a name and bytes a line\n"
+             "  --mib N          MiB of tensors; less where memory does not allow it\n"
+             "  --rounds N       counted rounds, behind one that is not (offload, remap: 9,\n"
              "                   broadcast: 7, pin: 5)\n"
              "  --config FILE    options\n"
              "  --set KEY=VALUE  one option\n",

@@ -1,0 +1,175 @@
+/* bench_arm: device, memory, offloader; opened from left to right, closed back. */
+#include "bench_arm.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+#include "cli.h"
+
+static const uint64_t sample_bytes = UINT64_C(8) << 20;
+static const uint64_t page_bytes = UINT64_C(4)
+                                   << 20; /* an arena's piece is rounded up to its page */
+
+/* ---- what the tensors hold ---- */
+
+static bool make_sample(bench_arm *it)
+{
+    uint64_t *words = malloc(2 * sample_bytes); /* and as much again to read back into */
+    uint64_t random = 1;
+    it->sample = (char *)words;
+    for (uint64_t i = 0; words != NULL && i < sample_bytes / sizeof *words; i++) {
+        random = random * UINT64_C(6364136223846793005) + UINT64_C(1442695040888963407);
+        words[i] = random ^ random >> 29;
+    }
+    return words != NULL;
+}
+
+/* What tensor `at` holds from `offset` on: a stretch of the sample, and how long it is. */
+static uint64_t stretch(const bench_arm *it, uint32_t at, uint64_t offset, const char **sample)
+{
+    uint64_t begin = ((uint64_t)at * 4099 + offset) % sample_bytes;
+    uint64_t left = it->list->all[at].bytes - offset;
+    *sample = it->sample + begin;
+    return left < sample_bytes - begin ? left : sample_bytes - begin;
+}
+
+static refit_status fill(const bench_arm *it, uint32_t at, refit_error *error)
+{
+    const char *sample;
+    for (uint64_t offset = 0, bytes; offset < it->list->all[at].bytes; offset += bytes) {
+        bytes = stretch(it, at, offset, &sample);
+        BENCH_TRY(refit_stream_copy(it->device, REFIT_STREAM_NONE, (char *)it->memory[at] + offset,
+                                    sample, bytes, error));
+    }
+    return REFIT_OK;
+}
+
+static refit_status check(const bench_arm *it, uint32_t at, refit_error *error)
+{
+    const char *sample;
+    char *read = it->sample + sample_bytes;
+    for (uint64_t offset = 0, bytes; offset < it->list->all[at].bytes; offset += bytes) {
+        bytes = stretch(it, at, offset, &sample);
+        BENCH_TRY(refit_stream_copy(it->device, REFIT_STREAM_NONE, read,
+                                    (const char *)it->memory[at] + offset, bytes, error));
+        if (memcmp(read, sample, bytes) != 0)
+            return cli_refuse(error, REFIT_ERR_CORRUPT, 0, "%s came back with other bytes",
+                              it->list->all[at].name);
+    }
+    return REFIT_OK;
+}
+
+refit_status bench_arm_check(const bench_arm *it, refit_error *error)
+{
+    for (uint32_t i = 0; i < it->list->count; i++)
+        BENCH_TRY(check(it, i, error));
+    return REFIT_OK;
+}
+
+/* ---- where they lie ---- */
+
+/* Tensors that lie apart: as much again is between them, in pieces of every size. */
+static uint64_t gap_behind(const bench_list *list, uint32_t at)
+{
+    uint64_t bytes = list->all[list->count - 1 - at].bytes;
+    return (bytes + 511) / 512 * 512;
+}
+
+static uint64_t place_behind(const bench_list *list, uint32_t at)
+{
+    return (list->all[at].bytes + 511) / 512 * 512 + gap_behind(list, at);
+}
+
+static refit_status take_block(bench_arm *it, refit_error *error)
+{
+    uint64_t bytes = 0;
+    for (uint32_t i = 0; i < it->list->count; i++)
+        bytes += place_behind(it->list, i);
+    BENCH_TRY(refit_memory_alloc(it->device, bytes, &it->block, error));
+    bytes = 0;
+    for (uint32_t i = 0; i < it->list->count; i++) {
+        it->memory[i] = (char *)it->block + bytes;
+        bytes += place_behind(it->list, i);
+    }
+    return REFIT_OK;
+}
+
+static refit_status take_each(bench_arm *it, refit_error *error)
+{
+    for (uint32_t i = 0; i < it->list->count; i++) {
+        uint64_t bytes = it->list->all[i].bytes;
+        BENCH_TRY(it->arena != NULL ? refit_arena_alloc(it->arena, bytes, &it->memory[i], error)
+                                    : refit_memory_alloc(it->device, bytes, &it->memory[i], error));
+    }
+    return REFIT_OK;
+}
+
+static refit_status add_regions(bench_arm *it, refit_policy policy, refit_error *error)
+{
+    for (uint32_t i = 0; i < it->list->count; i++) {
+        refit_region_id id;
+        refit_region_desc region = {.size = sizeof region,
+                                    .name = it->list->all[i].name,
+                                    .memory = it->memory[i],
+                                    .bytes = it->list->all[i].bytes,
+                                    .policy = policy};
+        BENCH_TRY(fill(it, i, error));
+        BENCH_TRY(refit_offloader_add(it->offloader, &region, &id, error));
+    }
+    double start = bench_now();
+    BENCH_TRY(refit_offloader_seal(it->offloader, error));
+    it->seal_seconds = bench_now() - start;
+    return REFIT_OK;
+}
+
+static uint64_t reservation(const bench_list *list)
+{
+    return list->bytes + list->count * page_bytes;
+}
+
+refit_status bench_arm_open(bench_arm *it, const bench_options *options, const bench_list *list,
+                            bench_arm_kind kind, refit_error *error)
+{
+    refit_config config = options->config;
+    config.use_pinned_optimizer_offload = kind.pinned;
+    *it = (bench_arm){.list = list, .memory = calloc(list->count, sizeof(void *))};
+    if (it->memory == NULL || !make_sample(it))
+        return cli_refuse(error, REFIT_ERR_HOST_MEMORY, 0, "no memory for the benchmark itself");
+    BENCH_TRY(refit_device_open(options->device, &config, &it->device, error));
+    if (kind.reclaim) BENCH_TRY(refit_arena_open(it->device, reservation(list), &it->arena, error));
+    BENCH_TRY(list->apart && !kind.reclaim ? take_block(it, error) : take_each(it, error));
+    BENCH_TRY(refit_offloader_open(it->device, &config, &it->offloader, error));
+    return add_regions(it, kind.policy, error);
+}
+
+refit_status bench_arm_close(bench_arm *it, refit_error *error)
+{
+    refit_status status = refit_offloader_close(it->offloader, error);
+    bool each = it->memory != NULL && it->arena == NULL && it->block == NULL;
+    for (uint32_t i = 0; status == REFIT_OK && each && i < it->list->count; i++)
+        status = refit_memory_free(it->device, it->memory[i], error);
+    if (status == REFIT_OK && it->block != NULL)
+        status = refit_memory_free(it->device, it->block, error);
+    if (status == REFIT_OK) status = refit_arena_close(it->arena, error);
+    if (status == REFIT_OK) status = refit_device_close(it->device, error);
+    free(it->memory);
+    free(it->sample);
+    *it = (bench_arm){0};
+    return status;
+}
+
+/* ---- the moves ---- */
+
+refit_status bench_arm_out(void *self, refit_error *error)
+{
+    bench_arm *it = self;
+    BENCH_TRY(refit_offloader_offload(it->offloader, REFIT_STREAM_NONE, NULL, error));
+    return refit_offloader_finish(it->offloader, BENCH_WAIT_MS, error);
+}
+
+refit_status bench_arm_back(void *self, refit_error *error)
+{
+    bench_arm *it = self;
+    BENCH_TRY(refit_offloader_restore(it->offloader, REFIT_STREAM_NONE, NULL, error));
+    return refit_offloader_finish(it->offloader, BENCH_WAIT_MS, error);
+}

@@ -1,0 +1,62 @@
+/*
+ * bench_rival: another way to move the same tensors off the device and back, in turn with refit:
+ * the ceiling of the machine, and what trainers do today.
+ *
+ * The first round of each is cold: it takes what it needs from the system then. Later rounds are
+ * warm, whatever that means for it: a way that takes its memory afresh every time stays slow.
+ */
+#ifndef BENCH_RIVAL_H
+#define BENCH_RIVAL_H
+
+#include "bench.h"
+#include "bench_arm.h"
+#include "bench_cuda.h"
+
+typedef struct bench_times {
+    bench_series out;
+    bench_series back;
+    bench_series both;
+    double cold_out; /* the first time */
+    double cold_back;
+} bench_times;
+
+/* Moves once out and once back; `round` 0 is the cold one. */
+typedef refit_status (*bench_move)(void *self, refit_error *error);
+refit_status bench_time_both(void *self, bench_move out, bench_move back, uint32_t round,
+                             bench_times *times, refit_error *error);
+
+typedef struct bench_rival {
+    const char *name;
+    void *self;
+    bench_move out;
+    bench_move back;
+    void (*close)(void *self);
+    bench_times times;
+} bench_rival;
+
+enum { BENCH_RIVALS_MOST = 4 };
+
+/* The first one is the ceiling, the second the per-tensor pageable path. */
+typedef struct bench_rivals {
+    bench_rival all[BENCH_RIVALS_MOST];
+    uint32_t count;
+    const char *ceiling; /* in words */
+    bench_cuda *cuda;    /* NULL: they run on the host */
+} bench_rivals;
+
+/* Those that suit the device of `arm`, whose tensors they move too if its memory stays; else they
+ * have memory of their own, which they give back as it does. `threads`: of one large copy on the
+ * host. On failure, too, bench_rivals_close gives back what there is. */
+refit_status bench_rivals_open(bench_rivals *rivals, const bench_options *options,
+                               const bench_arm *arm, uint32_t threads, refit_error *error);
+void bench_rivals_close(bench_rivals *rivals);
+
+/* Each of them once. */
+refit_status bench_rivals_round(bench_rivals *rivals, uint32_t round, refit_error *error);
+
+/* The two kinds. */
+refit_status bench_rivals_on_host(bench_rivals *rivals, const bench_options *options,
+                                  const bench_arm *arm, uint32_t threads, refit_error *error);
+refit_status bench_rivals_on_cuda(bench_rivals *rivals, const bench_arm *arm, refit_error *error);
+
+#endif
