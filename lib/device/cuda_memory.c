@@ -13,7 +13,7 @@
 
 #include "base/alloc.h"
 #include "base/checked.h"
-#include "device/host_blocks.h"
+#include "device/blocks.h"
 
 #define BLOCK_ALIGNMENT UINT64_C(512)
 #define DRIVER_PROMISES UINT64_C(256)
@@ -22,7 +22,7 @@ struct rft_cuda_memory {
     uint64_t capacity;
     rft_mutex lock;
     uint64_t used; /* guarded by lock, like the rest */
-    rft_host_blocks blocks;
+    rft_blocks blocks;
 };
 
 refit_status rft_cuda_memory_open(rft_cuda_device *cuda, uint64_t capacity, rft_cuda_memory **out,
@@ -45,7 +45,7 @@ void rft_cuda_memory_close(rft_cuda_device *cuda, rft_cuda_memory *memory)
 {
     (void)cuda;
     if (memory == NULL) return;
-    rft_host_blocks_close(&memory->blocks);
+    rft_blocks_close(&memory->blocks);
     rft_mutex_close(&memory->lock);
     rft_free(memory);
 }
@@ -126,7 +126,7 @@ static refit_status list_block(rft_cuda_memory *memory, void *block, uint64_t by
                                refit_error *error)
 {
     rft_lock(&memory->lock);
-    refit_status status = rft_host_blocks_add(&memory->blocks, block, bytes, error);
+    refit_status status = rft_blocks_add(&memory->blocks, block, bytes, error);
     rft_unlock(&memory->lock);
     return status;
 }
@@ -162,7 +162,7 @@ refit_status rft_cuda_memory_free(rft_cuda_device *cuda, void *block, refit_erro
 {
     rft_cuda_memory *memory = cuda->memory;
     rft_lock(&memory->lock);
-    uint64_t bytes = rft_host_blocks_take(&memory->blocks, block);
+    uint64_t bytes = rft_blocks_take(&memory->blocks, block);
     rft_unlock(&memory->lock);
     RFT_REFUSE_IF(bytes == 0, error, REFIT_ERR_INVALID,
                   "%p was not given by refit_memory_alloc of this device, or was freed before",

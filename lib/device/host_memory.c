@@ -30,7 +30,7 @@ refit_status rft_host_memory_open(rft_host_memory *memory, uint64_t capacity, re
 
 void rft_host_memory_close(rft_host_memory *memory)
 {
-    rft_host_blocks_close(&memory->blocks);
+    rft_blocks_close(&memory->blocks);
     rft_mutex_close(&memory->lock);
 }
 
@@ -80,7 +80,7 @@ static refit_status book_block(rft_host_memory *memory, void *block, uint64_t by
                                refit_error *error)
 {
     rft_lock(&memory->lock);
-    refit_status status = rft_host_blocks_add(&memory->blocks, block, bytes, error);
+    refit_status status = rft_blocks_add(&memory->blocks, block, bytes, error);
     rft_unlock(&memory->lock);
     return status;
 }
@@ -127,7 +127,7 @@ refit_status rft_host_memory_alloc(rft_host_memory *memory, uint64_t bytes, void
 refit_status rft_host_memory_free(rft_host_memory *memory, void *block, refit_error *error)
 {
     rft_lock(&memory->lock);
-    uint64_t bytes = rft_host_blocks_take(&memory->blocks, block);
+    uint64_t bytes = rft_blocks_take(&memory->blocks, block);
     rft_unlock(&memory->lock);
     RFT_REFUSE_IF(bytes == 0, error, REFIT_ERR_INVALID,
                   "%p was not given by refit_memory_alloc of this device, or was freed before",

@@ -5,8 +5,8 @@
 #define RFT_HOST_MEMORY_H
 
 #include "base/thread.h"
+#include "device/blocks.h"
 #include "device/device.h"
-#include "device/host_blocks.h"
 #include "device/host_extents.h"
 
 /* Addresses without memory, and what of them has memory. */
@@ -21,7 +21,7 @@ typedef struct rft_host_memory {
     uint64_t granule;  /* a page */
     rft_mutex lock;
     uint64_t used;                      /* guarded by lock, like the rest */
-    rft_host_blocks blocks;             /* given by alloc */
+    rft_blocks blocks;                  /* given by alloc */
     rft_host_reservation *reservations; /* given by reserve */
 } rft_host_memory;
 
