@@ -17,6 +17,8 @@
 #include "device/device_missing.h"
 #include "device/device_spec.h"
 
+#define BLOCK_MS 60000u /* of a device that was made without a configuration */
+
 refit_status rft_device_make(const rft_device_ops *ops, void *self, refit_device **out,
                              refit_error *error)
 {
@@ -27,16 +29,21 @@ refit_status rft_device_make(const rft_device_ops *ops, void *self, refit_device
                   (unsigned)ops->version, ops->size, RFT_DEVICE_OPS_VERSION, sizeof *ops);
     refit_device *device = rft_calloc(1, sizeof *device);
     RFT_REFUSE_IF(device == NULL, error, REFIT_ERR_HOST_MEMORY, "no host memory for a device");
-    refit_status status = rft_mutex_open(&device->lock, error);
-    if (status != REFIT_OK) {
-        rft_free(device);
-        return status;
-    }
+    refit_status status = REFIT_OK;
+    RFT_TRY_GOTO(rft_mutex_open(&device->lock, error), free_device);
+    RFT_TRY_GOTO(rft_mutex_open(&device->reserve_lock, error), close_lock);
     device->ops = *ops;
     device->self = self;
+    device->block_ms = BLOCK_MS;
     rft_device_fill_missing(&device->ops);
     *out = device;
     return REFIT_OK;
+
+close_lock:
+    rft_mutex_close(&device->lock);
+free_device:
+    rft_free(device);
+    return status;
 }
 
 /* The first GPU; the host only where there is no driver or no GPU. A GPU that is there and cannot
@@ -59,6 +66,19 @@ static refit_status open_auto(const char *rest, const refit_config *config, refi
     return status;
 }
 
+static refit_status open_kind(const char *spec, const refit_config *config, refit_device **out,
+                              refit_error *error)
+{
+    rft_device_spec parsed;
+    RFT_TRY(rft_device_spec_parse(spec, &parsed, error));
+    switch (parsed.kind) {
+    case RFT_DEVICE_CUDA: return rft_device_cuda_open(parsed.rest, config, out, error);
+    case RFT_DEVICE_AUTO: return open_auto(parsed.rest, config, out, error);
+    case RFT_DEVICE_HOST: break;
+    }
+    return rft_device_host_open(parsed.rest, config, out, error);
+}
+
 refit_status refit_device_open(const char *spec, const refit_config *config, refit_device **out,
                                refit_error *error)
 {
@@ -66,14 +86,9 @@ refit_status refit_device_open(const char *spec, const refit_config *config, ref
     refit_config own;
     RFT_TRY(rft_config_resolve(config, &own, error));
     if (spec == NULL) spec = own.device;
-    rft_device_spec parsed;
-    RFT_TRY(rft_device_spec_parse(spec, &parsed, error));
-    switch (parsed.kind) {
-    case RFT_DEVICE_CUDA: return rft_device_cuda_open(parsed.rest, &own, out, error);
-    case RFT_DEVICE_AUTO: return open_auto(parsed.rest, &own, out, error);
-    case RFT_DEVICE_HOST: break;
-    }
-    return rft_device_host_open(parsed.rest, &own, out, error);
+    RFT_TRY(open_kind(spec, &own, out, error));
+    (*out)->block_ms = own.offload_timeout_ms;
+    return REFIT_OK;
 }
 
 refit_status refit_device_close(refit_device *device, refit_error *error)
@@ -88,6 +103,7 @@ refit_status refit_device_close(refit_device *device, refit_error *error)
                   memories, streams, users);
     if (device->spare != NULL) device->ops.event_close(device->self, device->spare);
     device->ops.close(device->self);
+    rft_mutex_close(&device->reserve_lock);
     rft_mutex_close(&device->lock);
     rft_free(device);
     return REFIT_OK;

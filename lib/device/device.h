@@ -55,6 +55,7 @@ typedef struct rft_device_caps {
     bool shares;           /* the share slots work */
     uint32_t batch_most;   /* descriptors that one copy_batch takes */
     int numa_node;         /* the host node closest to it, or -1 */
+    int ordinal;           /* the driver's number for it; 0 where there is only one */
     uint64_t chunk_bytes;  /* reserved addresses get and lose their memory in chunks of so many
                               bytes, counted from the base: a multiple of the granule */
     unsigned char uuid[RFT_UUID_BYTES]; /* all zero: it has none */
@@ -91,18 +92,14 @@ typedef struct rft_device_ops {
 
     /* Addresses without memory, and memory behind them. All in multiples of *granule. commit is
      * all-or-nothing and idempotent; after decommit the bytes are gone, the addresses stay
-     * reserved; `*freed` is what the device really got back: a chunk goes when the last granule in
-     * it does. */
+     * reserved; `*freed` is what the device really got back, also by a call that failed half-way
+     * and is to be repeated: a chunk goes when the last granule in it does. */
     refit_status (*reserve)(void *self, uint64_t bytes, void **out, uint64_t *granule,
                             refit_error *error);
     refit_status (*commit)(void *self, void *base, uint64_t bytes, refit_error *error);
     refit_status (*decommit)(void *self, void *base, uint64_t bytes, uint64_t *freed,
                              refit_error *error);
     void (*unreserve)(void *self, void *base, uint64_t bytes);
-    /* Work on `stream` uses the reservation that begins at `base`: before memory behind it goes,
-     * what is queued there by then is waited for. */
-    refit_status (*reserve_use)(void *self, void *base, refit_stream_ref stream,
-                                refit_error *error);
 
     /* Page-locks host memory so that the device copies from and to it at full speed. */
     refit_status (*host_pin)(void *self, void *memory, uint64_t bytes, refit_error *error);
@@ -161,6 +158,10 @@ struct refit_device {
     rft_mutex lock;
     refit_arena *arenas; /* the first of those that lib/memory links here; guarded by lock */
     rft_event *spare;    /* kept for refit_stream_wait; guarded by lock */
+    uint32_t block_ms;   /* a call that has to wait for streams waits no longer: offload.timeout_ms
+                            of the configuration that it was opened with */
+    rft_mutex reserve_lock;
+    struct rft_reservation *reservations; /* device_reserve.c; guarded by reserve_lock */
 };
 
 /* Wraps an implementation; takes `self` if it succeeds. For the implementations and for tests that
@@ -179,12 +180,24 @@ refit_status rft_device_reserve(refit_device *device, uint64_t bytes, void **out
                                 refit_error *error);
 refit_status rft_device_commit(refit_device *device, void *base, uint64_t bytes,
                                refit_error *error);
-/* `freed` may be NULL. */
+/* First waits, at most block_ms, for what the streams of rft_device_reserve_use have queued by now:
+ * REFIT_ERR_TIMEOUT, REFIT_ERR_STATE (a capture is in progress on one) or the first failure of that
+ * work, and then nothing has gone; what failed is told once, so the next call goes on. `freed` may
+ * be NULL. */
 refit_status rft_device_decommit(refit_device *device, void *base, uint64_t bytes, uint64_t *freed,
                                  refit_error *error);
+/* Nothing queued may use it any more. */
 void rft_device_unreserve(refit_device *device, void *base, uint64_t bytes);
+/* Work on `stream` uses the reservation that begins at `base`: see decommit. Once or often is the
+ * same. It ends with unuse, with refit_stream_close, or with unreserve. A stream that refit did not
+ * open ends its use before it is destroyed: a driver crashes on a handle that is dead, or takes it
+ * for the next stream's. REFIT_STREAM_NONE uses nothing. Any thread.
+ * unuse first waits for what is queued there: REFIT_ERR_TIMEOUT and REFIT_ERR_STATE leave it in
+ * use; another failure is that of the work, and it has ended. */
 refit_status rft_device_reserve_use(refit_device *device, void *base, refit_stream_ref stream,
                                     refit_error *error);
+refit_status rft_device_reserve_unuse(refit_device *device, void *base, refit_stream_ref stream,
+                                      refit_error *error);
 refit_status rft_device_host_pin(refit_device *device, void *memory, uint64_t bytes,
                                  refit_error *error);
 void rft_device_host_unpin(refit_device *device, void *memory, uint64_t bytes);

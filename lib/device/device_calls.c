@@ -5,7 +5,7 @@
  * What is open (memory, streams) is counted on the way, so that refit_device_close can refuse.
  */
 #include "base/clock.h"
-#include "device/device.h"
+#include "device/device_reserve.h"
 
 #define NEED(condition, error, text)                                                               \
     RFT_REFUSE_IF(!(condition), (error), REFIT_ERR_INVALID, "%s", (text))
@@ -30,38 +30,6 @@ refit_status refit_memory_free(refit_device *device, void *memory, refit_error *
     RFT_TRY(device->ops.memory_free(device->self, memory, error));
     atomic_fetch_sub(&device->memories, 1);
     return REFIT_OK;
-}
-
-refit_status rft_device_reserve(refit_device *device, uint64_t bytes, void **out, uint64_t *granule,
-                                refit_error *error)
-{
-    NEED(bytes != 0, error, "0 bytes of addresses were asked for: ask for at least 1");
-    return device->ops.reserve(device->self, bytes, out, granule, error);
-}
-
-refit_status rft_device_commit(refit_device *device, void *base, uint64_t bytes, refit_error *error)
-{
-    return device->ops.commit(device->self, base, bytes, error);
-}
-
-refit_status rft_device_decommit(refit_device *device, void *base, uint64_t bytes, uint64_t *freed,
-                                 refit_error *error)
-{
-    uint64_t ignored;
-    if (freed == NULL) freed = &ignored;
-    *freed = 0;
-    return device->ops.decommit(device->self, base, bytes, freed, error);
-}
-
-void rft_device_unreserve(refit_device *device, void *base, uint64_t bytes)
-{
-    device->ops.unreserve(device->self, base, bytes);
-}
-
-refit_status rft_device_reserve_use(refit_device *device, void *base, refit_stream_ref stream,
-                                    refit_error *error)
-{
-    return device->ops.reserve_use(device->self, base, stream, error);
 }
 
 refit_status rft_device_memory_check(refit_device *device, const void *memory, uint64_t bytes,
@@ -96,7 +64,7 @@ refit_status refit_stream_close(refit_device *device, refit_stream_ref stream, r
 {
     NEED_DEVICE(device, error);
     NEED(stream.native != NULL, error, "REFIT_STREAM_NONE was not opened and cannot be closed");
-    RFT_TRY(device->ops.stream_close(device->self, stream, error));
+    RFT_TRY(rft_device_end_stream(device, stream, error));
     atomic_fetch_sub(&device->streams, 1);
     return REFIT_OK;
 }

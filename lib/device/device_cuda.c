@@ -72,7 +72,8 @@ static void cuda_caps(void *self, rft_device_caps *caps)
     const rft_cuda_device *cuda = self;
     *caps = (rft_device_caps){.needs_pinned = true,
                               .batch_most = RFT_CUDA_BATCH_MOST,
-                              .numa_node = cuda->facts.numa_node};
+                              .numa_node = cuda->facts.numa_node,
+                              .ordinal = cuda->ordinal};
     memcpy(caps->uuid, cuda->facts.uuid.bytes, sizeof caps->uuid);
 }
 

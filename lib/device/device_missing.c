@@ -66,15 +66,6 @@ static refit_status no_decommit(void *self, void *base, uint64_t bytes, uint64_t
     return no_commit(self, base, bytes, error);
 }
 
-static refit_status no_reserve_use(void *self, void *base, refit_stream_ref stream,
-                                   refit_error *error)
-{
-    (void)self;
-    (void)base;
-    (void)stream;
-    return refuse(error, "arenas with stable addresses");
-}
-
 /* Without a way to look, what the caller says is believed. */
 static refit_status no_memory_check(void *self, const void *memory, uint64_t bytes,
                                     refit_error *error)
@@ -239,7 +230,6 @@ void rft_device_fill_missing(rft_device_ops *ops)
     FILL(commit, no_commit);
     FILL(decommit, no_decommit);
     FILL(unreserve, no_range);
-    FILL(reserve_use, no_reserve_use);
     FILL(host_pin, no_host_pin);
     FILL(host_unpin, no_range);
     FILL(stream_open, no_stream_open);

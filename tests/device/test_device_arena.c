@@ -4,35 +4,100 @@
 
 #include <string.h>
 
-/* A reservation of `pages` granules, none of them committed. */
+#include "base/checked.h"
+
+#define PAGES_MOST 512
+
+/* A reservation, and which of its granules should have memory. */
 typedef struct arena {
     char *base;
-    uint64_t page;
+    uint64_t page;  /* a granule */
+    uint64_t chunk; /* what comes and goes together: a multiple of it */
+    uint64_t pages;
+    bool live[PAGES_MOST];
 } arena;
 
 static arena reserve(fixture *on, uint64_t pages)
 {
     void *base;
-    arena made;
-    if (!rft_device_get_caps(on->device).stable_arena) skip();
+    arena made = {.pages = pages};
+    rft_device_caps caps = rft_device_get_caps(on->device);
+    if (!caps.stable_arena) skip();
     /* How large a page is, is known only afterwards. */
     assert_ok(rft_device_reserve(on->device, 1, &base, &made.page, &on->error));
     rft_device_unreserve(on->device, base, made.page);
     assert_ok(rft_device_reserve(on->device, pages * made.page, &base, &made.page, &on->error));
     assert_int_equal((uintptr_t)base % made.page, 0);
+    assert_int_equal(caps.chunk_bytes % made.page, 0);
+    assert_int_not_equal(caps.chunk_bytes, 0);
     made.base = base;
+    made.chunk = rft_min_u64(caps.chunk_bytes, pages * made.page);
     return made;
 }
 
-static refit_status commit(fixture *on, arena in, uint64_t first, uint64_t pages)
+/* As many whole chunks as that, whatever their size. */
+static arena reserve_chunks(fixture *on, uint64_t chunks)
 {
-    return rft_device_commit(on->device, in.base + first * in.page, pages * in.page, &on->error);
+    arena probe = reserve(on, 1);
+    rft_device_unreserve(on->device, probe.base, probe.page);
+    uint64_t chunk = rft_device_get_caps(on->device).chunk_bytes;
+    return reserve(on, chunks * (chunk / probe.page));
 }
 
-static refit_status decommit(fixture *on, arena in, uint64_t first, uint64_t pages)
+static void unreserve(fixture *on, const arena *in)
 {
-    return rft_device_decommit(on->device, in.base + first * in.page, pages * in.page, NULL,
+    rft_device_unreserve(on->device, in->base, in->pages * in->page);
+    assert_int_equal(device_used(on), 0);
+}
+
+static refit_status commit(fixture *on, const arena *in, uint64_t first, uint64_t pages)
+{
+    return rft_device_commit(on->device, in->base + first * in->page, pages * in->page, &on->error);
+}
+
+static refit_status decommit(fixture *on, const arena *in, uint64_t first, uint64_t pages)
+{
+    return rft_device_decommit(on->device, in->base + first * in->page, pages * in->page, NULL,
                                &on->error);
+}
+
+static void mark(arena *in, uint64_t first, uint64_t pages, bool live)
+{
+    assert_in_range(first + pages, 1, PAGES_MOST);
+    for (uint64_t i = first; i < first + pages; i++) {
+        in->live[i] = live;
+    }
+}
+
+/* A chunk is there while one granule in it is. */
+static uint64_t taken(const arena *in)
+{
+    uint64_t bytes = 0, counted = 0;
+    for (uint64_t i = 0; i < in->pages; i++) {
+        uint64_t chunk = i * in->page / in->chunk;
+        if (!in->live[i] || counted > chunk) continue;
+        bytes += rft_min_u64(in->chunk, in->pages * in->page - chunk * in->chunk);
+        counted = chunk + 1;
+    }
+    return bytes;
+}
+
+/* Both say exactly what became of the device's memory. */
+static void come(fixture *on, arena *in, uint64_t first, uint64_t pages)
+{
+    mark(in, first, pages, true);
+    assert_ok(commit(on, in, first, pages));
+    assert_int_equal(device_used(on), taken(in));
+}
+
+static void go(fixture *on, arena *in, uint64_t first, uint64_t pages)
+{
+    uint64_t before = taken(in), freed = 77;
+    mark(in, first, pages, false);
+    assert_ok(rft_device_decommit(on->device, in->base + first * in->page, pages * in->page, &freed,
+                                  &on->error));
+    assert_int_equal(device_used(on), taken(in));
+    assert_int_equal(freed, before - taken(in));
 }
 
 static void addresses_cost_nothing(void **state)
@@ -40,7 +105,7 @@ static void addresses_cost_nothing(void **state)
     fixture *on = *state;
     arena in = reserve(on, 100);
     assert_int_equal(device_used(on), 0);
-    rft_device_unreserve(on->device, in.base, 100 * in.page);
+    unreserve(on, &in);
     void *far;
     assert_ok(rft_device_reserve(on->device, 16 * DEVICE_BYTES, &far, &in.page, &on->error));
     assert_int_equal(device_used(on), 0);
@@ -51,74 +116,109 @@ static void committed_pages_hold_bytes_until_they_go(void **state)
 {
     fixture *on = *state;
     arena in = reserve(on, 8);
-    assert_ok(commit(on, in, 0, 8));
-    assert_int_equal(device_used(on), 8 * in.page);
+    come(on, &in, 0, 8);
     device_fill(on, in.base, 8 * in.page, 4);
-    assert_ok(decommit(on, in, 2, 3));
-    assert_int_equal(device_used(on), 5 * in.page);
+    go(on, &in, 2, 3);
     assert_int_equal(device_right(on, in.base, 2 * in.page, 4), 2 * in.page);
-    assert_ok(commit(on, in, 2, 3));
-    assert_int_equal(device_used(on), 8 * in.page);
-    /* The neighbours were not touched; what was gone is not the pattern any more. */
+    come(on, &in, 2, 3);
+    /* The neighbours were not touched. */
     assert_int_equal(device_right(on, in.base, 2 * in.page, 4), 2 * in.page);
-    assert_in_range(device_right(on, in.base, 8 * in.page, 4), 5 * in.page, 6 * in.page);
-    rft_device_unreserve(on->device, in.base, 8 * in.page);
-    assert_int_equal(device_used(on), 0);
+    assert_true(device_right(on, in.base, 8 * in.page, 4) >= 5 * in.page);
+    unreserve(on, &in);
+}
+
+/* What was gone with its chunk is not the pattern any more. */
+static void bytes_are_gone_with_their_chunk(void **state)
+{
+    fixture *on = *state;
+    arena in = reserve_chunks(on, 3);
+    uint64_t pages = in.pages / 3;
+    come(on, &in, 0, in.pages);
+    device_fill(on, in.base, 3 * in.chunk, 4);
+    go(on, &in, pages, pages);
+    come(on, &in, pages, pages);
+    assert_int_equal(device_right(on, in.base, in.chunk, 4), in.chunk);
+    assert_in_range(device_right(on, in.base, 3 * in.chunk, 4), 2 * in.chunk,
+                    2 * in.chunk + in.chunk / 2);
+    unreserve(on, &in);
 }
 
 static void commit_and_decommit_may_be_repeated(void **state)
 {
     fixture *on = *state;
     arena in = reserve(on, 10);
-    assert_ok(decommit(on, in, 0, 10));
-    assert_ok(commit(on, in, 3, 2));
-    assert_ok(commit(on, in, 3, 2));
+    go(on, &in, 0, 10);
+    come(on, &in, 3, 2);
+    come(on, &in, 3, 2);
     device_fill(on, in.base + 3 * in.page, in.page, 8);
-    assert_ok(commit(on, in, 0, 10));
-    assert_int_equal(device_used(on), 10 * in.page);
+    come(on, &in, 0, 10);
     assert_int_equal(device_right(on, in.base + 3 * in.page, in.page, 8), in.page);
-    assert_ok(decommit(on, in, 1, 8));
-    assert_ok(decommit(on, in, 0, 10));
-    assert_ok(decommit(on, in, 0, 10));
-    assert_int_equal(device_used(on), 0);
-    rft_device_unreserve(on->device, in.base, 10 * in.page);
+    go(on, &in, 1, 8);
+    go(on, &in, 0, 10);
+    go(on, &in, 0, 10);
+    unreserve(on, &in);
 }
 
 static void single_pages_add_up(void **state)
 {
     fixture *on = *state;
-    enum { PAGES = 101 };
+    enum { PAGES = 29 }; /* a prime, and 58 MiB where a granule is 2 MiB */
     arena in = reserve(on, PAGES);
     for (uint64_t i = 0; i < PAGES; i++) {
-        assert_ok(commit(on, in, i * 37 % PAGES, 1));
-        assert_int_equal(device_used(on), (i + 1) * in.page);
+        come(on, &in, i * 37 % PAGES, 1);
     }
     for (uint64_t i = 0; i < PAGES; i++) {
-        assert_ok(decommit(on, in, i * 53 % PAGES, 1));
-        assert_int_equal(device_used(on), (PAGES - 1 - i) * in.page);
+        go(on, &in, i * 53 % PAGES, 1);
     }
-    rft_device_unreserve(on->device, in.base, PAGES * in.page);
+    unreserve(on, &in);
+}
+
+/* Ranges that begin and end anywhere, from a seed. */
+static void any_order_of_ranges_adds_up(void **state)
+{
+    fixture *on = *state;
+    enum { PAGES = 31 };
+    arena in = reserve(on, PAGES);
+    uint64_t random = 88172645463325252u;
+    for (int step = 0; step < 300; step++) {
+        random ^= random << 13;
+        random ^= random >> 7;
+        random ^= random << 17;
+        uint64_t first = random % PAGES;
+        uint64_t pages = 1 + (random >> 8) % (PAGES - first);
+        if (random >> 40 & 1) {
+            come(on, &in, first, pages);
+        } else {
+            go(on, &in, first, pages);
+        }
+    }
+    unreserve(on, &in);
 }
 
 static void a_full_device_commits_nothing(void **state)
 {
     fixture *on = *state;
-    arena in = reserve(on, 4);
-    uint64_t pages = DEVICE_BYTES / in.page;
-    rft_device_unreserve(on->device, in.base, 4 * in.page);
-    in = reserve(on, 2 * pages);
+    uint64_t chunk = rft_device_get_caps(on->device).chunk_bytes;
+    if (chunk == 0) skip();
+    uint64_t chunks = DEVICE_BYTES / chunk;
+    void *base;
+    uint64_t page;
+    assert_ok(rft_device_reserve(on->device, 2 * chunks * chunk, &base, &page, &on->error));
+    char *at = base;
     void *memory;
-    assert_ok(refit_memory_alloc(on->device, in.page * 2, &memory, &on->error));
-    assert_ok(commit(on, in, 0, 1));
-    assert_int_equal(commit(on, in, 0, pages - 1), REFIT_ERR_DEVICE_MEMORY);
-    assert_int_equal(device_used(on), 3 * in.page);
-    assert_ok(commit(on, in, 0, pages - 2));
+    assert_ok(refit_memory_alloc(on->device, chunk * 2, &memory, &on->error));
+    assert_ok(rft_device_commit(on->device, at, chunk, &on->error));
+    assert_int_equal(rft_device_commit(on->device, at, (chunks - 1) * chunk, &on->error),
+                     REFIT_ERR_DEVICE_MEMORY);
+    assert_non_null(strstr(on->error.text, "free"));
+    assert_int_equal(device_used(on), 3 * chunk);
+    assert_ok(rft_device_commit(on->device, at, (chunks - 2) * chunk, &on->error));
     assert_int_equal(device_used(on), DEVICE_BYTES);
     void *extra;
     assert_int_equal(refit_memory_alloc(on->device, 1, &extra, NULL), REFIT_ERR_DEVICE_MEMORY);
     assert_ok(refit_memory_free(on->device, memory, &on->error));
-    assert_ok(commit(on, in, pages, 2));
-    rft_device_unreserve(on->device, in.base, 2 * pages * in.page);
+    assert_ok(rft_device_commit(on->device, at + chunks * chunk, 2 * chunk, &on->error));
+    rft_device_unreserve(on->device, base, 2 * chunks * chunk);
     assert_int_equal(device_used(on), 0);
 }
 
@@ -126,8 +226,8 @@ static void what_lies_outside_is_refused(void **state)
 {
     fixture *on = *state;
     arena in = reserve(on, 4);
-    assert_int_equal(commit(on, in, 3, 2), REFIT_ERR_INVALID);
-    assert_int_equal(decommit(on, in, 4, 1), REFIT_ERR_INVALID);
+    assert_int_equal(commit(on, &in, 3, 2), REFIT_ERR_INVALID);
+    assert_int_equal(decommit(on, &in, 4, 1), REFIT_ERR_INVALID);
     assert_int_equal(rft_device_commit(on->device, in.base + 1, in.page, NULL), REFIT_ERR_INVALID);
     assert_int_equal(rft_device_commit(on->device, in.base, in.page + 1, NULL), REFIT_ERR_INVALID);
     assert_int_equal(rft_device_commit(on->device, in.base, UINT64_MAX - in.page + 1, NULL),
@@ -137,8 +237,7 @@ static void what_lies_outside_is_refused(void **state)
     assert_int_equal(rft_device_reserve(on->device, 0, &base, &granule, NULL), REFIT_ERR_INVALID);
     assert_int_not_equal(rft_device_reserve(on->device, UINT64_MAX, &base, &granule, NULL),
                          REFIT_OK);
-    assert_int_equal(device_used(on), 0);
-    rft_device_unreserve(on->device, in.base, 4 * in.page);
+    unreserve(on, &in);
 }
 
 static void a_copy_to_memory_that_is_gone_fails_once(void **state)
@@ -148,7 +247,7 @@ static void a_copy_to_memory_that_is_gone_fails_once(void **state)
     char bytes[64] = {0};
     rft_event *event;
     assert_ok(rft_device_event_open(on->device, &event, &on->error));
-    assert_ok(commit(on, in, 0, 1));
+    assert_ok(commit(on, &in, 0, 1));
     /* The second copy crosses the end of the committed page. */
     assert_ok(refit_stream_copy(on->device, on->stream, in.base, bytes, sizeof bytes, &on->error));
     assert_ok(refit_stream_copy(on->device, on->stream, in.base + in.page - 32, bytes, sizeof bytes,
@@ -214,18 +313,203 @@ static void a_failure_outlives_an_event_that_nobody_asked(void **state)
     rft_device_unreserve(on->device, in.base, in.page);
 }
 
+/* ---- Streams that use it ------------------------------------------------------------------ */
+
+static void memory_stays_while_a_stream_uses_it(void **state)
+{
+    fixture *on = *state;
+    arena in = reserve(on, 2);
+    stream_gate before;
+    char bytes[64] = {1};
+    come(on, &in, 0, 2);
+    assert_ok(rft_device_reserve_use(on->device, in.base, on->stream, &on->error));
+    assert_ok(rft_device_reserve_use(on->device, in.base, on->stream, &on->error));
+    gate_put(&before, on, on->stream);
+    assert_ok(refit_stream_copy(on->device, on->stream, in.base, bytes, sizeof bytes, &on->error));
+    on->device->block_ms = 1;
+    uint64_t freed = 77;
+    assert_int_equal(rft_device_decommit(on->device, in.base, 2 * in.page, &freed, &on->error),
+                     REFIT_ERR_TIMEOUT);
+    assert_int_equal(freed, 0);
+    assert_int_equal(device_used(on), taken(&in));
+    gate_open(&before);
+    /* The copy found its memory. */
+    assert_ok(refit_stream_wait(on->device, on->stream, PATIENCE_MS, &on->error));
+    on->device->block_ms = PATIENCE_MS;
+    go(on, &in, 0, 2);
+    gate_close(&before);
+    unreserve(on, &in);
+}
+
+static void a_stream_that_has_ended_its_use_is_not_waited_for(void **state)
+{
+    fixture *on = *state;
+    arena in = reserve(on, 1);
+    stream_gate before;
+    assert_ok(rft_device_reserve_use(on->device, in.base, on->stream, &on->error));
+    come(on, &in, 0, 1);
+    gate_put(&before, on, on->stream);
+    on->device->block_ms = 1;
+    assert_int_equal(rft_device_reserve_unuse(on->device, in.base, on->stream, &on->error),
+                     REFIT_ERR_TIMEOUT);
+    assert_int_equal(decommit(on, &in, 0, 1), REFIT_ERR_TIMEOUT);
+    gate_open(&before);
+    on->device->block_ms = PATIENCE_MS;
+    assert_ok(rft_device_reserve_unuse(on->device, in.base, on->stream, &on->error));
+    assert_ok(rft_device_reserve_unuse(on->device, in.base, on->stream, &on->error));
+    assert_ok(refit_stream_wait(on->device, on->stream, PATIENCE_MS, &on->error));
+    gate_close(&before);
+    gate_put(&before, on, on->stream);
+    go(on, &in, 0, 1);
+    gate_open(&before);
+    assert_ok(refit_stream_wait(on->device, on->stream, PATIENCE_MS, &on->error));
+    gate_close(&before);
+    unreserve(on, &in);
+}
+
+static void a_closed_stream_uses_nothing(void **state)
+{
+    fixture *on = *state;
+    arena in = reserve(on, 1);
+    arena other = reserve(on, 1);
+    for (int i = 0; i < 3; i++) { /* the handle of the second may be that of the first */
+        refit_stream_ref stream;
+        come(on, &in, 0, 1);
+        assert_ok(refit_stream_open(on->device, &stream, &on->error));
+        assert_ok(rft_device_reserve_use(on->device, in.base, stream, &on->error));
+        assert_ok(rft_device_reserve_use(on->device, other.base, stream, &on->error));
+        assert_ok(rft_device_reserve_use(on->device, in.base, on->stream, &on->error));
+        assert_ok(refit_stream_close(on->device, stream, &on->error));
+        go(on, &in, 0, 1);
+    }
+    unreserve(on, &other);
+    unreserve(on, &in);
+}
+
+static void work_that_failed_is_told_once_and_keeps_the_memory(void **state)
+{
+    fixture *on = *state;
+    arena in = reserve(on, 2);
+    char bytes[64] = {0};
+    come(on, &in, 0, 1);
+    assert_ok(rft_device_reserve_use(on->device, in.base, on->stream, &on->error));
+    assert_ok(refit_stream_copy(on->device, on->stream, in.base + in.page, bytes, sizeof bytes,
+                                &on->error));
+    assert_int_equal(decommit(on, &in, 0, 1), REFIT_ERR_COPY);
+    assert_int_equal(device_used(on), taken(&in));
+    go(on, &in, 0, 1);
+    unreserve(on, &in);
+}
+
+/* As when a wait timed out, the work then failed, and somebody tries again. */
+static void work_that_failed_behind_a_timeout_is_told(void **state)
+{
+    fixture *on = *state;
+    arena in = reserve(on, 2);
+    stream_gate before;
+    char bytes[64] = {0};
+    come(on, &in, 0, 1);
+    assert_ok(rft_device_reserve_use(on->device, in.base, on->stream, &on->error));
+    gate_put(&before, on, on->stream);
+    assert_ok(refit_stream_copy(on->device, on->stream, in.base + in.page, bytes, sizeof bytes,
+                                &on->error));
+    on->device->block_ms = 1;
+    assert_int_equal(decommit(on, &in, 0, 1), REFIT_ERR_TIMEOUT);
+    gate_open(&before);
+    assert_ok(refit_stream_wait(on->device, on->stream, PATIENCE_MS, &on->error));
+    on->device->block_ms = PATIENCE_MS;
+    assert_int_equal(decommit(on, &in, 0, 1), REFIT_ERR_COPY);
+    go(on, &in, 0, 1);
+    gate_close(&before);
+    unreserve(on, &in);
+}
+
+static void only_streams_and_reservations_are_used(void **state)
+{
+    fixture *on = *state;
+    arena in = reserve(on, 1);
+    assert_int_equal(rft_device_reserve_use(on->device, on, on->stream, &on->error),
+                     REFIT_ERR_INVALID);
+    assert_ok(rft_device_reserve_use(on->device, in.base, REFIT_STREAM_NONE, &on->error));
+    assert_ok(rft_device_reserve_unuse(on->device, in.base, REFIT_STREAM_NONE, &on->error));
+    assert_ok(rft_device_reserve_unuse(on->device, on, on->stream, &on->error));
+    /* Forgotten with the reservation. */
+    assert_ok(rft_device_reserve_use(on->device, in.base, on->stream, &on->error));
+    unreserve(on, &in);
+}
+
+typedef struct user_thread {
+    refit_device *device;
+    void *base;
+    rft_thread thread;
+    refit_status status;
+} user_thread;
+
+/* Streams come, use the arena and go. */
+static void *come_and_go(void *user)
+{
+    user_thread *it = user;
+    char byte = 1;
+    for (int i = 0; i < 20 && it->status == REFIT_OK; i++) {
+        refit_stream_ref stream = REFIT_STREAM_NONE;
+        it->status = refit_stream_open(it->device, &stream, NULL);
+        if (it->status != REFIT_OK) break;
+        refit_status used = rft_device_reserve_use(it->device, it->base, stream, NULL);
+        if (used == REFIT_OK)
+            used = refit_stream_copy(it->device, stream, it->base, &byte, 1, NULL);
+        if (i % 2 == 0) {
+            used =
+                rft_keep_first(used, rft_device_reserve_unuse(it->device, it->base, stream, NULL));
+        }
+        it->status = rft_keep_first(used, refit_stream_close(it->device, stream, NULL));
+    }
+    return NULL;
+}
+
+static void streams_of_many_threads_come_and_go(void **state)
+{
+    fixture *on = *state;
+    arena in = reserve_chunks(on, 2);
+    user_thread threads[3];
+    uint64_t half = in.pages / 2;
+    come(on, &in, 0, in.pages);
+    for (size_t i = 0; i < 3; i++) {
+        threads[i] = (user_thread){.device = on->device, .base = in.base};
+        assert_ok(
+            rft_thread_start(&threads[i].thread, "user", come_and_go, &threads[i], &on->error));
+    }
+    for (int i = 0; i < 20; i++) {
+        go(on, &in, half, half);
+        come(on, &in, half, half);
+    }
+    for (size_t i = 0; i < 3; i++) {
+        rft_thread_join(threads[i].thread);
+        assert_ok(threads[i].status);
+    }
+    unreserve(on, &in);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(addresses_cost_nothing),
         cmocka_unit_test(committed_pages_hold_bytes_until_they_go),
+        cmocka_unit_test(bytes_are_gone_with_their_chunk),
         cmocka_unit_test(commit_and_decommit_may_be_repeated),
         cmocka_unit_test(single_pages_add_up),
+        cmocka_unit_test(any_order_of_ranges_adds_up),
         cmocka_unit_test(a_full_device_commits_nothing),
         cmocka_unit_test(what_lies_outside_is_refused),
         cmocka_unit_test(a_copy_to_memory_that_is_gone_fails_once),
         cmocka_unit_test(a_failure_outlives_an_event_that_left),
         cmocka_unit_test(a_failure_outlives_an_event_that_nobody_asked),
+        cmocka_unit_test(memory_stays_while_a_stream_uses_it),
+        cmocka_unit_test(a_stream_that_has_ended_its_use_is_not_waited_for),
+        cmocka_unit_test(a_closed_stream_uses_nothing),
+        cmocka_unit_test(work_that_failed_is_told_once_and_keeps_the_memory),
+        cmocka_unit_test(work_that_failed_behind_a_timeout_is_told),
+        cmocka_unit_test(only_streams_and_reservations_are_used),
+        cmocka_unit_test(streams_of_many_threads_come_and_go),
     };
     return run_on_every_device("arena", tests, sizeof tests / sizeof tests[0]);
 }

@@ -206,13 +206,6 @@ static refit_status faulty_memory_check(void *self, const void *memory, uint64_t
     return rft_device_memory_check(faulty->inner, memory, bytes, error);
 }
 
-static refit_status faulty_reserve_use(void *self, void *base, refit_stream_ref stream,
-                                       refit_error *error)
-{
-    faulty_device *faulty = self;
-    return rft_device_reserve_use(faulty->inner, base, stream, error);
-}
-
 static refit_status faulty_digest(void *self, refit_stream_ref stream, const void *memory,
                                   uint64_t bytes, uint64_t offset, uint64_t *sum,
                                   refit_error *error)
@@ -404,7 +397,6 @@ static const rft_device_ops faulty_ops = {
     .reserve = faulty_reserve,
     .commit = faulty_commit,
     .decommit = faulty_decommit,
-    .reserve_use = faulty_reserve_use,
     .memory_check = faulty_memory_check,
     .digest = faulty_digest,
     .cast_bf16 = faulty_cast_bf16,
