@@ -1,28 +1,36 @@
 /* The frame of the conformance suite. A new device is one more row in `kinds`. */
 #include "tests/device/every_device.h"
 
+#include <dlfcn.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "tests/support/faulty_device.h"
 
-static refit_status open_host(refit_device **out, refit_error *error)
-{
-    return refit_device_open("host:capacity=64MiB", NULL, out, error);
-}
-
-static refit_status open_faulty(refit_device **out, refit_error *error)
-{
-    return faulty_device_open("host:capacity=64MiB", out, error);
-}
-
 typedef struct device_kind {
     const char *name;
-    refit_status (*open)(refit_device **out, refit_error *error);
+    const char *spec;
+    bool faulty; /* inside the faulty device */
+    bool strict;
+    unsigned depth;
 } device_kind;
 
-static const device_kind kinds[] = {{"host", open_host}, {"faulty_host", open_faulty}};
+/* A GPU's queue takes about a thousand pieces of work. */
+static const device_kind kinds[] = {
+    {"host", "host:capacity=64MiB", false, true, 9000},
+    {"faulty_host", "host:capacity=64MiB", true, true, 9000},
+};
+static const device_kind cuda_kinds[] = {
+    {"cuda", "cuda:0:capacity=64MiB", false, false, 500},
+    {"faulty_cuda", "cuda:0:capacity=64MiB", true, false, 500},
+};
+
+static refit_status open_device(const device_kind *kind, fixture *on)
+{
+    if (kind->faulty) return faulty_device_open(kind->spec, &on->device, &on->error);
+    return refit_device_open(kind->spec, NULL, &on->device, &on->error);
+}
 
 /* cmocka hands the kind in as the initial state; the test sees the fixture. */
 static int set_up(void **state)
@@ -30,10 +38,30 @@ static int set_up(void **state)
     const device_kind *kind = *state;
     fixture *on = calloc(1, sizeof *on);
     if (on == NULL) return -1;
-    if (kind->open(&on->device, &on->error) != REFIT_OK) return -1;
-    if (refit_stream_open(on->device, &on->stream, &on->error) != REFIT_OK) return -1;
+    on->depth = kind->depth;
+    on->strict = kind->strict;
+    refit_status status = open_device(kind, on);
+    if (status == REFIT_OK) status = refit_stream_open(on->device, &on->stream, &on->error);
+    if (status != REFIT_OK) {
+        print_error("%s\n", on->error.text);
+        return -1;
+    }
     *state = on;
     return 0;
+}
+
+/* What the fake driver, if that is the one in use, has seen go wrong. */
+static bool driver_complains(void)
+{
+    void *library = dlopen("libcuda.so.1", RTLD_NOW | RTLD_NOLOAD);
+    if (library == NULL) return false;
+    const char *(*violation)(void);
+    void *function = dlsym(library, "fake_cuda_violation");
+    memcpy(&violation, &function, sizeof violation);
+    dlclose(library);
+    if (function == NULL || violation()[0] == '\0') return false;
+    print_error("the driver's rules were broken: %s\n", violation());
+    return true;
 }
 
 static int tear_down(void **state)
@@ -43,7 +71,7 @@ static int tear_down(void **state)
     if (status == REFIT_OK) status = refit_device_close(on->device, &on->error);
     if (status != REFIT_OK) print_error("%s\n", on->error.text);
     free(on);
-    return status == REFIT_OK ? 0 : -1;
+    return status == REFIT_OK && !driver_complains() ? 0 : -1;
 }
 
 static int run_on(const device_kind *kind, const char *name, const struct CMUnitTest *tests,
@@ -66,11 +94,8 @@ static int run_on(const device_kind *kind, const char *name, const struct CMUnit
 
 int run_on_every_device(const char *name, const struct CMUnitTest *tests, size_t count)
 {
-    int failed = 0;
-    for (size_t i = 0; i < sizeof kinds / sizeof kinds[0]; i++) {
-        failed += run_on(&kinds[i], name, tests, count);
-    }
-    return failed;
+    const device_kind *chosen = getenv("REFIT_TEST_CUDA") == NULL ? kinds : cuda_kinds;
+    return run_on(&chosen[0], name, tests, count) + run_on(&chosen[1], name, tests, count);
 }
 
 static void stand(void *user)
@@ -105,6 +130,24 @@ void gate_close(stream_gate *gate)
 {
     rft_cond_close(&gate->opened);
     rft_mutex_close(&gate->lock);
+}
+
+void *steady_alloc(fixture *on, uint64_t bytes)
+{
+    void *memory = NULL;
+    assert_int_equal(posix_memalign(&memory, 4096, (bytes + 4095) / 4096 * 4096), 0);
+    if (rft_device_get_caps(on->device).needs_pinned) {
+        assert_ok(rft_device_host_pin(on->device, memory, bytes, &on->error));
+    }
+    return memory;
+}
+
+void steady_free(fixture *on, void *memory, uint64_t bytes)
+{
+    if (rft_device_get_caps(on->device).needs_pinned) {
+        rft_device_host_unpin(on->device, memory, bytes);
+    }
+    free(memory);
 }
 
 static unsigned char pattern_byte(uint64_t at, unsigned seed)

@@ -2,6 +2,10 @@
  * The conformance suite's frame: the same tests on every device there is, and again on the faulty
  * device, which must add nothing as long as nothing is ordered.
  *
+ * REFIT_TEST_CUDA says which devices: unset, the host device; "fake", the CUDA device on the fake
+ * driver, which must be the libcuda.so.1 that is found first, and must find nothing to complain of;
+ * "real", the CUDA device on GPU 0.
+ *
  * A test gets a device with a capacity of DEVICE_BYTES and one open stream. A test program lists
  * its tests and calls run_on_every_device.
  */
@@ -23,6 +27,10 @@ typedef struct fixture {
     refit_device *device;
     refit_stream_ref stream;
     refit_error error;
+    unsigned depth; /* so much work may be queued behind a gate before a call blocks */
+    bool strict;    /* like the host device it knows each of its handles, refuses what its queue
+                       cannot hold, and keeps a failure of queued work to its stream; a GPU leaves
+                       the first undefined, blocks, and is lost */
 } fixture;
 
 #define assert_ok(call) assert_int_equal((call), REFIT_OK)
@@ -40,6 +48,11 @@ typedef struct stream_gate {
 void gate_put(stream_gate *gate, const fixture *on, refit_stream_ref stream);
 void gate_open(stream_gate *gate);
 void gate_close(stream_gate *gate); /* after the stream has passed it */
+
+/* Host memory for copies that a gate holds up: a device that needs it gets it page-locked, since it
+ * copies other memory while the caller waits. */
+void *steady_alloc(fixture *on, uint64_t bytes);
+void steady_free(fixture *on, void *memory, uint64_t bytes);
 
 /* Bytes that are different at every place and for every seed, and how far they are right. */
 void pattern_fill(void *memory, uint64_t bytes, unsigned seed);

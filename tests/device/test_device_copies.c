@@ -70,22 +70,24 @@ static void the_list_of_a_batch_may_be_reused_at_once(void **state)
 {
     fixture *on = *state;
     enum { PIECES = 64 };
-    char there[PIECES], back[PIECES];
+    char *there = steady_alloc(on, PIECES), *back = steady_alloc(on, PIECES);
     stream_gate before;
     void *memory;
-    pattern_fill(there, sizeof there, 9);
-    assert_ok(refit_memory_alloc(on->device, sizeof there, &memory, &on->error));
+    pattern_fill(there, PIECES, 9);
+    assert_ok(refit_memory_alloc(on->device, PIECES, &memory, &on->error));
     gate_put(&before, on, on->stream);
     for (unsigned i = 0; i < PIECES; i++) {
         rft_copy copy = {.to = (char *)memory + i, .from = there + i, .bytes = 1};
         assert_ok(
             rft_device_copy_batch(on->device, on->stream, &copy, 1, RFT_COPY_ANY, &on->error));
     }
-    assert_ok(refit_stream_copy(on->device, on->stream, back, memory, sizeof back, &on->error));
+    assert_ok(refit_stream_copy(on->device, on->stream, back, memory, PIECES, &on->error));
     gate_open(&before);
     assert_ok(refit_stream_wait(on->device, on->stream, PATIENCE_MS, &on->error));
-    assert_int_equal(pattern_right(back, sizeof back, 9), sizeof back);
+    assert_int_equal(pattern_right(back, PIECES, 9), PIECES);
     gate_close(&before);
+    steady_free(on, back, PIECES);
+    steady_free(on, there, PIECES);
     assert_ok(refit_memory_free(on->device, memory, &on->error));
 }
 
