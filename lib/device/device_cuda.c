@@ -15,11 +15,14 @@
 #include "device/cuda_event.h"
 #include "device/cuda_memory.h"
 #include "device/cuda_pin.h"
+#include "device/cuda_share.h"
 #include "device/cuda_stream.h"
 #include "device/device_spec.h"
+#include "device/device_uuid.h"
 
 static void close_parts(rft_cuda_device *cuda)
 {
+    rft_cuda_shares_close(cuda, cuda->shares);
     rft_cuda_copier_close(cuda, cuda->copier);
     rft_cuda_streams_close(cuda, cuda->streams);
     rft_cuda_pins_close(cuda, cuda->pins);
@@ -33,6 +36,7 @@ static refit_status open_parts(rft_cuda_device *cuda, uint64_t capacity, refit_e
     RFT_TRY(rft_cuda_pins_open(cuda, &cuda->pins, error));
     RFT_TRY(rft_cuda_streams_open(cuda, &cuda->streams, error));
     RFT_TRY(rft_cuda_copier_open(cuda, &cuda->copier, error));
+    RFT_TRY(rft_cuda_shares_open(cuda, &cuda->shares, error));
     return REFIT_OK;
 }
 
@@ -45,15 +49,6 @@ static void cuda_close(void *self)
     rft_free(cuda);
 }
 
-/* As nvidia-smi shows it. */
-static void show_uuid(const rft_cu_uuid *uuid, char *text, size_t size)
-{
-    const unsigned char *at = uuid->bytes;
-    snprintf(text, size, "GPU-%02x%02x%02x%02x-%02x%02x-%02x%02x-%02x%02x-%02x%02x%02x%02x%02x%02x",
-             at[0], at[1], at[2], at[3], at[4], at[5], at[6], at[7], at[8], at[9], at[10], at[11],
-             at[12], at[13], at[14], at[15]);
-}
-
 static void cuda_describe(void *self, refit_device_info *info)
 {
     rft_cuda_device *cuda = self;
@@ -64,13 +59,14 @@ static void cuda_describe(void *self, refit_device_info *info)
     info->kernels = cuda->kernels != NULL;
     info->numa_node = cuda->facts.numa_node;
     info->driver_version = cuda->driver.version;
-    show_uuid(&cuda->facts.uuid, info->uuid, sizeof info->uuid);
+    rft_uuid_print(cuda->facts.uuid.bytes, info->uuid);
 }
 
 static void cuda_caps(void *self, rft_device_caps *caps)
 {
     const rft_cuda_device *cuda = self;
     *caps = (rft_device_caps){.needs_pinned = true,
+                              .shares = rft_cuda_can_share(cuda),
                               .batch_most = RFT_CUDA_BATCH_MOST,
                               .numa_node = cuda->facts.numa_node,
                               .ordinal = cuda->ordinal};
@@ -166,6 +162,25 @@ static refit_status cuda_zero(void *self, refit_stream_ref stream, void *memory,
     RFT_CUDA_VISIT(cuda, error, zero(cuda, stream, memory, bytes, error));
 }
 
+static refit_status cuda_share_export(void *self, const void *memory, uint64_t bytes,
+                                      rft_share *out, refit_error *error)
+{
+    rft_cuda_device *cuda = self;
+    RFT_CUDA_VISIT(cuda, error, rft_cuda_share_export(cuda, memory, bytes, out, error));
+}
+
+static refit_status cuda_share_map(void *self, const rft_share *share, void **out,
+                                   refit_error *error)
+{
+    rft_cuda_device *cuda = self;
+    RFT_CUDA_VISIT(cuda, error, rft_cuda_share_map(cuda, share, out, error));
+}
+
+static void cuda_share_unmap(void *self, void *memory)
+{
+    rft_cuda_share_unmap(self, memory);
+}
+
 static refit_status cuda_event_open(void *self, rft_event **out, refit_error *error)
 {
     rft_cuda_device *cuda = self;
@@ -215,6 +230,9 @@ static const rft_device_ops cuda_ops = {
     .stream_call = cuda_stream_call,
     .copy_batch = cuda_copy_batch,
     .zero = cuda_zero,
+    .share_export = cuda_share_export,
+    .share_map = cuda_share_map,
+    .share_unmap = cuda_share_unmap,
     .event_open = cuda_event_open,
     .event_close = cuda_event_close,
     .event_record = cuda_event_record,
