@@ -70,6 +70,11 @@ static refit_status check_broadcast(const refit_config *config, refit_error *err
                   "limits.message_bytes (%" PRIu64 ") is above limits.manifest_bytes (%" PRIu64
                   "): a manifest is the largest message",
                   config->limits_message_bytes, config->limits_manifest_bytes);
+    RFT_REFUSE_IF(config->broadcast_gpu == REFIT_GPU_REQUIRE &&
+                      config->broadcast_shm == REFIT_SHM_OFF,
+                  error, REFIT_ERR_CONFIG,
+                  "broadcast.gpu is require but broadcast.shm is off: who reads a GPU's memory is "
+                  "known through shared memory, so change one of them");
     return check_commit(config, error);
 }
 

@@ -83,6 +83,10 @@ const rft_option rft_options[] = {
     {"broadcast.shm", IN(broadcast_shm), RFT_CHOICE, "auto", 0, REFIT_SHM_OFF, "auto|require|off",
      "Workers on the publisher's host map its memory instead of receiving bytes. require fails "
      "where it is not to be had; off sends everything through sockets."},
+    {"broadcast.gpu", IN(broadcast_gpu), RFT_CHOICE, "auto", 0, REFIT_GPU_OFF, "auto|require|off",
+     "Workers on the trainer's own GPU read the weights in its memory, where the trainer keeps "
+     "broadcast.slots copies for them. require takes no other workers and keeps no copy on the "
+     "host; off saves the GPU's memory."},
     {"broadcast.slots", IN(broadcast_slots), RFT_COUNT, "2", 1, 2, "copies",
      "Copies of the weights that the publisher keeps. With 2, workers use one version in place "
      "while the next is written; 1 halves the memory and waits for them to let go."},

@@ -12,6 +12,7 @@
 #include "base/checked.h"
 #include "wire/fields.h"
 #include "wire/manifest.h"
+#include "wire/share.h"
 
 #define WORKER_MOST  63u  /* what refit_worker_info can show */
 #define SEGMENT_MOST 63u  /* a shared-memory name */
@@ -35,6 +36,7 @@ static const rft_field hello_fields[] = {
     {"epoch", U64(hello.held.epoch)},
     {"version", U64(hello.held.version)},
     {"digest", DIGEST(hello.held.digest)},
+    {"gpu", BYTES(hello.gpu), .optional = true, .least = RFT_UUID_BYTES, .most = RFT_UUID_BYTES},
 };
 
 static const rft_field welcome_fields[] = {
@@ -46,6 +48,7 @@ static const rft_field welcome_fields[] = {
     {"silence", U32(welcome.heartbeat_timeout_ms), .least = 1},
     {"version", U64(welcome.version)},
     {"probe", TEXT(welcome.probe), .optional = true, .most = SEGMENT_MOST},
+    {"gpu", BYTES(welcome.gpu), .optional = true, .least = RFT_UUID_BYTES, .most = RFT_UUID_BYTES},
 };
 
 static const rft_field join_fields[] = {
@@ -53,6 +56,7 @@ static const rft_field join_fields[] = {
     {"shm", BOOL(join.shm)},
     {"proof", U64(join.proof), .optional = true},
     {"reason", TEXT(join.reason), .optional = true, .most = TEXT_MOST},
+    {"gpu", BOOL(join.gpu), .optional = true},
 };
 
 static const rft_field refuse_fields[] = {
@@ -77,6 +81,9 @@ static const rft_field offer_fields[] = {
     {"deadline", U32(offer.deadline_ms)},
     {"segment", TEXT(offer.segment), .optional = true, .most = SEGMENT_MOST},
     {"offset", U64(offer.segment_offset), .optional = true},
+    {"share", BYTES(offer.share), .optional = true, .least = RFT_SHARE_BYTES,
+     .most = RFT_SHARE_BYTES},
+    {"mark", TEXT(offer.mark), .optional = true, .most = SEGMENT_MOST},
 };
 
 static const rft_field pull_fields[] = {

@@ -35,7 +35,7 @@
     X(STAGED, "staged")       /* S→P all here, verified, nothing applied */                      \
     X(COMMIT, "commit")       /* P→S apply */                                                    \
     X(COMMITTED, "committed") /* S→P applied */                                                  \
-    X(RELEASED, "released")   /* S→P no longer reads the version's shared memory */              \
+    X(RELEASED, "released")   /* S→P no longer reads the version in shared or GPU memory */      \
     X(FAILED, "failed")       /* S→P could not stage or apply */                                 \
     X(ABORT, "abort")         /* P→S drop what you staged */                                     \
     X(BEAT, "beat")           /* both: alive */                                                    \
@@ -72,6 +72,7 @@ typedef struct rft_message {
             bool shm;      /* willing to share memory */
             uint32_t window; /* frames it wants in flight at most */
             rft_held held;
+            rft_view gpu; /* UUID of the GPU whose memory it can map; empty: none */
         } hello;
         struct {
             uint32_t protocol;
@@ -82,12 +83,14 @@ typedef struct rft_message {
             uint32_t heartbeat_timeout_ms;
             uint64_t version; /* current one, 0 if none */
             rft_view probe;   /* shared-memory segment to open as proof; empty: no shm here */
+            rft_view gpu;     /* UUID of the GPU that versions are shown on; empty: none */
         } welcome;
         struct {
             uint64_t epoch;
             bool shm;        /* the path taken */
             uint64_t proof;  /* what the probe segment holds; 0 without shm */
-            rft_view reason; /* why not shm, for the report; may be empty */
+            rft_view reason; /* why not a better path, for the report; may be empty */
+            bool gpu;        /* it will map the GPU's memory where that is offered; needs `proof` */
         } join;
         struct {
             uint32_t code; /* a refit_status */
@@ -109,6 +112,9 @@ typedef struct rft_message {
             uint32_t deadline_ms; /* from now, to be staged; UINT32_MAX while it is being written */
             rft_view segment;     /* shm path: the store's segment; else empty */
             uint64_t segment_offset; /* of the version in it */
+            rft_view share;          /* cuda-ipc path: RFT_SHARE_BYTES of share.h, where the version
+                                        lies in the GPU's memory; else empty */
+            rft_view mark; /* with share: the segment of its mark, in which readers hold locks */
         } offer;
         struct {
             uint64_t version;

@@ -9,6 +9,8 @@
 
 #include <cmocka.h>
 
+#include "wire/share.h"
+
 static const char long_text[512] = "words";
 static const char long_name[63] = "a worker's name of as many bytes as the protocol lets it have";
 static unsigned char many_bytes[1024];
@@ -121,6 +123,7 @@ rft_message sample_large(rft_message_kind kind)
         m.as.hello.shm = true;
         m.as.hello.window = limits.window;
         m.as.hello.held = held_of(UINT64_MAX);
+        m.as.hello.gpu = bytes_view(many_bytes, RFT_UUID_BYTES);
         break;
     case RFT_WELCOME:
         m.as.welcome.protocol = UINT32_MAX;
@@ -131,12 +134,14 @@ rft_message sample_large(rft_message_kind kind)
         m.as.welcome.heartbeat_timeout_ms = UINT32_MAX - 1;
         m.as.welcome.version = UINT64_MAX;
         m.as.welcome.probe = name;
+        m.as.welcome.gpu = bytes_view(many_bytes, RFT_UUID_BYTES);
         break;
     case RFT_JOIN:
         m.as.join.epoch = UINT64_MAX;
         m.as.join.shm = true;
         m.as.join.proof = UINT64_MAX;
         m.as.join.reason = text;
+        m.as.join.gpu = true;
         break;
     case RFT_REFUSE:
         m.as.refuse.code = UINT32_MAX;
@@ -158,6 +163,8 @@ rft_message sample_large(rft_message_kind kind)
         m.as.offer.deadline_ms = UINT32_MAX - 1;
         m.as.offer.segment = name;
         m.as.offer.segment_offset = UINT64_MAX;
+        m.as.offer.share = bytes_view(many_bytes, RFT_SHARE_BYTES);
+        m.as.offer.mark = name;
         break;
     case RFT_PULL:
         m.as.pull.version = UINT64_MAX;
@@ -233,6 +240,7 @@ void assert_messages_equal(const rft_message *a, const rft_message *b)
         SAME(hello.shm);
         SAME(hello.window);
         SAME_HELD(hello.held);
+        SAME_VIEW(hello.gpu);
         break;
     case RFT_WELCOME:
         SAME(welcome.protocol);
@@ -243,12 +251,14 @@ void assert_messages_equal(const rft_message *a, const rft_message *b)
         SAME(welcome.heartbeat_timeout_ms);
         SAME(welcome.version);
         SAME_VIEW(welcome.probe);
+        SAME_VIEW(welcome.gpu);
         break;
     case RFT_JOIN:
         SAME(join.epoch);
         SAME(join.shm);
         SAME(join.proof);
         SAME_VIEW(join.reason);
+        SAME(join.gpu);
         break;
     case RFT_REFUSE:
         SAME(refuse.code);
@@ -270,6 +280,8 @@ void assert_messages_equal(const rft_message *a, const rft_message *b)
         SAME(offer.deadline_ms);
         SAME_VIEW(offer.segment);
         SAME(offer.segment_offset);
+        SAME_VIEW(offer.share);
+        SAME_VIEW(offer.mark);
         break;
     case RFT_PULL:
         SAME(pull.version);

@@ -45,6 +45,12 @@ typedef enum refit_shm {
     REFIT_SHM_OFF = 2,     /* everything travels through sockets */
 } refit_shm;
 
+typedef enum refit_gpu {
+    REFIT_GPU_AUTO = 0, /* workers on the trainer's own GPU read its memory there; others do not */
+    REFIT_GPU_REQUIRE = 1, /* no other worker is taken, and no host copy of the weights is kept */
+    REFIT_GPU_OFF = 2,     /* weights reach workers through host memory only */
+} refit_gpu;
+
 typedef enum refit_commit_policy {
     REFIT_COMMIT_ALL = 0,    /* every worker that was subscribed when the version began */
     REFIT_COMMIT_QUORUM = 1, /* at least broadcast.quorum of them */
@@ -52,7 +58,7 @@ typedef enum refit_commit_policy {
 
 typedef enum refit_verify {
     REFIT_VERIFY_AUTO = 0,   /* bytes that travelled are hashed again by the worker */
-    REFIT_VERIFY_ALWAYS = 1, /* bytes in shared memory too */
+    REFIT_VERIFY_ALWAYS = 1, /* bytes in shared memory and on a shared GPU too */
 } refit_verify;
 
 #define REFIT_CONFIG_ORIGINS 96 /* room for one origin byte per option */
@@ -93,6 +99,7 @@ typedef struct refit_config {
     char broadcast_endpoint[256]; /* where the publisher binds and a subscriber connects */
     char broadcast_worker[64]; /* subscriber's name; empty: host name, process id, a random part */
     int32_t broadcast_shm;     /* refit_shm */
+    int32_t broadcast_gpu;     /* refit_gpu */
     uint32_t broadcast_slots;  /* copies of the weights in the store: 1 or 2 */
     uint64_t broadcast_frame_bytes;          /* bytes of one frame */
     uint32_t broadcast_window;               /* frames a worker asks for ahead */
