@@ -108,7 +108,7 @@ refit_status rft_touch(void *base, uint64_t bytes, uint32_t threads, refit_error
     RFT_TRY(rft_mutex_open(&work.lock, error));
     uint32_t most = count_threads(bytes, threads);
     while (started + 1 < most &&
-           rft_thread_start(&helpers[started], "rft-touch", run_touch, &work, NULL) == REFIT_OK) {
+           rft_thread_start(&helpers[started], "refit-touch", run_touch, &work, NULL) == REFIT_OK) {
         started++;
     }
     run_touch(&work);
