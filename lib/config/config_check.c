@@ -10,6 +10,9 @@
 #include "config/options.h"
 #include "config/resolve.h"
 
+/* Below that a single step would take seconds. */
+#define LEAST_RATE (UINT64_C(1) << 20)
+
 static refit_status check_offload(const refit_config *config, refit_error *error)
 {
     RFT_REFUSE_IF(!rft_is_power_of_two(config->offload_slab_bytes), error, REFIT_ERR_CONFIG,
@@ -27,6 +30,11 @@ static refit_status check_offload(const refit_config *config, refit_error *error
                   error, REFIT_ERR_CONFIG,
                   "offload.pin is require but use_pinned_optimizer_offload is false, the pageable "
                   "path: change one of them");
+    RFT_REFUSE_IF(config->offload_rate_limit != 0 && config->offload_rate_limit < LEAST_RATE, error,
+                  REFIT_ERR_CONFIG,
+                  "offload.rate_limit cannot be %" PRIu64
+                  ": it must be 0 or at least 1MiB a second",
+                  config->offload_rate_limit);
     return REFIT_OK;
 }
 

@@ -72,6 +72,9 @@ const rft_option rft_options[] = {
      "over the bytes each way; use it to find memory that is written while it is away."},
     {"offload.timeout_ms", IN(offload_timeout_ms), RFT_TIME, "1min", 1, 24 * HOUR, "ms",
      "A controller waits no longer for states to leave or to return."},
+    {"offload.rate_limit", IN(offload_rate_limit), RFT_SIZE, "0", 0, TIB, "bytes a second",
+     "The most that one way takes of the link, over steps of 20 ms: set it where collectives share "
+     "the link. At least 1MiB; 0: all that it gives."},
 
     {"broadcast.endpoint", IN(broadcast_endpoint), RFT_TEXT, "tcp://127.0.0.1:5757", 0,
      LONGEST(broadcast_endpoint), "text",

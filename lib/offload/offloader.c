@@ -47,8 +47,9 @@ bool rft_offloader_is_away(const refit_offloader *offloader)
 static refit_status open_movers(refit_offloader *offloader, refit_error *error)
 {
     if (!offloader->config.use_pinned_optimizer_offload) return REFIT_OK;
-    RFT_TRY(rft_mover_open(offloader->device, &offloader->movers[RFT_WAY_OUT], error));
-    return rft_mover_open(offloader->device, &offloader->movers[RFT_WAY_BACK], error);
+    uint64_t limit = offloader->config.offload_rate_limit;
+    RFT_TRY(rft_mover_open(offloader->device, limit, &offloader->movers[RFT_WAY_OUT], error));
+    return rft_mover_open(offloader->device, limit, &offloader->movers[RFT_WAY_BACK], error);
 }
 
 /* Nothing is under way, so neither has anything to wait for. */
@@ -114,6 +115,7 @@ static refit_status end_copies(refit_offloader *offloader, refit_error *error)
     RFT_REFUSE_IF(leased, error, REFIT_ERR_BUSY,
                   "the offloader cannot close while a lease reads its image: release it first");
     if (mover == NULL) return REFIT_OK;
+    rft_mover_hurry(mover);
     refit_status status = rft_mover_wait(mover, offloader->config.offload_timeout_ms, error);
     return status == REFIT_ERR_TIMEOUT ? status : REFIT_OK;
 }

@@ -114,14 +114,15 @@ static refit_status check_address(const rft_region_table *table, refit_region_id
     return REFIT_OK;
 }
 
-/* The address is free, and if an arena holds it there is memory behind it. */
+/* The address is free and of this device, and if an arena holds it there is memory behind it. */
 static refit_status prepare_address(const rft_region_table *table, refit_region_id id, void *memory,
                                     refit_arena **arena, refit_error *error)
 {
     uint64_t bytes = table->items[id].bytes;
     RFT_TRY(check_address(table, id, memory, error));
     *arena = rft_arena_find(table->device, memory, bytes);
-    return *arena == NULL ? REFIT_OK : rft_arena_commit(*arena, memory, bytes, error);
+    if (*arena != NULL) return rft_arena_commit(*arena, memory, bytes, error);
+    return rft_device_memory_check(table->device, memory, bytes, error);
 }
 
 refit_status rft_region_attach(rft_region_table *table, refit_region_id id, void *memory,

@@ -1,12 +1,13 @@
 /*
  * From regions to a layout and to the plan of one way. Only regions that are not yet where they
- * should be are in a plan: after a failure that is what makes both verbs retryable. Reads the
- * table, starts nothing.
+ * should be are in a plan: after a failure that is what makes both verbs retryable. A region makes
+ * one piece for each slab that holds a part of it. Reads the table, starts nothing.
  */
 #include "offload/schedule.h"
 
 #include "base/alloc.h"
 #include "base/checked.h"
+#include "transfer/pacer.h"
 
 /* calloc of nothing is no memory; an offloader without regions is allowed. */
 static uint32_t at_least_one(uint32_t count)
@@ -50,19 +51,26 @@ static refit_status sum_moved(const rft_region_table *regions, uint64_t *bytes, 
     return REFIT_OK;
 }
 
+/* Each slab's end cuts at most one region. */
 static refit_status open_room(rft_schedule *schedule, const rft_region_table *regions,
                               const refit_config *config, uint32_t batch_most, refit_error *error)
 {
-    uint64_t bytes;
-    uint32_t count = at_least_one(regions->count);
-    RFT_TRY(sum_moved(regions, &bytes, error));
+    rft_plan_limits limits = {.piece_bytes = config->offload_piece_bytes,
+                              .batch_most = batch_most,
+                              .batch_bytes = rft_pacer_step(config->offload_rate_limit)};
+    uint64_t pieces = (uint64_t)at_least_one(regions->count) + schedule->layout.slab_count;
+    RFT_REFUSE_IF(pieces > UINT32_MAX, error, REFIT_ERR_LIMIT,
+                  "%u regions in %u slabs are too many: raise offload.slab_bytes", regions->count,
+                  schedule->layout.slab_count);
+    limits.pieces = (uint32_t)pieces;
+    RFT_TRY(sum_moved(regions, &limits.bytes, error));
     schedule->count = regions->count;
-    schedule->order = rft_calloc(count, sizeof *schedule->order);
-    schedule->pieces = rft_calloc(count, sizeof *schedule->pieces);
+    schedule->alignment = config->offload_alignment_bytes;
+    schedule->order = rft_calloc(at_least_one(regions->count), sizeof *schedule->order);
+    schedule->pieces = rft_calloc(pieces, sizeof *schedule->pieces);
     RFT_REFUSE_IF(schedule->order == NULL || schedule->pieces == NULL, error, REFIT_ERR_HOST_MEMORY,
                   "no host memory for the plan of %u regions", regions->count);
-    return rft_plan_open(&schedule->plan, count, bytes, config->offload_piece_bytes, batch_most,
-                         error);
+    return rft_plan_open(&schedule->plan, &limits, error);
 }
 
 refit_status rft_schedule_open(rft_schedule *schedule, rft_region_table *regions,
@@ -107,33 +115,79 @@ refit_status rft_schedule_measure(const rft_region_table *regions, const refit_c
     return REFIT_OK;
 }
 
+/* Where a filling has come to: regions come in the order of the image, and so do slabs. */
+typedef struct schedule_walk {
+    rft_schedule *schedule;
+    uint32_t slab;
+    uint32_t count; /* pieces so far */
+} schedule_walk;
+
+static void add_piece(schedule_walk *walk, rft_piece piece, const rft_region *region)
+{
+    piece.group = region->group;
+    piece.checked = true; /* when the region got its address */
+    walk->schedule->pieces[walk->count++] = piece;
+}
+
+/* The end of the slab that holds offset `at` of the image. */
+static uint64_t slab_end(schedule_walk *walk, uint64_t at)
+{
+    const rft_slab *slabs = walk->schedule->layout.slabs;
+    while (at - slabs[walk->slab].offset >= slabs[walk->slab].bytes) {
+        walk->slab++;
+    }
+    return slabs[walk->slab].offset + slabs[walk->slab].bytes;
+}
+
+/* The next region begins aligned, so what lies before that is nobody's. */
+static uint32_t padding_behind(const schedule_walk *walk, uint64_t end, uint64_t edge)
+{
+    uint64_t padding = -end & (walk->schedule->alignment - 1);
+    return (uint32_t)rft_min_u64(rft_min_u64(padding, edge - end), UINT32_MAX);
+}
+
+static void add_kept(schedule_walk *walk, const rft_region *region, char *image, bool out)
+{
+    uint64_t end = region->host_offset + region->bytes;
+    char *memory = region->memory;
+    for (uint64_t at = region->host_offset; at < end;) {
+        uint64_t edge = slab_end(walk, at);
+        uint64_t stop = rft_min_u64(end, edge);
+        rft_piece piece = {.to = out ? image + at : memory,
+                           .from = out ? memory : image + at,
+                           .bytes = stop - at,
+                           .slab = walk->slab,
+                           .slack = stop == end ? padding_behind(walk, end, edge) : 0};
+        add_piece(walk, piece, region);
+        memory += piece.bytes;
+        at = stop;
+    }
+}
+
 refit_status rft_schedule_way_out(rft_schedule *schedule, const rft_region_table *regions,
                                   char *image, refit_error *error)
 {
-    uint32_t count = 0;
+    schedule_walk walk = {.schedule = schedule};
     for (uint32_t at = 0; at < schedule->count; at++) {
         const rft_region *region = &regions->items[schedule->order[at]];
         if (region->place != REFIT_ON_DEVICE || region->policy != REFIT_KEEP) continue;
-        schedule->pieces[count++] = (rft_piece){.to = image + region->host_offset,
-                                                .from = region->memory,
-                                                .bytes = region->bytes,
-                                                .group = region->group};
+        add_kept(&walk, region, image, true);
     }
-    return rft_plan_fill(&schedule->plan, schedule->pieces, count, error);
+    return rft_plan_fill(&schedule->plan, schedule->pieces, walk.count, error);
 }
 
 refit_status rft_schedule_way_back(rft_schedule *schedule, const rft_region_table *regions,
-                                   const char *image, refit_error *error)
+                                   char *image, refit_error *error)
 {
-    uint32_t count = 0;
+    schedule_walk walk = {.schedule = schedule};
     for (uint32_t at = 0; at < schedule->count; at++) {
         const rft_region *region = &regions->items[schedule->order[at]];
         if (region->place != REFIT_ON_HOST || region->policy == REFIT_DISCARD) continue;
-        bool keep = region->policy == REFIT_KEEP;
-        schedule->pieces[count++] = (rft_piece){.to = region->memory,
-                                                .from = keep ? image + region->host_offset : NULL,
-                                                .bytes = region->bytes,
-                                                .group = region->group};
+        if (region->policy == REFIT_KEEP) {
+            add_kept(&walk, region, image, false);
+        } else {
+            add_piece(&walk, (rft_piece){.to = region->memory, .bytes = region->bytes}, region);
+        }
     }
-    return rft_plan_fill(&schedule->plan, schedule->pieces, count, error);
+    return rft_plan_fill(&schedule->plan, schedule->pieces, walk.count, error);
 }

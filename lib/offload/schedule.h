@@ -12,10 +12,11 @@
 /* All zero is closed. */
 typedef struct rft_schedule {
     rft_layout layout;
-    rft_plan plan;     /* of the operation under way, or the last one */
-    uint32_t *order;   /* owned; regions as they are to come back */
-    rft_piece *pieces; /* owned; room for one a region */
-    uint32_t count;    /* regions */
+    rft_plan plan;      /* of the operation under way, or the last one */
+    uint32_t *order;    /* owned; regions as they are to come back */
+    rft_piece *pieces;  /* owned; room for one a region and slab */
+    uint32_t count;     /* regions */
+    uint64_t alignment; /* of regions in the image */
 } rft_schedule;
 
 /* Writes the regions' host offsets too. On failure nothing is owned. REFIT_ERR_LIMIT,
@@ -35,6 +36,6 @@ refit_status rft_schedule_way_out(rft_schedule *schedule, const rft_region_table
 
 /* Fills the plan with what is away and is to be copied or zeroed. All such regions are bound. */
 refit_status rft_schedule_way_back(rft_schedule *schedule, const rft_region_table *regions,
-                                   const char *image, refit_error *error);
+                                   char *image, refit_error *error);
 
 #endif

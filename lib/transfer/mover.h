@@ -14,12 +14,18 @@
 
 typedef struct rft_mover rft_mover;
 
-/* Opens its stream and its events, so that starting takes nothing. */
-refit_status rft_mover_open(refit_device *device, rft_mover **out, refit_error *error);
+/* Opens its stream and its events, so that starting takes nothing. `rate_limit`: bytes a second
+ * that an operation takes of the link, 0 for all that it gives; any other value needs a device
+ * whose streams call back, else starting answers REFIT_ERR_UNSUPPORTED. */
+refit_status rft_mover_open(refit_device *device, uint64_t rate_limit, rft_mover **out,
+                            refit_error *error);
 
-/* Waits for what is under way (at most `timeout_ms`: REFIT_ERR_TIMEOUT, nothing closed), then frees
- * it. How the last operation ended is not told again. NULL is allowed. No other thread may use the
- * mover any more. */
+/* What is under way is not held back by the rate limit any more. Any thread. */
+void rft_mover_hurry(rft_mover *mover);
+
+/* Hurries and waits for what is under way (at most `timeout_ms`: REFIT_ERR_TIMEOUT, nothing
+ * closed), then frees it. How the last operation ended is not told again. NULL is allowed. No other
+ * thread may use the mover any more. */
 refit_status rft_mover_close(rft_mover *mover, uint32_t timeout_ms, refit_error *error);
 
 /* Starts `plan` behind what `after` has queued; copies without a source (from == NULL) zero their
@@ -38,8 +44,7 @@ refit_status rft_mover_wait_group(rft_mover *mover, uint32_t group, uint32_t tim
                                   refit_error *error);
 
 /* Makes `stream` wait, on the device, for all or for one group: that they are over, not that they
- * went well. With REFIT_STREAM_NONE the caller waits and gets the status, as from rft_mover_wait,
- * for as long as it takes. Any thread. */
+ * went well. REFIT_ERR_INVALID for REFIT_STREAM_NONE, which waits by rft_mover_wait. Any thread. */
 refit_status rft_mover_join(rft_mover *mover, refit_stream_ref stream, refit_error *error);
 refit_status rft_mover_join_group(rft_mover *mover, uint32_t group, refit_stream_ref stream,
                                   refit_error *error);

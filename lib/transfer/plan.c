@@ -1,10 +1,10 @@
 /*
  * The copies of one operation, made from pieces.
  *
- * Pieces are joined into runs while they are neighbours on both sides; a run is cut into copies of
- * at most piece_bytes; copies are gathered into batches of one group and one kind. A run of b bytes
- * makes at most 1 + b / piece_bytes copies, and there are no more runs than pieces: so pieces +
- * bytes / piece_bytes is room for any filling. Knows nothing of streams or time.
+ * Pieces are joined into runs while they are neighbours on both sides in one slab; a run is cut
+ * into copies of at most piece_bytes; copies are gathered into batches of one group and one kind. A
+ * run of b bytes makes at most 1 + b / piece_bytes copies, and there are no more runs than pieces:
+ * so pieces + bytes / piece_bytes is room for any filling. Knows nothing of streams or time.
  */
 #include "transfer/plan.h"
 
@@ -14,29 +14,34 @@
 #include "base/alloc.h"
 #include "base/checked.h"
 
-refit_status rft_plan_open(rft_plan *plan, uint32_t pieces, uint64_t bytes, uint64_t piece_bytes,
-                           uint32_t batch_most, refit_error *error)
+static refit_status count_room(const rft_plan_limits *limits, uint32_t *room, refit_error *error)
 {
-    RFT_REFUSE_IF(piece_bytes == 0 || batch_most == 0, error, REFIT_ERR_INVALID,
-                  "a plan needs offload.piece_bytes and offload.batch above 0");
-    uint64_t room;
-    bool counted = rft_add_u64(pieces, bytes / piece_bytes, &room);
-    RFT_REFUSE_IF(!counted || room > UINT32_MAX, error, REFIT_ERR_LIMIT,
+    uint64_t copies;
+    bool counted = rft_add_u64(limits->pieces, limits->bytes / limits->piece_bytes, &copies);
+    RFT_REFUSE_IF(!counted || copies > UINT32_MAX, error, REFIT_ERR_LIMIT,
                   "%" PRIu32 " pieces of %" PRIu64 " bytes make too many copies of %" PRIu64
-                  " bytes: raise offload.piece_bytes",
-                  pieces, bytes, piece_bytes);
-    rft_plan made = {.copy_room = (uint32_t)room,
-                     .piece_bytes = piece_bytes,
-                     .batch_most = batch_most,
-                     .pieces_most = pieces,
-                     .bytes_most = bytes};
-    if (room > 0) {
-        made.copies = rft_calloc(room, sizeof *made.copies);
-        made.batches = rft_calloc(room, sizeof *made.batches);
+                  " bytes: raise offload.piece_bytes, or offload.rate_limit if it is set",
+                  limits->pieces, limits->bytes, limits->piece_bytes);
+    *room = (uint32_t)copies;
+    return REFIT_OK;
+}
+
+refit_status rft_plan_open(rft_plan *plan, const rft_plan_limits *limits, refit_error *error)
+{
+    RFT_REFUSE_IF(limits->piece_bytes == 0 || limits->batch_most == 0, error, REFIT_ERR_INVALID,
+                  "a plan needs offload.piece_bytes and offload.batch above 0");
+    rft_plan made = {.limits = *limits};
+    if (made.limits.batch_bytes == 0) made.limits.batch_bytes = UINT64_MAX;
+    made.limits.piece_bytes = rft_min_u64(limits->piece_bytes, made.limits.batch_bytes);
+    RFT_TRY(count_room(&made.limits, &made.copy_room, error));
+    if (made.copy_room > 0) {
+        made.copies = rft_calloc(made.copy_room, sizeof *made.copies);
+        made.batches = rft_calloc(made.copy_room, sizeof *made.batches);
         if (made.copies == NULL || made.batches == NULL) {
+            uint32_t room = made.copy_room;
             rft_plan_close(&made);
             return rft_fail(error, REFIT_ERR_HOST_MEMORY,
-                            "no memory for a plan of %" PRIu64 " copies", room);
+                            "no memory for a plan of %" PRIu32 " copies", room);
         }
     }
     *plan = made;
@@ -56,15 +61,19 @@ static bool batch_takes(const rft_plan *plan, const rft_copy *copy, uint32_t gro
     if (plan->batch_count == 0) return false;
     const rft_batch *last = &plan->batches[plan->batch_count - 1];
     bool zeroes = plan->copies[last->first].from == NULL;
-    return last->group == group && last->count < plan->batch_most && zeroes == (copy->from == NULL);
+    return last->group == group && zeroes == (copy->from == NULL) &&
+           last->count < plan->limits.batch_most &&
+           copy->bytes <= plan->limits.batch_bytes - last->bytes;
 }
 
 static void add_copy(rft_plan *plan, const rft_copy *copy, uint32_t group)
 {
     if (!batch_takes(plan, copy, group)) {
-        plan->batches[plan->batch_count++] = (rft_batch){plan->copy_count, 0, group};
+        plan->batches[plan->batch_count++] = (rft_batch){.first = plan->copy_count, .group = group};
     }
-    plan->batches[plan->batch_count - 1].count++;
+    rft_batch *batch = &plan->batches[plan->batch_count - 1];
+    batch->count++;
+    batch->bytes += copy->bytes;
     plan->copies[plan->copy_count++] = *copy;
     plan->bytes += copy->bytes;
 }
@@ -76,20 +85,28 @@ static void advance(rft_copy *copy, uint64_t bytes)
     copy->bytes -= bytes;
 }
 
+/* What is behind a run is behind its last copy; behind the others lies the run itself. */
 static void add_run(rft_plan *plan, const rft_piece *run)
 {
-    rft_copy left = {.to = run->to, .from = run->from, .bytes = run->bytes};
+    rft_copy left = {
+        .to = run->to, .from = run->from, .bytes = run->bytes, .checked = run->checked};
     while (left.bytes > 0) {
-        rft_copy part = {
-            .to = left.to, .from = left.from, .bytes = rft_min_u64(left.bytes, plan->piece_bytes)};
+        rft_copy part = left;
+        part.bytes = rft_min_u64(left.bytes, plan->limits.piece_bytes);
+        if (part.bytes == left.bytes) part.slack = run->slack;
         add_copy(plan, &part, run->group);
         advance(&left, part.bytes);
     }
 }
 
+static bool are_alike(const rft_piece *run, const rft_piece *next)
+{
+    return run->group == next->group && run->slab == next->slab && run->checked == next->checked;
+}
+
 static bool is_neighbour(const rft_piece *run, const rft_piece *next)
 {
-    if (run->group != next->group || (const char *)run->to + run->bytes != next->to) return false;
+    if (!are_alike(run, next) || (const char *)run->to + run->bytes != next->to) return false;
     if (run->from == NULL || next->from == NULL) return run->from == next->from;
     return (const char *)run->from + run->bytes == next->from;
 }
@@ -98,14 +115,14 @@ static refit_status check_room(const rft_plan *plan, const rft_piece *pieces, ui
                                refit_error *error)
 {
     uint64_t bytes = 0;
-    bool counted = count <= plan->pieces_most;
+    bool counted = count <= plan->limits.pieces;
     for (uint32_t i = 0; counted && i < count; i++) {
-        counted = rft_add_u64(bytes, pieces[i].bytes, &bytes) && bytes <= plan->bytes_most;
+        counted = rft_add_u64(bytes, pieces[i].bytes, &bytes) && bytes <= plan->limits.bytes;
     }
     RFT_REFUSE_IF(!counted, error, REFIT_ERR_LIMIT,
                   "%" PRIu32 " pieces do not fit into a plan made for %" PRIu32
                   " pieces of %" PRIu64 " bytes in all",
-                  count, plan->pieces_most, plan->bytes_most);
+                  count, plan->limits.pieces, plan->limits.bytes);
     return REFIT_OK;
 }
 
@@ -116,11 +133,12 @@ refit_status rft_plan_fill(rft_plan *plan, const rft_piece *pieces, uint32_t cou
     plan->batch_count = 0;
     plan->bytes = 0;
     RFT_TRY(check_room(plan, pieces, count, error));
-    rft_piece run = {NULL, NULL, 0, 0};
+    rft_piece run = {.bytes = 0};
     for (uint32_t i = 0; i < count; i++) {
         if (pieces[i].bytes == 0) continue;
         if (run.bytes > 0 && is_neighbour(&run, &pieces[i])) {
             run.bytes += pieces[i].bytes;
+            run.slack = pieces[i].slack;
         } else {
             add_run(plan, &run);
             run = pieces[i];

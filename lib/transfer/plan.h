@@ -1,10 +1,11 @@
 /*
  * plan: from pieces to as few copies as possible.
  *
- * Neighbours on both sides become one copy; what is larger than offload.piece_bytes is cut, so that
- * small copies of other streams are not held up; batches hold at most offload.batch of them, and no
- * batch holds pieces of two groups, so that a group is done when its last batch is. All memory is
- * taken when the plan is opened: filling it again, for other addresses, allocates nothing.
+ * Neighbours on both sides become one copy, unless two page-lock registrations hold their host
+ * sides: no copy lies across two. What is larger than offload.piece_bytes is cut, so that small
+ * copies of other streams are not held up; batches hold at most offload.batch of them, and no batch
+ * holds pieces of two groups, so that a group is done when its last batch is. All memory is taken
+ * when the plan is opened: filling it again, for other addresses, allocates nothing.
  */
 #ifndef RFT_PLAN_H
 #define RFT_PLAN_H
@@ -19,6 +20,9 @@ typedef struct rft_piece {
     const void *from;
     uint64_t bytes;
     uint32_t group;
+    uint32_t slab;  /* which registration holds the host side, all of it; any number */
+    uint32_t slack; /* as in rft_copy: behind the host side */
+    bool checked;   /* as in rft_copy */
 } rft_piece;
 
 /* Copies [first, first + count) of the plan, all of one group; all with a source, or all without
@@ -27,7 +31,17 @@ typedef struct rft_batch {
     uint32_t first;
     uint32_t count;
     uint32_t group;
+    uint64_t bytes; /* of its copies */
 } rft_batch;
+
+/* What a plan is made for. */
+typedef struct rft_plan_limits {
+    uint32_t pieces;      /* most of them in one filling */
+    uint64_t bytes;       /* most of them in all */
+    uint64_t piece_bytes; /* of one copy; not 0 */
+    uint32_t batch_most;  /* copies of one batch; not 0 */
+    uint64_t batch_bytes; /* of one batch, and so of one copy; 0: no bound */
+} rft_plan_limits;
 
 typedef struct rft_plan {
     rft_copy *copies; /* owned; in the order of the pieces */
@@ -36,16 +50,11 @@ typedef struct rft_plan {
     rft_batch *batches; /* owned; room for copy_room */
     uint32_t batch_count;
     uint64_t bytes; /* of all copies */
-    uint64_t piece_bytes;
-    uint32_t batch_most;
-    uint32_t pieces_most; /* what it was opened for */
-    uint64_t bytes_most;
+    rft_plan_limits limits;
 } rft_plan;
 
-/* Room for `pieces` pieces of `bytes` in all. `piece_bytes` and `batch_most` are not 0. On failure
- * nothing is owned. REFIT_ERR_INVALID, REFIT_ERR_HOST_MEMORY, REFIT_ERR_LIMIT. */
-refit_status rft_plan_open(rft_plan *plan, uint32_t pieces, uint64_t bytes, uint64_t piece_bytes,
-                           uint32_t batch_most, refit_error *error);
+/* On failure nothing is owned. REFIT_ERR_INVALID, REFIT_ERR_HOST_MEMORY, REFIT_ERR_LIMIT. */
+refit_status rft_plan_open(rft_plan *plan, const rft_plan_limits *limits, refit_error *error);
 void rft_plan_close(rft_plan *plan);
 
 /* Fills the plan anew. `pieces` no more, and of no more bytes, than it was opened for

@@ -29,12 +29,18 @@ typedef struct fixture {
 
 static fixture all;
 
+static const rft_plan_limits limits = {
+    .pieces = PIECES, .bytes = PIECES * BYTES, .piece_bytes = BYTES, .batch_most = 1};
+
 /* One copy and one batch a piece; groups as given. */
 static void fill_plan(const uint32_t *groups)
 {
     rft_piece pieces[PIECES];
     for (uint32_t i = 0; i < PIECES; i++) {
-        pieces[i] = (rft_piece){all.to + i * BYTES, all.from + i * BYTES, BYTES, groups[i]};
+        pieces[i] = (rft_piece){.to = all.to + i * BYTES,
+                                .from = all.from + i * BYTES,
+                                .bytes = BYTES,
+                                .group = groups[i]};
     }
     assert_int_equal(rft_plan_fill(&all.plan, pieces, PIECES, NULL), REFIT_OK);
 }
@@ -49,8 +55,8 @@ static int set_up(void **state)
     memset(all.from, 'a', sizeof all.from);
     assert_int_equal(faulty_device_open("host", &all.device, NULL), REFIT_OK);
     assert_int_equal(refit_stream_open(all.device, &all.stream, NULL), REFIT_OK);
-    assert_int_equal(rft_mover_open(all.device, &all.mover, NULL), REFIT_OK);
-    assert_int_equal(rft_plan_open(&all.plan, PIECES, PIECES * BYTES, BYTES, 1, NULL), REFIT_OK);
+    assert_int_equal(rft_mover_open(all.device, 0, &all.mover, NULL), REFIT_OK);
+    assert_int_equal(rft_plan_open(&all.plan, &limits, NULL), REFIT_OK);
     fill_plan(grouped);
     return 0;
 }
@@ -239,23 +245,23 @@ static void every_failure_to_open_leaves_nothing(void **state)
     rft_mover *mover = NULL;
     for (uint32_t nth = 1; nth <= REFIT_GROUPS + 2; nth++) {
         faulty_device_fail(all.device, FAULTY_EVENT_OPEN, nth, REFIT_ERR_DEVICE);
-        assert_int_equal(rft_mover_open(all.device, &mover, NULL), REFIT_ERR_DEVICE);
+        assert_int_equal(rft_mover_open(all.device, 0, &mover, NULL), REFIT_ERR_DEVICE);
         assert_null(mover);
     }
     faulty_device_fail(all.device, FAULTY_STREAM_OPEN, 1, REFIT_ERR_DEVICE);
-    assert_int_equal(rft_mover_open(all.device, &mover, NULL), REFIT_ERR_DEVICE);
+    assert_int_equal(rft_mover_open(all.device, 0, &mover, NULL), REFIT_ERR_DEVICE);
     assert_null(mover);
 }
 
 static refit_status move_once(refit_device *device)
 {
     static char bytes[2] = {'a', 0};
-    rft_piece piece = {bytes + 1, bytes, 1, 0};
+    rft_piece piece = {.to = bytes + 1, .from = bytes, .bytes = 1};
     rft_plan plan;
     rft_mover *mover = NULL;
-    RFT_TRY(rft_plan_open(&plan, 1, 1, 64, 1, NULL));
+    RFT_TRY(rft_plan_open(&plan, &limits, NULL));
     refit_status status = rft_plan_fill(&plan, &piece, 1, NULL);
-    if (status == REFIT_OK) status = rft_mover_open(device, &mover, NULL);
+    if (status == REFIT_OK) status = rft_mover_open(device, 0, &mover, NULL);
     if (status == REFIT_OK) {
         status = rft_mover_start(mover, &plan, REFIT_STREAM_NONE, RFT_COPY_ANY, NULL);
     }

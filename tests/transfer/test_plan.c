@@ -12,6 +12,7 @@
 #include "transfer/plan.h"
 
 #define ROOM 4096
+#define SLAB 512 /* a registration of `target` */
 
 static char source[ROOM];
 static char target[ROOM];
@@ -24,11 +25,30 @@ static uint64_t next_random(uint64_t *seed)
     return *seed;
 }
 
+static rft_plan_limits limits_of(uint32_t pieces, uint64_t bytes, uint64_t piece_bytes,
+                                 uint32_t batch)
+{
+    return (rft_plan_limits){
+        .pieces = pieces, .bytes = bytes, .piece_bytes = piece_bytes, .batch_most = batch};
+}
+
+static refit_status try_plan(rft_plan *plan, uint32_t pieces, uint64_t bytes, uint64_t piece_bytes,
+                             uint32_t batch)
+{
+    rft_plan_limits limits = limits_of(pieces, bytes, piece_bytes, batch);
+    return rft_plan_open(plan, &limits, NULL);
+}
+
 static rft_plan open_plan(uint32_t pieces, uint64_t bytes, uint64_t piece_bytes, uint32_t batch)
 {
     rft_plan plan;
-    assert_int_equal(rft_plan_open(&plan, pieces, bytes, piece_bytes, batch, NULL), REFIT_OK);
+    assert_int_equal(try_plan(&plan, pieces, bytes, piece_bytes, batch), REFIT_OK);
     return plan;
+}
+
+static rft_piece piece_of(char *to, const char *from, uint64_t bytes, uint32_t group)
+{
+    return (rft_piece){.to = to, .from = from, .bytes = bytes, .group = group};
 }
 
 /* What the mover makes of it, on plain memory. */
@@ -38,34 +58,42 @@ static void carry_out(const rft_plan *plan)
     for (uint32_t i = 0; i < plan->batch_count; i++) {
         const rft_batch *batch = &plan->batches[i];
         assert_int_equal(batch->first, next);
-        assert_in_range(batch->count, 1, plan->batch_most);
+        assert_in_range(batch->count, 1, plan->limits.batch_most);
         next += batch->count;
+        uint64_t bytes = 0;
         for (uint32_t j = 0; j < batch->count; j++) {
             const rft_copy *copy = &plan->copies[batch->first + j];
-            assert_in_range(copy->bytes, 1, plan->piece_bytes);
+            size_t at = (size_t)((char *)copy->to - target);
+            assert_in_range(copy->bytes, 1, plan->limits.piece_bytes);
+            assert_int_equal(at / SLAB, (at + copy->bytes - 1) / SLAB);
             assert_int_equal(copy->from == NULL, plan->copies[batch->first].from == NULL);
             if (copy->from == NULL) memset(copy->to, 0, copy->bytes);
             if (copy->from != NULL) memcpy(copy->to, copy->from, copy->bytes);
+            bytes += copy->bytes;
         }
+        assert_int_equal(batch->bytes, bytes);
+        assert_in_range(bytes, 1, plan->limits.batch_bytes);
     }
     assert_int_equal(next, plan->copy_count);
     assert_true(plan->copy_count <= plan->copy_room);
 }
 
 /* Cuts `target` into pieces at random; some come from a neighbouring source, some from elsewhere,
- * some from nowhere. */
+ * some from nowhere. None lies across two slabs of it. */
 static uint32_t cut_pieces(uint64_t *seed, rft_piece *pieces, uint32_t most)
 {
     uint64_t at = 0;
     uint32_t count = 0;
     while (count < most) {
         uint64_t bytes = next_random(seed) % 200;
+        if (bytes > SLAB - at % SLAB) bytes = SLAB - at % SLAB;
         if (at + bytes > ROOM) break;
         uint64_t kind = next_random(seed) % 8;
         uint64_t elsewhere = next_random(seed) % (ROOM - 200);
         const char *from = kind == 0 ? NULL : kind == 1 ? source + elsewhere : source + at;
         uint32_t group = (uint32_t)(next_random(seed) % 8 == 0);
-        pieces[count++] = (rft_piece){target + at, from, bytes, group};
+        pieces[count] = piece_of(target + at, from, bytes, group);
+        pieces[count++].slab = (uint32_t)(at / SLAB);
         at += bytes;
     }
     return count;
@@ -81,8 +109,11 @@ static void any_pieces_are_moved_whole(void **state)
     for (int round = 0; round < 500; round++) {
         rft_piece pieces[64];
         uint32_t count = cut_pieces(&seed, pieces, 64);
-        rft_plan plan =
-            open_plan(64, ROOM, 1 + next_random(&seed) % 300, 1 + (uint32_t)(round % 5));
+        rft_plan plan;
+        rft_plan_limits limits =
+            limits_of(64, ROOM, 1 + next_random(&seed) % 300, 1 + (uint32_t)(round % 5));
+        limits.batch_bytes = round % 3 == 0 ? 1 + next_random(&seed) % 300 : 0;
+        assert_int_equal(rft_plan_open(&plan, &limits, NULL), REFIT_OK);
         assert_int_equal(rft_plan_fill(&plan, pieces, count, NULL), REFIT_OK);
         memset(target, 0x55, sizeof target);
         carry_out(&plan);
@@ -102,10 +133,9 @@ static void neighbours_on_both_sides_become_one_copy(void **state)
 {
     (void)state;
     rft_piece pieces[] = {
-        {target, source, 100, 0},
-        {target + 100, source + 100, 50, 0},
-        {target + 150, source + 200, 50, 0}, /* a neighbour on one side only */
-        {target + 300, source + 250, 50, 0}, /* on the other only */
+        piece_of(target, source, 100, 0), piece_of(target + 100, source + 100, 50, 0),
+        piece_of(target + 150, source + 200, 50, 0), /* a neighbour on one side only */
+        piece_of(target + 300, source + 250, 50, 0), /* on the other only */
     };
     rft_plan plan = open_plan(4, 250, 1000, 16);
     assert_int_equal(rft_plan_fill(&plan, pieces, 4, NULL), REFIT_OK);
@@ -115,11 +145,80 @@ static void neighbours_on_both_sides_become_one_copy(void **state)
     rft_plan_close(&plan);
 }
 
-static void groups_are_never_mixed(void **state)
+/* Neighbours, but in two registrations. */
+static void no_copy_lies_across_two_slabs(void **state)
 {
     (void)state;
     rft_piece pieces[] = {
-        {target, source, 100, 0}, {target + 100, source + 100, 50, 1}, {target + 150, NULL, 50, 1}};
+        piece_of(target, source, 100, 0),
+        piece_of(target + 100, source + 100, 50, 0),
+        piece_of(target + 150, source + 150, 50, 0),
+    };
+    pieces[2].slab = 1;
+    rft_plan plan = open_plan(3, 200, 1000, 16);
+    assert_int_equal(rft_plan_fill(&plan, pieces, 3, NULL), REFIT_OK);
+    assert_int_equal(plan.copy_count, 2);
+    assert_int_equal(plan.copies[0].bytes, 150);
+    assert_ptr_equal(plan.copies[1].to, target + 150);
+    assert_int_equal(plan.batch_count, 1);
+    rft_plan_close(&plan);
+}
+
+static void what_was_not_checked_is_not_joined_to_what_was(void **state)
+{
+    (void)state;
+    rft_piece pieces[] = {piece_of(target, source, 100, 0),
+                          piece_of(target + 100, source + 100, 50, 0)};
+    pieces[0].checked = true;
+    rft_plan plan = open_plan(2, 150, 1000, 16);
+    assert_int_equal(rft_plan_fill(&plan, pieces, 2, NULL), REFIT_OK);
+    assert_int_equal(plan.copy_count, 2);
+    assert_true(plan.copies[0].checked);
+    assert_false(plan.copies[1].checked);
+    rft_plan_close(&plan);
+}
+
+/* Behind a run lies what is behind its last piece; behind a part of it lies the next part. */
+static void slack_stays_behind_the_last_copy_of_a_run(void **state)
+{
+    (void)state;
+    rft_piece pieces[] = {
+        piece_of(target, source, 100, 0),
+        piece_of(target + 100, source + 100, 50, 0),
+        piece_of(target + 200, source + 200, 50, 0),
+    };
+    pieces[1].slack = 50;
+    pieces[2].slack = 7;
+    rft_plan plan = open_plan(3, 200, 100, 16);
+    assert_int_equal(rft_plan_fill(&plan, pieces, 3, NULL), REFIT_OK);
+    assert_int_equal(plan.copy_count, 3);
+    assert_int_equal(plan.copies[0].slack, 0);
+    assert_int_equal(plan.copies[1].slack, 50);
+    assert_int_equal(plan.copies[2].slack, 7);
+    rft_plan_close(&plan);
+}
+
+static void batches_have_a_bound_in_bytes_too(void **state)
+{
+    (void)state;
+    rft_plan plan;
+    rft_piece piece = piece_of(target, source, 1000, 0);
+    rft_plan_limits limits = limits_of(1, 1000, 1000, 16);
+    limits.batch_bytes = 300;
+    assert_int_equal(rft_plan_open(&plan, &limits, NULL), REFIT_OK);
+    assert_int_equal(rft_plan_fill(&plan, &piece, 1, NULL), REFIT_OK);
+    assert_int_equal(plan.batch_count, 4);
+    assert_int_equal(plan.batches[0].bytes, 300);
+    assert_int_equal(plan.batches[3].bytes, 100);
+    rft_plan_close(&plan);
+}
+
+static void groups_are_never_mixed(void **state)
+{
+    (void)state;
+    rft_piece pieces[] = {piece_of(target, source, 100, 0),
+                          piece_of(target + 100, source + 100, 50, 1),
+                          piece_of(target + 150, NULL, 50, 1)};
     rft_plan plan = open_plan(3, 200, 1000, 16);
     assert_int_equal(rft_plan_fill(&plan, pieces, 3, NULL), REFIT_OK);
     assert_int_equal(plan.copy_count, 3);
@@ -133,7 +232,7 @@ static void groups_are_never_mixed(void **state)
 static void huge_pieces_are_cut(void **state)
 {
     (void)state;
-    rft_piece piece = {target, source, 1001, 0};
+    rft_piece piece = piece_of(target, source, 1001, 0);
     rft_plan plan = open_plan(1, 1001, 250, 2);
     assert_int_equal(plan.copy_room, 5);
     assert_int_equal(rft_plan_fill(&plan, &piece, 1, NULL), REFIT_OK);
@@ -147,7 +246,7 @@ static void huge_pieces_are_cut(void **state)
 static void filling_again_allocates_nothing(void **state)
 {
     (void)state;
-    rft_piece piece = {target, source, 1000, 0};
+    rft_piece piece = piece_of(target, source, 1000, 0);
     rft_plan plan = open_plan(4, 4000, 100, 3);
     uint64_t before = rft_alloc_count();
     for (int i = 0; i < 10; i++) {
@@ -163,7 +262,7 @@ static void filling_again_allocates_nothing(void **state)
 static void more_than_it_was_opened_for_is_refused(void **state)
 {
     (void)state;
-    rft_piece pieces[] = {{target, source, 100, 0}, {target + 200, source, 100, 0}};
+    rft_piece pieces[] = {piece_of(target, source, 100, 0), piece_of(target + 200, source, 100, 0)};
     rft_plan plan = open_plan(1, 200, 1000, 16);
     assert_int_equal(rft_plan_fill(&plan, pieces, 2, NULL), REFIT_ERR_LIMIT);
     assert_int_equal(plan.copy_count, 0);
@@ -180,16 +279,16 @@ static void plans_that_cannot_be_are_refused(void **state)
 {
     (void)state;
     rft_plan plan;
-    assert_int_equal(rft_plan_open(&plan, 1, 1, 0, 1, NULL), REFIT_ERR_INVALID);
-    assert_int_equal(rft_plan_open(&plan, 1, 1, 1, 0, NULL), REFIT_ERR_INVALID);
-    assert_int_equal(rft_plan_open(&plan, 1, UINT64_MAX, 1, 1, NULL), REFIT_ERR_LIMIT);
-    assert_int_equal(rft_plan_open(&plan, UINT32_MAX, 64, 64, 1, NULL), REFIT_ERR_LIMIT);
+    assert_int_equal(try_plan(&plan, 1, 1, 0, 1), REFIT_ERR_INVALID);
+    assert_int_equal(try_plan(&plan, 1, 1, 1, 0), REFIT_ERR_INVALID);
+    assert_int_equal(try_plan(&plan, 1, UINT64_MAX, 1, 1), REFIT_ERR_LIMIT);
+    assert_int_equal(try_plan(&plan, UINT32_MAX, 64, 64, 1), REFIT_ERR_LIMIT);
 }
 
 static void plan_of_nothing_is_empty(void **state)
 {
     (void)state;
-    rft_piece none = {target, source, 0, 0};
+    rft_piece none = piece_of(target, source, 0, 0);
     rft_plan plan = open_plan(0, 0, 64, 1);
     assert_int_equal(rft_plan_fill(&plan, NULL, 0, NULL), REFIT_OK);
     assert_int_equal(plan.batch_count, 0);
@@ -206,7 +305,7 @@ static void every_failed_allocation_is_an_error(void **state)
     for (uint64_t nth = 1;; nth++) {
         rft_plan plan;
         failing_alloc_begin(nth);
-        refit_status status = rft_plan_open(&plan, 4, 4000, 100, 3, NULL);
+        refit_status status = try_plan(&plan, 4, 4000, 100, 3);
         if (status == REFIT_OK) rft_plan_close(&plan);
         if (!failing_alloc_end()) break;
         assert_int_equal(status, REFIT_ERR_HOST_MEMORY);
@@ -218,6 +317,10 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(any_pieces_are_moved_whole),
         cmocka_unit_test(neighbours_on_both_sides_become_one_copy),
+        cmocka_unit_test(no_copy_lies_across_two_slabs),
+        cmocka_unit_test(what_was_not_checked_is_not_joined_to_what_was),
+        cmocka_unit_test(slack_stays_behind_the_last_copy_of_a_run),
+        cmocka_unit_test(batches_have_a_bound_in_bytes_too),
         cmocka_unit_test(groups_are_never_mixed),
         cmocka_unit_test(huge_pieces_are_cut),
         cmocka_unit_test(filling_again_allocates_nothing),

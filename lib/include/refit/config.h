@@ -94,6 +94,7 @@ typedef struct refit_config {
     uint32_t offload_batch;        /* most copies in one submission */
     uint8_t offload_verify; /* digest each region on the way out and check it on the way back */
     uint32_t offload_timeout_ms; /* a controller waits no longer for states to leave or return */
+    uint64_t offload_rate_limit; /* bytes a second that copies of one way take; 0: all there is */
 
     /* broadcast.* */
     char broadcast_endpoint[256]; /* where the publisher binds and a subscriber connects */

@@ -1,0 +1,112 @@
+/*
+ * The k-th call on the stream stands until the bytes of the batches before it were due at the given
+ * rate, counted from the first call. Calls run one after the other, so where the operation has come
+ * to is known without asking. Knows nothing of events or of who waits.
+ */
+#include "transfer/pacer.h"
+
+#include "base/alloc.h"
+#include "base/checked.h"
+#include "base/clock.h"
+
+#define STEPS_A_SECOND 50u
+#define LEAST_STEP     UINT64_C(65536)
+
+struct rft_pacer {
+    uint64_t rate;
+    rft_mutex lock;
+    rft_cond hurried;
+    bool hurry;           /* guarded by lock, like the rest */
+    const rft_plan *plan; /* of the operation under way */
+    uint32_t at;          /* its next batch */
+    uint64_t bytes;       /* of those before it that have a source */
+    int64_t began;        /* when the first of them had its turn; 0: not yet */
+};
+
+refit_status rft_pacer_open(uint64_t rate, rft_pacer **out, refit_error *error)
+{
+    refit_status status = REFIT_OK;
+    *out = NULL;
+    if (rate == 0) return REFIT_OK;
+    rft_pacer *pacer = rft_calloc(1, sizeof *pacer);
+    RFT_REFUSE_IF(pacer == NULL, error, REFIT_ERR_HOST_MEMORY, "no memory for a pacer");
+    pacer->rate = rate;
+    RFT_TRY_GOTO(rft_mutex_open(&pacer->lock, error), free_pacer);
+    RFT_TRY_GOTO(rft_cond_open(&pacer->hurried, error), close_lock);
+    *out = pacer;
+    return REFIT_OK;
+
+close_lock:
+    rft_mutex_close(&pacer->lock);
+free_pacer:
+    rft_free(pacer);
+    return status;
+}
+
+void rft_pacer_close(rft_pacer *pacer)
+{
+    if (pacer == NULL) return;
+    rft_cond_close(&pacer->hurried);
+    rft_mutex_close(&pacer->lock);
+    rft_free(pacer);
+}
+
+uint64_t rft_pacer_step(uint64_t rate)
+{
+    return rate == 0 ? 0 : rft_max_u64(rate / STEPS_A_SECOND, LEAST_STEP);
+}
+
+void rft_pacer_begin(rft_pacer *pacer, const rft_plan *plan)
+{
+    rft_lock(&pacer->lock);
+    pacer->hurry = false;
+    pacer->plan = plan;
+    pacer->at = 0;
+    pacer->bytes = 0;
+    pacer->began = 0;
+    rft_unlock(&pacer->lock);
+}
+
+/* The batch that has its turn now: zeroes have none. */
+static const rft_batch *next_batch(rft_pacer *pacer)
+{
+    const rft_plan *plan = pacer->plan;
+    while (plan->copies[plan->batches[pacer->at].first].from == NULL) {
+        pacer->at++;
+    }
+    return &plan->batches[pacer->at++];
+}
+
+/* On the stream's thread. */
+static void stand(void *user)
+{
+    rft_pacer *pacer = user;
+    rft_lock(&pacer->lock);
+    int64_t now = rft_now();
+    if (pacer->began == 0) pacer->began = now;
+    double seconds = (double)pacer->bytes / (double)pacer->rate;
+    int64_t due = pacer->began + (int64_t)(seconds * 1e9);
+    while (!pacer->hurry && rft_now() < due) {
+        (void)rft_cond_wait(&pacer->hurried, &pacer->lock, due);
+    }
+    pacer->bytes += next_batch(pacer)->bytes;
+    rft_unlock(&pacer->lock);
+}
+
+refit_status rft_pacer_put(rft_pacer *pacer, refit_device *device, refit_stream_ref stream,
+                           refit_error *error)
+{
+    refit_status status = refit_stream_call(device, stream, stand, pacer, error);
+    RFT_REFUSE_IF(status == REFIT_ERR_UNSUPPORTED, error, status,
+                  "offload.rate_limit needs a device whose streams can call back: set it to 0");
+    return status;
+}
+
+void rft_pacer_hurry(rft_pacer *pacer)
+{
+    if (pacer == NULL) return;
+    rft_lock(&pacer->lock);
+    pacer->hurry = true;
+    rft_cond_wake_all(&pacer->hurried);
+    rft_unlock(&pacer->lock);
+}

@@ -1,0 +1,235 @@
+/* Schedule: every kept byte has its place in the image, no copy lies across two registrations, and
+ * what a copy calls padding belongs to nobody. */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+#include "base/checked.h"
+#include "offload/schedule.h"
+#include "tests/support/failing_alloc.h"
+
+#define KIB     UINT64_C(1024)
+#define REGIONS 60
+
+typedef struct fixture {
+    refit_device *device;
+    refit_config config;
+    rft_region_table table;
+    rft_schedule schedule;
+    char *memory; /* of all regions, with holes between them */
+    char *image;
+} fixture;
+
+static fixture on;
+
+/* Sizes below, at and far above those of slabs; 128 KiB of addresses a region are enough. */
+static const uint64_t sizes[] = {1, 511, 512, 513, 4096, 65535, 65536, 65537, 130000, 20000};
+#define ROOM (128 * KIB)
+
+static void add_regions(void)
+{
+    for (uint32_t i = 0; i < REGIONS; i++) {
+        char name[16];
+        refit_region_id id;
+        snprintf(name, sizeof name, "r%u", i);
+        refit_region_desc desc = {.size = sizeof desc,
+                                  .name = name,
+                                  .memory = on.memory + i * ROOM,
+                                  .bytes = sizes[i * 7 % 10],
+                                  .policy = i % 9 == 8 ? REFIT_ZERO : REFIT_KEEP,
+                                  .group = i % 3};
+        assert_int_equal(rft_region_table_add(&on.table, &desc, &id, NULL), REFIT_OK);
+    }
+}
+
+static int set_up(void **state)
+{
+    (void)state;
+    memset(&on, 0, sizeof on);
+    refit_config_init(&on.config, sizeof on.config);
+    on.config.offload_slab_bytes = 64 * KIB;
+    on.config.offload_piece_bytes = 48 * KIB;
+    assert_int_equal(refit_device_open("host", NULL, &on.device, NULL), REFIT_OK);
+    rft_region_table_open(&on.table, on.device);
+    on.memory = malloc(REGIONS * ROOM);
+    add_regions();
+    return on.memory == NULL ? -1 : 0;
+}
+
+static int tear_down(void **state)
+{
+    (void)state;
+    rft_schedule_close(&on.schedule);
+    rft_region_table_close(&on.table);
+    free(on.memory);
+    free(on.image);
+    return refit_device_close(on.device, NULL) == REFIT_OK ? 0 : -1;
+}
+
+static void open_schedule(void)
+{
+    assert_int_equal(rft_schedule_open(&on.schedule, &on.table, &on.config, 16, NULL), REFIT_OK);
+    on.image = malloc(on.schedule.layout.image_bytes);
+    assert_non_null(on.image);
+}
+
+static void place_all(refit_place place)
+{
+    for (uint32_t id = 0; id < on.table.count; id++) {
+        on.table.items[id].place = place;
+        on.table.items[id].bound = true;
+    }
+}
+
+static uint64_t slab_of(uint64_t offset)
+{
+    const rft_layout *layout = &on.schedule.layout;
+    for (uint32_t i = 0; i < layout->slab_count; i++) {
+        if (offset - layout->slabs[i].offset < layout->slabs[i].bytes) return i;
+    }
+    return UINT64_MAX;
+}
+
+/* Nobody's bytes: inside the slab, and of no region. */
+static void assert_padding(uint64_t from, uint64_t bytes)
+{
+    assert_int_equal(slab_of(from - 1), slab_of(from + bytes - 1));
+    for (uint32_t id = 0; id < on.table.count; id++) {
+        const rft_region *region = &on.table.items[id];
+        if (region->policy != REFIT_KEEP) continue;
+        assert_true(region->host_offset >= from + bytes ||
+                    region->host_offset + region->bytes <= from);
+    }
+}
+
+/* Does the copies, and returns the bytes of padding that were shown. */
+static uint64_t carry_out(bool out)
+{
+    uint64_t padding = 0;
+    for (uint32_t i = 0; i < on.schedule.plan.copy_count; i++) {
+        const rft_copy *copy = &on.schedule.plan.copies[i];
+        assert_true(copy->checked);
+        if (copy->from == NULL) {
+            memset(copy->to, 0, copy->bytes);
+            assert_int_equal(copy->slack, 0);
+            continue;
+        }
+        const char *host = out ? copy->to : copy->from;
+        uint64_t offset = (uint64_t)(host - on.image);
+        assert_int_equal(slab_of(offset), slab_of(offset + copy->bytes - 1));
+        assert_true(slab_of(offset) != UINT64_MAX);
+        if (copy->slack > 0) assert_padding(offset + copy->bytes, copy->slack);
+        memcpy(copy->to, copy->from, copy->bytes);
+        padding += copy->slack;
+    }
+    return padding;
+}
+
+static void bytes_go_and_come_back_within_slabs(void **state)
+{
+    (void)state;
+    for (uint64_t i = 0; i < REGIONS * ROOM; i++) {
+        on.memory[i] = (char)(i * 2654435761u >> 24);
+    }
+    char *before = malloc(REGIONS * ROOM);
+    memcpy(before, on.memory, REGIONS * ROOM);
+    open_schedule();
+    place_all(REFIT_ON_DEVICE);
+    assert_int_equal(rft_schedule_way_out(&on.schedule, &on.table, on.image, NULL), REFIT_OK);
+    uint64_t padding = carry_out(true);
+    assert_in_range(padding, 1, on.schedule.layout.image_bytes - on.schedule.layout.payload_bytes);
+    place_all(REFIT_ON_HOST);
+    for (uint32_t id = 0; id < REGIONS; id++) {
+        memset(on.table.items[id].memory, 'x', on.table.items[id].bytes);
+    }
+    assert_int_equal(rft_schedule_way_back(&on.schedule, &on.table, on.image, NULL), REFIT_OK);
+    assert_int_equal(carry_out(false), padding);
+    for (uint32_t id = 0; id < REGIONS; id++) {
+        const rft_region *region = &on.table.items[id];
+        if (region->policy == REFIT_ZERO) memset(before + id * ROOM, 0, region->bytes);
+    }
+    assert_memory_equal(on.memory, before, REGIONS * ROOM);
+    free(before);
+}
+
+/* After a failure only some regions move: the walk over the slabs skips those of the others. */
+static void a_part_of_the_regions_finds_its_slabs(void **state)
+{
+    (void)state;
+    open_schedule();
+    place_all(REFIT_ON_DEVICE);
+    uint64_t bytes = 0;
+    for (uint32_t id = 0; id < REGIONS; id++) {
+        if (id % 3 != 2) {
+            on.table.items[id].place = REFIT_ON_HOST;
+        } else if (on.table.items[id].policy == REFIT_KEEP) {
+            bytes += on.table.items[id].bytes;
+        }
+    }
+    assert_int_equal(rft_schedule_way_out(&on.schedule, &on.table, on.image, NULL), REFIT_OK);
+    assert_int_equal(on.schedule.plan.bytes, bytes);
+    (void)carry_out(true);
+}
+
+static void a_rate_limit_bounds_the_bytes_of_a_batch(void **state)
+{
+    (void)state;
+    on.config.offload_rate_limit = KIB * KIB;
+    open_schedule();
+    place_all(REFIT_ON_DEVICE);
+    assert_int_equal(rft_schedule_way_out(&on.schedule, &on.table, on.image, NULL), REFIT_OK);
+    for (uint32_t i = 0; i < on.schedule.plan.batch_count; i++) {
+        assert_in_range(on.schedule.plan.batches[i].bytes, 1, 64 * KIB);
+    }
+}
+
+static refit_status open_and_close(void)
+{
+    char byte;
+    refit_config config;
+    rft_region_table table;
+    rft_schedule schedule;
+    refit_region_id id;
+    refit_region_desc desc = {.size = sizeof desc, .name = "r", .memory = &byte, .bytes = 1};
+    refit_config_init(&config, sizeof config);
+    rft_region_table_open(&table, on.device);
+    refit_status status = rft_region_table_add(&table, &desc, &id, NULL);
+    if (status == REFIT_OK) status = rft_schedule_open(&schedule, &table, &config, 16, NULL);
+    if (status == REFIT_OK) rft_schedule_close(&schedule);
+    rft_region_table_close(&table);
+    return status;
+}
+
+static void every_failed_allocation_is_an_error(void **state)
+{
+    (void)state;
+    on.device = NULL;
+    for (uint64_t nth = 1;; nth++) {
+        failing_alloc_begin(nth);
+        refit_status status = refit_device_open("host", NULL, &on.device, NULL);
+        if (status == REFIT_OK) status = open_and_close();
+        assert_int_equal(refit_device_close(on.device, NULL), REFIT_OK);
+        on.device = NULL;
+        if (!failing_alloc_end()) break;
+        assert_int_equal(status, REFIT_ERR_HOST_MEMORY);
+    }
+}
+
+#define TEST(name) cmocka_unit_test_setup_teardown(name, set_up, tear_down)
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        TEST(bytes_go_and_come_back_within_slabs),
+        TEST(a_part_of_the_regions_finds_its_slabs),
+        TEST(a_rate_limit_bounds_the_bytes_of_a_batch),
+        cmocka_unit_test(every_failed_allocation_is_an_error),
+    };
+    return cmocka_run_group_tests_name("schedule", tests, NULL, NULL);
+}

@@ -1,0 +1,186 @@
+/* Pacer: no batch begins before the bytes ahead of it were due; order stays; close does not wait.
+ */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+#include "base/clock.h"
+#include "tests/support/failing_alloc.h"
+#include "tests/support/faulty_device.h"
+#include "transfer/mover.h"
+#include "transfer/pacer.h"
+
+#define WAIT_MS 20000
+#define MIB     (UINT64_C(1) << 20)
+#define PIECES  2048u
+#define BYTES   UINT64_C(65536)
+
+static refit_device *device;
+static rft_mover *mover;
+static rft_plan plan;
+static char from[4 * BYTES];
+static char to[4 * BYTES];
+static rft_piece pieces[PIECES];
+
+static int set_up(void **state)
+{
+    (void)state;
+    memset(from, 'a', sizeof from);
+    memset(to, 0, sizeof to);
+    return faulty_device_open("host", &device, NULL) == REFIT_OK ? 0 : -1;
+}
+
+static int tear_down(void **state)
+{
+    (void)state;
+    refit_status status = rft_mover_close(mover, WAIT_MS, NULL);
+    mover = NULL;
+    rft_plan_close(&plan);
+    return rft_keep_first(status, refit_device_close(device, NULL)) == REFIT_OK ? 0 : -1;
+}
+
+/* `count` copies of BYTES, round and round through `to`, every third a zeroing if `zeroes`. */
+static void open_moves(uint64_t rate, uint32_t count, bool zeroes)
+{
+    rft_plan_limits limits = {.pieces = count,
+                              .bytes = count * BYTES,
+                              .piece_bytes = BYTES,
+                              .batch_most = 16,
+                              .batch_bytes = rft_pacer_step(rate)};
+    for (uint32_t i = 0; i < count; i++) {
+        bool zero = zeroes && i % 3 == 2;
+        pieces[i] = (rft_piece){.to = to + i % 4 * BYTES,
+                                .from = zero ? NULL : from + (i + 1) % 4 * BYTES,
+                                .bytes = BYTES};
+    }
+    assert_int_equal(rft_plan_open(&plan, &limits, NULL), REFIT_OK);
+    assert_int_equal(rft_plan_fill(&plan, pieces, count, NULL), REFIT_OK);
+    assert_int_equal(rft_mover_open(device, rate, &mover, NULL), REFIT_OK);
+}
+
+static refit_status start(void)
+{
+    return rft_mover_start(mover, &plan, REFIT_STREAM_NONE, RFT_COPY_STREAM, NULL);
+}
+
+static void a_step_crosses_the_link_in_a_moment(void **state)
+{
+    (void)state;
+    assert_int_equal(rft_pacer_step(0), 0);
+    assert_int_equal(rft_pacer_step(MIB), 65536);
+    assert_int_equal(rft_pacer_step(1000 * MIB), 20 * MIB);
+}
+
+/* One call a batch, and the one that notes the end. */
+static void every_batch_with_a_source_has_its_turn(void **state)
+{
+    (void)state;
+    open_moves(16 * MIB, 12, true);
+    assert_int_equal(plan.batch_count, 8);
+    assert_int_equal(start(), REFIT_OK);
+    assert_int_equal(rft_mover_wait(mover, WAIT_MS, NULL), REFIT_OK);
+    assert_int_equal(faulty_device_calls(device, FAULTY_STREAM_CALL), 4 + 1);
+    assert_int_equal(faulty_device_calls(device, FAULTY_COPY_BATCH), 4);
+    for (uint32_t i = 0; i < 4; i++) { /* the last four pieces: 8 and 11 zero, in order */
+        assert_int_equal(to[i * BYTES], i == 0 || i == 3 ? 0 : 'a');
+    }
+}
+
+static void nothing_is_faster_than_the_limit(void **state)
+{
+    (void)state;
+    open_moves(4 * MIB, 5, false);
+    assert_int_equal(plan.batch_count, 5);
+    for (int i = 0; i < 2; i++) {
+        int64_t began = rft_now();
+        assert_int_equal(start(), REFIT_OK);
+        assert_int_equal(rft_mover_wait(mover, WAIT_MS, NULL), REFIT_OK);
+        assert_true(rft_mover_finished_at(mover) - began >= INT64_C(4) * 1000000000 / 64);
+    }
+}
+
+static void without_a_limit_no_call_is_made(void **state)
+{
+    (void)state;
+    open_moves(0, 5, false);
+    assert_int_equal(start(), REFIT_OK);
+    assert_int_equal(rft_mover_wait(mover, WAIT_MS, NULL), REFIT_OK);
+    assert_int_equal(faulty_device_calls(device, FAULTY_STREAM_CALL), 1);
+}
+
+/* What is left would take two minutes. */
+static void close_does_not_wait_for_the_pace(void **state)
+{
+    (void)state;
+    open_moves(MIB, PIECES, false);
+    assert_int_equal(start(), REFIT_OK);
+    assert_int_equal(rft_mover_wait(mover, 0, NULL), REFIT_ERR_TIMEOUT);
+    assert_int_equal(rft_mover_close(mover, WAIT_MS, NULL), REFIT_OK);
+    mover = NULL;
+    assert_int_equal(to[0], 'a');
+}
+
+static void a_start_that_fails_does_not_wait_for_the_pace(void **state)
+{
+    (void)state;
+    open_moves(MIB, PIECES, false);
+    faulty_device_fail(device, FAULTY_COPY_BATCH, PIECES, REFIT_ERR_COPY);
+    assert_int_equal(start(), REFIT_ERR_COPY);
+    assert_int_equal(rft_mover_wait(mover, 0, NULL), REFIT_OK);
+}
+
+static void hurry_is_for_what_is_under_way(void **state)
+{
+    (void)state;
+    open_moves(4 * MIB, 3, false);
+    rft_mover_hurry(mover);
+    int64_t began = rft_now();
+    assert_int_equal(start(), REFIT_OK);
+    assert_int_equal(rft_mover_wait(mover, WAIT_MS, NULL), REFIT_OK);
+    assert_true(rft_mover_finished_at(mover) - began >= INT64_C(2) * 1000000000 / 64);
+}
+
+static void streams_that_cannot_call_cannot_be_paced(void **state)
+{
+    (void)state;
+    refit_error error = {0};
+    open_moves(MIB, 3, false);
+    faulty_device_fail(device, FAULTY_STREAM_CALL, 1, REFIT_ERR_UNSUPPORTED);
+    assert_int_equal(rft_mover_start(mover, &plan, REFIT_STREAM_NONE, RFT_COPY_STREAM, &error),
+                     REFIT_ERR_UNSUPPORTED);
+    assert_non_null(strstr(error.text, "offload.rate_limit"));
+    assert_int_equal(to[0], 0);
+}
+
+static void every_failed_allocation_is_an_error(void **state)
+{
+    (void)state;
+    rft_pacer *pacer = NULL;
+    failing_alloc_begin(1);
+    assert_int_equal(rft_pacer_open(MIB, &pacer, NULL), REFIT_ERR_HOST_MEMORY);
+    assert_true(failing_alloc_end());
+    assert_null(pacer);
+    rft_pacer_close(pacer);
+}
+
+#define TEST(name) cmocka_unit_test_setup_teardown(name, set_up, tear_down)
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(a_step_crosses_the_link_in_a_moment),
+        TEST(every_batch_with_a_source_has_its_turn),
+        TEST(nothing_is_faster_than_the_limit),
+        TEST(without_a_limit_no_call_is_made),
+        TEST(close_does_not_wait_for_the_pace),
+        TEST(a_start_that_fails_does_not_wait_for_the_pace),
+        TEST(hurry_is_for_what_is_under_way),
+        TEST(streams_that_cannot_call_cannot_be_paced),
+        cmocka_unit_test(every_failed_allocation_is_an_error),
+    };
+    return cmocka_run_group_tests_name("pacer", tests, NULL, NULL);
+}
