@@ -37,6 +37,7 @@ typedef struct rft_cu_kernel_s *rft_cu_kernel;
 #define RFT_CU_INVALID_DEVICE                 101
 #define RFT_CU_INVALID_IMAGE                  200
 #define RFT_CU_INVALID_CONTEXT                201
+#define RFT_CU_MAP_FAILED                     205
 #define RFT_CU_NO_BINARY_FOR_GPU              209
 #define RFT_CU_ECC_UNCORRECTABLE              214
 #define RFT_CU_INVALID_PTX                    218

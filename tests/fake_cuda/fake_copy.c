@@ -1,0 +1,276 @@
+/*
+ * Copies, batches of them, and fills: checked when they are called and again when the stream gets
+ * to them. What is to be read when it is called is read then.
+ */
+#include <stdlib.h>
+#include <string.h>
+
+#include "fake_stream.h"
+
+static bool meets(uint64_t at, uint64_t bytes, uint64_t base, uint64_t size)
+{
+    return at < base + size && base < at + bytes;
+}
+
+static bool copies_use(const fake_op *op, uint64_t base, uint64_t bytes)
+{
+    for (size_t i = 0; i < op->count; i++) {
+        const fake_copy *copy = &op->copies[i];
+        if (meets(copy->to, copy->bytes, base, bytes)) return true;
+        if (meets(copy->from, copy->bytes, base, bytes)) return true;
+    }
+    return false;
+}
+
+static void copies_drop(fake_op *op)
+{
+    for (size_t i = 0; i < op->count; i++)
+        free(op->copies[i].early);
+    free(op->copies);
+}
+
+static rft_cu_result copy_one(const fake_copy *copy)
+{
+    unsigned char *to = fake_reach(copy->to, copy->bytes, true);
+    const unsigned char *from = fake_reach(copy->from, copy->bytes, false);
+    if (to == NULL || from == NULL) return RFT_CU_ILLEGAL_ADDRESS;
+    fake_touch();
+    bool same = copy->early == NULL || memcmp(copy->early, from, copy->bytes) == 0;
+    memcpy(to, copy->early != NULL ? copy->early : from, copy->bytes);
+    fake_touched();
+    if (!same)
+        fake_violation("the source at 0x%llx changed under a copy of order ANY",
+                       (unsigned long long)copy->from);
+    return RFT_CU_SUCCESS;
+}
+
+static rft_cu_result copies_run(fake_op *op)
+{
+    for (size_t i = 0; i < op->count; i++) {
+        rft_cu_result result = copy_one(&op->copies[i]);
+        if (result != RFT_CU_SUCCESS) return result;
+    }
+    return RFT_CU_SUCCESS;
+}
+
+static fake_op *copies_new(size_t count)
+{
+    fake_op *op = fake_op_new(copies_run);
+    op->uses = copies_use;
+    op->drop = copies_drop;
+    op->count = count;
+    op->copies = fake_new(count * sizeof *op->copies);
+    return op;
+}
+
+/* Both sides as they are when the copy is called. */
+static rft_cu_result check(const fake_copy *copy, bool *pageable)
+{
+    fake_side to = fake_side_of(copy->to, copy->bytes);
+    fake_side from = fake_side_of(copy->from, copy->bytes);
+    if (to == FAKE_SIDE_BAD || from == FAKE_SIDE_BAD) return RFT_CU_INVALID_VALUE;
+    if (to == FAKE_SIDE_PAGEABLE || from == FAKE_SIDE_PAGEABLE) {
+        *pageable = true;
+        fake_count_pageable();
+    }
+    return RFT_CU_SUCCESS;
+}
+
+/* Queues what has been checked; pageable memory is copied while the caller waits. */
+static void queue(fake_call *call, fake_stream *stream, fake_op *op, bool pageable)
+{
+    fake_stream_put(stream, op, call);
+    if (pageable) fake_stream_drain(stream);
+}
+
+rft_cu_result fake_cu_copy(rft_cu_ptr to, rft_cu_ptr from, size_t bytes, rft_cu_stream stream)
+{
+    fake_call call;
+    bool pageable = false;
+    fake_copy copy = {.to = to, .from = from, .bytes = bytes};
+    rft_cu_result result = fake_begin(&call, FAKE_copy, FAKE_NEEDS_CONTEXT);
+    if (result == RFT_CU_SUCCESS && bytes > 0) result = check(&copy, &pageable);
+    if (result == RFT_CU_SUCCESS) {
+        fake_stream *target = fake_stream_for(&call, stream, &result);
+        if (target != NULL && bytes > 0) {
+            fake_op *op = copies_new(1);
+            op->copies[0] = copy;
+            queue(&call, target, op, pageable);
+        }
+    }
+    return fake_end(&call, result);
+}
+
+/* The arguments of a batch, whichever version brings them. */
+typedef struct fake_batch {
+    rft_cu_ptr *to;
+    rft_cu_ptr *from;
+    size_t *bytes;
+    size_t count;
+    rft_cu_copy_attributes *attributes;
+    size_t *starts;
+    size_t attribute_count;
+    rft_cu_stream stream;
+} fake_batch;
+
+static bool attributes_fit(const fake_batch *batch)
+{
+    if (batch->attributes == NULL || batch->starts == NULL) return false;
+    if (batch->attribute_count == 0 || batch->attribute_count > batch->count) return false;
+    for (size_t i = 0; i < batch->attribute_count; i++) {
+        int order = batch->attributes[i].source_order;
+        if (order < RFT_CU_SOURCE_STREAM || order > RFT_CU_SOURCE_ANY) return false;
+        if (i == 0 && batch->starts[0] != 0) return false;
+        if (i > 0 && batch->starts[i] <= batch->starts[i - 1]) return false;
+        if (batch->starts[i] >= batch->count) return false;
+    }
+    return true;
+}
+
+static rft_cu_result batch_fits(const fake_batch *batch)
+{
+    /* It takes neither the legacy stream nor the per-thread one. */
+    if ((uintptr_t)batch->stream <= 2) return RFT_CU_INVALID_VALUE;
+    if (batch->to == NULL || batch->from == NULL || batch->bytes == NULL || batch->count == 0)
+        return RFT_CU_INVALID_VALUE;
+    if (batch->count > fake.batch_cap) {
+        fake_violation("a batch of %zu copies", batch->count);
+        return RFT_CU_INVALID_VALUE;
+    }
+    return attributes_fit(batch) ? RFT_CU_SUCCESS : RFT_CU_INVALID_VALUE;
+}
+
+/* Reads the source of a copy whose order allows it at once. */
+static rft_cu_result read_early(fake_copy *copy)
+{
+    const unsigned char *from = fake_reach(copy->from, copy->bytes, false);
+    if (from == NULL) return RFT_CU_ILLEGAL_ADDRESS;
+    copy->early = fake_new(copy->bytes);
+    memcpy(copy->early, from, copy->bytes);
+    return RFT_CU_SUCCESS;
+}
+
+static rft_cu_result fill_batch(const fake_batch *batch, fake_op *op, size_t *failed,
+                                bool *pageable)
+{
+    rft_cu_result result = RFT_CU_SUCCESS;
+    size_t attribute = 0;
+    for (size_t i = 0; i < batch->count && result == RFT_CU_SUCCESS; i++) {
+        fake_copy *copy = &op->copies[i];
+        *copy = (fake_copy){.to = batch->to[i], .from = batch->from[i], .bytes = batch->bytes[i]};
+        if (attribute + 1 < batch->attribute_count && batch->starts[attribute + 1] == i)
+            attribute++;
+        result = copy->bytes > 0 ? check(copy, pageable) : RFT_CU_INVALID_VALUE;
+        if (result == RFT_CU_SUCCESS &&
+            batch->attributes[attribute].source_order != RFT_CU_SOURCE_STREAM)
+            result = read_early(copy);
+        if (result != RFT_CU_SUCCESS) *failed = i;
+    }
+    return result;
+}
+
+static rft_cu_result put_batch(fake_call *call, const fake_batch *batch, size_t *failed)
+{
+    *failed = SIZE_MAX;
+    rft_cu_result result = batch_fits(batch);
+    if (result != RFT_CU_SUCCESS) return result;
+    fake_stream *stream = fake_stream_find(call, batch->stream);
+    if (stream == NULL || stream->context != call->context) return RFT_CU_INVALID_HANDLE;
+    if (stream->capture != RFT_CU_CAPTURE_NONE) {
+        stream->capture = RFT_CU_CAPTURE_INVALIDATED;
+        return RFT_CU_STREAM_CAPTURE_UNSUPPORTED;
+    }
+    fake_count_batch(batch->count);
+    bool pageable = false;
+    fake_op *op = copies_new(batch->count);
+    result = fill_batch(batch, op, failed, &pageable);
+    if (result == RFT_CU_SUCCESS) {
+        queue(call, stream, op, pageable);
+    } else {
+        copies_drop(op);
+        free(op);
+    }
+    return result;
+}
+
+rft_cu_result fake_cu_copy_batch(rft_cu_ptr *to, rft_cu_ptr *from, size_t *bytes, size_t count,
+                                 rft_cu_copy_attributes *attributes, size_t *starts,
+                                 size_t attribute_count, rft_cu_stream stream)
+{
+    fake_call call;
+    size_t failed;
+    fake_batch batch = {to, from, bytes, count, attributes, starts, attribute_count, stream};
+    rft_cu_result result = fake_begin(&call, FAKE_copy_batch, FAKE_NEEDS_CONTEXT);
+    if (result == RFT_CU_SUCCESS) result = put_batch(&call, &batch, &failed);
+    return fake_end(&call, result);
+}
+
+rft_cu_result fake_cu_copy_batch_12080(rft_cu_ptr *to, rft_cu_ptr *from, size_t *bytes,
+                                       size_t count, rft_cu_copy_attributes *attributes,
+                                       size_t *starts, size_t attribute_count, size_t *failed,
+                                       rft_cu_stream stream)
+{
+    fake_call call;
+    size_t index = SIZE_MAX;
+    fake_batch batch = {to, from, bytes, count, attributes, starts, attribute_count, stream};
+    rft_cu_result result = fake_begin(&call, FAKE_copy_batch_12080, FAKE_NEEDS_CONTEXT);
+    if (result == RFT_CU_SUCCESS) result = put_batch(&call, &batch, &index);
+    if (failed != NULL) *failed = index;
+    return fake_end(&call, result);
+}
+
+static rft_cu_result fill_run(fake_op *op)
+{
+    unsigned char *to = fake_reach(op->copies[0].to, op->copies[0].bytes, true);
+    if (to == NULL) return RFT_CU_ILLEGAL_ADDRESS;
+    fake_touch();
+    memset(to, op->value, op->copies[0].bytes);
+    fake_touched();
+    return RFT_CU_SUCCESS;
+}
+
+rft_cu_result fake_cu_fill(rft_cu_ptr to, unsigned char value, size_t bytes, rft_cu_stream stream)
+{
+    fake_call call;
+    rft_cu_result result = fake_begin(&call, FAKE_fill, FAKE_NEEDS_CONTEXT);
+    if (result == RFT_CU_SUCCESS && bytes > 0 && fake_side_of(to, bytes) != FAKE_SIDE_DRIVER)
+        result = RFT_CU_INVALID_VALUE;
+    if (result == RFT_CU_SUCCESS) {
+        fake_stream *target = fake_stream_for(&call, stream, &result);
+        if (target != NULL && bytes > 0) {
+            fake_op *op = copies_new(1);
+            op->run = fill_run;
+            op->copies[0] = (fake_copy){.to = to, .from = to, .bytes = bytes};
+            op->value = value;
+            fake_stream_put(target, op, &call);
+        }
+    }
+    return fake_end(&call, result);
+}
+
+static rft_cu_result call_run(fake_op *op)
+{
+    fake_unlock();
+    fake_set_in_callback(true);
+    op->function(op->user);
+    fake_set_in_callback(false);
+    fake_lock();
+    return RFT_CU_SUCCESS;
+}
+
+rft_cu_result fake_cu_stream_call(rft_cu_stream stream, rft_cu_host_fn function, void *user)
+{
+    fake_call call;
+    rft_cu_result result = fake_begin(&call, FAKE_stream_call, FAKE_NEEDS_CONTEXT);
+    if (result == RFT_CU_SUCCESS && function == NULL) result = RFT_CU_INVALID_VALUE;
+    if (result == RFT_CU_SUCCESS) {
+        fake_stream *target = fake_stream_for(&call, stream, &result);
+        if (target != NULL) {
+            fake_op *op = fake_op_new(call_run);
+            op->function = function;
+            op->user = user;
+            fake_stream_put(target, op, &call);
+        }
+    }
+    return fake_end(&call, result);
+}

@@ -1,0 +1,117 @@
+/*
+ * Host memory that the fake driver knows: registered by its owner, or allocated here. Its bytes lie
+ * where its addresses say.
+ */
+#include <stdlib.h>
+#include <sys/mman.h>
+
+#include "fake_stream.h"
+
+static rft_cu_result register_range(uint64_t base, uint64_t bytes, unsigned flags)
+{
+    if (base == 0 || bytes == 0 || base + bytes < base || flags > 15) return RFT_CU_INVALID_VALUE;
+    if (fake_space_has(base)) return RFT_CU_INVALID_VALUE;
+    if (fake_tree_overlap(&fake.spans, base, bytes) != NULL)
+        return RFT_CU_HOST_MEMORY_ALREADY_REGISTERED;
+    if (bytes > fake.register_cap) return RFT_CU_INVALID_VALUE;
+    fake_span *span = fake_span_put(FAKE_REGISTERED, base, bytes, -1);
+    span->read_only = (flags & RFT_CU_HOST_REGISTER_READ_ONLY) != 0;
+    return RFT_CU_SUCCESS;
+}
+
+rft_cu_result fake_cu_host_register(void *memory, size_t bytes, unsigned flags)
+{
+    fake_call call;
+    rft_cu_result result = fake_begin(&call, FAKE_host_register, FAKE_NEEDS_CONTEXT | FAKE_UNSAFE);
+    if (result == RFT_CU_SUCCESS)
+        result = register_range((uint64_t)(uintptr_t)memory, bytes, flags);
+    return fake_end(&call, result);
+}
+
+static fake_span *beginning_at(const void *memory, fake_kind kind)
+{
+    uint64_t base = (uint64_t)(uintptr_t)memory;
+    fake_span *span = fake_span_at(base);
+    return span != NULL && span->kind == kind && span->node.base == base ? span : NULL;
+}
+
+rft_cu_result fake_cu_host_unregister(void *memory)
+{
+    fake_call call;
+    rft_cu_result result =
+        fake_begin(&call, FAKE_host_unregister, FAKE_NEEDS_CONTEXT | FAKE_UNSAFE);
+    if (fake_ends(&call, result)) {
+        fake_span *span = beginning_at(memory, FAKE_REGISTERED);
+        if (span == NULL) {
+            fake_violation("%p is unregistered, but was not registered", memory);
+            result = RFT_CU_HOST_MEMORY_NOT_REGISTERED;
+        } else {
+            fake_span_drop(span, "unregistered");
+            free(span);
+        }
+    }
+    return fake_end(&call, result);
+}
+
+rft_cu_result fake_cu_host_alloc(void **memory, size_t bytes, unsigned flags)
+{
+    fake_call call;
+    rft_cu_result result = fake_begin(&call, FAKE_host_alloc, FAKE_NEEDS_CONTEXT | FAKE_UNSAFE);
+    if (result == RFT_CU_SUCCESS && (memory == NULL || bytes == 0 || flags > 7))
+        result = RFT_CU_INVALID_VALUE;
+    if (result == RFT_CU_SUCCESS) {
+        void *block = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+        if (block == MAP_FAILED) {
+            result = RFT_CU_OUT_OF_MEMORY;
+        } else {
+            fake_span_put(FAKE_HOST, (uint64_t)(uintptr_t)block, bytes, -1);
+            *memory = block;
+        }
+    }
+    return fake_end(&call, result);
+}
+
+rft_cu_result fake_cu_host_free(void *memory)
+{
+    fake_call call;
+    rft_cu_result result = fake_begin(&call, FAKE_host_free, FAKE_NEEDS_CONTEXT | FAKE_UNSAFE);
+    if (fake_ends(&call, result) && memory != NULL) {
+        fake_span *span = beginning_at(memory, FAKE_HOST);
+        if (span == NULL) {
+            fake_violation("cuMemFreeHost of %p, which is no allocation", memory);
+            result = RFT_CU_INVALID_VALUE;
+        } else {
+            fake_span_drop(span, "freed");
+            munmap(memory, span->node.size);
+            free(span);
+        }
+    }
+    return fake_end(&call, result);
+}
+
+rft_cu_result fake_cu_host_pointer(rft_cu_ptr *mapped, void *memory, unsigned flags)
+{
+    fake_call call;
+    rft_cu_result result = fake_begin(&call, FAKE_host_pointer, FAKE_NEEDS_CONTEXT);
+    const fake_span *span = fake_span_at((uint64_t)(uintptr_t)memory);
+    if (result == RFT_CU_SUCCESS && flags != 0) result = RFT_CU_INVALID_VALUE;
+    if (result == RFT_CU_SUCCESS &&
+        (span == NULL || (span->kind != FAKE_REGISTERED && span->kind != FAKE_HOST)))
+        result = RFT_CU_INVALID_VALUE;
+    /* One address space: it is the same address. */
+    if (result == RFT_CU_SUCCESS) *mapped = (rft_cu_ptr)(uintptr_t)memory;
+    return fake_end(&call, result);
+}
+
+void fake_host_reset(void)
+{
+    fake_node *node = fake_tree_from(&fake.spans, 0);
+    while (node != NULL) {
+        fake_span *span = (fake_span *)node;
+        node = fake_tree_from(&fake.spans, node->base + node->size);
+        if (span->kind != FAKE_HOST) continue;
+        munmap((void *)(uintptr_t)span->node.base, span->node.size);
+        fake_tree_take(&fake.spans, &span->node);
+        free(span);
+    }
+}

@@ -1,0 +1,252 @@
+/*
+ * Images and kernels: any image is taken (a script says otherwise), and what is launched is the C
+ * twin of the kernel, on the stream's thread, once every address that it would meet on the GPU has
+ * been found to be one.
+ */
+#include <stdlib.h>
+#include <string.h>
+
+#include "fake_stream.h"
+#include "kernels/cast.h"
+#include "kernels/digest.h"
+#include "kernels/pack.h"
+
+typedef struct fake_kernel {
+    fake_node node; /* in fake.kernels */
+    uint64_t library;
+    unsigned arguments;
+    size_t sizes[4]; /* of each argument */
+    rft_cu_result (*run)(fake_op *op);
+    bool (*uses)(const fake_op *op, uint64_t base, uint64_t bytes);
+} fake_kernel;
+
+static bool meets(uint64_t at, uint64_t bytes, uint64_t base, uint64_t size)
+{
+    return at < base + size && base < at + bytes;
+}
+
+/* The table at `entries`, with the addresses of the bytes in it, or NULL. */
+static rft_pack_entry *translated(uint64_t entries, uint64_t count)
+{
+    const uint64_t size = sizeof(rft_pack_entry);
+    const unsigned char *table = fake_reach_mapped(entries, count * size, false);
+    if (table == NULL) return NULL;
+    rft_pack_entry *copy = fake_new(count * size);
+    memcpy(copy, table, count * size);
+    for (uint64_t i = 0; i < count; i++) {
+        if (copy[i].bytes == 0) continue;
+        copy[i].to = (uint64_t)(uintptr_t)fake_reach_mapped(copy[i].to, copy[i].bytes, true);
+        copy[i].from = (uint64_t)(uintptr_t)fake_reach_mapped(copy[i].from, copy[i].bytes, false);
+        if (copy[i].to != 0 && copy[i].from != 0) continue;
+        free(copy);
+        return NULL;
+    }
+    return copy;
+}
+
+static rft_cu_result pack_run(fake_op *op)
+{
+    uint32_t count = (uint32_t)op->numbers[1];
+    if (count == 0) return RFT_CU_SUCCESS;
+    rft_pack_entry *entries = translated(op->numbers[0], count);
+    if (entries == NULL) return RFT_CU_ILLEGAL_ADDRESS;
+    fake_touch();
+    rft_pack(entries, count);
+    fake_touched();
+    free(entries);
+    return RFT_CU_SUCCESS;
+}
+
+/* A table in host memory stands there already; what one on the device will say is not known yet. */
+static bool pack_uses(const fake_op *op, uint64_t base, uint64_t bytes)
+{
+    const uint64_t size = sizeof(rft_pack_entry);
+    uint64_t at = op->numbers[0], count = (uint32_t)op->numbers[1];
+    if (meets(at, count * size, base, bytes)) return true;
+    const fake_span *span = fake_span_at(at);
+    if (span == NULL || (span->kind != FAKE_HOST && span->kind != FAKE_REGISTERED)) return false;
+    const unsigned char *table = fake_reach_mapped(at, count * size, false);
+    for (uint64_t i = 0; table != NULL && i < count; i++) {
+        rft_pack_entry entry;
+        memcpy(&entry, table + i * size, size);
+        if (meets(entry.to, entry.bytes, base, bytes)) return true;
+        if (meets(entry.from, entry.bytes, base, bytes)) return true;
+    }
+    return false;
+}
+
+static rft_cu_result cast_run(fake_op *op)
+{
+    uint64_t count = op->numbers[2];
+    if (count == 0) return RFT_CU_SUCCESS;
+    void *to = fake_reach_mapped(op->numbers[0], count * sizeof(uint16_t), true);
+    const void *from = fake_reach_mapped(op->numbers[1], count * sizeof(float), false);
+    if (to == NULL || from == NULL) return RFT_CU_ILLEGAL_ADDRESS;
+    if (op->numbers[0] % sizeof(uint16_t) != 0 || op->numbers[1] % sizeof(float) != 0)
+        return RFT_CU_MISALIGNED_ADDRESS;
+    fake_touch();
+    rft_cast_bf16(to, from, count);
+    fake_touched();
+    return RFT_CU_SUCCESS;
+}
+
+static bool cast_uses(const fake_op *op, uint64_t base, uint64_t bytes)
+{
+    return meets(op->numbers[0], op->numbers[2] * sizeof(uint16_t), base, bytes) ||
+           meets(op->numbers[1], op->numbers[2] * sizeof(float), base, bytes);
+}
+
+static rft_cu_result digest_run(fake_op *op)
+{
+    uint64_t bytes = op->numbers[1], offset = op->numbers[2], sum;
+    static const unsigned char nothing[1];
+    const void *data = bytes > 0 ? fake_reach_mapped(op->numbers[0], bytes, false) : nothing;
+    unsigned char *out = fake_reach_mapped(op->numbers[3], sizeof sum, true);
+    if (data == NULL || out == NULL) return RFT_CU_ILLEGAL_ADDRESS;
+    if (op->numbers[3] % sizeof sum != 0) return RFT_CU_MISALIGNED_ADDRESS;
+    fake_touch();
+    memcpy(&sum, out, sizeof sum);
+    sum += rft_digest_part(data, bytes, offset);
+    memcpy(out, &sum, sizeof sum);
+    fake_touched();
+    return RFT_CU_SUCCESS;
+}
+
+static bool digest_uses(const fake_op *op, uint64_t base, uint64_t bytes)
+{
+    return meets(op->numbers[0], op->numbers[1], base, bytes) ||
+           meets(op->numbers[3], sizeof(uint64_t), base, bytes);
+}
+
+static const struct fake_kernel_kind {
+    const char *name;
+    fake_kernel kernel;
+} kinds[] = {
+    {"rft_pack_kernel", {.arguments = 2, .sizes = {8, 4}, .run = pack_run, .uses = pack_uses}},
+    {"rft_cast_kernel", {.arguments = 3, .sizes = {8, 8, 8}, .run = cast_run, .uses = cast_uses}},
+    {"rft_digest_kernel",
+     {.arguments = 4, .sizes = {8, 8, 8, 8}, .run = digest_run, .uses = digest_uses}},
+};
+
+rft_cu_result fake_cu_library_load(rft_cu_library *library, const void *image, int *jit_options,
+                                   void **jit_values, unsigned jit_count, int *options,
+                                   void **values, unsigned count)
+{
+    fake_call call;
+    (void)jit_options;
+    (void)jit_values;
+    (void)options;
+    (void)values;
+    rft_cu_result result = fake_begin(&call, FAKE_library_load, FAKE_NEEDS_INIT);
+    if (result == RFT_CU_SUCCESS && (library == NULL || image == NULL || jit_count + count > 64))
+        result = RFT_CU_INVALID_VALUE;
+    if (result == RFT_CU_SUCCESS) {
+        fake_node *node = fake_new(sizeof *node);
+        *library = (rft_cu_library)(uintptr_t)fake_handle(&fake.libraries, node);
+    }
+    return fake_end(&call, result);
+}
+
+/* 0: every library's. */
+static void drop_kernels(uint64_t library)
+{
+    fake_node *node = fake_tree_from(&fake.kernels, 0);
+    while (node != NULL) {
+        fake_kernel *kernel = (fake_kernel *)node;
+        node = fake_tree_from(&fake.kernels, node->base + node->size);
+        if (library != 0 && kernel->library != library) continue;
+        fake_tree_take(&fake.kernels, &kernel->node);
+        free(kernel);
+    }
+}
+
+rft_cu_result fake_cu_library_unload(rft_cu_library library)
+{
+    fake_call call;
+    rft_cu_result result = fake_begin(&call, FAKE_library_unload, FAKE_NEEDS_INIT);
+    if (fake_ends(&call, result)) {
+        uint64_t handle = (uint64_t)(uintptr_t)library;
+        fake_node *node = fake_object(&fake.libraries, handle, "library");
+        if (node == NULL) result = RFT_CU_INVALID_HANDLE;
+        if (node != NULL) {
+            drop_kernels(handle);
+            fake_tree_take(&fake.libraries, node);
+            free(node);
+        }
+    }
+    return fake_end(&call, result);
+}
+
+static rft_cu_result find(rft_cu_kernel *out, uint64_t library, const char *name)
+{
+    if (fake_object(&fake.libraries, library, "library") == NULL) return RFT_CU_INVALID_HANDLE;
+    for (size_t i = 0; i < sizeof kinds / sizeof kinds[0]; i++) {
+        if (strcmp(kinds[i].name, name) != 0) continue;
+        fake_kernel *kernel = fake_new(sizeof *kernel);
+        *kernel = kinds[i].kernel;
+        kernel->library = library;
+        *out = (rft_cu_kernel)(uintptr_t)fake_handle(&fake.kernels, &kernel->node);
+        return RFT_CU_SUCCESS;
+    }
+    return RFT_CU_NOT_FOUND;
+}
+
+rft_cu_result fake_cu_library_kernel(rft_cu_kernel *kernel, rft_cu_library library,
+                                     const char *name)
+{
+    fake_call call;
+    rft_cu_result result = fake_begin(&call, FAKE_library_kernel, FAKE_NEEDS_INIT);
+    if (result == RFT_CU_SUCCESS && (kernel == NULL || name == NULL)) result = RFT_CU_INVALID_VALUE;
+    if (result == RFT_CU_SUCCESS) result = find(kernel, (uint64_t)(uintptr_t)library, name);
+    return fake_end(&call, result);
+}
+
+/* Arguments are read when it is launched, in the sizes that the kernel has. */
+static void read_arguments(fake_op *op, const fake_kernel *kernel, void **arguments)
+{
+    for (unsigned i = 0; i < kernel->arguments; i++) {
+        uint32_t narrow;
+        if (kernel->sizes[i] == sizeof narrow) {
+            memcpy(&narrow, arguments[i], sizeof narrow);
+            op->numbers[i] = narrow;
+        } else {
+            memcpy(&op->numbers[i], arguments[i], sizeof op->numbers[i]);
+        }
+    }
+}
+
+rft_cu_result fake_cu_launch(rft_cu_kernel kernel, unsigned grid_x, unsigned grid_y,
+                             unsigned grid_z, unsigned block_x, unsigned block_y, unsigned block_z,
+                             unsigned shared, rft_cu_stream stream, void **arguments, void **extra)
+{
+    fake_call call;
+    rft_cu_result result = fake_begin(&call, FAKE_launch, FAKE_NEEDS_CONTEXT);
+    uint64_t block = (uint64_t)block_x * block_y * block_z;
+    if (result == RFT_CU_SUCCESS &&
+        (grid_x == 0 || grid_y == 0 || grid_z == 0 || grid_y > 65535 || grid_z > 65535 ||
+         block == 0 || block > 1024 || shared > 49152 || arguments == NULL || extra != NULL))
+        result = RFT_CU_INVALID_VALUE;
+    if (result == RFT_CU_SUCCESS) {
+        const fake_kernel *found =
+            fake_object(&fake.kernels, (uint64_t)(uintptr_t)kernel, "kernel");
+        if (found == NULL) result = RFT_CU_INVALID_HANDLE;
+        fake_stream *target = found != NULL ? fake_stream_for(&call, stream, &result) : NULL;
+        if (target != NULL) {
+            fake_op *op = fake_op_new(found->run);
+            op->uses = found->uses;
+            read_arguments(op, found, arguments);
+            fake_stream_put(target, op, &call);
+        }
+    }
+    return fake_end(&call, result);
+}
+
+void fake_kernels_reset(void)
+{
+    drop_kernels(0);
+    while (fake.libraries.root != NULL) {
+        fake_node *node = fake.libraries.root;
+        fake_tree_take(&fake.libraries, node);
+        free(node);
+    }
+}

@@ -1,0 +1,230 @@
+/*
+ * Queues: each stream has a list of work and, from the first piece on, a thread that runs it in
+ * order. A piece waits for the gate that tests close, for events, and, by the rule of the legacy
+ * stream, for work of other streams that was queued before it.
+ */
+#include "fake_queue.h"
+
+#include <signal.h>
+#include <stdlib.h>
+
+/* Guarded by fake.lock. */
+static fake_stream *streams; /* all that have not ended */
+static unsigned threads;
+static bool stopped; /* by fake_cuda_stop */
+static unsigned let; /* pieces that may pass nevertheless */
+static bool ending;  /* a reset: work is dropped, threads end */
+
+fake_stream *fake_streams_first(void)
+{
+    return streams;
+}
+
+void fake_queue_add(fake_stream *stream)
+{
+    stream->next = streams;
+    streams = stream;
+}
+
+static void finish(fake_stream *stream)
+{
+    fake_stream **link = &streams;
+    while (*link != stream)
+        link = &(*link)->next;
+    *link = stream->next;
+    free(stream);
+}
+
+void fake_queue_close(fake_stream *stream)
+{
+    stream->closing = true;
+    if (stream->started) {
+        fake_wake();
+    } else {
+        finish(stream);
+    }
+}
+
+fake_op *fake_op_new(rft_cu_result (*run)(fake_op *op))
+{
+    fake_op *op = fake_new(sizeof *op);
+    op->run = run;
+    return op;
+}
+
+static void drop(fake_op *op)
+{
+    if (op->drop != NULL) op->drop(op);
+    free(op);
+}
+
+/* The legacy stream and the blocking streams of a context wait for each other. */
+static bool waits_for(const fake_stream *stream, const fake_stream *other)
+{
+    if (stream == other || stream->context != other->context || other->first == NULL) return false;
+    if (stream->legacy == other->legacy) return false;
+    const fake_stream *blocking = stream->legacy ? other : stream;
+    if ((blocking->flags & RFT_CU_STREAM_NON_BLOCKING) != 0) return false;
+    return other->first->serial < stream->first->serial;
+}
+
+static bool behind_others(const fake_stream *stream)
+{
+    for (const fake_stream *other = streams; other != NULL; other = other->next)
+        if (waits_for(stream, other)) return true;
+    return false;
+}
+
+/* Its first piece could run, but for the gate. */
+static bool runnable(const fake_stream *stream)
+{
+    const fake_op *op = stream->first;
+    if (op == NULL || stream->stopped) return false;
+    if (stream->context->lost != RFT_CU_SUCCESS) return true;
+    return (op->ready == NULL || op->ready(op)) && !behind_others(stream);
+}
+
+static bool passes(const fake_stream *stream)
+{
+    return runnable(stream) && (!stopped || let > 0);
+}
+
+static void run_first(fake_stream *stream)
+{
+    fake_op *op = stream->first;
+    fake_context *context = stream->context;
+    if (stopped) let--;
+    stream->busy = true;
+    rft_cu_result result = op->fault;
+    if (op->always || (result == RFT_CU_SUCCESS && context->lost == RFT_CU_SUCCESS)) {
+        rft_cu_result own = op->run(op);
+        if (result == RFT_CU_SUCCESS) result = own;
+    }
+    if (result != RFT_CU_SUCCESS) fake_lose(context, result);
+    stream->busy = false;
+    stream->done = op->serial;
+    stream->first = op->next;
+    if (stream->first == NULL) stream->last = NULL;
+    drop(op);
+    fake_wake();
+}
+
+static void *serve(void *user)
+{
+    fake_stream *stream = user;
+    fake_lock();
+    while (!ending && !(stream->closing && stream->first == NULL)) {
+        if (passes(stream)) {
+            run_first(stream);
+        } else {
+            fake_wait();
+        }
+    }
+    while (stream->first != NULL) {
+        fake_op *op = stream->first;
+        stream->first = op->next;
+        drop(op);
+    }
+    if (!ending) finish(stream);
+    threads--;
+    fake_wake();
+    fake_unlock();
+    return NULL;
+}
+
+static void start(fake_stream *stream)
+{
+    pthread_t thread;
+    sigset_t all, before;
+    sigfillset(&all);
+    pthread_sigmask(SIG_SETMASK, &all, &before);
+    if (pthread_create(&thread, NULL, serve, stream) != 0) abort();
+    pthread_sigmask(SIG_SETMASK, &before, NULL);
+    pthread_detach(thread);
+    stream->started = true;
+    threads++;
+}
+
+void fake_stream_put(fake_stream *stream, fake_op *op, const fake_call *call)
+{
+    op->fault = call->later;
+    op->serial = ++fake.serial;
+    if (stream->last != NULL) {
+        stream->last->next = op;
+    } else {
+        stream->first = op;
+    }
+    stream->last = op;
+    if (!stream->started) start(stream);
+    fake_wake();
+}
+
+void fake_stream_drain(fake_stream *stream)
+{
+    uint64_t last = stream->last != NULL ? stream->last->serial : 0;
+    while (stream->done < last)
+        fake_wait();
+}
+
+bool fake_streams_use(uint64_t base, uint64_t bytes)
+{
+    for (const fake_stream *stream = streams; stream != NULL; stream = stream->next)
+        for (const fake_op *op = stream->first; op != NULL; op = op->next)
+            if (op->uses != NULL && op->uses(op, base, bytes)) return true;
+    return false;
+}
+
+void fake_streams_reset(void)
+{
+    ending = true;
+    fake_wake();
+    while (threads > 0)
+        fake_wait();
+    ending = stopped = false;
+    let = 0;
+    while (streams != NULL) {
+        fake_stream *stream = streams;
+        if (!stream->closing) fake_tree_take(&fake.streams, &stream->node);
+        finish(stream);
+    }
+    fake.own_streams = 0;
+}
+
+static void set_gate(bool closed, unsigned pieces)
+{
+    fake_lock();
+    stopped = closed;
+    let = closed ? let + pieces : 0;
+    fake_wake();
+    fake_unlock();
+}
+
+FAKE_EXPORTED void fake_cuda_stop(void)
+{
+    set_gate(true, 0);
+}
+
+FAKE_EXPORTED void fake_cuda_go(void)
+{
+    set_gate(false, 0);
+}
+
+FAKE_EXPORTED void fake_cuda_let(unsigned pieces)
+{
+    set_gate(true, pieces);
+}
+
+static bool settled(void)
+{
+    for (const fake_stream *stream = streams; stream != NULL; stream = stream->next)
+        if (stream->busy || passes(stream)) return false;
+    return true;
+}
+
+FAKE_EXPORTED void fake_cuda_settle(void)
+{
+    fake_lock();
+    while (!settled())
+        fake_wait();
+    fake_unlock();
+}

@@ -1,0 +1,107 @@
+/*
+ * From addresses to bytes: what lies where, who may read and write it, and whether queued work uses
+ * it. Everything at an address is one span; a range may go on from one mapping into the next, as
+ * long as both lie in one reservation, and over nothing else.
+ */
+#include <stdlib.h>
+
+#include "fake_stream.h"
+
+static bool is_host(const fake_span *span)
+{
+    return span->kind == FAKE_REGISTERED || span->kind == FAKE_HOST;
+}
+
+fake_span *fake_span_at(uint64_t address)
+{
+    return (fake_span *)fake_tree_at(&fake.spans, address);
+}
+
+fake_span *fake_span_put(fake_kind kind, uint64_t base, uint64_t bytes, int device)
+{
+    fake_span *span = fake_new(sizeof *span);
+    span->node.base = base;
+    span->node.size = bytes;
+    span->kind = kind;
+    span->device = device;
+    span->context = fake_current();
+    span->serial = ++fake.serial;
+    fake_tree_put(&fake.spans, &span->node);
+    fake.kinds[kind]++;
+    return span;
+}
+
+void fake_span_drop(fake_span *span, const char *verb)
+{
+    if (fake_streams_use(span->node.base, span->node.size))
+        fake_violation("0x%llx is %s while queued work uses it",
+                       (unsigned long long)span->node.base, verb);
+    fake_change();
+    fake_tree_take(&fake.spans, &span->node);
+    if (!span->foreign) fake.kinds[span->kind]--;
+}
+
+static uint64_t end_of(const fake_span *span)
+{
+    return span->node.base + span->node.size;
+}
+
+/* Mappings of one reservation follow each other to the end of the range. */
+static bool mapped_to_end(const fake_span *span, uint64_t end)
+{
+    while (end_of(span) < end) {
+        const fake_span *next = fake_span_at(end_of(span));
+        if (next == NULL || next->kind != FAKE_MAPPING || next->shift != span->shift) return false;
+        span = next;
+    }
+    return true;
+}
+
+/* The span at `at` holds the range, alone or with those that go on from it. */
+static bool holds(const fake_span *span, uint64_t at, uint64_t bytes)
+{
+    if (bytes > UINT64_MAX - at) return false;
+    if (at + bytes <= end_of(span)) return true;
+    return span->kind == FAKE_MAPPING && mapped_to_end(span, at + bytes);
+}
+
+fake_side fake_side_of(uint64_t at, uint64_t bytes)
+{
+    const fake_span *span = fake_span_at(at);
+    if (span != NULL) return holds(span, at, bytes) ? FAKE_SIDE_DRIVER : FAKE_SIDE_BAD;
+    if (at == 0 || fake_space_has(at)) return FAKE_SIDE_BAD;
+    /* Host memory that is not registered, but reaches into some that is. */
+    if (fake_tree_overlap(&fake.spans, at, bytes) != NULL) return FAKE_SIDE_BAD;
+    return FAKE_SIDE_PAGEABLE;
+}
+
+/* Every mapping in the range lets the device in. */
+static bool allowed(const fake_span *span, uint64_t end)
+{
+    if (is_host(span) || span->kind != FAKE_MAPPING) return true;
+    for (; span != NULL && span->access; span = fake_span_at(end_of(span)))
+        if (end_of(span) >= end) return true;
+    return false;
+}
+
+unsigned char *fake_reach_mapped(uint64_t at, uint64_t bytes, bool write)
+{
+    const fake_span *span = fake_span_at(at);
+    if (span == NULL || !holds(span, at, bytes) || !allowed(span, at + bytes)) return NULL;
+    if (write && span->read_only) return NULL;
+    return (unsigned char *)(uintptr_t)(at + span->shift);
+}
+
+unsigned char *fake_reach(uint64_t at, uint64_t bytes, bool write)
+{
+    if (fake_side_of(at, bytes) == FAKE_SIDE_PAGEABLE) return (unsigned char *)(uintptr_t)at;
+    return fake_reach_mapped(at, bytes, write);
+}
+
+FAKE_EXPORTED void *fake_cuda_bytes(rft_cu_ptr memory, size_t bytes)
+{
+    fake_lock();
+    void *found = fake_reach_mapped(memory, bytes, true);
+    fake_unlock();
+    return found;
+}
