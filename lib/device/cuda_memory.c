@@ -177,23 +177,23 @@ refit_status rft_cuda_memory_free(rft_cuda_device *cuda, void *block, refit_erro
     return rft_cuda_check(&cuda->driver, result, error, "memory of the GPU could not be freed");
 }
 
-/* What the driver knows of an address. */
+/* What the driver knows of an address. The range is the reservation where there is one, not what
+ * is mapped in it. */
 typedef struct pointer_facts {
     unsigned type; /* RFT_CU_MEMORY_*; 0: nothing */
     int managed;
     int mapped;
     int ordinal;
-    rft_cu_ptr start;
-    size_t bytes;
+    size_t range_bytes;
 } pointer_facts;
 
 static refit_status ask_pointer(rft_cuda_device *cuda, uint64_t at, pointer_facts *facts,
                                 refit_error *error)
 {
-    int asked[] = {RFT_CU_PTR_MEMORY_TYPE, RFT_CU_PTR_IS_MANAGED,  RFT_CU_PTR_MAPPED,
-                   RFT_CU_PTR_ORDINAL,     RFT_CU_PTR_RANGE_START, RFT_CU_PTR_RANGE_SIZE};
-    void *values[] = {&facts->type,    &facts->managed, &facts->mapped,
-                      &facts->ordinal, &facts->start,   &facts->bytes};
+    int asked[] = {RFT_CU_PTR_MEMORY_TYPE, RFT_CU_PTR_IS_MANAGED, RFT_CU_PTR_MAPPED,
+                   RFT_CU_PTR_ORDINAL, RFT_CU_PTR_RANGE_SIZE};
+    void *values[] = {&facts->type, &facts->managed, &facts->mapped, &facts->ordinal,
+                      &facts->range_bytes};
     *facts = (pointer_facts){.ordinal = -2};
     rft_cu_result result = cuda->driver.pointer_attributes(
         (unsigned)(sizeof asked / sizeof asked[0]), asked, values, at);
@@ -217,7 +217,7 @@ static refit_status check_piece(const rft_cuda_device *cuda, uint64_t at,
                   "0x%" PRIx64 " is a CUDA array, which has no plain bytes: bring linear memory of "
                   "cuda:%d",
                   at, cuda->ordinal);
-    RFT_REFUSE_IF(facts->type == 0 && facts->bytes == 0, error, REFIT_ERR_INVALID,
+    RFT_REFUSE_IF(facts->type == 0 && facts->range_bytes == 0, error, REFIT_ERR_INVALID,
                   "0x%" PRIx64 " is not memory of cuda:%d: it is ordinary host memory, was freed, "
                   "or never was allocated",
                   at, cuda->ordinal);
@@ -238,11 +238,14 @@ refit_status rft_cuda_memory_check(rft_cuda_device *cuda, const void *memory, ui
                   "%" PRIu64 " bytes from %p on are more than there are addresses", bytes, memory);
     while (at < end) {
         pointer_facts facts;
+        rft_cu_ptr base = 0;
+        size_t piece = 0;
         RFT_TRY(ask_pointer(cuda, at, &facts, error));
         RFT_TRY(check_piece(cuda, at, &facts, error));
+        RFT_TRY(rft_cuda_check(&cuda->driver, cuda->driver.memory_range(&base, &piece, at), error,
+                               "the driver did not say how far this memory goes"));
         uint64_t next;
-        bool known = rft_add_u64(facts.start, facts.bytes, &next) && next > at;
-        RFT_REFUSE_IF(!known, error, REFIT_ERR_DEVICE,
+        RFT_REFUSE_IF(!rft_add_u64(base, piece, &next) || next <= at, error, REFIT_ERR_DEVICE,
                       "the driver says that the memory at 0x%" PRIx64 " ends before it", at);
         at = next;
     }

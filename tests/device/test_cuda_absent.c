@@ -1,0 +1,90 @@
+/* No driver, the toolkit's stub, one that is too old, a file that is none: each is told as what it
+ * is, and "auto" takes the host only where there is no driver at all. ABSENT_CUDA_KIND, set by
+ * CMakeLists.txt, says which libcuda.so.1 this process finds. */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+#include <refit/device.h>
+#include <refit/host.h>
+
+typedef struct expectation {
+    const char *kind;
+    refit_status status;
+    const char *says; /* part of the sentence */
+} expectation;
+
+static const expectation expectations[] = {
+    {"empty_file", REFIT_ERR_NOT_FOUND, "there is no CUDA driver"},
+    {"old_stub", REFIT_ERR_NOT_FOUND, "stub"},
+    {"stub", REFIT_ERR_NOT_FOUND, "stub"},
+    {"old_driver", REFIT_ERR_UNSUPPORTED, "for CUDA 11.4 and refit needs 12.0"},
+    {"no_driver", REFIT_ERR_DEVICE, "is no CUDA driver"},
+};
+
+static const expectation *expected(void)
+{
+    const char *kind = getenv("ABSENT_CUDA_KIND");
+    for (size_t i = 0; i < sizeof expectations / sizeof expectations[0]; i++) {
+        if (kind != NULL && strcmp(kind, expectations[i].kind) == 0) return &expectations[i];
+    }
+    fail_msg("run me through ctest, which says which library I find");
+    return NULL;
+}
+
+static void opening_it_says_what_is_wrong(void **state)
+{
+    (void)state;
+    const char *const specs[] = {"cuda", "cuda:", "cuda:0", "cuda:7", "cuda:0:capacity=1GiB"};
+    for (size_t i = 0; i < sizeof specs / sizeof specs[0]; i++) {
+        refit_device *device = NULL;
+        refit_error error = {0};
+        assert_int_equal(refit_device_open(specs[i], NULL, &device, &error), expected()->status);
+        assert_null(device);
+        assert_int_equal(error.status, expected()->status);
+        assert_non_null(strstr(error.text, expected()->says));
+    }
+}
+
+static void keep_line(void *user, refit_log_level level, const char *line)
+{
+    (void)level;
+    strncpy(user, line, 399);
+}
+
+static void auto_is_the_host_only_without_a_driver(void **state)
+{
+    (void)state;
+    char line[400] = "";
+    refit_device *device = NULL;
+    refit_error error = {0};
+    refit_set_log(keep_line, line, REFIT_LOG_INFO);
+    refit_status status = refit_device_open("auto", NULL, &device, &error);
+    refit_set_log(NULL, NULL, REFIT_LOG_ERROR);
+    if (expected()->status != REFIT_ERR_NOT_FOUND) {
+        assert_int_equal(status, expected()->status);
+        assert_non_null(strstr(error.text, expected()->says));
+        assert_string_equal(line, "");
+        return;
+    }
+    refit_device_info info = {.size = sizeof info};
+    assert_int_equal(status, REFIT_OK);
+    assert_non_null(strstr(line, "device auto: host, since"));
+    assert_non_null(strstr(line, expected()->says));
+    assert_int_equal(refit_device_describe(device, &info, NULL), REFIT_OK);
+    assert_string_equal(info.kind, "host");
+    assert_int_equal(refit_device_close(device, NULL), REFIT_OK);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(opening_it_says_what_is_wrong),
+        cmocka_unit_test(auto_is_the_host_only_without_a_driver),
+    };
+    return cmocka_run_group_tests_name("cuda_absent", tests, NULL, NULL);
+}
