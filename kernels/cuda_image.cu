@@ -1,0 +1,4 @@
+/* All kernels as one: what make_image.sh compiles into cuda_image.c. */
+#include "kernels/cast.cu"
+#include "kernels/digest.cu"
+#include "kernels/pack.cu"
