@@ -410,6 +410,8 @@ static void work_that_failed_behind_a_timeout_is_told(void **state)
     char bytes[64] = {0};
     come(on, &in, 0, 1);
     assert_ok(rft_device_reserve_use(on->device, in.base, on->stream, &on->error));
+    /* What the use itself has put there is passed: the timeout is that of the copy. */
+    assert_ok(refit_stream_wait(on->device, on->stream, PATIENCE_MS, &on->error));
     gate_put(&before, on, on->stream);
     assert_ok(refit_stream_copy(on->device, on->stream, in.base + in.page, bytes, sizeof bytes,
                                 &on->error));
