@@ -6,26 +6,13 @@
 #ifndef RFT_SEGMENT_H
 #define RFT_SEGMENT_H
 
-#include <stdatomic.h>
 #include <stddef.h>
 #include <stdint.h>
 
 #include "base/error.h"
+#include "broadcast/mark.h"
 
 #define RFT_SEGMENT_NAME_BYTES 48
-
-/*
- * A version in a shared store lies behind its mark: the RFT_MARK_BYTES before OFFER's
- * segment_offset. The publisher raises `generation` before it changes the first byte of the slot
- * (odd: being written) and again when all is written, before it sends SEAL (even). A worker notes
- * the number when it stages and looks again when its user accepts: if it moved, the worker had been
- * evicted meanwhile and what the user read may be torn, so nothing is accepted.
- */
-#define RFT_MARK_BYTES 64u
-
-typedef struct rft_mark {
-    atomic_uint_fast64_t generation;
-} rft_mark;
 
 typedef struct rft_segment {
     char name[RFT_SEGMENT_NAME_BYTES]; /* "/refit-…"; empty for private memory */

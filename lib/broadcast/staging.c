@@ -145,18 +145,12 @@ void rft_image_drop_use(rft_image *image, rft_image_use use)
 
 bool rft_image_note_mark(rft_image *image)
 {
-    if (image->mark == NULL) return true;
-    image->generation = atomic_load_explicit(&image->mark->generation, memory_order_acquire);
-    return image->generation % 2 == 0;
+    return image->mark == NULL || rft_mark_note(image->mark, &image->generation);
 }
 
 bool rft_image_is_intact(const rft_image *image)
 {
-    if (image->mark == NULL) return true;
-    /* The user's reads come before this look at the mark, as in any sequence lock. */
-    atomic_thread_fence(memory_order_acquire);
-    return atomic_load_explicit(&image->mark->generation, memory_order_relaxed) ==
-           image->generation;
+    return image->mark == NULL || rft_mark_holds(image->mark, image->generation);
 }
 
 void rft_staging_trim_owned(rft_staging *staging)

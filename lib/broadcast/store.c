@@ -30,19 +30,6 @@ static rft_mark *slot_mark(const rft_slot *slot)
     return (rft_mark *)(void *)slot->loan->segment.memory;
 }
 
-/* Odd: being written. */
-static void mark_begin(const rft_slot *slot)
-{
-    uint64_t generation = atomic_load(&slot_mark(slot)->generation);
-    atomic_store(&slot_mark(slot)->generation, (generation | 1) + (generation & 1) * 2);
-    atomic_thread_fence(memory_order_seq_cst);
-}
-
-static void mark_end(const rft_slot *slot)
-{
-    atomic_fetch_add(&slot_mark(slot)->generation, 1);
-}
-
 /* ---- Opening and closing */
 
 static refit_status slot_make(const rft_store *store, rft_loan **out, refit_error *error)
@@ -213,7 +200,7 @@ void rft_store_begin(rft_store *store, uint64_t version)
     store->writing_slot = rft_store_target(store);
     rft_slot *slot = &store->slots[store->writing_slot];
     slot->version = version;
-    mark_begin(slot);
+    rft_mark_begin(slot_mark(slot));
     store->next.version = version;
     memset(store->next.sums, 0, store->manifest->originals * sizeof store->next.sums[0]);
     store->base = store->committed.version;
@@ -241,7 +228,7 @@ refit_status rft_store_seal(rft_store *store, refit_error *error)
         store->next.sums[store->originals[i]] = rft_digest_finish(0, 0);
     }
     store->next.digest = rft_version_digest(manifest, store->next.sums);
-    mark_end(&store->slots[store->writing_slot]);
+    rft_mark_end(slot_mark(&store->slots[store->writing_slot]));
     return REFIT_OK;
 }
 
@@ -266,10 +253,10 @@ static void ready_fill(rft_store *store)
 void rft_store_undo(rft_store *store)
 {
     const rft_slot *slot = &store->slots[store->writing_slot];
-    mark_begin(slot);
+    rft_mark_begin(slot_mark(slot));
     if (store->writing_slot == store->committed_slot) {
         rft_undo_restore(&store->undo, rft_slot_image(slot));
-        mark_end(slot);
+        rft_mark_end(slot_mark(slot));
     }
     rft_undo_reset(&store->undo);
 }
