@@ -166,8 +166,9 @@ static refit_status check_gpu(const rft_cuda_device *cuda, const rft_share *shar
 static refit_status check_span(const rft_share *share, uint64_t bytes, refit_error *error)
 {
     uint64_t end;
-    RFT_REFUSE_IF(!rft_add_u64(share->offset, share->bytes, &end) || end > bytes, error,
-                  REFIT_ERR_INVALID,
+    RFT_REFUSE_IF(share->bytes == 0 || !rft_add_u64(share->offset, share->bytes, &end) ||
+                      end > bytes,
+                  error, REFIT_ERR_INVALID,
                   "%" PRIu64 " bytes at %" PRIu64 " are said to be shared of an allocation of "
                   "%" PRIu64,
                   share->bytes, share->offset, bytes);
