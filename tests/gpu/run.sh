@@ -1,0 +1,221 @@
+#!/bin/bash
+# run.sh OUT_DIR: everything that wants a GPU, on a machine that has one, a CUDA driver, a compiler
+# and no network: builds, tests on the real driver, measures. Leaves in OUT_DIR results.json (every
+# test and every figure), results.md (the same for people) and run.log. Nothing is written elsewhere
+# but a build folder under /tmp.
+#
+#   REFIT_DEPS         libraries packed by pack-deps.sh (default: tests/gpu/deps, if it is there)
+#   REFIT_GPU_SECONDS  how long it may take in all (530)
+#   REFIT_BUILD        the build folder (a new one under /tmp)
+#   REFIT_COMMIT       what was built, where git cannot tell
+#
+# The order: the build, then conformance and kernels, since figures of a device that is wrong are
+# worth nothing; then the benchmarks, which is what such a machine is for; then the suites that the
+# fake driver has already run everywhere; the sanitizer last, which is slow and can be asked again.
+# Each step has a limit, is cut to the time that is left, and does not stop the others by failing.
+#
+# --rehearse FOLDER  on the fake driver, whose libcuda.so.1 lies in FOLDER: small sizes, and results
+#                    that say that no figure in them means anything
+# --built            REFIT_BUILD is built already
+#
+# Ends with 0: all that ran passed; 1: something failed; 2: it could not begin.
+set -uo pipefail
+export LC_ALL=C
+
+here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
+root=$(cd "$here/../.." && pwd)
+started=$SECONDS
+budget=${REFIT_GPU_SECONDS:-530}
+out='' fake='' built=no
+failures=0
+
+die() {
+    printf 'tests/gpu/run.sh: %s\n' "$*" >&2
+    exit 2
+}
+
+while [ $# -gt 0 ]; do
+    case $1 in
+    --rehearse)
+        fake=$(realpath -e "${2:-}") || die "--rehearse needs the folder of the fake libcuda.so.1"
+        shift
+        ;;
+    --built) built=yes ;;
+    -*) die "there is no option $1" ;;
+    *) out=$1 ;;
+    esac
+    shift
+done
+[ -n "$out" ] || die "usage: tests/gpu/run.sh OUT_DIR"
+out=$(realpath -m "$out")
+[ -z "$fake" ] || [[ $out/ != "$here"/results/* ]] || die "a rehearsal is no result: choose another OUT_DIR"
+build=${REFIT_BUILD:-$(mktemp -d /tmp/refit-gpu-build.XXXXXX)}
+rm -rf "$out/rows"
+mkdir -p "$out/rows" || die "$out cannot be made"
+rm -f "$out"/results.json "$out"/results.md "$out"/run.log
+: >"$out/rows/steps" && : >"$out/rows/tests" && : >"$out/rows/benches" && : >"$out/run.log"
+
+deps=${REFIT_DEPS:-$here/deps}
+if [ -f "$deps/env.sh" ]; then
+    # shellcheck source=/dev/null
+    . "$deps/env.sh"
+elif [ -n "${REFIT_DEPS:-}" ]; then
+    die "$deps was not made by pack-deps.sh: it has no env.sh"
+fi
+if [ -n "$fake" ]; then
+    [ -e "$fake/libcuda.so.1" ] || die "there is no libcuda.so.1 in $fake"
+    export LD_LIBRARY_PATH=$fake${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}
+    export FAKE_CUDA_MEMORY=1073741824
+fi
+
+left() {
+    echo $((budget - (SECONDS - started)))
+}
+
+# text VALUE: as a JSON string.
+text() {
+    local value=${1//\\/\\\\}
+    value=${value//\"/\\\"}
+    printf '"%s"' "${value//[[:cntrl:]]/ }"
+}
+
+# note NAME STATUS SECONDS [WORDS]: one step is over.
+note() {
+    [ "$2" != fail ] || failures=$((failures + 1))
+    printf '{"step":%s,"status":"%s","seconds":%s,"note":%s}\n' \
+        "$(text "$1")" "$2" "$3" "$(text "${4:-}")" >>"$out/rows/steps"
+    printf '%-28s %-5s %7s s  %s\n' "$1" "$2" "$3" "${4:-}"
+}
+
+# step NAME LIMIT COMMAND…: runs it for at most LIMIT seconds. What it prints goes to the log, and
+# stamped to rows/last. Its status is in $status; false, if it did not end well.
+step() {
+    local name=$1 limit=$2 begun=$EPOCHREALTIME word=pass why='' seconds
+    shift 2
+    status=-1
+    [ "$limit" -le "$(left)" ] || limit=$(left)
+    if [ "$limit" -lt 3 ]; then
+        note "$name" skip 0 "no time was left"
+        return 1
+    fi
+    printf '\n===== %s, at most %d s: %s\n' "$name" "$limit" "$*" >>"$out/run.log"
+    timeout -k 5 "$limit" "$@" </dev/null 2>&1 |
+        timeout $((limit + 10)) bash "$here/stamp.sh" >"$out/rows/last"
+    status=${PIPESTATUS[0]}
+    seconds=$(awk -v a="$begun" -v b="$EPOCHREALTIME" 'BEGIN { printf "%.2f", b - a }')
+    cat "$out/rows/last" >>"$out/run.log"
+    case $status in
+    0) ;;
+    77) word=skip why="nothing to run on here" ;;
+    124 | 137) word=fail why="did not end within $limit s" ;;
+    *) word=fail why="status $status" ;;
+    esac
+    note "$name" "$word" "$seconds" "$why"
+    [ "$word" = pass ]
+}
+
+# suite NAME LIMIT: a cmocka program of the build.
+suite() {
+    if [ ! -x "$build/bin/test_$1" ]; then
+        note "$1" skip 0 "was not built"
+        return
+    fi
+    step "$1" "$2" "$build/bin/test_$1"
+    [ "$status" -lt 0 ] ||
+        awk -v suite="$1" -v status="$status" -f "$here/tests.awk" "$out/rows/last" >>"$out/rows/tests"
+}
+
+# bench NAME LIMIT COMMAND…: what it prints as JSON is kept, also if it does not end well.
+bench() {
+    step "$@"
+    [ "$status" -lt 0 ] || sed -n 's/^[0-9.]* \({"bench":.*}\)$/\1/p' "$out/rows/last" >>"$out/rows/benches"
+}
+
+# What the machine is, as the members of a JSON object.
+facts() {
+    local gpu driver commit
+    gpu=$(nvidia-smi --query-gpu=name,memory.total,pcie.link.gen.max,pcie.link.width.max \
+        --format=csv,noheader -i 0 2>/dev/null)
+    driver=$(nvidia-smi --query-gpu=driver_version --format=csv,noheader -i 0 2>/dev/null)
+    commit=$(git -C "$root" rev-parse HEAD 2>/dev/null)
+    [ -z "$commit" ] || [ -z "$(git -C "$root" status --porcelain 2>/dev/null)" ] || commit+=" and changes"
+    [ -z "$fake" ] || gpu="fake driver, no figure means anything" driver=none
+    printf '"date":%s,"commit":%s,' "$(text "$(date -u +%Y-%m-%dT%H:%MZ)")" \
+        "$(text "${REFIT_COMMIT:-${commit:-unknown}}")"
+    printf '"gpu":%s,"driver":%s,' "$(text "${gpu:-unknown}")" "$(text "${driver:-unknown}")"
+    printf '"cuda":%s,' "$(text "$(nvcc --version 2>/dev/null | sed -n 's/.*release \([^,]*\),.*/\1/p')")"
+    printf '"cpu":%s,' "$(text "$(sed -n 's/^model name[^:]*: //p' /proc/cpuinfo | head -1)")"
+    printf '"cores":%s,"memory_gib":%s,' "$(nproc)" "$(awk '/^MemTotal/ { print int($2 / 1048576) }' /proc/meminfo)"
+    printf '"kernel":%s,"memlock":%s,"rehearsal":%s' "$(text "$(uname -sr)")" "$(text "$(ulimit -l)")" \
+        "$([ -n "$fake" ] && echo true || echo false)"
+}
+
+# ---- what is run
+
+conformance=(device_memory device_copies device_streams device_arena)
+suites=(regions cycle policies leases futures memory_hooks pageable verify states offload_faults
+    mover mover_faults controller controller_faults)
+programs=(gpu_kernels "${conformance[@]}" "${suites[@]}")
+device=cuda:0
+sizes=() few=(--rounds 5) many=(--rounds 9)
+if [ -n "$fake" ]; then
+    sizes=(--mib 16) few=(--rounds 2) many=(--rounds 2)
+fi
+export REFIT_TEST_DEVICE=$device
+[ -n "$fake" ] || export REFIT_TEST_CUDA=real
+
+echo "refit on a GPU: at most $budget s; results in $out"
+if [ "$built" = no ]; then
+    generator=()
+    command -v ninja >/dev/null && generator=(-G Ninja)
+    step configure 60 cmake -S "$root" -B "$build" "${generator[@]}" -DCMAKE_BUILD_TYPE=Release \
+        -DCMAKE_C_FLAGS=-g -DREFIT_BUILD_EXAMPLES=OFF || die "see $out/run.log"
+    step build 180 cmake --build "$build" --parallel "$(nproc)" --target refit \
+        "${programs[@]/#/test_}" || die "see $out/run.log"
+fi
+refit=$build/bin/refit
+
+for name in "${conformance[@]}" gpu_kernels; do
+    suite "$name" 60
+done
+
+bench "bench offload" 200 "$refit" bench offload --json --device $device "${sizes[@]}" "${few[@]}"
+bench "bench offload, small" 60 "$refit" bench offload --json --device $device --tensors small \
+    "${sizes[@]}" "${few[@]}"
+bench "bench remap" 40 "$refit" bench remap --json --device $device "${sizes[@]}" "${many[@]}"
+bench "bench pin" 60 "$refit" bench pin --json --device $device "${sizes[@]}" "${few[@]}"
+if python3 -c 'import torch; assert torch.cuda.is_available()' 2>/dev/null; then
+    "$refit" bench tensors --device $device "${sizes[@]}" >"$out/rows/list"
+    bench "torch" 100 python3 "$here/torch_arms.py" "$out/rows/list" --seconds 75
+else
+    note torch skip 0 "no PyTorch that sees a GPU"
+fi
+
+for name in "${suites[@]}"; do
+    suite "$name" 40
+done
+if command -v compute-sanitizer >/dev/null && [ -z "$fake" ]; then
+    for tool in memcheck racecheck; do
+        step "compute-sanitizer $tool" 60 compute-sanitizer --tool $tool --error-exitcode 9 \
+            "$build/bin/test_gpu_kernels"
+    done
+else
+    note compute-sanitizer skip 0 "not there"
+fi
+
+# ---- the results
+
+# rows NAME: the lines of a JSON list.
+rows() {
+    sed '$!s/$/,/' "$out/rows/$1"
+}
+{
+    printf '{"machine":\n{%s},\n' "$(facts)"
+    printf '"steps":[\n%s\n],\n' "$(rows steps)"
+    printf '"tests":[\n%s\n],\n' "$(rows tests)"
+    printf '"benches":[\n%s\n]}\n' "$(rows benches)"
+} >"$out/results.json"
+awk -f "$here/report.awk" "$out/results.json" >"$out/results.md"
+rm -rf "$out/rows"
+echo "$((SECONDS - started)) s, $failures failed; see $out/results.md"
+[ "$failures" -eq 0 ]
