@@ -184,16 +184,17 @@ typedef struct pointer_facts {
     int managed;
     int mapped;
     int ordinal;
+    rft_cu_ptr range_start;
     size_t range_bytes;
 } pointer_facts;
 
 static refit_status ask_pointer(rft_cuda_device *cuda, uint64_t at, pointer_facts *facts,
                                 refit_error *error)
 {
-    int asked[] = {RFT_CU_PTR_MEMORY_TYPE, RFT_CU_PTR_IS_MANAGED, RFT_CU_PTR_MAPPED,
-                   RFT_CU_PTR_ORDINAL, RFT_CU_PTR_RANGE_SIZE};
-    void *values[] = {&facts->type, &facts->managed, &facts->mapped, &facts->ordinal,
-                      &facts->range_bytes};
+    int asked[] = {RFT_CU_PTR_MEMORY_TYPE, RFT_CU_PTR_IS_MANAGED,  RFT_CU_PTR_MAPPED,
+                   RFT_CU_PTR_ORDINAL,     RFT_CU_PTR_RANGE_START, RFT_CU_PTR_RANGE_SIZE};
+    void *values[] = {&facts->type,    &facts->managed,     &facts->mapped,
+                      &facts->ordinal, &facts->range_start, &facts->range_bytes};
     *facts = (pointer_facts){.ordinal = -2};
     rft_cu_result result = cuda->driver.pointer_attributes(
         (unsigned)(sizeof asked / sizeof asked[0]), asked, values, at);
@@ -231,7 +232,7 @@ static refit_status check_piece(const rft_cuda_device *cuda, uint64_t at,
 }
 
 refit_status rft_cuda_memory_check(rft_cuda_device *cuda, const void *memory, uint64_t bytes,
-                                   refit_error *error)
+                                   const void **whole, refit_error *error)
 {
     uint64_t at = (uintptr_t)memory, end;
     RFT_REFUSE_IF(!rft_add_u64(at, bytes, &end), error, REFIT_ERR_INVALID,
@@ -242,6 +243,7 @@ refit_status rft_cuda_memory_check(rft_cuda_device *cuda, const void *memory, ui
         size_t piece = 0;
         RFT_TRY(ask_pointer(cuda, at, &facts, error));
         RFT_TRY(check_piece(cuda, at, &facts, error));
+        if (at == (uintptr_t)memory) *whole = (const void *)(uintptr_t)facts.range_start;
         RFT_TRY(rft_cuda_check(&cuda->driver, cuda->driver.memory_range(&base, &piece, at), error,
                                "the driver did not say how far this memory goes"));
         uint64_t next;

@@ -29,6 +29,6 @@ refit_status rft_cuda_memory_alloc(rft_cuda_device *cuda, uint64_t bytes, void *
                                    refit_error *error);
 refit_status rft_cuda_memory_free(rft_cuda_device *cuda, void *block, refit_error *error);
 refit_status rft_cuda_memory_check(rft_cuda_device *cuda, const void *memory, uint64_t bytes,
-                                   refit_error *error);
+                                   const void **whole, refit_error *error);
 
 #endif

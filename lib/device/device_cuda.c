@@ -86,10 +86,10 @@ static refit_status cuda_memory_free(void *self, void *memory, refit_error *erro
 }
 
 static refit_status cuda_memory_check(void *self, const void *memory, uint64_t bytes,
-                                      refit_error *error)
+                                      const void **whole, refit_error *error)
 {
     rft_cuda_device *cuda = self;
-    RFT_CUDA_VISIT(cuda, error, rft_cuda_memory_check(cuda, memory, bytes, error));
+    RFT_CUDA_VISIT(cuda, error, rft_cuda_memory_check(cuda, memory, bytes, whole, error));
 }
 
 static refit_status cuda_host_pin(void *self, void *memory, uint64_t bytes, refit_error *error)

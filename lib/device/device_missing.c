@@ -66,14 +66,16 @@ static refit_status no_decommit(void *self, void *base, uint64_t bytes, uint64_t
     return no_commit(self, base, bytes, error);
 }
 
-/* Without a way to look, what the caller says is believed. */
+/* Without a way to look, what the caller says is believed. Such a device copies across whatever
+ * lies side by side. */
 static refit_status no_memory_check(void *self, const void *memory, uint64_t bytes,
-                                    refit_error *error)
+                                    const void **whole, refit_error *error)
 {
     (void)self;
     (void)memory;
     (void)bytes;
     (void)error;
+    *whole = NULL;
     return REFIT_OK;
 }
 

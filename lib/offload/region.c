@@ -116,13 +116,13 @@ static refit_status check_address(const rft_region_table *table, refit_region_id
 
 /* The address is free and of this device, and if an arena holds it there is memory behind it. */
 static refit_status prepare_address(const rft_region_table *table, refit_region_id id, void *memory,
-                                    refit_arena **arena, refit_error *error)
+                                    refit_arena **arena, const void **whole, refit_error *error)
 {
     uint64_t bytes = table->items[id].bytes;
     RFT_TRY(check_address(table, id, memory, error));
-    *arena = rft_arena_find(table->device, memory, bytes);
+    *whole = *arena = rft_arena_find(table->device, memory, bytes);
     if (*arena != NULL) return rft_arena_commit(*arena, memory, bytes, error);
-    return rft_device_memory_check(table->device, memory, bytes, error);
+    return rft_device_memory_check(table->device, memory, bytes, whole, error);
 }
 
 refit_status rft_region_attach(rft_region_table *table, refit_region_id id, void *memory,
@@ -130,8 +130,9 @@ refit_status rft_region_attach(rft_region_table *table, refit_region_id id, void
 {
     rft_region *region = &table->items[id];
     refit_arena *arena = NULL;
+    const void *whole = NULL;
     rft_span_tree_remove(&table->spans, id);
-    refit_status status = prepare_address(table, id, memory, &arena, error);
+    refit_status status = prepare_address(table, id, memory, &arena, &whole, error);
     if (status != REFIT_OK) {
         if (region->memory != NULL) {
             rft_span_tree_insert(&table->spans, id, (uint64_t)(uintptr_t)region->memory,
@@ -144,6 +145,7 @@ refit_status rft_region_attach(rft_region_table *table, refit_region_id id, void
     region->memory = memory;
     region->bound = true;
     region->arena = arena;
+    region->whole = whole;
     if (region->arena != NULL) rft_arena_retain(region->arena);
     return REFIT_OK;
 }

@@ -21,6 +21,7 @@ typedef struct rft_region {
     uint64_t digest;      /* of the bytes that went out (offload.verify) */
     void *pageable; /* the host copy on the pageable path; owned, from malloc; guarded likewise */
     refit_arena *arena; /* that holds `memory`, or NULL; retained */
+    const void *whole;  /* what no copy may leave: the arena, or an allocation's mark */
     uint32_t group;
     int32_t priority;
     refit_policy policy;

@@ -125,6 +125,7 @@ typedef struct schedule_walk {
 static void add_piece(schedule_walk *walk, rft_piece piece, const rft_region *region)
 {
     piece.group = region->group;
+    piece.whole = region->whole;
     piece.checked = true; /* when the region got its address */
     walk->schedule->pieces[walk->count++] = piece;
 }

@@ -1,10 +1,11 @@
 /*
  * The copies of one operation, made from pieces.
  *
- * Pieces are joined into runs while they are neighbours on both sides in one slab; a run is cut
- * into copies of at most piece_bytes; copies are gathered into batches of one group and one kind. A
- * run of b bytes makes at most 1 + b / piece_bytes copies, and there are no more runs than pieces:
- * so pieces + bytes / piece_bytes is room for any filling. Knows nothing of streams or time.
+ * Pieces are joined into runs while they are neighbours on both sides in one slab and one
+ * allocation; a run is cut into copies of at most piece_bytes; copies are gathered into batches of
+ * one group and one kind. A run of b bytes makes at most 1 + b / piece_bytes copies, and there are
+ * no more runs than pieces: so pieces + bytes / piece_bytes is room for any filling. Knows nothing
+ * of streams or time.
  */
 #include "transfer/plan.h"
 
@@ -101,7 +102,8 @@ static void add_run(rft_plan *plan, const rft_piece *run)
 
 static bool are_alike(const rft_piece *run, const rft_piece *next)
 {
-    return run->group == next->group && run->slab == next->slab && run->checked == next->checked;
+    return run->group == next->group && run->slab == next->slab && run->whole == next->whole &&
+           run->checked == next->checked;
 }
 
 static bool is_neighbour(const rft_piece *run, const rft_piece *next)

@@ -2,10 +2,11 @@
  * plan: from pieces to as few copies as possible.
  *
  * Neighbours on both sides become one copy, unless two page-lock registrations hold their host
- * sides: no copy lies across two. What is larger than offload.piece_bytes is cut, so that small
- * copies of other streams are not held up; batches hold at most offload.batch of them, and no batch
- * holds pieces of two groups, so that a group is done when its last batch is. All memory is taken
- * when the plan is opened: filling it again, for other addresses, allocates nothing.
+ * sides, or two allocations those on the device: no copy lies across two. What is larger than
+ * offload.piece_bytes is cut, so that small copies of other streams are not held up; batches hold
+ * at most offload.batch of them, and no batch holds pieces of two groups, so that a group is done
+ * when its last batch is. All memory is taken when the plan is opened: filling it again, for other
+ * addresses, allocates nothing.
  */
 #ifndef RFT_PLAN_H
 #define RFT_PLAN_H
@@ -20,9 +21,10 @@ typedef struct rft_piece {
     const void *from;
     uint64_t bytes;
     uint32_t group;
-    uint32_t slab;  /* which registration holds the host side, all of it; any number */
-    uint32_t slack; /* as in rft_copy: behind the host side */
-    bool checked;   /* as in rft_copy */
+    uint32_t slab;     /* which registration holds the host side, all of it; any number */
+    const void *whole; /* what holds the device's side, all of it; any mark */
+    uint32_t slack;    /* as in rft_copy: behind the host side */
+    bool checked;      /* as in rft_copy */
 } rft_piece;
 
 /* Copies [first, first + count) of the plan, all of one group; all with a source, or all without

@@ -51,6 +51,33 @@ static void a_full_device_refuses_and_recovers(void **state)
     assert_int_equal(device_used(on), 0);
 }
 
+/* Where two allocations are neighbours, a copy of both at once may be refused: whoever joins copies
+ * can tell them apart. */
+static void what_may_be_copied_as_one_can_be_told(void **state)
+{
+    fixture *on = *state;
+    enum { COUNT = 6 };
+    void *memory[COUNT];
+    const void *whole[COUNT];
+    for (unsigned i = 0; i < COUNT; i++) {
+        assert_ok(refit_memory_alloc(on->device, MIB, &memory[i], &on->error));
+        assert_ok(rft_device_memory_check(on->device, memory[i], MIB, &whole[i], &on->error));
+    }
+    for (unsigned i = 0; i < COUNT; i++) {
+        const void *inside;
+        char *last = (char *)memory[i] + MIB - 1;
+        assert_ok(rft_device_memory_check(on->device, last, 1, &inside, &on->error));
+        assert_ptr_equal(inside, whole[i]);
+        bool joined = i > 0 && (char *)memory[i - 1] + MIB == memory[i] && whole[i - 1] == whole[i];
+        if (!joined) continue;
+        device_fill(on, memory[i - 1], 2 * MIB, i);
+        assert_int_equal(device_right(on, memory[i - 1], 2 * MIB, i), 2 * MIB);
+    }
+    for (unsigned i = 0; i < COUNT; i++) {
+        assert_ok(refit_memory_free(on->device, memory[i], &on->error));
+    }
+}
+
 static void sizes_beyond_all_memory_are_refused(void **state)
 {
     fixture *on = *state;
@@ -157,6 +184,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(memory_is_aligned_and_its_own),
         cmocka_unit_test(a_full_device_refuses_and_recovers),
+        cmocka_unit_test(what_may_be_copied_as_one_can_be_told),
         cmocka_unit_test(sizes_beyond_all_memory_are_refused),
         cmocka_unit_test(freeing_twice_or_what_is_foreign_is_refused),
         cmocka_unit_test(nothing_is_a_valid_thing_to_free),

@@ -214,6 +214,13 @@ FAKE_EXPORTED void fake_cuda_let(unsigned pieces)
     set_gate(true, pieces);
 }
 
+bool fake_queue_empty(const fake_context *context)
+{
+    for (const fake_stream *stream = streams; stream != NULL; stream = stream->next)
+        if (stream->context == context && stream->first != NULL) return false;
+    return true;
+}
+
 static bool settled(void)
 {
     for (const fake_stream *stream = streams; stream != NULL; stream = stream->next)

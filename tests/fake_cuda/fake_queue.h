@@ -8,4 +8,7 @@
 void fake_queue_add(fake_stream *stream);
 void fake_queue_close(fake_stream *stream);
 
+/* Whether no stream of the context has work. */
+bool fake_queue_empty(const fake_context *context);
+
 #endif

@@ -19,17 +19,23 @@
 
 #define FAKE_EXPORTED __attribute__((visibility("default")))
 
+/* What refit calls, and what only programs beside it do: waits that it has no use for. */
+#define FAKE_ALL_SYMBOLS(R)                                                                        \
+    RFT_CUDA_SYMBOLS(R, R)                                                                         \
+    R(stream_wait, "cuStreamSynchronize", 2000, rft_cu_stream stream)                              \
+    R(context_wait, "cuCtxSynchronize", 2000, void)
+
 /* The symbols, numbered: FAKE_init, FAKE_memory_alloc, … */
 typedef enum fake_symbol {
 #define FAKE_NUMBER(field, ...) FAKE_##field,
-    RFT_CUDA_SYMBOLS(FAKE_NUMBER, FAKE_NUMBER)
+    FAKE_ALL_SYMBOLS(FAKE_NUMBER)
 #undef FAKE_NUMBER
         FAKE_SYMBOLS
 } fake_symbol;
 
 /* What stands behind each: fake_cu_init, fake_cu_memory_alloc, … */
 #define FAKE_DECLARE(field, symbol, version, ...) rft_cu_result fake_cu_##field(__VA_ARGS__);
-RFT_CUDA_SYMBOLS(FAKE_DECLARE, FAKE_DECLARE)
+FAKE_ALL_SYMBOLS(FAKE_DECLARE)
 #undef FAKE_DECLARE
 
 const char *fake_symbol_name(fake_symbol symbol);

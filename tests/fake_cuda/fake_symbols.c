@@ -14,7 +14,7 @@ typedef struct fake_entry {
 
 static const fake_entry entries[] = {
 #define FAKE_ENTRY(field, symbol, version, ...) {symbol, version, (void (*)(void))fake_cu_##field},
-    RFT_CUDA_SYMBOLS(FAKE_ENTRY, FAKE_ENTRY)
+    FAKE_ALL_SYMBOLS(FAKE_ENTRY)
 #undef FAKE_ENTRY
 };
 

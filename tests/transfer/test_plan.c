@@ -164,6 +164,25 @@ static void no_copy_lies_across_two_slabs(void **state)
     rft_plan_close(&plan);
 }
 
+/* Neighbours, and a run of zeros among them, but in two allocations of the device. */
+static void no_copy_lies_across_two_allocations(void **state)
+{
+    (void)state;
+    rft_piece pieces[] = {
+        piece_of(target, source, 100, 0),
+        piece_of(target + 100, source + 100, 50, 0),
+        piece_of(target + 150, NULL, 50, 0),
+        piece_of(target + 200, NULL, 50, 0),
+    };
+    for (int i = 0; i < 4; i++) {
+        pieces[i].whole = i % 2 == 0 ? target : source;
+    }
+    rft_plan plan = open_plan(4, 250, 1000, 16);
+    assert_int_equal(rft_plan_fill(&plan, pieces, 4, NULL), REFIT_OK);
+    assert_int_equal(plan.copy_count, 4);
+    rft_plan_close(&plan);
+}
+
 static void what_was_not_checked_is_not_joined_to_what_was(void **state)
 {
     (void)state;
@@ -318,6 +337,7 @@ int main(void)
         cmocka_unit_test(any_pieces_are_moved_whole),
         cmocka_unit_test(neighbours_on_both_sides_become_one_copy),
         cmocka_unit_test(no_copy_lies_across_two_slabs),
+        cmocka_unit_test(no_copy_lies_across_two_allocations),
         cmocka_unit_test(what_was_not_checked_is_not_joined_to_what_was),
         cmocka_unit_test(slack_stays_behind_the_last_copy_of_a_run),
         cmocka_unit_test(batches_have_a_bound_in_bytes_too),
