@@ -102,22 +102,36 @@ static refit_status find_device(rft_cuda_device *cuda, refit_error *error)
                           "the GPU was not to be had");
 }
 
-refit_status rft_cuda_context_open(rft_cuda_device *cuda, int ordinal, refit_error *error)
+static refit_status open_relaxed(rft_cuda_device *cuda, refit_error *error)
 {
-    cuda->ordinal = ordinal;
-    cuda->pid = getpid();
     RFT_TRY(find_device(cuda, error));
     RFT_REFUSE_IF(attribute(cuda, RFT_CU_ATTR_COMPUTE_MODE, RFT_CU_MODE_DEFAULT) ==
                       RFT_CU_MODE_PROHIBITED,
                   error, REFIT_ERR_DEVICE,
                   "cuda:%d is in prohibited mode: nvidia-smi -i %d -c DEFAULT allows its use",
-                  ordinal, ordinal);
+                  cuda->ordinal, cuda->ordinal);
     RFT_TRY(read_facts(cuda, error));
     return rft_cuda_check(&cuda->driver, cuda->driver.context_retain(&cuda->context, cuda->handle),
                           error, "the GPU's context could not be opened");
 }
 
+refit_status rft_cuda_context_open(rft_cuda_device *cuda, int ordinal, refit_error *error)
+{
+    cuda->ordinal = ordinal;
+    cuda->pid = getpid();
+    int mode = RFT_CU_CAPTURE_MODE_RELAXED;
+    RFT_TRY(rft_cuda_check(&cuda->driver, cuda->driver.capture_mode(&mode), error,
+                           "the thread's capture mode could not be set"));
+    refit_status status = open_relaxed(cuda, error);
+    (void)cuda->driver.capture_mode(&mode);
+    return status;
+}
+
 void rft_cuda_context_close(rft_cuda_device *cuda)
 {
-    if (getpid() == cuda->pid) (void)cuda->driver.context_release(cuda->handle);
+    if (getpid() != cuda->pid) return;
+    int mode = RFT_CU_CAPTURE_MODE_RELAXED;
+    bool relaxed = cuda->driver.capture_mode(&mode) == RFT_CU_SUCCESS;
+    (void)cuda->driver.context_release(cuda->handle);
+    if (relaxed) (void)cuda->driver.capture_mode(&mode);
 }

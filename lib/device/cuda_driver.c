@@ -80,15 +80,10 @@ static refit_status fill_table(rft_cuda_driver *driver, rft_cu_get_proc_address_
     return REFIT_OK;
 }
 
-static refit_status check_version(rft_cuda_driver *driver, rft_cu_get_proc_address_fn get,
-                                  refit_error *error)
+static refit_status check_version(rft_cuda_driver *driver, refit_error *error)
 {
-    static const driver_symbol symbol = {"cuDriverGetVersion", 0, 2020, true};
-    void *function;
-    rft_cu_result result = find(get, &symbol, &function);
-    put_function(&driver->driver_version, function);
-    if (function != NULL) result = driver->driver_version(&driver->version);
-    RFT_TRY(rft_cuda_check(driver, result, error, "the CUDA driver's version was not to be had"));
+    RFT_TRY(rft_cuda_check(driver, driver->driver_version(&driver->version), error,
+                           "the CUDA driver's version was not to be had"));
     RFT_REFUSE_IF(driver->version < RFT_CUDA_DRIVER_LEAST, error, REFIT_ERR_UNSUPPORTED,
                   "the NVIDIA driver is for CUDA %d.%d and refit needs 12.0: update it",
                   driver->version / 1000, driver->version % 1000 / 10);
@@ -100,8 +95,8 @@ static refit_status start(rft_cuda_driver *driver, refit_error *error)
     rft_cu_get_proc_address_fn get = NULL;
     put_function(&get, dlsym(driver->library, "cuGetProcAddress_v2"));
     if (get == NULL) return too_old(driver->library, error);
-    RFT_TRY(check_version(driver, get, error));
     RFT_TRY(fill_table(driver, get, error));
+    RFT_TRY(check_version(driver, error));
     return rft_cuda_check(driver, driver->init(0), error, "CUDA did not start");
 }
 

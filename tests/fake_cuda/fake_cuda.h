@@ -53,6 +53,8 @@ void fake_cuda_set_memory(int device, uint64_t bytes); /* only while nothing is 
 void fake_cuda_set_granule(uint64_t bytes);            /* a power of two, at least 4096 */
 /* What cuDeviceGetAttribute answers; with `known` false, INVALID_VALUE. */
 void fake_cuda_set_attribute(int device, int attribute, int value, bool known);
+/* Memory is aligned to 256 bytes, as NVIDIA promises, and to no more. */
+void fake_cuda_set_skew(bool on);
 /* The driver lacks the symbol (in this version of it; 0: in all). */
 void fake_cuda_hide(const char *symbol, int version);
 /* A registration of more is refused with INVALID_VALUE, as by kernels that cap one at 2 GB. */

@@ -53,6 +53,7 @@ void fake_devices_reset(void)
     fake.device_count = (int)from_environment("FAKE_CUDA_DEVICES", 2);
     fake.version = (int)from_environment("FAKE_CUDA_VERSION", 13000);
     fake.granule = from_environment("FAKE_CUDA_GRANULE", UINT64_C(2) << 20);
+    fake.skew = false;
     fake.register_cap = UINT64_MAX;
     fake.batch_cap = UINT64_MAX;
 }

@@ -42,6 +42,13 @@ FAKE_EXPORTED void fake_cuda_set_attribute(int device, int attribute, int value,
     fake_unlock();
 }
 
+FAKE_EXPORTED void fake_cuda_set_skew(bool on)
+{
+    fake_lock();
+    fake.skew = on;
+    fake_unlock();
+}
+
 FAKE_EXPORTED void fake_cuda_set_register_cap(uint64_t bytes)
 {
     fake_lock();

@@ -46,8 +46,10 @@ static uint64_t gap_in(uint64_t from, uint64_t to, uint64_t bytes)
 
 static uint64_t gap(const fake_device *device, uint64_t bytes)
 {
-    uint64_t at = gap_in(device->heap_next, device->heap + device->heap_size, bytes);
-    return at != 0 ? at : gap_in(device->heap, device->heap_next, bytes);
+    uint64_t odd = fake.skew ? ALIGNMENT / 2 : 0;
+    uint64_t next = device->heap_next / ALIGNMENT * ALIGNMENT + odd;
+    uint64_t at = gap_in(next, device->heap + device->heap_size, bytes);
+    return at != 0 ? at : gap_in(device->heap + odd, next, bytes);
 }
 
 static rft_cu_result allocate(fake_device *device, size_t bytes, fake_span **out)

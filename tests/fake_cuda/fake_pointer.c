@@ -27,7 +27,16 @@ static uint64_t context_of(const fake_span *span)
     return span->context->node.base;
 }
 
-static rft_cu_result answer(int attribute, void *value, const fake_span *span, int ordinal)
+/* The addresses that it is one of: what was reserved, where something was, mapped or not. */
+static fake_node range_of(const fake_span *span, rft_cu_ptr memory)
+{
+    const fake_node *reserved = fake_tree_at(&fake.reservations, memory);
+    if (reserved != NULL) return *reserved;
+    return span != NULL ? span->node : (fake_node){0};
+}
+
+static rft_cu_result answer(int attribute, void *value, const fake_span *span, int ordinal,
+                            fake_node range)
 {
     switch (attribute) {
     case RFT_CU_PTR_CONTEXT: {
@@ -51,12 +60,12 @@ static rft_cu_result answer(int attribute, void *value, const fake_span *span, i
         set_bool(value, span != NULL && span->kind == FAKE_MEMORY);
         return RFT_CU_SUCCESS;
     case RFT_CU_PTR_RANGE_START: {
-        rft_cu_ptr base = span != NULL ? span->node.base : 0;
+        rft_cu_ptr base = range.base;
         memcpy(value, &base, sizeof base);
         return RFT_CU_SUCCESS;
     }
     case RFT_CU_PTR_RANGE_SIZE: {
-        size_t size = span != NULL ? span->node.size : 0;
+        size_t size = range.size;
         memcpy(value, &size, sizeof size);
         return RFT_CU_SUCCESS;
     }
@@ -85,7 +94,8 @@ rft_cu_result fake_cu_pointer_attributes(unsigned count, int *attributes, void *
         result = RFT_CU_INVALID_VALUE;
     const fake_span *span = fake_span_at(memory);
     for (unsigned i = 0; i < count && result == RFT_CU_SUCCESS; i++)
-        result = answer(attributes[i], values[i], span, ordinal_of(&call, span));
+        result =
+            answer(attributes[i], values[i], span, ordinal_of(&call, span), range_of(span, memory));
     return fake_end(&call, result);
 }
 

@@ -103,6 +103,7 @@ typedef struct fake_state {
     int device_count;
     fake_device devices[FAKE_CUDA_DEVICES_MOST];
     uint64_t granule;
+    bool skew;
     uint64_t register_cap;
     uint64_t batch_cap;
 
