@@ -94,6 +94,9 @@ static void left(fake_context *context)
     unsigned objects = spans_in(context);
     for (fake_stream *stream = fake_streams_first(); stream != NULL; stream = stream->next)
         if (stream->context == context && !stream->foreign && !stream->closing) objects++;
+    for (fake_node *node = fake_tree_from(&fake.events, 0); node != NULL;
+         node = fake_tree_from(&fake.events, node->base + 1))
+        if (((fake_event *)node)->context == context) objects++;
     if (objects > 0) fake_violation("a context ends with %u objects in it", objects);
     context->alive = false;
     context->lost = RFT_CU_SUCCESS;

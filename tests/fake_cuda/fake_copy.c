@@ -7,17 +7,12 @@
 
 #include "fake_stream.h"
 
-static bool meets(uint64_t at, uint64_t bytes, uint64_t base, uint64_t size)
-{
-    return at < base + size && base < at + bytes;
-}
-
 static bool copies_use(const fake_op *op, uint64_t base, uint64_t bytes)
 {
     for (size_t i = 0; i < op->count; i++) {
         const fake_copy *copy = &op->copies[i];
-        if (meets(copy->to, copy->bytes, base, bytes)) return true;
-        if (meets(copy->from, copy->bytes, base, bytes)) return true;
+        if (fake_meets(copy->to, copy->bytes, base, bytes)) return true;
+        if (fake_meets(copy->from, copy->bytes, base, bytes)) return true;
     }
     return false;
 }

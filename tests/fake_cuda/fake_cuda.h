@@ -10,8 +10,10 @@
  *   (ILLEGAL_ADDRESS, and the context is lost). Unregistered host memory is copied while the caller
  *   waits, and is counted. A copy across two registrations, or out of one, is INVALID_VALUE. Source
  *   order ANY reads when it is called, and once more later: a source that differs is a violation.
- * - Streams: a thread and a queue each, events, host functions, the legacy stream and those that
- *   wait for it. (The per-thread stream is one per context.)
+ * - Registered memory, which the device finds at addresses of its own (cuMemHostGetDevicePointer).
+ * - Streams: a thread and a queue of 1,024 pieces each (one more, and the call waits), events, host
+ *   functions, the legacy stream and those that wait for it. (The per-thread stream is one per
+ *   context.)
  * - Contexts: a stack per thread, primary contexts that are counted, a lost context's answers.
  * - Memory that ends; virtual memory in granules; registrations; sharing with other processes on
  *   the same device; captures in global mode; kernels, by their C twins.
@@ -57,7 +59,7 @@ void fake_cuda_set_attribute(int device, int attribute, int value, bool known);
 void fake_cuda_set_skew(bool on);
 /* The driver lacks the symbol (in this version of it; 0: in all). */
 void fake_cuda_hide(const char *symbol, int version);
-/* A registration of more is refused with INVALID_VALUE, as by kernels that cap one at 2 GB. */
+/* A registration of more is refused with INVALID_VALUE, as where Linux caps one at 2 GB. */
 void fake_cuda_set_register_cap(uint64_t bytes);
 /* A batch of more crashes some drivers; here it fails with INVALID_VALUE and is a violation. */
 void fake_cuda_set_batch_cap(uint64_t copies);
@@ -65,7 +67,8 @@ void fake_cuda_set_batch_cap(uint64_t copies);
 void fake_cuda_set_taken(int device, uint64_t bytes);
 
 /* ---- Faults. From the nth call from now on (1: the next), `times` calls of the symbol answer
- * `result`; a version of a symbol has its name. */
+ * `result`; all versions of a symbol have its name. "*" is every symbol but those that end
+ * something or tell about errors: each of these calls may fail, and nothing is left behind. */
 void fake_cuda_fail(const char *symbol, unsigned nth, unsigned times, rft_cu_result result);
 /* Likewise, but the call succeeds, and the work that it queues fails when the stream gets there;
  * the context is lost. */

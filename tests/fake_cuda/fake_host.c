@@ -28,6 +28,29 @@ rft_cu_result fake_cu_host_register(void *memory, size_t bytes, unsigned flags)
     return fake_end(&call, result);
 }
 
+/* The addresses by which the device finds registered memory are not those of the host, unless an
+ * attribute says so, which this driver does not have. */
+static fake_span *alias_of(fake_span *span)
+{
+    if (span->alias != NULL) return span->alias;
+    uint64_t bytes = (span->node.size + 8191) / 4096 * 4096;
+    uint64_t base = fake_space_open(bytes, 0x200000, 0);
+    if (base == 0) return NULL;
+    base += span->node.base % 4096;
+    span->alias = fake_span_put(FAKE_ALIAS, base, span->node.size, -1);
+    span->alias->shift = span->node.base - base;
+    span->alias->read_only = span->read_only;
+    return span->alias;
+}
+
+static void drop_alias(fake_span *alias)
+{
+    uint64_t bytes = (alias->node.size + 8191) / 4096 * 4096;
+    fake_span_drop(alias, "unregistered");
+    fake_space_close(alias->node.base / 4096 * 4096, bytes);
+    free(alias);
+}
+
 static fake_span *beginning_at(const void *memory, fake_kind kind)
 {
     uint64_t base = (uint64_t)(uintptr_t)memory;
@@ -47,6 +70,7 @@ rft_cu_result fake_cu_host_unregister(void *memory)
             result = RFT_CU_HOST_MEMORY_NOT_REGISTERED;
         } else {
             fake_span_drop(span, "unregistered");
+            if (span->alias != NULL) drop_alias(span->alias);
             free(span);
         }
     }
@@ -89,17 +113,25 @@ rft_cu_result fake_cu_host_free(void *memory)
     return fake_end(&call, result);
 }
 
+static rft_cu_result host_pointer(rft_cu_ptr *mapped, uint64_t at)
+{
+    fake_span *span = fake_span_at(at);
+    if (span == NULL || (span->kind != FAKE_REGISTERED && span->kind != FAKE_HOST))
+        return RFT_CU_INVALID_VALUE;
+    *mapped = at;
+    if (span->kind == FAKE_HOST) return RFT_CU_SUCCESS;
+    const fake_span *alias = alias_of(span);
+    if (alias == NULL) return RFT_CU_OUT_OF_MEMORY;
+    *mapped = alias->node.base + (at - span->node.base);
+    return RFT_CU_SUCCESS;
+}
+
 rft_cu_result fake_cu_host_pointer(rft_cu_ptr *mapped, void *memory, unsigned flags)
 {
     fake_call call;
     rft_cu_result result = fake_begin(&call, FAKE_host_pointer, FAKE_NEEDS_CONTEXT);
-    const fake_span *span = fake_span_at((uint64_t)(uintptr_t)memory);
-    if (result == RFT_CU_SUCCESS && flags != 0) result = RFT_CU_INVALID_VALUE;
-    if (result == RFT_CU_SUCCESS &&
-        (span == NULL || (span->kind != FAKE_REGISTERED && span->kind != FAKE_HOST)))
-        result = RFT_CU_INVALID_VALUE;
-    /* One address space: it is the same address. */
-    if (result == RFT_CU_SUCCESS) *mapped = (rft_cu_ptr)(uintptr_t)memory;
+    if (result == RFT_CU_SUCCESS && (mapped == NULL || flags != 0)) result = RFT_CU_INVALID_VALUE;
+    if (result == RFT_CU_SUCCESS) result = host_pointer(mapped, (uint64_t)(uintptr_t)memory);
     return fake_end(&call, result);
 }
 

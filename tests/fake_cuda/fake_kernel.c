@@ -20,11 +20,6 @@ typedef struct fake_kernel {
     bool (*uses)(const fake_op *op, uint64_t base, uint64_t bytes);
 } fake_kernel;
 
-static bool meets(uint64_t at, uint64_t bytes, uint64_t base, uint64_t size)
-{
-    return at < base + size && base < at + bytes;
-}
-
 /* The table at `entries`, with the addresses of the bytes in it, or NULL. */
 static rft_pack_entry *translated(uint64_t entries, uint64_t count)
 {
@@ -62,15 +57,15 @@ static bool pack_uses(const fake_op *op, uint64_t base, uint64_t bytes)
 {
     const uint64_t size = sizeof(rft_pack_entry);
     uint64_t at = op->numbers[0], count = (uint32_t)op->numbers[1];
-    if (meets(at, count * size, base, bytes)) return true;
+    if (fake_meets(at, count * size, base, bytes)) return true;
     const fake_span *span = fake_span_at(at);
     if (span == NULL || (span->kind != FAKE_HOST && span->kind != FAKE_REGISTERED)) return false;
     const unsigned char *table = fake_reach_mapped(at, count * size, false);
     for (uint64_t i = 0; table != NULL && i < count; i++) {
         rft_pack_entry entry;
         memcpy(&entry, table + i * size, size);
-        if (meets(entry.to, entry.bytes, base, bytes)) return true;
-        if (meets(entry.from, entry.bytes, base, bytes)) return true;
+        if (fake_meets(entry.to, entry.bytes, base, bytes)) return true;
+        if (fake_meets(entry.from, entry.bytes, base, bytes)) return true;
     }
     return false;
 }
@@ -92,8 +87,8 @@ static rft_cu_result cast_run(fake_op *op)
 
 static bool cast_uses(const fake_op *op, uint64_t base, uint64_t bytes)
 {
-    return meets(op->numbers[0], op->numbers[2] * sizeof(uint16_t), base, bytes) ||
-           meets(op->numbers[1], op->numbers[2] * sizeof(float), base, bytes);
+    return fake_meets(op->numbers[0], op->numbers[2] * sizeof(uint16_t), base, bytes) ||
+           fake_meets(op->numbers[1], op->numbers[2] * sizeof(float), base, bytes);
 }
 
 static rft_cu_result digest_run(fake_op *op)
@@ -114,8 +109,8 @@ static rft_cu_result digest_run(fake_op *op)
 
 static bool digest_uses(const fake_op *op, uint64_t base, uint64_t bytes)
 {
-    return meets(op->numbers[0], op->numbers[1], base, bytes) ||
-           meets(op->numbers[3], sizeof(uint64_t), base, bytes);
+    return fake_meets(op->numbers[0], op->numbers[1], base, bytes) ||
+           fake_meets(op->numbers[3], sizeof(uint64_t), base, bytes);
 }
 
 static const struct fake_kernel_kind {

@@ -8,11 +8,48 @@
 
 #include "fake_stream.h"
 
-static unsigned type_of(const fake_span *span)
+/* What is at an address, in the driver's words; all zero: nothing that it knows. */
+typedef struct fake_facts {
+    rft_cu_context context;
+    unsigned type;
+    int ordinal;
+    bool sync_memops;
+    bool managed;
+    bool ipc;
+    bool mapped;
+    rft_cu_ptr start; /* of mapped memory: of its reservation */
+    size_t size;
+    uint64_t handles;
+} fake_facts;
+
+static bool is_host(const fake_span *span)
 {
-    if (span == NULL) return 0;
-    if (span->kind == FAKE_REGISTERED || span->kind == FAKE_HOST) return RFT_CU_MEMORY_HOST;
-    return RFT_CU_MEMORY_DEVICE; /* managed memory, too, says so */
+    return span->kind == FAKE_REGISTERED || span->kind == FAKE_HOST || span->kind == FAKE_ALIAS;
+}
+
+static fake_facts facts_of(const fake_call *call, uint64_t at)
+{
+    fake_facts facts = {.ordinal = -2};
+    const fake_span *span = fake_span_at(at);
+    const fake_node *home = fake_tree_at(&fake.reservations, at);
+    if (span != NULL) {
+        /* Mapped memory belongs to no context. */
+        if (span->kind != FAKE_MAPPING && span->context != NULL)
+            facts.context = (rft_cu_context)(uintptr_t)span->context->node.base;
+        facts.type = is_host(span) ? RFT_CU_MEMORY_HOST : RFT_CU_MEMORY_DEVICE;
+        facts.ordinal = span->device >= 0 ? span->device : call->context->device->ordinal;
+        facts.sync_memops = span->sync_memops;
+        facts.managed = span->kind == FAKE_MANAGED;
+        facts.ipc = span->kind == FAKE_MEMORY;
+        facts.mapped = true;
+        facts.handles = span->kind == FAKE_MAPPING ? RFT_CU_SHARE_POSIX_FD : RFT_CU_SHARE_NONE;
+        home = home != NULL ? home : &span->node;
+    }
+    if (home != NULL) {
+        facts.start = home->base;
+        facts.size = home->size;
+    }
+    return facts;
 }
 
 static void set_bool(void *value, bool answer)
@@ -20,69 +57,22 @@ static void set_bool(void *value, bool answer)
     *(unsigned char *)value = answer ? 1 : 0;
 }
 
-static uint64_t context_of(const fake_span *span)
-{
-    /* Mapped memory belongs to no context. */
-    if (span == NULL || span->kind == FAKE_MAPPING || span->context == NULL) return 0;
-    return span->context->node.base;
-}
-
-/* The addresses that it is one of: what was reserved, where something was, mapped or not. */
-static fake_node range_of(const fake_span *span, rft_cu_ptr memory)
-{
-    const fake_node *reserved = fake_tree_at(&fake.reservations, memory);
-    if (reserved != NULL) return *reserved;
-    return span != NULL ? span->node : (fake_node){0};
-}
-
-static rft_cu_result answer(int attribute, void *value, const fake_span *span, int ordinal,
-                            fake_node range)
+static rft_cu_result answer(int attribute, void *value, const fake_facts *facts)
 {
     switch (attribute) {
-    case RFT_CU_PTR_CONTEXT: {
-        rft_cu_context context = (rft_cu_context)(uintptr_t)context_of(span);
-        memcpy(value, &context, sizeof context);
-        return RFT_CU_SUCCESS;
-    }
-    case RFT_CU_PTR_MEMORY_TYPE: {
-        unsigned type = type_of(span);
-        memcpy(value, &type, sizeof type);
-        return RFT_CU_SUCCESS;
-    }
-    case RFT_CU_PTR_SYNC_MEMOPS:
-        set_bool(value, span != NULL && span->sync_memops);
-        return RFT_CU_SUCCESS;
-    case RFT_CU_PTR_IS_MANAGED:
-        set_bool(value, span != NULL && span->kind == FAKE_MANAGED);
-        return RFT_CU_SUCCESS;
-    case RFT_CU_PTR_ORDINAL: memcpy(value, &ordinal, sizeof ordinal); return RFT_CU_SUCCESS;
-    case RFT_CU_PTR_IPC_CAPABLE:
-        set_bool(value, span != NULL && span->kind == FAKE_MEMORY);
-        return RFT_CU_SUCCESS;
-    case RFT_CU_PTR_RANGE_START: {
-        rft_cu_ptr base = range.base;
-        memcpy(value, &base, sizeof base);
-        return RFT_CU_SUCCESS;
-    }
-    case RFT_CU_PTR_RANGE_SIZE: {
-        size_t size = range.size;
-        memcpy(value, &size, sizeof size);
-        return RFT_CU_SUCCESS;
-    }
-    case RFT_CU_PTR_MAPPED: set_bool(value, span != NULL); return RFT_CU_SUCCESS;
-    case RFT_CU_PTR_HANDLE_TYPES: {
-        uint64_t types = span != NULL && span->kind == FAKE_MAPPING ? RFT_CU_SHARE_POSIX_FD : 0;
-        memcpy(value, &types, sizeof types);
-        return RFT_CU_SUCCESS;
-    }
+    case RFT_CU_PTR_CONTEXT: memcpy(value, &facts->context, sizeof facts->context); break;
+    case RFT_CU_PTR_MEMORY_TYPE: memcpy(value, &facts->type, sizeof facts->type); break;
+    case RFT_CU_PTR_SYNC_MEMOPS: set_bool(value, facts->sync_memops); break;
+    case RFT_CU_PTR_IS_MANAGED: set_bool(value, facts->managed); break;
+    case RFT_CU_PTR_ORDINAL: memcpy(value, &facts->ordinal, sizeof facts->ordinal); break;
+    case RFT_CU_PTR_IPC_CAPABLE: set_bool(value, facts->ipc); break;
+    case RFT_CU_PTR_RANGE_START: memcpy(value, &facts->start, sizeof facts->start); break;
+    case RFT_CU_PTR_RANGE_SIZE: memcpy(value, &facts->size, sizeof facts->size); break;
+    case RFT_CU_PTR_MAPPED: set_bool(value, facts->mapped); break;
+    case RFT_CU_PTR_HANDLE_TYPES: memcpy(value, &facts->handles, sizeof facts->handles); break;
     default: return RFT_CU_INVALID_VALUE;
     }
-}
-
-static int ordinal_of(const fake_call *call, const fake_span *span)
-{
-    if (span == NULL) return -2;
-    return span->device >= 0 ? span->device : call->context->device->ordinal;
+    return RFT_CU_SUCCESS;
 }
 
 rft_cu_result fake_cu_pointer_attributes(unsigned count, int *attributes, void **values,
@@ -92,10 +82,11 @@ rft_cu_result fake_cu_pointer_attributes(unsigned count, int *attributes, void *
     rft_cu_result result = fake_begin(&call, FAKE_pointer_attributes, FAKE_NEEDS_CONTEXT);
     if (result == RFT_CU_SUCCESS && (count == 0 || attributes == NULL || values == NULL))
         result = RFT_CU_INVALID_VALUE;
-    const fake_span *span = fake_span_at(memory);
-    for (unsigned i = 0; i < count && result == RFT_CU_SUCCESS; i++)
-        result =
-            answer(attributes[i], values[i], span, ordinal_of(&call, span), range_of(span, memory));
+    if (result == RFT_CU_SUCCESS) {
+        fake_facts facts = facts_of(&call, memory);
+        for (unsigned i = 0; i < count && result == RFT_CU_SUCCESS; i++)
+            result = answer(attributes[i], values[i], &facts);
+    }
     return fake_end(&call, result);
 }
 

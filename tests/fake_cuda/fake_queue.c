@@ -8,6 +8,9 @@
 #include <signal.h>
 #include <stdlib.h>
 
+/* A stream takes so many pieces of work; the call that brings one more waits. */
+#define DEPTH 1024u
+
 /* Guarded by fake.lock. */
 static fake_stream *streams; /* all that have not ended */
 static unsigned threads;
@@ -105,6 +108,7 @@ static void run_first(fake_stream *stream)
     stream->done = op->serial;
     stream->first = op->next;
     if (stream->first == NULL) stream->last = NULL;
+    stream->length--;
     drop(op);
     fake_wake();
 }
@@ -147,6 +151,9 @@ static void start(fake_stream *stream)
 
 void fake_stream_put(fake_stream *stream, fake_op *op, const fake_call *call)
 {
+    while (stream->length >= DEPTH)
+        fake_wait();
+    stream->length++;
     op->fault = call->later;
     op->serial = ++fake.serial;
     if (stream->last != NULL) {

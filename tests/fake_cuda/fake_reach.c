@@ -7,11 +7,6 @@
 
 #include "fake_stream.h"
 
-static bool is_host(const fake_span *span)
-{
-    return span->kind == FAKE_REGISTERED || span->kind == FAKE_HOST;
-}
-
 fake_span *fake_span_at(uint64_t address)
 {
     return (fake_span *)fake_tree_at(&fake.spans, address);
@@ -41,7 +36,7 @@ void fake_span_drop(fake_span *span, const char *verb)
     if (!span->foreign) fake.kinds[span->kind]--;
 }
 
-static uint64_t end_of(const fake_span *span)
+uint64_t fake_span_end(const fake_span *span)
 {
     return span->node.base + span->node.size;
 }
@@ -49,8 +44,8 @@ static uint64_t end_of(const fake_span *span)
 /* Mappings of one reservation follow each other to the end of the range. */
 static bool mapped_to_end(const fake_span *span, uint64_t end)
 {
-    while (end_of(span) < end) {
-        const fake_span *next = fake_span_at(end_of(span));
+    while (fake_span_end(span) < end) {
+        const fake_span *next = fake_span_at(fake_span_end(span));
         if (next == NULL || next->kind != FAKE_MAPPING || next->shift != span->shift) return false;
         span = next;
     }
@@ -61,7 +56,7 @@ static bool mapped_to_end(const fake_span *span, uint64_t end)
 static bool holds(const fake_span *span, uint64_t at, uint64_t bytes)
 {
     if (bytes > UINT64_MAX - at) return false;
-    if (at + bytes <= end_of(span)) return true;
+    if (at + bytes <= fake_span_end(span)) return true;
     return span->kind == FAKE_MAPPING && mapped_to_end(span, at + bytes);
 }
 
@@ -78,24 +73,30 @@ fake_side fake_side_of(uint64_t at, uint64_t bytes)
 /* Every mapping in the range lets the device in. */
 static bool allowed(const fake_span *span, uint64_t end)
 {
-    if (is_host(span) || span->kind != FAKE_MAPPING) return true;
-    for (; span != NULL && span->access; span = fake_span_at(end_of(span)))
-        if (end_of(span) >= end) return true;
+    if (span->kind != FAKE_MAPPING) return true;
+    for (; span != NULL && span->access; span = fake_span_at(fake_span_end(span)))
+        if (fake_span_end(span) >= end) return true;
     return false;
 }
 
-unsigned char *fake_reach_mapped(uint64_t at, uint64_t bytes, bool write)
+static unsigned char *reach(const fake_span *span, uint64_t at, uint64_t bytes, bool write)
 {
-    const fake_span *span = fake_span_at(at);
     if (span == NULL || !holds(span, at, bytes) || !allowed(span, at + bytes)) return NULL;
     if (write && span->read_only) return NULL;
     return (unsigned char *)(uintptr_t)(at + span->shift);
 }
 
+unsigned char *fake_reach_mapped(uint64_t at, uint64_t bytes, bool write)
+{
+    const fake_span *span = fake_span_at(at);
+    if (span != NULL && span->kind == FAKE_REGISTERED) return NULL; /* its alias is meant */
+    return reach(span, at, bytes, write);
+}
+
 unsigned char *fake_reach(uint64_t at, uint64_t bytes, bool write)
 {
     if (fake_side_of(at, bytes) == FAKE_SIDE_PAGEABLE) return (unsigned char *)(uintptr_t)at;
-    return fake_reach_mapped(at, bytes, write);
+    return reach(fake_span_at(at), at, bytes, write);
 }
 
 FAKE_EXPORTED void *fake_cuda_bytes(rft_cu_ptr memory, size_t bytes)

@@ -38,11 +38,32 @@ bool fake_script_hides(const char *symbol, int version)
     return false;
 }
 
+/* Calls that "*" does not mean: what they do must be done, or somebody is left with an object. */
+static bool ends_or_tells(const char *symbol)
+{
+    static const char *const these[] = {
+        "cuGetErrorName",      "cuGetErrorString", "cuDevicePrimaryCtxRelease",
+        "cuCtxPopCurrent",     "cuMemFree",        "cuThreadExchangeStreamCaptureMode",
+        "cuMemFreeHost",       "cuStreamDestroy",  "cuMemHostUnregister",
+        "cuEventDestroy",      "cuMemAddressFree", "cuMemRelease",
+        "cuIpcCloseMemHandle", "cuLibraryUnload",  "cuMemUnmap",
+    };
+    for (size_t i = 0; i < sizeof these / sizeof these[0]; i++)
+        if (strcmp(these[i], symbol) == 0) return true;
+    return false;
+}
+
+static bool means(const fake_rule *rule, const char *symbol)
+{
+    if (strcmp(rule->symbol, "*") == 0) return !ends_or_tells(symbol);
+    return strcmp(rule->symbol, symbol) == 0;
+}
+
 rft_cu_result fake_script_answer(const char *symbol, rft_cu_result *later)
 {
     for (unsigned i = 0; i < rule_count; i++) {
         fake_rule *rule = &rules[i];
-        if (rule->times == 0 || strcmp(rule->symbol, symbol) != 0) continue;
+        if (rule->times == 0 || !means(rule, symbol)) continue;
         if (rule->skip > 0) {
             rule->skip--;
             continue;

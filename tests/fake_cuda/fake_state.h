@@ -76,7 +76,10 @@ typedef enum fake_kind {
     FAKE_MANAGED,    /* cuMemAllocManaged, by the tests */
     FAKE_REGISTERED, /* cuMemHostRegister */
     FAKE_HOST,       /* cuMemHostAlloc */
+    FAKE_ALIAS,      /* where the device finds what is registered */
 } fake_kind;
+
+#define FAKE_KINDS 7
 
 typedef struct fake_span {
     fake_node node; /* in fake.spans */
@@ -90,6 +93,7 @@ typedef struct fake_span {
     bool foreign;                   /* made by a test: not counted */
     bool sync_memops;
     bool read_only;
+    struct fake_span *alias;    /* of a registration, once asked for */
     unsigned imports;           /* of an import: how often it was opened */
     rft_cu_ipc_handle exported; /* of an import: what was opened */
     int file;                   /* of an import: its own hold on it */
@@ -116,10 +120,10 @@ typedef struct fake_state {
     fake_tree physicals;
     fake_tree libraries;
     fake_tree kernels;
-    uint64_t handles;     /* the last number given */
-    uint64_t serial;      /* of the last piece of work, allocation, … */
-    unsigned kinds[6];    /* spans that count, by kind */
-    unsigned own_streams; /* streams that count */
+    uint64_t handles;           /* the last number given */
+    uint64_t serial;            /* of the last piece of work, allocation, … */
+    unsigned kinds[FAKE_KINDS]; /* spans that count, by kind */
+    unsigned own_streams;       /* streams that count */
 
     unsigned touching; /* threads that move bytes */
     unsigned changing; /* threads that want to end an address range */
@@ -163,6 +167,12 @@ void *fake_new(size_t bytes);
 uint64_t fake_handle(fake_tree *tree, fake_node *node);
 /* The object of a handle; a violation if it is gone. */
 void *fake_object(const fake_tree *tree, uint64_t handle, const char *what);
+/* Are there bytes of the one range in the other? */
+static inline bool fake_meets(uint64_t at, uint64_t bytes, uint64_t base, uint64_t size)
+{
+    return at < base + size && base < at + bytes;
+}
+
 /* Host functions run with it set, and calls are refused. */
 void fake_set_in_callback(bool on);
 void fake_calls_reset(void);
@@ -201,10 +211,12 @@ typedef enum fake_side { FAKE_SIDE_BAD, FAKE_SIDE_DRIVER, FAKE_SIDE_PAGEABLE } f
 fake_side fake_side_of(uint64_t at, uint64_t bytes);
 /* The bytes at an address, or NULL: nothing may be read (or written) there. */
 unsigned char *fake_reach(uint64_t at, uint64_t bytes, bool write);
-/* The same for a kernel, to which pageable host memory means nothing. */
+/* The same for a kernel, to which only addresses of the device mean anything. */
 unsigned char *fake_reach_mapped(uint64_t at, uint64_t bytes, bool write);
 fake_span *fake_span_at(uint64_t address);
 fake_span *fake_span_put(fake_kind kind, uint64_t base, uint64_t bytes, int device);
+/* The byte behind its last. */
+uint64_t fake_span_end(const fake_span *span);
 /* Takes it out of the books; a violation where queued work uses it. */
 void fake_span_drop(fake_span *span, const char *verb);
 

@@ -60,8 +60,9 @@ typedef struct fake_stream {
     bool busy;    /* its first piece runs */
     fake_op *first;
     fake_op *last;
-    uint64_t done; /* the serial of the last piece that has run */
-    int capture;   /* RFT_CU_CAPTURE_* */
+    unsigned length; /* of its queue */
+    uint64_t done;   /* the serial of the last piece that has run */
+    int capture;     /* RFT_CU_CAPTURE_* */
 } fake_stream;
 
 /* The stream of a handle, the special ones as well, for a call that puts work there; NULL and the

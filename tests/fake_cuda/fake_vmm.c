@@ -31,7 +31,7 @@ static bool granular(uint64_t number)
 
 static rft_cu_result reserve(rft_cu_ptr *out, uint64_t bytes, uint64_t alignment, rft_cu_ptr wish)
 {
-    if (bytes == 0 || !granular(bytes) || (alignment & (alignment - 1)) != 0)
+    if (bytes == 0 || bytes % 4096 != 0 || (alignment & (alignment - 1)) != 0)
         return RFT_CU_INVALID_VALUE;
     if (bytes > UINT64_C(1) << 46) return RFT_CU_OUT_OF_MEMORY;
     if (alignment < fake.granule) alignment = fake.granule;
