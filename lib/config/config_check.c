@@ -18,6 +18,9 @@ static refit_status check_offload(const refit_config *config, refit_error *error
     RFT_REFUSE_IF(!rft_is_power_of_two(config->offload_slab_bytes), error, REFIT_ERR_CONFIG,
                   "offload.slab_bytes cannot be %" PRIu64 ": it must be a power of two",
                   config->offload_slab_bytes);
+    RFT_REFUSE_IF(!rft_is_power_of_two(config->offload_chunk_bytes), error, REFIT_ERR_CONFIG,
+                  "offload.chunk_bytes cannot be %" PRIu64 ": it must be a power of two",
+                  config->offload_chunk_bytes);
     RFT_REFUSE_IF(!rft_is_power_of_two(config->offload_alignment_bytes), error, REFIT_ERR_CONFIG,
                   "offload.alignment_bytes cannot be %" PRIu64 ": it must be a power of two",
                   config->offload_alignment_bytes);

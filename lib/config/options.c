@@ -65,6 +65,9 @@ const rft_option rft_options[] = {
     {"offload.piece_bytes", IN(offload_piece_bytes), RFT_SIZE, "32MiB", 4 * KIB, 64 * GIB, "bytes",
      "Larger copies are cut into pieces of this size, so that a group that is needed first does "
      "not wait behind a huge tensor. Smaller pieces cost more submissions."},
+    {"offload.chunk_bytes", IN(offload_chunk_bytes), RFT_SIZE, "256MiB", 4 * KIB, 64 * GIB, "bytes",
+     "Memory of an arena on a GPU comes and goes in chunks of this size, a power of two. Fewer "
+     "chunks come and go faster; smaller ones give memory back although part of them stays."},
     {"offload.batch", IN(offload_batch), RFT_COUNT, "1024", 1, 65536, "copies",
      "The most copies in one submission. Fewer let urgent copies in sooner."},
     {"offload.verify", IN(offload_verify), FLAG("false"),

@@ -88,6 +88,7 @@ typedef struct rft_cu_kernel_s *rft_cu_kernel;
 #define RFT_CU_ATTR_HOST_PAGE_TABLES   100 /* Grace: pageable memory is as good as pinned */
 #define RFT_CU_ATTR_VMM                102
 #define RFT_CU_ATTR_POSIX_FD           103
+#define RFT_CU_ATTR_RDMA_WITH_VMM      110 /* memory of cuMemCreate may be made for network cards */
 #define RFT_CU_ATTR_HOST_NUMA          134 /* drivers before 12.x do not know it */
 
 /* CUcomputemode */

@@ -15,6 +15,7 @@
 #include "device/cuda_event.h"
 #include "device/cuda_memory.h"
 #include "device/cuda_pin.h"
+#include "device/cuda_reserve.h"
 #include "device/cuda_share.h"
 #include "device/cuda_stream.h"
 #include "device/device_spec.h"
@@ -26,6 +27,7 @@ static void close_parts(rft_cuda_device *cuda)
     rft_cuda_copier_close(cuda, cuda->copier);
     rft_cuda_streams_close(cuda, cuda->streams);
     rft_cuda_pins_close(cuda, cuda->pins);
+    rft_cuda_ranges_close(cuda, cuda->ranges);
     rft_cuda_memory_close(cuda, cuda->memory);
 }
 
@@ -33,6 +35,7 @@ static void close_parts(rft_cuda_device *cuda)
 static refit_status open_parts(rft_cuda_device *cuda, uint64_t capacity, refit_error *error)
 {
     RFT_TRY(rft_cuda_memory_open(cuda, capacity, &cuda->memory, error));
+    RFT_TRY(rft_cuda_ranges_open(cuda, &cuda->ranges, error));
     RFT_TRY(rft_cuda_pins_open(cuda, &cuda->pins, error));
     RFT_TRY(rft_cuda_streams_open(cuda, &cuda->streams, error));
     RFT_TRY(rft_cuda_copier_open(cuda, &cuda->copier, error));
@@ -65,7 +68,9 @@ static void cuda_describe(void *self, refit_device_info *info)
 static void cuda_caps(void *self, rft_device_caps *caps)
 {
     const rft_cuda_device *cuda = self;
-    *caps = (rft_device_caps){.needs_pinned = true,
+    *caps = (rft_device_caps){.stable_arena = cuda->ranges != NULL,
+                              .chunk_bytes = rft_cuda_ranges_chunk(cuda->ranges),
+                              .needs_pinned = true,
                               .shares = rft_cuda_can_share(cuda),
                               .batch_most = RFT_CUDA_BATCH_MOST,
                               .numa_node = cuda->facts.numa_node,
@@ -90,6 +95,32 @@ static refit_status cuda_memory_check(void *self, const void *memory, uint64_t b
 {
     rft_cuda_device *cuda = self;
     RFT_CUDA_VISIT(cuda, error, rft_cuda_memory_check(cuda, memory, bytes, whole, error));
+}
+
+static refit_status cuda_reserve(void *self, uint64_t bytes, void **out, uint64_t *granule,
+                                 refit_error *error)
+{
+    rft_cuda_device *cuda = self;
+    RFT_CUDA_VISIT(cuda, error, rft_cuda_reserve(cuda, bytes, out, granule, error));
+}
+
+static refit_status cuda_commit(void *self, void *base, uint64_t bytes, refit_error *error)
+{
+    rft_cuda_device *cuda = self;
+    RFT_CUDA_VISIT(cuda, error, rft_cuda_commit(cuda, base, bytes, error));
+}
+
+static refit_status cuda_decommit(void *self, void *base, uint64_t bytes, uint64_t *freed,
+                                  refit_error *error)
+{
+    rft_cuda_device *cuda = self;
+    RFT_CUDA_VISIT(cuda, error, rft_cuda_decommit(cuda, base, bytes, freed, error));
+}
+
+static void cuda_unreserve(void *self, void *base, uint64_t bytes)
+{
+    (void)bytes;
+    rft_cuda_unreserve(self, base);
 }
 
 static refit_status cuda_host_pin(void *self, void *memory, uint64_t bytes, refit_error *error)
@@ -223,6 +254,10 @@ static const rft_device_ops cuda_ops = {
     .memory_alloc = cuda_memory_alloc,
     .memory_free = cuda_memory_free,
     .memory_check = cuda_memory_check,
+    .reserve = cuda_reserve,
+    .commit = cuda_commit,
+    .decommit = cuda_decommit,
+    .unreserve = cuda_unreserve,
     .host_pin = cuda_host_pin,
     .host_unpin = cuda_host_unpin,
     .stream_open = cuda_stream_open,

@@ -11,25 +11,30 @@
 typedef struct device_kind {
     const char *name;
     const char *spec;
-    bool faulty; /* inside the faulty device */
+    const char *chunk; /* offload.chunk_bytes */
+    bool faulty;       /* inside the faulty device */
     bool strict;
     unsigned depth;
 } device_kind;
 
-/* A GPU's queue takes about a thousand pieces of work. */
+/* A GPU's queue takes about a thousand pieces of work. Its pages are 2 MiB, so that chunks are one
+ * page or several. */
 static const device_kind kinds[] = {
-    {"host", "host:capacity=64MiB", false, true, 9000},
-    {"faulty_host", "host:capacity=64MiB", true, true, 9000},
+    {"host", "host:capacity=64MiB", "256MiB", false, true, 9000},
+    {"faulty_host", "host:capacity=64MiB", "256MiB", true, true, 9000},
 };
 static const device_kind cuda_kinds[] = {
-    {"cuda", "cuda:0:capacity=64MiB", false, false, 500},
-    {"faulty_cuda", "cuda:0:capacity=64MiB", true, false, 500},
+    {"cuda", "cuda:0:capacity=64MiB", "2MiB", false, false, 500},
+    {"faulty_cuda", "cuda:0:capacity=64MiB", "8MiB", true, false, 500},
 };
 
 static refit_status open_device(const device_kind *kind, fixture *on)
 {
-    if (kind->faulty) return faulty_device_open(kind->spec, &on->device, &on->error);
-    return refit_device_open(kind->spec, NULL, &on->device, &on->error);
+    refit_config config;
+    refit_config_init(&config, sizeof config);
+    RFT_TRY(refit_config_set(&config, "offload.chunk_bytes", kind->chunk, &on->error));
+    return kind->faulty ? faulty_device_open_with(kind->spec, &config, &on->device, &on->error)
+                        : refit_device_open(kind->spec, &config, &on->device, &on->error);
 }
 
 /* cmocka hands the kind in as the initial state; the test sees the fixture. */

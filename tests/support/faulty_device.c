@@ -420,12 +420,18 @@ static const rft_device_ops faulty_ops = {
 
 refit_status faulty_device_open(const char *spec, refit_device **out, refit_error *error)
 {
+    return faulty_device_open_with(spec, NULL, out, error);
+}
+
+refit_status faulty_device_open_with(const char *spec, const refit_config *config,
+                                     refit_device **out, refit_error *error)
+{
     faulty_device *faulty = calloc(1, sizeof *faulty);
     refit_status status;
     assert_non_null(faulty);
     RFT_TRY_GOTO(rft_mutex_open(&faulty->lock, error), undo_memory);
     RFT_TRY_GOTO(rft_cond_open(&faulty->go, error), undo_lock);
-    RFT_TRY_GOTO(refit_device_open(spec, NULL, &faulty->inner, error), undo_cond);
+    RFT_TRY_GOTO(refit_device_open(spec, config, &faulty->inner, error), undo_cond);
     status = rft_device_make(&faulty_ops, faulty, out, error);
     if (status != REFIT_OK) faulty_close(faulty);
     return status;

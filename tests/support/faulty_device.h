@@ -41,8 +41,10 @@ typedef enum faulty_slot {
 
 #define FAULTY_ALWAYS UINT32_MAX
 
-/* Opens `spec` and wraps it. */
+/* Opens `spec` and wraps it; `config` may be NULL. */
 refit_status faulty_device_open(const char *spec, refit_device **out, refit_error *error);
+refit_status faulty_device_open_with(const char *spec, const refit_config *config,
+                                     refit_device **out, refit_error *error);
 
 /* The nth call of `slot` from now on (1: the next one) answers `status` and does nothing. One order
  * per slot: a new one takes the place of the old one. */

@@ -91,6 +91,8 @@ typedef struct refit_config {
     uint32_t offload_copy_threads; /* host device: threads that share one batch of copies; 0: one
                                       per core, at most 8 */
     uint64_t offload_piece_bytes;  /* larger copies are cut, so that small ones are not held up */
+    uint64_t offload_chunk_bytes;  /* memory of arenas on a GPU comes and goes in such; a power of
+                                      two */
     uint32_t offload_batch;        /* most copies in one submission */
     uint8_t offload_verify; /* digest each region on the way out and check it on the way back */
     uint32_t offload_timeout_ms; /* a controller waits no longer for states to leave or return */
