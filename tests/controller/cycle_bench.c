@@ -9,7 +9,7 @@ static int release_memory(void *user, refit_region_id region, void *memory, uint
     cycle_bench *on = user;
     (void)region;
     if (on->fail_release > 0) return on->fail_release--;
-    memset(memory, 0xDD, bytes);
+    test_fill(faulty_device_inner(on->device), memory, 0xDD, bytes);
     on->memory = NULL;
     return refit_memory_free(on->device, memory, NULL) == REFIT_OK ? 0 : 1;
 }
@@ -34,7 +34,7 @@ static void open_offloader(cycle_bench *on)
     for (size_t i = 0; i < BENCH_BYTES; i++) {
         on->expected[i] = (unsigned char)(i * 31 + i / 251);
     }
-    memcpy(on->memory, on->expected, BENCH_BYTES);
+    test_write(faulty_device_inner(on->device), memory, on->expected, BENCH_BYTES);
     assert_ok(refit_offloader_open(on->device, &on->config, &on->offloader, &on->error));
     refit_region_desc region = {
         .size = sizeof region, .name = "moments", .memory = memory, .bytes = BENCH_BYTES};
@@ -63,7 +63,7 @@ void bench_open(cycle_bench *on, bool with_offloader, bool with_publisher)
     memset(on, 0, sizeof *on);
     refit_config_init(&on->config, sizeof on->config);
     assert_ok(refit_config_set(&on->config, "offload.timeout_ms", "20s", &on->error));
-    assert_ok(faulty_device_open("host:capacity=16MiB", &on->device, &on->error));
+    assert_ok(faulty_device_open(test_device_spec("host:capacity=16MiB"), &on->device, &on->error));
     if (with_offloader) open_offloader(on);
     if (with_publisher) open_publisher(on);
     assert_ok(refit_controller_open(on->offloader, on->publisher, &on->config, &on->controller,
@@ -79,12 +79,13 @@ void bench_close(cycle_bench *on)
     assert_ok(refit_offloader_close(on->offloader, &on->error));
     assert_ok(refit_memory_free(on->device, on->memory, &on->error));
     assert_ok(refit_device_close(on->device, &on->error));
+    assert_true(test_device_quiet());
 }
 
 void bench_check(const cycle_bench *on)
 {
     assert_non_null(on->memory);
-    assert_memory_equal(on->memory, on->expected, BENCH_BYTES);
+    assert_device_equal(faulty_device_inner(on->device), on->memory, on->expected, BENCH_BYTES);
 }
 
 refit_status bench_publish(cycle_bench *on, uint64_t version)

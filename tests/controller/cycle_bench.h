@@ -15,6 +15,7 @@
 #include <refit.h>
 
 #include "tests/support/faulty_device.h"
+#include "tests/support/test_device.h"
 
 #define assert_ok(call) assert_int_equal((call), REFIT_OK)
 

@@ -128,8 +128,9 @@ static void a_joined_stream_waits_on_the_device(void **state)
     (void)state;
     cycle_bench on;
     refit_stream_ref stream;
-    unsigned char copy[BENCH_BYTES];
     bench_open(&on, true, true);
+    refit_device *plain = faulty_device_inner(on.device);
+    unsigned char *copy = test_host_alloc(plain, BENCH_BYTES);
     assert_ok(refit_stream_open(on.device, &stream, &on.error));
     assert_ok(clear(&on));
     faulty_device_stop(on.device);
@@ -141,6 +142,7 @@ static void a_joined_stream_waits_on_the_device(void **state)
     faulty_device_go(on.device);
     assert_ok(refit_stream_wait(on.device, stream, 20000, &on.error));
     assert_memory_equal(copy, on.expected, BENCH_BYTES);
+    test_host_free(plain, copy, BENCH_BYTES);
     assert_ok(clear(&on));
     finish_cycle(&on);
     assert_ok(refit_stream_close(on.device, stream, &on.error));

@@ -1,12 +1,12 @@
 /* The frame of the conformance suite. A new device is one more row in `kinds`. */
 #include "tests/device/every_device.h"
 
-#include <dlfcn.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "tests/support/faulty_device.h"
+#include "tests/support/test_device.h"
 
 typedef struct device_kind {
     const char *name;
@@ -55,20 +55,6 @@ static int set_up(void **state)
     return 0;
 }
 
-/* What the fake driver, if that is the one in use, has seen go wrong. */
-static bool driver_complains(void)
-{
-    void *library = dlopen("libcuda.so.1", RTLD_NOW | RTLD_NOLOAD);
-    if (library == NULL) return false;
-    const char *(*violation)(void);
-    void *function = dlsym(library, "fake_cuda_violation");
-    memcpy(&violation, &function, sizeof violation);
-    dlclose(library);
-    if (function == NULL || violation()[0] == '\0') return false;
-    print_error("the driver's rules were broken: %s\n", violation());
-    return true;
-}
-
 static int tear_down(void **state)
 {
     fixture *on = *state;
@@ -76,7 +62,7 @@ static int tear_down(void **state)
     if (status == REFIT_OK) status = refit_device_close(on->device, &on->error);
     if (status != REFIT_OK) print_error("%s\n", on->error.text);
     free(on);
-    return status == REFIT_OK && !driver_complains() ? 0 : -1;
+    return status == REFIT_OK && test_device_quiet() ? 0 : -1;
 }
 
 static int run_on(const device_kind *kind, const char *name, const struct CMUnitTest *tests,
@@ -92,6 +78,7 @@ static int run_on(const device_kind *kind, const char *name, const struct CMUnit
         framed[i].initial_state = (void *)(uintptr_t)kind;
     }
     snprintf(group, sizeof group, "%s_on_%s", name, kind->name);
+    print_message("[  DEVICE  ] %s\n", kind->name);
     int failed = _cmocka_run_group_tests(group, framed, count, NULL, NULL);
     free(framed);
     return failed;
@@ -99,7 +86,7 @@ static int run_on(const device_kind *kind, const char *name, const struct CMUnit
 
 int run_on_every_device(const char *name, const struct CMUnitTest *tests, size_t count)
 {
-    const device_kind *chosen = getenv("REFIT_TEST_CUDA") == NULL ? kinds : cuda_kinds;
+    const device_kind *chosen = test_on_cuda() ? cuda_kinds : kinds;
     return run_on(&chosen[0], name, tests, count) + run_on(&chosen[1], name, tests, count);
 }
 
@@ -139,20 +126,12 @@ void gate_close(stream_gate *gate)
 
 void *steady_alloc(fixture *on, uint64_t bytes)
 {
-    void *memory = NULL;
-    assert_int_equal(posix_memalign(&memory, 4096, (bytes + 4095) / 4096 * 4096), 0);
-    if (rft_device_get_caps(on->device).needs_pinned) {
-        assert_ok(rft_device_host_pin(on->device, memory, bytes, &on->error));
-    }
-    return memory;
+    return test_host_alloc(on->device, bytes);
 }
 
 void steady_free(fixture *on, void *memory, uint64_t bytes)
 {
-    if (rft_device_get_caps(on->device).needs_pinned) {
-        rft_device_host_unpin(on->device, memory, bytes);
-    }
-    free(memory);
+    test_host_free(on->device, memory, bytes);
 }
 
 static unsigned char pattern_byte(uint64_t at, unsigned seed)

@@ -2,9 +2,8 @@
  * The conformance suite's frame: the same tests on every device there is, and again on the faulty
  * device, which must add nothing as long as nothing is ordered.
  *
- * REFIT_TEST_CUDA says which devices: unset, the host device; "fake", the CUDA device on the fake
- * driver, which must be the libcuda.so.1 that is found first, and must find nothing to complain of;
- * "real", the CUDA device on GPU 0.
+ * Which devices, tests/support/test_device.h says. The fake driver must find nothing to complain
+ * of.
  *
  * A test gets a device with a capacity of DEVICE_BYTES and one open stream. A test program lists
  * its tests and calls run_on_every_device.

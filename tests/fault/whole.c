@@ -66,7 +66,7 @@ static int release_memory(void *user, refit_region_id region, void *memory, uint
 {
     whole *on = user;
     if (on->fail_release > 0 && --on->fail_release == 0) return 17;
-    memset(memory, 0xDD, bytes);
+    test_fill(faulty_device_inner(on->device), memory, 0xDD, bytes);
     if (refit_memory_free(on->device, memory, NULL) != REFIT_OK) return 1;
     on->regions[region].memory = NULL;
     return 0;
@@ -91,7 +91,8 @@ static refit_status region_add(whole *on, uint32_t at)
     } else {
         RFT_TRY(refit_memory_alloc(on->device, whole_region_bytes[at], &memory, &on->error));
     }
-    on->regions[at].memory = memset(memory, 0, whole_region_bytes[at]);
+    test_fill(faulty_device_inner(on->device), memory, 0, whole_region_bytes[at]);
+    on->regions[at].memory = memory;
     snprintf(name, sizeof name, "state.%u", at);
     refit_region_desc desc = {.size = sizeof desc,
                               .name = name,
@@ -151,7 +152,7 @@ static void configure(whole *on, whole_path path, const char *const *settings)
 
 static refit_status device_open(whole *on)
 {
-    RFT_TRY(faulty_device_open("host:capacity=8MiB", &on->device, &on->error));
+    RFT_TRY(faulty_device_open(test_device_spec("host:capacity=8MiB"), &on->device, &on->error));
     if (on->order == NULL) return REFIT_OK;
     if (on->order->later) {
         faulty_device_fail_later(on->device, on->order->slot, on->order->nth, on->order->status);
@@ -267,4 +268,5 @@ void whole_close(whole *on)
     CLOSE(on, refit_device_close(on->device, &on->error));
     on->device = NULL;
     memory_drop(on);
+    assert_true(test_device_quiet());
 }

@@ -26,6 +26,7 @@
 #include "tests/support/crew.h"
 #include "tests/support/faulty_device.h"
 #include "tests/support/sample_version.h"
+#include "tests/support/test_device.h"
 
 #define WHOLE_REGIONS  6
 #define WHOLE_VERSIONS 64u

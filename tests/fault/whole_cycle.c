@@ -36,7 +36,8 @@ refit_status whole_step(whole *on)
 {
     for (uint32_t at = 0; at < WHOLE_REGIONS; at++) {
         fill(on, on->regions[at].expected, whole_region_bytes[at]);
-        memcpy(on->regions[at].memory, on->regions[at].expected, whole_region_bytes[at]);
+        test_write(faulty_device_inner(on->device), on->regions[at].memory,
+                   on->regions[at].expected, whole_region_bytes[at]);
     }
     /* The first tensor changes every other time, so that there is something to leave out. */
     uint64_t from = on->version % 2 == 0 ? 0 : whole_weight_offset(1);
@@ -134,8 +135,8 @@ void whole_check_states(const whole *on)
     for (uint32_t at = 0; at < WHOLE_REGIONS; at++) {
         if (whole_policies[at] != REFIT_KEEP) continue;
         assert_non_null(on->regions[at].memory);
-        assert_memory_equal(on->regions[at].memory, on->regions[at].expected,
-                            whole_region_bytes[at]);
+        assert_device_equal(faulty_device_inner(on->device), on->regions[at].memory,
+                            on->regions[at].expected, whole_region_bytes[at]);
     }
 }
 

@@ -19,7 +19,7 @@ static int release_memory(void *user, refit_region_id region, void *memory, uint
 {
     rig *on = user;
     if (++on->releases == on->fail_release) return 17;
-    memset(memory, 0xDD, bytes);
+    test_fill(on->plain, memory, 0xDD, bytes);
     if (refit_memory_free(on->device, memory, NULL) != REFIT_OK) return 1;
     on->regions[region].memory = NULL;
     return 0;
@@ -30,7 +30,7 @@ static int acquire_memory(void *user, refit_region_id region, uint64_t bytes, vo
     rig *on = user;
     if (++on->acquires == on->fail_acquire) return 18;
     if (refit_memory_alloc(on->device, bytes, memory, NULL) != REFIT_OK) return 1;
-    memset(*memory, 0xEE, bytes);
+    test_fill(on->plain, *memory, 0xEE, bytes);
     on->regions[region].memory = *memory;
     return 0;
 }
@@ -96,7 +96,8 @@ void rig_open_unsealed(rig *on, rig_memory memory, const char *const *settings)
     memset(on, 0, sizeof *on);
     on->random = UINT64_C(0x9E3779B97F4A7C15);
     set_up_config(on, settings);
-    assert_ok(faulty_device_open("host:capacity=64MiB", &on->device, &on->error));
+    assert_ok(faulty_device_open(test_device_spec("host:capacity=64MiB"), &on->device, &on->error));
+    on->plain = faulty_device_inner(on->device);
     assert_ok(refit_offloader_open(on->device, &on->config, &on->offloader, &on->error));
     if (memory == RIG_ARENA) {
         assert_ok(refit_arena_open(on->device, UINT64_C(4) << 20, &on->arena, &on->error));
@@ -128,8 +129,22 @@ void rig_close(rig *on)
         }
         free(on->regions[at].expected);
     }
+    for (size_t i = 0; i < RIG_EXTRA; i++) {
+        assert_ok(refit_memory_free(on->device, on->extra[i], &on->error));
+    }
     assert_ok(refit_arena_close(on->arena, &on->error));
     assert_ok(refit_device_close(on->device, &on->error));
+    assert_true(test_device_quiet());
+}
+
+void *rig_extra(rig *on, uint64_t bytes)
+{
+    size_t at = 0;
+    while (on->extra[at] != NULL)
+        at++;
+    assert_true(at < RIG_EXTRA);
+    assert_ok(refit_memory_alloc(on->device, bytes, &on->extra[at], &on->error));
+    return on->extra[at];
 }
 
 void rig_fill(rig *on)
@@ -140,18 +155,22 @@ void rig_fill(rig *on)
             uint64_t word = next_random(on);
             memcpy(region->expected + i, &word, rft_min_u64(sizeof word, region->bytes - i));
         }
-        memcpy(region->memory, region->expected, region->bytes);
+        test_write(on->plain, region->memory, region->expected, region->bytes);
     }
 }
 
-static void check_zeroes(const rig_region *region)
+void rig_check(rig *on, uint32_t at)
 {
-    const unsigned char *bytes = region->memory;
-    uint64_t zeroes = 0;
-    while (zeroes < region->bytes && bytes[zeroes] == 0) {
-        zeroes++;
-    }
-    assert_int_equal(zeroes, region->bytes);
+    const rig_region *region = &on->regions[at];
+    assert_device_equal(on->plain, region->memory, region->expected, region->bytes);
+}
+
+static void check_zeroes(rig *on, const rig_region *region)
+{
+    unsigned char *zeroes = calloc(1, region->bytes);
+    assert_non_null(zeroes);
+    assert_device_equal(on->plain, region->memory, zeroes, region->bytes);
+    free(zeroes);
 }
 
 void rig_check_bytes(rig *on, bool zeroed)
@@ -159,9 +178,9 @@ void rig_check_bytes(rig *on, bool zeroed)
     for (uint32_t at = 0; at < RIG_REGIONS; at++) {
         const rig_region *region = &on->regions[at];
         assert_non_null(region->memory);
-        if (zeroed && region->policy == REFIT_ZERO) check_zeroes(region);
+        if (zeroed && region->policy == REFIT_ZERO) check_zeroes(on, region);
         if (zeroed && region->policy != REFIT_KEEP) continue;
-        assert_memory_equal(region->memory, region->expected, region->bytes);
+        rig_check(on, at);
     }
 }
 
@@ -182,9 +201,7 @@ void rig_restore(rig *on)
 void rig_check_kept(rig *on)
 {
     for (uint32_t at = 0; at < RIG_REGIONS; at++) {
-        const rig_region *region = &on->regions[at];
-        if (region->policy != REFIT_KEEP) continue;
-        assert_memory_equal(region->memory, region->expected, region->bytes);
+        if (on->regions[at].policy == REFIT_KEEP) rig_check(on, at);
     }
 }
 

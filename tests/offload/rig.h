@@ -22,9 +22,11 @@
 #include <refit.h>
 
 #include "tests/support/faulty_device.h"
+#include "tests/support/test_device.h"
 
 #define RIG_REGIONS 12
 #define RIG_GROUPS  4
+#define RIG_EXTRA   4
 #define PATIENCE_MS 20000u /* a deadline that only a hang reaches */
 
 #define assert_ok(call) assert_int_equal((call), REFIT_OK)
@@ -47,10 +49,12 @@ typedef struct rig_region {
 
 typedef struct rig {
     refit_device *device;
+    refit_device *plain; /* the one in it, for the test's own copies */
     refit_arena *arena;
     refit_config config;
     refit_offloader *offloader;
     rig_region regions[RIG_REGIONS];
+    void *extra[RIG_EXTRA]; /* of rig_extra */
     uint64_t random;
     uint32_t releases; /* calls of the hooks so far */
     uint32_t acquires;
@@ -68,12 +72,18 @@ void rig_open_unsealed(rig *on, rig_memory memory, const char *const *settings);
 /* Closes all; lets a stopped device go first. */
 void rig_close(rig *on);
 
+/* Device memory besides; rig_close frees it. */
+void *rig_extra(rig *on, uint64_t bytes);
+
 /* New random bytes on the device and in the copies. All regions are bound. */
 void rig_fill(rig *on);
 
 /* KEEP regions hold what was filled in, ZERO ones zeroes if they have been away (`zeroed`), else
  * what was filled in too. */
 void rig_check_bytes(rig *on, bool zeroed);
+
+/* One region holds what was filled in. */
+void rig_check(rig *on, uint32_t at);
 
 /* Only what KEEP regions hold. */
 void rig_check_kept(rig *on);

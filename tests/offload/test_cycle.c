@@ -19,7 +19,7 @@ static void cycle_three_times(rig_memory memory, const char *const *settings)
         rig_offload(&on);
         if (memory == RIG_BOUND) {
             for (uint32_t at = 0; at < RIG_REGIONS; at++) {
-                memset(on.regions[at].memory, 0xCC, on.regions[at].bytes);
+                test_fill(on.plain, on.regions[at].memory, 0xCC, on.regions[at].bytes);
             }
         }
         rig_restore(&on);
@@ -137,8 +137,7 @@ static void copies_wait_for_the_callers_stream(void **state)
     refit_stream_ref stream;
     rig_open(&on, RIG_BOUND, NULL);
     assert_ok(refit_stream_open(on.device, &stream, &on.error));
-    unsigned char *late = malloc(on.regions[3].bytes);
-    assert_non_null(late);
+    unsigned char *late = test_host_alloc(on.plain, on.regions[3].bytes);
     memset(late, 0x77, on.regions[3].bytes);
     faulty_device_stop(on.device);
     assert_ok(refit_stream_copy(on.device, stream, on.regions[3].memory, late, on.regions[3].bytes,
@@ -151,7 +150,7 @@ static void copies_wait_for_the_callers_stream(void **state)
     rig_restore(&on);
     memcpy(on.regions[3].expected, late, on.regions[3].bytes);
     rig_check_bytes(&on, true);
-    free(late);
+    test_host_free(on.plain, late, on.regions[3].bytes);
     assert_ok(refit_stream_close(on.device, stream, &on.error));
     rig_close(&on);
 }
@@ -192,7 +191,7 @@ static void host_bytes_exceed_the_payload_by_less_than_a_percent(void **state)
     refit_offloader *offloader;
     refit_error error;
     void *memory[COUNT];
-    assert_ok(refit_device_open("host", NULL, &device, &error));
+    assert_ok(test_device_open("host", &device, &error));
     assert_ok(refit_offloader_open(device, NULL, &offloader, &error));
     for (uint32_t i = 0; i < COUNT; i++) {
         char name[8] = {(char)('A' + i / 10), (char)('0' + i % 10), '\0'};

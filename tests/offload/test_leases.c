@@ -34,7 +34,7 @@ static void a_lease_outlives_the_way_back(const char *const *settings)
     check_image(&on, first);
     rig_restore(&on);
     for (uint32_t at = 0; at < RIG_REGIONS; at++) {
-        *(unsigned char *)on.regions[at].memory ^= 0xFF;
+        test_fill(on.plain, on.regions[at].memory, 0xFF, on.regions[at].bytes);
     }
     check_image(&on, first);
     refit_lease_release(first);

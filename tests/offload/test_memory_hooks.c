@@ -124,7 +124,7 @@ static void a_caller_may_move_a_resident_storage(void **state)
     void *memory;
     rig_open(&on, RIG_BOUND, NULL);
     assert_ok(refit_memory_alloc(on.device, on.regions[3].bytes, &memory, &on.error));
-    memcpy(memory, on.regions[3].memory, on.regions[3].bytes);
+    test_write(on.plain, memory, on.regions[3].memory, on.regions[3].bytes);
     assert_ok(refit_offloader_bind(on.offloader, 3, memory, &on.error));
     assert_ok(refit_memory_free(on.device, on.regions[3].memory, &on.error));
     on.regions[3].memory = memory;
@@ -208,11 +208,11 @@ static void a_piece_left_without_memory_gets_it_again(void **state)
     assert_int_equal(refit_offloader_add(second, &desc, &id, &on.error), REFIT_ERR_DEVICE_MEMORY);
     assert_int_equal(refit_offloader_count(second), 0);
     assert_ok(refit_offloader_add(second, &desc, &id, &on.error));
-    memcpy(desc.memory, on.regions[2].expected, desc.bytes);
+    test_write(on.plain, desc.memory, on.regions[2].expected, desc.bytes);
     assert_ok(refit_offloader_seal(second, &on.error));
     rig_offload(&on);
     rig_restore(&on);
-    assert_memory_equal(desc.memory, on.regions[2].expected, desc.bytes);
+    rig_check(&on, 2);
     rig_close(&on);
 }
 

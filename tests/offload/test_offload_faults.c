@@ -37,7 +37,7 @@ static void check_places(rig *on)
         if (info.place != REFIT_ON_DEVICE || info.policy != REFIT_KEEP) continue;
         assert_int_equal(info.bound, 1);
         assert_ptr_equal(info.memory, on->regions[at].memory);
-        assert_memory_equal(info.memory, on->regions[at].expected, info.bytes);
+        rig_check(on, at);
     }
 }
 
@@ -209,7 +209,7 @@ static void groups_that_arrived_are_not_restored_again(void **state)
     faulty_device_fail_later(on.device, FAULTY_COPY_BATCH, batches, REFIT_ERR_COPY);
     assert_ok(refit_offloader_restore(on.offloader, REFIT_STREAM_NONE, &future, &on.error));
     assert_ok(refit_future_wait_group(future, 0, PATIENCE_MS, &on.error));
-    memset(on.regions[8].memory, 0x11, on.regions[8].bytes);
+    test_fill(on.plain, on.regions[8].memory, 0x11, on.regions[8].bytes);
     memset(on.regions[8].expected, 0x11, on.regions[8].bytes);
     assert_int_equal(refit_offloader_finish(on.offloader, PATIENCE_MS, &on.error), REFIT_ERR_COPY);
     assert_int_equal(refit_offloader_finish(on.offloader, PATIENCE_MS, &on.error), REFIT_ERR_COPY);
@@ -235,8 +235,8 @@ static void a_stream_that_failed_before_is_not_copied_after(void **state)
     rig_open(&on, RIG_BOUND, NULL);
     assert_ok(refit_stream_open(on.device, &stream, &on.error));
     faulty_device_fail_later(on.device, FAULTY_COPY_BATCH, 1, REFIT_ERR_COPY);
-    char scratch[16] = {0};
-    assert_ok(refit_stream_copy(on.device, stream, scratch, "0123456789abcde", 16, &on.error));
+    assert_ok(
+        refit_stream_copy(on.device, stream, rig_extra(&on, 16), "0123456789abcde", 16, &on.error));
     assert_ok(refit_offloader_offload(on.offloader, stream, NULL, &on.error));
     assert_int_equal(refit_offloader_finish(on.offloader, PATIENCE_MS, &on.error), REFIT_ERR_COPY);
     assert_int_equal(rig_state(&on), REFIT_FAILED);

@@ -55,17 +55,16 @@ static void it_waits_for_the_callers_stream(void **state)
     refit_stream_ref stream;
     rig_open(&on, RIG_BOUND, pageable);
     assert_ok(refit_stream_open(on.device, &stream, &on.error));
-    unsigned char *late = malloc(on.regions[8].bytes);
-    assert_non_null(late);
+    unsigned char *late = test_host_alloc(on.plain, on.regions[8].bytes);
     memset(late, 0x3C, on.regions[8].bytes);
     assert_ok(refit_stream_copy(on.device, stream, on.regions[8].memory, late, on.regions[8].bytes,
                                 &on.error));
     assert_ok(refit_offloader_offload(on.offloader, stream, NULL, &on.error));
-    memset(on.regions[8].memory, 0, on.regions[8].bytes);
+    test_fill(on.plain, on.regions[8].memory, 0, on.regions[8].bytes);
     memcpy(on.regions[8].expected, late, on.regions[8].bytes);
     rig_restore(&on);
     rig_check_bytes(&on, true);
-    free(late);
+    test_host_free(on.plain, late, on.regions[8].bytes);
     assert_ok(refit_stream_close(on.device, stream, &on.error));
     rig_close(&on);
 }

@@ -29,8 +29,7 @@ static void zeroed_regions_return_zeroed(const char *const *settings)
     rig_offload(&on);
     rig_restore(&on);
     rig_check_bytes(&on, true);
-    const unsigned char *discarded = on.regions[DISCARDED].memory;
-    assert_int_equal(discarded[0], 0xEE);
+    assert_device_equal(on.plain, on.regions[DISCARDED].memory, "\xEE", 1);
     rig_close(&on);
 }
 
@@ -77,20 +76,21 @@ static void kept_regions_may_leave_while_accumulating(void **state)
 {
     (void)state;
     rig on;
-    unsigned char grads[1000];
+    const unsigned char right[1000] = {[999] = 0x21};
     refit_region_id id;
     rig_open_unsealed(&on, RIG_BOUND, NULL);
     assert_ok(refit_offloader_clear(on.offloader, &on.error));
+    void *grads = rig_extra(&on, sizeof right);
     refit_region_desc desc = {
-        .size = sizeof desc, .name = "grads", .memory = grads, .bytes = sizeof grads};
+        .size = sizeof desc, .name = "grads", .memory = grads, .bytes = sizeof right};
     assert_ok(refit_offloader_add(on.offloader, &desc, &id, &on.error));
     assert_ok(refit_offloader_seal(on.offloader, &on.error));
     assert_ok(refit_offloader_set_accumulating(on.offloader, 1, &on.error));
-    memset(grads, 0x21, sizeof grads);
+    test_write(on.plain, grads, right, sizeof right);
     rig_offload(&on);
-    memset(grads, 0, sizeof grads);
+    test_fill(on.plain, grads, 0xEE, sizeof right);
     rig_restore(&on);
-    assert_int_equal(grads[999], 0x21);
+    assert_device_equal(on.plain, grads, right, sizeof right);
     rig_close(&on);
 }
 

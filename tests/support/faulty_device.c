@@ -445,6 +445,11 @@ undo_memory:
     return status;
 }
 
+refit_device *faulty_device_inner(refit_device *device)
+{
+    return faulty_of(device)->inner;
+}
+
 static void give_order(refit_device *device, faulty_slot slot, order given)
 {
     faulty_device *faulty = faulty_of(device);

@@ -61,6 +61,9 @@ void faulty_device_fail_times(refit_device *device, faulty_slot slot, uint32_t n
 void faulty_device_fail_later(refit_device *device, faulty_slot slot, uint32_t nth,
                               refit_status status);
 
+/* The one inside, which meets no order and counts no call. */
+refit_device *faulty_device_inner(refit_device *device);
+
 /* From now on streams stop before each copy or zero that is put on them, until faulty_device_go.
  * What waits for them gets REFIT_ERR_TIMEOUT meanwhile. REFIT_STREAM_NONE does not stop. A stream
  * cannot be closed while it stands: go first. */

@@ -13,19 +13,22 @@
 #include "base/clock.h"
 #include "base/thread.h"
 #include "tests/support/faulty_device.h"
+#include "tests/support/test_device.h"
 #include "transfer/mover.h"
 
 #define WAIT_MS 20000
 #define PIECES  4
 #define BYTES   3000
+#define ALL     (PIECES * BYTES)
 
 typedef struct fixture {
     refit_device *device;
+    refit_device *plain;     /* the one in it */
     refit_stream_ref stream; /* the caller's */
     rft_mover *mover;
     rft_plan plan;
-    char from[PIECES * BYTES];
-    char to[PIECES * BYTES];
+    char *from; /* host memory */
+    char *to;   /* device memory, and one byte more */
 } fixture;
 
 static fixture all;
@@ -49,10 +52,15 @@ static void fill_plan(void)
 static int set_up(void **state)
 {
     (void)state;
+    void *memory;
     memset(&all, 0, sizeof all);
-    memset(all.from, 'a', sizeof all.from);
-    memset(all.to, '.', sizeof all.to);
-    assert_int_equal(faulty_device_open("host", &all.device, NULL), REFIT_OK);
+    assert_int_equal(faulty_device_open(test_device_spec("host"), &all.device, NULL), REFIT_OK);
+    all.plain = faulty_device_inner(all.device);
+    assert_int_equal(refit_memory_alloc(all.device, ALL + 1, &memory, NULL), REFIT_OK);
+    all.to = memory;
+    all.from = test_host_alloc(all.plain, ALL);
+    memset(all.from, 'a', ALL);
+    test_fill(all.plain, all.to, '.', ALL + 1);
     assert_int_equal(refit_stream_open(all.device, &all.stream, NULL), REFIT_OK);
     assert_int_equal(rft_mover_open(all.device, 0, &all.mover, NULL), REFIT_OK);
     assert_int_equal(rft_plan_open(&all.plan, &limits, NULL), REFIT_OK);
@@ -67,6 +75,9 @@ static int tear_down(void **state)
     rft_plan_close(&all.plan);
     assert_int_equal(rft_mover_close(all.mover, WAIT_MS, NULL), REFIT_OK);
     assert_int_equal(refit_stream_close(all.device, all.stream, NULL), REFIT_OK);
+    test_host_free(all.plain, all.from, ALL);
+    assert_int_equal(refit_memory_free(all.device, all.to, NULL), REFIT_OK);
+    assert_true(test_device_quiet());
     return refit_device_close(all.device, NULL) == REFIT_OK ? 0 : -1;
 }
 
@@ -77,9 +88,9 @@ static refit_status start(refit_stream_ref after)
 
 static void assert_moved(void)
 {
-    for (size_t i = 0; i < sizeof all.to; i++) {
-        assert_int_equal(all.to[i], i < (PIECES - 1) * BYTES ? 'a' : 0);
-    }
+    char expected[ALL] = {0};
+    memset(expected, 'a', ALL - BYTES);
+    assert_device_equal(all.plain, all.to, expected, ALL);
 }
 
 static void bytes_are_moved_and_zeroed(void **state)
@@ -109,53 +120,52 @@ static void plan_of_nothing_is_done_at_once(void **state)
     assert_int_equal(rft_plan_fill(&all.plan, NULL, 0, NULL), REFIT_OK);
     assert_int_equal(start(all.stream), REFIT_OK);
     assert_int_equal(rft_mover_wait(all.mover, WAIT_MS, NULL), REFIT_OK);
-    assert_int_equal(all.to[0], '.');
+    assert_device_equal(all.plain, all.to, ".", 1);
 }
 
 static void write_source(void *user)
 {
     (void)user;
-    memset(all.from, 'b', sizeof all.from);
+    memset(all.from, 'b', ALL);
 }
 
 /* The caller's stream stands before a copy and then writes the source: the mover reads it after. */
 static void copies_wait_for_the_caller_s_stream(void **state)
 {
     (void)state;
-    char scratch[2] = {1, 0};
     faulty_device_stop(all.device);
-    assert_int_equal(refit_stream_copy(all.device, all.stream, scratch + 1, scratch, 1, NULL),
+    assert_int_equal(refit_stream_copy(all.device, all.stream, all.to + ALL, all.from, 1, NULL),
                      REFIT_OK);
     assert_int_equal(refit_stream_call(all.device, all.stream, write_source, NULL, NULL), REFIT_OK);
     assert_int_equal(start(all.stream), REFIT_OK);
     assert_int_equal(rft_mover_wait(all.mover, 0, NULL), REFIT_ERR_TIMEOUT);
     faulty_device_go(all.device);
     assert_int_equal(rft_mover_wait(all.mover, WAIT_MS, NULL), REFIT_OK);
-    assert_int_equal(all.to[0], 'b');
+    assert_device_equal(all.plain, all.to, "b", 1);
 }
 
-static void check_target(void *user)
+/* What the caller's stream finds there. */
+static void look(char *seen)
 {
-    *(char *)user = all.to[0];
+    assert_int_equal(refit_stream_copy(all.device, all.stream, seen, all.to, 1, NULL), REFIT_OK);
 }
 
 static void caller_s_stream_waits_for_the_copies(void **state)
 {
     (void)state;
-    char seen[2] = {0, 0};
+    char *seen = test_host_alloc(all.plain, 2);
     faulty_device_stop(all.device);
     assert_int_equal(start(REFIT_STREAM_NONE), REFIT_OK);
     assert_int_equal(rft_mover_join_group(all.mover, 0, all.stream, NULL), REFIT_OK);
-    assert_int_equal(refit_stream_call(all.device, all.stream, check_target, &seen[0], NULL),
-                     REFIT_OK);
+    look(&seen[0]);
     assert_int_equal(rft_mover_join(all.mover, all.stream, NULL), REFIT_OK);
-    assert_int_equal(refit_stream_call(all.device, all.stream, check_target, &seen[1], NULL),
-                     REFIT_OK);
+    look(&seen[1]);
     assert_int_equal(refit_stream_wait(all.device, all.stream, 0, NULL), REFIT_ERR_TIMEOUT);
     faulty_device_go(all.device);
     assert_int_equal(refit_stream_wait(all.device, all.stream, WAIT_MS, NULL), REFIT_OK);
     assert_int_equal(seen[0], 'a');
     assert_int_equal(seen[1], 'a');
+    test_host_free(all.plain, seen, 2);
 }
 
 static void the_calling_thread_cannot_be_joined(void **state)

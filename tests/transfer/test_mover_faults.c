@@ -12,19 +12,22 @@
 
 #include "tests/support/failing_alloc.h"
 #include "tests/support/faulty_device.h"
+#include "tests/support/test_device.h"
 #include "transfer/mover.h"
 
 #define WAIT_MS 20000
 #define PIECES  4
 #define BYTES   1000
+#define ALL     (PIECES * BYTES)
 
 typedef struct fixture {
     refit_device *device;
+    refit_device *plain; /* the one in it */
     refit_stream_ref stream;
     rft_mover *mover;
     rft_plan plan;
-    char from[PIECES * BYTES];
-    char to[PIECES * BYTES];
+    char *from; /* host memory */
+    char *to;   /* device memory, and one byte more */
 } fixture;
 
 static fixture all;
@@ -51,9 +54,14 @@ static const uint32_t mixed[PIECES] = {0, 1, 0, 2};
 static int set_up(void **state)
 {
     (void)state;
+    void *memory;
     memset(&all, 0, sizeof all);
-    memset(all.from, 'a', sizeof all.from);
-    assert_int_equal(faulty_device_open("host", &all.device, NULL), REFIT_OK);
+    assert_int_equal(faulty_device_open(test_device_spec("host"), &all.device, NULL), REFIT_OK);
+    all.plain = faulty_device_inner(all.device);
+    assert_int_equal(refit_memory_alloc(all.device, ALL + 1, &memory, NULL), REFIT_OK);
+    all.to = memory;
+    all.from = test_host_alloc(all.plain, ALL);
+    memset(all.from, 'a', ALL);
     assert_int_equal(refit_stream_open(all.device, &all.stream, NULL), REFIT_OK);
     assert_int_equal(rft_mover_open(all.device, 0, &all.mover, NULL), REFIT_OK);
     assert_int_equal(rft_plan_open(&all.plan, &limits, NULL), REFIT_OK);
@@ -69,6 +77,9 @@ static int tear_down(void **state)
     rft_plan_close(&all.plan);
     assert_int_equal(rft_mover_close(all.mover, WAIT_MS, NULL), REFIT_OK);
     assert_int_equal(refit_stream_close(all.device, all.stream, NULL), REFIT_OK);
+    test_host_free(all.plain, all.from, ALL);
+    assert_int_equal(refit_memory_free(all.device, all.to, NULL), REFIT_OK);
+    assert_true(test_device_quiet());
     return refit_device_close(all.device, NULL) == REFIT_OK ? 0 : -1;
 }
 
@@ -85,10 +96,10 @@ static refit_status wait_group(uint32_t group)
 static void assert_next_start_works(void)
 {
     faulty_device_reset(all.device);
-    memset(all.to, 0, sizeof all.to);
+    test_fill(all.plain, all.to, 0, ALL);
     assert_int_equal(start(NULL), REFIT_OK);
     assert_int_equal(rft_mover_wait(all.mover, WAIT_MS, NULL), REFIT_OK);
-    assert_memory_equal(all.to, all.from, sizeof all.to);
+    assert_device_equal(all.plain, all.to, all.from, ALL);
 }
 
 static void copy_that_breaks_fails_its_group_and_the_whole(void **state)
@@ -125,9 +136,8 @@ static void failure_before_another_group_s_event_is_not_lost(void **state)
 static void failure_of_the_caller_s_work_is_the_operation_s(void **state)
 {
     (void)state;
-    char scratch[2] = {1, 0};
     faulty_device_fail_later(all.device, FAULTY_COPY_BATCH, 1, REFIT_ERR_COPY);
-    assert_int_equal(refit_stream_copy(all.device, all.stream, scratch + 1, scratch, 1, NULL),
+    assert_int_equal(refit_stream_copy(all.device, all.stream, all.to + ALL, all.from, 1, NULL),
                      REFIT_OK);
     assert_int_equal(start(NULL), REFIT_OK);
     assert_int_equal(wait_group(1), REFIT_ERR_COPY);
@@ -139,9 +149,8 @@ static void failure_of_the_caller_s_work_is_the_operation_s(void **state)
 static void failure_is_told_once_the_group_s_copies_are_over(void **state)
 {
     (void)state;
-    char scratch[2] = {1, 0};
     faulty_device_fail_later(all.device, FAULTY_COPY_BATCH, 1, REFIT_ERR_COPY);
-    assert_int_equal(refit_stream_copy(all.device, all.stream, scratch + 1, scratch, 1, NULL),
+    assert_int_equal(refit_stream_copy(all.device, all.stream, all.to + ALL, all.from, 1, NULL),
                      REFIT_OK);
     faulty_device_stop(all.device);
     assert_int_equal(start(NULL), REFIT_OK);
@@ -168,7 +177,7 @@ static void every_failure_to_issue_is_returned_and_drained(void **state)
             faulty_device_fail(all.device, slots[i], nth, REFIT_ERR_DEVICE);
             assert_int_equal(start(&error), REFIT_ERR_DEVICE);
             assert_int_equal(error.status, REFIT_ERR_DEVICE);
-            memset(all.to, 'x', sizeof all.to); /* no copy comes in between */
+            test_fill(all.plain, all.to, 'x', ALL); /* no copy comes in between */
             assert_int_equal(rft_mover_wait(all.mover, 0, NULL), REFIT_OK);
             assert_int_equal(rft_mover_finished_at(all.mover), 0);
             assert_next_start_works();
@@ -253,10 +262,9 @@ static void every_failure_to_open_leaves_nothing(void **state)
     assert_null(mover);
 }
 
-static refit_status move_once(refit_device *device)
+static refit_status move_once(refit_device *device, void *memory)
 {
-    static char bytes[2] = {'a', 0};
-    rft_piece piece = {.to = bytes + 1, .from = bytes, .bytes = 1};
+    rft_piece piece = {.to = memory, .from = "a", .bytes = 1};
     rft_plan plan;
     rft_mover *mover = NULL;
     RFT_TRY(rft_plan_open(&plan, &limits, NULL));
@@ -275,10 +283,13 @@ static void every_failed_allocation_is_an_error(void **state)
 {
     (void)state;
     for (uint64_t nth = 1;; nth++) {
+        void *memory = NULL;
         refit_device *device = NULL;
         failing_alloc_begin(nth);
-        refit_status status = refit_device_open("host", NULL, &device, NULL);
-        if (status == REFIT_OK) status = move_once(device);
+        refit_status status = test_device_open("host", &device, NULL);
+        if (status == REFIT_OK) status = refit_memory_alloc(device, 1, &memory, NULL);
+        if (status == REFIT_OK) status = move_once(device, memory);
+        if (memory != NULL) assert_int_equal(refit_memory_free(device, memory, NULL), REFIT_OK);
         assert_int_equal(refit_device_close(device, NULL), REFIT_OK);
         if (!failing_alloc_end()) break;
         assert_int_equal(status, REFIT_ERR_HOST_MEMORY);
