@@ -208,7 +208,11 @@ FAKE_EXPORTED unsigned fake_cuda_violations(void)
 
 FAKE_EXPORTED const char *fake_cuda_violation(void)
 {
-    return figures.violation;
+    static __thread char text[sizeof figures.violation];
+    fake_lock();
+    memcpy(text, figures.violation, sizeof text);
+    fake_unlock();
+    return text;
 }
 
 FAKE_EXPORTED void fake_cuda_forgive(void)

@@ -118,7 +118,7 @@ unsigned fake_cuda_leaks(void);
 uint64_t fake_cuda_used(int device); /* bytes */
 
 unsigned fake_cuda_violations(void);
-/* Of the latest, "" for none; valid until the next reset. */
+/* The latest, "" for none; the text is the calling thread's until it asks again. */
 const char *fake_cuda_violation(void);
 void fake_cuda_forgive(void);
 

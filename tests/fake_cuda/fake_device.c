@@ -65,8 +65,8 @@ static void reset(void)
     fake_kernels_reset();
     fake_vmm_reset();
     fake_host_reset();
-    fake_memory_reset();
     fake_ipc_reset();
+    fake_memory_reset();
     fake_contexts_reset();
     fake_devices_reset();
     fake_space_reset();

@@ -175,9 +175,11 @@ void fake_stream_drain(fake_stream *stream)
 
 bool fake_streams_use(uint64_t base, uint64_t bytes)
 {
-    for (const fake_stream *stream = streams; stream != NULL; stream = stream->next)
+    for (const fake_stream *stream = streams; stream != NULL; stream = stream->next) {
+        if (stream->context->lost != RFT_CU_SUCCESS) continue; /* it will not run */
         for (const fake_op *op = stream->first; op != NULL; op = op->next)
             if (op->uses != NULL && op->uses(op, base, bytes)) return true;
+    }
     return false;
 }
 

@@ -1,105 +1,255 @@
-/* The fake driver keeps NVIDIA's rules: what it refuses, what it orders, what it counts. */
-#include <dlfcn.h>
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stdlib.h>
+/* The fake driver keeps NVIDIA's rules of symbols, devices, contexts and scripted failures. */
+#include <pthread.h>
 #include <string.h>
+#include <sys/wait.h>
+#include <unistd.h>
 
-#include <cmocka.h>
+#include "fake_fixture.h"
 
-#include "device/cuda_driver.h"
-#include "fake_cuda.h"
-
-static rft_cuda_driver cu;
-static rft_cu_context context;
-
-static void *symbol_of(const char *name, int version, int *found, rft_cu_result *result)
+static void a_symbol_is_given_at_its_version_and_above(void **state)
 {
-    void *library = dlopen("libcuda.so.1", RTLD_NOW | RTLD_LOCAL);
-    assert_non_null(library);
-    rft_cu_get_proc_address_fn get;
-    void *address = dlsym(library, "cuGetProcAddress_v2");
-    assert_non_null(address);
-    memcpy(&get, &address, sizeof get);
-    void *function = NULL;
-    *result = get(name, &function, version, 0, found);
-    dlclose(library);
-    return function;
-}
-
-static void read_table(void)
-{
-    int found;
+    (void)state;
     rft_cu_result result;
-    void *function;
-#define READ(field, symbol, version, ...)                                                          \
-    function = symbol_of(symbol, version, &found, &result);                                        \
-    assert_int_equal(result, RFT_CU_SUCCESS);                                                      \
-    assert_non_null(function);                                                                     \
-    memcpy(&cu.field, &function, sizeof function);
-    RFT_CUDA_SYMBOLS(READ, READ)
-#undef READ
+    int found;
+    void *first = symbol_of("cuMemcpyBatchAsync", 12080, &result, &found);
+    void *second = symbol_of("cuMemcpyBatchAsync", 13000, &result, &found);
+    assert_non_null(first);
+    assert_non_null(second);
+    assert_ptr_not_equal(first, second);
+    assert_ptr_equal(symbol_of("cuMemcpyBatchAsync", 12090, &result, &found), first);
+    assert_null(symbol_of("cuMemcpyBatchAsync", 12000, &result, &found));
+    assert_cu(result);
+    assert_int_equal(found, RFT_CU_SYMBOL_TOO_NEW);
+    assert_null(symbol_of("cuMemcpyByPigeon", 13000, &result, &found));
+    assert_cu(result);
+    assert_int_equal(found, RFT_CU_SYMBOL_NOT_FOUND);
 }
 
-static int set_up(void **state)
+static void a_version_above_the_drivers_is_invalid(void **state)
 {
     (void)state;
-    fake_cuda_reset();
-    read_table();
-    assert_int_equal(cu.init(0), RFT_CU_SUCCESS);
-    assert_int_equal(cu.context_retain(&context, 0), RFT_CU_SUCCESS);
-    assert_int_equal(cu.context_push(context), RFT_CU_SUCCESS);
-    return 0;
+    rft_cu_result result;
+    int found, version;
+    fake_cuda_set_version(12080);
+    symbol_of("cuInit", 13000, &result, &found);
+    assert_int_equal(result, RFT_CU_INVALID_VALUE);
+    assert_non_null(symbol_of("cuMemcpyBatchAsync", 12080, &result, &found));
+    assert_cu(cu.driver_version(&version));
+    assert_int_equal(version, 12080);
+    fake_cuda_set_version(12020);
+    assert_null(symbol_of("cuMemcpyBatchAsync", 12020, &result, &found));
+    assert_int_equal(found, RFT_CU_SYMBOL_NOT_FOUND);
 }
 
-static int tear_down(void **state)
+static void a_hidden_symbol_is_not_found(void **state)
 {
     (void)state;
+    rft_cu_result result;
+    int found;
+    fake_cuda_hide("cuMemCreate", 0);
+    fake_cuda_hide("cuMemcpyBatchAsync", 13000);
+    assert_null(symbol_of("cuMemCreate", 13000, &result, &found));
+    assert_cu(result);
+    assert_int_equal(found, RFT_CU_SYMBOL_NOT_FOUND);
+    assert_non_null(symbol_of("cuMemcpyBatchAsync", 13000, &result, &found));
+}
+
+static void devices_say_what_they_are(void **state)
+{
+    (void)state;
+    int count, value;
+    rft_cu_device device;
+    rft_cu_uuid first, second;
+    size_t bytes;
+    char name[32];
+    assert_cu(cu.device_count(&count));
+    assert_int_equal(count, 2);
+    assert_cu(cu.device_get(&device, 1));
+    refuses(INVALID_DEVICE, cu.device_get(&device, 2));
+    assert_cu(cu.device_uuid(&first, 0));
+    assert_cu(cu.device_uuid(&second, 1));
+    assert_memory_not_equal(&first, &second, sizeof first);
+    assert_cu(cu.device_total(&bytes, 1));
+    assert_int_equal(bytes, 64 << 20);
+    assert_cu(cu.device_name(name, sizeof name, 1));
+    assert_string_equal(name, "Fake GPU 1");
+    assert_cu(cu.device_attribute(&value, RFT_CU_ATTR_CAPABILITY_MAJOR, 0));
+    assert_int_equal(value, 9);
+    fake_cuda_set_attribute(0, RFT_CU_ATTR_HOST_NUMA, 0, false);
+    refuses(INVALID_VALUE, cu.device_attribute(&value, RFT_CU_ATTR_HOST_NUMA, 0));
+}
+
+static void nothing_works_before_init(void **state)
+{
+    (void)state;
+    int count;
     rft_cu_context popped;
-    cu.context_pop(&popped);
-    cu.context_release(0);
-    assert_int_equal(fake_cuda_depth(), 0);
-    assert_int_equal(fake_cuda_leaks(), 0);
-    assert_string_equal(fake_cuda_violation(), "");
-    return 0;
+    assert_cu(cu.context_pop(&popped));
+    assert_cu(cu.context_release(0));
+    fake_cuda_reset();
+    refuses(NOT_INITIALIZED, cu.device_count(&count));
+    fake_cuda_set_devices(0);
+    refuses(NO_DEVICE, cu.init(0));
+    fake_cuda_set_devices(1);
+    assert_cu(cu.init(0));
+    assert_cu(cu.context_retain(&context, 0));
+    assert_cu(cu.context_push(context));
 }
 
-static rft_cu_ptr at(const void *memory)
-{
-    return (rft_cu_ptr)(uintptr_t)memory;
-}
-
-static void bytes_go_to_the_device_and_come_back(void **state)
+static void a_prohibited_device_gives_no_context(void **state)
 {
     (void)state;
-    enum { bytes = 100000 };
-    char *here = malloc(bytes), *back = calloc(1, bytes);
-    for (int i = 0; i < bytes; i++)
-        here[i] = (char)(i * 7);
-    rft_cu_ptr there;
-    rft_cu_stream stream;
-    assert_int_equal(cu.memory_alloc(&there, bytes), RFT_CU_SUCCESS);
-    assert_int_equal(cu.stream_open(&stream, RFT_CU_STREAM_NON_BLOCKING, 0), RFT_CU_SUCCESS);
-    assert_int_equal(cu.host_register(here, bytes, 0), RFT_CU_SUCCESS);
-    assert_int_equal(cu.host_register(back, bytes, 0), RFT_CU_SUCCESS);
-    assert_int_equal(cu.copy(there, at(here), bytes, stream), RFT_CU_SUCCESS);
-    assert_int_equal(cu.copy(at(back), there, bytes, stream), RFT_CU_SUCCESS);
-    fake_cuda_settle();
-    assert_memory_equal(here, back, bytes);
-    assert_int_equal(fake_cuda_pageable_copies(), 0);
-    assert_int_equal(fake_cuda_legacy_calls(NULL), 0);
-    assert_int_equal(cu.host_unregister(here), RFT_CU_SUCCESS);
-    assert_int_equal(cu.host_unregister(back), RFT_CU_SUCCESS);
-    assert_int_equal(cu.stream_close(stream), RFT_CU_SUCCESS);
-    assert_int_equal(cu.memory_free(there), RFT_CU_SUCCESS);
-    free(here);
-    free(back);
+    rft_cu_context other;
+    fake_cuda_set_attribute(1, RFT_CU_ATTR_COMPUTE_MODE, RFT_CU_MODE_PROHIBITED, true);
+    refuses(DEVICE_UNAVAILABLE, cu.context_retain(&other, 1));
+}
+
+static void contexts_are_a_stack_of_each_thread(void **state)
+{
+    (void)state;
+    rft_cu_context other, popped;
+    rft_cu_ptr memory;
+    assert_cu(cu.context_retain(&other, 1));
+    assert_cu(cu.context_push(other));
+    assert_int_equal(fake_cuda_depth(), 2);
+    assert_cu(cu.context_pop(&popped));
+    assert_ptr_equal(popped, other);
+    assert_cu(cu.context_pop(&popped));
+    refuses(INVALID_CONTEXT, cu.memory_alloc(&memory, 512));
+    refuses(INVALID_CONTEXT, cu.context_pop(&popped));
+    refuses(INVALID_CONTEXT, cu.context_push((rft_cu_context)(uintptr_t)4096));
+    assert_cu(cu.context_push(context));
+    assert_cu(cu.context_release(1));
+    refuses(INVALID_CONTEXT, cu.context_release(1));
+}
+
+static void *depth_elsewhere(void *user)
+{
+    *(unsigned *)user = fake_cuda_depth();
+    return NULL;
+}
+
+static void another_thread_has_no_context(void **state)
+{
+    (void)state;
+    pthread_t thread;
+    unsigned depth = 99;
+    assert_int_equal(pthread_create(&thread, NULL, depth_elsewhere, &depth), 0);
+    pthread_join(thread, NULL);
+    assert_int_equal(depth, 0);
+}
+
+static void a_context_that_ends_with_objects_in_it_is_a_violation(void **state)
+{
+    (void)state;
+    rft_cu_context other, popped;
+    rft_cu_ptr memory;
+    assert_cu(cu.context_retain(&other, 1));
+    assert_cu(cu.context_push(other));
+    memory = device_memory(512);
+    assert_cu(cu.context_release(1));
+    assert_violations(1);
+    fake_cuda_forgive();
+    refuses(CONTEXT_IS_DESTROYED, cu.memory_free(memory));
+    assert_cu(cu.context_retain(&other, 1));
+    assert_cu(cu.memory_free(memory));
+    assert_cu(cu.context_release(1));
+    assert_cu(cu.context_pop(&popped));
+}
+
+static void a_scripted_call_fails_so_often(void **state)
+{
+    (void)state;
+    rft_cu_ptr memory, second;
+    fake_cuda_fail("cuMemAlloc", 2, 2, RFT_CU_OUT_OF_MEMORY);
+    memory = device_memory(512);
+    refuses(OUT_OF_MEMORY, cu.memory_alloc(&second, 512));
+    refuses(OUT_OF_MEMORY, cu.memory_alloc(&second, 512));
+    assert_cu(cu.memory_alloc(&second, 512));
+    assert_int_equal(fake_cuda_calls("cuMemAlloc"), 4);
+    assert_cu(cu.memory_free(memory));
+    assert_cu(cu.memory_free(second));
+}
+
+static void a_star_means_every_call_that_ends_nothing(void **state)
+{
+    (void)state;
+    rft_cu_event event;
+    rft_cu_ptr memory = device_memory(512);
+    fake_cuda_fail("*", 1, 1, RFT_CU_UNKNOWN);
+    assert_cu(cu.memory_free(memory));
+    refuses(UNKNOWN, cu.event_open(&event, 0));
+    fake_cuda_fail("*", 1, 5, RFT_CU_UNKNOWN);
+    fake_cuda_forget_faults();
+    assert_cu(cu.event_open(&event, 0));
+    assert_cu(cu.event_close(event));
+}
+
+static void a_lost_context_answers_so_and_its_objects_can_be_ended(void **state)
+{
+    (void)state;
+    const char *name;
+    rft_cu_ptr memory = device_memory(4096), second;
+    rft_cu_stream stream = open_stream();
+    rft_cu_event event = open_event();
+    fake_cuda_lose(0, RFT_CU_ECC_UNCORRECTABLE);
+    refuses(ECC_UNCORRECTABLE, cu.memory_alloc(&second, 512));
+    refuses(ECC_UNCORRECTABLE, cu.event_query(event));
+    refuses(ECC_UNCORRECTABLE, cu.memory_free(memory));
+    refuses(ECC_UNCORRECTABLE, cu.event_close(event));
+    refuses(ECC_UNCORRECTABLE, cu.stream_close(stream));
+    assert_cu(cu.get_error_name(RFT_CU_ECC_UNCORRECTABLE, &name));
+    assert_string_equal(name, "CUDA_ERROR_ECC_UNCORRECTABLE");
+    refuses(INVALID_VALUE, cu.get_error_name(12345, &name));
+}
+
+static void the_child_of_a_fork_is_not_initialised(void **state)
+{
+    (void)state;
+    int status, count;
+    pid_t child = fork();
+    assert_true(child >= 0);
+    if (child == 0) {
+        bool refused = cu.device_count(&count) == RFT_CU_NOT_INITIALIZED &&
+                       cu.init(0) == RFT_CU_NOT_INITIALIZED;
+        _exit(refused ? 0 : 1);
+    }
+    assert_int_equal(waitpid(child, &status, 0), child);
+    assert_int_equal(status, 0);
+}
+
+static void a_handle_is_dead_after_its_end(void **state)
+{
+    (void)state;
+    rft_cu_event event = open_event();
+    rft_cu_stream stream = open_stream();
+    assert_cu(cu.event_close(event));
+    assert_cu(cu.stream_close(stream));
+    refuses(INVALID_HANDLE, cu.event_query(event));
+    refuses(INVALID_HANDLE, cu.event_close(event));
+    refuses(INVALID_HANDLE, cu.stream_close(stream));
+    refuses(INVALID_HANDLE, cu.stream_query(stream));
+    assert_violations(4);
+    fake_cuda_forgive();
 }
 
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test_setup_teardown(bytes_go_to_the_device_and_come_back, set_up, tear_down),
+        fixture_test(a_symbol_is_given_at_its_version_and_above),
+        fixture_test(a_version_above_the_drivers_is_invalid),
+        fixture_test(a_hidden_symbol_is_not_found),
+        fixture_test(devices_say_what_they_are),
+        fixture_test(nothing_works_before_init),
+        fixture_test(a_prohibited_device_gives_no_context),
+        fixture_test(contexts_are_a_stack_of_each_thread),
+        fixture_test(another_thread_has_no_context),
+        fixture_test(a_context_that_ends_with_objects_in_it_is_a_violation),
+        fixture_test(a_scripted_call_fails_so_often),
+        fixture_test(a_star_means_every_call_that_ends_nothing),
+        fixture_test(a_lost_context_answers_so_and_its_objects_can_be_ended),
+        fixture_test(the_child_of_a_fork_is_not_initialised),
+        fixture_test(a_handle_is_dead_after_its_end),
     };
     return cmocka_run_group_tests_name("fake_cuda", tests, NULL, NULL);
 }

@@ -1,0 +1,349 @@
+/* The fake driver keeps NVIDIA's rules of copies, of batches of them, and of kernels. */
+#include <stdlib.h>
+#include <string.h>
+
+#include "fake_fixture.h"
+#include "kernels/cast.h"
+#include "kernels/digest.h"
+#include "kernels/pack.h"
+
+static void bytes_go_to_the_device_and_come_back(void **state)
+{
+    (void)state;
+    enum { bytes = 100000 };
+    char *here = pinned_memory(bytes), *back = pinned_memory(bytes);
+    for (int i = 0; i < bytes; i++)
+        here[i] = (char)(i * 7);
+    rft_cu_ptr there = device_memory(bytes);
+    rft_cu_stream stream = open_stream();
+    assert_cu(cu.copy(there, address_of(here), bytes, stream));
+    assert_cu(cu.copy(address_of(back), there, bytes, stream));
+    fake_cuda_settle();
+    assert_memory_equal(here, back, bytes);
+    assert_int_equal(fake_cuda_pageable_copies(), 0);
+    assert_int_equal(fake_cuda_legacy_calls(NULL), 0);
+    assert_cu(cu.stream_close(stream));
+    free_pinned(here);
+    free_pinned(back);
+    assert_cu(cu.memory_free(there));
+}
+
+static void pageable_memory_is_copied_while_the_caller_waits(void **state)
+{
+    (void)state;
+    char here[1000], back[1000] = {0};
+    memset(here, 5, sizeof here);
+    rft_cu_ptr there = device_memory(sizeof here);
+    rft_cu_stream stream = open_stream();
+    assert_cu(cu.copy(there, address_of(here), sizeof here, stream));
+    assert_cu(cu.copy(address_of(back), there, sizeof back, stream));
+    assert_memory_equal(here, back, sizeof here);
+    assert_int_equal(fake_cuda_pageable_copies(), 2);
+    assert_cu(cu.stream_close(stream));
+    assert_cu(cu.memory_free(there));
+}
+
+static void copies_keep_to_one_allocation_and_one_registration(void **state)
+{
+    (void)state;
+    char *host = calloc(1, 3 * 4096);
+    assert_non_null(host);
+    assert_cu(cu.host_register(host, 4096, 0));
+    assert_cu(cu.host_register(host + 4096, 4096, 0));
+    rft_cu_ptr memory = device_memory(8192);
+    rft_cu_stream stream = open_stream();
+    rft_cu_ptr from = address_of(host);
+    refuses(INVALID_VALUE, cu.copy(memory, from + 2048, 4096, stream));
+    refuses(INVALID_VALUE, cu.copy(memory, from + 6144, 4096, stream));
+    refuses(INVALID_VALUE, cu.copy(memory + 4097, from, 4096, stream));
+    refuses(INVALID_VALUE, cu.copy(memory, 0, 4096, stream));
+    refuses(INVALID_VALUE, cu.fill(memory, 1, 8193, stream));
+    assert_cu(cu.copy(memory, from + 4096, 4096, stream));
+    assert_cu(cu.copy(memory, from, 0, stream));
+    fake_cuda_settle();
+    assert_cu(cu.host_unregister(host));
+    assert_cu(cu.host_unregister(host + 4096));
+    assert_cu(cu.stream_close(stream));
+    assert_cu(cu.memory_free(memory));
+    free(host);
+}
+
+static void memory_that_goes_before_the_work_is_a_violation_and_a_loss(void **state)
+{
+    (void)state;
+    rft_cu_ptr memory = device_memory(4096);
+    rft_cu_stream stream = open_stream();
+    fake_cuda_stop();
+    assert_cu(cu.fill(memory, 1, 4096, stream));
+    assert_cu(cu.memory_free(memory));
+    assert_violations(1);
+    fake_cuda_forgive();
+    fake_cuda_go();
+    fake_cuda_settle();
+    refuses(ILLEGAL_ADDRESS, cu.stream_query(stream));
+    refuses(ILLEGAL_ADDRESS, cu.stream_close(stream));
+}
+
+static void memory_unmapped_under_queued_work_is_a_violation(void **state)
+{
+    (void)state;
+    enum { granule = 65536 };
+    rft_cu_allocation properties = {.type = RFT_CU_ALLOCATION_PINNED,
+                                    .location = {RFT_CU_LOCATION_DEVICE, 0}};
+    rft_cu_access access = {{RFT_CU_LOCATION_DEVICE, 0}, RFT_CU_ACCESS_READWRITE};
+    rft_cu_handle handle;
+    rft_cu_ptr base;
+    rft_cu_stream stream = open_stream();
+    assert_cu(cu.physical_create(&handle, granule, &properties, 0));
+    assert_cu(cu.address_reserve(&base, granule, 0, 0, 0));
+    assert_cu(cu.map(base, granule, 0, handle, 0));
+    assert_cu(cu.set_access(base, granule, &access, 1));
+    fake_cuda_stop();
+    assert_cu(cu.fill(base + 100, 1, 10, stream));
+    assert_cu(cu.unmap(base, granule));
+    assert_violations(1);
+    fake_cuda_forgive();
+    fake_cuda_go();
+    fake_cuda_settle();
+    refuses(ILLEGAL_ADDRESS, cu.stream_close(stream));
+    refuses(ILLEGAL_ADDRESS, cu.address_free(base, granule));
+    refuses(ILLEGAL_ADDRESS, cu.physical_release(handle));
+}
+
+/* Three copies of 100 bytes each from `host` to `memory`. */
+typedef struct batch {
+    rft_cu_ptr to[3];
+    rft_cu_ptr from[3];
+    size_t bytes[3];
+    rft_cu_copy_attributes attributes[2];
+    size_t starts[2];
+} batch;
+
+static batch batch_of(rft_cu_ptr memory, const char *host, int order)
+{
+    batch made = {.attributes = {{.source_order = order}, {.source_order = order}}};
+    for (unsigned i = 0; i < 3; i++) {
+        made.to[i] = memory + 200 * i;
+        made.from[i] = address_of(host + 100 * i);
+        made.bytes[i] = 100;
+    }
+    return made;
+}
+
+static rft_cu_result put(batch *it, size_t attributes, rft_cu_stream stream)
+{
+    return cu.copy_batch(it->to, it->from, it->bytes, 3, it->attributes, it->starts, attributes,
+                         stream);
+}
+
+static void a_batch_copies_all_of_its_entries(void **state)
+{
+    (void)state;
+    char *host = pinned_memory(300);
+    rft_cu_ptr memory = device_memory(600);
+    rft_cu_stream stream = open_stream();
+    for (int i = 0; i < 300; i++)
+        host[i] = (char)i;
+    batch it = batch_of(memory, host, RFT_CU_SOURCE_STREAM);
+    size_t failed = 7;
+    assert_cu(put(&it, 1, stream));
+    fake_cuda_settle();
+    assert_memory_equal(fake_cuda_bytes(memory + 400, 100), host + 200, 100);
+    assert_int_equal(fake_cuda_batch_most(), 3);
+    assert_cu(cu.copy_batch_12080(it.to, it.from, it.bytes, 3, it.attributes, it.starts, 1, &failed,
+                                  stream));
+    fake_cuda_settle();
+    assert_cu(cu.stream_close(stream));
+    assert_cu(cu.memory_free(memory));
+    free_pinned(host);
+}
+
+static void a_batch_is_refused_for_what_is_wrong_with_it(void **state)
+{
+    (void)state;
+    char *host = pinned_memory(300);
+    rft_cu_ptr memory = device_memory(600);
+    rft_cu_stream stream = open_stream();
+    batch good = batch_of(memory, host, RFT_CU_SOURCE_STREAM), it = good;
+    refuses(INVALID_VALUE, put(&it, 1, NULL));
+    refuses(INVALID_VALUE, put(&it, 1, RFT_CU_STREAM_LEGACY));
+    refuses(INVALID_VALUE, put(&it, 1, RFT_CU_STREAM_PER_THREAD));
+    refuses(INVALID_VALUE, put(&it, 0, stream));
+    refuses(INVALID_VALUE, put(&it, 2, stream)); /* both begin at 0 */
+    it.starts[0] = 1;
+    refuses(INVALID_VALUE, put(&it, 1, stream));
+    it = good;
+    it.attributes[0].source_order = 0;
+    refuses(INVALID_VALUE, put(&it, 1, stream));
+    it = good;
+    it.bytes[1] = 0;
+    refuses(INVALID_VALUE, put(&it, 1, stream));
+    it = good;
+    it.to[2] += 1000;
+    size_t failed = 7;
+    refuses(INVALID_VALUE, cu.copy_batch_12080(it.to, it.from, it.bytes, 3, it.attributes,
+                                               it.starts, 1, &failed, stream));
+    assert_int_equal(failed, 2);
+    fake_cuda_set_batch_cap(2);
+    refuses(INVALID_VALUE, put(&good, 1, stream));
+    assert_violations(1);
+    fake_cuda_forgive();
+    assert_cu(cu.stream_close(stream));
+    assert_cu(cu.memory_free(memory));
+    free_pinned(host);
+}
+
+static void source_order_any_reads_when_it_is_called(void **state)
+{
+    (void)state;
+    char *host = pinned_memory(300);
+    rft_cu_ptr memory = device_memory(600);
+    rft_cu_stream stream = open_stream();
+    batch it = batch_of(memory, host, RFT_CU_SOURCE_ANY);
+    memset(host, 1, 300);
+    fake_cuda_stop();
+    assert_cu(put(&it, 1, stream));
+    memset(host, 2, 300);
+    fake_cuda_go();
+    fake_cuda_settle();
+    assert_int_equal(*(char *)fake_cuda_bytes(memory, 1), 1);
+    assert_violations(3);
+    fake_cuda_forgive();
+    it = batch_of(memory, host, RFT_CU_SOURCE_STREAM);
+    fake_cuda_stop();
+    assert_cu(put(&it, 1, stream));
+    memset(host, 3, 300);
+    fake_cuda_go();
+    fake_cuda_settle();
+    assert_int_equal(*(char *)fake_cuda_bytes(memory, 1), 3);
+    assert_cu(cu.stream_close(stream));
+    assert_cu(cu.memory_free(memory));
+    free_pinned(host);
+}
+
+static rft_cu_library library;
+
+static rft_cu_kernel kernel_named(const char *name)
+{
+    rft_cu_kernel kernel;
+    assert_cu(cu.library_load(&library, "image", NULL, NULL, 0, NULL, NULL, 0));
+    assert_cu(cu.library_kernel(&kernel, library, name));
+    return kernel;
+}
+
+static void launch(rft_cu_kernel kernel, rft_cu_stream stream, void **arguments)
+{
+    assert_cu(cu.launch(kernel, 1, 1, 1, 128, 1, 1, 0, stream, arguments, NULL));
+    fake_cuda_settle();
+}
+
+static void the_pack_kernel_moves_between_device_and_mapped_memory(void **state)
+{
+    (void)state;
+    rft_cu_kernel kernel = kernel_named("rft_pack_kernel");
+    rft_cu_stream stream = open_stream();
+    char *pinned = pinned_memory(4096);
+    rft_cu_ptr memory = device_memory(4096), mapped, table;
+    rft_pack_entry *entries;
+    assert_cu(cu.host_pointer(&mapped, pinned, 0));
+    assert_cu(cu.host_alloc((void **)&entries, 4096, RFT_CU_HOST_ALLOC_DEVICEMAP));
+    assert_cu(cu.host_pointer(&table, entries, 0));
+    strcpy(pinned, "one two");
+    entries[0] = (rft_pack_entry){memory + 100, mapped, 4};
+    entries[1] = (rft_pack_entry){memory, mapped + 4, 4};
+    uint32_t count = 2;
+    void *arguments[] = {&table, &count};
+    launch(kernel, stream, arguments);
+    assert_string_equal(fake_cuda_bytes(memory, 4), "two");
+    assert_memory_equal(fake_cuda_bytes(memory + 100, 4), "one ", 4);
+    assert_cu(cu.host_free(entries));
+    assert_cu(cu.memory_free(memory));
+    free_pinned(pinned);
+    assert_cu(cu.stream_close(stream));
+    assert_cu(cu.library_unload(library));
+}
+
+static void a_kernel_that_meets_a_host_address_loses_the_context(void **state)
+{
+    (void)state;
+    rft_cu_kernel kernel = kernel_named("rft_cast_kernel");
+    rft_cu_stream stream = open_stream();
+    float *pinned = pinned_memory(4096);
+    rft_cu_ptr memory = device_memory(4096), from = address_of(pinned);
+    uint64_t count = 10;
+    void *arguments[] = {&memory, &from, &count};
+    launch(kernel, stream, arguments);
+    refuses(ILLEGAL_ADDRESS, cu.stream_query(stream));
+    refuses(ILLEGAL_ADDRESS, cu.memory_free(memory));
+    refuses(ILLEGAL_ADDRESS, cu.host_unregister(pinned));
+    refuses(ILLEGAL_ADDRESS, cu.stream_close(stream));
+    assert_cu(cu.library_unload(library));
+    free(pinned);
+}
+
+static void cast_and_digest_are_those_of_their_twins(void **state)
+{
+    (void)state;
+    enum { count = 1000 };
+    rft_cu_kernel cast = kernel_named("rft_cast_kernel");
+    rft_cu_kernel digest;
+    assert_cu(cu.library_kernel(&digest, library, "rft_digest_kernel"));
+    rft_cu_stream stream = open_stream();
+    rft_cu_ptr from = device_memory(count * 4), to = device_memory(count * 2);
+    rft_cu_ptr sum = device_memory(8);
+    float *values = fake_cuda_bytes(from, count * 4);
+    uint16_t expected[count];
+    for (int i = 0; i < count; i++)
+        values[i] = (float)i / 3;
+    rft_cast_bf16(expected, values, count);
+    uint64_t elements = count, bytes = count * 4, offset = 64, begun = 5, found;
+    memcpy(fake_cuda_bytes(sum, 8), &begun, 8);
+    launch(cast, stream, (void *[]){&to, &from, &elements});
+    launch(digest, stream, (void *[]){&from, &bytes, &offset, &sum});
+    assert_memory_equal(fake_cuda_bytes(to, count * 2), expected, sizeof expected);
+    memcpy(&found, fake_cuda_bytes(sum, 8), 8);
+    assert_true(found == begun + rft_digest_part(values, bytes, offset));
+    assert_cu(cu.memory_free(from));
+    assert_cu(cu.memory_free(to));
+    assert_cu(cu.memory_free(sum));
+    assert_cu(cu.stream_close(stream));
+    assert_cu(cu.library_unload(library));
+}
+
+static void an_image_that_does_not_load_and_a_kernel_that_is_not_there(void **state)
+{
+    (void)state;
+    rft_cu_kernel kernel = kernel_named("rft_pack_kernel"), other;
+    rft_cu_stream stream = open_stream();
+    refuses(NOT_FOUND, cu.library_kernel(&other, library, "rft_unknown_kernel"));
+    refuses(INVALID_VALUE, cu.launch(kernel, 0, 1, 1, 1, 1, 1, 0, stream, NULL, NULL));
+    assert_cu(cu.library_unload(library));
+    uint32_t count = 0;
+    rft_cu_ptr table = 0;
+    void *arguments[] = {&table, &count};
+    refuses(INVALID_HANDLE, cu.launch(kernel, 1, 1, 1, 1, 1, 1, 0, stream, arguments, NULL));
+    assert_violations(1);
+    fake_cuda_forgive();
+    fake_cuda_fail("cuLibraryLoadData", 1, 1, RFT_CU_NO_BINARY_FOR_GPU);
+    refuses(NO_BINARY_FOR_GPU, cu.library_load(&library, "x", NULL, NULL, 0, NULL, NULL, 0));
+    assert_cu(cu.stream_close(stream));
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        fixture_test(bytes_go_to_the_device_and_come_back),
+        fixture_test(pageable_memory_is_copied_while_the_caller_waits),
+        fixture_test(copies_keep_to_one_allocation_and_one_registration),
+        fixture_test(memory_that_goes_before_the_work_is_a_violation_and_a_loss),
+        fixture_test(memory_unmapped_under_queued_work_is_a_violation),
+        fixture_test(a_batch_copies_all_of_its_entries),
+        fixture_test(a_batch_is_refused_for_what_is_wrong_with_it),
+        fixture_test(source_order_any_reads_when_it_is_called),
+        fixture_test(the_pack_kernel_moves_between_device_and_mapped_memory),
+        fixture_test(a_kernel_that_meets_a_host_address_loses_the_context),
+        fixture_test(cast_and_digest_are_those_of_their_twins),
+        fixture_test(an_image_that_does_not_load_and_a_kernel_that_is_not_there),
+    };
+    return cmocka_run_group_tests_name("fake_copies", tests, NULL, NULL);
+}

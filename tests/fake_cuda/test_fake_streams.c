@@ -1,0 +1,312 @@
+/* The fake driver keeps NVIDIA's rules of order: streams, events, host functions, captures. */
+#include <pthread.h>
+#include <stdatomic.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "fake_fixture.h"
+
+static void work_waits_for_the_gate(void **state)
+{
+    (void)state;
+    rft_cu_stream stream = open_stream();
+    rft_cu_event event = open_event();
+    rft_cu_ptr memory = device_memory(4096);
+    unsigned char *bytes = fake_cuda_bytes(memory, 4096);
+    assert_cu(cu.event_query(event)); /* never recorded: done */
+    fake_cuda_stop();
+    assert_cu(cu.fill(memory, 1, 4096, stream));
+    assert_cu(cu.fill(memory, 2, 4096, stream));
+    assert_cu(cu.event_record(event, stream));
+    refuses(NOT_READY, cu.event_query(event));
+    refuses(NOT_READY, cu.stream_query(stream));
+    fake_cuda_let(1);
+    fake_cuda_settle();
+    assert_int_equal(bytes[4095], 1);
+    refuses(NOT_READY, cu.event_query(event));
+    fake_cuda_go();
+    fake_cuda_settle();
+    assert_int_equal(bytes[4095], 2);
+    assert_cu(cu.event_query(event));
+    assert_cu(cu.stream_query(stream));
+    assert_cu(cu.stream_close(stream));
+    assert_cu(cu.event_close(event));
+    assert_cu(cu.memory_free(memory));
+}
+
+static void an_event_joins_streams_as_it_was_recorded(void **state)
+{
+    (void)state;
+    rft_cu_stream first = open_stream(), second = open_stream();
+    rft_cu_event event = open_event();
+    rft_cu_ptr memory = device_memory(512);
+    unsigned char *bytes = fake_cuda_bytes(memory, 512);
+    fake_cuda_stop_stream(first);
+    assert_cu(cu.fill(memory, 1, 512, first));
+    assert_cu(cu.event_record(event, first));
+    assert_cu(cu.stream_wait_event(second, event, 0));
+    assert_cu(cu.fill(memory, 2, 512, second));
+    /* What is recorded later is not what was joined. */
+    fake_cuda_settle();
+    refuses(NOT_READY, cu.stream_query(second));
+    assert_cu(cu.event_record(event, second));
+    fake_cuda_go_stream(first);
+    fake_cuda_settle();
+    assert_int_equal(bytes[0], 2);
+    assert_cu(cu.event_close(event));
+    assert_cu(cu.stream_close(first));
+    assert_cu(cu.stream_close(second));
+    assert_cu(cu.memory_free(memory));
+}
+
+static void an_event_may_end_before_its_work(void **state)
+{
+    (void)state;
+    rft_cu_stream first = open_stream(), second = open_stream();
+    rft_cu_event event = open_event();
+    fake_cuda_stop();
+    assert_cu(cu.event_record(event, first));
+    assert_cu(cu.stream_wait_event(second, event, 0));
+    assert_cu(cu.event_close(event));
+    assert_cu(cu.stream_close(first));
+    fake_cuda_go();
+    fake_cuda_settle();
+    assert_cu(cu.stream_query(second));
+    assert_cu(cu.stream_close(second));
+}
+
+static void ask_the_driver(void *user)
+{
+    rft_cu_event event;
+    atomic_store((atomic_int *)user, cu.event_open(&event, 0));
+}
+
+static void a_host_function_may_not_call_the_driver(void **state)
+{
+    (void)state;
+    atomic_int answer = 99;
+    rft_cu_stream stream = open_stream();
+    assert_cu(cu.stream_call(stream, ask_the_driver, &answer));
+    fake_cuda_settle();
+    assert_int_equal(atomic_load(&answer), RFT_CU_NOT_PERMITTED);
+    assert_cu(cu.stream_close(stream));
+}
+
+static void work_that_fails_loses_the_context(void **state)
+{
+    (void)state;
+    atomic_int called = 99;
+    rft_cu_ptr memory = device_memory(512);
+    rft_cu_stream stream = open_stream();
+    rft_cu_event event = open_event();
+    fake_cuda_fail_later("cuMemsetD8Async", 2, RFT_CU_LAUNCH_FAILED);
+    fake_cuda_stop();
+    assert_cu(cu.fill(memory, 1, 512, stream));
+    assert_cu(cu.fill(memory, 2, 512, stream));
+    assert_cu(cu.stream_call(stream, ask_the_driver, &called));
+    assert_cu(cu.event_record(event, stream));
+    fake_cuda_go();
+    fake_cuda_settle();
+    refuses(LAUNCH_FAILED, cu.event_query(event));
+    assert_int_equal(atomic_load(&called), 99);
+    refuses(LAUNCH_FAILED, cu.event_close(event));
+    refuses(LAUNCH_FAILED, cu.stream_close(stream));
+    refuses(LAUNCH_FAILED, cu.memory_free(memory));
+}
+
+static void the_legacy_stream_and_blocking_streams_wait_for_each_other(void **state)
+{
+    (void)state;
+    rft_cu_stream blocking = fake_cuda_stream(context, 0), other = open_stream();
+    rft_cu_ptr memory = device_memory(512);
+    unsigned char *bytes = fake_cuda_bytes(memory, 512);
+    fake_cuda_stop_stream(blocking);
+    assert_cu(cu.fill(memory, 1, 512, blocking));
+    assert_cu(cu.fill(memory, 2, 512, RFT_CU_STREAM_LEGACY));
+    assert_cu(cu.fill(memory + 256, 3, 1, other));
+    fake_cuda_settle();
+    assert_int_equal(bytes[256], 3);
+    refuses(NOT_READY, cu.stream_query(NULL));
+    fake_cuda_go_stream(blocking);
+    fake_cuda_settle();
+    assert_int_equal(bytes[0], 2);
+    assert_int_equal(fake_cuda_legacy_calls(NULL), 2);
+    assert_int_equal(fake_cuda_legacy_calls("cuMemsetD8Async"), 1);
+    assert_int_equal(fake_cuda_legacy_calls("cuMemcpyAsync"), 0);
+    fake_cuda_stream_free(blocking);
+    assert_cu(cu.stream_close(other));
+    assert_cu(cu.memory_free(memory));
+}
+
+static void a_stream_of_another_context_is_told(void **state)
+{
+    (void)state;
+    rft_cu_context strange = fake_cuda_other_context(0), found;
+    rft_cu_stream stream = fake_cuda_stream(strange, 0);
+    rft_cu_event event = open_event();
+    assert_cu(cu.stream_context(stream, &found));
+    assert_ptr_equal(found, strange);
+    refuses(INVALID_HANDLE, cu.event_record(event, stream));
+    assert_cu(cu.event_close(event));
+    fake_cuda_stream_free(stream);
+}
+
+static void elapsed_time_needs_timing(void **state)
+{
+    (void)state;
+    rft_cu_stream stream = open_stream();
+    rft_cu_event plain = open_event(), first, second;
+    float milliseconds = -1;
+    assert_cu(cu.event_open(&first, RFT_CU_EVENT_TIMING));
+    assert_cu(cu.event_open(&second, RFT_CU_EVENT_TIMING));
+    refuses(INVALID_HANDLE, cu.event_elapsed(&milliseconds, first, second));
+    assert_cu(cu.event_record(first, stream));
+    assert_cu(cu.event_record(plain, stream));
+    fake_cuda_settle();
+    fake_cuda_stop();
+    assert_cu(cu.event_record(second, stream));
+    refuses(NOT_READY, cu.event_elapsed(&milliseconds, first, second));
+    fake_cuda_go();
+    fake_cuda_settle();
+    refuses(INVALID_HANDLE, cu.event_elapsed(&milliseconds, first, plain));
+    assert_cu(cu.event_elapsed(&milliseconds, first, second));
+    assert_true(milliseconds >= 0);
+    assert_cu(cu.event_close(plain));
+    assert_cu(cu.event_close(first));
+    assert_cu(cu.event_close(second));
+    assert_cu(cu.stream_close(stream));
+}
+
+static void a_capture_takes_work_and_is_broken_by_unsafe_calls(void **state)
+{
+    (void)state;
+    rft_cu_stream stream = open_stream();
+    rft_cu_event event = open_event();
+    rft_cu_ptr memory = device_memory(512), second;
+    int status, mode = RFT_CU_CAPTURE_MODE_RELAXED;
+    fake_cuda_capture_begin(stream);
+    assert_cu(cu.stream_capturing(stream, &status));
+    assert_int_equal(status, RFT_CU_CAPTURE_ACTIVE);
+    assert_cu(cu.fill(memory, 1, 512, stream));
+    fake_cuda_settle();
+    assert_int_not_equal(*(unsigned char *)fake_cuda_bytes(memory, 1), 1);
+    assert_cu(cu.capture_mode(&mode));
+    assert_int_equal(mode, RFT_CU_CAPTURE_MODE_GLOBAL);
+    assert_cu(cu.event_query(event));
+    assert_cu(cu.memory_alloc(&second, 512));
+    assert_cu(cu.memory_free(second));
+    assert_cu(cu.capture_mode(&mode));
+    assert_true(fake_cuda_capture_end(stream));
+    fake_cuda_capture_begin(stream);
+    refuses(STREAM_CAPTURE_UNSUPPORTED, cu.memory_alloc(&second, 512));
+    assert_cu(cu.stream_capturing(stream, &status));
+    assert_int_equal(status, RFT_CU_CAPTURE_INVALIDATED);
+    refuses(STREAM_CAPTURE_INVALIDATED, cu.fill(memory, 1, 512, stream));
+    assert_false(fake_cuda_capture_end(stream));
+    assert_cu(cu.event_close(event));
+    assert_cu(cu.memory_free(memory));
+    assert_cu(cu.stream_close(stream));
+}
+
+static void a_captured_event_is_no_place_in_time(void **state)
+{
+    (void)state;
+    rft_cu_stream stream = open_stream(), other = open_stream();
+    rft_cu_event event = open_event();
+    int mode = RFT_CU_CAPTURE_MODE_RELAXED;
+    assert_cu(cu.capture_mode(&mode));
+    fake_cuda_capture_begin(stream);
+    assert_cu(cu.event_record(event, stream));
+    refuses(CAPTURED_EVENT, cu.event_query(event));
+    refuses(STREAM_CAPTURE_ISOLATION, cu.stream_wait_event(other, event, 0));
+    assert_true(fake_cuda_capture_end(stream));
+    assert_cu(cu.event_record(event, stream));
+    fake_cuda_settle();
+    assert_cu(cu.event_query(event));
+    assert_cu(cu.capture_mode(&mode));
+    assert_cu(cu.event_close(event));
+    assert_cu(cu.stream_close(stream));
+    assert_cu(cu.stream_close(other));
+}
+
+static void the_legacy_stream_breaks_the_capture_of_a_blocking_one(void **state)
+{
+    (void)state;
+    rft_cu_stream blocking = fake_cuda_stream(context, 0);
+    rft_cu_ptr memory = device_memory(512);
+    fake_cuda_capture_begin(blocking);
+    refuses(STREAM_CAPTURE_IMPLICIT, cu.fill(memory, 1, 512, NULL));
+    assert_false(fake_cuda_capture_end(blocking));
+    fake_cuda_stream_free(blocking);
+    assert_cu(cu.memory_free(memory));
+}
+
+typedef struct crowd {
+    rft_cu_ptr memory;
+    void *pinned;
+    int mistakes;
+} crowd;
+
+/* A stream of its own, on memory that all use. */
+static void *member(void *user)
+{
+    crowd *own = user;
+    rft_cu_stream stream;
+    rft_cu_event event;
+    rft_cu_context popped;
+    own->mistakes += cu.context_push(context);
+    own->mistakes += cu.stream_open(&stream, RFT_CU_STREAM_NON_BLOCKING, 0);
+    own->mistakes += cu.event_open(&event, RFT_CU_EVENT_NO_TIMING);
+    for (int i = 0; i < 50; i++) {
+        own->mistakes += cu.copy(own->memory, address_of(own->pinned), 4096, stream);
+        own->mistakes += cu.event_record(event, stream);
+        own->mistakes += cu.stream_wait_event(stream, event, 0);
+        own->mistakes += cu.copy(address_of(own->pinned), own->memory, 4096, stream);
+    }
+    own->mistakes += cu.event_record(event, stream);
+    while (cu.event_query(event) == RFT_CU_NOT_READY)
+        sched_yield();
+    own->mistakes += cu.event_close(event);
+    own->mistakes += cu.stream_close(stream);
+    own->mistakes += cu.context_pop(&popped);
+    return NULL;
+}
+
+static void many_threads_may_call_at_once(void **state)
+{
+    (void)state;
+    enum { members = 6 };
+    pthread_t threads[members];
+    crowd crowds[members] = {{0}};
+    for (int i = 0; i < members; i++) {
+        crowds[i] = (crowd){device_memory(4096), pinned_memory(4096), 0};
+        memset(crowds[i].pinned, i, 4096);
+        assert_int_equal(pthread_create(&threads[i], NULL, member, &crowds[i]), 0);
+    }
+    for (int i = 0; i < members; i++) {
+        pthread_join(threads[i], NULL);
+        assert_int_equal(crowds[i].mistakes, 0);
+        assert_int_equal(((char *)crowds[i].pinned)[4095], i);
+        free_pinned(crowds[i].pinned);
+        assert_cu(cu.memory_free(crowds[i].memory));
+    }
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        fixture_test(work_waits_for_the_gate),
+        fixture_test(an_event_joins_streams_as_it_was_recorded),
+        fixture_test(an_event_may_end_before_its_work),
+        fixture_test(a_host_function_may_not_call_the_driver),
+        fixture_test(work_that_fails_loses_the_context),
+        fixture_test(the_legacy_stream_and_blocking_streams_wait_for_each_other),
+        fixture_test(a_stream_of_another_context_is_told),
+        fixture_test(elapsed_time_needs_timing),
+        fixture_test(a_capture_takes_work_and_is_broken_by_unsafe_calls),
+        fixture_test(a_captured_event_is_no_place_in_time),
+        fixture_test(the_legacy_stream_breaks_the_capture_of_a_blocking_one),
+        fixture_test(many_threads_may_call_at_once),
+    };
+    return cmocka_run_group_tests_name("fake_streams", tests, NULL, NULL);
+}
