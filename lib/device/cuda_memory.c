@@ -114,12 +114,14 @@ static rft_cu_result take_block(rft_cuda_device *cuda, uint64_t bytes, rft_cu_pt
     return result;
 }
 
+/* The driver knows the block by its first byte there, which a lost GPU does not tell any more. */
 static rft_cu_result give_block(rft_cuda_device *cuda, rft_cu_ptr block)
 {
-    rft_cu_ptr base = 0;
+    rft_cu_ptr base = block;
     size_t bytes = 0;
     rft_cu_result result = cuda->driver.memory_range(&base, &bytes, block);
-    return result == RFT_CU_SUCCESS ? cuda->driver.memory_free(base) : result;
+    if (result != RFT_CU_SUCCESS && !rft_cuda_is_lost(result)) return result;
+    return cuda->driver.memory_free(base);
 }
 
 static refit_status list_block(rft_cuda_memory *memory, void *block, uint64_t bytes,
@@ -214,10 +216,6 @@ static refit_status check_piece(const rft_cuda_device *cuda, uint64_t at,
     RFT_REFUSE_IF(facts->type == RFT_CU_MEMORY_HOST, error, REFIT_ERR_INVALID,
                   "0x%" PRIx64 " is page-locked host memory, not memory of cuda:%d", at,
                   cuda->ordinal);
-    RFT_REFUSE_IF(facts->type == RFT_CU_MEMORY_ARRAY, error, REFIT_ERR_INVALID,
-                  "0x%" PRIx64 " is a CUDA array, which has no plain bytes: bring linear memory of "
-                  "cuda:%d",
-                  at, cuda->ordinal);
     RFT_REFUSE_IF(facts->type == 0 && facts->range_bytes == 0, error, REFIT_ERR_INVALID,
                   "0x%" PRIx64 " is not memory of cuda:%d: it is ordinary host memory, was freed, "
                   "or never was allocated",
@@ -235,6 +233,7 @@ refit_status rft_cuda_memory_check(rft_cuda_device *cuda, const void *memory, ui
                                    const void **whole, refit_error *error)
 {
     uint64_t at = (uintptr_t)memory, end;
+    const void *first = NULL;
     RFT_REFUSE_IF(!rft_add_u64(at, bytes, &end), error, REFIT_ERR_INVALID,
                   "%" PRIu64 " bytes from %p on are more than there are addresses", bytes, memory);
     while (at < end) {
@@ -243,7 +242,7 @@ refit_status rft_cuda_memory_check(rft_cuda_device *cuda, const void *memory, ui
         size_t piece = 0;
         RFT_TRY(ask_pointer(cuda, at, &facts, error));
         RFT_TRY(check_piece(cuda, at, &facts, error));
-        if (at == (uintptr_t)memory) *whole = (const void *)(uintptr_t)facts.range_start;
+        if (at == (uintptr_t)memory) first = (const void *)(uintptr_t)facts.range_start;
         RFT_TRY(rft_cuda_check(&cuda->driver, cuda->driver.memory_range(&base, &piece, at), error,
                                "the driver did not say how far this memory goes"));
         uint64_t next;
@@ -251,5 +250,6 @@ refit_status rft_cuda_memory_check(rft_cuda_device *cuda, const void *memory, ui
                       "the driver says that the memory at 0x%" PRIx64 " ends before it", at);
         at = next;
     }
+    *whole = first;
     return REFIT_OK;
 }

@@ -115,12 +115,25 @@ rft_cu_result fake_cu_stream_context(rft_cu_stream stream, rft_cu_context *conte
     return fake_end(&call, result);
 }
 
+/* The legacy stream waits for blocking streams, so one that captures is in its way. Asking breaks
+ * nothing. */
+static bool capture_in_the_way(const fake_stream *of)
+{
+    for (fake_stream *it = fake_streams_first(); it != NULL && of->legacy; it = it->next) {
+        bool blocking = (it->flags & RFT_CU_STREAM_NON_BLOCKING) == 0;
+        if (blocking && it->capture == RFT_CU_CAPTURE_ACTIVE) return true;
+    }
+    return false;
+}
+
 rft_cu_result fake_cu_stream_capturing(rft_cu_stream stream, int *status)
 {
     fake_call call;
     rft_cu_result result = fake_begin(&call, FAKE_stream_capturing, FAKE_NEEDS_CONTEXT);
     fake_stream *found = result == RFT_CU_SUCCESS ? fake_stream_find(&call, stream) : NULL;
     if (result == RFT_CU_SUCCESS && found == NULL) result = RFT_CU_INVALID_HANDLE;
+    if (result == RFT_CU_SUCCESS && capture_in_the_way(found))
+        result = RFT_CU_STREAM_CAPTURE_IMPLICIT;
     if (result == RFT_CU_SUCCESS) *status = found->capture;
     return fake_end(&call, result);
 }

@@ -1,0 +1,315 @@
+/* The CUDA device when the GPU, the driver or time fails it: every call says so, nothing is lost or
+ * left, and all can be closed. */
+#include "tests/device/cuda_case.h"
+
+#include <stdlib.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include "device/cuda_driver.h"
+
+#define PAGE 4096u
+
+/* A device with one of everything open on it. */
+typedef struct bench {
+    refit_device *device;
+    refit_stream_ref stream;
+    rft_event *event;
+    char *memory;
+    char *host; /* pinned */
+} bench;
+
+static void bench_open(bench *on, uint32_t timeout_ms)
+{
+    on->device = cuda_open(timeout_ms);
+    on->host = aligned_alloc(PAGE, PAGE);
+    memset(on->host, 1, PAGE);
+    assert_ok(rft_device_host_pin(on->device, on->host, PAGE, NULL));
+    assert_ok(refit_stream_open(on->device, &on->stream, NULL));
+    assert_ok(rft_device_event_open(on->device, &on->event, NULL));
+    assert_ok(refit_memory_alloc(on->device, PAGE, (void **)&on->memory, NULL));
+}
+
+/* All releases succeed, whatever has happened. */
+static void bench_close(bench *on)
+{
+    rft_device_event_close(on->device, on->event);
+    assert_ok(refit_memory_free(on->device, on->memory, NULL));
+    assert_ok(refit_stream_close(on->device, on->stream, NULL));
+    rft_device_host_unpin(on->device, on->host, PAGE);
+    cuda_close(on->device);
+    free(on->host);
+}
+
+static void copy_works(bench *on)
+{
+    memset(on->host, 7, PAGE);
+    assert_ok(refit_stream_copy(on->device, on->stream, on->memory, on->host, PAGE, NULL));
+    assert_ok(rft_device_zero(on->device, on->stream, on->memory, 1, NULL));
+    assert_ok(refit_stream_copy(on->device, on->stream, on->host, on->memory, PAGE, NULL));
+    assert_ok(refit_stream_wait(on->device, on->stream, PATIENCE_MS, NULL));
+    assert_int_equal(on->host[0], 0);
+    assert_int_equal(on->host[1], 7);
+}
+
+static void assert_every_call_refuses(bench *on, refit_status status, const char *words)
+{
+    refit_device *device = on->device;
+    void *memory;
+    refit_stream_ref stream;
+    rft_event *event;
+    const void *whole;
+    assert_refused(refit_memory_alloc(device, 1, &memory, error), status, words);
+    assert_refused(rft_device_memory_check(device, on->memory, 1, &whole, error), status, words);
+    assert_refused(rft_device_host_pin(device, &event, 1, error), status, words);
+    assert_refused(refit_stream_open(device, &stream, error), status, words);
+    assert_refused(refit_stream_copy(device, on->stream, on->memory, on->host, PAGE, error), status,
+                   words);
+    assert_refused(rft_device_zero(device, on->stream, on->memory, PAGE, error), status, words);
+    assert_refused(refit_stream_copy(device, REFIT_STREAM_NONE, on->memory, on->host, PAGE, error),
+                   status, words);
+    assert_refused(refit_stream_call(device, on->stream, free, NULL, error), status, words);
+    assert_refused(refit_stream_wait(device, on->stream, 0, error), status, words);
+    assert_refused(rft_device_event_open(device, &event, error), status, words);
+    assert_refused(rft_device_event_record(device, on->event, on->stream, error), status, words);
+    assert_refused(rft_device_event_join(device, on->event, on->stream, error), status, words);
+    assert_refused(rft_device_event_join(device, on->event, REFIT_STREAM_NONE, error), status,
+                   words);
+    assert_refused(rft_device_event_wait(device, on->event, 0, error), status, words);
+}
+
+static void a_lost_gpu_is_told_by_every_call_and_can_be_closed(void **state)
+{
+    (void)state;
+    static const rft_cu_result results[] = {RFT_CU_ILLEGAL_ADDRESS, RFT_CU_ECC_UNCORRECTABLE,
+                                            RFT_CU_LAUNCH_FAILED, RFT_CU_HARDWARE_STACK_ERROR,
+                                            RFT_CU_CONTAINED};
+    for (unsigned i = 0; i < sizeof results / sizeof results[0]; i++) {
+        bench on;
+        refit_device_info info = {.size = sizeof info};
+        fake_cuda_reset();
+        bench_open(&on, 1000);
+        copy_works(&on);
+        fake_cuda_lose(0, results[i]);
+        assert_every_call_refuses(&on, REFIT_ERR_DEVICE, "only a new process helps");
+        assert_ok(refit_device_describe(on.device, &info, NULL));
+        bench_close(&on);
+        assert_int_equal(fake_cuda_leaks(), 0);
+    }
+}
+
+static void work_that_fails_in_the_queue_loses_the_gpu(void **state)
+{
+    (void)state;
+    bench on;
+    bench_open(&on, 1000);
+    fake_cuda_stop();
+    fake_cuda_fail_later("cuMemsetD8Async", 1, RFT_CU_ILLEGAL_ADDRESS);
+    assert_ok(rft_device_zero(on.device, on.stream, on.memory, PAGE, NULL));
+    assert_ok(rft_device_event_record(on.device, on.event, on.stream, NULL));
+    assert_int_equal(rft_device_event_wait(on.device, on.event, 0, NULL), REFIT_ERR_TIMEOUT);
+    fake_cuda_go();
+    assert_refused(rft_device_event_wait(on.device, on.event, PATIENCE_MS, error), REFIT_ERR_DEVICE,
+                   "CUDA_ERROR_ILLEGAL_ADDRESS");
+    assert_refused(refit_stream_wait(on.device, on.stream, PATIENCE_MS, error), REFIT_ERR_DEVICE,
+                   "only a new process helps");
+    bench_close(&on);
+}
+
+static void a_full_gpu_says_what_is_free_and_recovers(void **state)
+{
+    (void)state;
+    bench on;
+    void *memory;
+    bench_open(&on, 1000);
+    fake_cuda_set_taken(0, 64 * MIB - PAGE - 1000); /* by another process */
+    assert_refused(refit_memory_alloc(on.device, 2000, &memory, error), REFIT_ERR_DEVICE_MEMORY,
+                   "2048 bytes were asked for, 1000 of 67108864 are free");
+    assert_refused(refit_memory_alloc(on.device, 2000, &memory, error), REFIT_ERR_DEVICE_MEMORY,
+                   "empty_cache()");
+    fake_cuda_set_taken(0, 0);
+    assert_ok(refit_memory_alloc(on.device, 2000, &memory, NULL));
+    assert_ok(refit_memory_free(on.device, memory, NULL));
+    bench_close(&on);
+}
+
+static void a_stream_with_work_is_closed_when_it_is_done(void **state)
+{
+    (void)state;
+    bench on;
+    refit_stream_ref stream;
+    bench_open(&on, 5);
+    assert_ok(refit_stream_open(on.device, &stream, NULL));
+    fake_cuda_stop();
+    assert_ok(rft_device_zero(on.device, stream, on.memory, PAGE, NULL));
+    assert_refused(refit_stream_close(on.device, stream, error), REFIT_ERR_TIMEOUT,
+                   "stays open: close it again later");
+    assert_refused(refit_stream_wait(on.device, stream, 1, error), REFIT_ERR_TIMEOUT, "goes on");
+    assert_ok(rft_device_event_record(on.device, on.event, stream, NULL));
+    assert_refused(rft_device_event_join(on.device, on.event, REFIT_STREAM_NONE, error),
+                   REFIT_ERR_TIMEOUT, "goes on");
+    fake_cuda_go();
+    fake_cuda_settle();
+    assert_ok(refit_stream_close(on.device, stream, NULL));
+    bench_close(&on);
+}
+
+/* The lane is dropped, and the next call gets another. */
+static void work_on_the_calling_thread_has_a_deadline(void **state)
+{
+    (void)state;
+    bench on;
+    bench_open(&on, 5);
+    fake_cuda_stop();
+    assert_refused(refit_stream_copy(on.device, REFIT_STREAM_NONE, on.memory, on.host, PAGE, error),
+                   REFIT_ERR_TIMEOUT, "goes on");
+    fake_cuda_go();
+    fake_cuda_settle();
+    memset(on.host, 3, PAGE);
+    assert_ok(rft_device_zero(on.device, REFIT_STREAM_NONE, on.memory, PAGE, NULL));
+    assert_ok(refit_stream_copy(on.device, REFIT_STREAM_NONE, on.host, on.memory, PAGE, NULL));
+    assert_int_equal(on.host[0], 0);
+    bench_close(&on);
+}
+
+/* Everything once, up to the first failure; what was opened is closed. */
+static refit_status do_all(bench *on, refit_error *error)
+{
+    refit_status status = REFIT_OK;
+    refit_device *device = on->device;
+    void *memory = NULL;
+    refit_stream_ref stream;
+    rft_event *event = NULL;
+    const void *whole;
+    RFT_TRY(refit_memory_alloc(device, PAGE, &memory, error));
+    RFT_TRY_GOTO(refit_stream_open(device, &stream, error), free_memory);
+    RFT_TRY_GOTO(rft_device_event_open(device, &event, error), close_stream);
+    RFT_TRY_GOTO(rft_device_memory_check(device, memory, PAGE, &whole, error), close_event);
+    RFT_TRY_GOTO(rft_device_zero(device, stream, memory, PAGE, error), close_event);
+    RFT_TRY_GOTO(refit_stream_copy(device, stream, on->host, memory, PAGE, error), close_event);
+    RFT_TRY_GOTO(rft_device_event_record(device, event, stream, error), close_event);
+    RFT_TRY_GOTO(rft_device_event_join(device, event, on->stream, error), close_event);
+    RFT_TRY_GOTO(rft_device_event_wait(device, event, PATIENCE_MS, error), close_event);
+    RFT_TRY_GOTO(rft_device_zero(device, REFIT_STREAM_NONE, memory, PAGE, error), close_event);
+    RFT_TRY_GOTO(refit_stream_call(device, stream, free, NULL, error), close_event);
+
+close_event:
+    fake_cuda_settle();
+    rft_device_event_close(device, event);
+close_stream:
+    status = rft_keep_first(status, refit_stream_close(device, stream, NULL));
+    if (status != REFIT_OK) (void)!refit_stream_close(device, stream, NULL);
+free_memory:
+    status = rft_keep_first(status, refit_memory_free(device, memory, NULL));
+    if (status != REFIT_OK) (void)!refit_memory_free(device, memory, NULL);
+    return status;
+}
+
+/* No failure of a single call is kept: the device works right after it. */
+static void a_call_that_fails_once_leaves_the_device_usable(void **state)
+{
+    (void)state;
+    static const char *const symbols[] = {"cuMemAlloc",
+                                          "cuMemFree",
+                                          "cuMemGetAddressRange",
+                                          "cuPointerGetAttributes",
+                                          "cuMemcpyAsync",
+                                          "cuMemsetD8Async",
+                                          "cuStreamCreateWithPriority",
+                                          "cuStreamQuery",
+                                          "cuStreamGetCtx",
+                                          "cuLaunchHostFunc",
+                                          "cuEventCreate",
+                                          "cuEventRecord",
+                                          "cuEventQuery",
+                                          "cuStreamWaitEvent",
+                                          "cuCtxPushCurrent",
+                                          "cuStreamIsCapturing"};
+    for (unsigned i = 0; i < sizeof symbols / sizeof symbols[0]; i++) {
+        bench on;
+        fake_cuda_reset();
+        bench_open(&on, 1000);
+        for (unsigned nth = 1; nth <= 3; nth++) {
+            fake_cuda_fail(symbols[i], nth, 1, RFT_CU_UNKNOWN);
+            (void)do_all(&on, NULL);
+            fake_cuda_forget_faults();
+            refit_error error = {0};
+            assert_ok(do_all(&on, &error));
+            copy_works(&on);
+        }
+        bench_close(&on);
+        assert_int_equal(fake_cuda_leaks(), 0);
+        assert_string_equal(fake_cuda_violation(), "");
+    }
+}
+
+static void memory_that_could_not_be_freed_is_kept_on_the_books(void **state)
+{
+    (void)state;
+    bench on;
+    bench_open(&on, 1000);
+    fake_cuda_fail("cuMemFree", 1, 1, RFT_CU_INVALID_VALUE);
+    assert_refused(refit_memory_free(on.device, on.memory, error), REFIT_ERR_DEVICE,
+                   "could not be freed");
+    refit_device_info info = {.size = sizeof info};
+    assert_ok(refit_device_describe(on.device, &info, NULL));
+    assert_int_equal(info.used_bytes, PAGE);
+    bench_close(&on);
+}
+
+/* In the child only the exit status tells. */
+static int refuses_in_child(bench *on)
+{
+    void *memory;
+    refit_error error = {0};
+    char byte = 0;
+    if (refit_memory_alloc(on->device, 1, &memory, &error) != REFIT_ERR_STATE) return 1;
+    if (strstr(error.text, "does not survive a fork") == NULL) return 2;
+    if (rft_device_host_pin(on->device, &byte, 1, NULL) != REFIT_ERR_STATE) return 3;
+    if (refit_stream_open(on->device, &on->stream, NULL) != REFIT_ERR_STATE) return 4;
+    if (rft_device_zero(on->device, REFIT_STREAM_NONE, on->memory, 1, NULL) != REFIT_ERR_STATE) {
+        return 5;
+    }
+    if (refit_device_close(on->device, NULL) != REFIT_ERR_BUSY) return 6; /* the memory */
+    refit_device *device;
+    if (refit_device_open("cuda:0", NULL, &device, &error) != REFIT_ERR_DEVICE) return 7;
+    return strstr(error.text, "spawn") == NULL ? 8 : 0;
+}
+
+static void a_forked_child_is_refused_and_harms_nothing(void **state)
+{
+    (void)state;
+    bench on = {.device = cuda_open(1000)};
+    refit_device *empty = cuda_open(1000);
+    assert_ok(refit_memory_alloc(on.device, PAGE, (void **)&on.memory, NULL));
+    pid_t child = fork();
+    assert_true(child >= 0);
+    if (child == 0) {
+        int code = refuses_in_child(&on);
+        if (code == 0 && refit_device_close(empty, NULL) != REFIT_OK) code = 9;
+        _exit(code);
+    }
+    int result = -1;
+    assert_int_equal(waitpid(child, &result, 0), child);
+    assert_int_equal(WEXITSTATUS(result), 0);
+    assert_true(WIFEXITED(result));
+    assert_ok(rft_device_zero(on.device, REFIT_STREAM_NONE, on.memory, PAGE, NULL));
+    assert_ok(refit_memory_free(on.device, on.memory, NULL));
+    cuda_close(empty);
+    cuda_close(on.device);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cuda_case(a_lost_gpu_is_told_by_every_call_and_can_be_closed),
+        cuda_case(work_that_fails_in_the_queue_loses_the_gpu),
+        cuda_case(a_full_gpu_says_what_is_free_and_recovers),
+        cuda_case(a_stream_with_work_is_closed_when_it_is_done),
+        cuda_case(work_on_the_calling_thread_has_a_deadline),
+        cuda_case(a_call_that_fails_once_leaves_the_device_usable),
+        cuda_case(memory_that_could_not_be_freed_is_kept_on_the_books),
+        cuda_case(a_forked_child_is_refused_and_harms_nothing),
+    };
+    return cmocka_run_group_tests_name("cuda_lost", tests, NULL, NULL);
+}

@@ -1,0 +1,344 @@
+/* The CUDA device: what a caller may not bring is refused with a sentence, and what a caller has is
+ * left as it was. */
+#include "tests/device/cuda_case.h"
+
+#include <stdlib.h>
+
+#include "device/cuda_driver.h"
+
+/* A caller's stream in a context. */
+static refit_stream_ref callers(rft_cu_context context, unsigned flags)
+{
+    return (refit_stream_ref){fake_cuda_stream(context, flags)};
+}
+
+static void *pinned(refit_device *device, uint64_t bytes)
+{
+    void *memory = aligned_alloc(4096, bytes);
+    assert_non_null(memory);
+    memset(memory, 1, bytes);
+    assert_ok(rft_device_host_pin(device, memory, bytes, NULL));
+    return memory;
+}
+
+static void unpin(refit_device *device, void *memory, uint64_t bytes)
+{
+    rft_device_host_unpin(device, memory, bytes);
+    free(memory);
+}
+
+static refit_status check(refit_device *device, const void *memory, uint64_t bytes,
+                          refit_error *error)
+{
+    const void *untouched = &untouched, *whole = untouched;
+    refit_status status = rft_device_memory_check(device, memory, bytes, &whole, error);
+    if (status == REFIT_OK) {
+        assert_true((uintptr_t)whole != 0 && (uintptr_t)whole <= (uintptr_t)memory);
+    } else {
+        assert_ptr_equal(whole, untouched);
+    }
+    return status;
+}
+
+/* All that takes a stream for work says the same of it. */
+static void assert_no_work_on(refit_device *device, refit_stream_ref stream, refit_status status,
+                              const char *words)
+{
+    char byte = 1;
+    void *memory;
+    assert_ok(refit_memory_alloc(device, 512, &memory, NULL));
+    assert_refused(refit_stream_copy(device, stream, memory, &byte, 1, error), status, words);
+    assert_refused(rft_device_zero(device, stream, memory, 512, error), status, words);
+    assert_refused(refit_stream_call(device, stream, free, NULL, error), status, words);
+    assert_ok(refit_memory_free(device, memory, NULL));
+}
+
+static void assert_no_event_on(refit_device *device, refit_stream_ref stream, refit_status status,
+                               const char *words)
+{
+    rft_event *event;
+    assert_ok(rft_device_event_open(device, &event, NULL));
+    assert_refused(rft_device_event_record(device, event, stream, error), status, words);
+    assert_refused(rft_device_event_join(device, event, stream, error), status, words);
+    rft_device_event_close(device, event);
+    assert_refused(refit_stream_wait(device, stream, 0, error), status, words);
+}
+
+static void the_legacy_stream_is_joined_and_takes_no_work(void **state)
+{
+    (void)state;
+    refit_device *device = cuda_open(1000);
+    const refit_stream_ref legacy = {RFT_CU_STREAM_LEGACY};
+    refit_stream_ref own;
+    rft_event *event;
+    assert_no_work_on(device, legacy, REFIT_ERR_INVALID, "legacy default stream (1)");
+    assert_int_equal(fake_cuda_legacy_calls(NULL), 0);
+
+    assert_ok(refit_stream_open(device, &own, NULL));
+    assert_ok(rft_device_event_open(device, &event, NULL));
+    assert_ok(rft_device_event_record(device, event, legacy, NULL));
+    assert_ok(rft_device_event_join(device, event, own, NULL));
+    assert_ok(rft_device_event_record(device, event, own, NULL));
+    assert_ok(rft_device_event_join(device, event, legacy, NULL));
+    assert_ok(refit_stream_wait(device, legacy, PATIENCE_MS, NULL));
+    assert_ok(refit_stream_wait(device, own, PATIENCE_MS, NULL));
+    rft_device_event_close(device, event);
+    assert_ok(refit_stream_close(device, own, NULL));
+    assert_int_equal(fake_cuda_legacy_calls(NULL),
+                     fake_cuda_legacy_calls("cuEventRecord") +
+                         fake_cuda_legacy_calls("cuStreamWaitEvent") +
+                         fake_cuda_legacy_calls("cuStreamIsCapturing"));
+    cuda_close(device);
+}
+
+static void the_per_thread_stream_is_refused(void **state)
+{
+    (void)state;
+    refit_device *device = cuda_open(1000);
+    const refit_stream_ref stream = {RFT_CU_STREAM_PER_THREAD};
+    assert_no_work_on(device, stream, REFIT_ERR_INVALID, "per-thread default stream (2)");
+    assert_no_event_on(device, stream, REFIT_ERR_INVALID, "per-thread default stream (2)");
+    cuda_close(device);
+}
+
+static void a_stream_of_another_context_is_refused(void **state)
+{
+    (void)state;
+    refit_device *device = cuda_open(1000), *other = NULL;
+    assert_ok(refit_device_open("cuda:1", NULL, &other, NULL));
+    const refit_stream_ref strangers[] = {
+        callers(fake_cuda_other_context(0), RFT_CU_STREAM_NON_BLOCKING),
+        callers(fake_cuda_primary(1), RFT_CU_STREAM_NON_BLOCKING)};
+    for (unsigned i = 0; i < 2; i++) {
+        assert_no_work_on(device, strangers[i], REFIT_ERR_INVALID, "another GPU or context");
+        assert_no_event_on(device, strangers[i], REFIT_ERR_INVALID, "another GPU or context");
+        assert_int_equal(refit_stream_close(device, strangers[i], NULL), REFIT_ERR_INVALID);
+        fake_cuda_stream_free(strangers[i].native);
+    }
+    cuda_close(other);
+    cuda_close(device);
+}
+
+static void a_callers_stream_takes_work_and_stays_open(void **state)
+{
+    (void)state;
+    refit_device *device = cuda_open(1000);
+    const unsigned flags[] = {0, RFT_CU_STREAM_NON_BLOCKING};
+    char *bytes = pinned(device, 4096);
+    void *memory;
+    assert_ok(refit_memory_alloc(device, 4096, &memory, NULL));
+    for (unsigned i = 0; i < 2; i++) {
+        refit_stream_ref stream = callers(fake_cuda_primary(0), flags[i]);
+        assert_ok(rft_device_zero(device, stream, memory, 4096, NULL));
+        assert_ok(refit_stream_copy(device, stream, bytes, memory, 4096, NULL));
+        assert_ok(refit_stream_wait(device, stream, PATIENCE_MS, NULL));
+        assert_int_equal(bytes[4095], 0);
+        assert_refused(refit_stream_close(device, stream, error), REFIT_ERR_INVALID,
+                       "whoever created it");
+        fake_cuda_stream_free(stream.native);
+    }
+    assert_ok(refit_memory_free(device, memory, NULL));
+    unpin(device, bytes, 4096);
+    cuda_close(device);
+}
+
+static void a_stream_in_a_capture_is_refused_until_it_ends(void **state)
+{
+    (void)state;
+    refit_device *device = cuda_open(1000);
+    refit_stream_ref stream = callers(fake_cuda_primary(0), 0);
+    fake_cuda_capture_begin(stream.native);
+    assert_no_work_on(device, stream, REFIT_ERR_STATE, "end the capture first");
+    assert_no_event_on(device, stream, REFIT_ERR_STATE, "end the capture first");
+    /* It is in the way of the legacy stream too, which would break it. */
+    assert_no_event_on(device, (refit_stream_ref){RFT_CU_STREAM_LEGACY}, REFIT_ERR_STATE,
+                       "end the capture first");
+    assert_true(fake_cuda_capture_end(stream.native));
+    assert_ok(refit_stream_wait(device, stream, PATIENCE_MS, NULL));
+    fake_cuda_stream_free(stream.native);
+    cuda_close(device);
+}
+
+/* One of everything that the device does. */
+static void do_all(refit_device *device)
+{
+    char *bytes = pinned(device, 4096);
+    void *memory;
+    refit_stream_ref stream;
+    rft_event *event;
+    assert_ok(refit_memory_alloc(device, MIB, &memory, NULL));
+    assert_ok(check(device, memory, MIB, NULL));
+    assert_ok(refit_stream_open(device, &stream, NULL));
+    assert_ok(rft_device_event_open(device, &event, NULL));
+    assert_ok(rft_device_zero(device, stream, memory, MIB, NULL));
+    assert_ok(refit_stream_copy(device, stream, memory, bytes, 4096, NULL));
+    assert_ok(rft_device_event_record(device, event, stream, NULL));
+    assert_ok(rft_device_event_join(device, event, REFIT_STREAM_NONE, NULL));
+    assert_ok(rft_device_event_wait(device, event, PATIENCE_MS, NULL));
+    assert_ok(refit_stream_copy(device, REFIT_STREAM_NONE, bytes, memory, 4096, NULL));
+    assert_ok(rft_device_zero(device, REFIT_STREAM_NONE, memory, MIB, NULL));
+    assert_ok(refit_stream_wait(device, stream, PATIENCE_MS, NULL));
+    rft_device_event_close(device, event);
+    assert_ok(refit_stream_close(device, stream, NULL));
+    assert_ok(refit_memory_free(device, memory, NULL));
+    unpin(device, bytes, 4096);
+}
+
+static void a_capture_elsewhere_is_not_broken(void **state)
+{
+    (void)state;
+    refit_device *device = cuda_open(1000);
+    refit_stream_ref stream = callers(fake_cuda_primary(0), RFT_CU_STREAM_NON_BLOCKING);
+    fake_cuda_capture_begin(stream.native);
+    do_all(device);
+    assert_true(fake_cuda_capture_end(stream.native));
+    fake_cuda_stream_free(stream.native);
+    cuda_close(device);
+}
+
+static void nothing_is_said_on_the_legacy_stream(void **state)
+{
+    (void)state;
+    refit_device *device = cuda_open(1000);
+    do_all(device);
+    cuda_close(device);
+    assert_int_equal(fake_cuda_legacy_calls(NULL), 0);
+}
+
+/* Misaligned memory of the driver is taken again; it is freed by the address that it has there. */
+static void memory_is_aligned_on_a_driver_that_promises_less(void **state)
+{
+    (void)state;
+    void *memory[20];
+    fake_cuda_set_skew(true);
+    refit_device *device = cuda_open(1000);
+    for (unsigned i = 0; i < 20; i++) {
+        assert_ok(refit_memory_alloc(device, 1 + 300 * i, &memory[i], NULL));
+        assert_int_equal((uintptr_t)memory[i] % 512, 0);
+        assert_ok(rft_device_zero(device, REFIT_STREAM_NONE, memory[i], 1 + 300 * i, NULL));
+    }
+    for (unsigned i = 0; i < 20; i++) {
+        assert_ok(refit_memory_free(device, memory[i], NULL));
+    }
+    assert_int_equal(fake_cuda_used(0), 0);
+    cuda_close(device);
+}
+
+static void what_is_not_its_memory_is_called_by_its_name(void **state)
+{
+    (void)state;
+    refit_device *device = cuda_open(1000), *other = NULL;
+    assert_ok(refit_device_open("cuda:1", NULL, &other, NULL));
+    char *bytes = pinned(device, 4096), *plain = malloc(100);
+    rft_cu_ptr managed = fake_cuda_managed(0, MIB), torch = fake_cuda_memory(0, MIB);
+    void *memory, *far;
+    assert_ok(refit_memory_alloc(device, MIB, &memory, NULL));
+    assert_ok(refit_memory_alloc(other, MIB, &far, NULL));
+
+    assert_ok(check(device, memory, MIB, NULL));
+    assert_ok(check(device, (char *)memory + 77, 1000, NULL));
+    assert_ok(check(device, (void *)(uintptr_t)torch, MIB, NULL));
+    assert_refused(check(device, plain, 100, error), REFIT_ERR_INVALID, "ordinary host memory");
+    assert_refused(check(device, bytes, 4096, error), REFIT_ERR_INVALID, "page-locked host memory");
+    assert_refused(check(device, (void *)(uintptr_t)managed, 8, error), REFIT_ERR_INVALID,
+                   "managed memory");
+    assert_refused(check(device, far, 8, error), REFIT_ERR_INVALID,
+                   "is memory of cuda:1, and this device is cuda:0");
+    assert_refused(check(device, memory, UINT64_MAX, error), REFIT_ERR_INVALID,
+                   "more than there are addresses");
+    assert_refused(check(device, memory, 64 * MIB, error), REFIT_ERR_INVALID,
+                   "not memory of cuda:0");
+
+    assert_ok(refit_memory_free(device, memory, NULL));
+    assert_refused(check(device, memory, 8, error), REFIT_ERR_INVALID, "was freed");
+    assert_ok(refit_memory_free(other, far, NULL));
+    fake_cuda_managed_free(managed);
+    fake_cuda_memory_free(torch);
+    free(plain);
+    unpin(device, bytes, 4096);
+    cuda_close(other);
+    cuda_close(device);
+}
+
+/* Reserved addresses with a physical memory of its own behind each granule, as PyTorch's
+ * expandable_segments grow them. */
+typedef struct segments {
+    rft_cuda_driver driver;
+    rft_cu_context context;
+    rft_cu_ptr base;
+    size_t granule;
+} segments;
+
+enum { SEGMENTS = 3 };
+
+static void segments_open(segments *it)
+{
+    const rft_cu_location location = {RFT_CU_LOCATION_DEVICE, 0};
+    const rft_cu_allocation properties = {.type = RFT_CU_ALLOCATION_PINNED, .location = location};
+    const rft_cu_access access = {location, RFT_CU_ACCESS_READWRITE};
+    assert_ok(rft_cuda_driver_open(&it->driver, NULL));
+    assert_int_equal(it->driver.context_push(fake_cuda_primary(0)), 0);
+    assert_int_equal(it->driver.granularity(&it->granule, &properties, 0), 0);
+    assert_int_equal(it->driver.address_reserve(&it->base, SEGMENTS * it->granule, 0, 0, 0), 0);
+    for (unsigned i = 0; i < SEGMENTS; i++) {
+        rft_cu_handle handle;
+        rft_cu_ptr at = it->base + i * it->granule;
+        assert_int_equal(it->driver.physical_create(&handle, it->granule, &properties, 0), 0);
+        assert_int_equal(it->driver.map(at, it->granule, 0, handle, 0), 0);
+        assert_int_equal(it->driver.set_access(at, it->granule, &access, 1), 0);
+        assert_int_equal(it->driver.physical_release(handle), 0);
+    }
+}
+
+static void segments_unmap(segments *it, unsigned which)
+{
+    assert_int_equal(it->driver.unmap(it->base + which * it->granule, it->granule), 0);
+}
+
+static void segments_close(segments *it)
+{
+    assert_int_equal(it->driver.address_free(it->base, SEGMENTS * it->granule), 0);
+    assert_int_equal(it->driver.context_pop(&it->context), 0);
+    rft_cuda_driver_close(&it->driver);
+}
+
+static void memory_of_many_mappings_is_one_and_a_hole_is_seen(void **state)
+{
+    (void)state;
+    refit_device *device = cuda_open(1000);
+    segments torch;
+    segments_open(&torch);
+    char *base = (char *)(uintptr_t)torch.base;
+    uint64_t bytes = SEGMENTS * torch.granule;
+    assert_ok(check(device, base, bytes, NULL));
+    assert_ok(check(device, base + torch.granule - 100, torch.granule + 200, NULL));
+    assert_refused(check(device, base, bytes + 1, error), REFIT_ERR_INVALID,
+                   "not memory of cuda:0");
+    segments_unmap(&torch, 1);
+    assert_ok(check(device, base, torch.granule, NULL));
+    assert_ok(check(device, base + 2 * torch.granule, torch.granule, NULL));
+    assert_refused(check(device, base, bytes, error), REFIT_ERR_INVALID, "no memory mapped behind");
+    assert_refused(check(device, base + torch.granule + 5, 1, error), REFIT_ERR_INVALID,
+                   "no memory mapped behind");
+    segments_unmap(&torch, 0);
+    segments_unmap(&torch, 2);
+    segments_close(&torch);
+    cuda_close(device);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cuda_case(the_legacy_stream_is_joined_and_takes_no_work),
+        cuda_case(the_per_thread_stream_is_refused),
+        cuda_case(a_stream_of_another_context_is_refused),
+        cuda_case(a_callers_stream_takes_work_and_stays_open),
+        cuda_case(a_stream_in_a_capture_is_refused_until_it_ends),
+        cuda_case(a_capture_elsewhere_is_not_broken),
+        cuda_case(nothing_is_said_on_the_legacy_stream),
+        cuda_case(memory_is_aligned_on_a_driver_that_promises_less),
+        cuda_case(what_is_not_its_memory_is_called_by_its_name),
+        cuda_case(memory_of_many_mappings_is_one_and_a_hole_is_seen),
+    };
+    return cmocka_run_group_tests_name("cuda_misuse", tests, NULL, NULL);
+}
