@@ -466,6 +466,7 @@ static void only_streams_and_reservations_are_used(void **state)
 typedef struct user_thread {
     refit_device *device;
     void *base;
+    char *at; /* the byte that it writes, and nobody else */
     rft_thread thread;
     refit_status status;
 } user_thread;
@@ -480,8 +481,7 @@ static void *come_and_go(void *user)
         it->status = refit_stream_open(it->device, &stream, NULL);
         if (it->status != REFIT_OK) break;
         refit_status used = rft_device_reserve_use(it->device, it->base, stream, NULL);
-        if (used == REFIT_OK)
-            used = refit_stream_copy(it->device, stream, it->base, &byte, 1, NULL);
+        if (used == REFIT_OK) used = refit_stream_copy(it->device, stream, it->at, &byte, 1, NULL);
         if (i % 2 == 0) {
             used =
                 rft_keep_first(used, rft_device_reserve_unuse(it->device, it->base, stream, NULL));
@@ -499,7 +499,7 @@ static void streams_of_many_threads_come_and_go(void **state)
     uint64_t half = in.pages / 2;
     come(on, &in, 0, in.pages);
     for (size_t i = 0; i < 3; i++) {
-        threads[i] = (user_thread){.device = on->device, .base = in.base};
+        threads[i] = (user_thread){.device = on->device, .base = in.base, .at = in.base + i};
         assert_ok(
             rft_thread_start(&threads[i].thread, "user", come_and_go, &threads[i], &on->error));
     }
