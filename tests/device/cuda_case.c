@@ -18,12 +18,12 @@ int cuda_case_end(void **state)
     return 0;
 }
 
-refit_device *cuda_open(uint32_t timeout_ms)
+refit_device *cuda_open(void)
 {
     refit_device *device = NULL;
     refit_config config;
     refit_config_init(&config, sizeof config);
-    config.offload_timeout_ms = timeout_ms;
+    config.offload_timeout_ms = PATIENCE_MS;
     assert_ok(refit_device_open("cuda:0", &config, &device, NULL));
     return device;
 }

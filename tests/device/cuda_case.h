@@ -27,8 +27,8 @@ int cuda_case_end(void **state);
 
 #define cuda_case(test) cmocka_unit_test_setup_teardown(test, cuda_case_begin, cuda_case_end)
 
-/* "cuda:0" with offload.timeout_ms; it succeeds. */
-refit_device *cuda_open(uint32_t timeout_ms);
+/* "cuda:0", with a deadline that only a hang reaches. It succeeds. */
+refit_device *cuda_open(void);
 void cuda_close(refit_device *device);
 
 /* The call is refused with the status, and the sentence has the words. */

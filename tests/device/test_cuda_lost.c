@@ -6,7 +6,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#include "device/cuda_driver.h"
+#include "device/cuda_device.h"
 
 #define PAGE 4096u
 
@@ -19,15 +19,22 @@ typedef struct bench {
     char *host; /* pinned */
 } bench;
 
-static void bench_open(bench *on, uint32_t timeout_ms)
+static void bench_open(bench *on)
 {
-    on->device = cuda_open(timeout_ms);
+    on->device = cuda_open();
     on->host = aligned_alloc(PAGE, PAGE);
     memset(on->host, 1, PAGE);
     assert_ok(rft_device_host_pin(on->device, on->host, PAGE, NULL));
     assert_ok(refit_stream_open(on->device, &on->stream, NULL));
     assert_ok(rft_device_event_open(on->device, &on->event, NULL));
     assert_ok(refit_memory_alloc(on->device, PAGE, (void **)&on->memory, NULL));
+}
+
+/* offload.timeout_ms, from now on. */
+static void set_patience(bench *on, uint32_t timeout_ms)
+{
+    rft_cuda_device *cuda = on->device->self;
+    cuda->config.offload_timeout_ms = timeout_ms;
 }
 
 /* All releases succeed, whatever has happened. */
@@ -88,7 +95,7 @@ static void a_lost_gpu_is_told_by_every_call_and_can_be_closed(void **state)
         bench on;
         refit_device_info info = {.size = sizeof info};
         fake_cuda_reset();
-        bench_open(&on, 1000);
+        bench_open(&on);
         copy_works(&on);
         fake_cuda_lose(0, results[i]);
         assert_every_call_refuses(&on, REFIT_ERR_DEVICE, "only a new process helps");
@@ -102,7 +109,7 @@ static void work_that_fails_in_the_queue_loses_the_gpu(void **state)
 {
     (void)state;
     bench on;
-    bench_open(&on, 1000);
+    bench_open(&on);
     fake_cuda_stop();
     fake_cuda_fail_later("cuMemsetD8Async", 1, RFT_CU_ILLEGAL_ADDRESS);
     assert_ok(rft_device_zero(on.device, on.stream, on.memory, PAGE, NULL));
@@ -121,7 +128,7 @@ static void a_full_gpu_says_what_is_free_and_recovers(void **state)
     (void)state;
     bench on;
     void *memory;
-    bench_open(&on, 1000);
+    bench_open(&on);
     fake_cuda_set_taken(0, 64 * MIB - PAGE - 1000); /* by another process */
     assert_refused(refit_memory_alloc(on.device, 2000, &memory, error), REFIT_ERR_DEVICE_MEMORY,
                    "2048 bytes were asked for, 1000 of 67108864 are free");
@@ -138,7 +145,8 @@ static void a_stream_with_work_is_closed_when_it_is_done(void **state)
     (void)state;
     bench on;
     refit_stream_ref stream;
-    bench_open(&on, 5);
+    bench_open(&on);
+    set_patience(&on, 5);
     assert_ok(refit_stream_open(on.device, &stream, NULL));
     fake_cuda_stop();
     assert_ok(rft_device_zero(on.device, stream, on.memory, PAGE, NULL));
@@ -149,7 +157,7 @@ static void a_stream_with_work_is_closed_when_it_is_done(void **state)
     assert_refused(rft_device_event_join(on.device, on.event, REFIT_STREAM_NONE, error),
                    REFIT_ERR_TIMEOUT, "goes on");
     fake_cuda_go();
-    fake_cuda_settle();
+    set_patience(&on, PATIENCE_MS);
     assert_ok(refit_stream_close(on.device, stream, NULL));
     bench_close(&on);
 }
@@ -159,12 +167,13 @@ static void work_on_the_calling_thread_has_a_deadline(void **state)
 {
     (void)state;
     bench on;
-    bench_open(&on, 5);
+    bench_open(&on);
+    set_patience(&on, 5);
     fake_cuda_stop();
     assert_refused(refit_stream_copy(on.device, REFIT_STREAM_NONE, on.memory, on.host, PAGE, error),
                    REFIT_ERR_TIMEOUT, "goes on");
     fake_cuda_go();
-    fake_cuda_settle();
+    set_patience(&on, PATIENCE_MS);
     memset(on.host, 3, PAGE);
     assert_ok(rft_device_zero(on.device, REFIT_STREAM_NONE, on.memory, PAGE, NULL));
     assert_ok(refit_stream_copy(on.device, REFIT_STREAM_NONE, on.host, on.memory, PAGE, NULL));
@@ -228,7 +237,7 @@ static void a_call_that_fails_once_leaves_the_device_usable(void **state)
     for (unsigned i = 0; i < sizeof symbols / sizeof symbols[0]; i++) {
         bench on;
         fake_cuda_reset();
-        bench_open(&on, 1000);
+        bench_open(&on);
         for (unsigned nth = 1; nth <= 3; nth++) {
             fake_cuda_fail(symbols[i], nth, 1, RFT_CU_UNKNOWN);
             (void)do_all(&on, NULL);
@@ -247,7 +256,7 @@ static void memory_that_could_not_be_freed_is_kept_on_the_books(void **state)
 {
     (void)state;
     bench on;
-    bench_open(&on, 1000);
+    bench_open(&on);
     fake_cuda_fail("cuMemFree", 1, 1, RFT_CU_INVALID_VALUE);
     assert_refused(refit_memory_free(on.device, on.memory, error), REFIT_ERR_DEVICE,
                    "could not be freed");
@@ -279,8 +288,8 @@ static int refuses_in_child(bench *on)
 static void a_forked_child_is_refused_and_harms_nothing(void **state)
 {
     (void)state;
-    bench on = {.device = cuda_open(1000)};
-    refit_device *empty = cuda_open(1000);
+    bench on = {.device = cuda_open()};
+    refit_device *empty = cuda_open();
     assert_ok(refit_memory_alloc(on.device, PAGE, (void **)&on.memory, NULL));
     pid_t child = fork();
     assert_true(child >= 0);

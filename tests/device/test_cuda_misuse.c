@@ -67,7 +67,7 @@ static void assert_no_event_on(refit_device *device, refit_stream_ref stream, re
 static void the_legacy_stream_is_joined_and_takes_no_work(void **state)
 {
     (void)state;
-    refit_device *device = cuda_open(1000);
+    refit_device *device = cuda_open();
     const refit_stream_ref legacy = {RFT_CU_STREAM_LEGACY};
     refit_stream_ref own;
     rft_event *event;
@@ -94,7 +94,7 @@ static void the_legacy_stream_is_joined_and_takes_no_work(void **state)
 static void the_per_thread_stream_is_refused(void **state)
 {
     (void)state;
-    refit_device *device = cuda_open(1000);
+    refit_device *device = cuda_open();
     const refit_stream_ref stream = {RFT_CU_STREAM_PER_THREAD};
     assert_no_work_on(device, stream, REFIT_ERR_INVALID, "per-thread default stream (2)");
     assert_no_event_on(device, stream, REFIT_ERR_INVALID, "per-thread default stream (2)");
@@ -104,7 +104,7 @@ static void the_per_thread_stream_is_refused(void **state)
 static void a_stream_of_another_context_is_refused(void **state)
 {
     (void)state;
-    refit_device *device = cuda_open(1000), *other = NULL;
+    refit_device *device = cuda_open(), *other = NULL;
     assert_ok(refit_device_open("cuda:1", NULL, &other, NULL));
     const refit_stream_ref strangers[] = {
         callers(fake_cuda_other_context(0), RFT_CU_STREAM_NON_BLOCKING),
@@ -122,7 +122,7 @@ static void a_stream_of_another_context_is_refused(void **state)
 static void a_callers_stream_takes_work_and_stays_open(void **state)
 {
     (void)state;
-    refit_device *device = cuda_open(1000);
+    refit_device *device = cuda_open();
     const unsigned flags[] = {0, RFT_CU_STREAM_NON_BLOCKING};
     char *bytes = pinned(device, 4096);
     void *memory;
@@ -145,7 +145,7 @@ static void a_callers_stream_takes_work_and_stays_open(void **state)
 static void a_stream_in_a_capture_is_refused_until_it_ends(void **state)
 {
     (void)state;
-    refit_device *device = cuda_open(1000);
+    refit_device *device = cuda_open();
     refit_stream_ref stream = callers(fake_cuda_primary(0), 0);
     fake_cuda_capture_begin(stream.native);
     assert_no_work_on(device, stream, REFIT_ERR_STATE, "end the capture first");
@@ -187,7 +187,7 @@ static void do_all(refit_device *device)
 static void a_capture_elsewhere_is_not_broken(void **state)
 {
     (void)state;
-    refit_device *device = cuda_open(1000);
+    refit_device *device = cuda_open();
     refit_stream_ref stream = callers(fake_cuda_primary(0), RFT_CU_STREAM_NON_BLOCKING);
     fake_cuda_capture_begin(stream.native);
     do_all(device);
@@ -199,7 +199,7 @@ static void a_capture_elsewhere_is_not_broken(void **state)
 static void nothing_is_said_on_the_legacy_stream(void **state)
 {
     (void)state;
-    refit_device *device = cuda_open(1000);
+    refit_device *device = cuda_open();
     do_all(device);
     cuda_close(device);
     assert_int_equal(fake_cuda_legacy_calls(NULL), 0);
@@ -211,7 +211,7 @@ static void memory_is_aligned_on_a_driver_that_promises_less(void **state)
     (void)state;
     void *memory[20];
     fake_cuda_set_skew(true);
-    refit_device *device = cuda_open(1000);
+    refit_device *device = cuda_open();
     for (unsigned i = 0; i < 20; i++) {
         assert_ok(refit_memory_alloc(device, 1 + 300 * i, &memory[i], NULL));
         assert_int_equal((uintptr_t)memory[i] % 512, 0);
@@ -227,7 +227,7 @@ static void memory_is_aligned_on_a_driver_that_promises_less(void **state)
 static void what_is_not_its_memory_is_called_by_its_name(void **state)
 {
     (void)state;
-    refit_device *device = cuda_open(1000), *other = NULL;
+    refit_device *device = cuda_open(), *other = NULL;
     assert_ok(refit_device_open("cuda:1", NULL, &other, NULL));
     char *bytes = pinned(device, 4096), *plain = malloc(100);
     rft_cu_ptr managed = fake_cuda_managed(0, MIB), torch = fake_cuda_memory(0, MIB);
@@ -305,7 +305,7 @@ static void segments_close(segments *it)
 static void memory_of_many_mappings_is_one_and_a_hole_is_seen(void **state)
 {
     (void)state;
-    refit_device *device = cuda_open(1000);
+    refit_device *device = cuda_open();
     segments torch;
     segments_open(&torch);
     char *base = (char *)(uintptr_t)torch.base;

@@ -75,7 +75,7 @@ static void a_driver_that_knows_no_numa_leaves_it_to_the_bus(void **state)
     (void)state;
     fake_cuda_set_attribute(0, RFT_CU_ATTR_HOST_NUMA, 0, false);
     fake_cuda_set_attribute(0, RFT_CU_ATTR_PCI_DOMAIN, 0xfffe, true); /* nowhere */
-    refit_device *device = cuda_open(1000);
+    refit_device *device = cuda_open();
     assert_int_equal(rft_device_get_caps(device).numa_node, -1);
     cuda_close(device);
 }
@@ -263,7 +263,7 @@ static void a_gpu_may_be_opened_twice(void **state)
 {
     (void)state;
     void *memory;
-    refit_device *one = cuda_open(1000), *two = cuda_open(1000);
+    refit_device *one = cuda_open(), *two = cuda_open();
     assert_int_equal(fake_cuda_alive().contexts, 2);
     assert_ok(refit_memory_alloc(two, MIB, &memory, NULL));
     assert_int_equal(refit_memory_free(one, memory, NULL), REFIT_ERR_INVALID);
@@ -276,11 +276,11 @@ static void a_gpu_may_be_opened_twice(void **state)
 static void opening_does_not_break_a_capture(void **state)
 {
     (void)state;
-    refit_device *first = cuda_open(1000);
+    refit_device *first = cuda_open();
     rft_cu_stream stream = fake_cuda_stream(fake_cuda_primary(0), RFT_CU_STREAM_NON_BLOCKING);
     fake_cuda_capture_begin(stream);
     assert_opens("cuda:0");
-    cuda_close(cuda_open(1000));
+    cuda_close(cuda_open());
     assert_true(fake_cuda_capture_end(stream));
     fake_cuda_stream_free(stream);
     cuda_close(first);

@@ -25,7 +25,7 @@ static bool covered(refit_device *device, const void *memory, uint64_t bytes)
 static void a_range_is_known_from_pin_to_unpin(void **state)
 {
     (void)state;
-    refit_device *device = cuda_open(1000);
+    refit_device *device = cuda_open();
     char *memory = pages(4);
     assert_false(covered(device, memory, 1));
     assert_ok(rft_device_host_pin(device, memory, 2 * PAGE, NULL));
@@ -52,7 +52,7 @@ static void many_ranges_are_found_in_any_order(void **state)
 {
     (void)state;
     enum { COUNT = 101 };
-    refit_device *device = cuda_open(1000);
+    refit_device *device = cuda_open();
     char *memory = pages(2 * COUNT);
     for (unsigned i = 0; i < COUNT; i++) {
         assert_ok(rft_device_host_pin(device, memory + i * 37 % COUNT * 2 * PAGE, PAGE, NULL));
@@ -73,7 +73,7 @@ static void many_ranges_are_found_in_any_order(void **state)
 static void what_was_not_pinned_here_is_let_alone(void **state)
 {
     (void)state;
-    refit_device *device = cuda_open(1000);
+    refit_device *device = cuda_open();
     char *memory = pages(2);
     assert_ok(rft_device_host_pin(device, memory, 2 * PAGE, NULL));
     rft_device_host_unpin(device, memory + PAGE, PAGE);
@@ -87,7 +87,7 @@ static void what_was_not_pinned_here_is_let_alone(void **state)
 static void a_refusal_says_what_helps(void **state)
 {
     (void)state;
-    refit_device *device = cuda_open(1000);
+    refit_device *device = cuda_open();
     char *memory = pages(4);
     assert_ok(rft_device_host_pin(device, memory, 2 * PAGE, NULL));
     assert_refused(rft_device_host_pin(device, memory + PAGE, 2 * PAGE, error), REFIT_ERR_PIN,
@@ -119,7 +119,7 @@ static void a_refusal_says_what_helps(void **state)
 static void closing_takes_back_what_is_left(void **state)
 {
     (void)state;
-    refit_device *device = cuda_open(1000);
+    refit_device *device = cuda_open();
     char *memory = pages(3);
     for (unsigned i = 0; i < 3; i++) {
         assert_ok(rft_device_host_pin(device, memory + i * PAGE, PAGE, NULL));
