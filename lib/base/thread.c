@@ -10,6 +10,8 @@
 
 #include "base/clock.h"
 
+#define CPUS_MOST 65536 /* eight times what Linux can be built for */
+
 refit_status rft_mutex_open(rft_mutex *mutex, refit_error *error)
 {
     int code = pthread_mutex_init(mutex, NULL);
@@ -97,8 +99,9 @@ void rft_thread_join(rft_thread thread)
 
 uint32_t rft_cpu_count(void)
 {
-    cpu_set_t set;
-    if (sched_getaffinity(0, sizeof set, &set) != 0) return 1;
-    int count = CPU_COUNT(&set);
+    /* A cpu_set_t ends at 1,024, and the kernel refuses a set that is too small for the machine. */
+    cpu_set_t sets[CPUS_MOST / CPU_SETSIZE];
+    if (sched_getaffinity(0, sizeof sets, sets) != 0) return 1;
+    int count = CPU_COUNT_S(sizeof sets, sets);
     return count < 1 ? 1 : (uint32_t)count;
 }

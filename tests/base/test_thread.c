@@ -1,9 +1,12 @@
 /* Threads take no signals, waits end at their deadline, and deadlines count down. */
+#include <errno.h>
+#include <sched.h>
 #include <setjmp.h>
 #include <signal.h>
 #include <stdarg.h>
 #include <stddef.h>
 #include <stdint.h>
+#include <string.h>
 
 #include <cmocka.h>
 
@@ -82,6 +85,39 @@ static void there_is_at_least_one_cpu(void **state)
     assert_true(rft_cpu_count() >= 1);
 }
 
+/* A machine of so many CPUs, of which the process may use all; 0: this machine. */
+static size_t cpus;
+
+int __real_sched_getaffinity(pid_t pid, size_t bytes, cpu_set_t *set);
+int __wrap_sched_getaffinity(pid_t pid, size_t bytes, cpu_set_t *set);
+
+int __wrap_sched_getaffinity(pid_t pid, size_t bytes, cpu_set_t *set)
+{
+    if (cpus == 0) return __real_sched_getaffinity(pid, bytes, set);
+    if (bytes * 8 < cpus) {
+        errno = EINVAL;
+        return -1;
+    }
+    memset(set, 0, bytes);
+    for (size_t cpu = 0; cpu < cpus; cpu++) {
+        CPU_SET_S(cpu, bytes, set);
+    }
+    return 0;
+}
+
+static void all_cpus_of_a_large_machine_are_counted(void **state)
+{
+    (void)state;
+    const size_t machines[] = {1, 1024, 1025, 1536, 8192};
+    for (size_t i = 0; i < sizeof machines / sizeof machines[0]; i++) {
+        cpus = machines[i];
+        assert_int_equal(rft_cpu_count(), machines[i]);
+    }
+    cpus = 100000; /* more than there can be: the answer is no error */
+    assert_int_equal(rft_cpu_count(), 1);
+    cpus = 0;
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -89,6 +125,7 @@ int main(void)
         cmocka_unit_test(a_wait_that_nobody_ends_ends_at_its_deadline),
         cmocka_unit_test(a_passed_deadline_leaves_no_time),
         cmocka_unit_test(there_is_at_least_one_cpu),
+        cmocka_unit_test(all_cpus_of_a_large_machine_are_counted),
     };
     return cmocka_run_group_tests_name("thread", tests, NULL, NULL);
 }
