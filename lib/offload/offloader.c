@@ -28,7 +28,10 @@
  */
 #include "offload/offloader.h"
 
+#include <string.h>
+
 #include "base/alloc.h"
+#include "base/checked.h"
 #include "config/resolve.h"
 
 bool rft_offloader_is_moving(const refit_offloader *offloader)
@@ -179,11 +182,12 @@ refit_status refit_offloader_set_memory(refit_offloader *offloader, const refit_
         offloader->hooks = (refit_memory_hooks){0};
         return REFIT_OK;
     }
-    RFT_REFUSE_IF(hooks->size < sizeof *hooks, error, REFIT_ERR_INVALID,
+    RFT_REFUSE_IF(hooks->size < offsetof(refit_memory_hooks, user), error, REFIT_ERR_INVALID,
                   "refit_memory_hooks.size is %zu: set it to sizeof(refit_memory_hooks)",
                   hooks->size);
     RFT_REFUSE_IF(hooks->release == NULL || hooks->acquire == NULL, error, REFIT_ERR_INVALID,
                   "the memory hooks come in a pair: give release and acquire");
-    offloader->hooks = *hooks;
+    offloader->hooks = (refit_memory_hooks){0};
+    memcpy(&offloader->hooks, hooks, rft_min_u64(hooks->size, sizeof *hooks));
     return REFIT_OK;
 }

@@ -5,6 +5,8 @@
  */
 #include "offload/region.h"
 
+#include <string.h>
+
 #include "base/alloc.h"
 #include "base/checked.h"
 
@@ -35,10 +37,20 @@ void rft_region_table_clear(rft_region_table *table)
     table->count = 0;
 }
 
+/* As much as the caller has, who may be older or newer: what it lacks is zero, which is the default
+ * of each field. */
+static refit_status take_desc(const refit_region_desc *desc, refit_region_desc *full,
+                              refit_error *error)
+{
+    RFT_REFUSE_IF(desc->size < offsetof(refit_region_desc, policy), error, REFIT_ERR_INVALID,
+                  "refit_region_desc.size is %zu: set it to sizeof(refit_region_desc)", desc->size);
+    *full = (refit_region_desc){0};
+    memcpy(full, desc, rft_min_u64(desc->size, sizeof *full));
+    return REFIT_OK;
+}
+
 static refit_status check_desc(const refit_region_desc *desc, refit_error *error)
 {
-    RFT_REFUSE_IF(desc->size < sizeof *desc, error, REFIT_ERR_INVALID,
-                  "refit_region_desc.size is %zu: set it to sizeof(refit_region_desc)", desc->size);
     RFT_REFUSE_IF(desc->name == NULL || desc->name[0] == '\0', error, REFIT_ERR_INVALID,
                   "a region has no name: give it one for reports");
     RFT_REFUSE_IF(desc->bytes == 0, error, REFIT_ERR_INVALID,
@@ -68,9 +80,12 @@ static refit_status reserve_one(rft_region_table *table, refit_error *error)
     return REFIT_OK;
 }
 
-refit_status rft_region_table_add(rft_region_table *table, const refit_region_desc *desc,
+refit_status rft_region_table_add(rft_region_table *table, const refit_region_desc *given,
                                   refit_region_id *out, refit_error *error)
 {
+    refit_region_desc full;
+    const refit_region_desc *desc = &full;
+    RFT_TRY(take_desc(given, &full, error));
     RFT_TRY(check_desc(desc, error));
     RFT_REFUSE_IF(rft_name_index_has(&table->names, desc->name), error, REFIT_ERR_EXISTS,
                   "there is a region %s already: names are unique in an offloader", desc->name);

@@ -42,7 +42,7 @@ void rft_region_table_open(rft_region_table *table, refit_device *device);
 void rft_region_table_close(rft_region_table *table);
 
 /* REFIT_ERR_EXISTS, _INVALID, _LIMIT, _HOST_MEMORY, _DEVICE_MEMORY. */
-refit_status rft_region_table_add(rft_region_table *table, const refit_region_desc *desc,
+refit_status rft_region_table_add(rft_region_table *table, const refit_region_desc *given,
                                   refit_region_id *out, refit_error *error);
 
 /* Removes all regions; the room stays. */

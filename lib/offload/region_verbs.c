@@ -4,6 +4,7 @@
  */
 #include <string.h>
 
+#include "base/checked.h"
 #include "offload/offloader.h"
 
 static refit_status find_region(const refit_offloader *offloader, refit_region_id id,
@@ -43,21 +44,23 @@ refit_status refit_offloader_region(refit_offloader *offloader, refit_region_id 
 {
     RFT_REFUSE_IF(offloader == NULL || info == NULL, error, REFIT_ERR_INVALID,
                   "refit_offloader_region needs an offloader and a place for the description");
-    RFT_REFUSE_IF(info->size < sizeof *info, error, REFIT_ERR_INVALID,
+    RFT_REFUSE_IF(info->size < offsetof(refit_region_info, host_offset), error, REFIT_ERR_INVALID,
                   "refit_region_info.size is %zu: set it to sizeof(refit_region_info)", info->size);
     RFT_TRY(find_region(offloader, region, error));
     const rft_region *from = &offloader->regions.items[region];
-    *info = (refit_region_info){.size = info->size,
-                                .name = from->name,
-                                .memory = from->bound ? from->memory : NULL,
-                                .bytes = from->bytes,
-                                .host_offset = from->host_offset,
-                                .policy = from->policy,
-                                .group = from->group,
-                                .priority = from->priority,
-                                .place = place_of(offloader, region),
-                                .bound = from->bound,
-                                .in_arena = from->arena != NULL};
+    const refit_region_info full = {.size = info->size,
+                                    .name = from->name,
+                                    .memory = from->bound ? from->memory : NULL,
+                                    .bytes = from->bytes,
+                                    .host_offset = from->host_offset,
+                                    .policy = from->policy,
+                                    .group = from->group,
+                                    .priority = from->priority,
+                                    .place = place_of(offloader, region),
+                                    .bound = from->bound,
+                                    .in_arena = from->arena != NULL};
+    memcpy(info, &full,
+           rft_min_u64(full.size, sizeof full)); /* an older caller has room for less */
     return REFIT_OK;
 }
 

@@ -35,6 +35,39 @@ static void hooks_come_in_pairs_and_only_while_states_are_here(void **state)
     rig_close(&on);
 }
 
+static void *hooks_user;
+
+static int note_user(void *user, refit_region_id region, void *memory, uint64_t bytes)
+{
+    (void)region, (void)memory, (void)bytes;
+    hooks_user = user;
+    return 3;
+}
+
+/* Callers compiled against another refit. Memory of exactly that size shows what is read. */
+static void hooks_of_an_older_or_newer_caller_are_taken(void **state)
+{
+    (void)state;
+    rig on;
+    int own;
+    const size_t known = sizeof(refit_memory_hooks);
+    const size_t sizes[] = {offsetof(refit_memory_hooks, user), known, known + 16};
+    for (size_t i = 0; i < 3; i++) {
+        rig_open(&on, RIG_BOUND, NULL);
+        const refit_memory_hooks full = {sizes[i], note_user, give_nothing, &own};
+        refit_memory_hooks *given = test_calloc(1, sizes[i]);
+        memcpy(given, &full, sizes[i] < known ? sizes[i] : known);
+        assert_ok(refit_offloader_set_memory(on.offloader, given, &on.error));
+        test_free(given);
+        hooks_user = &on;
+        assert_ok(refit_offloader_offload(on.offloader, REFIT_STREAM_NONE, NULL, &on.error));
+        assert_int_equal(refit_offloader_finish(on.offloader, PATIENCE_MS, &on.error),
+                         REFIT_ERR_CALLBACK);
+        assert_ptr_equal(hooks_user, i == 0 ? NULL : &own);
+        rig_close(&on);
+    }
+}
+
 static void each_hook_is_called_once_a_region(void **state)
 {
     (void)state;
@@ -262,6 +295,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(hooks_come_in_pairs_and_only_while_states_are_here),
+        cmocka_unit_test(hooks_of_an_older_or_newer_caller_are_taken),
         cmocka_unit_test(each_hook_is_called_once_a_region),
         cmocka_unit_test(an_acquire_hook_that_gives_nothing_has_failed),
         cmocka_unit_test(a_region_without_memory_cannot_return),

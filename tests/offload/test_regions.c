@@ -28,7 +28,7 @@ static void bad_regions_are_refused(void **state)
     rig_open_unsealed(&on, RIG_BOUND, NULL);
     refit_region_desc good = desc_of("new", rig_extra(&on, 64), 64);
     refit_region_desc bad = good;
-    bad.size = 8;
+    bad.size = offsetof(refit_region_desc, policy) - 1;
     refuse(&on, bad, REFIT_ERR_INVALID);
     bad = good, bad.name = NULL;
     refuse(&on, bad, REFIT_ERR_INVALID);
@@ -145,6 +145,66 @@ static void region_is_described(void **state)
     info.size = 4;
     assert_int_equal(refit_offloader_region(on.offloader, 0, &info, &on.error), REFIT_ERR_INVALID);
     rig_restore(&on);
+    rig_close(&on);
+}
+
+/* Callers compiled against another refit: their structs end earlier, or go on with what is not
+ * known here. Memory of exactly that size shows what is read and written. */
+static void a_caller_whose_description_is_shorter_or_longer_adds_a_region(void **state)
+{
+    (void)state;
+    rig on;
+    char memory[3];
+    refit_region_id id;
+    const size_t known = sizeof(refit_region_desc);
+    rig_open_unsealed(&on, RIG_BOUND, NULL);
+    const size_t sizes_of[] = {offsetof(refit_region_desc, policy),
+                               offsetof(refit_region_desc, priority), known + 24};
+    for (size_t i = 0; i < 3; i++) {
+        char name[2] = {(char)('a' + i), '\0'};
+        refit_region_desc full = desc_of(name, &memory[i], 1);
+        full.size = sizes_of[i];
+        full.policy = REFIT_ZERO;
+        full.group = 7;
+        full.priority = 9;
+        char *given = test_malloc(sizes_of[i]);
+        memset(given, 0xff, sizes_of[i]);
+        memcpy(given, &full, sizes_of[i] < known ? sizes_of[i] : known);
+        assert_ok(refit_offloader_add(on.offloader, (void *)given, &id, &on.error));
+        test_free(given);
+        refit_region_info info = rig_region_info(&on, id);
+        assert_string_equal(info.name, name);
+        assert_int_equal(info.policy, i == 0 ? REFIT_KEEP : REFIT_ZERO);
+        assert_int_equal(info.group, i == 0 ? 0 : 7);
+        assert_int_equal(info.priority, i == 2 ? 9 : 0);
+    }
+    rig_close(&on);
+}
+
+static void a_caller_whose_description_is_shorter_or_longer_reads_a_region(void **state)
+{
+    (void)state;
+    rig on;
+    const size_t known = sizeof(refit_region_info);
+    rig_open(&on, RIG_ARENA, NULL);
+    refit_region_info full = rig_region_info(&on, 2);
+    const size_t sizes_of[] = {offsetof(refit_region_info, host_offset),
+                               offsetof(refit_region_info, in_arena), known, known + 24};
+    for (size_t i = 0; i < 4; i++) {
+        size_t shared = sizes_of[i] < known ? sizes_of[i] : known;
+        full.size = sizes_of[i];
+        refit_region_info *given = test_malloc(sizes_of[i]);
+        memset(given, 0x5a, sizes_of[i]);
+        given->size = sizes_of[i];
+        assert_ok(refit_offloader_region(on.offloader, 2, given, &on.error));
+        assert_memory_equal(given, &full, shared < 58 ? shared : 58); /* then there is padding */
+        for (size_t at = shared; at < sizes_of[i]; at++) {
+            assert_int_equal(((char *)given)[at], 0x5a);
+        }
+        test_free(given);
+    }
+    full.size = offsetof(refit_region_info, host_offset) - 1;
+    assert_int_equal(refit_offloader_region(on.offloader, 2, &full, NULL), REFIT_ERR_INVALID);
     rig_close(&on);
 }
 
@@ -317,6 +377,8 @@ int main(void)
         cmocka_unit_test(thousands_of_regions_are_added_and_sealed),
         cmocka_unit_test(a_stream_queues_the_copies_of_scattered_regions),
         cmocka_unit_test(region_is_described),
+        cmocka_unit_test(a_caller_whose_description_is_shorter_or_longer_adds_a_region),
+        cmocka_unit_test(a_caller_whose_description_is_shorter_or_longer_reads_a_region),
         cmocka_unit_test(seal_ends_adding_until_unseal),
         cmocka_unit_test(cleared_regions_free_their_names_and_addresses),
         cmocka_unit_test(an_offloader_without_regions_cycles),
