@@ -77,16 +77,49 @@ static bool read_limit(const cgroup_level *level, const cgroup_kind *kind, uint6
     return limited;
 }
 
-static void bound_by_level(rft_budget *budget, const cgroup_level *level, const cgroup_kind *kind)
+static bool read_file(const char *root, const char *name, char *text)
+{
+    char file[PATH_ROOM];
+    int length = snprintf(file, sizeof file, "%s%s", root, name);
+    return length > 0 && (size_t)length < sizeof file &&
+           rft_procfile_read(file, text, RFT_PROCFILE_ROOM);
+}
+
+/* Kernel files count in KiB. */
+static uint64_t from_kib(uint64_t kib)
+{
+    return kib > UINT64_MAX / 1024 ? UINT64_MAX : kib * 1024;
+}
+
+/* Memory of this process that is no file's. */
+static uint64_t read_resident(const char *root)
 {
     char text[RFT_PROCFILE_ROOM];
-    uint64_t limit, used = 0, reclaimable = 0;
-    if (!read_limit(level, kind, &limit)) return;
-    if (!read_level(level, kind->used, text) || !rft_procfile_number(text, &used)) return;
+    uint64_t kib;
+    bool found =
+        read_file(root, "/proc/self/status", text) && rft_procfile_find(text, "RssAnon", &kib);
+    return found ? from_kib(kib) : 0;
+}
+
+/* What is used and cannot be reclaimed. */
+static uint64_t read_used(const cgroup_level *level, const cgroup_kind *kind)
+{
+    char text[RFT_PROCFILE_ROOM];
+    uint64_t used, reclaimable = 0;
+    if (!read_level(level, kind->used, text) || !rft_procfile_number(text, &used)) {
+        return read_resident(level->root);
+    }
     if (read_level(level, "memory.stat", text)) {
         (void)rft_procfile_find(text, kind->reclaimable, &reclaimable);
     }
-    used -= rft_min_u64(used, reclaimable);
+    return used - rft_min_u64(used, reclaimable);
+}
+
+static void bound_by_level(rft_budget *budget, const cgroup_level *level, const cgroup_kind *kind)
+{
+    uint64_t limit;
+    if (!read_limit(level, kind, &limit)) return;
+    uint64_t used = read_used(level, kind);
     lower_bound(budget, limit - rft_min_u64(limit, used), "cgroup memory limit");
 }
 
@@ -137,37 +170,29 @@ static void bound_by_hierarchy(rft_budget *budget, const char *root, const char 
 static void bound_by_machine(rft_budget *budget, const char *root)
 {
     char text[RFT_PROCFILE_ROOM];
-    char file[PATH_ROOM];
     uint64_t kib;
-    int length = snprintf(file, sizeof file, "%s/proc/meminfo", root);
-    if (length < 0 || (size_t)length >= sizeof file ||
-        !rft_procfile_read(file, text, sizeof text) ||
-        !rft_procfile_find(text, "MemAvailable", &kib)) {
+    if (!read_file(root, "/proc/meminfo", text) || !rft_procfile_find(text, "MemAvailable", &kib)) {
         return;
     }
-    lower_bound(budget, kib > UINT64_MAX / 1024 ? UINT64_MAX : kib * 1024, "MemAvailable");
+    lower_bound(budget, from_kib(kib), "MemAvailable");
 }
 
 static void bound_by_cgroups(rft_budget *budget, const char *root)
 {
     char text[RFT_PROCFILE_ROOM];
-    char file[PATH_ROOM];
-    int length = snprintf(file, sizeof file, "%s/proc/self/cgroup", root);
-    if (length < 0 || (size_t)length >= sizeof file ||
-        !rft_procfile_read(file, text, sizeof text)) {
-        text[0] = '\0';
-    }
+    if (!read_file(root, "/proc/self/cgroup", text)) text[0] = '\0';
     for (size_t i = 0; i < sizeof kinds / sizeof kinds[0]; i++) {
         bound_by_hierarchy(budget, root, text, &kinds[i]);
     }
 }
 
-refit_status rft_budget_read(const char *root, const refit_config *config, rft_budget *out,
-                             refit_error *error)
+refit_status rft_budget_read(const char *root, const refit_config *config, uint64_t own,
+                             rft_budget *out, refit_error *error)
 {
     rft_budget budget = {0, UINT64_MAX, NULL};
     bound_by_machine(&budget, root);
     bound_by_cgroups(&budget, root);
+    if (!rft_add_u64(budget.free_bytes, own, &budget.free_bytes)) budget.free_bytes = UINT64_MAX;
     uint64_t wanted = config->offload_budget_bytes;
     RFT_REFUSE_IF(budget.source == NULL && wanted == 0, error, REFIT_ERR_SYSTEM,
                   "neither /proc/meminfo nor a cgroup tells how much memory is free: set "

@@ -3,8 +3,10 @@
  *
  * Free is the least of MemAvailable and, for the process's cgroup and all above it (v1 and v2), the
  * limit less what is used and cannot be reclaimed: in a container /proc/meminfo shows the machine,
- * only the cgroup knows the limit. The budget is offload.budget_share of that, or
- * offload.budget_bytes, but never more than what is free.
+ * only the cgroup knows the limit. Where a limit can be read and its usage cannot, what this
+ * process has itself stands in for the usage: less than the truth, but never a limit that is passed
+ * over. The budget is offload.budget_share of what is free, or offload.budget_bytes, but never more
+ * than what is free.
  */
 #ifndef RFT_BUDGET_H
 #define RFT_BUDGET_H
@@ -21,8 +23,9 @@ typedef struct rft_budget {
 } rft_budget;
 
 /* `root` is where proc and sys/fs/cgroup are looked for: "" in life, a folder of made-up files in
- * tests. REFIT_ERR_SYSTEM if nothing can be read and no offload.budget_bytes is set. Any thread. */
-refit_status rft_budget_read(const char *root, const refit_config *config, rft_budget *out,
-                             refit_error *error);
+ * tests. `own` bytes of what is used are the asker's and count as free: it would give them back
+ * first. REFIT_ERR_SYSTEM if nothing can be read and no offload.budget_bytes is set. Any thread. */
+refit_status rft_budget_read(const char *root, const refit_config *config, uint64_t own,
+                             rft_budget *out, refit_error *error);
 
 #endif

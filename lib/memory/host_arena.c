@@ -41,7 +41,7 @@ struct rft_host_arena {
 static refit_status check_budget(uint64_t bytes, const refit_config *config, refit_error *error)
 {
     rft_budget budget;
-    RFT_TRY(rft_budget_read("", config, &budget, error));
+    RFT_TRY(rft_budget_read("", config, 0, &budget, error));
     RFT_REFUSE_IF(bytes > budget.bytes, error, REFIT_ERR_BUDGET,
                   "the host image needs %" PRIu64 " bytes, the budget is %" PRIu64 " (%s; %" PRIu64
                   " free): offload less, raise offload.budget_bytes or "

@@ -28,6 +28,15 @@ void rft_image_drop(refit_offloader *offloader)
     }
 }
 
+uint64_t rft_image_held(refit_offloader *offloader)
+{
+    if (offloader->image != NULL) return rft_host_arena_describe(offloader->image).bytes;
+    rft_lock(&offloader->lock);
+    uint64_t bytes = rft_pageable_bytes(offloader);
+    rft_unlock(&offloader->lock);
+    return bytes;
+}
+
 void *rft_image_of(const refit_offloader *offloader, const rft_region *region)
 {
     if (offloader->image == NULL) return region->pageable;

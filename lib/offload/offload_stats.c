@@ -37,17 +37,6 @@ static void add_image(const refit_offloader *offloader, refit_stats *stats)
     stats->host_pin_seconds = info.seconds;
 }
 
-/* On the pageable path the image is what there are copies of now. Lock held. */
-static void add_pageable(const refit_offloader *offloader, refit_stats *stats)
-{
-    for (uint32_t id = 0; id < offloader->regions.count; id++) {
-        const rft_region *region = &offloader->regions.items[id];
-        if (region->pageable == NULL) continue;
-        stats->host_bytes += region->bytes;
-        stats->host_pageable_bytes += region->bytes;
-    }
-}
-
 refit_status refit_offloader_stats(refit_offloader *offloader, refit_stats *stats,
                                    refit_error *error)
 {
@@ -63,7 +52,9 @@ refit_status refit_offloader_stats(refit_offloader *offloader, refit_stats *stat
     rft_lock(&offloader->lock);
     rft_operation_notice(offloader);
     add_ways(&offloader->figures, &whole);
-    add_pageable(offloader, &whole);
+    uint64_t pageable = rft_pageable_bytes(offloader);
+    whole.host_bytes += pageable;
+    whole.host_pageable_bytes += pageable;
     whole.leases = offloader->leases;
     rft_unlock(&offloader->lock);
     memcpy(stats, &whole, known);

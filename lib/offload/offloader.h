@@ -125,6 +125,9 @@ refit_status rft_image_take(refit_offloader *offloader, refit_error *error);
 /* Gives all of it back. */
 void rft_image_drop(refit_offloader *offloader);
 
+/* Bytes of host memory that it has now. */
+uint64_t rft_image_held(refit_offloader *offloader);
+
 /* The host copy of a KEEP region. */
 void *rft_image_of(const refit_offloader *offloader, const rft_region *region);
 
@@ -137,6 +140,9 @@ refit_status rft_pageable_back(refit_offloader *offloader, refit_stream_ref afte
 
 /* Frees the host copies of regions that are on the device, unless a lease reads them. Lock held. */
 void rft_pageable_trim(refit_offloader *offloader);
+
+/* What there are host copies of now. Lock held. */
+uint64_t rft_pageable_bytes(const refit_offloader *offloader);
 
 /* ---- region_memory.c: device memory comes and goes */
 

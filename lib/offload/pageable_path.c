@@ -100,3 +100,13 @@ void rft_pageable_trim(refit_offloader *offloader)
         region->pageable = NULL;
     }
 }
+
+uint64_t rft_pageable_bytes(const refit_offloader *offloader)
+{
+    uint64_t bytes = 0;
+    for (uint32_t id = 0; id < offloader->regions.count; id++) {
+        const rft_region *region = &offloader->regions.items[id];
+        if (region->pageable != NULL) bytes += region->bytes;
+    }
+    return bytes;
+}

@@ -20,7 +20,7 @@ static rft_budget read_budget(const file_tree *tree, double share, uint64_t byte
     config.offload_budget_share = share;
     config.offload_budget_bytes = bytes;
     rft_budget budget;
-    assert_int_equal(rft_budget_read(tree->root, &config, &budget, NULL), REFIT_OK);
+    assert_int_equal(rft_budget_read(tree->root, &config, 0, &budget, NULL), REFIT_OK);
     return budget;
 }
 
@@ -125,6 +125,41 @@ static void full_cgroup_leaves_nothing(void **state)
     file_tree_close(&tree);
 }
 
+/* A limit whose usage is not told still holds; what the process has itself is surely used. */
+static void limit_without_a_usage_counts_less_the_process_s_own(void **state)
+{
+    (void)state;
+    file_tree tree = open_machine();
+    file_tree_write(&tree, "/proc/self/cgroup", "0::/job\n");
+    file_tree_write(&tree, "/sys/fs/cgroup/job/memory.max", "209715200\n");
+    assert_int_equal(read_budget(&tree, 1.0, 0).bytes, 200 * MIB);
+    assert_string_equal(read_budget(&tree, 1.0, 0).source, "cgroup memory limit");
+    file_tree_write(&tree, "/proc/self/status",
+                    "Name:\tx\nVmRSS:\t 99999 kB\nRssAnon:\t 51200 kB\n");
+    assert_int_equal(read_budget(&tree, 1.0, 0).bytes, 150 * MIB);
+    file_tree_write(&tree, "/sys/fs/cgroup/job/memory.current", "not a number\n");
+    assert_int_equal(read_budget(&tree, 1.0, 0).bytes, 150 * MIB);
+    file_tree_write(&tree, "/sys/fs/cgroup/job/memory.current", "104857600\n");
+    assert_int_equal(read_budget(&tree, 1.0, 0).bytes, 100 * MIB);
+    file_tree_close(&tree);
+}
+
+static void asker_s_own_memory_counts_as_free(void **state)
+{
+    (void)state;
+    file_tree tree = open_machine();
+    refit_config config;
+    refit_config_init(&config, sizeof config);
+    config.offload_budget_share = 0.5;
+    rft_budget budget;
+    assert_int_equal(rft_budget_read(tree.root, &config, 512 * MIB, &budget, NULL), REFIT_OK);
+    assert_int_equal(budget.free_bytes, 2560 * MIB);
+    assert_int_equal(budget.bytes, 1280 * MIB);
+    assert_int_equal(rft_budget_read(tree.root, &config, UINT64_MAX, &budget, NULL), REFIT_OK);
+    assert_true(budget.free_bytes == UINT64_MAX);
+    file_tree_close(&tree);
+}
+
 static void nonsense_bounds_nothing(void **state)
 {
     (void)state;
@@ -167,7 +202,7 @@ static void without_any_file_only_a_budget_in_bytes_is_left(void **state)
     refit_config_init(&config, sizeof config);
     rft_budget budget = {7, 7, NULL};
     refit_error error;
-    assert_int_equal(rft_budget_read(tree.root, &config, &budget, &error), REFIT_ERR_SYSTEM);
+    assert_int_equal(rft_budget_read(tree.root, &config, 0, &budget, &error), REFIT_ERR_SYSTEM);
     assert_int_equal(budget.bytes, 7);
     assert_non_null(strstr(error.text, "offload.budget_bytes"));
     budget = read_budget(&tree, 0.5, 5 * MIB);
@@ -226,6 +261,8 @@ int main(void)
         cmocka_unit_test(path_that_is_not_visible_ends_at_the_root),
         cmocka_unit_test(hybrid_hierarchy_is_seen),
         cmocka_unit_test(full_cgroup_leaves_nothing),
+        cmocka_unit_test(limit_without_a_usage_counts_less_the_process_s_own),
+        cmocka_unit_test(asker_s_own_memory_counts_as_free),
         cmocka_unit_test(nonsense_bounds_nothing),
         cmocka_unit_test(budget_in_bytes_counts_up_to_what_is_free),
         cmocka_unit_test(without_any_file_only_a_budget_in_bytes_is_left),

@@ -135,8 +135,9 @@ REFIT_API REFIT_MUST_CHECK refit_status refit_offloader_add(refit_offloader *off
                                                             refit_region_id *out,
                                                             refit_error *error);
 
-/* What sealing would take, without taking it: host bytes, and the budget they are held against.
- * Does not block. Since 0.1. */
+/* What sealing would take, without taking it: host bytes, and the budget they are held against, in
+ * which the host memory that the offloader has already counts as free. Does not block. Since 0.1.
+ */
 REFIT_API REFIT_MUST_CHECK refit_status refit_offloader_estimate(refit_offloader *offloader,
                                                                  uint64_t *host_bytes,
                                                                  uint64_t *budget_bytes,
