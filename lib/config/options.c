@@ -73,8 +73,15 @@ const rft_option rft_options[] = {
     {"offload.verify", IN(offload_verify), FLAG("false"),
      "Digest every region on the way out and check it on the way back. It costs one more pass "
      "over the bytes each way; use it to find memory that is written while it is away."},
+    {"offload.background", IN(offload_background), FLAG("false"),
+     "Take the arena on a thread of its own, while the trainer loads its model; the first offload "
+     "waits for it. Off where the cores and the driver have other work meanwhile."},
+    {"offload.take_turns", IN(offload_take_turns), FLAG("true"),
+     "Processes of one user on one machine take their arenas one after another, so that they do "
+     "not meet the memory limit together. false starts all at once."},
     {"offload.timeout_ms", IN(offload_timeout_ms), RFT_TIME, "1min", 1, 24 * HOUR, "ms",
-     "A controller waits no longer for states to leave or to return."},
+     "A controller waits no longer for states to leave or to return; nor does an offload for the "
+     "arena, or a process for its turn to take one. Raise it for many ranks with large arenas."},
     {"offload.rate_limit", IN(offload_rate_limit), RFT_SIZE, "0", 0, TIB, "bytes a second",
      "The most that one way takes of the link, over steps of 20 ms: set it where collectives share "
      "the link. At least 1MiB; 0: all that it gives."},

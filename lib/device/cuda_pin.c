@@ -140,9 +140,10 @@ static refit_status refused(const rft_cuda_device *cuda, rft_cu_result result, v
     }
     (void)getrlimit(RLIMIT_MEMLOCK, &limit);
     return rft_fail_sub(error, REFIT_ERR_PIN, result,
-                        "%" PRIu64 " bytes not page-locked: %s; too little host memory or limit "
-                        "(RLIMIT_MEMLOCK %" PRIu64 "; docker --ulimit memlock=-1), or kernels "
-                        "6.11-6.13: < 2GiB a slab (offload.slab_bytes); or offload.pin: prefer",
+                        "%" PRIu64
+                        " bytes not page-locked: %s; too little memory, or limit %" PRIu64
+                        " (ulimit -l, docker --ulimit memlock=-1), or Linux 6.11-6.13: set "
+                        "offload.slab_bytes < 2GiB; or offload.pin: prefer",
                         bytes, rft_cuda_name(&cuda->driver, result), (uint64_t)limit.rlim_cur);
 }
 

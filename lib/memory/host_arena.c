@@ -1,146 +1,36 @@
 /*
- * The host image's memory, from nothing to page-locked.
+ * The arena as an object: what it is for, who takes its memory, and how that ended.
  *
- *     budget ─► map ─► place (NUMA) ─► huge pages ─► touch ─► page-lock, slab by slab
- *
- * Placement comes before the first touch, which decides where a page lies; the touch comes before
- * the page-lock, which would otherwise touch page by page on one thread. Whatever step fails,
- * rft_host_arena_close takes back those before it. Knows nothing of what the bytes are.
- *
- * The mapping is kept from forked children (MADV_DONTFORK): page locks are not inherited, a fork
- * would have to copy the page tables of the whole image, and a write after it would move the page
- * away from under a device that copies to its old place.
+ * While its thread is at work, `memory` is that thread's alone; others see the progress (watch.h)
+ * and whether it has ended. The thread ends with the taking, whichever way that goes; it is joined
+ * when the arena closes.
  */
 #include "memory/host_arena.h"
 
-#include <errno.h>
 #include <inttypes.h>
-#include <stdint.h>
 #include <string.h>
-#include <sys/mman.h>
 #include <unistd.h>
 
 #include "base/alloc.h"
 #include "base/checked.h"
 #include "base/clock.h"
-#include "base/log.h"
-#include "memory/budget.h"
-#include "memory/huge_pages.h"
-#include "memory/numa.h"
-#include "memory/touch.h"
+#include "memory/image_memory.h"
 
 struct rft_host_arena {
     refit_device *device; /* retained */
-    char *base;           /* NULL if nothing is mapped */
-    rft_slab *slabs;      /* owned: a registration each */
+    refit_config config;
+    rft_slab *slabs; /* owned: a registration each */
     uint32_t slab_count;
-    uint32_t pinned_slabs;
-    rft_host_arena_info info;
+    uint64_t bytes;
+    rft_turn turn;
+    rft_watch watch;
+    rft_image_memory memory;
+    bool threaded;
+    rft_thread thread;
+    bool ended;          /* guarded by watch.lock, like how */
+    refit_status status; /* once ended */
+    refit_error error;
 };
-
-static refit_status check_budget(uint64_t bytes, const refit_config *config, refit_error *error)
-{
-    rft_budget budget;
-    RFT_TRY(rft_budget_read("", config, 0, &budget, error));
-    RFT_REFUSE_IF(bytes > budget.bytes, error, REFIT_ERR_BUDGET,
-                  "the host image needs %" PRIu64 " bytes, the budget is %" PRIu64 " (%s; %" PRIu64
-                  " free): offload less, raise offload.budget_bytes or "
-                  "offload.budget_share, or free memory",
-                  bytes, budget.bytes, budget.source, budget.free_bytes);
-    return REFIT_OK;
-}
-
-static refit_status fail_map(uint64_t bytes, refit_error *error)
-{
-    return rft_fail_sub(error, REFIT_ERR_HOST_MEMORY, errno,
-                        "no addresses for a host image of %" PRIu64
-                        " bytes: %s; see ulimit -v and vm.overcommit_memory",
-                        bytes, strerror(errno));
-}
-
-/* Maps `bytes` (whole pages) from a huge page's beginning on, and nothing around them. */
-static refit_status map_image(uint64_t bytes, char **out, refit_error *error)
-{
-    uint64_t room;
-    errno = ENOMEM;
-    if (!rft_add_u64(bytes, RFT_HUGE_PAGE, &room) || room > SIZE_MAX) return fail_map(bytes, error);
-    char *mapped = mmap(NULL, room, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-    if (mapped == MAP_FAILED) return fail_map(bytes, error);
-    uint64_t head = -(uintptr_t)mapped & (RFT_HUGE_PAGE - 1);
-    if (head > 0) (void)munmap(mapped, head);
-    (void)munmap(mapped + head + bytes, RFT_HUGE_PAGE - head);
-    (void)madvise(mapped + head, bytes, MADV_DONTFORK);
-    (void)madvise(mapped + head, bytes, MADV_DONTDUMP);
-    *out = mapped + head;
-    return REFIT_OK;
-}
-
-static void unpin(rft_host_arena *arena)
-{
-    while (arena->pinned_slabs > 0) {
-        const rft_slab *slab = &arena->slabs[--arena->pinned_slabs];
-        rft_device_host_unpin(arena->device, arena->base + slab->offset, slab->bytes);
-    }
-    arena->info.pinned_bytes = 0;
-    arena->info.pageable_bytes = arena->info.bytes;
-}
-
-static refit_status pin_slabs(rft_host_arena *arena, refit_error *error)
-{
-    while (arena->pinned_slabs < arena->slab_count) {
-        const rft_slab *slab = &arena->slabs[arena->pinned_slabs];
-        refit_status status =
-            rft_device_host_pin(arena->device, arena->base + slab->offset, slab->bytes, error);
-        if (status != REFIT_OK) {
-            unpin(arena);
-            return status;
-        }
-        arena->pinned_slabs++;
-    }
-    arena->info.pinned_bytes = arena->info.bytes;
-    arena->info.pageable_bytes = 0;
-    return REFIT_OK;
-}
-
-static refit_pin choose_pin(refit_device *device, const refit_config *config)
-{
-    refit_pin wanted = (refit_pin)config->offload_pin;
-    if (wanted != REFIT_PIN_AUTO) return wanted;
-    return rft_device_get_caps(device).needs_pinned ? REFIT_PIN_REQUIRE : REFIT_PIN_PREFER;
-}
-
-static refit_status pin(rft_host_arena *arena, const refit_config *config, refit_error *error)
-{
-    refit_pin wanted = choose_pin(arena->device, config);
-    if (wanted == REFIT_PIN_OFF) return REFIT_OK;
-    refit_error refusal = {0};
-    refit_status status = pin_slabs(arena, &refusal);
-    if (status == REFIT_OK) return REFIT_OK;
-    if (wanted == REFIT_PIN_PREFER) {
-        rft_log(REFIT_LOG_WARNING, "the host image stays pageable: %s", refusal.text);
-        return REFIT_OK;
-    }
-    return rft_fail_sub(error, REFIT_ERR_PIN, refusal.subsystem, "%s", refusal.text);
-}
-
-static refit_status take_memory(rft_host_arena *arena, uint64_t bytes, const refit_config *config,
-                                refit_error *error)
-{
-    RFT_TRY(check_budget(bytes, config, error));
-    RFT_TRY(map_image(bytes, &arena->base, error));
-    arena->info.bytes = bytes;
-    arena->info.pageable_bytes = bytes;
-    int node = rft_numa_choose("", config->offload_numa,
-                               rft_device_get_caps(arena->device).numa_node, bytes);
-    RFT_TRY(rft_numa_place(arena->base, bytes, node, &arena->info.numa_node, error));
-    int64_t start = rft_now();
-    arena->info.huge_pages =
-        rft_huge_pages_ask(arena->base, bytes, (refit_huge_pages)config->offload_huge_pages);
-    RFT_TRY(rft_touch(arena->base, bytes, config->offload_touch_threads, error));
-    RFT_TRY(pin(arena, config, error));
-    arena->info.seconds = rft_seconds(rft_now() - start);
-    return REFIT_OK;
-}
 
 static refit_status copy_slabs(rft_host_arena *arena, const rft_layout *layout, refit_error *error)
 {
@@ -153,6 +43,14 @@ static refit_status copy_slabs(rft_host_arena *arena, const rft_layout *layout, 
     return REFIT_OK;
 }
 
+static refit_status open_parts(rft_host_arena *arena, const rft_layout *layout, refit_error *error)
+{
+    RFT_TRY(rft_watch_open(&arena->watch, error));
+    refit_status status = copy_slabs(arena, layout, error);
+    if (status != REFIT_OK) rft_watch_close(&arena->watch);
+    return status;
+}
+
 refit_status rft_host_arena_open(refit_device *device, const rft_layout *layout,
                                  const refit_config *config, rft_host_arena **out,
                                  refit_error *error)
@@ -163,24 +61,117 @@ refit_status rft_host_arena_open(refit_device *device, const rft_layout *layout,
                   layout->image_bytes);
     rft_host_arena *arena = rft_calloc(1, sizeof *arena);
     RFT_REFUSE_IF(arena == NULL, error, REFIT_ERR_HOST_MEMORY, "no memory for a host arena");
+    refit_status status = open_parts(arena, layout, error);
+    if (status != REFIT_OK) {
+        rft_free(arena);
+        return status;
+    }
     rft_device_retain(device);
     arena->device = device;
-    arena->info.numa_node = REFIT_NUMA_OFF;
-    refit_status status = copy_slabs(arena, layout, error);
-    if (status == REFIT_OK && bytes > 0) status = take_memory(arena, bytes, config, error);
-    if (status == REFIT_OK) {
-        *out = arena;
-    } else {
-        rft_host_arena_close(arena);
+    arena->config = *config;
+    arena->bytes = bytes;
+    arena->memory.numa_node = REFIT_NUMA_OFF;
+    rft_turn_find(&arena->turn, "");
+    *out = arena;
+    return REFIT_OK;
+}
+
+static refit_status take_memory(rft_host_arena *arena, refit_error *error)
+{
+    if (arena->bytes == 0) return REFIT_OK;
+    arena->memory.pins = (rft_slab_pins){.device = arena->device,
+                                         .bytes = arena->bytes,
+                                         .slabs = arena->slabs,
+                                         .count = arena->slab_count};
+    return rft_image_memory_take(&arena->memory, &arena->config, &arena->turn, &arena->watch,
+                                 error);
+}
+
+static void *run_take(void *user)
+{
+    rft_host_arena *arena = user;
+    refit_error error = {0};
+    refit_status status = take_memory(arena, &error);
+    rft_lock(&arena->watch.lock);
+    arena->status = status;
+    arena->error = error;
+    arena->ended = true;
+    rft_cond_wake_all(&arena->watch.moved);
+    rft_unlock(&arena->watch.lock);
+    return NULL;
+}
+
+refit_status rft_host_arena_take(rft_host_arena *arena, refit_error *error)
+{
+    (void)run_take(arena);
+    return rft_host_arena_wait(arena, 0, error);
+}
+
+refit_status rft_host_arena_begin(rft_host_arena *arena, refit_error *error)
+{
+    RFT_TRY(rft_thread_start(&arena->thread, "refit-pin", run_take, arena, error));
+    arena->threaded = true;
+    return REFIT_OK;
+}
+
+/* Has it ended by the deadline? */
+static bool await_end(rft_host_arena *arena, uint32_t timeout_ms)
+{
+    int64_t deadline = rft_deadline(timeout_ms);
+    rft_lock(&arena->watch.lock);
+    while (!arena->ended && rft_cond_wait(&arena->watch.moved, &arena->watch.lock, deadline)) {
     }
-    return status;
+    bool ended = arena->ended;
+    rft_unlock(&arena->watch.lock);
+    return ended;
+}
+
+static refit_status say_how_far(rft_host_arena *arena, uint32_t timeout_ms, refit_error *error)
+{
+    RFT_REFUSE_IF(atomic_load(&arena->watch.in_line), error, REFIT_ERR_TIMEOUT,
+                  "the host memory is not there after %u ms: other processes of this user are "
+                  "taking theirs, and none of the %" PRIu64 " bytes is ready; wait again",
+                  timeout_ms, arena->bytes);
+    uint64_t ready = atomic_load(&arena->watch.ready);
+    return rft_fail(error, REFIT_ERR_TIMEOUT,
+                    "the host memory is not there after %u ms: %" PRIu64 " of %" PRIu64
+                    " bytes are ready; wait again, or raise offload.timeout_ms",
+                    timeout_ms, ready, arena->bytes);
+}
+
+refit_status rft_host_arena_wait(rft_host_arena *arena, uint32_t timeout_ms, refit_error *error)
+{
+    if (!await_end(arena, timeout_ms)) return say_how_far(arena, timeout_ms, error);
+    if (arena->status != REFIT_OK && error != NULL) *error = arena->error;
+    return arena->status;
+}
+
+bool rft_host_arena_has_failed(rft_host_arena *arena)
+{
+    return await_end(arena, 0) && arena->status != REFIT_OK;
+}
+
+refit_status rft_host_arena_end(rft_host_arena *arena, uint32_t timeout_ms, refit_error *error)
+{
+    if (!arena->threaded) return REFIT_OK;
+    rft_watch_stop(&arena->watch);
+    RFT_REFUSE_IF(
+        !await_end(arena, timeout_ms), error, REFIT_ERR_TIMEOUT,
+        "host memory was still being page-locked after %u ms, which cannot be broken off: "
+        "try again",
+        timeout_ms);
+    return REFIT_OK;
 }
 
 void rft_host_arena_close(rft_host_arena *arena)
 {
     if (arena == NULL) return;
-    unpin(arena);
-    if (arena->base != NULL) (void)munmap(arena->base, arena->info.bytes);
+    if (arena->threaded) {
+        rft_watch_stop(&arena->watch);
+        rft_thread_join(arena->thread);
+    }
+    rft_image_memory_drop(&arena->memory);
+    rft_watch_close(&arena->watch);
     rft_device_release(arena->device);
     rft_free(arena->slabs);
     rft_free(arena);
@@ -208,10 +199,22 @@ bool rft_host_arena_fits(const rft_host_arena *arena, const rft_layout *layout)
 
 char *rft_host_arena_base(const rft_host_arena *arena)
 {
-    return arena->base;
+    return arena->memory.pins.base;
 }
 
-rft_host_arena_info rft_host_arena_describe(const rft_host_arena *arena)
+rft_host_arena_info rft_host_arena_describe(rft_host_arena *arena)
 {
-    return arena->info;
+    rft_host_arena_info info = {.bytes = arena->bytes, .numa_node = REFIT_NUMA_OFF};
+    info.taken_bytes = atomic_load(&arena->watch.taken);
+    info.ready_bytes = atomic_load(&arena->watch.ready);
+    if (!await_end(arena, 0)) return info;
+    bool taken = arena->status == REFIT_OK;
+    bool pinned = arena->memory.pins.pinned > 0;
+    info.bytes = info.taken_bytes = info.ready_bytes = taken ? arena->bytes : 0;
+    info.pinned_bytes = pinned ? info.bytes : 0;
+    info.pageable_bytes = info.bytes - info.pinned_bytes;
+    info.huge_pages = arena->memory.huge_pages;
+    info.numa_node = arena->memory.numa_node;
+    info.seconds = rft_seconds(arena->memory.spent);
+    return info;
 }

@@ -1,13 +1,14 @@
 /*
  * host_arena: the page-locked host memory that offloaded bytes live in.
  *
- * One mapping of exactly the image's size (rounded up to a page), placed on the wanted NUMA node,
- * with huge pages where a probe shows that they come cheap, touched by several threads, and
- * page-locked slab by slab through the device; a slab that fails rolls all back. Kept between
- * cycles; given back by close. A forked child does not have it, and core dumps leave it out.
+ * Opened for a layout, it has no memory yet. That is taken by whoever calls rft_host_arena_take, or
+ * by a thread of the arena's own while its owner goes on (rft_host_arena_begin), once. Kept between
+ * cycles; given back by close.
  */
 #ifndef RFT_HOST_ARENA_H
 #define RFT_HOST_ARENA_H
+
+#include <refit/config.h>
 
 #include "device/device.h"
 #include "memory/layout.h"
@@ -15,7 +16,10 @@
 typedef struct rft_host_arena rft_host_arena;
 
 typedef struct rft_host_arena_info {
-    uint64_t bytes;          /* taken */
+    uint64_t bytes;       /* taken, or being taken */
+    uint64_t taken_bytes; /* of these, memory by now */
+    uint64_t ready_bytes; /* of these, as they are to be: all of them in the end */
+    /* The rest once all is taken; zero before. */
     uint64_t pinned_bytes;   /* page-locked: all or none */
     uint64_t pageable_bytes; /* not */
     bool huge_pages;         /* asked for, after the probe */
@@ -23,23 +27,41 @@ typedef struct rft_host_arena_info {
     double seconds;          /* touch and page-lock */
 } rft_host_arena_info;
 
-/* Takes the memory for `layout`, which is not kept. Blocks. REFIT_ERR_BUDGET names need, budget and
- * where the budget comes from; REFIT_ERR_PIN names the limit and how to raise it;
- * REFIT_ERR_HOST_MEMORY, REFIT_ERR_CONFIG (a NUMA node that is not there), REFIT_ERR_SYSTEM. On
- * failure nothing is held. */
+/* An arena for `layout` and `config`, which are not kept. Takes none of its memory. Reads the
+ * environment. REFIT_ERR_LIMIT, REFIT_ERR_HOST_MEMORY. */
 refit_status rft_host_arena_open(refit_device *device, const rft_layout *layout,
                                  const refit_config *config, rft_host_arena **out,
                                  refit_error *error);
 
-/* NULL is allowed. No copy may use it any more. */
+/* Takes the memory on the calling thread. Blocks. On failure it holds nothing. What
+ * rft_image_memory_take returns. */
+refit_status rft_host_arena_take(rft_host_arena *arena, refit_error *error);
+
+/* Lets a thread of its own do that ("refit-pin"). REFIT_ERR_SYSTEM. */
+refit_status rft_host_arena_begin(rft_host_arena *arena, refit_error *error);
+
+/* Waits until the memory is taken: REFIT_OK, or how that failed. REFIT_ERR_TIMEOUT says how far it
+ * is; 0 only looks. Nothing but a close can be done with an arena that has failed. */
+refit_status rft_host_arena_wait(rft_host_arena *arena, uint32_t timeout_ms, refit_error *error);
+
+/* Has it failed? */
+bool rft_host_arena_has_failed(rft_host_arena *arena);
+
+/* Breaks the taking off, if it is under way; at the next slab, since a page-lock cannot be broken
+ * off. REFIT_ERR_TIMEOUT: end it again. */
+refit_status rft_host_arena_end(rft_host_arena *arena, uint32_t timeout_ms, refit_error *error);
+
+/* NULL is allowed. No copy may use it any more. Waits for the arena's thread: end it first where
+ * that may take time. */
 void rft_host_arena_close(rft_host_arena *arena);
 
-/* Can the arena that is there serve `layout` too (each slab inside one that it has)? Then it is
- * kept. */
+/* Can the arena serve `layout` too (each slab inside one that it has)? Then it is kept. */
 bool rft_host_arena_fits(const rft_host_arena *arena, const rft_layout *layout);
 
-/* Where the image lies; NULL for an image of no bytes. */
+/* Where the image lies; NULL for an image of no bytes. The memory is taken. */
 char *rft_host_arena_base(const rft_host_arena *arena);
-rft_host_arena_info rft_host_arena_describe(const rft_host_arena *arena);
+
+/* The thread that takes the memory may be at it. */
+rft_host_arena_info rft_host_arena_describe(rft_host_arena *arena);
 
 #endif

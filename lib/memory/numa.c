@@ -11,6 +11,7 @@
 #include <inttypes.h>
 #include <limits.h>
 #include <linux/mempolicy.h>
+#include <sched.h>
 #include <stdio.h>
 #include <string.h>
 #include <sys/syscall.h>
@@ -21,6 +22,7 @@
 #include "memory/procfile.h"
 
 #define NODES     1024 /* the most that Linux can be built for */
+#define CPUS      8192 /* likewise */
 #define WORD_BITS (sizeof(unsigned long) * CHAR_BIT)
 
 typedef struct node_set {
@@ -33,19 +35,28 @@ static bool has_node(const node_set *set, int node)
     return node >= 0 && at < NODES && (set->words[at / WORD_BITS] >> (at % WORD_BITS) & 1) != 0;
 }
 
+static void add_node(node_set *set, int node)
+{
+    size_t at = (size_t)node;
+    set->words[at / WORD_BITS] |= 1UL << (at % WORD_BITS);
+}
+
+static bool read_node_file(const char *root, int node, const char *name, char *text)
+{
+    char file[512];
+    int length =
+        snprintf(file, sizeof file, "%s/sys/devices/system/node/node%d/%s", root, node, name);
+    return length > 0 && (size_t)length < sizeof file &&
+           rft_procfile_read(file, text, RFT_PROCFILE_ROOM);
+}
+
 /* Free, or soon to be: clean file pages that were not used lately. */
 static bool read_node_free(const char *root, int node, uint64_t *bytes)
 {
     char text[RFT_PROCFILE_ROOM];
-    char file[512];
     char key[64];
     uint64_t free_kib, inactive_kib = 0;
-    int length =
-        snprintf(file, sizeof file, "%s/sys/devices/system/node/node%d/meminfo", root, node);
-    if (length < 0 || (size_t)length >= sizeof file ||
-        !rft_procfile_read(file, text, sizeof text)) {
-        return false;
-    }
+    if (!read_node_file(root, node, "meminfo", text)) return false;
     (void)snprintf(key, sizeof key, "Node %d MemFree", node);
     if (!rft_procfile_find(text, key, &free_kib)) return false;
     (void)snprintf(key, sizeof key, "Node %d Inactive(file)", node);
@@ -61,7 +72,7 @@ int rft_numa_choose(const char *root, int wanted, int device_node, uint64_t byte
     if (read_node_free(root, device_node, &free_bytes) && free_bytes < bytes) {
         rft_log(REFIT_LOG_INFO,
                 "node %d has %" PRIu64 " bytes free, the host image needs %" PRIu64
-                ": it is interleaved over all nodes",
+                ": it is interleaved over the nodes",
                 device_node, free_bytes, bytes);
         return REFIT_NUMA_INTERLEAVE;
     }
@@ -70,12 +81,28 @@ int rft_numa_choose(const char *root, int wanted, int device_node, uint64_t byte
 
 static refit_status say_off(int code, int *placed)
 {
-    rft_log(REFIT_LOG_WARNING,
-            "the host image could not be placed on a NUMA node: %s; in a container allow mbind "
-            "(CAP_SYS_NICE), or set offload.numa: off",
-            strerror(code));
+    rft_log(
+        REFIT_LOG_WARNING,
+        "the kernel does not place the host image on a NUMA node: %s; in a container allow mbind "
+        "(CAP_SYS_NICE), or set offload.numa: off",
+        strerror(code));
     *placed = REFIT_NUMA_OFF;
     return REFIT_OK;
+}
+
+/* Leaves out nodes without CPUs, if that can be known and leaves any. */
+static void keep_near_cpus(node_set *nodes)
+{
+    char text[RFT_PROCFILE_ROOM];
+    node_set kept = {{0}};
+    bool any = false;
+    if (!rft_procfile_read("/sys/devices/system/node/has_cpu", text, sizeof text)) return;
+    for (int node = 0; node < NODES; node++) {
+        if (!has_node(nodes, node) || !rft_procfile_lists(text, (uint64_t)node)) continue;
+        add_node(&kept, node);
+        any = true;
+    }
+    if (any) *nodes = kept;
 }
 
 refit_status rft_numa_place(void *base, uint64_t bytes, int choice, int *placed, refit_error *error)
@@ -87,7 +114,9 @@ refit_status rft_numa_place(void *base, uint64_t bytes, int choice, int *placed,
         return say_off(errno, placed);
     }
     int mode = MPOL_INTERLEAVE;
-    if (choice != REFIT_NUMA_INTERLEAVE) {
+    if (choice == REFIT_NUMA_INTERLEAVE) {
+        keep_near_cpus(&nodes);
+    } else {
         RFT_REFUSE_IF(
             !has_node(&nodes, choice), error, REFIT_ERR_CONFIG,
             "this process may not use NUMA node %d: set offload.numa to one that `numactl "
@@ -95,7 +124,7 @@ refit_status rft_numa_place(void *base, uint64_t bytes, int choice, int *placed,
             choice);
         mode = MPOL_PREFERRED;
         nodes = (node_set){{0}};
-        nodes.words[(size_t)choice / WORD_BITS] = 1UL << ((size_t)choice % WORD_BITS);
+        add_node(&nodes, choice);
     }
     /* The kernel counts one bit less than it is told. */
     if (syscall(SYS_mbind, base, bytes, mode, nodes.words, NODES + 1, 0) != 0) {
@@ -103,4 +132,16 @@ refit_status rft_numa_place(void *base, uint64_t bytes, int choice, int *placed,
     }
     *placed = choice;
     return REFIT_OK;
+}
+
+bool rft_numa_go(const char *root, int node)
+{
+    char text[RFT_PROCFILE_ROOM];
+    cpu_set_t sets[CPUS / CPU_SETSIZE];
+    if (sched_getaffinity(0, sizeof sets, sets) != 0) return false;
+    if (!read_node_file(root, node, "cpulist", text)) return false;
+    for (size_t cpu = 0; cpu < CPUS; cpu++) {
+        if (!rft_procfile_lists(text, cpu)) CPU_CLR_S(cpu, sizeof sets, sets);
+    }
+    return CPU_COUNT_S(sizeof sets, sets) > 0 && sched_setaffinity(0, sizeof sets, sets) == 0;
 }

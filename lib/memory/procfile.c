@@ -41,6 +41,20 @@ bool rft_procfile_number(const char *text, uint64_t *out)
     return true;
 }
 
+bool rft_procfile_lists(const char *text, uint64_t number)
+{
+    while (text != NULL) {
+        uint64_t first, last;
+        if (!rft_procfile_number(text, &first)) return false;
+        const char *dash = text + strcspn(text, "-,");
+        if (*dash != '-' || !rft_procfile_number(dash + 1, &last)) last = first;
+        if (number >= first && number <= last) return true;
+        text = strchr(text, ',');
+        if (text != NULL) text++;
+    }
+    return false;
+}
+
 bool rft_procfile_find(const char *text, const char *key, uint64_t *out)
 {
     size_t length = strlen(key);

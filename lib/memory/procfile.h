@@ -22,4 +22,7 @@ bool rft_procfile_number(const char *text, uint64_t *out);
  */
 bool rft_procfile_find(const char *text, const char *key, uint64_t *out);
 
+/* Is `number` in a list of numbers and ranges: "0-3,8,10-11"? */
+bool rft_procfile_lists(const char *text, uint64_t number);
+
 #endif

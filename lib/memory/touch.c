@@ -1,37 +1,29 @@
 /*
  * First touch in parallel.
  *
- * The range is handed out in chunks by one counter, so a thread that is held up holds up nobody
- * else. The first failure stops all. Knows nothing of what the pages are for.
+ * The range is handed out in chunks from its beginning on, so a thread that is held up holds up
+ * nobody else, and what is touched grows from there: up to the first chunk that somebody is still
+ * at. The first failure stops all. Knows nothing of what the pages are for.
  */
 #include "memory/touch.h"
 
 #include <errno.h>
 #include <inttypes.h>
-#include <stdatomic.h>
 #include <string.h>
 #include <sys/mman.h>
 #include <unistd.h>
 
 #include "base/checked.h"
-#include "base/thread.h"
+#include "memory/numa.h"
 
-#define CHUNK       (UINT64_C(16) << 20) /* whole huge pages; some hundred system calls per 10 GiB */
-#define THREADS     8                    /* more do not help: the memory is the limit */
-#define THREADS_TOP 64
+#define CHUNK   (UINT64_C(16) << 20) /* whole huge pages; some hundred system calls per 10 GiB */
+#define THREADS 8                    /* more do not help: the memory is the limit */
 
 #ifndef MADV_POPULATE_WRITE
 #define MADV_POPULATE_WRITE 23
 #endif
 
-typedef struct touch_work {
-    char *base;
-    uint64_t bytes;
-    atomic_uint_fast64_t next; /* the first byte that nobody has taken */
-    rft_mutex lock;
-    refit_status status; /* of the first failure; guarded by lock, like its sentence */
-    refit_error error;
-} touch_work;
+#define NOWHERE UINT64_MAX
 
 /* Reads and writes back a byte of each page: the kernel must make it the process's own. */
 static void write_pages(char *base, uint64_t bytes)
@@ -60,62 +52,119 @@ refit_status rft_touch_range(void *base, uint64_t bytes, refit_error *error)
                         bytes, strerror(errno));
 }
 
-static bool take_chunk(touch_work *work, uint64_t *at, uint64_t *bytes)
+/* All before it is touched. Lock held. */
+static uint64_t touched(const rft_touch *touch)
 {
-    *at = atomic_fetch_add(&work->next, CHUNK);
-    if (*at >= work->bytes) return false;
-    *bytes = rft_min_u64(CHUNK, work->bytes - *at);
+    uint64_t end = touch->next;
+    for (uint32_t i = 0; i < touch->seats; i++) {
+        end = rft_min_u64(end, touch->at[i]);
+    }
+    return end;
+}
+
+/* Lock held, but while a chunk is touched. False if nobody is to take another. */
+static bool touch_chunk(rft_touch *touch, uint32_t seat)
+{
+    if (touch->status != REFIT_OK || touch->next >= touch->bytes) return false;
+    uint64_t at = touch->next;
+    uint64_t bytes = rft_min_u64(CHUNK, touch->bytes - at);
+    touch->at[seat] = at;
+    touch->next = at + bytes;
+    rft_unlock(&touch->lock);
+    refit_error error = {0};
+    refit_status status = rft_watch_check(touch->watch, &error);
+    if (status == REFIT_OK) status = rft_touch_range(touch->base + at, bytes, &error);
+    rft_lock(&touch->lock);
+    if (status != REFIT_OK && touch->status == REFIT_OK) {
+        touch->status = status;
+        touch->error = error;
+    }
+    touch->at[seat] = NOWHERE;
+    if (touch->status == REFIT_OK) atomic_store(&touch->watch->taken, touched(touch));
+    rft_cond_wake_all(&touch->moved);
     return true;
 }
 
-static void keep_failure(touch_work *work, refit_status status, const refit_error *error)
+/* Lock held. */
+static uint32_t take_seat(rft_touch *touch)
 {
-    rft_lock(&work->lock);
-    if (work->status == REFIT_OK) {
-        work->status = status;
-        work->error = *error;
-    }
-    rft_unlock(&work->lock);
-    atomic_store(&work->next, work->bytes);
+    touch->at[touch->seats] = NOWHERE;
+    return touch->seats++;
 }
 
-static void *run_touch(void *user)
+static void *run_helper(void *user)
 {
-    touch_work *work = user;
-    uint64_t at, bytes;
-    while (take_chunk(work, &at, &bytes)) {
-        refit_error error;
-        refit_status status = rft_touch_range(work->base + at, bytes, &error);
-        if (status != REFIT_OK) keep_failure(work, status, &error);
+    rft_touch *touch = user;
+    if (touch->near >= 0) (void)rft_numa_go("", touch->near);
+    rft_lock(&touch->lock);
+    uint32_t seat = take_seat(touch);
+    while (touch_chunk(touch, seat)) {
     }
+    rft_unlock(&touch->lock);
     return NULL;
 }
 
 static uint32_t count_threads(uint64_t bytes, uint32_t wanted)
 {
     uint64_t chunks = (bytes + CHUNK - 1) / CHUNK;
-    uint64_t threads =
-        wanted != 0 ? rft_min_u64(wanted, THREADS_TOP) : rft_min_u64(rft_cpu_count(), THREADS);
+    uint64_t threads = wanted != 0 ? rft_min_u64(wanted, RFT_TOUCH_THREADS)
+                                   : rft_min_u64(rft_cpu_count(), THREADS);
     return (uint32_t)rft_min_u64(threads, chunks);
 }
 
-refit_status rft_touch(void *base, uint64_t bytes, uint32_t threads, refit_error *error)
+static refit_status open_lock(rft_touch *touch, refit_error *error)
 {
-    touch_work work = {.base = base, .bytes = bytes, .status = REFIT_OK};
-    rft_thread helpers[THREADS_TOP];
-    uint32_t started = 0;
-    atomic_init(&work.next, 0);
-    RFT_TRY(rft_mutex_open(&work.lock, error));
+    RFT_TRY(rft_mutex_open(&touch->lock, error));
+    refit_status status = rft_cond_open(&touch->moved, error);
+    if (status != REFIT_OK) rft_mutex_close(&touch->lock);
+    return status;
+}
+
+refit_status rft_touch_open(rft_touch *touch, void *base, uint64_t bytes, uint32_t threads,
+                            int near, rft_watch *watch, refit_error *error)
+{
+    touch->base = base;
+    touch->bytes = bytes;
+    touch->watch = watch;
+    touch->near = near;
+    touch->helper_count = 0;
+    touch->next = 0;
+    touch->seats = 0;
+    touch->status = REFIT_OK;
+    RFT_TRY(open_lock(touch, error));
+    (void)take_seat(touch); /* the caller's */
     uint32_t most = count_threads(bytes, threads);
-    while (started + 1 < most &&
-           rft_thread_start(&helpers[started], "refit-touch", run_touch, &work, NULL) == REFIT_OK) {
-        started++;
+    uint32_t own = near < 0 ? 1u : 0u;
+    while (touch->helper_count + own < most &&
+           rft_thread_start(&touch->helpers[touch->helper_count], "refit-touch", run_helper, touch,
+                            NULL) == REFIT_OK) {
+        touch->helper_count++;
     }
-    run_touch(&work);
-    for (uint32_t i = 0; i < started; i++) {
-        rft_thread_join(helpers[i]);
+    return REFIT_OK;
+}
+
+refit_status rft_touch_reach(rft_touch *touch, uint64_t bytes, refit_error *error)
+{
+    bool helps = touch->near < 0 || touch->helper_count == 0;
+    rft_lock(&touch->lock);
+    while (touch->status == REFIT_OK && touched(touch) < bytes) {
+        /* Whom this one does not help is at a chunk, and ends it. */
+        if (!helps || !touch_chunk(touch, 0)) rft_cond_wait_idle(&touch->moved, &touch->lock);
     }
-    rft_mutex_close(&work.lock);
-    if (work.status != REFIT_OK && error != NULL) *error = work.error;
-    return work.status;
+    refit_status status = touch->status;
+    if (status != REFIT_OK && error != NULL) *error = touch->error;
+    rft_unlock(&touch->lock);
+    return status;
+}
+
+void rft_touch_close(rft_touch *touch)
+{
+    rft_lock(&touch->lock);
+    touch->next = touch->bytes;
+    rft_unlock(&touch->lock);
+    for (uint32_t i = 0; i < touch->helper_count; i++) {
+        rft_thread_join(touch->helpers[i]);
+    }
+    rft_cond_close(&touch->moved);
+    rft_mutex_close(&touch->lock);
 }

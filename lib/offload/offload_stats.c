@@ -24,13 +24,14 @@ static void add_ways(const rft_offload_figures *figures, refit_stats *stats)
     stats->offload_failures = figures->failures;
 }
 
-static void add_image(const refit_offloader *offloader, refit_stats *stats)
+static void add_image(refit_offloader *offloader, refit_stats *stats)
 {
     stats->offload_regions = offloader->regions.count;
     stats->host_payload_bytes = offloader->schedule.layout.payload_bytes;
     if (offloader->image == NULL) return;
     rft_host_arena_info info = rft_host_arena_describe(offloader->image);
     stats->host_bytes = info.bytes;
+    stats->host_ready_bytes = info.ready_bytes;
     stats->host_pinned_bytes = info.pinned_bytes;
     stats->host_pageable_bytes = info.pageable_bytes;
     stats->host_huge_pages = info.huge_pages;
@@ -47,13 +48,15 @@ refit_status refit_offloader_stats(refit_offloader *offloader, refit_stats *stat
     refit_stats whole = {0};
     size_t known = stats->size < sizeof whole ? stats->size : sizeof whole;
     memcpy(&whole, stats, known);
-    whole.host_bytes = whole.host_pinned_bytes = whole.host_pageable_bytes = 0;
+    whole.host_bytes = whole.host_ready_bytes = 0;
+    whole.host_pinned_bytes = whole.host_pageable_bytes = 0;
     add_image(offloader, &whole);
     rft_lock(&offloader->lock);
     rft_operation_notice(offloader);
     add_ways(&offloader->figures, &whole);
     uint64_t pageable = rft_pageable_bytes(offloader);
     whole.host_bytes += pageable;
+    whole.host_ready_bytes += pageable;
     whole.host_pageable_bytes += pageable;
     whole.leases = offloader->leases;
     rft_unlock(&offloader->lock);

@@ -127,9 +127,10 @@ refit_status refit_offloader_close(refit_offloader *offloader, refit_error *erro
 {
     if (offloader == NULL) return REFIT_OK;
     RFT_TRY(end_copies(offloader, error));
+    RFT_TRY(rft_image_end(offloader, error));
     offloader->closing = true;
     RFT_TRY(close_movers(offloader, offloader->config.offload_timeout_ms, error));
-    rft_image_drop(offloader);
+    RFT_TRY(rft_image_drop(offloader, error));
     rft_schedule_close(&offloader->schedule);
     rft_region_table_close(&offloader->regions);
     rft_mutex_close(&offloader->checking);

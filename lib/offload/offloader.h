@@ -64,7 +64,8 @@ struct refit_offloader {
     rft_device_caps caps;
     rft_region_table regions;
     rft_schedule schedule;    /* open while sealed */
-    rft_host_arena *image;    /* NULL on the pageable path, before seal and after trim */
+    rft_host_arena *image;    /* NULL on the pageable path, before seal and after trim; with
+                                 offload.background its memory may still be on its way */
     rft_mover *movers[2];     /* by way; NULL on the pageable path */
     refit_memory_hooks hooks; /* both NULL: there are none */
     bool accumulating;
@@ -119,11 +120,19 @@ refit_status rft_future_take(refit_offloader *offloader, bool next, refit_future
 
 /* ---- host_image.c: where offloaded bytes lie */
 
-/* Makes sure that the memory is there. REFIT_ERR_BUDGET, _PIN, _HOST_MEMORY. */
-refit_status rft_image_take(refit_offloader *offloader, refit_error *error);
+/* Sees to it that there is an arena for the plan: takes it or, with offload.background, begins to.
+ * REFIT_ERR_BUDGET, _PIN, _HOST_MEMORY, _TIMEOUT. */
+refit_status rft_image_begin(refit_offloader *offloader, refit_error *error);
 
-/* Gives all of it back. */
-void rft_image_drop(refit_offloader *offloader);
+/* Likewise, and waits for its memory. One whose memory could not be taken says why, once, and the
+ * next call takes it anew. REFIT_ERR_TIMEOUT also says how far it is. */
+refit_status rft_image_await(refit_offloader *offloader, uint32_t timeout_ms, refit_error *error);
+
+/* Ends the taking, if it is under way. REFIT_ERR_TIMEOUT: end it again. */
+refit_status rft_image_end(refit_offloader *offloader, refit_error *error);
+
+/* Gives all of it back; ends it first, likewise. */
+refit_status rft_image_drop(refit_offloader *offloader, refit_error *error);
 
 /* Bytes of host memory that it has now. */
 uint64_t rft_image_held(refit_offloader *offloader);

@@ -1,6 +1,7 @@
 /*
- * Planning, undone and taken back: estimate, seal, unseal, clear, trim. The only places where host
- * memory for the image comes and goes, but for an offload after a trim. No bytes move here.
+ * Planning, undone and taken back: estimate, seal, prepare, unseal, clear, trim. The only places
+ * where host memory for the image comes and goes, but for an offload after a trim. No bytes move
+ * here.
  */
 #include <inttypes.h>
 
@@ -70,13 +71,25 @@ refit_status refit_offloader_seal(refit_offloader *offloader, refit_error *error
                                             &offloader->config, batch_most(offloader), error);
     if (status != REFIT_OK) return status;
     RFT_TRY_GOTO(check_pageable_budget(offloader, error), close_schedule);
-    RFT_TRY_GOTO(rft_image_take(offloader, error), close_schedule);
+    RFT_TRY_GOTO(rft_image_begin(offloader, error), close_schedule);
     set_state(offloader, REFIT_RESIDENT);
     return REFIT_OK;
 
 close_schedule:
     rft_schedule_close(&offloader->schedule);
     return status;
+}
+
+refit_status refit_offloader_prepare(refit_offloader *offloader, uint32_t timeout_ms,
+                                     refit_error *error)
+{
+    RFT_REFUSE_IF(offloader == NULL, error, REFIT_ERR_INVALID, "there is no offloader");
+    refit_offloader_state state = refit_offloader_get_state(offloader);
+    RFT_REFUSE_IF(state == REFIT_OPEN, error, REFIT_ERR_STATE,
+                  "the offloader is not sealed: call refit_offloader_seal first");
+    RFT_REFUSE_IF(offloader->closing, error, REFIT_ERR_STATE,
+                  "the offloader is half closed: call refit_offloader_close again");
+    return rft_image_await(offloader, timeout_ms, error);
 }
 
 /* Is the image nobody's concern? */
@@ -124,6 +137,5 @@ refit_status refit_offloader_trim(refit_offloader *offloader, refit_error *error
                   "the host image is in use (%s): restore before it is given back",
                   refit_offloader_state_name(state));
     RFT_TRY(check_unread(offloader, error));
-    rft_image_drop(offloader);
-    return REFIT_OK;
+    return rft_image_drop(offloader, error);
 }

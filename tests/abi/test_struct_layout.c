@@ -50,6 +50,8 @@ static const place places[] = {
     {OFFSET(refit_config, offload_chunk_bytes, 240)},
     {OFFSET(refit_config, offload_batch, 248)},
     {OFFSET(refit_config, offload_verify, 252)},
+    {OFFSET(refit_config, offload_background, 253)},
+    {OFFSET(refit_config, offload_take_turns, 254)},
     {OFFSET(refit_config, offload_timeout_ms, 256)},
     {OFFSET(refit_config, offload_rate_limit, 264)},
     {OFFSET(refit_config, broadcast_endpoint, 272)},
@@ -167,10 +169,11 @@ static const place places[] = {
     {OFFSET(refit_weight, memory, 8)},
     {OFFSET(refit_weight, bytes, 16)},
 
-    {SIZE(refit_stats, 408)},
+    {SIZE(refit_stats, 416)},
     {OFFSET(refit_stats, size, 0)},
     {OFFSET(refit_stats, offload_regions, 8)},
     {OFFSET(refit_stats, join_seconds_last, 400)},
+    {OFFSET(refit_stats, host_ready_bytes, 408)},
 };
 
 static void every_struct_keeps_its_places(void **state)

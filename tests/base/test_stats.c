@@ -37,7 +37,8 @@ static void every_figure_is_in_the_json_once(void **state)
 #undef CHECK_FIGURE
     assert_non_null(strstr(text, "\"offload_count\":18446744073709551615,"));
     assert_non_null(strstr(text, "\"offload_seconds_last\":1.250000000,"));
-    assert_non_null(strstr(text, "\"join_seconds_last\":1234567.000000001}"));
+    assert_non_null(strstr(text, "\"join_seconds_last\":1234567.000000001,"));
+    assert_int_equal(text[strlen(text) - 1], '}');
 }
 
 static void every_figure_is_in_the_prometheus_text(void **state)

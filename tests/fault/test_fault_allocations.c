@@ -72,6 +72,13 @@ static void an_allocation_that_fails_costs_at_most_one_pageable_refit(void **sta
     fail_each(WHOLE_FRAMES, settings);
 }
 
+static void an_allocation_that_fails_costs_at_most_one_refit_with_memory_on_its_way(void **state)
+{
+    static const char *const settings[] = {"offload.background", "true", NULL};
+    (void)state;
+    fail_each(WHOLE_SHM, settings);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -79,6 +86,7 @@ int main(void)
         whole_test(an_allocation_that_fails_costs_at_most_one_refit_through_shared_memory),
         whole_test(an_allocation_that_fails_costs_at_most_one_verified_refit_with_one_slot),
         whole_test(an_allocation_that_fails_costs_at_most_one_pageable_refit),
+        whole_test(an_allocation_that_fails_costs_at_most_one_refit_with_memory_on_its_way),
     };
     return cmocka_run_group_tests_name("fault_allocations", tests, NULL, NULL);
 }

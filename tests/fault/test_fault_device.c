@@ -91,12 +91,21 @@ static void a_device_that_fails_costs_at_most_one_pageable_refit(void **state)
     fail_each(settings);
 }
 
+static void a_device_that_fails_costs_at_most_one_refit_with_memory_on_its_way(void **state)
+{
+    static const char *const settings[] = {"offload.background", "true", "offload.pin", "require",
+                                           NULL};
+    (void)state;
+    fail_each(settings);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         whole_test(a_device_that_fails_costs_at_most_one_refit),
         whole_test(a_device_that_fails_costs_at_most_one_verified_refit),
         whole_test(a_device_that_fails_costs_at_most_one_pageable_refit),
+        whole_test(a_device_that_fails_costs_at_most_one_refit_with_memory_on_its_way),
     };
     return cmocka_run_group_tests_name("fault_device", tests, NULL, NULL);
 }

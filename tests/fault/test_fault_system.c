@@ -79,6 +79,14 @@ static void a_refusal_costs_at_most_one_pageable_refit(void **state)
     refuse_each(WHOLE_FRAMES, settings);
 }
 
+static void a_refusal_costs_at_most_one_refit_with_memory_on_its_way(void **state)
+{
+    static const char *const settings[] = {"offload.background", "true", "offload.pin", "require",
+                                           NULL};
+    (void)state;
+    refuse_each(WHOLE_SHM, settings);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -86,6 +94,7 @@ int main(void)
         whole_test(a_refusal_costs_at_most_one_refit_through_shared_memory),
         whole_test(a_refusal_costs_at_most_one_refit_where_all_is_required),
         whole_test(a_refusal_costs_at_most_one_pageable_refit),
+        whole_test(a_refusal_costs_at_most_one_refit_with_memory_on_its_way),
     };
     return cmocka_run_group_tests_name("fault_system", tests, NULL, NULL);
 }

@@ -236,6 +236,22 @@ static void numbers_are_taken_whole_or_not_at_all(void **state)
     assert_int_equal(number, 3);
 }
 
+static void lists_hold_their_ranges(void **state)
+{
+    (void)state;
+    assert_true(rft_procfile_lists("0", 0));
+    assert_true(rft_procfile_lists("0-3,8,10-11\n", 2));
+    assert_true(rft_procfile_lists("0-3,8,10-11\n", 8));
+    assert_true(rft_procfile_lists("0-3,8,10-11\n", 11));
+    assert_false(rft_procfile_lists("0-3,8,10-11\n", 9));
+    assert_false(rft_procfile_lists("0-3,8,10-11\n", 12));
+    assert_false(rft_procfile_lists("", 0));
+    assert_false(rft_procfile_lists("\n", 0));
+    assert_false(rft_procfile_lists("3-1", 2));
+    assert_false(rft_procfile_lists("-,-", 0));
+    assert_true(rft_procfile_lists("4-", 4));
+}
+
 static void long_files_are_cut(void **state)
 {
     (void)state;
@@ -268,6 +284,7 @@ int main(void)
         cmocka_unit_test(without_any_file_only_a_budget_in_bytes_is_left),
         cmocka_unit_test(this_machine_has_a_budget),
         cmocka_unit_test(numbers_are_taken_whole_or_not_at_all),
+        cmocka_unit_test(lists_hold_their_ranges),
         cmocka_unit_test(long_files_are_cut),
     };
     return cmocka_run_group_tests_name("budget", tests, NULL, NULL);

@@ -4,6 +4,7 @@
 #include <stdarg.h>
 #include <stddef.h>
 #include <stdint.h>
+#include <stdio.h>
 #include <string.h>
 #include <sys/mman.h>
 #include <sys/wait.h>
@@ -61,7 +62,20 @@ static int tear_down(void **state)
 
 static refit_status open_arena(fixture *all, refit_error *error)
 {
-    return rft_host_arena_open(all->device, &all->layout, &all->config, &all->arena, error);
+    rft_host_arena *arena;
+    assert_int_equal(rft_host_arena_open(all->device, &all->layout, &all->config, &arena, error),
+                     REFIT_OK);
+    assert_int_equal(rft_host_arena_wait(arena, 0, error), REFIT_ERR_TIMEOUT);
+    refit_status status = rft_host_arena_take(arena, error);
+    assert_int_equal(rft_host_arena_wait(arena, 0, NULL), status);
+    assert_int_equal(rft_host_arena_has_failed(arena), status != REFIT_OK);
+    if (status == REFIT_OK) {
+        all->arena = arena;
+    } else {
+        assert_int_equal(rft_host_arena_describe(arena).bytes, 0);
+        rft_host_arena_close(arena);
+    }
+    return status;
 }
 
 static void image_is_taken_to_the_page(void **state)
@@ -73,6 +87,8 @@ static void image_is_taken_to_the_page(void **state)
     assert_true(info.bytes >= all->layout.image_bytes);
     assert_true(info.bytes - all->layout.image_bytes < page);
     assert_int_equal(info.bytes, info.pinned_bytes + info.pageable_bytes);
+    assert_int_equal(info.bytes, info.taken_bytes);
+    assert_int_equal(info.bytes, info.ready_bytes);
     assert_true(info.seconds > 0);
     memset(rft_host_arena_base(all->arena), 0x5a, info.bytes);
 }
@@ -87,6 +103,9 @@ static void required_lock_that_fails_is_an_error_and_rolls_back(void **state)
         assert_int_equal(open_arena(all, &error), REFIT_ERR_PIN);
         assert_null(all->arena);
         assert_int_equal(error.status, REFIT_ERR_PIN);
+        char slab[32];
+        snprintf(slab, sizeof slab, "slab %u of 3", nth);
+        assert_non_null(strstr(error.text, slab));
         faulty_device_reset(all->device);
     }
     refit_status status = open_arena(all, NULL); /* as the process's own limit allows */
@@ -186,6 +205,7 @@ static void image_of_no_bytes_takes_nothing(void **state)
     const rft_layout nothing = {0, 0, NULL, 0};
     assert_int_equal(rft_host_arena_open(all->device, &nothing, &all->config, &all->arena, NULL),
                      REFIT_OK);
+    assert_int_equal(rft_host_arena_take(all->arena, NULL), REFIT_OK);
     assert_null(rft_host_arena_base(all->arena));
     assert_int_equal(rft_host_arena_describe(all->arena).bytes, 0);
     assert_true(rft_host_arena_fits(all->arena, &nothing));
@@ -259,6 +279,7 @@ static void every_failed_allocation_is_an_error(void **state)
         if (status == REFIT_OK) status = rft_layout_open(&layout, &item, 1, 512, MIB, NULL);
         if (status == REFIT_OK)
             status = rft_host_arena_open(device, &layout, &config, &arena, NULL);
+        if (status == REFIT_OK) status = rft_host_arena_take(arena, NULL);
         rft_host_arena_close(arena);
         rft_layout_close(&layout);
         assert_int_equal(refit_device_close(device, NULL), REFIT_OK);

@@ -1,8 +1,10 @@
 /* Touch, huge pages and NUMA: pages get memory, keep what they held, and refusals are errors. */
+#include <sched.h>
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
 #include <stdint.h>
+#include <stdio.h>
 #include <string.h>
 #include <sys/mman.h>
 #include <unistd.h>
@@ -37,6 +39,21 @@ static uint64_t count_resident(char *base, uint64_t bytes)
     return count * page;
 }
 
+/* All of it, at once. */
+static refit_status touch_all(void *base, uint64_t bytes, uint32_t threads, int near,
+                              refit_error *error)
+{
+    rft_touch touch;
+    rft_watch watch;
+    assert_int_equal(rft_watch_open(&watch, NULL), REFIT_OK);
+    assert_int_equal(rft_touch_open(&touch, base, bytes, threads, near, &watch, NULL), REFIT_OK);
+    refit_status status = rft_touch_reach(&touch, bytes, error);
+    rft_touch_close(&touch);
+    if (status == REFIT_OK) assert_int_equal(atomic_load(&watch.taken), bytes);
+    rft_watch_close(&watch);
+    return status;
+}
+
 static void every_page_is_touched_by_any_number_of_threads(void **state)
 {
     (void)state;
@@ -44,7 +61,7 @@ static void every_page_is_touched_by_any_number_of_threads(void **state)
     for (size_t i = 0; i < sizeof threads / sizeof threads[0]; i++) {
         char *base = map_fresh(BYTES);
         base[BYTES - 1] = 'x';
-        assert_int_equal(rft_touch(base, BYTES, threads[i], NULL), REFIT_OK);
+        assert_int_equal(touch_all(base, BYTES, threads[i], i % 2 == 0 ? -1 : 0, NULL), REFIT_OK);
         assert_int_equal(count_resident(base, BYTES), BYTES);
         assert_int_equal(base[BYTES - 1], 'x');
         assert_int_equal(base[0], 0);
@@ -58,17 +75,56 @@ static void pages_that_cannot_be_had_are_an_error(void **state)
     char *base = map_fresh(BYTES);
     refit_error error = {0};
     munmap(base + BYTES - 4096, 4096);
-    assert_int_equal(rft_touch(base, BYTES, 2, &error), REFIT_ERR_HOST_MEMORY);
+    assert_int_equal(touch_all(base, BYTES, 2, -1, &error), REFIT_ERR_HOST_MEMORY);
     assert_int_equal(error.status, REFIT_ERR_HOST_MEMORY);
     assert_true(error.subsystem != 0);
     munmap(base, BYTES - 4096);
+}
+
+/* One thread touches no further than it must, so that what is behind can be seen not to be. */
+static void what_is_reached_is_touched_before_the_rest(void **state)
+{
+    (void)state;
+    rft_touch touch;
+    rft_watch watch;
+    char *base = map_fresh(BYTES);
+    assert_int_equal(rft_watch_open(&watch, NULL), REFIT_OK);
+    assert_int_equal(rft_touch_open(&touch, base, BYTES, 1, -1, &watch, NULL), REFIT_OK);
+    assert_int_equal(rft_touch_reach(&touch, MIB, NULL), REFIT_OK);
+    assert_int_equal(count_resident(base, MIB), MIB);
+    assert_int_equal(count_resident(base + BYTES - MIB, MIB), 0);
+    uint64_t taken = atomic_load(&watch.taken);
+    assert_in_range(taken, MIB, BYTES - MIB);
+    assert_int_equal(count_resident(base, taken), taken);
+    rft_touch_close(&touch);
+    assert_int_equal(count_resident(base + BYTES - MIB, MIB), 0);
+    rft_watch_close(&watch);
+    munmap(base, BYTES);
+}
+
+static void a_stop_ends_it(void **state)
+{
+    (void)state;
+    rft_touch touch;
+    rft_watch watch;
+    refit_error error = {0};
+    char *base = map_fresh(BYTES);
+    assert_int_equal(rft_watch_open(&watch, NULL), REFIT_OK);
+    rft_watch_stop(&watch);
+    assert_int_equal(rft_touch_open(&touch, base, BYTES, 3, -1, &watch, NULL), REFIT_OK);
+    assert_int_equal(rft_touch_reach(&touch, 1, &error), REFIT_ERR_CANCELLED);
+    assert_int_equal(error.status, REFIT_ERR_CANCELLED);
+    rft_touch_close(&touch);
+    assert_int_equal(count_resident(base, BYTES), 0);
+    rft_watch_close(&watch);
+    munmap(base, BYTES);
 }
 
 static void touching_nothing_is_no_error(void **state)
 {
     (void)state;
     char *base = map_fresh(4096);
-    assert_int_equal(rft_touch(base, 0, 0, NULL), REFIT_OK);
+    assert_int_equal(touch_all(base, 0, 0, -1, NULL), REFIT_OK);
     assert_int_equal(count_resident(base, 4096), 0);
     munmap(base, 4096);
 }
@@ -103,6 +159,29 @@ static void automatic_node_is_the_device_s_while_it_has_room(void **state)
     file_tree_close(&tree);
 }
 
+static void a_thread_goes_to_the_cpus_of_a_node_that_it_may_use(void **state)
+{
+    (void)state;
+    file_tree tree = file_tree_open();
+    cpu_set_t before, after;
+    assert_int_equal(sched_getaffinity(0, sizeof before, &before), 0);
+    assert_false(rft_numa_go(tree.root, 3)); /* nothing known of it */
+    file_tree_write(&tree, "/sys/devices/system/node/node3/cpulist", "8000-8191\n");
+    assert_false(rft_numa_go(tree.root, 3));
+    assert_int_equal(sched_getaffinity(0, sizeof after, &after), 0);
+    assert_true(CPU_EQUAL(&before, &after));
+    char list[32];
+    int own = sched_getcpu();
+    snprintf(list, sizeof list, "%d,8000-8191\n", own);
+    file_tree_write(&tree, "/sys/devices/system/node/node3/cpulist", list);
+    assert_true(rft_numa_go(tree.root, 3));
+    assert_int_equal(sched_getaffinity(0, sizeof after, &after), 0);
+    assert_int_equal(CPU_COUNT(&after), 1);
+    assert_true(CPU_ISSET((size_t)own, &after));
+    assert_int_equal(sched_setaffinity(0, sizeof before, &before), 0);
+    file_tree_close(&tree);
+}
+
 /* Where the kernel refuses placement as such, the answer is "off"; else it is what was asked for.
  */
 static void placement_is_done_or_said_to_be_off(void **state)
@@ -115,7 +194,7 @@ static void placement_is_done_or_said_to_be_off(void **state)
         assert_int_equal(rft_numa_place(base, MIB, choices[i], &placed, NULL), REFIT_OK);
         assert_true(placed == choices[i] || placed == REFIT_NUMA_OFF);
     }
-    assert_int_equal(rft_touch(base, MIB, 1, NULL), REFIT_OK);
+    assert_int_equal(touch_all(base, MIB, 1, -1, NULL), REFIT_OK);
     munmap(base, MIB);
 }
 
@@ -139,9 +218,12 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(every_page_is_touched_by_any_number_of_threads),
         cmocka_unit_test(pages_that_cannot_be_had_are_an_error),
+        cmocka_unit_test(what_is_reached_is_touched_before_the_rest),
+        cmocka_unit_test(a_stop_ends_it),
         cmocka_unit_test(touching_nothing_is_no_error),
         cmocka_unit_test(huge_pages_are_asked_for_as_wanted),
         cmocka_unit_test(automatic_node_is_the_device_s_while_it_has_room),
+        cmocka_unit_test(a_thread_goes_to_the_cpus_of_a_node_that_it_may_use),
         cmocka_unit_test(placement_is_done_or_said_to_be_off),
         cmocka_unit_test(node_that_is_not_there_is_refused),
     };

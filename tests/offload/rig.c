@@ -42,6 +42,8 @@ static void set_up_config(rig *on, const char *const *settings)
     assert_ok(refit_config_set(&on->config, "offload.slab_bytes", "512KiB", NULL));
     assert_ok(refit_config_set(&on->config, "offload.batch", "3", NULL));
     assert_ok(refit_config_set(&on->config, "offload.timeout_ms", "20s", NULL));
+    /* Other tests that run at the same time are nobody whom this one waits for. */
+    assert_ok(refit_config_set(&on->config, "offload.take_turns", "false", NULL));
     for (; settings != NULL && *settings != NULL; settings++) {
         char key[64];
         const char *equals = strchr(*settings, '=');
@@ -122,6 +124,7 @@ void rig_close(rig *on)
 {
     faulty_device_reset(on->device);
     faulty_device_go(on->device);
+    faulty_device_let_pins(on->device);
     assert_ok(refit_offloader_close(on->offloader, &on->error));
     for (uint32_t at = 0; at < RIG_REGIONS; at++) {
         if (on->arena == NULL) {

@@ -68,6 +68,11 @@ static refit_status estimate(rig *on)
     return refit_offloader_estimate(on->offloader, &need, &budget, &on->error);
 }
 
+static refit_status prepare(rig *on)
+{
+    return refit_offloader_prepare(on->offloader, 0, &on->error);
+}
+
 static refit_status accumulate(rig *on)
 {
     return refit_offloader_set_accumulating(on->offloader, 0, &on->error);
@@ -127,6 +132,7 @@ static const row rows[] = {
     {"hooks", hooks, {OK, OK, STATE, STATE, STATE, STATE}, ALL_SAME},
     {"lease", lease, {STATE, STATE, STATE, OK, OK, STATE}, ALL_SAME},
     {"estimate", estimate, {OK, OK, OK, OK, OK, OK}, ALL_SAME},
+    {"prepare", prepare, {STATE, OK, OK, OK, OK, OK}, ALL_SAME},
     {"accumulate", accumulate, {OK, OK, OK, OK, OK, OK}, ALL_SAME},
 };
 

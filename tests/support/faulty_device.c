@@ -34,11 +34,13 @@ typedef struct broken_stream {
 typedef struct faulty_device {
     refit_device *inner;
     rft_mutex lock;
-    rft_cond go;                /* stopped has become false */
+    rft_cond go;                /* what somebody waits for below has changed */
     order orders[FAULTY_SLOTS]; /* guarded by lock, like the rest */
     uint32_t calls[FAULTY_SLOTS];
     broken_stream broken[STREAMS_MOST];
     bool stopped;
+    uint32_t hold_pins; /* page-locks until one stands, 0: none does */
+    uint32_t held_pins; /* that stand now */
 } faulty_device;
 
 typedef struct faulty_event {
@@ -250,9 +252,26 @@ static void faulty_unreserve(void *self, void *base, uint64_t bytes)
     rft_device_unreserve(faulty->inner, base, bytes);
 }
 
+static void hold_pin(faulty_device *faulty)
+{
+    rft_lock(&faulty->lock);
+    if (faulty->hold_pins > 1) {
+        faulty->hold_pins--;
+    } else if (faulty->hold_pins == 1) {
+        faulty->held_pins++;
+        rft_cond_wake_all(&faulty->go);
+        while (faulty->hold_pins != 0) {
+            rft_cond_wait_idle(&faulty->go, &faulty->lock);
+        }
+        faulty->held_pins--;
+    }
+    rft_unlock(&faulty->lock);
+}
+
 static refit_status faulty_host_pin(void *self, void *memory, uint64_t bytes, refit_error *error)
 {
     faulty_device *faulty = self;
+    hold_pin(faulty);
     MEET(faulty, FAULTY_HOST_PIN, error);
     return rft_device_host_pin(faulty->inner, memory, bytes, error);
 }
@@ -493,6 +512,35 @@ void faulty_device_stop(refit_device *device)
 void faulty_device_go(refit_device *device)
 {
     set_stopped(device, false);
+}
+
+static void set_hold(refit_device *device, uint32_t nth)
+{
+    faulty_device *faulty = faulty_of(device);
+    rft_lock(&faulty->lock);
+    faulty->hold_pins = nth;
+    rft_cond_wake_all(&faulty->go);
+    rft_unlock(&faulty->lock);
+}
+
+void faulty_device_hold_pins(refit_device *device, uint32_t nth)
+{
+    set_hold(device, nth);
+}
+
+void faulty_device_let_pins(refit_device *device)
+{
+    set_hold(device, 0);
+}
+
+void faulty_device_await_pin(refit_device *device)
+{
+    faulty_device *faulty = faulty_of(device);
+    rft_lock(&faulty->lock);
+    while (faulty->held_pins == 0) {
+        rft_cond_wait_idle(&faulty->go, &faulty->lock);
+    }
+    rft_unlock(&faulty->lock);
 }
 
 void faulty_device_reset(refit_device *device)

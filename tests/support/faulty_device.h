@@ -70,6 +70,14 @@ refit_device *faulty_device_inner(refit_device *device);
 void faulty_device_stop(refit_device *device);
 void faulty_device_go(refit_device *device);
 
+/* The nth page-lock from now on (1: the next one) and those after it stand until
+ * faulty_device_let_pins. */
+void faulty_device_hold_pins(refit_device *device, uint32_t nth);
+void faulty_device_let_pins(refit_device *device);
+
+/* Waits until one stands. */
+void faulty_device_await_pin(refit_device *device);
+
 /* Forgets all orders and calls. */
 void faulty_device_reset(refit_device *device);
 

@@ -94,8 +94,11 @@ typedef struct refit_config {
     uint64_t offload_chunk_bytes;  /* memory of arenas on a GPU comes and goes in such; a power of
                                       two */
     uint32_t offload_batch;        /* most copies in one submission */
-    uint8_t offload_verify; /* digest each region on the way out and check it on the way back */
-    uint32_t offload_timeout_ms; /* a controller waits no longer for states to leave or return */
+    uint8_t offload_verify;     /* digest each region on the way out and check it on the way back */
+    uint8_t offload_background; /* a seal returns while the arena is still being taken */
+    uint8_t offload_take_turns; /* processes of one user take their arenas one after another */
+    uint32_t offload_timeout_ms; /* nobody waits longer: for states to leave or return, for the
+                                    arena, for the turn to take it */
     uint64_t offload_rate_limit; /* bytes a second that copies of one way take; 0: all there is */
 
     /* broadcast.* */

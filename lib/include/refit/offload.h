@@ -5,7 +5,8 @@
  *                                └────────► FAILED ◄────────────────┘
  *
  * Add each distinct storage once as a *region*, seal the offloader (this plans the layout and page-
- * locks the host memory, once), then offload and restore as often as you like; neither allocates.
+ * locks the host memory, once; with offload.background while you go on), then offload and restore
+ * as often as you like; neither allocates.
  *
  * Whose memory is it? Regions inside a refit_arena give up and regain their memory by themselves.
  * For all others the caller does: once offloaded, free the storage and refit_offloader_unbind the
@@ -116,9 +117,10 @@ REFIT_API REFIT_MUST_CHECK refit_status refit_offloader_open(refit_device *devic
 
 /*
  * Closes it in whatever state; NULL is allowed. Copies under way are finished first (blocks, at
- * most offload.timeout_ms). Bytes that are still away are lost with it, so restore before, if they
- * matter. Its futures end with it. REFIT_ERR_BUSY while a lease is open, and REFIT_ERR_TIMEOUT if
- * copies do not end; in both cases nothing is closed. If the device does not close a stream
+ * most offload.timeout_ms), host memory that is still being taken is given up (likewise). Bytes
+ * that are still away are lost with it, so restore before, if they matter. Its futures end with it.
+ * REFIT_ERR_BUSY while a lease is open, and REFIT_ERR_TIMEOUT if either does not end; in both cases
+ * nothing is closed. If the device does not close a stream
  * (REFIT_ERR_DEVICE, REFIT_ERR_TIMEOUT) it starts nothing any more: close it again. Since 0.1.
  */
 REFIT_API REFIT_MUST_CHECK refit_status refit_offloader_close(refit_offloader *offloader,
@@ -151,11 +153,27 @@ REFIT_API REFIT_MUST_CHECK refit_status refit_offloader_set_memory(refit_offload
 
 /*
  * Plans the layout and takes, touches and page-locks the host memory; then no region can be added.
- * Blocks for the first touch. On failure the offloader is OPEN as before and nothing is held.
- * A second call does nothing. REFIT_ERR_BUDGET, REFIT_ERR_PIN, REFIT_ERR_HOST_MEMORY. Since 0.1.
+ * Blocks for the first touch, and before it for the other processes of this user on this machine
+ * that are at theirs (offload.take_turns; at most offload.timeout_ms). With offload.background it
+ * returns at once, and a thread of its own takes the memory: see refit_offloader_prepare. On
+ * failure the offloader is OPEN as before and nothing is held. A second call does nothing.
+ * REFIT_ERR_BUDGET, REFIT_ERR_PIN, REFIT_ERR_HOST_MEMORY, REFIT_ERR_TIMEOUT (not its turn). Since
+ * 0.1.
  */
 REFIT_API REFIT_MUST_CHECK refit_status refit_offloader_seal(refit_offloader *offloader,
                                                              refit_error *error);
+
+/*
+ * Waits until the host memory is ready, at most `timeout_ms` (0: only look). Every offload waits
+ * for it too, so this is for those who want to know, or to have it settled, before.
+ * REFIT_ERR_TIMEOUT says how far it is; call again. If it could not be taken, the first who needs
+ * it is told what refit_offloader_seal would have returned, and the next call takes it anew. After
+ * a trim it begins to take it; without offload.background it does so itself, as seal does, whatever
+ * `timeout_ms` says. REFIT_ERR_STATE unless sealed. Since 0.1.
+ */
+REFIT_API REFIT_MUST_CHECK refit_status refit_offloader_prepare(refit_offloader *offloader,
+                                                                uint32_t timeout_ms,
+                                                                refit_error *error);
 
 /* Undoes seal, so that regions can be added or removed (re-planned) again; the host memory is kept
  * for the next seal. REFIT_ERR_STATE unless RESIDENT, REFIT_ERR_BUSY under a lease. Since 0.1. */
@@ -179,11 +197,13 @@ REFIT_API REFIT_MUST_CHECK refit_status refit_offloader_set_accumulating(refit_o
  * the caller gets a future (close it); NULL if it does not want one. If regions in arenas or hooks
  * are to give memory back, that happens in refit_offloader_finish, once the copies are done. From
  * OFFLOADING or OFFLOADED it does nothing and gives the future of what is under way or done.
- * Does not block, except for REFIT_STREAM_NONE semantics of `after`, and with
- * use_pinned_optimizer_offload: false, where it copies before it returns. REFIT_ERR_STATE (not
- * sealed, accumulating, restoring), REFIT_ERR_BUSY (a lease holds the image, or 64 futures are
+ * Does not block, except for REFIT_STREAM_NONE semantics of `after`, for host memory that
+ * offload.background has not taken yet (at most offload.timeout_ms; REFIT_ERR_TIMEOUT, call again),
+ * and with use_pinned_optimizer_offload: false, where it copies before it returns. REFIT_ERR_STATE
+ * (not sealed, accumulating, restoring), REFIT_ERR_BUSY (a lease holds the image, or 64 futures are
  * open), REFIT_ERR_LIMIT (more copies than a stream of the device queues), REFIT_ERR_COPY,
- * REFIT_ERR_DEVICE; after a trim, what refit_offloader_seal returns. Since 0.1.
+ * REFIT_ERR_DEVICE; after a trim and with offload.background, what refit_offloader_seal returns.
+ * Since 0.1.
  */
 REFIT_API REFIT_MUST_CHECK refit_status refit_offloader_offload(refit_offloader *offloader,
                                                                 refit_stream_ref after,
@@ -252,8 +272,9 @@ REFIT_API REFIT_MUST_CHECK refit_status refit_offloader_stats(refit_offloader *o
                                                               refit_stats *stats,
                                                               refit_error *error);
 
-/* Gives the host memory back while nothing is away; the next offload takes it again.
- * REFIT_ERR_STATE, REFIT_ERR_BUSY. Since 0.1. */
+/* Gives the host memory back while nothing is away, also what is still being taken (blocks, at most
+ * offload.timeout_ms); the next offload takes it again. REFIT_ERR_STATE, REFIT_ERR_BUSY,
+ * REFIT_ERR_TIMEOUT (call again). Since 0.1. */
 REFIT_API REFIT_MUST_CHECK refit_status refit_offloader_trim(refit_offloader *offloader,
                                                              refit_error *error);
 

@@ -66,7 +66,8 @@ extern "C" {
     X(f64, clear_seconds_last, gauge, "last cycle: states off the device and memory given back")   \
     X(f64, refit_seconds_last, gauge, "last cycle: publish and commit")                            \
     X(f64, return_seconds_last, gauge, "last cycle: from return to the last byte back")            \
-    X(f64, join_seconds_last, gauge, "last cycle: time join waited for the bytes")
+    X(f64, join_seconds_last, gauge, "last cycle: time join waited for the bytes")                 \
+    X(u64, host_ready_bytes, gauge, "of host_bytes, ready for copies: less while they are taken")
 
 typedef struct refit_stats {
     size_t size; /* sizeof(refit_stats), set by the caller */

@@ -1,0 +1,253 @@
+/* Slab pins: each slab is locked once it is touched, in order, and a failure leaves none locked. */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include <cmocka.h>
+
+#include "memory/slab_pins.h"
+
+#define MIB        (UINT64_C(1) << 20)
+#define SLABS      4
+#define SLAB_BYTES (16 * MIB)
+#define BYTES      (SLABS * SLAB_BYTES)
+
+/* A device that can only page-lock, and looks at what it is given. */
+typedef struct locker {
+    char *base;
+    uint32_t locks;
+    uint32_t unlocks;
+    uint32_t fail_nth; /* 0: none */
+    refit_status status;
+    uint32_t stop_nth; /* tells `watch` to stop */
+    rft_watch *watch;
+    uint32_t untouched; /* slabs that were not whole when they came */
+    bool tail_touched;  /* the last slab was there when the first one came */
+    bool no_tail;       /* the last slab is not mapped */
+} locker;
+
+static uint64_t count_resident(char *base, uint64_t bytes)
+{
+    static unsigned char resident[SLAB_BYTES / 4096];
+    uint64_t page = (uint64_t)sysconf(_SC_PAGESIZE);
+    uint64_t count = 0;
+    assert_int_equal(mincore(base, bytes, resident), 0);
+    for (uint64_t i = 0; i < bytes / page; i++) {
+        count += resident[i] & 1u;
+    }
+    return count * page;
+}
+
+static refit_status lock_slab(void *self, void *memory, uint64_t bytes, refit_error *error)
+{
+    locker *it = self;
+    uint32_t nth = ++it->locks;
+    if (nth == 1 && !it->no_tail) {
+        it->tail_touched = count_resident(it->base + 3 * SLAB_BYTES, SLAB_BYTES) > 0;
+    }
+    if (count_resident(memory, bytes) != bytes) it->untouched++;
+    if ((char *)memory != it->base + (nth - 1) * SLAB_BYTES) it->untouched++;
+    if (nth == it->stop_nth) rft_watch_stop(it->watch);
+    if (nth != it->fail_nth) return REFIT_OK;
+    return rft_fail_sub(error, it->status, 12, "%llu bytes stay as they are",
+                        (unsigned long long)bytes);
+}
+
+static void unlock_slab(void *self, void *memory, uint64_t bytes)
+{
+    (void)memory, (void)bytes;
+    ((locker *)self)->unlocks++;
+}
+
+static void close_locker(void *self)
+{
+    (void)self;
+}
+
+typedef struct fixture {
+    locker locker;
+    refit_device *device;
+    rft_watch watch;
+    rft_slab slabs[SLABS];
+    rft_slab_pins pins;
+    refit_error error;
+} fixture;
+
+static int set_up(void **state)
+{
+    static const rft_device_ops ops = {.version = RFT_DEVICE_OPS_VERSION,
+                                       .size = sizeof ops,
+                                       .kind = "locker",
+                                       .close = close_locker,
+                                       .host_pin = lock_slab,
+                                       .host_unpin = unlock_slab};
+    static fixture all;
+    memset(&all, 0, sizeof all);
+    assert_int_equal(rft_watch_open(&all.watch, NULL), REFIT_OK);
+    assert_int_equal(rft_device_make(&ops, &all.locker, &all.device, NULL), REFIT_OK);
+    for (uint32_t i = 0; i < SLABS; i++) {
+        all.slabs[i] = (rft_slab){i * SLAB_BYTES, SLAB_BYTES};
+    }
+    char *base = mmap(NULL, BYTES, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    assert_true(base != MAP_FAILED);
+    all.locker.base = base;
+    all.locker.watch = &all.watch;
+    all.pins = (rft_slab_pins){.device = all.device,
+                               .base = base,
+                               .bytes = BYTES,
+                               .slabs = all.slabs,
+                               .count = SLABS,
+                               .near = -1};
+    *state = &all;
+    return 0;
+}
+
+static int tear_down(void **state)
+{
+    fixture *all = *state;
+    munmap(all->locker.base, BYTES);
+    rft_watch_close(&all->watch);
+    return refit_device_close(all->device, NULL) == REFIT_OK ? 0 : -1;
+}
+
+static refit_status take(fixture *all, refit_pin wanted)
+{
+    return rft_slab_pins_take(&all->pins, wanted, &all->watch, &all->error);
+}
+
+static void each_slab_is_locked_once_it_is_touched(void **state)
+{
+    fixture *all = *state;
+    const uint32_t threads[] = {0, 1, 2, 5};
+    for (size_t i = 0; i < 4; i++) {
+        assert_int_equal(madvise(all->locker.base, BYTES, MADV_DONTNEED), 0);
+        all->locker.locks = 0;
+        all->pins.touch_threads = threads[i];
+        assert_int_equal(take(all, REFIT_PIN_REQUIRE), REFIT_OK);
+        assert_int_equal(all->locker.locks, SLABS);
+        assert_int_equal(all->locker.untouched, 0);
+        assert_int_equal(all->pins.pinned, SLABS);
+        assert_int_equal(atomic_load(&all->watch.ready), BYTES);
+        rft_slab_pins_drop(&all->pins);
+        assert_int_equal(all->locker.unlocks, SLABS * (i + 1));
+        assert_int_equal(all->pins.pinned, 0);
+    }
+}
+
+/* One thread does both, so what it has not come to yet is not there. */
+static void the_first_slab_does_not_wait_for_the_last(void **state)
+{
+    fixture *all = *state;
+    all->pins.touch_threads = 1;
+    assert_int_equal(take(all, REFIT_PIN_REQUIRE), REFIT_OK);
+    assert_false(all->locker.tail_touched);
+    rft_slab_pins_drop(&all->pins);
+}
+
+static void a_lock_that_fails_undoes_those_before_it(void **state)
+{
+    fixture *all = *state;
+    all->locker.status = REFIT_ERR_PIN;
+    for (uint32_t nth = 1; nth <= SLABS; nth++) {
+        all->locker.locks = all->locker.unlocks = 0;
+        all->locker.fail_nth = nth;
+        assert_int_equal(take(all, REFIT_PIN_REQUIRE), REFIT_ERR_PIN);
+        assert_int_equal(all->locker.unlocks, nth - 1);
+        assert_int_equal(all->pins.pinned, 0);
+        assert_int_equal(all->error.status, REFIT_ERR_PIN);
+        assert_int_equal(all->error.subsystem, 12);
+        char text[80];
+        snprintf(text, sizeof text, "slab %u of 4: 16777216 bytes stay as they are", nth);
+        assert_string_equal(all->error.text, text);
+    }
+}
+
+static void a_preferred_lock_that_fails_leaves_all_of_it_touched(void **state)
+{
+    fixture *all = *state;
+    const refit_status forgiven[] = {REFIT_ERR_PIN, REFIT_ERR_UNSUPPORTED};
+    for (size_t i = 0; i < 2; i++) {
+        all->locker.locks = all->locker.unlocks = 0;
+        all->locker.fail_nth = 3;
+        all->locker.status = forgiven[i];
+        assert_int_equal(madvise(all->locker.base, BYTES, MADV_DONTNEED), 0);
+        assert_int_equal(take(all, REFIT_PIN_PREFER), REFIT_OK);
+        assert_int_equal(all->locker.locks, 3);
+        assert_int_equal(all->locker.unlocks, 2);
+        assert_int_equal(all->pins.pinned, 0);
+        assert_int_equal(count_resident(all->locker.base + 3 * SLAB_BYTES, SLAB_BYTES), SLAB_BYTES);
+        assert_int_equal(atomic_load(&all->watch.ready), BYTES);
+    }
+}
+
+/* It is not the lock that is at fault: pageable memory would not help. */
+static void a_lost_device_is_an_error_even_where_locks_are_preferred(void **state)
+{
+    fixture *all = *state;
+    all->locker.fail_nth = 2;
+    all->locker.status = REFIT_ERR_DEVICE;
+    assert_int_equal(take(all, REFIT_PIN_PREFER), REFIT_ERR_DEVICE);
+    assert_int_equal(all->error.status, REFIT_ERR_DEVICE);
+    assert_int_equal(all->locker.unlocks, 1);
+}
+
+static void a_device_without_locks_is_told_as_such(void **state)
+{
+    fixture *all = *state;
+    all->locker.fail_nth = 1;
+    all->locker.status = REFIT_ERR_UNSUPPORTED;
+    assert_int_equal(take(all, REFIT_PIN_REQUIRE), REFIT_ERR_PIN);
+}
+
+static void no_lock_is_tried_where_none_is_wanted(void **state)
+{
+    fixture *all = *state;
+    assert_int_equal(take(all, REFIT_PIN_OFF), REFIT_OK);
+    assert_int_equal(all->locker.locks, 0);
+    assert_int_equal(count_resident(all->locker.base, SLAB_BYTES), SLAB_BYTES);
+}
+
+static void a_stop_between_two_slabs_undoes_the_locks(void **state)
+{
+    fixture *all = *state;
+    all->locker.stop_nth = 2;
+    assert_int_equal(take(all, REFIT_PIN_REQUIRE), REFIT_ERR_CANCELLED);
+    assert_int_equal(all->locker.locks, 2);
+    assert_int_equal(all->locker.unlocks, 2);
+    assert_int_equal(all->pins.pinned, 0);
+}
+
+static void memory_that_cannot_be_touched_undoes_the_locks(void **state)
+{
+    fixture *all = *state;
+    munmap(all->locker.base + BYTES - SLAB_BYTES, SLAB_BYTES);
+    all->pins.touch_threads = 1;
+    all->locker.no_tail = true;
+    assert_int_equal(take(all, REFIT_PIN_REQUIRE), REFIT_ERR_HOST_MEMORY);
+    assert_int_equal(all->locker.locks, SLABS - 1);
+    assert_int_equal(all->locker.unlocks, SLABS - 1);
+    assert_int_equal(all->pins.pinned, 0);
+}
+
+#define TEST(name) cmocka_unit_test_setup_teardown(name, set_up, tear_down)
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        TEST(each_slab_is_locked_once_it_is_touched),
+        TEST(the_first_slab_does_not_wait_for_the_last),
+        TEST(a_lock_that_fails_undoes_those_before_it),
+        TEST(a_preferred_lock_that_fails_leaves_all_of_it_touched),
+        TEST(a_lost_device_is_an_error_even_where_locks_are_preferred),
+        TEST(a_device_without_locks_is_told_as_such),
+        TEST(no_lock_is_tried_where_none_is_wanted),
+        TEST(a_stop_between_two_slabs_undoes_the_locks),
+        TEST(memory_that_cannot_be_touched_undoes_the_locks),
+    };
+    return cmocka_run_group_tests_name("slab_pins", tests, NULL, NULL);
+}

@@ -1,0 +1,398 @@
+/* Turns: never two inside at once, whoever dies, forks or waits too long; and never a stranger's
+ * file. */
+#include <dirent.h>
+#include <fcntl.h>
+#include <sched.h>
+#include <setjmp.h>
+#include <signal.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <cmocka.h>
+
+#include <refit/host.h>
+
+#include "base/clock.h"
+#include "memory/turn.h"
+#include "tests/support/file_tree.h"
+
+#define PATIENCE_MS 20000u
+#define PROCESSES   5
+#define ROUNDS      8
+
+typedef struct fixture {
+    file_tree tree;
+    char path[RFT_TURN_PATH_BYTES]; /* of the file */
+    rft_watch watch;
+    rft_turn turn;
+} fixture;
+
+static uint32_t warnings;
+
+static void count_warning(void *user, refit_log_level level, const char *line)
+{
+    (void)user, (void)line;
+    if (level == REFIT_LOG_WARNING) warnings++;
+}
+
+static int set_up(void **state)
+{
+    static fixture all;
+    memset(&all, 0, sizeof all);
+    unsetenv("XDG_RUNTIME_DIR");
+    all.tree = file_tree_open();
+    file_tree_write(&all.tree, "/dev/shm/other", "");
+    assert_int_equal(rft_watch_open(&all.watch, NULL), REFIT_OK);
+    rft_turn_find(&all.turn, all.tree.root);
+    strcpy(all.path, all.turn.paths[0]);
+    warnings = 0;
+    refit_set_log(count_warning, NULL, REFIT_LOG_WARNING);
+    *state = &all;
+    return 0;
+}
+
+static int tear_down(void **state)
+{
+    fixture *all = *state;
+    refit_set_log(NULL, NULL, REFIT_LOG_ERROR);
+    rft_turn_give(&all->turn);
+    rft_watch_close(&all->watch);
+    file_tree_close(&all->tree);
+    return 0;
+}
+
+/* Another one who wants the turn, and does not wait for it. */
+static bool is_taken(fixture *all)
+{
+    rft_turn other;
+    rft_turn_find(&other, all->tree.root);
+    refit_status status = rft_turn_take(&other, 0, &all->watch, NULL);
+    assert_true(status == REFIT_OK || status == REFIT_ERR_TIMEOUT);
+    if (status == REFIT_OK) assert_non_null(other.held);
+    rft_turn_give(&other);
+    return status == REFIT_ERR_TIMEOUT;
+}
+
+static void who_has_the_turn_keeps_others_out_until_it_is_given(void **state)
+{
+    fixture *all = *state;
+    struct stat file;
+    assert_false(is_taken(all));
+    assert_int_equal(rft_turn_take(&all->turn, 0, &all->watch, NULL), REFIT_OK);
+    assert_true(is_taken(all));
+    assert_int_equal(stat(all->path, &file), 0);
+    assert_int_equal(file.st_mode & 07777, 0600);
+    rft_turn_give(&all->turn);
+    rft_turn_give(&all->turn);
+    assert_false(is_taken(all));
+    assert_int_equal(warnings, 0);
+}
+
+static int count_descriptors(void)
+{
+    int count = 0;
+    DIR *folder = opendir("/proc/self/fd");
+    assert_non_null(folder);
+    while (readdir(folder) != NULL) {
+        count++;
+    }
+    closedir(folder);
+    return count;
+}
+
+static void no_descriptor_stays_open(void **state)
+{
+    fixture *all = *state;
+    int before = count_descriptors();
+    assert_int_equal(rft_turn_take(&all->turn, 0, &all->watch, NULL), REFIT_OK);
+    assert_int_equal(count_descriptors(), before);
+    assert_true(is_taken(all));
+    assert_int_equal(count_descriptors(), before);
+}
+
+static void a_wait_ends_at_its_deadline_and_says_what_to_do(void **state)
+{
+    fixture *all = *state;
+    rft_turn other;
+    refit_error error = {0};
+    assert_int_equal(rft_turn_take(&all->turn, 0, &all->watch, NULL), REFIT_OK);
+    rft_turn_find(&other, all->tree.root);
+    int64_t deadline = rft_deadline(30);
+    assert_int_equal(rft_turn_take(&other, 30, &all->watch, &error), REFIT_ERR_TIMEOUT);
+    assert_true(rft_now() >= deadline);
+    assert_null(other.held);
+    assert_int_equal(error.status, REFIT_ERR_TIMEOUT);
+    assert_non_null(strstr(error.text, "offload.take_turns"));
+    assert_non_null(strstr(error.text, "offload.timeout_ms"));
+}
+
+/* ---- Several processes */
+
+typedef struct shared {
+    atomic_int inside;
+    atomic_int together; /* how often somebody was not alone */
+    int turns;           /* changed inside only */
+} shared;
+
+static void take_turns(fixture *all, shared *with)
+{
+    for (int i = 0; i < ROUNDS; i++) {
+        rft_turn turn;
+        rft_turn_find(&turn, all->tree.root);
+        if (rft_turn_take(&turn, PATIENCE_MS, &all->watch, NULL) != REFIT_OK) _exit(1);
+        if (atomic_fetch_add(&with->inside, 1) != 0) atomic_fetch_add(&with->together, 1);
+        int turns = with->turns;
+        (void)sched_yield(); /* a chance for whoever should not be here */
+        with->turns = turns + 1;
+        atomic_fetch_sub(&with->inside, 1);
+        rft_turn_give(&turn);
+    }
+}
+
+static void no_two_processes_are_ever_inside_at_once(void **state)
+{
+    fixture *all = *state;
+    pid_t children[PROCESSES];
+    shared *with =
+        mmap(NULL, sizeof *with, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+    assert_true(with != MAP_FAILED);
+    for (int i = 0; i < PROCESSES; i++) {
+        children[i] = fork();
+        assert_true(children[i] >= 0);
+        if (children[i] == 0) {
+            take_turns(all, with);
+            _exit(0);
+        }
+    }
+    for (int i = 0; i < PROCESSES; i++) {
+        int how;
+        assert_int_equal(waitpid(children[i], &how, 0), children[i]);
+        assert_true(WIFEXITED(how));
+    }
+    assert_int_equal(atomic_load(&with->together), 0);
+    assert_int_equal(with->turns, PROCESSES * ROUNDS);
+    munmap(with, sizeof *with);
+}
+
+/* Until it is killed; not for ever, should nobody be left who would. */
+static _Noreturn void stand(void)
+{
+    (void)alarm(60);
+    for (;;) {
+        pause();
+    }
+}
+
+/* A child that has the turn and stands; with `grandchild`, so does a child of its own. */
+static pid_t start_holder(fixture *all, bool grandchild, pid_t *third)
+{
+    int pipe_ends[2];
+    assert_int_equal(pipe(pipe_ends), 0);
+    pid_t child = fork();
+    assert_true(child >= 0);
+    if (child == 0) {
+        pid_t own = 0;
+        if (rft_turn_take(&all->turn, 0, &all->watch, NULL) != REFIT_OK) _exit(1);
+        if (grandchild) own = fork();
+        if (own != 0 || !grandchild) (void)!write(pipe_ends[1], &own, sizeof own);
+        stand();
+    }
+    assert_int_equal(read(pipe_ends[0], third, sizeof *third), sizeof *third);
+    close(pipe_ends[0]);
+    close(pipe_ends[1]);
+    return child;
+}
+
+static void kill_child(pid_t child)
+{
+    int how;
+    assert_int_equal(kill(child, SIGKILL), 0);
+    assert_int_equal(waitpid(child, &how, 0), child);
+}
+
+static void the_turn_of_a_killed_process_is_free(void **state)
+{
+    fixture *all = *state;
+    pid_t none;
+    pid_t holder = start_holder(all, false, &none);
+    assert_true(is_taken(all));
+    kill_child(holder);
+    assert_int_equal(rft_turn_take(&all->turn, PATIENCE_MS, &all->watch, NULL), REFIT_OK);
+}
+
+/* As when a trainer is killed whose data loaders live on. */
+static void a_child_of_a_killed_process_does_not_keep_its_turn(void **state)
+{
+    fixture *all = *state;
+    pid_t grandchild;
+    pid_t holder = start_holder(all, true, &grandchild);
+    assert_true(grandchild > 0);
+    assert_true(is_taken(all));
+    kill_child(holder);
+    assert_int_equal(kill(grandchild, 0), 0);
+    assert_int_equal(rft_turn_take(&all->turn, PATIENCE_MS, &all->watch, NULL), REFIT_OK);
+    assert_int_equal(kill(grandchild, SIGKILL), 0);
+}
+
+static void a_child_does_not_keep_the_turn_that_its_parent_gives(void **state)
+{
+    fixture *all = *state;
+    assert_int_equal(rft_turn_take(&all->turn, 0, &all->watch, NULL), REFIT_OK);
+    pid_t child = fork();
+    assert_true(child >= 0);
+    if (child == 0) {
+        stand();
+    }
+    assert_true(is_taken(all));
+    rft_turn_give(&all->turn);
+    assert_false(is_taken(all));
+    kill_child(child);
+}
+
+/* ---- Stopped */
+
+static void *wait_for_turn(void *user)
+{
+    fixture *all = user;
+    rft_turn other;
+    refit_error error = {0};
+    rft_turn_find(&other, all->tree.root);
+    refit_status status = rft_turn_take(&other, PATIENCE_MS, &all->watch, &error);
+    rft_turn_give(&other);
+    return (void *)(uintptr_t)status;
+}
+
+static void who_waits_can_be_told_to_stop(void **state)
+{
+    fixture *all = *state;
+    rft_thread thread;
+    void *status;
+    assert_int_equal(rft_turn_take(&all->turn, 0, &all->watch, NULL), REFIT_OK);
+    assert_false(atomic_load(&all->watch.in_line));
+    assert_int_equal(rft_thread_start(&thread, "waiting", wait_for_turn, all, NULL), REFIT_OK);
+    int64_t deadline = rft_deadline(PATIENCE_MS);
+    while (!atomic_load(&all->watch.in_line) && rft_now() < deadline) {
+        (void)sched_yield();
+    }
+    assert_true(atomic_load(&all->watch.in_line));
+    rft_watch_stop(&all->watch);
+    assert_int_equal(pthread_join(thread, &status), 0);
+    assert_int_equal((uintptr_t)status, REFIT_ERR_CANCELLED);
+    assert_false(atomic_load(&all->watch.in_line));
+}
+
+/* ---- Files that are not trusted */
+
+static void go_on_without(fixture *all)
+{
+    warnings = 0;
+    assert_int_equal(rft_turn_take(&all->turn, 0, &all->watch, NULL), REFIT_OK);
+    assert_null(all->turn.held);
+    assert_int_equal(warnings, 1);
+}
+
+static void a_file_that_others_may_open_is_not_used(void **state)
+{
+    fixture *all = *state;
+    assert_int_equal(close(open(all->path, O_CREAT | O_RDWR, 0600)), 0);
+    assert_int_equal(chmod(all->path, 0604), 0);
+    go_on_without(all);
+    assert_int_equal(chmod(all->path, 0600), 0);
+    assert_false(is_taken(all));
+}
+
+static void a_file_of_somebody_else_is_not_used(void **state)
+{
+    fixture *all = *state;
+    if (geteuid() != 0) skip();
+    assert_int_equal(close(open(all->path, O_CREAT | O_RDWR, 0600)), 0);
+    assert_int_equal(chown(all->path, 65534, 65534), 0);
+    go_on_without(all);
+}
+
+static void what_is_no_file_is_not_used(void **state)
+{
+    fixture *all = *state;
+    char target[128];
+    snprintf(target, sizeof target, "%s/target", all->tree.root);
+    assert_int_equal(symlink(target, all->path), 0);
+    go_on_without(all);
+    assert_int_not_equal(access(target, F_OK), 0);
+    assert_int_equal(unlink(all->path), 0);
+    assert_int_equal(mkfifo(all->path, 0600), 0);
+    go_on_without(all);
+    assert_int_equal(unlink(all->path), 0);
+    assert_int_equal(mkdir(all->path, 0700), 0);
+    go_on_without(all);
+    assert_int_equal(rmdir(all->path), 0);
+}
+
+static void without_any_place_it_goes_on_and_says_so_once(void **state)
+{
+    fixture *all = *state;
+    rft_turn_find(&all->turn, "/nowhere/to/be/found");
+    go_on_without(all);
+}
+
+static void the_second_place_is_the_runtime_folder(void **state)
+{
+    fixture *all = *state;
+    char folder[128];
+    rft_turn other;
+    snprintf(folder, sizeof folder, "%s/dev", all->tree.root);
+    setenv("XDG_RUNTIME_DIR", folder, 1);
+    rft_turn_find(&all->turn, "/nowhere");
+    rft_turn_find(&other, "/nowhere");
+    assert_int_equal(rft_turn_take(&all->turn, 0, &all->watch, NULL), REFIT_OK);
+    assert_non_null(all->turn.held);
+    assert_int_equal(warnings, 0);
+    assert_int_equal(access(all->turn.paths[1], F_OK), 0);
+    assert_int_equal(rft_turn_take(&other, 0, &all->watch, NULL), REFIT_ERR_TIMEOUT);
+    setenv("XDG_RUNTIME_DIR", "relative/folder", 1);
+    rft_turn_find(&other, "/nowhere");
+    assert_string_equal(other.paths[1], "");
+    unsetenv("XDG_RUNTIME_DIR");
+}
+
+/* Then others take turns at another file: that it is gone must at least keep nobody waiting. */
+static void a_file_that_was_removed_is_made_anew(void **state)
+{
+    fixture *all = *state;
+    assert_int_equal(rft_turn_take(&all->turn, 0, &all->watch, NULL), REFIT_OK);
+    assert_int_equal(unlink(all->path), 0);
+    assert_false(is_taken(all));
+    rft_turn_give(&all->turn);
+    assert_int_equal(rft_turn_take(&all->turn, 0, &all->watch, NULL), REFIT_OK);
+    assert_true(is_taken(all));
+}
+
+#define TEST(name) cmocka_unit_test_setup_teardown(name, set_up, tear_down)
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        TEST(who_has_the_turn_keeps_others_out_until_it_is_given),
+        TEST(no_descriptor_stays_open),
+        TEST(a_wait_ends_at_its_deadline_and_says_what_to_do),
+        TEST(no_two_processes_are_ever_inside_at_once),
+        TEST(the_turn_of_a_killed_process_is_free),
+        TEST(a_child_of_a_killed_process_does_not_keep_its_turn),
+        TEST(a_child_does_not_keep_the_turn_that_its_parent_gives),
+        TEST(who_waits_can_be_told_to_stop),
+        TEST(a_file_that_others_may_open_is_not_used),
+        TEST(a_file_of_somebody_else_is_not_used),
+        TEST(what_is_no_file_is_not_used),
+        TEST(without_any_place_it_goes_on_and_says_so_once),
+        TEST(the_second_place_is_the_runtime_folder),
+        TEST(a_file_that_was_removed_is_made_anew),
+    };
+    return cmocka_run_group_tests_name("turn", tests, NULL, NULL);
+}
