@@ -173,6 +173,7 @@ static void work_on_the_calling_thread_has_a_deadline(void **state)
     assert_refused(refit_stream_copy(on.device, REFIT_STREAM_NONE, on.memory, on.host, PAGE, error),
                    REFIT_ERR_TIMEOUT, "goes on");
     fake_cuda_go();
+    fake_cuda_settle(); /* what has timed out goes on */
     set_patience(&on, PATIENCE_MS);
     memset(on.host, 3, PAGE);
     assert_ok(rft_device_zero(on.device, REFIT_STREAM_NONE, on.memory, PAGE, NULL));
