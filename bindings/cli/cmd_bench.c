@@ -114,7 +114,7 @@ const cli_command cli_bench = {
              "  broadcast   one version to 1, 2, 4 and 8 workers through shared memory and\n"
              "              TCP, beside a copy and a hash, and beside a raw ZeroMQ socket\n"
              "  pin         first use of the host memory, beside one thread that touches and\n"
-             "              locks the same bytes\n"
+             "              locks the same bytes, or on a GPU one cuMemHostAlloc of them\n"
              "  tensors     the list that offload takes: names and bytes\n\n"
              "  --json           one JSON object a line\n"
              "  --device SPEC    host (the default) or cuda:N; broadcast runs on the host\n"
