@@ -38,6 +38,7 @@ typedef struct rft_cuda_ranges rft_cuda_ranges;   /* cuda_reserve.h: addresses t
 typedef struct rft_cuda_streams rft_cuda_streams; /* cuda_stream.h: own streams, callers' checked */
 typedef struct rft_cuda_copier rft_cuda_copier;   /* cuda_copy.h: batches, small copies, cut-off */
 typedef struct rft_cuda_kernels rft_cuda_kernels; /* cuda_kernels.h: the embedded image */
+typedef struct rft_cuda_compute rft_cuda_compute; /* cuda_compute.h: digests and casts */
 typedef struct rft_cuda_shares rft_cuda_shares; /* cuda_share.h: memory shown to other processes */
 
 typedef struct rft_cuda_device {
@@ -54,6 +55,7 @@ typedef struct rft_cuda_device {
     rft_cuda_streams *streams;
     rft_cuda_kernels *kernels; /* NULL: the image could not be loaded; kernels_missing says why */
     refit_error kernels_missing;
+    rft_cuda_compute *compute;
     rft_cuda_copier *copier;
     rft_cuda_shares *shares;
 } rft_cuda_device;

@@ -7,20 +7,30 @@
  *     rft_digest_kernel(const void *data, uint64_t bytes, uint64_t offset, uint64_t *sum)
  *         adds to *sum, which the caller has zeroed
  *
- * All pointers are addresses that the device can reach.
+ * All pointers are addresses that the device can reach, at any alignment but for the entries and
+ * the sum (8 bytes).
  */
 #ifndef RFT_CUDA_KERNELS_H
 #define RFT_CUDA_KERNELS_H
 
 #include "device/cuda_device.h"
 
-/* REFIT_ERR_UNSUPPORTED: the driver takes no library, or no image in it fits this GPU and driver;
- * then copies go through the copy engines and digests through the host. */
+/* Loads the image onto the GPU. Where that cannot be (the driver takes no libraries, or refuses
+ * both images) *out is NULL, cuda->kernels_missing says why, it is logged, and REFIT_OK is
+ * returned: copies then go through the copy engines and digests through the host. REFIT_ERR_DEVICE:
+ * the GPU is lost; REFIT_ERR_HOST_MEMORY. Inside a visit. */
 refit_status rft_cuda_kernels_open(rft_cuda_device *cuda, rft_cuda_kernels **out,
                                    refit_error *error);
+/* NULL is allowed; it visits by itself. No launch may be under way. */
 void rft_cuda_kernels_close(rft_cuda_device *cuda, rft_cuda_kernels *kernels);
 
-/* `bytes`: of all entries together, from which the grid is chosen. */
+/* REFIT_ERR_UNSUPPORTED, with the sentence of kernels_missing, where there are none. */
+refit_status rft_cuda_kernels_check(const rft_cuda_device *cuda, refit_error *error);
+
+/* The launches check as well. All inside a visit, on a stream that takes work. */
+
+/* Entries that are much longer than most are better cut: at most four blocks share the work of one,
+ * unless there are few. `bytes`: of all entries together, from which the grid is chosen. */
 refit_status rft_cuda_launch_pack(rft_cuda_device *cuda, rft_cu_stream stream, rft_cu_ptr entries,
                                   uint32_t count, uint64_t bytes, refit_error *error);
 refit_status rft_cuda_launch_cast(rft_cuda_device *cuda, rft_cu_stream stream, rft_cu_ptr to,

@@ -4,6 +4,7 @@
  *
  * What is open (memory, streams) is counted on the way, so that refit_device_close can refuse.
  */
+#include "base/checked.h"
 #include "base/clock.h"
 #include "device/device_reserve.h"
 
@@ -155,6 +156,18 @@ refit_status rft_device_digest(refit_device *device, refit_stream_ref stream, co
     NEED(memory != NULL && sum != NULL, error, "a digest needs memory and a place for its sum");
     NEED(offset % 8 == 0, error, "the part of a digest begins at a multiple of 8 bytes");
     return device->ops.digest(device->self, stream, memory, bytes, offset, sum, error);
+}
+
+refit_status refit_stream_cast_bf16(refit_device *device, refit_stream_ref stream, uint16_t *to,
+                                    const float *from, uint64_t count, refit_error *error)
+{
+    uint64_t bytes;
+    NEED_DEVICE(device, error);
+    if (count == 0) return REFIT_OK;
+    NEED(to != NULL && from != NULL, error, "a cast needs a source and a destination: one is NULL");
+    NEED(rft_mul_u64(count, sizeof *from, &bytes), error,
+         "so many numbers are more than there are addresses");
+    return device->ops.cast_bf16(device->self, stream, to, from, count, error);
 }
 
 refit_status rft_device_share_export(refit_device *device, const void *memory, uint64_t bytes,

@@ -1,18 +1,20 @@
 /*
  * The CUDA device: a GPU through its driver, in the primary context that PyTorch uses too.
  *
- * The parts do the work, a file each: memory, pins, streams, events, copies. This file opens and
- * closes them and puts them behind the slots of device.h; every slot is one visit to the context
- * (cuda_device.h). A part that this GPU or driver cannot have stays NULL.
+ * The parts do the work, a file each: memory, pins, streams, events, copies, kernels. This file
+ * opens and closes them and puts them behind the slots of device.h; every slot is one visit to the
+ * context (cuda_device.h). A part that this GPU or driver cannot have stays NULL.
  */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "base/alloc.h"
+#include "device/cuda_compute.h"
 #include "device/cuda_context.h"
 #include "device/cuda_copy.h"
 #include "device/cuda_event.h"
+#include "device/cuda_kernels.h"
 #include "device/cuda_memory.h"
 #include "device/cuda_pin.h"
 #include "device/cuda_reserve.h"
@@ -25,6 +27,8 @@ static void close_parts(rft_cuda_device *cuda)
 {
     rft_cuda_shares_close(cuda, cuda->shares);
     rft_cuda_copier_close(cuda, cuda->copier);
+    rft_cuda_compute_close(cuda, cuda->compute);
+    rft_cuda_kernels_close(cuda, cuda->kernels);
     rft_cuda_streams_close(cuda, cuda->streams);
     rft_cuda_pins_close(cuda, cuda->pins);
     rft_cuda_ranges_close(cuda, cuda->ranges);
@@ -38,6 +42,8 @@ static refit_status open_parts(rft_cuda_device *cuda, uint64_t capacity, refit_e
     RFT_TRY(rft_cuda_ranges_open(cuda, &cuda->ranges, error));
     RFT_TRY(rft_cuda_pins_open(cuda, &cuda->pins, error));
     RFT_TRY(rft_cuda_streams_open(cuda, &cuda->streams, error));
+    RFT_TRY(rft_cuda_kernels_open(cuda, &cuda->kernels, error));
+    RFT_TRY(rft_cuda_compute_open(cuda, &cuda->compute, error));
     RFT_TRY(rft_cuda_copier_open(cuda, &cuda->copier, error));
     RFT_TRY(rft_cuda_shares_open(cuda, &cuda->shares, error));
     return REFIT_OK;
@@ -71,6 +77,7 @@ static void cuda_caps(void *self, rft_device_caps *caps)
     *caps = (rft_device_caps){.stable_arena = cuda->ranges != NULL,
                               .chunk_bytes = rft_cuda_ranges_chunk(cuda->ranges),
                               .needs_pinned = true,
+                              .digests = cuda->kernels != NULL,
                               .shares = rft_cuda_can_share(cuda),
                               .batch_most = RFT_CUDA_BATCH_MOST,
                               .numa_node = cuda->facts.numa_node,
@@ -193,6 +200,20 @@ static refit_status cuda_zero(void *self, refit_stream_ref stream, void *memory,
     RFT_CUDA_VISIT(cuda, error, zero(cuda, stream, memory, bytes, error));
 }
 
+static refit_status cuda_digest(void *self, refit_stream_ref stream, const void *memory,
+                                uint64_t bytes, uint64_t offset, uint64_t *sum, refit_error *error)
+{
+    rft_cuda_device *cuda = self;
+    RFT_CUDA_VISIT(cuda, error, rft_cuda_digest(cuda, stream, memory, bytes, offset, sum, error));
+}
+
+static refit_status cuda_cast_bf16(void *self, refit_stream_ref stream, uint16_t *to,
+                                   const float *from, uint64_t count, refit_error *error)
+{
+    rft_cuda_device *cuda = self;
+    RFT_CUDA_VISIT(cuda, error, rft_cuda_cast_bf16(cuda, stream, to, from, count, error));
+}
+
 static refit_status cuda_share_export(void *self, const void *memory, uint64_t bytes,
                                       rft_share *out, refit_error *error)
 {
@@ -265,6 +286,8 @@ static const rft_device_ops cuda_ops = {
     .stream_call = cuda_stream_call,
     .copy_batch = cuda_copy_batch,
     .zero = cuda_zero,
+    .digest = cuda_digest,
+    .cast_bf16 = cuda_cast_bf16,
     .share_export = cuda_share_export,
     .share_map = cuda_share_map,
     .share_unmap = cuda_share_unmap,

@@ -11,6 +11,7 @@
 #include "base/alloc.h"
 #include "base/clock.h"
 #include "device/device_spec.h"
+#include "device/host_compute.h"
 #include "device/host_pin.h"
 #include "device/host_streams.h"
 
@@ -45,6 +46,7 @@ static void host_caps(void *self, rft_device_caps *caps)
     const host_device *host = self;
     *caps = (rft_device_caps){.host_addressable = true,
                               .stable_arena = true,
+                              .digests = true,
                               .batch_most = RFT_HOST_BATCH_MOST,
                               .numa_node = -1,
                               .chunk_bytes = host->memory.granule};
@@ -145,6 +147,28 @@ static refit_status host_zero(void *self, refit_stream_ref stream, void *memory,
     return host_copy_batch(self, stream, &zeroed, 1, RFT_COPY_STREAM, error);
 }
 
+static refit_status host_digest(void *self, refit_stream_ref stream, const void *memory,
+                                uint64_t bytes, uint64_t offset, uint64_t *sum, refit_error *error)
+{
+    host_device *host = self;
+    if (stream.native == NULL) {
+        return rft_host_digest_now(&host->memory, memory, bytes, offset, sum, error);
+    }
+    RFT_TRY(rft_host_streams_check(&host->streams, stream, error));
+    return rft_host_stream_digest(stream.native, memory, bytes, offset, sum, error);
+}
+
+static refit_status host_cast_bf16(void *self, refit_stream_ref stream, uint16_t *to,
+                                   const float *from, uint64_t count, refit_error *error)
+{
+    host_device *host = self;
+    if (stream.native == NULL) {
+        return rft_host_cast_now(&host->memory, to, from, count, error);
+    }
+    RFT_TRY(rft_host_streams_check(&host->streams, stream, error));
+    return rft_host_stream_cast(stream.native, to, from, count, error);
+}
+
 static refit_status host_event_open(void *self, rft_event **out, refit_error *error)
 {
     (void)self;
@@ -219,6 +243,8 @@ static const rft_device_ops host_ops = {
     .stream_call = host_stream_call,
     .copy_batch = host_copy_batch,
     .zero = host_zero,
+    .digest = host_digest,
+    .cast_bf16 = host_cast_bf16,
     .event_open = host_event_open,
     .event_close = host_event_close,
     .event_record = host_event_record,

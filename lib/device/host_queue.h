@@ -10,7 +10,9 @@
 #define RFT_HOST_BATCH_MOST 1024u
 
 typedef enum rft_host_verb {
-    RFT_HOST_COPY, /* `count` copies follow; one without a source is zeroed */
+    RFT_HOST_COPY,   /* `count` copies follow; one without a source is zeroed */
+    RFT_HOST_DIGEST, /* one copy follows: the sum, the memory, its bytes */
+    RFT_HOST_CAST,   /* one copy follows: the results, the numbers, the numbers' bytes */
     RFT_HOST_CALL,
     RFT_HOST_RECORD,
     RFT_HOST_JOIN,
@@ -24,6 +26,9 @@ typedef struct rft_host_command {
             refit_stream_fn function;
             void *user;
         } call;
+        struct {
+            uint64_t offset;
+        } digest;
         struct {
             rft_host_event *event; /* held */
             uint64_t place;
@@ -58,7 +63,7 @@ refit_status rft_host_queue_push(rft_host_queue *queue, uint32_t copies, rft_hos
 rft_host_command *rft_host_queue_first(rft_host_queue *queue);
 void rft_host_queue_pop(rft_host_queue *queue);
 
-/* What follows a command of verb RFT_HOST_COPY. */
+/* What follows a command of a verb that says so. */
 rft_copy *rft_host_command_copies(rft_host_command *command);
 
 #endif

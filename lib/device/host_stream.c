@@ -14,6 +14,7 @@
 
 #include "base/alloc.h"
 #include "base/clock.h"
+#include "device/host_compute.h"
 
 struct rft_host_stream {
     rft_host_memory *memory;
@@ -41,13 +42,36 @@ refit_status rft_host_copy_now(rft_host_memory *memory, rft_host_pool *pool, con
     return REFIT_OK;
 }
 
+static void keep_failure(rft_host_stream *stream, refit_status status, const refit_error *error)
+{
+    if (status == REFIT_OK || stream->failure.status != REFIT_OK) return;
+    stream->failure = (rft_host_failure){status, *error};
+}
+
 static void do_copies(rft_host_stream *stream, rft_host_command *command)
 {
     refit_error error;
     refit_status status = rft_host_copy_now(
         stream->memory, stream->pool, rft_host_command_copies(command), command->count, &error);
-    if (status == REFIT_OK || stream->failure.status != REFIT_OK) return;
-    stream->failure = (rft_host_failure){status, error};
+    keep_failure(stream, status, &error);
+}
+
+static void do_digest(rft_host_stream *stream, rft_host_command *command)
+{
+    refit_error error;
+    const rft_copy *work = rft_host_command_copies(command);
+    refit_status status = rft_host_digest_now(stream->memory, work->from, work->bytes,
+                                              command->digest.offset, work->to, &error);
+    keep_failure(stream, status, &error);
+}
+
+static void do_cast(rft_host_stream *stream, rft_host_command *command)
+{
+    refit_error error;
+    const rft_copy *work = rft_host_command_copies(command);
+    refit_status status = rft_host_cast_now(stream->memory, work->to, work->from,
+                                            work->bytes / sizeof(float), &error);
+    keep_failure(stream, status, &error);
 }
 
 static void do_record(rft_host_stream *stream, const rft_host_command *command)
@@ -68,6 +92,8 @@ static void do_command(rft_host_stream *stream, rft_host_command *command)
 {
     switch (command->verb) {
     case RFT_HOST_COPY: do_copies(stream, command); break;
+    case RFT_HOST_DIGEST: do_digest(stream, command); break;
+    case RFT_HOST_CAST: do_cast(stream, command); break;
     case RFT_HOST_CALL: command->call.function(command->call.user); break;
     case RFT_HOST_RECORD: do_record(stream, command); break;
     case RFT_HOST_JOIN: do_join(command); break;
@@ -219,6 +245,36 @@ refit_status rft_host_stream_copy(rft_host_stream *stream, const rft_copy *copie
     for (uint32_t i = 0; i < count; i++) {
         queued[i] = copies[i];
     }
+    end_command(stream);
+    return REFIT_OK;
+}
+
+/* What a command of one copy works on. */
+static refit_status begin_work(rft_host_stream *stream, rft_host_verb verb, const rft_copy *work,
+                               rft_host_command **out, refit_error *error)
+{
+    RFT_TRY(begin_command(stream, verb, 1, out, error));
+    *rft_host_command_copies(*out) = *work;
+    return REFIT_OK;
+}
+
+refit_status rft_host_stream_digest(rft_host_stream *stream, const void *memory, uint64_t bytes,
+                                    uint64_t offset, uint64_t *sum, refit_error *error)
+{
+    rft_host_command *command;
+    rft_copy work = {.to = sum, .from = memory, .bytes = bytes};
+    RFT_TRY(begin_work(stream, RFT_HOST_DIGEST, &work, &command, error));
+    command->digest.offset = offset;
+    end_command(stream);
+    return REFIT_OK;
+}
+
+refit_status rft_host_stream_cast(rft_host_stream *stream, uint16_t *to, const float *from,
+                                  uint64_t count, refit_error *error)
+{
+    rft_host_command *command;
+    rft_copy work = {.to = to, .from = from, .bytes = count * sizeof *from};
+    RFT_TRY(begin_work(stream, RFT_HOST_CAST, &work, &command, error));
     end_command(stream);
     return REFIT_OK;
 }

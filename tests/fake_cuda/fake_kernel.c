@@ -77,8 +77,6 @@ static rft_cu_result cast_run(fake_op *op)
     void *to = fake_reach_mapped(op->numbers[0], count * sizeof(uint16_t), true);
     const void *from = fake_reach_mapped(op->numbers[1], count * sizeof(float), false);
     if (to == NULL || from == NULL) return RFT_CU_ILLEGAL_ADDRESS;
-    if (op->numbers[0] % sizeof(uint16_t) != 0 || op->numbers[1] % sizeof(float) != 0)
-        return RFT_CU_MISALIGNED_ADDRESS;
     fake_touch();
     rft_cast_bf16(to, from, count);
     fake_touched();
@@ -193,6 +191,20 @@ rft_cu_result fake_cu_library_kernel(rft_cu_kernel *kernel, rft_cu_library libra
     rft_cu_result result = fake_begin(&call, FAKE_library_kernel, FAKE_NEEDS_INIT);
     if (result == RFT_CU_SUCCESS && (kernel == NULL || name == NULL)) result = RFT_CU_INVALID_VALUE;
     if (result == RFT_CU_SUCCESS) result = find(kernel, (uint64_t)(uintptr_t)library, name);
+    return fake_end(&call, result);
+}
+
+/* The kernel in the current context; here it is the kernel itself. */
+rft_cu_result fake_cu_kernel_function(rft_cu_kernel *function, rft_cu_kernel kernel)
+{
+    fake_call call;
+    rft_cu_result result = fake_begin(&call, FAKE_kernel_function, FAKE_NEEDS_CONTEXT);
+    if (result == RFT_CU_SUCCESS && function == NULL) result = RFT_CU_INVALID_VALUE;
+    if (result == RFT_CU_SUCCESS) {
+        uint64_t handle = (uint64_t)(uintptr_t)kernel;
+        if (fake_object(&fake.kernels, handle, "kernel") == NULL) result = RFT_CU_INVALID_HANDLE;
+    }
+    if (result == RFT_CU_SUCCESS) *function = kernel;
     return fake_end(&call, result);
 }
 

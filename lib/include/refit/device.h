@@ -133,6 +133,21 @@ REFIT_API REFIT_MUST_CHECK refit_status refit_stream_copy(refit_device *device,
                                                           const void *from, uint64_t bytes,
                                                           refit_error *error);
 
+/*
+ * Queues the conversion of `count` fp32 numbers to bf16, rounded to nearest even, every NaN to
+ * 0x7FFF: for trainers that keep fp32 masters and publish bf16. All devices give the same bits.
+ * `to` and `from` are memory of the device (on the host device any memory), do not overlap, may lie
+ * at any alignment and must stay until it is done. With REFIT_STREAM_NONE it blocks until done; 0
+ * numbers are no work. Any thread. REFIT_ERR_INVALID, REFIT_ERR_UNSUPPORTED (this GPU or driver
+ * could not load refit's kernels; refit_device_info.kernels tells before), REFIT_ERR_COPY (memory
+ * of an arena that is not there now), REFIT_ERR_DEVICE, REFIT_ERR_HOST_MEMORY, REFIT_ERR_LIMIT (too
+ * much is queued). Since 0.1.
+ */
+REFIT_API REFIT_MUST_CHECK refit_status refit_stream_cast_bf16(refit_device *device,
+                                                               refit_stream_ref stream,
+                                                               uint16_t *to, const float *from,
+                                                               uint64_t count, refit_error *error);
+
 #ifdef __cplusplus
 }
 #endif

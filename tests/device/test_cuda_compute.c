@@ -1,0 +1,173 @@
+/* Digests on a GPU when the driver fails or is late: told, nothing is written afterwards, and the
+ * next one works. */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+#include "device/device.h"
+#include "fake_cuda.h"
+#include "kernels/digest.h"
+
+#define BYTES     4096u
+#define UNTOUCHED UINT64_C(0x1234567)
+#define UNDER_WAY 256u /* digests at once, at most */
+
+#define assert_ok(call) assert_int_equal((call), REFIT_OK)
+
+static refit_error error;
+static refit_device *device;
+static refit_stream_ref stream;
+static rft_cu_ptr given; /* memory of the caller's own */
+static void *memory;     /* the same */
+static unsigned char zeros[BYTES];
+
+static int set_up(void **state)
+{
+    (void)state;
+    refit_config config;
+    fake_cuda_reset();
+    refit_config_init(&config, sizeof config);
+    config.offload_timeout_ms = 50;
+    assert_ok(refit_device_open("cuda:0", &config, &device, &error));
+    assert_ok(refit_stream_open(device, &stream, &error));
+    given = fake_cuda_memory(0, BYTES);
+    memory = (void *)(uintptr_t)given;
+    assert_ok(rft_device_zero(device, stream, memory, BYTES, &error));
+    fake_cuda_settle();
+    return 0;
+}
+
+static int tear_down(void **state)
+{
+    (void)state;
+    fake_cuda_forget_faults();
+    fake_cuda_go();
+    fake_cuda_settle();
+    fake_cuda_memory_free(given);
+    assert_ok(refit_stream_close(device, stream, &error));
+    assert_ok(refit_device_close(device, &error));
+    assert_int_equal(fake_cuda_leaks(), 0);
+    assert_string_equal(fake_cuda_violation(), "");
+    return 0;
+}
+
+static refit_status digest_on(refit_stream_ref where, uint64_t *sum)
+{
+    return rft_device_digest(device, where, memory, BYTES, 0, sum, &error);
+}
+
+static void check_digest(void)
+{
+    uint64_t sum = UNTOUCHED;
+    assert_ok(digest_on(stream, &sum));
+    fake_cuda_settle();
+    assert_int_equal(sum, rft_digest_part(zeros, BYTES, 0));
+}
+
+static void a_call_that_fails_is_told_and_the_next_digest_works(void **state)
+{
+    (void)state;
+    static const char *const calls[] = {"cuMemsetD8Async", "cuLaunchKernel", "cuMemcpyAsync",
+                                        "cuLaunchHostFunc"};
+    check_digest();
+    for (unsigned i = 0; i < 4; i++) {
+        uint64_t sum = UNTOUCHED;
+        fake_cuda_fail(calls[i], 1, 2, RFT_CU_UNKNOWN);
+        assert_int_equal(digest_on(stream, &sum), REFIT_ERR_DEVICE);
+        assert_int_equal(error.subsystem, RFT_CU_UNKNOWN);
+        assert_int_equal(digest_on(REFIT_STREAM_NONE, &sum), REFIT_ERR_DEVICE);
+        fake_cuda_settle();
+        assert_int_equal(sum, UNTOUCHED);
+        check_digest();
+    }
+}
+
+/* More often than there are places for sums. */
+static void failures_use_nothing_up(void **state)
+{
+    (void)state;
+    uint64_t sum = UNTOUCHED;
+    fake_cuda_fail("cuLaunchKernel", 1, UNDER_WAY + 1, RFT_CU_UNKNOWN);
+    for (unsigned i = 0; i <= UNDER_WAY; i++) {
+        assert_int_equal(digest_on(stream, &sum), REFIT_ERR_DEVICE);
+        fake_cuda_settle();
+    }
+    check_digest();
+}
+
+static void memory_for_sums_may_be_had_later(void **state)
+{
+    (void)state;
+    uint64_t sum = UNTOUCHED;
+    fake_cuda_fail("cuMemHostAlloc", 1, 1, RFT_CU_OUT_OF_MEMORY);
+    assert_int_not_equal(digest_on(stream, &sum), REFIT_OK);
+    fake_cuda_fail("cuMemAlloc", 1, 1, RFT_CU_OUT_OF_MEMORY);
+    assert_int_equal(digest_on(stream, &sum), REFIT_ERR_DEVICE_MEMORY);
+    assert_int_equal(fake_cuda_alive().host_memories, 0);
+    check_digest();
+}
+
+static void too_many_at_once_are_refused_and_none_is_lost(void **state)
+{
+    (void)state;
+    static uint64_t sums[UNDER_WAY];
+    uint64_t extra = UNTOUCHED;
+    fake_cuda_stop();
+    for (unsigned i = 0; i < UNDER_WAY; i++) {
+        sums[i] = UNTOUCHED;
+        assert_ok(digest_on(stream, &sums[i]));
+    }
+    assert_int_equal(digest_on(stream, &extra), REFIT_ERR_LIMIT);
+    assert_int_equal(sums[0], UNTOUCHED);
+    fake_cuda_go();
+    fake_cuda_settle();
+    for (unsigned i = 0; i < UNDER_WAY; i++) {
+        assert_int_equal(sums[i], rft_digest_part(zeros, BYTES, 0));
+    }
+    assert_int_equal(extra, UNTOUCHED);
+    check_digest();
+}
+
+static void a_digest_that_comes_too_late_writes_nothing(void **state)
+{
+    (void)state;
+    uint64_t sum = UNTOUCHED;
+    fake_cuda_stop();
+    assert_int_equal(digest_on(REFIT_STREAM_NONE, &sum), REFIT_ERR_TIMEOUT);
+    fake_cuda_go();
+    fake_cuda_settle();
+    assert_int_equal(sum, UNTOUCHED);
+    check_digest();
+}
+
+/* Nothing answers any more, and all of our side can still be freed. */
+static void a_gpu_lost_under_a_digest_can_be_closed(void **state)
+{
+    (void)state;
+    uint64_t sum = UNTOUCHED;
+    fake_cuda_stop();
+    fake_cuda_fail_later("cuLaunchKernel", 1, RFT_CU_ILLEGAL_ADDRESS);
+    assert_ok(digest_on(stream, &sum));
+    fake_cuda_go();
+    assert_int_equal(refit_stream_wait(device, stream, 20000, &error), REFIT_ERR_DEVICE);
+    assert_int_equal(sum, UNTOUCHED);
+    assert_int_equal(digest_on(stream, &sum), REFIT_ERR_DEVICE);
+}
+
+int main(void)
+{
+#define T(name) cmocka_unit_test_setup_teardown(name, set_up, tear_down)
+    const struct CMUnitTest tests[] = {
+        T(a_call_that_fails_is_told_and_the_next_digest_works),
+        T(failures_use_nothing_up),
+        T(memory_for_sums_may_be_had_later),
+        T(too_many_at_once_are_refused_and_none_is_lost),
+        T(a_digest_that_comes_too_late_writes_nothing),
+        T(a_gpu_lost_under_a_digest_can_be_closed),
+    };
+    return cmocka_run_group_tests_name("cuda_compute", tests, NULL, NULL);
+}

@@ -1,0 +1,246 @@
+/* Every device: digests and casts are bit for bit those of kernels/, in stream order. */
+#include "tests/device/every_device.h"
+
+#include <stdint.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "kernels/cast.h"
+#include "kernels/digest.h"
+
+#define ROOM (UINT64_C(3) << 20)
+
+/* Device memory that holds the pattern of `seed`, and its bytes on the host. */
+typedef struct filled {
+    unsigned char *device;
+    unsigned char *host;
+} filled;
+
+static filled make_filled(fixture *on, unsigned seed)
+{
+    void *memory;
+    filled made = {.host = malloc(ROOM)};
+    assert_non_null(made.host);
+    assert_ok(refit_memory_alloc(on->device, ROOM, &memory, &on->error));
+    made.device = memory;
+    pattern_fill(made.host, ROOM, seed);
+    device_fill(on, memory, ROOM, seed);
+    return made;
+}
+
+static void free_filled(fixture *on, filled made)
+{
+    assert_ok(refit_memory_free(on->device, made.device, &on->error));
+    free(made.host);
+}
+
+static void wait_stream(fixture *on)
+{
+    assert_ok(refit_stream_wait(on->device, on->stream, PATIENCE_MS, &on->error));
+}
+
+static void digests_are_those_of_the_host(void **state)
+{
+    fixture *on = *state;
+    static const uint64_t sizes[] = {0, 1, 7, 8, 9, 4096, 70001, ROOM - 64};
+    const refit_stream_ref streams[] = {on->stream, REFIT_STREAM_NONE};
+    filled made = make_filled(on, 3);
+    for (unsigned i = 0; i < 16; i++) {
+        uint64_t sum = 0, bytes = sizes[i % 8], offset = i * 8;
+        refit_stream_ref stream = streams[i / 8];
+        uint64_t expected = rft_digest_part(made.host + i, bytes, offset);
+        assert_ok(rft_device_digest(on->device, stream, made.device + i, bytes, offset, &sum,
+                                    &on->error));
+        if (stream.native != NULL) wait_stream(on);
+        assert_int_equal(sum, expected);
+    }
+    free_filled(on, made);
+}
+
+static void a_digest_is_of_the_bytes_at_its_place_in_the_stream(void **state)
+{
+    fixture *on = *state;
+    enum { BYTES = 100000 };
+    filled made = make_filled(on, 4);
+    char *later = steady_alloc(on, BYTES);
+    uint64_t before = 1, zeroed = 2, after = 3;
+    stream_gate gate;
+    pattern_fill(later, BYTES, 5);
+    gate_put(&gate, on, on->stream);
+    assert_ok(
+        rft_device_digest(on->device, on->stream, made.device, BYTES, 0, &before, &on->error));
+    assert_ok(rft_device_zero(on->device, on->stream, made.device, BYTES, &on->error));
+    assert_ok(
+        rft_device_digest(on->device, on->stream, made.device, BYTES, 0, &zeroed, &on->error));
+    assert_ok(refit_stream_copy(on->device, on->stream, made.device, later, BYTES, &on->error));
+    assert_ok(rft_device_digest(on->device, on->stream, made.device, BYTES, 0, &after, &on->error));
+    assert_int_equal(before, 1);
+    gate_open(&gate);
+    wait_stream(on);
+    assert_int_equal(before, rft_digest_part(made.host, BYTES, 0));
+    memset(made.host, 0, BYTES);
+    assert_int_equal(zeroed, rft_digest_part(made.host, BYTES, 0));
+    assert_int_equal(after, rft_digest_part(later, BYTES, 0));
+    gate_close(&gate);
+    steady_free(on, later, BYTES);
+    free_filled(on, made);
+}
+
+static void many_digests_are_under_way_at_once(void **state)
+{
+    fixture *on = *state;
+    enum { COUNT = 100 };
+    static uint64_t sums[COUNT];
+    filled made = make_filled(on, 6);
+    stream_gate gate;
+    gate_put(&gate, on, on->stream);
+    for (uint64_t i = 0; i < COUNT; i++) {
+        sums[i] = 0;
+        assert_ok(rft_device_digest(on->device, on->stream, made.device + 64 * i, 64, 64 * i,
+                                    &sums[i], &on->error));
+    }
+    gate_open(&gate);
+    wait_stream(on);
+    uint64_t whole = 0;
+    for (uint64_t i = 0; i < COUNT; i++) {
+        assert_int_equal(sums[i], rft_digest_part(made.host + 64 * i, 64, 64 * i));
+        whole += sums[i];
+    }
+    assert_int_equal(whole, rft_digest_part(made.host, 64 * (uint64_t)COUNT, 0));
+    gate_close(&gate);
+    free_filled(on, made);
+}
+
+/* The results of a cast, and what lies around them, as the host makes them. */
+static void check_cast(fixture *on, refit_stream_ref stream, const filled *from, const filled *to,
+                       uint64_t aside, uint64_t count)
+{
+    unsigned char *got = malloc(ROOM);
+    assert_non_null(got);
+    assert_ok(refit_stream_cast_bf16(on->device, stream, (void *)(to->device + 64 + aside),
+                                     (const void *)(from->device + 2 * aside), count, &on->error));
+    if (stream.native != NULL) wait_stream(on);
+    rft_cast_bf16((void *)(to->host + 64 + aside), (const void *)(from->host + 2 * aside), count);
+    assert_ok(refit_stream_copy(on->device, REFIT_STREAM_NONE, got, to->device, ROOM, &on->error));
+    assert_memory_equal(got, to->host, ROOM);
+    free(got);
+}
+
+static void casts_are_those_of_the_host(void **state)
+{
+    fixture *on = *state;
+    static const uint64_t counts[] = {1, 7, 8, 1000, ROOM / 4 - 8};
+    filled from = make_filled(on, 7), to = make_filled(on, 8);
+    for (unsigned i = 0; i < 5; i++) {
+        check_cast(on, on->stream, &from, &to, 2 * i, counts[i]);
+        check_cast(on, REFIT_STREAM_NONE, &from, &to, 2 * i + 1, counts[i]);
+    }
+    free_filled(on, to);
+    free_filled(on, from);
+}
+
+static void a_cast_is_made_in_stream_order(void **state)
+{
+    fixture *on = *state;
+    enum { COUNT = 1000 };
+    filled from = make_filled(on, 9);
+    void *to;
+    uint16_t *expected = malloc(2 * COUNT), *back = steady_alloc(on, 2 * COUNT);
+    stream_gate gate;
+    assert_non_null(expected);
+    assert_ok(refit_memory_alloc(on->device, 2 * COUNT, &to, &on->error));
+    memset(back, 0, 2 * COUNT);
+    gate_put(&gate, on, on->stream);
+    assert_ok(refit_stream_cast_bf16(on->device, on->stream, to, (const void *)from.device, COUNT,
+                                     &on->error));
+    assert_ok(refit_stream_copy(on->device, on->stream, back, to, 2 * COUNT, &on->error));
+    assert_ok(rft_device_zero(on->device, on->stream, from.device, 4 * COUNT, &on->error));
+    gate_open(&gate);
+    wait_stream(on);
+    rft_cast_bf16(expected, (const void *)from.host, COUNT);
+    assert_memory_equal(back, expected, 2 * COUNT);
+    gate_close(&gate);
+    assert_ok(refit_memory_free(on->device, to, &on->error));
+    steady_free(on, back, 2 * COUNT);
+    free(expected);
+    free_filled(on, from);
+}
+
+static void arguments_that_make_no_sense_are_refused(void **state)
+{
+    fixture *on = *state;
+    uint64_t sum = 0, words[2] = {0, 0};
+    refit_device *device = on->device;
+    assert_int_equal(rft_device_digest(device, on->stream, NULL, 8, 0, &sum, &on->error),
+                     REFIT_ERR_INVALID);
+    assert_int_equal(rft_device_digest(device, on->stream, words, 8, 0, NULL, &on->error),
+                     REFIT_ERR_INVALID);
+    assert_int_equal(rft_device_digest(device, on->stream, words, 8, 4, &sum, &on->error),
+                     REFIT_ERR_INVALID);
+    assert_int_equal(refit_stream_cast_bf16(NULL, on->stream, NULL, NULL, 1, &on->error),
+                     REFIT_ERR_INVALID);
+    assert_int_equal(refit_stream_cast_bf16(device, on->stream, NULL, NULL, 1, &on->error),
+                     REFIT_ERR_INVALID);
+    assert_int_equal(refit_stream_cast_bf16(device, on->stream, (void *)words, (void *)words,
+                                            UINT64_MAX / 2, &on->error),
+                     REFIT_ERR_INVALID);
+    assert_ok(refit_stream_cast_bf16(device, on->stream, NULL, NULL, 0, &on->error));
+    wait_stream(on);
+    assert_int_equal(sum, 0);
+}
+
+/* A kernel that met it would end the device. */
+static void memory_that_the_device_cannot_reach_is_refused(void **state)
+{
+    fixture *on = *state;
+    if (rft_device_get_caps(on->device).host_addressable) skip();
+    uint64_t sum = 0;
+    filled made = make_filled(on, 10);
+    assert_int_equal(
+        rft_device_digest(on->device, on->stream, made.host, 4096, 0, &sum, &on->error),
+        REFIT_ERR_INVALID);
+    assert_int_equal(refit_stream_cast_bf16(on->device, on->stream, (void *)made.host,
+                                            (const void *)made.device, 16, &on->error),
+                     REFIT_ERR_INVALID);
+    assert_int_equal(refit_stream_cast_bf16(on->device, on->stream, (void *)made.device,
+                                            (const void *)made.host, 16, &on->error),
+                     REFIT_ERR_INVALID);
+    wait_stream(on);
+    assert_int_equal(device_right(on, made.device, ROOM, 10), ROOM);
+    free_filled(on, made);
+}
+
+static void memory_of_an_arena_that_is_gone_is_a_failure_of_the_stream(void **state)
+{
+    fixture *on = *state;
+    if (!on->strict) skip();
+    void *base;
+    uint64_t granule, sum = 5;
+    assert_ok(rft_device_reserve(on->device, UINT64_C(1) << 20, &base, &granule, &on->error));
+    assert_ok(rft_device_digest(on->device, on->stream, base, 64, 0, &sum, &on->error));
+    assert_int_equal(refit_stream_wait(on->device, on->stream, PATIENCE_MS, &on->error),
+                     REFIT_ERR_COPY);
+    assert_int_equal(sum, 5);
+    assert_ok(refit_stream_cast_bf16(on->device, on->stream, base, base, 4, &on->error));
+    assert_int_equal(refit_stream_wait(on->device, on->stream, PATIENCE_MS, &on->error),
+                     REFIT_ERR_COPY);
+    assert_int_equal(
+        rft_device_digest(on->device, REFIT_STREAM_NONE, base, 64, 0, &sum, &on->error),
+        REFIT_ERR_COPY);
+    rft_device_unreserve(on->device, base, UINT64_C(1) << 20);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(digests_are_those_of_the_host),
+        cmocka_unit_test(a_digest_is_of_the_bytes_at_its_place_in_the_stream),
+        cmocka_unit_test(many_digests_are_under_way_at_once),
+        cmocka_unit_test(casts_are_those_of_the_host),
+        cmocka_unit_test(a_cast_is_made_in_stream_order),
+        cmocka_unit_test(arguments_that_make_no_sense_are_refused),
+        cmocka_unit_test(memory_that_the_device_cannot_reach_is_refused),
+        cmocka_unit_test(memory_of_an_arena_that_is_gone_is_a_failure_of_the_stream),
+    };
+    return run_on_every_device("device_compute", tests, sizeof tests / sizeof tests[0]);
+}
