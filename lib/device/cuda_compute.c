@@ -181,7 +181,8 @@ static refit_status check(rft_cuda_device *cuda, const void *memory, uint64_t by
                           refit_error *error)
 {
     RFT_TRY(rft_cuda_kernels_check(cuda, error));
-    return rft_cuda_memory_check(cuda, memory, bytes, error);
+    const void *whole;
+    return rft_cuda_memory_check(cuda, memory, bytes, &whole, error);
 }
 
 refit_status rft_cuda_digest(rft_cuda_device *cuda, refit_stream_ref stream, const void *memory,
