@@ -179,11 +179,13 @@ const abi_call abi_calls[] = {
                                                                                             SAME(
                                                                                                 library_kernel,
                                                                                                 PFN_cuLibraryGetKernel_v12000)
-    /* A CUkernel may be launched as if it were a CUfunction. */
-    LIKE(launch, PFN_cuLaunchKernel_v4000,
-         (CUkernel, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, CUstream,
-          void **, void **),
-         (CUfunction, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned,
-          CUstream, void **, void **))};
+    /* A CUkernel may be launched as if it were a CUfunction, so both have one type here. */
+    LIKE(kernel_function, PFN_cuKernelGetFunction_v12000, (CUkernel *, CUkernel),
+         (CUfunction *, CUkernel))
+        LIKE(launch, PFN_cuLaunchKernel_v4000,
+             (CUkernel, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned,
+              CUstream, void **, void **),
+             (CUfunction, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned,
+              CUstream, void **, void **))};
 
 const size_t abi_call_count = sizeof abi_calls / sizeof abi_calls[0];
