@@ -100,8 +100,9 @@ typedef struct bench_list {
     bench_tensor *all;
     uint32_t count;
     uint32_t room;
-    uint64_t bytes; /* of all together */
-    bool apart;     /* other memory lies between them on the device */
+    uint64_t bytes;   /* of all together */
+    const char *name; /* what it was asked for by */
+    bool apart;       /* other memory lies between them on the device */
 } bench_list;
 
 /* The optimizer states of a model: "qwen3-0.6b" (620 tensors), "qwen2.5-1.5b", "qwen2.5-3b", or

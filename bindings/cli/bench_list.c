@@ -161,7 +161,7 @@ static refit_status fill_file(bench_list *list, const char *path, refit_error *e
 refit_status bench_list_open(const char *which, uint64_t bytes, bench_list *out, refit_error *error)
 {
     refit_status status = REFIT_ERR_NOT_FOUND;
-    *out = (bench_list){0};
+    *out = (bench_list){.name = which};
     for (size_t i = 0; i < COUNT(models); i++)
         if (strcmp(which, models[i].name) == 0)
             status = fill_model(out, &models[i], bytes) ? REFIT_OK : REFIT_ERR_HOST_MEMORY;

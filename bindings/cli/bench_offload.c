@@ -107,14 +107,16 @@ static json_t *describe(const bench_arm *ours, const bench_rivals *rivals, const
 }
 
 /* What only a GPU has: each way apart, and the step that keeps it busy. */
-static void describe_gpu(json_t *object, const bench_rivals *rivals, const result *it)
+static void describe_gpu(json_t *object, const bench_arm *ours, const bench_rivals *rivals,
+                         const result *it)
 {
     const bench_times *limit = &rivals->all[0].times;
-    json_t *figures = json_pack("{s:f, s:f, s:f, s:f, s:f}", "ratio_to_limit_out",
-                                bench_ratio(&limit->out, &it->times.out), "ratio_to_limit_back",
-                                bench_ratio(&limit->back, &it->times.back), "exposed_busy_ratio",
-                                bench_ratio(&it->busy, &it->times.back), "cold_out_seconds",
-                                it->times.cold_out, "cold_back_seconds", it->times.cold_back);
+    json_t *figures =
+        json_pack("{s:s, s:f, s:f, s:f, s:f, s:f}", "list", ours->list->name, "ratio_to_limit_out",
+                  bench_ratio(&limit->out, &it->times.out), "ratio_to_limit_back",
+                  bench_ratio(&limit->back, &it->times.back), "exposed_busy_ratio",
+                  bench_ratio(&it->busy, &it->times.back), "cold_out_seconds", it->times.cold_out,
+                  "cold_back_seconds", it->times.cold_back);
     json_object_update(object, figures);
     json_decref(figures);
 }
@@ -125,21 +127,22 @@ static json_t *describe_rival(const bench_arm *ours, const bench_rival *rival,
     const bench_times *times = &rival->times;
     uint64_t bytes = ours->list->bytes;
     return json_pack(
-        "{s:s, s:b, s:s, s:f, s:f, s:f, s:f, s:f, s:f, s:f, s:f, s:f, s:f}", "bench",
-        "offload rival", "reclaim", ours->arena != NULL, "way", rival->name, "offload_gbps",
-        bench_gbps(bytes, &times->out), "restore_gbps", bench_gbps(bytes, &times->back),
-        "out_seconds_median", bench_median(&times->out), "out_seconds_p95", bench_p95(&times->out),
-        "back_seconds_median", bench_median(&times->back), "back_seconds_p95",
-        bench_p95(&times->back), "cold_out_seconds", times->cold_out, "cold_back_seconds",
-        times->cold_back, "refit_speedup_out", bench_ratio(&times->out, &it->out),
-        "refit_speedup_back", bench_ratio(&times->back, &it->back));
+        "{s:s, s:s, s:b, s:s, s:f, s:f, s:f, s:f, s:f, s:f, s:f, s:f, s:f, s:f}", "bench",
+        "offload rival", "list", ours->list->name, "reclaim", ours->arena != NULL, "way",
+        rival->name, "offload_gbps", bench_gbps(bytes, &times->out), "restore_gbps",
+        bench_gbps(bytes, &times->back), "out_seconds_median", bench_median(&times->out),
+        "out_seconds_p95", bench_p95(&times->out), "back_seconds_median",
+        bench_median(&times->back), "back_seconds_p95", bench_p95(&times->back), "cold_out_seconds",
+        times->cold_out, "cold_back_seconds", times->cold_back, "refit_speedup_out",
+        bench_ratio(&times->out, &it->out), "refit_speedup_back",
+        bench_ratio(&times->back, &it->back));
 }
 
 static void report(const bench_options *options, const bench_arm *ours, const bench_rivals *rivals,
                    const result *it)
 {
     json_t *object = describe(ours, rivals, it);
-    if (rivals->cuda != NULL) describe_gpu(object, rivals, it);
+    if (rivals->cuda != NULL) describe_gpu(object, ours, rivals, it);
     bench_device(object, options, ours->device);
     bench_machine(object);
     bench_print(options, object);

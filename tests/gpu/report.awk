@@ -27,26 +27,26 @@ function is_number(text) { return text ~ /^-?[0-9.]+([eE][-+]?[0-9]+)?$/ }
 # Four digits that count; whole numbers as they are.
 function shown(text) { return is_number(text) && text ~ /[.eE]/ ? sprintf("%.4g", text) : text }
 
-# What tells the rows of one benchmark apart.
+# What tells the rows of one benchmark apart, but for the way.
 function heading(    text) {
-    text = value["list"] != "" ? value["list"] : ""
-    if (value["way"] != "") text = text (text == "" ? "" : ", ") value["way"]
+    text = value["list"]
     if (value["transport"] != "") text = value["transport"] ", " value["workers"]
     if (value["reclaim"] == "true") text = text (text == "" ? "" : ", ") "memory given back"
     if (value["reclaim"] == "false") text = text (text == "" ? "" : ", ") "memory kept"
-    return text == "" ? "figures" : text
+    return text
 }
 
 # goal WORDS FIGURE SIGN BOUND: against the row at hand.
 function goal(words, figure, sign, bound,    met) {
     if (!(figure in value) || !is_number(value[figure])) return
     met = sign == ">=" ? value[figure] + 0 >= bound : value[figure] + 0 <= bound
-    goals[++goal_count] = sprintf("| %s (%s) | %s %s | %s | %s |", words, heading(), \
+    if (heading() != "") words = words " (" heading() ")"
+    goals[++goal_count] = sprintf("| %s | %s %s | %s | %s |", words, \
         sign == ">=" ? "at least" : "at most", bound, shown(value[figure]), met ? "yes" : "**no**")
 }
 
 function hold_against_goals(    small) {
-    small = value["tensors"] + 0 >= 10000
+    small = value["list"] == "small"
     if (value["bench"] == "offload" && value["reclaim"] == "false") {
         goal("way out over one large copy", "ratio_to_limit_out", ">=", small ? 0.8 : 0.95)
         goal("way back over one large copy", "ratio_to_limit_back", ">=", small ? 0.8 : 0.95)
@@ -63,12 +63,14 @@ function hold_against_goals(    small) {
     goal("hand-over, over a copy on the device", "ratio_to_device_copy", ">=", 0.8)
 }
 
-# One more column of a benchmark's table.
+# One more column of a benchmark's table; the ways of one list have a table of their own.
 function keep_column(    name, i, bench) {
     bench = value["bench"]
+    if (value["way"] != "" && heading() != "") bench = bench ": " heading()
     if (!(bench in columns)) benches[++bench_count] = bench
-    name = bench SUBSEP ++columns[bench]
-    title[name] = heading()
+    columns[bench]++
+    name = bench SUBSEP columns[bench]
+    title[name] = value["way"] != "" ? value["way"] : heading()
     for (i = 1; i <= n; i++) {
         if (key[i] ~ /^(bench|way|list|reclaim|transport|workers|processor|cores|memory_gib|device|device_name)$/)
             continue

@@ -26,6 +26,12 @@ here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 root=$(cd "$here/../.." && pwd)
 started=$SECONDS
 budget=${REFIT_GPU_SECONDS:-530}
+build=${REFIT_BUILD:-}
+deps=${REFIT_DEPS:-$here/deps}
+commit=${REFIT_COMMIT:-}
+seed=${REFIT_TEST_SEED:-$RANDOM$RANDOM} # other random data in every run; the log says which
+[ -z "${REFIT_DEPS:-}" ] || [ -f "$deps/env.sh" ] || missing_deps=$deps
+unset REFIT_GPU_SECONDS REFIT_BUILD REFIT_DEPS REFIT_COMMIT REFIT_TEST_SEED # no options of refit's
 out='' fake='' built=no
 failures=0
 
@@ -49,23 +55,21 @@ done
 [ -n "$out" ] || die "usage: tests/gpu/run.sh OUT_DIR"
 out=$(realpath -m "$out")
 [ -z "$fake" ] || [[ $out/ != "$here"/results/* ]] || die "a rehearsal is no result: choose another OUT_DIR"
-build=${REFIT_BUILD:-$(mktemp -d /tmp/refit-gpu-build.XXXXXX)}
+build=${build:-$(mktemp -d /tmp/refit-gpu-build.XXXXXX)}
 rm -rf "$out/rows"
 mkdir -p "$out/rows" || die "$out cannot be made"
 rm -f "$out"/results.json "$out"/results.md "$out"/run.log
 : >"$out/rows/steps" && : >"$out/rows/tests" && : >"$out/rows/benches" && : >"$out/run.log"
 
-deps=${REFIT_DEPS:-$here/deps}
+[ -z "${missing_deps:-}" ] || die "$missing_deps was not made by pack-deps.sh: it has no env.sh"
 if [ -f "$deps/env.sh" ]; then
     # shellcheck source=/dev/null
     . "$deps/env.sh"
-elif [ -n "${REFIT_DEPS:-}" ]; then
-    die "$deps was not made by pack-deps.sh: it has no env.sh"
 fi
 if [ -n "$fake" ]; then
     [ -e "$fake/libcuda.so.1" ] || die "there is no libcuda.so.1 in $fake"
     export LD_LIBRARY_PATH=$fake${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}
-    export FAKE_CUDA_MEMORY=1073741824
+    export FAKE_CUDA_MEMORY=1073741824 FAKE_CUDA_GRANULE=65536
 fi
 
 left() {
@@ -120,7 +124,7 @@ suite() {
         note "$1" skip 0 "was not built"
         return
     fi
-    step "$1" "$2" "$build/bin/test_$1"
+    step "$1" "$2" "${as_test[@]}" "$build/bin/test_$1"
     [ "$status" -lt 0 ] ||
         awk -v suite="$1" -v status="$status" -f "$here/tests.awk" "$out/rows/last" >>"$out/rows/tests"
 }
@@ -133,15 +137,16 @@ bench() {
 
 # What the machine is, as the members of a JSON object.
 facts() {
-    local gpu driver commit
+    local gpu driver
     gpu=$(nvidia-smi --query-gpu=name,memory.total,pcie.link.gen.max,pcie.link.width.max \
         --format=csv,noheader -i 0 2>/dev/null)
     driver=$(nvidia-smi --query-gpu=driver_version --format=csv,noheader -i 0 2>/dev/null)
-    commit=$(git -C "$root" rev-parse HEAD 2>/dev/null)
-    [ -z "$commit" ] || [ -z "$(git -C "$root" status --porcelain 2>/dev/null)" ] || commit+=" and changes"
+    if [ -z "$commit" ] && commit=$(git -C "$root" rev-parse HEAD 2>/dev/null); then
+        [ -z "$(git -C "$root" status --porcelain 2>/dev/null)" ] || commit+=" and changes"
+    fi
     [ -z "$fake" ] || gpu="fake driver, no figure means anything" driver=none
     printf '"date":%s,"commit":%s,' "$(text "$(date -u +%Y-%m-%dT%H:%MZ)")" \
-        "$(text "${REFIT_COMMIT:-${commit:-unknown}}")"
+        "$(text "${commit:-unknown}")"
     printf '"gpu":%s,"driver":%s,' "$(text "${gpu:-unknown}")" "$(text "${driver:-unknown}")"
     printf '"cuda":%s,' "$(text "$(nvcc --version 2>/dev/null | sed -n 's/.*release \([^,]*\),.*/\1/p')")"
     printf '"cpu":%s,' "$(text "$(sed -n 's/^model name[^:]*: //p' /proc/cpuinfo | head -1)")"
@@ -161,9 +166,7 @@ sizes=() few=(--rounds 5) many=(--rounds 9)
 if [ -n "$fake" ]; then
     sizes=(--mib 16) few=(--rounds 2) many=(--rounds 2)
 fi
-export REFIT_TEST_DEVICE=$device
-[ -n "$fake" ] || export REFIT_TEST_CUDA=real
-
+as_test=(env "REFIT_TEST_CUDA=$([ -n "$fake" ] && echo fake || echo real)" "REFIT_TEST_SEED=$seed")
 echo "refit on a GPU: at most $budget s; results in $out"
 if [ "$built" = no ]; then
     generator=()
@@ -197,7 +200,7 @@ done
 if command -v compute-sanitizer >/dev/null && [ -z "$fake" ]; then
     for tool in memcheck racecheck; do
         step "compute-sanitizer $tool" 60 compute-sanitizer --tool $tool --error-exitcode 9 \
-            "$build/bin/test_gpu_kernels"
+            "${as_test[@]}" "$build/bin/test_gpu_kernels"
     done
 else
     note compute-sanitizer skip 0 "not there"

@@ -1,0 +1,305 @@
+/* The GPU's kernels do what their C twins do, bit for bit, on random data: wherever it lies,
+ * however it is aligned, whatever lies beside it. REFIT_TEST_SEED (a number) makes other data. */
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "device/cuda_kernels.h"
+#include "kernels/cast.h"
+#include "kernels/digest.h"
+#include "kernels/pack.h"
+#include "tests/support/test_device.h"
+
+#define MIB         (UINT64_C(1) << 20)
+#define ROOM        (16 * MIB)
+#define ENTRIES     4000u
+#define PATIENCE_MS 20000u
+
+#define assert_ok(call) assert_int_equal((call), REFIT_OK)
+
+/* One memory of the device's and one page-locked of the host's, and what both should hold. */
+typedef struct fixture {
+    refit_device *device;
+    rft_cuda_device *cuda;
+    refit_stream_ref stream;
+    char *there;        /* on the device, ROOM */
+    char *here;         /* page-locked, ROOM */
+    rft_cu_ptr here_at; /* its address on the device */
+    char *there_twin;   /* ordinary memory */
+    char *here_twin;
+    void *table; /* on the device */
+    uint64_t random;
+    refit_error error;
+} fixture;
+
+static uint64_t next(fixture *on)
+{
+    on->random = on->random * UINT64_C(6364136223846793005) + UINT64_C(1442695040888963407);
+    return on->random ^ on->random >> 31;
+}
+
+static uint64_t below(fixture *on, uint64_t bound)
+{
+    return next(on) % bound;
+}
+
+static void scramble(fixture *on, void *memory, uint64_t bytes)
+{
+    uint64_t *words = memory;
+    for (uint64_t i = 0; i < bytes / sizeof *words; i++)
+        words[i] = next(on);
+}
+
+/* Both sides anew, and their twins the same. */
+static void fill(fixture *on)
+{
+    scramble(on, on->there_twin, ROOM);
+    scramble(on, on->here_twin, ROOM);
+    test_write(on->device, on->there, on->there_twin, ROOM);
+    memcpy(on->here, on->here_twin, ROOM);
+}
+
+static void wait(fixture *on)
+{
+    refit_status status = refit_stream_wait(on->device, on->stream, PATIENCE_MS, &on->error);
+    if (status != REFIT_OK) print_error("%s\n", on->error.text);
+    assert_int_equal(status, REFIT_OK);
+}
+
+/* Not a byte is otherwise, on either side. */
+static void check(fixture *on)
+{
+    wait(on);
+    assert_device_equal(on->device, on->there, on->there_twin, ROOM);
+    assert_memory_equal(on->here, on->here_twin, ROOM);
+}
+
+static int open_all(fixture *on)
+{
+    void *memory;
+    const char *seed = getenv("REFIT_TEST_SEED");
+    on->random = seed != NULL ? strtoull(seed, NULL, 10) : 1;
+    if (refit_device_open("cuda:0", NULL, &on->device, &on->error) != REFIT_OK) return -1;
+    on->cuda = on->device->self;
+    if (on->cuda->kernels == NULL) {
+        on->error = on->cuda->kernels_missing;
+        return -1;
+    }
+    assert_ok(refit_stream_open(on->device, &on->stream, &on->error));
+    assert_ok(refit_memory_alloc(on->device, ROOM, &memory, &on->error));
+    on->there = memory;
+    assert_ok(
+        refit_memory_alloc(on->device, ENTRIES * sizeof(rft_pack_entry), &on->table, &on->error));
+    on->here = test_host_alloc(on->device, ROOM);
+    on->there_twin = malloc(ROOM);
+    on->here_twin = malloc(ROOM);
+    assert_non_null(on->there_twin);
+    assert_non_null(on->here_twin);
+    rft_cuda_visit visit;
+    assert_ok(rft_cuda_enter(on->cuda, &visit, &on->error));
+    assert_int_equal(on->cuda->driver.host_pointer(&on->here_at, on->here, 0), RFT_CU_SUCCESS);
+    rft_cuda_leave(on->cuda, &visit);
+    return 0;
+}
+
+static int set_up(void **state)
+{
+    fixture *on = calloc(1, sizeof *on);
+    if (on == NULL) return -1;
+    *state = on;
+    int opened = open_all(on);
+    if (opened != 0) print_error("%s\n", on->error.text);
+    return opened;
+}
+
+static int tear_down(void **state)
+{
+    fixture *on = *state;
+    free(on->there_twin);
+    free(on->here_twin);
+    test_host_free(on->device, on->here, ROOM);
+    assert_ok(refit_memory_free(on->device, on->table, &on->error));
+    assert_ok(refit_memory_free(on->device, on->there, &on->error));
+    assert_ok(refit_stream_close(on->device, on->stream, &on->error));
+    assert_ok(refit_device_close(on->device, &on->error));
+    free(on);
+    return test_device_quiet() ? 0 : -1;
+}
+
+#define LAUNCH(on, call)                                                                           \
+    do {                                                                                           \
+        rft_cuda_visit visit;                                                                      \
+        assert_ok(rft_cuda_enter((on)->cuda, &visit, &(on)->error));                               \
+        refit_status launched = (call);                                                            \
+        rft_cuda_leave((on)->cuda, &visit);                                                        \
+        if (launched != REFIT_OK) print_error("%s\n", (on)->error.text);                           \
+        assert_int_equal(launched, REFIT_OK);                                                      \
+    } while (0)
+
+static rft_cu_ptr device_address(const fixture *on, uint64_t offset)
+{
+    return (rft_cu_ptr)(uintptr_t)on->there + offset;
+}
+
+/* ---- pack */
+
+/* Sizes of every order of magnitude, each as likely. */
+static uint64_t any_size(fixture *on, uint64_t most)
+{
+    uint64_t size = below(on, UINT64_C(1) << below(on, 18));
+    return size < most ? size : most;
+}
+
+/* Which sides the entries of one call have. */
+typedef enum sides { THERE_TO_THERE, THERE_TO_HERE, HERE_TO_THERE, SIDES } sides;
+
+/* Cuts the upper halves into targets with gaps, filled from anywhere in the lower halves. */
+static uint32_t make_entries(fixture *on, sides way, rft_pack_entry *entries, rft_pack_entry *twins)
+{
+    rft_cu_ptr to = way == THERE_TO_HERE ? on->here_at : device_address(on, 0);
+    rft_cu_ptr from = way == HERE_TO_THERE ? on->here_at : device_address(on, 0);
+    const char *to_twin = way == THERE_TO_HERE ? on->here_twin : on->there_twin;
+    const char *from_twin = way == HERE_TO_THERE ? on->here_twin : on->there_twin;
+    uint64_t at = ROOM / 2;
+    uint32_t count = 0;
+    while (count < ENTRIES) {
+        uint64_t bytes = any_size(on, ROOM / 2);
+        at += below(on, 40);
+        if (at + bytes > ROOM) break;
+        uint64_t source = below(on, ROOM / 2 - bytes + 1);
+        entries[count] = (rft_pack_entry){to + at, from + source, bytes};
+        twins[count++] =
+            (rft_pack_entry){(uintptr_t)to_twin + at, (uintptr_t)from_twin + source, bytes};
+        at += bytes;
+    }
+    return count;
+}
+
+static void pack_once(fixture *on, sides way)
+{
+    static rft_pack_entry entries[ENTRIES], twins[ENTRIES];
+    uint64_t bytes = 0;
+    fill(on);
+    uint32_t count = make_entries(on, way, entries, twins);
+    for (uint32_t i = 0; i < count; i++)
+        bytes += entries[i].bytes;
+    test_write(on->device, on->table, entries, count * sizeof *entries);
+    LAUNCH(on, rft_cuda_launch_pack(on->cuda, on->stream.native, (uintptr_t)on->table, count, bytes,
+                                    &on->error));
+    rft_pack(twins, count);
+    check(on);
+}
+
+static void pack_moves_every_byte_and_no_other(void **state)
+{
+    fixture *on = *state;
+    for (int round = 0; round < 4; round++) {
+        for (int way = 0; way < SIDES; way++) {
+            pack_once(on, (sides)way);
+        }
+    }
+}
+
+/* ---- cast */
+
+/* Every sign, exponent and upper fraction, with lower halves around all that rounding looks at. */
+static uint64_t every_kind_of_number(uint32_t *words)
+{
+    static const uint32_t lows[] = {0, 1, 0x7FFF, 0x8000, 0x8001, 0xFFFF};
+    uint64_t count = 0;
+    for (uint32_t high = 0; high <= 0xFFFF; high++) {
+        for (size_t i = 0; i < sizeof lows / sizeof lows[0]; i++) {
+            words[count++] = high << 16 | lows[i];
+        }
+    }
+    return count;
+}
+
+/* `count` numbers at `from` in the lower half to `to` in the upper half. */
+static void cast_once(fixture *on, uint64_t to, uint64_t from, uint64_t count)
+{
+    LAUNCH(on, rft_cuda_launch_cast(on->cuda, on->stream.native, device_address(on, to),
+                                    device_address(on, from), count, &on->error));
+    rft_cast_bf16((uint16_t *)(void *)(on->there_twin + to),
+                  (const float *)(const void *)(on->there_twin + from), count);
+    check(on);
+}
+
+static void cast_rounds_every_kind_of_number_alike(void **state)
+{
+    fixture *on = *state;
+    fill(on);
+    uint64_t count = every_kind_of_number((uint32_t *)(void *)on->there_twin);
+    assert_true(count * 4 <= ROOM / 2);
+    test_write(on->device, on->there, on->there_twin, count * 4);
+    cast_once(on, ROOM / 2, 0, count);
+}
+
+static void cast_writes_its_range_and_no_more(void **state)
+{
+    fixture *on = *state;
+    fill(on);
+    for (int round = 0; round < 12; round++) {
+        uint64_t count = any_size(on, ROOM / 16);
+        uint64_t from = below(on, 1000) * 4;
+        uint64_t to = ROOM / 2 + below(on, 1000) * 2;
+        cast_once(on, to, from, count);
+    }
+    cast_once(on, ROOM / 2 + 2, 4, ROOM / 16 + 1);
+}
+
+/* ---- digest */
+
+static void digest_once(fixture *on, uint64_t at, uint64_t bytes, uint64_t offset)
+{
+    uint64_t zero = 0, sum;
+    test_write(on->device, on->table, &zero, sizeof zero);
+    LAUNCH(on, rft_cuda_launch_digest(on->cuda, on->stream.native, device_address(on, at), bytes,
+                                      offset, (uintptr_t)on->table, &on->error));
+    wait(on);
+    test_read(on->device, &sum, on->table, sizeof sum);
+    assert_int_equal(sum, rft_digest_part(on->there_twin + at, bytes, offset));
+}
+
+static void digest_is_the_same_at_every_size_and_place(void **state)
+{
+    fixture *on = *state;
+    fill(on);
+    for (uint64_t bytes = 0; bytes < 70; bytes++) {
+        digest_once(on, bytes % 17, bytes, 8 * bytes);
+    }
+    for (int round = 0; round < 60; round++) {
+        uint64_t bytes = any_size(on, ROOM / 2);
+        digest_once(on, below(on, ROOM / 2), bytes, below(on, UINT64_C(1) << 40) * 8);
+    }
+    digest_once(on, 0, ROOM, 0);
+    digest_once(on, 5, ROOM - 5, 8);
+}
+
+static void digests_add_up_in_one_sum(void **state)
+{
+    fixture *on = *state;
+    uint64_t zero = 0, sum;
+    fill(on);
+    test_write(on->device, on->table, &zero, sizeof zero);
+    for (uint64_t at = 0; at < ROOM; at += ROOM / 8) {
+        LAUNCH(on, rft_cuda_launch_digest(on->cuda, on->stream.native, device_address(on, at),
+                                          ROOM / 8, at, (uintptr_t)on->table, &on->error));
+    }
+    wait(on);
+    test_read(on->device, &sum, on->table, sizeof sum);
+    assert_int_equal(sum, rft_digest_part(on->there_twin, ROOM, 0));
+}
+
+#define TEST(name) cmocka_unit_test_setup_teardown(name, set_up, tear_down)
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        TEST(pack_moves_every_byte_and_no_other), TEST(cast_rounds_every_kind_of_number_alike),
+        TEST(cast_writes_its_range_and_no_more),  TEST(digest_is_the_same_at_every_size_and_place),
+        TEST(digests_add_up_in_one_sum),
+    };
+    if (!test_on_cuda()) return 77;
+    return cmocka_run_group_tests_name("gpu_kernels", tests, NULL, NULL);
+}
