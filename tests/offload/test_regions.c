@@ -154,10 +154,10 @@ static void a_caller_whose_description_is_shorter_or_longer_adds_a_region(void *
 {
     (void)state;
     rig on;
-    char memory[3];
     refit_region_id id;
     const size_t known = sizeof(refit_region_desc);
     rig_open_unsealed(&on, RIG_BOUND, NULL);
+    char *memory = rig_extra(&on, 3);
     const size_t sizes_of[] = {offsetof(refit_region_desc, policy),
                                offsetof(refit_region_desc, priority), known + 24};
     for (size_t i = 0; i < 3; i++) {
