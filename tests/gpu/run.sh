@@ -69,7 +69,7 @@ fi
 if [ -n "$fake" ]; then
     [ -e "$fake/libcuda.so.1" ] || die "there is no libcuda.so.1 in $fake"
     export LD_LIBRARY_PATH=$fake${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}
-    export FAKE_CUDA_MEMORY=1073741824 FAKE_CUDA_GRANULE=65536
+    export FAKE_CUDA_MEMORY=1073741824
 fi
 
 left() {

@@ -102,7 +102,7 @@ void rig_open_unsealed(rig *on, rig_memory memory, const char *const *settings)
     on->plain = faulty_device_inner(on->device);
     assert_ok(refit_offloader_open(on->device, &on->config, &on->offloader, &on->error));
     if (memory == RIG_ARENA) {
-        assert_ok(refit_arena_open(on->device, UINT64_C(4) << 20, &on->arena, &on->error));
+        assert_ok(refit_arena_open(on->device, UINT64_C(32) << 20, &on->arena, &on->error));
     }
     for (uint32_t at = 0; at < RIG_REGIONS; at++) {
         add_region(on, memory, at);
