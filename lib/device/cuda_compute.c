@@ -15,6 +15,7 @@
 #include "base/alloc.h"
 #include "device/cuda_kernels.h"
 #include "device/cuda_memory.h"
+#include "device/cuda_pointer.h"
 #include "device/cuda_stream.h"
 
 #define SLOTS 256u
@@ -182,7 +183,7 @@ static refit_status check(rft_cuda_device *cuda, const void *memory, uint64_t by
 {
     RFT_TRY(rft_cuda_kernels_check(cuda, error));
     const void *whole;
-    return rft_cuda_memory_check(cuda, memory, bytes, &whole, error);
+    return rft_cuda_pointer_check(cuda, memory, bytes, &whole, error);
 }
 
 refit_status rft_cuda_digest(rft_cuda_device *cuda, refit_stream_ref stream, const void *memory,

@@ -105,14 +105,17 @@ static refit_status find_device(rft_cuda_device *cuda, refit_error *error)
 static refit_status open_relaxed(rft_cuda_device *cuda, refit_error *error)
 {
     RFT_TRY(find_device(cuda, error));
-    RFT_REFUSE_IF(attribute(cuda, RFT_CU_ATTR_COMPUTE_MODE, RFT_CU_MODE_DEFAULT) ==
-                      RFT_CU_MODE_PROHIBITED,
-                  error, REFIT_ERR_DEVICE,
+    int mode = attribute(cuda, RFT_CU_ATTR_COMPUTE_MODE, RFT_CU_MODE_DEFAULT);
+    RFT_REFUSE_IF(mode == RFT_CU_MODE_PROHIBITED, error, REFIT_ERR_DEVICE,
                   "cuda:%d is in prohibited mode: nvidia-smi -i %d -c DEFAULT allows its use",
                   cuda->ordinal, cuda->ordinal);
     RFT_TRY(read_facts(cuda, error));
-    return rft_cuda_check(&cuda->driver, cuda->driver.context_retain(&cuda->context, cuda->handle),
-                          error, "the GPU's context could not be opened");
+    rft_cu_result result = cuda->driver.context_retain(&cuda->context, cuda->handle);
+    /* The older name for a GPU that another process holds. */
+    if (result == RFT_CU_INVALID_DEVICE && mode == RFT_CU_MODE_EXCLUSIVE_PROCESS) {
+        result = RFT_CU_DEVICE_UNAVAILABLE;
+    }
+    return rft_cuda_check(&cuda->driver, result, error, "the GPU's context could not be opened");
 }
 
 refit_status rft_cuda_context_open(rft_cuda_device *cuda, int ordinal, refit_error *error)
@@ -120,10 +123,9 @@ refit_status rft_cuda_context_open(rft_cuda_device *cuda, int ordinal, refit_err
     cuda->ordinal = ordinal;
     cuda->pid = getpid();
     int mode = RFT_CU_CAPTURE_MODE_RELAXED;
-    RFT_TRY(rft_cuda_check(&cuda->driver, cuda->driver.capture_mode(&mode), error,
-                           "the thread's capture mode could not be set"));
+    bool relaxed = cuda->driver.capture_mode(&mode) == RFT_CU_SUCCESS;
     refit_status status = open_relaxed(cuda, error);
-    (void)cuda->driver.capture_mode(&mode);
+    if (relaxed) (void)cuda->driver.capture_mode(&mode);
     return status;
 }
 

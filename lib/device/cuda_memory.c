@@ -3,9 +3,7 @@
  * that an ordered capacity holds; arenas (cuda_reserve.c) share the books.
  *
  * The driver promises alignment to 256 bytes and this room to 512, so an allocation that comes out
- * odd is taken again with slack; its first byte is then found through the driver. What an address
- * is, is asked of the driver too, piece by piece: memory of many mappings (PyTorch's
- * expandable_segments) is one range to its owner.
+ * odd is taken again with slack; its first byte is then found through the driver.
  */
 #include "device/cuda_memory.h"
 
@@ -177,79 +175,4 @@ refit_status rft_cuda_memory_free(rft_cuda_device *cuda, void *block, refit_erro
     }
     RFT_TRY(list_block(memory, block, bytes, error)); /* it had a place: there is room */
     return rft_cuda_check(&cuda->driver, result, error, "memory of the GPU could not be freed");
-}
-
-/* What the driver knows of an address. The range is the reservation where there is one, not what
- * is mapped in it. */
-typedef struct pointer_facts {
-    unsigned type; /* RFT_CU_MEMORY_*; 0: nothing */
-    int managed;
-    int mapped;
-    int ordinal;
-    rft_cu_ptr range_start;
-    size_t range_bytes;
-} pointer_facts;
-
-static refit_status ask_pointer(rft_cuda_device *cuda, uint64_t at, pointer_facts *facts,
-                                refit_error *error)
-{
-    int asked[] = {RFT_CU_PTR_MEMORY_TYPE, RFT_CU_PTR_IS_MANAGED,  RFT_CU_PTR_MAPPED,
-                   RFT_CU_PTR_ORDINAL,     RFT_CU_PTR_RANGE_START, RFT_CU_PTR_RANGE_SIZE};
-    void *values[] = {&facts->type,    &facts->managed,     &facts->mapped,
-                      &facts->ordinal, &facts->range_start, &facts->range_bytes};
-    *facts = (pointer_facts){.ordinal = -2};
-    rft_cu_result result = cuda->driver.pointer_attributes(
-        (unsigned)(sizeof asked / sizeof asked[0]), asked, values, at);
-    /* Some drivers refuse to speak of memory that is not theirs. */
-    if (result == RFT_CU_INVALID_VALUE) return REFIT_OK;
-    return rft_cuda_check(&cuda->driver, result, error,
-                          "the driver did not say what memory this is");
-}
-
-static refit_status check_piece(const rft_cuda_device *cuda, uint64_t at,
-                                const pointer_facts *facts, refit_error *error)
-{
-    RFT_REFUSE_IF(facts->managed != 0, error, REFIT_ERR_INVALID,
-                  "0x%" PRIx64 " is managed memory (cudaMallocManaged), which moves by itself: "
-                  "bring memory of cuda:%d",
-                  at, cuda->ordinal);
-    RFT_REFUSE_IF(facts->type == RFT_CU_MEMORY_HOST, error, REFIT_ERR_INVALID,
-                  "0x%" PRIx64 " is page-locked host memory, not memory of cuda:%d", at,
-                  cuda->ordinal);
-    RFT_REFUSE_IF(facts->type == 0 && facts->range_bytes == 0, error, REFIT_ERR_INVALID,
-                  "0x%" PRIx64 " is not memory of cuda:%d: it is ordinary host memory, was freed, "
-                  "or never was allocated",
-                  at, cuda->ordinal);
-    RFT_REFUSE_IF(facts->mapped == 0, error, REFIT_ERR_INVALID,
-                  "0x%" PRIx64 " is a reserved address of cuda:%d with no memory mapped behind it",
-                  at, cuda->ordinal);
-    RFT_REFUSE_IF(facts->ordinal != cuda->ordinal, error, REFIT_ERR_INVALID,
-                  "0x%" PRIx64 " is memory of cuda:%d, and this device is cuda:%d", at,
-                  facts->ordinal, cuda->ordinal);
-    return REFIT_OK;
-}
-
-refit_status rft_cuda_memory_check(rft_cuda_device *cuda, const void *memory, uint64_t bytes,
-                                   const void **whole, refit_error *error)
-{
-    uint64_t at = (uintptr_t)memory, end;
-    const void *first = NULL;
-    RFT_REFUSE_IF(!rft_add_u64(at, bytes, &end), error, REFIT_ERR_INVALID,
-                  "%" PRIu64 " bytes from %p on are more than there are addresses", bytes, memory);
-    while (at < end) {
-        pointer_facts facts;
-        rft_cu_ptr base = 0;
-        size_t piece = 0;
-        RFT_TRY(ask_pointer(cuda, at, &facts, error));
-        RFT_TRY(check_piece(cuda, at, &facts, error));
-        if (at == (uintptr_t)memory) first = (const void *)(uintptr_t)facts.range_start;
-        RFT_TRY(rft_cuda_check(&cuda->driver, cuda->driver.memory_range(&base, &piece, at), error,
-                               "the driver did not say how far this memory goes"));
-        uint64_t next;
-        RFT_REFUSE_IF(!rft_add_u64(base, piece, &next) || next <= at, error, REFIT_ERR_DEVICE,
-                      "the driver says that the memory at 0x%" PRIx64 " ends before it", at);
-        at = next;
-    }
-    *whole = first;
-    return REFIT_OK;
 }

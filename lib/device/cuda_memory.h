@@ -1,4 +1,4 @@
-/* cuda_memory: allocations on a GPU, the books of what refit has there, and what an address is. */
+/* cuda_memory: allocations on a GPU, and the books of what refit has there. */
 #ifndef RFT_CUDA_MEMORY_H
 #define RFT_CUDA_MEMORY_H
 
@@ -28,7 +28,5 @@ refit_status rft_cuda_memory_full(rft_cuda_device *cuda, rft_cu_result result, u
 refit_status rft_cuda_memory_alloc(rft_cuda_device *cuda, uint64_t bytes, void **out,
                                    refit_error *error);
 refit_status rft_cuda_memory_free(rft_cuda_device *cuda, void *block, refit_error *error);
-refit_status rft_cuda_memory_check(rft_cuda_device *cuda, const void *memory, uint64_t bytes,
-                                   const void **whole, refit_error *error);
 
 #endif

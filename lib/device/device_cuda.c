@@ -17,6 +17,7 @@
 #include "device/cuda_kernels.h"
 #include "device/cuda_memory.h"
 #include "device/cuda_pin.h"
+#include "device/cuda_pointer.h"
 #include "device/cuda_reserve.h"
 #include "device/cuda_share.h"
 #include "device/cuda_stream.h"
@@ -101,7 +102,7 @@ static refit_status cuda_memory_check(void *self, const void *memory, uint64_t b
                                       const void **whole, refit_error *error)
 {
     rft_cuda_device *cuda = self;
-    RFT_CUDA_VISIT(cuda, error, rft_cuda_memory_check(cuda, memory, bytes, whole, error));
+    RFT_CUDA_VISIT(cuda, error, rft_cuda_pointer_check(cuda, memory, bytes, whole, error));
 }
 
 static refit_status cuda_reserve(void *self, uint64_t bytes, void **out, uint64_t *granule,

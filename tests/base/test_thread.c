@@ -70,6 +70,18 @@ static void a_wait_that_nobody_ends_ends_at_its_deadline(void **state)
     rft_mutex_close(&it.lock);
 }
 
+static void looks_end_at_their_deadline(void **state)
+{
+    (void)state;
+    rft_looks over = rft_looks_until(rft_now());
+    assert_false(rft_look_again(&over));
+    int64_t deadline = rft_deadline(5);
+    rft_looks looks = rft_looks_until(deadline);
+    while (rft_look_again(&looks)) {
+    }
+    assert_true(rft_now() >= deadline);
+}
+
 static void a_passed_deadline_leaves_no_time(void **state)
 {
     (void)state;
@@ -123,6 +135,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(a_wait_ends_when_it_is_woken),
         cmocka_unit_test(a_wait_that_nobody_ends_ends_at_its_deadline),
+        cmocka_unit_test(looks_end_at_their_deadline),
         cmocka_unit_test(a_passed_deadline_leaves_no_time),
         cmocka_unit_test(there_is_at_least_one_cpu),
         cmocka_unit_test(all_cpus_of_a_large_machine_are_counted),

@@ -260,6 +260,22 @@ static void what_is_not_its_memory_is_called_by_its_name(void **state)
     cuda_close(device);
 }
 
+static void where_memory_ends_is_asked_twice(void **state)
+{
+    (void)state;
+    refit_device *device = cuda_open();
+    void *memory;
+    assert_ok(refit_memory_alloc(device, MIB, &memory, NULL));
+    fake_cuda_fail("cuMemGetAddressRange", 1, 1, RFT_CU_NOT_FOUND);
+    assert_ok(check(device, memory, MIB, NULL));
+    fake_cuda_fail("cuPointerGetAttributes", 1, 1, RFT_CU_INVALID_VALUE);
+    assert_refused(check(device, memory, MIB, error), REFIT_ERR_INVALID, "not memory of cuda:0");
+    fake_cuda_fail("cuPointerGetAttributes", 1, 1, RFT_CU_UNKNOWN);
+    assert_refused(check(device, memory, MIB, error), REFIT_ERR_DEVICE, "CUDA_ERROR_UNKNOWN");
+    assert_ok(refit_memory_free(device, memory, NULL));
+    cuda_close(device);
+}
+
 /* Reserved addresses with a physical memory of its own behind each granule, as PyTorch's
  * expandable_segments grow them. */
 typedef struct segments {
@@ -338,6 +354,7 @@ int main(void)
         cuda_case(nothing_is_said_on_the_legacy_stream),
         cuda_case(memory_is_aligned_on_a_driver_that_promises_less),
         cuda_case(what_is_not_its_memory_is_called_by_its_name),
+        cuda_case(where_memory_ends_is_asked_twice),
         cuda_case(memory_of_many_mappings_is_one_and_a_hole_is_seen),
     };
     return cmocka_run_group_tests_name("cuda_misuse", tests, NULL, NULL);

@@ -154,6 +154,8 @@ static void a_gpu_that_may_not_be_used_says_why(void **state)
     assert_opens("cuda:1");
     fake_cuda_set_attribute(0, RFT_CU_ATTR_COMPUTE_MODE, RFT_CU_MODE_EXCLUSIVE_PROCESS, true);
     assert_opens("cuda:0");
+    fake_cuda_fail("cuDevicePrimaryCtxRetain", 1, 1, RFT_CU_INVALID_DEVICE);
+    assert_fails("cuda:0", REFIT_ERR_BUSY, "exclusive mode");
 }
 
 static void a_driver_that_does_not_start_says_why(void **state)

@@ -86,7 +86,8 @@ REFIT_API REFIT_MUST_CHECK refit_status refit_device_describe(refit_device *devi
 REFIT_API REFIT_MUST_CHECK refit_status refit_memory_alloc(refit_device *device, uint64_t bytes,
                                                            void **out, refit_error *error);
 
-/* Gives memory back; NULL is allowed. No queued work may still use it. Any thread.
+/* Gives memory back; NULL is allowed. No queued work may still use it. A GPU's driver may wait for
+ * all work on it: let an arena (refit/arena.h) keep what comes and goes. Any thread.
  * REFIT_ERR_INVALID for a pointer that refit_memory_alloc did not give. Since 0.1. */
 REFIT_API REFIT_MUST_CHECK refit_status refit_memory_free(refit_device *device, void *memory,
                                                           refit_error *error);
