@@ -1,8 +1,9 @@
 /*
  * offload.verify: a digest of each region as it leaves, compared when it is back.
  *
- * Where the CPU can read device memory the digest is that of the device's bytes: on the way out the
- * image must match it before it counts, on the way back the device must. Elsewhere it is the
+ * The digest is that of the device's bytes, taken by the CPU where it can read them and by the
+ * device elsewhere: on the way out the image must match it before it counts, on the way back the
+ * device must. On a device that can do neither (a GPU whose kernels could not be loaded) it is the
  * image's both times, which still finds host memory that changed meanwhile. Moves nothing.
  */
 #include <inttypes.h>
@@ -15,15 +16,42 @@ static uint64_t digest_of(const void *bytes, uint64_t count)
     return rft_digest_finish(rft_digest_part(bytes, count, 0), count);
 }
 
-/* Does what arrived equal what left? */
-static bool check_region(const refit_offloader *offloader, rft_way way, rft_region *region)
+/* Of what the device holds, as far as it can be known. */
+static refit_status digest_device(const refit_offloader *offloader, const rft_region *region,
+                                  uint64_t *digest, refit_error *error)
 {
-    const void *image = rft_image_of(offloader, region);
-    const void *device = offloader->caps.host_addressable ? region->memory : image;
-    const void *source = way == RFT_WAY_OUT ? device : image;
-    const void *target = way == RFT_WAY_OUT ? image : device;
-    if (way == RFT_WAY_OUT) region->digest = digest_of(source, region->bytes);
-    return digest_of(target, region->bytes) == region->digest;
+    uint64_t sum = 0;
+    bool readable = offloader->caps.host_addressable;
+    if (readable || !offloader->caps.digests) {
+        *digest =
+            digest_of(readable ? region->memory : rft_image_of(offloader, region), region->bytes);
+        return REFIT_OK;
+    }
+    refit_status status = rft_device_digest(offloader->device, REFIT_STREAM_NONE, region->memory,
+                                            region->bytes, 0, &sum, error);
+    /* To the caller of finish TIMEOUT means to wait again; this operation is over. */
+    RFT_REFUSE_IF(status == REFIT_ERR_TIMEOUT, error, REFIT_ERR_DEVICE,
+                  "region %s could not be verified: the device has not read it within "
+                  "offload.timeout_ms",
+                  region->name);
+    *digest = rft_digest_finish(sum, region->bytes);
+    return status;
+}
+
+/* Does what arrived equal what left? REFIT_ERR_CORRUPT, or why it cannot be said. */
+static refit_status check_region(const refit_offloader *offloader, rft_way way, rft_region *region,
+                                 refit_error *error)
+{
+    uint64_t device = 0;
+    RFT_TRY(digest_device(offloader, region, &device, error));
+    if (way == RFT_WAY_OUT) region->digest = device;
+    uint64_t arrived =
+        way == RFT_WAY_OUT ? digest_of(rft_image_of(offloader, region), region->bytes) : device;
+    RFT_REFUSE_IF(arrived != region->digest, error, REFIT_ERR_CORRUPT,
+                  "region %s (%" PRIu64 " bytes) does not match its digest: host memory or a copy "
+                  "is at fault",
+                  region->name, region->bytes);
+    return REFIT_OK;
 }
 
 /* Did operation `way` move this region? Places change only when it ends. */
@@ -33,14 +61,9 @@ static bool is_moved(const rft_region *region, rft_way way)
     return region->policy == REFIT_KEEP && region->place == from;
 }
 
-static void note_corruption(const rft_region *region, rft_operation *found)
+static void note(const rft_region *region, const refit_error *why, rft_operation *found)
 {
-    if (found->corrupt == 0) {
-        (void)rft_fail(&found->corruption, REFIT_ERR_CORRUPT,
-                       "region %s (%" PRIu64 " bytes) does not match its digest: host memory or a "
-                       "copy is at fault",
-                       region->name, region->bytes);
-    }
+    if (found->corrupt == 0) found->corruption = *why;
     found->corrupt |= UINT64_C(1) << region->group;
 }
 
@@ -55,8 +78,10 @@ void rft_check_groups(refit_offloader *offloader, uint64_t number, uint64_t grou
     uint64_t todo = groups & ~found.checked;
     for (uint32_t id = 0; id < offloader->regions.count; id++) {
         rft_region *region = &offloader->regions.items[id];
-        bool wanted = (todo >> region->group & 1) != 0 && is_moved(region, found.way);
-        if (wanted && !check_region(offloader, found.way, region)) note_corruption(region, &found);
+        if ((todo >> region->group & 1) == 0 || !is_moved(region, found.way)) continue;
+        refit_error why;
+        refit_status status = check_region(offloader, found.way, region, &why);
+        if (status != REFIT_OK) note(region, &why, &found);
     }
 
     rft_lock(&offloader->lock);

@@ -103,7 +103,7 @@ static refit_status verify_group(refit_offloader *offloader, uint64_t number, ui
     rft_unlock(&offloader->lock);
     rft_unlock(&offloader->checking);
     if (corrupt && error != NULL) *error = found;
-    return corrupt ? REFIT_ERR_CORRUPT : REFIT_OK;
+    return corrupt ? (refit_status)found.status : REFIT_OK;
 }
 
 refit_status refit_future_wait_group(refit_future *future, uint32_t group, uint32_t timeout_ms,

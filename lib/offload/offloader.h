@@ -32,8 +32,8 @@ typedef struct rft_operation {
     uint64_t bytes;
     uint64_t copies;
     uint64_t checked;       /* groups whose digests were taken and compared */
-    uint64_t corrupt;       /* of these, the ones that did not match */
-    refit_error corruption; /* the first region that did not match */
+    uint64_t corrupt;       /* of these, the ones that did not match, or could not be checked */
+    refit_error corruption; /* of the first such region */
     refit_error failure;    /* how the operation failed; status REFIT_OK if it did not */
 } rft_operation;
 

@@ -79,7 +79,7 @@ static void end_operation(refit_offloader *offloader, refit_status status,
     bool out = operation->way == RFT_WAY_OUT;
     uint64_t groups = arrived_groups(operation->mover, status) & ~operation->corrupt;
     if (status == REFIT_OK && operation->corrupt != 0) {
-        status = REFIT_ERR_CORRUPT;
+        status = (refit_status)operation->corruption.status;
         detail = &operation->corruption;
     }
     if (status != REFIT_OK) {

@@ -3,6 +3,8 @@
 
 #include <string.h>
 
+#include "offload/offloader.h"
+
 static const char *const verified[] = {"offload.verify=true", NULL};
 static const char *const verified_pageable[] = {"offload.verify=true",
                                                 "use_pinned_optimizer_offload=false", NULL};
@@ -91,12 +93,93 @@ static void only_those_who_wait_see_the_end(void **state)
     rig_close(&on);
 }
 
+/* Waits for the copies and takes no digests. */
+static void wait_for_copies(rig *on)
+{
+    assert_ok(rft_mover_wait(on->offloader->operation.mover, PATIENCE_MS, &on->error));
+}
+
+/* One byte on the device, as a copy that went wrong would leave it. */
+static void flip(rig *on, uint32_t region, uint64_t at)
+{
+    unsigned char byte;
+    unsigned char *place = (unsigned char *)on->regions[region].memory + at;
+    test_read(on->plain, &byte, place, 1);
+    byte ^= 0x10;
+    test_write(on->plain, place, &byte, 1);
+}
+
+static void a_copy_that_went_wrong_on_the_way_out_is_found(void **state)
+{
+    (void)state;
+    rig on;
+    rig_open(&on, RIG_BOUND, verified);
+    assert_ok(refit_offloader_offload(on.offloader, REFIT_STREAM_NONE, NULL, &on.error));
+    wait_for_copies(&on);
+    flip(&on, 3, 70000);
+    assert_int_equal(refit_offloader_finish(on.offloader, PATIENCE_MS, &on.error),
+                     REFIT_ERR_CORRUPT);
+    assert_non_null(strstr(on.error.text, "state.3"));
+    assert_int_equal(rig_state(&on), REFIT_FAILED);
+    assert_int_equal(rig_region_info(&on, 3).place, REFIT_ON_DEVICE);
+    flip(&on, 3, 70000);
+    rig_offload(&on);
+    rig_restore(&on);
+    rig_check_bytes(&on, true);
+    rig_close(&on);
+}
+
+static void a_copy_that_went_wrong_on_the_way_back_is_found(void **state)
+{
+    (void)state;
+    rig on;
+    rig_open(&on, RIG_BOUND, verified);
+    rig_offload(&on);
+    assert_ok(refit_offloader_restore(on.offloader, REFIT_STREAM_NONE, NULL, &on.error));
+    wait_for_copies(&on);
+    flip(&on, 3, 0);
+    assert_int_equal(refit_offloader_finish(on.offloader, PATIENCE_MS, &on.error),
+                     REFIT_ERR_CORRUPT);
+    assert_non_null(strstr(on.error.text, "state.3"));
+    assert_int_equal(rig_region_info(&on, 3).place, REFIT_ON_HOST);
+    rig_restore(&on);
+    rig_check_bytes(&on, true);
+    rig_close(&on);
+}
+
+/* Where the CPU cannot read the device, the device itself has to. */
+static void a_digest_that_cannot_be_taken_is_told_as_what_it_is(void **state)
+{
+    (void)state;
+    rig on;
+    rig_open(&on, RIG_BOUND, verified);
+    if (!on.offloader->caps.host_addressable) {
+        faulty_device_fail(on.device, FAULTY_DIGEST, 2, REFIT_ERR_LIMIT);
+        assert_ok(refit_offloader_offload(on.offloader, REFIT_STREAM_NONE, NULL, &on.error));
+        assert_int_equal(refit_offloader_finish(on.offloader, PATIENCE_MS, &on.error),
+                         REFIT_ERR_LIMIT);
+        assert_int_equal(rig_state(&on), REFIT_FAILED);
+        rig_offload(&on);
+        faulty_device_fail(on.device, FAULTY_DIGEST, 1, REFIT_ERR_TIMEOUT);
+        assert_ok(refit_offloader_restore(on.offloader, REFIT_STREAM_NONE, NULL, &on.error));
+        assert_int_equal(refit_offloader_finish(on.offloader, PATIENCE_MS, &on.error),
+                         REFIT_ERR_DEVICE);
+        assert_non_null(strstr(on.error.text, "could not be verified"));
+        rig_restore(&on);
+        rig_check_bytes(&on, true);
+    }
+    rig_close(&on);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(host_memory_that_changed_is_found),
         cmocka_unit_test(a_group_that_changed_is_found_by_who_waits_for_it),
         cmocka_unit_test(only_those_who_wait_see_the_end),
+        cmocka_unit_test(a_copy_that_went_wrong_on_the_way_out_is_found),
+        cmocka_unit_test(a_copy_that_went_wrong_on_the_way_back_is_found),
+        cmocka_unit_test(a_digest_that_cannot_be_taken_is_told_as_what_it_is),
     };
     return cmocka_run_group_tests_name("verify", tests, NULL, NULL);
 }
