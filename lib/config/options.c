@@ -68,8 +68,9 @@ const rft_option rft_options[] = {
     {"offload.chunk_bytes", IN(offload_chunk_bytes), RFT_SIZE, "256MiB", 4 * KIB, 64 * GIB, "bytes",
      "Memory of an arena on a GPU comes and goes in chunks of this size, a power of two. Fewer "
      "chunks come and go faster; smaller ones give memory back although part of them stays."},
-    {"offload.batch", IN(offload_batch), RFT_COUNT, "1024", 1, 65536, "copies",
-     "The most copies in one submission. Fewer let urgent copies in sooner."},
+    {"offload.batch", IN(offload_batch), RFT_COUNT, "16384", 1, 65536, "copies",
+     "The most copies in one submission. More keep a GPU's link busy with small copies; fewer let "
+     "urgent copies of other streams in sooner. The host device takes at most 1024."},
     {"offload.verify", IN(offload_verify), FLAG("false"),
      "Digest every region on the way out and check it on the way back. It costs one more pass "
      "over the bytes each way; use it to find memory that is written while it is away."},
@@ -85,6 +86,12 @@ const rft_option rft_options[] = {
     {"offload.rate_limit", IN(offload_rate_limit), RFT_SIZE, "0", 0, TIB, "bytes a second",
      "The most that one way takes of the link, over steps of 20 ms: set it where collectives share "
      "the link. At least 1MiB; 0: all that it gives."},
+    {"offload.small_bytes", IN(offload_small_bytes), RFT_SIZE, "0", 0, MIB, "bytes",
+     "Smaller copies of a GPU are gathered by a kernel into a few large ones. 0: what a short "
+     "measurement on the GPU shows to be best; 1: none is gathered."},
+    {"offload.staging_bytes", IN(offload_staging_bytes), RFT_SIZE, "16MiB", MIB, GIB, "bytes",
+     "The GPU memory in which small copies are gathered: two halves of this size, and twice that "
+     "while states leave and return at once. It is taken at the first use and kept."},
 
     {"broadcast.endpoint", IN(broadcast_endpoint), RFT_TEXT, "tcp://127.0.0.1:5757", 0,
      LONGEST(broadcast_endpoint), "text",

@@ -16,14 +16,9 @@
 
 #define ROOM_FIRST 16u
 
-typedef struct pinned {
-    uintptr_t start;
-    uintptr_t end;
-} pinned;
-
 struct rft_cuda_pins {
     rft_mutex lock;
-    pinned *list; /* sorted; guarded by lock, like the rest */
+    rft_cuda_pinned *list; /* sorted; guarded by lock, like the rest */
     uint32_t count;
     uint32_t room;
 };
@@ -73,16 +68,15 @@ static uint32_t find_behind(const rft_cuda_pins *pins, uintptr_t at)
     return low;
 }
 
-bool rft_cuda_pins_cover(rft_cuda_device *cuda, const void *memory, uint64_t bytes)
+rft_cuda_pinned rft_cuda_pins_find(rft_cuda_device *cuda, const void *memory)
 {
     rft_cuda_pins *pins = cuda->pins;
-    uintptr_t start = (uintptr_t)memory;
+    rft_cuda_pinned found = {0, 0};
     rft_lock(&pins->lock);
-    uint32_t at = find_behind(pins, start);
-    bool covered =
-        at < pins->count && pins->list[at].start <= start && bytes <= pins->list[at].end - start;
+    uint32_t at = find_behind(pins, (uintptr_t)memory);
+    if (at < pins->count && pins->list[at].start <= (uintptr_t)memory) found = pins->list[at];
     rft_unlock(&pins->lock);
-    return covered;
+    return found;
 }
 
 /* Room for one more, the lock held. */
@@ -90,7 +84,7 @@ static refit_status grow(rft_cuda_pins *pins, refit_error *error)
 {
     if (pins->count < pins->room) return REFIT_OK;
     uint32_t room = pins->room == 0 ? ROOM_FIRST : pins->room * 2;
-    pinned *list = rft_realloc(pins->list, room, sizeof *list);
+    rft_cuda_pinned *list = rft_realloc(pins->list, room, sizeof *list);
     RFT_REFUSE_IF(list == NULL, error, REFIT_ERR_HOST_MEMORY,
                   "no host memory to keep track of %u page-locked ranges", room);
     pins->list = list;
@@ -98,7 +92,7 @@ static refit_status grow(rft_cuda_pins *pins, refit_error *error)
     return REFIT_OK;
 }
 
-static refit_status list_range(rft_cuda_pins *pins, pinned range, refit_error *error)
+static refit_status list_range(rft_cuda_pins *pins, rft_cuda_pinned range, refit_error *error)
 {
     rft_lock(&pins->lock);
     refit_status status = grow(pins, error);
@@ -151,7 +145,7 @@ refit_status rft_cuda_pin(rft_cuda_device *cuda, void *memory, uint64_t bytes, r
 {
     rft_cu_result result = cuda->driver.host_register(memory, bytes, RFT_CU_HOST_REGISTER_PORTABLE);
     if (result != RFT_CU_SUCCESS) return refused(cuda, result, memory, bytes, error);
-    pinned range = {(uintptr_t)memory, (uintptr_t)memory + bytes};
+    rft_cuda_pinned range = {(uintptr_t)memory, (uintptr_t)memory + bytes};
     refit_status status = list_range(cuda->pins, range, error);
     if (status != REFIT_OK) (void)cuda->driver.host_unregister(memory);
     return status;

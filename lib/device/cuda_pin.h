@@ -8,9 +8,22 @@
 refit_status rft_cuda_pins_open(rft_cuda_device *cuda, rft_cuda_pins **out, refit_error *error);
 void rft_cuda_pins_close(rft_cuda_device *cuda, rft_cuda_pins *pins);
 
-/* Do [memory, memory + bytes) lie inside one registration made here? Cheap: it is asked for every
- * copy. No visit is needed. */
-bool rft_cuda_pins_cover(rft_cuda_device *cuda, const void *memory, uint64_t bytes);
+/* The addresses of one registration: [start, end). */
+typedef struct rft_cuda_pinned {
+    uintptr_t start;
+    uintptr_t end;
+} rft_cuda_pinned;
+
+/* The registration made here that holds `memory`; an empty one if there is none. Cheap: it is asked
+ * for every other copy. No visit is needed. */
+rft_cuda_pinned rft_cuda_pins_find(rft_cuda_device *cuda, const void *memory);
+
+/* Do the bytes lie inside it? */
+static inline bool rft_cuda_pinned_holds(rft_cuda_pinned pinned, const void *memory, uint64_t bytes)
+{
+    uintptr_t at = (uintptr_t)memory;
+    return at >= pinned.start && at < pinned.end && bytes <= pinned.end - at;
+}
 
 /* The slots of device.h: pin inside a visit, unpin visits by itself. One registration a call;
  * REFIT_ERR_PIN says why not. Unpin takes back the registration that begins at `memory`. */

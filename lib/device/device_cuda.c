@@ -69,6 +69,7 @@ static void cuda_describe(void *self, refit_device_info *info)
     info->kernels = cuda->kernels != NULL;
     info->numa_node = cuda->facts.numa_node;
     info->driver_version = cuda->driver.version;
+    info->small_bytes = rft_cuda_copier_small_bytes(cuda);
     rft_uuid_print(cuda->facts.uuid.bytes, info->uuid);
 }
 

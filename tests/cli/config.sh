@@ -30,7 +30,7 @@ shows broadcast.worker '"say \"hi\"\\"' environment
 shows offload.pin off file
 shows offload.copy_threads 2 file
 shows offload.verify false default
-prints "default: 1024; takes: copies, 1 to 65536"
+prints "default: 16384; takes: copies, 1 to 65536"
 
 refuses 3 "$scratch/top.yaml:2:3: there is no option offload.bach: the nearest is offload.batch" \
     config --file <(:) --config "$(printf 'offload:\n  bach: 3\n' >"$scratch/top.yaml" && echo "$scratch/top.yaml")"

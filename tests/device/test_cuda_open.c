@@ -63,7 +63,7 @@ static void a_gpu_describes_itself(void **state)
     rft_device_caps caps = rft_device_get_caps(device);
     assert_true(caps.needs_pinned);
     assert_false(caps.host_addressable);
-    assert_int_equal(caps.batch_most, 1024);
+    assert_int_equal(caps.batch_most, 65536);
     assert_int_equal(caps.numa_node, 3);
     assert_int_equal(caps.ordinal, 1);
     assert_int_equal(caps.uuid[0], 0x01);

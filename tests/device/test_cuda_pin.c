@@ -19,7 +19,7 @@ static char *pages(uint64_t count)
 
 static bool covered(refit_device *device, const void *memory, uint64_t bytes)
 {
-    return rft_cuda_pins_cover(device->self, memory, bytes);
+    return rft_cuda_pinned_holds(rft_cuda_pins_find(device->self, memory), memory, bytes);
 }
 
 static void a_range_is_known_from_pin_to_unpin(void **state)

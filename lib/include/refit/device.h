@@ -50,6 +50,8 @@ typedef struct refit_device_info {
     int32_t numa_node;        /* the host memory closest to it; -1: none, or not known */
     int32_t driver_version;   /* 12040: a driver for CUDA 12.4; 0: it has none */
     char uuid[48];            /* "GPU-…" as nvidia-smi shows it, or "" */
+    uint64_t small_bytes;     /* copies below that are gathered by a kernel; 0: none, or not known
+                                 before the first use (see offload.small_bytes) */
 } refit_device_info;
 
 /*

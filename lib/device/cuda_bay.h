@@ -1,0 +1,99 @@
+/*
+ * cuda_bay: where many small copies between pinned host memory and the device become few large
+ * ones.
+ *
+ *     way out    device ──pack──► half of the bay ──copy engine──► host
+ *     way back   host ──copy engine──► half of the bay ──pack──► device
+ *
+ * The first step of a portion is put on a stream of the bay's own, the second on the caller's, so
+ * that the packing of one half goes on beside the copies of the other. One caller's stream at a
+ * time uses a bay, so nobody ever waits for the work of another stream.
+ *
+ * A portion is what one half takes at once: entries for the pack kernel, in host memory that the
+ * GPU reads, and stretches of host memory, each one copy. A stretch joins small copies whose host
+ * sides follow each other; padding between them is copied too.
+ */
+#ifndef RFT_CUDA_BAY_H
+#define RFT_CUDA_BAY_H
+
+#include "device/cuda_batch.h"
+#include "kernels/pack.h"
+
+#define RFT_CUDA_HALVES   2u
+#define RFT_CUDA_SECTIONS 8u
+#define RFT_CUDA_ENTRIES  16384u /* of a section */
+
+/* Where a copy goes; nobody knows for what is neither out nor back. */
+typedef enum rft_cuda_way { RFT_CUDA_ELSE, RFT_CUDA_OUT, RFT_CUDA_BACK } rft_cuda_way;
+
+typedef struct rft_cuda_half {
+    rft_cu_ptr memory;
+    rft_cu_event filled; /* on the bay's stream: the first step is done */
+    rft_cu_event free;   /* on the caller's: the second is */
+} rft_cuda_half;
+
+typedef struct rft_cuda_section {
+    rft_pack_entry *entries;
+    rft_cu_ptr table;  /* where the GPU finds them */
+    rft_cu_event done; /* nothing on the GPU reads them any more */
+} rft_cuda_section;
+
+/* Used by one thread at a time; whose turn it is is known to its owner (cuda_staging.c). */
+typedef struct rft_cuda_bay {
+    bool taken;           /* by a thread: the owner's, and guarded by its lock */
+    rft_cu_stream caller; /* whose work is on it, or was last: written by the owner */
+    bool broken;          /* what is under way cannot be told any more: it is not used again */
+    bool behind;          /* the GPU was, by all sections, when last looked */
+
+    rft_cu_stream own;
+    rft_cu_event before; /* on the caller's stream, before a batch */
+    void *memory;        /* both halves */
+    void *host;          /* all sections */
+    uint64_t half_bytes;
+    rft_cuda_half halves[RFT_CUDA_HALVES];
+    rft_cuda_section sections[RFT_CUDA_SECTIONS];
+    rft_cuda_batch *stretches; /* of the portion that is gathered */
+
+    /* The batch under way. */
+    rft_copy_order order;
+    bool follows; /* the bay's stream is behind `before` */
+
+    /* The portion that is gathered. */
+    rft_cuda_way way;
+    uint32_t half;    /* the one that it will take */
+    uint32_t section; /* where its entries lie, from `first` on */
+    uint32_t first;
+    uint32_t entries;
+    uint64_t used;     /* bytes of the half, with what stretches are aligned by */
+    uint64_t payload;  /* bytes of its copies */
+    uintptr_t reached; /* end of the host side of its last copy */
+} rft_cuda_bay;
+
+/* All that follows is called inside a visit. Opens all, so that using it takes nothing.
+ * REFIT_ERR_DEVICE_MEMORY, …; on failure nothing is held. */
+refit_status rft_cuda_bay_open(rft_cuda_device *cuda, uint64_t half_bytes, rft_cuda_bay **out,
+                               refit_error *error);
+
+/* Waits for what is under way (at most offload.timeout_ms), then frees it. */
+void rft_cuda_bay_close(rft_cuda_device *cuda, rft_cuda_bay *bay);
+
+/* Likewise where the driver must not be called: frees our side of it. Outside a visit. */
+void rft_cuda_bay_forget(rft_cuda_bay *bay);
+
+/* Has all that was ever put on it been done? */
+bool rft_cuda_bay_is_idle(rft_cuda_device *cuda, const rft_cuda_bay *bay);
+
+/* A batch of its caller's stream begins; `order` as in copy_batch. */
+refit_status rft_cuda_bay_begin(rft_cuda_device *cuda, rft_cuda_bay *bay, rft_copy_order order,
+                                refit_error *error);
+
+/* One more small copy, of at most a quarter of a half. `joined`: it goes on from the one before,
+ * with no more than padding between their host sides. `*taken` says whether there was room; there
+ * is none while the GPU is behind by as many entries as the sections hold. */
+refit_status rft_cuda_bay_add(rft_cuda_device *cuda, rft_cuda_bay *bay, const rft_copy *copy,
+                              rft_cuda_way way, bool joined, bool *taken, refit_error *error);
+
+/* Puts what has been gathered on the streams. Ends a batch, too. */
+refit_status rft_cuda_bay_flush(rft_cuda_device *cuda, rft_cuda_bay *bay, refit_error *error);
+
+#endif

@@ -1,0 +1,176 @@
+#include "tests/device/copy_rig.h"
+
+#include <stdlib.h>
+#include <sys/mman.h>
+
+#include "base/checked.h"
+
+#define MARK 0x5a
+
+static refit_device *open_device(const char *const *settings)
+{
+    refit_device *device = NULL;
+    refit_config config;
+    refit_error error = {0};
+    refit_config_init(&config, sizeof config);
+    for (; settings != NULL && *settings != NULL; settings++) {
+        char key[64];
+        const char *value = strchr(*settings, '=') + 1;
+        size_t length = (size_t)(value - *settings) - 1;
+        memcpy(key, *settings, length);
+        key[length] = '\0';
+        assert_ok(refit_config_set(&config, key, value, &error));
+    }
+    refit_status status = refit_device_open("cuda:0", &config, &device, &error);
+    if (status != REFIT_OK) print_error("%s\n", error.text);
+    assert_int_equal(status, REFIT_OK);
+    return device;
+}
+
+void rig_open(copy_rig *rig, uint64_t bytes, const char *const *settings)
+{
+    void *host = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    void *memory;
+    assert_ptr_not_equal(host, MAP_FAILED);
+    *rig = (copy_rig){.device = open_device(settings), .host = host, .bytes = bytes};
+    assert_ok(refit_stream_open(rig->device, &rig->stream, &rig->error));
+    assert_ok(refit_memory_alloc(rig->device, bytes, &memory, &rig->error));
+    assert_ok(rft_device_host_pin(rig->device, rig->host, bytes, &rig->error));
+    rig->memory = memory;
+}
+
+void rig_close(copy_rig *rig)
+{
+    assert_ok(refit_stream_close(rig->device, rig->stream, &rig->error));
+    rft_device_host_unpin(rig->device, rig->host, rig->bytes);
+    assert_ok(refit_memory_free(rig->device, rig->memory, &rig->error));
+    cuda_close(rig->device);
+    munmap(rig->host, rig->bytes);
+    free(rig->out);
+    free(rig->back);
+}
+
+void rig_lay(copy_rig *rig, uint32_t count, uint64_t size, uint64_t host_gap, uint32_t slack,
+             uint64_t memory_gap)
+{
+    assert_true(count * (size + rft_max_u64(host_gap, memory_gap)) <= rig->bytes);
+    rig->count = count;
+    rig->slack = slack;
+    rig->out = realloc(rig->out, count * sizeof *rig->out);
+    rig->back = realloc(rig->back, count * sizeof *rig->back);
+    for (uint32_t i = 0; i < count; i++) {
+        char *host = rig->host + i * (size + host_gap);
+        char *memory = rig->memory + i * (size + memory_gap);
+        rig->out[i] =
+            (rft_copy){.to = host, .from = memory, .bytes = size, .slack = slack, .checked = true};
+        rig->back[i] =
+            (rft_copy){.to = memory, .from = host, .bytes = size, .slack = slack, .checked = true};
+    }
+}
+
+copy_rig rig_part(const copy_rig *rig, uint32_t i, uint32_t parts)
+{
+    copy_rig part = *rig;
+    part.count = rig->count / parts;
+    part.out += i * part.count;
+    part.back += i * part.count;
+    assert_ok(refit_stream_open(rig->device, &part.stream, &part.error));
+    return part;
+}
+
+/* Never the mark. */
+static char byte_of(uint64_t at, unsigned seed)
+{
+    char byte = (char)(((at + 1) * UINT64_C(0x9E3779B97F4A7C15) + seed * 77u) >> 56);
+    return byte == MARK ? MARK + 1 : byte;
+}
+
+static char *memory_bytes(const copy_rig *rig)
+{
+    return fake_cuda_bytes((uintptr_t)rig->memory, rig->bytes);
+}
+
+static char *seen_at(const copy_rig *rig, const void *side)
+{
+    const char *at = side;
+    if (at >= rig->host && at < rig->host + rig->bytes) return rig->host + (at - rig->host);
+    return memory_bytes(rig) + (at - rig->memory);
+}
+
+void rig_fill(copy_rig *rig, bool out, unsigned seed)
+{
+    const rft_copy *copies = out ? rig->out : rig->back;
+    memset(rig->host, MARK, rig->bytes);
+    memset(memory_bytes(rig), MARK, rig->bytes);
+    for (uint32_t i = 0; i < rig->count; i++) {
+        char *from = seen_at(rig, copies[i].from);
+        for (uint64_t k = 0; k < copies[i].bytes; k++) {
+            from[k] = byte_of(i * 1000003u + k, seed);
+        }
+    }
+}
+
+/* From the end of copy i to the next one, or to the end. */
+static void check_gap(const char *from, const char *end, uint64_t padding)
+{
+    for (from += rft_min_u64(padding, (uint64_t)(end - from)); from < end; from++) {
+        if (*from != MARK) fail_msg("a byte that is nobody's was written");
+    }
+}
+
+void rig_check(const copy_rig *rig, bool out, unsigned seed)
+{
+    const rft_copy *copies = out ? rig->out : rig->back;
+    const char *side_end = (out ? rig->host : memory_bytes(rig)) + rig->bytes;
+    for (uint32_t i = 0; i < rig->count; i++) {
+        const char *to = seen_at(rig, copies[i].to);
+        bool last = i + 1 == rig->count;
+        for (uint64_t k = 0; k < copies[i].bytes; k++) {
+            if (to[k] != byte_of(i * 1000003u + k, seed))
+                fail_msg("byte %u of copy %u", (unsigned)k, i);
+        }
+        check_gap(to + copies[i].bytes, last ? side_end : seen_at(rig, copies[i + 1].to),
+                  out ? rig->slack : 0);
+    }
+}
+
+refit_status rig_put(copy_rig *rig, bool out, rft_copy_order order)
+{
+    const rft_copy *copies = out ? rig->out : rig->back;
+    for (uint32_t first = 0; first < rig->count; first += RIG_BATCH) {
+        uint32_t count = rig->count - first;
+        RFT_TRY(rft_device_copy_batch(rig->device, rig->stream, copies + first,
+                                      count < RIG_BATCH ? count : RIG_BATCH, order, &rig->error));
+    }
+    return REFIT_OK;
+}
+
+void rig_wait(copy_rig *rig)
+{
+    refit_status status = refit_stream_wait(rig->device, rig->stream, PATIENCE_MS, &rig->error);
+    if (status != REFIT_OK) print_error("%s\n", rig->error.text);
+    assert_int_equal(status, REFIT_OK);
+}
+
+static void go_one_way(copy_rig *rig, bool out, unsigned seed)
+{
+    rig_fill(rig, out, seed);
+    refit_status status = rig_put(rig, out, out ? RFT_COPY_STREAM : RFT_COPY_ANY);
+    if (status != REFIT_OK) print_error("%s\n", rig->error.text);
+    assert_int_equal(status, REFIT_OK);
+    rig_wait(rig);
+    rig_check(rig, out, seed);
+}
+
+void rig_round(copy_rig *rig, unsigned seed)
+{
+    go_one_way(rig, true, seed);
+    go_one_way(rig, false, seed + 1);
+}
+
+uint64_t rig_small_bytes(const copy_rig *rig)
+{
+    refit_device_info info = {.size = sizeof info};
+    assert_ok(refit_device_describe(rig->device, &info, NULL));
+    return info.small_bytes;
+}

@@ -1,0 +1,54 @@
+/*
+ * Batches on the CUDA device with the fake driver: memory on the device, pinned memory on the host,
+ * and a list of copies between them, with bytes on both sides that nobody may touch.
+ */
+#ifndef COPY_RIG_H
+#define COPY_RIG_H
+
+#include "tests/device/cuda_case.h"
+
+#define KIB       UINT64_C(1024)
+#define RIG_BATCH 16384u
+
+typedef struct copy_rig {
+    refit_device *device;
+    refit_stream_ref stream;
+    char *host;   /* pinned in one registration */
+    char *memory; /* on the device */
+    uint64_t bytes;
+    rft_copy *out;  /* device to host */
+    rft_copy *back; /* the same copies, the other way */
+    uint32_t count;
+    uint32_t slack; /* of each */
+    refit_error error;
+} copy_rig;
+
+/* Opens the device with `settings` ("offload.small_bytes=32KiB", …, NULL) and `bytes` on each side.
+ */
+void rig_open(copy_rig *rig, uint64_t bytes, const char *const *settings);
+void rig_close(copy_rig *rig);
+
+/* `count` checked copies of `size` bytes: on the host `host_gap` bytes lie between two, of which
+ * `slack` are padding; on the device `memory_gap`. */
+void rig_lay(copy_rig *rig, uint32_t count, uint64_t size, uint64_t host_gap, uint32_t slack,
+             uint64_t memory_gap);
+
+/* Part `i` of `parts` of the copies, on a stream of its own that the caller opens and closes. */
+copy_rig rig_part(const copy_rig *rig, uint32_t i, uint32_t parts);
+
+/* New bytes at the sources, marks everywhere else. */
+void rig_fill(copy_rig *rig, bool out, unsigned seed);
+
+/* The bytes of all copies are where they belong, and nothing but padding has changed. */
+void rig_check(const copy_rig *rig, bool out, unsigned seed);
+
+/* All copies, in batches of RIG_BATCH. */
+refit_status rig_put(copy_rig *rig, bool out, rft_copy_order order);
+void rig_wait(copy_rig *rig);
+
+/* Out and back again, filled, waited for and checked. */
+void rig_round(copy_rig *rig, unsigned seed);
+
+uint64_t rig_small_bytes(const copy_rig *rig);
+
+#endif

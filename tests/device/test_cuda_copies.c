@@ -1,0 +1,243 @@
+/* Copies on a GPU: whichever calls the driver has, batches keep its rules, every byte arrives where
+ * it belongs, and small ones take few calls. */
+#include "tests/device/copy_rig.h"
+
+#include <stdlib.h>
+
+#include "base/alloc.h"
+#include "base/checked.h"
+
+static const char *const engines_only[] = {"offload.small_bytes=1", NULL};
+static const char *const gathering[] = {"offload.small_bytes=32KiB", "offload.staging_bytes=1MiB",
+                                        NULL};
+
+/* 3,000 copies, none of which is small. */
+static void round_by_engines(void)
+{
+    copy_rig rig;
+    rig_open(&rig, 4 * MIB, engines_only);
+    rig_lay(&rig, 3000, 600, 8, 8, 424);
+    rig_round(&rig, 1);
+    assert_int_equal(fake_cuda_calls("cuLaunchKernel"), 0);
+    assert_int_equal(fake_cuda_legacy_calls(NULL), 0);
+    rig_close(&rig);
+}
+
+static void batches_hold_1024_copies_at_most(void **state)
+{
+    (void)state;
+    fake_cuda_set_batch_cap(1024);
+    round_by_engines();
+    assert_int_equal(fake_cuda_calls("cuMemcpyBatchAsync"), 2 * 3);
+    assert_int_equal(fake_cuda_calls("cuMemcpyAsync"), 0);
+    assert_int_equal(fake_cuda_batch_most(), 1024);
+}
+
+static void the_older_batch_is_taken_where_the_newer_one_is_not(void **state)
+{
+    (void)state;
+    fake_cuda_set_version(12080);
+    round_by_engines();
+    assert_int_equal(fake_cuda_calls("cuMemcpyBatchAsync"), 2 * 3);
+}
+
+static void drivers_without_batches_copy_one_by_one(void **state)
+{
+    (void)state;
+    for (int hidden = 0; hidden < 2; hidden++) {
+        fake_cuda_reset();
+        if (hidden) fake_cuda_hide("cuMemcpyBatchAsync", 0);
+        if (!hidden) fake_cuda_set_version(12040);
+        round_by_engines();
+        assert_int_equal(fake_cuda_calls("cuMemcpyBatchAsync"), 0);
+        assert_int_equal(fake_cuda_calls("cuMemcpyAsync"), 2 * 3000);
+    }
+}
+
+static void batches_that_are_not_supported_are_copied_one_by_one(void **state)
+{
+    (void)state;
+    fake_cuda_fail("cuMemcpyBatchAsync", 1, 6, RFT_CU_NOT_SUPPORTED);
+    round_by_engines();
+    assert_int_equal(fake_cuda_calls("cuMemcpyAsync"), 2 * 3000);
+}
+
+static void copies_of_nothing_are_left_out(void **state)
+{
+    (void)state;
+    copy_rig rig;
+    rig_open(&rig, MIB, gathering);
+    for (uint64_t size = 0; size <= 600; size += 600) {
+        rig_lay(&rig, 300, size, 8, 0, 0);
+        for (uint32_t i = 0; i < 300; i += 3) {
+            rig.out[i].bytes = rig.back[i].bytes = 0;
+        }
+        rig_round(&rig, 3);
+    }
+    rig_lay(&rig, 1, 0, 0, 0, 0);
+    rig_round(&rig, 3);
+    rig_close(&rig);
+}
+
+static void pageable_memory_is_kept_out_of_batches(void **state)
+{
+    (void)state;
+    copy_rig rig;
+    rig_open(&rig, MIB, gathering);
+    rft_device_host_unpin(rig.device, rig.host, rig.bytes);
+    rig_lay(&rig, 100, 600, 0, 0, 0);
+    rig_round(&rig, 5);
+    assert_int_equal(fake_cuda_calls("cuMemcpyBatchAsync"), 0);
+    assert_int_equal(fake_cuda_calls("cuMemcpyAsync"), 2 * 100);
+    assert_int_equal(fake_cuda_calls("cuLaunchKernel"), 0);
+    rig_close(&rig);
+}
+
+/* Pinned to the device, pageable to the device, on the device, and within the host. */
+static void a_batch_may_hold_all_kinds_of_copies(void **state)
+{
+    (void)state;
+    copy_rig rig;
+    rig_open(&rig, 4 * KIB, engines_only);
+    char pageable[1024];
+    rig_lay(&rig, 4, 1024, 0, 0, 0);
+    rig_fill(&rig, false, 9);
+    memcpy(pageable, rig.host + 1024, 1024);
+    char *there = fake_cuda_bytes((uintptr_t)rig.memory, 4096);
+    memcpy(there + 3072, rig.host + 2048, 1024);
+    rig.back[1].from = pageable;
+    rig.back[2].from = rig.memory + 3072;
+    rig.back[3].from = rig.host;
+    rig.back[3].to = rig.host + 3072;
+    assert_ok(rig_put(&rig, false, RFT_COPY_ANY));
+    rig_wait(&rig);
+    assert_memory_equal(there, rig.host, 3072);
+    assert_memory_equal(rig.host + 3072, rig.host, 1024);
+    rig_close(&rig);
+}
+
+static void a_hundred_thousand_small_copies_take_few_calls(void **state)
+{
+    (void)state;
+    copy_rig rig;
+    fake_cuda_set_memory(0, 256 * MIB);
+    rig_open(&rig, 56 * MIB, (const char *const[]){"offload.small_bytes=32KiB", NULL});
+    rig_lay(&rig, 100000, 500, 12, 12, 56);
+    rig_round(&rig, 2);
+    uint64_t before = fake_cuda_calls(NULL);
+    rig_fill(&rig, true, 3);
+    assert_ok(rig_put(&rig, true, RFT_COPY_STREAM));
+    assert_in_range(fake_cuda_calls(NULL) - before, 50, 200);
+    rig_wait(&rig);
+    rig_check(&rig, true, 3);
+    rig_close(&rig);
+}
+
+/* Whatever lies between two copies on the host, only padding is written. */
+static void nothing_but_padding_is_touched(void **state)
+{
+    (void)state;
+    static const struct {
+        uint64_t size, gap;
+        uint32_t slack;
+    } shapes[] = {{500, 12, 12}, {500, 12, 11}, {500, 100, 7},     {512, 0, 0},      {1, 511, 511},
+                  {17, 3, 3},    {4096, 1, 0},  {100, 9000, 9000}, {20000, 480, 480}};
+    copy_rig rig;
+    rig_open(&rig, 4 * MIB, gathering);
+    for (size_t i = 0; i < sizeof shapes / sizeof shapes[0]; i++) {
+        uint64_t step = shapes[i].size + shapes[i].gap;
+        uint32_t count =
+            (uint32_t)rft_min_u64(2000, 4 * MIB / rft_max_u64(step, shapes[i].size + 64));
+        rig_lay(&rig, count, shapes[i].size, shapes[i].gap, shapes[i].slack, 64);
+        rig_round(&rig, (unsigned)i);
+    }
+    assert_int_not_equal(fake_cuda_calls("cuLaunchKernel"), 0);
+    rig_close(&rig);
+}
+
+static void large_and_small_copies_of_a_batch_take_either_way(void **state)
+{
+    (void)state;
+    copy_rig rig;
+    rig_open(&rig, 16 * MIB, gathering);
+    rig_lay(&rig, 200, 20000, 480, 480, 64);
+    for (uint32_t i = 0; i < 200; i += 7) { /* as large as the room is: these are no small ones */
+        rig.out[i].bytes = rig.back[i].bytes = 20000;
+        rig.out[i].checked = rig.back[i].checked = false;
+    }
+    rig_round(&rig, 4);
+    assert_int_not_equal(fake_cuda_calls("cuLaunchKernel"), 0);
+    assert_int_not_equal(fake_cuda_calls("cuMemcpyBatchAsync"), 0);
+    rig_close(&rig);
+}
+
+static void memory_that_was_not_checked_meets_no_kernel(void **state)
+{
+    (void)state;
+    copy_rig rig;
+    rig_open(&rig, MIB, gathering);
+    rig_lay(&rig, 500, 600, 0, 0, 0);
+    for (uint32_t i = 0; i < rig.count; i++) {
+        rig.out[i].checked = rig.back[i].checked = false;
+    }
+    rig_round(&rig, 4);
+    assert_int_equal(fake_cuda_calls("cuLaunchKernel"), 0);
+    rig_close(&rig);
+}
+
+/* Two registrations side by side: host sides go on across the edge, copies and stretches do not. */
+static void no_copy_straddles_two_registrations(void **state)
+{
+    (void)state;
+    copy_rig rig;
+    rig_open(&rig, 2 * MIB, gathering);
+    rft_device_host_unpin(rig.device, rig.host, rig.bytes);
+    assert_ok(rft_device_host_pin(rig.device, rig.host, MIB, &rig.error));
+    assert_ok(rft_device_host_pin(rig.device, rig.host + MIB, MIB, &rig.error));
+    rig_lay(&rig, 1024, 2 * KIB, 0, 0, 0);
+    rig_round(&rig, 6);
+    assert_int_not_equal(fake_cuda_calls("cuLaunchKernel"), 0);
+    rft_device_host_unpin(rig.device, rig.host + MIB, MIB);
+    rig_close(&rig);
+}
+
+static void the_steady_state_allocates_nothing(void **state)
+{
+    (void)state;
+    copy_rig rig;
+    rig_open(&rig, 2 * MIB, gathering);
+    rig_lay(&rig, 2000, 600, 0, 0, 0);
+    rig_round(&rig, 1);
+    uint64_t before = rft_alloc_count();
+    uint64_t opened = fake_cuda_calls("cuEventCreate") + fake_cuda_calls("cuMemAlloc") +
+                      fake_cuda_calls("cuMemHostAlloc");
+    for (unsigned i = 0; i < 20; i++) {
+        assert_ok(rig_put(&rig, i % 2 == 0, RFT_COPY_STREAM));
+        rig_wait(&rig);
+    }
+    assert_int_equal(rft_alloc_count(), before);
+    assert_int_equal(fake_cuda_calls("cuEventCreate") + fake_cuda_calls("cuMemAlloc") +
+                         fake_cuda_calls("cuMemHostAlloc"),
+                     opened);
+    rig_close(&rig);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cuda_case(batches_hold_1024_copies_at_most),
+        cuda_case(the_older_batch_is_taken_where_the_newer_one_is_not),
+        cuda_case(drivers_without_batches_copy_one_by_one),
+        cuda_case(batches_that_are_not_supported_are_copied_one_by_one),
+        cuda_case(copies_of_nothing_are_left_out),
+        cuda_case(pageable_memory_is_kept_out_of_batches),
+        cuda_case(a_batch_may_hold_all_kinds_of_copies),
+        cuda_case(a_hundred_thousand_small_copies_take_few_calls),
+        cuda_case(nothing_but_padding_is_touched),
+        cuda_case(large_and_small_copies_of_a_batch_take_either_way),
+        cuda_case(memory_that_was_not_checked_meets_no_kernel),
+        cuda_case(no_copy_straddles_two_registrations),
+        cuda_case(the_steady_state_allocates_nothing),
+    };
+    return cmocka_run_group_tests_name("cuda_copies", tests, NULL, NULL);
+}

@@ -1,0 +1,229 @@
+/* From which size on the copy engines are left alone: read off the times, measured once, and never
+ * a failure of the copies. */
+#include "tests/device/copy_rig.h"
+
+#include <refit/host.h>
+
+#include "device/cuda_cutoff.h"
+
+#define SIZES RFT_CUDA_CUTOFF_SIZES
+
+static unsigned warnings;
+static unsigned told; /* the size */
+
+static void count_line(void *user, refit_log_level level, const char *text)
+{
+    (void)user;
+    if (level == REFIT_LOG_WARNING && strstr(text, "small copies") != NULL) warnings++;
+    if (level == REFIT_LOG_INFO && strstr(text, "gathered by a kernel") != NULL) told++;
+}
+
+static int begin(void **state)
+{
+    warnings = told = 0;
+    refit_set_log(count_line, NULL, REFIT_LOG_INFO);
+    return cuda_case_begin(state);
+}
+
+static int end(void **state)
+{
+    refit_set_log(NULL, NULL, REFIT_LOG_ERROR);
+    return cuda_case_end(state);
+}
+
+static rft_cuda_cutoff_times times_of(const float engines[SIZES], uint32_t count)
+{
+    rft_cuda_cutoff_times times = {.count = count};
+    for (uint32_t i = 0; i < SIZES; i++) {
+        times.engines[i] = engines[i];
+        times.gathered[i] = 1;
+    }
+    return times;
+}
+
+static uint64_t choose(const float engines[SIZES])
+{
+    rft_cuda_cutoff_times times = times_of(engines, SIZES);
+    return rft_cuda_cutoff_choose(&times);
+}
+
+static void the_size_is_where_the_engines_catch_up(void **state)
+{
+    (void)state;
+    assert_int_equal(choose((const float[SIZES]){9, 8, 7, 0.9f, 0.9f, 0.9f}), 32 * KIB);
+    assert_int_equal(choose((const float[SIZES]){9, 1, 1, 1, 1, 1}), 8 * KIB);
+    assert_int_equal(choose((const float[SIZES]){9, 8, 7, 6, 5, 0.9f}), 128 * KIB);
+}
+
+static void a_single_lucky_time_does_not_count(void **state)
+{
+    (void)state;
+    assert_int_equal(choose((const float[SIZES]){0.5f, 8, 7, 6, 0.9f, 0.9f}), 64 * KIB);
+    assert_int_equal(choose((const float[SIZES]){9, 0.5f, 7, 6, 0.9f, 0.9f}), 64 * KIB);
+}
+
+static void engines_that_never_catch_up_leave_it_at_the_most(void **state)
+{
+    (void)state;
+    assert_int_equal(choose((const float[SIZES]){9, 8, 7, 6, 5, 4}), RFT_CUDA_CUTOFF_MOST);
+}
+
+static void engines_that_win_throughout_say_nothing(void **state)
+{
+    (void)state;
+    assert_int_equal(choose((const float[SIZES]){0.5f, 0.5f, 0.5f, 0.5f, 0.5f, 0.5f}), 0);
+}
+
+static void measuring_ends_when_the_engines_have_won_twice(void **state)
+{
+    (void)state;
+    const float engines[SIZES] = {9, 8, 0.5f, 0.5f, 0, 0};
+    for (uint32_t count = 0; count <= 4; count++) {
+        rft_cuda_cutoff_times times = times_of(engines, count);
+        assert_int_equal(rft_cuda_cutoff_is_clear(&times), count == 4);
+    }
+    rft_cuda_cutoff_times times = times_of(engines, 4);
+    assert_int_equal(rft_cuda_cutoff_choose(&times), 16 * KIB);
+}
+
+/* All sizes that may turn out to be small. */
+static void open_mixed(copy_rig *rig)
+{
+    rig_open(rig, 8 * MIB, (const char *const[]){"offload.staging_bytes=4MiB", NULL});
+    rig_lay(rig, 48, 130 * KIB, 512, 512, 512);
+    for (uint32_t i = 0; i < rig->count; i++) {
+        rig->out[i].bytes = rig->back[i].bytes = (KIB << i % 8) + i;
+        rig->out[i].slack = rig->back[i].slack = 0;
+    }
+    for (uint32_t i = 0; i < rig->count; i += 2) { /* pairs that go on from each other */
+        rig->out[i + 1].to = (char *)rig->out[i].to + rig->out[i].bytes;
+        rig->back[i + 1].from = rig->out[i + 1].to;
+    }
+    rig->slack = 0;
+}
+
+/* How fast the fake driver is, nobody knows: either the size is found, or it is said why not. */
+static void measuring_leaves_the_copies_right(void **state)
+{
+    (void)state;
+    copy_rig rig;
+    open_mixed(&rig);
+    assert_int_equal(rig_small_bytes(&rig), 0);
+    rig_round(&rig, 1);
+    uint64_t small = rig_small_bytes(&rig);
+    assert_int_equal(told, small == 0 ? 0 : 1);
+    assert_int_equal(warnings, small == 0 ? 1 : 0);
+    if (small != 0) assert_in_range(small, 8 * KIB, 128 * KIB);
+    assert_int_not_equal(fake_cuda_calls("cuLaunchKernel"), 0);
+    rig_close(&rig);
+}
+
+static void what_is_configured_is_not_measured(void **state)
+{
+    (void)state;
+    copy_rig rig;
+    rig_open(&rig, 4 * MIB, (const char *const[]){"offload.small_bytes=20KiB", NULL});
+    assert_int_equal(rig_small_bytes(&rig), 20 * KIB);
+    rig_lay(&rig, 100, 20 * KIB, 0, 0, 0);
+    rig_round(&rig, 1);
+    assert_int_equal(fake_cuda_calls("cuLaunchKernel"), 0);
+    rig_lay(&rig, 100, 20 * KIB - 1, 0, 0, 0);
+    rig_round(&rig, 1);
+    assert_int_not_equal(fake_cuda_calls("cuLaunchKernel"), 0);
+    assert_int_equal(fake_cuda_calls("cuEventElapsedTime"), 0);
+    rig_close(&rig);
+}
+
+/* Nothing larger than a quarter of a half is small. */
+static void the_size_keeps_to_the_staging_memory(void **state)
+{
+    (void)state;
+    copy_rig rig;
+    rig_open(&rig, 4 * MIB,
+             (const char *const[]){"offload.small_bytes=1MiB", "offload.staging_bytes=1MiB", NULL});
+    assert_int_equal(rig_small_bytes(&rig), 256 * KIB);
+    rig_lay(&rig, 16, 256 * KIB - 1, 1, 1, 1);
+    rig_round(&rig, 1);
+    assert_int_not_equal(fake_cuda_calls("cuLaunchKernel"), 0);
+    rig_close(&rig);
+}
+
+/* The engines do the work; some batches later it is tried again. Each time two events go. */
+static void a_measurement_that_fails_is_made_again_later(void **state)
+{
+    (void)state;
+    copy_rig rig;
+    open_mixed(&rig);
+    fake_cuda_fail("cuEventElapsedTime", 1, 1000, RFT_CU_INVALID_VALUE);
+    rig_round(&rig, 1);
+    assert_int_equal(fake_cuda_calls("cuEventDestroy"), 2);
+    for (unsigned i = 0; i < 7; i++) {
+        rig_round(&rig, i);
+    }
+    assert_int_equal(fake_cuda_calls("cuEventDestroy"), 2);
+    rig_round(&rig, 1);
+    assert_int_equal(fake_cuda_calls("cuEventDestroy"), 4);
+    assert_int_equal(rig_small_bytes(&rig), 0);
+    assert_int_equal(warnings, 1);
+    rig_close(&rig);
+}
+
+/* The bay's own stream stands: the measurement gives up, and the bay rests until it is idle. */
+static void a_gpu_that_is_busy_is_not_waited_for(void **state)
+{
+    (void)state;
+    copy_rig rig;
+    open_mixed(&rig);
+    rig_fill(&rig, true, 1);
+    fake_cuda_stop();
+    assert_ok(rig_put(&rig, true, RFT_COPY_STREAM));
+    assert_int_equal(rig_small_bytes(&rig), 0);
+    assert_int_equal(warnings, 1);
+    fake_cuda_go();
+    rig_wait(&rig);
+    rig_check(&rig, true, 1);
+    rig_close(&rig);
+}
+
+static void every_failed_call_leaves_the_stream_usable(void **state)
+{
+    (void)state;
+    static const char *const calls[] = {"cuEventCreate", "cuEventRecord", "cuEventQuery",
+                                        "cuEventElapsedTime", "cuLaunchKernel"};
+    for (size_t i = 0; i < sizeof calls / sizeof calls[0]; i++) {
+        for (unsigned nth = 1; nth < 6; nth++) {
+            copy_rig rig;
+            fake_cuda_reset();
+            open_mixed(&rig);
+            rig_fill(&rig, true, 2);
+            fake_cuda_fail(calls[i], nth, 1, RFT_CU_INVALID_VALUE);
+            refit_status status = rig_put(&rig, true, RFT_COPY_STREAM);
+            fake_cuda_forget_faults();
+            fake_cuda_settle();
+            if (status == REFIT_OK) rig_check(&rig, true, 2);
+            rig_round(&rig, 3);
+            rig_close(&rig);
+            assert_int_equal(fake_cuda_leaks(), 0);
+        }
+    }
+}
+
+#define TEST(name) cmocka_unit_test_setup_teardown(name, begin, end)
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(the_size_is_where_the_engines_catch_up),
+        cmocka_unit_test(a_single_lucky_time_does_not_count),
+        cmocka_unit_test(engines_that_never_catch_up_leave_it_at_the_most),
+        cmocka_unit_test(engines_that_win_throughout_say_nothing),
+        cmocka_unit_test(measuring_ends_when_the_engines_have_won_twice),
+        TEST(measuring_leaves_the_copies_right),
+        TEST(what_is_configured_is_not_measured),
+        TEST(the_size_keeps_to_the_staging_memory),
+        TEST(a_measurement_that_fails_is_made_again_later),
+        TEST(a_gpu_that_is_busy_is_not_waited_for),
+        TEST(every_failed_call_leaves_the_stream_usable),
+    };
+    return cmocka_run_group_tests_name("cuda_cutoff", tests, NULL, NULL);
+}
