@@ -14,6 +14,7 @@
  *   refit/config.h       every choice, from a file, the environment or code
  *   refit/device.h       where tensors live; streams
  *   refit/arena.h        device memory whose addresses never change
+ *   refit/torch.h        PyTorch allocates from it
  *   refit/stats.h        what was done, as numbers
  *   refit/host.h         the allocator and the log that refit borrows from its process
  *   refit/status.h       what calls answer
@@ -74,6 +75,7 @@
 #include <refit/offload.h>
 #include <refit/stats.h>
 #include <refit/status.h>
+#include <refit/torch.h>
 #include <refit/version.h>
 
 #endif

@@ -1,73 +1,46 @@
 /*
- * Arenas: one reservation of addresses, cut from the front into pieces of whole pages.
+ * Arenas: one reservation of addresses, cut into pieces of whole pages.
  *
- * Pieces are remembered, so that only what refit_arena_alloc gave can be committed and decommitted,
- * never a part that shares a page with a neighbour. The arenas of a device form a list, so that the
- * arena of a region is found by its address; the list and the pieces are guarded by the device's
- * lock, because one thread may look for a region while another takes the next piece. Knows nothing
- * of regions or copies.
+ * Pieces are remembered (arena_pieces.c), so that only what refit_arena_alloc gave can be committed
+ * and decommitted, never a part that shares a page with a neighbour. The arenas of a device form a
+ * list, so that the arena of a region is found by its address; the list and the books are guarded
+ * by the device's lock. The device itself, which may take its time, is called without it: a piece
+ * whose memory is coming or going for good is not settled meanwhile, and nobody else finds it.
+ *
+ * Who needs a piece is in arena_claims.c. Knows nothing of copies, nor of what the bytes mean.
  */
-#include "memory/device_arena.h"
-
 #include <inttypes.h>
-#include <string.h>
 
 #include "base/alloc.h"
-#include "base/checked.h"
+#include "memory/arena_inside.h"
 
-typedef struct arena_piece {
-    uint64_t offset;
-    uint64_t bytes; /* as asked for; its pages are these rounded up */
-} arena_piece;
-
-struct refit_arena {
-    refit_device *device; /* retained */
-    char *base;
-    uint64_t bytes; /* reserved, whole granules */
-    uint64_t granule;
-    atomic_uint_fast32_t regions; /* of offloaders */
-    refit_arena *next;            /* in the device's list; guarded by device->lock, like the rest */
-    arena_piece *pieces;          /* owned; by offset */
-    uint32_t piece_count;
-    uint32_t piece_room;
-};
-
-/* The end of the last piece, a multiple of the granule. */
-static uint64_t used_bytes(const refit_arena *arena)
-{
-    if (arena->piece_count == 0) return 0;
-    const arena_piece *last = &arena->pieces[arena->piece_count - 1];
-    uint64_t end = last->offset + last->bytes;
-    return (end + arena->granule - 1) & ~(arena->granule - 1);
-}
+/* ---- Open and close ---------------------------------------------------------------------- */
 
 static void link_arena(refit_arena *arena)
 {
-    refit_device *device = arena->device;
-    rft_lock(&device->lock);
-    arena->next = device->arenas;
-    device->arenas = arena;
-    rft_unlock(&device->lock);
+    rft_arena_lock(arena);
+    arena->next = arena->device->arenas;
+    arena->device->arenas = arena;
+    rft_arena_unlock(arena);
 }
 
 static void unlink_arena(refit_arena *arena)
 {
-    refit_device *device = arena->device;
-    rft_lock(&device->lock);
-    refit_arena **link = &device->arenas;
+    rft_arena_lock(arena);
+    refit_arena **link = &arena->device->arenas;
     while (*link != arena) {
         link = &(*link)->next;
     }
     *link = arena->next;
-    rft_unlock(&device->lock);
+    rft_arena_unlock(arena);
 }
 
 static refit_status reserve(refit_arena *arena, uint64_t bytes, refit_error *error)
 {
     void *base;
-    RFT_TRY(rft_device_reserve(arena->device, bytes, &base, &arena->granule, error));
+    RFT_TRY(rft_device_reserve(arena->device, bytes, &base, &arena->pieces.granule, error));
     arena->base = base;
-    arena->bytes = (bytes + arena->granule - 1) & ~(arena->granule - 1);
+    arena->bytes = rft_arena_round(arena, bytes);
     return REFIT_OK;
 }
 
@@ -76,13 +49,9 @@ refit_status refit_arena_open(refit_device *device, uint64_t bytes, refit_arena 
 {
     RFT_REFUSE_IF(device == NULL || out == NULL || bytes == 0, error, REFIT_ERR_INVALID,
                   "an arena needs a device, at least one byte, and a place for the result");
-    RFT_REFUSE_IF(!rft_device_get_caps(device).stable_arena, error, REFIT_ERR_UNSUPPORTED,
-                  "this device has no addresses that stay: let regions live in ordinary memory and "
-                  "bind them again");
     refit_arena *arena = rft_calloc(1, sizeof *arena);
     RFT_REFUSE_IF(arena == NULL, error, REFIT_ERR_HOST_MEMORY, "no memory for an arena");
     arena->device = device;
-    atomic_init(&arena->regions, 0);
     refit_status status = reserve(arena, bytes, error);
     if (status != REFIT_OK) {
         rft_free(arena);
@@ -94,132 +63,208 @@ refit_status refit_arena_open(refit_device *device, uint64_t bytes, refit_arena 
     return REFIT_OK;
 }
 
+static refit_status check_unused(refit_arena *arena, refit_error *error)
+{
+    uint64_t regions = 0, holds = 0;
+    rft_arena_lock(arena);
+    bool attached = arena->attached;
+    for (uint32_t at = 0; at < arena->pieces.count; at++) {
+        regions += arena->pieces.list[at].regions;
+        holds += arena->pieces.list[at].holds;
+    }
+    rft_arena_unlock(arena);
+    RFT_REFUSE_IF(regions > 0, error, REFIT_ERR_BUSY,
+                  "%" PRIu64 " regions of offloaders lie in the arena: close the offloaders first",
+                  regions);
+    RFT_REFUSE_IF(holds > 0, error, REFIT_ERR_BUSY,
+                  "pieces of the arena are held %" PRIu64 " times: end what has registered them, "
+                  "then call refit_arena_unhold",
+                  holds);
+    RFT_REFUSE_IF(attached, error, REFIT_ERR_BUSY,
+                  "torch allocates from the arena: call refit_torch_detach first");
+    return REFIT_OK;
+}
+
+/* A device that fails here has nothing that could be kept; work that still runs has. */
 refit_status refit_arena_close(refit_arena *arena, refit_error *error)
 {
     if (arena == NULL) return REFIT_OK;
-    uint32_t regions = (uint32_t)atomic_load(&arena->regions);
-    RFT_REFUSE_IF(regions > 0, error, REFIT_ERR_BUSY,
-                  "%" PRIu32 " regions of offloaders lie in the arena: close the offloaders first",
-                  regions);
+    RFT_TRY(check_unused(arena, error));
+    refit_status status =
+        rft_device_decommit(arena->device, arena->base, arena->bytes, NULL, error);
+    if (status == REFIT_ERR_TIMEOUT || status == REFIT_ERR_STATE) return status;
     unlink_arena(arena);
     rft_device_unreserve(arena->device, arena->base, arena->bytes);
     rft_device_release(arena->device);
-    rft_free(arena->pieces);
+    rft_arena_pieces_close(&arena->pieces);
     rft_free(arena);
     return REFIT_OK;
 }
 
-/* Room for one more piece; under the device's lock. */
-static refit_status grow_pieces(refit_arena *arena, refit_error *error)
+uint64_t rft_arena_round(const refit_arena *arena, uint64_t bytes)
 {
-    if (arena->piece_count < arena->piece_room) return REFIT_OK;
-    uint32_t room = arena->piece_room == 0 ? 64 : arena->piece_room * 2;
-    arena_piece *pieces = rft_realloc(arena->pieces, room, sizeof *pieces);
-    RFT_REFUSE_IF(room < arena->piece_room || pieces == NULL, error, REFIT_ERR_HOST_MEMORY,
-                  "no memory to remember %" PRIu32 " pieces of an arena", room);
-    arena->pieces = pieces;
-    arena->piece_room = room;
-    return REFIT_OK;
+    return rft_arena_pieces_round(&arena->pieces, bytes);
 }
 
-static refit_status add_piece(refit_arena *arena, uint64_t bytes, refit_error *error)
+refit_device *rft_arena_device(const refit_arena *arena)
 {
-    rft_lock(&arena->device->lock);
-    refit_status status = grow_pieces(arena, error);
-    if (status == REFIT_OK) {
-        uint64_t offset = used_bytes(arena);
-        arena->pieces[arena->piece_count++] = (arena_piece){offset, bytes};
+    return arena->device;
+}
+
+void rft_arena_set_attached(refit_arena *arena, bool attached)
+{
+    rft_arena_lock(arena);
+    arena->attached = attached;
+    rft_arena_unlock(arena);
+}
+
+/* ---- Pieces ------------------------------------------------------------------------------ */
+
+/* Its memory has come, or it is gone. */
+static void settle(refit_arena *arena, uint64_t offset, bool there)
+{
+    rft_arena_lock(arena);
+    if (there) {
+        rft_arena_pieces_find(&arena->pieces, offset)->settled = true;
+    } else {
+        rft_arena_pieces_remove(&arena->pieces, offset);
     }
-    rft_unlock(&arena->device->lock);
-    return status;
+    rft_arena_unlock(arena);
 }
 
 refit_status refit_arena_alloc(refit_arena *arena, uint64_t bytes, void **out, refit_error *error)
 {
     RFT_REFUSE_IF(arena == NULL || out == NULL || bytes == 0, error, REFIT_ERR_INVALID,
                   "a piece needs an arena, at least one byte, and a place for the result");
-    /* One thread at a time takes pieces, so what is used does not change meanwhile. */
-    uint64_t used = used_bytes(arena);
-    uint64_t whole;
-    RFT_REFUSE_IF(!rft_align_u64(bytes, arena->granule, &whole) || whole > arena->bytes - used,
-                  error, REFIT_ERR_LIMIT,
-                  "%" PRIu64 " bytes do not fit into the arena: %" PRIu64 " of %" PRIu64
-                  " are left, in pages of %" PRIu64 "; open it with more, addresses cost nothing",
-                  bytes, arena->bytes - used, arena->bytes, arena->granule);
-    RFT_TRY(rft_device_commit(arena->device, arena->base + used, whole, error));
-    refit_status status = add_piece(arena, bytes, error);
-    if (status != REFIT_OK) {
-        (void)rft_device_decommit(arena->device, arena->base + used, whole, NULL, NULL);
-        return status;
-    }
-    *out = arena->base + used;
+    uint64_t offset = 0;
+    rft_arena_lock(arena);
+    refit_status status = rft_arena_pieces_add(&arena->pieces, bytes, arena->bytes, &offset, error);
+    rft_arena_unlock(arena);
+    if (status != REFIT_OK) return status;
+    void *memory = arena->base + offset;
+    status = rft_device_commit(arena->device, memory, rft_arena_round(arena, bytes), error);
+    settle(arena, offset, status == REFIT_OK);
+    if (status == REFIT_OK) *out = memory;
+    return status;
+}
+
+static refit_status check_free(const rft_arena_piece *piece, const void *memory, refit_error *error)
+{
+    RFT_REFUSE_IF(piece == NULL, error, REFIT_ERR_INVALID,
+                  "%p is no piece that refit_arena_alloc gave, or was given back before", memory);
+    RFT_REFUSE_IF(piece->regions > 0, error, REFIT_ERR_BUSY,
+                  "an offloader has the piece at %p as a region: clear or close it first", memory);
+    RFT_REFUSE_IF(piece->holds > 0, error, REFIT_ERR_BUSY,
+                  "the piece at %p is held: end what has registered it, then call "
+                  "refit_arena_unhold",
+                  memory);
     return REFIT_OK;
 }
 
-/* Does the arena hold exactly this piece? Under the device's lock. */
-static bool has_piece(const refit_arena *arena, const void *memory, uint64_t bytes)
+/* From here on nobody else finds it. Under the lock. */
+static refit_status begin_free(refit_arena *arena, const void *memory, uint64_t *bytes,
+                               refit_error *error)
 {
-    uintptr_t offset = (uintptr_t)memory - (uintptr_t)arena->base;
-    uint32_t from = 0;
-    uint32_t to = arena->piece_count;
-    while (from < to) {
-        uint32_t middle = from + (to - from) / 2;
-        const arena_piece *piece = &arena->pieces[middle];
-        if (piece->offset == offset) return piece->bytes == bytes;
-        if (piece->offset < offset) {
-            from = middle + 1;
-        } else {
-            to = middle;
-        }
+    rft_arena_piece *piece = rft_arena_find(arena, memory);
+    RFT_TRY(check_free(piece, memory, error));
+    piece->settled = false;
+    *bytes = piece->bytes;
+    return REFIT_OK;
+}
+
+static void end_free(refit_arena *arena, const void *memory, bool gone)
+{
+    uint64_t offset = rft_arena_offset(arena, memory);
+    if (gone) {
+        rft_arena_lock(arena);
+        arena->doomed -= rft_arena_pieces_find(&arena->pieces, offset)->doomed;
+        rft_arena_unlock(arena);
     }
-    return false;
+    settle(arena, offset, !gone);
 }
 
-refit_arena *rft_arena_find(refit_device *device, const void *memory, uint64_t bytes)
+refit_status rft_arena_give(refit_arena *arena, void *memory, refit_error *error)
 {
-    rft_lock(&device->lock);
-    refit_arena *arena = device->arenas;
-    while (arena != NULL && !has_piece(arena, memory, bytes)) {
-        arena = arena->next;
+    uint64_t bytes = 0;
+    rft_arena_lock(arena);
+    refit_status status = begin_free(arena, memory, &bytes, error);
+    rft_arena_unlock(arena);
+    if (status != REFIT_OK) return status;
+    status = rft_device_decommit(arena->device, memory, rft_arena_round(arena, bytes), NULL, error);
+    end_free(arena, memory, status == REFIT_OK);
+    return status;
+}
+
+refit_status refit_arena_free(refit_arena *arena, void *memory, refit_error *error)
+{
+    RFT_REFUSE_IF(arena == NULL, error, REFIT_ERR_INVALID, "there is no arena");
+    return memory == NULL ? REFIT_OK : rft_arena_give(arena, memory, error);
+}
+
+refit_status refit_arena_piece(refit_arena *arena, uint32_t index, void **memory, uint64_t *bytes,
+                               refit_error *error)
+{
+    RFT_REFUSE_IF(arena == NULL || memory == NULL || bytes == NULL, error, REFIT_ERR_INVALID,
+                  "refit_arena_piece needs an arena and places for address and size");
+    const rft_arena_piece *found = NULL;
+    uint32_t settled = 0;
+    rft_arena_lock(arena);
+    for (uint32_t at = 0; at < arena->pieces.count && found == NULL; at++) {
+        const rft_arena_piece *piece = &arena->pieces.list[at];
+        if (piece->settled && settled++ == index) found = piece;
     }
-    rft_unlock(&device->lock);
-    return arena;
+    if (found != NULL) {
+        *memory = arena->base + found->offset;
+        *bytes = found->bytes;
+    }
+    rft_arena_unlock(arena);
+    RFT_REFUSE_IF(found == NULL, error, REFIT_ERR_NOT_FOUND,
+                  "there is no piece %" PRIu32 ": the arena has %" PRIu32, index, settled);
+    return REFIT_OK;
 }
 
-void rft_arena_retain(refit_arena *arena)
-{
-    atomic_fetch_add(&arena->regions, 1);
-}
+/* ---- Memory comes and goes --------------------------------------------------------------- */
 
-void rft_arena_release(refit_arena *arena)
+static refit_status check_run(refit_arena *arena, const void *memory, uint64_t bytes, bool goes,
+                              refit_error *error)
 {
-    atomic_fetch_sub(&arena->regions, 1);
-}
-
-static refit_status check_piece(refit_arena *arena, const void *memory, uint64_t bytes,
-                                uint64_t *whole, refit_error *error)
-{
-    rft_lock(&arena->device->lock);
-    bool known = has_piece(arena, memory, bytes);
-    rft_unlock(&arena->device->lock);
-    RFT_REFUSE_IF(!known, error, REFIT_ERR_INVALID,
-                  "%" PRIu64 " bytes at %p are not a piece that refit_arena_alloc gave", bytes,
+    bool held;
+    rft_arena_lock(arena);
+    bool run =
+        rft_arena_pieces_are_run(&arena->pieces, rft_arena_offset(arena, memory), bytes, &held);
+    rft_arena_unlock(arena);
+    RFT_REFUSE_IF(!run, error, REFIT_ERR_INVALID,
+                  "%" PRIu64 " bytes at %p are not pieces that refit_arena_alloc gave", bytes,
                   memory);
-    *whole = (bytes + arena->granule - 1) & ~(arena->granule - 1);
+    RFT_REFUSE_IF(goes && held, error, REFIT_ERR_BUSY,
+                  "a piece at %p is held (refit_arena_hold), so its memory stays", memory);
     return REFIT_OK;
 }
 
 refit_status rft_arena_commit(refit_arena *arena, void *memory, uint64_t bytes, refit_error *error)
 {
-    uint64_t whole;
-    RFT_TRY(check_piece(arena, memory, bytes, &whole, error));
-    return rft_device_commit(arena->device, memory, whole, error);
+    RFT_TRY(check_run(arena, memory, bytes, false, error));
+    return rft_device_commit(arena->device, memory, rft_arena_round(arena, bytes), error);
 }
 
-refit_status rft_arena_decommit(refit_arena *arena, void *memory, uint64_t bytes,
+refit_status rft_arena_decommit(refit_arena *arena, void *memory, uint64_t bytes, uint64_t *freed,
                                 refit_error *error)
 {
-    uint64_t whole;
-    RFT_TRY(check_piece(arena, memory, bytes, &whole, error));
-    return rft_device_decommit(arena->device, memory, whole, NULL, error);
+    if (freed != NULL) *freed = 0;
+    RFT_TRY(check_run(arena, memory, bytes, true, error));
+    return rft_device_decommit(arena->device, memory, rft_arena_round(arena, bytes), freed, error);
+}
+
+/* ---- Streams ----------------------------------------------------------------------------- */
+
+refit_status refit_arena_use(refit_arena *arena, refit_stream_ref stream, refit_error *error)
+{
+    RFT_REFUSE_IF(arena == NULL, error, REFIT_ERR_INVALID, "there is no arena");
+    return rft_device_reserve_use(arena->device, arena->base, stream, error);
+}
+
+refit_status refit_arena_unuse(refit_arena *arena, refit_stream_ref stream, refit_error *error)
+{
+    RFT_REFUSE_IF(arena == NULL, error, REFIT_ERR_INVALID, "there is no arena");
+    return rft_device_reserve_unuse(arena->device, arena->base, stream, error);
 }

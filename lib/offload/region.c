@@ -129,15 +129,19 @@ static refit_status check_address(const rft_region_table *table, refit_region_id
     return REFIT_OK;
 }
 
-/* The address is free and of this device, and if an arena holds it there is memory behind it. */
+/* The address is free and of this device; if an arena holds it (`*arena`, entered) there is memory
+ * behind it. */
 static refit_status prepare_address(const rft_region_table *table, refit_region_id id, void *memory,
                                     refit_arena **arena, const void **whole, refit_error *error)
 {
     uint64_t bytes = table->items[id].bytes;
     RFT_TRY(check_address(table, id, memory, error));
-    *whole = *arena = rft_arena_find(table->device, memory, bytes);
-    if (*arena != NULL) return rft_arena_commit(*arena, memory, bytes, error);
-    return rft_device_memory_check(table->device, memory, bytes, whole, error);
+    RFT_TRY(rft_arena_enter(table->device, memory, bytes, arena, error));
+    if (*arena == NULL) return rft_device_memory_check(table->device, memory, bytes, whole, error);
+    *whole = *arena;
+    refit_status status = rft_arena_commit(*arena, memory, bytes, error);
+    if (status != REFIT_OK) rft_arena_leave(*arena, memory);
+    return status;
 }
 
 refit_status rft_region_attach(rft_region_table *table, refit_region_id id, void *memory,
@@ -161,7 +165,6 @@ refit_status rft_region_attach(rft_region_table *table, refit_region_id id, void
     region->bound = true;
     region->arena = arena;
     region->whole = whole;
-    if (region->arena != NULL) rft_arena_retain(region->arena);
     return REFIT_OK;
 }
 
@@ -169,7 +172,7 @@ void rft_region_detach(rft_region_table *table, refit_region_id id)
 {
     rft_region *region = &table->items[id];
     rft_span_tree_remove(&table->spans, id);
-    if (region->arena != NULL) rft_arena_release(region->arena);
+    if (region->arena != NULL) rft_arena_leave(region->arena, region->memory);
     region->arena = NULL;
     region->memory = NULL;
     region->bound = false;

@@ -20,13 +20,14 @@ typedef struct rft_region {
     uint64_t host_offset; /* in the image; KEEP only, once sealed */
     uint64_t digest;      /* of the bytes that went out (offload.verify) */
     void *pageable; /* the host copy on the pageable path; owned, from malloc; guarded likewise */
-    refit_arena *arena; /* that holds `memory`, or NULL; retained */
+    refit_arena *arena; /* that holds `memory`, or NULL; entered */
     const void *whole;  /* what no copy may leave: the arena, or an allocation's mark */
     uint32_t group;
     int32_t priority;
     refit_policy policy;
     refit_place place; /* guarded: see above */
-    bool bound;        /* there is device memory behind `memory` */
+    bool bound;        /* there is device memory behind `memory`; after an arena failed to give it
+                          back perhaps only some */
 } rft_region;
 
 typedef struct rft_region_table {
@@ -41,7 +42,7 @@ typedef struct rft_region_table {
 void rft_region_table_open(rft_region_table *table, refit_device *device);
 void rft_region_table_close(rft_region_table *table);
 
-/* REFIT_ERR_EXISTS, _INVALID, _LIMIT, _HOST_MEMORY, _DEVICE_MEMORY. */
+/* REFIT_ERR_EXISTS, _INVALID, _BUSY, _LIMIT, _HOST_MEMORY, _DEVICE_MEMORY. */
 refit_status rft_region_table_add(rft_region_table *table, const refit_region_desc *given,
                                   refit_region_id *out, refit_error *error);
 
@@ -50,7 +51,7 @@ void rft_region_table_clear(rft_region_table *table);
 
 /* Gives the region the address `memory`, in place of the one it may have; a piece of an arena whose
  * memory was given back gets it again. On failure the region keeps what it has. REFIT_ERR_EXISTS,
- * _INVALID, _DEVICE_MEMORY. */
+ * _INVALID, _BUSY (a piece that is held), _DEVICE_MEMORY. */
 refit_status rft_region_attach(rft_region_table *table, refit_region_id id, void *memory,
                                refit_error *error);
 

@@ -5,6 +5,8 @@
  */
 #include "offload/schedule.h"
 
+#include <stdlib.h>
+
 #include "base/alloc.h"
 #include "base/checked.h"
 #include "transfer/pacer.h"
@@ -51,6 +53,38 @@ static refit_status sum_moved(const rft_region_table *regions, uint64_t *bytes, 
     return REFIT_OK;
 }
 
+typedef struct place {
+    uintptr_t address;
+    uint32_t id;
+} place;
+
+static int compare_places(const void *one, const void *other)
+{
+    uintptr_t a = ((const place *)one)->address, b = ((const place *)other)->address;
+    return a < b ? -1 : a > b;
+}
+
+static refit_status sort_by_address(rft_schedule *schedule, const rft_region_table *regions,
+                                    refit_error *error)
+{
+    place *places = rft_calloc(at_least_one(regions->count), sizeof *places);
+    schedule->by_address = rft_calloc(at_least_one(regions->count), sizeof *schedule->by_address);
+    if (places == NULL || schedule->by_address == NULL) {
+        rft_free(places);
+        return rft_fail(error, REFIT_ERR_HOST_MEMORY,
+                        "no host memory for the addresses of %u regions", regions->count);
+    }
+    for (uint32_t id = 0; id < regions->count; id++) {
+        places[id] = (place){(uintptr_t)regions->items[id].memory, id};
+    }
+    qsort(places, regions->count, sizeof *places, compare_places);
+    for (uint32_t at = 0; at < regions->count; at++) {
+        schedule->by_address[at] = places[at].id;
+    }
+    rft_free(places);
+    return REFIT_OK;
+}
+
 /* Each slab's end cuts at most one region. */
 static refit_status open_room(rft_schedule *schedule, const rft_region_table *regions,
                               const refit_config *config, uint32_t batch_most, refit_error *error)
@@ -70,6 +104,7 @@ static refit_status open_room(rft_schedule *schedule, const rft_region_table *re
     schedule->pieces = rft_calloc(pieces, sizeof *schedule->pieces);
     RFT_REFUSE_IF(schedule->order == NULL || schedule->pieces == NULL, error, REFIT_ERR_HOST_MEMORY,
                   "no host memory for the plan of %u regions", regions->count);
+    RFT_TRY(sort_by_address(schedule, regions, error));
     return rft_plan_open(&schedule->plan, &limits, error);
 }
 
@@ -97,6 +132,7 @@ void rft_schedule_close(rft_schedule *schedule)
     rft_plan_close(&schedule->plan);
     rft_layout_close(&schedule->layout);
     rft_free(schedule->order);
+    rft_free(schedule->by_address);
     rft_free(schedule->pieces);
     *schedule = (rft_schedule){0};
 }

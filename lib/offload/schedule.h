@@ -12,11 +12,12 @@
 /* All zero is closed. */
 typedef struct rft_schedule {
     rft_layout layout;
-    rft_plan plan;      /* of the operation under way, or the last one */
-    uint32_t *order;    /* owned; regions as they are to come back */
-    rft_piece *pieces;  /* owned; room for one a region and slab */
-    uint32_t count;     /* regions */
-    uint64_t alignment; /* of regions in the image */
+    rft_plan plan;        /* of the operation under way, or the last one */
+    uint32_t *order;      /* owned; regions as they are to come back */
+    uint32_t *by_address; /* owned; regions by the addresses that they had when it was made */
+    rft_piece *pieces;    /* owned; room for one a region and slab */
+    uint32_t count;       /* regions */
+    uint64_t alignment;   /* of regions in the image */
 } rft_schedule;
 
 /* Writes the regions' host offsets too. On failure nothing is owned. REFIT_ERR_LIMIT,

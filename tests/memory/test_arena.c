@@ -1,73 +1,26 @@
 /* Arenas: pieces share no page, leave and return one by one at the same address, within capacity.
  */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
-#include <string.h>
-
-#include <cmocka.h>
-
-#include "memory/device_arena.h"
+#include "tests/memory/arena_rig.h"
 #include "tests/support/failing_alloc.h"
-#include "tests/support/faulty_device.h"
-
-#define MIB (UINT64_C(1) << 20)
-
-typedef struct fixture {
-    refit_device *device;
-    refit_arena *arena;
-} fixture;
-
-static int set_up(void **state)
-{
-    static fixture all;
-    memset(&all, 0, sizeof all);
-    assert_int_equal(faulty_device_open("host:capacity=4MiB", &all.device, NULL), REFIT_OK);
-    assert_int_equal(refit_arena_open(all.device, 16 * MIB, &all.arena, NULL), REFIT_OK);
-    *state = &all;
-    return 0;
-}
-
-static int tear_down(void **state)
-{
-    fixture *all = *state;
-    assert_int_equal(refit_arena_close(all->arena, NULL), REFIT_OK);
-    return refit_device_close(all->device, NULL) == REFIT_OK ? 0 : -1;
-}
-
-static char *take(fixture *all, uint64_t bytes)
-{
-    void *piece;
-    assert_int_equal(refit_arena_alloc(all->arena, bytes, &piece, NULL), REFIT_OK);
-    return piece;
-}
-
-static uint64_t used_bytes(fixture *all)
-{
-    refit_device_info info = {.size = sizeof info};
-    assert_int_equal(refit_device_describe(all->device, &info, NULL), REFIT_OK);
-    return info.used_bytes;
-}
 
 static void piece_leaves_and_returns_without_its_neighbours(void **state)
 {
-    fixture *all = *state;
-    char *first = take(all, 100);
-    char *second = take(all, 5000);
-    char *third = take(all, 1);
+    arena_rig *all = *state;
+    char *first = arena_take(all, 100);
+    char *second = arena_take(all, 5000);
+    char *third = arena_take(all, 1);
     memset(first, 1, 100);
     memset(second, 2, 5000);
     *third = 3;
-    uint64_t used = used_bytes(all);
+    uint64_t used = arena_used(all);
     for (int i = 0; i < 2; i++) { /* both are idempotent */
-        assert_int_equal(rft_arena_decommit(all->arena, second, 5000, NULL), REFIT_OK);
+        assert_int_equal(rft_arena_decommit(all->arena, second, 5000, NULL, NULL), REFIT_OK);
     }
-    assert_true(used_bytes(all) < used);
+    assert_true(arena_used(all) < used);
     for (int i = 0; i < 2; i++) {
         assert_int_equal(rft_arena_commit(all->arena, second, 5000, NULL), REFIT_OK);
     }
-    assert_int_equal(used_bytes(all), used);
+    assert_int_equal(arena_used(all), used);
     assert_int_equal(first[99], 1);
     assert_int_equal(second[0] + second[4999], 0);
     assert_int_equal(*third, 3);
@@ -75,53 +28,54 @@ static void piece_leaves_and_returns_without_its_neighbours(void **state)
 
 static void piece_is_found_by_its_address_and_size(void **state)
 {
-    fixture *all = *state;
+    arena_rig *all = *state;
     refit_arena *other;
     assert_int_equal(refit_arena_open(all->device, MIB, &other, NULL), REFIT_OK);
     char *pieces[100];
     for (uint32_t i = 0; i < 100; i++) {
-        pieces[i] = take(all, 1 + i);
+        pieces[i] = arena_take(all, 1 + i);
     }
     void *elsewhere;
     assert_int_equal(refit_arena_alloc(other, 64, &elsewhere, NULL), REFIT_OK);
     for (uint32_t i = 0; i < 100; i++) {
-        assert_ptr_equal(rft_arena_find(all->device, pieces[i], 1 + i), all->arena);
+        assert_ptr_equal(arena_find(all, pieces[i], 1 + i), all->arena);
     }
-    assert_ptr_equal(rft_arena_find(all->device, elsewhere, 64), other);
-    assert_null(rft_arena_find(all->device, pieces[5], 7));
-    assert_null(rft_arena_find(all->device, pieces[5] + 1, 5));
-    assert_null(rft_arena_find(all->device, &other, sizeof other));
+    assert_ptr_equal(arena_find(all, elsewhere, 64), other);
+    assert_null(arena_find(all, pieces[5], 7));
+    assert_null(arena_find(all, pieces[5] + 1, 5));
+    assert_null(arena_find(all, &other, sizeof other));
     assert_int_equal(refit_arena_close(other, NULL), REFIT_OK);
-    assert_null(rft_arena_find(all->device, elsewhere, 64));
+    assert_null(arena_find(all, elsewhere, 64));
 }
 
 static void only_whole_pieces_come_and_go(void **state)
 {
-    fixture *all = *state;
-    char *piece = take(all, 8192);
-    assert_int_equal(rft_arena_decommit(all->arena, piece, 4096, NULL), REFIT_ERR_INVALID);
-    assert_int_equal(rft_arena_decommit(all->arena, piece + 4096, 4096, NULL), REFIT_ERR_INVALID);
+    arena_rig *all = *state;
+    char *piece = arena_take(all, 8192);
+    assert_int_equal(rft_arena_decommit(all->arena, piece, 4096, NULL, NULL), REFIT_ERR_INVALID);
+    assert_int_equal(rft_arena_decommit(all->arena, piece + 4096, 4096, NULL, NULL),
+                     REFIT_ERR_INVALID);
     assert_int_equal(rft_arena_commit(all->arena, piece - 4096, 4096, NULL), REFIT_ERR_INVALID);
     piece[8191] = 1;
 }
 
 static void full_device_refuses_and_keeps_its_place(void **state)
 {
-    fixture *all = *state;
+    arena_rig *all = *state;
     void *piece = NULL;
-    char *first = take(all, 3 * MIB);
+    char *first = arena_take(all, 3 * MIB);
     assert_int_equal(refit_arena_alloc(all->arena, 2 * MIB, &piece, NULL), REFIT_ERR_DEVICE_MEMORY);
     assert_null(piece);
-    char *second = take(all, MIB);
+    char *second = arena_take(all, MIB);
     assert_ptr_equal(second, first + 3 * MIB);
-    assert_int_equal(rft_arena_decommit(all->arena, first, 3 * MIB, NULL), REFIT_OK);
+    assert_int_equal(rft_arena_decommit(all->arena, first, 3 * MIB, NULL, NULL), REFIT_OK);
     assert_int_equal(refit_arena_alloc(all->arena, 2 * MIB, &piece, NULL), REFIT_OK);
     assert_int_equal(rft_arena_commit(all->arena, first, 3 * MIB, NULL), REFIT_ERR_DEVICE_MEMORY);
 }
 
 static void used_up_reservation_is_refused(void **state)
 {
-    fixture *all = *state;
+    arena_rig *all = *state;
     void *piece;
     refit_error error;
     assert_int_equal(refit_arena_alloc(all->arena, 17 * MIB, &piece, &error), REFIT_ERR_LIMIT);
@@ -135,28 +89,31 @@ static void used_up_reservation_is_refused(void **state)
 
 static void close_is_refused_while_a_region_lies_in_it(void **state)
 {
-    fixture *all = *state;
-    rft_arena_retain(all->arena);
+    arena_rig *all = *state;
+    refit_arena *arena;
+    char *piece = arena_take(all, 64);
+    assert_int_equal(rft_arena_enter(all->device, piece, 64, &arena, NULL), REFIT_OK);
+    assert_ptr_equal(arena, all->arena);
     assert_int_equal(refit_arena_close(all->arena, NULL), REFIT_ERR_BUSY);
     assert_int_equal(refit_device_close(all->device, NULL), REFIT_ERR_BUSY);
-    rft_arena_release(all->arena);
+    rft_arena_leave(arena, piece);
 }
 
 static void closing_gives_the_memory_back(void **state)
 {
-    fixture *all = *state;
+    arena_rig *all = *state;
     refit_arena *other;
     void *piece;
     assert_int_equal(refit_arena_open(all->device, MIB, &other, NULL), REFIT_OK);
     assert_int_equal(refit_arena_alloc(other, MIB, &piece, NULL), REFIT_OK);
-    assert_int_equal(used_bytes(all), MIB);
+    assert_int_equal(arena_used(all), MIB);
     assert_int_equal(refit_arena_close(other, NULL), REFIT_OK);
-    assert_int_equal(used_bytes(all), 0);
+    assert_int_equal(arena_used(all), 0);
 }
 
 static void bad_arguments_are_refused(void **state)
 {
-    fixture *all = *state;
+    arena_rig *all = *state;
     refit_arena *arena;
     void *piece;
     assert_int_equal(refit_arena_open(NULL, 1, &arena, NULL), REFIT_ERR_INVALID);
@@ -170,7 +127,7 @@ static void bad_arguments_are_refused(void **state)
 
 static void device_that_fails_is_reported_and_leaves_no_piece(void **state)
 {
-    fixture *all = *state;
+    arena_rig *all = *state;
     refit_arena *arena = NULL;
     void *piece = NULL;
     faulty_device_fail(all->device, FAULTY_RESERVE, 1, REFIT_ERR_DEVICE);
@@ -179,7 +136,7 @@ static void device_that_fails_is_reported_and_leaves_no_piece(void **state)
     faulty_device_fail(all->device, FAULTY_COMMIT, 1, REFIT_ERR_DEVICE);
     assert_int_equal(refit_arena_alloc(all->arena, 64, &piece, NULL), REFIT_ERR_DEVICE);
     assert_null(piece);
-    assert_int_equal(used_bytes(all), 0);
+    assert_int_equal(arena_used(all), 0);
 }
 
 static refit_status open_and_fill(refit_device *device)
@@ -207,8 +164,6 @@ static void every_failed_allocation_is_an_error(void **state)
         assert_int_equal(status, REFIT_ERR_HOST_MEMORY);
     }
 }
-
-#define TEST(name) cmocka_unit_test_setup_teardown(name, set_up, tear_down)
 
 int main(void)
 {

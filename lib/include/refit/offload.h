@@ -8,7 +8,8 @@
  * locks the host memory, once; with offload.background while you go on), then offload and restore
  * as often as you like; neither allocates.
  *
- * Whose memory is it? Regions inside a refit_arena give up and regain their memory by themselves.
+ * Whose memory is it? Regions that are pieces of a refit_arena give up and regain their memory by
+ * themselves.
  * For all others the caller does: once offloaded, free the storage and refit_offloader_unbind the
  * region; before the restore allocate it again and refit_offloader_bind it. Or let refit call you:
  * refit_offloader_set_memory.
@@ -128,7 +129,8 @@ REFIT_API REFIT_MUST_CHECK refit_status refit_offloader_close(refit_offloader *o
 
 /*
  * Adds a region and writes its number. A piece of an arena whose memory went with another offloader
- * gets it again (REFIT_ERR_DEVICE_MEMORY). REFIT_ERR_STATE once sealed, REFIT_ERR_EXISTS for a name
+ * gets it again (REFIT_ERR_DEVICE_MEMORY); one that is held (refit_arena_hold) is REFIT_ERR_BUSY.
+ * REFIT_ERR_STATE once sealed, REFIT_ERR_EXISTS for a name
  * or an overlapping address that is there already, REFIT_ERR_LIMIT, REFIT_ERR_HOST_MEMORY,
  * REFIT_ERR_INVALID. Does not block. Since 0.1.
  */
@@ -212,8 +214,10 @@ REFIT_API REFIT_MUST_CHECK refit_status refit_offloader_offload(refit_offloader 
 
 /*
  * Waits for the operation under way and completes it. After an offload: the device memory of
- * arena regions, and of others through the hooks, is given back; a hook that fails leaves the state
- * OFFLOADED, and the next call goes on behind it. After a restore: nothing but the wait.
+ * arena regions, and of others through the hooks, is given back; that first waits for streams that
+ * use the arena (refit_arena_use, which says how long, and what it answers). An arena or a hook
+ * that fails leaves the state OFFLOADED, and the next call goes on where it was. After a restore:
+ * nothing but the wait.
  * Idempotent; in a settled state it returns REFIT_OK at once, in FAILED how the operation failed.
  * REFIT_ERR_TIMEOUT (call again), REFIT_ERR_COPY, REFIT_ERR_DEVICE, REFIT_ERR_CALLBACK,
  * REFIT_ERR_CORRUPT (offload.verify). Since 0.1.

@@ -1,0 +1,62 @@
+/*
+ * refit/torch.h: PyTorch allocates from an arena, so that optimizer states are born at addresses
+ * that stay.
+ *
+ *     pool = torch.cuda.MemPool(torch.cuda.memory.CUDAPluggableAllocator(
+ *         "librefit.so", "refit_torch_alloc", "refit_torch_free").allocator())
+ *     with torch.cuda.use_mem_pool(pool):
+ *         ...                                        # the first optimizer step makes the states
+ *
+ * PyTorch calls these two without a user pointer, so one arena is attached for each device: that is
+ * state of the process, like the allocator and the log of refit/host.h. Each piece of the arena is
+ * one segment of PyTorch's; list them with refit_arena_piece and give each to the offloader as a
+ * region. Segments that come later are regions of the next refit_offloader_unseal and seal.
+ *
+ * What PyTorch asks of its users here:
+ *  - The MemPool outlives its tensors, and the arena stays attached until the pool is gone and
+ *    torch.cuda.empty_cache() was called: else PyTorch gives our addresses to cudaFree.
+ *  - expandable_segments is off for the pool: with it PyTorch maps memory by itself.
+ *  - A tensor that is used on another stream than the one it was made on: refit_arena_use.
+ *  - A pool in use gives no memory back: when it is full, PyTorch reports out of memory.
+ */
+#ifndef REFIT_TORCH_H
+#define REFIT_TORCH_H
+
+#include <refit/arena.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/*
+ * From now on refit_torch_alloc takes memory for the arena's device from it. The arena cannot close
+ * meanwhile. Any thread. REFIT_ERR_EXISTS if the device has one, REFIT_ERR_LIMIT for device 64 and
+ * above. Since 0.1.
+ */
+REFIT_API REFIT_MUST_CHECK refit_status refit_torch_attach(refit_arena *arena, refit_error *error);
+
+/* Ends that. Any thread. REFIT_ERR_BUSY while PyTorch has pieces of it, REFIT_ERR_NOT_FOUND if it
+ * is not attached. Since 0.1. */
+REFIT_API REFIT_MUST_CHECK refit_status refit_torch_detach(refit_arena *arena, refit_error *error);
+
+/*
+ * Called by PyTorch: a piece of `size` bytes of the arena attached for `device`, PyTorch's number
+ * of it; `stream` (0: the default stream) uses the arena from now on. NULL for a size of 0, and for
+ * every failure, which PyTorch reports as out of memory; the reason is in the log. May block for
+ * the driver. Any thread. Since 0.1.
+ */
+REFIT_API void *refit_torch_alloc(ptrdiff_t size, int device, void *stream);
+
+/*
+ * Called by PyTorch: gives a piece back, once the streams that use the arena have done what is
+ * queued. NULL is allowed; `size` is not looked at. A piece that cannot go now (an offloader has it
+ * as a region, it is held, a graph is being captured) goes as soon as it can, and the log says so.
+ * Blocks for streams, at most offload.timeout_ms of the device's configuration. Any thread.
+ * Since 0.1.
+ */
+REFIT_API void refit_torch_free(void *memory, ptrdiff_t size, int device, void *stream);
+
+#ifdef __cplusplus
+}
+#endif
+#endif

@@ -1,0 +1,38 @@
+/* What the tests of arenas stand on: a faulty host device of 4 MiB and an arena of 16 MiB on it. */
+#ifndef ARENA_RIG_H
+#define ARENA_RIG_H
+
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <string.h>
+#include <unistd.h>
+
+#include <cmocka.h>
+
+#include "memory/device_arena.h"
+#include "tests/support/faulty_device.h"
+
+#define MIB  (UINT64_C(1) << 20)
+#define PAGE ((uint64_t)sysconf(_SC_PAGESIZE))
+
+typedef struct arena_rig {
+    refit_device *device;
+    refit_arena *arena;
+} arena_rig;
+
+int arena_set_up(void **state);
+int arena_tear_down(void **state);
+
+#define TEST(name) cmocka_unit_test_setup_teardown(name, arena_set_up, arena_tear_down)
+
+/* A piece; its end; what the device has given. */
+char *arena_take(arena_rig *all, uint64_t bytes);
+void arena_give(arena_rig *all, void *piece);
+uint64_t arena_used(arena_rig *all);
+
+/* The arena that a region at that address would lie in, or NULL. */
+refit_arena *arena_find(arena_rig *all, const void *memory, uint64_t bytes);
+
+#endif

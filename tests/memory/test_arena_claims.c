@@ -1,0 +1,153 @@
+/* Who needs a piece keeps it: regions, holds, streams; a piece that its owner let go of goes later.
+ */
+#include "tests/memory/arena_rig.h"
+
+static void memory_that_is_held_stays(void **state)
+{
+    arena_rig *all = *state;
+    refit_arena *arena = NULL;
+    refit_error error;
+    char *first = arena_take(all, PAGE);
+    char *second = arena_take(all, PAGE);
+    assert_int_equal(refit_arena_hold(all->arena, second, NULL), REFIT_OK);
+    assert_int_equal(refit_arena_hold(all->arena, second, NULL), REFIT_OK);
+    for (int held = 2; held > 0; held--) {
+        assert_int_equal(rft_arena_enter(all->device, second, PAGE, &arena, &error),
+                         REFIT_ERR_BUSY);
+        assert_non_null(strstr(error.text, "NCCL_GRAPH_REGISTER"));
+        assert_null(arena);
+        assert_int_equal(refit_arena_free(all->arena, second, NULL), REFIT_ERR_BUSY);
+        assert_int_equal(refit_arena_close(all->arena, NULL), REFIT_ERR_BUSY);
+        assert_int_equal(rft_arena_decommit(all->arena, second, PAGE, NULL, NULL), REFIT_ERR_BUSY);
+        assert_int_equal(rft_arena_decommit(all->arena, first, 2 * PAGE, NULL, NULL),
+                         REFIT_ERR_BUSY);
+        assert_int_equal(arena_used(all), 2 * PAGE);
+        assert_int_equal(refit_arena_unhold(all->arena, second, NULL), REFIT_OK);
+    }
+    assert_int_equal(refit_arena_unhold(all->arena, second, NULL), REFIT_ERR_INVALID);
+    assert_ptr_equal(arena_find(all, second, PAGE), all->arena);
+    arena_give(all, second);
+    assert_int_equal(refit_arena_hold(all->arena, second, NULL), REFIT_ERR_INVALID);
+    assert_int_equal(refit_arena_unhold(all->arena, second, NULL), REFIT_ERR_INVALID);
+    assert_int_equal(refit_arena_hold(NULL, first, NULL), REFIT_ERR_INVALID);
+    assert_int_equal(refit_arena_unhold(NULL, first, NULL), REFIT_ERR_INVALID);
+}
+
+static void what_an_offloader_moves_cannot_be_held(void **state)
+{
+    arena_rig *all = *state;
+    refit_arena *arena;
+    refit_error error;
+    char *piece = arena_take(all, PAGE);
+    assert_int_equal(rft_arena_enter(all->device, piece, PAGE, &arena, NULL), REFIT_OK);
+    assert_int_equal(refit_arena_hold(all->arena, piece, &error), REFIT_ERR_BUSY);
+    assert_non_null(strstr(error.text, "NCCL_GRAPH_REGISTER"));
+    rft_arena_leave(arena, piece);
+    /* It was left without memory, and gets it back to hold it. */
+    assert_int_equal(rft_arena_decommit(all->arena, piece, PAGE, NULL, NULL), REFIT_OK);
+    faulty_device_fail(all->device, FAULTY_COMMIT, 1, REFIT_ERR_DEVICE_MEMORY);
+    assert_int_equal(refit_arena_hold(all->arena, piece, NULL), REFIT_ERR_DEVICE_MEMORY);
+    assert_int_equal(refit_arena_unhold(all->arena, piece, NULL), REFIT_ERR_INVALID);
+    assert_int_equal(refit_arena_hold(all->arena, piece, NULL), REFIT_OK);
+    piece[PAGE - 1] = 1;
+    assert_int_equal(refit_arena_unhold(all->arena, piece, NULL), REFIT_OK);
+}
+
+static void an_abandoned_piece_goes_with_its_last_claim(void **state)
+{
+    arena_rig *all = *state;
+    refit_arena *arena;
+    char *first = arena_take(all, PAGE);
+    char *second = arena_take(all, PAGE);
+    char *third = arena_take(all, PAGE);
+    assert_int_equal(rft_arena_enter(all->device, first, PAGE, &arena, NULL), REFIT_OK);
+    assert_int_equal(refit_arena_hold(all->arena, second, NULL), REFIT_OK);
+    assert_int_equal(rft_arena_abandon(all->arena, first, NULL), REFIT_ERR_BUSY);
+    assert_int_equal(rft_arena_abandon(all->arena, first, NULL), REFIT_ERR_BUSY);
+    assert_int_equal(rft_arena_abandon(all->arena, second, NULL), REFIT_ERR_BUSY);
+    assert_int_equal(rft_arena_abandon(all->arena, third, NULL), REFIT_OK);
+    assert_int_equal(rft_arena_abandon(all->arena, third, NULL), REFIT_ERR_INVALID);
+    assert_int_equal(arena_used(all), 2 * PAGE);
+    assert_null(arena_find(all, second + PAGE, PAGE));
+    rft_arena_leave(arena, first);
+    assert_int_equal(arena_used(all), PAGE);
+    assert_int_equal(refit_arena_unhold(all->arena, second, NULL), REFIT_OK);
+    assert_int_equal(arena_used(all), 0);
+}
+
+static void an_abandoned_piece_that_the_device_kept_goes_at_the_next_sweep(void **state)
+{
+    arena_rig *all = *state;
+    char *first = arena_take(all, PAGE);
+    char *second = arena_take(all, PAGE);
+    faulty_device_fail_times(all->device, FAULTY_DECOMMIT, 1, 3, REFIT_ERR_DEVICE);
+    assert_int_equal(rft_arena_abandon(all->arena, first, NULL), REFIT_ERR_DEVICE);
+    assert_null(arena_find(all, first, PAGE)); /* nobody's any more */
+    assert_int_equal(rft_arena_abandon(all->arena, second, NULL), REFIT_ERR_DEVICE);
+    assert_int_equal(arena_used(all), 2 * PAGE);
+    rft_arena_sweep(all->arena);
+    assert_int_equal(arena_used(all), 0);
+    rft_arena_sweep(all->arena);
+    assert_ptr_equal(arena_take(all, 2 * PAGE), first);
+}
+
+static void memory_waits_for_streams_that_use_the_arena(void **state)
+{
+    arena_rig *all = *state;
+    refit_stream_ref stream;
+    char byte = 5;
+    char *piece = arena_take(all, PAGE);
+    assert_int_equal(refit_stream_open(all->device, &stream, NULL), REFIT_OK);
+    assert_int_equal(refit_arena_use(all->arena, stream, NULL), REFIT_OK);
+    faulty_device_stop(all->device);
+    assert_int_equal(refit_stream_copy(all->device, stream, piece, &byte, 1, NULL), REFIT_OK);
+    all->device->block_ms = 1;
+    assert_int_equal(refit_arena_free(all->arena, piece, NULL), REFIT_ERR_TIMEOUT);
+    assert_int_equal(refit_arena_close(all->arena, NULL), REFIT_ERR_TIMEOUT);
+    assert_int_equal(refit_arena_unuse(all->arena, stream, NULL), REFIT_ERR_TIMEOUT);
+    assert_int_equal(arena_used(all), PAGE);
+    all->device->block_ms = 20000;
+    faulty_device_go(all->device);
+    arena_give(all, piece);
+    assert_int_equal(refit_stream_wait(all->device, stream, 20000, NULL), REFIT_OK);
+    assert_int_equal(refit_arena_unuse(all->arena, stream, NULL), REFIT_OK);
+    assert_int_equal(refit_arena_use(all->arena, stream, NULL), REFIT_OK);
+    assert_int_equal(refit_stream_close(all->device, stream, NULL), REFIT_OK);
+    assert_int_equal(refit_arena_use(NULL, stream, NULL), REFIT_ERR_INVALID);
+    assert_int_equal(refit_arena_unuse(NULL, stream, NULL), REFIT_ERR_INVALID);
+}
+
+static void a_stream_that_takes_no_event_keeps_the_memory(void **state)
+{
+    arena_rig *all = *state;
+    refit_stream_ref stream;
+    char *piece = arena_take(all, PAGE);
+    assert_int_equal(refit_stream_open(all->device, &stream, NULL), REFIT_OK);
+    faulty_device_fail(all->device, FAULTY_EVENT_OPEN, 1, REFIT_ERR_DEVICE);
+    assert_int_equal(refit_arena_use(all->arena, stream, NULL), REFIT_ERR_DEVICE);
+    faulty_device_fail(all->device, FAULTY_EVENT_RECORD, 1, REFIT_ERR_DEVICE);
+    assert_int_equal(refit_arena_use(all->arena, stream, NULL), REFIT_ERR_DEVICE);
+    /* As on a GPU while a graph is being captured. */
+    faulty_device_fail(all->device, FAULTY_EVENT_RECORD, 1, REFIT_ERR_STATE);
+    assert_int_equal(refit_arena_use(all->arena, stream, NULL), REFIT_OK);
+    faulty_device_fail(all->device, FAULTY_EVENT_RECORD, 1, REFIT_ERR_STATE);
+    assert_int_equal(refit_arena_free(all->arena, piece, NULL), REFIT_ERR_STATE);
+    faulty_device_fail(all->device, FAULTY_EVENT_RECORD, 1, REFIT_ERR_STATE);
+    assert_int_equal(refit_arena_close(all->arena, NULL), REFIT_ERR_STATE);
+    assert_int_equal(arena_used(all), PAGE);
+    arena_give(all, piece);
+    assert_int_equal(refit_stream_close(all->device, stream, NULL), REFIT_OK);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        TEST(memory_that_is_held_stays),
+        TEST(what_an_offloader_moves_cannot_be_held),
+        TEST(an_abandoned_piece_goes_with_its_last_claim),
+        TEST(an_abandoned_piece_that_the_device_kept_goes_at_the_next_sweep),
+        TEST(memory_waits_for_streams_that_use_the_arena),
+        TEST(a_stream_that_takes_no_event_keeps_the_memory),
+    };
+    return cmocka_run_group_tests_name("arena_claims", tests, NULL, NULL);
+}

@@ -1,0 +1,220 @@
+/* Pieces of an arena are given back and their addresses used again; neighbours come and go in one
+ * call; threads may do so at once. */
+#include "tests/memory/arena_rig.h"
+
+static void addresses_of_a_freed_piece_are_used_again(void **state)
+{
+    arena_rig *all = *state;
+    char *first = arena_take(all, 3 * PAGE);
+    char *second = arena_take(all, PAGE);
+    char *third = arena_take(all, 2 * PAGE);
+    char *last = arena_take(all, PAGE);
+    memset(first, 1, 3 * PAGE);
+    arena_give(all, first);
+    arena_give(all, third);
+    assert_int_equal(arena_used(all), 2 * PAGE);
+    assert_ptr_equal(arena_take(all, 2 * PAGE), third); /* the smallest hole that fits */
+    assert_ptr_equal(arena_take(all, PAGE + 1), first);
+    assert_ptr_equal(arena_take(all, 5), first + 2 * PAGE);
+    assert_ptr_equal(arena_take(all, 2 * PAGE), last + PAGE);
+    assert_int_equal(first[0], 0); /* zeroed like any other */
+    arena_give(all, second);
+    assert_ptr_equal(arena_take(all, PAGE), second);
+}
+
+static void neighbours_that_are_freed_are_one_hole(void **state)
+{
+    arena_rig *all = *state;
+    char *pieces[5];
+    for (int i = 0; i < 5; i++) {
+        pieces[i] = arena_take(all, PAGE);
+    }
+    arena_give(all, pieces[1]);
+    arena_give(all, pieces[3]);
+    arena_give(all, pieces[2]);
+    assert_ptr_equal(arena_take(all, 3 * PAGE), pieces[1]);
+    arena_give(all, pieces[1]);
+    arena_give(all, pieces[4]); /* the last one: what is behind the others is free again */
+    assert_ptr_equal(arena_take(all, 64 * PAGE), pieces[1]);
+    arena_give(all, pieces[0]);
+    arena_give(all, pieces[1]);
+    assert_ptr_equal(arena_take(all, 200 * PAGE), pieces[0]);
+}
+
+/* Against a map of pages, from a seed: no two share a page, and what is free is found. */
+static void any_order_of_pieces_keeps_the_books_right(void **state)
+{
+    arena_rig *all = *state;
+    enum { PAGES = 64, PIECES = 40 };
+    refit_arena *arena;
+    char *pieces[PIECES] = {0};
+    uint64_t sizes[PIECES] = {0};
+    unsigned char owner[PAGES] = {0};
+    uint64_t random = 88172645463325252u;
+    assert_int_equal(refit_arena_open(all->device, PAGES * PAGE, &arena, NULL), REFIT_OK);
+    char *base = NULL;
+    for (int step = 0; step < 3000; step++) {
+        random ^= random << 13;
+        random ^= random >> 7;
+        random ^= random << 17;
+        unsigned at = (unsigned)(random % PIECES);
+        if (pieces[at] != NULL) {
+            assert_int_equal(refit_arena_free(arena, pieces[at], NULL), REFIT_OK);
+            memset(owner + (pieces[at] - base) / (int64_t)PAGE, 0, sizes[at]);
+            pieces[at] = NULL;
+            continue;
+        }
+        sizes[at] = 1 + (random >> 20) % 6;
+        void *piece = NULL;
+        refit_status status = refit_arena_alloc(arena, sizes[at] * PAGE - 7, &piece, NULL);
+        if (base == NULL) base = piece;
+        unsigned run = 0, longest = 0;
+        for (unsigned page = 0; page < PAGES; page++) {
+            run = owner[page] == 0 ? run + 1 : 0;
+            if (run > longest) longest = run;
+        }
+        assert_int_equal(status, longest >= sizes[at] ? REFIT_OK : REFIT_ERR_LIMIT);
+        if (status != REFIT_OK) continue;
+        pieces[at] = piece;
+        for (uint64_t page = 0; page < sizes[at]; page++) {
+            unsigned char *mark = &owner[(uint64_t)(pieces[at] - base) / PAGE + page];
+            assert_int_equal(*mark, 0);
+            *mark = 1;
+        }
+        uint64_t owned = 0;
+        for (unsigned page = 0; page < PAGES; page++) {
+            owned += owner[page];
+        }
+        assert_int_equal(arena_used(all), owned * PAGE);
+    }
+    assert_int_equal(refit_arena_close(arena, NULL), REFIT_OK);
+}
+
+static void what_is_needed_or_unknown_is_not_freed(void **state)
+{
+    arena_rig *all = *state;
+    refit_arena *arena;
+    char *piece = arena_take(all, 2 * PAGE);
+    assert_int_equal(refit_arena_free(all->arena, piece + PAGE, NULL), REFIT_ERR_INVALID);
+    assert_int_equal(refit_arena_free(all->arena, &arena, NULL), REFIT_ERR_INVALID);
+    assert_int_equal(refit_arena_free(NULL, piece, NULL), REFIT_ERR_INVALID);
+    assert_int_equal(refit_arena_free(all->arena, NULL, NULL), REFIT_OK);
+    assert_int_equal(rft_arena_enter(all->device, piece, 2 * PAGE, &arena, NULL), REFIT_OK);
+    assert_int_equal(refit_arena_free(all->arena, piece, NULL), REFIT_ERR_BUSY);
+    rft_arena_leave(arena, piece);
+    faulty_device_fail(all->device, FAULTY_DECOMMIT, 1, REFIT_ERR_DEVICE);
+    assert_int_equal(refit_arena_free(all->arena, piece, NULL), REFIT_ERR_DEVICE);
+    assert_ptr_equal(arena_find(all, piece, 2 * PAGE), all->arena);
+    arena_give(all, piece);
+    assert_null(arena_find(all, piece, 2 * PAGE));
+    assert_int_equal(refit_arena_free(all->arena, piece, NULL), REFIT_ERR_INVALID);
+}
+
+static void pieces_are_listed_by_address(void **state)
+{
+    arena_rig *all = *state;
+    void *memory = NULL;
+    uint64_t bytes = 0;
+    char *pieces[3] = {arena_take(all, 100), arena_take(all, PAGE + 1), arena_take(all, 7)};
+    arena_give(all, pieces[0]);
+    pieces[0] = arena_take(all, 200);
+    const uint64_t sizes[3] = {200, PAGE + 1, 7};
+    for (uint32_t i = 0; i < 3; i++) {
+        assert_int_equal(refit_arena_piece(all->arena, i, &memory, &bytes, NULL), REFIT_OK);
+        assert_ptr_equal(memory, pieces[i]);
+        assert_int_equal(bytes, sizes[i]);
+    }
+    refit_error error;
+    assert_int_equal(refit_arena_piece(all->arena, 3, &memory, &bytes, &error),
+                     REFIT_ERR_NOT_FOUND);
+    assert_non_null(strstr(error.text, "has 3"));
+    assert_int_equal(refit_arena_piece(NULL, 0, &memory, &bytes, NULL), REFIT_ERR_INVALID);
+    assert_int_equal(refit_arena_piece(all->arena, 0, NULL, &bytes, NULL), REFIT_ERR_INVALID);
+    assert_int_equal(refit_arena_piece(all->arena, 0, &memory, NULL, NULL), REFIT_ERR_INVALID);
+}
+
+static void pieces_side_by_side_come_and_go_in_one_call(void **state)
+{
+    arena_rig *all = *state;
+    uint64_t freed;
+    char *first = arena_take(all, 100);
+    char *second = arena_take(all, 2 * PAGE);
+    char *third = arena_take(all, 5);
+    char *fourth = arena_take(all, 5);
+    faulty_device_reset(all->device);
+    assert_int_equal(rft_arena_decommit(all->arena, first, 3 * PAGE + 5, &freed, NULL), REFIT_OK);
+    assert_int_equal(faulty_device_calls(all->device, FAULTY_DECOMMIT), 1);
+    assert_int_equal(freed, 4 * PAGE);
+    assert_int_equal(arena_used(all), PAGE);
+    assert_int_equal(rft_arena_commit(all->arena, first, 4 * PAGE, NULL), REFIT_OK);
+    assert_int_equal(arena_used(all), 5 * PAGE);
+    /* From the middle of one, up to the middle of one, and over a hole. */
+    assert_int_equal(rft_arena_commit(all->arena, second + PAGE, 2 * PAGE, NULL),
+                     REFIT_ERR_INVALID);
+    assert_int_equal(rft_arena_commit(all->arena, first, 2 * PAGE, NULL), REFIT_ERR_INVALID);
+    assert_int_equal(rft_arena_commit(all->arena, fourth, 2 * PAGE, NULL), REFIT_ERR_INVALID);
+    arena_give(all, third);
+    assert_int_equal(rft_arena_decommit(all->arena, first, 5 * PAGE, &freed, NULL),
+                     REFIT_ERR_INVALID);
+    assert_int_equal(freed, 0);
+    assert_int_equal(arena_used(all), 4 * PAGE);
+}
+
+typedef struct taker {
+    arena_rig *all;
+    unsigned char mark;
+    rft_thread thread;
+    bool right;
+} taker;
+
+static void *take_and_give(void *user)
+{
+    taker *it = user;
+    it->right = true;
+    for (int i = 0; i < 50 && it->right; i++) {
+        void *piece = NULL;
+        refit_arena *arena = NULL;
+        size_t bytes = (size_t)(1 + i % 3) * PAGE;
+        it->right = refit_arena_alloc(it->all->arena, bytes, &piece, NULL) == REFIT_OK &&
+                    rft_arena_enter(it->all->device, piece, bytes, &arena, NULL) == REFIT_OK &&
+                    arena == it->all->arena;
+        if (!it->right) break;
+        memset(piece, it->mark, bytes);
+        it->right = refit_arena_free(arena, piece, NULL) == REFIT_ERR_BUSY &&
+                    ((unsigned char *)piece)[bytes - 1] == it->mark;
+        rft_arena_leave(arena, piece);
+        it->right = it->right && refit_arena_free(arena, piece, NULL) == REFIT_OK;
+    }
+    return NULL;
+}
+
+static void threads_take_and_give_at_once(void **state)
+{
+    arena_rig *all = *state;
+    taker takers[4];
+    for (unsigned i = 0; i < 4; i++) {
+        takers[i] = (taker){.all = all, .mark = (unsigned char)(i + 1)};
+        assert_int_equal(
+            rft_thread_start(&takers[i].thread, "taker", take_and_give, &takers[i], NULL),
+            REFIT_OK);
+    }
+    for (unsigned i = 0; i < 4; i++) {
+        rft_thread_join(takers[i].thread);
+        assert_true(takers[i].right);
+    }
+    assert_int_equal(arena_used(all), 0);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        TEST(addresses_of_a_freed_piece_are_used_again),
+        TEST(neighbours_that_are_freed_are_one_hole),
+        TEST(any_order_of_pieces_keeps_the_books_right),
+        TEST(what_is_needed_or_unknown_is_not_freed),
+        TEST(pieces_are_listed_by_address),
+        TEST(pieces_side_by_side_come_and_go_in_one_call),
+        TEST(threads_take_and_give_at_once),
+    };
+    return cmocka_run_group_tests_name("arena_pieces", tests, NULL, NULL);
+}
