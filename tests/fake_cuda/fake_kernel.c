@@ -21,17 +21,19 @@ typedef struct fake_kernel {
 } fake_kernel;
 
 /* The table at `entries`, with the addresses of the bytes in it, or NULL. */
-static rft_pack_entry *translated(uint64_t entries, uint64_t count)
+static rft_pack_entry *translated(int device, uint64_t entries, uint64_t count)
 {
     const uint64_t size = sizeof(rft_pack_entry);
-    const unsigned char *table = fake_reach_mapped(entries, count * size, false);
+    const unsigned char *table = fake_reach_mapped(device, entries, count * size, false);
     if (table == NULL) return NULL;
     rft_pack_entry *copy = fake_new(count * size);
     memcpy(copy, table, count * size);
     for (uint64_t i = 0; i < count; i++) {
         if (copy[i].bytes == 0) continue;
-        copy[i].to = (uint64_t)(uintptr_t)fake_reach_mapped(copy[i].to, copy[i].bytes, true);
-        copy[i].from = (uint64_t)(uintptr_t)fake_reach_mapped(copy[i].from, copy[i].bytes, false);
+        copy[i].to =
+            (uint64_t)(uintptr_t)fake_reach_mapped(device, copy[i].to, copy[i].bytes, true);
+        copy[i].from =
+            (uint64_t)(uintptr_t)fake_reach_mapped(device, copy[i].from, copy[i].bytes, false);
         if (copy[i].to != 0 && copy[i].from != 0) continue;
         free(copy);
         return NULL;
@@ -43,7 +45,7 @@ static rft_cu_result pack_run(fake_op *op)
 {
     uint32_t count = (uint32_t)op->numbers[1];
     if (count == 0) return RFT_CU_SUCCESS;
-    rft_pack_entry *entries = translated(op->numbers[0], count);
+    rft_pack_entry *entries = translated(op->device, op->numbers[0], count);
     if (entries == NULL) return RFT_CU_ILLEGAL_ADDRESS;
     fake_touch();
     rft_pack(entries, count);
@@ -60,7 +62,7 @@ static bool pack_uses(const fake_op *op, uint64_t base, uint64_t bytes)
     if (fake_meets(at, count * size, base, bytes)) return true;
     const fake_span *span = fake_span_at(at);
     if (span == NULL || (span->kind != FAKE_HOST && span->kind != FAKE_REGISTERED)) return false;
-    const unsigned char *table = fake_reach_mapped(at, count * size, false);
+    const unsigned char *table = fake_reach_mapped(op->device, at, count * size, false);
     for (uint64_t i = 0; table != NULL && i < count; i++) {
         rft_pack_entry entry;
         memcpy(&entry, table + i * size, size);
@@ -74,8 +76,8 @@ static rft_cu_result cast_run(fake_op *op)
 {
     uint64_t count = op->numbers[2];
     if (count == 0) return RFT_CU_SUCCESS;
-    void *to = fake_reach_mapped(op->numbers[0], count * sizeof(uint16_t), true);
-    const void *from = fake_reach_mapped(op->numbers[1], count * sizeof(float), false);
+    void *to = fake_reach_mapped(op->device, op->numbers[0], count * sizeof(uint16_t), true);
+    const void *from = fake_reach_mapped(op->device, op->numbers[1], count * sizeof(float), false);
     if (to == NULL || from == NULL) return RFT_CU_ILLEGAL_ADDRESS;
     fake_touch();
     rft_cast_bf16(to, from, count);
@@ -93,8 +95,9 @@ static rft_cu_result digest_run(fake_op *op)
 {
     uint64_t bytes = op->numbers[1], offset = op->numbers[2], sum;
     static const unsigned char nothing[1];
-    const void *data = bytes > 0 ? fake_reach_mapped(op->numbers[0], bytes, false) : nothing;
-    unsigned char *out = fake_reach_mapped(op->numbers[3], sizeof sum, true);
+    const void *data =
+        bytes > 0 ? fake_reach_mapped(op->device, op->numbers[0], bytes, false) : nothing;
+    unsigned char *out = fake_reach_mapped(op->device, op->numbers[3], sizeof sum, true);
     if (data == NULL || out == NULL) return RFT_CU_ILLEGAL_ADDRESS;
     if (op->numbers[3] % sizeof sum != 0) return RFT_CU_MISALIGNED_ADDRESS;
     fake_touch();
@@ -241,6 +244,7 @@ rft_cu_result fake_cu_launch(rft_cu_kernel kernel, unsigned grid_x, unsigned gri
         if (target != NULL) {
             fake_op *op = fake_op_new(found->run);
             op->uses = found->uses;
+            op->device = call.context->device->ordinal;
             read_arguments(op, found, arguments);
             fake_stream_put(target, op, &call);
         }

@@ -86,10 +86,11 @@ static unsigned char *reach(const fake_span *span, uint64_t at, uint64_t bytes, 
     return (unsigned char *)(uintptr_t)(at + span->shift);
 }
 
-unsigned char *fake_reach_mapped(uint64_t at, uint64_t bytes, bool write)
+unsigned char *fake_reach_mapped(int device, uint64_t at, uint64_t bytes, bool write)
 {
     const fake_span *span = fake_span_at(at);
-    if (span != NULL && span->kind == FAKE_REGISTERED) return NULL; /* its alias is meant */
+    if (span == NULL || span->kind == FAKE_REGISTERED) return NULL; /* its alias is meant */
+    if (span->device >= 0 && span->device != device) return NULL;   /* a peer's */
     return reach(span, at, bytes, write);
 }
 
@@ -102,7 +103,8 @@ unsigned char *fake_reach(uint64_t at, uint64_t bytes, bool write)
 FAKE_EXPORTED void *fake_cuda_bytes(rft_cu_ptr memory, size_t bytes)
 {
     fake_lock();
-    void *found = fake_reach_mapped(memory, bytes, true);
+    const fake_span *span = fake_span_at(memory);
+    void *found = span != NULL ? fake_reach_mapped(span->device, memory, bytes, true) : NULL;
     fake_unlock();
     return found;
 }

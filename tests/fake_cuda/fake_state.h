@@ -211,8 +211,8 @@ typedef enum fake_side { FAKE_SIDE_BAD, FAKE_SIDE_DRIVER, FAKE_SIDE_PAGEABLE } f
 fake_side fake_side_of(uint64_t at, uint64_t bytes);
 /* The bytes at an address, or NULL: nothing may be read (or written) there. */
 unsigned char *fake_reach(uint64_t at, uint64_t bytes, bool write);
-/* The same for a kernel, to which only addresses of the device mean anything. */
-unsigned char *fake_reach_mapped(uint64_t at, uint64_t bytes, bool write);
+/* The same for a kernel on the device, to which only its own addresses mean anything. */
+unsigned char *fake_reach_mapped(int device, uint64_t at, uint64_t bytes, bool write);
 fake_span *fake_span_at(uint64_t address);
 fake_span *fake_span_put(fake_kind kind, uint64_t base, uint64_t bytes, int device);
 /* The byte behind its last. */

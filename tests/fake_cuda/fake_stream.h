@@ -45,6 +45,7 @@ typedef struct fake_op {
     rft_cu_host_fn function;
     void *user;
     uint64_t numbers[4];
+    int device;
 } fake_op;
 
 typedef struct fake_stream {

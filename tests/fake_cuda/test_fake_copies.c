@@ -281,6 +281,22 @@ static void a_kernel_that_meets_a_host_address_loses_the_context(void **state)
     free(pinned);
 }
 
+static void a_kernel_that_meets_another_devices_memory_loses_the_context(void **state)
+{
+    (void)state;
+    rft_cu_kernel kernel = kernel_named("rft_cast_kernel");
+    rft_cu_stream stream = open_stream();
+    rft_cu_ptr to = device_memory(4096), from = fake_cuda_memory(1, 4096);
+    uint64_t count = 10;
+    void *arguments[] = {&to, &from, &count};
+    assert_cu(cu.copy(to, from, 4096, stream)); /* which the copy engines can */
+    launch(kernel, stream, arguments);
+    refuses(ILLEGAL_ADDRESS, cu.memory_free(to));
+    refuses(ILLEGAL_ADDRESS, cu.stream_close(stream));
+    assert_cu(cu.library_unload(library));
+    fake_cuda_memory_free(from);
+}
+
 static void cast_and_digest_are_those_of_their_twins(void **state)
 {
     (void)state;
@@ -342,6 +358,7 @@ int main(void)
         fixture_test(source_order_any_reads_when_it_is_called),
         fixture_test(the_pack_kernel_moves_between_device_and_mapped_memory),
         fixture_test(a_kernel_that_meets_a_host_address_loses_the_context),
+        fixture_test(a_kernel_that_meets_another_devices_memory_loses_the_context),
         fixture_test(cast_and_digest_are_those_of_their_twins),
         fixture_test(an_image_that_does_not_load_and_a_kernel_that_is_not_there),
     };

@@ -1,5 +1,6 @@
 /* The fake driver keeps NVIDIA's rules of symbols, devices, contexts and scripted failures. */
 #include <pthread.h>
+#include <stdlib.h>
 #include <string.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -185,6 +186,34 @@ static void a_star_means_every_call_that_ends_nothing(void **state)
     assert_cu(cu.event_close(event));
 }
 
+static void the_environment_scripts_other_processes(void **state)
+{
+    (void)state;
+    rft_cu_context popped;
+    rft_cu_ptr memory, second;
+    size_t total;
+    assert_cu(cu.context_pop(&popped));
+    assert_cu(cu.context_release(0));
+    setenv("FAKE_CUDA_SCRIPT", "cuMemAlloc:2:1:2,cuEventCreate:1:1:999", 1);
+    setenv("FAKE_CUDA_MEMORY", "8192", 1);
+    setenv("FAKE_CUDA_DEVICES", "1", 1);
+    fake_cuda_reset();
+    unsetenv("FAKE_CUDA_SCRIPT");
+    unsetenv("FAKE_CUDA_MEMORY");
+    unsetenv("FAKE_CUDA_DEVICES");
+    assert_cu(cu.init(0));
+    assert_cu(cu.context_retain(&context, 0));
+    assert_cu(cu.context_push(context));
+    rft_cu_event event;
+    refuses(INVALID_DEVICE, cu.device_total(&total, 1));
+    assert_cu(cu.device_total(&total, 0));
+    assert_int_equal(total, 8192);
+    memory = device_memory(512);
+    refuses(OUT_OF_MEMORY, cu.memory_alloc(&second, 512));
+    refuses(UNKNOWN, cu.event_open(&event, 0));
+    assert_cu(cu.memory_free(memory));
+}
+
 static void a_lost_context_answers_so_and_its_objects_can_be_ended(void **state)
 {
     (void)state;
@@ -247,6 +276,7 @@ int main(void)
         fixture_test(a_context_that_ends_with_objects_in_it_is_a_violation),
         fixture_test(a_scripted_call_fails_so_often),
         fixture_test(a_star_means_every_call_that_ends_nothing),
+        fixture_test(the_environment_scripts_other_processes),
         fixture_test(a_lost_context_answers_so_and_its_objects_can_be_ended),
         fixture_test(the_child_of_a_fork_is_not_initialised),
         fixture_test(a_handle_is_dead_after_its_end),

@@ -207,6 +207,8 @@ static void a_range_goes_on_over_mappings_side_by_side(void **state)
     assert_cu(cu.map(base, granule, 0, first, 0));
     assert_cu(cu.map(base + granule, 2 * granule, 0, second, 0));
     allow(base, 3 * granule);
+    rft_cu_ipc_handle ipc;
+    refuses(INVALID_VALUE, cu.ipc_export(&ipc, base));
     char *bytes = fake_cuda_bytes(base, 3 * granule);
     assert_non_null(bytes);
     memset(bytes, 7, 3 * granule);

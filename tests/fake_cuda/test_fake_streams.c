@@ -241,6 +241,44 @@ static void the_legacy_stream_breaks_the_capture_of_a_blocking_one(void **state)
     assert_cu(cu.memory_free(memory));
 }
 
+typedef struct overflow {
+    rft_cu_stream stream;
+    rft_cu_ptr memory;
+    atomic_bool returned;
+} overflow;
+
+static void *one_more(void *user)
+{
+    overflow *on = user;
+    rft_cu_context popped;
+    cu.context_push(context);
+    cu.fill(on->memory, 1, 1, on->stream);
+    atomic_store(&on->returned, true);
+    cu.context_pop(&popped);
+    return NULL;
+}
+
+static void the_call_that_overflows_a_queue_waits(void **state)
+{
+    (void)state;
+    enum { depth = 1024 };
+    pthread_t thread;
+    overflow on = {.stream = open_stream(), .memory = device_memory(512)};
+    fake_cuda_stop();
+    for (int i = 0; i < depth; i++)
+        assert_cu(cu.fill(on.memory, 1, 1, on.stream));
+    assert_int_equal(pthread_create(&thread, NULL, one_more, &on), 0);
+    while (fake_cuda_calls("cuMemsetD8Async") <= depth)
+        sched_yield();
+    assert_false(atomic_load(&on.returned));
+    fake_cuda_let(1);
+    pthread_join(thread, NULL);
+    fake_cuda_go();
+    fake_cuda_settle();
+    assert_cu(cu.stream_close(on.stream));
+    assert_cu(cu.memory_free(on.memory));
+}
+
 typedef struct crowd {
     rft_cu_ptr memory;
     void *pinned;
@@ -306,6 +344,7 @@ int main(void)
         fixture_test(a_capture_takes_work_and_is_broken_by_unsafe_calls),
         fixture_test(a_captured_event_is_no_place_in_time),
         fixture_test(the_legacy_stream_breaks_the_capture_of_a_blocking_one),
+        fixture_test(the_call_that_overflows_a_queue_waits),
         fixture_test(many_threads_may_call_at_once),
     };
     return cmocka_run_group_tests_name("fake_streams", tests, NULL, NULL);
