@@ -33,8 +33,8 @@ const rft_option rft_options[] = {
      "copied by itself into pageable memory: slower, but no memory is locked."},
 
     {"offload.slab_bytes", IN(offload_slab_bytes), RFT_SIZE, "1GiB", 4 * KIB, 64 * GIB, "bytes",
-     "The arena is registered with the device in pieces of this size, a power of two. Smaller "
-     "where registering large pieces fails; larger means fewer registrations."},
+     "The arena is registered with the device in pieces of at most this size, a power of two. "
+     "Below 2GiB on Linux 6.11 to 6.13, which refuse more; larger means fewer registrations."},
     {"offload.alignment_bytes", IN(offload_alignment_bytes), RFT_SIZE, "512", 16, 2 * MIB, "bytes",
      "Where a region may begin inside the arena, a power of two. 512 suits DMA engines; 4KiB lets "
      "a checkpoint writer use direct I/O."},
@@ -82,7 +82,7 @@ const rft_option rft_options[] = {
      "not meet the memory limit together. false starts all at once."},
     {"offload.timeout_ms", IN(offload_timeout_ms), RFT_TIME, "1min", 1, 24 * HOUR, "ms",
      "A controller waits no longer for states to leave or to return; nor does an offload for the "
-     "arena, or a process for its turn to take one. Raise it for many ranks with large arenas."},
+     "arena, or a process for each one that takes its own first. Raise it for large arenas."},
     {"offload.rate_limit", IN(offload_rate_limit), RFT_SIZE, "0", 0, TIB, "bytes a second",
      "The most that one way takes of the link, over steps of 20 ms: set it where collectives share "
      "the link. At least 1MiB; 0: all that it gives."},

@@ -50,10 +50,11 @@ void rft_turn_find(rft_turn *turn, const char *root)
 }
 
 /* Where anybody may write, anybody may have put a file of this name, or a link, and hold it. */
-static bool is_own(int fd)
+static bool is_own(int fd, struct timespec *since)
 {
     struct stat file;
     if (fstat(fd, &file) != 0) return false;
+    *since = file.st_mtim;
     bool own = S_ISREG(file.st_mode) && file.st_uid == geteuid() &&
                (file.st_mode & (S_IRWXG | S_IRWXO)) == 0;
     if (!own) errno = EPERM;
@@ -73,7 +74,10 @@ static attempt lock_file(int fd)
     do {
         result = flock(fd, LOCK_EX | LOCK_NB);
     } while (result != 0 && errno == EINTR);
-    if (result == 0) return is_named(fd) ? ATTEMPT_HELD : ATTEMPT_BUSY;
+    if (result == 0) {
+        (void)futimens(fd, NULL);
+        return is_named(fd) ? ATTEMPT_HELD : ATTEMPT_BUSY;
+    }
     return errno == EWOULDBLOCK ? ATTEMPT_BUSY : ATTEMPT_FAILED;
 }
 
@@ -92,13 +96,13 @@ static attempt lock_mapped(int fd, void **held)
     return made;
 }
 
-static attempt try_place(const char *path, void **held)
+static attempt try_place(rft_turn *turn, const char *path)
 {
     errno = ENOENT;
     if (path[0] == '\0') return ATTEMPT_FAILED;
     int fd = open(path, O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK, FILE_MODE);
     if (fd < 0) return ATTEMPT_FAILED;
-    attempt made = is_own(fd) ? lock_mapped(fd, held) : ATTEMPT_FAILED;
+    attempt made = is_own(fd, &turn->since) ? lock_mapped(fd, &turn->held) : ATTEMPT_FAILED;
     int code = errno;
     close(fd);
     errno = code;
@@ -110,7 +114,7 @@ static attempt try_places(rft_turn *turn, int *code)
 {
     attempt made = ATTEMPT_FAILED;
     for (int i = 0; i < RFT_TURN_PLACES && made == ATTEMPT_FAILED; i++) {
-        made = try_place(turn->paths[i], &turn->held);
+        made = try_place(turn, turn->paths[i]);
         if (made == ATTEMPT_FAILED && i == 0) *code = errno;
     }
     return made;
@@ -124,19 +128,30 @@ static void say_without(const rft_turn *turn, int code)
             turn->paths[0], strerror(code));
 }
 
+/* Has somebody else the turn than at the last look? */
+static bool has_passed_on(struct timespec *before, const struct timespec *now)
+{
+    bool first = before->tv_sec == 0;
+    bool same = before->tv_sec == now->tv_sec && before->tv_nsec == now->tv_nsec;
+    *before = *now;
+    return !first && !same;
+}
+
 static refit_status wait_turn(rft_turn *turn, uint32_t timeout_ms, rft_watch *watch,
                               refit_error *error)
 {
     int code = 0;
-    int64_t deadline = rft_deadline(timeout_ms);
+    int64_t deadline = rft_after_ms(rft_now(), timeout_ms);
+    struct timespec since = {0};
     for (;;) {
         attempt made = try_places(turn, &code);
         if (made == ATTEMPT_FAILED) say_without(turn, code);
         if (made != ATTEMPT_BUSY) return REFIT_OK;
         RFT_TRY(rft_watch_check(watch, error));
         int64_t now = rft_now();
+        if (has_passed_on(&since, &turn->since)) deadline = rft_after_ms(now, timeout_ms);
         RFT_REFUSE_IF(now >= deadline, error, REFIT_ERR_TIMEOUT,
-                      "other processes of this user were taking their host memory for %u ms: try "
+                      "another process of this user has been taking its host memory for %u ms: try "
                       "again, raise offload.timeout_ms, or set offload.take_turns: false",
                       timeout_ms);
         int64_t next = rft_after_ms(now, TRY_MS);

@@ -16,6 +16,8 @@
 #ifndef RFT_TURN_H
 #define RFT_TURN_H
 
+#include <time.h>
+
 #include "memory/watch.h"
 
 #define RFT_TURN_PLACES     2
@@ -24,14 +26,16 @@
 typedef struct rft_turn {
     char paths[RFT_TURN_PLACES][RFT_TURN_PATH_BYTES]; /* empty: no such place */
     void *held;                                       /* NULL: it is not this one's turn */
+    struct timespec since; /* when the one who has it, in the eyes of who waits, has taken it */
 } rft_turn;
 
 /* Finds out where the file may lie. `root` is put before /dev/shm: "" in life. */
 void rft_turn_find(rft_turn *turn, const char *root);
 
-/* Waits until nobody else of this user has the turn. Where no file can be had that is this user's
- * alone, it goes on without one, with a line in the log. REFIT_ERR_TIMEOUT, REFIT_ERR_CANCELLED
- * (`watch`). Blocks. */
+/* Waits until nobody else of this user has the turn, and no longer than `timeout_ms` for each who
+ * has: many may come first, but one that does not go on stops nobody for ever. Where no file can be
+ * had that is this user's alone, it goes on without one, with a line in the log. REFIT_ERR_TIMEOUT,
+ * REFIT_ERR_CANCELLED (`watch`). Blocks. */
 refit_status rft_turn_take(rft_turn *turn, uint32_t timeout_ms, rft_watch *watch,
                            refit_error *error);
 

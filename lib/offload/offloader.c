@@ -18,6 +18,9 @@
  *   RESTORING   in the image                  whole, not written    all bound
  *   FAILED      where its `place` says        holds those away      bound if its bytes are there
  *
+ * With offload.background the image's memory may still be on its way in OPEN and RESIDENT: the way
+ * out waits for it.
+ *
  * Whoever looks moves the state on when copies have ended: the offloader's thread in its verbs, any
  * thread by a future or refit_offloader_get_state. A way out changes the place of all its regions
  * at once, when the last copy has ended well. A way back that fails has changed the place of the

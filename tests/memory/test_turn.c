@@ -134,6 +134,48 @@ static void a_wait_ends_at_its_deadline_and_says_what_to_do(void **state)
     assert_non_null(strstr(error.text, "offload.timeout_ms"));
 }
 
+/* ---- Time */
+
+static int64_t fake_now;      /* 0: the clock's; else each look is a millisecond later */
+static int64_t passes_on[3];  /* when another one takes the turn; 0: not */
+static const char *fake_path; /* of the file */
+
+int64_t __real_rft_now(void);
+int64_t __wrap_rft_now(void);
+
+int64_t __wrap_rft_now(void)
+{
+    if (fake_now == 0) return __real_rft_now();
+    fake_now += 1000000;
+    for (size_t i = 0; i < 3; i++) {
+        const struct timespec times[2] = {{100, 0}, {100 + (time_t)i, 5}};
+        if (passes_on[i] == 0 || fake_now < passes_on[i]) continue;
+        passes_on[i] = 0;
+        assert_int_equal(utimensat(AT_FDCWD, fake_path, times, 0), 0);
+    }
+    return fake_now;
+}
+
+/* Eight ranks that take a while each are no reason for the last one to give up. */
+static void the_deadline_is_for_one_who_has_the_turn_not_for_all(void **state)
+{
+    fixture *all = *state;
+    rft_turn other;
+    assert_int_equal(rft_turn_take(&all->turn, 0, &all->watch, NULL), REFIT_OK);
+    rft_turn_find(&other, all->tree.root);
+    fake_path = all->path;
+    const int64_t ms = 1000000;
+    passes_on[0] = 1900 * ms;
+    passes_on[1] = 2800 * ms;
+    passes_on[2] = 3700 * ms;
+    fake_now = 1000 * ms;
+    refit_status status = rft_turn_take(&other, 1000, &all->watch, NULL);
+    int64_t ended = fake_now;
+    fake_now = 0;
+    assert_int_equal(status, REFIT_ERR_TIMEOUT);
+    assert_in_range(ended, 4700 * ms, 4800 * ms);
+}
+
 /* ---- Several processes */
 
 typedef struct shared {
@@ -382,6 +424,7 @@ int main(void)
         TEST(who_has_the_turn_keeps_others_out_until_it_is_given),
         TEST(no_descriptor_stays_open),
         TEST(a_wait_ends_at_its_deadline_and_says_what_to_do),
+        TEST(the_deadline_is_for_one_who_has_the_turn_not_for_all),
         TEST(no_two_processes_are_ever_inside_at_once),
         TEST(the_turn_of_a_killed_process_is_free),
         TEST(a_child_of_a_killed_process_does_not_keep_its_turn),

@@ -60,8 +60,9 @@ REFIT_API void refit_controller_close(refit_controller *controller);
 
 /*
  * States leave the device behind what `after` has queued; returns when they have left and their
- * memory is given back. Blocks, at most offload.timeout_ms. If they have left but their memory
- * could not be given back, the state is CLEARED all the same; calling it again goes on with that.
+ * memory is given back. Blocks, at most offload.timeout_ms, and with offload.background before as
+ * long for host memory that is not there yet. If they have left but their memory could not be given
+ * back, the state is CLEARED all the same; calling it again goes on with that.
  * REFIT_ERR_STATE (RETURNING), what refit_offloader_offload and _finish return, and once, if copies
  * failed that the last join had only queued a stream behind, how they did. Since 0.1.
  */

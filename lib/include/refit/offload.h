@@ -156,11 +156,11 @@ REFIT_API REFIT_MUST_CHECK refit_status refit_offloader_set_memory(refit_offload
 /*
  * Plans the layout and takes, touches and page-locks the host memory; then no region can be added.
  * Blocks for the first touch, and before it for the other processes of this user on this machine
- * that are at theirs (offload.take_turns; at most offload.timeout_ms). With offload.background it
- * returns at once, and a thread of its own takes the memory: see refit_offloader_prepare. On
- * failure the offloader is OPEN as before and nothing is held. A second call does nothing.
- * REFIT_ERR_BUDGET, REFIT_ERR_PIN, REFIT_ERR_HOST_MEMORY, REFIT_ERR_TIMEOUT (not its turn). Since
- * 0.1.
+ * that are at theirs (offload.take_turns; at most offload.timeout_ms for each). With
+ * offload.background it returns at once, and a thread of its own takes the memory: see
+ * refit_offloader_prepare. On failure the offloader is OPEN as before and nothing is held. A second
+ * call does nothing. REFIT_ERR_BUDGET, REFIT_ERR_PIN, REFIT_ERR_HOST_MEMORY, REFIT_ERR_TIMEOUT (not
+ * its turn). Since 0.1.
  */
 REFIT_API REFIT_MUST_CHECK refit_status refit_offloader_seal(refit_offloader *offloader,
                                                              refit_error *error);
