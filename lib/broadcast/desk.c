@@ -63,6 +63,12 @@ static refit_status try_take(rft_desk *desk, rft_image **out, refit_error *error
         return rft_fail(error, (refit_status) final->status, "%s", final->text);
     }
     bool joined = desk->report.state >= RFT_SESSION_CURRENT;
+    const char *refusal = desk->report.refusal;
+    if (refusal[0] != '\0' && !joined) {
+        return rft_fail(error, REFIT_ERR_TIMEOUT,
+                        "no new version in time; the trainer does not take this worker for now: %s",
+                        refusal);
+    }
     return rft_fail(error, REFIT_ERR_TIMEOUT, "no new version in time; %s",
                     joined ? "the trainer is there" : "no trainer has answered");
 }
@@ -100,6 +106,14 @@ void rft_desk_order(rft_desk *desk, const rft_order *order, uint64_t version)
     rft_lock(&desk->lock);
     desk->orders[desk->order_count++] = *order;
     report_order(desk, order, version);
+    rft_unlock(&desk->lock);
+    rft_waker_set(desk->wake_fd);
+}
+
+void rft_desk_bring(rft_desk *desk, refit_device *device)
+{
+    rft_lock(&desk->lock);
+    desk->device = device;
     rft_unlock(&desk->lock);
     rft_waker_set(desk->wake_fd);
 }
@@ -150,6 +164,15 @@ bool rft_desk_next_order(rft_desk *desk, rft_order *out)
     }
     rft_unlock(&desk->lock);
     return there;
+}
+
+refit_device *rft_desk_take_device(rft_desk *desk)
+{
+    rft_lock(&desk->lock);
+    refit_device *device = desk->device;
+    desk->device = NULL;
+    rft_unlock(&desk->lock);
+    return device;
 }
 
 bool rft_desk_publish(rft_desk *desk, const rft_session_report *report)

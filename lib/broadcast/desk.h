@@ -41,7 +41,8 @@ typedef struct rft_desk {
     rft_session_report report;         /* guarded by lock */
     rft_order orders[RFT_DESK_ORDERS]; /* guarded by lock */
     uint32_t order_count;              /* guarded by lock */
-    bool closing;                      /* guarded by lock */
+    refit_device *device; /* guarded by lock; to be used from now on; NULL: nothing new */
+    bool closing;         /* guarded by lock */
 } rft_desk;
 
 refit_status rft_desk_open(rft_desk *desk, refit_error *error);
@@ -56,6 +57,8 @@ refit_status rft_desk_take(rft_desk *desk, uint32_t timeout_ms, rft_image **out,
 void rft_desk_cancel(rft_desk *desk);
 /* About the update of `version`. */
 void rft_desk_order(rft_desk *desk, const rft_order *order, uint64_t version);
+/* The GPU whose memory may be shared. */
+void rft_desk_bring(rft_desk *desk, refit_device *device);
 /* Tells the service thread to leave. */
 void rft_desk_shut(rft_desk *desk);
 /* Any thread. */
@@ -68,6 +71,8 @@ void rft_desk_deliver(rft_desk *desk, rft_image *image);
 bool rft_desk_withdraw(rft_desk *desk);
 /* Takes the oldest order; false if there is none. */
 bool rft_desk_next_order(rft_desk *desk, rft_order *out);
+/* What was brought since; NULL: nothing. */
+refit_device *rft_desk_take_device(rft_desk *desk);
 /* Copies the report; while an order waits, the version stays what the caller has decided. False
  * once it is shut and no order is left. */
 bool rft_desk_publish(rft_desk *desk, const rft_session_report *report);

@@ -16,6 +16,7 @@
 
 #include "base/clock.h"
 #include "base/log.h"
+#include "wire/share.h"
 
 void rft_hub_init(rft_hub *hub, const refit_config *config, uint64_t epoch, int64_t now)
 {
@@ -77,10 +78,17 @@ static void send_offer(rft_hub *hub, rft_peer *peer, int64_t now)
     message.as.offer.bytes = store->manifest->payload_bytes;
     message.as.offer.frames = store->manifest->frame_count;
     message.as.offer.deadline_ms = offer_deadline(hub, now);
-    if (peer->task.mapped) {
+    unsigned char share[RFT_SHARE_BYTES];
+    if (peer->task.path == REFIT_PATH_SHM) {
         const rft_slot *slot = rft_store_served_slot(store);
         message.as.offer.segment = rft_view_text(slot->loan->segment.name);
         message.as.offer.segment_offset = RFT_MARK_BYTES;
+    }
+    if (peer->task.path == REFIT_PATH_CUDA_IPC) {
+        const rft_gpu_block *block = rft_gpu_store_find(hub->gpu, peer->task.version);
+        rft_share_write(&block->share, share);
+        message.as.offer.share = (rft_view){share, sizeof share};
+        message.as.offer.mark = rft_view_text(block->leash.segment.name);
     }
     (void)rft_hub_send(hub, peer, &message);
 }
@@ -103,12 +111,15 @@ void rft_hub_offer(rft_hub *hub, rft_peer *peer, int64_t now)
     const rft_edition *edition = rft_store_served(store);
     if (edition == NULL || peer->failed_version == edition->version) return;
     if (edition->version == hub->current.version && rft_hub_is_current(hub, &peer->held)) return;
+    refit_path path = rft_hub_path(hub, peer, edition->version);
+    if (path == REFIT_PATH_NONE) return; /* it lay in the GPU's memory, and is gone from there */
     bool delta = !peer->shm && holds_base(hub, peer);
+    peer->path = path;
     peer->task = (rft_task){
         .stage = RFT_STAGE_OFFERED,
         .version = edition->version,
         .base = delta ? store->base : 0,
-        .mapped = peer->shm && store->shared,
+        .path = path,
     };
     rft_hub_send_manifest(hub, peer);
     send_offer(hub, peer, now);
@@ -130,6 +141,11 @@ void rft_hub_adopt(rft_hub *hub, rft_store *store)
         rft_hub_drop_task(hub, hub->peers.live[i], REFIT_ERR_STALE, "the tensors have changed");
     }
     hub->store = store;
+    /* They let go of what they mapped of the GPU, which is needed for what comes. */
+    for (uint32_t i = 0; i < hub->peers.count; i++) {
+        rft_peer *peer = hub->peers.live[i];
+        if (peer->subscribed && peer->gpu) rft_hub_send_manifest(hub, peer);
+    }
 }
 
 void rft_hub_leave(rft_hub *hub)
@@ -145,9 +161,9 @@ void rft_hub_reset_peer(rft_hub *hub, rft_peer *peer)
 {
     for (uint32_t i = 0; hub->store != NULL && i < hub->store->slot_count; i++) {
         rft_slot *slot = &hub->store->slots[i];
-        if (rft_peer_shares(peer, slot->version)) slot->tainted = true;
+        if (rft_peer_reads(peer, slot->version) == REFIT_PATH_SHM) slot->tainted = true;
     }
-    memset(peer->shares, 0, sizeof peer->shares);
+    memset(peer->lends, 0, sizeof peer->lends);
     peer->task = (rft_task){0};
     peer->failed_version = 0;
     peer->has_manifest = false;
@@ -252,7 +268,8 @@ bool rft_hub_wants_frames(const rft_hub *hub)
 {
     for (uint32_t i = 0; i < hub->peers.count; i++) {
         const rft_task *task = &hub->peers.live[i]->task;
-        bool wants = task->stage == RFT_STAGE_OFFERED && !task->mapped && task->credits > 0;
+        bool wants = task->stage == RFT_STAGE_OFFERED && task->path == REFIT_PATH_SOCKET &&
+                     task->credits > 0;
         if (wants && task->cursor < hub->store->ready_count) return true;
     }
     return false;

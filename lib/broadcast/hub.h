@@ -12,6 +12,7 @@
 #ifndef RFT_HUB_H
 #define RFT_HUB_H
 
+#include "broadcast/gpu_store.h"
 #include "broadcast/outbox.h"
 #include "broadcast/peer.h"
 #include "broadcast/store.h"
@@ -47,6 +48,8 @@ typedef struct rft_hub_counts {
     uint64_t resent;
     uint64_t applied_last; /* workers that applied the last version */
     uint64_t same_blocks;  /* of the last version */
+    uint64_t shm_bytes;    /* that workers took from shared memory */
+    uint64_t gpu_bytes;    /* that workers took from their GPU's memory */
     double stage_seconds;
     double commit_seconds;
 } rft_hub_counts;
@@ -58,6 +61,7 @@ typedef struct rft_hub {
     uint64_t proof;                     /* what the probe segment holds */
     char probe[RFT_SEGMENT_NAME_BYTES]; /* empty: no shared memory */
     rft_store *store;                   /* borrowed; NULL before the first declaration */
+    rft_gpu_store *gpu;                 /* borrowed; NULL: the publisher shows no GPU's memory */
     rft_held current; /* the last committed version, also when a new store has none */
     rft_peers peers;
     rft_round round;
@@ -87,6 +91,8 @@ int64_t rft_hub_tick_at(const rft_hub *hub);
 /* The tensors have changed: `store`, which has no version yet, takes the place of the one before.
  */
 void rft_hub_adopt(rft_hub *hub, rft_store *store);
+/* Versions are shown in the memory of a GPU from now on: who is on it joins once more. */
+void rft_hub_use_gpu(rft_hub *hub, rft_gpu_store *gpu);
 /* Everybody is told goodbye. */
 void rft_hub_leave(rft_hub *hub);
 
@@ -147,6 +153,8 @@ void rft_hub_reset_peer(rft_hub *hub, rft_peer *peer);
  * it. */
 void rft_hub_offer(rft_hub *hub, rft_peer *peer, int64_t now);
 void rft_hub_send_bye(rft_hub *hub, rft_peer *peer, refit_status code, const char *reason);
+/* How the worker takes the version; NONE: it cannot have it. */
+refit_path rft_hub_path(const rft_hub *hub, const rft_peer *peer, uint64_t version);
 /* Unless it was sent this one already. */
 void rft_hub_send_manifest(rft_hub *hub, rft_peer *peer);
 void rft_hub_send_seal(rft_hub *hub, rft_peer *peer);

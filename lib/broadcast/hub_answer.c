@@ -145,7 +145,7 @@ static void answer_committed(rft_hub *hub, rft_peer *peer, const rft_message *me
 static void answer_released(rft_hub *hub, rft_peer *peer, const rft_message *message, int64_t now)
 {
     (void)hub, (void)now;
-    rft_peer_unshare(peer, message->as.commit.version);
+    rft_peer_take_back(peer, message->as.commit.version);
 }
 
 /* Its base was not there after all: the same version once more, whole. */

@@ -5,13 +5,20 @@
  *                             ▲                  │
  *                             └──────HELLO───────┘
  *
+ * Who is on the publisher's GPU says so with HELLO, by its UUID, and joins there if it can open the
+ * probe as well. With broadcast.gpu: require nobody else is taken: for now only, since a worker may
+ * be told its device a moment after it began to look for the trainer; for good if it is on another
+ * GPU.
+ *
  * A name stands for one instance at a time. The same instance with a new connection gets its place
  * back, and stays a member of the version under way; another one waits until the place is free.
  */
+#include <stdio.h>
 #include <string.h>
 
 #include "base/log.h"
 #include "broadcast/hub.h"
+#include "device/device_uuid.h"
 
 static uint32_t window_for(const rft_hub *hub, uint32_t asked)
 {
@@ -30,6 +37,9 @@ static void send_welcome(rft_hub *hub, rft_peer *peer)
     message.as.welcome.heartbeat_timeout_ms = hub->config->broadcast_heartbeat_timeout_ms;
     message.as.welcome.version = hub->current.version;
     message.as.welcome.probe = rft_view_text(hub->probe);
+    if (hub->gpu != NULL) {
+        message.as.welcome.gpu = (rft_view){hub->gpu->uuid, sizeof hub->gpu->uuid};
+    }
     (void)rft_hub_send(hub, peer, &message);
 }
 
@@ -66,6 +76,53 @@ static rft_peer *admit(rft_hub *hub, const rft_peer_id *from, const rft_message 
     return NULL;
 }
 
+/* With broadcast.gpu: require. Whether the worker may come in; if not it is told why. */
+static bool admits_gpu(rft_hub *hub, const rft_peer_id *from, const rft_message *hello)
+{
+    rft_view theirs = hello->as.hello.gpu;
+    char ours[RFT_UUID_TEXT_BYTES], reason[160];
+    if (hub->config->broadcast_gpu != REFIT_GPU_REQUIRE) return true;
+    if (hub->gpu == NULL) {
+        rft_hub_refuse(hub, from, REFIT_ERR_UNSUPPORTED, false,
+                       "the trainer takes workers on its own GPU only, and has not said which");
+        return false;
+    }
+    bool named = theirs.count == RFT_UUID_BYTES;
+    if (named && rft_uuid_equal(theirs.data, hub->gpu->uuid)) return true;
+    rft_uuid_print(hub->gpu->uuid, ours);
+    snprintf(reason, sizeof reason,
+             named ? "the trainer takes workers on %s only, and this one is on another GPU"
+                   : "the trainer takes workers on %s only (refit_subscriber_use_device)",
+             ours);
+    hub->counts.refused += named;
+    rft_hub_refuse(hub, from, REFIT_ERR_UNSUPPORTED, named, reason);
+    return false;
+}
+
+static void note_gpu(rft_peer *peer, const rft_message *hello)
+{
+    rft_view uuid = hello->as.hello.gpu;
+    peer->named_gpu = uuid.count == sizeof peer->uuid;
+    if (peer->named_gpu) memcpy(peer->uuid, uuid.data, sizeof peer->uuid);
+}
+
+/* Whether the worker has said that it is on this publisher's GPU. */
+static bool on_gpu(const rft_hub *hub, const rft_peer *peer)
+{
+    return hub->gpu != NULL && peer->named_gpu && rft_uuid_equal(peer->uuid, hub->gpu->uuid);
+}
+
+void rft_hub_use_gpu(rft_hub *hub, rft_gpu_store *gpu)
+{
+    hub->gpu = gpu;
+    for (uint32_t i = 0; i < hub->peers.count; i++) {
+        const rft_peer *peer = hub->peers.live[i];
+        if (!on_gpu(hub, peer)) continue;
+        rft_hub_refuse(hub, &peer->id, REFIT_ERR_STALE, false,
+                       "the trainer has said which GPU it is on: join once more");
+    }
+}
+
 void rft_hub_answer_hello(rft_hub *hub, const rft_peer_id *from, rft_peer *known,
                           const rft_message *hello, int64_t now)
 {
@@ -73,6 +130,10 @@ void rft_hub_answer_hello(rft_hub *hub, const rft_peer_id *from, rft_peer *known
         hub->counts.refused++;
         rft_hub_refuse(hub, from, REFIT_ERR_PROTOCOL, true,
                        "the trainer speaks another version of the protocol");
+        return;
+    }
+    if (!admits_gpu(hub, from, hello)) {
+        if (known != NULL) rft_hub_lose(hub, known, REFIT_ERR_UNSUPPORTED, "it left the GPU");
         return;
     }
     bool renamed =
@@ -83,28 +144,63 @@ void rft_hub_answer_hello(rft_hub *hub, const rft_peer_id *from, rft_peer *known
     peer->id = *from;
     peer->heard = now;
     peer->window = window_for(hub, hello->as.hello.window);
+    note_gpu(peer, hello);
     bool ours = hello->as.hello.held.epoch == hub->epoch;
     peer->held = ours ? hello->as.hello.held : (rft_held){0};
     send_welcome(hub, peer);
 }
 
+/* ---- Paths */
+
+refit_path rft_hub_path(const rft_hub *hub, const rft_peer *peer, uint64_t version)
+{
+    const rft_store *store = hub->store;
+    if (peer->gpu && rft_gpu_store_find(hub->gpu, version) != NULL) return REFIT_PATH_CUDA_IPC;
+    if (store != NULL && !store->hosted) return REFIT_PATH_NONE;
+    return peer->shm && (store == NULL || store->shared) ? REFIT_PATH_SHM : REFIT_PATH_SOCKET;
+}
+
+static const char *path_words(refit_path path)
+{
+    switch (path) {
+    case REFIT_PATH_CUDA_IPC: return "the memory of its GPU";
+    case REFIT_PATH_SHM: return "shared memory";
+    case REFIT_PATH_SOCKET:
+    case REFIT_PATH_NONE: break;
+    }
+    return "the socket";
+}
+
 void rft_hub_answer_join(rft_hub *hub, rft_peer *peer, const rft_message *message, int64_t now)
 {
-    char reason[80];
+    char reason[160];
     if (peer->subscribed) return;
     if (message->as.join.epoch != hub->epoch) {
         rft_hub_refuse(hub, &peer->id, REFIT_ERR_STALE, false, "this is another trainer");
         return;
     }
-    if (message->as.join.shm && (hub->probe[0] == '\0' || message->as.join.proof != hub->proof)) {
+    bool shares = message->as.join.shm || message->as.join.gpu;
+    if (shares && (hub->probe[0] == '\0' || message->as.join.proof != hub->proof)) {
         rft_hub_break_off(hub, peer, REFIT_ERR_SECURITY, "it has no proof that it shares memory");
+        return;
+    }
+    if (message->as.join.gpu && !on_gpu(hub, peer)) {
+        rft_hub_break_off(hub, peer, REFIT_ERR_PROTOCOL, "it joins on a GPU that is not its own");
+        return;
+    }
+    rft_view_print(message->as.join.reason, reason, sizeof reason);
+    if (hub->config->broadcast_gpu == REFIT_GPU_REQUIRE && !message->as.join.gpu) {
+        rft_hub_refuse(hub, &peer->id, REFIT_ERR_UNSUPPORTED, false, reason);
+        rft_hub_lose(hub, peer, REFIT_ERR_UNSUPPORTED, reason);
         return;
     }
     peer->subscribed = true;
     peer->shm = message->as.join.shm;
-    rft_view_print(message->as.join.reason, reason, sizeof reason);
-    rft_log(REFIT_LOG_INFO, "worker %s joins through %s%s%s", peer->name,
-            peer->shm ? "shared memory" : "the socket", reason[0] == '\0' ? "" : ": ", reason);
+    peer->gpu = message->as.join.gpu;
+    peer->path = rft_hub_path(hub, peer, 0);
+    if (peer->gpu) peer->path = REFIT_PATH_CUDA_IPC;
+    rft_log(REFIT_LOG_INFO, "worker %s joins through %s%s%s", peer->name, path_words(peer->path),
+            reason[0] == '\0' ? "" : ": ", reason);
     rft_hub_send_beat(hub, peer);
     if (rft_hub_is_current(hub, &peer->held)) rft_round_applied(hub, peer);
     rft_hub_offer(hub, peer, now);

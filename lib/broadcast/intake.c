@@ -2,11 +2,10 @@
  * One version on its way in.
  *
  * Through the socket: the window of credits is kept full, frames go into the assembly (which copies
- * and digests them), and when all are in and SEAL is known, the assembly verifies. In shared
- * memory: the slot is mapped, and SEAL's digests are checked against each other, or, with
- * broadcast.verify: always, against the bytes, part by part. The window counts frames that were
- * asked for with PULL; frames asked for again with RESEND travel outside of it. Knows nothing of
- * connections, commits or users.
+ * and digests them), and when all are in and SEAL is known, the assembly verifies. What lies in
+ * memory of the publisher is in intake_mapped.c. The window counts frames that were asked for with
+ * PULL; frames asked for again with RESEND travel outside of it. Knows nothing of connections,
+ * commits or users.
  */
 #include "broadcast/intake.h"
 
@@ -42,12 +41,16 @@ static void close_assembly(rft_intake *intake)
 void rft_intake_close(rft_intake *intake)
 {
     rft_intake_drop(intake);
+    rft_gpu_verify_close(&intake->gpu, intake->config->broadcast_linger_ms);
     close_assembly(intake);
     rft_bytes_close(&intake->tensor_digests);
 }
 
 void rft_intake_drop(rft_intake *intake)
 {
+    if (intake->gpu.image != NULL) {
+        rft_gpu_verify_end(&intake->gpu, intake->config->broadcast_linger_ms);
+    }
     rft_image_drop_use(intake->image, RFT_IMAGE_STAGED);
     intake->image = NULL;
     rft_catalog_release(intake->catalog);
@@ -75,9 +78,10 @@ static refit_status check_offer(const rft_message *offer, const rft_manifest *ma
                   (unsigned long long)offer->as.offer.version,
                   (unsigned long long)offer->as.offer.bytes, offer->as.offer.frames,
                   (unsigned long long)manifest->payload_bytes, manifest->frame_count);
-    RFT_REFUSE_IF(offer->as.offer.segment.count >= RFT_SEGMENT_NAME_BYTES, error,
-                  REFIT_ERR_PROTOCOL, "a segment's name of %zu bytes is offered; %u is the most",
-                  offer->as.offer.segment.count, RFT_SEGMENT_NAME_BYTES - 1);
+    RFT_REFUSE_IF(offer->as.offer.segment.count >= RFT_SEGMENT_NAME_BYTES ||
+                      offer->as.offer.mark.count >= RFT_SEGMENT_NAME_BYTES,
+                  error, REFIT_ERR_PROTOCOL, "a segment's name of more than %u bytes is offered",
+                  RFT_SEGMENT_NAME_BYTES - 1);
     return REFIT_OK;
 }
 
@@ -90,8 +94,7 @@ refit_status rft_intake_offer(rft_intake *intake, const rft_message *offer, rft_
     intake->catalog = rft_catalog_acquire(catalog);
     intake->version = offer->as.offer.version;
     intake->base = offer->as.offer.base;
-    rft_view_print(offer->as.offer.segment, intake->segment, sizeof intake->segment);
-    intake->segment_offset = offer->as.offer.segment_offset;
+    rft_intake_place(intake, offer);
     intake->offered_at = now;
     intake->deadline = rft_after_ms(now, offer->as.offer.deadline_ms);
     intake->sealed = false;
@@ -148,76 +151,32 @@ static void pull(rft_intake *intake)
     intake->sender.send(intake->sender.user, &message);
 }
 
-static rft_message seal_of(const rft_intake *intake)
-{
-    rft_message seal = {.kind = RFT_SEAL};
-    seal.as.seal.version = intake->version;
-    seal.as.seal.digest = intake->digest;
-    seal.as.seal.tensors = (rft_view){intake->tensor_digests.data, intake->tensor_digests.count};
-    return seal;
-}
-
-static refit_status refuse_overwritten(const rft_intake *intake, refit_error *error)
-{
-    return rft_fail(error, REFIT_ERR_STALE, "the publisher is writing over version %llu",
-                    (unsigned long long)intake->version);
-}
-
-/* The digests are checked here and now, or the bytes are from now on. */
-static refit_status settle_mapped(rft_intake *intake, refit_error *error)
-{
-    if (!rft_image_note_mark(intake->image)) return refuse_overwritten(intake, error);
-    if (intake->config->broadcast_verify == REFIT_VERIFY_ALWAYS) {
-        intake->cursor = (rft_image_cursor){0};
-        intake->phase = RFT_INTAKE_VERIFYING;
-        return REFIT_OK;
-    }
-    rft_message seal = seal_of(intake);
-    rft_digest128 expected =
-        rft_version_digest_encoded(intake->catalog->manifest, seal.as.seal.tensors);
-    RFT_REFUSE_IF(!rft_digest128_equal(&expected, &intake->digest), error, REFIT_ERR_CORRUPT,
-                  "the digest of version %llu does not follow from its tensors'",
-                  (unsigned long long)intake->version);
-    intake->phase = RFT_INTAKE_COMPLETE;
-    return REFIT_OK;
-}
-
-refit_status rft_intake_verify(rft_intake *intake, refit_error *error)
-{
-    if (intake->phase != RFT_INTAKE_VERIFYING) return REFIT_OK;
-    if (!rft_image_is_intact(intake->image)) return refuse_overwritten(intake, error);
-    rft_message seal = seal_of(intake);
-    RFT_TRY(rft_image_verify_part(intake->catalog->manifest, intake->image->bytes, &seal,
-                                  intake->verify_bytes, &intake->cursor, error));
-    if (intake->cursor.done) intake->phase = RFT_INTAKE_COMPLETE;
-    return REFIT_OK;
-}
-
 /* Verifies once SEAL and all frames are there. */
 static refit_status settle(rft_intake *intake, refit_error *error)
 {
     if (intake->phase != RFT_INTAKE_FETCHING || !intake->sealed) return REFIT_OK;
-    if (intake->segment[0] != '\0') return settle_mapped(intake, error);
+    if (intake->path != REFIT_PATH_SOCKET) return rft_intake_settle_mapped(intake, error);
     if (!rft_assembly_complete(intake->assembly)) return REFIT_OK;
-    rft_message seal = seal_of(intake);
+    rft_message seal = rft_intake_seal_of(intake);
     RFT_TRY(rft_assembly_verify(intake->assembly, &seal, error));
     intake->phase = RFT_INTAKE_COMPLETE;
     return REFIT_OK;
 }
 
+static refit_status take_image(rft_intake *intake, const rft_image *held, refit_error *error)
+{
+    if (intake->path != REFIT_PATH_SOCKET) return rft_intake_map(intake, error);
+    RFT_TRY(check_base(intake, held, error));
+    RFT_TRY(rft_staging_take_owned(intake->staging, intake->catalog, &intake->image, error));
+    return prepare_assembly(intake, intake->base == 0 ? NULL : held->bytes, error);
+}
+
 refit_status rft_intake_start(rft_intake *intake, const rft_image *held, refit_error *error)
 {
     if (intake->phase != RFT_INTAKE_WAITING) return REFIT_OK;
-    if (intake->segment[0] != '\0') {
-        RFT_TRY(rft_staging_take_mapped(intake->staging, intake->catalog, intake->segment,
-                                        intake->segment_offset, &intake->image, error));
-    } else {
-        RFT_TRY(check_base(intake, held, error));
-        RFT_TRY(rft_staging_take_owned(intake->staging, intake->catalog, &intake->image, error));
-        RFT_TRY(prepare_assembly(intake, intake->base == 0 ? NULL : held->bytes, error));
-    }
+    RFT_TRY(take_image(intake, held, error));
     intake->phase = RFT_INTAKE_FETCHING;
-    if (intake->segment[0] == '\0') pull(intake);
+    if (intake->path == REFIT_PATH_SOCKET) pull(intake);
     return settle(intake, error);
 }
 
@@ -245,7 +204,7 @@ static refit_status ask_again(rft_intake *intake, const uint32_t *sequences, uin
 refit_status rft_intake_frame(rft_intake *intake, const rft_message *frame, rft_view payload,
                               refit_error *error)
 {
-    bool ours = intake->phase == RFT_INTAKE_FETCHING && intake->segment[0] == '\0' &&
+    bool ours = intake->phase == RFT_INTAKE_FETCHING && intake->path == REFIT_PATH_SOCKET &&
                 frame->as.frame.version == intake->version;
     if (!ours) return REFIT_OK;
     intake->quiet_beats = 0;
@@ -281,7 +240,7 @@ refit_status rft_intake_seal(rft_intake *intake, const rft_message *seal, refit_
 
 refit_status rft_intake_beat(rft_intake *intake, refit_error *error)
 {
-    bool fetching = intake->phase == RFT_INTAKE_FETCHING && intake->segment[0] == '\0';
+    bool fetching = intake->phase == RFT_INTAKE_FETCHING && intake->path == REFIT_PATH_SOCKET;
     if (!fetching || !intake->sealed || ++intake->quiet_beats < QUIET_BEATS) return REFIT_OK;
     intake->quiet_beats = 0;
     uint32_t frames = intake->catalog->manifest->frame_count;

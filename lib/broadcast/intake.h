@@ -17,7 +17,8 @@
 #ifndef RFT_INTAKE_H
 #define RFT_INTAKE_H
 
-#include "broadcast/staging.h"
+#include "broadcast/gpu_stage.h"
+#include "broadcast/gpu_verify.h"
 #include "wire/assembly.h"
 
 /* How a part without a socket says something: queues one message for the publisher. */
@@ -30,7 +31,7 @@ typedef enum rft_intake_phase {
     RFT_INTAKE_NONE,
     RFT_INTAKE_WAITING,   /* offered; no image is free, or it is what the worker holds already */
     RFT_INTAKE_FETCHING,  /* it has an image; frames or SEAL are missing */
-    RFT_INTAKE_VERIFYING, /* all is here, in shared memory; its bytes are being digested */
+    RFT_INTAKE_VERIFYING, /* all is here, in the publisher's memory; its bytes are being digested */
     RFT_INTAKE_COMPLETE,  /* verified */
 } rft_intake_phase;
 
@@ -44,14 +45,17 @@ typedef struct rft_intake {
     rft_image *image;     /* from start on */
     uint64_t version;
     uint64_t base;
-    char segment[RFT_SEGMENT_NAME_BYTES]; /* empty: through the socket */
+    refit_path path;
+    char segment[RFT_SEGMENT_NAME_BYTES]; /* of the store, or of the mark */
     uint64_t segment_offset;
+    rft_share share;
     int64_t offered_at;
     int64_t deadline;
     bool sealed;
     rft_digest128 digest;     /* of SEAL */
     rft_bytes tensor_digests; /* of SEAL */
     rft_image_cursor cursor;  /* while VERIFYING: how far it is */
+    rft_gpu_verify gpu;       /* likewise, in the GPU's memory */
     uint64_t verify_bytes;    /* that one call of verify reads at most */
 
     rft_assembly *assembly;        /* of assembly_catalog; kept for the next version */
@@ -75,6 +79,10 @@ void rft_intake_close(rft_intake *intake);
 refit_status rft_intake_offer(rft_intake *intake, const rft_message *offer, rft_catalog *catalog,
                               uint32_t window, int64_t now, refit_error *error);
 
+/* Whether the image cannot be had because the GPU's memory could not be mapped, after `why` from
+ * start. */
+bool rft_intake_is_unmappable(const rft_intake *intake, const refit_error *why);
+
 /* Gets an image and asks for frames. `held` is what the worker holds in this epoch, with the image
  * it lies in; NULL if that is nothing. REFIT_ERR_BUSY: no image is free, start again later.
  * REFIT_ERR_STALE: the base is not what the worker holds. REFIT_ERR_HOST_MEMORY, _SYSTEM, … */
@@ -96,5 +104,16 @@ refit_status rft_intake_beat(rft_intake *intake, refit_error *error);
 /* Hands the verified image over, in use as STAGED, and is NONE again. */
 rft_image *rft_intake_take(rft_intake *intake);
 void rft_intake_drop(rft_intake *intake);
+
+/* ---- Between intake.c and intake_mapped.c */
+
+/* Notes where the version lies, or that it comes in frames. */
+void rft_intake_place(rft_intake *intake, const rft_message *offer);
+/* Gets the image there. */
+refit_status rft_intake_map(rft_intake *intake, refit_error *error);
+/* SEAL is there: the digests are checked here and now, or the bytes are from now on. */
+refit_status rft_intake_settle_mapped(rft_intake *intake, refit_error *error);
+/* SEAL, as it came. */
+rft_message rft_intake_seal_of(const rft_intake *intake);
 
 #endif

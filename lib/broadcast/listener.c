@@ -55,6 +55,8 @@ static void wait_for_something(rft_listener *listener)
 static void carry_out_orders(rft_listener *listener)
 {
     rft_order order;
+    refit_device *device = rft_desk_take_device(&listener->desk);
+    if (device != NULL) rft_session_use_device(&listener->session, device, rft_now());
     while (rft_desk_next_order(&listener->desk, &order)) {
         int64_t now = rft_now();
         switch (order.kind) {

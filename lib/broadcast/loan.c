@@ -18,6 +18,7 @@ rft_loan *rft_loan_open(void)
 
 static void loan_close(rft_loan *loan)
 {
+    rft_pinning_close(&loan->pinning);
     rft_segment_close(&loan->segment);
     rft_bytes_close(&loan->gathered);
     rft_free(loan);

@@ -1,19 +1,23 @@
 /*
- * loan: memory that the transport may still hold after its owner has done with it, and the attic
- * where such memory waits to be freed. A torn version can only come from bytes that change under
- * somebody who still reads them: a loan that is not back is never written again, but put away.
+ * loan: memory that the transport or a device may still hold after its owner has done with it, and
+ * the attic where such memory waits to be freed. A torn version can only come from bytes that
+ * change under somebody who still reads them: a loan that is not back is never written again, but
+ * put away.
  */
 #ifndef RFT_LOAN_H
 #define RFT_LOAN_H
 
 #include "broadcast/pending.h"
+#include "broadcast/pinning.h"
 #include "broadcast/segment.h"
 #include "wire/bytes.h"
 
 typedef struct rft_loan {
     rft_segment segment;   /* a slot's; may be closed */
+    rft_pinning pinning;   /* of the segment */
+    bool pin_tried;        /* once is enough */
     rft_bytes gathered;    /* a frame's; may be empty */
-    rft_pending pending;   /* payloads of it in flight */
+    rft_pending pending;   /* payloads of it in flight, and copies of a device */
     struct rft_loan *next; /* in an attic */
 } rft_loan;
 

@@ -50,6 +50,15 @@ uint32_t rft_peers_count_subscribed(const rft_peers *peers)
     return count;
 }
 
+uint32_t rft_peers_count_path(const rft_peers *peers, refit_path path)
+{
+    uint32_t count = 0;
+    for (uint32_t i = 0; i < peers->count; i++) {
+        count += peers->live[i]->subscribed && peers->live[i]->path == path;
+    }
+    return count;
+}
+
 static bool list_reserve(rft_peer ***list, uint32_t *room, uint32_t needed)
 {
     if (needed <= *room) return true;
@@ -127,35 +136,34 @@ void rft_peers_forget_lost(rft_peers *peers)
     }
 }
 
-bool rft_peer_shares(const rft_peer *peer, uint64_t version)
+refit_path rft_peer_reads(const rft_peer *peer, uint64_t version)
 {
-    bool shares = false;
     for (uint32_t i = 0; version != 0 && i < RFT_SLOTS_MOST; i++) {
-        shares = shares || peer->shares[i] == version;
+        if (peer->lends[i].version == version) return peer->lends[i].path;
     }
-    return shares;
+    return REFIT_PATH_NONE;
 }
 
 /* A worker has at most one open update for each slot: a third would take the place of one whose
  * slot was renewed. */
-void rft_peer_share(rft_peer *peer, uint64_t version)
+void rft_peer_lend(rft_peer *peer, uint64_t version, refit_path path)
 {
-    if (rft_peer_shares(peer, version)) return;
-    uint32_t oldest = peer->shares[1] < peer->shares[0] ? 1 : 0;
-    peer->shares[oldest] = version;
+    if (rft_peer_reads(peer, version) != REFIT_PATH_NONE) return;
+    uint32_t oldest = peer->lends[1].version < peer->lends[0].version ? 1 : 0;
+    peer->lends[oldest] = (rft_lend){version, path};
 }
 
-void rft_peer_unshare(rft_peer *peer, uint64_t version)
+void rft_peer_take_back(rft_peer *peer, uint64_t version)
 {
     for (uint32_t i = 0; i < RFT_SLOTS_MOST; i++) {
-        if (peer->shares[i] == version) peer->shares[i] = 0;
+        if (peer->lends[i].version == version) peer->lends[i] = (rft_lend){0};
     }
 }
 
 bool rft_peer_next_frame(rft_peer *peer, const rft_store *store, uint32_t *sequence, bool *again)
 {
     rft_task *task = &peer->task;
-    bool open = task->stage == RFT_STAGE_OFFERED && !task->mapped;
+    bool open = task->stage == RFT_STAGE_OFFERED && task->path == REFIT_PATH_SOCKET;
     *again = open && task->resend_count > 0;
     if (*again) {
         *sequence = task->resend[0];
@@ -168,10 +176,10 @@ bool rft_peer_next_frame(rft_peer *peer, const rft_store *store, uint32_t *seque
     return true;
 }
 
-void rft_peer_describe(const rft_peer *peer, refit_path path, refit_worker_info *info)
+void rft_peer_describe(const rft_peer *peer, refit_worker_info *info)
 {
     memcpy(info->name, peer->name, sizeof info->name);
-    info->path = path;
+    info->path = peer->subscribed ? peer->path : REFIT_PATH_NONE;
     info->version = peer->held.version;
     info->subscribed = peer->subscribed;
     info->member = peer->member;

@@ -32,12 +32,18 @@ typedef struct rft_task {
     rft_stage stage;
     uint64_t version;
     uint64_t base;    /* version that its frames may leave blocks out against; 0: none */
-    bool mapped;      /* it reads the slot, no frames are sent */
+    refit_path path;  /* anything but SOCKET: it reads the slot, no frames are sent */
     uint32_t credits; /* frames it may be sent */
     uint32_t cursor;  /* how many of the ready frames it has been sent */
     uint32_t resend[RFT_RESEND_ROOM];
     uint32_t resend_count;
 } rft_task;
+
+/* A version whose slot a worker's user may be reading; 0: none. */
+typedef struct rft_lend {
+    uint64_t version;
+    refit_path path;
+} rft_lend;
 
 typedef struct rft_peer {
     rft_peer_id id;
@@ -45,6 +51,10 @@ typedef struct rft_peer {
     uint64_t instance;
     bool subscribed; /* it has sent JOIN */
     bool shm;        /* it has proved that it shares memory */
+    bool gpu;        /* likewise, and it is on the publisher's GPU */
+    bool named_gpu;  /* it said which GPU it is on: `uuid` */
+    unsigned char uuid[RFT_UUID_BYTES];
+    refit_path path; /* of what it was offered last; before that, of what it will be */
     uint32_t window;
     int64_t heard; /* when it last said anything */
     int64_t due;   /* when it must have answered, or it is evicted; 0: no such moment */
@@ -52,8 +62,8 @@ typedef struct rft_peer {
     bool has_manifest; /* it was sent `manifest` */
     rft_digest128 manifest;
     rft_task task;
-    uint64_t shares[RFT_SLOTS_MOST]; /* versions whose slots its user may be reading; 0: none */
-    uint64_t failed_version;         /* not offered to it again */
+    rft_lend lends[RFT_SLOTS_MOST];
+    uint64_t failed_version; /* not offered to it again */
 
     bool member;    /* the version under way, or the last one, counts on it */
     bool awaited;   /* a member that was staged and has not yet said how applying went */
@@ -79,6 +89,8 @@ void rft_peers_close(rft_peers *peers);
 rft_peer *rft_peers_find(const rft_peers *peers, const rft_peer_id *id);
 rft_peer *rft_peers_find_name(const rft_peers *peers, rft_view name);
 uint32_t rft_peers_count_subscribed(const rft_peers *peers);
+/* Of these, those that take versions in this way. */
+uint32_t rft_peers_count_path(const rft_peers *peers, refit_path path);
 
 /* A new one, zeroed; also makes room among the lost for it, so that losing it cannot fail. */
 refit_status rft_peers_add(rft_peers *peers, rft_peer **out, refit_error *error);
@@ -88,14 +100,14 @@ void rft_peers_lose(rft_peers *peers, rft_peer *peer);
 void rft_peers_drop(rft_peers *peers, rft_peer *peer);
 void rft_peers_forget_lost(rft_peers *peers);
 
-/* Whether its user may be reading the version's slot. */
-bool rft_peer_shares(const rft_peer *peer, uint64_t version);
-void rft_peer_share(rft_peer *peer, uint64_t version);
-void rft_peer_unshare(rft_peer *peer, uint64_t version);
+/* How its user may be reading the version's slot; REFIT_PATH_NONE: not at all. */
+refit_path rft_peer_reads(const rft_peer *peer, uint64_t version);
+void rft_peer_lend(rft_peer *peer, uint64_t version, refit_path path);
+void rft_peer_take_back(rft_peer *peer, uint64_t version);
 
 /* The next frame to send it: its place among `ready`, or one asked for again. False: none now. */
 bool rft_peer_next_frame(rft_peer *peer, const rft_store *store, uint32_t *sequence, bool *again);
 
-void rft_peer_describe(const rft_peer *peer, refit_path path, refit_worker_info *info);
+void rft_peer_describe(const rft_peer *peer, refit_worker_info *info);
 
 #endif

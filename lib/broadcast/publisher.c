@@ -110,18 +110,32 @@ static void say_goodbye(refit_publisher *publisher)
     rft_thread_join(publisher->thread);
 }
 
+/* Copies first, then what they go to. */
+static void memory_close(refit_publisher *publisher, int64_t deadline)
+{
+    bool done = rft_carrier_close(publisher->carrier, deadline);
+    done = rft_carrier_close(publisher->gpu_carrier, deadline) && done;
+    if (!done) rft_log(REFIT_LOG_ERROR, "a device did not finish its copies: it stays open");
+    uint32_t left = rft_gpu_store_close(publisher->gpu, deadline);
+    if (left > 0) {
+        rft_log(REFIT_LOG_ERROR,
+                "workers did not let go of %" PRIu32 " pieces of the GPU's memory: they stay taken",
+                left);
+    }
+    rft_store_close(publisher->store);
+    left = rft_attic_close(&publisher->attic, deadline);
+    if (left > 0) {
+        rft_log(REFIT_LOG_ERROR, "the transport did not give back %" PRIu32 " buffers", left);
+    }
+}
+
 void refit_publisher_close(refit_publisher *publisher)
 {
     if (publisher == NULL) return;
     say_goodbye(publisher);
     rft_channel_close(publisher->channel);
     rft_frames_close(publisher->frames, &publisher->attic);
-    rft_store_close(publisher->store);
-    uint32_t left = rft_attic_close(
-        &publisher->attic, rft_deadline(publisher->config.broadcast_linger_ms + CLOSE_MORE_MS));
-    if (left > 0) {
-        rft_log(REFIT_LOG_ERROR, "the transport did not give back %" PRIu32 " buffers", left);
-    }
+    memory_close(publisher, rft_deadline(publisher->config.broadcast_linger_ms + CLOSE_MORE_MS));
     rft_hub_close(&publisher->hub);
     rft_segment_close(&publisher->probe);
     rft_waker_close(publisher->waker);
@@ -131,7 +145,7 @@ void refit_publisher_close(refit_publisher *publisher)
 
 /* ---- Declaring */
 
-static refit_status check_idle(refit_publisher *publisher, refit_error *error)
+refit_status rft_publisher_check_idle(refit_publisher *publisher, refit_error *error)
 {
     rft_lock(&publisher->lock);
     bool idle = publisher->hub.round.state == RFT_ROUND_IDLE;
@@ -152,6 +166,10 @@ static refit_status manifest_make(refit_publisher *publisher, const refit_tensor
 static refit_status store_open(refit_publisher *publisher, rft_manifest *manifest, bool shared,
                                rft_store **out, refit_error *error)
 {
+    if (publisher->config.broadcast_gpu == REFIT_GPU_REQUIRE) {
+        return rft_store_open_unhosted(manifest, publisher->config.broadcast_slots,
+                                       &publisher->attic, out, error);
+    }
     return rft_store_open(manifest, publisher->config.broadcast_slots, shared, &publisher->attic,
                           out, error);
 }
@@ -185,6 +203,8 @@ static void store_adopt(refit_publisher *publisher, rft_store *store, rft_frames
     publisher->frames = frames;
     rft_unlock(&publisher->lock);
     rft_waker_set(publisher->waker);
+    publisher->unsettled.there = false;
+    if (publisher->gpu != NULL) rft_gpu_store_empty(publisher->gpu);
     rft_frames_close(old_frames, &publisher->attic);
     rft_store_close(old_store);
 }
@@ -203,7 +223,10 @@ refit_status refit_publisher_declare(refit_publisher *publisher, const refit_ten
     rft_frames *frames = NULL;
     RFT_REFUSE_IF(publisher == NULL || tensors == NULL || count == 0, error, REFIT_ERR_INVALID,
                   "declare needs a publisher and at least one tensor");
-    RFT_TRY(check_idle(publisher, error));
+    RFT_TRY(rft_publisher_check_idle(publisher, error));
+    RFT_REFUSE_IF(publisher->config.broadcast_gpu == REFIT_GPU_REQUIRE && publisher->gpu == NULL,
+                  error, REFIT_ERR_STATE,
+                  "broadcast.gpu is require: say on which GPU with refit_publisher_use_device");
     RFT_TRY(manifest_make(publisher, tensors, count, &manifest, error));
     if (is_declared(publisher, manifest)) {
         rft_manifest_close(manifest);

@@ -10,9 +10,19 @@
 #define RFT_PUBLISHER_H
 
 #include "base/thread.h"
+#include "broadcast/carrier.h"
 #include "broadcast/channel.h"
 #include "broadcast/frames.h"
 #include "broadcast/hub.h"
+
+/* A tensor whose bytes are in the store, but not yet compared (and digested): that is done while
+ * the next one comes. */
+typedef struct rft_unsettled {
+    bool there;
+    uint32_t tensor;
+    bool digested; /* by the device: `sum` */
+    uint64_t sum;
+} rft_unsettled;
 
 struct refit_publisher {
     refit_config config;
@@ -22,20 +32,45 @@ struct refit_publisher {
     rft_thread thread;
 
     rft_mutex lock;
-    rft_cond changed;     /* something in the hub may have changed, or `sending` has ended */
-    rft_hub hub;          /* guarded by lock */
-    bool stopping;        /* guarded by lock */
-    bool sending;         /* guarded by lock: the service thread uses store and frames unlocked */
-    uint64_t sent_bytes;  /* guarded by lock */
-    double write_seconds; /* guarded by lock: of the version under way, or the last one */
+    rft_cond changed;      /* something in the hub may have changed, or `sending` has ended */
+    rft_hub hub;           /* guarded by lock */
+    bool stopping;         /* guarded by lock */
+    bool sending;          /* guarded by lock: the service thread uses store and frames unlocked */
+    uint64_t sent_bytes;   /* guarded by lock */
+    double write_seconds;  /* guarded by lock: of the version under way, or the last one */
+    uint64_t pinned_bytes; /* guarded by lock: of the store */
+    uint64_t gpu_bytes;    /* guarded by lock: of the GPU */
 
     rft_store *store;   /* the caller's; changed only under lock and while nothing is sent */
     rft_frames *frames; /* likewise, and the service thread's while `sending` */
     rft_attic attic;    /* the caller's */
+
+    rft_gpu_store *gpu; /* the caller's, like store; NULL: no versions in a GPU's memory */
+    /* These are the caller's. */
+    rft_carrier *carrier;     /* of the device that was written from last; NULL: of none */
+    rft_carrier *gpu_carrier; /* of the GPU of `gpu`, likewise */
+    rft_unsettled unsettled;
 };
 
 /* Waits until the service thread uses neither store nor frames. Called with the lock held. */
 void rft_publisher_await_sending(refit_publisher *publisher);
+
+/* REFIT_ERR_STATE: a version is under way. */
+refit_status rft_publisher_check_idle(refit_publisher *publisher, refit_error *error);
+/* REFIT_ERR_STATE: there is no version to `verb`. */
+refit_status rft_publisher_check_writing(refit_publisher *publisher, const char *verb,
+                                         refit_error *error);
+/* Finishes the tensor that is unsettled. */
+void rft_publisher_settle(refit_publisher *publisher);
+/* Waits for copies that an earlier write gave up waiting for. */
+void rft_publisher_await_copies(refit_publisher *publisher, int64_t deadline);
+/* Sums up what is page-locked. */
+void rft_publisher_count_pinned(refit_publisher *publisher);
+
+/* The GPU's part of begin: its slot for the version is cleared, if somebody wants it there. With
+ * broadcast.gpu: require, REFIT_ERR_DEVICE_MEMORY and what else stands in the way; with auto that
+ * version lies in host memory only. */
+refit_status rft_publisher_clear_gpu(refit_publisher *publisher, uint32_t slot, refit_error *error);
 
 /* The service thread: sends, receives, beats, until `stopping`. `user` is the publisher. */
 void *rft_publisher_serve(void *user);

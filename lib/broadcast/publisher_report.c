@@ -51,13 +51,6 @@ static const rft_peer *peer_at(const rft_peers *peers, uint32_t index)
     return index < peers->lost_count ? peers->lost[index] : NULL;
 }
 
-static refit_path path_of(const refit_publisher *publisher, const rft_peer *peer)
-{
-    if (!peer->subscribed) return REFIT_PATH_NONE;
-    bool shared = publisher->store == NULL || publisher->store->shared;
-    return peer->shm && shared ? REFIT_PATH_SHM : REFIT_PATH_SOCKET;
-}
-
 refit_status refit_publisher_worker(refit_publisher *publisher, uint32_t index,
                                     refit_worker_info *info, refit_error *error)
 {
@@ -67,7 +60,7 @@ refit_status refit_publisher_worker(refit_publisher *publisher, uint32_t index,
     refit_worker_info full = {0};
     rft_lock(&publisher->lock);
     const rft_peer *peer = peer_at(&publisher->hub.peers, index);
-    if (peer != NULL) rft_peer_describe(peer, path_of(publisher, peer), &full);
+    if (peer != NULL) rft_peer_describe(peer, &full);
     rft_unlock(&publisher->lock);
     RFT_REFUSE_IF(peer == NULL, error, REFIT_ERR_NOT_FOUND, "there is no worker %" PRIu32, index);
     full.size = info->size;
@@ -76,16 +69,6 @@ refit_status refit_publisher_worker(refit_publisher *publisher, uint32_t index,
 }
 
 /* ---- Figures */
-
-static uint64_t count_shm(const refit_publisher *publisher)
-{
-    uint64_t count = 0;
-    const rft_peers *peers = &publisher->hub.peers;
-    for (uint32_t i = 0; i < peers->count; i++) {
-        count += path_of(publisher, peers->live[i]) == REFIT_PATH_SHM;
-    }
-    return count;
-}
 
 /* Called with the lock held. */
 static void stats_fill(const refit_publisher *publisher, refit_stats *stats)
@@ -101,7 +84,12 @@ static void stats_fill(const refit_publisher *publisher, refit_stats *stats)
     stats->publish_stage_seconds_last = hub->counts.stage_seconds;
     stats->publish_commit_seconds_last = hub->counts.commit_seconds;
     stats->workers = rft_peers_count_subscribed(&hub->peers);
-    stats->workers_shm = count_shm(publisher);
+    stats->workers_shm = rft_peers_count_path(&hub->peers, REFIT_PATH_SHM);
+    stats->workers_gpu = rft_peers_count_path(&hub->peers, REFIT_PATH_CUDA_IPC);
+    stats->publish_shm_bytes_total += hub->counts.shm_bytes;
+    stats->publish_gpu_bytes_total += hub->counts.gpu_bytes;
+    stats->publish_pinned_bytes = publisher->pinned_bytes;
+    stats->publish_gpu_bytes = publisher->gpu_bytes;
     stats->workers_committed_last = hub->counts.applied_last;
     stats->workers_evicted += hub->counts.evicted;
     stats->messages_refused += hub->counts.refused;

@@ -13,7 +13,6 @@
 #include "base/log.h"
 #include "broadcast/publisher.h"
 #include "broadcast/waker.h"
-#include "device/device.h"
 
 #define WAIT_STEP_MS 1000 /* waits look again at least so often */
 
@@ -63,6 +62,7 @@ static refit_status slot_clear(refit_publisher *publisher, uint32_t slot, refit_
 {
     rft_slot *place = &publisher->store->slots[slot];
     int64_t deadline = rft_deadline(publisher->config.broadcast_linger_ms);
+    if (!publisher->store->hosted) return REFIT_OK;
     rft_attic_sweep(&publisher->attic);
     bool usable = place->loan != NULL && !place->tainted;
     if (usable && rft_pending_wait(&place->loan->pending, deadline)) return REFIT_OK;
@@ -81,10 +81,14 @@ refit_status refit_publisher_begin(refit_publisher *publisher, uint64_t version,
     rft_unlock(&publisher->lock);
     if (status != REFIT_OK) return status;
 
-    status = slot_clear(publisher, rft_store_target(publisher->store), error);
+    uint32_t slot = rft_store_target(publisher->store);
+    rft_publisher_await_copies(publisher, rft_deadline(publisher->config.broadcast_linger_ms));
+    status = slot_clear(publisher, slot, error);
+    if (status == REFIT_OK) status = rft_publisher_clear_gpu(publisher, slot, error);
     rft_lock(&publisher->lock);
     if (status == REFIT_OK) {
         rft_store_begin(publisher->store, version);
+        if (publisher->gpu != NULL) rft_gpu_store_begin(publisher->gpu, slot, version);
         rft_round_begin(hub, rft_now());
         publisher->write_seconds = 0;
     } else {
@@ -92,66 +96,6 @@ refit_status refit_publisher_begin(refit_publisher *publisher, uint64_t version,
     }
     rft_unlock(&publisher->lock);
     rft_waker_set(publisher->waker);
-    return status;
-}
-
-/* ---- Writing */
-
-static void frame_ready(void *user, uint32_t frame)
-{
-    refit_publisher *publisher = user;
-    rft_lock(&publisher->lock);
-    rft_store_add_ready(publisher->store, frame);
-    bool wanted = rft_hub_wants_frames(&publisher->hub);
-    rft_unlock(&publisher->lock);
-    if (wanted) rft_waker_set(publisher->waker);
-}
-
-/* Waits until what the caller has put on the stream is done. */
-static refit_status await_stream(const refit_publisher *publisher, refit_device *device,
-                                 refit_stream_ref after, refit_error *error)
-{
-    rft_event *event = NULL;
-    if (after.native == NULL) return REFIT_OK;
-    RFT_REFUSE_IF(device == NULL, error, REFIT_ERR_INVALID, "a stream needs its device");
-    RFT_TRY(rft_device_event_open(device, &event, error));
-    refit_status status = rft_device_event_record(device, event, after, error);
-    if (status == REFIT_OK) {
-        status = rft_device_event_wait(device, event, publisher->config.broadcast_stage_timeout_ms,
-                                       error);
-    }
-    rft_device_event_close(device, event);
-    return status;
-}
-
-static refit_status check_writing(refit_publisher *publisher, const char *verb, refit_error *error)
-{
-    rft_lock(&publisher->lock);
-    bool writing = publisher->hub.round.state == RFT_ROUND_WRITING;
-    rft_unlock(&publisher->lock);
-    RFT_REFUSE_IF(!writing, error, REFIT_ERR_STATE,
-                  "there is no version to %s: call refit_publisher_begin first", verb);
-    return REFIT_OK;
-}
-
-refit_status refit_publisher_write(refit_publisher *publisher, uint32_t tensor, const void *memory,
-                                   uint64_t bytes, refit_device *device, refit_stream_ref after,
-                                   refit_error *error)
-{
-    RFT_REFUSE_IF(publisher == NULL || (memory == NULL && bytes > 0), error, REFIT_ERR_INVALID,
-                  "write needs a publisher and the tensor's memory");
-    RFT_REFUSE_IF(
-        device != NULL && !rft_device_get_caps(device).host_addressable, error,
-        REFIT_ERR_UNSUPPORTED,
-        "the host cannot address this device's memory: copy the tensor to the host first");
-    RFT_TRY(check_writing(publisher, "write to", error));
-    int64_t began = rft_now();
-    RFT_TRY(await_stream(publisher, device, after, error));
-    refit_status status =
-        rft_store_write(publisher->store, tensor, memory, bytes, frame_ready, publisher, error);
-    rft_lock(&publisher->lock);
-    publisher->write_seconds += rft_seconds(rft_now() - began);
-    rft_unlock(&publisher->lock);
     return status;
 }
 
@@ -167,12 +111,15 @@ static void roll_back(refit_publisher *publisher)
     rft_lock(&publisher->lock);
     rft_publisher_await_sending(publisher);
     rft_unlock(&publisher->lock);
+    publisher->unsettled.there = false;
+    rft_publisher_await_copies(publisher, rft_deadline(publisher->config.broadcast_linger_ms));
     if (store->writing_slot == store->committed_slot) {
         (void)slot_clear(publisher, store->writing_slot, NULL);
     }
     rft_store_undo(store);
     rft_lock(&publisher->lock);
     rft_store_rollback(store);
+    if (publisher->gpu != NULL) rft_gpu_store_rollback(publisher->gpu);
     rft_round_settle(&publisher->hub, rft_now());
     rft_unlock(&publisher->lock);
     rft_waker_set(publisher->waker);
@@ -190,12 +137,14 @@ static void await_outcome(refit_publisher *publisher)
 refit_status refit_publisher_commit(refit_publisher *publisher, refit_error *error)
 {
     RFT_REFUSE_IF(publisher == NULL, error, REFIT_ERR_INVALID, "commit needs a publisher");
-    RFT_TRY(check_writing(publisher, "commit", error));
+    RFT_TRY(rft_publisher_check_writing(publisher, "commit", error));
+    rft_publisher_settle(publisher);
     rft_lock(&publisher->lock);
     /* With nobody to wait for, seal commits: no frame may be made while slots change roles. */
     rft_publisher_await_sending(publisher);
     refit_status status = rft_store_seal(publisher->store, error);
     if (status == REFIT_OK) {
+        if (publisher->gpu != NULL) rft_gpu_store_seal(publisher->gpu);
         rft_round_seal(&publisher->hub, rft_now());
         rft_waker_set(publisher->waker);
         await_outcome(publisher);
@@ -212,7 +161,7 @@ refit_status refit_publisher_commit(refit_publisher *publisher, refit_error *err
 refit_status refit_publisher_abort(refit_publisher *publisher, refit_error *error)
 {
     RFT_REFUSE_IF(publisher == NULL, error, REFIT_ERR_INVALID, "abort needs a publisher");
-    RFT_TRY(check_writing(publisher, "abort", error));
+    RFT_TRY(rft_publisher_check_writing(publisher, "abort", error));
     rft_lock(&publisher->lock);
     rft_round_abort(&publisher->hub, REFIT_ERR_CANCELLED, "the trainer dropped it");
     rft_unlock(&publisher->lock);

@@ -58,10 +58,15 @@ static uint64_t target_version(const rft_hub *hub)
     return hub->store->slots[rft_store_target(hub->store)].version;
 }
 
+static bool is_reader(const rft_hub *hub, const rft_peer *peer)
+{
+    return rft_peer_reads(peer, target_version(hub)) != REFIT_PATH_NONE;
+}
+
 bool rft_round_is_blocked(const rft_hub *hub)
 {
     for (uint32_t i = 0; i < hub->peers.count; i++) {
-        if (rft_peer_shares(hub->peers.live[i], target_version(hub))) return true;
+        if (is_reader(hub, hub->peers.live[i])) return true;
     }
     return false;
 }
@@ -73,7 +78,7 @@ void rft_round_evict_readers(rft_hub *hub, int64_t now)
              target_version(hub));
     for (uint32_t i = 0; i < hub->peers.count;) {
         rft_peer *peer = hub->peers.live[i];
-        if (rft_peer_shares(peer, target_version(hub))) {
+        if (is_reader(hub, peer)) {
             rft_hub_evict(hub, peer, REFIT_ERR_TIMEOUT, reason);
         } else {
             i++;
@@ -205,8 +210,12 @@ void rft_round_applied(rft_hub *hub, rft_peer *peer)
 
 void rft_round_commit_peer(rft_hub *hub, rft_peer *peer)
 {
+    uint64_t bytes = hub->store->manifest->payload_bytes;
+    refit_path path = peer->task.path;
     peer->task.stage = RFT_STAGE_COMMITTING;
-    if (peer->task.mapped) rft_peer_share(peer, peer->task.version);
+    if (path != REFIT_PATH_SOCKET) rft_peer_lend(peer, peer->task.version, path);
+    if (path == REFIT_PATH_SHM) hub->counts.shm_bytes += bytes;
+    if (path == REFIT_PATH_CUDA_IPC) hub->counts.gpu_bytes += bytes;
     rft_hub_send_commit(hub, peer, peer->task.version);
 }
 
@@ -215,6 +224,7 @@ static void round_commit(rft_hub *hub, int64_t now)
     rft_round *round = &hub->round;
     int64_t deadline = rft_after_ms(now, hub->config->broadcast_commit_timeout_ms);
     rft_store_commit(hub->store);
+    if (hub->gpu != NULL) rft_gpu_store_commit(hub->gpu);
     hub->current = (rft_held){hub->epoch, round->version, hub->store->committed.digest};
     round->state = RFT_ROUND_COMMITTING;
     round->decided = now;

@@ -106,6 +106,7 @@ static void send_hello(rft_session *session)
     message.as.hello.shm = config->broadcast_shm != REFIT_SHM_OFF;
     message.as.hello.window = config->broadcast_window;
     message.as.hello.held = session->held;
+    message.as.hello.gpu = rft_session_gpu(session);
     rft_session_send(session, &message);
 }
 
@@ -165,6 +166,7 @@ void rft_session_disconnect(rft_session *session, uint32_t pause_ms, int64_t now
     session->report.state = RFT_SESSION_CONNECTING;
     session->report.path = REFIT_PATH_NONE;
     session->rejoins = false;
+    session->no_gpu[0] = '\0';
     session->heartbeat_ms = session->config->broadcast_heartbeat_ms;
     session->next_beat = rft_after_ms(now, pause_ms);
 }
@@ -193,6 +195,13 @@ void rft_session_end(rft_session *session, refit_status status, const char *reas
             session->report.final.text);
     if (rft_session_is_joined(session)) send_bye(session, status, reason);
     rft_session_disconnect(session, 0, now);
+}
+
+void rft_session_put_off(rft_session *session, const char *reason, int64_t now)
+{
+    rft_log(REFIT_LOG_INFO, "worker %s was refused for now: %s", session->identity->worker, reason);
+    snprintf(session->report.refusal, sizeof session->report.refusal, "%s", reason);
+    rft_session_disconnect(session, session->config->broadcast_heartbeat_ms, now);
 }
 
 void rft_session_leave(rft_session *session)
@@ -245,7 +254,10 @@ void rft_session_proceed(rft_session *session, int64_t now)
     refit_error why;
     bool staged;
     session->report.state = RFT_SESSION_STAGING;
-    if (advance(session, &staged, &why) != REFIT_OK) {
+    refit_status status = advance(session, &staged, &why);
+    if (status != REFIT_OK && rft_intake_is_unmappable(&session->intake, &why)) {
+        rft_session_leave_gpu(session, &why, now);
+    } else if (status != REFIT_OK) {
         rft_session_give_up(session, session->intake.version, &why, now);
     } else if (staged) {
         session->report.state = RFT_SESSION_STAGED;
@@ -307,7 +319,7 @@ void rft_session_tick(rft_session *session, int64_t now)
     if (rft_session_is_joined(session)) tick_joined(session, now);
     tick_verifying(session, now);
     if (!rft_session_is_joined(session) && now >= session->next_beat) {
-        send_hello(session);
+        if (rft_session_is_ready(session)) send_hello(session);
         session->next_beat = rft_after_ms(now, session->heartbeat_ms);
     }
 }
@@ -329,8 +341,7 @@ int64_t rft_session_tick_at(const rft_session *session)
 static void hold_image(rft_session *session, rft_image *image)
 {
     rft_image_drop_use(session->held_image, RFT_IMAGE_HELD);
-    bool base =
-        image != NULL && image->mapping == NULL && image->held.epoch == session->report.epoch;
+    bool base = image != NULL && image->mark == NULL && image->held.epoch == session->report.epoch;
     session->held_image = base ? image : NULL;
     if (base) rft_image_add_use(image, RFT_IMAGE_HELD);
 }

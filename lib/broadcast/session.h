@@ -47,6 +47,7 @@ typedef struct rft_session_report {
     uint64_t epoch;    /* of the trainer it knows; 0: none */
     uint64_t version;  /* held */
     refit_error final; /* status REFIT_OK: there is no final error */
+    char refusal[160]; /* why the trainer does not take this worker for now; empty: it does */
     uint64_t applied;  /* versions */
     uint64_t aborted;  /* versions */
     uint64_t refused;  /* messages that broke the protocol */
@@ -73,8 +74,11 @@ typedef struct rft_session {
     uint32_t window;
     uint32_t heartbeat_ms; /* of the configuration while connecting */
     uint32_t heartbeat_timeout_ms;
-    uint64_t proof;               /* of the probe segment; 0: none */
-    char no_shm[160];             /* why there is no proof */
+    uint64_t proof;                     /* of the probe segment; 0: none */
+    char why_not[160];                  /* why no better path is taken; may be empty */
+    unsigned char uuid[RFT_UUID_BYTES]; /* of staging.device */
+    bool on_gpu;      /* it has joined on the GPU that it shares with the trainer */
+    char no_gpu[160]; /* why that device is not named, until the connection ends; empty: it is */
     rft_catalog *catalog;         /* of the last MANIFEST; NULL: none, or it was refused */
     refit_error manifest_failure; /* why it was refused; an OFFER that needs it is answered so */
     bool rejoins;                 /* HELLO is said instead of the next beat */
@@ -107,12 +111,15 @@ void rft_session_refuse(rft_session *session, refit_status code, bool kept, cons
 /* The user has closed the decided update: its image is free again. */
 void rft_session_release(rft_session *session, int64_t now);
 
+/* The GPU whose memory may be shared, borrowed until close: it is named from now on. Once. */
+void rft_session_use_device(rft_session *session, refit_device *device, int64_t now);
+
 /* The messages to the publisher could not be sent: the connection counts as lost. */
 void rft_session_lost(rft_session *session, const char *why, int64_t now);
 /* Says goodbye. */
 void rft_session_leave(rft_session *session);
 
-/* ---- Between session.c and session_answer.c ---- */
+/* ---- Between session.c, session_answer.c and session_gpu.c ---- */
 
 /* What the publisher's message means in the state the session is in. */
 void rft_session_answer(rft_session *session, const rft_message *message, rft_view payload,
@@ -136,6 +143,20 @@ void rft_session_give_up(rft_session *session, uint64_t version, const refit_err
 void rft_session_disconnect(rft_session *session, uint32_t pause_ms, int64_t now);
 /* Counts and logs a breach of the protocol, says goodbye, and connects anew. */
 void rft_session_break(rft_session *session, const refit_error *why, int64_t now);
+/* The trainer does not take this worker for now: it is asked again later. */
+void rft_session_put_off(rft_session *session, const char *reason, int64_t now);
+
+/* Whether it may say HELLO: with broadcast.gpu: require not before it has a device. */
+bool rft_session_is_ready(const rft_session *session);
+/* The GPU to name with HELLO; empty: none. */
+rft_view rft_session_gpu(const rft_session *session);
+/* Takes the trainer's GPU for the path if it is this worker's, else says in `why_not` why not. */
+void rft_session_find_gpu(rft_session *session, rft_view theirs);
+/* With broadcast.gpu: require. True: there is no such path, and the connection has ended. */
+bool rft_session_needs_gpu(rft_session *session, rft_view theirs, int64_t now);
+/* The GPU's memory could not be mapped: joins without it, or ends. */
+void rft_session_leave_gpu(rft_session *session, const refit_error *why, int64_t now);
+
 /* Nothing is tried any more; the user is told. */
 void rft_session_end(rft_session *session, refit_status status, const char *reason, int64_t now);
 

@@ -50,26 +50,28 @@ static refit_status read_proof(rft_view name, uint64_t *proof, refit_error *erro
 }
 
 /* Opening the probe is what shows that both ends share a host; addresses lie. */
-static void find_path(rft_session *session, rft_view probe)
+static void find_path(rft_session *session, const rft_message *welcome)
 {
     refit_error why = {.text = "broadcast.shm is off here"};
     session->proof = 0;
     session->report.path = REFIT_PATH_SOCKET;
     if (session->config->broadcast_shm != REFIT_SHM_OFF &&
-        read_proof(probe, &session->proof, &why) == REFIT_OK) {
+        read_proof(welcome->as.welcome.probe, &session->proof, &why) == REFIT_OK) {
         session->report.path = REFIT_PATH_SHM;
         why.text[0] = '\0';
     }
-    rft_view_print(rft_view_text(why.text), session->no_shm, sizeof session->no_shm);
+    rft_view_print(rft_view_text(why.text), session->why_not, sizeof session->why_not);
+    rft_session_find_gpu(session, welcome->as.welcome.gpu);
 }
 
 static void send_join(rft_session *session)
 {
     rft_message message = {.kind = RFT_JOIN};
     message.as.join.epoch = session->report.epoch;
-    message.as.join.shm = session->report.path == REFIT_PATH_SHM;
+    message.as.join.shm = session->proof != 0;
     message.as.join.proof = session->proof;
-    message.as.join.reason = rft_view_text(session->no_shm);
+    message.as.join.reason = rft_view_text(session->why_not);
+    message.as.join.gpu = session->on_gpu;
     rft_session_send(session, &message);
 }
 
@@ -83,6 +85,7 @@ static void adopt(rft_session *session, const rft_message *welcome, int64_t now)
     session->heartbeat_timeout_ms = welcome->as.welcome.heartbeat_timeout_ms;
     session->next_beat = rft_after_ms(now, session->heartbeat_ms);
     session->report.state = RFT_SESSION_JOINING;
+    session->report.refusal[0] = '\0';
     rft_catalog_release(session->catalog);
     session->catalog = NULL;
     session->manifest_failure.status = REFIT_OK;
@@ -114,12 +117,12 @@ static void answer_welcome(rft_session *session, const rft_message *message, rft
     }
     if (rft_session_is_joined(session)) rft_session_disconnect(session, 0, now);
     adopt(session, message, now);
-    find_path(session, message->as.welcome.probe);
-    if (session->config->broadcast_shm == REFIT_SHM_REQUIRE &&
-        session->report.path != REFIT_PATH_SHM) {
-        rft_session_end(session, REFIT_ERR_SYSTEM, session->no_shm, now);
+    find_path(session, message);
+    if (session->config->broadcast_shm == REFIT_SHM_REQUIRE && session->proof == 0) {
+        rft_session_end(session, REFIT_ERR_SYSTEM, session->why_not, now);
         return;
     }
+    if (rft_session_needs_gpu(session, message->as.welcome.gpu, now)) return;
     drop_useless_base(session);
     send_join(session);
 }
@@ -139,8 +142,7 @@ static void answer_refuse(rft_session *session, const rft_message *message, rft_
         rft_session_end(session, final_status(message->as.refuse.code), reason, now);
         return;
     }
-    rft_log(REFIT_LOG_INFO, "worker %s was refused for now: %s", session->identity->worker, reason);
-    rft_session_disconnect(session, session->config->broadcast_heartbeat_ms, now);
+    rft_session_put_off(session, reason, now);
 }
 
 static void answer_bye(rft_session *session, const rft_message *message, rft_view payload,
@@ -192,9 +194,10 @@ static refit_status check_offer(const rft_session *session, const rft_message *o
     RFT_REFUSE_IF(version == 0 || (held->epoch == session->report.epoch && version < held->version),
                   error, REFIT_ERR_PROTOCOL,
                   "version %" PRIu64 " is offered after version %" PRIu64, version, held->version);
-    RFT_REFUSE_IF(offer->as.offer.segment.count > 0 && session->report.path != REFIT_PATH_SHM,
-                  error, REFIT_ERR_PROTOCOL,
-                  "shared memory is offered to a worker that cannot open it");
+    RFT_REFUSE_IF(offer->as.offer.segment.count > 0 && session->proof == 0, error,
+                  REFIT_ERR_PROTOCOL, "shared memory is offered to a worker that cannot open it");
+    RFT_REFUSE_IF(offer->as.offer.share.count > 0 && !session->on_gpu, error, REFIT_ERR_PROTOCOL,
+                  "a GPU's memory is offered to a worker that is not on it");
     bool known =
         session->catalog != NULL &&
         rft_digest128_equal(&session->catalog->manifest->digest, &offer->as.offer.manifest);
@@ -220,6 +223,7 @@ static void answer_offer(rft_session *session, const rft_message *message, rft_v
                                   &why);
     }
     if (status == REFIT_OK) {
+        session->report.path = session->intake.path;
         rft_session_proceed(session, now);
         return;
     }
@@ -255,13 +259,17 @@ static void answer_seal(rft_session *session, const rft_message *message, rft_vi
 
 /* ---- Commit and abort */
 
-static void deliver(rft_session *session)
+static void deliver(rft_session *session, int64_t now)
 {
-    rft_image *image;
+    refit_error why;
     rft_held held = {session->report.epoch, session->intake.version, session->intake.digest};
-    image = rft_intake_take(&session->intake);
+    if (rft_image_lend(session->intake.image, &why) != REFIT_OK) {
+        session->report.state = RFT_SESSION_CURRENT;
+        rft_session_give_up(session, session->intake.version, &why, now);
+        return;
+    }
+    rft_image *image = rft_intake_take(&session->intake);
     image->held = held;
-    rft_image_add_use(image, RFT_IMAGE_LENT);
     rft_image_drop_use(image, RFT_IMAGE_STAGED);
     session->applying = image;
     session->report.state = RFT_SESSION_APPLYING;
@@ -286,14 +294,13 @@ static void answer_commit(rft_session *session, const rft_message *message, rft_
                           int64_t now)
 {
     (void)payload;
-    (void)now;
     uint64_t version = message->as.commit.version;
     bool applying =
         session->report.state == RFT_SESSION_APPLYING && session->applying->held.version == version;
     if (rft_session_holds(session, version)) {
         repeat_committed(session, version);
     } else if (session->report.state == RFT_SESSION_STAGED && session->intake.version == version) {
-        deliver(session);
+        deliver(session, now);
     } else if (!applying) {
         refit_error why;
         (void)rft_fail(&why, REFIT_ERR_STATE, "version %" PRIu64 " is not staged here", version);
@@ -320,6 +327,7 @@ static void answer_beat(rft_session *session, const rft_message *message, rft_vi
     (void)message;
     (void)payload;
     refit_error why;
+    rft_staging_trim_retired(&session->staging);
     refit_status status = rft_intake_beat(&session->intake, &why);
     follow(session, status, &why, now);
 }

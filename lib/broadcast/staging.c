@@ -12,6 +12,7 @@
 
 #include "base/alloc.h"
 #include "base/checked.h"
+#include "broadcast/gpu_stage.h"
 
 refit_status rft_catalog_open(rft_manifest *manifest, rft_catalog **out, refit_error *error)
 {
@@ -38,7 +39,7 @@ void rft_catalog_release(rft_catalog *catalog)
     rft_free(catalog);
 }
 
-static rft_image *free_image(rft_image *images, refit_error *error)
+rft_image *rft_image_find_free(rft_image *images, refit_error *error)
 {
     for (uint32_t i = 0; i < RFT_STAGING_IMAGES; i++) {
         if (images[i].uses == 0) return &images[i];
@@ -47,7 +48,7 @@ static rft_image *free_image(rft_image *images, refit_error *error)
     return NULL;
 }
 
-static void begin_use(rft_image *image, rft_catalog *catalog, const unsigned char *bytes)
+void rft_image_begin_use(rft_image *image, rft_catalog *catalog, const unsigned char *bytes)
 {
     image->uses = RFT_IMAGE_STAGED;
     image->catalog = rft_catalog_acquire(catalog);
@@ -58,14 +59,14 @@ static void begin_use(rft_image *image, rft_catalog *catalog, const unsigned cha
 refit_status rft_staging_take_owned(rft_staging *staging, rft_catalog *catalog, rft_image **out,
                                     refit_error *error)
 {
-    rft_image *image = free_image(staging->owned, error);
+    rft_image *image = rft_image_find_free(staging->owned, error);
     if (image == NULL) return REFIT_ERR_BUSY;
     uint64_t bytes = catalog->manifest->store_bytes;
     if (image->memory.bytes < bytes) {
         rft_segment_close(&image->memory);
         RFT_TRY(rft_segment_create_private(&image->memory, bytes, error));
     }
-    begin_use(image, catalog, image->memory.memory);
+    rft_image_begin_use(image, catalog, image->memory.memory);
     *out = image;
     return REFIT_OK;
 }
@@ -99,7 +100,7 @@ static refit_status get_mapping(rft_staging *staging, const char *name, uint64_t
 refit_status rft_staging_take_mapped(rft_staging *staging, rft_catalog *catalog, const char *name,
                                      uint64_t offset, rft_image **out, refit_error *error)
 {
-    rft_image *image = free_image(staging->mapped, error);
+    rft_image *image = rft_image_find_free(staging->mapped, error);
     if (image == NULL) return REFIT_ERR_BUSY;
     uint64_t bytes;
     bool fits = offset >= RFT_MARK_BYTES && offset % RFT_TENSOR_ALIGNMENT == 0 &&
@@ -113,14 +114,14 @@ refit_status rft_staging_take_mapped(rft_staging *staging, rft_catalog *catalog,
     image->mapping = mapping;
     image->mark =
         (const rft_mark *)(const void *)(mapping->segment.memory + offset - RFT_MARK_BYTES);
-    begin_use(image, catalog, mapping->segment.memory + offset);
+    rft_image_begin_use(image, catalog, mapping->segment.memory + offset);
     *out = image;
     return REFIT_OK;
 }
 
 unsigned char *rft_image_writable(rft_image *image)
 {
-    bool ours = image->mapping == NULL && image->uses == RFT_IMAGE_STAGED;
+    bool ours = image->mark == NULL && image->uses == RFT_IMAGE_STAGED;
     return ours ? image->memory.memory : NULL;
 }
 
@@ -129,18 +130,33 @@ void rft_image_add_use(rft_image *image, rft_image_use use)
     image->uses |= (unsigned)use;
 }
 
+refit_status rft_image_lend(rft_image *image, refit_error *error)
+{
+    if (image->gpu != NULL) RFT_TRY(rft_gpu_mapping_read(image->gpu, image->generation, error));
+    rft_image_add_use(image, RFT_IMAGE_LENT);
+    return REFIT_OK;
+}
+
+static void leave_mappings(rft_image *image)
+{
+    if (image->mapping != NULL) image->mapping->users--;
+    if (image->gpu != NULL) image->gpu->users--;
+    image->mapping = NULL;
+    image->gpu = NULL;
+    image->mark = NULL;
+}
+
 void rft_image_drop_use(rft_image *image, rft_image_use use)
 {
     if (image == NULL || image->uses == 0) return;
+    bool returned = (image->uses & (unsigned)use & RFT_IMAGE_LENT) != 0;
+    if (returned && image->gpu != NULL) rft_gpu_mapping_unread(image->gpu);
     image->uses &= ~(unsigned)use;
     if (image->uses != 0) return;
     rft_catalog_release(image->catalog);
     image->catalog = NULL;
     image->bytes = NULL;
-    if (image->mapping == NULL) return;
-    image->mapping->users--;
-    image->mapping = NULL;
-    image->mark = NULL;
+    leave_mappings(image);
 }
 
 bool rft_image_note_mark(rft_image *image)
@@ -165,6 +181,7 @@ void rft_staging_trim_mapped(rft_staging *staging)
     for (uint32_t i = 0; i < RFT_STAGING_IMAGES; i++) {
         if (staging->mappings[i].users == 0) rft_segment_close(&staging->mappings[i].segment);
     }
+    rft_staging_trim_gpu(staging);
 }
 
 void rft_staging_close(rft_staging *staging)
@@ -174,6 +191,7 @@ void rft_staging_close(rft_staging *staging)
         for (size_t use = 0; use < sizeof uses / sizeof *uses; use++) {
             rft_image_drop_use(&staging->owned[i], uses[use]);
             rft_image_drop_use(&staging->mapped[i], uses[use]);
+            rft_image_drop_use(&staging->shared[i], uses[use]);
         }
     }
     rft_staging_trim_owned(staging);

@@ -3,7 +3,8 @@
  *
  * A private image is memory of this process, filled with frames (the socket path); there are two,
  * allocated when they are first needed. A mapped image is a slot of the publisher's store, read
- * where it is (the shared-memory path). Either kind is in use while it is being staged, held as the
+ * where it is (the shared-memory path), or lies in the memory of the GPU that both are on
+ * (gpu_stage.h). Each kind is in use while it is being staged, held as the
  * base of the next version, or lent to the user as an open update.
  *
  * The rule: an image is taken for a new version only when nothing uses it. So with two private
@@ -16,7 +17,8 @@
 #ifndef RFT_STAGING_H
 #define RFT_STAGING_H
 
-#include "broadcast/segment.h"
+#include "broadcast/leash.h"
+#include "device/device.h"
 #include "wire/manifest.h"
 
 /* A manifest and how many images and sessions refer to it. */
@@ -43,14 +45,25 @@ typedef struct rft_mapping {
     uint32_t users;
 } rft_mapping;
 
+/* Likewise a block of the publisher's in the GPU's memory. */
+typedef struct rft_gpu_mapping {
+    void *memory; /* of the device; NULL: not open */
+    rft_share share;
+    rft_leash leash;
+    uint32_t users;
+    uint32_t readers; /* of these, with the user */
+} rft_gpu_mapping;
+
 typedef struct rft_image {
     unsigned uses;              /* of rft_image_use; 0: free */
-    const unsigned char *bytes; /* catalog->manifest->store_bytes of them */
+    const unsigned char *bytes; /* catalog->manifest->store_bytes of them; of the device where
+                                   `gpu` is not NULL */
     rft_catalog *catalog;       /* NULL when free */
     rft_held held;              /* which version it is, once verified */
     rft_segment memory;         /* private images: kept while free, for the next version */
-    rft_mapping *mapping;       /* mapped images; NULL marks a private one */
-    const rft_mark *mark;       /* mapped images: the slot's */
+    rft_mapping *mapping;       /* images in shared memory */
+    rft_gpu_mapping *gpu;       /* images in a GPU's memory */
+    const rft_mark *mark;       /* of both: the slot's; NULL marks a private one */
     uint64_t generation;        /* of the mark when the image was verified */
 } rft_image;
 
@@ -60,6 +73,10 @@ typedef struct rft_staging {
     rft_image owned[RFT_STAGING_IMAGES];
     rft_image mapped[RFT_STAGING_IMAGES];
     rft_mapping mappings[RFT_STAGING_IMAGES];
+
+    refit_device *device; /* borrowed; NULL: there is no GPU to share */
+    rft_image shared[RFT_STAGING_IMAGES];
+    rft_gpu_mapping gpu_mappings[RFT_STAGING_IMAGES];
 } rft_staging;
 
 /* {0} is an empty one. Close frees all, whatever is in use. */
@@ -79,6 +96,8 @@ refit_status rft_staging_take_mapped(rft_staging *staging, rft_catalog *catalog,
 unsigned char *rft_image_writable(rft_image *image);
 
 void rft_image_add_use(rft_image *image, rft_image_use use);
+/* Adds LENT. REFIT_ERR_STALE: the bytes are no longer what was verified; REFIT_ERR_SYSTEM. */
+refit_status rft_image_lend(rft_image *image, refit_error *error);
 /* NULL is allowed. */
 void rft_image_drop_use(rft_image *image, rft_image_use use);
 
@@ -90,7 +109,14 @@ bool rft_image_is_intact(const rft_image *image);
 
 /* Gives back the memory of private images that nothing uses. */
 void rft_staging_trim_owned(rft_staging *staging);
-/* Likewise the mappings. */
+/* Likewise the mappings, of shared memory and of the GPU's. */
 void rft_staging_trim_mapped(rft_staging *staging);
+
+/* ---- Between staging.c and gpu_stage.c */
+
+/* Of RFT_STAGING_IMAGES; NULL: REFIT_ERR_BUSY. */
+rft_image *rft_image_find_free(rft_image *images, refit_error *error);
+/* As STAGED. */
+void rft_image_begin_use(rft_image *image, rft_catalog *catalog, const unsigned char *bytes);
 
 #endif

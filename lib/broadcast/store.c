@@ -85,14 +85,15 @@ static refit_status store_fill(rft_store *store, refit_error *error)
     RFT_REFUSE_IF(!tables_open(store), error, REFIT_ERR_HOST_MEMORY,
                   "no memory for the tables of the store");
     tables_fill(store);
+    if (!store->hosted) return REFIT_OK;
     for (uint32_t i = 0; i < store->slot_count; i++) {
         RFT_TRY(slot_make(store, &store->slots[i].loan, error));
     }
     return store->slot_count == 1 ? rft_undo_open(&store->undo, store->manifest, error) : REFIT_OK;
 }
 
-refit_status rft_store_open(rft_manifest *manifest, uint32_t slots, bool shared, rft_attic *attic,
-                            rft_store **out, refit_error *error)
+static refit_status store_open(rft_manifest *manifest, uint32_t slots, bool hosted, bool shared,
+                               rft_attic *attic, rft_store **out, refit_error *error)
 {
     rft_store *store = rft_calloc(1, sizeof *store);
     if (store == NULL) rft_manifest_close(manifest);
@@ -100,6 +101,7 @@ refit_status rft_store_open(rft_manifest *manifest, uint32_t slots, bool shared,
     store->manifest = manifest;
     store->attic = attic;
     store->shared = shared;
+    store->hosted = hosted;
     store->slot_count = slots;
     store->committed_slot = RFT_NO_SLOT;
     store->writing_slot = RFT_NO_SLOT;
@@ -110,6 +112,18 @@ refit_status rft_store_open(rft_manifest *manifest, uint32_t slots, bool shared,
         rft_store_close(store);
     }
     return status;
+}
+
+refit_status rft_store_open(rft_manifest *manifest, uint32_t slots, bool shared, rft_attic *attic,
+                            rft_store **out, refit_error *error)
+{
+    return store_open(manifest, slots, true, shared, attic, out, error);
+}
+
+refit_status rft_store_open_unhosted(rft_manifest *manifest, uint32_t slots, rft_attic *attic,
+                                     rft_store **out, refit_error *error)
+{
+    return store_open(manifest, slots, false, false, attic, out, error);
 }
 
 void rft_store_close(rft_store *store)
@@ -200,10 +214,10 @@ void rft_store_begin(rft_store *store, uint64_t version)
     store->writing_slot = rft_store_target(store);
     rft_slot *slot = &store->slots[store->writing_slot];
     slot->version = version;
-    rft_mark_begin(slot_mark(slot));
+    if (store->hosted) rft_mark_begin(slot_mark(slot));
     store->next.version = version;
     memset(store->next.sums, 0, store->manifest->originals * sizeof store->next.sums[0]);
-    store->base = store->committed.version;
+    store->base = store->hosted ? store->committed.version : 0;
     store->base_digest = store->committed.digest;
     memset(store->same, 0, store->manifest->block_count);
     store->same_blocks = 0;
@@ -228,7 +242,7 @@ refit_status rft_store_seal(rft_store *store, refit_error *error)
         store->next.sums[store->originals[i]] = rft_digest_finish(0, 0);
     }
     store->next.digest = rft_version_digest(manifest, store->next.sums);
-    rft_mark_end(slot_mark(&store->slots[store->writing_slot]));
+    if (store->hosted) rft_mark_end(slot_mark(&store->slots[store->writing_slot]));
     return REFIT_OK;
 }
 
@@ -252,6 +266,7 @@ static void ready_fill(rft_store *store)
 
 void rft_store_undo(rft_store *store)
 {
+    if (!store->hosted) return;
     const rft_slot *slot = &store->slots[store->writing_slot];
     rft_mark_begin(slot_mark(slot));
     if (store->writing_slot == store->committed_slot) {
@@ -263,8 +278,12 @@ void rft_store_undo(rft_store *store)
 
 void rft_store_rollback(rft_store *store)
 {
-    bool there = store->writing_slot == store->committed_slot;
+    bool there = store->writing_slot == store->committed_slot && store->hosted;
     store->slots[store->writing_slot].version = there ? store->committed.version : 0;
+    if (store->writing_slot == store->committed_slot && !there) {
+        store->committed_slot = RFT_NO_SLOT;
+        store->committed.version = 0;
+    }
     store->writing_slot = RFT_NO_SLOT;
     store->base = 0; /* `same` was about the version that is gone */
     ready_fill(store);

@@ -6,6 +6,9 @@
  * undo log gives the old bytes back. Every block is held against the committed version while it is
  * written, so that frames can leave out what did not change.
  *
+ * Where all workers read the versions in a GPU's memory (gpu_store.h), a store keeps no bytes at
+ * all: its slots are only numbers, and it knows of each version what it is, but not what it says.
+ *
  * Who may read a slot is not known here: whoever calls begin or rollback makes sure that nobody
  * does, or calls renew first. The writer's thread writes; `ready` alone is read meanwhile by
  * others: it and `ready_count` are guarded by the lock of the publisher.
@@ -28,7 +31,7 @@ typedef struct rft_edition {
 } rft_edition;
 
 typedef struct rft_slot {
-    rft_loan *loan;   /* NULL: there was no memory for it; renew before it is written */
+    rft_loan *loan; /* NULL: there was no memory for it, renew before it is written; or unhosted */
     uint64_t version; /* whose bytes lie there; 0: none's */
     bool tainted;     /* somebody out of reach may still read it: renew, do not rewrite */
 } rft_slot;
@@ -37,6 +40,7 @@ typedef struct rft_store {
     rft_manifest *manifest; /* owned */
     rft_attic *attic;       /* borrowed */
     bool shared; /* fresh slots are in shared memory, and workers may be offered to map them */
+    bool hosted; /* slots have memory, on this host */
     uint32_t slot_count;
     rft_slot slots[RFT_SLOTS_MOST];
     rft_undo undo; /* open with one slot */
@@ -61,6 +65,9 @@ typedef struct rft_store {
 /* Takes the manifest, on failure too. `shared`: slots in shared memory, or REFIT_ERR_SYSTEM. */
 refit_status rft_store_open(rft_manifest *manifest, uint32_t slots, bool shared, rft_attic *attic,
                             rft_store **out, refit_error *error);
+/* Likewise, without memory for the bytes. */
+refit_status rft_store_open_unhosted(rft_manifest *manifest, uint32_t slots, rft_attic *attic,
+                                     rft_store **out, refit_error *error);
 /* Its slots go to the attic. NULL is allowed. */
 void rft_store_close(rft_store *store);
 
@@ -77,10 +84,22 @@ void rft_store_begin(rft_store *store, uint64_t version);
 
 typedef void (*rft_ready_fn)(void *user, uint32_t frame);
 
+/* Whether this may be written. REFIT_ERR_INVALID, REFIT_ERR_STATE (written already). */
+refit_status rft_store_check(const rft_store *store, uint32_t tensor, uint64_t count,
+                             refit_error *error);
+
 /* Copies and digests one tensor; `ready` is told each frame that became complete, so that whoever
- * holds the lock can append it. REFIT_ERR_INVALID, REFIT_ERR_STATE (written already). */
+ * holds the lock can append it. As rft_store_check. */
 refit_status rft_store_write(rft_store *store, uint32_t tensor, const void *bytes, uint64_t count,
                              rft_ready_fn ready, void *user, refit_error *error);
+/* A tensor that a device brings, in steps (store_landed.c): prepare says where it goes and saves
+ * what it will lie over; when its bytes are there, land notes it; settle, later or at once,
+ * compares it and tells `ready`. `sum` is that of the digest's parts; NULL: settle takes it from
+ * the bytes. Without memory for the bytes prepare gives NULL, and settle needs the sum. */
+unsigned char *rft_store_prepare(rft_store *store, uint32_t tensor);
+void rft_store_land(rft_store *store, uint32_t tensor);
+void rft_store_settle(rft_store *store, uint32_t tensor, const uint64_t *sum, rft_ready_fn ready,
+                      void *user);
 /* Appends a frame to `ready`. */
 void rft_store_add_ready(rft_store *store, uint32_t frame);
 
@@ -89,7 +108,8 @@ refit_status rft_store_seal(rft_store *store, refit_error *error);
 /* The sealed version is the committed one. */
 void rft_store_commit(rft_store *store);
 /* The version being written is gone: undo puts the committed one's bytes back where they were
- * written over, and rollback makes it the served one again. */
+ * written over, and rollback makes it the served one again; a store without memory has nothing to
+ * put back, and with one slot it then serves nothing until the next commit. */
 void rft_store_undo(rft_store *store);
 void rft_store_rollback(rft_store *store);
 

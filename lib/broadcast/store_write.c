@@ -68,8 +68,8 @@ static uint64_t run_take(rft_store *store, const store_run *run)
                                 run->bytes, run->tensor_offset);
 }
 
-static refit_status write_check(const rft_store *store, uint32_t tensor, uint64_t count,
-                                refit_error *error)
+refit_status rft_store_check(const rft_store *store, uint32_t tensor, uint64_t count,
+                             refit_error *error)
 {
     const rft_manifest *manifest = store->manifest;
     RFT_REFUSE_IF(tensor >= manifest->count, error, REFIT_ERR_INVALID,
@@ -91,7 +91,7 @@ static refit_status write_check(const rft_store *store, uint32_t tensor, uint64_
 refit_status rft_store_write(rft_store *store, uint32_t tensor, const void *bytes, uint64_t count,
                              rft_ready_fn ready, void *user, refit_error *error)
 {
-    RFT_TRY(write_check(store, tensor, count, error));
+    RFT_TRY(rft_store_check(store, tensor, count, error));
     const rft_manifest_tensor *place = &store->manifest->tensors[tensor];
     uint64_t sum = 0;
     uint32_t end = place->first_block + place->blocks;

@@ -10,7 +10,9 @@
 #include <string.h>
 
 #include "base/alloc.h"
+#include "base/log.h"
 #include "config/resolve.h"
+#include "device/device_uuid.h"
 
 refit_status refit_subscriber_open(const char *endpoint, const refit_config *config,
                                    refit_subscriber **out, refit_error *error)
@@ -36,7 +38,43 @@ void refit_subscriber_close(refit_subscriber *subscriber)
     if (subscriber == NULL) return;
     refit_update_close(subscriber->update.image == NULL ? NULL : &subscriber->update);
     rft_listener_stop(&subscriber->listener);
+    if (subscriber->device != NULL) rft_device_release(subscriber->device);
     rft_free(subscriber);
+}
+
+/* REFIT_ERR_UNSUPPORTED: why the device cannot be shared with a trainer. */
+static refit_status check_shares(const refit_config *config, refit_device *device,
+                                 refit_error *error)
+{
+    rft_device_caps caps = rft_device_get_caps(device);
+    RFT_REFUSE_IF(!caps.shares || rft_uuid_is_none(caps.uuid), error, REFIT_ERR_UNSUPPORTED,
+                  "this device cannot map memory of other processes");
+    RFT_REFUSE_IF(config->broadcast_shm == REFIT_SHM_OFF, error, REFIT_ERR_UNSUPPORTED,
+                  "broadcast.shm is off, by which the trainer knows who reads its GPU's memory");
+    return REFIT_OK;
+}
+
+refit_status refit_subscriber_use_device(refit_subscriber *subscriber, refit_device *device,
+                                         refit_error *error)
+{
+    refit_error why;
+    RFT_REFUSE_IF(subscriber == NULL || device == NULL, error, REFIT_ERR_INVALID,
+                  "refit_subscriber_use_device needs a subscriber and a device");
+    const refit_config *config = &subscriber->listener.config;
+    if (config->broadcast_gpu == REFIT_GPU_OFF || subscriber->device == device) return REFIT_OK;
+    RFT_REFUSE_IF(subscriber->device != NULL, error, REFIT_ERR_STATE,
+                  "the subscriber has another device already, until it is closed");
+    refit_status status = check_shares(config, device, &why);
+    if (status == REFIT_OK) {
+        subscriber->device = device;
+        rft_device_retain(device);
+        rft_desk_bring(&subscriber->listener.desk, device);
+        return REFIT_OK;
+    }
+    RFT_REFUSE_IF(config->broadcast_gpu == REFIT_GPU_REQUIRE, error, status,
+                  "broadcast.gpu is require, but %s", why.text);
+    rft_log(REFIT_LOG_INFO, "versions are not taken from a GPU's memory: %s", why.text);
+    return REFIT_OK;
 }
 
 refit_status refit_subscriber_next(refit_subscriber *subscriber, uint32_t timeout_ms,
@@ -48,6 +86,10 @@ refit_status refit_subscriber_next(refit_subscriber *subscriber, uint32_t timeou
     RFT_REFUSE_IF(update->image != NULL, error, REFIT_ERR_STATE,
                   "version %llu is still open: close it before the next",
                   (unsigned long long)update->image->held.version);
+    RFT_REFUSE_IF(subscriber->device == NULL &&
+                      subscriber->listener.config.broadcast_gpu == REFIT_GPU_REQUIRE,
+                  error, REFIT_ERR_STATE,
+                  "broadcast.gpu is require: say on which GPU with refit_subscriber_use_device");
     RFT_TRY(rft_desk_take(&subscriber->listener.desk, timeout_ms, &update->image, error));
     update->decided = false;
     *out = update;

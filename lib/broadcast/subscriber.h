@@ -14,6 +14,7 @@ struct refit_update {
 
 struct refit_subscriber {
     rft_listener listener;
+    refit_device *device; /* retained; NULL: none was given, or it shares nothing */
     refit_update update;
 };
 

@@ -47,6 +47,12 @@ refit_status refit_update_tensor(const refit_update *update, uint32_t index, ref
     return REFIT_OK;
 }
 
+refit_device *refit_update_device(const refit_update *update)
+{
+    bool gpu = update != NULL && update->image != NULL && update->image->gpu != NULL;
+    return gpu ? update->subscriber->device : NULL;
+}
+
 refit_status refit_update_find(const refit_update *update, const char *name, uint32_t *index,
                                refit_error *error)
 {

@@ -172,11 +172,12 @@ static const place places[] = {
     {OFFSET(refit_weight, memory, 8)},
     {OFFSET(refit_weight, bytes, 16)},
 
-    {SIZE(refit_stats, 416)},
+    {SIZE(refit_stats, 456)},
     {OFFSET(refit_stats, size, 0)},
     {OFFSET(refit_stats, offload_regions, 8)},
     {OFFSET(refit_stats, join_seconds_last, 400)},
     {OFFSET(refit_stats, host_ready_bytes, 408)},
+    {OFFSET(refit_stats, publish_pinned_bytes, 448)},
 };
 
 static void every_struct_keeps_its_places(void **state)

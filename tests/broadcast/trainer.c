@@ -20,25 +20,57 @@ refit_config trainer_config(void)
 
 void trainer_open(test_trainer *trainer, const refit_config *config)
 {
+    trainer_open_on(trainer, config, NULL);
+}
+
+void trainer_open_on(test_trainer *trainer, const refit_config *config, refit_device *device)
+{
     refit_error error = {0};
     memset(trainer, 0, sizeof *trainer);
     refit_status status =
         refit_publisher_open("tcp://127.0.0.1:0", config, &trainer->publisher, &error);
+    if (status == REFIT_OK && device != NULL) {
+        status = refit_publisher_use_device(trainer->publisher, device, &error);
+    }
     if (status != REFIT_OK) fail_msg("open: %s", error.text);
+    trainer->device = device;
     assert_int_equal(
         refit_publisher_declare(trainer->publisher, sample_tensors(), SAMPLE_TENSORS, NULL),
         REFIT_OK);
+}
+
+static void upload(test_trainer *trainer)
+{
+    uint64_t bytes = trainer->sample.manifest->store_bytes;
+    void *memory = trainer->memory;
+    if (memory == NULL) {
+        assert_int_equal(refit_memory_alloc(trainer->device, bytes, &memory, NULL), REFIT_OK);
+        trainer->memory = memory;
+    }
+    assert_int_equal(refit_stream_copy(trainer->device, REFIT_STREAM_NONE, memory,
+                                       trainer->sample.image, bytes, NULL),
+                     REFIT_OK);
 }
 
 static void sample_change(test_trainer *trainer, uint64_t version)
 {
     if (trainer->sample.manifest != NULL) sample_close(&trainer->sample);
     sample_open(&trainer->sample, version);
+    if (trainer->device != NULL) upload(trainer);
+}
+
+void trainer_take_device(test_trainer *trainer, refit_device *device)
+{
+    trainer->device = device;
+    trainer->after = REFIT_STREAM_NONE;
 }
 
 void trainer_close(test_trainer *trainer)
 {
     refit_publisher_close(trainer->publisher);
+    if (trainer->memory != NULL) {
+        assert_int_equal(refit_memory_free(trainer->device, trainer->memory, NULL), REFIT_OK);
+    }
     if (trainer->sample.manifest != NULL) sample_close(&trainer->sample);
 }
 
@@ -57,13 +89,13 @@ void trainer_begin(test_trainer *trainer, uint64_t version)
 static refit_status write_all(test_trainer *trainer)
 {
     const rft_manifest *manifest = trainer->sample.manifest;
+    const unsigned char *image = trainer->device == NULL ? trainer->sample.image : trainer->memory;
     refit_status status = REFIT_OK;
     for (uint32_t i = manifest->count; i-- > 0 && status == REFIT_OK;) {
         const rft_manifest_tensor *tensor = &manifest->tensors[i];
         if (tensor->alias_of != REFIT_NO_ALIAS) continue;
-        status =
-            refit_publisher_write(trainer->publisher, i, trainer->sample.image + tensor->offset,
-                                  tensor->bytes, NULL, REFIT_STREAM_NONE, &trainer->error);
+        status = refit_publisher_write(trainer->publisher, i, image + tensor->offset, tensor->bytes,
+                                       trainer->device, trainer->after, &trainer->error);
     }
     return status;
 }
@@ -73,18 +105,24 @@ void trainer_write(test_trainer *trainer)
     assert_int_equal(write_all(trainer), REFIT_OK);
 }
 
+static bool begins(trainer_call call)
+{
+    return call == TRAINER_BEGIN || call == TRAINER_PUBLISH;
+}
+
 static void *run(void *user)
 {
     test_trainer *trainer = user;
+    trainer_call call = trainer->call;
     trainer->status = REFIT_OK;
-    if (trainer->call != TRAINER_COMMIT) {
+    if (begins(call)) {
         trainer->status =
             refit_publisher_begin(trainer->publisher, trainer->sample.version, &trainer->error);
     }
-    if (trainer->status == REFIT_OK && trainer->call == TRAINER_PUBLISH) {
+    if (trainer->status == REFIT_OK && (call == TRAINER_PUBLISH || call == TRAINER_WRITE)) {
         trainer->status = write_all(trainer);
     }
-    if (trainer->status == REFIT_OK && trainer->call != TRAINER_BEGIN) {
+    if (trainer->status == REFIT_OK && call != TRAINER_BEGIN) {
         trainer->status = refit_publisher_commit(trainer->publisher, &trainer->error);
     }
     return NULL;
@@ -94,7 +132,7 @@ void trainer_start(test_trainer *trainer, trainer_call call, uint64_t version)
 {
     trainer->call = call;
     memset(&trainer->error, 0, sizeof trainer->error);
-    if (call != TRAINER_COMMIT) sample_change(trainer, version);
+    if (begins(call)) sample_change(trainer, version);
     assert_int_equal(rft_thread_start(&trainer->thread, "trainer", run, trainer, NULL), REFIT_OK);
 }
 

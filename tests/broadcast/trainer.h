@@ -12,11 +12,19 @@
 #include "tests/support/raw_worker.h"
 #include "tests/support/sample_version.h"
 
-typedef enum trainer_call { TRAINER_BEGIN, TRAINER_COMMIT, TRAINER_PUBLISH } trainer_call;
+typedef enum trainer_call {
+    TRAINER_BEGIN,
+    TRAINER_WRITE,
+    TRAINER_COMMIT,
+    TRAINER_PUBLISH
+} trainer_call;
 
 typedef struct test_trainer {
     refit_publisher *publisher;
     sample_version sample; /* of the version under way, or the last one */
+    refit_device *device;  /* where the weights are written from; NULL: the host */
+    unsigned char *memory; /* of the device, with the sample's image */
+    refit_stream_ref after;
     rft_thread thread;
     trainer_call call;
     refit_status status;
@@ -28,14 +36,19 @@ refit_config trainer_config(void);
 
 /* Opens and declares. */
 void trainer_open(test_trainer *trainer, const refit_config *config);
+/* Likewise on a GPU: it shows its versions there, and the weights lie there. NULL: the host. */
+void trainer_open_on(test_trainer *trainer, const refit_config *config, refit_device *device);
 void trainer_close(test_trainer *trainer);
+
+/* From now on the weights lie on the device, which the test closes after the trainer. */
+void trainer_take_device(test_trainer *trainer, refit_device *device);
 
 void trainer_wait_workers(test_trainer *trainer, uint32_t count);
 void trainer_begin(test_trainer *trainer, uint64_t version);
 void trainer_write(test_trainer *trainer);
 
-/* The call runs on the thread until join, which gives its status. PUBLISH is begin, write, commit.
- * `version` is that of the sample for BEGIN and PUBLISH. */
+/* The call runs on the thread until join, which gives its status. PUBLISH is begin, write, commit;
+ * WRITE is write, commit. `version` is that of the sample for BEGIN and PUBLISH. */
 void trainer_start(test_trainer *trainer, trainer_call call, uint64_t version);
 refit_status trainer_join(test_trainer *trainer);
 

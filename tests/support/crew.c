@@ -3,6 +3,7 @@
 
 #include <setjmp.h>
 #include <stdarg.h>
+#include <stdlib.h>
 #include <string.h>
 
 #include <cmocka.h>
@@ -28,14 +29,29 @@ uint64_t crew_digest(const refit_tensor *tensors, uint32_t count, const void *co
     return digest;
 }
 
+/* Bytes of a device are fetched to where they can be read. */
+static uint64_t add_fetched(refit_device *device, uint64_t digest, uint32_t index,
+                            const refit_tensor *tensor, const void *bytes)
+{
+    void *here = malloc(tensor->bytes + 1);
+    refit_status status = here == NULL ? REFIT_ERR_HOST_MEMORY
+                                       : refit_stream_copy(device, REFIT_STREAM_NONE, here, bytes,
+                                                           tensor->bytes, NULL);
+    digest = status == REFIT_OK ? add_tensor(digest, index, tensor, here) : 0;
+    free(here);
+    return digest;
+}
+
 static uint64_t update_digest(const refit_update *update)
 {
     uint64_t digest = 0;
+    refit_device *device = refit_update_device(update);
     for (uint32_t i = 0; i < refit_update_count(update); i++) {
         refit_tensor tensor = {.size = sizeof tensor};
         const void *bytes = NULL;
         if (refit_update_tensor(update, i, &tensor, &bytes, NULL) != REFIT_OK) return 0;
-        digest = add_tensor(digest, i, &tensor, bytes);
+        digest = device == NULL ? add_tensor(digest, i, &tensor, bytes)
+                                : add_fetched(device, digest, i, &tensor, bytes);
     }
     return digest;
 }
@@ -62,6 +78,7 @@ static void handle(crew_member *member, refit_update *update)
     rft_lock(&member->lock);
     if (status == REFIT_OK && member->count < CREW_VERSIONS) {
         member->versions[member->count] = refit_update_version(update);
+        member->on_device[member->count] = refit_update_device(update) != NULL;
         member->digests[member->count++] = digest;
     }
     rft_cond_wake_all(&member->changed);
@@ -86,8 +103,8 @@ static void *work(void *user)
     return NULL;
 }
 
-refit_status crew_open(crew_member *member, const char *endpoint, const refit_config *config,
-                       crew_habit habit, refit_error *error)
+static refit_status open_on(crew_member *member, const char *endpoint, const refit_config *config,
+                            refit_device *device, crew_habit habit, refit_error *error)
 {
     refit_status status;
     memset(member, 0, sizeof *member);
@@ -95,6 +112,10 @@ refit_status crew_open(crew_member *member, const char *endpoint, const refit_co
     RFT_TRY(rft_mutex_open(&member->lock, error));
     RFT_TRY_GOTO(rft_cond_open(&member->changed, error), undo_lock);
     RFT_TRY_GOTO(refit_subscriber_open(endpoint, config, &member->subscriber, error), undo_cond);
+    if (device != NULL) {
+        RFT_TRY_GOTO(refit_subscriber_use_device(member->subscriber, device, error),
+                     undo_subscriber);
+    }
     RFT_TRY_GOTO(rft_thread_start(&member->thread, "crew", work, member, error), undo_subscriber);
     return REFIT_OK;
 
@@ -108,11 +129,25 @@ undo_lock:
     return status;
 }
 
+refit_status crew_open(crew_member *member, const char *endpoint, const refit_config *config,
+                       crew_habit habit, refit_error *error)
+{
+    return open_on(member, endpoint, config, NULL, habit, error);
+}
+
+void crew_start_on(crew_member *member, const char *endpoint, const refit_config *config,
+                   refit_device *device, crew_habit habit)
+{
+    refit_error error;
+    if (open_on(member, endpoint, config, device, habit, &error) != REFIT_OK) {
+        fail_msg("%s", error.text);
+    }
+}
+
 void crew_start(crew_member *member, const char *endpoint, const refit_config *config,
                 crew_habit habit)
 {
-    refit_error error;
-    if (crew_open(member, endpoint, config, habit, &error) != REFIT_OK) fail_msg("%s", error.text);
+    crew_start_on(member, endpoint, config, NULL, habit);
 }
 
 void crew_stop(crew_member *member)
@@ -177,6 +212,17 @@ refit_status crew_end(crew_member *member)
     refit_status end = member->end;
     rft_unlock(&member->lock);
     return end;
+}
+
+bool crew_was_on_device(crew_member *member, uint64_t version)
+{
+    bool found = false;
+    rft_lock(&member->lock);
+    for (uint32_t i = 0; i < member->count; i++) {
+        if (member->versions[i] == version) found = member->on_device[i];
+    }
+    rft_unlock(&member->lock);
+    return found;
 }
 
 uint32_t crew_count(crew_member *member, uint64_t version)

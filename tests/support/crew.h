@@ -32,6 +32,7 @@ typedef struct crew_member {
     bool torn;                        /* a kept update changed while it was open */
     uint64_t versions[CREW_VERSIONS]; /* seen, oldest first */
     uint64_t digests[CREW_VERSIONS];
+    bool on_device[CREW_VERSIONS]; /* its bytes lay there */
     uint32_t count;
     refit_status end; /* why it stopped */
 } crew_member;
@@ -44,6 +45,9 @@ refit_status crew_open(crew_member *member, const char *endpoint, const refit_co
 /* Likewise; fails the test where it cannot. */
 void crew_start(crew_member *member, const char *endpoint, const refit_config *config,
                 crew_habit habit);
+/* Likewise, on a GPU: `device` may be NULL. */
+void crew_start_on(crew_member *member, const char *endpoint, const refit_config *config,
+                   refit_device *device, crew_habit habit);
 void crew_stop(crew_member *member);
 void crew_set_habit(crew_member *member, crew_habit habit);
 void crew_let_go(crew_member *member);
@@ -52,6 +56,8 @@ void crew_let_go(crew_member *member);
 uint64_t crew_wait(crew_member *member, uint64_t version, uint32_t times);
 /* Why it stopped by itself; REFIT_OK while it goes on. */
 refit_status crew_end(crew_member *member);
+/* Whether the last update of that version lay in the GPU's memory. */
+bool crew_was_on_device(crew_member *member, uint64_t version);
 uint32_t crew_count(crew_member *member, uint64_t version);
 
 /* What crew_wait gives for these tensors. */

@@ -113,6 +113,22 @@ REFIT_API void refit_publisher_close(refit_publisher *publisher);
 REFIT_API const char *refit_publisher_endpoint(const refit_publisher *publisher);
 
 /*
+ * Says which GPU the trainer is on, so that workers on the same one (by its UUID, in whatever
+ * container) read the weights in its memory. Call it right after open, and before declare with
+ * broadcast.gpu: require; once, with one device; the device stays in use until close. For each
+ * version the publisher then keeps a copy of the weights in the GPU's memory, in so many slots as
+ * broadcast.slots says: with require always, with auto while a worker on that GPU is subscribed,
+ * besides the one in host memory for all others. Nothing happens with broadcast.gpu: off, or, with
+ * auto, for a device whose memory cannot be shown to other processes (the host device). Between
+ * versions only. Does not block. REFIT_ERR_STATE (a version is under way; another device),
+ * REFIT_ERR_INVALID; with require REFIT_ERR_UNSUPPORTED, REFIT_ERR_SYSTEM (no shared memory);
+ * REFIT_ERR_HOST_MEMORY. Since 0.1.
+ */
+REFIT_API REFIT_MUST_CHECK refit_status refit_publisher_use_device(refit_publisher *publisher,
+                                                                   refit_device *device,
+                                                                   refit_error *error);
+
+/*
  * Says which tensors there are; copied. Takes the store (broadcast.slots copies of the weights, in
  * shared memory where that is on). Again only between versions: a changed manifest makes
  * a new store, and the next version is a full one for everybody. REFIT_ERR_STATE, REFIT_ERR_INVALID
@@ -139,21 +155,27 @@ REFIT_API REFIT_MUST_CHECK refit_status refit_publisher_wait_workers(refit_publi
  * who does not is evicted. Then it waits until the transport has sent what lies in that slot, at
  * most broadcast.linger_ms. A slot that somebody may still read after that gets fresh memory; where
  * no shared memory is left, broadcast.shm: auto makes it private, and all workers fetch through
- * sockets until other tensors are declared. REFIT_ERR_STATE (nothing declared, or one is under
- * way), REFIT_ERR_STALE (number used); REFIT_ERR_HOST_MEMORY, REFIT_ERR_SYSTEM (no fresh memory):
- * nothing has begun then, and a later begin tries again. Since 0.1.
+ * sockets until other tensors are declared. Likewise for the GPU's memory, if workers read the
+ * version there: who was turned out can no longer accept what it reads; where the GPU has no fresh
+ * memory, broadcast.gpu: auto sends this version the other ways. REFIT_ERR_STATE (nothing declared,
+ * or one is under way), REFIT_ERR_STALE (number used); REFIT_ERR_HOST_MEMORY, REFIT_ERR_SYSTEM (no
+ * fresh memory), REFIT_ERR_DEVICE_MEMORY (likewise, with broadcast.gpu: require): nothing has begun
+ * then, and a later begin tries again. Since 0.1.
  */
 REFIT_API REFIT_MUST_CHECK refit_status refit_publisher_begin(refit_publisher *publisher,
                                                               uint64_t version, refit_error *error);
 
 /*
- * Writes one tensor's bytes (host memory, or memory of a device that the host can address) into the
- * store, with its digest; when it returns, `memory` may change. Each tensor once, in any order;
- * tied tensors are not written. `device` is where `memory` lives and `after` a stream of it to wait
- * for, at most broadcast.stage_timeout_ms; NULL and REFIT_STREAM_NONE for plain host memory. Blocks
- * for the copy. REFIT_ERR_STATE (not begun, or written already), REFIT_ERR_INVALID (index, size, a
- * stream without its device), REFIT_ERR_UNSUPPORTED (the host cannot address the device's memory),
- * REFIT_ERR_TIMEOUT (the stream is not done), and what the device reports of the stream. Since 0.1.
+ * Writes one tensor's bytes (host memory, or a device's) into the store, with its digest; when it
+ * returns, `memory` may change. Each tensor once, in any order; tied tensors are not written.
+ * `device` is where `memory` lives and `after` a stream of it to come behind; NULL and
+ * REFIT_STREAM_NONE for plain host memory. Blocks for the copy, which a device makes on a stream of
+ * the publisher's own as soon as `after` has come so far, into page-locked memory where that can be
+ * had; at most broadcast.stage_timeout_ms. A device that was written from stays in use until the
+ * publisher is closed. REFIT_ERR_STATE (not begun, or written already), REFIT_ERR_INVALID (index,
+ * size, a stream without its device, memory that is not the device's, or of another GPU than
+ * broadcast.gpu: require shows), REFIT_ERR_TIMEOUT (the stream is not done: the device may read
+ * `memory` until it is), and what the device reports of the stream and the copy. Since 0.1.
  */
 REFIT_API REFIT_MUST_CHECK refit_status refit_publisher_write(refit_publisher *publisher,
                                                               uint32_t tensor, const void *memory,
@@ -165,7 +187,8 @@ REFIT_API REFIT_MUST_CHECK refit_status refit_publisher_write(refit_publisher *p
  * Ends a version: waits until all members (or the quorum) have staged it, at most
  * broadcast.stage_timeout_ms, tells them to commit, and waits until they have applied it, at most
  * broadcast.commit_timeout_ms. REFIT_OK: the version is the current one. With fewer than needed it
- * is aborted, everybody keeps the version before, and the store too; REFIT_ERR_PEER or
+ * is aborted, everybody keeps the version before, and the store too (but for one slot with
+ * broadcast.gpu: require, which then serves nothing until the next version); REFIT_ERR_PEER or
  * REFIT_ERR_TIMEOUT, and refit_publisher_worker names who and why. Once committed, workers that
  * fail to apply are named but do not undo it, and those that have not said in time are evicted as
  * well: REFIT_ERR_PEER, with publish_version at the new one. A version that lacks a tensor is
@@ -185,8 +208,9 @@ REFIT_API uint64_t refit_publisher_version(refit_publisher *publisher);
 
 typedef enum refit_path {
     REFIT_PATH_NONE = 0,
-    REFIT_PATH_SOCKET = 1, /* frames through ZeroMQ */
-    REFIT_PATH_SHM = 2,    /* the store, mapped */
+    REFIT_PATH_SOCKET = 1,   /* frames through ZeroMQ */
+    REFIT_PATH_SHM = 2,      /* the store, mapped */
+    REFIT_PATH_CUDA_IPC = 3, /* the memory of the GPU that both are on, mapped */
 } refit_path;
 
 /* What is known of one worker, subscribed or lost in the last version. */
@@ -234,10 +258,26 @@ REFIT_API REFIT_MUST_CHECK refit_status refit_subscriber_open(const char *endpoi
 REFIT_API void refit_subscriber_close(refit_subscriber *subscriber);
 
 /*
+ * Says which GPU the worker is on, so that it reads the weights in the trainer's memory there if
+ * the trainer is on the same one (by its UUID) and has said so, too. Call it right after open: who
+ * is connected already joins once more. Once, with one device, which stays in use until close.
+ * Nothing happens with broadcast.gpu: off, or, with auto, for a device that cannot map other
+ * processes' memory (the host device). Where the memory cannot be mapped, versions come another way
+ * (with require: refit_subscriber_next says why). Does not block. REFIT_ERR_STATE (another device),
+ * REFIT_ERR_INVALID; with require REFIT_ERR_UNSUPPORTED. Since 0.1.
+ */
+REFIT_API REFIT_MUST_CHECK refit_status refit_subscriber_use_device(refit_subscriber *subscriber,
+                                                                    refit_device *device,
+                                                                    refit_error *error);
+
+/*
  * Waits for the next committed version and gives it as an update that the caller closes. One update
  * is open at a time (REFIT_ERR_STATE otherwise). REFIT_ERR_TIMEOUT: nothing new yet; the sentence
  * says whether there is a trainer. REFIT_ERR_SECURITY, REFIT_ERR_PROTOCOL: the trainer refused this
  * worker for good. REFIT_ERR_SYSTEM: broadcast.shm is require and its memory cannot be shared.
+ * With broadcast.gpu: require, REFIT_ERR_STATE before refit_subscriber_use_device,
+ * REFIT_ERR_UNSUPPORTED if the trainer is on another GPU, and what the device says if its memory
+ * cannot be mapped.
  * REFIT_ERR_CANCELLED after refit_subscriber_wake. A version that was not taken before the trainer
  * was lost is withdrawn: whoever comes back brings the current one. Since 0.1.
  */
@@ -280,9 +320,15 @@ REFIT_API uint64_t refit_update_version(const refit_update *update);
 /* How many tensors it has, tied ones included. Since 0.1. */
 REFIT_API uint32_t refit_update_count(const refit_update *update);
 
+/* Where the update's bytes lie: NULL: in host memory; else in the memory of this device, the one
+ * of refit_subscriber_use_device. They are all there when the update is: work on any stream may
+ * read them at once, and must be done before the update is closed. Since 0.1. */
+REFIT_API refit_device *refit_update_device(const refit_update *update);
+
 /*
- * Tensor `index`: what it is, and its bytes, read-only, aligned to 64. Both are borrowed until
- * refit_update_close. Tied tensors share one pointer. REFIT_ERR_NOT_FOUND, REFIT_ERR_INVALID. Since
+ * Tensor `index`: what it is, and its bytes, read-only, aligned to 64, in the memory that
+ * refit_update_device names. Both are borrowed until refit_update_close. Tied tensors share one
+ * pointer. REFIT_ERR_NOT_FOUND, REFIT_ERR_INVALID. Since
  * 0.1.
  */
 REFIT_API REFIT_MUST_CHECK refit_status refit_update_tensor(const refit_update *update,
@@ -298,8 +344,9 @@ REFIT_API REFIT_MUST_CHECK refit_status refit_update_find(const refit_update *up
  * Tells the trainer that the engine runs on this version from now on. The views stay until close; a
  * trainer with one slot waits for that. REFIT_OK also if the trainer was lost meanwhile: the engine
  * does run on the version, and the next trainer is told so. REFIT_ERR_STALE: the trainer had turned
- * this worker out and wrote over the bytes; what was read may be torn, and the update counts as
- * refused with nothing kept. REFIT_ERR_STATE if it was accepted or refused before. Since 0.1.
+ * this worker out and took the memory for a newer version; what was read may be torn, and the
+ * update counts as refused with nothing kept. REFIT_ERR_STATE if it was accepted or refused before.
+ * Since 0.1.
  */
 REFIT_API REFIT_MUST_CHECK refit_status refit_update_accept(refit_update *update,
                                                             refit_error *error);
@@ -315,7 +362,8 @@ REFIT_API REFIT_MUST_CHECK refit_status refit_update_refuse(refit_update *update
                                                             const char *reason, int kept,
                                                             refit_error *error);
 
-/* Ends the views; NULL is allowed. An update neither accepted nor refused is refused, with nothing
+/* Ends the views; NULL is allowed. Nothing may read them any more, work on a GPU's streams
+ * included. An update neither accepted nor refused is refused, with nothing
  * held. Since 0.1. */
 REFIT_API void refit_update_close(refit_update *update);
 

@@ -67,7 +67,12 @@ extern "C" {
     X(f64, refit_seconds_last, gauge, "last cycle: publish and commit")                            \
     X(f64, return_seconds_last, gauge, "last cycle: from return to the last byte back")            \
     X(f64, join_seconds_last, gauge, "last cycle: time join waited for the bytes")                 \
-    X(u64, host_ready_bytes, gauge, "of host_bytes, ready for copies: less while they are taken")
+    X(u64, host_ready_bytes, gauge, "of host_bytes, ready for copies: less while they are taken")  \
+    X(u64, workers_gpu, gauge, "workers subscribed now that read the memory of their GPU")         \
+    X(u64, publish_shm_bytes_total, counter, "bytes that workers took from shared memory")         \
+    X(u64, publish_gpu_bytes_total, counter, "bytes that workers took from their GPU's memory")    \
+    X(u64, publish_gpu_bytes, gauge, "memory of the GPU that is kept for workers on it")           \
+    X(u64, publish_pinned_bytes, gauge, "bytes of the store that are page-locked")
 
 typedef struct refit_stats {
     size_t size; /* sizeof(refit_stats), set by the caller */

@@ -1,0 +1,295 @@
+/*
+ * Writing a tensor of a version: from wherever it lies to wherever workers read it.
+ *
+ *     from \ to            the store's slot               the GPU's slot, if there is one
+ *     host memory          by the CPU, digest on the way  copied up by the device
+ *     the same GPU         copied down, page-locked       copied within the device
+ *     another device       copied down                    and up again from there
+ *
+ * Copies of a device go on a stream of the publisher's own, behind the caller's; nothing waits for
+ * the caller's work before they are put there, and write returns when the caller's memory may
+ * change. What is then still to be done for a tensor by the CPU (its digest where the device takes
+ * none, the comparison with the version before) is done while the next one is being copied.
+ */
+#include <inttypes.h>
+
+#include "base/clock.h"
+#include "base/log.h"
+#include "broadcast/publisher.h"
+#include "broadcast/waker.h"
+#include "device/device_uuid.h"
+#include "kernels/digest.h"
+
+/* One tensor on its way. */
+typedef struct write_job {
+    uint32_t tensor;
+    const void *memory;
+    uint64_t bytes;
+    refit_device *device;
+    refit_stream_ref after;
+    unsigned char *image;  /* its place in the store; NULL: the store keeps no bytes */
+    rft_gpu_block *block;  /* of the GPU that it goes to; NULL: none */
+    unsigned char *shared; /* its place there */
+} write_job;
+
+refit_status rft_publisher_check_writing(refit_publisher *publisher, const char *verb,
+                                         refit_error *error)
+{
+    rft_lock(&publisher->lock);
+    bool writing = publisher->hub.round.state == RFT_ROUND_WRITING;
+    rft_unlock(&publisher->lock);
+    RFT_REFUSE_IF(!writing, error, REFIT_ERR_STATE,
+                  "there is no version to %s: call refit_publisher_begin first", verb);
+    return REFIT_OK;
+}
+
+static void frame_ready(void *user, uint32_t frame)
+{
+    refit_publisher *publisher = user;
+    rft_lock(&publisher->lock);
+    rft_store_add_ready(publisher->store, frame);
+    bool wanted = rft_hub_wants_frames(&publisher->hub);
+    rft_unlock(&publisher->lock);
+    if (wanted) rft_waker_set(publisher->waker);
+}
+
+void rft_publisher_settle(refit_publisher *publisher)
+{
+    rft_unsettled *last = &publisher->unsettled;
+    if (!last->there) return;
+    last->there = false;
+    rft_store_settle(publisher->store, last->tensor, last->digested ? &last->sum : NULL,
+                     frame_ready, publisher);
+}
+
+/* ---- Carriers */
+
+/* Idle, or not: then what was under way in an earlier call still is. */
+static refit_status await_idle(refit_publisher *publisher, rft_carrier *carrier, refit_error *error)
+{
+    if (!rft_carrier_is_busy(carrier)) return REFIT_OK;
+    refit_error earlier;
+    refit_status status =
+        rft_carrier_wait(carrier, publisher->config.broadcast_stage_timeout_ms, &earlier);
+    if (!rft_carrier_is_busy(carrier)) return REFIT_OK; /* its failure was that call's */
+    return rft_fail_sub(error, status, earlier.subsystem, "an earlier write is still under way: %s",
+                        earlier.text);
+}
+
+/* The carrier of `device` in `*place`, which may hold another device's. */
+static refit_status get_carrier(refit_publisher *publisher, refit_device *device,
+                                rft_carrier **place, refit_error *error)
+{
+    RFT_TRY(await_idle(publisher, *place, error));
+    if (*place != NULL && rft_carrier_device(*place) == device) return REFIT_OK;
+    (void)rft_carrier_close(*place, 0); /* it is idle */
+    *place = NULL;
+    return rft_carrier_open(device, &publisher->config, place, error);
+}
+
+static bool is_gpu(const refit_publisher *publisher, refit_device *device)
+{
+    rft_device_caps caps = rft_device_get_caps(device);
+    return publisher->gpu != NULL && rft_uuid_equal(caps.uuid, publisher->gpu->uuid);
+}
+
+/* ---- Page-locks */
+
+/* Where the memory cannot be locked, copies are slower and the figures say so. */
+static void pin_slot(refit_publisher *publisher, refit_device *device)
+{
+    refit_error why;
+    rft_store *store = publisher->store;
+    rft_loan *loan = store->slots[store->writing_slot].loan;
+    if (loan->pin_tried || !rft_device_get_caps(device).needs_pinned) return;
+    loan->pin_tried = true;
+    refit_status status =
+        rft_pinning_open(&loan->pinning, device, loan->segment.memory, loan->segment.bytes,
+                         publisher->config.offload_slab_bytes, &why);
+    if (status != REFIT_OK) {
+        rft_log(REFIT_LOG_WARNING, "the store cannot be page-locked, copies to it are slow: %s",
+                why.text);
+    }
+    rft_publisher_count_pinned(publisher);
+}
+
+void rft_publisher_count_pinned(refit_publisher *publisher)
+{
+    const rft_store *store = publisher->store;
+    uint64_t bytes = 0;
+    for (uint32_t i = 0; store->hosted && i < store->slot_count; i++) {
+        if (store->slots[i].loan != NULL) bytes += store->slots[i].loan->pinning.bytes;
+    }
+    rft_lock(&publisher->lock);
+    publisher->pinned_bytes = bytes;
+    rft_unlock(&publisher->lock);
+}
+
+/* ---- From a device */
+
+/* The block is of the device that the carrier works on. */
+static refit_status issue(rft_carrier *carrier, const write_job *job, const rft_loan *loan,
+                          bool same_gpu, refit_error *error)
+{
+    RFT_TRY(rft_carrier_follow(carrier, job->after, error));
+    if (job->image != NULL) {
+        RFT_TRY(
+            rft_carrier_copy(carrier, job->image, job->memory, job->bytes, &loan->pinning, error));
+    }
+    if (same_gpu) {
+        RFT_TRY(rft_carrier_copy(carrier, job->shared, job->memory, job->bytes, NULL, error));
+    }
+    bool needed = rft_carrier_digests(carrier) || job->image == NULL;
+    return needed ? rft_carrier_digest(carrier, job->memory, job->bytes, 0, error) : REFIT_OK;
+}
+
+/* The first failure is the story, but what was put on the stream before it is waited for. */
+static refit_status finish(const refit_publisher *publisher, rft_carrier *carrier,
+                           refit_status issued, refit_error *error)
+{
+    refit_error later;
+    uint32_t timeout_ms = publisher->config.broadcast_stage_timeout_ms;
+    refit_status status =
+        rft_carrier_wait(carrier, timeout_ms, issued == REFIT_OK ? error : &later);
+    return rft_keep_first(issued, status);
+}
+
+static rft_loan *loan_of(const refit_publisher *publisher)
+{
+    const rft_store *store = publisher->store;
+    return store->hosted ? store->slots[store->writing_slot].loan : NULL;
+}
+
+/* Between host memory (the store's own, or the caller's) and the GPU's block. */
+static refit_status carry_up(refit_publisher *publisher, const write_job *job, const void *from,
+                             refit_error *error)
+{
+    rft_carrier **place = &publisher->gpu_carrier;
+    rft_loan *loan = loan_of(publisher);
+    RFT_TRY(get_carrier(publisher, publisher->gpu->device, place, error));
+    rft_carrier_hold(*place, &job->block->pending);
+    if (from == job->image) rft_carrier_hold(*place, &loan->pending);
+    refit_status status = rft_carrier_copy(*place, job->shared, from, job->bytes,
+                                           loan == NULL ? NULL : &loan->pinning, error);
+    return finish(publisher, *place, status, error);
+}
+
+static refit_status bring(refit_publisher *publisher, const write_job *job, uint64_t *sum,
+                          bool *digested, refit_error *error)
+{
+    bool same_gpu = job->block != NULL && is_gpu(publisher, job->device);
+    rft_carrier **place = same_gpu ? &publisher->gpu_carrier : &publisher->carrier;
+    rft_loan *loan = loan_of(publisher);
+    RFT_TRY(get_carrier(publisher, job->device, place, error));
+    if (loan != NULL) rft_carrier_hold(*place, &loan->pending);
+    if (same_gpu) rft_carrier_hold(*place, &job->block->pending);
+    refit_status status = issue(*place, job, loan, same_gpu, error);
+    rft_publisher_settle(publisher);
+    RFT_TRY(finish(publisher, *place, status, error));
+    *digested = rft_carrier_digests(*place) || job->image == NULL;
+    *sum = rft_carrier_sum(*place);
+    bool further = job->block != NULL && !same_gpu;
+    return further ? carry_up(publisher, job, job->image, error) : REFIT_OK;
+}
+
+static refit_status check_source(const refit_publisher *publisher, const write_job *job,
+                                 refit_error *error)
+{
+    const void *whole;
+    char theirs[RFT_UUID_TEXT_BYTES], ours[RFT_UUID_TEXT_BYTES];
+    RFT_TRY(rft_device_memory_check(job->device, job->memory, job->bytes, &whole, error));
+    if (publisher->store->hosted || is_gpu(publisher, job->device)) return REFIT_OK;
+    rft_uuid_print(rft_device_get_caps(job->device).uuid, theirs);
+    rft_uuid_print(publisher->gpu->uuid, ours);
+    return rft_fail(error, REFIT_ERR_INVALID,
+                    "the tensor lies on %s, but broadcast.gpu is require and the workers are on "
+                    "%s: copy it there first",
+                    theirs, ours);
+}
+
+static refit_status write_from_device(refit_publisher *publisher, write_job *job,
+                                      refit_error *error)
+{
+    rft_unsettled landed = {.there = true, .tensor = job->tensor};
+    if (job->bytes > 0) {
+        RFT_TRY(check_source(publisher, job, error));
+        if (publisher->store->hosted) pin_slot(publisher, job->device);
+        job->image = rft_store_prepare(publisher->store, job->tensor);
+        RFT_TRY(bring(publisher, job, &landed.sum, &landed.digested, error));
+    } else {
+        rft_publisher_settle(publisher);
+    }
+    rft_store_land(publisher->store, job->tensor);
+    publisher->unsettled = landed;
+    return REFIT_OK;
+}
+
+/* ---- From the host */
+
+/* Waits until what the caller has put on the stream is done. */
+static refit_status await_stream(const refit_publisher *publisher, const write_job *job,
+                                 refit_error *error)
+{
+    rft_event *event = NULL;
+    if (job->after.native == NULL) return REFIT_OK;
+    RFT_REFUSE_IF(job->device == NULL, error, REFIT_ERR_INVALID, "a stream needs its device");
+    RFT_TRY(rft_device_event_open(job->device, &event, error));
+    refit_status status = rft_device_event_record(job->device, event, job->after, error);
+    if (status == REFIT_OK) {
+        status = rft_device_event_wait(job->device, event,
+                                       publisher->config.broadcast_stage_timeout_ms, error);
+    }
+    rft_device_event_close(job->device, event);
+    return status;
+}
+
+static refit_status write_from_host(refit_publisher *publisher, const write_job *job,
+                                    refit_error *error)
+{
+    rft_store *store = publisher->store;
+    rft_publisher_settle(publisher);
+    RFT_TRY(await_stream(publisher, job, error));
+    if (job->block != NULL && job->bytes > 0) {
+        RFT_TRY(carry_up(publisher, job, job->memory, error));
+    }
+    if (store->hosted) {
+        return rft_store_write(store, job->tensor, job->memory, job->bytes, frame_ready, publisher,
+                               error);
+    }
+    uint64_t sum = rft_digest_part(job->memory, job->bytes, 0);
+    rft_store_land(store, job->tensor);
+    rft_store_settle(store, job->tensor, &sum, frame_ready, publisher);
+    return REFIT_OK;
+}
+
+refit_status refit_publisher_write(refit_publisher *publisher, uint32_t tensor, const void *memory,
+                                   uint64_t bytes, refit_device *device, refit_stream_ref after,
+                                   refit_error *error)
+{
+    RFT_REFUSE_IF(publisher == NULL || (memory == NULL && bytes > 0), error, REFIT_ERR_INVALID,
+                  "write needs a publisher and the tensor's memory");
+    RFT_TRY(rft_publisher_check_writing(publisher, "write to", error));
+    RFT_TRY(rft_store_check(publisher->store, tensor, bytes, error));
+    int64_t began = rft_now();
+    bool here = device == NULL || rft_device_get_caps(device).host_addressable;
+    write_job job = {tensor, memory, bytes, device, after, NULL, NULL, NULL};
+    job.block = rft_gpu_store_writing(publisher->gpu);
+    if (job.block != NULL) {
+        job.shared = job.block->memory + publisher->store->manifest->tensors[tensor].offset;
+    }
+    refit_status status =
+        here ? write_from_host(publisher, &job, error) : write_from_device(publisher, &job, error);
+    rft_lock(&publisher->lock);
+    publisher->write_seconds += rft_seconds(rft_now() - began);
+    rft_unlock(&publisher->lock);
+    return status;
+}
+
+void rft_publisher_await_copies(refit_publisher *publisher, int64_t deadline)
+{
+    rft_carrier *carriers[] = {publisher->carrier, publisher->gpu_carrier};
+    for (size_t i = 0; i < sizeof carriers / sizeof *carriers; i++) {
+        if (!rft_carrier_is_busy(carriers[i])) continue;
+        (void)rft_carrier_wait(carriers[i], (uint32_t)rft_ms_until(deadline), NULL);
+    }
+}
