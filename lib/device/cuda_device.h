@@ -66,7 +66,7 @@ typedef struct rft_cuda_visit {
 } rft_cuda_visit;
 
 /*
- * Visits nest. Whoever fills a slot enters once, at the slot (device_cuda.c, RFT_CUDA_VISIT), and
+ * Visits nest. Whoever fills a slot enters once, at the slot (cuda_slots.c, RFT_CUDA_VISIT), and
  * what it calls is inside. The functions that close a part enter by themselves and leave the driver
  * alone if they may not: they must free our side whatever has happened to the device.
  * REFIT_ERR_STATE in a forked child.
