@@ -9,7 +9,7 @@
 #include "base/checked.h"
 #include "base/clock.h"
 
-#define STEPS_A_SECOND 50u
+#define STEPS_A_SECOND 20u
 #define LEAST_STEP     UINT64_C(65536)
 
 struct rft_pacer {

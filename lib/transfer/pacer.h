@@ -18,7 +18,7 @@ refit_status rft_pacer_open(uint64_t rate, rft_pacer **out, refit_error *error);
 /* No call of it may be on a stream any more. NULL is allowed. */
 void rft_pacer_close(rft_pacer *pacer);
 
-/* The most bytes of one batch at this rate: what crosses the link in 20 ms, at least 64 KiB. 0: no
+/* The most bytes of one batch at this rate: what crosses the link in 50 ms, at least 64 KiB. 0: no
  * bound, for no rate. */
 uint64_t rft_pacer_step(uint64_t rate);
 
