@@ -36,8 +36,7 @@ rm -rf "${out:?}"/{usr/share,etc,usr/include/msgpack.hpp} "$out"/usr/include/msg
 
 # Debian's .pc files name /usr: they are to name this folder, wherever it lies. What a static link
 # would need besides is not packed, and pkg-config would ask for it all the same.
-find "$out" -name '*.pc' -exec sed -i -e "s|^prefix=/usr|prefix=\${pcfiledir}/../../..|" \
-    -e '/^Requires.private:/d' {} +
+find "$out" -name '*.pc' -exec sed -i -e "s|/usr|\${pcfiledir}/../../..|g" -e '/^Requires.private:/d' {} +
 if [ -d "$out/lib" ]; then
     mkdir -p "$out/usr/lib"
     cp -a "$out/lib/." "$out/usr/lib/"
