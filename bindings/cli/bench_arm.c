@@ -24,45 +24,73 @@ static bool make_sample(bench_arm *it)
     return words != NULL;
 }
 
-/* What tensor `at` holds from `offset` on: a stretch of the sample, and how long it is. */
-static uint64_t stretch(const bench_arm *it, uint32_t at, uint64_t offset, const char **sample)
+/* A stretch of device memory, filled as one. */
+typedef struct span {
+    const char *name;
+    char *memory;
+    uint64_t bytes;
+    uint64_t seed; /* where in the sample it begins */
+} span;
+
+/* What lies at `offset` of a span: a part of the sample, and how long it is. */
+static uint64_t part_of(const bench_arm *it, const span *of, uint64_t offset, const char **sample)
 {
-    uint64_t begin = ((uint64_t)at * 4099 + offset) % sample_bytes;
-    uint64_t left = it->list->all[at].bytes - offset;
+    uint64_t begin = (of->seed + offset) % sample_bytes;
+    uint64_t left = of->bytes - offset;
     *sample = it->sample + begin;
     return left < sample_bytes - begin ? left : sample_bytes - begin;
 }
 
-static refit_status fill(const bench_arm *it, uint32_t at, refit_error *error)
+static refit_status fill_span(const bench_arm *it, const span *of, refit_error *error)
 {
     const char *sample;
-    for (uint64_t offset = 0, bytes; offset < it->list->all[at].bytes; offset += bytes) {
-        bytes = stretch(it, at, offset, &sample);
-        BENCH_TRY(refit_stream_copy(it->device, REFIT_STREAM_NONE, (char *)it->memory[at] + offset,
-                                    sample, bytes, error));
+    for (uint64_t offset = 0, bytes; offset < of->bytes; offset += bytes) {
+        bytes = part_of(it, of, offset, &sample);
+        BENCH_TRY(refit_stream_copy(it->device, REFIT_STREAM_NONE, of->memory + offset, sample,
+                                    bytes, error));
     }
     return REFIT_OK;
 }
 
-static refit_status check(const bench_arm *it, uint32_t at, refit_error *error)
+static refit_status check_span(const bench_arm *it, const span *of, refit_error *error)
 {
     const char *sample;
     char *read = it->sample + sample_bytes;
-    for (uint64_t offset = 0, bytes; offset < it->list->all[at].bytes; offset += bytes) {
-        bytes = stretch(it, at, offset, &sample);
-        BENCH_TRY(refit_stream_copy(it->device, REFIT_STREAM_NONE, read,
-                                    (const char *)it->memory[at] + offset, bytes, error));
+    for (uint64_t offset = 0, bytes; offset < of->bytes; offset += bytes) {
+        bytes = part_of(it, of, offset, &sample);
+        BENCH_TRY(refit_stream_copy(it->device, REFIT_STREAM_NONE, read, of->memory + offset, bytes,
+                                    error));
         if (memcmp(read, sample, bytes) != 0)
             return cli_refuse(error, REFIT_ERR_CORRUPT, 0, "%s came back with other bytes",
-                              it->list->all[at].name);
+                              of->name);
     }
+    return REFIT_OK;
+}
+
+/* Span `at`: the block, what lies between the tensors too, or a tensor. */
+static bool span_at(const bench_arm *it, uint32_t at, span *out)
+{
+    *out = (span){"a tensor or what lies between two", it->block, it->block_bytes, 0};
+    if (it->block != NULL) return at == 0;
+    if (at == it->list->count) return false;
+    const bench_tensor *tensor = &it->list->all[at];
+    *out = (span){tensor->name, it->memory[at], tensor->bytes, (uint64_t)at * 4099};
+    return true;
+}
+
+static refit_status fill_all(const bench_arm *it, refit_error *error)
+{
+    span each;
+    for (uint32_t i = 0; span_at(it, i, &each); i++)
+        BENCH_TRY(fill_span(it, &each, error));
     return REFIT_OK;
 }
 
 refit_status bench_arm_check(const bench_arm *it, refit_error *error)
 {
-    for (uint32_t i = 0; i < it->list->count; i++)
-        BENCH_TRY(check(it, i, error));
+    span each;
+    for (uint32_t i = 0; span_at(it, i, &each); i++)
+        BENCH_TRY(check_span(it, &each, error));
     return REFIT_OK;
 }
 
@@ -82,14 +110,13 @@ static uint64_t place_behind(const bench_list *list, uint32_t at)
 
 static refit_status take_block(bench_arm *it, refit_error *error)
 {
-    uint64_t bytes = 0;
     for (uint32_t i = 0; i < it->list->count; i++)
-        bytes += place_behind(it->list, i);
-    BENCH_TRY(refit_memory_alloc(it->device, bytes, &it->block, error));
-    bytes = 0;
+        it->block_bytes += place_behind(it->list, i);
+    BENCH_TRY(refit_memory_alloc(it->device, it->block_bytes, &it->block, error));
+    char *place = it->block;
     for (uint32_t i = 0; i < it->list->count; i++) {
-        it->memory[i] = (char *)it->block + bytes;
-        bytes += place_behind(it->list, i);
+        it->memory[i] = place;
+        place += place_behind(it->list, i);
     }
     return REFIT_OK;
 }
@@ -106,6 +133,7 @@ static refit_status take_each(bench_arm *it, refit_error *error)
 
 static refit_status add_regions(bench_arm *it, refit_policy policy, refit_error *error)
 {
+    BENCH_TRY(fill_all(it, error));
     for (uint32_t i = 0; i < it->list->count; i++) {
         refit_region_id id;
         refit_region_desc region = {.size = sizeof region,
@@ -113,7 +141,6 @@ static refit_status add_regions(bench_arm *it, refit_policy policy, refit_error 
                                     .memory = it->memory[i],
                                     .bytes = it->list->all[i].bytes,
                                     .policy = policy};
-        BENCH_TRY(fill(it, i, error));
         BENCH_TRY(refit_offloader_add(it->offloader, &region, &id, error));
     }
     double start = bench_now();

@@ -18,7 +18,8 @@ typedef struct bench_arm {
     refit_offloader *offloader;
     void **memory; /* of each tensor */
     void *block;   /* that all of them lie in; NULL: each is an allocation of its own */
-    char *sample;  /* host bytes that the tensors are filled from */
+    uint64_t block_bytes;
+    char *sample; /* host bytes that the tensors are filled from */
     double seal_seconds;
 } bench_arm;
 
@@ -39,7 +40,7 @@ refit_status bench_arm_close(bench_arm *it, refit_error *error);
 refit_status bench_arm_out(void *it, refit_error *error);
 refit_status bench_arm_back(void *it, refit_error *error);
 
-/* REFIT_ERR_CORRUPT: a tensor does not hold what it was filled with. */
+/* REFIT_ERR_CORRUPT: a tensor does not hold what it was filled with, or what lies between them. */
 refit_status bench_arm_check(const bench_arm *it, refit_error *error);
 
 #endif

@@ -143,7 +143,7 @@ static refit_status fill_file(bench_list *list, const char *path, refit_error *e
     int found = EOF;
     FILE *file = fopen(path, "re");
     if (file == NULL)
-        return cli_refuse(error, REFIT_ERR_NOT_FOUND, errno,
+        return cli_refuse(error, REFIT_ERR_INVALID, errno,
                           "%s is no list of tensors that is known here, and no file either", path);
     refit_status status = REFIT_OK;
     while (status == REFIT_OK && (found = fscanf(file, "%95s %" SCNu64, name, &bytes)) == 2) {

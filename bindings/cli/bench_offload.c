@@ -127,15 +127,15 @@ static json_t *describe_rival(const bench_arm *ours, const bench_rival *rival,
     const bench_times *times = &rival->times;
     uint64_t bytes = ours->list->bytes;
     return json_pack(
-        "{s:s, s:s, s:b, s:s, s:f, s:f, s:f, s:f, s:f, s:f, s:f, s:f, s:f, s:f}", "bench",
+        "{s:s, s:s, s:b, s:s, s:i, s:f, s:f, s:f, s:f, s:f, s:f, s:f, s:f, s:f, s:f}", "bench",
         "offload rival", "list", ours->list->name, "reclaim", ours->arena != NULL, "way",
-        rival->name, "offload_gbps", bench_gbps(bytes, &times->out), "restore_gbps",
-        bench_gbps(bytes, &times->back), "out_seconds_median", bench_median(&times->out),
-        "out_seconds_p95", bench_p95(&times->out), "back_seconds_median",
-        bench_median(&times->back), "back_seconds_p95", bench_p95(&times->back), "cold_out_seconds",
-        times->cold_out, "cold_back_seconds", times->cold_back, "refit_speedup_out",
-        bench_ratio(&times->out, &it->out), "refit_speedup_back",
-        bench_ratio(&times->back, &it->back));
+        rival->name, "rounds", (int)times->both.count, "offload_gbps",
+        bench_gbps(bytes, &times->out), "restore_gbps", bench_gbps(bytes, &times->back),
+        "out_seconds_median", bench_median(&times->out), "out_seconds_p95", bench_p95(&times->out),
+        "back_seconds_median", bench_median(&times->back), "back_seconds_p95",
+        bench_p95(&times->back), "cold_out_seconds", times->cold_out, "cold_back_seconds",
+        times->cold_back, "refit_speedup_out", bench_ratio(&times->out, &it->out),
+        "refit_speedup_back", bench_ratio(&times->back, &it->back));
 }
 
 static void report(const bench_options *options, const bench_arm *ours, const bench_rivals *rivals,

@@ -7,6 +7,8 @@
 
 #include "cli.h"
 
+enum { ROUNDS_LEAST = 2, SECONDS_MOST = 25 };
+
 refit_status bench_time_both(void *self, bench_move out, bench_move back, uint32_t round,
                              bench_times *times, refit_error *error)
 {
@@ -26,10 +28,20 @@ refit_status bench_time_both(void *self, bench_move out, bench_move back, uint32
     return REFIT_OK;
 }
 
+/* A slow way is not run in every round. */
+static bool has_had_its_time(const bench_times *times)
+{
+    double seconds = times->cold_out + times->cold_back;
+    for (uint32_t i = 0; i < times->both.count; i++)
+        seconds += times->both.seconds[i];
+    return times->both.count >= ROUNDS_LEAST && seconds > SECONDS_MOST;
+}
+
 refit_status bench_rivals_round(bench_rivals *rivals, uint32_t round, refit_error *error)
 {
     for (uint32_t i = 0; i < rivals->count; i++) {
         bench_rival *it = &rivals->all[i];
+        if (has_had_its_time(&it->times)) continue;
         BENCH_TRY(bench_time_both(it->self, it->out, it->back, round, &it->times, error));
     }
     return REFIT_OK;

@@ -51,7 +51,7 @@ refit_status bench_rivals_open(bench_rivals *rivals, const bench_options *option
                                const bench_arm *arm, uint32_t threads, refit_error *error);
 void bench_rivals_close(bench_rivals *rivals);
 
-/* Each of them once. */
+/* Each of them once; not one that has been timed twice and for 25 seconds. */
 refit_status bench_rivals_round(bench_rivals *rivals, uint32_t round, refit_error *error);
 
 /* The two kinds. */

@@ -39,6 +39,22 @@ refuses 2 "takes no value" config --defaults=yes
 refuses 2 "what is this?" config -- this
 refuses 2 "there is no command a?b" "$(printf 'a\nb')"
 
+refuses 2 "there is no benchmark ofload" bench ofload
+refuses 2 "--device is host or cuda:N, not auto" bench offload --device auto
+refuses 1 "no list of tensors that is known here" bench tensors --tensors gpt5
+printf 'a 4096\nb\n' >"$scratch/list"
+refuses 1 "line 2 is not a tensor's name and its bytes" bench tensors --tensors "$scratch/list"
+printf 'a 4096\nb 512\n' >"$scratch/list"
+run 0 bench tensors --tensors "$scratch/list"
+cmp -s "$scratch/list" "$scratch/out" || complain "bench tensors does not show the list it was given"
+for list in qwen3-0.6b qwen2.5-1.5b qwen2.5-3b small; do
+    run 0 bench tensors --tensors $list --mib 8
+    sort "$scratch/out" | uniq -d | grep -q . && complain "$list names a tensor twice"
+done
+run 0 bench offload --json --rounds 1 --tensors "$scratch/list"
+[ "$(grep -c '"bench":"offload"' "$scratch/out")" -eq 2 ] || complain "bench offload has not two rows"
+run 0 bench remap --json --rounds 1 --tensors "$scratch/list"
+
 if [ -c /dev/full ]; then
     "${refit[@]}" config >/dev/full 2>"$scratch/err"
     [ $? -eq 6 ] || complain "a full standard output is not status 6"

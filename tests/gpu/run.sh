@@ -184,14 +184,14 @@ for name in "${conformance[@]}" gpu_kernels; do
 done
 
 [ -z "$fake" ] || "$refit" bench tensors --mib 4 | head -50 >"$out/rows/few"
-bench "bench offload" 200 "$refit" bench offload --json --device $device "${sizes[@]}" "${few[@]}"
+bench "bench offload" 270 "$refit" bench offload --json --device $device "${sizes[@]}" "${few[@]}"
 bench "bench offload, small" 60 "$refit" bench offload --json --device $device "${sizes[@]}" \
     --tensors small "${few[@]}"
 bench "bench remap" 40 "$refit" bench remap --json --device $device "${sizes[@]}" "${many[@]}"
 bench "bench pin" 60 "$refit" bench pin --json --device $device "${sizes[@]}" "${few[@]}"
 if python3 -c 'import torch; assert torch.cuda.is_available()' 2>/dev/null; then
     "$refit" bench tensors --device $device "${sizes[@]}" >"$out/rows/list"
-    bench "torch" 100 python3 "$here/torch_arms.py" "$out/rows/list" --seconds 75
+    bench "torch" 80 python3 "$here/torch_arms.py" "$out/rows/list" --seconds 50
 else
     note torch skip 0 "no PyTorch that sees a GPU"
 fi
@@ -220,6 +220,9 @@ rows() {
     printf '"tests":[\n%s\n],\n' "$(rows tests)"
     printf '"benches":[\n%s\n]}\n' "$(rows benches)"
 } >"$out/results.json"
+if command -v python3 >/dev/null && ! python3 -m json.tool "$out/results.json" >/dev/null; then
+    note results.json fail 0 "is no JSON"
+fi
 awk -f "$here/report.awk" "$out/results.json" >"$out/results.md"
 rm -rf "$out/rows"
 echo "$((SECONDS - started)) s, $failures failed; see $out/results.md"

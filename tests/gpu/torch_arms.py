@@ -59,7 +59,7 @@ class Tensors:
 class Pageable(Tensors):
     """.to("cpu"), one after the other: what trainers do by default."""
 
-    name = 'torch, .to("cpu") per tensor'
+    name = "torch, pageable per tensor"
 
     def out(self):
         for i, tensor in enumerate(self.device):
@@ -143,7 +143,7 @@ def main():
     parser = argparse.ArgumentParser()
     parser.add_argument("list")
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--seconds", type=float, default=75.0)
+    parser.add_argument("--seconds", type=float, default=50.0)
     options = parser.parse_args()
     with open(options.list, encoding="utf-8") as file:
         sizes = [int(line.split()[1]) for line in file]
