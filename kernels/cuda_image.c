@@ -1,5 +1,5 @@
 /* Made by kernels/make_image.sh from the kernels' sources; not to be edited.
- * sources f1bdb62dff19983851fb29072305f813fb5550b9b8929e5ab1a50a1f3b54bf50
+ * sources 86ceca88eecd3536ed088f1ca7d80ee8667e9062661ea0b37d30ca1d7505eb6b
  * compiler nvcc 13.0.88 */
 // clang-format off
 #include "kernels/cuda_image.h"

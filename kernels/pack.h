@@ -1,6 +1,8 @@
 /*
  * pack: many small copies as one piece of work. The GPU's version (pack.cu, "rft_pack_kernel") and
- * the C twin do the same; the entries of one call do not overlap.
+ * the C twin do the same; the entries of one call do not overlap and may lie at any address. The
+ * GPU is fastest where both ends agree modulo 16, and where no entry is much longer than the rest:
+ * such a one is better given as several.
  */
 #ifndef RFT_KERNEL_PACK_H
 #define RFT_KERNEL_PACK_H

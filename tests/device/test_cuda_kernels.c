@@ -9,8 +9,9 @@
 
 #include <refit/host.h>
 
-#include "device/device.h"
+#include "device/cuda_kernels.h"
 #include "fake_cuda.h"
+#include "kernels/pack.h"
 
 #define assert_ok(call) assert_int_equal((call), REFIT_OK)
 
@@ -165,6 +166,47 @@ static void a_driver_without_libraries_works_without(void **state)
     }
 }
 
+/* The table lies in host memory that the GPU reaches. */
+static void entries_are_packed_on_a_stream(void **state)
+{
+    (void)state;
+    enum { COUNT = 300, BYTES = 100 };
+    refit_device *device = open_gpu(true);
+    rft_cuda_device *cuda = device->self;
+    refit_stream_ref stream;
+    rft_cuda_visit visit;
+    void *entries, *from, *to;
+    assert_ok(refit_stream_open(device, &stream, &error));
+    assert_ok(refit_memory_alloc(device, COUNT * BYTES, &from, &error));
+    assert_ok(refit_memory_alloc(device, COUNT * BYTES, &to, &error));
+    assert_ok(rft_cuda_enter(cuda, &visit, &error));
+    assert_int_equal(cuda->driver.host_alloc(&entries, COUNT * sizeof(rft_pack_entry),
+                                             RFT_CU_HOST_ALLOC_DEVICEMAP),
+                     RFT_CU_SUCCESS);
+    unsigned char *bytes = fake_cuda_bytes((uintptr_t)from, COUNT * BYTES);
+    for (unsigned i = 0; i < COUNT; i++) {
+        rft_pack_entry *entry = (rft_pack_entry *)entries + i;
+        *entry = (rft_pack_entry){(uintptr_t)to + i * BYTES,
+                                  (uintptr_t)from + (COUNT - 1 - i) * BYTES, BYTES};
+        memset(bytes + i * BYTES, (int)i % 251, BYTES);
+    }
+    assert_ok(rft_cuda_launch_pack(cuda, stream.native, (uintptr_t)entries, COUNT, COUNT * BYTES,
+                                   &error));
+    assert_ok(rft_cuda_launch_pack(cuda, stream.native, 0, 0, 0, &error));
+    assert_int_equal(fake_cuda_calls("cuLaunchKernel"), 1);
+    fake_cuda_settle();
+    bytes = fake_cuda_bytes((uintptr_t)to, COUNT * BYTES);
+    for (unsigned i = 0; i < COUNT * BYTES; i++) {
+        assert_int_equal(bytes[i], (COUNT - 1 - i / BYTES) % 251);
+    }
+    assert_int_equal(cuda->driver.host_free(entries), RFT_CU_SUCCESS);
+    rft_cuda_leave(cuda, &visit);
+    assert_ok(refit_memory_free(device, from, &error));
+    assert_ok(refit_memory_free(device, to, &error));
+    assert_ok(refit_stream_close(device, stream, &error));
+    close_gpu(device);
+}
+
 static void a_gpu_lost_meanwhile_is_not_opened(void **state)
 {
     (void)state;
@@ -184,6 +226,7 @@ int main(void)
         T(where_no_image_fits_the_device_works_without),
         T(a_gpu_too_full_for_the_image_works_without),
         T(a_driver_without_libraries_works_without),
+        T(entries_are_packed_on_a_stream),
         T(a_gpu_lost_meanwhile_is_not_opened),
     };
     return cmocka_run_group_tests_name("cuda_kernels", tests, NULL, NULL);
