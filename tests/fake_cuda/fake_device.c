@@ -64,6 +64,7 @@ static void reset(void)
     fake_events_reset();
     fake_kernels_reset();
     fake_vmm_reset();
+    fake_physicals_reset();
     fake_host_reset();
     fake_ipc_reset();
     fake_memory_reset();

@@ -224,6 +224,7 @@ void fake_span_drop(fake_span *span, const char *verb);
 void fake_memory_reset(void);
 void fake_host_reset(void);
 void fake_vmm_reset(void);
+void fake_physicals_reset(void);
 void fake_ipc_reset(void);
 /* Another process has bytes of that range of the file open. */
 bool fake_ipc_imported(int file, uint64_t offset, uint64_t bytes);
