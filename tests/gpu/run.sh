@@ -159,7 +159,7 @@ facts() {
 
 conformance=(device_memory device_copies device_streams device_arena)
 suites=(regions cycle policies leases futures memory_hooks pageable verify states offload_faults
-    mover mover_faults controller controller_faults)
+    background mover mover_faults controller controller_faults)
 programs=(gpu_kernels "${conformance[@]}" "${suites[@]}")
 device=cuda:0
 sizes=() few=(--rounds 5) many=(--rounds 9)
