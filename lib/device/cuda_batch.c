@@ -11,8 +11,8 @@
 refit_status rft_cuda_copy_one(rft_cuda_device *cuda, rft_cu_stream stream, rft_cu_ptr to,
                                rft_cu_ptr from, uint64_t bytes, refit_error *error)
 {
-    return rft_cuda_check(&cuda->driver, cuda->driver.copy(to, from, bytes, stream), error,
-                          "a copy could not be queued");
+    return rft_cuda_check_copy(&cuda->driver, cuda->driver.copy(to, from, bytes, stream), error,
+                               "a copy could not be queued");
 }
 
 void rft_cuda_batch_begin(rft_cuda_batch *batch, rft_cu_stream stream, rft_copy_order order)
@@ -67,7 +67,7 @@ static refit_status put(rft_cuda_device *cuda, rft_cuda_batch *batch, refit_erro
     rft_cu_result result = call_batch(cuda, batch);
     /* A GPU on which the driver knows the call but does not do it. */
     if (result == RFT_CU_NOT_SUPPORTED) return put_singly(cuda, batch, error);
-    return rft_cuda_check(driver, result, error, "a batch of copies could not be queued");
+    return rft_cuda_check_copy(driver, result, error, "a batch of copies could not be queued");
 }
 
 refit_status rft_cuda_batch_flush(rft_cuda_device *cuda, rft_cuda_batch *batch, refit_error *error)

@@ -112,3 +112,13 @@ refit_status rft_cuda_check(const rft_cuda_driver *driver, rft_cu_result result,
                         rft_cuda_name(driver, result), result, words_for(driver, result),
                         it.advice == NULL ? "" : "; ", it.advice == NULL ? "" : it.advice);
 }
+
+refit_status rft_cuda_check_copy(const rft_cuda_driver *driver, rft_cu_result result,
+                                 refit_error *error, const char *what)
+{
+    if (result != RFT_CU_INVALID_VALUE) return rft_cuda_check(driver, result, error, what);
+    return rft_fail_sub(error, REFIT_ERR_COPY, result,
+                        "%s: the driver refuses an address (%s): its memory was freed, is not "
+                        "mapped now, or goes on in another allocation or registration",
+                        what, rft_cuda_name(driver, result));
+}

@@ -22,4 +22,9 @@ const char *rft_cuda_name(const rft_cuda_driver *driver, rft_cu_result result);
 refit_status rft_cuda_check(const rft_cuda_driver *driver, rft_cu_result result, refit_error *error,
                             const char *what);
 
+/* Likewise for work on memory: an address that the driver refuses is REFIT_ERR_COPY, with what may
+ * be wrong with it. Nothing was queued, and the GPU is as it was. */
+refit_status rft_cuda_check_copy(const rft_cuda_driver *driver, rft_cu_result result,
+                                 refit_error *error, const char *what);
+
 #endif

@@ -118,7 +118,7 @@ static refit_status zero(rft_cuda_device *cuda, refit_stream_ref stream, void *m
     RFT_TRY(rft_cuda_work_begin(cuda, stream, &work, error));
     rft_cu_result result = cuda->driver.fill((uintptr_t)memory, 0, bytes, work.stream);
     refit_status status =
-        rft_cuda_check(&cuda->driver, result, error, "memory could not be zeroed");
+        rft_cuda_check_copy(&cuda->driver, result, error, "memory could not be zeroed");
     return rft_cuda_work_end(cuda, &work, status, error);
 }
 

@@ -342,6 +342,30 @@ static void memory_of_many_mappings_is_one_and_a_hole_is_seen(void **state)
     cuda_close(device);
 }
 
+static void a_copy_to_memory_that_is_gone_is_refused_and_costs_nothing(void **state)
+{
+    (void)state;
+    refit_device *device = cuda_open();
+    char *bytes = pinned(device, 4096), *memory;
+    refit_stream_ref stream;
+    assert_ok(refit_stream_open(device, &stream, NULL));
+    assert_ok(refit_memory_alloc(device, 4096, (void **)&memory, NULL));
+    assert_ok(refit_memory_free(device, memory, NULL));
+    rft_copy copies[2] = {{.to = memory, .from = bytes, .bytes = 8},
+                          {.to = memory + 512, .from = bytes + 512, .bytes = 8}};
+    assert_refused(refit_stream_copy(device, stream, memory, bytes, 4096, error), REFIT_ERR_COPY,
+                   "is not mapped now");
+    assert_refused(rft_device_copy_batch(device, stream, copies, 2, RFT_COPY_STREAM, error),
+                   REFIT_ERR_COPY, "the driver refuses an address");
+    assert_refused(rft_device_zero(device, REFIT_STREAM_NONE, memory, 8, error), REFIT_ERR_COPY,
+                   "was freed");
+    assert_ok(refit_stream_wait(device, stream, PATIENCE_MS, NULL));
+    assert_ok(refit_stream_close(device, stream, NULL));
+    unpin(device, bytes, 4096);
+    do_all(device);
+    cuda_close(device);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -354,6 +378,7 @@ int main(void)
         cuda_case(nothing_is_said_on_the_legacy_stream),
         cuda_case(memory_is_aligned_on_a_driver_that_promises_less),
         cuda_case(what_is_not_its_memory_is_called_by_its_name),
+        cuda_case(a_copy_to_memory_that_is_gone_is_refused_and_costs_nothing),
         cuda_case(where_memory_ends_is_asked_twice),
         cuda_case(memory_of_many_mappings_is_one_and_a_hole_is_seen),
     };

@@ -303,7 +303,9 @@ static void every_failed_call_leaves_the_stream_usable(void **state)
         refit_status status = try_round(&rig);
         over = fake_cuda_calls(NULL) - before < nth;
         if (status != REFIT_OK) failures++;
-        if (status != REFIT_OK) assert_int_equal(status, REFIT_ERR_DEVICE);
+        if (status != REFIT_OK && status != REFIT_ERR_COPY) {
+            assert_int_equal(status, REFIT_ERR_DEVICE);
+        }
         fake_cuda_forget_faults();
         rig_round(&rig, 7);
         rig_close(&rig);
