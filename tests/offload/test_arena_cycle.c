@@ -319,6 +319,8 @@ static void a_piece_that_is_held_is_no_region(void **state)
 static void a_lost_gpu_is_told_and_everything_closes(void **state)
 {
     (void)state;
+    const refit_stream_ref legacy = {RFT_CU_STREAM_LEGACY};
+    assert_ok(refit_arena_use(all.arena, legacy, &all.error));
     offload();
     fake_cuda_settle();
     fake_cuda_lose(0, RFT_CU_ILLEGAL_ADDRESS);

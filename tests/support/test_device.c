@@ -11,6 +11,12 @@ bool test_on_cuda(void)
     return getenv("REFIT_TEST_CUDA") != NULL;
 }
 
+bool test_on_real_gpu(void)
+{
+    const char *asked = getenv("REFIT_TEST_CUDA");
+    return asked != NULL && strcmp(asked, "real") == 0;
+}
+
 const char *test_device_spec(const char *host)
 {
     static char spec[64];
@@ -43,8 +49,7 @@ bool test_device_quiet(void)
     if (functions[0] == NULL) return true;
     memcpy(&violation, &functions[0], sizeof violation);
     memcpy(&forgive, &functions[1], sizeof forgive);
-    const char *asked = getenv("REFIT_TEST_CUDA");
-    if (asked != NULL && strcmp(asked, "real") == 0) {
+    if (test_on_real_gpu()) {
         print_error("REFIT_TEST_CUDA=real, but the driver in use is the fake one\n");
         return false;
     }

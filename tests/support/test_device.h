@@ -19,6 +19,7 @@
 
 /* Is it a GPU, or what looks like one? */
 bool test_on_cuda(void);
+bool test_on_real_gpu(void);
 
 /* The spec of the device that stands for `host`, such as "host" or "host:capacity=64MiB"; valid
  * until the next call. */
