@@ -73,6 +73,13 @@ static void finish(rft_carrier *carrier)
     carrier->busy = false;
 }
 
+/* It is idle; and who closes a publisher cannot ask again, so a refusal is not taken at once. */
+static bool stream_close(rft_carrier *carrier)
+{
+    return refit_stream_close(carrier->device, carrier->stream, NULL) == REFIT_OK ||
+           refit_stream_close(carrier->device, carrier->stream, NULL) == REFIT_OK;
+}
+
 bool rft_carrier_close(rft_carrier *carrier, int64_t deadline)
 {
     if (carrier == NULL) return true;
@@ -81,11 +88,11 @@ bool rft_carrier_close(rft_carrier *carrier, int64_t deadline)
     refit_device *device = carrier->device;
     rft_device_event_close(device, carrier->before);
     rft_device_event_close(device, carrier->behind);
-    refit_status status = refit_stream_close(device, carrier->stream, NULL);
+    bool closed = stream_close(carrier);
     rft_device_release(device);
     rft_free(carrier->window);
     rft_free(carrier);
-    return status == REFIT_OK;
+    return closed;
 }
 
 refit_device *rft_carrier_device(const rft_carrier *carrier)

@@ -24,6 +24,8 @@
 
 #include <cmocka.h>
 
+#include "tests/support/test_device.h"
+
 #define NAMES      512u
 #define NAME_BYTES 64u
 
@@ -74,8 +76,24 @@ static int count_descriptors(void)
     return count;
 }
 
+/* A driver keeps descriptors from its first use to the end of the process. */
+static void use_driver(void)
+{
+    refit_device *device;
+    refit_stream_ref stream;
+    void *memory;
+    if (!test_on_cuda()) return;
+    assert_int_equal(test_device_open("host", &device, NULL), REFIT_OK);
+    assert_int_equal(refit_memory_alloc(device, 1, &memory, NULL), REFIT_OK);
+    assert_int_equal(refit_stream_open(device, &stream, NULL), REFIT_OK);
+    assert_int_equal(refit_stream_close(device, stream, NULL), REFIT_OK);
+    assert_int_equal(refit_memory_free(device, memory, NULL), REFIT_OK);
+    assert_int_equal(refit_device_close(device, NULL), REFIT_OK);
+}
+
 void ledger_open(void)
 {
+    use_driver();
     descriptors = count_descriptors();
     name_count = 0;
     atomic_store(&mapped, 0);

@@ -13,8 +13,8 @@
 #include "base/clock.h"
 #include "tests/support/quick_config.h"
 
-#define FIRST_HOOKED 4 /* regions before it lie in the arena */
-#define RESERVE      (UINT64_C(2) << 20)
+#define FIRST_HOOKED 4                   /* regions before it lie in the arena */
+#define RESERVE      (UINT64_C(8) << 20) /* four pages of a GPU */
 
 const uint64_t whole_region_bytes[WHOLE_REGIONS] = {70001, 300000, 4096, 512, 8192, 33333};
 const refit_policy whole_policies[WHOLE_REGIONS] = {REFIT_KEEP, REFIT_KEEP, REFIT_ZERO,
@@ -152,7 +152,7 @@ static void configure(whole *on, whole_path path, const char *const *settings)
 
 static refit_status device_open(whole *on)
 {
-    RFT_TRY(faulty_device_open(test_device_spec("host:capacity=8MiB"), &on->device, &on->error));
+    RFT_TRY(faulty_device_open(test_device_spec("host:capacity=32MiB"), &on->device, &on->error));
     if (on->order == NULL) return REFIT_OK;
     if (on->order->later) {
         faulty_device_fail_later(on->device, on->order->slot, on->order->nth, on->order->status);

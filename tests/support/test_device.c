@@ -63,6 +63,9 @@ static void copy(refit_device *device, void *to, const void *from, uint64_t coun
 {
     refit_error error;
     refit_status status = refit_stream_copy(device, REFIT_STREAM_NONE, to, from, count, &error);
+    /* An allocation that a test lets fail fails once, and this one was not meant. */
+    if (status == REFIT_ERR_HOST_MEMORY)
+        status = refit_stream_copy(device, REFIT_STREAM_NONE, to, from, count, &error);
     if (status != REFIT_OK) print_error("%s\n", error.text);
     assert_int_equal(status, REFIT_OK);
 }

@@ -2,10 +2,15 @@
  * A trainer or a worker in a process of its own, on strings: it reads one command a line and
  * answers each with one line, "STATUS words". Public headers only. It ends with its input.
  *
+ * With REFIT_TEST_CUDA set both are on GPU 0: the trainer's weights lie there, and a worker reads
+ * them there.
+ *
  *     trainer ENDPOINT SHM SLOTS   wait N MS   begin   write SEED   commit   abort   version close
  *     worker ENDPOINT SHM   next MS   accept   refuse KEPT   release   describe
  */
+#include <dlfcn.h>
 #include <inttypes.h>
+#include <stdbool.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -19,6 +24,8 @@ static refit_publisher *publisher;
 static refit_subscriber *subscriber;
 static refit_update *update;
 static unsigned char model[LARGE];
+static refit_device *device; /* NULL: weights lie in `model` */
+static void *weights;        /* on the device, LARGE */
 
 static const refit_tensor tensors[TENSORS] = {
     {sizeof(refit_tensor), "large", REFIT_U8, 1, {LARGE}, LARGE, REFIT_NO_ALIAS},
@@ -66,7 +73,42 @@ static refit_status configure(refit_config *config, const char *shm, const char 
     return REFIT_OK;
 }
 
+/* ---- The device */
+
+static refit_status open_device(const refit_config *config, refit_error *error)
+{
+    if (getenv("REFIT_TEST_CUDA") == NULL) return REFIT_OK;
+    return refit_device_open("cuda:0", config, &device, error);
+}
+
+/* What the fake driver, if that is the one in use, has to complain of. */
+static bool driver_complains(void)
+{
+    const char *(*violation)(void);
+    void *library = dlopen("libcuda.so.1", RTLD_NOW | RTLD_NOLOAD);
+    void *function = library != NULL ? dlsym(library, "fake_cuda_violation") : NULL;
+    if (function == NULL) return false;
+    memcpy(&violation, &function, sizeof violation);
+    if (violation()[0] == '\0') return false;
+    fprintf(stderr, "the driver's rules were broken: %s\n", violation());
+    return true;
+}
+
+static bool close_device(void)
+{
+    bool closed = device == NULL || refit_memory_free(device, weights, NULL) == REFIT_OK;
+    return closed && refit_device_close(device, NULL) == REFIT_OK && !driver_complains();
+}
+
 /* ---- As a trainer */
+
+static refit_status use_device(const refit_config *config, refit_error *error)
+{
+    refit_status status = open_device(config, error);
+    if (status != REFIT_OK || device == NULL) return status;
+    status = refit_memory_alloc(device, LARGE, &weights, error);
+    return status == REFIT_OK ? refit_publisher_use_device(publisher, device, error) : status;
+}
 
 static void do_trainer(char *const words[4])
 {
@@ -74,6 +116,7 @@ static void do_trainer(char *const words[4])
     refit_error error;
     refit_status status = configure(&config, words[2], words[3], &error);
     if (status == REFIT_OK) status = refit_publisher_open(words[1], &config, &publisher, &error);
+    if (status == REFIT_OK) status = use_device(&config, &error);
     if (status == REFIT_OK) status = refit_publisher_declare(publisher, tensors, TENSORS, &error);
     answer(status, status == REFIT_OK ? refit_publisher_endpoint(publisher) : error.text);
 }
@@ -102,11 +145,13 @@ static void do_write(char *const words[4])
     for (uint64_t i = 0; i < LARGE; i++) {
         model[i] = (unsigned char)(i * 7 + (i >> 10) + seed * 13);
     }
+    if (device != NULL)
+        status = refit_stream_copy(device, REFIT_STREAM_NONE, weights, model, LARGE, &error);
     for (uint32_t i = 0; i < TENSORS && status == REFIT_OK; i++) {
         hash = fnv(hash, model, tensors[i].bytes);
         if (tensors[i].alias_of != REFIT_NO_ALIAS) continue;
-        status = refit_publisher_write(publisher, i, model, tensors[i].bytes, NULL,
-                                       REFIT_STREAM_NONE, &error);
+        status = refit_publisher_write(publisher, i, device != NULL ? weights : model,
+                                       tensors[i].bytes, device, REFIT_STREAM_NONE, &error);
     }
     snprintf(text, sizeof text, "%016" PRIx64, hash);
     answer(status, status == REFIT_OK ? text : error.text);
@@ -150,7 +195,25 @@ static void do_worker(char *const words[4])
     refit_error error;
     refit_status status = configure(&config, words[2], "2", &error);
     if (status == REFIT_OK) status = refit_subscriber_open(words[1], &config, &subscriber, &error);
+    if (status == REFIT_OK) status = open_device(&config, &error);
+    if (status == REFIT_OK && device != NULL)
+        status = refit_subscriber_use_device(subscriber, device, &error);
     answer_error(status, &error);
+}
+
+/* Adds a tensor of the update, wherever it lies. */
+static refit_status fnv_tensor(uint32_t at, uint64_t *hash, refit_error *error)
+{
+    refit_tensor tensor = {.size = sizeof tensor};
+    refit_device *where = refit_update_device(update);
+    const void *bytes = NULL;
+    refit_status status = refit_update_tensor(update, at, &tensor, &bytes, error);
+    if (status == REFIT_OK && where != NULL) {
+        status = refit_stream_copy(where, REFIT_STREAM_NONE, model, bytes, tensor.bytes, error);
+        bytes = model;
+    }
+    if (status == REFIT_OK) *hash = fnv(*hash, bytes, tensor.bytes);
+    return status;
 }
 
 static void do_next(char *const words[4])
@@ -161,10 +224,7 @@ static void do_next(char *const words[4])
     uint32_t timeout_ms = (uint32_t)strtoul(words[1], NULL, 10);
     refit_status status = refit_subscriber_next(subscriber, timeout_ms, &update, &error);
     for (uint32_t i = 0; status == REFIT_OK && i < refit_update_count(update); i++) {
-        refit_tensor tensor = {.size = sizeof tensor};
-        const void *bytes = NULL;
-        status = refit_update_tensor(update, i, &tensor, &bytes, &error);
-        if (status == REFIT_OK) hash = fnv(hash, bytes, tensor.bytes);
+        status = fnv_tensor(i, &hash, &error);
     }
     snprintf(text, sizeof text, "%016" PRIx64 " %" PRIu64, hash,
              status == REFIT_OK ? refit_update_version(update) : 0);
@@ -242,5 +302,5 @@ int main(void)
     }
     refit_subscriber_close(subscriber);
     refit_publisher_close(publisher);
-    return 0;
+    return close_device() ? 0 : 1;
 }
