@@ -57,7 +57,6 @@ static bool turn_section(rft_cuda_device *cuda, rft_cuda_bay *bay)
 
 static bool begin_portion(rft_cuda_device *cuda, rft_cuda_bay *bay, rft_cuda_way way)
 {
-    if (bay->broken) return false;
     if (bay->first > RFT_CUDA_ENTRIES - LEAST_ENTRIES && !turn_section(cuda, bay)) return false;
     bay->way = way;
     bay->used = 0;

@@ -81,7 +81,7 @@ copy_rig rig_part(const copy_rig *rig, uint32_t i, uint32_t parts)
 /* Never the mark. */
 static char byte_of(uint64_t at, unsigned seed)
 {
-    char byte = (char)(((at + 1) * UINT64_C(0x9E3779B97F4A7C15) + seed * 77u) >> 56);
+    char byte = (char)((at + 1 + seed * 7919u) * UINT64_C(0x9E3779B97F4A7C15) >> 56);
     return byte == MARK ? MARK + 1 : byte;
 }
 

@@ -189,15 +189,16 @@ static void memory_that_was_not_checked_meets_no_kernel(void **state)
 static void no_copy_straddles_two_registrations(void **state)
 {
     (void)state;
+    const uint64_t edge = 600 * KIB;
     copy_rig rig;
     rig_open(&rig, 2 * MIB, gathering);
     rft_device_host_unpin(rig.device, rig.host, rig.bytes);
-    assert_ok(rft_device_host_pin(rig.device, rig.host, MIB, &rig.error));
-    assert_ok(rft_device_host_pin(rig.device, rig.host + MIB, MIB, &rig.error));
+    assert_ok(rft_device_host_pin(rig.device, rig.host, edge, &rig.error));
+    assert_ok(rft_device_host_pin(rig.device, rig.host + edge, 2 * MIB - edge, &rig.error));
     rig_lay(&rig, 1024, 2 * KIB, 0, 0, 0);
     rig_round(&rig, 6);
     assert_int_not_equal(fake_cuda_calls("cuLaunchKernel"), 0);
-    rft_device_host_unpin(rig.device, rig.host + MIB, MIB);
+    rft_device_host_unpin(rig.device, rig.host + edge, 2 * MIB - edge);
     rig_close(&rig);
 }
 
