@@ -77,19 +77,9 @@ static void set_bound(refit_offloader *offloader, const run *on, bool bound)
     }
 }
 
-static bool is_bound(refit_offloader *offloader, const run *on)
-{
-    bool bound = false;
-    for (uint32_t at = on->first; at <= on->last && !bound; at++) {
-        bound = moves(region_at(offloader, at)) && region_at(offloader, at)->bound;
-    }
-    return bound;
-}
-
 static refit_status decommit_run(refit_offloader *offloader, const run *on, refit_error *error)
 {
     uint64_t freed;
-    if (!is_bound(offloader, on)) return REFIT_OK;
     refit_status status = rft_arena_decommit(on->arena, on->from, on->bytes, &freed, error);
     count_reclaimed(offloader, freed);
     if (status == REFIT_OK) set_bound(offloader, on, false);

@@ -231,6 +231,10 @@ static void memory_that_did_not_go_is_committed_again(void **state)
     fake_cuda_fail("cuMemUnmap", 1, 1, RFT_CU_INVALID_VALUE);
     assert_int_equal(decommit(0, CHUNK, &freed), REFIT_ERR_DEVICE);
     assert_filled(0, CHUNK, 5);
+    /* All of it is still there: a part that goes now takes nothing along. */
+    assert_ok(decommit(PAGE, CHUNK - PAGE, &freed));
+    assert_int_equal(freed, 0);
+    assert_filled(0, PAGE, 5);
     assert_ok(commit(0, CHUNK));
     fake_cuda_fail("cuMemRelease", 1, 1, RFT_CU_INVALID_VALUE);
     assert_int_equal(decommit(0, CHUNK, &freed), REFIT_ERR_DEVICE);

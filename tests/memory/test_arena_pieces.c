@@ -2,6 +2,8 @@
  * call; threads may do so at once. */
 #include "tests/memory/arena_rig.h"
 
+#include <sched.h>
+
 static void addresses_of_a_freed_piece_are_used_again(void **state)
 {
     arena_rig *all = *state;
@@ -18,6 +20,11 @@ static void addresses_of_a_freed_piece_are_used_again(void **state)
     assert_ptr_equal(arena_take(all, 5), first + 2 * PAGE);
     assert_ptr_equal(arena_take(all, 2 * PAGE), last + PAGE);
     assert_int_equal(first[0], 0); /* zeroed like any other */
+    arena_give(all, third);
+    arena_give(all, last);
+    assert_ptr_equal(arena_take(all, PAGE), third);
+    arena_give(all, first);
+    assert_ptr_equal(arena_take(all, 2 * PAGE), first); /* also where it comes first */
     arena_give(all, second);
     assert_ptr_equal(arena_take(all, PAGE), second);
 }
@@ -162,6 +169,7 @@ static void pieces_side_by_side_come_and_go_in_one_call(void **state)
 
 typedef struct taker {
     arena_rig *all;
+    void *piece;
     unsigned char mark;
     rft_thread thread;
     bool right;
@@ -205,6 +213,41 @@ static void threads_take_and_give_at_once(void **state)
     assert_int_equal(arena_used(all), 0);
 }
 
+static void *free_piece(void *user)
+{
+    taker *it = user;
+    it->right = refit_arena_free(it->all->arena, it->piece, NULL) == REFIT_OK;
+    return NULL;
+}
+
+/* From the call on, though its memory still waits for a stream. */
+static void a_piece_that_is_going_is_nobodys(void **state)
+{
+    arena_rig *all = *state;
+    refit_stream_ref stream;
+    char byte = 5;
+    void *memory;
+    uint64_t bytes;
+    taker it = {.all = all, .piece = arena_take(all, PAGE)};
+    assert_int_equal(refit_stream_open(all->device, &stream, NULL), REFIT_OK);
+    assert_int_equal(refit_arena_use(all->arena, stream, NULL), REFIT_OK);
+    faulty_device_stop(all->device);
+    assert_int_equal(refit_stream_copy(all->device, stream, it.piece, &byte, 1, NULL), REFIT_OK);
+    assert_int_equal(rft_thread_start(&it.thread, "taker", free_piece, &it, NULL), REFIT_OK);
+    while (refit_arena_piece(all->arena, 0, &memory, &bytes, NULL) == REFIT_OK) {
+        sched_yield();
+    }
+    assert_null(arena_find(all, it.piece, PAGE));
+    assert_int_equal(refit_arena_free(all->arena, it.piece, NULL), REFIT_ERR_INVALID);
+    assert_int_equal(refit_arena_hold(all->arena, it.piece, NULL), REFIT_ERR_INVALID);
+    assert_ptr_not_equal(arena_take(all, PAGE), it.piece);
+    faulty_device_go(all->device);
+    rft_thread_join(it.thread);
+    assert_true(it.right);
+    assert_ptr_equal(arena_take(all, PAGE), it.piece);
+    assert_int_equal(refit_stream_close(all->device, stream, NULL), REFIT_OK);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -215,6 +258,7 @@ int main(void)
         TEST(pieces_are_listed_by_address),
         TEST(pieces_side_by_side_come_and_go_in_one_call),
         TEST(threads_take_and_give_at_once),
+        TEST(a_piece_that_is_going_is_nobodys),
     };
     return cmocka_run_group_tests_name("arena_pieces", tests, NULL, NULL);
 }
