@@ -408,6 +408,7 @@ static void close_in_every_phase_tells_the_workers(void **state)
         fault_scene scene;
         refit_config config = trainer_config();
         config.broadcast_stage_timeout_ms = 2500;
+        config.broadcast_linger_ms = 20000; /* a busy machine sends late, not never */
         scene_open(&scene, &config, false);
         if (phase > 0) trainer_begin(&scene.trainer, 1);
         if (phase > 0) raw_worker_offer(&scene.good);
