@@ -26,6 +26,7 @@ typedef struct bench_options {
 /* The benchmarks; each prints its results and returns an exit status. */
 int bench_offload(const bench_options *options);
 int bench_remap(const bench_options *options);
+int bench_handover(const bench_options *options);
 int bench_broadcast(const bench_options *options);
 int bench_pin(const bench_options *options);
 
@@ -39,7 +40,8 @@ refit_status bench_empty_cycle(const bench_options *options, refit_error *error)
 enum { BENCH_TENSORS = 16 };
 refit_status bench_declare(refit_publisher *publisher, uint64_t bytes, refit_error *error);
 
-/* A worker process of bench_broadcast: takes versions of `bytes` until its standard input ends. */
+/* A worker process of bench_broadcast and bench_handover: takes versions of `bytes` until its
+ * standard input ends. `kind`: "shm", "tcp", "raw", or the spec of a GPU to read them on. */
 int bench_worker(const char *kind, const char *endpoint, const char *bytes,
                  const bench_options *options);
 
@@ -105,8 +107,9 @@ typedef struct bench_list {
     bool apart;       /* other memory lies between them on the device */
 } bench_list;
 
-/* The optimizer states of a model: "qwen3-0.6b" (620 tensors), "qwen2.5-1.5b", "qwen2.5-3b", or
- * "small", or those that a file lists. Of a model as many bytes as are asked for, 0: all. */
+/* The optimizer states of a model: "qwen3-0.6b" (620 tensors), "qwen2.5-1.5b", "qwen2.5-3b"; its
+ * weights: "qwen2.5-1.5b-weights"; "small"; or what a file lists. Of a model as many bytes as are
+ * asked for, 0: all. */
 refit_status bench_list_open(const char *which, uint64_t bytes, bench_list *out,
                              refit_error *error);
 void bench_list_close(bench_list *list);

@@ -14,6 +14,7 @@
 
 #include "bench.h"
 #include "bench_crew.h"
+#include "bench_cuda.h"
 #include "bench_raw.h"
 #include "cli.h"
 
@@ -34,23 +35,34 @@ typedef struct source {
 
 /* ---- the workers' side ---- */
 
-static int take_versions(const char *endpoint, const bench_options *options)
+static refit_status take_versions(refit_subscriber *subscriber, refit_error *error)
 {
-    refit_error error;
-    refit_subscriber *subscriber;
     refit_update *update;
-    if (refit_subscriber_open(endpoint, &options->config, &subscriber, &error) != REFIT_OK)
-        return cli_complain_error(&error);
     for (;;) {
-        refit_status status = refit_subscriber_next(subscriber, 200, &update, &error);
-        if (status == REFIT_ERR_TIMEOUT && bench_input_ended()) break;
+        refit_status status = refit_subscriber_next(subscriber, 200, &update, error);
+        if (status == REFIT_ERR_TIMEOUT && bench_input_ended()) return REFIT_OK;
         if (status == REFIT_ERR_TIMEOUT) continue;
-        if (status != REFIT_OK) return cli_complain_error(&error);
-        if (refit_update_accept(update, &error) != REFIT_OK) return cli_complain_error(&error);
+        if (status != REFIT_OK) return status;
+        TRY(refit_update_accept(update, error));
         refit_update_close(update);
     }
+}
+
+static int work(const char *endpoint, const bench_options *options)
+{
+    refit_error error;
+    refit_subscriber *subscriber = NULL;
+    refit_device *device = NULL;
+    refit_status status = refit_subscriber_open(endpoint, &options->config, &subscriber, &error);
+    if (status == REFIT_OK && options->device != NULL)
+        status = refit_device_open(options->device, &options->config, &device, &error);
+    if (status == REFIT_OK && device != NULL)
+        status = refit_subscriber_use_device(subscriber, device, &error);
+    if (status == REFIT_OK) status = take_versions(subscriber, &error);
+    if (status != REFIT_OK) cli_complain_error(&error);
     refit_subscriber_close(subscriber);
-    return 0;
+    if (refit_device_close(device, &error) != REFIT_OK) return cli_complain_error(&error);
+    return status == REFIT_OK ? 0 : 1;
 }
 
 int bench_worker(const char *kind, const char *endpoint, const char *bytes,
@@ -61,7 +73,12 @@ int bench_worker(const char *kind, const char *endpoint, const char *bytes,
     if (strcmp(kind, "raw") == 0)
         return bench_raw_receive(endpoint, mine.bytes, mine.config.broadcast_window);
     mine.config.broadcast_shm = strcmp(kind, "shm") == 0 ? REFIT_SHM_REQUIRE : REFIT_SHM_OFF;
-    return take_versions(endpoint, &mine);
+    mine.device = bench_cuda_ordinal(kind) >= 0 ? kind : NULL;
+    if (mine.device != NULL) {
+        mine.config.broadcast_gpu = REFIT_GPU_REQUIRE;
+        mine.config.broadcast_shm = options->config.broadcast_shm;
+    }
+    return work(endpoint, &mine);
 }
 
 /* ---- the trainer's side ---- */

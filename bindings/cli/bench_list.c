@@ -1,9 +1,10 @@
 /*
  * bench_list: tensors as a model has them. The lists are made from the dimensions of published
  * architectures: the moments of Adam in float, and for the larger models the float master of each
- * weight too. Small tensors (norms, biases) keep their size; where fewer bytes are asked for than
- * the model has, the large ones are scaled. `small` is the list that is hard on copies: 100,000
- * tensors of 4 to 32 KiB. A file has a name and a number of bytes a line.
+ * weight too, or the weights themselves in bf16. Small tensors (norms, biases) keep their size;
+ * where fewer bytes are asked for than the model has, the large ones are scaled. `small` is the
+ * list that is hard on copies: 100,000 tensors of 4 to 32 KiB. A file has a name and a number of
+ * bytes a line.
  */
 #include <errno.h>
 #include <inttypes.h>
@@ -14,7 +15,13 @@
 #include "bench.h"
 #include "cli.h"
 
-enum { FLOAT_BYTES = 4, NORM_ELEMENTS = 16384, ALIGNMENT = 512, SMALL_TENSORS = 100000 };
+enum {
+    FLOAT_BYTES = 4,
+    BF16_BYTES = 2,
+    NORM_ELEMENTS = 16384,
+    ALIGNMENT = 512,
+    SMALL_TENSORS = 100000
+};
 
 typedef struct model {
     const char *name;
@@ -22,7 +29,7 @@ typedef struct model {
     uint64_t width, inner, queries, keys; /* of a token, of the MLP, of all heads together */
     uint64_t head_norm;                   /* elements of the norm of queries and keys; 0: none */
     bool biases;                          /* of queries, keys and values */
-    uint32_t states;
+    uint32_t states;                      /* of each weight; 0: the weight itself, in bf16 */
 } model;
 
 enum { VOCABULARY = 151936 }; /* one matrix, input and output tied */
@@ -57,14 +64,15 @@ static bool add(bench_list *list, const char *name, uint64_t bytes)
     return true;
 }
 
-/* One weight's states. */
+/* One weight's states, or the weight. */
 static bool add_weight(bench_list *list, const model *of, double scale, const char *name,
                        uint64_t elements)
 {
     char full[BENCH_NAME];
-    uint64_t bytes = elements * FLOAT_BYTES;
+    uint64_t bytes = elements * (of->states > 0 ? FLOAT_BYTES : BF16_BYTES);
     if (elements > NORM_ELEMENTS) bytes = (uint64_t)((double)bytes * scale) / ALIGNMENT * ALIGNMENT;
     if (bytes < ALIGNMENT) bytes = ALIGNMENT;
+    if (of->states == 0) return add(list, name, bytes);
     for (uint32_t i = 0; i < of->states; i++) {
         snprintf(full, sizeof full, "%s.%s", name, states[i]);
         if (!add(list, full, bytes)) return false;
@@ -122,6 +130,20 @@ static bool fill_model(bench_list *list, const model *of, uint64_t bytes)
     return add_model(list, of, scale);
 }
 
+/* "NAME" for the states of a model, "NAME-weights" for its weights. */
+static refit_status find_model(bench_list *list, const char *which, uint64_t bytes)
+{
+    for (size_t i = 0; i < COUNT(models); i++) {
+        model of = models[i];
+        size_t length = strlen(of.name);
+        if (strncmp(which, of.name, length) != 0) continue;
+        if (strcmp(which + length, "-weights") == 0) of.states = 0;
+        if (which[length] != '\0' && of.states != 0) continue;
+        return fill_model(list, &of, bytes) ? REFIT_OK : REFIT_ERR_HOST_MEMORY;
+    }
+    return REFIT_ERR_NOT_FOUND;
+}
+
 /* Sizes in no order, the same in every run. */
 static bool fill_small(bench_list *list, uint64_t bytes)
 {
@@ -160,11 +182,8 @@ static refit_status fill_file(bench_list *list, const char *path, refit_error *e
 
 refit_status bench_list_open(const char *which, uint64_t bytes, bench_list *out, refit_error *error)
 {
-    refit_status status = REFIT_ERR_NOT_FOUND;
     *out = (bench_list){.name = which};
-    for (size_t i = 0; i < COUNT(models); i++)
-        if (strcmp(which, models[i].name) == 0)
-            status = fill_model(out, &models[i], bytes) ? REFIT_OK : REFIT_ERR_HOST_MEMORY;
+    refit_status status = find_model(out, which, bytes);
     if (strcmp(which, "small") == 0)
         status = fill_small(out, bytes) ? REFIT_OK : REFIT_ERR_HOST_MEMORY;
     if (status == REFIT_ERR_NOT_FOUND) status = fill_file(out, which, error);

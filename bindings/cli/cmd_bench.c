@@ -76,8 +76,8 @@ static const struct {
     const char *name;
     int (*run)(const bench_options *options);
 } benchmarks[] = {
-    {"offload", bench_offload},     {"remap", bench_remap},       {"pin", bench_pin},
-    {"broadcast", bench_broadcast}, {"tensors", bench_show_list},
+    {"offload", bench_offload}, {"remap", bench_remap},         {"handover", bench_handover},
+    {"pin", bench_pin},         {"broadcast", bench_broadcast}, {"tensors", bench_show_list},
 };
 
 static int run_benchmark(const char *name, const bench_options *options)
@@ -107,10 +107,13 @@ static int run(int count, char **arguments)
 const cli_command cli_bench = {
     .name = "bench",
     .summary = "measure this machine, each figure beside its baseline",
-    .usage = "usage: refit bench offload|remap|broadcast|pin|tensors [OPTION...]\n\n"
+    .usage = "usage: refit bench offload|remap|handover|broadcast|pin|tensors\n"
+             "                   [OPTION...]\n\n"
              "  offload     states out and back, beside one large copy (the ceiling) and\n"
              "              beside the ways of today's trainers\n"
              "  remap       device memory given back and taken again at its addresses\n"
+             "  handover    a model's weights to a process on the same GPU, beside a copy of\n"
+             "              them there\n"
              "  broadcast   one version to 1, 2, 4 and 8 workers through shared memory and\n"
              "              TCP, beside a copy and a hash, and beside a raw ZeroMQ socket\n"
              "  pin         first use of the host memory, beside one thread that touches and\n"
@@ -118,11 +121,10 @@ const cli_command cli_bench = {
              "  tensors     the list that offload takes: names and bytes\n\n"
              "  --json           one JSON object a line\n"
              "  --device SPEC    host (the default) or cuda:N; broadcast runs on the host\n"
-             "  --tensors LIST   qwen3-0.6b, qwen2.5-1.5b, qwen2.5-3b, small (100,000 of\n"
-             "                   4 to 32 KiB), or a file with a name and bytes a line\n"
+             "  --tensors LIST   qwen3-0.6b, qwen2.5-1.5b, qwen2.5-3b (NAME-weights: its\n"
+             "                   weights), small (100,000 of 4 to 32 KiB), or a file\n"
              "  --mib N          MiB of tensors; less where memory does not allow it\n"
-             "  --rounds N       counted rounds, behind one that is not (offload, remap: 9,\n"
-             "                   broadcast: 7, pin: 5)\n"
+             "  --rounds N       counted rounds, behind one that is not (5 to 15)\n"
              "  --config FILE    options\n"
              "  --set KEY=VALUE  one option\n",
     .run = run,

@@ -159,7 +159,7 @@ facts() {
 
 conformance=(device_memory device_copies device_streams device_arena)
 suites=(regions cycle policies leases futures memory_hooks pageable verify states offload_faults
-    background mover mover_faults controller controller_faults)
+    background mover mover_faults controller controller_faults fault_shortage fault_states workers_lost)
 programs=(gpu_kernels "${conformance[@]}" "${suites[@]}")
 device=cuda:0
 sizes=() few=(--rounds 5) many=(--rounds 9)
@@ -189,6 +189,7 @@ bench "bench offload, small" 60 "$refit" bench offload --json --device $device "
     --tensors small "${few[@]}"
 bench "bench remap" 40 "$refit" bench remap --json --device $device "${sizes[@]}" "${many[@]}"
 bench "bench pin" 60 "$refit" bench pin --json --device $device "${sizes[@]}" "${few[@]}"
+bench "bench handover" 60 "$refit" bench handover --json --device $device "${sizes[@]}" "${few[@]}"
 if python3 -c 'import torch; assert torch.cuda.is_available()' 2>/dev/null; then
     "$refit" bench tensors --device $device "${sizes[@]}" >"$out/rows/list"
     bench "torch" 80 python3 "$here/torch_arms.py" "$out/rows/list" --seconds 50
@@ -197,7 +198,7 @@ else
 fi
 
 for name in "${suites[@]}"; do
-    suite "$name" 40
+    suite "$name" 60
 done
 if command -v compute-sanitizer >/dev/null && [ -z "$fake" ]; then
     for tool in memcheck racecheck; do
