@@ -10,7 +10,6 @@
 
 typedef struct device_kind {
     const char *name;
-    const char *spec;
     const char *chunk; /* offload.chunk_bytes */
     bool faulty;       /* inside the faulty device */
     bool strict;
@@ -20,21 +19,22 @@ typedef struct device_kind {
 /* A GPU's queue takes about a thousand pieces of work. Its pages are 2 MiB, so that chunks are one
  * page or several. */
 static const device_kind kinds[] = {
-    {"host", "host:capacity=64MiB", "256MiB", false, true, 9000},
-    {"faulty_host", "host:capacity=64MiB", "256MiB", true, true, 9000},
+    {"host", "256MiB", false, true, 9000},
+    {"faulty_host", "256MiB", true, true, 9000},
 };
 static const device_kind cuda_kinds[] = {
-    {"cuda", "cuda:0:capacity=64MiB", "2MiB", false, false, 500},
-    {"faulty_cuda", "cuda:0:capacity=64MiB", "8MiB", true, false, 500},
+    {"cuda", "2MiB", false, false, 500},
+    {"faulty_cuda", "8MiB", true, false, 500},
 };
 
 static refit_status open_device(const device_kind *kind, fixture *on)
 {
     refit_config config;
+    const char *spec = test_device_spec("host:capacity=64MiB");
     refit_config_init(&config, sizeof config);
     RFT_TRY(refit_config_set(&config, "offload.chunk_bytes", kind->chunk, &on->error));
-    return kind->faulty ? faulty_device_open_with(kind->spec, &config, &on->device, &on->error)
-                        : refit_device_open(kind->spec, &config, &on->device, &on->error);
+    return kind->faulty ? faulty_device_open_with(spec, &config, &on->device, &on->error)
+                        : refit_device_open(spec, &config, &on->device, &on->error);
 }
 
 /* cmocka hands the kind in as the initial state; the test sees the fixture. */

@@ -79,7 +79,7 @@ static int open_all(fixture *on)
     void *memory;
     const char *seed = getenv("REFIT_TEST_SEED");
     on->random = seed != NULL ? strtoull(seed, NULL, 10) : 1;
-    if (refit_device_open("cuda:0", NULL, &on->device, &on->error) != REFIT_OK) return -1;
+    if (test_device_open("host", &on->device, &on->error) != REFIT_OK) return -1;
     on->cuda = on->device->self;
     if (on->cuda->kernels == NULL) {
         on->error = on->cuda->kernels_missing;
