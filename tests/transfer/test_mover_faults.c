@@ -158,6 +158,7 @@ static void failure_is_told_once_the_group_s_copies_are_over(void **state)
     assert_int_equal(rft_mover_wait_group(all.mover, 1, 0, NULL), REFIT_ERR_TIMEOUT);
     faulty_device_go(all.device);
     assert_int_equal(wait_group(1), REFIT_ERR_COPY);
+    assert_int_equal(rft_mover_wait(all.mover, WAIT_MS, NULL), REFIT_ERR_COPY);
     assert_next_start_works();
 }
 
