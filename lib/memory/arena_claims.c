@@ -1,8 +1,8 @@
 /*
- * Who needs the pieces of an arena: regions of offloaders, whose memory comes and goes; holds,
- * whose memory must stay; and owners that have let go of a piece while somebody still needed it, so
- * that it is to go later. The two first exclude each other. Counts only: memory is
- * device_arena.c's.
+ * Who needs the pieces of an arena: the one offloader of which it is a region, whose memory comes
+ * and goes; holds, whose memory must stay; and owners that have let go of a piece while somebody
+ * still needed it, so that it is to go later. The two first exclude each other. Counts only: memory
+ * is device_arena.c's.
  */
 #include <inttypes.h>
 
@@ -17,7 +17,7 @@ static void *next_doomed(refit_arena *arena, uint64_t *from)
     rft_arena_lock(arena);
     for (uint32_t at = 0; at < arena->pieces.count && arena->doomed > 0; at++) {
         const rft_arena_piece *piece = &arena->pieces.list[at];
-        bool free = piece->settled && piece->regions == 0 && piece->holds == 0;
+        bool free = piece->settled && !piece->moved && piece->holds == 0;
         if (piece->offset < *from || !piece->doomed || !free) continue;
         memory = arena->base + piece->offset;
         *from = piece->offset + 1;
@@ -61,11 +61,27 @@ static rft_arena_piece *find_exact(refit_device *device, const void *memory, uin
 {
     for (refit_arena *arena = device->arenas; arena != NULL; arena = arena->next) {
         rft_arena_piece *piece = rft_arena_find(arena, memory);
-        if (piece == NULL || piece->bytes != bytes || piece->doomed) continue;
+        if (piece == NULL || piece->bytes != bytes) continue;
         *out = arena;
         return piece;
     }
     return NULL;
+}
+
+/* Two that moved it would write over each other's bytes, or copy memory that has gone. */
+static refit_status check_enter(const rft_arena_piece *piece, const void *memory,
+                                refit_error *error)
+{
+    RFT_REFUSE_IF(piece->doomed, error, REFIT_ERR_INVALID,
+                  "the piece at %p was given back, and goes as soon as it can", memory);
+    RFT_REFUSE_IF(piece->holds > 0, error, REFIT_ERR_BUSY,
+                  "the piece at %p is held: NCCL or a network card knows its memory, which must "
+                  "stay; set NCCL_GRAPH_REGISTER=0 or keep such buffers outside of arenas",
+                  memory);
+    RFT_REFUSE_IF(piece->moved, error, REFIT_ERR_BUSY,
+                  "another offloader moves the piece at %p: close it or clear its regions first",
+                  memory);
+    return REFIT_OK;
 }
 
 refit_status rft_arena_enter(refit_device *device, const void *memory, uint64_t bytes,
@@ -74,21 +90,17 @@ refit_status rft_arena_enter(refit_device *device, const void *memory, uint64_t 
     refit_arena *arena = NULL;
     rft_lock(&device->lock);
     rft_arena_piece *piece = find_exact(device, memory, bytes, &arena);
-    bool held = piece != NULL && piece->holds > 0;
-    if (piece != NULL && !held) piece->regions++;
+    refit_status status = piece == NULL ? REFIT_OK : check_enter(piece, memory, error);
+    if (piece != NULL && status == REFIT_OK) piece->moved = true;
     rft_unlock(&device->lock);
-    RFT_REFUSE_IF(held, error, REFIT_ERR_BUSY,
-                  "the piece at %p is held: NCCL or a network card knows its memory, which must "
-                  "stay; set NCCL_GRAPH_REGISTER=0 or keep such buffers outside of arenas",
-                  memory);
-    *out = arena;
-    return REFIT_OK;
+    if (status == REFIT_OK) *out = arena;
+    return status;
 }
 
 void rft_arena_leave(refit_arena *arena, const void *memory)
 {
     rft_arena_lock(arena);
-    rft_arena_pieces_find(&arena->pieces, rft_arena_offset(arena, memory))->regions--;
+    rft_arena_pieces_find(&arena->pieces, rft_arena_offset(arena, memory))->moved = false;
     bool doomed = arena->doomed > 0;
     rft_arena_unlock(arena);
     if (doomed) rft_arena_sweep(arena);
@@ -100,7 +112,7 @@ static refit_status begin_hold(refit_arena *arena, const void *memory, uint64_t 
     rft_arena_piece *piece = rft_arena_find(arena, memory);
     RFT_REFUSE_IF(piece == NULL, error, REFIT_ERR_INVALID,
                   "%p is no piece that refit_arena_alloc gave", memory);
-    RFT_REFUSE_IF(piece->regions > 0, error, REFIT_ERR_BUSY,
+    RFT_REFUSE_IF(piece->moved, error, REFIT_ERR_BUSY,
                   "an offloader moves the piece at %p, so its memory cannot stay: set "
                   "NCCL_GRAPH_REGISTER=0, or keep buffers that are registered elsewhere",
                   memory);

@@ -11,11 +11,11 @@
 
 typedef struct rft_arena_piece {
     uint64_t offset;
-    uint64_t bytes;   /* as asked for; its pages are these rounded up */
-    uint32_t regions; /* of offloaders, which move it */
-    uint32_t holds;   /* of refit_arena_hold, whose memory must stay */
-    bool settled;     /* false: its memory is coming for the first time, or going for good */
-    bool doomed;      /* its owner has let go of it: it goes once nobody needs it */
+    uint64_t bytes; /* as asked for; its pages are these rounded up */
+    uint32_t holds; /* of refit_arena_hold, whose memory must stay */
+    bool moved;     /* by an offloader, of which it is a region */
+    bool settled;   /* false: its memory is coming for the first time, or going for good */
+    bool doomed;    /* its owner has let go of it: it goes once nobody needs it */
 } rft_arena_piece;
 
 /* All zero but for the granule is empty. */

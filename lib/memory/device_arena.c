@@ -69,7 +69,7 @@ static refit_status check_unused(refit_arena *arena, refit_error *error)
     rft_arena_lock(arena);
     bool attached = arena->attached;
     for (uint32_t at = 0; at < arena->pieces.count; at++) {
-        regions += arena->pieces.list[at].regions;
+        regions += arena->pieces.list[at].moved;
         holds += arena->pieces.list[at].holds;
     }
     rft_arena_unlock(arena);
@@ -152,7 +152,7 @@ static refit_status check_free(const rft_arena_piece *piece, const void *memory,
 {
     RFT_REFUSE_IF(piece == NULL, error, REFIT_ERR_INVALID,
                   "%p is no piece that refit_arena_alloc gave, or was given back before", memory);
-    RFT_REFUSE_IF(piece->regions > 0, error, REFIT_ERR_BUSY,
+    RFT_REFUSE_IF(piece->moved, error, REFIT_ERR_BUSY,
                   "an offloader has the piece at %p as a region: clear or close it first", memory);
     RFT_REFUSE_IF(piece->holds > 0, error, REFIT_ERR_BUSY,
                   "the piece at %p is held: end what has registered it, then call "
@@ -211,7 +211,7 @@ refit_status refit_arena_piece(refit_arena *arena, uint32_t index, void **memory
     rft_arena_lock(arena);
     for (uint32_t at = 0; at < arena->pieces.count && found == NULL; at++) {
         const rft_arena_piece *piece = &arena->pieces.list[at];
-        if (piece->settled && settled++ == index) found = piece;
+        if (piece->settled && !piece->doomed && settled++ == index) found = piece;
     }
     if (found != NULL) {
         *memory = arena->base + found->offset;

@@ -144,10 +144,19 @@ static refit_status prepare_address(const rft_region_table *table, refit_region_
     return status;
 }
 
+/* In the piece that it has already: nothing changes but that there is memory. */
+static refit_status attach_again(rft_region *region, refit_error *error)
+{
+    RFT_TRY(rft_arena_commit(region->arena, region->memory, region->bytes, error));
+    region->bound = true;
+    return REFIT_OK;
+}
+
 refit_status rft_region_attach(rft_region_table *table, refit_region_id id, void *memory,
                                refit_error *error)
 {
     rft_region *region = &table->items[id];
+    if (region->arena != NULL && memory == region->memory) return attach_again(region, error);
     refit_arena *arena = NULL;
     const void *whole = NULL;
     rft_span_tree_remove(&table->spans, id);

@@ -51,7 +51,7 @@ void rft_region_table_clear(rft_region_table *table);
 
 /* Gives the region the address `memory`, in place of the one it may have; a piece of an arena whose
  * memory was given back gets it again. On failure the region keeps what it has. REFIT_ERR_EXISTS,
- * _INVALID, _BUSY (a piece that is held), _DEVICE_MEMORY. */
+ * _INVALID, _BUSY (a piece that is held, or another offloader's), _DEVICE_MEMORY. */
 refit_status rft_region_attach(rft_region_table *table, refit_region_id id, void *memory,
                                refit_error *error);
 

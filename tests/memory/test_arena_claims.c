@@ -60,7 +60,10 @@ static void an_abandoned_piece_goes_with_its_last_claim(void **state)
     char *first = arena_take(all, PAGE);
     char *second = arena_take(all, PAGE);
     char *third = arena_take(all, PAGE);
+    refit_arena *second_time = NULL;
     assert_int_equal(rft_arena_enter(all->device, first, PAGE, &arena, NULL), REFIT_OK);
+    assert_int_equal(rft_arena_enter(all->device, first, PAGE, &second_time, NULL), REFIT_ERR_BUSY);
+    assert_null(second_time);
     assert_int_equal(refit_arena_hold(all->arena, second, NULL), REFIT_OK);
     assert_int_equal(rft_arena_abandon(all->arena, first, NULL), REFIT_ERR_BUSY);
     assert_int_equal(rft_arena_abandon(all->arena, first, NULL), REFIT_ERR_BUSY);
@@ -78,11 +81,13 @@ static void an_abandoned_piece_goes_with_its_last_claim(void **state)
 static void an_abandoned_piece_that_the_device_kept_goes_at_the_next_sweep(void **state)
 {
     arena_rig *all = *state;
+    refit_arena *arena = NULL;
     char *first = arena_take(all, PAGE);
     char *second = arena_take(all, PAGE);
     faulty_device_fail_times(all->device, FAULTY_DECOMMIT, 1, 3, REFIT_ERR_DEVICE);
     assert_int_equal(rft_arena_abandon(all->arena, first, NULL), REFIT_ERR_DEVICE);
-    assert_null(arena_find(all, first, PAGE)); /* nobody's any more */
+    assert_int_equal(rft_arena_enter(all->device, first, PAGE, &arena, NULL), REFIT_ERR_INVALID);
+    assert_null(arena); /* nobody's any more */
     assert_int_equal(rft_arena_abandon(all->arena, second, NULL), REFIT_ERR_DEVICE);
     assert_int_equal(arena_used(all), 2 * PAGE);
     rft_arena_sweep(all->arena);

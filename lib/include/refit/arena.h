@@ -65,7 +65,8 @@ REFIT_API REFIT_MUST_CHECK refit_status refit_arena_free(refit_arena *arena, voi
                                                          refit_error *error);
 
 /* Piece number `index` (0, 1, 2 … in the order of addresses, as long as none comes or goes): its
- * address, and its bytes as they were asked for. Does not block. Any thread. REFIT_ERR_NOT_FOUND
+ * address, and its bytes as they were asked for. Not one that was given back and is still to go
+ * (refit_torch_free). Does not block. Any thread. REFIT_ERR_NOT_FOUND
  * behind the last. Since 0.1. */
 REFIT_API REFIT_MUST_CHECK refit_status refit_arena_piece(refit_arena *arena, uint32_t index,
                                                           void **memory, uint64_t *bytes,

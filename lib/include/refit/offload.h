@@ -129,10 +129,10 @@ REFIT_API REFIT_MUST_CHECK refit_status refit_offloader_close(refit_offloader *o
 
 /*
  * Adds a region and writes its number. A piece of an arena whose memory went with another offloader
- * gets it again (REFIT_ERR_DEVICE_MEMORY); one that is held (refit_arena_hold) is REFIT_ERR_BUSY.
- * REFIT_ERR_STATE once sealed, REFIT_ERR_EXISTS for a name
- * or an overlapping address that is there already, REFIT_ERR_LIMIT, REFIT_ERR_HOST_MEMORY,
- * REFIT_ERR_INVALID. Does not block. Since 0.1.
+ * gets it again (REFIT_ERR_DEVICE_MEMORY; may block for the driver, nothing else here blocks); one
+ * that is held (refit_arena_hold), or still a region of another offloader, is REFIT_ERR_BUSY.
+ * REFIT_ERR_STATE once sealed, REFIT_ERR_EXISTS for a name or an overlapping address that is there
+ * already, REFIT_ERR_LIMIT, REFIT_ERR_HOST_MEMORY, REFIT_ERR_INVALID. Since 0.1.
  */
 REFIT_API REFIT_MUST_CHECK refit_status refit_offloader_add(refit_offloader *offloader,
                                                             const refit_region_desc *region,
@@ -236,7 +236,7 @@ REFIT_API REFIT_MUST_CHECK refit_status refit_offloader_unbind(refit_offloader *
 /* Gives the region new device memory (borrowed until unbind or close). In RESIDENT it says that the
  * caller has moved the storage. REFIT_ERR_STATE while copies run, REFIT_ERR_EXISTS for an overlap,
  * REFIT_ERR_NOT_FOUND, REFIT_ERR_INVALID, REFIT_ERR_DEVICE_MEMORY (an arena that cannot take its
- * memory back). On failure the region keeps the memory it has. Since 0.1. */
+ * memory back), REFIT_ERR_BUSY (as for add). On failure the region keeps the memory it has. Since 0.1. */
 REFIT_API REFIT_MUST_CHECK refit_status refit_offloader_bind(refit_offloader *offloader,
                                                              refit_region_id region, void *memory,
                                                              refit_error *error);
