@@ -6,6 +6,7 @@
 
 #include <refit.h>
 
+#include "base/alloc.h"
 #include "memory/device_arena.h"
 
 #define assert_ok(call) assert_int_equal((call), REFIT_OK)
@@ -153,6 +154,27 @@ static void a_region_may_be_bound_to_the_piece_that_it_has(void **state)
     assert_ok(refit_arena_free(all->arena, all->piece, &all->error)); /* nobody's any more */
 }
 
+/* Memory comes and goes, behind a stream that uses it, and nothing is remembered anew. */
+static void a_warm_cycle_allocates_nothing(void **state)
+{
+    fixture *all = *state;
+    refit_region_id id;
+    refit_stream_ref stream;
+    assert_ok(add(all, all->offloader, &id));
+    assert_ok(refit_offloader_seal(all->offloader, &all->error));
+    assert_ok(refit_stream_open(all->device, &stream, &all->error));
+    uint64_t before = 0;
+    for (int i = 0; i < 4; i++) {
+        assert_ok(refit_arena_use(all->arena, stream, &all->error));
+        offload(all);
+        restore(all);
+        if (i == 0) before = rft_alloc_count();
+    }
+    assert_int_equal(rft_alloc_count(), before);
+    assert_back(all);
+    assert_ok(refit_stream_close(all->device, stream, &all->error));
+}
+
 /* Its memory may go at any moment, so it is neither listed nor taken for memory of another kind. */
 static void a_piece_that_was_given_back_is_no_region(void **state)
 {
@@ -178,6 +200,7 @@ int main(void)
         TEST(one_offloader_at_a_time_moves_a_piece),
         TEST(a_piece_left_without_memory_gets_it_again),
         TEST(a_region_may_be_bound_to_the_piece_that_it_has),
+        TEST(a_warm_cycle_allocates_nothing),
         TEST(a_piece_that_was_given_back_is_no_region),
     };
     return cmocka_run_group_tests_name("arena_regions", tests, NULL, NULL);

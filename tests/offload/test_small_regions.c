@@ -12,6 +12,7 @@
 
 #include <refit.h>
 
+#include "base/alloc.h"
 #include "tests/support/test_device.h"
 
 #define REGIONS     2000u
@@ -51,7 +52,7 @@ static void add_regions(fixture *on)
     }
 }
 
-static void open_fixture(fixture *on, const char *verify)
+static void open_fixture(fixture *on, const char *verify, const char *rate_limit)
 {
     refit_config config;
     void *memory;
@@ -62,6 +63,7 @@ static void open_fixture(fixture *on, const char *verify)
     assert_ok(refit_config_set(&config, "offload.staging_bytes", "1MiB", &on->error));
     assert_ok(refit_config_set(&config, "offload.slab_bytes", "1MiB", &on->error));
     assert_ok(refit_config_set(&config, "offload.verify", verify, &on->error));
+    assert_ok(refit_config_set(&config, "offload.rate_limit", rate_limit, &on->error));
     assert_ok(refit_device_open(test_device_spec("host"), &config, &on->device, &on->error));
     assert_ok(refit_memory_alloc(on->device, BYTES, &memory, &on->error));
     on->memory = memory;
@@ -105,7 +107,7 @@ static void wipe(fixture *on)
 static void regions_come_back(const char *verify)
 {
     fixture on;
-    open_fixture(&on, verify);
+    open_fixture(&on, verify, "0");
     for (unsigned cycle = 0; cycle < 2; cycle++) {
         fill(&on, cycle);
         assert_ok(refit_offloader_offload(on.offloader, REFIT_STREAM_NONE, NULL, &on.error));
@@ -130,12 +132,54 @@ static void small_regions_come_back_verified(void **state)
     regions_come_back("true");
 }
 
+/* As a trainer does it: behind a stream, joined by it, one group before the others. */
+static void cycle_on_stream(fixture *on, refit_stream_ref stream)
+{
+    refit_future *future;
+    assert_ok(refit_offloader_offload(on->offloader, stream, &future, &on->error));
+    finish(on);
+    refit_future_close(future);
+    assert_ok(refit_offloader_restore(on->offloader, stream, &future, &on->error));
+    assert_ok(refit_future_wait_group(future, 1, PATIENCE_MS, &on->error));
+    assert_ok(refit_future_join_group(future, 2, stream, &on->error));
+    assert_ok(refit_future_join(future, stream, &on->error));
+    finish(on);
+    refit_future_close(future);
+    assert_ok(refit_stream_wait(on->device, stream, PATIENCE_MS, &on->error));
+}
+
+static void warm_cycles_allocate_nothing(const char *verify, const char *rate_limit)
+{
+    fixture on;
+    refit_stream_ref stream;
+    open_fixture(&on, verify, rate_limit);
+    assert_ok(refit_stream_open(on.device, &stream, &on.error));
+    fill(&on, 7);
+    cycle_on_stream(&on, stream);
+    uint64_t before = rft_alloc_count();
+    for (int i = 0; i < 2; i++) {
+        cycle_on_stream(&on, stream);
+    }
+    assert_int_equal(rft_alloc_count(), before);
+    assert_device_equal(on.device, on.memory, on.bytes, BYTES);
+    assert_ok(refit_stream_close(on.device, stream, &on.error));
+    close_fixture(&on);
+}
+
+static void nothing_is_allocated(void **state)
+{
+    (void)state;
+    warm_cycles_allocate_nothing("false", "0");
+    warm_cycles_allocate_nothing("true", "0");
+    warm_cycles_allocate_nothing("false", "1TiB");
+}
+
 static void a_device_with_kernels_gathers_them(void **state)
 {
     (void)state;
     fixture on;
     refit_device_info info = {.size = sizeof info};
-    open_fixture(&on, "false");
+    open_fixture(&on, "false", "0");
     assert_ok(refit_device_describe(on.device, &info, &on.error));
     assert_int_equal(info.small_bytes, info.kernels && test_on_cuda() ? 3000 : 0);
     close_fixture(&on);
@@ -146,6 +190,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(small_regions_come_back),
         cmocka_unit_test(small_regions_come_back_verified),
+        cmocka_unit_test(nothing_is_allocated),
         cmocka_unit_test(a_device_with_kernels_gathers_them),
     };
     return cmocka_run_group_tests_name("small_regions", tests, NULL, NULL);
