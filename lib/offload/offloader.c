@@ -50,6 +50,20 @@ bool rft_offloader_is_away(const refit_offloader *offloader)
     return false;
 }
 
+refit_status rft_offloader_check_movers(refit_offloader *offloader, refit_error *error)
+{
+    refit_error why = {0};
+    for (int way = RFT_WAY_OUT; way <= RFT_WAY_BACK; way++) {
+        rft_mover *mover = offloader->movers[way];
+        if (mover == NULL || rft_mover_check(mover, &why) == REFIT_OK) continue;
+        return rft_fail(error, REFIT_ERR_DEVICE,
+                        "copies that could not be waited for may still use the host image: close "
+                        "the offloader (%s)",
+                        why.text);
+    }
+    return REFIT_OK;
+}
+
 static refit_status open_movers(refit_offloader *offloader, refit_error *error)
 {
     if (!offloader->config.use_pinned_optimizer_offload) return REFIT_OK;

@@ -90,6 +90,10 @@ bool rft_offloader_is_moving(const refit_offloader *offloader);
 /* Is any region's memory or content away? */
 bool rft_offloader_is_away(const refit_offloader *offloader);
 
+/* REFIT_ERR_DEVICE: copies of a way that failed to start hang. They may still use the image, and
+ * the plan, so nothing may change either; all that is left is to close. */
+refit_status rft_offloader_check_movers(refit_offloader *offloader, refit_error *error);
+
 /* ---- operation.c: operations begin, are noticed to have ended, and are waited for */
 
 /* The operation has been started; `future` (may be NULL) is the caller's. */

@@ -92,15 +92,15 @@ refit_status refit_offloader_prepare(refit_offloader *offloader, uint32_t timeou
     return rft_image_await(offloader, timeout_ms, error);
 }
 
-/* Is the image nobody's concern? */
-static refit_status check_unread(refit_offloader *offloader, refit_error *error)
+/* Is the image, and the plan, nobody's concern? */
+static refit_status check_unused(refit_offloader *offloader, refit_error *error)
 {
     rft_lock(&offloader->lock);
     uint32_t leases = offloader->leases;
     rft_unlock(&offloader->lock);
     RFT_REFUSE_IF(leases != 0, error, REFIT_ERR_BUSY,
                   "%u lease(s) still read the host image: release them first", leases);
-    return REFIT_OK;
+    return rft_offloader_check_movers(offloader, error);
 }
 
 refit_status refit_offloader_unseal(refit_offloader *offloader, refit_error *error)
@@ -110,7 +110,7 @@ refit_status refit_offloader_unseal(refit_offloader *offloader, refit_error *err
     RFT_REFUSE_IF(state != REFIT_RESIDENT, error, REFIT_ERR_STATE,
                   "only a RESIDENT offloader can be planned anew, and this one is %s",
                   refit_offloader_state_name(state));
-    RFT_TRY(check_unread(offloader, error));
+    RFT_TRY(check_unused(offloader, error));
     set_state(offloader, REFIT_OPEN);
     rft_schedule_close(&offloader->schedule);
     return REFIT_OK;
@@ -136,6 +136,6 @@ refit_status refit_offloader_trim(refit_offloader *offloader, refit_error *error
     RFT_REFUSE_IF(moving || rft_offloader_is_away(offloader), error, REFIT_ERR_STATE,
                   "the host image is in use (%s): restore before it is given back",
                   refit_offloader_state_name(state));
-    RFT_TRY(check_unread(offloader, error));
+    RFT_TRY(check_unused(offloader, error));
     return rft_image_drop(offloader, error);
 }

@@ -26,6 +26,7 @@ static refit_status start_copies(refit_offloader *offloader, refit_stream_ref af
                                  rft_operation *operation, refit_error *error)
 {
     rft_schedule *schedule = &offloader->schedule;
+    RFT_TRY(rft_offloader_check_movers(offloader, error));
     char *image = offloader->image == NULL ? NULL : rft_host_arena_base(offloader->image);
     RFT_TRY(rft_schedule_way_back(schedule, &offloader->regions, image, error));
     operation->mover = offloader->movers[RFT_WAY_BACK];

@@ -55,6 +55,7 @@ static refit_status start_copies(refit_offloader *offloader, refit_stream_ref af
                                  rft_operation *operation, refit_error *error)
 {
     rft_schedule *schedule = &offloader->schedule;
+    RFT_TRY(rft_offloader_check_movers(offloader, error));
     RFT_TRY(rft_image_await(offloader, offloader->config.offload_timeout_ms, error));
     char *image = offloader->image == NULL ? NULL : rft_host_arena_base(offloader->image);
     RFT_TRY(rft_schedule_way_out(schedule, &offloader->regions, image, error));

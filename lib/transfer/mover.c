@@ -112,7 +112,10 @@ refit_status rft_mover_close(rft_mover *mover, uint32_t timeout_ms, refit_error 
 {
     if (mover == NULL) return REFIT_OK;
     rft_mover_hurry(mover);
-    if (rft_mover_wait(mover, timeout_ms, error) == REFIT_ERR_TIMEOUT) return REFIT_ERR_TIMEOUT;
+    bool broken = rft_mover_check(mover, NULL) != REFIT_OK; /* by whatever, a timeout too */
+    if (!broken && rft_mover_wait(mover, timeout_ms, error) == REFIT_ERR_TIMEOUT) {
+        return REFIT_ERR_TIMEOUT;
+    }
     if (mover->stream.native != NULL) {
         RFT_TRY(refit_stream_close(mover->device, mover->stream, error));
     }

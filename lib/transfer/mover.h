@@ -36,6 +36,10 @@ refit_status rft_mover_close(rft_mover *mover, uint32_t timeout_ms, refit_error 
 refit_status rft_mover_start(rft_mover *mover, const rft_plan *plan, refit_stream_ref after,
                              rft_copy_order order, refit_error *error);
 
+/* What broke the mover, or REFIT_OK: is its memory free of copies that nobody can wait for? Does
+ * not block. Any thread. */
+refit_status rft_mover_check(rft_mover *mover, refit_error *error);
+
 /* REFIT_OK, REFIT_ERR_TIMEOUT, or how the operation (or the group's part of it) failed: a failure
  * of what was queued on `after` counts. With nothing started, or no such group in it: REFIT_OK. 0:
  * only look. Any thread. */

@@ -94,6 +94,15 @@ static refit_status check_group(uint32_t group, refit_error *error)
 
 /* ---- The calls --------------------------------------------------------------------------- */
 
+refit_status rft_mover_check(rft_mover *mover, refit_error *error)
+{
+    rft_lock(&mover->lock);
+    bool broken = mover->state == RFT_MOVER_BROKEN;
+    refit_status status = broken ? rft_mover_answer(mover, error) : REFIT_OK;
+    rft_unlock(&mover->lock);
+    return status;
+}
+
 refit_status rft_mover_wait(rft_mover *mover, uint32_t timeout_ms, refit_error *error)
 {
     rft_lock(&mover->lock);

@@ -247,6 +247,58 @@ static void a_stream_that_failed_before_is_not_copied_after(void **state)
     rig_close(&on);
 }
 
+/* The second copy is refused, and the first can neither be waited for nor does its stream close. */
+static void order_hang(rig *on)
+{
+    faulty_device_fail(on->device, FAULTY_COPY_BATCH, 2, REFIT_ERR_COPY);
+    faulty_device_fail_times(on->device, FAULTY_EVENT_RECORD, 1, FAULTY_ALWAYS, REFIT_ERR_DEVICE);
+    faulty_device_fail(on->device, FAULTY_STREAM_CLOSE, 1, REFIT_ERR_DEVICE);
+}
+
+static void assert_refused(rig *on, refit_status status)
+{
+    assert_int_equal(status, REFIT_ERR_DEVICE);
+    assert_non_null(strstr(on->error.text, "close the offloader"));
+}
+
+/* Such copies may still write to the image and read the plan. */
+static void copies_that_hang_keep_the_image_and_the_plan(void **state)
+{
+    (void)state;
+    rig on;
+    rig_open(&on, RIG_BOUND, NULL);
+    uint64_t host_bytes = rig_stats(&on).host_bytes;
+    order_hang(&on);
+    assert_int_equal(refit_offloader_offload(on.offloader, REFIT_STREAM_NONE, NULL, &on.error),
+                     REFIT_ERR_COPY);
+    faulty_device_reset(on.device);
+    assert_refused(&on, refit_offloader_trim(on.offloader, &on.error));
+    assert_refused(&on, refit_offloader_unseal(on.offloader, &on.error));
+    assert_refused(&on, refit_offloader_offload(on.offloader, REFIT_STREAM_NONE, NULL, &on.error));
+    assert_int_equal(rig_state(&on), REFIT_RESIDENT);
+    assert_int_equal(rig_stats(&on).host_bytes, host_bytes);
+    rig_check_bytes(&on, false);
+    rig_close(&on);
+}
+
+static void copies_that_hang_on_the_way_back_keep_the_image(void **state)
+{
+    (void)state;
+    rig on;
+    refit_lease *lease;
+    rig_open(&on, RIG_BOUND, NULL);
+    rig_offload(&on);
+    order_hang(&on);
+    assert_int_equal(refit_offloader_restore(on.offloader, REFIT_STREAM_NONE, NULL, &on.error),
+                     REFIT_ERR_COPY);
+    faulty_device_reset(on.device);
+    assert_refused(&on, refit_offloader_restore(on.offloader, REFIT_STREAM_NONE, NULL, &on.error));
+    assert_int_equal(rig_state(&on), REFIT_OFFLOADED);
+    assert_ok(refit_lease_acquire(on.offloader, &lease, &on.error)); /* to save what can be */
+    refit_lease_release(lease);
+    rig_close(&on);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -258,6 +310,8 @@ int main(void)
         cmocka_unit_test(failing_hooks_lose_nothing),
         cmocka_unit_test(groups_that_arrived_are_not_restored_again),
         cmocka_unit_test(a_stream_that_failed_before_is_not_copied_after),
+        cmocka_unit_test(copies_that_hang_keep_the_image_and_the_plan),
+        cmocka_unit_test(copies_that_hang_on_the_way_back_keep_the_image),
     };
     return cmocka_run_group_tests_name("offload_faults", tests, NULL, NULL);
 }

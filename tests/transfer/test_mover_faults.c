@@ -208,7 +208,23 @@ static void what_cannot_be_waited_for_breaks_the_mover(void **state)
     assert_int_equal(rft_mover_wait(all.mover, 0, NULL), REFIT_ERR_DEVICE);
     assert_int_equal(wait_group(0), REFIT_ERR_DEVICE);
     assert_int_equal(rft_mover_join(all.mover, all.stream, NULL), REFIT_ERR_DEVICE);
+    assert_int_equal(rft_mover_check(all.mover, NULL), REFIT_ERR_DEVICE);
     assert_int_equal(start(NULL), REFIT_ERR_DEVICE);
+}
+
+/* What broke it may have been a timeout: that is not one of the close. */
+static void a_mover_that_a_timeout_broke_can_be_closed(void **state)
+{
+    (void)state;
+    refit_error error = {0};
+    assert_int_equal(rft_mover_check(all.mover, NULL), REFIT_OK);
+    faulty_device_fail(all.device, FAULTY_COPY_BATCH, 2, REFIT_ERR_TIMEOUT);
+    faulty_device_fail_times(all.device, FAULTY_EVENT_RECORD, 2, FAULTY_ALWAYS, REFIT_ERR_DEVICE);
+    faulty_device_fail(all.device, FAULTY_STREAM_CLOSE, 1, REFIT_ERR_DEVICE);
+    assert_int_equal(start(NULL), REFIT_ERR_TIMEOUT);
+    faulty_device_reset(all.device);
+    assert_int_equal(rft_mover_check(all.mover, &error), REFIT_ERR_TIMEOUT);
+    assert_true(error.text[0] != '\0');
 }
 
 /* A wait that fails by itself is not the end of the operation. */
@@ -309,6 +325,7 @@ int main(void)
         TEST(every_failure_to_issue_is_returned_and_drained),
         TEST(stream_that_takes_no_event_is_replaced),
         TEST(what_cannot_be_waited_for_breaks_the_mover),
+        TEST(a_mover_that_a_timeout_broke_can_be_closed),
         TEST(wait_that_fails_does_not_complete_the_operation),
         TEST(finish_is_noted_by_who_sees_it_where_streams_cannot_call),
         TEST(stream_that_does_not_close_keeps_the_mover),

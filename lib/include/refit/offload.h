@@ -178,7 +178,9 @@ REFIT_API REFIT_MUST_CHECK refit_status refit_offloader_prepare(refit_offloader 
                                                                 refit_error *error);
 
 /* Undoes seal, so that regions can be added or removed (re-planned) again; the host memory is kept
- * for the next seal. REFIT_ERR_STATE unless RESIDENT, REFIT_ERR_BUSY under a lease. Since 0.1. */
+ * for the next seal. REFIT_ERR_STATE unless RESIDENT, REFIT_ERR_BUSY under a lease,
+ * REFIT_ERR_DEVICE once copies hang that failed to start (all that is left is to close). Does not
+ * block. Since 0.1. */
 REFIT_API REFIT_MUST_CHECK refit_status refit_offloader_unseal(refit_offloader *offloader,
                                                                refit_error *error);
 
@@ -278,7 +280,7 @@ REFIT_API REFIT_MUST_CHECK refit_status refit_offloader_stats(refit_offloader *o
 
 /* Gives the host memory back while nothing is away, also what is still being taken (blocks, at most
  * offload.timeout_ms); the next offload takes it again. REFIT_ERR_STATE, REFIT_ERR_BUSY,
- * REFIT_ERR_TIMEOUT (call again). Since 0.1. */
+ * REFIT_ERR_TIMEOUT (call again), REFIT_ERR_DEVICE as for unseal. Since 0.1. */
 REFIT_API REFIT_MUST_CHECK refit_status refit_offloader_trim(refit_offloader *offloader,
                                                              refit_error *error);
 
