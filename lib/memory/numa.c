@@ -64,11 +64,34 @@ static bool read_node_free(const char *root, int node, uint64_t *bytes)
     return rft_add_u64(free_kib, inactive_kib, bytes) && rft_mul_u64(*bytes, 1024, bytes);
 }
 
+/* By the process's cpuset; one that is not shown bounds nothing. */
+static bool may_use(const char *root, int node)
+{
+    char file[512];
+    char text[RFT_PROCFILE_ROOM];
+    static const char key[] = "\nMems_allowed_list:";
+    int length = snprintf(file, sizeof file, "%s/proc/self/status", root);
+    if (length < 0 || (size_t)length >= sizeof file) return true;
+    if (!rft_procfile_read(file, text, sizeof text)) return true;
+    char *list = strstr(text, key);
+    if (list == NULL) return true;
+    list += sizeof key - 1;
+    list[strcspn(list, "\n")] = '\0';
+    return rft_procfile_lists(list, (uint64_t)node);
+}
+
 int rft_numa_choose(const char *root, int wanted, int device_node, uint64_t bytes)
 {
     uint64_t free_bytes;
     if (wanted != REFIT_NUMA_AUTO) return wanted;
     if (device_node < 0) return REFIT_NUMA_OFF;
+    if (!may_use(root, device_node)) {
+        rft_log(REFIT_LOG_INFO,
+                "the device is close to node %d, which this process may not use: the kernel "
+                "places the host image",
+                device_node);
+        return REFIT_NUMA_OFF;
+    }
     if (read_node_free(root, device_node, &free_bytes) && free_bytes < bytes) {
         rft_log(REFIT_LOG_INFO,
                 "node %d has %" PRIu64 " bytes free, the host image needs %" PRIu64

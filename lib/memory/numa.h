@@ -14,8 +14,8 @@
 #include "base/error.h"
 
 /* What `wanted` (offload.numa) comes to for `bytes` on a device close to `device_node` (-1: none):
- * a node, REFIT_NUMA_INTERLEAVE or REFIT_NUMA_OFF. `root` is where sys/devices is looked for: "" in
- * life. */
+ * a node, REFIT_NUMA_INTERLEAVE or REFIT_NUMA_OFF. `root` is where sys/devices and proc are looked
+ * for: "" in life. */
 int rft_numa_choose(const char *root, int wanted, int device_node, uint64_t bytes);
 
 /* Places whole pages that nobody has touched yet on `choice`; a full node overflows to others (a

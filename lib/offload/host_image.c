@@ -69,6 +69,8 @@ refit_status rft_image_await(refit_offloader *offloader, uint32_t timeout_ms, re
     if (!has_arena(offloader)) RFT_TRY(renew_arena(offloader, error));
     refit_status status = rft_host_arena_wait(offloader->image, timeout_ms, error);
     if (rft_host_arena_has_failed(offloader->image)) {
+        /* It may have, just behind a wait that was too short: then this is who is told. */
+        status = rft_host_arena_wait(offloader->image, 0, error);
         rft_host_arena_close(offloader->image);
         offloader->image = NULL;
     }

@@ -159,6 +159,27 @@ static void automatic_node_is_the_device_s_while_it_has_room(void **state)
     file_tree_close(&tree);
 }
 
+/* A container may be kept from the node that its GPU is on. */
+static void automatic_node_is_one_that_the_process_may_use(void **state)
+{
+    (void)state;
+    file_tree tree = file_tree_open();
+    static const char *const lists[] = {"0", "0,2-3", "1", "0-1", "0,1,5"};
+    for (int i = 0; i < 5; i++) {
+        char status[128];
+        snprintf(status, sizeof status,
+                 "Name:\tx\nMems_allowed:\t00000003\nMems_allowed_list:\t%s\nswitches:\t1,1-1\n",
+                 lists[i]);
+        file_tree_write(&tree, "/proc/self/status", status);
+        int expected = i < 2 ? REFIT_NUMA_OFF : 1;
+        assert_int_equal(rft_numa_choose(tree.root, REFIT_NUMA_AUTO, 1, 1), expected);
+        assert_int_equal(rft_numa_choose(tree.root, 1, 0, 1), 1); /* an order is an order */
+    }
+    file_tree_write(&tree, "/proc/self/status", "Name:\tx\n");
+    assert_int_equal(rft_numa_choose(tree.root, REFIT_NUMA_AUTO, 1, 1), 1);
+    file_tree_close(&tree);
+}
+
 static void a_thread_goes_to_the_cpus_of_a_node_that_it_may_use(void **state)
 {
     (void)state;
@@ -223,6 +244,7 @@ int main(void)
         cmocka_unit_test(touching_nothing_is_no_error),
         cmocka_unit_test(huge_pages_are_asked_for_as_wanted),
         cmocka_unit_test(automatic_node_is_the_device_s_while_it_has_room),
+        cmocka_unit_test(automatic_node_is_one_that_the_process_may_use),
         cmocka_unit_test(a_thread_goes_to_the_cpus_of_a_node_that_it_may_use),
         cmocka_unit_test(placement_is_done_or_said_to_be_off),
         cmocka_unit_test(node_that_is_not_there_is_refused),
