@@ -160,7 +160,8 @@ REFIT_API REFIT_MUST_CHECK refit_status refit_offloader_set_memory(refit_offload
  * offload.background it returns at once, and a thread of its own takes the memory: see
  * refit_offloader_prepare. On failure the offloader is OPEN as before and nothing is held. A second
  * call does nothing. REFIT_ERR_BUDGET, REFIT_ERR_PIN, REFIT_ERR_HOST_MEMORY, REFIT_ERR_TIMEOUT (not
- * its turn). Since 0.1.
+ * its turn), REFIT_ERR_LIMIT (more regions or bytes than can be planned), REFIT_ERR_CONFIG (a NUMA
+ * node that is not there), REFIT_ERR_SYSTEM, REFIT_ERR_DEVICE. Since 0.1.
  */
 REFIT_API REFIT_MUST_CHECK refit_status refit_offloader_seal(refit_offloader *offloader,
                                                              refit_error *error);
@@ -169,8 +170,9 @@ REFIT_API REFIT_MUST_CHECK refit_status refit_offloader_seal(refit_offloader *of
  * Waits until the host memory is ready, at most `timeout_ms` (0: only look). Every offload waits
  * for it too, so this is for those who want to know, or to have it settled, before.
  * REFIT_ERR_TIMEOUT says how far it is; call again. If it could not be taken, the first who needs
- * it is told what refit_offloader_seal would have returned, and the next call takes it anew. After
- * a trim it begins to take it; without offload.background it does so itself, as seal does, whatever
+ * it is told what refit_offloader_seal would have returned (REFIT_ERR_CANCELLED if a trim or a
+ * close has stopped it, and had no time to end it), and the next call takes it anew. After a trim
+ * it begins to take it; without offload.background it does so itself, as seal does, whatever
  * `timeout_ms` says. REFIT_ERR_STATE unless sealed. Since 0.1.
  */
 REFIT_API REFIT_MUST_CHECK refit_status refit_offloader_prepare(refit_offloader *offloader,
@@ -184,7 +186,8 @@ REFIT_API REFIT_MUST_CHECK refit_status refit_offloader_prepare(refit_offloader 
 REFIT_API REFIT_MUST_CHECK refit_status refit_offloader_unseal(refit_offloader *offloader,
                                                                refit_error *error);
 
-/* Removes all regions. Only while OPEN (REFIT_ERR_STATE). Since 0.1. */
+/* Removes all regions. Only while OPEN (REFIT_ERR_STATE). Does not block, but for pieces of an
+ * arena that PyTorch has given back meanwhile: see refit_torch_free. Since 0.1. */
 REFIT_API REFIT_MUST_CHECK refit_status refit_offloader_clear(refit_offloader *offloader,
                                                               refit_error *error);
 
@@ -203,7 +206,8 @@ REFIT_API REFIT_MUST_CHECK refit_status refit_offloader_set_accumulating(refit_o
  * OFFLOADING or OFFLOADED it does nothing and gives the future of what is under way or done.
  * Does not block, except for REFIT_STREAM_NONE semantics of `after`, for host memory that
  * offload.background has not taken yet (at most offload.timeout_ms; REFIT_ERR_TIMEOUT, call again),
- * and with use_pinned_optimizer_offload: false, where it copies before it returns. REFIT_ERR_STATE
+ * with use_pinned_optimizer_offload: false, where it copies before it returns, and on a GPU with a
+ * low offload.rate_limit, once the driver's queue is full of what is to wait. REFIT_ERR_STATE
  * (not sealed, accumulating, restoring), REFIT_ERR_BUSY (a lease holds the image, or 64 futures are
  * open), REFIT_ERR_LIMIT (more copies than a stream of the device queues), REFIT_ERR_COPY,
  * REFIT_ERR_DEVICE; after a trim and with offload.background, what refit_offloader_seal returns.
@@ -238,7 +242,8 @@ REFIT_API REFIT_MUST_CHECK refit_status refit_offloader_unbind(refit_offloader *
 /* Gives the region new device memory (borrowed until unbind or close). In RESIDENT it says that the
  * caller has moved the storage. REFIT_ERR_STATE while copies run, REFIT_ERR_EXISTS for an overlap,
  * REFIT_ERR_NOT_FOUND, REFIT_ERR_INVALID, REFIT_ERR_DEVICE_MEMORY (an arena that cannot take its
- * memory back), REFIT_ERR_BUSY (as for add). On failure the region keeps the memory it has. Since 0.1. */
+ * memory back), REFIT_ERR_BUSY (as for add). On failure the region keeps the memory it has. Blocks
+ * as add does. Since 0.1. */
 REFIT_API REFIT_MUST_CHECK refit_status refit_offloader_bind(refit_offloader *offloader,
                                                              refit_region_id region, void *memory,
                                                              refit_error *error);
