@@ -1,36 +1,53 @@
 /*
  * Digests of tensors, one part after the other, on a stream of the worker's own; the sums are held
- * against SEAL when all are there. A part that is under way when a version is dropped still reads
- * its bytes: it is waited for, and if it does not end, its mapping is given up for lost.
+ * against SEAL when all are there. A part that is under way when its version is dropped still reads
+ * its bytes: until it has ended, the mapping counts as used, and the next version waits.
  */
 #include "broadcast/gpu_verify.h"
 
 #include "base/alloc.h"
-#include "base/checked.h"
-#include "base/clock.h"
 #include "base/log.h"
 #include "wire/seal.h"
 
 #define WAIT_MS 20u
 
-refit_status rft_gpu_verify_begin(rft_gpu_verify *verify, refit_device *device,
-                                  const refit_config *config, rft_image *image, refit_error *error)
+void rft_gpu_verify_begin(rft_gpu_verify *verify, refit_device *device, const refit_config *config,
+                          rft_image *image)
 {
-    uint32_t tensors = image->catalog->manifest->count;
-    if (verify->carrier == NULL) {
-        RFT_TRY(rft_carrier_open(device, config, &verify->carrier, error));
+    verify->device = device;
+    verify->config = config;
+    verify->image = image;
+    verify->started = false;
+    verify->done = false;
+}
+
+/* Lets go of the mapping if nothing reads there any more. */
+static void let_go(rft_gpu_verify *verify, uint32_t timeout_ms)
+{
+    if (rft_carrier_is_busy(verify->carrier)) {
+        (void)rft_carrier_wait(verify->carrier, timeout_ms, NULL);
     }
-    RFT_REFUSE_IF(rft_carrier_is_busy(verify->carrier), error, REFIT_ERR_DEVICE,
-                  "the GPU has not ended its work on an earlier version");
+    if (rft_carrier_is_busy(verify->carrier) || verify->mapping == NULL) return;
+    verify->mapping->users--;
+    verify->mapping = NULL;
+}
+
+static refit_status start(rft_gpu_verify *verify, refit_error *error)
+{
+    if (verify->carrier == NULL) {
+        RFT_TRY(rft_carrier_open(verify->device, verify->config, &verify->carrier, error));
+    }
+    uint32_t tensors = verify->image->catalog->manifest->count;
     rft_free(verify->sums);
     verify->sums = rft_calloc(tensors, sizeof *verify->sums);
     RFT_REFUSE_IF(verify->sums == NULL, error, REFIT_ERR_HOST_MEMORY,
                   "no memory for the digests of %u tensors", tensors);
-    verify->image = image;
     verify->tensor = 0;
     verify->offset = 0;
     verify->asked = 0;
-    verify->done = false;
+    verify->mapping = verify->image->gpu;
+    verify->mapping->users++;
+    verify->started = true;
     return REFIT_OK;
 }
 
@@ -50,40 +67,41 @@ static refit_status ask(rft_gpu_verify *verify, uint64_t most, refit_error *erro
     return REFIT_OK;
 }
 
+/* What was asked for is there, or not yet. */
+static refit_status answer(rft_gpu_verify *verify, refit_error *error)
+{
+    refit_status status = rft_carrier_wait(verify->carrier, WAIT_MS, error);
+    if (status != REFIT_OK) return status == REFIT_ERR_TIMEOUT ? REFIT_OK : status;
+    verify->sums[verify->tensor] += rft_carrier_sum(verify->carrier);
+    verify->offset += verify->asked;
+    verify->asked = 0;
+    return REFIT_OK;
+}
+
 refit_status rft_gpu_verify_part(rft_gpu_verify *verify, const rft_message *seal, uint64_t most,
                                  refit_error *error)
 {
-    const rft_manifest *manifest = verify->image->catalog->manifest;
-    if (verify->asked == 0) RFT_TRY(ask(verify, most, error));
-    if (verify->asked > 0) {
-        refit_status status = rft_carrier_wait(verify->carrier, WAIT_MS, error);
-        if (status != REFIT_OK) return status == REFIT_ERR_TIMEOUT ? REFIT_OK : status;
-        verify->sums[verify->tensor] += rft_carrier_sum(verify->carrier);
-        verify->offset += verify->asked;
-        verify->asked = 0;
-        return REFIT_OK;
+    if (!verify->started) {
+        let_go(verify, WAIT_MS);
+        return verify->mapping == NULL ? start(verify, error) : REFIT_OK;
     }
-    RFT_TRY(rft_seal_check(manifest, verify->sums, seal, error));
+    if (verify->asked == 0) RFT_TRY(ask(verify, most, error));
+    if (verify->asked > 0) return answer(verify, error);
+    RFT_TRY(rft_seal_check(verify->image->catalog->manifest, verify->sums, seal, error));
     verify->done = true;
     return REFIT_OK;
 }
 
-void rft_gpu_verify_end(rft_gpu_verify *verify, uint32_t timeout_ms)
+void rft_gpu_verify_end(rft_gpu_verify *verify)
 {
-    if (rft_carrier_is_busy(verify->carrier)) {
-        (void)rft_carrier_wait(verify->carrier, timeout_ms, NULL);
-    }
-    if (rft_carrier_is_busy(verify->carrier) && verify->image != NULL) {
-        rft_log(REFIT_LOG_ERROR, "a GPU does not end its work: what it reads stays mapped");
-        verify->image->gpu->users++;
-    }
     verify->image = NULL;
+    let_go(verify, 0);
 }
 
 void rft_gpu_verify_close(rft_gpu_verify *verify, uint32_t timeout_ms)
 {
-    rft_gpu_verify_end(verify, timeout_ms);
-    if (!rft_carrier_close(verify->carrier, rft_deadline(timeout_ms))) {
+    let_go(verify, timeout_ms);
+    if (!rft_carrier_close(verify->carrier, 0)) {
         rft_log(REFIT_LOG_ERROR, "a GPU does not end its work: it stays open");
     }
     rft_free(verify->sums);

@@ -48,9 +48,7 @@ void rft_intake_close(rft_intake *intake)
 
 void rft_intake_drop(rft_intake *intake)
 {
-    if (intake->gpu.image != NULL) {
-        rft_gpu_verify_end(&intake->gpu, intake->config->broadcast_linger_ms);
-    }
+    rft_gpu_verify_end(&intake->gpu);
     rft_image_drop_use(intake->image, RFT_IMAGE_STAGED);
     intake->image = NULL;
     rft_catalog_release(intake->catalog);

@@ -54,8 +54,8 @@ refit_status rft_intake_settle_mapped(rft_intake *intake, refit_error *error)
     if (intake->config->broadcast_verify == REFIT_VERIFY_ALWAYS) {
         intake->cursor = (rft_image_cursor){0};
         if (intake->path == REFIT_PATH_CUDA_IPC) {
-            RFT_TRY(rft_gpu_verify_begin(&intake->gpu, intake->staging->device, intake->config,
-                                         intake->image, error));
+            rft_gpu_verify_begin(&intake->gpu, intake->staging->device, intake->config,
+                                 intake->image);
         }
         intake->phase = RFT_INTAKE_VERIFYING;
         return REFIT_OK;

@@ -67,14 +67,22 @@ static void apply(scene *on, uint64_t version, uint64_t let_go)
     if (let_go != 0) raw_worker_say_released(&on->worker, let_go);
 }
 
+/* The driver takes no kernels: digests are taken from the store. */
+static void without_kernels(refit_config *config)
+{
+    (void)config;
+    fake_cuda_hide("cuLibraryLoadData", 0);
+}
+
 static void workers_receive_what_lies_on_the_gpu(void **state)
 {
     (void)state;
     for (uint32_t slots = 1; slots <= 2; slots++) {
-        for (int shm = 0; shm < 2; shm++) {
+        for (int trial = 0; trial < 4; trial++) {
             scene on;
-            scene_open(&on, slots, NULL);
-            scene_join(&on, shm != 0);
+            scene_open(&on, slots, trial < 2 ? NULL : without_kernels);
+            assert_int_equal(rft_device_get_caps(on.device).digests, trial < 2);
+            scene_join(&on, trial % 2 != 0);
             for (uint64_t version = 1; version <= 4; version++) {
                 apply(&on, version, slots == 1 ? version : version - 1);
             }

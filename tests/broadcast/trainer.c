@@ -59,8 +59,16 @@ static void sample_change(test_trainer *trainer, uint64_t version)
     if (trainer->device != NULL) upload(trainer);
 }
 
+static void give_back(test_trainer *trainer)
+{
+    if (trainer->memory == NULL) return;
+    assert_int_equal(refit_memory_free(trainer->device, trainer->memory, NULL), REFIT_OK);
+    trainer->memory = NULL;
+}
+
 void trainer_take_device(test_trainer *trainer, refit_device *device)
 {
+    give_back(trainer);
     trainer->device = device;
     trainer->after = REFIT_STREAM_NONE;
 }
@@ -68,9 +76,7 @@ void trainer_take_device(test_trainer *trainer, refit_device *device)
 void trainer_close(test_trainer *trainer)
 {
     refit_publisher_close(trainer->publisher);
-    if (trainer->memory != NULL) {
-        assert_int_equal(refit_memory_free(trainer->device, trainer->memory, NULL), REFIT_OK);
-    }
+    give_back(trainer);
     if (trainer->sample.manifest != NULL) sample_close(&trainer->sample);
 }
 
@@ -102,7 +108,7 @@ static refit_status write_all(test_trainer *trainer)
 
 void trainer_write(test_trainer *trainer)
 {
-    assert_int_equal(write_all(trainer), REFIT_OK);
+    if (write_all(trainer) != REFIT_OK) fail_msg("write: %s", trainer->error.text);
 }
 
 static bool begins(trainer_call call)

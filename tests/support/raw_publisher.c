@@ -69,18 +69,31 @@ static bool hear_any(raw_publisher *raw)
     return true;
 }
 
-const rft_message *raw_hear(raw_publisher *raw, rft_message_kind kind)
+/* Waits for a message and takes it; false: none came in time. */
+static bool await_any(raw_publisher *raw, int64_t deadline)
 {
-    int64_t deadline = rft_deadline(WAIT_MS);
     while (rft_ms_until(deadline) > 0) {
-        while (hear_any(raw)) {
-            if (raw->heard.kind == kind) return &raw->heard;
-        }
+        if (hear_any(raw)) return true;
         if (!raw->silent && raw->worker.count > 0) raw_say(raw, sample_beat(raw->epoch));
         rft_channel_poll(raw->channel, -1, (int)raw->config.broadcast_heartbeat_ms);
     }
+    return false;
+}
+
+const rft_message *raw_hear(raw_publisher *raw, rft_message_kind kind)
+{
+    int64_t deadline = rft_deadline(WAIT_MS);
+    while (await_any(raw, deadline)) {
+        if (raw->heard.kind == kind) return &raw->heard;
+    }
     fail_msg("no %s came", rft_message_kind_name(kind));
     return NULL;
+}
+
+const rft_message *raw_hear_any(raw_publisher *raw)
+{
+    if (!await_any(raw, rft_deadline(WAIT_MS))) fail_msg("no message came");
+    return &raw->heard;
 }
 
 /* A worker that is gone is no failure: tests make it go. */

@@ -31,6 +31,8 @@ void raw_close(raw_publisher *raw);
 
 /* Waits for a message of that kind; others are passed over. */
 const rft_message *raw_hear(raw_publisher *raw, rft_message_kind kind);
+/* Likewise for any. */
+const rft_message *raw_hear_any(raw_publisher *raw);
 
 void raw_say(raw_publisher *raw, rft_message message);
 /* Any bytes, with a second part if `payload` is not NULL. */

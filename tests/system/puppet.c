@@ -259,7 +259,8 @@ static void do_describe(char *const words[4])
     char text[128];
     (void)words;
     refit_status status = refit_subscriber_describe(subscriber, &info, &error);
-    snprintf(text, sizeof text, "%s %" PRIu64 " %" PRIu64, info.state, info.version, info.epoch);
+    snprintf(text, sizeof text, "%s %" PRIu64 " %" PRIu64 " %d", info.state, info.version,
+             info.epoch, (int)info.path);
     answer(status, status == REFIT_OK ? text : error.text);
 }
 

@@ -1,0 +1,166 @@
+/* A trainer and its workers in processes of their own on one GPU: versions are read across the
+ * process boundary where they lie, and memory that another process has mapped is neither written
+ * nor freed, however that process ends. (Every process looks at its end whether the driver had
+ * something to complain of.) */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+#include <poll.h>
+#include <refit/broadcast.h>
+#include <stdio.h>
+#include <stdlib.h>
+
+#include "base/clock.h"
+#include "puppets.h"
+
+#define PATIENT_MS 20000
+
+typedef struct scene {
+    char endpoint[128];
+    puppet trainer;
+    puppet workers[2];
+} scene;
+
+static refit_path path_of(puppet *worker)
+{
+    return (refit_path)atoi(strrchr(puppet_ask(worker, "describe"), ' ') + 1);
+}
+
+/* Who has just been told its device joins on it in a moment. */
+static void await_gpu(puppet *worker)
+{
+    int64_t deadline = rft_deadline(PATIENT_MS);
+    while (path_of(worker) != REFIT_PATH_CUDA_IPC) {
+        if (rft_ms_until(deadline) == 0) fail_msg("a worker does not join on its GPU");
+        (void)poll(NULL, 0, 2);
+    }
+}
+
+static void worker_join(scene *the, uint32_t index)
+{
+    worker_open(&the->workers[index], the->endpoint, true);
+    await_gpu(&the->workers[index]);
+}
+
+static void open_scene(scene *the, unsigned slots)
+{
+    memset(the, 0, sizeof *the);
+    snprintf(the->endpoint, sizeof the->endpoint, "tcp://127.0.0.1:0");
+    trainer_open(&the->trainer, the->endpoint, true, slots);
+    worker_join(the, 0);
+    worker_join(the, 1);
+}
+
+static void publish(scene *the, unsigned seed, unsigned workers)
+{
+    puppet *const all[] = {&the->workers[0], &the->workers[1]};
+    trainer_publish(&the->trainer, seed, all, workers);
+}
+
+static void close_scene(scene *the)
+{
+    puppet_end(&the->workers[0]);
+    puppet_end(&the->workers[1]);
+    puppet_end(&the->trainer);
+}
+
+static void versions_are_read_across_processes(void **state)
+{
+    (void)state;
+    for (unsigned slots = 1; slots <= 2; slots++) {
+        scene the;
+        open_scene(&the, slots);
+        for (unsigned seed = 1; seed <= 4; seed++) {
+            publish(&the, seed, 2);
+            assert_int_equal(path_of(&the.workers[0]), REFIT_PATH_CUDA_IPC);
+            assert_int_equal(path_of(&the.workers[1]), REFIT_PATH_CUDA_IPC);
+        }
+        close_scene(&the);
+    }
+}
+
+/* The second worker dies with a version open; its block is free the moment it is dead. */
+static void a_worker_killed_while_it_reads_leaves_the_memory_free(void **state)
+{
+    (void)state;
+    for (unsigned slots = 1; slots <= 2; slots++) {
+        scene the;
+        open_scene(&the, slots);
+        trainer_write(&the.trainer, 1);
+        puppet_say(&the.trainer, "commit");
+        assert_true(worker_take(&the.workers[1], PATIENT_MS));
+        puppet_kill(&the.workers[1]);
+        puppet *const left[] = {&the.workers[0]};
+        (void)trainer_finish(&the.trainer, left, 1);
+        publish(&the, 2, 1);
+        publish(&the, 3, 1);
+        worker_join(&the, 1);
+        publish(&the, 4, 2);
+        assert_int_equal(path_of(&the.workers[1]), REFIT_PATH_CUDA_IPC);
+        close_scene(&the);
+    }
+}
+
+/* It is turned out meanwhile; what it read it can only throw away, or it was whole. */
+static void a_worker_stopped_while_it_reads_sees_nothing_torn(void **state)
+{
+    (void)state;
+    for (unsigned slots = 1; slots <= 2; slots++) {
+        scene the;
+        open_scene(&the, slots);
+        trainer_write(&the.trainer, 1);
+        puppet_say(&the.trainer, "commit");
+        assert_true(worker_take(&the.workers[1], PATIENT_MS));
+        assert_string_equal(the.workers[1].digest, the.trainer.digest);
+        puppet_stop(&the.workers[1]);
+        puppet *const left[] = {&the.workers[0]};
+        (void)trainer_finish(&the.trainer, left, 1);
+        publish(&the, 2, 1);
+        publish(&the, 3, 1);
+        puppet_continue(&the.workers[1]);
+        assert_false(worker_accept(&the.workers[1])); /* REFIT_ERR_STALE */
+        publish(&the, 4, 2);
+        close_scene(&the);
+    }
+}
+
+/* The trainer leaves first, and waits for its workers to unmap, or is killed. */
+static void a_trainer_that_leaves_frees_nothing_under_its_workers(void **state)
+{
+    (void)state;
+    for (int killed = 0; killed < 2; killed++) {
+        scene the;
+        open_scene(&the, 2);
+        publish(&the, 1, 2);
+        publish(&the, 2, 2);
+        if (killed) {
+            puppet_kill(&the.trainer);
+        } else {
+            puppet_end(&the.trainer);
+        }
+        worker_await(&the.workers[0], "connecting");
+        worker_await(&the.workers[1], "connecting");
+        trainer_open(&the.trainer, the.endpoint, true, 2);
+        await_gpu(&the.workers[0]);
+        await_gpu(&the.workers[1]);
+        publish(&the, 3, 2);
+        assert_int_equal(path_of(&the.workers[0]), REFIT_PATH_CUDA_IPC);
+        close_scene(&the);
+    }
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(versions_are_read_across_processes),
+        cmocka_unit_test(a_worker_killed_while_it_reads_leaves_the_memory_free),
+        cmocka_unit_test(a_worker_stopped_while_it_reads_sees_nothing_torn),
+        cmocka_unit_test(a_trainer_that_leaves_frees_nothing_under_its_workers),
+    };
+    return cmocka_run_group_tests_name("gpu_processes", tests, NULL, NULL);
+}
