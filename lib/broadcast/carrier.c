@@ -1,9 +1,10 @@
 /*
  * A stream, an event in the caller's stream and one in the own.
  *
- * A copy is cut where a page-lock registration ends and at offload.piece_bytes, so that copies of
- * other streams are not held up behind it. What has been put on the stream counts as under way
- * until an event behind it says otherwise; an event that could not be recorded says nothing.
+ * A copy from or to the host is cut where a page-lock registration ends and at offload.piece_bytes,
+ * so that copies of other streams are not held up behind it on the link. What has been put on the
+ * stream counts as under way until an event behind it says otherwise; an event that could not be
+ * recorded says nothing.
  */
 #include "broadcast/carrier.h"
 
@@ -111,6 +112,7 @@ void rft_carrier_hold(rft_carrier *carrier, rft_pending *pending)
 {
     rft_pending_raise(pending);
     carrier->held[carrier->held_count++] = pending;
+    carrier->busy = true;
 }
 
 /* How many bytes may be one copy. */
@@ -144,6 +146,13 @@ refit_status rft_carrier_copy(rft_carrier *carrier, void *to, const void *from, 
                                       RFT_COPY_STREAM, error));
     }
     return REFIT_OK;
+}
+
+refit_status rft_carrier_copy_within(rft_carrier *carrier, void *to, const void *from,
+                                     uint64_t bytes, refit_error *error)
+{
+    carrier->busy = true;
+    return refit_stream_copy(carrier->device, carrier->stream, to, from, bytes, error);
 }
 
 bool rft_carrier_digests(const rft_carrier *carrier)
@@ -201,4 +210,12 @@ refit_status rft_carrier_wait(rft_carrier *carrier, uint32_t timeout_ms, refit_e
 bool rft_carrier_is_busy(const rft_carrier *carrier)
 {
     return carrier != NULL && carrier->busy;
+}
+
+bool rft_carrier_holds(const rft_carrier *carrier, const rft_pending *pending)
+{
+    for (uint32_t i = 0; carrier != NULL && i < carrier->held_count; i++) {
+        if (carrier->held[i] == pending) return true;
+    }
+    return false;
 }

@@ -27,11 +27,16 @@ refit_device *rft_carrier_device(const rft_carrier *carrier);
 
 /* What is put on the stream from now on waits for what the caller has put on `after`. */
 refit_status rft_carrier_follow(rft_carrier *carrier, refit_stream_ref after, refit_error *error);
-/* The memory that `pending` counts for is in use until the work is done. At most two at a time. */
+/* The memory that `pending` counts for is in use until a wait has seen the end of the work, of
+ * which there may be none. On a carrier that is not busy; at most two at a time. */
 void rft_carrier_hold(rft_carrier *carrier, rft_pending *pending);
-/* What is memory of the device was checked before. `pinning`: of the slot on one side, or NULL. */
+/* Between host memory and the device's, which was checked before. `pinning`: of the slot on the
+ * host side, or NULL. */
 refit_status rft_carrier_copy(rft_carrier *carrier, void *to, const void *from, uint64_t bytes,
                               const rft_pinning *pinning, refit_error *error);
+/* Within the device. */
+refit_status rft_carrier_copy_within(rft_carrier *carrier, void *to, const void *from,
+                                     uint64_t bytes, refit_error *error);
 /* The digest of memory of the device that lies `offset` bytes into a whole. Where the device takes
  * none itself, the bytes are fetched piece by piece, and the call waits for that. */
 refit_status rft_carrier_digest(rft_carrier *carrier, const void *memory, uint64_t bytes,
@@ -46,5 +51,7 @@ uint64_t rft_carrier_sum(const rft_carrier *carrier);
 refit_status rft_carrier_wait(rft_carrier *carrier, uint32_t timeout_ms, refit_error *error);
 /* Whether work may be under way that nobody has seen the end of. NULL is not busy. */
 bool rft_carrier_is_busy(const rft_carrier *carrier);
+/* Likewise, in the memory that `pending` counts for. */
+bool rft_carrier_holds(const rft_carrier *carrier, const rft_pending *pending);
 
 #endif

@@ -101,9 +101,21 @@ refit_status refit_publisher_begin(refit_publisher *publisher, uint64_t version,
 
 /* ---- Ending */
 
-/* The version is aborted and everybody told so. Frames of it that are still in flight are of no
- * interest to anybody, but their bytes are not to change: the slot gets fresh memory. If there is
- * none the old bytes are put back all the same: workers drop frames of an aborted version. */
+/* Whether the committed version's bytes can be put back where the one that is gone was written.
+ * Frames of that which are still in flight are of no interest to anybody, but their bytes are not
+ * to change: the slot gets fresh memory. If there is none the old bytes are put back all the same:
+ * workers drop frames of an aborted version. But not where a device may still write. */
+static bool is_restorable(refit_publisher *publisher)
+{
+    const rft_store *store = publisher->store;
+    if (!store->hosted || store->writing_slot != store->committed_slot) return true;
+    const rft_pending *pending = &store->slots[store->writing_slot].loan->pending;
+    bool written = rft_carrier_holds(publisher->carrier, pending) ||
+                   rft_carrier_holds(publisher->gpu_carrier, pending);
+    return slot_clear(publisher, store->writing_slot, NULL) == REFIT_OK || !written;
+}
+
+/* The version is aborted and everybody told so. */
 static void roll_back(refit_publisher *publisher)
 {
     rft_store *store = publisher->store;
@@ -113,12 +125,14 @@ static void roll_back(refit_publisher *publisher)
     rft_unlock(&publisher->lock);
     publisher->unsettled.there = false;
     rft_publisher_await_copies(publisher, rft_deadline(publisher->config.broadcast_linger_ms));
-    if (store->writing_slot == store->committed_slot) {
-        (void)slot_clear(publisher, store->writing_slot, NULL);
+    bool restorable = is_restorable(publisher);
+    if (!restorable) {
+        rft_log(REFIT_LOG_ERROR, "a copy that does not end takes the committed version's place: "
+                                 "nothing is served until the next one");
     }
     rft_store_undo(store);
     rft_lock(&publisher->lock);
-    rft_store_rollback(store);
+    rft_store_rollback(store, restorable);
     if (publisher->gpu != NULL) rft_gpu_store_rollback(publisher->gpu);
     rft_round_settle(&publisher->hub, rft_now());
     rft_unlock(&publisher->lock);

@@ -65,7 +65,8 @@ void rft_publisher_settle(refit_publisher *publisher)
 /* ---- Carriers */
 
 /* Idle, or not: then what was under way in an earlier call still is. */
-static refit_status await_idle(refit_publisher *publisher, rft_carrier *carrier, refit_error *error)
+static refit_status await_idle(const refit_publisher *publisher, rft_carrier *carrier,
+                               refit_error *error)
 {
     if (!rft_carrier_is_busy(carrier)) return REFIT_OK;
     refit_error earlier;
@@ -76,13 +77,34 @@ static refit_status await_idle(refit_publisher *publisher, rft_carrier *carrier,
                         earlier.text);
 }
 
+static rft_loan *loan_of(const refit_publisher *publisher)
+{
+    const rft_store *store = publisher->store;
+    return store->hosted ? store->slots[store->writing_slot].loan : NULL;
+}
+
+/* Whatever brings a tensor now, and from wherever: a late copy of an earlier call would write over
+ * it. */
+static refit_status await_earlier(const refit_publisher *publisher, const rft_gpu_block *block,
+                                  refit_error *error)
+{
+    rft_carrier *carriers[] = {publisher->carrier, publisher->gpu_carrier};
+    const rft_loan *loan = loan_of(publisher);
+    for (size_t i = 0; i < sizeof carriers / sizeof *carriers; i++) {
+        bool here = (loan != NULL && rft_carrier_holds(carriers[i], &loan->pending)) ||
+                    (block != NULL && rft_carrier_holds(carriers[i], &block->pending));
+        if (here) RFT_TRY(await_idle(publisher, carriers[i], error));
+    }
+    return REFIT_OK;
+}
+
 /* The carrier of `device` in `*place`, which may hold another device's. */
-static refit_status get_carrier(refit_publisher *publisher, refit_device *device,
+static refit_status get_carrier(const refit_publisher *publisher, refit_device *device,
                                 rft_carrier **place, refit_error *error)
 {
     RFT_TRY(await_idle(publisher, *place, error));
     if (*place != NULL && rft_carrier_device(*place) == device) return REFIT_OK;
-    (void)rft_carrier_close(*place, 0); /* it is idle */
+    (void)rft_carrier_close(*place, 0);
     *place = NULL;
     return rft_carrier_open(device, &publisher->config, place, error);
 }
@@ -137,7 +159,7 @@ static refit_status issue(rft_carrier *carrier, const write_job *job, const rft_
             rft_carrier_copy(carrier, job->image, job->memory, job->bytes, &loan->pinning, error));
     }
     if (same_gpu) {
-        RFT_TRY(rft_carrier_copy(carrier, job->shared, job->memory, job->bytes, NULL, error));
+        RFT_TRY(rft_carrier_copy_within(carrier, job->shared, job->memory, job->bytes, error));
     }
     bool needed = rft_carrier_digests(carrier) || job->image == NULL;
     return needed ? rft_carrier_digest(carrier, job->memory, job->bytes, 0, error) : REFIT_OK;
@@ -152,12 +174,6 @@ static refit_status finish(const refit_publisher *publisher, rft_carrier *carrie
     refit_status status =
         rft_carrier_wait(carrier, timeout_ms, issued == REFIT_OK ? error : &later);
     return rft_keep_first(issued, status);
-}
-
-static rft_loan *loan_of(const refit_publisher *publisher)
-{
-    const rft_store *store = publisher->store;
-    return store->hosted ? store->slots[store->writing_slot].loan : NULL;
 }
 
 /* Between host memory (the store's own, or the caller's) and the GPU's block. */
@@ -277,8 +293,11 @@ refit_status refit_publisher_write(refit_publisher *publisher, uint32_t tensor, 
     if (job.block != NULL) {
         job.shared = job.block->memory + publisher->store->manifest->tensors[tensor].offset;
     }
-    refit_status status =
-        here ? write_from_host(publisher, &job, error) : write_from_device(publisher, &job, error);
+    refit_status status = await_earlier(publisher, job.block, error);
+    if (status == REFIT_OK) {
+        status = here ? write_from_host(publisher, &job, error)
+                      : write_from_device(publisher, &job, error);
+    }
     rft_lock(&publisher->lock);
     publisher->write_seconds += rft_seconds(rft_now() - began);
     rft_unlock(&publisher->lock);

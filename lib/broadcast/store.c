@@ -276,9 +276,9 @@ void rft_store_undo(rft_store *store)
     rft_undo_reset(&store->undo);
 }
 
-void rft_store_rollback(rft_store *store)
+void rft_store_rollback(rft_store *store, bool restored)
 {
-    bool there = store->writing_slot == store->committed_slot && store->hosted;
+    bool there = store->writing_slot == store->committed_slot && store->hosted && restored;
     store->slots[store->writing_slot].version = there ? store->committed.version : 0;
     if (store->writing_slot == store->committed_slot && !there) {
         store->committed_slot = RFT_NO_SLOT;

@@ -179,7 +179,7 @@ void hub_bench_seal(hub_bench *bench)
 void hub_bench_settle(hub_bench *bench)
 {
     rft_store_undo(bench->store);
-    rft_store_rollback(bench->store);
+    rft_store_rollback(bench->store, true);
     rft_round_settle(&bench->hub, bench->now);
     listen(bench);
 }

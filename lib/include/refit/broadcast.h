@@ -168,14 +168,15 @@ REFIT_API REFIT_MUST_CHECK refit_status refit_publisher_begin(refit_publisher *p
 /*
  * Writes one tensor's bytes (host memory, or a device's) into the store, with its digest; when it
  * returns, `memory` may change. Each tensor once, in any order; tied tensors are not written.
- * `device` is where `memory` lives and `after` a stream of it to come behind; NULL and
- * REFIT_STREAM_NONE for plain host memory. Blocks for the copy, which a device makes on a stream of
- * the publisher's own as soon as `after` has come so far, into page-locked memory where that can be
- * had; at most broadcast.stage_timeout_ms. A device that was written from stays in use until the
- * publisher is closed. REFIT_ERR_STATE (not begun, or written already), REFIT_ERR_INVALID (index,
- * size, a stream without its device, memory that is not the device's, or of another GPU than
- * broadcast.gpu: require shows), REFIT_ERR_TIMEOUT (the stream is not done: the device may read
- * `memory` until it is), and what the device reports of the stream and the copy. Since 0.1.
+ * `device` is where `memory` lives, NULL for plain host memory, and `after` a stream of it to come
+ * behind; with REFIT_STREAM_NONE the bytes are there already. Blocks for the copy, which a device
+ * makes on a stream of the publisher's own as soon as `after` has come so far, into page-locked
+ * memory where that can be had; at most broadcast.stage_timeout_ms. A device that was written from
+ * stays in use until the publisher is closed. REFIT_ERR_STATE (not begun, or written already),
+ * REFIT_ERR_INVALID (index, size, a stream without its device, memory that is not the device's, or
+ * of another GPU than broadcast.gpu: require shows), REFIT_ERR_TIMEOUT (the stream is not done: the
+ * device may read `memory` until it is), and what the device reports of the stream and the copy.
+ * Since 0.1.
  */
 REFIT_API REFIT_MUST_CHECK refit_status refit_publisher_write(refit_publisher *publisher,
                                                               uint32_t tensor, const void *memory,
@@ -188,7 +189,8 @@ REFIT_API REFIT_MUST_CHECK refit_status refit_publisher_write(refit_publisher *p
  * broadcast.stage_timeout_ms, tells them to commit, and waits until they have applied it, at most
  * broadcast.commit_timeout_ms. REFIT_OK: the version is the current one. With fewer than needed it
  * is aborted, everybody keeps the version before, and the store too (but for one slot with
- * broadcast.gpu: require, which then serves nothing until the next version); REFIT_ERR_PEER or
+ * broadcast.gpu: require, or with a copy that a write gave up waiting for and no memory out of its
+ * way, which then serves nothing until the next version); REFIT_ERR_PEER or
  * REFIT_ERR_TIMEOUT, and refit_publisher_worker names who and why. Once committed, workers that
  * fail to apply are named but do not undo it, and those that have not said in time are evicted as
  * well: REFIT_ERR_PEER, with publish_version at the new one. A version that lacks a tensor is
