@@ -53,16 +53,19 @@ static rft_gpu_mapping *find_mapping(rft_staging *staging, const char *mark)
     return NULL;
 }
 
-/* An empty place, or one that nothing uses; there is one, since one of as many images is free. */
+/* An empty place, or one that nothing uses. NULL: there is none, though an image is free: the GPU
+ * still reads for one that was dropped. */
 static rft_gpu_mapping *make_place(rft_staging *staging)
 {
+    rft_gpu_mapping *unused = NULL;
     rft_staging_trim_retired(staging);
     for (uint32_t i = 0; i < RFT_STAGING_IMAGES; i++) {
-        if (staging->gpu_mappings[i].memory == NULL) return &staging->gpu_mappings[i];
+        rft_gpu_mapping *mapping = &staging->gpu_mappings[i];
+        if (mapping->memory == NULL) return mapping;
+        if (mapping->users == 0) unused = mapping;
     }
-    rft_gpu_mapping *mapping = &staging->gpu_mappings[staging->gpu_mappings[0].users == 0 ? 0 : 1];
-    mapping_close(staging, mapping);
-    return mapping;
+    if (unused != NULL) mapping_close(staging, unused);
+    return unused;
 }
 
 static refit_status mapping_fill(rft_staging *staging, rft_gpu_mapping *mapping,
@@ -84,6 +87,8 @@ static refit_status mapping_open(rft_staging *staging, const rft_share *share, c
                                  rft_gpu_mapping **out, refit_error *error)
 {
     rft_gpu_mapping *mapping = make_place(staging);
+    RFT_REFUSE_IF(mapping == NULL, error, REFIT_ERR_BUSY,
+                  "the GPU still reads all of the publisher's memory that is mapped");
     RFT_TRY(rft_leash_hold(&mapping->leash, mark, error));
     refit_status status = mapping_fill(staging, mapping, share, error);
     if (status == REFIT_OK) {

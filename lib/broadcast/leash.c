@@ -31,9 +31,12 @@ void rft_leash_retire(rft_leash *leash)
     rft_mark_retire(rft_leash_mark(leash));
 }
 
+/* The mark's change comes before the look at the lock, and the lock before the look at the mark. A
+ * system call orders nothing by itself. */
 static bool is_locked(const rft_leash *leash, leash_byte byte)
 {
     struct flock other = range(F_WRLCK, byte);
+    atomic_thread_fence(memory_order_seq_cst);
     return fcntl(leash->segment.fd, F_OFD_GETLK, &other) != 0 || other.l_type != F_UNLCK;
 }
 
@@ -50,7 +53,10 @@ bool rft_leash_is_read(const rft_leash *leash)
 static refit_status take_lock(const rft_leash *leash, leash_byte byte, refit_error *error)
 {
     struct flock mine = range(F_RDLCK, byte);
-    if (fcntl(leash->fd, F_OFD_SETLK, &mine) == 0) return REFIT_OK;
+    if (fcntl(leash->fd, F_OFD_SETLK, &mine) == 0) {
+        atomic_thread_fence(memory_order_seq_cst);
+        return REFIT_OK;
+    }
     int code = errno;
     return rft_fail_sub(error, REFIT_ERR_SYSTEM, code,
                         "%s could not be locked, so the trainer cannot know who reads its GPU's "

@@ -204,7 +204,8 @@ static void store_adopt(refit_publisher *publisher, rft_store *store, rft_frames
     rft_unlock(&publisher->lock);
     rft_waker_set(publisher->waker);
     publisher->unsettled.there = false;
-    if (publisher->gpu != NULL) rft_gpu_store_empty(publisher->gpu);
+    rft_publisher_empty_gpu(publisher);
+    rft_publisher_count_pinned(publisher);
     rft_frames_close(old_frames, &publisher->attic);
     rft_store_close(old_store);
 }

@@ -71,6 +71,8 @@ void rft_publisher_count_pinned(refit_publisher *publisher);
  * broadcast.gpu: require, REFIT_ERR_DEVICE_MEMORY and what else stands in the way; with auto that
  * version lies in host memory only. */
 refit_status rft_publisher_clear_gpu(refit_publisher *publisher, uint32_t slot, refit_error *error);
+/* No version lies in the GPU's memory any more. */
+void rft_publisher_empty_gpu(refit_publisher *publisher);
 
 /* The service thread: sends, receives, beats, until `stopping`. `user` is the publisher. */
 void *rft_publisher_serve(void *user);

@@ -84,8 +84,12 @@ static refit_status clear_slot(refit_publisher *publisher, uint32_t slot, refit_
     uint64_t bytes = publisher->store->manifest->store_bytes;
     rft_looks looks = rft_looks_until(rft_deadline(publisher->config.broadcast_linger_ms));
     refit_status status = rft_gpu_store_clear(gpu, slot, bytes, error);
+    uint64_t taken = rft_gpu_store_bytes(gpu);
     while (status == REFIT_ERR_DEVICE_MEMORY && gpu->retired != NULL && rft_look_again(&looks)) {
-        if (rft_gpu_store_sweep(gpu)) status = rft_gpu_store_clear(gpu, slot, bytes, error);
+        (void)rft_gpu_store_sweep(gpu);
+        if (rft_gpu_store_bytes(gpu) == taken) continue;
+        status = rft_gpu_store_clear(gpu, slot, bytes, error);
+        taken = rft_gpu_store_bytes(gpu);
     }
     return status;
 }
@@ -96,6 +100,13 @@ static void count_bytes(refit_publisher *publisher)
     rft_lock(&publisher->lock);
     publisher->gpu_bytes = bytes;
     rft_unlock(&publisher->lock);
+}
+
+void rft_publisher_empty_gpu(refit_publisher *publisher)
+{
+    if (publisher->gpu == NULL) return;
+    rft_gpu_store_empty(publisher->gpu);
+    count_bytes(publisher);
 }
 
 refit_status rft_publisher_clear_gpu(refit_publisher *publisher, uint32_t slot, refit_error *error)

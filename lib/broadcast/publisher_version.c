@@ -67,7 +67,9 @@ static refit_status slot_clear(refit_publisher *publisher, uint32_t slot, refit_
     bool usable = place->loan != NULL && !place->tainted;
     if (usable && rft_pending_wait(&place->loan->pending, deadline)) return REFIT_OK;
     rft_log(REFIT_LOG_INFO, "a slot of the store is replaced: somebody may still read it");
-    return slot_renew(publisher, slot, error);
+    refit_status status = slot_renew(publisher, slot, error);
+    rft_publisher_count_pinned(publisher);
+    return status;
 }
 
 refit_status refit_publisher_begin(refit_publisher *publisher, uint64_t version, refit_error *error)
