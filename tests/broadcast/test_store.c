@@ -127,7 +127,7 @@ static void version_before_comes_back_bit_for_bit(void **state)
             assert_int_equal(rft_store_seal(bench.store, NULL),
                              complete ? REFIT_OK : REFIT_ERR_STATE);
             rft_store_undo(bench.store);
-            rft_store_rollback(bench.store);
+            rft_store_rollback(bench.store, true);
             check_served(bench.store, 1);
             assert_int_equal(bench.store->ready_count, bench.store->manifest->frame_count);
             assert_int_equal(bench.store->base, 0);
@@ -147,7 +147,7 @@ static void nothing_is_served_after_the_first_version_is_dropped(void **state)
         open_store(&bench, slots);
         write_version(bench.store, 1);
         rft_store_undo(bench.store);
-        rft_store_rollback(bench.store);
+        rft_store_rollback(bench.store, true);
         assert_null(rft_store_served(bench.store));
         commit_version(bench.store, 2);
         check_served(bench.store, 2);
@@ -169,7 +169,7 @@ static void mark_is_odd_while_bytes_change(void **state)
             assert_true(generation(bench.store, slot) > before);
             assert_int_equal(generation(bench.store, slot) % 2, 1);
             rft_store_undo(bench.store);
-            rft_store_rollback(bench.store);
+            rft_store_rollback(bench.store, true);
             if (slots == 1 && version > 1) assert_int_equal(generation(bench.store, slot) % 2, 0);
             commit_version(bench.store, 10 + version);
             assert_int_equal(generation(bench.store, slot) % 2, 0);
