@@ -60,7 +60,7 @@ static refit_status run_round(bench_arm *ours, bench_rivals *rivals, uint32_t ro
     uint64_t before = atomic_load(&allocations);
     BENCH_TRY(bench_time_both(ours, bench_arm_out, bench_arm_back, round, &out->times, error));
     out->allocations = atomic_load(&allocations) - before;
-    BENCH_TRY(bench_rivals_round(rivals, round, error));
+    bench_rivals_round(rivals, round);
     if (round == 0) return REFIT_OK;
     double back = out->times.back.seconds[out->times.back.count - 1];
     BENCH_TRY(bench_behind_pause(ours, back, &out->exposed, error));
@@ -147,7 +147,8 @@ static void report(const bench_options *options, const bench_arm *ours, const be
     bench_machine(object);
     bench_print(options, object);
     for (uint32_t i = 0; rivals->cuda != NULL && i < rivals->count; i++)
-        bench_print(options, describe_rival(ours, &rivals->all[i], &it->times));
+        if (!rivals->all[i].failed)
+            bench_print(options, describe_rival(ours, &rivals->all[i], &it->times));
 }
 
 static uint32_t copy_threads(const bench_options *options)
@@ -172,6 +173,8 @@ static refit_status run_mode(const bench_options *options, const bench_list *lis
         status = bench_rivals_open(&rivals, options, &ours, copy_threads(options), error);
     if (status == REFIT_OK) status = run_rounds(options, &ours, &rivals, out, error);
     if (status == REFIT_OK) report(options, &ours, &rivals, out);
+    if (status == REFIT_OK && rivals.failures > 0)
+        status = cli_refuse(error, REFIT_ERR_DEVICE, 0, "not every baseline could be run");
     bench_rivals_close(&rivals);
     refit_status closed = bench_arm_close(&ours, status == REFIT_OK ? error : &closing);
     free(out);
@@ -219,9 +222,13 @@ int bench_offload(const bench_options *options)
     refit_error error = {.text = "out of memory"};
     bench_list list;
     if (refit_set_allocator(&counting) != REFIT_OK) return 1;
-    refit_status status = open_list(options, &list, &error);
-    if (status == REFIT_OK) status = run_mode(options, &list, false, &error);
-    if (status == REFIT_OK && !list.apart) status = run_mode(options, &list, true, &error);
+    if (open_list(options, &list, &error) != REFIT_OK) return cli_complain_error(&error);
+    int failed = 0;
+    for (int reclaim = 0; reclaim < 2; reclaim++) {
+        if (reclaim == 1 && list.apart) continue;
+        if (run_mode(options, &list, reclaim == 1, &error) != REFIT_OK)
+            failed = cli_complain_error(&error);
+    }
     bench_list_close(&list);
-    return status == REFIT_OK ? 0 : cli_complain_error(&error);
+    return failed;
 }

@@ -37,14 +37,22 @@ static bool has_had_its_time(const bench_times *times)
     return times->both.count >= ROUNDS_LEAST && seconds > SECONDS_MOST;
 }
 
-refit_status bench_rivals_round(bench_rivals *rivals, uint32_t round, refit_error *error)
+void bench_rival_fails(bench_rivals *rivals, bench_rival *rival, const refit_error *error)
 {
+    cli_complain(CLI_FAILED, "%s: %s", rival->name, error->text);
+    rival->failed = true;
+    rivals->failures++;
+}
+
+void bench_rivals_round(bench_rivals *rivals, uint32_t round)
+{
+    refit_error error;
     for (uint32_t i = 0; i < rivals->count; i++) {
         bench_rival *it = &rivals->all[i];
-        if (has_had_its_time(&it->times)) continue;
-        BENCH_TRY(bench_time_both(it->self, it->out, it->back, round, &it->times, error));
+        if (it->failed || has_had_its_time(&it->times)) continue;
+        if (bench_time_both(it->self, it->out, it->back, round, &it->times, &error) != REFIT_OK)
+            bench_rival_fails(rivals, it, &error);
     }
-    return REFIT_OK;
 }
 
 refit_status bench_rivals_open(bench_rivals *rivals, const bench_options *options,

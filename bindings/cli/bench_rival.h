@@ -31,6 +31,7 @@ typedef struct bench_rival {
     bench_move out;
     bench_move back;
     void (*close)(void *self);
+    bool failed; /* complained of, and not run again */
     bench_times times;
 } bench_rival;
 
@@ -40,6 +41,7 @@ enum { BENCH_RIVALS_MOST = 4 };
 typedef struct bench_rivals {
     bench_rival all[BENCH_RIVALS_MOST];
     uint32_t count;
+    uint32_t failures;
     const char *ceiling; /* in words */
     bench_cuda *cuda;    /* NULL: they run on the host */
 } bench_rivals;
@@ -51,8 +53,12 @@ refit_status bench_rivals_open(bench_rivals *rivals, const bench_options *option
                                const bench_arm *arm, uint32_t threads, refit_error *error);
 void bench_rivals_close(bench_rivals *rivals);
 
-/* Each of them once; not one that has been timed twice and for 25 seconds. */
-refit_status bench_rivals_round(bench_rivals *rivals, uint32_t round, refit_error *error);
+/* Each of them once; not one that has been timed twice and for 25 seconds. One that fails is
+ * complained of, and the others go on. */
+void bench_rivals_round(bench_rivals *rivals, uint32_t round);
+
+/* The rival cannot go on, for this reason. */
+void bench_rival_fails(bench_rivals *rivals, bench_rival *rival, const refit_error *error);
 
 /* The two kinds. */
 refit_status bench_rivals_on_host(bench_rivals *rivals, const bench_options *options,

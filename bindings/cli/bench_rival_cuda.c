@@ -52,13 +52,15 @@ static refit_status add_rival(bench_rivals *rivals, const bench_arm *arm, const 
     it->drop = way->drop;
     it->host = calloc(arm->list->count, sizeof *it->host);
     it->device = calloc(arm->list->count, sizeof *it->device);
-    rivals->all[rivals->count++] = (bench_rival){
+    bench_rival *rival = &rivals->all[rivals->count++];
+    *rival = (bench_rival){
         .name = way->name, .self = it, .out = way->out, .back = way->back, .close = close_mover};
     if (it->host == NULL || it->device == NULL)
         return cli_refuse(error, REFIT_ERR_HOST_MEMORY, 0, "no memory for a baseline");
     if (take_memory(it, arm, kind)) return REFIT_OK;
-    return cli_refuse(error, REFIT_ERR_DEVICE, 0, "%s: %s", way->name,
-                      bench_cuda_why(rivals->cuda));
+    cli_refuse(error, REFIT_ERR_DEVICE, 0, "%s", bench_cuda_why(rivals->cuda));
+    bench_rival_fails(rivals, rival, error);
+    return REFIT_OK;
 }
 
 refit_status bench_rivals_on_cuda(bench_rivals *rivals, const bench_arm *arm, refit_error *error)
