@@ -26,6 +26,8 @@ const char *const whole_patient[] = {"broadcast.heartbeat_timeout_ms",
                                      "30s",
                                      "broadcast.commit_timeout_ms",
                                      "30s",
+                                     "broadcast.resend_limit",
+                                     "1000",
                                      NULL};
 
 /* ---- Bytes */
