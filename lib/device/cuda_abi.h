@@ -53,7 +53,9 @@ typedef struct rft_cu_kernel_s *rft_cu_kernel;
 #define RFT_CU_NOT_READY                      600
 #define RFT_CU_ILLEGAL_ADDRESS                700
 #define RFT_CU_LAUNCH_OUT_OF_RESOURCES        701
+#define RFT_CU_LAUNCH_TIMEOUT                 702
 #define RFT_CU_CONTEXT_IS_DESTROYED           709
+#define RFT_CU_ASSERT                         710
 #define RFT_CU_HOST_MEMORY_ALREADY_REGISTERED 712
 #define RFT_CU_HOST_MEMORY_NOT_REGISTERED     713
 #define RFT_CU_HARDWARE_STACK_ERROR           714
@@ -62,16 +64,19 @@ typedef struct rft_cu_kernel_s *rft_cu_kernel;
 #define RFT_CU_INVALID_ADDRESS_SPACE          717
 #define RFT_CU_INVALID_PC                     718
 #define RFT_CU_LAUNCH_FAILED                  719
+#define RFT_CU_TENSOR_MEMORY_LEAK             721
 #define RFT_CU_NOT_PERMITTED                  800
 #define RFT_CU_NOT_SUPPORTED                  801
 #define RFT_CU_SYSTEM_NOT_READY               802
 #define RFT_CU_SYSTEM_DRIVER_MISMATCH         803
 #define RFT_CU_COMPAT_NOT_SUPPORTED           804
+#define RFT_CU_MPS_CLIENT_TERMINATED          810
 #define RFT_CU_STREAM_CAPTURE_UNSUPPORTED     900
 #define RFT_CU_STREAM_CAPTURE_INVALIDATED     901
 #define RFT_CU_STREAM_CAPTURE_ISOLATION       905
 #define RFT_CU_STREAM_CAPTURE_IMPLICIT        906
 #define RFT_CU_CAPTURED_EVENT                 907
+#define RFT_CU_EXTERNAL_DEVICE                911
 #define RFT_CU_UNKNOWN                        999
 
 /* CUdevice_attribute */

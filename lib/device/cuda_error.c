@@ -16,6 +16,8 @@ typedef struct meaning {
 } meaning;
 
 static const char only_new_process[] = "the GPU's context is lost: only a new process helps";
+static const char was_reset[] =
+    "somebody reset the GPU (cudaDeviceReset) while refit used it: only a new process helps";
 static const char after_fork[] =
     "in a forked child of a process that uses CUDA it never starts: start workers by spawn";
 static const char fabric[] =
@@ -46,6 +48,7 @@ static const meaning meanings[] = {
     {RFT_CU_SYSTEM_NOT_READY, REFIT_ERR_DEVICE, fabric},
     {RFT_CU_SYSTEM_DRIVER_MISMATCH, REFIT_ERR_DEVICE, mismatch},
     {RFT_CU_COMPAT_NOT_SUPPORTED, REFIT_ERR_DEVICE, compat},
+    {RFT_CU_CONTEXT_IS_DESTROYED, REFIT_ERR_DEVICE, was_reset},
     {RFT_CU_STREAM_CAPTURE_UNSUPPORTED, REFIT_ERR_STATE, "end the capture first"},
     {RFT_CU_STREAM_CAPTURE_INVALIDATED, REFIT_ERR_STATE, "end the capture first"},
     {RFT_CU_STREAM_CAPTURE_ISOLATION, REFIT_ERR_STATE, "end the capture first"},
@@ -53,13 +56,17 @@ static const meaning meanings[] = {
     {RFT_CU_CAPTURED_EVENT, REFIT_ERR_STATE, "end the capture first"},
 };
 
+/* Those of which NVIDIA says that all further work fails, and what ends the process's use of it. */
 static const rft_cu_result lost[] = {
     RFT_CU_DEINITIALIZED,        RFT_CU_ECC_UNCORRECTABLE,
     RFT_CU_NVLINK_UNCORRECTABLE, RFT_CU_CONTAINED,
-    RFT_CU_ILLEGAL_ADDRESS,      RFT_CU_CONTEXT_IS_DESTROYED,
+    RFT_CU_ILLEGAL_ADDRESS,      RFT_CU_LAUNCH_TIMEOUT,
+    RFT_CU_CONTEXT_IS_DESTROYED, RFT_CU_ASSERT,
     RFT_CU_HARDWARE_STACK_ERROR, RFT_CU_ILLEGAL_INSTRUCTION,
     RFT_CU_MISALIGNED_ADDRESS,   RFT_CU_INVALID_ADDRESS_SPACE,
     RFT_CU_INVALID_PC,           RFT_CU_LAUNCH_FAILED,
+    RFT_CU_TENSOR_MEMORY_LEAK,   RFT_CU_MPS_CLIENT_TERMINATED,
+    RFT_CU_EXTERNAL_DEVICE,
 };
 
 bool rft_cuda_is_lost(rft_cu_result result)

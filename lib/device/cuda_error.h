@@ -12,7 +12,7 @@
 refit_status rft_cuda_status(rft_cu_result result);
 
 /* After one of these the context is lost: every further call gives the same answer, and only a new
- * process helps (an illegal address, a launch that failed, an ECC error, …). */
+ * process helps (an illegal address, a device-side assert, an ECC error, …). */
 bool rft_cuda_is_lost(rft_cu_result result);
 
 /* "CUDA_ERROR_INVALID_VALUE": the driver's name for it, for sentences of one's own. Never NULL. */

@@ -89,8 +89,9 @@ static void a_lost_gpu_is_told_by_every_call_and_can_be_closed(void **state)
 {
     (void)state;
     static const rft_cu_result results[] = {RFT_CU_ILLEGAL_ADDRESS, RFT_CU_ECC_UNCORRECTABLE,
-                                            RFT_CU_LAUNCH_FAILED, RFT_CU_HARDWARE_STACK_ERROR,
-                                            RFT_CU_CONTAINED};
+                                            RFT_CU_LAUNCH_FAILED,   RFT_CU_HARDWARE_STACK_ERROR,
+                                            RFT_CU_CONTAINED,       RFT_CU_ASSERT,
+                                            RFT_CU_LAUNCH_TIMEOUT,  RFT_CU_CONTEXT_IS_DESTROYED};
     for (unsigned i = 0; i < sizeof results / sizeof results[0]; i++) {
         bench on;
         refit_device_info info = {.size = sizeof info};
