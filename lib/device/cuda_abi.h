@@ -89,6 +89,7 @@ typedef struct rft_cu_kernel_s *rft_cu_kernel;
 #define RFT_CU_ATTR_PCI_DOMAIN         50
 #define RFT_CU_ATTR_CAPABILITY_MAJOR   75
 #define RFT_CU_ATTR_CAPABILITY_MINOR   76
+#define RFT_CU_ATTR_HOST_POINTERS      91 /* registered memory is at the host's address there too */
 #define RFT_CU_ATTR_HOST_REGISTER      99
 #define RFT_CU_ATTR_HOST_PAGE_TABLES   100 /* Grace: pageable memory is as good as pinned */
 #define RFT_CU_ATTR_VMM                102

@@ -5,8 +5,15 @@
  * One set of attributes serves a whole batch, since drivers disagree about how several are counted.
  * Order ANY relaxes the reading of sources only; it is passed on if all of them are host memory, as
  * the memory of a device may still be written by the work before.
+ *
+ * A batch takes addresses as they are, where a copy by itself translates them: where the GPU has
+ * registered memory at other addresses than the host (WSL2), a batch would lose the context. One
+ * that the driver refuses is copied one by one: copies may be repeated, and the one that is at
+ * fault is then the one that fails.
  */
 #include "device/cuda_batch.h"
+
+#include "base/log.h"
 
 refit_status rft_cuda_copy_one(rft_cuda_device *cuda, rft_cu_stream stream, rft_cu_ptr to,
                                rft_cu_ptr from, uint64_t bytes, refit_error *error)
@@ -59,15 +66,32 @@ static rft_cu_result call_batch(rft_cuda_device *cuda, rft_cuda_batch *batch)
                                          &attributes, &start, 1, &failed, batch->stream);
 }
 
-static refit_status put(rft_cuda_device *cuda, rft_cuda_batch *batch, refit_error *error)
+static bool takes_batches(const rft_cuda_device *cuda)
 {
     const rft_cuda_driver *driver = &cuda->driver;
-    bool batches = driver->copy_batch != NULL || driver->copy_batch_12080 != NULL;
-    if (batch->count <= 1 || !batches) return put_singly(cuda, batch, error);
+    bool known = driver->copy_batch != NULL || driver->copy_batch_12080 != NULL;
+    return known && cuda->facts.host_pointers;
+}
+
+static void tell_refused(rft_cuda_device *cuda, rft_cu_result result)
+{
+    if (atomic_exchange(&cuda->batch_refused, true)) return;
+    rft_log(REFIT_LOG_WARNING,
+            "cuda:%d: the driver refuses a batch of copies (%s), which are queued one by one",
+            cuda->ordinal, rft_cuda_name(&cuda->driver, result));
+}
+
+static refit_status put(rft_cuda_device *cuda, rft_cuda_batch *batch, refit_error *error)
+{
+    if (batch->count <= 1 || !takes_batches(cuda)) return put_singly(cuda, batch, error);
     rft_cu_result result = call_batch(cuda, batch);
-    /* A GPU on which the driver knows the call but does not do it. */
-    if (result == RFT_CU_NOT_SUPPORTED) return put_singly(cuda, batch, error);
-    return rft_cuda_check_copy(driver, result, error, "a batch of copies could not be queued");
+    if (result != RFT_CU_NOT_SUPPORTED && result != RFT_CU_INVALID_VALUE) {
+        return rft_cuda_check(&cuda->driver, result, error,
+                              "a batch of copies could not be queued");
+    }
+    refit_status status = put_singly(cuda, batch, error);
+    if (status == REFIT_OK) tell_refused(cuda, result);
+    return status;
 }
 
 refit_status rft_cuda_batch_flush(rft_cuda_device *cuda, rft_cuda_batch *batch, refit_error *error)

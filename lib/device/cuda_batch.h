@@ -1,6 +1,6 @@
 /*
  * cuda_batch: descriptors of copies, gathered and handed to the copy engines in as few calls as the
- * driver takes: batches from 12.8 on, one by one before that.
+ * driver takes: batches from 12.8 on, one by one before that and where a batch cannot be.
  */
 #ifndef RFT_CUDA_BATCH_H
 #define RFT_CUDA_BATCH_H

@@ -83,6 +83,7 @@ static refit_status read_facts(rft_cuda_device *cuda, refit_error *error)
     facts->vmm = attribute(cuda, RFT_CU_ATTR_VMM, 0) != 0;
     facts->posix_fd = attribute(cuda, RFT_CU_ATTR_POSIX_FD, 0) != 0;
     facts->host_page_tables = attribute(cuda, RFT_CU_ATTR_HOST_PAGE_TABLES, 0) != 0;
+    facts->host_pointers = attribute(cuda, RFT_CU_ATTR_HOST_POINTERS, 0) != 0;
     return REFIT_OK;
 }
 

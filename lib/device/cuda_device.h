@@ -29,6 +29,7 @@ typedef struct rft_cuda_facts {
     bool vmm;              /* addresses that stay */
     bool posix_fd;         /* physical memory can be exported as a descriptor */
     bool host_page_tables; /* Grace: registering is cheap and pageable copies are fast */
+    bool host_pointers;    /* the GPU finds registered memory at the host's addresses */
 } rft_cuda_facts;
 
 /* The parts are opaque here; each has its own header and is opened by device_cuda.c. */
@@ -58,6 +59,7 @@ typedef struct rft_cuda_device {
     rft_cuda_compute *compute;
     rft_cuda_copier *copier;
     rft_cuda_shares *shares;
+    atomic_bool batch_refused; /* the driver has refused a batch of copies: it is told once */
 } rft_cuda_device;
 
 /* What leave must bring back. */

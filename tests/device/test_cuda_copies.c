@@ -4,6 +4,8 @@
 
 #include <stdlib.h>
 
+#include <refit/host.h>
+
 #include "base/alloc.h"
 #include "base/checked.h"
 
@@ -54,12 +56,62 @@ static void drivers_without_batches_copy_one_by_one(void **state)
     }
 }
 
-static void batches_that_are_not_supported_are_copied_one_by_one(void **state)
+static void keep_line(void *user, refit_log_level level, const char *text)
+{
+    assert_int_equal(level, REFIT_LOG_WARNING);
+    strncpy(user, text, 399);
+    *(unsigned *)(void *)((char *)user + 400) += 1;
+}
+
+static void batches_that_are_refused_are_copied_one_by_one(void **state)
 {
     (void)state;
-    fake_cuda_fail("cuMemcpyBatchAsync", 1, 6, RFT_CU_NOT_SUPPORTED);
-    round_by_engines();
-    assert_int_equal(fake_cuda_calls("cuMemcpyAsync"), 2 * 3000);
+    static const rft_cu_result results[] = {RFT_CU_NOT_SUPPORTED, RFT_CU_INVALID_VALUE};
+    for (unsigned i = 0; i < 2; i++) {
+        struct {
+            char line[400];
+            unsigned lines;
+        } told = {.lines = 0};
+        fake_cuda_reset();
+        fake_cuda_fail("cuMemcpyBatchAsync", 1, 6, results[i]);
+        refit_set_log(keep_line, &told, REFIT_LOG_WARNING);
+        round_by_engines();
+        refit_set_log(NULL, NULL, REFIT_LOG_ERROR);
+        assert_int_equal(fake_cuda_calls("cuMemcpyAsync"), 2 * 3000);
+        assert_int_equal(told.lines, 1);
+        assert_non_null(strstr(told.line, "refuses a batch of copies (CUDA_ERROR_"));
+    }
+}
+
+/* The copy at fault is refused, not the batch. */
+static void a_copy_of_a_batch_that_cannot_be_is_told(void **state)
+{
+    (void)state;
+    copy_rig rig;
+    rig_open(&rig, MIB, engines_only);
+    rig_lay(&rig, 100, 600, 0, 0, 0);
+    rig.back[70].to = rig.memory + rig.bytes - 1; /* beyond the allocation */
+    assert_int_equal(rig_put(&rig, false, RFT_COPY_STREAM), REFIT_ERR_COPY);
+    assert_says(&rig.error, "a copy could not be queued: the driver refuses an address");
+    assert_int_equal(fake_cuda_calls("cuMemcpyAsync"), 71);
+    fake_cuda_settle();
+    rig_lay(&rig, 100, 600, 0, 0, 0);
+    rig_round(&rig, 7);
+    rig_close(&rig);
+}
+
+/* As in WSL2: a batch would lose the context there, a copy by itself is translated. */
+static void registered_memory_at_other_addresses_is_kept_out_of_batches(void **state)
+{
+    (void)state;
+    copy_rig rig;
+    fake_cuda_set_attribute(0, RFT_CU_ATTR_HOST_POINTERS, 0, true);
+    rig_open(&rig, 4 * MIB, gathering);
+    rig_lay(&rig, 3000, 600, 8, 8, 424);
+    rig_round(&rig, 1);
+    assert_int_not_equal(fake_cuda_calls("cuLaunchKernel"), 0);
+    assert_int_equal(fake_cuda_calls("cuMemcpyBatchAsync"), 0);
+    rig_close(&rig);
 }
 
 static void copies_of_nothing_are_left_out(void **state)
@@ -229,7 +281,9 @@ int main(void)
         cuda_case(batches_hold_1024_copies_at_most),
         cuda_case(the_older_batch_is_taken_where_the_newer_one_is_not),
         cuda_case(drivers_without_batches_copy_one_by_one),
-        cuda_case(batches_that_are_not_supported_are_copied_one_by_one),
+        cuda_case(batches_that_are_refused_are_copied_one_by_one),
+        cuda_case(a_copy_of_a_batch_that_cannot_be_is_told),
+        cuda_case(registered_memory_at_other_addresses_is_kept_out_of_batches),
         cuda_case(copies_of_nothing_are_left_out),
         cuda_case(pageable_memory_is_kept_out_of_batches),
         cuda_case(a_batch_may_hold_all_kinds_of_copies),

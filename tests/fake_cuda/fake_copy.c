@@ -48,6 +48,22 @@ static rft_cu_result copies_run(fake_op *op)
     return RFT_CU_SUCCESS;
 }
 
+static bool is_registered(uint64_t at)
+{
+    const fake_span *span = fake_span_at(at);
+    return span != NULL && span->kind == FAKE_REGISTERED;
+}
+
+/* The device takes addresses as they are, whether registered memory is there or not. */
+static rft_cu_result batch_run(fake_op *op)
+{
+    bool found = fake.devices[op->device].attributes[RFT_CU_ATTR_HOST_POINTERS] != 0;
+    for (size_t i = 0; i < op->count && !found; i++)
+        if (is_registered(op->copies[i].to) || is_registered(op->copies[i].from))
+            return RFT_CU_ILLEGAL_ADDRESS;
+    return copies_run(op);
+}
+
 static fake_op *copies_new(size_t count)
 {
     fake_op *op = fake_op_new(copies_run);
@@ -178,6 +194,8 @@ static rft_cu_result put_batch(fake_call *call, const fake_batch *batch, size_t 
     fake_count_batch(batch->count);
     bool pageable = false;
     fake_op *op = copies_new(batch->count);
+    op->run = batch_run;
+    op->device = call->context->device->ordinal;
     result = fill_batch(batch, op, failed, &pageable);
     if (result == RFT_CU_SUCCESS) {
         queue(call, stream, op, pageable);

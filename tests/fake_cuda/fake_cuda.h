@@ -10,7 +10,8 @@
  *   (ILLEGAL_ADDRESS, and the context is lost). Unregistered host memory is copied while the caller
  *   waits, and is counted. A copy across two registrations, or out of one, is INVALID_VALUE. Source
  *   order ANY reads when it is called, and once more later: a source that differs is a violation.
- * - Registered memory, which the device finds at addresses of its own (cuMemHostGetDevicePointer).
+ * - Registered memory, which kernels find at addresses of its own (cuMemHostGetDevicePointer), and
+ *   so do batches of copies on a device that cannot use the host's (RFT_CU_ATTR_HOST_POINTERS).
  * - Streams: a thread and a queue of 1,024 pieces each (one more, and the call waits), events, host
  *   functions, the legacy stream and those that wait for it. (The per-thread stream is one per
  *   context.)

@@ -36,6 +36,7 @@ static void make_device(fake_device *device, int ordinal)
     set_attribute(device, RFT_CU_ATTR_UNIFIED_ADDRESSING, 1);
     set_attribute(device, RFT_CU_ATTR_CAPABILITY_MAJOR, 9);
     set_attribute(device, RFT_CU_ATTR_CAPABILITY_MINOR, 0);
+    set_attribute(device, RFT_CU_ATTR_HOST_POINTERS, 1);
     set_attribute(device, RFT_CU_ATTR_HOST_REGISTER, 1);
     set_attribute(device, RFT_CU_ATTR_HOST_PAGE_TABLES, 0);
     set_attribute(device, RFT_CU_ATTR_VMM, 1);

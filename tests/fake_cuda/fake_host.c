@@ -28,8 +28,8 @@ rft_cu_result fake_cu_host_register(void *memory, size_t bytes, unsigned flags)
     return fake_end(&call, result);
 }
 
-/* The addresses by which the device finds registered memory are not those of the host, unless an
- * attribute says so, which this driver does not have. */
+/* The addresses by which kernels find registered memory are not those of the host. On the real
+ * driver they are, where an attribute of all devices says so. */
 static fake_span *alias_of(fake_span *span)
 {
     if (span->alias != NULL) return span->alias;

@@ -155,6 +155,24 @@ static void a_batch_copies_all_of_its_entries(void **state)
     free_pinned(host);
 }
 
+static void a_batch_takes_addresses_as_the_device_knows_them(void **state)
+{
+    (void)state;
+    rft_cu_ptr memory = device_memory(4096);
+    rft_cu_stream stream = open_stream();
+    char *host = pinned_memory(4096);
+    fake_cuda_set_attribute(0, RFT_CU_ATTR_HOST_POINTERS, 0, true);
+    assert_cu(cu.copy(memory, address_of(host), 100, stream));
+    fake_cuda_settle();
+    batch it = batch_of(memory, host, RFT_CU_SOURCE_STREAM);
+    assert_cu(put(&it, 1, stream));
+    fake_cuda_settle();
+    refuses(ILLEGAL_ADDRESS, cu.stream_close(stream));
+    refuses(ILLEGAL_ADDRESS, cu.memory_free(memory));
+    refuses(ILLEGAL_ADDRESS, cu.host_unregister(host));
+    free(host);
+}
+
 static void a_batch_is_refused_for_what_is_wrong_with_it(void **state)
 {
     (void)state;
@@ -227,6 +245,7 @@ int main(void)
         fixture_test(memory_that_goes_before_the_work_is_a_violation_and_a_loss),
         fixture_test(memory_unmapped_under_queued_work_is_a_violation),
         fixture_test(a_batch_copies_all_of_its_entries),
+        fixture_test(a_batch_takes_addresses_as_the_device_knows_them),
         fixture_test(a_batch_is_refused_for_what_is_wrong_with_it),
         fixture_test(source_order_any_reads_when_it_is_called),
     };
