@@ -36,6 +36,17 @@ void rft_cuda_leave(rft_cuda_device *cuda, const rft_cuda_visit *visit)
     (void)cuda->driver.context_pop(&ours);
 }
 
+refit_status rft_cuda_enter_to_free(rft_cuda_device *cuda, rft_cuda_visit *visit, bool *inside,
+                                    refit_error *error)
+{
+    refit_error why = {0};
+    refit_status status = rft_cuda_enter(cuda, visit, &why);
+    *inside = status == REFIT_OK;
+    if (*inside || rft_cuda_is_lost((rft_cu_result)why.subsystem)) return REFIT_OK;
+    if (error != NULL) *error = why;
+    return status;
+}
+
 /* An attribute that the driver does not know reads as `otherwise`. */
 static int attribute(const rft_cuda_device *cuda, int which, int otherwise)
 {

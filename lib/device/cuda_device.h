@@ -76,6 +76,11 @@ typedef struct rft_cuda_visit {
 refit_status rft_cuda_enter(rft_cuda_device *cuda, rft_cuda_visit *visit, refit_error *error);
 void rft_cuda_leave(rft_cuda_device *cuda, const rft_cuda_visit *visit);
 
+/* To free something whatever has happened to the GPU: REFIT_OK with `*inside` false means that its
+ * context is lost, or the driver has ended with the process, and there is only our side to free. */
+refit_status rft_cuda_enter_to_free(rft_cuda_device *cuda, rft_cuda_visit *visit, bool *inside,
+                                    refit_error *error);
+
 /* The body of a slot: the call, made inside. */
 #define RFT_CUDA_VISIT(cuda, error, call)                                                          \
     do {                                                                                           \

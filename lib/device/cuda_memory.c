@@ -158,7 +158,7 @@ refit_status rft_cuda_memory_alloc(rft_cuda_device *cuda, uint64_t bytes, void *
     return status;
 }
 
-refit_status rft_cuda_memory_free(rft_cuda_device *cuda, void *block, refit_error *error)
+static refit_status free_block(rft_cuda_device *cuda, void *block, bool inside, refit_error *error)
 {
     rft_cuda_memory *memory = cuda->memory;
     rft_lock(&memory->lock);
@@ -167,7 +167,8 @@ refit_status rft_cuda_memory_free(rft_cuda_device *cuda, void *block, refit_erro
     RFT_REFUSE_IF(bytes == 0, error, REFIT_ERR_INVALID,
                   "%p was not given by refit_memory_alloc of this device, or was freed before",
                   block);
-    rft_cu_result result = give_block(cuda, (rft_cu_ptr)(uintptr_t)block);
+    rft_cu_result result = RFT_CU_SUCCESS;
+    if (inside) result = give_block(cuda, (rft_cu_ptr)(uintptr_t)block);
     /* A lost GPU has taken its memory along: the books are what is left to free. */
     if (result == RFT_CU_SUCCESS || rft_cuda_is_lost(result)) {
         rft_cuda_memory_unbook(cuda, bytes);
@@ -175,4 +176,14 @@ refit_status rft_cuda_memory_free(rft_cuda_device *cuda, void *block, refit_erro
     }
     RFT_TRY(list_block(memory, block, bytes, error)); /* it had a place: there is room */
     return rft_cuda_check(&cuda->driver, result, error, "memory of the GPU could not be freed");
+}
+
+refit_status rft_cuda_memory_free(rft_cuda_device *cuda, void *block, refit_error *error)
+{
+    bool inside;
+    rft_cuda_visit visit;
+    RFT_TRY(rft_cuda_enter_to_free(cuda, &visit, &inside, error));
+    refit_status status = free_block(cuda, block, inside, error);
+    if (inside) rft_cuda_leave(cuda, &visit);
+    return status;
 }

@@ -24,7 +24,7 @@ void rft_cuda_memory_unbook(rft_cuda_device *cuda, uint64_t bytes);
 refit_status rft_cuda_memory_full(rft_cuda_device *cuda, rft_cu_result result, uint64_t bytes,
                                   refit_error *error);
 
-/* The slots of device.h, inside a visit. */
+/* The slots of device.h: alloc inside a visit, free visits by itself. */
 refit_status rft_cuda_memory_alloc(rft_cuda_device *cuda, uint64_t bytes, void **out,
                                    refit_error *error);
 refit_status rft_cuda_memory_free(rft_cuda_device *cuda, void *block, refit_error *error);

@@ -22,8 +22,7 @@ static refit_status cuda_memory_alloc(void *self, uint64_t bytes, void **out, re
 
 static refit_status cuda_memory_free(void *self, void *memory, refit_error *error)
 {
-    rft_cuda_device *cuda = self;
-    RFT_CUDA_VISIT(cuda, error, rft_cuda_memory_free(cuda, memory, error));
+    return rft_cuda_memory_free(self, memory, error);
 }
 
 static refit_status cuda_memory_check(void *self, const void *memory, uint64_t bytes,
@@ -79,8 +78,7 @@ static refit_status cuda_stream_open(void *self, refit_stream_ref *out, refit_er
 
 static refit_status cuda_stream_close(void *self, refit_stream_ref stream, refit_error *error)
 {
-    rft_cuda_device *cuda = self;
-    RFT_CUDA_VISIT(cuda, error, rft_cuda_stream_close(cuda, stream, error));
+    return rft_cuda_stream_close(self, stream, error);
 }
 
 static refit_status cuda_stream_call(void *self, refit_stream_ref stream, refit_stream_fn function,

@@ -261,6 +261,14 @@ static refit_status drain(rft_cuda_device *cuda, rft_cu_stream stream, refit_err
     return rft_cuda_check(&cuda->driver, result, error, "a stream's state was not to be had");
 }
 
+static void unlist(rft_cuda_streams *streams, refit_stream_ref stream)
+{
+    rft_lock(&streams->lock);
+    streams->own[find_own(streams, stream)] = streams->own[streams->count - 1];
+    streams->count--;
+    rft_unlock(&streams->lock);
+}
+
 refit_status rft_cuda_stream_close(rft_cuda_device *cuda, refit_stream_ref stream,
                                    refit_error *error)
 {
@@ -268,13 +276,14 @@ refit_status rft_cuda_stream_close(rft_cuda_device *cuda, refit_stream_ref strea
     RFT_REFUSE_IF(!is_own(streams, stream), error, REFIT_ERR_INVALID,
                   "%p is no stream that refit_stream_open gave: whoever created it destroys it",
                   stream.native);
-    RFT_TRY(drain(cuda, stream.native, error));
-    rft_lock(&streams->lock);
-    streams->own[find_own(streams, stream)] = streams->own[streams->count - 1];
-    streams->count--;
-    rft_unlock(&streams->lock);
-    (void)cuda->driver.stream_close(stream.native);
-    return REFIT_OK;
+    bool inside;
+    rft_cuda_visit visit;
+    RFT_TRY(rft_cuda_enter_to_free(cuda, &visit, &inside, error));
+    refit_status status = inside ? drain(cuda, stream.native, error) : REFIT_OK;
+    if (status == REFIT_OK) unlist(streams, stream);
+    if (status == REFIT_OK && inside) (void)cuda->driver.stream_close(stream.native);
+    if (inside) rft_cuda_leave(cuda, &visit);
+    return status;
 }
 
 refit_status rft_cuda_stream_call(rft_cuda_device *cuda, refit_stream_ref stream,

@@ -57,7 +57,7 @@ refit_status rft_cuda_work_begin(rft_cuda_device *cuda, refit_stream_ref stream,
 refit_status rft_cuda_work_end(rft_cuda_device *cuda, const rft_cuda_work *work,
                                refit_status status, refit_error *error);
 
-/* The slots of device.h. */
+/* The slots of device.h; close visits by itself. */
 refit_status rft_cuda_stream_open(rft_cuda_device *cuda, refit_stream_ref *out, refit_error *error);
 refit_status rft_cuda_stream_close(rft_cuda_device *cuda, refit_stream_ref stream,
                                    refit_error *error);

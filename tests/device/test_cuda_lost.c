@@ -106,6 +106,28 @@ static void a_lost_gpu_is_told_by_every_call_and_can_be_closed(void **state)
     }
 }
 
+/* As when the process ends and its objects are closed after the driver has gone, or somebody has
+ * reset the GPU: the context cannot even be made current. */
+static void a_context_that_is_gone_can_be_closed(void **state)
+{
+    (void)state;
+    static const rft_cu_result results[] = {RFT_CU_DEINITIALIZED, RFT_CU_CONTEXT_IS_DESTROYED,
+                                            RFT_CU_ASSERT};
+    static const char *const calls[] = {"cuCtxPushCurrent", "cuThreadExchangeStreamCaptureMode"};
+    for (unsigned i = 0; i < 6; i++) {
+        bench on;
+        void *memory;
+        fake_cuda_reset();
+        bench_open(&on);
+        fake_cuda_fail(calls[i % 2], 1, 1000, results[i / 2]);
+        assert_refused(refit_memory_alloc(on.device, 1, &memory, error), REFIT_ERR_DEVICE, "; ");
+        refit_status status = refit_memory_free(on.device, on.host, NULL); /* not the GPU's */
+        assert_int_equal(status, REFIT_ERR_INVALID);
+        bench_close(&on);
+    }
+    fake_cuda_reset();
+}
+
 static void work_that_fails_in_the_queue_loses_the_gpu(void **state)
 {
     (void)state;
@@ -314,6 +336,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cuda_case(a_lost_gpu_is_told_by_every_call_and_can_be_closed),
+        cuda_case(a_context_that_is_gone_can_be_closed),
         cuda_case(work_that_fails_in_the_queue_loses_the_gpu),
         cuda_case(a_full_gpu_says_what_is_free_and_recovers),
         cuda_case(a_stream_with_work_is_closed_when_it_is_done),
