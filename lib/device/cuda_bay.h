@@ -74,7 +74,8 @@ typedef struct rft_cuda_bay {
 refit_status rft_cuda_bay_open(rft_cuda_device *cuda, uint64_t half_bytes, rft_cuda_bay **out,
                                refit_error *error);
 
-/* Waits for what is under way (at most offload.timeout_ms), then frees it. */
+/* Waits for what is under way (at most offload.timeout_ms), then frees it; what is in use even then
+ * stays with the driver, and cuda->stuck says so. */
 void rft_cuda_bay_close(rft_cuda_device *cuda, rft_cuda_bay *bay);
 
 /* Likewise where the driver must not be called: frees our side of it. Outside a visit. */

@@ -110,20 +110,32 @@ static void close_order(rft_cuda_device *cuda, rft_cuda_bay *bay)
     if (bay->own != NULL) (void)driver->stream_close(bay->own);
 }
 
-/* A lost GPU is never idle, but it does not answer NOT_READY either. */
-static void wait_idle(rft_cuda_device *cuda, const rft_cuda_bay *bay)
+/* false: it is still at work. A lost GPU is never idle, but it does not answer NOT_READY either. */
+static bool wait_idle(rft_cuda_device *cuda, const rft_cuda_bay *bay)
 {
     rft_looks looks = rft_looks_until(rft_deadline(cuda->config.offload_timeout_ms));
-    while (ask(cuda, bay) == RFT_CU_NOT_READY && rft_look_again(&looks)) {
+    rft_cu_result result = ask(cuda, bay);
+    while (result == RFT_CU_NOT_READY && rft_look_again(&looks)) {
+        result = ask(cuda, bay);
     }
+    return result != RFT_CU_NOT_READY;
+}
+
+static void close_memory(rft_cuda_device *cuda, rft_cuda_bay *bay)
+{
+    if (bay->host != NULL) (void)cuda->driver.host_free(bay->host);
+    if (bay->memory != NULL) (void)rft_cuda_memory_free(cuda, bay->memory, NULL);
 }
 
 void rft_cuda_bay_close(rft_cuda_device *cuda, rft_cuda_bay *bay)
 {
-    wait_idle(cuda, bay);
-    close_order(cuda, bay);
-    if (bay->host != NULL) (void)cuda->driver.host_free(bay->host);
-    if (bay->memory != NULL) (void)rft_cuda_memory_free(cuda, bay->memory, NULL);
+    bool idle = wait_idle(cuda, bay);
+    close_order(cuda, bay); /* the driver keeps them until the work on them ends */
+    if (idle) {
+        close_memory(cuda, bay);
+    } else {
+        cuda->stuck = true;
+    }
     rft_cuda_bay_forget(bay);
 }
 

@@ -13,6 +13,7 @@
 #include "device/cuda_compute.h"
 
 #include "base/alloc.h"
+#include "base/clock.h"
 #include "device/cuda_kernels.h"
 #include "device/cuda_memory.h"
 #include "device/cuda_pointer.h"
@@ -39,6 +40,8 @@ struct rft_cuda_compute {
                         digest. Guarded by lock, like the rest */
     uint64_t *twins;
     uint64_t users;
+    uint32_t owed; /* host functions that will still come */
+    bool orphan;   /* closed meanwhile: the last of them frees it */
     sum_slot slots[SLOTS];
 };
 
@@ -57,17 +60,51 @@ refit_status rft_cuda_compute_open(rft_cuda_device *cuda, rft_cuda_compute **out
     return REFIT_OK;
 }
 
+static void free_compute(rft_cuda_compute *compute)
+{
+    rft_mutex_close(&compute->lock);
+    rft_free(compute);
+}
+
+/* A lost GPU calls no host function any more. */
+static bool is_owed(rft_cuda_device *cuda, rft_cuda_compute *compute)
+{
+    size_t left, total;
+    rft_lock(&compute->lock);
+    bool owed = compute->owed > 0;
+    rft_unlock(&compute->lock);
+    return owed && !rft_cuda_is_lost(cuda->driver.memory_info(&left, &total));
+}
+
+/* Inside a visit. false: digests are still under way, and the last one frees the rest. */
+static bool close_sums(rft_cuda_device *cuda, rft_cuda_compute *compute)
+{
+    rft_looks looks = rft_looks_until(rft_deadline(cuda->config.offload_timeout_ms));
+    while (is_owed(cuda, compute) && rft_look_again(&looks)) {
+    }
+    if (is_owed(cuda, compute)) {
+        rft_lock(&compute->lock);
+        compute->orphan = compute->owed > 0;
+        bool orphan = compute->orphan;
+        rft_unlock(&compute->lock);
+        if (orphan) return false;
+    }
+    (void)cuda->driver.memory_free(compute->sums);
+    (void)cuda->driver.host_free(compute->twins);
+    return true;
+}
+
 void rft_cuda_compute_close(rft_cuda_device *cuda, rft_cuda_compute *compute)
 {
     if (compute == NULL) return;
+    bool closed = true;
     rft_cuda_visit visit;
     if (compute->twins != NULL && rft_cuda_enter(cuda, &visit, NULL) == REFIT_OK) {
-        (void)cuda->driver.memory_free(compute->sums);
-        (void)cuda->driver.host_free(compute->twins);
+        closed = close_sums(cuda, compute);
         rft_cuda_leave(cuda, &visit);
     }
-    rft_mutex_close(&compute->lock);
-    rft_free(compute);
+    if (closed) free_compute(compute);
+    cuda->stuck = cuda->stuck || !closed;
 }
 
 /* Memory for the slots, the lock held. No digest is under way yet, so no host function waits for
@@ -140,7 +177,9 @@ static void deliver(void *user)
     if (slot->to != NULL) *slot->to = compute->twins[slot - compute->slots];
     slot->to = NULL;
     slot->taken = false;
+    bool last = --compute->owed == 0 && compute->orphan;
     rft_unlock(&compute->lock);
+    if (last) free_compute(compute);
 }
 
 typedef struct digest_work {
@@ -165,12 +204,27 @@ static refit_status queue_sum(rft_cuda_device *cuda, rft_cu_stream stream, const
         error, "a digest could not be brought to the host");
 }
 
+/* The host function, which is owed from before the call on: it may come at once. */
+static rft_cu_result queue_delivery(rft_cuda_device *cuda, rft_cu_stream stream, sum_slot *slot)
+{
+    rft_cuda_compute *compute = cuda->compute;
+    rft_lock(&compute->lock);
+    compute->owed++;
+    rft_unlock(&compute->lock);
+    rft_cu_result result = cuda->driver.stream_call(stream, deliver, slot);
+    if (result == RFT_CU_SUCCESS) return result;
+    rft_lock(&compute->lock);
+    compute->owed--;
+    rft_unlock(&compute->lock);
+    return result;
+}
+
 static refit_status queue_digest(rft_cuda_device *cuda, rft_cu_stream stream, sum_ticket ticket,
                                  const digest_work *work, refit_error *error)
 {
     refit_status status = queue_sum(cuda, stream, ticket.slot, work, error);
     if (status != REFIT_OK) forget(cuda->compute, ticket);
-    rft_cu_result result = cuda->driver.stream_call(stream, deliver, ticket.slot);
+    rft_cu_result result = queue_delivery(cuda, stream, ticket.slot);
     if (status != REFIT_OK) return status;
     return rft_cuda_check(&cuda->driver, result, error,
                           "a digest could not be brought to the host");

@@ -9,7 +9,9 @@
 
 refit_status rft_cuda_compute_open(rft_cuda_device *cuda, rft_cuda_compute **out,
                                    refit_error *error);
-/* NULL is allowed; it visits by itself. No digest may be under way. */
+/* NULL is allowed; it visits by itself. Waits for digests that are still under way, since their
+ * callers gave up, at most offload.timeout_ms; the memory of those that do not end stays with the
+ * driver, and cuda->stuck says so. */
 void rft_cuda_compute_close(rft_cuda_device *cuda, rft_cuda_compute *compute);
 
 /* Inside a visit. REFIT_ERR_UNSUPPORTED without kernels; REFIT_ERR_LIMIT: very many digests are

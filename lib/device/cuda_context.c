@@ -143,7 +143,7 @@ refit_status rft_cuda_context_open(rft_cuda_device *cuda, int ordinal, refit_err
 
 void rft_cuda_context_close(rft_cuda_device *cuda)
 {
-    if (getpid() != cuda->pid) return;
+    if (getpid() != cuda->pid || cuda->stuck) return;
     int mode = RFT_CU_CAPTURE_MODE_RELAXED;
     bool relaxed = cuda->driver.capture_mode(&mode) == RFT_CU_SUCCESS;
     (void)cuda->driver.context_release(cuda->handle);

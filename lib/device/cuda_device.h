@@ -60,6 +60,7 @@ typedef struct rft_cuda_device {
     rft_cuda_copier *copier;
     rft_cuda_shares *shares;
     atomic_bool batch_refused; /* the driver has refused a batch of copies: it is told once */
+    bool stuck; /* while it closes: some work does not end; what that uses stays with the driver */
 } rft_cuda_device;
 
 /* What leave must bring back. */

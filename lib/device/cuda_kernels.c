@@ -110,7 +110,7 @@ void rft_cuda_kernels_close(rft_cuda_device *cuda, rft_cuda_kernels *kernels)
 {
     if (kernels == NULL) return;
     rft_cuda_visit visit;
-    if (rft_cuda_enter(cuda, &visit, NULL) == REFIT_OK) {
+    if (!cuda->stuck && rft_cuda_enter(cuda, &visit, NULL) == REFIT_OK) {
         (void)cuda->driver.library_unload(kernels->library);
         rft_cuda_leave(cuda, &visit);
     }

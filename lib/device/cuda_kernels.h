@@ -21,7 +21,8 @@
  * the GPU is lost; REFIT_ERR_HOST_MEMORY. Inside a visit. */
 refit_status rft_cuda_kernels_open(rft_cuda_device *cuda, rft_cuda_kernels **out,
                                    refit_error *error);
-/* NULL is allowed; it visits by itself. No launch may be under way. */
+/* NULL is allowed; it visits by itself. No launch may be under way, unless cuda->stuck says so:
+ * then the image stays with the driver. */
 void rft_cuda_kernels_close(rft_cuda_device *cuda, rft_cuda_kernels *kernels);
 
 /* REFIT_ERR_UNSUPPORTED, with the sentence of kernels_missing, where there are none. */

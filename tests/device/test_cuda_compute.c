@@ -8,7 +8,7 @@
 
 #include <cmocka.h>
 
-#include "device/device.h"
+#include "device/cuda_device.h"
 #include "fake_cuda.h"
 #include "kernels/digest.h"
 
@@ -24,12 +24,14 @@ static refit_stream_ref stream;
 static rft_cu_ptr given; /* memory of the caller's own */
 static void *memory;     /* the same */
 static unsigned char zeros[BYTES];
+static unsigned kept; /* objects that stay with the driver */
 
 static int set_up(void **state)
 {
     (void)state;
     refit_config config;
     fake_cuda_reset();
+    kept = 0;
     refit_config_init(&config, sizeof config);
     config.offload_timeout_ms = 50;
     assert_ok(refit_device_open("cuda:0", &config, &device, &error));
@@ -50,7 +52,7 @@ static int tear_down(void **state)
     fake_cuda_memory_free(given);
     assert_ok(refit_stream_close(device, stream, &error));
     assert_ok(refit_device_close(device, &error));
-    assert_int_equal(fake_cuda_leaks(), 0);
+    assert_int_equal(fake_cuda_leaks(), kept);
     assert_string_equal(fake_cuda_violation(), "");
     return 0;
 }
@@ -144,6 +146,49 @@ static void a_digest_that_comes_too_late_writes_nothing(void **state)
     check_digest();
 }
 
+/* A device of its own, and on it a digest that did not come in time. */
+static refit_device *open_late(uint64_t *sum)
+{
+    refit_config config;
+    refit_device *late;
+    refit_config_init(&config, sizeof config);
+    config.offload_timeout_ms = 50;
+    assert_ok(refit_device_open("cuda:0", &config, &late, &error));
+    fake_cuda_stop();
+    assert_int_equal(rft_device_digest(late, REFIT_STREAM_NONE, memory, BYTES, 0, sum, &error),
+                     REFIT_ERR_TIMEOUT);
+    return late;
+}
+
+static void a_device_that_closes_waits_for_a_late_digest(void **state)
+{
+    (void)state;
+    uint64_t sum = UNTOUCHED;
+    refit_device *late = open_late(&sum);
+    ((rft_cuda_device *)late->self)->config.offload_timeout_ms = 20000;
+    fake_cuda_go();
+    assert_ok(refit_device_close(late, &error));
+    assert_int_equal(sum, UNTOUCHED);
+    check_digest();
+}
+
+/* What the GPU still uses then stays with the driver, and who comes last frees our side. */
+static void a_device_closes_before_a_digest_that_hangs(void **state)
+{
+    (void)state;
+    uint64_t sum = UNTOUCHED;
+    unsigned before = fake_cuda_leaks();
+    refit_device *late = open_late(&sum);
+    assert_ok(refit_device_close(late, &error));
+    assert_string_equal(fake_cuda_violation(), "");
+    fake_cuda_go();
+    fake_cuda_settle();
+    assert_int_equal(sum, UNTOUCHED);
+    kept = fake_cuda_leaks() - before;
+    assert_int_equal(kept, 4); /* both ends of the sums, the image, and our hold on the context */
+    check_digest();
+}
+
 /* Nothing answers any more, and all of our side can still be freed. */
 static void a_gpu_lost_under_a_digest_can_be_closed(void **state)
 {
@@ -167,6 +212,8 @@ int main(void)
         T(memory_for_sums_may_be_had_later),
         T(too_many_at_once_are_refused_and_none_is_lost),
         T(a_digest_that_comes_too_late_writes_nothing),
+        T(a_device_that_closes_waits_for_a_late_digest),
+        T(a_device_closes_before_a_digest_that_hangs),
         T(a_gpu_lost_under_a_digest_can_be_closed),
     };
     return cmocka_run_group_tests_name("cuda_compute", tests, NULL, NULL);

@@ -7,6 +7,7 @@
 #include <refit/host.h>
 
 #include "base/thread.h"
+#include "device/cuda_bay.h"
 
 static const char *const gathering[] = {"offload.small_bytes=32KiB", "offload.staging_bytes=1MiB",
                                         NULL};
@@ -346,6 +347,34 @@ static void a_lost_gpu_is_told_and_closes(void **state)
     rig_close(&rig);
 }
 
+/* Work that does not end, on a bay that closes: what it uses stays. */
+static void a_bay_that_hangs_keeps_its_memory(void **state)
+{
+    (void)state;
+    refit_device *device = cuda_open();
+    rft_cuda_device *cuda = device->self;
+    rft_cuda_visit visit;
+    rft_cuda_bay *bay = NULL;
+    assert_ok(rft_cuda_enter(cuda, &visit, NULL));
+    assert_ok(rft_cuda_bay_open(cuda, MIB, &bay, NULL));
+    fake_cuda_stop();
+    assert_int_equal(cuda->driver.fill(bay->halves[0].memory, 1, MIB, bay->own), RFT_CU_SUCCESS);
+    cuda->config.offload_timeout_ms = 5;
+    rft_cuda_bay_close(cuda, bay);
+    rft_cuda_leave(cuda, &visit);
+    cuda_close(device);
+    assert_string_equal(fake_cuda_violation(), "");
+    fake_cuda_go();
+    fake_cuda_settle();
+    fake_cuda_live kept = fake_cuda_alive();
+    assert_int_equal(kept.memories, 1);
+    assert_int_equal(kept.host_memories, 1);
+    assert_int_equal(kept.libraries, 1);
+    assert_int_equal(kept.contexts, 1);
+    assert_int_equal(fake_cuda_leaks(), 4);
+    fake_cuda_reset();
+}
+
 #define TEST(name) cmocka_unit_test_setup_teardown(name, begin, end)
 
 int main(void)
@@ -363,6 +392,7 @@ int main(void)
         TEST(every_failed_call_leaves_the_stream_usable),
         TEST(bays_that_break_are_not_used_again),
         TEST(a_lost_gpu_is_told_and_closes),
+        TEST(a_bay_that_hangs_keeps_its_memory),
     };
     return cmocka_run_group_tests_name("cuda_staging", tests, NULL, NULL);
 }
