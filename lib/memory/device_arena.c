@@ -14,6 +14,8 @@
 #include "base/alloc.h"
 #include "memory/arena_inside.h"
 
+#define FAILURES_MOST 64u /* streams of an arena whose work has failed */
+
 /* ---- Open and close ---------------------------------------------------------------------- */
 
 static void link_arena(refit_arena *arena)
@@ -85,14 +87,30 @@ static refit_status check_unused(refit_arena *arena, refit_error *error)
     return REFIT_OK;
 }
 
+/* Does work still run that uses the arena? */
+static bool is_in_use(refit_status status)
+{
+    return status == REFIT_ERR_TIMEOUT || status == REFIT_ERR_STATE;
+}
+
+/* Work that failed is told once, and ends the wait for the streams behind it: so it is asked again.
+ */
+static refit_status empty(refit_arena *arena, refit_error *error)
+{
+    refit_status status = REFIT_ERR_DEVICE;
+    for (uint32_t i = 0; i < FAILURES_MOST && status != REFIT_OK && !is_in_use(status); i++) {
+        status = rft_device_decommit(arena->device, arena->base, arena->bytes, NULL, error);
+    }
+    return status;
+}
+
 /* A device that fails here has nothing that could be kept; work that still runs has. */
 refit_status refit_arena_close(refit_arena *arena, refit_error *error)
 {
     if (arena == NULL) return REFIT_OK;
     RFT_TRY(check_unused(arena, error));
-    refit_status status =
-        rft_device_decommit(arena->device, arena->base, arena->bytes, NULL, error);
-    if (status == REFIT_ERR_TIMEOUT || status == REFIT_ERR_STATE) return status;
+    refit_status status = empty(arena, error);
+    if (is_in_use(status)) return status;
     unlink_arena(arena);
     rft_device_unreserve(arena->device, arena->base, arena->bytes);
     rft_device_release(arena->device);

@@ -122,6 +122,37 @@ static void memory_waits_for_streams_that_use_the_arena(void **state)
     assert_int_equal(refit_arena_unuse(NULL, stream, NULL), REFIT_ERR_INVALID);
 }
 
+/* The failure of one is told, and does not hide the other from the wait. */
+static void a_close_waits_for_every_stream_though_one_has_failed(void **state)
+{
+    arena_rig *all = *state;
+    refit_arena *arena;
+    void *piece;
+    refit_stream_ref slow, failing;
+    char byte = 5;
+    assert_int_equal(refit_arena_open(all->device, PAGE, &arena, NULL), REFIT_OK);
+    assert_int_equal(refit_arena_alloc(arena, PAGE, &piece, NULL), REFIT_OK);
+    assert_int_equal(refit_stream_open(all->device, &slow, NULL), REFIT_OK);
+    assert_int_equal(refit_stream_open(all->device, &failing, NULL), REFIT_OK);
+    for (int i = 0; i < 2; i++) { /* in either order */
+        assert_int_equal(refit_arena_use(arena, i == 0 ? slow : failing, NULL), REFIT_OK);
+        assert_int_equal(refit_arena_use(arena, i == 0 ? failing : slow, NULL), REFIT_OK);
+        faulty_device_fail_later(all->device, FAULTY_COPY_BATCH, 1, REFIT_ERR_COPY);
+        assert_int_equal(refit_stream_copy(all->device, failing, piece, &byte, 1, NULL), REFIT_OK);
+        faulty_device_stop(all->device);
+        assert_int_equal(refit_stream_copy(all->device, slow, piece, &byte, 1, NULL), REFIT_OK);
+        all->device->block_ms = 10;
+        assert_int_equal(refit_arena_close(arena, NULL), REFIT_ERR_TIMEOUT);
+        all->device->block_ms = 20000;
+        faulty_device_go(all->device);
+        (void)!refit_arena_unuse(arena, slow, NULL);
+        (void)!refit_arena_unuse(arena, failing, NULL);
+    }
+    assert_int_equal(refit_arena_close(arena, NULL), REFIT_OK);
+    assert_int_equal(refit_stream_close(all->device, slow, NULL), REFIT_OK);
+    assert_int_equal(refit_stream_close(all->device, failing, NULL), REFIT_OK);
+}
+
 static void a_stream_that_takes_no_event_keeps_the_memory(void **state)
 {
     arena_rig *all = *state;
@@ -152,6 +183,7 @@ int main(void)
         TEST(an_abandoned_piece_goes_with_its_last_claim),
         TEST(an_abandoned_piece_that_the_device_kept_goes_at_the_next_sweep),
         TEST(memory_waits_for_streams_that_use_the_arena),
+        TEST(a_close_waits_for_every_stream_though_one_has_failed),
         TEST(a_stream_that_takes_no_event_keeps_the_memory),
     };
     return cmocka_run_group_tests_name("arena_claims", tests, NULL, NULL);
