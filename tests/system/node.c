@@ -1,0 +1,184 @@
+/* A made-up machine, in memory that its ranks share. */
+#include "node.h"
+
+#include <stdio.h>
+#include <string.h>
+
+#include <fcntl.h>
+#include <poll.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include "base/clock.h"
+#include "memory/procfile.h"
+#include "memory/slab_pins.h"
+#include "memory/turn.h"
+
+#define HELD_MS 30000 /* no test holds a rank as long; should the test be gone, it goes on */
+
+static _Thread_local test_node *here;
+static _Thread_local unsigned self;
+static _Thread_local bool my_turn, looked;
+static _Thread_local unsigned pins_of_this_turn;
+
+/* ---- The node */
+
+static test_node *map(int file)
+{
+    void *node = mmap(NULL, sizeof(test_node), PROT_READ | PROT_WRITE, MAP_SHARED, file, 0);
+    return node != MAP_FAILED ? node : NULL;
+}
+
+test_node *node_open(long long free_bytes, int *file)
+{
+    *file = memfd_create("node", MFD_CLOEXEC);
+    test_node *node = *file >= 0 && ftruncate(*file, sizeof(test_node)) == 0 ? map(*file) : NULL;
+    if (node == NULL) return NULL;
+    atomic_store(&node->free_bytes, free_bytes);
+    atomic_store(&node->least, free_bytes);
+    return node;
+}
+
+test_node *node_join(int pid, int file)
+{
+    char path[64];
+    snprintf(path, sizeof path, "/proc/%d/fd/%d", pid, file);
+    int own = open(path, O_RDWR | O_CLOEXEC);
+    if (own < 0) return NULL;
+    test_node *node = map(own);
+    close(own);
+    return node;
+}
+
+void node_leave(test_node *node)
+{
+    if (node != NULL) (void)munmap(node, sizeof *node);
+    here = NULL;
+}
+
+void node_enter(test_node *node, unsigned rank)
+{
+    here = node;
+    self = rank;
+}
+
+void node_bury(test_node *node, unsigned rank)
+{
+    atomic_fetch_add(&node->free_bytes, atomic_exchange(&node->taken[rank], 0));
+    atomic_store(&node->inside, 0);
+    atomic_store(&node->standing, 0);
+}
+
+static void take(long long bytes)
+{
+    long long left = atomic_fetch_sub(&here->free_bytes, bytes) - bytes;
+    long long least = atomic_load(&here->least);
+    atomic_fetch_add(&here->taken[self], bytes);
+    while (left < least && !atomic_compare_exchange_weak(&here->least, &least, left)) {
+    }
+}
+
+static void drop(long long bytes)
+{
+    atomic_fetch_sub(&here->taken[self], bytes);
+    atomic_fetch_add(&here->free_bytes, bytes);
+}
+
+/* ---- Turns */
+
+refit_status __real_rft_turn_take(rft_turn *turn, uint32_t timeout_ms, rft_watch *watch,
+                                  refit_error *error);
+refit_status __wrap_rft_turn_take(rft_turn *turn, uint32_t timeout_ms, rft_watch *watch,
+                                  refit_error *error);
+void __real_rft_turn_give(rft_turn *turn);
+void __wrap_rft_turn_give(rft_turn *turn);
+void __real_rft_watch_pause(rft_watch *watch, int64_t deadline);
+void __wrap_rft_watch_pause(rft_watch *watch, int64_t deadline);
+
+refit_status __wrap_rft_turn_take(rft_turn *turn, uint32_t timeout_ms, rft_watch *watch,
+                                  refit_error *error)
+{
+    refit_status status = __real_rft_turn_take(turn, timeout_ms, watch, error);
+    if (status != REFIT_OK) return status;
+    my_turn = true;
+    looked = false;
+    pins_of_this_turn = 0;
+    if (atomic_fetch_add(&here->inside, 1) != 0) atomic_fetch_add(&here->together, 1);
+    return REFIT_OK;
+}
+
+void __wrap_rft_turn_give(rft_turn *turn)
+{
+    if (my_turn) atomic_fetch_sub(&here->inside, 1);
+    my_turn = false;
+    __real_rft_turn_give(turn);
+}
+
+void __wrap_rft_watch_pause(rft_watch *watch, int64_t deadline)
+{
+    if (atomic_load(&watch->in_line)) atomic_fetch_add(&here->waits, 1);
+    __real_rft_watch_pause(watch, deadline);
+}
+
+/* ---- What is free */
+
+bool __real_rft_procfile_read(const char *path, char *text, size_t room);
+bool __wrap_rft_procfile_read(const char *path, char *text, size_t room);
+
+bool __wrap_rft_procfile_read(const char *path, char *text, size_t room)
+{
+    if (strstr(path, "/cgroup") != NULL) return false;
+    if (strcmp(path, "/proc/meminfo") != 0) return __real_rft_procfile_read(path, text, room);
+    long long bytes = atomic_load(&here->free_bytes);
+    snprintf(text, room, "MemAvailable: %lld kB\n", bytes > 0 ? bytes / 1024 : 0);
+    looked = true;
+    return true;
+}
+
+/* ---- The image's memory */
+
+refit_status __real_rft_slab_pins_take(rft_slab_pins *pins, refit_pin wanted, rft_watch *watch,
+                                       refit_error *error);
+refit_status __wrap_rft_slab_pins_take(rft_slab_pins *pins, refit_pin wanted, rft_watch *watch,
+                                       refit_error *error);
+void __real_rft_slab_pins_drop(rft_slab_pins *pins);
+void __wrap_rft_slab_pins_drop(rft_slab_pins *pins);
+refit_status __real_rft_device_host_pin(refit_device *device, void *memory, uint64_t bytes,
+                                        refit_error *error);
+refit_status __wrap_rft_device_host_pin(refit_device *device, void *memory, uint64_t bytes,
+                                        refit_error *error);
+
+refit_status __wrap_rft_slab_pins_take(rft_slab_pins *pins, refit_pin wanted, rft_watch *watch,
+                                       refit_error *error)
+{
+    if (!my_turn || !looked) atomic_fetch_add(&here->out_of_turn, 1);
+    atomic_fetch_add(&here->takings, 1);
+    take((long long)pins->bytes);
+    refit_status status = __real_rft_slab_pins_take(pins, wanted, watch, error);
+    if (status != REFIT_OK) drop((long long)pins->bytes);
+    return status;
+}
+
+void __wrap_rft_slab_pins_drop(rft_slab_pins *pins)
+{
+    if (pins->pinned > 0) drop((long long)pins->bytes);
+    __real_rft_slab_pins_drop(pins);
+}
+
+static void stand(void)
+{
+    int64_t deadline = rft_deadline(HELD_MS);
+    atomic_fetch_add(&here->standing, 1);
+    while (atomic_load(&here->held) && rft_now() < deadline) {
+        (void)poll(NULL, 0, 1);
+    }
+    atomic_fetch_sub(&here->standing, 1);
+}
+
+/* Memory that refit pins for other ends is pinned out of turn, and is not the node's affair. */
+refit_status __wrap_rft_device_host_pin(refit_device *device, void *memory, uint64_t bytes,
+                                        refit_error *error)
+{
+    if (my_turn && pins_of_this_turn++ == 1) stand();
+    return __real_rft_device_host_pin(device, memory, bytes, error);
+}

@@ -1,0 +1,42 @@
+/*
+ * node: the host memory of a machine that the test has made up, and its ranks are on. What a rank's
+ * library is told is free there is what is left after what all of them have taken; and the node
+ * sees whether two were ever at it together.
+ *
+ * It lies between the library and its own files by the linker (NODE_WRAPS in CMakeLists.txt): where
+ * a turn begins and ends, what /proc/meminfo says, and where the image's memory is taken and
+ * dropped.
+ */
+#ifndef NODE_H
+#define NODE_H
+
+#include <stdatomic.h>
+#include <stdbool.h>
+
+#define NODE_RANKS 4
+
+typedef struct test_node {
+    atomic_llong free_bytes;
+    atomic_llong least;     /* that was ever free; below 0 they have met the limit */
+    atomic_int inside;      /* ranks whose turn it is */
+    atomic_int together;    /* how often one was not alone */
+    atomic_int out_of_turn; /* memory taken out of turn, or without a look at what is free */
+    atomic_int waits;       /* how often one found that it is not its turn */
+    atomic_int takings;     /* images taken */
+    atomic_bool held;       /* who takes memory stands in the middle of it while this is so */
+    atomic_int standing;    /* who does */
+    atomic_llong taken[NODE_RANKS]; /* by rank */
+} test_node;
+
+/* The file that one test makes and other processes find by its pid and number; no name is left. */
+test_node *node_open(long long free_bytes, int *file);
+test_node *node_join(int pid, int file);
+void node_leave(test_node *node);
+
+/* What the library takes on this thread from now on is taken by that rank of that node. */
+void node_enter(test_node *node, unsigned rank);
+
+/* What the kernel does when a rank is killed: its memory is free again. */
+void node_bury(test_node *node, unsigned rank);
+
+#endif
