@@ -36,7 +36,7 @@ void rft_leash_retire(rft_leash *leash)
 static bool is_locked(const rft_leash *leash, leash_byte byte)
 {
     struct flock other = range(F_WRLCK, byte);
-    atomic_thread_fence(memory_order_seq_cst);
+    rft_mark_fence();
     return fcntl(leash->segment.fd, F_OFD_GETLK, &other) != 0 || other.l_type != F_UNLCK;
 }
 
@@ -54,7 +54,7 @@ static refit_status take_lock(const rft_leash *leash, leash_byte byte, refit_err
 {
     struct flock mine = range(F_RDLCK, byte);
     if (fcntl(leash->fd, F_OFD_SETLK, &mine) == 0) {
-        atomic_thread_fence(memory_order_seq_cst);
+        rft_mark_fence();
         return REFIT_OK;
     }
     int code = errno;

@@ -3,6 +3,11 @@
 
 #define RETIRED UINT64_MAX /* odd */
 
+void rft_mark_fence(void)
+{
+    atomic_thread_fence(memory_order_seq_cst);
+}
+
 void rft_mark_begin(rft_mark *mark)
 {
     uint64_t generation = atomic_load(&mark->generation);

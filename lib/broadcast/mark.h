@@ -29,6 +29,9 @@ void rft_mark_end(rft_mark *mark);
 /* The bytes are gone, for ever. */
 void rft_mark_retire(rft_mark *mark);
 
+/* What this thread did to a mark, or beside it, comes before what it looks at from here on. */
+void rft_mark_fence(void);
+
 /* Notes the number. False while the bytes are being written, or gone. */
 bool rft_mark_note(const rft_mark *mark, uint64_t *generation);
 /* Whether the bytes that were read since are those of then. */
