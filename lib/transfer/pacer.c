@@ -1,7 +1,8 @@
 /*
- * The k-th call on the stream stands until the bytes of the batches before it were due at the given
- * rate, counted from the first call. Calls run one after the other, so where the operation has come
- * to is known without asking. Knows nothing of events or of who waits.
+ * A call on the stream stands until the bytes of the batch before it were due at the given rate.
+ * Calls run one after the other, so where the operation has come to is known without asking. A
+ * stream that was held up by others makes up for one step at most: who holds it up is who the limit
+ * is for. Knows nothing of events or of who waits.
  */
 #include "transfer/pacer.h"
 
@@ -19,8 +20,7 @@ struct rft_pacer {
     bool hurry;           /* guarded by lock, like the rest */
     const rft_plan *plan; /* of the operation under way */
     uint32_t at;          /* its next batch */
-    uint64_t bytes;       /* of those before it that have a source */
-    int64_t began;        /* when the first of them had its turn; 0: not yet */
+    int64_t due;          /* when that one has its turn; 0: at once, as the first */
 };
 
 refit_status rft_pacer_open(uint64_t rate, rft_pacer **out, refit_error *error)
@@ -62,8 +62,7 @@ void rft_pacer_begin(rft_pacer *pacer, const rft_plan *plan)
     pacer->hurry = false;
     pacer->plan = plan;
     pacer->at = 0;
-    pacer->bytes = 0;
-    pacer->began = 0;
+    pacer->due = 0;
     rft_unlock(&pacer->lock);
 }
 
@@ -77,19 +76,30 @@ static const rft_batch *next_batch(rft_pacer *pacer)
     return &plan->batches[pacer->at++];
 }
 
+static int64_t time_of(const rft_pacer *pacer, uint64_t bytes)
+{
+    return (int64_t)((double)bytes / (double)pacer->rate * 1e9);
+}
+
+/* How late a batch is that begins `now`, as far as that is made up for. */
+static int64_t made_up(const rft_pacer *pacer, int64_t now)
+{
+    if (pacer->due == 0 || now < pacer->due) return 0;
+    int64_t late = now - pacer->due;
+    int64_t most = time_of(pacer, rft_pacer_step(pacer->rate));
+    return late < most ? late : most;
+}
+
 /* On the stream's thread. */
 static void stand(void *user)
 {
     rft_pacer *pacer = user;
     rft_lock(&pacer->lock);
-    int64_t now = rft_now();
-    if (pacer->began == 0) pacer->began = now;
-    double seconds = (double)pacer->bytes / (double)pacer->rate;
-    int64_t due = pacer->began + (int64_t)(seconds * 1e9);
-    while (!pacer->hurry && rft_now() < due) {
-        (void)rft_cond_wait(&pacer->hurried, &pacer->lock, due);
+    while (!pacer->hurry && rft_now() < pacer->due) {
+        (void)rft_cond_wait(&pacer->hurried, &pacer->lock, pacer->due);
     }
-    pacer->bytes += next_batch(pacer)->bytes;
+    int64_t now = rft_now();
+    pacer->due = now - made_up(pacer, now) + time_of(pacer, next_batch(pacer)->bytes);
     rft_unlock(&pacer->lock);
 }
 

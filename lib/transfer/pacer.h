@@ -1,6 +1,6 @@
 /*
  * pacer: holds a stream back between batches, so that an operation takes no more of the link than
- * offload.rate_limit, on average over its steps.
+ * offload.rate_limit, on average over two of its steps.
  *
  * The stream itself stands: a call on it returns once the bytes before it were due. Steps are short
  * (rft_pacer_step bounds a batch), so nobody else who has a call on the device waits long.

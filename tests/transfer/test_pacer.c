@@ -122,6 +122,20 @@ static void nothing_is_faster_than_the_limit(void **state)
     }
 }
 
+/* Held up for the time of four steps it makes up for one, and keeps the pace from there. */
+static void what_others_held_up_is_not_made_up_for(void **state)
+{
+    (void)state;
+    open_moves(MIB, 6, false);
+    faulty_device_stop(device);
+    assert_int_equal(start(), REFIT_OK);
+    assert_int_equal(rft_mover_wait(mover, 4 * 63, NULL), REFIT_ERR_TIMEOUT);
+    int64_t went_on = rft_now();
+    faulty_device_go(device);
+    assert_int_equal(rft_mover_wait(mover, WAIT_MS, NULL), REFIT_OK);
+    assert_true(rft_mover_finished_at(mover) - went_on >= INT64_C(3) * 1000000000 / 16);
+}
+
 static void without_a_limit_no_call_is_made(void **state)
 {
     (void)state;
@@ -194,6 +208,7 @@ int main(void)
         cmocka_unit_test(a_step_crosses_the_link_in_a_moment),
         TEST(every_batch_with_a_source_has_its_turn),
         TEST(nothing_is_faster_than_the_limit),
+        TEST(what_others_held_up_is_not_made_up_for),
         TEST(without_a_limit_no_call_is_made),
         TEST(close_does_not_wait_for_the_pace),
         TEST(a_start_that_fails_does_not_wait_for_the_pace),
