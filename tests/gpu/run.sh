@@ -16,7 +16,7 @@
 #
 # --rehearse FOLDER  on the fake driver, whose libcuda.so.1 lies in FOLDER: small sizes, and results
 #                    that say that no figure in them means anything
-# --built            REFIT_BUILD is built already
+# --built            REFIT_BUILD is built already, by tests/run.sh: a short rehearsal
 #
 # Ends with 0: all that ran passed; 1: something failed; 2: it could not begin.
 set -uo pipefail
@@ -157,15 +157,10 @@ facts() {
 
 # ---- what is run
 
-conformance=(device_memory device_copies device_streams device_arena)
-suites=(regions cycle policies leases futures memory_hooks pageable verify states offload_faults
-    background mover mover_faults controller controller_faults fault_shortage fault_states workers_lost)
-programs=(gpu_kernels "${conformance[@]}" "${suites[@]}")
 device=cuda:0
 sizes=() few=(--rounds 5) many=(--rounds 9)
 if [ -n "$fake" ]; then
     sizes=(--mib 4 --tensors "$out/rows/few") few=(--rounds 1) many=(--rounds 2)
-    [ "$built" = no ] || suites=(cycle mover) # the others are tests of their own
 fi
 as_test=(env "REFIT_TEST_CUDA=$([ -n "$fake" ] && echo fake || echo real)" "REFIT_TEST_SEED=$seed")
 echo "refit on a GPU: at most $budget s; results in $out"
@@ -174,12 +169,21 @@ if [ "$built" = no ]; then
     command -v ninja >/dev/null && generator=(-G Ninja)
     step configure 60 cmake -S "$root" -B "$build" "${generator[@]}" -DCMAKE_BUILD_TYPE=Release \
         -DCMAKE_C_FLAGS=-g -DREFIT_BUILD_EXAMPLES=OFF || die "see $out/run.log"
+fi
+mapfile -t conformance < <(grep -E '^(device_|gpu_)' "$build/tests/on_cuda")
+mapfile -t suites < <(grep -vE '^(device_|gpu_)' "$build/tests/on_cuda")
+suites+=(workers_lost)
+[ ${#conformance[@]} -gt 4 ] || die "$build/tests/on_cuda does not say which tests there are"
+if [ "$built" = no ]; then
+    programs=("${conformance[@]}" "${suites[@]}")
     step build 180 cmake --build "$build" --parallel "$(nproc)" --target refit \
         "${programs[@]/#/test_}" || die "see $out/run.log"
+else
+    suites=(cycle mover) # the others are tests of their own
 fi
 refit=$build/bin/refit
 
-for name in "${conformance[@]}" gpu_kernels; do
+for name in "${conformance[@]}"; do
     suite "$name" 60
 done
 
@@ -202,8 +206,8 @@ for name in "${suites[@]}"; do
 done
 if command -v compute-sanitizer >/dev/null && [ -z "$fake" ]; then
     for tool in memcheck racecheck; do
-        step "compute-sanitizer $tool" 60 compute-sanitizer --tool $tool --error-exitcode 9 \
-            "${as_test[@]}" "$build/bin/test_gpu_kernels"
+        step "compute-sanitizer $tool" 60 "${as_test[@]}" compute-sanitizer --tool $tool \
+            --error-exitcode 9 "$build/bin/test_gpu_kernels"
     done
 else
     note compute-sanitizer skip 0 "not there"
