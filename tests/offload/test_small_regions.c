@@ -13,6 +13,7 @@
 #include <refit.h>
 
 #include "base/alloc.h"
+#include "base/thread.h"
 #include "tests/support/test_device.h"
 
 #define REGIONS     2000u
@@ -132,20 +133,62 @@ static void small_regions_come_back_verified(void **state)
     regions_come_back("true");
 }
 
+/* On the host device a queue grows to what it once had to hold, which depends on who is faster. A
+ * stream that stands until all is queued makes it the most. (A GPU's queue does not grow, and who
+ * fills it waits.) */
+typedef struct gate {
+    rft_mutex lock;
+    rft_cond opened;
+    bool open; /* guarded by lock */
+} gate;
+
+static void stand(void *user)
+{
+    gate *before = user;
+    rft_lock(&before->lock);
+    while (!before->open) {
+        rft_cond_wait_idle(&before->opened, &before->lock);
+    }
+    rft_unlock(&before->lock);
+}
+
+static void gate_put(gate *it, fixture *on, refit_stream_ref stream)
+{
+    it->open = test_on_cuda();
+    if (!it->open) assert_ok(refit_stream_call(on->device, stream, stand, it, &on->error));
+}
+
+static void gate_open(gate *it)
+{
+    rft_lock(&it->lock);
+    it->open = true;
+    rft_cond_wake_all(&it->opened);
+    rft_unlock(&it->lock);
+}
+
 /* As a trainer does it: behind a stream, joined by it, one group before the others. */
 static void cycle_on_stream(fixture *on, refit_stream_ref stream)
 {
+    gate before;
     refit_future *future;
+    assert_ok(rft_mutex_open(&before.lock, NULL));
+    assert_ok(rft_cond_open(&before.opened, NULL));
+    gate_put(&before, on, stream);
     assert_ok(refit_offloader_offload(on->offloader, stream, &future, &on->error));
+    gate_open(&before);
     finish(on);
     refit_future_close(future);
+    gate_put(&before, on, stream);
     assert_ok(refit_offloader_restore(on->offloader, stream, &future, &on->error));
+    gate_open(&before);
     assert_ok(refit_future_wait_group(future, 1, PATIENCE_MS, &on->error));
     assert_ok(refit_future_join_group(future, 2, stream, &on->error));
     assert_ok(refit_future_join(future, stream, &on->error));
     finish(on);
     refit_future_close(future);
     assert_ok(refit_stream_wait(on->device, stream, PATIENCE_MS, &on->error));
+    rft_cond_close(&before.opened);
+    rft_mutex_close(&before.lock);
 }
 
 static void warm_cycles_allocate_nothing(const char *verify, const char *rate_limit)
