@@ -107,6 +107,7 @@
       const char *name)                                                                            \
     O(kernel_function, "cuKernelGetFunction", 12000, rft_cu_kernel *function,                      \
       rft_cu_kernel kernel) /* a CUfunction, which launch takes as well */                         \
+    O(function_load, "cuFuncLoad", 12040, rft_cu_kernel function)                                  \
     R(launch, "cuLaunchKernel", 4000, rft_cu_kernel kernel, unsigned grid_x, unsigned grid_y,      \
       unsigned grid_z, unsigned block_x, unsigned block_y, unsigned block_z, unsigned shared,      \
       rft_cu_stream stream, void **arguments, void **extra)

@@ -2,8 +2,9 @@
  * The kernels' image in the driver, and their launches.
  *
  * The fatbin is tried first; then, for drivers older than the machine code in it, the PTX alone,
- * which they compile for their GPU. Each kernel is loaded onto the GPU when the device is opened:
- * left to itself the driver does so at the first launch, which may then wait for the whole device.
+ * which they compile for their GPU. Each kernel is loaded onto the GPU when the device is opened
+ * (asking for its function does that, and drivers from 12.4 on can be told to): left to itself the
+ * driver does so at the first launch, which may then wait for the whole device.
  *
  * A grid is as large as fills the GPU, or smaller for little work; any grid gives the same result.
  * Knows nothing of what the bytes are.
@@ -42,6 +43,8 @@ static rft_cu_result load_kernels(const rft_cuda_driver *driver, rft_cuda_kernel
         result = driver->library_kernel(&kernel, kernels->library, names[name]);
         if (result != RFT_CU_SUCCESS) break;
         result = driver->kernel_function(&kernels->all[name], kernel);
+        if (result != RFT_CU_SUCCESS || driver->function_load == NULL) continue;
+        result = driver->function_load(kernels->all[name]);
     }
     return result;
 }

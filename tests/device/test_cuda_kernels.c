@@ -79,6 +79,7 @@ static void every_kernel_is_on_the_gpu_before_it_is_needed(void **state)
     refit_device *device = open_gpu(true);
     assert_int_equal(fake_cuda_calls("cuLibraryLoadData"), 1);
     assert_int_equal(fake_cuda_calls("cuKernelGetFunction"), 3);
+    assert_int_equal(fake_cuda_calls("cuFuncLoad"), 3);
     assert_int_equal(fake_cuda_alive().libraries, 1);
     check_digest(device);
     close_gpu(device);
@@ -91,8 +92,8 @@ static void machine_code_that_is_refused_gives_way_to_ptx(void **state)
 {
     (void)state;
     static const char *const calls[] = {"cuLibraryLoadData", "cuLibraryGetKernel",
-                                        "cuKernelGetFunction"};
-    for (unsigned i = 0; i < 3; i++) {
+                                        "cuKernelGetFunction", "cuFuncLoad"};
+    for (unsigned i = 0; i < 4; i++) {
         fake_cuda_reset();
         fake_cuda_fail(calls[i], 1, 1, RFT_CU_NO_BINARY_FOR_GPU);
         refit_device *device = open_gpu(true);

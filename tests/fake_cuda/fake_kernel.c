@@ -211,6 +211,17 @@ rft_cu_result fake_cu_kernel_function(rft_cu_kernel *function, rft_cu_kernel ker
     return fake_end(&call, result);
 }
 
+rft_cu_result fake_cu_function_load(rft_cu_kernel function)
+{
+    fake_call call;
+    rft_cu_result result = fake_begin(&call, FAKE_function_load, FAKE_NEEDS_CONTEXT);
+    if (result == RFT_CU_SUCCESS) {
+        uint64_t handle = (uint64_t)(uintptr_t)function;
+        if (fake_object(&fake.kernels, handle, "kernel") == NULL) result = RFT_CU_INVALID_HANDLE;
+    }
+    return fake_end(&call, result);
+}
+
 /* Arguments are read when it is launched, in the sizes that the kernel has. */
 static void read_arguments(fake_op *op, const fake_kernel *kernel, void **arguments)
 {
