@@ -4,7 +4,9 @@
  * Export looks at the pointer first, because the driver's answer for memory that cannot be shared
  * is a bare "invalid value". Import believes nothing of a share but what the driver confirms: the
  * GPU is compared by UUID, the mapped range is asked for and must hold what the share names, and
- * the address in it is a hint, good only if the allocation there has the very same handle.
+ * the address in it is a hint, good only if the allocation there has the very same handle. A driver
+ * knows processes by their numbers, which two containers may have in common, and with them
+ * addresses and handles: so the address is mixed with what only one process of this machine is.
  *
  * The list of imports is short (one a publisher's slot) and walked under a lock, which is also held
  * while a handle is opened: two threads that want one allocation must not open it twice. Knows
@@ -14,6 +16,8 @@
 
 #include <inttypes.h>
 #include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
 
 #include "base/alloc.h"
 #include "base/checked.h"
@@ -29,6 +33,7 @@ typedef struct share_import {
 } share_import;
 
 struct rft_cuda_shares {
+    uint64_t process; /* this one, among all that are alive on this machine */
     rft_mutex lock;
     share_import *imports; /* guarded by lock */
 };
@@ -43,6 +48,16 @@ static void *as_memory(rft_cu_ptr address)
     return (void *)(uintptr_t)address; // NOLINT(performance-no-int-to-ptr)
 }
 
+/* A process is its number in its PID namespace. Without /proc only the number is left. */
+static uint64_t name_process(void)
+{
+    struct stat namespace = {0};
+    (void)!stat("/proc/self/ns/pid", &namespace);
+    uint64_t name = (uint64_t) namespace.st_ino << 32 ^ (uint64_t) namespace.st_dev << 24;
+    name = (name ^ (uint64_t)getpid()) * UINT64_C(0x9E3779B97F4A7C15);
+    return name ^ name >> 32;
+}
+
 bool rft_cuda_can_share(const rft_cuda_device *cuda)
 {
     const rft_cuda_driver *driver = &cuda->driver;
@@ -54,6 +69,7 @@ refit_status rft_cuda_shares_open(rft_cuda_device *cuda, rft_cuda_shares **out, 
     (void)cuda;
     rft_cuda_shares *shares = rft_calloc(1, sizeof *shares);
     RFT_REFUSE_IF(shares == NULL, error, REFIT_ERR_HOST_MEMORY, "no memory to share a GPU's");
+    shares->process = name_process();
     refit_status status = rft_mutex_open(&shares->lock, error);
     if (status == REFIT_OK) {
         *out = shares;
@@ -143,7 +159,7 @@ refit_status rft_cuda_share_export(rft_cuda_device *cuda, const void *memory, ui
     RFT_TRY(find_range(cuda, as_address(memory), bytes, &base, &share.offset, error));
     RFT_TRY(rft_cuda_check(&cuda->driver, cuda->driver.ipc_export(&handle, base), error,
                            "the memory cannot be shown to other processes"));
-    share.address = base;
+    share.address = base ^ cuda->shares->process;
     memcpy(share.uuid, cuda->facts.uuid.bytes, sizeof share.uuid);
     memcpy(share.handle, handle.bytes, sizeof share.handle);
     *out = share;
@@ -177,14 +193,15 @@ static refit_status check_span(const rft_share *share, uint64_t bytes, refit_err
 
 /* Whether this process made the handle: the allocation that the share names is there, and has it.
  */
-static bool is_own(const rft_cuda_device *cuda, const rft_share *share, uint64_t *bytes)
+static bool is_own(const rft_cuda_device *cuda, const rft_share *share, rft_cu_ptr *base,
+                   uint64_t *bytes)
 {
-    rft_cu_ptr base = 0;
+    rft_cu_ptr named = share->address ^ cuda->shares->process;
     size_t size = 0;
     rft_cu_ipc_handle handle;
-    if (cuda->driver.memory_range(&base, &size, share->address) != RFT_CU_SUCCESS) return false;
-    if (base != share->address) return false;
-    if (cuda->driver.ipc_export(&handle, base) != RFT_CU_SUCCESS) return false;
+    if (cuda->driver.memory_range(base, &size, named) != RFT_CU_SUCCESS) return false;
+    if (*base != named) return false;
+    if (cuda->driver.ipc_export(&handle, *base) != RFT_CU_SUCCESS) return false;
     *bytes = size;
     return memcmp(handle.bytes, share->handle, sizeof handle.bytes) == 0;
 }
@@ -199,16 +216,30 @@ static share_import *find_import(const rft_cuda_shares *shares, const rft_share 
     return import;
 }
 
+/* Of processes in different containers the driver says no more than "invalid". */
+static refit_status not_opened(const rft_cuda_device *cuda, rft_cu_result result,
+                               refit_error *error)
+{
+    if (result == RFT_CU_OUT_OF_MEMORY || rft_cuda_is_lost(result)) {
+        return rft_cuda_check(&cuda->driver, result, error,
+                              "memory of another process could not be mapped");
+    }
+    return rft_fail_sub(error, rft_cuda_status(result), result,
+                        "memory of another process could not be mapped: %s; it has ended, or is in "
+                        "another container: give both one PID and IPC namespace (docker "
+                        "--pid=host --ipc=host)",
+                        rft_cuda_name(&cuda->driver, result));
+}
+
 static refit_status import_fill(const rft_cuda_device *cuda, const rft_share *share,
                                 share_import *import, refit_error *error)
 {
     rft_cu_ptr base = 0;
     size_t size = 0;
     memcpy(import->handle.bytes, share->handle, sizeof share->handle);
-    RFT_TRY(rft_cuda_check(
-        &cuda->driver,
-        cuda->driver.ipc_import(&import->base, import->handle, RFT_CU_IPC_LAZY_PEER_ACCESS), error,
-        "memory of another process could not be mapped"));
+    rft_cu_result result =
+        cuda->driver.ipc_import(&import->base, import->handle, RFT_CU_IPC_LAZY_PEER_ACCESS);
+    if (result != RFT_CU_SUCCESS) return not_opened(cuda, result, error);
     refit_status status =
         rft_cuda_check(&cuda->driver, cuda->driver.memory_range(&base, &size, import->base), error,
                        "the size of memory of another process could not be had");
@@ -241,13 +272,14 @@ static refit_status get_import(rft_cuda_device *cuda, const rft_share *share, sh
 refit_status rft_cuda_share_map(rft_cuda_device *cuda, const rft_share *share, void **out,
                                 refit_error *error)
 {
+    rft_cu_ptr base = 0;
     uint64_t bytes = 0;
     share_import *import = NULL;
     RFT_TRY(check_driver(cuda, error));
     RFT_TRY(check_gpu(cuda, share, error));
-    if (is_own(cuda, share, &bytes)) {
+    if (is_own(cuda, share, &base, &bytes)) {
         RFT_TRY(check_span(share, bytes, error));
-        *out = as_memory(share->address + share->offset);
+        *out = as_memory(base + share->offset);
         return REFIT_OK;
     }
     rft_lock(&cuda->shares->lock);

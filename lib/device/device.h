@@ -70,8 +70,8 @@ typedef struct rft_share {
     unsigned char handle[64];           /* of the allocation that holds it */
     uint64_t offset;                    /* into that allocation */
     uint64_t bytes;
-    uint64_t address; /* where the allocation begins in the process that exported it: a hint by
-                         which that process knows its own */
+    uint64_t address; /* a hint by which the process that exported it knows its own allocation;
+                         in another process it leads nowhere */
 } rft_share;
 
 #define RFT_DEVICE_OPS_VERSION 2

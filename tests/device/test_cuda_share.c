@@ -288,7 +288,7 @@ static void a_lying_address_or_handle_gives_nothing(void **state)
     void *private_memory = NULL;
     assert_int_equal(refit_memory_alloc(on->device, BYTES, &private_memory, NULL), REFIT_OK);
     rft_share other_address = on->share, other_handle = on->share, nonsense = on->share;
-    other_address.address = (uintptr_t)private_memory;
+    other_address.address ^= (uintptr_t)private_memory ^ (uintptr_t)on->memory;
     other_handle.handle[20] ^= 1;
     nonsense.address = 1;
     memset(nonsense.handle, 0xff, sizeof nonsense.handle);
@@ -296,6 +296,20 @@ static void a_lying_address_or_handle_gives_nothing(void **state)
     assert_int_not_equal(map_here(on, other_handle, NULL), REFIT_OK);
     assert_int_not_equal(map_here(on, nonsense, NULL), REFIT_OK);
     assert_int_equal(refit_memory_free(on->device, private_memory, NULL), REFIT_OK);
+}
+
+/* In another container a process may have this one's number, and so the same addresses and handles:
+ * its memory is another all the same. The driver takes it for this one's, and refuses it. */
+static void a_process_of_the_same_number_is_another(void **state)
+{
+    scene *on = *state;
+    rft_share theirs = on->share;
+    refit_error error = {0};
+    theirs.address ^= UINT64_C(0x100000000); /* of another PID namespace */
+    assert_int_equal(map_here(on, theirs, &error), REFIT_ERR_DEVICE);
+    assert_non_null(strstr(error.text, "--pid=host"));
+    theirs.address = (uintptr_t)on->memory; /* of none */
+    assert_int_not_equal(map_here(on, theirs, NULL), REFIT_OK);
 }
 
 static void memory_that_is_gone_cannot_be_mapped(void **state)
@@ -406,6 +420,7 @@ int main(int argc, char **argv)
         SHARE_TEST(memory_of_another_gpu_is_refused_by_both_names),
         SHARE_TEST(bytes_beyond_the_allocation_are_refused),
         SHARE_TEST(a_lying_address_or_handle_gives_nothing),
+        SHARE_TEST(a_process_of_the_same_number_is_another),
         SHARE_TEST(memory_that_is_gone_cannot_be_mapped),
         SHARE_TEST(memory_that_cannot_be_exported_says_why),
         SHARE_TEST(virtual_memory_is_refused_by_the_name_that_pytorch_gives_it),
