@@ -6,7 +6,9 @@
  * current one and allow calls that a capture elsewhere in the process would otherwise forbid (and
  * be broken by); both are undone, so that a caller's context and mode stay as they were.
  *
- * No call here is made on the legacy stream, and none waits for the whole device.
+ * The legacy stream takes no call but event records and waits, and none asks to wait for the whole
+ * device. What the driver does by itself while memory is allocated, freed, registered or shared is
+ * its own affair: some versions wait for the device there, others do not, so neither is relied on.
  */
 #ifndef RFT_CUDA_DEVICE_H
 #define RFT_CUDA_DEVICE_H
