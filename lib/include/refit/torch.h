@@ -17,6 +17,8 @@
  *    torch.cuda.empty_cache() was called: else PyTorch gives our addresses to cudaFree.
  *  - expandable_segments is off for the pool: with it PyTorch maps memory by itself.
  *  - A tensor that is used on another stream than the one it was made on: refit_arena_use.
+ *  - PyTorch's own streams live as long as the process. One that is not (torch.cuda.ExternalStream)
+ *    and was current when memory was allocated: refit_arena_unuse before it is destroyed.
  *  - A pool in use gives no memory back: when it is full, PyTorch reports out of memory.
  */
 #ifndef REFIT_TORCH_H
@@ -44,7 +46,8 @@ REFIT_API REFIT_MUST_CHECK refit_status refit_torch_detach(refit_arena *arena, r
  * Called by PyTorch: a piece of `size` bytes of the arena attached for `device`, PyTorch's number
  * of it; `stream` (0: the default stream) uses the arena from now on. NULL for a size of 0, and for
  * every failure, which PyTorch reports as out of memory; the reason is in the log. May block for
- * the driver. Any thread. Since 0.1.
+ * the driver, and for streams as refit_torch_free does while pieces are still to go. Any thread.
+ * Since 0.1.
  */
 REFIT_API void *refit_torch_alloc(ptrdiff_t size, int device, void *stream);
 
