@@ -157,8 +157,9 @@ REFIT_API REFIT_MUST_CHECK refit_status refit_offloader_set_memory(refit_offload
  * Plans the layout and takes, touches and page-locks the host memory; then no region can be added.
  * Blocks for the first touch, and before it for the other processes of this user on this machine
  * that are at theirs (offload.take_turns; at most offload.timeout_ms for each). With
- * offload.background it returns at once, and a thread of its own takes the memory: see
- * refit_offloader_prepare. On failure the offloader is OPEN as before and nothing is held. A second
+ * offload.background it returns at once, and a thread of its own takes the memory (see
+ * refit_offloader_prepare); only one that is still taking too little is ended first, which may last
+ * offload.timeout_ms. On failure the offloader is OPEN as before and nothing is held. A second
  * call does nothing. REFIT_ERR_BUDGET, REFIT_ERR_PIN, REFIT_ERR_HOST_MEMORY, REFIT_ERR_TIMEOUT (not
  * its turn), REFIT_ERR_LIMIT (more regions or bytes than can be planned), REFIT_ERR_CONFIG (a NUMA
  * node that is not there), REFIT_ERR_SYSTEM, REFIT_ERR_DEVICE. Since 0.1.
