@@ -256,6 +256,21 @@ refit_status rft_cuda_digest(rft_cuda_device *cuda, refit_stream_ref stream, con
     return status;
 }
 
+refit_status rft_cuda_digest_copy(rft_cuda_device *cuda, refit_stream_ref stream, void *to,
+                                  const void *from, uint64_t bytes, uint64_t offset, void *sum,
+                                  refit_error *error)
+{
+    rft_cuda_work work;
+    rft_cu_ptr target = (uintptr_t)to, source = (uintptr_t)from, total = (uintptr_t)sum;
+    RFT_TRY(rft_cuda_kernels_check(cuda, error));
+    RFT_TRY(rft_cuda_work_begin(cuda, stream, &work, error));
+    refit_status status =
+        to == NULL ? rft_cuda_launch_digest(cuda, work.stream, source, bytes, offset, total, error)
+                   : rft_cuda_launch_digest_copy(cuda, work.stream, target, source, bytes, offset,
+                                                 total, error);
+    return rft_cuda_work_end(cuda, &work, status, error);
+}
+
 refit_status rft_cuda_cast_bf16(rft_cuda_device *cuda, refit_stream_ref stream, uint16_t *to,
                                 const float *from, uint64_t count, refit_error *error)
 {

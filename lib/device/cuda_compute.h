@@ -18,6 +18,10 @@ void rft_cuda_compute_close(rft_cuda_device *cuda, rft_cuda_compute *compute);
  * under way. A digest that failed, or was not done in time, writes nothing to *sum later. */
 refit_status rft_cuda_digest(rft_cuda_device *cuda, refit_stream_ref stream, const void *memory,
                              uint64_t bytes, uint64_t offset, uint64_t *sum, refit_error *error);
+/* `to` may be NULL. */
+refit_status rft_cuda_digest_copy(rft_cuda_device *cuda, refit_stream_ref stream, void *to,
+                                  const void *from, uint64_t bytes, uint64_t offset, void *sum,
+                                  refit_error *error);
 refit_status rft_cuda_cast_bf16(rft_cuda_device *cuda, refit_stream_ref stream, uint16_t *to,
                                 const float *from, uint64_t count, refit_error *error);
 

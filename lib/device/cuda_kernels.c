@@ -24,11 +24,14 @@ typedef enum kernel_name {
     PACK,
     CAST,
     DIGEST,
+    DIGEST_COPY,
     KERNELS,
 } kernel_name;
 
-static const char *const names[KERNELS] = {
-    [PACK] = "rft_pack_kernel", [CAST] = "rft_cast_kernel", [DIGEST] = "rft_digest_kernel"};
+static const char *const names[KERNELS] = {[PACK] = "rft_pack_kernel",
+                                           [CAST] = "rft_cast_kernel",
+                                           [DIGEST] = "rft_digest_kernel",
+                                           [DIGEST_COPY] = "rft_digest_copy_kernel"};
 
 struct rft_cuda_kernels {
     rft_cu_library library;
@@ -181,4 +184,15 @@ refit_status rft_cuda_launch_digest(rft_cuda_device *cuda, rft_cu_stream stream,
     grid shape = {count_blocks(cuda, bytes / RFT_GPU_SHARE + 1), 1};
     void *arguments[] = {&data, &bytes, &offset, &sum};
     return launch(cuda, stream, cuda->kernels->all[DIGEST], shape, arguments, error);
+}
+
+refit_status rft_cuda_launch_digest_copy(rft_cuda_device *cuda, rft_cu_stream stream, rft_cu_ptr to,
+                                         rft_cu_ptr data, uint64_t bytes, uint64_t offset,
+                                         rft_cu_ptr sum, refit_error *error)
+{
+    RFT_TRY(rft_cuda_kernels_check(cuda, error));
+    if (bytes == 0) return REFIT_OK;
+    grid shape = {count_blocks(cuda, bytes / RFT_GPU_SHARE + 1), 1};
+    void *arguments[] = {&to, &data, &bytes, &offset, &sum};
+    return launch(cuda, stream, cuda->kernels->all[DIGEST_COPY], shape, arguments, error);
 }

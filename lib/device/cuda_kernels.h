@@ -6,9 +6,12 @@
  *     rft_cast_kernel(uint16_t *to, const float *from, uint64_t count)
  *     rft_digest_kernel(const void *data, uint64_t bytes, uint64_t offset, uint64_t *sum)
  *         adds to *sum, which the caller has zeroed
+ *     rft_digest_copy_kernel(void *to, const void *data, uint64_t bytes, uint64_t offset,
+ *                            uint64_t *sum)
+ *         likewise, and copies
  *
- * All pointers are addresses that the device can reach, at any alignment but for the entries and
- * the sum (8 bytes).
+ * All pointers are addresses that the device can reach, at any alignment but for the entries, the
+ * sum and what a digest is copied to (8 bytes).
  */
 #ifndef RFT_CUDA_KERNELS_H
 #define RFT_CUDA_KERNELS_H
@@ -39,5 +42,8 @@ refit_status rft_cuda_launch_cast(rft_cuda_device *cuda, rft_cu_stream stream, r
 refit_status rft_cuda_launch_digest(rft_cuda_device *cuda, rft_cu_stream stream, rft_cu_ptr data,
                                     uint64_t bytes, uint64_t offset, rft_cu_ptr sum,
                                     refit_error *error);
+refit_status rft_cuda_launch_digest_copy(rft_cuda_device *cuda, rft_cu_stream stream, rft_cu_ptr to,
+                                         rft_cu_ptr data, uint64_t bytes, uint64_t offset,
+                                         rft_cu_ptr sum, refit_error *error);
 
 #endif

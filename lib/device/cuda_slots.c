@@ -134,6 +134,15 @@ static refit_status cuda_digest(void *self, refit_stream_ref stream, const void 
     RFT_CUDA_VISIT(cuda, error, rft_cuda_digest(cuda, stream, memory, bytes, offset, sum, error));
 }
 
+static refit_status cuda_digest_copy(void *self, refit_stream_ref stream, void *to,
+                                     const void *from, uint64_t bytes, uint64_t offset, void *sum,
+                                     refit_error *error)
+{
+    rft_cuda_device *cuda = self;
+    RFT_CUDA_VISIT(cuda, error,
+                   rft_cuda_digest_copy(cuda, stream, to, from, bytes, offset, sum, error));
+}
+
 static refit_status cuda_cast_bf16(void *self, refit_stream_ref stream, uint16_t *to,
                                    const float *from, uint64_t count, refit_error *error)
 {
@@ -209,6 +218,7 @@ void rft_cuda_slots_fill(rft_device_ops *ops)
     ops->copy_batch = cuda_copy_batch;
     ops->zero = cuda_zero;
     ops->digest = cuda_digest;
+    ops->digest_copy = cuda_digest_copy;
     ops->cast_bf16 = cuda_cast_bf16;
     ops->share_export = cuda_share_export;
     ops->share_map = cuda_share_map;

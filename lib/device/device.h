@@ -54,7 +54,7 @@ typedef struct rft_device_caps {
     bool stable_arena;     /* the reserve/commit slots work */
     bool needs_pinned;     /* copies from pageable memory are slow or synchronous: pin auto means
                               require */
-    bool digests;          /* the digest slot works */
+    bool digests;          /* the digest slots work */
     bool shares;           /* the share slots work */
     uint32_t batch_most;   /* descriptors that one copy_batch takes */
     int numa_node;         /* the host node closest to it, or -1 */
@@ -130,6 +130,12 @@ typedef struct rft_device_ops {
                            uint64_t offset, uint64_t *sum, refit_error *error);
     refit_status (*cast_bf16)(void *self, refit_stream_ref stream, uint16_t *to, const float *from,
                               uint64_t count, refit_error *error);
+    /* Likewise, for many digests without a wait for each: adds to *sum, 8 bytes of memory of this
+     * device, and copies what it reads to `to` on the way (NULL: does not), on a boundary of 8
+     * bytes. All of it is known to be memory of this device, since code of the device touches it:
+     * from memory_alloc or share_map, or checked. */
+    refit_status (*digest_copy)(void *self, refit_stream_ref stream, void *to, const void *from,
+                                uint64_t bytes, uint64_t offset, void *sum, refit_error *error);
 
     /* Memory of memory_alloc shown to other processes on the same device, and theirs mapped here.
      * One mapping an allocation, however often it is asked for: count, and unmap as often. The
@@ -214,6 +220,9 @@ refit_status rft_device_zero(refit_device *device, refit_stream_ref stream, void
                              uint64_t bytes, refit_error *error);
 refit_status rft_device_digest(refit_device *device, refit_stream_ref stream, const void *memory,
                                uint64_t bytes, uint64_t offset, uint64_t *sum, refit_error *error);
+refit_status rft_device_digest_copy(refit_device *device, refit_stream_ref stream, void *to,
+                                    const void *from, uint64_t bytes, uint64_t offset, void *sum,
+                                    refit_error *error);
 refit_status rft_device_share_export(refit_device *device, const void *memory, uint64_t bytes,
                                      rft_share *out, refit_error *error);
 refit_status rft_device_share_map(refit_device *device, const rft_share *share, void **out,

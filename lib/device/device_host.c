@@ -158,6 +158,18 @@ static refit_status host_digest(void *self, refit_stream_ref stream, const void 
     return rft_host_stream_digest(stream.native, memory, bytes, offset, sum, error);
 }
 
+static refit_status host_digest_copy(void *self, refit_stream_ref stream, void *to,
+                                     const void *from, uint64_t bytes, uint64_t offset, void *sum,
+                                     refit_error *error)
+{
+    host_device *host = self;
+    if (stream.native == NULL) {
+        return rft_host_digest_copy_now(&host->memory, to, from, bytes, offset, sum, error);
+    }
+    RFT_TRY(rft_host_streams_check(&host->streams, stream, error));
+    return rft_host_stream_digest_copy(stream.native, to, from, bytes, offset, sum, error);
+}
+
 static refit_status host_cast_bf16(void *self, refit_stream_ref stream, uint16_t *to,
                                    const float *from, uint64_t count, refit_error *error)
 {
@@ -244,6 +256,7 @@ static const rft_device_ops host_ops = {
     .copy_batch = host_copy_batch,
     .zero = host_zero,
     .digest = host_digest,
+    .digest_copy = host_digest_copy,
     .cast_bf16 = host_cast_bf16,
     .event_open = host_event_open,
     .event_close = host_event_close,

@@ -91,6 +91,19 @@ static refit_status no_digest(void *self, refit_stream_ref stream, const void *m
     return refuse(error, "digests of its own");
 }
 
+static refit_status no_digest_copy(void *self, refit_stream_ref stream, void *to, const void *from,
+                                   uint64_t bytes, uint64_t offset, void *sum, refit_error *error)
+{
+    (void)self;
+    (void)stream;
+    (void)to;
+    (void)from;
+    (void)bytes;
+    (void)offset;
+    (void)sum;
+    return refuse(error, "digests of its own");
+}
+
 static refit_status no_cast_bf16(void *self, refit_stream_ref stream, uint16_t *to,
                                  const float *from, uint64_t count, refit_error *error)
 {
@@ -240,6 +253,7 @@ void rft_device_fill_missing(rft_device_ops *ops)
     FILL(copy_batch, no_copy_batch);
     FILL(zero, no_zero);
     FILL(digest, no_digest);
+    FILL(digest_copy, no_digest_copy);
     FILL(cast_bf16, no_cast_bf16);
     FILL(share_export, no_share_export);
     FILL(share_map, no_share_map);

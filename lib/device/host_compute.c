@@ -28,6 +28,18 @@ refit_status rft_host_digest_now(rft_host_memory *memory, const void *from, uint
     return REFIT_OK;
 }
 
+refit_status rft_host_digest_copy_now(rft_host_memory *memory, void *to, const void *from,
+                                      uint64_t bytes, uint64_t offset, uint64_t *sum,
+                                      refit_error *error)
+{
+    RFT_TRY(check(memory, from, bytes, error));
+    RFT_TRY(check(memory, sum, sizeof *sum, error));
+    if (to != NULL) RFT_TRY(check(memory, to, bytes, error));
+    *sum += to == NULL ? rft_digest_part(from, bytes, offset)
+                       : rft_digest_copy_part(to, from, bytes, offset);
+    return REFIT_OK;
+}
+
 refit_status rft_host_cast_now(rft_host_memory *memory, uint16_t *to, const float *from,
                                uint64_t count, refit_error *error)
 {

@@ -10,9 +10,10 @@
 #define RFT_HOST_BATCH_MOST 1024u
 
 typedef enum rft_host_verb {
-    RFT_HOST_COPY,   /* `count` copies follow; one without a source is zeroed */
-    RFT_HOST_DIGEST, /* one copy follows: the sum, the memory, its bytes */
-    RFT_HOST_CAST,   /* one copy follows: the results, the numbers, the numbers' bytes */
+    RFT_HOST_COPY,        /* `count` copies follow; one without a source is zeroed */
+    RFT_HOST_DIGEST,      /* one copy follows: the sum, the memory, its bytes */
+    RFT_HOST_DIGEST_COPY, /* one copy follows */
+    RFT_HOST_CAST,        /* one copy follows: the results, the numbers, the numbers' bytes */
     RFT_HOST_CALL,
     RFT_HOST_RECORD,
     RFT_HOST_JOIN,
@@ -28,6 +29,7 @@ typedef struct rft_host_command {
         } call;
         struct {
             uint64_t offset;
+            uint64_t *sum; /* of DIGEST_COPY */
         } digest;
         struct {
             rft_host_event *event; /* held */

@@ -65,6 +65,16 @@ static void do_digest(rft_host_stream *stream, rft_host_command *command)
     keep_failure(stream, status, &error);
 }
 
+static void do_digest_copy(rft_host_stream *stream, rft_host_command *command)
+{
+    refit_error error;
+    const rft_copy *work = rft_host_command_copies(command);
+    refit_status status =
+        rft_host_digest_copy_now(stream->memory, work->to, work->from, work->bytes,
+                                 command->digest.offset, command->digest.sum, &error);
+    keep_failure(stream, status, &error);
+}
+
 static void do_cast(rft_host_stream *stream, rft_host_command *command)
 {
     refit_error error;
@@ -93,6 +103,7 @@ static void do_command(rft_host_stream *stream, rft_host_command *command)
     switch (command->verb) {
     case RFT_HOST_COPY: do_copies(stream, command); break;
     case RFT_HOST_DIGEST: do_digest(stream, command); break;
+    case RFT_HOST_DIGEST_COPY: do_digest_copy(stream, command); break;
     case RFT_HOST_CAST: do_cast(stream, command); break;
     case RFT_HOST_CALL: command->call.function(command->call.user); break;
     case RFT_HOST_RECORD: do_record(stream, command); break;
@@ -265,6 +276,19 @@ refit_status rft_host_stream_digest(rft_host_stream *stream, const void *memory,
     rft_copy work = {.to = sum, .from = memory, .bytes = bytes};
     RFT_TRY(begin_work(stream, RFT_HOST_DIGEST, &work, &command, error));
     command->digest.offset = offset;
+    end_command(stream);
+    return REFIT_OK;
+}
+
+refit_status rft_host_stream_digest_copy(rft_host_stream *stream, void *to, const void *from,
+                                         uint64_t bytes, uint64_t offset, uint64_t *sum,
+                                         refit_error *error)
+{
+    rft_host_command *command;
+    rft_copy work = {.to = to, .from = from, .bytes = bytes};
+    RFT_TRY(begin_work(stream, RFT_HOST_DIGEST_COPY, &work, &command, error));
+    command->digest.offset = offset;
+    command->digest.sum = sum;
     end_command(stream);
     return REFIT_OK;
 }

@@ -111,6 +111,64 @@ static void many_digests_are_under_way_at_once(void **state)
     free_filled(on, made);
 }
 
+/* What lies at `device`, and around it, is what lies on the host. */
+static void check_bytes(fixture *on, const filled *made)
+{
+    unsigned char *got = malloc(ROOM);
+    assert_non_null(got);
+    assert_ok(
+        refit_stream_copy(on->device, REFIT_STREAM_NONE, got, made->device, ROOM, &on->error));
+    assert_memory_equal(got, made->host, ROOM);
+    free(got);
+}
+
+/* A sum on the device, and what it should be. */
+typedef struct summed {
+    void *device;
+    uint64_t expected;
+} summed;
+
+static void check_sum(fixture *on, const summed *sum)
+{
+    uint64_t *found = steady_alloc(on, sizeof *found);
+    assert_ok(refit_stream_copy(on->device, REFIT_STREAM_NONE, found, sum->device, sizeof *found,
+                                &on->error));
+    assert_true(*found == sum->expected);
+    steady_free(on, found, sizeof *found);
+}
+
+static void add_digest(fixture *on, refit_stream_ref stream, summed *sum, const filled *to,
+                       const filled *from, unsigned aside, uint64_t bytes)
+{
+    uint64_t offset = UINT64_C(8) * aside, at = to == NULL ? 0 : 8 + offset;
+    sum->expected += rft_digest_part(from->host + aside, bytes, offset);
+    if (to != NULL) memcpy(to->host + at, from->host + aside, bytes);
+    assert_ok(rft_device_digest_copy(on->device, stream, to == NULL ? NULL : to->device + at,
+                                     from->device + aside, bytes, offset, sum->device, &on->error));
+}
+
+static void digests_add_up_on_the_device_and_copy_on_the_way(void **state)
+{
+    fixture *on = *state;
+    static const uint64_t sizes[] = {0, 1, 8, 9, 4096, 70001, ROOM / 2};
+    filled from = make_filled(on, 10), to = make_filled(on, 11);
+    summed sum = {0};
+    assert_ok(refit_memory_alloc(on->device, sizeof(uint64_t), &sum.device, &on->error));
+    assert_ok(rft_device_zero(on->device, on->stream, sum.device, sizeof(uint64_t), &on->error));
+    for (unsigned i = 0; i < 21; i++) {
+        add_digest(on, on->stream, &sum, i % 3 == 0 ? NULL : &to, &from, i, sizes[i % 7]);
+    }
+    wait_stream(on);
+    check_sum(on, &sum);
+    check_bytes(on, &to);
+    add_digest(on, REFIT_STREAM_NONE, &sum, &to, &from, 3, 99);
+    check_sum(on, &sum);
+    check_bytes(on, &to);
+    assert_ok(refit_memory_free(on->device, sum.device, &on->error));
+    free_filled(on, to);
+    free_filled(on, from);
+}
+
 /* The results of a cast, and what lies around them, as the host makes them. */
 static void check_cast(fixture *on, refit_stream_ref stream, const filled *from, const filled *to,
                        uint64_t aside, uint64_t count)
@@ -177,6 +235,18 @@ static void arguments_that_make_no_sense_are_refused(void **state)
                      REFIT_ERR_INVALID);
     assert_int_equal(rft_device_digest(device, on->stream, words, 8, 4, &sum, &on->error),
                      REFIT_ERR_INVALID);
+    assert_int_equal(
+        rft_device_digest_copy(device, on->stream, NULL, NULL, 8, 0, words, &on->error),
+        REFIT_ERR_INVALID);
+    assert_int_equal(
+        rft_device_digest_copy(device, on->stream, NULL, words, 8, 0, NULL, &on->error),
+        REFIT_ERR_INVALID);
+    assert_int_equal(
+        rft_device_digest_copy(device, on->stream, NULL, words, 8, 4, words + 1, &on->error),
+        REFIT_ERR_INVALID);
+    assert_int_equal(rft_device_digest_copy(device, on->stream, (char *)words + 4, words, 8, 0,
+                                            words + 1, &on->error),
+                     REFIT_ERR_INVALID);
     assert_int_equal(refit_stream_cast_bf16(NULL, on->stream, NULL, NULL, 1, &on->error),
                      REFIT_ERR_INVALID);
     assert_int_equal(refit_stream_cast_bf16(device, on->stream, NULL, NULL, 1, &on->error),
@@ -236,6 +306,7 @@ int main(void)
         cmocka_unit_test(digests_are_those_of_the_host),
         cmocka_unit_test(a_digest_is_of_the_bytes_at_its_place_in_the_stream),
         cmocka_unit_test(many_digests_are_under_way_at_once),
+        cmocka_unit_test(digests_add_up_on_the_device_and_copy_on_the_way),
         cmocka_unit_test(casts_are_those_of_the_host),
         cmocka_unit_test(a_cast_is_made_in_stream_order),
         cmocka_unit_test(arguments_that_make_no_sense_are_refused),

@@ -15,7 +15,7 @@ typedef struct fake_kernel {
     fake_node node; /* in fake.kernels */
     uint64_t library;
     unsigned arguments;
-    size_t sizes[4]; /* of each argument */
+    size_t sizes[5]; /* of each argument */
     rft_cu_result (*run)(fake_op *op);
     bool (*uses)(const fake_op *op, uint64_t base, uint64_t bytes);
 } fake_kernel;
@@ -114,6 +114,30 @@ static bool digest_uses(const fake_op *op, uint64_t base, uint64_t bytes)
            fake_meets(op->numbers[3], sizeof(uint64_t), base, bytes);
 }
 
+/* Arguments: to, data, bytes, offset, sum. */
+static rft_cu_result digest_copy_run(fake_op *op)
+{
+    uint64_t *at = op->numbers;
+    fake_op digest = {.device = op->device, .numbers = {at[1], at[2], at[3], at[4]}};
+    if (at[0] % sizeof(uint64_t) != 0) return RFT_CU_MISALIGNED_ADDRESS;
+    rft_cu_result result = digest_run(&digest);
+    if (result != RFT_CU_SUCCESS || at[2] == 0) return result;
+    void *to = fake_reach_mapped(op->device, at[0], at[2], true);
+    const void *data = fake_reach_mapped(op->device, at[1], at[2], false);
+    if (to == NULL) return RFT_CU_ILLEGAL_ADDRESS;
+    fake_touch();
+    memcpy(to, data, at[2]);
+    fake_touched();
+    return RFT_CU_SUCCESS;
+}
+
+static bool digest_copy_uses(const fake_op *op, uint64_t base, uint64_t bytes)
+{
+    const uint64_t *at = op->numbers;
+    return fake_meets(at[0], at[2], base, bytes) || fake_meets(at[1], at[2], base, bytes) ||
+           fake_meets(at[4], sizeof(uint64_t), base, bytes);
+}
+
 static const struct fake_kernel_kind {
     const char *name;
     fake_kernel kernel;
@@ -122,6 +146,8 @@ static const struct fake_kernel_kind {
     {"rft_cast_kernel", {.arguments = 3, .sizes = {8, 8, 8}, .run = cast_run, .uses = cast_uses}},
     {"rft_digest_kernel",
      {.arguments = 4, .sizes = {8, 8, 8, 8}, .run = digest_run, .uses = digest_uses}},
+    {"rft_digest_copy_kernel",
+     {.arguments = 5, .sizes = {8, 8, 8, 8, 8}, .run = digest_copy_run, .uses = digest_copy_uses}},
 };
 
 rft_cu_result fake_cu_library_load(rft_cu_library *library, const void *image, int *jit_options,

@@ -88,8 +88,9 @@ static void cast_and_digest_are_those_of_their_twins(void **state)
     (void)state;
     enum { count = 1000 };
     rft_cu_kernel cast = kernel_named("rft_cast_kernel");
-    rft_cu_kernel digest;
+    rft_cu_kernel digest, copy;
     assert_cu(cu.library_kernel(&digest, library, "rft_digest_kernel"));
+    assert_cu(cu.library_kernel(&copy, library, "rft_digest_copy_kernel"));
     rft_cu_stream stream = open_stream();
     rft_cu_ptr from = device_memory(count * 4), to = device_memory(count * 2);
     rft_cu_ptr sum = device_memory(8);
@@ -104,7 +105,14 @@ static void cast_and_digest_are_those_of_their_twins(void **state)
     launch(digest, stream, (void *[]){&from, &bytes, &offset, &sum});
     assert_memory_equal(fake_cuda_bytes(to, count * 2), expected, sizeof expected);
     memcpy(&found, fake_cuda_bytes(sum, 8), 8);
+    begun += rft_digest_part(values, bytes, offset);
+    assert_true(found == begun);
+    rft_cu_ptr there = device_memory(bytes);
+    launch(copy, stream, (void *[]){&there, &from, &bytes, &offset, &sum});
+    assert_memory_equal(fake_cuda_bytes(there, bytes), values, bytes);
+    memcpy(&found, fake_cuda_bytes(sum, 8), 8);
     assert_true(found == begun + rft_digest_part(values, bytes, offset));
+    assert_cu(cu.memory_free(there));
     assert_cu(cu.memory_free(from));
     assert_cu(cu.memory_free(to));
     assert_cu(cu.memory_free(sum));

@@ -291,6 +291,27 @@ static void digests_add_up_in_one_sum(void **state)
     assert_int_equal(sum, rft_digest_part(on->there_twin, ROOM, 0));
 }
 
+static void digest_copies_its_range_and_no_more(void **state)
+{
+    fixture *on = *state;
+    fill(on);
+    for (int round = 0; round < 40; round++) {
+        uint64_t bytes = any_size(on, ROOM / 4), from = below(on, ROOM / 4);
+        uint64_t to = ROOM / 2 + below(on, 1000) * 8, zero = 0, sum;
+        if (round % 2 == 0) from = from / 8 * 8;
+        test_write(on->device, on->table, &zero, sizeof zero);
+        LAUNCH(on, rft_cuda_launch_digest_copy(on->cuda, on->stream.native, device_address(on, to),
+                                               device_address(on, from), bytes, 64,
+                                               (uintptr_t)on->table, &on->error));
+        wait(on);
+        uint64_t expected =
+            rft_digest_copy_part(on->there_twin + to, on->there_twin + from, bytes, 64);
+        test_read(on->device, &sum, on->table, sizeof sum);
+        assert_int_equal(sum, expected);
+        check(on);
+    }
+}
+
 #define TEST(name) cmocka_unit_test_setup_teardown(name, set_up, tear_down)
 
 int main(void)
@@ -298,7 +319,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         TEST(pack_moves_every_byte_and_no_other), TEST(cast_rounds_every_kind_of_number_alike),
         TEST(cast_writes_its_range_and_no_more),  TEST(digest_is_the_same_at_every_size_and_place),
-        TEST(digests_add_up_in_one_sum),
+        TEST(digests_add_up_in_one_sum),          TEST(digest_copies_its_range_and_no_more),
     };
     if (!test_on_cuda()) return 77;
     return cmocka_run_group_tests_name("gpu_kernels", tests, NULL, NULL);

@@ -90,6 +90,59 @@ static void large_digests_are_equal(void **state)
     check_digest((shape){5, 1, 64}, 5, 33333, 8);
 }
 
+/* Digest with a copy. */
+
+typedef struct digest_copy_call {
+    void *to;
+    const void *data;
+    uint64_t bytes, offset, sum;
+} digest_copy_call;
+
+static void do_digest_copy(void *user)
+{
+    digest_copy_call *call = user;
+    rft_digest_copy_kernel(call->to, call->data, call->bytes, call->offset, &call->sum);
+}
+
+/* Likewise; what lies around the copy must stay. */
+static void check_digest_copy(shape grid, size_t to_aside, size_t aside, size_t bytes,
+                              uint64_t offset)
+{
+    size_t all = GUARD + to_aside + bytes + GUARD, at = GUARD + to_aside;
+    unsigned char *data = malloc(aside + bytes), *got = make_random(all), *expected = malloc(all);
+    assert_true(expected != NULL && (data != NULL || aside + bytes == 0));
+    for (size_t i = 0; i < aside + bytes; i++) {
+        data[i] = (unsigned char)(seeded_next(&seed) >> 40);
+    }
+    memcpy(expected, got, all);
+    memcpy(expected + at, data + aside, bytes);
+    digest_copy_call call = {got + at, data + aside, bytes, offset, 5};
+    grid_launch(grid.x, 1, grid.threads, do_digest_copy, &call);
+    assert_int_equal(call.sum, 5 + rft_digest_part(data + aside, bytes, offset));
+    assert_memory_equal(got, expected, all);
+    free(data);
+    free(got);
+    free(expected);
+}
+
+static void copies_with_a_digest_are_equal(void **state)
+{
+    (void)state;
+    for (size_t bytes = 0; bytes <= 72; bytes++) {
+        check_digest_copy((shape){1 + (unsigned)bytes % 3, 1, 32}, 8 * (bytes % 2), bytes % 17,
+                          bytes, 8 * bytes);
+        check_digest_copy((shape){1, 1, 32}, 0, 0, bytes, 0);
+    }
+    for (size_t aside = 0; aside < 16; aside++) {
+        check_digest_copy((shape){2, 1, 64}, 0, aside, 5000 + 3 * aside, 4096);
+        check_digest_copy((shape){2, 1, 64}, 8, aside, 5000 + 3 * aside, 4096);
+    }
+    check_digest_copy((shape){3, 1, 256}, 0, 0, 100003, 0);
+    check_digest_copy((shape){1, 1, 96}, 8, 8, 70000, 0);
+    check_digest_copy((shape){5, 1, 64}, 8, 0, 33333, 8);
+    check_digest_copy((shape){5, 1, 64}, 0, 5, 33333, UINT64_C(1) << 40);
+}
+
 /* Cast. */
 
 typedef struct cast_call {
@@ -251,6 +304,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(digests_of_every_alignment_and_length_are_equal),
         cmocka_unit_test(large_digests_are_equal),
+        cmocka_unit_test(copies_with_a_digest_are_equal),
         cmocka_unit_test(casts_of_every_alignment_and_length_are_equal),
         cmocka_unit_test(large_casts_are_equal),
         cmocka_unit_test(packs_of_every_length_are_equal),

@@ -56,9 +56,10 @@ static faulty_device *faulty_of(refit_device *device)
 static const char *slot_name(faulty_slot slot)
 {
     static const char *const names[FAULTY_SLOTS] = {
-        "memory_alloc", "memory_free",  "reserve",     "commit",     "decommit",     "host_pin",
-        "stream_open",  "stream_close", "stream_call", "copy_batch", "zero",         "event_open",
-        "event_record", "event_join",   "event_wait",  "digest",     "share_export", "share_map",
+        "memory_alloc", "memory_free", "reserve",      "commit",      "decommit",
+        "host_pin",     "stream_open", "stream_close", "stream_call", "copy_batch",
+        "zero",         "event_open",  "event_record", "event_join",  "event_wait",
+        "digest",       "digest_copy", "share_export", "share_map",
     };
     return names[slot];
 }
@@ -215,6 +216,15 @@ static refit_status faulty_digest(void *self, refit_stream_ref stream, const voi
     faulty_device *faulty = self;
     MEET(faulty, FAULTY_DIGEST, error);
     return rft_device_digest(faulty->inner, stream, memory, bytes, offset, sum, error);
+}
+
+static refit_status faulty_digest_copy(void *self, refit_stream_ref stream, void *to,
+                                       const void *from, uint64_t bytes, uint64_t offset, void *sum,
+                                       refit_error *error)
+{
+    faulty_device *faulty = self;
+    MEET(faulty, FAULTY_DIGEST_COPY, error);
+    return rft_device_digest_copy(faulty->inner, stream, to, from, bytes, offset, sum, error);
 }
 
 static refit_status faulty_cast_bf16(void *self, refit_stream_ref stream, uint16_t *to,
@@ -428,6 +438,7 @@ static const rft_device_ops faulty_ops = {
     .decommit = faulty_decommit,
     .memory_check = faulty_memory_check,
     .digest = faulty_digest,
+    .digest_copy = faulty_digest_copy,
     .cast_bf16 = faulty_cast_bf16,
     .share_export = faulty_share_export,
     .share_map = faulty_share_map,
