@@ -169,8 +169,6 @@ void rft_gpu_store_commit(rft_gpu_store *store)
 
 void rft_gpu_store_rollback(rft_gpu_store *store)
 {
-    rft_gpu_block *block = rft_gpu_store_writing(store);
-    if (block != NULL) rft_mark_begin(rft_leash_mark(&block->leash));
     store->slots[store->writing].version = 0;
     store->writing = RFT_NO_SLOT;
 }

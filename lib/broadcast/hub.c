@@ -141,11 +141,6 @@ void rft_hub_adopt(rft_hub *hub, rft_store *store)
         rft_hub_drop_task(hub, hub->peers.live[i], REFIT_ERR_STALE, "the tensors have changed");
     }
     hub->store = store;
-    /* They let go of what they mapped of the GPU, which is needed for what comes. */
-    for (uint32_t i = 0; i < hub->peers.count; i++) {
-        rft_peer *peer = hub->peers.live[i];
-        if (peer->subscribed && peer->gpu) rft_hub_send_manifest(hub, peer);
-    }
 }
 
 void rft_hub_leave(rft_hub *hub)

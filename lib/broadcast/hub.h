@@ -93,6 +93,9 @@ int64_t rft_hub_tick_at(const rft_hub *hub);
 void rft_hub_adopt(rft_hub *hub, rft_store *store);
 /* Versions are shown in the memory of a GPU from now on: who is on it joins once more. */
 void rft_hub_use_gpu(rft_hub *hub, rft_gpu_store *gpu);
+/* Blocks of the GPU's memory were taken away: who is on it hears a beat, at which workers look what
+ * they need not map any longer. */
+void rft_hub_recall_gpu(rft_hub *hub);
 /* Everybody is told goodbye. */
 void rft_hub_leave(rft_hub *hub);
 

@@ -123,6 +123,14 @@ void rft_hub_use_gpu(rft_hub *hub, rft_gpu_store *gpu)
     }
 }
 
+void rft_hub_recall_gpu(rft_hub *hub)
+{
+    for (uint32_t i = 0; i < hub->peers.count; i++) {
+        rft_peer *peer = hub->peers.live[i];
+        if (peer->subscribed && peer->gpu) rft_hub_send_beat(hub, peer);
+    }
+}
+
 void rft_hub_answer_hello(rft_hub *hub, const rft_peer_id *from, rft_peer *known,
                           const rft_message *hello, int64_t now)
 {

@@ -77,13 +77,23 @@ static bool is_wanted(refit_publisher *publisher)
     return wanted;
 }
 
-/* Memory that workers were just told to let go of may come free in a moment. */
+/* Workers that map what is not needed any more are told so. */
+static void recall(refit_publisher *publisher)
+{
+    rft_lock(&publisher->lock);
+    rft_hub_recall_gpu(&publisher->hub);
+    rft_unlock(&publisher->lock);
+    rft_waker_set(publisher->waker);
+}
+
+/* Memory that is only still mapped may come free in a moment. */
 static refit_status clear_slot(refit_publisher *publisher, uint32_t slot, refit_error *error)
 {
     rft_gpu_store *gpu = publisher->gpu;
     uint64_t bytes = publisher->store->manifest->store_bytes;
     rft_looks looks = rft_looks_until(rft_deadline(publisher->config.broadcast_linger_ms));
     refit_status status = rft_gpu_store_clear(gpu, slot, bytes, error);
+    if (gpu->retired != NULL) recall(publisher);
     uint64_t taken = rft_gpu_store_bytes(gpu);
     while (status == REFIT_ERR_DEVICE_MEMORY && gpu->retired != NULL && rft_look_again(&looks)) {
         (void)rft_gpu_store_sweep(gpu);

@@ -107,7 +107,9 @@ static void a_kept_version_stays_as_it_was_while_others_come(void **state)
     uint64_t digest = gpu_play_publish(&play, 1);
     assert_true(crew_wait(keeper, 1, 1) == digest);
     publish_to_one(&play, 2);
+    uint64_t locked = fake_cuda_calls("cuMemHostRegister");
     publish_to_one(&play, 3);
+    assert_int_equal(fake_cuda_calls("cuMemHostRegister"), locked); /* the host's slot is as good */
     assert_true(crew_wait(good, 3, 1) == gpu_play_digest(3));
     assert_true(crew_was_on_device(good, 3));
     assert_int_equal(gpu_bytes(&play), 3 * store_bytes(&play));
@@ -234,10 +236,23 @@ static void a_stuck_reader_and_a_full_gpu_do_not_tear_anything(void **state)
     }
 }
 
+/* No beat comes by itself in time. */
+static void slow_heart(refit_config *config)
+{
+    config->broadcast_heartbeat_ms = 20000;
+    config->broadcast_linger_ms = PATIENT_MS / 2;
+}
+
+static void slow_heart_and_required(refit_config *config)
+{
+    slow_heart(config);
+    required(config);
+}
+
 static void other_tensors_take_other_memory_when_the_old_is_let_go(void **state)
 {
     (void)state;
-    void (*const changes[])(refit_config *) = {NULL, required};
+    void (*const changes[])(refit_config *) = {slow_heart, slow_heart_and_required};
     for (size_t trial = 0; trial < 2; trial++) {
         gpu_play play;
         gpu_play_open(&play, changes[trial]);
@@ -258,6 +273,38 @@ static void other_tensors_take_other_memory_when_the_old_is_let_go(void **state)
         fake_cuda_set_taken(0, 0);
         gpu_play_close(&play);
     }
+}
+
+static void patient_and_required(refit_config *config)
+{
+    required(config);
+    config->broadcast_linger_ms = PATIENT_MS;
+}
+
+/* Memory that a worker reads on is waited for. */
+static void begin_waits_for_memory_that_is_about_to_come_free(void **state)
+{
+    (void)state;
+    gpu_play play;
+    gpu_play_open(&play, patient_and_required);
+    crew_member *keeper = gpu_play_hire(&play, true, CREW_KEEP);
+    (void)gpu_play_publish(&play, 1);
+    assert_true(crew_wait(keeper, 1, 1) == gpu_play_digest(1));
+    fake_cuda_set_taken(0, (UINT64_C(64) << 20) - fake_cuda_used(0));
+    refit_tensor changed[SAMPLE_TENSORS];
+    memcpy(changed, sample_tensors(), sizeof changed);
+    changed[0].name = "renamed";
+    assert_int_equal(refit_publisher_declare(play.trainer.publisher, changed, SAMPLE_TENSORS, NULL),
+                     REFIT_OK);
+    uint64_t tried = fake_cuda_calls("cuMemAlloc");
+    trainer_start(&play.trainer, TRAINER_BEGIN, 2);
+    while (fake_cuda_calls("cuMemAlloc") == tried) {
+        (void)crew_count(keeper, 1);
+    }
+    crew_let_go(keeper);
+    assert_int_equal(trainer_join(&play.trainer), REFIT_OK);
+    fake_cuda_set_taken(0, 0);
+    gpu_play_close(&play);
 }
 
 static void an_aborted_version_leaves_what_can_be_served(void **state)
@@ -379,6 +426,7 @@ int main(void)
         cmocka_unit_test(where_the_gpu_is_full_and_required_begin_says_so),
         cmocka_unit_test(a_stuck_reader_and_a_full_gpu_do_not_tear_anything),
         cmocka_unit_test(other_tensors_take_other_memory_when_the_old_is_let_go),
+        cmocka_unit_test(begin_waits_for_memory_that_is_about_to_come_free),
         cmocka_unit_test(an_aborted_version_leaves_what_can_be_served),
         cmocka_unit_test(weights_of_the_host_and_of_another_gpu_are_brought_there),
         cmocka_unit_test(with_require_weights_of_the_host_go_up),
