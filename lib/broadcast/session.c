@@ -396,9 +396,12 @@ void rft_session_release(rft_session *session, int64_t now)
     rft_message message = {.kind = RFT_RELEASED};
     message.as.commit.version = session->open->held.version;
     bool known = session->open->held.epoch == session->report.epoch;
+    bool joined = rft_session_is_joined(session);
     rft_image_drop_use(session->open, RFT_IMAGE_LENT);
     session->open = NULL;
-    if (known && rft_session_is_joined(session)) rft_session_send(session, &message);
+    if (!joined)
+        rft_staging_trim_mapped(&session->staging); /* a trainer that leaves waits for it */
+    if (joined && known) rft_session_send(session, &message);
     rft_session_proceed(session, now);
 }
 

@@ -275,10 +275,15 @@ static void other_tensors_take_other_memory_when_the_old_is_let_go(void **state)
     }
 }
 
+static void patient(refit_config *config)
+{
+    config->broadcast_linger_ms = PATIENT_MS;
+}
+
 static void patient_and_required(refit_config *config)
 {
     required(config);
-    config->broadcast_linger_ms = PATIENT_MS;
+    patient(config);
 }
 
 /* Memory that a worker reads on is waited for. */
@@ -304,6 +309,40 @@ static void begin_waits_for_memory_that_is_about_to_come_free(void **state)
     crew_let_go(keeper);
     assert_int_equal(trainer_join(&play.trainer), REFIT_OK);
     fake_cuda_set_taken(0, 0);
+    gpu_play_close(&play);
+}
+
+static void *close_trainer(void *user)
+{
+    test_trainer *trainer = user;
+    refit_publisher_close(trainer->publisher);
+    trainer->publisher = NULL;
+    return NULL;
+}
+
+static void await_goodbye(crew_member *member)
+{
+    refit_subscriber_info info = {.size = sizeof info, .connected = 1};
+    while (info.connected) {
+        assert_int_equal(refit_subscriber_describe(member->subscriber, &info, NULL), REFIT_OK);
+    }
+}
+
+/* The memory is freed when the reader lets go, and only then. */
+static void close_waits_for_who_still_reads(void **state)
+{
+    (void)state;
+    gpu_play play;
+    rft_thread thread;
+    gpu_play_open(&play, patient);
+    crew_member *keeper = gpu_play_hire(&play, true, CREW_KEEP);
+    (void)gpu_play_publish(&play, 1);
+    assert_true(crew_wait(keeper, 1, 1) == gpu_play_digest(1));
+    assert_int_equal(rft_thread_start(&thread, "close", close_trainer, &play.trainer, NULL),
+                     REFIT_OK);
+    await_goodbye(keeper);
+    crew_let_go(keeper);
+    rft_thread_join(thread);
     gpu_play_close(&play);
 }
 
@@ -427,6 +466,7 @@ int main(void)
         cmocka_unit_test(a_stuck_reader_and_a_full_gpu_do_not_tear_anything),
         cmocka_unit_test(other_tensors_take_other_memory_when_the_old_is_let_go),
         cmocka_unit_test(begin_waits_for_memory_that_is_about_to_come_free),
+        cmocka_unit_test(close_waits_for_who_still_reads),
         cmocka_unit_test(an_aborted_version_leaves_what_can_be_served),
         cmocka_unit_test(weights_of_the_host_and_of_another_gpu_are_brought_there),
         cmocka_unit_test(with_require_weights_of_the_host_go_up),
