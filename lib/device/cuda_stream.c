@@ -245,17 +245,11 @@ refit_status rft_cuda_stream_open(rft_cuda_device *cuda, refit_stream_ref *out, 
     return status;
 }
 
-static refit_status drain(rft_cuda_device *cuda, rft_cu_stream stream, refit_error *error)
+static refit_status check_idle(rft_cuda_device *cuda, rft_cu_stream stream, refit_error *error)
 {
-    uint32_t timeout_ms = cuda->config.offload_timeout_ms;
-    rft_looks looks = rft_looks_until(rft_deadline(timeout_ms));
     rft_cu_result result = cuda->driver.stream_query(stream);
-    while (result == RFT_CU_NOT_READY && rft_look_again(&looks)) {
-        result = cuda->driver.stream_query(stream);
-    }
     RFT_REFUSE_IF(result == RFT_CU_NOT_READY, error, REFIT_ERR_TIMEOUT,
-                  "the stream still has work after %u ms and stays open: close it again later",
-                  timeout_ms);
+                  "the stream still has work");
     /* On a lost GPU there is nothing to wait for, and our side must be freed all the same. */
     if (rft_cuda_is_lost(result)) return REFIT_OK;
     return rft_cuda_check(&cuda->driver, result, error, "a stream's state was not to be had");
@@ -279,7 +273,7 @@ refit_status rft_cuda_stream_close(rft_cuda_device *cuda, refit_stream_ref strea
     bool inside;
     rft_cuda_visit visit;
     RFT_TRY(rft_cuda_enter_to_free(cuda, &visit, &inside, error));
-    refit_status status = inside ? drain(cuda, stream.native, error) : REFIT_OK;
+    refit_status status = inside ? check_idle(cuda, stream.native, error) : REFIT_OK;
     if (status == REFIT_OK) unlist(streams, stream);
     if (status == REFIT_OK && inside) (void)cuda->driver.stream_close(stream.native);
     if (inside) rft_cuda_leave(cuda, &visit);

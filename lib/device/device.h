@@ -112,6 +112,7 @@ typedef struct rft_device_ops {
     void (*host_unpin)(void *self, void *memory, uint64_t bytes);
 
     refit_status (*stream_open)(void *self, refit_stream_ref *out, refit_error *error);
+    /* One that has nothing left to do: else REFIT_ERR_TIMEOUT at once, and it stays open. */
     refit_status (*stream_close)(void *self, refit_stream_ref stream, refit_error *error);
     refit_status (*stream_call)(void *self, refit_stream_ref stream, refit_stream_fn function,
                                 void *user, refit_error *error);

@@ -112,7 +112,7 @@ static refit_status host_stream_open(void *self, refit_stream_ref *out, refit_er
 static refit_status host_stream_close(void *self, refit_stream_ref stream, refit_error *error)
 {
     host_device *host = self;
-    return rft_host_streams_end(&host->streams, stream, host->block_ms, error);
+    return rft_host_streams_end(&host->streams, stream, error);
 }
 
 static refit_status host_stream_call(void *self, refit_stream_ref stream, refit_stream_fn function,

@@ -294,13 +294,28 @@ refit_status rft_device_reserve_unuse(refit_device *device, void *base, refit_st
     return status;
 }
 
-refit_status rft_device_end_stream(refit_device *device, refit_stream_ref stream,
-                                   refit_error *error)
+/* Under the lock, so that nobody records on it between its end and its leaving the lists. */
+static refit_status try_end(refit_device *device, refit_stream_ref stream, refit_error *error)
 {
-    /* Under the lock, so that nobody records on it between its end and its leaving the lists. */
     rft_lock(&device->reserve_lock);
     refit_status status = device->ops.stream_close(device->self, stream, error);
     if (status == REFIT_OK) forget_stream(device, stream);
     rft_unlock(&device->reserve_lock);
+    return status;
+}
+
+/* The lock is not held while the work on the stream goes on. */
+refit_status rft_device_end_stream(refit_device *device, refit_stream_ref stream,
+                                   refit_error *error)
+{
+    rft_looks looks = rft_looks_until(rft_deadline(device->block_ms));
+    refit_status status = try_end(device, stream, error);
+    while (status == REFIT_ERR_TIMEOUT && rft_look_again(&looks)) {
+        status = try_end(device, stream, error);
+    }
+    RFT_REFUSE_IF(status == REFIT_ERR_TIMEOUT, error, status,
+                  "the stream still has work after %" PRIu32
+                  " ms and stays open: close it again later",
+                  device->block_ms);
     return status;
 }

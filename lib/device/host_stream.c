@@ -24,7 +24,6 @@ struct rft_host_stream {
     rft_thread thread;
     rft_mutex lock;
     rft_cond work;        /* the queue is not empty, or closing */
-    rft_cond idle;        /* the queue has become empty */
     rft_host_queue queue; /* guarded by lock, like the rest */
     uint64_t recorded;    /* records queued: the last place on the line */
     bool closing;
@@ -130,7 +129,6 @@ static void *run(void *user)
             do_next(stream, command);
             continue;
         }
-        rft_cond_wake_all(&stream->idle);
         if (stream->closing) break;
         rft_cond_wait_idle(&stream->work, &stream->lock);
     }
@@ -143,11 +141,8 @@ static refit_status open_locks(rft_host_stream *stream, refit_error *error)
     refit_status status = REFIT_OK;
     RFT_TRY(rft_mutex_open(&stream->lock, error));
     RFT_TRY_GOTO(rft_cond_open(&stream->work, error), close_lock);
-    RFT_TRY_GOTO(rft_cond_open(&stream->idle, error), close_work);
     return REFIT_OK;
 
-close_work:
-    rft_cond_close(&stream->work);
 close_lock:
     rft_mutex_close(&stream->lock);
     return status;
@@ -155,7 +150,6 @@ close_lock:
 
 static void close_locks(rft_host_stream *stream)
 {
-    rft_cond_close(&stream->idle);
     rft_cond_close(&stream->work);
     rft_mutex_close(&stream->lock);
 }
@@ -184,23 +178,12 @@ free_stream:
     return status;
 }
 
-static bool wait_idle(rft_host_stream *stream, int64_t deadline)
-{
-    while (rft_host_queue_first(&stream->queue) != NULL) {
-        if (!rft_cond_wait(&stream->idle, &stream->lock, deadline)) break;
-    }
-    return rft_host_queue_first(&stream->queue) == NULL;
-}
-
-refit_status rft_host_stream_drain(rft_host_stream *stream, uint32_t timeout_ms, refit_error *error)
+bool rft_host_stream_is_idle(rft_host_stream *stream)
 {
     rft_lock(&stream->lock);
-    bool idle = wait_idle(stream, rft_deadline(timeout_ms));
+    bool idle = rft_host_queue_first(&stream->queue) == NULL;
     rft_unlock(&stream->lock);
-    RFT_REFUSE_IF(!idle, error, REFIT_ERR_TIMEOUT,
-                  "the stream still has work after %u ms and stays open: close it again later",
-                  timeout_ms);
-    return REFIT_OK;
+    return idle;
 }
 
 void rft_host_stream_close(rft_host_stream *stream)

@@ -14,9 +14,8 @@ typedef struct rft_host_stream rft_host_stream;
 refit_status rft_host_stream_open(rft_host_memory *memory, rft_host_pool *pool,
                                   rft_host_stream **out, refit_error *error);
 
-/* Waits until all that is queued is done, or REFIT_ERR_TIMEOUT. */
-refit_status rft_host_stream_drain(rft_host_stream *stream, uint32_t timeout_ms,
-                                   refit_error *error);
+/* Is all done that was queued? */
+bool rft_host_stream_is_idle(rft_host_stream *stream);
 
 /* Does what is queued, then ends the thread. */
 void rft_host_stream_close(rft_host_stream *stream);

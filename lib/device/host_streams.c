@@ -69,10 +69,11 @@ refit_status rft_host_streams_start(rft_host_streams *streams, rft_host_memory *
 }
 
 refit_status rft_host_streams_end(rft_host_streams *streams, refit_stream_ref stream,
-                                  uint32_t timeout_ms, refit_error *error)
+                                  refit_error *error)
 {
     RFT_TRY(rft_host_streams_check(streams, stream, error));
-    RFT_TRY(rft_host_stream_drain(stream.native, timeout_ms, error));
+    RFT_REFUSE_IF(!rft_host_stream_is_idle(stream.native), error, REFIT_ERR_TIMEOUT,
+                  "the stream still has work");
     rft_lock(&streams->lock);
     streams->list[find_stream(streams, stream)] = streams->list[streams->count - 1];
     streams->count--;

@@ -24,8 +24,8 @@ refit_status rft_host_streams_check(rft_host_streams *streams, refit_stream_ref 
 refit_status rft_host_streams_start(rft_host_streams *streams, rft_host_memory *memory,
                                     rft_host_pool *pool, refit_stream_ref *out, refit_error *error);
 
-/* Waits until the stream has nothing to do, then ends it. REFIT_ERR_TIMEOUT: it stays. */
+/* Ends a stream that has nothing to do. REFIT_ERR_TIMEOUT: it has, and stays. */
 refit_status rft_host_streams_end(rft_host_streams *streams, refit_stream_ref stream,
-                                  uint32_t timeout_ms, refit_error *error);
+                                  refit_error *error);
 
 #endif

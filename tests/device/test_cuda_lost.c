@@ -6,6 +6,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include "base/clock.h"
 #include "device/cuda_device.h"
 
 #define PAGE 4096u
@@ -35,6 +36,7 @@ static void set_patience(bench *on, uint32_t timeout_ms)
 {
     rft_cuda_device *cuda = on->device->self;
     cuda->config.offload_timeout_ms = timeout_ms;
+    on->device->block_ms = timeout_ms;
 }
 
 /* All releases succeed, whatever has happened. */
@@ -182,6 +184,46 @@ static void a_stream_with_work_is_closed_when_it_is_done(void **state)
     fake_cuda_go();
     set_patience(&on, PATIENCE_MS);
     assert_ok(refit_stream_close(on.device, stream, NULL));
+    bench_close(&on);
+}
+
+typedef struct closing {
+    refit_device *device;
+    refit_stream_ref stream;
+    refit_status status;
+} closing;
+
+static void *close_stream(void *user)
+{
+    closing *it = user;
+    it->status = refit_stream_close(it->device, it->stream, NULL);
+    return NULL;
+}
+
+static void who_closes_a_stream_with_work_keeps_nobody_waiting(void **state)
+{
+    (void)state;
+    bench on;
+    void *base;
+    uint64_t granule;
+    rft_thread thread;
+    bench_open(&on);
+    closing it = {.device = on.device};
+    assert_ok(refit_stream_open(on.device, &it.stream, NULL));
+    fake_cuda_stop_stream(it.stream.native);
+    assert_ok(rft_device_zero(on.device, it.stream, on.memory, PAGE, NULL));
+    assert_ok(rft_thread_start(&thread, "closes", close_stream, &it, NULL));
+    rft_looks looks = rft_looks_until(rft_deadline(PATIENCE_MS));
+    while (fake_cuda_calls("cuStreamQuery") == 0 && rft_look_again(&looks)) {
+    }
+    assert_ok(rft_device_reserve(on.device, MIB, &base, &granule, NULL));
+    assert_ok(rft_device_reserve_use(on.device, base, on.stream, NULL));
+    assert_ok(rft_device_commit(on.device, base, granule, NULL));
+    assert_ok(rft_device_decommit(on.device, base, granule, NULL, NULL));
+    rft_device_unreserve(on.device, base, MIB);
+    fake_cuda_go_stream(it.stream.native);
+    rft_thread_join(thread);
+    assert_int_equal(it.status, REFIT_OK); /* it did not give up before all that was done */
     bench_close(&on);
 }
 
@@ -340,6 +382,7 @@ int main(void)
         cuda_case(work_that_fails_in_the_queue_loses_the_gpu),
         cuda_case(a_full_gpu_says_what_is_free_and_recovers),
         cuda_case(a_stream_with_work_is_closed_when_it_is_done),
+        cuda_case(who_closes_a_stream_with_work_keeps_nobody_waiting),
         cuda_case(work_on_the_calling_thread_has_a_deadline),
         cuda_case(a_call_that_fails_once_leaves_the_device_usable),
         cuda_case(memory_that_could_not_be_freed_is_kept_on_the_books),

@@ -196,16 +196,16 @@ static void a_half_closed_offloader_can_only_be_closed(void **state)
     (void)state;
     rig on;
     rig_open(&on, RIG_BOUND, NULL);
-    faulty_device_fail(on.device, FAULTY_STREAM_CLOSE, 2, REFIT_ERR_TIMEOUT);
-    assert_int_equal(refit_offloader_close(on.offloader, &on.error), REFIT_ERR_TIMEOUT);
+    faulty_device_fail(on.device, FAULTY_STREAM_CLOSE, 2, REFIT_ERR_DEVICE);
+    assert_int_equal(refit_offloader_close(on.offloader, &on.error), REFIT_ERR_DEVICE);
     assert_int_equal(refit_offloader_offload(on.offloader, REFIT_STREAM_NONE, NULL, &on.error),
                      REFIT_ERR_STATE);
     rig_close(&on);
 
     rig_open(&on, RIG_BOUND, NULL);
     rig_offload(&on);
-    faulty_device_fail(on.device, FAULTY_STREAM_CLOSE, 2, REFIT_ERR_TIMEOUT);
-    assert_int_equal(refit_offloader_close(on.offloader, &on.error), REFIT_ERR_TIMEOUT);
+    faulty_device_fail(on.device, FAULTY_STREAM_CLOSE, 2, REFIT_ERR_DEVICE);
+    assert_int_equal(refit_offloader_close(on.offloader, &on.error), REFIT_ERR_DEVICE);
     assert_int_equal(refit_offloader_restore(on.offloader, REFIT_STREAM_NONE, NULL, &on.error),
                      REFIT_ERR_STATE);
     rig_close(&on);
