@@ -138,9 +138,9 @@ bench() {
 # What the machine is, as the members of a JSON object.
 facts() {
     local gpu driver
-    gpu=$(nvidia-smi --query-gpu=name,memory.total,pcie.link.gen.max,pcie.link.width.max \
+    gpu=$(timeout 20 nvidia-smi --query-gpu=name,memory.total,pcie.link.gen.max,pcie.link.width.max \
         --format=csv,noheader -i 0 2>/dev/null)
-    driver=$(nvidia-smi --query-gpu=driver_version --format=csv,noheader -i 0 2>/dev/null)
+    driver=$(timeout 20 nvidia-smi --query-gpu=driver_version --format=csv,noheader -i 0 2>/dev/null)
     if [ -z "$commit" ] && commit=$(git -C "$root" rev-parse HEAD 2>/dev/null); then
         [ -z "$(git -C "$root" status --porcelain 2>/dev/null)" ] || commit+=" and changes"
     fi
@@ -194,8 +194,8 @@ bench "bench offload, small" 60 "$refit" bench offload --json --device $device "
 bench "bench remap" 40 "$refit" bench remap --json --device $device "${sizes[@]}" "${many[@]}"
 bench "bench pin" 60 "$refit" bench pin --json --device $device "${sizes[@]}" "${few[@]}"
 bench "bench handover" 60 "$refit" bench handover --json --device $device "${sizes[@]}" "${few[@]}"
-if python3 -c 'import torch; assert torch.cuda.is_available()' 2>/dev/null; then
-    "$refit" bench tensors --device $device "${sizes[@]}" >"$out/rows/list"
+if timeout 60 python3 -c 'import torch; assert torch.cuda.is_available()' 2>/dev/null; then
+    timeout 30 "$refit" bench tensors --device $device "${sizes[@]}" >"$out/rows/list"
     bench "torch" 80 python3 "$here/torch_arms.py" "$out/rows/list" --seconds 50
 else
     note torch skip 0 "no PyTorch that sees a GPU"
