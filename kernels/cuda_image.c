@@ -1,5 +1,5 @@
 /* Made by kernels/make_image.sh from the kernels' sources; not to be edited.
- * sources 4cabd19925cf710e3ba7031e130a3b9b61a4e51b5276b575268cae2356778847
+ * sources 5bbbe15dbefaa50a91ab360e107f5103c60a0ab52cb42580d89b185dbdbfd188
  * compiler nvcc 13.0.88 */
 // clang-format off
 #include "kernels/cuda_image.h"

@@ -149,12 +149,12 @@ RFT_GPU_PART uint64_t digest_share(unsigned char *to, const unsigned char *from,
     uint64_t words = bytes / 8;
     bool alike = to == NULL || (uintptr_t)to % 16 == (uintptr_t)from % 16;
     bool even = (uintptr_t)from % 8 == 0;
-    uint64_t sum = even && alike ? digest_even(to, from, words, key)
-                                 : digest_askew(to, from, words, key);
+    uint64_t sum =
+        even && alike ? digest_even(to, from, words, key) : digest_askew(to, from, words, key);
     if (digest_is_first() && bytes % 8 != 0) {
         unsigned char *rest = to == NULL ? NULL : to + 8 * words;
-        sum += digest_last(rest, from + 8 * words, (unsigned)(bytes % 8),
-                           key + words * DIGEST_STEP);
+        sum +=
+            digest_last(rest, from + 8 * words, (unsigned)(bytes % 8), key + words * DIGEST_STEP);
     }
     return sum;
 }
