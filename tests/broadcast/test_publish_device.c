@@ -144,7 +144,7 @@ static void a_version_dropped_half_written_leaves_the_next_one_alone(void **stat
     scene_open(&on, 2, NULL);
     trainer_begin(&on.trainer, 1);
     const rft_store *store = on.trainer.publisher->store;
-    const rft_manifest *manifest = on.trainer.sample.manifest;
+    const rft_manifest *manifest = store->manifest;
     assert_int_equal(write_one(&on, 0, on.trainer.memory, NULL), REFIT_OK);
     assert_int_equal(store->ready_count, 0);
     assert_int_equal(refit_publisher_abort(on.trainer.publisher, NULL), REFIT_OK);
