@@ -24,7 +24,7 @@ static void scene_open(scene *on, refit_gpu mode, uint64_t version)
 {
     memset(on, 0, sizeof *on);
     hub_bench_open(&on->bench, 2, true);
-    on->bench.config.broadcast_gpu = mode;
+    on->bench.config.broadcast_gpu = (int32_t)mode;
     memcpy(on->gpu.uuid, ours, sizeof ours);
     on->gpu.writing = RFT_NO_SLOT;
     on->block.share.offset = 512;
