@@ -73,7 +73,7 @@ static bool add_weight(bench_list *list, const model *of, double scale, const ch
     if (elements > NORM_ELEMENTS) bytes = (uint64_t)((double)bytes * scale) / ALIGNMENT * ALIGNMENT;
     if (bytes < ALIGNMENT) bytes = ALIGNMENT;
     if (of->states == 0) return add(list, name, bytes);
-    for (uint32_t i = 0; i < of->states; i++) {
+    for (uint32_t i = 0; i < of->states && i < COUNT(states); i++) {
         snprintf(full, sizeof full, "%s.%s", name, states[i]);
         if (!add(list, full, bytes)) return false;
     }

@@ -77,8 +77,9 @@ static void finish(rft_carrier *carrier)
 /* It is idle; and who closes a publisher cannot ask again, so a refusal is not taken at once. */
 static bool stream_close(rft_carrier *carrier)
 {
-    return refit_stream_close(carrier->device, carrier->stream, NULL) == REFIT_OK ||
-           refit_stream_close(carrier->device, carrier->stream, NULL) == REFIT_OK;
+    refit_status status = refit_stream_close(carrier->device, carrier->stream, NULL);
+    if (status != REFIT_OK) status = refit_stream_close(carrier->device, carrier->stream, NULL);
+    return status == REFIT_OK;
 }
 
 bool rft_carrier_close(rft_carrier *carrier, int64_t deadline)
