@@ -78,6 +78,7 @@ typedef struct rft_session {
     char why_not[160];                  /* why no better path is taken; may be empty */
     unsigned char uuid[RFT_UUID_BYTES]; /* of staging.device */
     bool on_gpu;      /* it has joined on the GPU that it shares with the trainer */
+    bool names_gpu;   /* the next HELLO is the first to name it: no WELCOME before answers that */
     char no_gpu[160]; /* why that device is not named, until the connection ends; empty: it is */
     rft_catalog *catalog;         /* of the last MANIFEST; NULL: none, or it was refused */
     refit_error manifest_failure; /* why it was refused; an OFFER that needs it is answered so */
@@ -152,6 +153,9 @@ bool rft_session_is_ready(const rft_session *session);
 rft_view rft_session_gpu(const rft_session *session);
 /* Takes the trainer's GPU for the path if it is this worker's, else says in `why_not` why not. */
 void rft_session_find_gpu(rft_session *session, rft_view theirs);
+/* Whether it has joined another way, and a WELCOME that names this GPU shows that it could be on
+ * it: the trainer said so between two HELLOs. */
+bool rft_session_could_use_gpu(const rft_session *session, rft_view theirs);
 /* With broadcast.gpu: require. True: there is no such path, and the connection has ended. */
 bool rft_session_needs_gpu(rft_session *session, rft_view theirs, int64_t now);
 /* The GPU's memory could not be mapped: joins without it, or ends. */

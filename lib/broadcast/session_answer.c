@@ -102,6 +102,16 @@ static void drop_useless_base(rft_session *session)
     rft_staging_trim_owned(&session->staging);
 }
 
+/* WELCOME to a HELLO that was said twice. */
+static void answer_again(rft_session *session, const rft_message *welcome, int64_t now)
+{
+    if (rft_session_could_use_gpu(session, welcome->as.welcome.gpu)) {
+        rft_session_disconnect(session, 0, now);
+    } else {
+        send_join(session);
+    }
+}
+
 static void answer_welcome(rft_session *session, const rft_message *message, rft_view payload,
                            int64_t now)
 {
@@ -111,8 +121,9 @@ static void answer_welcome(rft_session *session, const rft_message *message, rft
         rft_session_break(session, &why, now);
         return;
     }
+    if (session->names_gpu) return;
     if (rft_session_is_joined(session) && message->as.welcome.epoch == session->report.epoch) {
-        send_join(session); /* it answers a HELLO that was said twice */
+        answer_again(session, message, now);
         return;
     }
     if (rft_session_is_joined(session)) rft_session_disconnect(session, 0, now);

@@ -36,7 +36,8 @@ void rft_session_use_device(rft_session *session, refit_device *device, int64_t 
     memcpy(session->uuid, caps.uuid, sizeof session->uuid);
     session->staging.device = device;
     session->no_gpu[0] = '\0';
-    rft_session_disconnect(session, 0, now); /* its next HELLO names the GPU */
+    rft_session_disconnect(session, 0, now);
+    session->names_gpu = true;
 }
 
 /* Empty: the worker is on the trainer's GPU, and can share it. */
@@ -65,6 +66,14 @@ void rft_session_find_gpu(rft_session *session, rft_view theirs)
     session->on_gpu = why[0] == '\0';
     if (session->on_gpu) session->report.path = REFIT_PATH_CUDA_IPC;
     memcpy(session->why_not, why, sizeof why);
+}
+
+bool rft_session_could_use_gpu(const rft_session *session, rft_view theirs)
+{
+    char why[sizeof session->why_not];
+    if (session->on_gpu || session->staging.device == NULL) return false;
+    find_obstacle(session, theirs, why, sizeof why);
+    return why[0] == '\0';
 }
 
 bool rft_session_needs_gpu(rft_session *session, rft_view theirs, int64_t now)

@@ -132,6 +132,28 @@ static void assert_is_on_gpu(scene *on, const refit_update *update, uint32_t ind
     }
 }
 
+static void a_gpu_that_the_trainer_shows_in_a_second_welcome_is_used(void **state)
+{
+    (void)state;
+    scene on;
+    scene_open(&on, NULL);
+    raw_publisher *raw = &on.pair.raw;
+    do {
+        raw_hear(raw, RFT_HELLO);
+    } while (raw->heard.as.hello.gpu.count == 0);
+    raw_say(raw, sample_welcome(raw->epoch, raw->probe.name));
+    raw_hear(raw, RFT_JOIN);
+    assert_false(raw->heard.as.join.gpu);
+    rft_message shown = sample_welcome(raw->epoch, raw->probe.name);
+    shown.as.welcome.gpu = (rft_view){on.uuid, sizeof on.uuid};
+    raw_say(raw, shown);
+    join(&on);
+    raw_say(raw, shown);
+    raw_hear(raw, RFT_JOIN); /* on it already: nothing to do but say so again */
+    assert_true(raw->heard.as.join.gpu);
+    scene_close(&on);
+}
+
 static void a_version_on_the_gpu_is_read_in_place(void **state)
 {
     (void)state;
@@ -359,6 +381,7 @@ static void a_version_dropped_while_it_is_verified_ends_well(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
+        cmocka_unit_test(a_gpu_that_the_trainer_shows_in_a_second_welcome_is_used),
         cmocka_unit_test(a_version_on_the_gpu_is_read_in_place),
         cmocka_unit_test(a_block_that_is_given_up_is_let_go_at_the_next_beat),
         cmocka_unit_test(bytes_taken_back_under_an_update_are_not_accepted),

@@ -42,6 +42,25 @@ static void a_second_welcome_is_answered_and_changes_nothing(void **state)
     assert_int_equal(bench_count(bench, RFT_JOIN), 2);
 }
 
+static void a_welcome_from_before_the_gpu_was_named_is_passed_over(void **state)
+{
+    session_bench *bench = *state;
+    refit_device *device = NULL;
+    assert_int_equal(refit_device_open("host", NULL, &device, NULL), REFIT_OK);
+    bench_tick(bench, 0);
+    rft_session_use_device(&bench->session, device, bench->now);
+    bench_hear(bench, sample_welcome(BENCH_EPOCH, NULL));
+    assert_int_equal(bench_state(bench), RFT_SESSION_CONNECTING);
+    assert_int_equal(bench_count(bench, RFT_JOIN), 0);
+    bench_tick(bench, 0);
+    assert_int_equal(bench_count(bench, RFT_HELLO), 2);
+    assert_int_equal(bench_said(bench, RFT_HELLO)->as.hello.gpu.count, RFT_UUID_BYTES);
+    bench_hear(bench, sample_welcome(BENCH_EPOCH, NULL));
+    assert_int_equal(bench_state(bench), RFT_SESSION_JOINING);
+    bench->session.staging.device = NULL;
+    assert_int_equal(refit_device_close(device, NULL), REFIT_OK);
+}
+
 static void an_impossible_welcome_breaks_the_connection(void **state)
 {
     session_bench *bench = *state;
@@ -296,6 +315,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         BENCH_TEST(hello_is_repeated_until_welcome),
         BENCH_TEST(a_second_welcome_is_answered_and_changes_nothing),
+        BENCH_TEST(a_welcome_from_before_the_gpu_was_named_is_passed_over),
         BENCH_TEST(an_impossible_welcome_breaks_the_connection),
         BENCH_TEST(a_refusal_for_now_is_tried_again_after_a_pause),
         BENCH_TEST(a_final_refusal_ends_everything),
