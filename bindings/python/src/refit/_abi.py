@@ -1,0 +1,919 @@
+"""The C library's door in the words of ctypes. Made by make_abi.py from lib/include; do not edit."""
+
+from ctypes import (
+    CFUNCTYPE,
+    POINTER,
+    Structure,
+    c_char,
+    c_char_p,
+    c_double,
+    c_float,
+    c_int,
+    c_int32,
+    c_size_t,
+    c_ssize_t,
+    c_ubyte,
+    c_uint8,
+    c_uint16,
+    c_uint32,
+    c_uint64,
+    c_void_p,
+)
+from typing import Any, Final
+
+REFIT_OK: Final = 0
+REFIT_ERR_INVALID: Final = 1
+REFIT_ERR_STATE: Final = 2
+REFIT_ERR_HOST_MEMORY: Final = 3
+REFIT_ERR_DEVICE_MEMORY: Final = 4
+REFIT_ERR_BUDGET: Final = 5
+REFIT_ERR_PIN: Final = 6
+REFIT_ERR_TIMEOUT: Final = 7
+REFIT_ERR_CANCELLED: Final = 8
+REFIT_ERR_COPY: Final = 9
+REFIT_ERR_DEVICE: Final = 10
+REFIT_ERR_UNSUPPORTED: Final = 11
+REFIT_ERR_NOT_FOUND: Final = 12
+REFIT_ERR_EXISTS: Final = 13
+REFIT_ERR_BUSY: Final = 14
+REFIT_ERR_IO: Final = 15
+REFIT_ERR_CONFIG: Final = 16
+REFIT_ERR_PROTOCOL: Final = 17
+REFIT_ERR_LIMIT: Final = 18
+REFIT_ERR_CORRUPT: Final = 19
+REFIT_ERR_STALE: Final = 20
+REFIT_ERR_PEER: Final = 21
+REFIT_ERR_CLOSED: Final = 22
+REFIT_ERR_CALLBACK: Final = 23
+REFIT_ERR_SYSTEM: Final = 24
+REFIT_ERR_SECURITY: Final = 25
+REFIT_PIN_AUTO: Final = 0
+REFIT_PIN_REQUIRE: Final = 1
+REFIT_PIN_PREFER: Final = 2
+REFIT_PIN_OFF: Final = 3
+REFIT_HUGE_PAGES_AUTO: Final = 0
+REFIT_HUGE_PAGES_ALWAYS: Final = 1
+REFIT_HUGE_PAGES_NEVER: Final = 2
+REFIT_SHM_AUTO: Final = 0
+REFIT_SHM_REQUIRE: Final = 1
+REFIT_SHM_OFF: Final = 2
+REFIT_GPU_AUTO: Final = 0
+REFIT_GPU_REQUIRE: Final = 1
+REFIT_GPU_OFF: Final = 2
+REFIT_COMMIT_ALL: Final = 0
+REFIT_COMMIT_QUORUM: Final = 1
+REFIT_VERIFY_AUTO: Final = 0
+REFIT_VERIFY_ALWAYS: Final = 1
+REFIT_CONFIG_DEFAULT: Final = 0
+REFIT_CONFIG_FILE: Final = 1
+REFIT_CONFIG_ENVIRONMENT: Final = 2
+REFIT_CONFIG_EXPLICIT: Final = 3
+REFIT_BOOL: Final = 1
+REFIT_F4: Final = 2
+REFIT_F6_E2M3: Final = 3
+REFIT_F6_E3M2: Final = 4
+REFIT_U8: Final = 5
+REFIT_I8: Final = 6
+REFIT_F8_E5M2: Final = 7
+REFIT_F8_E4M3: Final = 8
+REFIT_F8_E8M0: Final = 9
+REFIT_I16: Final = 10
+REFIT_U16: Final = 11
+REFIT_F16: Final = 12
+REFIT_BF16: Final = 13
+REFIT_I32: Final = 14
+REFIT_U32: Final = 15
+REFIT_F32: Final = 16
+REFIT_C64: Final = 17
+REFIT_F64: Final = 18
+REFIT_I64: Final = 19
+REFIT_U64: Final = 20
+REFIT_PATH_NONE: Final = 0
+REFIT_PATH_SOCKET: Final = 1
+REFIT_PATH_SHM: Final = 2
+REFIT_PATH_CUDA_IPC: Final = 3
+REFIT_KEEP: Final = 0
+REFIT_DISCARD: Final = 1
+REFIT_ZERO: Final = 2
+REFIT_OPEN: Final = 0
+REFIT_RESIDENT: Final = 1
+REFIT_OFFLOADING: Final = 2
+REFIT_OFFLOADED: Final = 3
+REFIT_RESTORING: Final = 4
+REFIT_FAILED: Final = 5
+REFIT_ON_DEVICE: Final = 0
+REFIT_ON_HOST: Final = 1
+REFIT_TRAINING: Final = 0
+REFIT_CLEARED: Final = 1
+REFIT_REFITTED: Final = 2
+REFIT_RETURNING: Final = 3
+REFIT_LOG_ERROR: Final = 0
+REFIT_LOG_WARNING: Final = 1
+REFIT_LOG_INFO: Final = 2
+REFIT_LOG_DEBUG: Final = 3
+
+
+class refit_error(Structure):
+    _fields_ = [
+        ("status", c_int32),
+        ("subsystem", c_int32),
+        ("text", c_char * 248),
+    ]
+
+
+class refit_config(Structure):
+    _fields_ = [
+        ("size", c_size_t),
+        ("origin", c_ubyte * 96),
+        ("device", c_char * 64),
+        ("use_pinned_optimizer_offload", c_uint8),
+        ("offload_slab_bytes", c_uint64),
+        ("offload_alignment_bytes", c_uint64),
+        ("offload_budget_bytes", c_uint64),
+        ("offload_budget_share", c_double),
+        ("offload_pin", c_int32),
+        ("offload_huge_pages", c_int32),
+        ("offload_numa", c_int32),
+        ("offload_touch_threads", c_uint32),
+        ("offload_copy_threads", c_uint32),
+        ("offload_piece_bytes", c_uint64),
+        ("offload_chunk_bytes", c_uint64),
+        ("offload_batch", c_uint32),
+        ("offload_verify", c_uint8),
+        ("offload_background", c_uint8),
+        ("offload_take_turns", c_uint8),
+        ("offload_timeout_ms", c_uint32),
+        ("offload_rate_limit", c_uint64),
+        ("offload_small_bytes", c_uint64),
+        ("offload_staging_bytes", c_uint64),
+        ("broadcast_endpoint", c_char * 256),
+        ("broadcast_worker", c_char * 64),
+        ("broadcast_shm", c_int32),
+        ("broadcast_gpu", c_int32),
+        ("broadcast_slots", c_uint32),
+        ("broadcast_frame_bytes", c_uint64),
+        ("broadcast_window", c_uint32),
+        ("broadcast_commit", c_int32),
+        ("broadcast_quorum", c_uint32),
+        ("broadcast_stage_timeout_ms", c_uint32),
+        ("broadcast_commit_timeout_ms", c_uint32),
+        ("broadcast_heartbeat_ms", c_uint32),
+        ("broadcast_heartbeat_timeout_ms", c_uint32),
+        ("broadcast_resend_limit", c_uint32),
+        ("broadcast_verify", c_int32),
+        ("broadcast_insecure", c_uint8),
+        ("broadcast_linger_ms", c_uint32),
+        ("limits_workers", c_uint32),
+        ("limits_tensors", c_uint32),
+        ("limits_rank", c_uint32),
+        ("limits_name_bytes", c_uint32),
+        ("limits_message_bytes", c_uint64),
+        ("limits_manifest_bytes", c_uint64),
+        ("limits_frame_bytes", c_uint64),
+        ("limits_version_bytes", c_uint64),
+        ("limits_window", c_uint32),
+    ]
+
+
+class refit_option(Structure):
+    _fields_ = [
+        ("size", c_size_t),
+        ("key", c_char_p),
+        ("value", c_char_p),
+        ("default_value", c_char_p),
+        ("unit", c_char_p),
+        ("help", c_char_p),
+        ("origin", c_int),
+        ("range", c_char_p),
+    ]
+
+
+refit_option_fn = CFUNCTYPE(None, c_void_p, POINTER(refit_option))
+
+
+class refit_stream_ref(Structure):
+    _fields_ = [
+        ("native", c_void_p),
+    ]
+
+
+class refit_device_info(Structure):
+    _fields_ = [
+        ("size", c_size_t),
+        ("kind", c_char * 16),
+        ("name", c_char * 64),
+        ("capacity_bytes", c_uint64),
+        ("used_bytes", c_uint64),
+        ("host_addressable", c_uint8),
+        ("stable_arena", c_uint8),
+        ("kernels", c_uint8),
+        ("numa_node", c_int32),
+        ("driver_version", c_int32),
+        ("uuid", c_char * 48),
+        ("small_bytes", c_uint64),
+    ]
+
+
+refit_stream_fn = CFUNCTYPE(None, c_void_p)
+
+
+class refit_stats(Structure):
+    _fields_ = [
+        ("size", c_size_t),
+        ("offload_regions", c_uint64),
+        ("offload_copies_per_cycle", c_uint64),
+        ("offload_count", c_uint64),
+        ("offload_bytes_total", c_uint64),
+        ("offload_bytes_last", c_uint64),
+        ("offload_reclaimed_bytes_last", c_uint64),
+        ("offload_seconds_last", c_double),
+        ("offload_exposed_seconds_last", c_double),
+        ("restore_count", c_uint64),
+        ("restore_bytes_total", c_uint64),
+        ("restore_bytes_last", c_uint64),
+        ("restore_seconds_last", c_double),
+        ("restore_exposed_seconds_last", c_double),
+        ("offload_failures", c_uint64),
+        ("host_payload_bytes", c_uint64),
+        ("host_bytes", c_uint64),
+        ("host_pinned_bytes", c_uint64),
+        ("host_pageable_bytes", c_uint64),
+        ("host_huge_pages", c_uint64),
+        ("host_pin_seconds", c_double),
+        ("leases", c_uint64),
+        ("publish_version", c_uint64),
+        ("publish_count", c_uint64),
+        ("publish_aborts", c_uint64),
+        ("publish_bytes_last", c_uint64),
+        ("publish_sent_bytes_total", c_uint64),
+        ("publish_resent_frames", c_uint64),
+        ("publish_same_blocks_last", c_uint64),
+        ("publish_write_seconds_last", c_double),
+        ("publish_stage_seconds_last", c_double),
+        ("publish_commit_seconds_last", c_double),
+        ("workers", c_uint64),
+        ("workers_shm", c_uint64),
+        ("workers_committed_last", c_uint64),
+        ("workers_evicted", c_uint64),
+        ("messages_refused", c_uint64),
+        ("receive_version", c_uint64),
+        ("receive_count", c_uint64),
+        ("receive_aborts", c_uint64),
+        ("receive_bytes_total", c_uint64),
+        ("receive_bad_frames", c_uint64),
+        ("receive_stage_seconds_last", c_double),
+        ("cycles", c_uint64),
+        ("cycle_failures", c_uint64),
+        ("cycle_seconds_last", c_double),
+        ("cycle_exposed_seconds_last", c_double),
+        ("clear_seconds_last", c_double),
+        ("refit_seconds_last", c_double),
+        ("return_seconds_last", c_double),
+        ("join_seconds_last", c_double),
+        ("host_ready_bytes", c_uint64),
+        ("workers_gpu", c_uint64),
+        ("publish_shm_bytes_total", c_uint64),
+        ("publish_gpu_bytes_total", c_uint64),
+        ("publish_gpu_bytes", c_uint64),
+        ("publish_pinned_bytes", c_uint64),
+    ]
+
+
+class refit_tensor(Structure):
+    _fields_ = [
+        ("size", c_size_t),
+        ("name", c_char_p),
+        ("dtype", c_int),
+        ("rank", c_uint32),
+        ("shape", c_uint64 * 8),
+        ("bytes", c_uint64),
+        ("alias_of", c_uint32),
+    ]
+
+
+class refit_worker_info(Structure):
+    _fields_ = [
+        ("size", c_size_t),
+        ("name", c_char * 64),
+        ("path", c_int),
+        ("version", c_uint64),
+        ("subscribed", c_uint8),
+        ("member", c_uint8),
+        ("committed", c_uint8),
+        ("status", c_int),
+        ("reason", c_char * 160),
+    ]
+
+
+class refit_subscriber_info(Structure):
+    _fields_ = [
+        ("size", c_size_t),
+        ("worker", c_char * 64),
+        ("connected", c_uint8),
+        ("path", c_int),
+        ("epoch", c_uint64),
+        ("version", c_uint64),
+        ("state", c_char * 16),
+    ]
+
+
+class refit_region_desc(Structure):
+    _fields_ = [
+        ("size", c_size_t),
+        ("name", c_char_p),
+        ("memory", c_void_p),
+        ("bytes", c_uint64),
+        ("policy", c_int),
+        ("group", c_uint32),
+        ("priority", c_int32),
+    ]
+
+
+class refit_region_info(Structure):
+    _fields_ = [
+        ("size", c_size_t),
+        ("name", c_char_p),
+        ("memory", c_void_p),
+        ("bytes", c_uint64),
+        ("host_offset", c_uint64),
+        ("policy", c_int),
+        ("group", c_uint32),
+        ("priority", c_int32),
+        ("place", c_int),
+        ("bound", c_uint8),
+        ("in_arena", c_uint8),
+    ]
+
+
+class refit_memory_hooks(Structure):
+    _fields_ = [
+        ("size", c_size_t),
+        ("release", CFUNCTYPE(c_int, c_void_p, c_uint32, c_void_p, c_uint64)),
+        ("acquire", CFUNCTYPE(c_int, c_void_p, c_uint32, c_uint64, POINTER(c_void_p))),
+        ("user", c_void_p),
+    ]
+
+
+class refit_weight(Structure):
+    _fields_ = [
+        ("tensor", c_uint32),
+        ("memory", c_void_p),
+        ("bytes", c_uint64),
+    ]
+
+
+class refit_allocator(Structure):
+    _fields_ = [
+        ("size", c_size_t),
+        ("allocate", CFUNCTYPE(c_void_p, c_void_p, c_size_t)),
+        ("reallocate", CFUNCTYPE(c_void_p, c_void_p, c_void_p, c_size_t)),
+        ("release", CFUNCTYPE(None, c_void_p, c_void_p)),
+        ("user", c_void_p),
+    ]
+
+
+refit_log_fn = CFUNCTYPE(None, c_void_p, c_int, c_char_p)
+
+
+# What each function returns, and what it takes.
+PROTOTYPES: Final[dict[str, tuple[Any, list[Any]]]] = {
+    "refit_status_name": (c_char_p, [
+        c_int,
+    ]),
+    "refit_status_text": (c_char_p, [
+        c_int,
+    ]),
+    "refit_config_init": (None, [
+        POINTER(refit_config),
+        c_size_t,
+    ]),
+    "refit_config_load": (c_int, [
+        POINTER(refit_config),
+        c_char_p,
+        POINTER(refit_error),
+    ]),
+    "refit_config_load_env": (c_int, [
+        POINTER(refit_config),
+        POINTER(refit_error),
+    ]),
+    "refit_config_set": (c_int, [
+        POINTER(refit_config),
+        c_char_p,
+        c_char_p,
+        POINTER(refit_error),
+    ]),
+    "refit_config_check": (c_int, [
+        POINTER(refit_config),
+        POINTER(refit_error),
+    ]),
+    "refit_config_each": (None, [
+        POINTER(refit_config),
+        refit_option_fn,
+        c_void_p,
+    ]),
+    "refit_device_open": (c_int, [
+        c_char_p,
+        POINTER(refit_config),
+        POINTER(c_void_p),
+        POINTER(refit_error),
+    ]),
+    "refit_device_close": (c_int, [
+        c_void_p,
+        POINTER(refit_error),
+    ]),
+    "refit_device_describe": (c_int, [
+        c_void_p,
+        POINTER(refit_device_info),
+        POINTER(refit_error),
+    ]),
+    "refit_memory_alloc": (c_int, [
+        c_void_p,
+        c_uint64,
+        POINTER(c_void_p),
+        POINTER(refit_error),
+    ]),
+    "refit_memory_free": (c_int, [
+        c_void_p,
+        c_void_p,
+        POINTER(refit_error),
+    ]),
+    "refit_stream_open": (c_int, [
+        c_void_p,
+        POINTER(refit_stream_ref),
+        POINTER(refit_error),
+    ]),
+    "refit_stream_close": (c_int, [
+        c_void_p,
+        refit_stream_ref,
+        POINTER(refit_error),
+    ]),
+    "refit_stream_wait": (c_int, [
+        c_void_p,
+        refit_stream_ref,
+        c_uint32,
+        POINTER(refit_error),
+    ]),
+    "refit_stream_call": (c_int, [
+        c_void_p,
+        refit_stream_ref,
+        refit_stream_fn,
+        c_void_p,
+        POINTER(refit_error),
+    ]),
+    "refit_stream_copy": (c_int, [
+        c_void_p,
+        refit_stream_ref,
+        c_void_p,
+        c_void_p,
+        c_uint64,
+        POINTER(refit_error),
+    ]),
+    "refit_stream_cast_bf16": (c_int, [
+        c_void_p,
+        refit_stream_ref,
+        POINTER(c_uint16),
+        POINTER(c_float),
+        c_uint64,
+        POINTER(refit_error),
+    ]),
+    "refit_arena_open": (c_int, [
+        c_void_p,
+        c_uint64,
+        POINTER(c_void_p),
+        POINTER(refit_error),
+    ]),
+    "refit_arena_close": (c_int, [
+        c_void_p,
+        POINTER(refit_error),
+    ]),
+    "refit_arena_alloc": (c_int, [
+        c_void_p,
+        c_uint64,
+        POINTER(c_void_p),
+        POINTER(refit_error),
+    ]),
+    "refit_arena_free": (c_int, [
+        c_void_p,
+        c_void_p,
+        POINTER(refit_error),
+    ]),
+    "refit_arena_piece": (c_int, [
+        c_void_p,
+        c_uint32,
+        POINTER(c_void_p),
+        POINTER(c_uint64),
+        POINTER(refit_error),
+    ]),
+    "refit_arena_use": (c_int, [
+        c_void_p,
+        refit_stream_ref,
+        POINTER(refit_error),
+    ]),
+    "refit_arena_unuse": (c_int, [
+        c_void_p,
+        refit_stream_ref,
+        POINTER(refit_error),
+    ]),
+    "refit_arena_hold": (c_int, [
+        c_void_p,
+        c_void_p,
+        POINTER(refit_error),
+    ]),
+    "refit_arena_unhold": (c_int, [
+        c_void_p,
+        c_void_p,
+        POINTER(refit_error),
+    ]),
+    "refit_stats_init": (None, [
+        POINTER(refit_stats),
+        c_size_t,
+    ]),
+    "refit_stats_json": (c_size_t, [
+        POINTER(refit_stats),
+        c_char_p,
+        c_size_t,
+    ]),
+    "refit_stats_prometheus": (c_size_t, [
+        POINTER(refit_stats),
+        c_char_p,
+        c_size_t,
+    ]),
+    "refit_dtype_name": (c_char_p, [
+        c_int,
+    ]),
+    "refit_dtype_bits": (c_uint32, [
+        c_int,
+    ]),
+    "refit_dtype_parse": (c_int, [
+        c_char_p,
+        POINTER(c_int),
+    ]),
+    "refit_publisher_open": (c_int, [
+        c_char_p,
+        POINTER(refit_config),
+        POINTER(c_void_p),
+        POINTER(refit_error),
+    ]),
+    "refit_publisher_close": (None, [
+        c_void_p,
+    ]),
+    "refit_publisher_endpoint": (c_char_p, [
+        c_void_p,
+    ]),
+    "refit_publisher_use_device": (c_int, [
+        c_void_p,
+        c_void_p,
+        POINTER(refit_error),
+    ]),
+    "refit_publisher_declare": (c_int, [
+        c_void_p,
+        POINTER(refit_tensor),
+        c_uint32,
+        POINTER(refit_error),
+    ]),
+    "refit_publisher_wait_workers": (c_int, [
+        c_void_p,
+        c_uint32,
+        c_uint32,
+        POINTER(refit_error),
+    ]),
+    "refit_publisher_begin": (c_int, [
+        c_void_p,
+        c_uint64,
+        POINTER(refit_error),
+    ]),
+    "refit_publisher_write": (c_int, [
+        c_void_p,
+        c_uint32,
+        c_void_p,
+        c_uint64,
+        c_void_p,
+        refit_stream_ref,
+        POINTER(refit_error),
+    ]),
+    "refit_publisher_commit": (c_int, [
+        c_void_p,
+        POINTER(refit_error),
+    ]),
+    "refit_publisher_abort": (c_int, [
+        c_void_p,
+        POINTER(refit_error),
+    ]),
+    "refit_publisher_version": (c_uint64, [
+        c_void_p,
+    ]),
+    "refit_publisher_worker": (c_int, [
+        c_void_p,
+        c_uint32,
+        POINTER(refit_worker_info),
+        POINTER(refit_error),
+    ]),
+    "refit_publisher_stats": (c_int, [
+        c_void_p,
+        POINTER(refit_stats),
+        POINTER(refit_error),
+    ]),
+    "refit_subscriber_open": (c_int, [
+        c_char_p,
+        POINTER(refit_config),
+        POINTER(c_void_p),
+        POINTER(refit_error),
+    ]),
+    "refit_subscriber_close": (None, [
+        c_void_p,
+    ]),
+    "refit_subscriber_use_device": (c_int, [
+        c_void_p,
+        c_void_p,
+        POINTER(refit_error),
+    ]),
+    "refit_subscriber_next": (c_int, [
+        c_void_p,
+        c_uint32,
+        POINTER(c_void_p),
+        POINTER(refit_error),
+    ]),
+    "refit_subscriber_wake": (None, [
+        c_void_p,
+    ]),
+    "refit_subscriber_fd": (c_int, [
+        c_void_p,
+    ]),
+    "refit_subscriber_describe": (c_int, [
+        c_void_p,
+        POINTER(refit_subscriber_info),
+        POINTER(refit_error),
+    ]),
+    "refit_subscriber_stats": (c_int, [
+        c_void_p,
+        POINTER(refit_stats),
+        POINTER(refit_error),
+    ]),
+    "refit_update_version": (c_uint64, [
+        c_void_p,
+    ]),
+    "refit_update_count": (c_uint32, [
+        c_void_p,
+    ]),
+    "refit_update_device": (c_void_p, [
+        c_void_p,
+    ]),
+    "refit_update_tensor": (c_int, [
+        c_void_p,
+        c_uint32,
+        POINTER(refit_tensor),
+        POINTER(c_void_p),
+        POINTER(refit_error),
+    ]),
+    "refit_update_find": (c_int, [
+        c_void_p,
+        c_char_p,
+        POINTER(c_uint32),
+        POINTER(refit_error),
+    ]),
+    "refit_update_accept": (c_int, [
+        c_void_p,
+        POINTER(refit_error),
+    ]),
+    "refit_update_refuse": (c_int, [
+        c_void_p,
+        c_char_p,
+        c_int,
+        POINTER(refit_error),
+    ]),
+    "refit_update_close": (None, [
+        c_void_p,
+    ]),
+    "refit_offloader_open": (c_int, [
+        c_void_p,
+        POINTER(refit_config),
+        POINTER(c_void_p),
+        POINTER(refit_error),
+    ]),
+    "refit_offloader_close": (c_int, [
+        c_void_p,
+        POINTER(refit_error),
+    ]),
+    "refit_offloader_add": (c_int, [
+        c_void_p,
+        POINTER(refit_region_desc),
+        POINTER(c_uint32),
+        POINTER(refit_error),
+    ]),
+    "refit_offloader_estimate": (c_int, [
+        c_void_p,
+        POINTER(c_uint64),
+        POINTER(c_uint64),
+        POINTER(refit_error),
+    ]),
+    "refit_offloader_set_memory": (c_int, [
+        c_void_p,
+        POINTER(refit_memory_hooks),
+        POINTER(refit_error),
+    ]),
+    "refit_offloader_seal": (c_int, [
+        c_void_p,
+        POINTER(refit_error),
+    ]),
+    "refit_offloader_prepare": (c_int, [
+        c_void_p,
+        c_uint32,
+        POINTER(refit_error),
+    ]),
+    "refit_offloader_unseal": (c_int, [
+        c_void_p,
+        POINTER(refit_error),
+    ]),
+    "refit_offloader_clear": (c_int, [
+        c_void_p,
+        POINTER(refit_error),
+    ]),
+    "refit_offloader_set_accumulating": (c_int, [
+        c_void_p,
+        c_int,
+        POINTER(refit_error),
+    ]),
+    "refit_offloader_offload": (c_int, [
+        c_void_p,
+        refit_stream_ref,
+        POINTER(c_void_p),
+        POINTER(refit_error),
+    ]),
+    "refit_offloader_finish": (c_int, [
+        c_void_p,
+        c_uint32,
+        POINTER(refit_error),
+    ]),
+    "refit_offloader_unbind": (c_int, [
+        c_void_p,
+        c_uint32,
+        POINTER(refit_error),
+    ]),
+    "refit_offloader_bind": (c_int, [
+        c_void_p,
+        c_uint32,
+        c_void_p,
+        POINTER(refit_error),
+    ]),
+    "refit_offloader_restore": (c_int, [
+        c_void_p,
+        refit_stream_ref,
+        POINTER(c_void_p),
+        POINTER(refit_error),
+    ]),
+    "refit_offloader_get_state": (c_int, [
+        c_void_p,
+    ]),
+    "refit_offloader_state_name": (c_char_p, [
+        c_int,
+    ]),
+    "refit_offloader_count": (c_uint32, [
+        c_void_p,
+    ]),
+    "refit_offloader_region": (c_int, [
+        c_void_p,
+        c_uint32,
+        POINTER(refit_region_info),
+        POINTER(refit_error),
+    ]),
+    "refit_offloader_stats": (c_int, [
+        c_void_p,
+        POINTER(refit_stats),
+        POINTER(refit_error),
+    ]),
+    "refit_offloader_trim": (c_int, [
+        c_void_p,
+        POINTER(refit_error),
+    ]),
+    "refit_future_wait": (c_int, [
+        c_void_p,
+        c_uint32,
+        POINTER(refit_error),
+    ]),
+    "refit_future_wait_group": (c_int, [
+        c_void_p,
+        c_uint32,
+        c_uint32,
+        POINTER(refit_error),
+    ]),
+    "refit_future_done": (c_int, [
+        c_void_p,
+    ]),
+    "refit_future_join": (c_int, [
+        c_void_p,
+        refit_stream_ref,
+        POINTER(refit_error),
+    ]),
+    "refit_future_join_group": (c_int, [
+        c_void_p,
+        c_uint32,
+        refit_stream_ref,
+        POINTER(refit_error),
+    ]),
+    "refit_future_close": (None, [
+        c_void_p,
+    ]),
+    "refit_lease_acquire": (c_int, [
+        c_void_p,
+        POINTER(c_void_p),
+        POINTER(refit_error),
+    ]),
+    "refit_lease_read": (c_int, [
+        c_void_p,
+        c_uint32,
+        POINTER(c_void_p),
+        POINTER(c_uint64),
+        POINTER(refit_error),
+    ]),
+    "refit_lease_release": (None, [
+        c_void_p,
+    ]),
+    "refit_controller_open": (c_int, [
+        c_void_p,
+        c_void_p,
+        POINTER(refit_config),
+        POINTER(c_void_p),
+        POINTER(refit_error),
+    ]),
+    "refit_controller_close": (None, [
+        c_void_p,
+    ]),
+    "refit_controller_clear": (c_int, [
+        c_void_p,
+        refit_stream_ref,
+        POINTER(refit_error),
+    ]),
+    "refit_controller_publish": (c_int, [
+        c_void_p,
+        c_uint64,
+        POINTER(refit_weight),
+        c_uint32,
+        c_void_p,
+        refit_stream_ref,
+        POINTER(refit_error),
+    ]),
+    "refit_controller_return": (c_int, [
+        c_void_p,
+        refit_stream_ref,
+        POINTER(refit_error),
+    ]),
+    "refit_controller_join": (c_int, [
+        c_void_p,
+        refit_stream_ref,
+        POINTER(refit_error),
+    ]),
+    "refit_controller_get_state": (c_int, [
+        c_void_p,
+    ]),
+    "refit_controller_state_name": (c_char_p, [
+        c_int,
+    ]),
+    "refit_controller_stats": (c_int, [
+        c_void_p,
+        POINTER(refit_stats),
+        POINTER(refit_error),
+    ]),
+    "refit_offload_before_refit": (c_int, [
+        c_void_p,
+        refit_stream_ref,
+        POINTER(refit_error),
+    ]),
+    "refit_offload_after_refit": (c_int, [
+        c_void_p,
+        refit_stream_ref,
+        POINTER(refit_error),
+    ]),
+    "refit_prepare_for_training": (c_int, [
+        c_void_p,
+        refit_stream_ref,
+        POINTER(refit_error),
+    ]),
+    "refit_set_allocator": (c_int, [
+        POINTER(refit_allocator),
+    ]),
+    "refit_set_log": (None, [
+        refit_log_fn,
+        c_void_p,
+        c_int,
+    ]),
+    "refit_torch_attach": (c_int, [
+        c_void_p,
+        POINTER(refit_error),
+    ]),
+    "refit_torch_detach": (c_int, [
+        c_void_p,
+        POINTER(refit_error),
+    ]),
+    "refit_torch_alloc": (c_void_p, [
+        c_ssize_t,
+        c_int,
+        c_void_p,
+    ]),
+    "refit_torch_free": (None, [
+        c_void_p,
+        c_ssize_t,
+        c_int,
+        c_void_p,
+    ]),
+    "refit_version": (c_char_p, []),
+}

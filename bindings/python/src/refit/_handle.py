@@ -1,0 +1,68 @@
+"""What all objects that own something of the C library have in common.
+
+Such an object belongs to the process that opened it and to no other: a forked child is refused, and
+so is pickling, each with a sentence. It is closed once, by ``close``, by ``with``, or when nobody
+refers to it any more; a second close does nothing.
+"""
+
+import os
+from types import TracebackType
+from typing import NoReturn, Self
+
+from refit.errors import StateError
+
+
+class Handle:
+    """One object of the C library. Subclasses give ``_close``, which frees what ``_pointer`` names."""
+
+    _pointer: int | None = None
+    _process: int = 0
+
+    def _adopt(self, pointer: int) -> None:
+        self._pointer = pointer
+        self._process = os.getpid()
+
+    @property
+    def _live(self) -> int:
+        """The C pointer, for a call; StateError once closed, or in a forked child."""
+        if self._pointer is None:
+            raise StateError(f"this {type(self).__name__} is closed")
+        if self._process != os.getpid():
+            raise StateError(
+                f"this {type(self).__name__} belongs to process {self._process}: a forked process "
+                "opens its own (use the spawn start method of multiprocessing)"
+            )
+        return self._pointer
+
+    @property
+    def closed(self) -> bool:
+        """Whether it has been closed."""
+        return self._pointer is None
+
+    def _close(self, pointer: int) -> None:
+        raise NotImplementedError
+
+    def close(self) -> None:
+        """Closes it; does nothing if it is closed, or belongs to the process this one was forked from."""
+        pointer = self._pointer
+        if pointer is None or self._process != os.getpid():
+            return
+        self._close(pointer)
+        self._pointer = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        value: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError(
+            f"a {type(self).__name__} cannot be pickled: it owns memory, threads and sockets of this "
+            "process. Send its endpoint or its configuration, and open another one there."
+        )

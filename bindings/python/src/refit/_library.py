@@ -1,0 +1,72 @@
+"""librefit.so: where it is found, and how it is called.
+
+The library lies in this package, put there when the package was built; ``REFIT_LIBRARY`` names
+another one (a debug or sanitizer build). It is opened so that its symbols stay its own: a process
+may hold another libzmq, such as pyzmq's. Every call gives up the GIL while it is in C.
+
+What arguments mean is unknown here: see the C headers, which ``_abi`` is made from.
+"""
+
+import ctypes
+import os
+from pathlib import Path
+from typing import Any
+
+from refit import _abi
+from refit._version import __version__
+from refit.errors import RefitError, error_of
+
+_NAME = "librefit.so"
+
+
+def _path() -> Path:
+    chosen = os.environ.get("REFIT_LIBRARY")
+    if chosen:
+        return Path(chosen)
+    return Path(__file__).resolve().parent / "lib" / _NAME
+
+
+def _open() -> ctypes.CDLL:
+    path = _path()
+    try:
+        library = ctypes.CDLL(str(path), mode=os.RTLD_LOCAL | os.RTLD_NOW)
+    except OSError as why:
+        raise ImportError(
+            f"refit's C library could not be opened: {why}. Install the package again "
+            "(pip install ./bindings/python), or name the library with REFIT_LIBRARY."
+        ) from why
+    for name, (result, arguments) in _abi.PROTOTYPES.items():
+        function = getattr(library, name, None)
+        if function is None:
+            raise ImportError(f"{path} has no {name}: it is not the library of refit {__version__}")
+        function.restype, function.argtypes = result, arguments
+    found: bytes = library.refit_version()
+    if found.decode() != __version__:
+        raise ImportError(f"{path} is refit {found.decode()}, and this package is {__version__}")
+    return library
+
+
+lib: Any = _open()
+"""The C functions as they are. Use ``call`` for those that return a status."""
+
+
+def call(function: Any, *arguments: Any) -> None:
+    """Calls a function that ends with a ``refit_error *``; its failure is raised, with its sentence."""
+    error = _abi.refit_error()
+    status = function(*arguments, ctypes.byref(error))
+    if status != _abi.REFIT_OK:
+        raise error_of(status, error.text.decode("utf-8", "replace"), error.subsystem)
+
+
+def status_of(function: Any, *arguments: Any) -> int:
+    """Likewise, but a deadline that passed is no failure here: returns whether it was met.
+
+    ``REFIT_OK`` or ``REFIT_ERR_TIMEOUT``; everything else is raised.
+    """
+    try:
+        call(function, *arguments)
+    except RefitError as why:
+        if why.status == _abi.REFIT_ERR_TIMEOUT:
+            return _abi.REFIT_ERR_TIMEOUT
+        raise
+    return _abi.REFIT_OK
