@@ -2,10 +2,10 @@
 """Writes src/refit/_abi.py, the door of the C library in the words of ctypes, from its headers.
 
     bindings/python/make_abi.py            writes the file
-    bindings/python/make_abi.py --check    says whether it is what the headers say; exit status 1: no
+    bindings/python/make_abi.py --check    says whether it is what the headers say; exit 1: no
 
-The preprocessor (cc, or what CC names) expands the headers; what is left of refit's own files is a
-plain list of enums, structs, function pointers and functions, in one style, which is read here. What
+The preprocessor (cc, or what CC names) expands the headers; what is left of refit's own files is
+a plain list of enums, structs, function pointers and functions, in one style, which is read here. What
 does not fit that style ends the script: nothing is passed over. That sizes, offsets and numbers are
 what a compiler makes of them is proved by tests/python/test_abi.py, with a compiled probe.
 """
@@ -21,14 +21,26 @@ HEADERS = HERE.parents[1] / "lib" / "include"
 TARGET = HERE / "src" / "refit" / "_abi.py"
 
 SCALARS = {
-    "char": "c_char", "signed char": "c_byte", "unsigned char": "c_ubyte", "int": "c_int",
-    "unsigned int": "c_uint", "unsigned": "c_uint", "size_t": "c_size_t", "ptrdiff_t": "c_ssize_t",
-    "uint8_t": "c_uint8", "uint16_t": "c_uint16", "uint32_t": "c_uint32", "uint64_t": "c_uint64",
-    "int32_t": "c_int32", "int64_t": "c_int64", "float": "c_float", "double": "c_double",
+    "char": "c_char",
+    "signed char": "c_byte",
+    "unsigned char": "c_ubyte",
+    "int": "c_int",
+    "unsigned int": "c_uint",
+    "unsigned": "c_uint",
+    "size_t": "c_size_t",
+    "ptrdiff_t": "c_ssize_t",
+    "uint8_t": "c_uint8",
+    "uint16_t": "c_uint16",
+    "uint32_t": "c_uint32",
+    "uint64_t": "c_uint64",
+    "int32_t": "c_int32",
+    "int64_t": "c_int64",
+    "float": "c_float",
+    "double": "c_double",
     "refit_region_id": "c_uint32",
 }
 
-HEAD = '''"""The C library's door in the words of ctypes. Made by make_abi.py from lib/include; do not edit."""
+HEAD = '''"""The C library's door in ctypes' words. Made by make_abi.py from lib/include; do not edit."""
 
 from ctypes import (
     CFUNCTYPE,
@@ -156,9 +168,11 @@ class Abi:
         self.bodies.append(f"class {name}(Structure):\n    _fields_ = [\n{rows}    ]\n")
 
     def function(self, result: str, name: str, arguments: str) -> None:
-        kinds = [] if arguments.strip() == "void" else [
-            self.argument(one)[1] for one in re.split(r",(?![^(]*\))", arguments)
-        ]
+        kinds = (
+            []
+            if arguments.strip() == "void"
+            else [self.argument(one)[1] for one in re.split(r",(?![^(]*\))", arguments)]
+        )
         row = "".join(f"        {kind},\n" for kind in kinds)
         row = f"[\n{row}    ]" if kinds else "[]"
         self.prototypes.append(f'    "{name}": ({self.type_of(result)}, {row}),\n')
@@ -202,7 +216,9 @@ def main() -> int:
     text = abi.text()
     if sys.argv[1:] == ["--check"]:
         fresh = TARGET.exists() and TARGET.read_text() == text
-        print("the same" if fresh else f"{TARGET.name} is not what the headers say: run make_abi.py")
+        print(
+            "the same" if fresh else f"{TARGET.name} is not what the headers say: run make_abi.py"
+        )
         return 0 if fresh else 1
     TARGET.write_text(text)
     return 0

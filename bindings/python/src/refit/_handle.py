@@ -13,7 +13,7 @@ from refit.errors import StateError
 
 
 class Handle:
-    """One object of the C library. Subclasses give ``_close``, which frees what ``_pointer`` names."""
+    """One object of the C library. Subclasses give ``_close``, which frees the pointer."""
 
     _pointer: int | None = None
     _process: int = 0
@@ -43,7 +43,7 @@ class Handle:
         raise NotImplementedError
 
     def close(self) -> None:
-        """Closes it; does nothing if it is closed, or belongs to the process this one was forked from."""
+        """Closes it; does nothing if it is closed, or was opened by the process that forked."""
         pointer = self._pointer
         if pointer is None or self._process != os.getpid():
             return
@@ -63,6 +63,6 @@ class Handle:
 
     def __reduce__(self) -> NoReturn:
         raise TypeError(
-            f"a {type(self).__name__} cannot be pickled: it owns memory, threads and sockets of this "
-            "process. Send its endpoint or its configuration, and open another one there."
+            f"a {type(self).__name__} cannot be pickled: it owns memory, threads and sockets "
+            "of this process. Send its endpoint or its configuration, and open another one there."
         )

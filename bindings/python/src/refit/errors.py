@@ -1,8 +1,8 @@
 """What refit raises: one family, made from the C library's list of statuses.
 
-Every exception carries the C sentence, ``status`` (the number) and ``subsystem`` (the code below it:
-an errno, a CUresult; 0 for none). Those with a counterpart among Python's own are that, too, so that
-``except TimeoutError`` and ``except MemoryError`` mean what they say.
+Every exception carries the C sentence, ``status`` (the number) and ``subsystem`` (the code below
+it: an errno, a CUresult; 0 for none). Those with a counterpart among Python's own are that, too, so
+that ``except TimeoutError`` and ``except MemoryError`` mean what they say.
 """
 
 from typing import ClassVar
@@ -181,5 +181,5 @@ _BY_STATUS: dict[int, type[RefitError]] = {
 
 
 def error_of(status: int, text: str, subsystem: int = 0) -> RefitError:
-    """The exception for a status of the C library; the family's own class for one not known here."""
+    """The exception for a status of the C library; ``RefitError`` itself for one not known here."""
     return _BY_STATUS.get(status, RefitError)(text, status, subsystem)
