@@ -4,10 +4,10 @@
     bindings/python/make_abi.py            writes the file
     bindings/python/make_abi.py --check    says whether it is what the headers say; exit 1: no
 
-The preprocessor (cc, or what CC names) expands the headers; what is left of refit's own files is
-a plain list of enums, structs, function pointers and functions, in one style, which is read here. What
-does not fit that style ends the script: nothing is passed over. That sizes, offsets and numbers are
-what a compiler makes of them is proved by tests/python/test_abi.py, with a compiled probe.
+The preprocessor (cc, or what CC names) expands the headers; what is left of refit's own files is a
+plain list of enums, structs, function pointers and functions, in one style, which is read here.
+What does not fit that style ends the script: nothing is passed over. That sizes, offsets and
+numbers are what a compiler makes of them is proved by tests/python/test_abi.py, with a probe.
 """
 
 import os
@@ -40,7 +40,7 @@ SCALARS = {
     "refit_region_id": "c_uint32",
 }
 
-HEAD = '''"""The C library's door in ctypes' words. Made by make_abi.py from lib/include; do not edit."""
+HEAD = '''"""The C library's door for ctypes. Made by make_abi.py from lib/include; do not edit."""
 
 from ctypes import (
     CFUNCTYPE,

@@ -1,4 +1,4 @@
-"""The C library's door in ctypes' words. Made by make_abi.py from lib/include; do not edit."""
+"""The C library's door for ctypes. Made by make_abi.py from lib/include; do not edit."""
 
 from ctypes import (
     CFUNCTYPE,
@@ -377,876 +377,543 @@ refit_log_fn = CFUNCTYPE(None, c_void_p, c_int, c_char_p)
 
 # What each function returns, and what it takes.
 PROTOTYPES: Final[dict[str, tuple[Any, list[Any]]]] = {
-    "refit_status_name": (
-        c_char_p,
-        [
-            c_int,
-        ],
-    ),
-    "refit_status_text": (
-        c_char_p,
-        [
-            c_int,
-        ],
-    ),
-    "refit_config_init": (
-        None,
-        [
-            POINTER(refit_config),
-            c_size_t,
-        ],
-    ),
-    "refit_config_load": (
+    "refit_status_name": (c_char_p, [
         c_int,
-        [
-            POINTER(refit_config),
-            c_char_p,
-            POINTER(refit_error),
-        ],
-    ),
-    "refit_config_load_env": (
+    ]),
+    "refit_status_text": (c_char_p, [
         c_int,
-        [
-            POINTER(refit_config),
-            POINTER(refit_error),
-        ],
-    ),
-    "refit_config_set": (
-        c_int,
-        [
-            POINTER(refit_config),
-            c_char_p,
-            c_char_p,
-            POINTER(refit_error),
-        ],
-    ),
-    "refit_config_check": (
-        c_int,
-        [
-            POINTER(refit_config),
-            POINTER(refit_error),
-        ],
-    ),
-    "refit_config_each": (
-        None,
-        [
-            POINTER(refit_config),
-            refit_option_fn,
-            c_void_p,
-        ],
-    ),
-    "refit_device_open": (
-        c_int,
-        [
-            c_char_p,
-            POINTER(refit_config),
-            POINTER(c_void_p),
-            POINTER(refit_error),
-        ],
-    ),
-    "refit_device_close": (
-        c_int,
-        [
-            c_void_p,
-            POINTER(refit_error),
-        ],
-    ),
-    "refit_device_describe": (
-        c_int,
-        [
-            c_void_p,
-            POINTER(refit_device_info),
-            POINTER(refit_error),
-        ],
-    ),
-    "refit_memory_alloc": (
-        c_int,
-        [
-            c_void_p,
-            c_uint64,
-            POINTER(c_void_p),
-            POINTER(refit_error),
-        ],
-    ),
-    "refit_memory_free": (
-        c_int,
-        [
-            c_void_p,
-            c_void_p,
-            POINTER(refit_error),
-        ],
-    ),
-    "refit_stream_open": (
-        c_int,
-        [
-            c_void_p,
-            POINTER(refit_stream_ref),
-            POINTER(refit_error),
-        ],
-    ),
-    "refit_stream_close": (
-        c_int,
-        [
-            c_void_p,
-            refit_stream_ref,
-            POINTER(refit_error),
-        ],
-    ),
-    "refit_stream_wait": (
-        c_int,
-        [
-            c_void_p,
-            refit_stream_ref,
-            c_uint32,
-            POINTER(refit_error),
-        ],
-    ),
-    "refit_stream_call": (
-        c_int,
-        [
-            c_void_p,
-            refit_stream_ref,
-            refit_stream_fn,
-            c_void_p,
-            POINTER(refit_error),
-        ],
-    ),
-    "refit_stream_copy": (
-        c_int,
-        [
-            c_void_p,
-            refit_stream_ref,
-            c_void_p,
-            c_void_p,
-            c_uint64,
-            POINTER(refit_error),
-        ],
-    ),
-    "refit_stream_cast_bf16": (
-        c_int,
-        [
-            c_void_p,
-            refit_stream_ref,
-            POINTER(c_uint16),
-            POINTER(c_float),
-            c_uint64,
-            POINTER(refit_error),
-        ],
-    ),
-    "refit_arena_open": (
-        c_int,
-        [
-            c_void_p,
-            c_uint64,
-            POINTER(c_void_p),
-            POINTER(refit_error),
-        ],
-    ),
-    "refit_arena_close": (
-        c_int,
-        [
-            c_void_p,
-            POINTER(refit_error),
-        ],
-    ),
-    "refit_arena_alloc": (
-        c_int,
-        [
-            c_void_p,
-            c_uint64,
-            POINTER(c_void_p),
-            POINTER(refit_error),
-        ],
-    ),
-    "refit_arena_free": (
-        c_int,
-        [
-            c_void_p,
-            c_void_p,
-            POINTER(refit_error),
-        ],
-    ),
-    "refit_arena_piece": (
-        c_int,
-        [
-            c_void_p,
-            c_uint32,
-            POINTER(c_void_p),
-            POINTER(c_uint64),
-            POINTER(refit_error),
-        ],
-    ),
-    "refit_arena_use": (
-        c_int,
-        [
-            c_void_p,
-            refit_stream_ref,
-            POINTER(refit_error),
-        ],
-    ),
-    "refit_arena_unuse": (
-        c_int,
-        [
-            c_void_p,
-            refit_stream_ref,
-            POINTER(refit_error),
-        ],
-    ),
-    "refit_arena_hold": (
-        c_int,
-        [
-            c_void_p,
-            c_void_p,
-            POINTER(refit_error),
-        ],
-    ),
-    "refit_arena_unhold": (
-        c_int,
-        [
-            c_void_p,
-            c_void_p,
-            POINTER(refit_error),
-        ],
-    ),
-    "refit_stats_init": (
-        None,
-        [
-            POINTER(refit_stats),
-            c_size_t,
-        ],
-    ),
-    "refit_stats_json": (
+    ]),
+    "refit_config_init": (None, [
+        POINTER(refit_config),
         c_size_t,
-        [
-            POINTER(refit_stats),
-            c_char_p,
-            c_size_t,
-        ],
-    ),
-    "refit_stats_prometheus": (
+    ]),
+    "refit_config_load": (c_int, [
+        POINTER(refit_config),
+        c_char_p,
+        POINTER(refit_error),
+    ]),
+    "refit_config_load_env": (c_int, [
+        POINTER(refit_config),
+        POINTER(refit_error),
+    ]),
+    "refit_config_set": (c_int, [
+        POINTER(refit_config),
+        c_char_p,
+        c_char_p,
+        POINTER(refit_error),
+    ]),
+    "refit_config_check": (c_int, [
+        POINTER(refit_config),
+        POINTER(refit_error),
+    ]),
+    "refit_config_each": (None, [
+        POINTER(refit_config),
+        refit_option_fn,
+        c_void_p,
+    ]),
+    "refit_device_open": (c_int, [
+        c_char_p,
+        POINTER(refit_config),
+        POINTER(c_void_p),
+        POINTER(refit_error),
+    ]),
+    "refit_device_close": (c_int, [
+        c_void_p,
+        POINTER(refit_error),
+    ]),
+    "refit_device_describe": (c_int, [
+        c_void_p,
+        POINTER(refit_device_info),
+        POINTER(refit_error),
+    ]),
+    "refit_memory_alloc": (c_int, [
+        c_void_p,
+        c_uint64,
+        POINTER(c_void_p),
+        POINTER(refit_error),
+    ]),
+    "refit_memory_free": (c_int, [
+        c_void_p,
+        c_void_p,
+        POINTER(refit_error),
+    ]),
+    "refit_stream_open": (c_int, [
+        c_void_p,
+        POINTER(refit_stream_ref),
+        POINTER(refit_error),
+    ]),
+    "refit_stream_close": (c_int, [
+        c_void_p,
+        refit_stream_ref,
+        POINTER(refit_error),
+    ]),
+    "refit_stream_wait": (c_int, [
+        c_void_p,
+        refit_stream_ref,
+        c_uint32,
+        POINTER(refit_error),
+    ]),
+    "refit_stream_call": (c_int, [
+        c_void_p,
+        refit_stream_ref,
+        refit_stream_fn,
+        c_void_p,
+        POINTER(refit_error),
+    ]),
+    "refit_stream_copy": (c_int, [
+        c_void_p,
+        refit_stream_ref,
+        c_void_p,
+        c_void_p,
+        c_uint64,
+        POINTER(refit_error),
+    ]),
+    "refit_stream_cast_bf16": (c_int, [
+        c_void_p,
+        refit_stream_ref,
+        POINTER(c_uint16),
+        POINTER(c_float),
+        c_uint64,
+        POINTER(refit_error),
+    ]),
+    "refit_arena_open": (c_int, [
+        c_void_p,
+        c_uint64,
+        POINTER(c_void_p),
+        POINTER(refit_error),
+    ]),
+    "refit_arena_close": (c_int, [
+        c_void_p,
+        POINTER(refit_error),
+    ]),
+    "refit_arena_alloc": (c_int, [
+        c_void_p,
+        c_uint64,
+        POINTER(c_void_p),
+        POINTER(refit_error),
+    ]),
+    "refit_arena_free": (c_int, [
+        c_void_p,
+        c_void_p,
+        POINTER(refit_error),
+    ]),
+    "refit_arena_piece": (c_int, [
+        c_void_p,
+        c_uint32,
+        POINTER(c_void_p),
+        POINTER(c_uint64),
+        POINTER(refit_error),
+    ]),
+    "refit_arena_use": (c_int, [
+        c_void_p,
+        refit_stream_ref,
+        POINTER(refit_error),
+    ]),
+    "refit_arena_unuse": (c_int, [
+        c_void_p,
+        refit_stream_ref,
+        POINTER(refit_error),
+    ]),
+    "refit_arena_hold": (c_int, [
+        c_void_p,
+        c_void_p,
+        POINTER(refit_error),
+    ]),
+    "refit_arena_unhold": (c_int, [
+        c_void_p,
+        c_void_p,
+        POINTER(refit_error),
+    ]),
+    "refit_stats_init": (None, [
+        POINTER(refit_stats),
         c_size_t,
-        [
-            POINTER(refit_stats),
-            c_char_p,
-            c_size_t,
-        ],
-    ),
-    "refit_dtype_name": (
+    ]),
+    "refit_stats_json": (c_size_t, [
+        POINTER(refit_stats),
         c_char_p,
-        [
-            c_int,
-        ],
-    ),
-    "refit_dtype_bits": (
-        c_uint32,
-        [
-            c_int,
-        ],
-    ),
-    "refit_dtype_parse": (
-        c_int,
-        [
-            c_char_p,
-            POINTER(c_int),
-        ],
-    ),
-    "refit_publisher_open": (
-        c_int,
-        [
-            c_char_p,
-            POINTER(refit_config),
-            POINTER(c_void_p),
-            POINTER(refit_error),
-        ],
-    ),
-    "refit_publisher_close": (
-        None,
-        [
-            c_void_p,
-        ],
-    ),
-    "refit_publisher_endpoint": (
+        c_size_t,
+    ]),
+    "refit_stats_prometheus": (c_size_t, [
+        POINTER(refit_stats),
         c_char_p,
-        [
-            c_void_p,
-        ],
-    ),
-    "refit_publisher_use_device": (
+        c_size_t,
+    ]),
+    "refit_dtype_name": (c_char_p, [
         c_int,
-        [
-            c_void_p,
-            c_void_p,
-            POINTER(refit_error),
-        ],
-    ),
-    "refit_publisher_declare": (
+    ]),
+    "refit_dtype_bits": (c_uint32, [
         c_int,
-        [
-            c_void_p,
-            POINTER(refit_tensor),
-            c_uint32,
-            POINTER(refit_error),
-        ],
-    ),
-    "refit_publisher_wait_workers": (
-        c_int,
-        [
-            c_void_p,
-            c_uint32,
-            c_uint32,
-            POINTER(refit_error),
-        ],
-    ),
-    "refit_publisher_begin": (
-        c_int,
-        [
-            c_void_p,
-            c_uint64,
-            POINTER(refit_error),
-        ],
-    ),
-    "refit_publisher_write": (
-        c_int,
-        [
-            c_void_p,
-            c_uint32,
-            c_void_p,
-            c_uint64,
-            c_void_p,
-            refit_stream_ref,
-            POINTER(refit_error),
-        ],
-    ),
-    "refit_publisher_commit": (
-        c_int,
-        [
-            c_void_p,
-            POINTER(refit_error),
-        ],
-    ),
-    "refit_publisher_abort": (
-        c_int,
-        [
-            c_void_p,
-            POINTER(refit_error),
-        ],
-    ),
-    "refit_publisher_version": (
-        c_uint64,
-        [
-            c_void_p,
-        ],
-    ),
-    "refit_publisher_worker": (
-        c_int,
-        [
-            c_void_p,
-            c_uint32,
-            POINTER(refit_worker_info),
-            POINTER(refit_error),
-        ],
-    ),
-    "refit_publisher_stats": (
-        c_int,
-        [
-            c_void_p,
-            POINTER(refit_stats),
-            POINTER(refit_error),
-        ],
-    ),
-    "refit_subscriber_open": (
-        c_int,
-        [
-            c_char_p,
-            POINTER(refit_config),
-            POINTER(c_void_p),
-            POINTER(refit_error),
-        ],
-    ),
-    "refit_subscriber_close": (
-        None,
-        [
-            c_void_p,
-        ],
-    ),
-    "refit_subscriber_use_device": (
-        c_int,
-        [
-            c_void_p,
-            c_void_p,
-            POINTER(refit_error),
-        ],
-    ),
-    "refit_subscriber_next": (
-        c_int,
-        [
-            c_void_p,
-            c_uint32,
-            POINTER(c_void_p),
-            POINTER(refit_error),
-        ],
-    ),
-    "refit_subscriber_wake": (
-        None,
-        [
-            c_void_p,
-        ],
-    ),
-    "refit_subscriber_fd": (
-        c_int,
-        [
-            c_void_p,
-        ],
-    ),
-    "refit_subscriber_describe": (
-        c_int,
-        [
-            c_void_p,
-            POINTER(refit_subscriber_info),
-            POINTER(refit_error),
-        ],
-    ),
-    "refit_subscriber_stats": (
-        c_int,
-        [
-            c_void_p,
-            POINTER(refit_stats),
-            POINTER(refit_error),
-        ],
-    ),
-    "refit_update_version": (
-        c_uint64,
-        [
-            c_void_p,
-        ],
-    ),
-    "refit_update_count": (
-        c_uint32,
-        [
-            c_void_p,
-        ],
-    ),
-    "refit_update_device": (
+    ]),
+    "refit_dtype_parse": (c_int, [
+        c_char_p,
+        POINTER(c_int),
+    ]),
+    "refit_publisher_open": (c_int, [
+        c_char_p,
+        POINTER(refit_config),
+        POINTER(c_void_p),
+        POINTER(refit_error),
+    ]),
+    "refit_publisher_close": (None, [
         c_void_p,
-        [
-            c_void_p,
-        ],
-    ),
-    "refit_update_tensor": (
-        c_int,
-        [
-            c_void_p,
-            c_uint32,
-            POINTER(refit_tensor),
-            POINTER(c_void_p),
-            POINTER(refit_error),
-        ],
-    ),
-    "refit_update_find": (
-        c_int,
-        [
-            c_void_p,
-            c_char_p,
-            POINTER(c_uint32),
-            POINTER(refit_error),
-        ],
-    ),
-    "refit_update_accept": (
-        c_int,
-        [
-            c_void_p,
-            POINTER(refit_error),
-        ],
-    ),
-    "refit_update_refuse": (
-        c_int,
-        [
-            c_void_p,
-            c_char_p,
-            c_int,
-            POINTER(refit_error),
-        ],
-    ),
-    "refit_update_close": (
-        None,
-        [
-            c_void_p,
-        ],
-    ),
-    "refit_offloader_open": (
-        c_int,
-        [
-            c_void_p,
-            POINTER(refit_config),
-            POINTER(c_void_p),
-            POINTER(refit_error),
-        ],
-    ),
-    "refit_offloader_close": (
-        c_int,
-        [
-            c_void_p,
-            POINTER(refit_error),
-        ],
-    ),
-    "refit_offloader_add": (
-        c_int,
-        [
-            c_void_p,
-            POINTER(refit_region_desc),
-            POINTER(c_uint32),
-            POINTER(refit_error),
-        ],
-    ),
-    "refit_offloader_estimate": (
-        c_int,
-        [
-            c_void_p,
-            POINTER(c_uint64),
-            POINTER(c_uint64),
-            POINTER(refit_error),
-        ],
-    ),
-    "refit_offloader_set_memory": (
-        c_int,
-        [
-            c_void_p,
-            POINTER(refit_memory_hooks),
-            POINTER(refit_error),
-        ],
-    ),
-    "refit_offloader_seal": (
-        c_int,
-        [
-            c_void_p,
-            POINTER(refit_error),
-        ],
-    ),
-    "refit_offloader_prepare": (
-        c_int,
-        [
-            c_void_p,
-            c_uint32,
-            POINTER(refit_error),
-        ],
-    ),
-    "refit_offloader_unseal": (
-        c_int,
-        [
-            c_void_p,
-            POINTER(refit_error),
-        ],
-    ),
-    "refit_offloader_clear": (
-        c_int,
-        [
-            c_void_p,
-            POINTER(refit_error),
-        ],
-    ),
-    "refit_offloader_set_accumulating": (
-        c_int,
-        [
-            c_void_p,
-            c_int,
-            POINTER(refit_error),
-        ],
-    ),
-    "refit_offloader_offload": (
-        c_int,
-        [
-            c_void_p,
-            refit_stream_ref,
-            POINTER(c_void_p),
-            POINTER(refit_error),
-        ],
-    ),
-    "refit_offloader_finish": (
-        c_int,
-        [
-            c_void_p,
-            c_uint32,
-            POINTER(refit_error),
-        ],
-    ),
-    "refit_offloader_unbind": (
-        c_int,
-        [
-            c_void_p,
-            c_uint32,
-            POINTER(refit_error),
-        ],
-    ),
-    "refit_offloader_bind": (
-        c_int,
-        [
-            c_void_p,
-            c_uint32,
-            c_void_p,
-            POINTER(refit_error),
-        ],
-    ),
-    "refit_offloader_restore": (
-        c_int,
-        [
-            c_void_p,
-            refit_stream_ref,
-            POINTER(c_void_p),
-            POINTER(refit_error),
-        ],
-    ),
-    "refit_offloader_get_state": (
-        c_int,
-        [
-            c_void_p,
-        ],
-    ),
-    "refit_offloader_state_name": (
-        c_char_p,
-        [
-            c_int,
-        ],
-    ),
-    "refit_offloader_count": (
-        c_uint32,
-        [
-            c_void_p,
-        ],
-    ),
-    "refit_offloader_region": (
-        c_int,
-        [
-            c_void_p,
-            c_uint32,
-            POINTER(refit_region_info),
-            POINTER(refit_error),
-        ],
-    ),
-    "refit_offloader_stats": (
-        c_int,
-        [
-            c_void_p,
-            POINTER(refit_stats),
-            POINTER(refit_error),
-        ],
-    ),
-    "refit_offloader_trim": (
-        c_int,
-        [
-            c_void_p,
-            POINTER(refit_error),
-        ],
-    ),
-    "refit_future_wait": (
-        c_int,
-        [
-            c_void_p,
-            c_uint32,
-            POINTER(refit_error),
-        ],
-    ),
-    "refit_future_wait_group": (
-        c_int,
-        [
-            c_void_p,
-            c_uint32,
-            c_uint32,
-            POINTER(refit_error),
-        ],
-    ),
-    "refit_future_done": (
-        c_int,
-        [
-            c_void_p,
-        ],
-    ),
-    "refit_future_join": (
-        c_int,
-        [
-            c_void_p,
-            refit_stream_ref,
-            POINTER(refit_error),
-        ],
-    ),
-    "refit_future_join_group": (
-        c_int,
-        [
-            c_void_p,
-            c_uint32,
-            refit_stream_ref,
-            POINTER(refit_error),
-        ],
-    ),
-    "refit_future_close": (
-        None,
-        [
-            c_void_p,
-        ],
-    ),
-    "refit_lease_acquire": (
-        c_int,
-        [
-            c_void_p,
-            POINTER(c_void_p),
-            POINTER(refit_error),
-        ],
-    ),
-    "refit_lease_read": (
-        c_int,
-        [
-            c_void_p,
-            c_uint32,
-            POINTER(c_void_p),
-            POINTER(c_uint64),
-            POINTER(refit_error),
-        ],
-    ),
-    "refit_lease_release": (
-        None,
-        [
-            c_void_p,
-        ],
-    ),
-    "refit_controller_open": (
-        c_int,
-        [
-            c_void_p,
-            c_void_p,
-            POINTER(refit_config),
-            POINTER(c_void_p),
-            POINTER(refit_error),
-        ],
-    ),
-    "refit_controller_close": (
-        None,
-        [
-            c_void_p,
-        ],
-    ),
-    "refit_controller_clear": (
-        c_int,
-        [
-            c_void_p,
-            refit_stream_ref,
-            POINTER(refit_error),
-        ],
-    ),
-    "refit_controller_publish": (
-        c_int,
-        [
-            c_void_p,
-            c_uint64,
-            POINTER(refit_weight),
-            c_uint32,
-            c_void_p,
-            refit_stream_ref,
-            POINTER(refit_error),
-        ],
-    ),
-    "refit_controller_return": (
-        c_int,
-        [
-            c_void_p,
-            refit_stream_ref,
-            POINTER(refit_error),
-        ],
-    ),
-    "refit_controller_join": (
-        c_int,
-        [
-            c_void_p,
-            refit_stream_ref,
-            POINTER(refit_error),
-        ],
-    ),
-    "refit_controller_get_state": (
-        c_int,
-        [
-            c_void_p,
-        ],
-    ),
-    "refit_controller_state_name": (
-        c_char_p,
-        [
-            c_int,
-        ],
-    ),
-    "refit_controller_stats": (
-        c_int,
-        [
-            c_void_p,
-            POINTER(refit_stats),
-            POINTER(refit_error),
-        ],
-    ),
-    "refit_offload_before_refit": (
-        c_int,
-        [
-            c_void_p,
-            refit_stream_ref,
-            POINTER(refit_error),
-        ],
-    ),
-    "refit_offload_after_refit": (
-        c_int,
-        [
-            c_void_p,
-            refit_stream_ref,
-            POINTER(refit_error),
-        ],
-    ),
-    "refit_prepare_for_training": (
-        c_int,
-        [
-            c_void_p,
-            refit_stream_ref,
-            POINTER(refit_error),
-        ],
-    ),
-    "refit_set_allocator": (
-        c_int,
-        [
-            POINTER(refit_allocator),
-        ],
-    ),
-    "refit_set_log": (
-        None,
-        [
-            refit_log_fn,
-            c_void_p,
-            c_int,
-        ],
-    ),
-    "refit_torch_attach": (
-        c_int,
-        [
-            c_void_p,
-            POINTER(refit_error),
-        ],
-    ),
-    "refit_torch_detach": (
-        c_int,
-        [
-            c_void_p,
-            POINTER(refit_error),
-        ],
-    ),
-    "refit_torch_alloc": (
+    ]),
+    "refit_publisher_endpoint": (c_char_p, [
         c_void_p,
-        [
-            c_ssize_t,
-            c_int,
-            c_void_p,
-        ],
-    ),
-    "refit_torch_free": (
-        None,
-        [
-            c_void_p,
-            c_ssize_t,
-            c_int,
-            c_void_p,
-        ],
-    ),
+    ]),
+    "refit_publisher_use_device": (c_int, [
+        c_void_p,
+        c_void_p,
+        POINTER(refit_error),
+    ]),
+    "refit_publisher_declare": (c_int, [
+        c_void_p,
+        POINTER(refit_tensor),
+        c_uint32,
+        POINTER(refit_error),
+    ]),
+    "refit_publisher_wait_workers": (c_int, [
+        c_void_p,
+        c_uint32,
+        c_uint32,
+        POINTER(refit_error),
+    ]),
+    "refit_publisher_begin": (c_int, [
+        c_void_p,
+        c_uint64,
+        POINTER(refit_error),
+    ]),
+    "refit_publisher_write": (c_int, [
+        c_void_p,
+        c_uint32,
+        c_void_p,
+        c_uint64,
+        c_void_p,
+        refit_stream_ref,
+        POINTER(refit_error),
+    ]),
+    "refit_publisher_commit": (c_int, [
+        c_void_p,
+        POINTER(refit_error),
+    ]),
+    "refit_publisher_abort": (c_int, [
+        c_void_p,
+        POINTER(refit_error),
+    ]),
+    "refit_publisher_version": (c_uint64, [
+        c_void_p,
+    ]),
+    "refit_publisher_worker": (c_int, [
+        c_void_p,
+        c_uint32,
+        POINTER(refit_worker_info),
+        POINTER(refit_error),
+    ]),
+    "refit_publisher_stats": (c_int, [
+        c_void_p,
+        POINTER(refit_stats),
+        POINTER(refit_error),
+    ]),
+    "refit_subscriber_open": (c_int, [
+        c_char_p,
+        POINTER(refit_config),
+        POINTER(c_void_p),
+        POINTER(refit_error),
+    ]),
+    "refit_subscriber_close": (None, [
+        c_void_p,
+    ]),
+    "refit_subscriber_use_device": (c_int, [
+        c_void_p,
+        c_void_p,
+        POINTER(refit_error),
+    ]),
+    "refit_subscriber_next": (c_int, [
+        c_void_p,
+        c_uint32,
+        POINTER(c_void_p),
+        POINTER(refit_error),
+    ]),
+    "refit_subscriber_wake": (None, [
+        c_void_p,
+    ]),
+    "refit_subscriber_fd": (c_int, [
+        c_void_p,
+    ]),
+    "refit_subscriber_describe": (c_int, [
+        c_void_p,
+        POINTER(refit_subscriber_info),
+        POINTER(refit_error),
+    ]),
+    "refit_subscriber_stats": (c_int, [
+        c_void_p,
+        POINTER(refit_stats),
+        POINTER(refit_error),
+    ]),
+    "refit_update_version": (c_uint64, [
+        c_void_p,
+    ]),
+    "refit_update_count": (c_uint32, [
+        c_void_p,
+    ]),
+    "refit_update_device": (c_void_p, [
+        c_void_p,
+    ]),
+    "refit_update_tensor": (c_int, [
+        c_void_p,
+        c_uint32,
+        POINTER(refit_tensor),
+        POINTER(c_void_p),
+        POINTER(refit_error),
+    ]),
+    "refit_update_find": (c_int, [
+        c_void_p,
+        c_char_p,
+        POINTER(c_uint32),
+        POINTER(refit_error),
+    ]),
+    "refit_update_accept": (c_int, [
+        c_void_p,
+        POINTER(refit_error),
+    ]),
+    "refit_update_refuse": (c_int, [
+        c_void_p,
+        c_char_p,
+        c_int,
+        POINTER(refit_error),
+    ]),
+    "refit_update_close": (None, [
+        c_void_p,
+    ]),
+    "refit_offloader_open": (c_int, [
+        c_void_p,
+        POINTER(refit_config),
+        POINTER(c_void_p),
+        POINTER(refit_error),
+    ]),
+    "refit_offloader_close": (c_int, [
+        c_void_p,
+        POINTER(refit_error),
+    ]),
+    "refit_offloader_add": (c_int, [
+        c_void_p,
+        POINTER(refit_region_desc),
+        POINTER(c_uint32),
+        POINTER(refit_error),
+    ]),
+    "refit_offloader_estimate": (c_int, [
+        c_void_p,
+        POINTER(c_uint64),
+        POINTER(c_uint64),
+        POINTER(refit_error),
+    ]),
+    "refit_offloader_set_memory": (c_int, [
+        c_void_p,
+        POINTER(refit_memory_hooks),
+        POINTER(refit_error),
+    ]),
+    "refit_offloader_seal": (c_int, [
+        c_void_p,
+        POINTER(refit_error),
+    ]),
+    "refit_offloader_prepare": (c_int, [
+        c_void_p,
+        c_uint32,
+        POINTER(refit_error),
+    ]),
+    "refit_offloader_unseal": (c_int, [
+        c_void_p,
+        POINTER(refit_error),
+    ]),
+    "refit_offloader_clear": (c_int, [
+        c_void_p,
+        POINTER(refit_error),
+    ]),
+    "refit_offloader_set_accumulating": (c_int, [
+        c_void_p,
+        c_int,
+        POINTER(refit_error),
+    ]),
+    "refit_offloader_offload": (c_int, [
+        c_void_p,
+        refit_stream_ref,
+        POINTER(c_void_p),
+        POINTER(refit_error),
+    ]),
+    "refit_offloader_finish": (c_int, [
+        c_void_p,
+        c_uint32,
+        POINTER(refit_error),
+    ]),
+    "refit_offloader_unbind": (c_int, [
+        c_void_p,
+        c_uint32,
+        POINTER(refit_error),
+    ]),
+    "refit_offloader_bind": (c_int, [
+        c_void_p,
+        c_uint32,
+        c_void_p,
+        POINTER(refit_error),
+    ]),
+    "refit_offloader_restore": (c_int, [
+        c_void_p,
+        refit_stream_ref,
+        POINTER(c_void_p),
+        POINTER(refit_error),
+    ]),
+    "refit_offloader_get_state": (c_int, [
+        c_void_p,
+    ]),
+    "refit_offloader_state_name": (c_char_p, [
+        c_int,
+    ]),
+    "refit_offloader_count": (c_uint32, [
+        c_void_p,
+    ]),
+    "refit_offloader_region": (c_int, [
+        c_void_p,
+        c_uint32,
+        POINTER(refit_region_info),
+        POINTER(refit_error),
+    ]),
+    "refit_offloader_stats": (c_int, [
+        c_void_p,
+        POINTER(refit_stats),
+        POINTER(refit_error),
+    ]),
+    "refit_offloader_trim": (c_int, [
+        c_void_p,
+        POINTER(refit_error),
+    ]),
+    "refit_future_wait": (c_int, [
+        c_void_p,
+        c_uint32,
+        POINTER(refit_error),
+    ]),
+    "refit_future_wait_group": (c_int, [
+        c_void_p,
+        c_uint32,
+        c_uint32,
+        POINTER(refit_error),
+    ]),
+    "refit_future_done": (c_int, [
+        c_void_p,
+    ]),
+    "refit_future_join": (c_int, [
+        c_void_p,
+        refit_stream_ref,
+        POINTER(refit_error),
+    ]),
+    "refit_future_join_group": (c_int, [
+        c_void_p,
+        c_uint32,
+        refit_stream_ref,
+        POINTER(refit_error),
+    ]),
+    "refit_future_close": (None, [
+        c_void_p,
+    ]),
+    "refit_lease_acquire": (c_int, [
+        c_void_p,
+        POINTER(c_void_p),
+        POINTER(refit_error),
+    ]),
+    "refit_lease_read": (c_int, [
+        c_void_p,
+        c_uint32,
+        POINTER(c_void_p),
+        POINTER(c_uint64),
+        POINTER(refit_error),
+    ]),
+    "refit_lease_release": (None, [
+        c_void_p,
+    ]),
+    "refit_controller_open": (c_int, [
+        c_void_p,
+        c_void_p,
+        POINTER(refit_config),
+        POINTER(c_void_p),
+        POINTER(refit_error),
+    ]),
+    "refit_controller_close": (None, [
+        c_void_p,
+    ]),
+    "refit_controller_clear": (c_int, [
+        c_void_p,
+        refit_stream_ref,
+        POINTER(refit_error),
+    ]),
+    "refit_controller_publish": (c_int, [
+        c_void_p,
+        c_uint64,
+        POINTER(refit_weight),
+        c_uint32,
+        c_void_p,
+        refit_stream_ref,
+        POINTER(refit_error),
+    ]),
+    "refit_controller_return": (c_int, [
+        c_void_p,
+        refit_stream_ref,
+        POINTER(refit_error),
+    ]),
+    "refit_controller_join": (c_int, [
+        c_void_p,
+        refit_stream_ref,
+        POINTER(refit_error),
+    ]),
+    "refit_controller_get_state": (c_int, [
+        c_void_p,
+    ]),
+    "refit_controller_state_name": (c_char_p, [
+        c_int,
+    ]),
+    "refit_controller_stats": (c_int, [
+        c_void_p,
+        POINTER(refit_stats),
+        POINTER(refit_error),
+    ]),
+    "refit_offload_before_refit": (c_int, [
+        c_void_p,
+        refit_stream_ref,
+        POINTER(refit_error),
+    ]),
+    "refit_offload_after_refit": (c_int, [
+        c_void_p,
+        refit_stream_ref,
+        POINTER(refit_error),
+    ]),
+    "refit_prepare_for_training": (c_int, [
+        c_void_p,
+        refit_stream_ref,
+        POINTER(refit_error),
+    ]),
+    "refit_set_allocator": (c_int, [
+        POINTER(refit_allocator),
+    ]),
+    "refit_set_log": (None, [
+        refit_log_fn,
+        c_void_p,
+        c_int,
+    ]),
+    "refit_torch_attach": (c_int, [
+        c_void_p,
+        POINTER(refit_error),
+    ]),
+    "refit_torch_detach": (c_int, [
+        c_void_p,
+        POINTER(refit_error),
+    ]),
+    "refit_torch_alloc": (c_void_p, [
+        c_ssize_t,
+        c_int,
+        c_void_p,
+    ]),
+    "refit_torch_free": (None, [
+        c_void_p,
+        c_ssize_t,
+        c_int,
+        c_void_p,
+    ]),
     "refit_version": (c_char_p, []),
 }

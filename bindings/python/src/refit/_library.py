@@ -51,7 +51,7 @@ lib: Any = _open()
 
 
 def call(function: Any, *arguments: Any) -> None:
-    """Calls a function that ends with a ``refit_error *``; raises its failure, with its sentence."""
+    """Calls a function that ends with a ``refit_error *``; raises its failure, sentence and all."""
     error = _abi.refit_error()
     status = function(*arguments, ctypes.byref(error))
     if status != _abi.REFIT_OK:
