@@ -1,0 +1,117 @@
+"""What refit has done, as numbers for any logger.
+
+The C library counts in one struct (refit/stats.h); here it becomes a flat dict of floats, the shape
+that wandb, TensorBoard, MLflow and the frameworks' own loggers take as it is. ``FIGURES`` says
+where each name comes from; rates are made of a figure of bytes and one of seconds.
+
+Which object the struct came from is unknown here, and torch is not needed.
+"""
+
+import ctypes
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from refit import _abi
+from refit._library import call, lib
+
+PREFIX = "refit/"
+"""What every name begins with."""
+
+FIGURES: Mapping[str, str] = {
+    "offload_s": "offload_seconds_last",
+    "offload_exposed_s": "offload_exposed_seconds_last",
+    "offload_bytes": "offload_bytes_last",
+    "reclaimed_bytes": "offload_reclaimed_bytes_last",
+    "publish_s": "publish_stage_seconds_last",
+    "publish_bytes": "publish_bytes_last",
+    "commit_s": "publish_commit_seconds_last",
+    "restore_s": "restore_seconds_last",
+    "restore_exposed_s": "restore_exposed_seconds_last",
+    "host_bytes": "host_bytes",
+    "host_pinned_bytes": "host_pinned_bytes",
+    "host_pin_s": "host_pin_seconds",
+    "version": "publish_version",
+    "workers": "workers",
+    "workers_committed": "workers_committed_last",
+    "workers_evicted": "workers_evicted",
+    "retries": "publish_resent_frames",
+    "regions": "offload_regions",
+    "offload_failures": "offload_failures",
+    "cycles": "cycles",
+    "cycle_failures": "cycle_failures",
+    "cycle_s": "cycle_seconds_last",
+    "cycle_exposed_s": "cycle_exposed_seconds_last",
+}
+"""Names without their prefix, and the fields of ``refit_stats`` that they are."""
+
+RATES: Mapping[str, tuple[str, str]] = {
+    "offload_gbps": ("offload_bytes_last", "offload_seconds_last"),
+    "restore_gbps": ("restore_bytes_last", "restore_seconds_last"),
+    "publish_gbps": ("publish_bytes_last", "publish_stage_seconds_last"),
+}
+"""Names of rates, in GB/s (10^9 bytes a second), and what is divided by what."""
+
+
+def empty() -> _abi.refit_stats:
+    """A struct of zeros that knows its size, for the C functions that add their figures.
+
+    Since 0.1.
+    """
+    made = _abi.refit_stats()
+    lib.refit_stats_init(ctypes.byref(made), ctypes.sizeof(made))
+    return made
+
+
+def gather(*sources: tuple[Callable[..., int], int]) -> _abi.refit_stats:
+    """The figures of several objects in one struct.
+
+    Each source is a C function such as ``lib.refit_offloader_stats`` and the object's pointer. What
+    the function reports is raised. Does not block. Since 0.1.
+    """
+    made = empty()
+    for function, pointer in sources:
+        call(function, pointer, ctypes.byref(made))
+    return made
+
+
+def flatten(
+    c_stats: _abi.refit_stats, python_side: Mapping[str, float] | None = None
+) -> dict[str, float]:
+    """One flat dict of floats, keys ``refit/...``: seconds, bytes, GB/s, counts.
+
+    ``python_side`` is what the caller knows better than C does; its names get the prefix where they
+    lack it, and its figures replace those of the same name. A rate without time is 0. Does not
+    block. Since 0.1.
+    """
+    flat = {PREFIX + name: float(getattr(c_stats, field)) for name, field in FIGURES.items()}
+    for name, (amount, seconds) in RATES.items():
+        flat[PREFIX + name] = rate(getattr(c_stats, amount), getattr(c_stats, seconds))
+    for name, value in (python_side or {}).items():
+        flat[name if name.startswith(PREFIX) else PREFIX + name] = float(value)
+    return flat
+
+
+def rate(amount: float, seconds: float) -> float:
+    """GB/s (10^9 bytes a second); 0 where no time has passed. Since 0.1."""
+    return amount / seconds / 1e9 if seconds > 0 else 0.0
+
+
+def prometheus(c_stats: _abi.refit_stats) -> str:
+    """Every figure of the struct in the Prometheus text format, for a scrape endpoint of yours.
+
+    Does not block. Since 0.1.
+    """
+    return _text(lib.refit_stats_prometheus, c_stats)
+
+
+def json_line(c_stats: _abi.refit_stats) -> str:
+    """Every figure of the struct as one JSON object on one line. Does not block. Since 0.1."""
+    return _text(lib.refit_stats_json, c_stats)
+
+
+def _text(function: Any, c_stats: _abi.refit_stats) -> str:
+    """Calls a C function that writes like snprintf: once for the length, once for the text."""
+    length: int = function(ctypes.byref(c_stats), None, 0)
+    room = ctypes.create_string_buffer(length + 1)
+    function(ctypes.byref(c_stats), room, len(room))
+    return room.value.decode()
