@@ -6,10 +6,11 @@ refers to it any more; a second close does nothing.
 """
 
 import os
+import warnings
 from types import TracebackType
 from typing import NoReturn, Self
 
-from refit.errors import StateError
+from refit.errors import RefitError, StateError
 
 
 class Handle:
@@ -44,11 +45,15 @@ class Handle:
 
     def close(self) -> None:
         """Closes it; does nothing if it is closed, or was opened by the process that forked."""
-        pointer = self._pointer
-        if pointer is None or self._process != os.getpid():
+        if self._pointer is None or self._process != os.getpid():
             return
-        self._close(pointer)
-        self._pointer = None
+        # Taken before: C gives up the GIL, and another thread may close it meanwhile.
+        pointer, self._pointer = self._pointer, None
+        try:
+            self._close(pointer)
+        except BaseException:
+            self._pointer = pointer
+            raise
 
     def __enter__(self) -> Self:
         return self
@@ -60,6 +65,17 @@ class Handle:
         trace: TracebackType | None,
     ) -> None:
         self.close()
+
+    def __del__(self) -> None:
+        # Nobody is left who could be told by an exception.
+        try:
+            self.close()
+        except RefitError as why:
+            warnings.warn(
+                f"a {type(self).__name__} was dropped and could not be closed: {why}",
+                ResourceWarning,
+                stacklevel=2,
+            )
 
     def __reduce__(self) -> NoReturn:
         raise TypeError(

@@ -20,9 +20,12 @@ class RefitError(Exception):
         self.text = text
         self.status = self.default_status if status is None else status
         self.subsystem = subsystem
+        me: BaseException = self
+        if isinstance(me, OSError) and subsystem != 0:
+            me.errno = subsystem
 
-    def __reduce__(self) -> tuple[type["RefitError"], tuple[str, int, int]]:
-        return type(self), (self.text, self.status, self.subsystem)
+    def __reduce__(self) -> tuple[type["RefitError"], tuple[str, int, int], dict[str, object]]:
+        return type(self), (self.text, self.status, self.subsystem), self.__dict__
 
 
 class InvalidError(RefitError, ValueError):

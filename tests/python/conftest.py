@@ -1,0 +1,41 @@
+"""What the Python tests share.
+
+The environment is the tests' own: no option of refit comes from it (``REFIT_LIBRARY`` names the
+library and stays). With ``REFIT_TEST_CUDA=real`` tensors of the tests that take ``torch_device``
+lie on the first GPU, if torch sees one; everything else is the same.
+"""
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+OURS = ("REFIT_LIBRARY",)
+WANTED = os.environ.pop("REFIT_TEST_CUDA", "")
+
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+
+@pytest.fixture(autouse=True)
+def no_option_comes_from_outside(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in list(os.environ):
+        if name.startswith("REFIT_") and name not in OURS:
+            monkeypatch.delenv(name)
+
+
+@pytest.fixture(scope="session")
+def root() -> Path:
+    """The repository."""
+    return ROOT
+
+
+@pytest.fixture(scope="session")
+def torch_device() -> Iterator[str]:
+    """Where tensors go: "cpu", or with REFIT_TEST_CUDA=real "cuda:0"."""
+    torch = pytest.importorskip("torch", reason="PyTorch is not installed")
+    if WANTED == "real" and torch.cuda.is_available():
+        yield "cuda:0"
+    else:
+        yield "cpu"

@@ -1,0 +1,121 @@
+"""Every failure of the C library is one exception of one family, with its sentence."""
+
+import copy
+import pickle
+
+import pytest
+import refit
+from refit import _abi, errors
+from refit._library import call, lib, status_of
+from refit.errors import RefitError, error_of
+
+SENTENCE = "the arena needs 3GiB and 2GiB are free: lower offload.budget_share"
+
+
+def statuses() -> list[tuple[str, int]]:
+    return [
+        (name.removeprefix("REFIT_"), value)
+        for name, value in vars(_abi).items()
+        if name.startswith("REFIT_ERR_")
+    ]
+
+
+KINDS = RefitError.__subclasses__()
+
+
+def test_every_status_has_exactly_one_class() -> None:
+    numbers = [kind.default_status for kind in KINDS if kind.__module__ == errors.__name__]
+    assert sorted(numbers) == sorted(number for _, number in statuses())
+
+
+@pytest.mark.parametrize(("name", "number"), statuses())
+def test_status_is_the_librarys(name: str, number: int) -> None:
+    assert lib.refit_status_name(number).decode() == name
+    error = error_of(number, SENTENCE)
+    assert type(error) is not RefitError
+    assert error.status == number
+    said = (type(error).__doc__ or "").rstrip(".").lower()
+    assert said.startswith(lib.refit_status_text(number).decode().lower())
+
+
+def test_the_library_knows_no_status_that_python_does_not() -> None:
+    known = {number for _, number in statuses()} | {_abi.REFIT_OK}
+    for number in range(max(known) + 50):
+        unknown = lib.refit_status_name(number) == b"ERR_UNKNOWN"
+        assert unknown == (number not in known), number
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_text_is_the_sentence(kind: type[RefitError]) -> None:
+    error = kind(SENTENCE, subsystem=28)
+    assert str(error) == SENTENCE
+    assert error.args == (SENTENCE,)
+    assert error.text == SENTENCE
+    assert error.subsystem == 28
+    assert error.status == kind.default_status
+
+
+@pytest.mark.parametrize("kind", [one for one in KINDS if issubclass(one, OSError)])
+def test_those_of_the_system_have_its_errno(kind: type[RefitError]) -> None:
+    with pytest.raises(OSError, match="the arena needs") as caught:
+        raise kind(SENTENCE, subsystem=28)
+    assert caught.value.errno == 28
+    assert caught.value.strerror is None
+    with pytest.raises(OSError, match="the arena needs") as caught:
+        raise kind(SENTENCE)
+    assert caught.value.errno is None
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(
+    "again", [copy.copy, copy.deepcopy, lambda e: pickle.loads(pickle.dumps(e))]
+)
+def test_pickling_loses_nothing(kind: type[RefitError], again) -> None:  # type: ignore[no-untyped-def]
+    error = kind(SENTENCE, 99, 28)
+    error.add_note("while version 7 was sent")
+    other = again(error)
+    assert type(other) is kind
+    assert (str(other), other.args) == (SENTENCE, (SENTENCE,))
+    assert (other.text, other.status, other.subsystem) == (SENTENCE, 99, 28)
+    assert other.__notes__ == ["while version 7 was sent"]
+
+
+def test_python_knows_them_by_its_own_names() -> None:
+    pairs = [
+        (errors.DeadlineError, TimeoutError),
+        (errors.HostMemoryError, MemoryError),
+        (errors.DeviceMemoryError, MemoryError),
+        (errors.InvalidError, ValueError),
+        (errors.NotFoundError, LookupError),
+        (errors.StateError, RuntimeError),
+        (errors.SystemCallError, OSError),
+    ]
+    for ours, pythons in pairs:
+        assert issubclass(ours, pythons)
+
+
+def test_an_unknown_status_is_of_the_family() -> None:
+    error = error_of(4711, SENTENCE, 5)
+    assert type(error) is RefitError
+    assert (error.status, str(error)) == (4711, SENTENCE)
+
+
+def test_call_raises_with_the_sentence_of_the_library() -> None:
+    config = _abi.refit_config()
+    lib.refit_config_init(config, _abi.refit_config.size.offset + 8)  # too small: does nothing
+    with pytest.raises(errors.InvalidError, match="call refit_config_init before anything else"):
+        call(lib.refit_config_set, config, b"device", b"host")
+
+
+def test_status_of_raises_all_but_a_deadline() -> None:
+    def answers(status: int):  # type: ignore[no-untyped-def]
+        return lambda _error: status
+
+    assert status_of(answers(_abi.REFIT_OK)) == _abi.REFIT_OK
+    assert status_of(answers(_abi.REFIT_ERR_TIMEOUT)) == _abi.REFIT_ERR_TIMEOUT
+    with pytest.raises(errors.PeerError):
+        status_of(answers(_abi.REFIT_ERR_PEER))
+
+
+def test_the_family_is_at_the_door() -> None:
+    assert refit.RefitError is RefitError

@@ -1,0 +1,154 @@
+"""An object of the C library is closed once, by the process that opened it, and never copied."""
+
+import copy
+import gc
+import os
+import pickle
+import threading
+
+import pytest
+from refit._handle import Handle
+from refit.errors import BusyError, StateError
+
+
+class Thing(Handle):
+    """Owns the number 7, and writes down each close."""
+
+    def __init__(self, log: list[int], busy: int = 0) -> None:
+        self.log, self.busy = log, busy
+        self._adopt(7)
+
+    def _close(self, pointer: int) -> None:
+        if self.busy > 0:
+            self.busy -= 1
+            raise BusyError("something on it is still open")
+        self.log.append(pointer)
+
+
+class Unopened(Thing):
+    def __init__(self) -> None:
+        raise BusyError("somebody else has the endpoint")
+
+
+def test_second_close_does_nothing() -> None:
+    log: list[int] = []
+    thing = Thing(log)
+    assert not thing.closed
+    thing.close()
+    thing.close()
+    assert thing.closed
+    assert log == [7]
+
+
+def test_with_closes_on_both_ways_out() -> None:
+    log: list[int] = []
+    with Thing(log) as thing:
+        assert thing._live == 7
+    with pytest.raises(KeyError), Thing(log):
+        raise KeyError
+    assert log == [7, 7]
+
+
+def test_use_after_close_is_refused_with_a_sentence() -> None:
+    thing = Thing([])
+    thing.close()
+    with pytest.raises(StateError, match="this Thing is closed"):
+        _ = thing._live
+
+
+def test_failed_close_can_be_called_again() -> None:
+    log: list[int] = []
+    thing = Thing(log, busy=1)
+    with pytest.raises(BusyError):
+        thing.close()
+    assert not thing.closed
+    thing.close()
+    assert log == [7]
+
+
+def test_one_that_nobody_refers_to_is_closed() -> None:
+    log: list[int] = []
+    thing = Thing(log)
+    del thing
+    gc.collect()
+    assert log == [7]
+
+
+def test_one_that_cannot_be_closed_when_dropped_is_told() -> None:
+    thing = Thing([], busy=1)
+    with pytest.warns(ResourceWarning, match=r"Thing was dropped .* still open"):
+        del thing
+
+
+@pytest.mark.filterwarnings("error")
+def test_one_that_was_never_opened_needs_no_close() -> None:
+    with pytest.raises(BusyError):
+        Unopened()
+    gc.collect()
+
+
+def test_close_while_another_thread_closes_does_nothing() -> None:
+    log: list[int] = []
+    inside, go_on = threading.Event(), threading.Event()
+
+    class Slow(Thing):
+        def _close(self, pointer: int) -> None:
+            inside.set()
+            assert go_on.wait(60)
+            super()._close(pointer)
+
+    thing = Slow(log)
+    other = threading.Thread(target=thing.close)
+    other.start()
+    assert inside.wait(60)
+    thing.close()
+    go_on.set()
+    other.join()
+    assert log == [7]
+
+
+def in_a_child(question) -> str:  # type: ignore[no-untyped-def]
+    """Forks; what `question` returns there."""
+    reader, writer = os.pipe()
+    child = os.fork()
+    if child == 0:
+        try:
+            os.write(writer, str(question()).encode())
+        finally:
+            os._exit(0)
+    os.close(writer)
+    with os.fdopen(reader) as pipe:
+        answer = pipe.read()
+    assert os.waitpid(child, 0)[1] == 0
+    return answer
+
+
+@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
+def test_forked_child_is_refused_and_closes_nothing() -> None:
+    """Trap 27: fork after initialisation."""
+    log: list[int] = []
+    thing = Thing(log)
+
+    def use() -> str:
+        try:
+            return str(thing._live)
+        except StateError as why:
+            return str(why)
+
+    def close() -> list[int]:
+        thing.close()
+        thing.__del__()
+        return log
+
+    assert f"belongs to process {os.getpid()}" in in_a_child(use)
+    assert in_a_child(close) == "[]"
+    assert thing._live == 7
+    thing.close()
+    assert log == [7]
+
+
+@pytest.mark.parametrize("how", [pickle.dumps, copy.copy, copy.deepcopy])
+def test_pickling_and_copying_are_refused_with_a_sentence(how) -> None:  # type: ignore[no-untyped-def]
+    """Trap 27: a framework that pickles what an actor holds."""
+    with pytest.raises(TypeError, match=r"Thing cannot be pickled: .* open another one there"):
+        how(Thing([]))
