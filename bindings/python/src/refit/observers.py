@@ -1,0 +1,104 @@
+"""Who is told of the phases of a cycle: a timer, a timeline, a profiler, a bar.
+
+A controller enters ``Observers.phase("offload")`` around each phase and knows nothing of who looks
+on. Phases have four names, ``offload``, ``publish``, ``commit`` and ``restore``, and one more,
+``join``, for the time in which the optimizer step waits.
+
+What happens in a phase is unknown here.
+"""
+
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from typing import Any, Protocol
+
+from refit.errors import InvalidError
+from refit.progress import Bar, bar
+from refit.ranges import nvtx_range
+from refit.stats import PREFIX
+
+
+class Timer(Protocol):
+    """What NeMo-RL's Timer is: labels are measured by a context manager."""
+
+    def time(self, label: str) -> AbstractContextManager[Any]:
+        """Measures ``label`` until the block ends."""
+        ...
+
+
+TimerLike = Timer | Callable[[str], AbstractContextManager[Any]] | None
+"""What ``timer=`` takes: such an object, a function that makes a context manager of a label (such
+as ``functools.partial(marked_timer, timing_raw=timing)`` with verl), or nothing."""
+
+
+class PhaseWatcher(Protocol):
+    """What a timeline is."""
+
+    def phase(self, name: str, nbytes: int = 0) -> AbstractContextManager[Any]:
+        """A phase that lasts until the block ends, and what it is to move."""
+        ...
+
+
+class Observers:
+    """All who look on, as one. Used by one thread.
+
+    ``timer``: see ``TimerLike``; its labels are ``refit/offload`` and so on. A phase within one of
+    the same name is measured once: timers refuse a label that is running. ``timeline``: a
+    ``refit.Timeline``. ``progress``: see ``refit.progress.bar``. Since 0.1.
+    """
+
+    def __init__(
+        self,
+        timer: TimerLike = None,
+        timeline: PhaseWatcher | None = None,
+        progress: bool | None = None,
+    ) -> None:
+        self._time = _measure_of(timer)
+        self._timeline = timeline
+        self._progress = progress
+        self._open: set[str] = set()
+
+    @contextmanager
+    def phase(self, name: str, nbytes: int = 0) -> Iterator[None]:
+        """Tells all that ``name`` begins, and at the end of the block that it is over.
+
+        An exception of the block passes through. Since 0.1.
+        """
+        if name in self._open:
+            yield
+            return
+        with ExitStack() as stack:
+            stack.callback(self._open.discard, name)
+            self._open.add(name)
+            if self._timeline is not None:
+                stack.enter_context(self._timeline.phase(name, nbytes))
+            if self._time is not None:
+                stack.enter_context(self._time(PREFIX + name))
+            stack.enter_context(nvtx_range(PREFIX + name))
+            yield
+
+    def bar(self, what: str, nbytes: int) -> Bar:
+        """A bar for long work within a phase. Since 0.1."""
+        return bar(what, nbytes, self._progress)
+
+
+def _measure_of(timer: TimerLike) -> Callable[[str], AbstractContextManager[Any]] | None:
+    """A function of a label, whatever kind of timer it is."""
+    if timer is None:
+        return None
+    measure = getattr(timer, "time", timer)
+    if not callable(measure):
+        raise InvalidError(
+            f"timer={timer!r} measures nothing: give an object with .time(label), or a function of "
+            "a label, that returns a context manager"
+        )
+
+    def measured(label: str) -> AbstractContextManager[Any]:
+        block = measure(label)
+        if not hasattr(block, "__enter__"):
+            raise InvalidError(
+                f"the timer gave {block!r} for {label!r}, which is no context manager"
+            )
+        made: AbstractContextManager[Any] = block
+        return made
+
+    return measured

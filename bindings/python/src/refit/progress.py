@@ -1,0 +1,88 @@
+"""Bars for work that takes long: the first page-lock, a large offload, a publish.
+
+A bar is shown with tqdm, if that is installed, by rank 0 alone, and only where somebody looks: on a
+terminal, or in a notebook's. Otherwise it is a counter that nobody sees. What is measured is
+unknown here: a bar is told bytes.
+"""
+
+import os
+import sys
+from types import TracebackType
+from typing import Any, Self
+
+LARGE = 4 << 30
+"""Bytes from which on a bar is shown without having been asked for."""
+
+
+class Bar:
+    """So many bytes of a known number. A context manager; made by ``bar``."""
+
+    def __init__(self, shown: Any, total: int) -> None:
+        self._shown = shown
+        self.total = total
+        self.done = 0
+
+    @property
+    def visible(self) -> bool:
+        """Whether anybody sees it."""
+        return self._shown is not None
+
+    def advance(self, nbytes: int) -> None:
+        """So many bytes more are done. Since 0.1."""
+        self.done += nbytes
+        if self._shown is not None:
+            self._shown.update(nbytes)
+
+    def reach(self, nbytes: int) -> None:
+        """So many bytes are done in all; fewer than before changes nothing. Since 0.1."""
+        self.advance(max(0, nbytes - self.done))
+
+    def close(self) -> None:
+        """Takes the bar away. A second call does nothing. Since 0.1."""
+        if self._shown is not None:
+            self._shown.close()
+            self._shown = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        value: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+
+def bar(what: str, nbytes: int, wanted: bool | None = None) -> Bar:
+    """A bar for ``nbytes`` bytes of work, named ``what``.
+
+    ``wanted``: True shows it however small the work, False never, None from ``LARGE`` on; it is
+    shown by rank 0 on a terminal only, and if tqdm is installed. Does not block. Since 0.1.
+    """
+    asked = nbytes >= LARGE if wanted is None else wanted
+    if not asked or rank() != 0 or not sys.stderr.isatty():
+        return Bar(None, nbytes)
+    return Bar(_tqdm(what, nbytes), nbytes)
+
+
+def rank() -> int:
+    """This process's number: torch.distributed's where that runs, else ``RANK``, else 0.
+
+    Since 0.1.
+    """
+    distributed = sys.modules.get("torch.distributed")
+    if distributed is not None and distributed.is_available() and distributed.is_initialized():
+        return int(distributed.get_rank())
+    said = os.environ.get("RANK", "")
+    return int(said) if said.isdecimal() else 0
+
+
+def _tqdm(what: str, nbytes: int) -> Any:
+    try:
+        from tqdm.auto import tqdm  # type: ignore[import-untyped,unused-ignore]
+    except ImportError:
+        return None
+    unit = {"unit": "B", "unit_scale": True, "unit_divisor": 1024}
+    return tqdm(total=nbytes, desc=f"refit {what}", leave=False, **unit)
