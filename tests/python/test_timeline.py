@@ -1,0 +1,223 @@
+"""timeline: the cycle as a trace and as a picture."""
+
+import gzip
+import json
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+from refit import _memory_now, _picture
+from refit.errors import InvalidError, StateError
+from refit.observers import Observers
+from refit.timeline import Series, Timeline
+
+MIB = 1 << 20
+
+
+class Clock:
+    """Time that passes when it is told to."""
+
+    def __init__(self) -> None:
+        self.at = 100.0
+
+    def __call__(self) -> float:
+        return self.at
+
+
+def recorded() -> Timeline:
+    """One cycle: 0.5 s of each phase, an arena that comes with the first."""
+    clock = Clock()
+    timeline = Timeline(clock=clock)
+    held = [0]
+    timeline.watch("arena", lambda: held[0])
+    for name in ("offload", "publish", "commit", "restore"):
+        with timeline.phase(name, nbytes=1_000_000_000):
+            held[0] = 64 * MIB
+            clock.at += 0.5
+    return timeline
+
+
+def test_phases_are_complete_events_in_microseconds_with_their_bytes_and_rate() -> None:
+    events = [it for it in recorded().trace()["traceEvents"] if it["ph"] == "X"]
+    assert [it["name"] for it in events] == ["offload", "publish", "commit", "restore"]
+    assert [it["ts"] for it in events] == [0, 500_000, 1_000_000, 1_500_000]
+    assert {it["dur"] for it in events} == {500_000}
+    assert events[0]["args"] == {"bytes": 1_000_000_000, "GB/s": 2.0}
+
+
+def test_memory_is_counters_of_device_and_host() -> None:
+    events = [it for it in recorded().trace()["traceEvents"] if it["ph"] == "C"]
+    arena = [it["args"]["bytes"] for it in events if it["name"] == "host memory: arena"]
+    assert arena == [0] + [64 * MIB] * 7
+    process = [it for it in events if it["name"] == "device memory: process"]
+    assert len(process) == 8
+    assert process[0]["args"]["bytes"] > MIB
+
+
+def test_what_is_watched_is_no_part_of_the_rest_of_the_process() -> None:
+    timeline = Timeline()
+    timeline.sample()
+    timeline.watch("arena", lambda: 8 * MIB)
+    timeline.sample()
+    before, after = (value for _, value in timeline.series["process"].points)
+    assert after <= before - 4 * MIB
+
+
+def test_what_is_watched_no_more_is_sampled_no_more() -> None:
+    timeline = Timeline()
+    timeline.watch("arena", lambda: 1)
+    timeline.sample()
+    timeline.unwatch("arena")
+    timeline.unwatch("arena")
+    timeline.sample()
+    assert len(timeline.series["arena"].points) == 1
+
+
+def test_memory_that_is_really_taken_is_seen() -> None:
+    timeline = Timeline()
+    timeline.sample()
+    held = bytearray(b"\1") * (64 * MIB)
+    timeline.sample()
+    before, after = (value for _, value in timeline.series["process"].points)
+    assert after - before > 48 * MIB
+    assert len(held) == 64 * MIB
+
+
+def test_a_phase_that_fails_is_recorded_and_the_failure_passes() -> None:
+    timeline = Timeline()
+    with pytest.raises(OSError, match="gone"), timeline.phase("publish"):
+        raise OSError("gone")
+    assert [it.name for it in timeline.spans] == ["publish"]
+
+
+def test_the_controllers_seam_reaches_the_timeline() -> None:
+    timeline = Timeline()
+    with Observers(timeline=timeline).phase("offload", nbytes=5):
+        pass
+    assert [(it.name, it.nbytes) for it in timeline.spans] == [("offload", 5)]
+
+
+def test_an_open_timeline_samples_by_itself_and_stops_when_closed() -> None:
+    timeline = Timeline(sample_every_s=0.001)
+    several = threading.Event()
+    calls: list[int] = []
+
+    def count() -> int:
+        calls.append(threading.get_ident())
+        if len(calls) > 5:
+            several.set()
+        return 0
+
+    timeline.watch("arena", count)
+    with timeline:
+        assert several.wait(60)
+        with pytest.raises(StateError, match="open already"):
+            timeline.__enter__()
+    assert "refit-timeline" not in {it.name for it in threading.enumerate()}
+    assert set(calls) - {threading.get_ident()}
+
+
+def test_without_an_interval_there_is_no_thread() -> None:
+    before = threading.active_count()
+    with Timeline() as timeline:
+        assert threading.active_count() == before
+    assert len(timeline.series["process"].points) == 2
+
+
+@pytest.mark.parametrize("every", [0, -1, 1e-9, float("nan")])
+def test_an_interval_that_would_keep_a_core_busy_is_refused(every: float) -> None:
+    with pytest.raises(InvalidError, match=r"at least 0\.001"):
+        Timeline(sample_every_s=every)
+
+
+def test_a_saved_trace_is_json_that_a_viewer_reads(tmp_path: Path) -> None:
+    timeline = recorded()
+    timeline.save(tmp_path / "cycle.json")
+    timeline.save(tmp_path / "cycle.json.gz")
+    plain = json.loads((tmp_path / "cycle.json").read_text())
+    assert plain == json.loads(gzip.decompress((tmp_path / "cycle.json.gz").read_bytes()))
+    assert plain == timeline.trace()
+    for event in plain["traceEvents"]:
+        assert {"ph", "name", "pid", "tid"} <= set(event)
+
+
+def test_a_place_that_cannot_be_written_is_said(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError):
+        recorded().save(tmp_path / "nowhere" / "cycle.json")
+
+
+def test_the_picture_is_a_png(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    recorded().picture(tmp_path / "cycle.png", title="Four phases")
+    assert (tmp_path / "cycle.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_the_picture_names_every_phase_and_unit(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    import matplotlib
+
+    with matplotlib.rc_context({"svg.fonttype": "none"}):
+        recorded().picture(tmp_path / "cycle.svg")
+    text = (tmp_path / "cycle.svg").read_text()
+    for word in ("offload", "publish", "commit", "restore", "500 ms", "time (s)", "iB", "arena"):
+        assert word in text, word
+
+
+def test_a_gpus_memory_is_drawn_as_it_is_said(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("matplotlib")
+    held = {"allocated": 3 * MIB, "reserved": 5 * MIB}
+    monkeypatch.setattr(_memory_now, "gpu_bytes", lambda: held)
+    timeline = recorded()
+    sides = {name: it.side for name, it in timeline.series.items()}
+    assert sides["allocated"] == sides["reserved"] == "device"
+    assert sides["process"] == sides["arena"] == "host"
+    timeline.picture(tmp_path / "cycle.png")
+
+
+def test_one_moment_without_phases_can_be_drawn(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    timeline = Timeline()
+    timeline.sample()
+    timeline.picture(tmp_path / "moment.png")
+
+
+def test_an_empty_timeline_says_that_there_is_nothing_to_draw(tmp_path: Path) -> None:
+    with pytest.raises(StateError, match="empty"):
+        Timeline().picture(tmp_path / "cycle.png")
+
+
+def test_refits_own_phases_always_have_their_colours_and_all_differ() -> None:
+    names = ["rollout", "restore", "step", "offload", "publish", "commit", "join"]
+    colours = _picture.colours_of(names)
+    assert colours["offload"] == _picture.PHASES["offload"]
+    assert len(set(colours.values())) == len(names)
+    assert list(colours) == names
+
+
+def test_a_series_has_its_last_value_until_the_next_sample() -> None:
+    series = Series("arena", "host", [(1.0, 5), (2.0, 7)])
+    assert [_picture.value_at(series, at) for at in (0.5, 1.0, 1.5, 2.0, 9.0)] == [0, 5, 5, 7, 7]
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"), [(2.345, "2.35 s"), (0.25, "250 ms"), (0.0012, "1.2 ms"), (0, "0 ms")]
+)
+def test_durations_are_said_in_the_unit_that_suits(seconds: float, text: str) -> None:
+    assert _picture.duration(seconds) == text
+
+
+def test_what_the_kernel_says_is_read_in_bytes() -> None:
+    found = _memory_now.process_bytes(lambda: "Name:\tx\nRssAnon:\t 3 kB\nRssShmem:\t 2 kB\n")
+    assert found == {"RssAnon": 3072, "RssShmem": 2048}
+
+
+def test_neither_torch_nor_matplotlib_is_needed_to_record() -> None:
+    code = (
+        "import sys; from refit.timeline import Timeline; Timeline().sample();"
+        "sys.exit(bool({'torch', 'matplotlib'} & set(sys.modules)))"
+    )
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
