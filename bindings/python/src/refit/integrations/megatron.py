@@ -1,0 +1,219 @@
+"""What a Megatron-Core optimizer holds, in the words of ``refit.Controller``.
+
+    controller = refit.Controller(refit.integrations.megatron.unwrap(optimizer, model))
+
+A Megatron optimizer is a wrapper: a ``ChainedOptimizer`` of several, a ``DistributedOptimizer``
+around a torch or Transformer Engine optimizer, or a stub around nothing on a rank without
+parameters. Its bytes are at three places: the states of the innermost optimizers (also
+``master_param``, where the optimizer is precision aware), the fp32 masters that the wrapper keeps
+beside them, and the flat grad buffers of the model. This file finds them and translates nothing
+else; it knows no Megatron module and imports none.
+
+Never moved, and listed with the reason: fp32 groups that are views of the model's own weights, what
+a ``HybridDeviceOptimizer`` places by itself, grad buffers that NCCL has registered or that share
+their memory with weights.
+
+The shapes are those of megatron/core/optimizer/{optimizer,distrib_optimizer}.py and
+megatron/core/distributed/param_and_grad_buffer.py (NVIDIA/Megatron-LM, core 0.12 to 0.16).
+"""
+
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import torch
+
+from refit.errors import UnsupportedError
+
+MASTERS = ("shard_fp32_from_float16_groups", "fp32_from_float16_groups")
+"""Where wrappers keep fp32 masters: the distributed optimizer, and the plain fp16/bf16 one."""
+
+ALIASES = ("shard_fp32_groups", "fp32_from_fp32_groups")
+"""Where they keep parameters that are fp32 already: these are the model's own."""
+
+Key = tuple[str, int]
+
+
+class MegatronOptimizer:
+    """The optimizers and tensors behind one Megatron optimizer. Made by ``unwrap``; borrows both.
+
+    What it says is found anew at each question, since states and buffers come and go. Since 0.1.
+    """
+
+    def __init__(self, optimizer: Any, model: Any = None) -> None:
+        self.wrapped = optimizer
+        self._chunks = _as_list(model)
+
+    @property
+    def wrappers(self) -> list[Any]:
+        """The Megatron optimizers that have parameters on this rank, chains taken apart."""
+        return [one for one in _links(self.wrapped) if not _is_stub(one)]
+
+    @property
+    def inner(self) -> list[torch.optim.Optimizer]:
+        """The torch optimizers whose states may be moved. Since 0.1."""
+        return [one.optimizer for one in self.wrappers if not _is_hybrid(one.optimizer)]
+
+    def tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
+        """The fp32 masters beside the states, by name; none that is a view of a weight. Since
+        0.1."""
+        weights = self._weight_keys()
+        for name, tensor in self._masters():
+            if _key(tensor) not in weights:
+                yield name, tensor
+
+    def gradients(self) -> Iterator[tuple[str, torch.Tensor]]:
+        """The flat grad buffers that may be discarded or kept; not those that are away. Since
+        0.1."""
+        for name, buffer in self._buffers():
+            if _why_grads_stay(buffer, self._configs()) is None:
+                yield name, buffer.grad_data
+
+    @property
+    def resident(self) -> list[tuple[str, str]]:
+        """What stays on the device, and why. Since 0.1."""
+        return list(self._staying())
+
+    def _staying(self) -> Iterator[tuple[str, str]]:
+        for index, one in enumerate(self.wrappers):
+            if _is_hybrid(one.optimizer):
+                yield f"optimizer {index}", "a HybridDeviceOptimizer places its states by itself"
+        weights = self._weight_keys()
+        for name, tensor in self._masters():
+            if _key(tensor) in weights:
+                yield name, "it is a view of the model's weights"
+        for name, _ in self._grouped(ALIASES):
+            yield name, "an fp32 parameter is its own master: the model's weight"
+        for name, buffer in self._buffers():
+            reason = _why_grads_stay(buffer, self._configs())
+            if reason is not None:
+                yield name, reason
+
+    def _masters(self) -> Iterator[tuple[str, torch.Tensor]]:
+        return self._grouped(MASTERS)
+
+    def _grouped(self, names: tuple[str, ...]) -> Iterator[tuple[str, torch.Tensor]]:
+        for index, one in enumerate(self.wrappers):
+            if _is_hybrid(one.optimizer):
+                continue
+            for attribute in names:
+                for place, tensor in _flat(getattr(one, attribute, None)):
+                    yield f"optimizer.{index}.{attribute}.{place}", tensor
+
+    def _weight_keys(self) -> set[Key]:
+        """The storages of the model's weights."""
+        keys = {_key(tensor) for _, tensor in self._grouped(ALIASES)}
+        for chunk in self._all_chunks():
+            keys.update(_key(parameter) for parameter in chunk.parameters())
+        for _, buffer in self._all_buffers():
+            if torch.is_tensor(getattr(buffer, "param_data", None)):
+                keys.add(_key(buffer.param_data))
+        return keys
+
+    def _all_chunks(self) -> list[Any]:
+        known = list(self._chunks)
+        for one in self.wrappers:
+            known += _as_list(getattr(one, "model_chunks", None))
+        return list({id(chunk): chunk for chunk in known}.values())
+
+    def _all_buffers(self) -> Iterator[tuple[str, Any]]:
+        seen: set[int] = set()
+        for at, chunk in enumerate(self._all_chunks()):
+            for kind in ("buffers", "expert_parallel_buffers"):
+                found = getattr(chunk, kind, None)
+                # On a plain module `buffers` is torch's method, not Megatron's list.
+                for index, buffer in enumerate(found if isinstance(found, list) else []):
+                    if id(buffer) not in seen:
+                        seen.add(id(buffer))
+                        yield f"model.{at}.{kind}.{index}.grad_data", buffer
+
+    def _buffers(self) -> Iterator[tuple[str, Any]]:
+        for name, buffer in self._all_buffers():
+            if torch.is_tensor(getattr(buffer, "grad_data", None)):
+                yield name, buffer
+
+    def _configs(self) -> list[Any]:
+        chunks = [getattr(chunk, "ddp_config", None) for chunk in self._all_chunks()]
+        return chunks + [getattr(one, "config", None) for one in self.wrappers]
+
+
+def unwrap(optimizer: Any, model: Any = None) -> MegatronOptimizer:
+    """Looks into a Megatron optimizer; `model` is the DDP model or the list of its chunks.
+
+    UnsupportedError for something that is neither a Megatron optimizer nor a chain of them. Does
+    not block; moves nothing. Since 0.1.
+    """
+    if not is_megatron(optimizer):
+        raise UnsupportedError(
+            f"a {type(optimizer).__name__} is no Megatron optimizer: it has neither "
+            "chained_optimizers nor an optimizer of its own; give a torch optimizer to "
+            "refit.Controller directly"
+        )
+    return MegatronOptimizer(optimizer, model)
+
+
+def is_megatron(optimizer: Any) -> bool:
+    """Whether it is built like Megatron's: a chain, or a wrapper with a state of its own. Since
+    0.1."""
+    if isinstance(optimizer, torch.optim.Optimizer):
+        return False
+    chained = isinstance(getattr(optimizer, "chained_optimizers", None), list)
+    return chained or (hasattr(optimizer, "optimizer") and hasattr(optimizer, "_get_state"))
+
+
+def _links(optimizer: Any) -> Iterator[Any]:
+    chain = getattr(optimizer, "chained_optimizers", None)
+    if isinstance(chain, list):
+        for one in chain:
+            yield from _links(one)
+    else:
+        yield optimizer
+
+
+def _is_stub(optimizer: Any) -> bool:
+    stub = bool(getattr(optimizer, "is_stub_optimizer", False))
+    return stub or getattr(optimizer, "optimizer", None) is None
+
+
+def _is_hybrid(inner: Any) -> bool:
+    """By name, since importing Megatron's class would import Megatron."""
+    return any(kind.__name__ == "HybridDeviceOptimizer" for kind in type(inner).__mro__)
+
+
+def _flat(groups: Any) -> Iterator[tuple[str, torch.Tensor]]:
+    """Tensors of groups of lists. Entries are None where another rank has that parameter."""
+    for at, group in enumerate(_as_list(groups)):
+        for index, tensor in enumerate(_as_list(group)):
+            if torch.is_tensor(tensor) and tensor.numel() > 0:
+                yield f"{at}.{index}", tensor
+
+
+def _why_grads_stay(buffer: Any, configs: Iterable[Any]) -> str | None:
+    if getattr(buffer, "nccl_ub", False) or _any_set(configs, "nccl_ub"):
+        return "NCCL has registered this buffer, and would lose that with its memory"
+    if _any_set(configs, "reuse_grad_buf_for_mxfp8_param_ag") or _shares_weights(buffer):
+        return "it shares its memory with weights"
+    if buffer.grad_data.untyped_storage().nbytes() == 0:
+        return "its memory is given back already, by the framework"
+    return None
+
+
+def _shares_weights(buffer: Any) -> bool:
+    weights = getattr(buffer, "param_data", None)
+    return torch.is_tensor(weights) and _key(weights) == _key(buffer.grad_data)
+
+
+def _any_set(configs: Iterable[Any], name: str) -> bool:
+    return any(bool(getattr(config, name, False)) for config in configs)
+
+
+def _key(tensor: torch.Tensor) -> Key:
+    """A storage by identity. Storages without memory have no address; their own object is it."""
+    local: torch.Tensor = getattr(tensor, "_local_tensor", tensor)
+    storage = local.untyped_storage()
+    return str(local.device), storage.data_ptr() or -storage._cdata
+
+
+def _as_list(value: Any) -> list[Any]:
+    if value is None:
+        return []
+    return list(value) if isinstance(value, list | tuple) else [value]
