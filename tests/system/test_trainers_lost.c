@@ -9,10 +9,10 @@
 
 #include <cmocka.h>
 
-#include <stdio.h>
 #include <unistd.h>
 
 #include "puppets.h"
+#include "scenes.h"
 
 /* Where the trainer is when it happens. */
 typedef enum point {
@@ -25,10 +25,13 @@ typedef enum point {
     POINTS,
 } point;
 
+static const char *const points[POINTS] = {"idle",    "begun",     "written",
+                                           "staging", "committed", "taken"};
+
 typedef struct scene {
     bool shm;
     unsigned slots;
-    char endpoint[128];
+    char endpoint[SCENES_ENDPOINT];
     puppet trainer;
     puppet workers[2];
     bool waiting; /* the trainer is in commit */
@@ -45,7 +48,7 @@ static void open_scene(scene *the, bool shm, unsigned slots)
     memset(the, 0, sizeof *the);
     the->shm = shm;
     the->slots = slots;
-    snprintf(the->endpoint, sizeof the->endpoint, "tcp://127.0.0.1:0");
+    scenes_endpoint(the->endpoint);
     trainer_open(&the->trainer, the->endpoint, shm, slots);
     worker_open(&the->workers[0], the->endpoint, shm);
     worker_open(&the->workers[1], the->endpoint, shm);
@@ -75,7 +78,7 @@ static void close_scene(scene *the)
     puppet_end(&the->trainer);
 }
 
-static void killed_at(point at, bool shm, unsigned slots)
+static void a_trainer_killed_is_replaced(unsigned at, bool shm, unsigned slots)
 {
     scene the;
     char names[SEGMENTS_MOST][64];
@@ -95,7 +98,7 @@ static void killed_at(point at, bool shm, unsigned slots)
     close_scene(&the);
 }
 
-static void stopped_at(point at, bool shm, unsigned slots)
+static void a_trainer_stopped_is_found_again(unsigned at, bool shm, unsigned slots)
 {
     scene the;
     puppet *const all[] = {&the.workers[0], &the.workers[1]};
@@ -112,38 +115,14 @@ static void stopped_at(point at, bool shm, unsigned slots)
     close_scene(&the);
 }
 
-static void a_trainer_killed_at_any_point_is_replaced(void **state)
-{
-    (void)state;
-    for (point at = 0; at < POINTS; at++) {
-        killed_at(at, false, 2);
-        killed_at(at, true, 2);
-    }
-}
-
-static void a_trainer_with_one_slot_killed_at_any_point_is_replaced(void **state)
-{
-    (void)state;
-    for (point at = 0; at < POINTS; at++) {
-        killed_at(at, true, 1);
-    }
-}
-
-static void a_trainer_stopped_at_any_point_is_found_again(void **state)
-{
-    (void)state;
-    for (point at = 0; at < POINTS; at++) {
-        stopped_at(at, false, 2);
-        stopped_at(at, true, 2);
-    }
-}
-
 int main(void)
 {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(a_trainer_killed_at_any_point_is_replaced),
-        cmocka_unit_test(a_trainer_with_one_slot_killed_at_any_point_is_replaced),
-        cmocka_unit_test(a_trainer_stopped_at_any_point_is_found_again),
+    static const scene_kind kinds[] = {
+        {"killed", a_trainer_killed_is_replaced, false, 2, 0, POINTS},
+        {"killed", a_trainer_killed_is_replaced, true, 2, 0, POINTS},
+        {"killed", a_trainer_killed_is_replaced, true, 1, 0, POINTS},
+        {"stopped", a_trainer_stopped_is_found_again, false, 2, 0, POINTS},
+        {"stopped", a_trainer_stopped_is_found_again, true, 2, 0, POINTS},
     };
-    return cmocka_run_group_tests_name("trainers_lost", tests, NULL, NULL);
+    return scenes_play(kinds, sizeof kinds / sizeof *kinds, points);
 }

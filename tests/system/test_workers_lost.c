@@ -12,6 +12,7 @@
 #include <unistd.h>
 
 #include "puppets.h"
+#include "scenes.h"
 
 /* Where the victim is when it happens. */
 typedef enum point {
@@ -25,9 +26,12 @@ typedef enum point {
     POINTS,
 } point;
 
+static const char *const points[POINTS] = {"connecting", "current", "staging", "staged",
+                                           "ready",      "taken",   "accepted"};
+
 typedef struct scene {
     bool shm;
-    char endpoint[128];
+    char endpoint[SCENES_ENDPOINT];
     puppet trainer;
     puppet survivor;
     puppet victim;
@@ -35,12 +39,12 @@ typedef struct scene {
     bool waiting; /* the trainer is in commit */
 } scene;
 
-static void open_scene(scene *the, point at, bool shm)
+static void open_scene(scene *the, point at, bool shm, unsigned slots)
 {
     memset(the, 0, sizeof *the);
     the->shm = shm;
-    snprintf(the->endpoint, sizeof the->endpoint, "tcp://127.0.0.1:0");
-    trainer_open(&the->trainer, the->endpoint, shm, 2);
+    scenes_endpoint(the->endpoint);
+    trainer_open(&the->trainer, the->endpoint, shm, slots);
     worker_open(&the->survivor, the->endpoint, shm);
     if (at == AT_CONNECTING) {
         worker_open(&the->victim, "ipc:///nowhere/refit.sock", shm);
@@ -111,10 +115,10 @@ static void close_scene(scene *the)
     }
 }
 
-static void killed_at(point at, bool shm)
+static void a_worker_killed_holds_up_nobody(unsigned at, bool shm, unsigned slots)
 {
     scene the;
-    open_scene(&the, at, shm);
+    open_scene(&the, at, shm, slots);
     reach(&the, at);
     puppet_kill(&the.victim);
     finish_version(&the, at);
@@ -123,10 +127,10 @@ static void killed_at(point at, bool shm)
     close_scene(&the);
 }
 
-static void stopped_at(point at, bool shm)
+static void a_worker_stopped_holds_up_nobody_and_returns(unsigned at, bool shm, unsigned slots)
 {
     scene the;
-    open_scene(&the, at, shm);
+    open_scene(&the, at, shm, slots);
     reach(&the, at);
     puppet_stop(&the.victim);
     finish_version(&the, at);
@@ -143,47 +147,30 @@ static void stopped_at(point at, bool shm)
     close_scene(&the);
 }
 
-static void a_worker_killed_at_any_point_holds_up_nobody(void **state)
-{
-    (void)state;
-    for (point at = 0; at < POINTS; at++) {
-        killed_at(at, false);
-        killed_at(at, true);
-    }
-}
-
-static void a_worker_stopped_at_any_point_holds_up_nobody_and_returns(void **state)
-{
-    (void)state;
-    for (point at = 0; at < POINTS; at++) {
-        stopped_at(at, false);
-        stopped_at(at, true);
-    }
-}
-
 /* Its service thread lives and beats; its user never takes, or never decides. */
-static void a_worker_that_never_answers_is_turned_out_and_may_return(void **state)
+static void a_worker_that_never_answers_is_turned_out_and_may_return(unsigned at, bool shm,
+                                                                     unsigned slots)
 {
-    (void)state;
-    for (int shm = 0; shm < 2; shm++) {
-        for (point at = AT_READY; at <= AT_TAKEN; at++) {
-            scene the;
-            open_scene(&the, at, shm);
-            reach(&the, at);
-            finish_version(&the, at);
-            assert_non_null(strstr(the.trainer.answer, "2")); /* committed all the same */
-            meet_again(&the, at);
-            close_scene(&the);
-        }
-    }
+    scene the;
+    open_scene(&the, at, shm, slots);
+    reach(&the, at);
+    finish_version(&the, at);
+    assert_non_null(strstr(the.trainer.answer, "2")); /* committed all the same */
+    meet_again(&the, at);
+    close_scene(&the);
 }
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(a_worker_killed_at_any_point_holds_up_nobody),
-        cmocka_unit_test(a_worker_stopped_at_any_point_holds_up_nobody_and_returns),
-        cmocka_unit_test(a_worker_that_never_answers_is_turned_out_and_may_return),
+    static const scene_kind kinds[] = {
+        {"killed", a_worker_killed_holds_up_nobody, false, 2, 0, POINTS},
+        {"killed", a_worker_killed_holds_up_nobody, true, 2, 0, POINTS},
+        {"stopped", a_worker_stopped_holds_up_nobody_and_returns, false, 2, 0, POINTS},
+        {"stopped", a_worker_stopped_holds_up_nobody_and_returns, true, 2, 0, POINTS},
+        {"deaf", a_worker_that_never_answers_is_turned_out_and_may_return, false, 2, AT_READY,
+         AT_TAKEN + 1},
+        {"deaf", a_worker_that_never_answers_is_turned_out_and_may_return, true, 2, AT_READY,
+         AT_TAKEN + 1},
     };
-    return cmocka_run_group_tests_name("workers_lost", tests, NULL, NULL);
+    return scenes_play(kinds, sizeof kinds / sizeof *kinds, points);
 }
