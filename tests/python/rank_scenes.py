@@ -1,0 +1,120 @@
+"""What the ranks of test_lockstep.py do, each in a process of its own, one scene after another."""
+
+from collections.abc import Callable
+from datetime import timedelta
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from refit.errors import StateError
+from refit.lockstep import LockstepError, agree
+from refit.weights import named_weights
+from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import DTensor, Shard, distribute_tensor
+
+Scene = Callable[[int], object]
+
+
+def sharded_model() -> nn.Module:
+    """Three sharded weights, one of a length that two ranks cannot halve, and a tie."""
+    torch.manual_seed(7)
+    mesh = init_device_mesh("cpu", (2,))
+    model = nn.Module()
+    for name, rows in (("a", 4), ("b", 5), ("c", 1)):
+        whole = torch.rand(rows, 3)
+        setattr(model, name, nn.Parameter(distribute_tensor(whole, mesh, [Shard(0)])))
+    model.d = model.a
+    return model
+
+
+def wholes() -> dict[str, torch.Tensor]:
+    torch.manual_seed(7)
+    return {name: torch.rand(rows, 3) for name, rows in (("a", 4), ("b", 5), ("c", 1))}
+
+
+def gathers_on_the_root_alone(rank: int) -> object:
+    weights = named_weights(sharded_model(), dtype=torch.bfloat16)
+    given = dict(weights)
+    right = all(torch.equal(given[n], t.to(torch.bfloat16)) for n, t in wholes().items() if given)
+    right = right and given.get("d") is given.get("a")
+    shapes = [one.shape for one in weights.manifest()]
+    return sorted(given), weights.ties, right, shapes == [(4, 3), (4, 3), (5, 3), (1, 3)]
+
+
+def gathers_on_every_rank(rank: int) -> object:
+    return [name for name, _ in named_weights(sharded_model(), root=None)]
+
+
+def root_stops_early(rank: int) -> object:
+    each = iter(named_weights(sharded_model()))
+    try:
+        for _ in each:
+            raise KeyError("the consumer failed")
+    except KeyError:
+        each.close()  # type: ignore[attr-defined]
+        return "stopped"
+    return "went through"
+
+
+def one_rank_cannot_begin(rank: int) -> object:
+    def names(name: str) -> str:
+        if rank == 1:
+            raise StateError("this rank has lost its weights")
+        return name
+
+    return names_until_error(sharded_model(), names)
+
+
+def ranks_hold_other_weights(rank: int) -> object:
+    return names_until_error(sharded_model(), lambda name: f"{name}{rank}")
+
+
+def names_until_error(model: nn.Module, names: Callable[[str], str]) -> str:
+    try:
+        list(named_weights(model, names=names))
+    except (LockstepError, StateError) as why:
+        return f"{type(why).__name__}: {why}"
+    return "no error"
+
+
+def one_rank_is_at_its_end_already(rank: int) -> object:
+    model = sharded_model()
+    if rank == 1:
+        agree(None, "end", error="KeyError: 'before it sent anything'")
+        return "ended"
+    return names_until_error(model, lambda name: name)
+
+
+def fsdp2_model_gives_what_it_had(rank: int) -> object:
+    torch.manual_seed(3)
+    model = nn.Sequential(nn.Linear(3, 5), nn.LayerNorm(5), nn.Linear(5, 3))
+    plain = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    fully_shard(model[0])
+    fully_shard(model, reshard_after_forward=False)
+    model(torch.rand(2, 3))  # leaves the root's parameters whole: they are sharded anew to be read
+    given = dict(named_weights(model))
+    sharded = all(isinstance(one, DTensor) for one in model.parameters())
+    same = all(torch.equal(given[name], plain[name]) for name in given)
+    return sorted(given) == (sorted(plain) if rank == 0 else []), same, sharded
+
+
+SCENES: tuple[Scene, ...] = (
+    gathers_on_the_root_alone,
+    gathers_on_every_rank,
+    root_stops_early,
+    one_rank_cannot_begin,
+    ranks_hold_other_weights,
+    one_rank_is_at_its_end_already,
+    fsdp2_model_gives_what_it_had,
+)
+
+
+def play(rank: int, folder: str) -> None:
+    """One rank: joins the group, plays all scenes, and writes down what it saw."""
+    meeting = f"file://{folder}/meeting"
+    dist.init_process_group("gloo", meeting, timedelta(seconds=30), rank=rank, world_size=2)
+    seen = {scene.__name__: scene(rank) for scene in SCENES}
+    torch.save(seen, Path(folder) / f"rank{rank}")
+    dist.destroy_process_group()

@@ -1,0 +1,62 @@
+"""Sharded models: two ranks gather together, or stop together, and neither waits for ever."""
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.multiprocessing
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+import rank_scenes
+
+
+@pytest.fixture(scope="module")
+def seen(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
+    """What each rank saw in each scene. A rank that hangs fails all of them by the timeout."""
+    folder = tmp_path_factory.mktemp("ranks")
+    torch.multiprocessing.spawn(rank_scenes.play, (str(folder),), nprocs=2, join=True)
+    return [torch.load(folder / f"rank{rank}", weights_only=True) for rank in range(2)]
+
+
+def test_only_the_root_yields_what_all_ranks_gather(seen: list[dict[str, Any]]) -> None:
+    # trap 34
+    names = [one["gathers_on_the_root_alone"][0] for one in seen]
+    assert names == [["a", "b", "c", "d"], []]
+    assert all(one["gathers_on_the_root_alone"][1:] == ({"d": "a"}, True, True) for one in seen)
+
+
+def test_every_rank_yields_where_there_is_no_root(seen: list[dict[str, Any]]) -> None:  # trap 34
+    assert [one["gathers_on_every_rank"] for one in seen] == [["a", "d", "b", "c"]] * 2
+
+
+def test_a_consumer_that_stops_early_leaves_no_rank_waiting(seen: list[dict[str, Any]]) -> None:
+    # trap 34
+    assert [one["root_stops_early"] for one in seen] == ["stopped", "went through"]
+
+
+def test_a_rank_that_cannot_begin_stops_all_with_its_sentence(seen: list[dict[str, Any]]) -> None:
+    # trap 34
+    here, there = (one["one_rank_cannot_begin"] for one in seen)
+    assert there == "StateError: this rank has lost its weights"
+    assert here.startswith("LockstepError")
+    assert "rank 1: StateError: this rank has lost its weights" in here
+
+
+def test_ranks_with_other_weights_stop_before_they_gather(seen: list[dict[str, Any]]) -> None:
+    # trap 34
+    assert all("holds other weights" in one["ranks_hold_other_weights"] for one in seen)
+
+
+def test_a_rank_that_failed_before_it_sent_is_heard_at_the_beginning(
+    seen: list[dict[str, Any]],
+) -> None:  # trap 34
+    here, there = (one["one_rank_is_at_its_end_already"] for one in seen)
+    assert there == "ended"
+    assert "rank 1: KeyError: 'before it sent anything'" in here
+
+
+def test_fsdp2_weights_are_read_from_their_shards(seen: list[dict[str, Any]]) -> None:  # trap 34
+    assert [one["fsdp2_model_gives_what_it_had"] for one in seen] == [(True, True, True)] * 2
