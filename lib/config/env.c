@@ -13,7 +13,8 @@
 #include "config/resolve.h"
 
 #define PREFIX    "REFIT_"
-#define NAME_ROOM 64 /* the longest key fits; a test reads them all */
+#define PACKAGE   PREFIX "LIBRARY" /* no option: which library the Python package opens */
+#define NAME_ROOM 64               /* the longest key fits; a test reads them all */
 
 static void make_name(const rft_option *option, char name[NAME_ROOM])
 {
@@ -26,14 +27,17 @@ static void make_name(const rft_option *option, char name[NAME_ROOM])
     name[length] = '\0';
 }
 
+static bool is_name(const char *text, size_t length, const char *name)
+{
+    return strlen(name) == length && memcmp(name, text, length) == 0;
+}
+
 static const rft_option *find_by_name(const char *name, size_t length)
 {
     char candidate[NAME_ROOM];
     for (size_t i = 0; i < rft_option_count; i++) {
         make_name(&rft_options[i], candidate);
-        if (strlen(candidate) == length && memcmp(candidate, name, length) == 0) {
-            return &rft_options[i];
-        }
+        if (is_name(name, length, candidate)) return &rft_options[i];
     }
     return NULL;
 }
@@ -62,6 +66,7 @@ static refit_status take_variable(const char *variable, refit_config *full, size
     size_t length = strcspn(variable, "=");
     if (variable[length] == '\0') return REFIT_OK; /* no assignment at all */
     const rft_option *option = find_by_name(variable, length);
+    if (option == NULL && is_name(variable, length, PACKAGE)) return REFIT_OK;
     if (option == NULL) return refuse_name(variable, length, error);
     refit_error inner;
     refit_status status = rft_config_assign(full, caller_size, option, variable + length + 1,

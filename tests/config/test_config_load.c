@@ -217,6 +217,18 @@ static void wrong_variables_are_refused(void **state)
     assert_variable_fails("REFIT_offload_batch", "1", "names no option");
 }
 
+static void variable_of_the_python_package_is_no_option(void **state)
+{
+    (void)state;
+    refit_config before = config;
+    assert_int_equal(setenv("REFIT_LIBRARY", "/opt/librefit.so", 1), 0);
+    refit_status status = refit_config_load_env(&config, &error);
+    unsetenv("REFIT_LIBRARY");
+    assert_int_equal(status, REFIT_OK);
+    assert_memory_equal(&config, &before, sizeof config);
+    assert_variable_fails("REFIT_LIBRARY_", "1", "names no option");
+}
+
 /* REFIT_ and the key in capitals, made here by other means. */
 static void every_option_has_its_variable(void **state)
 {
@@ -268,6 +280,7 @@ int main(void)
         cmocka_unit_test_setup_teardown(failed_allocation_is_an_error, start, clean),
         cmocka_unit_test_setup_teardown(environment_goes_over_the_file, start, clean),
         cmocka_unit_test_setup_teardown(wrong_variables_are_refused, start, clean),
+        cmocka_unit_test_setup_teardown(variable_of_the_python_package_is_no_option, start, clean),
         cmocka_unit_test_setup_teardown(every_option_has_its_variable, start, clean),
         cmocka_unit_test_setup_teardown(examples_can_be_loaded, start, clean),
     };

@@ -153,8 +153,9 @@ REFIT_API REFIT_MUST_CHECK refit_status refit_config_load(refit_config *config, 
 
 /*
  * Takes every REFIT_* variable of the environment that names a key; one that names none is refused,
- * with the nearest key. On failure `config` is unchanged. Does not block; the environment must not
- * change meanwhile. REFIT_ERR_CONFIG. Since 0.1.
+ * with the nearest key, but for REFIT_LIBRARY, which is the Python package's. On failure `config`
+ * is unchanged. Does not block; the environment must not change meanwhile. REFIT_ERR_CONFIG. Since
+ * 0.1.
  */
 REFIT_API REFIT_MUST_CHECK refit_status refit_config_load_env(refit_config *config,
                                                               refit_error *error);

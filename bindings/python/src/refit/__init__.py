@@ -5,7 +5,33 @@ hands the new weights to every rollout worker as one version that all of them sw
 does, and brings the states back behind the next step.
 """
 
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
 from refit._version import __version__
 from refit.errors import RefitError
 
-__all__ = ["RefitError", "__version__"]
+if TYPE_CHECKING:
+    from refit.config import Config, load_config
+    from refit.device import Device
+
+__all__ = ["Config", "Device", "RefitError", "__version__", "load_config"]
+
+# Where the other public names are. They are imported when they are first asked for, so that what
+# needs PyTorch is only paid by who uses it.
+_PLACES = {
+    "Config": "refit.config",
+    "Device": "refit.device",
+    "load_config": "refit.config",
+}
+
+
+def __getattr__(name: str) -> Any:
+    place = _PLACES.get(name)
+    if place is None:
+        raise AttributeError(f"module 'refit' has no attribute {name!r}")
+    return getattr(import_module(place), name)
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

@@ -14,7 +14,7 @@ from typing import Any
 
 from refit import _abi
 from refit._version import __version__
-from refit.errors import RefitError, error_of
+from refit.errors import InvalidError, RefitError, error_of
 
 _NAME = "librefit.so"
 
@@ -48,6 +48,13 @@ def _open() -> ctypes.CDLL:
 
 lib: Any = _open()
 """The C functions as they are. Use ``call`` for those that return a status."""
+
+
+def encoded(text: str, what: str) -> bytes:
+    """Text for a ``const char *``, which would end at a NUL: InvalidError says ``what`` has one."""
+    if "\0" in text:
+        raise InvalidError(f"{what} has a NUL character in it: {text!r}")
+    return os.fsencode(text)
 
 
 def call(function: Any, *arguments: Any) -> None:

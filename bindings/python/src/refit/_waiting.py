@@ -1,0 +1,152 @@
+"""How Python waits for C, so that Ctrl-C works.
+
+Python runs signal handlers between bytecodes of the main thread, and a call into C is one of them:
+for as long as it blocks, Ctrl-C does nothing. So C calls that take a timeout are made in slices,
+and those that take none run on a helper thread while the main thread waits where signals reach it.
+That thread has ended when the wait returns: nothing goes on behind the caller's back.
+
+An exception that a signal handler raises comes after the C call under way has returned. Whoever
+waits for an object to be given by C keeps the pointer where it is found then, to close it.
+"""
+
+import math
+import signal
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import Future, wait
+from types import FrameType, TracebackType
+from typing import Any, Generic, TypeVar
+
+from refit.errors import DeadlineError, InvalidError
+
+T = TypeVar("T")
+
+SLICE_MS = 100
+
+
+def wait_in_slices(step: Callable[[int], T], timeout_s: float | None) -> T:
+    """Calls ``step`` with slices of the time in milliseconds until it raises no DeadlineError.
+
+    Returns what ``step`` returned. Once ``timeout_s`` seconds have passed, the last DeadlineError
+    is raised as it is; 0 only looks, None waits for ever. Anything else that ``step`` or a signal
+    handler raises ends the wait at once. InvalidError for a time that is negative or no number.
+    """
+    if timeout_s is not None and not timeout_s >= 0:
+        raise InvalidError(f"a timeout of {timeout_s} s: give seconds, 0 or more, or None")
+    end = math.inf if timeout_s is None else time.monotonic() + timeout_s
+    while True:
+        left_ms = (end - time.monotonic()) * 1000
+        slice_ms = SLICE_MS if left_ms > SLICE_MS else max(0, math.ceil(left_ms))
+        try:
+            return step(slice_ms)
+        except DeadlineError:
+            if time.monotonic() >= end:
+                raise
+
+
+def run_interruptibly(function: Callable[[], T], cancel: Callable[[], object] | None = None) -> T:
+    """Runs a C call that takes no timeout; returns what it returns, raises what it raises.
+
+    On the main thread, Ctrl-C meanwhile calls ``cancel`` once (from there, while the call runs:
+    what it uses must be marked "any thread"), then waits for the call's end, and then does what
+    Ctrl-C does, KeyboardInterrupt as a rule: it is never lost, also if the call succeeded. Other
+    exceptions from signal handlers are treated alike. On another thread, which no signal reaches,
+    it is a plain call.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        return function()
+    call = _Call(function)
+    with _Interrupt(cancel) as interrupt:
+        try:
+            call.start()
+            wait([call.future])
+        except BaseException:
+            if call.wanted:
+                interrupt.cancel_once()
+            raise
+        finally:
+            call.outlast()
+        return call.future.result()
+
+
+class _Call(Generic[T]):
+    """A function on a thread of its own.
+
+    A handler may raise while the thread is started, and nobody can tell then whether it was. So the
+    thread begins with a look at whether it is still wanted: one that is not ends by itself.
+    """
+
+    def __init__(self, function: Callable[[], T]) -> None:
+        self.future: Future[T] = Future()
+        self.wanted = False
+        self._function = function
+        self._gate = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="refit-call")
+
+    def start(self) -> None:
+        self._thread.start()
+        self.wanted = True
+        self._gate.set()
+
+    def _run(self) -> None:
+        self._gate.wait()
+        if not self.wanted:
+            return
+        try:
+            self.future.set_result(self._function())
+        except BaseException as why:
+            self.future.set_exception(why)
+
+    def outlast(self) -> None:
+        """Waits for its end, whatever handlers raise meanwhile; the last of that is raised then."""
+        late: BaseException | None = None
+        self._gate.set()
+        while self.wanted and (not self.future.done() or self._thread.is_alive()):
+            try:
+                wait([self.future])
+                self._thread.join()
+            except BaseException as why:
+                late = why
+        if late is not None:
+            raise late
+
+
+class _Interrupt:
+    """Holds Ctrl-C back for the length of a block, and delivers it at its end.
+
+    A handler that raises could do so at any bytecode, also between the start of a thread and the
+    wait for it. This one does not raise. A handler that is not Python's is left as it is.
+    """
+
+    def __init__(self, cancel: Callable[[], object] | None) -> None:
+        self._cancel = cancel
+        self._before: Any = None
+        self._came: tuple[int, FrameType | None] | None = None
+
+    def cancel_once(self) -> None:
+        cancel, self._cancel = self._cancel, None
+        if cancel is not None:
+            cancel()
+
+    def _note(self, number: int, frame: FrameType | None) -> None:
+        self._came = (number, frame)
+        self.cancel_once()
+
+    def __enter__(self) -> "_Interrupt":
+        before = signal.getsignal(signal.SIGINT)
+        if callable(before):
+            self._before = before
+            signal.signal(signal.SIGINT, self._note)
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        value: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if self._before is not None:
+            signal.signal(signal.SIGINT, self._before)
+            if self._came is not None:
+                self._before(*self._came)

@@ -1,0 +1,97 @@
+"""Where tensors live, as the C library drives it: this machine's memory, or a GPU.
+
+Most programs never open one: controller, publisher and subscriber find theirs by the tensors that
+they are given. What a device is made of is unknown here.
+"""
+
+import ctypes
+from dataclasses import dataclass
+from typing import Any
+
+from refit import _abi
+from refit._handle import Handle
+from refit._library import call, encoded, lib
+from refit.config import ConfigLike, make_config
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceInfo:
+    """What a device is. Since 0.1."""
+
+    kind: str
+    """ "host" or "cuda"."""
+    name: str
+    """For people."""
+    capacity_bytes: int | None
+    """What can be allocated in all; None if nothing bounds it."""
+    used_bytes: int
+    """Allocated through refit."""
+    host_addressable: bool
+    """Whether the CPU may read and write its memory."""
+    stable_arena: bool
+    """Whether it has arenas whose addresses stay."""
+    kernels: bool
+    """Whether refit's own kernels run on it."""
+    numa_node: int | None
+    """The host memory closest to it; None: none, or not known."""
+    driver_version: tuple[int, int] | None
+    """The CUDA version of its driver, (12, 4); None: it has none."""
+    uuid: str
+    """ "GPU-…" as nvidia-smi shows it, or empty."""
+    small_bytes: int
+    """Copies below that are gathered by a kernel; 0: none, or not known before the first use."""
+
+
+class Device(Handle):
+    """A device of the C library. Outlives all that is opened on it. Any thread. Since 0.1.
+
+    ``spec`` is "host", "host:capacity=2GiB", "cuda:0", "cuda:0:capacity=2GiB", or "auto": the first
+    GPU, or the host if there is none; None asks the configuration. Raises InvalidError (a spec that
+    cannot be read), NotFoundError (no driver, no such GPU), UnsupportedError, BusyError,
+    DeviceError, and memory errors.
+    """
+
+    def __init__(self, spec: str | None = "auto", config: ConfigLike = None) -> None:
+        options = make_config(config)
+        out = ctypes.c_void_p()
+        text = None if spec is None else encoded(spec, "a device spec")
+        call(lib.refit_device_open, text, options._as_c, ctypes.byref(out))
+        assert out.value is not None
+        self._adopt(out.value)
+
+    @property
+    def pointer(self) -> int:
+        """The ``refit_device *``; StateError once closed, or in a forked child."""
+        return self._live
+
+    @property
+    def info(self) -> DeviceInfo:
+        """What it is, as of now. Does not block. Since 0.1."""
+        raw = _abi.refit_device_info(size=ctypes.sizeof(_abi.refit_device_info))
+        call(lib.refit_device_describe, self._live, ctypes.byref(raw))
+        return _info_of(raw)
+
+    def _close(self, pointer: int) -> None:
+        """BusyError, and nothing is closed, while something on it is open."""
+        call(lib.refit_device_close, pointer)
+
+    def __repr__(self) -> str:
+        return "Device(closed)" if self.closed else f"Device({self.info.name!r})"
+
+
+def _info_of(raw: Any) -> DeviceInfo:
+    unbounded = raw.capacity_bytes == 2**64 - 1
+    driver = divmod(raw.driver_version, 1000)
+    return DeviceInfo(
+        kind=raw.kind.decode(),
+        name=raw.name.decode("utf-8", "replace"),
+        capacity_bytes=None if unbounded else raw.capacity_bytes,
+        used_bytes=raw.used_bytes,
+        host_addressable=bool(raw.host_addressable),
+        stable_arena=bool(raw.stable_arena),
+        kernels=bool(raw.kernels),
+        numa_node=None if raw.numa_node < 0 else raw.numa_node,
+        driver_version=(driver[0], driver[1] // 10) if raw.driver_version else None,
+        uuid=raw.uuid.decode(),
+        small_bytes=raw.small_bytes,
+    )

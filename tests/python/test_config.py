@@ -1,0 +1,302 @@
+"""Configurations are the C library's: same files, same variables, same keys, same sentences."""
+
+import pickle
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import refit
+from refit.config import Config, load_config, make_config
+from refit.errors import ConfigError, InputOutputError, InvalidError, NotFoundError
+
+SAMPLE_OF_UNIT = {
+    "bool": (True, False),
+    "bytes": (1 << 20, 1 << 21),
+    "ms": (1500, 2500),
+    "share": (0.25, 0.5),
+}
+
+
+def keys() -> list[str]:
+    return [one.key for one in Config().options()]
+
+
+def other_value(config: Config, key: str) -> Any:
+    """A value that the option may have, and has not."""
+    option = next(one for one in config.options() if one.key == key)
+    words = option.unit.split("|")
+    if len(words) > 1:
+        return next(word for word in words if word != option.value)
+    if key in ("offload.rate_limit", "limits.name_bytes"):
+        return {"offload.rate_limit": 4 << 20, "limits.name_bytes": 100}[key]
+    if option.unit in SAMPLE_OF_UNIT:
+        first, second = SAMPLE_OF_UNIT[option.unit]
+        return first if config.get(key) != first else second
+    if option.unit.startswith("text"):
+        return {"device": "host", "broadcast.endpoint": "ipc:///tmp/x"}.get(key, "other")
+    return config.get(key) + 1 if key not in ("broadcast.slots", "limits.rank") else 1
+
+
+# The options that others must follow.
+TOGETHER = {
+    "broadcast.quorum": {"broadcast.commit": "quorum"},
+    "broadcast.commit": {"broadcast.quorum": 2},
+    "limits.frame_bytes": {"broadcast.frame_bytes": 1 << 20},
+    "limits.manifest_bytes": {"limits.version_bytes": 1 << 30},
+}
+
+
+def test_all_options_are_there(root: Path) -> None:
+    text = (root / "configs" / "refit.yaml").read_text()
+    assert len(keys()) > 40
+    for key in keys():
+        assert f"{key.split('.')[-1]}:" in text
+    assert [key for key, _ in Config().items()] == keys()
+
+
+def test_no_two_options_have_one_keyword() -> None:
+    assert len({key.replace(".", "_") for key in keys()}) == len(keys())
+
+
+@pytest.mark.parametrize("key", keys())
+def test_every_option_can_be_set_as_python_has_it(key: str) -> None:
+    before = Config()
+    value = other_value(before, key)
+    more = TOGETHER.get(key, {})
+    config = load_config(environment=False, **{key.replace(".", "_"): value}, **_words(more))
+    assert config.get(key) == value
+    assert config[key.replace(".", "_")] == value
+    assert type(config.get(key)) is type(before.get(key)) or key == "offload.numa"
+    option = next(one for one in config.options() if one.key == key)
+    assert option.origin == "explicit"
+    assert before.get(key) != value
+
+
+def _words(pairs: Mapping[str, Any]) -> dict[str, Any]:
+    return {key.replace(".", "_"): value for key, value in pairs.items()}
+
+
+@pytest.mark.parametrize("key", keys())
+def test_every_value_reads_back_as_the_file_says_it(key: str) -> None:
+    option = next(one for one in Config().options() if one.key == key)
+    assert option.help
+    assert option.origin == "default"
+    config = load_config(environment=False, **{key.replace(".", "_"): option.value})
+    assert config == Config()
+
+
+@pytest.mark.parametrize(
+    ("value", "expected"),
+    [
+        (1 << 30, 1 << 30),
+        ("512MiB", 512 << 20),
+        (float(1 << 28), 1 << 28),
+        (np.int64(1 << 27), 1 << 27),
+        (np.float32(1 << 26), 1 << 26),
+    ],
+)
+def test_sizes_are_numbers_or_text(value: object, expected: int) -> None:
+    assert (
+        load_config(environment=False, offload_slab_bytes=value).get("offload.slab_bytes")
+        == expected
+    )
+
+
+@pytest.mark.parametrize("value", [0.25, "0.25", np.float64(0.25)])
+def test_shares_are_numbers_or_text(value: object) -> None:
+    config = load_config(environment=False, offload_budget_share=value)
+    assert config["offload.budget_share"] == pytest.approx(0.25)
+
+
+def test_small_share_is_not_written_as_a_power_of_ten() -> None:
+    config = load_config(environment=False, offload_budget_share=0.001)
+    assert config["offload.budget_share"] == pytest.approx(0.001)
+
+
+def test_sections_may_be_mappings() -> None:
+    nested = load_config(
+        environment=False, offload={"slab_bytes": "2GiB", "pin": "off"}, device="host"
+    )
+    flat = load_config(
+        environment=False, offload_slab_bytes="2GiB", offload_pin="off", device="host"
+    )
+    assert nested == flat
+    assert nested["offload.pin"] == "off"
+
+
+def test_yamls_bare_off_is_the_word() -> None:
+    """YAML 1.1 readers make False of it."""
+    assert load_config(environment=False, broadcast_shm=False)["broadcast.shm"] == "off"
+    assert load_config(environment=False, offload={"numa": False})["offload.numa"] == "off"
+    assert load_config(environment=False, broadcast_insecure=False)["broadcast.insecure"] is False
+    with pytest.raises(ConfigError, match=r"broadcast\.shm"):
+        load_config(environment=False, broadcast_shm=True)
+
+
+def test_numa_is_a_word_or_a_node() -> None:
+    assert Config()["offload.numa"] == "auto"
+    for value in ("interleave", "off", "auto", 0, 3):
+        assert load_config(environment=False, offload_numa=value)["offload.numa"] == value
+
+
+def test_none_leaves_an_option_as_it_is(tmp_path: Path) -> None:
+    file = tmp_path / "a.yaml"
+    file.write_text("offload: {batch: 3}\n")
+    assert load_config(file, offload_batch=None)["offload.batch"] == 3
+
+
+def test_each_layer_goes_over_the_one_before(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "a.yaml"
+    file.write_text("offload: {batch: 3, copy_threads: 3, touch_threads: 3}\n")
+    monkeypatch.setenv("REFIT_OFFLOAD_COPY_THREADS", "4")
+    monkeypatch.setenv("REFIT_OFFLOAD_TOUCH_THREADS", "4")
+    config = load_config(file, offload_touch_threads=5)
+    origins = {one.key: one.origin for one in config.options()}
+    assert (config["offload.batch"], origins["offload.batch"]) == (3, "file")
+    assert (config["offload.copy_threads"], origins["offload.copy_threads"]) == (4, "environment")
+    assert (config["offload.touch_threads"], origins["offload.touch_threads"]) == (5, "explicit")
+    assert origins["offload.verify"] == "default"
+    assert load_config(file, environment=False)["offload.copy_threads"] == 3
+
+
+@pytest.mark.parametrize("name", ["refit.yaml", "grpo.yaml", "ppo.yaml"])
+def test_files_are_those_of_c(root: Path, name: str) -> None:
+    config = load_config(root / "configs" / name)
+    assert all(one.origin == "file" for one in config.options())
+    if name == "refit.yaml":
+        assert config == Config()
+
+
+@pytest.mark.parametrize(
+    ("overrides", "kind", "part"),
+    [
+        ({"offload_slab_byte": 1}, NotFoundError, "the nearest is offload.slab_bytes"),
+        ({"offload": {"slab_byte": 1}}, NotFoundError, "the nearest is offload.slab_bytes"),
+        ({"offload": {"slab_bytes": {"x": 1}}}, NotFoundError, "no option"),
+        ({"offload": 3}, NotFoundError, "there is no option offload"),
+        ({"offload_batch": 0}, ConfigError, "offload.batch"),
+        ({"offload_batch": -1}, ConfigError, "offload.batch"),
+        ({"offload_batch": 1.5}, ConfigError, "offload.batch"),
+        ({"offload_batch": float("nan")}, ConfigError, "offload.batch"),
+        ({"offload_batch": 1 << 70}, ConfigError, "offload.batch"),
+        ({"offload_pin": "sometimes"}, ConfigError, "auto|require|prefer|off"),
+        ({"use_pinned_optimizer_offload": "yes"}, ConfigError, "use_pinned_optimizer_offload"),
+        ({"offload_batch": [1]}, InvalidError, "cannot be a list"),
+        ({"offload_batch": b"1"}, InvalidError, "cannot be a bytes"),
+        ({"device": "host\0cuda"}, InvalidError, "NUL"),
+        ({"de\0vice": "host"}, InvalidError, "NUL"),
+        ({"device": "h" * 64}, ConfigError, "device"),
+        ({"broadcast_commit": "quorum"}, ConfigError, "quorum"),
+        ({"": 1}, NotFoundError, "no option"),
+    ],
+)
+def test_wrong_values_are_refused_with_the_librarys_sentence(
+    overrides: dict[str, Any], kind: type[Exception], part: str
+) -> None:
+    with pytest.raises(kind) as caught:
+        load_config(environment=False, **overrides)
+    assert part in str(caught.value)
+
+
+def test_unknown_key_is_refused_by_get() -> None:
+    with pytest.raises(NotFoundError, match=r"the nearest is offload\.slab_bytes"):
+        Config().get("offload.slab_byte")
+
+
+def test_unknown_variable_is_refused_with_the_nearest(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("REFIT_OFFLOAD_BATCHES", "1")
+    with pytest.raises(ConfigError, match="the nearest is REFIT_OFFLOAD_BATCH"):
+        load_config()
+    assert load_config(environment=False) == Config()
+
+
+def test_the_variable_that_names_the_library_is_no_option(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("REFIT_LIBRARY", "/opt/refit/librefit.so")
+    assert load_config() == Config()
+
+
+def test_wrong_files_are_refused_with_line_and_column(tmp_path: Path) -> None:
+    file = tmp_path / "a.yaml"
+    file.write_text("offload:\n  slab_byte: 1GiB\n")
+    with pytest.raises(ConfigError, match=r"a\.yaml:2:3: .*offload\.slab_bytes"):
+        load_config(file)
+    with pytest.raises(InputOutputError) as caught:
+        load_config(tmp_path / "missing.yaml")
+    assert caught.value.errno == 2
+    with pytest.raises(InvalidError, match="a path has a NUL"):
+        load_config("a\0b.yaml")
+
+
+def test_make_config_takes_what_constructors_are_given(tmp_path: Path) -> None:
+    file = tmp_path / "a.yaml"
+    file.write_text("offload: {batch: 3}\n")
+    config = load_config(file)
+    assert make_config(config) is config
+    for one in (config, file, str(file), {"offload": {"batch": 3}}, {"offload.batch": 3}):
+        assert make_config(one, {}) == config
+        changed = make_config(one, {"offload_batch": 4, "device": "host"})
+        assert (changed["offload.batch"], changed["device"]) == (4, "host")
+    assert config["offload.batch"] == 3
+    assert make_config(None) == Config()
+    assert make_config() == Config()
+
+
+def test_make_config_asks_once_all_layers_are_there() -> None:
+    config = make_config({"broadcast": {"commit": "quorum"}}, {"broadcast_quorum": 2})
+    assert config["broadcast.quorum"] == 2
+
+
+def test_names_of_parameters_are_no_keys_of_a_mapping() -> None:
+    for name in ("path", "environment", "self", "config"):
+        with pytest.raises(NotFoundError, match=name):
+            make_config({name: "x"})
+
+
+@pytest.mark.parametrize("wrong", [3, ["a"], b"a.yaml"])
+def test_make_config_refuses_what_is_none_of_them(wrong: Any) -> None:
+    with pytest.raises(InvalidError, match="config is a"):
+        make_config(wrong)
+
+
+def test_replace_makes_another_one() -> None:
+    first = load_config(environment=False, offload_batch=7)
+    second = first.replace(device="host")
+    assert (first["device"], second["device"]) == ("auto", "host")
+    assert second["offload.batch"] == 7
+    assert first != second
+    assert hash(first) == hash(load_config(environment=False, offload_batch=7))
+    with pytest.raises(ConfigError):
+        first.replace(offload_batch=0)
+    assert first["offload.batch"] == 7
+
+
+def test_it_says_what_differs_from_the_defaults() -> None:
+    assert repr(Config()) == "Config()"
+    config = load_config(environment=False, offload_slab_bytes=1 << 29)
+    assert repr(config) == "Config(offload.slab_bytes='512MiB')"
+    assert config != "Config()"
+
+
+def test_pickling_keeps_values_and_origins(tmp_path: Path) -> None:
+    file = tmp_path / "a.yaml"
+    file.write_text("offload: {batch: 3}\n")
+    config = load_config(file, device="host")
+    again = pickle.loads(pickle.dumps(config))
+    assert again == config
+    assert again.options() == config.options()
+
+
+def test_pickle_of_another_version_is_refused() -> None:
+    from refit.config import _from_bytes
+
+    with pytest.raises(InvalidError, match="another version"):
+        _from_bytes(b"123")
+
+
+def test_it_is_at_the_door() -> None:
+    assert refit.load_config is load_config
+    assert refit.Config is Config

@@ -1,0 +1,84 @@
+"""A device says what it is, and is closed when nothing is open on it."""
+
+import ctypes
+
+import pytest
+import refit
+from refit import _abi
+from refit._library import call, lib
+from refit.device import Device, DeviceInfo
+from refit.errors import BusyError, ConfigError, InvalidError, NotFoundError, StateError
+
+
+def test_host_device_says_what_it_is() -> None:
+    with Device("host:capacity=64MiB") as device:
+        info = device.info
+        assert isinstance(info, DeviceInfo)
+        assert info.kind == "host"
+        assert info.capacity_bytes == 64 << 20
+        assert info.used_bytes == 0
+        assert info.host_addressable
+        assert info.stable_arena
+        assert info.driver_version is None
+        assert info.uuid == ""
+        assert info.name in repr(device)
+    assert repr(device) == "Device(closed)"
+
+
+def test_host_without_capacity_is_unbounded() -> None:
+    with Device("host") as device:
+        assert device.info.capacity_bytes is None
+
+
+def test_configuration_names_the_device_where_nothing_else_does() -> None:
+    with Device(None, {"device": "host:capacity=1MiB"}) as device:
+        assert device.info.capacity_bytes == 1 << 20
+
+
+def test_memory_is_counted_and_keeps_it_open() -> None:
+    memory = ctypes.c_void_p()
+    device = Device("host:capacity=64MiB")
+    call(lib.refit_memory_alloc, device.pointer, 1 << 20, ctypes.byref(memory))
+    assert device.info.used_bytes >= 1 << 20
+    with pytest.raises(BusyError):
+        device.close()
+    assert not device.closed
+    call(lib.refit_memory_free, device.pointer, memory)
+    device.close()
+    assert device.closed
+    device.close()
+
+
+def test_closed_device_is_refused() -> None:
+    device = Device("host")
+    device.close()
+    with pytest.raises(StateError, match="this Device is closed"):
+        _ = device.info
+    with pytest.raises(StateError):
+        _ = device.pointer
+
+
+@pytest.mark.parametrize(
+    "spec", ["", "hast", "host:capacity=", "host:capacity=lots", "cuda:x", "host\0"]
+)
+def test_spec_that_cannot_be_read_is_refused(spec: str) -> None:
+    with pytest.raises(InvalidError):
+        Device(spec)
+
+
+def test_gpu_that_is_not_there_is_not_found() -> None:
+    with pytest.raises(NotFoundError):
+        Device("cuda:4096")
+
+
+def test_wrong_configuration_opens_nothing() -> None:
+    with pytest.raises(ConfigError):
+        Device("host", {"offload_batch": 0})
+
+
+def test_struct_of_the_info_is_asked_in_full() -> None:
+    assert _abi.refit_device_info._fields_[0][0] == "size"
+
+
+def test_it_is_at_the_door() -> None:
+    assert refit.Device is Device

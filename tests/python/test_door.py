@@ -1,0 +1,38 @@
+"""`import refit` is quick and alone: it brings no PyTorch, no pyzmq, no thread."""
+
+import subprocess
+import sys
+
+import pytest
+import refit
+
+
+def in_a_new_process(program: str) -> str:
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, timeout=100, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_import_brings_neither_torch_nor_numpy_nor_threads() -> None:
+    program = """
+import sys, threading, os
+import refit
+for name in ("Config", "Device", "load_config"):
+    getattr(refit, name)
+print([name for name in ("torch", "numpy", "zmq", "tqdm", "ray") if name in sys.modules])
+print(len(os.listdir("/proc/self/task")), threading.active_count())
+"""
+    assert in_a_new_process(program).split("\n")[:2] == ["[]", "1 1"]
+
+
+@pytest.mark.parametrize("name", refit.__all__)
+def test_every_public_name_is_there(name: str) -> None:
+    assert getattr(refit, name) is not None
+    assert name in dir(refit)
+
+
+def test_other_names_are_refused() -> None:
+    with pytest.raises(AttributeError, match="no attribute 'Controler'"):
+        _ = refit.Controler  # type: ignore[attr-defined]
