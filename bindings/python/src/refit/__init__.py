@@ -14,14 +14,44 @@ from refit.errors import RefitError
 if TYPE_CHECKING:
     from refit.config import Config, load_config
     from refit.device import Device
+    from refit.manifest import Alias, TensorSpec, Typed
+    from refit.publisher import Publisher
+    from refit.subscriber import Subscriber, SubscriberInfo
+    from refit.update import Update
+    from refit.view import View
+    from refit.worker import Worker
 
-__all__ = ["Config", "Device", "RefitError", "__version__", "load_config"]
+__all__ = [
+    "Alias",
+    "Config",
+    "Device",
+    "Publisher",
+    "RefitError",
+    "Subscriber",
+    "SubscriberInfo",
+    "TensorSpec",
+    "Typed",
+    "Update",
+    "View",
+    "Worker",
+    "__version__",
+    "load_config",
+]
 
 # Where the other public names are. They are imported when they are first asked for, so that what
 # needs PyTorch is only paid by who uses it.
 _PLACES = {
+    "Alias": "refit.manifest",
     "Config": "refit.config",
     "Device": "refit.device",
+    "Publisher": "refit.publisher",
+    "Subscriber": "refit.subscriber",
+    "SubscriberInfo": "refit.subscriber",
+    "TensorSpec": "refit.manifest",
+    "Typed": "refit.manifest",
+    "Update": "refit.update",
+    "View": "refit.view",
+    "Worker": "refit.worker",
     "load_config": "refit.config",
 }
 

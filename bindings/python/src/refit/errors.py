@@ -5,7 +5,7 @@ it: an errno, a CUresult; 0 for none). Those with a counterpart among Python's o
 that ``except TimeoutError`` and ``except MemoryError`` mean what they say.
 """
 
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from refit import _abi
 
@@ -20,6 +20,8 @@ class RefitError(Exception):
         self.text = text
         self.status = self.default_status if status is None else status
         self.subsystem = subsystem
+        self.workers: tuple[Any, ...] = ()
+        """Where a publish failed: the ``refit.Worker``s that did, each with its reason."""
         me: BaseException = self
         if isinstance(me, OSError) and subsystem != 0:
             me.errno = subsystem

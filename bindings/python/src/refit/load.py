@@ -1,0 +1,141 @@
+"""Copying a version into tensors that exist: checked whole first, then written.
+
+A check names everything that does not fit at once. Nothing is known here of updates: it is views
+on one side, and a module or a mapping of tensors on the other.
+"""
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+from refit import dtypes, manifest
+from refit.errors import InvalidError, RefitError, UnsupportedError
+from refit.view import View
+
+_NAMED = 8
+
+
+class Loaded(NamedTuple):
+    """What a load left out, as PyTorch's ``load_state_dict`` says it."""
+
+    missing: list[str]
+    """Names of the target that the version does not have."""
+    unexpected: list[str]
+    """Names of the version that the target does not have."""
+
+
+class Plan(NamedTuple):
+    """A load that fits."""
+
+    copies: list[tuple[View, Any]]
+    left_out: Loaded
+
+
+def check(
+    views: Mapping[str, View], target: Any, *, strict: bool, cast: bool
+) -> Plan:  # fmt: skip
+    """Compares names, types and shapes; writes nothing. InvalidError names what does not fit."""
+    places = _places(target)
+    wrong: list[str] = []
+    copies: list[tuple[View, Any]] = []
+    known: dict[str, manifest.Weight] = {}
+    for name, place in places.items():
+        try:
+            known[name] = manifest.weight_of(place)
+        except RefitError as why:
+            wrong.append(f"{name}: {why.text}")
+            continue
+        if name in views:
+            wrong += _misfit(views[name], known[name], cast)
+            copies.append((views[name], place))
+    left_out = Loaded(_missing(views, known), [name for name in views if name not in places])
+    if strict:
+        wrong += _absent(left_out)
+    if wrong:
+        raise InvalidError(
+            f"the version does not fit, and nothing was changed: {_listed(wrong, '; ')}"
+        )
+    return Plan(copies, left_out)
+
+
+def apply(plan: Plan) -> Loaded:
+    """Writes all bytes; returns what was left out. Blocks until they are there."""
+    devices: set[Any] = set()
+    for view, place in plan.copies:
+        if hasattr(place, "data_ptr"):
+            place.detach().copy_(view.torch())
+            if place.device.type != "cpu":
+                devices.add(place.device)
+        else:
+            place[...] = view.numpy()
+    for device in devices:
+        import torch
+
+        torch.cuda.current_stream(device).synchronize()
+    return plan.left_out
+
+
+def _places(target: Any) -> Mapping[str, Any]:
+    if isinstance(target, Mapping):
+        return target
+    if callable(getattr(target, "state_dict", None)):
+        found: Mapping[str, Any] = target.state_dict()
+        return found
+    raise InvalidError(
+        f"a {type(target).__name__} cannot be loaded into: give a module or a mapping of tensors"
+    )
+
+
+def _misfit(view: View, place: manifest.Weight, cast: bool) -> list[str]:
+    if view.shape != place.shape:
+        return [f"{view.name} is {list(view.shape)} and not {list(place.shape)}"]
+    if view.dtype != place.dtype.name:
+        if not cast:
+            return [f"{view.name} is {view.dtype} and not {place.dtype.name} (cast=True converts)"]
+        if 1 in (_whole(view.dtype), _whole(place.dtype.name)):
+            return [f"{view.name} cannot be converted from {view.dtype} to {place.dtype.name}"]
+    return _unwritable(view, place)
+
+
+def _whole(name: str) -> int:
+    """1 for types whose values no library here converts."""
+    return int(dtypes.by_name(name).bits % 8 != 0)
+
+
+def _unwritable(view: View, place: manifest.Weight) -> list[str]:
+    tensor = place.tensor
+    try:
+        if hasattr(tensor, "data_ptr"):
+            dtypes.to_torch(dtypes.by_name(view.dtype))
+        elif not hasattr(tensor, "flags"):
+            return [f"{view.name} is to go into a {type(tensor).__name__}, no tensor or array"]
+        elif not tensor.flags.writeable:
+            return [f"{view.name} is to go into an array that is read-only"]
+        else:
+            dtypes.to_numpy(dtypes.by_name(view.dtype))
+    except UnsupportedError as why:
+        return [f"{view.name}: {why.text}"]
+    return []
+
+
+def _missing(views: Mapping[str, View], places: Mapping[str, manifest.Weight]) -> list[str]:
+    """Names without bytes in the version, but for those tied to one that has them."""
+    loaded = {places[name].tie for name in places if name in views}
+    return [
+        name
+        for name, place in places.items()
+        if name not in views and (place.tie is None or place.tie not in loaded)
+    ]
+
+
+def _absent(left_out: Loaded) -> list[str]:
+    found = []
+    if left_out.missing:
+        found.append(f"it lacks {_listed(left_out.missing)}")
+    if left_out.unexpected:
+        found.append(f"it has {_listed(left_out.unexpected)} too many")
+    return found
+
+
+def _listed(names: list[str], comma: str = ", ") -> str:
+    more = len(names) - _NAMED
+    return comma.join(names[:_NAMED]) + (f" and {more} more" if more > 0 else "")

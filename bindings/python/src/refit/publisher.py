@@ -1,0 +1,373 @@
+"""The trainer's end of the broadcast: new weights for every rollout worker, as one version.
+
+    publisher = refit.Publisher("tcp://127.0.0.1:0")
+    publisher.wait_workers(4)
+    publisher.publish(model.state_dict())        # all four switch to it, or none does
+
+``publish`` is the whole of it; ``declare``, ``begin``, ``write``, ``commit`` and ``abort`` are its
+steps, for weights that are made one after another. The store, the digests, the sockets and the
+beat of the heart are the C library's (refit/broadcast.h). Whose weights they are, and what happens
+to optimizer states meanwhile, is unknown here.
+"""
+
+import ctypes
+import threading
+from collections.abc import Callable, Iterable
+from typing import Any, NamedTuple
+
+from refit import _abi, manifest, stats
+from refit._devices import open_device, stream_of
+from refit._handle import Handle
+from refit._library import call, encoded, lib
+from refit._turn import Turn
+from refit._waiting import run_interruptibly, wait_in_slices
+from refit.config import ConfigLike, make_config
+from refit.device import Device
+from refit.errors import CancelledError, InvalidError, NotFoundError, RefitError, StateError
+from refit.manifest import Alias, Collected, Tensors, TensorSpec, Weight
+from refit.worker import Worker, worker_of
+
+_HELD_BYTES = 64 << 20
+
+
+class _Item(NamedTuple):
+    """Bytes to be written: which tensor of the manifest, where they are, how many."""
+
+    tensor: int
+    pointer: int
+    nbytes: int
+
+
+class _Batch:
+    """Bytes of one device, and what holds them while they are written."""
+
+    def __init__(self, device: int) -> None:
+        self.device = device
+        self.items: list[_Item] = []
+        self.held: list[Any] = []
+        self.held_bytes = 0
+
+
+class Publisher(Handle):
+    """Binds an endpoint and publishes versions. Belongs to the process that opened it.
+
+    ``endpoint`` is "tcp://127.0.0.1:0" (0: any free port), "ipc:///run/refit.sock", or None for
+    broadcast.endpoint of the configuration. ``config`` and ``overrides`` are those of
+    ``refit.make_config``: ``Publisher(broadcast_shm="off")``. Starts a service thread of the C
+    library, joined by ``close``. Raises BusyError (somebody has the endpoint), ExistsError,
+    SecurityError, ConfigError, InvalidError, HostMemoryError, SystemCallError. Since 0.1.
+    """
+
+    def __init__(
+        self, endpoint: str | None = None, config: ConfigLike = None, **overrides: Any
+    ) -> None:
+        self._turn = Turn("Publisher")
+        self._guard = threading.RLock()
+        self._specs: tuple[TensorSpec, ...] | None = None
+        self._index: dict[str, int] = {}
+        self._devices: dict[int, Device] = {}
+        self._own_devices: list[Device] = []
+        settled = make_config(config, overrides)
+        self._begin_s: float = settled.get("broadcast.stage_timeout_ms") / 1000
+        out = ctypes.c_void_p()
+        text = None if endpoint is None else encoded(endpoint, "an endpoint")
+        call(lib.refit_publisher_open, text, settled._as_c, ctypes.byref(out))
+        assert out.value is not None
+        self._adopt(out.value)
+        self._endpoint: str = lib.refit_publisher_endpoint(out.value).decode()
+
+    def _close(self, pointer: int) -> None:
+        with self._turn, self._guard:
+            lib.refit_publisher_close(pointer)
+        while self._own_devices:
+            self._own_devices.pop().close()
+        self._devices.clear()
+
+    # ---- One call for a version
+
+    def publish(self, weights: Tensors, version: int | None = None) -> int:
+        """Publishes named tensors as one version and returns its number. Since 0.1.
+
+        ``weights`` is a mapping or an iterable of (name, tensor): tensors of PyTorch (host or
+        CUDA), NumPy, DLPack or any buffer, ``Typed`` bytes, or an ``Alias``. They are declared when
+        names, types, shapes or ties differ from the version before. What shares memory travels
+        once.
+        What is not contiguous is made so for the write, at most 64 MiB at a time or one tensor.
+        All tensors are held together until they are written; weights with a method ``manifest()``,
+        which gives their ``TensorSpec`` before there are bytes, are taken one after another.
+        When it returns, the tensors may change.
+
+        ``version`` is above all before it, at least 1, or None for the next number. Blocks for the
+        copies, until workers let go of an older version (broadcast.stage_timeout_ms), and for what
+        ``commit`` waits for. On any exception, Ctrl-C included, the version is aborted and workers
+        keep the one before, unless it was committed: ``publisher.version`` tells. Raises what
+        ``declare``, ``begin``, ``write`` and ``commit`` raise.
+        """
+        with self._turn:
+            if callable(getattr(weights, "manifest", None)):
+                self._declare(manifest.specs_of(weights))
+                send: Callable[[], None] = lambda: self._send_stream(weights)  # noqa: E731
+            else:
+                found = manifest.collect(weights)
+                self._declare(found.specs)
+                send = lambda: self._send_all(found)  # noqa: E731
+            self._begin(version)
+            try:
+                send()
+                self._commit()
+            except BaseException:
+                self._drop()
+                raise
+            return self.version
+
+    # ---- Its steps
+
+    def declare(self, tensors: Tensors | Iterable[TensorSpec]) -> None:
+        """Says which tensors versions have from now on: ``TensorSpec``s, or named tensors.
+
+        Takes the store: broadcast.slots copies of all bytes, in shared memory where that is on.
+        Nothing happens if they are the ones declared. Between versions only. Blocks for the store.
+        Raises StateError (a version is under way), InvalidError (duplicate or bad names, ties that
+        lead nowhere), UnsupportedError, LimitError, HostMemoryError, SystemCallError. Since 0.1.
+        """
+        with self._turn:
+            self._declare(manifest.specs_of(tensors))
+
+    def wait_workers(self, count: int, timeout: float | None = None) -> None:
+        """Waits until ``count`` workers are subscribed.
+
+        ``timeout`` in seconds, None: broadcast.stage_timeout_ms. Raises DeadlineError, which says
+        how many there are. Ctrl-C ends it. Since 0.1.
+        """
+        pointer, number = self._live, _count(count)
+
+        def step(slice_ms: int) -> None:
+            call(lib.refit_publisher_wait_workers, pointer, number, slice_ms)
+
+        with self._turn:
+            wait_in_slices(step, self._begin_s if timeout is None else timeout)
+
+    def begin(self, version: int | None = None) -> None:
+        """Begins a version: a number above all before it, at least 1, or None for the next one.
+
+        The workers subscribed now are its members. Blocks until they let go of the version whose
+        memory it takes, at most broadcast.stage_timeout_ms. Raises StateError (nothing declared, or
+        one is under way), StaleError (the number was used), InvalidError, HostMemoryError,
+        SystemCallError, DeviceMemoryError; nothing has begun then. Since 0.1.
+        """
+        with self._turn:
+            self._begin(version)
+
+    def write(self, name: str, tensor: Any) -> None:
+        """Writes one tensor of the version; when it returns, the tensor may change.
+
+        Each name once, in any order; tied names are not written. A CUDA tensor is read behind
+        PyTorch's current stream. Blocks for the copy. Raises NotFoundError (a name that was not
+        declared), InvalidError (another type or shape than declared), UnsupportedError, StateError
+        (no version begun, or written already), DeadlineError, CopyError, DeviceError. Since 0.1.
+        """
+        with self._turn:
+            self._send_stream([(name, tensor)])
+
+    def commit(self) -> None:
+        """Ends the version: every worker has it and switches to it, or none does.
+
+        Blocks until all members (or the quorum) have staged it, at most
+        broadcast.stage_timeout_ms, and have applied it, at most broadcast.commit_timeout_ms. Raises
+        PeerError or DeadlineError if workers failed or were lost: ``workers`` of the exception are
+        those, and ``version`` of the publisher tells whether the others have it all the same.
+        Raises StateError if no version is under way or it lacks a tensor. Since 0.1.
+        """
+        with self._turn:
+            self._commit()
+
+    def abort(self) -> None:
+        """Drops the version under way: workers keep the one before. StateError if there is none.
+
+        Since 0.1.
+        """
+        with self._turn:
+            call(lib.refit_publisher_abort, self._live)
+
+    # ---- What is known
+
+    @property
+    def endpoint(self) -> str:
+        """What workers connect to, with the port that was found. Any thread. Since 0.1."""
+        return self._endpoint
+
+    @property
+    def version(self) -> int:
+        """The last committed version, 0 if there is none. Any thread. Since 0.1."""
+        with self._guard:
+            return int(lib.refit_publisher_version(self._live))
+
+    @property
+    def declared(self) -> tuple[TensorSpec, ...]:
+        """The tensors that a version has now. Since 0.1."""
+        return self._specs or ()
+
+    def workers(self) -> list[Worker]:
+        """The subscribed workers, then those lost since the last version began. Since 0.1."""
+        with self._guard:
+            return self._workers()
+
+    def stats(self) -> dict[str, float]:
+        """Its figures under their names in refit/stats.h. Any thread. Since 0.1."""
+        with self._guard:
+            figures = stats.gather((lib.refit_publisher_stats, self._live))
+        ours = ("publish_", "workers", "messages_")
+        return {
+            name: getattr(figures, name)
+            for name, *_ in figures._fields_
+            if name.startswith(ours)
+        }  # fmt: skip
+
+    def use_device(self, device: Any) -> None:
+        """Says which GPU the trainer is on, so that workers on it read the weights in its memory.
+
+        A torch.device, a spec such as "cuda:0", or a ``refit.Device``, which then outlives the
+        publisher. Right after open, once. Nothing happens for a device whose memory cannot be shown
+        to other processes, unless broadcast.gpu is "require": UnsupportedError. Raises StateError
+        (another device, or a version is under way), NotFoundError. Since 0.1.
+        """
+        with self._turn:
+            pointer = self._live
+            opened, ours = open_device(device)
+            try:
+                call(lib.refit_publisher_use_device, pointer, opened.pointer)
+            except BaseException:
+                if ours:
+                    opened.close()
+                raise
+            if ours:
+                self._own_devices.append(opened)
+
+    # ---- Below: the turn is held
+
+    def _declare(self, specs: tuple[TensorSpec, ...]) -> None:
+        if specs == self._specs:
+            return
+        array = manifest.to_c(specs)
+        call(lib.refit_publisher_declare, self._live, array, len(array))
+        self._specs = specs
+        self._index = {spec.name: i for i, spec in enumerate(specs)}
+
+    def _begin(self, version: int | None) -> None:
+        pointer, number = self._live, _number(version)
+        run_interruptibly(lambda: call(lib.refit_publisher_begin, pointer, number))
+
+    def _commit(self) -> None:
+        pointer = self._live
+        try:
+            run_interruptibly(lambda: call(lib.refit_publisher_commit, pointer))
+        except RefitError as why:
+            why.workers = tuple(worker for worker in self._workers() if worker.status)
+            raise
+
+    def _drop(self) -> None:
+        """Aborts; a commit that failed has done so already."""
+        try:
+            call(lib.refit_publisher_abort, self._live)
+        except StateError:
+            return
+
+    def _workers(self) -> list[Worker]:
+        found: list[Worker] = []
+        raw = _abi.refit_worker_info(size=ctypes.sizeof(_abi.refit_worker_info))
+        while True:
+            try:
+                call(lib.refit_publisher_worker, self._live, len(found), ctypes.byref(raw))
+            except NotFoundError:
+                return found
+            found.append(worker_of(raw))
+
+    def _send_all(self, found: Collected) -> None:
+        """The tensors are held by the caller: only copies are bounded."""
+        batch = _Batch(-1)
+        for index, weight in found.weights:
+            batch = self._add(batch, index, weight, hold=False)
+        self._flush(batch)
+
+    def _send_stream(self, weights: Tensors) -> None:
+        """The tensors may be made as they are taken: what is held is bounded."""
+        batch = _Batch(-1)
+        for name, tensor in manifest.pairs_of(weights):
+            index, weight = self._match(name, tensor)
+            if weight is not None:
+                batch = self._add(batch, index, weight, hold=True)
+        self._flush(batch)
+
+    def _match(self, name: str, tensor: Any) -> tuple[int, Weight | None]:
+        """Which tensor of the manifest it is; nothing to write for one that is tied."""
+        index = self._index.get(name)
+        if index is None or self._specs is None:
+            raise NotFoundError(f"{name!r} was not declared: declare the tensors again")
+        spec = self._specs[index]
+        if spec.alias_of is not None or type(tensor) is Alias:
+            if spec.alias_of is None:
+                raise InvalidError(f"{name} was declared with bytes of its own, not as tied")
+            return index, None
+        weight = manifest.weight_of(tensor)
+        if (weight.dtype.name, weight.shape) != (spec.dtype, spec.shape):
+            raise InvalidError(
+                f"{name} is {weight.dtype.name} {list(weight.shape)}, but was declared as "
+                f"{spec.dtype} {list(spec.shape)}: declare the tensors again"
+            )
+        return index, weight
+
+    def _add(self, batch: _Batch, index: int, weight: Weight, *, hold: bool) -> _Batch:
+        """Adds a tensor's bytes to the batch, which is written first if it is full."""
+        if weight.device != batch.device or batch.held_bytes >= _HELD_BYTES:
+            self._flush(batch)
+            batch = _Batch(weight.device)
+        nbytes = weight.dtype.nbytes(weight.shape)
+        pointer, copied, held = manifest.bytes_of(weight)
+        batch.items.append(_Item(index, pointer, nbytes))
+        if copied or hold:
+            batch.held_bytes += nbytes
+        batch.held.append(held)
+        return batch
+
+    def _flush(self, batch: _Batch) -> None:
+        if not batch.items:
+            return
+        pointer, device, after = self._live, None, None
+        if batch.device >= 0:
+            device, after = self._device(batch.device).pointer, stream_of(batch.device)
+        stop = threading.Event()
+
+        def write() -> None:
+            stream = _abi.refit_stream_ref(after)
+            for index, memory, nbytes in batch.items:
+                if stop.is_set():
+                    raise CancelledError("the publish was interrupted")
+                call(lib.refit_publisher_write, pointer, index, memory, nbytes, device, stream)
+
+        run_interruptibly(write, stop.set)
+
+    def _device(self, number: int) -> Device:
+        """The C library's device for PyTorch's CUDA device of that number; open until close."""
+        found = self._devices.get(number)
+        if found is None:
+            found = Device(f"cuda:{number}")
+            self._own_devices.append(found)
+            self._devices[number] = found
+        return found
+
+
+def _number(version: int | None) -> int:
+    if version is None:
+        return 0
+    if not 1 <= version < 2**64:
+        raise InvalidError(
+            f"{version} cannot be a version: they count from 1 (0 means that a worker holds "
+            "nothing); None takes the next number"
+        )
+    return version
+
+
+def _count(count: int) -> int:
+    if not 0 <= count < 2**32:
+        raise InvalidError(f"{count} workers cannot be waited for")
+    return count

@@ -1,0 +1,270 @@
+"""A rollout worker's end of the broadcast: whole versions, one after another.
+
+    for update in refit.Subscriber(endpoint, worker="rollout-0"):
+        with update:                              # accepts, or refuses if the block raises
+            model.load_weights(update.tensors())
+
+The trainer is looked for until ``close``, may be started later and may come back as another
+process. Versions arrive while the worker generates: only the wait for one is here. What a version
+is, is in update.py; how it comes, in refit/broadcast.h.
+"""
+
+import ctypes
+import math
+import os
+import select
+import threading
+import time
+import weakref
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from refit import _abi, stats
+from refit._devices import open_device
+from refit._handle import Handle
+from refit._library import call, encoded, lib
+from refit._turn import Turn
+from refit.config import ConfigLike, make_config
+from refit.device import Device
+from refit.errors import CancelledError, DeadlineError, InvalidError, StateError
+from refit.update import Update
+from refit.worker import PATHS
+
+_LONGEST_S = 1 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class SubscriberInfo:
+    """A subscriber as it is now. Since 0.1."""
+
+    worker: str
+    """The name it goes by."""
+    connected: bool
+    """Whether a trainer has welcomed it, and its heart beats."""
+    path: str
+    """How it gets the bytes: "none" (nothing yet), "socket", "shm", "cuda_ipc"."""
+    epoch: int
+    """Of the trainer it knows: another one after a restart; 0 for none."""
+    version: int
+    """Applied; 0 for none."""
+    state: str
+    """ "connecting", "joining", "current", "staging", "staged" or "applying"."""
+
+
+class Subscriber(Handle):
+    """Subscribes at ``endpoint`` (None: broadcast.endpoint of the configuration). Since 0.1.
+
+    Returns at once, whether or not the trainer is there. ``worker`` is the name that the trainer
+    reports it under (None: made of host, process and a random part). ``timeout`` in seconds is for
+    waits that give none of their own; None waits for ever. ``config`` and ``overrides`` are those
+    of ``refit.make_config``. Starts a service thread of the C library, joined by ``close``. Raises
+    InvalidError, ConfigError, SystemCallError.
+    """
+
+    def __init__(
+        self,
+        endpoint: str | None = None,
+        *,
+        worker: str | None = None,
+        config: ConfigLike = None,
+        timeout: float | None = None,
+        **overrides: Any,
+    ) -> None:
+        self._turn = Turn("Subscriber")
+        self._guard = threading.RLock()
+        self._timeout = timeout
+        self._ending = False
+        self._update: weakref.ref[Update] | None = None
+        self._device: Device | None = None
+        self._device_is_ours = False
+        self._arrived = ctypes.c_void_p()
+        if worker is not None:
+            overrides["broadcast_worker"] = worker
+        settled = make_config(config, overrides)
+        out = ctypes.c_void_p()
+        text = None if endpoint is None else encoded(endpoint, "an endpoint")
+        call(lib.refit_subscriber_open, text, settled._as_c, ctypes.byref(out))
+        assert out.value is not None
+        self._adopt(out.value)
+
+    # ---- Versions
+
+    def next(self, timeout: float | None = None) -> Update:
+        """Waits for the next committed version; the caller closes it (``with update:``). Since 0.1.
+
+        ``timeout`` in seconds; 0 only looks, None is the subscriber's own, and that for ever unless
+        it was given. Raises DeadlineError (a TimeoutError: nothing new in time; the sentence says
+        whether there is a trainer), CancelledError after ``wake``, StateError (an update is still
+        open, or closed meanwhile), SecurityError or ProtocolError (the trainer refused this worker
+        for good), SystemCallError and UnsupportedError (what broadcast.shm or broadcast.gpu require
+        is not to be had). Ctrl-C ends the wait.
+        """
+        seconds = self._timeout if timeout is None else timeout
+        if seconds is not None and not seconds >= 0:
+            raise InvalidError(f"a timeout of {seconds} s: give seconds, 0 or more, or None")
+        end = math.inf if seconds is None else time.monotonic() + seconds
+        try:
+            with self._turn:
+                return self._await(end)
+        finally:
+            if self._ending:
+                self.close()
+
+    def _await(self, end: float) -> Update:
+        poller = select.poll()
+        poller.register(lib.refit_subscriber_fd(self._live), select.POLLIN)
+        while True:
+            self._check_not_ending()
+            try:
+                return self._take()
+            except DeadlineError:
+                left_s = end - time.monotonic()
+                if left_s <= 0:
+                    raise
+            except CancelledError:
+                self._check_not_ending()
+                raise
+            poller.poll(min(math.ceil(min(left_s, _LONGEST_S) * 1000), _LONGEST_S * 1000))
+
+    def _take(self) -> Update:
+        """The update that is there. One that an exception kept from the caller is given again."""
+        pointer = self._live
+        if not lib.refit_update_version(self._arrived):
+            call(lib.refit_subscriber_next, pointer, 0, ctypes.byref(self._arrived))
+        arrived = self._arrived.value
+        assert arrived is not None
+        update = Update(self, self._turn, arrived, self._device_of(arrived))
+        self._update = weakref.ref(update)
+        self._arrived.value = None
+        return update
+
+    def _device_of(self, update: int) -> int:
+        """The CUDA device that the update lies on, or -1 for host memory."""
+        if not lib.refit_update_device(update):
+            return -1
+        assert self._device is not None
+        return _cuda_number(self._device)
+
+    def _check_not_ending(self) -> None:
+        if self._ending:
+            raise StateError("this Subscriber was closed while it waited")
+
+    def __iter__(self) -> Iterator[Update]:
+        """Versions as they come, for ever; ``wake`` and ``close`` end it, a deadline is raised."""
+        while not self.closed and not self._ending:
+            try:
+                update = self.next()
+            except CancelledError:
+                return
+            except StateError:
+                if self._ending or self.closed:
+                    return
+                raise
+            yield update
+
+    def wake(self) -> None:
+        """Ends a waiting ``next`` or the next one by CancelledError, and a ``for`` loop cleanly.
+
+        Any thread, and in signal handlers. StateError once closed. Since 0.1.
+        """
+        with self._guard:
+            lib.refit_subscriber_wake(self._live)
+
+    def fileno(self) -> int:
+        """A descriptor that polls readable while ``next`` would not wait: for select and asyncio.
+
+        Borrowed until close; do not read it. StateError once closed. Since 0.1.
+        """
+        return int(lib.refit_subscriber_fd(self._live))
+
+    # ---- What is known
+
+    def describe(self) -> SubscriberInfo:
+        """The subscriber as of now. Any thread. Since 0.1."""
+        raw = _abi.refit_subscriber_info(size=ctypes.sizeof(_abi.refit_subscriber_info))
+        with self._guard:
+            call(lib.refit_subscriber_describe, self._live, ctypes.byref(raw))
+        return SubscriberInfo(
+            worker=raw.worker.decode("utf-8", "replace"),
+            connected=bool(raw.connected),
+            path=PATHS[raw.path],
+            epoch=raw.epoch,
+            version=raw.version,
+            state=raw.state.decode(),
+        )
+
+    def stats(self) -> dict[str, float]:
+        """Its figures under their names in refit/stats.h. Any thread. Since 0.1."""
+        with self._guard:
+            figures = stats.gather((lib.refit_subscriber_stats, self._live))
+        ours = ("receive_", "messages_")
+        return {
+            name: getattr(figures, name)
+            for name, *_ in figures._fields_
+            if name.startswith(ours)
+        }  # fmt: skip
+
+    def use_device(self, device: Any) -> None:
+        """Says which GPU the worker is on, to read the weights in the trainer's memory there.
+
+        A torch.device, a spec such as "cuda:0", or a ``refit.Device``, which then outlives the
+        subscriber. Right after open, once. Nothing happens for a device that cannot map memory of
+        other processes, unless broadcast.gpu is "require": UnsupportedError. Raises StateError
+        (another device), NotFoundError. Since 0.1.
+        """
+        with self._turn:
+            pointer = self._live
+            opened, ours = open_device(device)
+            try:
+                if self._device is not None and self._device is not opened:
+                    raise StateError("the subscriber has a device already, until it is closed")
+                call(lib.refit_subscriber_use_device, pointer, opened.pointer)
+            except BaseException:
+                if ours:
+                    opened.close()
+                raise
+            self._device, self._device_is_ours = opened, ours
+
+    # ---- The end
+
+    def close(self) -> None:
+        """Leaves in good order. An open update ends with it, refused if it was undecided.
+
+        Any thread: a ``next`` that waits in another one ends with StateError. Blocks at most for
+        the message being handled and broadcast.linger_ms. A second close does nothing. Since 0.1.
+        """
+        if self._turn.is_mine:  # a signal handler within next: which closes it on its way out
+            self._ending = True
+            return
+        self._end_waits()
+        super().close()
+
+    def _end_waits(self) -> None:
+        with self._guard:
+            if self.closed or self._process != os.getpid():
+                return
+            self._ending = True
+            lib.refit_subscriber_wake(self._live)
+        self._turn.wait()
+
+    def _close(self, pointer: int) -> None:
+        update = None if self._update is None else self._update()
+        if update is not None:
+            update.close()
+        with self._guard:
+            lib.refit_subscriber_close(pointer)
+        if self._device is not None and self._device_is_ours:
+            self._device.close()
+        self._device = None
+
+
+def _cuda_number(device: Device) -> int:
+    """PyTorch's number of the GPU: its own order, which may differ from the driver's."""
+    import torch
+
+    uuid = device.info.uuid.removeprefix("GPU-")
+    for number in range(torch.cuda.device_count()):
+        if str(torch.cuda.get_device_properties(number).uuid) == uuid:
+            return number
+    raise StateError(f"PyTorch does not see the GPU {uuid} of this subscriber")

@@ -1,0 +1,254 @@
+"""A received version in the worker's hands: whole, verified, committed by the trainer.
+
+    with update:                                  # accepts, or refuses if the block raises
+        update.load_into(model)
+
+Its bytes are borrowed until it is closed, and the trainer may wait for that. What the C library
+does to bring it is in refit/broadcast.h; how weights are applied is the worker's affair, with
+``load_into`` (load.py) for plain PyTorch models.
+"""
+
+import ctypes
+import weakref
+from collections.abc import Iterator, KeysView
+from types import TracebackType
+from typing import TYPE_CHECKING, Any
+
+from refit import _abi, dtypes, load
+from refit._handle import Handle
+from refit._library import call, lib
+from refit._turn import Turn
+from refit.errors import NotFoundError, RefitError, StateError
+from refit.view import Entry, View
+
+if TYPE_CHECKING:
+    import numpy
+    import torch
+
+_NO_ALIAS = 0xFFFFFFFF
+
+
+class Update(Handle):
+    """One version. ``Subscriber.next`` gives it; one is open at a time. Since 0.1.
+
+    Use it with ``with``: a clean exit accepts it (the engine runs on this version from now on), an
+    exception refuses it with the exception's text and goes on, also KeyboardInterrupt. Both close
+    it. One that is dropped undecided is refused.
+    """
+
+    kept: bool | None = None
+    """For a refusal: whether the engine still runs on the version before. None: as long as no
+    tensor was handed out."""
+
+    def __init__(self, subscriber: Handle, turn: Turn, pointer: int, device: int) -> None:
+        self._subscriber = subscriber
+        self._turn = turn
+        self._decided = False
+        self._cuda = device
+        self._lent = False
+        self._tensors: list[weakref.ref[Any]] = []
+        self._adopt(pointer)
+        self._version = int(lib.refit_update_version(pointer))
+        self._entries = self._read(pointer)
+
+    @staticmethod
+    def _read(pointer: int) -> dict[str, Entry]:
+        raw = _abi.refit_tensor(size=ctypes.sizeof(_abi.refit_tensor))
+        place = ctypes.c_void_p()
+        entries: dict[str, Entry] = {}
+        names: list[str] = []
+        for index in range(lib.refit_update_count(pointer)):
+            call(lib.refit_update_tensor, pointer, index, ctypes.byref(raw), ctypes.byref(place))
+            name = raw.name.decode()
+            names.append(name)
+            tied = None if raw.alias_of == _NO_ALIAS else names[raw.alias_of]
+            shape = tuple(raw.shape[: raw.rank])
+            entries[name] = Entry(dtypes.by_number(raw.dtype), shape, place.value or 0, tied)
+        return entries
+
+    # ---- What is in it
+
+    @property
+    def version(self) -> int:
+        """Its number; known also when it is closed. Since 0.1."""
+        return self._version
+
+    @property
+    def device(self) -> str:
+        """Where its bytes lie: "cpu", or "cuda:0" in the trainer's memory there. Since 0.1."""
+        return "cpu" if self._cuda < 0 else f"cuda:{self._cuda}"
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all its tensors, tied ones once. Since 0.1."""
+        return sum(
+            one.dtype.nbytes(one.shape) for one in self._entries.values() if one.alias_of is None
+        )
+
+    def keys(self) -> KeysView[str]:
+        """The tensors' names, in the trainer's order, tied ones included. Since 0.1."""
+        return self._entries.keys()
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._entries)
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._entries
+
+    def __getitem__(self, name: str) -> View:
+        """The tensor as a ``View``: ``.torch()``, ``.numpy()``, ``.bytes``, or for DLPack."""
+        self._check()
+        found = self._entries.get(name)
+        if found is None:
+            raise NotFoundError(f"version {self._version} has no tensor {name!r}")
+        return View(self, name, found)
+
+    def views(self) -> Iterator[View]:
+        """All tensors as ``View``. StateError. Since 0.1."""
+        for name, entry in self._entries.items():
+            self._check()
+            yield View(self, name, entry)
+
+    def tensors(self, *, copy: bool = False) -> Iterator[tuple[str, "torch.Tensor"]]:
+        """(name, PyTorch tensor) of all, zero-copy on the update's memory, or copies that stay.
+
+        Tied names give tensors on the same bytes. Without ``copy`` see ``View.torch``: read them
+        only, and not beyond the update. Raises UnsupportedError, StateError. Since 0.1.
+        """
+        for view in self.views():
+            tensor = view.torch()
+            yield view.name, tensor.clone() if copy else tensor
+
+    def arrays(
+        self, *, copy: bool = False, bits: bool = False
+    ) -> Iterator[tuple[str, "numpy.ndarray[Any, Any]"]]:
+        """(name, NumPy array) of all, read-only on the update's memory, or copies that stay.
+
+        ``bits``: see ``View.numpy``. Raises UnsupportedError, StateError. Since 0.1.
+        """
+        for view in self.views():
+            array = view.numpy(bits=bits)
+            yield view.name, array.copy() if copy else array
+
+    def load_into(self, target: Any, *, strict: bool = True, cast: bool = False) -> load.Loaded:
+        """Copies into existing tensors: a module, or a mapping of names to tensors or arrays.
+
+        Names, types and shapes are checked before the first byte is written: a version that does
+        not fit leaves ``target`` as it was. ``strict=False`` allows names on one side only; they
+        are returned. ``cast=True`` converts to the target's types where they differ; without it
+        that is refused. Tensors of ``target`` that are tied to one that is loaded count as loaded.
+        Blocks for the copies, those to a GPU included. Raises InvalidError, StateError. Since 0.1.
+        """
+        views = {view.name: view for view in self.views()}
+        plan = load.check(views, target, strict=strict, cast=cast)
+        return load.apply(plan)
+
+    # ---- What becomes of it
+
+    def accept(self) -> None:
+        """Tells the trainer that the engine runs on this version. The views stay until close.
+
+        Raises StaleError if the trainer had turned this worker out meanwhile: what was read may be
+        torn, and the next version is to be waited for. StateError if it is decided or closed. With
+        bytes in a GPU's memory it waits for that GPU's work first. Since 0.1.
+        """
+        with self._turn:
+            pointer = self._live
+            self._check_undecided()
+            self._settle()
+            self._decided = True
+            call(lib.refit_update_accept, pointer)
+
+    def refuse(self, reason: str = "", kept: bool | None = None) -> None:
+        """Tells the trainer that it could not be applied, and why (cut to 160 bytes).
+
+        ``kept``: whether the engine still runs on the version before; None asks the attribute.
+        With False the worker joins anew and is offered the current version in full. StateError if
+        it is decided or closed. Since 0.1.
+        """
+        with self._turn:
+            pointer = self._live
+            self._check_undecided()
+            self._decided = True
+            text = reason.encode("utf-8", "replace").replace(b"\0", b" ")
+            call(lib.refit_update_refuse, pointer, text, int(self._holds(kept)))
+
+    def _holds(self, kept: bool | None) -> bool:
+        if kept is None:
+            kept = self.kept
+        return not self._lent if kept is None else kept
+
+    def _close(self, pointer: int) -> None:
+        """Views end. An undecided update is refused, with nothing held if any was handed out."""
+        self._settle()
+        if not self._subscriber.closed:
+            lib.refit_update_close(pointer)
+        self._call_back()
+
+    def _settle(self) -> None:
+        """Work on a GPU that reads the trainer's memory there must be done before it may go."""
+        if self._cuda >= 0 and self._tensors:
+            import torch
+
+            torch.cuda.synchronize(self._cuda)
+
+    def _call_back(self) -> None:
+        """Empties the PyTorch tensors that somebody still has."""
+        kept = [tensor for ref in self._tensors if (tensor := ref()) is not None]
+        self._tensors.clear()
+        if not kept:
+            return
+        import torch
+
+        with torch.inference_mode():  # in it, tensors made in and out of it may be changed
+            for tensor in kept:
+                tensor.set_()
+
+    def _lend(self) -> None:
+        self._check()
+        self._lent = True
+
+    def _remember(self, tensor: Any) -> None:
+        self._tensors.append(weakref.ref(tensor))
+
+    def _check(self) -> None:
+        if self.closed:
+            raise StateError(
+                f"version {self._version} is closed, and its tensors ended with it: copy what is "
+                "to stay (copy=True)"
+            )
+        _ = self._live
+
+    def _check_undecided(self) -> None:
+        if self._decided:
+            raise StateError(f"version {self._version} was accepted or refused before")
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        value: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        try:
+            if not self._decided and not self.closed:
+                self._decide(value)
+        finally:
+            self.close()
+
+    def _decide(self, failure: BaseException | None) -> None:
+        if failure is None:
+            self.accept()
+            return
+        text = str(failure)
+        name = type(failure).__name__
+        try:
+            self.refuse(f"{name}: {text}" if text else name)
+        except RefitError as why:
+            failure.add_note(f"refit: the trainer could not be told: {why}")
+
+    def __repr__(self) -> str:
+        state = "closed" if self.closed else f"{len(self)} tensors"
+        return f"Update(version {self._version}, {state})"

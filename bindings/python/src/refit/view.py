@@ -1,0 +1,175 @@
+"""One tensor of a received version, where it lies: for NumPy, PyTorch, DLPack, or as plain bytes.
+
+Nothing is copied. The memory is the subscriber's (or the trainer's, mapped) and is borrowed until
+the update is closed: a view is asked for through the update, which refuses then, but an array or a
+tensor that was made of a view before cannot be called back. Nobody writes to it.
+"""
+
+import ctypes
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+
+from refit import _buffers, dtypes
+from refit.errors import InvalidError, UnsupportedError
+
+if TYPE_CHECKING:
+    from numpy import ndarray
+    from torch import Tensor
+
+
+class Entry(NamedTuple):
+    """What a version says of one tensor, and where its bytes lie."""
+
+    dtype: dtypes.Dtype
+    shape: tuple[int, ...]
+    pointer: int
+    alias_of: str | None
+
+
+class Owner(Protocol):
+    """What views need of the update that they are of, and keep alive."""
+
+    _cuda: int
+    """The CUDA device that the bytes are on, or -1."""
+
+    def _lend(self) -> None:
+        """StateError if the update is closed; from now on its bytes may have been read."""
+
+    def _remember(self, tensor: Any) -> None:
+        """A PyTorch tensor that is to be emptied at the end."""
+
+
+class _CudaBytes:
+    """Device memory as PyTorch takes it; holds the update, so that it is not dropped."""
+
+    def __init__(self, pointer: int, nbytes: int, owner: Any) -> None:
+        self._owner = owner
+        self.__cuda_array_interface__ = {
+            "shape": (nbytes,),
+            "typestr": "|u1",
+            "data": (pointer, False),
+            "strides": None,
+            "version": 2,
+        }
+
+
+class View:
+    """A tensor of an update. Read-only, and valid until the update is closed. Since 0.1."""
+
+    __slots__ = ("_entry", "_owner", "name")
+
+    def __init__(self, owner: Owner, name: str, entry: Entry) -> None:
+        self._owner = owner
+        self._entry = entry
+        self.name = name
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Its dimensions."""
+        return self._entry.shape
+
+    @property
+    def alias_of(self) -> str | None:
+        """The name of the tensor that it is tied to and shares its bytes with, or None."""
+        return self._entry.alias_of
+
+    @property
+    def dtype(self) -> str:
+        """The element type's name: "BF16"."""
+        return self._entry.dtype.name
+
+    @property
+    def nbytes(self) -> int:
+        """How many bytes it has."""
+        return self._entry.dtype.nbytes(self.shape)
+
+    @property
+    def bytes(self) -> memoryview:
+        """Its bytes, read-only. UnsupportedError for a GPU's memory; StateError. Since 0.1."""
+        return memoryview(self._memory("bytes")).cast("B").toreadonly()
+
+    def numpy(self, *, bits: bool = False) -> "ndarray[Any, Any]":
+        """A read-only NumPy array on the memory.
+
+        Types that NumPy lacks are those of ml_dtypes, or with ``bits`` unsigned integers of their
+        width. UnsupportedError otherwise, and for a GPU's memory; StateError. Since 0.1.
+        """
+        import numpy
+
+        dtype = dtypes.to_numpy(self._entry.dtype, bits=bits)
+        array = numpy.frombuffer(self._memory("a NumPy array"), dtype).reshape(self.shape)
+        array.flags.writeable = False
+        return array
+
+    def torch(self) -> "Tensor":
+        """A PyTorch tensor on the memory, on the host or on the update's GPU: read it only.
+
+        PyTorch knows no read-only tensors: a write is an error of the memory, not an exception.
+        When the update is closed this tensor becomes empty, and what was made of it (slices, a
+        Parameter) must not be used. UnsupportedError for a type that PyTorch lacks; StateError.
+        Since 0.1.
+        """
+        import torch
+
+        dtype = dtypes.to_torch(self._entry.dtype)
+        shape = self.shape
+        if self._entry.dtype.pack > 1:
+            shape = (*shape[:-1], shape[-1] // self._entry.dtype.pack)
+        self._owner._lend()
+        place = "cpu" if self._owner._cuda < 0 else f"cuda:{self._owner._cuda}"
+        if self.nbytes == 0:
+            return torch.empty(shape, dtype=dtype, device=place)
+        if self._owner._cuda < 0:
+            made = torch.frombuffer(self._memory("a tensor"), dtype=dtype).view(shape)
+        else:
+            raw = _CudaBytes(self._entry.pointer, self.nbytes, self._owner)
+            made = torch.as_tensor(raw, device=place).view(dtype).view(shape)
+        self._owner._remember(made)
+        return made
+
+    def __array__(
+        self, dtype: Any = None, copy: bool | None = None
+    ) -> "ndarray[Any, Any]":  # fmt: skip
+        array = self.numpy()
+        if dtype is not None and array.dtype != dtype:
+            if copy is False:
+                raise InvalidError(f"{self.name} is {array.dtype}: another type needs a copy")
+            return array.astype(dtype)
+        return array.copy() if copy else array
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        on_host = self._owner._cuda < 0
+        return (_buffers.CPU, 0) if on_host else (_buffers.CUDA, self._owner._cuda)
+
+    def __dlpack__(
+        self,
+        *,
+        stream: Any = None,
+        max_version: tuple[int, int] | None = None,
+        dl_device: tuple[int, int] | None = None,
+        copy: bool | None = None,
+    ) -> Any:
+        """The memory as a DLPack capsule: its bytes are all there, so no stream is waited for."""
+        if copy or (dl_device is not None and tuple(dl_device) != self.__dlpack_device__()):
+            raise BufferError("a view shows memory where it is: copy it with the library it is for")
+        self._owner._lend()
+        return _buffers.to_dlpack(
+            self._entry.dtype, self.shape, self._entry.pointer, self._owner._cuda
+        )
+
+    def _memory(self, what: str) -> Any:
+        if self._owner._cuda >= 0:
+            raise UnsupportedError(
+                f"{self.name} lies in a GPU's memory and cannot be {what}: take .torch() or DLPack"
+            )
+        self._owner._lend()
+        memory: Any = (ctypes.c_char * self.nbytes).from_address(self._entry.pointer)
+        memory._owner = self._owner  # what reads the memory holds the update
+        return memory
+
+    def __len__(self) -> int:
+        if not self.shape:
+            raise TypeError(f"{self.name} is a scalar and has no length")
+        return self.shape[0]
+
+    def __repr__(self) -> str:
+        return f"View({self.name!r}, {self.dtype}, {list(self.shape)})"

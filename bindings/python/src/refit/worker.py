@@ -1,0 +1,41 @@
+"""What a publisher knows of its workers."""
+
+from dataclasses import dataclass
+from typing import Any
+
+PATHS = ("none", "socket", "shm", "cuda_ipc")
+"""How bytes reach a worker, by refit_path."""
+
+
+@dataclass(frozen=True, slots=True)
+class Worker:
+    """What is known of one worker, subscribed or lost in the last version. Since 0.1."""
+
+    name: str
+    path: str
+    """How it gets the bytes: "none" (nothing yet), "socket", "shm", "cuda_ipc"."""
+    version: int
+    """What it holds; 0 for nothing."""
+    subscribed: bool
+    """False: evicted or gone."""
+    member: bool
+    """Whether the last version counted on it."""
+    committed: bool
+    """Whether it applied the last version."""
+    status: int
+    """Why it failed in the last version (refit.errors), or 0."""
+    reason: str
+    """Likewise, in words; empty if it did not fail."""
+
+
+def worker_of(raw: Any) -> Worker:
+    return Worker(
+        name=raw.name.decode("utf-8", "replace"),
+        path=PATHS[raw.path],
+        version=raw.version,
+        subscribed=bool(raw.subscribed),
+        member=bool(raw.member),
+        committed=bool(raw.committed),
+        status=raw.status,
+        reason=raw.reason.decode("utf-8", "replace"),
+    )

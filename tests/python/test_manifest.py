@@ -1,0 +1,237 @@
+"""What a version has: tensors of every library, ties, names, and what is refused."""
+
+import array
+import ctypes
+import gc
+import struct
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from refit import manifest
+from refit.errors import InvalidError, RefitError, UnsupportedError
+from refit.manifest import Alias, TensorSpec, Typed
+
+
+def bytes_at(tensor: Any) -> bytes:
+    weight = manifest.weight_of(tensor)
+    pointer, _, held = manifest.bytes_of(weight)
+    count = weight.dtype.nbytes(weight.shape)
+    assert held is not None
+    return ctypes.string_at(pointer, count) if count else b""
+
+
+class OnlyDlpack:
+    """A tensor of a library that is not known here."""
+
+    def __init__(self, tensor: Any) -> None:
+        self.tensor = tensor
+
+    def __dlpack__(self, **options: Any) -> Any:
+        return self.tensor.__dlpack__(**options)
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        return self.tensor.__dlpack_device__()  # type: ignore[no-any-return]
+
+
+EXPECTED = struct.pack("6f", *range(6))
+SIX = torch.arange(6, dtype=torch.float32)
+
+
+@pytest.mark.parametrize(
+    ("tensor", "shape"),
+    [
+        (SIX, (6,)),
+        (SIX.view(2, 3), (2, 3)),
+        (torch.nn.Parameter(SIX), (6,)),
+        (SIX.view(3, 2).t().contiguous().t(), (3, 2)),
+        (SIX.numpy(), (6,)),
+        (np.asfortranarray(SIX.numpy().reshape(2, 3)), (2, 3)),
+        (OnlyDlpack(SIX.view(2, 3)), (2, 3)),
+        (array.array("f", range(6)), (6,)),
+        (memoryview(EXPECTED).cast("f", (2, 3)), (2, 3)),
+        (Typed(EXPECTED, "F32", (3, 2)), (3, 2)),
+        (np.frombuffer(EXPECTED, np.float32), (6,)),
+    ],
+)
+def test_every_kind_of_tensor_shows_its_bytes_in_row_order(
+    tensor: Any, shape: tuple[int, ...]
+) -> None:
+    weight = manifest.weight_of(tensor)
+    assert (weight.dtype.name, weight.shape, weight.device) == ("F32", shape, -1)
+    assert bytes_at(tensor) == EXPECTED
+
+
+def test_scalars_and_empty_tensors_are_tensors() -> None:
+    assert manifest.weight_of(torch.tensor(2.5)).shape == ()
+    assert bytes_at(torch.tensor(2.5)) == struct.pack("f", 2.5)
+    assert bytes_at(np.float32(2.5)) == struct.pack("f", 2.5)
+    assert manifest.weight_of(torch.empty(0, 4)).shape == (0, 4)
+    assert bytes_at(torch.empty(0, 4)) == b""
+    assert bytes_at(b"") == b""
+
+
+def test_an_expanded_tensor_is_sent_as_it_reads() -> None:
+    # trap 4
+    assert bytes_at(torch.tensor([1.0]).expand(3)) == struct.pack("3f", 1, 1, 1)
+    assert bytes_at(np.broadcast_to(np.float32(1), (3,))) == struct.pack("3f", 1, 1, 1)
+
+
+def test_conjugated_and_negated_views_are_sent_as_they_read() -> None:
+    numbers = torch.tensor([1 + 2j, 3 - 4j])
+    assert bytes_at(numbers.conj()) == struct.pack("4f", 1, -2, 3, 4)
+    assert bytes_at(numbers.conj().imag) == struct.pack("2f", -2, 4)
+
+
+def test_a_buffer_in_pieces_is_sent_as_it_reads() -> None:
+    assert bytes_at(memoryview(b"abcdef")[::2]) == b"ace"
+
+
+def test_packed_types_count_their_elements() -> None:
+    packed = torch.zeros(2, 3, dtype=torch.uint8).view(torch.float4_e2m1fn_x2)
+    assert manifest.weight_of(packed).shape == (2, 6)
+    assert manifest.weight_of(packed).dtype.name == "F4"
+
+
+def test_the_memory_of_a_buffer_is_held() -> None:
+    weight = manifest.weight_of(bytearray(b"x" * 100_000))
+    gc.collect()
+    pointer, copied, _held = manifest.bytes_of(weight)
+    assert not copied
+    assert ctypes.string_at(pointer, 100_000) == b"x" * 100_000
+
+
+@pytest.mark.parametrize(
+    ("tensor", "kind", "sentence"),
+    [
+        (object(), InvalidError, "give a torch.Tensor"),
+        (3.5, InvalidError, "a float is no tensor"),
+        (None, InvalidError, "a NoneType is no tensor"),
+        (torch.empty(2, device="meta"), UnsupportedError, "device meta"),
+        (torch.eye(2).to_sparse(), UnsupportedError, "make it dense"),
+        (torch.zeros(2, dtype=torch.complex128), UnsupportedError, "complex128"),
+        (torch.nn.UninitializedParameter(), InvalidError, "run the model once"),
+        (np.array(["a"]), UnsupportedError, "cannot be sent"),
+        (np.array([object()]), UnsupportedError, "object cannot be sent"),
+        (OnlyDlpack(SIX.view(2, 3).t()), InvalidError, "not contiguous"),
+        (OnlyDlpack(torch.zeros(2, dtype=torch.complex128)), UnsupportedError, "128 bits"),
+        (Typed(b"abc", "F32", (1,)), InvalidError, "has 4 bytes, but 3 were given"),
+        (Typed(b"abcd", "FLOAT", (1,)), InvalidError, "no element type 'FLOAT'"),
+        (memoryview(b"ab").cast("c"), UnsupportedError, "format 'c'"),
+    ],
+)
+def test_what_cannot_be_sent_is_refused_with_a_sentence(
+    tensor: Any, kind: type[RefitError], sentence: str
+) -> None:
+    with pytest.raises(kind, match=sentence):
+        manifest.weight_of(tensor)
+    with pytest.raises(kind, match=f"^the.name: .*{sentence}"):
+        manifest.collect({"the.name": tensor})
+
+
+def test_a_tensor_that_keeps_its_bytes_elsewhere_is_refused() -> None:
+    # trap 5
+    class Wrapper(torch.Tensor):
+        @staticmethod
+        def __new__(cls, inner: torch.Tensor) -> "Wrapper":
+            return torch.Tensor._make_wrapper_subclass(cls, inner.shape)  # type: ignore[attr-defined, no-any-return]
+
+        @classmethod
+        def __torch_dispatch__(cls, *_: Any) -> Any:
+            raise NotImplementedError
+
+    with pytest.raises(UnsupportedError, match="a Wrapper keeps its bytes in other tensors"):
+        manifest.weight_of(Wrapper(torch.zeros(2)))
+
+
+def test_tied_weights_travel_once_trap_1() -> None:
+    model = torch.nn.ModuleDict({"embed": torch.nn.Embedding(4, 3), "head": torch.nn.Linear(3, 4)})
+    model["head"].weight = model["embed"].weight
+    found = manifest.collect(model.state_dict())
+    ties = {spec.name: spec.alias_of for spec in found.specs}
+    assert ties == {"embed.weight": None, "head.weight": "embed.weight", "head.bias": None}
+    assert [index for index, _ in found.weights] == [0, 2]
+
+
+def test_views_of_one_storage_are_tied_only_if_they_are_the_same_trap_2() -> None:
+    flat = torch.arange(6.0)
+    found = manifest.collect(
+        {
+            "whole": flat,
+            "front": flat[:3],
+            "matrix": flat.view(2, 3),
+            "turned": flat.view(2, 3).t(),
+            "again": flat.view(2, 3),
+            "turned.again": flat.view(2, 3).t(),
+            "array": flat.numpy(),
+        }
+    )
+    ties = {spec.name: spec.alias_of for spec in found.specs if spec.alias_of}
+    assert ties == {"again": "matrix", "turned.again": "turned"}
+
+
+def test_empty_tensors_are_never_tied() -> None:
+    found = manifest.collect({"a": torch.empty(0), "b": torch.empty(0), "c": b"", "d": b""})
+    assert [spec.alias_of for spec in found.specs] == [None] * 4
+
+
+def test_a_tie_can_be_declared() -> None:
+    found = manifest.collect([("a", SIX), ("b", Alias("a")), ("c", Alias("b"))])
+    assert [spec.alias_of for spec in found.specs] == [None, "a", "a"]
+    with pytest.raises(InvalidError, match="tied to 'z', which must come before it"):
+        manifest.collect([("b", Alias("z"))])
+
+
+@pytest.mark.parametrize(
+    ("weights", "sentence"),
+    [
+        ([("a", SIX), ("a", SIX)], "two tensors are named 'a'"),
+        ([(3, SIX)], "3 is a int"),
+        ([("", SIX)], "it is empty"),
+        ([("a\0b", SIX)], "has a NUL in it"),
+        ([SIX], "one of them is a Tensor"),
+        (["ab", 3], "is no tensor"),
+        ([3], "one of them is a int"),
+    ],
+)
+def test_duplicate_and_bad_names_are_refused_trap_33(weights: Any, sentence: str) -> None:
+    with pytest.raises(InvalidError, match=sentence):
+        manifest.collect(weights)
+
+
+def test_a_manifest_that_c_cannot_say_is_refused() -> None:
+    with pytest.raises(InvalidError, match="9 dimensions: 8 are the most"):
+        manifest.to_c([TensorSpec("a", "F32", (1,) * 9)])
+    with pytest.raises(InvalidError, match="not UTF-8"):
+        manifest.to_c([TensorSpec("\ud800", "F32", (1,))])
+    with pytest.raises(InvalidError, match="tied to 'z', which is not there"):
+        manifest.to_c([TensorSpec("a", "F32", (1,), "z")])
+
+
+def test_specs_are_taken_from_whatever_has_them() -> None:
+    specs = (TensorSpec("a", "F32", (6,)), TensorSpec("b", "F32", (6,), "a"))
+
+    class Weights:
+        def manifest(self) -> tuple[TensorSpec, ...]:
+            return specs
+
+    assert manifest.specs_of(Weights()) == specs
+    assert manifest.specs_of(list(specs)) == specs
+    assert manifest.specs_of({"a": SIX, "b": SIX}) == specs
+    assert manifest.specs_of(iter([("a", SIX), ("b", SIX)])) == specs
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    shape=st.lists(st.integers(0, 4), max_size=4),
+    order=st.permutations(range(4)),
+    steps=st.lists(st.integers(1, 3), min_size=4, max_size=4),
+)
+def test_any_view_is_sent_as_it_reads(shape: list[int], order: list[int], steps: list[int]) -> None:
+    whole = torch.arange(int(np.prod(shape)), dtype=torch.int32).reshape(shape)
+    view = whole[tuple(slice(None, None, step) for step in steps[: whole.ndim])]
+    view = view.permute([axis for axis in order if axis < view.ndim])
+    assert bytes_at(view) == bytes_at(view.numpy()) == view.numpy().tobytes()
