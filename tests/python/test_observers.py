@@ -93,8 +93,10 @@ def test_a_function_of_a_label_is_a_timer_too() -> None:
 
 
 def test_nobody_needs_to_look_on() -> None:
-    with Observers().phase("offload", nbytes=3):
-        pass
+    observers = Observers()
+    with observers.phase("offload", nbytes=3):
+        observers.hold("arena", 3)
+        observers.past("copies", 2, 1)
 
 
 def test_a_timeline_hears_the_name_and_the_bytes() -> None:

@@ -30,12 +30,12 @@ def recorded() -> Timeline:
     """One cycle: 0.5 s of each phase, an arena that comes with the first."""
     clock = Clock()
     timeline = Timeline(clock=clock)
-    held = [0]
-    timeline.watch("arena", lambda: held[0])
+    timeline.hold("arena", 0)
     for name in ("offload", "publish", "commit", "restore"):
         with timeline.phase(name, nbytes=1_000_000_000):
-            held[0] = 64 * MIB
             clock.at += 0.5
+        if name == "offload":
+            timeline.hold("arena", 64 * MIB)
     return timeline
 
 
@@ -50,29 +50,18 @@ def test_phases_are_complete_events_in_microseconds_with_their_bytes_and_rate() 
 def test_memory_is_counters_of_device_and_host() -> None:
     events = [it for it in recorded().trace()["traceEvents"] if it["ph"] == "C"]
     arena = [it["args"]["bytes"] for it in events if it["name"] == "host memory: arena"]
-    assert arena == [0] + [64 * MIB] * 7
+    assert arena == [0] * 3 + [64 * MIB] * 7
     process = [it for it in events if it["name"] == "device memory: process"]
-    assert len(process) == 8
+    assert len(process) == 10
     assert process[0]["args"]["bytes"] > MIB
 
 
-def test_what_is_watched_is_no_part_of_the_rest_of_the_process() -> None:
+def test_what_is_held_by_name_is_no_part_of_the_rest_of_the_process() -> None:
     timeline = Timeline()
     timeline.sample()
-    timeline.watch("arena", lambda: 8 * MIB)
-    timeline.sample()
+    timeline.hold("arena", 8 * MIB)
     before, after = (value for _, value in timeline.series["process"].points)
     assert after <= before - 4 * MIB
-
-
-def test_what_is_watched_no_more_is_sampled_no_more() -> None:
-    timeline = Timeline()
-    timeline.watch("arena", lambda: 1)
-    timeline.sample()
-    timeline.unwatch("arena")
-    timeline.unwatch("arena")
-    timeline.sample()
-    assert len(timeline.series["arena"].points) == 1
 
 
 def test_memory_that_is_really_taken_is_seen() -> None:
@@ -97,26 +86,39 @@ def test_the_controllers_seam_reaches_the_timeline() -> None:
     with Observers(timeline=timeline).phase("offload", nbytes=5):
         pass
     assert [(it.name, it.nbytes) for it in timeline.spans] == [("offload", 5)]
+    Observers(timeline=timeline).hold("arena", 3)
+    assert timeline.series["arena"].points[-1][1] == 3
 
 
-def test_an_open_timeline_samples_by_itself_and_stops_when_closed() -> None:
-    timeline = Timeline(sample_every_s=0.001)
+def test_copies_that_went_on_behind_others_are_a_phase_that_is_over() -> None:
+    clock = Clock()
+    timeline = Timeline(clock=clock)
+    clock.at += 5
+    Observers(timeline=timeline).past("restore, copies", seconds_ago=2, seconds=1.5, nbytes=7)
+    it = timeline.spans[0]
+    assert (it.name, it.start, it.seconds, it.nbytes) == ("restore, copies", 3, 1.5, 7)
+
+
+def test_an_open_timeline_samples_by_itself_and_stops_when_closed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     several = threading.Event()
-    calls: list[int] = []
+    threads: list[int] = []
 
-    def count() -> int:
-        calls.append(threading.get_ident())
-        if len(calls) > 5:
+    def count() -> dict[str, int]:
+        threads.append(threading.get_ident())
+        if len(threads) > 5:
             several.set()
-        return 0
+        return {"RssAnon": 1, "RssShmem": 1}
 
-    timeline.watch("arena", count)
+    monkeypatch.setattr(_memory_now, "process_bytes", count)
+    timeline = Timeline(sample_every_s=0.001)
     with timeline:
         assert several.wait(60)
         with pytest.raises(StateError, match="open already"):
             timeline.__enter__()
     assert "refit-timeline" not in {it.name for it in threading.enumerate()}
-    assert set(calls) - {threading.get_ident()}
+    assert set(threads) - {threading.get_ident()}
 
 
 def test_without_an_interval_there_is_no_thread() -> None:

@@ -37,6 +37,18 @@ class PhaseWatcher(Protocol):
         """A phase that lasts until the block ends, and what it is to move."""
         ...
 
+    def span(self, name: str, start: float, seconds: float, nbytes: int = 0) -> None:
+        """A phase that is over, which began at ``start`` of its ``now``."""
+        ...
+
+    def now(self) -> float:
+        """Its time."""
+        ...
+
+    def hold(self, name: str, nbytes: int) -> None:
+        """From now on ``name`` takes so many bytes of host memory."""
+        ...
+
 
 class Observers:
     """All who look on, as one. Used by one thread.
@@ -75,6 +87,17 @@ class Observers:
                 stack.enter_context(self._time(PREFIX + name))
             stack.enter_context(nvtx_range(PREFIX + name))
             yield
+
+    def past(self, name: str, seconds_ago: float, seconds: float, nbytes: int = 0) -> None:
+        """A phase that went on behind others, such as copies; told once it is over. Since 0.1."""
+        if self._timeline is not None:
+            start = max(0.0, self._timeline.now() - seconds_ago)
+            self._timeline.span(name, start, seconds, nbytes)
+
+    def hold(self, name: str, nbytes: int) -> None:
+        """From now on ``name`` takes so many bytes of host memory. Since 0.1."""
+        if self._timeline is not None:
+            self._timeline.hold(name, nbytes)
 
     def bar(self, what: str, nbytes: int) -> Bar:
         """A bar for long work within a phase. Since 0.1."""

@@ -71,7 +71,7 @@ class Timeline:
         self._clock = clock
         self._zero = clock()
         self._lock = threading.Lock()
-        self._watched: dict[str, tuple[Side, Callable[[], int]]] = {}
+        self._held: dict[str, tuple[Side, int]] = {}
         self._stop = threading.Event()
         self._sampler: threading.Thread | None = None
         self.spans: list[Span] = []
@@ -101,26 +101,21 @@ class Timeline:
         with self._lock:
             self.spans.append(it)
 
-    def watch(self, name: str, function: Callable[[], int], side: Side = "host") -> None:
-        """From now on samples ``function()``, bytes of this process's memory, under ``name``.
+    def hold(self, name: str, nbytes: int, side: Side = "host") -> None:
+        """Says that from now on ``name`` takes so many bytes of this process's memory.
 
-        It is called on the thread that samples and must be quick. Another of that name replaces it.
-        Since 0.1.
+        They are shown under that name, and no more as part of the process. Since 0.1.
         """
         with self._lock:
-            self._watched[name] = (side, function)
-
-    def unwatch(self, name: str) -> None:
-        """Ends that; what was sampled stays. Nothing if ``name`` is not watched. Since 0.1."""
-        with self._lock:
-            self._watched.pop(name, None)
+            self._held[name] = (side, nbytes)
+        self.sample()
 
     def sample(self) -> None:
         """Samples all memory now. Does not block. Since 0.1."""
         with self._lock:
             at = self.now()
-            watched = [(name, side, read()) for name, (side, read) in self._watched.items()]
-            for name, side, value in [*watched, *_found(watched)]:
+            held = [(name, side, nbytes) for name, (side, nbytes) in self._held.items()]
+            for name, side, value in [*held, *_found(held)]:
                 series = self.series.setdefault(name, Series(name, side))
                 series.points.append((at, value))
 
@@ -184,10 +179,10 @@ class Timeline:
         draw(path, spans, series, title)
 
 
-def _found(watched: list[tuple[str, Side, int]]) -> list[tuple[str, Side, int]]:
-    """What torch and the kernel say, without that of the process which is watched by name."""
+def _found(held: list[tuple[str, Side, int]]) -> list[tuple[str, Side, int]]:
+    """What torch and the kernel say, without that of the process which is held by name."""
     gpu, process = _memory_now.gpu_bytes(), _memory_now.process_bytes()
-    rest = max(0, process[_memory_now.ANONYMOUS] - sum(value for *_, value in watched))
+    rest = max(0, process[_memory_now.ANONYMOUS] - sum(value for *_, value in held))
     shared: tuple[str, Side, int] = ("shared memory", "host", process[_memory_now.SHARED])
     if gpu is None:
         return [("process", "device", rest), shared]
