@@ -1,0 +1,141 @@
+"""A worker's end, as inference engines need it: one version in hand until the engine is done.
+
+Engines keep references to the tensors they are given: vLLM's layerwise reload until a layer is
+complete, which may be long after the call that brought them. So a version is accepted when all of
+it is loaded, and its memory is let go later: at ``let_go``, or when the next version is taken.
+
+A load that fails is refused in the trainer's report, with the words of the exception, and counts as
+holding nothing: part of the model may be new by then. It knows no engine.
+"""
+
+import asyncio
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+from refit.errors import DeadlineError, StateError
+
+if TYPE_CHECKING:
+    from refit.subscriber import Subscriber
+    from refit.update import Update
+
+PATIENCE_S = 600.0
+"""How long a worker waits for a version where its framework says nothing: a trainer that is gone is
+then reported, instead of an engine that hangs."""
+
+
+def subscribe(endpoint: str, worker: str | None = None, config: Any = None) -> "Intake":
+    """Subscribes at `endpoint`; returns at once, whether or not the trainer is there."""
+    from refit.subscriber import Subscriber
+
+    return Intake(Subscriber(endpoint, worker=worker, config=config, timeout=PATIENCE_S))
+
+
+class Intake:
+    """A subscriber, the version in hand, and the number of the one that was loaded whole.
+
+    It owns the subscriber. One thread at a time.
+    """
+
+    def __init__(self, subscriber: "Subscriber") -> None:
+        self.subscriber = subscriber
+        self.version = 0
+        self._update: Update | None = None
+
+    def take(self, version: int | None = None, timeout: float | None = None) -> "Update":
+        """The next version, which is at least `version`; blocks, at most `timeout` seconds (None:
+        PATIENCE_S).
+
+        What was in hand is let go first. Versions below the one wanted are refused as they come
+        (the engine keeps what it has). DeadlineError, and what Subscriber.next raises.
+        """
+        self.let_go()
+        end = None if timeout is None else time.monotonic() + timeout
+        while True:
+            left = None if end is None else max(0.0, end - time.monotonic())
+            update = self.subscriber.next(left)
+            if version is None or update.version >= version:
+                return update
+            self._pass_over(update, version)
+
+    async def arrival(self, timeout: float | None = None) -> "Update":
+        """As take, for the next version, on an event loop: others run meanwhile. Uses no thread."""
+        self.let_go()
+        end = time.monotonic() + (PATIENCE_S if timeout is None else timeout)
+        while True:
+            try:
+                return self.subscriber.next(0)
+            except DeadlineError:
+                if time.monotonic() >= end:
+                    raise
+                await _readable(self.subscriber.fileno(), end)
+
+    @contextmanager
+    def loading(self, update: "Update") -> Iterator["Update"]:
+        """Accepts `update` when the block ends; refuses it, with nothing kept, if it fails.
+
+        The update stays readable until ``let_go``.
+        """
+        if self._update is not None:
+            raise StateError(f"version {self._update.version} is still in hand: let it go first")
+        self._update = update
+        self.version = 0
+        try:
+            yield update
+        except BaseException as why:
+            self._refuse(update, _reason(why))
+            raise
+        try:
+            update.accept()
+        except BaseException:
+            self.let_go()
+            raise
+        self.version = update.version
+
+    def let_go(self) -> None:
+        """Ends the views of the version in hand; nothing may read them any more. Idempotent."""
+        update, self._update = self._update, None
+        if update is not None:
+            update.close()
+
+    def close(self) -> None:
+        """Lets go and leaves. Idempotent."""
+        self.let_go()
+        self.subscriber.close()
+
+    def _refuse(self, update: "Update", reason: str) -> None:
+        self._update = None
+        try:
+            update.refuse(reason, kept=False)
+        finally:
+            update.close()
+
+    def _pass_over(self, update: "Update", wanted: int) -> None:
+        try:
+            update.refuse(f"version {wanted} is waited for", kept=True)
+        finally:
+            update.close()
+
+
+def _reason(why: BaseException) -> str:
+    if isinstance(why, GeneratorExit):
+        return "the engine stopped before it had read all weights"
+    return f"{type(why).__name__}: {why}"
+
+
+async def _readable(descriptor: int, end: float) -> None:
+    """Until the descriptor polls readable, or the time `end` of the monotonic clock has come."""
+    loop = asyncio.get_running_loop()
+    ready: asyncio.Future[None] = loop.create_future()
+
+    def tell() -> None:
+        if not ready.done():
+            ready.set_result(None)
+
+    loop.add_reader(descriptor, tell)
+    try:
+        await asyncio.wait([ready], timeout=max(0.0, end - time.monotonic()))
+    finally:
+        loop.remove_reader(descriptor)
+        ready.cancel()

@@ -1,0 +1,106 @@
+"""A trainer's end, as frameworks need it: a stream of (name, tensor) becomes one version.
+
+Frameworks give a generator that is run once per refit, and on every rank, since making its tensors
+is a collective. Two things follow. Names, types and shapes are known only once it has run: the
+first version is gathered in host memory, later ones are written as they come. And whatever fails
+here, the generator is run to its end, so that no other rank waits for this one.
+
+It knows no framework.
+"""
+
+import asyncio
+from collections.abc import Iterable, Iterator
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any
+
+from refit.errors import StateError
+
+if TYPE_CHECKING:
+    from refit.publisher import Publisher
+
+Named = Iterable[tuple[str, Any]]
+
+
+class Outlet:
+    """A publisher, and whether it knows the weights' names already. Borrows it. One thread."""
+
+    def __init__(self, publisher: "Publisher") -> None:
+        self.publisher = publisher
+        self._declared = False
+
+    def send(self, weights: Named, version: int | None = None) -> int:
+        """Publishes `weights` as one version and returns its number; blocks until it is applied.
+
+        Runs `weights` to its end, whatever happens. On an exception the version is aborted, and
+        workers keep the one before. Raises what Publisher raises, and what `weights` does.
+        """
+        left = iter(weights)
+        try:
+            ready = self._declare(left)
+            self._begin(version)
+            self._write(ready)
+            self._commit()
+        finally:
+            run_to_the_end(left)
+        return self.publisher.version
+
+    async def send_from_loop(self, weights: Named, version: int | None = None) -> int:
+        """As send, on an event loop: what only waits for workers does so beside it, on a thread of
+        the loop's own executor, so that a worker on the same loop gets its turn. `weights` is run
+        on the loop's thread, where the current device is the caller's.
+        """
+        left = iter(weights)
+        try:
+            ready = self._declare(left)
+            await asyncio.to_thread(self._begin, version)
+            self._write(ready)
+            await asyncio.to_thread(self._commit)
+        finally:
+            run_to_the_end(left)
+        return self.publisher.version
+
+    def _declare(self, weights: Iterator[tuple[str, Any]]) -> Named:
+        if self._declared:
+            return weights
+        gathered = [(name, _on_host(tensor)) for name, tensor in weights]
+        self.publisher.declare(gathered)
+        self._declared = True
+        return gathered
+
+    def _begin(self, version: int | None) -> None:
+        # A number that is used up (the trainer's count began anew) is replaced by the next one.
+        usable = version is not None and version > self.publisher.version
+        self.publisher.begin(version if usable else None)
+
+    def _write(self, weights: Named) -> None:
+        try:
+            for name, tensor in weights:
+                self.publisher.write(name, tensor)
+        except BaseException:
+            self._give_up()
+            raise
+
+    def _commit(self) -> None:
+        try:
+            self.publisher.commit()
+        except BaseException:
+            self._give_up()
+            raise
+
+    def _give_up(self) -> None:
+        """Drops the version; a commit that failed has done so. The next one learns the names anew,
+        since these may be why it failed."""
+        self._declared = False
+        with suppress(StateError):
+            self.publisher.abort()
+
+
+def run_to_the_end(weights: Iterator[Any]) -> None:
+    """Takes part in what other ranks do together; what comes is dropped."""
+    for _ in weights:
+        pass
+
+
+def _on_host(tensor: Any) -> Any:
+    """A copy in host memory, since the generator may use the tensor's memory again."""
+    return tensor.detach().to("cpu", copy=True)

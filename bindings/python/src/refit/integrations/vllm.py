@@ -1,0 +1,311 @@
+"""vLLM workers that take their weights from a refit trainer.
+
+Two ways, the first with every vLLM that has a V1 engine:
+
+- A worker extension: ``worker_extension_cls="refit.integrations.vllm.RefitWorkerExtension"`` for
+  ``LLM(...)``, then ``llm.collective_rpc("refit_connect", args=(endpoint,))`` once, and for each
+  version ``llm.collective_rpc("refit_update")``, followed by ``llm.reset_prefix_cache()``.
+- vLLM's own weight transfer (0.16 and later): ``register()`` in a vLLM plugin or before the engine
+  is made, then ``WeightTransferConfig(backend="refit")``. Its interface has changed twice; the
+  installed version is looked at, and one that is not known is refused with a sentence.
+
+A whole version is in hand, verified, before the model is touched; its memory stays until vLLM has
+finished with it. A failed load is refused in the trainer's report, and ``refit_version`` is 0 until
+a version has been loaded whole.
+
+Drawn after vllm/v1/worker/{worker_base,gpu_model_runner}.py,
+vllm/distributed/weight_transfer/{base,factory,ipc_engine}.py and
+vllm/model_executor/model_loader/reload. vLLM is imported only by what needs it.
+"""
+
+import importlib
+import inspect
+import os
+import socket
+from collections.abc import Iterable, Iterator
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field, make_dataclass
+from typing import Any
+
+from refit.errors import StateError, UnsupportedError
+from refit.integrations._intake import Intake, subscribe
+
+Named = Iterable[tuple[str, Any]]
+
+BASE = "vllm.distributed.weight_transfer.base"
+FACTORY = "vllm.distributed.weight_transfer.factory"
+RELOAD = "vllm.model_executor.model_loader.reload"
+
+
+class RefitWorkerExtension:
+    """Methods for vLLM's workers, to be called by ``collective_rpc``. All names begin with refit,
+    since vLLM refuses an extension that shares a name with its worker. Since 0.1.
+    """
+
+    model_runner: Any
+    vllm_config: Any
+    _refit_intake: Intake
+
+    def refit_connect(self, endpoint: str, worker: str | None = None, config: Any = None) -> str:
+        """Subscribes to the trainer and returns this worker's name; a second call moves it to
+        another endpoint. Returns at once, whether or not the trainer is there. Since 0.1.
+        """
+        self.refit_close()
+        name = worker or _worker_name(getattr(self, "rank", None))
+        self._refit_intake = subscribe(endpoint, name, config)
+        return name
+
+    def refit_update(self, version: int | None = None, timeout: float | None = None) -> int:
+        """Waits for the next version (at least `version`), loads it, and returns its number.
+
+        Returns at once if `version` is loaded already. Blocks, at most `timeout` seconds (None: the
+        configured deadline). A failed load is refused, and raised here: StateError before
+        refit_connect, DeadlineError, UnsupportedError, and what vLLM raises. Since 0.1.
+        """
+        intake = self._refit_connected()
+        if version is not None and intake.version == version:
+            return version
+        update = intake.take(version, timeout)
+        with intake.loading(update):
+            load(self.model_runner, update.tensors(), getattr(self, "vllm_config", None))
+            _synchronize(getattr(self, "device", None))
+        intake.let_go()
+        return intake.version
+
+    def refit_version(self) -> int:
+        """The version that was loaded whole; 0 before the first, and after a load that failed.
+        Since 0.1."""
+        intake: Intake | None = getattr(self, "_refit_intake", None)
+        return 0 if intake is None else intake.version
+
+    def refit_close(self) -> None:
+        """Leaves the trainer. Idempotent. Since 0.1."""
+        intake: Intake | None = getattr(self, "_refit_intake", None)
+        if intake is not None:
+            intake.close()
+            del self._refit_intake
+
+    def _refit_connected(self) -> Intake:
+        intake: Intake | None = getattr(self, "_refit_intake", None)
+        if intake is None:
+            raise StateError('this worker knows no trainer: call "refit_connect" first')
+        return intake
+
+
+def load(model_runner: Any, weights: Named, vllm_config: Any = None) -> None:
+    """Loads one whole version into vLLM's model: by ``reload_weights`` where that takes weights.
+
+    Older ones have only ``model.load_weights``, which leaves quantized weights as the kernels do
+    not want them: UnsupportedError for those. Blocks. Since 0.1.
+    """
+    reload_weights = getattr(model_runner, "reload_weights", None)
+    if reload_weights and "weights_iterator" in inspect.signature(reload_weights).parameters:
+        reload_weights(weights_iterator=iter(weights))
+        return
+    if getattr(vllm_config, "quant_config", None) is not None:
+        raise UnsupportedError(
+            "this vLLM cannot load weights into a quantized model again: its reload_weights takes "
+            "no weights_iterator; use a newer vLLM, or a model without quantization"
+        )
+    model_runner.model.load_weights(weights)
+
+
+# ---- vLLM's own weight transfer
+
+
+@dataclass
+class _InitInfo:
+    """What the trainer tells each worker once."""
+
+    endpoint: str
+    worker: str | None = None
+    config: dict[str, Any] | None = None
+
+
+@dataclass
+class _UpdateInfo:
+    """What the trainer tells each worker per version."""
+
+    version: int | None = None
+    timeout_s: float | None = None
+
+
+class _Engine:
+    """What the engines of all generations have in common. vLLM's base class is added below."""
+
+    supports_draft_weight_update = False
+    _intake: Intake | None = None
+
+    def init_transfer_engine(self, init_info: Any) -> None:
+        """Subscribes to the trainer."""
+        self.shutdown()
+        rank = getattr(getattr(self, "parallel_config", None), "rank", None)
+        name = init_info.worker or _worker_name(rank)
+        self._intake = subscribe(init_info.endpoint, name, init_info.config)
+
+    def shutdown(self) -> None:
+        """Leaves the trainer. Idempotent."""
+        if self._intake is not None:
+            self._intake.close()
+            self._intake = None
+
+    def _connected(self) -> Intake:
+        if self._intake is None:
+            raise StateError("this worker knows no trainer: init_weight_transfer_engine first")
+        return self._intake
+
+    @staticmethod
+    def trainer_send_weights(iterator: Iterator[tuple[str, Any]], trainer_args: Any) -> None:
+        """Publishes what `iterator` gives, by ``trainer_args["publisher"]``; blocks until all
+        workers have applied it, so their update_weights must be under way.
+        """
+        from refit.integrations._outlet import Outlet
+
+        Outlet(trainer_args["publisher"]).send(iterator, trainer_args.get("version"))
+
+
+class _EngineWithCallback(_Engine):
+    """vLLM 0.16 to 0.22: the worker hands in the function that loads, and finishes by itself."""
+
+    def receive_weights(self, update_info: Any, load_weights: Any) -> None:
+        """Loads the next version by `load_weights`; its memory stays until the next one."""
+        intake = self._connected()
+        update = intake.take(update_info.version, update_info.timeout_s)
+        with intake.loading(update):
+            load_weights(list(update.tensors()))
+
+
+class _EngineWithModel(_Engine):
+    """vLLM 0.23 and later: the engine knows the model and brackets the update itself."""
+
+    model: Any
+    model_config: Any
+    vllm_config: Any
+    device: Any
+
+    def start_weight_update(self) -> None:
+        """Prepares the layers to be loaded again."""
+        with self._surroundings():
+            importlib.import_module(RELOAD).initialize_layerwise_reload(self.model)
+
+    def receive_weights(self, update_info: Any) -> None:
+        """Loads the next version. Layers that are incomplete keep its tensors until finish."""
+        intake = self._connected()
+        update = intake.take(update_info.version, update_info.timeout_s)
+        with intake.loading(update):
+            self.model.load_weights(update.tensors())
+
+    def finish_weight_update(self) -> None:
+        """Finishes the layers; then the version's memory is let go."""
+        with self._surroundings():
+            importlib.import_module(RELOAD).finalize_layerwise_reload(self.model, self.model_config)
+        _synchronize(self.device)
+        self._connected().let_go()
+
+    def _surroundings(self) -> AbstractContextManager[Any]:
+        """Layers make new parameters while they are reloaded: on the worker's device."""
+        import torch
+
+        return nullcontext() if self.device is None else torch.device(self.device)
+
+
+@dataclass(frozen=True)
+class _Generation:
+    """One shape of vLLM's interface: from which version, below which, and how engines are made."""
+
+    first: tuple[int, int]
+    end: tuple[int, int]
+    arguments: tuple[str, ...]
+    engine: type[_Engine] = field(repr=False)
+
+
+GENERATIONS = (
+    _Generation((0, 16), (0, 23), ("config", "parallel_config"), _EngineWithCallback),
+    _Generation((0, 23), (1, 0), ("config", "vllm_config", "device", "model"), _EngineWithModel),
+)
+
+
+def register() -> None:
+    """Makes ``backend="refit"`` known to vLLM's weight transfer; a second call does nothing.
+
+    Call it in every process that makes an engine: from a vLLM plugin (entry point group
+    ``vllm.general_plugins``) it is. UnsupportedError for a vLLM whose weight transfer is not known
+    here. Since 0.1.
+    """
+    _generation()
+    factory = importlib.import_module(FACTORY).WeightTransferEngineFactory
+    if "refit" not in factory._registry:
+        factory.register_engine("refit", "refit.integrations.vllm", "RefitWeightTransferEngine")
+
+
+def engine_class() -> type[Any]:
+    """The engine for the vLLM that is installed: a subclass of its WeightTransferEngine.
+
+    UnsupportedError for a vLLM whose weight transfer is not known here. Since 0.1.
+    """
+    generation = _generation()
+    base = importlib.import_module(BASE)
+    members = {
+        "init_info_cls": _info("RefitInitInfo", _InitInfo, base.WeightTransferInitInfo),
+        "update_info_cls": _info("RefitUpdateInfo", _UpdateInfo, base.WeightTransferUpdateInfo),
+        "__doc__": "Weights from a refit trainer, through vLLM's weight transfer.",
+        "__module__": __name__,
+    }
+    bases = (generation.engine, base.WeightTransferEngine)
+    return type("RefitWeightTransferEngine", bases, members)
+
+
+def __getattr__(name: str) -> Any:
+    """vLLM's factory asks this module for the class by name; which one depends on its version."""
+    if name == "RefitWeightTransferEngine":
+        return engine_class()
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def _generation() -> _Generation:
+    version = str(importlib.import_module("vllm").__version__)
+    for generation in GENERATIONS:
+        if generation.first <= _numbers(version) < generation.end:
+            _check_shape(version, generation)
+            return generation
+    raise UnsupportedError(
+        f"vLLM {version} has no weight transfer that refit knows (0.16 to 0.x): use "
+        'worker_extension_cls="refit.integrations.vllm.RefitWorkerExtension"'
+    )
+
+
+def _check_shape(version: str, generation: _Generation) -> None:
+    """Development versions have numbers that say little: what the constructor takes says more."""
+    there = importlib.import_module(BASE).WeightTransferEngine
+    taken = tuple(inspect.signature(there.__init__).parameters)[1:]
+    if taken != generation.arguments:
+        raise UnsupportedError(
+            f"the weight transfer of vLLM {version} takes {', '.join(taken)}, and not "
+            f"{', '.join(generation.arguments)} as those versions did that refit knows: use "
+            'worker_extension_cls="refit.integrations.vllm.RefitWorkerExtension"'
+        )
+
+
+def _numbers(version: str) -> tuple[int, int]:
+    parts = version.split(".")
+    if len(parts) < 2 or not (parts[0].isdigit() and parts[1].isdigit()):
+        return (-1, -1)
+    return int(parts[0]), int(parts[1])
+
+
+def _info(name: str, ours: type[Any], theirs: type[Any]) -> type[Any]:
+    return make_dataclass(name, [], bases=(ours, theirs))
+
+
+def _worker_name(rank: object) -> str:
+    place = "" if rank is None else f"-rank{rank}"
+    return f"vllm-{socket.gethostname()}-{os.getpid()}{place}"[:63]
+
+
+def _synchronize(device: Any) -> None:
+    """Waits until the copies into the model are done: the next version may overwrite what they
+    read."""
+    import torch
+
+    if device is not None and torch.device(device).type == "cuda":
+        torch.cuda.synchronize(device)

@@ -1,0 +1,204 @@
+"""Stands for vLLM (vllm-project/vllm), as far as a refit worker sees it, in three generations.
+
+Drawn after vllm/v1/worker/worker_base.py (an extension may share no name with the worker),
+vllm/v1/worker/gpu_model_runner.py (reload_weights with and without weights_iterator),
+vllm/distributed/weight_transfer/{base,factory}.py at 0.16 to 0.22 (commit aa1cd96: constructor
+(config, parallel_config), receive_weights(update_info, load_weights)) and 0.23 and later (commit
+02f250b: constructor (config, vllm_config, device, model), start and finish), and
+vllm/model_executor/model_loader/reload/layerwise.py (layers keep what they are given until they are
+complete). The real package needs a GPU build.
+"""
+
+import sys
+from dataclasses import KW_ONLY, dataclass
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+
+class Model:
+    """Loads weights by name; layerwise it only keeps references until it is finalized."""
+
+    def __init__(self, weights: dict[str, torch.Tensor]) -> None:
+        self.weights = {name: torch.zeros_like(tensor) for name, tensor in weights.items()}
+        self.pending: list[tuple[str, torch.Tensor]] | None = None
+        self.fails_at: str | None = None
+        self.loads = 0
+
+    def load_weights(self, weights: Any) -> set[str]:
+        self.loads += 1
+        loaded = set()
+        for name, tensor in weights:
+            if name == self.fails_at:
+                raise RuntimeError(f"no room for {name}")
+            if self.pending is not None:
+                self.pending.append((name, tensor))
+            else:
+                self.weights[name].copy_(tensor)
+            loaded.add(name)
+        return loaded
+
+    def finalize(self) -> None:
+        pending, self.pending = self.pending or [], None
+        for name, tensor in pending:
+            self.weights[name].copy_(tensor)
+
+
+class ModelRunner:
+    """The modern runner: reload_weights takes an iterator and brackets the layerwise reload."""
+
+    def __init__(self, model: Model) -> None:
+        self.model = model
+
+    def reload_weights(
+        self,
+        weights_iterator: Any = None,
+        weights_path: str | None = None,
+        is_checkpoint_format: bool = True,
+    ) -> None:
+        assert weights_iterator is not None
+        self.model.pending = []
+        try:
+            self.model.load_weights(weights_iterator)
+            self.model.finalize()
+        finally:
+            self.model.pending = None
+
+
+class OldModelRunner:
+    """An older runner: reload_weights reads the checkpoint from disk, and nothing else."""
+
+    def __init__(self, model: Model) -> None:
+        self.model = model
+
+    def reload_weights(self) -> None:
+        raise AssertionError("would read the old checkpoint from disk")
+
+
+class Worker:
+    """What worker_extension_cls is mixed into."""
+
+    def __init__(self, runner: Any, rank: int = 0, quant_config: Any = None) -> None:
+        self.model_runner = runner
+        self.rank = rank
+        self.device = torch.device("cpu")
+        self.vllm_config = SimpleNamespace(quant_config=quant_config)
+
+    def load_model(self) -> None: ...
+
+    def execute_model(self) -> None: ...
+
+
+def extended(extension: type) -> type:
+    """A worker class with the extension mixed in, under vLLM's condition on names."""
+    for name in dir(extension):
+        if not name.startswith("__"):
+            assert not hasattr(Worker, name), f"the worker has a {name} already"
+    return type("ExtendedWorker", (Worker, extension), {})
+
+
+@dataclass
+class WeightTransferInitInfo:
+    pass
+
+
+@dataclass
+class WeightTransferUpdateInfo:
+    pass
+
+
+@dataclass
+class FormattedUpdateInfo:
+    _: KW_ONLY
+    is_checkpoint_format: bool = True
+
+
+class _Parsing:
+    init_info_cls: type
+    update_info_cls: type
+
+    def parse_init_info(self, said: dict[str, Any]) -> Any:
+        try:
+            return self.init_info_cls(**said)
+        except TypeError as why:
+            raise ValueError(f"Invalid init_info: {why}") from why
+
+    def parse_update_info(self, said: dict[str, Any]) -> Any:
+        try:
+            return self.update_info_cls(**said)
+        except TypeError as why:
+            raise ValueError(f"Invalid update_info: {why}") from why
+
+
+class EngineWithCallback(_Parsing):
+    """0.16 to 0.22."""
+
+    def __init__(self, config: Any, parallel_config: Any) -> None:
+        self.config = config
+        self.parallel_config = parallel_config
+
+
+class EngineWithModel(_Parsing):
+    """0.23 and later."""
+
+    def __init__(self, config: Any, vllm_config: Any, device: Any, model: Any) -> None:
+        self.config = config
+        self.vllm_config = vllm_config
+        self.parallel_config = vllm_config.parallel_config
+        self.model_config = vllm_config.model_config
+        self.device = device
+        self.model = model
+
+    def update_weights(self, update_info: dict[str, Any]) -> None:
+        self.receive_weights(self.parse_update_info(update_info))  # type: ignore[attr-defined]
+
+
+class EngineOfTomorrow(_Parsing):
+    """A generation that nobody has seen."""
+
+    def __init__(self, everything: Any) -> None:
+        self.everything = everything
+
+
+class _Factory:
+    def __init__(self) -> None:
+        self._registry: dict[str, tuple[str, str]] = {}
+
+    def register_engine(self, name: str, module: str, class_name: str) -> None:
+        if name in self._registry:
+            raise ValueError(f"Weight transfer engine '{name}' is already registered.")
+        self._registry[name] = (module, class_name)
+
+    def create_engine(self, name: str, *given: Any) -> Any:
+        module, class_name = self._registry[name]
+        return getattr(sys.modules[module], class_name)(*given)
+
+
+def install(monkeypatch: pytest.MonkeyPatch, version: str, engine: type) -> Any:
+    """Makes `import vllm` find this stand-in, in that version and with that base class."""
+    factory = _Factory()
+    updates = FormattedUpdateInfo if engine is EngineWithCallback else WeightTransferUpdateInfo
+    modules: dict[str, dict[str, Any]] = {
+        "vllm": {"__version__": version},
+        "vllm.distributed": {},
+        "vllm.distributed.weight_transfer": {},
+        "vllm.distributed.weight_transfer.base": {
+            "WeightTransferEngine": engine,
+            "WeightTransferInitInfo": WeightTransferInitInfo,
+            "WeightTransferUpdateInfo": updates,
+        },
+        "vllm.distributed.weight_transfer.factory": {"WeightTransferEngineFactory": factory},
+        "vllm.model_executor": {},
+        "vllm.model_executor.model_loader": {},
+        "vllm.model_executor.model_loader.reload": {
+            "initialize_layerwise_reload": lambda model: setattr(model, "pending", []),
+            "finalize_layerwise_reload": lambda model, model_config: model.finalize(),
+        },
+    }
+    for name, members in modules.items():
+        module = ModuleType(name)
+        vars(module).update(members)
+        monkeypatch.setitem(sys.modules, name, module)
+    return factory
