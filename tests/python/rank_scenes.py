@@ -1,6 +1,7 @@
 """What the ranks of test_lockstep.py do, each in a process of its own, one scene after another."""
 
 from collections.abc import Callable
+from contextlib import nullcontext
 from datetime import timedelta
 from pathlib import Path
 
@@ -8,6 +9,8 @@ import torch
 import torch.distributed as dist
 from refit.errors import StateError
 from refit.lockstep import LockstepError, agree
+from refit.publisher import Publisher
+from refit.transaction import Transaction
 from refit.weights import named_weights
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
@@ -74,16 +77,18 @@ def ranks_hold_other_weights(rank: int) -> object:
 def names_until_error(model: nn.Module, names: Callable[[str], str]) -> str:
     try:
         list(named_weights(model, names=names))
-    except (LockstepError, StateError) as why:
-        return f"{type(why).__name__}: {why}"
+    except LockstepError as why:
+        return str(why)
     return "no error"
 
 
 def one_rank_is_at_its_end_already(rank: int) -> object:
     model = sharded_model()
     if rank == 1:
-        agree(None, "end", error="KeyError: 'before it sent anything'")
-        return "ended"
+        try:
+            agree(None, "end", error="KeyError: 'before it sent anything'")
+        except LockstepError:
+            return "ended"
     return names_until_error(model, lambda name: name)
 
 
@@ -100,6 +105,39 @@ def fsdp2_model_gives_what_it_had(rank: int) -> object:
     return sorted(given) == (sorted(plain) if rank == 0 else []), same, sharded
 
 
+def publish_together(rank: int, version: int | None, fails: int | None = None) -> object:
+    """A whole transaction: rank 0 has the publisher; one rank may fail in the block."""
+    model = sharded_model()
+    with Publisher("tcp://127.0.0.1:0") if rank == 0 else nullcontext(None) as publisher:
+        if publisher is not None:
+            publisher.publish(wholes(), 5)
+        tx = Transaction(publisher, version, lockstep=True)
+        try:
+            with tx:
+                if rank == fails:
+                    raise KeyError("in the block")
+                tx.send(named_weights(model))
+        except Exception as why:
+            return type(why).__name__, str(why), tx.version if tx.committed else None
+        return "committed", "", tx.version
+
+
+def all_ranks_learn_the_version(rank: int) -> object:
+    return publish_together(rank, None)
+
+
+def root_cannot_begin(rank: int) -> object:
+    return publish_together(rank, 3)
+
+
+def root_fails_in_the_block(rank: int) -> object:
+    return publish_together(rank, None, fails=0)
+
+
+def another_rank_fails_in_the_block(rank: int) -> object:
+    return publish_together(rank, None, fails=1)
+
+
 SCENES: tuple[Scene, ...] = (
     gathers_on_the_root_alone,
     gathers_on_every_rank,
@@ -108,6 +146,10 @@ SCENES: tuple[Scene, ...] = (
     ranks_hold_other_weights,
     one_rank_is_at_its_end_already,
     fsdp2_model_gives_what_it_had,
+    all_ranks_learn_the_version,
+    root_cannot_begin,
+    root_fails_in_the_block,
+    another_rank_fails_in_the_block,
 )
 
 

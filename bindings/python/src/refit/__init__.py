@@ -17,25 +17,30 @@ if TYPE_CHECKING:
     from refit.manifest import Alias, TensorSpec, Typed
     from refit.publisher import Publisher
     from refit.subscriber import Subscriber, SubscriberInfo
+    from refit.transaction import Transaction
     from refit.update import Update
     from refit.view import View
+    from refit.weights import NamedWeights, named_weights
     from refit.worker import Worker
 
 __all__ = [
     "Alias",
     "Config",
     "Device",
+    "NamedWeights",
     "Publisher",
     "RefitError",
     "Subscriber",
     "SubscriberInfo",
     "TensorSpec",
+    "Transaction",
     "Typed",
     "Update",
     "View",
     "Worker",
     "__version__",
     "load_config",
+    "named_weights",
 ]
 
 # Where the other public names are. They are imported when they are first asked for, so that what
@@ -44,15 +49,18 @@ _PLACES = {
     "Alias": "refit.manifest",
     "Config": "refit.config",
     "Device": "refit.device",
+    "NamedWeights": "refit.weights",
     "Publisher": "refit.publisher",
     "Subscriber": "refit.subscriber",
     "SubscriberInfo": "refit.subscriber",
     "TensorSpec": "refit.manifest",
+    "Transaction": "refit.transaction",
     "Typed": "refit.manifest",
     "Update": "refit.update",
     "View": "refit.view",
     "Worker": "refit.worker",
     "load_config": "refit.config",
+    "named_weights": "refit.weights",
 }
 
 

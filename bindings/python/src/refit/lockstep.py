@@ -17,15 +17,22 @@ from refit.errors import PeerError
 
 @dataclass(frozen=True)
 class Standing:
-    """What one rank tells the others: where it is, what it goes by, and what went wrong."""
+    """What one rank tells the others: where it is, what it goes by, what went wrong, and the
+    version that the workers have, if this rank knows it."""
 
     place: str
     detail: str
     error: str | None
+    version: int | None
 
 
 class LockstepError(PeerError):
-    """Another rank failed, or does something else. All ranks have been told the same."""
+    """A rank failed, or does something else than the others: all have been told the same.
+
+    ``version`` is the one that the workers have all the same, or None.
+    """
+
+    version: int | None = None
 
 
 def are_many(group: dist.ProcessGroup | None) -> bool:
@@ -38,36 +45,53 @@ def rank_in(group: dist.ProcessGroup | None) -> int:
     return dist.get_rank(group) if are_many(group) else 0
 
 
+def sentence_of(why: BaseException) -> str:
+    """How the other ranks hear of it."""
+    return f"{type(why).__name__}: {why}"
+
+
 def agree(
-    group: dist.ProcessGroup | None, place: str, detail: str = "", error: str | None = None
-) -> None:
-    """Tells all ranks how this one fares, and hears how they do. A collective: it blocks for them,
-    at most the process group's timeout. LockstepError if any other failed or differs; a rank's own
-    `error` is not raised here. Does nothing where there are no ranks.
+    group: dist.ProcessGroup | None,
+    place: str,
+    *,
+    detail: str = "",
+    error: str | None = None,
+    version: int | None = None,
+) -> int | None:
+    """Tells all ranks how this one fares, and hears how they do; returns the version they know.
+
+    A collective: it blocks for the others, at most the process group's timeout. LockstepError on
+    all ranks if any failed, this one included, or differs. Does nothing where there are no ranks.
     """
-    if not are_many(group):
-        return
-    mine = Standing(place, detail, error)
-    all_of_them: list[Standing] = [mine] * dist.get_world_size(group)
-    dist.all_gather_object(all_of_them, mine, group=group)
-    if error is None:
-        _compare(mine, all_of_them)
+    mine = Standing(place, detail, error, version)
+    standings = [mine]
+    if are_many(group):
+        standings = [mine] * dist.get_world_size(group)
+        dist.all_gather_object(standings, mine, group=group)
+    known = next((one.version for one in standings if one.version is not None), None)
+    refusal = _failures(standings) or _differences(mine, standings)
+    if refusal:
+        failed = LockstepError(refusal)
+        failed.version = known
+        raise failed
+    return known
 
 
-def _compare(mine: Standing, all_of_them: list[Standing]) -> None:
-    failed = [
-        f"rank {rank}: {one.error}" for rank, one in enumerate(all_of_them) if one.error is not None
-    ]
-    if failed:
-        raise LockstepError("the ranks stop together, because of " + "; ".join(failed))
-    for rank, other in enumerate(all_of_them):
+def _failures(standings: list[Standing]) -> str:
+    failed = [f"rank {rank}: {one.error}" for rank, one in enumerate(standings) if one.error]
+    return "the ranks stop together, because of " + "; ".join(failed) if failed else ""
+
+
+def _differences(mine: Standing, standings: list[Standing]) -> str:
+    for rank, other in enumerate(standings):
         if other.place != mine.place:
-            raise LockstepError(
+            return (
                 f"rank {rank} is at the {other.place} of its refit while this one is at the "
                 f"{mine.place}: all ranks must send the same weights in the same order"
             )
         if other.detail != mine.detail:
-            raise LockstepError(
+            return (
                 f"rank {rank} holds other weights than this one: names, shapes, dtypes and their "
                 "order must be the same on all ranks"
             )
+    return ""

@@ -26,8 +26,9 @@ from torch import nn
 from torch.distributed import ProcessGroup
 from torch.distributed.tensor import DTensor
 
-from refit import lockstep
+from refit import dtypes, lockstep
 from refit.errors import InvalidError, NotFoundError, StateError, UnsupportedError
+from refit.manifest import TensorSpec
 from refit.module_walk import walk_weights
 
 Names: TypeAlias = Collection[str] | Callable[[str], str | None]
@@ -39,16 +40,6 @@ _CASTABLE = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
 
 
 @dataclass(frozen=True)
-class WeightSpec:
-    """What a worker will see under a name: dtype, shape, and whose bytes it shares, if any."""
-
-    name: str
-    dtype: torch.dtype
-    shape: tuple[int, ...]
-    alias_of: str | None = None
-
-
-@dataclass(frozen=True)
 class _Weight:
     name: str
     tensor: torch.Tensor
@@ -56,8 +47,12 @@ class _Weight:
     tie: str | None
 
     @property
-    def spec(self) -> WeightSpec:
-        return WeightSpec(self.name, self.dtype, tuple(self.tensor.shape), self.tie)
+    def spec(self) -> TensorSpec:
+        dtype = dtypes.of_torch(self.dtype)
+        shape = tuple(self.tensor.shape)
+        if dtype.pack > 1 and shape:
+            shape = (*shape[:-1], shape[-1] * dtype.pack)
+        return TensorSpec(self.name, dtype.name, shape, self.tie)
 
 
 class NamedWeights:
@@ -91,11 +86,20 @@ class NamedWeights:
         return is_sharded(self._model) and lockstep.are_many(self.group)
 
     @property
+    def yields_here(self) -> bool:
+        """Whether this rank gets to see the tensors; if not, it only helps to gather them."""
+        return self._is_root or not self.collective
+
+    @property
+    def _is_root(self) -> bool:
+        return self._root is None or lockstep.rank_in(self.group) == self._root
+
+    @property
     def ties(self) -> dict[str, str]:
         """Of each tied name, the name that its bytes come under. Since 0.1."""
         return {one.name: one.tie for one in self._plan() if one.tie is not None}
 
-    def manifest(self) -> list[WeightSpec]:
+    def manifest(self) -> list[TensorSpec]:
         """All names, tied ones included, with dtype and full shape. Gathers nothing. Since 0.1."""
         return [one.spec for group in _grouped(self._plan()) for one in group]
 
@@ -110,12 +114,14 @@ class NamedWeights:
 
     def _iterate_together(self) -> Iterator[tuple[str, torch.Tensor]]:
         left = iter(_grouped(self._plan_together()))
-        mine = self._root is None or lockstep.rank_in(self.group) == self._root
+        mine = self._is_root
         try:
             for group in left:
                 whole = _gather(group[0].tensor)
-                given = whole.to(group[0].dtype) if mine else whole
-                for one in group if mine else ():
+                if not mine:
+                    continue
+                given = whole.to(group[0].dtype)
+                for one in group:
                     yield one.name, given
         finally:
             for group in left:
@@ -126,9 +132,9 @@ class NamedWeights:
         try:
             plan = self._plan()
         except Exception as why:
-            lockstep.agree(self.group, "beginning", error=f"{type(why).__name__}: {why}")
+            lockstep.agree(self.group, "beginning", error=lockstep.sentence_of(why))
             raise
-        lockstep.agree(self.group, "beginning", _digest(plan))
+        lockstep.agree(self.group, "beginning", detail=_digest(plan))
         return plan
 
     def _plan(self) -> list[_Weight]:

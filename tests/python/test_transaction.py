@@ -1,0 +1,285 @@
+"""Transactions: a version is committed by a clean end, and by nothing else."""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+import torch
+from broadcasting import LOCAL, both, contents, pair
+from refit.errors import InvalidError, PeerError, StaleError, StateError
+from refit.publisher import Publisher
+from refit.transaction import Transaction
+from refit.weights import named_weights
+from torch import nn
+
+
+def weights(value: float = 1.0) -> dict[str, torch.Tensor]:
+    return {"a": torch.full((3,), value), "b": torch.full((2, 2), value)}
+
+
+def raw(tensor: torch.Tensor) -> bytes:
+    return bytes(tensor.detach().contiguous().view(torch.uint8).numpy())
+
+
+def bytes_of(named: dict[str, torch.Tensor]) -> dict[str, bytes]:
+    return {name: raw(tensor) for name, tensor in named.items()}
+
+
+def play(tx: Transaction, *steps: Callable[[], object]) -> None:
+    """A block with these steps."""
+    with tx:
+        for step in steps:
+            step()
+
+
+def fail() -> None:
+    raise KeyError("in the block")
+
+
+def test_a_clean_end_commits_and_the_worker_holds_what_was_sent() -> None:
+    with pair() as (publisher, worker):
+        with Transaction(publisher) as tx:
+            tx.send(weights())
+            assert tx.version is None
+            assert not tx.committed
+        assert (tx.version, tx.committed, publisher.version) == (1, True, 1)
+    assert worker.seen == [bytes_of(weights())]
+
+
+def test_a_model_arrives_with_its_tied_names_and_its_buffers() -> None:  # traps 1, 32
+    model = nn.ModuleDict({"embed": nn.Embedding(4, 3), "head": nn.Linear(3, 4, bias=False)})
+    model["head"].weight = model["embed"].weight
+    model.register_buffer("steps", torch.arange(5))
+    with pair() as (publisher, worker), Transaction(publisher) as tx:
+        tx.send(named_weights(model))
+    assert worker.seen == [bytes_of(model.state_dict())]
+    tied = {one.name: one.alias_of for one in publisher.declared}
+    assert tied == {"embed.weight": None, "head.weight": "embed.weight", "steps": None}
+
+
+def test_an_exception_aborts_and_the_worker_keeps_the_version_before() -> None:  # trap 12
+    with pair() as (publisher, worker):
+        with Transaction(publisher) as tx:
+            tx.send(weights())
+        broken = Transaction(publisher)
+        with pytest.raises(KeyError):
+            play(broken, lambda: broken.send(weights(2.0)), fail)
+        assert (broken.committed, publisher.version) == (False, 1)
+        with Transaction(publisher) as tx:
+            tx.send(weights(3.0))
+    assert worker.seen == [bytes_of(weights()), bytes_of(weights(3.0))]
+
+
+def test_an_exception_while_weights_are_made_aborts() -> None:  # trap 12
+    def failing() -> Iterator[tuple[str, torch.Tensor]]:
+        yield "a", torch.zeros(3)
+        raise MemoryError("no room to gather the next one")
+
+    with pair() as (publisher, worker):
+        publisher.declare(weights())
+        tx = Transaction(publisher)
+        with pytest.raises(MemoryError), tx:
+            tx.send(failing())
+        with Transaction(publisher) as after:
+            after.send(weights())
+        assert after.committed
+    assert len(worker.seen) == 1
+
+
+def test_an_exception_before_anything_was_sent_leaves_no_version_under_way() -> None:  # trap 12
+    with Publisher(LOCAL) as publisher:
+        tx = Transaction(publisher)
+        with pytest.raises(KeyError):
+            play(tx, fail)
+        publisher.publish(weights())
+        assert publisher.version > 0
+
+
+def test_weights_may_be_sent_in_parts_once_they_are_declared() -> None:
+    with pair() as (publisher, worker):
+        publisher.declare(weights())
+        with Transaction(publisher) as tx:
+            for pair_of_them in weights().items():
+                tx.send([pair_of_them])
+    assert worker.seen == [bytes_of(weights())]
+
+
+def test_several_parts_in_one_call_are_declared_together() -> None:
+    one, other = nn.Linear(2, 2), nn.Linear(2, 2)
+    with pair() as (publisher, worker), Transaction(publisher) as tx:
+        tx.send(
+            named_weights(one, names=lambda name: f"one.{name}"),
+            named_weights(other, names=lambda name: f"other.{name}"),
+        )
+    assert set(worker.seen[0]) == {"one.weight", "one.bias", "other.weight", "other.bias"}
+
+
+def test_a_part_that_was_not_declared_is_named_with_what_to_do() -> None:  # trap 33
+    with pair() as (publisher, worker):
+        tx = Transaction(publisher)
+        parts = [{name: tensor} for name, tensor in weights().items()]
+        with pytest.raises(InvalidError, match=r'"b" came after.*publisher\.declare'):
+            play(tx, lambda: tx.send(parts[0]), lambda: tx.send(parts[1]))
+        assert publisher.version == 0
+    assert worker.seen == []
+
+
+@pytest.mark.parametrize("sends", [1, 2])
+def test_a_name_sent_twice_is_refused_and_the_version_aborted(sends: int) -> None:  # trap 33
+    twice = [[("a", torch.zeros(3)), ("a", torch.ones(3))], [("a", torch.zeros(3))]][sends - 1]
+    with Publisher(LOCAL) as publisher:
+        publisher.declare(weights())
+        tx = Transaction(publisher)
+        with pytest.raises(InvalidError, match='"a" is sent twice'):
+            play(tx, *[lambda: tx.send(iter(twice))] * sends)
+        assert publisher.version == 0
+
+
+def test_a_version_that_lacks_a_weight_is_aborted_and_the_weight_named() -> None:  # trap 33
+    with Publisher(LOCAL) as publisher:
+        publisher.declare(weights())
+        tx = Transaction(publisher)
+        with pytest.raises(InvalidError, match='lacks "b"'), tx:
+            tx.send({"a": weights()["a"]})
+        assert publisher.version == 0
+        publisher.publish(weights())
+
+
+def test_new_weights_are_declared_by_the_next_transaction() -> None:
+    with pair() as (publisher, worker):
+        for given in (weights(), {**weights(), "c": torch.ones(1)}):
+            with Transaction(publisher) as tx:
+                tx.send(given)
+    assert [set(one) for one in worker.seen] == [{"a", "b"}, {"a", "b", "c"}]
+
+
+def reusing_one_buffer() -> Iterator[tuple[str, torch.Tensor]]:
+    bucket = torch.empty(4)
+    for index, name in enumerate("abc"):
+        yield name, bucket.fill_(index)
+
+
+@pytest.mark.parametrize("declared", [False, True])
+def test_an_iterator_may_reuse_the_memory_of_what_it_gave(declared: bool) -> None:  # trap 31
+    whole = {name: torch.full((4,), float(index)) for index, name in enumerate("abc")}
+    with pair() as (publisher, worker):
+        if declared:
+            publisher.declare(whole)
+        with Transaction(publisher) as tx:
+            tx.send(reusing_one_buffer())
+    assert worker.seen == [bytes_of(whole)]
+
+
+def test_weights_may_change_when_send_has_returned() -> None:  # trap 21
+    given = weights()
+    with pair() as (publisher, worker), Transaction(publisher) as tx:
+        tx.send(given)
+        given["a"].zero_()
+    assert worker.seen == [bytes_of(weights())]
+
+
+def test_a_version_that_is_committed_already_is_not_published_again() -> None:  # trap 35
+    with pair() as (publisher, worker):
+        for _ in range(2):
+            with Transaction(publisher, 7) as tx:
+                tx.send(weights())
+            assert (tx.version, tx.committed) == (7, True)
+    assert len(worker.seen) == 1
+
+
+def test_an_older_version_is_refused() -> None:  # trap 35
+    with Publisher(LOCAL) as publisher:
+        publisher.publish(weights(), 7)
+        tx = Transaction(publisher, 6)
+        with pytest.raises(StaleError), tx:
+            tx.send(weights())
+        assert publisher.version == 7
+
+
+def test_a_cycle_is_repeated_with_the_next_number_after_a_failure() -> None:  # trap 35
+    with pair() as (publisher, worker):
+        for tries in range(2):
+            tx = Transaction(publisher)
+            try:
+                with tx:
+                    tx.send(weights())
+                    if tries == 0:
+                        raise ConnectionError("the first try")
+            except ConnectionError:
+                continue
+        assert tx.committed
+    assert len(worker.seen) == 1
+
+
+def test_abort_drops_the_version_and_sends_no_more() -> None:
+    with pair() as (publisher, worker):
+        with Transaction(publisher) as tx:
+            tx.send(weights())
+            tx.abort()
+            tx.abort()
+            with pytest.raises(StateError, match="over"):
+                tx.send(weights())
+        assert (tx.committed, publisher.version) == (False, 0)
+    assert worker.seen == []
+
+
+def test_a_transaction_is_used_once() -> None:
+    with Publisher(LOCAL) as publisher:
+        with Transaction(publisher) as tx:
+            tx.send(weights())
+        with pytest.raises(StateError, match="over"):
+            tx.send(weights())
+
+
+def test_without_a_publisher_nothing_is_published_but_bad_weights_are_still_refused() -> None:
+    with Transaction(None, 5) as tx:
+        tx.send(weights())
+    assert (tx.version, tx.committed) == (5, False)
+    with pytest.raises(InvalidError), Transaction(None) as tx:
+        tx.send(["no pair"])  # type: ignore[list-item]
+
+
+def test_a_block_that_sends_nothing_publishes_nothing() -> None:
+    with Publisher(LOCAL) as publisher:
+        with Transaction(publisher) as tx:
+            pass
+        assert (tx.version, tx.committed, publisher.version) == (None, False, 0)
+
+
+def refuse(update: Any) -> Any:
+    contents(update)
+    raise ValueError("this engine cannot load it")
+
+
+def test_a_worker_that_fails_after_the_commit_is_reported_and_the_version_holds() -> None:
+    with pair(refuse) as (publisher, _):
+        tx = Transaction(publisher)
+        with pytest.raises(PeerError, match="cannot load it"), tx:
+            tx.send(weights())
+        assert (tx.committed, tx.version, publisher.version) == (True, 1, 1)
+
+
+def test_a_worker_lost_before_the_commit_leaves_the_version_before() -> None:  # trap 12
+    with both() as (publisher, subscriber):
+        tx = Transaction(publisher)
+        with pytest.raises(PeerError):
+            play(tx, lambda: tx.send(weights()), subscriber.close)
+        assert (tx.committed, publisher.version) == (False, 0)
+        with Transaction(publisher) as after:
+            after.send(weights())
+        assert after.committed
+
+
+def test_phases_are_entered_around_what_they_name() -> None:
+    seen: list[str] = []
+
+    @contextmanager
+    def phase(name: str) -> Iterator[None]:
+        seen.append(f"{name} begins")
+        yield
+        seen.append(f"{name} ends")
+
+    with Publisher(LOCAL) as publisher, Transaction(publisher, phases=phase) as tx:
+        tx.send(weights())
+    assert seen == ["publish begins", "publish ends", "commit begins", "commit ends"]
