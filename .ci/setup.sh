@@ -1,9 +1,11 @@
 # shellcheck shell=bash
 # Sourced by examples/demo.sh, tests/run.sh and .ci/run: finds out what a machine lacks, says so,
-# installs it with apt-get, and builds. Touches no network when nothing is missing.
+# installs it with apt-get, and builds; likewise with pip, into .venv. Touches no network when nothing
+# is missing.
 
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 build=$root/build
+venv=$root/.venv
 
 # What building and testing needs: a probe (a command, a pkg-config module or a header), and the
 # Debian packages that bring it. Where releases disagree on a name, the names are parted by "|".
@@ -21,6 +23,15 @@ build_needs=(
     module:jansson         libjansson-dev
     module:cmocka          libcmocka-dev
 )
+
+# What the Python package needs besides: Python 3.11 or later, with venv and pip.
+python_needs=(
+    python:3.11            "python3.11-venv|python3-venv"
+)
+
+# The PyTorch that the tests run with. Where pip finds several builds of it, such as one without CUDA,
+# PIP_EXTRA_INDEX_URL or PIP_FIND_LINKS say which.
+torch_version=2.13.0
 
 # What the rest of CI needs besides. What clang-format makes differs between its versions, so one
 # is meant.
@@ -50,7 +61,18 @@ is_there() {
         done
         return 1
         ;;
+    python:*) python_command >/dev/null ;;
     esac
+}
+
+# python_command: prints the first Python that is new enough and can make environments.
+python_command() {
+    local name
+    for name in python3 python3.14 python3.13 python3.12 python3.11; do
+        "$name" -c 'import ensurepip, sys, venv; sys.exit(sys.version_info < (3, 11))' 2>/dev/null &&
+            echo "$name" && return
+    done
+    return 1
 }
 
 # missing_packages PROBE PACKAGE…: prints the packages whose probe fails, one a line.
@@ -109,4 +131,28 @@ configure() {
         options+=(-DREFIT_WARNINGS_AS_ERRORS=ON)
     fi
     cmake "${options[@]}" "$@" >&2
+}
+
+# python_ready EXTRA,…: makes .venv with PyTorch, refit as these sources have it, and what its extras
+# name. pip looks into the network only if it is new or pyproject.toml has changed.
+python_ready() {
+    local pip=("$venv/bin/pip" -q --disable-pip-version-check) project=$root/bindings/python stamp
+    local package=("$project[$1]" "torch==$torch_version") # never another one for the sake of an extra
+    stamp=$venv/.refit-${1//,/-}
+    install_missing "${build_needs[@]}" "${python_needs[@]}" || return
+    if [ ! -x "$venv/bin/pip" ]; then
+        say "Making .venv, with PyTorch $torch_version"
+        "$(python_command)" -m venv "$venv" || return
+    fi
+    if cmp -s "$stamp" "$project/pyproject.toml"; then
+        package=(--no-deps --no-index "$project")
+    else
+        say "Installing into .venv: refit[$1]"
+        "${pip[@]}" install "torch==$torch_version" "scikit-build-core>=0.11" >&2 || return
+    fi
+    if command -v ccache >/dev/null; then
+        local -x CMAKE_C_COMPILER_LAUNCHER=ccache
+    fi
+    "${pip[@]}" install --no-build-isolation "${package[@]}" >&2 || return
+    cp "$project/pyproject.toml" "$stamp"
 }

@@ -1,0 +1,148 @@
+"""The package holds what it should, and its C library keeps to itself in a process of others."""
+
+import importlib.metadata
+import re
+import shutil
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+import refit
+from refit import _library
+
+PAIR = """
+import ctypes, threading
+from refit import _abi
+from refit._library import call, lib
+from refit.config import load_config
+
+def refit_round(version):
+    config = load_config(environment=False, device="host", broadcast_linger_ms=100)
+    publisher, subscriber = ctypes.c_void_p(), ctypes.c_void_p()
+    call(lib.refit_publisher_open, b"tcp://127.0.0.1:0", config._as_c, ctypes.byref(publisher))
+    endpoint = lib.refit_publisher_endpoint(publisher)
+    call(lib.refit_subscriber_open, endpoint, config._as_c, ctypes.byref(subscriber))
+    tensor = _abi.refit_tensor(size=ctypes.sizeof(_abi.refit_tensor), name=b"w",
+                               dtype=_abi.REFIT_F32, rank=1, bytes=16, alias_of=2**32 - 1)
+    tensor.shape[0] = 4
+    bytes_ = (ctypes.c_float * 4)(1, 2, 3, version)
+    call(lib.refit_publisher_declare, publisher, ctypes.byref(tensor), 1)
+    call(lib.refit_publisher_wait_workers, publisher, 1, 30000)
+    call(lib.refit_publisher_begin, publisher, version)
+    call(lib.refit_publisher_write, publisher, 0, bytes_, 16, None, _abi.refit_stream_ref())
+    got = []
+
+    def receive():
+        update, found = ctypes.c_void_p(), ctypes.c_void_p()
+        call(lib.refit_subscriber_next, subscriber, 30000, ctypes.byref(update))
+        call(lib.refit_update_tensor, update, 0, ctypes.byref(tensor), ctypes.byref(found))
+        got.extend((ctypes.c_float * 4).from_address(found.value))
+        call(lib.refit_update_accept, update)
+        lib.refit_update_close(update)
+
+    worker = threading.Thread(target=receive)
+    worker.start()
+    call(lib.refit_publisher_commit, publisher)
+    worker.join()
+    lib.refit_subscriber_close(subscriber)
+    lib.refit_publisher_close(publisher)
+    assert got == [1, 2, 3, version], got
+"""
+
+ZMQ = """
+import zmq
+
+def zmq_round(text):
+    context = zmq.Context()
+    with context, context.socket(zmq.REP) as server, context.socket(zmq.REQ) as client:
+        port = server.bind_to_random_port("tcp://127.0.0.1")
+        client.connect(f"tcp://127.0.0.1:{port}")
+        client.send_string(text)
+        server.send_string(server.recv_string() + "!")
+        assert client.recv_string() == text + "!"
+"""
+
+ROUNDS = """
+for number in range(1, 4):
+    zmq_round(f"before {number}")
+    refit_round(number)
+    zmq_round(f"after {number}")
+with open("/proc/self/maps") as maps:
+    print(sorted({line.split()[-1] for line in maps if "libzmq" in line}))
+"""
+
+
+@pytest.mark.parametrize("order", ["pyzmq first", "refit first"])
+def test_pyzmq_and_refit_work_in_one_process(order: str) -> None:
+    """pyzmq brings a libzmq of its own: each side calls the one that it was built for."""
+    pytest.importorskip("zmq", reason="pyzmq is not installed")
+    program = ZMQ + PAIR if order == "pyzmq first" else PAIR + ZMQ
+    done = subprocess.run(
+        [sys.executable, "-c", program + ROUNDS], capture_output=True, text=True, timeout=100
+    )
+    assert done.returncode == 0, done.stderr
+    assert "libzmq" in done.stdout
+
+
+def test_the_library_shows_its_door_and_nothing_else() -> None:
+    nm = shutil.which("nm")
+    if nm is None:
+        pytest.skip("there is no nm here")
+    command = [nm, "-D", "--defined-only", str(_library._path())]
+    rows = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    names = {row.split()[-1].split("@")[0] for row in rows.splitlines()}
+    assert len(names) > 50
+    assert {name for name in names if not name.startswith("refit_")} <= {"REFIT_0.1"}
+
+
+def project(root: Path) -> dict[str, object]:
+    text = (root / "bindings" / "python" / "pyproject.toml").read_text()
+    found: dict[str, object] = tomllib.loads(text)["project"]
+    return found
+
+
+def test_one_version_for_all(root: Path) -> None:
+    """Python's is read from _version.py by the build; the C library's is compared at import."""
+    assert project(root)["dynamic"] == ["version"]
+    found = re.search(r"project\(refit VERSION (\S+)", (root / "CMakeLists.txt").read_text())
+    assert found is not None
+    assert found[1] == refit.__version__
+
+
+def installed() -> importlib.metadata.Distribution:
+    try:
+        found = importlib.metadata.distribution("refit")
+    except importlib.metadata.PackageNotFoundError:
+        pytest.skip("refit is imported from its sources here")
+    if not Path(refit.__file__).is_relative_to(Path(str(found.locate_file("")))):
+        pytest.skip("refit is imported from its sources here")
+    return found
+
+
+def test_the_wheel_is_for_every_python() -> None:
+    wheel = installed().read_text("WHEEL") or ""
+    assert re.search(r"^Tag: py3-none-linux_\w+$", wheel, re.MULTILINE)
+
+
+def test_the_wheel_needs_nothing_by_itself() -> None:
+    needs = installed().requires or []
+    assert [one for one in needs if "extra ==" not in one] == []
+
+
+def test_the_wheel_holds_the_library_the_types_and_the_licence() -> None:
+    files = {str(one) for one in installed().files or []}
+    assert "refit/lib/librefit.so" in files
+    assert "refit/py.typed" in files
+    assert any(one.endswith("/licenses/LICENSE") for one in files)
+    ours = {one.split("/")[0] for one in files}
+    assert {one for one in ours if not one.startswith("refit")} == set()
+
+
+def test_what_is_installed_is_what_the_sources_say(root: Path) -> None:
+    """Otherwise all other tests would prove something else."""
+    where = Path(str(installed().locate_file("refit")))
+    sources = root / "bindings" / "python" / "src" / "refit"
+    for file in sources.rglob("*.py"):
+        assert (where / file.relative_to(sources)).read_bytes() == file.read_bytes(), file
