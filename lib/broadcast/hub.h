@@ -130,6 +130,9 @@ void rft_round_begin(rft_hub *hub, int64_t now);
 void rft_round_seal(rft_hub *hub, int64_t now);
 /* Drops the version under way; legal while it is being written or staged. */
 void rft_round_abort(rft_hub *hub, refit_status status, const char *reason);
+/* The trainer waits no longer. Before the decision the version is aborted; after it, it stands, and
+ * nobody is awaited any more. Legal from begin until it is finished. */
+void rft_round_cancel(rft_hub *hub, int64_t now);
 /* The store is rolled back: whoever is behind is offered the committed version. */
 void rft_round_settle(rft_hub *hub, int64_t now);
 

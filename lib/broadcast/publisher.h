@@ -9,6 +9,8 @@
 #ifndef RFT_PUBLISHER_H
 #define RFT_PUBLISHER_H
 
+#include <stdatomic.h>
+
 #include "base/thread.h"
 #include "broadcast/carrier.h"
 #include "broadcast/channel.h"
@@ -27,8 +29,9 @@ typedef struct rft_unsettled {
 struct refit_publisher {
     refit_config config;
     rft_segment probe;
-    rft_channel *channel; /* the service thread's while it runs */
-    int waker;            /* ends the service thread's poll */
+    rft_channel *channel;  /* the service thread's while it runs */
+    int waker;             /* ends the service thread's poll */
+    atomic_bool cancelled; /* set by any thread, taken by the caller's, in the wait that it ends */
     rft_thread thread;
 
     rft_mutex lock;
@@ -54,6 +57,10 @@ struct refit_publisher {
 
 /* Waits until the service thread uses neither store nor frames. Called with the lock held. */
 void rft_publisher_await_sending(refit_publisher *publisher);
+
+/* Whether refit_publisher_cancel was called since the last time: it is told once. What is to be
+ * seen by a wait that is under way is asked for with the lock held. */
+bool rft_publisher_take_cancel(refit_publisher *publisher);
 
 /* REFIT_ERR_STATE: a version is under way. */
 refit_status rft_publisher_check_idle(refit_publisher *publisher, refit_error *error);

@@ -28,12 +28,16 @@ refit_status refit_publisher_wait_workers(refit_publisher *publisher, uint32_t c
     RFT_REFUSE_IF(publisher == NULL, error, REFIT_ERR_INVALID, "wait_workers needs a publisher");
     int64_t deadline = rft_deadline(timeout_ms);
     rft_lock(&publisher->lock);
+    bool cancelled = rft_publisher_take_cancel(publisher);
     uint32_t there = rft_peers_count_subscribed(&publisher->hub.peers);
-    while (there < count && rft_ms_until(deadline) > 0) {
+    while (!cancelled && there < count && rft_ms_until(deadline) > 0) {
         (void)rft_cond_wait(&publisher->changed, &publisher->lock, deadline);
+        cancelled = rft_publisher_take_cancel(publisher);
         there = rft_peers_count_subscribed(&publisher->hub.peers);
     }
     rft_unlock(&publisher->lock);
+    RFT_REFUSE_IF(cancelled, error, REFIT_ERR_CANCELLED,
+                  "refit_publisher_cancel ended the wait for workers");
     RFT_REFUSE_IF(there < count, error, REFIT_ERR_TIMEOUT,
                   "%" PRIu32 " of %" PRIu32 " workers have subscribed after %" PRIu32 " ms", there,
                   count, timeout_ms);

@@ -5,7 +5,8 @@
  * (its loan's pending), and nobody may be reading it; where that cannot be had in time, the slot
  * gets fresh memory instead, private memory if need be. What may wait, and how long: begin for
  * readers, until the staging timeout; commit for its two phases, whose deadlines the service thread
- * keeps.
+ * keeps. Each of these waits looks for a cancel whenever the service thread has had a turn, and
+ * cancel gives it one.
  */
 #include <inttypes.h>
 
@@ -23,19 +24,44 @@ void rft_publisher_await_sending(refit_publisher *publisher)
     }
 }
 
+/* ---- Cancelling */
+
+void refit_publisher_cancel(refit_publisher *publisher)
+{
+    if (publisher == NULL) return;
+    atomic_store(&publisher->cancelled, true);
+    rft_waker_set(publisher->waker);
+}
+
+bool rft_publisher_take_cancel(refit_publisher *publisher)
+{
+    return atomic_exchange(&publisher->cancelled, false);
+}
+
 /* ---- Beginning */
+
+static refit_status check_begin(refit_publisher *publisher, refit_error *error)
+{
+    RFT_REFUSE_IF(rft_publisher_take_cancel(publisher), error, REFIT_ERR_CANCELLED,
+                  "refit_publisher_cancel came before version %" PRIu64 " had begun",
+                  publisher->hub.round.version);
+    return REFIT_OK;
+}
 
 /* Waits until nobody reads the slot that comes next, and turns out who does not let go. Called with
  * the lock held. */
-static void await_readers(refit_publisher *publisher, int64_t deadline)
+static refit_status await_readers(refit_publisher *publisher, int64_t deadline, refit_error *error)
 {
     bool blocked = rft_round_is_blocked(&publisher->hub);
-    while (blocked && rft_ms_until(deadline) > 0) {
+    refit_status status = check_begin(publisher, error);
+    while (status == REFIT_OK && blocked && rft_ms_until(deadline) > 0) {
         (void)rft_cond_wait(&publisher->changed, &publisher->lock, deadline);
         blocked = rft_round_is_blocked(&publisher->hub);
+        status = check_begin(publisher, error);
     }
-    if (blocked) rft_round_evict_readers(&publisher->hub, rft_now());
+    if (status == REFIT_OK && blocked) rft_round_evict_readers(&publisher->hub, rft_now());
     rft_publisher_await_sending(publisher);
+    return status;
 }
 
 /* Shared memory that is lost to a crashed reader must not end the training where sockets will do:
@@ -72,6 +98,14 @@ static refit_status slot_clear(refit_publisher *publisher, uint32_t slot, refit_
     return status;
 }
 
+/* Likewise the version's place wherever it is kept, once no copy goes there any more. */
+static refit_status place_clear(refit_publisher *publisher, uint32_t slot, refit_error *error)
+{
+    rft_publisher_await_copies(publisher, rft_deadline(publisher->config.broadcast_linger_ms));
+    RFT_TRY(slot_clear(publisher, slot, error));
+    return rft_publisher_clear_gpu(publisher, slot, error);
+}
+
 refit_status refit_publisher_begin(refit_publisher *publisher, uint64_t version, refit_error *error)
 {
     RFT_REFUSE_IF(publisher == NULL, error, REFIT_ERR_INVALID, "begin needs a publisher");
@@ -79,15 +113,15 @@ refit_status refit_publisher_begin(refit_publisher *publisher, uint64_t version,
     int64_t deadline = rft_deadline(publisher->config.broadcast_stage_timeout_ms);
     rft_lock(&publisher->lock);
     refit_status status = rft_round_prepare(hub, &version, error);
-    if (status == REFIT_OK) await_readers(publisher, deadline);
+    bool prepared = status == REFIT_OK;
+    if (prepared) status = await_readers(publisher, deadline, error);
     rft_unlock(&publisher->lock);
-    if (status != REFIT_OK) return status;
+    if (!prepared) return status;
 
     uint32_t slot = rft_store_target(publisher->store);
-    rft_publisher_await_copies(publisher, rft_deadline(publisher->config.broadcast_linger_ms));
-    status = slot_clear(publisher, slot, error);
-    if (status == REFIT_OK) status = rft_publisher_clear_gpu(publisher, slot, error);
+    if (status == REFIT_OK) status = place_clear(publisher, slot, error);
     rft_lock(&publisher->lock);
+    if (status == REFIT_OK) status = check_begin(publisher, error);
     if (status == REFIT_OK) {
         rft_store_begin(publisher->store, version);
         if (publisher->gpu != NULL) rft_gpu_store_begin(publisher->gpu, slot, version);
@@ -146,8 +180,26 @@ static void await_outcome(refit_publisher *publisher)
 {
     const rft_round *round = &publisher->hub.round;
     while (round->state == RFT_ROUND_STAGING || round->state == RFT_ROUND_COMMITTING) {
-        (void)rft_cond_wait(&publisher->changed, &publisher->lock, rft_deadline(WAIT_STEP_MS));
+        if (rft_publisher_take_cancel(publisher)) {
+            rft_round_cancel(&publisher->hub, rft_now());
+        } else {
+            (void)rft_cond_wait(&publisher->changed, &publisher->lock, rft_deadline(WAIT_STEP_MS));
+        }
     }
+}
+
+/* Called with the lock held. */
+static refit_status seal(refit_publisher *publisher, refit_error *error)
+{
+    if (rft_publisher_take_cancel(publisher)) {
+        rft_round_cancel(&publisher->hub, rft_now());
+        return REFIT_OK;
+    }
+    RFT_TRY(rft_store_seal(publisher->store, error));
+    if (publisher->gpu != NULL) rft_gpu_store_seal(publisher->gpu);
+    rft_round_seal(&publisher->hub, rft_now());
+    rft_waker_set(publisher->waker);
+    return REFIT_OK;
 }
 
 refit_status refit_publisher_commit(refit_publisher *publisher, refit_error *error)
@@ -158,13 +210,8 @@ refit_status refit_publisher_commit(refit_publisher *publisher, refit_error *err
     rft_lock(&publisher->lock);
     /* With nobody to wait for, seal commits: no frame may be made while slots change roles. */
     rft_publisher_await_sending(publisher);
-    refit_status status = rft_store_seal(publisher->store, error);
-    if (status == REFIT_OK) {
-        if (publisher->gpu != NULL) rft_gpu_store_seal(publisher->gpu);
-        rft_round_seal(&publisher->hub, rft_now());
-        rft_waker_set(publisher->waker);
-        await_outcome(publisher);
-    }
+    refit_status status = seal(publisher, error);
+    if (status == REFIT_OK) await_outcome(publisher);
     refit_error result = publisher->hub.round.result;
     bool aborted = publisher->hub.round.state == RFT_ROUND_ABORTED;
     rft_unlock(&publisher->lock);

@@ -17,6 +17,7 @@
  *   STAGING     All is written, SEAL went out; STAGED, FAILED and losses decide.
  *   COMMITTING  The version is committed. Staged members have until their due to say COMMITTED;
  *               who stages only now is told COMMIT at once.
+ *               A cancel ends this, too, and nobody is awaited any more.
  *   ABORTED     Everybody was told ABORT; the store is being rolled back. Nothing is served.
  *
  * With commit: all, one member lost or failed ends STAGING at once: what cannot succeed is not
@@ -254,6 +255,37 @@ void rft_round_abort(rft_hub *hub, refit_status status, const char *reason)
         rft_peer *peer = hub->peers.live[i];
         peer->due = 0;
         if (peer->task.version == round->version) rft_hub_drop_task(hub, peer, status, reason);
+    }
+}
+
+/* Nobody is waited for any more; how many were. */
+static uint32_t dismiss_all(rft_hub *hub)
+{
+    uint32_t silent = 0;
+    for (uint32_t i = 0; i < hub->peers.count; i++) {
+        rft_peer *peer = hub->peers.live[i];
+        silent += peer->awaited;
+        peer->awaited = false;
+        peer->due = 0;
+    }
+    return silent;
+}
+
+void rft_round_cancel(rft_hub *hub, int64_t now)
+{
+    rft_round *round = &hub->round;
+    if (round->state == RFT_ROUND_COMMITTING) {
+        round->state = RFT_ROUND_IDLE;
+        hub->counts.commit_seconds = rft_seconds(now - round->decided);
+        (void)rft_fail(&round->result, REFIT_ERR_CANCELLED,
+                       "version %" PRIu64 " is committed, but refit_publisher_cancel ended the "
+                       "wait for %" PRIu32 " workers to apply it",
+                       round->version, dismiss_all(hub));
+    } else {
+        (void)rft_fail(&round->result, REFIT_ERR_CANCELLED,
+                       "version %" PRIu64 " is aborted: refit_publisher_cancel ended its commit",
+                       round->version);
+        rft_round_abort(hub, REFIT_ERR_CANCELLED, "the trainer cancelled it");
     }
 }
 

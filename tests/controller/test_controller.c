@@ -218,6 +218,22 @@ static void a_verb_called_again_adds_to_its_figure(void **state)
     bench_close(&on);
 }
 
+/* The version is aborted or has not begun, the states stay away, and the next publish goes. */
+static void a_cancelled_publish_leaves_the_cycle_where_it_was(void **state)
+{
+    (void)state;
+    cycle_bench on;
+    enter(&on, REFIT_CLEARED);
+    uint64_t before = refit_publisher_version(on.publisher);
+    refit_publisher_cancel(on.publisher);
+    assert_int_equal(publish(&on), REFIT_ERR_CANCELLED);
+    assert_int_equal(bench_state(&on), REFIT_CLEARED);
+    assert_int_equal(refit_publisher_version(on.publisher), before);
+    assert_ok(publish(&on));
+    assert_int_equal(bench_state(&on), REFIT_REFITTED);
+    bench_close(&on);
+}
+
 static void state_names_are_constants(void **state)
 {
     (void)state;
@@ -239,6 +255,7 @@ int main(void)
         cmocka_unit_test(a_controller_opens_where_the_states_are),
         cmocka_unit_test(figures_of_a_cycle),
         cmocka_unit_test(a_verb_called_again_adds_to_its_figure),
+        cmocka_unit_test(a_cancelled_publish_leaves_the_cycle_where_it_was),
         cmocka_unit_test(state_names_are_constants),
     };
     return cmocka_run_group_tests_name("controller", tests, NULL, NULL);

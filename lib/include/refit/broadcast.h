@@ -140,8 +140,17 @@ REFIT_API REFIT_MUST_CHECK refit_status refit_publisher_declare(refit_publisher 
                                                                 const refit_tensor *tensors,
                                                                 uint32_t count, refit_error *error);
 
-/* Waits until `count` workers are subscribed. REFIT_ERR_TIMEOUT says how many there are. Since 0.1.
+/*
+ * Ends a wait: makes the refit_publisher_wait_workers, _begin or _commit that is under way (also
+ * inside refit_controller_publish), or else the next one, return REFIT_ERR_CANCELLED; each says
+ * below what that leaves. Any thread, and safe in a signal handler; not after close. Twice is once,
+ * and NULL is allowed. One that came too late for its call is for the next: waiting for 0 workers
+ * takes it back. Since 0.1.
  */
+REFIT_API void refit_publisher_cancel(refit_publisher *publisher);
+
+/* Waits until `count` workers are subscribed. REFIT_ERR_TIMEOUT says how many there are;
+ * REFIT_ERR_CANCELLED. Since 0.1. */
 REFIT_API REFIT_MUST_CHECK refit_status refit_publisher_wait_workers(refit_publisher *publisher,
                                                                      uint32_t count,
                                                                      uint32_t timeout_ms,
@@ -159,8 +168,9 @@ REFIT_API REFIT_MUST_CHECK refit_status refit_publisher_wait_workers(refit_publi
  * version there: who was turned out can no longer accept what it reads; where the GPU has no fresh
  * memory, broadcast.gpu: auto sends this version the other ways. REFIT_ERR_STATE (nothing declared,
  * or one is under way), REFIT_ERR_STALE (number used); REFIT_ERR_HOST_MEMORY, REFIT_ERR_SYSTEM (no
- * fresh memory), REFIT_ERR_DEVICE_MEMORY (likewise, with broadcast.gpu: require): nothing has begun
- * then, and a later begin tries again. Since 0.1.
+ * fresh memory), REFIT_ERR_DEVICE_MEMORY (likewise, with broadcast.gpu: require),
+ * REFIT_ERR_CANCELLED (nobody is evicted then; the wait for the transport is not cut short):
+ * nothing has begun then, and a later begin tries again. Since 0.1.
  */
 REFIT_API REFIT_MUST_CHECK refit_status refit_publisher_begin(refit_publisher *publisher,
                                                               uint64_t version, refit_error *error);
@@ -193,7 +203,10 @@ REFIT_API REFIT_MUST_CHECK refit_status refit_publisher_write(refit_publisher *p
  * way, which then serves nothing until the next version); REFIT_ERR_PEER or
  * REFIT_ERR_TIMEOUT, and refit_publisher_worker names who and why. Once committed, workers that
  * fail to apply are named but do not undo it, and those that have not said in time are evicted as
- * well: REFIT_ERR_PEER, with publish_version at the new one. A version that lacks a tensor is
+ * well: REFIT_ERR_PEER, with publish_version at the new one. REFIT_ERR_CANCELLED before the workers
+ * are told to commit aborts the version, complete or not; after that the version stands
+ * (publish_version is the new one), and only the wait ends: who has not yet said that it applied it
+ * may say so later, and is not evicted. A version that lacks a tensor is
  * REFIT_ERR_STATE and stays open. With no workers at all (and commit: all) it commits at once: the
  * store serves who comes later. Since 0.1.
  */

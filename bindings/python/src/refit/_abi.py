@@ -571,6 +571,9 @@ PROTOTYPES: Final[dict[str, tuple[Any, list[Any]]]] = {
         c_uint32,
         POINTER(refit_error),
     ]),
+    "refit_publisher_cancel": (None, [
+        c_void_p,
+    ]),
     "refit_publisher_wait_workers": (c_int, [
         c_void_p,
         c_uint32,
