@@ -1,15 +1,32 @@
 """The trainer's end: what is declared, written and committed, and what goes wrong."""
 
 import os
+import pickle
 import struct
+import threading
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from broadcasting import pair
+from broadcasting import LOCAL, PATIENCE, WorkerThread, both, pair
 from refit import dtypes
-from refit.manifest import Alias, Typed
+from refit.errors import (
+    BusyError,
+    ConfigError,
+    DeadlineError,
+    InvalidError,
+    LimitError,
+    NotFoundError,
+    PeerError,
+    SecurityError,
+    StaleError,
+    StateError,
+    UnsupportedError,
+)
+from refit.manifest import Alias, TensorSpec, Typed
+from refit.publisher import Publisher
 
 ONE = {"w": np.arange(4, dtype=np.float32)}
 
@@ -56,3 +73,363 @@ def test_every_type_is_carried(name: str, shm: str) -> None:
     with pair(look, broadcast_shm=shm) as (publisher, worker):
         publisher.publish({"w": Typed(raw, name, shape)})
     assert worker.seen == [(name, shape, raw)]
+
+
+def test_it_declares_again_only_when_something_changed() -> None:
+    with pair() as (publisher, worker):
+        publisher.publish(ONE)
+        before = publisher.declared
+        publisher.publish({"w": np.zeros(4, np.float32)})
+        assert publisher.declared is before
+        publisher.publish({"w": np.zeros(5, np.float32)})
+        assert publisher.declared == (TensorSpec("w", "F32", (5,)),)
+        publisher.publish({"w": np.zeros(5, np.float32), "x": np.zeros(1, np.int8)})
+    assert [len(seen["w"]) for seen in worker.seen] == [16, 16, 20, 20]
+
+
+def test_versions_are_numbered_by_the_caller_or_by_it_trap_35() -> None:
+    with Publisher(LOCAL) as publisher:
+        assert [publisher.publish(ONE, version) for version in (None, 7, None)] == [1, 7, 8]
+        for used in (7, 8):
+            with pytest.raises(StaleError, match=str(used)):
+                publisher.publish(ONE, used)
+        for bad in (0, -1, 2**64):
+            with pytest.raises(InvalidError, match="they count from 1"):
+                publisher.publish(ONE, bad)
+        assert publisher.version == 8
+
+
+def test_the_steps_can_be_taken_one_by_one() -> None:
+    with pair() as (publisher, worker):
+        publisher.declare([TensorSpec("b", "I8", (2,)), TensorSpec("a", "F32", (1,))])
+        publisher.begin()
+        publisher.write("a", np.ones(1, np.float32))
+        publisher.write("b", memoryview(b"xy").cast("b"))
+        publisher.commit()
+        publisher.begin(9)
+        publisher.abort()
+        assert publisher.version == 1
+    assert worker.seen == [{"b": b"xy", "a": struct.pack("f", 1)}]
+
+
+def test_a_step_out_of_order_is_refused_with_what_is_missing() -> None:
+    with Publisher(LOCAL) as publisher:
+        for step in (publisher.begin, publisher.commit, publisher.abort):
+            with pytest.raises(StateError):
+                step()
+        with pytest.raises(NotFoundError, match="'w' was not declared"):
+            publisher.write("w", ONE["w"])
+        publisher.declare(ONE)
+        with pytest.raises(StateError, match="begin"):
+            publisher.write("w", ONE["w"])
+        publisher.begin()
+        for busy in (publisher.begin, lambda: publisher.declare({"x": b"a"})):
+            with pytest.raises(StateError):
+                busy()
+        assert [spec.name for spec in publisher.declared] == ["w"]
+        with pytest.raises(StateError):
+            publisher.commit()  # it lacks a tensor, and stays open
+        publisher.write("w", ONE["w"])
+        with pytest.raises(StateError):
+            publisher.write("w", ONE["w"])
+        publisher.commit()
+        assert publisher.version == 1
+
+
+def test_a_write_is_checked_against_what_was_declared_trap_33() -> None:
+    with Publisher(LOCAL) as publisher:
+        publisher.declare([*manifest_of(ONE), TensorSpec("tied", "F32", (4,), "w")])
+        publisher.begin()
+        with pytest.raises(InvalidError, match=r"w is F64 \[4\], but was declared as F32 \[4\]"):
+            publisher.write("w", np.zeros(4))
+        with pytest.raises(InvalidError, match=r"w is F32 \[2, 2\]"):
+            publisher.write("w", np.zeros((2, 2), np.float32))
+        with pytest.raises(NotFoundError, match="'x' was not declared"):
+            publisher.write("x", np.zeros(4, np.float32))
+        with pytest.raises(InvalidError, match="bytes of its own, not as tied"):
+            publisher.write("w", Alias("tied"))
+        publisher.write("tied", np.ones(4, np.float32))  # travels with the one it is tied to
+        publisher.write("w", ONE["w"])
+        publisher.commit()
+
+
+def manifest_of(weights: Any) -> tuple[TensorSpec, ...]:
+    return tuple(TensorSpec(name, "F32", array.shape) for name, array in weights.items())
+
+
+class Failing:
+    """Weights that say what they are, and fail at one of them."""
+
+    def __init__(self, count: int, at: int, why: BaseException) -> None:
+        self.count, self.at, self.why = count, at, why
+
+    def manifest(self) -> list[TensorSpec]:
+        return [TensorSpec(f"w{i}", "F32", (4,)) for i in range(self.count)]
+
+    def __iter__(self) -> Iterator[tuple[str, Any]]:
+        for i in range(self.count):
+            if i == self.at:
+                raise self.why
+            yield f"w{i}", np.full(4, i, np.float32)
+
+
+@pytest.mark.parametrize("at", [0, 1, 2])
+@pytest.mark.parametrize("why", [ValueError("broken"), KeyboardInterrupt()])
+def test_a_version_that_fails_midway_never_was_trap_12(at: int, why: BaseException) -> None:
+    with pair() as (publisher, worker):
+        publisher.publish(ONE)
+        with pytest.raises(type(why)):
+            publisher.publish(Failing(3, at, why))
+        assert publisher.version == 1
+        assert worker.subscriber.describe().version == 1
+        assert (
+            publisher.publish(Failing(3, 3, why)) == 3
+        )  # the number of the one that failed is gone
+    assert [list(seen) for seen in worker.seen] == [["w"], ["w0", "w1", "w2"]]
+
+
+def test_an_iterator_that_fails_before_anything_began_leaves_all_as_it_was() -> None:
+    def broken() -> Iterator[tuple[str, Any]]:
+        yield "w", ONE["w"]
+        raise ValueError("broken")
+
+    with Publisher(LOCAL) as publisher:
+        with pytest.raises(ValueError, match="broken"):
+            publisher.publish(broken())
+        assert publisher.declared == ()
+        assert publisher.publish(ONE) == 1
+
+
+def test_a_version_that_lacks_a_tensor_is_dropped_trap_33() -> None:
+    class Short(Failing):
+        def __iter__(self) -> Iterator[tuple[str, Any]]:
+            yield "w0", np.zeros(4, np.float32)
+
+    with Publisher(LOCAL) as publisher:
+        with pytest.raises(StateError):
+            publisher.publish(Short(2, 9, ValueError()))
+        assert publisher.version == 0
+        assert publisher.publish(ONE) > 0
+
+
+def test_weights_that_say_what_they_are_need_not_be_held_together(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    class Counted(np.ndarray):
+        alive = 0
+        most = 0
+
+        def __del__(self) -> None:
+            Counted.alive -= 1
+
+    class Gathered:
+        def manifest(self) -> list[TensorSpec]:
+            return [TensorSpec(f"w{i}", "U8", (100,)) for i in range(50)]
+
+        def __iter__(self) -> Iterator[tuple[str, Any]]:
+            for i in range(50):
+                made = np.full(100, i, np.uint8).view(Counted)
+                Counted.alive += 1
+                Counted.most = max(Counted.most, Counted.alive)
+                yield f"w{i}", made
+
+    monkeypatch.setattr("refit.publisher._HELD_BYTES", 300)
+    with pair() as (publisher, worker):
+        publisher.publish(Gathered())
+    assert worker.seen[0] == {f"w{i}": bytes([i]) * 100 for i in range(50)}
+    assert Counted.most <= 6
+
+
+def test_copies_of_scattered_tensors_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    # trap 30: one that is larger than the bound travels alone
+    monkeypatch.setattr("refit.publisher._HELD_BYTES", 64)
+    scattered = {f"w{i}": torch.arange(8 * (i + 1.0)).view(-1, 4).t() for i in range(12)}
+    with pair() as (publisher, worker):
+        publisher.publish(scattered)
+    assert worker.seen[0] == {n: t.contiguous().numpy().tobytes() for n, t in scattered.items()}
+
+
+def test_who_refused_and_why_is_in_the_exception() -> None:
+    def refuse(update: Any) -> None:
+        raise RuntimeError("no such layer: lm_head")
+
+    with pair(refuse) as (publisher, worker):
+        with pytest.raises(PeerError) as failed:
+            publisher.publish(ONE)
+        assert [one.name for one in failed.value.workers] == ["w0"]
+        assert "RuntimeError: no such layer: lm_head" in failed.value.workers[0].reason
+        assert failed.value.workers[0].status
+        again = pickle.loads(pickle.dumps(failed.value))
+        assert again.workers == failed.value.workers
+    assert [str(why) for why in worker.failures] == ["no such layer: lm_head"] * len(
+        worker.failures
+    )
+
+
+def test_who_did_not_decide_in_time_is_in_the_exception() -> None:
+    with both(broadcast_commit_timeout_ms="50ms") as (publisher, subscriber):
+        with pytest.raises((PeerError, DeadlineError)) as failed:
+            publisher.publish(ONE)
+        assert [one.name for one in failed.value.workers] == ["w0"]
+        assert publisher.version == 1  # it was committed all the same
+        subscriber.next(PATIENCE).close()
+
+
+def test_workers_are_described() -> None:
+    with pair() as (publisher, _worker):
+        publisher.publish(ONE)
+        (one,) = publisher.workers()
+        assert (one.name, one.version, one.status, one.reason) == ("w0", 1, 0, "")
+        assert one.subscribed
+        assert one.member
+        assert one.committed
+        assert one.path in ("shm", "socket")
+        with pytest.raises(AttributeError):
+            one.name = "else"  # type: ignore[misc]
+
+
+def test_waiting_for_workers_says_how_many_there_are() -> None:
+    with Publisher(LOCAL) as publisher:
+        publisher.wait_workers(0)
+        with pytest.raises(DeadlineError, match="0 of 2"):
+            publisher.wait_workers(2, 0.01)
+        with pytest.raises(TimeoutError):
+            publisher.wait_workers(1, 0)
+        for bad in (-1, 2**32):
+            with pytest.raises(InvalidError, match="cannot be waited for"):
+                publisher.wait_workers(bad)
+        with pytest.raises(InvalidError, match="timeout"):
+            publisher.wait_workers(1, -1)
+
+
+def test_no_tensors_at_all_are_refused_or_carried_but_nothing_breaks() -> None:
+    with Publisher(LOCAL) as publisher:
+        with pytest.raises(InvalidError):
+            publisher.publish({})
+        assert publisher.publish(ONE) == 1
+
+
+def test_limits_are_checked_before_memory_is_taken() -> None:
+    with Publisher(LOCAL, limits_tensors=2) as publisher:
+        with pytest.raises(LimitError, match=r"limits\.tensors"):
+            publisher.publish(dict.fromkeys("abc", b"x"))
+        assert publisher.declared == ()
+        assert publisher.publish({"a": b"x"}) == 1
+
+
+def test_an_endpoint_that_cannot_be_is_refused_with_a_sentence() -> None:
+    with Publisher(LOCAL) as publisher:
+        assert publisher.endpoint.startswith("tcp://127.0.0.1:")
+        with pytest.raises(BusyError):
+            Publisher(publisher.endpoint)
+    with pytest.raises(SecurityError, match="insecure"):
+        Publisher("tcp://0.0.0.0:0")
+    with pytest.raises(InvalidError):
+        Publisher("nonsense")
+    with pytest.raises(InvalidError, match="NUL"):
+        Publisher("tcp://127.0.0.1:0\0")
+    with pytest.raises(ConfigError, match="slots"):
+        Publisher(LOCAL, broadcast_slots=3)
+
+
+def test_one_thread_at_a_time_uses_it() -> None:
+    inside = threading.Event()
+    go_on = threading.Event()
+
+    def slow() -> Iterator[tuple[str, Any]]:
+        inside.set()
+        go_on.wait(PATIENCE)
+        yield "w", ONE["w"]
+
+    with Publisher(LOCAL) as publisher:
+        trainer = threading.Thread(target=publisher.publish, args=(slow(),))
+        trainer.start()
+        assert inside.wait(PATIENCE)
+        for call in (publisher.begin, publisher.abort, publisher.close, publisher.commit):
+            with pytest.raises(StateError, match="one thread at a time"):
+                call()
+        with pytest.raises(StateError, match="one thread at a time"):
+            publisher.publish(ONE)
+        assert publisher.version == 0  # these are for any thread
+        assert publisher.stats()["workers"] == 0
+        go_on.set()
+        trainer.join()
+        assert publisher.version == 1
+
+
+def test_it_refuses_itself_within_its_own_publish() -> None:
+    with Publisher(LOCAL) as publisher:
+
+        def reentrant() -> Iterator[tuple[str, Any]]:
+            yield "w", ONE["w"]
+            publisher.publish(ONE)
+
+        with pytest.raises(StateError, match="in the middle of a call"):
+            publisher.publish(reentrant())
+        assert publisher.publish(ONE) == 1
+
+
+def test_after_close_everything_is_refused_and_a_second_close_does_nothing() -> None:
+    publisher = Publisher(LOCAL)
+    publisher.close()
+    publisher.close()
+    assert publisher.closed
+    assert publisher.endpoint
+    for call in (
+        lambda: publisher.publish(ONE),
+        lambda: publisher.wait_workers(1, 0),
+        lambda: publisher.version,
+        lambda: publisher.use_device("host"),
+        publisher.begin,
+        publisher.commit,
+        publisher.abort,
+        publisher.workers,
+        publisher.stats,
+    ):
+        with pytest.raises(StateError, match="this Publisher is closed"):
+            call()
+
+
+def test_it_cannot_be_pickled_trap_27() -> None:
+    with Publisher(LOCAL) as publisher, pytest.raises(TypeError, match="cannot be pickled"):
+        pickle.dumps(publisher)
+
+
+def test_figures_are_numbers_by_their_c_names() -> None:
+    with pair() as (publisher, _worker):
+        publisher.publish(ONE)
+        figures = publisher.stats()
+        assert figures["publish_version"] == 1
+        assert figures["publish_bytes_last"] == 16
+        assert figures["workers"] == figures["workers_committed_last"] == 1
+        assert all(isinstance(value, (int, float)) for value in figures.values())
+
+
+def test_a_device_is_named_in_the_callers_words() -> None:
+    with Publisher(LOCAL) as publisher:
+        publisher.use_device(torch.device("cpu"))  # nothing to share: nothing happens
+        publisher.use_device("host")
+        with pytest.raises(InvalidError, match=r"3\.5 is no device"):
+            publisher.use_device(3.5)
+        with pytest.raises(InvalidError):
+            publisher.use_device("mainframe")
+        assert publisher.publish(ONE) == 1
+
+
+def test_a_device_is_required_where_there_is_none_to_share() -> None:
+    with (
+        Publisher(LOCAL, broadcast_gpu="require") as publisher,
+        pytest.raises(UnsupportedError),
+    ):
+        publisher.use_device("host")
+
+
+def test_late_joiners_get_the_current_version_trap_28() -> None:
+    with Publisher(LOCAL) as publisher:
+        for value in range(3):
+            publisher.publish({"w": np.full(4, value, np.float32)})
+        with WorkerThread(publisher.endpoint, lambda update: update.version) as worker:
+            publisher.wait_workers(1, PATIENCE)
+            assert publisher.publish(ONE) == 4
+        assert worker.seen[-1] == 4
+        assert set(worker.seen) <= {3, 4}

@@ -236,6 +236,7 @@ class Subscriber(Handle):
         """
         if self._turn.is_mine:  # a signal handler within next: which closes it on its way out
             self._ending = True
+            lib.refit_subscriber_wake(self._live)
             return
         self._end_waits()
         super().close()

@@ -96,9 +96,8 @@ class View:
         import numpy
 
         dtype = dtypes.to_numpy(self._entry.dtype, bits=bits)
-        array = numpy.frombuffer(self._memory("a NumPy array"), dtype).reshape(self.shape)
-        array.flags.writeable = False
-        return array
+        memory = memoryview(self._memory("a NumPy array")).toreadonly()
+        return numpy.frombuffer(memory, dtype).reshape(self.shape)
 
     def torch(self) -> "Tensor":
         """A PyTorch tensor on the memory, on the host or on the update's GPU: read it only.

@@ -1,0 +1,366 @@
+"""A worker's end: waits and what ends them, one update at a time, and what goes wrong."""
+
+import asyncio
+import gc
+import pickle
+import select
+import signal
+import threading
+import time
+from typing import Any
+
+import numpy as np
+import pytest
+from broadcasting import LOCAL, PATIENCE, both, contents
+from refit.errors import (
+    CancelledError,
+    ConfigError,
+    DeadlineError,
+    InvalidError,
+    NotFoundError,
+    StateError,
+    UnsupportedError,
+)
+from refit.publisher import Publisher
+from refit.subscriber import Subscriber
+
+ONE = {"w": np.arange(4, dtype=np.float32)}
+
+
+def publish_on_a_thread(publisher: Publisher, weights: Any = ONE) -> threading.Thread:
+    def publish() -> None:
+        try:
+            publisher.publish(weights)
+        except Exception as why:
+            failed.append(why)
+
+    failed: list[Exception] = []
+    trainer = threading.Thread(target=publish)
+    trainer.start()
+    return trainer
+
+
+def taken(subscriber: Subscriber) -> dict[str, bytes]:
+    with subscriber.next(PATIENCE) as update:
+        return contents(update)
+
+
+def test_nothing_new_in_time_is_a_timeout_that_says_who_is_there() -> None:
+    with both() as (publisher, subscriber):
+        trainer = publish_on_a_thread(publisher)
+        taken(subscriber)  # so that it has joined
+        trainer.join()
+        for seconds in (0, 0.01):
+            with pytest.raises(DeadlineError, match="the trainer is there"):
+                subscriber.next(seconds)
+        with pytest.raises(TimeoutError):
+            subscriber.next(0)
+    with (
+        Subscriber("tcp://127.0.0.1:9") as subscriber,
+        pytest.raises(DeadlineError, match="no trainer has answered"),
+    ):
+        subscriber.next(0.01)
+
+
+def test_a_time_that_is_none_is_refused() -> None:
+    with Subscriber(LOCAL.replace(":0", ":9")) as subscriber:
+        for bad in (-1, float("nan")):
+            with pytest.raises(InvalidError, match="a timeout of"):
+                subscriber.next(bad)
+
+
+def test_its_own_timeout_is_for_loops_and_for_waits_without_one() -> None:
+    with Subscriber("tcp://127.0.0.1:9", timeout=0.01) as subscriber:
+        with pytest.raises(DeadlineError):
+            subscriber.next()
+        with pytest.raises(DeadlineError):
+            list(subscriber)
+
+
+def test_a_trainer_may_come_later() -> None:
+    with Publisher(LOCAL) as found:
+        endpoint = found.endpoint
+    with Subscriber(endpoint) as subscriber, Publisher(endpoint) as publisher:
+        publisher.wait_workers(1, PATIENCE)
+        trainer = publish_on_a_thread(publisher)
+        assert taken(subscriber) == {"w": ONE["w"].tobytes()}
+        trainer.join()
+
+
+def test_one_update_is_open_at_a_time() -> None:
+    with both() as (publisher, subscriber):
+        trainer = publish_on_a_thread(publisher)
+        first = subscriber.next(PATIENCE)
+        with pytest.raises(StateError, match="version 1 is still open"):
+            subscriber.next(0)
+        first.accept()
+        with pytest.raises(StateError, match="version 1 is still open"):
+            subscriber.next(0)
+        first.close()
+        with pytest.raises(DeadlineError):
+            subscriber.next(0)
+        trainer.join()
+
+
+def test_a_loop_takes_version_after_version() -> None:
+    seen = []
+    with both() as (publisher, subscriber):
+
+        def train() -> None:
+            for _ in range(3):
+                publisher.publish(ONE)
+            subscriber.wake()
+
+        trainer = threading.Thread(target=train)
+        trainer.start()
+        for update in subscriber:
+            with update:
+                seen.append(update.version)
+        trainer.join()
+    assert seen == [1, 2, 3]
+
+
+def test_wake_ends_a_wait_of_another_thread() -> None:
+    with Subscriber("tcp://127.0.0.1:9") as subscriber:
+        waker = threading.Thread(target=subscriber.wake)
+        waker.start()
+        with pytest.raises(CancelledError):
+            subscriber.next(PATIENCE)
+        waker.join()
+
+
+def test_wake_ends_the_next_wait_once() -> None:
+    with Subscriber("tcp://127.0.0.1:9") as subscriber:
+        subscriber.wake()
+        with pytest.raises(CancelledError):
+            subscriber.next(PATIENCE)
+        with pytest.raises(DeadlineError):
+            subscriber.next(0)
+        subscriber.wake()
+        assert list(subscriber) == []
+
+
+@pytest.mark.parametrize("looping", [False, True])
+def test_close_in_another_thread_ends_a_wait(looping: bool) -> None:
+    subscriber = Subscriber("tcp://127.0.0.1:9")
+    outcome: list[Any] = []
+
+    def wait() -> None:
+        try:
+            outcome.append(list(subscriber) if looping else subscriber.next())
+        except StateError as why:
+            outcome.append(str(why))
+
+    waiter = threading.Thread(target=wait)
+    waiter.start()
+    subscriber.close()
+    waiter.join(PATIENCE)
+    assert not waiter.is_alive()
+    assert subscriber.closed
+    if looping:
+        assert outcome == [[]]
+    else:
+        assert outcome[0] in (
+            "this Subscriber was closed while it waited",
+            "this Subscriber is closed",
+        )
+
+
+def test_a_signal_handler_may_close_what_is_waiting() -> None:
+    subscriber = Subscriber("tcp://127.0.0.1:9")
+    before = signal.signal(signal.SIGALRM, lambda *_: subscriber.close())
+    try:
+        signal.setitimer(signal.ITIMER_REAL, 0.05)
+        with pytest.raises(StateError, match="closed"):
+            subscriber.next(PATIENCE)
+    finally:
+        signal.signal(signal.SIGALRM, before)
+    assert subscriber.closed
+
+
+def test_an_exception_of_a_signal_handler_ends_a_wait_and_nothing_is_lost() -> None:
+    class Alarm(Exception):
+        pass
+
+    def ring(*_: object) -> None:
+        raise Alarm
+
+    before = signal.signal(signal.SIGALRM, ring)
+    try:
+        with both() as (publisher, subscriber):
+            signal.setitimer(signal.ITIMER_REAL, 0.05)
+            with pytest.raises(Alarm):
+                subscriber.next(PATIENCE)
+            trainer = publish_on_a_thread(publisher)
+            assert taken(subscriber) == {"w": ONE["w"].tobytes()}
+            trainer.join()
+    finally:
+        signal.signal(signal.SIGALRM, before)
+
+
+def test_an_update_that_did_not_reach_the_caller_is_given_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    with both() as (publisher, subscriber):
+        trainer = publish_on_a_thread(publisher)
+        with monkeypatch.context() as broken:
+            broken.setattr("refit.subscriber.Update", lambda *_: 1 / 0)
+            with pytest.raises(ZeroDivisionError):
+                subscriber.next(PATIENCE)
+        with subscriber.next(0) as update:
+            assert update.version == 1
+        trainer.join()
+        assert publisher.workers()[0].committed
+
+
+def test_the_descriptor_is_readable_while_there_is_a_version() -> None:
+    with both() as (publisher, subscriber):
+        assert select.select([subscriber], [], [], 0)[0] == []
+        trainer = publish_on_a_thread(publisher)
+        assert select.select([subscriber], [], [], PATIENCE)[0] == [subscriber]
+        with subscriber.next(0):
+            pass
+        trainer.join()
+        assert select.select([subscriber], [], [], 0)[0] == []
+
+
+def test_it_waits_in_asyncio() -> None:
+    async def work(subscriber: Subscriber) -> int:
+        ready = asyncio.Event()
+        loop = asyncio.get_running_loop()
+        loop.add_reader(subscriber, ready.set)
+        try:
+            await asyncio.wait_for(ready.wait(), PATIENCE)
+        finally:
+            loop.remove_reader(subscriber)
+        with subscriber.next(0) as update:
+            return update.version
+
+    with both() as (publisher, subscriber):
+        trainer = publish_on_a_thread(publisher)
+        assert asyncio.run(work(subscriber)) == 1
+        trainer.join()
+
+
+def test_one_thread_at_a_time_waits() -> None:
+    with Subscriber("tcp://127.0.0.1:9") as subscriber:
+        waiter = threading.Thread(target=lambda: list(subscriber))
+        waiter.start()
+        end = time.monotonic() + PATIENCE
+        refused = False
+        while not refused and time.monotonic() < end:
+            try:
+                subscriber.next(0)
+            except DeadlineError:
+                continue  # the other one has not begun
+            except StateError as why:
+                refused = "one thread at a time" in str(why)
+        assert refused
+        assert subscriber.describe().state == "connecting"  # this is for any thread
+        assert subscriber.stats()["receive_version"] == 0
+        subscriber.wake()
+        waiter.join()
+
+
+def test_a_dropped_update_is_refused_and_the_version_comes_again() -> None:
+    with both() as (publisher, subscriber):
+        trainer = publish_on_a_thread(publisher)
+        update = subscriber.next(PATIENCE)
+        update["w"].numpy()
+        del update
+        gc.collect()
+        trainer.join()
+        with subscriber.next(PATIENCE) as again:
+            assert again.version == 1
+
+
+def test_a_dropped_subscriber_leaves() -> None:
+    with Publisher(LOCAL) as publisher:
+        subscriber = Subscriber(publisher.endpoint)
+        publisher.wait_workers(1, PATIENCE)
+        del subscriber
+        gc.collect()
+        assert publisher.publish(ONE) == 1
+
+
+def test_an_open_update_ends_with_its_subscriber() -> None:
+    with both() as (publisher, subscriber):
+        trainer = publish_on_a_thread(publisher)
+        update = subscriber.next(PATIENCE)
+        subscriber.close()
+        assert update.closed
+        with pytest.raises(StateError):
+            update["w"]
+        with pytest.raises(StateError):
+            update.accept()
+        update.close()
+        trainer.join()
+
+
+def test_it_describes_itself() -> None:
+    with both() as (publisher, subscriber):
+        trainer = publish_on_a_thread(publisher)
+        taken(subscriber)
+        trainer.join()
+        info = subscriber.describe()
+        assert (info.worker, info.version, info.connected) == ("w0", 1, True)
+        assert info.epoch
+        trainer = publish_on_a_thread(publisher)
+        taken(subscriber)
+        trainer.join()
+        figures = subscriber.stats()
+        assert figures["receive_count"] >= 1  # the last one may still be on its way to the figures
+        assert all(isinstance(value, (int, float)) for value in figures.values())
+    with Subscriber("tcp://127.0.0.1:9") as subscriber:
+        assert subscriber.describe().worker
+        assert not subscriber.describe().connected
+
+
+def test_what_cannot_be_is_refused_when_it_is_made() -> None:
+    with pytest.raises(InvalidError):
+        Subscriber("nonsense")
+    with pytest.raises(InvalidError, match="NUL"):
+        Subscriber("tcp://127.0.0.1:9\0")
+    with pytest.raises(ConfigError, match="worker"):
+        Subscriber("tcp://127.0.0.1:9", worker="w" * 64)
+    with pytest.raises(NotFoundError, match="broadcast_slot"):
+        Subscriber("tcp://127.0.0.1:9", broadcast_slot=1)
+
+
+def test_a_device_is_named_in_the_callers_words() -> None:
+    with Subscriber("tcp://127.0.0.1:9") as subscriber:
+        subscriber.use_device("host")
+        with pytest.raises(StateError, match="has a device already"):
+            subscriber.use_device("host")
+        with pytest.raises(InvalidError):
+            subscriber.use_device(None)
+    with Subscriber("tcp://127.0.0.1:9", broadcast_gpu="require") as subscriber:
+        with pytest.raises(StateError, match="refit_subscriber_use_device"):
+            subscriber.next(0)
+        with pytest.raises(UnsupportedError):
+            subscriber.use_device("host")
+
+
+def test_after_close_everything_is_refused_and_a_second_close_does_nothing() -> None:
+    subscriber = Subscriber("tcp://127.0.0.1:9")
+    subscriber.close()
+    subscriber.close()
+    for call in (
+        subscriber.next,
+        subscriber.wake,
+        subscriber.fileno,
+        subscriber.describe,
+        subscriber.stats,
+        lambda: subscriber.use_device("host"),
+    ):
+        with pytest.raises(StateError, match="closed"):
+            call()
+    assert list(subscriber) == []
+
+
+def test_it_cannot_be_pickled_trap_27() -> None:
+    with (
+        Subscriber("tcp://127.0.0.1:9") as subscriber,
+        pytest.raises(TypeError, match="cannot be pickled"),
+    ):
+        pickle.dumps(subscriber)

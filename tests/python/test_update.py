@@ -1,0 +1,493 @@
+"""A version in the worker's hands: views, decisions, loading, and the end of it."""
+
+import gc
+import pickle
+import threading
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from broadcasting import PATIENCE, both, pair, published
+from refit.errors import InvalidError, NotFoundError, PeerError, StateError, UnsupportedError
+from refit.manifest import Typed
+from refit.publisher import Publisher
+from refit.update import Update
+
+MATRIX = torch.arange(6.0).view(2, 3)
+
+
+def model() -> torch.nn.Module:
+    made = torch.nn.ModuleDict({"embed": torch.nn.Embedding(4, 3), "head": torch.nn.Linear(3, 4)})
+    made["head"].weight = made["embed"].weight
+    return made
+
+
+def snapshot(module: torch.nn.Module) -> dict[str, torch.Tensor]:
+    return {name: tensor.clone() for name, tensor in module.state_dict().items()}
+
+
+def equal(left: dict[str, torch.Tensor], right: dict[str, torch.Tensor]) -> bool:
+    return left.keys() == right.keys() and all(torch.equal(left[n], right[n]) for n in left)
+
+
+# ---- Views
+
+
+def test_tensors_are_views_of_the_same_memory() -> None:
+    with published({"w": MATRIX, "tied": MATRIX}) as update:
+        first, second = dict(update.tensors()), dict(update.tensors())
+        assert torch.equal(first["w"], MATRIX)
+        assert first["w"].data_ptr() == second["w"].data_ptr() == second["tied"].data_ptr()
+        assert first["w"].data_ptr() % 64 == 0
+        assert update["tied"].alias_of == "w"
+        assert update["w"].alias_of is None
+        assert update.nbytes == MATRIX.nbytes
+        assert update.device == "cpu"
+
+
+def test_arrays_are_read_only_views() -> None:
+    with published({"w": MATRIX}) as update:
+        array = dict(update.arrays())["w"]
+        assert array.tolist() == MATRIX.tolist()
+        assert np.asarray(update["w"]).ctypes.data == array.ctypes.data
+        with pytest.raises(ValueError, match="read-only"):
+            array[0] = 1
+        with pytest.raises(ValueError, match="WRITEABLE"):
+            array.flags.writeable = True
+        with pytest.raises(TypeError):
+            update["w"].bytes[0] = 1  # type: ignore[index]
+
+
+def test_copies_are_the_callers_own() -> None:
+    with published({"w": MATRIX}) as update:
+        tensors, arrays = dict(update.tensors(copy=True)), dict(update.arrays(copy=True))
+        update.close()
+        arrays["w"][0, 0] = 9
+        assert torch.equal(tensors["w"], MATRIX)
+
+
+def test_it_is_a_collection_of_names() -> None:
+    with published({"b": MATRIX, "a": torch.tensor(1)}) as update:
+        assert list(update) == list(update.keys()) == ["b", "a"]
+        assert len(update) == 2
+        assert "a" in update
+        assert "c" not in update
+        assert (update["b"].dtype, update["b"].shape, update["b"].nbytes) == ("F32", (2, 3), 24)
+        assert len(update["b"]) == 2
+        with pytest.raises(TypeError, match="a is a scalar"):
+            len(update["a"])
+        with pytest.raises(LookupError, match="no tensor 'c'"):
+            update["c"]
+        with pytest.raises(NotFoundError):
+            update["c"]
+
+
+def test_types_that_numpy_lacks_come_as_bits_or_with_a_sentence(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setitem(__import__("sys").modules, "ml_dtypes", None)
+    with published({"w": MATRIX.bfloat16()}) as update:
+        with pytest.raises(UnsupportedError, match="bits=True"):
+            update["w"].numpy()
+        with pytest.raises(UnsupportedError, match="bits=True"):
+            dict(update.arrays())
+        bits = dict(update.arrays(bits=True))["w"]
+        assert bits.dtype == np.uint16
+        assert torch.equal(torch.from_numpy(bits.copy()).view(torch.bfloat16), MATRIX.bfloat16())
+
+
+@pytest.mark.parametrize(
+    "tensor",
+    [
+        MATRIX,
+        MATRIX.bfloat16(),
+        MATRIX.to(torch.float8_e5m2),
+        torch.tensor(7),
+        torch.empty(0, 3),
+        torch.ones(2, 1, 2, dtype=torch.bool),
+        torch.tensor([1 + 2j]),
+    ],
+    ids=lambda tensor: f"{tensor.dtype}-{list(tensor.shape)}",
+)
+def test_dlpack_shows_the_memory_to_other_libraries(tensor: torch.Tensor) -> None:
+    with published({"w": tensor}) as update:
+        view = update["w"]
+        there = torch.from_dlpack(view)
+        assert there.dtype == tensor.dtype
+        assert torch.equal(there, tensor)
+        if tensor.numel():
+            assert there.data_ptr() == view.torch().data_ptr()
+        assert view.__dlpack_device__() == (1, 0)
+
+
+def test_dlpack_neither_copies_nor_moves_and_leaks_nothing() -> None:
+    with published({"w": MATRIX, "raw": Typed(b"abc", "F6_E2M3", (4,))}) as update:
+        view = update["w"]
+        for _ in range(1000):
+            np.from_dlpack(view)
+        with pytest.raises(BufferError, match="copy it with"):
+            view.__dlpack__(copy=True)
+        with pytest.raises(BufferError):
+            view.__dlpack__(dl_device=(2, 0))
+        with pytest.raises(UnsupportedError, match="no code for F6_E2M3"):
+            update["raw"].__dlpack__()
+        assert bytes(update["raw"].bytes) == b"abc"
+
+
+def test_packed_types_have_pytorchs_shape() -> None:
+    raw = bytes(range(6))
+    with published({"w": Typed(raw, "F4", (2, 6))}) as update:
+        tensor = update["w"].torch()
+        assert (tensor.dtype, tuple(tensor.shape)) == (torch.float4_e2m1fn_x2, (2, 3))
+        assert tensor.view(torch.uint8).flatten().tolist() == list(raw)
+
+
+def test_tensors_behind_odd_sizes_are_aligned_trap_29() -> None:
+    weights = {
+        "odd": torch.ones(3, dtype=torch.bfloat16),
+        "wide": torch.arange(4, dtype=torch.float64),
+        "byte": torch.ones(1, dtype=torch.uint8),
+        "complex": torch.tensor([1j]),
+    }
+    with published(weights, broadcast_shm="off") as update:
+        assert equal(dict(update.tensors(copy=True)), weights)
+        assert {tensor.data_ptr() % 64 for _, tensor in update.tensors()} == {0}
+
+
+def test_a_tensor_larger_than_a_frame_comes_whole_trap_30() -> None:
+    weights = {"w": torch.arange(100_000, dtype=torch.int32)}
+    with published(weights, broadcast_shm="off", broadcast_frame_bytes="64KiB") as update:
+        assert equal(dict(update.tensors(copy=True)), weights)
+
+
+def test_references_that_a_loader_keeps_can_be_owned_trap_31() -> None:
+    with pair(lambda update: dict(update.tensors(copy=True))) as (publisher, worker):
+        for value in range(4):
+            publisher.publish({"w": torch.full((8,), float(value))})
+    assert [float(seen["w"].sum()) for seen in worker.seen] == [0, 8, 16, 24]
+
+
+# ---- The end
+
+
+@pytest.mark.parametrize("inference", [False, True])
+def test_what_was_kept_of_a_closed_update_is_empty_and_not_torn_trap_31(inference: bool) -> None:
+    with published({"w": MATRIX}) as update, torch.inference_mode(inference):
+        kept = update["w"].torch()
+        update.close()
+        assert kept.numel() == 0
+        with pytest.raises(RuntimeError):
+            torch.zeros(2, 3).copy_(kept)
+
+
+def test_after_close_nothing_is_handed_out() -> None:
+    with published({"w": MATRIX}) as update:
+        view = update["w"]
+        tensors = update.tensors()
+        update.close()
+        update.close()
+        for call in (
+            lambda: update["w"],
+            lambda: next(tensors),
+            lambda: list(update.views()),
+            lambda: list(update.arrays()),
+            lambda: update.load_into({}),
+            lambda: view.bytes,
+            view.torch,
+            view.numpy,
+            view.__dlpack__,
+            update.accept,
+            update.refuse,
+        ):
+            with pytest.raises(StateError, match="closed"):
+                call()
+        assert update.version == 1
+        assert update.closed
+        assert repr(update) == "Update(version 1, closed)"
+
+
+def test_it_cannot_be_pickled_trap_27() -> None:
+    with published({"w": MATRIX}) as update, pytest.raises(TypeError, match="cannot be pickled"):
+        pickle.dumps(update)
+
+
+def test_a_view_holds_its_update() -> None:
+    held: list[np.ndarray[Any, Any]] = []
+    with both() as (publisher, subscriber):
+        trainer = threading.Thread(target=publish_in_vain, args=(publisher,))
+        trainer.start()
+        update = subscriber.next(PATIENCE)
+        held.append(update["w"].numpy())
+        del update
+        gc.collect()
+        with pytest.raises(StateError, match="still open"):
+            subscriber.next(0)
+        assert held[0].tolist() == MATRIX.tolist()
+        held.clear()  # now nobody refers to it: it is refused
+        gc.collect()
+        trainer.join()
+        assert "closed without a decision" in publisher.workers()[0].reason
+
+
+def publish_in_vain(publisher: Publisher) -> None:
+    with pytest.raises(PeerError):
+        publisher.publish({"w": MATRIX})
+
+
+# ---- Decisions
+
+
+def refused_with(apply: Any) -> list[Any]:
+    """What the trainer is told of a worker that fails like this."""
+    with pair(apply) as (publisher, _worker):
+        with pytest.raises(PeerError) as failed:
+            publisher.publish({"w": MATRIX})
+        return list(failed.value.workers)
+
+
+def test_a_clean_exit_accepts() -> None:
+    with pair(lambda update: update.version) as (publisher, worker):
+        publisher.publish({"w": MATRIX})
+        assert publisher.workers()[0].committed
+        assert worker.seen == [1]
+
+
+def test_an_exception_refuses_with_its_text_and_goes_on() -> None:
+    def fail(update: Update) -> None:
+        raise ValueError("the engine is asleep\0!")
+
+    (one,) = refused_with(fail)
+    assert "ValueError: the engine is asleep" in one.reason
+
+
+def test_an_exception_without_text_refuses_with_its_name() -> None:
+    def fail(update: Update) -> None:
+        raise ZeroDivisionError
+
+    (one,) = refused_with(fail)
+    assert "ZeroDivisionError" in one.reason
+
+
+def test_a_base_exception_refuses_too() -> None:
+    with both() as (publisher, subscriber):
+        trainer = threading.Thread(target=publish_in_vain, args=(publisher,))
+        trainer.start()
+        with pytest.raises(KeyboardInterrupt), subscriber.next(PATIENCE):
+            raise KeyboardInterrupt
+        trainer.join()
+        assert "KeyboardInterrupt" in publisher.workers()[0].reason
+
+
+def test_a_refusal_without_a_look_keeps_the_version_before() -> None:
+    outcomes: list[Any] = []
+
+    def fail_the_second(update: Update) -> None:
+        if update.version == 2:
+            raise ValueError("not today")
+        outcomes.append(update.version)
+
+    with pair(fail_the_second) as (publisher, worker):
+        publisher.publish({"w": MATRIX})
+        with pytest.raises(PeerError):
+            publisher.publish({"w": MATRIX})
+        assert worker.subscriber.describe().version == 1
+        publisher.publish({"w": MATRIX})
+        assert worker.subscriber.describe().version == 3
+    assert outcomes == [1, 3]
+
+
+def test_a_refusal_after_a_look_holds_nothing() -> None:
+    def fail(update: Update) -> None:
+        list(update.tensors())
+        held.append(update._holds(None))
+        update.kept = True
+        held.append(update._holds(None))
+        raise ValueError
+
+    held: list[bool] = []
+    with pair(fail) as (publisher, _worker), pytest.raises(PeerError):
+        publisher.publish({"w": MATRIX})
+    assert held[:2] == [False, True]
+
+
+def test_a_decision_is_made_once() -> None:
+    with published({"w": MATRIX}) as update:
+        update.accept()
+        for again in (update.accept, update.refuse):
+            with pytest.raises(StateError, match="accepted or refused before"):
+                again()
+        assert torch.equal(update["w"].torch(), MATRIX)  # the views stay until close
+        with update:
+            pass
+
+
+def test_an_explicit_refusal_has_the_callers_words() -> None:
+    def refuse(update: Update) -> None:
+        update.refuse("too hot", kept=False)
+
+    (one,) = refused_with(refuse)
+    assert "too hot" in one.reason
+
+
+def test_a_failed_refusal_does_not_hide_the_failure(monkeypatch: pytest.MonkeyPatch) -> None:
+    def unable(*_: object) -> None:
+        raise StateError("no desk")
+
+    with published({"w": MATRIX}) as update:
+        monkeypatch.setattr(update, "refuse", unable)
+        with pytest.raises(ValueError, match="mine") as failed, update:
+            raise ValueError("mine")
+        assert failed.value.__notes__ == ["refit: the trainer could not be told: no desk"]
+        assert update.closed
+
+
+def test_a_subscriber_closed_within_the_block_does_not_hide_the_failure() -> None:
+    def close_and_fail(update: Update) -> None:
+        with update:
+            subscriber.close()
+            raise ValueError("mine")
+
+    with both() as (publisher, subscriber):
+        trainer = threading.Thread(target=publish_in_vain, args=(publisher,))
+        trainer.start()
+        update = subscriber.next(PATIENCE)
+        with pytest.raises(ValueError, match="mine"):
+            close_and_fail(update)
+        trainer.join()
+
+
+# ---- Loading
+
+
+def test_a_module_is_loaded_in_place() -> None:
+    source, target = model(), model()
+    addresses = {name: tensor.data_ptr() for name, tensor in target.state_dict().items()}
+    with published(source.state_dict()) as update:
+        assert update.load_into(target) == ([], [])
+    assert equal(snapshot(source), snapshot(target))
+    assert addresses == {name: tensor.data_ptr() for name, tensor in target.state_dict().items()}
+    assert target["head"].weight is target["embed"].weight
+
+
+def test_a_tied_weight_is_there_under_one_of_its_names_trap_1() -> None:
+    source, target = model(), model()
+    weights = source.state_dict()
+    del weights["head.weight"]
+    with published(weights) as update:
+        assert update.load_into(target).missing == []
+    assert equal(snapshot(source), snapshot(target))
+
+
+def test_mappings_of_tensors_and_arrays_are_loaded() -> None:
+    tensors, arrays = {"w": torch.zeros(3, 2).t()}, {"w": np.zeros((2, 3), np.float32)}
+    with published({"w": MATRIX}) as update:
+        update.load_into(tensors)
+        update.load_into(arrays)
+    assert torch.equal(tensors["w"], MATRIX)
+    assert arrays["w"].tolist() == MATRIX.tolist()
+
+
+@pytest.mark.parametrize(
+    ("change", "sentence"),
+    [
+        (lambda w: w.pop("head.bias"), r"it lacks head\.bias"),
+        (lambda w: w.update(extra=MATRIX), "it has extra too many"),
+        (lambda w: w.update({"head.bias": torch.zeros(5)}), r"head\.bias is \[5\] and not \[4\]"),
+        (
+            lambda w: w.update({"head.bias": torch.zeros(4).half()}),
+            r"head\.bias is F16 and not F32 \(cast=True converts\)",
+        ),
+    ],
+)
+def test_what_does_not_fit_changes_nothing_trap_33(change: Any, sentence: str) -> None:
+    source, target = model(), model()
+    before = snapshot(target)
+    weights = dict(source.state_dict())
+    change(weights)
+    with published(weights) as update:
+        with pytest.raises(InvalidError, match=f"nothing was changed: .*{sentence}"):
+            update.load_into(target)
+        assert update._holds(None)
+    assert equal(before, snapshot(target))
+
+
+def test_everything_that_does_not_fit_is_said_at_once() -> None:
+    with published({"a": MATRIX, "b": MATRIX}) as update, pytest.raises(InvalidError) as failed:
+        update.load_into({"a": torch.zeros(3), "c": torch.zeros(1)})
+    for part in ("a is [2, 3] and not [3]", "it lacks c", "it has b too many"):
+        assert part in str(failed.value)
+
+
+def test_long_lists_are_cut() -> None:
+    with (
+        published({f"w{i}": b"x" for i in range(20)}) as update,
+        pytest.raises(InvalidError, match="w7 and 12 more too many"),
+    ):
+        update.load_into({})
+
+
+def test_names_on_one_side_only_can_be_allowed() -> None:
+    target = {"a": torch.zeros(2, 3), "c": torch.ones(1)}
+    with published({"a": MATRIX, "b": MATRIX + 1}) as update:
+        assert update.load_into(target, strict=False) == (["c"], ["b"])
+    assert torch.equal(target["a"], MATRIX)
+    assert float(target["c"]) == 1
+
+
+def test_types_are_converted_only_when_asked_trap_33() -> None:
+    target = {"w": torch.zeros(2, 3, dtype=torch.bfloat16)}
+    arrays = {"w": np.zeros((2, 3), np.float64)}
+    with published({"w": MATRIX}) as update:
+        for places in (target, arrays):
+            with pytest.raises(InvalidError, match="cast=True converts"):
+                update.load_into(places)
+            update.load_into(places, cast=True)
+    assert torch.equal(target["w"], MATRIX.bfloat16())
+    assert arrays["w"].tolist() == MATRIX.tolist()
+
+
+@pytest.mark.parametrize(
+    ("place", "sentence"),
+    [
+        (np.broadcast_to(np.float32(0), (2, 3)), "read-only"),
+        (bytearray(24), r"\[2, 3\] and not \[24\]"),
+        (memoryview(bytearray(24)).cast("f", (2, 3)), "no tensor or array"),
+        ("text", "is no tensor"),
+        (torch.zeros(2, 3, device="meta"), "device meta"),
+    ],
+)
+def test_what_cannot_be_written_is_refused_before(place: Any, sentence: str) -> None:
+    good = torch.zeros(2, 3)
+    with (
+        published({"good": MATRIX, "w": MATRIX}) as update,
+        pytest.raises(InvalidError, match=sentence),
+    ):
+        update.load_into({"good": good, "w": place})
+    assert not good.any()
+
+
+def test_what_is_no_target_is_refused() -> None:
+    with (
+        published({"w": MATRIX}) as update,
+        pytest.raises(InvalidError, match="a int cannot be loaded into"),
+    ):
+        update.load_into(3)
+
+
+def test_buffers_that_no_version_has_are_missing_trap_32() -> None:
+    norm = torch.nn.BatchNorm1d(3)
+    with published(dict(norm.named_parameters())) as update:
+        with pytest.raises(InvalidError, match=r"it lacks running_mean"):
+            update.load_into(norm)
+        left = update.load_into(norm, strict=False)
+    assert left.missing == ["running_mean", "running_var", "num_batches_tracked"]
+
+
+def test_parameters_that_need_gradients_are_loaded_and_keep_them() -> None:
+    target = model()
+    target["head"].bias.grad = torch.ones(4)
+    with published(model().state_dict()) as update:
+        update.load_into(target)
+    assert target["head"].bias.requires_grad
+    assert target["head"].bias.grad.sum() == 4
