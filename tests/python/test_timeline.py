@@ -11,7 +11,7 @@ import pytest
 from refit import _memory_now, _picture
 from refit.errors import InvalidError, StateError
 from refit.observers import Observers
-from refit.timeline import Series, Timeline
+from refit.timeline import Series, Span, Timeline
 
 MIB = 1 << 20
 
@@ -198,6 +198,20 @@ def test_refits_own_phases_always_have_their_colours_and_all_differ() -> None:
     assert colours["offload"] == _picture.PHASES["offload"]
     assert len(set(colours.values())) == len(names)
     assert list(colours) == names
+
+
+def test_the_pictures_time_begins_with_the_first_thing_recorded() -> None:
+    series = [Series("arena", "host", [(5.0, 1), (7.0, 2)])]
+    spans, moved = _picture.from_the_first([Span("offload", 6.0, 1.0)], series)
+    assert (spans[0].start, moved[0].points) == (1.0, [(0.0, 1), (2.0, 2)])
+    assert series[0].points[0] == (5.0, 1)
+
+
+@pytest.mark.parametrize(
+    ("name", "row"), [("offload", "refit"), ("copies behind", "behind"), ("rollouts", "loop")]
+)
+def test_each_kind_of_phase_has_its_row(name: str, row: str) -> None:
+    assert _picture.row_of(name) == row
 
 
 def test_a_series_has_its_last_value_until_the_next_sample() -> None:

@@ -1,14 +1,16 @@
-"""A timeline as a picture: the device's memory above, the host's below, phases shaded in both.
+"""A timeline as a picture: phases above, the device's memory below them, then the host's.
 
-Colours are those of Okabe and Ito, which people who see colours differently can tell apart; the
-legend gives each phase's name and how long it took. matplotlib is imported here, and only its
-drawing half: no window is opened, and its global state is left alone.
+Refit's phases are shaded in the memory, too; those of the loop, and copies that went on behind
+others, have rows of their own. Colours are those of Okabe and Ito, which people who see colours
+differently can tell apart; the legend says each phase's name and how long it took. matplotlib is
+imported here, and only its drawing half: no window is opened, its global state is left alone.
 """
 
 import os
 import statistics
 from bisect import bisect_right
 from collections.abc import Iterable
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -22,7 +24,10 @@ PHASES = {
     "join": "#D55E00",
 }
 OTHERS = ("#F0E442", "#56B4E9", "#999999", "#B8A3D9", "#C4B49A")
-INK = ("#34495E", "#85A0B8", "#C3CFDA", "#5D6D7E")
+BEHIND = "behind"
+ROWS = ("behind", "refit", "loop")
+INK = ("#2F4B66", "#7B95AD", "#A9B8C6", "#5D6D7E")
+AREA = ("#A8BACB", "#CBD6E0", "#E2E8EE", "#BCC7D1")
 GIB, MIB = 1 << 30, 1 << 20
 
 
@@ -32,16 +37,19 @@ def draw(
     """Writes the picture to ``path``; its ending says the format."""
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(9.6, 5.4), dpi=110, layout="constrained")
-    upper, lower = figure.subplots(2, 1, sharex=True)
+    spans, series = from_the_first(spans, series)
+    figure = Figure(figsize=(9.6, 5.8), dpi=110, layout="constrained")
+    strip, upper, lower = figure.subplots(3, 1, sharex=True, height_ratios=(0.32, 1, 1))
     on_gpu = any(it.name == "allocated" for it in series)
-    _panel(upper, "device", series, on_gpu)
-    _panel(lower, "host", series, on_gpu)
+    colours = colours_of(span.name for span in spans)
+    _bars(strip, spans, colours)
+    panels: list[tuple[Any, Side]] = [(upper, "device"), (lower, "host")]
+    for axes, side in panels:
+        _panel(axes, [it for it in series if it.side == side], lines=on_gpu and side == "device")
+        _dress(axes, side, on_gpu)
+        _shade(axes, spans, colours)
     lower.set_xlabel("time (s)")
     lower.set_xlim(*_extent(spans, series))
-    colours = colours_of(span.name for span in spans)
-    for axes in (upper, lower):
-        _shade(axes, spans, colours)
     figure.suptitle(title or "Memory over the refit cycle", fontsize=12, x=0.01, ha="left")
     if spans:
         _legend(figure, spans, colours)
@@ -59,25 +67,44 @@ def colours_of(names: Iterable[str]) -> dict[str, str]:
     return found
 
 
-def _panel(axes: Any, side: "Side", series: "list[Series]", on_gpu: bool) -> None:
-    """One side's memory: on a GPU lines, since what is allocated lies in what is reserved; else
-    areas on top of each other."""
-    shown = [it for it in series if it.side == side and _most(it) >= MIB]
+def row_of(name: str) -> str:
+    """Which row of the strip a phase is in."""
+    if name.endswith(BEHIND):
+        return "behind"
+    return "refit" if name in PHASES else "loop"
+
+
+def _bars(axes: Any, spans: "list[Span]", colours: dict[str, str]) -> None:
+    """The strip of phases."""
+    rows = [row for row in ROWS if any(row_of(it.name) == row for it in spans)]
+    for it in spans:
+        colour = colours[it.name]
+        place = rows.index(row_of(it.name))
+        axes.barh(place, it.seconds, 0.8, it.start, color=colour, edgecolor=colour, lw=0.5)
+    axes.set_yticks(range(len(rows)), rows, fontsize=9)
+    axes.tick_params(left=False, bottom=False)
+    axes.spines[:].set_visible(False)
+
+
+def _panel(axes: Any, series: "list[Series]", lines: bool) -> None:
+    """One side's memory: lines where one lies in the other, else areas on top of each other."""
+    shown = [it for it in series if _most(it) >= MIB]
     scale, unit = (GIB, "GiB") if sum(map(_most, shown)) >= GIB else (MIB, "MiB")
     times = sorted({at for it in shown for at, _ in it.points})
     heights = [[value_at(it, at) / scale for at in times] for it in shown]
-    if side == "device" and on_gpu:
+    if lines:
         for it, height, ink in zip(shown, heights, INK, strict=False):
             axes.plot(times, height, color=ink, lw=1.8, label=it.name)
     elif shown:
-        axes.stackplot(times, heights, labels=[it.name for it in shown], colors=INK, lw=0)
-    _dress(axes, side, unit, on_gpu)
-
-
-def _dress(axes: Any, side: "Side", unit: str, on_gpu: bool) -> None:
-    place = "device" if on_gpu else "device (the process, without what is below)"
-    axes.set_title(place if side == "device" else "host", fontsize=10, loc="left")
+        axes.stackplot(
+            times, heights, labels=[it.name for it in shown], colors=AREA, edgecolor=INK[0], lw=0.8
+        )
     axes.set_ylabel(unit)
+
+
+def _dress(axes: Any, side: "Side", on_gpu: bool) -> None:
+    place = "device" if on_gpu else "device (this process, without what is below)"
+    axes.set_title(place if side == "device" else "host", fontsize=10, loc="left")
     axes.margins(y=0.12)
     axes.set_ylim(bottom=0)
     axes.grid(axis="y", color="#DDDDDD", lw=0.6)
@@ -88,9 +115,10 @@ def _dress(axes: Any, side: "Side", unit: str, on_gpu: bool) -> None:
 
 
 def _shade(axes: Any, spans: "list[Span]", colours: dict[str, str]) -> None:
-    for span in spans:
-        end = span.start + span.seconds
-        axes.axvspan(span.start, end, color=colours[span.name], alpha=0.4, lw=0.4)
+    for it in spans:
+        if row_of(it.name) == "refit":
+            colour = colours[it.name]
+            axes.axvspan(it.start, it.start + it.seconds, color=colour, alpha=0.45, lw=0.5)
 
 
 def _legend(figure: Any, spans: "list[Span]", colours: dict[str, str]) -> None:
@@ -100,11 +128,22 @@ def _legend(figure: Any, spans: "list[Span]", colours: dict[str, str]) -> None:
     handles = []
     for name, colour in colours.items():
         typical = statistics.median(it.seconds for it in spans if it.name == name)
-        handles.append(Patch(color=colour, alpha=0.4, label=f"{name}  {duration(typical)}"))
-    columns = min(6, len(handles))
+        handles.append(Patch(color=colour, label=f"{name}  {duration(typical)}"))
+    columns = min(5, len(handles))
     figure.legend(
         handles=handles, loc="outside lower center", ncols=columns, fontsize=9, frameon=False
     )
+
+
+def from_the_first(
+    spans: "list[Span]", series: "list[Series]"
+) -> "tuple[list[Span], list[Series]]":
+    """The same with time counted from the first thing recorded."""
+    first = _extent(spans, series)[0]
+    moved = [replace(it, start=it.start - first) for it in spans]
+    return moved, [
+        replace(it, points=[(at - first, value) for at, value in it.points]) for it in series
+    ]
 
 
 def _extent(spans: "list[Span]", series: "list[Series]") -> tuple[float, float]:
