@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from refit.manifest import Alias, TensorSpec, Typed
     from refit.publisher import Publisher
     from refit.subscriber import Subscriber, SubscriberInfo
+    from refit.timeline import Timeline
     from refit.transaction import Transaction
     from refit.update import Update
     from refit.view import View
@@ -33,6 +34,7 @@ __all__ = [
     "Subscriber",
     "SubscriberInfo",
     "TensorSpec",
+    "Timeline",
     "Transaction",
     "Typed",
     "Update",
@@ -54,6 +56,7 @@ _PLACES = {
     "Subscriber": "refit.subscriber",
     "SubscriberInfo": "refit.subscriber",
     "TensorSpec": "refit.manifest",
+    "Timeline": "refit.timeline",
     "Transaction": "refit.transaction",
     "Typed": "refit.manifest",
     "Update": "refit.update",
