@@ -13,6 +13,7 @@ from refit.errors import RefitError
 
 if TYPE_CHECKING:
     from refit.config import Config, load_config
+    from refit.controller import Controller
     from refit.device import Device
     from refit.manifest import Alias, TensorSpec, Typed
     from refit.publisher import Publisher
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
 __all__ = [
     "Alias",
     "Config",
+    "Controller",
     "Device",
     "NamedWeights",
     "Publisher",
@@ -50,6 +52,7 @@ __all__ = [
 _PLACES = {
     "Alias": "refit.manifest",
     "Config": "refit.config",
+    "Controller": "refit.controller",
     "Device": "refit.device",
     "NamedWeights": "refit.weights",
     "Publisher": "refit.publisher",

@@ -1,0 +1,272 @@
+"""The refit cycle as a training loop calls it.
+
+    controller.clear()                         states off the device, in pinned host memory
+    with controller.refit(version, publisher) as tx:   likewise, and the workers get new weights
+        tx.send(refit.named_weights(model))
+    controller.restore()                       states come back behind the next forward, backward
+    optimizer.step()                           waits for them by itself
+
+A controller owns a ``Cycle``, which moves bytes, and hooks on the optimizers, which call it when
+states are used. How bytes move is unknown here; so is what a transaction sends.
+"""
+
+import os
+import weakref
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager
+from types import TracebackType
+from typing import Any, NoReturn, Self
+
+import torch
+
+from refit.checkpoint import reading
+from refit.config import ConfigLike, make_config
+from refit.cycle import CLEARED, TRAINING, Cycle
+from refit.errors import BusyError, StateError
+from refit.grads import Policy, policy_of
+from refit.hooks import Hooks, innermost_of
+from refit.observers import Observers, PhaseWatcher, TimerLike
+from refit.transaction import Transaction
+
+REFITTED = "refitted"
+
+
+class Controller:
+    """Moves the states of torch optimizers out of the way of a refit and back. Since 0.1.
+
+    ``optimizer``: one or a list; wrappers that keep theirs as ``.optimizer`` are opened. ``model``
+    names the states and tells which memory is not theirs. ``config``: as for ``load_config``;
+    ``overrides`` go over it, ``use_pinned_optimizer_offload=False`` say. ``grads``: what becomes of
+    gradients that are there when states leave: "keep", "discard" or "zero". ``timer``,
+    ``timeline``, ``progress``: who is told of the phases, see ``refit.observers``.
+
+    Used by one thread at a time. It holds the optimizers; it is closed by ``close`` or ``with``, or
+    when nobody refers to it any more, and brings the states back in each case. InvalidError,
+    ConfigError, BusyError (an optimizer has a controller already).
+    """
+
+    def __init__(
+        self,
+        optimizer: Any,
+        model: torch.nn.Module | None = None,
+        config: ConfigLike = None,
+        *,
+        grads: Policy = "keep",
+        timer: TimerLike = None,
+        timeline: PhaseWatcher | None = None,
+        progress: bool | None = None,
+        **overrides: Any,
+    ) -> None:
+        optimizers = innermost_of(optimizer)
+        policy = policy_of(grads)
+        self._config = make_config(config, overrides)
+        observers = Observers(timer, timeline, progress)
+        self._observers = observers
+        self._cycle = Cycle(optimizers, model, self._config, policy, observers)
+        self._hooks = Hooks(self, optimizers, policy != "keep")
+        self._refitted_as: int | None = None
+        self._several = isinstance(optimizer, list | tuple)
+        self._process = os.getpid()
+        self._end = weakref.finalize(self, _end, self._cycle, self._hooks, self._process)
+        self._end.atexit = False  # the process ends: nobody is left to step
+
+    def _open(self) -> Cycle:
+        if not self._end.alive:
+            raise StateError("this Controller is closed: make another one for the optimizer")
+        if self._process != os.getpid():
+            raise StateError(
+                f"this Controller belongs to process {self._process}: a forked process makes its "
+                "own (use the spawn start method of multiprocessing)"
+            )
+        return self._cycle
+
+    # ---- the cycle ------------------------------------------------------------------------------
+
+    def clear(self) -> None:
+        """States, and gradients by their policy, leave the device; their memory is given back.
+
+        Blocks until that is done, the first time also for the page-lock of the host memory. States
+        that are not there yet (before the first step) are no matter. A second call does nothing,
+        or goes on with what failed. StateError (an open accumulation, a graph capture), BusyError
+        (a checkpoint is being read), BudgetError, HostMemoryError, PinError (nothing has moved),
+        DeadlineError, CopyError; after any of them training may go on. Since 0.1.
+        """
+        cycle = self._open()
+        if cycle.phase != CLEARED:
+            self._refitted_as = None
+        cycle.clear()
+
+    def restore(self, non_blocking: bool = True) -> None:
+        """Allocates the states' memory again and starts the copies back.
+
+        With ``non_blocking`` the next forward and backward pass run meanwhile, and ``step()``
+        waits; gradients are there when this returns. False waits for all. Does nothing if they are
+        there.
+        DeviceMemoryError: nothing is lost; free some memory and call again. CopyError likewise.
+        Since 0.1.
+        """
+        cycle = self._open()
+        cycle.restore()
+        if not non_blocking and cycle.phase != TRAINING:
+            cycle.join()
+
+    def join(self) -> None:
+        """What follows on the current stream finds the states complete; ``step()`` does this.
+
+        On a GPU the stream waits and the CPU goes on; on a CPU this blocks. Call it on every stream
+        that uses the states. StateError before ``restore``; CopyError: restore again. Since 0.1.
+        """
+        self._open().join()
+
+    @contextmanager
+    def refit(
+        self,
+        version: int | None = None,
+        publisher: Any = None,
+        *,
+        lockstep: bool = False,
+        group: Any = None,
+    ) -> Iterator[Transaction]:
+        """Clears, yields a ``Transaction`` to send the weights with, and commits at the end.
+
+        An exception in the block aborts the version and goes on to the caller; the states are safe
+        on the host either way: ``restore`` brings them back. ``version`` None is the next number.
+        ``publisher`` None publishes nothing; ``lockstep`` and ``group`` are the transaction's, for
+        ranks that refit together. What ``clear`` and the transaction raise. Since 0.1.
+        """
+        self.clear()
+        transaction = Transaction(
+            publisher,
+            version,
+            lockstep=lockstep,
+            group=group,
+            phases=self._observers.phase,
+        )
+        try:
+            with transaction:
+                yield transaction
+        finally:
+            if transaction.committed and self._cycle.phase == CLEARED:
+                self._refitted_as = transaction.version
+
+    def offload(self) -> None:
+        """``clear``, as others call it."""
+        self.clear()
+
+    def offload_before_refit(self) -> None:
+        """``clear``, as NeMo-RL calls it."""
+        self.clear()
+
+    def offload_after_refit(self) -> None:
+        """``clear``, as NeMo-RL calls it once more after the refit: does nothing then."""
+        self.clear()
+
+    def prepare_for_training(self) -> None:
+        """``restore`` and ``join``."""
+        self.restore()
+        self.join()
+
+    # ---- what there is to see -------------------------------------------------------------------
+
+    @property
+    def state(self) -> str:
+        """ "training", "cleared", "refitted" (cleared, and the workers hold the new version) or
+        "returning" (do not touch the states; step() may be called)."""
+        phase = self._open().phase
+        return REFITTED if phase == CLEARED and self._refitted_as is not None else phase
+
+    @property
+    def resident(self) -> list[tuple[str, str]]:
+        """What is not moved, by name, and why; as of the last ``clear``. Since 0.1."""
+        return list(self._open().resident)
+
+    @property
+    def accumulating(self) -> bool:
+        """Whether gradients hold what no step has used; found by itself, or set by hand.
+
+        While it is True, ``clear`` refuses to discard or zero them. What was set holds until the
+        next step. May wait for the device. Since 0.1.
+        """
+        return self._open().accumulation.open
+
+    @accumulating.setter
+    def accumulating(self, is_open: bool) -> None:
+        self._open().accumulation.said = bool(is_open)
+
+    def stats(self) -> dict[str, float]:
+        """A flat dict of floats, keys ``refit/...``, for any logger. Does not block. Since 0.1."""
+        return self._open().stats()
+
+    def checkpoint(self) -> AbstractContextManager[Any]:
+        """A block in which a state_dict can be read, wherever the states are, and stays whole.
+
+        Gives what ``optimizer.state_dict()`` gives, or a list of these if the controller was given
+        a list. While states are away its tensors are read-only CPU views of the host image, empty
+        after the block: write them out, or copy them, within. ``clear`` is refused meanwhile
+        (BusyError), so keep the block open until an asynchronous save has read all. Since 0.1.
+        """
+        return _checkpoint(self._open(), self._several)
+
+    def release(self) -> None:
+        """Gives the pinned host memory back, while states are on the device; the next ``clear``
+        takes it again. StateError while they are away. Blocks for the system. Since 0.1."""
+        self._open().trim()
+
+    # ---- what the hooks call --------------------------------------------------------------------
+
+    def _before_use(self) -> None:
+        if self._end.alive:
+            self._open().bring_back()
+
+    def _before_load(self) -> None:
+        self._before_use()  # what is loaded may lie in the storages that are away
+        self._cycle.look_again()
+
+    def _after_step(self) -> None:
+        self._cycle.accumulation.step_done()
+
+    # ---- the end --------------------------------------------------------------------------------
+
+    def close(self) -> None:
+        """Brings the states back, waits for them, takes the hooks away and frees the host memory.
+
+        A second call does nothing. BusyError while a checkpoint is open; DeviceMemoryError and
+        others: it stays open, call again. Since 0.1.
+        """
+        if not self._end.alive or self._process != os.getpid():
+            return
+        if self._cycle.readers:
+            raise BusyError("a checkpoint() is open: leave its block first")
+        self._cycle.close()
+        self._hooks.remove()
+        self._end.detach()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        value: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError(
+            "a Controller cannot be pickled: it owns host memory, threads and hooks of this "
+            "process. Make one where the optimizer is."
+        )
+
+
+@contextmanager
+def _checkpoint(cycle: Cycle, several: bool) -> Iterator[Any]:
+    with reading(cycle) as state_dicts:
+        yield state_dicts if several else state_dicts[0]
+
+
+def _end(cycle: Cycle, hooks: Hooks, process: int) -> None:
+    """Nobody refers to the controller any more: the states are brought back, not lost with it."""
+    if process == os.getpid():
+        hooks.remove()
+        cycle.close()

@@ -1,0 +1,115 @@
+"""Hooks on the innermost torch optimizer: what uses states brings them back first.
+
+``step()`` waits for the states; ``state_dict()`` and ``load_state_dict()`` too. The hooks hold no
+controller alive; once it is gone or closed they do nothing. What the controller then does is
+unknown here.
+"""
+
+import weakref
+from collections import OrderedDict
+from collections.abc import Sequence
+from typing import Any, Protocol, cast
+
+import torch
+
+from refit.errors import BusyError, InvalidError
+
+
+class Keeper(Protocol):
+    """What a controller does when an optimizer is used."""
+
+    def _before_use(self) -> None:
+        """States are about to be read or written."""
+
+    def _after_step(self) -> None:
+        """A step has used the gradients."""
+
+    def _before_load(self) -> None:
+        """States are about to be replaced by others."""
+
+
+def innermost(optimizer: Any) -> torch.optim.Optimizer:
+    """The torch optimizer within wrappers that keep it as ``.optimizer``.
+
+    InvalidError if there is none.
+    """
+    found, seen = optimizer, set()
+    while id(found) not in seen:
+        seen.add(id(found))
+        inner = getattr(found, "optimizer", None)
+        if inner is None or inner is found:
+            break
+        found = inner
+    if not isinstance(found, torch.optim.Optimizer):
+        raise InvalidError(
+            f"a {type(optimizer).__name__} is no torch optimizer and holds none as .optimizer: "
+            "give the optimizers that step, one or a list of them"
+        )
+    return found
+
+
+def innermost_of(optimizers: Any) -> list[torch.optim.Optimizer]:
+    """Likewise for one or several; each counts once."""
+    several = isinstance(optimizers, list | tuple)
+    found = [innermost(one) for one in (optimizers if several else [optimizers])]
+    if not found:
+        raise InvalidError("there is no optimizer: give one, or a list of them")
+    return list({id(one): one for one in found}.values())
+
+
+class _Gate:
+    """A hook: calls one method of the controller, while there is one."""
+
+    def __init__(self, keeper: Keeper, method: str) -> None:
+        self.keeper = weakref.ref(keeper)
+        self._method = method
+
+    def __call__(self, *_arguments: Any) -> None:
+        keeper = self.keeper()
+        if keeper is not None:
+            getattr(keeper, self._method)()
+
+
+def refuse_second(optimizer: torch.optim.Optimizer) -> None:
+    """BusyError if a live controller has its hooks on the optimizer."""
+    for hook in optimizer._optimizer_step_pre_hooks.values():
+        if isinstance(hook, _Gate) and hook.keeper() is not None:
+            raise BusyError(
+                f"this {type(optimizer).__name__} has a controller already: close that one first"
+            )
+
+
+class Hooks:
+    """The hooks of one controller. ``remove`` takes them away; a second call does nothing."""
+
+    def __init__(
+        self, keeper: Keeper, optimizers: Sequence[torch.optim.Optimizer], watch_steps: bool
+    ) -> None:
+        for optimizer in optimizers:
+            refuse_second(optimizer)
+        self._handles: list[Any] = []
+        for optimizer in optimizers:
+            self._put(keeper, optimizer, watch_steps)
+
+    def _put(self, keeper: Keeper, optimizer: torch.optim.Optimizer, watch_steps: bool) -> None:
+        use = _Gate(keeper, "_before_use")
+        load = _Gate(keeper, "_before_load")
+        step = optimizer.register_step_pre_hook(use)
+        # Before the hooks of others: they may read the state.
+        cast(OrderedDict[int, Any], optimizer._optimizer_step_pre_hooks).move_to_end(
+            step.id, last=False
+        )
+        self._handles += [
+            step,
+            optimizer.register_state_dict_pre_hook(use, prepend=True),
+            optimizer.register_load_state_dict_pre_hook(load, prepend=True),
+        ]
+        if watch_steps:
+            after = _Gate(keeper, "_after_step")
+            self._handles.append(optimizer.register_step_post_hook(after))
+
+    def remove(self) -> None:
+        """Takes the hooks away."""
+        for handle in self._handles:
+            handle.remove()
+        self._handles.clear()

@@ -1,0 +1,304 @@
+"""The C offloader as a Python object: regions leave the device and come back.
+
+One method for each verb of refit/offload.h, which says what the states and regions are; addresses
+are plain numbers. Waits are cut in slices, so that Ctrl-C is seen, and calls that block without a
+deadline run beside the caller, who waits for them.
+
+Whose memory a region is, and what its bytes mean, is unknown here.
+"""
+
+import ctypes
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from refit import _abi
+from refit._handle import Handle
+from refit._library import call, lib
+from refit._waiting import run_interruptibly, wait_in_slices
+from refit.config import Config
+from refit.device import Device
+from refit.stats import gather
+
+KEEP: Final = _abi.REFIT_KEEP
+DISCARD: Final = _abi.REFIT_DISCARD
+ZERO: Final = _abi.REFIT_ZERO
+
+NO_STREAM: Final = 0
+"""The calling thread itself: what it did is done, and to wait is to block."""
+
+
+@dataclass(frozen=True, slots=True)
+class RegionInfo:
+    """One region as the C library knows it; ``memory`` is None while it has none."""
+
+    name: str
+    memory: int | None
+    nbytes: int
+    policy: int
+    group: int
+    priority: int
+    on_host: bool
+    in_arena: bool
+
+
+class Future:
+    """An operation under way. Closed by ``close``, or with its offloader."""
+
+    def __init__(self, pointer: int, offloader: "Offloader") -> None:
+        self._pointer: int | None = pointer
+        self._offloader = offloader
+
+    @property
+    def done(self) -> bool:
+        """Whether all is done, however it ended; True once closed. Does not block. Since 0.1."""
+        return self._gone or bool(lib.refit_future_done(self._pointer))
+
+    @property
+    def _gone(self) -> bool:
+        return self._pointer is None or self._offloader.closed
+
+    def wait(self, timeout: float | None = None) -> None:
+        """Waits until it is done, at most ``timeout`` seconds (None: offload.timeout_ms).
+
+        DeadlineError, or how the operation failed. Since 0.1.
+        """
+        if not self._gone:
+            self._offloader._wait(lib.refit_future_wait, timeout, self._pointer)
+
+    def wait_group(self, group: int, timeout: float | None = None) -> None:
+        """Likewise for the regions of one group. Since 0.1."""
+        if not self._gone:
+            self._offloader._wait(lib.refit_future_wait_group, timeout, self._pointer, group)
+
+    def join(self, stream: int) -> None:
+        """Makes a stream of the device wait for it; the CPU goes on. Since 0.1."""
+        if not self._gone:
+            call(lib.refit_future_join, self._pointer, _abi.refit_stream_ref(stream))
+
+    def join_group(self, group: int, stream: int) -> None:
+        """Likewise for the regions of one group. Since 0.1."""
+        if not self._gone:
+            call(lib.refit_future_join_group, self._pointer, group, _abi.refit_stream_ref(stream))
+
+    def close(self) -> None:
+        """Ends the use of it; the operation goes on. A second call does nothing. Since 0.1."""
+        if not self._gone:
+            lib.refit_future_close(self._pointer)
+        self._pointer = None
+
+
+class Lease:
+    """A reader's hold on the host image: until ``close`` no offload overwrites it."""
+
+    def __init__(self, pointer: int) -> None:
+        self._pointer: int | None = pointer
+
+    def read(self, region: int) -> tuple[int, int]:
+        """Address and length of a region's host bytes; read-only, valid until ``close``.
+
+        NotFoundError for a region that has none (it is discarded or zeroed). Since 0.1.
+        """
+        address, count = ctypes.c_void_p(), ctypes.c_uint64()
+        call(
+            lib.refit_lease_read,
+            self._pointer,
+            region,
+            ctypes.byref(address),
+            ctypes.byref(count),
+        )
+        return address.value or 0, count.value
+
+    def close(self) -> None:
+        """Ends it. A second call does nothing. Since 0.1."""
+        pointer, self._pointer = self._pointer, None
+        lib.refit_lease_release(pointer)
+
+
+class Offloader(Handle):
+    """Regions of one device and their host image. Used by one thread at a time.
+
+    Opens two streams on ``device``, which is borrowed and must outlive it; takes no host memory
+    before ``seal``. Closing it loses what is still away. ConfigError, HostMemoryError, DeviceError.
+    Since 0.1.
+    """
+
+    def __init__(self, device: Device, config: Config) -> None:
+        self._device = device  # borrowed by the C object: stays open as long
+        self._timeout_s = float(config.get("offload.timeout_ms")) / 1000
+        self._pinned = bool(config.get("use_pinned_optimizer_offload"))
+        self._background = bool(config.get("offload.background"))
+        out = ctypes.c_void_p()
+        call(lib.refit_offloader_open, device.pointer, config._as_c, ctypes.byref(out))
+        assert out.value is not None
+        self._adopt(out.value)
+
+    def _close(self, pointer: int) -> None:
+        call(lib.refit_offloader_close, pointer)
+
+    def _wait(self, function: object, timeout: float | None, *arguments: object) -> None:
+        """A C call whose last argument is a deadline, in slices; DeadlineError once it passed."""
+        wait_in_slices(
+            lambda slice_ms: call(function, *arguments, slice_ms),
+            self._timeout_s if timeout is None else timeout,
+        )
+
+    def add(
+        self,
+        name: str,
+        memory: int,
+        nbytes: int,
+        policy: int = KEEP,
+        group: int = 0,
+        priority: int = 0,
+    ) -> int:
+        """Adds a region and gives its number. StateError once sealed, ExistsError. Since 0.1."""
+        region = _abi.refit_region_desc(
+            ctypes.sizeof(_abi.refit_region_desc),
+            name.encode(),
+            memory,
+            nbytes,
+            policy,
+            group,
+            priority,
+        )
+        out = ctypes.c_uint32()
+        call(lib.refit_offloader_add, self._live, ctypes.byref(region), ctypes.byref(out))
+        return out.value
+
+    def estimate(self) -> tuple[int, int]:
+        """Host bytes that ``seal`` would take, and the budget that they are held against."""
+        needed, budget = ctypes.c_uint64(), ctypes.c_uint64()
+        call(
+            lib.refit_offloader_estimate,
+            self._live,
+            ctypes.byref(needed),
+            ctypes.byref(budget),
+        )
+        return needed.value, budget.value
+
+    def seal(self) -> None:
+        """Plans, and takes the host memory; blocks for that, with offload.background not at all.
+
+        BudgetError, PinError, HostMemoryError and others leave it open as before. Since 0.1.
+        """
+        pointer = self._live
+        run_interruptibly(lambda: call(lib.refit_offloader_seal, pointer))
+
+    def prepare(self, timeout: float | None = None) -> None:
+        """Waits until the host memory is there. DeadlineError: call again. Since 0.1."""
+        self._wait(lib.refit_offloader_prepare, timeout, self._live)
+
+    def unseal(self) -> None:
+        """Regions may be added again; the host memory stays. StateError unless resident."""
+        call(lib.refit_offloader_unseal, self._live)
+
+    def clear(self) -> None:
+        """Removes all regions. StateError unless open (not sealed). Since 0.1."""
+        call(lib.refit_offloader_clear, self._live)
+
+    def set_accumulating(self, is_open: bool) -> None:
+        """While open, an offload that would discard or zero a region is refused. Since 0.1."""
+        call(lib.refit_offloader_set_accumulating, self._live, int(is_open))
+
+    def offload(self, after: int = NO_STREAM) -> None:
+        """Starts the way out behind what the stream ``after`` has queued; ``finish`` ends it.
+
+        StateError, BusyError (a lease holds the image), CopyError and others; then all stays where
+        it is. Does not wait for copies, but with use_pinned_optimizer_offload: false. Since 0.1.
+        """
+        if self._background and self.state == _abi.REFIT_RESIDENT:
+            self.prepare()  # in slices: the call itself would wait for the host memory in one
+        self._copy(lib.refit_offloader_offload, self._live, _abi.refit_stream_ref(after), None)
+
+    def finish(self, timeout: float | None = None) -> None:
+        """Waits for the operation under way. DeadlineError: call again; CopyError. Since 0.1."""
+        self._wait(lib.refit_offloader_finish, timeout, self._live)
+
+    def unbind(self, region: int) -> None:
+        """Says that the memory of an offloaded region is the caller's again. Since 0.1."""
+        call(lib.refit_offloader_unbind, self._live, region)
+
+    def bind(self, region: int, memory: int) -> None:
+        """Gives the region new memory, borrowed. ExistsError, StateError. Since 0.1."""
+        call(lib.refit_offloader_bind, self._live, region, memory)
+
+    def unbind_each(self, regions: Sequence[int]) -> None:
+        """``unbind`` for many."""
+        for region in regions:
+            call(lib.refit_offloader_unbind, self._live, region)
+
+    def bind_each(self, regions: Sequence[int], memory: Sequence[int]) -> None:
+        """``bind`` for many; those before one that fails are bound."""
+        for region, address in zip(regions, memory, strict=True):
+            call(lib.refit_offloader_bind, self._live, region, address)
+
+    def restore(self, after: int = NO_STREAM) -> Future:
+        """Starts the way back behind what ``after`` has queued, and gives its future.
+
+        StateError for a region without memory, or while states are leaving. Since 0.1.
+        """
+        out = ctypes.c_void_p()
+        stream = _abi.refit_stream_ref(after)
+        try:
+            self._copy(lib.refit_offloader_restore, self._live, stream, ctypes.byref(out))
+        except BaseException:
+            lib.refit_future_close(out)  # a Ctrl-C that came meanwhile is raised after the call
+            raise
+        assert out.value is not None
+        return Future(out.value, self)
+
+    def _copy(self, function: object, *arguments: object) -> None:
+        """Starts copies; the pageable path makes them, all, before it returns."""
+        if self._pinned:
+            call(function, *arguments)
+        else:
+            run_interruptibly(lambda: call(function, *arguments))
+
+    @property
+    def state(self) -> int:
+        """``REFIT_OPEN``, ``REFIT_RESIDENT`` and so on, as it is now. Does not block. Since 0.1."""
+        found: int = lib.refit_offloader_get_state(self._live)
+        return found
+
+    @property
+    def state_name(self) -> str:
+        """The state for people: "OFFLOADED". Since 0.1."""
+        name: bytes = lib.refit_offloader_state_name(self.state)
+        return name.decode()
+
+    def __len__(self) -> int:
+        count: int = lib.refit_offloader_count(self._live)
+        return count
+
+    def region(self, number: int) -> RegionInfo:
+        """Describes one region. NotFoundError. Since 0.1."""
+        info = _abi.refit_region_info(ctypes.sizeof(_abi.refit_region_info))
+        call(lib.refit_offloader_region, self._live, number, ctypes.byref(info))
+        return RegionInfo(
+            name=info.name.decode(),
+            memory=info.memory,
+            nbytes=info.bytes,
+            policy=info.policy,
+            group=info.group,
+            priority=info.priority,
+            on_host=info.place == _abi.REFIT_ON_HOST,
+            in_arena=bool(info.in_arena),
+        )
+
+    def stats(self) -> _abi.refit_stats:
+        """Its figures, as the C struct. Since 0.1."""
+        return gather((lib.refit_offloader_stats, self._live))
+
+    def trim(self) -> None:
+        """Gives the host memory back; the next offload takes it again. StateError while anything
+        is away, BusyError under a lease. Blocks at most offload.timeout_ms. Since 0.1."""
+        pointer = self._live
+        run_interruptibly(lambda: call(lib.refit_offloader_trim, pointer))
+
+    def lease(self) -> Lease:
+        """Holds the host image for a reader. StateError unless states are away. Since 0.1."""
+        out = ctypes.c_void_p()
+        call(lib.refit_lease_acquire, self._live, ctypes.byref(out))
+        assert out.value is not None
+        return Lease(out.value)

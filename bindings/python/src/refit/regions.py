@@ -1,0 +1,260 @@
+"""The storages of one device, as regions of one offloader: they leave, are freed, and come back.
+
+The order is what keeps bytes safe. Out: copied, waited for, unbound, freed. Back: allocated on the
+current stream, bound, copied; a storage is emptied only when the C library holds its bytes on the
+host. Every step looks at what is there (the offloader's state, a storage's size) and not at what
+was intended, so that one that failed, or that Ctrl-C ended, is done by calling it again.
+
+Which storages those are, and when they leave, is unknown here.
+"""
+
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+import torch
+
+from refit import _abi
+from refit.config import Config
+from refit.device import Device
+from refit.errors import DeviceMemoryError, RefitError, StateError
+from refit.offloader import NO_STREAM, Future, Lease, Offloader
+from refit.storages import Slot
+
+_LEGACY_STREAM = 1
+"""cudaStreamLegacy: what PyTorch shows as stream 0 (see refit/device.h)."""
+
+_MOVING = (_abi.REFIT_OFFLOADING, _abi.REFIT_RESTORING)
+_AWAY = (_abi.REFIT_OFFLOADED, _abi.REFIT_FAILED)
+
+
+def spec_of(device: torch.device, config: Config) -> str:
+    """What the C library calls a device of torch; the configuration may bound its capacity."""
+    plain = "host" if device.type == "cpu" else f"cuda:{device.index}"
+    chosen = str(config.get("device"))
+    return chosen if chosen.startswith(f"{plain}:capacity") else plain
+
+
+def current_stream(device: torch.device) -> int:
+    """The native handle of torch's current stream; none for the CPU, whose work is done."""
+    if device.type != "cuda":
+        return NO_STREAM
+    return int(torch.cuda.current_stream(device).cuda_stream) or _LEGACY_STREAM
+
+
+def guard(device: torch.device) -> AbstractContextManager[Any]:
+    """Makes ``device`` the current one, where memory is then allocated."""
+    return torch.cuda.device(device) if device.type == "cuda" else nullcontext()
+
+
+def refuse_capture(device: torch.device) -> None:
+    """StateError while a CUDA graph is being captured: it would hold addresses that change."""
+    if device.type == "cuda" and torch.cuda.is_current_stream_capturing():
+        raise StateError(
+            "a CUDA graph is being captured: states cannot move then, and a captured graph would "
+            "hold their old addresses. Capture while they stay, or give them addresses that stay "
+            "with refit.mem_pool()"
+        )
+
+
+class Regions:
+    """The storages of one device. Used by one thread at a time."""
+
+    def __init__(self, device: torch.device, config: Config) -> None:
+        self.device = device
+        self._handle = Device(spec_of(device, config), config)
+        self.offloader = Offloader(self._handle, config)
+        self.slots: list[Slot] = []
+        self.numbers: list[int] = []
+        self.reclaimed = 0
+        self._bound: list[tuple[str, int, int, int]] = []
+        self._storages: list[torch.UntypedStorage] = []
+        self._future: Future | None = None
+        self.moved: dict[int, int] = {}
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all storages."""
+        return sum(slot.nbytes for slot in self.slots)
+
+    @property
+    def home(self) -> bool:
+        """Whether all bytes are on the device and no copy uses them. Does not block."""
+        return self.offloader.state in (_abi.REFIT_OPEN, _abi.REFIT_RESIDENT)
+
+    @property
+    def back(self) -> bool:
+        """Whether all bytes are on the device or surely on their way. Does not block."""
+        return self.home or self.offloader.state == _abi.REFIT_RESTORING
+
+    def addresses(self) -> list[int]:
+        """Where the storages begin."""
+        return [storage.data_ptr() for storage in self._storages]
+
+    # ---- the plan -------------------------------------------------------------------------------
+
+    def plan(
+        self, slots: list[Slot], storages: list[torch.UntypedStorage], policies: dict[int, int]
+    ) -> None:
+        """Makes these storages the regions; only while all are home.
+
+        Nothing happens if they are what they were; the host memory is kept in any case. Blocks for
+        the first page-lock. BudgetError and others: nothing has moved, call again.
+        """
+        wanted = [
+            (slot.name, storage.data_ptr(), slot.nbytes, policies[slot.group])
+            for slot, storage in zip(slots, storages, strict=True)
+        ]
+        if wanted != self._bound or self.offloader.state == _abi.REFIT_OPEN:
+            self._replan(slots, wanted)
+        self.slots, self._storages = slots, storages
+
+    def _replan(self, slots: Sequence[Slot], wanted: list[tuple[str, int, int, int]]) -> None:
+        self._bound = []
+        if self.offloader.state != _abi.REFIT_OPEN:
+            self.offloader.unseal()
+        self.offloader.clear()
+        self.numbers = [
+            self.offloader.add(name, address, nbytes, policy, slot.group, slot.group)
+            for slot, (name, address, nbytes, policy) in zip(slots, wanted, strict=True)
+        ]
+        self.offloader.seal()
+        self._bound = wanted
+
+    # ---- the way out ----------------------------------------------------------------------------
+
+    def leave(self) -> None:
+        """Starts the copies out, behind the current stream. Nothing if they have left."""
+        if self.offloader.state == _abi.REFIT_RESTORING:
+            self.offloader.finish()
+        self.offloader.offload(current_stream(self.device))
+
+    def free(self) -> None:
+        """Waits until all bytes are on the host, then gives the device memory back.
+
+        DeadlineError, CopyError and others: call again; what is not on the host is not freed.
+        """
+        self.offloader.finish()
+        if self.offloader.state != _abi.REFIT_OFFLOADED:
+            return
+        self.offloader.unbind_each(self.numbers)
+        with guard(self.device):
+            before = self._reserved()
+            for storage in self._storages:
+                storage.resize_(0)
+            self.reclaimed = self._give_back(before)
+
+    def _reserved(self) -> int:
+        if self.device.type != "cuda":
+            return 0
+        return int(torch.cuda.memory_reserved(self.device))
+
+    def _give_back(self, before: int) -> int:
+        """Hands freed memory to the system; how many bytes that was, as far as it can be known."""
+        if self.device.type != "cuda":
+            return self.nbytes
+        torch.cuda.empty_cache()
+        return max(0, before - self._reserved())
+
+    # ---- the way back ---------------------------------------------------------------------------
+
+    def come_back(self) -> None:
+        """Allocates the storages on the current stream and starts the copies back.
+
+        Nothing if they are back or on their way. DeviceMemoryError: what was taken stays taken,
+        nothing is lost, call again. A departure that has not ended is waited for first.
+        """
+        self._end_departure()
+        if self.offloader.state not in _AWAY:
+            return
+        self._take()
+        self._close_future()
+        self._future = self.offloader.restore(current_stream(self.device))
+
+    def _end_departure(self) -> None:
+        if self.offloader.state != _abi.REFIT_OFFLOADING:
+            return
+        try:
+            self.offloader.finish()
+        except RefitError:
+            if self.offloader.state != _abi.REFIT_FAILED:  # then all bytes are on the device
+                raise
+
+    def _take(self) -> None:
+        with guard(self.device):
+            for slot, storage in zip(self.slots, self._storages, strict=True):
+                if storage.nbytes() != slot.nbytes:
+                    self._allocate(slot, storage)
+        addresses = self.addresses()
+        self.offloader.bind_each(self.numbers, addresses)
+        for (_, before, _, _), address in zip(self._bound, addresses, strict=True):
+            self.moved[before] = address
+        self._bound = [
+            (name, address, nbytes, policy)
+            for (name, _, nbytes, policy), address in zip(self._bound, addresses, strict=True)
+        ]
+
+    def _allocate(self, slot: Slot, storage: torch.UntypedStorage) -> None:
+        try:
+            storage.resize_(slot.nbytes)
+        except (RuntimeError, MemoryError) as why:  # torch.OutOfMemoryError is the first
+            raise DeviceMemoryError(
+                f"no memory on {self.device} for the {slot.nbytes} bytes of {slot.name}; its bytes "
+                "are safe on the host. Free some (let the inference engine sleep), then call "
+                f"restore() again: {why}"
+            ) from why
+
+    def join(self, group: int | None = None) -> None:
+        """Makes the current stream wait for the copies back, all or one group; a CPU waits itself.
+
+        CopyError: call ``come_back`` again.
+        """
+        if self._future is None:
+            return
+        if self.device.type == "cuda":
+            stream = current_stream(self.device)
+            if group is None:
+                self._future.join(stream)
+            else:
+                self._future.join_group(group, stream)
+        elif group is None:
+            self.settle()
+        elif any(slot.group == group for slot in self.slots):
+            self._future.wait_group(group)
+
+    def settle(self) -> None:
+        """Waits, on the CPU, until no copy is under way. CopyError, DeadlineError."""
+        if self.offloader.state in _MOVING:
+            self.offloader.finish()
+        if self.home:
+            self.forget()
+
+    def forget(self) -> None:
+        """Lets go of the storages if they are home: states that are replaced can then be freed."""
+        if self.home:
+            self._close_future()
+            self._storages = []
+
+    def _close_future(self) -> None:
+        if self._future is not None:
+            self._future.close()
+            self._future = None
+
+    def region_of(self) -> dict[int, int]:
+        """The regions by the identity of their storage, which also an empty one has."""
+        return {
+            storage._cdata: number
+            for storage, number in zip(self._storages, self.numbers, strict=True)
+        }
+
+    # ---- readers and the end --------------------------------------------------------------------
+
+    def lease(self) -> Lease:
+        """Holds the host image for a reader. StateError unless it is whole."""
+        return self.offloader.lease()
+
+    def close(self) -> None:
+        """Closes the offloader and its device; bytes that are away are lost, so restore before."""
+        self._close_future()
+        self.offloader.close()
+        self._handle.close()

@@ -1,0 +1,251 @@
+"""What an optimizer holds, as distinct storages: which of them can leave, and why others cannot.
+
+What leaves is never a tensor but the storage under it: its memory goes with ``resize_(0)`` and
+comes back with ``resize_(nbytes)``, so tensors, their views, strides and wrappers stay the objects
+they are. So each storage counts once, however many tensors lie in it, and may leave only if all
+that is known to lie in it is optimizer state (or gradients, where those are asked for).
+
+``take_stock`` goes through the state, fast, and alike every time; ``scan`` decides, slowly. A scan
+holds as long as the stock is the same. Where the bytes go is unknown here.
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
+
+STATES = 0
+GRADS = 1
+"""Groups of regions: what is waited for together."""
+
+_PLAIN = (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer)
+_VALUES = (type(None), bool, int, float, complex, str, bytes, torch.dtype, torch.device)
+
+Place = tuple[torch.device, int]
+"""What tells distinct memory apart: where it is, and where it begins."""
+
+Found = tuple[int, Any, tuple[Any, ...], Any]
+"""The optimizer's number, whose state it is, under which keys, and a tensor or another object."""
+
+
+@dataclass(slots=True)
+class Stock:
+    """What one walk through the state found, and what makes it the same as another."""
+
+    states: list[Found]
+    grads: list[tuple[Any, Any]]
+    """Parameters, and the gradient of each that has one."""
+    identities: list[int]
+    addresses: list[int]
+
+    def same_as(self, identities: list[int], addresses: list[int]) -> bool:
+        """Whether it found the same tensors, beside the same parameters, where they were."""
+        return self.identities == identities and self.addresses == addresses
+
+    def tensor(self, number: int) -> Any:
+        """Tensor ``number``: states first, then gradients."""
+        count = len(self.states)
+        return self.states[number][3] if number < count else self.grads[number - count][1]
+
+
+@dataclass(slots=True)
+class Slot:
+    """One storage that can leave. ``tensor`` is the number in the stock of one that lies in it."""
+
+    name: str
+    device: torch.device
+    nbytes: int
+    tensor: int
+    group: int
+
+
+@dataclass(slots=True)
+class Scan:
+    """What was decided about a stock."""
+
+    slots: list[Slot]
+    resident: list[tuple[str, str]]
+    """What does not leave, by name, and why."""
+
+
+def take_stock(optimizers: Sequence[torch.optim.Optimizer], with_grads: bool) -> Stock:
+    """Goes through the state of ``optimizers`` and, if asked, the gradients. Changes nothing."""
+    states = list(_walk(optimizers))
+    parameters = [p for one in optimizers for group in one.param_groups for p in group["params"]]
+    grads: list[tuple[Any, Any]] = []
+    if with_grads:
+        grads = [(p, p.grad) for p in parameters if p.grad is not None]
+    looked_at = [one[3] for one in states] + [one[1] for one in grads] + parameters
+    return Stock(states, grads, list(map(id, looked_at)), list(map(begin_of, looked_at)))
+
+
+def _walk(optimizers: Iterable[torch.optim.Optimizer]) -> Iterator[Found]:
+    """Every tensor, wrappers opened, always in the same order; and every object that is neither a
+    tensor nor a plain value."""
+    for number, optimizer in enumerate(optimizers):
+        for owner, state in optimizer.state.items():
+            yield from _inside(number, owner, (), state)
+
+
+def _inside(number: int, owner: Any, keys: tuple[Any, ...], value: Any) -> Iterator[Found]:
+    kind = type(value)
+    if kind in _PLAIN:
+        yield number, owner, keys, value
+    elif isinstance(value, Mapping):
+        for key, one in value.items():
+            if type(one) is torch.Tensor:
+                yield number, owner, (*keys, key), one
+            elif type(one) not in _VALUES:
+                yield from _inside(number, owner, (*keys, key), one)
+    elif isinstance(value, list | tuple):
+        for index, one in enumerate(value):
+            yield from _inside(number, owner, (*keys, index), one)
+    elif isinstance(value, torch.Tensor):
+        for path, tensor in opened(value):
+            yield number, owner, (*keys, *path), tensor
+    elif not isinstance(value, _VALUES):
+        yield number, owner, keys, value
+
+
+def opened(tensor: torch.Tensor) -> Iterator[tuple[tuple[str, ...], Any]]:
+    """The plain tensors that a wrapper holds (a DTensor its local one), with their path in it.
+
+    A plain tensor is its own; a subclass that does not say what it holds comes as it is.
+    """
+    if type(tensor) in _PLAIN or not is_traceable_wrapper_subclass(tensor):
+        yield (), tensor
+        return
+    for name in tensor.__tensor_flatten__()[0]:
+        for path, inner in opened(getattr(tensor, name)):
+            yield (name, *path), inner
+
+
+def begin_of(tensor: Any) -> int:
+    """Where a tensor's storage begins; 0 for what is told apart by its identity alone."""
+    if type(tensor) not in _PLAIN or tensor.layout is not torch.strided:
+        return 0
+    return int(tensor.untyped_storage().data_ptr())
+
+
+def place_of(storage: torch.UntypedStorage) -> Place:
+    """Where a storage is."""
+    return storage.device, storage.data_ptr()
+
+
+def why_tensor_stays(tensor: Any) -> str | None:
+    """Why there is no storage that could be emptied under a tensor; None if there is one."""
+    if not isinstance(tensor, torch.Tensor):
+        return f"a {type(tensor).__name__} is not looked into: only tensors, lists and dicts are"
+    if type(tensor) not in _PLAIN:
+        return f"the tensor subclass {type(tensor).__name__} does not say what memory it holds"
+    if tensor.layout is not torch.strided:
+        return f"its layout is {tensor.layout}: only strided tensors are moved"
+    if tensor.device.type not in ("cpu", "cuda"):
+        return f"{tensor.device} is no device that refit moves memory of"
+    return None
+
+
+def why_storage_stays(tensor: torch.Tensor, storage: torch.UntypedStorage) -> str | None:
+    """Why a tensor's storage cannot be emptied and filled again; None if it can be."""
+    if tensor.is_quantized:
+        return "it is quantised"
+    if not storage.resizable():
+        return "its memory is not PyTorch's own (from_blob, DLPack, NumPy, a mapped file)"
+    if storage.device.type == "cpu" and storage.is_shared():
+        return "its memory is shared with other processes"
+    return None
+
+
+def places(named: Iterable[tuple[str, Any]]) -> dict[Place, str]:
+    """Where the memory of tensors is, and the name of the first that is there."""
+    found: dict[Place, str] = {}
+    for name, tensor in named:
+        for _path, inner in opened(tensor):
+            if why_tensor_stays(inner) is None and inner.untyped_storage().nbytes() > 0:
+                found.setdefault(place_of(inner.untyped_storage()), name)
+    return found
+
+
+def scan(
+    stock: Stock,
+    others: Mapping[Place, str],
+    name_of: Callable[[int, Any], str],
+    why_device_stays: Callable[[torch.device], str | None],
+) -> Scan:
+    """Decides what of a stock can leave.
+
+    ``others``: memory that somebody else knows (parameters, buffers), and by what name; ``name_of``
+    names a parameter of an optimizer by its number; ``why_device_stays`` says why memory of a
+    device is not moved, or None. Does not block and changes nothing.
+    """
+    scanner = _Scanner(others, why_device_stays)
+    for number, (optimizer, owner, keys, tensor) in enumerate(stock.states):
+        name = ".".join((name_of(optimizer, owner), *map(str, keys)))
+        reason = "a step counter stays where it is" if "step" in keys else None
+        scanner.look(name, tensor, number, reason, STATES)
+    for number, (owner, grad) in enumerate(stock.grads, len(stock.states)):
+        reason = None if type(grad) in _PLAIN else "what shards it adds to it unseen"
+        scanner.look(f"{name_of(-1, owner)}.grad", grad, number, reason, GRADS)
+    return scanner.decided()
+
+
+class _Scanner:
+    """Decides, storage by storage, for one scan."""
+
+    def __init__(
+        self,
+        others: Mapping[Place, str],
+        why_device_stays: Callable[[torch.device], str | None],
+    ) -> None:
+        self._others = others
+        self._why_device_stays = why_device_stays
+        self._slots: dict[Place, Slot] = {}
+        self._stays: dict[Place, str] = {}
+        self._scalars: dict[Place, str] = {}
+        self._names: dict[str, int] = {}
+        self._resident: list[tuple[str, str]] = []
+
+    def look(self, name: str, tensor: Any, number: int, reason: str | None, group: int) -> None:
+        """Takes one tensor in. ``reason``: why it stays, whatever else it is."""
+        without = why_tensor_stays(tensor)
+        if without is not None:
+            self._resident.append((name, reason or without))
+            return
+        storage = tensor.untyped_storage()
+        if storage.nbytes() == 0:
+            return
+        place = place_of(storage)
+        reason = reason or self._why_stays(tensor, storage, place)
+        if reason is not None:
+            self._resident.append((name, reason))
+            self._stays.setdefault(place, name)
+        elif tensor.dim() == 0:
+            self._scalars.setdefault(place, name)
+        elif place not in self._slots:
+            name = self._unique(name)
+            self._slots[place] = Slot(name, storage.device, storage.nbytes(), number, group)
+
+    def _why_stays(
+        self, tensor: torch.Tensor, storage: torch.UntypedStorage, place: Place
+    ) -> str | None:
+        if place in self._others:
+            return f"its memory is also that of {self._others[place]}"
+        return why_storage_stays(tensor, storage) or self._why_device_stays(storage.device)
+
+    def _unique(self, name: str) -> str:
+        seen = self._names[name] = self._names.get(name, 0) + 1
+        return name if seen == 1 else self._unique(f"{name}#{seen}")
+
+    def decided(self) -> Scan:
+        """What was decided, once all tensors were seen."""
+        for place, slot in self._slots.items():
+            if place in self._stays:
+                reason = f"its memory is also that of {self._stays[place]}, which stays"
+                self._resident.append((slot.name, reason))
+        for place, name in self._scalars.items():
+            if place not in self._slots:
+                self._resident.append((name, "a 0-dim tensor stays where it is"))
+        slots = [slot for place, slot in self._slots.items() if place not in self._stays]
+        return Scan(slots, self._resident)

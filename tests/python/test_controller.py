@@ -1,0 +1,392 @@
+"""The controller: states leave, return exactly, and are there whenever they are used."""
+
+import copy
+import gc
+import pickle
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch", reason="PyTorch is not installed")
+
+import refit  # noqa: E402
+from refit.errors import BusyError, DeviceMemoryError, InvalidError, StateError  # noqa: E402
+from training import Run, adamw, assert_same, assert_same_states  # noqa: E402
+
+
+@pytest.fixture
+def run(torch_device: str) -> Run:
+    return Run(device=torch_device)
+
+
+def test_a_cycle_takes_the_memory_away_and_brings_every_bit_back(run: Run) -> None:
+    same = Run(device=run.device)
+    with refit.Controller(run.optimizer, run.model) as controller:
+        for number in range(5):
+            assert run.step() == same.step()
+            controller.clear()
+            assert controller.state == "cleared"
+            assert run.away()
+            controller.restore(non_blocking=number % 2 == 0)
+            controller.join()
+            assert controller.state == "training"
+            assert_same(run, same)
+
+
+def test_every_verb_may_be_called_twice(run: Run) -> None:
+    run.step()
+    with refit.Controller(run.optimizer) as controller:
+        for verb in (controller.clear, controller.restore, controller.join):
+            verb()
+            verb()
+        controller.offload_before_refit()
+        controller.offload_after_refit()
+        controller.offload()
+        assert run.away()
+        controller.prepare_for_training()
+        controller.prepare_for_training()
+        assert controller.state == "training"
+
+
+def test_objects_views_strides_and_groups_are_the_same_ones_afterwards(run: Run) -> None:
+    # traps 4 and 7
+    run.step()
+    moments = run.moments()
+    view = moments[0].t()[1:]
+    before = [(id(t), t.shape, t.stride(), t.storage_offset()) for t in moments]
+    keys = [list(state) for state in run.optimizer.state.values()]
+    groups = run.optimizer.param_groups
+    bytes_of_view = view.clone()
+    with refit.Controller(run.optimizer) as controller:
+        controller.clear()
+        controller.prepare_for_training()
+        assert [(id(t), t.shape, t.stride(), t.storage_offset()) for t in run.moments()] == before
+    assert [list(state) for state in run.optimizer.state.values()] == keys
+    assert run.optimizer.param_groups is groups
+    assert torch.equal(view, bytes_of_view)
+
+
+def test_step_counters_stay_where_they_are(run: Run) -> None:
+    # trap 8
+    run.step()
+    counters = [state["step"] for state in run.optimizer.state.values()]
+    with refit.Controller(run.optimizer, run.model) as controller:
+        controller.clear()
+        assert all(float(one) == 1.0 for one in counters)
+        assert ("0.weight.step", "a step counter stays where it is") in controller.resident
+
+
+def test_a_clear_before_the_first_step_moves_nothing_and_the_next_one_all(run: Run) -> None:
+    # trap 9
+    with refit.Controller(run.optimizer) as controller:
+        controller.clear()
+        assert controller.state == "cleared"
+        assert len(run.optimizer.state) == 0
+        run.step()
+        controller.clear()
+        assert run.away()
+
+
+def test_a_step_while_states_are_away_brings_them_back_first(run: Run) -> None:
+    # trap 10
+    same = Run(device=run.device)
+    run.step(), same.step()
+    with refit.Controller(run.optimizer) as controller:
+        controller.clear()
+        run.step(), same.step()
+        assert controller.state == "training"
+    assert_same(run, same)
+
+
+def test_a_state_dict_while_states_are_away_or_returning_is_whole(run: Run) -> None:
+    # trap 13
+    same = Run(device=run.device)
+    run.step(2), same.step(2)
+    with refit.Controller(run.optimizer) as controller:
+        controller.clear()
+        assert_same_states(run.optimizer.state_dict(), same.optimizer.state_dict())
+        controller.clear()
+        controller.restore()
+        assert_same_states(run.optimizer.state_dict(), same.optimizer.state_dict())
+
+
+def test_a_state_dict_loaded_while_states_are_away_replaces_them(run: Run) -> None:
+    # trap 15
+    same = Run(device=run.device)
+    run.step(), same.step(3)
+    saved = copy.deepcopy(same.optimizer.state_dict())
+    with refit.Controller(run.optimizer) as controller:
+        controller.clear()
+        run.optimizer.load_state_dict(saved)
+        assert_same_states(run.optimizer.state_dict(), same.optimizer.state_dict())
+        controller.clear()
+        assert run.away()
+    assert_same_states(run.optimizer.state_dict(), same.optimizer.state_dict())
+
+
+def test_a_state_dict_that_refers_to_states_that_are_away_can_be_loaded(run: Run) -> None:
+    run.step()
+    live = run.optimizer.state_dict()
+    values = copy.deepcopy(live)
+    with refit.Controller(run.optimizer) as controller:
+        controller.clear()
+        run.optimizer.load_state_dict(live)
+        assert_same_states(run.optimizer.state_dict(), values)
+
+
+def test_a_load_that_is_refused_loses_nothing(run: Run) -> None:
+    run.step()
+    values = copy.deepcopy(run.optimizer.state_dict())
+    other = Run(lambda p: torch.optim.SGD(list(p)[:1], momentum=0.9)).optimizer.state_dict()
+    with refit.Controller(run.optimizer) as controller:
+        controller.clear()
+        with pytest.raises(ValueError, match="parameter group"):
+            run.optimizer.load_state_dict(other)
+    assert_same_states(run.optimizer.state_dict(), values)
+
+
+def test_parameters_added_meanwhile_are_moved_from_the_next_clear_on(run: Run) -> None:
+    run.step()
+    extra = torch.nn.Parameter(torch.ones(5, device=run.device))
+    with refit.Controller(run.optimizer) as controller:
+        controller.clear()
+        run.optimizer.add_param_group({"params": [extra]})
+        extra.grad = torch.ones_like(extra)
+        run.step()
+        controller.clear()
+        assert run.away()
+        assert run.optimizer.state[extra]["exp_avg"].untyped_storage().nbytes() == 0
+        controller.prepare_for_training()
+        assert run.optimizer.state[extra]["exp_avg"].sum() != 0
+
+
+def test_states_that_were_replaced_by_hand_are_found_again(run: Run) -> None:
+    run.step()
+    with refit.Controller(run.optimizer) as controller:
+        controller.clear()
+        controller.prepare_for_training()
+        state = next(iter(run.optimizer.state.values()))
+        state["exp_avg"] = torch.full_like(state["exp_avg"], 3.0)
+        state["exp_avg_sq"].data = torch.full_like(state["exp_avg_sq"], 4.0)
+        controller.clear()
+        assert run.away()
+        controller.prepare_for_training()
+        assert bool((state["exp_avg"] == 3.0).all())
+        assert bool((state["exp_avg_sq"] == 4.0).all())
+
+
+def test_several_optimizers_are_one_cycle(run: Run) -> None:
+    other = Run(lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9), device=run.device)
+    run.step(), other.step()
+    with refit.Controller([run.optimizer, other.optimizer]) as controller:
+        controller.clear()
+        assert run.away()
+        assert other.away()
+        other.step()  # any of them brings all back
+        assert controller.state == "training"
+        assert not run.away()
+
+
+def test_a_wrapped_optimizer_is_opened(run: Run) -> None:
+    class Wrapper:
+        def __init__(self, optimizer: Any) -> None:
+            self.optimizer = optimizer
+
+    run.step()
+    with refit.Controller(Wrapper(Wrapper(run.optimizer))) as controller:
+        controller.clear()
+        assert run.away()
+        run.step()
+
+
+@pytest.mark.parametrize("wrong", [None, 3, [], "adam", object()])
+def test_what_is_no_optimizer_is_refused(wrong: Any) -> None:
+    with pytest.raises(InvalidError):
+        refit.Controller(wrong)
+
+
+def test_an_optimizer_has_one_controller_at_a_time(run: Run) -> None:
+    first = refit.Controller(run.optimizer)
+    with pytest.raises(BusyError, match="controller already"):
+        refit.Controller(run.optimizer)
+    first.close()
+    refit.Controller(run.optimizer).close()
+
+
+def test_close_brings_the_states_back_and_takes_the_hooks_away(run: Run) -> None:
+    same = Run(device=run.device)
+    run.step(), same.step()
+    controller = refit.Controller(run.optimizer)
+    controller.clear()
+    controller.close()
+    controller.close()
+    assert_same(run, same)
+    assert not run.optimizer._optimizer_step_pre_hooks
+    assert not run.optimizer._optimizer_state_dict_pre_hooks
+    assert not run.optimizer._optimizer_load_state_dict_pre_hooks
+    for verb in (controller.clear, controller.restore, controller.join, controller.stats):
+        with pytest.raises(StateError, match="closed"):
+            verb()
+
+
+def test_a_controller_that_nobody_refers_to_brings_the_states_back(run: Run) -> None:
+    same = Run(device=run.device)
+    run.step(), same.step()
+    controller = refit.Controller(run.optimizer)
+    controller.clear()
+    del controller
+    gc.collect()
+    assert not run.away()
+    assert_same(run, same)
+    assert not run.optimizer._optimizer_step_pre_hooks
+
+
+def test_a_controller_is_not_pickled_and_an_optimizer_with_one_is(run: Run) -> None:
+    # trap 27
+    run.step()
+    with refit.Controller(run.optimizer) as controller:
+        with pytest.raises(TypeError, match="cannot be pickled"):
+            pickle.dumps(controller)
+        twin = copy.deepcopy(run.optimizer)
+        assert not twin._optimizer_step_pre_hooks
+
+
+class Failing:
+    """``resize_`` of storages, which raises at one call."""
+
+    def __init__(self, call: int, why: BaseException) -> None:
+        self.calls = -1
+        self.failing, self.why = call, why
+        self.resize = torch.UntypedStorage.resize_
+
+    def as_method(self) -> Any:
+        return lambda storage, size: self(storage, size)
+
+    def __call__(self, storage: Any, size: int) -> Any:
+        self.calls += 1
+        if self.calls == self.failing:
+            raise self.why
+        return self.resize(storage, size)
+
+
+def test_no_memory_to_come_back_to_loses_nothing(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    # trap 12: at every storage in turn
+    same = Run(device=run.device)
+    run.step(2), same.step(2)
+    with refit.Controller(run.optimizer) as controller:
+        for number in range(len(run.moments())):
+            controller.clear()
+            scarce = Failing(number, RuntimeError("out of memory"))
+            monkeypatch.setattr(torch.UntypedStorage, "resize_", scarce.as_method())
+            with pytest.raises(DeviceMemoryError, match=r"restore\(\) again"):
+                controller.restore()
+            monkeypatch.undo()
+            assert controller.state == "cleared"
+            controller.prepare_for_training()
+            assert_same(run, same)
+
+
+def test_an_exception_while_memory_is_freed_loses_nothing(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # trap 12: at every storage in turn; then the step, or another clear, goes on
+    same = Run(device=run.device)
+    run.step(2), same.step(2)
+    with refit.Controller(run.optimizer) as controller:
+        for number in range(len(run.moments())):
+            interrupted = Failing(number, KeyboardInterrupt())
+            monkeypatch.setattr(torch.UntypedStorage, "resize_", interrupted.as_method())
+            with pytest.raises(KeyboardInterrupt):
+                controller.clear()
+            monkeypatch.undo()
+            if number % 2:
+                controller.clear()
+                assert run.away()
+            run.step(), same.step()
+            assert_same(run, same)
+
+
+def test_a_budget_that_does_not_suffice_is_said_before_anything_moves(run: Run) -> None:
+    # trap 26
+    run.step()
+    with refit.Controller(run.optimizer, offload_budget_bytes="4KiB") as controller:
+        with pytest.raises(MemoryError, match="budget"):
+            controller.clear()
+        assert controller.state == "training"
+        assert not run.away()
+        run.step()
+
+
+def test_join_while_states_are_away_says_what_to_do(run: Run) -> None:
+    run.step()
+    with refit.Controller(run.optimizer) as controller:
+        controller.clear()
+        with pytest.raises(StateError, match=r"restore\(\)"):
+            controller.join()
+
+
+def test_host_memory_is_given_back_on_request_and_taken_again(run: Run) -> None:
+    run.step()
+    with refit.Controller(run.optimizer) as controller:
+        controller.clear()
+        with pytest.raises(StateError, match="restore"):
+            controller.release()
+        controller.prepare_for_training()
+        assert controller.stats()["refit/host_bytes"] > 0
+        controller.release()
+        assert controller.stats()["refit/host_bytes"] == 0
+        controller.clear()
+        assert run.away()
+
+
+def test_the_pageable_path_is_exact_too(run: Run) -> None:
+    same = Run(device=run.device)
+    with refit.Controller(run.optimizer, use_pinned_optimizer_offload=False) as controller:
+        for _ in range(3):
+            run.step(), same.step()
+            controller.clear()
+            assert run.away()
+            controller.restore()
+    assert_same(run, same)
+
+
+def test_stats_are_a_flat_dict_of_floats(run: Run) -> None:
+    run.step()
+    with refit.Controller(run.optimizer) as controller:
+        assert controller.stats()["refit/cycles"] == 0.0
+        controller.clear()
+        controller.prepare_for_training()
+        stats = controller.stats()
+        moved = sum(t.untyped_storage().nbytes() for t in run.moments())
+        assert all(type(value) is float for value in stats.values())
+        assert stats["refit/offload_bytes"] == stats["refit/reclaimed_bytes"] == moved
+        assert stats["refit/cycles"] == 1.0
+        assert stats["refit/cycle_s"] >= stats["refit/cycle_exposed_s"] > 0
+
+
+def test_refit_without_a_publisher_clears_and_an_exception_passes_through(run: Run) -> None:
+    run.step()
+    with refit.Controller(run.optimizer) as controller:
+        with controller.refit():
+            assert run.away()
+        controller.prepare_for_training()
+        with pytest.raises(ZeroDivisionError), controller.refit():
+            raise ZeroDivisionError
+        assert controller.state == "cleared"
+        run.step()
+
+
+def test_options_are_those_of_the_library(run: Run) -> None:
+    with pytest.raises(refit.RefitError, match="offload_slab"):
+        refit.Controller(run.optimizer, offload_slab="1GiB")
+    assert not run.optimizer._optimizer_step_pre_hooks
+
+
+def test_two_hundred_cycles_keep_their_bits() -> None:
+    run, same = Run(adamw), Run(adamw)
+    with refit.Controller(run.optimizer) as controller:
+        for _ in range(200):
+            run.step(), same.step()
+            controller.clear()
+            controller.restore()
+    assert_same(run, same)

@@ -1,0 +1,70 @@
+"""A small training run that is the same to the bit every time, for tests to disturb."""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import nn
+
+WIDTH = 24
+
+Optimizer = torch.optim.Optimizer
+Maker = Callable[[Any], Optimizer]
+
+
+def adamw(parameters: Any) -> Optimizer:
+    return torch.optim.AdamW(parameters, lr=1e-2)
+
+
+class Run:
+    """A model, its optimizer, and steps that depend on nothing but their number."""
+
+    def __init__(self, make: Maker = adamw, device: str = "cpu") -> None:
+        torch.manual_seed(11)
+        self.model = nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.Tanh(), nn.Linear(WIDTH, 4))
+        self.model.to(device)
+        self.optimizer = make(self.model.parameters())
+        self.device = device
+        self.steps = 0
+
+    def backward(self) -> float:
+        """One forward and backward pass; gradients add up."""
+        source = torch.Generator().manual_seed(self.steps)
+        batch = torch.randn(8, WIDTH, generator=source).to(self.device)
+        loss = self.model(batch).pow(2).mean()
+        loss.backward()
+        return float(loss.detach())
+
+    def step(self, count: int = 1) -> float:
+        """Whole steps; the loss of the last."""
+        loss = 0.0
+        for _ in range(count):
+            loss = self.backward()
+            self.optimizer.step()
+            self.optimizer.zero_grad()
+            self.steps += 1
+        return loss
+
+    def moments(self) -> list[torch.Tensor]:
+        """The state tensors that a clear moves."""
+        states = self.optimizer.state.values()
+        return [t for state in states for t in state.values() if t.dim() > 0]
+
+    def away(self) -> bool:
+        """Whether no moment has memory."""
+        return all(t.untyped_storage().nbytes() == 0 for t in self.moments())
+
+
+def assert_same(one: Run, other: Run) -> None:
+    """Weights and states of two runs are equal to the bit."""
+    for mine, yours in zip(one.model.parameters(), other.model.parameters(), strict=True):
+        assert torch.equal(mine, yours)
+    assert_same_states(one.optimizer.state_dict(), other.optimizer.state_dict())
+
+
+def assert_same_states(one: dict[str, Any], other: dict[str, Any]) -> None:
+    assert one["state"].keys() == other["state"].keys()
+    for key, state in one["state"].items():
+        assert list(state) == list(other["state"][key])
+        for name, value in state.items():
+            assert torch.equal(value.cpu(), other["state"][key][name].cpu()), (key, name)
