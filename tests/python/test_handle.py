@@ -4,7 +4,10 @@ import copy
 import gc
 import os
 import pickle
+import subprocess
+import sys
 import threading
+import weakref
 
 import pytest
 from refit._handle import Handle
@@ -76,7 +79,7 @@ def test_one_that_nobody_refers_to_is_closed() -> None:
 
 def test_one_that_cannot_be_closed_when_dropped_is_told() -> None:
     thing = Thing([], busy=1)
-    with pytest.warns(ResourceWarning, match=r"Thing was dropped .* still open"):
+    with pytest.warns(ResourceWarning, match=r"a Thing could not be closed: .* still open"):
         del thing
 
 
@@ -105,6 +108,46 @@ def test_close_while_another_thread_closes_does_nothing() -> None:
     go_on.set()
     other.join()
     assert log == [7]
+
+
+AT_THE_END = """
+from refit._handle import Handle
+from refit.errors import BusyError
+
+class Thing(Handle):
+    def __init__(self, number):
+        self._adopt(number)
+
+    def _close(self, pointer):
+        if pointer == 4:
+            raise BusyError("something on it is still open")
+        print("closed", pointer)
+
+first, second, third, fourth = (Thing(number) for number in range(1, 5))
+second.close()
+cycle = [third]
+cycle.append(cycle)
+"""
+
+
+def test_those_left_open_are_closed_when_the_interpreter_ends_the_youngest_first() -> None:
+    command = [sys.executable, "-W", "always", "-c", AT_THE_END]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=100)
+    assert done.returncode == 0
+    assert done.stdout.split("\n")[:3] == ["closed 2", "closed 3", "closed 1"]
+    assert done.stderr.count("ResourceWarning: a Thing could not be closed: something on") == 1
+    assert "Traceback" not in done.stderr
+
+
+def test_closed_ones_are_not_kept_for_the_end() -> None:
+    thing = Thing([])
+    thing.close()
+    assert thing._at_exit is not None
+    assert not thing._at_exit.alive
+    gone = weakref.ref(thing)
+    del thing
+    gc.collect()
+    assert gone() is None
 
 
 def in_a_child(question) -> str:  # type: ignore[no-untyped-def]

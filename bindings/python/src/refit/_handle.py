@@ -1,12 +1,16 @@
 """What all objects that own something of the C library have in common.
 
 Such an object belongs to the process that opened it and to no other: a forked child is refused, and
-so is pickling, each with a sentence. It is closed once, by ``close``, by ``with``, or when nobody
-refers to it any more; a second close does nothing.
+so is pickling, each with a sentence. It is closed once, by ``close``, by ``with``, when nobody
+refers to it any more, or when the interpreter ends, the youngest first; a second close does
+nothing. What cannot be closed where nobody could catch an exception is told in a ResourceWarning.
 """
 
 import os
+import sys
 import warnings
+import weakref
+from collections.abc import Callable
 from types import TracebackType
 from typing import NoReturn, Self
 
@@ -18,10 +22,13 @@ class Handle:
 
     _pointer: int | None = None
     _process: int = 0
+    _at_exit: "weakref.finalize[[weakref.ref[Handle]], Handle] | None" = None
 
     def _adopt(self, pointer: int) -> None:
         self._pointer = pointer
         self._process = os.getpid()
+        # By its end the interpreter has taken apart what a close needs; workers await a goodbye.
+        self._at_exit = weakref.finalize(self, _close_late, weakref.ref(self))
 
     @property
     def _live(self) -> int:
@@ -54,6 +61,8 @@ class Handle:
         except BaseException:
             self._pointer = pointer
             raise
+        if self._at_exit is not None:
+            self._at_exit.detach()
 
     def __enter__(self) -> Self:
         return self
@@ -66,19 +75,27 @@ class Handle:
     ) -> None:
         self.close()
 
-    def __del__(self) -> None:
-        # Nobody is left who could be told by an exception.
-        try:
-            self.close()
-        except RefitError as why:
-            warnings.warn(
-                f"a {type(self).__name__} was dropped and could not be closed: {why}",
-                ResourceWarning,
-                stacklevel=2,
-            )
+    def __del__(self, _is_ending: Callable[[], bool] = sys.is_finalizing) -> None:
+        if not _is_ending():
+            _close_silently(self)
 
     def __reduce__(self) -> NoReturn:
         raise TypeError(
             f"a {type(self).__name__} cannot be pickled: it owns memory, threads and sockets "
             "of this process. Send its endpoint or its configuration, and open another one there."
         )
+
+
+def _close_silently(handle: Handle) -> None:
+    """Closes it where nobody could catch an exception."""
+    try:
+        handle.close()
+    except RefitError as why:
+        what = type(handle).__name__
+        warnings.warn(f"a {what} could not be closed: {why}", ResourceWarning, stacklevel=2)
+
+
+def _close_late(reference: "weakref.ref[Handle]") -> None:
+    handle = reference()
+    if handle is not None:
+        _close_silently(handle)
