@@ -129,6 +129,20 @@ suite() {
         awk -v suite="$1" -v status="$status" -f "$here/tests.awk" "$out/rows/last" >>"$out/rows/tests"
 }
 
+# python_suite LIMIT: tests/python from the sources, those of tensors on the GPU.
+python_suite() {
+    local there='import hypothesis, numpy, pytest, torch; assert torch.cuda.is_available()'
+    if [ -n "$fake" ] || ! timeout 60 python3 -c "$there" 2>/dev/null; then
+        note python skip 0 "no PyTorch that sees a GPU, with pytest and hypothesis"
+        return
+    fi
+    step python "$1" env REFIT_TEST_CUDA=real "REFIT_LIBRARY=$build/lib/librefit.so" OMP_NUM_THREADS=1 \
+        "PYTHONPATH=$root/bindings/python/src" PYTHONDONTWRITEBYTECODE=1 \
+        python3 -m pytest -v -rs -m "not slow" -p no:cacheprovider "$root/tests/python"
+    [ "$status" -lt 0 ] ||
+        awk -v on=$device -v status="$status" -f "$here/pytest.awk" "$out/rows/last" >>"$out/rows/tests"
+}
+
 # bench NAME LIMIT COMMAND…: what it prints as JSON is kept, also if it does not end well.
 bench() {
     step "$@"
@@ -176,7 +190,7 @@ suites+=(workers_lost)
 [ ${#conformance[@]} -gt 4 ] || die "$build/tests/on_cuda does not say which tests there are"
 if [ "$built" = no ]; then
     programs=("${conformance[@]}" "${suites[@]}")
-    step build 180 cmake --build "$build" --parallel "$(nproc)" --target refit \
+    step build 180 cmake --build "$build" --parallel "$(nproc)" --target refit refit_shared \
         "${programs[@]/#/test_}" || die "see $out/run.log"
 else
     suites=(cycle mover) # the others are tests of their own
@@ -204,6 +218,7 @@ fi
 for name in "${suites[@]}"; do
     suite "$name" 60
 done
+python_suite 180
 if command -v compute-sanitizer >/dev/null && [ -z "$fake" ]; then
     for tool in memcheck racecheck; do
         step "compute-sanitizer $tool" 60 "${as_test[@]}" compute-sanitizer --tool $tool \

@@ -1,0 +1,34 @@
+# pytest.awk: what `pytest -v` printed, behind stamps (stamp.sh), to one JSON object a test, as
+# tests.awk makes of cmocka's words. Needs -v on=DEVICE -v status=EXIT_STATUS.
+
+function row(name, result, seconds) {
+    suite = name
+    if (name ~ /::/) { sub(/::.*/, "", suite); sub(/[^:]*::/, "", name) }
+    sub(/.*\//, "", suite)
+    sub(/\.py$/, "", suite)
+    gsub(/[\\"]/, "", name)
+    printf "{\"suite\":\"%s\",\"on\":\"%s\",\"test\":\"%s\",\"status\":\"%s\",\"seconds\":%.3f}\n", \
+        suite, on, name, result, seconds
+    rows++
+    if (result == "fail") failures++
+}
+
+BEGIN {
+    word["PASSED"] = word["XFAIL"] = "pass"
+    word["FAILED"] = word["ERROR"] = "fail"
+    word["SKIPPED"] = "skip"
+}
+
+# 12.345678 test_x.py::test_name[a b] PASSED [ 12%]
+match($0, / (PASSED|FAILED|ERROR|SKIPPED|XFAIL)( \(.*\))? +\[ *[0-9]+%\]$/) {
+    now = $1
+    split(substr($0, RSTART + 1), said, " ")
+    name = substr($0, length($1) + 2, RSTART - length($1) - 2)
+    row(name, word[said[1]], now - before)
+}
+{ before = $1 }
+
+END {
+    if (rows == 0) row("python::(pytest)", "fail", before)
+    else if (status != 0 && failures == 0) row("python::(pytest: status " status ")", "fail", before)
+}
