@@ -1,0 +1,98 @@
+"""The picture of the README: a few real cycles, and the memory of device and host meanwhile.
+
+    python -m refit.bench.picture cycle.png --trace cycle.json
+
+A stack of linear layers is trained with AdamW; two worker processes get its weights, each cycle;
+the trainer's own forward passes stand for the rollouts.
+"""
+
+import argparse
+import sys
+from collections.abc import Sequence
+
+import torch
+
+from refit.bench.crew import PATIENCE_S, Crew
+from refit.controller import Controller
+from refit.publisher import Publisher
+from refit.subscriber import Subscriber
+from refit.timeline import Timeline
+
+WIDTH, BATCH, ROLLOUTS = 1024, 64, 6
+CYCLES, WORKERS = 2, 2
+EVERY_S = 0.004
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Runs the cycles and writes the picture, and the trace if it is wanted."""
+    parser = argparse.ArgumentParser(prog="python -m refit.bench.picture")
+    parser.add_argument("picture", help="the file to draw: .png, .svg or .pdf")
+    parser.add_argument("--trace", metavar="FILE", help="also write a trace for ui.perfetto.dev")
+    parser.add_argument("--parameters", type=float, default=1e8, help="of the model (1e8)")
+    options = parser.parse_args(arguments)
+    timeline = record(options.parameters)
+    timeline.picture(options.picture, _title(options.parameters))
+    if options.trace:
+        timeline.save(options.trace)
+    return 0
+
+
+def _title(parameters: float) -> str:
+    return (
+        f"Two refit cycles on a CPU: {parameters / 1e6:.0f} M parameters, AdamW, {WORKERS} workers"
+    )
+
+
+def record(parameters: float) -> Timeline:
+    """A timeline of some cycles, begun once the first step has made the states."""
+    layers = max(1, round(parameters / WIDTH**2))
+    model = torch.nn.Sequential(*(torch.nn.Linear(WIDTH, WIDTH) for _ in range(layers)))
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
+    inputs = torch.randn(BATCH, WIDTH)
+    _step(model, optimizer, inputs)
+    timeline = Timeline(sample_every_s=EVERY_S)
+    with Crew(WORKERS) as crew, Publisher("tcp://127.0.0.1:0") as publisher:
+        crew.begin(WORKERS, _follow, publisher.endpoint, CYCLES)
+        publisher.wait_workers(WORKERS, PATIENCE_S)
+        with timeline, Controller(optimizer, model, device="host", timeline=timeline) as controller:
+            for _ in range(CYCLES):
+                _cycle(controller, publisher, model, optimizer, inputs, timeline)
+        crew.end(WORKERS)
+    return timeline
+
+
+def _cycle(
+    controller: Controller,
+    publisher: Publisher,
+    model: torch.nn.Module,
+    optimizer: torch.optim.Optimizer,
+    inputs: torch.Tensor,
+    timeline: Timeline,
+) -> None:
+    with controller.refit(publisher=publisher) as transaction:
+        transaction.send(model.state_dict().items())
+    with timeline.phase("rollouts"), torch.no_grad():
+        for _ in range(ROLLOUTS):
+            model(inputs)
+    controller.restore()
+    with timeline.phase("forward, backward, step"):
+        _step(model, optimizer, inputs)
+
+
+def _step(model: torch.nn.Module, optimizer: torch.optim.Optimizer, inputs: torch.Tensor) -> None:
+    model(inputs).square().mean().backward()
+    optimizer.step()
+    optimizer.zero_grad(set_to_none=True)
+
+
+def _follow(number: int, endpoint: str, versions: int) -> None:
+    """A worker: takes so many versions."""
+    with Subscriber(endpoint, worker=f"rollout {number}") as subscriber:
+        for _ in range(versions):
+            with subscriber.next(PATIENCE_S) as update:
+                for _, view in update.tensors():
+                    view.sum()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,104 @@
+"""Results as tables for people, in the Markdown that a README takes: one row for each way."""
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+Result = dict[str, Any]
+
+
+def table(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """Columns as wide as they must be, the first one left, the others right."""
+    cells = [list(heads), *map(list, rows)]
+    widths = [max(len(row[column]) for row in cells) for column in range(len(heads))]
+    lines = ["| " + " | ".join(map(_pad, row, widths, range(len(row)))) + " |" for row in cells]
+    rule = "|" + "|".join(
+        "-" * (width + 1) + (":" if at else "-") for at, width in enumerate(widths)
+    )
+    return "\n".join([lines[0], rule + "|", *lines[1:]]) + "\n"
+
+
+def _pad(text: str, width: int, column: int) -> str:
+    return text.rjust(width) if column else text.ljust(width)
+
+
+def offload(result: Result) -> str:
+    """Both modes, one after the other."""
+    head = (
+        f"offload: {result['tensors']} states of AdamW, {result['parameters'] / 1e9:.2f} B "
+        f"parameters, {result['bytes'] / 1e9:.2f} GB, {result['rounds']} rounds{_short(result)}\n\n"
+    )
+    heads = (
+        "storages", "way", "out", "back", "cycle median", "p95", "first cycle", "GB/s out",
+        "GB/s back", "time over refit's", "allocations", "new pages", "peak host memory",
+    )  # fmt: skip
+    return head + table(
+        heads,
+        (_offload_row(mode, row) for mode, rows in result["storages"].items() for row in rows),
+    )
+
+
+def _offload_row(mode: str, row: Result) -> list[str]:
+    return [
+        mode,
+        row["way"],
+        _seconds(row["out_seconds_median"]),
+        _seconds(row["back_seconds_median"]),
+        _seconds(row["cycle_seconds_median"]),
+        _seconds(row["cycle_seconds_p95"]),
+        _seconds(row["cold_out_seconds"] + row["cold_back_seconds"]),
+        f"{row['offload_gbps']:.1f}",
+        f"{row['restore_gbps']:.1f}",
+        f"{row['refit_speedup']:.2f}",
+        str(row["allocations_per_cycle"]),
+        str(row["page_faults_per_cycle"]),
+        f"{row['peak_host_bytes'] / 1e9:.2f} GB",
+    ]
+
+
+def weights(result: Result) -> str:
+    """One row for each way and number of workers."""
+    head = (
+        f"weights: {result['tensors']} bf16 tensors, {result['bytes'] / 1e6:.0f} MB, to worker "
+        f"processes, {result['rounds']} rounds{_short(result)}\n\n"
+    )
+    heads = (
+        "workers", "way", "version whole", "p95", "first version", "GB/s a worker",
+        "time over refit's", "and loaded", "time over refit's",
+    )  # fmt: skip
+    return head + table(heads, (_weights_row(row) for row in result["ways"]))
+
+
+def _weights_row(row: Result) -> list[str]:
+    return [
+        str(row["workers"]),
+        row["way"],
+        _seconds(row["seconds_median"]),
+        _seconds(row["seconds_p95"]),
+        _seconds(row["cold_seconds"]),
+        f"{row['gbps_per_worker']:.2f}",
+        f"{row['refit_speedup']:.2f}",
+        _seconds(row["loaded_seconds_median"]),
+        f"{row['loaded_refit_speedup']:.2f}",
+    ]
+
+
+def overhead(result: Result) -> str:
+    """One line for each figure."""
+    head = f"overhead: {result['tensors']} states of 64 bytes, {result['rounds']} rounds\n\n"
+    rows = [
+        ["cycle with two tensors", f"{result['cycle_ms_with_two_tensors']:.2f} ms"],
+        [f"cycle with {result['tensors']}", f"{result['cycle_ms_median']:.1f} ms"],
+        ["a tensor more", f"{result['us_per_tensor']:.2f} µs"],
+        ["  of this copies in C", f"{result['us_per_tensor_in_c_copies']:.2f} µs"],
+        ["  of this torch's storages", f"{result['us_per_tensor_in_torch_storages']:.2f} µs"],
+        ["  of this Python", f"{result['us_per_tensor_in_python']:.2f} µs"],
+    ]
+    return head + table(("what", "time"), rows)
+
+
+def _short(result: Result) -> str:
+    return " (memory is short: smaller than was asked for)" if result["shortened"] else ""
+
+
+def _seconds(value: float) -> str:
+    return f"{value:.2f} s" if value >= 1 else f"{value * 1e3:.1f} ms"

@@ -1,0 +1,104 @@
+"""Weights reach 1, 2, 4 and 8 worker processes of this machine: refit beside two others.
+
+A version is timed from the trainer's call until every worker has it whole and has said so. Ways are
+measured one after another, since each needs its workers' ears; what they are compared by is the
+ratio of medians.
+"""
+
+import time
+from typing import Any
+
+from refit.bench import machine
+from refit.bench.crew import Crew
+from refit.bench.series import Series
+from refit.bench.states import shapes
+from refit.bench.ways import WAYS, Way, Weights, blank, change
+
+PARAMETERS = 0.12e9
+COUNTS = (1, 2, 4, 8)
+BYTES_PER_WEIGHT = 2
+COPIES_PER_WORKER = 3  # a message, what is made of it, and the worker's own
+
+
+def measure(parameters: float, rounds: int, counts: tuple[int, ...] = COUNTS) -> dict[str, Any]:
+    """All ways to each number of workers."""
+    fits = fitting(min(parameters, PARAMETERS), max(counts), machine.available_bytes())
+    weights = blank(dict(shapes(fits)))
+    nbytes = sum(it.nbytes for it in weights.values())
+    with Crew(max(counts)) as crew:
+        rows = [row for count in counts for row in _to(crew, count, weights, rounds, nbytes)]
+    return {
+        "bench": "weights",
+        "parameters": sum(it.numel() for it in weights.values()),
+        "shortened": fits < min(parameters, PARAMETERS),
+        "tensors": len(weights),
+        "bytes": nbytes,
+        "rounds": rounds,
+        "ways": rows,
+    }
+
+
+def fitting(parameters: float, workers: int, available: int) -> float:
+    """As many of the parameters as fit into so many workers and the trainer."""
+    copies = COPIES_PER_WORKER * (workers + 2)
+    return min(parameters, available / 2 / (BYTES_PER_WEIGHT * copies))
+
+
+def _to(crew: Crew, count: int, weights: Weights, rounds: int, nbytes: int) -> list[dict[str, Any]]:
+    found = {
+        (way.name, load): _time(way, crew, count, weights, rounds, load)
+        for way in WAYS
+        for load in (False, True)
+    }
+    return [
+        {
+            "way": way.name,
+            "workers": count,
+            **_figures(found[way.name, False], found["refit", False], nbytes),
+            **{
+                f"loaded_{name}": value
+                for name, value in _figures(
+                    found[way.name, True], found["refit", True], nbytes
+                ).items()
+            },
+        }
+        for way in WAYS
+    ]
+
+
+def _figures(it: Series, ours: Series, nbytes: int) -> dict[str, float]:
+    return {
+        "seconds_median": it.median,
+        "seconds_p95": it.p95,
+        "cold_seconds": it.cold,
+        "gbps_per_worker": it.gbps(nbytes),
+        "refit_speedup": it.median / ours.median,
+    }
+
+
+def _time(
+    make: type[Way], crew: Crew, count: int, weights: Weights, rounds: int, load: bool
+) -> Series:
+    """One way: a cold version, and one for each round."""
+    for it in weights.values():
+        _first_version(it)
+    way = make(crew, count, weights, rounds + 1, load)
+    series = Series()
+    try:
+        for _ in range(rounds + 1):
+            change(weights)
+            start = time.perf_counter()
+            way.send(weights)
+            series.add(time.perf_counter() - start)
+        crew.end(count)
+    finally:
+        way.close()
+    return series
+
+
+def _first_version(it: Any) -> None:
+    """The first element counts versions, and begins at 0 for each way."""
+    import torch
+
+    numbers = it.view(torch.int16).view(-1)
+    numbers.sub_(numbers[0].clone())

@@ -1,0 +1,226 @@
+"""bench: what is measured is what it says, and the figures add up."""
+
+import json
+import math
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from refit.bench import __main__ as entry
+from refit.bench import arms, crew, machine, offload, overhead, states, table, ways, weights
+from refit.bench.series import Series, both, p95, ratio
+
+TINY = 2e5
+
+Make = Callable[[list[torch.Tensor], bool], arms.Arm]
+
+
+# ---- series ----
+
+
+def test_the_first_round_is_cold_and_no_part_of_the_median() -> None:
+    series = Series()
+    for seconds in (100.0, 1.0, 3.0, 2.0):
+        series.add(seconds)
+    assert (series.cold, series.median, series.p95) == (100.0, 2.0, 3.0)
+    assert series.gbps(4_000_000_000) == 2.0
+
+
+def test_the_ratio_compares_rounds_that_ran_next_to_each_other() -> None:
+    slow, fast = Series(1, [2, 20, 200]), Series(1, [1, 10, 20])
+    assert ratio(slow, fast) == 2.0
+    assert ratio(Series(6), Series(3)) == 2.0
+
+
+def test_a_cycle_is_both_ways_round_by_round() -> None:
+    cycle = both(Series(1, [1, 2]), Series(2, [3, 4]))
+    assert (cycle.cold, cycle.seconds) == (3, [4, 6])
+
+
+def test_the_95th_percentile_is_not_the_best_of() -> None:
+    assert p95(list(range(100))) == 95
+    assert p95([3.0, 1.0]) == 3.0
+
+
+# ---- states ----
+
+
+def test_the_whole_model_has_the_states_of_qwen3() -> None:
+    found = list(states.shapes(0.6e9))
+    assert sum(math.prod(shape) for _, shape in found) == pytest.approx(0.6e9, rel=0.01)
+    assert 2 * len(found) == 620
+
+
+@pytest.mark.parametrize("parameters", [TINY, 1e6, 2e7, 1e8])
+def test_a_smaller_model_has_about_the_parameters_asked_for(parameters: float) -> None:
+    found = list(states.shapes(parameters))
+    assert sum(math.prod(shape) for _, shape in found) == pytest.approx(parameters, rel=0.05)
+    assert len({name for name, _ in found}) == len(found)
+
+
+def test_short_memory_makes_a_smaller_model_and_never_a_larger() -> None:
+    assert states.fitting(1e6, 1 << 40) == 1e6
+    short = states.fitting(0.6e9, 8 << 30)
+    assert short * 8 * 5 <= 8 << 30
+
+
+def test_a_changed_byte_changes_the_checksum() -> None:
+    tensors = states.adamw_states(TINY)
+    before = states.checksum(tensors)
+    tensors[-1].view(torch.uint8).view(-1)[3] ^= 1
+    assert states.checksum(tensors) != before
+
+
+# ---- offload ----
+
+
+@pytest.mark.parametrize("keep", [True, False], ids=["kept", "re-allocated"])
+@pytest.mark.parametrize("make", offload.ARMS, ids=lambda make: make.name)
+def test_every_way_brings_every_byte_back(make: Make, keep: bool) -> None:
+    tensors = states.adamw_states(TINY)
+    before = states.checksum(tensors)
+    arm = make(tensors, keep)
+    for _ in range(2):
+        arm.ready()
+        arm.out()
+        if keep and isinstance(arm, arms.OnTensors):
+            for it in tensors:
+                it.zero_()
+        arm.back()
+        assert states.checksum(tensors) == before
+    arm.close()
+
+
+@pytest.mark.parametrize("make", offload.ARMS[:3], ids=lambda make: make.name)
+def test_storages_are_really_freed_or_really_kept(make: Make) -> None:
+    tensors = states.adamw_states(TINY)
+    for keep in (True, False):
+        arm = make(tensors, keep)
+        arm.ready()
+        arm.out()
+        sizes = {it.untyped_storage().nbytes() for it in tensors}
+        assert (0 in sizes) != keep
+        arm.back()
+        arm.close()
+
+
+def test_the_report_has_every_way_with_storages_kept_and_allocated_again() -> None:
+    result = offload.measure(TINY, rounds=2)
+    assert set(result["storages"]) == {"kept", "re-allocated"}
+    for rows in result["storages"].values():
+        assert [row["way"] for row in rows] == [make.name for make in offload.ARMS]
+        assert rows[0]["refit_speedup"] == 1.0
+        for row in rows:
+            assert row["cycle_seconds_median"] > 0
+            assert row["offload_gbps"] > 0
+    kept, again = (result["storages"][mode] for mode in ("kept", "re-allocated"))
+    assert [row["allocations_per_cycle"] for row in kept] == [0, result["tensors"], 0, 0]
+    count = result["tensors"]
+    assert [row["allocations_per_cycle"] for row in again] == [count, 2 * count, count, 0]
+    assert "per-tensor pageable" in table.offload(result)
+
+
+def test_states_that_come_back_changed_make_no_report(monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = arms.Flat.back
+
+    def spoil(self: arms.Flat) -> None:
+        whole(self)
+        self._tensors[0].view(torch.int32).zero_()
+
+    monkeypatch.setattr(arms.Flat, "back", spoil)
+    with pytest.raises(RuntimeError, match="came back changed"):
+        offload.measure(TINY, rounds=1)
+
+
+# ---- weights ----
+
+
+def test_every_element_of_a_version_is_new() -> None:
+    made = ways.blank({"a": (3, 5), "b": ()})
+    before = {name: it.view(torch.int16).clone() for name, it in made.items()}
+    ways.change(made)
+    for name, it in made.items():
+        assert bool((it.view(torch.int16) != before[name]).all())
+
+
+def test_a_worker_notices_a_version_that_is_old_or_incomplete() -> None:
+    shapes = {"a": (3,), "b": (2,)}
+    made = ways.blank(shapes)
+    ways.change(made)
+    ways.Receiver(shapes, load=True).take(made)
+    with pytest.raises(RuntimeError, match="version 1 came as"):
+        ways.Receiver(shapes, load=False).take({"a": made["a"]})
+    ways.change(made)
+    with pytest.raises(RuntimeError, match=r"came as \[2\]"):
+        ways.Receiver(shapes, load=False).take(made)
+
+
+def _fails(number: int) -> None:
+    raise OSError(f"worker {number} has no luck")
+
+
+def test_what_fails_in_a_worker_is_said_by_the_trainer() -> None:
+    with crew.Crew(1) as workers:
+        workers.begin(1, _fails)
+        with pytest.raises(RuntimeError, match="worker 0 has no luck"):
+            workers.end(1)
+
+
+@pytest.mark.slow
+def test_every_way_reaches_every_worker() -> None:
+    result = weights.measure(TINY, rounds=2, counts=(1, 2))
+    found = [(row["workers"], row["way"]) for row in result["ways"]]
+    assert found == [(count, way.name) for count in (1, 2) for way in ways.WAYS]
+    assert all(row["seconds_median"] > 0 for row in result["ways"])
+    assert "gloo" in table.weights(result)
+
+
+# ---- overhead and the command ----
+
+
+def test_the_overheads_parts_add_up() -> None:
+    result = overhead.measure(rounds=2, tensors=40)
+    parts = ("in_c_copies", "in_torch_storages", "in_python")
+    total = sum(result[f"us_per_tensor_{part}"] for part in parts)
+    assert total == pytest.approx(result["us_per_tensor"])
+    assert "Python" in table.overhead(result)
+
+
+def test_the_command_writes_a_table_and_json(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "figures.json"
+    options = ["offload", "--parameters", "2e5", "--rounds", "1", "--json", str(file)]
+    assert entry.main(options) == 0
+    assert capsys.readouterr().out.startswith("offload: ")
+    written = json.loads(file.read_text())
+    assert written["machine"]["cores"] >= 1
+    assert written["results"][0]["bench"] == "offload"
+
+
+@pytest.mark.parametrize(
+    "arguments", [["nothing"], ["--rounds", "0"], ["--workers", "0"], ["--parameters", "nan"]]
+)
+def test_bad_options_are_refused_before_anything_is_measured(
+    arguments: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as ended:
+        entry.main(arguments)
+    assert ended.value.code == 2
+    assert "refit.bench: error" in capsys.readouterr().err
+
+
+def test_a_table_is_markdown_with_columns_of_one_width() -> None:
+    lines = table.table(("way", "out"), [("a long way", "1"), ("b", "22 ms")]).splitlines()
+    assert len({len(line) for line in lines}) == 1
+    assert lines[1].startswith("|--")
+    assert lines[1].endswith(":|")
+
+
+def test_the_peak_of_memory_begins_anew() -> None:
+    held = bytearray(b"\1") * (64 << 20)
+    assert len(held)
+    del held
+    machine.begin_peak()
+    assert machine.status_bytes("VmHWM") < machine.status_bytes("VmRSS") + (16 << 20)
