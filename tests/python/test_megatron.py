@@ -1,11 +1,14 @@
 """What a Megatron optimizer holds is found, and what is the model's own is left alone."""
 
+from typing import Any
+
 import pytest
 from stand_ins import megatron_core as mcore
 
 torch = pytest.importorskip("torch", reason="PyTorch is not installed")
 
-from refit.errors import UnsupportedError  # noqa: E402
+from refit.controller import Controller  # noqa: E402
+from refit.errors import StateError, UnsupportedError  # noqa: E402
 from refit.integrations import megatron  # noqa: E402
 
 
@@ -131,6 +134,32 @@ def test_grad_buffers_that_the_framework_has_freed_are_not_freed_again() -> None
     assert len(list(held.gradients())) == 1
 
 
+def test_grad_buffers_are_given_back_and_return_as_zeros_under_the_same_views() -> None:
+    model = _model()
+    held = megatron.unwrap(mcore.DistributedOptimizer(model))
+    weight = next(model.module.parameters())
+    view = weight.main_grad
+    view.fill_(3)
+
+    assert held.release_gradients(step_open=False) == 1
+    assert held.release_gradients(step_open=False) == 0
+    assert model.buffers[0].grad_data.untyped_storage().nbytes() == 0
+    assert ("model.0.buffers.0.grad_data" in dict(held.resident)) is True
+
+    assert held.restore_gradients() == 1
+    assert held.restore_gradients() == 0
+    assert weight.main_grad is view
+    assert not view.any()
+
+
+def test_gradients_of_an_open_step_are_not_given_away() -> None:  # trap 11
+    model = _model()
+    held = megatron.unwrap(mcore.DistributedOptimizer(model))
+    with pytest.raises(StateError, match="lose what it has accumulated"):
+        held.release_gradients(step_open=True)
+    assert model.buffers[0].grad_data.untyped_storage().nbytes() > 0
+
+
 def test_what_it_holds_is_asked_anew_each_time() -> None:  # trap 9
     model = _model()
     optimizer = mcore.DistributedOptimizer(model)
@@ -146,3 +175,80 @@ def test_what_it_holds_is_asked_anew_each_time() -> None:  # trap 9
 def test_what_is_no_megatron_optimizer_is_refused_with_a_sentence(thing: object) -> None:
     with pytest.raises(UnsupportedError, match="is no Megatron optimizer"):
         megatron.unwrap(thing)
+
+
+# ---- in a controller
+
+
+def _inner_moments(optimizer: mcore.DistributedOptimizer) -> list[Any]:
+    return [one["exp_avg"] for one in optimizer.optimizer.state.values()]
+
+
+def _is_away(tensors: list[Any]) -> bool:
+    return all(one.untyped_storage().nbytes() == 0 for one in tensors)
+
+
+@pytest.mark.parametrize("given", ["optimizer", "unwrapped", "chain"])
+def test_a_controller_moves_masters_with_the_states_and_no_weight(given: str) -> None:  # trap 3
+    optimizer, plain = _stepped(_model()), _stepped(_model())
+    thing = {
+        "optimizer": optimizer,
+        "unwrapped": megatron.unwrap(optimizer),
+        "chain": mcore.ChainedOptimizer([optimizer, mcore.MegatronOptimizer(None)]),
+    }[given]
+    masters = [one for one in optimizer.shard_fp32_from_float16_groups[0] if one is not None]
+    identities = [id(one) for one in masters]
+
+    with Controller(thing) as controller:
+        for _ in range(3):
+            controller.clear()
+            assert _is_away(masters + _inner_moments(optimizer))
+            assert optimizer.buffers[0].param_data.untyped_storage().nbytes() > 0
+            controller.restore()
+            optimizer.step()
+            plain.step()
+
+    assert [id(one) for one in masters] == identities
+    for mine, other in zip(masters, plain.shard_fp32_from_float16_groups[0], strict=False):
+        assert torch.equal(mine, other)
+    for mine, other in zip(_inner_moments(optimizer), _inner_moments(plain), strict=True):
+        assert torch.equal(mine, other)
+    assert torch.equal(optimizer.buffers[0].param_data, plain.buffers[0].param_data)
+
+
+def test_a_controller_lists_what_megatron_keeps_resident() -> None:
+    optimizer = mcore.DistributedOptimizer(_model(torch.float32, nccl_ub=True))
+    with Controller(optimizer) as controller:
+        controller.clear()
+        reasons = [reason for _, reason in controller.resident]
+    assert any("own master" in reason for reason in reasons)
+    assert any("NCCL" in reason for reason in reasons)
+
+
+def test_a_precision_aware_optimizer_keeps_its_masters_in_the_state() -> None:
+    weight = torch.nn.Parameter(torch.ones(16, dtype=torch.bfloat16))
+    inner = torch.optim.AdamW([weight], lr=0.1)
+    weight.grad = torch.ones_like(weight)
+    inner.step()
+    inner.state[weight]["master_param"] = torch.full((16,), 2.0)
+    wrapper = mcore.MegatronOptimizer(inner)
+    wrapper.shard_fp32_from_float16_groups = [[None]]
+
+    with Controller(wrapper) as controller:
+        controller.clear()
+        assert _is_away([inner.state[weight]["master_param"]])
+        assert weight.untyped_storage().nbytes() > 0
+        controller.prepare_for_training()
+        assert torch.equal(inner.state[weight]["master_param"], torch.full((16,), 2.0))
+
+
+def test_masters_that_appear_later_leave_with_the_next_clear() -> None:  # trap 9
+    optimizer = _stepped(_model())
+    with Controller(optimizer) as controller:
+        controller.clear()
+        controller.prepare_for_training()
+        late = torch.ones(1024)
+        optimizer.shard_fp32_from_float16_groups.append([late])
+        controller.clear()
+        assert _is_away([late])
+    assert torch.equal(late, torch.ones(1024))

@@ -1,4 +1,4 @@
-"""Stands for the optimizers and buffers of Megatron-Core (NVIDIA/Megatron-LM, core 0.12 to 0.16).
+"""Stands for the optimizers and buffers of Megatron-Core (NVIDIA/Megatron-LM main, 2026-08).
 
 Drawn after megatron/core/optimizer/optimizer.py (MegatronOptimizer, Float16Optimizer…,
 ChainedOptimizer, ProxyDict), distrib_optimizer.py (DistributedOptimizer: the shard groups),

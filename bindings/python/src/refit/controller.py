@@ -24,7 +24,8 @@ from refit.config import ConfigLike, make_config
 from refit.cycle import CLEARED, TRAINING, Cycle
 from refit.errors import BusyError, StateError
 from refit.grads import Policy, policy_of
-from refit.hooks import Hooks, innermost_of
+from refit.held import Holdings
+from refit.hooks import Hooks
 from refit.observers import Observers, PhaseWatcher, TimerLike
 from refit.transaction import Transaction
 
@@ -34,7 +35,8 @@ REFITTED = "refitted"
 class Controller:
     """Moves the states of torch optimizers out of the way of a refit and back. Since 0.1.
 
-    ``optimizer``: one or a list; wrappers that keep theirs as ``.optimizer`` are opened. ``model``
+    ``optimizer``: one or a list; wrappers that keep theirs as ``.optimizer`` are opened, Megatron's
+    with the masters that they keep (``refit.integrations.megatron``). ``model``
     names the states and tells which memory is not theirs. ``config``: as for ``load_config``;
     ``overrides`` go over it, ``use_pinned_optimizer_offload=False`` say. ``grads``: what becomes of
     gradients that are there when states leave: "keep", "discard" or "zero". ``timer``,
@@ -57,13 +59,15 @@ class Controller:
         progress: bool | None = None,
         **overrides: Any,
     ) -> None:
-        optimizers = innermost_of(optimizer)
+        holdings = Holdings(optimizer, model)
+        optimizers = holdings.optimizers
         policy = policy_of(grads)
         self._config = make_config(config, overrides)
         observers = Observers(timer, timeline, progress)
         self._observers = observers
-        self._cycle = Cycle(optimizers, model, self._config, policy, observers)
+        self._cycle = Cycle(optimizers, model, self._config, policy, observers, holdings.tensors)
         self._hooks = Hooks(self, optimizers, policy != "keep")
+        self._holdings = holdings
         self._refitted_as: int | None = None
         self._several = isinstance(optimizer, list | tuple)
         self._process = os.getpid()
@@ -178,7 +182,7 @@ class Controller:
     @property
     def resident(self) -> list[tuple[str, str]]:
         """What is not moved, by name, and why; as of the last ``clear``. Since 0.1."""
-        return list(self._open().resident)
+        return [*self._open().resident, *self._holdings.resident()]
 
     @property
     def accumulating(self) -> bool:

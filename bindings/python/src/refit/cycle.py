@@ -10,7 +10,7 @@ Optimizer hooks, publishers and options of the user are unknown here.
 """
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
@@ -51,8 +51,10 @@ class Cycle:
         config: Config,
         grads: Policy,
         observers: Observers,
+        beside: Callable[[], Iterable[tuple[str, Any]]] = tuple,
     ) -> None:
         self.optimizers = list(optimizers)
+        self._beside = beside
         self.accumulation = Accumulation(self._parameters)
         self.phase = TRAINING
         self.readers = 0
@@ -153,9 +155,10 @@ class Cycle:
 
     def _refresh(self) -> None:
         """Looks again at what the optimizers hold, and plans anew what has changed."""
-        stock = take_stock(self.optimizers, self._grads != "discard")
+        beside = list(self._beside())
+        stock = take_stock(self.optimizers, self._grads != "discard", beside)
         if self._scan is None or not stock.same_as(self._identities, self._addresses):
-            self._scan = scan(stock, self._others(), self._namer(), self._why_device_stays)
+            self._scan = scan(stock, self._others(beside), self._namer(), self._why_device_stays)
             self.resident = self._scan.resident
         self._plan(self._scan, stock)
         self._stock = stock
@@ -174,9 +177,14 @@ class Cycle:
             storages = [stock.tensor(one.tensor).untyped_storage() for one in slots]
             lane.plan(slots, storages, policies)
 
-    def _others(self) -> dict[Place, str]:
-        """Memory that is not the optimizers' own: weights, buffers, gradients that do not leave."""
-        known = [("a parameter", p) for p in self._parameters()]
+    def _others(self, beside: Iterable[tuple[str, Any]]) -> dict[Place, str]:
+        """Memory that is not the optimizers' own: weights, buffers, gradients that do not leave.
+
+        What is kept beside a state may be a parameter to the optimizer, and is its own all the
+        same: masters of weights in a shorter type.
+        """
+        masters = {id(tensor) for _, tensor in beside}
+        known = [("a parameter", p) for p in self._parameters() if id(p) not in masters]
         if self._model is not None:
             known += [(f"parameter {name}", p) for name, p in self._model.named_parameters()]
             known += [(f"buffer {name}", b) for name, b in self._model.named_buffers()]

@@ -26,6 +26,9 @@ _VALUES = (type(None), bool, int, float, complex, str, bytes, torch.dtype, torch
 Place = tuple[torch.device, int]
 """What tells distinct memory apart: where it is, and where it begins."""
 
+BESIDE = -1
+"""In place of an optimizer's number: the tensor is in no state, but is kept beside one."""
+
 Found = tuple[int, Any, tuple[Any, ...], Any]
 """The optimizer's number, whose state it is, under which keys, and a tensor or another object."""
 
@@ -70,9 +73,16 @@ class Scan:
     """What does not leave, by name, and why."""
 
 
-def take_stock(optimizers: Sequence[torch.optim.Optimizer], with_grads: bool) -> Stock:
-    """Goes through the state of ``optimizers`` and, if asked, the gradients. Changes nothing."""
+def take_stock(
+    optimizers: Sequence[torch.optim.Optimizer],
+    with_grads: bool,
+    beside: Iterable[tuple[str, Any]] = (),
+) -> Stock:
+    """Goes through the state of ``optimizers``, the tensors kept beside it and, if asked, the
+    gradients. Changes nothing."""
     states = list(_walk(optimizers))
+    for name, tensor in beside:
+        states += _inside(BESIDE, None, (name,), tensor)
     parameters = [p for one in optimizers for group in one.param_groups for p in group["params"]]
     grads: list[tuple[Any, Any]] = []
     if with_grads:
@@ -182,7 +192,8 @@ def scan(
     """
     scanner = _Scanner(others, why_device_stays)
     for number, (optimizer, owner, keys, tensor) in enumerate(stock.states):
-        name = ".".join((name_of(optimizer, owner), *map(str, keys)))
+        owned = () if optimizer == BESIDE else (name_of(optimizer, owner),)
+        name = ".".join((*owned, *map(str, keys)))
         reason = "a step counter stays where it is" if "step" in keys else None
         scanner.look(name, tensor, number, reason, STATES)
     for number, (owner, grad) in enumerate(stock.grads, len(stock.states)):

@@ -1,6 +1,8 @@
 """What a Megatron-Core optimizer holds, in the words of ``refit.Controller``.
 
-    controller = refit.Controller(refit.integrations.megatron.unwrap(optimizer, model))
+    held = refit.integrations.megatron.unwrap(optimizer, model)
+    controller = refit.Controller(held)                   # or of `optimizer`: it is recognized
+    held.release_gradients(step_open=False)               # where the framework does not do that
 
 A Megatron optimizer is a wrapper: a ``ChainedOptimizer`` of several, a ``DistributedOptimizer``
 around a torch or Transformer Engine optimizer, or a stub around nothing on a rank without
@@ -14,15 +16,15 @@ a ``HybridDeviceOptimizer`` places by itself, grad buffers that NCCL has registe
 their memory with weights.
 
 The shapes are those of megatron/core/optimizer/{optimizer,distrib_optimizer}.py and
-megatron/core/distributed/param_and_grad_buffer.py (NVIDIA/Megatron-LM, core 0.12 to 0.16).
+megatron/core/distributed/param_and_grad_buffer.py (NVIDIA/Megatron-LM main, 2026-08).
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import torch
 
-from refit.errors import UnsupportedError
+from refit.errors import StateError, UnsupportedError
 
 MASTERS = ("shard_fp32_from_float16_groups", "fp32_from_float16_groups")
 """Where wrappers keep fp32 masters: the distributed optimizer, and the plain fp16/bf16 one."""
@@ -65,8 +67,35 @@ class MegatronOptimizer:
         """The flat grad buffers that may be discarded or kept; not those that are away. Since
         0.1."""
         for name, buffer in self._buffers():
-            if _why_grads_stay(buffer, self._configs()) is None:
+            if self._why_grads_stay(buffer) is None:
                 yield name, buffer.grad_data
+
+    def release_gradients(self, *, step_open: bool) -> int:
+        """Gives the memory of the grad buffers back; they return as zeros. Returns how many went.
+
+        By Megatron's own methods, so that its own reload finds what it left. `step_open`: whether
+        gradients are there that no step has used, which Megatron does not know; they would be lost,
+        so that is StateError. Since 0.1.
+        """
+        if step_open:
+            raise StateError(
+                "a training step is open, and giving the grad buffers back would lose what it has "
+                "accumulated: step first, or leave them"
+            )
+        return self._tell_buffers("offload_to_cpu", lambda one: self._why_grads_stay(one) is None)
+
+    def restore_gradients(self) -> int:
+        """Takes the memory of the grad buffers again, zeroed. Returns how many came. Since 0.1."""
+        return self._tell_buffers("reload_from_cpu", _is_away)
+
+    def _tell_buffers(self, method: str, which: Callable[[Any], bool]) -> int:
+        told = [buffer for _, buffer in self._buffers() if which(buffer)]
+        for buffer in told:
+            getattr(buffer, method)(move_params=False, move_grads=True)
+        return len(told)
+
+    def _why_grads_stay(self, buffer: Any) -> str | None:
+        return _why_grads_stay(buffer, self._configs())
 
     @property
     def resident(self) -> list[tuple[str, str]]:
@@ -84,7 +113,7 @@ class MegatronOptimizer:
         for name, _ in self._grouped(ALIASES):
             yield name, "an fp32 parameter is its own master: the model's weight"
         for name, buffer in self._buffers():
-            reason = _why_grads_stay(buffer, self._configs())
+            reason = self._why_grads_stay(buffer)
             if reason is not None:
                 yield name, reason
 
@@ -192,9 +221,14 @@ def _why_grads_stay(buffer: Any, configs: Iterable[Any]) -> str | None:
         return "NCCL has registered this buffer, and would lose that with its memory"
     if _any_set(configs, "reuse_grad_buf_for_mxfp8_param_ag") or _shares_weights(buffer):
         return "it shares its memory with weights"
-    if buffer.grad_data.untyped_storage().nbytes() == 0:
+    if _is_away(buffer):
         return "its memory is given back already, by the framework"
     return None
+
+
+def _is_away(buffer: Any) -> bool:
+    empty: bool = buffer.grad_data.untyped_storage().nbytes() == 0
+    return empty
 
 
 def _shares_weights(buffer: Any) -> bool:
