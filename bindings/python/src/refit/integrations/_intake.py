@@ -119,7 +119,7 @@ class Intake:
 
 
 def _reason(why: BaseException) -> str:
-    if isinstance(why, GeneratorExit):
+    if isinstance(why, GeneratorExit | asyncio.CancelledError):
         return "the engine stopped before it had read all weights"
     return f"{type(why).__name__}: {why}"
 

@@ -1,0 +1,465 @@
+"""NeMo-RL's loop with refit's mover and transports. NeMo-RL is a stand-in, refit is real."""
+
+import gc
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from stand_ins import megatron_core as mcore
+from stand_ins import nemo_rl as fake
+
+torch = pytest.importorskip("torch", reason="PyTorch is not installed")
+
+from refit.errors import ConfigError, InvalidError, StateError  # noqa: E402
+from refit.integrations import nemo_rl  # noqa: E402
+
+PINNED = {"use_pinned_optimizer_offload": True, "use_coalesced_optimizer_offload": False}
+MODES = {
+    "pageable": {"use_pinned_optimizer_offload": False, "use_coalesced_optimizer_offload": False},
+    "pinned": PINNED,
+    "coalesced-pinned": {**PINNED, "use_coalesced_optimizer_offload": True},
+}
+
+
+def _adamw() -> Any:
+    torch.manual_seed(3)
+    parameter = torch.nn.Parameter(torch.randn(64, 8))
+    optimizer = torch.optim.AdamW([parameter], lr=0.1)
+    _step(optimizer)
+    return optimizer
+
+
+def _step(optimizer: Any) -> None:
+    for group in optimizer.param_groups:
+        for parameter in group["params"]:
+            parameter.grad = torch.ones_like(parameter)
+    optimizer.step()
+    optimizer.zero_grad()
+
+
+def _megatron() -> Any:
+    torch.manual_seed(5)
+    layers = torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.Linear(16, 4)).bfloat16()
+    model = mcore.DistributedDataParallel(layers)
+    optimizer = mcore.DistributedOptimizer(model)
+    model.buffers[0].grad_data.fill_(0.5)
+    optimizer.step()
+    return optimizer, model
+
+
+def _is_away(optimizer: Any) -> bool:
+    moments = [one["exp_avg"] for one in optimizer.state.values()]
+    return all(one.untyped_storage().nbytes() == 0 for one in moments)
+
+
+# ---- the keys
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_two_keys_say_one_of_three_modes(mode: str) -> None:
+    assert nemo_rl.offload_mode(MODES[mode]) == mode
+
+
+def test_coalesced_without_pinned_is_refused_with_a_sentence() -> None:
+    keys = {**MODES["pageable"], "use_coalesced_optimizer_offload": True}
+    with pytest.raises(ConfigError, match="coalesced_optimizer_offload requires"):
+        nemo_rl.offload_mode(keys)
+    with pytest.raises(ConfigError):
+        nemo_rl.patch_worker(fake.MegatronPolicyWorkerImpl(_adamw(), **keys))
+
+
+@pytest.mark.parametrize("missing", PINNED)
+def test_a_key_that_is_not_there_is_refused_with_what_to_write(missing: str) -> None:
+    keys = {key: value for key, value in PINNED.items() if key != missing}
+    with pytest.raises(ConfigError, match=rf"\+\+policy.{missing}=true"):
+        nemo_rl.offload_mode(keys)
+
+
+# ---- the mover in the loop
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_the_loop_ends_with_the_states_it_would_have_had_without_refit(mode: str) -> None:
+    plain, ours = _adamw(), _adamw()
+    worker = nemo_rl.patch_worker(fake.MegatronPolicyWorkerImpl(ours, **MODES[mode]))
+
+    for _ in range(3):
+        worker.offload_before_refit()
+        assert _is_away(ours)
+        worker.offload_after_refit()  # trap: it offloads again
+        assert _is_away(ours)
+        worker.prepare_for_training()
+        worker.prepare_for_training()
+        _step(ours)
+        _step(plain)
+
+    for mine, other in zip(ours.state.values(), plain.state.values(), strict=True):
+        assert all(torch.equal(mine[key], other[key]) for key in other)
+    assert nemo_rl.mover_of(worker).mode == mode
+    nemo_rl.unpatch_worker(worker)
+
+
+def test_megatron_masters_and_states_leave_and_return() -> None:
+    plain, _ = _megatron()
+    ours, model = _megatron()
+    worker = nemo_rl.patch_worker(fake.MegatronPolicyWorkerImpl(ours, model, **PINNED))
+    masters = [one for one in ours.shard_fp32_from_float16_groups[0] if one is not None]
+
+    worker.offload_before_refit()
+    assert _is_away(ours.optimizer)
+    assert all(one.untyped_storage().nbytes() == 0 for one in masters)
+    assert model.buffers[0].param_data.untyped_storage().nbytes() > 0
+
+    worker.prepare_for_training()
+    ours.step()
+    plain.model_chunks[0].buffers[0].grad_data.copy_(model.buffers[0].grad_data)
+    plain.step()
+    for mine, other in zip(masters, plain.shard_fp32_from_float16_groups[0], strict=False):
+        assert torch.equal(mine, other)
+    nemo_rl.unpatch_worker(worker)
+
+
+def test_a_chain_with_a_stub_is_moved_through_its_parts() -> None:
+    first, model = _megatron()
+    second, _ = _megatron()
+    chain = mcore.ChainedOptimizer([first, mcore.MegatronOptimizer(None), second])
+    worker = nemo_rl.patch_worker(fake.MegatronPolicyWorkerImpl(chain, model, **PINNED))
+    worker.offload_before_refit()
+    assert _is_away(first.optimizer)
+    assert _is_away(second.optimizer)
+    chain.step()
+    assert not _is_away(first.optimizer)
+    nemo_rl.unpatch_worker(worker)
+
+
+def test_a_rank_without_parameters_moves_nothing() -> None:
+    worker = fake.MegatronPolicyWorkerImpl(mcore.MegatronOptimizer(None), **PINNED)
+    nemo_rl.patch_worker(worker)
+    worker.offload_before_refit()
+    worker.prepare_for_training()
+    assert nemo_rl.mover_of(worker).controller is None
+
+
+def test_dtensor_workers_keep_step_where_it_is() -> None:  # trap 8
+    optimizer = _adamw()
+    worker = nemo_rl.patch_worker(fake.DTensorPolicyWorkerV2Impl(optimizer, **PINNED))
+    steps = [one["step"] for one in optimizer.state.values()]
+    worker.offload_before_refit()
+    assert _is_away(optimizer)
+    assert [float(one) for one in steps] == [1.0]
+    worker.prepare_for_training()
+    _step(optimizer)
+    assert [one["step"] for one in optimizer.state.values()] == steps
+    nemo_rl.unpatch_worker(worker)
+
+
+def test_before_the_first_step_nothing_is_moved() -> None:  # trap 9
+    optimizer = torch.optim.AdamW([torch.nn.Parameter(torch.ones(4))], lr=0.1)
+    worker = nemo_rl.patch_worker(fake.MegatronPolicyWorkerImpl(optimizer, **PINNED))
+    worker.offload_before_refit()
+    worker.prepare_for_training()
+    _step(optimizer)
+    worker.offload_before_refit()
+    assert _is_away(optimizer)
+    nemo_rl.unpatch_worker(worker)
+
+
+def test_a_step_while_states_are_away_brings_them_back() -> None:  # trap 10
+    optimizer = _adamw()
+    worker = nemo_rl.patch_worker(fake.MegatronPolicyWorkerImpl(optimizer, **PINNED))
+    worker.offload_before_refit()
+    _step(optimizer)
+    assert not _is_away(optimizer)
+    nemo_rl.unpatch_worker(worker)
+
+
+@pytest.mark.parametrize("by", ["instance", "class"])
+def test_megatron_offload_before_refit_finalizes_async_save_first(by: str) -> None:  # trap 14
+    optimizer = _adamw()
+    kind = type("Worker", (fake.MegatronPolicyWorkerImpl,), {})
+    if by == "class":
+        nemo_rl.patch_worker(kind)
+    worker = kind(optimizer, **PINNED)
+    if by == "instance":
+        nemo_rl.patch_worker(worker)
+    seen: list[bool] = []
+    worker.finalize_async_save = lambda: seen.append(_is_away(optimizer))
+
+    worker.offload_before_refit()
+
+    assert seen == [False]
+    assert _is_away(optimizer)
+
+
+@pytest.mark.parametrize("wanted", [False, True])
+def test_megatron_offload_before_refit_honors_offload_optimizer_for_refit(wanted: bool) -> None:
+    optimizer = _adamw()
+    worker = nemo_rl.patch_worker(fake.MegatronPolicyWorkerImpl(optimizer, **PINNED))
+    worker.offload_optimizer_for_refit = wanted
+    worker.offload_before_refit()
+    assert _is_away(optimizer) is wanted
+    nemo_rl.unpatch_worker(worker)
+
+
+def test_megatron_offload_after_refit_finalizes_before_model_move() -> None:
+    worker = nemo_rl.patch_worker(fake.MegatronPolicyWorkerImpl(_adamw(), **PINNED))
+    worker.offload_after_refit()
+    assert worker.events[:2] == ["finalize_async_save", "move_model_cpu"]
+    nemo_rl.unpatch_worker(worker)
+
+
+def test_megatron_save_checkpoint_onloads_before_save() -> None:  # trap 13
+    optimizer = _adamw()
+    before = [one["exp_avg"].clone() for one in optimizer.state.values()]
+    worker = nemo_rl.patch_worker(fake.MegatronPolicyWorkerImpl(optimizer, **PINNED))
+    worker.offload_before_refit()
+    seen: list[Any] = []
+    worker.while_saving = lambda: seen.extend(
+        one["exp_avg"].clone() for one in optimizer.state.values()
+    )
+
+    assert worker.save_checkpoint("weights", "optimizer") == "weights"
+
+    assert all(torch.equal(mine, other) for mine, other in zip(seen, before, strict=True))
+    assert nemo_rl.mover_of(worker).controller.state == "training"
+    assert not nemo_rl.mover_of(worker).blocking
+    nemo_rl.unpatch_worker(worker)
+
+
+def test_megatron_prepare_for_training_restores_optimizer() -> None:
+    optimizer = _adamw()
+    worker = nemo_rl.patch_worker(fake.MegatronPolicyWorkerImpl(optimizer, **PINNED))
+    worker.offload_before_refit()
+    worker.prepare_for_training()
+    assert not _is_away(optimizer)
+    nemo_rl.unpatch_worker(worker)
+
+
+def test_megatron_prepare_for_training_leaves_native_cpu_optimizer_placement() -> None:
+    optimizer = _adamw()
+    worker = nemo_rl.patch_worker(fake.MegatronPolicyWorkerImpl(optimizer, **PINNED))
+    worker.optimizer_cpu_offload = True
+    worker.offload_before_refit()
+    worker.move_optimizer("cpu")
+    worker.prepare_for_training()
+    assert not _is_away(optimizer)
+    assert nemo_rl.mover_of(worker).controller is None
+
+
+def test_open_train_buffers_are_left_alone_before_log_probs() -> None:  # trap 11
+    optimizer = _adamw()
+    worker = nemo_rl.patch_worker(fake.MegatronPolicyWorkerImpl(optimizer, **PINNED))
+    worker.offload_optimizer_for_logprob = True
+    worker.prepare_for_lp_inference(keep_train_buffers=True)
+    assert not _is_away(optimizer)
+    worker.prepare_for_lp_inference()
+    assert _is_away(optimizer)
+    nemo_rl.unpatch_worker(worker)
+
+
+# ---- patching
+
+
+def test_patching_twice_is_once_and_unpatching_gives_back_what_was_there() -> None:
+    optimizer = _adamw()
+    worker = fake.MegatronPolicyWorkerImpl(optimizer, **PINNED)
+    nemo_rl.patch_worker(nemo_rl.patch_worker(worker))
+    worker.offload_before_refit()
+
+    nemo_rl.unpatch_worker(nemo_rl.unpatch_worker(worker))
+
+    assert not _is_away(optimizer)
+    worker.offload_before_refit()
+    assert worker.events[-1] == "move_optimizer_cpu"
+    assert not _is_away(optimizer)
+
+
+def test_a_patched_class_moves_for_each_of_its_workers() -> None:
+    kind = type("Worker", (fake.MegatronPolicyWorkerImpl,), {})
+    nemo_rl.patch_worker(nemo_rl.patch_worker(kind))
+    first, second = kind(_adamw(), **PINNED), kind(_adamw(), **PINNED)
+
+    first.offload_before_refit()
+
+    assert _is_away(first.optimizer)
+    assert not _is_away(second.optimizer)
+    nemo_rl.unpatch_worker(kind)
+    assert "move_optimizer" not in vars(kind)
+    first.move_optimizer("cpu")
+    assert first.events[-1] == "move_optimizer_cpu"
+
+
+def test_a_worker_that_is_gone_leaves_its_optimizer_whole() -> None:
+    optimizer = _adamw()
+    worker = nemo_rl.patch_worker(fake.MegatronPolicyWorkerImpl(optimizer, **PINNED))
+    worker.offload_before_refit()
+    del worker
+    gc.collect()
+    assert not _is_away(optimizer)
+    _step(optimizer)
+
+
+def test_another_optimizer_gets_another_controller() -> None:
+    worker = nemo_rl.patch_worker(fake.MegatronPolicyWorkerImpl(_adamw(), **PINNED))
+    worker.offload_before_refit()
+    old, worker.optimizer = worker.optimizer, _adamw()
+    worker.offload_before_refit()
+    assert not _is_away(old)
+    assert _is_away(worker.optimizer)
+    nemo_rl.unpatch_worker(worker)
+
+
+def test_release_gives_the_host_memory_back() -> None:
+    optimizer = _adamw()
+    worker = nemo_rl.patch_worker(fake.MegatronPolicyWorkerImpl(optimizer, **PINNED))
+    nemo_rl.release(worker)
+    nemo_rl.move_optimizer(worker, "cpu")
+    nemo_rl.release(worker)
+    assert not _is_away(optimizer)
+    nemo_rl.move_optimizer(worker, torch.device("cpu"))
+    assert _is_away(optimizer)
+    nemo_rl.unpatch_worker(worker)
+
+
+def test_what_is_no_device_and_what_is_no_worker_are_refused() -> None:
+    worker = nemo_rl.patch_worker(fake.MegatronPolicyWorkerImpl(_adamw(), **PINNED))
+    with pytest.raises(InvalidError, match='"cpu" or "cuda"'):
+        worker.move_optimizer("disk")
+    with pytest.raises(StateError, match="no policy worker"):
+        nemo_rl.patch_worker(object())
+
+
+# ---- the transports
+
+WEIGHTS = {f"layer.{i}": torch.full((31,), float(i)) for i in range(9)}
+ENGINE = {"timeout_s": 30.0}
+
+
+class Cluster:
+    """A policy of two ranks and two generation workers, and what happened to them in order."""
+
+    def __init__(self, **said: Any) -> None:
+        self.events: list[str] = []
+        self.weights = {name: tensor.clone() for name, tensor in WEIGHTS.items()}
+        self.policy = fake.Policy(self.weights, 2, self.events)
+        self.generation = fake.Generation(2, self.events)
+        self.synchronizer = nemo_rl.RefitWeightSynchronizer(
+            self.policy,
+            self.generation,
+            engine=ENGINE,
+            bucket_bytes=300,
+            wait=lambda answers: [one.result() for one in answers],
+            **said,
+        )
+
+    @property
+    def rollouts(self) -> list[Any]:
+        return self.generation.worker_group.workers
+
+    def close(self) -> None:
+        self.synchronizer.shutdown()
+        self.policy.worker_group.close()
+        self.generation.worker_group.close()
+
+
+@pytest.fixture
+def cluster() -> Iterator[Cluster]:
+    made = Cluster()
+    yield made
+    made.close()
+
+
+def test_all_generation_workers_get_each_version_in_batches(cluster: Cluster) -> None:
+    timer = fake.Timer()
+    for version in (1, 2, 3):
+        for tensor in cluster.weights.values():
+            tensor.add_(100)
+        assert cluster.synchronizer.is_stale
+        figures = cluster.synchronizer.sync_weights(timer=timer)
+        assert not cluster.synchronizer.is_stale
+        cluster.synchronizer.mark_stale()
+        assert figures["sync_s"] > 0
+        assert all(type(value) in (int, float) for value in figures.values())
+        for worker in cluster.rollouts:
+            assert worker.checkpoint_engine.version == version
+            assert worker.loaded.keys() == WEIGHTS.keys()
+            for name, tensor in cluster.weights.items():
+                assert torch.equal(worker.loaded[name], tensor)
+    assert cluster.rollouts[0].batches == 3 * 5
+    assert timer.labels == ["prepare_for_generation/transfer_and_update_weights"] * 3
+
+
+def test_every_rank_runs_the_generator_to_its_end(cluster: Cluster) -> None:  # trap 34
+    cluster.synchronizer.sync_weights()
+    for worker in cluster.policy.worker_group.workers:
+        assert worker.gathered == list(WEIGHTS)
+
+
+def test_colocated_generation_is_given_its_phases_in_order(cluster: Cluster) -> None:
+    cluster.synchronizer.sync_weights()
+    assert cluster.events == [
+        "offload_before_refit",
+        "generation_weights",
+        "offload_after_refit",
+        "generation_kv_cache",
+    ]
+
+
+def test_a_worker_that_fails_leaves_the_weights_stale_and_the_phases_whole(
+    cluster: Cluster,
+) -> None:  # trap 12, 34
+    cluster.rollouts[1].fails = True
+
+    with pytest.raises(Exception, match=r"rollout-1: the engine stopped before"):
+        cluster.synchronizer.sync_weights()
+
+    assert cluster.synchronizer.is_stale
+    assert cluster.events[-2:] == ["offload_after_refit", "generation_kv_cache"]
+    for worker in cluster.policy.worker_group.workers:
+        assert worker.gathered == list(WEIGHTS)
+
+    cluster.rollouts[1].fails = False
+    while cluster.synchronizer.is_stale:
+        cluster.synchronizer.sync_weights()
+    assert all(worker.loaded.keys() == WEIGHTS.keys() for worker in cluster.rollouts)
+
+
+def test_generation_elsewhere_keeps_its_phases_to_the_loop() -> None:
+    made = Cluster(colocated=False)
+    made.synchronizer.sync_weights()
+    assert made.events == []
+    made.close()
+    made.synchronizer.shutdown()
+
+
+def test_engines_can_be_closed_after_each_refit_and_made_ready_again(cluster: Cluster) -> None:
+    for _ in range(2):
+        cluster.synchronizer.sync_weights()
+        cluster.synchronizer.shutdown()
+    assert all(worker.checkpoint_engine.version == 0 for worker in cluster.rollouts)
+    assert all(worker.loaded.keys() == WEIGHTS.keys() for worker in cluster.rollouts)
+
+
+def test_the_engine_takes_what_nemo_rl_gives_and_refuses_an_address_nobody_can_reach() -> None:
+    made = fake.create_checkpoint_engine(
+        nemo_rl.RefitWeightSynchronizer.backend,
+        bucket_size_bytes=1 << 20,
+        engine_kwargs={"release_after_refit": True},
+    )
+    assert (made.shard_expert_weights, made.cleanup_after_load) == (False, True)
+    assert made.get_target_weight_layout() is None
+    with pytest.raises(ConfigError, match="under which host name"):
+        nemo_rl.RefitCheckpointEngine(1 << 20, bind="tcp://0.0.0.0:0")
+
+
+def test_the_first_policy_rank_must_be_the_first_in_the_metadata() -> None:
+    made = nemo_rl.RefitCheckpointEngine(1 << 20)
+    made.prepare()
+    with pytest.raises(StateError, match="first policy rank"):
+        made.init_policy_process_group(
+            worker_rank=0,
+            train_world_size=1,
+            rollout_world_size=1,
+            metadata=[{"refit": "tcp://127.0.0.1:1"}],
+        )
+    made.finalize()

@@ -1,0 +1,313 @@
+"""verl's hooks with refit behind them. verl is a stand-in, refit is real."""
+
+import asyncio
+import copy
+import pickle
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from stand_ins import megatron_core as mcore
+from stand_ins import verl as fake
+
+torch = pytest.importorskip("torch", reason="PyTorch is not installed")
+
+from refit.errors import NotFoundError, StateError  # noqa: E402
+from refit.integrations import verl  # noqa: E402
+from refit.integrations._attached import attached, detach  # noqa: E402
+
+WEIGHTS = {f"layer.{i}": torch.full((31,), float(i), dtype=torch.bfloat16) for i in range(9)}
+ENGINE: dict[str, Any] = {"timeout_s": 30.0}
+
+
+def _adamw(**named: Any) -> Any:
+    torch.manual_seed(3)
+    parameter = torch.nn.Parameter(torch.randn(64, 8))
+    return torch.optim.AdamW([parameter], lr=0.1, **named)
+
+
+def _step(optimizer: Any) -> None:
+    for group in optimizer.param_groups:
+        for parameter in group["params"]:
+            parameter.grad = torch.ones_like(parameter)
+    optimizer.step()
+    optimizer.zero_grad()
+
+
+def _is_away(optimizer: Any) -> bool:
+    moments = [one["exp_avg"] for one in optimizer.state.values()]
+    return bool(moments) and all(one.untyped_storage().nbytes() == 0 for one in moments)
+
+
+# ---- Offload
+
+
+def test_installing_says_where_and_removing_puts_everything_back(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    engine = fake.install(monkeypatch)
+    before = dict(vars(engine))
+
+    installation = verl.install()
+
+    assert sorted(installation.places) == [
+        "verl.utils.fsdp_utils.load_fsdp_optimizer",
+        "verl.utils.fsdp_utils.offload_fsdp_optimizer",
+        "verl.utils.megatron_utils.load_megatron_optimizer",
+        "verl.utils.megatron_utils.offload_megatron_optimizer",
+        "verl.workers.engine.fsdp.transformer_impl.load_fsdp_optimizer",
+        "verl.workers.engine.fsdp.transformer_impl.offload_fsdp_optimizer",
+    ]
+    with pytest.raises(StateError, match="installed in this verl already"):
+        verl.install()
+    installation.remove()
+    installation.remove()
+    assert vars(engine) == before
+
+
+def test_the_loop_ends_with_the_states_it_would_have_had_without_refit(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    module = fake.install(monkeypatch)
+    plain, ours = _adamw(), _adamw()
+    with verl.install():
+        engine = fake.FSDPEngine(module, ours)
+        for _ in range(3):
+            engine.to("cpu")
+            engine.to("cpu")
+            engine.to("cuda")
+            engine.to("cuda")
+            _step(ours)
+            _step(plain)
+            engine.to("cpu")
+            assert _is_away(ours)
+            engine.to("cuda")
+    for mine, other in zip(ours.state.values(), plain.state.values(), strict=True):
+        detach(ours)
+        assert all(torch.equal(mine[key], other[key]) for key in other)
+
+
+def test_step_stays_where_it_is_and_states_stay_the_same_objects() -> None:  # trap 7, 8
+    optimizer = _adamw(fused=True)
+    _step(optimizer)
+    before = {key: id(value) for one in optimizer.state.values() for key, value in one.items()}
+    verl.offload_fsdp_optimizer(optimizer)
+    assert [float(one["step"]) for one in optimizer.state.values()] == [1.0]
+    verl.load_fsdp_optimizer(optimizer, 0)
+    _step(optimizer)
+    after = {key: id(value) for one in optimizer.state.values() for key, value in one.items()}
+    assert after == before
+    detach(optimizer)
+
+
+def test_an_optimizer_without_state_or_without_a_controller_is_left_alone() -> None:  # trap 9
+    optimizer = _adamw()
+    verl.load_fsdp_optimizer(optimizer, 0)
+    verl.offload_fsdp_optimizer(optimizer)
+    assert attached(optimizer) is None
+
+
+def test_a_step_without_the_load_brings_the_states_back() -> None:  # trap 10
+    optimizer = _adamw()
+    _step(optimizer)
+    verl.offload_fsdp_optimizer(optimizer)
+    _step(optimizer)
+    assert not _is_away(optimizer)
+    detach(optimizer)
+
+
+def test_neither_a_state_dict_nor_a_copy_has_the_controller() -> None:  # trap 7, 27
+    optimizer = _adamw()
+    _step(optimizer)
+    verl.offload_fsdp_optimizer(optimizer)
+    state = optimizer.state_dict()
+    assert not _is_away(optimizer)
+    assert set(state) == {"state", "param_groups"}
+    assert attached(copy.deepcopy(optimizer)) is None
+    assert attached(pickle.loads(pickle.dumps(optimizer))) is None
+    detach(optimizer)
+    detach(optimizer)
+
+
+def test_megatron_masters_and_chains_leave_and_return() -> None:
+    layers = torch.nn.Sequential(torch.nn.Linear(8, 16)).bfloat16()
+    model = mcore.DistributedDataParallel(layers)
+    inner = mcore.DistributedOptimizer(model)
+    model.buffers[0].grad_data.fill_(0.5)
+    inner.step()
+    chain = mcore.ChainedOptimizer([inner, mcore.MegatronOptimizer(None)])
+    masters = [one for one in inner.shard_fp32_from_float16_groups[0] if one is not None]
+    before = [one.detach().clone() for one in masters]
+
+    verl.offload_megatron_optimizer(chain)
+    verl.offload_megatron_optimizer(chain)
+    assert _is_away(inner.optimizer)
+    assert all(one.untyped_storage().nbytes() == 0 for one in masters)
+    verl.load_megatron_optimizer(chain)
+    attached(chain).join()
+
+    assert all(torch.equal(mine, other) for mine, other in zip(masters, before, strict=True))
+    detach(chain)
+
+
+def test_a_rank_without_parameters_offloads_nothing() -> None:
+    chain = mcore.ChainedOptimizer([mcore.MegatronOptimizer(None)])
+    verl.offload_megatron_optimizer(chain)
+    verl.load_megatron_optimizer(chain)
+    assert attached(chain) is None
+
+
+def test_options_reach_the_controller_and_bad_ones_are_refused(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    module = fake.install(monkeypatch)
+    optimizer = _adamw()
+    _step(optimizer)
+    with (
+        verl.install({"offload": {"slabs": 1}}),
+        pytest.raises(NotFoundError, match="slab_bytes"),
+    ):
+        module.offload_fsdp_optimizer(optimizer)
+    assert not _is_away(optimizer)
+
+
+def test_one_of_the_two_modules_may_be_missing_but_not_both(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    fake.install(monkeypatch, megatron=False)
+    with verl.install() as installation:
+        assert not [place for place in installation.places if "megatron" in place]
+    monkeypatch.undo()
+    with pytest.raises(NotFoundError, match="verl is not there"):
+        verl.install()
+
+
+def test_a_verl_without_the_helpers_is_refused_and_left_as_it_was(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    module = fake.install(monkeypatch)
+    before = module.offload_fsdp_optimizer
+    import sys
+
+    del sys.modules["verl.utils.megatron_utils"].load_megatron_optimizer
+    with pytest.raises(NotFoundError, match="has no load_megatron_optimizer"):
+        verl.install()
+    assert module.offload_fsdp_optimizer is before
+
+
+# ---- Weights
+
+
+@pytest.fixture
+def manager(monkeypatch: pytest.MonkeyPatch) -> Iterator[fake.CheckpointEngineManager]:
+    fake.install(monkeypatch)
+    verl.register()
+    trainer = [fake.EngineWorker(ENGINE, is_master=rank == 0) for rank in range(2)]
+    rollout = [fake.EngineWorker(ENGINE) for _ in range(2)]
+    made = fake.CheckpointEngineManager(trainer, rollout)
+    yield made
+    made.close()
+
+
+def _hold(manager: fake.CheckpointEngineManager, value: float) -> bool:
+    return all(
+        worker.loaded.keys() == WEIGHTS.keys()
+        and all(torch.equal(worker.loaded[name], WEIGHTS[name] + value) for name in WEIGHTS)
+        for worker in manager.rollout
+    )
+
+
+def _plus(value: float) -> dict[str, Any]:
+    return {name: tensor + value for name, tensor in WEIGHTS.items()}
+
+
+def test_all_rollouts_get_each_version_under_the_trainers_number(
+    manager: fake.CheckpointEngineManager,
+) -> None:
+    for step in (10, 20, 30):
+        figures = manager.update_weights(_plus(step), global_steps=step)
+        assert _hold(manager, step)
+        assert manager.rollout[0].checkpoint_engine.version == step
+        assert figures[0]["workers"] == 2
+
+
+def test_tensors_stay_readable_until_the_engine_is_done(
+    manager: fake.CheckpointEngineManager,
+) -> None:  # trap 31: the adapter copies after the last tensor has come
+    manager.update_weights(_plus(1))
+    assert _hold(manager, 1)
+
+
+def test_a_number_that_is_used_up_is_replaced_by_the_next_one(
+    manager: fake.CheckpointEngineManager,
+) -> None:  # trap 35
+    manager.update_weights(_plus(1), global_steps=7)
+    manager.update_weights(_plus(2), global_steps=1)
+    assert _hold(manager, 2)
+    assert manager.trainer[0].checkpoint_engine.version == 8
+
+
+def test_every_rank_runs_the_generator_to_its_end(
+    manager: fake.CheckpointEngineManager,
+) -> None:  # trap 34
+    manager.update_weights(_plus(0))
+    assert [worker.gathered for worker in manager.trainer] == [list(WEIGHTS)] * 2
+
+
+def test_a_rollout_that_stops_early_refuses_and_the_next_refit_heals(
+    manager: fake.CheckpointEngineManager,
+) -> None:  # trap 12
+    manager.rollout[0].fails_at = "layer.4"
+    with pytest.raises(Exception, match=r"rollout-0: the engine stopped before"):
+        manager.update_weights(_plus(1))
+    assert manager.rollout[0].checkpoint_engine.version == 0
+    assert manager.trainer[1].gathered == list(WEIGHTS)
+
+    manager.rollout[0].fails_at = None
+    manager.update_weights(_plus(2))
+    while not _hold(manager, 2):  # it may be offered first what it has refused
+        manager.update_weights(_plus(2))
+
+
+def test_other_weights_than_before_are_declared_anew(
+    manager: fake.CheckpointEngineManager,
+) -> None:
+    manager.update_weights(_plus(1))
+    more = {**_plus(2), "head": torch.ones(3)}
+    engine = manager.trainer[0].checkpoint_engine
+    with pytest.raises(NotFoundError, match="'head' was not declared"):
+        asyncio.run(engine.send_weights(iter(more.items())))
+    assert engine.version == 1
+    manager.update_weights(more)
+    assert all(worker.loaded.keys() == more.keys() for worker in manager.rollout)
+
+
+def test_a_generator_that_fails_aborts_the_version(
+    manager: fake.CheckpointEngineManager,
+) -> None:
+    manager.update_weights(_plus(1))
+    engine = manager.trainer[0].checkpoint_engine
+
+    def broken() -> Any:
+        yield "layer.0", WEIGHTS["layer.0"]
+        raise OSError("the shard is gone")
+
+    with pytest.raises(OSError, match="the shard is gone"):
+        asyncio.run(engine.send_weights(broken()))
+    assert engine.version == 1
+    manager.update_weights(_plus(3))
+    assert _hold(manager, 3)
+
+
+def test_a_topology_has_one_publisher() -> None:
+    with pytest.raises(StateError, match="0 workers publish"):
+        verl.RefitCheckpointEngine.build_topology(1, 1, [{}, {}])
+
+
+def test_a_rollout_that_was_not_told_where_to_go_says_so() -> None:
+    async def receive() -> None:
+        async for _ in verl.RefitCheckpointEngine(1 << 20).receive_weights():
+            raise AssertionError
+
+    with pytest.raises(StateError, match="process group was not initialized"):
+        asyncio.run(receive())
