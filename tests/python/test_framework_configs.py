@@ -1,0 +1,82 @@
+"""The fragments in configs/frameworks are what the adapters take, down to the last key."""
+
+import importlib
+import inspect
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+yaml = pytest.importorskip("yaml", reason="PyYAML is not installed")
+pytest.importorskip("torch", reason="PyTorch is not installed")
+
+from refit.config import make_config  # noqa: E402
+from refit.integrations import nemo_rl, verl  # noqa: E402
+
+NAMES = ["nemo_rl", "sglang", "verl", "vllm"]
+
+
+def _read(root: Path, name: str) -> Any:
+    return yaml.safe_load((root / "configs" / "frameworks" / f"{name}.yaml").read_text())
+
+
+def _named(path: str) -> Any:
+    module, _, name = path.replace(":", ".").rpartition(".")
+    return getattr(importlib.import_module(module), name)
+
+
+def _keywords(engine: type) -> set[str]:
+    return set(inspect.signature(engine).parameters) - {"bucket_size", "is_master"}
+
+
+def test_there_is_no_fragment_that_is_not_tested(root: Path) -> None:
+    found = sorted(one.stem for one in (root / "configs" / "frameworks").iterdir())
+    assert found == NAMES
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_key_has_its_reason_beside_it(root: Path, name: str) -> None:
+    text = (root / "configs" / "frameworks" / f"{name}.yaml").read_text()
+    assert text.startswith("# ")
+    assert sum(line.strip().startswith("#") for line in text.splitlines()) >= 4
+    assert yaml.safe_load(text)
+
+
+def test_nemo_rl_keys_are_those_that_the_mover_reads(root: Path) -> None:
+    policy = _read(root, "nemo_rl")["policy"]
+    assert nemo_rl.offload_mode(policy) == "coalesced-pinned"
+    settled = make_config(policy["refit"], {"use_pinned_optimizer_offload": True})
+    assert settled.get("offload.background") is True
+
+
+def test_nemo_rl_transport_is_the_engine_with_its_keywords(root: Path) -> None:
+    generation = _read(root, "nemo_rl")["policy"]["generation"]
+    path = generation["refit_transport"]
+    assert path == nemo_rl.RefitWeightSynchronizer.backend
+    scope = dict(generation["refit_cfg"][path])
+    scope.pop("update_weights_bucket_memory_ratio")  # NeMo-RL keeps that to itself
+    assert set(scope) <= _keywords(_named(path))
+    made = _named(path)(1 << 20, **scope)
+    assert made.prepare()["refit"].startswith("tcp://127.0.0.1:")
+    made.finalize()
+
+
+def test_verl_names_the_backend_and_its_keywords(root: Path) -> None:
+    said = _read(root, "verl")["actor_rollout_ref"]["rollout"]["checkpoint_engine"]
+    assert importlib.import_module(said["custom_backend_module"]) is verl
+    kwargs = said["engine_kwargs"][said["backend"]]
+    assert set(kwargs) <= _keywords(verl.RefitCheckpointEngine)
+    made = verl.RefitCheckpointEngine(1 << 20, is_master=True, **kwargs)
+    assert "refit" in made.prepare()
+    made.close()
+
+
+def test_vllm_names_the_extension(root: Path) -> None:
+    extension = _named(_read(root, "vllm")["worker-extension-cls"])
+    names = {name for name in vars(extension) if not name.startswith("_")}
+    assert {"refit_connect", "refit_update", "refit_version"} <= names
+
+
+def test_sglang_names_loaders(root: Path) -> None:
+    for path in _read(root, "sglang")["custom-weight-loader"]:
+        assert list(inspect.signature(_named(path)).parameters) == ["model", "named_tensors"]
