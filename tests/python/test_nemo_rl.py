@@ -1,6 +1,8 @@
 """NeMo-RL's loop with refit's mover and transports. NeMo-RL is a stand-in, refit is real."""
 
+import asyncio
 import gc
+import socket
 from collections.abc import Iterator
 from typing import Any
 
@@ -463,3 +465,51 @@ def test_the_first_policy_rank_must_be_the_first_in_the_metadata() -> None:
             metadata=[{"refit": "tcp://127.0.0.1:1"}],
         )
     made.finalize()
+
+
+def test_a_fixed_port_is_bound_by_the_first_policy_rank_only() -> None:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    said = {"bind": f"tcp://127.0.0.1:{port}", "host": "127.0.0.1", "timeout_s": 30.0}
+    ranks = [nemo_rl.RefitCheckpointEngine(1 << 20, **said) for _ in range(3)]
+    metadata = [one.prepare() for one in ranks]
+    topology = {"train_world_size": 2, "rollout_world_size": 1, "metadata": metadata}
+    for rank, one in enumerate(ranks[:2]):
+        one.init_policy_process_group(worker_rank=rank, **topology)
+    ranks[2].init_rollout_process_group(rollout_rank=0, **topology)
+
+    assert [one.endpoint for one in ranks] == [f"tcp://127.0.0.1:{port}", None, None]
+
+    async def refit() -> list[str]:
+        sending = asyncio.gather(*(one.send_weights(iter(WEIGHTS.items())) for one in ranks[:2]))
+        names = [name async for batch in ranks[2].receive_weight_batches() for name, _ in batch]
+        await sending
+        return names
+
+    assert asyncio.run(refit()) == list(WEIGHTS)  # both ends on one loop do not wait for each other
+    for one in ranks:
+        one.finalize()
+
+
+def test_a_sender_that_is_cancelled_leaves_a_publisher_that_goes_on() -> None:
+    engine = nemo_rl.RefitCheckpointEngine(1 << 20, timeout_s=30.0)
+    metadata = [engine.prepare()]
+    engine.init_policy_process_group(
+        worker_rank=0, train_world_size=1, rollout_world_size=0, metadata=metadata
+    )
+
+    async def cancel_while_it_writes() -> None:
+        async def send() -> None:
+            await engine.send_weights(iter(WEIGHTS.items()))
+
+        task = asyncio.create_task(send())
+        await asyncio.sleep(0)  # it has begun to wait
+        task.cancel()
+        await task
+
+    with pytest.raises(asyncio.CancelledError):
+        asyncio.run(cancel_while_it_writes())
+    asyncio.run(engine.send_weights(iter(WEIGHTS.items())))
+    assert engine.version == 1
+    engine.finalize()

@@ -267,3 +267,90 @@ def test_a_known_number_with_another_shape_is_refused_too(
     fake.install(monkeypatch, version, fake.EngineOfTomorrow)
     with pytest.raises(UnsupportedError, match="takes everything"):
         vllm.register()
+
+
+def test_a_finish_that_fails_lets_the_memory_go(
+    monkeypatch: pytest.MonkeyPatch, publishing: Trainer
+) -> None:  # trap 12
+    engine = _modern(monkeypatch)
+    engine.init_transfer_engine(engine.parse_init_info({"endpoint": publishing.endpoint}))
+    for _ in range(2):
+        done = publishing.publish(_weights(1))
+        engine.start_weight_update()
+        engine.update_weights({"timeout_s": WAIT_S})
+        done.result()
+        engine.model.pending.append(("unknown", torch.ones(1)))
+        with pytest.raises(KeyError):
+            engine.finish_weight_update()
+    engine.shutdown()
+
+
+# ---- the trainer's end, 0.26 and later
+
+
+def _both_ends(
+    monkeypatch: pytest.MonkeyPatch, source: fake.WeightSource, rank: int = 0
+) -> tuple[Any, fake.WeightSyncClient]:
+    trainers = fake._Factory()
+    factory = fake.install(monkeypatch, "0.26.0", fake.EngineWithModel, trainers)
+    vllm.register()
+    configs = [
+        SimpleNamespace(parallel_config=SimpleNamespace(rank=one), model_config=None)
+        for one in range(2)
+    ]
+    engines = [
+        factory.create_engine("refit", None, one, torch.device("cpu"), fake.Model(_weights(0)))
+        for one in configs
+    ]
+    client = fake.WeightSyncClient(engines)
+    init_info = vllm.trainer_class().init_info_cls(rank=rank, timeout_s=WAIT_S)
+    made = trainers.trainer_init("refit", None, init_info, client=client, source=source)
+    return made, client
+
+
+def test_vllm_drives_both_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    source = fake.WeightSource(_weights(0))
+    engine, client = _both_ends(monkeypatch, source)
+    for version in (1, 2, 3):
+        source.weights = _weights(version)
+        engine.send_weights()
+        for one in client.engines:
+            for name, tensor in _weights(version).items():
+                assert torch.equal(one.model.weights[name], tensor)
+    assert client.calls == ["init", *["start", "update", "finish"] * 3]
+    for one in client.engines:
+        one.shutdown()
+    engine.shutdown()
+    engine.shutdown()
+    with pytest.raises(StateError, match="was shut down"):
+        engine.send_weights()
+
+
+def test_other_trainer_ranks_only_run_the_source(monkeypatch: pytest.MonkeyPatch) -> None:
+    source = fake.WeightSource(_weights(1))  # trap 34
+    engine, client = _both_ends(monkeypatch, source, rank=1)
+    engine.send_weights()
+    assert (source.gathered, client.calls) == (list(_weights(1)), [])
+    engine.shutdown()
+
+
+def test_a_worker_that_fails_is_raised_where_the_trainer_sends(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    source = fake.WeightSource(_weights(1))
+    engine, client = _both_ends(monkeypatch, source)
+    engine._publisher.wait_workers(2, WAIT_S)
+    client.engines[1].model.fails_at = "embed"
+    with pytest.raises(PeerError, match="no room for embed"):
+        engine.send_weights()
+    assert source.gathered == list(_weights(1))
+    assert client.calls[-1] == "update"
+    for one in client.engines:
+        one.shutdown()
+    engine.shutdown()
+
+
+def test_a_vllm_without_a_trainers_end_says_what_to_use(monkeypatch: pytest.MonkeyPatch) -> None:
+    fake.install(monkeypatch, "0.23.0", fake.EngineWithModel)
+    with pytest.raises(UnsupportedError, match=r"refit\.Publisher"):
+        vllm.trainer_class()

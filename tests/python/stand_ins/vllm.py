@@ -10,7 +10,8 @@ complete). The real package needs a GPU build.
 """
 
 import sys
-from dataclasses import KW_ONLY, dataclass
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import KW_ONLY, dataclass, field
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
@@ -162,6 +163,74 @@ class EngineOfTomorrow(_Parsing):
         self.everything = everything
 
 
+@dataclass
+class TrainerInitInfo(WeightTransferInitInfo):
+    rank: int = field(kw_only=True)
+
+    @property
+    def is_sender(self) -> bool:
+        return self.rank == 0
+
+
+class TrainerWeightTransferEngine:
+    """The trainer's end, 0.26 and later."""
+
+    def __init__(self, config: Any, *, client: Any, source: Any, is_sender: bool = True) -> None:
+        self.config = config
+        self.is_sender = is_sender
+        self.client = client
+        self.source = source
+
+
+class WeightSource:
+    """Names, types and shapes first; then the tensors, in a fresh pass each time."""
+
+    def __init__(self, weights: dict[str, torch.Tensor]) -> None:
+        self.weights = weights
+        self.gathered: list[str] = []
+
+    def metadata(self) -> list[Any]:
+        return [
+            SimpleNamespace(name=name, dtype=tensor.dtype, shape=tuple(tensor.shape))
+            for name, tensor in self.weights.items()
+        ]
+
+    def __iter__(self) -> Any:
+        for name, tensor in self.weights.items():
+            self.gathered.append(name)
+            yield name, tensor
+
+
+class WeightSyncClient:
+    """The four methods by which a trainer drives inference workers, with plain dicts."""
+
+    def __init__(self, engines: list[Any]) -> None:
+        self.engines = engines
+        self.calls: list[str] = []
+
+    def init_weight_transfer_engine(self, init_info: dict[str, Any]) -> None:
+        self.calls.append("init")
+        for one in self.engines:
+            one.init_transfer_engine(one.parse_init_info(dict(init_info)))
+
+    def start_weight_update(self) -> None:
+        self.calls.append("start")
+        for one in self.engines:
+            one.start_weight_update()
+
+    def update_weights(self, update_info: dict[str, Any]) -> None:
+        self.calls.append("update")
+        with ThreadPoolExecutor(len(self.engines)) as pool:
+            done = [pool.submit(one.update_weights, dict(update_info)) for one in self.engines]
+        for one in done:
+            one.result()
+
+    def finish_weight_update(self) -> None:
+        self.calls.append("finish")
+        for one in self.engines:
+            one.finish_weight_update()
+
+
 class _Factory:
     def __init__(self) -> None:
         self._registry: dict[str, tuple[str, str]] = {}
@@ -175,9 +244,17 @@ class _Factory:
         module, class_name = self._registry[name]
         return getattr(sys.modules[module], class_name)(*given)
 
+    def trainer_init(self, name: str, config: Any, init_info: Any, **named: Any) -> Any:
+        module, class_name = self._registry[name]
+        made = getattr(sys.modules[module], class_name)
+        return made.trainer_init(config=config, init_info=init_info, **named)
 
-def install(monkeypatch: pytest.MonkeyPatch, version: str, engine: type) -> Any:
-    """Makes `import vllm` find this stand-in, in that version and with that base class."""
+
+def install(
+    monkeypatch: pytest.MonkeyPatch, version: str, engine: type, trainers: _Factory | None = None
+) -> Any:
+    """Makes `import vllm` find this stand-in, in that version and with that base class; with a
+    factory of trainers it is one that has those."""
     factory = _Factory()
     updates = FormattedUpdateInfo if engine is EngineWithCallback else WeightTransferUpdateInfo
     modules: dict[str, dict[str, Any]] = {
@@ -197,6 +274,14 @@ def install(monkeypatch: pytest.MonkeyPatch, version: str, engine: type) -> Any:
             "finalize_layerwise_reload": lambda model, model_config: model.finalize(),
         },
     }
+    if trainers is not None:
+        modules["vllm.distributed.weight_transfer.base"] |= {
+            "TrainerInitInfo": TrainerInitInfo,
+            "TrainerWeightTransferEngine": TrainerWeightTransferEngine,
+        }
+        modules["vllm.distributed.weight_transfer.factory"] |= {
+            "WeightTransferTrainerFactory": trainers
+        }
     for name, members in modules.items():
         module = ModuleType(name)
         vars(module).update(members)

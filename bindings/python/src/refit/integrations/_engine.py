@@ -7,14 +7,13 @@ workers), or neither (the trainer's other ranks, which only run the weights' gen
 Which methods a framework calls, and when, is in nemo_rl.py and verl.py.
 """
 
-import asyncio
 from collections.abc import AsyncGenerator, Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 from refit.errors import ConfigError, StateError
 from refit.integrations._intake import Intake, subscribe
-from refit.integrations._outlet import Outlet, run_to_the_end
+from refit.integrations._outlet import Outlet, beside, run_to_the_end
 
 if TYPE_CHECKING:
     from refit.publisher import Publisher
@@ -68,7 +67,7 @@ class Engine:
         """Where workers connect; None where nothing is published."""
         if self._publisher is None:
             return None
-        return _reachable(self._publisher.endpoint, self._host)
+        return reachable(self._publisher.endpoint, self._host)
 
     @property
     def version(self) -> int:
@@ -83,6 +82,13 @@ class Engine:
             return self._publisher.stats()
         return {} if self._intake is None else self._intake.subscriber.stats()
 
+    def announce(self) -> str:
+        """Where workers will connect, for those who do not know their side yet. A free port must be
+        taken to be known; a fixed one is not, since it is there once for all ranks of a machine."""
+        if self._bind.endswith(":0"):
+            return self.open_publisher()
+        return reachable(self._bind, self._host)
+
     def open_publisher(self) -> str:
         """Binds, unless that was done; returns where workers connect."""
         if self._publisher is None:
@@ -90,7 +96,7 @@ class Engine:
 
             self._publisher = Publisher(self._bind, config=self._config)
             self._outlet = Outlet(self._publisher)
-        return _reachable(self._publisher.endpoint, self._host)
+        return reachable(self._publisher.endpoint, self._host)
 
     def expect(self, workers: int) -> None:
         """Says how many workers must be there before anything is published."""
@@ -125,7 +131,7 @@ class Engine:
             return 0
         left = iter(weights)
         try:
-            await asyncio.to_thread(self._publisher.wait_workers, self._expected, self._timeout_s)
+            await beside(self._publisher.wait_workers, self._expected, self._timeout_s)
             return await self._outlet.send_from_loop(left, version)
         finally:
             run_to_the_end(left)
@@ -163,7 +169,8 @@ def _batched(tensors: Iterable[tuple[str, Any]], most: int) -> Iterable[list[tup
         yield batch
 
 
-def _reachable(endpoint: str, host: str | None) -> str:
+def reachable(endpoint: str, host: str | None) -> str:
+    """The endpoint under the name `host`; as it is without one, or where there are no hosts."""
     if host is None or not endpoint.startswith("tcp://"):
         return endpoint
     return f"tcp://{host}:{urlsplit(endpoint).port}"

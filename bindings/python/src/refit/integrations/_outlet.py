@@ -9,7 +9,7 @@ It knows no framework.
 """
 
 import asyncio
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
@@ -26,7 +26,7 @@ class Outlet:
 
     def __init__(self, publisher: "Publisher") -> None:
         self.publisher = publisher
-        self._declared = False
+        self._declared = bool(publisher.declared)
 
     def send(self, weights: Named, version: int | None = None) -> int:
         """Publishes `weights` as one version and returns its number; blocks until it is applied.
@@ -39,7 +39,10 @@ class Outlet:
             ready = self._declare(left)
             self._begin(version)
             self._write(ready)
-            self._commit()
+            self.publisher.commit()
+        except BaseException:
+            self._give_up()
+            raise
         finally:
             run_to_the_end(left)
         return self.publisher.version
@@ -52,9 +55,12 @@ class Outlet:
         left = iter(weights)
         try:
             ready = self._declare(left)
-            await asyncio.to_thread(self._begin, version)
+            await beside(self._begin, version)
             self._write(ready)
-            await asyncio.to_thread(self._commit)
+            await beside(self.publisher.commit)
+        except BaseException:
+            self._give_up()
+            raise
         finally:
             run_to_the_end(left)
         return self.publisher.version
@@ -73,26 +79,26 @@ class Outlet:
         self.publisher.begin(version if usable else None)
 
     def _write(self, weights: Named) -> None:
-        try:
-            for name, tensor in weights:
-                self.publisher.write(name, tensor)
-        except BaseException:
-            self._give_up()
-            raise
-
-    def _commit(self) -> None:
-        try:
-            self.publisher.commit()
-        except BaseException:
-            self._give_up()
-            raise
+        for name, tensor in weights:
+            self.publisher.write(name, tensor)
 
     def _give_up(self) -> None:
-        """Drops the version; a commit that failed has done so. The next one learns the names anew,
-        since these may be why it failed."""
+        """Drops the version, if one is open: a commit that failed has done so. The next one learns
+        the names anew, since these may be why it failed."""
         self._declared = False
         with suppress(StateError):
             self.publisher.abort()
+
+
+async def beside(call: Callable[..., Any], *arguments: Any) -> Any:
+    """Runs what blocks on a thread of the loop's executor. Who is cancelled meanwhile still waits
+    for its end, which its own deadline bounds: a publisher is one thread's at a time."""
+    running = asyncio.ensure_future(asyncio.to_thread(call, *arguments))
+    try:
+        return await asyncio.shield(running)
+    except asyncio.CancelledError:
+        await asyncio.wait([running])
+        raise
 
 
 def run_to_the_end(weights: Iterator[Any]) -> None:

@@ -262,8 +262,9 @@ class RefitCheckpointEngine(Engine):
         return
 
     def prepare(self) -> dict[str, Any]:
-        """Opens a publisher, for it is not known yet which side this is; says where. Since 0.1."""
-        return {"refit": self.open_publisher()}
+        """Says where the trainer would be, were it here: which side this is comes later. Since
+        0.1."""
+        return {"refit": self.announce()}
 
     def init_policy_process_group(
         self,
@@ -276,7 +277,7 @@ class RefitCheckpointEngine(Engine):
         """The first policy rank keeps its publisher; the others only take part. Since 0.1."""
         if worker_rank != 0:
             self.take_part()
-        elif metadata[0].get("refit") != self.endpoint:
+        elif metadata[0].get("refit") != self.open_publisher():
             raise StateError("the first in the metadata is not the first policy rank")
         else:
             self.expect(rollout_world_size)

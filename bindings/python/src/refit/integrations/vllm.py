@@ -189,7 +189,11 @@ class _EngineWithModel(_Engine):
             importlib.import_module(RELOAD).initialize_layerwise_reload(self.model)
 
     def receive_weights(self, update_info: Any) -> None:
-        """Loads the next version. Layers that are incomplete keep its tensors until finish."""
+        """Loads the next version. Layers that are incomplete keep its tensors until finish.
+
+        The trainer is told here that it was applied, for it waits for that before it goes on to
+        finish; a finish that fails is raised to it by vLLM itself.
+        """
         intake = self._connected()
         update = intake.take(update_info.version, update_info.timeout_s)
         with intake.loading(update):
@@ -197,10 +201,17 @@ class _EngineWithModel(_Engine):
 
     def finish_weight_update(self) -> None:
         """Finishes the layers; then the version's memory is let go."""
-        with self._surroundings():
-            importlib.import_module(RELOAD).finalize_layerwise_reload(self.model, self.model_config)
-        _synchronize(self.device)
-        self._connected().let_go()
+        intake = self._connected()
+        try:
+            with self._surroundings():
+                reload = importlib.import_module(RELOAD)
+                reload.finalize_layerwise_reload(self.model, self.model_config)
+            _synchronize(self.device)
+        except BaseException:
+            intake.version = 0
+            raise
+        finally:
+            intake.let_go()
 
     def _surroundings(self) -> AbstractContextManager[Any]:
         """Layers make new parameters while they are reloaded: on the worker's device."""
@@ -235,7 +246,10 @@ def register() -> None:
     _generation()
     factory = importlib.import_module(FACTORY).WeightTransferEngineFactory
     if "refit" not in factory._registry:
-        factory.register_engine("refit", "refit.integrations.vllm", "RefitWeightTransferEngine")
+        factory.register_engine("refit", __name__, "RefitWeightTransferEngine")
+    trainers = getattr(importlib.import_module(FACTORY), "WeightTransferTrainerFactory", None)
+    if trainers is not None and "refit" not in trainers._registry:
+        trainers.register_engine("refit", __name__, "RefitTrainerWeightTransferEngine")
 
 
 def engine_class() -> type[Any]:
@@ -255,10 +269,36 @@ def engine_class() -> type[Any]:
     return type("RefitWeightTransferEngine", bases, members)
 
 
+def trainer_class() -> type[Any]:
+    """The trainer's end, for a vLLM that has one (0.26 and later): a subclass of its
+    TrainerWeightTransferEngine, for ``WeightTransferTrainerFactory.trainer_init("refit", ...)``.
+
+    UnsupportedError for a vLLM without; publish there by refit.Publisher. Since 0.1.
+    """
+    from refit.integrations._vllm_trainer import TrainerEngine, TrainerInitInfo
+
+    _generation()
+    base = importlib.import_module(BASE)
+    theirs = getattr(base, "TrainerWeightTransferEngine", None)
+    if theirs is None:
+        raise UnsupportedError(
+            "this vLLM's weight transfer has no trainer's end: publish with refit.Publisher"
+        )
+    members = {
+        "init_info_cls": _info("RefitTrainerInitInfo", TrainerInitInfo, base.TrainerInitInfo),
+        "config_cls": dict,
+        "__doc__": "Weights to inference workers by a refit publisher.",
+        "__module__": __name__,
+    }
+    return type("RefitTrainerWeightTransferEngine", (TrainerEngine, theirs), members)
+
+
 def __getattr__(name: str) -> Any:
-    """vLLM's factory asks this module for the class by name; which one depends on its version."""
+    """vLLM's factories ask this module for classes by name; which ones depends on its version."""
     if name == "RefitWeightTransferEngine":
         return engine_class()
+    if name == "RefitTrainerWeightTransferEngine":
+        return trainer_class()
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
