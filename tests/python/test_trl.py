@@ -1,0 +1,465 @@
+"""RefitCallback in TRL's own GRPOTrainer, which is as it comes, on a model made here."""
+
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+os.environ["HF_HUB_OFFLINE"] = "1"
+torch = pytest.importorskip("torch")
+pytest.importorskip("trl")
+
+from datasets import Dataset  # noqa: E402
+from refit import Publisher, Subscriber  # noqa: E402
+from refit.errors import PeerError, UnsupportedError  # noqa: E402
+from refit.integrations.trl import RefitCallback  # noqa: E402
+from tokenizers import Tokenizer, models, pre_tokenizers  # noqa: E402
+from transformers import (  # noqa: E402
+    LlamaConfig,
+    LlamaForCausalLM,
+    PreTrainedTokenizerFast,
+    TrainerCallback,
+)
+from trl import GRPOConfig, GRPOTrainer  # noqa: E402
+
+WORDS = ["<pad>", "<eos>", *[f"w{i}" for i in range(14)]]
+
+
+def a_tokenizer() -> PreTrainedTokenizerFast:
+    words = Tokenizer(models.WordLevel({w: i for i, w in enumerate(WORDS)}, unk_token="<pad>"))
+    words.pre_tokenizer = pre_tokenizers.Whitespace()
+    return PreTrainedTokenizerFast(tokenizer_object=words, pad_token="<pad>", eos_token="<eos>")
+
+
+def a_model() -> LlamaForCausalLM:
+    torch.manual_seed(7)
+    return LlamaForCausalLM(
+        LlamaConfig(
+            vocab_size=len(WORDS),
+            hidden_size=32,
+            intermediate_size=64,
+            num_hidden_layers=2,
+            num_attention_heads=2,
+            max_position_embeddings=64,
+            pad_token_id=0,
+            eos_token_id=1,
+            bos_token_id=None,
+        )
+    )
+
+
+def count_w3(completions: list[str], **_: Any) -> list[float]:
+    return [float(completion.split().count("w3")) for completion in completions]
+
+
+def a_trainer(
+    folder: Path,
+    callbacks: list[TrainerCallback],
+    reward: Callable[..., list[float]] = count_w3,
+    **chosen: Any,
+) -> GRPOTrainer:
+    settings = {
+        "max_steps": 4,
+        "per_device_train_batch_size": 4,
+        "per_device_eval_batch_size": 4,
+        "num_generations": 4,
+        "max_completion_length": 5,
+        "learning_rate": 1e-2,
+        "logging_steps": 1,
+        "save_strategy": "no",
+        **chosen,
+    }
+    return GRPOTrainer(
+        a_model(),
+        reward_funcs=reward,
+        args=GRPOConfig(
+            str(folder),
+            use_cpu=True,
+            bf16=False,
+            gradient_checkpointing=False,
+            report_to="none",
+            disable_tqdm=True,
+            **settings,
+        ),
+        train_dataset=Dataset.from_list([{"prompt": f"w{i} w{i + 1}"} for i in range(8)]),
+        eval_dataset=Dataset.from_list([{"prompt": "w1 w2"}]),
+        processing_class=a_tokenizer(),
+        callbacks=callbacks,
+    )
+
+
+def losses(trainer: GRPOTrainer) -> list[tuple[float, float]]:
+    return [(e["loss"], e["grad_norm"]) for e in trainer.state.log_history if "loss" in e]
+
+
+def moments(trainer: GRPOTrainer) -> list[torch.Tensor]:
+    states = trainer.optimizer.optimizer.state.values()
+    return [state[key] for state in states for key in ("exp_avg", "exp_avg_sq")]
+
+
+def assert_same(one: GRPOTrainer, other: GRPOTrainer) -> None:
+    assert losses(one) == losses(other)
+    assert len(losses(one)) > 0
+    for name, tensor in one.model.state_dict().items():
+        assert torch.equal(tensor, other.model.state_dict()[name]), name
+    assert len(moments(one)) == len(moments(other)) > 0
+    for mine, theirs in zip(moments(one), moments(other), strict=True):
+        assert torch.equal(mine, theirs)
+
+
+class Seen:
+    """A reward, which TRL calls right after a generation: it looks at where the states are then."""
+
+    def __init__(self) -> None:
+        self.trainer: GRPOTrainer | None = None
+        self.bytes: list[int] = []
+        self.open_step: list[bool] = []
+
+    def __call__(self, completions: list[str], **_: Any) -> list[float]:
+        assert self.trainer is not None
+        optimizer = self.trainer.optimizer
+        if optimizer is not None:
+            self.bytes.append(sum(m.untyped_storage().nbytes() for m in moments(self.trainer)))
+            parameters = self.trainer.model.parameters()
+            self.open_step.append(any(p.grad is not None for p in parameters))
+        return count_w3(completions)
+
+
+LOOPS: dict[str, dict[str, Any]] = {
+    "a generation for each step": {},
+    "a generation for two micro-batches": {"gradient_accumulation_steps": 2},
+    "a generation inside an open step": {
+        "gradient_accumulation_steps": 2,
+        "steps_per_generation": 1,
+    },
+    "a generation for two steps": {"steps_per_generation": 2},
+    "two passes over a generation": {"num_iterations": 2},
+    "with evaluations": {"eval_strategy": "steps", "eval_steps": 2, "eval_on_start": True},
+}
+
+
+QUICK = ("a generation for each step", "with evaluations")
+
+
+@pytest.mark.parametrize(
+    "loop",
+    [
+        pytest.param(loop, id=name, marks=() if name in QUICK else pytest.mark.slow)
+        for name, loop in LOOPS.items()
+    ],
+)
+def test_states_are_away_at_every_generation_and_training_is_the_same_to_the_bit(
+    tmp_path: Path, loop: dict[str, Any]
+) -> None:
+    plain = a_trainer(tmp_path, [], **loop)
+    plain.train()
+    seen = Seen()
+    seen.trainer = a_trainer(tmp_path, [RefitCallback()], seen, **loop)
+    seen.trainer.train()
+    assert_same(plain, seen.trainer)
+    assert len(seen.bytes) >= 2
+    assert set(seen.bytes) == {0}
+    assert all(moment.untyped_storage().nbytes() > 0 for moment in moments(seen.trainer))
+
+
+def test_trap_11_grads_of_an_open_step_outlive_a_generation_in_it(tmp_path: Path) -> None:
+    seen = Seen()
+    loop = LOOPS["a generation inside an open step"]
+    seen.trainer = a_trainer(tmp_path, [RefitCallback()], seen, **loop)
+    seen.trainer.train()
+    assert seen.open_step == [False, True] * 4
+    plain = a_trainer(tmp_path, [], **loop)
+    plain.train()
+    assert_same(plain, seen.trainer)
+
+
+@pytest.mark.slow
+def test_trap_9_before_the_first_step_there_is_nothing_to_move(tmp_path: Path) -> None:
+    callback = RefitCallback()
+    states: list[str] = []
+
+    class First(TrainerCallback):
+        def on_pre_optimizer_step(self, *_: Any, **__: Any) -> None:
+            assert callback.controller is not None
+            states.append(callback.controller.state)
+
+    trainer = a_trainer(tmp_path, [callback, First()], max_steps=1)
+    trainer.train()
+    assert len(states) == 1
+
+
+def test_trap_13_a_checkpoint_saved_while_the_states_are_away_is_whole(tmp_path: Path) -> None:
+    loop = {"eval_strategy": "steps", "eval_steps": 2, "save_strategy": "steps", "save_steps": 2}
+    for folder, callbacks in (("plain", []), ("refit", [RefitCallback()])):
+        a_trainer(tmp_path / folder, callbacks, **loop).train()
+    for step in (2, 4):
+        name = f"checkpoint-{step}/optimizer.pt"
+        plain = torch.load(tmp_path / "plain" / name)["state"]
+        ours = torch.load(tmp_path / "refit" / name)["state"]
+        assert plain.keys() == ours.keys()
+        for parameter, state in plain.items():
+            assert state.keys() == ours[parameter].keys()  # trap 7: no keys of our own
+            for key, value in state.items():
+                assert torch.equal(value, ours[parameter][key])
+
+
+@pytest.mark.slow
+def test_trap_15_training_resumes_from_a_checkpoint_as_it_would_without(tmp_path: Path) -> None:
+    a_trainer(tmp_path / "a", [], save_strategy="steps", save_steps=2, max_steps=2).train()
+    checkpoint = str(tmp_path / "a" / "checkpoint-2")
+    plain = a_trainer(tmp_path / "b", [])
+    plain.train(resume_from_checkpoint=checkpoint)
+    callback, stay = RefitCallback(), []
+
+    class Last(TrainerCallback):
+        def on_pre_optimizer_step(self, *_: Any, **__: Any) -> None:
+            assert callback.controller is not None
+            stay.append(dict(callback.controller.resident))
+
+    resumed = a_trainer(tmp_path / "c", [callback, Last()])
+    resumed.train(resume_from_checkpoint=checkpoint)
+    assert_same(plain, resumed)
+    # Memory that torch.load gave to CPU tensors cannot be given back: it stays, and it is said why.
+    assert len(stay) == 2
+    assert any("not PyTorch's own" in reason for reason in stay[-1].values())
+    assert len(losses(plain)) == 4  # two of them from before
+
+
+def test_after_training_the_optimizer_has_no_hook_left_and_its_states_are_back(
+    tmp_path: Path,
+) -> None:
+    callback = RefitCallback()
+    trainer = a_trainer(tmp_path, [callback])
+    trainer.train()
+    optimizer = trainer.optimizer.optimizer
+    assert callback.controller is None
+    assert len(optimizer._optimizer_step_pre_hooks) == 0
+    assert len(optimizer._optimizer_state_dict_pre_hooks) == 0
+    assert len(trainer.model._forward_pre_hooks) == 0
+    assert all(moment.untyped_storage().nbytes() > 0 for moment in moments(trainer))
+
+
+@pytest.mark.slow
+def test_a_second_training_and_evaluations_of_ones_own_work(tmp_path: Path) -> None:
+    trainers = []
+    for callbacks in ([], [RefitCallback()]):
+        trainer = a_trainer(tmp_path, callbacks, max_steps=2, steps_per_generation=2)
+        trainer.train()
+        trainer.evaluate()
+        trainer.train()
+        trainers.append(trainer)
+    assert_same(*trainers)
+
+
+def test_a_training_that_an_exception_left_leaves_states_that_can_be_trained_on(
+    tmp_path: Path,
+) -> None:
+    def fails_once(completions: list[str], **_: Any) -> list[float]:
+        calls.append(len(calls))
+        if calls[-1] == 2:
+            raise ZeroDivisionError("no reward this time")
+        return count_w3(completions)
+
+    trainers = []
+    for callbacks in ([], [RefitCallback()]):
+        calls: list[int] = []
+        trainer = a_trainer(tmp_path, callbacks, fails_once)
+        with pytest.raises(ZeroDivisionError):
+            trainer.train()
+        trainer.train()
+        trainers.append(trainer)
+    assert_same(*trainers)
+
+
+@pytest.mark.slow
+def test_where_the_count_may_be_wrong_the_states_are_away_at_every_generation_all_the_same(
+    tmp_path: Path,
+) -> None:
+    seen = Seen()
+    seen.trainer = a_trainer(tmp_path, [], seen, max_steps=3, steps_per_generation=2)
+    seen.trainer.train()
+    seen.bytes.clear()
+    callback = RefitCallback()
+    seen.trainer.add_callback(callback)  # too late to have counted: the trainer is at an odd step
+    seen.trainer.train()
+    callback.close()
+    assert len(seen.bytes) >= 1
+    assert set(seen.bytes) == {0}
+
+
+@pytest.mark.slow
+def test_close_again_does_nothing(tmp_path: Path) -> None:
+    callback = RefitCallback()
+    callback.close()
+    trainer = a_trainer(tmp_path, [callback], max_steps=1)
+    trainer.train()
+    callback.close()
+    callback.close()
+    assert callback.controller is None
+
+
+def test_a_trainer_that_says_not_when_it_generates_is_refused_with_the_versions_that_work(
+    tmp_path: Path,
+) -> None:
+    from transformers import Trainer, TrainingArguments
+
+    trainer = Trainer(
+        a_model(),
+        TrainingArguments(str(tmp_path), use_cpu=True, report_to="none", max_steps=1),
+        train_dataset=[{"input_ids": [2, 3], "labels": [2, 3]}] * 8,
+        callbacks=[RefitCallback()],
+    )
+    with pytest.raises(UnsupportedError, match=r"steps_per_generation.*TRL 1\.16"):
+        trainer.train()
+
+
+class Reporter(TrainerCallback):
+    def __init__(self) -> None:
+        self.logged: list[dict[str, float]] = []
+
+    def on_log(self, *_: Any, logs: dict[str, float], **__: Any) -> None:
+        self.logged.append(dict(logs))
+
+
+def test_the_figures_are_in_the_trainers_logs(tmp_path: Path) -> None:
+    trainer = a_trainer(tmp_path, [RefitCallback()])
+    trainer.train()
+    steps = [entry for entry in trainer.state.log_history if "loss" in entry]
+    assert len(steps) == 4
+    for entry in steps:
+        assert all(isinstance(v, float) for k, v in entry.items() if k.startswith("refit/"))
+    assert steps[-1]["refit/offload_bytes"] > 0
+
+
+@pytest.mark.slow
+def test_attached_the_callback_logs_before_the_reporters_that_came_before_it(
+    tmp_path: Path,
+) -> None:
+    reporter, callback, seen = Reporter(), RefitCallback(), Seen()
+    evaluating = {"eval_strategy": "steps", "eval_steps": 1}
+    seen.trainer = a_trainer(tmp_path, [reporter, callback], seen, **evaluating)
+    callback.attach(seen.trainer)
+    callback.attach(seen.trainer)
+    assert seen.trainer.callback_handler.callbacks.count(callback) == 1
+    seen.trainer.train()
+    assert "refit/offload_bytes" in reporter.logged[-2]
+    assert set(seen.bytes) == {0}  # evaluations are still seen to come
+
+
+class StopAfter(TrainerCallback):
+    def __init__(self, steps: int) -> None:
+        self._steps = steps
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        control.should_training_stop = state.global_step >= self._steps
+
+
+class Worker:
+    """A rollout worker on a thread of this test: what it was given, version by version."""
+
+    def __init__(self, publisher: Publisher, refuse: int = 0) -> None:
+        self.held: list[tuple[int, dict[str, torch.Tensor]]] = []
+        self._refuse = refuse
+        self._subscriber = Subscriber(publisher.endpoint, worker="rollout")
+        self._thread = threading.Thread(target=self._run)
+        self._thread.start()
+        publisher.wait_workers(1, 30.0)
+
+    def _run(self) -> None:
+        for update in self._subscriber:
+            try:
+                with update:
+                    if update.version == self._refuse:
+                        raise ValueError("this engine cannot")
+                    self.held.append((update.version, dict(update.tensors(copy=True))))
+            except ValueError:
+                continue
+
+    def close(self) -> None:
+        self._subscriber.close()
+        self._thread.join()
+
+
+@pytest.fixture
+def publisher() -> Iterator[Publisher]:
+    with Publisher("tcp://127.0.0.1:0") as opened:
+        yield opened
+
+
+@pytest.mark.parametrize(
+    ("loop", "versions"),
+    [
+        pytest.param("a generation for each step", 4),
+        pytest.param("a generation inside an open step", 4, marks=pytest.mark.slow),
+        pytest.param("a generation for two steps", 2, marks=pytest.mark.slow),
+        pytest.param("with evaluations", 5),
+    ],
+)
+def test_at_each_generation_the_workers_hold_the_policy_that_generates(
+    tmp_path: Path, publisher: Publisher, loop: str, versions: int
+) -> None:
+    worker = Worker(publisher)
+    generations = 0
+
+    def compare(completions: list[str], **_: Any) -> list[float]:
+        nonlocal generations
+        generations += 1
+        policy, (_version, held) = trainer.model.state_dict(), worker.held[-1]
+        assert policy.keys() == held.keys()
+        assert all(torch.equal(tensor, held[name]) for name, tensor in policy.items())
+        return count_w3(completions)
+
+    trainer = a_trainer(tmp_path, [RefitCallback(publisher)], compare, **LOOPS[loop])
+    trainer.train()
+    worker.close()
+    assert generations >= versions
+    assert [version for version, _held in worker.held] == list(range(1, versions + 1))
+    assert publisher.version == versions
+
+
+def test_a_worker_that_fails_ends_the_training_with_its_name_and_the_states_are_whole(
+    tmp_path: Path, publisher: Publisher
+) -> None:
+    worker = Worker(publisher, refuse=3)
+    callback = RefitCallback(publisher)
+    trainer = a_trainer(tmp_path, [callback])
+    with pytest.raises(PeerError, match=r"rollout.*this engine cannot"):
+        trainer.train()
+    callback.close()
+    worker.close()
+    plain = a_trainer(tmp_path, [StopAfter(2)])
+    plain.train()
+    assert_same(plain, trainer)
+    assert len(losses(trainer)) == 2
+
+
+@pytest.mark.slow
+def test_what_is_published_can_be_chosen(tmp_path: Path, publisher: Publisher) -> None:
+    def only_the_head(model: torch.nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
+        yield "head", model.lm_head.weight
+
+    worker = Worker(publisher)
+    a_trainer(tmp_path, [RefitCallback(publisher, weights=only_the_head)], max_steps=1).train()
+    worker.close()
+    assert [list(held) for _version, held in worker.held] == [["head"]]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ([], "weights with and without refit: the same to the bit"),
+        (["--workers", "2"], "in 2 workers"),
+    ],
+    ids=["own generation", "workers"],
+)
+def test_the_example_runs(root: Path, options: list[str], said: str) -> None:
+    example = [sys.executable, str(root / "examples" / "grpo_trl.py"), "--steps", "12", *options]
+    done = subprocess.run(example, capture_output=True, text=True, timeout=110)
+    assert done.returncode == 0, done.stderr
+    assert said in done.stdout
