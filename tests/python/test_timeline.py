@@ -237,3 +237,26 @@ def test_neither_torch_nor_matplotlib_is_needed_to_record() -> None:
         "sys.exit(bool({'torch', 'matplotlib'} & set(sys.modules)))"
     )
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_a_controller_draws_its_phases_its_arena_and_the_copies_behind() -> None:
+    import torch
+    from refit.controller import Controller
+
+    weight = torch.nn.Parameter(torch.ones(1 << 18))
+    weight.grad = torch.ones_like(weight)
+    optimizer = torch.optim.AdamW([weight])
+    optimizer.step()
+    optimizer.zero_grad(set_to_none=True)
+    timeline = Timeline()
+    with Controller(optimizer, device="host", timeline=timeline) as controller:
+        controller.clear()
+        held = timeline.series["refit's arena"].points[-1][1]
+        controller.restore()
+        optimizer.step()
+    assert held >= 2 * weight.nbytes
+    names = [it.name for it in timeline.spans]
+    assert names == ["offload", "restore", "join", "copies behind"]
+    assert timeline.spans[3].nbytes == 2 * weight.nbytes
+    assert timeline.spans[3].start <= timeline.spans[2].start
+    assert timeline.series["refit's arena"].points[-1][1] == 0

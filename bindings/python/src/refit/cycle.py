@@ -40,6 +40,10 @@ TRAINING = "training"
 CLEARED = "cleared"
 RETURNING = "returning"
 
+ARENA = "refit's arena"
+COPIES = "copies behind"
+"""How memory and copies are called in pictures."""
+
 
 class Cycle:
     """The states of some optimizers, on all their devices. Used by one thread at a time."""
@@ -72,6 +76,7 @@ class Cycle:
         self._cycles = 0
         self._failures = 0
         self._began = 0.0
+        self._returned = 0.0
         self._exposed = 0.0
         self._cycle_s = self._exposed_s = 0.0
 
@@ -94,6 +99,7 @@ class Cycle:
             self._began, self._exposed = began, 0.0
             self._refuse_clear()
             self._refresh()
+            self._tell_host_memory()
         try:
             with self._observers.phase("offload", sum(lane.nbytes for lane in self.lanes)):
                 self._leave()
@@ -222,7 +228,7 @@ class Cycle:
         """Allocates the storages and starts the copies back; nothing if they are back."""
         if self.phase != CLEARED:
             return
-        began = time.perf_counter()
+        began = self._returned = time.perf_counter()
         try:
             with self._observers.phase("restore", sum(lane.nbytes for lane in self.lanes)):
                 for lane in self.lanes:
@@ -264,6 +270,7 @@ class Cycle:
             self.phase = TRAINING
             self._cycles += 1
             now = time.perf_counter()
+            self._tell_way_back(now)
             self._cycle_s, self._exposed_s = now - self._began, self._exposed + now - began
 
     def bring_back(self) -> None:
@@ -292,6 +299,20 @@ class Cycle:
         }
         return flatten(gather(*sources), mine)
 
+    def _tell_host_memory(self) -> None:
+        """Says to who draws it what the arenas take."""
+        if self._observers.drawn:
+            held = sum(int(lane.offloader.stats().host_bytes) for lane in self.lanes)
+            self._observers.hold(ARENA, held)
+
+    def _tell_way_back(self, now: float) -> None:
+        """Likewise how long the copies took that went on behind; on a GPU they may not be done."""
+        if not self._observers.drawn or not all(lane.home for lane in self.lanes):
+            return
+        took = max((lane.offloader.stats().restore_seconds_last for lane in self.lanes), default=0)
+        moved = sum(lane.nbytes for lane in self.lanes)
+        self._observers.past(COPIES, now - self._returned, float(took), moved)
+
     def trim(self) -> None:
         """Gives the host memory back. StateError while states are away."""
         if self.phase == RETURNING:
@@ -301,6 +322,7 @@ class Cycle:
         for lane in self.lanes:
             lane.settle()
             lane.offloader.trim()
+        self._tell_host_memory()
 
     def close(self) -> None:
         """Brings back what is away, then closes all. Fails, and stays open, if that fails."""
@@ -309,3 +331,4 @@ class Cycle:
             lane.settle()
             lane.close()
             del self._lanes[device]
+        self._tell_host_memory()

@@ -88,6 +88,11 @@ class Observers:
             stack.enter_context(nvtx_range(PREFIX + name))
             yield
 
+    @property
+    def drawn(self) -> bool:
+        """Whether anybody wants to know of memory, and of what goes on behind. Since 0.1."""
+        return self._timeline is not None
+
     def past(self, name: str, seconds_ago: float, seconds: float, nbytes: int = 0) -> None:
         """A phase that went on behind others, such as copies; told once it is over. Since 0.1."""
         if self._timeline is not None:

@@ -14,7 +14,7 @@ from typing import Final
 
 from refit import _abi
 from refit._handle import Handle
-from refit._library import call, lib
+from refit._library import call, call_each, lib
 from refit._waiting import run_interruptibly, wait_in_slices
 from refit.config import Config
 from refit.device import Device
@@ -225,13 +225,11 @@ class Offloader(Handle):
 
     def unbind_each(self, regions: Sequence[int]) -> None:
         """``unbind`` for many."""
-        for region in regions:
-            call(lib.refit_offloader_unbind, self._live, region)
+        call_each(lib.refit_offloader_unbind, self._live, zip(regions))
 
     def bind_each(self, regions: Sequence[int], memory: Sequence[int]) -> None:
         """``bind`` for many; those before one that fails are bound."""
-        for region, address in zip(regions, memory, strict=True):
-            call(lib.refit_offloader_bind, self._live, region, address)
+        call_each(lib.refit_offloader_bind, self._live, zip(regions, memory, strict=True))
 
     def restore(self, after: int = NO_STREAM) -> Future:
         """Starts the way back behind what ``after`` has queued, and gives its future.
