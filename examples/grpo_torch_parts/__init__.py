@@ -1,0 +1,1 @@
+"""What examples/grpo_torch.py needs besides refit: task, policy, objectives, processes, output."""

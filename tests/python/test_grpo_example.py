@@ -1,0 +1,115 @@
+"""examples/grpo_torch.py as a user runs it: it learns, changes no bit, and outlives its workers."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+import torch
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+
+
+def command(root: Path, *arguments: object) -> list[str]:
+    example = root / "examples" / "grpo_torch.py"
+    return [sys.executable, str(example), *map(str, arguments)]
+
+
+def run(root: Path, *arguments: object) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(command(root, *arguments), capture_output=True, text=True, timeout=280)
+
+
+def start(root: Path, *arguments: object) -> subprocess.Popen[str]:
+    pipe = subprocess.PIPE
+    return subprocess.Popen(command(root, *arguments), stdout=pipe, stderr=pipe, text=True)
+
+
+def wait_for_cycle(trainer: subprocess.Popen[str]) -> None:
+    """Until the first line of the table has come, after its header."""
+    assert trainer.stdout is not None
+    assert trainer.stdout.readline().startswith("cycle")
+    assert trainer.stdout.readline().strip().startswith("1 ")
+
+
+def workers_of(trainer: subprocess.Popen[str]) -> list[psutil.Process]:
+    children = psutil.Process(trainer.pid).children()
+    return [one for one in children if "spawn_main" in " ".join(one.cmdline())]
+
+
+@pytest.mark.parametrize("options", [[], ["--ppo"]])
+def test_losses_weights_and_states_are_the_same_bits_without_refit(
+    root: Path, options: list[str]
+) -> None:
+    done = run(root, "--check", "--cycles", 4, *options)
+    assert done.returncode == 0, done.stdout + done.stderr
+    for what in ("losses", "rewards", "weights", "states"):
+        assert f"  {what:8} identical" in done.stdout
+
+
+def test_it_learns_and_writes_what_it_did(root: Path, tmp_path: Path) -> None:
+    figures = tmp_path / "figures.json"
+    saved = ["--save-every", 15, "--save-dir", tmp_path]
+    done = run(root, "--cycles", 30, "--target", "0.3", "--json", figures, *saved)
+    assert done.returncode == 0, done.stdout + done.stderr
+    lines = [json.loads(line) for line in figures.read_text().splitlines()]
+    assert [line["cycle"] for line in lines] == list(range(1, 31))
+    assert lines[0]["reward"] < 0.2
+    assert all(line["stats"]["refit/workers_committed"] == 2 for line in lines)
+    assert all(line["stats"]["refit/offload_bytes"] > 0 for line in lines[1:])
+    assert sorted(path.name for path in tmp_path.glob("*.pt")) == [
+        "cycle-00015.pt",
+        "cycle-00030.pt",
+    ]
+    assert_resumable(torch.load(tmp_path / "cycle-00030.pt", weights_only=True))
+
+
+def assert_resumable(saved: dict[str, Any]) -> None:
+    """The optimizer's states in the file are whole: every moment has its values."""
+    states = saved["optimizer"]["state"].values()
+    assert len(states) == len(saved["optimizer"]["param_groups"][0]["params"])
+    assert all(state["exp_avg_sq"].abs().sum() > 0 for state in states)
+    assert all(torch.isfinite(state["exp_avg"]).all() for state in states)
+
+
+def test_a_worker_that_is_killed_is_named_and_replaced(root: Path) -> None:
+    trainer = start(root, "--cycles", 12, "--target", 0)
+    wait_for_cycle(trainer)
+    victim = workers_of(trainer)[0]
+    victim.kill()
+    out, err = trainer.communicate(timeout=280)
+    assert trainer.returncode == 0, out + err
+    assert f"(pid {victim.pid}) ended with -9; a new one takes its place" in err
+    assert "\n12 cycles in " in out
+
+
+def test_ctrl_c_ends_the_trainer_and_its_workers(root: Path) -> None:
+    trainer = start(root, "--cycles", 10000)
+    wait_for_cycle(trainer)
+    workers = workers_of(trainer)
+    assert len(workers) == 2
+    trainer.send_signal(signal.SIGINT)
+    out, err = trainer.communicate(timeout=60)
+    assert trainer.returncode == 130, out + err
+    assert "Traceback" not in err
+    assert psutil.wait_procs(workers, timeout=30)[1] == []
+
+
+def test_workers_end_when_the_trainer_is_killed(root: Path) -> None:
+    trainer = start(root, "--cycles", 10000)
+    wait_for_cycle(trainer)
+    workers = workers_of(trainer)
+    os.kill(trainer.pid, signal.SIGKILL)
+    trainer.communicate(timeout=60)
+    assert psutil.wait_procs(workers, timeout=60)[1] == []
+
+
+@pytest.mark.parametrize("arguments", [["--workers", "0"], ["--cycles", "none"], ["--polish"]])
+def test_options_that_mean_nothing_are_refused(root: Path, arguments: list[str]) -> None:
+    done = run(root, *arguments)
+    assert done.returncode == 2
+    assert "usage:" in done.stderr
