@@ -64,6 +64,7 @@ def start(program: str, *arguments: str) -> "subprocess.Popen[str]":
     )
 
 
+@pytest.mark.slow
 def test_trainer_and_workers_run_as_written(root: Path, tmp_path: Path) -> None:
     pytest.importorskip("torch", reason="PyTorch is not installed")
     trainer, worker = blocks(root)
