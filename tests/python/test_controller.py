@@ -364,6 +364,19 @@ def test_stats_are_a_flat_dict_of_floats(run: Run) -> None:
         assert stats["refit/cycle_s"] >= stats["refit/cycle_exposed_s"] > 0
 
 
+def test_figures_have_the_publishers_of_the_last_refit_until_it_is_closed(run: Run) -> None:
+    run.step()
+    with refit.Controller(run.optimizer) as controller:
+        with refit.Publisher("tcp://127.0.0.1:0", broadcast_shm="off") as publisher:
+            with controller.refit(7, publisher) as tx:
+                tx.send({"w": run.moments()[0].new_ones(4)})
+            stats = controller.stats()
+            assert stats["refit/version"] == 7
+            assert stats["refit/publish_bytes"] > 0
+            assert stats["refit/offload_bytes"] > 0
+        assert controller.stats()["refit/version"] == 0
+
+
 def test_refit_without_a_publisher_clears_and_an_exception_passes_through(run: Run) -> None:
     run.step()
     with refit.Controller(run.optimizer) as controller:

@@ -32,6 +32,7 @@ TRAINER_ENDS = """
 assert len(logged) == 4
 assert publisher.version == 4
 assert [worker.committed for worker in publisher.workers()] == [True, True]
+assert logged[-1]["refit/version"] == 4 and logged[-1]["refit/workers_committed"] == 2, logged[-1]
 assert logged[-1]["refit/offload_s"] > 0 and logged[-1]["refit/offload_bytes"] > 0, logged[-1]
 """
 

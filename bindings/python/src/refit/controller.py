@@ -19,6 +19,7 @@ from typing import Any, NoReturn, Self
 
 import torch
 
+from refit._library import lib
 from refit.checkpoint import reading
 from refit.config import ConfigLike, make_config
 from refit.cycle import CLEARED, TRAINING, Cycle
@@ -27,6 +28,7 @@ from refit.grads import Policy, policy_of
 from refit.held import Holdings
 from refit.hooks import Hooks
 from refit.observers import Observers, PhaseWatcher, TimerLike
+from refit.publisher import Publisher
 from refit.transaction import Transaction
 
 REFITTED = "refitted"
@@ -69,6 +71,7 @@ class Controller:
         self._hooks = Hooks(self, optimizers, policy != "keep")
         self._holdings = holdings
         self._refitted_as: int | None = None
+        self._publisher: weakref.ref[Publisher] | None = None
         self._several = isinstance(optimizer, list | tuple)
         self._process = os.getpid()
         self._end = weakref.finalize(self, _end, self._cycle, self._hooks, self._process)
@@ -139,6 +142,7 @@ class Controller:
         ranks that refit together. What ``clear`` and the transaction raise. Since 0.1.
         """
         self.clear()
+        self._publisher = weakref.ref(publisher) if isinstance(publisher, Publisher) else None
         transaction = Transaction(
             publisher,
             version,
@@ -198,8 +202,14 @@ class Controller:
         self._open().accumulation.said = bool(is_open)
 
     def stats(self) -> dict[str, float]:
-        """A flat dict of floats, keys ``refit/...``, for any logger. Does not block. Since 0.1."""
-        return self._open().stats()
+        """A flat dict of floats, keys ``refit/...``, for any logger. Does not block. Since 0.1.
+
+        With the figures of the publisher that the last ``refit`` was given, until it is closed.
+        """
+        publisher = self._publisher() if self._publisher is not None else None
+        if publisher is None or publisher.closed:
+            return self._open().stats()
+        return self._open().stats((lib.refit_publisher_stats, publisher._live))
 
     def checkpoint(self) -> AbstractContextManager[Any]:
         """A block in which a state_dict can be read, wherever the states are, and stays whole.

@@ -287,8 +287,8 @@ class Cycle:
 
     # ---- the rest -------------------------------------------------------------------------------
 
-    def stats(self) -> dict[str, float]:
-        """The figures of all devices as one flat dict."""
+    def stats(self, *others: tuple[Callable[..., int], int]) -> dict[str, float]:
+        """The figures of all devices, and of ``others`` (see ``gather``), as one flat dict."""
         sources = [(lib.refit_offloader_stats, lane.offloader._live) for lane in self.lanes]
         mine = {
             "cycles": self._cycles,
@@ -297,7 +297,7 @@ class Cycle:
             "cycle_exposed_s": self._exposed_s,
             "reclaimed_bytes": sum(lane.reclaimed for lane in self.lanes),
         }
-        return flatten(gather(*sources), mine)
+        return flatten(gather(*sources, *others), mine)
 
     def _tell_host_memory(self) -> None:
         """Says to who draws it what the arenas take."""
