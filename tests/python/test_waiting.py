@@ -214,6 +214,22 @@ def test_many_ctrl_c_cancel_once(bell: Bell) -> None:
     assert cancels == [1]
 
 
+def test_ctrl_c_that_another_thread_was_given_does_not_wait_for_the_call(bell: Bell) -> None:
+    """The main thread sleeps, and no signal of its own wakes it."""
+
+    def send() -> None:
+        assert bell.waiting.wait(60)
+        signal.pthread_kill(threading.get_ident(), signal.SIGINT)
+
+    sender = threading.Thread(target=send)
+    sender.start()
+    rung: list[bool] = []
+    with pytest.raises(KeyboardInterrupt):
+        run_interruptibly(lambda: rung.append(bell.wait()), bell.ring)
+    sender.join()
+    assert rung == [True]  # and not at the end of its time
+
+
 def test_failing_cancel_is_not_hidden(bell: Bell) -> None:
     def cancel() -> None:
         bell.ring()

@@ -60,7 +60,7 @@ def run_interruptibly(function: Callable[[], T], cancel: Callable[[], object] | 
     with _Interrupt(cancel) as interrupt:
         try:
             call.start()
-            wait([call.future])
+            call.wait()
         except BaseException:
             if call.wanted:
                 interrupt.cancel_once()
@@ -98,13 +98,19 @@ class _Call(Generic[T]):
         except BaseException as why:
             self.future.set_exception(why)
 
+    def wait(self) -> None:
+        """Until the call has ended. In slices: a signal that comes just before a thread goes to
+        sleep, or that the kernel gives to another thread, does not wake it."""
+        while not wait([self.future], SLICE_MS / 1000).done:
+            pass
+
     def outlast(self) -> None:
         """Waits for its end, whatever handlers raise meanwhile; the last of that is raised then."""
         late: BaseException | None = None
         self._gate.set()
         while self.wanted and (not self.future.done() or self._thread.is_alive()):
             try:
-                wait([self.future])
+                self.wait()
                 self._thread.join()
             except BaseException as why:
                 late = why
