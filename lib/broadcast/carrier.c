@@ -30,6 +30,7 @@ struct rft_carrier {
     uint64_t sum;
     unsigned char *window; /* of the host, to digest through; NULL: not needed so far */
     uint32_t timeout_ms;   /* for a window */
+    rft_tally tally;
 };
 
 static refit_status parts_open(rft_carrier *carrier, refit_error *error)
@@ -90,6 +91,7 @@ bool rft_carrier_close(rft_carrier *carrier, int64_t deadline)
     refit_device *device = carrier->device;
     rft_device_event_close(device, carrier->before);
     rft_device_event_close(device, carrier->behind);
+    rft_tally_close(&carrier->tally, device);
     bool closed = stream_close(carrier);
     rft_device_release(device);
     rft_free(carrier->window);
@@ -192,6 +194,42 @@ uint64_t rft_carrier_sum(const rft_carrier *carrier)
 {
     return carrier->sum;
 }
+
+/* ---- Many digests */
+
+refit_status rft_carrier_tally_open(rft_carrier *carrier, refit_error *error)
+{
+    if (carrier->tally.sums != NULL) return REFIT_OK;
+    return rft_tally_open(&carrier->tally, carrier->device, error);
+}
+
+refit_status rft_carrier_tally_begin(rft_carrier *carrier, refit_error *error)
+{
+    carrier->busy = true;
+    return rft_device_zero(carrier->device, carrier->stream, carrier->tally.sums,
+                           RFT_TALLY_MOST * sizeof(uint64_t), error);
+}
+
+refit_status rft_carrier_tally_add(rft_carrier *carrier, uint32_t index, void *to, const void *from,
+                                   uint64_t bytes, refit_error *error)
+{
+    return rft_device_digest_copy(carrier->device, carrier->stream, to, from, bytes, 0,
+                                  rft_tally_sum(&carrier->tally, index), error);
+}
+
+refit_status rft_carrier_tally_end(rft_carrier *carrier, uint32_t count, refit_error *error)
+{
+    rft_tally *tally = &carrier->tally;
+    return rft_carrier_copy(carrier, tally->twins, tally->sums, count * sizeof(uint64_t),
+                            &tally->pinning, error);
+}
+
+const uint64_t *rft_carrier_tally_sums(const rft_carrier *carrier)
+{
+    return carrier->tally.twins;
+}
+
+/* ---- The end of work */
 
 refit_status rft_carrier_wait(rft_carrier *carrier, uint32_t timeout_ms, refit_error *error)
 {

@@ -13,6 +13,7 @@
 
 #include "broadcast/pending.h"
 #include "broadcast/pinning.h"
+#include "broadcast/tally.h"
 
 typedef struct rft_carrier rft_carrier;
 
@@ -45,6 +46,17 @@ refit_status rft_carrier_digest(rft_carrier *carrier, const void *memory, uint64
 bool rft_carrier_digests(const rft_carrier *carrier);
 /* What rft_carrier_digest asked for, after a wait: the sum of the parts. */
 uint64_t rft_carrier_sum(const rft_carrier *carrier);
+
+/* Up to RFT_TALLY_MOST digests without a wait for each, on a device that takes them itself. open
+ * takes the room for them, once; begin makes them zero; add reads memory that was checked, and
+ * copies it to `to`, within the device, on the way (NULL: does not); end brings the first `count`
+ * to the host. What sums gives is good after a wait, until the next begin. */
+refit_status rft_carrier_tally_open(rft_carrier *carrier, refit_error *error);
+refit_status rft_carrier_tally_begin(rft_carrier *carrier, refit_error *error);
+refit_status rft_carrier_tally_add(rft_carrier *carrier, uint32_t index, void *to, const void *from,
+                                   uint64_t bytes, refit_error *error);
+refit_status rft_carrier_tally_end(rft_carrier *carrier, uint32_t count, refit_error *error);
+const uint64_t *rft_carrier_tally_sums(const rft_carrier *carrier);
 
 /* Waits until all that is on the stream is done. REFIT_ERR_TIMEOUT: it is not, and the carrier is
  * busy; else how it went. */

@@ -203,7 +203,7 @@ static void store_adopt(refit_publisher *publisher, rft_store *store, rft_frames
     publisher->frames = frames;
     rft_unlock(&publisher->lock);
     rft_waker_set(publisher->waker);
-    publisher->unsettled.there = false;
+    publisher->unsettled.count = 0;
     rft_publisher_empty_gpu(publisher);
     rft_publisher_count_pinned(publisher);
     rft_frames_close(old_frames, &publisher->attic);

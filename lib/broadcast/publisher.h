@@ -17,13 +17,13 @@
 #include "broadcast/frames.h"
 #include "broadcast/hub.h"
 
-/* A tensor whose bytes are in the store, but not yet compared (and digested): that is done while
- * the next one comes. */
+/* Tensors whose bytes are in the store, but not yet compared (and digested): that is done while the
+ * next ones come. */
 typedef struct rft_unsettled {
-    bool there;
-    uint32_t tensor;
-    bool digested; /* by the device: `sum` */
-    uint64_t sum;
+    uint32_t count;
+    bool digested; /* by the device: `sums` */
+    uint32_t tensors[RFT_TALLY_MOST];
+    uint64_t sums[RFT_TALLY_MOST];
 } rft_unsettled;
 
 struct refit_publisher {
@@ -67,7 +67,7 @@ refit_status rft_publisher_check_idle(refit_publisher *publisher, refit_error *e
 /* REFIT_ERR_STATE: there is no version to `verb`. */
 refit_status rft_publisher_check_writing(refit_publisher *publisher, const char *verb,
                                          refit_error *error);
-/* Finishes the tensor that is unsettled. */
+/* Finishes the tensors that are unsettled. */
 void rft_publisher_settle(refit_publisher *publisher);
 /* Waits for copies that an earlier write gave up waiting for. */
 void rft_publisher_await_copies(refit_publisher *publisher, int64_t deadline);

@@ -159,7 +159,7 @@ static void roll_back(refit_publisher *publisher)
     rft_lock(&publisher->lock);
     rft_publisher_await_sending(publisher);
     rft_unlock(&publisher->lock);
-    publisher->unsettled.there = false;
+    publisher->unsettled.count = 0;
     rft_publisher_await_copies(publisher, rft_deadline(publisher->config.broadcast_linger_ms));
     bool restorable = is_restorable(publisher);
     if (!restorable) {

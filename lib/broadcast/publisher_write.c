@@ -15,22 +15,10 @@
 
 #include "base/clock.h"
 #include "base/log.h"
-#include "broadcast/publisher.h"
+#include "broadcast/publisher_write.h"
 #include "broadcast/waker.h"
 #include "device/device_uuid.h"
 #include "kernels/digest.h"
-
-/* One tensor on its way. */
-typedef struct write_job {
-    uint32_t tensor;
-    const void *memory;
-    uint64_t bytes;
-    refit_device *device;
-    refit_stream_ref after;
-    unsigned char *image;  /* its place in the store; NULL: the store keeps no bytes */
-    rft_gpu_block *block;  /* of the GPU that it goes to; NULL: none */
-    unsigned char *shared; /* its place there */
-} write_job;
 
 refit_status rft_publisher_check_writing(refit_publisher *publisher, const char *verb,
                                          refit_error *error)
@@ -56,10 +44,11 @@ static void frame_ready(void *user, uint32_t frame)
 void rft_publisher_settle(refit_publisher *publisher)
 {
     rft_unsettled *last = &publisher->unsettled;
-    if (!last->there) return;
-    last->there = false;
-    rft_store_settle(publisher->store, last->tensor, last->digested ? &last->sum : NULL,
-                     frame_ready, publisher);
+    for (uint32_t i = 0; i < last->count; i++) {
+        rft_store_settle(publisher->store, last->tensors[i], last->digested ? &last->sums[i] : NULL,
+                         frame_ready, publisher);
+    }
+    last->count = 0;
 }
 
 /* ---- Carriers */
@@ -77,7 +66,7 @@ static refit_status await_idle(const refit_publisher *publisher, rft_carrier *ca
                         earlier.text);
 }
 
-static rft_loan *loan_of(const refit_publisher *publisher)
+rft_loan *rft_write_loan(const refit_publisher *publisher)
 {
     const rft_store *store = publisher->store;
     return store->hosted ? store->slots[store->writing_slot].loan : NULL;
@@ -85,11 +74,11 @@ static rft_loan *loan_of(const refit_publisher *publisher)
 
 /* Whatever brings a tensor now, and from wherever: a late copy of an earlier call would write over
  * it. */
-static refit_status await_earlier(const refit_publisher *publisher, const rft_gpu_block *block,
-                                  refit_error *error)
+refit_status rft_write_await_earlier(const refit_publisher *publisher, const rft_gpu_block *block,
+                                     refit_error *error)
 {
     rft_carrier *carriers[] = {publisher->carrier, publisher->gpu_carrier};
-    const rft_loan *loan = loan_of(publisher);
+    const rft_loan *loan = rft_write_loan(publisher);
     for (size_t i = 0; i < sizeof carriers / sizeof *carriers; i++) {
         bool here = (loan != NULL && rft_carrier_holds(carriers[i], &loan->pending)) ||
                     (block != NULL && rft_carrier_holds(carriers[i], &block->pending));
@@ -99,8 +88,8 @@ static refit_status await_earlier(const refit_publisher *publisher, const rft_gp
 }
 
 /* The carrier of `device` in `*place`, which may hold another device's. */
-static refit_status get_carrier(const refit_publisher *publisher, refit_device *device,
-                                rft_carrier **place, refit_error *error)
+refit_status rft_write_get_carrier(const refit_publisher *publisher, refit_device *device,
+                                   rft_carrier **place, refit_error *error)
 {
     RFT_TRY(await_idle(publisher, *place, error));
     if (*place != NULL && rft_carrier_device(*place) == device) return REFIT_OK;
@@ -109,7 +98,7 @@ static refit_status get_carrier(const refit_publisher *publisher, refit_device *
     return rft_carrier_open(device, &publisher->config, place, error);
 }
 
-static bool is_gpu(const refit_publisher *publisher, refit_device *device)
+bool rft_write_is_gpu(const refit_publisher *publisher, refit_device *device)
 {
     rft_device_caps caps = rft_device_get_caps(device);
     return publisher->gpu != NULL && rft_uuid_equal(caps.uuid, publisher->gpu->uuid);
@@ -118,7 +107,7 @@ static bool is_gpu(const refit_publisher *publisher, refit_device *device)
 /* ---- Page-locks */
 
 /* Where the memory cannot be locked, copies are slower and the figures say so. */
-static void pin_slot(refit_publisher *publisher, refit_device *device)
+void rft_write_pin_slot(refit_publisher *publisher, refit_device *device)
 {
     refit_error why;
     rft_store *store = publisher->store;
@@ -150,7 +139,7 @@ void rft_publisher_count_pinned(refit_publisher *publisher)
 /* ---- From a device */
 
 /* The block is of the device that the carrier works on. */
-static refit_status issue(rft_carrier *carrier, const write_job *job, const rft_loan *loan,
+static refit_status issue(rft_carrier *carrier, const rft_write_job *job, const rft_loan *loan,
                           bool same_gpu, refit_error *error)
 {
     RFT_TRY(rft_carrier_follow(carrier, job->after, error));
@@ -166,8 +155,8 @@ static refit_status issue(rft_carrier *carrier, const write_job *job, const rft_
 }
 
 /* The first failure is the story, but what was put on the stream before it is waited for. */
-static refit_status finish(const refit_publisher *publisher, rft_carrier *carrier,
-                           refit_status issued, refit_error *error)
+refit_status rft_write_finish(const refit_publisher *publisher, rft_carrier *carrier,
+                              refit_status issued, refit_error *error)
 {
     refit_error later;
     uint32_t timeout_ms = publisher->config.broadcast_stage_timeout_ms;
@@ -177,44 +166,44 @@ static refit_status finish(const refit_publisher *publisher, rft_carrier *carrie
 }
 
 /* Between host memory (the store's own, or the caller's) and the GPU's block. */
-static refit_status carry_up(refit_publisher *publisher, const write_job *job, const void *from,
+static refit_status carry_up(refit_publisher *publisher, const rft_write_job *job, const void *from,
                              refit_error *error)
 {
     rft_carrier **place = &publisher->gpu_carrier;
-    rft_loan *loan = loan_of(publisher);
-    RFT_TRY(get_carrier(publisher, publisher->gpu->device, place, error));
+    rft_loan *loan = rft_write_loan(publisher);
+    RFT_TRY(rft_write_get_carrier(publisher, publisher->gpu->device, place, error));
     rft_carrier_hold(*place, &job->block->pending);
     if (from == job->image) rft_carrier_hold(*place, &loan->pending);
     refit_status status = rft_carrier_copy(*place, job->shared, from, job->bytes,
                                            loan == NULL ? NULL : &loan->pinning, error);
-    return finish(publisher, *place, status, error);
+    return rft_write_finish(publisher, *place, status, error);
 }
 
-static refit_status bring(refit_publisher *publisher, const write_job *job, uint64_t *sum,
+static refit_status bring(refit_publisher *publisher, const rft_write_job *job, uint64_t *sum,
                           bool *digested, refit_error *error)
 {
-    bool same_gpu = job->block != NULL && is_gpu(publisher, job->device);
+    bool same_gpu = job->block != NULL && rft_write_is_gpu(publisher, job->device);
     rft_carrier **place = same_gpu ? &publisher->gpu_carrier : &publisher->carrier;
-    rft_loan *loan = loan_of(publisher);
-    RFT_TRY(get_carrier(publisher, job->device, place, error));
+    rft_loan *loan = rft_write_loan(publisher);
+    RFT_TRY(rft_write_get_carrier(publisher, job->device, place, error));
     if (loan != NULL) rft_carrier_hold(*place, &loan->pending);
     if (same_gpu) rft_carrier_hold(*place, &job->block->pending);
     refit_status status = issue(*place, job, loan, same_gpu, error);
     rft_publisher_settle(publisher);
-    RFT_TRY(finish(publisher, *place, status, error));
+    RFT_TRY(rft_write_finish(publisher, *place, status, error));
     *digested = rft_carrier_digests(*place) || job->image == NULL;
     *sum = rft_carrier_sum(*place);
     bool further = job->block != NULL && !same_gpu;
     return further ? carry_up(publisher, job, job->image, error) : REFIT_OK;
 }
 
-static refit_status check_source(const refit_publisher *publisher, const write_job *job,
-                                 refit_error *error)
+refit_status rft_write_check_source(const refit_publisher *publisher, const rft_write_job *job,
+                                    refit_error *error)
 {
     const void *whole;
     char theirs[RFT_UUID_TEXT_BYTES], ours[RFT_UUID_TEXT_BYTES];
     RFT_TRY(rft_device_memory_check(job->device, job->memory, job->bytes, &whole, error));
-    if (publisher->store->hosted || is_gpu(publisher, job->device)) return REFIT_OK;
+    if (publisher->store->hosted || rft_write_is_gpu(publisher, job->device)) return REFIT_OK;
     rft_uuid_print(rft_device_get_caps(job->device).uuid, theirs);
     rft_uuid_print(publisher->gpu->uuid, ours);
     return rft_fail(error, REFIT_ERR_INVALID,
@@ -223,27 +212,31 @@ static refit_status check_source(const refit_publisher *publisher, const write_j
                     theirs, ours);
 }
 
-static refit_status write_from_device(refit_publisher *publisher, write_job *job,
+static refit_status write_from_device(refit_publisher *publisher, rft_write_job *job,
                                       refit_error *error)
 {
-    rft_unsettled landed = {.there = true, .tensor = job->tensor};
+    uint64_t sum = 0;
+    bool digested = false;
     if (job->bytes > 0) {
-        RFT_TRY(check_source(publisher, job, error));
-        if (publisher->store->hosted) pin_slot(publisher, job->device);
+        RFT_TRY(rft_write_check_source(publisher, job, error));
+        if (publisher->store->hosted) rft_write_pin_slot(publisher, job->device);
         job->image = rft_store_prepare(publisher->store, job->tensor);
-        RFT_TRY(bring(publisher, job, &landed.sum, &landed.digested, error));
+        RFT_TRY(bring(publisher, job, &sum, &digested, error));
     } else {
         rft_publisher_settle(publisher);
     }
     rft_store_land(publisher->store, job->tensor);
-    publisher->unsettled = landed;
+    publisher->unsettled.count = 1;
+    publisher->unsettled.digested = digested;
+    publisher->unsettled.tensors[0] = job->tensor;
+    publisher->unsettled.sums[0] = sum;
     return REFIT_OK;
 }
 
 /* ---- From the host */
 
 /* Waits until what the caller has put on the stream is done. */
-static refit_status await_stream(const refit_publisher *publisher, const write_job *job,
+static refit_status await_stream(const refit_publisher *publisher, const rft_write_job *job,
                                  refit_error *error)
 {
     rft_event *event = NULL;
@@ -259,7 +252,7 @@ static refit_status await_stream(const refit_publisher *publisher, const write_j
     return status;
 }
 
-static refit_status write_from_host(refit_publisher *publisher, const write_job *job,
+static refit_status write_from_host(refit_publisher *publisher, const rft_write_job *job,
                                     refit_error *error)
 {
     rft_store *store = publisher->store;
@@ -278,6 +271,37 @@ static refit_status write_from_host(refit_publisher *publisher, const write_job 
     return REFIT_OK;
 }
 
+/* ---- From either */
+
+rft_write_job rft_write_make_job(const refit_publisher *publisher, const refit_weight *weight,
+                                 refit_device *device, refit_stream_ref after)
+{
+    rft_write_job job = {weight->tensor, weight->memory, weight->bytes, device,
+                         after,          NULL,           NULL,          NULL};
+    job.block = rft_gpu_store_writing(publisher->gpu);
+    if (job.block != NULL) {
+        job.shared = job.block->memory + publisher->store->manifest->tensors[job.tensor].offset;
+    }
+    return job;
+}
+
+refit_status rft_write_one(refit_publisher *publisher, const refit_weight *weight,
+                           refit_device *device, refit_stream_ref after, refit_error *error)
+{
+    bool here = device == NULL || rft_device_get_caps(device).host_addressable;
+    rft_write_job job = rft_write_make_job(publisher, weight, device, after);
+    RFT_TRY(rft_write_await_earlier(publisher, job.block, error));
+    return here ? write_from_host(publisher, &job, error)
+                : write_from_device(publisher, &job, error);
+}
+
+void rft_write_count(refit_publisher *publisher, int64_t began)
+{
+    rft_lock(&publisher->lock);
+    publisher->write_seconds += rft_seconds(rft_now() - began);
+    rft_unlock(&publisher->lock);
+}
+
 refit_status refit_publisher_write(refit_publisher *publisher, uint32_t tensor, const void *memory,
                                    uint64_t bytes, refit_device *device, refit_stream_ref after,
                                    refit_error *error)
@@ -287,20 +311,9 @@ refit_status refit_publisher_write(refit_publisher *publisher, uint32_t tensor, 
     RFT_TRY(rft_publisher_check_writing(publisher, "write to", error));
     RFT_TRY(rft_store_check(publisher->store, tensor, bytes, error));
     int64_t began = rft_now();
-    bool here = device == NULL || rft_device_get_caps(device).host_addressable;
-    write_job job = {tensor, memory, bytes, device, after, NULL, NULL, NULL};
-    job.block = rft_gpu_store_writing(publisher->gpu);
-    if (job.block != NULL) {
-        job.shared = job.block->memory + publisher->store->manifest->tensors[tensor].offset;
-    }
-    refit_status status = await_earlier(publisher, job.block, error);
-    if (status == REFIT_OK) {
-        status = here ? write_from_host(publisher, &job, error)
-                      : write_from_device(publisher, &job, error);
-    }
-    rft_lock(&publisher->lock);
-    publisher->write_seconds += rft_seconds(rft_now() - began);
-    rft_unlock(&publisher->lock);
+    const refit_weight weight = {tensor, memory, bytes};
+    refit_status status = rft_write_one(publisher, &weight, device, after, error);
+    rft_write_count(publisher, began);
     return status;
 }
 

@@ -20,23 +20,14 @@ static refit_status check_publish(const refit_controller *controller, const refi
     return REFIT_OK;
 }
 
-static refit_status write_all(refit_publisher *publisher, const refit_weight *weights,
-                              uint32_t count, refit_device *device, refit_stream_ref after,
-                              refit_error *error)
-{
-    for (uint32_t i = 0; i < count; i++) {
-        RFT_TRY(refit_publisher_write(publisher, weights[i].tensor, weights[i].memory,
-                                      weights[i].bytes, device, after, error));
-    }
-    return refit_publisher_commit(publisher, error);
-}
-
 static refit_status publish(refit_publisher *publisher, uint64_t version,
                             const refit_weight *weights, uint32_t count, refit_device *device,
                             refit_stream_ref after, refit_error *error)
 {
     RFT_TRY(refit_publisher_begin(publisher, version, error));
-    refit_status status = write_all(publisher, weights, count, device, after, error);
+    refit_status status =
+        refit_publisher_write_all(publisher, weights, count, device, after, error);
+    if (status == REFIT_OK) status = refit_publisher_commit(publisher, error);
     if (status != REFIT_OK) {
         /* Refused where the commit has ended the version already: then there is none to drop. */
         refit_status dropped = refit_publisher_abort(publisher, NULL);

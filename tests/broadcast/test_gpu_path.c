@@ -67,6 +67,7 @@ static void a_worker_on_the_gpu_reads_every_version_there(void **state)
         crew_member *first = gpu_play_hire(&play, true, CREW_ACCEPT);
         crew_member *second = gpu_play_hire(&play, true, CREW_ACCEPT);
         for (uint64_t version = 1; version <= 4; version++) {
+            play.trainer.at_once = version % 2 == 0;
             uint64_t digest = gpu_play_publish(&play, version);
             gpu_play_expect(&play, version, digest);
             assert_true(crew_was_on_device(first, version));

@@ -92,16 +92,32 @@ void trainer_begin(test_trainer *trainer, uint64_t version)
     assert_int_equal(refit_publisher_begin(trainer->publisher, version, NULL), REFIT_OK);
 }
 
-static refit_status write_all(test_trainer *trainer)
+uint32_t trainer_weights(const test_trainer *trainer, refit_weight weights[SAMPLE_TENSORS])
 {
     const rft_manifest *manifest = trainer->sample.manifest;
     const unsigned char *image = trainer->device == NULL ? trainer->sample.image : trainer->memory;
-    refit_status status = REFIT_OK;
-    for (uint32_t i = manifest->count; i-- > 0 && status == REFIT_OK;) {
+    uint32_t count = 0;
+    for (uint32_t i = manifest->count; i-- > 0;) {
         const rft_manifest_tensor *tensor = &manifest->tensors[i];
         if (tensor->alias_of != REFIT_NO_ALIAS) continue;
-        status = refit_publisher_write(trainer->publisher, i, image + tensor->offset, tensor->bytes,
-                                       trainer->device, trainer->after, &trainer->error);
+        weights[count++] = (refit_weight){i, image + tensor->offset, tensor->bytes};
+    }
+    return count;
+}
+
+static refit_status write_all(test_trainer *trainer)
+{
+    refit_weight weights[SAMPLE_TENSORS];
+    refit_status status = REFIT_OK;
+    uint32_t count = trainer_weights(trainer, weights);
+    if (trainer->at_once) {
+        return refit_publisher_write_all(trainer->publisher, weights, count, trainer->device,
+                                         trainer->after, &trainer->error);
+    }
+    for (uint32_t i = 0; i < count && status == REFIT_OK; i++) {
+        status = refit_publisher_write(trainer->publisher, weights[i].tensor, weights[i].memory,
+                                       weights[i].bytes, trainer->device, trainer->after,
+                                       &trainer->error);
     }
     return status;
 }

@@ -25,6 +25,7 @@ typedef struct test_trainer {
     refit_device *device;  /* where the weights are written from; NULL: the host */
     unsigned char *memory; /* of the device, with the sample's image */
     refit_stream_ref after;
+    bool at_once; /* by refit_publisher_write_all, not tensor by tensor */
     rft_thread thread;
     trainer_call call;
     refit_status status;
@@ -46,6 +47,8 @@ void trainer_take_device(test_trainer *trainer, refit_device *device);
 void trainer_wait_workers(test_trainer *trainer, uint32_t count);
 void trainer_begin(test_trainer *trainer, uint64_t version);
 void trainer_write(test_trainer *trainer);
+/* The sample's tensors as they lie now, the last one first; how many. */
+uint32_t trainer_weights(const test_trainer *trainer, refit_weight weights[SAMPLE_TENSORS]);
 
 /* The call runs on the thread until join, which gives its status. PUBLISH is begin, write, commit;
  * WRITE is write, commit. `version` is that of the sample for BEGIN and PUBLISH. */

@@ -7,7 +7,7 @@
  *     refit_publisher_wait_workers                  refit_subscriber_next   -> update
  *     per version:                                  refit_update_tensor     (views, read-only)
  *       refit_publisher_begin                       refit_update_accept, or refit_update_refuse
- *       refit_publisher_write    (each tensor)      refit_update_close
+ *       refit_publisher_write    (or _write_all)    refit_update_close
  *       refit_publisher_commit   (or abort)
  *
  * A worker sees whole versions only: what refit_subscriber_next returns is complete, verified
@@ -193,6 +193,27 @@ REFIT_API REFIT_MUST_CHECK refit_status refit_publisher_write(refit_publisher *p
                                                               uint64_t bytes, refit_device *device,
                                                               refit_stream_ref after,
                                                               refit_error *error);
+
+/* The bytes of one tensor of the manifest, for many at once. */
+typedef struct refit_weight {
+    uint32_t tensor;    /* its index in what refit_publisher_declare was given */
+    const void *memory; /* borrowed for the call */
+    uint64_t bytes;
+} refit_weight;
+
+/*
+ * Writes many tensors of the version as refit_publisher_write writes one, all of them from `device`
+ * and behind `after`; in all, or part by part. A GPU that takes digests itself is waited for once
+ * every 1,024 tensors or 64 MiB, instead of once a tensor. Blocks for the copies, each wait at most
+ * broadcast.stage_timeout_ms. The whole list is checked first: what refit_publisher_write answers
+ * with REFIT_ERR_INVALID and REFIT_ERR_STATE, a tensor that comes twice among it, is answered
+ * before anything is written. After any other failure the version stays open, the sentence names
+ * the tensor, or the first of those that were waited for together; all before it are written, and
+ * none from it on. What REFIT_ERR_* it may be: as refit_publisher_write. Since 0.1.
+ */
+REFIT_API REFIT_MUST_CHECK refit_status
+refit_publisher_write_all(refit_publisher *publisher, const refit_weight *weights, uint32_t count,
+                          refit_device *device, refit_stream_ref after, refit_error *error);
 
 /*
  * Ends a version: waits until all members (or the quorum) have staged it, at most

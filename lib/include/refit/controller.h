@@ -34,13 +34,6 @@ typedef enum refit_controller_state {
     REFIT_RETURNING = 3, /* states on their way back; do not step yet */
 } refit_controller_state;
 
-/* The bytes of one tensor of the manifest, for a publish. */
-typedef struct refit_weight {
-    uint32_t tensor;    /* its index in what refit_publisher_declare was given */
-    const void *memory; /* borrowed for the call */
-    uint64_t bytes;
-} refit_weight;
-
 /*
  * Joins an offloader and a publisher (either may be NULL: then its phases do nothing) into a cycle.
  * Both are borrowed: close the controller first. Seals the offloader if it is not. `config` may be
@@ -75,8 +68,8 @@ REFIT_API REFIT_MUST_CHECK refit_status refit_controller_clear(refit_controller 
  * `after` (NULL and REFIT_STREAM_NONE: host memory). Returns when it is committed and applied, or
  * aborted. Blocks within the deadlines of refit_publisher_commit. Also allowed in TRAINING, where
  * the states stay. Nothing if `version` is the current one already. REFIT_ERR_STATE (RETURNING),
- * and what refit_publisher_begin, _write and _commit return; where a commit fails because workers
- * were lost after it, the version holds, and so does REFITTED. Since 0.1.
+ * and what refit_publisher_begin, _write_all and _commit return; where a commit fails because
+ * workers were lost after it, the version holds, and so does REFITTED. Since 0.1.
  */
 REFIT_API REFIT_MUST_CHECK refit_status refit_controller_publish(
     refit_controller *controller, uint64_t version, const refit_weight *weights, uint32_t count,

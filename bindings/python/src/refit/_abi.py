@@ -291,6 +291,14 @@ class refit_tensor(Structure):
     ]
 
 
+class refit_weight(Structure):
+    _fields_ = [
+        ("tensor", c_uint32),
+        ("memory", c_void_p),
+        ("bytes", c_uint64),
+    ]
+
+
 class refit_worker_info(Structure):
     _fields_ = [
         ("size", c_size_t),
@@ -351,14 +359,6 @@ class refit_memory_hooks(Structure):
         ("release", CFUNCTYPE(c_int, c_void_p, c_uint32, c_void_p, c_uint64)),
         ("acquire", CFUNCTYPE(c_int, c_void_p, c_uint32, c_uint64, POINTER(c_void_p))),
         ("user", c_void_p),
-    ]
-
-
-class refit_weight(Structure):
-    _fields_ = [
-        ("tensor", c_uint32),
-        ("memory", c_void_p),
-        ("bytes", c_uint64),
     ]
 
 
@@ -590,6 +590,14 @@ PROTOTYPES: Final[dict[str, tuple[Any, list[Any]]]] = {
         c_uint32,
         c_void_p,
         c_uint64,
+        c_void_p,
+        refit_stream_ref,
+        POINTER(refit_error),
+    ]),
+    "refit_publisher_write_all": (c_int, [
+        c_void_p,
+        POINTER(refit_weight),
+        c_uint32,
         c_void_p,
         refit_stream_ref,
         POINTER(refit_error),

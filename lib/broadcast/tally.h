@@ -1,0 +1,32 @@
+/*
+ * tally: room for the digests of many pieces of a device's memory, added up there and brought to
+ * the host at once. The sums lie on the device, their twins in host memory, page-locked where the
+ * device wants that, so that a copy to them waits for nothing.
+ */
+#ifndef RFT_TALLY_H
+#define RFT_TALLY_H
+
+#include "broadcast/pinning.h"
+#include "broadcast/segment.h"
+
+#define RFT_TALLY_MOST 1024u /* digests at a time */
+
+/* {0} is not open: closing it is harmless. */
+typedef struct rft_tally {
+    unsigned char *sums; /* of the device; NULL: not open */
+    uint64_t *twins;
+    rft_segment segment; /* that holds them */
+    rft_pinning pinning;
+} rft_tally;
+
+/* All of it or nothing. REFIT_ERR_DEVICE_MEMORY, and what the page-lock meets with. */
+refit_status rft_tally_open(rft_tally *tally, refit_device *device, refit_error *error);
+/* With nothing under way that uses it. */
+void rft_tally_close(rft_tally *tally, refit_device *device);
+
+static inline void *rft_tally_sum(const rft_tally *tally, uint32_t index)
+{
+    return tally->sums + index * sizeof(uint64_t);
+}
+
+#endif
