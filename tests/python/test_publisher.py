@@ -14,6 +14,7 @@ from broadcasting import LOCAL, PATIENCE, WorkerThread, both, pair
 from refit import dtypes
 from refit.errors import (
     BusyError,
+    CancelledError,
     ConfigError,
     DeadlineError,
     InvalidError,
@@ -357,6 +358,28 @@ def test_one_thread_at_a_time_uses_it() -> None:
         assert publisher.version == 1
 
 
+def test_another_thread_ends_a_wait() -> None:
+    with both() as (publisher, subscriber):
+
+        def cancel_once_it_is_there() -> None:
+            update = subscriber.next(PATIENCE)
+            publisher.cancel()
+            trainer_is_done.wait(PATIENCE)
+            update.close()
+
+        trainer_is_done = threading.Event()
+        worker = threading.Thread(target=cancel_once_it_is_there)
+        worker.start()
+        with pytest.raises(CancelledError):
+            publisher.publish(ONE)
+        trainer_is_done.set()
+        worker.join()
+        assert publisher.version == 1  # the worker had been told: the version stands
+        publisher.cancel()
+        with pytest.raises(CancelledError):
+            publisher.wait_workers(5)
+
+
 def test_it_refuses_itself_within_its_own_publish() -> None:
     with Publisher(LOCAL) as publisher:
 
@@ -383,6 +406,7 @@ def test_after_close_everything_is_refused_and_a_second_close_does_nothing() -> 
         publisher.begin,
         publisher.commit,
         publisher.abort,
+        publisher.cancel,
         publisher.workers,
         publisher.stats,
     ):

@@ -183,11 +183,22 @@ class Publisher(Handle):
         Blocks until all members (or the quorum) have staged it, at most
         broadcast.stage_timeout_ms, and have applied it, at most broadcast.commit_timeout_ms. Raises
         PeerError or DeadlineError if workers failed or were lost: ``workers`` of the exception are
-        those, and ``version`` of the publisher tells whether the others have it all the same.
-        Raises StateError if no version is under way or it lacks a tensor. Since 0.1.
+        those, and ``version`` of the publisher tells whether the others have it all the same;
+        CancelledError after ``cancel``; StateError if no version is under way or it lacks a tensor.
+        Since 0.1.
         """
         with self._turn:
             self._commit()
+
+    def cancel(self) -> None:
+        """Ends the wait of another thread in this publisher, or else the next one: CancelledError.
+
+        What that leaves is what Ctrl-C leaves: ``begin`` has begun nothing, a ``commit`` that had
+        not told the workers to switch drops the version, and a later one stands. Any thread.
+        Since 0.1.
+        """
+        with self._guard:
+            lib.refit_publisher_cancel(self._live)
 
     def abort(self) -> None:
         """Drops the version under way: workers keep the one before. StateError if there is none.
@@ -263,15 +274,37 @@ class Publisher(Handle):
 
     def _begin(self, version: int | None) -> None:
         pointer, number = self._live, _number(version)
-        run_interruptibly(lambda: call(lib.refit_publisher_begin, pointer, number))
+        self._wait(lambda: call(lib.refit_publisher_begin, pointer, number))
 
     def _commit(self) -> None:
         pointer = self._live
         try:
-            run_interruptibly(lambda: call(lib.refit_publisher_commit, pointer))
+            self._wait(lambda: call(lib.refit_publisher_commit, pointer))
         except RefitError as why:
             why.workers = tuple(worker for worker in self._workers() if worker.status)
             raise
+
+    def _wait(self, function: Callable[[], None]) -> None:
+        """Runs a call that waits; Ctrl-C cancels it."""
+        pointer = self._live
+        cancelled = threading.Event()
+
+        def cancel() -> None:
+            cancelled.set()
+            lib.refit_publisher_cancel(pointer)
+
+        try:
+            run_interruptibly(function, cancel)
+        finally:
+            if cancelled.is_set():
+                self._take_back_cancel()
+
+    def _take_back_cancel(self) -> None:
+        """One that came too late for its call is not to end the next one."""
+        try:
+            call(lib.refit_publisher_wait_workers, self._live, 0, 0)
+        except CancelledError:
+            return
 
     def _drop(self) -> None:
         """Aborts; a commit that failed has done so already."""
