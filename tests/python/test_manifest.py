@@ -14,14 +14,13 @@ from hypothesis import strategies as st
 from refit import manifest
 from refit.errors import InvalidError, RefitError, UnsupportedError
 from refit.manifest import Alias, TensorSpec, Typed
+from refit.source import in_row_order, weight_of
 
 
 def bytes_at(tensor: Any) -> bytes:
-    weight = manifest.weight_of(tensor)
-    pointer, _, held = manifest.bytes_of(weight)
-    count = weight.dtype.nbytes(weight.shape)
-    assert held is not None
-    return ctypes.string_at(pointer, count) if count else b""
+    weight = in_row_order(weight_of(tensor))
+    assert weight.nbytes == weight.dtype.nbytes(weight.shape)
+    return ctypes.string_at(weight.pointer, weight.nbytes) if weight.nbytes else b""
 
 
 class OnlyDlpack:
@@ -60,16 +59,16 @@ SIX = torch.arange(6, dtype=torch.float32)
 def test_every_kind_of_tensor_shows_its_bytes_in_row_order(
     tensor: Any, shape: tuple[int, ...]
 ) -> None:
-    weight = manifest.weight_of(tensor)
+    weight = weight_of(tensor)
     assert (weight.dtype.name, weight.shape, weight.device) == ("F32", shape, -1)
     assert bytes_at(tensor) == EXPECTED
 
 
 def test_scalars_and_empty_tensors_are_tensors() -> None:
-    assert manifest.weight_of(torch.tensor(2.5)).shape == ()
+    assert weight_of(torch.tensor(2.5)).shape == ()
     assert bytes_at(torch.tensor(2.5)) == struct.pack("f", 2.5)
     assert bytes_at(np.float32(2.5)) == struct.pack("f", 2.5)
-    assert manifest.weight_of(torch.empty(0, 4)).shape == (0, 4)
+    assert weight_of(torch.empty(0, 4)).shape == (0, 4)
     assert bytes_at(torch.empty(0, 4)) == b""
     assert bytes_at(b"") == b""
 
@@ -92,16 +91,15 @@ def test_a_buffer_in_pieces_is_sent_as_it_reads() -> None:
 
 def test_packed_types_count_their_elements() -> None:
     packed = torch.zeros(2, 3, dtype=torch.uint8).view(torch.float4_e2m1fn_x2)
-    assert manifest.weight_of(packed).shape == (2, 6)
-    assert manifest.weight_of(packed).dtype.name == "F4"
+    assert weight_of(packed).shape == (2, 6)
+    assert weight_of(packed).dtype.name == "F4"
 
 
 def test_the_memory_of_a_buffer_is_held() -> None:
-    weight = manifest.weight_of(bytearray(b"x" * 100_000))
+    weight = weight_of(bytearray(b"x" * 100_000))
     gc.collect()
-    pointer, copied, _held = manifest.bytes_of(weight)
-    assert not copied
-    assert ctypes.string_at(pointer, 100_000) == b"x" * 100_000
+    assert in_row_order(weight) is weight
+    assert ctypes.string_at(weight.pointer, 100_000) == b"x" * 100_000
 
 
 @pytest.mark.parametrize(
@@ -127,7 +125,7 @@ def test_what_cannot_be_sent_is_refused_with_a_sentence(
     tensor: Any, kind: type[RefitError], sentence: str
 ) -> None:
     with pytest.raises(kind, match=sentence):
-        manifest.weight_of(tensor)
+        weight_of(tensor)
     with pytest.raises(kind, match=f"^the.name: .*{sentence}"):
         manifest.collect({"the.name": tensor})
 
@@ -144,7 +142,7 @@ def test_a_tensor_that_keeps_its_bytes_elsewhere_is_refused() -> None:
             raise NotImplementedError
 
     with pytest.raises(UnsupportedError, match="a Wrapper keeps its bytes in other tensors"):
-        manifest.weight_of(Wrapper(torch.zeros(2)))
+        weight_of(Wrapper(torch.zeros(2)))
 
 
 def test_tied_weights_travel_once_trap_1() -> None:
@@ -170,7 +168,7 @@ def test_views_of_one_storage_are_tied_only_if_they_are_the_same_trap_2() -> Non
         }
     )
     ties = {spec.name: spec.alias_of for spec in found.specs if spec.alias_of}
-    assert ties == {"again": "matrix", "turned.again": "turned"}
+    assert ties == {"again": "matrix", "turned.again": "turned", "array": "whole"}
 
 
 def test_empty_tensors_are_never_tied() -> None:

@@ -1,5 +1,6 @@
 """The trainer's end: what is declared, written and committed, and what goes wrong."""
 
+import ctypes
 import os
 import pickle
 import struct
@@ -11,7 +12,10 @@ import numpy as np
 import pytest
 import torch
 from broadcasting import LOCAL, PATIENCE, WorkerThread, both, pair
-from refit import dtypes
+from refit import _abi, _devices, dtypes
+from refit._library import call as call_c
+from refit._library import lib
+from refit.device import Device
 from refit.errors import (
     BusyError,
     CancelledError,
@@ -28,6 +32,7 @@ from refit.errors import (
 )
 from refit.manifest import Alias, TensorSpec, Typed
 from refit.publisher import Publisher
+from refit.source import Weight, weight_of
 
 ONE = {"w": np.arange(4, dtype=np.float32)}
 
@@ -457,3 +462,112 @@ def test_late_joiners_get_the_current_version_trap_28() -> None:
             assert publisher.publish(ONE) == 4
         assert worker.seen[-1] == 4
         assert set(worker.seen) <= {3, 4}
+
+
+class Bomb:
+    """What would tell that somebody unpickled it."""
+
+    def __init__(self, path: str) -> None:
+        self.path = path
+
+    def __reduce__(self) -> tuple[Any, tuple[str, str]]:
+        return open, (self.path, "w")
+
+
+def test_what_comes_from_the_socket_is_never_unpickled_trap_36(tmp_path: Any) -> None:
+    zmq = pytest.importorskip("zmq", reason="pyzmq is not installed")
+    bomb = pickle.dumps(Bomb(str(tmp_path / "exploded")))
+    with pair() as (publisher, worker), zmq.Context() as context:
+        for kind in (zmq.DEALER, zmq.REQ, zmq.SUB):
+            with context.socket(kind) as stranger:
+                stranger.linger = 0
+                stranger.connect(publisher.endpoint)
+                if kind != zmq.SUB:
+                    for _ in range(1 if kind == zmq.REQ else 3):
+                        stranger.send(bomb)
+        assert publisher.publish(ONE) == 1
+        assert len(worker.seen) == 1
+    assert not (tmp_path / "exploded").exists()
+
+
+class OnADevice:
+    """Host memory that looks like a CUDA tensor's, for the way that such bytes take."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, publisher: Publisher) -> None:
+        self.device = Device("host")
+        stream = _abi.refit_stream_ref()
+        call_c(lib.refit_stream_open, self.device.pointer, ctypes.byref(stream))
+        self.stream = stream
+        self.asked: list[int] = []
+        monkeypatch.setattr("refit.publisher.stream_of", self.stream_of)
+        monkeypatch.setattr("refit.publisher.Device", self.open)
+
+    def stream_of(self, number: int) -> int:
+        self.asked.append(number)
+        return int(self.stream.native)
+
+    def open(self, spec: str) -> Device:
+        assert spec == "cuda:3"
+        return self.device
+
+    def weight(self, data: np.ndarray[Any, Any]) -> Weight:
+        return weight_of(data)._replace(device=3)
+
+    def end(self) -> None:
+        """Before the publisher, which closes the device."""
+        call_c(lib.refit_stream_close, self.device.pointer, self.stream)
+
+
+def test_bytes_on_a_device_are_read_behind_the_callers_stream_trap_17(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    with pair() as (publisher, worker):
+        there = OnADevice(monkeypatch, publisher)
+        known = {"a": ONE["w"], "b": ONE["w"] + 1, "c": ONE["w"] + 2}
+        placed = {name: there.weight(data) for name, data in known.items() if name != "b"}
+        monkeypatch.setattr(
+            "refit.manifest.weight_of", lambda one: placed.get(one, weight_of(known[one]))
+        )
+        publisher.publish([(name, name) for name in known])
+        assert there.asked == [3, 3]  # once for each run of tensors there
+        assert publisher.publish({"x": "a"}) == 2
+        there.end()
+    assert worker.seen[0] == {name: data.tobytes() for name, data in known.items()}
+
+
+def test_the_default_stream_is_not_none_trap_17(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Stream:
+        cuda_stream = 0
+
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda _device: Stream)
+    assert _devices.stream_of(0) == 1
+    Stream.cuda_stream = 0x7F00
+    assert _devices.stream_of(0) == 0x7F00
+
+
+@pytest.mark.parametrize(
+    ("device", "spec"),
+    [
+        (torch.device("cuda", 2), "cuda:2"),
+        (torch.device("cpu"), "host"),
+        (1, "cuda:1"),
+        ("cuda:0:capacity=1GiB", "cuda:0:capacity=1GiB"),
+    ],
+)
+def test_devices_by_any_name(device: Any, spec: str) -> None:
+    assert _devices.spec_of(device) == spec
+
+
+def test_a_publisher_keeps_the_devices_that_it_opened_until_it_is_closed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    publisher = Publisher(LOCAL)
+    mine = Device("host")
+    publisher.use_device(mine)
+    publisher.use_device("host")
+    assert len(publisher._own_devices) == 1
+    theirs = publisher._own_devices[0]
+    publisher.close()
+    assert theirs.closed
+    assert not mine.closed
+    mine.close()

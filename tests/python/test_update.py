@@ -9,7 +9,14 @@ import numpy as np
 import pytest
 import torch
 from broadcasting import PATIENCE, both, pair, published
-from refit.errors import InvalidError, NotFoundError, PeerError, StateError, UnsupportedError
+from refit.errors import (
+    InvalidError,
+    NotFoundError,
+    PeerError,
+    StaleError,
+    StateError,
+    UnsupportedError,
+)
 from refit.manifest import Typed
 from refit.publisher import Publisher
 from refit.update import Update
@@ -491,3 +498,30 @@ def test_parameters_that_need_gradients_are_loaded_and_keep_them() -> None:
         update.load_into(target)
     assert target["head"].bias.requires_grad
     assert target["head"].bias.grad.sum() == 4
+
+
+def test_a_stale_version_is_raised_out_of_the_block(monkeypatch: pytest.MonkeyPatch) -> None:
+    def stale(*_: object) -> int:
+        raise StaleError("what was read of it may be torn")
+
+    with published({"w": MATRIX}) as update:
+        monkeypatch.setattr("refit.update.call", stale)
+        with pytest.raises(StaleError, match="torn"), update:
+            list(update.tensors())
+        assert update.closed
+
+
+def test_a_version_that_is_held_too_long_stays_whole_trap_12() -> None:
+    options = {"broadcast_slots": 1, "broadcast_commit_timeout_ms": "50ms"}
+    with both(**options) as (publisher, subscriber):
+        trainer = threading.Thread(target=publish_in_vain, args=(publisher,))
+        trainer.start()
+        update = subscriber.next(PATIENCE)
+        update["w"].numpy()
+        trainer.join()  # it did not say in time, and was turned out
+        publisher.publish({"w": MATRIX + 1})
+        assert update["w"].numpy().tolist() == MATRIX.tolist()  # the new one has other memory
+        update.accept()
+        update.close()
+        with subscriber.next(PATIENCE) as again:
+            assert again["w"].numpy().tolist() == (MATRIX + 1).tolist()

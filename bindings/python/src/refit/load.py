@@ -7,8 +7,9 @@ on one side, and a module or a mapping of tensors on the other.
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from refit import dtypes, manifest
+from refit import dtypes
 from refit.errors import InvalidError, RefitError, UnsupportedError
+from refit.source import Weight, weight_of
 from refit.view import View
 
 _NAMED = 8
@@ -37,10 +38,10 @@ def check(
     places = _places(target)
     wrong: list[str] = []
     copies: list[tuple[View, Any]] = []
-    known: dict[str, manifest.Weight] = {}
+    known: dict[str, Weight] = {}
     for name, place in places.items():
         try:
-            known[name] = manifest.weight_of(place)
+            known[name] = weight_of(place)
         except RefitError as why:
             wrong.append(f"{name}: {why.text}")
             continue
@@ -85,7 +86,7 @@ def _places(target: Any) -> Mapping[str, Any]:
     )
 
 
-def _misfit(view: View, place: manifest.Weight, cast: bool) -> list[str]:
+def _misfit(view: View, place: Weight, cast: bool) -> list[str]:
     if view.shape != place.shape:
         return [f"{view.name} is {list(view.shape)} and not {list(place.shape)}"]
     if view.dtype != place.dtype.name:
@@ -101,7 +102,7 @@ def _whole(name: str) -> int:
     return int(dtypes.by_name(name).bits % 8 != 0)
 
 
-def _unwritable(view: View, place: manifest.Weight) -> list[str]:
+def _unwritable(view: View, place: Weight) -> list[str]:
     tensor = place.tensor
     try:
         if hasattr(tensor, "data_ptr"):
@@ -117,13 +118,13 @@ def _unwritable(view: View, place: manifest.Weight) -> list[str]:
     return []
 
 
-def _missing(views: Mapping[str, View], places: Mapping[str, manifest.Weight]) -> list[str]:
+def _missing(views: Mapping[str, View], places: Mapping[str, Weight]) -> list[str]:
     """Names without bytes in the version, but for those tied to one that has them."""
-    loaded = {places[name].tie for name in places if name in views}
+    loaded = {places[name].identity for name in places if name in views}
     return [
         name
         for name, place in places.items()
-        if name not in views and (place.tie is None or place.tie not in loaded)
+        if name not in views and (place.identity is None or place.identity not in loaded)
     ]
 
 

@@ -1,20 +1,30 @@
-"""Which tensors a version has, and where their bytes lie: from named tensors of any library.
+"""Which tensors a version has: names, types, shapes, and which of them are tied.
 
-A tensor may be a ``torch.Tensor`` (host or CUDA), a NumPy array, anything with ``__dlpack__``, any
-buffer, ``Typed`` bytes, or ``Alias``: the bytes of another name. Tensors that share memory and
-layout are found to be tied and travel once. Neither PyTorch nor NumPy is imported here: an object
-of theirs shows that they are. Nothing is known here of publishers and of versions.
+Tensors that share memory and layout are found to be tied and travel once; ``Alias`` says so where
+that cannot be seen. Where the bytes of a tensor lie is known to source.py; nothing is known here of
+publishers and of versions.
 """
 
 import ctypes
-import sys
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple, TypeAlias
 
-from refit import _abi, _buffers, dtypes
-from refit._buffers import Span
+from refit import _abi, dtypes
 from refit.errors import InvalidError, UnsupportedError
+from refit.source import Typed, Weight, weight_of
+
+__all__ = [
+    "Alias",
+    "Collected",
+    "TensorSpec",
+    "Tensors",
+    "Typed",
+    "collect",
+    "pairs_of",
+    "specs_of",
+    "to_c",
+]
 
 _RANK_MAX = 8
 _NO_ALIAS = 0xFFFFFFFF
@@ -28,18 +38,6 @@ class Alias:
     """In place of a tensor: it is tied to the one of that name, and travels no second time."""
 
     of: str
-
-
-@dataclass(frozen=True, slots=True)
-class Typed:
-    """Bytes with their type and shape said: ``Typed(raw, "BF16", (1024, 512))``.
-
-    ``memory`` is any buffer with just so many bytes, for types that its own library lacks.
-    """
-
-    memory: Any
-    dtype: str
-    shape: tuple[int, ...]
 
 
 class TensorSpec(NamedTuple):
@@ -56,131 +54,23 @@ class TensorSpec(NamedTuple):
         return dtypes.by_name(self.dtype).nbytes(self.shape)
 
 
-class Weight(NamedTuple):
-    """One tensor and what its owner shows of it; ``tie`` is equal for tensors that are the same."""
-
-    dtype: dtypes.Dtype
-    shape: tuple[int, ...]
-    tie: Any
-    device: int
-    tensor: Any
-
-
-# ---- From an object to what is known of it
-
-
-def _refuse_subclass(tensor: Any) -> None:
-    kind = type(tensor).__name__
-    if kind == "DTensor":
-        raise UnsupportedError(
-            "a DTensor has a part of its bytes here only: gather it (refit.named_weights does)"
-        )
-    raise UnsupportedError(
-        f"a {kind} keeps its bytes in other tensors: send those, or a plain tensor made of it"
-    )
-
-
-def _check_torch(tensor: Any, torch: Any) -> None:
-    kind = type(tensor)
-    if kind is not torch.Tensor and kind is not torch.nn.Parameter:
-        if kind.__torch_dispatch__ is not torch.Tensor.__torch_dispatch__:
-            _refuse_subclass(tensor)
-        if torch.nn.parameter.is_lazy(tensor):
-            raise InvalidError("this parameter has no shape yet: run the model once")
-    if tensor.layout is not torch.strided:
-        raise UnsupportedError(f"{tensor.layout} tensors cannot be sent: make it dense")
-
-
-def _of_torch(tensor: Any, torch: Any) -> Weight:
-    _check_torch(tensor, torch)
-    dtype = dtypes.of_torch(tensor.dtype)
-    place = tensor.device
-    shape = tuple(tensor.shape)
-    if place.type == "cpu":
-        device = -1
-    elif place.type == "cuda":
-        device = place.index
-    else:
-        raise UnsupportedError(f"weights on device {place} cannot be sent: copy them to the host")
-    layout = None if tensor.is_contiguous() else tensor.stride()
-    tie = (tensor.data_ptr(), dtype.name, shape, layout, tensor.is_conj(), tensor.is_neg())
-    if dtype.pack > 1:
-        if not shape:
-            raise InvalidError(f"a packed {dtype.name} tensor needs a dimension")
-        shape = (*shape[:-1], shape[-1] * dtype.pack)
-    return Weight(dtype, shape, tie if tensor.numel() else None, device, tensor)
-
-
-def _of_numpy(array: Any) -> Weight:
-    dtype = dtypes.of_numpy(array.dtype)
-    layout = None if array.flags.c_contiguous else array.strides
-    tie = (array.__array_interface__["data"][0], dtype.name, array.shape, layout)
-    return Weight(dtype, array.shape, tie if array.size else None, -1, array)
-
-
-def _of_typed(typed: Typed) -> Weight:
-    dtype = dtypes.by_name(typed.dtype)
-    view = _buffers.contiguous(typed.memory)
-    shape = tuple(typed.shape)
-    if view.nbytes != dtype.nbytes(shape):
-        raise InvalidError(
-            f"{dtype.name} of shape {shape} has {dtype.nbytes(shape)} bytes, but {view.nbytes} "
-            "were given"
-        )
-    return _of_span(Span(dtype, shape, _buffers.address_of(view), -1, view))
-
-
-def _of_span(span: Span) -> Weight:
-    tie = (span.pointer, span.dtype.name, span.shape, None)
-    there = span.dtype.nbytes(span.shape) > 0
-    return Weight(span.dtype, span.shape, tie if there else None, span.device, span)
-
-
-def weight_of(tensor: Any) -> Weight:
-    """What is known of a tensor, without a copy. InvalidError, UnsupportedError."""
-    torch = sys.modules.get("torch")
-    if torch is not None and isinstance(tensor, torch.Tensor):
-        return _of_torch(tensor, torch)
-    numpy = sys.modules.get("numpy")
-    if numpy is not None and isinstance(tensor, (numpy.ndarray, numpy.generic)):
-        return _of_numpy(numpy.asarray(tensor))
-    if isinstance(tensor, Typed):
-        return _of_typed(tensor)
-    if hasattr(tensor, "__dlpack__"):
-        return _of_span(_buffers.of_dlpack(tensor))
-    return _of_span(_buffers.of_buffer(tensor))
-
-
-def bytes_of(weight: Weight) -> tuple[int, bool, Any]:
-    """Where its contiguous bytes are, whether that is a copy, and what holds them."""
-    tensor = weight.tensor
-    if isinstance(tensor, Span):
-        return tensor.pointer, False, tensor
-    if hasattr(tensor, "data_ptr"):
-        dense = tensor.detach().resolve_conj().resolve_neg().contiguous()
-        pointer = dense.data_ptr()
-        return pointer, pointer != tensor.data_ptr(), dense
-    import numpy
-
-    array = numpy.ascontiguousarray(tensor)
-    copied = not tensor.flags.c_contiguous
-    return array.__array_interface__["data"][0], copied, array
-
-
-# ---- From named tensors to a manifest
-
-
 def pairs_of(tensors: Tensors) -> Iterator[tuple[str, Any]]:
     """The (name, tensor) pairs of a mapping or of an iterable of pairs. InvalidError."""
     for pair in tensors.items() if isinstance(tensors, Mapping) else tensors:
-        try:
-            name, tensor = pair
-        except (TypeError, ValueError):
-            raise InvalidError(
-                "weights are a mapping or an iterable of (name, tensor) pairs, but one of them is "
-                f"a {type(pair).__name__}"
-            ) from None
-        yield name, tensor
+        if type(pair) is not tuple or len(pair) != 2:
+            pair = _as_pair(pair)
+        yield pair
+
+
+def _as_pair(pair: Any) -> tuple[Any, Any]:
+    try:
+        name, tensor = pair
+    except (TypeError, ValueError):
+        raise InvalidError(
+            "weights are a mapping or an iterable of (name, tensor) pairs, but one of them is "
+            f"a {type(pair).__name__}"
+        ) from None
+    return name, tensor
 
 
 def _check_name(name: Any) -> None:
@@ -197,11 +87,32 @@ class Collected(NamedTuple):
     weights: list[tuple[int, Weight]]
 
 
+class _Ties:
+    """Finds tensors that are the same as an earlier one, by where they begin."""
+
+    def __init__(self) -> None:
+        self._begin: dict[int, list[tuple[Weight, str]]] = {}
+
+    def find(self, name: str, weight: Weight) -> str | None:
+        """The name of the first tensor that is the same, or None, and this is the first."""
+        if weight.nbytes == 0:
+            return None
+        here = self._begin.get(weight.pointer)
+        if here is None:
+            self._begin[weight.pointer] = [(weight, name)]
+            return None
+        for one, first in here:
+            if one.identity == weight.identity:
+                return first
+        here.append((weight, name))
+        return None
+
+
 def collect(tensors: Tensors) -> Collected:
     """Looks at all tensors and finds those that are tied. InvalidError, UnsupportedError."""
     specs: list[TensorSpec] = []
     weights: list[tuple[int, Weight]] = []
-    first: dict[Any, str] = {}
+    ties = _Ties()
     known: dict[str, TensorSpec] = {}
     for name, tensor in pairs_of(tensors):
         _check_name(name)
@@ -211,9 +122,9 @@ def collect(tensors: Tensors) -> Collected:
             spec = _spec_of_alias(name, tensor, known)
         else:
             weight = _weight_named(name, tensor)
-            tied = None if weight.tie is None else first.setdefault(weight.tie, name)
-            spec = TensorSpec(name, weight.dtype.name, weight.shape, None if tied == name else tied)
-            if spec.alias_of is None:
+            tied = ties.find(name, weight)
+            spec = TensorSpec(name, weight.dtype.name, weight.shape, tied)
+            if tied is None:
                 weights.append((len(specs), weight))
         specs.append(spec)
         known[name] = spec

@@ -13,7 +13,7 @@ to optimizer states meanwhile, is unknown here.
 import ctypes
 import threading
 from collections.abc import Callable, Iterable
-from typing import Any, NamedTuple
+from typing import Any
 
 from refit import _abi, manifest, stats
 from refit._devices import open_device, stream_of
@@ -24,18 +24,11 @@ from refit._waiting import run_interruptibly, wait_in_slices
 from refit.config import ConfigLike, make_config
 from refit.device import Device
 from refit.errors import CancelledError, InvalidError, NotFoundError, RefitError, StateError
-from refit.manifest import Alias, Collected, Tensors, TensorSpec, Weight
+from refit.manifest import Alias, Collected, Tensors, TensorSpec
+from refit.source import Weight, in_row_order, weight_of
 from refit.worker import Worker, worker_of
 
 _HELD_BYTES = 64 << 20
-
-
-class _Item(NamedTuple):
-    """Bytes to be written: which tensor of the manifest, where they are, how many."""
-
-    tensor: int
-    pointer: int
-    nbytes: int
 
 
 class _Batch:
@@ -43,7 +36,8 @@ class _Batch:
 
     def __init__(self, device: int) -> None:
         self.device = device
-        self.items: list[_Item] = []
+        self.items: list[tuple[int, int, int]] = []
+        """Which tensor of the manifest, where its bytes are, and how many."""
         self.held: list[Any] = []
         self.held_bytes = 0
 
@@ -349,7 +343,7 @@ class Publisher(Handle):
             if spec.alias_of is None:
                 raise InvalidError(f"{name} was declared with bytes of its own, not as tied")
             return index, None
-        weight = manifest.weight_of(tensor)
+        weight = weight_of(tensor)
         if (weight.dtype.name, weight.shape) != (spec.dtype, spec.shape):
             raise InvalidError(
                 f"{name} is {weight.dtype.name} {list(weight.shape)}, but was declared as "
@@ -362,12 +356,11 @@ class Publisher(Handle):
         if weight.device != batch.device or batch.held_bytes >= _HELD_BYTES:
             self._flush(batch)
             batch = _Batch(weight.device)
-        nbytes = weight.dtype.nbytes(weight.shape)
-        pointer, copied, held = manifest.bytes_of(weight)
-        batch.items.append(_Item(index, pointer, nbytes))
-        if copied or hold:
-            batch.held_bytes += nbytes
-        batch.held.append(held)
+        if hold or weight.layout is not None:
+            weight = in_row_order(weight)
+            batch.held.append(weight.tensor)
+            batch.held_bytes += weight.nbytes
+        batch.items.append((index, weight.pointer, weight.nbytes))
         return batch
 
     def _flush(self, batch: _Batch) -> None:
@@ -377,9 +370,9 @@ class Publisher(Handle):
         if batch.device >= 0:
             device, after = self._device(batch.device).pointer, stream_of(batch.device)
         stop = threading.Event()
+        stream = _abi.refit_stream_ref(after)
 
         def write() -> None:
-            stream = _abi.refit_stream_ref(after)
             for index, memory, nbytes in batch.items:
                 if stop.is_set():
                     raise CancelledError("the publish was interrupted")
