@@ -462,6 +462,7 @@ def test_types_are_converted_only_when_asked_trap_33() -> None:
         (memoryview(bytearray(24)).cast("f", (2, 3)), "no tensor or array"),
         ("text", "is no tensor"),
         (torch.zeros(2, 3, device="meta"), "device meta"),
+        (torch.zeros(1, 3).expand(2, 3), "expanded tensor"),
     ],
 )
 def test_what_cannot_be_written_is_refused_before(place: Any, sentence: str) -> None:
@@ -525,3 +526,20 @@ def test_a_version_that_is_held_too_long_stays_whole_trap_12() -> None:
         update.close()
         with subscriber.next(PATIENCE) as again:
             assert again["w"].numpy().tolist() == (MATRIX + 1).tolist()
+
+
+def test_models_made_in_inference_mode_are_loaded() -> None:
+    source = model()
+    with torch.inference_mode():
+        target = model()
+    with published(source.state_dict()) as update:
+        update.load_into(target)
+    assert equal(snapshot(source), snapshot(target))
+
+
+def test_a_load_in_inference_mode_leaves_a_model_that_can_be_trained() -> None:
+    source, target = model(), model()
+    with published(source.state_dict()) as update, torch.inference_mode():
+        update.load_into(target)
+    target["head"](torch.ones(3)).sum().backward()
+    assert target["head"].weight.grad is not None

@@ -60,19 +60,23 @@ def check(
 
 def apply(plan: Plan) -> Loaded:
     """Writes all bytes; returns what was left out. Blocks until they are there."""
-    devices: set[Any] = set()
+    tensors = [(view, place) for view, place in plan.copies if hasattr(place, "data_ptr")]
+    if tensors:
+        _fill_tensors(tensors)
     for view, place in plan.copies:
-        if hasattr(place, "data_ptr"):
-            place.detach().copy_(view.torch())
-            if place.device.type != "cpu":
-                devices.add(place.device)
-        else:
+        if not hasattr(place, "data_ptr"):
             place[...] = view.numpy()
-    for device in devices:
-        import torch
-
-        torch.cuda.current_stream(device).synchronize()
     return plan.left_out
+
+
+def _fill_tensors(copies: list[tuple[View, Any]]) -> None:
+    import torch
+
+    with torch.inference_mode():  # in it, tensors made in and out of it may be changed
+        for view, place in copies:
+            place.copy_(view.torch())
+    for device in {place.device for _, place in copies if place.device.type == "cuda"}:
+        torch.cuda.current_stream(device).synchronize()
 
 
 def _places(target: Any) -> Mapping[str, Any]:
@@ -107,6 +111,8 @@ def _unwritable(view: View, place: Weight) -> list[str]:
     try:
         if hasattr(tensor, "data_ptr"):
             dtypes.to_torch(dtypes.by_name(view.dtype))
+            if _repeats(tensor):
+                return [f"{view.name} is to go into an expanded tensor, whose elements share bytes"]
         elif not hasattr(tensor, "flags"):
             return [f"{view.name} is to go into a {type(tensor).__name__}, no tensor or array"]
         elif not tensor.flags.writeable:
@@ -116,6 +122,12 @@ def _unwritable(view: View, place: Weight) -> list[str]:
     except UnsupportedError as why:
         return [f"{view.name}: {why.text}"]
     return []
+
+
+def _repeats(tensor: Any) -> bool:
+    return any(
+        step == 0 and length > 1 for step, length in zip(tensor.stride(), tensor.shape, strict=True)
+    )
 
 
 def _missing(views: Mapping[str, View], places: Mapping[str, Weight]) -> list[str]:

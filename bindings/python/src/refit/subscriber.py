@@ -234,6 +234,8 @@ class Subscriber(Handle):
         Any thread: a ``next`` that waits in another one ends with StateError. Blocks at most for
         the message being handled and broadcast.linger_ms. A second close does nothing. Since 0.1.
         """
+        if self.closed or self._process != os.getpid():
+            return
         if self._turn.is_mine:  # a signal handler within next: which closes it on its way out
             self._ending = True
             lib.refit_subscriber_wake(self._live)
@@ -243,7 +245,7 @@ class Subscriber(Handle):
 
     def _end_waits(self) -> None:
         with self._guard:
-            if self.closed or self._process != os.getpid():
+            if self.closed:
                 return
             self._ending = True
             lib.refit_subscriber_wake(self._live)
