@@ -252,3 +252,20 @@ def test_masters_that_appear_later_leave_with_the_next_clear() -> None:  # trap 
         controller.clear()
         assert _is_away([late])
     assert torch.equal(late, torch.ones(1024))
+
+
+def test_a_grad_buffer_is_not_moved_for_the_gradients_that_lie_in_it() -> None:  # trap 2, 22
+    model = _model(torch.float32, nccl_ub=True)
+    optimizer = mcore.DistributedOptimizer(model)
+    buffer = model.buffers[0].grad_data.fill_(0.5)
+    for shard, weight in zip(
+        optimizer.shard_fp32_groups[0], model.module.parameters(), strict=True
+    ):
+        shard.grad = weight.main_grad.view(-1)  # as Megatron hands grads of fp32 weights over
+    optimizer.step()
+    address = buffer.data_ptr()
+
+    with Controller(optimizer) as controller:
+        controller.clear()
+        assert _is_away(_inner_moments(optimizer))
+        assert (buffer.data_ptr(), bool((buffer == 0.5).all())) == (address, True)

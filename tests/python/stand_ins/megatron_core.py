@@ -116,10 +116,16 @@ class ProxyDict:
 
 
 class ChainedOptimizer:
-    """Several wrappers as one (dense and expert parameters). It has no `.optimizer` of its own."""
+    """Several wrappers as one (dense and expert parameters)."""
 
     def __init__(self, chained_optimizers: list[Any]) -> None:
         self.chained_optimizers = chained_optimizers
+
+    @property
+    def optimizer(self) -> Any:
+        """Only of a chain of one; of others not even hasattr may ask."""
+        assert len(self.chained_optimizers) == 1, "ChainedOptimizer has more than one optimizer"
+        return self.chained_optimizers[0].optimizer
 
     @property
     def state(self) -> ProxyDict:

@@ -67,7 +67,7 @@ class Controller:
         self._config = make_config(config, overrides)
         observers = Observers(timer, timeline, progress)
         self._observers = observers
-        self._cycle = Cycle(optimizers, model, self._config, policy, observers, holdings.tensors)
+        self._cycle = Cycle(optimizers, model, self._config, policy, observers, holdings)
         self._hooks = Hooks(self, optimizers, policy != "keep")
         self._holdings = holdings
         self._refitted_as: int | None = None

@@ -19,6 +19,7 @@ from refit._library import lib
 from refit.config import Config
 from refit.errors import BusyError, StateError
 from refit.grads import Accumulation, Policy, StandIns
+from refit.held import Holdings
 from refit.observers import Observers
 from refit.offloader import KEEP, ZERO
 from refit.regions import Regions, refuse_capture, spec_of
@@ -55,10 +56,10 @@ class Cycle:
         config: Config,
         grads: Policy,
         observers: Observers,
-        beside: Callable[[], Iterable[tuple[str, Any]]] = tuple,
+        held: Holdings,
     ) -> None:
         self.optimizers = list(optimizers)
-        self._beside = beside
+        self._held = held
         self.accumulation = Accumulation(self._parameters)
         self.phase = TRAINING
         self.readers = 0
@@ -161,7 +162,7 @@ class Cycle:
 
     def _refresh(self) -> None:
         """Looks again at what the optimizers hold, and plans anew what has changed."""
-        beside = list(self._beside())
+        beside = list(self._held.tensors())
         stock = take_stock(self.optimizers, self._grads != "discard", beside)
         if self._scan is None or not stock.same_as(self._identities, self._addresses):
             self._scan = scan(stock, self._others(beside), self._namer(), self._why_device_stays)
@@ -190,7 +191,8 @@ class Cycle:
         same: masters of weights in a shorter type.
         """
         masters = {id(tensor) for _, tensor in beside}
-        known = [("a parameter", p) for p in self._parameters() if id(p) not in masters]
+        known = list(self._held.others())
+        known += [("a parameter", p) for p in self._parameters() if id(p) not in masters]
         if self._model is not None:
             known += [(f"parameter {name}", p) for name, p in self._model.named_parameters()]
             known += [(f"buffer {name}", b) for name, b in self._model.named_buffers()]

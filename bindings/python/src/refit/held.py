@@ -1,8 +1,8 @@
 """What a controller is given: torch optimizers, or what stands for an optimizer of another kind.
 
 Some optimizers are wrappers that keep tensors of their own beside the state of a torch optimizer:
-fp32 masters of bf16 weights. An object with ``inner``, ``tensors`` and ``resident`` stands for such
-a one; Megatron's are recognized. How bytes move is unknown here.
+fp32 masters of bf16 weights. A ``Held`` stands for such a one; Megatron's are recognized. How bytes
+move is unknown here.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -24,6 +24,10 @@ class Held(Protocol):
 
     def tensors(self) -> Iterable[tuple[str, torch.Tensor]]:
         """What leaves besides their states, by name; none that somebody else uses meanwhile."""
+        ...
+
+    def others(self) -> Iterable[tuple[str, torch.Tensor]]:
+        """Whose memory stays whatever lies in it: buffers that a framework moves by itself."""
         ...
 
     @property
@@ -51,6 +55,11 @@ class Holdings:
         """What leaves besides the states."""
         for one in self._held:
             yield from one.tensors()
+
+    def others(self) -> Iterator[tuple[str, torch.Tensor]]:
+        """Whose memory stays."""
+        for one in self._held:
+            yield from one.others()
 
     def resident(self) -> Iterator[tuple[str, str]]:
         """What stays, by those who know why."""

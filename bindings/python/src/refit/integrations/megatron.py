@@ -63,6 +63,12 @@ class MegatronOptimizer:
             if _key(tensor) not in weights:
                 yield name, tensor
 
+    def others(self) -> Iterator[tuple[str, torch.Tensor]]:
+        """The flat buffers, which move by Megatron's own methods if at all, although the gradients
+        of fp32 parameters lie in them. Since 0.1."""
+        for name, buffer in self._buffers():
+            yield name, buffer.grad_data
+
     def gradients(self) -> Iterator[tuple[str, torch.Tensor]]:
         """The flat grad buffers that may be discarded or kept; not those that are away. Since
         0.1."""
