@@ -136,8 +136,7 @@ python_suite() {
         note python skip 0 "no PyTorch that sees a GPU, with pytest and hypothesis"
         return
     fi
-    step python "$1" env REFIT_TEST_CUDA=real "REFIT_LIBRARY=$build/lib/librefit.so" OMP_NUM_THREADS=1 \
-        "PYTHONPATH=$root/bindings/python/src" PYTHONDONTWRITEBYTECODE=1 \
+    step python "$1" "${as_package[@]}" REFIT_TEST_CUDA=real OMP_NUM_THREADS=1 \
         python3 -m pytest -v -rs -m "not slow" -p no:cacheprovider "$root/tests/python"
     [ "$status" -lt 0 ] ||
         awk -v on=$device -v status="$status" -f "$here/pytest.awk" "$out/rows/last" >>"$out/rows/tests"
@@ -177,6 +176,8 @@ if [ -n "$fake" ]; then
     sizes=(--mib 4 --tensors "$out/rows/few") few=(--rounds 1) many=(--rounds 2)
 fi
 as_test=(env "REFIT_TEST_CUDA=$([ -n "$fake" ] && echo fake || echo real)" "REFIT_TEST_SEED=$seed")
+as_package=(env "REFIT_LIBRARY=$build/lib/librefit.so" "PYTHONPATH=$root/bindings/python/src"
+    PYTHONDONTWRITEBYTECODE=1) # the Python package from its sources
 echo "refit on a GPU: at most $budget s; results in $out"
 if [ "$built" = no ]; then
     generator=()
@@ -210,7 +211,7 @@ bench "bench pin" 60 "$refit" bench pin --json --device $device "${sizes[@]}" "$
 bench "bench handover" 60 "$refit" bench handover --json --device $device "${sizes[@]}" "${few[@]}"
 if timeout 60 python3 -c 'import torch; assert torch.cuda.is_available()' 2>/dev/null; then
     timeout 30 "$refit" bench tensors --device $device "${sizes[@]}" >"$out/rows/list"
-    bench "torch" 80 python3 "$here/torch_arms.py" "$out/rows/list" --seconds 50
+    bench "torch" 80 "${as_package[@]}" python3 "$here/torch_arms.py" "$out/rows/list" --seconds 50
 else
     note torch skip 0 "no PyTorch that sees a GPU"
 fi

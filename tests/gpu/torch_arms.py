@@ -1,9 +1,11 @@
-"""torch_arms.py LIST [--rounds N] [--seconds N]: how PyTorch itself moves the same tensors.
+"""torch_arms.py LIST [--rounds N] [--seconds N]: how PyTorch itself, and refit from Python, move
+the same tensors.
 
 LIST has a name and a number of bytes a line (`refit bench tensors`). Each way is timed by the wall
 clock with the device waited for at both ends, in turn with the others, and written as one JSON
 object, like those of `refit bench`. The first round of each is cold: caches and page-locked memory
 are taken then. Stops with what it has when the seconds are over, and never in a first round.
+With --device cpu it proves itself on a machine without a GPU; no figure means anything then.
 """
 
 import argparse
@@ -11,6 +13,7 @@ import json
 import statistics
 import time
 
+import refit
 import torch
 
 GIB = 1 << 30
@@ -25,10 +28,10 @@ class Large:
 
     name = "torch, one large pinned copy"
 
-    def __init__(self, sizes):
+    def __init__(self, sizes, place):
         self.total = sum(sizes)
         self.size = min(self.total, 4 * GIB)
-        self.device = torch.full((self.size,), 90, dtype=torch.uint8, device="cuda")
+        self.device = torch.full((self.size,), 90, dtype=torch.uint8, device=place)
         self.host = None
 
     def move(self, to, source):
@@ -40,7 +43,7 @@ class Large:
 
     def out(self):
         if self.host is None:
-            self.host = torch.empty(self.size, dtype=torch.uint8, pin_memory=True)
+            self.host = pinned(self.size, self.device)
         self.move(self.host, self.device)
 
     def back(self):
@@ -50,9 +53,10 @@ class Large:
 class Tensors:
     """The tensors on the device, or where a way has put them."""
 
-    def __init__(self, sizes):
+    def __init__(self, sizes, place):
         self.sizes = sizes
-        self.device = [torch.full((size,), 90, dtype=torch.uint8, device="cuda") for size in sizes]
+        self.place = place
+        self.device = [torch.full((size,), 90, dtype=torch.uint8, device=place) for size in sizes]
         self.host = [None] * len(sizes)
 
 
@@ -63,12 +67,12 @@ class Pageable(Tensors):
 
     def out(self):
         for i, tensor in enumerate(self.device):
-            self.host[i] = tensor.to("cpu")
+            self.host[i] = tensor.to("cpu", copy=True)
             self.device[i] = None
 
     def back(self):
         for i, tensor in enumerate(self.host):
-            self.device[i] = tensor.to("cuda")
+            self.device[i] = tensor.to(self.place, copy=True)
             self.host[i] = None
 
 
@@ -78,18 +82,18 @@ class Pinned(Tensors):
     name = "torch, pinned per tensor"
 
     def room(self):
-        self.host = [torch.empty(s, dtype=torch.uint8, pin_memory=True) for s in self.sizes]
+        self.host = [pinned(size, self.device[0]) for size in self.sizes]
 
     def out(self):
         if self.host[0] is None:
             self.room()
         for i, tensor in enumerate(self.device):
             self.host[i].copy_(tensor, non_blocking=True)
-        torch.cuda.synchronize()
+        settle()
         self.device = [None] * len(self.sizes)
 
     def back(self):
-        self.device = [tensor.to("cuda", non_blocking=True) for tensor in self.host]
+        self.device = [t.to(self.place, non_blocking=True, copy=True) for t in self.host]
 
 
 class Coalesced(Pinned):
@@ -98,18 +102,47 @@ class Coalesced(Pinned):
     name = "torch, coalesced pinned buffer"
 
     def room(self):
-        buffer = torch.empty(sum(map(aligned, self.sizes)), dtype=torch.uint8, pin_memory=True)
+        buffer = pinned(sum(map(aligned, self.sizes)), self.device[0])
         at = 0
         for i, size in enumerate(self.sizes):
             self.host[i] = buffer[at : at + size]
             at += aligned(size)
 
 
+class Refit(Tensors):
+    """An optimizer's states, by refit.Controller: storages emptied and filled again in place."""
+
+    name = "refit.Controller"
+
+    def __init__(self, sizes, place):
+        super().__init__(sizes, place)
+        parameter = torch.nn.Parameter(torch.zeros(1, device=place))
+        optimizer = torch.optim.SGD([parameter])
+        optimizer.state[parameter] = {f"{i}": tensor for i, tensor in enumerate(self.device)}
+        self.controller = refit.Controller(optimizer)
+
+    def out(self):
+        self.controller.clear()
+        assert not any(tensor.untyped_storage().nbytes() for tensor in self.device)
+
+    def back(self):
+        self.controller.prepare_for_training()
+
+
+def pinned(size, like):
+    return torch.empty(size, dtype=torch.uint8, pin_memory=like.is_cuda)
+
+
+def settle():
+    if torch.cuda.is_available():
+        torch.cuda.synchronize()
+
+
 def timed(move):
-    torch.cuda.synchronize()
+    settle()
     start = time.perf_counter()
     move()
-    torch.cuda.synchronize()
+    settle()
     return time.perf_counter() - start
 
 
@@ -135,7 +168,7 @@ def row(way, sizes, outs, backs):
         "cold_out_seconds": outs[0],
         "cold_back_seconds": backs[0],
         "torch": torch.__version__,
-        "device_name": torch.cuda.get_device_name(),
+        "device_name": torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu",
     }
 
 
@@ -144,11 +177,13 @@ def main():
     parser.add_argument("list")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--seconds", type=float, default=50.0)
+    parser.add_argument("--device", default="cuda")
     options = parser.parse_args()
     with open(options.list, encoding="utf-8") as file:
         sizes = [int(line.split()[1]) for line in file]
     end = time.monotonic() + options.seconds
-    ways = [(make(sizes), [], []) for make in (Large, Pageable, Pinned, Coalesced)]
+    makers = (Large, Pageable, Pinned, Coalesced, Refit)
+    ways = [(make(sizes, options.device), [], []) for make in makers]
     for turn in range(options.rounds + 1):
         if turn > 1 and time.monotonic() > end:
             break

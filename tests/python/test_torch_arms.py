@@ -1,0 +1,36 @@
+"""What tests/gpu/run.sh measures of PyTorch and of refit from Python works, here on the CPU."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import refit
+
+
+@pytest.mark.slow
+def test_every_way_moves_the_list_and_says_how_fast(root: Path, tmp_path: Path) -> None:
+    pytest.importorskip("torch", reason="PyTorch is not installed")
+    sizes = [512, 4096, 100_000]
+    (tmp_path / "list").write_text("".join(f"state.{i} {size}\n" for i, size in enumerate(sizes)))
+    sources = str(Path(refit.__file__).parents[1])
+    script, names = root / "tests" / "gpu" / "torch_arms.py", tmp_path / "list"
+    done = subprocess.run(
+        [sys.executable, str(script), str(names), "--device", "cpu", "--rounds", "2"],
+        capture_output=True,
+        text=True,
+        timeout=100,
+        env=os.environ | {"PYTHONPATH": sources},
+    )
+    assert done.returncode == 0, done.stderr
+    rows = [json.loads(line) for line in done.stdout.splitlines()]
+    assert len({row["way"] for row in rows}) == 5
+    assert rows[-1]["way"] == "refit.Controller"
+    for row in rows:
+        assert row["bench"] == "torch"
+        assert row["bytes"] == sum(sizes)
+        assert row["rounds"] == 2
+        assert row["offload_gbps"] > 0
+        assert row["restore_gbps"] > 0
