@@ -158,7 +158,7 @@ def train(folder: str, steps: int, workers: int) -> Any:
     print("step  reward  MB offloaded  ms exposed")
     try:
         if publisher:
-            publisher.wait_workers(workers, 60.0)
+            publisher.wait_workers(workers, 120.0)
         trainer.train()
     finally:
         callback.close()

@@ -25,7 +25,7 @@ from transformers import (  # noqa: E402
     PreTrainedTokenizerFast,
     TrainerCallback,
 )
-from trl import GRPOConfig, GRPOTrainer  # noqa: E402
+from trl import GRPOConfig, GRPOTrainer, RLOOConfig, RLOOTrainer  # noqa: E402
 
 WORDS = ["<pad>", "<eos>", *[f"w{i}" for i in range(14)]]
 
@@ -61,6 +61,7 @@ def a_trainer(
     folder: Path,
     callbacks: list[TrainerCallback],
     reward: Callable[..., list[float]] = count_w3,
+    kinds: tuple[type[Any], type[Any]] = (GRPOTrainer, GRPOConfig),
     **chosen: Any,
 ) -> GRPOTrainer:
     settings = {
@@ -74,10 +75,11 @@ def a_trainer(
         "save_strategy": "no",
         **chosen,
     }
-    return GRPOTrainer(
+    trainer, config = kinds
+    return trainer(
         a_model(),
         reward_funcs=reward,
-        args=GRPOConfig(
+        args=config(
             str(folder),
             use_cpu=True,
             bf16=False,
@@ -140,6 +142,13 @@ LOOPS: dict[str, dict[str, Any]] = {
     "a generation for two steps": {"steps_per_generation": 2},
     "two passes over a generation": {"num_iterations": 2},
     "with evaluations": {"eval_strategy": "steps", "eval_steps": 2, "eval_on_start": True},
+    "epochs that end inside a step, with evaluations": {
+        "max_steps": -1,
+        "num_train_epochs": 2,
+        "gradient_accumulation_steps": 3,
+        "steps_per_generation": 1,
+        "eval_strategy": "epoch",
+    },
 }
 
 
@@ -165,6 +174,18 @@ def test_states_are_away_at_every_generation_and_training_is_the_same_to_the_bit
     assert len(seen.bytes) >= 2
     assert set(seen.bytes) == {0}
     assert all(moment.untyped_storage().nbytes() > 0 for moment in moments(seen.trainer))
+
+
+@pytest.mark.slow
+def test_rloo_generates_at_the_same_moments(tmp_path: Path) -> None:
+    loop = {"kinds": (RLOOTrainer, RLOOConfig), "num_iterations": 2, "beta": 0.0}
+    plain = a_trainer(tmp_path, [], **loop)
+    plain.train()
+    seen = Seen()
+    seen.trainer = a_trainer(tmp_path, [RefitCallback()], seen, **loop)
+    seen.trainer.train()
+    assert_same(plain, seen.trainer)
+    assert seen.bytes == [0, 0]
 
 
 def test_trap_11_grads_of_an_open_step_outlive_a_generation_in_it(tmp_path: Path) -> None:
@@ -450,6 +471,7 @@ def test_what_is_published_can_be_chosen(tmp_path: Path, publisher: Publisher) -
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(300)
 @pytest.mark.parametrize(
     ("options", "said"),
     [
@@ -460,6 +482,6 @@ def test_what_is_published_can_be_chosen(tmp_path: Path, publisher: Publisher) -
 )
 def test_the_example_runs(root: Path, options: list[str], said: str) -> None:
     example = [sys.executable, str(root / "examples" / "grpo_trl.py"), "--steps", "12", *options]
-    done = subprocess.run(example, capture_output=True, text=True, timeout=110)
+    done = subprocess.run(example, capture_output=True, text=True, timeout=280)
     assert done.returncode == 0, done.stderr
     assert said in done.stdout

@@ -1,4 +1,4 @@
-"""refit in TRL's GRPOTrainer, by a callback: the trainer itself stays as it is.
+"""refit in TRL's GRPOTrainer (RLOOTrainer, too), by a callback: the trainer stays as it is.
 
     trainer = GRPOTrainer(..., callbacks=[RefitCallback(use_pinned_optimizer_offload=True)])
 
@@ -173,7 +173,7 @@ class RefitCallback(TrainerCallback):  # type: ignore[misc]  # transformers is n
         except AttributeError as why:
             raise UnsupportedError(
                 f"RefitCallback cannot tell when this trainer generates: {why}. It works with "
-                f"TRL's GRPOTrainer and GRPOConfig; known to work: {KNOWN_TO_WORK}."
+                f"TRL's GRPOTrainer and RLOOTrainer; known to work: {KNOWN_TO_WORK}."
             ) from why
 
     def _before_micro_batch(
