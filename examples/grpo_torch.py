@@ -83,7 +83,7 @@ def train(options: argparse.Namespace, show: Show) -> Result:
             loss = update_policy(policy, optimizer, batches, left(cycle, options))
             result.losses.append(loss)
             result.rewards.append(mean_reward(batches))
-            show.cycle(cycle, version, result.rewards[-1], loss, controller, publisher)
+            show.cycle(cycle, version, result.rewards[-1], loss, controller.stats())
             if options.save_every and cycle % options.save_every == 0:
                 save(controller, policy, cycle, options.save_dir)
     return finished(result, policy, optimizer)

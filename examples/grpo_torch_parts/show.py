@@ -24,15 +24,9 @@ class Show:
             print(HEADER)
 
     def cycle(
-        self, cycle: int, version: int, reward: float, loss: float, controller: Any, publisher: Any
+        self, cycle: int, version: int, reward: float, loss: float, stats: dict[str, float]
     ) -> None:
-        """Shows one cycle."""
-        sent = publisher.stats()
-        stats = controller.stats() | {
-            "refit/publish_s": sent["publish_stage_seconds_last"],
-            "refit/commit_s": sent["publish_commit_seconds_last"],
-            "refit/workers_committed": sent["workers_committed_last"],
-        }
+        """Shows one cycle; `stats` are those of the controller."""
         if self._json is not None:
             line = {"cycle": cycle, "version": version, "reward": reward, "loss": loss}
             print(json.dumps({**line, "stats": stats}), file=self._json, flush=True)

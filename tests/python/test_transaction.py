@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 from broadcasting import LOCAL, both, contents, pair
+from refit.controller import Controller
 from refit.errors import InvalidError, PeerError, StaleError, StateError
 from refit.publisher import Publisher
 from refit.transaction import Transaction
@@ -283,3 +284,42 @@ def test_phases_are_entered_around_what_they_name() -> None:
     with Publisher(LOCAL) as publisher, Transaction(publisher, phases=phase) as tx:
         tx.send(weights())
     assert seen == ["publish begins", "publish ends", "commit begins", "commit ends"]
+
+
+def test_a_controller_commits_and_tells_what_its_workers_did() -> None:
+    model = nn.Linear(4, 2)
+    optimizer = torch.optim.AdamW(model.parameters())
+    model(torch.ones(4)).sum().backward()
+    optimizer.step()
+    with pair() as (publisher, worker), Controller(optimizer, model) as controller:
+        with controller.refit(publisher=publisher) as tx:
+            tx.send(named_weights(model))
+        assert controller.state == "refitted"
+        figures = controller.stats()
+        assert all(type(one) is float for one in figures.values())
+        assert figures["refit/version"] == figures["refit/workers_committed"] == 1.0
+        assert figures["refit/publish_bytes"] == 40.0
+        assert figures["refit/offload_bytes"] == 120.0  # two moments and the gradients
+    assert worker.seen == [bytes_of(model.state_dict())]
+
+
+def send_and_fail(controller: Controller, publisher: Publisher, model: nn.Module) -> None:
+    with controller.refit(publisher=publisher) as tx:
+        tx.send(named_weights(model))
+        fail()
+
+
+def test_an_exception_under_a_controller_aborts_and_the_states_come_back() -> None:  # trap 12
+    model = nn.Linear(4, 2)
+    optimizer = torch.optim.AdamW(model.parameters())
+    model(torch.ones(4)).sum().backward()
+    optimizer.step()
+    before = [state["exp_avg"].clone() for state in optimizer.state.values()]
+    with Publisher(LOCAL) as publisher, Controller(optimizer, model) as controller:
+        with pytest.raises(KeyError):
+            send_and_fail(controller, publisher, model)
+        assert (controller.state, publisher.version) == ("cleared", 0)
+        controller.restore()
+        optimizer.state_dict()
+        after = [state["exp_avg"] for state in optimizer.state.values()]
+        assert all(map(torch.equal, before, after))

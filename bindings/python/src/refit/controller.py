@@ -30,6 +30,7 @@ from refit.hooks import Hooks
 from refit.observers import Observers, PhaseWatcher, TimerLike
 from refit.publisher import Publisher
 from refit.transaction import Transaction
+from refit.weights import is_sharded
 
 REFITTED = "refitted"
 
@@ -72,6 +73,7 @@ class Controller:
         self._holdings = holdings
         self._refitted_as: int | None = None
         self._publisher: weakref.ref[Publisher] | None = None
+        self._is_sharded = model is not None and is_sharded(model)
         self._several = isinstance(optimizer, list | tuple)
         self._process = os.getpid()
         self._end = weakref.finalize(self, _end, self._cycle, self._hooks, self._process)
@@ -131,7 +133,7 @@ class Controller:
         version: int | None = None,
         publisher: Any = None,
         *,
-        lockstep: bool = False,
+        lockstep: bool | None = None,
         group: Any = None,
     ) -> Iterator[Transaction]:
         """Clears, yields a ``Transaction`` to send the weights with, and commits at the end.
@@ -139,19 +141,20 @@ class Controller:
         An exception in the block aborts the version and goes on to the caller; the states are safe
         on the host either way: ``restore`` brings them back. ``version`` None is the next number.
         ``publisher`` None publishes nothing; ``lockstep`` and ``group`` are the transaction's, for
-        ranks that refit together. What ``clear`` and the transaction raise. Since 0.1.
+        ranks that refit together (None: if the model that was given is sharded). What ``clear`` and
+        the transaction raise. Since 0.1.
         """
-        self.clear()
         self._publisher = weakref.ref(publisher) if isinstance(publisher, Publisher) else None
         transaction = Transaction(
             publisher,
             version,
-            lockstep=lockstep,
+            lockstep=self._is_sharded if lockstep is None else lockstep,
             group=group,
             phases=self._observers.phase,
         )
         try:
             with transaction:
+                self.clear()  # in here, so that other ranks hear of it if it fails
                 yield transaction
         finally:
             if transaction.committed and self._cycle.phase == CLEARED:

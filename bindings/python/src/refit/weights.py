@@ -19,11 +19,13 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
+from itertools import chain
 from typing import Literal, TypeAlias
 
 import torch
 from torch import nn
 from torch.distributed import ProcessGroup
+from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
 
 from refit import dtypes, lockstep
@@ -223,8 +225,11 @@ def named_weights(
 
 
 def is_sharded(model: nn.Module) -> bool:
-    """Whether ranks hold parts of its weights, so that all of them must refit together."""
-    return any(isinstance(tensor, DTensor) for _, tensor, _ in walk_weights(model))
+    """Whether ranks hold parts of its weights, so that all must refit together. Since 0.1."""
+    tensors = chain(model.parameters(), model.buffers())
+    if any(isinstance(one, DTensor) for one in tensors):
+        return True
+    return any(isinstance(one, FSDPModule) for one in model.modules())
 
 
 def _identity(name: str, tensor: torch.Tensor) -> tuple[object, ...]:
