@@ -1,0 +1,190 @@
+"""What the ranks of test_distributed.py do: the same sharded training, with and without refit."""
+
+import copy
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import refit
+import torch
+import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
+from torch import nn
+from torch.distributed.checkpoint.state_dict import (
+    get_model_state_dict,
+    get_optimizer_state_dict,
+    set_optimizer_state_dict,
+)
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import DTensor, Shard, distribute_tensor
+
+Scene = Callable[[int, Path], object]
+
+
+def net() -> nn.Sequential:
+    torch.manual_seed(7)
+    return nn.Sequential(nn.Linear(6, 9), nn.Tanh(), nn.Linear(9, 3))
+
+
+class Sharded:
+    """One training run on this rank's shards; odd sizes, so that one rank has less."""
+
+    def __init__(self, kind: str) -> None:
+        mesh = init_device_mesh("cpu", (2,))
+        self.model: nn.Module = net()
+        if kind == "fsdp2":
+            fully_shard(self.model[0], mesh=mesh)  # type: ignore[index]
+            fully_shard(self.model, mesh=mesh)
+        else:
+            for module in (self.model[0], self.model[2]):  # type: ignore[index]
+                weight = distribute_tensor(module.weight.detach(), mesh, [Shard(0)])
+                module.weight = nn.Parameter(weight)
+                module.bias = nn.Parameter(
+                    distribute_tensor(module.bias.detach(), mesh, [Shard(0)])
+                )
+        self.kind, self.mesh, self.steps = kind, mesh, 0
+        self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=1e-2)
+
+    def step(self) -> None:
+        batch = torch.randn(4, 6, generator=torch.Generator().manual_seed(self.steps))
+        if self.kind == "dtensor":
+            batch = distribute_tensor(batch, self.mesh, [Shard(0)]).redistribute(
+                placements=[torch.distributed.tensor.Replicate()]
+            )
+        self.model(batch).pow(2).mean().backward()
+        self.optimizer.step()
+        self.optimizer.zero_grad()
+        self.steps += 1
+
+    def moments(self) -> list[torch.Tensor]:
+        return [t for s in self.optimizer.state.values() for t in s.values() if t.dim() > 0]
+
+    def shards(self) -> list[torch.Tensor]:
+        held = [*self.model.parameters(), *self.moments()]
+        return [t.to_local() if isinstance(t, DTensor) else t for t in held]
+
+
+def same(one: Sharded, other: Sharded) -> bool:
+    pairs = zip(one.shards(), other.shards(), strict=True)
+    return all(torch.equal(a, b) for a, b in pairs)
+
+
+def cycles(kind: str) -> object:
+    alone, moved = Sharded(kind), Sharded(kind)
+    with refit.Controller(moved.optimizer, moved.model) as controller:
+        for _ in range(3):
+            alone.step()
+            moved.step()
+            before = [(id(t), t.shape, t.stride()) for t in moved.moments()]
+            kinds = [type(t) for t in moved.moments()]
+            controller.clear()
+            shards = [t.to_local() for t in moved.moments() if isinstance(t, DTensor)]
+            away = all(t.untyped_storage().nbytes() == 0 for t in shards)
+            controller.restore()
+            alone.step()
+            moved.step()
+            after = [(id(t), t.shape, t.stride()) for t in moved.moments()]
+            if not (away and before == after and kinds == [type(t) for t in moved.moments()]):
+                return f"away {away}, {before} {after}"
+    return len(shards) > 0 and same(alone, moved)
+
+
+def fsdp2(_rank: int, _folder: Path) -> object:
+    return cycles("fsdp2")
+
+
+def dtensor(_rank: int, _folder: Path) -> object:
+    return cycles("dtensor")
+
+
+def whole(state: dict[str, Any]) -> dict[str, Any]:
+    """A copy of a state_dict whose tensors nothing else writes."""
+    return copy.deepcopy(state)
+
+
+def optimizer_state_is_asked_for_while_away(_rank: int, _folder: Path) -> object:
+    run = Sharded("fsdp2")
+    run.step()
+    expected = whole(get_optimizer_state_dict(run.model, run.optimizer))
+    with refit.Controller(run.optimizer, run.model) as controller:
+        controller.clear()
+        given = get_optimizer_state_dict(run.model, run.optimizer)
+        there = controller.state == "training"
+        equal = all(
+            torch.equal(local(value), local(given["state"][name][key]))
+            for name, state in expected["state"].items()
+            for key, value in state.items()
+        )
+        controller.clear()
+        set_optimizer_state_dict(run.model, run.optimizer, expected)
+        run.step()
+    return there and equal
+
+
+def local(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
+
+
+def saves(folder: Path, asynchronous: bool) -> object:
+    """Saved while away; then loaded into another run, which goes on as one that never stopped."""
+    run, other = Sharded("fsdp2"), Sharded("fsdp2")
+    run.step()
+    with refit.Controller(run.optimizer, run.model) as controller:
+        controller.clear()
+        state = {
+            "model": get_model_state_dict(run.model),
+            "optimizer": get_optimizer_state_dict(run.model, run.optimizer),
+        }
+        if asynchronous:
+            with controller.checkpoint():  # no clear() may take what the writer still reads
+                saving = dcp.async_save(state, checkpoint_id=folder / "async")
+                try:
+                    controller.clear()
+                except refit.errors.BusyError:
+                    refused = True
+                saving.result()
+        else:
+            refused = True
+            dcp.save(state, checkpoint_id=folder / "sync")
+        controller.clear()
+    other.step()
+    loaded = {
+        "model": get_model_state_dict(other.model),
+        "optimizer": get_optimizer_state_dict(other.model, other.optimizer),
+    }
+    for tensor in other.shards():
+        tensor.detach().zero_()
+    dcp.load(loaded, checkpoint_id=folder / ("async" if asynchronous else "sync"))
+    set_optimizer_state_dict(other.model, other.optimizer, loaded["optimizer"])
+    run.step()
+    other.step()
+    return refused and same(run, other)
+
+
+def saved_at_once(_rank: int, folder: Path) -> object:
+    return saves(folder, False)
+
+
+def saved_behind(_rank: int, folder: Path) -> object:
+    return saves(folder, True)
+
+
+SCENES: list[Scene] = [
+    fsdp2,
+    dtensor,
+    optimizer_state_is_asked_for_while_away,
+    saved_at_once,
+    saved_behind,
+]
+
+
+def play(rank: int, folder: str) -> None:
+    """Plays all scenes as one of two ranks, and leaves what it saw in `folder`."""
+    torch.set_num_threads(1)
+    store = dist.FileStore(str(Path(folder) / "store"), 2)
+    dist.init_process_group("gloo", rank=rank, world_size=2, store=store)
+    seen = {scene.__name__: scene(rank, Path(folder)) for scene in SCENES}
+    dist.barrier()
+    dist.destroy_process_group()
+    torch.save(seen, Path(folder) / f"rank{rank}")

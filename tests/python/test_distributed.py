@@ -1,0 +1,47 @@
+"""Sharded optimizers: FSDP2, DTensor and distributed checkpoints, on two ranks."""
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.multiprocessing
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+import shard_scenes
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture(scope="module")
+def seen(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
+    """What each rank saw in each scene. A rank that hangs fails all of them by the timeout."""
+    folder = tmp_path_factory.mktemp("shards")
+    torch.multiprocessing.spawn(shard_scenes.play, (str(folder),), nprocs=2, join=True)
+    return [torch.load(folder / f"rank{rank}", weights_only=True) for rank in range(2)]
+
+
+@pytest.mark.parametrize("kind", ["fsdp2", "dtensor"])
+def test_sharded_states_leave_and_return_under_the_same_tensors(  # traps 2, 5
+    seen: list[dict[str, Any]], kind: str
+) -> None:
+    assert [one[kind] for one in seen] == [True, True]
+
+
+def test_a_distributed_state_dict_brings_states_back_first(seen: list[dict[str, Any]]) -> None:
+    # traps 13, 15, 16
+    assert [one["optimizer_state_is_asked_for_while_away"] for one in seen] == [True, True]
+
+
+def test_a_distributed_checkpoint_saved_while_states_were_away_is_whole(
+    seen: list[dict[str, Any]],
+) -> None:  # trap 13
+    assert [one["saved_at_once"] for one in seen] == [True, True]
+
+
+def test_an_asynchronous_checkpoint_is_not_torn_by_the_next_clear(
+    seen: list[dict[str, Any]],
+) -> None:  # trap 14
+    assert [one["saved_behind"] for one in seen] == [True, True]
