@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import refit
 import torch
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from refit.errors import StateError
 from torch import nn
@@ -136,6 +136,7 @@ def assert_alike(one: Twin, other: Twin) -> None:
     assert all(torch.equal(a, b) for a, b in zip(mine, theirs, strict=True))
 
 
+@example(maker="adamw", verbs=["step", "clear", "zero_grad"], pinned=True)
 @settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
 @given(maker=st.sampled_from(sorted(MAKERS)), verbs=VERBS, pinned=st.booleans())
 def test_no_sequence_of_verbs_changes_a_bit(maker: str, verbs: list[str], pinned: bool) -> None:

@@ -9,8 +9,9 @@ open: when a gradient has changed since the last ``step()`` and is not zero. Cha
 tensor's version counter, so no hook runs in a backward pass.
 
 While the memory of a gradient is away, ``p.grad`` is a stand-in of the same shape without memory of
-its own, which reads as NaN: writing to it is an error of PyTorch's, where it would else be a fault
-of the process. ``zero_grad()`` takes it away as it would the gradient. A backward pass that comes
+its own, which reads as NaN: writing to its elements is an error of PyTorch's, where it would else
+be a fault of the process. ``zero_grad()`` takes it away as it would the gradient, and what fills it
+(``zero_grad(set_to_none=False)``) fills the gradient once that is back. A backward pass that comes
 early brings the gradients back first.
 """
 
@@ -72,7 +73,7 @@ class StandIns:
 
     def __init__(self, bring_back: Callable[[], None]) -> None:
         self._bring_back = bring_back
-        self._away: list[tuple[Any, torch.Tensor, torch.Tensor]] = []
+        self._away: list[tuple[Any, torch.Tensor, torch.Tensor, int]] = []
         self._guards: list[Any] = []
 
     @property
@@ -82,13 +83,13 @@ class StandIns:
 
     def stands_in(self, parameter: Any) -> bool:
         """Whether the gradient of a parameter is one."""
-        return any(parameter.grad is stand_in for _, _, stand_in in self._away)
+        return any(parameter.grad is stand_in for _, _, stand_in, _ in self._away)
 
     def put(self, parameter: Any, grad: torch.Tensor) -> None:
         """From now on ``parameter.grad`` is a stand-in for ``grad``, until ``take``."""
         nothing = torch.full((), float("nan"), dtype=grad.dtype, device=grad.device)
         stand_in = nothing.expand(grad.shape)
-        self._away.append((parameter, grad, stand_in))
+        self._away.append((parameter, grad, stand_in, stand_in._version))
         if parameter.requires_grad:
             self._guards.append(parameter.register_hook(self._early))
         parameter.grad = stand_in
@@ -98,11 +99,16 @@ class StandIns:
         self._bring_back()
 
     def take(self) -> None:
-        """Gives every parameter its gradient again, but one that was dropped or replaced."""
+        """Gives every parameter its gradient again, but one that was dropped or replaced.
+
+        The gradients' bytes are back, or the current stream waits for them.
+        """
         for guard in self._guards:
             guard.remove()
         self._guards.clear()
-        for parameter, grad, stand_in in self._away:
+        for parameter, grad, stand_in, untouched in self._away:
             if parameter.grad is stand_in:
                 parameter.grad = grad
+                if stand_in._version != untouched:
+                    grad.copy_(stand_in)
         self._away.clear()
