@@ -24,7 +24,7 @@ from refit.integrations.ray import (  # noqa: E402
     refit,
 )
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+pytestmark = pytest.mark.timeout(300)
 
 CONFIG = {
     "broadcast": {"heartbeat_ms": "200ms", "heartbeat_timeout_ms": "2s", "stage_timeout_ms": "30s"}
@@ -127,7 +127,7 @@ class Rollout(RefitRollout):
         return os.getpid()
 
 
-@pytest.fixture(scope="module", autouse=True)
+@pytest.fixture(scope="module")
 def cluster() -> Iterator[None]:
     here = str(Path(__file__).parent)  # actors import their classes from this file
     with pytest.MonkeyPatch.context() as patch:
@@ -155,8 +155,11 @@ class Fleet:
     """The trainer and four rollouts; those that a test has killed are replaced for the next one."""
 
     def __init__(self) -> None:
-        self.trainer = ray.remote(Trainer).options(**OPTIONS).remote()
         self.rollouts = [self.one_more() for _ in range(4)]
+        self.start_trainer()
+
+    def start_trainer(self) -> None:
+        self.trainer = ray.remote(Trainer).options(**OPTIONS).remote()
         self.names = [f"rollout-{i}" for i in range(4)]
         self.endpoint = connect(self.trainer, self.rollouts, config=CONFIG)
 
@@ -164,9 +167,10 @@ class Fleet:
     def one_more() -> Any:
         return ray.remote(Rollout).options(**OPTIONS).remote()
 
-    def kill(self, index: int) -> None:
+    @staticmethod
+    def kill(actor: Any) -> None:
         """Returns when the process is gone: ray.kill does so before."""
-        pid = ray.get(self.rollouts[index].pid.remote())
+        pid = ray.get(actor.pid.remote())
         gone = os.pidfd_open(pid)
         os.kill(pid, signal.SIGKILL)
         select.select([gone], [], [])
@@ -197,6 +201,27 @@ def fleet(cluster: None) -> Fleet:
     return Fleet()
 
 
+class Driver(threading.Thread):
+    """A cycle on a thread of its own, for what happens in the middle of it."""
+
+    def __init__(self, fleet: Fleet) -> None:
+        super().__init__()
+        self._fleet = fleet
+        self._failed: BaseException | None = None
+        self.start()
+
+    def run(self) -> None:
+        try:
+            refit(self._fleet.trainer, self._fleet.rollouts)
+        except BaseException as why:
+            self._failed = why
+
+    def outcome(self) -> BaseException | None:
+        self.join()
+        return self._failed
+
+
+@pytest.mark.slow
 def test_each_cycle_gives_every_rollout_the_trainers_weights_and_the_states_return(
     fleet: Fleet,
 ) -> None:
@@ -214,6 +239,7 @@ def test_each_cycle_gives_every_rollout_the_trainers_weights_and_the_states_retu
     assert refit(fleet.trainer, fleet.rollouts, version=first + 10) == first + 10
 
 
+@pytest.mark.slow
 def test_a_rollout_killed_in_mid_refit_is_named_and_the_others_hold_one_version_and_go_on(
     fleet: Fleet,
 ) -> None:
@@ -221,22 +247,14 @@ def test_a_rollout_killed_in_mid_refit_is_named_and_the_others_hold_one_version_
     version = refit(fleet.trainer, fleet.rollouts)
     fleet.train()
     ray.get(fleet.trainer.halt_in_the_next.remote())
-    failed: list[BaseException] = []
-
-    def cycle() -> None:
-        try:
-            refit(fleet.trainer, fleet.rollouts)
-        except BaseException as why:
-            failed.append(why)
-
-    driver = threading.Thread(target=cycle)
-    driver.start()
+    driver = Driver(fleet)
     assert ray.get(fleet.trainer.wait_halted.remote())  # the version is under way
-    fleet.kill(2)
+    fleet.kill(fleet.rollouts[2])
     ray.get(fleet.trainer.go_on.remote())
-    driver.join()
-    assert isinstance(failed[0], PeerError)
-    assert fleet.names[2] in str(failed[0])
+    failed = driver.outcome()
+    assert isinstance(failed, PeerError)
+    assert fleet.names[2] in str(failed)
+    assert [worker.name for worker in failed.workers] == [fleet.names[2]]
     assert fleet.held(2) == [(version, before)] * 3
 
     weights = fleet.train()
@@ -247,6 +265,7 @@ def test_a_rollout_killed_in_mid_refit_is_named_and_the_others_hold_one_version_
     assert fleet.held() == [(version, weights)] * 4
 
 
+@pytest.mark.slow
 def test_a_rollout_that_dies_while_it_loads_is_named_and_the_others_have_the_new_version(
     fleet: Fleet,
 ) -> None:
@@ -263,6 +282,26 @@ def test_a_rollout_that_dies_while_it_loads_is_named_and_the_others_have_the_new
     assert fleet.held() == [(version + 2, weights)] * 4
 
 
+@pytest.mark.slow
+def test_a_trainer_killed_in_mid_refit_leaves_the_version_before_and_another_takes_over(
+    fleet: Fleet,
+) -> None:
+    before = fleet.train()
+    version = refit(fleet.trainer, fleet.rollouts)
+    fleet.train()
+    ray.get(fleet.trainer.halt_in_the_next.remote())
+    driver = Driver(fleet)
+    assert ray.get(fleet.trainer.wait_halted.remote())
+    fleet.kill(fleet.trainer)
+    assert isinstance(driver.outcome(), ray.exceptions.RayActorError)
+    assert fleet.held() == [(version, before)] * 4
+    fleet.start_trainer()
+    weights = fleet.train()
+    assert refit(fleet.trainer, fleet.rollouts) == 1  # another trainer counts anew
+    assert fleet.held() == [(1, weights)] * 4
+
+
+@pytest.mark.slow
 def test_a_rollout_that_refuses_is_named_and_takes_the_next_version(fleet: Fleet) -> None:
     ray.get(fleet.rollouts[1].fail_with.remote("the engine is out of memory"))
     with pytest.raises(PeerError, match=fleet.names[1]):
@@ -273,7 +312,8 @@ def test_a_rollout_that_refuses_is_named_and_takes_the_next_version(fleet: Fleet
     assert fleet.held() == [(version, weights)] * 4
 
 
-def test_trap_27_what_cannot_travel_between_processes_says_so() -> None:
+@pytest.mark.slow
+def test_trap_27_what_cannot_travel_between_processes_says_so(cluster: None) -> None:
     trainer = RefitTrainer()
     endpoint = trainer.open_publisher()
     assert endpoint.startswith("tcp://127.0.0.1:")
@@ -304,5 +344,27 @@ def test_a_wait_that_was_stopped_before_it_began_ends_at_once_and_the_next_waits
     trainer.close_publisher()
 
 
-def test_an_endpoint_for_other_nodes_has_this_nodes_address() -> None:
+@pytest.mark.slow
+def test_an_endpoint_for_other_nodes_has_this_nodes_address(cluster: None) -> None:
     assert node_endpoint() == f"tcp://{ray.util.get_node_ip_address()}:0"
+
+
+class Plain(RefitTrainer):
+    def refit_weights(self) -> Any:
+        return {"a": numpy.arange(6, dtype="float32"), "b": numpy.ones(3, dtype="int64")}
+
+
+def test_without_a_controller_any_arrays_are_published_and_who_comes_late_has_them_too() -> None:
+    trainer, rollout = Plain(), Rollout()
+    endpoint = trainer.open_publisher(config=CONFIG)
+    assert trainer.open_publisher() == endpoint
+    assert trainer.publish() == 1  # to nobody yet
+    rollout.subscribe(endpoint, "late", CONFIG)
+    trainer.wait_workers(1, 60.0)
+    assert rollout.receive(timeout=60.0) == 1
+    assert rollout.digest() == digest(trainer.refit_weights().items())
+    assert [worker.name for worker in trainer.workers()] == ["late"]
+    rollout.unsubscribe()
+    trainer.close_publisher()
+    with pytest.raises(StateError, match="open_publisher"):
+        trainer.version()
