@@ -5,7 +5,7 @@ import os
 import pickle
 import struct
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -239,7 +239,7 @@ def test_weights_that_say_what_they_are_need_not_be_held_together(
                 Counted.most = max(Counted.most, Counted.alive)
                 yield f"w{i}", made
 
-    monkeypatch.setattr("refit.publisher._HELD_BYTES", 300)
+    monkeypatch.setattr("refit._batch.HELD_BYTES", 300)
     with pair() as (publisher, worker):
         publisher.publish(Gathered())
     assert worker.seen[0] == {f"w{i}": bytes([i]) * 100 for i in range(50)}
@@ -248,11 +248,46 @@ def test_weights_that_say_what_they_are_need_not_be_held_together(
 
 def test_copies_of_scattered_tensors_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     # trap 30: one that is larger than the bound travels alone
-    monkeypatch.setattr("refit.publisher._HELD_BYTES", 64)
+    monkeypatch.setattr("refit._batch.HELD_BYTES", 64)
     scattered = {f"w{i}": torch.arange(8 * (i + 1.0)).view(-1, 4).t() for i in range(12)}
     with pair() as (publisher, worker):
         publisher.publish(scattered)
     assert worker.seen[0] == {n: t.contiguous().numpy().tobytes() for n, t in scattered.items()}
+
+
+def test_many_bytes_are_written_part_by_part(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("refit._batch.PART_BYTES", 100)
+    weights = {f"w{i}": os.urandom(size) for i, size in enumerate([10, 300, 0, 60, 40, 1, 99])}
+    with pair() as (publisher, worker):
+        publisher.publish(weights)
+    assert worker.seen[0] == weights
+
+
+def test_ctrl_c_is_heard_between_two_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    real = lib.refit_publisher_write_all
+    stop: list[Callable[[], object]] = []
+    written: list[int] = []
+
+    def write_all(*arguments: Any) -> int:
+        written.append(arguments[2])
+        stop[-1]()  # as run_interruptibly does when Ctrl-C comes
+        return int(real(*arguments))
+
+    def run(function: Callable[[], Any], cancel: Callable[[], object]) -> Any:
+        stop.append(cancel)
+        return function()
+
+    with pair() as (publisher, worker):
+        with monkeypatch.context() as patch:
+            patch.setattr("refit._batch.PART_BYTES", 100)
+            patch.setattr("refit.publisher.run_interruptibly", run)
+            patch.setattr(lib, "refit_publisher_write_all", write_all)
+            with pytest.raises(CancelledError, match="interrupted"):
+                publisher.publish({f"w{i}": bytes([i]) * 100 for i in range(10)})
+        assert written == [1]
+        assert publisher.version == 0
+        assert publisher.publish(ONE) == 2
+    assert len(worker.seen) == 1
 
 
 def test_who_refused_and_why_is_in_the_exception() -> None:

@@ -88,6 +88,7 @@ def _torch_types() -> dict[Any, Dtype]:
     return {there: dtype for there, dtype in named if there is not None}
 
 
+@functools.lru_cache(maxsize=64)  # asked for every tensor of every version
 def of_torch(there: "torch.dtype") -> Dtype:
     """refit's type of a PyTorch type; UnsupportedError if no version can carry it. Since 0.1."""
     found = _torch_types().get(there)
@@ -112,6 +113,7 @@ def to_torch(dtype: Dtype) -> "torch.dtype":
     return found  # type: ignore[no-any-return]
 
 
+@functools.lru_cache(maxsize=64)  # likewise: NumPy makes up a type's name each time
 def of_numpy(there: "numpy.dtype[Any]") -> Dtype:
     """refit's type of a NumPy type, ml_dtypes' included; UnsupportedError. Since 0.1."""
     found = _BY_NUMPY.get(there.name)

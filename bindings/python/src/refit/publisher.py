@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from refit import _abi, manifest, stats
+from refit._batch import Batch
 from refit._devices import open_device, stream_of
 from refit._handle import Handle
 from refit._library import call, encoded, lib
@@ -25,21 +26,8 @@ from refit.config import ConfigLike, make_config
 from refit.device import Device
 from refit.errors import CancelledError, InvalidError, NotFoundError, RefitError, StateError
 from refit.manifest import Alias, Collected, Tensors, TensorSpec
-from refit.source import Weight, in_row_order, weight_of
+from refit.source import Weight, weight_of
 from refit.worker import Worker, worker_of
-
-_HELD_BYTES = 64 << 20
-
-
-class _Batch:
-    """Bytes of one device, and what holds them while they are written."""
-
-    def __init__(self, device: int) -> None:
-        self.device = device
-        self.items: list[tuple[int, int, int]] = []
-        """Which tensor of the manifest, where its bytes are, and how many."""
-        self.held: list[Any] = []
-        self.held_bytes = 0
 
 
 class Publisher(Handle):
@@ -319,14 +307,14 @@ class Publisher(Handle):
 
     def _send_all(self, found: Collected) -> None:
         """The tensors are held by the caller: only copies are bounded."""
-        batch = _Batch(-1)
+        batch = Batch(-1)
         for index, weight in found.weights:
             batch = self._add(batch, index, weight, hold=False)
         self._flush(batch)
 
     def _send_stream(self, weights: Tensors) -> None:
         """The tensors may be made as they are taken: what is held is bounded."""
-        batch = _Batch(-1)
+        batch = Batch(-1)
         for name, tensor in manifest.pairs_of(weights):
             index, weight = self._match(name, tensor)
             if weight is not None:
@@ -351,20 +339,16 @@ class Publisher(Handle):
             )
         return index, weight
 
-    def _add(self, batch: _Batch, index: int, weight: Weight, *, hold: bool) -> _Batch:
+    def _add(self, batch: Batch, index: int, weight: Weight, *, hold: bool) -> Batch:
         """Adds a tensor's bytes to the batch, which is written first if it is full."""
-        if weight.device != batch.device or batch.held_bytes >= _HELD_BYTES:
+        if weight.device != batch.device or batch.full:
             self._flush(batch)
-            batch = _Batch(weight.device)
-        if hold or weight.layout is not None:
-            weight = in_row_order(weight)
-            batch.held.append(weight.tensor)
-            batch.held_bytes += weight.nbytes
-        batch.items.append((index, weight.pointer, weight.nbytes))
+            batch = Batch(weight.device)
+        batch.add(index, weight, hold=hold)
         return batch
 
-    def _flush(self, batch: _Batch) -> None:
-        if not batch.items:
+    def _flush(self, batch: Batch) -> None:
+        if len(batch) == 0:
             return
         pointer, device, after = self._live, None, None
         if batch.device >= 0:
@@ -373,10 +357,10 @@ class Publisher(Handle):
         stream = _abi.refit_stream_ref(after)
 
         def write() -> None:
-            for index, memory, nbytes in batch.items:
+            for part in batch.parts():
                 if stop.is_set():
                     raise CancelledError("the publish was interrupted")
-                call(lib.refit_publisher_write, pointer, index, memory, nbytes, device, stream)
+                call(lib.refit_publisher_write_all, pointer, part, len(part), device, stream)
 
         run_interruptibly(write, stop.set)
 

@@ -66,13 +66,12 @@ def _refuse_subclass(tensor: Any) -> None:
 
 def _check_kind(tensor: Any, torch: Any) -> None:
     kind = type(tensor)
-    if kind is not torch.Tensor and kind is not torch.nn.Parameter:
-        if kind.__torch_dispatch__ is not torch.Tensor.__torch_dispatch__:
-            _refuse_subclass(tensor)
-        if torch.nn.parameter.is_lazy(tensor):
-            raise InvalidError("this parameter has no shape yet: run the model once")
-    if tensor.layout is not torch.strided:
-        raise UnsupportedError(f"{tensor.layout} tensors cannot be sent: make it dense")
+    if kind is torch.nn.Parameter:
+        return
+    if kind.__torch_dispatch__ is not torch.Tensor.__torch_dispatch__:
+        _refuse_subclass(tensor)
+    if torch.nn.parameter.is_lazy(tensor):
+        raise InvalidError("this parameter has no shape yet: run the model once")
 
 
 def _cuda_number(tensor: Any) -> int:
@@ -90,7 +89,10 @@ def _unpacked(shape: tuple[int, ...], dtype: dtypes.Dtype) -> tuple[int, ...]:
 
 
 def _of_torch(tensor: Any, torch: Any) -> Weight:
-    _check_kind(tensor, torch)
+    if type(tensor) is not torch.Tensor:
+        _check_kind(tensor, torch)
+    if tensor.layout is not torch.strided:
+        raise UnsupportedError(f"{tensor.layout} tensors cannot be sent: make it dense")
     dtype = dtypes.of_torch(tensor.dtype)
     device = -1 if tensor.is_cpu else _cuda_number(tensor)
     shape = tuple(tensor.shape)
