@@ -136,13 +136,13 @@ configure() {
 # python_ready EXTRA,…: makes .venv with PyTorch, refit as these sources have it, and what its extras
 # name. pip looks into the network only if it is new or pyproject.toml has changed.
 python_ready() {
-    local pip=("$venv/bin/pip" -q --disable-pip-version-check) project=$root/bindings/python stamp
+    local pip=("$venv/bin/python" -m pip -q --disable-pip-version-check) project=$root/bindings/python stamp
     local package=("$project[$1]" "torch==$torch_version") # never another one for the sake of an extra
     stamp=$venv/.refit-${1//,/-}
     install_missing "${build_needs[@]}" "${python_needs[@]}" || return
-    if [ ! -x "$venv/bin/pip" ]; then
+    if ! "${pip[@]}" --version >/dev/null 2>&1; then # none, or one that was not finished
         say "Making .venv, with PyTorch $torch_version"
-        "$(python_command)" -m venv "$venv" || return
+        "$(python_command)" -m venv --clear "$venv" || return
     fi
     if cmp -s "$stamp" "$project/pyproject.toml"; then
         package=(--no-deps --no-index "$project")
