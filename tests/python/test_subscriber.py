@@ -364,3 +364,24 @@ def test_it_cannot_be_pickled_trap_27() -> None:
         pytest.raises(TypeError, match="cannot be pickled"),
     ):
         pickle.dumps(subscriber)
+
+
+def test_a_signal_that_another_thread_took_ends_a_wait() -> None:
+    class Alarm(Exception):
+        pass
+
+    def ring(*_: object) -> None:
+        raise Alarm
+
+    before = signal.signal(signal.SIGUSR1, ring)
+    taker = threading.Thread(target=lambda: signal.pthread_kill(taker.ident or 0, signal.SIGUSR1))
+    try:
+        with Subscriber("tcp://127.0.0.1:9") as subscriber:
+            timer = threading.Timer(0.05, taker.start)
+            timer.start()
+            with pytest.raises(Alarm):
+                subscriber.next(PATIENCE)
+            timer.join()
+            taker.join()
+    finally:
+        signal.signal(signal.SIGUSR1, before)

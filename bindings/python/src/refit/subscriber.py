@@ -25,13 +25,12 @@ from refit._devices import open_device
 from refit._handle import Handle
 from refit._library import call, encoded, lib
 from refit._turn import Turn
+from refit._waiting import SLICE_MS
 from refit.config import ConfigLike, make_config
 from refit.device import Device
 from refit.errors import CancelledError, DeadlineError, InvalidError, StateError
 from refit.update import Update
 from refit.worker import PATHS
-
-_LONGEST_S = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,7 +124,8 @@ class Subscriber(Handle):
             except CancelledError:
                 self._check_not_ending()
                 raise
-            poller.poll(min(math.ceil(min(left_s, _LONGEST_S) * 1000), _LONGEST_S * 1000))
+            # A signal that came just before, or to another thread, does not end a poll.
+            poller.poll(SLICE_MS if left_s * 1000 > SLICE_MS else math.ceil(left_s * 1000))
 
     def _take(self) -> Update:
         """The update that is there. One that an exception kept from the caller is given again."""
