@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 from broadcasting import LOCAL, both, contents, pair
+from refit import module_walk
 from refit.controller import Controller
 from refit.errors import InvalidError, PeerError, StaleError, StateError
 from refit.publisher import Publisher
@@ -323,3 +324,19 @@ def test_an_exception_under_a_controller_aborts_and_the_states_come_back() -> No
         optimizer.state_dict()
         after = [state["exp_avg"] for state in optimizer.state.values()]
         assert all(map(torch.equal, before, after))
+
+
+def test_a_publish_looks_at_the_model_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    looks: list[nn.Module] = []
+
+    def walk(model: nn.Module) -> list[module_walk.Found]:
+        looks.append(model)
+        return module_walk.walk_weights(model)
+
+    monkeypatch.setattr("refit.weights.walk_weights", walk)
+    model = nn.Linear(3, 2)
+    with Publisher(LOCAL) as publisher:
+        for cycle in range(1, 4):
+            with Transaction(publisher) as tx:
+                tx.send(named_weights(model, dtype=torch.bfloat16))
+            assert len(looks) == cycle

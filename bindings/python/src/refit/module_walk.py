@@ -6,7 +6,7 @@ wrappers wherever they sit, so a name is the one that the plain model has, which
 Hugging Face checkpoint. It knows names and wrappers only, not what becomes of the tensors.
 """
 
-from collections.abc import Iterator
+from typing import NamedTuple
 
 import torch
 from torch import nn
@@ -19,31 +19,43 @@ _WRAPPED = ("_orig_mod", "_checkpoint_wrapped_module")
 """Where torch.compile and the checkpoint wrapper keep the module that they wrap."""
 
 
-def walk_weights(model: nn.Module) -> Iterator[tuple[str, torch.Tensor, bool]]:
-    """Every parameter and buffer: (name, tensor, whether a checkpoint would have it).
+class Found(NamedTuple):
+    """One parameter or buffer; `saved`: whether a checkpoint would have it."""
 
-    Tied ones come once per name. FSDP2 modules are resharded first, so that what is read is what
-    the optimizer writes. UnsupportedError for FSDP1 and for adapters that are not merged.
+    name: str
+    tensor: torch.Tensor
+    is_parameter: bool
+    saved: bool
+
+
+def walk_weights(model: nn.Module) -> list[Found]:
+    """Every parameter and buffer; tied ones come once per name.
+
+    FSDP2 modules are resharded first, so that what is read is what the optimizer writes.
+    UnsupportedError for FSDP1 and for adapters that are not merged.
     """
-    yield from _walk(model, "")
+    found: list[Found] = []
+    _walk(model, "", found)
+    return found
 
 
-def _walk(module: nn.Module, prefix: str) -> Iterator[tuple[str, torch.Tensor, bool]]:
-    inner = _inside(module, prefix)
+def _walk(module: nn.Module, prefix: str, found: list[Found]) -> None:
+    inner = _inside(module, prefix) if module._modules else None
     if inner is not None:
-        yield from _walk(inner, prefix)
+        _walk(inner, prefix, found)
         return
     if isinstance(module, FSDPModule):
         module.reshard()
     for name, parameter in module._parameters.items():
         if parameter is not None:
-            yield prefix + name, parameter, True
+            found.append(Found(prefix + name, parameter, True, True))
     for name, buffer in module._buffers.items():
         if buffer is not None:
-            yield prefix + name, buffer, name not in module._non_persistent_buffers_set
+            saved = name not in module._non_persistent_buffers_set
+            found.append(Found(prefix + name, buffer, False, saved))
     for name, child in module._modules.items():
         if child is not None:
-            yield from _walk(child, f"{prefix}{name}.")
+            _walk(child, f"{prefix}{name}.", found)
 
 
 def _inside(module: nn.Module, prefix: str) -> nn.Module | None:

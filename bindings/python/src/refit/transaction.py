@@ -131,7 +131,9 @@ class Transaction:
     # ---- To the workers
 
     def _publish(self, publisher: "Publisher", weights: tuple[Tensors, ...]) -> None:
-        taken = [_settled(one) if not publisher.declared else one for one in weights]
+        taken = [_planned(one) for one in weights]
+        if not publisher.declared:
+            taken = [_settled(one) for one in taken]
         if not self._begun:
             _declare(publisher, taken)
             publisher.begin(self._asked)
@@ -251,6 +253,12 @@ def _specs_of(weights: Tensors) -> Sequence[TensorSpec] | None:
     if callable(manifest):
         return tuple(manifest())
     return collect(weights).specs if isinstance(weights, Mapping | Sequence) else None
+
+
+def _planned(weights: Tensors) -> Tensors:
+    """Weights that are asked twice, what they are and for their bytes, look at the model once."""
+    planned = getattr(weights, "planned", None)
+    return planned() if callable(planned) else weights
 
 
 def _is_settled(weights: Tensors) -> bool:

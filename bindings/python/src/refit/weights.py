@@ -17,10 +17,9 @@ It knows nothing of publishers. Torch is imported here.
 import hashlib
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Sequence
-from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from itertools import chain
-from typing import Literal, TypeAlias
+from typing import Literal, NamedTuple, TypeAlias
 
 import torch
 from torch import nn
@@ -31,7 +30,7 @@ from torch.distributed.tensor import DTensor
 from refit import dtypes, lockstep
 from refit.errors import InvalidError, NotFoundError, StateError, UnsupportedError
 from refit.manifest import TensorSpec
-from refit.module_walk import walk_weights
+from refit.module_walk import Found, walk_weights
 
 Names: TypeAlias = Collection[str] | Callable[[str], str | None]
 Keep: TypeAlias = Sequence[str] | Callable[[str, torch.Tensor], bool]
@@ -41,8 +40,7 @@ _CASTABLE = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
 """What a dtype policy applies to. Integers, booleans and fp8 mean something else by their bits."""
 
 
-@dataclass(frozen=True)
-class _Weight:
+class _Weight(NamedTuple):
     name: str
     tensor: torch.Tensor
     dtype: torch.dtype
@@ -85,7 +83,7 @@ class NamedWeights:
     @property
     def collective(self) -> bool:
         """Whether there is something to gather, so that all ranks have to iterate."""
-        return is_sharded(self._model) and lockstep.are_many(self.group)
+        return lockstep.are_many(self.group) and is_sharded(self._model)
 
     @property
     def yields_here(self) -> bool:
@@ -103,16 +101,16 @@ class NamedWeights:
 
     def manifest(self) -> list[TensorSpec]:
         """All names, tied ones included, with dtype and full shape. Gathers nothing. Since 0.1."""
-        return [one.spec for group in _grouped(self._plan()) for one in group]
+        return _specs(_grouped(self._plan()))
+
+    def planned(self) -> "NamedWeights | PlannedWeights":
+        """Likewise, looked at once: for who asks for the manifest and iterates right after it."""
+        return self if self.collective else PlannedWeights(_grouped(self._plan()))
 
     def __iter__(self) -> Iterator[tuple[str, torch.Tensor]]:
-        return self._iterate_together() if self.collective else self._iterate_alone()
-
-    def _iterate_alone(self) -> Iterator[tuple[str, torch.Tensor]]:
-        for group in _grouped(self._plan()):
-            given = _gather(group[0].tensor).to(group[0].dtype)
-            for one in group:
-                yield one.name, given
+        if self.collective:
+            return self._iterate_together()
+        return iter(PlannedWeights(_grouped(self._plan())))
 
     def _iterate_together(self) -> Iterator[tuple[str, torch.Tensor]]:
         left = iter(_grouped(self._plan_together()))
@@ -142,30 +140,30 @@ class NamedWeights:
     def _plan(self) -> list[_Weight]:
         first: dict[tuple[object, ...], str] = {}
         plan: list[_Weight] = []
-        for name, tensor in self._chosen():
-            dtype = self._dtype_of(name, tensor)
-            tie = first.setdefault((*_identity(name, tensor), dtype), name)
-            plan.append(_Weight(name, tensor, dtype, None if tie == name else tie))
+        for name, found in self._chosen():
+            tensor = found.tensor
+            dtype = tensor.dtype if self._dtype is None else self._dtype_of(name, found)
+            tie = first.setdefault((_identity(name, tensor), dtype), name)
+            plan.append(_Weight(name, tensor, dtype, None if tie is name else tie))
         _refuse_duplicates([one.name for one in plan])
         return plan
 
-    def _chosen(self) -> Iterator[tuple[str, torch.Tensor]]:
+    def _chosen(self) -> Iterator[tuple[str, Found]]:
         seen = set()
-        for name, tensor, in_checkpoint in walk_weights(self._model):
-            is_buffer = not isinstance(tensor, nn.Parameter)
-            if is_buffer and not (self._buffers == "all" or self._wants_buffer(in_checkpoint)):
+        for found in walk_weights(self._model):
+            if not found.is_parameter and not self._wants_buffer(found):
                 continue
-            seen.add(name)
-            chosen = self._rename(name)
+            seen.add(found.name)
+            chosen = found.name if self._names is None else self._rename(found.name)
             if chosen is not None:
-                yield chosen, tensor
+                yield chosen, found
         if self._names is not None and not callable(self._names):
             missing = sorted(set(self._names) - seen)
             if missing:
                 raise NotFoundError(f"the model has no weight {_some(missing)}")
 
-    def _wants_buffer(self, in_checkpoint: bool) -> bool:
-        return self._buffers == "persistent" and in_checkpoint
+    def _wants_buffer(self, found: Found) -> bool:
+        return self._buffers == "all" or (self._buffers == "persistent" and found.saved)
 
     def _rename(self, name: str) -> str | None:
         if self._names is None:
@@ -174,12 +172,11 @@ class NamedWeights:
             return self._names(name)
         return name if name in self._names else None
 
-    def _dtype_of(self, name: str, tensor: torch.Tensor) -> torch.dtype:
-        if self._dtype is None or tensor.dtype not in _CASTABLE:
-            return tensor.dtype
-        if not isinstance(tensor, nn.Parameter) or self._is_kept(name, tensor):
-            return tensor.dtype
-        return self._dtype
+    def _dtype_of(self, name: str, found: Found) -> torch.dtype:
+        own = found.tensor.dtype
+        if self._dtype is None or own not in _CASTABLE or not found.is_parameter:
+            return own
+        return own if self._is_kept(name, found.tensor) else self._dtype
 
     def _is_kept(self, name: str, tensor: torch.Tensor) -> bool:
         if self._keep is None:
@@ -187,6 +184,25 @@ class NamedWeights:
         if callable(self._keep):
             return self._keep(name, tensor)
         return any(fnmatchcase(name, pattern) for pattern in self._keep)
+
+
+class PlannedWeights:
+    """Weights as they are named and tied now, all of them here. Since 0.1."""
+
+    def __init__(self, groups: list[list[_Weight]]) -> None:
+        self._groups = groups
+
+    def manifest(self) -> list[TensorSpec]:
+        """All names, tied ones included, with dtype and shape. Since 0.1."""
+        return _specs(self._groups)
+
+    def __iter__(self) -> Iterator[tuple[str, torch.Tensor]]:
+        for group in self._groups:
+            given = _gather(group[0].tensor)
+            if given.dtype != group[0].dtype:
+                given = given.to(group[0].dtype)
+            for one in group:
+                yield one.name, given
 
 
 def named_weights(
@@ -238,18 +254,17 @@ def _identity(name: str, tensor: torch.Tensor) -> tuple[object, ...]:
         _refuse_strange(name, tensor._local_tensor)
         return ("sharded", id(tensor))
     _refuse_strange(name, tensor)
-    if tensor.numel() == 0:
-        return ("empty", id(tensor))
-    storage = tensor.untyped_storage()
-    if storage.nbytes() == 0:
+    place = tensor.data_ptr()
+    if place:
+        return (place, tensor.dtype, tensor.shape, tensor.stride())
+    if tensor.numel():
         raise StateError(f'weight "{name}" has no memory now: bring it back before you publish it')
-    place = (storage.data_ptr(), tensor.storage_offset())
-    return (str(tensor.device), *place, tensor.dtype, tuple(tensor.shape), tensor.stride())
+    return ("empty", id(tensor))
 
 
 def _refuse_strange(name: str, tensor: torch.Tensor) -> None:
     kind = type(tensor)
-    plain = kind in (torch.Tensor, nn.Parameter)
+    plain = kind is nn.Parameter or kind is torch.Tensor
     if not plain or tensor.layout != torch.strided:
         what = kind.__name__ if not plain else f"tensor with layout {tensor.layout}"
         raise UnsupportedError(
@@ -263,6 +278,10 @@ def _refuse_strange(name: str, tensor: torch.Tensor) -> None:
 def _gather(tensor: torch.Tensor) -> torch.Tensor:
     whole = tensor.detach()
     return whole.full_tensor() if isinstance(whole, DTensor) else whole
+
+
+def _specs(groups: list[list[_Weight]]) -> list[TensorSpec]:
+    return [one.spec for group in groups for one in group]
 
 
 def _grouped(plan: list[_Weight]) -> list[list[_Weight]]:
