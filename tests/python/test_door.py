@@ -36,3 +36,18 @@ def test_every_public_name_is_there(name: str) -> None:
 def test_other_names_are_refused() -> None:
     with pytest.raises(AttributeError, match="no attribute 'Controler'"):
         _ = refit.Controler  # type: ignore[attr-defined]
+
+
+def test_what_needs_pytorch_says_so_where_there_is_none() -> None:
+    program = """
+import sys
+sys.modules["torch"] = None
+import refit
+refit.Publisher, refit.Subscriber, refit.Config
+try:
+    refit.Controller
+except ImportError as why:
+    print(why)
+"""
+    said = "refit.Controller needs PyTorch 2.6 or later, which is not installed"
+    assert in_a_new_process(program).startswith(said)

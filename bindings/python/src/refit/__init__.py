@@ -74,7 +74,14 @@ def __getattr__(name: str) -> Any:
     place = _PLACES.get(name)
     if place is None:
         raise AttributeError(f"module 'refit' has no attribute {name!r}")
-    return getattr(import_module(place), name)
+    try:
+        return getattr(import_module(place), name)
+    except ModuleNotFoundError as why:
+        if why.name != "torch":
+            raise
+        raise ImportError(
+            f"refit.{name} needs PyTorch 2.6 or later, which is not installed (pip install torch)"
+        ) from why
 
 
 def __dir__() -> list[str]:
