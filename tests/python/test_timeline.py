@@ -64,6 +64,14 @@ def test_what_is_held_by_name_is_no_part_of_the_rest_of_the_process() -> None:
     assert after <= before - 4 * MIB
 
 
+def test_what_was_recorded_can_be_forgotten_but_not_what_is_held() -> None:
+    timeline = recorded()
+    timeline.forget()
+    assert timeline.spans == []
+    timeline.sample()
+    assert [value for _, value in timeline.series["arena"].points] == [64 * MIB]
+
+
 def test_memory_that_is_really_taken_is_seen() -> None:
     timeline = Timeline()
     timeline.sample()
@@ -260,3 +268,26 @@ def test_a_controller_draws_its_phases_its_arena_and_the_copies_behind() -> None
     assert timeline.spans[3].nbytes == 2 * weight.nbytes
     assert timeline.spans[3].start <= timeline.spans[2].start
     assert timeline.series["refit's arena"].points[-1][1] == 0
+
+
+def test_memory_of_states_on_a_cpu_goes_back_to_the_system_in_every_cycle() -> None:
+    import torch
+    from refit.controller import Controller
+
+    weights = [torch.nn.Parameter(torch.ones(1 << 19)) for _ in range(24)]  # 2 MiB each
+    for weight in weights:
+        weight.grad = torch.ones_like(weight)
+    optimizer = torch.optim.AdamW(weights)
+    optimizer.step()
+    nbytes = 2 * sum(it.nbytes for it in weights)
+    others = []
+    with Controller(optimizer, device="host") as controller:
+        controller.clear()
+        controller.prepare_for_training()
+        for _ in range(3):
+            others.append(torch.ones(1 << 19))  # stays, behind the states in the heap
+            before = _memory_now.process_bytes()["RssAnon"]
+            controller.clear()
+            freed = before - _memory_now.process_bytes()["RssAnon"]
+            assert freed > 0.9 * nbytes
+            controller.prepare_for_training()

@@ -27,7 +27,7 @@ OTHERS = ("#F0E442", "#56B4E9", "#999999", "#B8A3D9", "#C4B49A")
 BEHIND = "behind"
 ROWS = ("behind", "refit", "loop")
 INK = ("#2F4B66", "#7B95AD", "#A9B8C6", "#5D6D7E")
-AREA = ("#A8BACB", "#CBD6E0", "#E2E8EE", "#BCC7D1")
+AREA = ("#8FA9C2", "#D3DEE8", "#B3C4D3", "#E9EEF3")
 GIB, MIB = 1 << 30, 1 << 20
 
 

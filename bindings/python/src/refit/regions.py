@@ -8,6 +8,7 @@ was intended, so that one that failed, or that Ctrl-C ended, is done by calling 
 Which storages those are, and when they leave, is unknown here.
 """
 
+import ctypes
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
@@ -23,6 +24,8 @@ from refit.storages import Slot
 
 _LEGACY_STREAM = 1
 """cudaStreamLegacy: what PyTorch shows as stream 0 (see refit/device.h)."""
+
+_WORTH_TRIMMING = 64 << 20
 
 _MOVING = (_abi.REFIT_OFFLOADING, _abi.REFIT_RESTORING)
 _AWAY = (_abi.REFIT_OFFLOADED, _abi.REFIT_FAILED)
@@ -55,6 +58,16 @@ def refuse_capture(device: torch.device) -> None:
             "hold their old addresses. Capture while they stay, or give them addresses that stay "
             "with refit.mem_pool()"
         )
+
+
+def give_heap_back(freed: int) -> None:
+    """What ``empty_cache`` is on a GPU: freed tensors of a few MiB else stay in the C heap.
+
+    Not for so little that walking through the heap costs more. Nothing without glibc.
+    """
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+    if trim is not None and freed >= _WORTH_TRIMMING:
+        trim(0)
 
 
 class Regions:
@@ -152,6 +165,7 @@ class Regions:
     def _give_back(self, before: int) -> int:
         """Hands freed memory to the system; how many bytes that was, as far as it can be known."""
         if self.device.type != "cuda":
+            give_heap_back(self.nbytes)
             return self.nbytes
         torch.cuda.empty_cache()
         return max(0, before - self._reserved())

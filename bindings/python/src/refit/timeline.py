@@ -119,6 +119,11 @@ class Timeline:
                 series = self.series.setdefault(name, Series(name, side))
                 series.points.append((at, value))
 
+    def forget(self) -> None:
+        """Drops what was recorded, to begin anew; what is held by name stays held. Since 0.1."""
+        with self._lock:
+            self.spans, self.series = [], {}
+
     def __enter__(self) -> Self:
         if self._sampler is not None:
             raise StateError("this timeline is open already")
@@ -183,7 +188,7 @@ def _found(held: list[tuple[str, Side, int]]) -> list[tuple[str, Side, int]]:
     """What torch and the kernel say, without that of the process which is held by name."""
     gpu, process = _memory_now.gpu_bytes(), _memory_now.process_bytes()
     rest = max(0, process[_memory_now.ANONYMOUS] - sum(value for *_, value in held))
-    shared: tuple[str, Side, int] = ("shared memory", "host", process[_memory_now.SHARED])
+    shared: tuple[str, Side, int] = ("weights store", "host", process[_memory_now.SHARED])
     if gpu is None:
         return [("process", "device", rest), shared]
     on_gpu: list[tuple[str, Side, int]] = [(name, "device", value) for name, value in gpu.items()]

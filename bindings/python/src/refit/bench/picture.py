@@ -18,9 +18,9 @@ from refit.publisher import Publisher
 from refit.subscriber import Subscriber
 from refit.timeline import Timeline
 
-WIDTH, BATCH, ROLLOUTS = 1024, 64, 6
+WIDTH, BATCH, ROLLOUTS = 1024, 64, 4
 CYCLES, WORKERS = 2, 2
-EVERY_S = 0.004
+EVERY_S = 0.01
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -44,7 +44,7 @@ def _title(parameters: float) -> str:
 
 
 def record(parameters: float) -> Timeline:
-    """A timeline of some cycles, begun once the first step has made the states."""
+    """A timeline of some cycles after a first one."""
     layers = max(1, round(parameters / WIDTH**2))
     model = torch.nn.Sequential(*(torch.nn.Linear(WIDTH, WIDTH) for _ in range(layers)))
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
@@ -52,11 +52,14 @@ def record(parameters: float) -> Timeline:
     _step(model, optimizer, inputs)
     timeline = Timeline(sample_every_s=EVERY_S)
     with Crew(WORKERS) as crew, Publisher("tcp://127.0.0.1:0") as publisher:
-        crew.begin(WORKERS, _follow, publisher.endpoint, CYCLES)
+        crew.begin(WORKERS, _follow, publisher.endpoint, CYCLES + 1)
         publisher.wait_workers(WORKERS, PATIENCE_S)
-        with timeline, Controller(optimizer, model, device="host", timeline=timeline) as controller:
-            for _ in range(CYCLES):
-                _cycle(controller, publisher, model, optimizer, inputs, timeline)
+        with Controller(optimizer, model, device="host", timeline=timeline) as controller:
+            _cycle(controller, publisher, model, optimizer, inputs, timeline)
+            timeline.forget()  # the first cycle takes the arena and the store, once
+            with timeline:
+                for _ in range(CYCLES):
+                    _cycle(controller, publisher, model, optimizer, inputs, timeline)
         crew.end(WORKERS)
     return timeline
 
