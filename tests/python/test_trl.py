@@ -16,7 +16,7 @@ pytest.importorskip("trl")
 
 from datasets import Dataset  # noqa: E402
 from refit import Publisher, Subscriber  # noqa: E402
-from refit.errors import PeerError, UnsupportedError  # noqa: E402
+from refit.errors import InvalidError, NotFoundError, PeerError, UnsupportedError  # noqa: E402
 from refit.integrations.trl import RefitCallback  # noqa: E402
 from tokenizers import Tokenizer, models, pre_tokenizers  # noqa: E402
 from transformers import (  # noqa: E402
@@ -287,11 +287,15 @@ def test_a_training_that_an_exception_left_leaves_states_that_can_be_trained_on(
         return count_w3(completions)
 
     trainers = []
-    for callbacks in ([], [RefitCallback()]):
+    callback = RefitCallback()
+    for callbacks in ([], [callback]):
         calls: list[int] = []
         trainer = a_trainer(tmp_path, callbacks, fails_once)
         with pytest.raises(ZeroDivisionError):
             trainer.train()
+        callback.close()
+        if callbacks:
+            assert all(moment.untyped_storage().nbytes() > 0 for moment in moments(trainer))
         trainer.train()
         trainers.append(trainer)
     assert_same(*trainers)
@@ -314,6 +318,29 @@ def test_where_the_count_may_be_wrong_the_states_are_away_at_every_generation_al
 
 
 @pytest.mark.slow
+def test_a_step_that_failed_after_its_micro_batch_was_counted_puts_no_generation_out_of_step(
+    tmp_path: Path,
+) -> None:
+    class FailsOnce(TrainerCallback):
+        def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+            if state.global_step == 1 and not failed:
+                failed.append(1)
+                raise ZeroDivisionError("the trainer has counted this micro-batch, nobody else")
+
+    failed: list[int] = []
+    seen = Seen()
+    callback = RefitCallback()
+    loop = {"steps_per_generation": 2}
+    seen.trainer = a_trainer(tmp_path, [callback, FailsOnce()], seen, **loop)
+    with pytest.raises(ZeroDivisionError):
+        seen.trainer.train()
+    callback.close()
+    seen.trainer.train()
+    assert len(seen.bytes) == 3
+    assert set(seen.bytes) == {0}
+
+
+@pytest.mark.slow
 def test_close_again_does_nothing(tmp_path: Path) -> None:
     callback = RefitCallback()
     callback.close()
@@ -322,6 +349,13 @@ def test_close_again_does_nothing(tmp_path: Path) -> None:
     callback.close()
     callback.close()
     assert callback.controller is None
+
+
+def test_settings_that_cannot_be_are_refused_before_there_is_a_trainer() -> None:
+    with pytest.raises(NotFoundError, match="no_such"):
+        RefitCallback(offload_no_such=1)
+    with pytest.raises(InvalidError, match="keep"):
+        RefitCallback(grads="lose")  # type: ignore[arg-type]
 
 
 def test_a_trainer_that_says_not_when_it_generates_is_refused_with_the_versions_that_work(

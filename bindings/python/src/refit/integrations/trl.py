@@ -13,21 +13,23 @@ Nothing of the trainer is replaced or wrapped.
 It knows nothing of tensors, storages or sockets: it says *when*, and ``refit.Controller`` does it.
 """
 
-from collections.abc import Callable, Iterable, Mapping
-from os import PathLike
-from typing import TYPE_CHECKING, Any, Literal
+from collections.abc import Callable, Iterable
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
 import torch
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
+from refit.config import ConfigLike, make_config
 from refit.controller import Controller
 from refit.errors import UnsupportedError
+from refit.grads import Policy, policy_of
+from refit.observers import PhaseWatcher, TimerLike
 from refit.weights import named_weights
 
 if TYPE_CHECKING:
     from transformers import Trainer
 
-    from refit.config import Config
     from refit.publisher import Publisher
 
 KNOWN_TO_WORK = "TRL 1.16 with transformers 5.23 and accelerate 1.15"
@@ -39,35 +41,47 @@ class RefitCallback(TrainerCallback):  # type: ignore[misc]  # transformers is n
     """Takes the states off the device while TRL generates, and publishes the policy's weights.
 
     ``publisher``: where new weights go before a generation, once per optimizer step; it stays the
-    caller's, who closes it. Without one, nothing is published. ``config`` and ``overrides`` are the
-    controller's. ``weights``: what is published of the model, as pairs of name and tensor.
-    ``grads``: what becomes of grads that exist at a generation, as with ``Controller``; there are
-    some only if TRL generates inside a step that accumulates, and then they are needed: ``"keep"``.
+    caller's, who closes it. Without one, nothing is published. ``weights``: what is published of
+    the model, as pairs of name and tensor. ``config``, ``overrides``, ``timer``, ``timeline`` and
+    ``progress`` are the controller's; so is ``grads``: what becomes of grads that exist at a
+    generation. There are some only if TRL generates inside a step that accumulates, and then they
+    are needed: ``"keep"``.
     ``lockstep``: for a job of several ranks, on all of them: one has the publisher, the others help
     to gather what is sharded, and a refit that fails on one rank fails on all.
 
     Use one callback for one trainer. Errors of the controller and the publisher (a worker that was
     lost, a deadline) leave ``trainer.train()``; the states are safe then, and training can go on.
-    Since 0.1.
+    The constructor raises ConfigError, NotFoundError (no such option), InvalidError. Since 0.1.
     """
 
     def __init__(
         self,
         publisher: "Publisher | None" = None,
-        config: "Config | str | PathLike[str] | Mapping[str, Any] | None" = None,
+        config: ConfigLike = None,
         *,
         weights: Weights = named_weights,
-        grads: Literal["keep", "discard", "zero"] = "keep",
+        grads: Policy = "keep",
         lockstep: bool = False,
+        timer: TimerLike = None,
+        timeline: PhaseWatcher | None = None,
+        progress: bool | None = None,
         **overrides: Any,
     ) -> None:
         self.publisher = publisher
         self.controller: Controller | None = None
-        self._settings = {"config": config, "grads": grads, **overrides}
+        self._controller_of = partial(
+            Controller,
+            config=make_config(config, overrides),
+            grads=policy_of(grads),
+            timer=timer,
+            timeline=timeline,
+            progress=progress,
+        )
         self._weights = weights
         self._lockstep = lockstep
         self._micro_batches = 0  # as many as the trainer has trained on since it was made,
         self._counted_all = False  # if this callback has been there all the time
+        self._is_training = False
         self._published_step = -1  # the global step whose weights the workers have
         self._hook: torch.utils.hooks.RemovableHandle | None = None
 
@@ -96,11 +110,12 @@ class RefitCallback(TrainerCallback):  # type: ignore[misc]  # transformers is n
     ) -> None:
         """Takes over the optimizer that the trainer has made; a resumed one has its states."""
         self._generate_every(args)
-        if self.controller is not None:  # the last run was left in the middle of a micro-batch
+        if self._is_training:  # the last run was left by an exception, perhaps in a micro-batch
             self._counted_all = False
+        self._is_training = True
         self.close()
         model, optimizer = kwargs["model"], kwargs["optimizer"]
-        self.controller = Controller(optimizer, model, **self._settings)
+        self.controller = self._controller_of(optimizer, model)
         self._hook = model.register_forward_pre_hook(self._on_forward)
         self._published_step = -1
         if args.eval_on_start:
@@ -149,6 +164,7 @@ class RefitCallback(TrainerCallback):  # type: ignore[misc]  # transformers is n
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
         """The states are back and the hooks gone: as if there had been no callback."""
+        self._is_training = False
         self.close()
 
     # ---- What it makes of that ------------------------------------------------------------------
