@@ -492,24 +492,57 @@ def test_a_fixed_port_is_bound_by_the_first_policy_rank_only() -> None:
         one.finalize()
 
 
-def test_a_sender_that_is_cancelled_leaves_a_publisher_that_goes_on() -> None:
-    engine = nemo_rl.RefitCheckpointEngine(1 << 20, timeout_s=30.0)
-    metadata = [engine.prepare()]
+def _alone(rollouts: int) -> Any:
+    engine = nemo_rl.RefitCheckpointEngine(1 << 20, timeout_s=300.0)
     engine.init_policy_process_group(
-        worker_rank=0, train_world_size=1, rollout_world_size=0, metadata=metadata
+        worker_rank=0,
+        train_world_size=1,
+        rollout_world_size=rollouts,
+        metadata=[engine.prepare()],
     )
+    return engine
 
-    async def cancel_while_it_writes() -> None:
-        async def send() -> None:
-            await engine.send_weights(iter(WEIGHTS.items()))
 
-        task = asyncio.create_task(send())
-        await asyncio.sleep(0)  # it has begun to wait
+def test_a_sender_that_is_cancelled_while_it_waits_ends_and_goes_on_later() -> None:
+    engine = _alone(rollouts=1)  # nobody comes
+
+    async def cancel() -> None:
+        task = asyncio.create_task(engine.send_weights(iter(WEIGHTS.items())))
+        await asyncio.sleep(0)
         task.cancel()
         await task
 
     with pytest.raises(asyncio.CancelledError):
-        asyncio.run(cancel_while_it_writes())
+        asyncio.run(cancel())
+    engine.expect(0)
     asyncio.run(engine.send_weights(iter(WEIGHTS.items())))
     assert engine.version == 1
+    engine.finalize()
+
+
+def test_a_sender_that_is_cancelled_in_its_commit_drops_the_version() -> None:
+    engine = _alone(rollouts=1)
+    worker = nemo_rl.RefitCheckpointEngine(1 << 20, timeout_s=30.0)
+    worker.connect(engine.endpoint, "slow")
+    seen: list[str] = []
+
+    def weights() -> Any:
+        for name, tensor in WEIGHTS.items():
+            seen.append(name)
+            yield name, tensor
+
+    async def cancel() -> None:
+        task = asyncio.create_task(engine.send_weights(weights()))
+        arrival = asyncio.create_task(anext(aiter(worker.receive_weight_batches())))
+        await arrival  # committed by the trainer, and not yet applied
+        task.cancel()
+        await task
+
+    with pytest.raises(asyncio.CancelledError):
+        asyncio.run(cancel())
+    assert seen == list(WEIGHTS)
+    worker.finalize()
+    engine.expect(0)
+    asyncio.run(engine.send_weights(weights()))
+    assert engine.version == 2
     engine.finalize()

@@ -13,7 +13,7 @@ from urllib.parse import urlsplit
 
 from refit.errors import ConfigError, StateError
 from refit.integrations._intake import Intake, subscribe
-from refit.integrations._outlet import Outlet, beside, run_to_the_end
+from refit.integrations._outlet import Outlet, run_to_the_end
 
 if TYPE_CHECKING:
     from refit.publisher import Publisher
@@ -131,7 +131,8 @@ class Engine:
             return 0
         left = iter(weights)
         try:
-            await beside(self._publisher.wait_workers, self._expected, self._timeout_s)
+            wait = self._publisher.wait_workers
+            await self._outlet.beside(wait, self._expected, self._timeout_s)
             return await self._outlet.send_from_loop(left, version)
         finally:
             run_to_the_end(left)

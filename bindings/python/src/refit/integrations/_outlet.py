@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
-from refit.errors import StateError
+from refit.errors import CancelledError, StateError
 
 if TYPE_CHECKING:
     from refit.publisher import Publisher
@@ -55,15 +55,28 @@ class Outlet:
         left = iter(weights)
         try:
             ready = self._declare(left)
-            await beside(self._begin, version)
+            await self.beside(self._begin, version)
             self._write(ready)
-            await beside(self.publisher.commit)
+            await self.beside(self.publisher.commit)
         except BaseException:
             self._give_up()
             raise
         finally:
             run_to_the_end(left)
         return self.publisher.version
+
+    async def beside(self, call: Callable[..., Any], *arguments: Any) -> Any:
+        """Runs a call of the publisher that blocks, on a thread of the loop's executor. Cancelling
+        ends the call, and returns when it has ended: a publisher is one thread's at a time."""
+        running = asyncio.ensure_future(asyncio.to_thread(call, *arguments))
+        try:
+            return await asyncio.shield(running)
+        except asyncio.CancelledError:
+            self.publisher.cancel()
+            await asyncio.wait([running])
+            with suppress(CancelledError):  # one that came too late is not to end the next call
+                self.publisher.wait_workers(0, 0)
+            raise
 
     def _declare(self, weights: Iterator[tuple[str, Any]]) -> Named:
         if self._declared:
@@ -79,6 +92,9 @@ class Outlet:
         self.publisher.begin(version if usable else None)
 
     def _write(self, weights: Named) -> None:
+        if isinstance(weights, list):
+            self.publisher.write_all(weights)
+            return
         for name, tensor in weights:
             self.publisher.write(name, tensor)
 
@@ -88,17 +104,6 @@ class Outlet:
         self._declared = False
         with suppress(StateError):
             self.publisher.abort()
-
-
-async def beside(call: Callable[..., Any], *arguments: Any) -> Any:
-    """Runs what blocks on a thread of the loop's executor. Who is cancelled meanwhile still waits
-    for its end, which its own deadline bounds: a publisher is one thread's at a time."""
-    running = asyncio.ensure_future(asyncio.to_thread(call, *arguments))
-    try:
-        return await asyncio.shield(running)
-    except asyncio.CancelledError:
-        await asyncio.wait([running])
-        raise
 
 
 def run_to_the_end(weights: Iterator[Any]) -> None:
