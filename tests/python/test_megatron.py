@@ -38,6 +38,14 @@ def test_masters_beside_the_states_are_found_and_none_entries_are_not() -> None:
     assert len(set(names)) == len(names)
 
 
+def test_empty_shards_are_no_masters() -> None:  # trap 4
+    optimizer = _stepped(_model())
+    before = len(list(megatron.unwrap(optimizer).tensors()))
+    optimizer.shard_fp32_from_float16_groups[0] += [torch.empty(0), None]
+    optimizer.shard_fp32_from_float16_groups.append([])
+    assert len(list(megatron.unwrap(optimizer).tensors())) == before
+
+
 def test_a_chain_is_taken_apart_and_a_stub_without_an_optimizer_is_skipped() -> None:
     dense, expert = _stepped(_model()), _stepped(_model())
     stub = mcore.MegatronOptimizer(None)

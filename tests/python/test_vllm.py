@@ -91,6 +91,24 @@ def test_a_failed_load_is_refused_with_its_words_and_the_next_version_heals(
     assert _holds(worker, 2)
 
 
+def test_after_a_load_that_failed_half_way_no_version_is_claimed(
+    publishing: Trainer, worker: Any
+) -> None:  # trap 12
+    worker.refit_connect(publishing.endpoint)
+    done = publishing.publish(_weights(1))
+    worker.refit_update(timeout=WAIT_S)
+    done.result()
+    worker.model_runner.model.fails_at = "layers.0.weight"
+    done = publishing.publish(_weights(2))
+
+    with pytest.raises(RuntimeError, match="no room"):
+        worker.refit_update(timeout=WAIT_S)
+
+    with pytest.raises(PeerError):
+        done.result()
+    assert worker.refit_version() == 0
+
+
 def test_a_version_that_is_loaded_is_not_waited_for_again(
     publishing: Trainer, worker: Any
 ) -> None:  # trap 35
