@@ -237,3 +237,19 @@ def publish_beside_pyzmq() -> None:
         publish_without_libraries()
         one.send(b"still here")
         print(two.recv().decode(), flush=True)
+
+
+def load_with_torch(endpoint: str, device: str, out: Connection, options: dict[str, Any]) -> None:
+    """A worker that loads versions into PyTorch tensors on ``device``; ends with ``out``."""
+    import torch
+
+    target = {"w": torch.zeros(256, 128, device=device), "b": torch.zeros(3, device=device)}
+    with Subscriber(endpoint, worker="gpu", **options) as subscriber:
+        subscriber.use_device(torch.device(device))
+        threading.Thread(target=_wake_at_end, args=(out, subscriber), daemon=True).start()
+        for update in subscriber:
+            with update:
+                update.load_into(target)
+                where, path = update.device, subscriber.describe().path
+            sums = [float(tensor.double().sum()) for tensor in target.values()]
+            out.send((update.version, where, path, sums))

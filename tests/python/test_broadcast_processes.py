@@ -274,3 +274,28 @@ def test_pyzmq_may_be_in_the_same_process() -> None:
     lines = run("publish_beside_pyzmq")
     assert lines[0] == "took True"
     assert lines[-1] == "still here"
+
+
+@pytest.mark.slow
+def test_a_worker_on_the_trainers_gpu_reads_the_weights_there(
+    start: Starter, torch_device: str
+) -> None:
+    import torch
+
+    torch_weights = {
+        "w": torch.arange(256 * 128.0, device=torch_device).view(128, 256).t(),
+        "b": torch.ones(3, device=torch_device),
+    }
+    sums = [float(tensor.double().sum()) for tensor in torch_weights.values()]
+    with Publisher(LOCAL) as publisher:
+        publisher.use_device(torch.device(torch_device))
+        one = start(children.load_with_torch, publisher.endpoint, torch_device, Connection, {})
+        publisher.wait_workers(1, PATIENCE)
+        for version in (1, 2):
+            publisher.publish(torch_weights)
+            told = one.hear()
+            assert (told[0], told[3]) == (version, sums)
+            assert told[1] in ("cpu", torch_device)
+            # Where the GPU's memory can be mapped, it is; a host device has nothing to share.
+            assert (told[1] == "cpu") == (told[2] != "cuda_ipc")
+        one.end()

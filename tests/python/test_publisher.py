@@ -37,16 +37,16 @@ from refit.source import Weight, weight_of
 ONE = {"w": np.arange(4, dtype=np.float32)}
 
 
-def test_a_version_reaches_a_worker_whole() -> None:
-    matrix = torch.arange(6.0).view(2, 3)
+def test_a_version_reaches_a_worker_whole(torch_device: str) -> None:
+    matrix = torch.arange(6.0, device=torch_device).view(2, 3)
     weights = {
         "a": matrix,
         "a.tied": matrix,
         "a.turned": matrix.t(),
         "bf16": matrix.bfloat16(),
         "fp8": matrix.to(torch.float8_e4m3fn),
-        "scalar": torch.tensor(3),
-        "empty": torch.empty(0, 4),
+        "scalar": torch.tensor(3, device=torch_device),
+        "empty": torch.empty(0, 4, device=torch_device),
         "array": np.arange(3, dtype=np.int16),
         "bytes": b"abc",
         "alias": Alias("array"),
@@ -59,8 +59,8 @@ def test_a_version_reaches_a_worker_whole() -> None:
     assert list(seen) == list(weights)
     assert seen["a"] == seen["a.tied"] == struct.pack("6f", *range(6))
     assert seen["a.turned"] == struct.pack("6f", 0, 3, 1, 4, 2, 5)
-    assert seen["bf16"] == matrix.bfloat16().view(torch.uint8).numpy().tobytes()
-    assert seen["fp8"] == matrix.to(torch.float8_e4m3fn).view(torch.uint8).numpy().tobytes()
+    for name, dtype in (("bf16", torch.bfloat16), ("fp8", torch.float8_e4m3fn)):
+        assert seen[name] == matrix.to(dtype).view(torch.uint8).cpu().numpy().tobytes()
     assert seen["scalar"] == struct.pack("q", 3)
     assert seen["empty"] == b""
     assert seen["array"] == seen["alias"] == struct.pack("3h", 0, 1, 2)
@@ -246,13 +246,18 @@ def test_weights_that_say_what_they_are_need_not_be_held_together(
     assert Counted.most <= 6
 
 
-def test_copies_of_scattered_tensors_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_copies_of_scattered_tensors_are_bounded(
+    monkeypatch: pytest.MonkeyPatch, torch_device: str
+) -> None:
     # trap 30: one that is larger than the bound travels alone
     monkeypatch.setattr("refit._batch.HELD_BYTES", 64)
-    scattered = {f"w{i}": torch.arange(8 * (i + 1.0)).view(-1, 4).t() for i in range(12)}
+    scattered = {
+        f"w{i}": torch.arange(8 * (i + 1.0), device=torch_device).view(-1, 4).t() for i in range(12)
+    }
     with pair() as (publisher, worker):
         publisher.publish(scattered)
-    assert worker.seen[0] == {n: t.contiguous().numpy().tobytes() for n, t in scattered.items()}
+    expected = {name: tensor.cpu().contiguous().numpy() for name, tensor in scattered.items()}
+    assert worker.seen[0] == {name: array.tobytes() for name, array in expected.items()}
 
 
 def test_many_bytes_are_written_part_by_part(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -19,7 +19,9 @@ from refit.errors import (
 )
 from refit.manifest import Typed
 from refit.publisher import Publisher
+from refit.subscriber import _cuda_number
 from refit.update import Update
+from refit.view import _CudaBytes
 
 MATRIX = torch.arange(6.0).view(2, 3)
 
@@ -386,12 +388,13 @@ def test_a_tied_weight_is_there_under_one_of_its_names_trap_1() -> None:
     assert equal(snapshot(source), snapshot(target))
 
 
-def test_mappings_of_tensors_and_arrays_are_loaded() -> None:
-    tensors, arrays = {"w": torch.zeros(3, 2).t()}, {"w": np.zeros((2, 3), np.float32)}
+def test_mappings_of_tensors_and_arrays_are_loaded(torch_device: str) -> None:
+    tensors = {"w": torch.zeros(3, 2, device=torch_device).t()}
+    arrays = {"w": np.zeros((2, 3), np.float32)}
     with published({"w": MATRIX}) as update:
         update.load_into(tensors)
         update.load_into(arrays)
-    assert torch.equal(tensors["w"], MATRIX)
+    assert torch.equal(tensors["w"].cpu(), MATRIX)
     assert arrays["w"].tolist() == MATRIX.tolist()
 
 
@@ -543,3 +546,81 @@ def test_a_load_in_inference_mode_leaves_a_model_that_can_be_trained() -> None:
         update.load_into(target)
     target["head"](torch.ones(3)).sum().backward()
     assert target["head"].weight.grad is not None
+
+
+# ---- In a GPU's memory, as far as a machine without one can tell
+
+
+class OnAGpu:
+    """An update whose bytes are said to lie on a GPU; host memory is there."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, update: Update) -> None:
+        self.waited: list[int] = []
+        monkeypatch.setattr(update, "_cuda", 3)
+        monkeypatch.setattr(torch.cuda, "synchronize", self.waited.append)
+
+
+def test_a_gpus_memory_is_shown_to_pytorch_and_dlpack_only(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    with published({"w": MATRIX}) as update:
+        OnAGpu(monkeypatch, update)
+        view = update["w"]
+        assert update.device == "cuda:3"
+        assert view.__dlpack_device__() == (2, 3)
+        with pytest.raises(UnsupportedError, match="w lies in a GPU's memory and cannot be bytes"):
+            _ = view.bytes
+        with pytest.raises(UnsupportedError, match="cannot be a NumPy array"):
+            view.numpy()
+        assert not update._lent
+        update.refuse()
+
+
+def test_work_on_the_gpu_is_waited_for_before_the_memory_may_go_trap_19(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    with published({"w": MATRIX}) as update:
+        kept = update["w"].torch()
+        gpu = OnAGpu(monkeypatch, update)
+        update.accept()
+        assert gpu.waited == [3]
+        update.close()
+        assert gpu.waited == [3, 3]
+        assert kept.numel() == 0
+
+
+def test_nothing_is_waited_for_if_no_tensor_was_made(monkeypatch: pytest.MonkeyPatch) -> None:
+    with published({"w": MATRIX}) as update:
+        gpu = OnAGpu(monkeypatch, update)
+        update.accept()
+        assert gpu.waited == []
+
+
+def test_device_memory_is_described_to_pytorch_as_bytes() -> None:
+    owner = object()
+    raw = _CudaBytes(4096, 24, owner)
+    described = raw.__cuda_array_interface__
+    assert described["data"] == (4096, False)
+    assert (described["shape"], described["typestr"]) == ((24,), "|u1")
+    assert raw._owner is owner
+
+
+def test_the_gpu_is_found_by_its_uuid_and_not_by_its_number(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    class Properties:
+        def __init__(self, number: int) -> None:
+            self.uuid = f"1234-{number}"
+
+    class Info:
+        uuid = "GPU-1234-2"
+
+    class Named:
+        info = Info
+
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 4)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", Properties)
+    assert _cuda_number(Named) == 2
+    Info.uuid = "GPU-99"
+    with pytest.raises(StateError, match="does not see the GPU 99"):
+        _cuda_number(Named)

@@ -268,6 +268,7 @@ def _cuda_number(device: Device) -> int:
 
     uuid = device.info.uuid.removeprefix("GPU-")
     for number in range(torch.cuda.device_count()):
-        if str(torch.cuda.get_device_properties(number).uuid) == uuid:
+        theirs = str(torch.cuda.get_device_properties(number).uuid)
+        if theirs.removeprefix("GPU-") == uuid:
             return number
     raise StateError(f"PyTorch does not see the GPU {uuid} of this subscriber")
