@@ -295,6 +295,30 @@ def test_ctrl_c_is_heard_between_two_parts(monkeypatch: pytest.MonkeyPatch) -> N
     assert len(worker.seen) == 1
 
 
+@pytest.mark.parametrize("which", [0, 1, 2])
+def test_ctrl_c_right_behind_a_step_leaves_nothing_open(
+    monkeypatch: pytest.MonkeyPatch, which: int
+) -> None:
+    steps: list[int] = []
+
+    def run(function: Callable[[], Any], _cancel: Callable[[], object]) -> Any:
+        function()
+        steps.append(len(steps))
+        if steps[-1] == which:  # begin, write, commit
+            raise KeyboardInterrupt
+
+    with pair() as (publisher, worker):
+        with monkeypatch.context() as patch:
+            patch.setattr("refit.publisher.run_interruptibly", run)
+            with pytest.raises(KeyboardInterrupt):
+                publisher.publish(ONE)
+        assert publisher.version == (1 if which == 2 else 0)
+        publisher.begin()
+        publisher.abort()
+        assert publisher.publish(ONE) == 3
+        assert worker.subscriber.describe().version == 3
+
+
 def test_who_refused_and_why_is_in_the_exception() -> None:
     def refuse(update: Any) -> None:
         raise RuntimeError("no such layer: lm_head")

@@ -256,7 +256,13 @@ class Publisher(Handle):
 
     def _begin(self, version: int | None) -> None:
         pointer, number = self._live, _number(version)
-        self._wait(lambda: call(lib.refit_publisher_begin, pointer, number))
+        try:
+            self._wait(lambda: call(lib.refit_publisher_begin, pointer, number))
+        except RefitError:
+            raise
+        except BaseException:  # Ctrl-C is raised also where the call had succeeded
+            self._drop()
+            raise
 
     def _commit(self) -> None:
         pointer = self._live

@@ -93,11 +93,12 @@ class Subscriber(Handle):
         """Waits for the next committed version; the caller closes it (``with update:``). Since 0.1.
 
         ``timeout`` in seconds; 0 only looks, None is the subscriber's own, and that for ever unless
-        it was given. Raises DeadlineError (a TimeoutError: nothing new in time; the sentence says
-        whether there is a trainer), CancelledError after ``wake``, StateError (an update is still
-        open, or closed meanwhile), SecurityError or ProtocolError (the trainer refused this worker
-        for good), SystemCallError and UnsupportedError (what broadcast.shm or broadcast.gpu require
-        is not to be had). Ctrl-C ends the wait.
+        it was given (``math.inf``: for ever all the same). Raises DeadlineError (a TimeoutError:
+        nothing new in time; the sentence says whether there is a trainer), CancelledError after
+        ``wake``, StateError (an update is still open, or closed meanwhile), SecurityError or
+        ProtocolError (the trainer refused this worker for good), SystemCallError and
+        UnsupportedError (what broadcast.shm or broadcast.gpu require is not to be had). Ctrl-C ends
+        the wait.
         """
         seconds = self._timeout if timeout is None else timeout
         if seconds is not None and not seconds >= 0:
