@@ -2,6 +2,8 @@
 
 import importlib
 import inspect
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -80,3 +82,13 @@ def test_vllm_names_the_extension(root: Path) -> None:
 def test_sglang_names_loaders(root: Path) -> None:
     for path in _read(root, "sglang")["custom-weight-loader"]:
         assert list(inspect.signature(_named(path)).parameters) == ["model", "named_tensors"]
+
+
+def test_no_adapter_imports_its_framework() -> None:
+    names = [*NAMES, "megatron"]
+    loads = "; ".join(f"import refit.integrations.{name}" for name in names)
+    shows = f"import sys; print(*[one for one in {[*names, 'ray']!r} if one in sys.modules])"
+    said = subprocess.run(
+        [sys.executable, "-c", f"{loads}; {shows}"], capture_output=True, text=True, check=True
+    )
+    assert said.stdout.split() == []
