@@ -74,6 +74,15 @@ def ranks_hold_other_weights(rank: int) -> object:
     return names_until_error(sharded_model(), lambda name: f"{name}{rank}")
 
 
+def root_is_no_rank(rank: int) -> object:
+    model = sharded_model()
+    try:
+        list(named_weights(model, root=2))
+    except LockstepError as why:
+        return str(why)
+    return "no error"
+
+
 def names_until_error(model: nn.Module, names: Callable[[str], str]) -> str:
     try:
         list(named_weights(model, names=names))
@@ -144,6 +153,7 @@ SCENES: tuple[Scene, ...] = (
     root_stops_early,
     one_rank_cannot_begin,
     ranks_hold_other_weights,
+    root_is_no_rank,
     one_rank_is_at_its_end_already,
     fsdp2_model_gives_what_it_had,
     all_ranks_learn_the_version,

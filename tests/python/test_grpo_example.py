@@ -5,11 +5,13 @@ import os
 import signal
 import subprocess
 import sys
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
 import psutil
 import pytest
+import refit
 import torch
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
@@ -113,3 +115,46 @@ def test_options_that_mean_nothing_are_refused(root: Path, arguments: list[str])
     done = run(root, *arguments)
     assert done.returncode == 2
     assert "usage:" in done.stderr
+
+
+def work_that_dies_once(endpoint: str, worker: int, seed: int, pipe: Connection) -> None:
+    """A worker; the first one dies while it applies version 2, if it has not died before."""
+    from grpo_torch_parts.fleet import send_batch
+    from grpo_torch_parts.policy import Batch
+
+    with refit.Subscriber(endpoint, worker=f"rollout-{worker}") as subscriber:
+        for update in subscriber:
+            died = Path(os.environ["GRPO_TEST_DIED"])
+            if worker == 0 and update.version == 2 and not died.exists():
+                died.touch()
+                os._exit(9)
+            with update:
+                version = update.version
+            send_batch(pipe, Batch(version, *[torch.zeros(1)] * 4))
+
+
+def test_a_worker_that_dies_in_the_middle_of_a_switch_does_not_end_the_training(
+    root: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.syspath_prepend(str(root / "examples"))
+    monkeypatch.setenv("GRPO_TEST_DIED", str(tmp_path / "died"))
+    import grpo_torch
+
+    policy = grpo_torch.Policy()
+    optimizer = torch.optim.AdamW(policy.parameters())
+    with (
+        refit.Publisher("tcp://127.0.0.1:0") as publisher,
+        refit.Controller(optimizer, policy) as controller,
+        grpo_torch.Fleet(2, work_that_dies_once, publisher.endpoint, 0) as workers,
+    ):
+        publisher.wait_workers(2, 120)
+        for _ in range(3):
+            version = grpo_torch.refit_workers(controller, publisher, workers, policy)
+            assert [batch.version for batch in workers.gather(version)] == [version] * 2
+    assert (tmp_path / "died").exists()
+    said = capsys.readouterr().err
+    assert "rollout-0" in said.splitlines()[0]
+    assert "ended with 9; a new one takes its place" in said

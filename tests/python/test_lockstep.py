@@ -49,6 +49,10 @@ def test_ranks_with_other_weights_stop_before_they_gather(seen: list[dict[str, A
     assert all("holds other weights" in one["ranks_hold_other_weights"] for one in seen)
 
 
+def test_a_root_that_is_no_rank_is_refused(seen: list[dict[str, Any]]) -> None:
+    assert all("rank 2 cannot be the root" in one["root_is_no_rank"] for one in seen)
+
+
 def test_a_rank_that_failed_before_it_sent_is_heard_at_the_beginning(
     seen: list[dict[str, Any]],
 ) -> None:  # trap 34

@@ -130,12 +130,18 @@ class NamedWeights:
     def _plan_together(self) -> list[_Weight]:
         """The weights to gather, once all ranks have said that they will gather the same."""
         try:
+            self._check_root()
             plan = self._plan()
         except Exception as why:
             lockstep.agree(self.group, "beginning", error=lockstep.sentence_of(why))
             raise
         lockstep.agree(self.group, "beginning", detail=_digest(plan))
         return plan
+
+    def _check_root(self) -> None:
+        ranks = torch.distributed.get_world_size(self.group)
+        if self._root is not None and not 0 <= self._root < ranks:
+            raise InvalidError(f"rank {self._root} cannot be the root: there are {ranks} ranks")
 
     def _plan(self) -> list[_Weight]:
         first: dict[tuple[object, ...], str] = {}
