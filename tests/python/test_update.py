@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 from broadcasting import PATIENCE, both, pair, published
+from refit._library import lib
 from refit.errors import (
     InvalidError,
     NotFoundError,
@@ -624,3 +625,36 @@ def test_the_gpu_is_found_by_its_uuid_and_not_by_its_number(
     Info.uuid = "GPU-99"
     with pytest.raises(StateError, match="does not see the GPU 99"):
         _cuda_number(Named)
+
+
+def test_a_close_that_ctrl_c_cut_short_does_not_end_the_next_update_trap_12(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    real = lib.refit_update_close
+
+    def close_and_raise(pointer: int) -> None:
+        real(pointer)
+        raise KeyboardInterrupt
+
+    def take_two() -> None:
+        first = subscriber.next(PATIENCE)
+        first.accept()
+        with monkeypatch.context() as patch:
+            patch.setattr(lib, "refit_update_close", close_and_raise)
+            with pytest.raises(KeyboardInterrupt):
+                first.close()
+        with subscriber.next(PATIENCE) as second:
+            for call in (first.views().__next__, first.refuse, first.accept):
+                with pytest.raises(StateError, match="version 1 is closed"):
+                    call()
+            first.close()
+            seen.append(second["w"].numpy().tolist())
+
+    seen: list[Any] = []
+    with both() as (publisher, subscriber):
+        worker = threading.Thread(target=take_two)
+        worker.start()
+        publisher.publish({"w": MATRIX})
+        publisher.publish({"w": MATRIX})
+        worker.join()
+    assert seen == [MATRIX.tolist()]

@@ -29,7 +29,7 @@ from refit._waiting import SLICE_MS
 from refit.config import ConfigLike, make_config
 from refit.device import Device
 from refit.errors import CancelledError, DeadlineError, InvalidError, StateError
-from refit.update import Update
+from refit.update import Current, Update
 from refit.worker import PATHS
 
 
@@ -74,6 +74,7 @@ class Subscriber(Handle):
         self._guard = threading.RLock()
         self._timeout = timeout
         self._ending = False
+        self._current = Current()
         self._update: weakref.ref[Update] | None = None
         self._device: Device | None = None
         self._device_is_ours = False
@@ -135,7 +136,8 @@ class Subscriber(Handle):
             call(lib.refit_subscriber_next, pointer, 0, ctypes.byref(self._arrived))
         arrived = self._arrived.value
         assert arrived is not None
-        update = Update(self, self._turn, arrived, self._device_of(arrived))
+        self._current.serial += 1
+        update = Update(self, self._turn, self._current, arrived, self._device_of(arrived))
         self._update = weakref.ref(update)
         self._arrived.value = None
         return update

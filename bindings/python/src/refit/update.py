@@ -28,6 +28,13 @@ if TYPE_CHECKING:
 _NO_ALIAS = 0xFFFFFFFF
 
 
+class Current:
+    """Which update of a subscriber is open: C has one place for all of them, one after another."""
+
+    def __init__(self) -> None:
+        self.serial = 0
+
+
 class Update(Handle):
     """One version. ``Subscriber.next`` gives it; one is open at a time. Since 0.1.
 
@@ -40,9 +47,13 @@ class Update(Handle):
     """For a refusal: whether the engine still runs on the version before. None: as long as no
     tensor was handed out."""
 
-    def __init__(self, subscriber: Handle, turn: Turn, pointer: int, device: int) -> None:
+    def __init__(
+        self, subscriber: Handle, turn: Turn, current: Current, pointer: int, device: int
+    ) -> None:
         self._subscriber = subscriber
         self._turn = turn
+        self._current = current
+        self._serial = current.serial
         self._decided = False
         self._cuda = device
         self._lent = False
@@ -184,7 +195,7 @@ class Update(Handle):
     def _close(self, pointer: int) -> None:
         """Views end. An undecided update is refused, with nothing held if any was handed out."""
         self._settle()
-        if not self._subscriber.closed:
+        if not self._subscriber.closed and self._is_current:
             lib.refit_update_close(pointer)
         self._call_back()
 
@@ -214,13 +225,25 @@ class Update(Handle):
     def _remember(self, tensor: Any) -> None:
         self._tensors.append(weakref.ref(tensor))
 
+    @property
+    def _is_current(self) -> bool:
+        """False once another one has come: a close that Ctrl-C cut short had ended this one."""
+        return self._serial == self._current.serial
+
+    @property
+    def _live(self) -> int:
+        self._check_open()
+        return super()._live
+
     def _check(self) -> None:
-        if self.closed:
+        _ = self._live
+
+    def _check_open(self) -> None:
+        if self.closed or not self._is_current:
             raise StateError(
                 f"version {self._version} is closed, and its tensors ended with it: copy what is "
                 "to stay (copy=True)"
             )
-        _ = self._live
 
     def _check_undecided(self) -> None:
         if self._decided:
