@@ -73,9 +73,9 @@ class Fleet:
         return {"prompt_ids": ids, "completion_ids": completions, "logprobs": None}
 
     def close(self) -> None:
-        """Ends the processes."""
+        """Ends the processes: a worker whose pipe is closed has nothing to wait for."""
         for pipe in self.pipes:
-            pipe.send(None)
+            pipe.close()
         for process in self.processes:
             process.join()
 
@@ -122,7 +122,8 @@ def printer(fleet: Fleet | None) -> Any:
                 away = logs["refit/offload_bytes"] / 1e6
                 wait = logs["refit/restore_exposed_s"] * 1e3
                 held = fleet.held if fleet else ""
-                print(f"{step:4} {logs['reward']:7.2f} {away:12.2f} {wait:11.3f}  {held}")
+                sent = f"{logs['refit/publish_s'] * 1e3:11.3f}  {held}" if fleet else ""
+                print(f"{step:4} {logs['reward']:7.2f} {away:12.2f} {wait:11.3f} {sent}".rstrip())
 
     return Printer()
 
@@ -155,7 +156,7 @@ def train(folder: str, steps: int, workers: int) -> Any:
     rollouts = fleet.complete if fleet else None
     trainer = trainer_of(folder, steps, [callback, printer(fleet)], rollouts)
     trainer.remove_callback(PrinterCallback)
-    print("step  reward  MB offloaded  ms exposed")
+    print("step  reward  MB offloaded  ms exposed" + ("  ms publish" if fleet else ""))
     try:
         if publisher:
             publisher.wait_workers(workers, 120.0)

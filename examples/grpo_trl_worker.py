@@ -59,7 +59,7 @@ def sample(model: "LlamaForCausalLM", prompts: list[list[int]], length: int) -> 
 
 
 def run_worker(name: str, endpoint: str, trainer: Connection, seed: int) -> None:
-    """Answers prompts with the newest version, until the trainer says None."""
+    """Answers prompts with the newest version, until the trainer closes its end."""
     import refit
     import torch
 
@@ -76,7 +76,8 @@ def run_worker(name: str, endpoint: str, trainer: Connection, seed: int) -> None
                     update.load_into(model)
                 version, held = update.version, digest(model.named_parameters())
             if trainer in ready:
-                prompts = trainer.recv()
-                if prompts is None:
+                try:
+                    prompts = trainer.recv()
+                except EOFError:
                     return
                 trainer.send((version, held, sample(model, prompts, 1)))
