@@ -519,3 +519,4 @@ def test_the_example_runs(root: Path, options: list[str], said: str) -> None:
     done = subprocess.run(example, capture_output=True, text=True, timeout=280)
     assert done.returncode == 0, done.stderr
     assert said in done.stdout
+    assert ("ms publish" in done.stdout) == bool(options)
