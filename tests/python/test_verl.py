@@ -3,7 +3,9 @@
 import asyncio
 import copy
 import pickle
+import sys
 from collections.abc import Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -150,6 +152,19 @@ def test_megatron_masters_and_chains_leave_and_return() -> None:
     detach(chain)
 
 
+def test_scratch_memory_is_dropped_as_verl_drops_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    # after offload_megatron_optimizer of verl 0.9.1
+    wgrads, shared = {"w": torch.ones(2)}, SimpleNamespace(buffer={"b": torch.ones(2)})
+    engine, state = "transformer_engine.pytorch.module.base", "megatron.core.parallel_state"
+    monkeypatch.setitem(sys.modules, engine, SimpleNamespace(_dummy_wgrads=wgrads))
+    monkeypatch.setitem(sys.modules, state, SimpleNamespace(_GLOBAL_MEMORY_BUFFER=shared))
+    verl.offload_megatron_optimizer(mcore.MegatronOptimizer(None))
+    assert (wgrads, shared.buffer) == ({}, {})
+    shared_gone = SimpleNamespace(_GLOBAL_MEMORY_BUFFER=None)
+    monkeypatch.setitem(sys.modules, state, shared_gone)
+    verl.offload_megatron_optimizer(mcore.MegatronOptimizer(None))
+
+
 def test_a_rank_without_parameters_offloads_nothing() -> None:
     chain = mcore.ChainedOptimizer([mcore.MegatronOptimizer(None)])
     verl.offload_megatron_optimizer(chain)
@@ -187,8 +202,6 @@ def test_a_verl_without_the_helpers_is_refused_and_left_as_it_was(
 ) -> None:
     module = fake.install(monkeypatch)
     before = module.offload_fsdp_optimizer
-    import sys
-
     del sys.modules["verl.utils.megatron_utils"].load_megatron_optimizer
     with pytest.raises(NotFoundError, match="has no load_megatron_optimizer"):
         verl.install()

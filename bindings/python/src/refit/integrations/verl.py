@@ -61,7 +61,9 @@ def load_fsdp_optimizer(optimizer: Any, device_id: Any) -> None:
 
 
 def offload_megatron_optimizer(optimizers: Any, *, config: Any = None) -> None:
-    """States and fp32 masters of a Megatron optimizer or a chain leave, as above. Since 0.1."""
+    """States and fp32 masters of a Megatron optimizer or a chain leave, as above; scratch memory of
+    Megatron and Transformer Engine is dropped first, as verl does. Since 0.1."""
+    _drop_scratch()
     _clear(optimizers, config)
 
 
@@ -70,6 +72,19 @@ def load_megatron_optimizer(optimizers: Any) -> None:
     controller = attached(optimizers)
     if controller is not None:
         controller.restore(non_blocking=True)
+
+
+def _drop_scratch() -> None:
+    """What both keep between steps and make again. Found where they are loaded: on a machine
+    without them there is none."""
+    engine = sys.modules.get("transformer_engine.pytorch.module.base")
+    wgrads = getattr(engine, "_dummy_wgrads", None)
+    if wgrads is not None:
+        wgrads.clear()
+    state = sys.modules.get("megatron.core.parallel_state")
+    shared = getattr(state, "_GLOBAL_MEMORY_BUFFER", None)
+    if shared is not None:
+        shared.buffer.clear()
 
 
 def _clear(optimizer: Any, config: Any) -> None:
