@@ -33,6 +33,7 @@ from refit.errors import (
 from refit.manifest import Alias, TensorSpec, Typed
 from refit.publisher import Publisher
 from refit.source import Weight, weight_of
+from refit.subscriber import Subscriber
 
 ONE = {"w": np.arange(4, dtype=np.float32)}
 
@@ -635,3 +636,26 @@ def test_a_publisher_keeps_the_devices_that_it_opened_until_it_is_closed(
     assert theirs.closed
     assert not mine.closed
     mine.close()
+
+
+@pytest.mark.parametrize("kind", [Publisher, Subscriber])
+def test_a_close_that_ctrl_c_cut_short_is_not_done_twice_trap_12(
+    monkeypatch: pytest.MonkeyPatch, kind: type[Publisher] | type[Subscriber]
+) -> None:
+    name = f"refit_{kind.__name__.lower()}_close"
+    real = getattr(lib, name)
+    freed: list[int] = []
+
+    def close_and_raise(pointer: int) -> None:
+        freed.append(pointer)
+        real(pointer)
+        raise KeyboardInterrupt
+
+    one = kind(LOCAL.replace(":0", ":9") if kind is Subscriber else LOCAL)
+    monkeypatch.setattr(lib, name, close_and_raise)
+    with pytest.raises(KeyboardInterrupt):
+        one.close()
+    one.close()
+    assert one.closed
+    del one
+    assert len(freed) == 1

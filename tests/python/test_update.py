@@ -627,13 +627,15 @@ def test_the_gpu_is_found_by_its_uuid_and_not_by_its_number(
         _cuda_number(Named)
 
 
-def test_a_close_that_ctrl_c_cut_short_does_not_end_the_next_update_trap_12(
-    monkeypatch: pytest.MonkeyPatch,
+@pytest.mark.parametrize("ended", [False, True])
+def test_a_close_that_ctrl_c_cut_short_neither_blocks_nor_ends_the_next_update_trap_12(
+    monkeypatch: pytest.MonkeyPatch, ended: bool
 ) -> None:
     real = lib.refit_update_close
 
     def close_and_raise(pointer: int) -> None:
-        real(pointer)
+        if ended:
+            real(pointer)
         raise KeyboardInterrupt
 
     def take_two() -> None:

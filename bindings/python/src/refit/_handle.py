@@ -58,7 +58,7 @@ class Handle:
         pointer, self._pointer = self._pointer, None
         try:
             self._close(pointer)
-        except BaseException:
+        except RefitError:  # refused. After anything else, Ctrl-C for one, C may have freed it
             self._pointer = pointer
             raise
         if self._at_exit is not None:

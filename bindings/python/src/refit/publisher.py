@@ -61,9 +61,17 @@ class Publisher(Handle):
     def _close(self, pointer: int) -> None:
         with self._turn, self._guard:
             lib.refit_publisher_close(pointer)
-        while self._own_devices:
-            self._own_devices.pop().close()
+
+    def close(self) -> None:
+        """Aborts a version under way and says goodbye to the workers.
+
+        Blocks at most broadcast.linger_ms and a moment. A second close does nothing. StateError
+        while another thread is in a call of it. Since 0.1.
+        """
+        super().close()
         self._devices.clear()
+        while self._own_devices and self.closed:
+            self._own_devices.pop().close()
 
     # ---- One call for a version
 

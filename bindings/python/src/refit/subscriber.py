@@ -79,6 +79,7 @@ class Subscriber(Handle):
         self._device: Device | None = None
         self._device_is_ours = False
         self._arrived = ctypes.c_void_p()
+        self._delivered = False
         if worker is not None:
             overrides["broadcast_worker"] = worker
         settled = make_config(config, overrides)
@@ -132,15 +133,23 @@ class Subscriber(Handle):
     def _take(self) -> Update:
         """The update that is there. One that an exception kept from the caller is given again."""
         pointer = self._live
-        if not lib.refit_update_version(self._arrived):
+        if self._delivered or not lib.refit_update_version(self._arrived):
+            self._end_forgotten()
             call(lib.refit_subscriber_next, pointer, 0, ctypes.byref(self._arrived))
+            self._delivered = False
         arrived = self._arrived.value
         assert arrived is not None
         self._current.serial += 1
         update = Update(self, self._turn, self._current, arrived, self._device_of(arrived))
         self._update = weakref.ref(update)
-        self._arrived.value = None
+        self._delivered = True
         return update
+
+    def _end_forgotten(self) -> None:
+        """Ends an update in C whose close an exception, Ctrl-C for one, had cut short."""
+        update = None if self._update is None else self._update()
+        if update is None or update.closed:
+            lib.refit_update_close(self._arrived)
 
     def _device_of(self, update: int) -> int:
         """The CUDA device that the update lies on, or -1 for host memory."""
@@ -245,6 +254,9 @@ class Subscriber(Handle):
             return
         self._end_waits()
         super().close()
+        device, self._device = self._device, None
+        if device is not None and self._device_is_ours:
+            device.close()
 
     def _end_waits(self) -> None:
         with self._guard:
@@ -260,9 +272,6 @@ class Subscriber(Handle):
             update.close()
         with self._guard:
             lib.refit_subscriber_close(pointer)
-        if self._device is not None and self._device_is_ours:
-            self._device.close()
-        self._device = None
 
 
 def _cuda_number(device: Device) -> int:

@@ -194,10 +194,12 @@ class Update(Handle):
 
     def _close(self, pointer: int) -> None:
         """Views end. An undecided update is refused, with nothing held if any was handed out."""
-        self._settle()
-        if not self._subscriber.closed and self._is_current:
-            lib.refit_update_close(pointer)
-        self._call_back()
+        try:
+            self._settle()
+        finally:
+            if not self._subscriber.closed and self._is_current:
+                lib.refit_update_close(pointer)
+            self._call_back()
 
     def _settle(self) -> None:
         """Work on a GPU that reads the trainer's memory there must be done before it may go."""
