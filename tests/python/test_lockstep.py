@@ -12,6 +12,8 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 import rank_scenes
 
+pytestmark = pytest.mark.slow  # three Pythons with PyTorch
+
 
 @pytest.fixture(scope="module")
 def seen(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
