@@ -22,6 +22,7 @@ refit_status rft_gpu_store_open(refit_device *device, rft_gpu_store **out, refit
     store->device = device;
     memcpy(store->uuid, rft_device_get_caps(device).uuid, sizeof store->uuid);
     store->writing = RFT_NO_SLOT;
+    (void)rft_device_sweep(device); /* of a store before, perhaps */
     rft_device_retain(device);
     *out = store;
     return REFIT_OK;
@@ -29,10 +30,10 @@ refit_status rft_gpu_store_open(refit_device *device, rft_gpu_store **out, refit
 
 /* ---- Blocks */
 
-static bool give_back(rft_gpu_store *store, void *memory)
+static bool give_back(refit_device *device, void *memory)
 {
     refit_error why;
-    if (refit_memory_free(store->device, memory, &why) == REFIT_OK) return true;
+    if (refit_memory_free(device, memory, &why) == REFIT_OK) return true;
     rft_log(REFIT_LOG_ERROR, "the GPU does not take its memory back: %s", why.text);
     return false;
 }
@@ -51,7 +52,7 @@ static refit_status block_fill(rft_gpu_store *store, rft_gpu_block *block, uint6
     return REFIT_OK;
 
 undo_memory:
-    give_back(store, memory);
+    give_back(store->device, memory);
     return status;
 }
 
@@ -69,10 +70,11 @@ static refit_status block_open(rft_gpu_store *store, uint64_t bytes, rft_gpu_blo
     return status;
 }
 
-/* False: the device would not have its memory back, and the block stays. */
-static bool block_close(rft_gpu_store *store, rft_gpu_block *block)
+/* False: somebody has it, or the device would not have its memory back, and the block stays. */
+static bool block_close(refit_device *device, rft_gpu_block *block)
 {
-    if (!give_back(store, block->memory)) return false;
+    if (rft_pending_count(&block->pending) > 0 || rft_leash_is_mapped(&block->leash)) return false;
+    if (!give_back(device, block->memory)) return false;
     rft_leash_close(&block->leash);
     rft_free(block);
     return true;
@@ -92,8 +94,7 @@ bool rft_gpu_store_sweep(rft_gpu_store *store)
 {
     for (rft_gpu_block **at = &store->retired; *at != NULL;) {
         rft_gpu_block *block = *at, *next = block->next;
-        bool used = rft_pending_count(&block->pending) > 0 || rft_leash_is_mapped(&block->leash);
-        if (!used && block_close(store, block)) {
+        if (block_close(store->device, block)) {
             *at = next;
         } else {
             at = &block->next;
@@ -110,6 +111,11 @@ void rft_gpu_store_empty(rft_gpu_store *store)
     (void)rft_gpu_store_sweep(store);
 }
 
+static bool close_left(rft_leftover *left, refit_device *device)
+{
+    return block_close(device, (rft_gpu_block *)left);
+}
+
 uint32_t rft_gpu_store_close(rft_gpu_store *store, int64_t deadline)
 {
     uint32_t left = 0;
@@ -118,7 +124,10 @@ uint32_t rft_gpu_store_close(rft_gpu_store *store, int64_t deadline)
     rft_looks looks = rft_looks_until(deadline);
     while (!rft_gpu_store_sweep(store) && rft_look_again(&looks)) {
     }
-    for (rft_gpu_block *block = store->retired; block != NULL; block = block->next) {
+    for (rft_gpu_block *block = store->retired, *next; block != NULL; block = next) {
+        next = block->next;
+        block->left.give_back = close_left;
+        rft_device_leave(store->device, &block->left);
         left++;
     }
     rft_device_release(store->device);

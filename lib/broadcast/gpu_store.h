@@ -19,6 +19,7 @@
 #include "broadcast/store.h"
 
 typedef struct rft_gpu_block {
+    rft_leftover left;     /* first, so that it is the block's address; once its store is closed */
     unsigned char *memory; /* of the device */
     uint64_t bytes;
     rft_share share;
@@ -42,8 +43,8 @@ typedef struct rft_gpu_store {
 
 /* The device shares memory. */
 refit_status rft_gpu_store_open(refit_device *device, rft_gpu_store **out, refit_error *error);
-/* Waits until nobody maps any block, until `deadline`; the memory of the others is never freed,
- * since somebody would read it. Returns how many those are. NULL is allowed. */
+/* Waits until nobody maps any block, until `deadline`; the others are left to the device, since
+ * somebody would read what was freed. Returns how many those are. NULL is allowed. */
 uint32_t rft_gpu_store_close(rft_gpu_store *store, int64_t deadline);
 
 /* Makes the slot safe to write, with `bytes` of memory: as it is, or fresh. From now on no reader's

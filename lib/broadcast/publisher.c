@@ -119,7 +119,9 @@ static void memory_close(refit_publisher *publisher, int64_t deadline)
     uint32_t left = rft_gpu_store_close(publisher->gpu, deadline);
     if (left > 0) {
         rft_log(REFIT_LOG_ERROR,
-                "workers did not let go of %" PRIu32 " pieces of the GPU's memory: they stay taken",
+                "workers did not let go of %" PRIu32
+                " pieces of the GPU's memory: they stay taken until the device is closed after "
+                "they have",
                 left);
     }
     rft_store_close(publisher->store);

@@ -7,6 +7,9 @@
 
 #include <cmocka.h>
 
+#include <poll.h>
+
+#include "base/clock.h"
 #include "gpu_play.h"
 
 #define PATIENT_MS 20000u
@@ -63,6 +66,16 @@ static uint64_t gpu_bytes(gpu_play *play)
     return trainer_stats(&play->trainer).publish_gpu_bytes;
 }
 
+/* Who says goodbye is heard a moment later. */
+static void await_nobody(gpu_play *play)
+{
+    int64_t deadline = rft_deadline(PATIENT_MS);
+    while (trainer_stats(&play->trainer).workers > 0) {
+        if (rft_ms_until(deadline) == 0) fail_msg("a worker that has left is still subscribed");
+        (void)poll(NULL, 0, 2);
+    }
+}
+
 static void memory_is_taken_while_somebody_wants_it(void **state)
 {
     (void)state;
@@ -81,6 +94,7 @@ static void memory_is_taken_while_somebody_wants_it(void **state)
     assert_int_equal(fake_cuda_calls("cuMemAlloc"), taken); /* the same two blocks all along */
     crew_stop(member);
     play.crew_count = 0;
+    await_nobody(&play);
     (void)gpu_play_publish(&play, 9);
     assert_int_equal(gpu_bytes(&play), 0);
     gpu_play_close(&play);
@@ -346,6 +360,27 @@ static void close_waits_for_who_still_reads(void **state)
     gpu_play_close(&play);
 }
 
+/* The publisher gives up, the reader does not: nothing is freed under it, and the device has all
+ * back once it has let go. */
+static void what_is_read_beyond_the_close_is_freed_with_the_device(void **state)
+{
+    (void)state;
+    gpu_play play;
+    refit_error error;
+    gpu_play_open(&play, NULL);
+    crew_member *keeper = gpu_play_hire(&play, true, CREW_KEEP);
+    uint64_t digest = gpu_play_publish(&play, 1);
+    assert_true(crew_wait(keeper, 1, 1) == digest);
+    trainer_close(&play.trainer);
+    assert_int_equal(refit_device_close(play.device, &error), REFIT_ERR_BUSY);
+    assert_non_null(strstr(error.text, "mapped"));
+    /* Another publisher on the device is not held up by it. */
+    trainer_open_on(&play.trainer, &play.config, play.device);
+    assert_int_equal(refit_device_close(play.device, NULL), REFIT_ERR_BUSY);
+    crew_let_go(keeper);
+    gpu_play_close(&play); /* and nothing was torn */
+}
+
 static void an_aborted_version_leaves_what_can_be_served(void **state)
 {
     (void)state;
@@ -467,6 +502,7 @@ int main(void)
         cmocka_unit_test(other_tensors_take_other_memory_when_the_old_is_let_go),
         cmocka_unit_test(begin_waits_for_memory_that_is_about_to_come_free),
         cmocka_unit_test(close_waits_for_who_still_reads),
+        cmocka_unit_test(what_is_read_beyond_the_close_is_freed_with_the_device),
         cmocka_unit_test(an_aborted_version_leaves_what_can_be_served),
         cmocka_unit_test(weights_of_the_host_and_of_another_gpu_are_brought_there),
         cmocka_unit_test(with_require_weights_of_the_host_go_up),

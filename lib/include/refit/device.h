@@ -69,7 +69,9 @@ REFIT_API REFIT_MUST_CHECK refit_status refit_device_open(const char *spec,
                                                           refit_device **out, refit_error *error);
 
 /* Closes a device; NULL is allowed. REFIT_ERR_BUSY, and nothing is closed, while memory, streams or
- * objects on it are open. Joins the device's threads. Any thread, once no other uses it. Since 0.1.
+ * objects on it are open, or a worker still reads what a publisher, closed since, showed it there:
+ * the memory is freed by the first close after it has let go. Joins the device's threads. Any
+ * thread, once no other uses it. Since 0.1.
  */
 REFIT_API REFIT_MUST_CHECK refit_status refit_device_close(refit_device *device,
                                                            refit_error *error);
