@@ -3,8 +3,9 @@
 While states are on the device it is the optimizer's own, and no clear is allowed until the block
 ends. While they are away its tensors lie over the bytes in the host image, held by a lease: they
 are CPU tensors with the dtypes, shapes and strides of the states, read-only by agreement, and empty
-once the block ends. What cannot be shown like that (a DTensor, an optimizer that makes its
-state_dict by its own ways) is brought back first.
+once the block ends; what stayed on the device is copied, so that all is of one moment. What cannot
+be shown like that (a DTensor, an optimizer that makes its state_dict by its own ways) is brought
+back first.
 """
 
 import ctypes
@@ -103,7 +104,7 @@ class _Views:
 
     def _tensor(self, tensor: torch.Tensor) -> torch.Tensor:
         if not self._is_away(tensor):
-            return tensor
+            return tensor.detach().clone()  # a step counter: it may go on within the block
         storage = self._storage(tensor.untyped_storage()._cdata)
         view = torch.empty(0, dtype=tensor.dtype)
         view.set_(storage, tensor.storage_offset(), tensor.shape, tensor.stride())

@@ -39,10 +39,10 @@ class Controller:
     """Moves the states of torch optimizers out of the way of a refit and back. Since 0.1.
 
     ``optimizer``: one or a list; wrappers that keep theirs as ``.optimizer`` are opened, Megatron's
-    with the masters that they keep (``refit.integrations.megatron``). ``model``
-    names the states and tells which memory is not theirs. ``config``: as for ``load_config``;
-    ``overrides`` go over it, ``use_pinned_optimizer_offload=False`` say. ``grads``: what becomes of
-    gradients that are there when states leave: "keep", "discard" or "zero". ``timer``,
+    with the masters that they keep (``refit.integrations.megatron``). ``model`` names the states
+    and tells which memory is not theirs. ``config``: as for ``load_config``; ``overrides`` go over
+    it, ``use_pinned_optimizer_offload=False`` say. ``grads``: what becomes of gradients that are
+    there when states leave: "keep", "discard" or "zero", see ``refit.grads``. ``timer``,
     ``timeline``, ``progress``: who is told of the phases, see ``refit.observers``.
 
     Used by one thread at a time. It holds the optimizers; it is closed by ``close`` or ``with``, or

@@ -60,7 +60,7 @@ class Cycle:
     ) -> None:
         self.optimizers = list(optimizers)
         self._held = held
-        self.accumulation = Accumulation(self._parameters)
+        self.accumulation = Accumulation(self._gradients)
         self.phase = TRAINING
         self.readers = 0
         self.resident: list[tuple[str, str]] = []
@@ -72,8 +72,8 @@ class Cycle:
         self._lanes: dict[torch.device, Regions] = {}
         self._stock: Stock | None = None
         self._scan: Scan | None = None
-        self._identities: list[int] = []
-        self._addresses: list[int] = []
+        self._grads_lost = False
+        self._mark: tuple[list[int], list[int]] = [], []
         self._cycles = 0
         self._failures = 0
         self._began = 0.0
@@ -83,6 +83,10 @@ class Cycle:
 
     def _parameters(self) -> list[Any]:
         return [p for one in self.optimizers for group in one.param_groups for p in group["params"]]
+
+    def _gradients(self) -> list[tuple[int, torch.Tensor]]:
+        """Every gradient that there is, and what tells its owner from others."""
+        return [(id(p), p.grad) for p in self._parameters() if p.grad is not None]
 
     @property
     def lanes(self) -> list[Regions]:
@@ -100,6 +104,7 @@ class Cycle:
             self._began, self._exposed = began, 0.0
             self._refuse_clear()
             self._refresh()
+            self._grads_lost = False
             self._tell_host_memory()
         try:
             with self._observers.phase("offload", sum(lane.nbytes for lane in self.lanes)):
@@ -137,42 +142,55 @@ class Cycle:
                 self.phase = TRAINING
             raise
         self._lose_grads()
-        self._stock = None
 
     def _put_stand_ins(self) -> None:
         """For the gradients whose memory is about to go."""
-        if self._stock is None or self._stand_ins.there:
+        if self._stock is None or not self._stock.grads or self._stand_ins.there:
             return
         away = {address for lane in self.lanes for address in lane.addresses()}
-        for parameter, grad in self._stock.grads:
+        for owner, grad in self._stock.grads:
             if begin_of(grad) in away:
-                self._stand_ins.put(parameter, grad)
+                self._stand_ins.put(owner, grad)
 
     def _lose_grads(self) -> None:
         """By agreement; once, and only when all that was to leave has left."""
-        if self._grads == "keep" or self._stock is None:
+        if self._grads == "keep" or self._grads_lost:
             return
         for parameter in self._parameters():
             if self._grads == "discard":
                 parameter.grad = None
             elif parameter.grad is not None and not self._stand_ins.stands_in(parameter):
                 parameter.grad.zero_()
+        self._grads_lost = True
 
     # ---- what there is --------------------------------------------------------------------------
 
     def _refresh(self) -> None:
         """Looks again at what the optimizers hold, and plans anew what has changed."""
+        for lane in self.lanes:
+            lane.settle()  # a CUDA join lets the CPU go on before the copies end
         beside = list(self._held.tensors())
         stock = take_stock(self.optimizers, self._grads != "discard", beside)
-        if self._scan is None or not stock.same_as(self._identities, self._addresses):
-            self._scan = scan(stock, self._others(beside), self._namer(), self._why_device_stays)
-            self.resident = self._scan.resident
-        self._plan(self._scan, stock)
+        mark = stock.identities(), stock.addresses()
+        if self._scan is None or mark != self._mark:
+            found = scan(stock, self._others(beside), self._namer(), self._why_device_stays)
+            self._scan, self.resident = None, found.resident
+            self._plan(found, stock)
+            self._scan, self._mark = found, mark
+        else:
+            self._hold(self._scan, stock)
         self._stock = stock
-        self._identities, self._addresses = stock.identities, stock.addresses
+
+    def _hold(self, decided: Scan, stock: Stock) -> None:
+        """Nothing has changed; but storages are only held while they are away."""
+        held: dict[torch.device, list[torch.UntypedStorage]] = {one: [] for one in self._lanes}
+        for slot in decided.slots:
+            held[slot.device].append(stock.tensors[slot.tensor].untyped_storage())
+        for device, storages in held.items():
+            self._lanes[device].hold(storages)
 
     def _plan(self, decided: Scan, stock: Stock) -> None:
-        policies = {STATES: KEEP, GRADS: ZERO if self._grads == "zero" else KEEP}
+        policies = {STATES: KEEP, GRADS: KEEP if self._grads == "keep" else ZERO}
         by_device: dict[torch.device, list[Slot]] = {device: [] for device in self._lanes}
         for slot in decided.slots:
             by_device.setdefault(slot.device, []).append(slot)
@@ -180,8 +198,7 @@ class Cycle:
             if device not in self._lanes:
                 self._lanes[device] = Regions(device, self._config)
             lane = self._lanes[device]
-            lane.settle()  # a CUDA join lets the CPU go on before the copies end
-            storages = [stock.tensor(one.tensor).untyped_storage() for one in slots]
+            storages = [stock.tensors[one.tensor].untyped_storage() for one in slots]
             lane.plan(slots, storages, policies)
 
     def _others(self, beside: Iterable[tuple[str, Any]]) -> dict[Place, str]:
@@ -191,17 +208,17 @@ class Cycle:
         same: masters of weights in a shorter type.
         """
         masters = {id(tensor) for _, tensor in beside}
-        known = list(self._held.others())
+        known: list[tuple[str, Any]] = list(self._held.others())
         known += [("a parameter", p) for p in self._parameters() if id(p) not in masters]
         if self._model is not None:
             known += [(f"parameter {name}", p) for name, p in self._model.named_parameters()]
             known += [(f"buffer {name}", b) for name, b in self._model.named_buffers()]
         ours = set() if self._grads == "discard" else {id(p) for p in self._parameters()}
-        others = [p for _, p in known if id(p) not in ours]
-        grads = [("a gradient", p.grad) for p in others if p.grad is not None]
-        return places(known + grads)
+        others = [*self._parameters(), *(p for _, p in known)]
+        grads = [p.grad for p in others if p.grad is not None and id(p) not in ours]
+        return places([*known, *(("a gradient", grad) for grad in grads)])
 
-    def _namer(self) -> Callable[[int, Any], str]:
+    def _namer(self) -> Callable[[Any], tuple[str, ...]]:
         """Names parameters: as the model does, as their group does, or by their place in it."""
         names: dict[int, str] = {}
         if self._model is not None:
@@ -213,7 +230,7 @@ class Cycle:
                 for index, p in enumerate(group["params"]):
                     name = given[index] if index < len(given) else f"{which}{place}.{index}"
                     names.setdefault(id(p), name)
-        return lambda _number, owner: names.get(id(owner), "state")
+        return lambda owner: () if owner is None else (names.get(id(owner), "state"),)
 
     def _why_device_stays(self, device: torch.device) -> str | None:
         chosen = str(self._config.get("device")).partition(":capacity")[0]
@@ -239,18 +256,12 @@ class Cycle:
                 for lane in self.lanes:
                     lane.join(GRADS)  # a backward pass adds to them, long before the step
             self._stand_ins.take()
+            if self._stock is not None:
+                self._mark = self._mark[0], self._stock.addresses()
+            self._stock = None
             self.phase = RETURNING
-            self._note_addresses()
         finally:
             self._exposed += time.perf_counter() - began
-
-    def _note_addresses(self) -> None:
-        """What was decided holds for the storages where they are now."""
-        moved: dict[int, int] = {}
-        for lane in self.lanes:
-            moved.update(lane.moved)
-            lane.moved.clear()
-        self._addresses = [moved.get(address, address) for address in self._addresses]
 
     def join(self) -> None:
         """What follows on the current stream finds all bytes back; on a CPU it waits for them.

@@ -44,24 +44,26 @@ def _version(grad: torch.Tensor) -> int:
 class Accumulation:
     """Knows whether gradients hold more than the last ``step()`` has used."""
 
-    def __init__(self, parameters: Callable[[], Iterable[Any]]) -> None:
-        self._parameters = parameters
+    def __init__(self, gradients: Callable[[], Iterable[tuple[int, torch.Tensor]]]) -> None:
+        self._gradients = gradients
         self._used: dict[int, _Seen] = {}
         self.said: bool | None = None
 
     def step_done(self) -> None:
         """All gradients as they are now have been used."""
         self.said = None
-        having = [(id(p), p.grad) for p in self._parameters() if p.grad is not None]
-        self._used = {owner: (weakref.ref(grad), _version(grad)) for owner, grad in having}
+        self._used = {
+            owner: (weakref.ref(grad), _version(grad)) for owner, grad in self._gradients()
+        }
 
     @property
     def open(self) -> bool:
         """What was said by hand, else what the gradients show. May wait for the device."""
         if self.said is not None:
             return self.said
-        having = [(id(p), p.grad) for p in self._parameters() if p.grad is not None]
-        return any(self._changed(owner, grad) and bool(grad.any()) for owner, grad in having)
+        return any(
+            self._changed(owner, grad) and bool(grad.any()) for owner, grad in self._gradients()
+        )
 
     def _changed(self, owner: int, grad: torch.Tensor) -> bool:
         seen = self._used.get(owner)
@@ -75,6 +77,7 @@ class StandIns:
         self._bring_back = bring_back
         self._away: list[tuple[Any, torch.Tensor, torch.Tensor, int]] = []
         self._guards: list[Any] = []
+        self._owners: set[int] = set()
 
     @property
     def there(self) -> bool:
@@ -82,14 +85,15 @@ class StandIns:
         return bool(self._away)
 
     def stands_in(self, parameter: Any) -> bool:
-        """Whether the gradient of a parameter is one."""
-        return any(parameter.grad is stand_in for _, _, stand_in, _ in self._away)
+        """Whether the gradient of a parameter was put away."""
+        return id(parameter) in self._owners
 
     def put(self, parameter: Any, grad: torch.Tensor) -> None:
         """From now on ``parameter.grad`` is a stand-in for ``grad``, until ``take``."""
         nothing = torch.full((), float("nan"), dtype=grad.dtype, device=grad.device)
         stand_in = nothing.expand(grad.shape)
         self._away.append((parameter, grad, stand_in, stand_in._version))
+        self._owners.add(id(parameter))
         if parameter.requires_grad:
             self._guards.append(parameter.register_hook(self._early))
         parameter.grad = stand_in
@@ -112,3 +116,4 @@ class StandIns:
                 if stand_in._version != untouched:
                     grad.copy_(stand_in)
         self._away.clear()
+        self._owners.clear()

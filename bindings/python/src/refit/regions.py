@@ -78,17 +78,11 @@ class Regions:
         self._handle = Device(spec_of(device, config), config)
         self.offloader = Offloader(self._handle, config)
         self.slots: list[Slot] = []
-        self.numbers: list[int] = []
+        self.nbytes = 0
         self.reclaimed = 0
         self._bound: list[tuple[str, int, int, int]] = []
         self._storages: list[torch.UntypedStorage] = []
         self._future: Future | None = None
-        self.moved: dict[int, int] = {}
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes of all storages."""
-        return sum(slot.nbytes for slot in self.slots)
 
     @property
     def home(self) -> bool:
@@ -106,6 +100,10 @@ class Regions:
 
     # ---- the plan -------------------------------------------------------------------------------
 
+    def hold(self, storages: list[torch.UntypedStorage]) -> None:
+        """The storages of the plan again, which holds: they are where they were."""
+        self._storages = storages
+
     def plan(
         self, slots: list[Slot], storages: list[torch.UntypedStorage], policies: dict[int, int]
     ) -> None:
@@ -121,16 +119,15 @@ class Regions:
         if wanted != self._bound or self.offloader.state == _abi.REFIT_OPEN:
             self._replan(slots, wanted)
         self.slots, self._storages = slots, storages
+        self.nbytes = sum(slot.nbytes for slot in slots)
 
     def _replan(self, slots: Sequence[Slot], wanted: list[tuple[str, int, int, int]]) -> None:
         self._bound = []
         if self.offloader.state != _abi.REFIT_OPEN:
             self.offloader.unseal()
         self.offloader.clear()
-        self.numbers = [
-            self.offloader.add(name, address, nbytes, policy, slot.group, slot.group)
-            for slot, (name, address, nbytes, policy) in zip(slots, wanted, strict=True)
-        ]
+        for slot, (name, address, nbytes, policy) in zip(slots, wanted, strict=True):
+            self.offloader.add(name, address, nbytes, policy, slot.group, priority=slot.group)
         self.offloader.seal()
         self._bound = wanted
 
@@ -150,7 +147,7 @@ class Regions:
         self.offloader.finish()
         if self.offloader.state != _abi.REFIT_OFFLOADED:
             return
-        self.offloader.unbind_each(self.numbers)
+        self.offloader.unbind_each(range(len(self._storages)))
         with guard(self.device):
             before = self._reserved()
             for storage in self._storages:
@@ -200,9 +197,7 @@ class Regions:
                 if storage.nbytes() != slot.nbytes:
                     self._allocate(slot, storage)
         addresses = self.addresses()
-        self.offloader.bind_each(self.numbers, addresses)
-        for (_, before, _, _), address in zip(self._bound, addresses, strict=True):
-            self.moved[before] = address
+        self.offloader.bind_each(range(len(addresses)), addresses)
         self._bound = [
             (name, address, nbytes, policy)
             for (name, _, nbytes, policy), address in zip(self._bound, addresses, strict=True)
@@ -256,10 +251,7 @@ class Regions:
 
     def region_of(self) -> dict[int, int]:
         """The regions by the identity of their storage, which also an empty one has."""
-        return {
-            storage._cdata: number
-            for storage, number in zip(self._storages, self.numbers, strict=True)
-        }
+        return {storage._cdata: number for number, storage in enumerate(self._storages)}
 
     # ---- readers and the end --------------------------------------------------------------------
 

@@ -35,22 +35,23 @@ Found = tuple[int, Any, tuple[Any, ...], Any]
 
 @dataclass(slots=True)
 class Stock:
-    """What one walk through the state found, and what makes it the same as another."""
+    """What one walk through the state found: states first, then gradients, then parameters."""
 
     states: list[Found]
     grads: list[tuple[Any, Any]]
     """Parameters, and the gradient of each that has one."""
-    identities: list[int]
-    addresses: list[int]
+    tensors: list[Any]
 
-    def same_as(self, identities: list[int], addresses: list[int]) -> bool:
-        """Whether it found the same tensors, beside the same parameters, where they were."""
-        return self.identities == identities and self.addresses == addresses
+    def identities(self) -> list[int]:
+        """What tells the tensors from others."""
+        return list(map(id, self.tensors))
 
-    def tensor(self, number: int) -> Any:
-        """Tensor ``number``: states first, then gradients."""
-        count = len(self.states)
-        return self.states[number][3] if number < count else self.grads[number - count][1]
+    def addresses(self) -> list[int]:
+        """Where the tensors are, now. With the identities it makes a stock the same as another."""
+        try:
+            return [tensor.data_ptr() for tensor in self.tensors]
+        except (AttributeError, RuntimeError):  # something without memory is among them
+            return list(map(begin_of, self.tensors))
 
 
 @dataclass(slots=True)
@@ -87,8 +88,7 @@ def take_stock(
     grads: list[tuple[Any, Any]] = []
     if with_grads:
         grads = [(p, p.grad) for p in parameters if p.grad is not None]
-    looked_at = [one[3] for one in states] + [one[1] for one in grads] + parameters
-    return Stock(states, grads, list(map(id, looked_at)), list(map(begin_of, looked_at)))
+    return Stock(states, grads, [s[3] for s in states] + [g[1] for g in grads] + parameters)
 
 
 def _walk(optimizers: Iterable[torch.optim.Optimizer]) -> Iterator[Found]:
@@ -100,15 +100,14 @@ def _walk(optimizers: Iterable[torch.optim.Optimizer]) -> Iterator[Found]:
 
 
 def _inside(number: int, owner: Any, keys: tuple[Any, ...], value: Any) -> Iterator[Found]:
-    kind = type(value)
-    if kind in _PLAIN:
-        yield number, owner, keys, value
-    elif isinstance(value, Mapping):
+    if isinstance(value, Mapping):
         for key, one in value.items():
-            if type(one) is torch.Tensor:
+            if type(one) is torch.Tensor:  # as a rule; the rest is for what is rare
                 yield number, owner, (*keys, key), one
             elif type(one) not in _VALUES:
                 yield from _inside(number, owner, (*keys, key), one)
+    elif type(value) in _PLAIN:
+        yield number, owner, keys, value
     elif isinstance(value, list | tuple):
         for index, one in enumerate(value):
             yield from _inside(number, owner, (*keys, index), one)
@@ -133,7 +132,7 @@ def opened(tensor: torch.Tensor) -> Iterator[tuple[tuple[str, ...], Any]]:
 
 
 def begin_of(tensor: Any) -> int:
-    """Where a tensor's storage begins; 0 for what is told apart by its identity alone."""
+    """Where a tensor's storage begins; 0 for what has none, or does not say."""
     if type(tensor) not in _PLAIN or tensor.layout is not torch.strided:
         return 0
     return int(tensor.untyped_storage().data_ptr())
@@ -181,24 +180,23 @@ def places(named: Iterable[tuple[str, Any]]) -> dict[Place, str]:
 def scan(
     stock: Stock,
     others: Mapping[Place, str],
-    name_of: Callable[[int, Any], str],
+    name_of: Callable[[Any], tuple[str, ...]],
     why_device_stays: Callable[[torch.device], str | None],
 ) -> Scan:
     """Decides what of a stock can leave.
 
     ``others``: memory that somebody else knows (parameters, buffers), and by what name; ``name_of``
-    names a parameter of an optimizer by its number; ``why_device_stays`` says why memory of a
+    names the owner of a state; ``why_device_stays`` says why memory of a
     device is not moved, or None. Does not block and changes nothing.
     """
     scanner = _Scanner(others, why_device_stays)
-    for number, (optimizer, owner, keys, tensor) in enumerate(stock.states):
-        owned = () if optimizer == BESIDE else (name_of(optimizer, owner),)
-        name = ".".join((*owned, *map(str, keys)))
+    for number, (_optimizer, owner, keys, tensor) in enumerate(stock.states):
+        name = ".".join((*name_of(owner), *map(str, keys)))
         reason = "a step counter stays where it is" if "step" in keys else None
         scanner.look(name, tensor, number, reason, STATES)
     for number, (owner, grad) in enumerate(stock.grads, len(stock.states)):
         reason = None if type(grad) in _PLAIN else "what shards it adds to it unseen"
-        scanner.look(f"{name_of(-1, owner)}.grad", grad, number, reason, GRADS)
+        scanner.look(".".join((*name_of(owner), "grad")), grad, number, reason, GRADS)
     return scanner.decided()
 
 

@@ -1,0 +1,197 @@
+"""Gradients while states are away: kept, zeroed or discarded, and never lost by accident."""
+
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch", reason="PyTorch is not installed")
+
+import refit  # noqa: E402
+from refit.errors import InvalidError, StateError  # noqa: E402
+from training import Run, assert_same  # noqa: E402
+
+
+@pytest.fixture
+def run(torch_device: str) -> Run:
+    return Run(device=torch_device)
+
+
+def gradients(run: Run) -> list[Any]:
+    return [p.grad for p in run.model.parameters()]
+
+
+def finish_step(run: Run) -> None:
+    run.optimizer.step()
+    run.optimizer.zero_grad()
+    run.steps += 1
+
+
+def test_kept_gradients_leave_and_return_exactly_as_the_same_objects(run: Run) -> None:
+    run.step()
+    run.backward()
+    before = gradients(run)
+    values = [grad.clone() for grad in before]
+    with refit.Controller(run.optimizer, grads="keep") as controller:
+        controller.clear()
+        assert all(grad.untyped_storage().nbytes() == 0 for grad in before)
+        controller.restore()
+        assert all(map(lambda a, b: a is b, gradients(run), before))
+        assert all(map(torch.equal, gradients(run), values))
+
+
+def test_an_open_accumulation_goes_on_as_if_nothing_had_been(run: Run) -> None:
+    # trap 11, and TRL's generation between micro batches
+    same = Run(device=run.device)
+    run.step(), same.step()
+    with refit.Controller(run.optimizer) as controller:
+        for number in range(3):
+            run.backward(), same.backward()
+            controller.clear()
+            if number == 1:
+                controller.restore()
+            run.backward(), same.backward()  # brings the gradients back before it adds to them
+            finish_step(run), finish_step(same)
+            assert_same(run, same)
+
+
+def test_a_step_brings_kept_gradients_back_too(run: Run) -> None:
+    same = Run(device=run.device)
+    run.step(), same.step()
+    with refit.Controller(run.optimizer) as controller:
+        run.backward(), same.backward()
+        controller.clear()
+        finish_step(run), finish_step(same)
+        assert controller.state == "training"
+    assert_same(run, same)
+
+
+def test_zero_grad_while_gradients_are_away_drops_them(run: Run) -> None:
+    run.step()
+    run.backward()
+    with refit.Controller(run.optimizer) as controller:
+        controller.clear()
+        run.optimizer.zero_grad()
+        controller.restore()
+        assert gradients(run) == [None] * 4
+        run.step()
+
+
+def test_zero_grad_in_place_while_gradients_are_away_zeroes_them(run: Run) -> None:
+    # trap 10: on the empty storage it would be a fault of the process
+    run.step()
+    run.backward()
+    with refit.Controller(run.optimizer) as controller:
+        controller.clear()
+        run.optimizer.zero_grad(set_to_none=False)
+        run.model.zero_grad(set_to_none=False)
+        controller.restore()
+        assert not any(bool(grad.any()) for grad in gradients(run))
+        assert all(grad.is_contiguous() for grad in gradients(run))
+
+
+def test_what_else_touches_a_gradient_that_is_away_is_told(run: Run) -> None:
+    run.step()
+    run.backward()
+    values = [grad.clone() for grad in gradients(run)]
+    with refit.Controller(run.optimizer) as controller:
+        controller.clear()
+        first = gradients(run)[0]
+        assert first.shape == next(run.model.parameters()).shape
+        assert bool(first.isnan().all())
+        with pytest.raises(RuntimeError, match="memory"):
+            first.mul_(2)
+        controller.restore()
+        assert all(map(torch.equal, gradients(run), values))
+
+
+@pytest.mark.parametrize("policy", ["discard", "zero"])
+def test_losing_gradients_is_refused_while_an_accumulation_is_open(run: Run, policy: Any) -> None:
+    # trap 11
+    run.step()
+    with refit.Controller(run.optimizer, grads=policy) as controller:
+        assert not controller.accumulating
+        run.backward()
+        assert controller.accumulating
+        values = [grad.clone() for grad in gradients(run)]
+        with pytest.raises(StateError, match="accumulation is open"):
+            controller.clear()
+        assert not run.away()
+        assert all(map(torch.equal, gradients(run), values))
+        run.optimizer.step()
+        assert not controller.accumulating  # used, though still there
+        controller.clear()
+        assert run.away()
+
+
+def test_an_accumulation_on_top_of_used_gradients_is_seen(run: Run) -> None:
+    # trap 11: without zero_grad the same tensors are added to
+    with refit.Controller(run.optimizer, grads="discard") as controller:
+        run.backward()
+        run.optimizer.step()
+        assert not controller.accumulating
+        run.backward()
+        assert controller.accumulating
+
+
+def test_discarded_gradients_are_gone_and_zeroed_ones_are_zero(run: Run) -> None:
+    with refit.Controller(run.optimizer, grads="discard") as controller:
+        run.backward()
+        run.optimizer.step()
+        controller.clear()
+        assert gradients(run) == [None] * 4
+    with refit.Controller(run.optimizer, grads="zero") as controller:
+        run.backward()
+        run.optimizer.step()
+        before = gradients(run)
+        controller.clear()
+        assert all(grad.untyped_storage().nbytes() == 0 for grad in before)
+        controller.restore()
+        assert all(map(lambda a, b: a is b, gradients(run), before))
+        assert not any(bool(grad.any()) for grad in before)
+
+
+def test_gradients_that_come_while_states_are_away_are_not_discarded(run: Run) -> None:
+    run.step()
+    with refit.Controller(run.optimizer, grads="discard") as controller:
+        controller.clear()
+        run.backward()
+        controller.clear()
+        assert all(grad is not None for grad in gradients(run))
+
+
+def test_what_is_said_by_hand_holds_until_the_next_step(run: Run) -> None:
+    run.step()
+    with refit.Controller(run.optimizer, grads="discard") as controller:
+        controller.accumulating = True
+        with pytest.raises(StateError):
+            controller.clear()
+        run.step()
+        assert not controller.accumulating
+        run.backward()
+        controller.accumulating = False
+        controller.clear()
+        assert gradients(run) == [None] * 4
+
+
+def test_gradients_that_are_views_of_one_buffer_move_with_it(run: Run) -> None:
+    # trap 2
+    run.step()
+    parameters = list(run.model.parameters())
+    flat = torch.zeros(sum(p.numel() for p in parameters), device=run.device)
+    start = 0
+    for p in parameters:
+        p.grad = flat[start : start + p.numel()].view_as(p)
+        start += p.numel()
+    run.backward()
+    values = flat.clone()
+    with refit.Controller(run.optimizer) as controller:
+        controller.clear()
+        assert flat.untyped_storage().nbytes() == 0
+        controller.restore()
+        assert torch.equal(flat, values)
+        assert gradients(run)[1].untyped_storage().data_ptr() == flat.data_ptr()
+
+
+def test_an_unknown_policy_is_refused(run: Run) -> None:
+    with pytest.raises(InvalidError, match="keep, discard or zero"):
+        refit.Controller(run.optimizer, grads="lose")  # type: ignore[arg-type]

@@ -1,0 +1,212 @@
+"""The offloader: the C verbs as methods, their states and their sentences."""
+
+import ctypes
+import os
+import pickle
+from collections.abc import Iterator
+
+import pytest
+from refit import _abi
+from refit.config import load_config
+from refit.device import Device
+from refit.errors import (
+    BusyError,
+    DeadlineError,
+    ExistsError,
+    InvalidError,
+    NotFoundError,
+    StateError,
+)
+from refit.offloader import DISCARD, KEEP, ZERO, Offloader
+
+SIZE = 70_000
+
+
+class Bench:
+    """An offloader over three buffers: kept, zeroed and discarded."""
+
+    def __init__(self, **options: object) -> None:
+        self.device = Device("host")
+        self.offloader = Offloader(self.device, load_config(**options))
+        self.memory = [ctypes.create_string_buffer(os.urandom(SIZE), SIZE) for _ in range(3)]
+        self.bytes = [one.raw for one in self.memory]
+
+    def add(self) -> None:
+        for number, policy in enumerate((KEEP, ZERO, DISCARD)):
+            self.offloader.add(f"region.{number}", self.address(number), SIZE, policy, number)
+
+    def address(self, number: int) -> int:
+        return ctypes.addressof(self.memory[number])
+
+    def leave(self) -> None:
+        self.offloader.offload()
+        self.offloader.finish()
+
+    def close(self) -> None:
+        self.offloader.close()
+        self.device.close()
+
+
+@pytest.fixture
+def bench() -> Iterator[Bench]:
+    made = Bench()
+    made.add()
+    made.offloader.seal()
+    yield made
+    made.close()
+
+
+def test_bytes_leave_and_return_to_new_memory(bench: Bench) -> None:
+    bench.leave()
+    assert bench.offloader.state == _abi.REFIT_OFFLOADED
+    bench.offloader.unbind_each(range(3))
+    for one in bench.memory:
+        ctypes.memset(one, 0x5A, SIZE)
+    bench.memory = [ctypes.create_string_buffer(SIZE) for _ in range(3)]
+    bench.offloader.bind_each(range(3), [bench.address(number) for number in range(3)])
+    future = bench.offloader.restore()
+    future.wait()
+    assert future.done
+    assert bench.memory[0].raw == bench.bytes[0]
+    assert bench.memory[1].raw == bytes(SIZE)
+    bench.offloader.finish()
+    assert bench.offloader.state_name == "RESIDENT"
+
+
+def test_one_region_is_bound_and_described(bench: Bench) -> None:
+    bench.leave()
+    bench.offloader.unbind(1)
+    assert bench.offloader.region(1).memory is None
+    bench.offloader.bind(1, bench.address(1))
+    info = bench.offloader.region(1)
+    assert (info.name, info.memory, info.nbytes) == ("region.1", bench.address(1), SIZE)
+    assert (info.policy, info.group, info.on_host, info.in_arena) == (ZERO, 1, True, False)
+    assert len(bench.offloader) == 3
+    with pytest.raises(NotFoundError):
+        bench.offloader.region(3)
+
+
+def test_groups_are_waited_for_alone(bench: Bench) -> None:
+    bench.leave()
+    future = bench.offloader.restore()
+    future.wait_group(0)
+    assert bench.memory[0].raw == bench.bytes[0]
+    future.join(0)
+    future.join_group(2, 0)
+    future.close()
+    future.close()
+    future.wait()
+    assert future.done
+
+
+def test_a_lease_reads_the_host_image_and_holds_off_the_next_offload(bench: Bench) -> None:
+    bench.leave()
+    lease = bench.offloader.lease()
+    address, count = lease.read(0)
+    bench.offloader.restore().wait()
+    bench.offloader.finish()
+    assert ctypes.string_at(address, count) == bench.bytes[0]
+    with pytest.raises(NotFoundError):
+        lease.read(1)
+    with pytest.raises(BusyError):
+        bench.offloader.offload()
+    with pytest.raises(BusyError):
+        bench.offloader.close()
+    lease.close()
+    lease.close()
+    bench.leave()
+
+
+def test_verbs_that_do_not_fit_the_state_say_which_would(bench: Bench) -> None:
+    with pytest.raises(StateError, match="unseal"):
+        bench.offloader.add("late", bench.address(0), 1)
+    with pytest.raises(StateError):
+        bench.offloader.clear()
+    with pytest.raises(StateError):
+        bench.offloader.unbind(0)
+    with pytest.raises(StateError):
+        bench.offloader.lease()
+    bench.offloader.set_accumulating(True)
+    with pytest.raises(StateError, match="accumulat"):
+        bench.offloader.offload()
+    bench.offloader.set_accumulating(False)
+    bench.leave()
+    with pytest.raises(StateError):
+        bench.offloader.unseal()
+    with pytest.raises(StateError):
+        bench.offloader.trim()
+
+
+def test_plans_are_made_anew_and_the_host_memory_is_kept(bench: Bench) -> None:
+    before = bench.offloader.stats().host_bytes
+    bench.offloader.unseal()
+    bench.offloader.clear()
+    assert len(bench.offloader) == 0
+    bench.offloader.add("region.0", bench.address(0), SIZE)
+    with pytest.raises(ExistsError):
+        bench.offloader.add("region.0", bench.address(1), SIZE)
+    with pytest.raises(ExistsError):
+        bench.offloader.add("overlap", bench.address(0) + 5, 8)
+    needed, budget = bench.offloader.estimate()
+    assert SIZE <= needed <= budget
+    bench.offloader.seal()
+    bench.offloader.seal()
+    bench.offloader.prepare()
+    assert bench.offloader.stats().host_bytes == before
+    bench.leave()
+    with pytest.raises(InvalidError, match="cannot have 2 addresses"):
+        bench.offloader.bind_each([0], [bench.address(0), bench.address(1)])
+
+
+def test_trim_gives_the_host_memory_back(bench: Bench) -> None:
+    bench.offloader.trim()
+    assert bench.offloader.stats().host_bytes == 0
+    bench.leave()
+    assert bench.offloader.stats().host_bytes > 0
+
+
+@pytest.mark.parametrize(
+    "options", [{"use_pinned_optimizer_offload": False}, {"offload_background": True}]
+)
+def test_other_paths_move_the_same_bytes(options: dict[str, object]) -> None:
+    bench = Bench(**options)
+    bench.add()
+    bench.offloader.seal()
+    bench.leave()
+    ctypes.memset(bench.memory[0], 0, SIZE)
+    bench.offloader.restore().wait()
+    assert bench.memory[0].raw == bench.bytes[0]
+    bench.close()
+
+
+def test_a_rate_limit_makes_deadlines_pass_and_nothing_is_lost() -> None:
+    bench = Bench(offload_rate_limit="1MiB", offload_chunk_bytes="4KiB", offload_piece_bytes="4KiB")
+    bench.memory[0] = ctypes.create_string_buffer(os.urandom(SIZE), SIZE)
+    bench.bytes[0] = bench.memory[0].raw
+    bench.add()
+    bench.offloader.seal()
+    bench.offloader.offload()
+    try:
+        bench.offloader.finish(0)
+    except DeadlineError:
+        bench.offloader.finish()
+    assert bench.offloader.state == _abi.REFIT_OFFLOADED
+    bench.offloader.restore().wait()
+    assert bench.memory[0].raw == bench.bytes[0]
+    bench.close()
+
+
+def test_it_is_neither_pickled_nor_used_once_closed(bench: Bench) -> None:
+    # trap 27
+    with pytest.raises(TypeError, match="cannot be pickled"):
+        pickle.dumps(bench.offloader)
+    future = None
+    bench.leave()
+    future = bench.offloader.restore()
+    bench.offloader.finish()
+    bench.offloader.close()
+    assert future.done
+    future.wait()
+    future.close()
+    with pytest.raises(StateError, match="closed"):
+        bench.offloader.seal()
