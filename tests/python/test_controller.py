@@ -2,7 +2,9 @@
 
 import copy
 import gc
+import os
 import pickle
+import weakref
 from typing import Any
 
 import pytest
@@ -10,7 +12,15 @@ import pytest
 torch = pytest.importorskip("torch", reason="PyTorch is not installed")
 
 import refit  # noqa: E402
-from refit.errors import BusyError, DeviceMemoryError, InvalidError, StateError  # noqa: E402
+from refit.errors import (  # noqa: E402
+    BusyError,
+    CopyError,
+    DeviceMemoryError,
+    InvalidError,
+    StateError,
+)
+from refit.offloader import Offloader  # noqa: E402
+from refit.regions import Regions  # noqa: E402
 from training import Run, adamw, assert_same, assert_same_states  # noqa: E402
 
 
@@ -403,3 +413,166 @@ def test_two_hundred_cycles_keep_their_bits() -> None:
             controller.clear()
             controller.restore()
     assert_same(run, same)
+
+
+class Interrupted:
+    """A method of the offloader that does its work, and then Ctrl-C comes."""
+
+    def __init__(self, method: Any) -> None:
+        self.method = method
+        self.calls = 0
+
+    def as_method(self) -> Any:
+        return lambda offloader, *rest: self(offloader, *rest)
+
+    def __call__(self, *arguments: Any) -> Any:
+        self.calls += 1
+        result = self.method(*arguments)
+        if self.calls == 1:
+            raise KeyboardInterrupt
+        return result
+
+
+def whole_cycle(controller: Any) -> None:
+    controller.clear()
+    controller.restore()
+    controller.join()
+
+
+@pytest.mark.parametrize("verb", ["offload", "finish", "unbind_each", "bind_each", "restore"])
+@pytest.mark.parametrize("then", ["step", "again"])
+def test_ctrl_c_after_any_verb_of_the_offloader_loses_nothing(
+    run: Run, monkeypatch: pytest.MonkeyPatch, verb: str, then: str
+) -> None:
+    # trap 12
+    same = Run(device=run.device)
+    run.step(2), same.step(2)
+    with refit.Controller(run.optimizer) as controller:
+        monkeypatch.setattr(Offloader, verb, Interrupted(getattr(Offloader, verb)).as_method())
+        with pytest.raises(KeyboardInterrupt):
+            whole_cycle(controller)
+        if then == "again":
+            controller.clear()
+            assert run.away()
+            controller.restore()
+        run.step(), same.step()
+        monkeypatch.undo()
+        assert_same(run, same)
+        controller.clear()
+        assert run.away()
+    assert_same(run, same)
+
+
+def test_copies_back_that_failed_are_told_and_made_again(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # trap 12: the host image stays until the last byte is back
+    same = Run(device=run.device)
+    run.step(2), same.step(2)
+    with refit.Controller(run.optimizer) as controller:
+        controller.clear()
+        controller.restore()
+        monkeypatch.setattr(Regions, "home", property(lambda _: False))
+        monkeypatch.setattr(Regions, "back", property(lambda _: False))
+        monkeypatch.setattr(Regions, "settle", fail_to_copy)
+        with pytest.raises(CopyError):
+            controller.join()
+        monkeypatch.undo()
+        assert controller.state == "cleared"
+        run.step(), same.step()
+    assert_same(run, same)
+
+
+def fail_to_copy(_regions: Regions) -> None:
+    raise CopyError("the copy failed")
+
+
+def test_states_that_all_went_away_by_themselves_leave_nothing_to_move(run: Run) -> None:
+    run.step()
+    with refit.Controller(run.optimizer) as controller:
+        controller.clear()
+        controller.prepare_for_training()
+        run.optimizer.state.clear()
+        controller.clear()
+        assert controller.stats()["refit/regions"] == 0
+        controller.prepare_for_training()
+        run.step()
+        controller.clear()
+        assert run.away()
+
+
+def test_a_fork_is_refused_with_a_sentence_and_harms_nobody(run: Run) -> None:
+    # trap 27
+    run.step()
+    with refit.Controller(run.optimizer) as controller:
+        controller.clear()
+        reading, writing = os.pipe()
+        child = os.fork()
+        if child == 0:
+            said = "nothing"
+            try:
+                controller.restore()
+            except StateError as why:
+                said = str(why)
+            os.write(writing, said.encode())
+            os._exit(0)
+        os.waitpid(child, 0)
+        assert b"a forked process makes its own" in os.read(reading, 1000)
+        os.close(reading), os.close(writing)
+        run.step()
+
+
+def test_replaced_states_are_not_held_in_memory(run: Run) -> None:
+    run.step()
+    with refit.Controller(run.optimizer) as controller:
+        controller.clear()
+        controller.prepare_for_training()
+        old = weakref.ref(run.moments()[0])
+        for state in run.optimizer.state.values():
+            state["exp_avg"] = state["exp_avg"].clone()
+        gc.collect()
+        assert old() is None
+
+
+def resident_bytes() -> int:
+    with open("/proc/self/statm") as file:
+        return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
+@pytest.mark.slow
+def test_the_memory_of_the_states_really_goes_and_comes_back() -> None:
+    # 256 MiB of moments, in tensors of a size that malloc keeps in its heap
+    count, each = 512, 64 << 10
+    parameters = [torch.nn.Parameter(torch.zeros(each)) for _ in range(count)]
+    optimizer = torch.optim.AdamW(parameters, foreach=False)
+    for parameter in parameters:
+        parameter.grad = torch.ones(each)
+    optimizer.step()
+    optimizer.zero_grad()
+    moved = 2 * count * each * 4
+    assert moved == 256 << 20
+    with refit.Controller(optimizer) as controller:
+        controller.clear()
+        controller.prepare_for_training()  # the host image is there from now on
+        full = resident_bytes()
+        controller.clear()
+        assert full - resident_bytes() > 0.9 * moved
+        controller.prepare_for_training()
+        assert abs(full - resident_bytes()) < 0.1 * moved
+
+
+@pytest.mark.slow
+def test_two_hundred_cycles_do_not_grow() -> None:
+    run = Run()
+    run.step()
+    with refit.Controller(run.optimizer, grads="keep") as controller:
+        sizes = []
+        for number in range(400):
+            run.step()
+            run.backward()
+            controller.clear()
+            controller.restore()
+            if number in (200, 399):
+                gc.collect()
+                sizes.append(resident_bytes())
+    assert sizes[1] - sizes[0] < 1 << 20

@@ -37,6 +37,9 @@ class Held:
     def tensors(self) -> list[tuple[str, Any]]:
         return self.masters
 
+    def others(self) -> list[tuple[str, Any]]:
+        return []
+
 
 @pytest.fixture
 def run(torch_device: str) -> Run:

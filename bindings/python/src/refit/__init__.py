@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from refit.controller import Controller
     from refit.device import Device
     from refit.manifest import Alias, TensorSpec, Typed
+    from refit.memory_pool import MemPool, mem_pool
     from refit.publisher import Publisher
     from refit.subscriber import Subscriber, SubscriberInfo
     from refit.timeline import Timeline
@@ -30,6 +31,7 @@ __all__ = [
     "Config",
     "Controller",
     "Device",
+    "MemPool",
     "NamedWeights",
     "Publisher",
     "RefitError",
@@ -44,6 +46,7 @@ __all__ = [
     "Worker",
     "__version__",
     "load_config",
+    "mem_pool",
     "named_weights",
 ]
 
@@ -54,6 +57,7 @@ _PLACES = {
     "Config": "refit.config",
     "Controller": "refit.controller",
     "Device": "refit.device",
+    "MemPool": "refit.memory_pool",
     "NamedWeights": "refit.weights",
     "Publisher": "refit.publisher",
     "Subscriber": "refit.subscriber",
@@ -66,6 +70,7 @@ _PLACES = {
     "View": "refit.view",
     "Worker": "refit.worker",
     "load_config": "refit.config",
+    "mem_pool": "refit.memory_pool",
     "named_weights": "refit.weights",
 }
 

@@ -4,8 +4,8 @@ While states are on the device it is the optimizer's own, and no clear is allowe
 ends. While they are away its tensors lie over the bytes in the host image, held by a lease: they
 are CPU tensors with the dtypes, shapes and strides of the states, read-only by agreement, and empty
 once the block ends; what stayed on the device is copied, so that all is of one moment. What cannot
-be shown like that (a DTensor, an optimizer that makes its state_dict by its own ways) is brought
-back first.
+be shown like that (a DTensor, a segment of a pool, an optimizer that makes its state_dict by its
+own ways) is brought back first.
 """
 
 import ctypes
@@ -38,7 +38,8 @@ def reading(cycle: Cycle) -> Iterator[list[dict[str, Any]]]:
 
 
 def _state_dicts(cycle: Cycle, stack: ExitStack) -> list[dict[str, Any]]:
-    if cycle.phase == CLEARED and all(map(_is_plain, cycle.optimizers)):
+    pieces = any(slot.address for lane in cycle.lanes for slot in lane.slots)
+    if cycle.phase == CLEARED and not pieces and all(map(_is_plain, cycle.optimizers)):
         views = _Views(cycle)
         try:
             shown = [views.of(_references(one)) for one in cycle.optimizers]

@@ -27,6 +27,7 @@ from refit.errors import BusyError, StateError
 from refit.grads import Policy, policy_of
 from refit.held import Holdings
 from refit.hooks import Hooks
+from refit.memory_pool import MemPool
 from refit.observers import Observers, PhaseWatcher, TimerLike
 from refit.publisher import Publisher
 from refit.transaction import Transaction
@@ -42,7 +43,8 @@ class Controller:
     with the masters that they keep (``refit.integrations.megatron``). ``model`` names the states
     and tells which memory is not theirs. ``config``: as for ``load_config``; ``overrides`` go over
     it, ``use_pinned_optimizer_offload=False`` say. ``grads``: what becomes of gradients that are
-    there when states leave: "keep", "discard" or "zero", see ``refit.grads``. ``timer``,
+    there when states leave: "keep", "discard" or "zero", see ``refit.grads``. ``pool``: what
+    ``refit.mem_pool`` gave; states that were born in it keep their addresses. ``timer``,
     ``timeline``, ``progress``: who is told of the phases, see ``refit.observers``.
 
     Used by one thread at a time. It holds the optimizers; it is closed by ``close`` or ``with``, or
@@ -57,6 +59,7 @@ class Controller:
         config: ConfigLike = None,
         *,
         grads: Policy = "keep",
+        pool: MemPool | None = None,
         timer: TimerLike = None,
         timeline: PhaseWatcher | None = None,
         progress: bool | None = None,
@@ -68,7 +71,7 @@ class Controller:
         self._config = make_config(config, overrides)
         observers = Observers(timer, timeline, progress)
         self._observers = observers
-        self._cycle = Cycle(optimizers, model, self._config, policy, observers, holdings)
+        self._cycle = Cycle(optimizers, model, self._config, policy, observers, holdings, pool)
         self._hooks = Hooks(self, optimizers, policy != "keep")
         self._holdings = holdings
         self._refitted_as: int | None = None

@@ -11,12 +11,13 @@ Optimizer hooks, publishers and options of the user are unknown here.
 
 import time
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from refit._library import lib
 from refit.config import Config
+from refit.device import Device
 from refit.errors import BusyError, StateError
 from refit.grads import Accumulation, Policy, StandIns
 from refit.held import Holdings
@@ -36,6 +37,9 @@ from refit.storages import (
     scan,
     take_stock,
 )
+
+if TYPE_CHECKING:
+    from refit.memory_pool import MemPool
 
 TRAINING = "training"
 CLEARED = "cleared"
@@ -57,9 +61,11 @@ class Cycle:
         grads: Policy,
         observers: Observers,
         held: Holdings,
+        pool: "MemPool | None" = None,
     ) -> None:
         self.optimizers = list(optimizers)
         self._held = held
+        self._pool = pool
         self.accumulation = Accumulation(self._gradients)
         self.phase = TRAINING
         self.readers = 0
@@ -167,19 +173,32 @@ class Cycle:
 
     def _refresh(self) -> None:
         """Looks again at what the optimizers hold, and plans anew what has changed."""
-        for lane in self.lanes:
-            lane.settle()  # a CUDA join lets the CPU go on before the copies end
+        self._settle()
         beside = list(self._held.tensors())
         stock = take_stock(self.optimizers, self._grads != "discard", beside)
         mark = stock.identities(), stock.addresses()
         if self._scan is None or mark != self._mark:
-            found = scan(stock, self._others(beside), self._namer(), self._why_device_stays)
+            found = self._decide(stock, beside)
             self._scan, self.resident = None, found.resident
             self._plan(found, stock)
             self._scan, self._mark = found, mark
         else:
             self._hold(self._scan, stock)
         self._stock = stock
+
+    def _settle(self) -> None:
+        """Waits for copies that a join on a GPU has only queued a stream behind."""
+        try:
+            for lane in self.lanes:
+                lane.settle()
+        except BaseException:
+            if not all(lane.back for lane in self.lanes):
+                self.phase = CLEARED  # they have failed: restore() moves what is still on the host
+            raise
+
+    def _decide(self, stock: Stock, beside: Iterable[tuple[str, Any]]) -> Scan:
+        pieces = [] if self._pool is None else self._pool.pieces()
+        return scan(stock, self._others(beside), self._namer(), self._why_device_stays, pieces)
 
     def _hold(self, decided: Scan, stock: Stock) -> None:
         """Nothing has changed; but storages are only held while they are away."""
@@ -196,10 +215,16 @@ class Cycle:
             by_device.setdefault(slot.device, []).append(slot)
         for device, slots in by_device.items():
             if device not in self._lanes:
-                self._lanes[device] = Regions(device, self._config)
+                self._lanes[device] = Regions(device, self._config, self._arenas_of(device))
             lane = self._lanes[device]
             storages = [stock.tensors[one.tensor].untyped_storage() for one in slots]
             lane.plan(slots, storages, policies)
+
+    def _arenas_of(self, device: torch.device) -> Device | None:
+        """The pool's own handle, which knows its arena."""
+        if self._pool is None or self._pool.device != device:
+            return None
+        return self._pool.handle
 
     def _others(self, beside: Iterable[tuple[str, Any]]) -> dict[Place, str]:
         """Memory that is not the optimizers' own: weights, buffers, gradients that do not leave.

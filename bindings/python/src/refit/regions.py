@@ -27,7 +27,7 @@ _LEGACY_STREAM = 1
 
 _WORTH_TRIMMING = 64 << 20
 
-_MOVING = (_abi.REFIT_OFFLOADING, _abi.REFIT_RESTORING)
+_UNSETTLED = (_abi.REFIT_OFFLOADING, _abi.REFIT_RESTORING, _abi.REFIT_FAILED)
 _AWAY = (_abi.REFIT_OFFLOADED, _abi.REFIT_FAILED)
 
 
@@ -73,9 +73,12 @@ def give_heap_back(freed: int) -> None:
 class Regions:
     """The storages of one device. Used by one thread at a time."""
 
-    def __init__(self, device: torch.device, config: Config) -> None:
+    def __init__(
+        self, device: torch.device, config: Config, arenas_of: Device | None = None
+    ) -> None:
         self.device = device
-        self._handle = Device(spec_of(device, config), config)
+        self._owns_handle = arenas_of is None
+        self._handle = arenas_of or Device(spec_of(device, config), config)
         self.offloader = Offloader(self._handle, config)
         self.slots: list[Slot] = []
         self.nbytes = 0
@@ -113,7 +116,7 @@ class Regions:
         the first page-lock. BudgetError and others: nothing has moved, call again.
         """
         wanted = [
-            (slot.name, storage.data_ptr(), slot.nbytes, policies[slot.group])
+            (slot.name, slot.address or storage.data_ptr(), slot.nbytes, policies[slot.group])
             for slot, storage in zip(slots, storages, strict=True)
         ]
         if wanted != self._bound or self.offloader.state == _abi.REFIT_OPEN:
@@ -147,12 +150,16 @@ class Regions:
         self.offloader.finish()
         if self.offloader.state != _abi.REFIT_OFFLOADED:
             return
-        self.offloader.unbind_each(range(len(self._storages)))
+        self.offloader.unbind_each(self._movable())
         with guard(self.device):
             before = self._reserved()
-            for storage in self._storages:
-                storage.resize_(0)
+            for number in self._movable():
+                self._storages[number].resize_(0)
             self.reclaimed = self._give_back(before)
+
+    def _movable(self) -> list[int]:
+        """The regions that are storages; pieces of an arena leave and return by themselves."""
+        return [number for number, slot in enumerate(self.slots) if not slot.address]
 
     def _reserved(self) -> int:
         if self.device.type != "cuda":
@@ -192,16 +199,16 @@ class Regions:
                 raise
 
     def _take(self) -> None:
+        movable = self._movable()
         with guard(self.device):
-            for slot, storage in zip(self.slots, self._storages, strict=True):
-                if storage.nbytes() != slot.nbytes:
-                    self._allocate(slot, storage)
-        addresses = self.addresses()
-        self.offloader.bind_each(range(len(addresses)), addresses)
-        self._bound = [
-            (name, address, nbytes, policy)
-            for (name, _, nbytes, policy), address in zip(self._bound, addresses, strict=True)
-        ]
+            for number in movable:
+                if self._storages[number].nbytes() != self.slots[number].nbytes:
+                    self._allocate(self.slots[number], self._storages[number])
+        addresses = [self._storages[number].data_ptr() for number in movable]
+        self.offloader.bind_each(movable, addresses)
+        for number, address in zip(movable, addresses, strict=True):
+            name, _, nbytes, policy = self._bound[number]
+            self._bound[number] = name, address, nbytes, policy
 
     def _allocate(self, slot: Slot, storage: torch.UntypedStorage) -> None:
         try:
@@ -218,22 +225,23 @@ class Regions:
 
         CopyError: call ``come_back`` again.
         """
-        if self._future is None:
-            return
-        if self.device.type == "cuda":
-            stream = current_stream(self.device)
-            if group is None:
-                self._future.join(stream)
-            else:
-                self._future.join_group(group, stream)
+        if self.device.type != "cuda" or self._future is None:  # None: Ctrl-C came before it was
+            self._wait(group)
         elif group is None:
+            self._future.join(current_stream(self.device))
+        else:
+            self._future.join_group(group, current_stream(self.device))
+
+    def _wait(self, group: int | None) -> None:
+        if group is None or self._future is None:
             self.settle()
         elif any(slot.group == group for slot in self.slots):
             self._future.wait_group(group)
 
     def settle(self) -> None:
-        """Waits, on the CPU, until no copy is under way. CopyError, DeadlineError."""
-        if self.offloader.state in _MOVING:
+        """Waits, on the CPU, until no copy is under way. CopyError also if they have failed by
+        now; DeadlineError."""
+        if self.offloader.state in _UNSETTLED:
             self.offloader.finish()
         if self.home:
             self.forget()
@@ -251,7 +259,7 @@ class Regions:
 
     def region_of(self) -> dict[int, int]:
         """The regions by the identity of their storage, which also an empty one has."""
-        return {storage._cdata: number for number, storage in enumerate(self._storages)}
+        return {self._storages[number]._cdata: number for number in self._movable()}
 
     # ---- readers and the end --------------------------------------------------------------------
 
@@ -263,4 +271,5 @@ class Regions:
         """Closes the offloader and its device; bytes that are away are lost, so restore before."""
         self._close_future()
         self.offloader.close()
-        self._handle.close()
+        if self._owns_handle:
+            self._handle.close()

@@ -63,6 +63,8 @@ class Slot:
     nbytes: int
     tensor: int
     group: int
+    address: int = 0
+    """Of a piece of an arena, which leaves whole and returns to it; 0: the storage's own."""
 
 
 @dataclass(slots=True)
@@ -182,12 +184,14 @@ def scan(
     others: Mapping[Place, str],
     name_of: Callable[[Any], tuple[str, ...]],
     why_device_stays: Callable[[torch.device], str | None],
+    pieces: Sequence[tuple[int, int]] = (),
 ) -> Scan:
     """Decides what of a stock can leave.
 
     ``others``: memory that somebody else knows (parameters, buffers), and by what name; ``name_of``
-    names the owner of a state; ``why_device_stays`` says why memory of a
-    device is not moved, or None. Does not block and changes nothing.
+    names the owner of a state; ``why_device_stays`` says why memory of a device is not moved, or
+    None; ``pieces``: addresses and lengths of what an arena moves as one. Does not block and
+    changes nothing.
     """
     scanner = _Scanner(others, why_device_stays)
     for number, (_optimizer, owner, keys, tensor) in enumerate(stock.states):
@@ -197,7 +201,7 @@ def scan(
     for number, (owner, grad) in enumerate(stock.grads, len(stock.states)):
         reason = None if type(grad) in _PLAIN else "what shards it adds to it unseen"
         scanner.look(".".join((*name_of(owner), "grad")), grad, number, reason, GRADS)
-    return scanner.decided()
+    return scanner.decided(pieces)
 
 
 class _Scanner:
@@ -247,7 +251,7 @@ class _Scanner:
         seen = self._names[name] = self._names.get(name, 0) + 1
         return name if seen == 1 else self._unique(f"{name}#{seen}")
 
-    def decided(self) -> Scan:
+    def decided(self, pieces: Sequence[tuple[int, int]]) -> Scan:
         """What was decided, once all tensors were seen."""
         for place, slot in self._slots.items():
             if place in self._stays:
@@ -256,5 +260,24 @@ class _Scanner:
         for place, name in self._scalars.items():
             if place not in self._slots:
                 self._resident.append((name, "a 0-dim tensor stays where it is"))
-        slots = [slot for place, slot in self._slots.items() if place not in self._stays]
-        return Scan(slots, self._resident)
+        slots = {place: slot for place, slot in self._slots.items() if place not in self._stays}
+        for begin, nbytes in pieces:
+            self._as_one(slots, begin, nbytes)
+        return Scan(list(slots.values()), self._resident)
+
+    def _as_one(self, slots: dict[Place, Slot], begin: int, nbytes: int) -> None:
+        """Puts a piece in the place of the storages in it; it stays if anything in it stays."""
+        inside = [place for place in slots if begin <= place[1] < begin + nbytes]
+        if not inside:
+            return
+        taken = [slots.pop(place) for place in inside]
+        known: dict[Place, str] = {**self._others, **self._stays, **self._scalars}
+        stays = [name for place, name in known.items() if begin <= place[1] < begin + nbytes]
+        stays += [slot.name for slot in taken if slot.group == GRADS]
+        if stays:
+            reason = f"its segment of the pool is also that of {stays[0]}, which stays"
+            self._resident += [(slot.name, reason) for slot in taken]
+            return
+        first = taken[0]
+        name = self._unique(f"pool.{first.name}")
+        slots[inside[0]] = Slot(name, first.device, nbytes, first.tensor, STATES, begin)
