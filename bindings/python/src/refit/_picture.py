@@ -43,9 +43,11 @@ def draw(
     on_gpu = any(it.name == "allocated" for it in series)
     colours = colours_of(span.name for span in spans)
     _bars(strip, spans, colours)
+    unit = _unit(series)
     panels: list[tuple[Any, Side]] = [(upper, "device"), (lower, "host")]
     for axes, side in panels:
-        _panel(axes, [it for it in series if it.side == side], lines=on_gpu and side == "device")
+        shown = [it for it in series if it.side == side and _most(it) >= MIB]
+        _panel(axes, shown, unit, lines=on_gpu and side == "device")
         _dress(axes, side, on_gpu)
         _shade(axes, spans, colours)
     lower.set_xlabel("time (s)")
@@ -86,10 +88,15 @@ def _bars(axes: Any, spans: "list[Span]", colours: dict[str, str]) -> None:
     axes.spines[:].set_visible(False)
 
 
-def _panel(axes: Any, series: "list[Series]", lines: bool) -> None:
+def _unit(series: "list[Series]") -> tuple[int, str]:
+    """One unit for all panels."""
+    most = max((_most(it) for it in series), default=0)
+    return (GIB, "GiB") if 2 * most >= GIB else (MIB, "MiB")
+
+
+def _panel(axes: Any, shown: "list[Series]", unit: tuple[int, str], lines: bool) -> None:
     """One side's memory: lines where one lies in the other, else areas on top of each other."""
-    shown = [it for it in series if _most(it) >= MIB]
-    scale, unit = (GIB, "GiB") if sum(map(_most, shown)) >= GIB else (MIB, "MiB")
+    scale, word = unit
     times = sorted({at for it in shown for at, _ in it.points})
     heights = [[value_at(it, at) / scale for at in times] for it in shown]
     if lines:
@@ -99,7 +106,7 @@ def _panel(axes: Any, series: "list[Series]", lines: bool) -> None:
         axes.stackplot(
             times, heights, labels=[it.name for it in shown], colors=AREA, edgecolor=INK[0], lw=0.8
         )
-    axes.set_ylabel(unit)
+    axes.set_ylabel(word)
 
 
 def _dress(axes: Any, side: "Side", on_gpu: bool) -> None:

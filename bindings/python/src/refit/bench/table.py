@@ -86,14 +86,21 @@ def overhead(result: Result) -> str:
     """One line for each figure."""
     head = f"overhead: {result['tensors']} states of 64 bytes, {result['rounds']} rounds\n\n"
     rows = [
-        ["cycle with two tensors", f"{result['cycle_ms_with_two_tensors']:.2f} ms"],
-        [f"cycle with {result['tensors']}", f"{result['cycle_ms_median']:.1f} ms"],
-        ["a tensor more", f"{result['us_per_tensor']:.2f} µs"],
-        ["  of this copies in C", f"{result['us_per_tensor_in_c_copies']:.2f} µs"],
-        ["  of this torch's storages", f"{result['us_per_tensor_in_torch_storages']:.2f} µs"],
-        ["  of this Python", f"{result['us_per_tensor_in_python']:.2f} µs"],
+        _overhead_row("cycle with two tensors", result, "{}_ms_with_two_tensors", "ms"),
+        _overhead_row("a tensor more", result, "{}us_per_tensor", "µs"),
+        ["of this torch's storages", "", _micro(result, "in_torch_storages")],
+        ["of this the Python side", "", _micro(result, "in_python")],
     ]
-    return head + table(("what", "time"), rows)
+    return head + table(("what", "clock", "caller's processor time"), rows)
+
+
+def _overhead_row(what: str, result: Result, key: str, unit: str) -> list[str]:
+    clock, busy = ("cycle", "processor") if key.startswith("{}_ms") else ("", "processor_")
+    return [what, *(f"{result[key.format(one)]:.2f} {unit}" for one in (clock, busy))]
+
+
+def _micro(result: Result, part: str) -> str:
+    return f"{result[f'processor_us_per_tensor_{part}']:.2f} µs"
 
 
 def _short(result: Result) -> str:
