@@ -169,6 +169,7 @@ def test_a_worker_that_comes_late_gets_the_current_version_trap_28(start: Starte
         assert heard([late]) == [(4, expected(4))]
 
 
+@pytest.mark.slow
 def test_a_trainer_that_comes_back_is_another_epoch_trap_35(start: Starter) -> None:
     trainer = start(children.train, LOCAL, 3, 0, Connection)
     endpoint = trainer.hear()
@@ -239,7 +240,9 @@ def run(name: str) -> list[str]:
     return out.splitlines()
 
 
-@pytest.mark.parametrize("wait", ["begin", "wait_workers", "next", "loop"])
+@pytest.mark.parametrize(
+    "wait", ["begin", "wait_workers", "next", pytest.param("loop", marks=pytest.mark.slow)]
+)
 def test_ctrl_c_ends_a_wait_and_the_object_is_still_good(wait: str) -> None:
     process = program(f"interrupt_{wait}")
     assert process.stdout is not None

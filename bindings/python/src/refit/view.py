@@ -1,8 +1,9 @@
 """One tensor of a received version, where it lies: for NumPy, PyTorch, DLPack, or as plain bytes.
 
 Nothing is copied. The memory is the subscriber's (or the trainer's, mapped) and is borrowed until
-the update is closed: a view is asked for through the update, which refuses then, but an array or a
-tensor that was made of a view before cannot be called back. Nobody writes to it.
+the update is closed: a view is asked for through the update, which refuses then. A PyTorch tensor
+that was made of a view before is emptied; a NumPy array, a memoryview or what DLPack gave cannot be
+called back: reading it later shows other bytes, or ends the process. Nobody writes to the memory.
 """
 
 import ctypes
