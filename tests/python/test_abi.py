@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from refit import _abi
 from refit._library import call, lib
-from refit.errors import StateError
+from refit.errors import CancelledError, StateError
 
 COMPILER = shlex.split(os.environ.get("CC", "cc"))
 
@@ -135,5 +135,19 @@ def test_a_list_of_weights_crosses_the_door_and_a_wrong_one_writes_nothing() -> 
         call(lib.refit_publisher_write_all, publisher, weights, 3, None, nowhere)
         call(lib.refit_publisher_commit, publisher)
         assert lib.refit_publisher_version(publisher) == 1
+    finally:
+        lib.refit_publisher_close(publisher)
+
+
+def test_a_cancel_crosses_the_door_and_is_told_once() -> None:
+    publisher = ctypes.c_void_p()
+    lib.refit_publisher_cancel(None)
+    call(lib.refit_publisher_open, b"inproc://cancelled", None, ctypes.byref(publisher))
+    try:
+        lib.refit_publisher_cancel(publisher)
+        lib.refit_publisher_cancel(publisher)
+        with pytest.raises(CancelledError):
+            call(lib.refit_publisher_wait_workers, publisher, 0, 0)
+        call(lib.refit_publisher_wait_workers, publisher, 0, 0)
     finally:
         lib.refit_publisher_close(publisher)

@@ -114,7 +114,7 @@ uint64_t test_alike(refit_device *device, const void *memory, const void *bytes,
     unsigned char *read = malloc(count);
     assert_non_null(read);
     copy(device, read, memory, count);
-    uint64_t alike = 0;
+    uint64_t alike = memcmp(read, bytes, count) == 0 ? count : 0;
     while (alike < count && read[alike] == ((const unsigned char *)bytes)[alike])
         alike++;
     free(read);
