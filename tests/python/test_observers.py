@@ -6,6 +6,7 @@ from functools import partial
 import pytest
 from refit.errors import InvalidError
 from refit.observers import Observers
+from refit.progress import Bar
 
 
 class NemoTimer:
@@ -122,3 +123,22 @@ def test_a_hidden_bar_is_given_where_bars_are_not_wanted() -> None:
     with Observers(progress=False).bar("offload", 1 << 40) as shown:
         shown.advance(1)
         assert not shown.visible
+
+
+def test_a_phase_that_moves_bytes_shows_a_bar_which_is_full_at_its_end(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    shown: list[tuple[str, int, bool | None]] = []
+    made = Bar(None, 7)
+
+    def recorded(what: str, nbytes: int, wanted: bool | None) -> Bar:
+        shown.append((what, nbytes, wanted))
+        return made
+
+    monkeypatch.setattr("refit.observers.bar", recorded)
+    with Observers(progress=True).phase("offload", nbytes=7):
+        assert made.done == 0
+    assert made.done == 7
+    with Observers(progress=True).phase("join"):
+        pass
+    assert shown == [("offload", 7, True), ("join", 0, False)]

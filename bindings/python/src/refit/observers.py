@@ -73,7 +73,8 @@ class Observers:
     def phase(self, name: str, nbytes: int = 0) -> Iterator[None]:
         """Tells all that ``name`` begins, and at the end of the block that it is over.
 
-        An exception of the block passes through. Since 0.1.
+        One that moves many bytes shows a bar, which is full at its end. An exception of the block
+        passes through. Since 0.1.
         """
         if name in self._open:
             yield
@@ -86,7 +87,9 @@ class Observers:
             if self._time is not None:
                 stack.enter_context(self._time(PREFIX + name))
             stack.enter_context(nvtx_range(PREFIX + name))
+            shown = stack.enter_context(self.bar(name, nbytes))
             yield
+            shown.reach(nbytes)
 
     @property
     def drawn(self) -> bool:
@@ -106,7 +109,7 @@ class Observers:
 
     def bar(self, what: str, nbytes: int) -> Bar:
         """A bar for long work within a phase. Since 0.1."""
-        return bar(what, nbytes, self._progress)
+        return bar(what, nbytes, self._progress if nbytes > 0 else False)
 
 
 def _measure_of(timer: TimerLike) -> Callable[[str], AbstractContextManager[Any]] | None:
