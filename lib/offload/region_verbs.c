@@ -100,3 +100,25 @@ refit_status refit_offloader_bind(refit_offloader *offloader, refit_region_id re
                   refit_offloader_state_name(state));
     return rft_region_attach(&offloader->regions, region, memory, error);
 }
+
+refit_status refit_offloader_unbind_each(refit_offloader *offloader, const refit_region_id *regions,
+                                         uint32_t count, refit_error *error)
+{
+    RFT_REFUSE_IF(regions == NULL && count > 0, error, REFIT_ERR_INVALID,
+                  "refit_offloader_unbind_each needs the regions");
+    for (uint32_t at = 0; at < count; at++) {
+        RFT_TRY(refit_offloader_unbind(offloader, regions[at], error));
+    }
+    return REFIT_OK;
+}
+
+refit_status refit_offloader_bind_each(refit_offloader *offloader, const refit_region_id *regions,
+                                       void *const *memory, uint32_t count, refit_error *error)
+{
+    RFT_REFUSE_IF((regions == NULL || memory == NULL) && count > 0, error, REFIT_ERR_INVALID,
+                  "refit_offloader_bind_each needs the regions, and an address for each");
+    for (uint32_t at = 0; at < count; at++) {
+        RFT_TRY(refit_offloader_bind(offloader, regions[at], memory[at], error));
+    }
+    return REFIT_OK;
+}

@@ -116,6 +116,64 @@ static void caller_frees_and_binds_again(void **state)
     rig_close(&on);
 }
 
+static void many_are_bound_in_one_call(void **state)
+{
+    (void)state;
+    rig on;
+    refit_region_id ids[RIG_REGIONS];
+    void *memory[RIG_REGIONS];
+    rig_open(&on, RIG_BOUND, NULL);
+    rig_offload(&on);
+    for (uint32_t at = 0; at < RIG_REGIONS; at++) {
+        assert_ok(refit_memory_free(on.device, on.regions[at].memory, &on.error));
+        ids[at] = at;
+    }
+    assert_ok(refit_offloader_unbind_each(on.offloader, ids, RIG_REGIONS, &on.error));
+    assert_ok(refit_offloader_unbind_each(on.offloader, ids, RIG_REGIONS, &on.error));
+    assert_int_equal(rig_stats(&on).offload_reclaimed_bytes_last, rig_all_bytes(&on));
+    for (uint32_t at = 0; at < RIG_REGIONS; at++) {
+        assert_ok(refit_memory_alloc(on.device, on.regions[at].bytes, &memory[at], &on.error));
+        on.regions[at].memory = memory[at];
+    }
+    assert_ok(refit_offloader_bind_each(on.offloader, ids, memory, RIG_REGIONS, &on.error));
+    rig_restore(&on);
+    rig_check_bytes(&on, true);
+    rig_close(&on);
+}
+
+static void many_stop_at_the_first_that_cannot(void **state)
+{
+    (void)state;
+    rig on;
+    refit_region_info info = {.size = sizeof info};
+    rig_open(&on, RIG_BOUND, NULL);
+    const refit_region_id ids[] = {0, RIG_REGIONS, 1};
+    void *const memory[] = {on.regions[0].memory, on.regions[1].memory, on.regions[1].memory};
+    assert_int_equal(refit_offloader_unbind_each(on.offloader, ids, 3, &on.error), REFIT_ERR_STATE);
+    assert_int_equal(refit_offloader_unbind_each(on.offloader, NULL, 1, &on.error),
+                     REFIT_ERR_INVALID);
+    assert_int_equal(refit_offloader_bind_each(on.offloader, ids, NULL, 1, &on.error),
+                     REFIT_ERR_INVALID);
+    assert_int_equal(refit_offloader_unbind_each(NULL, ids, 1, &on.error), REFIT_ERR_INVALID);
+    assert_int_equal(refit_offloader_bind_each(NULL, ids, memory, 1, &on.error), REFIT_ERR_INVALID);
+    assert_ok(refit_offloader_unbind_each(on.offloader, NULL, 0, &on.error));
+    assert_ok(refit_offloader_bind_each(on.offloader, NULL, NULL, 0, &on.error));
+    rig_offload(&on);
+    assert_int_equal(refit_offloader_unbind_each(on.offloader, ids, 3, &on.error),
+                     REFIT_ERR_NOT_FOUND);
+    assert_ok(refit_offloader_region(on.offloader, 0, &info, &on.error));
+    assert_int_equal(info.bound, 0);
+    assert_ok(refit_offloader_region(on.offloader, 1, &info, &on.error));
+    assert_int_equal(info.bound, 1);
+    assert_int_equal(refit_offloader_bind_each(on.offloader, ids, memory, 3, &on.error),
+                     REFIT_ERR_NOT_FOUND);
+    assert_ok(refit_offloader_region(on.offloader, 0, &info, &on.error));
+    assert_int_equal(info.bound, 1);
+    rig_restore(&on);
+    rig_check_bytes(&on, true);
+    rig_close(&on);
+}
+
 static void restore_without_release_is_harmless(void **state)
 {
     (void)state;
@@ -267,6 +325,8 @@ int main(void)
         cmocka_unit_test(arena_addresses_never_change),
         cmocka_unit_test(memory_comes_back_only_in_finish),
         cmocka_unit_test(caller_frees_and_binds_again),
+        cmocka_unit_test(many_are_bound_in_one_call),
+        cmocka_unit_test(many_stop_at_the_first_that_cannot),
         cmocka_unit_test(restore_without_release_is_harmless),
         cmocka_unit_test(copies_wait_for_the_callers_stream),
         cmocka_unit_test(nothing_is_allocated),

@@ -249,6 +249,19 @@ REFIT_API REFIT_MUST_CHECK refit_status refit_offloader_bind(refit_offloader *of
                                                              refit_region_id region, void *memory,
                                                              refit_error *error);
 
+/* The two for `count` regions at once, for callers to whom a call is dear. One after the other: it
+ * stops at the first that fails, and those before it have changed, so call again. What unbind and
+ * bind return, and REFIT_ERR_INVALID without a list. Since 0.1. */
+REFIT_API REFIT_MUST_CHECK refit_status refit_offloader_unbind_each(refit_offloader *offloader,
+                                                                    const refit_region_id *regions,
+                                                                    uint32_t count,
+                                                                    refit_error *error);
+REFIT_API REFIT_MUST_CHECK refit_status refit_offloader_bind_each(refit_offloader *offloader,
+                                                                  const refit_region_id *regions,
+                                                                  void *const *memory,
+                                                                  uint32_t count,
+                                                                  refit_error *error);
+
 /*
  * Starts the way back, highest priority first, behind what `after` has queued (that is where the
  * new memory was allocated). Unbound regions get memory first: from their arena, or through the

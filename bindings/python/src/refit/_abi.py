@@ -766,6 +766,19 @@ PROTOTYPES: Final[dict[str, tuple[Any, list[Any]]]] = {
         c_void_p,
         POINTER(refit_error),
     ]),
+    "refit_offloader_unbind_each": (c_int, [
+        c_void_p,
+        POINTER(c_uint32),
+        c_uint32,
+        POINTER(refit_error),
+    ]),
+    "refit_offloader_bind_each": (c_int, [
+        c_void_p,
+        POINTER(c_uint32),
+        POINTER(c_void_p),
+        c_uint32,
+        POINTER(refit_error),
+    ]),
     "refit_offloader_restore": (c_int, [
         c_void_p,
         refit_stream_ref,
