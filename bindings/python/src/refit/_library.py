@@ -9,7 +9,6 @@ What arguments mean is unknown here: see the C headers, which ``_abi`` is made f
 
 import ctypes
 import os
-from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -64,19 +63,6 @@ def call(function: Any, *arguments: Any) -> None:
     status = function(*arguments, ctypes.byref(error))
     if status != _abi.REFIT_OK:
         raise error_of(status, error.text.decode("utf-8", "replace"), error.subsystem)
-
-
-def call_each(function: Any, first: Any, rest: Iterable[tuple[Any, ...]]) -> None:
-    """``call(function, first, *one)`` for each of ``rest``, up to one that fails.
-
-    For calls by the thousand: they share one place for the failure.
-    """
-    error = _abi.refit_error()
-    place = ctypes.byref(error)
-    for one in rest:
-        status = function(first, *one, place)
-        if status != _abi.REFIT_OK:
-            raise error_of(status, error.text.decode("utf-8", "replace"), error.subsystem)
 
 
 def status_of(function: Any, *arguments: Any) -> int:

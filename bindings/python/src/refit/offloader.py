@@ -14,7 +14,7 @@ from typing import Final
 
 from refit import _abi
 from refit._handle import Handle
-from refit._library import call, call_each, lib
+from refit._library import call, lib
 from refit._waiting import run_interruptibly, wait_in_slices
 from refit.config import Config
 from refit.device import Device
@@ -226,7 +226,8 @@ class Offloader(Handle):
 
     def unbind_each(self, regions: Sequence[int]) -> None:
         """``unbind`` for many. Since 0.1."""
-        call_each(lib.refit_offloader_unbind, self._live, zip(regions, strict=True))
+        numbers = (ctypes.c_uint32 * len(regions))(*regions)
+        call(lib.refit_offloader_unbind_each, self._live, numbers, len(regions))
 
     def bind_each(self, regions: Sequence[int], memory: Sequence[int]) -> None:
         """``bind`` for many, an address each; those before one that fails are bound.
@@ -235,7 +236,9 @@ class Offloader(Handle):
         """
         if len(memory) != len(regions):
             raise InvalidError(f"{len(regions)} regions cannot have {len(memory)} addresses")
-        call_each(lib.refit_offloader_bind, self._live, zip(regions, memory, strict=True))
+        numbers = (ctypes.c_uint32 * len(regions))(*regions)
+        addresses = (ctypes.c_void_p * len(memory))(*memory)
+        call(lib.refit_offloader_bind_each, self._live, numbers, addresses, len(regions))
 
     def restore(self, after: int = NO_STREAM) -> Future:
         """Starts the way back behind what ``after`` has queued, and gives its future.
