@@ -13,7 +13,8 @@
 
 /* {0} is not open: closing it is harmless. */
 typedef struct rft_tally {
-    unsigned char *sums; /* of the device; NULL: not open */
+    unsigned char *sums;         /* of the device; NULL: not open */
+    struct rft_tally_sums *room; /* that holds them */
     uint64_t *twins;
     rft_segment segment; /* that holds them */
     rft_pinning pinning;

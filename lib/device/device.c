@@ -96,8 +96,8 @@ refit_status refit_device_close(refit_device *device, refit_error *error)
     if (device == NULL) return REFIT_OK;
     RFT_REFUSE_IF(
         !rft_device_sweep(device), error, REFIT_ERR_BUSY,
-        "other processes still have memory mapped that a publisher showed them: close the "
-        "device again when they have let go");
+        "memory of a closed publisher is not back: other processes have it mapped, or the driver "
+        "refuses it; close the device again when they have let go");
     uint_fast32_t memories = atomic_load(&device->memories);
     uint_fast32_t streams = atomic_load(&device->streams);
     uint_fast32_t users = atomic_load(&device->users);
