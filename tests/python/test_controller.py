@@ -483,6 +483,29 @@ def test_copies_back_that_failed_are_told_and_made_again(
     assert_same(run, same)
 
 
+def test_a_clear_after_copies_back_failed_puts_gradients_away_like_any_other(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # trap 12: a backward pass would write to memory that has gone
+    same = Run(device=run.device)
+    run.step(2), same.step(2)
+    run.backward(), same.backward()
+    with refit.Controller(run.optimizer) as controller:
+        controller.clear()
+        controller.restore()
+        monkeypatch.setattr(Regions, "home", property(lambda _: False))
+        monkeypatch.setattr(Regions, "back", property(lambda _: False))
+        monkeypatch.setattr(Regions, "settle", fail_to_copy)
+        with pytest.raises(CopyError):
+            controller.join()
+        monkeypatch.undo()
+        controller.clear()
+        assert run.away()
+        assert all(p.grad.isnan().all() for p in run.model.parameters())
+        run.step(), same.step()
+    assert_same(run, same)
+
+
 def fail_to_copy(_regions: Regions) -> None:
     raise CopyError("the copy failed")
 

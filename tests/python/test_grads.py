@@ -8,6 +8,8 @@ torch = pytest.importorskip("torch", reason="PyTorch is not installed")
 
 import refit  # noqa: E402
 from refit.errors import InvalidError, StateError  # noqa: E402
+from refit.grads import StandIns  # noqa: E402
+from refit.regions import Regions  # noqa: E402
 from training import Run, assert_same  # noqa: E402
 
 
@@ -37,6 +39,37 @@ def test_kept_gradients_leave_and_return_exactly_as_the_same_objects(run: Run) -
         controller.restore()
         assert all(map(lambda a, b: a is b, gradients(run), before))
         assert all(map(torch.equal, gradients(run), values))
+
+
+@pytest.mark.parametrize("at", [1, 2, 3, 4])
+@pytest.mark.parametrize("then", ["clear", "backward"])
+def test_ctrl_c_while_stand_ins_are_put_leaves_no_gradient_without(
+    run: Run, monkeypatch: pytest.MonkeyPatch, at: int, then: str
+) -> None:
+    # trap 12: a backward pass would write to memory that is leaving, or has gone
+    same = Run(device=run.device)
+    run.step(), same.step()
+    run.backward(), same.backward()
+    real, calls = StandIns.put, []
+
+    def put(*arguments: Any) -> None:
+        calls.append(1)
+        if len(calls) == at:
+            raise KeyboardInterrupt
+        real(*arguments)
+
+    with refit.Controller(run.optimizer) as controller:
+        monkeypatch.setattr(Regions, "home", property(lambda _: False))  # copies take their time
+        monkeypatch.setattr(StandIns, "put", put)
+        with pytest.raises(KeyboardInterrupt):
+            controller.clear()
+        monkeypatch.undo()
+        if then == "clear":
+            controller.clear()
+        assert all(grad.isnan().all() for grad in gradients(run))
+        run.backward(), same.backward()
+        finish_step(run), finish_step(same)
+    assert_same(run, same)
 
 
 def test_an_open_accumulation_goes_on_as_if_nothing_had_been(run: Run) -> None:

@@ -104,6 +104,8 @@ class Cycle:
     def clear(self) -> None:
         """States, and gradients by their policy, leave; returns when their memory is free."""
         began = time.perf_counter()
+        if self.phase == CLEARED and self._stock is None:
+            self.restore()  # copies back had failed: gradients are in use, storages let go of
         if self.phase == RETURNING:
             self.join()
         if self.phase == TRAINING:
@@ -146,16 +148,18 @@ class Cycle:
             if all(lane.home for lane in self.lanes):
                 self._stand_ins.take()
                 self.phase = TRAINING
+            else:
+                self._put_stand_ins()  # gradients that are leaving must not be written to
             raise
         self._lose_grads()
 
     def _put_stand_ins(self) -> None:
         """For the gradients whose memory is about to go."""
-        if self._stock is None or not self._stock.grads or self._stand_ins.there:
+        if self._stock is None or not self._stock.grads:
             return
-        away = {address for lane in self.lanes for address in lane.addresses()}
+        away = {address for lane in self.lanes for address in lane.addresses()} - {0}
         for owner, grad in self._stock.grads:
-            if begin_of(grad) in away:
+            if begin_of(grad) in away and not self._stand_ins.stands_in(owner):
                 self._stand_ins.put(owner, grad)
 
     def _lose_grads(self) -> None:

@@ -79,11 +79,6 @@ class StandIns:
         self._guards: list[Any] = []
         self._owners: set[int] = set()
 
-    @property
-    def there(self) -> bool:
-        """Whether there are any."""
-        return bool(self._away)
-
     def stands_in(self, parameter: Any) -> bool:
         """Whether the gradient of a parameter was put away."""
         return id(parameter) in self._owners
@@ -92,11 +87,11 @@ class StandIns:
         """From now on ``parameter.grad`` is a stand-in for ``grad``, until ``take``."""
         nothing = torch.full((), float("nan"), dtype=grad.dtype, device=grad.device)
         stand_in = nothing.expand(grad.shape)
-        self._away.append((parameter, grad, stand_in, stand_in._version))
-        self._owners.add(id(parameter))
         if parameter.requires_grad:
             self._guards.append(parameter.register_hook(self._early))
+        self._away.append((parameter, grad, stand_in, stand_in._version))
         parameter.grad = stand_in
+        self._owners.add(id(parameter))  # the last: what Ctrl-C ends before is put once more
 
     def _early(self, _grad: torch.Tensor) -> None:
         """A backward pass is about to add to a gradient that is away."""
@@ -112,8 +107,8 @@ class StandIns:
         self._guards.clear()
         for parameter, grad, stand_in, untouched in self._away:
             if parameter.grad is stand_in:
-                parameter.grad = grad
                 if stand_in._version != untouched:
                     grad.copy_(stand_in)
+                parameter.grad = grad
         self._away.clear()
         self._owners.clear()
