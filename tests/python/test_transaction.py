@@ -10,6 +10,7 @@ from broadcasting import LOCAL, both, contents, pair
 from refit import module_walk
 from refit.controller import Controller
 from refit.errors import InvalidError, PeerError, StaleError, StateError
+from refit.manifest import Typed
 from refit.publisher import Publisher
 from refit.transaction import Transaction
 from refit.weights import named_weights
@@ -171,6 +172,42 @@ def test_an_iterator_may_reuse_the_memory_of_what_it_gave(declared: bool) -> Non
         with Transaction(publisher) as tx:
             tx.send(reusing_one_buffer())
     assert worker.seen == [bytes_of(whole)]
+
+
+@pytest.mark.parametrize(
+    "kind", [lambda raw: Typed(raw, "U8", (4,)), memoryview], ids=["Typed", "memoryview"]
+)
+def test_an_iterator_may_reuse_bytes_that_cannot_copy_themselves(kind: Any) -> None:  # trap 31
+    def given() -> Iterator[tuple[str, Any]]:
+        bucket = bytearray(4)
+        for index, name in enumerate("abc"):
+            bucket[:] = bytes([index] * 4)
+            yield name, kind(bucket)
+
+    with pair() as (publisher, worker):
+        with Transaction(publisher) as tx:
+            tx.send(given())
+        assert [one.alias_of for one in publisher.declared] == [None] * 3
+    assert worker.seen == [{name: bytes([i] * 4) for i, name in enumerate("abc")}]
+
+
+def test_ctrl_c_right_behind_begin_leaves_no_version_under_way(  # trap 12
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    real = Publisher.begin
+
+    def begin(publisher: Publisher, version: int | None = None) -> None:
+        real(publisher, version)
+        raise KeyboardInterrupt
+
+    with pair() as (publisher, worker):
+        monkeypatch.setattr(Publisher, "begin", begin)
+        with pytest.raises(KeyboardInterrupt), Transaction(publisher) as tx:
+            tx.send(weights())
+        monkeypatch.undo()
+        with Transaction(publisher) as tx:
+            tx.send(weights())
+    assert worker.seen == [bytes_of(weights())]
 
 
 def test_weights_may_change_when_send_has_returned() -> None:  # trap 21

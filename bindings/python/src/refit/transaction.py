@@ -10,14 +10,16 @@ It decides when a version is declared, begun, committed and aborted. How bytes t
 publisher's business, and what became of the optimizer's states the controller's.
 """
 
+import ctypes
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
-from refit.errors import InvalidError, StateError
+from refit.errors import InvalidError, RefitError, StateError, UnsupportedError
 from refit.manifest import Alias, Tensors, TensorSpec, collect, pairs_of
+from refit.source import Typed, Weight, weight_of
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
@@ -136,11 +138,20 @@ class Transaction:
             taken = [_settled(one) for one in taken]
         if not self._begun:
             _declare(publisher, taken)
-            publisher.begin(self._asked)
-            self._begun = True
+            self._begin(publisher)
             self._known = {one.name for one in publisher.declared}
         for one in taken:
             self._write(publisher, one)
+
+    def _begin(self, publisher: "Publisher") -> None:
+        try:
+            publisher.begin(self._asked)
+            self._begun = True
+        except RefitError:
+            raise
+        except BaseException:  # Ctrl-C may come once the version has begun, before it is noted
+            self._drop(publisher)
+            raise
 
     def _write(self, publisher: "Publisher", weights: Tensors) -> None:
         """What gathers from other ranks is closed here, not when somebody collects it."""
@@ -278,9 +289,22 @@ def _copy(tensor: Any) -> Any:
     torch = sys.modules.get("torch")
     if torch is not None and isinstance(tensor, torch.Tensor):
         return tensor.detach().to("cpu", copy=True)
-    if isinstance(tensor, Alias) or not hasattr(tensor, "copy"):
+    if isinstance(tensor, Alias):
         return tensor
-    return tensor.copy()
+    if hasattr(tensor, "copy"):
+        return tensor.copy()
+    return _copy_of_bytes(weight_of(tensor))
+
+
+def _copy_of_bytes(weight: Weight) -> Typed:
+    """Of what cannot copy itself: ``Typed`` bytes, a memoryview, a view of an update."""
+    if weight.device >= 0:
+        raise UnsupportedError(
+            "an iterator that says first what there is gave memory of a GPU that cannot be copied: "
+            "declare the tensors before (publisher.declare), or give a mapping"
+        )
+    raw = ctypes.string_at(weight.pointer, weight.nbytes) if weight.nbytes else b""
+    return Typed(raw, weight.dtype.name, weight.shape)
 
 
 def _drive(weights: Tensors) -> None:
