@@ -320,6 +320,34 @@ def test_ctrl_c_right_behind_a_step_leaves_nothing_open(
         assert worker.subscriber.describe().version == 3
 
 
+def test_ctrl_c_right_behind_a_new_declaration_does_not_mix_up_names_trap_33(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def declare_and_raise(*arguments: Any) -> None:
+        call_c(*arguments)
+        raise KeyboardInterrupt
+
+    one, two = np.zeros(4, np.float32), np.ones(4, np.float32)
+    with pair() as (publisher, worker):
+        publisher.publish({"a": one, "b": two})
+        with monkeypatch.context() as patch:
+            patch.setattr("refit.publisher.call", declare_and_raise)
+            with pytest.raises(KeyboardInterrupt):
+                publisher.declare({"b": two, "a": one})
+        publisher.publish({"a": one, "b": two})
+    assert worker.seen[-1] == {"a": one.tobytes(), "b": two.tobytes()}
+
+
+def test_a_declaration_that_is_refused_leaves_the_one_before() -> None:
+    with pair() as (publisher, _worker):
+        publisher.publish(ONE)
+        publisher.begin()
+        with pytest.raises(StateError):
+            publisher.declare({"other": ONE["w"]})
+        assert [one.name for one in publisher.declared] == ["w"]
+        publisher.abort()
+
+
 def test_who_refused_and_why_is_in_the_exception() -> None:
     def refuse(update: Any) -> None:
         raise RuntimeError("no such layer: lm_head")

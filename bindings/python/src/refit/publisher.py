@@ -258,7 +258,12 @@ class Publisher(Handle):
         if specs == self._specs:
             return
         array = manifest.to_c(specs)
-        call(lib.refit_publisher_declare, self._live, array, len(array))
+        before, self._specs = self._specs, None  # Ctrl-C is raised also where C has taken the new
+        try:
+            call(lib.refit_publisher_declare, self._live, array, len(array))
+        except RefitError:
+            self._specs = before
+            raise
         self._specs = specs
         self._index = {spec.name: i for i, spec in enumerate(specs)}
 
