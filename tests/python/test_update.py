@@ -577,6 +577,20 @@ def test_a_gpus_memory_is_shown_to_pytorch_and_dlpack_only(
         update.refuse()
 
 
+def test_work_on_what_dlpack_gave_is_waited_for_too_trap_19(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    with published({"w": MATRIX}) as update:
+        gpu = OnAGpu(monkeypatch, update)
+        update.accept()
+        assert gpu.waited == []
+    with published({"w": MATRIX}) as update:
+        gpu = OnAGpu(monkeypatch, update)
+        update["w"].__dlpack__()
+        update.accept()
+        assert gpu.waited == [3]
+
+
 def test_work_on_the_gpu_is_waited_for_before_the_memory_may_go_trap_19(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -203,7 +203,7 @@ class Update(Handle):
 
     def _settle(self) -> None:
         """Work on a GPU that reads the trainer's memory there must be done before it may go."""
-        if self._cuda >= 0 and self._tensors:
+        if self._cuda >= 0 and self._lent:
             import torch
 
             torch.cuda.synchronize(self._cuda)
