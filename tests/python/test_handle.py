@@ -130,6 +130,21 @@ cycle.append(cycle)
 """
 
 
+def test_a_close_that_another_one_overtakes_does_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    log: list[int | None] = []
+    thing = Thing(log)  # type: ignore[arg-type]
+    real = os.getpid
+
+    def overtaken() -> int:  # where the interpreter may go on with another thread
+        monkeypatch.undo()
+        thing.close()
+        return real()
+
+    monkeypatch.setattr("refit._handle.os.getpid", overtaken)
+    thing.close()
+    assert log == [7]
+
+
 def test_those_left_open_are_closed_when_the_interpreter_ends_the_youngest_first() -> None:
     command = [sys.executable, "-W", "always", "-c", AT_THE_END]
     done = subprocess.run(command, capture_output=True, text=True, timeout=100)

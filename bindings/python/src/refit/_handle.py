@@ -56,6 +56,8 @@ class Handle:
             return
         # Taken before: C gives up the GIL, and another thread may close it meanwhile.
         pointer, self._pointer = self._pointer, None
+        if pointer is None:  # it just has
+            return
         try:
             self._close(pointer)
         except RefitError:  # refused. After anything else, Ctrl-C for one, C may have freed it
