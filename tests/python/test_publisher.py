@@ -4,6 +4,7 @@ import ctypes
 import os
 import pickle
 import struct
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -626,6 +627,36 @@ def test_bytes_on_a_device_are_read_behind_the_callers_stream_trap_17(
         assert publisher.publish({"x": "a"}) == 2
         there.end()
     assert worker.seen[0] == {name: data.tobytes() for name, data in known.items()}
+
+
+class OfAnotherLibrary:
+    """Memory that is said to be a GPU's, as CuPy shows it."""
+
+    def __init__(self) -> None:
+        self.asked: list[int | None] = []
+        self.memory = np.arange(4, dtype=np.float32)
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        return 2, 3
+
+    def __dlpack__(self, stream: int | None = None) -> Any:
+        self.asked.append(stream)
+        return self.memory.__dlpack__()
+
+
+def test_work_of_another_library_comes_before_the_stream_that_reads_trap_17(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    class Stream:
+        cuda_stream = 0x7F00
+
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda _device: Stream)
+    other = OfAnotherLibrary()
+    assert weight_of(other).device == 3
+    monkeypatch.delitem(sys.modules, "torch")
+    weight_of(other)
+    assert _devices.stream_of(3) == 1
+    assert other.asked == [0x7F00, 1]
 
 
 def test_the_default_stream_is_not_none_trap_17(monkeypatch: pytest.MonkeyPatch) -> None:

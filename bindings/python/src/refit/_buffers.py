@@ -7,6 +7,7 @@ says where bytes lie and holds what keeps them there. What the bytes mean is kno
 import ctypes
 from typing import Any, Final, NamedTuple
 
+from refit._devices import stream_of
 from refit.dtypes import DTYPES, Dtype
 from refit.errors import InvalidError, UnsupportedError
 
@@ -153,13 +154,13 @@ def _is_dense(tensor: _Tensor, shape: tuple[int, ...]) -> bool:
 def of_dlpack(source: Any) -> Span:
     """What an object with ``__dlpack__`` shows, in host memory or on a CUDA device.
 
-    On a device its work is put in order with the default stream. InvalidError (not contiguous),
-    UnsupportedError (another kind of device, a type that no version can carry).
+    On a device the stream that the bytes are read behind waits for its work. InvalidError (not
+    contiguous), UnsupportedError (another kind of device, a type that no version can carry).
     """
     kind, number = source.__dlpack_device__()
     if kind not in _ON_HOST and kind != CUDA:
         raise UnsupportedError(f"weights on DLPack device type {kind} cannot be sent")
-    capsule = source.__dlpack__(stream=1) if kind == CUDA else source.__dlpack__()
+    capsule = source.__dlpack__(stream=stream_of(number)) if kind == CUDA else source.__dlpack__()
     tensor = _Managed.from_address(_get_pointer(capsule, _KIND)).tensor
     name = _BY_CODE.get((tensor.code, tensor.bits)) if tensor.lanes == 1 else None
     if name is None:

@@ -1,9 +1,13 @@
 """Devices by what callers name them with: a torch.device, a number, a spec, or a Device."""
 
-from typing import Any
+import sys
+from typing import Any, Final
 
 from refit.device import Device
 from refit.errors import InvalidError
+
+_LEGACY_STREAM: Final = 1
+"""cudaStreamLegacy, to the C library and to DLPack alike."""
 
 
 def spec_of(device: Any) -> str:
@@ -38,8 +42,12 @@ def open_device(device: Any) -> tuple[Device, bool]:
 
 
 def stream_of(device: int) -> int:
-    """PyTorch's current stream on a CUDA device, as the C library takes it."""
-    import torch
+    """PyTorch's current stream on a CUDA device, as the C library takes it.
 
+    Without PyTorch, the default one.
+    """
+    torch = sys.modules.get("torch")
+    if torch is None:
+        return _LEGACY_STREAM
     # PyTorch shows the default stream as 0; to the C library that is cudaStreamLegacy.
-    return int(torch.cuda.current_stream(device).cuda_stream) or 1
+    return int(torch.cuda.current_stream(device).cuda_stream) or _LEGACY_STREAM
