@@ -261,6 +261,19 @@ def test_a_controller_is_not_pickled_and_an_optimizer_with_one_is(run: Run) -> N
         assert not twin._optimizer_step_pre_hooks
 
 
+@pytest.mark.parametrize("again", [copy.deepcopy, lambda one: pickle.loads(pickle.dumps(one))])
+def test_a_copy_of_an_optimizer_whose_states_are_away_is_whole(run: Run, again: Any) -> None:
+    # trap 13: PyTorch fills a copy of an empty storage with whatever there is
+    run.step(2)
+    whole = copy.deepcopy(run.optimizer.state_dict())
+    with refit.Controller(run.optimizer) as controller:
+        controller.clear()
+        twin = again(run.optimizer)
+        assert_same_states(twin.state_dict(), whole)
+        assert "__getstate__" not in vars(twin)
+    assert "__getstate__" not in vars(run.optimizer)
+
+
 class Failing:
     """``resize_`` of storages, which raises at one call."""
 

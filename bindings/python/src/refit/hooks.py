@@ -1,6 +1,7 @@
 """Hooks on the innermost torch optimizer: what uses states brings them back first.
 
-``step()`` waits for the states; ``state_dict()`` and ``load_state_dict()`` too. The hooks hold no
+``step()`` waits for the states; ``state_dict()``, ``load_state_dict()``, ``copy.deepcopy`` and
+``pickle`` too. The hooks hold no
 controller alive; once it is gone or closed they do nothing. What the controller then does is
 unknown here.
 """
@@ -70,6 +71,28 @@ class _Gate:
             getattr(keeper, self._method)()
 
 
+class _CopyGate:
+    """An optimizer's ``__getstate__``, what ``copy`` and ``pickle`` ask: states come back first."""
+
+    def __init__(self, keeper: Keeper, optimizer: torch.optim.Optimizer) -> None:
+        self._before = _Gate(keeper, "_before_use")
+        self._optimizer = weakref.ref(optimizer)
+
+    def __call__(self) -> Any:
+        self._before()
+        optimizer = cast(torch.optim.Optimizer, self._optimizer())
+        state = type(optimizer).__getstate__(optimizer)
+        if isinstance(state, dict):  # one that copies its whole __dict__ has this gate in it
+            state = {key: value for key, value in state.items() if value is not self}
+        return state
+
+    def remove(self) -> None:
+        """Takes it away, but nobody else's."""
+        optimizer = self._optimizer()
+        if optimizer is not None and vars(optimizer).get("__getstate__") is self:
+            del vars(optimizer)["__getstate__"]
+
+
 def refuse_second(optimizer: torch.optim.Optimizer) -> None:
     """BusyError if a live controller has its hooks on the optimizer."""
     for hook in optimizer._optimizer_step_pre_hooks.values():
@@ -104,6 +127,9 @@ class Hooks:
             optimizer.register_state_dict_pre_hook(use, prepend=True),
             optimizer.register_load_state_dict_pre_hook(load, prepend=True),
         ]
+        copied = _CopyGate(keeper, optimizer)
+        vars(optimizer)["__getstate__"] = copied
+        self._handles.append(copied)
         if watch_steps:
             after = _Gate(keeper, "_after_step")
             self._handles.append(optimizer.register_step_post_hook(after))
