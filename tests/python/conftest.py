@@ -6,6 +6,7 @@ lie on the first GPU, if torch sees one; everything else is the same.
 """
 
 import os
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -16,6 +17,10 @@ OURS = ("REFIT_LIBRARY",)
 WANTED = os.environ.pop("REFIT_TEST_CUDA", "")
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+# A shell's background jobs ignore Ctrl-C, and so would all that they start; the tests press it.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(autouse=True)
