@@ -9,7 +9,8 @@ import pytest
 torch = pytest.importorskip("torch", reason="PyTorch is not installed")
 
 import refit  # noqa: E402
-from refit.errors import BusyError  # noqa: E402
+from refit.errors import BusyError, DeadlineError  # noqa: E402
+from refit.offloader import Offloader  # noqa: E402
 from training import Run, assert_same, assert_same_states  # noqa: E402
 
 
@@ -152,3 +153,25 @@ def test_kept_gradients_and_states_come_back_after_a_checkpoint(run: Run) -> Non
         for one in (run, same):
             one.optimizer.step()
     assert_same(run, same)
+
+
+def test_a_checkpoint_waits_for_a_clear_that_ended_by_its_deadline(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run.step()
+    expected = [t.clone() for t in run.moments()]
+    with refit.Controller(run.optimizer, run.model) as controller:
+        finish = Offloader.finish
+
+        def too_late(*_arguments: Any, **_named: Any) -> None:
+            raise DeadlineError("the copies are not done in time")
+
+        monkeypatch.setattr(Offloader, "finish", too_late)
+        with pytest.raises(DeadlineError):
+            controller.clear()
+        monkeypatch.setattr(Offloader, "finish", finish)
+        with controller.checkpoint() as state_dict:
+            shown = [t for s in state_dict["state"].values() for t in s.values() if t.dim() > 0]
+            assert all(torch.equal(a, b) for a, b in zip(expected, shown, strict=True))
+        controller.clear()
+        assert run.away()

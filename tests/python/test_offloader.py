@@ -210,3 +210,13 @@ def test_it_is_neither_pickled_nor_used_once_closed(bench: Bench) -> None:
     future.close()
     with pytest.raises(StateError, match="closed"):
         bench.offloader.seal()
+
+
+def test_a_name_that_c_would_cut_is_refused() -> None:
+    device = Device("host")
+    with (
+        device,
+        Offloader(device, load_config()) as offloader,
+        pytest.raises(InvalidError, match="NUL"),
+    ):
+        offloader.add("a\0b", 4096, 4096)

@@ -29,6 +29,8 @@ def reading(cycle: Cycle) -> Iterator[list[dict[str, Any]]]:
     """One state_dict for each optimizer, valid until the block ends."""
     if cycle.phase == RETURNING:
         cycle.join()
+    for lane in cycle.lanes:
+        lane.settle()  # a clear that ended by its deadline may still be copying
     cycle.readers += 1
     try:
         with ExitStack() as stack:

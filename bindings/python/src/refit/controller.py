@@ -223,7 +223,8 @@ class Controller:
         Gives what ``optimizer.state_dict()`` gives, or a list of these if the controller was given
         a list. While states are away its tensors are read-only CPU views of the host image, empty
         after the block: write them out, or copy them, within. ``clear`` is refused meanwhile
-        (BusyError), so keep the block open until an asynchronous save has read all. Since 0.1.
+        (BusyError), so keep the block open until an asynchronous save has read all; a ``step()``
+        in it changes what is on the device. Since 0.1.
         """
         return _checkpoint(self._open(), self._several)
 

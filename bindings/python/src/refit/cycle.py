@@ -9,6 +9,7 @@ brings back what has left from wherever it is.
 Optimizer hooks, publishers and options of the user are unknown here.
 """
 
+import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any
@@ -69,6 +70,7 @@ class Cycle:
         self.accumulation = Accumulation(self._gradients)
         self.phase = TRAINING
         self.readers = 0
+        self._bringing = threading.RLock()
         self.resident: list[tuple[str, str]] = []
         self._model = model
         self._config = config
@@ -299,6 +301,9 @@ class Cycle:
         """
         if self.phase == CLEARED:
             raise StateError("the states are away: restore() brings them back, then join()")
+        if self.phase == RETURNING:
+            for lane in self.lanes:
+                refuse_capture(lane.device)  # it would wait for what is outside of the graph
         began = time.perf_counter()
         try:
             with self._observers.phase("join"):
@@ -316,12 +321,13 @@ class Cycle:
             self._cycle_s, self._exposed_s = now - self._began, self._exposed + now - began
 
     def bring_back(self) -> None:
-        """Restore and join, from wherever things are."""
-        self.restore()
-        if self.phase == RETURNING:
-            self.join()
-        for lane in self.lanes:
-            lane.forget()
+        """Restore and join, from wherever things are. Any thread: a backward pass has one a GPU."""
+        with self._bringing:
+            self.restore()
+            if self.phase == RETURNING:
+                self.join()
+            for lane in self.lanes:
+                lane.forget()
 
     def look_again(self) -> None:
         """Nothing that was decided holds any longer."""

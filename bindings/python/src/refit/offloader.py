@@ -14,7 +14,7 @@ from typing import Final
 
 from refit import _abi
 from refit._handle import Handle
-from refit._library import call, lib
+from refit._library import call, encoded, lib
 from refit._waiting import run_interruptibly, wait_in_slices
 from refit.config import Config
 from refit.device import Device
@@ -156,7 +156,7 @@ class Offloader(Handle):
         """Adds a region and gives its number. StateError once sealed, ExistsError. Since 0.1."""
         region = _abi.refit_region_desc(
             ctypes.sizeof(_abi.refit_region_desc),
-            name.encode(),
+            encoded(name, "the name of a region"),
             memory,
             nbytes,
             policy,
