@@ -193,7 +193,7 @@ def read_options(arguments: list[str] | None = None) -> argparse.Namespace:
     add("--cycles", type=positive, default=200, help="refit, roll out, train (200)")
     add("--seed", type=int, default=1, help="of the weights and of all sampling (1)")
     add("--ppo", action="store_true", help="PPO with a value head instead of GRPO")
-    add("--target", type=float, default=0.9, help="mean reward of the last 10 cycles (0.9)")
+    add("--target", type=float, default=0.9, help="mean of the last 10 cycles, or status 1 (0.9)")
     add("--check", action="store_true", help="train with and without refit, and compare all bits")
     add("--config", default=None, help="refit's configuration, as in configs/grpo.yaml")
     add("--json", type=Path, default=None, help="one object a cycle, with all figures of refit")

@@ -177,8 +177,10 @@ def reward_of(trainer: Any) -> float:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--workers", type=int, default=0, help="processes that sample; 0: TRL does")
-    parser.add_argument("--steps", type=int, default=80, help="optimizer steps")
+    parser.add_argument(
+        "--workers", type=int, default=0, help="processes that sample (0: TRL does)"
+    )
+    parser.add_argument("--steps", type=int, default=80, help="optimizer steps (80)")
     chosen = parser.parse_args()
     quiet()
     with tempfile.TemporaryDirectory() as folder:

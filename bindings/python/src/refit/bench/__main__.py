@@ -61,7 +61,9 @@ _PARTS: dict[str, Callable[[argparse.Namespace], tuple[dict[str, Any], str]]] = 
 
 def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
-        prog="python -m refit.bench", description="refit measured against what trainers do today"
+        prog="python -m refit.bench",
+        description="refit measured against what trainers do today",
+        epilog="python -m refit.bench.picture draws a cycle's memory over time",
     )
     parser.add_argument(
         "only", nargs="*", metavar="PART", help="offload, weights, overhead; all if none is named"
