@@ -39,8 +39,9 @@ refit_status refit_publisher_wait_workers(refit_publisher *publisher, uint32_t c
     RFT_REFUSE_IF(cancelled, error, REFIT_ERR_CANCELLED,
                   "refit_publisher_cancel ended the wait for workers");
     RFT_REFUSE_IF(there < count, error, REFIT_ERR_TIMEOUT,
-                  "%" PRIu32 " of %" PRIu32 " workers have subscribed after %" PRIu32 " ms", there,
-                  count, timeout_ms);
+                  "%" PRIu32 " of %" PRIu32 " workers have subscribed to %s in time: "
+                  "see whether the others run, and what they say",
+                  there, count, refit_publisher_endpoint(publisher));
     return REFIT_OK;
 }
 
