@@ -43,6 +43,21 @@ def test_a_cycle_takes_the_memory_away_and_brings_every_bit_back(run: Run) -> No
             assert_same(run, same)
 
 
+def test_what_is_given_in_anothers_place_is_refused_with_a_sentence(run: Run) -> None:
+    with (
+        refit.Publisher("tcp://127.0.0.1:0") as publisher,
+        refit.Controller(run.optimizer, run.model) as controller,
+    ):
+        with pytest.raises(InvalidError, match="publisher="), controller.refit(publisher):  # type: ignore[arg-type]
+            pass
+        with pytest.raises(InvalidError, match="is a text"), controller.refit(publisher="tcp://"):
+            pass
+        with pytest.raises(InvalidError, match="named_weights"), controller.refit() as tx:
+            tx.send(torch.nn.Linear(2, 2))  # type: ignore[arg-type]
+    with pytest.raises(InvalidError, match=r"torch\.nn\.Module"):
+        refit.named_weights(run.optimizer)  # type: ignore[arg-type]
+
+
 def test_every_verb_may_be_called_twice(run: Run) -> None:
     run.step()
     with refit.Controller(run.optimizer) as controller:

@@ -146,8 +146,8 @@ def make_config(config: ConfigLike = None, overrides: Mapping[str, Any] | None =
     if isinstance(config, Mapping):
         return _load(None, True, config, more)
     raise InvalidError(
-        f"config is a {type(config).__name__}: give a Config, the path of a YAML file, a mapping, "
-        "or None"
+        f"config is of type {type(config).__name__}: give a Config, the path of a YAML file, a "
+        "mapping, or None"
     )
 
 

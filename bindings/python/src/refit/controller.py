@@ -23,7 +23,7 @@ from refit._library import lib
 from refit.checkpoint import reading
 from refit.config import ConfigLike, make_config
 from refit.cycle import CLEARED, TRAINING, Cycle
-from refit.errors import BusyError, StateError
+from refit.errors import BusyError, InvalidError, StateError
 from refit.grads import Policy, policy_of
 from refit.held import Holdings
 from refit.hooks import Hooks
@@ -145,8 +145,12 @@ class Controller:
         on the host either way: ``restore`` brings them back. ``version`` None is the next number.
         ``publisher`` None publishes nothing; ``lockstep`` and ``group`` are the transaction's, for
         ranks that refit together (None: if the model that was given is sharded). What ``clear`` and
-        the transaction raise. Since 0.1.
+        the transaction raise; InvalidError for a publisher in another's place. Since 0.1.
         """
+        if isinstance(version, Publisher):
+            raise InvalidError("refit takes the version first: say refit(publisher=...)")
+        if isinstance(publisher, str):
+            raise InvalidError(f'publisher="{publisher}" is a text: give a refit.Publisher')
         self._publisher = weakref.ref(publisher) if isinstance(publisher, Publisher) else None
         transaction = Transaction(
             publisher,

@@ -56,6 +56,11 @@ class TensorSpec(NamedTuple):
 
 def pairs_of(tensors: Tensors) -> Iterator[tuple[str, Any]]:
     """The (name, tensor) pairs of a mapping or of an iterable of pairs. InvalidError."""
+    if not hasattr(tensors, "__iter__"):
+        raise InvalidError(
+            "weights are a mapping or an iterable of (name, tensor) pairs, not a "
+            f"{type(tensors).__name__}: of a model, give refit.named_weights(model)"
+        )
     for pair in tensors.items() if isinstance(tensors, Mapping) else tensors:
         if type(pair) is not tuple or len(pair) != 2:
             pair = _as_pair(pair)

@@ -235,6 +235,8 @@ def named_weights(
     StateError (a weight that has no memory now), NotFoundError, InvalidError (two under one name),
     and on all ranks alike ``refit.lockstep.LockstepError``. Does not block. Since 0.1.
     """
+    if not isinstance(model, nn.Module):
+        raise InvalidError(f"named_weights takes a torch.nn.Module, not a {type(model).__name__}")
     if buffers not in ("persistent", "all", "none"):
         raise InvalidError(f'buffers must be "persistent", "all" or "none", not {buffers!r}')
     if isinstance(names, str) or isinstance(keep, str):
