@@ -258,7 +258,7 @@ def test_names_of_parameters_are_no_keys_of_a_mapping() -> None:
 
 @pytest.mark.parametrize("wrong", [3, ["a"], b"a.yaml"])
 def test_make_config_refuses_what_is_none_of_them(wrong: Any) -> None:
-    with pytest.raises(InvalidError, match="config is a"):
+    with pytest.raises(InvalidError, match="config is of type"):
         make_config(wrong)
 
 
