@@ -78,6 +78,32 @@ def assert_resumable(saved: dict[str, Any]) -> None:
     assert all(torch.isfinite(state["exp_avg"]).all() for state in states)
 
 
+@pytest.mark.parametrize(
+    ("arguments", "reward", "status", "said"),
+    [
+        ([], 0.9, 0, "target 0.90 reached"),
+        ([], 0.89, 1, "target 0.90 NOT reached"),
+        (["--cycles", "199"], 0.1, 0, "too short for the target of 0.90, which takes 200 cycles"),
+        (["--cycles", "2", "--target", "0.2"], 0.1, 1, "target 0.20 NOT reached"),
+        (["--cycles", "2", "--target", "0.2"], 0.2, 0, "target 0.20 reached"),
+    ],
+)
+def test_a_run_that_is_too_short_for_the_target_does_not_miss_it(
+    root: Path,
+    arguments: list[str],
+    reward: float,
+    status: int,
+    said: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.syspath_prepend(str(root / "examples"))
+    import grpo_torch
+
+    assert grpo_torch.judge(reward, grpo_torch.read_options(arguments)) == status
+    assert capsys.readouterr().out == said + "\n"
+
+
 def test_a_worker_that_is_killed_is_named_and_replaced(root: Path) -> None:
     trainer = start(root, "--cycles", 12, "--target", 0)
     wait_for_cycle(trainer)
