@@ -1,7 +1,7 @@
 """Transactions: a version is committed by a clean end, and by nothing else."""
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import pytest
@@ -279,11 +279,66 @@ def test_without_a_publisher_nothing_is_published_but_bad_weights_are_still_refu
         tx.send(["no pair"])  # type: ignore[list-item]
 
 
-def test_a_block_that_sends_nothing_publishes_nothing() -> None:
-    with Publisher(LOCAL) as publisher:
-        with Transaction(publisher) as tx:
+def test_a_block_that_sends_nothing_is_refused_and_the_workers_keep_what_they_have() -> None:
+    with pair() as (publisher, worker):
+        with pytest.raises(StateError, match=r"tx\.send\(.*no version yet"), Transaction(publisher):
             pass
-        assert (tx.version, tx.committed, publisher.version) == (None, False, 0)
+        assert publisher.version == 0
+        with Transaction(publisher, 4) as tx:
+            tx.send(weights())
+        tx = Transaction(publisher)
+        with pytest.raises(StateError, match=r"nothing was sent.*keep version 4"):
+            play(tx)
+        assert (tx.committed, publisher.version) == (False, 4)
+        with pytest.raises(StateError, match="over"):
+            tx.send(weights())
+    assert worker.seen == [bytes_of(weights())]
+
+
+def test_a_send_whose_failure_was_caught_in_the_block_has_sent_nothing() -> None:
+    with Publisher(LOCAL) as publisher:
+        with (
+            pytest.raises(StateError, match="nothing was sent"),
+            Transaction(publisher) as tx,
+            suppress(InvalidError),
+        ):
+            tx.send(["no pair"])  # type: ignore[list-item]
+        publisher.publish(weights())
+
+
+def test_a_block_may_send_nothing_where_that_is_no_mistake() -> None:
+    with Transaction(None):
+        pass
+    with Publisher(LOCAL) as publisher:
+        with Transaction(publisher) as aborted:
+            aborted.abort()
+        with Transaction(publisher, 3) as tx:
+            tx.send(weights())
+        with Transaction(publisher, 3) as again:  # the workers have it
+            pass
+        assert (aborted.committed, again.committed, publisher.version) == (False, True, 3)
+
+
+def test_a_refit_that_sends_nothing_is_refused_and_the_states_are_safe() -> None:
+    model = nn.Linear(4, 2)
+    optimizer = torch.optim.AdamW(model.parameters())
+    model(torch.ones(4)).sum().backward()
+    optimizer.step()
+    before = [state["exp_avg"].clone() for state in optimizer.state.values()]
+    with Publisher(LOCAL) as publisher, Controller(optimizer, model) as controller:
+        with (
+            pytest.raises(StateError, match="nothing was sent"),
+            controller.refit(publisher=publisher),
+        ):
+            assert controller.state == "cleared"
+        assert (controller.state, publisher.version) == ("cleared", 0)
+        with pytest.raises(KeyError), controller.refit(publisher=publisher):
+            fail()
+        with controller.refit():
+            pass
+        controller.prepare_for_training()
+        after = [state["exp_avg"] for state in optimizer.state.values()]
+        assert all(map(torch.equal, before, after))
 
 
 def refuse(update: Any) -> Any:

@@ -145,7 +145,8 @@ class Controller:
         on the host either way: ``restore`` brings them back. ``version`` None is the next number.
         ``publisher`` None publishes nothing; ``lockstep`` and ``group`` are the transaction's, for
         ranks that refit together (None: if the model that was given is sharded). What ``clear`` and
-        the transaction raise; InvalidError for a publisher in another's place. Since 0.1.
+        the transaction raise; StateError if there is a publisher and the block sends nothing;
+        InvalidError for a publisher in another's place. Since 0.1.
         """
         if isinstance(version, Publisher):
             raise InvalidError("refit takes the version first: say refit(publisher=...)")

@@ -3,8 +3,9 @@
     with Transaction(publisher) as tx:      # controller.refit() gives one
         tx.send(refit.named_weights(model))
 
-The block's clean end commits; an exception aborts, and the workers keep the version before. On
-ranks of a sharded model all transactions end alike: where one rank fails, all raise.
+The block's clean end commits; an exception aborts, and the workers keep the version before. A block
+that sends nothing is refused, unless it has no publisher, or has called ``abort``. On ranks of a
+sharded model all transactions end alike: where one rank fails, all raise.
 
 It decides when a version is declared, begun, committed and aborted. How bytes travel is the
 publisher's business, and what became of the optimizer's states the controller's.
@@ -62,6 +63,7 @@ class Transaction:
         self._repeated = publisher is not None and version is not None and version == self._before
         self._begun = False
         self._over = False
+        self._came = False
         self._committed: int | None = self._before if self._repeated else None
         self._known: set[str] = set()
         self._sent: set[str] = set()
@@ -96,8 +98,9 @@ class Transaction:
             if self._publisher is None or self._repeated or not self._all_yield(weights):
                 for one in weights:
                     _drive(one)
-                return
-            self._publish(self._publisher, weights)
+            else:
+                self._publish(self._publisher, weights)
+        self._came = True
 
     def abort(self) -> None:
         """Drops the version: workers keep the one before. The block goes on, but sends no more.
@@ -181,6 +184,7 @@ class Transaction:
 
     def _commit(self) -> None:
         if not self._begun or self._publisher is None:
+            self._refuse_nothing()
             return
         publisher = self._publisher
         self._refuse_missing(publisher)
@@ -195,6 +199,17 @@ class Transaction:
             if publisher.version != self._before:
                 self._committed = publisher.version
                 self._begun = False
+
+    def _refuse_nothing(self) -> None:
+        """With a publisher, a block that sent nothing has forgotten it, or has caught why."""
+        if self._came or self._over or self._repeated or self._publisher is None:
+            return
+        self.abort()
+        kept = f"keep version {self._before}" if self._before else "have no version yet"
+        raise StateError(
+            "nothing was sent: call tx.send(refit.named_weights(model)) in the block, or tx.abort()"
+            f" if no version is wanted; workers {kept}"
+        )
 
     def _refuse_missing(self, publisher: "Publisher") -> None:
         missing = [one.name for one in publisher.declared if self._lacks(one)]
