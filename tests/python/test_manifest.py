@@ -219,7 +219,8 @@ def test_specs_are_taken_from_whatever_has_them() -> None:
     assert manifest.specs_of(Weights()) == specs
     assert manifest.specs_of(list(specs)) == specs
     assert manifest.specs_of({"a": SIX, "b": SIX}) == specs
-    assert manifest.specs_of(iter([("a", SIX), ("b", SIX)])) == specs
+    # trap 31: an iterator may make each in the memory of the one before
+    assert manifest.specs_of(iter([("a", SIX), ("b", SIX)])) == (specs[0], ("b", "F32", (6,), None))
 
 
 @settings(max_examples=60, deadline=None)

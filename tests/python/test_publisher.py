@@ -248,6 +248,100 @@ def test_weights_that_say_what_they_are_need_not_be_held_together(
     assert Counted.most <= 6
 
 
+SIZES = [4, 300, 64]
+"""Of the tensors below, with COPIED_BYTES at 64: some are copied, some are written at once."""
+
+
+def reusing(sizes: list[int], start: int = 0) -> Iterator[tuple[str, Any]]:
+    """One buffer for all: the next tensor is made in the memory of the one before."""
+    bucket = torch.empty(max(sizes), dtype=torch.uint8)
+    for index, size in enumerate(sizes):
+        yield f"w{index}", bucket[:size].fill_(start + index)
+    bucket.fill_(255)  # also the last one counts only until it is asked for the next
+
+
+def whole(sizes: list[int], start: int = 0) -> dict[str, bytes]:
+    return {f"w{index}": bytes([start + index]) * size for index, size in enumerate(sizes)}
+
+
+@pytest.mark.parametrize("sizes", [[4, 4, 4], SIZES])
+def test_a_generator_may_reuse_one_buffer_for_all_trap_31(
+    monkeypatch: pytest.MonkeyPatch, sizes: list[int]
+) -> None:
+    monkeypatch.setattr("refit._settled.COPIED_BYTES", 64)
+    with pair() as (publisher, worker):
+        publisher.publish(reusing(sizes))
+        assert [one.alias_of for one in publisher.declared] == [None] * 3
+        publisher.publish(reusing(sizes, 10))  # as it comes: all was declared
+    assert worker.seen == [whole(sizes), whole(sizes, 10)]
+
+
+def test_a_list_and_the_items_of_a_mapping_are_there_together() -> None:
+    given = {"a": ONE["w"], "b": ONE["w"]}
+    for weights in (given.items(), list(given.items()), tuple(given.items())):
+        with Publisher(LOCAL) as publisher:
+            publisher.publish(weights)
+            assert [one.alias_of for one in publisher.declared] == [None, "a"]
+
+
+def test_a_generator_may_put_back_what_it_changed_trap_31() -> None:
+    weight = torch.arange(4.0)
+
+    def merged() -> Iterator[tuple[str, torch.Tensor]]:
+        weight.add_(1.0)
+        yield "w", weight
+        weight.sub_(1.0)
+
+    with pair() as (publisher, worker):
+        publisher.publish(merged())
+        publisher.publish(merged())
+    assert worker.seen == [{"w": struct.pack("4f", 1, 2, 3, 4)}] * 2
+
+
+def test_a_declaration_by_an_iterator_ties_nothing_trap_31() -> None:
+    with Publisher(LOCAL) as publisher:
+        publisher.declare(reusing([4, 4]))
+        assert [one.alias_of for one in publisher.declared] == [None, None]
+
+
+def test_tied_weights_of_a_model_arrive_through_a_generator_trap_1() -> None:
+    model = torch.nn.ModuleDict({"embed": torch.nn.Embedding(4, 3), "head": torch.nn.Linear(3, 4)})
+    model["head"].weight = model["embed"].weight
+    names = ["embed.weight", "head.weight", "head.bias"]
+    with pair() as (publisher, worker):
+        for declared in (None, model.state_dict(keep_vars=True)):
+            if declared is not None:
+                publisher.declare(declared)
+                assert publisher.declared[1].alias_of == "embed.weight"
+            publisher.publish(model.named_parameters(remove_duplicate=False))
+    expected = [model.state_dict()[name].numpy().tobytes() for name in names]
+    assert [list(seen.values()) for seen in worker.seen] == [expected] * 2
+
+
+def test_a_tie_that_an_iterator_does_not_keep_is_refused_trap_1(torch_device: str) -> None:
+    same = torch.zeros(4, device=torch_device)
+    other = torch.ones(4, device=torch_device)
+    with pair() as (publisher, worker):
+        publisher.publish({"a": same, "b": same})
+        for pairs in ([("a", same), ("b", other)], [("b", other), ("a", same)]):
+            with pytest.raises(InvalidError, match="were declared as tied, but an iterator gave"):
+                publisher.publish(iter(pairs))
+        publisher.publish(iter([("a", other), ("b", Alias("a"))]))
+        publisher.publish({"a": same, "b": other})
+    assert [seen["a"] == seen["b"] for seen in worker.seen] == [True, True, False]
+
+
+def test_an_iterator_that_gives_something_else_than_declared_is_refused_trap_33() -> None:
+    with pair() as (publisher, worker):
+        publisher.publish(iter(ONE.items()))
+        with pytest.raises(NotFoundError, match="'v' was not declared"):
+            publisher.publish(iter({**ONE, "v": ONE["w"]}.items()))
+        with pytest.raises(InvalidError, match="declare the tensors again"):
+            publisher.publish(iter([("w", np.zeros(9))]))
+        publisher.publish(iter(ONE.items()))
+    assert len(worker.seen) == 2
+
+
 def test_copies_of_scattered_tensors_are_bounded(
     monkeypatch: pytest.MonkeyPatch, torch_device: str
 ) -> None:
@@ -287,7 +381,7 @@ def test_ctrl_c_is_heard_between_two_parts(monkeypatch: pytest.MonkeyPatch) -> N
     with pair() as (publisher, worker):
         with monkeypatch.context() as patch:
             patch.setattr("refit._batch.PART_BYTES", 100)
-            patch.setattr("refit.publisher.run_interruptibly", run)
+            patch.setattr("refit._writer.run_interruptibly", run)
             patch.setattr(lib, "refit_publisher_write_all", write_all)
             with pytest.raises(CancelledError, match="interrupted"):
                 publisher.publish({f"w{i}": bytes([i]) * 100 for i in range(10)})
@@ -311,7 +405,8 @@ def test_ctrl_c_right_behind_a_step_leaves_nothing_open(
 
     with pair() as (publisher, worker):
         with monkeypatch.context() as patch:
-            patch.setattr("refit.publisher.run_interruptibly", run)
+            for module in ("publisher", "_writer"):
+                patch.setattr(f"refit.{module}.run_interruptibly", run)
             with pytest.raises(KeyboardInterrupt):
                 publisher.publish(ONE)
         assert publisher.version == (1 if which == 2 else 0)
@@ -593,8 +688,8 @@ class OnADevice:
         call_c(lib.refit_stream_open, self.device.pointer, ctypes.byref(stream))
         self.stream = stream
         self.asked: list[int] = []
-        monkeypatch.setattr("refit.publisher.stream_of", self.stream_of)
-        monkeypatch.setattr("refit.publisher.Device", self.open)
+        monkeypatch.setattr("refit._writer.stream_of", self.stream_of)
+        monkeypatch.setattr("refit._writer.Device", self.open)
 
     def stream_of(self, number: int) -> int:
         self.asked.append(number)
@@ -624,9 +719,12 @@ def test_bytes_on_a_device_are_read_behind_the_callers_stream_trap_17(
         )
         publisher.publish([(name, name) for name in known])
         assert there.asked == [3, 3]  # once for each run of tensors there
-        assert publisher.publish({"x": "a"}) == 2
+        assert publisher.publish((name, name) for name in known) == 2  # nothing copied there
+        assert there.asked == [3] * 4
+        assert publisher.publish({"x": "a"}) == 3
         there.end()
-    assert worker.seen[0] == {name: data.tobytes() for name, data in known.items()}
+    expected = {name: data.tobytes() for name, data in known.items()}
+    assert worker.seen[:2] == [expected] * 2
 
 
 class OfAnotherLibrary:

@@ -1,26 +1,29 @@
 """Which tensors a version has: names, types, shapes, and which of them are tied.
 
-Tensors that share memory and layout are found to be tied and travel once; ``Alias`` says so where
-that cannot be seen. Where the bytes of a tensor lie is known to source.py; nothing is known here of
-publishers and of versions.
+Tensors that are there together, and share memory and layout, are found to be tied and travel once;
+``Alias`` says so where that cannot be seen. Where the bytes of a tensor lie is known to source.py;
+nothing is known here of publishers and of versions.
 """
 
 import ctypes
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import ItemsView, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, TypeAlias
 
 from refit import _abi, dtypes
-from refit.errors import InvalidError, UnsupportedError
+from refit._ties import Ties
+from refit.errors import InvalidError, NotFoundError, UnsupportedError
 from refit.source import Typed, Weight, weight_of
 
 __all__ = [
     "Alias",
     "Collected",
+    "Declared",
     "TensorSpec",
     "Tensors",
     "Typed",
     "collect",
+    "is_settled",
     "pairs_of",
     "specs_of",
     "to_c",
@@ -67,6 +70,14 @@ def pairs_of(tensors: Tensors) -> Iterator[tuple[str, Any]]:
         yield pair
 
 
+def is_settled(tensors: Any) -> bool:
+    """Whether all its tensors are there together: a mapping, its items, a sequence, or what says so
+    by an attribute ``settled``. What an iterator gave counts only until the next is asked for."""
+    if isinstance(tensors, Mapping | Sequence | ItemsView):
+        return True
+    return getattr(tensors, "settled", False) is True
+
+
 def _as_pair(pair: Any) -> tuple[Any, Any]:
     try:
         name, tensor = pair
@@ -92,32 +103,12 @@ class Collected(NamedTuple):
     weights: list[tuple[int, Weight]]
 
 
-class _Ties:
-    """Finds tensors that are the same as an earlier one, by where they begin."""
-
-    def __init__(self) -> None:
-        self._begin: dict[int, list[tuple[Weight, str]]] = {}
-
-    def find(self, name: str, weight: Weight) -> str | None:
-        """The name of the first tensor that is the same, or None, and this is the first."""
-        if weight.nbytes == 0:
-            return None
-        here = self._begin.get(weight.pointer)
-        if here is None:
-            self._begin[weight.pointer] = [(weight, name)]
-            return None
-        for one, first in here:
-            if one.identity == weight.identity:
-                return first
-        here.append((weight, name))
-        return None
-
-
-def collect(tensors: Tensors) -> Collected:
-    """Looks at all tensors and finds those that are tied. InvalidError, UnsupportedError."""
+def collect(tensors: Tensors, *, ties: bool = True) -> Collected:
+    """Looks at all tensors, and with ``ties`` finds those that are tied: for tensors that are there
+    together. InvalidError, UnsupportedError."""
     specs: list[TensorSpec] = []
     weights: list[tuple[int, Weight]] = []
-    ties = _Ties()
+    seen = Ties()
     known: dict[str, TensorSpec] = {}
     for name, tensor in pairs_of(tensors):
         _check_name(name)
@@ -127,7 +118,7 @@ def collect(tensors: Tensors) -> Collected:
             spec = _spec_of_alias(name, tensor, known)
         else:
             weight = _weight_named(name, tensor)
-            tied = ties.find(name, weight)
+            tied = seen.find(name, weight) if ties else None
             spec = TensorSpec(name, weight.dtype.name, weight.shape, tied)
             if tied is None:
                 weights.append((len(specs), weight))
@@ -150,6 +141,33 @@ def _spec_of_alias(name: str, alias: Alias, known: Mapping[str, TensorSpec]) -> 
     return TensorSpec(name, target.dtype, target.shape, target.alias_of or target.name)
 
 
+class Declared:
+    """The tensors that versions have, as they were declared."""
+
+    def __init__(self, specs: tuple[TensorSpec, ...]) -> None:
+        self.specs = specs
+        self._index = {spec.name: i for i, spec in enumerate(specs)}
+
+    def match(self, name: str, tensor: Any) -> tuple[int, Weight | None]:
+        """Which tensor it is; nothing to write for one that is tied. InvalidError, NotFoundError,
+        UnsupportedError."""
+        index = self._index.get(name)
+        if index is None:
+            raise NotFoundError(f"{name!r} was not declared: declare the tensors again")
+        spec = self.specs[index]
+        if spec.alias_of is not None or type(tensor) is Alias:
+            if spec.alias_of is None:
+                raise InvalidError(f"{name} was declared with bytes of its own, not as tied")
+            return index, None
+        weight = weight_of(tensor)
+        if (weight.dtype.name, weight.shape) != (spec.dtype, spec.shape):
+            raise InvalidError(
+                f"{name} is {weight.dtype.name} {list(weight.shape)}, but was declared as "
+                f"{spec.dtype} {list(spec.shape)}: declare the tensors again"
+            )
+        return index, weight
+
+
 def specs_of(tensors: Any) -> tuple[TensorSpec, ...]:
     """What is declared of tensors: they themselves, ``TensorSpec``s, or what has ``manifest()``.
 
@@ -161,7 +179,7 @@ def specs_of(tensors: Any) -> tuple[TensorSpec, ...]:
     pairs = list(tensors.items() if isinstance(tensors, Mapping) else tensors)
     if all(hasattr(one, "alias_of") for one in pairs):
         return tuple(_spec_like(one) for one in pairs)
-    return collect(pairs).specs
+    return collect(pairs, ties=is_settled(tensors)).specs
 
 
 def _spec_like(one: Any) -> TensorSpec:

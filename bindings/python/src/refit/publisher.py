@@ -16,17 +16,17 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from refit import _abi, manifest, stats
-from refit._batch import Batch
-from refit._devices import open_device, stream_of
+from refit._devices import open_device
 from refit._handle import Handle
 from refit._library import call, encoded, lib
+from refit._settled import settled
 from refit._turn import Turn
 from refit._waiting import run_interruptibly, wait_in_slices
+from refit._writer import Writer
 from refit.config import ConfigLike, make_config
 from refit.device import Device
 from refit.errors import CancelledError, InvalidError, NotFoundError, RefitError, StateError
-from refit.manifest import Alias, Collected, Tensors, TensorSpec
-from refit.source import Weight, weight_of
+from refit.manifest import Declared, Tensors, TensorSpec, is_settled
 from refit.worker import Worker, worker_of
 
 
@@ -45,9 +45,8 @@ class Publisher(Handle):
     ) -> None:
         self._turn = Turn("Publisher")
         self._guard = threading.RLock()
-        self._specs: tuple[TensorSpec, ...] | None = None
-        self._index: dict[str, int] = {}
-        self._devices: dict[int, Device] = {}
+        self._declared: Declared | None = None
+        self._writer = Writer()
         self._own_devices: list[Device] = []
         settled = make_config(config, overrides)
         self._begin_s: float = settled.get("broadcast.stage_timeout_ms") / 1000
@@ -69,8 +68,10 @@ class Publisher(Handle):
         while another thread is in a call of it. Since 0.1.
         """
         super().close()
-        self._devices.clear()
-        while self._own_devices and self.closed:
+        if not self.closed:  # a forked process has its parent's
+            return
+        self._writer.close()
+        while self._own_devices:
             self._own_devices.pop().close()
 
     # ---- One call for a version
@@ -78,14 +79,20 @@ class Publisher(Handle):
     def publish(self, weights: Tensors, version: int | None = None) -> int:
         """Publishes named tensors as one version and returns its number. Since 0.1.
 
-        ``weights`` is a mapping or an iterable of (name, tensor): tensors of PyTorch (host or
-        CUDA), NumPy, DLPack or any buffer, ``Typed`` bytes, or an ``Alias``. They are declared when
-        names, types, shapes or ties differ from the version before. What shares memory travels
-        once.
-        What is not contiguous is made so for the write, at most 64 MiB at a time or one tensor.
-        All tensors are held together until they are written; weights with a method ``manifest()``,
-        which gives their ``TensorSpec`` before there are bytes, are taken one after another.
-        When it returns, the tensors may change.
+        ``weights`` is a mapping, a list or an iterator of (name, tensor): tensors of PyTorch (host
+        or CUDA), NumPy, DLPack or any buffer, ``Typed`` bytes, or an ``Alias``. They are declared
+        when names, types, shapes or ties differ from the version before. What is not contiguous is
+        made so for the write, at most 64 MiB at a time or one tensor. When it returns, the tensors
+        may change.
+
+        The tensors of a mapping (or its ``items()``) and of a list are there together: those that
+        share memory are tied and travel once. An iterator may make each tensor in the memory of the
+        one before, so each is taken before the next one is asked for, and nothing is seen to be
+        tied: say it with ``Alias``, or use ``refit.named_weights``. Where nothing is declared yet
+        an iterator's tensors are copied to host memory first, to learn what there is; later ones
+        are written as they come, and must be what was declared.
+        Weights with a method ``manifest()``, which gives their ``TensorSpec`` before there are
+        bytes, are taken one after another likewise.
 
         ``version`` is above all before it, at least 1, or None for the next number. Blocks for the
         copies, until workers let go of an older version (broadcast.stage_timeout_ms), and for what
@@ -94,13 +101,7 @@ class Publisher(Handle):
         ``declare``, ``begin``, ``write`` and ``commit`` raise.
         """
         with self._turn:
-            if callable(getattr(weights, "manifest", None)):
-                self._declare(manifest.specs_of(weights))
-                send: Callable[[], None] = lambda: self._send_stream(weights)  # noqa: E731
-            else:
-                found = manifest.collect(weights)
-                self._declare(found.specs)
-                send = lambda: self._send_all(found)  # noqa: E731
+            send = self._prepare(weights)
             self._begin(version)
             try:
                 send()
@@ -157,15 +158,19 @@ class Publisher(Handle):
         (no version begun, or written already), DeadlineError, CopyError, DeviceError. Since 0.1.
         """
         with self._turn:
-            self._send_stream([(name, tensor)])
+            self._write([(name, tensor)], together=True)
 
-    def write_all(self, weights: Tensors) -> None:
-        """``write`` for each of the named tensors, faster. They are held, at most 64 MiB at a time
-        or one tensor, so none may be made in the memory of the one before. Raises what ``write``
-        raises, and what iterating raises. Since 0.1.
+    def write_all(self, weights: Tensors, *, together: bool | None = None) -> None:
+        """``write`` for each of the named tensors, faster.
+
+        ``together``: whether the tensors stay as they are while others are taken; they are held
+        then, at most 64 MiB at a time or one tensor. If not, each is taken before the next one is
+        asked for, and one that was declared as tied is compared with the one that it is tied to:
+        InvalidError if they differ. None: a mapping, its ``items()`` and a list stay, an iterator
+        does not. Raises what ``write`` raises, and what iterating raises. Since 0.1.
         """
         with self._turn:
-            self._send_stream(weights)
+            self._write(weights, together=is_settled(weights) if together is None else together)
 
     def commit(self) -> None:
         """Ends the version: every worker has it and switches to it, or none does.
@@ -214,7 +219,7 @@ class Publisher(Handle):
     @property
     def declared(self) -> tuple[TensorSpec, ...]:
         """The tensors that a version has now. Since 0.1."""
-        return self._specs or ()
+        return () if self._declared is None else self._declared.specs
 
     def workers(self) -> list[Worker]:
         """The subscribed workers, then those lost since the last version began. Since 0.1."""
@@ -254,18 +259,35 @@ class Publisher(Handle):
 
     # ---- Below: the turn is held
 
+    def _prepare(self, weights: Tensors) -> Callable[[], None]:
+        """Declares what there is; gives what writes it."""
+        pointer = self._live
+        has_manifest = callable(getattr(weights, "manifest", None))
+        if has_manifest or (self._declared is not None and not is_settled(weights)):
+            if has_manifest:
+                self._declare(manifest.specs_of(weights))
+            return lambda: self._write(weights, together=is_settled(weights))
+        found = manifest.collect(settled(weights))
+        self._declare(found.specs)
+        return lambda: self._writer.write_collected(pointer, found)
+
     def _declare(self, specs: tuple[TensorSpec, ...]) -> None:
-        if specs == self._specs:
+        before = self._declared
+        if before is not None and specs == before.specs:
             return
         array = manifest.to_c(specs)
-        before, self._specs = self._specs, None  # Ctrl-C is raised also where C has taken the new
+        self._declared = None  # Ctrl-C is raised also where C has taken the new
         try:
             call(lib.refit_publisher_declare, self._live, array, len(array))
         except RefitError:
-            self._specs = before
+            self._declared = before
             raise
-        self._specs = specs
-        self._index = {spec.name: i for i, spec in enumerate(specs)}
+        self._declared = Declared(specs)
+
+    def _write(self, weights: Tensors, *, together: bool) -> None:
+        declared = self._declared or Declared(())
+        write = self._writer.write_together if together else self._writer.write_each
+        write(self._live, declared, weights)
 
     def _begin(self, version: int | None) -> None:
         pointer, number = self._live, _number(version)
@@ -323,74 +345,6 @@ class Publisher(Handle):
             except NotFoundError:
                 return found
             found.append(worker_of(raw))
-
-    def _send_all(self, found: Collected) -> None:
-        """The tensors are held by the caller: only copies are bounded."""
-        batch = Batch(-1)
-        for index, weight in found.weights:
-            batch = self._add(batch, index, weight, hold=False)
-        self._flush(batch)
-
-    def _send_stream(self, weights: Tensors) -> None:
-        """The tensors may be made as they are taken: what is held is bounded."""
-        batch = Batch(-1)
-        for name, tensor in manifest.pairs_of(weights):
-            index, weight = self._match(name, tensor)
-            if weight is not None:
-                batch = self._add(batch, index, weight, hold=True)
-        self._flush(batch)
-
-    def _match(self, name: str, tensor: Any) -> tuple[int, Weight | None]:
-        """Which tensor of the manifest it is; nothing to write for one that is tied."""
-        index = self._index.get(name)
-        if index is None or self._specs is None:
-            raise NotFoundError(f"{name!r} was not declared: declare the tensors again")
-        spec = self._specs[index]
-        if spec.alias_of is not None or type(tensor) is Alias:
-            if spec.alias_of is None:
-                raise InvalidError(f"{name} was declared with bytes of its own, not as tied")
-            return index, None
-        weight = weight_of(tensor)
-        if (weight.dtype.name, weight.shape) != (spec.dtype, spec.shape):
-            raise InvalidError(
-                f"{name} is {weight.dtype.name} {list(weight.shape)}, but was declared as "
-                f"{spec.dtype} {list(spec.shape)}: declare the tensors again"
-            )
-        return index, weight
-
-    def _add(self, batch: Batch, index: int, weight: Weight, *, hold: bool) -> Batch:
-        """Adds a tensor's bytes to the batch, which is written first if it is full."""
-        if weight.device != batch.device or batch.full:
-            self._flush(batch)
-            batch = Batch(weight.device)
-        batch.add(index, weight, hold=hold)
-        return batch
-
-    def _flush(self, batch: Batch) -> None:
-        if len(batch) == 0:
-            return
-        pointer, device, after = self._live, None, None
-        if batch.device >= 0:
-            device, after = self._device(batch.device).pointer, stream_of(batch.device)
-        stop = threading.Event()
-        stream = _abi.refit_stream_ref(after)
-
-        def write() -> None:
-            for part in batch.parts():
-                if stop.is_set():
-                    raise CancelledError("the publish was interrupted")
-                call(lib.refit_publisher_write_all, pointer, part, len(part), device, stream)
-
-        run_interruptibly(write, stop.set)
-
-    def _device(self, number: int) -> Device:
-        """The C library's device for PyTorch's CUDA device of that number; open until close."""
-        found = self._devices.get(number)
-        if found is None:
-            found = Device(f"cuda:{number}")
-            self._own_devices.append(found)
-            self._devices[number] = found
-        return found
 
 
 def _number(version: int | None) -> int:

@@ -11,16 +11,14 @@ It decides when a version is declared, begun, committed and aborted. How bytes t
 publisher's business, and what became of the optimizer's states the controller's.
 """
 
-import ctypes
-import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
-from refit.errors import InvalidError, RefitError, StateError, UnsupportedError
-from refit.manifest import Alias, Tensors, TensorSpec, collect, pairs_of
-from refit.source import Typed, Weight, weight_of
+from refit._settled import settled
+from refit.errors import InvalidError, RefitError, StateError
+from refit.manifest import Tensors, TensorSpec, collect, is_settled, pairs_of
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
@@ -138,7 +136,7 @@ class Transaction:
     def _publish(self, publisher: "Publisher", weights: tuple[Tensors, ...]) -> None:
         taken = [_planned(one) for one in weights]
         if not publisher.declared:
-            taken = [_settled(one) for one in taken]
+            taken = [settled(one) for one in taken]
         if not self._begun:
             _declare(publisher, taken)
             self._begin(publisher)
@@ -160,11 +158,7 @@ class Transaction:
         """What gathers from other ranks is closed here, not when somebody collects it."""
         source = weights if isinstance(weights, Mapping) else iter(weights)
         try:
-            if _is_settled(weights):
-                publisher.write_all(self._checked(source))
-            else:
-                for name, tensor in self._checked(source):
-                    publisher.write(name, tensor)
+            publisher.write_all(self._checked(source), together=is_settled(weights))
         finally:
             close = getattr(source, "close", None)
             if close is not None:
@@ -278,48 +272,13 @@ def _specs_of(weights: Tensors) -> Sequence[TensorSpec] | None:
     manifest = getattr(weights, "manifest", None)
     if callable(manifest):
         return tuple(manifest())
-    return collect(weights).specs if isinstance(weights, Mapping | Sequence) else None
+    return collect(weights).specs if is_settled(weights) else None
 
 
 def _planned(weights: Tensors) -> Tensors:
     """Weights that are asked twice, what they are and for their bytes, look at the model once."""
     planned = getattr(weights, "planned", None)
     return planned() if callable(planned) else weights
-
-
-def _is_settled(weights: Tensors) -> bool:
-    """Whether its tensors stay what they are while others are taken. An iterator may make the next
-    one in the memory of the one before."""
-    return isinstance(weights, Mapping | Sequence) or hasattr(weights, "manifest")
-
-
-def _settled(weights: Tensors) -> Tensors:
-    """What can be looked at before it is sent: of what an iterator gives, copies."""
-    if _is_settled(weights):
-        return weights
-    return [(name, _copy(tensor)) for name, tensor in pairs_of(weights)]
-
-
-def _copy(tensor: Any) -> Any:
-    torch = sys.modules.get("torch")
-    if torch is not None and isinstance(tensor, torch.Tensor):
-        return tensor.detach().to("cpu", copy=True)
-    if isinstance(tensor, Alias):
-        return tensor
-    if hasattr(tensor, "copy"):
-        return tensor.copy()
-    return _copy_of_bytes(weight_of(tensor))
-
-
-def _copy_of_bytes(weight: Weight) -> Typed:
-    """Of what cannot copy itself: ``Typed`` bytes, a memoryview, a view of an update."""
-    if weight.device >= 0:
-        raise UnsupportedError(
-            "an iterator that says first what there is gave memory of a GPU that cannot be copied: "
-            "declare the tensors before (publisher.declare), or give a mapping"
-        )
-    raw = ctypes.string_at(weight.pointer, weight.nbytes) if weight.nbytes else b""
-    return Typed(raw, weight.dtype.name, weight.shape)
 
 
 def _drive(weights: Tensors) -> None:

@@ -62,6 +62,9 @@ class NamedWeights:
     is under way. Since 0.1.
     """
 
+    settled = True
+    """What it gives stays as it is while others are taken."""
+
     def __init__(
         self,
         model: nn.Module,
@@ -194,6 +197,8 @@ class NamedWeights:
 
 class PlannedWeights:
     """Weights as they are named and tied now, all of them here. Since 0.1."""
+
+    settled = True
 
     def __init__(self, groups: list[list[_Weight]]) -> None:
         self._groups = groups
