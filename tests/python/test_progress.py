@@ -26,6 +26,7 @@ def somebody_looks(monkeypatch: pytest.MonkeyPatch) -> Terminal:
 
 
 def test_large_work_on_a_terminal_shows_a_bar(monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("tqdm")
     terminal = somebody_looks(monkeypatch)
     with bar("offload", LARGE) as shown:
         assert shown.visible
@@ -34,6 +35,7 @@ def test_large_work_on_a_terminal_shows_a_bar(monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_small_work_shows_none_unless_it_is_wanted(monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("tqdm")
     somebody_looks(monkeypatch)
     assert not bar("offload", LARGE - 1).visible
     with bar("offload", 1, wanted=True) as shown:

@@ -27,6 +27,15 @@ from refit.view import _CudaBytes
 MATRIX = torch.arange(6.0).view(2, 3)
 
 
+def can_be_exchanged(tensor: torch.Tensor) -> bool:
+    """Whether PyTorch takes by DLPack what it gives: 2.6 knows no FP8 there."""
+    try:
+        torch.from_dlpack(tensor)
+    except (BufferError, RuntimeError, ValueError):
+        return False
+    return True
+
+
 def model() -> torch.nn.Module:
     made = torch.nn.ModuleDict({"embed": torch.nn.Embedding(4, 3), "head": torch.nn.Linear(3, 4)})
     made["head"].weight = made["embed"].weight
@@ -121,6 +130,8 @@ def test_types_that_numpy_lacks_come_as_bits_or_with_a_sentence(
     ids=lambda tensor: f"{tensor.dtype}-{list(tensor.shape)}",
 )
 def test_dlpack_shows_the_memory_to_other_libraries(tensor: torch.Tensor) -> None:
+    if not can_be_exchanged(tensor):
+        pytest.skip(f"this PyTorch knows no {tensor.dtype} in DLPack")
     with published({"w": tensor}) as update:
         view = update["w"]
         there = torch.from_dlpack(view)
@@ -145,6 +156,7 @@ def test_dlpack_neither_copies_nor_moves_and_leaks_nothing() -> None:
         assert bytes(update["raw"].bytes) == b"abc"
 
 
+@pytest.mark.skipif(not hasattr(torch, "float4_e2m1fn_x2"), reason="this PyTorch has no FP4")
 def test_packed_types_have_pytorchs_shape() -> None:
     raw = bytes(range(6))
     with published({"w": Typed(raw, "F4", (2, 6))}) as update:
