@@ -8,8 +8,22 @@ from pathlib import Path
 import pytest
 import torch
 from refit.bench import __main__ as entry
-from refit.bench import arms, crew, machine, offload, overhead, states, table, ways, weights
+from refit.bench import (
+    arms,
+    crew,
+    machine,
+    offload,
+    overhead,
+    picture,
+    states,
+    table,
+    ways,
+    weights,
+)
+from refit.bench.room import Room
 from refit.bench.series import Series, both, p95, ratio
+from refit.errors import HostMemoryError
+from refit.timeline import Timeline
 
 TINY = 2e5
 
@@ -59,10 +73,37 @@ def test_a_smaller_model_has_about_the_parameters_asked_for(parameters: float) -
     assert len({name for name, _ in found}) == len(found)
 
 
-def test_short_memory_makes_a_smaller_model_and_never_a_larger() -> None:
-    assert states.fitting(1e6, 1 << 40) == 1e6
-    short = states.fitting(0.6e9, 8 << 30)
-    assert short * 8 * 5 <= 8 << 30
+@pytest.mark.parametrize("room", [states.ROOM, weights.room((1, 8)), picture.ROOM])
+def test_short_memory_makes_a_smaller_model_and_never_a_larger(room: Room) -> None:
+    assert room.fitting(1e6, 1 << 40) == 1e6
+    short = room.fitting(0.6e9, 4 << 30)
+    assert short < 0.6e9
+    assert room.takes(short) == pytest.approx(4 << 30)
+
+
+@pytest.mark.parametrize("room", [states.ROOM, weights.room((1, 8)), picture.ROOM])
+def test_too_little_memory_is_refused_with_what_it_takes(room: Room) -> None:
+    with pytest.raises(HostMemoryError, match=rf"{room.part} asks for .* there are 0.0 GB: end"):
+        room.fitting(0.6e9, 1e6)
+
+
+def test_a_containers_limit_counts_and_its_cached_files_do_not(tmp_path: Path) -> None:
+    free = machine.available_bytes(tmp_path)
+    assert free > 0
+    (tmp_path / "memory.max").write_text("max\n")
+    assert machine.available_bytes(tmp_path) == pytest.approx(free, rel=0.5)
+    (tmp_path / "memory.max").write_text("5000000\n")
+    (tmp_path / "memory.current").write_text("4000000\n")
+    (tmp_path / "memory.stat").write_text("anon 1\ninactive_file 300000\n")
+    assert machine.available_bytes(tmp_path) == 1_300_000
+    (tmp_path / "memory.current").write_text("9000000\n")
+    assert machine.available_bytes(tmp_path) == 0
+
+
+def test_a_machine_that_is_too_small_is_told_what_is_measured_instead() -> None:
+    room = Room("offload", 40, 0)
+    assert room.told(1e8, 8e9) == "offload: 100 M parameters, which ask for 4.0 GB of free memory"
+    assert room.told(6e8, 8e9).endswith("of free memory, and there are 8.0 GB: 200 M are measured")
 
 
 def test_a_changed_byte_changes_the_checksum() -> None:
@@ -201,7 +242,14 @@ def test_the_command_writes_a_table_and_json(
 
 
 @pytest.mark.parametrize(
-    "arguments", [["nothing"], ["--rounds", "0"], ["--workers", "0"], ["--parameters", "nan"]]
+    "arguments",
+    [
+        ["nothing"],
+        ["--rounds", "0"],
+        ["--workers", "0"],
+        ["--parameters", "nan"],
+        ["--json", "no/such/folder/figures.json"],
+    ],
 )
 def test_bad_options_are_refused_before_anything_is_measured(
     arguments: list[str], capsys: pytest.CaptureFixture[str]
@@ -210,6 +258,84 @@ def test_bad_options_are_refused_before_anything_is_measured(
         entry.main(arguments)
     assert ended.value.code == 2
     assert "refit.bench: error" in capsys.readouterr().err
+
+
+def test_what_will_be_taken_is_said_before_anything_is_measured(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(machine, "available_bytes", lambda: 1 << 20)
+    monkeypatch.setattr(offload, "measure", pytest.fail)
+    assert entry.main(["weights", "offload"]) == 1
+    said = capsys.readouterr()
+    assert said.err.startswith("offload asks for 1.1 GB of free memory")
+    assert said.out == ""
+
+
+def test_json_on_stdout_is_all_that_is_there(capsys: pytest.CaptureFixture[str]) -> None:
+    assert entry.main(["offload", "--parameters", "2e5", "--rounds", "1", "--json", "-"]) == 0
+    assert json.loads(capsys.readouterr().out)["results"][0]["bench"] == "offload"
+
+
+def test_the_help_says_how_long_it_takes_and_what(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        entry.main(["--help"])
+    assert ended.value.code == 0
+    said = capsys.readouterr().out
+    asked = round(states.ROOM.takes(entry.PARAMETERS) / 1e9)
+    assert f"{asked} GB of free memory" in said
+    assert "minutes" in said
+    assert "python -m refit.bench picture" in said
+
+
+# ---- the picture ----
+
+
+def test_the_picture_is_a_part_by_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("matplotlib")
+    timeline = Timeline()
+    timeline.sample()
+    monkeypatch.setattr(picture, "record", lambda parameters: timeline)
+    files = tmp_path / "cycle.png", tmp_path / "cycle.json"
+    assert entry.main(["picture", str(files[0]), "--trace", str(files[1])]) == 0
+    assert files[0].read_bytes().startswith(b"\x89PNG")
+    assert json.loads(files[1].read_text())["traceEvents"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["nowhere/cycle.png"], "there is no directory"),
+        (["cycle.txt"], "does not end in .png"),
+        ([".png"], "does not end in .png"),
+        (["cycle.png", "--trace", "."], "is a directory"),
+        (["cycle.png", "--parameters", "nan"], "is not above 0"),
+    ],
+)
+def test_a_picture_that_cannot_be_written_is_refused_before_the_cycles(
+    arguments: list[str],
+    said: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    pytest.importorskip("matplotlib")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(picture, "record", pytest.fail)
+    with pytest.raises(SystemExit) as ended:
+        picture.main(arguments)
+    assert ended.value.code == 2
+    assert said in capsys.readouterr().err
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_without_matplotlib_no_picture_is_begun(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("refit.bench.options.find_spec", lambda name: None)
+    monkeypatch.setattr(picture, "record", pytest.fail)
+    with pytest.raises(SystemExit):
+        picture.main([str(tmp_path / "cycle.png")])
+    assert "pip install matplotlib" in capsys.readouterr().err
 
 
 def test_a_table_is_markdown_with_columns_of_one_width() -> None:

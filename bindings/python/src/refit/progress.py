@@ -1,8 +1,14 @@
-"""Bars for work that takes long: the first page-lock, a large offload, a publish.
+"""Bars for work that takes long: a large offload, a large way back.
 
 A bar is shown with tqdm, if that is installed, by rank 0 alone, and only where somebody looks: on a
-terminal, or in a notebook's. Otherwise it is a counter that nobody sees. What is measured is
-unknown here: a bar is told bytes.
+terminal. Otherwise it is a counter that nobody sees.
+
+It moves when it is told, and no thread of refit's own looks after it. A controller tells it at the
+end of a phase: it shows that something goes on and how much that is, then that it is done, and
+nothing in between. The first page-lock, which comes before the first offload, and a publish, of
+which it is not known before how much it will send, show none.
+
+What is measured is unknown here: a bar is told bytes.
 """
 
 import os

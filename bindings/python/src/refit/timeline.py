@@ -9,7 +9,9 @@
 A controller marks its phases; a loop may mark its own (``with timeline.phase("rollout")``). Memory
 is sampled at each end of a phase, and in between by a thread while a timeline with
 ``sample_every_s`` is open. On the host device the process itself is the device: there the device's
-memory is what the process holds besides refit's arena.
+memory is what the process holds besides refit's arena. The arena's size is told once the call that
+takes it, or gives it back (``Controller.release``), is done: until then a sample counts the pages
+that come or go as the process's.
 
 What a phase does is unknown here.
 """

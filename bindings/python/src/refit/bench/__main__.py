@@ -8,20 +8,48 @@ from pathlib import Path
 from typing import Any
 
 from refit.bench import machine, table
+from refit.bench.options import counts, json_to_write, positive
+from refit.errors import HostMemoryError
 
 PARAMETERS, ROUNDS = 0.6e9, 7
 COUNTS = (1, 2, 4, 8)
+EPILOG = """\
+All parts take about ten minutes on two cores, and as given here ask for 25 GB of free memory; where
+there is less, a smaller model is measured, which is said first. A quick look, in about a minute:
+
+    python -m refit.bench --parameters 0.06e9 --rounds 3 --workers 1,4
+
+python -m refit.bench picture cycle.png draws a cycle's memory over time"""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Measures, writes tables to stdout, and JSON where it is wanted. 0, or 2 for bad options."""
-    options = _options(arguments)
+    """Measures, writes tables to stdout, and JSON where it is wanted.
+
+    What it will take is said on stderr first. 0, 1 if memory is short, or 2 for bad options.
+    """
+    given = list(sys.argv[1:] if arguments is None else arguments)
+    if given[:1] == ["picture"]:
+        from refit.bench import picture
+
+        return picture.main(given[1:])
+    options = _options(given)
+    try:
+        for line in _rooms(options):
+            sys.stderr.write(line + "\n")
+        return _measure(options)
+    except HostMemoryError as why:
+        sys.stderr.write(f"{why}\n")
+        return 1
+
+
+def _measure(options: argparse.Namespace) -> int:
     results: list[dict[str, Any]] = []
     for name in options.only:
         result, shown = _PARTS[name](options)
         results.append(result)
-        sys.stdout.write(shown + "\n")
-        sys.stdout.flush()
+        if options.json != "-":
+            sys.stdout.write(shown + "\n")
+            sys.stdout.flush()
     if options.json is not None:
         text = json.dumps({"machine": machine.describe(), "results": results}, indent=1) + "\n"
         if options.json == "-":
@@ -29,6 +57,20 @@ def main(arguments: Sequence[str] | None = None) -> int:
         else:
             Path(options.json).write_text(text)
     return 0
+
+
+def _rooms(options: argparse.Namespace) -> list[str]:
+    """A line for each part that needs much. HostMemoryError if one has no room at all."""
+    from refit.bench import states, weights
+
+    available = machine.available_bytes()
+    lines = []
+    if "offload" in options.only:
+        lines.append(states.ROOM.told(options.parameters, available))
+    if "weights" in options.only:
+        wanted = min(options.parameters, weights.PARAMETERS)
+        lines.append(weights.room(tuple(options.workers)).told(wanted, available))
+    return lines
 
 
 def _offload(options: argparse.Namespace) -> tuple[dict[str, Any], str]:
@@ -63,20 +105,26 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         prog="python -m refit.bench",
         description="refit measured against what trainers do today",
-        epilog="python -m refit.bench.picture draws a cycle's memory over time",
+        epilog=EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument(
         "only", nargs="*", metavar="PART", help="offload, weights, overhead; all if none is named"
     )
-    parser.add_argument("--json", metavar="FILE", help="write all figures there; -: to stdout")
     parser.add_argument(
-        "--rounds", type=_positive(int), default=ROUNDS, help="after a first, cold one (7)"
+        "--json",
+        type=json_to_write,
+        metavar="FILE",
+        help="write all figures there; -: to stdout, in place of the tables",
     )
     parser.add_argument(
-        "--parameters", type=_positive(float), default=PARAMETERS, help="of the model (0.6e9)"
+        "--rounds", type=positive(int), default=ROUNDS, help="after a first, cold one (7)"
     )
     parser.add_argument(
-        "--workers", type=_counts, default=COUNTS, metavar="N,N", help="processes (1,2,4,8)"
+        "--parameters", type=positive(float), default=PARAMETERS, help="of the model (0.6e9)"
+    )
+    parser.add_argument(
+        "--workers", type=counts, default=COUNTS, metavar="N,N", help="processes (1,2,4,8)"
     )
     options = parser.parse_args(arguments)
     for name in options.only:
@@ -84,26 +132,6 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
             parser.error(f"there is no part {name!r}: offload, weights or overhead")
     options.only = options.only or list(_PARTS)
     return options
-
-
-def _positive(kind: Callable[[str], float]) -> Callable[[str], float]:
-    def positive(text: str) -> float:
-        value = kind(text)
-        if not 0 < value < float("inf"):
-            raise argparse.ArgumentTypeError(f"{text} is not above 0")
-        return value
-
-    return positive
-
-
-def _counts(text: str) -> tuple[int, ...]:
-    try:
-        found = tuple(int(part) for part in text.split(","))
-    except ValueError:
-        found = ()
-    if not found or not all(1 <= count <= 64 for count in found):
-        raise argparse.ArgumentTypeError(f"{text!r} is no list of 1 to 64 workers: 1,2,4,8")
-    return found
 
 
 if __name__ == "__main__":

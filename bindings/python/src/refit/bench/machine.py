@@ -6,6 +6,7 @@ import resource
 from pathlib import Path
 from typing import Any
 
+CONTAINER = Path("/sys/fs/cgroup")  # where a container sees its own limits
 RESET_PEAK = "5"  # what /proc/PID/clear_refs takes to begin a new peak
 
 
@@ -29,12 +30,24 @@ def _processor() -> str:
     return platform.machine()
 
 
-def available_bytes() -> int:
-    """What the kernel thinks can be taken without swapping."""
+def available_bytes(container: Path = CONTAINER) -> int:
+    """What can be taken without swapping, and without leaving the container's limit."""
+    found = 0
     for line in Path("/proc/meminfo").read_text().splitlines():
         if line.startswith("MemAvailable:"):
-            return int(line.split()[1]) * 1024
-    return 0
+            found = int(line.split()[1]) * 1024
+    return min(found, _left_in(container, found))
+
+
+def _left_in(container: Path, without_limit: int) -> int:
+    """What a control group still allows; cached files make way."""
+    limit = container / "memory.max"
+    said = limit.read_text().strip() if limit.exists() else "max"
+    if said == "max":
+        return without_limit
+    parts = (line.split() for line in (container / "memory.stat").read_text().splitlines())
+    cached = int(dict(parts).get("inactive_file", 0))
+    return max(0, int(said) - int((container / "memory.current").read_text()) + cached)
 
 
 def status_bytes(key: str) -> int:

@@ -10,7 +10,7 @@ import torch
 from refit.bench import machine
 from refit.bench.arms import Arm, Flat, OneCopy, PerTensor, Refit
 from refit.bench.series import Series, both, ratio
-from refit.bench.states import adamw_states, checksum, fitting
+from refit.bench.states import ROOM, adamw_states, checksum
 
 ARMS: tuple[Callable[[list[torch.Tensor], bool], Arm], ...] = (Refit, PerTensor, Flat, OneCopy)
 
@@ -28,8 +28,11 @@ class Measured:
 
 
 def measure(parameters: float, rounds: int) -> dict[str, Any]:
-    """All ways with storages kept, then with storages freed and allocated again."""
-    fits = fitting(parameters, machine.available_bytes())
+    """All ways with storages kept, then with storages freed and allocated again.
+
+    HostMemoryError if even a small model does not fit.
+    """
+    fits = ROOM.fitting(parameters, machine.available_bytes())
     tensors = adamw_states(fits)
     nbytes = sum(it.nbytes for it in tensors)
     before = checksum(tensors)

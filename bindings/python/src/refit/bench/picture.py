@@ -1,6 +1,6 @@
 """The picture of the README: a few real cycles, and the memory of device and host meanwhile.
 
-    python -m refit.bench.picture cycle.png --trace cycle.json
+    python -m refit.bench picture cycle.png --trace cycle.json
 
 A stack of linear layers is trained with AdamW; two worker processes get its weights, each cycle;
 the trainer's own forward passes stand for the rollouts.
@@ -12,8 +12,12 @@ from collections.abc import Sequence
 
 import torch
 
+from refit.bench import machine
 from refit.bench.crew import PATIENCE_S, Crew
+from refit.bench.options import file_to_write, picture_to_write, positive
+from refit.bench.room import Room
 from refit.controller import Controller
+from refit.errors import HostMemoryError
 from refit.publisher import Publisher
 from refit.subscriber import Subscriber
 from refit.timeline import Timeline
@@ -21,20 +25,45 @@ from refit.timeline import Timeline
 WIDTH, BATCH, ROLLOUTS = 1024, 64, 4
 CYCLES, WORKERS = 2, 2
 EVERY_S = 0.01
+ROOM = Room("picture", 40, 1 << 29)  # weights, gradients, states, their image, the workers' store
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Runs the cycles and writes the picture, and the trace if it is wanted."""
-    parser = argparse.ArgumentParser(prog="python -m refit.bench.picture")
-    parser.add_argument("picture", help="the file to draw: .png, .svg or .pdf")
-    parser.add_argument("--trace", metavar="FILE", help="also write a trace for ui.perfetto.dev")
-    parser.add_argument("--parameters", type=float, default=1e8, help="of the model (1e8)")
-    options = parser.parse_args(arguments)
-    timeline = record(options.parameters)
-    timeline.picture(options.picture, _title(options.parameters))
+    """Runs the cycles and writes the picture, and the trace if it is wanted.
+
+    0, 1 if memory is short, or 2 for bad options.
+    """
+    options = _options(arguments)
+    try:
+        told = ROOM.told(options.parameters, machine.available_bytes())
+        parameters = ROOM.fitting(options.parameters, machine.available_bytes())
+    except HostMemoryError as why:
+        sys.stderr.write(f"{why}\n")
+        return 1
+    sys.stderr.write(f"{told}\n")
+    timeline = record(parameters)
+    timeline.picture(options.picture, _title(parameters))
     if options.trace:
         timeline.save(options.trace)
     return 0
+
+
+def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        prog="python -m refit.bench picture",
+        description="two refit cycles, and the memory of device and host meanwhile, as a picture",
+        epilog="takes some seconds, and 40 bytes of memory a parameter: 4.5 GB for 1e8",
+    )
+    parser.add_argument(
+        "picture", type=picture_to_write, help="the file to draw: .png, .svg or .pdf"
+    )
+    parser.add_argument(
+        "--trace", type=file_to_write, metavar="FILE", help="also a trace for ui.perfetto.dev"
+    )
+    parser.add_argument(
+        "--parameters", type=positive(float), default=1e8, help="of the model (1e8)"
+    )
+    return parser.parse_args(arguments)
 
 
 def _title(parameters: float) -> str:

@@ -9,12 +9,16 @@ from math import prod
 
 import torch
 
+from refit.bench.room import Room
+
 LAYERS = 28
 WIDTH, SMALL_WIDTH = 1024, 64
 HEAD = 128
 STATES_PER_PARAMETER = 2
 BYTES_PER_STATE = 4
 IN_LAYERS = 0.74  # the part of the parameters that is not the embedding
+COPIES = 5  # the states, a copy of them for each of three ways, and one more while they are made
+ROOM = Room("offload", STATES_PER_PARAMETER * BYTES_PER_STATE * COPIES, 1 << 30)
 
 
 def shapes(parameters: float) -> Iterator[tuple[str, tuple[int, ...]]]:
@@ -49,12 +53,6 @@ def _layer(width: int) -> list[tuple[str, tuple[int, ...]]]:
         ("mlp.up_proj.weight", (3 * width, width)),
         ("mlp.down_proj.weight", (width, 3 * width)),
     ]
-
-
-def fitting(parameters: float, available: int) -> float:
-    """As many of the parameters as fit: the states, and a copy of them for each of three ways."""
-    room = (available - (1 << 30)) / 5
-    return min(parameters, max(room, 1e6) / (STATES_PER_PARAMETER * BYTES_PER_STATE))
 
 
 def adamw_states(parameters: float) -> list[torch.Tensor]:

@@ -88,8 +88,8 @@ def overhead(result: Result) -> str:
     rows = [
         _overhead_row("cycle with two tensors", result, "{}_ms_with_two_tensors", "ms"),
         _overhead_row("a tensor more", result, "{}us_per_tensor", "µs"),
-        ["of this torch's storages", "", _micro(result, "in_torch_storages")],
-        ["of this the Python side", "", _micro(result, "in_python")],
+        ["of that: torch frees and allocates it", "", _micro(result, "in_torch_storages")],
+        ["of that: refit's Python side", "", _micro(result, "in_python")],
     ]
     return head + table(("what", "clock", "caller's processor time"), rows)
 

@@ -10,6 +10,7 @@ from typing import Any
 
 from refit.bench import machine
 from refit.bench.crew import Crew
+from refit.bench.room import Room
 from refit.bench.series import Series
 from refit.bench.states import shapes
 from refit.bench.ways import WAYS, Way, Weights, blank, change
@@ -21,8 +22,9 @@ COPIES_PER_WORKER = 3  # a message, what is made of it, and the worker's own
 
 
 def measure(parameters: float, rounds: int, counts: tuple[int, ...] = COUNTS) -> dict[str, Any]:
-    """All ways to each number of workers."""
-    fits = fitting(min(parameters, PARAMETERS), max(counts), machine.available_bytes())
+    """All ways to each number of workers. HostMemoryError if even a small model does not fit."""
+    wanted = min(parameters, PARAMETERS)
+    fits = room(counts).fitting(wanted, machine.available_bytes())
     weights = blank(dict(shapes(fits)))
     nbytes = sum(it.nbytes for it in weights.values())
     with Crew(max(counts)) as crew:
@@ -30,7 +32,7 @@ def measure(parameters: float, rounds: int, counts: tuple[int, ...] = COUNTS) ->
     return {
         "bench": "weights",
         "parameters": sum(it.numel() for it in weights.values()),
-        "shortened": fits < min(parameters, PARAMETERS),
+        "shortened": fits < wanted,
         "tensors": len(weights),
         "bytes": nbytes,
         "rounds": rounds,
@@ -38,10 +40,10 @@ def measure(parameters: float, rounds: int, counts: tuple[int, ...] = COUNTS) ->
     }
 
 
-def fitting(parameters: float, workers: int, available: int) -> float:
-    """As many of the parameters as fit into so many workers and the trainer."""
-    copies = COPIES_PER_WORKER * (workers + 2)
-    return min(parameters, available / 2 / (BYTES_PER_WEIGHT * copies))
+def room(counts: tuple[int, ...]) -> Room:
+    """What it takes for so many workers and the trainer, with as much left to the system."""
+    copies = COPIES_PER_WORKER * (max(counts) + 2)
+    return Room("weights", 2 * BYTES_PER_WEIGHT * copies)
 
 
 def _to(crew: Crew, count: int, weights: Weights, rounds: int, nbytes: int) -> list[dict[str, Any]]:

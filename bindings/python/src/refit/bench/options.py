@@ -1,0 +1,62 @@
+"""What the benches take on their command lines: a bad value ends them before minutes of work.
+
+Each function here is a ``type=`` of argparse, or makes one. What values are for is unknown here.
+"""
+
+import argparse
+import os
+from collections.abc import Callable
+from importlib.util import find_spec
+from pathlib import Path
+
+PICTURES = (".png", ".svg", ".pdf")
+MOST_WORKERS = 64
+
+
+def positive(kind: Callable[[str], float]) -> Callable[[str], float]:
+    """Numbers above 0."""
+
+    def positive(text: str) -> float:
+        value = kind(text)
+        if not 0 < value < float("inf"):
+            raise argparse.ArgumentTypeError(f"{text} is not above 0")
+        return value
+
+    return positive
+
+
+def counts(text: str) -> tuple[int, ...]:
+    """Numbers of workers, parted by commas."""
+    try:
+        found = tuple(int(part) for part in text.split(","))
+    except ValueError:
+        found = ()
+    if not found or not all(1 <= count <= MOST_WORKERS for count in found):
+        raise argparse.ArgumentTypeError(f"{text!r} is no list of 1 to 64 workers: 1,2,4,8")
+    return found
+
+
+def file_to_write(text: str) -> str:
+    """A path that a file can be written to; nothing is written yet."""
+    path = Path(text)
+    if path.is_dir():
+        raise argparse.ArgumentTypeError(f"{text} is a directory: name a file")
+    if not path.parent.is_dir():
+        raise argparse.ArgumentTypeError(f"there is no directory {path.parent}: make it first")
+    if not os.access(path if path.exists() else path.parent, os.W_OK):
+        raise argparse.ArgumentTypeError(f"{text} cannot be written here")
+    return text
+
+
+def json_to_write(text: str) -> str:
+    """Likewise, or "-" for stdout."""
+    return text if text == "-" else file_to_write(text)
+
+
+def picture_to_write(text: str) -> str:
+    """Likewise; its ending is one that is drawn, and matplotlib is there to draw it."""
+    if Path(text).suffix.lower() not in PICTURES:
+        raise argparse.ArgumentTypeError(f"{text} does not end in .png, .svg or .pdf")
+    if find_spec("matplotlib") is None:
+        raise argparse.ArgumentTypeError("matplotlib draws it: pip install matplotlib")
+    return file_to_write(text)
