@@ -11,13 +11,13 @@ import sys
 import warnings
 import weakref
 from collections.abc import Callable
-from types import TracebackType
-from typing import NoReturn, Self
+from typing import NoReturn
 
+from refit._closing import Closing
 from refit.errors import RefitError, StateError
 
 
-class Handle:
+class Handle(Closing):
     """One object of the C library. Subclasses give ``_close``, which frees the pointer."""
 
     _pointer: int | None = None
@@ -65,17 +65,6 @@ class Handle:
             raise
         if self._at_exit is not None:
             self._at_exit.detach()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        value: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()
 
     def __del__(self, _is_ending: Callable[[], bool] = sys.is_finalizing) -> None:
         if not _is_ending():

@@ -13,14 +13,15 @@ What is measured is unknown here: a bar is told bytes.
 
 import os
 import sys
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
+
+from refit._closing import Closing
 
 LARGE = 4 << 30
 """Bytes from which on a bar is shown without having been asked for."""
 
 
-class Bar:
+class Bar(Closing):
     """So many bytes of a known number. A context manager; made by ``bar``."""
 
     def __init__(self, shown: Any, total: int) -> None:
@@ -48,17 +49,6 @@ class Bar:
         if self._shown is not None:
             self._shown.close()
             self._shown = None
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        value: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()
 
 
 def bar(what: str, nbytes: int, wanted: bool | None = None) -> Bar:
