@@ -1,7 +1,9 @@
 """checkpoint(): a state_dict that is whole, wherever the states are."""
 
 import copy
+import gc
 import io
+import sys
 from typing import Any
 
 import pytest
@@ -175,3 +177,45 @@ def test_a_checkpoint_waits_for_a_clear_that_ended_by_its_deadline(
             assert all(torch.equal(a, b) for a, b in zip(expected, shown, strict=True))
         controller.clear()
         assert run.away()
+
+
+class Owner:
+    """An object that refers to all that a checkpoint needs, and is part of a reference cycle."""
+
+    def __init__(self, run: Run) -> None:
+        self.controller = refit.Controller(run.optimizer)
+        self.controller.clear()
+        self.block = self.controller.checkpoint()
+        self.states = self.block.__enter__()
+        self.myself = self
+
+
+@pytest.mark.parametrize("within", ["a block", "a reference cycle"])
+def test_a_controller_dropped_in_its_checkpoint_says_nothing_and_leaves_nothing(
+    run: Run, monkeypatch: pytest.MonkeyPatch, within: str
+) -> None:
+    unraised: list[Any] = []
+    monkeypatch.setattr(sys, "unraisablehook", unraised.append)
+    monkeypatch.setattr(sys, "excepthook", lambda *what: unraised.append(what))
+    values = copy.deepcopy(run.optimizer.state_dict())
+    closed: list[Offloader] = []
+    real = Offloader._close
+    monkeypatch.setattr(Offloader, "_close", lambda me, p: (closed.append(me), real(me, p))[1])
+    if within == "a block":
+        controller = refit.Controller(run.optimizer)
+        controller.clear()
+        with controller.checkpoint() as states:
+            del controller
+            gc.collect()
+            assert_same_states(states, values)
+            run.step()  # the states are back: nobody is left to bring them
+            assert_same_states(states, values)
+    else:
+        owner = Owner(run)
+        del owner
+        gc.collect()
+        run.step()
+    gc.collect()
+    assert [str(one) for one in unraised] == []
+    assert len(closed) == 1
+    refit.Controller(run.optimizer).close()

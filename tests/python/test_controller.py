@@ -17,11 +17,13 @@ from refit.errors import (  # noqa: E402
     CopyError,
     DeviceMemoryError,
     InvalidError,
+    PeerError,
     StateError,
 )
 from refit.offloader import Offloader  # noqa: E402
 from refit.regions import Regions  # noqa: E402
-from training import Run, adamw, assert_same, assert_same_states  # noqa: E402
+from refit.storages import Stock  # noqa: E402
+from training import WIDTH, Run, adamw, assert_same, assert_same_states  # noqa: E402
 
 
 @pytest.fixture
@@ -198,6 +200,103 @@ def test_states_that_were_replaced_by_hand_are_found_again(run: Run) -> None:
         controller.prepare_for_training()
         assert bool((state["exp_avg"] == 3.0).all())
         assert bool((state["exp_avg_sq"] == 4.0).all())
+
+
+@pytest.mark.parametrize("change", ["longer", "shorter", "set_", "emptied and filled", "data"])
+@pytest.mark.parametrize("hidden", [False, True], ids=["seen", "unseen"])
+def test_a_storage_that_somebody_has_resized_or_replaced_is_found_again(
+    run: Run, monkeypatch: pytest.MonkeyPatch, change: str, hidden: bool
+) -> None:
+    # trap 3: an allocator may well give the same address again, so tensors may look unchanged
+    run.step(2)
+    moment = run.moments()[0]
+    with refit.Controller(run.optimizer, run.model) as controller:
+        whole_cycle(controller)
+        if hidden:
+            monkeypatch.setattr(Stock, "addresses", lambda stock: [0] * len(stock.tensors))
+            whole_cycle(controller)
+        other = CHANGES[change](moment)
+        values = [one.clone() for one in (*run.moments(), *other)]
+        controller.clear()
+        assert run.away()
+        assert all(one.untyped_storage().nbytes() == 0 for one in other)
+        controller.prepare_for_training()
+        assert all(map(torch.equal, (*run.moments(), *other), values))
+
+
+def lengthen(moment: torch.Tensor) -> list[torch.Tensor]:
+    """A longer storage, and what is in its new half."""
+    storage = moment.untyped_storage()
+    storage.resize_(2 * storage.nbytes())
+    behind = moment.new_empty(0)
+    behind.set_(storage, moment.numel(), (moment.numel(),), (1,))
+    behind.fill_(5.0)
+    return [behind]
+
+
+def shorten(moment: torch.Tensor) -> list[torch.Tensor]:
+    with torch.no_grad():
+        moment.set_(moment.untyped_storage(), 0, (WIDTH, 1), (1, 1))
+    moment.untyped_storage().resize_(WIDTH * 4)
+    return []
+
+
+def replace(moment: torch.Tensor) -> list[torch.Tensor]:
+    moment.set_(torch.full_like(moment, 7.0).untyped_storage(), 0, moment.shape, moment.stride())
+    return []
+
+
+def refill(moment: torch.Tensor) -> list[torch.Tensor]:
+    nbytes = moment.untyped_storage().nbytes()
+    kept = moment.untyped_storage()
+    kept.resize_(0)
+    taken = torch.zeros(nbytes // 4)  # its old place, as a rule
+    kept.resize_(nbytes)
+    moment.fill_(float(taken[0]) + 3.0)
+    return []
+
+
+def renew(moment: torch.Tensor) -> list[torch.Tensor]:
+    moment.data = torch.full_like(moment, 9.0)
+    return []
+
+
+CHANGES: dict[str, Any] = {
+    "longer": lengthen,
+    "shorter": shorten,
+    "set_": replace,
+    "emptied and filled": refill,
+    "data": renew,
+}
+
+
+def test_a_storage_that_is_replaced_while_a_clear_has_failed_is_not_copied_from_its_old_place(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run.step(2)
+    with refit.Controller(run.optimizer) as controller:
+        whole_cycle(controller)
+        real = Offloader.offload
+        with monkeypatch.context() as patch:
+            patch.setattr(Offloader, "offload", fail_to_offload)
+            patch.setattr(Regions, "home", property(lambda _: False))
+            with pytest.raises(CopyError):
+                controller.clear()
+        assert controller.state == "cleared"
+        assert Offloader.offload is real
+        replace(run.moments()[0])
+        values = [one.clone() for one in run.moments()]
+        with pytest.raises(StateError, match=r"restore\(\), then clear"):
+            controller.clear()
+        controller.restore()
+        controller.clear()
+        assert run.away()
+        controller.prepare_for_training()
+        assert all(map(torch.equal, run.moments(), values))
+
+
+def fail_to_offload(_offloader: Offloader, _after: int = 0) -> None:
+    raise CopyError("the copy failed")
 
 
 def test_several_optimizers_are_one_cycle(run: Run) -> None:
@@ -400,6 +499,85 @@ def test_stats_are_a_flat_dict_of_floats(run: Run) -> None:
         assert stats["refit/offload_bytes"] == stats["refit/reclaimed_bytes"] == moved
         assert stats["refit/cycles"] == 1.0
         assert stats["refit/cycle_s"] >= stats["refit/cycle_exposed_s"] > 0
+
+
+def test_every_verb_that_failed_counts_once(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    run.step()
+
+    def failures() -> float:
+        return controller.stats()["refit/cycle_failures"]
+
+    def attempt(verb: Any, kind: type[BaseException]) -> None:
+        before = failures()
+        with pytest.raises(kind):
+            verb()
+        assert failures() == before + 1
+
+    def nothing_is_sent() -> None:
+        with controller.refit(publisher=publisher):
+            pass
+
+    def the_worker_is_lost() -> None:
+        with controller.refit(publisher=publisher) as tx:
+            tx.send({"w": torch.ones(4)})
+            raise KeyError("the block")
+
+    def bad_weights() -> None:
+        with controller.refit(publisher=publisher) as tx:
+            tx.send({"w": "text"})  # type: ignore[dict-item]
+
+    def commit() -> None:
+        with controller.refit(publisher=publisher) as tx:
+            tx.send({"w": torch.ones(4)})
+
+    def clear_in_a_refit() -> None:
+        with controller.refit():
+            pass
+
+    with (
+        refit.Publisher("tcp://127.0.0.1:0", broadcast_shm="off") as publisher,
+        refit.Controller(run.optimizer) as controller,
+    ):
+        for verb, kind in (
+            (nothing_is_sent, StateError),
+            (the_worker_is_lost, KeyError),
+            (bad_weights, InvalidError),
+            (controller.join, StateError),
+        ):
+            attempt(verb, kind)
+        with monkeypatch.context() as patch:
+            patch.setattr(refit.Publisher, "commit", fail_to_commit)
+            attempt(commit, PeerError)
+        with monkeypatch.context() as patch:
+            scarce = Failing(0, RuntimeError("out of memory"))
+            patch.setattr(torch.UntypedStorage, "resize_", scarce.as_method())
+            attempt(controller.restore, DeviceMemoryError)
+        controller.prepare_for_training()
+        with controller.checkpoint():
+            attempt(controller.clear, BusyError)
+            attempt(clear_in_a_refit, BusyError)
+        assert controller._cycle.tally._counted is None
+        before = failures()
+        whole_cycle(controller)
+        commit()
+        assert failures() == before
+
+
+def fail_to_commit(_publisher: refit.Publisher) -> None:
+    raise PeerError("the workers were lost")
+
+
+def test_a_controller_says_where_its_states_are(run: Run) -> None:
+    run.step()
+    moved = sum(t.untyped_storage().nbytes() for t in run.moments())
+    with refit.Controller(run.optimizer) as controller:
+        assert repr(controller) == "Controller(training, tensors=0, bytes=0)"
+        controller.clear()
+        assert repr(controller) == f"Controller(cleared, tensors=8, bytes={moved})"
+        with controller.refit(5):
+            pass
+        assert repr(controller).startswith("Controller(cleared, ")
+    assert repr(controller) == "Controller(closed)"
 
 
 def test_figures_have_the_publishers_of_the_last_refit_until_it_is_closed(run: Run) -> None:

@@ -9,6 +9,7 @@ torch = pytest.importorskip("torch", reason="PyTorch is not installed")
 import refit  # noqa: E402
 from refit.errors import InvalidError, StateError  # noqa: E402
 from refit.grads import StandIns  # noqa: E402
+from refit.offloader import Offloader  # noqa: E402
 from refit.regions import Regions  # noqa: E402
 from training import Run, assert_same  # noqa: E402
 
@@ -204,6 +205,92 @@ def test_what_is_said_by_hand_holds_until_the_next_step(run: Run) -> None:
         controller.accumulating = False
         controller.clear()
         assert gradients(run) == [None] * 4
+
+
+def test_what_is_accumulated_is_told_of_gradients_that_are_away_too(run: Run) -> None:
+    # trap 11: what stands in for them reads as NaN, and is no gradient
+    with refit.Controller(run.optimizer, run.model) as controller:
+        for zeroed, expected in ((False, True), (True, False)):
+            run.backward()
+            if zeroed:
+                run.optimizer.zero_grad(set_to_none=False)
+            assert controller.accumulating is expected
+            controller.clear()
+            assert run.away() or not run.optimizer.state
+            assert all(grad.isnan().all() for grad in gradients(run))
+            assert controller.accumulating is expected
+            controller.restore()
+            assert controller.accumulating is expected
+            run.step()
+            assert not controller.accumulating
+
+
+def test_gradients_that_a_step_has_used_are_no_accumulation_wherever_they_are(run: Run) -> None:
+    with refit.Controller(run.optimizer) as controller:
+        run.backward()
+        run.optimizer.step()
+        assert not controller.accumulating
+        controller.clear()
+        assert not controller.accumulating
+        run.backward()  # brings them back and adds to them
+        assert controller.accumulating
+
+
+def test_what_takes_the_place_of_a_gradient_that_is_away_counts_as_it(run: Run) -> None:
+    with refit.Controller(run.optimizer) as controller:
+        run.backward()
+        controller.clear()
+        run.optimizer.zero_grad(set_to_none=False)
+        assert not controller.accumulating
+        gradients(run)[0].fill_(2.0)
+        next(run.model.parameters()).grad = torch.ones_like(next(run.model.parameters()))
+        assert controller.accumulating
+        run.optimizer.zero_grad()
+        assert not controller.accumulating
+
+
+def test_an_accumulation_that_may_be_lost_is_not_told_of_what_returns_as_zeros(run: Run) -> None:
+    with refit.Controller(run.optimizer, grads="zero") as controller:
+        run.backward()
+        run.optimizer.zero_grad(set_to_none=False)
+        controller.clear()
+        assert not controller.accumulating
+        controller.restore()
+        assert not controller.accumulating
+
+
+@pytest.mark.parametrize("verb", ["offload", "finish", "unbind_each", "bind_each", "restore"])
+def test_an_accumulation_is_told_wherever_ctrl_c_has_left_it(
+    run: Run, monkeypatch: pytest.MonkeyPatch, verb: str
+) -> None:
+    # trap 12
+    same = Run(device=run.device)
+    run.step(), same.step()
+    run.backward(), same.backward()
+    real, calls = getattr(Offloader, verb), []
+
+    def interrupted(*arguments: Any) -> Any:
+        result = real(*arguments)
+        calls.append(1)
+        if len(calls) == 1:
+            raise KeyboardInterrupt
+        return result
+
+    with refit.Controller(run.optimizer) as controller:
+        monkeypatch.setattr(Offloader, verb, interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            clear_and_restore(controller)
+        assert controller.accumulating
+        controller.clear()
+        assert controller.accumulating
+        finish_step(run), finish_step(same)
+        assert not controller.accumulating
+    assert_same(run, same)
+
+
+def clear_and_restore(controller: Any) -> None:
+    controller.clear()
+    controller.restore()
 
 
 def test_gradients_that_are_views_of_one_buffer_move_with_it(run: Run) -> None:

@@ -8,7 +8,6 @@ be shown like that (a DTensor, a segment of a pool, an optimizer that makes its 
 own ways) is brought back first.
 """
 
-import ctypes
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any
@@ -16,12 +15,7 @@ from typing import Any
 import torch
 
 from refit.cycle import CLEARED, RETURNING, Cycle
-from refit.offloader import Lease
-from refit.storages import opened
-
-
-class _Unshowable(Exception):
-    """A tensor whose bytes are away and that no CPU tensor can stand for."""
+from refit.image import Image, Unshowable
 
 
 @contextmanager
@@ -37,21 +31,23 @@ def reading(cycle: Cycle) -> Iterator[list[dict[str, Any]]]:
             yield _state_dicts(cycle, stack)
     finally:
         cycle.readers -= 1
+        if cycle.abandoned and not cycle.readers:
+            cycle.close()
 
 
 def _state_dicts(cycle: Cycle, stack: ExitStack) -> list[dict[str, Any]]:
     pieces = any(slot.address for lane in cycle.lanes for slot in lane.slots)
     if cycle.phase == CLEARED and not pieces and all(map(_is_plain, cycle.optimizers)):
-        views = _Views(cycle)
+        image = Image(cycle.lanes)
         try:
-            shown = [views.of(_references(one)) for one in cycle.optimizers]
-        except (_Unshowable, LookupError):
-            views.close()
+            shown = [_shown(image, _references(one)) for one in cycle.optimizers]
+        except (Unshowable, LookupError):
+            image.close()
         except BaseException:
-            views.close()
+            image.close()
             raise
         else:
-            stack.callback(views.close)
+            stack.callback(image.close)
             return shown
     return [one.state_dict() for one in cycle.optimizers]
 
@@ -75,65 +71,14 @@ def _references(optimizer: torch.optim.Optimizer) -> dict[str, Any]:
         optimizer._optimizer_state_dict_pre_hooks.update(hooks)
 
 
-class _Views:
-    """CPU tensors over the host image. ``close`` empties them and lets the image go."""
-
-    def __init__(self, cycle: Cycle) -> None:
-        self._leases: list[Lease] = []
-        self._regions: dict[int, tuple[Lease, int]] = {}
-        self._storages: dict[int, torch.UntypedStorage] = {}
-        self._made: list[torch.Tensor] = []
-        try:
-            for lane in cycle.lanes:
-                if lane.slots:
-                    self._hold(lane.lease(), lane.region_of())
-        except BaseException:
-            self.close()
-            raise
-
-    def _hold(self, lease: Lease, regions: dict[int, int]) -> None:
-        self._leases.append(lease)
-        self._regions.update({storage: (lease, region) for storage, region in regions.items()})
-
-    def of(self, value: Any) -> Any:
-        """``value`` again, with a view for each tensor whose bytes are away."""
-        if isinstance(value, torch.Tensor):
-            return self._tensor(value)
-        if isinstance(value, dict):
-            return {key: self.of(one) for key, one in value.items()}
-        if type(value) in (list, tuple):
-            return type(value)(self.of(one) for one in value)
-        return value
-
-    def _tensor(self, tensor: torch.Tensor) -> torch.Tensor:
-        if not self._is_away(tensor):
-            return tensor.detach().clone()  # a step counter: it may go on within the block
-        storage = self._storage(tensor.untyped_storage()._cdata)
-        view = torch.empty(0, dtype=tensor.dtype)
-        view.set_(storage, tensor.storage_offset(), tensor.shape, tensor.stride())
-        self._made.append(view)
-        return view
-
-    def _is_away(self, tensor: torch.Tensor) -> bool:
-        inner = [one for _, one in opened(tensor) if one.layout is torch.strided]
-        away = any(one.untyped_storage()._cdata in self._regions for one in inner)
-        if away and (len(inner) != 1 or inner[0] is not tensor):
-            raise _Unshowable
-        return away
-
-    def _storage(self, identity: int) -> torch.UntypedStorage:
-        if identity not in self._storages:
-            lease, region = self._regions[identity]
-            address, count = lease.read(region)
-            memory = (ctypes.c_char * count).from_address(address)
-            self._storages[identity] = torch.frombuffer(memory, dtype=torch.uint8).untyped_storage()
-        return self._storages[identity]
-
-    def close(self) -> None:
-        """No view shows bytes any longer that an offload may overwrite."""
-        for view in self._made:
-            view.set_(torch.empty(0, dtype=view.dtype).untyped_storage())
-        self._made.clear()
-        for lease in self._leases:
-            lease.close()
-        self._leases.clear()
+def _shown(image: Image, value: Any) -> Any:
+    """``value`` again, with a view for each tensor whose bytes are away."""
+    if isinstance(value, torch.Tensor):
+        view = image.view(value)
+        # What is here is copied: a step counter may go on within the block.
+        return value.detach().clone() if view is None else view
+    if isinstance(value, dict):
+        return {key: _shown(image, one) for key, one in value.items()}
+    if type(value) in (list, tuple):
+        return type(value)(_shown(image, one) for one in value)
+    return value

@@ -14,11 +14,11 @@ import os
 import weakref
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
-from types import TracebackType
-from typing import Any, NoReturn, Self
+from typing import Any, NoReturn
 
 import torch
 
+from refit._closing import Closing
 from refit._library import lib
 from refit.checkpoint import reading
 from refit.config import ConfigLike, make_config
@@ -27,6 +27,7 @@ from refit.errors import BusyError, InvalidError, StateError
 from refit.grads import Policy, policy_of
 from refit.held import Holdings
 from refit.hooks import Hooks
+from refit.inventory import Inventory
 from refit.memory_pool import MemPool
 from refit.observers import Observers, PhaseWatcher, TimerLike
 from refit.publisher import Publisher
@@ -36,7 +37,7 @@ from refit.weights import is_sharded
 REFITTED = "refitted"
 
 
-class Controller:
+class Controller(Closing):
     """Moves the states of torch optimizers out of the way of a refit and back. Since 0.1.
 
     ``optimizer``: one or a list; wrappers that keep theirs as ``.optimizer`` are opened, Megatron's
@@ -71,8 +72,9 @@ class Controller:
         self._config = make_config(config, overrides)
         observers = Observers(timer, timeline, progress)
         self._observers = observers
-        self._cycle = Cycle(optimizers, model, self._config, policy, observers, holdings, pool)
-        self._hooks = Hooks(self, optimizers, policy != "keep")
+        inventory = Inventory(optimizers, model, self._config, policy, holdings, pool)
+        self._cycle = Cycle(inventory, self._config, policy, observers)
+        self._hooks = Hooks(self, optimizers)
         self._holdings = holdings
         self._refitted_as: int | None = None
         self._publisher: weakref.ref[Publisher] | None = None
@@ -153,20 +155,21 @@ class Controller:
         if isinstance(publisher, str):
             raise InvalidError(f'publisher="{publisher}" is a text: give a refit.Publisher')
         self._publisher = weakref.ref(publisher) if isinstance(publisher, Publisher) else None
-        transaction = Transaction(
-            publisher,
-            version,
-            lockstep=self._is_sharded if lockstep is None else lockstep,
-            group=group,
-            phases=self._observers.phase,
-        )
-        try:
-            with transaction:
-                self.clear()  # in here, so that other ranks hear of it if it fails
-                yield transaction
-        finally:
-            if transaction.committed and self._cycle.phase == CLEARED:
-                self._refitted_as = transaction.version
+        with self._cycle.tally.verb():
+            transaction = Transaction(
+                publisher,
+                version,
+                lockstep=self._is_sharded if lockstep is None else lockstep,
+                group=group,
+                phases=self._observers.phase,
+            )
+            try:
+                with transaction:
+                    self.clear()  # in here, so that other ranks hear of it if it fails
+                    yield transaction
+            finally:
+                if transaction.committed and self._cycle.phase == CLEARED:
+                    self._refitted_as = transaction.version
 
     def offload(self) -> None:
         """``clear``, as others call it."""
@@ -203,8 +206,9 @@ class Controller:
     def accumulating(self) -> bool:
         """Whether gradients hold what no step has used; found by itself, or set by hand.
 
-        While it is True, ``clear`` refuses to discard or zero them. What was set holds until the
-        next step. May wait for the device. Since 0.1.
+        Also of gradients that are away. While it is True, ``clear`` refuses to discard or zero
+        them. What was set holds until the next step. May wait for the device. CopyError if copies
+        have failed: ``restore`` first. Since 0.1.
         """
         return self._open().accumulation.open
 
@@ -267,16 +271,12 @@ class Controller:
         self._hooks.remove()
         self._end.detach()
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        value: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()
+    def __repr__(self) -> str:
+        if not self._end.alive or self._process != os.getpid():
+            return "Controller(closed)" if not self._end.alive else "Controller(of another process)"
+        lanes = self._cycle.lanes
+        tensors = sum(len(lane.slots) for lane in lanes)
+        return f"Controller({self.state}, tensors={tensors}, bytes={lanes.nbytes})"
 
     def __reduce__(self) -> NoReturn:
         raise TypeError(
@@ -295,4 +295,4 @@ def _end(cycle: Cycle, hooks: Hooks, process: int) -> None:
     """Nobody refers to the controller any more: the states are brought back, not lost with it."""
     if process == os.getpid():
         hooks.remove()
-        cycle.close()
+        cycle.abandon()

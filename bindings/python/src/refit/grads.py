@@ -38,14 +38,23 @@ def policy_of(text: str) -> Policy:
 
 def _version(grad: torch.Tensor) -> int:
     """Counts the writes to a gradient; those to a DTensor are writes to its local tensor."""
+    if type(grad) is torch.Tensor:
+        return grad._version
     return sum(inner._version for _path, inner in opened(grad))
 
 
 class Accumulation:
     """Knows whether gradients hold more than the last ``step()`` has used."""
 
-    def __init__(self, gradients: Callable[[], Iterable[tuple[int, torch.Tensor]]]) -> None:
+    def __init__(
+        self,
+        gradients: Callable[[], Iterable[tuple[int, torch.Tensor]]],
+        holds: Callable[[torch.Tensor], bool],
+    ) -> None:
+        """``gradients``: all there are, each with what tells its owner from others; ``holds``:
+        whether one is not all zeros, wherever its bytes are."""
         self._gradients = gradients
+        self._holds = holds
         self._used: dict[int, _Seen] = {}
         self.said: bool | None = None
 
@@ -62,7 +71,7 @@ class Accumulation:
         if self.said is not None:
             return self.said
         return any(
-            self._changed(owner, grad) and bool(grad.any()) for owner, grad in self._gradients()
+            self._changed(owner, grad) and self._holds(grad) for owner, grad in self._gradients()
         )
 
     def _changed(self, owner: int, grad: torch.Tensor) -> bool:
@@ -82,6 +91,15 @@ class StandIns:
     def stands_in(self, parameter: Any) -> bool:
         """Whether the gradient of a parameter was put away."""
         return id(parameter) in self._owners
+
+    def away(self) -> dict[int, torch.Tensor]:
+        """Gradients by the identity of their owner, but those whose stand-in was written to,
+        dropped or replaced: what is in its place then is the gradient."""
+        return {
+            id(parameter): grad
+            for parameter, grad, stand_in, untouched in self._away
+            if parameter.grad is stand_in and stand_in._version == untouched
+        }
 
     def put(self, parameter: Any, grad: torch.Tensor) -> None:
         """From now on ``parameter.grad`` is a stand-in for ``grad``, until ``take``."""

@@ -105,16 +105,14 @@ def refuse_second(optimizer: torch.optim.Optimizer) -> None:
 class Hooks:
     """The hooks of one controller. ``remove`` takes them away; a second call does nothing."""
 
-    def __init__(
-        self, keeper: Keeper, optimizers: Sequence[torch.optim.Optimizer], watch_steps: bool
-    ) -> None:
+    def __init__(self, keeper: Keeper, optimizers: Sequence[torch.optim.Optimizer]) -> None:
         for optimizer in optimizers:
             refuse_second(optimizer)
         self._handles: list[Any] = []
         for optimizer in optimizers:
-            self._put(keeper, optimizer, watch_steps)
+            self._put(keeper, optimizer)
 
-    def _put(self, keeper: Keeper, optimizer: torch.optim.Optimizer, watch_steps: bool) -> None:
+    def _put(self, keeper: Keeper, optimizer: torch.optim.Optimizer) -> None:
         use = _Gate(keeper, "_before_use")
         load = _Gate(keeper, "_before_load")
         step = optimizer.register_step_pre_hook(use)
@@ -126,13 +124,11 @@ class Hooks:
             step,
             optimizer.register_state_dict_pre_hook(use, prepend=True),
             optimizer.register_load_state_dict_pre_hook(load, prepend=True),
+            optimizer.register_step_post_hook(_Gate(keeper, "_after_step")),
         ]
         copied = _CopyGate(keeper, optimizer)
         vars(optimizer)["__getstate__"] = copied
         self._handles.append(copied)
-        if watch_steps:
-            after = _Gate(keeper, "_after_step")
-            self._handles.append(optimizer.register_step_post_hook(after))
 
     def remove(self) -> None:
         """Takes the hooks away."""

@@ -104,8 +104,18 @@ class Regions:
     # ---- the plan -------------------------------------------------------------------------------
 
     def hold(self, storages: list[torch.UntypedStorage]) -> None:
-        """The storages of the plan again, which holds: they are where they were."""
+        """The storages of the plan again, which holds: they ``fit``."""
         self._storages = storages
+
+    def fits(self, storages: Sequence[torch.UntypedStorage]) -> bool:
+        """Whether the storages of the plan are where the C library was told, and as long.
+
+        They are not if somebody has resized them, or given their tensors other ones.
+        """
+        return all(
+            slot.address or (storage.nbytes() == slot.nbytes and storage.data_ptr() == bound[1])
+            for slot, storage, bound in zip(self.slots, storages, self._bound, strict=True)
+        )
 
     def plan(
         self, slots: list[Slot], storages: list[torch.UntypedStorage], policies: dict[int, int]

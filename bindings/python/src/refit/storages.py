@@ -140,6 +140,13 @@ def begin_of(tensor: Any) -> int:
     return int(tensor.untyped_storage().data_ptr())
 
 
+def is_emptied(tensor: Any) -> bool:
+    """Whether a tensor has elements, and its storage no memory."""
+    if type(tensor) not in _PLAIN or tensor.layout is not torch.strided:
+        return False
+    return bool(tensor.numel() > 0 and tensor.untyped_storage().nbytes() == 0)
+
+
 def place_of(storage: torch.UntypedStorage) -> Place:
     """Where a storage is."""
     return storage.device, storage.data_ptr()

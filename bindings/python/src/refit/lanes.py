@@ -1,0 +1,89 @@
+"""The regions of all devices that some state is on: a lane each, made when it is first needed.
+
+Which storages leave is decided before; when they do is the cycle's business.
+"""
+
+from collections.abc import Callable, Iterator
+
+import torch
+
+from refit._library import lib
+from refit.config import Config
+from refit.device import Device
+from refit.regions import Regions
+from refit.storages import Scan, Slot, Stock
+
+
+class Lanes:
+    """All lanes, to go through. Used by one thread at a time."""
+
+    def __init__(self, config: Config, arenas_of: Callable[[torch.device], Device | None]) -> None:
+        """``arenas_of`` gives the handle that knows a device's arenas, if there is one."""
+        self._config = config
+        self._arenas_of = arenas_of
+        self._by_device: dict[torch.device, Regions] = {}
+
+    def __iter__(self) -> Iterator[Regions]:
+        return iter(list(self._by_device.values()))
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all storages that leave."""
+        return sum(lane.nbytes for lane in self)
+
+    @property
+    def home(self) -> bool:
+        """Whether all bytes are on their devices and no copy uses them. Does not block."""
+        return all(lane.home for lane in self)
+
+    @property
+    def back(self) -> bool:
+        """Whether all bytes are on their devices or surely on their way. Does not block."""
+        return all(lane.back for lane in self)
+
+    def plan(self, decided: Scan, stock: Stock, policies: dict[int, int]) -> None:
+        """Makes what was decided the regions; only while all are home. See ``Regions.plan``."""
+        by_device: dict[torch.device, list[Slot]] = {device: [] for device in self._by_device}
+        for slot in decided.slots:
+            by_device.setdefault(slot.device, []).append(slot)
+        for device, slots in by_device.items():
+            if device not in self._by_device:
+                self._by_device[device] = Regions(device, self._config, self._arenas_of(device))
+            storages = [stock.tensors[one.tensor].untyped_storage() for one in slots]
+            self._by_device[device].plan(slots, storages, policies)
+
+    def hold(self, decided: Scan, stock: Stock) -> bool:
+        """Holds the storages of the plan in lanes that are home: they are held only while they are
+        to leave. False, and nothing is held, if one is not what was planned."""
+        held: dict[torch.device, list[torch.UntypedStorage]]
+        held = {device: [] for device, lane in self._by_device.items() if lane.home}
+        for slot in decided.slots:
+            if slot.device in held:
+                held[slot.device].append(stock.tensors[slot.tensor].untyped_storage())
+        if not all(self._by_device[device].fits(storages) for device, storages in held.items()):
+            return False
+        for device, storages in held.items():
+            self._by_device[device].hold(storages)
+        return True
+
+    def settle(self) -> None:
+        """Waits, on the CPU, until no copy is under way. CopyError, DeadlineError."""
+        for lane in self:
+            lane.settle()
+
+    def trim(self) -> None:
+        """Gives the host memory back. StateError while anything is away."""
+        for lane in self:
+            lane.settle()
+            lane.offloader.trim()
+
+    def figures(self) -> list[tuple[Callable[..., int], int]]:
+        """Sources for ``stats.gather``."""
+        return [(lib.refit_offloader_stats, lane.offloader._live) for lane in self]
+
+    def close(self) -> None:
+        """Closes all, which are home. After a failure the rest is still there: call again."""
+        for device, lane in list(self._by_device.items()):
+            lane.settle()
+            lane.close()
+            del self._by_device[device]
