@@ -117,5 +117,20 @@ def test_status_of_raises_all_but_a_deadline() -> None:
         status_of(answers(_abi.REFIT_ERR_PEER))
 
 
-def test_the_family_is_at_the_door() -> None:
-    assert refit.RefitError is RefitError
+def family() -> list[type[RefitError]]:
+    """Everything that refit raises on purpose, as it is defined."""
+    defined = [one for one in vars(errors).values() if isinstance(one, type)]
+    return [one for one in defined if issubclass(one, RefitError)]
+
+
+@pytest.mark.parametrize("kind", family())
+def test_the_family_is_at_the_door(kind: type[RefitError]) -> None:
+    assert getattr(refit, kind.__name__) is kind
+    assert kind.__name__ in refit.__all__
+
+
+def test_what_ranks_raise_together_is_at_the_door_too() -> None:
+    pytest.importorskip("torch", reason="PyTorch is not installed")
+    assert issubclass(refit.LockstepError, refit.PeerError)
+    with pytest.raises(refit.PeerError):
+        raise refit.LockstepError("rank 1 failed")

@@ -3,18 +3,48 @@
 Between an optimizer step and the next rollout it clears optimizer states and grads off the device,
 hands the new weights to every rollout worker as one version that all of them switch to or none
 does, and brings the states back behind the next step.
+
+What it raises is of one family, ``refit.RefitError``: ``refit.PeerError`` and so on.
 """
 
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from refit._version import __version__
-from refit.errors import RefitError
+from refit.errors import (
+    BudgetError,
+    BusyError,
+    CallbackError,
+    CancelledError,
+    ClosedError,
+    ConfigError,
+    CopyError,
+    CorruptError,
+    DeadlineError,
+    DeviceError,
+    DeviceMemoryError,
+    ExistsError,
+    HostMemoryError,
+    InputOutputError,
+    InvalidError,
+    LimitError,
+    NotFoundError,
+    PeerError,
+    PinError,
+    ProtocolError,
+    RefitError,
+    SecurityError,
+    StaleError,
+    StateError,
+    SystemCallError,
+    UnsupportedError,
+)
 
 if TYPE_CHECKING:
     from refit.config import Config, load_config
     from refit.controller import Controller
     from refit.device import Device
+    from refit.lockstep import LockstepError
     from refit.manifest import Alias, TensorSpec, Typed
     from refit.memory_pool import MemPool, mem_pool
     from refit.publisher import Publisher
@@ -28,19 +58,45 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Alias",
+    "BudgetError",
+    "BusyError",
+    "CallbackError",
+    "CancelledError",
+    "ClosedError",
     "Config",
+    "ConfigError",
     "Controller",
+    "CopyError",
+    "CorruptError",
+    "DeadlineError",
     "Device",
+    "DeviceError",
+    "DeviceMemoryError",
+    "ExistsError",
+    "HostMemoryError",
+    "InputOutputError",
+    "InvalidError",
+    "LimitError",
+    "LockstepError",
     "MemPool",
     "NamedWeights",
+    "NotFoundError",
+    "PeerError",
+    "PinError",
+    "ProtocolError",
     "Publisher",
     "RefitError",
+    "SecurityError",
+    "StaleError",
+    "StateError",
     "Subscriber",
     "SubscriberInfo",
+    "SystemCallError",
     "TensorSpec",
     "Timeline",
     "Transaction",
     "Typed",
+    "UnsupportedError",
     "Update",
     "View",
     "Worker",
@@ -57,6 +113,7 @@ _PLACES = {
     "Config": "refit.config",
     "Controller": "refit.controller",
     "Device": "refit.device",
+    "LockstepError": "refit.lockstep",
     "MemPool": "refit.memory_pool",
     "NamedWeights": "refit.weights",
     "Publisher": "refit.publisher",
