@@ -1,8 +1,10 @@
 """stats: the C library's figures as a flat dict of floats, and as text."""
 
 import json
+import re
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 from refit import _abi, stats
@@ -51,6 +53,27 @@ def test_every_figure_is_the_field_it_says() -> None:
     for name, field in stats.FIGURES.items():
         assert flat[f"refit/{name}"] == float(getattr(made, field)), name
     assert len(set(stats.FIGURES.values())) == len(stats.FIGURES)
+
+
+def test_the_table_of_figures_in_the_readme_has_every_key_with_its_unit(root: Path) -> None:
+    text = (root / "bindings" / "python" / "README.md").read_text()
+    rows = re.findall(r"^\| `(refit/\w+)` \| (\S+) \| (.+) \|$", text, re.M)
+    units = {key: unit for key, unit, _ in rows}
+    assert len(units) == len(rows)
+    assert set(units) == set(stats.flatten(stats.empty()))
+    for key, unit in units.items():
+        ending = {"_s": "s", "bytes": "bytes", "gbps": "GB/s", "version": "number"}
+        wanted = [one for end, one in ending.items() if key.endswith(end)]
+        assert unit == (wanted[0] if wanted else "count"), key
+
+
+def test_a_controller_has_the_keys_of_the_table_and_no_others() -> None:
+    torch = pytest.importorskip("torch", reason="PyTorch is not installed")
+    import refit
+
+    optimizer = torch.optim.SGD([torch.nn.Parameter(torch.ones(2))], lr=0.1)
+    with refit.Controller(optimizer) as controller:
+        assert set(controller.stats()) == set(stats.flatten(stats.empty()))
 
 
 def test_rates_are_bytes_over_seconds_in_gigabytes() -> None:
