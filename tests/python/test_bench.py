@@ -338,6 +338,18 @@ def test_without_matplotlib_no_picture_is_begun(
     assert "pip install matplotlib" in capsys.readouterr().err
 
 
+def test_what_is_measured_but_not_installed_is_said_before_anything_is(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    there = {"torch": True}
+    monkeypatch.setattr("refit.bench.options.find_spec", there.get)
+    monkeypatch.setattr(offload, "measure", pytest.fail)
+    with pytest.raises(SystemExit) as ended:
+        entry.main(["offload", "weights"])
+    assert ended.value.code == 2
+    assert "pip install pyzmq\n" in capsys.readouterr().err
+
+
 def test_a_table_is_markdown_with_columns_of_one_width() -> None:
     lines = table.table(("way", "out"), [("a long way", "1"), ("b", "22 ms")]).splitlines()
     assert len({len(line) for line in lines}) == 1

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from refit.bench import machine, table
-from refit.bench.options import counts, json_to_write, positive
+from refit.bench.options import counts, json_to_write, packages_missing, positive
 from refit.errors import HostMemoryError
 
 PARAMETERS, ROUNDS = 0.6e9, 7
@@ -131,6 +131,9 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
         if name not in _PARTS:
             parser.error(f"there is no part {name!r}: offload, weights or overhead")
     options.only = options.only or list(_PARTS)
+    missing = packages_missing("torch", *(["pyzmq"] if "weights" in options.only else []))
+    if missing is not None:
+        parser.error(missing)
     return options
 
 

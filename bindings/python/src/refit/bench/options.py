@@ -11,6 +11,14 @@ from pathlib import Path
 
 PICTURES = (".png", ".svg", ".pdf")
 MOST_WORKERS = 64
+MODULES = {"pyzmq": "zmq"}
+"""Under which name a package is imported, where that is another one."""
+
+
+def packages_missing(*packages: str) -> str | None:
+    """A sentence about those of the packages that are not installed; None if all are."""
+    missing = [one for one in packages if find_spec(MODULES.get(one, one)) is None]
+    return f"install what it measures: pip install {' '.join(missing)}" if missing else None
 
 
 def positive(kind: Callable[[str], float]) -> Callable[[str], float]:
@@ -57,6 +65,4 @@ def picture_to_write(text: str) -> str:
     """Likewise; its ending is one that is drawn, and matplotlib is there to draw it."""
     if Path(text).suffix.lower() not in PICTURES:
         raise argparse.ArgumentTypeError(f"{text} does not end in .png, .svg or .pdf")
-    if find_spec("matplotlib") is None:
-        raise argparse.ArgumentTypeError("matplotlib draws it: pip install matplotlib")
     return file_to_write(text)

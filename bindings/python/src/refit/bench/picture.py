@@ -14,7 +14,7 @@ import torch
 
 from refit.bench import machine
 from refit.bench.crew import PATIENCE_S, Crew
-from refit.bench.options import file_to_write, picture_to_write, positive
+from refit.bench.options import file_to_write, packages_missing, picture_to_write, positive
 from refit.bench.room import Room
 from refit.controller import Controller
 from refit.errors import HostMemoryError
@@ -63,7 +63,10 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument(
         "--parameters", type=positive(float), default=1e8, help="of the model (1e8)"
     )
-    return parser.parse_args(arguments)
+    options = parser.parse_args(arguments)
+    if (missing := packages_missing("matplotlib")) is not None:
+        parser.error(missing)
+    return options
 
 
 def _title(parameters: float) -> str:
