@@ -144,7 +144,8 @@ def test_numa_is_a_word_or_a_node() -> None:
 def test_none_leaves_an_option_as_it_is(tmp_path: Path) -> None:
     file = tmp_path / "a.yaml"
     file.write_text("offload: {batch: 3}\n")
-    assert load_config(file, offload_batch=None)["offload.batch"] == 3
+    for given in ({"offload_batch": None}, {"offload": {"batch": None}}, {"offload": None}):
+        assert load_config(file, **given)["offload.batch"] == 3  # type: ignore[arg-type]
 
 
 def test_each_layer_goes_over_the_one_before(
@@ -174,10 +175,20 @@ def test_files_are_those_of_c(root: Path, name: str) -> None:
 @pytest.mark.parametrize(
     ("overrides", "kind", "part"),
     [
-        ({"offload_slab_byte": 1}, NotFoundError, "the nearest is offload.slab_bytes"),
+        ({"offload_slab_byte": 1}, NotFoundError, "the nearest is offload_slab_bytes"),
+        ({"slab_bytes": 1}, NotFoundError, "the nearest is offload_slab_bytes"),
+        ({"pin": "off"}, NotFoundError, "the nearest is offload_pin"),
+        ({"use_pinned_offload": 1}, NotFoundError, "nearest is use_pinned_optimizer_offload"),
         ({"offload": {"slab_byte": 1}}, NotFoundError, "the nearest is offload.slab_bytes"),
         ({"offload": {"slab_bytes": {"x": 1}}}, NotFoundError, "no option"),
-        ({"offload": 3}, NotFoundError, "there is no option offload"),
+        ({"offload": {"pinned": 1}}, NotFoundError, "the nearest is offload.pin"),
+        ({"offload.slab_byte": 1}, NotFoundError, "the nearest is offload.slab_bytes"),
+        ({"offload": 3}, NotFoundError, "there is no option offload: it is a section"),
+        ({"offload_slab_byte": None}, NotFoundError, "the nearest is offload_slab_bytes"),
+        ({"offload": {"slab_byte": None}}, NotFoundError, "the nearest is offload.slab_bytes"),
+        ({"offload_budget_share": 4e-10}, ConfigError, "4e-10: of a number, 9 digits"),
+        ({"offload_rate_limit": 1e-10}, ConfigError, "9 digits"),  # 0 would be no limit
+        ({"offload_rate_limit": -1e-10}, ConfigError, "9 digits"),
         ({"offload_batch": 0}, ConfigError, "offload.batch"),
         ({"offload_batch": -1}, ConfigError, "offload.batch"),
         ({"offload_batch": 1.5}, ConfigError, "offload.batch"),
@@ -205,6 +216,20 @@ def test_wrong_values_are_refused_with_the_librarys_sentence(
 def test_unknown_key_is_refused_by_get() -> None:
     with pytest.raises(NotFoundError, match=r"the nearest is offload\.slab_bytes"):
         Config().get("offload.slab_byte")
+    with pytest.raises(NotFoundError, match="the nearest is offload_slab_bytes"):
+        Config().get("offload_slab_byte")
+    with pytest.raises(NotFoundError, match="takes a mapping"):
+        Config().get("offload")
+    with pytest.raises(InvalidError, match="NUL"):
+        Config().get("de\0vice")
+
+
+@pytest.mark.parametrize("name", ["lr", "foo", "model", "optimizer", "grad", "learning_rate", ""])
+def test_no_option_is_suggested_where_none_is_near(name: str) -> None:
+    with pytest.raises(NotFoundError) as caught:
+        make_config(None, {name: 1})
+    assert "nearest" not in str(caught.value)
+    assert "options() has them all" in str(caught.value)
 
 
 def test_unknown_variable_is_refused_with_the_nearest(monkeypatch: pytest.MonkeyPatch) -> None:

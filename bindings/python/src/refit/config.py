@@ -4,20 +4,22 @@ A ``Config`` is a finished set of choices. It never changes, so that it may be s
 values another one is made. Values go in as the file would say them ("1GiB", "30s") or as Python has
 them (``1 << 30``, ``True``), and each over the one before: defaults, a file, the environment, what
 is said in code. What a key means, and which values it takes, is known to the C library alone: its
-sentences are the errors.
+sentences are the errors. Of a key that it does not know, the nearest is told as it was written: a
+keyword for a keyword.
 """
 
 import ctypes
 import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from difflib import get_close_matches
 from functools import cache
 from numbers import Real
 from typing import Any, Self, TypeAlias
 
 from refit import _abi
 from refit._library import call, encoded, lib
-from refit.errors import InvalidError, NotFoundError
+from refit.errors import ConfigError, InvalidError, NotFoundError, RefitError
 
 ConfigLike: TypeAlias = "Config | str | os.PathLike[str] | Mapping[str, Any] | None"
 """What every constructor takes as ``config``; see ``make_config``."""
@@ -65,9 +67,8 @@ class Config:
         """
         full = _key_of(key)
         unit = _units().get(full)
-        if unit is None:  # the library's sentence has the nearest key
-            call(lib.refit_config_set, Config()._as_c, encoded(key, "a key"), b"")
-            raise NotFoundError(f"there is no option {key}")
+        if unit is None:
+            raise _unknown(key)
         raw = getattr(self._struct, full.replace(".", "_"))
         if unit == "bool":
             return bool(raw)
@@ -125,8 +126,9 @@ def load_config(
     ``path`` names a file as configs/refit.yaml describes it; None reads none. ``environment=False``
     leaves the REFIT_* variables out. ``overrides`` are keys with "_" for "." and a value each, or a
     section with a mapping: ``offload_slab_bytes="512MiB"``, ``offload={"pin": "off"}``; None leaves
-    an option as it is. Reads the file (blocks). Raises InputOutputError, ConfigError (with line,
-    column and the nearest key), and NotFoundError for an override that no option has. Since 0.1.
+    an option as it is, as if it had not been given. Reads the file (blocks). Raises
+    InputOutputError, ConfigError (with line, column and the nearest key), and NotFoundError for an
+    override that no option has. Since 0.1.
     """
     return _load(path, environment, overrides)
 
@@ -136,7 +138,8 @@ def make_config(config: ConfigLike = None, overrides: Mapping[str, Any] | None =
 
     A ``Config`` is taken as it is, the environment left out; a path is a file for ``load_config``;
     a mapping is a set of overrides, nested or not; None are the defaults and the environment.
-    ``overrides`` go over all of them. Raises what ``load_config`` raises, and InvalidError.
+    ``overrides`` go over all of them; one of None is as if it had not been given. Raises what
+    ``load_config`` raises, and InvalidError.
     """
     more = overrides or {}
     if isinstance(config, Config):
@@ -202,13 +205,38 @@ def _key_of(name: str) -> str:
 
 
 def _flat(overrides: Mapping[Any, Any], section: str = "") -> Iterator[tuple[str, Any]]:
-    """Sections spelt out; what is None is left out."""
+    """Sections spelt out; what is None is left out. NotFoundError for a key that is none."""
     for name, value in overrides.items():
         key = f"{section}{name}"
         if isinstance(value, Mapping):
             yield from _flat(value, f"{key}.")
-        elif value is not None:
-            yield _key_of(key), value
+        elif _key_of(key) in _units():
+            if value is not None:
+                yield _key_of(key), value
+        elif value is not None or not _is_section(key):  # an empty section of a file is None
+            raise _unknown(key)
+
+
+def _is_section(name: str) -> bool:
+    return any(key.startswith(f"{name}.") for key in _units())
+
+
+def _unknown(name: str) -> RefitError:
+    """What is raised for a key that no option has."""
+    encoded(name, "a key")
+    if _is_section(name):
+        return NotFoundError(f"there is no option {name}: it is a section, and takes a mapping")
+    near = _nearest(name, list(_units() if "." in name else _keys()))
+    hint = f"the nearest is {near}" if near else "refit.load_config().options() has them all"
+    return NotFoundError(f"there is no option {name[:80]}: {hint}")
+
+
+def _nearest(name: str, known: list[str]) -> str | None:
+    """Which was probably meant: one that lacks its section, or is written alike."""
+    ending = [one for one in known if one.endswith((f"_{name}", f".{name}"))]
+    if len(ending) == 1:
+        return ending[0]
+    return next(iter(get_close_matches(name, known, 1)), None)
 
 
 def _choice(unit: str, raw: Any) -> Any:
@@ -232,7 +260,10 @@ def _text(key: str, value: Any) -> str:
     if hasattr(value, "__index__"):
         return str(value.__index__())
     if isinstance(value, Real):
-        return f"{float(value):.9f}".rstrip("0").rstrip(".")  # the most that the library reads
+        text = f"{float(value):.9f}".rstrip("0").rstrip(".")  # the most that the library reads
+        if value and float(text) == 0.0:
+            raise ConfigError(f"{key} is {value!r}: of a number, 9 digits after the point are read")
+        return text
     raise InvalidError(f"{key} cannot be a {type(value).__name__}: give text, a number or a bool")
 
 

@@ -43,10 +43,11 @@ class Controller(Closing):
     ``optimizer``: one or a list; wrappers that keep theirs as ``.optimizer`` are opened, Megatron's
     with the masters that they keep (``refit.integrations.megatron``). ``model`` names the states
     and tells which memory is not theirs. ``config``: as for ``load_config``; ``overrides`` go over
-    it, ``use_pinned_optimizer_offload=False`` say. ``grads``: what becomes of gradients that are
-    there when states leave: "keep", "discard" or "zero", see ``refit.grads``. ``pool``: what
-    ``refit.mem_pool`` gave; states that were born in it keep their addresses. ``timer``,
-    ``timeline``, ``progress``: who is told of the phases, see ``refit.observers``.
+    it, ``use_pinned_optimizer_offload=False`` say, and None is as if not given. ``grads``: what
+    becomes of gradients that are there when states leave: "keep", "discard" or "zero", see
+    ``refit.grads``. ``pool``: what ``refit.mem_pool`` gave; states that were born in it keep their
+    addresses. ``timer``, ``timeline``, ``progress``: who is told of the phases, see
+    ``refit.observers``.
 
     Used by one thread at a time. It holds the optimizers; it is closed by ``close`` or ``with``, or
     when nobody refers to it any more, and brings the states back in each case. InvalidError,
