@@ -13,6 +13,8 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <inttypes.h>
+#include <stdalign.h>
+#include <stdatomic.h>
 #include <stdbool.h>
 #include <stdio.h>
 #include <string.h>
@@ -22,6 +24,7 @@
 #include <sys/statvfs.h>
 #include <unistd.h>
 
+#include "base/alloc.h"
 #include "base/random.h"
 
 #define FOLDER      "/dev/shm"
@@ -220,10 +223,70 @@ void rft_segment_unlink(rft_segment *segment)
     segment->name[0] = '\0';
 }
 
+/* ---- Closing */
+
+struct rft_kept {
+    atomic_uint users; /* the segment is one until it is closed */
+    void *memory;
+    uint64_t bytes;
+};
+
+/* What stands before the caller's room. */
+typedef struct keep_header {
+    alignas(max_align_t) rft_kept *kept;
+} keep_header;
+
+static void kept_leave(rft_kept *kept)
+{
+    if (atomic_fetch_sub(&kept->users, 1) > 1) return;
+    munmap(kept->memory, kept->bytes);
+    rft_free(kept);
+}
+
+static refit_status segment_share(rft_segment *segment, refit_error *error)
+{
+    if (segment->kept != NULL) return REFIT_OK;
+    rft_kept *kept = rft_calloc(1, sizeof *kept);
+    RFT_REFUSE_IF(kept == NULL, error, REFIT_ERR_HOST_MEMORY, "no memory to keep a mapping");
+    kept->memory = segment->memory;
+    kept->bytes = segment->bytes;
+    atomic_init(&kept->users, 1);
+    segment->kept = kept;
+    return REFIT_OK;
+}
+
+refit_status rft_segment_keep(rft_segment *segment, size_t room, void **out, refit_error *error)
+{
+    keep_header *header =
+        room > SIZE_MAX - sizeof *header ? NULL : rft_calloc(1, sizeof *header + room);
+    RFT_REFUSE_IF(header == NULL, error, REFIT_ERR_HOST_MEMORY, "no memory to keep a mapping");
+    refit_status status = segment_share(segment, error);
+    if (status != REFIT_OK) {
+        rft_free(header);
+        return status;
+    }
+    header->kept = segment->kept;
+    atomic_fetch_add(&segment->kept->users, 1);
+    *out = header + 1;
+    return REFIT_OK;
+}
+
+void rft_segment_unkeep(void *out)
+{
+    if (out == NULL) return;
+    keep_header *header = (keep_header *)out - 1;
+    kept_leave(header->kept);
+    rft_free(header);
+}
+
 void rft_segment_close(rft_segment *segment)
 {
     if (segment->memory == NULL) return;
     rft_segment_unlink(segment);
-    munmap(segment->memory, segment->bytes);
+    if (segment->kept != NULL) {
+        kept_leave(segment->kept);
+    } else {
+        munmap(segment->memory, segment->bytes);
+    }
     segment_reset(segment);
 }

@@ -14,11 +14,15 @@
 
 #define RFT_SEGMENT_NAME_BYTES 48
 
+/* Mapped memory, for who reads it beyond the segment's close. */
+typedef struct rft_kept rft_kept;
+
 typedef struct rft_segment {
     char name[RFT_SEGMENT_NAME_BYTES]; /* "/refit-…"; empty for private memory */
     unsigned char *memory;             /* NULL: not open */
     uint64_t bytes;
-    int fd; /* the owner's, with the lock; -1 for a reader */
+    int fd;         /* the owner's, with the lock; -1 for a reader */
+    rft_kept *kept; /* NULL: unmapped by close */
 } rft_segment;
 
 /* Creates and maps one, read-write. REFIT_ERR_SYSTEM says how much /dev/shm has and what is needed.
@@ -37,6 +41,13 @@ refit_status rft_segment_attach(rft_segment *segment, const char *name, uint64_t
  * others.
  */
 void rft_segment_unlink(rft_segment *segment);
+
+/* From now on close leaves the memory mapped until all of `out` are given back. `*out` is `room`
+ * bytes for the caller, aligned for anything. Not while another thread closes it.
+ * REFIT_ERR_HOST_MEMORY. */
+refit_status rft_segment_keep(rft_segment *segment, size_t room, void **out, refit_error *error);
+/* Gives one back. NULL is allowed. Any thread. */
+void rft_segment_unkeep(void *out);
 
 /* Unmaps; the owner unlinks too. Mappings that others have stay valid. Harmless on a closed one. */
 void rft_segment_close(rft_segment *segment);

@@ -66,6 +66,22 @@ refit_status refit_update_find(const refit_update *update, const char *name, uin
     return REFIT_OK;
 }
 
+refit_status refit_update_keep(refit_update *update, size_t room, void **out, refit_error *error)
+{
+    RFT_TRY(check_open(update, error));
+    RFT_REFUSE_IF(out == NULL, error, REFIT_ERR_INVALID, "refit_update_keep needs `out`");
+    rft_image *image = update->image;
+    RFT_REFUSE_IF(image->gpu != NULL, error, REFIT_ERR_UNSUPPORTED,
+                  "a GPU's memory cannot be kept beyond the update");
+    rft_segment *memory = image->mapping != NULL ? &image->mapping->segment : &image->memory;
+    return rft_segment_keep(memory, room, out, error);
+}
+
+void refit_update_unkeep(void *kept)
+{
+    rft_segment_unkeep(kept);
+}
+
 static void decide(refit_update *update, const rft_order *order)
 {
     update->decided = true;

@@ -3,9 +3,11 @@
 #include <fcntl.h>
 #include <setjmp.h>
 #include <signal.h>
+#include <stdalign.h>
 #include <stdarg.h>
 #include <stdbool.h>
 #include <stddef.h>
+#include <stdint.h>
 #include <string.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
@@ -15,6 +17,7 @@
 #include <cmocka.h>
 
 #include "broadcast/segment.h"
+#include "tests/support/failing_alloc.h"
 
 #define BYTES 100000u
 
@@ -174,6 +177,46 @@ static void dead_owners_segments_are_swept_and_living_ones_kept(void **state)
     rft_segment_close(&owner);
 }
 
+static void kept_memory_outlives_its_segment(void **state)
+{
+    (void)state;
+    rft_segment owner, reader;
+    void *first, *second;
+    assert_int_equal(rft_segment_create(&owner, BYTES, NULL), REFIT_OK);
+    assert_int_equal(rft_segment_attach(&reader, owner.name, BYTES, NULL), REFIT_OK);
+    owner.memory[7] = 42;
+    const unsigned char *there = reader.memory;
+    assert_int_equal(rft_segment_keep(&reader, 100, &first, NULL), REFIT_OK);
+    assert_int_equal(rft_segment_keep(&reader, 0, &second, NULL), REFIT_OK);
+    assert_int_equal((uintptr_t)first % alignof(max_align_t), 0);
+    memset(first, 1, 100);
+    rft_segment_unkeep(first);
+    rft_segment_close(&reader);
+    rft_segment_close(&owner);
+    assert_int_equal(there[7], 42);
+    assert_int_equal(msync((void *)(uintptr_t)there, BYTES, MS_ASYNC), 0);
+    rft_segment_unkeep(second);
+    assert_int_equal(msync((void *)(uintptr_t)there, BYTES, MS_ASYNC), -1); /* it is unmapped */
+    rft_segment_unkeep(NULL);
+}
+
+static void keeping_survives_every_failed_allocation(void **state)
+{
+    (void)state;
+    rft_segment memory;
+    void *kept = NULL;
+    assert_int_equal(rft_segment_create_private(&memory, BYTES, NULL), REFIT_OK);
+    assert_int_equal(rft_segment_keep(&memory, SIZE_MAX, &kept, NULL), REFIT_ERR_HOST_MEMORY);
+    for (uint64_t nth = 1; nth <= 2; nth++) {
+        failing_alloc_begin(nth);
+        refit_status status = rft_segment_keep(&memory, 1, &kept, NULL);
+        assert_true(failing_alloc_end());
+        assert_int_equal(status, REFIT_ERR_HOST_MEMORY);
+    }
+    assert_null(kept);
+    rft_segment_close(&memory);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -186,6 +229,8 @@ int main(void)
         cmocka_unit_test(private_memory_has_no_name),
         cmocka_unit_test(nothing_at_all_fits_too),
         cmocka_unit_test(dead_owners_segments_are_swept_and_living_ones_kept),
+        cmocka_unit_test(kept_memory_outlives_its_segment),
+        cmocka_unit_test(keeping_survives_every_failed_allocation),
     };
     return cmocka_run_group_tests_name("segment", tests, NULL, NULL);
 }

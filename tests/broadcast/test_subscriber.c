@@ -47,6 +47,8 @@ static void arguments_are_checked(void **state)
     assert_int_equal(refit_update_refuse(NULL, NULL, 0, &error), REFIT_ERR_INVALID);
     assert_int_equal(refit_update_tensor(NULL, 0, NULL, NULL, &error), REFIT_ERR_INVALID);
     assert_int_equal(refit_update_find(NULL, "x", NULL, &error), REFIT_ERR_INVALID);
+    assert_int_equal(refit_update_keep(NULL, 0, NULL, &error), REFIT_ERR_INVALID);
+    refit_update_unkeep(NULL);
 }
 
 static void open_survives_every_failed_allocation(void **state)

@@ -201,6 +201,48 @@ static void a_path_that_changes_brings_the_next_version_in_full(void **state)
     pair_close(&pair);
 }
 
+/* Reads an update after everything it came from is closed. */
+static void keep_beyond_the_end(bool shm)
+{
+    pairing pair;
+    rft_segment slot;
+    void *kept = NULL;
+    const void *bytes;
+    refit_tensor tensor = {.size = sizeof tensor};
+    pair_open(&pair, shm, NULL);
+    raw_join(&pair.raw);
+    if (shm) {
+        raw_slot_open(&slot, &pair.samples[0]);
+        offer_slot(&pair, 0, slot.name, RFT_MARK_BYTES);
+        raw_say(&pair.raw, sample_seal(&pair.samples[0]));
+        raw_hear(&pair.raw, RFT_STAGED);
+    } else {
+        raw_stage(&pair.raw, &pair.samples[0], NULL);
+    }
+    raw_say(&pair.raw, sample_commit(&pair.samples[0]));
+    refit_update *update = pair_next(&pair);
+    assert_int_equal(refit_update_keep(update, 16, NULL, NULL), REFIT_ERR_INVALID);
+    assert_int_equal(refit_update_keep(update, 16, &kept, NULL), REFIT_OK);
+    assert_int_equal(refit_update_tensor(update, 1, &tensor, &bytes, NULL), REFIT_OK);
+    unsigned char before[8];
+    assert_true(tensor.bytes >= sizeof before);
+    memcpy(before, bytes, sizeof before);
+    refit_update_close(update);
+    void *late;
+    assert_int_equal(refit_update_keep(update, 16, &late, NULL), REFIT_ERR_STATE);
+    pair_close(&pair);
+    if (shm) rft_segment_close(&slot);
+    assert_memory_equal(bytes, before, sizeof before);
+    refit_update_unkeep(kept);
+}
+
+static void kept_bytes_stay_mapped_beyond_update_and_subscriber(void **state)
+{
+    (void)state;
+    keep_beyond_the_end(true);
+    keep_beyond_the_end(false);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -211,6 +253,7 @@ int main(void)
         cmocka_unit_test(without_a_probe_the_path_is_the_socket),
         cmocka_unit_test(shm_that_is_required_and_not_to_be_had_is_final),
         cmocka_unit_test(a_path_that_changes_brings_the_next_version_in_full),
+        cmocka_unit_test(kept_bytes_stay_mapped_beyond_update_and_subscriber),
     };
     return cmocka_run_group_tests_name("subscriber_shm", tests, NULL, NULL);
 }

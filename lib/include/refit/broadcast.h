@@ -398,8 +398,21 @@ REFIT_API REFIT_MUST_CHECK refit_status refit_update_refuse(refit_update *update
                                                             const char *reason, int kept,
                                                             refit_error *error);
 
-/* Ends the views; NULL is allowed. Nothing may read them any more, work on a GPU's streams
- * included. An update neither accepted nor refused is refused, with nothing
+/*
+ * For views that may outlive the update: its bytes in host memory stay mapped, beyond its close and
+ * its subscriber's, until refit_update_unkeep(*out). What lies there after the close may be bytes
+ * of another version. `*out` is `room` zeroed bytes for the caller's use, aligned for any type.
+ * REFIT_ERR_UNSUPPORTED (a GPU's memory), REFIT_ERR_STATE, REFIT_ERR_HOST_MEMORY. Since 0.1.
+ */
+REFIT_API REFIT_MUST_CHECK refit_status refit_update_keep(refit_update *update, size_t room,
+                                                          void **out, refit_error *error);
+
+/* Gives back what one refit_update_keep gave; NULL is allowed. Any thread, also when update and
+ * subscriber are closed. Since 0.1. */
+REFIT_API void refit_update_unkeep(void *kept);
+
+/* Ends the views; NULL is allowed. Nothing may read them any more, but for what was kept, work on a
+ * GPU's streams included. An update neither accepted nor refused is refused, with nothing
  * held. Since 0.1. */
 REFIT_API void refit_update_close(refit_update *update);
 

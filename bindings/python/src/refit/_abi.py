@@ -692,6 +692,15 @@ PROTOTYPES: Final[dict[str, tuple[Any, list[Any]]]] = {
         c_int,
         POINTER(refit_error),
     ]),
+    "refit_update_keep": (c_int, [
+        c_void_p,
+        c_size_t,
+        POINTER(c_void_p),
+        POINTER(refit_error),
+    ]),
+    "refit_update_unkeep": (None, [
+        c_void_p,
+    ]),
     "refit_update_close": (None, [
         c_void_p,
     ]),
