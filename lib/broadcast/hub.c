@@ -168,9 +168,15 @@ void rft_hub_reset_peer(rft_hub *hub, rft_peer *peer)
     if (counts && peer->status == REFIT_OK) peer->due = hub->round.deadline;
 }
 
+void rft_hub_note_gone(rft_hub *hub, const char *name, const char *reason)
+{
+    snprintf(hub->gone, sizeof hub->gone, "worker %.48s: %.100s", name, reason);
+}
+
 void rft_hub_lose(rft_hub *hub, rft_peer *peer, refit_status status, const char *reason)
 {
     rft_log(REFIT_LOG_INFO, "worker %s is gone: %s", peer->name, reason);
+    rft_hub_note_gone(hub, peer->name, reason);
     rft_round_blame(hub, peer, status, reason);
     rft_hub_reset_peer(hub, peer);
     rft_peers_lose(&hub->peers, peer);

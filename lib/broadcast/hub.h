@@ -70,6 +70,7 @@ typedef struct rft_hub {
     rft_bytes scratch;
     int64_t next_beat;
     uint32_t next_peer; /* whose turn it is to be sent a frame */
+    char gone[160];     /* who was lost or refused last since the last version began, and why */
 } rft_hub;
 
 void rft_hub_init(rft_hub *hub, const refit_config *config, uint64_t epoch, int64_t now);
@@ -98,6 +99,9 @@ void rft_hub_use_gpu(rft_hub *hub, rft_gpu_store *gpu);
 void rft_hub_recall_gpu(rft_hub *hub);
 /* Everybody is told goodbye. */
 void rft_hub_leave(rft_hub *hub);
+
+/* Notes in `gone` that a worker was lost or refused. */
+void rft_hub_note_gone(rft_hub *hub, const char *name, const char *reason);
 
 /* ---- Frames */
 

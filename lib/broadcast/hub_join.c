@@ -43,17 +43,27 @@ static void send_welcome(rft_hub *hub, rft_peer *peer)
     (void)rft_hub_send(hub, peer, &message);
 }
 
+/* Says no to a HELLO, and remembers it for who waits for workers. */
+static void refuse_hello(rft_hub *hub, const rft_peer_id *from, const rft_message *hello,
+                         refit_status code, bool final, const char *reason)
+{
+    char name[64];
+    rft_view_print(hello->as.hello.worker, name, sizeof name);
+    rft_hub_note_gone(hub, name, reason);
+    rft_hub_refuse(hub, from, code, final, reason);
+}
+
 static rft_peer *admit_new(rft_hub *hub, const rft_peer_id *from, const rft_message *hello)
 {
     refit_error why;
     rft_peer *peer = NULL;
     if (hub->peers.count >= hub->config->limits_workers) {
-        rft_hub_refuse(hub, from, REFIT_ERR_LIMIT, false,
-                       "the trainer has as many workers as limits.workers allows");
+        refuse_hello(hub, from, hello, REFIT_ERR_LIMIT, false,
+                     "the trainer has as many workers as limits.workers allows");
         return NULL;
     }
     if (rft_peers_add(&hub->peers, &peer, &why) != REFIT_OK) {
-        rft_hub_refuse(hub, from, REFIT_ERR_HOST_MEMORY, false, why.text);
+        refuse_hello(hub, from, hello, REFIT_ERR_HOST_MEMORY, false, why.text);
         return NULL;
     }
     rft_view_print(hello->as.hello.worker, peer->name, sizeof peer->name);
@@ -71,8 +81,9 @@ static rft_peer *admit(rft_hub *hub, const rft_peer_id *from, const rft_message 
         return peer;
     }
     rft_hub_send_beat(hub, peer); /* finds out whether the other can still be reached */
-    rft_hub_refuse(hub, from, REFIT_ERR_EXISTS, false,
-                   "another worker has this name: give it another, or wait until that one is gone");
+    refuse_hello(hub, from, hello, REFIT_ERR_EXISTS, false,
+                 "another worker goes by this name: give this one a name of its own, or wait "
+                 "until that one is gone");
     return NULL;
 }
 
@@ -83,8 +94,8 @@ static bool admits_gpu(rft_hub *hub, const rft_peer_id *from, const rft_message 
     char ours[RFT_UUID_TEXT_BYTES], reason[160];
     if (hub->config->broadcast_gpu != REFIT_GPU_REQUIRE) return true;
     if (hub->gpu == NULL) {
-        rft_hub_refuse(hub, from, REFIT_ERR_UNSUPPORTED, false,
-                       "the trainer takes workers on its own GPU only, and has not said which");
+        refuse_hello(hub, from, hello, REFIT_ERR_UNSUPPORTED, false,
+                     "the trainer takes workers on its own GPU only, and has not said which");
         return false;
     }
     bool named = theirs.count == RFT_UUID_BYTES;
@@ -95,7 +106,7 @@ static bool admits_gpu(rft_hub *hub, const rft_peer_id *from, const rft_message 
                    : "the trainer takes workers on %s only (refit_subscriber_use_device)",
              ours);
     hub->counts.refused += named;
-    rft_hub_refuse(hub, from, REFIT_ERR_UNSUPPORTED, named, reason);
+    refuse_hello(hub, from, hello, REFIT_ERR_UNSUPPORTED, named, reason);
     return false;
 }
 
@@ -136,8 +147,8 @@ void rft_hub_answer_hello(rft_hub *hub, const rft_peer_id *from, rft_peer *known
 {
     if (hello->as.hello.protocol != RFT_PROTOCOL) {
         hub->counts.refused++;
-        rft_hub_refuse(hub, from, REFIT_ERR_PROTOCOL, true,
-                       "the trainer speaks another version of the protocol");
+        refuse_hello(hub, from, hello, REFIT_ERR_PROTOCOL, true,
+                     "the trainer speaks another version of the protocol");
         return;
     }
     if (!admits_gpu(hub, from, hello)) {

@@ -35,13 +35,17 @@ refit_status refit_publisher_wait_workers(refit_publisher *publisher, uint32_t c
         cancelled = rft_publisher_take_cancel(publisher);
         there = rft_peers_count_subscribed(&publisher->hub.peers);
     }
+    char gone[sizeof publisher->hub.gone];
+    memcpy(gone, publisher->hub.gone, sizeof gone);
     rft_unlock(&publisher->lock);
     RFT_REFUSE_IF(cancelled, error, REFIT_ERR_CANCELLED,
                   "refit_publisher_cancel ended the wait for workers");
     RFT_REFUSE_IF(there < count, error, REFIT_ERR_TIMEOUT,
-                  "%" PRIu32 " of %" PRIu32 " workers have subscribed to %s in time: "
-                  "see whether the others run, and what they say",
-                  there, count, refit_publisher_endpoint(publisher));
+                  "%" PRIu32 " of %" PRIu32 " worker%s subscribed to %.64s in time: %s%s", there,
+                  count, count == 1 ? " has" : "s have", refit_publisher_endpoint(publisher),
+                  gone[0] == '\0' ? "see whether the others run, and what they say"
+                                  : "the last one lost or refused is ",
+                  gone);
     return REFIT_OK;
 }
 

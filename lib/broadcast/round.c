@@ -106,6 +106,7 @@ void rft_round_begin(rft_hub *hub, int64_t now)
 {
     rft_round *round = &hub->round;
     rft_peers_forget_lost(&hub->peers);
+    hub->gone[0] = '\0';
     *round = (rft_round){
         .state = RFT_ROUND_WRITING,
         .version = round->version,
@@ -279,7 +280,7 @@ void rft_round_cancel(rft_hub *hub, int64_t now)
         hub->counts.commit_seconds = rft_seconds(now - round->decided);
         (void)rft_fail(&round->result, REFIT_ERR_CANCELLED,
                        "version %" PRIu64 " is committed, but refit_publisher_cancel ended the "
-                       "wait for %" PRIu32 " workers to apply it",
+                       "wait for %" PRIu32 " of its workers to apply it",
                        round->version, dismiss_all(hub));
     } else {
         (void)rft_fail(&round->result, REFIT_ERR_CANCELLED,
@@ -304,15 +305,18 @@ static void evaluate_staging(rft_hub *hub, int64_t now)
     if (staged >= needed(hub) && (!all || round->lost == 0)) {
         round_commit(hub, now);
     } else if (round->members < needed(hub) + round->lost) {
-        char text[sizeof round->result.text];
+        char text[sizeof round->result.text], kept[32] = "what they had";
+        uint64_t before = hub->current.version;
         bool blamed = round->result.status != REFIT_OK;
         snprintf(text, sizeof text, "%s",
                  blamed ? round->result.text
                         : "fewer workers are subscribed than the quorum needs");
+        if (before != 0) snprintf(kept, sizeof kept, "version %" PRIu64, before);
         (void)rft_fail(&round->result, blamed ? (refit_status)round->result.status : REFIT_ERR_PEER,
                        "version %" PRIu64 " is aborted, %" PRIu32 " of %" PRIu32
-                       " workers had staged it: %.150s",
-                       round->version, staged, needed(hub), text);
+                       " workers had staged it: %.100s; workers keep %s: refit again, with those "
+                       "that are left",
+                       round->version, staged, needed(hub), text, kept);
         rft_round_abort(hub, (refit_status)round->result.status, text);
     }
 }
@@ -328,8 +332,9 @@ static void evaluate_committing(rft_hub *hub, int64_t now)
     snprintf(text, sizeof text, "%s", round->result.text);
     (void)rft_fail(&round->result, REFIT_ERR_PEER,
                    "version %" PRIu64 " is committed, but %" PRIu32
-                   " workers did not apply it: %.160s",
-                   round->version, round->lost, text);
+                   " worker%s did not apply it: %.100s; go on with the others: one that joins "
+                   "again is brought to it",
+                   round->version, round->lost, round->lost == 1 ? "" : "s", text);
 }
 
 void rft_round_evaluate(rft_hub *hub, int64_t now)

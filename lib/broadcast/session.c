@@ -200,7 +200,9 @@ void rft_session_end(rft_session *session, refit_status status, const char *reas
 
 void rft_session_put_off(rft_session *session, const char *reason, int64_t now)
 {
-    rft_log(REFIT_LOG_INFO, "worker %s was refused for now: %s", session->identity->worker, reason);
+    bool known = strcmp(session->report.refusal, reason) == 0; /* it asks again and again */
+    rft_log(known ? REFIT_LOG_DEBUG : REFIT_LOG_WARNING, "worker %s was refused for now: %s",
+            session->identity->worker, reason);
     snprintf(session->report.refusal, sizeof session->report.refusal, "%s", reason);
     rft_session_disconnect(session, session->config->broadcast_heartbeat_ms, now);
 }

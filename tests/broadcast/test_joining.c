@@ -152,6 +152,11 @@ static void name_of_a_living_worker_is_taken(void **state)
     raw_worker_join(&worker);
     raw_worker_say_hello(&namesake);
     expect_refusal(&namesake, REFIT_ERR_EXISTS, false);
+    refit_error error;
+    assert_int_equal(refit_publisher_wait_workers(trainer.publisher, 2, 0, &error),
+                     REFIT_ERR_TIMEOUT);
+    assert_non_null(strstr(error.text, "1 of 2 workers have subscribed"));
+    assert_non_null(strstr(error.text, "refused is worker w: another worker goes by this name"));
     assert_true(trainer_worker(&trainer, "w").subscribed);
     raw_worker_close(&namesake);
     close_both(&trainer, &worker);

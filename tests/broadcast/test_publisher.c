@@ -187,7 +187,9 @@ static void nobody_is_waited_for_in_vain(void **state)
     refit_worker_info info = {.size = sizeof info};
     assert_int_equal(refit_publisher_wait_workers(publisher, 0, 0, NULL), REFIT_OK);
     assert_int_equal(refit_publisher_wait_workers(publisher, 2, 5, &error), REFIT_ERR_TIMEOUT);
-    assert_non_null(strstr(error.text, "0 of 2"));
+    assert_non_null(strstr(error.text, "0 of 2 workers have"));
+    assert_int_equal(refit_publisher_wait_workers(publisher, 1, 0, &error), REFIT_ERR_TIMEOUT);
+    assert_non_null(strstr(error.text, "0 of 1 worker has"));
     assert_int_equal(refit_publisher_worker(publisher, 0, &info, NULL), REFIT_ERR_NOT_FOUND);
     refit_publisher_close(publisher);
 }

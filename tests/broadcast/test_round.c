@@ -160,6 +160,9 @@ static void lost_member_aborts_while_staging(void **state)
         assert_int_equal(bench.hub.round.state, RFT_ROUND_ABORTED);
         assert_int_equal(bench.hub.round.result.status, LOSSES[i].status);
         assert_non_null(strstr(bench.hub.round.result.text, "w2"));
+        assert_non_null(strstr(bench.hub.round.result.text,
+                               "; workers keep what they had: refit again, with those that are"));
+        assert_non_null(strstr(bench.hub.gone, "worker w2: "));
         assert_int_equal(hub_bench_told(&bench, 1, RFT_ABORT)->as.failed.version, 1);
         hub_bench_settle(&bench);
         assert_int_equal(bench.hub.round.state, RFT_ROUND_IDLE);
@@ -277,7 +280,9 @@ static void commit_stands_whatever_happens_after_it(void **state)
         assert_int_equal(bench.hub.round.state, RFT_ROUND_IDLE);
         assert_int_equal(bench.hub.round.result.status, REFIT_ERR_PEER);
         assert_int_equal(bench.hub.current.version, 1);
-        assert_non_null(strstr(bench.hub.round.result.text, "w2"));
+        const char *text = bench.hub.round.result.text;
+        assert_non_null(strstr(text, "1 worker did not apply it: worker w2"));
+        assert_non_null(strstr(text, "go on with the others"));
         hub_bench_close(&bench);
     }
 }
