@@ -84,7 +84,7 @@ refit_status refit_subscriber_next(refit_subscriber *subscriber, uint32_t timeou
                   "refit_subscriber_next needs a subscriber and `out`");
     refit_update *update = &subscriber->update;
     RFT_REFUSE_IF(update->image != NULL, error, REFIT_ERR_STATE,
-                  "version %llu is still open: close it before the next (in Python: with update:)",
+                  "version %llu is still open: close it before the next",
                   (unsigned long long)update->image->held.version);
     RFT_REFUSE_IF(subscriber->device == NULL &&
                       subscriber->listener.config.broadcast_gpu == REFIT_GPU_REQUIRE,
