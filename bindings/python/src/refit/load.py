@@ -39,7 +39,13 @@ def check(
     wrong: list[str] = []
     copies: list[tuple[View, Any]] = []
     known: dict[str, Weight] = {}
+    other: list[str] = []
     for name, place in places.items():
+        if not _is_tensor(place):
+            other.append(name)
+            if strict:
+                wrong.append(_no_tensor(name, place))
+            continue
         try:
             known[name] = weight_of(place)
         except RefitError as why:
@@ -51,6 +57,8 @@ def check(
     left_out = Loaded(_missing(views, known), [name for name in views if name not in places])
     if strict:
         wrong += _absent(left_out)
+    for name in other:
+        (left_out.unexpected if name in views else left_out.missing).append(name)
     if wrong:
         raise InvalidError(
             f"the version does not fit, and nothing was changed: {_listed(wrong, '; ')}"
@@ -88,6 +96,14 @@ def _places(target: Any) -> Mapping[str, Any]:
     raise InvalidError(
         f"a {type(target).__name__} cannot be loaded into: give a module or a mapping of tensors"
     )
+
+
+def _is_tensor(place: Any) -> bool:
+    return any(hasattr(place, one) for one in ("data_ptr", "flags", "__dlpack__"))
+
+
+def _no_tensor(name: str, place: Any) -> str:
+    return f"{name} is a {type(place).__name__}, no tensor (strict=False leaves it as it is)"
 
 
 def _misfit(view: View, place: Weight, cast: bool) -> list[str]:
