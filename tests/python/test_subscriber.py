@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 from broadcasting import LOCAL, PATIENCE, both, contents
+from refit._library import lib
 from refit.errors import (
     CancelledError,
     ConfigError,
@@ -267,11 +268,58 @@ def test_a_dropped_update_is_refused_and_the_version_comes_again() -> None:
         trainer = publish_on_a_thread(publisher)
         update = subscriber.next(PATIENCE)
         update["w"].numpy()
+        held = [update]
         del update
-        gc.collect()
+        with pytest.warns(ResourceWarning, match=r"use it in a block \(with update:\)"):
+            held.clear()
         trainer.join()
         with subscriber.next(PATIENCE) as again:
             assert again.version == 1
+
+
+def test_an_update_dropped_in_the_middle_of_a_call_waits_for_its_turn() -> None:
+    with both() as (publisher, subscriber):
+        trainer = publish_on_a_thread(publisher)
+        update = subscriber.next(PATIENCE)
+        closes: list[int] = []
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(lib, "refit_update_close", closes.append)
+            held = [update]
+            del update
+            with subscriber._turn, pytest.warns(ResourceWarning):
+                held.clear()
+        assert closes == []
+        with subscriber.next(PATIENCE) as again:  # ends the one before; the version comes again
+            assert again.version == 1
+        trainer.join()
+
+
+def test_it_says_what_it_is() -> None:
+    with both() as (publisher, subscriber):
+        assert repr(publisher).endswith("', version 0, 1 worker>")
+        assert repr(subscriber).startswith("<refit.Subscriber: worker 'w0', version 0, ")
+        trainer = publish_on_a_thread(publisher)
+        update = subscriber.next(PATIENCE)
+        assert repr(update) == "<refit.Update: version 1, 1 tensors, open>"
+        update.accept()
+        assert repr(update) == "<refit.Update: version 1, 1 tensors, decided>"
+        update.close()
+        trainer.join()
+    assert repr(subscriber) == "<refit.Subscriber: closed>"
+    assert repr(publisher) == f"<refit.Publisher: {publisher.endpoint!r}, closed>"
+
+
+def test_the_second_worker_of_a_name_hears_why_it_waits() -> None:
+    with both() as (publisher, _), Subscriber(publisher.endpoint, worker="w0") as second:
+        hears = "another worker goes by this name: give this one a name of its own"
+        for _ in range(int(PATIENCE / 0.05)):
+            with pytest.raises(DeadlineError) as late:
+                second.next(0.05)
+            if "no trainer has answered" not in str(late.value):
+                break
+        assert hears in str(late.value)
+        with pytest.raises(DeadlineError, match=rf"1 of 2 workers have .* refused is .*{hears}"):
+            publisher.wait_workers(2, 0)
 
 
 def test_a_dropped_subscriber_leaves() -> None:

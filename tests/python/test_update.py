@@ -3,14 +3,17 @@
 import gc
 import pickle
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from broadcasting import PATIENCE, both, pair, published
+from refit import _abi
 from refit._library import lib
 from refit.errors import (
+    HostMemoryError,
     InvalidError,
     NotFoundError,
     PeerError,
@@ -22,7 +25,7 @@ from refit.manifest import Typed
 from refit.publisher import Publisher
 from refit.subscriber import _cuda_number
 from refit.update import Update
-from refit.view import _CudaBytes
+from refit.view import View, _CudaBytes
 
 MATRIX = torch.arange(6.0).view(2, 3)
 
@@ -226,7 +229,7 @@ def test_after_close_nothing_is_handed_out() -> None:
                 call()
         assert update.version == 1
         assert update.closed
-        assert repr(update) == "Update(version 1, closed)"
+        assert repr(update) == "<refit.Update: version 1, 1 tensors, closed>"
 
 
 def test_it_cannot_be_pickled_trap_27() -> None:
@@ -246,10 +249,77 @@ def test_a_view_holds_its_update() -> None:
         with pytest.raises(StateError, match="still open"):
             subscriber.next(0)
         assert held[0].tolist() == MATRIX.tolist()
-        held.clear()  # now nobody refers to it: it is refused
-        gc.collect()
+        with pytest.warns(ResourceWarning, match=r"version 1 was dropped .*with update:"):
+            held.clear()  # now nobody refers to it: it is refused
         trainer.join()
         assert "closed without a decision" in publisher.workers()[0].reason
+
+
+@pytest.mark.parametrize("shm", ["auto", "off"])
+@pytest.mark.parametrize("end", ["update", "subscriber", "collector"])
+def test_a_view_read_too_late_finds_its_memory_there(shm: str, end: str) -> None:
+    """Everything that lent memory, and its mapping, is gone; a process that reads it goes on."""
+    with both(broadcast_shm=shm) as (publisher, subscriber):
+        trainer = threading.Thread(target=publisher.publish, args=({"w": MATRIX},))
+        trainer.start()
+        update = subscriber.next(PATIENCE)
+        view = update["w"]
+        late = [view.numpy(), np.from_dlpack(view), np.asarray(view.bytes)]
+        late += [torch.from_dlpack(view).numpy(), view.torch()[1:].numpy()]
+        place = view._entry.pointer
+        update.accept()
+        trainer.join()
+        if end == "collector":
+            del update, view, late[0], late[1], late[-1]
+            gc.collect()
+        else:
+            update.close()
+        if end != "update":
+            subscriber.close()
+            publisher.publish({"other": torch.zeros(50_000)})  # in another store
+    assert mapped(place)
+    assert all(one.nbytes for one in late)
+    assert sum(int(one.view(np.uint8).sum()) for one in late) > 0
+    if end == "subscriber":
+        del update, view
+        late.clear()
+        gc.collect()
+        assert not mapped(place)
+
+
+def mapped(place: int) -> bool:
+    with open("/proc/self/maps", encoding="ascii") as maps:
+        spans = [line.split()[0].split("-") for line in maps]
+    return any(int(first, 16) <= place < int(last, 16) for first, last in spans)
+
+
+def test_views_taken_by_many_threads_share_what_keeps_them() -> None:
+    with published({f"w{i}": MATRIX + i for i in range(8)}) as update:
+        with ThreadPoolExecutor(8) as pool:
+            arrays = list(pool.map(View.numpy, [update[name] for name in list(update) * 20]))
+        place = update["w0"]._entry.pointer
+        update.close()
+        assert [array[0, 0] for array in arrays[:8]] == list(range(8))
+    assert mapped(place)
+    del update
+    arrays.clear()
+    gc.collect()
+    assert not mapped(place)
+
+
+def test_a_memory_that_cannot_be_kept_is_an_error_and_no_view(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def no_memory(*_: Any) -> int:
+        return _abi.REFIT_ERR_HOST_MEMORY
+
+    with published({"w": MATRIX}) as update:
+        with monkeypatch.context() as patch:
+            patch.setattr(lib, "refit_update_keep", no_memory)
+            for take in (lambda: update["w"].numpy(), lambda: np.from_dlpack(update["w"])):
+                with pytest.raises(HostMemoryError):
+                    take()
+        assert update["w"].numpy().tolist() == MATRIX.tolist()
 
 
 def publish_in_vain(publisher: Publisher) -> None:
@@ -382,6 +452,28 @@ def test_a_subscriber_closed_within_the_block_does_not_hide_the_failure() -> Non
 # ---- Loading
 
 
+class Stateful(torch.nn.Linear):
+    def get_extra_state(self) -> Any:
+        return {"scale": 2}
+
+    def set_extra_state(self, state: Any) -> None:
+        raise AssertionError("it stays as it is")
+
+
+def test_what_is_no_tensor_is_left_alone_or_named() -> None:
+    target = Stateful(3, 2)
+    weights = {"weight": MATRIX, "bias": torch.ones(2)}
+    with published(weights) as update:
+        with pytest.raises(InvalidError, match=r"_extra_state is a dict, no tensor.*strict=False"):
+            update.load_into(target)
+        assert update.load_into(target, strict=False) == (["_extra_state"], [])
+        places: dict[str, Any] = {"weight": target.weight.detach().zero_(), "bias": "text"}
+        assert update.load_into(places, strict=False) == ([], ["bias"])
+    assert torch.equal(target.weight, MATRIX)
+    assert torch.equal(target.bias, torch.ones(2))
+    assert places["bias"] == "text"
+
+
 def test_a_module_is_loaded_in_place() -> None:
     source, target = model(), model()
     addresses = {name: tensor.data_ptr() for name, tensor in target.state_dict().items()}
@@ -474,9 +566,8 @@ def test_types_are_converted_only_when_asked_trap_33() -> None:
     ("place", "sentence"),
     [
         (np.broadcast_to(np.float32(0), (2, 3)), "read-only"),
-        (bytearray(24), r"\[2, 3\] and not \[24\]"),
-        (memoryview(bytearray(24)).cast("f", (2, 3)), "no tensor or array"),
-        ("text", "is no tensor"),
+        (memoryview(bytearray(24)).cast("f", (2, 3)), "w is a memoryview, no tensor"),
+        ("text", "w is a str, no tensor"),
         (torch.zeros(2, 3, device="meta"), "device meta"),
         (torch.zeros(1, 3).expand(2, 3), "expanded tensor"),
     ],

@@ -5,6 +5,7 @@ says where bytes lie and holds what keeps them there. What the bytes mean is kno
 """
 
 import ctypes
+from collections.abc import Callable
 from typing import Any, Final, NamedTuple
 
 from refit._devices import stream_of
@@ -174,19 +175,33 @@ def of_dlpack(source: Any) -> Span:
     return Span(DTYPES[name], shape, pointer, number if kind == CUDA else -1, capsule)
 
 
-def to_dlpack(dtype: Dtype, shape: tuple[int, ...], pointer: int, device: int) -> Any:
-    """A DLPack capsule for memory that nobody owns: the consumer's free() ends the description.
+def room_of_its_own(nbytes: int) -> int:
+    """Memory that ``free`` of the C library frees, for who holds nothing of what he describes."""
+    block: int | None = _malloc(nbytes)
+    if not block:
+        raise MemoryError("no memory for a DLPack description")
+    return block
 
-    The memory itself must outlive what is made of the capsule. UnsupportedError for types that
-    DLPack has no code for.
+
+def to_dlpack(
+    dtype: Dtype,
+    shape: tuple[int, ...],
+    pointer: int,
+    device: int,
+    room: Callable[[int], int] = room_of_its_own,
+    release: Any = _libc.free,
+) -> Any:
+    """A DLPack capsule for memory that is borrowed.
+
+    ``room`` gives so many bytes for the description, and ``release`` is the C function that the
+    consumer ends it with, on any thread and without Python: what keeps the memory mapped belongs to
+    that room. UnsupportedError for types that DLPack has no code for.
     """
     pair = _CODES.get(dtype.name)
     if pair is None:
         raise UnsupportedError(f"DLPack has no code for {dtype.name}: read .bytes")
     rank = len(shape)
-    block = _malloc(ctypes.sizeof(_Managed) + 16 * rank)
-    if not block:
-        raise MemoryError("no memory for a DLPack description")
+    block = room(ctypes.sizeof(_Managed) + 16 * rank)
     dense = (ctypes.c_int64 * (2 * rank)).from_address(block + ctypes.sizeof(_Managed))
     step = 1
     for i in reversed(range(rank)):
@@ -200,5 +215,5 @@ def to_dlpack(dtype: Dtype, shape: tuple[int, ...], pointer: int, device: int) -
         ctypes.cast(block + ctypes.sizeof(_Managed) + 8 * rank, numbers), 0,
     )  # fmt: skip
     managed.context = None
-    managed.deleter = ctypes.cast(_libc.free, ctypes.c_void_p).value
+    managed.deleter = ctypes.cast(release, ctypes.c_void_p).value
     return _new_capsule(block, _KIND, None)

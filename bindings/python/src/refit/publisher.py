@@ -11,6 +11,7 @@ to optimizer states meanwhile, is unknown here.
 """
 
 import ctypes
+import os
 import threading
 from collections.abc import Callable, Iterable
 from typing import Any
@@ -236,6 +237,13 @@ class Publisher(Handle):
             for name, *_ in figures._fields_
             if name.startswith(ours)
         }  # fmt: skip
+
+    def __repr__(self) -> str:
+        if self.closed or self._process != os.getpid():
+            return f"<refit.Publisher: {self._endpoint!r}, closed>"
+        count = sum(worker.subscribed for worker in self.workers())
+        workers = "1 worker" if count == 1 else f"{count} workers"
+        return f"<refit.Publisher: {self._endpoint!r}, version {self.version}, {workers}>"
 
     def use_device(self, device: Any) -> None:
         """Says which GPU the trainer is on, so that workers on it read the weights in its memory.

@@ -146,10 +146,15 @@ class Subscriber(Handle):
         return update
 
     def _end_forgotten(self) -> None:
-        """Ends an update in C whose close an exception, Ctrl-C for one, had cut short."""
+        """Ends an update in C whose close an exception, Ctrl-C for one, had cut short, or that was
+        dropped in the middle of a call. StateError for one that is open."""
         update = None if self._update is None else self._update()
-        if update is None or update.closed:
-            lib.refit_update_close(self._arrived)
+        if update is not None and not update.closed:
+            raise StateError(
+                f"version {update.version} is still open: close it before the next (with update: "
+                "does so at the end of the block)"
+            )
+        lib.refit_update_close(self._arrived)
 
     def _device_of(self, update: int) -> int:
         """The CUDA device that the update lies on, or -1 for host memory."""
@@ -237,6 +242,12 @@ class Subscriber(Handle):
                     opened.close()
                 raise
             self._device, self._device_is_ours = opened, ours
+
+    def __repr__(self) -> str:
+        if self.closed or self._process != os.getpid():
+            return "<refit.Subscriber: closed>"
+        now = self.describe()
+        return f"<refit.Subscriber: worker {now.worker!r}, version {now.version}, {now.state}>"
 
     # ---- The end
 

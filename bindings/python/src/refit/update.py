@@ -9,13 +9,18 @@ does to bring it is in refit/broadcast.h; how weights are applied is the worker'
 """
 
 import ctypes
+import os
+import sys
+import threading
+import warnings
 import weakref
-from collections.abc import Iterator, KeysView
+from collections.abc import Callable, Iterator, KeysView
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
-from refit import _abi, dtypes, load
+from refit import _abi, _kept, dtypes, load
 from refit._handle import Handle
+from refit._kept import Kept
 from refit._library import call, lib
 from refit._turn import Turn
 from refit.errors import NotFoundError, RefitError, StateError
@@ -40,7 +45,7 @@ class Update(Handle):
 
     Use it with ``with``: a clean exit accepts it (the engine runs on this version from now on), an
     exception refuses it with the exception's text and goes on, also KeyboardInterrupt. Both close
-    it. One that is dropped undecided is refused.
+    it. One that is dropped undecided is refused, with a ResourceWarning.
     """
 
     kept: bool | None = None
@@ -58,6 +63,8 @@ class Update(Handle):
         self._cuda = device
         self._lent = False
         self._tensors: list[weakref.ref[Any]] = []
+        self._kept: Kept | None = None
+        self._keeping = threading.Lock()
         self._adopt(pointer)
         self._version = int(lib.refit_update_version(pointer))
         self._entries = self._read(pointer)
@@ -148,7 +155,8 @@ class Update(Handle):
         """Copies into existing tensors: a module, or a mapping of names to tensors or arrays.
 
         Names, types and shapes are checked before the first byte is written: a version that does
-        not fit leaves ``target`` as it was. ``strict=False`` allows names on one side only; they
+        not fit leaves ``target`` as it was. ``strict=False`` allows names on one side only, and
+        entries of ``target`` that are no tensors (``_extra_state``), which stay as they are; both
         are returned. ``cast=True`` converts to the target's types where they differ; without it
         that is refused. Tensors of ``target`` that are tied to one that is loaded count as loaded.
         Blocks for the copies, those to a GPU included. Raises InvalidError, StateError. Since 0.1.
@@ -197,9 +205,20 @@ class Update(Handle):
         try:
             self._settle()
         finally:
-            if not self._subscriber.closed and self._is_current:
-                lib.refit_update_close(pointer)
+            self._end(pointer)
             self._call_back()
+            self._kept = None
+
+    def _end(self, pointer: int) -> None:
+        """Ends it in C, in a turn of its own: the collector may come in the middle of another
+        thread's call, or of this one's. The subscriber ends it then, before it takes the next."""
+        if self._subscriber.closed or not self._is_current:
+            return
+        try:
+            with self._turn:
+                lib.refit_update_close(pointer)
+        except StateError:
+            return
 
     def _settle(self) -> None:
         """Work on a GPU that reads the trainer's memory there must be done before it may go."""
@@ -223,6 +242,16 @@ class Update(Handle):
     def _lend(self) -> None:
         self._check()
         self._lent = True
+
+    def _keep(self) -> Kept:
+        with self._keeping:  # views may be taken by several threads
+            if self._kept is None:
+                self._kept = Kept(self._live)
+            return self._kept
+
+    def _room(self, nbytes: int) -> int:
+        with self._keeping:
+            return _kept.room(self._live, nbytes)
 
     def _remember(self, tensor: Any) -> None:
         self._tensors.append(weakref.ref(tensor))
@@ -274,6 +303,19 @@ class Update(Handle):
         except RefitError as why:
             failure.add_note(f"refit: the trainer could not be told: {why}")
 
+    def __del__(self, _is_ending: Callable[[], bool] = sys.is_finalizing) -> None:
+        if _is_ending() or self.closed:
+            return
+        forgotten = not self._decided and self._process == os.getpid()
+        super().__del__()
+        if forgotten:
+            warnings.warn(
+                f"version {self._version} was dropped undecided, so the trainer hears that it is "
+                "refused: use it in a block (with update:), which accepts it at its end",
+                ResourceWarning,
+                stacklevel=2,
+            )
+
     def __repr__(self) -> str:
-        state = "closed" if self.closed else f"{len(self)} tensors"
-        return f"Update(version {self._version}, {state})"
+        state = "closed" if self.closed else "decided" if self._decided else "open"
+        return f"<refit.Update: version {self._version}, {len(self)} tensors, {state}>"

@@ -2,14 +2,16 @@
 
 Nothing is copied. The memory is the subscriber's (or the trainer's, mapped) and is borrowed until
 the update is closed: a view is asked for through the update, which refuses then. A PyTorch tensor
-that was made of a view before is emptied; a NumPy array, a memoryview or what DLPack gave cannot be
-called back: reading it later shows other bytes, or ends the process. Nobody writes to the memory.
+that was made of a view before is emptied. A NumPy array, a memoryview, what DLPack gave, and what
+was made of a PyTorch tensor (a slice) cannot be called back: on the host their memory stays mapped
+for as long as they live, but a later version may be written there. A GPU's memory cannot be kept.
+Nobody writes to the memory.
 """
 
 import ctypes
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
-from refit import _buffers, dtypes
+from refit import _buffers, _kept, dtypes
 from refit.errors import InvalidError, UnsupportedError
 
 if TYPE_CHECKING:
@@ -37,6 +39,12 @@ class Owner(Protocol):
 
     def _remember(self, tensor: Any) -> None:
         """A PyTorch tensor that is to be emptied at the end."""
+
+    def _keep(self) -> Any:
+        """What keeps its host memory mapped."""
+
+    def _room(self, nbytes: int) -> int:
+        """Likewise, as memory of the C library's."""
 
 
 class _CudaBytes:
@@ -89,8 +97,9 @@ class View:
         return memoryview(self._memory("bytes")).cast("B").toreadonly()
 
     def numpy(self, *, bits: bool = False) -> "ndarray[Any, Any]":
-        """A read-only NumPy array on the memory.
+        """A read-only NumPy array on the memory; holds the update.
 
+        Do not read it once the update is closed: it may show another version's bytes by then.
         Types that NumPy lacks are those of ml_dtypes, or with ``bits`` unsigned integers of their
         width. UnsupportedError otherwise, and for a GPU's memory; StateError. Since 0.1.
         """
@@ -105,8 +114,8 @@ class View:
 
         PyTorch knows no read-only tensors: a write is an error of the memory, not an exception.
         When the update is closed this tensor becomes empty, and what was made of it (slices, a
-        Parameter) must not be used. UnsupportedError for a type that PyTorch lacks; StateError.
-        Since 0.1.
+        Parameter) may show another version's bytes. UnsupportedError for a type that PyTorch lacks;
+        StateError. Since 0.1.
         """
         import torch
 
@@ -148,12 +157,20 @@ class View:
         dl_device: tuple[int, int] | None = None,
         copy: bool | None = None,
     ) -> Any:
-        """The memory as a DLPack capsule: its bytes are all there, so no stream is waited for."""
+        """The memory as a DLPack capsule: its bytes are all there, so no stream is waited for.
+
+        What is made of it does not hold the update, since DLPack can call nothing of Python: keep
+        it open (``with update:``) while you read. Afterwards it may show another version's bytes,
+        and on a GPU its memory is gone.
+        """
         if copy or (dl_device is not None and tuple(dl_device) != self.__dlpack_device__()):
             raise BufferError("a view shows memory where it is: copy it with the library it is for")
         self._owner._lend()
+        entry, owner = self._entry, self._owner
+        if owner._cuda >= 0:
+            return _buffers.to_dlpack(entry.dtype, self.shape, entry.pointer, owner._cuda)
         return _buffers.to_dlpack(
-            self._entry.dtype, self.shape, self._entry.pointer, self._owner._cuda
+            entry.dtype, self.shape, entry.pointer, -1, owner._room, _kept.release
         )
 
     def _memory(self, what: str) -> Any:
@@ -163,7 +180,8 @@ class View:
             )
         self._owner._lend()
         memory: Any = (ctypes.c_char * self.nbytes).from_address(self._entry.pointer)
-        memory._owner = self._owner  # what reads the memory holds the update
+        memory._owner = self._owner  # what reads the memory holds the update,
+        memory._kept = self._owner._keep()  # and its memory, which the update's end does not
         return memory
 
     def __len__(self) -> int:
