@@ -16,7 +16,7 @@ from torch.distributed.checkpoint.state_dict import (
     set_optimizer_state_dict,
 )
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import fully_shard
+from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
 from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 
 Scene = Callable[[int, Path], object]
@@ -36,6 +36,10 @@ class Sharded:
         if kind == "fsdp2":
             fully_shard(self.model[0], mesh=mesh)  # type: ignore[index]
             fully_shard(self.model, mesh=mesh)
+        elif kind.startswith("fsdp1"):
+            given = {"use_orig_params": kind == "fsdp1", "device_id": torch.device("cpu")}
+            self.model[0] = FullyShardedDataParallel(self.model[0], **given)  # type: ignore[index,operator,arg-type]
+            self.model = FullyShardedDataParallel(self.model, **given)  # type: ignore[arg-type]
         else:
             for module in (self.model[0], self.model[2]):  # type: ignore[index]
                 weight = distribute_tensor(module.weight.detach(), mesh, [Shard(0)])
@@ -46,13 +50,21 @@ class Sharded:
         self.kind, self.mesh, self.steps = kind, mesh, 0
         self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=1e-2)
 
+    def backward(self) -> None:
+        """Gradients that add up."""
+        self.model(self.shown(torch.ones(4, 6))).sum().backward()
+
+    def shown(self, batch: torch.Tensor) -> torch.Tensor:
+        """A batch as the model takes it."""
+        if self.kind != "dtensor":
+            return batch
+        return distribute_tensor(batch, self.mesh, [Shard(0)]).redistribute(
+            placements=[torch.distributed.tensor.Replicate()]
+        )
+
     def step(self) -> None:
         batch = torch.randn(4, 6, generator=torch.Generator().manual_seed(self.steps))
-        if self.kind == "dtensor":
-            batch = distribute_tensor(batch, self.mesh, [Shard(0)]).redistribute(
-                placements=[torch.distributed.tensor.Replicate()]
-            )
-        self.model(batch).pow(2).mean().backward()
+        self.model(self.shown(batch)).pow(2).mean().backward()
         self.optimizer.step()
         self.optimizer.zero_grad()
         self.steps += 1
@@ -82,11 +94,18 @@ def cycles(kind: str) -> object:
             shards = [t.to_local() for t in moved.moments() if isinstance(t, DTensor)]
             away = all(t.untyped_storage().nbytes() == 0 for t in shards)
             controller.restore()
+            alone.backward(), moved.backward()
+            if not controller.accumulating:
+                return "no accumulation is seen"
             alone.step()
             moved.step()
             after = [(id(t), t.shape, t.stride()) for t in moved.moments()]
             if not (away and before == after and kinds == [type(t) for t in moved.moments()]):
                 return f"away {away}, {before} {after}"
+            if controller.accumulating or any(
+                "DeviceMesh" in why for _, why in controller.resident
+            ):
+                return f"{controller.accumulating} {controller.resident}"
     return len(shards) > 0 and same(alone, moved)
 
 
@@ -96,6 +115,71 @@ def fsdp2(_rank: int, _folder: Path) -> object:
 
 def dtensor(_rank: int, _folder: Path) -> object:
     return cycles("dtensor")
+
+
+def fsdp1_cycles(kind: str, policy: Any) -> object:
+    """Gradients add up on both sides of a clear, with a rollout while states are away."""
+    alone, moved = Sharded(kind), Sharded(kind)
+    with refit.Controller(moved.optimizer, moved.model, grads=policy) as controller:
+        for number in range(4):
+            for run in (alone, moved):
+                run.step()
+                if policy == "keep":
+                    run.backward()
+            controller.clear()
+            if any(t.untyped_storage().nbytes() for t in moved.moments() if t.numel()):
+                return "the states did not leave"
+            for run in (alone, moved):
+                with torch.no_grad():
+                    run.model(torch.ones(4, 6))  # a rollout
+            if number % 2:
+                controller.restore()
+            for run in (alone, moved):
+                run.backward()
+        alone.step(), moved.step()
+        controller.clear()
+        mine = FullyShardedDataParallel.optim_state_dict(moved.model, moved.optimizer)
+        yours = FullyShardedDataParallel.optim_state_dict(alone.model, alone.optimizer)
+    equal = all(
+        torch.equal(value, yours["state"][name][key])
+        for name, state in mine["state"].items()
+        for key, value in state.items()
+    )
+    return equal and bool(mine["state"]) and same(alone, moved)
+
+
+def fsdp1(_rank: int, _folder: Path) -> object:
+    return [fsdp1_cycles("fsdp1", policy) for policy in ("keep", "discard", "zero")]
+
+
+def fsdp1_flat(_rank: int, _folder: Path) -> object:
+    return [fsdp1_cycles("fsdp1 flat", policy) for policy in ("keep", "discard", "zero")]
+
+
+def fsdp1_weights(rank: int, _folder: Path) -> object:
+    """Flat parameters are refused with a sentence, and sent by the way that it says."""
+    run = Sharded("fsdp1")
+    run.step()
+    try:
+        list(refit.named_weights(run.model))
+    except refit.UnsupportedError as why:
+        said = str(why)
+    with refit.Controller(run.optimizer, run.model) as controller:
+        whole = FullyShardedDataParallel.summon_full_params(run.model)
+        if rank:
+            with controller.refit() as tx, whole:
+                pass
+            return said
+        with refit.Publisher("tcp://127.0.0.1:0") as publisher:
+            with controller.refit(publisher=publisher) as tx, whole:
+                tx.send(dict(run.model.named_parameters()))
+            names = [one.name for one in publisher.declared]
+            shapes = [one.shape for one in publisher.declared]
+            right = (names, shapes) == (
+                ["0.weight", "0.bias", "2.weight", "2.bias"],
+                [(9, 6), (9,), (3, 9), (3,)],
+            )
+            return said if right and tx.committed else f"{names} {shapes}"
 
 
 def whole(state: dict[str, Any]) -> dict[str, Any]:
@@ -173,6 +257,9 @@ def saved_behind(_rank: int, folder: Path) -> object:
 SCENES: list[Scene] = [
     fsdp2,
     dtensor,
+    fsdp1,
+    fsdp1_flat,
+    fsdp1_weights,
     optimizer_state_is_asked_for_while_away,
     saved_at_once,
     saved_behind,

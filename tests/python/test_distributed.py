@@ -1,4 +1,4 @@
-"""Sharded optimizers: FSDP2, DTensor and distributed checkpoints, on two ranks."""
+"""Sharded optimizers: FSDP1, FSDP2, DTensor and distributed checkpoints, on two ranks."""
 
 import sys
 from pathlib import Path
@@ -30,6 +30,19 @@ def test_sharded_states_leave_and_return_under_the_same_tensors(  # traps 2, 5
     seen: list[dict[str, Any]], kind: str
 ) -> None:
     assert [one[kind] for one in seen] == [True, True]
+
+
+@pytest.mark.parametrize("kind", ["fsdp1", "fsdp1_flat"])
+def test_states_of_flat_parameters_leave_and_return_and_their_gradients_stay(  # traps 2, 5, 11
+    seen: list[dict[str, Any]], kind: str
+) -> None:
+    assert [one[kind] for one in seen] == [[True, True, True]] * 2
+
+
+def test_flat_parameters_are_not_published_as_they_are(seen: list[dict[str, Any]]) -> None:
+    # trap 34
+    for one in seen:
+        assert "within FSDP.summon_full_params(model)" in one["fsdp1_weights"]
 
 
 def test_a_distributed_state_dict_brings_states_back_first(seen: list[dict[str, Any]]) -> None:

@@ -66,7 +66,7 @@ def _inside(module: nn.Module, prefix: str) -> nn.Module | None:
         raise UnsupportedError(
             f'"{prefix.rstrip(".") or "the model"}" is wrapped by FullyShardedDataParallel, whose '
             "flat parameters have no names of their own: use torch.distributed.fsdp.fully_shard, "
-            "or send the weights within FSDP.summon_full_params"
+            "or send dict(model.named_parameters()) within FSDP.summon_full_params(model)"
         )
     for name in _WRAPPED:
         if name in module._modules:

@@ -123,14 +123,17 @@ def _inside(number: int, owner: Any, keys: tuple[Any, ...], value: Any) -> Itera
 def opened(tensor: torch.Tensor) -> Iterator[tuple[tuple[str, ...], Any]]:
     """The plain tensors that a wrapper holds (a DTensor its local one), with their path in it.
 
-    A plain tensor is its own; a subclass that does not say what it holds comes as it is.
+    A plain tensor is its own; a subclass that does not say what it holds comes as it is. What it
+    holds besides tensors, such as a device mesh, has no memory that counts.
     """
     if type(tensor) in _PLAIN or not is_traceable_wrapper_subclass(tensor):
         yield (), tensor
         return
     for name in tensor.__tensor_flatten__()[0]:
-        for path, inner in opened(getattr(tensor, name)):
-            yield (name, *path), inner
+        held = getattr(tensor, name)
+        if isinstance(held, torch.Tensor):
+            for path, inner in opened(held):
+                yield (name, *path), inner
 
 
 def begin_of(tensor: Any) -> int:
@@ -206,9 +209,15 @@ def scan(
         reason = "a step counter stays where it is" if "step" in keys else None
         scanner.look(name, tensor, number, reason, STATES)
     for number, (owner, grad) in enumerate(stock.grads, len(stock.states)):
-        reason = None if type(grad) in _PLAIN else "what shards it adds to it unseen"
+        reason = "what shards it adds to it unseen" if _is_shard(owner, grad) else None
         scanner.look(".".join((*name_of(owner), "grad")), grad, number, reason, GRADS)
     return scanner.decided(pieces)
+
+
+def _is_shard(owner: Any, grad: Any) -> bool:
+    """Whether a gradient is a DTensor's, or of a parameter in a flat one of FSDP1, which keeps a
+    reference of its own to it and takes nothing else in its place."""
+    return type(grad) not in _PLAIN or bool(getattr(owner, "_fsdp_flattened", False))
 
 
 class _Scanner:
