@@ -8,9 +8,10 @@ torch = pytest.importorskip("torch", reason="PyTorch is not installed")
 
 import refit  # noqa: E402
 from refit.errors import InvalidError, StateError  # noqa: E402
-from refit.grads import StandIns  # noqa: E402
+from refit.grads import Accumulation, StandIns  # noqa: E402
 from refit.offloader import Offloader  # noqa: E402
 from refit.regions import Regions  # noqa: E402
+from refit.storages import opened  # noqa: E402
 from training import Run, assert_same  # noqa: E402
 
 
@@ -86,6 +87,40 @@ def test_an_open_accumulation_goes_on_as_if_nothing_had_been(run: Run) -> None:
             run.backward(), same.backward()  # brings the gradients back before it adds to them
             finish_step(run), finish_step(same)
             assert_same(run, same)
+
+
+class Meshed(torch.Tensor):
+    """A wrapper that holds a tensor and something else, as a DTensor holds its mesh."""
+
+    @staticmethod
+    def __new__(cls, shard: torch.Tensor) -> "Meshed":
+        made: Meshed = torch.Tensor._make_wrapper_subclass(cls, shard.shape, dtype=shard.dtype)  # type: ignore[attr-defined]
+        made.shard, made.mesh = shard, object()  # type: ignore[attr-defined]
+        return made
+
+    def __tensor_flatten__(self) -> tuple[list[str], None]:
+        return ["shard", "mesh"], None
+
+    @staticmethod
+    def __tensor_unflatten__(inner: Any, *_rest: Any) -> "Meshed":
+        return Meshed(inner["shard"])
+
+    @classmethod
+    def __torch_dispatch__(cls, *_arguments: Any) -> Any:
+        raise NotImplementedError
+
+
+def test_gradients_that_hold_more_than_tensors_are_watched() -> None:
+    # trap 5
+    shard = torch.ones(3)
+    gradient = Meshed(shard)
+    assert list(opened(gradient)) == [(("shard",), shard)]
+    watched = Accumulation(lambda: [(1, gradient)], lambda grad: True)
+    assert watched.open
+    watched.step_done()
+    assert not watched.open
+    shard.add_(1)
+    assert watched.open
 
 
 def test_a_step_brings_kept_gradients_back_too(run: Run) -> None:
