@@ -1,5 +1,6 @@
 """What can leave and what cannot: decided by storage, before anything is moved."""
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -210,3 +211,38 @@ def test_only_the_configured_device_is_moved() -> None:
         controller.clear()
         assert not run.away()
         assert any("device: cuda:0" in reason for _, reason in controller.resident)
+
+
+@pytest.fixture
+def mesh() -> Iterator[Any]:
+    """A mesh of this process alone."""
+    from torch.distributed.device_mesh import init_device_mesh
+
+    torch.distributed.init_process_group(
+        "gloo", store=torch.distributed.HashStore(), rank=0, world_size=1
+    )
+    yield init_device_mesh("cpu", (1,))
+    torch.distributed.destroy_process_group()
+
+
+@pytest.mark.parametrize("grads", ["keep", "discard"])
+def test_a_dtensor_holds_its_local_tensor_and_its_mesh_is_none(mesh: Any, grads: Any) -> None:
+    # trap 2; a newer PyTorch names the mesh among what a DTensor holds
+    from refit.storages import opened
+    from torch.distributed.tensor import Shard, distribute_tensor
+
+    weight = torch.nn.Parameter(distribute_tensor(torch.ones(8), mesh, [Shard(0)]))
+    optimizer = torch.optim.AdamW([weight])
+    with refit.Controller(optimizer, device="host", grads=grads) as controller:
+        for _ in range(2):
+            (weight * 2).sum().backward()
+            optimizer.step()
+            if grads == "discard":
+                weight.grad = None
+            controller.clear()
+            state = optimizer.state[weight]["exp_avg"]
+            assert [inner.untyped_storage().nbytes() for _, inner in opened(state)] == [0]
+            with controller.checkpoint() as saved:
+                assert saved["param_groups"]
+            controller.restore()
+    assert optimizer.state[weight]["exp_avg"].to_local().untyped_storage().nbytes() == 8 * 4
