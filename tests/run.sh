@@ -39,16 +39,46 @@ c_tests() {
     return "$status"
 }
 
+run_pytest() {
+    (cd "$root" && OMP_NUM_THREADS=1 "$venv/bin/python" -m pytest -q -rs "$@")
+}
+
+# both_halves: those that are slow, which mostly wait for their processes to start, beside the others;
+# the log has the last lines of both.
+both_halves() {
+    local status slow
+    slow=$(mktemp)
+    run_pytest tests/python -m slow >"$slow" 2>&1 &
+    run_pytest tests/python -m 'not slow' | tee "$log"
+    status=$?
+    wait $! || status=$?
+    cat "$slow"
+    { tail -1 "$log" && tail -1 "$slow"; } >"$log.last"
+    rm "$slow"
+    return "$status"
+}
+
+# sum WORD: of the numbers before it in all lines of the log.
+sum() {
+    grep -oE "[0-9]+ ($1)" "$log" | awk '{ all += $1 } END { print all + 0 }'
+}
+
 python_tests() {
     local status argument where=(tests/python)
     python_ready test,lint || return
     for argument in "$@"; do
         [ ! -e "$root/${argument%%::*}" ] || where=()
     done
-    (cd "$root" && OMP_NUM_THREADS=1 "$venv/bin/python" -m pytest -q -rs "${where[@]}" "$@") | tee "$log"
-    status=$?
-    tail -1 "$log" >"$log.last" && mv "$log.last" "$log"
-    python_line=$(closing Python "$(count passed)" $(($(count failed) + $(count 'errors?'))) "$(count skipped)")
+    if [ $# -eq 0 ]; then
+        both_halves
+        status=$?
+    else
+        run_pytest "${where[@]}" "$@" | tee "$log"
+        status=$?
+        tail -1 "$log" >"$log.last"
+    fi
+    mv "$log.last" "$log"
+    python_line=$(closing Python "$(sum passed)" $(($(sum failed) + $(sum 'errors?'))) "$(sum skipped)")
     return "$status"
 }
 
