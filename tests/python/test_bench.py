@@ -245,6 +245,7 @@ def test_the_command_writes_a_table_and_json(
     "arguments",
     [
         ["nothing"],
+        ["offload", "picture"],
         ["--rounds", "0"],
         ["--workers", "0"],
         ["--parameters", "nan"],

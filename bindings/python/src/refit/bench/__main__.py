@@ -128,6 +128,8 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
     )
     options = parser.parse_args(arguments)
     for name in options.only:
+        if name == "picture":
+            parser.error("picture goes by itself, and first: python -m refit.bench picture FILE")
         if name not in _PARTS:
             parser.error(f"there is no part {name!r}: offload, weights or overhead")
     options.only = options.only or list(_PARTS)

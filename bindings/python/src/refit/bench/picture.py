@@ -52,7 +52,7 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         prog="python -m refit.bench picture",
         description="two refit cycles, and the memory of device and host meanwhile, as a picture",
-        epilog="takes some seconds, and 40 bytes of memory a parameter: 4.5 GB for 1e8",
+        epilog="takes seconds, and asks for 40 bytes of free memory a parameter: 4.5 GB for 1e8",
     )
     parser.add_argument(
         "picture", type=picture_to_write, help="the file to draw: .png, .svg or .pdf"
