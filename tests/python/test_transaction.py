@@ -431,4 +431,6 @@ def test_a_publish_looks_at_the_model_once(monkeypatch: pytest.MonkeyPatch) -> N
         for cycle in range(1, 4):
             with Transaction(publisher) as tx:
                 tx.send(named_weights(model, dtype=torch.bfloat16))
-            assert len(looks) == cycle
+            assert len(looks) == 2 * cycle - 1
+            publisher.publish(named_weights(model, dtype=torch.bfloat16))
+            assert len(looks) == 2 * cycle

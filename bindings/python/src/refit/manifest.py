@@ -160,7 +160,7 @@ class Declared:
                 raise InvalidError(f"{name} was declared with bytes of its own, not as tied")
             return index, None
         weight = weight_of(tensor)
-        if (weight.dtype.name, weight.shape) != (spec.dtype, spec.shape):
+        if weight.shape != spec.shape or weight.dtype.name != spec.dtype:
             raise InvalidError(
                 f"{name} is {weight.dtype.name} {list(weight.shape)}, but was declared as "
                 f"{spec.dtype} {list(spec.shape)}: declare the tensors again"

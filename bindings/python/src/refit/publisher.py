@@ -16,19 +16,19 @@ import threading
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from refit import _abi, manifest, stats
+from refit import _round, manifest, stats
 from refit._devices import open_device
 from refit._handle import Handle
 from refit._library import call, encoded, lib
 from refit._settled import settled
 from refit._turn import Turn
-from refit._waiting import run_interruptibly, wait_in_slices
+from refit._waiting import wait_in_slices
 from refit._writer import Writer
 from refit.config import ConfigLike, make_config
 from refit.device import Device
-from refit.errors import CancelledError, InvalidError, NotFoundError, RefitError, StateError
+from refit.errors import InvalidError, RefitError
 from refit.manifest import Declared, Tensors, TensorSpec, is_settled
-from refit.worker import Worker, worker_of
+from refit.worker import Worker
 
 
 class Publisher(Handle):
@@ -102,13 +102,14 @@ class Publisher(Handle):
         ``declare``, ``begin``, ``write`` and ``commit`` raise.
         """
         with self._turn:
-            send = self._prepare(weights)
-            self._begin(version)
+            planned = getattr(weights, "planned", None)
+            send = self._prepare(planned() if callable(planned) else weights)
+            _round.begin(self._live, version)
             try:
                 send()
-                self._commit()
+                _round.commit(self._live)
             except BaseException:
-                self._drop()
+                _round.drop(self._live)
                 raise
             return self.version
 
@@ -131,10 +132,12 @@ class Publisher(Handle):
         ``timeout`` in seconds, None: broadcast.stage_timeout_ms. Raises DeadlineError, which says
         how many there are. Ctrl-C ends it. Since 0.1.
         """
-        pointer, number = self._live, _count(count)
+        if not 0 <= count < 2**32:
+            raise InvalidError(f"{count} workers cannot be waited for")
+        pointer = self._live
 
         def step(slice_ms: int) -> None:
-            call(lib.refit_publisher_wait_workers, pointer, number, slice_ms)
+            call(lib.refit_publisher_wait_workers, pointer, count, slice_ms)
 
         with self._turn:
             wait_in_slices(step, self._begin_s if timeout is None else timeout)
@@ -148,7 +151,7 @@ class Publisher(Handle):
         SystemCallError, DeviceMemoryError; nothing has begun then. Since 0.1.
         """
         with self._turn:
-            self._begin(version)
+            _round.begin(self._live, version)
 
     def write(self, name: str, tensor: Any) -> None:
         """Writes one tensor of the version; when it returns, the tensor may change.
@@ -184,7 +187,7 @@ class Publisher(Handle):
         Since 0.1.
         """
         with self._turn:
-            self._commit()
+            _round.commit(self._live)
 
     def cancel(self) -> None:
         """Ends the wait of another thread in this publisher, or else the next one: CancelledError.
@@ -225,18 +228,15 @@ class Publisher(Handle):
     def workers(self) -> list[Worker]:
         """The subscribed workers, then those lost since the last version began. Since 0.1."""
         with self._guard:
-            return self._workers()
+            return _round.workers(self._live)
 
     def stats(self) -> dict[str, float]:
         """Its figures under their names in refit/stats.h. Any thread. Since 0.1."""
         with self._guard:
             figures = stats.gather((lib.refit_publisher_stats, self._live))
         ours = ("publish_", "workers", "messages_")
-        return {
-            name: getattr(figures, name)
-            for name, *_ in figures._fields_
-            if name.startswith(ours)
-        }  # fmt: skip
+        names = [name for name, *_ in figures._fields_ if name.startswith(ours)]
+        return {name: getattr(figures, name) for name in names}
 
     def __repr__(self) -> str:
         if self.closed or self._process != os.getpid():
@@ -296,77 +296,3 @@ class Publisher(Handle):
         declared = self._declared or Declared(())
         write = self._writer.write_together if together else self._writer.write_each
         write(self._live, declared, weights)
-
-    def _begin(self, version: int | None) -> None:
-        pointer, number = self._live, _number(version)
-        try:
-            self._wait(lambda: call(lib.refit_publisher_begin, pointer, number))
-        except RefitError:
-            raise
-        except BaseException:  # Ctrl-C is raised also where the call had succeeded
-            self._drop()
-            raise
-
-    def _commit(self) -> None:
-        pointer = self._live
-        try:
-            self._wait(lambda: call(lib.refit_publisher_commit, pointer))
-        except RefitError as why:
-            why.workers = tuple(worker for worker in self._workers() if worker.status)
-            raise
-
-    def _wait(self, function: Callable[[], None]) -> None:
-        """Runs a call that waits; Ctrl-C cancels it."""
-        pointer = self._live
-        cancelled = threading.Event()
-
-        def cancel() -> None:
-            cancelled.set()
-            lib.refit_publisher_cancel(pointer)
-
-        try:
-            run_interruptibly(function, cancel)
-        finally:
-            if cancelled.is_set():
-                self._take_back_cancel()
-
-    def _take_back_cancel(self) -> None:
-        """One that came too late for its call is not to end the next one."""
-        try:
-            call(lib.refit_publisher_wait_workers, self._live, 0, 0)
-        except CancelledError:
-            return
-
-    def _drop(self) -> None:
-        """Aborts; a commit that failed has done so already."""
-        try:
-            call(lib.refit_publisher_abort, self._live)
-        except StateError:
-            return
-
-    def _workers(self) -> list[Worker]:
-        found: list[Worker] = []
-        raw = _abi.refit_worker_info(size=ctypes.sizeof(_abi.refit_worker_info))
-        while True:
-            try:
-                call(lib.refit_publisher_worker, self._live, len(found), ctypes.byref(raw))
-            except NotFoundError:
-                return found
-            found.append(worker_of(raw))
-
-
-def _number(version: int | None) -> int:
-    if version is None:
-        return 0
-    if not 1 <= version < 2**64:
-        raise InvalidError(
-            f"{version} cannot be a version: they count from 1 (0 means that a worker holds "
-            "nothing); None takes the next number"
-        )
-    return version
-
-
-def _count(count: int) -> int:
-    if not 0 <= count < 2**32:
-        raise InvalidError(f"{count} workers cannot be waited for")
-    return count

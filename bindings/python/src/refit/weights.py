@@ -14,12 +14,10 @@
 It knows nothing of publishers. Torch is imported here.
 """
 
-import hashlib
-from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Sequence
 from fnmatch import fnmatchcase
 from itertools import chain
-from typing import Literal, NamedTuple, TypeAlias
+from typing import Literal, TypeAlias
 
 import torch
 from torch import nn
@@ -27,8 +25,9 @@ from torch.distributed import ProcessGroup
 from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
 
-from refit import dtypes, lockstep
-from refit.errors import InvalidError, NotFoundError, StateError, UnsupportedError
+from refit import lockstep
+from refit._weight_plan import PlannedWeight, Ties, digest_of, ordered, refuse_duplicates, some
+from refit.errors import InvalidError, NotFoundError
 from refit.manifest import TensorSpec
 from refit.module_walk import Found, walk_weights
 
@@ -38,21 +37,6 @@ Buffers: TypeAlias = Literal["persistent", "all", "none"]
 
 _CASTABLE = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
 """What a dtype policy applies to. Integers, booleans and fp8 mean something else by their bits."""
-
-
-class _Weight(NamedTuple):
-    name: str
-    tensor: torch.Tensor
-    dtype: torch.dtype
-    tie: str | None
-
-    @property
-    def spec(self) -> TensorSpec:
-        dtype = dtypes.of_torch(self.dtype)
-        shape = tuple(self.tensor.shape)
-        if dtype.pack > 1 and shape:
-            shape = (*shape[:-1], shape[-1] * dtype.pack)
-        return TensorSpec(self.name, dtype.name, shape, self.tie)
 
 
 class NamedWeights:
@@ -104,33 +88,34 @@ class NamedWeights:
 
     def manifest(self) -> list[TensorSpec]:
         """All names, tied ones included, with dtype and full shape. Gathers nothing. Since 0.1."""
-        return _specs(_grouped(self._plan()))
+        return [one.spec for one in ordered(self._plan())]
 
     def planned(self) -> "NamedWeights | PlannedWeights":
         """Likewise, looked at once: for who asks for the manifest and iterates right after it."""
-        return self if self.collective else PlannedWeights(_grouped(self._plan()))
+        return self if self.collective else PlannedWeights(ordered(self._plan()))
 
     def __iter__(self) -> Iterator[tuple[str, torch.Tensor]]:
         if self.collective:
             return self._iterate_together()
-        return iter(PlannedWeights(_grouped(self._plan())))
+        return iter(PlannedWeights(ordered(self._plan())))
 
     def _iterate_together(self) -> Iterator[tuple[str, torch.Tensor]]:
-        left = iter(_grouped(self._plan_together()))
+        left = iter(ordered(self._plan_together()))
         mine = self._is_root
         try:
-            for group in left:
-                whole = _gather(group[0].tensor)
-                if not mine:
-                    continue
-                given = whole.to(group[0].dtype)
-                for one in group:
+            for one in left:
+                if one.tie is None:
+                    given = _gather(one.tensor)
+                    if mine:
+                        given = given.to(one.dtype)
+                if mine:
                     yield one.name, given
         finally:
-            for group in left:
-                _gather(group[0].tensor)
+            for one in left:
+                if one.tie is None:
+                    _gather(one.tensor)
 
-    def _plan_together(self) -> list[_Weight]:
+    def _plan_together(self) -> list[PlannedWeight]:
         """The weights to gather, once all ranks have said that they will gather the same."""
         try:
             self._check_root()
@@ -138,7 +123,7 @@ class NamedWeights:
         except Exception as why:
             lockstep.agree(self.group, "beginning", error=lockstep.sentence_of(why))
             raise
-        lockstep.agree(self.group, "beginning", detail=_digest(plan))
+        lockstep.agree(self.group, "beginning", detail=digest_of(plan))
         return plan
 
     def _check_root(self) -> None:
@@ -146,15 +131,14 @@ class NamedWeights:
         if self._root is not None and not 0 <= self._root < ranks:
             raise InvalidError(f"rank {self._root} cannot be the root: there are {ranks} ranks")
 
-    def _plan(self) -> list[_Weight]:
-        first: dict[tuple[object, ...], str] = {}
-        plan: list[_Weight] = []
+    def _plan(self) -> list[PlannedWeight]:
+        plan: list[PlannedWeight] = []
+        ties = Ties()
         for name, found in self._chosen():
             tensor = found.tensor
             dtype = tensor.dtype if self._dtype is None else self._dtype_of(name, found)
-            tie = first.setdefault((_identity(name, tensor), dtype), name)
-            plan.append(_Weight(name, tensor, dtype, None if tie is name else tie))
-        _refuse_duplicates([one.name for one in plan])
+            plan.append(ties.add(name, tensor, dtype))
+        refuse_duplicates([one.name for one in plan])
         return plan
 
     def _chosen(self) -> Iterator[tuple[str, Found]]:
@@ -169,7 +153,7 @@ class NamedWeights:
         if self._names is not None and not callable(self._names):
             missing = sorted(set(self._names) - seen)
             if missing:
-                raise NotFoundError(f"the model has no weight {_some(missing)}")
+                raise NotFoundError(f"the model has no weight {some(missing)}")
 
     def _wants_buffer(self, found: Found) -> bool:
         return self._buffers == "all" or (self._buffers == "persistent" and found.saved)
@@ -200,20 +184,20 @@ class PlannedWeights:
 
     settled = True
 
-    def __init__(self, groups: list[list[_Weight]]) -> None:
-        self._groups = groups
+    def __init__(self, plan: list[PlannedWeight]) -> None:
+        self._plan = plan
 
     def manifest(self) -> list[TensorSpec]:
         """All names, tied ones included, with dtype and shape. Since 0.1."""
-        return _specs(self._groups)
+        return [one.spec for one in self._plan]
 
     def __iter__(self) -> Iterator[tuple[str, torch.Tensor]]:
-        for group in self._groups:
-            given = _gather(group[0].tensor)
-            if given.dtype != group[0].dtype:
-                given = given.to(group[0].dtype)
-            for one in group:
-                yield one.name, given
+        for one in self._plan:
+            if one.tie is None:
+                given = _gather(one.tensor)
+                if given.dtype != one.dtype:
+                    given = given.to(one.dtype)
+            yield one.name, given
 
 
 def named_weights(
@@ -261,61 +245,6 @@ def is_sharded(model: nn.Module) -> bool:
     return any(isinstance(one, FSDPModule) for one in model.modules())
 
 
-def _identity(name: str, tensor: torch.Tensor) -> tuple[object, ...]:
-    """Equal for two names exactly if they share all their bytes. Raises what has no plain bytes."""
-    if isinstance(tensor, DTensor):
-        _refuse_strange(name, tensor._local_tensor)
-        return ("sharded", id(tensor))
-    _refuse_strange(name, tensor)
-    place = tensor.data_ptr()
-    if place:
-        return (place, tensor.dtype, tensor.shape, tensor.stride())
-    if tensor.numel():
-        raise StateError(f'weight "{name}" has no memory now: bring it back before you publish it')
-    return ("empty", id(tensor))
-
-
-def _refuse_strange(name: str, tensor: torch.Tensor) -> None:
-    kind = type(tensor)
-    plain = kind is nn.Parameter or kind is torch.Tensor
-    if not plain or tensor.layout != torch.strided:
-        what = kind.__name__ if not plain else f"tensor with layout {tensor.layout}"
-        raise UnsupportedError(
-            f'weight "{name}" is a {what}, which has no plain bytes of its own: leave it out by '
-            "names=, and send its plain parts or a dequantized copy under names of their own"
-        )
-    if tensor.is_meta:
-        raise StateError(f'weight "{name}" is on the meta device: it has no values')
-
-
 def _gather(tensor: torch.Tensor) -> torch.Tensor:
     whole = tensor.detach()
     return whole.full_tensor() if isinstance(whole, DTensor) else whole
-
-
-def _specs(groups: list[list[_Weight]]) -> list[TensorSpec]:
-    return [one.spec for group in groups for one in group]
-
-
-def _grouped(plan: list[_Weight]) -> list[list[_Weight]]:
-    """Each weight with those that are tied to it, which may have come much later."""
-    groups: dict[str, list[_Weight]] = {}
-    for one in plan:
-        groups.setdefault(one.tie or one.name, []).append(one)
-    return list(groups.values())
-
-
-def _refuse_duplicates(names: list[str]) -> None:
-    twice = sorted(name for name, count in Counter(names).items() if count > 1)
-    if twice:
-        raise InvalidError(f"more than one weight would be published as {_some(twice)}")
-
-
-def _digest(plan: list[_Weight]) -> str:
-    text = "\n".join(str(one.spec) for one in plan)
-    return hashlib.sha256(text.encode()).hexdigest()
-
-
-def _some(names: list[str], most: int = 5) -> str:
-    shown = ", ".join(f'"{name}"' for name in names[:most])
-    return shown if len(names) <= most else f"{shown} and {len(names) - most} more"
