@@ -8,7 +8,6 @@ does to bring it is in refit/broadcast.h; how weights are applied is the worker'
 ``load_into`` (load.py) for plain PyTorch models.
 """
 
-import ctypes
 import os
 import sys
 import threading
@@ -18,19 +17,17 @@ from collections.abc import Callable, Iterator, KeysView
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
-from refit import _abi, _kept, dtypes, load
+from refit import _kept, load
 from refit._handle import Handle
 from refit._kept import Kept
 from refit._library import call, lib
 from refit._turn import Turn
 from refit.errors import NotFoundError, RefitError, StateError
-from refit.view import Entry, View
+from refit.view import View, entries_of
 
 if TYPE_CHECKING:
     import numpy
     import torch
-
-_NO_ALIAS = 0xFFFFFFFF
 
 
 class Current:
@@ -67,22 +64,7 @@ class Update(Handle):
         self._keeping = threading.Lock()
         self._adopt(pointer)
         self._version = int(lib.refit_update_version(pointer))
-        self._entries = self._read(pointer)
-
-    @staticmethod
-    def _read(pointer: int) -> dict[str, Entry]:
-        raw = _abi.refit_tensor(size=ctypes.sizeof(_abi.refit_tensor))
-        place = ctypes.c_void_p()
-        entries: dict[str, Entry] = {}
-        names: list[str] = []
-        for index in range(lib.refit_update_count(pointer)):
-            call(lib.refit_update_tensor, pointer, index, ctypes.byref(raw), ctypes.byref(place))
-            name = raw.name.decode()
-            names.append(name)
-            tied = None if raw.alias_of == _NO_ALIAS else names[raw.alias_of]
-            shape = tuple(raw.shape[: raw.rank])
-            entries[name] = Entry(dtypes.by_number(raw.dtype), shape, place.value or 0, tied)
-        return entries
+        self._entries = entries_of(pointer)
 
     # ---- What is in it
 
@@ -196,8 +178,7 @@ class Update(Handle):
             call(lib.refit_update_refuse, pointer, text, int(self._holds(kept)))
 
     def _holds(self, kept: bool | None) -> bool:
-        if kept is None:
-            kept = self.kept
+        kept = self.kept if kept is None else kept
         return not self._lent if kept is None else kept
 
     def _close(self, pointer: int) -> None:
@@ -296,8 +277,7 @@ class Update(Handle):
         if failure is None:
             self.accept()
             return
-        text = str(failure)
-        name = type(failure).__name__
+        text, name = str(failure), type(failure).__name__
         try:
             self.refuse(f"{name}: {text}" if text else name)
         except RefitError as why:
@@ -309,12 +289,11 @@ class Update(Handle):
         forgotten = not self._decided and self._process == os.getpid()
         super().__del__()
         if forgotten:
-            warnings.warn(
+            text = (
                 f"version {self._version} was dropped undecided, so the trainer hears that it is "
-                "refused: use it in a block (with update:), which accepts it at its end",
-                ResourceWarning,
-                stacklevel=2,
+                "refused: use it in a block (with update:), which accepts it at its end"
             )
+            warnings.warn(text, ResourceWarning, stacklevel=2)
 
     def __repr__(self) -> str:
         state = "closed" if self.closed else "decided" if self._decided else "open"

@@ -11,12 +11,16 @@ Nobody writes to the memory.
 import ctypes
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
-from refit import _buffers, _kept, dtypes
+from refit import _abi, _buffers, _kept, dtypes
+from refit._library import call, lib
 from refit.errors import InvalidError, UnsupportedError
 
 if TYPE_CHECKING:
     from numpy import ndarray
     from torch import Tensor
+
+
+_NO_ALIAS = 0xFFFFFFFF
 
 
 class Entry(NamedTuple):
@@ -26,6 +30,22 @@ class Entry(NamedTuple):
     shape: tuple[int, ...]
     pointer: int
     alias_of: str | None
+
+
+def entries_of(update: int) -> dict[str, Entry]:
+    """What the update of the C library has, by name, in the trainer's order."""
+    raw = _abi.refit_tensor(size=ctypes.sizeof(_abi.refit_tensor))
+    place = ctypes.c_void_p()
+    entries: dict[str, Entry] = {}
+    names: list[str] = []
+    for index in range(lib.refit_update_count(update)):
+        call(lib.refit_update_tensor, update, index, ctypes.byref(raw), ctypes.byref(place))
+        name = raw.name.decode()
+        names.append(name)
+        tied = None if raw.alias_of == _NO_ALIAS else names[raw.alias_of]
+        shape = tuple(raw.shape[: raw.rank])
+        entries[name] = Entry(dtypes.by_number(raw.dtype), shape, place.value or 0, tied)
+    return entries
 
 
 class Owner(Protocol):
