@@ -69,7 +69,8 @@ def test_two_hundred_cycles_take_no_memory_descriptors_or_threads() -> None:
         kernel_threads = len(psutil.Process().threads())
         for _ in range(200):
             cycle()
-        assert resident_bytes() - taken < 6 * MIB
+        # The C heap alone goes up and down by some of these 2 MiB tensors; one kept a cycle is 400.
+        assert resident_bytes() - taken < 16 * MIB
         assert descriptors() == files
         assert threading.active_count() == threads
         assert len(psutil.Process().threads()) == kernel_threads
