@@ -1,6 +1,7 @@
 """Memory is really given back, and hundreds of cycles take no more than the first."""
 
 import gc
+import statistics
 import threading
 from pathlib import Path
 
@@ -65,12 +66,17 @@ def test_two_hundred_cycles_take_no_memory_descriptors_or_threads() -> None:
 
         for _ in range(20):
             cycle()
-        taken, files, threads = resident_bytes(), descriptors(), threading.active_count()
+        files, threads = descriptors(), threading.active_count()
         kernel_threads = len(psutil.Process().threads())
-        for _ in range(200):
-            cycle()
-        # The C heap alone goes up and down by some of these 2 MiB tensors; one kept a cycle is 400.
-        assert resident_bytes() - taken < 16 * MIB
+        grown = []
+        for _ in range(5):
+            taken = resident_bytes()
+            for _ in range(40):
+                cycle()
+            grown.append(resident_bytes() - taken)
+        # The C heap takes a step of some of these 2 MiB tensors now and then, a leak each time: one
+        # kept a cycle is 80 MiB.
+        assert statistics.median(grown) < 4 * MIB
         assert descriptors() == files
         assert threading.active_count() == threads
         assert len(psutil.Process().threads()) == kernel_threads
