@@ -25,7 +25,7 @@ typedef struct cli_command {
     int (*run)(int count, char **arguments);
 } cli_command;
 
-extern const cli_command cli_publish, cli_subscribe, cli_config, cli_bench, cli_version;
+extern const cli_command cli_publish, cli_subscribe, cli_keygen, cli_config, cli_bench, cli_version;
 
 /* One line on stderr, "refit: ...", control characters shown as '?'; returns `status`. */
 int cli_complain(int status, const char *format, ...) REFIT_PRINTF(2, 3);

@@ -12,8 +12,8 @@
 
 #include "cli.h"
 
-static const cli_command *const commands[] = {&cli_publish, &cli_subscribe, &cli_config, &cli_bench,
-                                              &cli_version};
+static const cli_command *const commands[] = {&cli_publish, &cli_subscribe, &cli_keygen,
+                                              &cli_config,  &cli_bench,     &cli_version};
 #define COMMANDS (sizeof commands / sizeof commands[0])
 
 static void print_help(FILE *out)

@@ -18,10 +18,14 @@
 
 #include "base/alloc.h"
 #include "base/checked.h"
+#include "base/clock.h"
 #include "base/log.h"
 #include "base/random.h"
 #include "broadcast/context.h"
+#include "broadcast/curve.h"
 #include "broadcast/endpoint.h"
+#include "broadcast/gate.h"
+#include "broadcast/handshake.h"
 #include "broadcast/ipc.h"
 
 /* Between two ends in one process (inproc) a message changes threads inside libzmq, which is not
@@ -49,7 +53,10 @@ struct rft_channel {
     void *context;
     void *socket;
     bool router;
-    bool full; /* a DEALER that took no message: the next poll ends when it has room, too */
+    bool full;      /* a DEALER that took no message: the next poll ends when it has room, too */
+    bool keys;      /* CURVE */
+    rft_gate *gate; /* of a ROUTER with keys */
+    rft_handshake handshake; /* of a DEALER */
     rft_ipc ipc;
     rft_endpoint asked;
     char endpoint[RFT_ENDPOINT_BYTES + 16]; /* as bound */
@@ -120,6 +127,24 @@ static bool options_of_kind(const rft_channel *channel)
 
 /* ---- Opening and closing */
 
+/* inproc has no handshake: both ends are this process. */
+static bool wants_keys(const rft_channel *channel, const refit_config *config)
+{
+    return config->security_key[0] != '\0' && channel->asked.transport != RFT_TRANSPORT_INPROC;
+}
+
+static refit_status keys_open(rft_channel *channel, const refit_config *config, refit_error *error)
+{
+    channel->keys = wants_keys(channel, config);
+    if (!channel->keys) return REFIT_OK;
+    if (!channel->router) return rft_curve_join(channel->socket, config, error);
+    RFT_REFUSE_IF(config->security_allow[0] == '\0', error, REFIT_ERR_CONFIG,
+                  "security.key is set but security.allow is not: a trainer with keys needs the "
+                  "folder of its workers' public ones");
+    RFT_TRY(rft_gate_open(channel->context, config->security_allow, &channel->gate, error));
+    return rft_curve_serve(channel->socket, config, rft_gate_domain(channel->gate), error);
+}
+
 static refit_status socket_open(rft_channel *channel, const refit_config *config,
                                 refit_error *error)
 {
@@ -145,6 +170,11 @@ static refit_status channel_open(const char *endpoint, bool router, const refit_
     refit_status status = rft_endpoint_parse(endpoint, &channel->asked, error);
     if (status == REFIT_OK) status = rft_context_acquire(&channel->context, error);
     if (status == REFIT_OK) status = socket_open(channel, config, error);
+    if (status == REFIT_OK) status = keys_open(channel, config, error);
+    if (status == REFIT_OK && !router) {
+        status = rft_handshake_open(&channel->handshake, channel->context, channel->socket,
+                                    channel->keys, error);
+    }
     if (status == REFIT_OK) {
         *out = channel;
     } else {
@@ -179,11 +209,14 @@ static refit_status ipc_listen(rft_channel *channel, refit_error *error)
 static refit_status channel_listen(rft_channel *channel, const refit_config *config,
                                    refit_error *error)
 {
-    RFT_REFUSE_IF(!channel->asked.local && !config->broadcast_insecure, error, REFIT_ERR_SECURITY,
-                  "endpoint %s can be reached from beyond this host and has no keys: bind a "
-                  "loopback address or an ipc path, or set broadcast.insecure: true",
-                  channel->asked.text);
-    if (!channel->asked.local) {
+    bool open = !channel->asked.local && !channel->keys;
+    RFT_REFUSE_IF(
+        open && !config->broadcast_insecure, error, REFIT_ERR_SECURITY,
+        "endpoint %.80s can be reached from beyond this host and has no keys: set "
+        "security.key and security.allow (refit keygen), or bind a loopback address or an "
+        "ipc path, or set broadcast.insecure: true",
+        channel->asked.text);
+    if (open) {
         rft_log(REFIT_LOG_WARNING, "%s is open to the network, without keys (broadcast.insecure)",
                 channel->asked.text);
     }
@@ -256,7 +289,9 @@ void rft_channel_close(rft_channel *channel)
     for (int i = 0; i < PARTS_MOST; i++) {
         zmq_msg_close(&channel->parts[i]);
     }
+    rft_handshake_close(&channel->handshake, channel->socket);
     if (channel->socket != NULL) zmq_close(channel->socket);
+    rft_gate_close(channel->gate);
     rft_ipc_close(&channel->ipc);
     if (channel->context != NULL) rft_context_release(channel->context);
     rft_free(channel);
@@ -267,17 +302,61 @@ const char *rft_channel_endpoint(const rft_channel *channel)
     return channel->endpoint;
 }
 
+rft_allow_list *rft_channel_allow_list(const rft_channel *channel)
+{
+    return channel->gate == NULL ? NULL : rft_gate_list(channel->gate);
+}
+
+void rft_channel_watch_keys(rft_channel *channel, int waker)
+{
+    if (channel->gate != NULL) rft_gate_set_waker(channel->gate, waker);
+}
+
+refit_status rft_channel_take_failure(rft_channel *channel, refit_error *why)
+{
+    return rft_handshake_take(&channel->handshake, why);
+}
+
 /* ---- Messages */
+
+/* ZeroMQ has given up on the other side: from the beginning. */
+static void connect_anew(rft_channel *channel)
+{
+    (void)zmq_disconnect(channel->socket, channel->asked.text);
+    if (zmq_connect(channel->socket, channel->asked.text) != 0) {
+        rft_log(REFIT_LOG_WARNING, "%s could not be connected to again: %s", channel->asked.text,
+                TEXT_OF(zmq_errno()));
+    }
+}
+
+/* Until what was waited for is there, ZeroMQ has news of a connection, or it is time to connect
+ * anew. Returns whether something is there for the caller. */
+static bool poll_once(rft_channel *channel, int wake_fd, int64_t deadline)
+{
+    rft_handshake *handshake = &channel->handshake;
+    short room = channel->full ? ZMQ_POLLOUT : 0;
+    zmq_pollitem_t items[3] = {{.socket = channel->socket, .events = (short)(ZMQ_POLLIN | room)}};
+    int count = 1;
+    if (wake_fd >= 0) items[count++] = (zmq_pollitem_t){.fd = wake_fd, .events = ZMQ_POLLIN};
+    int caller = count;
+    if (handshake->ear != NULL) {
+        items[count++] = (zmq_pollitem_t){.socket = handshake->ear, .events = ZMQ_POLLIN};
+        if (handshake->retry_at < deadline) deadline = handshake->retry_at;
+    }
+    int failed = zmq_poll(items, count, rft_ms_until(deadline)) < 0;
+    if ((items[0].revents & ZMQ_POLLOUT) != 0) channel->full = false;
+    bool there = failed || items[0].revents != 0 || (caller > 1 && items[1].revents != 0);
+    if (handshake->ear == NULL) return there;
+    rft_handshake_hear(handshake, rft_now());
+    if (rft_handshake_is_due(handshake, rft_now())) connect_anew(channel);
+    return there || handshake->why.status != REFIT_OK;
+}
 
 void rft_channel_poll(rft_channel *channel, int wake_fd, int timeout_ms)
 {
-    short room = channel->full ? ZMQ_POLLOUT : 0;
-    zmq_pollitem_t items[] = {
-        {.socket = channel->socket, .events = (short)(ZMQ_POLLIN | room)},
-        {.fd = wake_fd, .events = ZMQ_POLLIN},
-    };
-    (void)zmq_poll(items, wake_fd < 0 ? 1 : 2, timeout_ms);
-    if ((items[0].revents & ZMQ_POLLOUT) != 0) channel->full = false;
+    int64_t deadline = rft_deadline((uint32_t)timeout_ms);
+    while (!poll_once(channel, wake_fd, deadline) && rft_now() < deadline)
+        continue;
 }
 
 /* Reads all parts of one message, keeps the first `PARTS_MOST`, and gives their number. */
@@ -314,6 +393,13 @@ static bool sender_read(rft_channel *channel, rft_peer_id *from)
     return true;
 }
 
+/* Of a part that came through the connection: ZeroMQ 4.3 may lose what it knows of the first. */
+static void key_read(zmq_msg_t *part, rft_peer_id *from)
+{
+    const char *user = zmq_msg_gets(part, "User-Id");
+    if (user != NULL && strlen(user) == RFT_KEY_CHARS) strcpy(from->key, user);
+}
+
 refit_status rft_channel_receive(rft_channel *channel, rft_envelope *out, refit_error *error)
 {
     uint32_t count = 0, head = channel->router ? 1 : 0;
@@ -321,6 +407,7 @@ refit_status rft_channel_receive(rft_channel *channel, rft_envelope *out, refit_
     memset(out, 0, sizeof *out);
     RFT_REFUSE_IF(channel->router && !sender_read(channel, &out->from), error, REFIT_ERR_PROTOCOL,
                   "a peer chose an id of more than %d bytes", RFT_PEER_ID_BYTES);
+    if (channel->gate != NULL && count > head) key_read(&channel->parts[head], &out->from);
     RFT_REFUSE_IF(count <= head || count > head + 2, error, REFIT_ERR_PROTOCOL,
                   "a message of %u parts instead of one or two", count - head);
     out->message = part_view(&channel->parts[head]);

@@ -14,16 +14,19 @@
 #include <refit/config.h>
 
 #include "broadcast/pending.h"
+#include "trust/allow_list.h"
 #include "wire/bytes.h"
 
 typedef struct rft_channel rft_channel;
 
 #define RFT_PEER_ID_BYTES 8
 
-/* Who a ROUTER's message came from and goes to: ZeroMQ's routing id, at most 8 bytes of it. */
+/* Who a ROUTER's message came from and goes to: ZeroMQ's routing id, at most 8 bytes of it, and the
+ * public key that its connection was opened with. */
 typedef struct rft_peer_id {
     unsigned char bytes[RFT_PEER_ID_BYTES];
     uint8_t count;
+    char key[RFT_KEY_TEXT]; /* empty: the channel uses no keys */
 } rft_peer_id;
 
 /* A payload sent without copying. `pending` is raised now and lowered when the transport no longer
@@ -41,9 +44,10 @@ typedef struct rft_envelope {
     rft_view payload; /* no bytes if there was none */
 } rft_envelope;
 
-/* Binds or connects. For publishers: refuses addresses beyond this host unless broadcast.insecure,
- * and an ipc path that a living process holds. REFIT_ERR_BUSY, _INVALID, _SECURITY, _EXISTS (a file
- * that is no socket), _HOST_MEMORY, _SYSTEM. */
+/* Binds or connects, with keys if security.key is set. For publishers: refuses addresses beyond
+ * this host that have no keys, unless broadcast.insecure, and an ipc path that a living process
+ * holds. REFIT_ERR_BUSY, _INVALID, _SECURITY, _EXISTS (a file that is no socket), _HOST_MEMORY,
+ * _SYSTEM; with keys _CONFIG, _IO, _UNSUPPORTED. */
 refit_status rft_channel_bind(const char *endpoint, const refit_config *config, rft_channel **out,
                               refit_error *error);
 refit_status rft_channel_connect(const char *endpoint, const refit_config *config,
@@ -56,19 +60,29 @@ void rft_channel_close(rft_channel *channel);
 /* As bound: with the port that was found. Borrowed. */
 const char *rft_channel_endpoint(const rft_channel *channel);
 
+/* Whose keys may come in; NULL: the channel uses none (nor does any by inproc). Borrowed. */
+rft_allow_list *rft_channel_allow_list(const rft_channel *channel);
+/* This waker (of waker.h) is set whenever that list has another edition. */
+void rft_channel_watch_keys(rft_channel *channel, int waker);
+
+/* On a DEALER: why the last handshake failed, once (see handshake.h); REFIT_OK: none has. */
+refit_status rft_channel_take_failure(rft_channel *channel, refit_error *why);
+
 /* Waits until a message is there, `wake_fd` is readable, a DEALER whose last send was BUSY has room
- * again, or the timeout passed. */
+ * again or whose handshake failed, or the timeout (0 or more) passed. A DEALER connects anew here
+ * where ZeroMQ has given up. */
 void rft_channel_poll(rft_channel *channel, int wake_fd, int timeout_ms);
 
 /* REFIT_OK, REFIT_ERR_TIMEOUT (none there, nothing is written), or REFIT_ERR_PROTOCOL for one with
  * a wrong number of parts or too long an id (`from` is filled in, empty for the latter). */
 refit_status rft_channel_receive(rft_channel *channel, rft_envelope *out, refit_error *error);
 
+/* Whether they are the same connection. */
+bool rft_peer_id_equal(const rft_peer_id *a, const rft_peer_id *b);
+
 /* `to` is NULL on a DEALER; `payload` may be NULL. REFIT_ERR_BUSY: its queue is full, try later.
  * REFIT_ERR_PEER: nobody there by that id. */
 refit_status rft_channel_send(rft_channel *channel, const rft_peer_id *to, rft_view message,
                               const rft_payload *payload, refit_error *error);
-
-bool rft_peer_id_equal(const rft_peer_id *a, const rft_peer_id *b);
 
 #endif

@@ -5,9 +5,9 @@
  * for the workers come out in `outbox`, frames are picked one at a time, and the state can be read.
  * No socket, no clock, no thread: all of it is guarded by the lock of whoever owns the hub.
  *
- * hub.c has the workers (offers, evictions, turns), hub_join.c how they come and go, hub_answer.c
- * what else they say, hub_send.c what they are told, and round.c one version from begin to its end;
- * its states are drawn there.
+ * hub.c has the workers (offers, evictions, turns), hub_join.c how they come and go, hub_keys.c
+ * whose keys still count, hub_answer.c what else they say, hub_send.c what they are told, and
+ * round.c one version from begin to its end; its states are drawn there.
  */
 #ifndef RFT_HUB_H
 #define RFT_HUB_H
@@ -57,6 +57,8 @@ typedef struct rft_hub_counts {
 typedef struct rft_hub {
     const refit_config *config; /* borrowed */
     rft_limits limits;
+    rft_allow_list *allow; /* borrowed; NULL: no keys are asked for */
+    uint64_t keys_edition; /* of allow, at the last look */
     uint64_t epoch;
     uint64_t proof;                     /* what the probe segment holds */
     char probe[RFT_SEGMENT_NAME_BYTES]; /* empty: no shared memory */
@@ -88,6 +90,8 @@ void rft_hub_unreachable(rft_hub *hub, const rft_peer_id *to, refit_status why, 
 void rft_hub_tick(rft_hub *hub, int64_t now);
 /* When tick has something to do at the latest. */
 int64_t rft_hub_tick_at(const rft_hub *hub);
+/* If the allow list has another edition: turns out whose key is no longer in it. */
+void rft_hub_check_keys(rft_hub *hub, int64_t now);
 
 /* The tensors have changed: `store`, which has no version yet, takes the place of the one before.
  */
@@ -152,6 +156,12 @@ void rft_hub_lose(rft_hub *hub, rft_peer *peer, refit_status status, const char 
 void rft_hub_evict(rft_hub *hub, rft_peer *peer, refit_status status, const char *reason);
 /* The worker broke the protocol: counted, and turned out. */
 void rft_hub_break_off(rft_hub *hub, rft_peer *peer, refit_status status, const char *reason);
+/* Whether its key is in the allow list, if there is one. */
+bool rft_hub_admits(const rft_hub *hub, const rft_peer_id *from);
+/* Notes the name of its key. */
+void rft_hub_name_key(const rft_hub *hub, rft_peer *peer);
+/* A message of somebody who is not admitted: not heard; a worker (NULL: none's) is turned out. */
+void rft_hub_turn_away(rft_hub *hub, rft_peer *peer, int64_t now);
 /* `known` is the worker whose connection it came through; NULL: none's. */
 void rft_hub_answer_hello(rft_hub *hub, const rft_peer_id *from, rft_peer *known,
                           const rft_message *hello, int64_t now);

@@ -241,6 +241,10 @@ static void answer_peer(rft_hub *hub, rft_peer *peer, const rft_message *message
 void rft_hub_message(rft_hub *hub, const rft_peer_id *from, const rft_message *message, int64_t now)
 {
     rft_peer *peer = rft_peers_find(&hub->peers, from);
+    if (!rft_hub_admits(hub, from)) {
+        rft_hub_turn_away(hub, peer, now);
+        return;
+    }
     if (message->kind == RFT_HELLO) {
         rft_hub_answer_hello(hub, from, peer, message, now);
     } else if (peer == NULL) {
@@ -254,6 +258,10 @@ void rft_hub_message(rft_hub *hub, const rft_peer_id *from, const rft_message *m
 void rft_hub_garbage(rft_hub *hub, const rft_peer_id *from, const refit_error *why, int64_t now)
 {
     rft_peer *peer = rft_peers_find(&hub->peers, from);
+    if (!rft_hub_admits(hub, from)) {
+        rft_hub_turn_away(hub, peer, now);
+        return;
+    }
     if (peer != NULL) {
         rft_hub_break_off(hub, peer, REFIT_ERR_PROTOCOL, why->text);
         rft_round_evaluate(hub, now);

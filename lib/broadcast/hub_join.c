@@ -10,8 +10,9 @@
  * be told its device a moment after it began to look for the trainer; for good if it is on another
  * GPU.
  *
- * A name stands for one instance at a time. The same instance with a new connection gets its place
- * back, and stays a member of the version under way; another one waits until the place is free.
+ * A name stands for one instance at a time. The same instance with a new connection (and the same
+ * key) gets its place back, and stays a member of the version under way; another one waits until
+ * the place is free.
  */
 #include <stdio.h>
 #include <string.h>
@@ -76,7 +77,8 @@ static rft_peer *admit(rft_hub *hub, const rft_peer_id *from, const rft_message 
 {
     rft_peer *peer = rft_peers_find_name(&hub->peers, hello->as.hello.worker);
     if (peer == NULL) return admit_new(hub, from, hello);
-    if (peer->instance == hello->as.hello.instance) {
+    bool same = peer->instance == hello->as.hello.instance && strcmp(peer->id.key, from->key) == 0;
+    if (same) {
         rft_hub_reset_peer(hub, peer);
         return peer;
     }
@@ -161,6 +163,7 @@ void rft_hub_answer_hello(rft_hub *hub, const rft_peer_id *from, rft_peer *known
     rft_peer *peer = admit(hub, from, hello);
     if (peer == NULL) return;
     peer->id = *from;
+    rft_hub_name_key(hub, peer);
     peer->heard = now;
     peer->window = window_for(hub, hello->as.hello.window);
     note_gpu(peer, hello);
@@ -218,7 +221,8 @@ void rft_hub_answer_join(rft_hub *hub, rft_peer *peer, const rft_message *messag
     peer->gpu = message->as.join.gpu;
     peer->path = rft_hub_path(hub, peer, 0);
     if (peer->gpu) peer->path = REFIT_PATH_CUDA_IPC;
-    rft_log(REFIT_LOG_INFO, "worker %s joins through %s%s%s", peer->name, path_words(peer->path),
+    rft_log(REFIT_LOG_INFO, "worker %s joins through %s%s%s%s%s", peer->name,
+            path_words(peer->path), peer->key_name[0] == '\0' ? "" : ", with key ", peer->key_name,
             reason[0] == '\0' ? "" : ": ", reason);
     rft_hub_send_beat(hub, peer);
     if (rft_hub_is_current(hub, &peer->held)) rft_round_applied(hub, peer);

@@ -50,6 +50,10 @@ static void wait_for_something(rft_listener *listener)
     if (wait_ms > WAIT_MOST_MS) wait_ms = WAIT_MOST_MS;
     rft_channel_poll(listener->channel, listener->desk.wake_fd, wait_ms);
     rft_waker_clear(listener->desk.wake_fd);
+    refit_error why;
+    if (rft_channel_take_failure(listener->channel, &why) != REFIT_OK) {
+        rft_session_shut_out(&listener->session, &why, rft_now());
+    }
 }
 
 static void carry_out_orders(rft_listener *listener)

@@ -48,6 +48,7 @@ typedef struct rft_lend {
 typedef struct rft_peer {
     rft_peer_id id;
     char name[64];
+    char key_name[RFT_KEY_NAME_BYTES]; /* of its key's file; empty: no keys are asked for */
     uint64_t instance;
     bool subscribed; /* it has sent JOIN */
     bool shm;        /* it has proved that it shares memory */

@@ -62,6 +62,8 @@ static refit_status parts_open(refit_publisher *publisher, const char *endpoint,
     RFT_TRY_GOTO(probe_open(publisher, error), undo_waker);
     RFT_TRY_GOTO(rft_channel_bind(endpoint, &publisher->config, &publisher->channel, error),
                  undo_probe);
+    publisher->hub.allow = rft_channel_allow_list(publisher->channel);
+    rft_channel_watch_keys(publisher->channel, publisher->waker);
     RFT_TRY_GOTO(lock_open(publisher, error), undo_channel);
     RFT_TRY_GOTO(rft_thread_start(&publisher->thread, "refit-publish", rft_publisher_serve,
                                   publisher, error),

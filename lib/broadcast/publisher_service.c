@@ -132,6 +132,7 @@ static void tick(refit_publisher *publisher)
 {
     rft_lock(&publisher->lock);
     int64_t now = rft_now();
+    rft_hub_check_keys(&publisher->hub, now);
     if (now >= rft_hub_tick_at(&publisher->hub)) rft_hub_tick(&publisher->hub, now);
     rft_cond_wake_all(&publisher->changed);
     rft_unlock(&publisher->lock);

@@ -207,6 +207,28 @@ void rft_session_put_off(rft_session *session, const char *reason, int64_t now)
     rft_session_disconnect(session, session->config->broadcast_heartbeat_ms, now);
 }
 
+/* A trainer may be started again with other keys while its workers look for it, so one failure ends
+ * nothing. What only may be the keys' fault never does: a tunnel whose far end is away looks alike.
+ */
+void rft_session_shut_out(rft_session *session, const refit_error *why, int64_t now)
+{
+    bool joined = rft_session_is_joined(session);
+    if (session->report.final.status != REFIT_OK) return;
+    char *refusal = session->report.refusal;
+    if (strncmp(refusal, why->text, sizeof session->report.refusal - 1) != 0) {
+        rft_log(REFIT_LOG_WARNING, "worker %s: %s", session->identity->worker, why->text);
+        rft_view_print(rft_view_text(why->text), refusal, sizeof session->report.refusal);
+    }
+    if (joined || why->status != REFIT_ERR_SECURITY) {
+        session->shut_out_since = 0;
+    } else if (session->shut_out_since == 0) {
+        session->shut_out_since = now;
+    } else if (now >= rft_after_ms(session->shut_out_since,
+                                   session->config->broadcast_heartbeat_timeout_ms)) {
+        rft_session_end(session, REFIT_ERR_SECURITY, why->text, now);
+    }
+}
+
 void rft_session_leave(rft_session *session)
 {
     if (rft_session_is_joined(session)) send_bye(session, REFIT_OK, "the worker closed");

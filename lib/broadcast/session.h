@@ -82,6 +82,7 @@ typedef struct rft_session {
     char no_gpu[160]; /* why that device is not named, until the connection ends; empty: it is */
     rft_catalog *catalog;         /* of the last MANIFEST; NULL: none, or it was refused */
     refit_error manifest_failure; /* why it was refused; an OFFER that needs it is answered so */
+    int64_t shut_out_since;       /* the trainer's keys and ours do not fit; 0: they may */
     bool rejoins;                 /* HELLO is said instead of the next beat */
     int64_t next_beat;            /* or the next HELLO */
     int64_t heard;                /* when the publisher last said something */
@@ -115,6 +116,9 @@ void rft_session_release(rft_session *session, int64_t now);
 /* The GPU whose memory may be shared, borrowed until close: it is named from now on. Once. */
 void rft_session_use_device(rft_session *session, refit_device *device, int64_t now);
 
+/* No connection comes about, and why. With REFIT_ERR_SECURITY the session ends once this has been
+ * so for the heartbeat timeout; else it goes on trying. */
+void rft_session_shut_out(rft_session *session, const refit_error *why, int64_t now);
 /* The messages to the publisher could not be sent: the connection counts as lost. */
 void rft_session_lost(rft_session *session, const char *why, int64_t now);
 /* Says goodbye. */

@@ -86,6 +86,7 @@ static void adopt(rft_session *session, const rft_message *welcome, int64_t now)
     session->next_beat = rft_after_ms(now, session->heartbeat_ms);
     session->report.state = RFT_SESSION_JOINING;
     session->report.refusal[0] = '\0';
+    session->shut_out_since = 0;
     rft_catalog_release(session->catalog);
     session->catalog = NULL;
     session->manifest_failure.status = REFIT_OK;

@@ -89,6 +89,24 @@ static refit_status check_broadcast(const refit_config *config, refit_error *err
     return check_commit(config, error);
 }
 
+/* Half of what keys need would look safe and not be. */
+static refit_status check_security(const refit_config *config, refit_error *error)
+{
+    bool key = config->security_key[0] != '\0';
+    bool server = config->security_server_key[0] != '\0';
+    bool allow = config->security_allow[0] != '\0';
+    RFT_REFUSE_IF(!key && server, error, REFIT_ERR_CONFIG,
+                  "security.server_key is set but security.key is not: a worker needs a secret key "
+                  "of its own, too (refit keygen)");
+    RFT_REFUSE_IF(!key && allow, error, REFIT_ERR_CONFIG,
+                  "security.allow is set but security.key is not: a trainer needs a secret key of "
+                  "its own, too (refit keygen)");
+    RFT_REFUSE_IF(key && !server && !allow, error, REFIT_ERR_CONFIG,
+                  "security.key is set alone: a trainer needs security.allow, too, and a worker "
+                  "security.server_key");
+    return REFIT_OK;
+}
+
 refit_status refit_config_check(const refit_config *config, refit_error *error)
 {
     refit_config full;
@@ -97,5 +115,6 @@ refit_status refit_config_check(const refit_config *config, refit_error *error)
         RFT_TRY(rft_option_check(&rft_options[i], &full, error));
     }
     RFT_TRY(check_offload(&full, error));
+    RFT_TRY(check_security(&full, error));
     return check_broadcast(&full, error);
 }

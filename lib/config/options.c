@@ -141,8 +141,8 @@ const rft_option rft_options[] = {
      "auto hashes again what travelled; always also what lies in shared memory, for one more pass "
      "over the bytes in every worker."},
     {"broadcast.insecure", IN(broadcast_insecure), FLAG("false"),
-     "Allow an address beyond this host without keys: anybody who reaches the port can then read "
-     "the weights. Only inside a network that you trust."},
+     "Allow an address beyond this host without keys (security.key): anybody who reaches the port "
+     "can then read the weights. Only inside a network that you trust."},
     {"broadcast.linger_ms", IN(broadcast_linger_ms), RFT_TIME, "500ms", 0, HOUR, "ms",
      "How long a socket that closes still tries to send what it has."},
 
@@ -164,6 +164,18 @@ const rft_option rft_options[] = {
      "Size of all weights of a version: a worker reserves no more."},
     {"limits.window", IN(limits_window), RFT_COUNT, "64", 1, 4096, "frames",
      "Frames that one worker may ask for ahead; a publisher cuts larger wishes to it."},
+
+    {"security.key", IN(security_key), RFT_TEXT, "", 0, LONGEST(security_key), "text",
+     "The file with this side's own secret key, made by refit keygen. With keys (CURVE) all that "
+     "travels is encrypted, and both sides know each other; an address beyond this host needs "
+     "them. inproc uses none."},
+    {"security.server_key", IN(security_server_key), RFT_TEXT, "", 0, LONGEST(security_server_key),
+     "text",
+     "Worker: the file with the trainer's public key. A trainer that does not have its secret half "
+     "is not listened to."},
+    {"security.allow", IN(security_allow), RFT_TEXT, "", 0, LONGEST(security_allow), "text",
+     "Trainer: the folder with the public keys (NAME.public) of the workers that may come in. It "
+     "is looked at all the time: a new file lets one in, a removed one turns one out at once."},
 };
 
 const size_t rft_option_count = sizeof rft_options / sizeof rft_options[0];

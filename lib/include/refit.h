@@ -12,6 +12,7 @@
  *   refit/offload.h      states leave the device and come back
  *   refit/broadcast.h    publisher, subscriber, update
  *   refit/config.h       every choice, from a file, the environment or code
+ *   refit/keys.h         key pairs, for what leaves this host
  *   refit/device.h       where tensors live; streams
  *   refit/arena.h        device memory whose addresses never change
  *   refit/torch.h        PyTorch allocates from it
@@ -72,6 +73,7 @@
 #include <refit/controller.h>
 #include <refit/device.h>
 #include <refit/host.h>
+#include <refit/keys.h>
 #include <refit/offload.h>
 #include <refit/stats.h>
 #include <refit/status.h>

@@ -32,7 +32,7 @@ static const place places[] = {
     {OFFSET(refit_allocator, release, 24)},
     {OFFSET(refit_allocator, user, 32)},
 
-    {SIZE(refit_config, 736)},
+    {SIZE(refit_config, 1504)},
     {OFFSET(refit_config, size, 0)},
     {OFFSET(refit_config, origin, 8)},
     {OFFSET(refit_config, device, 104)},
@@ -82,6 +82,9 @@ static const place places[] = {
     {OFFSET(refit_config, limits_frame_bytes, 712)},
     {OFFSET(refit_config, limits_version_bytes, 720)},
     {OFFSET(refit_config, limits_window, 728)},
+    {OFFSET(refit_config, security_key, 732)},
+    {OFFSET(refit_config, security_server_key, 988)},
+    {OFFSET(refit_config, security_allow, 1244)},
 
     {SIZE(refit_option, 64)},
     {OFFSET(refit_option, size, 0)},

@@ -45,6 +45,9 @@ TOGETHER = {
     "broadcast.commit": {"broadcast.quorum": 2},
     "limits.frame_bytes": {"broadcast.frame_bytes": 1 << 20},
     "limits.manifest_bytes": {"limits.version_bytes": 1 << 30},
+    "security.key": {"security.allow": "keys"},
+    "security.server_key": {"security.key": "mine.secret"},
+    "security.allow": {"security.key": "mine.secret"},
 }
 
 

@@ -7,12 +7,13 @@ import struct
 import sys
 import threading
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from broadcasting import LOCAL, PATIENCE, WorkerThread, both, pair
+from broadcasting import LOCAL, PATIENCE, WorkerThread, both, contents, pair
 from refit import _abi, _devices, dtypes
 from refit._library import call as call_c
 from refit._library import lib
@@ -31,6 +32,7 @@ from refit.errors import (
     StateError,
     UnsupportedError,
 )
+from refit.keys import keygen
 from refit.manifest import Alias, TensorSpec, Typed
 from refit.publisher import Publisher
 from refit.source import Weight, weight_of
@@ -816,3 +818,53 @@ def test_a_close_that_ctrl_c_cut_short_is_not_done_twice_trap_12(
     assert one.closed
     del one
     assert len(freed) == 1
+
+
+# ---- Keys
+
+
+def keyed(folder: Path) -> tuple[dict[str, str], dict[str, str]]:
+    """Options of a trainer and of a worker that it allows."""
+    trainer, worker = keygen(folder, "trainer"), keygen(folder / "allow", "w0")
+    return (
+        {"security_key": str(trainer.secret), "security_allow": str(folder / "allow")},
+        {"security_key": str(worker.secret), "security_server_key": str(trainer.public)},
+    )
+
+
+def test_with_keys_a_version_reaches_a_worker_until_its_file_is_gone(tmp_path: Path) -> None:
+    ours, theirs = keyed(tmp_path)
+    with (
+        Publisher(LOCAL, **ours) as publisher,
+        WorkerThread(publisher.endpoint, contents, **theirs) as worker,
+    ):
+        publisher.wait_workers(1, PATIENCE)
+        publisher.publish(ONE)
+        assert worker.seen == [{"w": ONE["w"].tobytes()}]
+        other = keygen(tmp_path / "allow", "w1")
+        with Subscriber(publisher.endpoint, **{**theirs, "security_key": other.secret}) as second:
+            publisher.wait_workers(2, PATIENCE)
+            other.public.unlink()
+            with pytest.raises(SecurityError, match=r"w1.*security\.allow"):
+                second.next(PATIENCE)
+        assert publisher.publish(ONE) == 2
+        assert len(worker.seen) == 2
+
+
+def test_a_worker_whose_key_is_not_allowed_is_told(tmp_path: Path) -> None:
+    ours, theirs = keyed(tmp_path)
+    theirs["security_key"] = str(keygen(tmp_path, "stranger").secret)
+    soon = {"broadcast_heartbeat_ms": 50, "broadcast_heartbeat_timeout_ms": 300}
+    with (
+        Publisher(LOCAL, **ours) as publisher,
+        Subscriber(publisher.endpoint, **theirs, **soon) as subscriber,
+        pytest.raises(SecurityError, match="does not allow this worker's key"),
+    ):
+        subscriber.next(PATIENCE)
+
+
+def test_a_secret_that_others_can_read_is_refused(tmp_path: Path) -> None:
+    ours, _ = keyed(tmp_path)
+    Path(ours["security_key"]).chmod(0o644)
+    with pytest.raises(SecurityError, match="chmod 600"):
+        Publisher(LOCAL, **ours)

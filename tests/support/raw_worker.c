@@ -14,9 +14,16 @@
 
 void raw_worker_open(raw_worker *worker, const char *endpoint, const char *name, bool shm)
 {
+    refit_config config = quick_config();
+    raw_worker_open_as(worker, endpoint, name, shm, &config);
+}
+
+void raw_worker_open_as(raw_worker *worker, const char *endpoint, const char *name, bool shm,
+                        const refit_config *config)
+{
     static uint64_t instances;
     memset(worker, 0, sizeof *worker);
-    worker->config = quick_config();
+    worker->config = *config;
     worker->limits = rft_limits_from(&worker->config);
     strcpy(worker->name, name);
     worker->instance = ++instances;

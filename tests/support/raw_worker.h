@@ -47,6 +47,9 @@ typedef struct raw_worker {
 
 /* Connects; nothing is said yet. */
 void raw_worker_open(raw_worker *worker, const char *endpoint, const char *name, bool shm);
+/* Likewise, with another configuration than quick_config. */
+void raw_worker_open_as(raw_worker *worker, const char *endpoint, const char *name, bool shm,
+                        const refit_config *config);
 /* Without a word, like a process that was killed. */
 void raw_worker_close(raw_worker *worker);
 

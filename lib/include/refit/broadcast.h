@@ -92,12 +92,13 @@ typedef struct refit_tensor {
 
 /*
  * Binds `endpoint` (NULL: broadcast.endpoint of `config`): "tcp://127.0.0.1:0" (0: any free port),
- * "ipc:///run/refit.sock", "inproc://name". Any address beyond this host needs
- * broadcast.insecure: true. `config` may be NULL; it is copied. One thread at a time uses a
- * publisher, but for what is marked "any thread". REFIT_ERR_BUSY (somebody else has the endpoint),
- * REFIT_ERR_EXISTS (a file that is no socket has the place of an ipc:// endpoint),
- * REFIT_ERR_SECURITY, REFIT_ERR_CONFIG, REFIT_ERR_INVALID, REFIT_ERR_HOST_MEMORY, REFIT_ERR_SYSTEM.
- * Since 0.1.
+ * "ipc:///run/refit.sock", "inproc://name". Any address beyond this host needs keys
+ * (security.key and security.allow; see refit/keys.h) or broadcast.insecure: true. `config` may be
+ * NULL; it is copied. One thread at a time uses a publisher, but for what is marked "any thread".
+ * REFIT_ERR_BUSY (somebody else has the endpoint), REFIT_ERR_EXISTS (a file that is no socket has
+ * the place of an ipc:// endpoint), REFIT_ERR_SECURITY, REFIT_ERR_CONFIG, REFIT_ERR_INVALID,
+ * REFIT_ERR_IO (a key file), REFIT_ERR_UNSUPPORTED (no CURVE), REFIT_ERR_HOST_MEMORY,
+ * REFIT_ERR_SYSTEM. Since 0.1.
  */
 REFIT_API REFIT_MUST_CHECK refit_status refit_publisher_open(const char *endpoint,
                                                              const refit_config *config,
@@ -280,8 +281,10 @@ REFIT_API REFIT_MUST_CHECK refit_status refit_publisher_stats(refit_publisher *p
 /*
  * Starts to subscribe at `endpoint` (NULL: broadcast.endpoint). Returns at once, whether or not the
  * trainer is there; it is looked for until close. `config` may be NULL; it is copied. One thread at
- * a time uses a subscriber, but for what is marked "any thread". REFIT_ERR_INVALID,
- * REFIT_ERR_CONFIG, REFIT_ERR_SYSTEM. Since 0.1.
+ * a time uses a subscriber, but for what is marked "any thread". With security.key the trainer's
+ * keys are checked whenever it is found: see refit_subscriber_next. REFIT_ERR_INVALID,
+ * REFIT_ERR_CONFIG, REFIT_ERR_SECURITY, REFIT_ERR_IO (a key file), REFIT_ERR_UNSUPPORTED (no
+ * CURVE), REFIT_ERR_SYSTEM. Since 0.1.
  */
 REFIT_API REFIT_MUST_CHECK refit_status refit_subscriber_open(const char *endpoint,
                                                               const refit_config *config,
@@ -310,8 +313,11 @@ REFIT_API REFIT_MUST_CHECK refit_status refit_subscriber_use_device(refit_subscr
  * Waits for the next committed version and gives it as an update that the caller closes. One update
  * is open at a time (REFIT_ERR_STATE otherwise). REFIT_ERR_TIMEOUT: nothing new yet; the sentence
  * says whether there is a trainer. REFIT_ERR_SECURITY, REFIT_ERR_PROTOCOL: the trainer refused this
- * worker for good. REFIT_ERR_SYSTEM: broadcast.shm is require and its memory cannot be shared.
- * With broadcast.gpu: require, REFIT_ERR_STATE before refit_subscriber_use_device,
+ * worker for good: its key was taken back, or for broadcast.heartbeat_timeout_ms the trainer has
+ * not allowed it, or one of the two has keys and the other none. Where something may only be in
+ * between, and with a wrong security.server_key, it is REFIT_ERR_TIMEOUT, and the sentence says
+ * that the handshake failed. REFIT_ERR_SYSTEM: broadcast.shm is require and its memory cannot be
+ * shared. With broadcast.gpu: require, REFIT_ERR_STATE before refit_subscriber_use_device,
  * REFIT_ERR_UNSUPPORTED if the trainer is on another GPU, and what the device says if its memory
  * cannot be mapped.
  * REFIT_ERR_CANCELLED after refit_subscriber_wake. A version that was not taken before the trainer

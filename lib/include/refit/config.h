@@ -132,6 +132,11 @@ typedef struct refit_config {
     uint64_t limits_frame_bytes;
     uint64_t limits_version_bytes;
     uint32_t limits_window;
+
+    /* security.* : keys (refit/keys.h); none of them is set where no keys are used */
+    char security_key[256];        /* file with the own secret key */
+    char security_server_key[256]; /* worker: file with the trainer's public key */
+    char security_allow[256];      /* trainer: folder with the workers' public keys */
 } refit_config;
 
 /*

@@ -44,6 +44,7 @@ if TYPE_CHECKING:
     from refit.config import Config, load_config
     from refit.controller import Controller
     from refit.device import Device
+    from refit.keys import keygen
     from refit.lockstep import LockstepError
     from refit.manifest import Alias, TensorSpec, Typed
     from refit.memory_pool import MemPool, mem_pool
@@ -101,6 +102,7 @@ __all__ = [
     "View",
     "Worker",
     "__version__",
+    "keygen",
     "load_config",
     "mem_pool",
     "named_weights",
@@ -126,6 +128,7 @@ _PLACES = {
     "Update": "refit.update",
     "View": "refit.view",
     "Worker": "refit.worker",
+    "keygen": "refit.keys",
     "load_config": "refit.config",
     "mem_pool": "refit.memory_pool",
     "named_weights": "refit.weights",

@@ -172,6 +172,9 @@ class refit_config(Structure):
         ("limits_frame_bytes", c_uint64),
         ("limits_version_bytes", c_uint64),
         ("limits_window", c_uint32),
+        ("security_key", c_char * 256),
+        ("security_server_key", c_char * 256),
+        ("security_allow", c_char * 256),
     ]
 
 
@@ -928,6 +931,12 @@ PROTOTYPES: Final[dict[str, tuple[Any, list[Any]]]] = {
         refit_log_fn,
         c_void_p,
         c_int,
+    ]),
+    "refit_keys_generate": (c_int, [
+        c_char_p,
+        c_char_p,
+        c_int,
+        POINTER(refit_error),
     ]),
     "refit_torch_attach": (c_int, [
         c_void_p,

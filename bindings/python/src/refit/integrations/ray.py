@@ -40,8 +40,8 @@ HERE = "tcp://127.0.0.1:0"
 def node_endpoint() -> str:
     """An endpoint that other nodes reach: this node's address and any free port.
 
-    Beyond one node ``broadcast.insecure: true`` is needed: only in a network that you trust. Does
-    not block. Since 0.1.
+    Beyond one node keys are needed (``security.key``), or ``broadcast.insecure: true``, only in a
+    network that you trust. Does not block. Since 0.1.
     """
     return f"tcp://{get_node_ip_address()}:0"
 

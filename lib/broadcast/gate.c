@@ -1,0 +1,372 @@
+/*
+ * The doorkeeper: one thread that answers ZAP (ZeroMQ's RFC 27) for every publisher of the process,
+ * since a context has one place to ask. It starts with the first gate and ends with the last.
+ *
+ *     ZeroMQ ── domain, key ──► doorkeeper ── 200, the key as User-Id; or 400 ──► ZeroMQ
+ *                                  │ every LOOK_MS, and for each question about a known key
+ *                                  ▼
+ *                               allow list ── another edition ──► the publisher's waker
+ *
+ * A question about an unknown key makes it look at the folder, too, but not more often than every
+ * LOOK_FRESH_MS: strangers must not keep the disk busy. Two locks: `turn` is held while the
+ * doorkeeper starts or ends, `guard` while the gates are read or changed.
+ */
+#include "broadcast/gate.h"
+
+#include <errno.h>
+#include <inttypes.h>
+#include <stdatomic.h>
+#include <stdio.h>
+#include <string.h>
+#include <unistd.h>
+
+#include <zmq.h>
+
+#include "base/alloc.h"
+#include "base/clock.h"
+#include "base/log.h"
+#include "base/random.h"
+#include "base/thread.h"
+#include "broadcast/waker.h"
+
+#define ZAP_PLACE     "inproc://zeromq.zap.01"
+#define LOOK_MS       200
+#define LOOK_FRESH_MS 50
+#define LOG_MS        1000 /* a stranger who knocks is not written down more often */
+#define DOMAIN_BYTES  32
+
+struct rft_gate {
+    rft_allow_list *list;
+    char domain[DOMAIN_BYTES];
+    int waker;        /* guarded by guard */
+    uint64_t edition; /* the doorkeeper's: of the list when the waker was last set */
+    int64_t looked;   /* the doorkeeper's */
+    int64_t logged;   /* the doorkeeper's */
+    rft_gate *next;   /* guarded by guard */
+};
+
+static rft_mutex turn = PTHREAD_MUTEX_INITIALIZER;
+static rft_mutex guard = PTHREAD_MUTEX_INITIALIZER;
+static rft_gate *gates; /* guarded by guard */
+
+/* From start to end it belongs to its thread. A child of a fork has none of it. */
+static struct doorkeeper {
+    void *socket;
+    int waker;
+    rft_thread thread;
+    atomic_bool ends;
+    pid_t process;  /* guarded by turn */
+    uint32_t gates; /* guarded by turn */
+} doorkeeper;
+
+/* ---- A question */
+
+typedef struct question {
+    unsigned char id[256];
+    size_t id_bytes;
+    char domain[DOMAIN_BYTES];
+    char address[64];
+    char mechanism[8];
+    rft_key key;
+    bool whole; /* six frames of the right version, and a key behind them */
+} question;
+
+static void take_text(zmq_msg_t *part, char *text, size_t room)
+{
+    size_t count = zmq_msg_size(part);
+    if (count >= room) count = 0;
+    memcpy(text, zmq_msg_data(part), count);
+    text[count] = '\0';
+}
+
+/* The frames: version, id, domain, address, routing id, mechanism, key. */
+static void take_part(question *asked, uint32_t at, zmq_msg_t *part)
+{
+    char version[4];
+    size_t count = zmq_msg_size(part);
+    switch (at) {
+    case 0:
+        take_text(part, version, sizeof version);
+        asked->whole = strcmp(version, "1.0") == 0;
+        break;
+    case 1:
+        asked->id_bytes = count <= sizeof asked->id ? count : 0;
+        memcpy(asked->id, zmq_msg_data(part), asked->id_bytes);
+        break;
+    case 2: take_text(part, asked->domain, sizeof asked->domain); break;
+    case 3: take_text(part, asked->address, sizeof asked->address); break;
+    case 5: take_text(part, asked->mechanism, sizeof asked->mechanism); break;
+    case 6:
+        asked->whole = asked->whole && count == RFT_KEY_BYTES;
+        if (asked->whole) memcpy(asked->key.bytes, zmq_msg_data(part), RFT_KEY_BYTES);
+        break;
+    default: break;
+    }
+}
+
+/* False: there is none. */
+static bool hear_question(void *socket, question *asked)
+{
+    zmq_msg_t part;
+    uint32_t count = 0;
+    bool more = true;
+    memset(asked, 0, sizeof *asked);
+    zmq_msg_init(&part);
+    for (; more; count++) {
+        if (zmq_msg_recv(&part, socket, ZMQ_DONTWAIT) < 0) break;
+        take_part(asked, count, &part);
+        more = zmq_msg_more(&part) != 0;
+    }
+    zmq_msg_close(&part);
+    asked->whole = asked->whole && count == 7 && strcmp(asked->mechanism, "CURVE") == 0;
+    return count > 0 && !more;
+}
+
+static void answer(void *socket, const question *asked, bool admitted, const char *user)
+{
+    const struct {
+        const void *bytes;
+        size_t count;
+    } parts[] = {
+        {"1.0", 3},
+        {asked->id, asked->id_bytes},
+        {admitted ? "200" : "400", 3},
+        {admitted ? "OK" : "not allowed", admitted ? 2 : 11},
+        {user, admitted ? strlen(user) : 0},
+        {"", 0},
+    };
+    const size_t last = sizeof parts / sizeof parts[0] - 1;
+    for (size_t i = 0; i <= last; i++) {
+        int flags = ZMQ_DONTWAIT | (i < last ? ZMQ_SNDMORE : 0);
+        (void)zmq_send(socket, parts[i].bytes, parts[i].count, flags);
+    }
+}
+
+/* ---- The gates */
+
+/* Called with guard held. */
+static void look(rft_gate *gate)
+{
+    rft_allow_list_refresh(gate->list);
+    gate->looked = rft_now();
+    uint64_t edition = rft_allow_list_edition(gate->list);
+    if (edition != gate->edition && gate->waker >= 0) rft_waker_set(gate->waker);
+    gate->edition = edition;
+}
+
+static bool looked_within(const rft_gate *gate, uint32_t ms)
+{
+    return rft_now() < rft_after_ms(gate->looked, ms);
+}
+
+/* Called with guard held. */
+static bool admits(rft_gate *gate, const question *asked, const char *user)
+{
+    char name[RFT_KEY_NAME_BYTES];
+    bool known = rft_allow_list_has(gate->list, user, NULL);
+    if (known || !looked_within(gate, LOOK_FRESH_MS)) look(gate);
+    if (rft_allow_list_has(gate->list, user, name)) {
+        rft_log(REFIT_LOG_INFO, "key %s comes in from %s", name, asked->address);
+        return true;
+    }
+    if (rft_now() >= gate->logged) {
+        rft_log(REFIT_LOG_WARNING, "a key that is not in security.allow is refused: %s, from %s",
+                user, asked->address);
+        gate->logged = rft_deadline(LOG_MS);
+    }
+    return false;
+}
+
+static void answer_question(struct doorkeeper *keeper, const question *asked)
+{
+    char user[RFT_KEY_TEXT];
+    bool admitted = false;
+    rft_key_print(&asked->key, user);
+    rft_lock(&guard);
+    for (rft_gate *gate = asked->whole ? gates : NULL; gate != NULL; gate = gate->next) {
+        if (strcmp(gate->domain, asked->domain) == 0) admitted = admits(gate, asked, user);
+    }
+    rft_unlock(&guard);
+    answer(keeper->socket, asked, admitted, user);
+}
+
+static void look_everywhere(void)
+{
+    rft_lock(&guard);
+    for (rft_gate *gate = gates; gate != NULL; gate = gate->next) {
+        if (!looked_within(gate, LOOK_MS)) look(gate);
+    }
+    rft_unlock(&guard);
+}
+
+static void *keep_doors(void *user)
+{
+    struct doorkeeper *keeper = user;
+    question asked;
+    while (!atomic_load(&keeper->ends)) {
+        zmq_pollitem_t items[] = {
+            {.socket = keeper->socket, .events = ZMQ_POLLIN},
+            {.fd = keeper->waker, .events = ZMQ_POLLIN},
+        };
+        (void)zmq_poll(items, 2, LOOK_MS);
+        rft_waker_clear(keeper->waker);
+        if (hear_question(keeper->socket, &asked)) answer_question(keeper, &asked);
+        look_everywhere();
+    }
+    return NULL;
+}
+
+/* ---- Its beginning and end, `turn` held */
+
+static refit_status fail_zmq(refit_error *error)
+{
+    int code = zmq_errno();
+    RFT_REFUSE_IF(code == EADDRINUSE, error, REFIT_ERR_BUSY,
+                  "something else in this process answers ZeroMQ's questions about keys");
+    return rft_fail_sub(error, REFIT_ERR_SYSTEM, code, "no answer to questions about keys: %s",
+                        zmq_strerror(code));
+}
+
+static refit_status place_open(struct doorkeeper *keeper, void *context, refit_error *error)
+{
+    const int none = 0;
+    keeper->socket = zmq_socket(context, ZMQ_REP);
+    if (keeper->socket == NULL) return fail_zmq(error);
+    if (zmq_setsockopt(keeper->socket, ZMQ_LINGER, &none, sizeof none) == 0 &&
+        zmq_bind(keeper->socket, ZAP_PLACE) == 0) {
+        return REFIT_OK;
+    }
+    refit_status status = fail_zmq(error);
+    zmq_close(keeper->socket);
+    return status;
+}
+
+/* A closed socket keeps its name for a while, but not one that was unbound. */
+static void place_close(struct doorkeeper *keeper)
+{
+    (void)zmq_unbind(keeper->socket, ZAP_PLACE);
+    zmq_close(keeper->socket);
+}
+
+static refit_status doorkeeper_start(void *context, refit_error *error)
+{
+    struct doorkeeper *keeper = &doorkeeper;
+    refit_status status;
+    atomic_store(&keeper->ends, false);
+    RFT_TRY(rft_waker_open(&keeper->waker, error));
+    RFT_TRY_GOTO(place_open(keeper, context, error), undo_waker);
+    RFT_TRY_GOTO(rft_thread_start(&keeper->thread, "refit-doors", keep_doors, keeper, error),
+                 undo_place);
+    return REFIT_OK;
+
+undo_place:
+    place_close(keeper);
+undo_waker:
+    rft_waker_close(keeper->waker);
+    return status;
+}
+
+static void doorkeeper_end(void)
+{
+    struct doorkeeper *keeper = &doorkeeper;
+    atomic_store(&keeper->ends, true);
+    rft_waker_set(keeper->waker);
+    rft_thread_join(keeper->thread);
+    place_close(keeper);
+    rft_waker_close(keeper->waker);
+}
+
+/* ---- Opening and closing a gate */
+
+static void gate_free(rft_gate *gate)
+{
+    rft_allow_list_close(gate->list);
+    rft_free(gate);
+}
+
+static refit_status gate_make(const char *folder, rft_gate **out, refit_error *error)
+{
+    uint64_t unique;
+    RFT_TRY(rft_random_u64(&unique, error));
+    rft_gate *gate = rft_calloc(1, sizeof *gate);
+    RFT_REFUSE_IF(gate == NULL, error, REFIT_ERR_HOST_MEMORY, "no memory for a gate");
+    gate->waker = -1;
+    snprintf(gate->domain, sizeof gate->domain, "refit-%016" PRIx64, unique);
+    refit_status status = rft_allow_list_open(folder, &gate->list, error);
+    if (status != REFIT_OK) {
+        rft_free(gate);
+        return status;
+    }
+    gate->edition = rft_allow_list_edition(gate->list);
+    gate->looked = rft_now();
+    *out = gate;
+    return REFIT_OK;
+}
+
+static void gate_add(rft_gate *gate)
+{
+    rft_lock(&guard);
+    gate->next = gates;
+    gates = gate;
+    rft_unlock(&guard);
+}
+
+static void gate_remove(const rft_gate *gate)
+{
+    rft_lock(&guard);
+    for (rft_gate **at = &gates; *at != NULL; at = &(*at)->next) {
+        if (*at != gate) continue;
+        *at = gate->next;
+        break;
+    }
+    rft_unlock(&guard);
+}
+
+refit_status rft_gate_open(void *context, const char *folder, rft_gate **out, refit_error *error)
+{
+    rft_gate *gate = NULL;
+    refit_status status = REFIT_OK;
+    RFT_TRY(gate_make(folder, &gate, error));
+    rft_lock(&turn);
+    if (doorkeeper.process != getpid()) { /* what a parent left is not ours */
+        doorkeeper.process = getpid();
+        doorkeeper.gates = 0;
+        gates = NULL;
+    }
+    if (doorkeeper.gates == 0) status = doorkeeper_start(context, error);
+    if (status == REFIT_OK) {
+        doorkeeper.gates++;
+        gate_add(gate);
+        *out = gate;
+    }
+    rft_unlock(&turn);
+    if (status != REFIT_OK) gate_free(gate);
+    return status;
+}
+
+void rft_gate_close(rft_gate *gate)
+{
+    if (gate == NULL) return;
+    rft_lock(&turn);
+    gate_remove(gate);
+    if (doorkeeper.process == getpid() && --doorkeeper.gates == 0) doorkeeper_end();
+    rft_unlock(&turn);
+    gate_free(gate);
+}
+
+const char *rft_gate_domain(const rft_gate *gate)
+{
+    return gate->domain;
+}
+
+rft_allow_list *rft_gate_list(const rft_gate *gate)
+{
+    return gate->list;
+}
+
+void rft_gate_set_waker(rft_gate *gate, int waker)
+{
+    rft_lock(&guard);
+    gate->waker = waker;
+    rft_unlock(&guard);
+}

@@ -1,0 +1,28 @@
+/*
+ * gate: who may come in to one publisher: its allow list under a domain of its own, and the
+ * doorkeeper of the process, which answers ZeroMQ's question about each key that connects.
+ */
+#ifndef RFT_GATE_H
+#define RFT_GATE_H
+
+#include "trust/allow_list.h"
+
+typedef struct rft_gate rft_gate;
+
+/* Reads the folder, and starts the doorkeeper with the first gate of the process. `context` must
+ * outlive the gate. REFIT_ERR_BUSY: another part of the process answers ZeroMQ's questions. What
+ * rft_allow_list_open answers. */
+refit_status rft_gate_open(void *context, const char *folder, rft_gate **out, refit_error *error);
+/* Nobody comes in any more. Waits for the doorkeeper's step that is under way. */
+void rft_gate_close(rft_gate *gate);
+
+/* What a socket's questions go by. Borrowed. */
+const char *rft_gate_domain(const rft_gate *gate);
+
+/* Borrowed. The doorkeeper refreshes it, several times a second. */
+rft_allow_list *rft_gate_list(const rft_gate *gate);
+
+/* This waker (of waker.h; -1: none) is set whenever the list has another edition. */
+void rft_gate_set_waker(rft_gate *gate, int waker);
+
+#endif

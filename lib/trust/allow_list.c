@@ -1,0 +1,385 @@
+/*
+ * The folder as a sorted table of keys.
+ *
+ * Every look lists the folder and asks for each file's inode, size, times and mode; only if their
+ * sum differs from the last are the files read. Times of a file system are coarse: what was changed
+ * a moment before it was read may change again under the same time, so a fresh folder is read again
+ * at every look until it has settled.
+ */
+#include "trust/allow_list.h"
+
+#include <dirent.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "base/alloc.h"
+#include "base/log.h"
+#include "base/thread.h"
+
+#define SETTLED_S 2 /* times are no coarser than that */
+
+typedef struct entry {
+    char key[RFT_KEY_TEXT];
+    char name[RFT_KEY_NAME_BYTES];
+} entry;
+
+/* What one look brought; {0} is empty. */
+typedef struct table {
+    entry *entries;
+    uint32_t count;
+    uint32_t room;
+} table;
+
+struct rft_allow_list {
+    char *folder;
+    /* The looking thread's. */
+    uint64_t seen; /* sum of what the last look saw */
+    bool settled;  /* nothing there was fresh then */
+    refit_status last;
+
+    rft_mutex lock;
+    table keys;       /* guarded by lock */
+    uint64_t edition; /* guarded by lock */
+};
+
+/* ---- What is there */
+
+static uint64_t mix(uint64_t sum, uint64_t value)
+{
+    sum = (sum ^ value) * UINT64_C(0x9e3779b97f4a7c15);
+    return sum ^ sum >> 32;
+}
+
+static uint64_t mix_stat(uint64_t sum, const struct stat *found)
+{
+    sum = mix(sum, found->st_dev);
+    sum = mix(sum, found->st_ino);
+    sum = mix(sum, (uint64_t)found->st_size);
+    sum = mix(sum, found->st_mode);
+    sum = mix(sum, found->st_uid);
+    sum = mix(sum, (uint64_t)found->st_mtim.tv_sec);
+    sum = mix(sum, (uint64_t)found->st_mtim.tv_nsec);
+    sum = mix(sum, (uint64_t)found->st_ctim.tv_sec);
+    return mix(sum, (uint64_t)found->st_ctim.tv_nsec);
+}
+
+static bool is_fresh(const struct stat *found)
+{
+    time_t now = time(NULL);
+    return found->st_mtim.tv_sec + SETTLED_S >= now || found->st_ctim.tv_sec + SETTLED_S >= now;
+}
+
+/* NAME of NAME.public; false for any other file. */
+static bool name_of(const char *file, char name[RFT_KEY_NAME_BYTES])
+{
+    const char *suffix = rft_key_suffix(RFT_KEY_PUBLIC);
+    size_t length = strlen(file), tail = strlen(suffix);
+    if (length <= tail || strcmp(file + length - tail, suffix) != 0) return false;
+    if (length - tail >= RFT_KEY_NAME_BYTES) return false;
+    memcpy(name, file, length - tail);
+    name[length - tail] = '\0';
+    return rft_key_name_is_valid(name);
+}
+
+typedef struct look {
+    uint64_t sum; /* the same in whatever order the files are listed */
+    uint32_t files;
+    bool fresh;
+} look;
+
+static void look_at(int folder, const char *file, look *out)
+{
+    char name[RFT_KEY_NAME_BYTES];
+    struct stat found;
+    uint64_t sum = 1;
+    if (!name_of(file, name)) return;
+    for (const char *at = name; *at != '\0'; at++)
+        sum = mix(sum, (unsigned char)*at);
+    out->files++;
+    if (fstatat(folder, file, &found, 0) == 0) {
+        sum = mix_stat(sum, &found);
+        out->fresh = out->fresh || is_fresh(&found);
+    }
+    out->sum += sum;
+}
+
+static refit_status fail_errno(const rft_allow_list *list, int code, refit_error *error)
+{
+    return rft_fail_sub(error, REFIT_ERR_IO, code,
+                        "security.allow: folder %.120s cannot be read: %s", list->folder,
+                        strerror(code));
+}
+
+static refit_status check_folder(const rft_allow_list *list, const struct stat *found,
+                                 refit_error *error)
+{
+    RFT_REFUSE_IF(found->st_uid != geteuid() && found->st_uid != 0, error, REFIT_ERR_SECURITY,
+                  "security.allow: folder %.120s belongs to user %u, who could let anybody in: own "
+                  "it (chown)",
+                  list->folder, (unsigned)found->st_uid);
+    RFT_REFUSE_IF((found->st_mode & 022) != 0, error, REFIT_ERR_SECURITY,
+                  "security.allow: others may write to folder %.120s, and so let anybody in: chmod "
+                  "go-w",
+                  list->folder);
+    return REFIT_OK;
+}
+
+/* Opens the folder, judged; the descriptor is closed with the stream. */
+static refit_status folder_open(const rft_allow_list *list, DIR **out, look *seen,
+                                refit_error *error)
+{
+    struct stat found;
+    int fd = open(list->folder, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    if (fd < 0) return fail_errno(list, errno, error);
+    if (fstat(fd, &found) != 0) {
+        int code = errno;
+        close(fd);
+        return fail_errno(list, code, error);
+    }
+    refit_status status = check_folder(list, &found, error);
+    if (status != REFIT_OK) {
+        close(fd);
+        return status;
+    }
+    *out = fdopendir(fd);
+    if (*out == NULL) {
+        int code = errno;
+        close(fd);
+        return fail_errno(list, code, error);
+    }
+    seen->sum = mix_stat(1, &found);
+    seen->fresh = is_fresh(&found);
+    return REFIT_OK;
+}
+
+static refit_status look_around(const rft_allow_list *list, DIR *folder, look *seen,
+                                refit_error *error)
+{
+    errno = 0;
+    for (struct dirent *file; (file = readdir(folder)) != NULL; errno = 0) {
+        look_at(dirfd(folder), file->d_name, seen);
+    }
+    if (errno != 0) return fail_errno(list, errno, error);
+    RFT_REFUSE_IF(seen->files > RFT_ALLOW_MOST, error, REFIT_ERR_LIMIT,
+                  "security.allow: folder %.120s has more than %u keys", list->folder,
+                  RFT_ALLOW_MOST);
+    rewinddir(folder);
+    return REFIT_OK;
+}
+
+/* ---- Reading it */
+
+/* `again`: what is wrong there has been said. */
+static refit_status take_file(int folder, const char *file, bool again, table *into,
+                              refit_error *error)
+{
+    entry *next;
+    rft_key key;
+    refit_error why;
+    char name[RFT_KEY_NAME_BYTES];
+    if (!name_of(file, name)) return REFIT_OK;
+    refit_status status = rft_key_file_read(folder, file, RFT_KEY_PUBLIC, &key, &why);
+    if (status == REFIT_ERR_IO && why.subsystem != ENOENT && why.subsystem != EACCES &&
+        why.subsystem != ELOOP) {
+        if (error != NULL) *error = why;
+        return status;
+    }
+    if (status != REFIT_OK) {
+        if (!again) rft_log(REFIT_LOG_WARNING, "security.allow: passed over: %s", why.text);
+        return REFIT_OK;
+    }
+    if (into->count == into->room) return REFIT_OK; /* came since: the next look finds it */
+    next = &into->entries[into->count++];
+    rft_key_print(&key, next->key);
+    strcpy(next->name, name);
+    return REFIT_OK;
+}
+
+static int compare_entries(const void *a, const void *b)
+{
+    const entry *left = a, *right = b;
+    int order = strcmp(left->key, right->key);
+    return order != 0 ? order : strcmp(left->name, right->name);
+}
+
+static refit_status read_files(const rft_allow_list *list, DIR *folder, const look *seen,
+                               table *into, refit_error *error)
+{
+    into->room = seen->files;
+    into->entries = rft_calloc((size_t)seen->files + 1, sizeof *into->entries);
+    RFT_REFUSE_IF(into->entries == NULL, error, REFIT_ERR_HOST_MEMORY, "no memory for %u keys",
+                  seen->files);
+    bool again = list->seen == seen->sum;
+    errno = 0;
+    for (struct dirent *file; (file = readdir(folder)) != NULL; errno = 0) {
+        RFT_TRY(take_file(dirfd(folder), file->d_name, again, into, error));
+    }
+    if (errno != 0) return fail_errno(list, errno, error);
+    qsort(into->entries, into->count, sizeof *into->entries, compare_entries);
+    return REFIT_OK;
+}
+
+static void table_close(table *keys)
+{
+    rft_free(keys->entries);
+    *keys = (table){0};
+}
+
+static bool tables_equal(const table *a, const table *b)
+{
+    bool equal = a->count == b->count;
+    for (uint32_t i = 0; equal && i < a->count; i++) {
+        equal = compare_entries(&a->entries[i], &b->entries[i]) == 0;
+    }
+    return equal;
+}
+
+/* Takes `keys`. */
+static void adopt(rft_allow_list *list, table *keys)
+{
+    rft_lock(&list->lock);
+    bool changed = !tables_equal(&list->keys, keys);
+    table old = list->keys;
+    list->keys = *keys;
+    list->edition += changed;
+    rft_unlock(&list->lock);
+    if (changed) {
+        rft_log(REFIT_LOG_INFO, "security.allow: %u keys in folder %.120s", keys->count,
+                list->folder);
+    }
+    table_close(&old);
+}
+
+static refit_status look_and_read(rft_allow_list *list, refit_error *error)
+{
+    DIR *folder = NULL;
+    look seen = {0};
+    table keys = {0};
+    RFT_TRY(folder_open(list, &folder, &seen, error));
+    refit_status status = look_around(list, folder, &seen, error);
+    bool same = list->last == REFIT_OK && list->settled && list->seen == seen.sum;
+    if (status == REFIT_OK && !same) status = read_files(list, folder, &seen, &keys, error);
+    closedir(folder);
+    if (status == REFIT_OK && !same) {
+        list->seen = seen.sum;
+        list->settled = !seen.fresh;
+        adopt(list, &keys);
+    } else {
+        table_close(&keys);
+    }
+    return status;
+}
+
+/* What will be right again without anybody's doing says nothing about who may come in. */
+static bool is_passing(refit_status status, int code)
+{
+    static const int passing[] = {EMFILE, ENFILE, ENOMEM, EIO, ESTALE, EINTR, EAGAIN, ETIMEDOUT};
+    bool found = status == REFIT_ERR_HOST_MEMORY;
+    for (size_t i = 0; status == REFIT_ERR_IO && i < sizeof passing / sizeof passing[0]; i++) {
+        found = found || code == passing[i];
+    }
+    return found;
+}
+
+void rft_allow_list_refresh(rft_allow_list *list)
+{
+    refit_error why = {0};
+    table none = {0};
+    refit_status status = look_and_read(list, &why);
+    if (status != REFIT_OK && !is_passing(status, why.subsystem)) {
+        if (list->last != status) {
+            rft_log(REFIT_LOG_ERROR, "%s; nobody is let in, all are turned out", why.text);
+        }
+        adopt(list, &none);
+    } else if (status != REFIT_OK && list->last != status) {
+        rft_log(REFIT_LOG_WARNING, "%s; who may come in stays as it is for now", why.text);
+    }
+    list->last = status;
+}
+
+/* ---- Opening and asking */
+
+refit_status rft_allow_list_open(const char *folder, rft_allow_list **out, refit_error *error)
+{
+    rft_allow_list *list = rft_calloc(1, sizeof *list);
+    char *name = rft_strdup(folder);
+    refit_status status = REFIT_OK;
+    if (list == NULL || name == NULL) {
+        status = rft_fail(error, REFIT_ERR_HOST_MEMORY, "no memory for a list of keys");
+    }
+    if (status == REFIT_OK) status = rft_mutex_open(&list->lock, error);
+    if (status != REFIT_OK) {
+        rft_free(name);
+        rft_free(list);
+        return status;
+    }
+    list->folder = name;
+    list->edition = 1;
+    status = look_and_read(list, error);
+    if (status != REFIT_OK) {
+        rft_allow_list_close(list);
+        return status;
+    }
+    if (list->keys.count == 0) {
+        rft_log(REFIT_LOG_WARNING, "security.allow: no key in folder %.120s: nobody is let in",
+                folder);
+    }
+    *out = list;
+    return REFIT_OK;
+}
+
+void rft_allow_list_close(rft_allow_list *list)
+{
+    if (list == NULL) return;
+    table_close(&list->keys);
+    rft_mutex_close(&list->lock);
+    rft_free(list->folder);
+    rft_free(list);
+}
+
+uint64_t rft_allow_list_edition(rft_allow_list *list)
+{
+    rft_lock(&list->lock);
+    uint64_t edition = list->edition;
+    rft_unlock(&list->lock);
+    return edition;
+}
+
+uint32_t rft_allow_list_count(rft_allow_list *list)
+{
+    rft_lock(&list->lock);
+    uint32_t count = list->keys.count;
+    rft_unlock(&list->lock);
+    return count;
+}
+
+/* Of names that share a key, the first. */
+static const entry *find(const table *keys, const char *key)
+{
+    uint32_t low = 0, high = keys->count;
+    while (low < high) {
+        uint32_t middle = low + (high - low) / 2;
+        if (strcmp(keys->entries[middle].key, key) < 0) {
+            low = middle + 1;
+        } else {
+            high = middle;
+        }
+    }
+    bool found = low < keys->count && strcmp(keys->entries[low].key, key) == 0;
+    return found ? &keys->entries[low] : NULL;
+}
+
+bool rft_allow_list_has(rft_allow_list *list, const char *key, char name[RFT_KEY_NAME_BYTES])
+{
+    rft_lock(&list->lock);
+    const entry *found = find(&list->keys, key);
+    if (found != NULL && name != NULL) strcpy(name, found->name);
+    rft_unlock(&list->lock);
+    return found != NULL;
+}

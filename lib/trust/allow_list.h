@@ -1,0 +1,40 @@
+/*
+ * allow_list: the public keys that may come in: the files NAME.public of one folder, as they are
+ * now.
+ *
+ * One thread looks at the folder again and again, any other asks who is in: what it asks is
+ * answered from memory, so nobody waits for a file system. Files that are no public keys are passed
+ * over, and said so. Whoever can write into the folder can let himself in, so a folder or file that
+ * others can write to lets nobody in.
+ */
+#ifndef RFT_ALLOW_LIST_H
+#define RFT_ALLOW_LIST_H
+
+#include <stdint.h>
+
+#include "trust/key_file.h"
+
+#define RFT_ALLOW_MOST 65536u /* keys of one folder: as many as limits.workers can be */
+
+typedef struct rft_allow_list rft_allow_list;
+
+/* REFIT_ERR_IO: there is no such folder; REFIT_ERR_SECURITY: others may write to it;
+ * REFIT_ERR_LIMIT, REFIT_ERR_HOST_MEMORY. */
+refit_status rft_allow_list_open(const char *folder, rft_allow_list **out, refit_error *error);
+void rft_allow_list_close(rft_allow_list *list);
+
+/* Looks at the folder, and reads it if anything there has changed. If it cannot be read for want of
+ * descriptors or memory, or because the disk failed, all stays as it was; if it is gone or not to
+ * be trusted, nobody is in. Reads files (blocks). One thread at a time. */
+void rft_allow_list_refresh(rft_allow_list *list);
+
+/* Another number once other keys, or names, are in. Any thread. */
+uint64_t rft_allow_list_edition(rft_allow_list *list);
+
+/* Whether this key (its 40 characters) is in, and the name of its file. `name` may be NULL. Any
+ * thread. */
+bool rft_allow_list_has(rft_allow_list *list, const char *key, char name[RFT_KEY_NAME_BYTES]);
+
+uint32_t rft_allow_list_count(rft_allow_list *list);
+
+#endif

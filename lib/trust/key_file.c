@@ -1,0 +1,260 @@
+/*
+ * Reading and writing key files.
+ *
+ * A file is judged by its descriptor, so nothing can change between the look and the read: it is a
+ * regular file of this user's (or root's), closed to others. New files are made with O_EXCL, so no
+ * link that somebody laid there is followed; a file that takes the place of another is complete
+ * before it gets the name. What was a secret is wiped from memory.
+ */
+#include "trust/key_file.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#define FILE_MOST    1024u /* bytes of a key file: comments are short */
+#define CHOSEN_BYTES (RFT_KEY_NAME_BYTES + 24)
+
+static const char *const words[] = {[RFT_KEY_PUBLIC] = "public", [RFT_KEY_SECRET] = "secret"};
+static const mode_t modes[] = {[RFT_KEY_PUBLIC] = 0644, [RFT_KEY_SECRET] = 0600};
+
+const char *rft_key_suffix(rft_key_half half)
+{
+    return half == RFT_KEY_PUBLIC ? ".public" : ".secret";
+}
+
+/* ---- Reading */
+
+static refit_status check_stat(const struct stat *found, const char *path, rft_key_half half,
+                               refit_error *error)
+{
+    RFT_REFUSE_IF(!S_ISREG(found->st_mode), error, REFIT_ERR_SECURITY,
+                  "key file %.120s is no regular file", path);
+    RFT_REFUSE_IF(found->st_uid != geteuid() && found->st_uid != 0, error, REFIT_ERR_SECURITY,
+                  "key file %.120s belongs to user %u, who could change it: own it (chown)", path,
+                  (unsigned)found->st_uid);
+    RFT_REFUSE_IF(half == RFT_KEY_SECRET && (found->st_mode & 077) != 0, error, REFIT_ERR_SECURITY,
+                  "secret key file %.100s has mode %04o, so others may read it: make a new pair "
+                  "(refit keygen), or chmod 600 if nobody can have",
+                  path, (unsigned)found->st_mode & 07777);
+    RFT_REFUSE_IF((found->st_mode & 022) != 0, error, REFIT_ERR_SECURITY,
+                  "key file %.120s has mode %04o, so others may change it: chmod 644", path,
+                  (unsigned)found->st_mode & 07777);
+    return REFIT_OK;
+}
+
+/* Ends the text with NUL. */
+static refit_status read_all(int fd, const char *path, char text[FILE_MOST + 1], refit_error *error)
+{
+    size_t count = 0;
+    ssize_t got = 1;
+    while (got != 0 && count < FILE_MOST) {
+        got = read(fd, text + count, FILE_MOST - count);
+        if (got < 0 && errno == EINTR) continue;
+        if (got < 0) {
+            return rft_fail_sub(error, REFIT_ERR_IO, errno, "key file %.120s cannot be read: %s",
+                                path, strerror(errno));
+        }
+        count += (size_t)got;
+    }
+    text[count] = '\0';
+    RFT_REFUSE_IF(count == FILE_MOST || strlen(text) != count, error, REFIT_ERR_CONFIG,
+                  "%.120s is not a key file of refit: make one with refit keygen", path);
+    return REFIT_OK;
+}
+
+/* A line that is no key may be a comment, '#' and a space (keys have no spaces), or blank. */
+static refit_status read_line(const char *line, size_t length, const char *path, rft_key_half half,
+                              bool *found, rft_key *out, refit_error *error)
+{
+    const char *other = words[half == RFT_KEY_PUBLIC ? RFT_KEY_SECRET : RFT_KEY_PUBLIC];
+    char mark[32];
+    while (length > 0 && strchr(" \t\r", line[length - 1]) != NULL)
+        length--;
+    if (length == 0) return REFIT_OK;
+    if (line[0] == '#' && (length == 1 || line[1] == ' ')) {
+        int marked = snprintf(mark, sizeof mark, "# refit %s key", other);
+        RFT_REFUSE_IF(strncmp(line, mark, (size_t)marked) == 0, error, REFIT_ERR_SECURITY,
+                      "%.120s holds a %s key: the %s one is wanted here (%s)", path, other,
+                      words[half], rft_key_suffix(half));
+        return REFIT_OK;
+    }
+    RFT_REFUSE_IF(*found, error, REFIT_ERR_CONFIG, "key file %.120s has more than one key", path);
+    RFT_REFUSE_IF(length != RFT_KEY_CHARS, error, REFIT_ERR_CONFIG,
+                  "key file %.120s has a key of %zu characters instead of %u", path, length,
+                  RFT_KEY_CHARS);
+    *found = rft_key_parse(line, length, out);
+    RFT_REFUSE_IF(!*found, error, REFIT_ERR_CONFIG,
+                  "key file %.120s has a key with characters that Z85 does not have", path);
+    return REFIT_OK;
+}
+
+static refit_status read_text(const char *text, const char *path, rft_key_half half, rft_key *out,
+                              refit_error *error)
+{
+    bool found = false;
+    while (*text != '\0') {
+        size_t length = strcspn(text, "\n");
+        RFT_TRY(read_line(text, length, path, half, &found, out, error));
+        text += length + (text[length] == '\n');
+    }
+    RFT_REFUSE_IF(!found, error, REFIT_ERR_CONFIG, "key file %.120s has no key in it", path);
+    return REFIT_OK;
+}
+
+refit_status rft_key_file_read(int folder, const char *path, rft_key_half half, rft_key *out,
+                               refit_error *error)
+{
+    char text[FILE_MOST + 1];
+    struct stat found;
+    rft_key key;
+    int fd = openat(folder, path, O_RDONLY | O_CLOEXEC | O_NONBLOCK | O_NOCTTY);
+    if (fd < 0 || fstat(fd, &found) != 0) {
+        int code = errno;
+        if (fd >= 0) close(fd);
+        return rft_fail_sub(error, REFIT_ERR_IO, code, "%s key file %.120s cannot be opened: %s",
+                            words[half], path, strerror(code));
+    }
+    refit_status status = check_stat(&found, path, half, error);
+    if (status == REFIT_OK) status = read_all(fd, path, text, error);
+    if (status == REFIT_OK) status = read_text(text, path, half, &key, error);
+    if (status == REFIT_OK) *out = key;
+    close(fd);
+    rft_key_wipe(text, sizeof text);
+    rft_key_wipe(&key, sizeof key);
+    return status;
+}
+
+/* ---- Writing */
+
+bool rft_key_name_is_valid(const char *name)
+{
+    size_t length = strlen(name);
+    return length > 0 && length < RFT_KEY_NAME_BYTES && name[0] != '.' && name[0] != '-' &&
+           strspn(name, "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789._-") ==
+               length;
+}
+
+static bool write_all(int fd, const char *text, size_t count)
+{
+    while (count > 0) {
+        ssize_t put = write(fd, text, count);
+        if (put < 0 && errno != EINTR) return false;
+        if (put < 0) continue;
+        text += put;
+        count -= (size_t)put;
+    }
+    return true;
+}
+
+static refit_status refuse_write(const char *file, int code, refit_error *error)
+{
+    RFT_REFUSE_IF(code == EEXIST, error, REFIT_ERR_EXISTS,
+                  "key file %.120s is there already, and may be in use: choose another name, or "
+                  "replace it",
+                  file);
+    return rft_fail_sub(error, REFIT_ERR_IO, code, "key file %.120s cannot be written: %s", file,
+                        strerror(code));
+}
+
+/* A new file with its text, on the disk; on failure there is none. */
+static refit_status write_new(int folder, const char *file, mode_t mode, const char *text,
+                              refit_error *error)
+{
+    int fd = openat(folder, file, O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, mode);
+    if (fd < 0) return refuse_write(file, errno, error);
+    bool done = fchmod(fd, mode) == 0 && write_all(fd, text, strlen(text)) && fsync(fd) == 0;
+    int code = errno;
+    if (close(fd) != 0 && done) {
+        done = false;
+        code = errno;
+    }
+    if (done) return REFIT_OK;
+    (void)unlinkat(folder, file, 0);
+    return refuse_write(file, code, error);
+}
+
+/* The names of one half: its own, and the one under which it is made if it is to replace another.
+ */
+typedef struct half_names {
+    char final[CHOSEN_BYTES];
+    char made[CHOSEN_BYTES + 8];
+} half_names;
+
+static half_names names_of(const char *name, rft_key_half half, bool replace)
+{
+    half_names names;
+    snprintf(names.final, sizeof names.final, "%s%s", name, rft_key_suffix(half));
+    snprintf(names.made, sizeof names.made, "%s%s%s", replace ? "." : "", names.final,
+             replace ? ".new" : "");
+    return names;
+}
+
+static refit_status make_half(int folder, const char *name, rft_key_half half, const rft_key *key,
+                              bool replace, refit_error *error)
+{
+    char digits[RFT_KEY_TEXT], text[256];
+    half_names names = names_of(name, half, replace);
+    rft_key_print(key, digits);
+    snprintf(text, sizeof text, "# refit %s key of %s%s\n%s\n", words[half], name,
+             half == RFT_KEY_SECRET ? ": keep it" : "", digits);
+    if (replace) (void)unlinkat(folder, names.made, 0); /* of a run that was killed */
+    refit_status status = write_new(folder, names.made, modes[half], text, error);
+    rft_key_wipe(digits, sizeof digits);
+    rft_key_wipe(text, sizeof text);
+    return status;
+}
+
+static void drop_half(int folder, const char *name, rft_key_half half, bool replace)
+{
+    half_names names = names_of(name, half, replace);
+    (void)unlinkat(folder, names.made, 0);
+}
+
+static refit_status name_half(int folder, const char *name, rft_key_half half, refit_error *error)
+{
+    half_names names = names_of(name, half, true);
+    if (renameat(folder, names.made, folder, names.final) == 0) return REFIT_OK;
+    return refuse_write(names.final, errno, error);
+}
+
+static refit_status write_pair(int folder, const char *name, const rft_key *public_key,
+                               const rft_key *secret_key, bool replace, refit_error *error)
+{
+    refit_status status;
+    RFT_TRY(make_half(folder, name, RFT_KEY_SECRET, secret_key, replace, error));
+    RFT_TRY_GOTO(make_half(folder, name, RFT_KEY_PUBLIC, public_key, replace, error), undo_secret);
+    if (!replace) return REFIT_OK;
+    RFT_TRY_GOTO(name_half(folder, name, RFT_KEY_SECRET, error), undo_public);
+    RFT_TRY_GOTO(name_half(folder, name, RFT_KEY_PUBLIC, error), undo_public);
+    return REFIT_OK;
+
+undo_public:
+    drop_half(folder, name, RFT_KEY_PUBLIC, replace);
+undo_secret:
+    drop_half(folder, name, RFT_KEY_SECRET, replace);
+    return status;
+}
+
+refit_status rft_key_files_write(const char *folder, const char *name, const rft_key *public_key,
+                                 const rft_key *secret_key, bool replace, refit_error *error)
+{
+    RFT_REFUSE_IF(!rft_key_name_is_valid(name), error, REFIT_ERR_INVALID,
+                  "\"%.80s\" is no name for keys: letters, digits, '.', '_' and '-', at most %d, "
+                  "beginning with a letter, a digit or '_'",
+                  name, RFT_KEY_NAME_BYTES - 1);
+    bool made = mkdir(folder, 0700) == 0;
+    int fd = open(folder, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    if (fd < 0) {
+        return rft_fail_sub(error, REFIT_ERR_IO, errno, "folder %.120s cannot be opened: %s",
+                            folder, strerror(errno));
+    }
+    refit_status status = write_pair(fd, name, public_key, secret_key, replace, error);
+    if (status == REFIT_OK) (void)fsync(fd);
+    close(fd);
+    if (status != REFIT_OK && made) (void)rmdir(folder);
+    return status;
+}

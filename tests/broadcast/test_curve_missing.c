@@ -1,0 +1,58 @@
+/* Where ZeroMQ was built without CURVE: whoever wants keys is told so, and nobody goes on without
+ * them. This program answers for the library. */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+#include <refit/broadcast.h>
+#include <refit/keys.h>
+
+#include "tests/support/locksmith.h"
+#include "tests/support/quick_config.h"
+
+static int curve_is_here;
+
+int zmq_has(const char *capability);
+
+int zmq_has(const char *capability)
+{
+    return strcmp(capability, "curve") == 0 && curve_is_here;
+}
+
+static void without_curve_keys_are_unsupported(void **state)
+{
+    (void)state;
+    curve_is_here = 1;
+    locksmith smith = locksmith_open();
+    locksmith_admit(&smith, "w0");
+    curve_is_here = 0;
+    refit_error error;
+    char folder[256];
+    locksmith_path(&smith, "keys", folder);
+    assert_int_equal(refit_keys_generate(folder, "w1", 0, &error), REFIT_ERR_UNSUPPORTED);
+    assert_non_null(strstr(error.text, "CURVE"));
+
+    refit_config config = quick_config();
+    refit_publisher *publisher = NULL;
+    locksmith_equip_trainer(&smith, &config);
+    assert_int_equal(refit_publisher_open("tcp://127.0.0.1:0", &config, &publisher, &error),
+                     REFIT_ERR_UNSUPPORTED);
+    refit_subscriber *subscriber = NULL;
+    config = quick_config();
+    locksmith_equip_worker(&smith, "w0", &config);
+    assert_int_equal(refit_subscriber_open("tcp://127.0.0.1:1", &config, &subscriber, &error),
+                     REFIT_ERR_UNSUPPORTED);
+    locksmith_close(&smith);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(without_curve_keys_are_unsupported),
+    };
+    return cmocka_run_group_tests_name("curve_missing", tests, NULL, NULL);
+}

@@ -1,0 +1,60 @@
+#!/bin/bash
+# Keys: made once, never written over unawares; with them weights leave this host's loopback, and
+# without the right ones they reach nobody.
+# shellcheck source=tests/cli/support.sh
+. "$(dirname "${BASH_SOURCE[0]}")/support.sh"
+make=${TOOLS:?}/make_safetensors
+"$make" all 1 "$scratch/1.in" || complain "make_safetensors"
+keys=$scratch/keys
+
+refuses 2 "which keys?" keygen
+refuses 2 "which keys?" keygen "$keys"
+refuses 2 "what is more?" keygen "$keys" trainer more
+refuses 2 "is no name for keys" keygen "$keys" ../trainer
+refuses 6 "cannot be opened" keygen "$scratch/no/such" trainer
+
+for name in trainer w0 stranger; do
+    (umask 000 && run 0 keygen "$keys" "$name" && [ "$failures" -eq 0 ]) || complain "keygen $name"
+    [ "$(stat -c %a "$keys/$name.secret")" = 600 ] || complain "$name.secret can be read by others"
+    [ "$(stat -c %a "$keys/$name.public")" = 644 ] || complain "$name.public has another mode"
+done
+before=$(cat "$keys/trainer.secret")
+refuses 1 "is there already" keygen "$keys" trainer
+[ "$(cat "$keys/trainer.secret")" = "$before" ] || complain "a secret was written over"
+run 0 keygen "$keys" trainer --force
+prints "$keys/trainer.secret"
+[ "$(cat "$keys/trainer.secret")" != "$before" ] || complain "--force did nothing"
+grep -q "$(tail -1 "$keys/trainer.secret")" "$scratch/out" && complain "keygen shows the secret"
+
+mkdir -m 700 "$scratch/allow" && cp "$keys/w0.public" "$scratch/allow"
+trainer=(--set "security.key=$keys/trainer.secret" --set "security.allow=$scratch/allow")
+
+refuses 1 "security.key" publish "$scratch/1.in" --bind tcp://0.0.0.0:0 --workers 1
+refuses 3 "security.allow" publish "$scratch/1.in" --set "security.key=$keys/trainer.secret"
+chmod 644 "$keys/trainer.secret"
+refuses 1 "chmod 600" publish "$scratch/1.in" "${trainer[@]}"
+chmod 600 "$keys/trainer.secret"
+
+# worker NAME: what such a worker says on its command line.
+worker() {
+    subscribe=(subscribe "tcp://127.0.0.1:$port" --count 1 --timeout 20 --out "$scratch/$1.out"
+        --set "security.key=$keys/$1.secret" --set "security.server_key=$keys/trainer.public")
+}
+
+mkfifo "$scratch/said"
+"${refit[@]}" publish "$scratch/1.in" --bind tcp://0.0.0.0:0 --workers 1 --timeout 50 \
+    "${trainer[@]}" >"$scratch/said" 2>"$scratch/publish.err" </dev/null &
+publisher=$!
+exec 3<"$scratch/said"
+read -r _ endpoint <&3
+port=${endpoint##*:}
+worker stranger
+refuses 1 "does not allow this worker's key" "${subscribe[@]}" \
+    --set broadcast.heartbeat_ms=100ms --set broadcast.heartbeat_timeout_ms=500ms
+worker w0
+run 0 "${subscribe[@]}"
+cat <&3 >/dev/null
+wait "$publisher" || complain "publish failed: $(cat "$scratch/publish.err")"
+cmp "$scratch/w0.out/1.safetensors" "$scratch/1.in" || complain "other weights arrived"
+[ ! -e "$scratch/stranger.out/1.safetensors" ] || complain "a stranger got weights"
+finish

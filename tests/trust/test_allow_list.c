@@ -1,0 +1,286 @@
+/* The folder of allowed keys: what is in it is known, what changes is noticed, junk does no harm,
+ * and what others could have written lets nobody in. */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+#include <fcntl.h>
+#include <sys/resource.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <refit/host.h>
+
+#include "tests/support/failing_alloc.h"
+#include "tests/support/locksmith.h"
+#include "trust/allow_list.h"
+
+static rft_allow_list *open_list(const locksmith *smith)
+{
+    char folder[256];
+    rft_allow_list *list = NULL;
+    refit_error error;
+    locksmith_path(smith, "allow", folder);
+    if (rft_allow_list_open(folder, &list, &error) != REFIT_OK) fail_msg("%s", error.text);
+    return list;
+}
+
+/* The 40 characters of keys/NAME.public. */
+static void key_of(const locksmith *smith, const char *name, char text[RFT_KEY_TEXT])
+{
+    char path[256], file[128];
+    rft_key key;
+    (void)snprintf(file, sizeof file, "keys/%s.public", name);
+    locksmith_path(smith, file, path);
+    assert_int_equal(rft_key_file_read(AT_FDCWD, path, RFT_KEY_PUBLIC, &key, NULL), REFIT_OK);
+    rft_key_print(&key, text);
+}
+
+static bool has(rft_allow_list *list, const locksmith *smith, const char *name)
+{
+    char key[RFT_KEY_TEXT], found[RFT_KEY_NAME_BYTES] = "";
+    key_of(smith, name, key);
+    bool there = rft_allow_list_has(list, key, found);
+    if (there) assert_string_equal(found, name);
+    return there;
+}
+
+static void keys_come_and_go_with_their_files(void **state)
+{
+    (void)state;
+    locksmith smith = locksmith_open();
+    rft_allow_list *list = open_list(&smith);
+    assert_int_equal(rft_allow_list_count(list), 0); /* an empty folder is allowed */
+    uint64_t edition = rft_allow_list_edition(list);
+    locksmith_admit(&smith, "w0");
+    locksmith_make(&smith, "w1");
+    assert_false(has(list, &smith, "w0")); /* nobody has looked yet */
+    rft_allow_list_refresh(list);
+    assert_true(has(list, &smith, "w0"));
+    assert_false(has(list, &smith, "w1"));
+    assert_true(rft_allow_list_edition(list) > edition);
+
+    edition = rft_allow_list_edition(list);
+    rft_allow_list_refresh(list);
+    assert_int_equal(rft_allow_list_edition(list), edition);
+
+    locksmith_allow(&smith, "w1");
+    rft_allow_list_refresh(list);
+    assert_true(has(list, &smith, "w1"));
+    locksmith_revoke(&smith, "w0");
+    rft_allow_list_refresh(list);
+    assert_false(has(list, &smith, "w0"));
+    assert_true(has(list, &smith, "w1"));
+    assert_false(rft_allow_list_has(list, "", NULL));
+    rft_allow_list_close(list);
+    locksmith_close(&smith);
+}
+
+/* Within one tick of the file system's clock, over and over. */
+static void a_change_right_behind_a_look_is_noticed(void **state)
+{
+    (void)state;
+    locksmith smith = locksmith_open();
+    locksmith_make(&smith, "w0");
+    rft_allow_list *list = open_list(&smith);
+    for (int i = 0; i < 200; i++) {
+        locksmith_allow(&smith, "w0");
+        rft_allow_list_refresh(list);
+        assert_true(has(list, &smith, "w0"));
+        locksmith_revoke(&smith, "w0");
+        rft_allow_list_refresh(list);
+        assert_false(has(list, &smith, "w0"));
+    }
+    rft_allow_list_close(list);
+    locksmith_close(&smith);
+}
+
+static void a_file_with_another_key_is_another_key(void **state)
+{
+    (void)state;
+    locksmith smith = locksmith_open();
+    locksmith_admit(&smith, "w0");
+    rft_allow_list *list = open_list(&smith);
+    char before[RFT_KEY_TEXT], path[256];
+    key_of(&smith, "w0", before);
+    assert_true(rft_allow_list_has(list, before, NULL));
+    locksmith_revoke(&smith, "w0");
+    locksmith_path(&smith, "keys/w0.secret", path);
+    assert_int_equal(unlink(path), 0);
+    locksmith_path(&smith, "keys/w0.public", path);
+    assert_int_equal(unlink(path), 0);
+    locksmith_admit(&smith, "w0");
+    rft_allow_list_refresh(list);
+    assert_false(rft_allow_list_has(list, before, NULL));
+    assert_true(has(list, &smith, "w0"));
+    rft_allow_list_close(list);
+    locksmith_close(&smith);
+}
+
+static void junk_in_the_folder_is_passed_over(void **state)
+{
+    (void)state;
+    locksmith smith = locksmith_open();
+    char path[256], target[256];
+    locksmith_admit(&smith, "w0");
+    locksmith_make(&smith, "w1");
+    file_tree_write(&smith.tree, "/allow/README", "hello");
+    file_tree_write(&smith.tree, "/allow/bad.public", "not a key");
+    file_tree_write(&smith.tree, "/allow/empty.public", "");
+    file_tree_write(&smith.tree, "/allow/.hidden.public", "x");
+    file_tree_write(&smith.tree, "/allow/w 2.public", "x");
+    file_tree_write(&smith.tree, "/allow/.public", "x");
+    file_tree_write(&smith.tree, "/allow/folder.public/file", "x");
+    locksmith_path(&smith, "allow/pipe.public", path);
+    assert_int_equal(mkfifo(path, 0600), 0);
+    locksmith_path(&smith, "allow/loop.public", path);
+    assert_int_equal(symlink("loop.public", path), 0);
+    locksmith_path(&smith, "allow/away.public", path);
+    assert_int_equal(symlink("/nowhere/at/all", path), 0);
+    /* A secret that was put there by mistake lets nobody in. */
+    locksmith_path(&smith, "keys/w1.secret", target);
+    locksmith_path(&smith, "allow/w1.public", path);
+    assert_int_equal(link(target, path), 0);
+    rft_allow_list *list = open_list(&smith);
+    assert_int_equal(rft_allow_list_count(list), 1);
+    assert_true(has(list, &smith, "w0"));
+    rft_allow_list_close(list);
+    locksmith_close(&smith);
+}
+
+/* As configuration systems lay out files that they swap all at once. */
+static void links_to_keys_are_followed(void **state)
+{
+    (void)state;
+    locksmith smith = locksmith_open();
+    char target[256], path[256];
+    locksmith_make(&smith, "w0");
+    locksmith_path(&smith, "keys/w0.public", target);
+    locksmith_path(&smith, "allow/w0.public", path);
+    assert_int_equal(symlink(target, path), 0);
+    rft_allow_list *list = open_list(&smith);
+    assert_true(has(list, &smith, "w0"));
+    assert_int_equal(chmod(target, 0666), 0);
+    rft_allow_list_refresh(list);
+    char key[RFT_KEY_TEXT];
+    assert_int_equal(rft_allow_list_count(list), 0);
+    assert_int_equal(chmod(target, 0644), 0);
+    rft_allow_list_refresh(list);
+    key_of(&smith, "w0", key);
+    assert_true(rft_allow_list_has(list, key, NULL));
+    rft_allow_list_close(list);
+    locksmith_close(&smith);
+}
+
+static void a_folder_that_others_can_write_to_lets_nobody_in(void **state)
+{
+    (void)state;
+    locksmith smith = locksmith_open();
+    char folder[256];
+    rft_allow_list *list = open_list(&smith), *other = NULL;
+    refit_error error;
+    locksmith_admit(&smith, "w0");
+    rft_allow_list_refresh(list);
+    assert_true(has(list, &smith, "w0"));
+    locksmith_path(&smith, "allow", folder);
+    static const mode_t modes[] = {0777, 0720, 0702};
+    for (size_t i = 0; i < 3; i++) {
+        assert_int_equal(chmod(folder, modes[i]), 0);
+        assert_int_equal(rft_allow_list_open(folder, &other, &error), REFIT_ERR_SECURITY);
+        assert_non_null(strstr(error.text, "chmod go-w"));
+        rft_allow_list_refresh(list);
+        assert_false(has(list, &smith, "w0"));
+        assert_int_equal(chmod(folder, 0755), 0);
+        rft_allow_list_refresh(list);
+        assert_true(has(list, &smith, "w0"));
+    }
+    rft_allow_list_close(list);
+    locksmith_close(&smith);
+}
+
+static void a_folder_that_vanishes_lets_nobody_in_until_it_is_back(void **state)
+{
+    (void)state;
+    locksmith smith = locksmith_open();
+    char folder[256], away[256];
+    refit_error error;
+    locksmith_admit(&smith, "w0");
+    rft_allow_list *list = open_list(&smith), *other = NULL;
+    locksmith_path(&smith, "allow", folder);
+    locksmith_path(&smith, "away", away);
+    assert_int_equal(rename(folder, away), 0);
+    rft_allow_list_refresh(list);
+    assert_false(has(list, &smith, "w0"));
+    rft_allow_list_refresh(list);
+    assert_int_equal(rft_allow_list_open(folder, &other, &error), REFIT_ERR_IO);
+    assert_non_null(strstr(error.text, "security.allow"));
+    assert_int_equal(rename(away, folder), 0);
+    rft_allow_list_refresh(list);
+    assert_true(has(list, &smith, "w0"));
+    rft_allow_list_close(list);
+    locksmith_close(&smith);
+}
+
+/* Who may come in must not depend on how many files this process has open. */
+static void a_want_of_descriptors_turns_nobody_out(void **state)
+{
+    (void)state;
+    locksmith smith = locksmith_open();
+    locksmith_admit(&smith, "w0");
+    rft_allow_list *list = open_list(&smith);
+    char key[RFT_KEY_TEXT];
+    struct rlimit before, none;
+    key_of(&smith, "w0", key);
+    assert_int_equal(getrlimit(RLIMIT_NOFILE, &before), 0);
+    for (rlim_t room = 0; room < 3; room++) {
+        int lowest = dup(0);
+        assert_true(lowest >= 0);
+        assert_int_equal(close(lowest), 0);
+        none = (struct rlimit){(rlim_t)lowest + room, before.rlim_max};
+        assert_int_equal(setrlimit(RLIMIT_NOFILE, &none), 0);
+        rft_allow_list_refresh(list);
+        assert_int_equal(setrlimit(RLIMIT_NOFILE, &before), 0);
+        assert_true(rft_allow_list_has(list, key, NULL));
+    }
+    rft_allow_list_close(list);
+    locksmith_close(&smith);
+}
+
+static void every_allocation_that_fails_is_an_error_and_leaks_nothing(void **state)
+{
+    (void)state;
+    locksmith smith = locksmith_open();
+    char folder[256];
+    locksmith_admit(&smith, "w0");
+    locksmith_path(&smith, "allow", folder);
+    for (uint64_t nth = 1;; nth++) {
+        rft_allow_list *list = NULL;
+        failing_alloc_begin(nth);
+        refit_status status = rft_allow_list_open(folder, &list, NULL);
+        if (status == REFIT_OK) rft_allow_list_close(list);
+        if (!failing_alloc_end()) break;
+        assert_int_equal(status, REFIT_ERR_HOST_MEMORY);
+    }
+    locksmith_close(&smith);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(keys_come_and_go_with_their_files),
+        cmocka_unit_test(a_change_right_behind_a_look_is_noticed),
+        cmocka_unit_test(a_file_with_another_key_is_another_key),
+        cmocka_unit_test(junk_in_the_folder_is_passed_over),
+        cmocka_unit_test(links_to_keys_are_followed),
+        cmocka_unit_test(a_folder_that_others_can_write_to_lets_nobody_in),
+        cmocka_unit_test(a_folder_that_vanishes_lets_nobody_in_until_it_is_back),
+        cmocka_unit_test(a_want_of_descriptors_turns_nobody_out),
+        cmocka_unit_test(every_allocation_that_fails_is_an_error_and_leaks_nothing),
+    };
+    return cmocka_run_group_tests_name("allow_list", tests, NULL, NULL);
+}

@@ -1,0 +1,293 @@
+/* Key files: what keygen writes can be read; what others could read, change or have put there, and
+ * what is no key, is refused with a sentence. */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+#include <fcntl.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <refit/keys.h>
+
+#include "tests/support/locksmith.h"
+#include "trust/key_file.h"
+
+static const char good[] = "Yne@$w-vo<fVvi]a<NY6T1ed:M$fCG*[IaLV{hID";
+
+static refit_status read_at(const locksmith *smith, const char *file, rft_key_half half,
+                            refit_error *error)
+{
+    char path[256];
+    rft_key key;
+    locksmith_path(smith, file, path);
+    return rft_key_file_read(AT_FDCWD, path, half, &key, error);
+}
+
+static void put(const locksmith *smith, const char *file, const char *text, mode_t mode)
+{
+    char path[256], below[128];
+    (void)snprintf(below, sizeof below, "/%s", file);
+    file_tree_write(&smith->tree, below, text);
+    locksmith_path(smith, file, path);
+    assert_int_equal(chmod(path, mode), 0);
+}
+
+static mode_t mode_of(const locksmith *smith, const char *file)
+{
+    char path[256];
+    struct stat found;
+    locksmith_path(smith, file, path);
+    assert_int_equal(stat(path, &found), 0);
+    return found.st_mode & 07777;
+}
+
+static void generated_keys_have_their_modes_whatever_the_umask(void **state)
+{
+    (void)state;
+    static const mode_t masks[] = {0, 022, 0777};
+    for (size_t i = 0; i < 3; i++) {
+        locksmith smith = {file_tree_open()};
+        char path[256];
+        locksmith_path(&smith, "new", path);
+        assert_int_equal(mkdir(path, 0700), 0);
+        mode_t before = umask(masks[i]);
+        refit_status status = refit_keys_generate(path, "w0", 0, NULL);
+        (void)umask(before);
+        assert_int_equal(status, REFIT_OK);
+        assert_int_equal(mode_of(&smith, "new/w0.secret"), 0600);
+        assert_int_equal(mode_of(&smith, "new/w0.public"), 0644);
+        assert_int_equal(read_at(&smith, "new/w0.secret", RFT_KEY_SECRET, NULL), REFIT_OK);
+        assert_int_equal(read_at(&smith, "new/w0.public", RFT_KEY_PUBLIC, NULL), REFIT_OK);
+        locksmith_close(&smith);
+    }
+}
+
+static void keys_are_never_written_over_unless_forced(void **state)
+{
+    (void)state;
+    locksmith smith = locksmith_open();
+    char path[256];
+    rft_key before, after;
+    refit_error error;
+    locksmith_path(&smith, "keys/trainer.secret", path);
+    assert_int_equal(rft_key_file_read(AT_FDCWD, path, RFT_KEY_SECRET, &before, NULL), REFIT_OK);
+    char folder[256];
+    locksmith_path(&smith, "keys", folder);
+    assert_int_equal(refit_keys_generate(folder, "trainer", 0, &error), REFIT_ERR_EXISTS);
+    assert_non_null(strstr(error.text, "trainer.secret"));
+    assert_int_equal(rft_key_file_read(AT_FDCWD, path, RFT_KEY_SECRET, &after, NULL), REFIT_OK);
+    assert_memory_equal(&before, &after, sizeof before);
+
+    /* One half alone is kept, too, and the other is not left behind. */
+    assert_int_equal(unlink(path), 0);
+    assert_int_equal(refit_keys_generate(folder, "trainer", 0, &error), REFIT_ERR_EXISTS);
+    assert_int_equal(access(path, F_OK), -1);
+
+    assert_int_equal(refit_keys_generate(folder, "trainer", 1, NULL), REFIT_OK);
+    assert_int_equal(rft_key_file_read(AT_FDCWD, path, RFT_KEY_SECRET, &after, NULL), REFIT_OK);
+    assert_memory_not_equal(&before, &after, sizeof before);
+    assert_int_equal(mode_of(&smith, "keys/trainer.secret"), 0600);
+    locksmith_close(&smith);
+}
+
+/* A link that somebody laid where the secret is to be leads it nowhere. */
+static void links_are_not_followed_when_keys_are_written(void **state)
+{
+    (void)state;
+    locksmith smith = locksmith_open();
+    char link_path[256], target[256], folder[256];
+    locksmith_path(&smith, "keys/w0.secret", link_path);
+    locksmith_path(&smith, "elsewhere", target);
+    locksmith_path(&smith, "keys", folder);
+    assert_int_equal(symlink(target, link_path), 0);
+    assert_int_equal(refit_keys_generate(folder, "w0", 0, NULL), REFIT_ERR_EXISTS);
+    assert_int_equal(refit_keys_generate(folder, "w0", 1, NULL), REFIT_OK);
+    assert_int_equal(access(target, F_OK), -1);
+    assert_int_equal(read_at(&smith, "keys/w0.secret", RFT_KEY_SECRET, NULL), REFIT_OK);
+    locksmith_close(&smith);
+}
+
+static void names_that_lead_elsewhere_are_refused(void **state)
+{
+    (void)state;
+    static const char *const names[] = {"", ".", "..", "../w0", "a/b", "-w0", ".w0", "w 0", "w\n0"};
+    locksmith smith = locksmith_open();
+    char folder[256], longest[RFT_KEY_NAME_BYTES + 1];
+    locksmith_path(&smith, "keys", folder);
+    for (size_t i = 0; i < sizeof names / sizeof names[0]; i++) {
+        assert_int_equal(refit_keys_generate(folder, names[i], 0, NULL), REFIT_ERR_INVALID);
+    }
+    memset(longest, 'w', sizeof longest);
+    longest[RFT_KEY_NAME_BYTES] = '\0';
+    assert_int_equal(refit_keys_generate(folder, longest, 0, NULL), REFIT_ERR_INVALID);
+    longest[RFT_KEY_NAME_BYTES - 1] = '\0';
+    assert_int_equal(refit_keys_generate(folder, longest, 0, NULL), REFIT_OK);
+    assert_int_equal(refit_keys_generate(folder, longest, 1, NULL), REFIT_OK);
+    assert_int_equal(refit_keys_generate(NULL, "w0", 0, NULL), REFIT_ERR_INVALID);
+    assert_int_equal(refit_keys_generate(folder, NULL, 0, NULL), REFIT_ERR_INVALID);
+    locksmith_path(&smith, "keys/trainer.public", folder);
+    assert_int_equal(refit_keys_generate(folder, "w0", 0, NULL), REFIT_ERR_IO);
+    locksmith_close(&smith);
+}
+
+static void a_secret_that_others_can_read_is_refused(void **state)
+{
+    (void)state;
+    static const mode_t modes[] = {0644, 0640, 0604, 0601, 0660, 0610, 0602};
+    locksmith smith = locksmith_open();
+    char path[256];
+    refit_error error;
+    locksmith_path(&smith, "keys/trainer.secret", path);
+    for (size_t i = 0; i < sizeof modes / sizeof modes[0]; i++) {
+        assert_int_equal(chmod(path, modes[i]), 0);
+        assert_int_equal(read_at(&smith, "keys/trainer.secret", RFT_KEY_SECRET, &error),
+                         REFIT_ERR_SECURITY);
+        assert_non_null(strstr(error.text, "chmod 600"));
+    }
+    assert_int_equal(chmod(path, 0400), 0);
+    assert_int_equal(read_at(&smith, "keys/trainer.secret", RFT_KEY_SECRET, NULL), REFIT_OK);
+    locksmith_close(&smith);
+}
+
+static void a_public_key_that_others_can_change_is_refused(void **state)
+{
+    (void)state;
+    locksmith smith = locksmith_open();
+    refit_error error;
+    put(&smith, "open.public", good, 0666);
+    assert_int_equal(read_at(&smith, "open.public", RFT_KEY_PUBLIC, &error), REFIT_ERR_SECURITY);
+    assert_non_null(strstr(error.text, "chmod 644"));
+    put(&smith, "open.public", good, 0644);
+    assert_int_equal(read_at(&smith, "open.public", RFT_KEY_PUBLIC, NULL), REFIT_OK);
+    locksmith_close(&smith);
+}
+
+static void a_file_of_another_user_is_refused(void **state)
+{
+    (void)state;
+    if (geteuid() != 0) skip(); /* nobody else can give files away */
+    locksmith smith = locksmith_open();
+    refit_error error;
+    char path[256];
+    locksmith_path(&smith, "keys/trainer.secret", path);
+    assert_int_equal(chown(path, 12345, (gid_t)-1), 0);
+    assert_int_equal(read_at(&smith, "keys/trainer.secret", RFT_KEY_SECRET, &error),
+                     REFIT_ERR_SECURITY);
+    assert_non_null(strstr(error.text, "12345"));
+    locksmith_close(&smith);
+}
+
+/* What counts is where a link leads. */
+static void a_link_is_judged_by_its_target(void **state)
+{
+    (void)state;
+    locksmith smith = locksmith_open();
+    char target[256], path[256];
+    locksmith_path(&smith, "keys/trainer.secret", target);
+    locksmith_path(&smith, "link.secret", path);
+    assert_int_equal(symlink(target, path), 0);
+    assert_int_equal(read_at(&smith, "link.secret", RFT_KEY_SECRET, NULL), REFIT_OK);
+    assert_int_equal(chmod(target, 0644), 0);
+    assert_int_equal(read_at(&smith, "link.secret", RFT_KEY_SECRET, NULL), REFIT_ERR_SECURITY);
+    assert_int_equal(unlink(target), 0);
+    assert_int_equal(read_at(&smith, "link.secret", RFT_KEY_SECRET, NULL), REFIT_ERR_IO);
+    locksmith_close(&smith);
+}
+
+/* Neither does a pipe without a writer hold anybody up. */
+static void what_is_no_file_is_refused(void **state)
+{
+    (void)state;
+    locksmith smith = locksmith_open();
+    char path[256];
+    refit_error error;
+    locksmith_path(&smith, "pipe.secret", path);
+    assert_int_equal(mkfifo(path, 0600), 0);
+    assert_int_equal(read_at(&smith, "pipe.secret", RFT_KEY_SECRET, &error), REFIT_ERR_SECURITY);
+    assert_int_equal(read_at(&smith, "keys", RFT_KEY_SECRET, NULL), REFIT_ERR_SECURITY);
+    assert_int_equal(read_at(&smith, "none.secret", RFT_KEY_SECRET, &error), REFIT_ERR_IO);
+    assert_non_null(strstr(error.text, "none.secret"));
+    locksmith_close(&smith);
+}
+
+static void the_other_half_is_recognised(void **state)
+{
+    (void)state;
+    locksmith smith = locksmith_open();
+    refit_error error;
+    assert_int_equal(read_at(&smith, "keys/trainer.secret", RFT_KEY_PUBLIC, &error),
+                     REFIT_ERR_SECURITY);
+    assert_non_null(strstr(error.text, "holds a secret key"));
+    char path[256];
+    locksmith_path(&smith, "keys/trainer.public", path);
+    assert_int_equal(chmod(path, 0600), 0);
+    assert_int_equal(read_at(&smith, "keys/trainer.public", RFT_KEY_SECRET, &error),
+                     REFIT_ERR_SECURITY);
+    assert_non_null(strstr(error.text, "holds a public key"));
+    locksmith_close(&smith);
+}
+
+static void texts_that_are_no_key_are_refused_and_comments_are_not(void **state)
+{
+    (void)state;
+    char twice[128], crlf[128], hash[RFT_KEY_TEXT], filled[2000];
+    (void)snprintf(twice, sizeof twice, "%s\n%s\n", good, good);
+    (void)snprintf(crlf, sizeof crlf, "# mine\r\n#\r\n\r\n%s \t\r\n", good);
+    strcpy(hash, good);
+    hash[0] = '#'; /* a digit of Z85, so a line may begin with it */
+    memset(filled, '\n', sizeof filled - 1);
+    filled[sizeof filled - 1] = '\0';
+    const struct {
+        const char *text;
+        refit_status status;
+        const char *words;
+    } rows[] = {
+        {good, REFIT_OK, NULL},
+        {crlf, REFIT_OK, NULL},
+        {"", REFIT_ERR_CONFIG, "no key"},
+        {"# only words\n", REFIT_ERR_CONFIG, "no key"},
+        {twice, REFIT_ERR_CONFIG, "more than one"},
+        {"short", REFIT_ERR_CONFIG, "5 characters instead of 40"},
+        {"Yne@$w-vo<fVvi]a<NY6T1ed:M$fCG*[IaLV{hI\"", REFIT_ERR_CONFIG, "Z85"},
+        {"-----BEGIN OPENSSH PRIVATE KEY-----\nb3BlbnNzaC1rZXktdjEAAAAA\n", REFIT_ERR_CONFIG,
+         "35 characters"},
+        {filled, REFIT_ERR_CONFIG, "not a key file"},
+    };
+    locksmith smith = locksmith_open();
+    for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
+        refit_error error;
+        put(&smith, "some.public", rows[i].text, 0600);
+        assert_int_equal(read_at(&smith, "some.public", RFT_KEY_PUBLIC, &error), rows[i].status);
+        if (rows[i].words != NULL && strstr(error.text, rows[i].words) == NULL)
+            fail_msg("%s", error.text);
+    }
+    put(&smith, "some.public", hash, 0600);
+    refit_error error = {0};
+    (void)read_at(&smith, "some.public", RFT_KEY_PUBLIC, &error);
+    assert_null(strstr(error.text, "no key in it"));
+    locksmith_close(&smith);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(generated_keys_have_their_modes_whatever_the_umask),
+        cmocka_unit_test(keys_are_never_written_over_unless_forced),
+        cmocka_unit_test(links_are_not_followed_when_keys_are_written),
+        cmocka_unit_test(names_that_lead_elsewhere_are_refused),
+        cmocka_unit_test(a_secret_that_others_can_read_is_refused),
+        cmocka_unit_test(a_public_key_that_others_can_change_is_refused),
+        cmocka_unit_test(a_file_of_another_user_is_refused),
+        cmocka_unit_test(a_link_is_judged_by_its_target),
+        cmocka_unit_test(what_is_no_file_is_refused),
+        cmocka_unit_test(the_other_half_is_recognised),
+        cmocka_unit_test(texts_that_are_no_key_are_refused_and_comments_are_not),
+    };
+    return cmocka_run_group_tests_name("key_file", tests, NULL, NULL);
+}
