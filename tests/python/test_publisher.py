@@ -842,8 +842,10 @@ def test_with_keys_a_version_reaches_a_worker_until_its_file_is_gone(tmp_path: P
         publisher.publish(ONE)
         assert worker.seen == [{"w": ONE["w"].tobytes()}]
         other = keygen(tmp_path / "allow", "w1")
-        with Subscriber(publisher.endpoint, **{**theirs, "security_key": other.secret}) as second:
-            publisher.wait_workers(2, PATIENCE)
+        theirs["security_key"] = str(other.secret)
+        with Subscriber(publisher.endpoint, **theirs) as second:
+            with second.next(PATIENCE) as update:
+                assert update.version == 1
             other.public.unlink()
             with pytest.raises(SecurityError, match=r"w1.*security\.allow"):
                 second.next(PATIENCE)
