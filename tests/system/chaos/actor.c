@@ -1,0 +1,110 @@
+/* The allocator counts blocks; a leak of the library shows as blocks left after everything closed.
+ */
+#include "actor.h"
+
+#include <stdatomic.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "clocks.h"
+
+static atomic_llong blocks;
+static int log_line = -1;
+
+static void *count_allocate(void *user, size_t bytes)
+{
+    (void)user;
+    void *block = malloc(bytes);
+    if (block != NULL) atomic_fetch_add(&blocks, 1);
+    return block;
+}
+
+static void *count_reallocate(void *user, void *block, size_t bytes)
+{
+    (void)user;
+    void *moved = realloc(block, bytes);
+    if (block == NULL && moved != NULL) atomic_fetch_add(&blocks, 1);
+    return moved;
+}
+
+static void count_release(void *user, void *block)
+{
+    (void)user;
+    if (block != NULL) atomic_fetch_sub(&blocks, 1);
+    free(block);
+}
+
+static void send_log(void *user, refit_log_level level, const char *line)
+{
+    (void)user;
+    chaos_note note = {.kind = NOTE_LOG, .status = (int32_t)level};
+    snprintf(note.text, sizeof note.text, "%s", line);
+    (void)note_send(log_line, &note);
+}
+
+void actor_prepare(const actor_part *part)
+{
+    static const refit_allocator counting = {sizeof counting, count_allocate, count_reallocate,
+                                             count_release, NULL};
+    if (refit_set_allocator(&counting) != REFIT_OK) abort();
+    log_line = part->line;
+    refit_set_log(send_log, NULL, REFIT_LOG_INFO);
+}
+
+static refit_status set_number(refit_config *config, const char *key, uint32_t number,
+                               const char *unit, refit_error *error)
+{
+    char text[32];
+    snprintf(text, sizeof text, "%u%s", number, unit);
+    return refit_config_set(config, key, text, error);
+}
+
+refit_status actor_configure(const actor_part *part, bool shm, refit_config *config,
+                             refit_error *error)
+{
+    const chaos_plan *plan = part->plan;
+    const struct {
+        const char *key;
+        uint32_t number;
+        const char *unit;
+    } numbers[] = {
+        {"broadcast.slots", plan->slots, ""},
+        {"broadcast.frame_bytes", plan->frame_kib, "KiB"},
+        {"broadcast.window", plan->window, ""},
+        {"broadcast.heartbeat_ms", ACTOR_HEARTBEAT, "ms"},
+        {"broadcast.heartbeat_timeout_ms", ACTOR_HEARTBEAT_TIMEOUT, "ms"},
+        {"broadcast.stage_timeout_ms", ACTOR_STAGE_TIMEOUT, "ms"},
+        {"broadcast.commit_timeout_ms", ACTOR_COMMIT_TIMEOUT, "ms"},
+        {"broadcast.linger_ms", ACTOR_LINGER, "ms"},
+        {"broadcast.quorum", plan->quorum, ""},
+    };
+    refit_config_init(config, sizeof *config);
+    for (size_t i = 0; i < sizeof numbers / sizeof *numbers; i++) {
+        refit_status status =
+            set_number(config, numbers[i].key, numbers[i].number, numbers[i].unit, error);
+        if (status != REFIT_OK) return status;
+    }
+    const char *const texts[][2] = {
+        {"broadcast.shm", shm ? "auto" : "off"},
+        {"broadcast.commit", plan->quorum != 0 ? "quorum" : "all"},
+        {"broadcast.verify", plan->verify_always ? "always" : "auto"},
+    };
+    for (size_t i = 0; i < sizeof texts / sizeof *texts; i++) {
+        refit_status status = refit_config_set(config, texts[i][0], texts[i][1], error);
+        if (status != REFIT_OK) return status;
+    }
+    return REFIT_OK;
+}
+
+uint64_t actor_allocations(void)
+{
+    return (uint64_t)atomic_load(&blocks);
+}
+
+void actor_leave(const actor_part *part)
+{
+    refit_set_log(NULL, NULL, REFIT_LOG_ERROR);
+    const chaos_note gone = {.kind = NOTE_GONE, .amount = actor_allocations()};
+    (void)note_send(part->line, &gone);
+}

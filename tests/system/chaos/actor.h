@@ -1,0 +1,48 @@
+/*
+ * actor: what a trainer and a worker of a run have in common: they count what the library allocates
+ * for itself, send its log lines to the conductor, and read their options off the plan.
+ */
+#ifndef CHAOS_ACTOR_H
+#define CHAOS_ACTOR_H
+
+#include <refit.h>
+
+#include "note.h"
+#include "plan.h"
+
+/* Timeouts of every run, in ms. */
+#define ACTOR_HEARTBEAT         30u
+#define ACTOR_HEARTBEAT_TIMEOUT 300u
+#define ACTOR_STAGE_TIMEOUT     700u
+#define ACTOR_COMMIT_TIMEOUT    600u
+#define ACTOR_LINGER            100u
+
+/* What a process needs to play its part. */
+typedef struct actor_part {
+    const chaos_plan *plan;
+    int line;
+    char endpoint[256];
+    uint32_t number; /* of the worker, or of the trainer: 0, 1, … in the order they came */
+    char name[64];   /* of the worker */
+    char keys[128];  /* folder of the run's keys; empty: none */
+    bool boot_clock; /* whether its monotonic clock is moved, too */
+} actor_part;
+
+/* Called first. */
+void actor_prepare(const actor_part *part);
+
+/* Fills in the options that both share. */
+refit_status actor_configure(const actor_part *part, bool shm, refit_config *config,
+                             refit_error *error);
+
+/* What the library has allocated and not freed. */
+uint64_t actor_allocations(void);
+
+/* Tells the conductor that nothing is open any more. */
+void actor_leave(const actor_part *part);
+
+/* Both serve their line until it ends, then close in good order. The process's exit status. */
+int trainer_run(const actor_part *part);
+int worker_run(const actor_part *part);
+
+#endif

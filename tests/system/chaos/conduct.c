@@ -1,0 +1,323 @@
+/* The run from its first version to its last, and what must hold after each. */
+#include "run.h"
+
+#include <arpa/inet.h>
+#include <inttypes.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "base/clock.h"
+
+#define QUIET_TRIES   20u
+#define QUIET_WAIT    3000u
+#define QUIET_ROUNDS  3u
+#define RESIDENT_ROOM (UINT64_C(6) << 20)
+
+/* ---- Waiting */
+
+static bool trainer_is_ready(const chaos_run *run, const void *what)
+{
+    (void)what;
+    return run->trainer.pid != 0 && run->trainer_ready;
+}
+
+static bool round_is_over(const chaos_run *run, const void *what)
+{
+    (void)what;
+    return !run->round.open;
+}
+
+/* Whoever is well holds the trainer's version. That its bytes are the trainer's was seen when it
+ * accepted them. */
+static bool all_are_current(const chaos_run *run, const void *what)
+{
+    (void)what;
+    if (run->served == 0) return true;
+    for (uint32_t i = 0; i < run->plan.workers; i++) {
+        const run_worker *one = &run->worker[i];
+        bool excused = one->ills != 0 || one->kept == run->served;
+        if (!excused && one->version != run->served) return false;
+    }
+    return true;
+}
+
+static void await(chaos_run *run, bool (*holds)(const chaos_run *run, const void *what),
+                  uint32_t timeout_ms, const char *complaint)
+{
+    int64_t deadline = rft_deadline(timeout_ms);
+    while (!holds(run, NULL)) {
+        int left = rft_ms_until(deadline);
+        if (left == 0) run_fail(run, "%s", complaint);
+        run_pump(run, left);
+    }
+}
+
+static void await_trainer(chaos_run *run)
+{
+    await(run, trainer_is_ready, run_patience_ms() + 3000, "there is no trainer in time");
+    for (uint32_t i = 0; i < run->left_count; i++) {
+        if (access(run->left[i], F_OK) == 0)
+            run_fail(run, "%s of a killed trainer is still there", run->left[i]);
+    }
+    run->left_count = 0;
+}
+
+/* ---- A version */
+
+static uint32_t count_well(const chaos_run *run)
+{
+    uint32_t count = 0;
+    for (uint32_t i = 0; i < run->plan.workers; i++)
+        count += run->worker[i].ills == 0;
+    return count;
+}
+
+static void order_version(chaos_run *run, const chaos_version_plan *version)
+{
+    chaos_note order = {.kind = NOTE_PUBLISH,
+                        .version = ++run->next,
+                        .digest = version->change,
+                        .rate = version->rate,
+                        .fate = version->fate,
+                        .amount = count_well(run),
+                        .ms = version->wait_ms,
+                        .pause_us = version->pause_us};
+    run->wait_ms = version->wait_ms;
+    run->round = (run_round){.open = true, .result = {.number = order.version}};
+    if (ledger_add(&run->ledger, order.version, run->trainers) == NULL)
+        run_fail(run, "the harness has no room for a version");
+    run_say(run, "version %" PRIu64 " begins, %s changes%s", order.version,
+            model_rate_name(version->rate), version->fate == FATE_ABORT ? ", to be aborted" : "");
+    if (!note_send(run->trainer.line, &order)) run_fail(run, "the trainer does not hear");
+}
+
+/* Does what the plan has for the version, each deed in its time. */
+static void play_deeds(chaos_run *run, const chaos_version_plan *version)
+{
+    int64_t began = rft_now();
+    for (uint32_t i = 0; i < version->deeds; i++) {
+        const chaos_deed *deed = &run->plan.deeds[version->first + i];
+        int64_t due = rft_after_ms(began, deed->at_ms);
+        while (deed->at_ms != 0 && rft_ms_until(due) > 0 && run->round.open)
+            run_pump(run, rft_ms_until(due));
+        if (deed->at_ms != 0) deed_do(run, deed);
+    }
+}
+
+static void play_version(chaos_run *run, const chaos_version_plan *version)
+{
+    for (uint32_t i = 0; i < version->deeds; i++) {
+        const chaos_deed *deed = &run->plan.deeds[version->first + i];
+        if (deed->at_ms != 0) break;
+        deed_do(run, deed);
+        await_trainer(run);
+    }
+    await_trainer(run);
+    order_version(run, version);
+    play_deeds(run, version);
+    await(run, round_is_over,
+          run_patience_ms() + run->wait_ms + 2 * (ACTOR_STAGE_TIMEOUT + ACTOR_COMMIT_TIMEOUT) +
+              run->round.stopped_ms,
+          "the version does not end");
+    await_trainer(run);
+    await(run, all_are_current, run_patience_ms() + 4000,
+          "a worker that is well does not hold the trainer's version");
+}
+
+/* ---- Quiet versions: everybody is well, all count and all apply it */
+
+static bool quiet_version(chaos_run *run, uint64_t change)
+{
+    const chaos_version_plan quiet = {
+        .rate = RATE_SOME, .change = change, .fate = FATE_COMMIT, .wait_ms = QUIET_WAIT};
+    order_version(run, &quiet);
+    await(run, round_is_over,
+          run_patience_ms() + run->wait_ms + 2 * (ACTOR_STAGE_TIMEOUT + ACTOR_COMMIT_TIMEOUT),
+          "a quiet version does not end");
+    await(run, all_are_current, run_patience_ms() + 4000,
+          "a worker does not hold the trainer's version, though all are well");
+    const ledger_result *result = &run->round.result;
+    return result->status == REFIT_OK && result->counted == run->plan.workers;
+}
+
+static void quiet_versions(chaos_run *run)
+{
+    uint32_t good = 0;
+    for (uint32_t i = 0; good < QUIET_ROUNDS; i++) {
+        if (i == QUIET_TRIES) run_fail(run, "no version counts all workers, though all are well");
+        good = quiet_version(run, run->plan.model + i) ? good + 1 : 0;
+        if (good == 0) run_pump(run, (int)ACTOR_HEARTBEAT);
+    }
+}
+
+/* ---- Census */
+
+static void take_census(chaos_run *run)
+{
+    census_take(run->trainer.pid, &run->trainer_before);
+    for (uint32_t i = 0; i < run->plan.workers; i++)
+        census_take(run->worker[i].player.pid, &run->worker[i].before);
+}
+
+static bool fits(const census *before, const census *now)
+{
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+    bool resident = true; /* freed memory is kept there for a while */
+#else
+    bool resident = now->resident <= before->resident + RESIDENT_ROOM;
+#endif
+    return resident && now->descriptors <= before->descriptors && now->segments <= before->segments;
+}
+
+static void say_census(chaos_run *run, const char *name, const census *before, const census *now)
+{
+    run_say(run,
+            "%s: %" PRIu32 " descriptors, %" PRIu32 " segments, %" PRIu64 " KiB; before: %" PRIu32
+            ", %" PRIu32 ", %" PRIu64,
+            name, now->descriptors, now->segments, now->resident / 1024, before->descriptors,
+            before->segments, before->resident / 1024);
+}
+
+static bool census_fits(chaos_run *run, bool say)
+{
+    census now;
+    census_take(run->trainer.pid, &now);
+    bool all = fits(&run->trainer_before, &now);
+    if (say) say_census(run, "trainer", &run->trainer_before, &now);
+    for (uint32_t i = 0; i < run->plan.workers; i++) {
+        census_take(run->worker[i].player.pid, &now);
+        all = fits(&run->worker[i].before, &now) && all;
+        if (say) say_census(run, run->worker[i].name, &run->worker[i].before, &now);
+    }
+    return all;
+}
+
+/* Closed connections are cleared away in time. */
+static void compare_census(chaos_run *run)
+{
+    int64_t deadline = rft_deadline(run_patience_ms());
+    while (!census_fits(run, false)) {
+        if (rft_ms_until(deadline) == 0) {
+            (void)census_fits(run, true);
+            run_fail(run, "memory or descriptors are not where they were");
+        }
+        run_pump(run, 20);
+    }
+    (void)census_fits(run, true);
+}
+
+/* ---- From the first to the last */
+
+static struct in_addr own_address(void)
+{
+    uint32_t self = (uint32_t)getpid(); /* of 22 bits at most */
+    struct in_addr address = {htonl(0x7f400000u + (self & 0x3fffffu))};
+    return address;
+}
+
+static int run_proxy(const actor_part *part)
+{
+    const int *listeners = (const int *)(const void *)part->endpoint;
+    uint32_t count = part->number;
+    int copied[WORKERS_MOST];
+    memcpy(copied, listeners, count * sizeof *copied);
+    proxy_run(part->line, copied, count);
+    return 0;
+}
+
+static void start_proxy(chaos_run *run)
+{
+    actor_part part = {.plan = &run->plan, .number = run->plan.workers};
+    struct in_addr address = run->address;
+    if (run->options->address != NULL) address.s_addr = htonl(INADDR_ANY);
+    for (uint32_t i = 0; i < run->plan.workers; i++) {
+        run->listeners[i] = proxy_listen(address, &run->worker[i].port);
+        if (run->listeners[i] < 0) run_fail(run, "no port for a link");
+    }
+    run->listeners[run->plan.workers] = -1;
+    memcpy(part.endpoint, run->listeners, run->plan.workers * sizeof *run->listeners);
+    if (!player_start(&run->proxy, run_proxy, &part, run->listeners))
+        run_fail(run, "a process could not be started");
+    for (uint32_t i = 0; i < run->plan.workers; i++)
+        close(run->listeners[i]);
+}
+
+static void start_all(chaos_run *run)
+{
+    char address[INET_ADDRSTRLEN];
+    run->address = own_address();
+    inet_ntop(AF_INET, &run->address, address, sizeof address);
+    snprintf(run->endpoint, sizeof run->endpoint, "tcp://%s:0", address);
+    start_proxy(run);
+    run_start_trainer(run);
+    await_trainer(run);
+    for (uint32_t i = 0; i < run->plan.workers; i++) {
+        snprintf(run->worker[i].name, sizeof run->worker[i].name, "w%" PRIu32, i);
+        run_start_worker(run, i);
+    }
+}
+
+static void end_player(chaos_run *run, player *one, const char *name)
+{
+    const chaos_note quit = {.kind = NOTE_QUIT};
+    chaos_note note = {0};
+    if (!note_send(one->line, &quit)) run_fail(run, "%s does not hear", name);
+    while (note_await(one->line, &note) && note.kind != NOTE_GONE) {
+        if (note.kind == NOTE_COUNTS && one == &run->trainer) {
+            run->totals.resent += note.amount;
+            run->totals.evicted += note.version;
+            run->totals.sent_bytes += note.digest;
+        } else if (note.kind == NOTE_COUNTS) {
+            run->totals.damaged += note.amount;
+        }
+    }
+    if (note.kind != NOTE_GONE) run_fail(run, "%s ended without a word", name);
+    if (note.amount != 0) run_fail(run, "%s leaks %" PRIu64 " allocations", name, note.amount);
+    if (!player_await_end(one, run_patience_ms())) run_fail(run, "%s ends badly", name);
+}
+
+static void end_workers(chaos_run *run)
+{
+    for (uint32_t i = 0; i < run->plan.workers; i++)
+        end_player(run, &run->worker[i].player, run->worker[i].name);
+}
+
+static void end_all(chaos_run *run)
+{
+    census there;
+    const chaos_note quit = {.kind = NOTE_QUIT};
+    bool trainer_first = run->plan.model % 2 == 0;
+    census_take(run->trainer.pid, &there);
+    if (!trainer_first) end_workers(run);
+    end_player(run, &run->trainer, "the trainer");
+    if (trainer_first) end_workers(run);
+    for (uint32_t i = 0; i < there.segments; i++) {
+        if (access(there.names[i], F_OK) == 0)
+            run_fail(run, "%s is left in shared memory", there.names[i]);
+    }
+    (void)note_send(run->proxy.line, &quit);
+    if (!player_await_end(&run->proxy, run_patience_ms())) run_fail(run, "the proxy ends badly");
+}
+
+void run_play(chaos_run *run, uint64_t seed, const chaos_options *options)
+{
+    memset(run, 0, sizeof *run);
+    run->options = options;
+    run->began = rft_now();
+    run->log = options->verbose ? stdout : tmpfile();
+    if (run->log == NULL) exit(1);
+    if (options->verbose) setvbuf(stdout, NULL, _IOLBF, 0);
+    plan_draw(&run->plan, seed, options->versions, options->workers);
+    plan_print(&run->plan, run->log);
+    start_all(run);
+    quiet_versions(run);
+    take_census(run);
+    for (uint32_t i = 0; i < run->plan.versions; i++)
+        play_version(run, &run->plan.version[i]);
+    deed_mend(run, true);
+    await_trainer(run);
+    quiet_versions(run);
+    compare_census(run);
+    end_all(run);
+}

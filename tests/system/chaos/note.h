@@ -1,0 +1,79 @@
+/*
+ * note: what the processes of a run say to each other, one fixed struct a packet. The conductor
+ * holds one line (a socket pair) to each; a line whose other end is gone ends its process.
+ */
+#ifndef CHAOS_NOTE_H
+#define CHAOS_NOTE_H
+
+#include <stdbool.h>
+#include <stdint.h>
+#include <sys/types.h>
+
+typedef enum chaos_note_kind {
+    /* to all */
+    NOTE_QUIT, /* close everything; GONE follows */
+    /* to the trainer */
+    NOTE_PUBLISH, /* version; seed of the change; fate, rate: how; pause_us between two tensors;
+                     it waits for `amount` workers, `ms` at most */
+    NOTE_REOPEN,  /* closes the publisher and opens one at the same endpoint; READY follows */
+    NOTE_DECLARE, /* other tensors */
+    /* to a worker */
+    NOTE_MANNER, /* how its user behaves: manner, for `ms` */
+    NOTE_CLOCK,  /* its wall clock jumps by `seconds` */
+    /* to the proxy */
+    NOTE_UPSTREAM, /* where the trainer is: name (the address), amount (the port) */
+    NOTE_LINK,     /* fault of the link of `worker`: fault, amount */
+
+    /* from all */
+    NOTE_READY, /* text: where (trainer: endpoint; proxy: none) */
+    NOTE_LOG,   /* text */
+    NOTE_GONE,  /* amount: allocations of the library that are left */
+    /* from the trainer */
+    NOTE_WAITED,  /* status, ms */
+    NOTE_BEGUN,   /* version, status, ms */
+    NOTE_WRITTEN, /* version, digest */
+    NOTE_MEMBER,  /* of the version just ended: name, status, flags, text: reason */
+    NOTE_DONE,    /* version, status, ms; amount: the committed version; text: the error */
+    /* from a worker */
+    NOTE_TAKEN,   /* version, digest, ms waited */
+    NOTE_DECIDES, /* version: it is about to accept it */
+    NOTE_DECIDED, /* version, status; manner: what it did */
+    NOTE_ENDED,   /* status, text: refused for good */
+    NOTE_COUNTS,  /* bytes that travelled, frames that were damaged */
+} chaos_note_kind;
+
+typedef enum chaos_member_flag {
+    MEMBER_SUBSCRIBED = 1,
+    MEMBER_COUNTED = 2, /* the version counted on it */
+    MEMBER_COMMITTED = 4,
+} chaos_member_flag;
+
+typedef struct chaos_note {
+    uint32_t kind;
+    int32_t status;
+    uint64_t version;
+    uint64_t digest; /* or a seed */
+    uint64_t amount;
+    int64_t seconds;
+    uint32_t ms;
+    uint32_t fate;
+    uint32_t rate;
+    uint32_t pause_us;
+    uint32_t worker;
+    uint32_t fault;
+    uint32_t manner;
+    uint32_t flags;
+    char name[64];
+    char text[256];
+} chaos_note;
+
+/* False: the other end is gone, or does not read. */
+bool note_send(int line, const chaos_note *note);
+
+/* 1: read; 0: none is there now; -1: the other end is gone. */
+int note_receive(int line, chaos_note *note);
+
+/* Waits for it. False: the other end is gone. */
+bool note_await(int line, chaos_note *note);
+
+#endif

@@ -1,0 +1,202 @@
+/* Draws first, prints, and has no part in what happens then. */
+#include "plan.h"
+
+#include <inttypes.h>
+#include <string.h>
+
+#include "tests/support/seeded.h"
+
+typedef struct deed_rule {
+    const char *words;
+    chaos_target target;
+    uint32_t weight;
+    uint32_t amount[2];
+    uint32_t ms[2];
+} deed_rule;
+
+static const deed_rule rules[DEED_KINDS] = {
+#define CHAOS_DEED_RULE(name, words, whom, weight, low, high, short_, long_)                       \
+    [DEED_##name] = {words, TARGET_##whom, weight, {low, high}, {short_, long_}},
+    CHAOS_DEEDS(CHAOS_DEED_RULE)
+#undef CHAOS_DEED_RULE
+};
+
+chaos_target deed_target(chaos_deed_kind kind)
+{
+    return rules[kind].target;
+}
+
+static uint32_t below(uint64_t *seed, uint32_t bound)
+{
+    return (uint32_t)seeded_below(seed, bound);
+}
+
+static bool one_in(uint64_t *seed, uint32_t count)
+{
+    return below(seed, count) == 0;
+}
+
+static uint32_t between(uint64_t *seed, const uint32_t range[2])
+{
+    return range[0] + below(seed, range[1] - range[0] + 1);
+}
+
+/* Neighbouring seeds are to have nothing in common. */
+static uint64_t spread(uint64_t seed)
+{
+    seed = (seed + 1) * UINT64_C(0x9e3779b97f4a7c15);
+    seed ^= seed >> 31;
+    seed *= UINT64_C(0xbf58476d1ce4e5b9);
+    seed ^= seed >> 29;
+    return seed != 0 ? seed : 1;
+}
+
+/* ---- What holds for the whole run */
+
+static int64_t draw_clock(uint64_t *seed)
+{
+    int64_t away = (int64_t)seeded_below(seed, 10u * 365 * 86400);
+    if (one_in(seed, 2)) return 0;
+    return one_in(seed, 2) ? away : -away;
+}
+
+static void draw_worker(chaos_worker_plan *worker, uint32_t shm_of_4, uint64_t *seed)
+{
+    worker->shm = below(seed, 4) < shm_of_4;
+    worker->polls = one_in(seed, 2);
+    worker->wall_clock_s = draw_clock(seed);
+    worker->boot_clock_s = one_in(seed, 2) ? (int64_t)seeded_below(seed, 1000000) : 0;
+}
+
+static void draw_setting(chaos_plan *plan, uint64_t *seed)
+{
+    static const uint32_t shares[] = {0, 2, 2, 3, 4}; /* of 4 workers, through shared memory */
+    uint32_t shm_of_4 = shares[below(seed, 5)];
+    plan->slots = 1 + below(seed, 2);
+    bool quorum = one_in(seed, 3);
+    plan->quorum = quorum ? 1 + below(seed, plan->workers) : 0;
+    plan->frame_kib = 64u << below(seed, 3);
+    plan->window = 1 + below(seed, 8);
+    plan->verify_always = one_in(seed, 3);
+    plan->keys = one_in(seed, 3);
+    plan->numbers_fall = one_in(seed, 2);
+    plan->variant = below(seed, MODEL_VARIANTS);
+    plan->trainer_wall_clock_s = draw_clock(seed);
+    plan->model = seeded_next(seed);
+    for (uint32_t i = 0; i < plan->workers; i++) {
+        draw_worker(&plan->each[i], shm_of_4, seed);
+    }
+}
+
+/* ---- What happens in a version */
+
+static chaos_deed_kind draw_kind(uint64_t *seed)
+{
+    uint32_t sum = 0, kind = 0;
+    for (uint32_t i = 0; i < DEED_KINDS; i++)
+        sum += rules[i].weight;
+    uint32_t draw = below(seed, sum);
+    while (draw >= rules[kind].weight)
+        draw -= rules[kind++].weight;
+    return (chaos_deed_kind)kind;
+}
+
+static void draw_deed(chaos_plan *plan, uint64_t *seed)
+{
+    if (plan->deed_count == DEEDS_MOST) return;
+    chaos_deed *deed = &plan->deeds[plan->deed_count++];
+    deed->kind = draw_kind(seed);
+    deed->worker = below(seed, plan->workers);
+    deed->at_ms = one_in(seed, 3) ? 0 : below(seed, 30);
+    deed->amount = between(seed, rules[deed->kind].amount);
+    deed->ms = between(seed, rules[deed->kind].ms);
+}
+
+static void sort_deeds(chaos_deed *deeds, uint32_t count)
+{
+    for (uint32_t i = 1; i < count; i++) {
+        for (uint32_t k = i; k > 0 && deeds[k].at_ms < deeds[k - 1].at_ms; k--) {
+            chaos_deed earlier = deeds[k];
+            deeds[k] = deeds[k - 1];
+            deeds[k - 1] = earlier;
+        }
+    }
+}
+
+static void draw_version(chaos_plan *plan, chaos_version_plan *version, uint64_t *seed)
+{
+    static const uint32_t counts[] = {0, 0, 0, 1, 1, 1, 2, 3};
+    version->rate = (model_rate)below(seed, RATE_COUNT);
+    version->change = seeded_next(seed);
+    version->fate = one_in(seed, 15) ? FATE_ABORT : FATE_COMMIT;
+    version->wait_ms = one_in(seed, 4) ? 0 : 400;
+    version->pause_us = one_in(seed, 2) ? 0 : below(seed, 4000);
+    version->first = plan->deed_count;
+    for (uint32_t i = counts[below(seed, 8)]; i > 0; i--) {
+        draw_deed(plan, seed);
+    }
+    version->deeds = plan->deed_count - version->first;
+    sort_deeds(plan->deeds + version->first, version->deeds);
+}
+
+void plan_draw(chaos_plan *plan, uint64_t seed, uint32_t versions, uint32_t workers)
+{
+    uint64_t state = spread(seed);
+    memset(plan, 0, sizeof *plan);
+    plan->seed = seed;
+    plan->versions = versions < VERSIONS_MOST ? versions : VERSIONS_MOST;
+    plan->workers = workers < WORKERS_MOST ? workers : WORKERS_MOST;
+    draw_setting(plan, &state);
+    for (uint32_t i = 0; i < plan->versions; i++) {
+        draw_version(plan, &plan->version[i], &state);
+    }
+}
+
+/* ---- Printing */
+
+void plan_print_deed(const chaos_deed *deed, FILE *to)
+{
+    const deed_rule *rule = &rules[deed->kind];
+    if (rule->target != TARGET_TRAINER) fprintf(to, "w%" PRIu32 " ", deed->worker);
+    fprintf(to, "%s", rule->words);
+    if (rule->amount[1] > 1) fprintf(to, " [%" PRIu32 "]", deed->amount);
+    if (rule->ms[1] > 0) fprintf(to, " (%" PRIu32 " ms)", deed->ms);
+}
+
+static void print_worker(const chaos_plan *plan, uint32_t i, FILE *to)
+{
+    const chaos_worker_plan *worker = &plan->each[i];
+    fprintf(to, "  w%" PRIu32 ": %s, %s, wall clock %+" PRId64 " s, boot clock %+" PRId64 " s\n", i,
+            worker->shm ? "shared memory" : "sockets", worker->polls ? "polls" : "waits",
+            worker->wall_clock_s, worker->boot_clock_s);
+}
+
+static void print_version(const chaos_plan *plan, uint32_t i, FILE *to)
+{
+    const chaos_version_plan *version = &plan->version[i];
+    fprintf(to, "  version %" PRIu32 ": %s changes, %s, pauses of %" PRIu32 " us%s\n", i + 1,
+            model_rate_name(version->rate),
+            version->wait_ms != 0 ? "waits for workers" : "does not wait", version->pause_us,
+            version->fate == FATE_ABORT ? ", aborted when half written" : "");
+    for (uint32_t k = 0; k < version->deeds; k++) {
+        const chaos_deed *deed = &plan->deeds[version->first + k];
+        fprintf(to, "    at %2" PRIu32 " ms: ", deed->at_ms);
+        plan_print_deed(deed, to);
+        fputc('\n', to);
+    }
+}
+
+void plan_print(const chaos_plan *plan, FILE *to)
+{
+    fprintf(to,
+            "seed %" PRIu64 ": %" PRIu32 " workers, %" PRIu32 " versions, %" PRIu32
+            " slots, commit: %s%.0" PRIu32 ", frames of %" PRIu32 " KiB, window %" PRIu32
+            ", verify: %s%s\n",
+            plan->seed, plan->workers, plan->versions, plan->slots,
+            plan->quorum != 0 ? "quorum of " : "all", plan->quorum, plan->frame_kib, plan->window,
+            plan->verify_always ? "always" : "auto", plan->keys ? ", keys" : "");
+    for (uint32_t i = 0; i < plan->workers; i++)
+        print_worker(plan, i, to);
+    for (uint32_t i = 0; i < plan->versions; i++)
+        print_version(plan, i, to);
+}

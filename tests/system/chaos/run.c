@@ -1,0 +1,362 @@
+/* Hears the processes: one poll over all lines, and the clock for what is to be mended. */
+#include "run.h"
+
+#include <inttypes.h>
+#include <poll.h>
+#include <stdarg.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/clock.h"
+
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+#define PATIENCE_MS 20000u
+#else
+#define PATIENCE_MS 6000u
+#endif
+
+uint32_t run_patience_ms(void)
+{
+    return PATIENCE_MS;
+}
+
+/* ---- Saying */
+
+static void say_time(chaos_run *run)
+{
+    fprintf(run->log, "%8.1f ms  ", (double)(rft_now() - run->began) * 1e-6);
+}
+
+void run_say(chaos_run *run, const char *format, ...)
+{
+    va_list arguments;
+    say_time(run);
+    va_start(arguments, format);
+    vfprintf(run->log, format, arguments);
+    va_end(arguments);
+    fputc('\n', run->log);
+}
+
+static void say_workers(chaos_run *run)
+{
+    for (uint32_t i = 0; i < run->plan.workers; i++) {
+        const run_worker *one = &run->worker[i];
+        run_say(run,
+                "%s: %s%s, version %" PRIu64 ", open %" PRIu64 ", refused %" PRIu64 ", %" PRIu32
+                " faults to mend",
+                one->name, one->player.pid == 0 ? "gone" : "there",
+                one->player.stopped ? ", stopped" : "", one->version, one->taken, one->kept,
+                one->ills);
+    }
+}
+
+void run_fail(chaos_run *run, const char *format, ...)
+{
+    va_list arguments;
+    char *log_text = NULL;
+    say_workers(run);
+    say_time(run);
+    fprintf(run->log, "WRONG: ");
+    va_start(arguments, format);
+    vfprintf(run->log, format, arguments);
+    va_end(arguments);
+    fputc('\n', run->log);
+    fflush(run->log);
+    if (!run->options->verbose) {
+        rewind(run->log);
+        size_t size = 0;
+        while (getline(&log_text, &size, run->log) >= 0)
+            fputs(log_text, stdout);
+    }
+    free(log_text);
+    fflush(stdout);
+    exit(1);
+}
+
+/* ---- The trainer's words */
+
+static int worker_of_name(const chaos_run *run, const char *name)
+{
+    unsigned number;
+    if (sscanf(name, "w%u", &number) != 1 || number >= run->plan.workers) return -1;
+    return (int)number;
+}
+
+static bool any_flipped(const chaos_run *run)
+{
+    for (uint32_t i = 0; i < run->plan.workers; i++) {
+        if (run->worker[i].flipped) return true;
+    }
+    return false;
+}
+
+static void hear_member(chaos_run *run, const chaos_note *note)
+{
+    ledger_result *result = &run->round.result;
+    int worker = worker_of_name(run, note->name);
+    bool committed = (note->flags & MEMBER_COMMITTED) != 0;
+    run_say(run, "  %s:%s%s%s, at %" PRIu64 " %s %s", note->name,
+            (note->flags & MEMBER_SUBSCRIBED) != 0 ? " subscribed" : " gone",
+            (note->flags & MEMBER_COUNTED) != 0 ? ", counted" : "",
+            committed ? ", has applied it" : "", note->amount,
+            note->status != REFIT_OK ? refit_status_name((refit_status)note->status) : "",
+            note->text);
+    if (worker < 0 && !any_flipped(run)) run_fail(run, "nobody is called %s", note->name);
+    if ((note->flags & MEMBER_COUNTED) != 0) result->counted++;
+    if ((note->flags & MEMBER_COUNTED) != 0 && committed) result->applied++;
+    if (worker >= 0 && committed) result->names |= 1u << worker;
+}
+
+static void hear_workers(chaos_run *run);
+
+/* Who announced a version did so before the trainer counted it: the workers are heard first. */
+static void judge_done(chaos_run *run)
+{
+    char complaint[LEDGER_COMPLAINT];
+    const chaos_note *note = &run->round.done;
+    if (!run->round.open || note->kind != NOTE_DONE) return;
+    hear_workers(run);
+    ledger_result *result = &run->round.result;
+    result->status = note->status;
+    result->committed = note->amount;
+    result->before = run->committed;
+    result->quorum = run->plan.quorum;
+    if (!ledger_ends(&run->ledger, result, complaint)) run_fail(run, "%s", complaint);
+    run->committed = note->amount;
+    if (note->amount == note->version) run->served = note->amount;
+    if (note->amount == note->version) run->totals.committed++;
+    if (note->amount != note->version) run->totals.aborted++;
+    uint32_t most = ACTOR_STAGE_TIMEOUT + ACTOR_COMMIT_TIMEOUT + run->round.stopped_ms;
+    if (note->ms > most + PATIENCE_MS || run->round.begin_ms > most + PATIENCE_MS)
+        run_fail(run, "the trainer waited %u ms in begin and %u ms after it", run->round.begin_ms,
+                 note->ms);
+    run->round.open = false;
+}
+
+static void hear_done(chaos_run *run, const chaos_note *note)
+{
+    run_say(run, "version %" PRIu64 ": %s after %u ms, the trainer is at %" PRIu64 " %s",
+            note->version, refit_status_name((refit_status)note->status), note->ms, note->amount,
+            note->text);
+    run->round.done = *note;
+}
+
+static void hear_written(chaos_run *run, const chaos_note *note)
+{
+    ledger_entry *entry = ledger_find(&run->ledger, note->version);
+    if (entry == NULL) run_fail(run, "version %" PRIu64 " never began", note->version);
+    entry->digest = note->digest;
+    entry->written = true;
+    run_say(run, "version %" PRIu64 " is written: %016" PRIx64, note->version, note->digest);
+}
+
+static void hear_ready(chaos_run *run, const chaos_note *note)
+{
+    if (note->status != REFIT_OK)
+        run_fail(run, "the trainer: %s: %s", refit_status_name((refit_status)note->status),
+                 note->text);
+    run->trainer_ready = true;
+    run_say(run, "the trainer is ready");
+    if (note->text[0] == '\0') return;
+    chaos_note upstream = {.kind = NOTE_UPSTREAM};
+    snprintf(run->endpoint, sizeof run->endpoint, "%s", note->text);
+    const char *port = strrchr(run->endpoint, ':');
+    upstream.amount = strtoull(port + 1, NULL, 10);
+    snprintf(upstream.name, sizeof upstream.name, "%.*s", (int)(port - run->endpoint - 6),
+             run->endpoint + 6); /* behind tcp:// */
+    (void)note_send(run->proxy.line, &upstream);
+}
+
+static void trainer_says(chaos_run *run, const chaos_note *note)
+{
+    switch (note->kind) {
+    case NOTE_READY: hear_ready(run, note); break;
+    case NOTE_WAITED:
+        if (note->status != REFIT_OK) run_say(run, "not all are subscribed: %s", note->text);
+        if (note->ms > run->wait_ms + run->round.stopped_ms + PATIENCE_MS)
+            run_fail(run, "the trainer waited %u ms for workers, instead of %u", note->ms,
+                     run->wait_ms);
+        break;
+    case NOTE_BEGUN:
+        run->round.begin_ms = note->ms;
+        if (note->status != REFIT_OK)
+            run_say(run, "begin: %s %s", refit_status_name((refit_status)note->status), note->text);
+        break;
+    case NOTE_WRITTEN: hear_written(run, note); break;
+    case NOTE_MEMBER: hear_member(run, note); break;
+    case NOTE_DONE: hear_done(run, note); break;
+    case NOTE_LOG: run_say(run, "trainer says: %s", note->text); break;
+    default: break;
+    }
+}
+
+void run_hear_trainer(chaos_run *run)
+{
+    chaos_note note;
+    int got = 0;
+    while (run->trainer.pid != 0 && (got = note_receive(run->trainer.line, &note)) > 0)
+        trainer_says(run, &note);
+    if (got < 0) run_fail(run, "the trainer's process has died");
+}
+
+/* ---- The workers' words */
+
+static void hear_decided(chaos_run *run, uint32_t at, const chaos_note *note)
+{
+    char complaint[LEDGER_COMPLAINT];
+    run_worker *one = &run->worker[at];
+    bool kept = note->manner == MANNER_REFUSE_KEPT, lost = note->manner == MANNER_REFUSE_LOST;
+    one->taken = 0;
+    if (note->status == REFIT_ERR_STALE || (lost && note->status == REFIT_OK)) {
+        run_say(run, "%s has nothing: %s %s", one->name, lost ? "refused" : "stale", note->text);
+        one->version = 0;
+        return;
+    }
+    if (note->status != REFIT_OK)
+        run_fail(run, "%s cannot decide: %s %s", one->name,
+                 refit_status_name((refit_status)note->status), note->text);
+    if (kept) {
+        run_say(run, "%s refused version %" PRIu64, one->name, note->version);
+        one->kept = note->version;
+        return;
+    }
+    run_hear_trainer(run); /* what it wrote it said before */
+    if (!ledger_accepts(&run->ledger, at, note->version, one->digest, complaint))
+        run_fail(run, "%s", complaint);
+    const ledger_entry *before = ledger_find(&run->ledger, one->version);
+    const ledger_entry *now = ledger_find(&run->ledger, note->version);
+    if (before != NULL && before->trainer == now->trainer && before->number > now->number)
+        run_fail(run, "%s went back from version %" PRIu64 " to %" PRIu64, one->name,
+                 before->number, now->number);
+    one->version = note->version;
+}
+
+static void hear_decides(chaos_run *run, uint32_t at, const chaos_note *note)
+{
+    if (note->manner == MANNER_REFUSE_KEPT || note->manner == MANNER_REFUSE_LOST) return;
+    ledger_entry *entry = ledger_find(&run->ledger, note->version);
+    if (entry != NULL) entry->announced |= 1u << at;
+}
+
+static void hear_taken(chaos_run *run, uint32_t at, const chaos_note *note)
+{
+    run_worker *one = &run->worker[at];
+    if (note->ms > PATIENCE_MS) run_fail(run, "%s waited %u ms for 20", one->name, note->ms);
+    if (note->version == 0) return;
+    one->taken = note->version;
+    one->digest = note->digest;
+}
+
+/* A flipped bit may make the trainer refuse a worker for good. */
+static void hear_ended(chaos_run *run, uint32_t at, const chaos_note *note)
+{
+    run_worker *one = &run->worker[at];
+    if (!one->flipped)
+        run_fail(run, "%s was refused for good: %s %s", one->name,
+                 refit_status_name((refit_status)note->status), note->text);
+    run_say(run, "%s was refused for good, after a flipped bit: %s", one->name, note->text);
+    player_kill(&one->player);
+    run_start_worker(run, at);
+}
+
+static void worker_says(chaos_run *run, uint32_t at, const chaos_note *note)
+{
+    run_worker *one = &run->worker[at];
+    switch (note->kind) {
+    case NOTE_READY:
+        if (note->status != REFIT_OK) run_fail(run, "%s: %s", one->name, note->text);
+        one->ready = true;
+        break;
+    case NOTE_TAKEN: hear_taken(run, at, note); break;
+    case NOTE_DECIDES: hear_decides(run, at, note); break;
+    case NOTE_DECIDED: hear_decided(run, at, note); break;
+    case NOTE_ENDED: hear_ended(run, at, note); break;
+    case NOTE_COUNTS: run->totals.damaged += note->amount; break;
+    case NOTE_LOG: run_say(run, "%s says: %s", one->name, note->text); break;
+    default: break;
+    }
+}
+
+static void hear_worker(chaos_run *run, uint32_t at)
+{
+    chaos_note note;
+    run_worker *one = &run->worker[at];
+    int got = 0;
+    while (one->player.pid != 0 && (got = note_receive(one->player.line, &note)) > 0)
+        worker_says(run, at, &note);
+    if (one->player.pid != 0 && got < 0) run_fail(run, "the process of %s has died", one->name);
+}
+
+static void hear_workers(chaos_run *run)
+{
+    for (uint32_t i = 0; i < run->plan.workers; i++)
+        hear_worker(run, i);
+}
+
+/* ---- All of them */
+
+void run_pump(chaos_run *run, int timeout_ms)
+{
+    struct pollfd items[WORKERS_MOST + 2];
+    uint32_t count = 0;
+    int until = rft_ms_until(deed_next_mend(run));
+    if (until < timeout_ms) timeout_ms = until;
+    for (uint32_t i = 0; i < run->plan.workers; i++) {
+        const player *one = &run->worker[i].player;
+        items[count++] = (struct pollfd){.fd = one->pid != 0 ? one->line : -1, .events = POLLIN};
+    }
+    items[count++] =
+        (struct pollfd){.fd = run->trainer.pid != 0 ? run->trainer.line : -1, .events = POLLIN};
+    items[count++] = (struct pollfd){.fd = run->proxy.line, .events = POLLIN};
+    (void)poll(items, count, timeout_ms);
+    run_hear_trainer(run);
+    hear_workers(run);
+    judge_done(run);
+    if (items[count - 1].revents != 0) run_fail(run, "the proxy's process has died");
+    deed_mend(run, false);
+}
+
+/* ---- Starting */
+
+static actor_part make_part(const chaos_run *run)
+{
+    return (actor_part){.plan = &run->plan};
+}
+
+void run_start_trainer(chaos_run *run)
+{
+    actor_part part = make_part(run);
+    part.number = run->trainers++;
+    snprintf(part.endpoint, sizeof part.endpoint, "%s", run->endpoint);
+    run->trainer_ready = false;
+    run->committed = run->served = 0;
+    run->next = run->plan.numbers_fall ? UINT64_C(1000000) - 1000 * run->trainers
+                                       : UINT64_C(1000) * run->trainers;
+    if (!player_start(&run->trainer, trainer_run, &part, NULL))
+        run_fail(run, "a process could not be started");
+}
+
+void run_start_worker(chaos_run *run, uint32_t worker)
+{
+    run_worker *one = &run->worker[worker];
+    actor_part part = make_part(run);
+    char address[INET_ADDRSTRLEN] = "";
+    const unsigned char *bytes = (const unsigned char *)&run->address.s_addr;
+    snprintf(address, sizeof address, "%u.%u.%u.%u", bytes[0], bytes[1], bytes[2], bytes[3]);
+    part.number = worker;
+    part.boot_clock = run->boot_clocks && run->plan.each[worker].boot_clock_s != 0;
+    snprintf(part.name, sizeof part.name, "%s", one->name);
+    snprintf(part.endpoint, sizeof part.endpoint, "tcp://%s:%u",
+             run->options->address != NULL ? run->options->address : address, one->port);
+    one->times++;
+    one->version = one->taken = one->kept = 0;
+    one->ready = false;
+    if (!player_start(&one->player, worker_run, &part, NULL))
+        run_fail(run, "a process could not be started");
+}
+
+void run_link(chaos_run *run, uint32_t worker, proxy_fault fault, uint64_t amount)
+{
+    const chaos_note note = {.kind = NOTE_LINK, .worker = worker, .fault = fault, .amount = amount};
+    if (!note_send(run->proxy.line, &note)) run_fail(run, "the proxy does not listen");
+}

@@ -1,0 +1,123 @@
+/*
+ * run: one run of a plan. run.c hears the processes and keeps the time, deeds.c does them harm and
+ * mends it, conduct.c goes through the versions and looks whether all is well.
+ */
+#ifndef CHAOS_RUN_H
+#define CHAOS_RUN_H
+
+#include <stdio.h>
+
+#include "ledger.h"
+#include "plan.h"
+#include "proxy.h"
+#include "troupe.h"
+#include "worker.h"
+
+typedef struct chaos_options {
+    uint32_t versions;
+    uint32_t workers;
+    bool verbose;
+    const char *netns; /* network namespace of the workers, and `address` of the proxy for it */
+    const char *address;
+} chaos_options;
+
+typedef struct run_worker {
+    player player;
+    char name[64];
+    uint32_t times; /* how often it was started */
+    uint16_t port;  /* of its link */
+    uint32_t ills;  /* faults that are to be mended yet */
+    bool flipped;   /* bits of its messages were */
+    bool ready;
+    uint64_t version; /* it has accepted; 0: none */
+    uint64_t taken;   /* the update that is open */
+    uint64_t digest;  /* of that */
+    uint64_t kept;    /* the version that it refused and need not have */
+    census before;
+} run_worker;
+
+typedef struct run_mend {
+    int64_t due;
+    chaos_deed_kind kind;
+    uint32_t worker;
+} run_mend;
+
+/* What the trainer said of the version under way. */
+typedef struct run_round {
+    bool open;
+    chaos_note done; /* its last word, not yet judged */
+    ledger_result result;
+    uint32_t stopped_ms; /* that the trainer spent stopped */
+    uint32_t begin_ms;
+} run_round;
+
+typedef struct run_totals {
+    uint32_t committed;
+    uint32_t aborted;
+    uint32_t deeds;
+    uint64_t damaged; /* frames */
+    uint64_t resent;
+    uint64_t evicted;
+    uint64_t sent_bytes;
+} run_totals;
+
+typedef struct chaos_run {
+    chaos_plan plan;
+    const chaos_options *options;
+    FILE *log;
+    int64_t began;
+    player proxy;
+    player trainer;
+    bool trainer_ready;
+    uint32_t trainers;  /* how many there were */
+    uint64_t next;      /* number of the next version */
+    uint64_t committed; /* of the present trainer; 0: none */
+    uint32_t wait_ms;   /* how long the version under way may wait for workers */
+    uint64_t served;    /* likewise, if it can still be had: not after it declared other tensors */
+    char endpoint[256]; /* the trainer's */
+    census trainer_before;
+    char left[SEGMENTS_MOST][SEGMENT_NAME]; /* of a killed trainer: to be swept */
+    uint32_t left_count;
+    run_worker worker[WORKERS_MOST];
+    int listeners[WORKERS_MOST + 1];
+    struct in_addr address; /* of everything */
+    bool boot_clocks;       /* the machine lets monotonic clocks be moved */
+    run_mend mends[64];
+    uint32_t mend_count;
+    ledger ledger;
+    run_round round;
+    run_totals totals;
+} chaos_run;
+
+/* ---- conduct.c */
+
+/* Plays the seed's run in this process. Ends it with status 1, and all it knows printed, if
+ * something is wrong. */
+void run_play(chaos_run *run, uint64_t seed, const chaos_options *options);
+
+/* ---- run.c */
+
+void run_say(chaos_run *run, const char *format, ...) __attribute__((format(printf, 2, 3)));
+/* Prints everything, and ends the process. */
+_Noreturn void run_fail(chaos_run *run, const char *format, ...)
+    __attribute__((format(printf, 2, 3)));
+/* Hears whoever speaks, for at most so long, and mends what is due. */
+void run_pump(chaos_run *run, int timeout_ms);
+/* Hears all that the trainer has said so far. */
+void run_hear_trainer(chaos_run *run);
+
+void run_start_trainer(chaos_run *run);
+void run_start_worker(chaos_run *run, uint32_t worker);
+void run_link(chaos_run *run, uint32_t worker, proxy_fault fault, uint64_t amount);
+
+/* How long anything may take beside what the library's deadlines allow. */
+uint32_t run_patience_ms(void);
+
+/* ---- deeds.c */
+
+void deed_do(chaos_run *run, const chaos_deed *deed);
+/* Mends what is due, or everything. */
+void deed_mend(chaos_run *run, bool all);
+int64_t deed_next_mend(const chaos_run *run);
+
+#endif

@@ -1,0 +1,234 @@
+/* The trainer's process: publishes as it is told, and reports what came of it. */
+#include <inttypes.h>
+#include <poll.h>
+#include <signal.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "actor.h"
+#include "base/clock.h"
+#include "clocks.h"
+
+typedef struct trainer {
+    const actor_part *part;
+    refit_publisher *publisher;
+    refit_config config;
+    chaos_model model;
+    uint32_t variant;
+    char endpoint[256];
+} trainer;
+
+/* A signal handler has no argument. */
+static refit_publisher *volatile cancelled;
+
+static void cancel(int signal)
+{
+    (void)signal;
+    refit_publisher_cancel(cancelled);
+}
+
+static uint32_t ms_since(int64_t began)
+{
+    return (uint32_t)((rft_now() - began) / 1000000);
+}
+
+static void report(const trainer *the, chaos_note note, const refit_error *error)
+{
+    if (note.status != REFIT_OK) snprintf(note.text, sizeof note.text, "%s", error->text);
+    (void)note_send(the->part->line, &note);
+}
+
+/* ---- Opening */
+
+static refit_status declare(trainer *the, refit_error *error)
+{
+    return refit_publisher_declare(the->publisher, the->model.tensors, the->model.count, error);
+}
+
+static void open_publisher(trainer *the)
+{
+    refit_error error;
+    refit_status status =
+        refit_publisher_open(the->endpoint, &the->config, &the->publisher, &error);
+    if (status == REFIT_OK) {
+        cancelled = the->publisher;
+        snprintf(the->endpoint, sizeof the->endpoint, "%s",
+                 refit_publisher_endpoint(the->publisher));
+        status = declare(the, &error);
+    }
+    chaos_note note = {.kind = NOTE_READY, .status = status};
+    snprintf(note.text, sizeof note.text, "%s", the->endpoint);
+    report(the, note, &error);
+}
+
+static void close_publisher(trainer *the)
+{
+    cancelled = NULL;
+    refit_publisher_close(the->publisher);
+    the->publisher = NULL;
+}
+
+static void do_reopen(trainer *the)
+{
+    close_publisher(the);
+    open_publisher(the);
+}
+
+static void do_declare(trainer *the, uint64_t seed)
+{
+    refit_error error;
+    model_close(&the->model);
+    refit_status status = REFIT_ERR_HOST_MEMORY;
+    if (model_open(&the->model, ++the->variant, seed)) status = declare(the, &error);
+    report(the, (chaos_note){.kind = NOTE_READY, .status = status}, &error);
+}
+
+/* ---- Publishing */
+
+static void pause_us(uint32_t us)
+{
+    if (us >= 1000) (void)poll(NULL, 0, (int)(us / 1000));
+}
+
+/* From the tensor `first` on, round. */
+static refit_status write_tensors(trainer *the, const chaos_note *order, uint32_t count,
+                                  refit_error *error)
+{
+    uint32_t first = (uint32_t)(order->digest % the->model.count);
+    for (uint32_t i = 0; i < count; i++) {
+        uint32_t at = (first + i) % the->model.count;
+        const refit_tensor *tensor = &the->model.tensors[at];
+        if (tensor->alias_of != REFIT_NO_ALIAS) continue;
+        refit_status status = refit_publisher_write(the->publisher, at, the->model.bytes[at],
+                                                    tensor->bytes, NULL, REFIT_STREAM_NONE, error);
+        if (status != REFIT_OK) return status;
+        pause_us(order->pause_us);
+    }
+    return REFIT_OK;
+}
+
+static refit_status begin(trainer *the, const chaos_note *order, refit_error *error)
+{
+    int64_t began = rft_now();
+    refit_status status = refit_publisher_begin(the->publisher, order->version, error);
+    report(
+        the,
+        (chaos_note){
+            .kind = NOTE_BEGUN, .status = status, .version = order->version, .ms = ms_since(began)},
+        error);
+    return status;
+}
+
+static void report_members(const trainer *the, uint64_t version)
+{
+    refit_worker_info info = {.size = sizeof info};
+    refit_error error;
+    for (uint32_t i = 0; refit_publisher_worker(the->publisher, i, &info, &error) == REFIT_OK;
+         i++) {
+        chaos_note note = {.kind = NOTE_MEMBER, .version = version, .status = info.status};
+        if (info.subscribed) note.flags |= MEMBER_SUBSCRIBED;
+        if (info.member) note.flags |= MEMBER_COUNTED;
+        if (info.committed) note.flags |= MEMBER_COMMITTED;
+        note.amount = info.version;
+        memcpy(note.name, info.name, sizeof note.name);
+        snprintf(note.text, sizeof note.text, "%s", info.reason);
+        (void)note_send(the->part->line, &note);
+    }
+}
+
+static refit_status finish(trainer *the, const chaos_note *order, refit_error *error)
+{
+    refit_status status;
+    if (order->fate == FATE_ABORT) {
+        (void)write_tensors(the, order, the->model.count / 2, error);
+        status = refit_publisher_abort(the->publisher, error);
+        return status == REFIT_OK ? REFIT_ERR_CANCELLED : status;
+    }
+    status = write_tensors(the, order, the->model.count, error);
+    if (status != REFIT_OK) {
+        refit_status aborted = refit_publisher_abort(the->publisher, NULL);
+        return aborted == REFIT_OK ? status : aborted;
+    }
+    const chaos_note written = {
+        .kind = NOTE_WRITTEN, .version = order->version, .digest = model_digest(&the->model)};
+    report(the, written, NULL);
+    return refit_publisher_commit(the->publisher, error);
+}
+
+/* Who is not there by then is left out. */
+static void await_workers(const trainer *the, const chaos_note *order)
+{
+    refit_error error;
+    chaos_note waited = {.kind = NOTE_WAITED};
+    int64_t began = rft_now();
+    if (order->ms == 0) return;
+    refit_status status =
+        refit_publisher_wait_workers(the->publisher, (uint32_t)order->amount, order->ms, &error);
+    waited.ms = ms_since(began);
+    waited.status = (int32_t)status;
+    report(the, waited, &error);
+}
+
+static void do_publish(trainer *the, const chaos_note *order)
+{
+    refit_error error = {0};
+    chaos_note done = {.kind = NOTE_DONE, .version = order->version};
+    await_workers(the, order);
+    model_step(&the->model, (model_rate)order->rate, order->digest);
+    done.status = begin(the, order, &error);
+    bool begun = done.status == REFIT_OK;
+    int64_t began = rft_now();
+    if (begun) done.status = finish(the, order, &error);
+    done.ms = ms_since(began);
+    done.amount = refit_publisher_version(the->publisher);
+    if (begun) report_members(the, order->version);
+    report(the, done, &error);
+}
+
+/* ---- The process */
+
+static void obey(trainer *the, const chaos_note *order)
+{
+    switch (order->kind) {
+    case NOTE_PUBLISH: do_publish(the, order); break;
+    case NOTE_REOPEN: do_reopen(the); break;
+    case NOTE_DECLARE: do_declare(the, order->digest); break;
+    default: break;
+    }
+}
+
+static void send_counts(const trainer *the)
+{
+    refit_stats stats;
+    refit_stats_init(&stats, sizeof stats);
+    if (refit_publisher_stats(the->publisher, &stats, NULL) != REFIT_OK) return;
+    const chaos_note note = {.kind = NOTE_COUNTS,
+                             .amount = stats.publish_resent_frames,
+                             .digest = stats.publish_sent_bytes_total,
+                             .version = stats.workers_evicted};
+    (void)note_send(the->part->line, &note);
+}
+
+int trainer_run(const actor_part *part)
+{
+    trainer the = {.part = part, .variant = part->plan->variant};
+    struct sigaction action = {.sa_handler = cancel, .sa_flags = SA_RESTART};
+    refit_error error;
+    chaos_note order;
+    actor_prepare(part);
+    clocks_move_wall(part->plan->trainer_wall_clock_s);
+    sigaction(SIGUSR1, &action, NULL);
+    snprintf(the.endpoint, sizeof the.endpoint, "%s", part->endpoint);
+    if (actor_configure(part, true, &the.config, &error) != REFIT_OK ||
+        !model_open(&the.model, the.variant, part->plan->model + part->number)) {
+        return 1;
+    }
+    open_publisher(&the);
+    while (note_await(part->line, &order) && order.kind != NOTE_QUIT)
+        obey(&the, &order);
+    send_counts(&the);
+    close_publisher(&the);
+    model_close(&the.model);
+    actor_leave(part);
+    return 0;
+}

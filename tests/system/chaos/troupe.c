@@ -1,0 +1,153 @@
+/* Forked without exec: the conductor has one thread and has opened nothing of refit's. */
+#include "troupe.h"
+
+#include <dirent.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <poll.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/prctl.h>
+#include <sys/socket.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include "base/clock.h"
+
+#define DESCRIPTORS_MOST 1024
+
+static bool is_kept(int fd, int line, const int *keep)
+{
+    if (fd <= STDERR_FILENO || fd == line) return true;
+    for (; keep != NULL && *keep >= 0; keep++) {
+        if (fd == *keep) return true;
+    }
+    return false;
+}
+
+static void become_player(player_fn run, const actor_part *part, int line, const int *keep)
+{
+    actor_part own = *part;
+    own.line = line;
+    for (int fd = 0; fd < DESCRIPTORS_MOST; fd++) {
+        if (!is_kept(fd, line, keep)) close(fd);
+    }
+    int status = run(&own);
+    _exit(status);
+}
+
+bool player_start(player *one, player_fn run, const actor_part *part, const int *keep)
+{
+    int lines[2];
+    pid_t parent = getpid();
+    if (socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, lines) != 0) return false;
+    fflush(NULL);
+    pid_t pid = fork();
+    if (pid < 0) return false;
+    if (pid == 0) {
+        prctl(PR_SET_PDEATHSIG, SIGKILL);
+        if (getppid() != parent) _exit(1);
+        become_player(run, part, lines[1], keep);
+    }
+    close(lines[1]);
+    *one = (player){.pid = pid, .line = lines[0]};
+    return true;
+}
+
+static void bury(player *one, int *status)
+{
+    while (waitpid(one->pid, status, 0) < 0 && errno == EINTR) {
+    }
+    close(one->line);
+    *one = (player){.line = -1};
+}
+
+void player_kill(player *one)
+{
+    int status;
+    if (one->pid == 0) return;
+    (void)kill(one->pid, SIGKILL);
+    bury(one, &status);
+}
+
+void player_stop(player *one)
+{
+    int status;
+    (void)kill(one->pid, SIGSTOP);
+    one->stopped = waitpid(one->pid, &status, WUNTRACED) == one->pid && WIFSTOPPED(status);
+}
+
+void player_continue(player *one)
+{
+    (void)kill(one->pid, SIGCONT);
+    one->stopped = false;
+}
+
+/* Its line ends when it does. */
+bool player_await_end(player *one, uint32_t timeout_ms)
+{
+    int status = 0;
+    int64_t deadline = rft_deadline(timeout_ms);
+    struct pollfd item = {.fd = one->line, .events = POLLIN};
+    chaos_note rest;
+    while (note_receive(one->line, &rest) >= 0) {
+        int left = rft_ms_until(deadline);
+        if (left == 0) return false;
+        (void)poll(&item, 1, left);
+    }
+    bury(one, &status);
+    return WIFEXITED(status) && WEXITSTATUS(status) == 0;
+}
+
+/* ---- Census */
+
+static uint32_t count_descriptors(pid_t pid)
+{
+    char path[64];
+    uint32_t count = 0;
+    snprintf(path, sizeof path, "/proc/%ld/fd", (long)pid);
+    DIR *folder = opendir(path);
+    if (folder == NULL) return 0;
+    for (struct dirent *entry; (entry = readdir(folder)) != NULL;) {
+        count += entry->d_name[0] != '.';
+    }
+    closedir(folder);
+    return count;
+}
+
+static void add_segment(census *out, const char *line)
+{
+    const char *name = strstr(line, "/dev/shm/refit-");
+    if (name == NULL || out->segments == SEGMENTS_MOST) return;
+    size_t length = strcspn(name, " \n");
+    if (length >= SEGMENT_NAME) return;
+    memcpy(out->names[out->segments], name, length);
+    out->names[out->segments++][length] = '\0';
+}
+
+static void read_lines(pid_t pid, const char *file, void (*each)(census *out, const char *line),
+                       census *out)
+{
+    char path[64], line[512];
+    snprintf(path, sizeof path, "/proc/%ld/%s", (long)pid, file);
+    FILE *lines = fopen(path, "r");
+    if (lines == NULL) return;
+    while (fgets(line, sizeof line, lines) != NULL)
+        each(out, line);
+    fclose(lines);
+}
+
+static void add_resident(census *out, const char *line)
+{
+    if (strncmp(line, "RssAnon:", 8) == 0) out->resident = strtoull(line + 8, NULL, 10) * 1024;
+}
+
+void census_take(pid_t pid, census *out)
+{
+    memset(out, 0, sizeof *out);
+    out->descriptors = count_descriptors(pid);
+    read_lines(pid, "maps", add_segment, out);
+    read_lines(pid, "status", add_resident, out);
+}
