@@ -204,6 +204,7 @@ void rft_round_forgive(rft_hub *hub, rft_peer *peer)
 
 void rft_round_applied(rft_hub *hub, rft_peer *peer)
 {
+    if (hub->round.decided == 0) return; /* the version before, while a newer one is under way */
     if (!peer->committed) hub->counts.applied_last++;
     peer->committed = true;
     peer->awaited = false;

@@ -322,6 +322,38 @@ static void straggler_has_until_the_commit_deadline(void **state)
     }
 }
 
+/* A straggler, of whom a quorum has no need, says what it applied when the next version is under
+ * way. */
+static void what_was_applied_late_counts_for_no_newer_version(void **state)
+{
+    (void)state;
+    hub_bench bench;
+    refit_worker_info info = {.size = sizeof info};
+    hub_bench_open(&bench, 2, false);
+    bench.config.broadcast_commit = REFIT_COMMIT_QUORUM;
+    bench.config.broadcast_quorum = 1;
+    hub_bench_join(&bench, 1, false);
+    hub_bench_join(&bench, 2, false);
+    hub_bench_offer(&bench, 1);
+    hub_bench_stage(&bench, 1);
+    hub_bench_apply(&bench, 1);
+    hub_bench_stage(&bench, 2);
+    hub_bench_offer(&bench, 2);
+    rft_message late = hub_committed(1);
+    hub_bench_say(&bench, 2, &late);
+    rft_peer_describe(hub_bench_peer(&bench, 2), &info);
+    assert_int_equal(info.version, 1);
+    assert_int_equal(info.committed, 0);
+    assert_int_equal(bench.hub.counts.applied_last, 0);
+    assert_int_equal(hub_bench_peer(&bench, 2)->due, bench.hub.round.deadline);
+    rft_round_abort(&bench.hub, REFIT_ERR_CANCELLED, "test");
+    hub_bench_settle(&bench);
+    hub_bench_say(&bench, 2, &late);
+    rft_peer_describe(hub_bench_peer(&bench, 2), &info);
+    assert_int_equal(info.committed, 0);
+    hub_bench_close(&bench);
+}
+
 static void quorum_out_of_reach_is_not_waited_for(void **state)
 {
     (void)state;
@@ -509,6 +541,7 @@ int main(void)
         cmocka_unit_test(commit_stands_whatever_happens_after_it),
         cmocka_unit_test(worker_that_never_applies_is_evicted),
         cmocka_unit_test(straggler_has_until_the_commit_deadline),
+        cmocka_unit_test(what_was_applied_late_counts_for_no_newer_version),
         cmocka_unit_test(quorum_out_of_reach_is_not_waited_for),
         cmocka_unit_test(member_that_failed_and_then_staged_counts_as_staged),
         cmocka_unit_test(member_that_fails_a_second_time_is_lost_again),
