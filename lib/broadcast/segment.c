@@ -214,6 +214,14 @@ refit_status rft_segment_attach(rft_segment *segment, const char *name, uint64_t
     return status;
 }
 
+bool rft_segment_is_retired(const rft_segment *segment)
+{
+    int fd = shm_open(segment->name, O_RDONLY | O_CLOEXEC, 0);
+    if (fd < 0) return errno == ENOENT;
+    close(fd);
+    return false;
+}
+
 void rft_segment_unlink(rft_segment *segment)
 {
     if (segment->memory == NULL || segment->fd < 0) return;

@@ -6,6 +6,7 @@
 #ifndef RFT_SEGMENT_H
 #define RFT_SEGMENT_H
 
+#include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
 
@@ -36,6 +37,9 @@ refit_status rft_segment_create_private(rft_segment *segment, uint64_t bytes, re
  * _SYSTEM. The name is checked: it can name nothing but a refit segment. */
 refit_status rft_segment_attach(rft_segment *segment, const char *name, uint64_t bytes,
                                 refit_error *error);
+
+/* Whether its owner has taken the name away: nobody will map it again. Looks at the file system. */
+bool rft_segment_is_retired(const rft_segment *segment);
 
 /* The owner takes the name away and gives up the lock; all mappings stay valid. Harmless for
  * others.

@@ -184,6 +184,16 @@ void rft_staging_trim_mapped(rft_staging *staging)
     rft_staging_trim_gpu(staging);
 }
 
+void rft_staging_trim_replaced(rft_staging *staging)
+{
+    for (uint32_t i = 0; i < RFT_STAGING_IMAGES; i++) {
+        rft_mapping *mapping = &staging->mappings[i];
+        bool unused = mapping->segment.memory != NULL && mapping->users == 0;
+        if (unused && rft_segment_is_retired(&mapping->segment))
+            rft_segment_close(&mapping->segment);
+    }
+}
+
 void rft_staging_close(rft_staging *staging)
 {
     const rft_image_use uses[] = {RFT_IMAGE_STAGED, RFT_IMAGE_HELD, RFT_IMAGE_LENT};

@@ -112,6 +112,10 @@ void rft_staging_trim_owned(rft_staging *staging);
 /* Likewise the mappings, of shared memory and of the GPU's. */
 void rft_staging_trim_mapped(rft_staging *staging);
 
+/* Gives back unused mappings of shared memory that the publisher has replaced by other: it would
+ * stay in memory for their sake. */
+void rft_staging_trim_replaced(rft_staging *staging);
+
 /* ---- Between staging.c and gpu_stage.c */
 
 /* Of RFT_STAGING_IMAGES; NULL: REFIT_ERR_BUSY. */

@@ -130,6 +130,32 @@ static void a_segment_is_mapped_once_for_all_its_images(void **state)
     close_bench(&bench);
 }
 
+static void what_the_publisher_has_replaced_is_not_kept(void **state)
+{
+    (void)state;
+    pool bench;
+    rft_segment slots[2];
+    rft_image *images[2];
+    open_bench(&bench);
+    for (int i = 0; i < 2; i++) {
+        raw_slot_open(&slots[i], &bench.sample);
+        assert_int_equal(rft_staging_take_mapped(&bench.staging, bench.catalog, slots[i].name,
+                                                 RFT_MARK_BYTES, &images[i], NULL),
+                         REFIT_OK);
+    }
+    rft_mapping *replaced = images[0]->mapping, *standing = images[1]->mapping;
+    rft_segment_close(&slots[0]);
+    rft_staging_trim_replaced(&bench.staging);
+    assert_non_null(replaced->segment.memory); /* it is read yet */
+    rft_image_drop_use(images[0], RFT_IMAGE_STAGED);
+    rft_image_drop_use(images[1], RFT_IMAGE_STAGED);
+    rft_staging_trim_replaced(&bench.staging);
+    assert_null(replaced->segment.memory);
+    assert_non_null(standing->segment.memory);
+    rft_segment_close(&slots[1]);
+    close_bench(&bench);
+}
+
 static void the_mark_tells_whether_the_bytes_were_written_over(void **state)
 {
     (void)state;
@@ -183,6 +209,7 @@ int main(void)
         cmocka_unit_test(an_image_is_free_when_its_last_use_is_dropped),
         cmocka_unit_test(trimming_gives_back_what_nothing_uses),
         cmocka_unit_test(a_segment_is_mapped_once_for_all_its_images),
+        cmocka_unit_test(what_the_publisher_has_replaced_is_not_kept),
         cmocka_unit_test(the_mark_tells_whether_the_bytes_were_written_over),
         cmocka_unit_test(a_manifest_is_closed_where_it_cannot_be_kept),
     };
