@@ -83,14 +83,27 @@ static rft_mapping *find_mapping(rft_staging *staging, const char *name, uint64_
     return NULL;
 }
 
-/* A segment that is mapped already, or one that takes the place of an unused one. There is always
- * an unused one, as there are no fewer mappings than mapped images and one of those is free. */
+/* One that maps nothing yet, or else one that nothing uses: both slots of a publisher stay mapped.
+ * There is always one, as there are no fewer mappings than mapped images and one of those is free.
+ */
+static rft_mapping *find_unused(rft_staging *staging)
+{
+    rft_mapping *unused = NULL;
+    for (uint32_t i = 0; i < RFT_STAGING_IMAGES; i++) {
+        rft_mapping *mapping = &staging->mappings[i];
+        if (mapping->segment.memory == NULL) return mapping;
+        if (mapping->users == 0) unused = mapping;
+    }
+    return unused;
+}
+
+/* A segment that is mapped already, or one that takes the place of an unused one. */
 static refit_status get_mapping(rft_staging *staging, const char *name, uint64_t bytes,
                                 rft_mapping **out, refit_error *error)
 {
     *out = find_mapping(staging, name, bytes);
     if (*out != NULL) return REFIT_OK;
-    rft_mapping *unused = &staging->mappings[staging->mappings[0].users == 0 ? 0 : 1];
+    rft_mapping *unused = find_unused(staging);
     rft_segment_close(&unused->segment);
     RFT_TRY(rft_segment_attach(&unused->segment, name, bytes, error));
     *out = unused;

@@ -130,6 +130,35 @@ static void a_segment_is_mapped_once_for_all_its_images(void **state)
     close_bench(&bench);
 }
 
+static void take_and_leave(pool *bench, const rft_segment *slot)
+{
+    rft_image *image = NULL;
+    assert_int_equal(rft_staging_take_mapped(&bench->staging, bench->catalog, slot->name,
+                                             RFT_MARK_BYTES, &image, NULL),
+                     REFIT_OK);
+    rft_image_drop_use(image, RFT_IMAGE_STAGED);
+}
+
+static void both_slots_of_a_publisher_stay_mapped(void **state)
+{
+    (void)state;
+    pool bench;
+    rft_segment slots[3];
+    const rft_mapping *mappings = bench.staging.mappings;
+    open_bench(&bench);
+    for (int i = 0; i < 3; i++)
+        raw_slot_open(&slots[i], &bench.sample);
+    for (int i = 0; i < 4; i++)
+        take_and_leave(&bench, &slots[i % 2]);
+    assert_string_equal(mappings[0].segment.name, slots[0].name);
+    assert_string_equal(mappings[1].segment.name, slots[1].name);
+    take_and_leave(&bench, &slots[2]);
+    assert_string_equal(mappings[1].segment.name, slots[2].name);
+    for (int i = 0; i < 3; i++)
+        rft_segment_close(&slots[i]);
+    close_bench(&bench);
+}
+
 static void what_the_publisher_has_replaced_is_not_kept(void **state)
 {
     (void)state;
@@ -209,6 +238,7 @@ int main(void)
         cmocka_unit_test(an_image_is_free_when_its_last_use_is_dropped),
         cmocka_unit_test(trimming_gives_back_what_nothing_uses),
         cmocka_unit_test(a_segment_is_mapped_once_for_all_its_images),
+        cmocka_unit_test(both_slots_of_a_publisher_stay_mapped),
         cmocka_unit_test(what_the_publisher_has_replaced_is_not_kept),
         cmocka_unit_test(the_mark_tells_whether_the_bytes_were_written_over),
         cmocka_unit_test(a_manifest_is_closed_where_it_cannot_be_kept),
