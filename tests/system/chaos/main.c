@@ -79,9 +79,10 @@ static void print_totals(const chaos_run *run)
 {
     const run_totals *totals = &run->totals;
     printf("seed %" PRIu64 ": well. %.1f s, %" PRIu32 " versions committed and %" PRIu32
-           " aborted, %" PRIu32 " faults, %" PRIu64 " frames damaged, %" PRIu32 " trainers\n",
+           " aborted, %" PRIu32 " faults, %" PRIu64 " frames damaged, %" PRIu32 " trainers%s\n",
            run->plan.seed, rft_seconds(rft_now() - run->began), totals->committed, totals->aborted,
-           totals->deeds, totals->damaged, run->trainers);
+           totals->deeds, totals->damaged, run->trainers,
+           totals->missed != 0 ? ", a version lacked after a flipped bit" : "");
     fflush(stdout);
 }
 

@@ -24,10 +24,11 @@ typedef struct chaos_options {
 typedef struct run_worker {
     player player;
     char name[64];
-    uint32_t times; /* how often it was started */
-    uint16_t port;  /* of its link */
-    uint32_t ills;  /* faults that are to be mended yet */
-    bool flipped;   /* bits of its messages were */
+    uint32_t times;  /* how often it was started */
+    uint16_t port;   /* of its link */
+    uint32_t ills;   /* faults that are to be mended yet */
+    bool flipped;    /* bits of its messages were */
+    uint32_t missed; /* versions, one after the other, for which a flipped bit may be to blame */
     bool ready;
     uint64_t version; /* it has accepted; 0: none */
     uint64_t taken;   /* the update that is open */
@@ -55,6 +56,7 @@ typedef struct run_totals {
     uint32_t committed;
     uint32_t aborted;
     uint32_t deeds;
+    uint32_t missed;  /* versions that a worker lacked after a flipped bit */
     uint64_t damaged; /* frames */
     uint64_t resent;
     uint64_t evicted;
