@@ -293,7 +293,7 @@ static void end_player(chaos_run *run, player *one, const char *name)
     const chaos_note quit = {.kind = NOTE_QUIT};
     chaos_note note = {0};
     if (!note_send(one->line, &quit)) run_fail(run, "%s does not hear", name);
-    while (note_await(one->line, &note) && note.kind != NOTE_GONE) {
+    while (note_await(one->line, &note, (int)run_patience_ms()) && note.kind != NOTE_GONE) {
         if (note.kind == NOTE_COUNTS && one == &run->trainer) {
             run->totals.resent += note.amount;
             run->totals.evicted += note.version;

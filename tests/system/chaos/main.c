@@ -13,6 +13,8 @@
 #include "base/clock.h"
 #include "run.h"
 
+#define RUN_MOST_S 600 /* should every other deadline fail */
+
 typedef struct arguments {
     uint64_t first, last; /* seeds */
     bool plan_only;
@@ -95,6 +97,7 @@ static bool play(uint64_t seed, const chaos_options *options)
     pid_t pid = fork();
     if (pid < 0) return false;
     if (pid == 0) {
+        alarm(RUN_MOST_S);
         run_play(&run, seed, options);
         print_totals(&run);
         exit(0);

@@ -28,12 +28,12 @@ int note_receive(int line, chaos_note *note)
     }
 }
 
-bool note_await(int line, chaos_note *note)
+bool note_await(int line, chaos_note *note, int timeout_ms)
 {
     int got;
     while ((got = note_receive(line, note)) == 0) {
         struct pollfd item = {.fd = line, .events = POLLIN};
-        (void)poll(&item, 1, -1);
+        if (poll(&item, 1, timeout_ms) == 0) return false;
     }
     return got > 0;
 }

@@ -224,7 +224,7 @@ int trainer_run(const actor_part *part)
         return 1;
     }
     open_publisher(&the);
-    while (note_await(part->line, &order) && order.kind != NOTE_QUIT)
+    while (note_await(part->line, &order, -1) && order.kind != NOTE_QUIT)
         obey(&the, &order);
     send_counts(&the);
     close_publisher(&the);

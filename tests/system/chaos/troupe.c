@@ -75,6 +75,7 @@ void player_kill(player *one)
 void player_stop(player *one)
 {
     int status;
+    if (one->stopped) return;
     (void)kill(one->pid, SIGSTOP);
     one->stopped = waitpid(one->pid, &status, WUNTRACED) == one->pid && WIFSTOPPED(status);
 }
