@@ -156,12 +156,25 @@ static void offer_whole(rft_hub *hub, rft_peer *peer, int64_t now)
     rft_hub_offer(hub, peer, now);
 }
 
+/* It was told to apply a version that it is still fetching: what it had said it staged was of an
+ * offer that a newer version had ended, and came when it had been offered the same once more. */
+static bool was_told_early(const rft_peer *peer, const rft_message *failed)
+{
+    return is_task(peer, failed->as.failed.version) && peer->task.stage == RFT_STAGE_COMMITTING &&
+           failed->as.failed.code == REFIT_ERR_STATE && failed->as.failed.kept;
+}
+
 static void answer_failed(rft_hub *hub, rft_peer *peer, const rft_message *message, int64_t now)
 {
     char reason[160];
     uint64_t version = message->as.failed.version;
     refit_status code = (refit_status)message->as.failed.code;
     bool current = is_task(peer, version);
+    if (was_told_early(peer, message)) {
+        peer->task = (rft_task){0};
+        rft_hub_offer(hub, peer, now);
+        return;
+    }
     if (!message->as.failed.kept) peer->held = (rft_held){0};
     if (!current && version != 0) return;
     bool fetching = current && peer->task.stage == RFT_STAGE_OFFERED;

@@ -487,6 +487,35 @@ static void whoever_is_behind_after_an_abort_is_brought_up(void **state)
     hub_bench_close(&bench);
 }
 
+/* The worker is offered a version, staged it, is told to drop it for a newer one, which is aborted,
+ * and is offered it again; and only now comes what it had said first. */
+static void what_was_staged_of_an_earlier_offer_loses_nobody_the_version(void **state)
+{
+    (void)state;
+    hub_bench bench;
+    open_with(&bench, 1, 1, false);
+    hub_bench_offer(&bench, 1);
+    hub_bench_stage(&bench, 1);
+    hub_bench_apply(&bench, 1);
+    hub_bench_join(&bench, 2, false);
+    hub_bench_begin(&bench, 2);
+    rft_round_abort(&bench.hub, REFIT_ERR_CANCELLED, "test");
+    hub_bench_settle(&bench);
+    rft_message late = hub_staged(1), failed = hub_failed(1, REFIT_ERR_STATE, true);
+    hub_bench_say(&bench, 2, &late);
+    assert_int_equal(hub_bench_count(&bench, 2, RFT_COMMIT), 1);
+    hub_bench_forget(&bench);
+    hub_bench_say(&bench, 2, &failed);
+    assert_int_equal(hub_bench_told(&bench, 2, RFT_OFFER)->as.offer.version, 1);
+    hub_bench_say(&bench, 2, &late);
+    assert_int_equal(hub_bench_count(&bench, 2, RFT_COMMIT), 1);
+    rft_message applied = hub_committed(1);
+    hub_bench_say(&bench, 2, &applied);
+    assert_int_equal(hub_bench_peer(&bench, 2)->held.version, 1);
+    assert_int_equal(hub_bench_peer(&bench, 2)->status, REFIT_OK);
+    hub_bench_close(&bench);
+}
+
 static void version_that_failed_is_not_offered_again(void **state)
 {
     (void)state;
@@ -548,6 +577,7 @@ int main(void)
         cmocka_unit_test(readers_block_the_slot_that_comes_next),
         cmocka_unit_test(newer_version_ends_what_is_still_fetched),
         cmocka_unit_test(whoever_is_behind_after_an_abort_is_brought_up),
+        cmocka_unit_test(what_was_staged_of_an_earlier_offer_loses_nobody_the_version),
         cmocka_unit_test(version_that_failed_is_not_offered_again),
         cmocka_unit_test(base_that_is_gone_makes_the_offer_a_whole_one),
     };
