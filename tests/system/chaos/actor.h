@@ -7,8 +7,8 @@
 
 #include <refit.h>
 
+#include "chaos_plan.h"
 #include "note.h"
-#include "plan.h"
 
 /* Timeouts of every run, in ms. */
 #define ACTOR_HEARTBEAT         30u

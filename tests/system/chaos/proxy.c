@@ -17,8 +17,8 @@
 #include <unistd.h>
 
 #include "base/clock.h"
+#include "chaos_plan.h"
 #include "note.h"
-#include "plan.h"
 
 #define PAIRS_MOST  128u
 #define CHUNK       (32u * 1024)

@@ -7,11 +7,11 @@
 
 #include <stdio.h>
 
-#include "ledger.h"
-#include "plan.h"
+#include "chaos_ledger.h"
+#include "chaos_plan.h"
+#include "chaos_worker.h"
 #include "proxy.h"
 #include "troupe.h"
-#include "worker.h"
 
 typedef struct chaos_options {
     uint32_t versions;

@@ -1,6 +1,6 @@
 /* A worker's process: takes what comes, reports its digest, and decides in the manner it is told.
  */
-#include "worker.h"
+#include "chaos_worker.h"
 
 #include <poll.h>
 #include <stdio.h>

@@ -1,5 +1,5 @@
 /*
- * plan: everything that is random about a run, drawn from its seed before the run begins.
+ * chaos_plan: everything that is random about a run, drawn from its seed before the run begins.
  */
 #ifndef CHAOS_PLAN_H
 #define CHAOS_PLAN_H

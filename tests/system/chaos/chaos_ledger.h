@@ -1,6 +1,6 @@
 /*
- * ledger: what the trainers of a run have published, and what its workers say they hold. Whatever
- * does not fit together is said in one sentence.
+ * chaos_ledger: what the trainers of a run have published, and what its workers say they hold.
+ * Whatever does not fit together is said in one sentence.
  */
 #ifndef CHAOS_LEDGER_H
 #define CHAOS_LEDGER_H
@@ -8,8 +8,8 @@
 #include <stdbool.h>
 #include <stdint.h>
 
+#include "chaos_plan.h"
 #include "note.h"
-#include "plan.h"
 
 typedef enum entry_fate {
     ENTRY_OPEN,

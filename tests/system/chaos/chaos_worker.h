@@ -1,4 +1,4 @@
-/* worker: how the user of a worker may behave. */
+/* chaos_worker: how the user of a worker may behave. */
 #ifndef CHAOS_WORKER_H
 #define CHAOS_WORKER_H
 

@@ -1,5 +1,5 @@
 /* Plain bookkeeping. */
-#include "ledger.h"
+#include "chaos_ledger.h"
 
 #include <inttypes.h>
 #include <stdarg.h>

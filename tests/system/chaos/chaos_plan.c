@@ -1,5 +1,5 @@
 /* Draws first, prints, and has no part in what happens then. */
-#include "plan.h"
+#include "chaos_plan.h"
 
 #include <inttypes.h>
 #include <string.h>
