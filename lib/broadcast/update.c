@@ -20,6 +20,11 @@ uint64_t refit_update_version(const refit_update *update)
     return update == NULL || update->image == NULL ? 0 : update->image->held.version;
 }
 
+uint64_t refit_update_epoch(const refit_update *update)
+{
+    return update == NULL || update->image == NULL ? 0 : update->image->held.epoch;
+}
+
 uint32_t refit_update_count(const refit_update *update)
 {
     return update == NULL || update->image == NULL ? 0 : manifest_of(update)->count;
@@ -29,6 +34,15 @@ static refit_status check_open(const refit_update *update, refit_error *error)
 {
     RFT_REFUSE_IF(update == NULL, error, REFIT_ERR_INVALID, "no update");
     RFT_REFUSE_IF(update->image == NULL, error, REFIT_ERR_STATE, "the update is closed");
+    return REFIT_OK;
+}
+
+refit_status refit_update_digest(const refit_update *update, unsigned char digest[16],
+                                 refit_error *error)
+{
+    RFT_TRY(check_open(update, error));
+    RFT_REFUSE_IF(digest == NULL, error, REFIT_ERR_INVALID, "refit_update_digest needs `digest`");
+    memcpy(digest, update->image->held.digest.bytes, 16);
     return REFIT_OK;
 }
 

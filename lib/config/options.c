@@ -176,6 +176,10 @@ const rft_option rft_options[] = {
     {"security.allow", IN(security_allow), RFT_TEXT, "", 0, LONGEST(security_allow), "text",
      "Trainer: the folder with the public keys (NAME.public) of the workers that may come in. It "
      "is looked at all the time: a new file lets one in, a removed one turns one out at once."},
+
+    {"archive.anchor_every", IN(archive_anchor_every), RFT_COUNT, "16", 1, 1000000, "versions",
+     "An archive keeps every so many versions whole, and what changed between them. More means a "
+     "smaller archive, and more files to read for one version; 1 keeps all of them whole."},
 };
 
 const size_t rft_option_count = sizeof rft_options / sizeof rft_options[0];

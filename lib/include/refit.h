@@ -11,6 +11,7 @@
  *   refit/controller.h   the cycle that a training loop calls
  *   refit/offload.h      states leave the device and come back
  *   refit/broadcast.h    publisher, subscriber, update
+ *   refit/archive.h      versions kept as files
  *   refit/config.h       every choice, from a file, the environment or code
  *   refit/keys.h         key pairs, for what leaves this host
  *   refit/device.h       where tensors live; streams
@@ -67,6 +68,7 @@
 #ifndef REFIT_H
 #define REFIT_H
 
+#include <refit/archive.h>
 #include <refit/arena.h>
 #include <refit/broadcast.h>
 #include <refit/config.h>

@@ -359,6 +359,16 @@ REFIT_API REFIT_MUST_CHECK refit_status refit_subscriber_stats(refit_subscriber 
 /* The version's number. Since 0.1. */
 REFIT_API uint64_t refit_update_version(const refit_update *update);
 
+/* The epoch of the trainer that it comes from: a trainer that starts anew has another one, and
+ * counts from 1 again. 0 for a closed update. Since 0.1. */
+REFIT_API uint64_t refit_update_epoch(const refit_update *update);
+
+/* The version's digest, 16 bytes: equal for equal tensors with equal bytes. REFIT_ERR_INVALID,
+ * REFIT_ERR_STATE (closed). Since 0.1. */
+REFIT_API REFIT_MUST_CHECK refit_status refit_update_digest(const refit_update *update,
+                                                            unsigned char digest[16],
+                                                            refit_error *error);
+
 /* How many tensors it has, tied ones included. Since 0.1. */
 REFIT_API uint32_t refit_update_count(const refit_update *update);
 

@@ -137,6 +137,9 @@ typedef struct refit_config {
     char security_key[256];        /* file with the own secret key */
     char security_server_key[256]; /* worker: file with the trainer's public key */
     char security_allow[256];      /* trainer: folder with the workers' public keys */
+
+    /* archive.* */
+    uint32_t archive_anchor_every; /* versions, from one that is kept whole to the next */
 } refit_config;
 
 /*

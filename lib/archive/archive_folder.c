@@ -1,0 +1,207 @@
+/*
+ * The folder of an archive: names to entries and back, and the writer's lock.
+ *
+ * No index is kept on the disk: the names say it all, so nothing can disagree with them after a
+ * crash. The lock is the kernel's and goes with the process that had it; its file stays, because a
+ * lock on a file that somebody removes is no lock.
+ */
+#include "archive/archive_folder.h"
+
+#include <dirent.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <inttypes.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/file.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "archive/archive_disk.h"
+#include "base/alloc.h"
+
+#define LOCK_NAME ".lock"
+
+/* ---- Names ---- */
+
+void rft_archive_entry_name(const rft_archive_entry *entry, char name[RFT_ARCHIVE_NAME])
+{
+    (void)snprintf(name, RFT_ARCHIVE_NAME, "%04" PRIu32 "-%08" PRIu64 "-%016" PRIx64 ".refit",
+                   entry->run, entry->version, entry->epoch);
+}
+
+/* A number that ends at `end`, where the next part begins; false if there is none or it is too
+ * large. */
+static bool take_number(const char **at, int base, char end, uint64_t *out)
+{
+    char *behind;
+    char first = **at;
+    bool digit = (first >= '0' && first <= '9') || (first >= 'a' && first <= 'f');
+    errno = 0;
+    *out = strtoull(*at, &behind, base);
+    if (!digit || errno != 0 || *behind != end) return false;
+    *at = behind + 1;
+    return true;
+}
+
+/* Only what rft_archive_entry_name would write: one entry has one name. */
+bool rft_archive_entry_parse(const char *name, rft_archive_entry *out)
+{
+    char again[RFT_ARCHIVE_NAME];
+    uint64_t run;
+    rft_archive_entry entry = {0};
+    const char *at = name;
+    if (!take_number(&at, 10, '-', &run) || !take_number(&at, 10, '-', &entry.version))
+        return false;
+    if (!take_number(&at, 16, '.', &entry.epoch) || run == 0 || run > UINT32_MAX) return false;
+    entry.run = (uint32_t)run;
+    rft_archive_entry_name(&entry, again);
+    if (strcmp(name, again) != 0 || entry.version == 0 || entry.epoch == 0) return false;
+    *out = entry;
+    return true;
+}
+
+/* ---- The list ---- */
+
+static int compare(const void *left, const void *right)
+{
+    const rft_archive_entry *a = left, *b = right;
+    if (a->run != b->run) return a->run < b->run ? -1 : 1;
+    if (a->version != b->version) return a->version < b->version ? -1 : 1;
+    return a->epoch < b->epoch ? -1 : a->epoch > b->epoch;
+}
+
+refit_status rft_archive_folder_reserve(rft_archive_folder *folder, refit_error *error)
+{
+    if (folder->count < folder->room) return REFIT_OK;
+    uint32_t room = folder->room == 0 ? 64 : folder->room * 2;
+    RFT_REFUSE_IF(room < folder->room, error, REFIT_ERR_LIMIT, "the archive has too many files");
+    void *more = rft_realloc(folder->entries, room, sizeof *folder->entries);
+    RFT_REFUSE_IF(more == NULL, error, REFIT_ERR_HOST_MEMORY, "no memory for a list of %u files",
+                  room);
+    folder->entries = more;
+    folder->room = room;
+    return REFIT_OK;
+}
+
+void rft_archive_folder_add(rft_archive_folder *folder, const rft_archive_entry *entry)
+{
+    uint32_t at = folder->count++;
+    for (; at > 0 && compare(entry, &folder->entries[at - 1]) < 0; at--)
+        folder->entries[at] = folder->entries[at - 1];
+    folder->entries[at] = *entry;
+}
+
+static refit_status list_entry(rft_archive_folder *folder, const char *name, refit_error *error)
+{
+    rft_archive_entry entry;
+    if (!rft_archive_entry_parse(name, &entry)) return REFIT_OK;
+    RFT_TRY(rft_archive_folder_reserve(folder, error));
+    folder->entries[folder->count++] = entry;
+    return REFIT_OK;
+}
+
+static refit_status list_all(rft_archive_folder *folder, DIR *listing, refit_error *error)
+{
+    for (;;) {
+        errno = 0;
+        const struct dirent *found = readdir(listing);
+        if (found == NULL && errno != 0) return rft_disk_fail(error, "list", "the folder");
+        if (found == NULL) return REFIT_OK;
+        RFT_TRY(list_entry(folder, found->d_name, error));
+    }
+}
+
+static refit_status list(rft_archive_folder *folder, refit_error *error)
+{
+    int again = openat(folder->dir, ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    DIR *listing = again < 0 ? NULL : fdopendir(again);
+    if (listing == NULL) {
+        refit_status status = rft_disk_fail(error, "list", "the folder");
+        if (again >= 0) (void)close(again);
+        return status;
+    }
+    refit_status status = list_all(folder, listing, error);
+    (void)closedir(listing);
+    if (status != REFIT_OK || folder->count == 0) return status;
+    qsort(folder->entries, folder->count, sizeof *folder->entries, compare);
+    return REFIT_OK;
+}
+
+const rft_archive_entry *rft_archive_folder_find(const rft_archive_folder *folder, uint64_t epoch,
+                                                 uint64_t version)
+{
+    for (uint32_t i = 0; i < folder->count; i++) {
+        const rft_archive_entry *entry = &folder->entries[i];
+        if (entry->epoch == epoch && entry->version == version) return entry;
+    }
+    return NULL;
+}
+
+refit_status rft_archive_folder_run(const rft_archive_folder *folder, uint64_t epoch, uint32_t *run,
+                                    refit_error *error)
+{
+    uint32_t most = 0;
+    for (uint32_t i = folder->count; i-- > 0;) {
+        if (folder->entries[i].epoch == epoch) {
+            *run = folder->entries[i].run;
+            return REFIT_OK;
+        }
+        if (folder->entries[i].run > most) most = folder->entries[i].run;
+    }
+    RFT_REFUSE_IF(most == UINT32_MAX, error, REFIT_ERR_LIMIT, "the archive has no run left");
+    *run = most + 1;
+    return REFIT_OK;
+}
+
+/* ---- The folder ---- */
+
+static refit_status take_lock(rft_archive_folder *folder, refit_error *error)
+{
+    folder->lock = openat(folder->dir, LOCK_NAME, O_RDWR | O_CREAT | O_CLOEXEC, 0666);
+    if (folder->lock < 0) return rft_disk_fail(error, "create", LOCK_NAME);
+    if (flock(folder->lock, LOCK_EX | LOCK_NB) == 0) return REFIT_OK;
+    RFT_REFUSE_IF(errno == EWOULDBLOCK, error, REFIT_ERR_BUSY,
+                  "another process writes to this archive: give this one a folder of its own");
+    return rft_disk_fail(error, "lock", LOCK_NAME);
+}
+
+static refit_status remove_leftover(const rft_archive_folder *folder, refit_error *error)
+{
+    if (unlinkat(folder->dir, RFT_ARCHIVE_NEXT, 0) == 0 || errno == ENOENT) return REFIT_OK;
+    return rft_disk_fail(error, "remove", RFT_ARCHIVE_NEXT);
+}
+
+static refit_status begin_writing(rft_archive_folder *folder, refit_error *error)
+{
+    RFT_TRY(take_lock(folder, error));
+    return remove_leftover(folder, error);
+}
+
+refit_status rft_archive_folder_open(const char *path, bool write, rft_archive_folder *out,
+                                     refit_error *error)
+{
+    rft_archive_folder folder = {.lock = -1};
+    if (write && mkdir(path, 0777) != 0 && errno != EEXIST) {
+        return rft_disk_fail(error, "make the folder", path);
+    }
+    folder.dir = open(path, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    if (folder.dir < 0) return rft_disk_fail(error, "open the folder", path);
+    refit_status status = write ? begin_writing(&folder, error) : REFIT_OK;
+    if (status == REFIT_OK) status = list(&folder, error);
+    if (status != REFIT_OK) {
+        rft_archive_folder_close(&folder);
+        return status;
+    }
+    *out = folder;
+    return REFIT_OK;
+}
+
+void rft_archive_folder_close(rft_archive_folder *folder)
+{
+    if (folder->lock >= 0) (void)close(folder->lock);
+    (void)close(folder->dir);
+    rft_free(folder->entries);
+    *folder = (rft_archive_folder){.dir = -1, .lock = -1};
+}

@@ -1,0 +1,57 @@
+/*
+ * archive_folder: which versions a folder has, by the names of its files; and who may write there.
+ *
+ *     RUN-VERSION-EPOCH.refit     0002-00000017-9f1c66a04b7de210.refit: one version
+ *     .next                       a version being written; nobody else's business
+ *     .lock                       whoever writes holds a lock on it (flock), which ends with them
+ *
+ * RUN and VERSION are decimal, EPOCH hexadecimal. Sorted by name is sorted by time, within what the
+ * zeros in front allow; rft_archive_folder sorts by the numbers. Other names are passed over.
+ */
+#ifndef RFT_ARCHIVE_FOLDER_H
+#define RFT_ARCHIVE_FOLDER_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "base/error.h"
+
+#define RFT_ARCHIVE_NAME 64u /* room for a file's name */
+#define RFT_ARCHIVE_NEXT ".next"
+
+typedef struct rft_archive_entry {
+    uint32_t run;
+    uint64_t version;
+    uint64_t epoch;
+} rft_archive_entry;
+
+typedef struct rft_archive_folder {
+    int dir;
+    int lock;                   /* -1: not for writing */
+    rft_archive_entry *entries; /* owned; sorted by run, then version */
+    uint32_t count;
+    uint32_t room;
+} rft_archive_folder;
+
+/* Opens and lists it; to write, makes it, locks it and removes what a dead writer left.
+ * REFIT_ERR_NOT_FOUND, REFIT_ERR_BUSY, REFIT_ERR_IO, REFIT_ERR_HOST_MEMORY. */
+refit_status rft_archive_folder_open(const char *path, bool write, rft_archive_folder *out,
+                                     refit_error *error);
+void rft_archive_folder_close(rft_archive_folder *folder);
+
+/* Adds an entry at its place; rft_archive_folder_reserve has made the room. */
+refit_status rft_archive_folder_reserve(rft_archive_folder *folder, refit_error *error);
+void rft_archive_folder_add(rft_archive_folder *folder, const rft_archive_entry *entry);
+
+/* The entry, or NULL. */
+const rft_archive_entry *rft_archive_folder_find(const rft_archive_folder *folder, uint64_t epoch,
+                                                 uint64_t version);
+
+/* The run of an epoch, or the one that a new epoch gets. REFIT_ERR_LIMIT. */
+refit_status rft_archive_folder_run(const rft_archive_folder *folder, uint64_t epoch, uint32_t *run,
+                                    refit_error *error);
+
+void rft_archive_entry_name(const rft_archive_entry *entry, char name[RFT_ARCHIVE_NAME]);
+bool rft_archive_entry_parse(const char *name, rft_archive_entry *out);
+
+#endif

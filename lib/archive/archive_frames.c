@@ -1,0 +1,101 @@
+/*
+ * Writing one frame of a version.
+ *
+ * Its bytes are copied out of the caller's memory once, with their digest, before anything is made
+ * of them: the file is what the digests speak of, even if that memory changed meanwhile, which the
+ * caller then learns from the version's digest. What was written takes its place in the image, the
+ * base of the next version, right away.
+ */
+#include <string.h>
+
+#include <xxhash.h>
+
+#include "archive/archive_disk.h"
+#include "archive/archive_work.h"
+#include "kernels/digest.h"
+
+static uint32_t element_bytes(const rft_manifest_tensor *tensor)
+{
+    uint32_t bits = refit_dtype_bits(tensor->dtype);
+    return bits % 8 == 0 ? bits / 8 : 1;
+}
+
+static uint64_t count_changed(const unsigned char *before, const unsigned char *after,
+                              uint64_t bytes, uint32_t width)
+{
+    uint64_t changed = 0;
+    for (uint64_t at = 0; at < bytes; at += width)
+        changed += memcmp(before + at, after + at, width) != 0 ? 1 : 0;
+    return changed;
+}
+
+/* Copies one block into the frame, and notes how it differs from the base. */
+static void take_block(rft_archive_work *work, uint32_t index, bool anchor)
+{
+    refit_archive *archive = work->archive;
+    rft_archive_slice *slice = archive->slice;
+    const rft_block *block = &slice->blocks[index];
+    uint32_t tensor = slice->tensor + block->tensor;
+    const unsigned char *from = work->memory[tensor];
+    unsigned char *to = archive->frame + block->offset;
+    const unsigned char *before = archive->image + slice->offset + block->offset;
+    size_t bytes = (size_t)block->bytes;
+    uint32_t width = element_bytes(&archive->manifest->tensors[tensor]);
+    archive->sums[tensor] +=
+        rft_digest_copy_part(to, from + block->tensor_offset, bytes, block->tensor_offset);
+    archive->same[index] = !anchor && memcmp(before, to, bytes) == 0;
+    work->header->elements += bytes / width;
+    if (anchor)
+        work->header->changed += bytes / width;
+    else if (!archive->same[index])
+        work->header->changed += count_changed(before, to, bytes, width);
+}
+
+refit_status rft_archive_write_at_end(rft_archive_work *work, const void *bytes, size_t count)
+{
+    RFT_TRY(rft_disk_write(work->file, bytes, count, work->at, work->error));
+    work->at += count;
+    return REFIT_OK;
+}
+
+static void count_modes(rft_archive_header *header, const rft_bytes *modes)
+{
+    for (size_t i = 0; i < modes->count; i++) {
+        header->same += modes->data[i] == RFT_BLOCK_SAME;
+        header->dense += modes->data[i] == RFT_BLOCK_DENSE;
+    }
+}
+
+/* What stands before the payload. */
+static refit_status write_begin(rft_archive_work *work, uint32_t sequence, rft_view payload,
+                                uint64_t hash)
+{
+    unsigned char begin[RFT_ARCHIVE_FRAME_BYTES + RFT_FRAME_BLOCKS + RFT_ARCHIVE_HASH_BYTES];
+    const rft_bytes *modes = &work->archive->modes;
+    const rft_archive_frame frame = {sequence, (uint32_t)modes->count, payload.count, hash};
+    size_t hashed = RFT_ARCHIVE_FRAME_BYTES + modes->count;
+    rft_archive_frame_encode(&frame, begin);
+    memcpy(begin + RFT_ARCHIVE_FRAME_BYTES, modes->data, modes->count);
+    rft_put_u64(begin + hashed, XXH3_64bits(begin, hashed));
+    return rft_archive_write_at_end(work, begin, hashed + RFT_ARCHIVE_HASH_BYTES);
+}
+
+refit_status rft_archive_write_frame(rft_archive_work *work, uint32_t sequence)
+{
+    refit_archive *archive = work->archive;
+    rft_archive_slice *slice = archive->slice;
+    bool anchor = work->header->base == 0;
+    rft_archive_slice_cut(slice, archive->manifest, sequence);
+    memset(archive->frame, 0, (size_t)slice->frame.bytes); /* between tensors, too */
+    for (uint32_t i = 0; i < slice->frame.blocks; i++)
+        take_block(work, i, anchor);
+    rft_view payload;
+    uint64_t hash;
+    RFT_TRY(rft_frame_encode(&slice->manifest, 0, archive->frame, anchor ? NULL : archive->same,
+                             &archive->modes, &archive->scratch, &payload, &hash, work->error));
+    count_modes(work->header, &archive->modes);
+    RFT_TRY(write_begin(work, sequence, payload, hash));
+    RFT_TRY(rft_archive_write_at_end(work, payload.data, payload.count));
+    memcpy(archive->image + slice->offset, archive->frame, (size_t)slice->frame.bytes);
+    return REFIT_OK;
+}

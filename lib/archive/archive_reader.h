@@ -1,0 +1,50 @@
+/*
+ * archive_reader: one file of an archive, section by section, each checked before it is used.
+ */
+#ifndef RFT_ARCHIVE_READER_H
+#define RFT_ARCHIVE_READER_H
+
+#include "archive/archive_folder.h"
+#include "archive/archive_format.h"
+#include "archive/archive_slice.h"
+
+typedef struct rft_archive_reader {
+    int file;
+    rft_archive_header header;
+    rft_manifest *manifest; /* owned, once the lists were read */
+    unsigned char *digests; /* owned; header.digest_bytes, as in SEAL */
+    uint64_t at;            /* where the next frame begins */
+    /* while frames are read */
+    rft_archive_slice *slice; /* owned */
+    unsigned char *begin;     /* owned: a frame's beginning, its modes, its hash */
+    unsigned char *payload;   /* owned: of the longest frame */
+    unsigned char *staging;   /* owned: likewise */
+} rft_archive_reader;
+
+/* Reads the header of an opened file of `bytes`; takes over the descriptor, also where it fails.
+ * {0} is not a reader: close only what was opened. */
+refit_status rft_archive_reader_open(int file, uint64_t bytes, const rft_limits *limits,
+                                     rft_archive_reader *out, refit_error *error);
+
+/* Likewise for a file of a folder, which must be what its name says; sentences begin with the name.
+ */
+refit_status rft_archive_reader_find(const rft_archive_folder *folder,
+                                     const rft_archive_entry *entry, const rft_limits *limits,
+                                     rft_archive_reader *out, refit_error *error);
+void rft_archive_reader_close(rft_archive_reader *reader);
+
+/* The manifest and the digests, once. */
+refit_status rft_archive_reader_lists(rft_archive_reader *reader, const rft_limits *limits,
+                                      refit_error *error);
+
+/* Reads all frames, after the lists. `image` is that of the base, or all zero for an anchor, and
+ * becomes that of the version; NULL: the frames are checked only, each by itself. On failure it is
+ * partly changed. */
+refit_status rft_archive_reader_frames(rft_archive_reader *reader, unsigned char *image,
+                                       refit_error *error);
+
+/* Whether the image is the version, by the digests of its tensors. */
+refit_status rft_archive_reader_verify(const rft_archive_reader *reader, const unsigned char *image,
+                                       refit_error *error);
+
+#endif

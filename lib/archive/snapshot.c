@@ -1,0 +1,313 @@
+/*
+ * Versions read back: refit_archive_read, refit_snapshot_*.
+ *
+ *     version 7 ─base─► 6 ─base─► 5, an anchor        the chain, by headers alone
+ *     image  ◄─ 5, then 6, then 7                     each over the one before, in place
+ *
+ * The chain is followed first, down to its anchor, and each link checked: same trainer, same
+ * tensors, and the base's digest. So a file that is missing or that belongs to another chain is
+ * known before memory is taken. Every frame is hashed on the way; the digests of all tensors are
+ * taken at the end.
+ */
+#include <fcntl.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "archive/archive_disk.h"
+#include "archive/archive_reader.h"
+#include "archive/archive_state.h"
+#include "base/alloc.h"
+#include "base/checked.h"
+
+struct refit_snapshot {
+    char name[RFT_ARCHIVE_NAME];
+    rft_archive_header header;
+    rft_manifest *manifest; /* owned */
+    unsigned char *digests; /* owned; 8 bytes an original */
+    uint64_t *by_tensor;    /* owned; the same, by tensor */
+    unsigned char *memory;  /* owned; NULL without bytes */
+    unsigned char *image;   /* in memory, aligned */
+};
+
+/* ---- The chain ---- */
+
+static refit_status check_link(const rft_archive_header *header, const rft_archive_header *base,
+                               refit_error *error)
+{
+    RFT_REFUSE_IF(!rft_digest128_equal(&header->base_digest, &base->digest) ||
+                      !rft_digest128_equal(&header->manifest, &base->manifest),
+                  error, REFIT_ERR_STALE,
+                  "version %llu builds on another version %llu than the one that is there",
+                  (unsigned long long)header->version, (unsigned long long)base->version);
+    return REFIT_OK;
+}
+
+static refit_status read_header(const refit_archive *archive, const rft_archive_entry *entry,
+                                rft_archive_header *out, refit_error *error)
+{
+    rft_archive_reader reader;
+    RFT_TRY(rft_archive_reader_find(&archive->folder, entry, &archive->limits, &reader, error));
+    *out = reader.header;
+    rft_archive_reader_close(&reader);
+    return REFIT_OK;
+}
+
+/* One step towards the anchor. */
+static refit_status follow(const refit_archive *archive, const rft_archive_entry **entry,
+                           rft_archive_header *header, refit_error *error)
+{
+    rft_archive_header base;
+    const rft_archive_entry *next =
+        rft_archive_folder_find(&archive->folder, header->epoch, header->base);
+    RFT_REFUSE_IF(next == NULL, error, REFIT_ERR_NOT_FOUND,
+                  "version %llu builds on version %llu, and its file is not there",
+                  (unsigned long long)header->version, (unsigned long long)header->base);
+    RFT_TRY(read_header(archive, next, &base, error));
+    RFT_TRY(check_link(header, &base, error));
+    *header = base;
+    *entry = next;
+    return REFIT_OK;
+}
+
+/* Where the chain begins. */
+static refit_status find_anchor(const refit_archive *archive, const rft_archive_entry *entry,
+                                const rft_archive_entry **anchor, refit_error *error)
+{
+    rft_archive_header header;
+    RFT_TRY(read_header(archive, entry, &header, error));
+    while (header.base != 0)
+        RFT_TRY(follow(archive, &entry, &header, error));
+    *anchor = entry;
+    return REFIT_OK;
+}
+
+/* ---- Files, one over the other ---- */
+
+static refit_status take_memory(refit_snapshot *snapshot, refit_error *error)
+{
+    uint64_t bytes = snapshot->manifest->store_bytes, room = 0;
+    if (rft_add_u64(bytes, RFT_TENSOR_ALIGNMENT, &room)) {
+        snapshot->memory = rft_calloc((size_t)room, 1);
+    }
+    RFT_REFUSE_IF(snapshot->memory == NULL, error, REFIT_ERR_HOST_MEMORY,
+                  "no memory for %llu bytes of weights", (unsigned long long)bytes);
+    uintptr_t over = (uintptr_t)snapshot->memory % RFT_TENSOR_ALIGNMENT;
+    snapshot->image = snapshot->memory + (over == 0 ? 0 : RFT_TENSOR_ALIGNMENT - over);
+    return REFIT_OK;
+}
+
+/* Takes over what the last file read says. */
+static void take_lists(refit_snapshot *snapshot, rft_archive_reader *reader)
+{
+    rft_manifest_close(snapshot->manifest);
+    rft_free(snapshot->digests);
+    snapshot->header = reader->header;
+    snapshot->manifest = reader->manifest;
+    snapshot->digests = reader->digests;
+    reader->manifest = NULL;
+    reader->digests = NULL;
+}
+
+/* A file that was replaced since the chain was followed is seen here. */
+static refit_status check_continues(const refit_snapshot *snapshot, const rft_archive_header *next,
+                                    refit_error *error)
+{
+    if (snapshot->manifest == NULL) {
+        RFT_REFUSE_IF(next->base != 0, error, REFIT_ERR_STALE, "it is an anchor no longer");
+        return REFIT_OK;
+    }
+    return check_link(next, &snapshot->header, error);
+}
+
+static refit_status apply_reader(refit_snapshot *snapshot, rft_archive_reader *reader, bool last,
+                                 const rft_limits *limits, refit_error *error)
+{
+    RFT_TRY(check_continues(snapshot, &reader->header, error));
+    RFT_TRY(rft_archive_reader_lists(reader, limits, error));
+    bool first = snapshot->manifest == NULL;
+    if (first) {
+        snapshot->manifest = reader->manifest;
+        refit_status status = take_memory(snapshot, error);
+        snapshot->manifest = NULL;
+        RFT_TRY(status);
+    }
+    RFT_TRY(rft_archive_reader_frames(reader, snapshot->image, error));
+    if (last) RFT_TRY(rft_archive_reader_verify(reader, snapshot->image, error));
+    take_lists(snapshot, reader);
+    return REFIT_OK;
+}
+
+static refit_status apply_file(const refit_archive *archive, const rft_archive_entry *entry,
+                               bool last, refit_snapshot *snapshot, refit_error *error)
+{
+    rft_archive_reader reader;
+    RFT_TRY(rft_archive_reader_find(&archive->folder, entry, &archive->limits, &reader, error));
+    rft_archive_entry_name(entry, snapshot->name);
+    refit_status status = apply_reader(snapshot, &reader, last, &archive->limits, error);
+    rft_archive_reader_close(&reader);
+    return rft_disk_blame(error, status, snapshot->name);
+}
+
+/* The versions of a chain follow each other, within one epoch. */
+static refit_status apply_chain(const refit_archive *archive, const rft_archive_entry *anchor,
+                                const rft_archive_entry *last, refit_snapshot *snapshot,
+                                refit_error *error)
+{
+    for (uint64_t version = anchor->version; version <= last->version; version++) {
+        const rft_archive_entry *entry =
+            rft_archive_folder_find(&archive->folder, last->epoch, version);
+        if (entry == NULL)
+            continue; /* not since the chain was followed; the next one would not fit */
+        RFT_TRY(apply_file(archive, entry, entry == last, snapshot, error));
+    }
+    return REFIT_OK;
+}
+
+/* Tied tensors have the digest of the one whose bytes they share. */
+static refit_status list_digests(refit_snapshot *snapshot, refit_error *error)
+{
+    const rft_manifest *manifest = snapshot->manifest;
+    const unsigned char *next = snapshot->digests;
+    snapshot->by_tensor = rft_calloc(manifest->count, sizeof *snapshot->by_tensor);
+    RFT_REFUSE_IF(snapshot->by_tensor == NULL, error, REFIT_ERR_HOST_MEMORY,
+                  "no memory for %u digests", manifest->count);
+    for (uint32_t i = 0; i < manifest->count; i++) {
+        if (manifest->tensors[i].alias_of != REFIT_NO_ALIAS) continue;
+        snapshot->by_tensor[i] = rft_get_u64(next);
+        next += 8;
+    }
+    for (uint32_t i = 0; i < manifest->count; i++) {
+        uint32_t original = manifest->tensors[i].alias_of;
+        if (original != REFIT_NO_ALIAS) snapshot->by_tensor[i] = snapshot->by_tensor[original];
+    }
+    return REFIT_OK;
+}
+
+/* ---- The door ---- */
+
+static refit_status find_version(const rft_archive_folder *folder, uint64_t epoch, uint64_t version,
+                                 const rft_archive_entry **out, refit_error *error)
+{
+    const rft_archive_entry *found = NULL;
+    for (uint32_t i = 0; i < folder->count; i++) {
+        const rft_archive_entry *entry = &folder->entries[i];
+        if (entry->version != version || (epoch != 0 && entry->epoch != epoch)) continue;
+        RFT_REFUSE_IF(found != NULL, error, REFIT_ERR_EXISTS,
+                      "several trainers have written version %llu: say which epoch, %016llx or "
+                      "%016llx",
+                      (unsigned long long)version, (unsigned long long)found->epoch,
+                      (unsigned long long)entry->epoch);
+        found = entry;
+    }
+    RFT_REFUSE_IF(found == NULL, error, REFIT_ERR_NOT_FOUND,
+                  "the archive has no version %llu%s: refit_archive_describe lists what it has",
+                  (unsigned long long)version, epoch == 0 ? "" : " of this epoch");
+    *out = found;
+    return REFIT_OK;
+}
+
+refit_status refit_archive_read(const refit_archive *archive, uint64_t epoch, uint64_t version,
+                                refit_snapshot **out, refit_error *error)
+{
+    RFT_REFUSE_IF(archive == NULL || out == NULL, error, REFIT_ERR_INVALID,
+                  "refit_archive_read needs an archive and `out`");
+    const rft_archive_entry *last = NULL, *anchor = NULL;
+    RFT_TRY(find_version(&archive->folder, epoch, version, &last, error));
+    RFT_TRY(find_anchor(archive, last, &anchor, error));
+    refit_snapshot *snapshot = rft_calloc(1, sizeof *snapshot);
+    RFT_REFUSE_IF(snapshot == NULL, error, REFIT_ERR_HOST_MEMORY, "no memory for a snapshot");
+    refit_status status = apply_chain(archive, anchor, last, snapshot, error);
+    if (status == REFIT_OK) status = list_digests(snapshot, error);
+    if (status == REFIT_OK)
+        *out = snapshot;
+    else
+        refit_snapshot_close(snapshot);
+    return status;
+}
+
+static refit_status check_file(int file, uint64_t bytes, const rft_limits *limits,
+                               refit_snapshot *snapshot, refit_error *error)
+{
+    rft_archive_reader reader;
+    RFT_TRY(rft_archive_reader_open(file, bytes, limits, &reader, error));
+    refit_status status = rft_archive_reader_lists(&reader, limits, error);
+    if (status == REFIT_OK) status = rft_archive_reader_frames(&reader, NULL, error);
+    if (status == REFIT_OK) take_lists(snapshot, &reader);
+    rft_archive_reader_close(&reader);
+    return status;
+}
+
+static refit_status open_file(const char *path, const rft_limits *limits, refit_snapshot *snapshot,
+                              refit_error *error)
+{
+    int file;
+    uint64_t bytes;
+    const char *name = strrchr(path, '/');
+    name = name == NULL ? path : name + 1;
+    (void)snprintf(snapshot->name, sizeof snapshot->name, "%s", name);
+    RFT_TRY(rft_disk_open(AT_FDCWD, path, &file, &bytes, error));
+    return rft_disk_blame(error, check_file(file, bytes, limits, snapshot, error), name);
+}
+
+refit_status refit_snapshot_open(const char *path, const refit_config *config, refit_snapshot **out,
+                                 refit_error *error)
+{
+    refit_config defaults;
+    refit_config_init(&defaults, sizeof defaults);
+    if (config == NULL) config = &defaults;
+    RFT_REFUSE_IF(path == NULL || out == NULL, error, REFIT_ERR_INVALID,
+                  "refit_snapshot_open needs a path and `out`");
+    RFT_TRY(refit_config_check(config, error));
+    const rft_limits limits = rft_limits_from(config);
+    refit_snapshot *snapshot = rft_calloc(1, sizeof *snapshot);
+    RFT_REFUSE_IF(snapshot == NULL, error, REFIT_ERR_HOST_MEMORY, "no memory for a snapshot");
+    refit_status status = open_file(path, &limits, snapshot, error);
+    if (status == REFIT_OK) status = list_digests(snapshot, error);
+    if (status == REFIT_OK)
+        *out = snapshot;
+    else
+        refit_snapshot_close(snapshot);
+    return status;
+}
+
+void refit_snapshot_close(refit_snapshot *snapshot)
+{
+    if (snapshot == NULL) return;
+    rft_manifest_close(snapshot->manifest);
+    rft_free(snapshot->digests);
+    rft_free(snapshot->by_tensor);
+    rft_free(snapshot->memory);
+    rft_free(snapshot);
+}
+
+refit_status refit_snapshot_describe(const refit_snapshot *snapshot, refit_archive_info *info,
+                                     refit_error *error)
+{
+    RFT_REFUSE_IF(snapshot == NULL, error, REFIT_ERR_INVALID, "no snapshot");
+    return rft_archive_header_describe(&snapshot->header, snapshot->name, info, error);
+}
+
+uint32_t refit_snapshot_count(const refit_snapshot *snapshot)
+{
+    return snapshot == NULL ? 0 : snapshot->manifest->count;
+}
+
+refit_status refit_snapshot_tensor(const refit_snapshot *snapshot, uint32_t index,
+                                   refit_tensor *tensor, const void **bytes, uint64_t *digest,
+                                   refit_error *error)
+{
+    RFT_REFUSE_IF(snapshot == NULL, error, REFIT_ERR_INVALID, "no snapshot");
+    const rft_manifest *manifest = snapshot->manifest;
+    RFT_REFUSE_IF(index >= manifest->count, error, REFIT_ERR_NOT_FOUND,
+                  "there is no tensor %u: the version has %u", index, manifest->count);
+    RFT_REFUSE_IF(tensor != NULL && tensor->size < sizeof *tensor, error, REFIT_ERR_INVALID,
+                  "tensor.size is %zu: set it to sizeof(refit_tensor), %zu", tensor->size,
+                  sizeof *tensor);
+    if (tensor != NULL) rft_manifest_describe(manifest, index, tensor);
+    if (bytes != NULL) {
+        bool there = snapshot->image != NULL;
+        *bytes = there ? snapshot->image + manifest->tensors[index].offset : NULL;
+    }
+    if (digest != NULL) *digest = snapshot->by_tensor[index];
+    return REFIT_OK;
+}

@@ -1,0 +1,167 @@
+/*
+ * refit/archive.h: versions kept as files, each of which can be rebuilt, byte for byte.
+ *
+ *     writing                                    reading
+ *     refit_archive_open(WRITE)                  refit_archive_open(READ)
+ *     per version:                               refit_archive_describe     what is there
+ *       refit_archive_write    beside            refit_archive_read     ─►  refit_snapshot
+ *       refit_archive_commit   it has its name     refit_snapshot_tensor    (views, read-only)
+ *       (or refit_archive_abort)                   refit_snapshot_close
+ *     refit_archive_close                        refit_archive_close
+ *
+ * An archive is a folder. Every archive.anchor_every versions, and wherever the one before is not
+ * in it, a version is kept whole, as an anchor; the others as what changed since the one before, so
+ * they need the files back to their anchor. A file is RUN-VERSION-EPOCH.refit: trainers count from
+ * 1 again when they start anew, so a version is named by its number and its trainer's epoch, and
+ * runs number the epochs in the order in which they came. Whoever looks into the folder sees whole
+ * files only, whenever the writer dies.
+ *
+ * One process writes, any number read meanwhile. The writer keeps the last version's weights in
+ * memory, once, and a few frames; a snapshot has its own weights, once. No thread of its own.
+ */
+#ifndef REFIT_ARCHIVE_H
+#define REFIT_ARCHIVE_H
+
+#include <refit/broadcast.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+typedef struct refit_archive refit_archive;
+typedef struct refit_snapshot refit_snapshot;
+
+typedef enum refit_archive_mode {
+    REFIT_ARCHIVE_READ = 0,  /* the versions that are there now */
+    REFIT_ARCHIVE_WRITE = 1, /* likewise; and more may be added */
+} refit_archive_mode;
+
+/*
+ * Opens a folder; for writing it is made if it is missing (its parent must be there), taken for
+ * this object alone, and what a writer that died has left is removed. `config` may be NULL; it is
+ * copied: archive.*, limits.* and broadcast.frame_bytes count. Blocks for the disk. REFIT_ERR_BUSY
+ * (another writer has it), REFIT_ERR_NOT_FOUND (no such folder), REFIT_ERR_IO, REFIT_ERR_CONFIG,
+ * REFIT_ERR_HOST_MEMORY. Since 0.1.
+ */
+REFIT_API REFIT_MUST_CHECK refit_status refit_archive_open(const char *folder,
+                                                           refit_archive_mode mode,
+                                                           const refit_config *config,
+                                                           refit_archive **out, refit_error *error);
+
+/* Aborts a version that was not committed, and frees all; NULL is allowed. Since 0.1. */
+REFIT_API void refit_archive_close(refit_archive *archive);
+
+/* A version as refit_archive_write takes it; all is borrowed for the call. */
+typedef struct refit_archive_version {
+    size_t size;                 /* sizeof(refit_archive_version), set by the caller */
+    uint64_t epoch;              /* of the trainer, not 0 */
+    uint64_t version;            /* from 1 */
+    const unsigned char *digest; /* 16 bytes: what the version's digest must be; NULL: not known */
+    const refit_tensor *tensors; /* as refit_publisher_declare takes them */
+    const refit_weight *weights; /* the bytes in host memory, once for each that is not tied */
+    uint32_t count;              /* of tensors, tied ones included */
+    uint32_t weight_count;       /* of those that are not tied */
+} refit_archive_version;
+
+/*
+ * Writes a version to the disk, under a name that no reader looks at: commit or abort it. A version
+ * that is in the archive already is compared by its digest, and nothing is written. Blocks for the
+ * disk. REFIT_ERR_STATE (not open for writing, or one is neither committed nor aborted),
+ * REFIT_ERR_INVALID, REFIT_ERR_LIMIT, REFIT_ERR_EXISTS (this version is there, with other bytes),
+ * REFIT_ERR_CORRUPT (the bytes do not give `digest`), REFIT_ERR_IO, REFIT_ERR_HOST_MEMORY. After a
+ * failure nothing of it is left, and the next version is an anchor. Since 0.1.
+ */
+REFIT_API REFIT_MUST_CHECK refit_status refit_archive_write(refit_archive *archive,
+                                                            const refit_archive_version *version,
+                                                            refit_error *error);
+
+/* Gives the version that was written its name. Blocks for the disk. REFIT_ERR_STATE (nothing is
+ * written), REFIT_ERR_IO (the version may be there or not; the next one is an anchor). Since 0.1.
+ */
+REFIT_API REFIT_MUST_CHECK refit_status refit_archive_commit(refit_archive *archive,
+                                                             refit_error *error);
+
+/* Removes what was written and is not committed; the next version is an anchor. REFIT_ERR_STATE if
+ * there is nothing. Since 0.1. */
+REFIT_API REFIT_MUST_CHECK refit_status refit_archive_abort(refit_archive *archive,
+                                                            refit_error *error);
+
+/* How many versions the archive has, of all trainers. Since 0.1. */
+REFIT_API uint32_t refit_archive_count(const refit_archive *archive);
+
+/* What one file of an archive says about itself. */
+typedef struct refit_archive_info {
+    size_t size;   /* sizeof(refit_archive_info), set by the caller */
+    char name[64]; /* of the file in its folder */
+    uint64_t epoch;
+    uint64_t version;
+    uint64_t base;          /* the version that it builds on; 0: none, it is an anchor */
+    uint64_t file_bytes;    /* of the file */
+    uint64_t weight_bytes;  /* of the version's weights */
+    uint64_t elements;      /* of the weights */
+    uint64_t changed;       /* of those, how many differ from the base; of an anchor all */
+    uint32_t tensors;       /* tied ones included */
+    uint32_t blocks_same;   /* as in the base */
+    uint32_t blocks_sparse; /* kept as what changed */
+    uint32_t blocks_dense;  /* kept as they are */
+    unsigned char digest[16];
+    unsigned char base_digest[16]; /* of an anchor 0 */
+    unsigned char manifest[16];    /* digest of the list of tensors */
+} refit_archive_info;
+
+/* Describes file `index`, in the order of runs and versions (0, 1, … until REFIT_ERR_NOT_FOUND).
+ * Reads its first bytes only (blocks). REFIT_ERR_CORRUPT, REFIT_ERR_UNSUPPORTED, REFIT_ERR_IO: this
+ * file cannot be used, the others may be. Since 0.1. */
+REFIT_API REFIT_MUST_CHECK refit_status refit_archive_describe(const refit_archive *archive,
+                                                               uint32_t index,
+                                                               refit_archive_info *info,
+                                                               refit_error *error);
+
+/*
+ * Rebuilds a version: reads its anchor and all files from there on, checks every section, and in
+ * the end the digest of every tensor. `epoch` 0: of whichever trainer, if only one has this
+ * version. Blocks for the disk. REFIT_ERR_NOT_FOUND (the version, or one that it builds on, is not
+ * there), REFIT_ERR_EXISTS (`epoch` is 0 and several trainers have it), REFIT_ERR_CORRUPT,
+ * REFIT_ERR_STALE (a file builds on another version than the one that is there),
+ * REFIT_ERR_UNSUPPORTED (a format that this refit does not know), REFIT_ERR_LIMIT, REFIT_ERR_IO,
+ * REFIT_ERR_HOST_MEMORY. Since 0.1.
+ */
+REFIT_API REFIT_MUST_CHECK refit_status refit_archive_read(const refit_archive *archive,
+                                                           uint64_t epoch, uint64_t version,
+                                                           refit_snapshot **out,
+                                                           refit_error *error);
+
+/* Reads one file, wherever it lies, and checks every section, without the files that it builds on:
+ * the snapshot has no bytes. `config` may be NULL. REFIT_ERR_INVALID (not a file of an archive),
+ * and as refit_archive_read. Since 0.1. */
+REFIT_API REFIT_MUST_CHECK refit_status refit_snapshot_open(const char *path,
+                                                            const refit_config *config,
+                                                            refit_snapshot **out,
+                                                            refit_error *error);
+
+/* Frees the weights; NULL is allowed. Since 0.1. */
+REFIT_API void refit_snapshot_close(refit_snapshot *snapshot);
+
+/* What its file says. REFIT_ERR_INVALID. Since 0.1. */
+REFIT_API REFIT_MUST_CHECK refit_status refit_snapshot_describe(const refit_snapshot *snapshot,
+                                                                refit_archive_info *info,
+                                                                refit_error *error);
+
+/* How many tensors it has, tied ones included. Since 0.1. */
+REFIT_API uint32_t refit_snapshot_count(const refit_snapshot *snapshot);
+
+/*
+ * Tensor `index`: what it is, its bytes (read-only, aligned to 64; NULL after refit_snapshot_open)
+ * and the digest of its bytes (that of kernels/digest.h), each of which may be NULL. All is
+ * borrowed until refit_snapshot_close. Tied tensors share one pointer. REFIT_ERR_NOT_FOUND,
+ * REFIT_ERR_INVALID. Since 0.1.
+ */
+REFIT_API REFIT_MUST_CHECK refit_status refit_snapshot_tensor(const refit_snapshot *snapshot,
+                                                              uint32_t index, refit_tensor *tensor,
+                                                              const void **bytes, uint64_t *digest,
+                                                              refit_error *error);
+
+#ifdef __cplusplus
+}
+#endif
+#endif

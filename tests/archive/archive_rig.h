@@ -1,0 +1,65 @@
+/*
+ * archive_rig: an archive in a scratch folder, and versions whose bytes follow from their number.
+ *
+ * The tensors have everything that is odd about tensors: several blocks, a tied one, an empty one,
+ * a scalar, four bits an element. Between two versions a few elements of the first tensor change,
+ * all of the second's, and none of the others'.
+ */
+#ifndef ARCHIVE_RIG_H
+#define ARCHIVE_RIG_H
+
+#include <stdbool.h>
+
+#include <refit/archive.h>
+
+#define RIG_TENSORS   7u
+#define RIG_ORIGINALS 6u
+#define RIG_EPOCH     UINT64_C(0x9f1c66a04b7de210)
+#define RIG_OTHER     UINT64_C(0x0000000000000007)
+
+typedef struct archive_rig {
+    char root[64];
+    char folder[80];
+    refit_config config;
+    uint32_t elements; /* of the first tensor */
+    unsigned char *bytes[RIG_TENSORS];
+    refit_tensor tensors[RIG_TENSORS];
+    refit_weight weights[RIG_ORIGINALS];
+    refit_archive *archive; /* open for writing */
+} archive_rig;
+
+/* `elements` of the first tensor: 10 for files of some hundred bytes, 200000 for several frames. */
+void rig_open(archive_rig *rig, uint32_t elements);
+void rig_close(archive_rig *rig);
+
+/* Closes the archive and opens it again. */
+void rig_reopen(archive_rig *rig);
+
+/* Sets the weights to those of a version, and describes it for refit_archive_write. */
+refit_archive_version rig_version(archive_rig *rig, uint64_t epoch, uint64_t version);
+
+/* Writes and commits; fails the test if it cannot. */
+void rig_keep(archive_rig *rig, uint64_t epoch, uint64_t version);
+
+/* Reads a version back through an archive of its own; what it says, or the status. A version that
+ * was read but is not what it was fails the test. */
+refit_status rig_check(archive_rig *rig, uint64_t epoch, uint64_t version, refit_error *error);
+
+/* Fails the test if the version cannot be read. */
+void rig_expect(archive_rig *rig, uint64_t epoch, uint64_t version);
+
+/* What the archive, opened anew, says of file `index`. */
+refit_archive_info rig_info(archive_rig *rig, uint32_t index);
+uint32_t rig_count(archive_rig *rig);
+
+/* The path of file `index`, in a buffer that the next call overwrites. */
+const char *rig_path(archive_rig *rig, uint32_t index);
+
+/* A whole file, to be freed, and back. */
+unsigned char *rig_load(const char *path, size_t *count);
+void rig_store(const char *path, const unsigned char *bytes, size_t count);
+
+/* How many names the folder has, dots and the lock apart. */
+uint32_t rig_names(archive_rig *rig);
+
+#endif

@@ -1,0 +1,238 @@
+/*
+ * Files that are not what was written: each is refused with a status and a sentence that names it,
+ * none is read beyond its end, and none gives other weights.
+ */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include <cmocka.h>
+#include <xxhash.h>
+
+#include "archive/archive_format.h"
+#include "archive_rig.h"
+
+/* An anchor, 1, and a delta, 2, of some hundred bytes each. */
+static void open_small(archive_rig *rig)
+{
+    rig_open(rig, 10);
+    rig_keep(rig, RIG_EPOCH, 1);
+    rig_keep(rig, RIG_EPOCH, 2);
+}
+
+static refit_status check_alone(archive_rig *rig, const char *path, refit_error *error)
+{
+    refit_snapshot *snapshot = NULL;
+    refit_status status = refit_snapshot_open(path, &rig->config, &snapshot, error);
+    if (status == REFIT_OK) refit_snapshot_close(snapshot);
+    return status;
+}
+
+static void assert_refused(refit_status status, const refit_error *error)
+{
+    bool typed = status == REFIT_ERR_CORRUPT || status == REFIT_ERR_INVALID ||
+                 status == REFIT_ERR_UNSUPPORTED || status == REFIT_ERR_STALE;
+    if (!typed) fail_msg("status %d: %s", (int)status, error->text);
+    assert_true(error->text[0] != '\0');
+    if (strstr(error->text, ".refit") == NULL) fail_msg("no file named: %s", error->text);
+}
+
+static void every_flipped_bit_is_found(void **state)
+{
+    (void)state;
+    archive_rig rig;
+    refit_error error;
+    open_small(&rig);
+    for (uint32_t file = 0; file < 2; file++) {
+        char path[160];
+        size_t count;
+        (void)snprintf(path, sizeof path, "%s", rig_path(&rig, file));
+        unsigned char *bytes = rig_load(path, &count);
+        for (size_t bit = 0; bit < 8 * count; bit++) {
+            bytes[bit / 8] ^= (unsigned char)(1u << bit % 8);
+            rig_store(path, bytes, count);
+            assert_refused(check_alone(&rig, path, &error), &error);
+            assert_refused(rig_check(&rig, RIG_EPOCH, 2, &error), &error);
+            bytes[bit / 8] ^= (unsigned char)(1u << bit % 8);
+        }
+        rig_store(path, bytes, count);
+        free(bytes);
+        rig_expect(&rig, RIG_EPOCH, 2);
+    }
+    rig_close(&rig);
+}
+
+static void every_other_length_is_found(void **state)
+{
+    (void)state;
+    archive_rig rig;
+    refit_error error;
+    open_small(&rig);
+    for (uint32_t file = 0; file < 2; file++) {
+        char path[160];
+        size_t count;
+        (void)snprintf(path, sizeof path, "%s", rig_path(&rig, file));
+        unsigned char *bytes = rig_load(path, &count);
+        unsigned char *longer = calloc(1, count + 4);
+        assert_non_null(longer);
+        memcpy(longer, bytes, count);
+        for (size_t length = 0; length < count + 4; length++) {
+            if (length == count) continue;
+            rig_store(path, longer, length);
+            assert_refused(check_alone(&rig, path, &error), &error);
+            assert_refused(rig_check(&rig, RIG_EPOCH, 2, &error), &error);
+        }
+        rig_store(path, bytes, count);
+        free(longer);
+        free(bytes);
+    }
+    rig_close(&rig);
+}
+
+static void a_missing_base_is_named(void **state)
+{
+    (void)state;
+    archive_rig rig;
+    refit_error error;
+    open_small(&rig);
+    rig_keep(&rig, RIG_EPOCH, 3);
+    assert_int_equal(unlink(rig_path(&rig, 1)), 0);
+    assert_int_equal(rig_check(&rig, RIG_EPOCH, 3, &error), REFIT_ERR_NOT_FOUND);
+    assert_non_null(strstr(error.text, "version 3 builds on version 2"));
+    rig_expect(&rig, RIG_EPOCH, 1);
+    assert_int_equal(unlink(rig_path(&rig, 0)), 0);
+    assert_int_equal(rig_check(&rig, RIG_EPOCH, 1, &error), REFIT_ERR_NOT_FOUND);
+    rig_close(&rig);
+}
+
+/* Another file under the name of file `index` of this archive. */
+static void put_in_place_of(archive_rig *rig, uint32_t index, archive_rig *from, uint32_t other)
+{
+    size_t count;
+    unsigned char *bytes = rig_load(rig_path(from, other), &count);
+    rig_store(rig_path(rig, index), bytes, count);
+    free(bytes);
+}
+
+static void a_base_of_another_chain_is_refused(void **state)
+{
+    (void)state;
+    archive_rig rig, other;
+    refit_error error;
+    open_small(&rig);
+    rig_open(&other, 10);
+    refit_archive_version one = rig_version(&other, RIG_EPOCH, 9);
+    one.version = 1; /* the same trainer and number, other weights */
+    assert_int_equal(refit_archive_write(other.archive, &one, NULL), REFIT_OK);
+    assert_int_equal(refit_archive_commit(other.archive, NULL), REFIT_OK);
+    put_in_place_of(&rig, 0, &other, 0);
+    assert_int_equal(rig_check(&rig, RIG_EPOCH, 2, &error), REFIT_ERR_STALE);
+    assert_non_null(strstr(error.text, "builds on another version 1"));
+    rig_close(&other);
+    rig_close(&rig);
+}
+
+static void a_file_of_another_trainer_is_refused(void **state)
+{
+    (void)state;
+    archive_rig rig, other;
+    refit_error error;
+    open_small(&rig);
+    rig_open(&other, 10);
+    rig_keep(&other, RIG_OTHER, 1);
+    put_in_place_of(&rig, 0, &other, 0);
+    assert_int_equal(rig_check(&rig, RIG_EPOCH, 2, &error), REFIT_ERR_STALE);
+    assert_non_null(strstr(error.text, "not what its name says"));
+    rig_close(&other);
+    rig_close(&rig);
+}
+
+/* Headers with a right hash that say what cannot be. */
+typedef struct lie {
+    size_t at;
+    uint32_t bytes;
+    uint64_t value;
+    refit_status status;
+} lie;
+
+static void tell(unsigned char *bytes, const lie *what)
+{
+    for (uint32_t i = 0; i < what->bytes; i++)
+        bytes[what->at + i] = (unsigned char)(what->value >> (8 * i));
+    rft_put_u64(bytes + 160, XXH3_64bits(bytes, 160));
+}
+
+static void headers_that_lie_are_refused_before_memory_is_taken(void **state)
+{
+    (void)state;
+    static const lie lies[] = {
+        {8, 4, 2, REFIT_ERR_UNSUPPORTED},        {12, 4, 6, REFIT_ERR_CORRUPT},
+        {12, 4, UINT32_MAX, REFIT_ERR_LIMIT},    {16, 4, 2, REFIT_ERR_CORRUPT},
+        {16, 4, UINT32_MAX, REFIT_ERR_CORRUPT},  {20, 4, 1, REFIT_ERR_CORRUPT},
+        {20, 4, UINT32_MAX, REFIT_ERR_CORRUPT},  {24, 4, 1, REFIT_ERR_CORRUPT},
+        {28, 4, 0, REFIT_ERR_CORRUPT},           {32, 8, 0, REFIT_ERR_CORRUPT},
+        {40, 8, 0, REFIT_ERR_CORRUPT},           {48, 8, 1, REFIT_ERR_CORRUPT},
+        {56, 8, UINT64_MAX, REFIT_ERR_CORRUPT},  {64, 8, 0, REFIT_ERR_INVALID},
+        {64, 8, UINT64_MAX, REFIT_ERR_LIMIT},    {72, 8, UINT64_MAX, REFIT_ERR_LIMIT},
+        {72, 8, 1u << 29, REFIT_ERR_CORRUPT},    {88, 8, UINT64_MAX, REFIT_ERR_CORRUPT},
+        {96, 8, UINT64_MAX, REFIT_ERR_LIMIT},    {96, 8, 1u << 19, REFIT_ERR_CORRUPT},
+        {104, 8, UINT64_MAX, REFIT_ERR_CORRUPT}, {104, 8, 8, REFIT_ERR_CORRUPT},
+        {128, 1, 1, REFIT_ERR_CORRUPT},
+    };
+    archive_rig rig;
+    refit_error error;
+    open_small(&rig);
+    char path[160];
+    size_t count;
+    (void)snprintf(path, sizeof path, "%s", rig_path(&rig, 0));
+    unsigned char *bytes = rig_load(path, &count), *changed = malloc(count);
+    assert_non_null(changed);
+    for (size_t i = 0; i < sizeof lies / sizeof *lies; i++) {
+        memcpy(changed, bytes, count);
+        tell(changed, &lies[i]);
+        rig_store(path, changed, count);
+        refit_status status = check_alone(&rig, path, &error);
+        if (status == lies[i].status) continue;
+        if (lies[i].at == 64) { /* whose fault it is, is the wire's to say */
+            assert_true(status != REFIT_OK);
+            continue;
+        }
+        fail_msg("lie %zu: status %d, %s", i, (int)status, error.text);
+    }
+    free(changed);
+    free(bytes);
+    rig_close(&rig);
+}
+
+static void limits_hold_for_files(void **state)
+{
+    (void)state;
+    archive_rig rig;
+    refit_error error;
+    open_small(&rig);
+    rig.config.limits_tensors = 3;
+    assert_int_equal(rig_check(&rig, RIG_EPOCH, 1, &error), REFIT_ERR_LIMIT);
+    rig.config.limits_tensors = 1000;
+    rig.config.limits_version_bytes = 90;
+    assert_int_equal(rig_check(&rig, RIG_EPOCH, 1, &error), REFIT_ERR_LIMIT);
+    assert_non_null(strstr(error.text, "limits.version_bytes"));
+    rig_close(&rig);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(every_flipped_bit_is_found),
+        cmocka_unit_test(every_other_length_is_found),
+        cmocka_unit_test(a_missing_base_is_named),
+        cmocka_unit_test(a_base_of_another_chain_is_refused),
+        cmocka_unit_test(a_file_of_another_trainer_is_refused),
+        cmocka_unit_test(headers_that_lie_are_refused_before_memory_is_taken),
+        cmocka_unit_test(limits_hold_for_files),
+    };
+    return cmocka_run_group_tests_name("archive_damage", tests, NULL, NULL);
+}

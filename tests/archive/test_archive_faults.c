@@ -1,0 +1,292 @@
+/*
+ * The archive when the system refuses, or its process dies, at any step: the folder has whole
+ * versions only, none that was committed is lost, and the next one can be written.
+ *
+ * The linker puts the functions below before the system's, so that the n-th of all calls fails, or
+ * ends the process.
+ */
+#include <errno.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <cmocka.h>
+
+#include "archive_rig.h"
+#include "tests/support/failing_alloc.h"
+#include "tests/support/file_size_limit.h"
+
+/* ---- Calls that fail ---- */
+
+typedef enum fault { FAULT_NONE, FAULT_REFUSED, FAULT_SHORT, FAULT_KILLED } fault;
+
+static fault kind;
+static unsigned calls, fatal;
+
+/* Whether this call is the one. */
+static bool is_hit(void)
+{
+    if (kind == FAULT_NONE || ++calls != fatal) return false;
+    if (kind == FAULT_KILLED) _exit(7);
+    errno = ENOSPC;
+    return true;
+}
+
+ssize_t __real_pwrite(int file, const void *bytes, size_t count, off_t at);
+int __real_fsync(int file);
+int __real_openat(int folder, const char *name, int flags, unsigned mode);
+int __real_renameat(int from, const char *name, int to, const char *as);
+ssize_t __wrap_pwrite(int file, const void *bytes, size_t count, off_t at);
+int __wrap_fsync(int file);
+int __wrap_openat(int folder, const char *name, int flags, unsigned mode);
+int __wrap_renameat(int from, const char *name, int to, const char *as);
+
+ssize_t __wrap_pwrite(int file, const void *bytes, size_t count, off_t at)
+{
+    if (kind == FAULT_SHORT) return __real_pwrite(file, bytes, count < 3 ? count : 3, at);
+    return is_hit() ? -1 : __real_pwrite(file, bytes, count, at);
+}
+
+int __wrap_fsync(int file)
+{
+    return is_hit() ? -1 : __real_fsync(file);
+}
+
+int __wrap_openat(int folder, const char *name, int flags, unsigned mode)
+{
+    return is_hit() ? -1 : __real_openat(folder, name, flags, mode);
+}
+
+int __wrap_renameat(int from, const char *name, int to, const char *as)
+{
+    return is_hit() ? -1 : __real_renameat(from, name, to, as);
+}
+
+static void begin_fault(fault what, unsigned nth)
+{
+    kind = what;
+    calls = 0;
+    fatal = nth;
+}
+
+/* Whether the fault came. */
+static bool end_fault(void)
+{
+    bool came = kind != FAULT_NONE && calls >= fatal;
+    kind = FAULT_NONE;
+    return came;
+}
+
+/* ---- Tests ---- */
+
+static refit_status try_version(archive_rig *rig, uint64_t version, refit_error *error)
+{
+    const refit_archive_version what = rig_version(rig, RIG_EPOCH, version);
+    refit_status status = refit_archive_write(rig->archive, &what, error);
+    return status == REFIT_OK ? refit_archive_commit(rig->archive, error) : status;
+}
+
+/* The last call is the one that puts the folder on the disk: the version may be there. */
+static void assert_whole(archive_rig *rig, uint32_t least)
+{
+    uint32_t count = rig_count(rig);
+    assert_true(count == least || count == least + 1);
+    for (uint32_t i = 1; i <= count; i++)
+        rig_expect(rig, RIG_EPOCH, i);
+}
+
+static void a_call_that_is_refused_leaves_the_folder_as_it_was(void **state)
+{
+    (void)state;
+    unsigned nth = 1;
+    for (bool came = true; came; nth++) {
+        archive_rig rig;
+        refit_error error = {0};
+        rig_open(&rig, 10);
+        rig_keep(&rig, RIG_EPOCH, 1);
+        begin_fault(FAULT_REFUSED, nth);
+        refit_status status = try_version(&rig, 2, &error);
+        came = end_fault();
+        assert_int_equal(status, came ? REFIT_ERR_IO : REFIT_OK);
+        if (came) {
+            assert_int_equal(error.subsystem, ENOSPC);
+            assert_non_null(strstr(error.text, "No space left"));
+        }
+        assert_int_equal(rig_names(&rig), rig_count(&rig)); /* nothing is left beside */
+        assert_whole(&rig, 1);
+        rig_reopen(&rig);
+        rig_keep(&rig, RIG_EPOCH, 2);
+        rig_keep(&rig, RIG_EPOCH, 3);
+        assert_whole(&rig, 3);
+        rig_close(&rig);
+    }
+    assert_true(nth > 10);
+}
+
+static void after_a_failure_the_same_archive_goes_on_with_an_anchor(void **state)
+{
+    (void)state;
+    archive_rig rig;
+    rig_open(&rig, 10);
+    rig_keep(&rig, RIG_EPOCH, 1);
+    begin_fault(FAULT_REFUSED, 4);
+    assert_int_equal(try_version(&rig, 2, NULL), REFIT_ERR_IO);
+    (void)end_fault();
+    rig_keep(&rig, RIG_EPOCH, 2);
+    assert_int_equal(rig_info(&rig, 1).base, 0);
+    rig_keep(&rig, RIG_EPOCH, 3);
+    assert_int_equal(rig_info(&rig, 2).base, 2);
+    rig_expect(&rig, RIG_EPOCH, 3);
+    rig_close(&rig);
+}
+
+/* In a child, whose death is as sudden as SIGKILL's. */
+static bool die_while_writing(archive_rig *rig, unsigned nth)
+{
+    int status = 0;
+    refit_archive_close(rig->archive);
+    pid_t child = fork();
+    assert_true(child >= 0);
+    if (child == 0) {
+        const refit_archive_version what = rig_version(rig, RIG_EPOCH, 3);
+        refit_archive *archive;
+        begin_fault(FAULT_KILLED, nth);
+        if (refit_archive_open(rig->folder, REFIT_ARCHIVE_WRITE, &rig->config, &archive, NULL) !=
+                REFIT_OK ||
+            refit_archive_write(archive, &what, NULL) != REFIT_OK ||
+            refit_archive_commit(archive, NULL) != REFIT_OK)
+            _exit(9);
+        _exit(0);
+    }
+    assert_int_equal(waitpid(child, &status, 0), child);
+    assert_true(WIFEXITED(status) && (WEXITSTATUS(status) == 7 || WEXITSTATUS(status) == 0));
+    assert_int_equal(
+        refit_archive_open(rig->folder, REFIT_ARCHIVE_WRITE, &rig->config, &rig->archive, NULL),
+        REFIT_OK);
+    return WEXITSTATUS(status) == 7;
+}
+
+static void a_writer_killed_between_any_two_steps_leaves_whole_versions(void **state)
+{
+    (void)state;
+    unsigned nth = 1;
+    for (bool died = true; died; nth++) {
+        archive_rig rig;
+        rig_open(&rig, 10);
+        rig_keep(&rig, RIG_EPOCH, 1);
+        rig_keep(&rig, RIG_EPOCH, 2);
+        died = die_while_writing(&rig, nth);
+        assert_whole(&rig, 2);
+        assert_int_equal(rig_names(&rig), rig_count(&rig)); /* what it left is removed */
+        rig_keep(&rig, RIG_EPOCH, 3);
+        assert_int_equal(rig_count(&rig), 3);
+        rig_expect(&rig, RIG_EPOCH, 3);
+        rig_close(&rig);
+    }
+    assert_true(nth > 10);
+}
+
+static void writes_that_take_little_are_finished(void **state)
+{
+    (void)state;
+    archive_rig rig;
+    rig_open(&rig, 10);
+    begin_fault(FAULT_SHORT, 0);
+    rig_keep(&rig, RIG_EPOCH, 1);
+    rig_keep(&rig, RIG_EPOCH, 2);
+    (void)end_fault();
+    rig_expect(&rig, RIG_EPOCH, 2);
+    rig_close(&rig);
+}
+
+static void a_full_disk_is_an_error_of_the_write(void **state)
+{
+    (void)state;
+    archive_rig rig;
+    refit_error error;
+    rig_open(&rig, 200000);
+    rig_keep(&rig, RIG_EPOCH, 1);
+    const struct rlimit before = file_size_limit_to(100000);
+    refit_status status = try_version(&rig, 2, &error);
+    file_size_limit_back(&before);
+    assert_int_equal(status, REFIT_ERR_IO);
+    assert_int_equal(error.subsystem, EFBIG);
+    assert_int_equal(rig_names(&rig), 1);
+    rig_keep(&rig, RIG_EPOCH, 2);
+    rig_expect(&rig, RIG_EPOCH, 2);
+    rig_close(&rig);
+}
+
+static void failed_allocations_leak_nothing(void **state)
+{
+    (void)state;
+    archive_rig rig;
+    rig_open(&rig, 10);
+    rig_keep(&rig, RIG_EPOCH, 1);
+    rig_keep(&rig, RIG_EPOCH, 2);
+    refit_archive_close(rig.archive);
+    for (uint64_t nth = 1;; nth++) {
+        const refit_archive_version three = rig_version(&rig, RIG_EPOCH, 3);
+        refit_archive *archive;
+        refit_snapshot *snapshot;
+        failing_alloc_begin(nth);
+        refit_status status =
+            refit_archive_open(rig.folder, REFIT_ARCHIVE_WRITE, &rig.config, &archive, NULL);
+        if (status == REFIT_OK) {
+            status = refit_archive_write(archive, &three, NULL);
+            if (status == REFIT_OK) status = refit_archive_abort(archive, NULL);
+            if (status == REFIT_OK) {
+                status = refit_archive_read(archive, RIG_EPOCH, 2, &snapshot, NULL);
+                if (status == REFIT_OK) refit_snapshot_close(snapshot);
+            }
+            refit_archive_close(archive);
+        }
+        bool came = failing_alloc_end();
+        assert_int_equal(status, came ? REFIT_ERR_HOST_MEMORY : REFIT_OK);
+        assert_int_equal(rig_names(&rig), 2);
+        if (!came) break;
+    }
+    rig.archive = NULL;
+    rig_close(&rig);
+}
+
+static void failed_allocations_of_one_file_leak_nothing(void **state)
+{
+    (void)state;
+    archive_rig rig;
+    char path[160];
+    rig_open(&rig, 10);
+    rig_keep(&rig, RIG_EPOCH, 1);
+    (void)snprintf(path, sizeof path, "%s", rig_path(&rig, 0));
+    refit_archive_close(rig.archive);
+    rig.archive = NULL;
+    for (uint64_t nth = 1;; nth++) {
+        refit_snapshot *snapshot;
+        failing_alloc_begin(nth);
+        refit_status status = refit_snapshot_open(path, &rig.config, &snapshot, NULL);
+        if (status == REFIT_OK) refit_snapshot_close(snapshot);
+        bool came = failing_alloc_end();
+        assert_int_equal(status, came ? REFIT_ERR_HOST_MEMORY : REFIT_OK);
+        if (!came) break;
+    }
+    rig_close(&rig);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(a_call_that_is_refused_leaves_the_folder_as_it_was),
+        cmocka_unit_test(after_a_failure_the_same_archive_goes_on_with_an_anchor),
+        cmocka_unit_test(a_writer_killed_between_any_two_steps_leaves_whole_versions),
+        cmocka_unit_test(writes_that_take_little_are_finished),
+        cmocka_unit_test(a_full_disk_is_an_error_of_the_write),
+        cmocka_unit_test(failed_allocations_leak_nothing),
+        cmocka_unit_test(failed_allocations_of_one_file_leak_nothing),
+    };
+    return cmocka_run_group_tests_name("archive_faults", tests, NULL, NULL);
+}
