@@ -12,7 +12,7 @@ typedef enum cli_status {
     CLI_USAGE = 2,    /* the command line */
     CLI_CONFIG = 3,   /* a file, a variable or --set */
     CLI_PEERS = 4,    /* workers or the trainer missing, late or failed */
-    CLI_FILE = 5,     /* not a safetensors file that can be published */
+    CLI_FILE = 5,     /* a file whose content cannot be used */
     CLI_IO = 6,       /* reading or writing failed */
     CLI_SIGNAL = 128, /* and the signal's number */
 } cli_status;
@@ -25,13 +25,17 @@ typedef struct cli_command {
     int (*run)(int count, char **arguments);
 } cli_command;
 
-extern const cli_command cli_publish, cli_subscribe, cli_keygen, cli_config, cli_bench, cli_version;
+extern const cli_command cli_publish, cli_subscribe, cli_materialize, cli_inspect, cli_keygen,
+    cli_config, cli_bench, cli_version;
 
 /* One line on stderr, "refit: ...", control characters shown as '?'; returns `status`. */
 int cli_complain(int status, const char *format, ...) REFIT_PRINTF(2, 3);
 
 /* Likewise, from what a refit call answered. */
 int cli_complain_error(const refit_error *error);
+
+/* Likewise, where it speaks of a file or a folder that the user named. */
+int cli_complain_file(const refit_error *error);
 
 /* A refusal of the command's own parts, in the form that refit calls use. `code`: errno or 0. */
 refit_status cli_refuse(refit_error *error, refit_status status, int code, const char *format, ...)

@@ -1,8 +1,8 @@
 /*
- * refit subscribe: each committed version as a safetensors file.
+ * refit subscribe: each committed version as a safetensors file, in an archive, or both.
  *
- * A version is accepted once its bytes are on the disk, and its file gets its name after that: an
- * accept that fails (the bytes may be torn) leaves no file. A version that cannot be written is
+ * A version is accepted once its bytes are on the disk, and its files get their names after that:
+ * an accept that fails (the bytes may be torn) leaves no file. A version that cannot be written is
  * refused, so that the publisher knows that this worker still has the version before. Ends after
  * --count versions, on a signal, or when nothing new has come for --timeout seconds.
  */
@@ -14,6 +14,7 @@
 
 #include <refit/broadcast.h>
 
+#include "archiving.h"
 #include "args.h"
 #include "cli.h"
 #include "interrupt.h"
@@ -27,24 +28,23 @@ typedef struct subscribe_job {
     cli_settings settings;
     refit_config config;
     const char *endpoint; /* NULL: broadcast.endpoint */
-    const char *dir;
+    const char *dir;      /* NULL: no safetensors files */
+    const char *archive;  /* NULL: none */
     const char *name;
-    uint32_t count;     /* 0: no end */
-    uint32_t timeout_s; /* 0: none */
+    uint32_t count;         /* 0: no end */
+    uint32_t timeout_s;     /* 0: none */
+    refit_archive *kept_in; /* or NULL */
     refit_subscriber *subscriber;
     uint32_t kept; /* versions written so far */
 } subscribe_job;
 
-enum { FLAG_OUT, FLAG_COUNT, FLAG_TIMEOUT, FLAG_NAME, FLAG_CONFIG, FLAG_SET };
+enum { FLAG_OUT, FLAG_ARCHIVE, FLAG_COUNT, FLAG_TIMEOUT, FLAG_NAME, FLAG_CONFIG, FLAG_SET };
 
 static const cli_flag flags[] = {
-    [FLAG_OUT] = {"--out", true},
-    [FLAG_COUNT] = {"--count", true},
-    [FLAG_TIMEOUT] = {"--timeout", true},
-    [FLAG_NAME] = {"--name", true},
-    [FLAG_CONFIG] = {"--config", true},
-    [FLAG_SET] = {"--set", true},
-    {NULL, false},
+    [FLAG_OUT] = {"--out", true},     [FLAG_ARCHIVE] = {"--archive", true},
+    [FLAG_COUNT] = {"--count", true}, [FLAG_TIMEOUT] = {"--timeout", true},
+    [FLAG_NAME] = {"--name", true},   [FLAG_CONFIG] = {"--config", true},
+    [FLAG_SET] = {"--set", true},     {NULL, false},
 };
 
 static bool take_endpoint(subscribe_job *job, const char *value)
@@ -61,6 +61,7 @@ static bool take_flag(subscribe_job *job, int flag, const char *value)
 {
     switch (flag) {
     case FLAG_OUT: job->dir = value; return true;
+    case FLAG_ARCHIVE: job->archive = value; return true;
     case FLAG_COUNT: return cli_args_number("--count", value, 1, UINT32_MAX, &job->count);
     case FLAG_TIMEOUT: return cli_args_number("--timeout", value, 1, 86400, &job->timeout_s);
     case FLAG_NAME: job->name = value; return true;
@@ -84,7 +85,9 @@ static int make_folder(const char *path)
 
 static int prepare(subscribe_job *job)
 {
-    if (job->dir == NULL) return cli_complain(CLI_USAGE, "where to? --out DIR is missing");
+    if (job->dir == NULL && job->archive == NULL) {
+        return cli_complain(CLI_USAGE, "where to? --out DIR or --archive DIR is missing");
+    }
     refit_error error;
     int status = cli_settings_load(&job->settings, &job->config);
     if (status != CLI_DONE) return status;
@@ -92,7 +95,13 @@ static int prepare(subscribe_job *job)
         refit_config_set(&job->config, "broadcast.worker", job->name, &error) != REFIT_OK) {
         return cli_complain_error(&error);
     }
-    return make_folder(job->dir);
+    if (job->dir != NULL && (status = make_folder(job->dir)) != CLI_DONE) return status;
+    if (job->archive == NULL) return CLI_DONE;
+    if (refit_archive_open(job->archive, REFIT_ARCHIVE_WRITE, &job->config, &job->kept_in,
+                           &error) == REFIT_OK) {
+        return CLI_DONE;
+    }
+    return cli_complain(CLI_IO, "%s: %s", job->archive, error.text);
 }
 
 /* The next version, or an exit status. */
@@ -108,55 +117,101 @@ static int wait_version(subscribe_job *job, refit_update **update)
     }
 }
 
-static uint64_t count_bytes(const refit_update *update)
+/* What a version is written to. */
+typedef struct version_files {
+    const refit_update *update;
+    cli_source source;
+    uint64_t bytes;
+    cli_output output;  /* with job->dir */
+    bool out, archived; /* which of the two wait for their names */
+} version_files;
+
+static void drop_files(subscribe_job *job, version_files *files)
 {
-    uint64_t total = 0;
-    for (uint32_t i = 0; i < refit_update_count(update); i++) {
-        refit_tensor tensor = {.size = sizeof tensor};
-        const void *bytes;
-        if (refit_update_tensor(update, i, &tensor, &bytes, NULL) == REFIT_OK) {
-            total += tensor.bytes;
-        }
-    }
-    return total;
+    if (files->out) cli_output_drop(&files->output);
+    if (files->archived) (void)!refit_archive_abort(job->kept_in, NULL);
 }
 
-/* Its bytes beside the file they are to be; a version that cannot be written is refused. */
-static int write_version(subscribe_job *job, refit_update *update, uint64_t bytes,
-                         cli_output *output)
+static refit_status write_files(subscribe_job *job, version_files *files, cli_progress *progress,
+                                refit_error *error)
+{
+    refit_status status = REFIT_OK;
+    if (job->dir != NULL) {
+        status = cli_output_begin(&files->source, job->dir, progress, &files->output, error);
+        files->out = status == REFIT_OK;
+    }
+    if (status == REFIT_OK && job->kept_in != NULL) {
+        status = cli_archive_write(job->kept_in, files->update, error);
+        files->archived = status == REFIT_OK;
+    }
+    if (status != REFIT_OK) drop_files(job, files);
+    return status;
+}
+
+/* Its bytes beside the files they are to be; a version that cannot be written is refused. */
+static int write_version(subscribe_job *job, refit_update *update, version_files *files)
 {
     char label[64];
     cli_progress progress;
     refit_error error;
-    (void)snprintf(label, sizeof label, "version %" PRIu64, refit_update_version(update));
-    cli_progress_begin(&progress, bytes, label);
-    refit_status status = cli_output_begin(update, job->dir, &progress, output, &error);
+    (void)snprintf(label, sizeof label, "version %" PRIu64, files->source.number);
+    cli_progress_begin(&progress, files->bytes, label);
+    refit_status status = write_files(job, files, &progress, &error);
     cli_progress_end(&progress);
     if (status == REFIT_OK) return CLI_DONE;
     /* Whether the publisher still hears of it changes nothing here. */
     (void)!refit_update_refuse(update, error.text, job->kept > 0, NULL);
-    return cli_complain_error(&error);
+    return cli_complain_file(&error);
+}
+
+/* After the version was accepted: each of them gets its name, whatever became of the other. */
+static refit_status name_files(subscribe_job *job, version_files *files, refit_archive_info *info,
+                               refit_error *error)
+{
+    refit_error second;
+    refit_status out = REFIT_OK, archived = REFIT_OK;
+    if (files->out) out = cli_output_keep(&files->output, error);
+    if (files->archived) archived = refit_archive_commit(job->kept_in, info, &second);
+    if (out != REFIT_OK) return out;
+    if (archived != REFIT_OK) *error = second;
+    return archived;
+}
+
+static void report_version(const subscribe_job *job, const version_files *files,
+                           const refit_archive_info *info)
+{
+    char size[CLI_SIZE_TEXT], kept[CLI_SIZE_TEXT];
+    const uint64_t version = files->source.number;
+    const uint32_t count = files->source.count;
+    (void)cli_size_text(files->bytes, size);
+    if (files->out) {
+        (void)printf("version %" PRIu64 ": %s/%" PRIu64 ".safetensors, %u tensors, %s\n", version,
+                     job->dir, version, count, size);
+    }
+    if (files->archived) {
+        (void)printf("version %" PRIu64 ": %s/%s, %u tensors, %s as %s\n", version, job->archive,
+                     info->name, count, size, cli_size_text(info->file_bytes, kept));
+    }
+    (void)fflush(stdout);
 }
 
 static int keep_version(subscribe_job *job, refit_update *update)
 {
-    char size[CLI_SIZE_TEXT];
-    cli_output output;
     refit_error error;
-    const uint64_t version = refit_update_version(update), bytes = count_bytes(update);
-    int status = write_version(job, update, bytes, &output);
+    refit_archive_info info = {.size = sizeof info};
+    version_files files = {.update = update, .source = cli_source_received(update)};
+    files.bytes = cli_source_bytes(&files.source);
+    int status = write_version(job, update, &files);
     if (status != CLI_DONE) return status;
     if (refit_update_accept(update, &error) != REFIT_OK) {
-        cli_output_drop(&output);
+        drop_files(job, &files);
         return cli_complain_error(&error);
     }
-    if (cli_output_keep(&output, &error) != REFIT_OK) {
+    if (name_files(job, &files, &info, &error) != REFIT_OK) {
         return cli_complain(CLI_IO, "version %" PRIu64 " was accepted, but is not in place: %s",
-                            version, error.text);
+                            files.source.number, error.text);
     }
-    (void)printf("version %" PRIu64 ": %s/%" PRIu64 ".safetensors, %u tensors, %s\n", version,
-                 job->dir, version, refit_update_count(update), cli_size_text(bytes, size));
-    (void)fflush(stdout);
+    report_version(job, &files, &info);
     return CLI_DONE;
 }
 
@@ -188,23 +243,27 @@ static int run_subscribe(int count, char **arguments)
     for (int found; (found = cli_args_next(&args, flags, &value)) != CLI_ARGS_END;) {
         if (!take_flag(&job, found, value)) return CLI_USAGE;
     }
-    int status = prepare(&job);
-    if (status != CLI_DONE) return status;
     cli_interrupt_catch();
-    return subscribe(&job);
+    int status = prepare(&job);
+    if (status == CLI_DONE) status = subscribe(&job);
+    refit_archive_close(job.kept_in);
+    return status;
 }
 
 const cli_command cli_subscribe = {
     .name = "subscribe",
-    .summary = "write each committed version as a safetensors file",
-    .usage = "usage: refit subscribe [ENDPOINT] --out DIR [--count K] [--timeout S]\n"
-             "                       [--name N] [--config FILE] [--set KEY=VALUE]...\n"
+    .summary = "write each committed version to files",
+    .usage = "usage: refit subscribe [ENDPOINT] [--out DIR] [--archive DIR] [--count K]\n"
+             "                       [--timeout S] [--name N] [--config FILE]\n"
+             "                       [--set KEY=VALUE]...\n"
              "\n"
              "Writes each version as DIR/<version>.safetensors, beside first and then\n"
-             "renamed, and points DIR/latest to it. Prints one line a version.\n"
+             "renamed, and points DIR/latest to it; or to an archive, in which versions\n"
+             "between anchors are kept as what changed. Prints one line for each file.\n"
              "\n"
              "  ENDPOINT         where the publisher binds; default: broadcast.endpoint\n"
-             "  --out DIR        the folder, made if it is missing\n"
+             "  --out DIR        safetensors files; the folder is made if it is missing\n"
+             "  --archive DIR    an archive, likewise; refit materialize reads it\n"
              "  --count K        end after K versions; default: go on until a signal\n"
              "  --timeout S      end with status 4 if nothing new came for S seconds\n"
              "  --name N         the name in the publisher's reports (broadcast.worker)\n"
@@ -213,6 +272,6 @@ const cli_command cli_subscribe = {
              "\n"
              "A version that cannot be written is refused and ends the command with status 6;\n"
              "the files before it stay. __metadata__ does not travel, so the files have none.\n"
-             "A publisher that starts anew counts from 1 again and replaces files.\n",
+             "A publisher that starts anew counts from 1 again: it replaces files in --out.\n",
     .run = run_subscribe,
 };

@@ -48,6 +48,27 @@ int cli_complain_error(const refit_error *error)
     return cli_complain(exit_status((refit_status)error->status), "%s", error->text);
 }
 
+static int file_status(refit_status status)
+{
+    switch (status) {
+    case REFIT_ERR_IO:
+    case REFIT_ERR_NOT_FOUND:
+    case REFIT_ERR_BUSY: return CLI_IO;
+    case REFIT_ERR_INVALID:
+    case REFIT_ERR_UNSUPPORTED:
+    case REFIT_ERR_LIMIT:
+    case REFIT_ERR_CORRUPT:
+    case REFIT_ERR_STALE:
+    case REFIT_ERR_EXISTS: return CLI_FILE;
+    default: return exit_status(status);
+    }
+}
+
+int cli_complain_file(const refit_error *error)
+{
+    return cli_complain(file_status((refit_status)error->status), "%s", error->text);
+}
+
 refit_status cli_refuse(refit_error *error, refit_status status, int code, const char *format, ...)
 {
     va_list arguments;

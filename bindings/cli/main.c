@@ -12,8 +12,9 @@
 
 #include "cli.h"
 
-static const cli_command *const commands[] = {&cli_publish, &cli_subscribe, &cli_keygen,
-                                              &cli_config,  &cli_bench,     &cli_version};
+static const cli_command *const commands[] = {&cli_publish, &cli_subscribe, &cli_materialize,
+                                              &cli_inspect, &cli_keygen,    &cli_config,
+                                              &cli_bench,   &cli_version};
 #define COMMANDS (sizeof commands / sizeof commands[0])
 
 static void print_help(FILE *out)
@@ -23,14 +24,14 @@ static void print_help(FILE *out)
                   "usage: refit COMMAND [ARGUMENT...]\n\n",
                   refit_version());
     for (size_t i = 0; i < COMMANDS; i++) {
-        (void)fprintf(out, "  %-10s %s\n", commands[i]->name, commands[i]->summary);
+        (void)fprintf(out, "  %-11s %s\n", commands[i]->name, commands[i]->summary);
     }
     (void)fprintf(out, "\nrefit COMMAND --help tells more.\n\n"
                        "Options come from --config FILE, then from REFIT_* variables, then from\n"
                        "--set KEY=VALUE; refit config lists them.\n\n"
                        "exit status: 0 done; 1 failed; 2 wrong command line; 3 wrong option;\n"
-                       "4 workers or the trainer missing, late or failed; 5 not a safetensors\n"
-                       "file; 6 reading or writing failed; 128+N ended by signal N\n");
+                       "4 workers or the trainer missing, late or failed; 5 a file that cannot\n"
+                       "be used; 6 reading or writing failed; 128+N ended by signal N\n");
 }
 
 /* Output that could not be written is a failure even if everything else went well. */

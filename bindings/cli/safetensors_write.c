@@ -2,7 +2,7 @@
  * Writing a version as a safetensors file.
  *
  *     begin  .7.safetensors.PID with its bytes, fsync
- *     keep   -> renamed 7.safetensors, latest -> it, fsync of DIR
+ *     keep   -> renamed 7.safetensors, latest -> it (where versions follow), fsync of DIR
  *     drop   -> nothing
  *
  * The header is written by jansson in the form of the reference implementation (compact, in the
@@ -73,13 +73,13 @@ static json_t *describe_tensor(const refit_tensor *tensor, uint64_t begin)
                      shape, "data_offsets", (json_int_t)begin, (json_int_t)(begin + tensor->bytes));
 }
 
-static refit_status describe_update(const refit_update *update, json_t *header, refit_error *error)
+static refit_status describe_version(const cli_source *source, json_t *header, refit_error *error)
 {
     uint64_t begin = 0;
-    for (uint32_t i = 0; i < refit_update_count(update); i++) {
+    for (uint32_t i = 0; i < source->count; i++) {
         refit_tensor tensor = {.size = sizeof tensor};
         const void *bytes;
-        refit_status status = refit_update_tensor(update, i, &tensor, &bytes, error);
+        refit_status status = source->tensor(source->of, i, &tensor, &bytes, error);
         if (status != REFIT_OK) return status;
         json_t *entry = describe_tensor(&tensor, begin);
         if (json_object_set_new(header, tensor.name, entry) != 0) {
@@ -106,11 +106,10 @@ static refit_status write_header_text(output_file *output, const char *text, ref
     return status;
 }
 
-static refit_status write_header(output_file *output, const refit_update *update,
-                                 refit_error *error)
+static refit_status write_header(output_file *output, const cli_source *source, refit_error *error)
 {
     json_t *header = json_object();
-    refit_status status = describe_update(update, header, error);
+    refit_status status = describe_version(source, header, error);
     if (status == REFIT_OK) {
         char *text = json_dumps(header, JSON_COMPACT);
         status = text != NULL
@@ -122,13 +121,12 @@ static refit_status write_header(output_file *output, const refit_update *update
     return status;
 }
 
-static refit_status write_tensors(output_file *output, const refit_update *update,
-                                  refit_error *error)
+static refit_status write_tensors(output_file *output, const cli_source *source, refit_error *error)
 {
-    for (uint32_t i = 0; i < refit_update_count(update); i++) {
+    for (uint32_t i = 0; i < source->count; i++) {
         refit_tensor tensor = {.size = sizeof tensor};
         const void *bytes;
-        refit_status status = refit_update_tensor(update, i, &tensor, &bytes, error);
+        refit_status status = source->tensor(source->of, i, &tensor, &bytes, error);
         if (status == REFIT_OK) status = write_all(output, bytes, tensor.bytes, error);
         if (status != REFIT_OK) return status;
     }
@@ -153,35 +151,63 @@ static refit_status close_file(output_file *output, refit_error *error)
     return refuse_io(error, "write", output->name);
 }
 
-static refit_status write_file(const cli_output *output, const refit_update *update,
+static refit_status write_file(const cli_output *output, const cli_source *source,
                                cli_progress *progress, refit_error *error)
 {
     output_file target = {.name = output->name, .progress = progress};
     refit_status status = open_beside(output, &target.file, error);
     if (status != REFIT_OK) return status;
-    status = write_header(&target, update, error);
-    if (status == REFIT_OK) status = write_tensors(&target, update, error);
+    status = write_header(&target, source, error);
+    if (status == REFIT_OK) status = write_tensors(&target, source, error);
     if (status == REFIT_OK) return close_file(&target, error);
     (void)close(target.file);
     return status;
 }
 
-refit_status cli_output_begin(const refit_update *update, const char *dir, cli_progress *progress,
+/* `output` has its name and its folder, which it closes if it fails. */
+static refit_status begin(const cli_source *source, cli_progress *progress, cli_output *output,
+                          refit_error *error)
+{
+    (void)snprintf(output->beside, sizeof output->beside, ".%s.%ld", output->name, (long)getpid());
+    refit_status status = write_file(output, source, progress, error);
+    if (status != REFIT_OK) cli_output_drop(output);
+    return status;
+}
+
+static refit_status open_folder(cli_output *output, const char *dir, refit_error *error)
+{
+    output->dir = open(dir, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    return output->dir >= 0 ? REFIT_OK : refuse_io(error, "open the folder", dir);
+}
+
+refit_status cli_output_begin(const cli_source *source, const char *dir, cli_progress *progress,
                               cli_output *out, refit_error *error)
 {
-    cli_output output;
-    (void)snprintf(output.name, sizeof output.name, "%" PRIu64 ".safetensors",
-                   refit_update_version(update));
-    (void)snprintf(output.beside, sizeof output.beside, ".%s.%ld", output.name, (long)getpid());
-    output.dir = open(dir, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-    if (output.dir < 0) return refuse_io(error, "open the folder", dir);
-    refit_status status = write_file(&output, update, progress, error);
-    if (status != REFIT_OK) {
-        cli_output_drop(&output);
-        return status;
+    cli_output output = {.latest = true};
+    (void)snprintf(output.name, sizeof output.name, "%" PRIu64 ".safetensors", source->number);
+    refit_status status = open_folder(&output, dir, error);
+    if (status == REFIT_OK) status = begin(source, progress, &output, error);
+    if (status == REFIT_OK) *out = output;
+    return status;
+}
+
+refit_status cli_output_begin_file(const cli_source *source, const char *path,
+                                   cli_progress *progress, cli_output *out, refit_error *error)
+{
+    char dir[4096];
+    cli_output output = {.latest = false};
+    const char *slash = strrchr(path, '/');
+    const char *name = slash == NULL ? path : slash + 1;
+    const int length = slash == NULL ? 1 : slash == path ? 1 : (int)(slash - path);
+    if (name[0] == '\0' || strlen(name) >= sizeof output.name || length >= (int)sizeof dir) {
+        return cli_refuse(error, REFIT_ERR_INVALID, 0, "%.120s is no name for a file", path);
     }
-    *out = output;
-    return REFIT_OK;
+    (void)snprintf(dir, sizeof dir, "%.*s", length, slash == NULL ? "." : path);
+    (void)snprintf(output.name, sizeof output.name, "%s", name);
+    refit_status status = open_folder(&output, dir, error);
+    if (status == REFIT_OK) status = begin(source, progress, &output, error);
+    if (status == REFIT_OK) *out = output;
+    return status;
 }
 
 /* A symbolic link cannot be changed, but another can be renamed over it. */
@@ -196,7 +222,7 @@ static refit_status point_latest(const cli_output *output, refit_error *error)
         (void)unlinkat(output->dir, link, 0);
         return status;
     }
-    return fsync(output->dir) == 0 ? REFIT_OK : refuse_io(error, "write", "the folder");
+    return REFIT_OK;
 }
 
 refit_status cli_output_keep(cli_output *output, refit_error *error)
@@ -206,7 +232,10 @@ refit_status cli_output_keep(cli_output *output, refit_error *error)
         cli_output_drop(output);
         return status;
     }
-    refit_status status = point_latest(output, error);
+    refit_status status = output->latest ? point_latest(output, error) : REFIT_OK;
+    if (status == REFIT_OK && fsync(output->dir) != 0) {
+        status = refuse_io(error, "write", "the folder");
+    }
     (void)close(output->dir);
     return status;
 }
@@ -215,4 +244,34 @@ void cli_output_drop(cli_output *output)
 {
     (void)unlinkat(output->dir, output->beside, 0);
     (void)close(output->dir);
+}
+
+/* ---- Where versions come from ---- */
+
+static refit_status received_tensor(const void *of, uint32_t index, refit_tensor *tensor,
+                                    const void **bytes, refit_error *error)
+{
+    return refit_update_tensor(of, index, tensor, bytes, error);
+}
+
+cli_source cli_source_received(const refit_update *update)
+{
+    return (cli_source){.number = refit_update_version(update),
+                        .count = refit_update_count(update),
+                        .of = update,
+                        .tensor = received_tensor};
+}
+
+uint64_t cli_source_bytes(const cli_source *source)
+{
+    uint64_t total = 0;
+    for (uint32_t i = 0; i < source->count; i++) {
+        refit_tensor tensor = {.size = sizeof tensor};
+        const void *bytes;
+        refit_error error;
+        if (source->tensor(source->of, i, &tensor, &bytes, &error) == REFIT_OK) {
+            total += tensor.bytes;
+        }
+    }
+    return total;
 }

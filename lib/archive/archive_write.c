@@ -222,16 +222,28 @@ static refit_status put_in_place(const refit_archive *archive, refit_error *erro
     return fsync(folder->dir) == 0 ? REFIT_OK : rft_disk_fail(error, "write the folder of", name);
 }
 
-refit_status refit_archive_commit(refit_archive *archive, refit_error *error)
+static void note_committed(refit_archive *archive)
 {
-    RFT_TRY(check_written(archive, error));
-    if (archive->present) return REFIT_OK;
-    RFT_TRY(put_in_place(archive, error));
     const rft_archive_header *header = &archive->header;
     rft_archive_folder_add(&archive->folder, &archive->entry);
     archive->held = (rft_held){header->epoch, header->version, header->digest};
     archive->since = header->base == 0 ? 1 : archive->since + 1;
-    return REFIT_OK;
+}
+
+refit_status refit_archive_commit(refit_archive *archive, refit_archive_info *info,
+                                  refit_error *error)
+{
+    RFT_REFUSE_IF(info != NULL && info->size < sizeof *info, error, REFIT_ERR_INVALID,
+                  "set info.size to sizeof(refit_archive_info)");
+    RFT_TRY(check_written(archive, error));
+    if (!archive->present) {
+        RFT_TRY(put_in_place(archive, error));
+        note_committed(archive);
+    }
+    if (info == NULL) return REFIT_OK;
+    char name[RFT_ARCHIVE_NAME];
+    rft_archive_entry_name(&archive->entry, name);
+    return rft_archive_header_describe(&archive->header, name, info, error);
 }
 
 refit_status refit_archive_abort(refit_archive *archive, refit_error *error)

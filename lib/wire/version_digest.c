@@ -8,6 +8,7 @@
 #define XXH_STATIC_LINKING_ONLY /* the state's size, to keep it on the stack */
 #include <xxhash.h>
 
+#include "kernels/digest.h"
 #include "wire/manifest.h"
 
 static rft_digest128 canonical(XXH128_hash_t hash)
@@ -54,4 +55,30 @@ rft_digest128 rft_version_digest_encoded(const rft_manifest *manifest, rft_view 
 bool rft_digest128_equal(const rft_digest128 *a, const rft_digest128 *b)
 {
     return memcmp(a->bytes, b->bytes, sizeof a->bytes) == 0;
+}
+
+/* ---- The door ---- */
+
+uint64_t refit_tensor_digest(const void *memory, uint64_t bytes)
+{
+    uint64_t sum = bytes == 0 ? 0 : rft_digest_part(memory, (size_t)bytes, 0);
+    return rft_digest_finish(sum, bytes);
+}
+
+refit_status refit_version_digest(const refit_tensor *tensors, uint32_t count,
+                                  const uint64_t *digests, unsigned char digest[16],
+                                  refit_error *error)
+{
+    refit_config config; /* how a version is cut is no part of its digest */
+    refit_config_init(&config, sizeof config);
+    const rft_limits limits = rft_limits_from(&config);
+    RFT_REFUSE_IF(digests == NULL || digest == NULL, error, REFIT_ERR_INVALID,
+                  "refit_version_digest needs `digests` and `digest`");
+    rft_manifest *manifest;
+    RFT_TRY(
+        rft_manifest_open(tensors, count, config.broadcast_frame_bytes, &limits, &manifest, error));
+    rft_digest128 result = rft_version_digest(manifest, digests);
+    rft_manifest_close(manifest);
+    memcpy(digest, result.bytes, sizeof result.bytes);
+    return REFIT_OK;
 }

@@ -20,6 +20,7 @@ rooms_left_of() {
     transfer) echo base config device memory transfer ;;
     offload) echo base config device memory transfer offload ;;
     wire) echo base config device wire ;;
+    archive) echo base config device wire archive ;;
     broadcast) echo base config trust device memory transfer wire broadcast ;;
     controller) echo base config trust device memory transfer offload wire broadcast controller ;;
     kernels) echo base kernels ;;

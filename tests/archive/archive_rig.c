@@ -100,7 +100,7 @@ void rig_keep(archive_rig *rig, uint64_t epoch, uint64_t version)
     refit_error error;
     const refit_archive_version what = rig_version(rig, epoch, version);
     if (refit_archive_write(rig->archive, &what, &error) != REFIT_OK) fail_msg("%s", error.text);
-    if (refit_archive_commit(rig->archive, &error) != REFIT_OK) fail_msg("%s", error.text);
+    if (refit_archive_commit(rig->archive, NULL, &error) != REFIT_OK) fail_msg("%s", error.text);
 }
 
 static refit_archive *open_to_read(archive_rig *rig)

@@ -94,7 +94,7 @@ static void a_version_that_changed_nothing_is_small(void **state)
     refit_archive_version again = rig_version(&rig, RIG_EPOCH, 1);
     again.version = 2;
     assert_int_equal(refit_archive_write(rig.archive, &again, NULL), REFIT_OK);
-    assert_int_equal(refit_archive_commit(rig.archive, NULL), REFIT_OK);
+    assert_int_equal(refit_archive_commit(rig.archive, NULL, NULL), REFIT_OK);
     refit_archive_info anchor = rig_info(&rig, 0), info = rig_info(&rig, 1);
     assert_int_equal(info.changed, 0);
     assert_int_equal(info.blocks_dense + info.blocks_sparse, 0);
@@ -170,7 +170,7 @@ static void other_tensors_make_an_anchor(void **state)
     fewer.count = 2;
     fewer.weight_count = 2;
     assert_int_equal(refit_archive_write(rig.archive, &fewer, NULL), REFIT_OK);
-    assert_int_equal(refit_archive_commit(rig.archive, NULL), REFIT_OK);
+    assert_int_equal(refit_archive_commit(rig.archive, NULL, NULL), REFIT_OK);
     assert_int_equal(rig_info(&rig, 1).base, 0);
     assert_int_equal(rig_info(&rig, 1).tensors, 2);
     rig_keep(&rig, RIG_EPOCH, 3);
@@ -191,7 +191,7 @@ static void what_is_not_committed_is_not_there(void **state)
     assert_int_equal(refit_archive_write(rig.archive, &two, NULL), REFIT_ERR_STATE);
     assert_int_equal(refit_archive_abort(rig.archive, NULL), REFIT_OK);
     assert_int_equal(rig_names(&rig), 1);
-    assert_int_equal(refit_archive_commit(rig.archive, NULL), REFIT_ERR_STATE);
+    assert_int_equal(refit_archive_commit(rig.archive, NULL, NULL), REFIT_ERR_STATE);
     assert_int_equal(refit_archive_abort(rig.archive, NULL), REFIT_ERR_STATE);
     rig_keep(&rig, RIG_EPOCH, 2); /* its base was partly overwritten */
     assert_int_equal(rig_info(&rig, 1).base, 0);
@@ -241,7 +241,7 @@ static void a_wrong_digest_is_refused(void **state)
     refit_archive_version one = rig_version(&rig, RIG_EPOCH, 1);
     one.digest = info.digest;
     assert_int_equal(refit_archive_write(rig.archive, &one, NULL), REFIT_OK); /* there already */
-    assert_int_equal(refit_archive_commit(rig.archive, NULL), REFIT_OK);
+    assert_int_equal(refit_archive_commit(rig.archive, NULL, NULL), REFIT_OK);
     one.digest = (const unsigned char *)"something else..";
     assert_int_equal(refit_archive_write(rig.archive, &one, NULL), REFIT_ERR_CORRUPT);
     rig_close(&rig);

@@ -128,7 +128,7 @@ static void a_base_of_another_chain_is_refused(void **state)
     refit_archive_version one = rig_version(&other, RIG_EPOCH, 9);
     one.version = 1; /* the same trainer and number, other weights */
     assert_int_equal(refit_archive_write(other.archive, &one, NULL), REFIT_OK);
-    assert_int_equal(refit_archive_commit(other.archive, NULL), REFIT_OK);
+    assert_int_equal(refit_archive_commit(other.archive, NULL, NULL), REFIT_OK);
     put_in_place_of(&rig, 0, &other, 0);
     assert_int_equal(rig_check(&rig, RIG_EPOCH, 2, &error), REFIT_ERR_STALE);
     assert_non_null(strstr(error.text, "builds on another version 1"));

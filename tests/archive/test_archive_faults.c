@@ -88,7 +88,7 @@ static refit_status try_version(archive_rig *rig, uint64_t version, refit_error 
 {
     const refit_archive_version what = rig_version(rig, RIG_EPOCH, version);
     refit_status status = refit_archive_write(rig->archive, &what, error);
-    return status == REFIT_OK ? refit_archive_commit(rig->archive, error) : status;
+    return status == REFIT_OK ? refit_archive_commit(rig->archive, NULL, error) : status;
 }
 
 /* The last call is the one that puts the folder on the disk: the version may be there. */
@@ -159,7 +159,7 @@ static bool die_while_writing(archive_rig *rig, unsigned nth)
         if (refit_archive_open(rig->folder, REFIT_ARCHIVE_WRITE, &rig->config, &archive, NULL) !=
                 REFIT_OK ||
             refit_archive_write(archive, &what, NULL) != REFIT_OK ||
-            refit_archive_commit(archive, NULL) != REFIT_OK)
+            refit_archive_commit(archive, NULL, NULL) != REFIT_OK)
             _exit(9);
         _exit(0);
     }

@@ -63,32 +63,6 @@ typedef struct refit_archive_version {
     uint32_t weight_count;       /* of those that are not tied */
 } refit_archive_version;
 
-/*
- * Writes a version to the disk, under a name that no reader looks at: commit or abort it. A version
- * that is in the archive already is compared by its digest, and nothing is written. Blocks for the
- * disk. REFIT_ERR_STATE (not open for writing, or one is neither committed nor aborted),
- * REFIT_ERR_INVALID, REFIT_ERR_LIMIT, REFIT_ERR_EXISTS (this version is there, with other bytes),
- * REFIT_ERR_CORRUPT (the bytes do not give `digest`), REFIT_ERR_IO, REFIT_ERR_HOST_MEMORY. After a
- * failure nothing of it is left, and the next version is an anchor. Since 0.1.
- */
-REFIT_API REFIT_MUST_CHECK refit_status refit_archive_write(refit_archive *archive,
-                                                            const refit_archive_version *version,
-                                                            refit_error *error);
-
-/* Gives the version that was written its name. Blocks for the disk. REFIT_ERR_STATE (nothing is
- * written), REFIT_ERR_IO (the version may be there or not; the next one is an anchor). Since 0.1.
- */
-REFIT_API REFIT_MUST_CHECK refit_status refit_archive_commit(refit_archive *archive,
-                                                             refit_error *error);
-
-/* Removes what was written and is not committed; the next version is an anchor. REFIT_ERR_STATE if
- * there is nothing. Since 0.1. */
-REFIT_API REFIT_MUST_CHECK refit_status refit_archive_abort(refit_archive *archive,
-                                                            refit_error *error);
-
-/* How many versions the archive has, of all trainers. Since 0.1. */
-REFIT_API uint32_t refit_archive_count(const refit_archive *archive);
-
 /* What one file of an archive says about itself. */
 typedef struct refit_archive_info {
     size_t size;   /* sizeof(refit_archive_info), set by the caller */
@@ -108,6 +82,34 @@ typedef struct refit_archive_info {
     unsigned char base_digest[16]; /* of an anchor 0 */
     unsigned char manifest[16];    /* digest of the list of tensors */
 } refit_archive_info;
+
+/*
+ * Writes a version to the disk, under a name that no reader looks at: commit or abort it. A version
+ * that is in the archive already is compared by its digest, and nothing is written. Blocks for the
+ * disk. REFIT_ERR_STATE (not open for writing, or one is neither committed nor aborted),
+ * REFIT_ERR_INVALID, REFIT_ERR_LIMIT, REFIT_ERR_EXISTS (this version is there, with other bytes),
+ * REFIT_ERR_CORRUPT (the bytes do not give `digest`), REFIT_ERR_IO, REFIT_ERR_HOST_MEMORY. After a
+ * failure nothing of it is left, and the next version is an anchor. Since 0.1.
+ */
+REFIT_API REFIT_MUST_CHECK refit_status refit_archive_write(refit_archive *archive,
+                                                            const refit_archive_version *version,
+                                                            refit_error *error);
+
+/* Gives the version that was written its name; `info` (may be NULL) says what its file is. Blocks
+ * for the disk. REFIT_ERR_STATE (nothing is written), REFIT_ERR_INVALID (info->size: nothing
+ * happened), REFIT_ERR_IO (the version may be there or not; the next one is an anchor). Since 0.1.
+ */
+REFIT_API REFIT_MUST_CHECK refit_status refit_archive_commit(refit_archive *archive,
+                                                             refit_archive_info *info,
+                                                             refit_error *error);
+
+/* Removes what was written and is not committed; the next version is an anchor. REFIT_ERR_STATE if
+ * there is nothing. Since 0.1. */
+REFIT_API REFIT_MUST_CHECK refit_status refit_archive_abort(refit_archive *archive,
+                                                            refit_error *error);
+
+/* How many versions the archive has, of all trainers. Since 0.1. */
+REFIT_API uint32_t refit_archive_count(const refit_archive *archive);
 
 /* Describes file `index`, in the order of runs and versions (0, 1, … until REFIT_ERR_NOT_FOUND).
  * Reads its first bytes only (blocks). REFIT_ERR_CORRUPT, REFIT_ERR_UNSUPPORTED, REFIT_ERR_IO: this

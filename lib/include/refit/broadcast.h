@@ -87,6 +87,20 @@ typedef struct refit_tensor {
     uint32_t alias_of; /* index of the tensor it shares bytes with, or REFIT_NO_ALIAS */
 } refit_tensor;
 
+/* The digest of a tensor's bytes in host memory, as versions have it: equal for equal bytes on
+ * every CPU and GPU. It guards against accidents, not against an adversary. Any thread. Since 0.1.
+ */
+REFIT_API uint64_t refit_tensor_digest(const void *memory, uint64_t bytes);
+
+/* The digest of a version that has these tensors (as refit_publisher_declare takes them), from the
+ * digests of those that are not tied, in their order. Any thread. REFIT_ERR_INVALID,
+ * REFIT_ERR_LIMIT, REFIT_ERR_HOST_MEMORY. Since 0.1. */
+REFIT_API REFIT_MUST_CHECK refit_status refit_version_digest(const refit_tensor *tensors,
+                                                             uint32_t count,
+                                                             const uint64_t *digests,
+                                                             unsigned char digest[16],
+                                                             refit_error *error);
+
 /* ---- The trainer's end --------------------------------------------------------------------------
  */
 

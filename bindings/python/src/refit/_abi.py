@@ -92,6 +92,8 @@ REFIT_PATH_NONE: Final = 0
 REFIT_PATH_SOCKET: Final = 1
 REFIT_PATH_SHM: Final = 2
 REFIT_PATH_CUDA_IPC: Final = 3
+REFIT_ARCHIVE_READ: Final = 0
+REFIT_ARCHIVE_WRITE: Final = 1
 REFIT_KEEP: Final = 0
 REFIT_DISCARD: Final = 1
 REFIT_ZERO: Final = 2
@@ -175,6 +177,7 @@ class refit_config(Structure):
         ("security_key", c_char * 256),
         ("security_server_key", c_char * 256),
         ("security_allow", c_char * 256),
+        ("archive_anchor_every", c_uint32),
     ]
 
 
@@ -325,6 +328,40 @@ class refit_subscriber_info(Structure):
         ("epoch", c_uint64),
         ("version", c_uint64),
         ("state", c_char * 16),
+    ]
+
+
+class refit_archive_version(Structure):
+    _fields_ = [
+        ("size", c_size_t),
+        ("epoch", c_uint64),
+        ("version", c_uint64),
+        ("digest", POINTER(c_ubyte)),
+        ("tensors", POINTER(refit_tensor)),
+        ("weights", POINTER(refit_weight)),
+        ("count", c_uint32),
+        ("weight_count", c_uint32),
+    ]
+
+
+class refit_archive_info(Structure):
+    _fields_ = [
+        ("size", c_size_t),
+        ("name", c_char * 64),
+        ("epoch", c_uint64),
+        ("version", c_uint64),
+        ("base", c_uint64),
+        ("file_bytes", c_uint64),
+        ("weight_bytes", c_uint64),
+        ("elements", c_uint64),
+        ("changed", c_uint64),
+        ("tensors", c_uint32),
+        ("blocks_same", c_uint32),
+        ("blocks_sparse", c_uint32),
+        ("blocks_dense", c_uint32),
+        ("digest", c_ubyte * 16),
+        ("base_digest", c_ubyte * 16),
+        ("manifest", c_ubyte * 16),
     ]
 
 
@@ -479,54 +516,6 @@ PROTOTYPES: Final[dict[str, tuple[Any, list[Any]]]] = {
         c_uint64,
         POINTER(refit_error),
     ]),
-    "refit_arena_open": (c_int, [
-        c_void_p,
-        c_uint64,
-        POINTER(c_void_p),
-        POINTER(refit_error),
-    ]),
-    "refit_arena_close": (c_int, [
-        c_void_p,
-        POINTER(refit_error),
-    ]),
-    "refit_arena_alloc": (c_int, [
-        c_void_p,
-        c_uint64,
-        POINTER(c_void_p),
-        POINTER(refit_error),
-    ]),
-    "refit_arena_free": (c_int, [
-        c_void_p,
-        c_void_p,
-        POINTER(refit_error),
-    ]),
-    "refit_arena_piece": (c_int, [
-        c_void_p,
-        c_uint32,
-        POINTER(c_void_p),
-        POINTER(c_uint64),
-        POINTER(refit_error),
-    ]),
-    "refit_arena_use": (c_int, [
-        c_void_p,
-        refit_stream_ref,
-        POINTER(refit_error),
-    ]),
-    "refit_arena_unuse": (c_int, [
-        c_void_p,
-        refit_stream_ref,
-        POINTER(refit_error),
-    ]),
-    "refit_arena_hold": (c_int, [
-        c_void_p,
-        c_void_p,
-        POINTER(refit_error),
-    ]),
-    "refit_arena_unhold": (c_int, [
-        c_void_p,
-        c_void_p,
-        POINTER(refit_error),
-    ]),
     "refit_stats_init": (None, [
         POINTER(refit_stats),
         c_size_t,
@@ -550,6 +539,17 @@ PROTOTYPES: Final[dict[str, tuple[Any, list[Any]]]] = {
     "refit_dtype_parse": (c_int, [
         c_char_p,
         POINTER(c_int),
+    ]),
+    "refit_tensor_digest": (c_uint64, [
+        c_void_p,
+        c_uint64,
+    ]),
+    "refit_version_digest": (c_int, [
+        POINTER(refit_tensor),
+        c_uint32,
+        POINTER(c_uint64),
+        c_ubyte * 16,
+        POINTER(refit_error),
     ]),
     "refit_publisher_open": (c_int, [
         c_char_p,
@@ -666,6 +666,14 @@ PROTOTYPES: Final[dict[str, tuple[Any, list[Any]]]] = {
     "refit_update_version": (c_uint64, [
         c_void_p,
     ]),
+    "refit_update_epoch": (c_uint64, [
+        c_void_p,
+    ]),
+    "refit_update_digest": (c_int, [
+        c_void_p,
+        c_ubyte * 16,
+        POINTER(refit_error),
+    ]),
     "refit_update_count": (c_uint32, [
         c_void_p,
     ]),
@@ -706,6 +714,119 @@ PROTOTYPES: Final[dict[str, tuple[Any, list[Any]]]] = {
     ]),
     "refit_update_close": (None, [
         c_void_p,
+    ]),
+    "refit_archive_open": (c_int, [
+        c_char_p,
+        c_int,
+        POINTER(refit_config),
+        POINTER(c_void_p),
+        POINTER(refit_error),
+    ]),
+    "refit_archive_close": (None, [
+        c_void_p,
+    ]),
+    "refit_archive_write": (c_int, [
+        c_void_p,
+        POINTER(refit_archive_version),
+        POINTER(refit_error),
+    ]),
+    "refit_archive_commit": (c_int, [
+        c_void_p,
+        POINTER(refit_archive_info),
+        POINTER(refit_error),
+    ]),
+    "refit_archive_abort": (c_int, [
+        c_void_p,
+        POINTER(refit_error),
+    ]),
+    "refit_archive_count": (c_uint32, [
+        c_void_p,
+    ]),
+    "refit_archive_describe": (c_int, [
+        c_void_p,
+        c_uint32,
+        POINTER(refit_archive_info),
+        POINTER(refit_error),
+    ]),
+    "refit_archive_read": (c_int, [
+        c_void_p,
+        c_uint64,
+        c_uint64,
+        POINTER(c_void_p),
+        POINTER(refit_error),
+    ]),
+    "refit_snapshot_open": (c_int, [
+        c_char_p,
+        POINTER(refit_config),
+        POINTER(c_void_p),
+        POINTER(refit_error),
+    ]),
+    "refit_snapshot_close": (None, [
+        c_void_p,
+    ]),
+    "refit_snapshot_describe": (c_int, [
+        c_void_p,
+        POINTER(refit_archive_info),
+        POINTER(refit_error),
+    ]),
+    "refit_snapshot_count": (c_uint32, [
+        c_void_p,
+    ]),
+    "refit_snapshot_tensor": (c_int, [
+        c_void_p,
+        c_uint32,
+        POINTER(refit_tensor),
+        POINTER(c_void_p),
+        POINTER(c_uint64),
+        POINTER(refit_error),
+    ]),
+    "refit_arena_open": (c_int, [
+        c_void_p,
+        c_uint64,
+        POINTER(c_void_p),
+        POINTER(refit_error),
+    ]),
+    "refit_arena_close": (c_int, [
+        c_void_p,
+        POINTER(refit_error),
+    ]),
+    "refit_arena_alloc": (c_int, [
+        c_void_p,
+        c_uint64,
+        POINTER(c_void_p),
+        POINTER(refit_error),
+    ]),
+    "refit_arena_free": (c_int, [
+        c_void_p,
+        c_void_p,
+        POINTER(refit_error),
+    ]),
+    "refit_arena_piece": (c_int, [
+        c_void_p,
+        c_uint32,
+        POINTER(c_void_p),
+        POINTER(c_uint64),
+        POINTER(refit_error),
+    ]),
+    "refit_arena_use": (c_int, [
+        c_void_p,
+        refit_stream_ref,
+        POINTER(refit_error),
+    ]),
+    "refit_arena_unuse": (c_int, [
+        c_void_p,
+        refit_stream_ref,
+        POINTER(refit_error),
+    ]),
+    "refit_arena_hold": (c_int, [
+        c_void_p,
+        c_void_p,
+        POINTER(refit_error),
+    ]),
+    "refit_arena_unhold": (c_int, [
+        c_void_p,
+        c_void_p,
+        POINTER(refit_error),
     ]),
     "refit_offloader_open": (c_int, [
         c_void_p,

@@ -1,0 +1,255 @@
+/*
+ * refit inspect: what a safetensors file, a file of an archive, or an archive holds.
+ *
+ * Which of them a file is, is told by its first bytes. A file is read and checked whole: its
+ * digests are those that a version of it has, so files, archives and versions can be compared. In a
+ * folder only the first bytes of each file are read.
+ */
+#include <inttypes.h>
+#include <stdbool.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+
+#include "args.h"
+#include "cli.h"
+#include "inspect.h"
+#include "progress.h"
+#include "safetensors.h"
+#include "settings.h"
+
+typedef struct inspect_job {
+    cli_settings settings;
+    refit_config config;
+    const char *path;
+    bool json;
+} inspect_job;
+
+enum { FLAG_JSON, FLAG_CONFIG, FLAG_SET };
+
+static const cli_flag flags[] = {
+    [FLAG_JSON] = {"--json", false},
+    [FLAG_CONFIG] = {"--config", true},
+    [FLAG_SET] = {"--set", true},
+    {NULL, false},
+};
+
+static bool take_flag(inspect_job *job, int flag, const char *value)
+{
+    switch (flag) {
+    case FLAG_JSON: job->json = true; return true;
+    case FLAG_CONFIG: job->settings.file = value; return true;
+    case FLAG_SET: return cli_settings_add(&job->settings, value);
+    case CLI_ARGS_WORD: break;
+    default: return false;
+    }
+    if (job->path != NULL) {
+        (void)cli_complain(CLI_USAGE, "%s and %s: inspect one thing", job->path, value);
+        return false;
+    }
+    job->path = value;
+    return true;
+}
+
+/* ---- An archive ---- */
+
+typedef struct folder_sums {
+    uint64_t weight_bytes, file_bytes;
+    json_t *files; /* NULL: in words */
+    int status;
+} folder_sums;
+
+static void add_file(folder_sums *sums, const refit_archive_info *info)
+{
+    sums->weight_bytes += info->weight_bytes;
+    sums->file_bytes += info->file_bytes;
+    if (sums->files != NULL)
+        (void)json_array_append_new(sums->files, cli_inspect_json_file(info));
+    else
+        cli_inspect_print_line(info);
+}
+
+/* A file that cannot be used is complained about; the others are shown. */
+static void add_files(const refit_archive *archive, folder_sums *sums)
+{
+    refit_error error;
+    for (uint32_t i = 0; i < refit_archive_count(archive); i++) {
+        refit_archive_info info = {.size = sizeof info};
+        if (refit_archive_describe(archive, i, &info, &error) == REFIT_OK)
+            add_file(sums, &info);
+        else
+            sums->status = cli_complain_file(&error);
+    }
+}
+
+static int inspect_folder(const inspect_job *job)
+{
+    char size[CLI_SIZE_TEXT], kept[CLI_SIZE_TEXT];
+    refit_error error;
+    refit_archive *archive;
+    if (refit_archive_open(job->path, REFIT_ARCHIVE_READ, &job->config, &archive, &error) !=
+        REFIT_OK) {
+        return cli_complain_file(&error);
+    }
+    folder_sums sums = {.files = job->json ? json_array() : NULL, .status = CLI_DONE};
+    const uint32_t count = refit_archive_count(archive);
+    add_files(archive, &sums);
+    refit_archive_close(archive);
+    if (job->json) {
+        int status = cli_inspect_print_json(json_pack(
+            "{s:s, s:I, s:I, s:o}", "kind", "archive", "file_bytes", (json_int_t)sums.file_bytes,
+            "weight_bytes", (json_int_t)sums.weight_bytes, "versions", sums.files));
+        return sums.status != CLI_DONE ? sums.status : status;
+    }
+    (void)printf("%u version%s, %s as %s\n", count, count == 1 ? "" : "s",
+                 cli_size_text(sums.weight_bytes, size), cli_size_text(sums.file_bytes, kept));
+    return sums.status;
+}
+
+/* ---- A file of an archive ---- */
+
+static int show_snapshot(const inspect_job *job, const refit_snapshot *snapshot)
+{
+    refit_archive_info info = {.size = sizeof info};
+    refit_error error;
+    if (refit_snapshot_describe(snapshot, &info, &error) != REFIT_OK) {
+        return cli_complain_error(&error);
+    }
+    json_t *tensors = job->json ? json_array() : NULL;
+    if (!job->json) cli_inspect_print_file(&info);
+    for (uint32_t i = 0; i < refit_snapshot_count(snapshot); i++) {
+        refit_tensor tensor = {.size = sizeof tensor};
+        uint64_t digest = 0;
+        (void)!refit_snapshot_tensor(snapshot, i, &tensor, NULL, &digest, NULL);
+        if (job->json)
+            (void)json_array_append_new(tensors, cli_inspect_json_tensor(&tensor, digest));
+        else
+            cli_inspect_print_tensor(&tensor, digest);
+    }
+    if (!job->json) return CLI_DONE;
+    json_t *object = cli_inspect_json_file(&info);
+    (void)json_object_set_new(object, "tensors", tensors);
+    return cli_inspect_print_json(object);
+}
+
+/* ---- A safetensors file ---- */
+
+static refit_status digest_tensors(const cli_weights *weights, uint64_t *digests,
+                                   refit_error *error)
+{
+    for (uint32_t i = 0; i < weights->count; i++) {
+        const uint64_t bytes = weights->tensors[i].bytes;
+        void *memory = malloc((size_t)bytes + 1);
+        if (memory == NULL) {
+            return cli_refuse(error, REFIT_ERR_HOST_MEMORY, 0, "no memory for %" PRIu64 " bytes",
+                              bytes);
+        }
+        refit_status status = cli_weights_load(weights, i, memory, error);
+        if (status == REFIT_OK) digests[i] = refit_tensor_digest(memory, bytes);
+        free(memory);
+        if (status != REFIT_OK) return status;
+    }
+    return REFIT_OK;
+}
+
+static int show_weights(const inspect_job *job, const cli_weights *weights, const uint64_t *digests,
+                        const unsigned char digest[16])
+{
+    char size[CLI_SIZE_TEXT], text[33];
+    json_t *tensors = job->json ? json_array() : NULL;
+    if (!job->json) {
+        (void)printf("file      %s, safetensors\nweights   %s in %u tensors\ndigest    %s\n",
+                     job->path, cli_size_text(weights->total, size), weights->count,
+                     cli_digest_text(digest, text));
+    }
+    for (uint32_t i = 0; i < weights->count; i++) {
+        if (job->json)
+            (void)json_array_append_new(tensors,
+                                        cli_inspect_json_tensor(&weights->tensors[i], digests[i]));
+        else
+            cli_inspect_print_tensor(&weights->tensors[i], digests[i]);
+    }
+    if (!job->json) return CLI_DONE;
+    return cli_inspect_print_json(
+        json_pack("{s:s, s:s, s:I, s:i, s:s, s:o}", "kind", "safetensors", "file", job->path,
+                  "weight_bytes", (json_int_t)weights->total, "tensor_count", (int)weights->count,
+                  "digest", cli_digest_text(digest, text), "tensors", tensors));
+}
+
+static int inspect_weights(const inspect_job *job, const cli_weights *weights)
+{
+    unsigned char digest[16];
+    refit_error error;
+    uint64_t *digests = calloc((size_t)weights->count + 1, sizeof *digests);
+    refit_status status =
+        digests == NULL ? cli_refuse(&error, REFIT_ERR_HOST_MEMORY, 0, "no memory for digests")
+                        : digest_tensors(weights, digests, &error);
+    if (status == REFIT_OK) {
+        status = refit_version_digest(weights->tensors, weights->count, digests, digest, &error);
+    }
+    int result = status == REFIT_OK ? show_weights(job, weights, digests, digest)
+                                    : cli_complain_file(&error);
+    free(digests);
+    return result;
+}
+
+/* ---- Which of them ---- */
+
+static int inspect_file(const inspect_job *job)
+{
+    refit_error error;
+    refit_snapshot *snapshot;
+    refit_status status = refit_snapshot_open(job->path, &job->config, &snapshot, &error);
+    if (status == REFIT_OK) {
+        int result = show_snapshot(job, snapshot);
+        refit_snapshot_close(snapshot);
+        return result;
+    }
+    if (status != REFIT_ERR_INVALID) return cli_complain_file(&error);
+    cli_weights weights;
+    status = cli_weights_open(job->path, &weights, &error);
+    if (status != REFIT_OK) {
+        return cli_complain(status == REFIT_ERR_IO ? CLI_IO : CLI_FILE,
+                            "%s is no file of an archive, and no safetensors: %s", job->path,
+                            error.text);
+    }
+    int result = inspect_weights(job, &weights);
+    cli_weights_close(&weights);
+    return result;
+}
+
+static int run_inspect(int count, char **arguments)
+{
+    inspect_job job = {0};
+    struct stat found;
+    const char *value = NULL;
+    cli_args args = {count, arguments, 0, false};
+    for (int flag; (flag = cli_args_next(&args, flags, &value)) != CLI_ARGS_END;) {
+        if (!take_flag(&job, flag, value)) return CLI_USAGE;
+    }
+    if (job.path == NULL) return cli_complain(CLI_USAGE, "inspect what? A file or a folder");
+    int status = cli_settings_load(&job.settings, &job.config);
+    if (status != CLI_DONE) return status;
+    bool folder = stat(job.path, &found) == 0 && S_ISDIR(found.st_mode);
+    return folder ? inspect_folder(&job) : inspect_file(&job);
+}
+
+const cli_command cli_inspect = {
+    .name = "inspect",
+    .summary = "show what a file or an archive holds",
+    .usage = "usage: refit inspect PATH [--json] [--config FILE] [--set KEY=VALUE]...\n"
+             "\n"
+             "Shows what PATH holds: a safetensors file, a file of an archive, or an archive,\n"
+             "that is, a folder that refit subscribe --archive has written. A file is read\n"
+             "whole and checked: its version, density, blocks by mode, tensors and digests.\n"
+             "Of an archive one line a version is shown, from the first bytes of its file.\n"
+             "\n"
+             "  --json           one JSON object instead of words\n"
+             "  --config FILE    read this configuration file\n"
+             "  --set KEY=VALUE  set one option (limits.*); refit config lists them\n"
+             "\n"
+             "A tensor's digest and a version's are those that workers check: equal digests\n"
+             "are equal weights. Status 5 if a file cannot be used, 6 if it cannot be read.\n",
+    .run = run_inspect,
+};

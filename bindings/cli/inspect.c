@@ -1,0 +1,131 @@
+/*
+ * Versions in words and as JSON, in one form wherever they lie.
+ *
+ * Digests are hexadecimal texts in JSON as well, as are epochs: numbers of 64 bits do not survive
+ * every reader of JSON.
+ */
+#include "inspect.h"
+
+#include <inttypes.h>
+#include <stdio.h>
+#include <stdlib.h>
+
+#include "cli.h"
+#include "progress.h"
+
+const char *cli_digest_text(const unsigned char digest[16], char text[33])
+{
+    for (int i = 0; i < 16; i++)
+        (void)snprintf(text + 2 * i, 3, "%02x", digest[i]);
+    return text;
+}
+
+static double share(uint64_t part, uint64_t whole)
+{
+    return whole == 0 ? 0.0 : (double)part / (double)whole;
+}
+
+static void print_kind(const refit_archive_info *info)
+{
+    if (info->base == 0)
+        (void)fputs("anchor", stdout);
+    else
+        (void)printf("delta of %" PRIu64, info->base);
+}
+
+void cli_inspect_print_line(const refit_archive_info *info)
+{
+    char size[CLI_SIZE_TEXT], kept[CLI_SIZE_TEXT];
+    (void)printf("version %" PRIu64 ", ", info->version);
+    print_kind(info);
+    (void)printf(": %s, %s as %s", info->name, cli_size_text(info->weight_bytes, size),
+                 cli_size_text(info->file_bytes, kept));
+    if (info->base != 0)
+        (void)printf(", %.4g %% changed", 100 * share(info->changed, info->elements));
+    (void)putchar('\n');
+}
+
+void cli_inspect_print_file(const refit_archive_info *info)
+{
+    char size[CLI_SIZE_TEXT], kept[CLI_SIZE_TEXT], digest[33];
+    (void)printf("file      %s, %s\n", info->name, cli_size_text(info->file_bytes, kept));
+    (void)printf("version   %" PRIu64 " of epoch %016" PRIx64 ", ", info->version, info->epoch);
+    print_kind(info);
+    (void)printf("\nweights   %s in %u tensors\n", cli_size_text(info->weight_bytes, size),
+                 info->tensors);
+    (void)printf("changed   %.4g %% of %" PRIu64 " elements\n",
+                 100 * share(info->changed, info->elements), info->elements);
+    (void)printf("blocks    %u same, %u sparse, %u dense\n", info->blocks_same, info->blocks_sparse,
+                 info->blocks_dense);
+    (void)printf("digest    %s\n", cli_digest_text(info->digest, digest));
+    if (info->base != 0) {
+        (void)printf("base      %s\n", cli_digest_text(info->base_digest, digest));
+    }
+    (void)printf("manifest  %s\n", cli_digest_text(info->manifest, digest));
+}
+
+static json_t *json_hex(uint64_t number)
+{
+    char text[17];
+    (void)snprintf(text, sizeof text, "%016" PRIx64, number);
+    return json_string(text);
+}
+
+static json_t *json_digest(const unsigned char digest[16])
+{
+    char text[33];
+    return json_string(cli_digest_text(digest, text));
+}
+
+json_t *cli_inspect_json_file(const refit_archive_info *info)
+{
+    json_t *object = json_pack("{s:s, s:s, s:o, s:I, s:I, s:I, s:I}", "kind",
+                               info->base == 0 ? "anchor" : "delta", "file", info->name, "epoch",
+                               json_hex(info->epoch), "version", (json_int_t)info->version, "base",
+                               (json_int_t)info->base, "file_bytes", (json_int_t)info->file_bytes,
+                               "weight_bytes", (json_int_t)info->weight_bytes);
+    json_t *content = json_pack(
+        "{s:I, s:I, s:f, s:i, s:{s:i, s:i, s:i}, s:o, s:o, s:o}", "elements",
+        (json_int_t)info->elements, "changed", (json_int_t)info->changed, "density",
+        share(info->changed, info->elements), "tensor_count", (int)info->tensors, "blocks", "same",
+        (int)info->blocks_same, "sparse", (int)info->blocks_sparse, "dense",
+        (int)info->blocks_dense, "digest", json_digest(info->digest), "base_digest",
+        json_digest(info->base_digest), "manifest", json_digest(info->manifest));
+    (void)json_object_update(object, content);
+    json_decref(content);
+    return object;
+}
+
+void cli_inspect_print_tensor(const refit_tensor *tensor, uint64_t digest)
+{
+    char size[CLI_SIZE_TEXT];
+    (void)printf("%s  %s [", tensor->name, refit_dtype_name(tensor->dtype));
+    for (uint32_t i = 0; i < tensor->rank; i++)
+        (void)printf("%s%" PRIu64, i == 0 ? "" : ", ", tensor->shape[i]);
+    (void)printf("]  %s  %016" PRIx64 "%s\n", cli_size_text(tensor->bytes, size), digest,
+                 tensor->alias_of == REFIT_NO_ALIAS ? "" : "  tied");
+}
+
+json_t *cli_inspect_json_tensor(const refit_tensor *tensor, uint64_t digest)
+{
+    json_t *shape = json_array();
+    for (uint32_t i = 0; i < tensor->rank; i++)
+        (void)json_array_append_new(shape, json_integer((json_int_t)tensor->shape[i]));
+    json_t *object = json_pack("{s:s, s:s, s:o, s:I, s:o}", "name", tensor->name, "dtype",
+                               refit_dtype_name(tensor->dtype), "shape", shape, "bytes",
+                               (json_int_t)tensor->bytes, "digest", json_hex(digest));
+    if (tensor->alias_of != REFIT_NO_ALIAS) {
+        (void)json_object_set_new(object, "tied_to", json_integer(tensor->alias_of));
+    }
+    return object;
+}
+
+int cli_inspect_print_json(json_t *object)
+{
+    char *text = json_dumps(object, JSON_COMPACT);
+    json_decref(object);
+    if (text == NULL) return cli_complain(CLI_FAILED, "no memory for the JSON text");
+    (void)puts(text);
+    free(text);
+    return CLI_DONE;
+}

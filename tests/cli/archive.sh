@@ -1,0 +1,134 @@
+#!/bin/bash
+# Versions that were archived come out byte for byte as --out wrote them; what is damaged, missing or
+# ambiguous is refused with a sentence; inspect tells files, archives and versions apart.
+# shellcheck source=tests/cli/support.sh
+. "$(dirname "${BASH_SOURCE[0]}")/support.sh"
+make=${TOOLS:?}/make_safetensors
+for n in 1 2 3 4 5; do
+    "$make" all "$n" "$scratch/$n.in" || complain "make_safetensors"
+done
+mkfifo "$scratch/said"
+
+# publish FILE…: publishes them to one worker; its endpoint is in $endpoint.
+publish() {
+    "${refit[@]}" publish "$@" --bind tcp://127.0.0.1:0 --timeout 50 >"$scratch/said" \
+        2>"$scratch/publish.err" </dev/null &
+    publisher=$!
+    exec 3<"$scratch/said"
+    read -r _ endpoint <&3
+}
+
+# keep COUNT ARGUMENT…: a worker that archives so many versions of the publisher.
+keep() {
+    local count=$1
+    shift
+    run 0 subscribe "$endpoint" --archive "$scratch/kept" --count "$count" --timeout 50 "$@"
+    cat <&3 >/dev/null
+    exec 3<&-
+    wait "$publisher" || complain "publish failed: $(cat "$scratch/publish.err")"
+}
+
+# file VERSION: the path of its file in the archive, of whichever trainer.
+file() {
+    find "$scratch/kept" -name "*-$(printf %08d "$1")-*.refit"
+}
+
+publish "$scratch"/[1-5].in
+keep 5 --out "$scratch/out_" --set archive.anchor_every=3
+prints "version 5: $scratch/out_/5.safetensors, "
+prints "version 5: $scratch/kept/0001-00000005-"
+for n in 1 2 3 4 5; do
+    run 0 materialize "$scratch/kept" "$n" --out "$scratch/$n.again"
+    prints "version $n: $scratch/$n.again, 23 tensors, 560.4 KiB"
+    cmp "$scratch/$n.again" "$scratch/out_/$n.safetensors" || complain "version $n"
+done
+(cd "$scratch" && run 0 materialize kept 1 --out 1.here && cmp 1.here 1.in) || complain "no folder named"
+[ "$(find "$scratch" -maxdepth 1 -name '.*.again*' | wc -l)" -eq 0 ] || complain "files are left beside"
+
+run 0 inspect "$scratch/kept"
+prints "5 versions, 2.7 MiB as "
+[ "$(grep -c 'anchor: ' "$scratch/out")" -eq 2 ] || complain "not two anchors: $(cat "$scratch/out")"
+prints "version 2, delta of 1: 0001-00000002-"
+prints "version 4, anchor: 0001-00000004-"
+run 0 inspect "$scratch/kept" --json
+prints '"kind":"archive"'
+prints '"base":4'
+run 0 inspect "$(file 5)"
+prints ", delta of 4"
+prints "weights   560.4 KiB in 23 tensors"
+prints " same, "
+digest=$(sed -n 's/^digest *//p' "$scratch/out")
+run 0 inspect "$(file 5)" --json
+prints "\"digest\":\"$digest\""
+run 0 inspect "$scratch/5.again"
+prints ", safetensors"
+prints "digest    $digest" # the file is the version
+run 0 inspect "$scratch/5.in" --json
+prints "\"digest\":\"$digest\""
+prints '"kind":"safetensors"'
+
+# A worker that starts anew is sent the current version again; another trainer counts from 1.
+publish "$scratch/2.in" "$scratch/3.in"
+keep 2
+run 0 inspect "$scratch/kept"
+prints "7 versions, "
+refuses 2 "several trainers have written version 2" materialize "$scratch/kept" 2 --out "$scratch/x"
+epoch=$(find "$scratch/kept" -name '0002-00000002-*' | sed 's/.*-\(.*\)\.refit/\1/')
+run 0 materialize "$scratch/kept" 2 --out "$scratch/x" --epoch "$epoch"
+cmp "$scratch/x" "$scratch/3.in" || complain "version 2 of the second trainer"
+
+refuses 6 "the archive has no version 9" materialize "$scratch/kept" 9 --out "$scratch/y"
+refuses 6 "cannot open the folder" materialize "$scratch/nowhere" 1 --out "$scratch/y"
+refuses 6 "cannot open the folder" materialize "$scratch/kept" 5 --out "$scratch/nowhere/y"
+refuses 2 "no version: write a whole number" materialize --out "$scratch/y" "$scratch/kept" -- -1
+refuses 2 "no version: write a whole number" materialize "$scratch/kept" 0 --out "$scratch/y"
+refuses 2 "--epoch cannot be xyz" materialize "$scratch/kept" 5 --epoch xyz --out "$scratch/y"
+refuses 2 "--out FILE is missing" materialize "$scratch/kept" 5
+refuses 2 "which archive" materialize --out "$scratch/y"
+refuses 2 "what is 6" materialize "$scratch/kept" 5 6 --out "$scratch/y"
+refuses 5 "is no name for a file" materialize "$scratch/kept" 5 --out "$scratch/"
+refuses 2 "inspect what?" inspect
+refuses 2 "inspect one thing" inspect a b
+refuses 6 "cannot open" inspect "$scratch/nowhere"
+head -c 100 /dev/zero >"$scratch/zeros"
+refuses 5 "no file of an archive, and no safetensors" inspect "$scratch/zeros"
+refuses 2 "--archive DIR is missing" subscribe --timeout 1
+
+# Two writers; a folder that cannot be.
+publish "$scratch/1.in"
+(
+    exec 9<>"$scratch/kept/.lock"
+    flock 9
+    refuses 6 "another process writes to this archive" subscribe "$endpoint" \
+        --archive "$scratch/kept" --timeout 1
+    exit $((failures > 0))
+) || failures=$((failures + 1))
+refuses 6 "cannot " subscribe "$endpoint" --archive "$scratch/zeros" --timeout 1
+keep 1
+
+# Damage, and a link of the chain that is gone.
+printf X | dd of="$(file 4)" bs=1 seek=3000 conv=notrunc 2>/dev/null
+refuses 5 "is damaged" materialize "$scratch/kept" 5 --out "$scratch/y"
+refuses 5 "is damaged" inspect "$(file 4)"
+truncate -s 1000 "$(file 5)"
+run 5 inspect "$scratch/kept"
+grep -q "it has 1000 bytes and should have" "$scratch/err" || complain "$(cat "$scratch/err")"
+prints "version 4, anchor: "
+rm "$(file 4)" "$(file 5)"
+run 0 materialize "$scratch/kept" 3 --out "$scratch/y"
+[ -e "$scratch/y" ] || complain "version 3 needs neither 4 nor 5"
+
+# A disk that is full: the version is refused, and the archive is as it was.
+before=$(find "$scratch/kept" -type f | sort | xargs md5sum)
+publish "$scratch/1.in"
+(
+    ulimit -f 100 # KiB
+    refuses 6 "it cannot be written" subscribe "$endpoint" --archive "$scratch/kept" --timeout 50
+    exit $((failures > 0))
+) || failures=$((failures + 1))
+cat <&3 >/dev/null
+exec 3<&-
+wait "$publisher" && complain "publish did not hear of the refusal"
+[ "$before" = "$(find "$scratch/kept" -type f | sort | xargs md5sum)" ] ||
+    complain "a failed version changed the archive"
+finish
