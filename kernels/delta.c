@@ -1,0 +1,94 @@
+/*
+ * Deltas: the doors, the lengths, and the choice between the forms at run time.
+ *
+ * Encoding goes over a block twice: once comparing, which leaves a bit an element, and once over
+ * the bits that are set. The scalar forms in delta_scalar.c are what every other form equals, byte
+ * for byte.
+ */
+#include "kernels/delta.h"
+
+#include "kernels/delta_plan.h"
+#include "kernels/delta_scalar.h"
+
+uint32_t rft_delta_count(rft_delta_shape shape, const void *before, const void *after)
+{
+    uint64_t map[RFT_DELTA_MAP_WORDS];
+    return rft_delta_compare_scalar(shape, before, after, map);
+}
+
+/* LOW and HIGH are never longer together than a bit an element, but for their last bytes. The
+ * planes behind them are first written with room between them. */
+size_t rft_delta_bound(rft_delta_shape shape)
+{
+    return shape.elements / 8 +
+           (size_t)shape.elements * (shape.kind == RFT_DELTA_HALF ? 4 : shape.width) + 64;
+}
+
+static bool is_smaller(rft_delta_shape shape, const rft_delta_entry *entry)
+{
+    return entry->total + RFT_DELTA_ENTRY_BYTES < shape.elements * shape.width &&
+           entry->escapes <= UINT16_MAX;
+}
+
+bool rft_delta_encode(rft_delta_shape shape, const void *before, const void *after,
+                      unsigned char *out, rft_delta_entry *entry)
+{
+    uint64_t map[RFT_DELTA_MAP_WORDS];
+    *entry = (rft_delta_entry){0};
+    entry->changed = rft_delta_compare_scalar(shape, before, after, map);
+    if (entry->changed == 0) return false;
+    if (shape.kind == RFT_DELTA_RAW) entry->values = entry->changed;
+    rft_delta_lay_out(shape, entry);
+    if (!is_smaller(shape, entry)) return false;
+    rft_delta_encode_scalar(shape, before, after, map, out, entry);
+    return is_smaller(shape, entry);
+}
+
+static uint32_t count_far(const unsigned char *escapes, uint32_t count)
+{
+    uint32_t far = 0;
+    for (uint32_t i = 0; i < count; i++) {
+        far += (escapes[i / 2] >> i % 2 * 4 & 15) == 15;
+    }
+    return far;
+}
+
+static uint32_t count_values(const unsigned char *far, uint32_t count)
+{
+    uint32_t values = 0;
+    for (uint32_t i = 0; i < count; i++) {
+        values += far[i] == 255;
+    }
+    return values;
+}
+
+/* As far as the counts go that are known: whether so many bytes are there. */
+static bool fits(rft_delta_shape shape, rft_delta_entry *entry, size_t room)
+{
+    rft_delta_lay_out(shape, entry);
+    return entry->total <= room;
+}
+
+bool rft_delta_measure(rft_delta_shape shape, uint32_t changed, uint32_t escapes,
+                       const unsigned char *coded, size_t room, rft_delta_entry *entry)
+{
+    *entry = (rft_delta_entry){.changed = changed, .escapes = escapes};
+    if (changed == 0 || changed > shape.elements || escapes > changed || escapes > UINT16_MAX)
+        return false;
+    if (shape.kind == RFT_DELTA_RAW) {
+        entry->values = changed;
+        return escapes == 0 && fits(shape, entry, room);
+    }
+    if (!fits(shape, entry, room)) return false;
+    const unsigned char *behind = coded + entry->total; /* ESCAPES is the last plane so far */
+    entry->far = count_far(behind - entry->bytes[RFT_DELTA_ESCAPES], escapes);
+    if (!fits(shape, entry, room)) return false;
+    entry->values = count_values(behind, entry->far);
+    return fits(shape, entry, room);
+}
+
+bool rft_delta_apply(rft_delta_shape shape, const rft_delta_entry *entry,
+                     const unsigned char *coded, void *block)
+{
+    return rft_delta_apply_scalar(shape, entry, coded, block);
+}
