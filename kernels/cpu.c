@@ -14,13 +14,18 @@ static atomic_int limit = RFT_CPU_AVX512;
 static rft_cpu_level machine_level(void)
 {
 #if defined(__x86_64__)
+    if (!__builtin_cpu_supports("avx2") || !__builtin_cpu_supports("bmi") ||
+        !__builtin_cpu_supports("bmi2") || !__builtin_cpu_supports("popcnt")) {
+        return RFT_CPU_BASE;
+    }
     if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
         __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl")) {
         return RFT_CPU_AVX512;
     }
-    if (__builtin_cpu_supports("avx2")) return RFT_CPU_AVX2;
-#endif
+    return RFT_CPU_AVX2;
+#else
     return RFT_CPU_BASE;
+#endif
 }
 
 rft_cpu_level rft_cpu_get_level(void)

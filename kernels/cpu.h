@@ -4,8 +4,8 @@
 
 typedef enum rft_cpu_level {
     RFT_CPU_BASE = 0,
-    RFT_CPU_AVX2 = 1,
-    RFT_CPU_AVX512 = 2, /* F, BW, DQ and VL */
+    RFT_CPU_AVX2 = 1,   /* and BMI1, BMI2 and POPCNT, which came with it */
+    RFT_CPU_AVX512 = 2, /* F, BW, DQ and VL besides */
 } rft_cpu_level;
 
 /* The level of this machine, or the lower one set by rft_cpu_limit. */

@@ -1,19 +1,56 @@
 /*
- * Deltas: the doors, the lengths, and the choice between the forms at run time.
+ * Deltas: the doors, and the choice between the forms at run time.
  *
- * Encoding goes over a block twice: once comparing, which leaves a bit an element, and once over
- * the bits that are set. The scalar forms in delta_scalar.c are what every other form equals, byte
- * for byte.
+ * Encoding goes over a block once, comparing, which leaves a bit an element; and then over the bits
+ * that are set, while the block is still in the cache. The scalar forms in delta_scalar.c are what
+ * the others equal, byte for byte.
  */
 #include "kernels/delta.h"
 
+#include "kernels/cpu.h"
 #include "kernels/delta_plan.h"
 #include "kernels/delta_scalar.h"
+#include "kernels/delta_x86.h"
+
+/* Whole words where the CPU has a wide form, the rest by the scalar one. */
+static uint32_t compare(rft_delta_shape shape, const void *before, const void *after, uint64_t *map)
+{
+    uint32_t words = 0, changed = 0;
+#if defined(__x86_64__)
+    rft_cpu_level level = rft_cpu_get_level();
+    if (level != RFT_CPU_BASE) words = shape.elements / 64;
+    if (level == RFT_CPU_AVX512) {
+        changed = rft_delta_compare_avx512(shape.width, words, before, after, map);
+    } else if (level == RFT_CPU_AVX2) {
+        changed = rft_delta_compare_avx2(shape.width, words, before, after, map);
+    }
+#endif
+    return changed + rft_delta_compare_scalar(shape, words * 64, before, after, map);
+}
+
+static void encode(rft_delta_writer *to, const void *before, const void *after, const uint64_t *map)
+{
+#if defined(__x86_64__)
+    if (rft_cpu_get_level() != RFT_CPU_BASE) {
+        rft_delta_encode_avx2(to, before, after, map);
+        return;
+    }
+#endif
+    rft_delta_encode_scalar(to, before, after, map);
+}
+
+static bool apply(rft_delta_reader *from, unsigned char *block)
+{
+#if defined(__x86_64__)
+    if (rft_cpu_get_level() != RFT_CPU_BASE) return rft_delta_apply_avx2(from, block);
+#endif
+    return rft_delta_apply_scalar(from, block);
+}
 
 uint32_t rft_delta_count(rft_delta_shape shape, const void *before, const void *after)
 {
     uint64_t map[RFT_DELTA_MAP_WORDS];
-    return rft_delta_compare_scalar(shape, before, after, map);
+    return compare(shape, before, after, map);
 }
 
 /* LOW and HIGH are never longer together than a bit an element, but for their last bytes. The
@@ -35,12 +72,13 @@ bool rft_delta_encode(rft_delta_shape shape, const void *before, const void *aft
 {
     uint64_t map[RFT_DELTA_MAP_WORDS];
     *entry = (rft_delta_entry){0};
-    entry->changed = rft_delta_compare_scalar(shape, before, after, map);
+    entry->changed = compare(shape, before, after, map);
     if (entry->changed == 0) return false;
     if (shape.kind == RFT_DELTA_RAW) entry->values = entry->changed;
-    rft_delta_lay_out(shape, entry);
+    rft_delta_writer to = rft_delta_open_writer(shape, out, entry);
     if (!is_smaller(shape, entry)) return false;
-    rft_delta_encode_scalar(shape, before, after, map, out, entry);
+    encode(&to, before, after, map);
+    rft_delta_close_writer(&to);
     return is_smaller(shape, entry);
 }
 
@@ -90,5 +128,6 @@ bool rft_delta_measure(rft_delta_shape shape, uint32_t changed, uint32_t escapes
 bool rft_delta_apply(rft_delta_shape shape, const rft_delta_entry *entry,
                      const unsigned char *coded, void *block)
 {
-    return rft_delta_apply_scalar(shape, entry, coded, block);
+    rft_delta_reader from;
+    return rft_delta_open_reader(shape, entry, coded, &from) && apply(&from, block);
 }

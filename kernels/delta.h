@@ -5,19 +5,20 @@
  * like any other. Of N elements n changed. The coded bytes are planes, one behind the other, each
  * of whole bytes, little-endian whatever the CPU, its unused last bits 0:
  *
- *     LOW      the low l bits of each changed element's position, l = floor(log2(N / n)); 0 if N <
- * 4n HIGH     the rest of the positions: the i-th sets bit (position >> l) + i of ((N-1) >> l) + n;
- *              where l is 0: N bits, of which those of the changed elements are set
- *     SYMBOLS  2 bits each: u mod 3, or 3 where the value moved by more than one
- *     ESCAPES  4 bits for each symbol 3: u mod 15, or 15 where it moved by more than 7
- *     FAR      a byte for each escape 15: u mod 255, or 255 where it moved by more than 127
- *     VALUES   the element itself, as it lies in memory, for each far byte 255
+ *     LOW      the low l bits of each changed element's position
+ *     HIGH     the rest of it: the i-th sets bit (position >> l) + i of ((N-1) >> l) + n; where l
+ *              is 0, the i-th sets bit `position` of N
+ *     SYMBOLS  2 bits each: u mod 3, or 3 where u moved by more than 1
+ *     ESCAPES  4 bits for each symbol 3: u mod 15, or 15 where u moved by more than 7
+ *     FAR      a byte for each escape 15: u mod 255, or 255 where u moved by more than 127
+ *     VALUES   for each far byte 255 the element as it lies in memory
  *
- * u is a half float's bits as an integer that keeps order: negative ones inverted, others with the
- * sign bit set. The receiver takes the number nearest to its own, of those from 0 to 65,535 that
- * leave the remainder. A remainder says where a value lands, not how far it moves: applying a block
- * again, or to a block that is half done, gives the same result. Blocks of other elements (RAW)
- * have LOW, HIGH and VALUES alone. Every element can be decoded on its own.
+ * l is floor(log2(N / n)), but 0 instead of 1, and 15 instead of 16. u is a half float's bits as a
+ * number that keeps order: negative ones inverted, others with the sign bit set. The receiver takes
+ * the number nearest to its own, of those from 0 to 65,535 that leave the remainder. A remainder
+ * says where a value lands, not how far it moves: applying a block again, or to one that is half
+ * done, gives the same result. Other elements (RAW) have the planes LOW, HIGH and VALUES alone, the
+ * last with all that changed. Every element can be decoded on its own.
  *
  * Nothing here allocates. Stack: at most 16 KiB.
  */

@@ -1,6 +1,6 @@
 /*
- * delta_plan: what the parts of the delta coder share: how long planes are, how their bits lie, and
- * how half floats are numbered.
+ * delta_plan: what all forms of the delta coder share: how long planes are and where they lie, how
+ * bits are read, how half floats are numbered, and what is done with the few that move far.
  */
 #ifndef RFT_KERNEL_DELTA_PLAN_H
 #define RFT_KERNEL_DELTA_PLAN_H
@@ -9,36 +9,56 @@
 
 #include "kernels/delta.h"
 
+/* A bit an element. */
 #define RFT_DELTA_MAP_WORDS (RFT_DELTA_ELEMENTS / 64)
+
+/* A block while it is coded. The counts of the entry grow as its planes do. */
+typedef struct rft_delta_writer {
+    rft_delta_shape shape;
+    rft_delta_entry *entry;
+    uint32_t low_bits;
+    unsigned char *plane[RFT_DELTA_PLANES];
+} rft_delta_writer;
+
+/* For an entry with `changed` (and `values`, where they follow from it). The planes whose lengths
+ * are not known yet lie so far apart in `out` that they cannot meet. */
+rft_delta_writer rft_delta_open_writer(rft_delta_shape shape, unsigned char *out,
+                                       rft_delta_entry *entry);
+
+/* Moves the planes together. */
+void rft_delta_close_writer(rft_delta_writer *writer);
+
+/* A block while it is applied: the counts say what has been read. */
+typedef struct rft_delta_reader {
+    rft_delta_shape shape;
+    const rft_delta_entry *entry;
+    uint32_t low_bits;
+    uint32_t done, escapes, far, values;
+    const unsigned char *plane[RFT_DELTA_PLANES + 1]; /* the last: where all of them end */
+} rft_delta_reader;
+
+/* False: the entry contradicts itself or the shape, or unused bits are set. */
+bool rft_delta_open_reader(rft_delta_shape shape, const rft_delta_entry *entry,
+                           const unsigned char *coded, rft_delta_reader *reader);
+
+/* Whether all that the planes hold has been read. */
+bool rft_delta_is_read(const rft_delta_reader *reader);
+
+/* Fills the lengths from the counts, which are taken as they are. */
+void rft_delta_lay_out(rft_delta_shape shape, rft_delta_entry *entry);
 
 /* l of delta.h. */
 static inline uint32_t rft_delta_low_bits(uint32_t elements, uint32_t changed)
 {
     uint32_t each = elements / changed;
-    return each < 4 ? 0 : 31 - (uint32_t)__builtin_clz(each);
+    uint32_t bits = 31 - (uint32_t)__builtin_clz(each);
+    return bits < 2 ? 0 : bits < 15 ? bits : 15;
 }
 
 static inline uint32_t rft_delta_high_bits(uint32_t elements, uint32_t changed)
 {
     uint32_t low = rft_delta_low_bits(elements, changed);
     return low == 0 ? elements : ((elements - 1) >> low) + changed;
-}
-
-/* Fills the lengths from the counts, which are taken as they are. */
-static inline void rft_delta_lay_out(rft_delta_shape shape, rft_delta_entry *entry)
-{
-    bool half = shape.kind == RFT_DELTA_HALF;
-    uint32_t changed = entry->changed;
-    entry->bytes[RFT_DELTA_LOW] = (changed * rft_delta_low_bits(shape.elements, changed) + 7) / 8;
-    entry->bytes[RFT_DELTA_HIGH] = (rft_delta_high_bits(shape.elements, changed) + 7) / 8;
-    entry->bytes[RFT_DELTA_SYMBOLS] = half ? (changed + 3) / 4 : 0;
-    entry->bytes[RFT_DELTA_ESCAPES] = (entry->escapes + 1) / 2;
-    entry->bytes[RFT_DELTA_FAR] = entry->far;
-    entry->bytes[RFT_DELTA_VALUES] = entry->values * shape.width;
-    entry->total = 0;
-    for (uint32_t i = 0; i < RFT_DELTA_PLANES; i++) {
-        entry->total += entry->bytes[i];
-    }
 }
 
 static inline uint64_t rft_delta_load(const unsigned char *at)
@@ -51,14 +71,6 @@ static inline uint64_t rft_delta_load(const unsigned char *at)
     return word;
 }
 
-static inline void rft_delta_store(unsigned char *at, uint64_t word)
-{
-#if __BYTE_ORDER__ == __ORDER_BIG_ENDIAN__
-    word = __builtin_bswap64(word);
-#endif
-    memcpy(at, &word, sizeof word);
-}
-
 /* The 8 bytes at `at`, of which those from `end` on count as 0 and are not read. */
 static inline uint64_t rft_delta_load_before(const unsigned char *at, const unsigned char *end)
 {
@@ -68,18 +80,82 @@ static inline uint64_t rft_delta_load_before(const unsigned char *at, const unsi
     return rft_delta_load(last);
 }
 
-/* u of delta.h from the element's two bytes, and back. */
-static inline uint32_t rft_delta_number(const unsigned char *half)
+/* The bits of the element, which is little-endian everywhere. */
+static inline uint32_t rft_delta_half(const unsigned char *at)
 {
-    uint32_t bits = (uint32_t)half[0] | (uint32_t)half[1] << 8;
+    return (uint32_t)at[0] | (uint32_t)at[1] << 8;
+}
+
+static inline void rft_delta_put_half(unsigned char *at, uint32_t bits)
+{
+    at[0] = (unsigned char)bits;
+    at[1] = (unsigned char)(bits >> 8);
+}
+
+/* u of delta.h from the bits, and back. */
+static inline uint32_t rft_delta_number(uint32_t bits)
+{
     return (bits & 0x8000u) != 0 ? ~bits & 0xFFFFu : bits | 0x8000u;
 }
 
-static inline void rft_delta_put_number(unsigned char *half, uint32_t number)
+static inline uint32_t rft_delta_bits(uint32_t number)
 {
-    uint32_t bits = (number & 0x8000u) != 0 ? number & 0x7FFFu : ~number & 0xFFFFu;
-    half[0] = (unsigned char)bits;
-    half[1] = (unsigned char)(bits >> 8);
+    return (number & 0x8000u) != 0 ? number & 0x7FFFu : ~number & 0xFFFFu;
+}
+
+/* The number nearest to `own` that leaves `rest` when divided by `by`, which is odd. */
+static inline uint32_t rft_delta_nearest(uint32_t own, uint32_t rest, uint32_t by)
+{
+    int32_t apart = (int32_t)rest - (int32_t)(own % by), most = (int32_t)by / 2;
+    if (apart > most) apart -= (int32_t)by;
+    if (apart < -most) apart += (int32_t)by;
+    int32_t number = (int32_t)own + apart;
+    if (number < 0) number += (int32_t)by;
+    if (number > UINT16_MAX) number -= (int32_t)by;
+    return (uint32_t)number;
+}
+
+/* The element whose symbol is 3. */
+static inline void rft_delta_put_escape(rft_delta_writer *to, uint32_t old_bits, uint32_t bits)
+{
+    uint32_t old = rft_delta_number(old_bits), number = rft_delta_number(bits);
+    uint32_t distance = number > old ? number - old : old - number;
+    uint32_t escape = distance <= 7 ? number % 15 : 15;
+    rft_delta_entry *entry = to->entry;
+    unsigned char *at = to->plane[RFT_DELTA_ESCAPES] + entry->escapes / 2;
+    *at = (unsigned char)(entry->escapes % 2 == 0 ? escape : *at | escape << 4);
+    entry->escapes++;
+    if (escape != 15) return;
+    uint32_t far = distance <= 127 ? number % 255 : 255;
+    to->plane[RFT_DELTA_FAR][entry->far++] = (unsigned char)far;
+    if (far != 255) return;
+    rft_delta_put_half(to->plane[RFT_DELTA_VALUES] + 2 * (size_t)entry->values++, bits);
+}
+
+/* What becomes of an element with the bits `own` whose escape is 15. */
+static inline bool rft_delta_get_far(rft_delta_reader *from, uint32_t own, uint32_t *bits)
+{
+    if (from->far == from->entry->far) return false;
+    uint32_t far = from->plane[RFT_DELTA_FAR][from->far++];
+    if (far != 255) {
+        *bits = rft_delta_bits(rft_delta_nearest(rft_delta_number(own), far, 255));
+        return true;
+    }
+    if (from->values == from->entry->values) return false;
+    *bits = rft_delta_half(from->plane[RFT_DELTA_VALUES] + 2 * (size_t)from->values++);
+    return true;
+}
+
+/* Likewise, whose symbol is 3. */
+static inline bool rft_delta_get_escape(rft_delta_reader *from, uint32_t own, uint32_t *bits)
+{
+    if (from->escapes == from->entry->escapes) return false;
+    uint32_t escape =
+        (uint32_t)from->plane[RFT_DELTA_ESCAPES][from->escapes / 2] >> from->escapes % 2 * 4 & 15;
+    from->escapes++;
+    if (escape == 15) return rft_delta_get_far(from, own, bits);
+    *bits = rft_delta_bits(rft_delta_nearest(rft_delta_number(own), escape, 15));
+    return true;
 }
 
 #endif

@@ -1,11 +1,10 @@
 /*
- * Deltas without vectors: the oracle of the other forms, and what other architectures run.
+ * Deltas without vectors: the oracle of the other forms, and what other architectures run. One
+ * element after the other, by the words of delta.h.
  */
 #include "kernels/delta_scalar.h"
 
-#include "kernels/delta_plan.h"
-
-/* ---- Encoding */
+/* ---- Comparing */
 
 static bool differs(const unsigned char *a, const unsigned char *b, uint32_t width)
 {
@@ -28,12 +27,12 @@ static uint64_t compare_word(const unsigned char *a, const unsigned char *b, uin
     return word;
 }
 
-uint32_t rft_delta_compare_scalar(rft_delta_shape shape, const void *before, const void *after,
-                                  uint64_t *map)
+uint32_t rft_delta_compare_scalar(rft_delta_shape shape, uint32_t from, const void *before,
+                                  const void *after, uint64_t *map)
 {
     const unsigned char *a = before, *b = after;
     uint32_t changed = 0, width = shape.width;
-    for (uint32_t at = 0; at < shape.elements; at += 64) {
+    for (uint32_t at = from; at < shape.elements; at += 64) {
         uint32_t count = shape.elements - at < 64 ? shape.elements - at : 64;
         uint64_t word = compare_word(a + (size_t)at * width, b + (size_t)at * width, count, width);
         map[at / 64] = word;
@@ -42,13 +41,7 @@ uint32_t rft_delta_compare_scalar(rft_delta_shape shape, const void *before, con
     return changed;
 }
 
-/* Where the next bit or byte of each plane goes. */
-typedef struct writer {
-    unsigned char *plane[RFT_DELTA_PLANES];
-    uint32_t low_bits;
-    uint32_t done; /* elements */
-    rft_delta_entry *entry;
-} writer;
+/* ---- Encoding */
 
 /* Into a plane that is 0 there so far. */
 static void put_bits(unsigned char *plane, uint32_t at, uint32_t bits)
@@ -58,216 +51,99 @@ static void put_bits(unsigned char *plane, uint32_t at, uint32_t bits)
     }
 }
 
-static void put_position(writer *to, uint32_t position)
+static void put_position(rft_delta_writer *to, uint32_t i, uint32_t position)
 {
-    uint32_t low = to->low_bits;
-    uint32_t rank = low == 0 ? 0 : to->done;
-    put_bits(to->plane[RFT_DELTA_LOW], to->done * low, position & ((1u << low) - 1));
+    uint32_t low = to->low_bits, rank = low == 0 ? 0 : i;
+    put_bits(to->plane[RFT_DELTA_LOW], i * low, position & ((1u << low) - 1));
     put_bits(to->plane[RFT_DELTA_HIGH], (position >> low) + rank, 1);
 }
 
-static void put_far(writer *to, const unsigned char *after, uint32_t number, uint32_t distance)
+static void put_half(rft_delta_writer *to, uint32_t i, uint32_t old_bits, uint32_t bits)
 {
-    unsigned char far = distance <= 127 ? (unsigned char)(number % 255) : 255;
-    to->plane[RFT_DELTA_FAR][to->entry->far++] = far;
-    if (far == 255) memcpy(to->plane[RFT_DELTA_VALUES] + 2 * (size_t)to->entry->values++, after, 2);
+    uint32_t old = rft_delta_number(old_bits), number = rft_delta_number(bits);
+    bool near = number == old + 1 || number + 1 == old;
+    put_bits(to->plane[RFT_DELTA_SYMBOLS], 2 * i, near ? number % 3 : 3);
+    if (!near) rft_delta_put_escape(to, old_bits, bits);
 }
 
-static void put_half(writer *to, const unsigned char *before, const unsigned char *after)
+static void put_value(rft_delta_writer *to, uint32_t i, const unsigned char *before,
+                      const unsigned char *after)
 {
-    uint32_t old = rft_delta_number(before), number = rft_delta_number(after);
-    uint32_t distance = number > old ? number - old : old - number;
-    put_bits(to->plane[RFT_DELTA_SYMBOLS], 2 * to->done, distance <= 1 ? number % 3 : 3);
-    if (distance <= 1) return;
-    put_bits(to->plane[RFT_DELTA_ESCAPES], 4 * to->entry->escapes++,
-             distance <= 7 ? number % 15 : 15);
-    if (distance > 7) put_far(to, after, number, distance);
-}
-
-/* The planes whose lengths are not known yet stand so far apart that they cannot meet. */
-static writer open_writer(rft_delta_shape shape, unsigned char *out, rft_delta_entry *entry)
-{
-    writer to = {.low_bits = rft_delta_low_bits(shape.elements, entry->changed), .entry = entry};
-    uint32_t known = entry->bytes[RFT_DELTA_LOW] + entry->bytes[RFT_DELTA_HIGH] +
-                     entry->bytes[RFT_DELTA_SYMBOLS];
-    bool half = shape.kind == RFT_DELTA_HALF;
-    to.plane[RFT_DELTA_LOW] = out;
-    to.plane[RFT_DELTA_HIGH] = out + entry->bytes[RFT_DELTA_LOW];
-    to.plane[RFT_DELTA_SYMBOLS] = to.plane[RFT_DELTA_HIGH] + entry->bytes[RFT_DELTA_HIGH];
-    to.plane[RFT_DELTA_ESCAPES] = out + known;
-    to.plane[RFT_DELTA_FAR] = out + known + (half ? (entry->changed + 1) / 2 : 0);
-    to.plane[RFT_DELTA_VALUES] = to.plane[RFT_DELTA_FAR] + (half ? entry->changed : 0);
-    memset(out, 0, (size_t)(to.plane[RFT_DELTA_FAR] - out));
-    return to;
-}
-
-/* Closes the ranks. */
-static void close_writer(rft_delta_shape shape, writer *to)
-{
-    rft_delta_lay_out(shape, to->entry);
-    unsigned char *end = to->plane[RFT_DELTA_ESCAPES] + to->entry->bytes[RFT_DELTA_ESCAPES];
-    for (uint32_t plane = RFT_DELTA_FAR; plane < RFT_DELTA_PLANES; plane++) {
-        memmove(end, to->plane[plane], to->entry->bytes[plane]);
-        end += to->entry->bytes[plane];
+    uint32_t width = to->shape.width;
+    if (to->shape.kind == RFT_DELTA_HALF) {
+        put_half(to, i, rft_delta_half(before), rft_delta_half(after));
+    } else {
+        memcpy(to->plane[RFT_DELTA_VALUES] + (size_t)i * width, after, width);
     }
 }
 
-void rft_delta_encode_scalar(rft_delta_shape shape, const void *before, const void *after,
-                             const uint64_t *map, unsigned char *out, rft_delta_entry *entry)
+void rft_delta_encode_scalar(rft_delta_writer *to, const void *before, const void *after,
+                             const uint64_t *map)
 {
-    writer to = open_writer(shape, out, entry);
-    for (uint32_t at = 0; at < shape.elements; at += 64) {
-        for (uint64_t word = map[at / 64]; word != 0; word &= word - 1, to.done++) {
+    const unsigned char *a = before, *b = after;
+    uint32_t done = 0;
+    memset(to->plane[0], 0, (size_t)(to->plane[RFT_DELTA_ESCAPES] - to->plane[0]));
+    for (uint32_t at = 0; at < to->shape.elements; at += 64) {
+        for (uint64_t word = map[at / 64]; word != 0; word &= word - 1, done++) {
             uint32_t position = at + (uint32_t)__builtin_ctzll(word);
-            size_t from = (size_t)position * shape.width;
-            const unsigned char *value = (const unsigned char *)after + from;
-            put_position(&to, position);
-            if (shape.kind == RFT_DELTA_HALF) {
-                put_half(&to, (const unsigned char *)before + from, value);
-            } else {
-                memcpy(to.plane[RFT_DELTA_VALUES] + (size_t)to.done * shape.width, value,
-                       shape.width);
-            }
+            size_t from = (size_t)position * to->shape.width;
+            put_position(to, done, position);
+            put_value(to, done, a + from, b + from);
         }
     }
-    close_writer(shape, &to);
 }
 
 /* ---- Applying */
 
-typedef struct reader {
-    const unsigned char *plane[RFT_DELTA_PLANES];
-    const unsigned char *end;
-    const rft_delta_entry *entry;
-    uint32_t low_bits;
-    uint32_t done, escapes, far, values; /* of the entry's, read so far */
-} reader;
-
-static uint32_t get_bits(const unsigned char *plane, const unsigned char *end, uint32_t at,
+static uint32_t get_bits(const rft_delta_reader *from, rft_delta_plane plane, uint32_t at,
                          uint32_t count)
 {
-    uint64_t word = rft_delta_load_before(plane + at / 8, end);
+    uint64_t word =
+        rft_delta_load_before(from->plane[plane] + at / 8, from->plane[RFT_DELTA_PLANES]);
     return (uint32_t)(word >> at % 8) & ((1u << count) - 1);
 }
 
-/* The number nearest to `own` that leaves `rest` when divided by `by`, which is odd and divides
- * 65,535. */
-static uint32_t nearest(uint32_t own, uint32_t rest, uint32_t by)
+static bool get_half(rft_delta_reader *from, unsigned char *element)
 {
-    int32_t apart = (int32_t)rest - (int32_t)(own % by), half = (int32_t)by / 2;
-    if (apart > half) apart -= (int32_t)by;
-    if (apart < -half) apart += (int32_t)by;
-    int32_t number = (int32_t)own + apart;
-    if (number < 0) number += (int32_t)by;
-    if (number > UINT16_MAX) number -= (int32_t)by;
-    return (uint32_t)number;
-}
-
-static bool get_far(reader *from, unsigned char *element)
-{
-    if (from->far == from->entry->far) return false;
-    unsigned char far = from->plane[RFT_DELTA_FAR][from->far++];
-    if (far != 255) {
-        rft_delta_put_number(element, nearest(rft_delta_number(element), far, 255));
-        return true;
+    uint32_t own = rft_delta_half(element), bits = 0;
+    uint32_t symbol = get_bits(from, RFT_DELTA_SYMBOLS, 2 * from->done, 2);
+    if (symbol == 3) {
+        if (!rft_delta_get_escape(from, own, &bits)) return false;
+    } else {
+        bits = rft_delta_bits(rft_delta_nearest(rft_delta_number(own), symbol, 3));
     }
-    if (from->values == from->entry->values) return false;
-    memcpy(element, from->plane[RFT_DELTA_VALUES] + 2 * (size_t)from->values++, 2);
+    rft_delta_put_half(element, bits);
     return true;
 }
 
-static bool get_half(reader *from, unsigned char *element)
+/* The element whose bit of HIGH is `bit`, which lies at `least` or behind. */
+static bool get_element(rft_delta_reader *from, uint32_t bit, unsigned char *block, uint32_t *least)
 {
-    uint32_t symbol = get_bits(from->plane[RFT_DELTA_SYMBOLS], from->end, 2 * from->done, 2);
-    if (symbol != 3) {
-        rft_delta_put_number(element, nearest(rft_delta_number(element), symbol, 3));
-        return true;
-    }
-    if (from->escapes == from->entry->escapes) return false;
-    uint32_t escape = get_bits(from->plane[RFT_DELTA_ESCAPES], from->end, 4 * from->escapes++, 4);
-    if (escape == 15) return get_far(from, element);
-    rft_delta_put_number(element, nearest(rft_delta_number(element), escape, 15));
-    return true;
-}
-
-/* The counts agree with each other, and the lengths with the counts. */
-static bool is_laid_out(rft_delta_shape shape, const rft_delta_entry *entry)
-{
-    bool half = shape.kind == RFT_DELTA_HALF;
-    if (entry->changed == 0 || entry->changed > shape.elements) return false;
-    if (entry->escapes > (half ? entry->changed : 0) || entry->far > entry->escapes) return false;
-    if (half ? entry->values > entry->far : entry->values != entry->changed) return false;
-    rft_delta_entry expected = *entry;
-    rft_delta_lay_out(shape, &expected);
-    return memcmp(&expected, entry, sizeof expected) == 0;
-}
-
-/* Unused bits at the end of a plane are 0. */
-static bool is_clean(const unsigned char *plane, uint32_t bits)
-{
-    return bits % 8 == 0 || plane[bits / 8] >> bits % 8 == 0;
-}
-
-static bool open_reader(rft_delta_shape shape, const rft_delta_entry *entry,
-                        const unsigned char *coded, reader *from)
-{
-    if (!is_laid_out(shape, entry)) return false;
-    *from = (reader){.end = coded, .entry = entry};
-    from->low_bits = rft_delta_low_bits(shape.elements, entry->changed);
-    for (uint32_t i = 0; i < RFT_DELTA_PLANES; i++) {
-        from->plane[i] = from->end;
-        from->end += entry->bytes[i];
-    }
-    uint32_t symbol_bits = shape.kind == RFT_DELTA_HALF ? 2 * entry->changed : 0;
-    return is_clean(from->plane[RFT_DELTA_LOW], entry->changed * from->low_bits) &&
-           is_clean(from->plane[RFT_DELTA_HIGH],
-                    rft_delta_high_bits(shape.elements, entry->changed)) &&
-           is_clean(from->plane[RFT_DELTA_SYMBOLS], symbol_bits) &&
-           is_clean(from->plane[RFT_DELTA_ESCAPES], 4 * entry->escapes);
-}
-
-/* Whether all that is in the planes has been read. */
-static bool is_at_end(const reader *from, rft_delta_kind kind)
-{
-    const rft_delta_entry *entry = from->entry;
-    return from->done == entry->changed && from->escapes == entry->escapes &&
-           from->far == entry->far && (kind == RFT_DELTA_RAW || from->values == entry->values);
-}
-
-/* The element whose bit of HIGH is `bit`. */
-static bool get_element(rft_delta_shape shape, reader *from, uint32_t bit, unsigned char *block,
-                        uint32_t *least)
-{
-    uint32_t low = from->low_bits, rank = low == 0 ? 0 : from->done;
+    uint32_t low = from->low_bits, rank = low == 0 ? 0 : from->done, width = from->shape.width;
     if (from->done == from->entry->changed) return false;
-    uint32_t position = (bit - rank) << low;
-    position |= get_bits(from->plane[RFT_DELTA_LOW], from->end, from->done * low, low);
-    if (position < *least || position >= shape.elements) return false;
+    uint32_t position = (bit - rank) << low | get_bits(from, RFT_DELTA_LOW, from->done * low, low);
+    if (position < *least || position >= from->shape.elements) return false;
     *least = position + 1;
-    unsigned char *element = block + (size_t)position * shape.width;
-    if (shape.kind == RFT_DELTA_HALF) {
+    unsigned char *element = block + (size_t)position * width;
+    if (from->shape.kind == RFT_DELTA_HALF) {
         if (!get_half(from, element)) return false;
     } else {
-        memcpy(element, from->plane[RFT_DELTA_VALUES] + (size_t)from->done * shape.width,
-               shape.width);
+        memcpy(element, from->plane[RFT_DELTA_VALUES] + (size_t)from->done * width, width);
     }
     from->done++;
     return true;
 }
 
-bool rft_delta_apply_scalar(rft_delta_shape shape, const rft_delta_entry *entry,
-                            const unsigned char *coded, void *block)
+bool rft_delta_apply_scalar(rft_delta_reader *from, unsigned char *block)
 {
-    reader from;
-    if (!open_reader(shape, entry, coded, &from)) return false;
-    const unsigned char *high = from.plane[RFT_DELTA_HIGH];
-    const unsigned char *end = high + entry->bytes[RFT_DELTA_HIGH];
+    const unsigned char *high = from->plane[RFT_DELTA_HIGH];
+    const unsigned char *end = high + from->entry->bytes[RFT_DELTA_HIGH];
     uint32_t least = 0;
     for (const unsigned char *at = high; at < end; at += 8) {
         for (uint64_t word = rft_delta_load_before(at, end); word != 0; word &= word - 1) {
             uint32_t bit = (uint32_t)(at - high) * 8 + (uint32_t)__builtin_ctzll(word);
-            if (!get_element(shape, &from, bit, block, &least)) return false;
+            if (!get_element(from, bit, block, &least)) return false;
         }
     }
-    return is_at_end(&from, shape.kind);
+    return rft_delta_is_read(from);
 }

@@ -1,0 +1,191 @@
+/*
+ * Encoding with vectors, from the bits of the changed elements on: a chunk's positions are listed,
+ * then its low bits, high bits and values are made, each in a loop of its own without branches that
+ * depend on the data.
+ */
+#include "kernels/delta_x86.h"
+
+#if defined(__x86_64__)
+#include "kernels/delta_chunk_x86.h"
+
+typedef struct encoder {
+    rft_delta_writer *to;
+    const unsigned char *before, *after;
+    uint32_t done; /* elements before this chunk */
+    uint64_t high; /* the word of HIGH under way, and which it is */
+    uint32_t high_at;
+    uint16_t place[RFT_DELTA_ROOM];
+    uint16_t old[RFT_DELTA_ROOM];
+    uint16_t now[RFT_DELTA_ROOM];
+    unsigned char bytes[2 * RFT_DELTA_ROOM]; /* of a plane */
+} encoder;
+
+/* Eight elements become as many bytes as each has low bits. */
+RFT_DELTA_TARGET static void put_low(encoder *e, uint32_t count)
+{
+    uint32_t low = e->to->low_bits;
+    uint64_t mask = rft_delta_four(low);
+    unsigned char *at = e->bytes;
+    memset(e->place + count, 0, 8 * sizeof *e->place);
+    for (uint32_t i = 0; i < count; i += 8, at += low) {
+        uint64_t four[2];
+        memcpy(four, e->place + i, sizeof four);
+        uint64_t a = _pext_u64(four[0], mask), b = _pext_u64(four[1], mask);
+        rft_delta_store(at, a | b << 4 * low);
+        if (low > 8) rft_delta_store(at + 8, b >> (64 - 4 * low));
+    }
+    size_t from = (size_t)e->done * low / 8;
+    memcpy(e->to->plane[RFT_DELTA_LOW] + from, e->bytes, ((size_t)count * low + 7) / 8);
+}
+
+static void flush_high(encoder *e)
+{
+    unsigned char *at = e->to->plane[RFT_DELTA_HIGH] + 8 * (size_t)e->high_at;
+    unsigned char word[8];
+    size_t left = (size_t)(e->to->plane[RFT_DELTA_SYMBOLS] - at);
+    rft_delta_store(word, e->high);
+    memcpy(at, word, left < 8 ? left : 8);
+    e->high = 0;
+}
+
+RFT_DELTA_TARGET static void put_high(encoder *e, uint32_t count)
+{
+    uint32_t low = e->to->low_bits;
+    for (uint32_t i = 0; i < count; i++) {
+        uint32_t bit = ((uint32_t)e->place[i] >> low) + e->done + i;
+        if (bit / 64 != e->high_at) {
+            flush_high(e);
+            e->high_at = bit / 64;
+        }
+        e->high |= UINT64_C(1) << bit % 64;
+    }
+}
+
+/* The symbols of 16 elements, one a lane. */
+RFT_DELTA_TARGET static RFT_DELTA_INLINE __m256i make_symbols(const uint16_t *old_bits,
+                                                              const uint16_t *bits)
+{
+    __m256i old = rft_delta_number16(_mm256_loadu_si256((const __m256i *)old_bits));
+    __m256i now = rft_delta_number16(_mm256_loadu_si256((const __m256i *)bits));
+    __m256i apart = _mm256_or_si256(_mm256_subs_epu16(now, old), _mm256_subs_epu16(old, now));
+    __m256i beyond = _mm256_subs_epu16(apart, _mm256_set1_epi16(1)); /* 0: moved by one */
+    __m256i near = _mm256_cmpeq_epi16(beyond, _mm256_setzero_si256());
+    __m256i escape = _mm256_andnot_si256(near, _mm256_set1_epi16(3));
+    return _mm256_or_si256(rft_delta_third16(now), escape);
+}
+
+/* Four symbols to a byte: 8 bytes. `escapes` gets a bit for each that is 3. */
+RFT_DELTA_TARGET static RFT_DELTA_INLINE uint64_t pack_symbols(__m256i first, __m256i second,
+                                                               uint32_t *escapes)
+{
+    __m256i each = _mm256_permute4x64_epi64(_mm256_packus_epi16(first, second), 0xD8);
+    *escapes = (uint32_t)_mm256_movemask_epi8(_mm256_cmpeq_epi8(each, _mm256_set1_epi8(3)));
+    __m256i two = _mm256_maddubs_epi16(each, _mm256_set1_epi16(0x0401));
+    __m256i four = _mm256_madd_epi16(two, _mm256_set1_epi32(0x00100001));
+    __m256i words = _mm256_permute4x64_epi64(_mm256_packus_epi32(four, four), 0xD8);
+    __m128i bytes = _mm256_castsi256_si128(words);
+    return (uint64_t)_mm_cvtsi128_si64(_mm_packus_epi16(bytes, bytes));
+}
+
+/* Gathers what the elements were and are. */
+RFT_DELTA_TARGET static void get_halves(encoder *e, uint32_t count)
+{
+    for (uint32_t i = 0; i < count; i++) {
+        size_t at = 2 * (size_t)e->place[i];
+        memcpy(&e->old[i], e->before + at, 2);
+        memcpy(&e->now[i], e->after + at, 2);
+    }
+}
+
+RFT_DELTA_TARGET static void put_halves(encoder *e, uint32_t count)
+{
+    uint16_t far[RFT_DELTA_ROOM];
+    uint32_t escapes = 0;
+    get_halves(e, count);
+    for (uint32_t i = 0; i < count; i += 32) {
+        uint32_t set;
+        uint64_t symbols = pack_symbols(make_symbols(e->old + i, e->now + i),
+                                        make_symbols(e->old + i + 16, e->now + i + 16), &set);
+        rft_delta_store(e->bytes + i / 4, symbols);
+        if (count - i < 32) set &= (1u << (count - i)) - 1;
+        escapes += rft_delta_places(set, i, far + escapes);
+    }
+    if (count % 4 != 0) e->bytes[count / 4] &= (unsigned char)((1u << count % 4 * 2) - 1);
+    memcpy(e->to->plane[RFT_DELTA_SYMBOLS] + e->done / 4, e->bytes, (count + 3) / 4);
+    for (uint32_t i = 0; i < escapes; i++) {
+        rft_delta_put_escape(e->to, e->old[far[i]], e->now[far[i]]);
+    }
+}
+
+#define PUT_VALUES(width)                                                                          \
+    for (uint32_t i = 0; i < count; i++) {                                                         \
+        memcpy(to + (size_t)(width)*i, e->after + (size_t)(width)*e->place[i], (width));           \
+    }                                                                                              \
+    break
+
+static void put_values(encoder *e, uint32_t count)
+{
+    uint32_t width = e->to->shape.width;
+    unsigned char *to = e->to->plane[RFT_DELTA_VALUES] + (size_t)e->done * width;
+    switch (width) {
+    case 1: PUT_VALUES(1);
+    case 2: PUT_VALUES(2);
+    case 4: PUT_VALUES(4);
+    default: PUT_VALUES(8);
+    }
+}
+
+RFT_DELTA_TARGET static void put_chunk(encoder *e, uint32_t count)
+{
+    if (e->to->low_bits != 0) {
+        put_low(e, count);
+        put_high(e, count);
+    }
+    if (e->to->shape.kind == RFT_DELTA_HALF) {
+        put_halves(e, count);
+    } else {
+        put_values(e, count);
+    }
+    e->done += count;
+}
+
+/* The map as it is. */
+static void put_map(const rft_delta_writer *to, const uint64_t *map)
+{
+    unsigned char *at = to->plane[RFT_DELTA_HIGH], word[8];
+    for (uint32_t i = 0; i < to->entry->bytes[RFT_DELTA_HIGH]; i += 8) {
+        uint32_t left = to->entry->bytes[RFT_DELTA_HIGH] - i;
+        rft_delta_store(word, map[i / 8]);
+        memcpy(at + i, word, left < 8 ? left : 8);
+    }
+}
+
+RFT_DELTA_TARGET void rft_delta_encode_avx2(rft_delta_writer *to, const void *before,
+                                            const void *after, const uint64_t *map)
+{
+    encoder e;
+    e.to = to;
+    e.before = before;
+    e.after = after;
+    e.done = e.high_at = 0;
+    e.high = 0;
+    uint32_t count = 0, words = (to->shape.elements + 63) / 64;
+    memset(to->plane[RFT_DELTA_HIGH], 0, to->entry->bytes[RFT_DELTA_HIGH]);
+    for (uint32_t i = 0; i < words; i++) {
+        count += rft_delta_places(map[i], 64 * i, e.place + count);
+        if (count < RFT_DELTA_CHUNK) continue;
+        uint32_t whole = count / RFT_DELTA_GROUP * RFT_DELTA_GROUP;
+        uint16_t rest[RFT_DELTA_GROUP];
+        memcpy(rest, e.place + whole, sizeof rest);
+        put_chunk(&e, whole);
+        memcpy(e.place, rest, sizeof rest);
+        count -= whole;
+    }
+    put_chunk(&e, count);
+    if (to->low_bits == 0) {
+        put_map(to, map);
+    } else {
+        flush_high(&e);
+    }
+}
+#endif
