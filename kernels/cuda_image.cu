@@ -1,4 +1,5 @@
 /* All kernels as one: what make_image.sh compiles into cuda_image.c. */
 #include "kernels/cast.cu"
+#include "kernels/delta.cu"
 #include "kernels/digest.cu"
 #include "kernels/pack.cu"

@@ -23,6 +23,9 @@
 #ifdef __CUDACC__
 #define RFT_GPU_KERNEL extern "C" __global__ __launch_bounds__(RFT_GPU_THREADS, RFT_GPU_BLOCKS)
 #define RFT_GPU_PART   static __device__ __forceinline__
+
+/* Before a loop that is long enough as it is. */
+#define RFT_GPU_ROLLED _Pragma("unroll 1")
 #endif
 
 #endif

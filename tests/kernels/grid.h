@@ -39,9 +39,10 @@ uint64_t grid_exchange(uint64_t value, unsigned from);
 
 #define RFT_GPU_KERNEL static
 #define RFT_GPU_PART   static inline
-#define __shared__     static
-#define __ldcs(from)   (*(from))
-#define __stcs(to, v)  ((void)(*(to) = (v)))
+#define RFT_GPU_ROLLED
+#define __shared__    static
+#define __ldcs(from)  (*(from))
+#define __stcs(to, v) ((void)(*(to) = (v)))
 
 #define __syncthreads() grid_wait_block()
 #define __shfl_up_sync(mask, value, apart)                                                         \
@@ -52,6 +53,21 @@ uint64_t grid_exchange(uint64_t value, unsigned from);
 static inline unsigned __funnelshift_r(unsigned low, unsigned high, unsigned shift)
 {
     return (unsigned)(((uint64_t)high << 32 | low) >> shift % 32);
+}
+
+static inline int __popc(unsigned bits)
+{
+    return __builtin_popcount(bits);
+}
+
+static inline int __ffs(int bits)
+{
+    return __builtin_ffs(bits);
+}
+
+static inline void atomicOr(unsigned *word, unsigned bits)
+{
+    (void)__atomic_fetch_or(word, bits, __ATOMIC_RELAXED);
 }
 
 static inline void atomicAdd(unsigned long long *sum, unsigned long long part)

@@ -22,7 +22,9 @@
 #include "tests/support/seeded.h"
 
 /* The kernels themselves. */
-#include "kernels/cuda_image.cu"
+#include "kernels/cast.cu"
+#include "kernels/digest.cu"
+#include "kernels/pack.cu"
 
 #define GUARD ((size_t)64)
 

@@ -1,0 +1,260 @@
+/*
+ * The text of the GPU's delta kernels, run on the CPU as in test_gpu_text.c, codes, applies and
+ * refuses what the C twins do, bit for bit.
+ */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+#include "kernels/delta.h"
+#include "tests/kernels/grid.h"
+#include "tests/support/seeded.h"
+
+/* The kernels themselves. */
+#include "kernels/delta.cu"
+
+#define JOBS 5u
+
+static uint64_t seed = 11;
+
+/* Several blocks, with what the twins made of them. All memory ends where its bytes do. */
+typedef struct batch {
+    rft_delta_job jobs[JOBS];
+    rft_delta_entry entries[JOBS];
+    bool coded[JOBS];
+    unsigned char *before[JOBS], *after[JOBS], *out[JOBS], *twin[JOBS];
+    size_t aside[JOBS]; /* of every block, from a boundary */
+} batch;
+
+static unsigned char *take(size_t bytes)
+{
+    unsigned char *taken = malloc(bytes == 0 ? 1 : bytes);
+    assert_non_null(taken);
+    return taken;
+}
+
+static size_t bytes_of(const batch *all, uint32_t i)
+{
+    return (size_t)all->jobs[i].shape.elements * all->jobs[i].shape.width;
+}
+
+static void change(unsigned char *element, rft_delta_shape shape)
+{
+    static const unsigned steps[] = {1, 1, 1, 2, 7, 8, 9, 127, 128, 0x3333};
+    if (shape.kind == RFT_DELTA_RAW) {
+        element[seeded_below(&seed, shape.width)] ^= (unsigned char)(1 + seeded_below(&seed, 255));
+        return;
+    }
+    unsigned bits = element[0] | (unsigned)element[1] << 8;
+    bits += seeded_below(&seed, 2) == 0 ? steps[seeded_below(&seed, 10)]
+                                        : 0x10000u - steps[seeded_below(&seed, 10)];
+    element[0] = (unsigned char)bits;
+    element[1] = (unsigned char)(bits >> 8);
+}
+
+static void fill_job(batch *all, uint32_t i, rft_delta_shape shape, uint32_t changed)
+{
+    size_t bytes = (size_t)shape.elements * shape.width;
+    all->aside[i] = (size_t)seeded_below(&seed, 3) * shape.width + seeded_below(&seed, 2);
+    if (i == 0) all->aside[i] = 0;
+    all->before[i] = take(all->aside[i] + bytes);
+    all->after[i] = take(all->aside[i] + bytes);
+    unsigned char *a = all->before[i] + all->aside[i], *b = all->after[i] + all->aside[i];
+    for (size_t k = 0; k < bytes; k++) {
+        a[k] = (unsigned char)(seeded_next(&seed) >> 40);
+    }
+    memcpy(b, a, bytes);
+    for (uint32_t k = 0; k < shape.elements; k++) {
+        if (seeded_below(&seed, shape.elements) < changed)
+            change(b + (size_t)k * shape.width, shape);
+    }
+    all->out[i] = take(rft_delta_bound(shape));
+    all->twin[i] = take(rft_delta_bound(shape));
+    memset(all->out[i], 0xA5, rft_delta_bound(shape));
+    all->coded[i] = rft_delta_encode(shape, a, b, all->twin[i], &all->entries[i]);
+    all->jobs[i] = (rft_delta_job){.before = (uintptr_t)a,
+                                   .after = (uintptr_t)b,
+                                   .coded = (uintptr_t)all->out[i],
+                                   .shape = shape,
+                                   .good = 77};
+}
+
+static void close_batch(batch *all)
+{
+    for (uint32_t i = 0; i < JOBS; i++) {
+        free(all->before[i]);
+        free(all->after[i]);
+        free(all->out[i]);
+        free(all->twin[i]);
+    }
+}
+
+static void do_encode(void *user)
+{
+    rft_delta_encode_kernel(user, JOBS);
+}
+
+static void do_apply(void *user)
+{
+    rft_delta_apply_kernel(user, JOBS);
+}
+
+static void check_encoded(const batch *all)
+{
+    for (uint32_t i = 0; i < JOBS; i++) {
+        const rft_delta_job *job = &all->jobs[i];
+        assert_int_equal(job->good, all->coded[i]);
+        assert_int_equal(job->entry.changed, all->entries[i].changed);
+        if (!all->coded[i]) continue;
+        assert_memory_equal(&job->entry, &all->entries[i], sizeof job->entry);
+        assert_memory_equal(all->out[i], all->twin[i], job->entry.total);
+    }
+}
+
+/* Each job's coded bytes, in memory of their length, at any address, onto its block as it was. */
+static void open_apply(const batch *all, rft_delta_job *jobs, unsigned char **planes)
+{
+    for (uint32_t i = 0; i < JOBS; i++) {
+        size_t aside = i % 4, total = all->coded[i] ? all->entries[i].total : 0;
+        planes[i] = take(aside + total);
+        memcpy(planes[i] + aside, all->twin[i], total);
+        jobs[i] = all->jobs[i];
+        jobs[i].after = jobs[i].before;
+        jobs[i].coded = (uintptr_t)(planes[i] + aside);
+        jobs[i].entry = all->coded[i] ? all->entries[i] : (rft_delta_entry){0};
+    }
+}
+
+static void check_applied(const batch *all, unsigned threads)
+{
+    rft_delta_job jobs[JOBS];
+    unsigned char *planes[JOBS];
+    open_apply(all, jobs, planes);
+    for (uint32_t round = 0; round < 2; round++) { /* twice is once */
+        grid_launch(2, 1, threads, do_apply, jobs);
+        for (uint32_t i = 0; i < JOBS; i++) {
+            assert_int_equal(jobs[i].good, all->coded[i]);
+            if (!all->coded[i]) continue;
+            assert_memory_equal(all->before[i] + all->aside[i], all->after[i] + all->aside[i],
+                                bytes_of(all, i));
+        }
+    }
+    for (uint32_t i = 0; i < JOBS; i++) {
+        free(planes[i]);
+    }
+}
+
+static const rft_delta_shape kinds[JOBS] = {
+    {0, 2, RFT_DELTA_HALF}, {0, 4, RFT_DELTA_RAW}, {0, 2, RFT_DELTA_HALF},
+    {0, 1, RFT_DELTA_RAW},  {0, 8, RFT_DELTA_RAW},
+};
+
+/* `share`: one of so many elements changes. */
+static void check_batch(uint32_t elements, uint32_t share, unsigned blocks, unsigned threads)
+{
+    batch all;
+    for (uint32_t i = 0; i < JOBS; i++) {
+        rft_delta_shape shape = kinds[i];
+        shape.elements = elements - i % 3;
+        fill_job(&all, i, shape, (shape.elements + share - 1) / share);
+    }
+    grid_launch(blocks, 1, threads, do_encode, all.jobs);
+    check_encoded(&all);
+    check_applied(&all, threads);
+    close_batch(&all);
+}
+
+static void blocks_of_every_density_are_equal(void **state)
+{
+    (void)state;
+    static const uint32_t shares[] = {1, 2, 3, 5, 9, 40, 150, 900, 100000};
+    for (uint32_t i = 0; i < sizeof shares / sizeof shares[0]; i++) {
+        check_batch(3000 + 7 * i, shares[i], 1 + i % 3, 32 + 32 * (i % 3));
+    }
+}
+
+static void blocks_of_every_length_are_equal(void **state)
+{
+    (void)state;
+    for (uint32_t elements = 3; elements < 200; elements += 3 + elements / 8) {
+        check_batch(elements, 1 + elements / 9, 1 + elements % 5, 32);
+    }
+}
+
+static void whole_blocks_are_equal(void **state)
+{
+    (void)state;
+    check_batch(RFT_DELTA_ELEMENTS, 100, 2, 256);
+    check_batch(RFT_DELTA_ELEMENTS, 4, 5, 256);
+    check_batch(RFT_DELTA_ELEMENTS, RFT_DELTA_ELEMENTS, 1, 64);
+}
+
+static void same_blocks_are_nothing(void **state)
+{
+    (void)state;
+    batch all;
+    for (uint32_t i = 0; i < JOBS; i++) {
+        rft_delta_shape shape = kinds[i];
+        shape.elements = 100 + i;
+        fill_job(&all, i, shape, 0);
+    }
+    grid_launch(1, 1, 32, do_encode, all.jobs);
+    check_encoded(&all);
+    close_batch(&all);
+}
+
+/* The verdict is the twin's; a block that is refused stays as it was. */
+static void planes_that_lie_are_judged_as_by_the_twin(void **state)
+{
+    (void)state;
+    uint32_t refused = 0;
+    for (uint32_t round = 0; round < 60; round++) {
+        batch all;
+        rft_delta_job jobs[JOBS];
+        unsigned char *planes[JOBS], *twin[JOBS];
+        bool good[JOBS];
+        for (uint32_t i = 0; i < JOBS; i++) {
+            rft_delta_shape shape = kinds[i];
+            shape.elements = 700 + i;
+            fill_job(&all, i, shape, 10 + 20 * (round % 9));
+        }
+        open_apply(&all, jobs, planes);
+        for (uint32_t i = 0; i < JOBS; i++) {
+            unsigned char *coded = (unsigned char *)jobs[i].coded;
+            assert_true(all.coded[i]);
+            uint32_t bit = (uint32_t)seeded_below(&seed, 8 * jobs[i].entry.total);
+            coded[bit / 8] ^= (unsigned char)(1u << bit % 8);
+            twin[i] = take(bytes_of(&all, i));
+            memcpy(twin[i], (void *)jobs[i].after, bytes_of(&all, i));
+            good[i] = rft_delta_apply(jobs[i].shape, &jobs[i].entry, coded, twin[i]);
+            if (!good[i]) memcpy(twin[i], (void *)jobs[i].after, bytes_of(&all, i));
+            refused += !good[i];
+        }
+        grid_launch(2, 1, 32, do_apply, jobs);
+        for (uint32_t i = 0; i < JOBS; i++) {
+            assert_int_equal(jobs[i].good, good[i]);
+            assert_memory_equal(twin[i], (void *)jobs[i].after, bytes_of(&all, i));
+            free(twin[i]);
+            free(planes[i]);
+        }
+        close_batch(&all);
+    }
+    assert_in_range(refused, 50, 250);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(blocks_of_every_density_are_equal),
+        cmocka_unit_test(blocks_of_every_length_are_equal),
+        cmocka_unit_test(whole_blocks_are_equal),
+        cmocka_unit_test(same_blocks_are_nothing),
+        cmocka_unit_test(planes_that_lie_are_judged_as_by_the_twin),
+    };
+    return cmocka_run_group_tests_name("gpu_delta", tests, NULL, NULL);
+}
