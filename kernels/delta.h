@@ -20,7 +20,7 @@
  * done, gives the same result. Other elements (RAW) have the planes LOW, HIGH and VALUES alone, the
  * last with all that changed. Every element can be decoded on its own.
  *
- * Nothing here allocates. Stack: at most 16 KiB.
+ * Nothing here allocates. Stack: at most 20 KiB.
  */
 #ifndef RFT_KERNEL_DELTA_H
 #define RFT_KERNEL_DELTA_H

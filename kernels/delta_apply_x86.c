@@ -91,22 +91,6 @@ RFT_DELTA_TARGET static bool get_places(decoder *d, uint32_t count)
     return true;
 }
 
-/* The numbers nearest to `own` that leave `rest` when divided by 3. */
-RFT_DELTA_TARGET static RFT_DELTA_INLINE __m256i nearest(__m256i own, __m256i rest)
-{
-    const __m256i one = _mm256_set1_epi16(1), less = _mm256_set1_epi16(-1);
-    const __m256i three = _mm256_set1_epi16(3), zero = _mm256_setzero_si256();
-    __m256i apart = _mm256_sub_epi16(rest, rft_delta_third16(own));
-    __m256i beyond = _mm256_and_si256(_mm256_cmpgt_epi16(apart, one), three);
-    __m256i below = _mm256_and_si256(_mm256_cmpgt_epi16(less, apart), three);
-    apart = _mm256_add_epi16(_mm256_sub_epi16(apart, beyond), below);
-    /* From the ends of the range: three the other way. */
-    __m256i up = _mm256_and_si256(_mm256_cmpeq_epi16(apart, one), _mm256_cmpeq_epi16(own, less));
-    __m256i down = _mm256_and_si256(_mm256_cmpeq_epi16(apart, less), _mm256_cmpeq_epi16(own, zero));
-    __m256i back = _mm256_sub_epi16(_mm256_and_si256(down, three), _mm256_and_si256(up, three));
-    return _mm256_add_epi16(_mm256_add_epi16(own, apart), back);
-}
-
 /* A symbol a lane. */
 RFT_DELTA_TARGET static void get_symbols(decoder *d, uint32_t count)
 {
@@ -118,31 +102,60 @@ RFT_DELTA_TARGET static void get_symbols(decoder *d, uint32_t count)
     }
 }
 
-/* Which of 16 symbols are escapes, a bit each. */
-RFT_DELTA_TARGET static RFT_DELTA_INLINE uint32_t find_escapes(__m256i symbols)
-{
-    __m256i each = _mm256_cmpeq_epi16(symbols, _mm256_set1_epi16(3));
-    __m128i bytes =
-        _mm_packs_epi16(_mm256_castsi256_si128(each), _mm256_extracti128_si256(each, 1));
-    return (uint32_t)_mm_movemask_epi8(bytes);
-}
-
-/* What the halves become; escapes are left for later, and listed. */
+/* What the halves become; those whose symbol is 3 stay, and are listed. */
 RFT_DELTA_TARGET static uint32_t make_near(decoder *d, uint32_t count, uint16_t *escaped)
 {
     uint32_t escapes = 0;
     for (uint32_t i = 0; i < count; i += 16) {
         __m256i *half = (__m256i *)(d->half + i);
-        __m256i own = rft_delta_number16(_mm256_loadu_si256(half));
+        __m256i own = _mm256_loadu_si256(half);
         __m256i symbols = _mm256_loadu_si256((const __m256i *)(d->symbol + i));
-        __m256i far = _mm256_cmpeq_epi16(symbols, _mm256_set1_epi16(3));
-        __m256i number = _mm256_blendv_epi8(nearest(own, symbols), own, far);
-        _mm256_storeu_si256(half, rft_delta_bits16(number));
-        uint32_t set = find_escapes(symbols);
-        if (count - i < 16) set &= (1u << (count - i)) - 1;
-        escapes += rft_delta_places(set, i, escaped + escapes);
+        __m256i escape = _mm256_cmpeq_epi16(symbols, _mm256_set1_epi16(3));
+        __m256i made = rft_delta_nearest16(own, symbols, 3);
+        _mm256_storeu_si256(half, _mm256_blendv_epi8(made, own, escape));
+        escapes += rft_delta_places(rft_delta_find16(symbols, 3, count - i), i, escaped + escapes);
     }
     return escapes;
+}
+
+/* An escape a lane of `symbol`. */
+RFT_DELTA_TARGET static bool get_escapes(decoder *d, uint32_t count)
+{
+    rft_delta_reader *from = d->from;
+    uint32_t odd = from->escapes % 2;
+    if (count > from->entry->escapes - from->escapes) return false;
+    memcpy(d->bytes, from->plane[RFT_DELTA_ESCAPES] + from->escapes / 2, (odd + count + 1) / 2);
+    for (uint32_t i = 0; i < count; i += 4) {
+        uint64_t four = _pdep_u64(rft_delta_load(d->bytes + i / 2) >> 4 * odd, rft_delta_four(4));
+        memcpy(d->symbol + i, &four, sizeof four);
+    }
+    from->escapes += count;
+    return true;
+}
+
+/* What the listed halves become. */
+RFT_DELTA_TARGET static bool make_escapes(decoder *d, const uint16_t *escaped, uint32_t count)
+{
+    uint16_t half[RFT_DELTA_ROOM], far[RFT_DELTA_ROOM];
+    uint32_t fars = 0, bits;
+    if (!get_escapes(d, count)) return false;
+    for (uint32_t i = 0; i < count; i++) {
+        half[i] = d->half[escaped[i]];
+    }
+    for (uint32_t i = 0; i < count; i += 16) {
+        __m256i *at = (__m256i *)(half + i);
+        __m256i escapes = _mm256_loadu_si256((const __m256i *)(d->symbol + i));
+        _mm256_storeu_si256(at, rft_delta_nearest16(_mm256_loadu_si256(at), escapes, 15));
+        fars += rft_delta_places(rft_delta_find16(escapes, 15, count - i), i, far + fars);
+    }
+    for (uint32_t i = 0; i < fars; i++) {
+        if (!rft_delta_get_far(d->from, d->half[escaped[far[i]]], &bits)) return false;
+        half[far[i]] = (uint16_t)bits;
+    }
+    for (uint32_t i = 0; i < count; i++) {
+        d->half[escaped[i]] = half[i];
+    }
+    return true;
 }
 
 RFT_DELTA_TARGET static bool apply_halves(decoder *d, uint32_t count)
@@ -153,11 +166,7 @@ RFT_DELTA_TARGET static bool apply_halves(decoder *d, uint32_t count)
     }
     get_symbols(d, count);
     uint32_t escapes = make_near(d, count, escaped);
-    for (uint32_t i = 0; i < escapes; i++) {
-        uint32_t bits;
-        if (!rft_delta_get_escape(d->from, d->half[escaped[i]], &bits)) return false;
-        d->half[escaped[i]] = (uint16_t)bits;
-    }
+    if (!make_escapes(d, escaped, escapes)) return false;
     for (uint32_t i = 0; i < count; i++) {
         memcpy(d->block + 2 * (size_t)d->place[i], &d->half[i], 2);
     }

@@ -61,19 +61,6 @@ RFT_DELTA_TARGET static void put_high(encoder *e, uint32_t count)
     }
 }
 
-/* The symbols of 16 elements, one a lane. */
-RFT_DELTA_TARGET static RFT_DELTA_INLINE __m256i make_symbols(const uint16_t *old_bits,
-                                                              const uint16_t *bits)
-{
-    __m256i old = rft_delta_number16(_mm256_loadu_si256((const __m256i *)old_bits));
-    __m256i now = rft_delta_number16(_mm256_loadu_si256((const __m256i *)bits));
-    __m256i apart = _mm256_or_si256(_mm256_subs_epu16(now, old), _mm256_subs_epu16(old, now));
-    __m256i beyond = _mm256_subs_epu16(apart, _mm256_set1_epi16(1)); /* 0: moved by one */
-    __m256i near = _mm256_cmpeq_epi16(beyond, _mm256_setzero_si256());
-    __m256i escape = _mm256_andnot_si256(near, _mm256_set1_epi16(3));
-    return _mm256_or_si256(rft_delta_third16(now), escape);
-}
-
 /* Four symbols to a byte: 8 bytes. `escapes` gets a bit for each that is 3. */
 RFT_DELTA_TARGET static RFT_DELTA_INLINE uint64_t pack_symbols(__m256i first, __m256i second,
                                                                uint32_t *escapes)
@@ -97,24 +84,52 @@ RFT_DELTA_TARGET static void get_halves(encoder *e, uint32_t count)
     }
 }
 
+/* Those of `count` elements whose symbol is 3. `e->old` and `e->now` are theirs. */
+RFT_DELTA_TARGET static void put_escapes(encoder *e, uint32_t count)
+{
+    uint16_t escape[RFT_DELTA_ROOM], far[RFT_DELTA_ROOM];
+    uint32_t fars = 0, odd = e->to->entry->escapes % 2;
+    unsigned char *at = e->to->plane[RFT_DELTA_ESCAPES] + e->to->entry->escapes / 2;
+    escape[0] = odd != 0 ? *at : 0; /* the first half of a byte */
+    for (uint32_t i = 0; i < count; i += 16) {
+        __m256i escapes = rft_delta_code16(e->old + i, e->now + i, 15, 15);
+        _mm256_storeu_si256((__m256i *)(escape + odd + i), escapes);
+        fars += rft_delta_places(rft_delta_find16(escapes, 15, count - i), i, far + fars);
+    }
+    memset(escape + odd + count, 0, 4 * sizeof *escape);
+    for (uint32_t i = 0; i < odd + count; i += 4) {
+        uint64_t four;
+        memcpy(&four, escape + i, sizeof four);
+        rft_delta_store(e->bytes + i / 2, _pext_u64(four, rft_delta_four(4)));
+    }
+    memcpy(at, e->bytes, (odd + count + 1) / 2);
+    e->to->entry->escapes += count;
+    for (uint32_t i = 0; i < fars; i++) {
+        rft_delta_put_far(e->to, e->old[far[i]], e->now[far[i]]);
+    }
+}
+
 RFT_DELTA_TARGET static void put_halves(encoder *e, uint32_t count)
 {
-    uint16_t far[RFT_DELTA_ROOM];
+    uint16_t escaped[RFT_DELTA_ROOM];
     uint32_t escapes = 0;
     get_halves(e, count);
     for (uint32_t i = 0; i < count; i += 32) {
         uint32_t set;
-        uint64_t symbols = pack_symbols(make_symbols(e->old + i, e->now + i),
-                                        make_symbols(e->old + i + 16, e->now + i + 16), &set);
+        uint64_t symbols =
+            pack_symbols(rft_delta_code16(e->old + i, e->now + i, 3, 3),
+                         rft_delta_code16(e->old + i + 16, e->now + i + 16, 3, 3), &set);
         rft_delta_store(e->bytes + i / 4, symbols);
         if (count - i < 32) set &= (1u << (count - i)) - 1;
-        escapes += rft_delta_places(set, i, far + escapes);
+        escapes += rft_delta_places(set, i, escaped + escapes);
     }
     if (count % 4 != 0) e->bytes[count / 4] &= (unsigned char)((1u << count % 4 * 2) - 1);
     memcpy(e->to->plane[RFT_DELTA_SYMBOLS] + e->done / 4, e->bytes, (count + 3) / 4);
     for (uint32_t i = 0; i < escapes; i++) {
-        rft_delta_put_escape(e->to, e->old[far[i]], e->now[far[i]]);
+        e->old[i] = e->old[escaped[i]];
+        e->now[i] = e->now[escaped[i]];
     }
+    put_escapes(e, escapes);
 }
 
 #define PUT_VALUES(width)                                                                          \

@@ -115,18 +115,13 @@ static inline uint32_t rft_delta_nearest(uint32_t own, uint32_t rest, uint32_t b
     return (uint32_t)number;
 }
 
-/* The element whose symbol is 3. */
-static inline void rft_delta_put_escape(rft_delta_writer *to, uint32_t old_bits, uint32_t bits)
+/* The element whose escape is 15. */
+static inline void rft_delta_put_far(rft_delta_writer *to, uint32_t old_bits, uint32_t bits)
 {
     uint32_t old = rft_delta_number(old_bits), number = rft_delta_number(bits);
     uint32_t distance = number > old ? number - old : old - number;
-    uint32_t escape = distance <= 7 ? number % 15 : 15;
-    rft_delta_entry *entry = to->entry;
-    unsigned char *at = to->plane[RFT_DELTA_ESCAPES] + entry->escapes / 2;
-    *at = (unsigned char)(entry->escapes % 2 == 0 ? escape : *at | escape << 4);
-    entry->escapes++;
-    if (escape != 15) return;
     uint32_t far = distance <= 127 ? number % 255 : 255;
+    rft_delta_entry *entry = to->entry;
     to->plane[RFT_DELTA_FAR][entry->far++] = (unsigned char)far;
     if (far != 255) return;
     rft_delta_put_half(to->plane[RFT_DELTA_VALUES] + 2 * (size_t)entry->values++, bits);
@@ -143,18 +138,6 @@ static inline bool rft_delta_get_far(rft_delta_reader *from, uint32_t own, uint3
     }
     if (from->values == from->entry->values) return false;
     *bits = rft_delta_half(from->plane[RFT_DELTA_VALUES] + 2 * (size_t)from->values++);
-    return true;
-}
-
-/* Likewise, whose symbol is 3. */
-static inline bool rft_delta_get_escape(rft_delta_reader *from, uint32_t own, uint32_t *bits)
-{
-    if (from->escapes == from->entry->escapes) return false;
-    uint32_t escape =
-        (uint32_t)from->plane[RFT_DELTA_ESCAPES][from->escapes / 2] >> from->escapes % 2 * 4 & 15;
-    from->escapes++;
-    if (escape == 15) return rft_delta_get_far(from, own, bits);
-    *bits = rft_delta_bits(rft_delta_nearest(rft_delta_number(own), escape, 15));
     return true;
 }
 

@@ -58,12 +58,21 @@ static void put_position(rft_delta_writer *to, uint32_t i, uint32_t position)
     put_bits(to->plane[RFT_DELTA_HIGH], (position >> low) + rank, 1);
 }
 
+static void put_escape(rft_delta_writer *to, uint32_t escape)
+{
+    uint32_t i = to->entry->escapes++;
+    unsigned char *at = to->plane[RFT_DELTA_ESCAPES] + i / 2;
+    *at = (unsigned char)(i % 2 == 0 ? escape : *at | escape << 4);
+}
+
 static void put_half(rft_delta_writer *to, uint32_t i, uint32_t old_bits, uint32_t bits)
 {
     uint32_t old = rft_delta_number(old_bits), number = rft_delta_number(bits);
-    bool near = number == old + 1 || number + 1 == old;
-    put_bits(to->plane[RFT_DELTA_SYMBOLS], 2 * i, near ? number % 3 : 3);
-    if (!near) rft_delta_put_escape(to, old_bits, bits);
+    uint32_t distance = number > old ? number - old : old - number;
+    put_bits(to->plane[RFT_DELTA_SYMBOLS], 2 * i, distance <= 1 ? number % 3 : 3);
+    if (distance <= 1) return;
+    put_escape(to, distance <= 7 ? number % 15 : 15);
+    if (distance > 7) rft_delta_put_far(to, old_bits, bits);
 }
 
 static void put_value(rft_delta_writer *to, uint32_t i, const unsigned char *before,
@@ -103,12 +112,21 @@ static uint32_t get_bits(const rft_delta_reader *from, rft_delta_plane plane, ui
     return (uint32_t)(word >> at % 8) & ((1u << count) - 1);
 }
 
+static bool get_escape(rft_delta_reader *from, uint32_t own, uint32_t *bits)
+{
+    if (from->escapes == from->entry->escapes) return false;
+    uint32_t escape = get_bits(from, RFT_DELTA_ESCAPES, 4 * from->escapes++, 4);
+    if (escape == 15) return rft_delta_get_far(from, own, bits);
+    *bits = rft_delta_bits(rft_delta_nearest(rft_delta_number(own), escape, 15));
+    return true;
+}
+
 static bool get_half(rft_delta_reader *from, unsigned char *element)
 {
     uint32_t own = rft_delta_half(element), bits = 0;
     uint32_t symbol = get_bits(from, RFT_DELTA_SYMBOLS, 2 * from->done, 2);
     if (symbol == 3) {
-        if (!rft_delta_get_escape(from, own, &bits)) return false;
+        if (!get_escape(from, own, &bits)) return false;
     } else {
         bits = rft_delta_bits(rft_delta_nearest(rft_delta_number(own), symbol, 3));
     }
