@@ -19,11 +19,12 @@ typedef struct decoder {
     unsigned char bytes[2 * RFT_DELTA_ROOM + 16]; /* of a plane */
 } decoder;
 
-/* The bytes in which the next `count` elements have `bits` bits each. */
+/* The bytes in which the next `count` elements have `bits` bits each, and zeros behind them. */
 static const unsigned char *fetch(decoder *d, rft_delta_plane plane, uint32_t bits, uint32_t count)
 {
-    size_t at = (size_t)d->from->done * bits / 8;
-    memcpy(d->bytes, d->from->plane[plane] + at, ((size_t)count * bits + 7) / 8);
+    size_t at = (size_t)d->from->done * bits / 8, bytes = ((size_t)count * bits + 7) / 8;
+    memcpy(d->bytes, d->from->plane[plane] + at, bytes);
+    memset(d->bytes + bytes, 0, 16);
     return d->bytes;
 }
 
@@ -122,9 +123,10 @@ RFT_DELTA_TARGET static uint32_t make_near(decoder *d, uint32_t count, uint16_t 
 RFT_DELTA_TARGET static bool get_escapes(decoder *d, uint32_t count)
 {
     rft_delta_reader *from = d->from;
-    uint32_t odd = from->escapes % 2;
+    uint32_t odd = from->escapes % 2, bytes = (odd + count + 1) / 2;
     if (count > from->entry->escapes - from->escapes) return false;
-    memcpy(d->bytes, from->plane[RFT_DELTA_ESCAPES] + from->escapes / 2, (odd + count + 1) / 2);
+    memcpy(d->bytes, from->plane[RFT_DELTA_ESCAPES] + from->escapes / 2, bytes);
+    memset(d->bytes + bytes, 0, 16);
     for (uint32_t i = 0; i < count; i += 4) {
         uint64_t four = _pdep_u64(rft_delta_load(d->bytes + i / 2) >> 4 * odd, rft_delta_four(4));
         memcpy(d->symbol + i, &four, sizeof four);

@@ -74,7 +74,7 @@ RFT_DELTA_TARGET static RFT_DELTA_INLINE uint64_t pack_symbols(__m256i first, __
     return (uint64_t)_mm_cvtsi128_si64(_mm_packus_epi16(bytes, bytes));
 }
 
-/* Gathers what the elements were and are. */
+/* Gathers what the elements were and are; the lanes behind the last are 0. */
 RFT_DELTA_TARGET static void get_halves(encoder *e, uint32_t count)
 {
     for (uint32_t i = 0; i < count; i++) {
@@ -82,6 +82,8 @@ RFT_DELTA_TARGET static void get_halves(encoder *e, uint32_t count)
         memcpy(&e->old[i], e->before + at, 2);
         memcpy(&e->now[i], e->after + at, 2);
     }
+    memset(e->old + count, 0, 32 * sizeof *e->old);
+    memset(e->now + count, 0, 32 * sizeof *e->now);
 }
 
 /* Those of `count` elements whose symbol is 3. `e->old` and `e->now` are theirs. */
