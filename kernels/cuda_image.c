@@ -1,5 +1,5 @@
 /* Made by kernels/make_image.sh from the kernels' sources; not to be edited.
- * sources 89478a40118a0b06a667031b659d83703955318f7820d149764a7e737552b0bc
+ * sources fd6560acb6fbe8b7e3ed1604fe66e0e9de415a61f8eebc900cd58b3ca85d321b
  * compiler nvcc 13.0.88 */
 // clang-format off
 #include "kernels/cuda_image.h"
