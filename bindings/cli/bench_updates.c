@@ -8,9 +8,9 @@
 #include <stdbool.h>
 #include <string.h>
 
-#define ROW     4096u
-#define SAMPLE  65536u
-#define HALVING 40u
+#define ROW    4096u
+#define SAMPLE (1u << 20)
+#define BINS   (1u << 16)
 
 /* Beyond this share of weights that move by themselves the rest is moved by hand. */
 #define MOVING 0.95
@@ -74,36 +74,36 @@ static uint16_t after_step(const weight *drawn, double rate)
     return to_bf16((float)((double)drawn->master - rate * (double)drawn->step));
 }
 
-static weight draw_at(uint64_t seed, uint64_t i)
+/* The learning rate from which on the master leaves its cell. */
+static float leaving_rate(const weight *drawn)
 {
-    return draw(seed, i, step_scale(seed, i / ROW), step_scale(~seed, i % ROW));
+    bool negative = drawn->before >> 15 != 0, falls = drawn->step > 0;
+    bool grows = negative == falls || (drawn->before & 0x7FFFu) == 0;
+    uint32_t border = ((uint32_t)drawn->before << 16) + (grows ? 0x8000u : 0u - 0x8000u);
+    float edge;
+    memcpy(&edge, &border, sizeof edge);
+    return fabsf(edge - drawn->master) / fabsf(drawn->step);
 }
 
-static double sample_density(const weight *sample, double rate)
+/* Weights taken at random are counted by the rates at which they leave, to 1 in 256. */
+static float find_rate(uint64_t seed, double density, size_t count)
 {
-    uint32_t changed = 0;
+    uint32_t leaving[BINS] = {0}, bits;
     for (uint32_t i = 0; i < SAMPLE; i++) {
-        changed += after_step(&sample[i], rate) != sample[i].before;
+        uint64_t at = random_at(seed, i, 4) % count;
+        weight drawn = draw(seed, at, step_scale(seed, at / ROW), step_scale(~seed, at % ROW));
+        float rate = leaving_rate(&drawn);
+        memcpy(&bits, &rate, sizeof bits);
+        leaving[bits >> 15]++;
     }
-    return (double)changed / SAMPLE;
-}
-
-static double find_rate(uint64_t seed, double density, size_t count)
-{
-    static weight sample[SAMPLE];
-    for (uint32_t i = 0; i < SAMPLE; i++) {
-        sample[i] = draw_at(seed, random_at(seed, i, 4) % count);
+    double left = density * SAMPLE;
+    for (bits = 0; bits < BINS - 1 && leaving[bits] < left; bits++) {
+        left -= leaving[bits];
     }
-    double low = -40, high = 4; /* powers of 2 */
-    for (uint32_t i = 0; i < HALVING; i++) {
-        double middle = (low + high) / 2;
-        if (sample_density(sample, exp2(middle)) < density) {
-            low = middle;
-        } else {
-            high = middle;
-        }
-    }
-    return exp2(high);
+    float rate;
+    bits = (bits << 15) + 0x4000u;
+    memcpy(&rate, &bits, sizeof rate);
+    return rate;
 }
 
 double bench_updates_make(uint64_t seed, double density, uint16_t *before, uint16_t *after,
@@ -111,7 +111,8 @@ double bench_updates_make(uint64_t seed, double density, uint16_t *before, uint1
 {
     float columns[ROW], row = 1;
     size_t changed = 0;
-    double rate = find_rate(seed, density < MOVING ? density : MOVING, count);
+    if (count == 0) return 0;
+    double rate = (double)find_rate(seed, density < MOVING ? density : MOVING, count);
     for (uint32_t i = 0; i < ROW; i++) {
         columns[i] = step_scale(~seed, i);
     }
@@ -123,5 +124,5 @@ double bench_updates_make(uint64_t seed, double density, uint16_t *before, uint1
         if (density >= 1 && after[i] == before[i]) after[i] ^= 1;
         changed += after[i] != before[i];
     }
-    return count == 0 ? 0 : (double)changed / (double)count;
+    return (double)changed / (double)count;
 }

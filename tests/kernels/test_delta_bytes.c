@@ -1,0 +1,100 @@
+/* How many bytes a changed element costs in updates such as training makes (bench_updates.h), with
+ * each block's entry in the directory, and without a compressor; and that the blocks come back. */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+#include "bindings/cli/bench_updates.h"
+#include "kernels/delta.h"
+
+#define BLOCKS   16u
+#define ELEMENTS ((size_t)BLOCKS * RFT_DELTA_ELEMENTS)
+
+static uint16_t *before, *after;
+static unsigned char *out;
+
+static const rft_delta_shape shape = {RFT_DELTA_ELEMENTS, 2, RFT_DELTA_HALF};
+
+static int set_up(void **state)
+{
+    (void)state;
+    before = malloc(ELEMENTS * sizeof *before);
+    after = malloc(ELEMENTS * sizeof *after);
+    out = malloc(rft_delta_bound(shape));
+    return before == NULL || after == NULL || out == NULL ? -1 : 0;
+}
+
+static int tear_down(void **state)
+{
+    (void)state;
+    free(before);
+    free(after);
+    free(out);
+    return 0;
+}
+
+/* Makes an update, and sends it block by block. Returns the bytes of a changed element. */
+static double cost(double density)
+{
+    size_t bytes = 0, changed = 0;
+    double made = bench_updates_make(1, density, before, after, ELEMENTS);
+    assert_true(made > 0.8 * density && made < 1.2 * density);
+    for (size_t at = 0; at < ELEMENTS; at += RFT_DELTA_ELEMENTS) {
+        rft_delta_entry entry;
+        if (rft_delta_encode(shape, before + at, after + at, out, &entry)) {
+            assert_true(rft_delta_apply(shape, &entry, out, before + at));
+            bytes += entry.total + RFT_DELTA_ENTRY_BYTES;
+        } else if (entry.changed != 0) {
+            memcpy(before + at, after + at, 2 * (size_t)RFT_DELTA_ELEMENTS);
+            bytes += 2 * (size_t)RFT_DELTA_ELEMENTS;
+        }
+        changed += entry.changed;
+    }
+    assert_memory_equal(before, after, ELEMENTS * sizeof *before);
+    return (double)bytes / (double)changed;
+}
+
+static void an_update_costs_no_more_than_this(void **state)
+{
+    (void)state;
+    static const double most[][2] = {{0.0013, 2.05}, {0.006, 1.55}, {0.01, 1.46}, {0.037, 1.23},
+                                     {0.063, 1.15},  {0.125, 1.06}, {0.26, 1.01}, {0.5, 1}};
+    for (size_t i = 0; i < sizeof most / sizeof most[0]; i++) {
+        assert_true(cost(most[i][0]) <= most[i][1]);
+    }
+}
+
+static void an_update_of_everything_costs_less_than_the_weights(void **state)
+{
+    (void)state;
+    assert_true(cost(1) < 2);
+}
+
+static void the_same_arguments_make_the_same_update(void **state)
+{
+    (void)state;
+    uint16_t *again = malloc(2 * ELEMENTS * sizeof *again);
+    assert_non_null(again);
+    double first = bench_updates_make(7, 0.01, before, after, ELEMENTS);
+    assert_true(bench_updates_make(7, 0.01, again, again + ELEMENTS, ELEMENTS) == first);
+    assert_memory_equal(again, before, ELEMENTS * sizeof *again);
+    assert_memory_equal(again + ELEMENTS, after, ELEMENTS * sizeof *again);
+    (void)bench_updates_make(8, 0.01, again, again + ELEMENTS, ELEMENTS);
+    assert_memory_not_equal(again, before, ELEMENTS * sizeof *again);
+    free(again);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(an_update_costs_no_more_than_this),
+        cmocka_unit_test(an_update_of_everything_costs_less_than_the_weights),
+        cmocka_unit_test(the_same_arguments_make_the_same_update),
+    };
+    return cmocka_run_group_tests_name("delta_bytes", tests, set_up, tear_down);
+}
