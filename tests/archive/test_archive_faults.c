@@ -211,7 +211,7 @@ static void a_full_disk_is_an_error_of_the_write(void **state)
     refit_error error;
     rig_open(&rig, 200000);
     rig_keep(&rig, RIG_EPOCH, 1);
-    const struct rlimit before = file_size_limit_to(100000);
+    const struct rlimit before = file_size_limit_to(1000);
     refit_status status = try_version(&rig, 2, &error);
     file_size_limit_back(&before);
     assert_int_equal(status, REFIT_ERR_IO);
