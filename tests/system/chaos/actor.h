@@ -24,8 +24,9 @@ typedef struct actor_part {
     char endpoint[256];
     uint32_t number; /* of the worker, or of the trainer: 0, 1, … in the order they came */
     char name[64];   /* of the worker */
-    char keys[128];  /* folder of the run's keys; empty: none */
-    bool boot_clock; /* whether its monotonic clock is moved, too */
+    char key[16];    /* likewise */
+    const struct locksmith *smith; /* of the run's keys; NULL: none */
+    bool boot_clock;               /* whether its monotonic clock is moved, too */
 } actor_part;
 
 /* Called first. */

@@ -21,6 +21,7 @@ typedef enum entry_fate {
 typedef struct ledger_entry {
     uint64_t number;
     uint32_t trainer; /* which trainer's, counted from 0 */
+    int64_t began;
     uint64_t digest;
     bool written;
     entry_fate fate;

@@ -25,6 +25,8 @@
     X(REFUSE_KEPT, "refuses, and keeps what it has", WORKER, 2, 0, 0, 0, 0)                        \
     X(REFUSE_LOST, "refuses, and has lost what it had", WORKER, 2, 0, 0, 0, 0)                     \
     X(HOLD, "keeps its update open for so many ms", WORKER, 3, 10, 300, 0, 0)                      \
+    X(REVOKE, "has its key taken off the list for ms (if there are keys)", WORKER, 3, 0, 0, 50,    \
+      900)                                                                                         \
     X(CLOCK, "finds its wall clock moved by so many minutes", WORKER, 2, 1, 100000, 0, 0)          \
     X(DELAY, "link: everything takes so many ms longer, for ms", LINK, 4, 1, 30, 50, 400)          \
     X(THROTTLE, "link: so many KB a second, for ms", LINK, 4, 200, 5000, 100, 500)                 \

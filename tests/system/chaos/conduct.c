@@ -51,6 +51,7 @@ static void excuse_flipped(chaos_run *run)
     for (uint32_t i = 0; i < run->plan.workers; i++) {
         run_worker *one = &run->worker[i];
         if (one->version == run->served) one->missed = 0;
+        if (run->keys) continue; /* then no bit is covered by nothing */
         bool misses = one->version != run->served && one->ills == 0 && one->kept != run->served;
         if (!misses || !one->flipped || one->missed == MISSES_MOST) continue;
         run_say(run, "%s lacks version %" PRIu64 " after a flipped bit", one->name, run->served);
@@ -113,8 +114,9 @@ static void order_version(chaos_run *run, const chaos_version_plan *version)
                         .pause_us = version->pause_us};
     run->wait_ms = version->wait_ms;
     run->round = (run_round){.open = true, .result = {.number = order.version}};
-    if (ledger_add(&run->ledger, order.version, run->trainers) == NULL)
-        run_fail(run, "the harness has no room for a version");
+    ledger_entry *entry = ledger_add(&run->ledger, order.version, run->trainers);
+    if (entry == NULL) run_fail(run, "the harness has no room for a version");
+    entry->began = rft_now();
     run_say(run, "version %" PRIu64 " begins, %s changes%s", order.version,
             model_rate_name(version->rate), version->fate == FATE_ABORT ? ", to be aborted" : "");
     if (!note_send(run->trainer.line, &order)) run_fail(run, "the trainer does not hear");
@@ -273,12 +275,35 @@ static void start_proxy(chaos_run *run)
         close(run->listeners[i]);
 }
 
+/* Removes the keys' folder whichever way the run ends. */
+static locksmith *smith_at_exit;
+
+static void dismiss_smith(void)
+{
+    locksmith_close(smith_at_exit);
+}
+
+static void make_keys(chaos_run *run)
+{
+    char key[16];
+    run->keys = run->plan.keys;
+    if (!run->keys) return;
+    run->smith = locksmith_open();
+    smith_at_exit = &run->smith;
+    atexit(dismiss_smith);
+    for (uint32_t i = 0; i < run->plan.workers; i++) {
+        run_key_name(i, key);
+        locksmith_admit(&run->smith, key);
+    }
+}
+
 static void start_all(chaos_run *run)
 {
     char address[INET_ADDRSTRLEN];
     run->address = own_address();
     inet_ntop(AF_INET, &run->address, address, sizeof address);
     snprintf(run->endpoint, sizeof run->endpoint, "tcp://%s:0", address);
+    make_keys(run);
     start_proxy(run);
     run_start_trainer(run);
     await_trainer(run);

@@ -70,6 +70,29 @@ static void set_manner(chaos_run *run, uint32_t at, worker_manner manner, uint32
         run_fail(run, "%s does not hear", one->name);
 }
 
+static void take_key(chaos_run *run, const chaos_deed *deed)
+{
+    char key[16];
+    run_worker *one = &run->worker[deed->worker];
+    if (!run->keys || one->shut_at != 0) return;
+    run_key_name(deed->worker, key);
+    locksmith_revoke(&run->smith, key);
+    one->shut_at = rft_now();
+    one->revoked = true;
+    mend_later(run, DEED_REVOKE, deed->worker, deed->ms);
+}
+
+static void give_key_back(chaos_run *run, uint32_t at)
+{
+    char key[16];
+    run_worker *one = &run->worker[at];
+    run_key_name(at, key);
+    locksmith_allow(&run->smith, key);
+    one->shut_at = 0;
+    if (one->banished) run_start_worker(run, at);
+    one->banished = false;
+}
+
 static void move_clock(chaos_run *run, const chaos_deed *deed)
 {
     int64_t minutes = deed->amount;
@@ -147,6 +170,7 @@ static void do_to_worker(chaos_run *run, const chaos_deed *deed)
     case DEED_REFUSE_KEPT: set_manner(run, at, MANNER_REFUSE_KEPT, 0); break;
     case DEED_REFUSE_LOST: set_manner(run, at, MANNER_REFUSE_LOST, 0); break;
     case DEED_HOLD: set_manner(run, at, MANNER_HOLD, deed->amount); break;
+    case DEED_REVOKE: take_key(run, deed); break;
     case DEED_CLOCK: move_clock(run, deed); break;
     default: break;
     }
@@ -217,6 +241,7 @@ static void mend(chaos_run *run, const run_mend *what)
     case DEED_STOP:
         if (one->player.pid != 0 && one->player.stopped) player_continue(&one->player);
         break;
+    case DEED_REVOKE: give_key_back(run, what->worker); break;
     case DEED_DEAF: set_manner(run, what->worker, MANNER_PLAIN, 0); break;
     case DEED_DELAY: run_link(run, what->worker, FAULT_DELAY, 0); break;
     case DEED_THROTTLE: run_link(run, what->worker, FAULT_RATE, 0); break;

@@ -245,18 +245,24 @@ static void hear_taken(chaos_run *run, uint32_t at, const chaos_note *note)
     if (note->version == 0) return;
     one->taken = note->version;
     one->digest = note->digest;
+    const ledger_entry *entry = ledger_find(&run->ledger, note->version);
+    if (entry != NULL && one->shut_at != 0 &&
+        entry->began > rft_after_ms(one->shut_at, PATIENCE_MS))
+        run_fail(run, "%s took a version that began when its key had been taken back", one->name);
 }
 
-/* A flipped bit may make the trainer refuse a worker for good. */
+/* A flipped bit may make the trainer refuse a worker for good; a key that was taken back must. */
 static void hear_ended(chaos_run *run, uint32_t at, const chaos_note *note)
 {
     run_worker *one = &run->worker[at];
-    if (!one->flipped)
+    bool expected = one->revoked && note->status == REFIT_ERR_SECURITY;
+    if (!one->flipped && !expected)
         run_fail(run, "%s was refused for good: %s %s", one->name,
                  refit_status_name((refit_status)note->status), note->text);
-    run_say(run, "%s was refused for good, after a flipped bit: %s", one->name, note->text);
+    run_say(run, "%s was refused for good: %s", one->name, note->text);
     player_kill(&one->player);
-    run_start_worker(run, at);
+    one->banished = one->shut_at != 0;
+    if (!one->banished) run_start_worker(run, at);
 }
 
 static void worker_says(chaos_run *run, uint32_t at, const chaos_note *note)
@@ -318,9 +324,14 @@ void run_pump(chaos_run *run, int timeout_ms)
 
 /* ---- Starting */
 
+void run_key_name(uint32_t worker, char name[16])
+{
+    snprintf(name, 16, "w%" PRIu32, worker);
+}
+
 static actor_part make_part(const chaos_run *run)
 {
-    return (actor_part){.plan = &run->plan};
+    return (actor_part){.plan = &run->plan, .smith = run->keys ? &run->smith : NULL};
 }
 
 void run_start_trainer(chaos_run *run)
@@ -348,7 +359,9 @@ void run_start_worker(chaos_run *run, uint32_t worker)
     snprintf(part.name, sizeof part.name, "%s", one->name);
     snprintf(part.endpoint, sizeof part.endpoint, "tcp://%s:%u",
              run->options->address != NULL ? run->options->address : address, one->port);
+    run_key_name(worker, part.key);
     one->times++;
+    one->revoked = one->shut_at != 0;
     one->version = one->taken = one->kept = 0;
     one->ready = false;
     if (!player_start(&one->player, worker_run, &part, NULL))

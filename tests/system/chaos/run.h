@@ -11,6 +11,7 @@
 #include "chaos_plan.h"
 #include "chaos_worker.h"
 #include "proxy.h"
+#include "tests/support/locksmith.h"
 #include "troupe.h"
 
 typedef struct chaos_options {
@@ -28,6 +29,9 @@ typedef struct run_worker {
     uint16_t port;   /* of its link */
     uint32_t ills;   /* faults that are to be mended yet */
     bool flipped;    /* bits of its messages were */
+    bool revoked;    /* its key is off the list, or was */
+    int64_t shut_at; /* since when it is; 0: it is on the list */
+    bool banished;   /* it ended for that, and is to come back with its key */
     uint32_t missed; /* versions, one after the other, for which a flipped bit may be to blame */
     bool ready;
     uint64_t version; /* it has accepted; 0: none */
@@ -68,6 +72,8 @@ typedef struct chaos_run {
     const chaos_options *options;
     FILE *log;
     int64_t began;
+    locksmith smith;
+    bool keys; /* they are in use */
     player proxy;
     player trainer;
     bool trainer_ready;
@@ -111,6 +117,8 @@ void run_hear_trainer(chaos_run *run);
 void run_start_trainer(chaos_run *run);
 void run_start_worker(chaos_run *run, uint32_t worker);
 void run_link(chaos_run *run, uint32_t worker, proxy_fault fault, uint64_t amount);
+
+void run_key_name(uint32_t worker, char name[16]);
 
 /* How long anything may take beside what the library's deadlines allow. */
 uint32_t run_patience_ms(void);
