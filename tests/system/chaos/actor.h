@@ -9,6 +9,8 @@
 
 #include "chaos_plan.h"
 #include "note.h"
+#include "slow_link.h"
+#include "tests/support/locksmith.h"
 
 /* Timeouts of every run, in ms. */
 #define ACTOR_HEARTBEAT         30u
@@ -22,11 +24,12 @@ typedef struct actor_part {
     const chaos_plan *plan;
     int line;
     char endpoint[256];
-    uint32_t number; /* of the worker, or of the trainer: 0, 1, … in the order they came */
-    char name[64];   /* of the worker */
-    char key[16];    /* likewise */
-    const struct locksmith *smith; /* of the run's keys; NULL: none */
-    bool boot_clock;               /* whether its monotonic clock is moved, too */
+    uint32_t number;        /* of the worker, or of the trainer: 0, 1, … in the order they came */
+    char name[64];          /* of the worker */
+    char key[16];           /* likewise */
+    const locksmith *smith; /* of the run's keys; NULL: none */
+    const slow_link *slow;  /* where workers are; NULL: none */
+    bool boot_clock;        /* whether its monotonic clock is moved, too */
 } actor_part;
 
 /* Called first. */

@@ -5,9 +5,11 @@
 #include <inttypes.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 #include "base/clock.h"
+#include "clocks.h"
 
 #define QUIET_TRIES   20u
 #define QUIET_WAIT    3000u
@@ -262,7 +264,7 @@ static void start_proxy(chaos_run *run)
 {
     actor_part part = {.plan = &run->plan, .number = run->plan.workers};
     struct in_addr address = run->address;
-    if (run->options->address != NULL) address.s_addr = htonl(INADDR_ANY);
+    if (run->slow.space[0] != '\0') address.s_addr = htonl(INADDR_ANY);
     for (uint32_t i = 0; i < run->plan.workers; i++) {
         run->listeners[i] = proxy_listen(address, &run->worker[i].port);
         if (run->listeners[i] < 0) run_fail(run, "no port for a link");
@@ -297,13 +299,45 @@ static void make_keys(chaos_run *run)
     }
 }
 
+static slow_link *slow_at_exit;
+
+static void dismiss_slow_link(void)
+{
+    slow_link_close(slow_at_exit);
+}
+
+static void make_slow_link(chaos_run *run)
+{
+    if (run->options->rate == NULL) return;
+    if (!slow_link_open(&run->slow, run->options->rate)) {
+        printf("no slow link on this machine: it needs root, ip netns and tc tbf\n");
+        exit(77);
+    }
+    slow_at_exit = &run->slow;
+    atexit(dismiss_slow_link);
+}
+
+/* Tried in a process that is not needed afterwards. */
+static void try_boot_clocks(chaos_run *run)
+{
+    int status = 0;
+    fflush(NULL);
+    pid_t pid = fork();
+    if (pid == 0) _exit(clocks_move_boot(1000) ? 0 : 1);
+    run->boot_clocks = pid > 0 && waitpid(pid, &status, 0) == pid && status == 0;
+    if (!run->boot_clocks)
+        run_say(run, "no time namespaces on this machine: all monotonic clocks are one");
+}
+
 static void start_all(chaos_run *run)
 {
     char address[INET_ADDRSTRLEN];
     run->address = own_address();
     inet_ntop(AF_INET, &run->address, address, sizeof address);
     snprintf(run->endpoint, sizeof run->endpoint, "tcp://%s:0", address);
+    try_boot_clocks(run);
     make_keys(run);
+    make_slow_link(run);
     start_proxy(run);
     run_start_trainer(run);
     await_trainer(run);

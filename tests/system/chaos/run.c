@@ -331,7 +331,9 @@ void run_key_name(uint32_t worker, char name[16])
 
 static actor_part make_part(const chaos_run *run)
 {
-    return (actor_part){.plan = &run->plan, .smith = run->keys ? &run->smith : NULL};
+    return (actor_part){.plan = &run->plan,
+                        .smith = run->keys ? &run->smith : NULL,
+                        .slow = run->slow.space[0] != '\0' ? &run->slow : NULL};
 }
 
 void run_start_trainer(chaos_run *run)
@@ -358,7 +360,7 @@ void run_start_worker(chaos_run *run, uint32_t worker)
     part.boot_clock = run->boot_clocks && run->plan.each[worker].boot_clock_s != 0;
     snprintf(part.name, sizeof part.name, "%s", one->name);
     snprintf(part.endpoint, sizeof part.endpoint, "tcp://%s:%u",
-             run->options->address != NULL ? run->options->address : address, one->port);
+             run->slow.space[0] != '\0' ? run->slow.address : address, one->port);
     run_key_name(worker, part.key);
     one->times++;
     one->revoked = one->shut_at != 0;

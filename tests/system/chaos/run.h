@@ -11,6 +11,7 @@
 #include "chaos_plan.h"
 #include "chaos_worker.h"
 #include "proxy.h"
+#include "slow_link.h"
 #include "tests/support/locksmith.h"
 #include "troupe.h"
 
@@ -18,8 +19,7 @@ typedef struct chaos_options {
     uint32_t versions;
     uint32_t workers;
     bool verbose;
-    const char *netns; /* network namespace of the workers, and `address` of the proxy for it */
-    const char *address;
+    const char *rate; /* of a slow link to the workers; NULL: none */
 } chaos_options;
 
 typedef struct run_worker {
@@ -73,7 +73,8 @@ typedef struct chaos_run {
     FILE *log;
     int64_t began;
     locksmith smith;
-    bool keys; /* they are in use */
+    bool keys;      /* they are in use */
+    slow_link slow; /* not open: none */
     player proxy;
     player trainer;
     bool trainer_ready;
