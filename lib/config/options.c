@@ -164,6 +164,9 @@ const rft_option rft_options[] = {
      "Size of all weights of a version: a worker reserves no more."},
     {"limits.window", IN(limits_window), RFT_COUNT, "64", 1, 4096, "frames",
      "Frames that one worker may ask for ahead; a publisher cuts larger wishes to it."},
+    {"limits.blocks", IN(limits_blocks), RFT_COUNT, "16777216", 1, 1073741824, "blocks",
+     "Blocks of 65,536 elements, or a tensor's rest, in one version. Both ends keep up to 64 bytes "
+     "for each; the default suits a trillion parameters."},
 
     {"security.key", IN(security_key), RFT_TEXT, "", 0, LONGEST(security_key), "text",
      "The file with this side's own secret key, made by refit keygen. With keys (CURVE) all that "

@@ -5,8 +5,8 @@
  *     blocks   [ 0  ][ 1  ][ 2]     [ 3        ][ 4  ][ 5  ][ 6  ][ 7]
  *     frames   [ 0                            ][ 1                    ]
  *
- * Everything is checked against limits.version_bytes before memory is reserved, and both ends get
- * the same numbers from the same list, so neither is sent.
+ * Everything is checked against limits.version_bytes and limits.blocks before memory is reserved,
+ * and both ends get the same numbers from the same list, so neither is sent.
  */
 #include "wire/cut.h"
 
@@ -41,7 +41,9 @@ static refit_status number_blocks(rft_manifest *manifest, rft_manifest_tensor *t
 {
     uint64_t whole = tensor->bytes / tensor->block_bytes;
     uint64_t blocks = whole + (tensor->bytes % tensor->block_bytes != 0 ? 1 : 0);
-    if (blocks >= UINT32_MAX - manifest->block_count) return refuse_size(rules);
+    RFT_REFUSE_IF(blocks > rules->limits->blocks - manifest->block_count, rules->error,
+                  REFIT_ERR_LIMIT, "the tensors make more blocks than limits.blocks allows: %u",
+                  rules->limits->blocks);
     tensor->first_block = manifest->block_count;
     tensor->blocks = (uint32_t)blocks;
     manifest->block_count += tensor->blocks;

@@ -13,6 +13,7 @@ rft_limits rft_limits_from(const refit_config *config)
         .manifest_bytes = config->limits_manifest_bytes,
         .frame_bytes = config->limits_frame_bytes,
         .version_bytes = config->limits_version_bytes,
+        .blocks = config->limits_blocks,
         .window = config->limits_window,
     };
 }

@@ -42,6 +42,7 @@ static rft_manifest *open_manifest(void)
                                .manifest_bytes = 4096,
                                .frame_bytes = 1 << 20,
                                .version_bytes = 1 << 20,
+                               .blocks = 1 << 10,
                                .window = 8};
     const refit_tensor tensors[COUNT] = {
         {sizeof(refit_tensor), "odd", REFIT_U8, 1, {5}, 5, REFIT_NO_ALIAS},

@@ -16,6 +16,7 @@ static const rft_limits limits = {
     .manifest_bytes = 1 << 16,
     .frame_bytes = 1 << 20,
     .version_bytes = 1 << 26,
+    .blocks = 1 << 14,
     .window = 64,
 };
 
@@ -31,6 +32,7 @@ static void check_blocks(const rft_manifest *manifest)
     }
     FUZZ_REQUIRE(end <= manifest->store_bytes && covered == manifest->payload_bytes);
     FUZZ_REQUIRE(manifest->store_bytes <= limits.version_bytes);
+    FUZZ_REQUIRE(manifest->block_count <= limits.blocks);
 }
 
 static void check_frames(const rft_manifest *manifest)

@@ -20,6 +20,7 @@ static void every_limit_has_its_key(void **state)
     config.limits_frame_bytes = 6;
     config.limits_version_bytes = 7;
     config.limits_window = 8;
+    config.limits_blocks = 9;
     rft_limits limits = rft_limits_from(&config);
     assert_int_equal(limits.tensors, 1);
     assert_int_equal(limits.rank, 2);
@@ -28,6 +29,7 @@ static void every_limit_has_its_key(void **state)
     assert_int_equal(limits.manifest_bytes, 5);
     assert_int_equal(limits.frame_bytes, 6);
     assert_int_equal(limits.version_bytes, 7);
+    assert_int_equal(limits.blocks, 9);
     assert_int_equal(limits.window, 8);
 }
 

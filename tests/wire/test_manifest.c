@@ -237,6 +237,9 @@ static void limits_are_held(void **state)
     limits.version_bytes = 1087; /* 1000 bytes take 1024, and one more takes 64 */
     assert_list_limited(tensors, 2, &limits);
     limits = sample_limits();
+    limits.blocks = 1;
+    assert_list_limited(tensors, 2, &limits);
+    limits = sample_limits();
     limits.frame_bytes = FRAME - 1;
     assert_list_limited(tensors, 2, &limits);
     limits = sample_limits();
@@ -265,6 +268,20 @@ static void sizes_that_would_wrap_are_refused(void **state)
     assert_int_equal(open_list(tensors, 2, &limits), REFIT_ERR_LIMIT);
     limits.version_bytes = UINT64_MAX;
     assert_int_equal(open_list(tensors, 2, &limits), REFIT_ERR_LIMIT);
+}
+
+/* Four bits an element: a few bytes of manifest that would make gigabytes of tables. */
+static void blocks_beyond_the_limit_take_no_memory(void **state)
+{
+    (void)state;
+    refit_tensor tensor = sample_tensor("w", REFIT_F4, 1, UINT64_C(1) << 42, 0);
+    rft_limits limits = sample_limits();
+    limits.version_bytes = UINT64_MAX;
+    limits.blocks = (1u << 26) - 1;
+    failing_alloc_begin(0); /* counts: nothing is held afterwards */
+    assert_int_equal(open_list(&tensor, 1, &limits), REFIT_ERR_LIMIT);
+    assert_int_equal(decode_list(&tensor, 1, &limits), REFIT_ERR_LIMIT);
+    (void)failing_alloc_end();
 }
 
 static void frames_of_nothing_are_refused(void **state)
@@ -521,6 +538,7 @@ int main(void)
         cmocka_unit_test(limits_are_held),
         cmocka_unit_test(a_block_above_the_frame_limit_is_refused),
         cmocka_unit_test(sizes_that_would_wrap_are_refused),
+        cmocka_unit_test(blocks_beyond_the_limit_take_no_memory),
         cmocka_unit_test(frames_of_nothing_are_refused),
         cmocka_unit_test(bad_structs_are_refused),
         cmocka_unit_test(larger_structs_are_stepped_over),

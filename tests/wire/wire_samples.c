@@ -30,6 +30,7 @@ rft_limits sample_limits(void)
         .manifest_bytes = 1 << 16,
         .frame_bytes = 1 << 20,
         .version_bytes = UINT64_C(1) << 40,
+        .blocks = 1 << 20,
         .window = 64,
     };
 }

@@ -132,6 +132,7 @@ typedef struct refit_config {
     uint64_t limits_frame_bytes;
     uint64_t limits_version_bytes;
     uint32_t limits_window;
+    uint32_t limits_blocks; /* of 65,536 elements, in one version */
 
     /* security.* : keys (refit/keys.h); none of them is set where no keys are used */
     char security_key[256];        /* file with the own secret key */

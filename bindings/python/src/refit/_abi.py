@@ -174,6 +174,7 @@ class refit_config(Structure):
         ("limits_frame_bytes", c_uint64),
         ("limits_version_bytes", c_uint64),
         ("limits_window", c_uint32),
+        ("limits_blocks", c_uint32),
         ("security_key", c_char * 256),
         ("security_server_key", c_char * 256),
         ("security_allow", c_char * 256),
