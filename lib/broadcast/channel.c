@@ -479,18 +479,33 @@ static refit_status send_failed(int code, refit_error *error)
                         TEXT_OF(code));
 }
 
+/* Takes the parcel; `made`: all its parts are. */
+static refit_status send_parcel(rft_channel *channel, parcel *from, bool made, refit_error *error)
+{
+    bool sent = made && parcel_send(channel, from);
+    int code = zmq_errno();
+    channel->full = !sent && code == EAGAIN && !channel->router;
+    parcel_close(from);
+    return sent ? REFIT_OK : send_failed(code, error);
+}
+
 refit_status rft_channel_send(rft_channel *channel, const rft_peer_id *to, rft_view message,
                               const rft_payload *payload, refit_error *error)
 {
     parcel made = {.count = 0};
-    bool sent = to == NULL || parcel_add_bytes(&made, to->bytes, to->count);
-    sent = sent && parcel_add_bytes(&made, message.data, message.count);
-    sent = sent && (payload == NULL || parcel_add_payload(&made, payload));
-    sent = sent && parcel_send(channel, &made);
-    int code = zmq_errno();
-    channel->full = !sent && code == EAGAIN && !channel->router;
-    parcel_close(&made);
-    return sent ? REFIT_OK : send_failed(code, error);
+    bool done = to == NULL || parcel_add_bytes(&made, to->bytes, to->count);
+    done = done && parcel_add_bytes(&made, message.data, message.count);
+    done = done && (payload == NULL || parcel_add_payload(&made, payload));
+    return send_parcel(channel, &made, done, error);
+}
+
+refit_status rft_channel_send_lent(rft_channel *channel, const rft_peer_id *to,
+                                   const rft_payload *message, refit_error *error)
+{
+    parcel made = {.count = 0};
+    bool done = to == NULL || parcel_add_bytes(&made, to->bytes, to->count);
+    done = done && parcel_add_payload(&made, message);
+    return send_parcel(channel, &made, done, error);
 }
 
 bool rft_peer_id_equal(const rft_peer_id *a, const rft_peer_id *b)

@@ -84,5 +84,8 @@ bool rft_peer_id_equal(const rft_peer_id *a, const rft_peer_id *b);
  * REFIT_ERR_PEER: nobody there by that id. */
 refit_status rft_channel_send(rft_channel *channel, const rft_peer_id *to, rft_view message,
                               const rft_payload *payload, refit_error *error);
+/* Likewise, of a message that is not copied itself. */
+refit_status rft_channel_send_lent(rft_channel *channel, const rft_peer_id *to,
+                                   const rft_payload *message, refit_error *error);
 
 #endif

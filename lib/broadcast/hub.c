@@ -29,11 +29,14 @@ void rft_hub_init(rft_hub *hub, const refit_config *config, uint64_t epoch, int6
     };
 }
 
-void rft_hub_close(rft_hub *hub)
+uint32_t rft_hub_close(rft_hub *hub, int64_t deadline)
 {
     rft_peers_close(&hub->peers);
     rft_outbox_close(&hub->outbox);
     rft_bytes_close(&hub->scratch);
+    rft_notice_close(&hub->manifest, &hub->attic);
+    rft_notice_close(&hub->seal, &hub->attic);
+    return rft_attic_close(&hub->attic, deadline);
 }
 
 /* ---- Offers */

@@ -68,6 +68,9 @@ typedef struct rft_hub {
     rft_peers peers;
     rft_round round;
     rft_outbox outbox;
+    rft_notice manifest; /* of the store, as the workers are told */
+    rft_notice seal;     /* of the version served */
+    rft_attic attic;     /* notices that the transport still holds */
     rft_hub_counts counts;
     rft_bytes scratch;
     int64_t next_beat;
@@ -76,7 +79,9 @@ typedef struct rft_hub {
 } rft_hub;
 
 void rft_hub_init(rft_hub *hub, const refit_config *config, uint64_t epoch, int64_t now);
-void rft_hub_close(rft_hub *hub);
+/* What of its messages the transport still holds is waited for until `deadline`; returns how many
+ * those are that it did not give back, and which stay. */
+uint32_t rft_hub_close(rft_hub *hub, int64_t deadline);
 
 /* ---- Events */
 

@@ -51,7 +51,22 @@ static bool is_ready(const rft_store *store, uint32_t sequence)
     return false;
 }
 
-/* More than there is room for are left out: the worker asks for what is missing again. */
+/* Every frame as often as broadcast.resend_limit says: a worker that keeps to it never asks for
+ * more.
+ */
+static bool may_resend(const rft_hub *hub, const rft_task *task)
+{
+    uint64_t times = hub->config->broadcast_resend_limit;
+    return task->resent < times * hub->store->manifest->frame_count;
+}
+
+static uint32_t resend_room(const rft_peer *peer)
+{
+    return peer->window < RFT_RESEND_ROOM ? peer->window : RFT_RESEND_ROOM;
+}
+
+/* No more wait than its window: so many can be lost at once, and what is missing beyond them is
+ * asked for again. */
 static void answer_resend(rft_hub *hub, rft_peer *peer, const rft_message *message, int64_t now)
 {
     (void)now;
@@ -66,7 +81,13 @@ static void answer_resend(rft_hub *hub, rft_peer *peer, const rft_message *messa
                               "it asks for a frame that does not exist");
             return;
         }
-        bool room = task->resend_count < RFT_RESEND_ROOM && is_ready(hub->store, sequence);
+        if (!may_resend(hub, task)) {
+            rft_hub_break_off(hub, peer, REFIT_ERR_LIMIT,
+                              "it asks for frames more often than broadcast.resend_limit allows");
+            return;
+        }
+        task->resent++;
+        bool room = task->resend_count < resend_room(peer) && is_ready(hub->store, sequence);
         if (room) task->resend[task->resend_count++] = sequence;
     }
 }

@@ -1,7 +1,8 @@
 /*
  * What a publisher tells its workers, message by message. A message goes into the outbox; who it is
  * for finds out later. Where there is no memory for one, the worker would wait for it in vain: it
- * is marked, and turned out by the next tick.
+ * is marked, and turned out by the next tick. What is large (the manifest, the seal) is the same
+ * for all: it is encoded once, and only lent.
  */
 #include <string.h>
 
@@ -9,15 +10,20 @@
 #include "broadcast/hub.h"
 
 /* A worker that a message is lost to would wait for it: it is turned out by the next tick. */
+static void cannot_tell(rft_peer *peer, const rft_message *message, const refit_error *why)
+{
+    rft_log(REFIT_LOG_ERROR, "worker %s cannot be told %s: %s", peer->name,
+            rft_message_kind_name(message->kind), why->text);
+    peer->missed = true;
+}
+
 bool rft_hub_send(rft_hub *hub, rft_peer *peer, const rft_message *message)
 {
     refit_error why;
     if (rft_outbox_put(&hub->outbox, &peer->id, message, &hub->limits, &why) == REFIT_OK) {
         return true;
     }
-    rft_log(REFIT_LOG_ERROR, "worker %s cannot be told %s: %s", peer->name,
-            rft_message_kind_name(message->kind), why.text);
-    peer->missed = true;
+    cannot_tell(peer, message, &why);
     return false;
 }
 
@@ -46,6 +52,24 @@ void rft_hub_send_beat(rft_hub *hub, rft_peer *peer)
     (void)rft_hub_send(hub, peer, &message);
 }
 
+/* Unless the notice says it already, it is written first. */
+static bool send_notice(rft_hub *hub, rft_peer *peer, rft_notice *notice,
+                        const rft_message *message, uint64_t version, const rft_digest128 *digest)
+{
+    refit_error why;
+    refit_status status = REFIT_OK;
+    if (!rft_notice_is_about(notice, version, digest)) {
+        status =
+            rft_notice_write(notice, message, version, digest, &hub->limits, &hub->attic, &why);
+    }
+    if (status == REFIT_OK) {
+        status = rft_outbox_put_notice(&hub->outbox, &peer->id, notice, &why);
+    }
+    if (status == REFIT_OK) return true;
+    cannot_tell(peer, message, &why);
+    return false;
+}
+
 void rft_hub_send_manifest(rft_hub *hub, rft_peer *peer)
 {
     const rft_manifest *manifest = hub->store->manifest;
@@ -54,29 +78,35 @@ void rft_hub_send_manifest(rft_hub *hub, rft_peer *peer)
     message.as.manifest.epoch = hub->epoch;
     message.as.manifest.digest = manifest->digest;
     message.as.manifest.tensors = (rft_view){manifest->encoded.data, manifest->encoded.count};
-    peer->has_manifest = rft_hub_send(hub, peer, &message);
+    peer->has_manifest = send_notice(hub, peer, &hub->manifest, &message, 0, &manifest->digest);
     peer->manifest = manifest->digest;
+}
+
+/* The tensors' digests, as they travel. */
+static refit_status gather_sums(rft_hub *hub, const rft_edition *edition, refit_error *error)
+{
+    rft_bytes_reset(&hub->scratch);
+    for (uint32_t i = 0; i < hub->store->manifest->originals; i++) {
+        unsigned char sum[8];
+        rft_put_u64(sum, edition->sums[i]);
+        RFT_TRY(rft_bytes_append(&hub->scratch, sum, sizeof sum, error));
+    }
+    return REFIT_OK;
 }
 
 void rft_hub_send_seal(rft_hub *hub, rft_peer *peer)
 {
     const rft_edition *edition = rft_store_served(hub->store);
     rft_message message = {.kind = RFT_SEAL};
-    rft_bytes_reset(&hub->scratch);
-    for (uint32_t i = 0; i < hub->store->manifest->originals; i++) {
-        unsigned char sum[8];
-        for (int byte = 0; byte < 8; byte++) {
-            sum[byte] = (unsigned char)(edition->sums[i] >> (8 * byte));
-        }
-        if (rft_bytes_append(&hub->scratch, sum, sizeof sum, NULL) != REFIT_OK) {
-            peer->missed = true;
-            return;
-        }
+    bool written = rft_notice_is_about(&hub->seal, edition->version, &edition->digest);
+    if (!written && gather_sums(hub, edition, NULL) != REFIT_OK) {
+        peer->missed = true;
+        return;
     }
     message.as.seal.version = edition->version;
     message.as.seal.digest = edition->digest;
-    message.as.seal.tensors = (rft_view){hub->scratch.data, hub->scratch.count};
-    (void)rft_hub_send(hub, peer, &message);
+    message.as.seal.tensors = rft_bytes_view(&hub->scratch);
+    (void)send_notice(hub, peer, &hub->seal, &message, edition->version, &edition->digest);
 }
 
 void rft_hub_send_commit(rft_hub *hub, rft_peer *peer, uint64_t version)

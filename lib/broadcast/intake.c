@@ -4,8 +4,8 @@
  * Through the socket: the window of credits is kept full, frames go into the assembly (which copies
  * and digests them), and when all are in and SEAL is known, the assembly verifies. What lies in
  * memory of the publisher is in intake_mapped.c. The window counts frames that were asked for with
- * PULL; frames asked for again with RESEND travel outside of it. Knows nothing of connections,
- * commits or users.
+ * PULL; as many may be asked for again with RESEND, and no more wait at once. Knows nothing of
+ * connections, commits or users.
  */
 #include "broadcast/intake.h"
 
@@ -243,7 +243,7 @@ refit_status rft_intake_beat(rft_intake *intake, refit_error *error)
     intake->quiet_beats = 0;
     uint32_t frames = intake->catalog->manifest->frame_count;
     /* Which of the missing frames were sent and lost cannot be known, but their number can. */
-    uint32_t lost = intake->asked == frames ? RESEND_MOST : intake->in_flight;
+    uint32_t lost = intake->asked == frames ? intake->window : intake->in_flight;
     uint32_t missing[RESEND_MOST];
     uint32_t count = 0;
     uint32_t next = rft_assembly_missing(intake->assembly, 0, frames);

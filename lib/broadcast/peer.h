@@ -37,6 +37,7 @@ typedef struct rft_task {
     uint32_t cursor;  /* how many of the ready frames it has been sent */
     uint32_t resend[RFT_RESEND_ROOM];
     uint32_t resend_count;
+    uint64_t resent; /* frames that it asked for again so far */
 } rft_task;
 
 /* A version whose slot a worker's user may be reading; 0: none. */

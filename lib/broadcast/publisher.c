@@ -112,6 +112,12 @@ static void say_goodbye(refit_publisher *publisher)
     rft_thread_join(publisher->thread);
 }
 
+static void report_left(uint32_t left)
+{
+    if (left == 0) return;
+    rft_log(REFIT_LOG_ERROR, "the transport did not give back %" PRIu32 " buffers", left);
+}
+
 /* Copies first, then what they go to. */
 static void memory_close(refit_publisher *publisher, int64_t deadline)
 {
@@ -127,10 +133,7 @@ static void memory_close(refit_publisher *publisher, int64_t deadline)
                 left);
     }
     rft_store_close(publisher->store);
-    left = rft_attic_close(&publisher->attic, deadline);
-    if (left > 0) {
-        rft_log(REFIT_LOG_ERROR, "the transport did not give back %" PRIu32 " buffers", left);
-    }
+    report_left(rft_attic_close(&publisher->attic, deadline));
 }
 
 void refit_publisher_close(refit_publisher *publisher)
@@ -139,8 +142,9 @@ void refit_publisher_close(refit_publisher *publisher)
     say_goodbye(publisher);
     rft_channel_close(publisher->channel);
     rft_frames_close(publisher->frames, &publisher->attic);
-    memory_close(publisher, rft_deadline(publisher->config.broadcast_linger_ms + CLOSE_MORE_MS));
-    rft_hub_close(&publisher->hub);
+    int64_t deadline = rft_deadline(publisher->config.broadcast_linger_ms + CLOSE_MORE_MS);
+    memory_close(publisher, deadline);
+    report_left(rft_hub_close(&publisher->hub, deadline));
     rft_segment_close(&publisher->probe);
     rft_waker_close(publisher->waker);
     lock_close(publisher);

@@ -57,6 +57,15 @@ static void unreachable(refit_publisher *publisher, const rft_peer_id *to, refit
     rft_unlock(&publisher->lock);
 }
 
+static refit_status send_one(refit_publisher *publisher, const rft_outgoing *next)
+{
+    if (next->shared == NULL) {
+        return rft_channel_send(publisher->channel, &next->to, next->message, NULL, NULL);
+    }
+    const rft_payload lent = {next->message, next->shared};
+    return rft_channel_send_lent(publisher->channel, &next->to, &lent, NULL);
+}
+
 /* `box` is empty and stays so. */
 static void send_all(refit_publisher *publisher, rft_outbox *box)
 {
@@ -66,8 +75,7 @@ static void send_all(refit_publisher *publisher, rft_outbox *box)
     publisher->hub.outbox = *box;
     rft_unlock(&publisher->lock);
     while (rft_outbox_take(&full, &next)) {
-        refit_status status =
-            rft_channel_send(publisher->channel, &next.to, next.message, NULL, NULL);
+        refit_status status = send_one(publisher, &next);
         if (status != REFIT_OK) unreachable(publisher, &next.to, status);
     }
     rft_outbox_reset(&full);

@@ -135,7 +135,8 @@ const rft_option rft_options[] = {
      "Silence after which a peer counts as lost. Longer than broadcast.heartbeat_ms; raise it "
      "where machines pause for long."},
     {"broadcast.resend_limit", IN(broadcast_resend_limit), RFT_COUNT, "3", 0, 1000, "repeats",
-     "How often a worker asks again for a frame that arrived damaged, before it gives up."},
+     "How often a worker asks again for a frame that arrived damaged, before it gives up; one that "
+     "asks more often is turned out."},
     {"broadcast.verify", IN(broadcast_verify), RFT_CHOICE, "auto", 0, REFIT_VERIFY_ALWAYS,
      "auto|always",
      "auto hashes again what travelled; always also what lies in shared memory, for one more pass "
