@@ -64,6 +64,26 @@ def test_parts_of_one_flat_buffer_are_not_ties() -> None:  # trap 2
     assert torch.equal(dict(weights)["b"], flat[10:])
 
 
+def test_the_same_memory_read_in_another_way_is_no_tie() -> None:  # trap 2
+    matrix = torch.arange(9.0).view(3, 3)
+    pairs = torch.complex(matrix, matrix + 1)
+    model = nn.Module()
+    for name, tensor in {
+        "matrix": matrix,
+        "turned": matrix.t(),
+        "turned_again": matrix.t(),
+        "imag": pairs.imag,
+        "negative": pairs.conj().imag,
+        "complex": pairs,
+        "conjugate": pairs.conj(),
+    }.items():
+        model.register_buffer(name, tensor)
+    weights = named_weights(model)
+    assert weights.ties == {"turned_again": "turned"}
+    given = dict(weights)
+    assert torch.equal(given["negative"], -given["imag"])
+
+
 def test_empty_parameters_are_not_taken_for_ties() -> None:  # trap 4
     model = nn.Module()
     model.a = nn.Parameter(torch.empty(0))

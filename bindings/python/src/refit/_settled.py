@@ -61,5 +61,7 @@ def _copy_of_bytes(weight: Weight) -> Typed:
             "an iterator that says first what there is gave memory of a GPU that cannot be copied: "
             "declare the tensors before (publisher.declare), or give a mapping"
         )
-    raw = ctypes.string_at(weight.pointer, weight.nbytes) if weight.nbytes else b""
+    raw = bytearray()  # not bytes: Python has one object for all that are one byte long and equal
+    if weight.nbytes:
+        raw += (ctypes.c_char * weight.nbytes).from_address(weight.pointer)
     return Typed(raw, weight.dtype.name, weight.shape)

@@ -7,15 +7,17 @@ walked and how sharded tensors are gathered is unknown here.
 
 import hashlib
 from collections import Counter
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import nn
 from torch.distributed.tensor import DTensor
 
 from refit import dtypes
+from refit._ties import Ties
 from refit.errors import InvalidError, StateError, UnsupportedError
 from refit.manifest import TensorSpec
+from refit.source import layout_of
 
 
 class PlannedWeight(NamedTuple):
@@ -35,34 +37,20 @@ class PlannedWeight(NamedTuple):
             shape = (*shape[:-1], shape[-1] * dtype.pack)
         return TensorSpec(self.name, dtype.name, shape, self.tie)
 
-
-class Ties:
-    """Finds weights that share all their bytes with an earlier one, by where they begin."""
-
-    def __init__(self) -> None:
-        self._first: dict[int | tuple[str, int], PlannedWeight] = {}
-        self._more: dict[int | tuple[str, int], list[PlannedWeight]] = {}
-
-    def add(self, name: str, tensor: torch.Tensor, dtype: torch.dtype) -> PlannedWeight:
-        """The weight, and what it is tied to. StateError, UnsupportedError."""
-        place = _place(name, tensor)
-        one = PlannedWeight(name, tensor, dtype, None)
-        first = self._first.setdefault(place, one)
-        if first is one:
-            return one
-        here = self._more.setdefault(place, [first])
-        for other in here:
-            if _is_same(other, one):
-                return one._replace(tie=other.name)
-        here.append(one)
-        return one
+    @property
+    def identity(self) -> Any:
+        """Equal for weights that share all their bytes, if they begin at the same place."""
+        tensor = self.tensor
+        if isinstance(tensor, DTensor):
+            return self.dtype, id(tensor)
+        return self.dtype, tensor.dtype, tensor.shape, layout_of(tensor)
 
 
-def _is_same(one: PlannedWeight, other: PlannedWeight) -> bool:
-    if one.dtype != other.dtype:
-        return False
-    a, b = one.tensor, other.tensor
-    return a is b or (a.dtype == b.dtype and a.shape == b.shape and a.stride() == b.stride())
+def planned(ties: Ties, name: str, tensor: torch.Tensor, dtype: torch.dtype) -> PlannedWeight:
+    """The weight, and what it is tied to of those before. StateError, UnsupportedError."""
+    one = PlannedWeight(name, tensor, dtype, None)
+    tie = ties.find(name, _place(name, tensor), one)
+    return one if tie is None else one._replace(tie=tie)
 
 
 def _place(name: str, tensor: torch.Tensor) -> int | tuple[str, int]:

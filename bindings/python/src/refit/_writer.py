@@ -2,7 +2,8 @@
 
 Tensors that are there together are only pointed to until a batch is written. What an iterator gave
 is taken before the next one is asked for: small tensors are copied, so that they still travel many
-at a time, and large ones are written at once. When a version begins and ends is unknown here.
+at a time, and large ones are written at once. What came before in the version is known as far as
+its ties go. When a version begins and ends is unknown here.
 """
 
 import threading
@@ -16,8 +17,8 @@ from refit._ties import TieCheck
 from refit._waiting import run_interruptibly
 from refit.device import Device
 from refit.errors import CancelledError
-from refit.manifest import Alias, Collected, Declared, Tensors
-from refit.source import Weight, weight_of
+from refit.manifest import Collected, Declared, Tensors
+from refit.source import Weight
 
 
 class Writer:
@@ -25,6 +26,11 @@ class Writer:
 
     def __init__(self) -> None:
         self._devices: dict[int, Device] = {}
+        self._ties: TieCheck | None = None
+
+    def forget(self) -> None:
+        """What comes from now on is another version's."""
+        self._ties = None
 
     def close(self) -> None:
         """Closes its devices; after the publisher."""
@@ -40,21 +46,26 @@ class Writer:
 
     def write_together(self, publisher: int, declared: Declared, weights: Tensors) -> None:
         """The tensors may be made as they are taken, and stay: what is held is bounded."""
-        batch = Batch(-1)
-        for name, tensor in manifest.pairs_of(weights):
-            index, weight = declared.match(name, tensor)
-            if weight is not None:
-                batch = self._add(publisher, batch, index, weight, hold=True)
-        self._flush(publisher, batch)
+        batch, ties = Batch(-1), self._ties_of(declared)
+        try:
+            for name, tensor in manifest.pairs_of(weights):
+                index, weight = declared.match(name, tensor)
+                if ties.concerns(name):
+                    ties.see(name, weight, stays=True)
+                if weight is not None and not declared.is_tied(index):
+                    batch = self._add(publisher, batch, index, weight, hold=True)
+            self._flush(publisher, batch)
+        finally:
+            ties.leave()
 
     def write_each(self, publisher: int, declared: Declared, weights: Tensors) -> None:
         """Each tensor counts only until the next one is asked for."""
-        batch, ties = Batch(-1), TieCheck(declared.specs)
+        batch, ties = Batch(-1), self._ties_of(declared)
         for name, tensor in manifest.pairs_of(weights):
             index, weight = declared.match(name, tensor)
-            if ties.concerns(name) and type(tensor) is not Alias:
-                ties.see(name, weight or weight_of(tensor))
-            if weight is None:
+            if ties.concerns(name):
+                ties.see(name, weight, stays=False)
+            if weight is None or declared.is_tied(index):
                 continue
             own = copied(weight)
             if own is None:
@@ -62,6 +73,11 @@ class Writer:
             else:
                 batch = self._add(publisher, batch, index, own, hold=True)
         self._flush(publisher, batch)
+
+    def _ties_of(self, declared: Declared) -> TieCheck:
+        if self._ties is None:
+            self._ties = TieCheck(declared.specs)
+        return self._ties
 
     def _write_alone(self, publisher: int, index: int, weight: Weight) -> None:
         self._flush(publisher, self._add(publisher, Batch(-1), index, weight, hold=True))

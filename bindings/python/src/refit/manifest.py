@@ -118,7 +118,7 @@ def collect(tensors: Tensors, *, ties: bool = True) -> Collected:
             spec = _spec_of_alias(name, tensor, known)
         else:
             weight = _weight_named(name, tensor)
-            tied = seen.find(name, weight) if ties else None
+            tied = seen.find(name, weight.pointer, weight) if ties and weight.nbytes else None
             spec = TensorSpec(name, weight.dtype.name, weight.shape, tied)
             if tied is None:
                 weights.append((len(specs), weight))
@@ -149,13 +149,13 @@ class Declared:
         self._index = {spec.name: i for i, spec in enumerate(specs)}
 
     def match(self, name: str, tensor: Any) -> tuple[int, Weight | None]:
-        """Which tensor it is; nothing to write for one that is tied. InvalidError, NotFoundError,
+        """Which tensor it is, and its bytes; None for an ``Alias``. InvalidError, NotFoundError,
         UnsupportedError."""
         index = self._index.get(name)
         if index is None:
             raise NotFoundError(f"{name!r} was not declared: declare the tensors again")
         spec = self.specs[index]
-        if spec.alias_of is not None or type(tensor) is Alias:
+        if type(tensor) is Alias:
             if spec.alias_of is None:
                 raise InvalidError(f"{name} was declared with bytes of its own, not as tied")
             return index, None
@@ -166,6 +166,10 @@ class Declared:
                 f"{spec.dtype} {list(spec.shape)}: declare the tensors again"
             )
         return index, weight
+
+    def is_tied(self, index: int) -> bool:
+        """Whether its bytes are another's, so that it is not written."""
+        return self.specs[index].alias_of is not None
 
 
 def specs_of(tensors: Any) -> tuple[TensorSpec, ...]:

@@ -104,7 +104,7 @@ class Publisher(Handle):
         with self._turn:
             planned = getattr(weights, "planned", None)
             send = self._prepare(planned() if callable(planned) else weights)
-            _round.begin(self._live, version)
+            self._begin(version)
             try:
                 send()
                 _round.commit(self._live)
@@ -151,15 +151,16 @@ class Publisher(Handle):
         SystemCallError, DeviceMemoryError; nothing has begun then. Since 0.1.
         """
         with self._turn:
-            _round.begin(self._live, version)
+            self._begin(version)
 
     def write(self, name: str, tensor: Any) -> None:
         """Writes one tensor of the version; when it returns, the tensor may change.
 
-        Each name once, in any order; tied names are not written. A CUDA tensor is read behind
-        PyTorch's current stream. Blocks for the copy. Raises NotFoundError (a name that was not
-        declared), InvalidError (another type or shape than declared), UnsupportedError, StateError
-        (no version begun, or written already), DeadlineError, CopyError, DeviceError. Since 0.1.
+        Each name once, in any order. Tied names are not written, but compared (see ``write_all``).
+        A CUDA tensor is read behind PyTorch's current stream. Blocks for the copy. Raises
+        NotFoundError (a name that was not declared), InvalidError (another type or shape than
+        declared, other bytes than what it is tied to), UnsupportedError, StateError (no version
+        begun, or written already), DeadlineError, CopyError, DeviceError. Since 0.1.
         """
         with self._turn:
             self._write([(name, tensor)], together=True)
@@ -169,9 +170,12 @@ class Publisher(Handle):
 
         ``together``: whether the tensors stay as they are while others are taken; they are held
         then, at most 64 MiB at a time or one tensor. If not, each is taken before the next one is
-        asked for, and one that was declared as tied is compared with the one that it is tied to:
-        InvalidError if they differ. None: a mapping, its ``items()`` and a list stay, an iterator
-        does not. Raises what ``write`` raises, and what iterating raises. Since 0.1.
+        asked for. None: a mapping, its ``items()`` and a list stay, an iterator does not.
+
+        What was declared as tied must be the same tensor in every version: in one call of tensors
+        that stay the same memory is, and else their bytes are read and compared, whichever call
+        they came in. InvalidError if they differ. Raises what ``write`` raises, and what iterating
+        raises. Since 0.1.
         """
         with self._turn:
             self._write(weights, together=is_settled(weights) if together is None else together)
@@ -188,6 +192,7 @@ class Publisher(Handle):
         """
         with self._turn:
             _round.commit(self._live)
+            self._writer.forget()
 
     def cancel(self) -> None:
         """Ends the wait of another thread in this publisher, or else the next one: CancelledError.
@@ -206,6 +211,7 @@ class Publisher(Handle):
         """
         with self._turn:
             call(lib.refit_publisher_abort, self._live)
+            self._writer.forget()
 
     # ---- What is known
 
@@ -266,6 +272,10 @@ class Publisher(Handle):
                 self._own_devices.append(opened)
 
     # ---- Below: the turn is held
+
+    def _begin(self, version: int | None) -> None:
+        _round.begin(self._live, version)
+        self._writer.forget()
 
     def _prepare(self, weights: Tensors) -> Callable[[], None]:
         """Declares what there is; gives what writes it."""

@@ -88,6 +88,13 @@ def _unpacked(shape: tuple[int, ...], dtype: dtypes.Dtype) -> tuple[int, ...]:
     return (*shape[:-1], shape[-1] * dtype.pack)
 
 
+def layout_of(tensor: Any) -> Any:
+    """How a tensor of PyTorch is read: see ``Weight.layout``."""
+    if tensor.is_contiguous() and not tensor.is_neg() and not tensor.is_conj():
+        return None
+    return tensor.stride(), tensor.is_neg(), tensor.is_conj()
+
+
 def _of_torch(tensor: Any, torch: Any) -> Weight:
     if type(tensor) is not torch.Tensor:
         _check_kind(tensor, torch)
@@ -96,9 +103,7 @@ def _of_torch(tensor: Any, torch: Any) -> Weight:
     dtype = dtypes.of_torch(tensor.dtype)
     device = -1 if tensor.is_cpu else _cuda_number(tensor)
     shape = tuple(tensor.shape)
-    layout = None
-    if not tensor.is_contiguous() or tensor.is_neg() or tensor.is_conj():
-        layout = (tensor.stride(), tensor.is_neg(), tensor.is_conj())
+    layout = layout_of(tensor)
     if dtype.pack > 1:
         shape = _unpacked(shape, dtype)
     return Weight(dtype, shape, device, tensor.nbytes, tensor.data_ptr(), layout, tensor)

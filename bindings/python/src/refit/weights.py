@@ -26,7 +26,15 @@ from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
 
 from refit import lockstep
-from refit._weight_plan import PlannedWeight, Ties, digest_of, ordered, refuse_duplicates, some
+from refit._ties import Ties
+from refit._weight_plan import (
+    PlannedWeight,
+    digest_of,
+    ordered,
+    planned,
+    refuse_duplicates,
+    some,
+)
 from refit.errors import InvalidError, NotFoundError
 from refit.manifest import TensorSpec
 from refit.module_walk import Found, walk_weights
@@ -137,7 +145,7 @@ class NamedWeights:
         for name, found in self._chosen():
             tensor = found.tensor
             dtype = tensor.dtype if self._dtype is None else self._dtype_of(name, found)
-            plan.append(ties.add(name, tensor, dtype))
+            plan.append(planned(ties, name, tensor, dtype))
         refuse_duplicates([one.name for one in plan])
         return plan
 

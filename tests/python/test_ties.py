@@ -1,0 +1,182 @@
+"""Ties hold in every version: however its tensors come, none takes another's place in silence."""
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+from broadcasting import LOCAL, pair
+from refit.controller import Controller
+from refit.errors import InvalidError, UnsupportedError
+from refit.manifest import Alias, TensorSpec, Typed
+from refit.publisher import Publisher
+from refit.transaction import Transaction
+from refit.weights import named_weights
+
+Pair = tuple[str, torch.Tensor]
+Way = Callable[[Publisher, Pair, Pair], None]
+
+
+def two_mappings(publisher: Publisher, a: Pair, b: Pair) -> None:
+    with Transaction(publisher) as tx:
+        tx.send(dict([a]))
+        tx.send(dict([b]))
+
+
+def two_iterators(publisher: Publisher, a: Pair, b: Pair) -> None:
+    with Transaction(publisher) as tx:
+        tx.send(iter([a]))
+        tx.send(iter([b]))
+
+
+def two_iterators_in_one_call(publisher: Publisher, a: Pair, b: Pair) -> None:
+    with Transaction(publisher) as tx:
+        tx.send(iter([a]), iter([b]))
+
+
+def a_mapping_and_an_iterator(publisher: Publisher, a: Pair, b: Pair) -> None:
+    with Transaction(publisher) as tx:
+        tx.send(dict([a]), iter([b]))
+
+
+def write_all(publisher: Publisher, a: Pair, b: Pair) -> None:
+    publisher.begin()
+    publisher.write_all(dict([a, b]))
+    publisher.commit()
+
+
+def two_writes(publisher: Publisher, a: Pair, b: Pair) -> None:
+    publisher.begin()
+    publisher.write(*a)
+    publisher.write(*b)
+    publisher.commit()
+
+
+def a_controller(publisher: Publisher, a: Pair, b: Pair) -> None:
+    model = torch.nn.Linear(2, 2)
+    optimizer = torch.optim.Adam(model.parameters())
+    with Controller(optimizer, model) as controller, controller.refit(publisher=publisher) as tx:
+        for chunk in (a, b):
+            tx.send(dict([chunk]))
+
+
+WAYS = [
+    two_mappings,
+    two_iterators,
+    two_iterators_in_one_call,
+    a_mapping_and_an_iterator,
+    write_all,
+    two_writes,
+    a_controller,
+]
+
+
+def one(value: float, device: str = "cpu") -> torch.Tensor:
+    return torch.full((4,), float(value), device=device)
+
+
+def bytes_of(value: float) -> bytes:
+    return one(value).numpy().tobytes()
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_a_tie_that_a_version_does_not_keep_is_refused_however_it_comes_trap_1(
+    way: Way, torch_device: str
+) -> None:
+    with pair() as (publisher, worker):
+        both = one(1, torch_device)
+        publisher.publish({"a": both, "b": both})
+        pairs = [("a", one(2, torch_device)), ("b", one(3, torch_device))]
+        with pytest.raises(InvalidError, match=r"declared as tied.*declare the tensors again"):
+            way(publisher, *pairs)
+        if way in (write_all, two_writes):
+            publisher.abort()
+        publisher.publish(dict(pairs))  # looks again
+    assert worker.seen == [{"a": bytes_of(x), "b": bytes_of(y)} for x, y in ((1, 1), (2, 3))]
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_a_tie_that_a_version_keeps_may_come_in_any_memory(way: Way, torch_device: str) -> None:
+    with pair() as (publisher, worker):
+        both = one(1, torch_device)
+        publisher.publish({"a": both, "b": both})
+        for value in (2.0, 3.0):  # what was seen counts for one version
+            way(publisher, ("a", one(value, torch_device)), ("b", one(value, torch_device)))
+    assert worker.seen == [{"a": bytes_of(x), "b": bytes_of(x)} for x in (1, 2, 3)]
+
+
+def test_memory_that_changed_between_two_calls_is_no_tie_trap_31() -> None:
+    memory = one(1)
+    with Publisher(LOCAL) as publisher:
+        publisher.publish({"a": memory, "b": memory})
+        publisher.begin()
+        publisher.write("a", memory)
+        memory.fill_(7)
+        with pytest.raises(InvalidError, match="declared as tied"):
+            publisher.write("b", memory)
+
+
+def test_what_an_aborted_version_was_given_is_forgotten() -> None:
+    with pair() as (publisher, worker):
+        both = one(1)
+        publisher.publish({"a": both, "b": both})
+        publisher.begin()
+        publisher.write("a", one(2))
+        publisher.abort()
+        publisher.begin()
+        publisher.write("b", one(3))
+        publisher.write("a", one(3))
+        publisher.commit()
+    assert worker.seen[-1] == {"a": bytes_of(3), "b": bytes_of(3)}
+
+
+def test_another_shape_than_that_of_the_tie_is_refused_trap_33() -> None:
+    both = one(1)
+    with Publisher(LOCAL) as publisher:
+        publisher.publish({"a": both, "b": both})
+        with pytest.raises(InvalidError, match=r"b is F32 \[2, 2\], but was declared as F32 \[4\]"):
+            publisher.publish(iter([("a", both), ("b", both.view(2, 2))]))
+
+
+def tied_model() -> torch.nn.Module:
+    model = torch.nn.ModuleDict({"embed": torch.nn.Embedding(4, 3), "head": torch.nn.Linear(3, 4)})
+    model["head"].weight = model["embed"].weight
+    return model
+
+
+def test_tied_weights_that_come_together_are_not_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(weight: object) -> bytes:
+        raise AssertionError("bytes were read")
+
+    monkeypatch.setattr("refit._ties._digest", refuse)
+    model = tied_model()
+    with pair() as (publisher, worker):
+        for _ in range(2):
+            publisher.publish(named_weights(model, dtype=torch.bfloat16))
+        with Transaction(publisher) as tx:
+            tx.send(named_weights(model, dtype=torch.bfloat16))
+    assert [seen["embed.weight"] == seen["head.weight"] for seen in worker.seen] == [True] * 3
+
+
+def test_an_alias_takes_the_place_of_what_cannot_be_compared(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("refit._ties._digest", lambda _: None)  # a GPU's memory by DLPack
+    with pair() as (publisher, worker):
+        publisher.declare([TensorSpec("a", "F32", (4,)), TensorSpec("b", "F32", (4,), "a")])
+        publisher.publish(iter([("a", one(1)), ("b", Alias("a"))]))
+        with pytest.raises(UnsupportedError, match=r"give refit\.Alias in its place"):
+            publisher.publish(iter([("a", one(1)), ("b", one(1))]))
+    assert worker.seen == [{"a": bytes_of(1), "b": bytes_of(1)}]
+
+
+def test_equal_tensors_of_one_byte_from_an_iterator_are_not_tied_trap_31() -> None:
+    def given(*values: int) -> Iterator[tuple[str, Any]]:
+        for name, value in zip("ab", values, strict=True):
+            yield name, Typed(bytes([value]), "U8", (1,))
+
+    with pair() as (publisher, worker):
+        publisher.publish(given(1, 1))
+        assert [spec.alias_of for spec in publisher.declared] == [None, None]
+        publisher.publish(given(1, 2))
+    assert worker.seen == [{"a": b"\1", "b": b"\1"}, {"a": b"\1", "b": b"\2"}]
