@@ -177,12 +177,21 @@ static void offer_whole(rft_hub *hub, rft_peer *peer, int64_t now)
     rft_hub_offer(hub, peer, now);
 }
 
-/* It was told to apply a version that it is still fetching: what it had said it staged was of an
- * offer that a newer version had ended, and came when it had been offered the same once more. */
+/* It was told to apply a version that it had dropped: what it had said it staged was of an offer
+ * that a newer version ended. */
 static bool was_told_early(const rft_peer *peer, const rft_message *failed)
 {
-    return is_task(peer, failed->as.failed.version) && peer->task.stage == RFT_STAGE_COMMITTING &&
+    return is_task(peer, failed->as.failed.version) && peer->task.stage != RFT_STAGE_STAGED &&
            failed->as.failed.code == REFIT_ERR_STATE && failed->as.failed.kept;
+}
+
+/* Told before it was offered the version once more, it is fetching it; told after that, it is not
+ * sent it any more. */
+static void offer_anew(rft_hub *hub, rft_peer *peer, int64_t now)
+{
+    if (peer->task.stage == RFT_STAGE_OFFERED) return;
+    peer->task = (rft_task){0};
+    rft_hub_offer(hub, peer, now);
 }
 
 static void answer_failed(rft_hub *hub, rft_peer *peer, const rft_message *message, int64_t now)
@@ -192,8 +201,7 @@ static void answer_failed(rft_hub *hub, rft_peer *peer, const rft_message *messa
     refit_status code = (refit_status)message->as.failed.code;
     bool current = is_task(peer, version);
     if (was_told_early(peer, message)) {
-        peer->task = (rft_task){0};
-        rft_hub_offer(hub, peer, now);
+        offer_anew(hub, peer, now);
         return;
     }
     if (!message->as.failed.kept) peer->held = (rft_held){0};
