@@ -24,7 +24,7 @@
     X(DEAF, "neither takes nor decides for ms", WORKER, 3, 0, 0, 100, 700)                         \
     X(REFUSE_KEPT, "refuses, and keeps what it has", WORKER, 2, 0, 0, 0, 0)                        \
     X(REFUSE_LOST, "refuses, and has lost what it had", WORKER, 2, 0, 0, 0, 0)                     \
-    X(HOLD, "keeps its update open for so many ms", WORKER, 3, 10, 300, 0, 0)                      \
+    X(HOLD, "keeps its update open for so many ms", WORKER, 3, 10, 900, 0, 0)                      \
     X(REVOKE, "has its key taken off the list for ms (if there are keys)", WORKER, 3, 0, 0, 50,    \
       900)                                                                                         \
     X(CLOCK, "finds its wall clock moved by so many minutes", WORKER, 2, 1, 100000, 0, 0)          \
@@ -42,6 +42,8 @@
     X(REOPEN, "the trainer closes and opens again", TRAINER, 1, 0, 0, 0, 0)                        \
     X(DECLARE, "the trainer declares other tensors", TRAINER, 2, 0, 0, 0, 0)                       \
     X(CANCEL, "the trainer is cancelled", TRAINER, 3, 0, 0, 0, 0)                                  \
+    X(STRANGER, "a stranger sends the trainer so many bytes of nothing", TRAINER, 3, 1, 5000, 0,   \
+      0)                                                                                           \
     X(KILL_ALL, "all workers are killed at once, and replaced after ms", TRAINER, 1, 0, 0, 0, 100)
 
 typedef enum chaos_deed_kind {

@@ -5,9 +5,11 @@
 #include <signal.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/socket.h>
 #include <unistd.h>
 
 #include "base/clock.h"
+#include "tests/support/seeded.h"
 
 static void mend_later(chaos_run *run, chaos_deed_kind kind, uint32_t worker, uint32_t ms)
 {
@@ -151,6 +153,24 @@ static void ask_trainer(chaos_run *run, chaos_note_kind kind, uint32_t seed)
                                        : UINT64_C(1000) * run->trainers;
 }
 
+/* What a port scanner sends, or the client of another protocol. */
+static void send_nonsense(chaos_run *run, const chaos_deed *deed)
+{
+    unsigned char bytes[5000];
+    uint64_t seed = deed->amount + 1;
+    const char *port = strrchr(run->endpoint, ':');
+    struct sockaddr_in name = {.sin_family = AF_INET, .sin_addr = run->address};
+    name.sin_port = htons((uint16_t)strtoul(port + 1, NULL, 10));
+    for (uint32_t i = 0; i < deed->amount; i++)
+        bytes[i] = (unsigned char)(seeded_next(&seed) >> 8);
+    if (deed->amount >= 10 && deed->amount % 2 == 0)
+        memcpy(bytes, "\xff\0\0\0\0\0\0\0\1\x7f", 10); /* ZMTP begins so */
+    int fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+    if (fd >= 0 && connect(fd, (struct sockaddr *)&name, sizeof name) == 0)
+        (void)send(fd, bytes, deed->amount, MSG_NOSIGNAL | MSG_DONTWAIT);
+    if (fd >= 0) close(fd);
+}
+
 static void kill_all(chaos_run *run, const chaos_deed *deed)
 {
     for (uint32_t i = 0; i < run->plan.workers; i++)
@@ -208,6 +228,7 @@ static void do_to_trainer(chaos_run *run, const chaos_deed *deed)
     case DEED_CANCEL:
         if (run->trainer.pid != 0) (void)kill(run->trainer.pid, SIGUSR1);
         break;
+    case DEED_STRANGER: send_nonsense(run, deed); break;
     case DEED_KILL_ALL: kill_all(run, deed); break;
     default: break;
     }

@@ -16,6 +16,10 @@
 
 #include "base/clock.h"
 
+#if defined(__SANITIZE_ADDRESS__)
+#include <sanitizer/lsan_interface.h>
+#endif
+
 #define DESCRIPTORS_MOST 1024
 
 static bool is_kept(int fd, int line, const int *keep)
@@ -35,6 +39,10 @@ static void become_player(player_fn run, const actor_part *part, int line, const
         if (!is_kept(fd, line, keep)) close(fd);
     }
     int status = run(&own);
+#if defined(__SANITIZE_ADDRESS__)
+    if (status == 0 && __lsan_do_recoverable_leak_check() != 0)
+        status = 1; /* _exit looks for none */
+#endif
     _exit(status);
 }
 
