@@ -25,13 +25,17 @@ typedef enum kernel_name {
     CAST,
     DIGEST,
     DIGEST_COPY,
+    DELTA_ENCODE,
+    DELTA_APPLY,
     KERNELS,
 } kernel_name;
 
 static const char *const names[KERNELS] = {[PACK] = "rft_pack_kernel",
                                            [CAST] = "rft_cast_kernel",
                                            [DIGEST] = "rft_digest_kernel",
-                                           [DIGEST_COPY] = "rft_digest_copy_kernel"};
+                                           [DIGEST_COPY] = "rft_digest_copy_kernel",
+                                           [DELTA_ENCODE] = "rft_delta_encode_kernel",
+                                           [DELTA_APPLY] = "rft_delta_apply_kernel"};
 
 struct rft_cuda_kernels {
     rft_cu_library library;
@@ -195,4 +199,27 @@ refit_status rft_cuda_launch_digest_copy(rft_cuda_device *cuda, rft_cu_stream st
     grid shape = {count_blocks(cuda, bytes / RFT_GPU_SHARE + 1), 1};
     void *arguments[] = {&to, &data, &bytes, &offset, &sum};
     return launch(cuda, stream, cuda->kernels->all[DIGEST_COPY], shape, arguments, error);
+}
+
+/* A block takes a job at a time. */
+static refit_status launch_delta(rft_cuda_device *cuda, rft_cu_stream stream, kernel_name name,
+                                 rft_cu_ptr jobs, uint32_t count, refit_error *error)
+{
+    RFT_TRY(rft_cuda_kernels_check(cuda, error));
+    if (count == 0) return REFIT_OK;
+    grid shape = {count_blocks(cuda, count), 1};
+    void *arguments[] = {&jobs, &count};
+    return launch(cuda, stream, cuda->kernels->all[name], shape, arguments, error);
+}
+
+refit_status rft_cuda_launch_delta_encode(rft_cuda_device *cuda, rft_cu_stream stream,
+                                          rft_cu_ptr jobs, uint32_t count, refit_error *error)
+{
+    return launch_delta(cuda, stream, DELTA_ENCODE, jobs, count, error);
+}
+
+refit_status rft_cuda_launch_delta_apply(rft_cuda_device *cuda, rft_cu_stream stream,
+                                         rft_cu_ptr jobs, uint32_t count, refit_error *error)
+{
+    return launch_delta(cuda, stream, DELTA_APPLY, jobs, count, error);
 }

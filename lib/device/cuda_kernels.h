@@ -9,9 +9,11 @@
  *     rft_digest_copy_kernel(void *to, const void *data, uint64_t bytes, uint64_t offset,
  *                            uint64_t *sum)
  *         likewise, and copies
+ *     rft_delta_encode_kernel(rft_delta_job *jobs, uint32_t count)
+ *     rft_delta_apply_kernel(rft_delta_job *jobs, uint32_t count)
  *
  * All pointers are addresses that the device can reach, at any alignment but for the entries, the
- * sum and what a digest is copied to (8 bytes).
+ * jobs, the sum and what a digest is copied to (8 bytes).
  */
 #ifndef RFT_CUDA_KERNELS_H
 #define RFT_CUDA_KERNELS_H
@@ -45,5 +47,11 @@ refit_status rft_cuda_launch_digest(rft_cuda_device *cuda, rft_cu_stream stream,
 refit_status rft_cuda_launch_digest_copy(rft_cuda_device *cuda, rft_cu_stream stream, rft_cu_ptr to,
                                          rft_cu_ptr data, uint64_t bytes, uint64_t offset,
                                          rft_cu_ptr sum, refit_error *error);
+
+/* kernels/delta_job.h. */
+refit_status rft_cuda_launch_delta_encode(rft_cuda_device *cuda, rft_cu_stream stream,
+                                          rft_cu_ptr jobs, uint32_t count, refit_error *error);
+refit_status rft_cuda_launch_delta_apply(rft_cuda_device *cuda, rft_cu_stream stream,
+                                         rft_cu_ptr jobs, uint32_t count, refit_error *error);
 
 #endif

@@ -8,6 +8,7 @@
 
 #include "fake_stream.h"
 #include "kernels/cast.h"
+#include "kernels/delta_job.h"
 #include "kernels/digest.h"
 #include "kernels/pack.h"
 
@@ -138,6 +139,56 @@ static bool digest_copy_uses(const fake_op *op, uint64_t base, uint64_t bytes)
            fake_meets(at[4], sizeof(uint64_t), base, bytes);
 }
 
+/* One job, at addresses that the GPU reaches; false: one of them is none. */
+static bool delta_do(int device, rft_delta_job *job, bool encodes)
+{
+    uint64_t bytes = (uint64_t)job->shape.elements * job->shape.width;
+    uint64_t coded_bytes = encodes ? rft_delta_bound(job->shape) : job->entry.total;
+    unsigned char *after = fake_reach_mapped(device, job->after, bytes, !encodes);
+    unsigned char *coded = fake_reach_mapped(device, job->coded, coded_bytes, encodes);
+    const unsigned char *before =
+        encodes ? fake_reach_mapped(device, job->before, bytes, false) : after;
+    if (before == NULL || after == NULL || coded == NULL) return false;
+    fake_touch();
+    job->good = encodes ? rft_delta_encode(job->shape, before, after, coded, &job->entry)
+                        : rft_delta_apply(job->shape, &job->entry, coded, after);
+    fake_touched();
+    return true;
+}
+
+static rft_cu_result delta_run(fake_op *op, bool encodes)
+{
+    uint64_t count = (uint32_t)op->numbers[1];
+    if (count == 0) return RFT_CU_SUCCESS;
+    if (op->numbers[0] % sizeof(uint64_t) != 0) return RFT_CU_MISALIGNED_ADDRESS;
+    unsigned char *table =
+        fake_reach_mapped(op->device, op->numbers[0], count * sizeof(rft_delta_job), true);
+    for (uint64_t i = 0; table != NULL && i < count; i++) {
+        rft_delta_job job;
+        memcpy(&job, table + i * sizeof job, sizeof job);
+        if (!delta_do(op->device, &job, encodes)) return RFT_CU_ILLEGAL_ADDRESS;
+        memcpy(table + i * sizeof job, &job, sizeof job);
+    }
+    return table == NULL ? RFT_CU_ILLEGAL_ADDRESS : RFT_CU_SUCCESS;
+}
+
+static rft_cu_result delta_encode_run(fake_op *op)
+{
+    return delta_run(op, true);
+}
+
+static rft_cu_result delta_apply_run(fake_op *op)
+{
+    return delta_run(op, false);
+}
+
+/* What the jobs name is not known before they run. */
+static bool delta_uses(const fake_op *op, uint64_t base, uint64_t bytes)
+{
+    uint64_t count = (uint32_t)op->numbers[1];
+    return fake_meets(op->numbers[0], count * sizeof(rft_delta_job), base, bytes);
+}
+
 static const struct fake_kernel_kind {
     const char *name;
     fake_kernel kernel;
@@ -148,6 +199,10 @@ static const struct fake_kernel_kind {
      {.arguments = 4, .sizes = {8, 8, 8, 8}, .run = digest_run, .uses = digest_uses}},
     {"rft_digest_copy_kernel",
      {.arguments = 5, .sizes = {8, 8, 8, 8, 8}, .run = digest_copy_run, .uses = digest_copy_uses}},
+    {"rft_delta_encode_kernel",
+     {.arguments = 2, .sizes = {8, 4}, .run = delta_encode_run, .uses = delta_uses}},
+    {"rft_delta_apply_kernel",
+     {.arguments = 2, .sizes = {8, 4}, .run = delta_apply_run, .uses = delta_uses}},
 };
 
 rft_cu_result fake_cu_library_load(rft_cu_library *library, const void *image, int *jit_options,

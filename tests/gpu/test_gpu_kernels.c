@@ -6,6 +6,7 @@
 
 #include "device/cuda_kernels.h"
 #include "kernels/cast.h"
+#include "kernels/delta_job.h"
 #include "kernels/digest.h"
 #include "kernels/pack.h"
 #include "tests/support/test_device.h"
@@ -312,14 +313,127 @@ static void digest_copies_its_range_and_no_more(void **state)
     }
 }
 
+/* ---- delta: the blocks in the first quarter, what became of them in the second, the coded bytes
+ * in the upper half */
+
+#define JOBS 24u
+
+/* What the host makes of the jobs, which have the same places in the twin. */
+typedef struct delta_batch {
+    rft_delta_job jobs[JOBS], twins[JOBS];
+} delta_batch;
+
+static unsigned char *twin_of(fixture *on, rft_cu_ptr address)
+{
+    return (unsigned char *)on->there_twin + (address - device_address(on, 0));
+}
+
+/* Densities from one in 60,000 to all, and lengths of every order of magnitude. */
+static void change_block(fixture *on, unsigned char *after, rft_delta_shape shape)
+{
+    uint64_t one_in = UINT64_C(1) << below(on, 17);
+    for (uint32_t i = 0; i < shape.elements; i++) {
+        if (below(on, one_in) != 0) continue;
+        after[(uint64_t)i * shape.width] ^= (unsigned char)(1u << below(on, 8));
+        if (shape.width == 2 && below(on, 9) == 0) after[(uint64_t)i * 2 + 1] ^= 3;
+    }
+}
+
+static void make_jobs(fixture *on, delta_batch *batch)
+{
+    static const rft_delta_shape kinds[] = {
+        {0, 2, RFT_DELTA_HALF}, {0, 1, RFT_DELTA_RAW}, {0, 2, RFT_DELTA_RAW},
+        {0, 2, RFT_DELTA_HALF}, {0, 4, RFT_DELTA_RAW}, {0, 8, RFT_DELTA_RAW},
+    };
+    uint64_t block = 3, coded = ROOM / 2;
+    for (uint32_t i = 0; i < JOBS; i++) {
+        rft_delta_shape shape = kinds[i % 6];
+        shape.elements = i < 6 ? 16384 : 1 + (uint32_t)any_size(on, 16383);
+        uint64_t bytes = (uint64_t)shape.elements * shape.width;
+        memcpy(on->there_twin + ROOM / 4 + block, on->there_twin + block, bytes);
+        change_block(on, (unsigned char *)on->there_twin + ROOM / 4 + block, shape);
+        batch->jobs[i] = (rft_delta_job){.before = device_address(on, block),
+                                         .after = device_address(on, ROOM / 4 + block),
+                                         .coded = device_address(on, coded),
+                                         .shape = shape};
+        block += bytes + below(on, 9);
+        coded += (rft_delta_bound(shape) + 63) / 64 * 64;
+    }
+    assert_true(block <= ROOM / 4 && coded <= ROOM);
+    memcpy(batch->twins, batch->jobs, sizeof batch->jobs);
+}
+
+static void run_jobs(fixture *on, delta_batch *batch, bool encodes)
+{
+    test_write(on->device, on->table, batch->jobs, sizeof batch->jobs);
+    LAUNCH(on, (encodes ? rft_cuda_launch_delta_encode : rft_cuda_launch_delta_apply)(
+                   on->cuda, on->stream.native, (uintptr_t)on->table, JOBS, &on->error));
+    wait(on);
+    test_read(on->device, batch->jobs, on->table, sizeof batch->jobs);
+}
+
+static void encode_once(fixture *on, delta_batch *batch)
+{
+    test_write(on->device, on->there, on->there_twin, ROOM);
+    run_jobs(on, batch, true);
+    for (uint32_t i = 0; i < JOBS; i++) {
+        rft_delta_job *twin = &batch->twins[i];
+        twin->good =
+            rft_delta_encode(twin->shape, twin_of(on, twin->before), twin_of(on, twin->after),
+                             twin_of(on, twin->coded), &twin->entry);
+        assert_int_equal(batch->jobs[i].good, twin->good);
+        assert_int_equal(batch->jobs[i].entry.changed, twin->entry.changed);
+        if (!twin->good) twin->entry.total = 0;
+        if (twin->good)
+            assert_memory_equal(&batch->jobs[i].entry, &twin->entry, sizeof twin->entry);
+        assert_device_equal(on->device, (void *)(uintptr_t)twin->coded, twin_of(on, twin->coded),
+                            twin->entry.total);
+    }
+}
+
+/* Onto the blocks as they were; then the whole memory is as the twin's, the coded bytes included.
+ */
+static void apply_once(fixture *on, delta_batch *batch)
+{
+    for (uint32_t i = 0; i < JOBS; i++) {
+        rft_delta_job *job = &batch->jobs[i];
+        job->after = job->before;
+        if (job->good == 0) job->entry.changed = 0; /* refused, and nothing done */
+        job->good = 2;
+    }
+    test_write(on->device, on->there, on->there_twin, ROOM);
+    run_jobs(on, batch, false);
+    for (uint32_t i = 0; i < JOBS; i++) {
+        const rft_delta_job *twin = &batch->twins[i];
+        assert_int_equal(batch->jobs[i].good, twin->good);
+        if (!twin->good) continue;
+        memcpy(twin_of(on, twin->before), twin_of(on, twin->after),
+               (uint64_t)twin->shape.elements * twin->shape.width);
+    }
+    check(on);
+}
+
+static void delta_codes_and_applies_as_the_twin(void **state)
+{
+    fixture *on = *state;
+    static delta_batch batch;
+    for (int round = 0; round < 6; round++) {
+        fill(on);
+        make_jobs(on, &batch);
+        encode_once(on, &batch);
+        apply_once(on, &batch);
+    }
+}
+
 #define TEST(name) cmocka_unit_test_setup_teardown(name, set_up, tear_down)
 
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        TEST(pack_moves_every_byte_and_no_other), TEST(cast_rounds_every_kind_of_number_alike),
-        TEST(cast_writes_its_range_and_no_more),  TEST(digest_is_the_same_at_every_size_and_place),
-        TEST(digests_add_up_in_one_sum),          TEST(digest_copies_its_range_and_no_more),
+        TEST(pack_moves_every_byte_and_no_other),  TEST(cast_rounds_every_kind_of_number_alike),
+        TEST(cast_writes_its_range_and_no_more),   TEST(digest_is_the_same_at_every_size_and_place),
+        TEST(digests_add_up_in_one_sum),           TEST(digest_copies_its_range_and_no_more),
+        TEST(delta_codes_and_applies_as_the_twin),
     };
     if (!test_on_cuda()) return 77;
     return cmocka_run_group_tests_name("gpu_kernels", tests, NULL, NULL);
