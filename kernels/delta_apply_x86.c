@@ -114,7 +114,8 @@ RFT_DELTA_TARGET static uint32_t make_near(decoder *d, uint32_t count, uint16_t 
         __m256i escape = _mm256_cmpeq_epi16(symbols, _mm256_set1_epi16(3));
         __m256i made = rft_delta_nearest16(own, symbols, 3);
         _mm256_storeu_si256(half, _mm256_blendv_epi8(made, own, escape));
-        escapes += rft_delta_places(rft_delta_find16(symbols, 3, count - i), i, escaped + escapes);
+        escapes +=
+            rft_delta_places(rft_delta_find16(symbols, 3, count - i), i, escaped + escapes, 4);
     }
     return escapes;
 }
@@ -148,7 +149,7 @@ RFT_DELTA_TARGET static bool make_escapes(decoder *d, const uint16_t *escaped, u
         __m256i *at = (__m256i *)(half + i);
         __m256i escapes = _mm256_loadu_si256((const __m256i *)(d->symbol + i));
         _mm256_storeu_si256(at, rft_delta_nearest16(_mm256_loadu_si256(at), escapes, 15));
-        fars += rft_delta_places(rft_delta_find16(escapes, 15, count - i), i, far + fars);
+        fars += rft_delta_places(rft_delta_find16(escapes, 15, count - i), i, far + fars, 2);
     }
     for (uint32_t i = 0; i < fars; i++) {
         if (!rft_delta_get_far(d->from, d->half[escaped[far[i]]], &bits)) return false;
@@ -218,7 +219,7 @@ RFT_DELTA_TARGET bool rft_delta_apply_avx2(rft_delta_reader *from, unsigned char
     uint32_t count = 0;
     for (const unsigned char *at = high; at < end; at += 8) {
         uint32_t base = (uint32_t)(at - high) * 8;
-        count += rft_delta_places(rft_delta_load_before(at, end), base, d.bit + count);
+        count += rft_delta_places(rft_delta_load_before(at, end), base, d.bit + count, 8);
         if (count < RFT_DELTA_CHUNK) continue;
         uint32_t whole = count / RFT_DELTA_GROUP * RFT_DELTA_GROUP;
         if (!apply_chunk(&d, whole)) return false;

@@ -21,17 +21,17 @@
 /* All chunks but the last are whole groups, so that they begin on whole bytes in every plane. */
 #define RFT_DELTA_GROUP 32u
 
-/* Writes `base` plus the place of each set bit; returns how many there are. Always writes four, so
- * that the usual few cost no branch that cannot be foreseen. */
+/* Writes `base` plus the place of each set bit; returns how many there are. It writes `step` at a
+ * time, at least once: where most words have about as many, no branch is hard to foresee. */
 RFT_DELTA_TARGET static RFT_DELTA_INLINE uint32_t rft_delta_places(uint64_t word, uint32_t base,
-                                                                   uint16_t *to)
+                                                                   uint16_t *to, uint32_t step)
 {
     uint32_t count = (uint32_t)_mm_popcnt_u64(word), i = 0;
     do {
-        for (uint32_t k = 0; k < 4; k++, word = _blsr_u64(word)) {
+        for (uint32_t k = 0; k < step; k++, word = _blsr_u64(word)) {
             to[i + k] = (uint16_t)(base + (uint32_t)_tzcnt_u64(word));
         }
-        i += 4;
+        i += step;
     } while (i < count);
     return count;
 }

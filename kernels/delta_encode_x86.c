@@ -11,8 +11,10 @@
 typedef struct encoder {
     rft_delta_writer *to;
     const unsigned char *before, *after;
-    uint32_t done; /* elements before this chunk */
-    uint64_t high; /* the word of HIGH under way, and which it is */
+    uint32_t done;  /* elements before this chunk */
+    uint32_t count; /* listed in `place` */
+    uint32_t words; /* of the map, gone through */
+    uint64_t high;  /* the word of HIGH under way, and which it is */
     uint32_t high_at;
     uint16_t place[RFT_DELTA_ROOM];
     uint16_t old[RFT_DELTA_ROOM];
@@ -96,7 +98,7 @@ RFT_DELTA_TARGET static void put_escapes(encoder *e, uint32_t count)
     for (uint32_t i = 0; i < count; i += 16) {
         __m256i escapes = rft_delta_code16(e->old + i, e->now + i, 15, 15);
         _mm256_storeu_si256((__m256i *)(escape + odd + i), escapes);
-        fars += rft_delta_places(rft_delta_find16(escapes, 15, count - i), i, far + fars);
+        fars += rft_delta_places(rft_delta_find16(escapes, 15, count - i), i, far + fars, 2);
     }
     memset(escape + odd + count, 0, 4 * sizeof *escape);
     for (uint32_t i = 0; i < odd + count; i += 4) {
@@ -123,7 +125,7 @@ RFT_DELTA_TARGET static void put_halves(encoder *e, uint32_t count)
                          rft_delta_code16(e->old + i + 16, e->now + i + 16, 3, 3), &set);
         rft_delta_store(e->bytes + i / 4, symbols);
         if (count - i < 32) set &= (1u << (count - i)) - 1;
-        escapes += rft_delta_places(set, i, escaped + escapes);
+        escapes += rft_delta_places(set, i, escaped + escapes, 4);
     }
     if (count % 4 != 0) e->bytes[count / 4] &= (unsigned char)((1u << count % 4 * 2) - 1);
     memcpy(e->to->plane[RFT_DELTA_SYMBOLS] + e->done / 4, e->bytes, (count + 3) / 4);
@@ -177,6 +179,33 @@ static void put_map(const rft_delta_writer *to, const uint64_t *map)
     }
 }
 
+/* Words of the map until a chunk is full. */
+RFT_DELTA_TARGET static RFT_DELTA_INLINE void fill(encoder *e, const uint64_t *map, uint32_t words,
+                                                   uint32_t step)
+{
+    uint32_t count = e->count, i = e->words;
+    for (; i < words && count < RFT_DELTA_CHUNK; i++) {
+        count += rft_delta_places(map[i], 64 * i, e->place + count, step);
+    }
+    e->count = count;
+    e->words = i;
+}
+
+/* By how many bits a word has. */
+RFT_DELTA_TARGET static void fill_chunk(encoder *e, const uint64_t *map, uint32_t words)
+{
+    uint32_t changed = e->to->entry->changed;
+    if (changed < words / 3) {
+        fill(e, map, words, 1);
+    } else if (changed < words) {
+        fill(e, map, words, 2);
+    } else if (changed < 4 * words) {
+        fill(e, map, words, 4);
+    } else {
+        fill(e, map, words, 8);
+    }
+}
+
 RFT_DELTA_TARGET void rft_delta_encode_avx2(rft_delta_writer *to, const void *before,
                                             const void *after, const uint64_t *map)
 {
@@ -184,21 +213,19 @@ RFT_DELTA_TARGET void rft_delta_encode_avx2(rft_delta_writer *to, const void *be
     e.to = to;
     e.before = before;
     e.after = after;
-    e.done = e.high_at = 0;
+    e.done = e.high_at = e.count = e.words = 0;
     e.high = 0;
-    uint32_t count = 0, words = (to->shape.elements + 63) / 64;
+    uint32_t words = (to->shape.elements + 63) / 64;
     memset(to->plane[RFT_DELTA_HIGH], 0, to->entry->bytes[RFT_DELTA_HIGH]);
-    for (uint32_t i = 0; i < words; i++) {
-        count += rft_delta_places(map[i], 64 * i, e.place + count);
-        if (count < RFT_DELTA_CHUNK) continue;
-        uint32_t whole = count / RFT_DELTA_GROUP * RFT_DELTA_GROUP;
+    for (fill_chunk(&e, map, words); e.words < words; fill_chunk(&e, map, words)) {
+        uint32_t whole = e.count / RFT_DELTA_GROUP * RFT_DELTA_GROUP;
         uint16_t rest[RFT_DELTA_GROUP];
         memcpy(rest, e.place + whole, sizeof rest);
         put_chunk(&e, whole);
         memcpy(e.place, rest, sizeof rest);
-        count -= whole;
+        e.count -= whole;
     }
-    put_chunk(&e, count);
+    put_chunk(&e, e.count);
     if (to->low_bits == 0) {
         put_map(to, map);
     } else {
