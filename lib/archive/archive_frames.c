@@ -62,6 +62,7 @@ static void count_modes(rft_archive_header *header, const rft_bytes *modes)
 {
     for (size_t i = 0; i < modes->count; i++) {
         header->same += modes->data[i] == RFT_BLOCK_SAME;
+        header->sparse += modes->data[i] == RFT_BLOCK_SPARSE;
         header->dense += modes->data[i] == RFT_BLOCK_DENSE;
     }
 }
@@ -89,13 +90,17 @@ refit_status rft_archive_write_frame(rft_archive_work *work, uint32_t sequence)
     memset(archive->frame, 0, (size_t)slice->frame.bytes); /* between tensors, too */
     for (uint32_t i = 0; i < slice->frame.blocks; i++)
         take_block(work, i, anchor);
-    rft_view payload;
-    uint64_t hash;
-    RFT_TRY(rft_frame_encode(&slice->manifest, 0, archive->frame, anchor ? NULL : archive->same,
-                             &archive->modes, &archive->scratch, &payload, &hash, work->error));
+    const rft_frame_source source = {
+        .image = archive->frame,
+        .same = anchor ? NULL : archive->same,
+        .base = anchor ? NULL : archive->image + slice->offset,
+    };
+    rft_frame frame;
+    RFT_TRY(rft_frame_encode(&slice->manifest, 0, &source, &archive->modes, &archive->scratch,
+                             &frame, work->error));
     count_modes(work->header, &archive->modes);
-    RFT_TRY(write_begin(work, sequence, payload, hash));
-    RFT_TRY(rft_archive_write_at_end(work, payload.data, payload.count));
+    RFT_TRY(write_begin(work, sequence, frame.payload, frame.hash));
+    RFT_TRY(rft_archive_write_at_end(work, frame.payload.data, frame.payload.count));
     memcpy(archive->image + slice->offset, archive->frame, (size_t)slice->frame.bytes);
     return REFIT_OK;
 }

@@ -1,9 +1,13 @@
 /*
- * frames: the version being served as encoded FRAMEs, each made once a kind and shared by all
- * workers. A frame whose blocks are all sent whole is the slot's own memory; one that leaves blocks
- * out is gathered into a buffer that lives until the transport is done with it.
+ * frames: the version being served as encoded FRAMEs, each made once a coding and shared by all
+ * workers. A frame whose blocks are all sent whole is the slot's own memory; any other is gathered
+ * into a buffer, which lives until the frame is made for a later version and the transport is done
+ * with it. So what was coded against the version before can be sent again, and to workers that are
+ * slow, when that version's bytes are long gone; a frame that nobody has asked for by then is coded
+ * without them: what changed in it travels whole.
  *
- * Belongs to the publisher's service thread.
+ * Buffers of one coding take at most the store's size together. Belongs to the publisher's service
+ * thread.
  */
 #ifndef RFT_FRAMES_H
 #define RFT_FRAMES_H
@@ -12,11 +16,26 @@
 #include "broadcast/store.h"
 #include "wire/assembly.h"
 
+typedef enum rft_coding {
+    RFT_CODING_WHOLE,  /* for a worker that has no base */
+    RFT_CODING_SAME,   /* blocks that are as in the base are left out */
+    RFT_CODING_SPARSE, /* likewise, and others are sent as what changed */
+    RFT_CODINGS
+} rft_coding;
+
+/* What became of the version's blocks in the codings that build on the base; each frame once. */
+typedef struct rft_frames_counts {
+    uint64_t version;
+    rft_frame_counts blocks;
+    uint64_t bytes; /* payload */
+    double seconds;
+} rft_frames_counts;
+
 typedef struct rft_frames rft_frames;
 
-/* `manifest` is borrowed. */
+/* `manifest` is borrowed. `delta`: how much a frame must shrink to be worth a copy. */
 refit_status rft_frames_open(const rft_manifest *manifest, const rft_limits *limits,
-                             rft_frames **out, refit_error *error);
+                             refit_delta delta, rft_frames **out, refit_error *error);
 /* Buffers go to the attic. NULL is allowed. */
 void rft_frames_close(rft_frames *frames, rft_attic *attic);
 
@@ -26,8 +45,10 @@ typedef struct rft_encoded {
     rft_payload payload;
 } rft_encoded;
 
-/* Frame `sequence` of the version that `store` serves, with `same` blocks left out if `delta`. */
+/* Frame `sequence` of the version that `store` serves. */
 refit_status rft_frames_encode(rft_frames *frames, const rft_store *store, uint32_t sequence,
-                               bool delta, rft_encoded *out, refit_error *error);
+                               rft_coding coding, rft_encoded *out, refit_error *error);
+
+rft_frames_counts rft_frames_count(const rft_frames *frames);
 
 #endif

@@ -53,10 +53,11 @@ bool rft_hub_is_committed(const rft_hub *hub, uint64_t version)
            version == hub->store->committed.version;
 }
 
-/* Whether frames for it may leave out what is as in the base. */
+/* Whether frames for it may build on the base. */
 static bool holds_base(const rft_hub *hub, const rft_peer *peer)
 {
     const rft_store *store = hub->store;
+    if (hub->config->broadcast_delta == REFIT_DELTA_NEVER) return false;
     return store->base != 0 && peer->held.version == store->base &&
            peer->held.epoch == hub->epoch &&
            rft_digest128_equal(&peer->held.digest, &store->base_digest);
@@ -279,6 +280,12 @@ bool rft_hub_wants_frames(const rft_hub *hub)
     return false;
 }
 
+static rft_coding coding_for(const rft_peer *peer)
+{
+    if (peer->task.base == 0) return RFT_CODING_WHOLE;
+    return peer->delta ? RFT_CODING_SPARSE : RFT_CODING_SAME;
+}
+
 bool rft_hub_next_frame(rft_hub *hub, rft_frame_order *out)
 {
     if (hub->store == NULL || !offers_stand(hub)) return false;
@@ -290,7 +297,7 @@ bool rft_hub_next_frame(rft_hub *hub, rft_frame_order *out)
         if (!rft_peer_next_frame(peer, hub->store, &sequence, &again)) continue;
         hub->next_peer = (at + 1) % hub->peers.count;
         hub->counts.resent += again;
-        *out = (rft_frame_order){peer->id, peer->task.version, sequence, peer->task.base != 0};
+        *out = (rft_frame_order){peer->id, peer->task.version, sequence, coding_for(peer)};
         return true;
     }
     return false;

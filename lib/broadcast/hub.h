@@ -12,6 +12,7 @@
 #ifndef RFT_HUB_H
 #define RFT_HUB_H
 
+#include "broadcast/frames.h"
 #include "broadcast/gpu_store.h"
 #include "broadcast/outbox.h"
 #include "broadcast/peer.h"
@@ -118,7 +119,7 @@ typedef struct rft_frame_order {
     rft_peer_id to;
     uint64_t version;
     uint32_t sequence;
-    bool delta;
+    rft_coding coding;
 } rft_frame_order;
 
 /* Whether somebody may be sent a frame. */

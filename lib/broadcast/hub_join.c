@@ -166,6 +166,7 @@ void rft_hub_answer_hello(rft_hub *hub, const rft_peer_id *from, rft_peer *known
     rft_hub_name_key(hub, peer);
     peer->heard = now;
     peer->window = window_for(hub, hello->as.hello.window);
+    peer->delta = hello->as.hello.delta;
     note_gpu(peer, hello);
     bool ours = hello->as.hello.held.epoch == hub->epoch;
     peer->held = ours ? hello->as.hello.held : (rft_held){0};

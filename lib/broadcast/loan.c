@@ -33,6 +33,15 @@ void rft_attic_put(rft_attic *attic, rft_loan *loan)
     rft_attic_sweep(attic);
 }
 
+void rft_attic_move(rft_attic *attic, rft_attic *from)
+{
+    while (from->first != NULL) {
+        rft_loan *loan = from->first;
+        from->first = loan->next;
+        rft_attic_put(attic, loan);
+    }
+}
+
 void rft_attic_sweep(rft_attic *attic)
 {
     for (rft_loan **at = &attic->first; *at != NULL;) {

@@ -31,6 +31,8 @@ typedef struct rft_attic {
 
 /* Takes the loan (NULL is allowed), and its name from the file system. */
 void rft_attic_put(rft_attic *attic, rft_loan *loan);
+/* All that is in `from`. */
+void rft_attic_move(rft_attic *attic, rft_attic *from);
 /* Frees what is back. */
 void rft_attic_sweep(rft_attic *attic);
 /* Waits for all of it until `deadline`; what is not back then stays mapped for ever, since somebody

@@ -56,6 +56,7 @@ typedef struct rft_peer {
     bool gpu;        /* likewise, and it is on the publisher's GPU */
     bool named_gpu;  /* it said which GPU it is on: `uuid` */
     unsigned char uuid[RFT_UUID_BYTES];
+    bool delta;      /* it takes sparse blocks */
     refit_path path; /* of what it was offered last; before that, of what it will be */
     uint32_t window;
     int64_t heard; /* when it last said anything */

@@ -242,7 +242,9 @@ refit_status refit_publisher_declare(refit_publisher *publisher, const refit_ten
         return REFIT_OK;
     }
     RFT_TRY(store_make(publisher, tensors, count, manifest, &store, error));
-    refit_status status = rft_frames_open(store->manifest, &publisher->hub.limits, &frames, error);
+    refit_status status =
+        rft_frames_open(store->manifest, &publisher->hub.limits,
+                        (refit_delta)publisher->config.broadcast_delta, &frames, error);
     if (status == REFIT_OK) {
         store_adopt(publisher, store, frames);
     } else {

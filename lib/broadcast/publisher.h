@@ -35,14 +35,15 @@ struct refit_publisher {
     rft_thread thread;
 
     rft_mutex lock;
-    rft_cond changed;      /* something in the hub may have changed, or `sending` has ended */
-    rft_hub hub;           /* guarded by lock */
-    bool stopping;         /* guarded by lock */
-    bool sending;          /* guarded by lock: the service thread uses store and frames unlocked */
-    uint64_t sent_bytes;   /* guarded by lock */
-    double write_seconds;  /* guarded by lock: of the version under way, or the last one */
-    uint64_t pinned_bytes; /* guarded by lock: of the store */
-    uint64_t gpu_bytes;    /* guarded by lock: of the GPU */
+    rft_cond changed;    /* something in the hub may have changed, or `sending` has ended */
+    rft_hub hub;         /* guarded by lock */
+    bool stopping;       /* guarded by lock */
+    bool sending;        /* guarded by lock: the service thread uses store and frames unlocked */
+    uint64_t sent_bytes; /* guarded by lock */
+    rft_frames_counts coded; /* guarded by lock: what `frames` had counted when it was used last */
+    double write_seconds;    /* guarded by lock: of the version under way, or the last one */
+    uint64_t pinned_bytes;   /* guarded by lock: of the store */
+    uint64_t gpu_bytes;      /* guarded by lock: of the GPU */
 
     rft_store *store;   /* the caller's; changed only under lock and while nothing is sent */
     rft_frames *frames; /* likewise, and the service thread's while `sending` */

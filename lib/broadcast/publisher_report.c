@@ -79,6 +79,17 @@ refit_status refit_publisher_worker(refit_publisher *publisher, uint32_t index,
 
 /* ---- Figures */
 
+static void stats_fill_coded(const refit_publisher *publisher, refit_stats *stats)
+{
+    const rft_frames_counts *coded = &publisher->coded;
+    if (coded->version != publisher->hub.current.version) return;
+    stats->publish_sparse_blocks_last = coded->blocks.sparse;
+    stats->publish_dense_blocks_last = coded->blocks.dense;
+    stats->publish_changed_elements_last = coded->blocks.changed;
+    stats->publish_delta_bytes_last = coded->bytes;
+    stats->publish_encode_seconds_last = coded->seconds;
+}
+
 /* Called with the lock held. */
 static void stats_fill(const refit_publisher *publisher, refit_stats *stats)
 {
@@ -105,6 +116,7 @@ static void stats_fill(const refit_publisher *publisher, refit_stats *stats)
     if (store == NULL || store->committed.version == 0) return;
     stats->publish_bytes_last = store->manifest->payload_bytes;
     stats->publish_same_blocks_last = hub->counts.same_blocks;
+    stats_fill_coded(publisher, stats);
 }
 
 refit_status refit_publisher_stats(refit_publisher *publisher, refit_stats *stats,

@@ -90,7 +90,7 @@ static refit_status send_frame(refit_publisher *publisher, const rft_frame_order
     rft_encoded frame;
     refit_error why;
     refit_status status = rft_frames_encode(publisher->frames, publisher->store, order->sequence,
-                                            order->delta, &frame, &why);
+                                            order->coding, &frame, &why);
     if (status != REFIT_OK) {
         rft_log(REFIT_LOG_ERROR, "a frame could not be encoded: %s", why.text);
         return status;
@@ -114,6 +114,7 @@ static bool send_frames(refit_publisher *publisher)
         refit_status status = send_frame(publisher, &order, &bytes);
         rft_lock(&publisher->lock);
         publisher->sending = false;
+        publisher->coded = rft_frames_count(publisher->frames);
         rft_cond_wake_all(&publisher->changed);
         publisher->sent_bytes += status == REFIT_OK ? bytes : 0;
         if (status != REFIT_OK) {

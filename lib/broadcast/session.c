@@ -107,6 +107,7 @@ static void send_hello(rft_session *session)
     message.as.hello.window = config->broadcast_window;
     message.as.hello.held = session->held;
     message.as.hello.gpu = rft_session_gpu(session);
+    message.as.hello.delta = config->broadcast_delta != REFIT_DELTA_NEVER;
     session->names_gpu = false;
     rft_session_send(session, &message);
 }

@@ -161,6 +161,7 @@ refit_status rft_store_renew(rft_store *store, uint32_t slot, refit_error *error
     if (!holds_committed) {
         rft_attic_put(store->attic, place->loan);
         place->loan = NULL;
+        place->version = 0;
     }
     RFT_TRY(slot_make(store, &fresh, error));
     if (holds_committed) {
@@ -184,6 +185,18 @@ const rft_edition *rft_store_served(const rft_store *store)
 {
     if (store->writing_slot != RFT_NO_SLOT) return &store->next;
     if (store->committed_slot != RFT_NO_SLOT) return &store->committed;
+    return NULL;
+}
+
+const unsigned char *rft_store_base_image(const rft_store *store)
+{
+    if (store->base == 0 || !store->hosted) return NULL;
+    bool writes_over = store->writing_slot != RFT_NO_SLOT && store->undo.has != NULL;
+    if (writes_over) return store->undo.saved.memory;
+    for (uint32_t i = 0; i < store->slot_count; i++) {
+        const rft_slot *slot = &store->slots[i];
+        if (slot->loan != NULL && slot->version == store->base) return rft_slot_image(slot);
+    }
     return NULL;
 }
 

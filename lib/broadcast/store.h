@@ -119,5 +119,9 @@ void rft_store_rollback(rft_store *store, bool restored);
 const rft_edition *rft_store_served(const rft_store *store);
 const rft_slot *rft_store_served_slot(const rft_store *store);
 unsigned char *rft_slot_image(const rft_slot *slot);
+/* The bytes that `same` is about, as an image in which at least the blocks that are not the same
+ * lie, those of ready frames: the slot of the version before, or the undo log. NULL: they are gone,
+ * with two slots since the next version began, with one since this one was committed. */
+const unsigned char *rft_store_base_image(const rft_store *store);
 
 #endif

@@ -141,6 +141,11 @@ const rft_option rft_options[] = {
      "auto|always",
      "auto hashes again what travelled; always also what lies in shared memory, for one more pass "
      "over the bytes in every worker."},
+    {"broadcast.delta", IN(broadcast_delta), RFT_CHOICE, "auto", 0, REFIT_DELTA_NEVER,
+     "auto|always|never",
+     "Workers that receive through sockets and hold the version before get what changed in it, "
+     "bit for bit. auto sends a frame whole where that saves less than an eighth of it; always "
+     "saves what can be saved, for slow links; never sends every version whole."},
     {"broadcast.insecure", IN(broadcast_insecure), FLAG("false"),
      "Allow an address beyond this host without keys (security.key): anybody who reaches the port "
      "can then read the weights. Only inside a network that you trust."},

@@ -2,10 +2,11 @@
  * assembly: frames in, a verified version out. What a worker does with the bytes that travelled.
  *
  * The caller owns two images of manifest->store_bytes: `staging`, which is filled, and `base`, the
- * version held (NULL if none), from which `same` blocks are taken. Each frame is checked (sequence,
- * block modes, length, XXH3-64), copied and digested in one pass; when all are in and the digests
- * of SEAL are known, assembly_verify tells whether the version is what the publisher wrote. Order
- * does not matter; a frame that is there already is ignored. No socket, no clock, no thread.
+ * version held (NULL if none), which `same` and `sparse` blocks build on. Each frame is checked
+ * (sequence, block modes, lengths, XXH3-64), copied and digested in one pass; when all are in and
+ * the digests of SEAL are known, assembly_verify tells whether the version is what the publisher
+ * wrote. Order does not matter; a frame that is there already is ignored. No socket, no clock, no
+ * thread.
  */
 #ifndef RFT_ASSEMBLY_H
 #define RFT_ASSEMBLY_H
@@ -13,8 +14,9 @@
 #include "wire/manifest.h"
 
 typedef enum rft_block_mode {
-    RFT_BLOCK_DENSE = 0, /* the block as it is */
-    RFT_BLOCK_SAME = 1,  /* as in the base; nothing in the payload */
+    RFT_BLOCK_DENSE = 0,  /* the block as it is */
+    RFT_BLOCK_SAME = 1,   /* as in the base; nothing in the payload */
+    RFT_BLOCK_SPARSE = 2, /* what changed against the base (sparse.h) */
 } rft_block_mode;
 
 typedef struct rft_assembly rft_assembly;
@@ -27,8 +29,10 @@ void rft_assembly_close(rft_assembly *assembly);
 /* Starts over for another version of the same manifest. */
 void rft_assembly_reset(rft_assembly *assembly, unsigned char *staging, const unsigned char *base);
 
-/* Takes one frame. REFIT_ERR_CORRUPT: the hash does not match, ask again; REFIT_ERR_PROTOCOL: it
- * breaks the rules. */
+/* Takes one frame. REFIT_ERR_CORRUPT: the hash does not match, or what comes of a sparse block is
+ * not what it should be: ask again. REFIT_ERR_STALE: the base is not the one that a sparse block
+ * was coded against, so the version is to be had whole only. REFIT_ERR_PROTOCOL: it breaks the
+ * rules. Unless a sparse block is the reason, staging is as it was. */
 refit_status rft_assembly_take(rft_assembly *assembly, const rft_message *frame, rft_view payload,
                                refit_error *error);
 
@@ -66,14 +70,37 @@ refit_status rft_image_verify_part(const rft_manifest *manifest, const unsigned 
                                    const rft_message *seal, uint64_t most, rft_image_cursor *cursor,
                                    refit_error *error);
 
-/* The publisher's side: frame `sequence` as modes and payload. `same` has one byte per block of the
- * version (1: equal to the base), or is NULL: all dense. If all blocks are dense the payload is a
- * view of the image itself (nothing is copied), padding between tensors included; else the dense
- * ones, without padding, are gathered into `scratch`, which holds the payload until its next use.
- * Reused, `modes` and `scratch` allocate only at first. */
+/* ---- The publisher's side (frame.c) */
+
+/* What a frame is made of. */
+typedef struct rft_frame_source {
+    const unsigned char *image;
+    const unsigned char *same; /* per block of the version, 1: as in the base; NULL: none is */
+    const unsigned char *base; /* an image in which at least the other blocks are as in the base;
+                                  NULL: no block is sparse */
+    uint64_t worth; /* bytes that must be saved, or the frame goes whole: 0 for any, if need be */
+} rft_frame_source;
+
+/* Its blocks by mode, and the elements that changed in the sparse ones. */
+typedef struct rft_frame_counts {
+    uint32_t same;
+    uint32_t sparse;
+    uint32_t dense;
+    uint64_t changed;
+} rft_frame_counts;
+
+typedef struct rft_frame {
+    rft_view payload;
+    uint64_t hash;
+    rft_frame_counts counts;
+} rft_frame;
+
+/* Frame `sequence` as modes and payload. If all blocks are dense the payload is a view of the image
+ * itself (nothing is copied), padding between tensors included; else what each block needs, without
+ * padding, is gathered into `scratch`, which holds the payload until its next use. Reused, `modes`
+ * and `scratch` allocate only at first. */
 refit_status rft_frame_encode(const rft_manifest *manifest, uint32_t sequence,
-                              const unsigned char *image, const unsigned char *same,
-                              rft_bytes *modes, rft_bytes *scratch, rft_view *payload,
-                              uint64_t *hash, refit_error *error);
+                              const rft_frame_source *source, rft_bytes *modes, rft_bytes *scratch,
+                              rft_frame *out, refit_error *error);
 
 #endif

@@ -37,6 +37,7 @@ static const rft_field hello_fields[] = {
     {"version", U64(hello.held.version)},
     {"digest", DIGEST(hello.held.digest)},
     {"gpu", BYTES(hello.gpu), .optional = true, .least = RFT_UUID_BYTES, .most = RFT_UUID_BYTES},
+    {"delta", BOOL(hello.delta), .optional = true},
 };
 
 static const rft_field welcome_fields[] = {

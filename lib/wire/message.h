@@ -73,6 +73,7 @@ typedef struct rft_message {
             uint32_t window; /* frames it wants in flight at most */
             rft_held held;
             rft_view gpu; /* UUID of the GPU whose memory it can map; empty: none */
+            bool delta;   /* it takes sparse blocks */
         } hello;
         struct {
             uint32_t protocol;

@@ -52,7 +52,9 @@ static void open_bench(frames_bench *bench)
                      REFIT_OK);
     assert_int_equal(rft_store_open(manifest, 2, false, &bench->attic, &bench->store, NULL),
                      REFIT_OK);
-    assert_int_equal(rft_frames_open(manifest, &bench->limits, &bench->frames, NULL), REFIT_OK);
+    assert_int_equal(
+        rft_frames_open(manifest, &bench->limits, REFIT_DELTA_AUTO, &bench->frames, NULL),
+        REFIT_OK);
     commit_version(bench->store, 2);
     commit_version(bench->store, 3);
 }
@@ -64,10 +66,10 @@ static void close_bench(frames_bench *bench)
     assert_int_equal(rft_attic_close(&bench->attic, 0), 0);
 }
 
-static rft_encoded encode(frames_bench *bench, uint32_t sequence, bool delta)
+static rft_encoded encode(frames_bench *bench, uint32_t sequence, rft_coding coding)
 {
     rft_encoded frame;
-    assert_int_equal(rft_frames_encode(bench->frames, bench->store, sequence, delta, &frame, NULL),
+    assert_int_equal(rft_frames_encode(bench->frames, bench->store, sequence, coding, &frame, NULL),
                      REFIT_OK);
     return frame;
 }
@@ -79,7 +81,7 @@ static void whole_frames_are_the_slots_own_bytes(void **state)
     open_bench(&bench);
     const rft_slot *slot = rft_store_served_slot(bench.store);
     for (uint32_t i = 0; i < bench.store->manifest->frame_count; i++) {
-        rft_encoded frame = encode(&bench, i, false);
+        rft_encoded frame = encode(&bench, i, RFT_CODING_WHOLE);
         assert_ptr_equal(frame.payload.bytes.data,
                          rft_slot_image(slot) + bench.store->manifest->frames[i].offset);
         assert_ptr_equal(frame.payload.pending, &slot->loan->pending);
@@ -90,7 +92,7 @@ static void whole_frames_are_the_slots_own_bytes(void **state)
 static void frames_make_the_version_again(void **state)
 {
     (void)state;
-    for (int delta = 0; delta < 2; delta++) {
+    for (rft_coding coding = 0; coding < RFT_CODINGS; coding++) {
         frames_bench bench;
         sample_version base, now;
         rft_assembly *assembly = NULL;
@@ -100,12 +102,13 @@ static void frames_make_the_version_again(void **state)
         sample_open(&now, 3);
         unsigned char *image = calloc(1, manifest->store_bytes);
         assert_non_null(image);
-        assert_int_equal(
-            rft_assembly_open(manifest, image, delta ? base.image : NULL, &assembly, NULL),
-            REFIT_OK);
+        assert_int_equal(rft_assembly_open(manifest, image,
+                                           coding == RFT_CODING_WHOLE ? NULL : base.image,
+                                           &assembly, NULL),
+                         REFIT_OK);
         for (uint32_t i = 0; i < manifest->frame_count; i++) {
             rft_message message;
-            rft_encoded frame = encode(&bench, i, delta != 0);
+            rft_encoded frame = encode(&bench, i, coding);
             assert_int_equal(rft_message_decode(frame.message, &bench.limits, &message, NULL),
                              REFIT_OK);
             assert_int_equal(rft_assembly_take(assembly, &message, frame.payload.bytes, NULL),
@@ -129,10 +132,10 @@ static void frame_is_encoded_once_for_all(void **state)
     (void)state;
     frames_bench bench;
     open_bench(&bench);
-    for (int delta = 0; delta < 2; delta++) {
-        rft_encoded first = encode(&bench, 0, delta != 0);
+    for (rft_coding coding = 0; coding < RFT_CODINGS; coding++) {
+        rft_encoded first = encode(&bench, 0, coding);
         uint64_t requests = rft_alloc_count();
-        rft_encoded second = encode(&bench, 0, delta != 0);
+        rft_encoded second = encode(&bench, 0, coding);
         assert_int_equal(rft_alloc_count(), requests);
         assert_ptr_equal(first.message.data, second.message.data);
         assert_ptr_equal(first.payload.bytes.data, second.payload.bytes.data);
@@ -145,7 +148,7 @@ static void gathered_bytes_stay_while_they_are_in_flight(void **state)
     (void)state;
     frames_bench bench;
     open_bench(&bench);
-    rft_encoded frame = encode(&bench, 0, true);
+    rft_encoded frame = encode(&bench, 0, RFT_CODING_SPARSE);
     assert_true(frame.payload.bytes.count > 0);
     assert_ptr_not_equal(frame.payload.pending, &rft_store_served_slot(bench.store)->loan->pending);
     unsigned char *copy = malloc(frame.payload.bytes.count);
@@ -154,8 +157,8 @@ static void gathered_bytes_stay_while_they_are_in_flight(void **state)
     rft_pending_raise(frame.payload.pending);
     for (uint64_t version = 4; version < 10; version++) {
         commit_version(bench.store, version);
-        (void)encode(&bench, 0, true);
-        (void)encode(&bench, 1, true);
+        (void)encode(&bench, 0, RFT_CODING_SPARSE);
+        (void)encode(&bench, 1, RFT_CODING_SPARSE);
     }
     assert_memory_equal(copy, frame.payload.bytes.data, frame.payload.bytes.count);
     rft_pending_lower(frame.payload.pending);
@@ -172,8 +175,8 @@ static void versions_after_the_first_allocate_nothing(void **state)
         commit_version(bench.store, version);
         uint64_t requests = rft_alloc_count();
         for (uint32_t i = 0; i < bench.store->manifest->frame_count; i++) {
-            (void)encode(&bench, i, false);
-            (void)encode(&bench, i, true);
+            (void)encode(&bench, i, RFT_CODING_WHOLE);
+            (void)encode(&bench, i, RFT_CODING_SPARSE);
         }
         if (version > 7) assert_int_equal(rft_alloc_count(), requests);
     }

@@ -147,10 +147,13 @@ rft_message sample_frame(sample_version *sample, uint32_t sequence, const unsign
     message.as.frame.sequence = sequence;
     rft_bytes_reset(&sample->modes);
     rft_bytes_reset(&sample->scratch);
-    assert_int_equal(rft_frame_encode(sample->manifest, sequence, sample->image, same,
-                                      &sample->modes, &sample->scratch, payload,
-                                      &message.as.frame.hash, NULL),
+    const rft_frame_source source = {.image = sample->image, .same = same};
+    rft_frame frame;
+    assert_int_equal(rft_frame_encode(sample->manifest, sequence, &source, &sample->modes,
+                                      &sample->scratch, &frame, NULL),
                      REFIT_OK);
+    *payload = frame.payload;
+    message.as.frame.hash = frame.hash;
     message.as.frame.modes = rft_bytes_view(&sample->modes);
     return message;
 }

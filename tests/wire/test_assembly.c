@@ -22,7 +22,8 @@ typedef struct fixture {
     unsigned char *base;
     unsigned char *image;
     unsigned char *staging;
-    unsigned char *same; /* per block: 1 where image and base are equal */
+    unsigned char *same;        /* per block: 1 where image and base are equal */
+    const unsigned char *coded; /* what sparse blocks are coded against; NULL: there are none */
     unsigned char digests[8 * COUNT];
     rft_message seal;
     rft_assembly *assembly;
@@ -88,9 +89,13 @@ static rft_message encode(fixture *f, uint32_t sequence, const unsigned char *sa
     rft_message frame = {.kind = RFT_FRAME};
     frame.as.frame.version = 1;
     frame.as.frame.sequence = sequence;
-    assert_int_equal(rft_frame_encode(f->manifest, sequence, f->image, same, &f->modes, &f->scratch,
-                                      payload, &frame.as.frame.hash, NULL),
-                     REFIT_OK);
+    const rft_frame_source source = {f->image, same, same == NULL ? NULL : f->coded, 0};
+    rft_frame made;
+    assert_int_equal(
+        rft_frame_encode(f->manifest, sequence, &source, &f->modes, &f->scratch, &made, NULL),
+        REFIT_OK);
+    *payload = made.payload;
+    frame.as.frame.hash = made.hash;
     frame.as.frame.modes = rft_bytes_view(&f->modes);
     return frame;
 }
@@ -253,7 +258,9 @@ static void frames_that_break_the_rules_are_refused(void **state)
     assert_frame_refused(&f, &good, bytes_view(NULL, 0));
     f.modes.data[0] = RFT_BLOCK_SAME;
     assert_frame_refused(&f, &good, payload);
-    f.modes.data[0] = 2;
+    f.modes.data[0] = RFT_BLOCK_SPARSE;
+    assert_frame_refused(&f, &good, payload);
+    f.modes.data[0] = 3;
     assert_frame_refused(&f, &good, payload);
     close_fixture(&f);
 }
@@ -416,11 +423,10 @@ static void a_version_of_empty_tensors_is_complete_at_once(void **state)
     assert_true(rft_assembly_complete(f.assembly));
     assert_int_equal(rft_assembly_missing(f.assembly, 0, UINT32_MAX), UINT32_MAX);
     assert_int_equal(verify(&f), REFIT_OK);
-    rft_view payload;
-    uint64_t hash;
-    assert_int_equal(
-        rft_frame_encode(f.manifest, 0, image, NULL, &f.modes, &f.scratch, &payload, &hash, NULL),
-        REFIT_ERR_INVALID);
+    const rft_frame_source source = {.image = image};
+    rft_frame frame;
+    assert_int_equal(rft_frame_encode(f.manifest, 0, &source, &f.modes, &f.scratch, &frame, NULL),
+                     REFIT_ERR_INVALID);
     rft_assembly_close(f.assembly);
     rft_manifest_close(f.manifest);
 }
@@ -451,22 +457,23 @@ static void failed_allocations_are_errors(void **state)
     f.assembly = NULL;
     rft_manifest *kept = f.manifest;
     rft_manifest copy = *kept; /* the manifest's own blocks may not be held while it is swapped */
+    copy.tensors = malloc(kept->count * sizeof *kept->tensors);
     copy.blocks = malloc(kept->block_count * sizeof *kept->blocks);
     copy.frames = malloc(kept->frame_count * sizeof *kept->frames);
-    assert_true(copy.blocks != NULL && copy.frames != NULL);
+    assert_true(copy.tensors != NULL && copy.blocks != NULL && copy.frames != NULL);
+    memcpy(copy.tensors, kept->tensors, kept->count * sizeof *kept->tensors);
     memcpy(copy.blocks, kept->blocks, kept->block_count * sizeof *kept->blocks);
     memcpy(copy.frames, kept->frames, kept->frame_count * sizeof *kept->frames);
     rft_manifest_close(kept);
     f.manifest = NULL;
     for (uint64_t nth = 1;; nth++) {
         rft_assembly *assembly = NULL;
-        rft_view payload;
-        uint64_t hash;
+        const rft_frame_source source = {f.image, f.same, f.base, 0};
+        rft_frame frame;
         failing_alloc_begin(nth);
         refit_status status = rft_assembly_open(&copy, f.staging, f.base, &assembly, NULL);
         if (status == REFIT_OK) {
-            status = rft_frame_encode(&copy, 0, f.image, f.same, &f.modes, &f.scratch, &payload,
-                                      &hash, NULL);
+            status = rft_frame_encode(&copy, 0, &source, &f.modes, &f.scratch, &frame, NULL);
         }
         rft_assembly_close(assembly);
         rft_bytes_close(&f.modes);
@@ -474,6 +481,7 @@ static void failed_allocations_are_errors(void **state)
         if (!failing_alloc_end()) break;
         assert_int_equal(status, REFIT_ERR_HOST_MEMORY);
     }
+    free(copy.tensors);
     free(copy.blocks);
     free(copy.frames);
     close_fixture(&f);

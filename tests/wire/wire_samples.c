@@ -125,6 +125,7 @@ rft_message sample_large(rft_message_kind kind)
         m.as.hello.window = limits.window;
         m.as.hello.held = held_of(UINT64_MAX);
         m.as.hello.gpu = bytes_view(many_bytes, RFT_UUID_BYTES);
+        m.as.hello.delta = true;
         break;
     case RFT_WELCOME:
         m.as.welcome.protocol = UINT32_MAX;
@@ -242,6 +243,7 @@ void assert_messages_equal(const rft_message *a, const rft_message *b)
         SAME(hello.window);
         SAME_HELD(hello.held);
         SAME_VIEW(hello.gpu);
+        SAME(hello.delta);
         break;
     case RFT_WELCOME:
         SAME(welcome.protocol);

@@ -61,6 +61,12 @@ typedef enum refit_verify {
     REFIT_VERIFY_ALWAYS = 1, /* bytes in shared memory and on a shared GPU too */
 } refit_verify;
 
+typedef enum refit_delta {
+    REFIT_DELTA_AUTO = 0,   /* workers that hold the version before get what changed */
+    REFIT_DELTA_ALWAYS = 1, /* likewise, however little that saves */
+    REFIT_DELTA_NEVER = 2,  /* every version travels whole */
+} refit_delta;
+
 #define REFIT_CONFIG_ORIGINS 96 /* room for one origin byte per option */
 
 /* Where a value came from. */
@@ -119,6 +125,7 @@ typedef struct refit_config {
     uint32_t broadcast_heartbeat_timeout_ms; /* silence after which a peer counts as lost */
     uint32_t broadcast_resend_limit;         /* repeats of one frame before the worker gives up */
     int32_t broadcast_verify;                /* refit_verify */
+    int32_t broadcast_delta;                 /* refit_delta */
     uint8_t broadcast_insecure;              /* allow an address beyond this host without keys */
     uint32_t broadcast_linger_ms; /* a closing socket tries no longer to send what it still has */
 

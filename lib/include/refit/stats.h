@@ -72,7 +72,12 @@ extern "C" {
     X(u64, publish_shm_bytes_total, counter, "bytes that workers took from shared memory")         \
     X(u64, publish_gpu_bytes_total, counter, "bytes that workers took from their GPU's memory")    \
     X(u64, publish_gpu_bytes, gauge, "memory of the GPU that is kept for workers on it")           \
-    X(u64, publish_pinned_bytes, gauge, "bytes of the store that are page-locked")
+    X(u64, publish_pinned_bytes, gauge, "bytes of the store that are page-locked")                 \
+    X(u64, publish_sparse_blocks_last, gauge, "blocks of the last version sent as changes")        \
+    X(u64, publish_dense_blocks_last, gauge, "blocks sent whole to who held the version before")   \
+    X(u64, publish_changed_elements_last, gauge, "elements that changed in those sent as changes") \
+    X(u64, publish_delta_bytes_last, gauge, "payload to who held the version before; 0: nobody")   \
+    X(f64, publish_encode_seconds_last, gauge, "time spent on finding and coding what changed")
 
 typedef struct refit_stats {
     size_t size; /* sizeof(refit_stats), set by the caller */

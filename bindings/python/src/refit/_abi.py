@@ -64,6 +64,9 @@ REFIT_COMMIT_ALL: Final = 0
 REFIT_COMMIT_QUORUM: Final = 1
 REFIT_VERIFY_AUTO: Final = 0
 REFIT_VERIFY_ALWAYS: Final = 1
+REFIT_DELTA_AUTO: Final = 0
+REFIT_DELTA_ALWAYS: Final = 1
+REFIT_DELTA_NEVER: Final = 2
 REFIT_CONFIG_DEFAULT: Final = 0
 REFIT_CONFIG_FILE: Final = 1
 REFIT_CONFIG_ENVIRONMENT: Final = 2
@@ -163,6 +166,7 @@ class refit_config(Structure):
         ("broadcast_heartbeat_timeout_ms", c_uint32),
         ("broadcast_resend_limit", c_uint32),
         ("broadcast_verify", c_int32),
+        ("broadcast_delta", c_int32),
         ("broadcast_insecure", c_uint8),
         ("broadcast_linger_ms", c_uint32),
         ("limits_workers", c_uint32),
@@ -283,6 +287,11 @@ class refit_stats(Structure):
         ("publish_gpu_bytes_total", c_uint64),
         ("publish_gpu_bytes", c_uint64),
         ("publish_pinned_bytes", c_uint64),
+        ("publish_sparse_blocks_last", c_uint64),
+        ("publish_dense_blocks_last", c_uint64),
+        ("publish_changed_elements_last", c_uint64),
+        ("publish_delta_bytes_last", c_uint64),
+        ("publish_encode_seconds_last", c_double),
     ]
 
 

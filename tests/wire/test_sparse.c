@@ -1,0 +1,380 @@
+/* Sparse blocks: what changed makes the version again, bit for bit; damage and lies are seen. */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <cmocka.h>
+#include <xxhash.h>
+
+#include "base/alloc.h"
+#include "tensor_samples.h"
+#include "tests/support/seeded.h"
+#include "wire/assembly.h"
+#include "wire/sparse.h"
+#include "wire_samples.h"
+
+#define COUNT 12u
+
+/* A version, the one before it, and a worker that makes the first of the second. */
+typedef struct fixture {
+    rft_manifest *manifest;
+    unsigned char *base;
+    unsigned char *image;
+    unsigned char *staging;
+    unsigned char *same;
+    unsigned char digests[8 * COUNT];
+    rft_message seal;
+    rft_assembly *assembly;
+    rft_bytes modes;
+    rft_bytes scratch;
+    rft_frame_counts counts;
+    uint64_t seed;
+} fixture;
+
+/* One of `every` elements gets a new value: for halves mostly the next one. */
+static void change_block(fixture *f, const rft_block *block, uint64_t every)
+{
+    rft_delta_shape shape = rft_sparse_shape(f->manifest, block);
+    unsigned char *at = f->image + block->offset;
+    for (uint32_t i = 0; i < shape.elements; i++, at += shape.width) {
+        if (seeded_below(&f->seed, every) != 0) continue;
+        bool next = shape.kind == RFT_DELTA_HALF && seeded_below(&f->seed, 8) != 0;
+        if (next) {
+            at[0] = (unsigned char)(at[0] + 1);
+            continue;
+        }
+        for (uint32_t byte = 0; byte < shape.width; byte++)
+            at[byte] = (unsigned char)(seeded_next(&f->seed) >> 20);
+    }
+}
+
+static void make_versions(fixture *f)
+{
+    static const uint64_t every[] = {0, 1, 2, 5, 40, 1000, 30000};
+    f->base = sample_image(f->manifest, &f->seed);
+    f->image = malloc(f->manifest->store_bytes);
+    f->staging = malloc(f->manifest->store_bytes);
+    f->same = calloc(f->manifest->block_count + 1, 1);
+    assert_true(f->image != NULL && f->staging != NULL && f->same != NULL);
+    memcpy(f->image, f->base, f->manifest->store_bytes);
+    memset(f->staging, 0xee, f->manifest->store_bytes);
+    for (uint32_t i = 0; i < f->manifest->block_count; i++) {
+        const rft_block *block = &f->manifest->blocks[i];
+        uint64_t chosen = every[seeded_below(&f->seed, sizeof every / sizeof every[0])];
+        if (i + 1 == f->manifest->block_count) chosen = 40;
+        if (chosen != 0) change_block(f, block, chosen);
+        f->same[i] = memcmp(f->image + block->offset, f->base + block->offset, block->bytes) == 0;
+    }
+}
+
+static void open_fixture(fixture *f, uint64_t seed)
+{
+    refit_tensor tensors[COUNT];
+    *f = (fixture){.seed = seed};
+    sample_tensors(&f->seed, tensors, COUNT - 1, 100000);
+    tensors[COUNT - 1] = sample_tensor("last", REFIT_BF16, 1, 200000, 0);
+    f->manifest = sample_manifest(tensors, COUNT, 1 + seeded_below(&f->seed, 400000));
+    make_versions(f);
+    f->seal = sample_seal(f->manifest, f->image, f->digests);
+    assert_int_equal(rft_assembly_open(f->manifest, f->staging, f->base, &f->assembly, NULL),
+                     REFIT_OK);
+}
+
+static void close_fixture(fixture *f)
+{
+    rft_assembly_close(f->assembly);
+    rft_manifest_close(f->manifest);
+    rft_bytes_close(&f->modes);
+    rft_bytes_close(&f->scratch);
+    free(f->base);
+    free(f->image);
+    free(f->staging);
+    free(f->same);
+}
+
+static rft_message encode(fixture *f, uint32_t sequence, uint64_t worth, rft_view *payload)
+{
+    const rft_frame_source source = {f->image, f->same, f->base, worth};
+    rft_message frame = {.kind = RFT_FRAME};
+    rft_frame made;
+    assert_int_equal(
+        rft_frame_encode(f->manifest, sequence, &source, &f->modes, &f->scratch, &made, NULL),
+        REFIT_OK);
+    frame.as.frame.version = 1;
+    frame.as.frame.sequence = sequence;
+    frame.as.frame.hash = made.hash;
+    frame.as.frame.modes = rft_bytes_view(&f->modes);
+    *payload = made.payload;
+    f->counts = made.counts;
+    return frame;
+}
+
+static void take_rest(fixture *f)
+{
+    for (uint32_t i = 0; i < f->manifest->frame_count; i++) {
+        rft_view payload;
+        rft_message frame = encode(f, i, 0, &payload);
+        assert_int_equal(rft_assembly_take(f->assembly, &frame, payload, NULL), REFIT_OK);
+    }
+}
+
+static void assert_staged(const fixture *f)
+{
+    assert_true(rft_assembly_complete(f->assembly));
+    assert_int_equal(rft_assembly_verify(f->assembly, &f->seal, NULL), REFIT_OK);
+    for (uint32_t i = 0; i < f->manifest->count; i++) {
+        const rft_manifest_tensor *tensor = &f->manifest->tensors[i];
+        assert_memory_equal(f->staging + tensor->offset, f->image + tensor->offset, tensor->bytes);
+    }
+}
+
+/* The first frame that has a sparse block: the last block is always one. */
+static rft_message sparse_frame(fixture *f, rft_view *payload)
+{
+    for (uint32_t i = 0; i < f->manifest->frame_count; i++) {
+        rft_message frame = encode(f, i, 0, payload);
+        if (f->counts.sparse > 0) return frame;
+    }
+    fail_msg("no frame has a sparse block");
+    return (rft_message){0};
+}
+
+static void changes_make_the_version(void **state)
+{
+    (void)state;
+    uint64_t sparse = 0, same = 0, dense = 0;
+    for (uint64_t seed = 1; seed <= 30; seed++) {
+        fixture f;
+        open_fixture(&f, seed);
+        take_rest(&f);
+        assert_staged(&f);
+        for (uint32_t i = 0; i < f.manifest->frame_count; i++) {
+            rft_view payload;
+            (void)encode(&f, i, 0, &payload);
+            sparse += f.counts.sparse;
+            same += f.counts.same;
+            dense += f.counts.dense;
+        }
+        close_fixture(&f);
+    }
+    assert_true(sparse > 0 && same > 0 && dense > 0);
+}
+
+static void a_frame_is_never_longer_than_its_stretch(void **state)
+{
+    (void)state;
+    for (uint64_t seed = 50; seed < 60; seed++) {
+        fixture f;
+        open_fixture(&f, seed);
+        for (uint32_t i = 0; i < f.manifest->frame_count; i++) {
+            rft_view payload;
+            (void)encode(&f, i, 0, &payload);
+            assert_true(payload.count <= f.manifest->frames[i].bytes);
+        }
+        close_fixture(&f);
+    }
+}
+
+static void what_saves_too_little_goes_whole(void **state)
+{
+    (void)state;
+    fixture f;
+    open_fixture(&f, 3);
+    for (uint32_t i = 0; i < f.manifest->frame_count; i++) {
+        const rft_frame_span *span = &f.manifest->frames[i];
+        rft_view small, payload;
+        (void)encode(&f, i, 0, &small);
+        uint64_t saved = span->bytes - small.count;
+        bool coded = f.counts.dense < span->blocks;
+        (void)encode(&f, i, saved, &payload);
+        assert_int_equal(payload.count, small.count);
+        (void)encode(&f, i, saved + 1, &payload);
+        assert_ptr_equal(payload.data, f.image + span->offset);
+        assert_int_equal(payload.count, span->bytes);
+        assert_int_equal(f.counts.dense, span->blocks);
+        assert_true(coded || saved == 0);
+    }
+    close_fixture(&f);
+}
+
+static void the_same_frame_again_changes_nothing(void **state)
+{
+    (void)state;
+    fixture f;
+    open_fixture(&f, 4);
+    take_rest(&f);
+    take_rest(&f);
+    assert_staged(&f);
+    uint64_t before = rft_alloc_count();
+    rft_assembly_reset(f.assembly, f.staging, f.base);
+    take_rest(&f);
+    assert_int_equal(rft_alloc_count(), before);
+    assert_staged(&f);
+    close_fixture(&f);
+}
+
+static refit_status take_copy(fixture *f, const rft_message *frame, const unsigned char *payload,
+                              size_t count)
+{
+    unsigned char *exact = malloc(count + (count == 0));
+    assert_non_null(exact);
+    memcpy(exact, payload, count);
+    refit_status status = rft_assembly_take(f->assembly, frame, bytes_view(exact, count), NULL);
+    free(exact);
+    return status;
+}
+
+static void damage_is_seen_and_the_frame_asked_for_again(void **state)
+{
+    (void)state;
+    fixture f;
+    open_fixture(&f, 5);
+    rft_view payload;
+    rft_message frame = sparse_frame(&f, &payload);
+    unsigned char *damaged = malloc(payload.count);
+    assert_non_null(damaged);
+    for (int i = 0; i < 500; i++) {
+        memcpy(damaged, payload.data, payload.count);
+        size_t at = i < 60 ? (size_t)i : seeded_below(&f.seed, payload.count);
+        damaged[at % payload.count] ^= (unsigned char)(1u << seeded_below(&f.seed, 8));
+        assert_int_equal(take_copy(&f, &frame, damaged, payload.count), REFIT_ERR_CORRUPT);
+    }
+    assert_int_equal(rft_assembly_taken(f.assembly), 0);
+    free(damaged);
+    take_rest(&f);
+    assert_staged(&f);
+    close_fixture(&f);
+}
+
+/* A frame whose hash is right, whatever it says. It may be taken for what it is not only where
+ * dense blocks lie; the seal sees that. */
+static void lies_never_make_another_version(void **state)
+{
+    (void)state;
+    int refused = 0;
+    for (uint64_t seed = 100; seed < 500; seed++) {
+        fixture f;
+        open_fixture(&f, 1 + seed % 20);
+        f.seed = seed;
+        rft_view payload;
+        rft_message frame = sparse_frame(&f, &payload);
+        unsigned char *lie = malloc(payload.count);
+        assert_non_null(lie);
+        memcpy(lie, payload.data, payload.count);
+        for (uint64_t n = 1 + seeded_below(&f.seed, 4); n > 0; n--) {
+            uint64_t reach = seeded_below(&f.seed, 2) != 0 ? 64 : payload.count;
+            size_t at = seeded_below(&f.seed, reach) % payload.count;
+            lie[at] = (unsigned char)seeded_next(&f.seed);
+        }
+        size_t count = payload.count - seeded_below(&f.seed, 3) % payload.count;
+        frame.as.frame.hash = XXH3_64bits(lie, count);
+        refit_status status = take_copy(&f, &frame, lie, count);
+        free(lie);
+        refused += status != REFIT_OK;
+        assert_true(status == REFIT_OK || status == REFIT_ERR_PROTOCOL ||
+                    status == REFIT_ERR_STALE || status == REFIT_ERR_CORRUPT);
+        assert_int_equal(rft_assembly_taken(f.assembly), status == REFIT_OK ? 1 : 0);
+        take_rest(&f);
+        if (rft_assembly_verify(f.assembly, &f.seal, NULL) == REFIT_OK) assert_staged(&f);
+        if (status != REFIT_OK) assert_staged(&f);
+        close_fixture(&f);
+    }
+    assert_true(refused > 200);
+}
+
+static void assert_refused(fixture *f, const rft_message *frame, const unsigned char *payload,
+                           size_t count)
+{
+    unsigned char *before = malloc(f->manifest->store_bytes);
+    assert_non_null(before);
+    memcpy(before, f->staging, f->manifest->store_bytes);
+    rft_message lying = *frame;
+    lying.as.frame.hash = XXH3_64bits(payload, count);
+    assert_int_equal(take_copy(f, &lying, payload, count), REFIT_ERR_PROTOCOL);
+    assert_memory_equal(before, f->staging, f->manifest->store_bytes);
+    assert_int_equal(rft_assembly_taken(f->assembly), 0);
+    free(before);
+}
+
+static void lengths_that_lie_change_nothing(void **state)
+{
+    (void)state;
+    fixture f;
+    open_fixture(&f, 6);
+    rft_view payload;
+    rft_message frame = sparse_frame(&f, &payload);
+    unsigned char *lie = calloc(1, payload.count + 1);
+    assert_non_null(lie);
+    memcpy(lie, payload.data, payload.count);
+    assert_refused(&f, &frame, lie, payload.count - 1);
+    assert_refused(&f, &frame, lie, payload.count + 1);
+    assert_refused(&f, &frame, lie, RFT_SPARSE_ENTRY_BYTES - 1);
+    assert_refused(&f, &frame, lie, RFT_SPARSE_ENTRY_BYTES);
+    assert_refused(&f, &frame, lie, 0);
+    memset(lie, 0xff, 4); /* more escapes than there can be */
+    assert_refused(&f, &frame, lie, payload.count);
+    rft_assembly_reset(f.assembly, f.staging, NULL);
+    assert_refused(&f, &frame, payload.data, payload.count);
+    free(lie);
+    close_fixture(&f);
+}
+
+static void another_base_is_not_changed(void **state)
+{
+    (void)state;
+    fixture f;
+    open_fixture(&f, 7);
+    rft_view payload;
+    rft_message frame = sparse_frame(&f, &payload);
+    const rft_frame_span *span = &f.manifest->frames[frame.as.frame.sequence];
+    const unsigned char *modes = frame.as.frame.modes.data;
+    uint32_t at =
+        (uint32_t)((const unsigned char *)memchr(modes, RFT_BLOCK_SPARSE, span->blocks) - modes);
+    unsigned char *byte = f.base + f.manifest->blocks[span->first_block + at].offset;
+    *byte ^= 1;
+    refit_error error;
+    assert_int_equal(rft_assembly_take(f.assembly, &frame, payload, &error), REFIT_ERR_STALE);
+    assert_non_null(strstr(error.text, "other bytes"));
+    *byte ^= 1;
+    take_rest(&f);
+    assert_staged(&f);
+    close_fixture(&f);
+}
+
+/* What the entry promises is held against what came of the planes. */
+static void a_wrong_result_is_asked_for_again(void **state)
+{
+    (void)state;
+    fixture f;
+    open_fixture(&f, 8);
+    rft_view payload;
+    rft_message frame = sparse_frame(&f, &payload);
+    unsigned char *lie = malloc(payload.count);
+    assert_non_null(lie);
+    memcpy(lie, payload.data, payload.count);
+    lie[12] ^= 1;
+    frame.as.frame.hash = XXH3_64bits(lie, payload.count);
+    assert_int_equal(take_copy(&f, &frame, lie, payload.count), REFIT_ERR_CORRUPT);
+    free(lie);
+    take_rest(&f);
+    assert_staged(&f);
+    close_fixture(&f);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(changes_make_the_version),
+        cmocka_unit_test(a_frame_is_never_longer_than_its_stretch),
+        cmocka_unit_test(what_saves_too_little_goes_whole),
+        cmocka_unit_test(the_same_frame_again_changes_nothing),
+        cmocka_unit_test(damage_is_seen_and_the_frame_asked_for_again),
+        cmocka_unit_test(lies_never_make_another_version),
+        cmocka_unit_test(lengths_that_lie_change_nothing),
+        cmocka_unit_test(another_base_is_not_changed),
+        cmocka_unit_test(a_wrong_result_is_asked_for_again),
+    };
+    return cmocka_run_group_tests_name("sparse", tests, NULL, NULL);
+}
