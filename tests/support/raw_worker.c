@@ -88,6 +88,9 @@ static void take_frame(raw_worker *worker)
     bool ours = worker->assembly != NULL &&
                 worker->heard.as.frame.version == worker->offer.as.offer.version;
     if (!ours) return;
+    const unsigned char *modes = worker->heard.as.frame.modes.data;
+    for (size_t i = 0; i < worker->heard.as.frame.modes.count; i++)
+        worker->sparse_blocks += modes[i] == RFT_BLOCK_SPARSE;
     assert_int_equal(rft_assembly_take(worker->assembly, &worker->heard, worker->payload, NULL),
                      REFIT_OK);
 }
@@ -166,6 +169,7 @@ void raw_worker_say_hello(raw_worker *worker)
     message.as.hello.shm = worker->shm;
     message.as.hello.window = worker->config.broadcast_window;
     message.as.hello.held = worker->held;
+    message.as.hello.delta = worker->delta;
     raw_worker_send(worker, &message);
 }
 
@@ -227,6 +231,16 @@ void raw_worker_pull(raw_worker *worker, uint32_t credits)
     rft_message message = {.kind = RFT_PULL};
     message.as.pull.version = worker->offer.as.offer.version;
     message.as.pull.credits = credits;
+    raw_worker_send(worker, &message);
+}
+
+void raw_worker_resend(raw_worker *worker, uint32_t sequence)
+{
+    unsigned char wire[4];
+    rft_put_u32(wire, sequence);
+    rft_message message = {.kind = RFT_RESEND};
+    message.as.resend.version = worker->offer.as.offer.version;
+    message.as.resend.sequences = (rft_view){wire, sizeof wire};
     raw_worker_send(worker, &message);
 }
 

@@ -22,6 +22,7 @@ typedef struct raw_worker {
     char name[64];
     uint64_t instance;
     bool shm;
+    bool delta; /* says that it takes sparse blocks: set it before it joins */
     rft_held held;
 
     /* What it has been told. */
@@ -36,6 +37,7 @@ typedef struct raw_worker {
     uint64_t sums[256];   /* of the seal */
 
     rft_assembly *assembly;
+    uint32_t sparse_blocks; /* in the frames that it took, ever */
     unsigned char *staging; /* filled with frames */
     unsigned char *base;    /* the version held, if it came in frames */
     rft_segment mapped;
@@ -68,6 +70,7 @@ void raw_worker_say_hello(raw_worker *worker);
 void raw_worker_join(raw_worker *worker);  /* HELLO, WELCOME, JOIN, first BEAT */
 void raw_worker_offer(raw_worker *worker); /* waits for OFFER */
 void raw_worker_pull(raw_worker *worker, uint32_t credits);
+void raw_worker_resend(raw_worker *worker, uint32_t sequence);
 void raw_worker_fetch(raw_worker *worker); /* all frames, or the slot mapped; waits for SEAL */
 void raw_worker_say_staged(raw_worker *worker);
 void raw_worker_stage(raw_worker *worker); /* OFFER to STAGED, verified */
