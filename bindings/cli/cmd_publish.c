@@ -190,13 +190,26 @@ static uint32_t count_committed(publish_job *job, bool aborted, cli_progress *pr
     return committed;
 }
 
+/* What the version took for those who held the one before and received it through sockets. */
+static void report_changes(const publish_job *job)
+{
+    char size[CLI_SIZE_TEXT];
+    refit_stats stats;
+    refit_stats_init(&stats, sizeof stats);
+    if (refit_publisher_stats(job->publisher, &stats, NULL) != REFIT_OK) return;
+    if (stats.publish_delta_bytes_last == 0) return;
+    (void)printf(", %s of changes", cli_size_text(stats.publish_delta_bytes_last, size));
+}
+
 static int report_version(const publish_job *job, int index, uint32_t committed, double seconds)
 {
     char size[CLI_SIZE_TEXT];
-    (void)printf("version %" PRIu64 ": %s, %u tensors, %s, %u worker%s, %.2f s\n",
+    (void)printf("version %" PRIu64 ": %s, %u tensors, %s, %u worker%s, %.2f s",
                  refit_publisher_version(job->publisher), job->paths[index],
                  job->files[index].count, cli_size_text(job->files[index].total, size), committed,
                  committed == 1 ? "" : "s", seconds);
+    report_changes(job);
+    (void)printf("\n");
     (void)fflush(stdout);
     return CLI_DONE;
 }

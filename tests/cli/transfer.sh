@@ -63,6 +63,8 @@ for bind in tcp://127.0.0.1:0 "ipc://$scratch/socket"; do
     [ "$(find "$scratch/sent" -mindepth 1 | wc -l)" -eq 4 ] || complain "more is left than files"
     grep -qF "version 2: $scratch/2.in, 23 tensors, 560.4 KiB, 2 workers" <<<"$said" ||
         complain "publish said: $said"
+    grep -qE "^version 2: .* s, [0-9.]+ (B|KiB) of changes$" <<<"$said" ||
+        complain "publish did not say what changed: $said"
     grep -qF "version 3: $scratch/sent/3.safetensors, 3 tensors, 2.9 MiB" "$scratch/sent.out" ||
         complain "subscribe said: $(cat "$scratch/sent.out")"
     rm -r "$scratch/shared" "$scratch/sent"

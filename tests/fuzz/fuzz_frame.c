@@ -1,29 +1,34 @@
 /*
- * Frames into an assembly. The input is a list of frames, five bytes and its block modes each:
+ * Frames into an assembly. The input is a list of frames, seven bytes, its block modes, and bytes
+ * to begin the payload with:
  *
- *     flags | sequence | number of modes | bytes too many, signed | byte of the payload | modes…
+ *     flags | sequence | number of modes | bytes too many, signed | byte of the payload |
+ *     number of bytes given, little-endian, two of them | modes… | given…
  *
- * The payload is made here, because frames of real size would hide what matters from the fuzzer;
- * one flag says that it has the length that the blocks need, another that its hash is right.
- * However the frames come, nothing is written outside the image, and a version that is complete
- * must verify against the digests of the image that came of it.
+ * The rest of the payload is made here, because frames of real size would hide what matters from
+ * the fuzzer: one flag says that behind what is given follows all that dense blocks need, another
+ * that its hash is right, a third that the digests in its directory are those of the base and of
+ * what its changes make of it. However the frames come, nothing is written outside the image, and a
+ * version that is complete must verify against the digests of the image that came of it.
  */
 #include <stdlib.h>
 #include <string.h>
 
 #include <xxhash.h>
 
+#include "frame_manifest.h"
 #include "fuzz.h"
 #include "kernels/digest.h"
 #include "wire/assembly.h"
+#include "wire/sparse.h"
 
-#define HEADER     5u
+#define HEADER     7u
 #define PAYLOAD    (1u << 16)
-#define COUNT      6u
 #define HAS_LENGTH 1u
 #define HAS_HASH   2u
 #define HAS_BASE   4u
 #define STARTS     8u
+#define HAS_PARTS  16u
 
 typedef struct fixture {
     rft_manifest *manifest;
@@ -33,38 +38,13 @@ typedef struct fixture {
     unsigned char payload[PAYLOAD];
 } fixture;
 
-static rft_manifest *open_manifest(void)
-{
-    const rft_limits limits = {.tensors = COUNT,
-                               .rank = 8,
-                               .name_bytes = 16,
-                               .message_bytes = 4096,
-                               .manifest_bytes = 4096,
-                               .frame_bytes = 1 << 20,
-                               .version_bytes = 1 << 20,
-                               .blocks = 1 << 10,
-                               .window = 8};
-    const refit_tensor tensors[COUNT] = {
-        {sizeof(refit_tensor), "odd", REFIT_U8, 1, {5}, 5, REFIT_NO_ALIAS},
-        {sizeof(refit_tensor), "four", REFIT_F4, 1, {65537}, 32769, REFIT_NO_ALIAS},
-        {sizeof(refit_tensor), "empty", REFIT_F32, 1, {0}, 0, REFIT_NO_ALIAS},
-        {sizeof(refit_tensor), "tied", REFIT_U8, 1, {5}, 5, 0},
-        {sizeof(refit_tensor), "whole", REFIT_F4, 1, {65536}, 32768, REFIT_NO_ALIAS},
-        {sizeof(refit_tensor), "tail", REFIT_F32, 1, {100}, 400, REFIT_NO_ALIAS},
-    };
-    rft_manifest *manifest;
-    FUZZ_REQUIRE(rft_manifest_open(tensors, COUNT, 32840, &limits, &manifest, NULL) == REFIT_OK);
-    FUZZ_REQUIRE(manifest->block_count == 5 && manifest->frame_count == 3);
-    return manifest;
-}
-
 static void open_fixture(fixture *f)
 {
-    f->manifest = open_manifest();
+    f->manifest = frame_manifest_open();
     f->staging = calloc(1, f->manifest->store_bytes);
     f->base = calloc(1, f->manifest->store_bytes);
     FUZZ_REQUIRE(f->staging != NULL && f->base != NULL);
-    memset(f->base, 0x5a, f->manifest->store_bytes);
+    memset(f->base, FRAME_BASE_BYTE, f->manifest->store_bytes);
     FUZZ_REQUIRE(rft_assembly_open(f->manifest, f->staging, NULL, &f->assembly, NULL) == REFIT_OK);
 }
 
@@ -76,7 +56,7 @@ static void close_fixture(fixture *f)
     free(f->base);
 }
 
-/* The length that such modes need, found another way than the assembly finds it. */
+/* What such modes need besides what is given, found another way than the assembly finds it. */
 static size_t needed_bytes(const rft_manifest *manifest, uint32_t sequence, rft_view modes)
 {
     if (sequence >= manifest->frame_count) return 0;
@@ -85,10 +65,49 @@ static size_t needed_bytes(const rft_manifest *manifest, uint32_t sequence, rft_
     size_t bytes = 0;
     bool dense = true;
     for (uint32_t i = 0; i < span->blocks && i < modes.count; i++) {
-        dense = dense && mode[i] != RFT_BLOCK_SAME;
-        if (mode[i] != RFT_BLOCK_SAME) bytes += manifest->blocks[span->first_block + i].bytes;
+        bool whole = mode[i] != RFT_BLOCK_SAME && mode[i] != RFT_BLOCK_SPARSE;
+        dense = dense && whole;
+        if (whole) bytes += manifest->blocks[span->first_block + i].bytes;
     }
     return dense ? span->bytes : bytes;
+}
+
+/* Puts the digests into an entry that the fuzzer has made up, where its planes hold together. */
+static size_t set_parts(const fixture *f, const rft_block *block, unsigned char *entry,
+                        const unsigned char *planes, size_t room)
+{
+    rft_sparse sparse;
+    const unsigned char *base = f->base + block->offset;
+    if (!rft_sparse_read(f->manifest, block, entry, planes, room, &sparse)) return room;
+    unsigned char *result = malloc(block->bytes);
+    FUZZ_REQUIRE(result != NULL);
+    memcpy(result, base, block->bytes);
+    sparse.before = rft_digest_part(base, block->bytes, block->tensor_offset);
+    if (rft_delta_apply(sparse.shape, &sparse.delta, planes, result)) {
+        sparse.after = rft_digest_part(result, block->bytes, block->tensor_offset);
+    }
+    free(result);
+    rft_sparse_write_entry(&sparse, entry);
+    return sparse.delta.total;
+}
+
+static void set_all_parts(fixture *f, uint32_t sequence, rft_view modes, size_t count)
+{
+    if (sequence >= f->manifest->frame_count) return;
+    const rft_frame_span *span = &f->manifest->frames[sequence];
+    const unsigned char *mode = modes.data;
+    size_t sparse = 0;
+    for (uint32_t i = 0; i < span->blocks && i < modes.count; i++)
+        sparse += mode[i] == RFT_BLOCK_SPARSE;
+    size_t at = sparse * RFT_SPARSE_ENTRY_BYTES;
+    unsigned char *entry = f->payload;
+    for (uint32_t i = 0; i < span->blocks && i < modes.count && at < count; i++) {
+        const rft_block *block = &f->manifest->blocks[span->first_block + i];
+        if (mode[i] == RFT_BLOCK_DENSE) at += block->bytes;
+        if (mode[i] != RFT_BLOCK_SPARSE || at >= count) continue;
+        at += set_parts(f, block, entry, f->payload + at, count - at);
+        entry += RFT_SPARSE_ENTRY_BYTES;
+    }
 }
 
 /* A copy of its own, so that a sanitizer sees a read past its end. */
@@ -101,33 +120,42 @@ static void take(fixture *f, const rft_message *frame, size_t count)
     refit_status status = rft_assembly_take(f->assembly, frame, (rft_view){exact, count}, NULL);
     uint32_t more = rft_assembly_taken(f->assembly) - before;
     FUZZ_REQUIRE(status == REFIT_OK ? more <= 1 : more == 0);
-    FUZZ_REQUIRE(status == REFIT_OK || status == REFIT_ERR_PROTOCOL || status == REFIT_ERR_CORRUPT);
+    FUZZ_REQUIRE(status == REFIT_OK || status == REFIT_ERR_PROTOCOL ||
+                 status == REFIT_ERR_CORRUPT || status == REFIT_ERR_STALE);
     free(exact);
+}
+
+static size_t smaller(size_t a, size_t b)
+{
+    return a < b ? a : b;
 }
 
 /* Returns how many bytes of input the frame took. */
 static size_t run_frame(fixture *f, const uint8_t *at, size_t left)
 {
-    size_t modes = at[2] < left - HEADER ? at[2] : left - HEADER;
+    size_t modes = smaller(at[2], left - HEADER);
+    size_t given = smaller((size_t)at[5] | (size_t)at[6] << 8, left - HEADER - modes);
     rft_message frame = {.kind = RFT_FRAME};
     frame.as.frame.version = 1;
     frame.as.frame.sequence = at[1];
     frame.as.frame.modes = (rft_view){at + HEADER, modes};
-    size_t count = needed_bytes(f->manifest, at[1], frame.as.frame.modes);
+    size_t count = given + needed_bytes(f->manifest, at[1], frame.as.frame.modes);
     if ((at[0] & HAS_LENGTH) == 0) count += (size_t)(int8_t)at[3];
     if (count > PAYLOAD) count = PAYLOAD;
     memset(f->payload, at[4], count);
+    memcpy(f->payload, at + HEADER + modes, smaller(given, count));
+    if ((at[0] & HAS_PARTS) != 0) set_all_parts(f, at[1], frame.as.frame.modes, count);
     frame.as.frame.hash = XXH3_64bits(f->payload, count) ^ ((at[0] & HAS_HASH) == 0 ? 1 : 0);
     if ((at[0] & STARTS) != 0)
         rft_assembly_reset(f->assembly, f->staging, (at[0] & HAS_BASE) != 0 ? f->base : NULL);
     take(f, &frame, count);
-    return HEADER + modes;
+    return HEADER + modes + given;
 }
 
 static void check_complete(const fixture *f)
 {
-    uint64_t numbers[COUNT];
-    unsigned char bytes[8 * COUNT];
+    uint64_t numbers[FRAME_TENSORS];
+    unsigned char bytes[8 * FRAME_TENSORS];
     uint32_t next = 0;
     for (uint32_t i = 0; i < f->manifest->count; i++) {
         const rft_manifest_tensor *tensor = &f->manifest->tensors[i];

@@ -6,9 +6,11 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "tests/fuzz/frame_manifest.h"
 #include "tests/support/seeded.h"
 #include "tests/wire/tensor_samples.h"
 #include "tests/wire/wire_samples.h"
+#include "wire/assembly.h"
 
 static void write_seed(const char *folder, const char *target, const char *name, rft_view bytes)
 {
@@ -75,25 +77,72 @@ static void write_manifests(const char *folder)
     write_seed(folder, "manifest", "bomb", bytes_view("\xff\x0f\x85\xdd\x10\x00\x00\x00", 8));
 }
 
-/* Flags: 1 the right length, 2 the right hash, 4 with a base, 8 starts over. The version has five
- * blocks in three frames (3, 1 and 1 blocks). */
-static void write_frames(const char *folder)
+/* Flags: 1 the right length, 2 the right hash, 4 with a base, 8 starts over, 16 the right digests.
+ * The version has six blocks in three frames (3, 1 and 2 blocks). */
+static void write_dense_frames(const char *folder)
 {
     const rft_view seeds[] = {
-        bytes_view(
-            "\x03\x00\x03\x00\x01\x00\x00\x00\x03\x01\x01\x00\x02\x00\x03\x02\x01\x00\x03\x00", 20),
-        bytes_view(
-            "\x0f\x02\x01\x00\x01\x01\x03\x00\x03\x00\x02\x01\x00\x01\x03\x01\x01\x00\x03\x01", 20),
-        bytes_view("\x01\x00\x03\x00\x01\x00\x00\x00", 8),
-        bytes_view("\x02\x00\x03\xff\x01\x00\x00\x00", 8),
-        bytes_view("\x03\x00\x03\x00\x01\x00\x00\x02", 8),
-        bytes_view("\x03\xff\x00\x00\x01", 5),
+        bytes_view("\x03\x00\x03\x00\x01\x00\x00\x00\x00\x00"
+                   "\x03\x01\x01\x00\x02\x00\x00\x00"
+                   "\x03\x02\x02\x00\x03\x00\x00\x00\x00",
+                   27),
+        bytes_view("\x0f\x02\x02\x00\x01\x00\x00\x01\x01"
+                   "\x03\x00\x03\x00\x02\x00\x00\x01\x00\x01"
+                   "\x03\x01\x01\x00\x03\x00\x00\x01",
+                   27),
+        bytes_view("\x01\x00\x03\x00\x01\x00\x00\x00\x00\x00", 10),
+        bytes_view("\x02\x00\x03\xff\x01\x00\x00\x00\x00\x00", 10),
+        bytes_view("\x03\x00\x03\x00\x01\x00\x00\x00\x00\x03", 10),
+        bytes_view("\x03\xff\x00\x00\x01\x00\x00", 7),
     };
     for (size_t i = 0; i < sizeof seeds / sizeof seeds[0]; i++) {
         char name[32];
         (void)snprintf(name, sizeof name, "frames-%zu", i);
         write_seed(folder, "frame", name, seeds[i]);
     }
+}
+
+/* One frame of which `every` so many bytes changed, by `step`, as its publisher codes it. */
+static void write_coded_frame(const char *folder, uint32_t sequence, uint32_t every,
+                              unsigned char step)
+{
+    rft_manifest *manifest = frame_manifest_open();
+    unsigned char *images = malloc(2 * manifest->store_bytes), *image = images;
+    if (images == NULL) exit(1);
+    memset(images, FRAME_BASE_BYTE, 2 * manifest->store_bytes);
+    for (uint64_t at = 3; at < manifest->store_bytes; at += every)
+        image[at] = (unsigned char)(image[at] + step);
+    const rft_frame_source source = {.image = image, .base = images + manifest->store_bytes};
+    rft_bytes modes = {0}, scratch = {0}, seed = {0};
+    rft_frame frame;
+    if (rft_frame_encode(manifest, sequence, &source, &modes, &scratch, &frame, NULL) != REFIT_OK)
+        exit(1);
+    unsigned char head[7] = {0x0f, (unsigned char)sequence, (unsigned char)modes.count, 0, 0};
+    head[5] = (unsigned char)frame.payload.count;
+    head[6] = (unsigned char)(frame.payload.count >> 8);
+    if (rft_bytes_append(&seed, head, sizeof head, NULL) != REFIT_OK ||
+        rft_bytes_append(&seed, modes.data, modes.count, NULL) != REFIT_OK ||
+        rft_bytes_append(&seed, frame.payload.data, frame.payload.count, NULL) != REFIT_OK) {
+        exit(1);
+    }
+    char name[48];
+    (void)snprintf(name, sizeof name, "sparse-%u-%u-%u", sequence, every, step);
+    write_seed(folder, "frame", name, rft_bytes_view(&seed));
+    rft_bytes_close(&modes);
+    rft_bytes_close(&scratch);
+    rft_bytes_close(&seed);
+    free(images);
+    rft_manifest_close(manifest);
+}
+
+static void write_frames(const char *folder)
+{
+    write_dense_frames(folder);
+    write_coded_frame(folder, 0, 400, 1);
+    write_coded_frame(folder, 1, 2000, 7);
+    write_coded_frame(folder, 2, 6, 1);
+    write_coded_frame(folder, 2, 50, 40);
+    write_coded_frame(folder, 2, 14, 0x85);
 }
 
 int main(int argc, char **argv)
