@@ -6,6 +6,10 @@
  * of which little has changed is a hundredth of what it may be. An entry's buffer is used again for
  * the next version if it is back from the transport and not far too large; else it waits in an
  * attic. Their number in flight is bounded by the windows.
+ *
+ * Coding against the base is the one thing that takes long, so frames that will be wanted next are
+ * coded together with the one that is wanted now, each by one thread with a desk of its own: they
+ * share nothing that is written but the allocator. Nothing is coded while nobody asks.
  */
 #include "broadcast/frames.h"
 
@@ -14,6 +18,8 @@
 
 /* broadcast.delta: auto copies a frame only to save at least this part of it. */
 #define WORTH_PART 8u
+/* Frames that a thread codes at a time. */
+#define BATCH_EACH 2u
 /* A buffer may be so many times too large, and a little more. */
 #define ROOM_MOST  4u
 #define ROOM_SPARE 4096u
@@ -27,25 +33,46 @@ typedef struct frame_entry {
     bool whole;         /* the payload is the slot's memory, not the buffer's */
 } frame_entry;
 
+/* What one thread needs to code frames. */
+typedef struct frame_desk {
+    rft_bytes modes;
+    rft_bytes scratch;
+    rft_attic attic; /* buffers that are still in flight */
+    rft_frames_counts counts;
+} frame_desk;
+
+/* Frames that are coded together. */
+typedef struct frame_batch {
+    rft_frames *frames;
+    const rft_store *store;
+    rft_coding coding;
+    uint32_t count;
+    uint32_t sequences[RFT_ENCODERS_MOST * BATCH_EACH];
+} frame_batch;
+
 struct rft_frames {
     const rft_manifest *manifest;
     rft_limits limits;
     refit_delta delta;
+    rft_encoders *encoders;            /* NULL: there are none */
     frame_entry *entries[RFT_CODINGS]; /* per frame */
-    rft_attic attic;                   /* buffers that are still in flight */
-    rft_bytes modes;
-    rft_bytes scratch;
-    rft_frames_counts counts;
+    frame_desk desks[RFT_ENCODERS_MOST];
+    uint64_t cursor_version; /* whose ready frames were looked through up to `cursor` */
+    uint32_t cursor;
+    uint64_t counted; /* version of these counts, and of the desks' */
+    double seconds;
+    frame_batch batch;
 };
 
-refit_status rft_frames_open(const rft_manifest *manifest, const rft_limits *limits,
-                             refit_delta delta, rft_frames **out, refit_error *error)
+refit_status rft_frames_open(const rft_manifest *manifest, const refit_config *config,
+                             rft_encoders *encoders, rft_frames **out, refit_error *error)
 {
     rft_frames *frames = rft_calloc(1, sizeof *frames);
     RFT_REFUSE_IF(frames == NULL, error, REFIT_ERR_HOST_MEMORY, "no memory for frames");
     frames->manifest = manifest;
-    frames->limits = *limits;
-    frames->delta = delta;
+    frames->limits = rft_limits_from(config);
+    frames->delta = (refit_delta)config->broadcast_delta;
+    frames->encoders = encoders;
     bool complete = true;
     for (uint32_t i = 0; i < RFT_CODINGS; i++) {
         frames->entries[i] =
@@ -60,10 +87,10 @@ refit_status rft_frames_open(const rft_manifest *manifest, const rft_limits *lim
     return REFIT_OK;
 }
 
-static void entries_close(rft_frames *frames, frame_entry *entries)
+static void entries_close(rft_frames *frames, frame_entry *entries, rft_attic *attic)
 {
     for (uint32_t i = 0; entries != NULL && i < frames->manifest->frame_count; i++) {
-        rft_attic_put(&frames->attic, entries[i].gathered);
+        rft_attic_put(attic, entries[i].gathered);
         rft_bytes_close(&entries[i].message);
     }
     rft_free(entries);
@@ -73,11 +100,13 @@ void rft_frames_close(rft_frames *frames, rft_attic *attic)
 {
     if (frames == NULL) return;
     for (uint32_t i = 0; i < RFT_CODINGS; i++) {
-        entries_close(frames, frames->entries[i]);
+        entries_close(frames, frames->entries[i], attic);
     }
-    if (attic != NULL) rft_attic_move(attic, &frames->attic);
-    rft_bytes_close(&frames->modes);
-    rft_bytes_close(&frames->scratch);
+    for (uint32_t i = 0; i < RFT_ENCODERS_MOST; i++) {
+        rft_attic_move(attic, &frames->desks[i].attic);
+        rft_bytes_close(&frames->desks[i].modes);
+        rft_bytes_close(&frames->desks[i].scratch);
+    }
     rft_free(frames);
 }
 
@@ -90,41 +119,42 @@ static bool is_usable(rft_loan *loan, size_t bytes)
 }
 
 /* The entry's buffer, free to write, with room for so many bytes. */
-static refit_status entry_buffer(rft_frames *frames, frame_entry *entry, size_t bytes,
+static refit_status entry_buffer(frame_desk *desk, frame_entry *entry, size_t bytes,
                                  refit_error *error)
 {
     if (is_usable(entry->gathered, bytes)) {
         rft_bytes_reset(&entry->gathered->gathered);
         return REFIT_OK;
     }
-    rft_attic_put(&frames->attic, entry->gathered);
+    rft_attic_put(&desk->attic, entry->gathered);
     entry->gathered = rft_loan_open();
     RFT_REFUSE_IF(entry->gathered == NULL, error, REFIT_ERR_HOST_MEMORY,
                   "no memory to gather a frame");
     return rft_bytes_reserve(&entry->gathered->gathered, bytes == 0 ? 1 : bytes, error);
 }
 
-static refit_status entry_keep(rft_frames *frames, frame_entry *entry, const rft_frame *frame,
+static refit_status entry_keep(frame_desk *desk, frame_entry *entry, const rft_frame *frame,
                                refit_error *error)
 {
     entry->whole = frame->counts.same == 0 && frame->counts.sparse == 0;
     entry->payload = frame->payload;
     if (entry->whole) return REFIT_OK;
-    RFT_TRY(entry_buffer(frames, entry, frame->payload.count, error));
+    RFT_TRY(entry_buffer(desk, entry, frame->payload.count, error));
     RFT_TRY(rft_bytes_append(&entry->gathered->gathered, frame->payload.data, frame->payload.count,
                              error));
     entry->payload = rft_bytes_view(&entry->gathered->gathered);
     return REFIT_OK;
 }
 
-static refit_status entry_message(rft_frames *frames, frame_entry *entry, uint64_t version,
-                                  uint32_t sequence, uint64_t hash, refit_error *error)
+static refit_status entry_message(const rft_frames *frames, const frame_desk *desk,
+                                  frame_entry *entry, uint64_t version, uint32_t sequence,
+                                  uint64_t hash, refit_error *error)
 {
     rft_message message = {.kind = RFT_FRAME};
     message.as.frame.version = version;
     message.as.frame.sequence = sequence;
     message.as.frame.hash = hash;
-    message.as.frame.modes = rft_bytes_view(&frames->modes);
+    message.as.frame.modes = rft_bytes_view(&desk->modes);
     rft_bytes_reset(&entry->message);
     return rft_message_encode(&message, &frames->limits, &entry->message, error);
 }
@@ -141,50 +171,118 @@ static rft_frame_source source_for(const rft_frames *frames, const rft_store *st
     };
 }
 
-static void count(rft_frames *frames, uint64_t version, const rft_frame *frame, int64_t began)
+static void count(frame_desk *desk, uint64_t version, const rft_frame *frame)
 {
-    rft_frames_counts *counts = &frames->counts;
+    rft_frames_counts *counts = &desk->counts;
     if (counts->version != version) *counts = (rft_frames_counts){.version = version};
     counts->blocks.same += frame->counts.same;
     counts->blocks.sparse += frame->counts.sparse;
     counts->blocks.dense += frame->counts.dense;
     counts->blocks.changed += frame->counts.changed;
     counts->bytes += frame->payload.count;
-    counts->seconds += rft_seconds(rft_now() - began);
+}
+
+static refit_status entry_fill(rft_frames *frames, frame_desk *desk, const rft_store *store,
+                               uint32_t sequence, rft_coding coding, refit_error *error)
+{
+    rft_frame frame;
+    frame_entry *entry = &frames->entries[coding][sequence];
+    uint64_t version = rft_store_served(store)->version;
+    rft_frame_source source = source_for(frames, store, sequence, coding);
+    entry->version = 0;
+    RFT_TRY(rft_frame_encode(frames->manifest, sequence, &source, &desk->modes, &desk->scratch,
+                             &frame, error));
+    RFT_TRY(entry_keep(desk, entry, &frame, error));
+    RFT_TRY(entry_message(frames, desk, entry, version, sequence, frame.hash, error));
+    entry->slot = rft_store_served_slot(store)->loan;
+    entry->version = version;
+    if (coding != RFT_CODING_WHOLE) count(desk, version, &frame);
+    return REFIT_OK;
+}
+
+static bool is_made(const rft_frames *frames, const rft_store *store, uint32_t sequence,
+                    rft_coding coding)
+{
+    const frame_entry *entry = &frames->entries[coding][sequence];
+    return entry->version == rft_store_served(store)->version &&
+           entry->slot == rft_store_served_slot(store)->loan;
+}
+
+/* ---- Several at once */
+
+/* One that fails is made alone once it is wanted, and fails then for whom it matters to. */
+static void encode_item(void *user, uint32_t item, uint32_t worker)
+{
+    frame_batch *batch = user;
+    (void)entry_fill(batch->frames, &batch->frames->desks[worker], batch->store,
+                     batch->sequences[item], batch->coding, NULL);
+}
+
+/* The frame that is wanted, and those behind the cursor that are not made. */
+static void batch_choose(rft_frames *frames, const rft_store *store, uint32_t sequence,
+                         rft_coding coding, uint32_t ready)
+{
+    frame_batch *batch = &frames->batch;
+    uint64_t version = rft_store_served(store)->version;
+    uint32_t most = frames->encoders->threads * BATCH_EACH;
+    if (frames->cursor_version != version) frames->cursor = 0;
+    frames->cursor_version = version;
+    *batch = (frame_batch){.frames = frames, .store = store, .coding = coding};
+    batch->sequences[batch->count++] = sequence;
+    while (batch->count < most && frames->cursor < ready) {
+        uint32_t next = store->ready[frames->cursor++];
+        if (next == sequence || is_made(frames, store, next, coding)) continue;
+        batch->sequences[batch->count++] = next;
+    }
+}
+
+static void make_ahead(rft_frames *frames, const rft_store *store, uint32_t sequence,
+                       uint32_t ready)
+{
+    batch_choose(frames, store, sequence, RFT_CODING_SPARSE, ready);
+    rft_encoders_run(frames->encoders, frames->batch.count, encode_item, &frames->batch);
+}
+
+static refit_status make(rft_frames *frames, const rft_store *store, uint32_t sequence,
+                         rft_coding coding, uint32_t ready, refit_error *error)
+{
+    int64_t began = rft_now();
+    bool together = coding == RFT_CODING_SPARSE && frames->encoders != NULL;
+    uint64_t version = rft_store_served(store)->version;
+    if (frames->counted != version) frames->seconds = 0;
+    frames->counted = version;
+    if (together) make_ahead(frames, store, sequence, ready);
+    if (!is_made(frames, store, sequence, coding)) {
+        RFT_TRY(entry_fill(frames, &frames->desks[0], store, sequence, coding, error));
+    }
+    if (coding != RFT_CODING_WHOLE) frames->seconds += rft_seconds(rft_now() - began);
+    return REFIT_OK;
 }
 
 rft_frames_counts rft_frames_count(const rft_frames *frames)
 {
-    return frames->counts;
-}
-
-static refit_status entry_fill(rft_frames *frames, frame_entry *entry, const rft_store *store,
-                               uint32_t sequence, rft_coding coding, refit_error *error)
-{
-    rft_frame frame;
-    int64_t began = rft_now();
-    uint64_t version = rft_store_served(store)->version;
-    rft_frame_source source = source_for(frames, store, sequence, coding);
-    entry->version = 0;
-    RFT_TRY(rft_frame_encode(frames->manifest, sequence, &source, &frames->modes, &frames->scratch,
-                             &frame, error));
-    RFT_TRY(entry_keep(frames, entry, &frame, error));
-    RFT_TRY(entry_message(frames, entry, version, sequence, frame.hash, error));
-    entry->slot = rft_store_served_slot(store)->loan;
-    entry->version = version;
-    if (coding != RFT_CODING_WHOLE) count(frames, version, &frame, began);
-    return REFIT_OK;
+    rft_frames_counts sum = {.version = frames->counted, .seconds = frames->seconds};
+    for (uint32_t i = 0; i < RFT_ENCODERS_MOST; i++) {
+        const rft_frames_counts *counts = &frames->desks[i].counts;
+        if (counts->version != sum.version) continue;
+        sum.blocks.same += counts->blocks.same;
+        sum.blocks.sparse += counts->blocks.sparse;
+        sum.blocks.dense += counts->blocks.dense;
+        sum.blocks.changed += counts->blocks.changed;
+        sum.bytes += counts->bytes;
+    }
+    return sum;
 }
 
 refit_status rft_frames_encode(rft_frames *frames, const rft_store *store, uint32_t sequence,
-                               rft_coding coding, rft_encoded *out, refit_error *error)
+                               rft_coding coding, uint32_t ready, rft_encoded *out,
+                               refit_error *error)
 {
-    rft_loan *slot = rft_store_served_slot(store)->loan;
-    frame_entry *entry = &frames->entries[coding][sequence];
-    if (entry->version != rft_store_served(store)->version || entry->slot != slot) {
-        RFT_TRY(entry_fill(frames, entry, store, sequence, coding, error));
+    const frame_entry *entry = &frames->entries[coding][sequence];
+    if (!is_made(frames, store, sequence, coding)) {
+        RFT_TRY(make(frames, store, sequence, coding, ready, error));
     }
-    rft_loan *loan = entry->whole ? slot : entry->gathered;
+    rft_loan *loan = entry->whole ? rft_store_served_slot(store)->loan : entry->gathered;
     *out = (rft_encoded){
         .message = rft_bytes_view(&entry->message),
         .payload = {entry->payload, &loan->pending},

@@ -7,12 +7,13 @@
  * without them: what changed in it travels whole.
  *
  * Buffers of one coding take at most the store's size together. Belongs to the publisher's service
- * thread.
+ * thread, which lets others help it with what takes long.
  */
 #ifndef RFT_FRAMES_H
 #define RFT_FRAMES_H
 
 #include "broadcast/channel.h"
+#include "broadcast/encoders.h"
 #include "broadcast/store.h"
 #include "wire/assembly.h"
 
@@ -33,9 +34,10 @@ typedef struct rft_frames_counts {
 
 typedef struct rft_frames rft_frames;
 
-/* `manifest` is borrowed. `delta`: how much a frame must shrink to be worth a copy. */
-refit_status rft_frames_open(const rft_manifest *manifest, const rft_limits *limits,
-                             refit_delta delta, rft_frames **out, refit_error *error);
+/* `manifest` and `encoders` are borrowed, the latter until close; NULL: the calling thread alone.
+ */
+refit_status rft_frames_open(const rft_manifest *manifest, const refit_config *config,
+                             rft_encoders *encoders, rft_frames **out, refit_error *error);
 /* Buffers go to the attic. NULL is allowed. */
 void rft_frames_close(rft_frames *frames, rft_attic *attic);
 
@@ -45,9 +47,12 @@ typedef struct rft_encoded {
     rft_payload payload;
 } rft_encoded;
 
-/* Frame `sequence` of the version that `store` serves. */
+/* Frame `sequence` of the version that `store` serves. If it has to be coded against the base, so
+ * are others that will be asked for next, by all threads at once: those among the first `ready` of
+ * store->ready. */
 refit_status rft_frames_encode(rft_frames *frames, const rft_store *store, uint32_t sequence,
-                               rft_coding coding, rft_encoded *out, refit_error *error);
+                               rft_coding coding, uint32_t ready, rft_encoded *out,
+                               refit_error *error);
 
 rft_frames_counts rft_frames_count(const rft_frames *frames);
 

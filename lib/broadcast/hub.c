@@ -297,7 +297,8 @@ bool rft_hub_next_frame(rft_hub *hub, rft_frame_order *out)
         if (!rft_peer_next_frame(peer, hub->store, &sequence, &again)) continue;
         hub->next_peer = (at + 1) % hub->peers.count;
         hub->counts.resent += again;
-        *out = (rft_frame_order){peer->id, peer->task.version, sequence, coding_for(peer)};
+        *out = (rft_frame_order){peer->id, peer->task.version, sequence, coding_for(peer),
+                                 hub->store->ready_count};
         return true;
     }
     return false;

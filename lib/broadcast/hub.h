@@ -120,6 +120,7 @@ typedef struct rft_frame_order {
     uint64_t version;
     uint32_t sequence;
     rft_coding coding;
+    uint32_t ready; /* frames that are ready now */
 } rft_frame_order;
 
 /* Whether somebody may be sent a frame. */

@@ -65,11 +65,16 @@ static refit_status parts_open(refit_publisher *publisher, const char *endpoint,
     publisher->hub.allow = rft_channel_allow_list(publisher->channel);
     rft_channel_watch_keys(publisher->channel, publisher->waker);
     RFT_TRY_GOTO(lock_open(publisher, error), undo_channel);
+    RFT_TRY_GOTO(
+        rft_encoders_open(&publisher->encoders, publisher->config.broadcast_encode_threads, error),
+        undo_lock);
     RFT_TRY_GOTO(rft_thread_start(&publisher->thread, "refit-publish", rft_publisher_serve,
                                   publisher, error),
-                 undo_lock);
+                 undo_encoders);
     return REFIT_OK;
 
+undo_encoders:
+    rft_encoders_close(&publisher->encoders);
 undo_lock:
     lock_close(publisher);
 undo_channel:
@@ -141,6 +146,7 @@ void refit_publisher_close(refit_publisher *publisher)
     if (publisher == NULL) return;
     say_goodbye(publisher);
     rft_channel_close(publisher->channel);
+    rft_encoders_close(&publisher->encoders);
     rft_frames_close(publisher->frames, &publisher->attic);
     int64_t deadline = rft_deadline(publisher->config.broadcast_linger_ms + CLOSE_MORE_MS);
     memory_close(publisher, deadline);
@@ -243,8 +249,7 @@ refit_status refit_publisher_declare(refit_publisher *publisher, const refit_ten
     }
     RFT_TRY(store_make(publisher, tensors, count, manifest, &store, error));
     refit_status status =
-        rft_frames_open(store->manifest, &publisher->hub.limits,
-                        (refit_delta)publisher->config.broadcast_delta, &frames, error);
+        rft_frames_open(store->manifest, &publisher->config, &publisher->encoders, &frames, error);
     if (status == REFIT_OK) {
         store_adopt(publisher, store, frames);
     } else {

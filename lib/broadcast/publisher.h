@@ -45,9 +45,10 @@ struct refit_publisher {
     uint64_t pinned_bytes;   /* guarded by lock: of the store */
     uint64_t gpu_bytes;      /* guarded by lock: of the GPU */
 
-    rft_store *store;   /* the caller's; changed only under lock and while nothing is sent */
-    rft_frames *frames; /* likewise, and the service thread's while `sending` */
-    rft_attic attic;    /* the caller's */
+    rft_store *store;      /* the caller's; changed only under lock and while nothing is sent */
+    rft_encoders encoders; /* the service thread's while `sending` */
+    rft_frames *frames;    /* likewise, and the service thread's while `sending` */
+    rft_attic attic;       /* the caller's */
 
     rft_gpu_store *gpu; /* the caller's, like store; NULL: no versions in a GPU's memory */
     /* These are the caller's. */

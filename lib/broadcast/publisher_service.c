@@ -90,7 +90,7 @@ static refit_status send_frame(refit_publisher *publisher, const rft_frame_order
     rft_encoded frame;
     refit_error why;
     refit_status status = rft_frames_encode(publisher->frames, publisher->store, order->sequence,
-                                            order->coding, &frame, &why);
+                                            order->coding, order->ready, &frame, &why);
     if (status != REFIT_OK) {
         rft_log(REFIT_LOG_ERROR, "a frame could not be encoded: %s", why.text);
         return status;

@@ -146,6 +146,9 @@ const rft_option rft_options[] = {
      "Workers that receive through sockets and hold the version before get what changed in it, "
      "bit for bit. auto sends a frame whole where that saves less than an eighth of it; always "
      "saves what can be saved, for slow links; never sends every version whole."},
+    {"broadcast.encode_threads", IN(broadcast_encode_threads), RFT_COUNT, "0", 0, 64, "threads",
+     "Threads that find and code what changed, the publisher's own included; they start with the "
+     "first version for which that is wanted. 0: one per core, at most 8."},
     {"broadcast.insecure", IN(broadcast_insecure), FLAG("false"),
      "Allow an address beyond this host without keys (security.key): anybody who reaches the port "
      "can then read the weights. Only inside a network that you trust."},

@@ -59,6 +59,7 @@ static void begin_play(theatre *play, uint64_t seed, uint32_t slots)
     play->config.broadcast_shm = REFIT_SHM_OFF;
     play->config.broadcast_slots = slots;
     play->config.broadcast_heartbeat_timeout_ms = 30000;
+    play->config.broadcast_encode_threads = 1 + (uint32_t)(seed % 4);
     set_tensor(play, 0, REFIT_BF16, 300001);
     set_tensor(play, 1, REFIT_F32, 70000);
     set_tensor(play, 2, REFIT_F16, 65536);

@@ -9,6 +9,7 @@
 
 #include "base/alloc.h"
 #include "broadcast/frames.h"
+#include "tests/support/failing_alloc.h"
 #include "tests/support/quick_config.h"
 #include "tests/support/sample_version.h"
 
@@ -52,9 +53,7 @@ static void open_bench(frames_bench *bench)
                      REFIT_OK);
     assert_int_equal(rft_store_open(manifest, 2, false, &bench->attic, &bench->store, NULL),
                      REFIT_OK);
-    assert_int_equal(
-        rft_frames_open(manifest, &bench->limits, REFIT_DELTA_AUTO, &bench->frames, NULL),
-        REFIT_OK);
+    assert_int_equal(rft_frames_open(manifest, &config, NULL, &bench->frames, NULL), REFIT_OK);
     commit_version(bench->store, 2);
     commit_version(bench->store, 3);
 }
@@ -69,8 +68,9 @@ static void close_bench(frames_bench *bench)
 static rft_encoded encode(frames_bench *bench, uint32_t sequence, rft_coding coding)
 {
     rft_encoded frame;
-    assert_int_equal(rft_frames_encode(bench->frames, bench->store, sequence, coding, &frame, NULL),
-                     REFIT_OK);
+    assert_int_equal(
+        rft_frames_encode(bench->frames, bench->store, sequence, coding, 0, &frame, NULL),
+        REFIT_OK);
     return frame;
 }
 
@@ -183,6 +183,121 @@ static void versions_after_the_first_allocate_nothing(void **state)
     close_bench(&bench);
 }
 
+/* A version of which every block but one of each tensor has a few bytes changed. */
+static void commit_near(rft_store *store, uint64_t version)
+{
+    sample_version sample;
+    sample_open(&sample, 2);
+    rft_store_begin(store, version);
+    for (uint64_t at = 0; at < store->manifest->store_bytes; at += 1000)
+        sample.image[at] = (unsigned char)(sample.image[at] + version);
+    for (uint32_t i = 0; i < store->manifest->count; i++) {
+        const rft_manifest_tensor *place = &store->manifest->tensors[i];
+        if (place->alias_of != REFIT_NO_ALIAS) continue;
+        assert_int_equal(rft_store_write(store, i, sample.image + place->offset, place->bytes,
+                                         add_ready, store, NULL),
+                         REFIT_OK);
+    }
+    assert_int_equal(rft_store_seal(store, NULL), REFIT_OK);
+    rft_store_commit(store);
+    sample_close(&sample);
+}
+
+static void frames_that_are_wanted_next_are_made_along(void **state)
+{
+    (void)state;
+    rft_encoders encoders;
+    assert_int_equal(rft_encoders_open(&encoders, 3, NULL), REFIT_OK);
+    for (uint64_t version = 4; version < 8; version++) {
+        frames_bench alone, helped;
+        refit_config config = quick_config();
+        open_bench(&alone);
+        open_bench(&helped);
+        rft_frames_close(helped.frames, &helped.attic);
+        assert_int_equal(
+            rft_frames_open(helped.store->manifest, &config, &encoders, &helped.frames, NULL),
+            REFIT_OK);
+        commit_near(alone.store, version);
+        commit_near(helped.store, version);
+        uint32_t ready = helped.store->ready_count;
+        for (uint32_t i = 0; i < helped.store->manifest->frame_count; i++) {
+            rft_encoded one = encode(&alone, i, RFT_CODING_SPARSE), other;
+            uint64_t requests = rft_alloc_count();
+            assert_int_equal(rft_frames_encode(helped.frames, helped.store, i, RFT_CODING_SPARSE,
+                                               ready, &other, NULL),
+                             REFIT_OK);
+            if (i > 0) assert_int_equal(rft_alloc_count(), requests); /* made with the first */
+            assert_int_equal(one.message.count, other.message.count);
+            assert_memory_equal(one.message.data, other.message.data, one.message.count);
+            assert_int_equal(one.payload.bytes.count, other.payload.bytes.count);
+            assert_memory_equal(one.payload.bytes.data, other.payload.bytes.data,
+                                one.payload.bytes.count);
+        }
+        rft_frames_counts counts = rft_frames_count(helped.frames);
+        assert_int_equal(counts.version, version);
+        assert_true(counts.blocks.sparse > 0);
+        rft_frames_counts same = rft_frames_count(alone.frames);
+        assert_int_equal(counts.blocks.sparse, same.blocks.sparse);
+        assert_int_equal(counts.blocks.changed, same.blocks.changed);
+        assert_int_equal(counts.bytes, same.bytes);
+        close_bench(&alone);
+        close_bench(&helped);
+    }
+    rft_encoders_close(&encoders);
+}
+
+/* With one slot the bytes before go when the version is committed: what was coded by then stays as
+ * it is, and the rest goes whole. */
+static void what_was_coded_outlives_its_base(void **state)
+{
+    (void)state;
+    refit_config config = quick_config();
+    frames_bench bench = {.limits = rft_limits_from(&config)};
+    rft_manifest *manifest = NULL;
+    assert_int_equal(rft_manifest_open(sample_tensors(), SAMPLE_TENSORS, 3 * 65536 + 1024,
+                                       &bench.limits, &manifest, NULL),
+                     REFIT_OK);
+    assert_int_equal(rft_store_open(manifest, 1, false, &bench.attic, &bench.store, NULL),
+                     REFIT_OK);
+    assert_int_equal(rft_frames_open(manifest, &config, NULL, &bench.frames, NULL), REFIT_OK);
+    commit_near(bench.store, 4);
+    rft_store_begin(bench.store, 5);
+    assert_non_null(rft_store_base_image(bench.store));
+    rft_store_rollback(bench.store, true);
+    assert_null(rft_store_base_image(bench.store));
+    commit_near(bench.store, 6);
+    assert_null(rft_store_base_image(bench.store));
+    rft_encoded frame = encode(&bench, 0, RFT_CODING_SPARSE);
+    assert_int_equal(rft_frames_count(bench.frames).blocks.sparse, 0);
+    assert_true(frame.payload.bytes.count >= 65536);
+    close_bench(&bench);
+}
+
+static void failed_allocations_are_errors_and_leave_nothing(void **state)
+{
+    (void)state;
+    frames_bench bench;
+    uint64_t before = rft_alloc_count();
+    open_bench(&bench);
+    commit_near(bench.store, 4);
+    uint64_t opening = rft_alloc_count() - before;
+    close_bench(&bench);
+    for (uint64_t nth = 1;; nth++) {
+        rft_encoded frame;
+        failing_alloc_begin(opening + nth);
+        open_bench(&bench);
+        commit_near(bench.store, 4);
+        refit_status status =
+            rft_frames_encode(bench.frames, bench.store, 0, RFT_CODING_SPARSE, 0, &frame, NULL);
+        bool failed = failing_alloc_stop();
+        (void)encode(&bench, 0, RFT_CODING_SPARSE);
+        close_bench(&bench);
+        (void)failing_alloc_end();
+        assert_int_equal(status, failed ? REFIT_ERR_HOST_MEMORY : REFIT_OK);
+        if (!failed) break;
+    }
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -191,6 +306,9 @@ int main(void)
         cmocka_unit_test(frame_is_encoded_once_for_all),
         cmocka_unit_test(gathered_bytes_stay_while_they_are_in_flight),
         cmocka_unit_test(versions_after_the_first_allocate_nothing),
+        cmocka_unit_test(frames_that_are_wanted_next_are_made_along),
+        cmocka_unit_test(what_was_coded_outlives_its_base),
+        cmocka_unit_test(failed_allocations_are_errors_and_leave_nothing),
     };
     return cmocka_run_group_tests_name("frames", tests, NULL, NULL);
 }

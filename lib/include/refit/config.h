@@ -126,6 +126,7 @@ typedef struct refit_config {
     uint32_t broadcast_resend_limit;         /* repeats of one frame before the worker gives up */
     int32_t broadcast_verify;                /* refit_verify */
     int32_t broadcast_delta;                 /* refit_delta */
+    uint32_t broadcast_encode_threads;       /* for what changed; 0: one per core, at most 8 */
     uint8_t broadcast_insecure;              /* allow an address beyond this host without keys */
     uint32_t broadcast_linger_ms; /* a closing socket tries no longer to send what it still has */
 

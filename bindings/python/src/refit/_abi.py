@@ -167,6 +167,7 @@ class refit_config(Structure):
         ("broadcast_resend_limit", c_uint32),
         ("broadcast_verify", c_int32),
         ("broadcast_delta", c_int32),
+        ("broadcast_encode_threads", c_uint32),
         ("broadcast_insecure", c_uint8),
         ("broadcast_linger_ms", c_uint32),
         ("limits_workers", c_uint32),
