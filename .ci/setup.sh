@@ -20,6 +20,7 @@ build_needs=(
     module:msgpack-c,msgpack "libmsgpack-c-dev|libmsgpack-dev"
     module:yaml-0.1        libyaml-dev
     module:libxxhash       libxxhash-dev
+    module:libzstd         libzstd-dev
     module:jansson         libjansson-dev
     module:cmocka          libcmocka-dev
 )

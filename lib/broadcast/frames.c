@@ -37,7 +37,8 @@ typedef struct frame_entry {
 typedef struct frame_desk {
     rft_bytes modes;
     rft_bytes scratch;
-    rft_attic attic; /* buffers that are still in flight */
+    rft_packer *packer; /* NULL: not needed so far */
+    rft_attic attic;    /* buffers that are still in flight */
     rft_frames_counts counts;
 } frame_desk;
 
@@ -54,10 +55,12 @@ struct rft_frames {
     const rft_manifest *manifest;
     rft_limits limits;
     refit_delta delta;
+    uint32_t level;                    /* of compression */
     rft_encoders *encoders;            /* NULL: there are none */
     frame_entry *entries[RFT_CODINGS]; /* per frame */
     frame_desk desks[RFT_ENCODERS_MOST];
-    uint64_t cursor_version; /* whose ready frames were looked through up to `cursor` */
+    uint64_t cursor_version; /* whose ready frames were looked through, up to `cursor` */
+    rft_coding cursor_coding;
     uint32_t cursor;
     uint64_t counted; /* version of these counts, and of the desks' */
     double seconds;
@@ -72,6 +75,7 @@ refit_status rft_frames_open(const rft_manifest *manifest, const refit_config *c
     frames->manifest = manifest;
     frames->limits = rft_limits_from(config);
     frames->delta = (refit_delta)config->broadcast_delta;
+    frames->level = config->broadcast_compress_level;
     frames->encoders = encoders;
     bool complete = true;
     for (uint32_t i = 0; i < RFT_CODINGS; i++) {
@@ -106,6 +110,7 @@ void rft_frames_close(rft_frames *frames, rft_attic *attic)
         rft_attic_move(attic, &frames->desks[i].attic);
         rft_bytes_close(&frames->desks[i].modes);
         rft_bytes_close(&frames->desks[i].scratch);
+        rft_packer_close(frames->desks[i].packer);
     }
     rft_free(frames);
 }
@@ -148,15 +153,23 @@ static refit_status entry_keep(frame_desk *desk, frame_entry *entry, const rft_f
 
 static refit_status entry_message(const rft_frames *frames, const frame_desk *desk,
                                   frame_entry *entry, uint64_t version, uint32_t sequence,
-                                  uint64_t hash, refit_error *error)
+                                  const rft_frame *frame, refit_error *error)
 {
     rft_message message = {.kind = RFT_FRAME};
     message.as.frame.version = version;
     message.as.frame.sequence = sequence;
-    message.as.frame.hash = hash;
+    message.as.frame.hash = frame->hash;
     message.as.frame.modes = rft_bytes_view(&desk->modes);
+    if (frame->packed) {
+        message.as.frame.planes = (rft_view){frame->planes, sizeof frame->planes};
+    }
     rft_bytes_reset(&entry->message);
     return rft_message_encode(&message, &frames->limits, &entry->message, error);
+}
+
+static bool is_sparse(rft_coding coding)
+{
+    return coding == RFT_CODING_SPARSE || coding == RFT_CODING_PACKED;
 }
 
 static rft_frame_source source_for(const rft_frames *frames, const rft_store *store,
@@ -166,7 +179,7 @@ static rft_frame_source source_for(const rft_frames *frames, const rft_store *st
     return (rft_frame_source){
         .image = rft_slot_image(rft_store_served_slot(store)),
         .same = coding == RFT_CODING_WHOLE ? NULL : store->same,
-        .base = coding == RFT_CODING_SPARSE ? rft_store_base_image(store) : NULL,
+        .base = is_sparse(coding) ? rft_store_base_image(store) : NULL,
         .worth = always ? 0 : frames->manifest->frames[sequence].bytes / WORTH_PART,
     };
 }
@@ -190,10 +203,14 @@ static refit_status entry_fill(rft_frames *frames, frame_desk *desk, const rft_s
     uint64_t version = rft_store_served(store)->version;
     rft_frame_source source = source_for(frames, store, sequence, coding);
     entry->version = 0;
+    if (coding == RFT_CODING_PACKED) {
+        if (desk->packer == NULL) RFT_TRY(rft_packer_open(frames->level, &desk->packer, error));
+        source.packer = desk->packer;
+    }
     RFT_TRY(rft_frame_encode(frames->manifest, sequence, &source, &desk->modes, &desk->scratch,
                              &frame, error));
     RFT_TRY(entry_keep(desk, entry, &frame, error));
-    RFT_TRY(entry_message(frames, desk, entry, version, sequence, frame.hash, error));
+    RFT_TRY(entry_message(frames, desk, entry, version, sequence, &frame, error));
     entry->slot = rft_store_served_slot(store)->loan;
     entry->version = version;
     if (coding != RFT_CODING_WHOLE) count(desk, version, &frame);
@@ -225,8 +242,10 @@ static void batch_choose(rft_frames *frames, const rft_store *store, uint32_t se
     frame_batch *batch = &frames->batch;
     uint64_t version = rft_store_served(store)->version;
     uint32_t most = frames->encoders->threads * BATCH_EACH;
-    if (frames->cursor_version != version) frames->cursor = 0;
+    bool others = frames->cursor_version != version || frames->cursor_coding != coding;
+    if (others) frames->cursor = 0;
     frames->cursor_version = version;
+    frames->cursor_coding = coding;
     *batch = (frame_batch){.frames = frames, .store = store, .coding = coding};
     batch->sequences[batch->count++] = sequence;
     while (batch->count < most && frames->cursor < ready) {
@@ -237,9 +256,9 @@ static void batch_choose(rft_frames *frames, const rft_store *store, uint32_t se
 }
 
 static void make_ahead(rft_frames *frames, const rft_store *store, uint32_t sequence,
-                       uint32_t ready)
+                       rft_coding coding, uint32_t ready)
 {
-    batch_choose(frames, store, sequence, RFT_CODING_SPARSE, ready);
+    batch_choose(frames, store, sequence, coding, ready);
     rft_encoders_run(frames->encoders, frames->batch.count, encode_item, &frames->batch);
 }
 
@@ -247,11 +266,11 @@ static refit_status make(rft_frames *frames, const rft_store *store, uint32_t se
                          rft_coding coding, uint32_t ready, refit_error *error)
 {
     int64_t began = rft_now();
-    bool together = coding == RFT_CODING_SPARSE && frames->encoders != NULL;
+    bool together = is_sparse(coding) && frames->encoders != NULL;
     uint64_t version = rft_store_served(store)->version;
     if (frames->counted != version) frames->seconds = 0;
     frames->counted = version;
-    if (together) make_ahead(frames, store, sequence, ready);
+    if (together) make_ahead(frames, store, sequence, coding, ready);
     if (!is_made(frames, store, sequence, coding)) {
         RFT_TRY(entry_fill(frames, &frames->desks[0], store, sequence, coding, error));
     }

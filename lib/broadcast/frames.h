@@ -21,10 +21,12 @@ typedef enum rft_coding {
     RFT_CODING_WHOLE,  /* for a worker that has no base */
     RFT_CODING_SAME,   /* blocks that are as in the base are left out */
     RFT_CODING_SPARSE, /* likewise, and others are sent as what changed */
+    RFT_CODING_PACKED, /* likewise, compressed */
     RFT_CODINGS
 } rft_coding;
 
-/* What became of the version's blocks in the codings that build on the base; each frame once. */
+/* What became of the version's blocks in the codings that build on the base; a frame once for each
+ * of them. */
 typedef struct rft_frames_counts {
     uint64_t version;
     rft_frame_counts blocks;

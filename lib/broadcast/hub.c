@@ -280,10 +280,12 @@ bool rft_hub_wants_frames(const rft_hub *hub)
     return false;
 }
 
-static rft_coding coding_for(const rft_peer *peer)
+static rft_coding coding_for(const rft_hub *hub, const rft_peer *peer)
 {
     if (peer->task.base == 0) return RFT_CODING_WHOLE;
-    return peer->delta ? RFT_CODING_SPARSE : RFT_CODING_SAME;
+    if (!peer->delta) return RFT_CODING_SAME;
+    bool packs = hub->config->broadcast_compress != REFIT_COMPRESS_NONE && peer->zstd;
+    return packs ? RFT_CODING_PACKED : RFT_CODING_SPARSE;
 }
 
 bool rft_hub_next_frame(rft_hub *hub, rft_frame_order *out)
@@ -297,7 +299,7 @@ bool rft_hub_next_frame(rft_hub *hub, rft_frame_order *out)
         if (!rft_peer_next_frame(peer, hub->store, &sequence, &again)) continue;
         hub->next_peer = (at + 1) % hub->peers.count;
         hub->counts.resent += again;
-        *out = (rft_frame_order){peer->id, peer->task.version, sequence, coding_for(peer),
+        *out = (rft_frame_order){peer->id, peer->task.version, sequence, coding_for(hub, peer),
                                  hub->store->ready_count};
         return true;
     }

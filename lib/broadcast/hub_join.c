@@ -167,6 +167,7 @@ void rft_hub_answer_hello(rft_hub *hub, const rft_peer_id *from, rft_peer *known
     peer->heard = now;
     peer->window = window_for(hub, hello->as.hello.window);
     peer->delta = hello->as.hello.delta;
+    peer->zstd = hello->as.hello.zstd;
     note_gpu(peer, hello);
     bool ours = hello->as.hello.held.epoch == hub->epoch;
     peer->held = ours ? hello->as.hello.held : (rft_held){0};

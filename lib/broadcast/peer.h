@@ -57,6 +57,7 @@ typedef struct rft_peer {
     bool named_gpu;  /* it said which GPU it is on: `uuid` */
     unsigned char uuid[RFT_UUID_BYTES];
     bool delta;      /* it takes sparse blocks */
+    bool zstd;       /* likewise, packed */
     refit_path path; /* of what it was offered last; before that, of what it will be */
     uint32_t window;
     int64_t heard; /* when it last said anything */

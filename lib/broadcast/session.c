@@ -108,6 +108,7 @@ static void send_hello(rft_session *session)
     message.as.hello.held = session->held;
     message.as.hello.gpu = rft_session_gpu(session);
     message.as.hello.delta = config->broadcast_delta != REFIT_DELTA_NEVER;
+    message.as.hello.zstd = message.as.hello.delta;
     session->names_gpu = false;
     rft_session_send(session, &message);
 }

@@ -146,6 +146,13 @@ const rft_option rft_options[] = {
      "Workers that receive through sockets and hold the version before get what changed in it, "
      "bit for bit. auto sends a frame whole where that saves less than an eighth of it; always "
      "saves what can be saved, for slow links; never sends every version whole."},
+    {"broadcast.compress", IN(broadcast_compress), RFT_CHOICE, "none", 0, REFIT_COMPRESS_ZSTD,
+     "none|zstd",
+     "What changed is short already; zstd takes a little more off it, for slow links. Versions "
+     "that "
+     "travel whole are not compressed."},
+    {"broadcast.compress_level", IN(broadcast_compress_level), RFT_COUNT, "1", 1, 19, "zstd level",
+     "Higher levels take far more time for little more."},
     {"broadcast.encode_threads", IN(broadcast_encode_threads), RFT_COUNT, "0", 0, 64, "threads",
      "Threads that find and code what changed, the publisher's own included; they start with the "
      "first version for which that is wanted. 0: one per core, at most 8."},

@@ -13,7 +13,7 @@
  * first. The base's digest is taken anew, not remembered from when that version was verified: the
  * block is read for the copy anyway, and so it speaks of the bytes that the changes are applied to.
  *
- * All memory is taken by open.
+ * All memory is taken by open, but what unpacking needs.
  */
 #include "wire/assembly.h"
 
@@ -40,7 +40,8 @@ struct rft_assembly {
     uint64_t *sums;            /* per tensor; aliases stay 0 */
     bool *taken;               /* per frame */
     uint32_t taken_count;
-    block_plan *plan; /* per block of the largest frame */
+    block_plan *plan;   /* per block of the largest frame */
+    rft_packer *packer; /* NULL: no packed frame has come so far */
 };
 
 static uint32_t most_blocks(const rft_manifest *manifest)
@@ -78,6 +79,7 @@ void rft_assembly_close(rft_assembly *assembly)
     rft_free(assembly->sums);
     rft_free(assembly->taken);
     rft_free(assembly->plan);
+    rft_packer_close(assembly->packer);
     rft_free(assembly);
 }
 
@@ -168,6 +170,19 @@ static bool plan_gathered(rft_assembly *assembly, const rft_frame_span *span,
     return at == end;
 }
 
+/* Unpacks what is packed and sound. */
+static refit_status unpack(rft_assembly *assembly, const rft_frame_span *span,
+                           const rft_message *frame, rft_view *payload, refit_error *error)
+{
+    if (frame->as.frame.planes.count == 0) return REFIT_OK;
+    RFT_REFUSE_IF(XXH3_64bits(payload->data, payload->count) != frame->as.frame.hash, error,
+                  REFIT_ERR_CORRUPT, "frame %u was damaged on its way: its hash does not match",
+                  frame->as.frame.sequence);
+    if (assembly->packer == NULL) RFT_TRY(rft_packer_open(1, &assembly->packer, error));
+    return rft_packer_unpack(assembly->packer, assembly->manifest, span, frame->as.frame.modes.data,
+                             frame->as.frame.planes, *payload, payload, error);
+}
+
 /* The entries of damaged sparse blocks may say anything: then the damage is the finding. */
 static refit_status check_payload(rft_assembly *assembly, const rft_frame_span *span,
                                   const rft_message *frame, rft_view payload, refit_error *error)
@@ -177,8 +192,9 @@ static refit_status check_payload(rft_assembly *assembly, const rft_frame_span *
     bool sparse = count_mode(modes, span->blocks, RFT_BLOCK_SPARSE) > 0;
     bool fits =
         whole ? plan_whole(assembly, span, payload) : plan_gathered(assembly, span, modes, payload);
-    bool sound =
-        (fits || sparse) && XXH3_64bits(payload.data, payload.count) == frame->as.frame.hash;
+    bool packed = frame->as.frame.planes.count > 0; /* then the hash has been checked */
+    bool sound = packed || ((fits || sparse) &&
+                            XXH3_64bits(payload.data, payload.count) == frame->as.frame.hash);
     RFT_REFUSE_IF(!fits && (sound || !sparse), error, REFIT_ERR_PROTOCOL,
                   "frame %u has %zu bytes of payload, and not what its blocks need",
                   frame->as.frame.sequence, payload.count);
@@ -238,6 +254,7 @@ refit_status rft_assembly_take(rft_assembly *assembly, const rft_message *frame,
     if (assembly->taken[sequence]) return REFIT_OK;
     const rft_frame_span *span = &manifest->frames[sequence];
     RFT_TRY(check_modes(assembly, span, frame->as.frame.modes, error));
+    RFT_TRY(unpack(assembly, span, frame, &payload, error));
     RFT_TRY(check_payload(assembly, span, frame, payload, error));
     RFT_TRY(place_blocks(assembly, span, frame->as.frame.modes.data, error));
     assembly->taken[sequence] = true;

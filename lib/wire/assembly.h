@@ -12,6 +12,7 @@
 #define RFT_ASSEMBLY_H
 
 #include "wire/manifest.h"
+#include "wire/packer.h"
 
 typedef enum rft_block_mode {
     RFT_BLOCK_DENSE = 0,  /* the block as it is */
@@ -21,7 +22,8 @@ typedef enum rft_block_mode {
 
 typedef struct rft_assembly rft_assembly;
 
-/* Takes all the memory that it will need: nothing below allocates. The manifest must outlive it. */
+/* Takes all the memory that it will need, but for what unpacking packed frames needs, which the
+ * first of them brings: nothing below allocates. The manifest must outlive it. */
 refit_status rft_assembly_open(const rft_manifest *manifest, unsigned char *staging,
                                const unsigned char *base, rft_assembly **out, refit_error *error);
 void rft_assembly_close(rft_assembly *assembly);
@@ -79,6 +81,7 @@ typedef struct rft_frame_source {
     const unsigned char *base; /* an image in which at least the other blocks are as in the base;
                                   NULL: no block is sparse */
     uint64_t worth; /* bytes that must be saved, or the frame goes whole: 0 for any, if need be */
+    rft_packer *packer; /* NULL: what is gathered travels as it is */
 } rft_frame_source;
 
 /* Its blocks by mode, and the elements that changed in the sparse ones. */
@@ -93,12 +96,14 @@ typedef struct rft_frame {
     rft_view payload;
     uint64_t hash;
     rft_frame_counts counts;
+    bool packed; /* plane by plane */
+    unsigned char planes[RFT_PACK_BYTES];
 } rft_frame;
 
 /* Frame `sequence` as modes and payload. If all blocks are dense the payload is a view of the image
  * itself (nothing is copied), padding between tensors included; else what each block needs, without
- * padding, is gathered into `scratch`, which holds the payload until its next use. Reused, `modes`
- * and `scratch` allocate only at first. */
+ * padding, is gathered into `scratch`, which holds the payload until its next use, or the packer
+ * does. Reused, `modes`, `scratch` and the packer allocate only at first. */
 refit_status rft_frame_encode(const rft_manifest *manifest, uint32_t sequence,
                               const rft_frame_source *source, rft_bytes *modes, rft_bytes *scratch,
                               rft_frame *out, refit_error *error);

@@ -118,6 +118,18 @@ static rft_view whole(frame_gather *gather)
     return (rft_view){gather->source->image + gather->span->offset, gather->span->bytes};
 }
 
+static refit_status pack(const frame_gather *gather, rft_frame *frame, refit_error *error)
+{
+    rft_packer *packer = gather->source->packer;
+    rft_view packed = {0};
+    if (packer == NULL || frame->payload.count == 0) return REFIT_OK;
+    RFT_TRY(rft_packer_pack(packer, gather->manifest, gather->span, gather->modes, frame->payload,
+                            &packed, frame->planes, error));
+    frame->packed = packed.count > 0;
+    if (frame->packed) frame->payload = packed;
+    return REFIT_OK;
+}
+
 refit_status rft_frame_encode(const rft_manifest *manifest, uint32_t sequence,
                               const rft_frame_source *source, rft_bytes *modes, rft_bytes *scratch,
                               rft_frame *out, refit_error *error)
@@ -136,6 +148,8 @@ refit_status rft_frame_encode(const rft_manifest *manifest, uint32_t sequence,
         payload = whole(&gather);
         rft_bytes_reset(scratch);
     }
-    *out = (rft_frame){payload, XXH3_64bits(payload.data, payload.count), gather.counts};
+    *out = (rft_frame){.payload = payload, .counts = gather.counts};
+    if (coded) RFT_TRY(pack(&gather, out, error));
+    out->hash = XXH3_64bits(out->payload.data, out->payload.count);
     return REFIT_OK;
 }

@@ -12,6 +12,7 @@
 #include "base/checked.h"
 #include "wire/fields.h"
 #include "wire/manifest.h"
+#include "wire/packer.h"
 #include "wire/share.h"
 
 #define WORKER_MOST  63u  /* what refit_worker_info can show */
@@ -38,6 +39,7 @@ static const rft_field hello_fields[] = {
     {"digest", DIGEST(hello.held.digest)},
     {"gpu", BYTES(hello.gpu), .optional = true, .least = RFT_UUID_BYTES, .most = RFT_UUID_BYTES},
     {"delta", BOOL(hello.delta), .optional = true},
+    {"zstd", BOOL(hello.zstd), .optional = true},
 };
 
 static const rft_field welcome_fields[] = {
@@ -97,6 +99,8 @@ static const rft_field frame_fields[] = {
     {"frame", U32(frame.sequence), .most = UINT32_MAX - 1},
     {"hash", U64(frame.hash)},
     {"modes", BYTES(frame.modes), .least = 1, .most = RFT_FRAME_BLOCKS},
+    {"planes", BYTES(frame.planes), .optional = true, .least = RFT_PACK_BYTES,
+     .most = RFT_PACK_BYTES},
 };
 
 static const rft_field resend_fields[] = {

@@ -74,6 +74,7 @@ typedef struct rft_message {
             rft_held held;
             rft_view gpu; /* UUID of the GPU whose memory it can map; empty: none */
             bool delta;   /* it takes sparse blocks */
+            bool zstd;    /* and packed frames */
         } hello;
         struct {
             uint32_t protocol;
@@ -124,8 +125,9 @@ typedef struct rft_message {
         struct {
             uint64_t version;
             uint32_t sequence;
-            uint64_t hash;  /* XXH3-64 of the payload */
-            rft_view modes; /* one rft_block_mode byte per block of the frame */
+            uint64_t hash;   /* XXH3-64 of the payload */
+            rft_view modes;  /* one rft_block_mode byte per block of the frame */
+            rft_view planes; /* RFT_PACK_BYTES of packer.h; empty: the payload is not packed */
         } frame;
         struct {
             uint64_t version;

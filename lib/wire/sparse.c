@@ -47,14 +47,21 @@ void rft_sparse_write_entry(const rft_sparse *sparse, unsigned char *entry)
     rft_put_u64(entry + 12, sparse->after);
 }
 
+void rft_sparse_read_counts(const unsigned char *entry, uint32_t *changed, uint32_t *escapes)
+{
+    *changed = get_u16(entry) + 1;
+    *escapes = get_u16(entry + 2);
+}
+
 bool rft_sparse_read(const rft_manifest *manifest, const rft_block *block,
                      const unsigned char *entry, const unsigned char *planes, size_t room,
                      rft_sparse *out)
 {
+    uint32_t changed, escapes;
+    rft_sparse_read_counts(entry, &changed, &escapes);
     out->shape = rft_sparse_shape(manifest, block);
     out->before = rft_get_u64(entry + 4);
     out->after = rft_get_u64(entry + 12);
-    return rft_delta_measure(out->shape, get_u16(entry) + 1, get_u16(entry + 2), planes, room,
-                             &out->delta) &&
+    return rft_delta_measure(out->shape, changed, escapes, planes, room, &out->delta) &&
            (uint64_t)out->delta.total + RFT_SPARSE_ENTRY_BYTES < block->bytes;
 }

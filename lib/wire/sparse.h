@@ -40,6 +40,8 @@ bool rft_sparse_encode(const rft_manifest *manifest, const rft_block *block, con
                        const void *after, unsigned char *planes, rft_sparse *out);
 void rft_sparse_write_entry(const rft_sparse *sparse, unsigned char *entry);
 
+void rft_sparse_read_counts(const unsigned char *entry, uint32_t *changed, uint32_t *escapes);
+
 /* Reads an entry and measures the planes that begin at `planes`, of which at most `room` bytes are
  * there. False: they contradict each other, do not fit, or are not smaller than the block. */
 bool rft_sparse_read(const rft_manifest *manifest, const rft_block *block,

@@ -57,6 +57,9 @@ check_file() {
         *'<msgpack'*)
             [ "$room" = wire ] || complain "$file" "$line" "only wire includes msgpack"
             ;;
+        *'<zstd'*)
+            [ "$room" = wire ] || complain "$file" "$line" "only wire includes zstd"
+            ;;
         *'<yaml'*)
             [ "$room" = config ] || complain "$file" "$line" "only config includes libyaml"
             ;;
@@ -81,7 +84,7 @@ check_user() {
     case $file in bindings/cli/bench_raw.c | bindings/cli/bench_limit.c) return ;; esac
     while IFS=: read -r line text; do
         complain "$file" "$line" "users of refit do not see its parts"
-    done < <(grep -nE '#[[:space:]]*include[[:space:]]*<(zmq|msgpack|yaml|xxhash)' "$file")
+    done < <(grep -nE '#[[:space:]]*include[[:space:]]*<(zmq|msgpack|yaml|xxhash|zstd)' "$file")
 }
 
 for file in lib/*/*.[ch]; do

@@ -200,6 +200,7 @@ static void random_updates_arrive_bit_for_bit(void **state)
         theatre play;
         uint64_t sparse = 0;
         begin_play(&play, seed, 1 + seed % 2);
+        play.config.broadcast_compress = seed % 4 < 2 ? REFIT_COMPRESS_NONE : REFIT_COMPRESS_ZSTD;
         play.config.broadcast_delta = seed % 3 == 0 ? REFIT_DELTA_ALWAYS : REFIT_DELTA_AUTO;
         open_play(&play);
         hire(&play);

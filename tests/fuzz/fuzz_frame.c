@@ -8,8 +8,10 @@
  * The rest of the payload is made here, because frames of real size would hide what matters from
  * the fuzzer: one flag says that behind what is given follows all that dense blocks need, another
  * that its hash is right, a third that the digests in its directory are those of the base and of
- * what its changes make of it. However the frames come, nothing is written outside the image, and a
- * version that is complete must verify against the digests of the image that came of it.
+ * what its changes make of it. A fourth says that the payload is packed, and that what is given
+ * begins with the lengths of its planes. However the frames come, nothing is written outside the
+ * image, and a version that is complete must verify against the digests of the image that came of
+ * it.
  */
 #include <stdlib.h>
 #include <string.h>
@@ -29,6 +31,7 @@
 #define HAS_BASE   4u
 #define STARTS     8u
 #define HAS_PARTS  16u
+#define IS_PACKED  32u
 
 typedef struct fixture {
     rft_manifest *manifest;
@@ -135,21 +138,31 @@ static size_t run_frame(fixture *f, const uint8_t *at, size_t left)
 {
     size_t modes = smaller(at[2], left - HEADER);
     size_t given = smaller((size_t)at[5] | (size_t)at[6] << 8, left - HEADER - modes);
+    const uint8_t *start = at + HEADER + modes;
     rft_message frame = {.kind = RFT_FRAME};
     frame.as.frame.version = 1;
     frame.as.frame.sequence = at[1];
     frame.as.frame.modes = (rft_view){at + HEADER, modes};
-    size_t count = given + needed_bytes(f->manifest, at[1], frame.as.frame.modes);
+    size_t used = HEADER + modes + given, needed = 0;
+    bool packed = (at[0] & IS_PACKED) != 0 && given >= RFT_PACK_BYTES;
+    if (packed) {
+        frame.as.frame.planes = (rft_view){start, RFT_PACK_BYTES};
+        start += RFT_PACK_BYTES;
+        given -= RFT_PACK_BYTES;
+    } else {
+        needed = needed_bytes(f->manifest, at[1], frame.as.frame.modes);
+    }
+    size_t count = given + needed;
     if ((at[0] & HAS_LENGTH) == 0) count += (size_t)(int8_t)at[3];
     if (count > PAYLOAD) count = PAYLOAD;
     memset(f->payload, at[4], count);
-    memcpy(f->payload, at + HEADER + modes, smaller(given, count));
-    if ((at[0] & HAS_PARTS) != 0) set_all_parts(f, at[1], frame.as.frame.modes, count);
+    memcpy(f->payload, start, smaller(given, count));
+    if ((at[0] & HAS_PARTS) != 0 && !packed) set_all_parts(f, at[1], frame.as.frame.modes, count);
     frame.as.frame.hash = XXH3_64bits(f->payload, count) ^ ((at[0] & HAS_HASH) == 0 ? 1 : 0);
     if ((at[0] & STARTS) != 0)
         rft_assembly_reset(f->assembly, f->staging, (at[0] & HAS_BASE) != 0 ? f->base : NULL);
     take(f, &frame, count);
-    return HEADER + modes + given;
+    return used;
 }
 
 static void check_complete(const fixture *f)

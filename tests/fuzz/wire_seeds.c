@@ -77,7 +77,8 @@ static void write_manifests(const char *folder)
     write_seed(folder, "manifest", "bomb", bytes_view("\xff\x0f\x85\xdd\x10\x00\x00\x00", 8));
 }
 
-/* Flags: 1 the right length, 2 the right hash, 4 with a base, 8 starts over, 16 the right digests.
+/* Flags: 1 the right length, 2 the right hash, 4 with a base, 8 starts over, 16 the right digests,
+ * 32 packed.
  * The version has six blocks in three frames (3, 1 and 2 blocks). */
 static void write_dense_frames(const char *folder)
 {
@@ -104,7 +105,7 @@ static void write_dense_frames(const char *folder)
 
 /* One frame of which `every` so many bytes changed, by `step`, as its publisher codes it. */
 static void write_coded_frame(const char *folder, uint32_t sequence, uint32_t every,
-                              unsigned char step)
+                              unsigned char step, rft_packer *packer)
 {
     rft_manifest *manifest = frame_manifest_open();
     unsigned char *images = malloc(2 * manifest->store_bytes), *image = images;
@@ -112,21 +113,26 @@ static void write_coded_frame(const char *folder, uint32_t sequence, uint32_t ev
     memset(images, FRAME_BASE_BYTE, 2 * manifest->store_bytes);
     for (uint64_t at = 3; at < manifest->store_bytes; at += every)
         image[at] = (unsigned char)(image[at] + step);
-    const rft_frame_source source = {.image = image, .base = images + manifest->store_bytes};
+    const rft_frame_source source = {
+        .image = image, .base = images + manifest->store_bytes, .packer = packer};
     rft_bytes modes = {0}, scratch = {0}, seed = {0};
     rft_frame frame;
     if (rft_frame_encode(manifest, sequence, &source, &modes, &scratch, &frame, NULL) != REFIT_OK)
         exit(1);
-    unsigned char head[7] = {0x0f, (unsigned char)sequence, (unsigned char)modes.count, 0, 0};
-    head[5] = (unsigned char)frame.payload.count;
-    head[6] = (unsigned char)(frame.payload.count >> 8);
+    size_t planes = frame.packed ? sizeof frame.planes : 0, given = planes + frame.payload.count;
+    unsigned char head[7] = {0x0f, (unsigned char)sequence, (unsigned char)modes.count};
+    if (frame.packed) head[0] = 0x2f;
+    head[5] = (unsigned char)given;
+    head[6] = (unsigned char)(given >> 8);
     if (rft_bytes_append(&seed, head, sizeof head, NULL) != REFIT_OK ||
         rft_bytes_append(&seed, modes.data, modes.count, NULL) != REFIT_OK ||
+        rft_bytes_append(&seed, frame.planes, planes, NULL) != REFIT_OK ||
         rft_bytes_append(&seed, frame.payload.data, frame.payload.count, NULL) != REFIT_OK) {
         exit(1);
     }
     char name[48];
-    (void)snprintf(name, sizeof name, "sparse-%u-%u-%u", sequence, every, step);
+    (void)snprintf(name, sizeof name, "%s-%u-%u-%u", frame.packed ? "packed" : "sparse", sequence,
+                   every, step);
     write_seed(folder, "frame", name, rft_bytes_view(&seed));
     rft_bytes_close(&modes);
     rft_bytes_close(&scratch);
@@ -138,11 +144,17 @@ static void write_coded_frame(const char *folder, uint32_t sequence, uint32_t ev
 static void write_frames(const char *folder)
 {
     write_dense_frames(folder);
-    write_coded_frame(folder, 0, 400, 1);
-    write_coded_frame(folder, 1, 2000, 7);
-    write_coded_frame(folder, 2, 6, 1);
-    write_coded_frame(folder, 2, 50, 40);
-    write_coded_frame(folder, 2, 14, 0x85);
+    rft_packer *packer = NULL;
+    if (rft_packer_open(3, &packer, NULL) != REFIT_OK) exit(1);
+    for (int packed = 0; packed < 2; packed++) {
+        rft_packer *with = packed != 0 ? packer : NULL;
+        write_coded_frame(folder, 0, 400, 1, with);
+        write_coded_frame(folder, 1, 2000, 7, with);
+        write_coded_frame(folder, 2, 6, 1, with);
+        write_coded_frame(folder, 2, 50, 40, with);
+        write_coded_frame(folder, 2, 14, 0x85, with);
+    }
+    rft_packer_close(packer);
 }
 
 int main(int argc, char **argv)

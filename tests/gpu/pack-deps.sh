@@ -11,6 +11,7 @@ packages=(
     libzmq3-dev libzmq5 libsodium23 libpgm-5.3-0 libnorm1 libbsd0 libmd0
     libgssapi-krb5-2 libkrb5-3 libk5crypto3 libkrb5support0 libcom-err2 libkeyutils1
     libmsgpack-dev libmsgpackc2 libyaml-dev libyaml-0-2 libxxhash-dev libxxhash0
+    libzstd-dev libzstd1
     libjansson-dev libjansson4 libcmocka-dev libcmocka0 pkgconf-bin libpkgconf3 "$@"
 )
 if [ -e "$out" ] && [ ! -f "$out/env.sh" ]; then

@@ -89,7 +89,8 @@ static rft_message encode(fixture *f, uint32_t sequence, const unsigned char *sa
     rft_message frame = {.kind = RFT_FRAME};
     frame.as.frame.version = 1;
     frame.as.frame.sequence = sequence;
-    const rft_frame_source source = {f->image, same, same == NULL ? NULL : f->coded, 0};
+    const rft_frame_source source = {
+        .image = f->image, .same = same, .base = same == NULL ? NULL : f->coded};
     rft_frame made;
     assert_int_equal(
         rft_frame_encode(f->manifest, sequence, &source, &f->modes, &f->scratch, &made, NULL),
@@ -468,7 +469,7 @@ static void failed_allocations_are_errors(void **state)
     f.manifest = NULL;
     for (uint64_t nth = 1;; nth++) {
         rft_assembly *assembly = NULL;
-        const rft_frame_source source = {f.image, f.same, f.base, 0};
+        const rft_frame_source source = {.image = f.image, .same = f.same, .base = f.base};
         rft_frame frame;
         failing_alloc_begin(nth);
         refit_status status = rft_assembly_open(&copy, f.staging, f.base, &assembly, NULL);

@@ -9,6 +9,7 @@
 
 #include <cmocka.h>
 
+#include "wire/packer.h"
 #include "wire/share.h"
 
 static const char long_text[512] = "words";
@@ -126,6 +127,7 @@ rft_message sample_large(rft_message_kind kind)
         m.as.hello.held = held_of(UINT64_MAX);
         m.as.hello.gpu = bytes_view(many_bytes, RFT_UUID_BYTES);
         m.as.hello.delta = true;
+        m.as.hello.zstd = true;
         break;
     case RFT_WELCOME:
         m.as.welcome.protocol = UINT32_MAX;
@@ -177,6 +179,7 @@ rft_message sample_large(rft_message_kind kind)
         m.as.frame.sequence = UINT32_MAX - 1;
         m.as.frame.hash = UINT64_MAX;
         m.as.frame.modes = bytes_view(many_bytes, 1024);
+        m.as.frame.planes = bytes_view(many_bytes, RFT_PACK_BYTES);
         break;
     case RFT_RESEND:
         m.as.resend.version = UINT64_MAX;
@@ -244,6 +247,7 @@ void assert_messages_equal(const rft_message *a, const rft_message *b)
         SAME_HELD(hello.held);
         SAME_VIEW(hello.gpu);
         SAME(hello.delta);
+        SAME(hello.zstd);
         break;
     case RFT_WELCOME:
         SAME(welcome.protocol);
@@ -295,6 +299,7 @@ void assert_messages_equal(const rft_message *a, const rft_message *b)
         SAME(frame.sequence);
         SAME(frame.hash);
         SAME_VIEW(frame.modes);
+        SAME_VIEW(frame.planes);
         break;
     case RFT_RESEND:
         SAME(resend.version);

@@ -67,6 +67,11 @@ typedef enum refit_delta {
     REFIT_DELTA_NEVER = 2,  /* every version travels whole */
 } refit_delta;
 
+typedef enum refit_compress {
+    REFIT_COMPRESS_NONE = 0,
+    REFIT_COMPRESS_ZSTD = 1, /* what changed, plane by plane */
+} refit_compress;
+
 #define REFIT_CONFIG_ORIGINS 96 /* room for one origin byte per option */
 
 /* Where a value came from. */
@@ -126,6 +131,8 @@ typedef struct refit_config {
     uint32_t broadcast_resend_limit;         /* repeats of one frame before the worker gives up */
     int32_t broadcast_verify;                /* refit_verify */
     int32_t broadcast_delta;                 /* refit_delta */
+    int32_t broadcast_compress;              /* refit_compress */
+    uint32_t broadcast_compress_level;       /* of zstd */
     uint32_t broadcast_encode_threads;       /* for what changed; 0: one per core, at most 8 */
     uint8_t broadcast_insecure;              /* allow an address beyond this host without keys */
     uint32_t broadcast_linger_ms; /* a closing socket tries no longer to send what it still has */

@@ -67,6 +67,8 @@ REFIT_VERIFY_ALWAYS: Final = 1
 REFIT_DELTA_AUTO: Final = 0
 REFIT_DELTA_ALWAYS: Final = 1
 REFIT_DELTA_NEVER: Final = 2
+REFIT_COMPRESS_NONE: Final = 0
+REFIT_COMPRESS_ZSTD: Final = 1
 REFIT_CONFIG_DEFAULT: Final = 0
 REFIT_CONFIG_FILE: Final = 1
 REFIT_CONFIG_ENVIRONMENT: Final = 2
@@ -167,6 +169,8 @@ class refit_config(Structure):
         ("broadcast_resend_limit", c_uint32),
         ("broadcast_verify", c_int32),
         ("broadcast_delta", c_int32),
+        ("broadcast_compress", c_int32),
+        ("broadcast_compress_level", c_uint32),
         ("broadcast_encode_threads", c_uint32),
         ("broadcast_insecure", c_uint8),
         ("broadcast_linger_ms", c_uint32),
