@@ -4,6 +4,7 @@ import copy
 import gc
 import os
 import pickle
+import signal
 import weakref
 from typing import Any
 
@@ -12,6 +13,7 @@ import pytest
 torch = pytest.importorskip("torch", reason="PyTorch is not installed")
 
 import refit  # noqa: E402
+from refit._library import lib  # noqa: E402
 from refit.errors import (  # noqa: E402
     BusyError,
     CopyError,
@@ -637,6 +639,38 @@ class Interrupted:
         if self.calls == 1:
             raise KeyboardInterrupt
         return result
+
+
+@pytest.mark.parametrize("function", ["refit_offloader_close", "refit_device_close"])
+@pytest.mark.parametrize("then", ["close", "go on"])
+def test_ctrl_c_in_the_middle_of_a_close_leaves_the_optimizer_in_use(
+    run: Run, monkeypatch: pytest.MonkeyPatch, function: str, then: str
+) -> None:
+    # trap 12
+    same = Run(device=run.device)
+    controller = refit.Controller(run.optimizer)
+    run.step(2), same.step(2)
+    whole_cycle(controller)
+    real = getattr(lib, function)
+
+    def interrupted(*arguments: Any) -> int:
+        status: int = real(*arguments)
+        signal.raise_signal(signal.SIGINT)
+        return status
+
+    monkeypatch.setattr(lib, function, interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        controller.close()
+    monkeypatch.undo()
+    if then == "go on":
+        run.step(), same.step()
+        assert_same_states(run.optimizer.state_dict(), same.optimizer.state_dict())
+        assert controller.stats()["refit/cycles"] == 1
+        whole_cycle(controller)
+    controller.close()
+    refit.Controller(run.optimizer).close()
+    run.step(), same.step()
+    assert_same(run, same)
 
 
 def whole_cycle(controller: Any) -> None:

@@ -24,7 +24,8 @@ class Lanes:
         self._by_device: dict[torch.device, Regions] = {}
 
     def __iter__(self) -> Iterator[Regions]:
-        return iter(list(self._by_device.values()))
+        """Those that are open: a close that Ctrl-C cut short leaves others behind, all home."""
+        return iter([lane for lane in self._by_device.values() if not lane.closed])
 
     @property
     def nbytes(self) -> int:
@@ -47,14 +48,22 @@ class Lanes:
         for slot in decided.slots:
             by_device.setdefault(slot.device, []).append(slot)
         for device, slots in by_device.items():
-            if device not in self._by_device:
-                self._by_device[device] = Regions(device, self._config, self._arenas_of(device))
+            self._open(device)
             storages = [stock.tensors[one.tensor].untyped_storage() for one in slots]
             self._by_device[device].plan(slots, storages, policies)
+
+    def _open(self, device: torch.device) -> None:
+        known = self._by_device.get(device)
+        if known is not None and known.closed:
+            known.close()  # what Ctrl-C has left of it
+        if known is None or known.closed:
+            self._by_device[device] = Regions(device, self._config, self._arenas_of(device))
 
     def hold(self, decided: Scan, stock: Stock) -> bool:
         """Holds the storages of the plan in lanes that are home: they are held only while they are
         to leave. False, and nothing is held, if one is not what was planned."""
+        if any(lane.closed for lane in self._by_device.values()):
+            return False
         held: dict[torch.device, list[torch.UntypedStorage]]
         held = {device: [] for device, lane in self._by_device.items() if lane.home}
         for slot in decided.slots:
@@ -82,7 +91,8 @@ class Lanes:
         return [(lib.refit_offloader_stats, lane.offloader._live) for lane in self]
 
     def close(self) -> None:
-        """Closes all, which are home. After a failure the rest is still there: call again."""
+        """Closes all, which are home. After a failure the rest is still there, and after Ctrl-C
+        what it was in the middle of: call again."""
         for device, lane in list(self._by_device.items()):
             lane.settle()
             lane.close()

@@ -88,9 +88,14 @@ class Regions:
         self._future: Future | None = None
 
     @property
+    def closed(self) -> bool:
+        """Whether nothing can leave any more; then all is home, and ``close`` may have to go on."""
+        return self.offloader.closed
+
+    @property
     def home(self) -> bool:
         """Whether all bytes are on the device and no copy uses them. Does not block."""
-        return self.offloader.state in (_abi.REFIT_OPEN, _abi.REFIT_RESIDENT)
+        return self.closed or self.offloader.state in (_abi.REFIT_OPEN, _abi.REFIT_RESIDENT)
 
     @property
     def back(self) -> bool:
@@ -251,7 +256,7 @@ class Regions:
     def settle(self) -> None:
         """Waits, on the CPU, until no copy is under way. CopyError also if they have failed by
         now; DeadlineError."""
-        if self.offloader.state in _UNSETTLED:
+        if not self.home and self.offloader.state in _UNSETTLED:
             self.offloader.finish()
         if self.home:
             self.forget()
