@@ -12,6 +12,7 @@ torch = pytest.importorskip("torch", reason="PyTorch is not installed")
 
 import refit  # noqa: E402
 from refit.errors import BusyError, DeadlineError  # noqa: E402
+from refit.image import Image  # noqa: E402
 from refit.offloader import Offloader  # noqa: E402
 from training import Run, assert_same, assert_same_states  # noqa: E402
 
@@ -48,6 +49,17 @@ def test_views_are_empty_after_the_block(run: Run) -> None:
             assert view.numel() > 0
         assert view.numel() == 0
         assert view.untyped_storage().nbytes() == 0
+
+
+def test_a_closed_image_shows_nothing(run: Run) -> None:
+    # trap 21
+    with refit.Controller(run.optimizer) as controller:
+        controller.clear()
+        away = run.optimizer.state[next(run.model.parameters())]["exp_avg"]
+        image = Image(controller._cycle.lanes)
+        assert image.view(away) is not None
+        image.close()
+        assert image.view(away) is None
 
 
 def test_strides_and_offsets_are_those_of_the_states(run: Run) -> None:

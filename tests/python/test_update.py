@@ -2,6 +2,7 @@
 
 import gc
 import pickle
+import signal
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -305,6 +306,50 @@ def test_views_taken_by_many_threads_share_what_keeps_them() -> None:
     arrays.clear()
     gc.collect()
     assert not mapped(place)
+
+
+def test_ctrl_c_while_a_capsule_is_made_keeps_nothing_mapped(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    # trap 12
+    real = lib.refit_update_keep
+
+    def interrupted(*arguments: Any) -> int:
+        status: int = real(*arguments)
+        signal.raise_signal(signal.SIGINT)
+        return status
+
+    with published({"w": MATRIX}) as update:
+        view = update["w"]
+        monkeypatch.setattr(lib, "refit_update_keep", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            view.__dlpack__()
+        monkeypatch.undo()
+        place = view._entry.pointer
+        update.close()
+        del view
+    del update
+    gc.collect()
+    assert not mapped(place)
+
+
+def test_a_signal_handler_may_take_a_view_while_one_is_taken(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    real = lib.refit_update_keep
+    taken: list[Any] = []
+    with published({"w": MATRIX, "v": MATRIX + 1}) as update:
+
+        def keep(*arguments: Any) -> int:
+            if not taken:
+                taken.append(None)
+                taken.append(update["v"].numpy())
+            status: int = real(*arguments)
+            return status
+
+        monkeypatch.setattr(lib, "refit_update_keep", keep)
+        taken.append(update["w"].numpy())
+        assert [array[0, 0] for array in taken[1:]] == [1, 0]
 
 
 def test_a_memory_that_cannot_be_kept_is_an_error_and_no_view(

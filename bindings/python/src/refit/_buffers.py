@@ -6,7 +6,7 @@ says where bytes lie and holds what keeps them there. What the bytes mean is kno
 
 import ctypes
 from collections.abc import Callable
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, Protocol
 
 from refit._devices import stream_of
 from refit.dtypes import DTYPES, Dtype
@@ -136,6 +136,8 @@ _new_capsule = ctypes.PYFUNCTYPE(
 _libc = ctypes.CDLL(None)
 _malloc = _libc.malloc
 _malloc.restype, _malloc.argtypes = ctypes.c_void_p, [ctypes.c_size_t]
+_free = _libc.free
+_free.restype, _free.argtypes = None, [ctypes.c_void_p]
 _KIND = b"dltensor"
 
 
@@ -175,12 +177,30 @@ def of_dlpack(source: Any) -> Span:
     return Span(DTYPES[name], shape, pointer, number if kind == CUDA else -1, capsule)
 
 
-def room_of_its_own(nbytes: int) -> int:
+class Room(Protocol):
+    """Memory at ``address``, given back when nobody refers to it, unless ``mine`` is False."""
+
+    mine: bool
+
+    @property
+    def address(self) -> int:
+        """Where it begins."""
+
+
+class OwnRoom:
     """Memory that ``free`` of the C library frees, for who holds nothing of what he describes."""
-    block: int | None = _malloc(nbytes)
-    if not block:
-        raise MemoryError("no memory for a DLPack description")
-    return block
+
+    mine = True
+    address = 0
+
+    def __init__(self, nbytes: int) -> None:
+        self.address = _malloc(nbytes) or 0
+        if not self.address:
+            raise MemoryError("no memory for a DLPack description")
+
+    def __del__(self, _free: Callable[[int], object] = _free) -> None:
+        if self.mine:
+            _free(self.address)
 
 
 def to_dlpack(
@@ -188,20 +208,22 @@ def to_dlpack(
     shape: tuple[int, ...],
     pointer: int,
     device: int,
-    room: Callable[[int], int] = room_of_its_own,
-    release: Any = _libc.free,
+    room: Callable[[int], Room] = OwnRoom,
+    release: Any = _free,
 ) -> Any:
     """A DLPack capsule for memory that is borrowed.
 
     ``room`` gives so many bytes for the description, and ``release`` is the C function that the
     consumer ends it with, on any thread and without Python: what keeps the memory mapped belongs to
-    that room. UnsupportedError for types that DLPack has no code for.
+    that room, which is the consumer's once there is a capsule. UnsupportedError for types that
+    DLPack has no code for.
     """
     pair = _CODES.get(dtype.name)
     if pair is None:
         raise UnsupportedError(f"DLPack has no code for {dtype.name}: read .bytes")
     rank = len(shape)
-    block = room(ctypes.sizeof(_Managed) + 16 * rank)
+    held = room(ctypes.sizeof(_Managed) + 16 * rank)
+    block = held.address
     dense = (ctypes.c_int64 * (2 * rank)).from_address(block + ctypes.sizeof(_Managed))
     step = 1
     for i in reversed(range(rank)):
@@ -216,4 +238,6 @@ def to_dlpack(
     )  # fmt: skip
     managed.context = None
     managed.deleter = ctypes.cast(release, ctypes.c_void_p).value
-    return _new_capsule(block, _KIND, None)
+    capsule = _new_capsule(block, _KIND, None)
+    held.mine = False  # by no call: Ctrl-C would be raised behind it, and nobody have the capsule
+    return capsule

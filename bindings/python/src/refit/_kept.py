@@ -12,29 +12,33 @@ from collections.abc import Callable
 from refit._library import call, lib
 
 release = lib.refit_update_unkeep
-"""The C function that gives ``room`` back, on any thread."""
-
-
-def room(update: int, nbytes: int) -> int:
-    """Memory of the C library's that keeps the update's bytes mapped until ``release``."""
-    out = ctypes.c_void_p()
-    call(lib.refit_update_keep, update, nbytes, ctypes.byref(out))
-    assert out.value is not None
-    return out.value
+"""The C function that gives the room of a ``Kept`` back, on any thread."""
 
 
 class Kept:
-    """Likewise for Python: until nobody refers to it."""
+    """Keeps the update's bytes mapped until nobody refers to it. With ``mine`` set to False until
+    ``release`` of its ``address``, where ``nbytes`` are for who calls that."""
 
-    def __init__(self, update: int) -> None:
+    mine = True
+    _out: ctypes.c_void_p | None = None
+    _process = 0
+
+    def __init__(self, update: int, nbytes: int = 0) -> None:
         self._process = os.getpid()
         self._out = ctypes.c_void_p()  # here before C fills it: Ctrl-C may come right behind
-        call(lib.refit_update_keep, update, 0, ctypes.byref(self._out))
+        call(lib.refit_update_keep, update, nbytes, ctypes.byref(self._out))
+
+    @property
+    def address(self) -> int:
+        """Where its room is."""
+        assert self._out is not None
+        assert self._out.value is not None
+        return self._out.value
 
     def __del__(
         self,
-        _release: Callable[[ctypes.c_void_p], None] = release,
+        _release: Callable[[ctypes.c_void_p | None], None] = release,
         _pid: Callable[[], int] = os.getpid,
     ) -> None:
-        if self._process == _pid():  # a forked process has nothing mapped there
+        if self.mine and self._process == _pid():  # a forked process has nothing mapped there
             _release(self._out)

@@ -116,9 +116,8 @@ class Controller(Closing):
 
         With ``non_blocking`` the next forward and backward pass run meanwhile, and ``step()``
         waits; gradients are there when this returns. False waits for all. Does nothing if they are
-        there.
-        DeviceMemoryError: nothing is lost; free some memory and call again. CopyError likewise.
-        Since 0.1.
+        there. DeviceMemoryError: nothing is lost; free some memory and call again. CopyError
+        likewise. Since 0.1.
         """
         cycle = self._open()
         cycle.restore()
@@ -233,7 +232,8 @@ class Controller(Closing):
 
         Gives what ``optimizer.state_dict()`` gives, or a list of these if the controller was given
         a list. While states are away its tensors are read-only CPU views of the host image, empty
-        after the block: write them out, or copy them, within. ``clear`` is refused meanwhile
+        after the block (what was made of them, a slice, is not, and must not be read then, for its
+        memory may be gone): write them out, or copy them, within. ``clear`` is refused meanwhile
         (BusyError), so keep the block open until an asynchronous save has read all; a ``step()``
         in it changes what is on the device. Since 0.1.
         """

@@ -1,9 +1,8 @@
 """Hooks on the innermost torch optimizer: what uses states brings them back first.
 
 ``step()`` waits for the states; ``state_dict()``, ``load_state_dict()``, ``copy.deepcopy`` and
-``pickle`` too. The hooks hold no
-controller alive; once it is gone or closed they do nothing. What the controller then does is
-unknown here.
+``pickle`` too. The hooks hold no controller alive; once it is gone or closed they do nothing. What
+the controller then does is unknown here.
 """
 
 import weakref

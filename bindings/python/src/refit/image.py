@@ -77,6 +77,8 @@ class Image(Closing):
         for view in self._made:
             view.set_(torch.empty(0, dtype=view.dtype).untyped_storage())
         self._made.clear()
+        self._storages.clear()
+        self._regions.clear()
         for lease in self._leases:
             lease.close()
         self._leases.clear()

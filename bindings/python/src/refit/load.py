@@ -31,9 +31,7 @@ class Plan(NamedTuple):
     left_out: Loaded
 
 
-def check(
-    views: Mapping[str, View], target: Any, *, strict: bool, cast: bool
-) -> Plan:  # fmt: skip
+def check(views: Mapping[str, View], target: Any, *, strict: bool, cast: bool) -> Plan:
     """Compares names, types and shapes; writes nothing. InvalidError names what does not fit."""
     places = _places(target)
     wrong: list[str] = []

@@ -216,11 +216,8 @@ class Subscriber(Handle):
         with self._guard:
             figures = stats.gather((lib.refit_subscriber_stats, self._live))
         ours = ("receive_", "messages_")
-        return {
-            name: getattr(figures, name)
-            for name, *_ in figures._fields_
-            if name.startswith(ours)
-        }  # fmt: skip
+        names = [name for name, *_ in figures._fields_ if name.startswith(ours)]
+        return {name: getattr(figures, name) for name in names}
 
     def use_device(self, device: Any) -> None:
         """Says which GPU the worker is on, to read the weights in the trainer's memory there.

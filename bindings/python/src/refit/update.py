@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator, KeysView
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
-from refit import _kept, load
+from refit import load
 from refit._handle import Handle
 from refit._kept import Kept
 from refit._library import call, lib
@@ -42,7 +42,8 @@ class Update(Handle):
 
     Use it with ``with``: a clean exit accepts it (the engine runs on this version from now on), an
     exception refuses it with the exception's text and goes on, also KeyboardInterrupt. Both close
-    it. One that is dropped undecided is refused, with a ResourceWarning.
+    it. One that is dropped undecided is refused, with a ResourceWarning. ``close`` never waits: if
+    another thread is in a call of the subscriber, the trainer hears of it before the next version.
     """
 
     kept: bool | None = None
@@ -61,7 +62,7 @@ class Update(Handle):
         self._lent = False
         self._tensors: list[weakref.ref[Any]] = []
         self._kept: Kept | None = None
-        self._keeping = threading.Lock()
+        self._keeping = threading.RLock()  # a signal handler may come back into it
         self._adopt(pointer)
         self._version = int(lib.refit_update_version(pointer))
         self._entries = entries_of(pointer)
@@ -230,9 +231,9 @@ class Update(Handle):
                 self._kept = Kept(self._live)
             return self._kept
 
-    def _room(self, nbytes: int) -> int:
+    def _room(self, nbytes: int) -> Kept:
         with self._keeping:
-            return _kept.room(self._live, nbytes)
+            return Kept(self._live, nbytes)
 
     def _remember(self, tensor: Any) -> None:
         self._tensors.append(weakref.ref(tensor))

@@ -63,8 +63,8 @@ class Owner(Protocol):
     def _keep(self) -> Any:
         """What keeps its host memory mapped."""
 
-    def _room(self, nbytes: int) -> int:
-        """Likewise, as memory of the C library's."""
+    def _room(self, nbytes: int) -> _buffers.Room:
+        """Likewise, with so many bytes of the C library's."""
 
 
 class _CudaBytes:
@@ -155,9 +155,8 @@ class View:
         self._owner._remember(made)
         return made
 
-    def __array__(
-        self, dtype: Any = None, copy: bool | None = None
-    ) -> "ndarray[Any, Any]":  # fmt: skip
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> "ndarray[Any, Any]":
+        """``numpy()`` for ``numpy.asarray``. InvalidError: another type, and no copy allowed."""
         array = self.numpy()
         if dtype is not None and array.dtype != dtype:
             if copy is False:
@@ -166,6 +165,7 @@ class View:
         return array.copy() if copy else array
 
     def __dlpack_device__(self) -> tuple[int, int]:
+        """DLPack's kind of device and its number: the host's memory, or the trainer's GPU."""
         on_host = self._owner._cuda < 0
         return (_buffers.CPU, 0) if on_host else (_buffers.CUDA, self._owner._cuda)
 
