@@ -235,6 +235,7 @@ void rft_segment_unlink(rft_segment *segment)
 
 struct rft_kept {
     atomic_uint users; /* the segment is one until it is closed */
+    pid_t process;     /* a forked child has nothing there, or by then something of its own */
     void *memory;
     uint64_t bytes;
 };
@@ -247,7 +248,7 @@ typedef struct keep_header {
 static void kept_leave(rft_kept *kept)
 {
     if (atomic_fetch_sub(&kept->users, 1) > 1) return;
-    munmap(kept->memory, kept->bytes);
+    if (kept->process == getpid()) munmap(kept->memory, kept->bytes);
     rft_free(kept);
 }
 
@@ -256,6 +257,7 @@ static refit_status segment_share(rft_segment *segment, refit_error *error)
     if (segment->kept != NULL) return REFIT_OK;
     rft_kept *kept = rft_calloc(1, sizeof *kept);
     RFT_REFUSE_IF(kept == NULL, error, REFIT_ERR_HOST_MEMORY, "no memory to keep a mapping");
+    kept->process = getpid();
     kept->memory = segment->memory;
     kept->bytes = segment->bytes;
     atomic_init(&kept->users, 1);

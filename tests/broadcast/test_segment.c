@@ -200,6 +200,34 @@ static void kept_memory_outlives_its_segment(void **state)
     rft_segment_unkeep(NULL);
 }
 
+/* In a child: 0 if what it has mapped in the place of the parent's is still there afterwards. */
+static int unkeep_in_child(void *kept, unsigned char *there)
+{
+    int flags = MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED_NOREPLACE;
+    void *mine = mmap(there, BYTES, PROT_READ | PROT_WRITE, flags, -1, 0);
+    if (mine != there) return 1;
+    rft_segment_unkeep(kept);
+    return msync(mine, BYTES, MS_ASYNC) == 0 ? 0 : 2;
+}
+
+static void forked_child_unmaps_nothing_of_its_own(void **state)
+{
+    (void)state;
+    rft_segment memory;
+    void *kept;
+    int status = -1;
+    assert_int_equal(rft_segment_create_private(&memory, BYTES, NULL), REFIT_OK);
+    unsigned char *there = memory.memory;
+    assert_int_equal(rft_segment_keep(&memory, 1, &kept, NULL), REFIT_OK);
+    rft_segment_close(&memory);
+    pid_t child = fork();
+    if (child == 0) _exit(unkeep_in_child(kept, there));
+    assert_int_equal(waitpid(child, &status, 0), child);
+    assert_int_equal(status, 0);
+    rft_segment_unkeep(kept);
+    assert_int_equal(msync(there, BYTES, MS_ASYNC), -1); /* here it is unmapped */
+}
+
 static void keeping_survives_every_failed_allocation(void **state)
 {
     (void)state;
@@ -230,6 +258,7 @@ int main(void)
         cmocka_unit_test(nothing_at_all_fits_too),
         cmocka_unit_test(dead_owners_segments_are_swept_and_living_ones_kept),
         cmocka_unit_test(kept_memory_outlives_its_segment),
+        cmocka_unit_test(forked_child_unmaps_nothing_of_its_own),
         cmocka_unit_test(keeping_survives_every_failed_allocation),
     };
     return cmocka_run_group_tests_name("segment", tests, NULL, NULL);

@@ -438,7 +438,7 @@ REFIT_API REFIT_MUST_CHECK refit_status refit_update_keep(refit_update *update, 
                                                           void **out, refit_error *error);
 
 /* Gives back what one refit_update_keep gave; NULL is allowed. Any thread, also when update and
- * subscriber are closed. Since 0.1. */
+ * subscriber are closed, and in a forked child, where it unmaps nothing. Since 0.1. */
 REFIT_API void refit_update_unkeep(void *kept);
 
 /* Ends the views; NULL is allowed. Nothing may read them any more, but for what was kept, work on a

@@ -6,7 +6,6 @@ not there. Which views those are is unknown here.
 """
 
 import ctypes
-import os
 from collections.abc import Callable
 
 from refit._library import call, lib
@@ -21,10 +20,8 @@ class Kept:
 
     mine = True
     _out: ctypes.c_void_p | None = None
-    _process = 0
 
     def __init__(self, update: int, nbytes: int = 0) -> None:
-        self._process = os.getpid()
         self._out = ctypes.c_void_p()  # here before C fills it: Ctrl-C may come right behind
         call(lib.refit_update_keep, update, nbytes, ctypes.byref(self._out))
 
@@ -35,10 +32,6 @@ class Kept:
         assert self._out.value is not None
         return self._out.value
 
-    def __del__(
-        self,
-        _release: Callable[[ctypes.c_void_p | None], None] = release,
-        _pid: Callable[[], int] = os.getpid,
-    ) -> None:
-        if self.mine and self._process == _pid():  # a forked process has nothing mapped there
+    def __del__(self, _release: Callable[[ctypes.c_void_p | None], None] = release) -> None:
+        if self.mine:
             _release(self._out)
