@@ -15,6 +15,7 @@
 
 #include "tests/broadcast/trainer.h"
 #include "tests/support/crew.h"
+#include "tests/support/failing_alloc.h"
 #include "tests/support/locksmith.h"
 
 #define WAIT_MS 20000u
@@ -360,6 +361,32 @@ static void key_files_that_are_not_right_are_refused_at_open(void **state)
     locksmith_close(&smith);
 }
 
+/* On either side, from the first allocation to the last. */
+static void every_allocation_that_fails_at_open_leaks_nothing(void **state)
+{
+    (void)state;
+    locksmith smith = locksmith_open();
+    locksmith_admit(&smith, "w0");
+    refit_config trainer = keyed_trainer(&smith), worker = keyed_worker(&smith, "w0");
+    for (uint64_t nth = 1;; nth++) {
+        failing_alloc_begin(nth);
+        refit_status status = open_with(&trainer, NULL);
+        if (!failing_alloc_end()) break;
+        if (status != REFIT_OK) assert_int_equal(status, REFIT_ERR_HOST_MEMORY);
+    }
+    for (uint64_t nth = 1;; nth++) {
+        refit_subscriber *subscriber = NULL;
+        failing_alloc_begin(nth);
+        refit_status status =
+            refit_subscriber_open("tcp://127.0.0.1:1", &worker, &subscriber, NULL);
+        refit_subscriber_close(subscriber);
+        if (!failing_alloc_end()) break;
+        if (status != REFIT_OK) assert_int_equal(status, REFIT_ERR_HOST_MEMORY);
+    }
+    assert_int_equal(open_with(&trainer, NULL), REFIT_OK);
+    locksmith_close(&smith);
+}
+
 static void half_of_what_keys_need_is_refused(void **state)
 {
     (void)state;
@@ -402,6 +429,7 @@ int main(void)
         cmocka_unit_test(a_worker_finds_a_trainer_that_comes_back_with_the_right_keys),
         cmocka_unit_test(each_publisher_has_its_own_list),
         cmocka_unit_test(key_files_that_are_not_right_are_refused_at_open),
+        cmocka_unit_test(every_allocation_that_fails_at_open_leaks_nothing),
         cmocka_unit_test(half_of_what_keys_need_is_refused),
     };
     return cmocka_run_group_tests_name("curve", tests, NULL, NULL);
