@@ -10,6 +10,8 @@
 
 #include <string.h>
 
+#include <msgpack.h>
+
 #include "wire/field_check.h"
 
 static uint64_t limit_value(const rft_limits *limits, rft_limit which)

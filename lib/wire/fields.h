@@ -8,8 +8,6 @@
 #ifndef RFT_FIELDS_H
 #define RFT_FIELDS_H
 
-#include <msgpack.h>
-
 #include <refit/broadcast.h>
 
 #include "wire/message.h"
@@ -67,16 +65,19 @@ refit_status rft_fields_encode(const rft_fields *fields, const void *object,
                                const rft_limits *limits, uint64_t most, rft_bytes *out,
                                refit_error *error);
 
-/* A map that was validated and unpacked; its strings lie in the bytes it came from. */
+/* A map that was validated; all of it lies in the bytes it came from. */
 typedef struct rft_map {
-    msgpack_unpacked unpacked;
+    uint32_t count;
+    struct {
+        rft_view key;
+        const unsigned char *value;
+    } pairs[RFT_FIELDS_KEYS_MOST];
 } rft_map;
 
-/* Opens the map at the start of `bytes` and says how many it took. REFIT_ERR_PROTOCOL (also for a
- * key that is there twice), REFIT_ERR_LIMIT, REFIT_ERR_HOST_MEMORY. */
+/* Opens the map at the start of `bytes`, which must outlive it, and says how many it took. Takes no
+ * memory. REFIT_ERR_PROTOCOL (also for a key that is there twice), REFIT_ERR_LIMIT. */
 refit_status rft_map_open(rft_view bytes, const rft_limits *limits, rft_map *map, size_t *used,
                           refit_error *error);
-void rft_map_close(rft_map *map);
 
 /* The string under `key`, or an empty view. */
 rft_view rft_map_text(const rft_map *map, const char *key);

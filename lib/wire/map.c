@@ -1,10 +1,10 @@
 /*
  * msgpack maps to structs: reading by table.
  *
- *     bytes ─► rft_validate ─► msgpack_unpack_next ─► no key twice ─► per field: type, bounds, copy
+ *     bytes ─► rft_validate ─► where each key's value is ─► no key twice ─► per field: type, bounds
  *
- * msgpack's objects live in a zone that rft_map_close frees; strings and byte strings point into
- * the bytes themselves. Keys that the table does not know are passed over.
+ * What the validator has passed is read where it lies, so reading takes no memory; strings and byte
+ * strings point into the bytes themselves. Keys that the table does not know are passed over.
  */
 #include <string.h>
 
@@ -14,46 +14,38 @@
 #define VALUES_MOST 512u  /* of one map, whatever nests in unknown keys included */
 #define TEXT_MOST   4096u /* bytes of one string, unless names may be longer */
 
-static const msgpack_object_map *pairs_of(const rft_map *map)
-{
-    return &map->unpacked.data.via.map;
-}
-
-static rft_view text_of(const msgpack_object *object)
-{
-    if (object->type != MSGPACK_OBJECT_STR) return (rft_view){0};
-    return (rft_view){object->via.str.ptr, object->via.str.size};
-}
-
 static bool views_equal(rft_view a, rft_view b)
 {
     return a.count == b.count && (a.count == 0 || memcmp(a.data, b.data, a.count) == 0);
 }
 
-static refit_status check_keys(const msgpack_object_map *pairs, refit_error *error)
+static refit_status check_keys(const rft_map *map, refit_error *error)
 {
-    RFT_REFUSE_IF(pairs->size > RFT_FIELDS_KEYS_MOST, error, REFIT_ERR_PROTOCOL,
-                  "a message has %u keys; at most %u are allowed", pairs->size,
-                  RFT_FIELDS_KEYS_MOST);
-    for (uint32_t i = 0; i < pairs->size; i++) {
+    for (uint32_t i = 0; i < map->count; i++) {
         for (uint32_t j = 0; j < i; j++) {
-            RFT_REFUSE_IF(views_equal(text_of(&pairs->ptr[i].key), text_of(&pairs->ptr[j].key)),
-                          error, REFIT_ERR_PROTOCOL, "a message has the same key twice");
+            RFT_REFUSE_IF(views_equal(map->pairs[i].key, map->pairs[j].key), error,
+                          REFIT_ERR_PROTOCOL, "a message has the same key twice");
         }
     }
     return REFIT_OK;
 }
 
-static refit_status unpack(rft_view bytes, rft_map *map, refit_error *error)
+/* Of validated bytes. */
+static refit_status index_pairs(const unsigned char *at, rft_map *map, refit_error *error)
 {
-    size_t offset = 0;
-    msgpack_unpack_return result =
-        msgpack_unpack_next(&map->unpacked, bytes.data, bytes.count, &offset);
-    RFT_REFUSE_IF(result == MSGPACK_UNPACK_NOMEM_ERROR, error, REFIT_ERR_HOST_MEMORY,
-                  "no memory to unpack a message of %zu bytes", bytes.count);
-    RFT_REFUSE_IF(result != MSGPACK_UNPACK_SUCCESS || map->unpacked.data.type != MSGPACK_OBJECT_MAP,
-                  error, REFIT_ERR_PROTOCOL, "a message is not a msgpack map");
-    return check_keys(pairs_of(map), error);
+    rft_value head = rft_value_take(&at);
+    RFT_REFUSE_IF(head.class != RFT_VALUE_MAP, error, REFIT_ERR_PROTOCOL,
+                  "a message is not a msgpack map");
+    RFT_REFUSE_IF(head.number > RFT_FIELDS_KEYS_MOST, error, REFIT_ERR_PROTOCOL,
+                  "a message has %llu keys; at most %u are allowed",
+                  (unsigned long long)head.number, RFT_FIELDS_KEYS_MOST);
+    map->count = (uint32_t)head.number;
+    for (uint32_t i = 0; i < map->count; i++) {
+        map->pairs[i].key = rft_value_take(&at).bytes;
+        map->pairs[i].value = at;
+        rft_value_pass(&at);
+    }
+    return check_keys(map, error);
 }
 
 rft_walk_limits rft_fields_walk_limits(const rft_limits *limits)
@@ -68,101 +60,88 @@ refit_status rft_map_open(rft_view bytes, const rft_limits *limits, rft_map *map
     rft_walk_limits walk = rft_fields_walk_limits(limits);
     size_t length;
     RFT_TRY(rft_validate(bytes, &walk, &length, error));
-    msgpack_unpacked_init(&map->unpacked);
-    refit_status status = unpack((rft_view){bytes.data, length}, map, error);
-    if (status == REFIT_OK)
-        *used = length;
-    else
-        rft_map_close(map);
-    return status;
-}
-
-void rft_map_close(rft_map *map)
-{
-    msgpack_unpacked_destroy(&map->unpacked);
+    RFT_TRY(index_pairs(bytes.data, map, error));
+    *used = length;
+    return REFIT_OK;
 }
 
 /* NULL if there is no such key. */
-static const msgpack_object *find(const rft_map *map, const char *key)
+static const unsigned char *find(const rft_map *map, const char *key)
 {
-    const msgpack_object_map *pairs = pairs_of(map);
-    for (uint32_t i = 0; i < pairs->size; i++) {
-        if (views_equal(text_of(&pairs->ptr[i].key), rft_view_text(key))) return &pairs->ptr[i].val;
+    for (uint32_t i = 0; i < map->count; i++) {
+        if (views_equal(map->pairs[i].key, rft_view_text(key))) return map->pairs[i].value;
     }
     return NULL;
 }
 
 rft_view rft_map_text(const rft_map *map, const char *key)
 {
-    const msgpack_object *object = find(map, key);
-    return object == NULL ? (rft_view){0} : text_of(object);
+    const unsigned char *at = find(map, key);
+    rft_value value = at == NULL ? (rft_value){0} : rft_value_take(&at);
+    return value.class == RFT_VALUE_TEXT ? value.bytes : (rft_view){0};
 }
 
-static bool take_integer(const msgpack_object *object, uint64_t most, uint64_t *out)
+static bool take_integer(const unsigned char **at, uint64_t most, uint64_t *out)
 {
-    if (object->type != MSGPACK_OBJECT_POSITIVE_INTEGER || object->via.u64 > most) return false;
-    *out = object->via.u64;
+    rft_value value = rft_value_take(at);
+    if (value.class != RFT_VALUE_NUMBER || value.number > most) return false;
+    *out = value.number;
     return true;
 }
 
-static bool take_u32(const msgpack_object *object, uint32_t *out)
+static bool take_u32(const unsigned char *at, uint32_t *out)
 {
     uint64_t value;
-    if (!take_integer(object, UINT32_MAX, &value)) return false;
+    if (!take_integer(&at, UINT32_MAX, &value)) return false;
     *out = (uint32_t)value;
     return true;
 }
 
-static bool take_bool(const msgpack_object *object, bool *out)
+static bool take_bool(const unsigned char *at, bool *out)
 {
-    if (object->type != MSGPACK_OBJECT_BOOLEAN) return false;
-    *out = object->via.boolean;
+    rft_value value = rft_value_take(&at);
+    if (value.class != RFT_VALUE_BOOL) return false;
+    *out = value.number != 0;
     return true;
 }
 
-static bool take_text(const msgpack_object *object, rft_view *out)
+static bool take_view(const unsigned char *at, rft_value_class class, rft_view *out)
 {
-    if (object->type != MSGPACK_OBJECT_STR) return false;
-    *out = text_of(object);
+    rft_value value = rft_value_take(&at);
+    if (value.class != class) return false;
+    *out = value.bytes;
     return true;
 }
 
-static bool take_bytes(const msgpack_object *object, rft_view *out)
-{
-    if (object->type != MSGPACK_OBJECT_BIN) return false;
-    *out = (rft_view){object->via.bin.ptr, object->via.bin.size};
-    return true;
-}
-
-static bool take_digest(const msgpack_object *object, rft_digest128 *out)
+static bool take_digest(const unsigned char *at, rft_digest128 *out)
 {
     rft_view bytes;
-    if (!take_bytes(object, &bytes) || bytes.count != sizeof out->bytes) return false;
+    if (!take_view(at, RFT_VALUE_BYTES, &bytes) || bytes.count != sizeof out->bytes) return false;
     memcpy(out->bytes, bytes.data, sizeof out->bytes);
     return true;
 }
 
-static bool take_dims(const msgpack_object *object, rft_dims *out)
+static bool take_dims(const unsigned char *at, rft_dims *out)
 {
-    if (object->type != MSGPACK_OBJECT_ARRAY || object->via.array.size > REFIT_RANK_MAX)
-        return false;
-    out->rank = object->via.array.size;
+    rft_value head = rft_value_take(&at);
+    if (head.class != RFT_VALUE_ARRAY || head.number > REFIT_RANK_MAX) return false;
+    out->rank = (uint32_t)head.number;
     for (uint32_t i = 0; i < out->rank; i++) {
-        if (!take_integer(&object->via.array.ptr[i], UINT64_MAX, &out->at[i])) return false;
+        if (!take_integer(&at, UINT64_MAX, &out->at[i])) return false;
     }
     return true;
 }
 
-static bool take_value(const msgpack_object *object, const rft_field *field, void *value)
+static bool take_value(const unsigned char *at, const rft_field *field, void *value)
 {
     switch (field->type) {
-    case RFT_FIELD_U32: return take_u32(object, value);
-    case RFT_FIELD_U64: return take_integer(object, UINT64_MAX, value);
-    case RFT_FIELD_BOOL: return take_bool(object, value);
-    case RFT_FIELD_TEXT: return take_text(object, value);
-    case RFT_FIELD_BYTES: return take_bytes(object, value);
-    case RFT_FIELD_DIGEST: return take_digest(object, value);
-    case RFT_FIELD_DIMS: return take_dims(object, value);
+    case RFT_FIELD_U32: return take_u32(at, value);
+    case RFT_FIELD_U64: return take_integer(&at, UINT64_MAX, value);
+    case RFT_FIELD_BOOL: return take_bool(at, value);
+    case RFT_FIELD_TEXT: return take_view(at, RFT_VALUE_TEXT, value);
+    case RFT_FIELD_BYTES: return take_view(at, RFT_VALUE_BYTES, value);
+    case RFT_FIELD_DIGEST: return take_digest(at, value);
+    case RFT_FIELD_DIMS: return take_dims(at, value);
     }
     return false;
 }
@@ -181,14 +160,14 @@ static size_t type_size(rft_field_type type)
 static refit_status read_field(const rft_map *map, const rft_fields *fields, const rft_field *field,
                                const rft_limits *limits, void *value, refit_error *error)
 {
-    const msgpack_object *object = find(map, field->key);
-    if (object == NULL && field->optional) {
+    const unsigned char *at = find(map, field->key);
+    if (at == NULL && field->optional) {
         memset(value, 0, type_size(field->type));
         return REFIT_OK;
     }
-    RFT_REFUSE_IF(object == NULL, error, REFIT_ERR_PROTOCOL, "%s: %s is missing", fields->name,
+    RFT_REFUSE_IF(at == NULL, error, REFIT_ERR_PROTOCOL, "%s: %s is missing", fields->name,
                   field->key);
-    RFT_REFUSE_IF(!take_value(object, field, value), error, REFIT_ERR_PROTOCOL,
+    RFT_REFUSE_IF(!take_value(at, field, value), error, REFIT_ERR_PROTOCOL,
                   "%s: %s has the wrong type or size", fields->name, field->key);
     return rft_field_check(fields, field, value, limits, REFIT_ERR_PROTOCOL, error);
 }

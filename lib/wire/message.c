@@ -245,12 +245,7 @@ refit_status rft_message_decode(rft_view bytes, const rft_limits *limits, rft_me
     rft_map map;
     size_t used;
     RFT_TRY(rft_map_open(bytes, limits, &map, &used, error));
-    refit_status status = REFIT_OK;
-    if (used == bytes.count)
-        status = read_message(&map, bytes.count, limits, out, error);
-    else
-        status = rft_fail(error, REFIT_ERR_PROTOCOL, "a message has %zu bytes behind its end",
-                          bytes.count - used);
-    rft_map_close(&map);
-    return status;
+    RFT_REFUSE_IF(used != bytes.count, error, REFIT_ERR_PROTOCOL,
+                  "a message has %zu bytes behind its end", bytes.count - used);
+    return read_message(&map, bytes.count, limits, out, error);
 }

@@ -62,8 +62,7 @@ refit_status rft_tensor_list_take(rft_view *rest, const rft_limits *limits, rft_
     rft_map map;
     size_t used;
     RFT_TRY(rft_map_open(*rest, limits, &map, &used, error));
-    refit_status status = rft_map_read(&map, &tensor_table, limits, out, error);
-    rft_map_close(&map);
-    if (status == REFIT_OK) *rest = skip(*rest, used);
-    return status;
+    RFT_TRY(rft_map_read(&map, &tensor_table, limits, out, error));
+    *rest = skip(*rest, used);
+    return REFIT_OK;
 }

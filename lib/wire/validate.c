@@ -4,7 +4,7 @@
  * Every open array or map is a level with the number of values it still expects (a map: keys and
  * values). `due` is their sum over all levels. A value takes at least one byte, so as soon as more
  * values are due than bytes are left the message lies, and that is seen before anybody reserves
- * memory for it. Knows nothing of messages.
+ * memory for it. Values that have passed are read by the same heads. Knows nothing of messages.
  */
 #include "wire/validate.h"
 
@@ -173,4 +173,59 @@ refit_status rft_validate(rft_view bytes, const rft_walk_limits *limits, size_t 
         RFT_TRY(step(&walk, limits, error));
     *used = bytes.count - walk.left;
     return REFIT_OK;
+}
+
+/* ---- Reading what has passed */
+
+/* The two's complement of `width` bytes; below 0 it is no number for us. */
+static rft_value signed_value(uint64_t bits, unsigned width)
+{
+    bool negative = bits >> (8 * width - 1) != 0;
+    return (rft_value){negative ? RFT_VALUE_OTHER : RFT_VALUE_NUMBER, bits, {0}};
+}
+
+/* A value without a body: `first` is its format, `bits` the number behind it. */
+static rft_value plain_value(unsigned char first, uint64_t bits)
+{
+    if (first < 0x80) return (rft_value){RFT_VALUE_NUMBER, first, {0}};
+    if (first == 0xc2 || first == 0xc3) return (rft_value){RFT_VALUE_BOOL, first & 1, {0}};
+    if (first >= 0xcc && first <= 0xcf) return (rft_value){RFT_VALUE_NUMBER, bits, {0}};
+    if (first >= 0xd0 && first <= 0xd3) return signed_value(bits, 1u << (first - 0xd0));
+    return (rft_value){RFT_VALUE_OTHER, 0, {0}};
+}
+
+static rft_value_class class_of(format_class class)
+{
+    switch (class) {
+    case TEXT: return RFT_VALUE_TEXT;
+    case BLOB: return RFT_VALUE_BYTES;
+    case ARRAY: return RFT_VALUE_ARRAY;
+    case MAP: return RFT_VALUE_MAP;
+    case VALUE:
+    case REFUSED: break;
+    }
+    return RFT_VALUE_OTHER;
+}
+
+rft_value rft_value_take(const unsigned char **at)
+{
+    unsigned char first = **at;
+    byte_walk walk = {.at = *at, .left = SIZE_MAX}; /* all of it is there: it has passed */
+    value_head head;
+    (void)read_head(&walk, &head);
+    rft_value value = {class_of(head.class), head.count, {0}};
+    if (head.class == VALUE) value = plain_value(first, read_length(walk.at, (unsigned)head.count));
+    if (head.class == TEXT || head.class == BLOB) value.bytes = (rft_view){walk.at, head.count};
+    bool holds = head.class == ARRAY || head.class == MAP;
+    *at = holds ? walk.at : walk.at + head.count;
+    return value;
+}
+
+void rft_value_pass(const unsigned char **at)
+{
+    for (uint64_t due = 1; due > 0; due--) {
+        rft_value value = rft_value_take(at);
+        if (value.class == RFT_VALUE_ARRAY) due += value.number;
+        if (value.class == RFT_VALUE_MAP) due += 2 * value.number;
+    }
 }
