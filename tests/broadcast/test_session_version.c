@@ -3,6 +3,7 @@
 #include <stdarg.h>
 #include <stddef.h>
 #include <stdint.h>
+#include <stdlib.h>
 #include <string.h>
 
 #include <cmocka.h>
@@ -89,6 +90,37 @@ static void a_base_that_is_not_held_fails_as_stale(void **state)
     bench_join(bench, BENCH_EPOCH);
     bench_offer(bench, 3, 2);
     assert_int_equal(bench_said(bench, RFT_FAILED)->as.failed.code, REFIT_ERR_STALE);
+    assert_int_equal(bench_state(bench), CURRENT);
+    bench_stage(bench, 3, 0);
+}
+
+/* The trainer is wrong about what this worker holds: changes are not tried on other bytes, and the
+ * version is had whole. */
+static void changes_of_another_base_fail_as_stale(void **state)
+{
+    session_bench *bench = *state;
+    bench_join(bench, BENCH_EPOCH);
+    bench_apply(bench, 2, 0);
+    bench_offer(bench, 3, 2);
+    sample_version *now = bench_sample(bench, 3);
+    unsigned char *other = malloc(now->manifest->store_bytes);
+    assert_non_null(other);
+    memcpy(other, now->image, now->manifest->store_bytes);
+    other[5] ^= 1;
+    const rft_frame_source source = {.image = now->image, .base = other};
+    rft_frame frame;
+    assert_int_equal(
+        rft_frame_encode(now->manifest, 0, &source, &now->modes, &now->scratch, &frame, NULL),
+        REFIT_OK);
+    assert_int_equal(frame.counts.sparse, 1);
+    rft_message message = {.kind = RFT_FRAME};
+    message.as.frame.version = 3;
+    message.as.frame.hash = frame.hash;
+    message.as.frame.modes = rft_bytes_view(&now->modes);
+    rft_session_message(&bench->session, &message, frame.payload, bench->now);
+    free(other);
+    assert_int_equal(bench_said(bench, RFT_FAILED)->as.failed.code, REFIT_ERR_STALE);
+    assert_true(bench_said(bench, RFT_FAILED)->as.failed.kept);
     assert_int_equal(bench_state(bench), CURRENT);
     bench_stage(bench, 3, 0);
 }
@@ -398,6 +430,7 @@ int main(void)
         BENCH_TEST(frames_come_in_any_order_and_twice),
         BENCH_TEST(same_blocks_come_from_the_version_held),
         BENCH_TEST(a_base_that_is_not_held_fails_as_stale),
+        BENCH_TEST(changes_of_another_base_fail_as_stale),
         BENCH_TEST(a_damaged_frame_is_asked_for_again),
         BENCH_TEST(a_frame_that_stays_damaged_fails_the_version),
         BENCH_TEST(lost_frames_are_asked_for_when_beats_pass_without_one),
