@@ -17,11 +17,8 @@ static uint32_t compare(rft_delta_shape shape, const void *before, const void *a
 {
     uint32_t words = 0, changed = 0;
 #if defined(__x86_64__)
-    rft_cpu_level level = rft_cpu_get_level();
-    if (level != RFT_CPU_BASE) words = shape.elements / 64;
-    if (level == RFT_CPU_AVX512) {
-        changed = rft_delta_compare_avx512(shape.width, words, before, after, map);
-    } else if (level == RFT_CPU_AVX2) {
+    if (rft_cpu_get_level() != RFT_CPU_BASE) {
+        words = shape.elements / 64;
         changed = rft_delta_compare_avx2(shape.width, words, before, after, map);
     }
 #endif

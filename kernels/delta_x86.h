@@ -8,8 +8,6 @@
  * differ. */
 uint32_t rft_delta_compare_avx2(uint32_t width, uint32_t words, const void *before,
                                 const void *after, uint64_t *map);
-uint32_t rft_delta_compare_avx512(uint32_t width, uint32_t words, const void *before,
-                                  const void *after, uint64_t *map);
 
 /* As the scalar forms. */
 void rft_delta_encode_avx2(rft_delta_writer *to, const void *before, const void *after,
