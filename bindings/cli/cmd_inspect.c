@@ -1,9 +1,10 @@
 /*
- * refit inspect: what a safetensors file, a file of an archive, or an archive holds.
+ * refit inspect: what a safetensors file, a file of an archive, an archive, or a publisher holds.
  *
  * Which of them a file is, is told by its first bytes. A file is read and checked whole: its
  * digests are those that a version of it has, so files, archives and versions can be compared. In a
- * folder only the first bytes of each file are read.
+ * folder only the first bytes of each file are read. A publisher is asked as one who only looks
+ * asks: no version waits for that, and no weights travel.
  */
 #include <inttypes.h>
 #include <stdbool.h>
@@ -23,13 +24,15 @@ typedef struct inspect_job {
     cli_settings settings;
     refit_config config;
     const char *path;
+    uint32_t timeout_s;
     bool json;
 } inspect_job;
 
-enum { FLAG_JSON, FLAG_CONFIG, FLAG_SET };
+enum { FLAG_JSON, FLAG_TIMEOUT, FLAG_CONFIG, FLAG_SET };
 
 static const cli_flag flags[] = {
     [FLAG_JSON] = {"--json", false},
+    [FLAG_TIMEOUT] = {"--timeout", true},
     [FLAG_CONFIG] = {"--config", true},
     [FLAG_SET] = {"--set", true},
     {NULL, false},
@@ -39,6 +42,7 @@ static bool take_flag(inspect_job *job, int flag, const char *value)
 {
     switch (flag) {
     case FLAG_JSON: job->json = true; return true;
+    case FLAG_TIMEOUT: return cli_args_number("--timeout", value, 1, 86400, &job->timeout_s);
     case FLAG_CONFIG: job->settings.file = value; return true;
     case FLAG_SET: return cli_settings_add(&job->settings, value);
     case CLI_ARGS_WORD: break;
@@ -194,6 +198,45 @@ static int inspect_weights(const inspect_job *job, const cli_weights *weights)
     return result;
 }
 
+/* ---- A publisher ---- */
+
+static int show_glance(const inspect_job *job, const refit_glance *glance)
+{
+    refit_error error;
+    refit_glance_info info = {.size = sizeof info};
+    if (refit_glance_describe(glance, &info, &error) != REFIT_OK) {
+        return cli_complain_error(&error);
+    }
+    json_t *tensors = job->json ? json_array() : NULL;
+    if (!job->json) cli_inspect_print_glance(job->path, &info);
+    for (uint32_t i = 0; i < info.tensors; i++) {
+        refit_tensor tensor = {.size = sizeof tensor};
+        uint64_t digest = 0;
+        (void)!refit_glance_tensor(glance, i, &tensor, &digest, NULL);
+        if (job->json)
+            (void)json_array_append_new(tensors, cli_inspect_json_tensor(&tensor, digest));
+        else
+            cli_inspect_print_tensor(&tensor, digest);
+    }
+    if (!job->json) return CLI_DONE;
+    json_t *object = cli_inspect_json_glance(job->path, &info);
+    (void)json_object_set_new(object, "tensors", tensors);
+    return cli_inspect_print_json(object);
+}
+
+static int inspect_endpoint(const inspect_job *job)
+{
+    refit_error error;
+    refit_glance *glance;
+    if (refit_glance_open(job->path, &job->config, job->timeout_s * 1000, &glance, &error) !=
+        REFIT_OK) {
+        return cli_complain_error(&error);
+    }
+    int result = show_glance(job, glance);
+    refit_glance_close(glance);
+    return result;
+}
+
 /* ---- Which of them ---- */
 
 static int inspect_file(const inspect_job *job)
@@ -221,35 +264,42 @@ static int inspect_file(const inspect_job *job)
 
 static int run_inspect(int count, char **arguments)
 {
-    inspect_job job = {0};
+    inspect_job job = {.timeout_s = 5};
     struct stat found;
     const char *value = NULL;
     cli_args args = {count, arguments, 0, false};
     for (int flag; (flag = cli_args_next(&args, flags, &value)) != CLI_ARGS_END;) {
         if (!take_flag(&job, flag, value)) return CLI_USAGE;
     }
-    if (job.path == NULL) return cli_complain(CLI_USAGE, "inspect what? A file or a folder");
+    if (job.path == NULL)
+        return cli_complain(CLI_USAGE, "inspect what? A file, a folder or an endpoint");
     int status = cli_settings_load(&job.settings, &job.config);
     if (status != CLI_DONE) return status;
+    if (strstr(job.path, "://") != NULL) return inspect_endpoint(&job);
     bool folder = stat(job.path, &found) == 0 && S_ISDIR(found.st_mode);
     return folder ? inspect_folder(&job) : inspect_file(&job);
 }
 
 const cli_command cli_inspect = {
     .name = "inspect",
-    .summary = "show what a file or an archive holds",
-    .usage = "usage: refit inspect PATH [--json] [--config FILE] [--set KEY=VALUE]...\n"
+    .summary = "show what a file, an archive or a publisher holds",
+    .usage = "usage: refit inspect PATH|ENDPOINT [--json] [--timeout S] [--config FILE]\n"
+             "                     [--set KEY=VALUE]...\n"
              "\n"
              "Shows what PATH holds: a safetensors file, a file of an archive, or an archive,\n"
              "that is, a folder that refit subscribe --archive has written. A file is read\n"
              "whole and checked: its version, density, blocks by mode, tensors and digests.\n"
              "Of an archive one line a version is shown, from the first bytes of its file.\n"
+             "ENDPOINT (tcp://..., ipc://...) is asked which version it has committed; no\n"
+             "version waits for that, and no weights travel.\n"
              "\n"
              "  --json           one JSON object instead of words\n"
+             "  --timeout S      seconds that a publisher has to answer; default: 5\n"
              "  --config FILE    read this configuration file\n"
-             "  --set KEY=VALUE  set one option (limits.*); refit config lists them\n"
+             "  --set KEY=VALUE  set one option (limits.*, security.*)\n"
              "\n"
              "A tensor's digest and a version's are those that workers check: equal digests\n"
-             "are equal weights. Status 5 if a file cannot be used, 6 if it cannot be read.\n",
+             "are equal weights. Status 4 if no publisher answers, 5 if a file cannot be\n"
+             "used, 6 if it cannot be read.\n",
     .run = run_inspect,
 };

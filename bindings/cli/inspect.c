@@ -96,6 +96,37 @@ json_t *cli_inspect_json_file(const refit_archive_info *info)
     return object;
 }
 
+/* A publisher that has committed nothing has no digest yet. */
+void cli_inspect_print_glance(const char *endpoint, const refit_glance_info *info)
+{
+    char size[CLI_SIZE_TEXT], digest[33];
+    (void)printf("endpoint  %s\n", endpoint);
+    if (info->version == 0)
+        (void)printf("version   none yet, of epoch %016" PRIx64 "\n", info->epoch);
+    else
+        (void)printf("version   %" PRIu64 " of epoch %016" PRIx64 "\n", info->version, info->epoch);
+    (void)printf("weights   %s in %u tensors\n", cli_size_text(info->weight_bytes, size),
+                 info->tensors);
+    if (info->sealed) (void)printf("digest    %s\n", cli_digest_text(info->digest, digest));
+    if (info->tensors > 0) {
+        (void)printf("manifest  %s\n", cli_digest_text(info->manifest, digest));
+    }
+}
+
+json_t *cli_inspect_json_glance(const char *endpoint, const refit_glance_info *info)
+{
+    json_t *object =
+        json_pack("{s:s, s:s, s:o, s:I, s:I, s:I, s:i}", "kind", "publisher", "endpoint", endpoint,
+                  "epoch", json_hex(info->epoch), "version", (json_int_t)info->version,
+                  "weight_bytes", (json_int_t)info->weight_bytes, "frame_bytes",
+                  (json_int_t)info->frame_bytes, "tensor_count", (int)info->tensors);
+    (void)json_object_set_new(object, "digest",
+                              info->sealed ? json_digest(info->digest) : json_null());
+    (void)json_object_set_new(object, "manifest",
+                              info->tensors > 0 ? json_digest(info->manifest) : json_null());
+    return object;
+}
+
 void cli_inspect_print_tensor(const refit_tensor *tensor, uint64_t digest)
 {
     char size[CLI_SIZE_TEXT];

@@ -15,6 +15,10 @@ json_t *cli_inspect_json_file(const refit_archive_info *info);
 /* The same in one line, for a list. */
 void cli_inspect_print_line(const refit_archive_info *info);
 
+/* What a publisher says of itself. */
+void cli_inspect_print_glance(const char *endpoint, const refit_glance_info *info);
+json_t *cli_inspect_json_glance(const char *endpoint, const refit_glance_info *info);
+
 /* A tensor, in one line; as an object. */
 void cli_inspect_print_tensor(const refit_tensor *tensor, uint64_t digest);
 json_t *cli_inspect_json_tensor(const refit_tensor *tensor, uint64_t digest);

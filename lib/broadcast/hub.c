@@ -36,6 +36,7 @@ uint32_t rft_hub_close(rft_hub *hub, int64_t deadline)
     rft_bytes_close(&hub->scratch);
     rft_notice_close(&hub->manifest, &hub->attic);
     rft_notice_close(&hub->seal, &hub->attic);
+    rft_notice_close(&hub->committed, &hub->attic);
     return rft_attic_close(&hub->attic, deadline);
 }
 

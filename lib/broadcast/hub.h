@@ -69,9 +69,10 @@ typedef struct rft_hub {
     rft_peers peers;
     rft_round round;
     rft_outbox outbox;
-    rft_notice manifest; /* of the store, as the workers are told */
-    rft_notice seal;     /* of the version served */
-    rft_attic attic;     /* notices that the transport still holds */
+    rft_notice manifest;  /* of the store, as the workers are told */
+    rft_notice seal;      /* of the version served */
+    rft_notice committed; /* the seal of the committed version, as observers are told */
+    rft_attic attic;      /* notices that the transport still holds */
     rft_hub_counts counts;
     rft_bytes scratch;
     int64_t next_beat;
@@ -185,6 +186,8 @@ refit_path rft_hub_path(const rft_hub *hub, const rft_peer *peer, uint64_t versi
 /* Unless it was sent this one already. */
 void rft_hub_send_manifest(rft_hub *hub, rft_peer *peer);
 void rft_hub_send_seal(rft_hub *hub, rft_peer *peer);
+/* MANIFEST and SEAL of the committed version, as far as there are any. */
+void rft_hub_send_committed(rft_hub *hub, rft_peer *peer);
 void rft_hub_send_commit(rft_hub *hub, rft_peer *peer, uint64_t version);
 void rft_hub_send_abort(rft_hub *hub, rft_peer *peer, uint64_t version, refit_status code,
                         const char *reason);

@@ -144,6 +144,15 @@ void rft_hub_recall_gpu(rft_hub *hub)
     }
 }
 
+/* Who only looks is told what is there, and is remembered nowhere: no version waits for it. */
+static void answer_observer(rft_hub *hub, const rft_peer_id *from, const rft_message *hello)
+{
+    rft_peer visitor = {.id = *from, .window = window_for(hub, hello->as.hello.window)};
+    send_welcome(hub, &visitor);
+    rft_hub_send_committed(hub, &visitor);
+    rft_hub_send_bye(hub, &visitor, REFIT_OK, "that is all");
+}
+
 void rft_hub_answer_hello(rft_hub *hub, const rft_peer_id *from, rft_peer *known,
                           const rft_message *hello, int64_t now)
 {
@@ -151,6 +160,10 @@ void rft_hub_answer_hello(rft_hub *hub, const rft_peer_id *from, rft_peer *known
         hub->counts.refused++;
         refuse_hello(hub, from, hello, REFIT_ERR_PROTOCOL, true,
                      "the trainer speaks another version of the protocol");
+        return;
+    }
+    if (hello->as.hello.observer && known == NULL) {
+        answer_observer(hub, from, hello);
         return;
     }
     if (!admits_gpu(hub, from, hello)) {

@@ -94,11 +94,10 @@ static refit_status gather_sums(rft_hub *hub, const rft_edition *edition, refit_
     return REFIT_OK;
 }
 
-void rft_hub_send_seal(rft_hub *hub, rft_peer *peer)
+static void send_sums(rft_hub *hub, rft_peer *peer, rft_notice *notice, const rft_edition *edition)
 {
-    const rft_edition *edition = rft_store_served(hub->store);
     rft_message message = {.kind = RFT_SEAL};
-    bool written = rft_notice_is_about(&hub->seal, edition->version, &edition->digest);
+    bool written = rft_notice_is_about(notice, edition->version, &edition->digest);
     if (!written && gather_sums(hub, edition, NULL) != REFIT_OK) {
         peer->missed = true;
         return;
@@ -106,7 +105,23 @@ void rft_hub_send_seal(rft_hub *hub, rft_peer *peer)
     message.as.seal.version = edition->version;
     message.as.seal.digest = edition->digest;
     message.as.seal.tensors = rft_bytes_view(&hub->scratch);
-    (void)send_notice(hub, peer, &hub->seal, &message, edition->version, &edition->digest);
+    (void)send_notice(hub, peer, notice, &message, edition->version, &edition->digest);
+}
+
+void rft_hub_send_seal(rft_hub *hub, rft_peer *peer)
+{
+    send_sums(hub, peer, &hub->seal, rft_store_served(hub->store));
+}
+
+void rft_hub_send_committed(rft_hub *hub, rft_peer *peer)
+{
+    const rft_store *store = hub->store;
+    if (store == NULL) return;
+    rft_hub_send_manifest(hub, peer);
+    uint64_t version = hub->current.version;
+    if (version != 0 && store->committed.version == version) {
+        send_sums(hub, peer, &hub->committed, &store->committed);
+    }
 }
 
 void rft_hub_send_commit(rft_hub *hub, rft_peer *peer, uint64_t version)

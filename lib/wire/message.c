@@ -33,6 +33,7 @@ static const rft_field hello_fields[] = {
     {"instance", U64(hello.instance)},
     {"host", TEXT(hello.host), .optional = true, .most = TEXT_MOST},
     {"shm", BOOL(hello.shm)},
+    {"observer", BOOL(hello.observer), .optional = true},
     {"window", U32(hello.window), .least = 1, .limit = RFT_LIMIT_WINDOW},
     {"epoch", U64(hello.held.epoch)},
     {"version", U64(hello.held.version)},

@@ -181,6 +181,17 @@ static const place places[] = {
     {OFFSET(refit_weight, memory, 8)},
     {OFFSET(refit_weight, bytes, 16)},
 
+    {SIZE(refit_glance_info, 80)},
+    {OFFSET(refit_glance_info, size, 0)},
+    {OFFSET(refit_glance_info, epoch, 8)},
+    {OFFSET(refit_glance_info, version, 16)},
+    {OFFSET(refit_glance_info, weight_bytes, 24)},
+    {OFFSET(refit_glance_info, frame_bytes, 32)},
+    {OFFSET(refit_glance_info, tensors, 40)},
+    {OFFSET(refit_glance_info, sealed, 44)},
+    {OFFSET(refit_glance_info, digest, 45)},
+    {OFFSET(refit_glance_info, manifest, 61)},
+
     {SIZE(refit_archive_version, 56)},
     {OFFSET(refit_archive_version, size, 0)},
     {OFFSET(refit_archive_version, epoch, 8)},

@@ -34,6 +34,11 @@ file() {
 }
 
 publish "$scratch"/[1-5].in
+run 0 inspect "$endpoint" # before there is a version, and before a worker
+prints "version   none yet, of epoch "
+run 0 inspect "$endpoint" --json
+prints '"kind":"publisher"'
+refuses 4 "no trainer has answered" inspect "ipc://$scratch/nobody" --timeout 1
 keep 5 --out "$scratch/out_" --set archive.anchor_every=3
 prints "version 5: $scratch/out_/5.safetensors, "
 prints "version 5: $scratch/kept/0001-00000005-"

@@ -123,6 +123,7 @@ rft_message sample_large(rft_message_kind kind)
         m.as.hello.instance = UINT64_MAX;
         m.as.hello.host = text;
         m.as.hello.shm = true;
+        m.as.hello.observer = true;
         m.as.hello.window = limits.window;
         m.as.hello.held = held_of(UINT64_MAX);
         m.as.hello.gpu = bytes_view(many_bytes, RFT_UUID_BYTES);
@@ -243,6 +244,7 @@ void assert_messages_equal(const rft_message *a, const rft_message *b)
         SAME(hello.instance);
         SAME_VIEW(hello.host);
         SAME(hello.shm);
+        SAME(hello.observer);
         SAME(hello.window);
         SAME_HELD(hello.held);
         SAME_VIEW(hello.gpu);

@@ -446,6 +446,50 @@ REFIT_API void refit_update_unkeep(void *kept);
  * held. Since 0.1. */
 REFIT_API void refit_update_close(refit_update *update);
 
+/* ---- Who only looks
+ * ------------------------------------------------------------------------------------ */
+
+/* What a publisher holds, asked once. */
+typedef struct refit_glance refit_glance;
+
+/*
+ * Asks the publisher at `endpoint` (NULL: broadcast.endpoint) what it holds. It is no subscriber:
+ * no version waits for it, no report names it, and no weights travel. `config` may be NULL;
+ * security.* counts as for a subscriber. Blocks for the answer, at most `timeout_ms`.
+ * REFIT_ERR_TIMEOUT (nobody answers), REFIT_ERR_PEER (it refuses), REFIT_ERR_PROTOCOL,
+ * REFIT_ERR_LIMIT, REFIT_ERR_CORRUPT, and what refit_subscriber_open answers. Since 0.1.
+ */
+REFIT_API REFIT_MUST_CHECK refit_status refit_glance_open(const char *endpoint,
+                                                          const refit_config *config,
+                                                          uint32_t timeout_ms, refit_glance **out,
+                                                          refit_error *error);
+
+/* NULL is allowed. Since 0.1. */
+REFIT_API void refit_glance_close(refit_glance *glance);
+
+typedef struct refit_glance_info {
+    size_t size;                /* sizeof(refit_glance_info), set by the caller */
+    uint64_t epoch;             /* of the trainer */
+    uint64_t version;           /* committed; 0: none */
+    uint64_t weight_bytes;      /* of the tensors that are declared */
+    uint64_t frame_bytes;       /* as it cuts versions */
+    uint32_t tensors;           /* tied ones included; 0: none is declared */
+    uint8_t sealed;             /* 1: digests of the version are known */
+    unsigned char digest[16];   /* of the version */
+    unsigned char manifest[16]; /* of the list of tensors */
+} refit_glance_info;
+
+/* Describes it. REFIT_ERR_INVALID. Since 0.1. */
+REFIT_API REFIT_MUST_CHECK refit_status refit_glance_describe(const refit_glance *glance,
+                                                              refit_glance_info *info,
+                                                              refit_error *error);
+
+/* Tensor `index`: what it is, borrowed until refit_glance_close, and the digest of its bytes (0 if
+ * not known), each of which may be NULL. REFIT_ERR_NOT_FOUND, REFIT_ERR_INVALID. Since 0.1. */
+REFIT_API REFIT_MUST_CHECK refit_status refit_glance_tensor(const refit_glance *glance,
+                                                            uint32_t index, refit_tensor *tensor,
+                                                            uint64_t *digest, refit_error *error);
+
 #ifdef __cplusplus
 }
 #endif

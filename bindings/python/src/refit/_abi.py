@@ -346,6 +346,20 @@ class refit_subscriber_info(Structure):
     ]
 
 
+class refit_glance_info(Structure):
+    _fields_ = [
+        ("size", c_size_t),
+        ("epoch", c_uint64),
+        ("version", c_uint64),
+        ("weight_bytes", c_uint64),
+        ("frame_bytes", c_uint64),
+        ("tensors", c_uint32),
+        ("sealed", c_uint8),
+        ("digest", c_ubyte * 16),
+        ("manifest", c_ubyte * 16),
+    ]
+
+
 class refit_archive_version(Structure):
     _fields_ = [
         ("size", c_size_t),
@@ -729,6 +743,28 @@ PROTOTYPES: Final[dict[str, tuple[Any, list[Any]]]] = {
     ]),
     "refit_update_close": (None, [
         c_void_p,
+    ]),
+    "refit_glance_open": (c_int, [
+        c_char_p,
+        POINTER(refit_config),
+        c_uint32,
+        POINTER(c_void_p),
+        POINTER(refit_error),
+    ]),
+    "refit_glance_close": (None, [
+        c_void_p,
+    ]),
+    "refit_glance_describe": (c_int, [
+        c_void_p,
+        POINTER(refit_glance_info),
+        POINTER(refit_error),
+    ]),
+    "refit_glance_tensor": (c_int, [
+        c_void_p,
+        c_uint32,
+        POINTER(refit_tensor),
+        POINTER(c_uint64),
+        POINTER(refit_error),
     ]),
     "refit_archive_open": (c_int, [
         c_char_p,

@@ -1,0 +1,230 @@
+/*
+ * What a publisher holds, asked once: refit_glance_*.
+ *
+ *     HELLO, as an observer ─► WELCOME, MANIFEST, SEAL, BYE
+ *
+ * A publisher answers an observer at once and remembers nothing of it: no version waits for it, and
+ * no report names it. It happens on the caller's thread; nothing is left running. A publisher that
+ * does not know observers says WELCOME alone, to a worker that never joins and says BYE itself.
+ */
+#include <string.h>
+
+#include "base/alloc.h"
+#include "base/clock.h"
+#include "base/random.h"
+#include "broadcast/channel.h"
+#include "config/resolve.h"
+#include "wire/manifest.h"
+
+#define POLL_MOST_MS 100 /* HELLO is said again, in case the publisher came up meanwhile */
+
+struct refit_glance {
+    rft_channel *channel; /* while it asks */
+    rft_limits limits;
+    uint64_t epoch, version, frame_bytes;
+    rft_manifest *manifest; /* owned; NULL: nothing is declared */
+    uint64_t *digests;      /* owned; a tensor; NULL: nothing is committed */
+    rft_digest128 digest;
+    bool welcomed, sealed, done;
+};
+
+static refit_status say(refit_glance *glance, const rft_message *message, refit_error *error)
+{
+    rft_bytes bytes = {0};
+    refit_status status = rft_message_encode(message, &glance->limits, &bytes, error);
+    if (status == REFIT_OK) {
+        status = rft_channel_send(glance->channel, NULL, rft_bytes_view(&bytes), NULL, error);
+        if (status == REFIT_ERR_BUSY) status = REFIT_OK; /* it is said again */
+    }
+    rft_bytes_close(&bytes);
+    return status;
+}
+
+static rft_message make_hello(uint64_t instance, char name[32])
+{
+    rft_message message = {.kind = RFT_HELLO};
+    static const char digits[] = "0123456789abcdef";
+    memcpy(name, "observer-", 9);
+    for (int i = 0; i < 16; i++)
+        name[9 + i] = digits[instance >> (60 - 4 * i) & 15];
+    name[25] = '\0';
+    message.as.hello.protocol = RFT_PROTOCOL;
+    message.as.hello.worker = rft_view_text(name);
+    message.as.hello.instance = instance;
+    message.as.hello.host = rft_view_text("observer");
+    message.as.hello.window = 1;
+    message.as.hello.observer = true;
+    return message;
+}
+
+/* ---- What the publisher answers ---- */
+
+static refit_status take_manifest(refit_glance *glance, const rft_message *message,
+                                  refit_error *error)
+{
+    rft_manifest *manifest;
+    RFT_TRY(rft_manifest_decode(message->as.manifest.tensors, glance->frame_bytes, &glance->limits,
+                                &manifest, error));
+    rft_manifest_close(glance->manifest);
+    glance->manifest = manifest;
+    return REFIT_OK;
+}
+
+static refit_status take_seal(refit_glance *glance, const rft_message *message, refit_error *error)
+{
+    rft_view digests = message->as.seal.tensors;
+    const rft_manifest *manifest = glance->manifest;
+    RFT_REFUSE_IF(manifest == NULL || digests.count != (size_t)manifest->originals * 8, error,
+                  REFIT_ERR_PROTOCOL, "the trainer's digests are not those of its tensors");
+    rft_digest128 digest = rft_version_digest_encoded(manifest, digests);
+    RFT_REFUSE_IF(!rft_digest128_equal(&digest, &message->as.seal.digest), error, REFIT_ERR_CORRUPT,
+                  "the version's digest is not that of its tensors");
+    rft_free(glance->digests);
+    glance->digests = rft_calloc(manifest->count, sizeof *glance->digests);
+    RFT_REFUSE_IF(glance->digests == NULL, error, REFIT_ERR_HOST_MEMORY, "no memory for %u digests",
+                  manifest->count);
+    const unsigned char *next = digests.data;
+    for (uint32_t i = 0; i < manifest->count; i++) {
+        if (manifest->tensors[i].alias_of != REFIT_NO_ALIAS) continue;
+        glance->digests[i] = rft_get_u64(next);
+        next += 8;
+    }
+    for (uint32_t i = 0; i < manifest->count; i++) {
+        uint32_t original = manifest->tensors[i].alias_of;
+        if (original != REFIT_NO_ALIAS) glance->digests[i] = glance->digests[original];
+    }
+    glance->version = message->as.seal.version;
+    glance->digest = digest;
+    glance->sealed = true;
+    return REFIT_OK;
+}
+
+static refit_status take(refit_glance *glance, const rft_message *message, refit_error *error)
+{
+    char reason[160];
+    switch (message->kind) {
+    case RFT_WELCOME:
+        glance->welcomed = true;
+        glance->epoch = message->as.welcome.epoch;
+        glance->version = message->as.welcome.version;
+        glance->frame_bytes = message->as.welcome.frame_bytes;
+        return REFIT_OK;
+    case RFT_REFUSE:
+        rft_view_print(message->as.refuse.reason, reason, sizeof reason);
+        return rft_fail(error, REFIT_ERR_PEER, "the trainer refuses: %s", reason);
+    case RFT_MANIFEST: return glance->welcomed ? take_manifest(glance, message, error) : REFIT_OK;
+    case RFT_SEAL: return take_seal(glance, message, error);
+    case RFT_BYE: glance->done = true; return REFIT_OK;
+    default: return REFIT_OK;
+    }
+}
+
+static refit_status hear(refit_glance *glance, refit_error *error)
+{
+    for (;;) {
+        rft_envelope envelope;
+        rft_message message;
+        refit_status status = rft_channel_receive(glance->channel, &envelope, error);
+        if (status == REFIT_ERR_TIMEOUT) return REFIT_OK;
+        RFT_TRY(status);
+        RFT_TRY(rft_message_decode(envelope.message, &glance->limits, &message, error));
+        RFT_TRY(take(glance, &message, error));
+    }
+}
+
+/* To one that does not know observers, and took us for a worker. */
+static refit_status say_bye(refit_glance *glance, refit_error *error)
+{
+    const rft_message bye = {.kind = RFT_BYE};
+    return say(glance, &bye, error);
+}
+
+static refit_status ask(refit_glance *glance, uint32_t timeout_ms, refit_error *error)
+{
+    char name[32];
+    uint64_t instance;
+    RFT_TRY(rft_random_u64(&instance, error));
+    const rft_message hello = make_hello(instance, name);
+    const int64_t deadline = rft_deadline(timeout_ms);
+    while (!glance->done) {
+        int left = rft_ms_until(deadline);
+        if (left == 0 && glance->welcomed) return say_bye(glance, error);
+        RFT_REFUSE_IF(left == 0, error, REFIT_ERR_TIMEOUT,
+                      "no trainer has answered at %.120s within %u ms",
+                      rft_channel_endpoint(glance->channel), timeout_ms);
+        if (!glance->welcomed) RFT_TRY(say(glance, &hello, error));
+        rft_channel_poll(glance->channel, -1, left < POLL_MOST_MS ? left : POLL_MOST_MS);
+        RFT_TRY(hear(glance, error));
+    }
+    RFT_REFUSE_IF(!glance->welcomed, error, REFIT_ERR_CLOSED, "the trainer closes");
+    return REFIT_OK;
+}
+
+/* ---- The door ---- */
+
+refit_status refit_glance_open(const char *endpoint, const refit_config *config,
+                               uint32_t timeout_ms, refit_glance **out, refit_error *error)
+{
+    RFT_REFUSE_IF(out == NULL, error, REFIT_ERR_INVALID, "refit_glance_open needs `out`");
+    refit_config own;
+    RFT_TRY(rft_config_resolve(config, &own, error));
+    refit_glance *glance = rft_calloc(1, sizeof *glance);
+    RFT_REFUSE_IF(glance == NULL, error, REFIT_ERR_HOST_MEMORY, "no memory for a glance");
+    glance->limits = rft_limits_from(&own);
+    refit_status status = rft_channel_connect(endpoint == NULL ? own.broadcast_endpoint : endpoint,
+                                              &own, &glance->channel, error);
+    if (status == REFIT_OK) {
+        status = ask(glance, timeout_ms, error);
+        rft_channel_close(glance->channel);
+        glance->channel = NULL;
+    }
+    if (status == REFIT_OK)
+        *out = glance;
+    else
+        refit_glance_close(glance);
+    return status;
+}
+
+void refit_glance_close(refit_glance *glance)
+{
+    if (glance == NULL) return;
+    rft_manifest_close(glance->manifest);
+    rft_free(glance->digests);
+    rft_free(glance);
+}
+
+refit_status refit_glance_describe(const refit_glance *glance, refit_glance_info *info,
+                                   refit_error *error)
+{
+    RFT_REFUSE_IF(glance == NULL || info == NULL || info->size < sizeof *info, error,
+                  REFIT_ERR_INVALID, "refit_glance_describe needs a glance and info.size set");
+    size_t size = info->size;
+    *info = (refit_glance_info){
+        .size = size,
+        .epoch = glance->epoch,
+        .version = glance->version,
+        .frame_bytes = glance->frame_bytes,
+        .sealed = glance->sealed,
+    };
+    memcpy(info->digest, glance->digest.bytes, sizeof info->digest);
+    if (glance->manifest == NULL) return REFIT_OK;
+    info->weight_bytes = glance->manifest->payload_bytes;
+    info->tensors = glance->manifest->count;
+    memcpy(info->manifest, glance->manifest->digest.bytes, sizeof info->manifest);
+    return REFIT_OK;
+}
+
+refit_status refit_glance_tensor(const refit_glance *glance, uint32_t index, refit_tensor *tensor,
+                                 uint64_t *digest, refit_error *error)
+{
+    RFT_REFUSE_IF(glance == NULL, error, REFIT_ERR_INVALID, "no glance");
+    uint32_t count = glance->manifest == NULL ? 0 : glance->manifest->count;
+    RFT_REFUSE_IF(index >= count, error, REFIT_ERR_NOT_FOUND,
+                  "there is no tensor %u: the trainer has %u", index, count);
+    RFT_REFUSE_IF(tensor != NULL && tensor->size < sizeof *tensor, error, REFIT_ERR_INVALID,
+                  "tensor.size is %zu: set it to sizeof(refit_tensor), %zu", tensor->size,
+                  sizeof *tensor);
+    if (tensor != NULL) rft_manifest_describe(glance->manifest, index, tensor);
+    if (digest != NULL) *digest = glance->digests == NULL ? 0 : glance->digests[index];
+    return REFIT_OK;
+}
