@@ -13,21 +13,7 @@
 #include "archive/archive_disk.h"
 #include "archive/archive_work.h"
 #include "kernels/digest.h"
-
-static uint32_t element_bytes(const rft_manifest_tensor *tensor)
-{
-    uint32_t bits = refit_dtype_bits(tensor->dtype);
-    return bits % 8 == 0 ? bits / 8 : 1;
-}
-
-static uint64_t count_changed(const unsigned char *before, const unsigned char *after,
-                              uint64_t bytes, uint32_t width)
-{
-    uint64_t changed = 0;
-    for (uint64_t at = 0; at < bytes; at += width)
-        changed += memcmp(before + at, after + at, width) != 0 ? 1 : 0;
-    return changed;
-}
+#include "wire/sparse.h"
 
 /* Copies one block into the frame, and notes how it differs from the base. */
 static void take_block(rft_archive_work *work, uint32_t index, bool anchor)
@@ -40,15 +26,13 @@ static void take_block(rft_archive_work *work, uint32_t index, bool anchor)
     unsigned char *to = archive->frame + block->offset;
     const unsigned char *before = archive->image + slice->offset + block->offset;
     size_t bytes = (size_t)block->bytes;
-    uint32_t width = element_bytes(&archive->manifest->tensors[tensor]);
+    const rft_delta_shape shape = rft_sparse_shape(&slice->manifest, block);
     archive->sums[tensor] +=
         rft_digest_copy_part(to, from + block->tensor_offset, bytes, block->tensor_offset);
-    archive->same[index] = !anchor && memcmp(before, to, bytes) == 0;
-    work->header->elements += bytes / width;
-    if (anchor)
-        work->header->changed += bytes / width;
-    else if (!archive->same[index])
-        work->header->changed += count_changed(before, to, bytes, width);
+    uint32_t changed = anchor ? shape.elements : rft_delta_count(shape, before, to);
+    archive->same[index] = changed == 0;
+    work->header->elements += shape.elements;
+    work->header->changed += changed;
 }
 
 refit_status rft_archive_write_at_end(rft_archive_work *work, const void *bytes, size_t count)
@@ -58,13 +42,11 @@ refit_status rft_archive_write_at_end(rft_archive_work *work, const void *bytes,
     return REFIT_OK;
 }
 
-static void count_modes(rft_archive_header *header, const rft_bytes *modes)
+static void count_blocks(rft_archive_header *header, const rft_frame_counts *counts)
 {
-    for (size_t i = 0; i < modes->count; i++) {
-        header->same += modes->data[i] == RFT_BLOCK_SAME;
-        header->sparse += modes->data[i] == RFT_BLOCK_SPARSE;
-        header->dense += modes->data[i] == RFT_BLOCK_DENSE;
-    }
+    header->same += counts->same;
+    header->sparse += counts->sparse;
+    header->dense += counts->dense;
 }
 
 /* What stands before the payload. */
@@ -98,7 +80,7 @@ refit_status rft_archive_write_frame(rft_archive_work *work, uint32_t sequence)
     rft_frame frame;
     RFT_TRY(rft_frame_encode(&slice->manifest, 0, &source, &archive->modes, &archive->scratch,
                              &frame, work->error));
-    count_modes(work->header, &archive->modes);
+    count_blocks(work->header, &frame.counts);
     RFT_TRY(write_begin(work, sequence, frame.payload, frame.hash));
     RFT_TRY(rft_archive_write_at_end(work, frame.payload.data, frame.payload.count));
     memcpy(archive->image + slice->offset, archive->frame, (size_t)slice->frame.bytes);

@@ -212,8 +212,8 @@ static refit_status count_modes(const unsigned char *modes, uint32_t blocks, uin
                                 refit_error *error)
 {
     for (uint32_t i = 0; i < blocks; i++) {
-        RFT_REFUSE_IF(modes[i] > 2, error, REFIT_ERR_UNSUPPORTED, "there is no block mode %u",
-                      modes[i]);
+        RFT_REFUSE_IF(modes[i] > RFT_BLOCK_SPARSE, error, REFIT_ERR_UNSUPPORTED,
+                      "there is no block mode %u", modes[i]);
         counts[modes[i]]++;
     }
     return REFIT_OK;
@@ -226,7 +226,8 @@ static refit_status check_end(const rft_archive_reader *reader, const uint32_t c
     RFT_REFUSE_IF(reader->at != header->file_bytes, error, REFIT_ERR_CORRUPT,
                   "there is something behind its last frame");
     RFT_REFUSE_IF(counts[RFT_BLOCK_DENSE] != header->dense ||
-                      counts[RFT_BLOCK_SAME] != header->same || counts[2] != header->sparse,
+                      counts[RFT_BLOCK_SAME] != header->same ||
+                      counts[RFT_BLOCK_SPARSE] != header->sparse,
                   error, REFIT_ERR_CORRUPT, "its blocks are not those of its header");
     return REFIT_OK;
 }
