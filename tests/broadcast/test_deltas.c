@@ -58,6 +58,7 @@ static void begin_play(theatre *play, uint64_t seed, uint32_t slots)
     play->config = quick_config();
     play->config.broadcast_shm = REFIT_SHM_OFF;
     play->config.broadcast_slots = slots;
+    play->config.broadcast_heartbeat_ms = 1000; /* a slow machine takes no frame for lost */
     play->config.broadcast_heartbeat_timeout_ms = 30000;
     play->config.broadcast_encode_threads = 1 + (uint32_t)(seed % 4);
     set_tensor(play, 0, REFIT_BF16, 300001);
