@@ -78,6 +78,7 @@ refit_status actor_configure(const actor_part *part, bool shm, refit_config *con
         {"broadcast.commit_timeout_ms", ACTOR_COMMIT_TIMEOUT, "ms"},
         {"broadcast.linger_ms", ACTOR_LINGER, "ms"},
         {"broadcast.quorum", plan->quorum, ""},
+        {"broadcast.encode_threads", plan->encoders, ""},
     };
     refit_config_init(config, sizeof *config);
     for (size_t i = 0; i < sizeof numbers / sizeof *numbers; i++) {
@@ -87,6 +88,8 @@ refit_status actor_configure(const actor_part *part, bool shm, refit_config *con
     }
     const char *const texts[][2] = {
         {"broadcast.shm", shm ? "auto" : "off"},
+        {"broadcast.delta", plan->delta},
+        {"broadcast.compress", plan->zstd ? "zstd" : "none"},
         {"broadcast.commit", plan->quorum != 0 ? "quorum" : "all"},
         {"broadcast.verify", plan->verify_always ? "always" : "auto"},
     };

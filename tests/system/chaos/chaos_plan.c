@@ -77,6 +77,10 @@ static void draw_setting(chaos_plan *plan, uint64_t *seed)
     plan->quorum = quorum ? 1 + below(seed, plan->workers) : 0;
     plan->frame_kib = 64u << below(seed, 3);
     plan->window = 1 + below(seed, 8);
+    static const char *const deltas[] = {"auto", "auto", "always", "always", "never"};
+    plan->delta = deltas[below(seed, 5)];
+    plan->zstd = one_in(seed, 3);
+    plan->encoders = 1 + below(seed, 3);
     plan->verify_always = one_in(seed, 3);
     plan->keys = one_in(seed, 3);
     plan->numbers_fall = one_in(seed, 2);
@@ -191,9 +195,10 @@ void plan_print(const chaos_plan *plan, FILE *to)
     fprintf(to,
             "seed %" PRIu64 ": %" PRIu32 " workers, %" PRIu32 " versions, %" PRIu32
             " slots, commit: %s%.0" PRIu32 ", frames of %" PRIu32 " KiB, window %" PRIu32
-            ", verify: %s%s\n",
+            ", delta: %s%s by %" PRIu32 " threads, verify: %s%s\n",
             plan->seed, plan->workers, plan->versions, plan->slots,
             plan->quorum != 0 ? "quorum of " : "all", plan->quorum, plan->frame_kib, plan->window,
+            plan->delta, plan->zstd ? " with zstd" : "", plan->encoders,
             plan->verify_always ? "always" : "auto", plan->keys ? ", keys" : "");
     for (uint32_t i = 0; i < plan->workers; i++)
         print_worker(plan, i, to);

@@ -83,7 +83,7 @@ typedef struct chaos_worker_plan {
     bool polls;           /* its user polls the descriptor; else it waits in next */
     int64_t wall_clock_s; /* its wall clock is off by so much */
     int64_t boot_clock_s; /* likewise the monotonic one, where that can be had */
-    const char *delta;    /* NULL: this library has no such option */
+
 } chaos_worker_plan;
 
 typedef struct chaos_plan {
@@ -94,6 +94,9 @@ typedef struct chaos_plan {
     uint32_t quorum; /* 0: commit: all */
     uint32_t frame_kib;
     uint32_t window;
+    const char *delta; /* broadcast.delta */
+    bool zstd;
+    uint32_t encoders;
     bool verify_always;
     bool keys;         /* the sockets are encrypted */
     bool numbers_fall; /* versions of a new trainer are lower than those of the last one */

@@ -170,6 +170,17 @@ static void await_workers(const trainer *the, const chaos_note *order)
     report(the, waited, &error);
 }
 
+static void count_blocks(const trainer *the, chaos_note *done)
+{
+    refit_stats stats;
+    refit_stats_init(&stats, sizeof stats);
+    if (refit_publisher_stats(the->publisher, &stats, NULL) != REFIT_OK) return;
+    if (stats.publish_delta_bytes_last == 0) return; /* whole, for everybody */
+    done->blocks[0] = stats.publish_same_blocks_last;
+    done->blocks[1] = stats.publish_sparse_blocks_last;
+    done->blocks[2] = stats.publish_dense_blocks_last;
+}
+
 static void do_publish(trainer *the, const chaos_note *order)
 {
     refit_error error = {0};
@@ -183,6 +194,7 @@ static void do_publish(trainer *the, const chaos_note *order)
     done.ms = ms_since(began);
     done.amount = refit_publisher_version(the->publisher);
     if (begun) report_members(the, order->version);
+    count_blocks(the, &done);
     report(the, done, &error);
 }
 

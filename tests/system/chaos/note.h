@@ -63,6 +63,7 @@ typedef struct chaos_note {
     uint32_t fault;
     uint32_t manner;
     uint32_t flags;
+    uint64_t blocks[3]; /* that were the same, sent as changes, sent whole */
     char name[64];
     char text[256];
 } chaos_note;

@@ -123,6 +123,8 @@ static void judge_done(chaos_run *run)
     result->quorum = run->plan.quorum;
     if (!ledger_ends(&run->ledger, result, complaint)) run_fail(run, "%s", complaint);
     run->committed = note->amount;
+    for (int i = 0; i < 3 && note->amount == note->version; i++)
+        run->totals.blocks[i] += note->blocks[i];
     if (note->amount == note->version) run->served = note->amount;
     if (note->amount == note->version) run->totals.committed++;
     if (note->amount != note->version) run->totals.aborted++;

@@ -60,8 +60,9 @@ typedef struct run_totals {
     uint32_t committed;
     uint32_t aborted;
     uint32_t deeds;
-    uint32_t missed;  /* versions that a worker lacked after a flipped bit */
-    uint64_t damaged; /* frames */
+    uint64_t blocks[3]; /* same, sent as changes, sent whole to who had the version before */
+    uint32_t missed;    /* versions that a worker lacked after a flipped bit */
+    uint64_t damaged;   /* frames */
     uint64_t resent;
     uint64_t evicted;
     uint64_t sent_bytes;
