@@ -15,11 +15,12 @@
 #include <refit.h>
 
 typedef struct bench_options {
-    bool json;           /* objects instead of a table */
-    uint64_t bytes;      /* of tensors; 0: the benchmark's default */
-    uint32_t rounds;     /* counted ones; one more comes first as a warm-up */
-    const char *device;  /* a spec: "host" or "cuda:N" */
-    const char *tensors; /* a list's name, or a file's; NULL: what suits the device */
+    bool json;             /* objects instead of a table */
+    uint64_t bytes;        /* of tensors; 0: the benchmark's default */
+    uint32_t rounds;       /* counted ones; one more comes first as a warm-up */
+    const char *device;    /* a spec: "host" or "cuda:N" */
+    const char *tensors;   /* a list's name, or a file's; NULL: what suits the device */
+    const char *from, *to; /* bench_delta: two safetensors files; NULL: made-up updates */
     refit_config config;
 } bench_options;
 
@@ -29,6 +30,7 @@ int bench_remap(const bench_options *options);
 int bench_handover(const bench_options *options);
 int bench_broadcast(const bench_options *options);
 int bench_pin(const bench_options *options);
+int bench_delta(const bench_options *options);
 
 /* The tensors that bench_offload takes, one a line: their name and their bytes. */
 int bench_show_list(const bench_options *options);

@@ -106,13 +106,27 @@ void bench_device(json_t *object, const bench_options *options, refit_device *de
     json_object_set_new(object, "device_name", json_string(info.name));
 }
 
-static void print_member(const char *key, const json_t *value)
+static void print_value(const char *key, const json_t *value)
 {
     if (json_is_real(value)) printf("  %-28s %.3f\n", key, json_real_value(value));
     if (json_is_integer(value))
         printf("  %-28s %" JSON_INTEGER_FORMAT "\n", key, json_integer_value(value));
     if (json_is_string(value)) printf("  %-28s %s\n", key, json_string_value(value));
     if (json_is_boolean(value)) printf("  %-28s %s\n", key, json_is_true(value) ? "yes" : "no");
+}
+
+/* Objects within it are one level deep. */
+static void print_member(const char *key, json_t *value)
+{
+    char full[96];
+    const char *inner;
+    json_t *member;
+    if (!json_is_object(value)) print_value(key, value);
+    json_object_foreach(value, inner, member)
+    {
+        snprintf(full, sizeof full, "%s.%s", key, inner);
+        print_value(full, member);
+    }
 }
 
 void bench_print(const bench_options *options, json_t *object)

@@ -11,12 +11,23 @@
 #include "cli.h"
 #include "settings.h"
 
-enum { FLAG_JSON, FLAG_MIB, FLAG_ROUNDS, FLAG_DEVICE, FLAG_TENSORS, FLAG_CONFIG, FLAG_SET };
+enum {
+    FLAG_JSON,
+    FLAG_MIB,
+    FLAG_ROUNDS,
+    FLAG_DEVICE,
+    FLAG_TENSORS,
+    FLAG_FROM,
+    FLAG_TO,
+    FLAG_CONFIG,
+    FLAG_SET
+};
 
 static const cli_flag flags[] = {
     [FLAG_JSON] = {"--json", false},      [FLAG_MIB] = {"--mib", true},
     [FLAG_ROUNDS] = {"--rounds", true},   [FLAG_DEVICE] = {"--device", true},
     [FLAG_TENSORS] = {"--tensors", true}, [FLAG_CONFIG] = {"--config", true},
+    [FLAG_FROM] = {"--from", true},       [FLAG_TO] = {"--to", true},
     [FLAG_SET] = {"--set", true},         {NULL, false},
 };
 
@@ -65,6 +76,8 @@ static bool take(int found, const char *value, bench_request *request)
         return cli_args_number("--rounds", value, 1, BENCH_ROUNDS_MOST, &request->options.rounds);
     case FLAG_DEVICE: return take_device(value, request);
     case FLAG_TENSORS: request->options.tensors = value; return true;
+    case FLAG_FROM: request->options.from = value; return true;
+    case FLAG_TO: request->options.to = value; return true;
     case FLAG_CONFIG: request->settings.file = value; return true;
     case FLAG_SET: return cli_settings_add(&request->settings, value);
     case CLI_ARGS_WORD: return take_word(value, request);
@@ -78,6 +91,7 @@ static const struct {
 } benchmarks[] = {
     {"offload", bench_offload}, {"remap", bench_remap},         {"handover", bench_handover},
     {"pin", bench_pin},         {"broadcast", bench_broadcast}, {"tensors", bench_show_list},
+    {"delta", bench_delta},
 };
 
 static int run_benchmark(const char *name, const bench_options *options)
@@ -107,7 +121,7 @@ static int run(int count, char **arguments)
 const cli_command cli_bench = {
     .name = "bench",
     .summary = "measure this machine, each figure beside its baseline",
-    .usage = "usage: refit bench offload|remap|handover|broadcast|pin|tensors\n"
+    .usage = "usage: refit bench offload|remap|handover|broadcast|delta|pin|tensors\n"
              "                   [OPTION...]\n\n"
              "  offload     states out and back, beside one large copy (the ceiling) and\n"
              "              beside the ways of today's trainers\n"
@@ -116,6 +130,7 @@ const cli_command cli_bench = {
              "              them there\n"
              "  broadcast   one version to 1, 2, 4 and 8 workers through shared memory and\n"
              "              TCP, beside a copy and a hash, and beside a raw ZeroMQ socket\n"
+             "  delta       updates of a density coded and applied, beside others' ways\n"
              "  pin         first use of the host memory, beside one thread that touches and\n"
              "              locks the same bytes, or on a GPU one cuMemHostAlloc of them\n"
              "  tensors     the list that offload takes: names and bytes\n\n"
@@ -124,6 +139,7 @@ const cli_command cli_bench = {
              "  --tensors LIST   qwen3-0.6b, qwen2.5-1.5b, qwen2.5-3b (NAME-weights: its\n"
              "                   weights), small (100,000 of 4 to 32 KiB), or a file\n"
              "  --mib N          MiB of tensors; less where memory does not allow it\n"
+             "  --from A --to B  delta: two safetensors files instead of made-up updates\n"
              "  --rounds N       counted rounds, behind one that is not (5 to 15)\n"
              "  --config FILE    options\n"
              "  --set KEY=VALUE  one option\n",

@@ -1,0 +1,201 @@
+/*
+ * bench delta: what an update costs to encode, to send and to take in, beside what trainers send
+ * today; one row for each density of made-up updates, or one for two files. GB/s are of weights, on
+ * one thread. Everything that was decoded is compared with the version it should be.
+ */
+#include <string.h>
+
+#include "bench.h"
+#include "bench_codec.h"
+#include "cli.h"
+
+enum { ROUNDS = 9, RIVALS = BENCH_CODEC_RIVALS };
+static const uint64_t default_bytes = UINT64_C(64) << 20;
+static const double densities[] = {0.0001, 0.001, 0.003, 0.006, 0.01, 0.037, 0.063, 0.125, 0.26, 1};
+
+/* The images, what the codecs work with, and the way there: so many times the weights' bytes. */
+enum { MEMORY_FACTOR = 8 };
+
+/* What came of one codec. */
+typedef struct result {
+    uint64_t bytes;
+    bench_series moves[BENCH_DELTA_MOVES];
+} result;
+
+typedef struct run_state {
+    const bench_pairs *pairs;
+    bench_coder coder;
+    uint64_t changed, same, sparse, dense;
+    result refit, rivals[RIVALS];
+} run_state;
+
+/* ---- The rounds ---- */
+
+static refit_status one_move(run_state *run, const bench_codec *codec, const bench_delta_move *move,
+                             bench_series *series, refit_error *error)
+{
+    const bench_pairs *pairs = run->pairs;
+    if (move->kind == BENCH_APPLIES) memcpy(pairs->into, pairs->before, pairs->image_bytes);
+    if (move->kind == BENCH_COPIES) memset(pairs->into, 0, pairs->image_bytes);
+    double start = bench_now();
+    bool done = move->run(&run->coder, pairs);
+    bench_add(series, bench_now() - start);
+    if (done && move->kind != BENCH_ENCODES)
+        done = memcmp(pairs->into, pairs->after, pairs->image_bytes) == 0;
+    if (done) return REFIT_OK;
+    return cli_refuse(error, REFIT_ERR_CORRUPT, 0, "%s: %s does not give the version it should",
+                      codec->name, move->name);
+}
+
+static refit_status one_codec(run_state *run, const bench_codec *codec, result *out,
+                              refit_error *error)
+{
+    for (uint32_t i = 0; codec->moves[i].name != NULL; i++) {
+        BENCH_TRY(one_move(run, codec, &codec->moves[i], &out->moves[i], error));
+    }
+    out->bytes = run->coder.bytes;
+    return REFIT_OK;
+}
+
+static refit_status one_round(run_state *run, refit_error *error)
+{
+    BENCH_TRY(one_codec(run, &bench_codec_refit, &run->refit, error));
+    run->changed = run->coder.changed;
+    run->same = run->coder.same;
+    run->sparse = run->coder.sparse;
+    run->dense = run->coder.dense;
+    for (int i = 0; i < RIVALS; i++) {
+        BENCH_TRY(one_codec(run, &bench_codec_rivals[i], &run->rivals[i], error));
+        if (run->coder.changed == run->changed) continue;
+        return cli_refuse(error, REFIT_ERR_CORRUPT, 0, "%s counts other changes than refit",
+                          bench_codec_rivals[i].name);
+    }
+    return REFIT_OK;
+}
+
+static void forget(result *of)
+{
+    for (int i = 0; i < BENCH_DELTA_MOVES; i++)
+        of->moves[i].count = 0;
+}
+
+static refit_status run_rounds(run_state *run, uint32_t rounds, refit_error *error)
+{
+    BENCH_TRY(one_round(run, error)); /* not counted */
+    if (run->changed == 0)
+        return cli_refuse(error, REFIT_ERR_INVALID, 0, "the two versions are the same");
+    forget(&run->refit);
+    for (int i = 0; i < RIVALS; i++)
+        forget(&run->rivals[i]);
+    for (uint32_t i = 0; i < rounds; i++)
+        BENCH_TRY(one_round(run, error));
+    return REFIT_OK;
+}
+
+/* ---- The row ---- */
+
+static void set_real(json_t *object, const char *name, const char *unit, double value)
+{
+    char key[64];
+    snprintf(key, sizeof key, "%s%s", name, unit);
+    json_object_set_new(object, key, json_real(value));
+}
+
+static void add_result(json_t *object, const run_state *run, const bench_codec *codec,
+                       const result *of)
+{
+    set_real(object, "bytes_per_changed", "", (double)of->bytes / (double)run->changed);
+    for (uint32_t i = 0; codec->moves[i].name != NULL; i++)
+        set_real(object, codec->moves[i].name, "_gbps",
+                 bench_gbps(run->pairs->bytes, &of->moves[i]));
+    for (uint32_t i = 0; codec->moves[i].name != NULL; i++)
+        set_real(object, codec->moves[i].name, "_seconds_p95", bench_p95(&of->moves[i]));
+}
+
+/* Ratios above 1 are for refit: it sends less, or is faster, without digests and in place as the
+ * other is. */
+static json_t *rival_row(const run_state *run, int which)
+{
+    const result *refit = &run->refit, *rival = &run->rivals[which];
+    uint32_t apply = 0;
+    while (strcmp(bench_codec_refit.moves[apply].name, "apply") != 0)
+        apply++;
+    json_t *object = json_object();
+    add_result(object, run, &bench_codec_rivals[which], rival);
+    set_real(object, "size_ratio", "", (double)rival->bytes / (double)refit->bytes);
+    set_real(object, "encode_ratio", "", bench_ratio(&rival->moves[0], &refit->moves[0]));
+    set_real(object, "decode_ratio", "", bench_ratio(&rival->moves[1], &refit->moves[apply]));
+    return object;
+}
+
+static void report(const bench_options *options, const run_state *run, uint32_t rounds)
+{
+    const bench_pairs *pairs = run->pairs;
+    json_t *object = json_pack("{s:s, s:i, s:I, s:I, s:I, s:f}", "bench", "delta", "rounds",
+                               (int)rounds, "bytes", (json_int_t)pairs->bytes, "elements",
+                               (json_int_t)pairs->elements, "changed", (json_int_t)run->changed,
+                               "density", (double)run->changed / (double)pairs->elements);
+    add_result(object, run, &bench_codec_refit, &run->refit);
+    json_object_set_new(object, "mode_mix",
+                        json_pack("{s:I, s:I, s:I}", "same", (json_int_t)run->same, "sparse",
+                                  (json_int_t)run->sparse, "dense", (json_int_t)run->dense));
+    for (int i = 0; i < RIVALS; i++)
+        json_object_set_new(object, bench_codec_rivals[i].name, rival_row(run, i));
+    if (options->from != NULL) {
+        json_object_set_new(object, "from", json_string(options->from));
+        json_object_set_new(object, "to", json_string(options->to));
+    }
+    bench_machine(object);
+    bench_print(options, object);
+}
+
+static refit_status measure(const bench_options *options, const bench_pairs *pairs,
+                            refit_error *error)
+{
+    run_state run = {.pairs = pairs};
+    uint32_t rounds = options->rounds > 0 ? options->rounds : ROUNDS;
+    refit_status status = REFIT_OK;
+    if (!bench_coder_open(&run.coder, pairs))
+        status = cli_refuse(error, REFIT_ERR_HOST_MEMORY, 0, "no memory for the benchmark itself");
+    if (status == REFIT_OK) status = run_rounds(&run, rounds, error);
+    if (status == REFIT_OK) report(options, &run, rounds);
+    bench_coder_close(&run.coder);
+    return status;
+}
+
+static int measure_files(const bench_options *options)
+{
+    refit_error error = {.text = "out of memory"};
+    bench_pairs pairs;
+    if (bench_pairs_load(options->from, options->to, &pairs, &error) != REFIT_OK)
+        return cli_complain_file(&error);
+    refit_status status = pairs.count == 0
+                              ? cli_refuse(&error, REFIT_ERR_INVALID, 0, "the files are empty")
+                              : measure(options, &pairs, &error);
+    bench_pairs_close(&pairs);
+    if (status == REFIT_OK) return CLI_DONE;
+    return status == REFIT_ERR_INVALID ? cli_complain_file(&error) : cli_complain_error(&error);
+}
+
+static int measure_densities(const bench_options *options)
+{
+    refit_error error = {.text = "out of memory"};
+    bench_pairs pairs;
+    uint64_t wanted = options->bytes ? options->bytes : default_bytes;
+    uint64_t bytes = bench_memory(wanted * MEMORY_FACTOR) / MEMORY_FACTOR;
+    refit_status status = bench_pairs_open(bytes, &pairs, &error);
+    if (status != REFIT_OK) return cli_complain_error(&error);
+    for (size_t i = 0; status == REFIT_OK && i < sizeof densities / sizeof *densities; i++) {
+        bench_pairs_make(&pairs, densities[i]);
+        status = measure(options, &pairs, &error);
+    }
+    bench_pairs_close(&pairs);
+    return status == REFIT_OK ? CLI_DONE : cli_complain_error(&error);
+}
+
+int bench_delta(const bench_options *options)
+{
+    if ((options->from == NULL) != (options->to == NULL))
+        return cli_complain(CLI_USAGE, "--from and --to are two versions: give both or neither");
+    return options->from != NULL ? measure_files(options) : measure_densities(options);
+}
