@@ -199,7 +199,12 @@ class Controller(Closing):
 
     @property
     def resident(self) -> list[tuple[str, str]]:
-        """What is not moved, by name, and why; as of the last ``clear``. Since 0.1."""
+        """What is not moved, by name, and why; as of the last ``clear``. Since 0.1.
+
+        A state of the host that ``torch.load`` gave, or that ``.numpy()`` was called on, gets other
+        memory at a ``clear``, and then leaves; an array that owned its memory (``from_numpy``)
+        keeps the old bytes. While an array or a view of it is held, it stays.
+        """
         return [*self._open().resident, *self._holdings.resident()]
 
     @property

@@ -163,12 +163,12 @@ class Cycle:
         stock = self._inventory.take()
         mark = stock.identities(), stock.addresses()
         known = self._scan if mark == self._mark else None
-        if known is None or not self.lanes.hold(known, stock):
+        if known is None or known.passing or not self.lanes.hold(known, stock):
             found = self._inventory.decide(stock)
             self._scan, self.resident = None, found.resident
             policies = {STATES: KEEP, GRADS: KEEP if self._grads == "keep" else ZERO}
             self.lanes.plan(found, stock, policies)
-            self._scan, self._mark = found, mark
+            self._scan, self._mark = found, (mark[0], stock.addresses())
         self._stock = stock
 
     def _refuse_moved(self) -> None:

@@ -4,6 +4,7 @@ It asks the optimizers, the model, and what stands for optimizers of another kin
 decides what can leave. How and when that leaves is unknown here.
 """
 
+import warnings
 from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -14,14 +15,16 @@ from refit.device import Device
 from refit.grads import Policy
 from refit.held import Holdings
 from refit.regions import spec_of
-from refit.storages import Place, Scan, Stock, places, scan, take_stock
+from refit.rehousing import rehouse
+from refit.storages import STATES, Place, Scan, Stock, places, scan, take_stock
 
 if TYPE_CHECKING:
     from refit.memory_pool import MemPool
 
 
 class Inventory:
-    """Looks at optimizers, a model and a pool; changes none of them."""
+    """Looks at optimizers, a model and a pool. It changes no value; but a state whose memory cannot
+    be resized gets memory that can (see ``rehousing``)."""
 
     def __init__(
         self,
@@ -38,6 +41,7 @@ class Inventory:
         self._grads = grads
         self._held = held
         self._pool = pool
+        self._warned = False
 
     def parameters(self) -> list[Any]:
         """Every parameter that is optimized."""
@@ -48,9 +52,27 @@ class Inventory:
         return take_stock(self.optimizers, self._grads != "discard", list(self._held.tensors()))
 
     def decide(self, stock: Stock) -> Scan:
-        """What of it can leave."""
+        """What of it can leave. HostMemoryError (see ``rehouse``)."""
         pieces = [] if self._pool is None else self._pool.pieces()
-        return scan(stock, self._others(), self._namer(), self._why_device_stays, pieces)
+        others = self._others()
+        passing = rehouse(stock, others, self._why_device_stays)
+        found = scan(stock, others, self._namer(), self._why_device_stays, pieces)
+        found.passing = passing
+        self._warn(stock, found)
+        return found
+
+    def _warn(self, stock: Stock, found: Scan) -> None:
+        """Says, once, that there are states and none of them leaves."""
+        moments = [True for _, _, keys, _ in stock.states if "step" not in keys]
+        if self._warned or not moments or any(slot.group == STATES for slot in found.slots):
+            return
+        self._warned = True
+        stays = [one for one in found.resident if "a step counter" not in one[1]]
+        name, reason = stays[0] if stays else ("the states", "all are empty or step counters")
+        warnings.warn(
+            f"no optimizer state leaves: {name}: {reason}; controller.resident names all",
+            stacklevel=2,
+        )
 
     def arenas_of(self, device: torch.device) -> Device | None:
         """The pool's own handle, which knows its arena; None for memory that is not the pool's."""

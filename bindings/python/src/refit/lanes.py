@@ -50,7 +50,7 @@ class Lanes:
         for device, slots in by_device.items():
             self._open(device)
             storages = [stock.tensors[one.tensor].untyped_storage() for one in slots]
-            self._by_device[device].plan(slots, storages, policies)
+            self._by_device[device].plan(slots, storages, policies, stock.tensors)
 
     def _open(self, device: torch.device) -> None:
         known = self._by_device.get(device)
@@ -72,7 +72,7 @@ class Lanes:
         if not all(self._by_device[device].fits(storages) for device, storages in held.items()):
             return False
         for device, storages in held.items():
-            self._by_device[device].hold(storages)
+            self._by_device[device].hold(storages, stock.tensors)
         return True
 
     def settle(self) -> None:

@@ -20,6 +20,7 @@ from refit.config import Config
 from refit.device import Device
 from refit.errors import DeviceMemoryError, RefitError, StateError
 from refit.offloader import NO_STREAM, Future, Lease, Offloader
+from refit.rehousing import empty_storage, move_emptied
 from refit.storages import Slot
 
 _LEGACY_STREAM = 1
@@ -85,6 +86,8 @@ class Regions:
         self.reclaimed = 0
         self._bound: list[tuple[str, int, int, int]] = []
         self._storages: list[torch.UntypedStorage] = []
+        self._tensors: Sequence[Any] = ()
+        self._fresh: dict[int, torch.UntypedStorage] = {}
         self._future: Future | None = None
 
     @property
@@ -108,24 +111,34 @@ class Regions:
 
     # ---- the plan -------------------------------------------------------------------------------
 
-    def hold(self, storages: list[torch.UntypedStorage]) -> None:
-        """The storages of the plan again, which holds: they ``fit``."""
-        self._storages = storages
+    def hold(self, storages: list[torch.UntypedStorage], tensors: Sequence[Any]) -> None:
+        """The storages of the plan again, which holds: they ``fit``; and the tensors in them."""
+        self._storages, self._tensors, self._fresh = storages, tensors, {}
 
     def fits(self, storages: Sequence[torch.UntypedStorage]) -> bool:
         """Whether the storages of the plan are where the C library was told, and as long.
 
-        They are not if somebody has resized them, or given their tensors other ones.
+        They are not if somebody has resized them, made them fixed (one ``.numpy()`` does), or given
+        their tensors other ones.
         """
         return all(
-            slot.address or (storage.nbytes() == slot.nbytes and storage.data_ptr() == bound[1])
+            slot.address
+            or (
+                storage.nbytes() == slot.nbytes
+                and storage.data_ptr() == bound[1]
+                and storage.resizable()
+            )
             for slot, storage, bound in zip(self.slots, storages, self._bound, strict=True)
         )
 
     def plan(
-        self, slots: list[Slot], storages: list[torch.UntypedStorage], policies: dict[int, int]
+        self,
+        slots: list[Slot],
+        storages: list[torch.UntypedStorage],
+        policies: dict[int, int],
+        tensors: Sequence[Any],
     ) -> None:
-        """Makes these storages the regions; only while all are home.
+        """Makes these storages, in which ``tensors`` lie, the regions; only while all are home.
 
         Nothing happens if they are what they were; the host memory is kept in any case. Blocks for
         the first page-lock. BudgetError and others: nothing has moved, call again.
@@ -136,7 +149,8 @@ class Regions:
         ]
         if wanted != self._bound or self.offloader.state == _abi.REFIT_OPEN:
             self._replan(slots, wanted)
-        self.slots, self._storages = slots, storages
+        self.slots = slots
+        self.hold(storages, tensors)
         self.nbytes = sum(slot.nbytes for slot in slots)
 
     def _replan(self, slots: Sequence[Slot], wanted: list[tuple[str, int, int, int]]) -> None:
@@ -218,22 +232,34 @@ class Regions:
         with guard(self.device):
             for number in movable:
                 if self._storages[number].nbytes() != self.slots[number].nbytes:
-                    self._allocate(self.slots[number], self._storages[number])
+                    self._allocate(number)
         addresses = [self._storages[number].data_ptr() for number in movable]
         self.offloader.bind_each(movable, addresses)
         for number, address in zip(movable, addresses, strict=True):
             name, _, nbytes, policy = self._bound[number]
             self._bound[number] = name, address, nbytes, policy
 
-    def _allocate(self, slot: Slot, storage: torch.UntypedStorage) -> None:
+    def _allocate(self, number: int) -> None:
+        slot, storage = self.slots[number], self._storages[number]
         try:
-            storage.resize_(slot.nbytes)
+            if storage.resizable():
+                storage.resize_(slot.nbytes)
+            else:
+                self._replace(number, storage)
         except (RuntimeError, MemoryError) as why:  # torch.OutOfMemoryError is the first
             raise DeviceMemoryError(
                 f"no memory on {self.device} for the {slot.nbytes} bytes of {slot.name}; its bytes "
                 "are safe on the host. Free some (let the inference engine sleep), then call "
                 f"restore() again: {why}"
             ) from why
+
+    def _replace(self, number: int, fixed: torch.UntypedStorage) -> None:
+        """A storage that became fixed while it was empty is left to whoever did that."""
+        if number not in self._fresh:  # else Ctrl-C came when some tensors had moved
+            nbytes = self.slots[number].nbytes
+            self._fresh[number] = empty_storage(nbytes, self.device)
+        move_emptied(self._tensors, fixed, self._fresh[number])
+        self._storages[number] = self._fresh[number]
 
     def join(self, group: int | None = None) -> None:
         """Makes the current stream wait for the copies back, all or one group; a CPU waits itself.
@@ -265,7 +291,7 @@ class Regions:
         """Lets go of the storages if they are home: states that are replaced can then be freed."""
         if self.home:
             self._close_future()
-            self._storages = []
+            self.hold([], ())
 
     def _close_future(self) -> None:
         if self._future is not None:

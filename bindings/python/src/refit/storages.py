@@ -74,6 +74,8 @@ class Scan:
     slots: list[Slot]
     resident: list[tuple[str, str]]
     """What does not leave, by name, and why."""
+    passing: bool = False
+    """Whether something stays only as long as somebody else holds its memory."""
 
 
 def take_stock(
@@ -172,10 +174,13 @@ def why_storage_stays(tensor: torch.Tensor, storage: torch.UntypedStorage) -> st
     """Why a tensor's storage cannot be emptied and filled again; None if it can be."""
     if tensor.is_quantized:
         return "it is quantised"
-    if not storage.resizable():
-        return "its memory is not PyTorch's own (from_blob, DLPack, NumPy, a mapped file)"
     if storage.device.type == "cpu" and storage.is_shared():
-        return "its memory is shared with other processes"
+        return "its memory is shared with other processes (share_memory_(), a mapped file)"
+    if not storage.resizable():
+        return (
+            "its memory is fixed in its place: drop the NumPy array or the view of it that is held "
+            "(from_blob and DLPack fix it too: then clone() it)"
+        )
     return None
 
 

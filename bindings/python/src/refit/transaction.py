@@ -171,7 +171,8 @@ class Transaction:
             if name not in self._known:
                 raise InvalidError(
                     f'"{name}" came after the version had begun without it: give all weights to '
-                    "one call of send, or declare them before (publisher.declare)"
+                    "one call of send; an iterator must bring the names of the last version, which "
+                    "a mapping (dict(...)) or publisher.declare changes"
                 )
             self._sent.add(name)
             yield name, tensor
