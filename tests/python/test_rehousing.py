@@ -10,6 +10,7 @@ torch = pytest.importorskip("torch", reason="PyTorch is not installed")
 
 import numpy as np  # noqa: E402
 import refit  # noqa: E402
+import refit.rehousing  # noqa: E402
 from training import Run, assert_same  # noqa: E402
 
 
@@ -164,6 +165,55 @@ def test_without_memory_on_the_way_back_restore_is_called_again(
             with pytest.raises(refit.DeviceMemoryError):
                 controller.restore()
         controller.restore()
+        run.step(), same.step()
+    assert_same(run, same)
+
+
+def test_ctrl_c_between_two_tensors_of_a_buffer_loses_nothing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    run, same = pair()
+    state = run.optimizer.state[next(run.model.parameters())]
+    flat = torch.stack([state["exp_avg"], state["exp_avg_sq"]])
+    state["exp_avg"], state["exp_avg_sq"] = flat[0], flat[1]
+    put, calls = refit.rehousing._put, []
+
+    def interrupted(*what: Any) -> None:
+        calls.append(what)
+        if len(calls) == 2:
+            raise KeyboardInterrupt
+        put(*what)
+
+    with refit.Controller(run.optimizer, run.model) as controller:
+        controller.clear()
+        flat.numpy()
+        with monkeypatch.context() as patch:
+            patch.setattr("refit.rehousing._put", interrupted)
+            with pytest.raises(KeyboardInterrupt):
+                controller.restore()
+        controller.restore()
+        run.step(), same.step()
+    assert state["exp_avg"].untyped_storage()._cdata == state["exp_avg_sq"].untyped_storage()._cdata
+    assert_same(run, same)
+
+
+@pytest.mark.parametrize("away", [False, True])
+def test_kept_gradients_that_were_made_arrays_leave_and_return(away: bool) -> None:
+    run, same = pair()
+    run.backward(), same.backward()
+    gradient = next(run.model.parameters()).grad
+    with refit.Controller(run.optimizer, run.model, grads="keep") as controller:
+        for _ in range(2):
+            if not away:
+                gradient.numpy()
+            controller.clear()
+            assert gradient.untyped_storage().nbytes() == 0
+            if away:
+                gradient.numpy()
+            controller.restore()
+            controller.join()
+        assert next(run.model.parameters()).grad is gradient
+        assert torch.equal(gradient, next(same.model.parameters()).grad)
         run.step(), same.step()
     assert_same(run, same)
 
