@@ -110,6 +110,15 @@ static uint32_t batch_length(const write_list *list, uint32_t first)
     return length;
 }
 
+/* Likewise, of what the tensors have in common. */
+static refit_status blame_all(const refit_publisher *publisher, const batch *on,
+                              refit_status status, const refit_error *why, refit_error *error)
+{
+    return rft_fail_sub(error, status, why->subsystem,
+                        "%" PRIu32 " tensors from \"%s\" on could not be written: %.250s",
+                        on->count, name_of(publisher, on->weights[0].tensor), why->text);
+}
+
 /* Copied down, and within the GPU with the digest on the way, or only digested. */
 static refit_status issue_one(refit_publisher *publisher, const batch *on, uint32_t index,
                               const write_list *list, refit_error *error)
@@ -134,7 +143,8 @@ static refit_status issue_all(refit_publisher *publisher, const batch *on, const
         refit_status status = issue_one(publisher, on, i, list, &why);
         if (status != REFIT_OK) return blame(publisher, on->weights[i].tensor, status, &why, error);
     }
-    return rft_carrier_tally_end(on->carrier, on->count, error);
+    refit_status status = rft_carrier_tally_end(on->carrier, on->count, &why);
+    return status == REFIT_OK ? REFIT_OK : blame_all(publisher, on, status, &why, error);
 }
 
 static void land_all(refit_publisher *publisher, const batch *on)
@@ -156,18 +166,17 @@ static refit_status batch_write(refit_publisher *publisher, const batch *on, con
     refit_error why = {0};
     if (on->loan != NULL) rft_carrier_hold(on->carrier, &on->loan->pending);
     if (on->block != NULL) rft_carrier_hold(on->carrier, &on->block->pending);
-    refit_status status = rft_carrier_follow(on->carrier, list->after, error);
-    if (status == REFIT_OK) status = rft_carrier_tally_begin(on->carrier, error);
-    if (status == REFIT_OK) status = issue_all(publisher, on, list, error);
+    refit_status issued = rft_carrier_follow(on->carrier, list->after, &why);
+    if (issued == REFIT_OK) issued = rft_carrier_tally_begin(on->carrier, &why);
+    issued = issued == REFIT_OK ? issue_all(publisher, on, list, error)
+                                : blame_all(publisher, on, issued, &why, error);
     rft_publisher_settle(publisher);
-    refit_status issued = status;
-    status = rft_write_finish(publisher, on->carrier, issued, issued == REFIT_OK ? &why : error);
+    refit_status status =
+        rft_write_finish(publisher, on->carrier, issued, issued == REFIT_OK ? &why : error);
     if (status == REFIT_OK) {
         land_all(publisher, on);
     } else if (issued == REFIT_OK) {
-        (void)rft_fail_sub(error, status, why.subsystem,
-                           "%" PRIu32 " tensors from \"%s\" on could not be written: %.250s",
-                           on->count, name_of(publisher, on->weights[0].tensor), why.text);
+        (void)blame_all(publisher, on, status, &why, error);
     }
     return status;
 }
