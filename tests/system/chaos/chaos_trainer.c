@@ -57,7 +57,7 @@ static void open_publisher(trainer *the)
                  refit_publisher_endpoint(the->publisher));
         status = declare(the, &error);
     }
-    chaos_note note = {.kind = NOTE_READY, .status = status};
+    chaos_note note = {.kind = NOTE_READY, .status = (int32_t)status};
     snprintf(note.text, sizeof note.text, "%s", the->endpoint);
     report(the, note, &error);
 }
@@ -81,7 +81,7 @@ static void do_declare(trainer *the, uint64_t seed)
     model_close(&the->model);
     refit_status status = REFIT_ERR_HOST_MEMORY;
     if (model_open(&the->model, ++the->variant, seed)) status = declare(the, &error);
-    report(the, (chaos_note){.kind = NOTE_READY, .status = status}, &error);
+    report(the, (chaos_note){.kind = NOTE_READY, .status = (int32_t)status}, &error);
 }
 
 /* ---- Publishing */
@@ -112,11 +112,12 @@ static refit_status begin(trainer *the, const chaos_note *order, refit_error *er
 {
     int64_t began = rft_now();
     refit_status status = refit_publisher_begin(the->publisher, order->version, error);
-    report(
-        the,
-        (chaos_note){
-            .kind = NOTE_BEGUN, .status = status, .version = order->version, .ms = ms_since(began)},
-        error);
+    report(the,
+           (chaos_note){.kind = NOTE_BEGUN,
+                        .status = (int32_t)status,
+                        .version = order->version,
+                        .ms = ms_since(began)},
+           error);
     return status;
 }
 
@@ -126,7 +127,7 @@ static void report_members(const trainer *the, uint64_t version)
     refit_error error;
     for (uint32_t i = 0; refit_publisher_worker(the->publisher, i, &info, &error) == REFIT_OK;
          i++) {
-        chaos_note note = {.kind = NOTE_MEMBER, .version = version, .status = info.status};
+        chaos_note note = {.kind = NOTE_MEMBER, .version = version, .status = (int32_t)info.status};
         if (info.subscribed) note.flags |= MEMBER_SUBSCRIBED;
         if (info.member) note.flags |= MEMBER_COUNTED;
         if (info.committed) note.flags |= MEMBER_COMMITTED;
@@ -187,10 +188,10 @@ static void do_publish(trainer *the, const chaos_note *order)
     chaos_note done = {.kind = NOTE_DONE, .version = order->version};
     await_workers(the, order);
     model_step(&the->model, (model_rate)order->rate, order->digest);
-    done.status = begin(the, order, &error);
+    done.status = (int32_t)begin(the, order, &error);
     bool begun = done.status == REFIT_OK;
     int64_t began = rft_now();
-    if (begun) done.status = finish(the, order, &error);
+    if (begun) done.status = (int32_t)finish(the, order, &error);
     done.ms = ms_since(began);
     done.amount = refit_publisher_version(the->publisher);
     if (begun) report_members(the, order->version);

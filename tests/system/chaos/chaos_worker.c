@@ -187,7 +187,7 @@ int worker_run(const actor_part *part)
     if (part->smith != NULL) locksmith_equip_worker(part->smith, part->key, &config);
     if (status == REFIT_OK)
         status = refit_subscriber_open(part->endpoint, &config, &the.subscriber, &error);
-    chaos_note ready = {.kind = NOTE_READY, .status = status};
+    chaos_note ready = {.kind = NOTE_READY, .status = (int32_t)status};
     if (status != REFIT_OK) snprintf(ready.text, sizeof ready.text, "%s", error.text);
     report(&the, ready);
     while (status == REFIT_OK && live(&the)) {
