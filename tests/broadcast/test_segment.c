@@ -177,6 +177,13 @@ static void dead_owners_segments_are_swept_and_living_ones_kept(void **state)
     rft_segment_close(&owner);
 }
 
+/* Asked in a way that memory checkers do not take for an access. */
+static bool is_mapped(const void *page)
+{
+    unsigned char there;
+    return mincore((void *)(uintptr_t)page, 1, &there) == 0;
+}
+
 static void kept_memory_outlives_its_segment(void **state)
 {
     (void)state;
@@ -194,20 +201,20 @@ static void kept_memory_outlives_its_segment(void **state)
     rft_segment_close(&reader);
     rft_segment_close(&owner);
     assert_int_equal(there[7], 42);
-    assert_int_equal(msync((void *)(uintptr_t)there, BYTES, MS_ASYNC), 0);
+    assert_true(is_mapped(there));
     rft_segment_unkeep(second);
-    assert_int_equal(msync((void *)(uintptr_t)there, BYTES, MS_ASYNC), -1); /* it is unmapped */
+    assert_false(is_mapped(there));
     rft_segment_unkeep(NULL);
 }
 
 /* In a child: 0 if what it has mapped in the place of the parent's is still there afterwards. */
 static int unkeep_in_child(void *kept, unsigned char *there)
 {
-    int flags = MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED_NOREPLACE;
+    int flags = MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED;
     void *mine = mmap(there, BYTES, PROT_READ | PROT_WRITE, flags, -1, 0);
     if (mine != there) return 1;
     rft_segment_unkeep(kept);
-    return msync(mine, BYTES, MS_ASYNC) == 0 ? 0 : 2;
+    return is_mapped(mine) ? 0 : 2;
 }
 
 static void forked_child_unmaps_nothing_of_its_own(void **state)
@@ -225,7 +232,7 @@ static void forked_child_unmaps_nothing_of_its_own(void **state)
     assert_int_equal(waitpid(child, &status, 0), child);
     assert_int_equal(status, 0);
     rft_segment_unkeep(kept);
-    assert_int_equal(msync(there, BYTES, MS_ASYNC), -1); /* here it is unmapped */
+    assert_false(is_mapped(there));
 }
 
 static void keeping_survives_every_failed_allocation(void **state)
