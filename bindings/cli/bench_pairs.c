@@ -30,16 +30,13 @@ static void add_pair(bench_pairs *pairs, uint64_t bytes, uint32_t width, bool ha
     pairs->elements += bytes / width;
 }
 
-/* On failure there is nothing to close. */
 static refit_status take_images(bench_pairs *pairs, refit_error *error)
 {
     unsigned char **images[] = {&pairs->before, &pairs->after, &pairs->into};
     for (int i = 0; i < 3; i++) {
         *images[i] = aligned_alloc(ALIGNMENT, pairs->image_bytes + ALIGNMENT);
-        if (*images[i] == NULL) {
-            bench_pairs_close(pairs);
+        if (*images[i] == NULL)
             return cli_refuse(error, REFIT_ERR_HOST_MEMORY, 0, "no memory for the two versions");
-        }
         memset(*images[i], 0, pairs->image_bytes + ALIGNMENT);
     }
     return REFIT_OK;
@@ -51,7 +48,9 @@ refit_status bench_pairs_open(uint64_t bytes, bench_pairs *out, refit_error *err
     if (out->all == NULL)
         return cli_refuse(error, REFIT_ERR_HOST_MEMORY, 0, "no memory for the two versions");
     add_pair(out, bytes / 2 * 2, 2, true);
-    return take_images(out, error);
+    refit_status status = take_images(out, error);
+    if (status != REFIT_OK) bench_pairs_close(out);
+    return status;
 }
 
 void bench_pairs_make(const bench_pairs *pairs, double density)
@@ -104,8 +103,9 @@ static refit_status load_both(const files *both, bench_pairs *out, refit_error *
         return cli_refuse(error, REFIT_ERR_HOST_MEMORY, 0, "no memory for the two versions");
     for (uint32_t i = 0; i < both->from.count; i++)
         add_tensor(out, &both->from.tensors[i]);
-    BENCH_TRY(take_images(out, error));
-    refit_status status = load_image(both->from_path, &both->from, out, out->before, error);
+    refit_status status = take_images(out, error);
+    if (status == REFIT_OK)
+        status = load_image(both->from_path, &both->from, out, out->before, error);
     if (status == REFIT_OK) status = load_image(both->to_path, &both->to, out, out->after, error);
     if (status != REFIT_OK) bench_pairs_close(out);
     return status;
