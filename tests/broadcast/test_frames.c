@@ -25,20 +25,25 @@ static void add_ready(void *user, uint32_t frame)
     rft_store_add_ready(user, frame);
 }
 
-static void commit_version(rft_store *store, uint64_t version)
+static void write_and_commit(rft_store *store, const sample_version *sample)
 {
-    sample_version sample;
-    sample_open(&sample, version);
-    rft_store_begin(store, version);
     for (uint32_t i = 0; i < store->manifest->count; i++) {
         const rft_manifest_tensor *place = &store->manifest->tensors[i];
         if (place->alias_of != REFIT_NO_ALIAS) continue;
-        assert_int_equal(rft_store_write(store, i, sample.image + place->offset, place->bytes,
+        assert_int_equal(rft_store_write(store, i, sample->image + place->offset, place->bytes,
                                          add_ready, store, NULL),
                          REFIT_OK);
     }
     assert_int_equal(rft_store_seal(store, NULL), REFIT_OK);
     rft_store_commit(store);
+}
+
+static void commit_version(rft_store *store, uint64_t version)
+{
+    sample_version sample;
+    sample_open(&sample, version);
+    rft_store_begin(store, version);
+    write_and_commit(store, &sample);
     sample_close(&sample);
 }
 
@@ -191,15 +196,7 @@ static void commit_near(rft_store *store, uint64_t version)
     rft_store_begin(store, version);
     for (uint64_t at = 0; at < store->manifest->store_bytes; at += 1000)
         sample.image[at] = (unsigned char)(sample.image[at] + version);
-    for (uint32_t i = 0; i < store->manifest->count; i++) {
-        const rft_manifest_tensor *place = &store->manifest->tensors[i];
-        if (place->alias_of != REFIT_NO_ALIAS) continue;
-        assert_int_equal(rft_store_write(store, i, sample.image + place->offset, place->bytes,
-                                         add_ready, store, NULL),
-                         REFIT_OK);
-    }
-    assert_int_equal(rft_store_seal(store, NULL), REFIT_OK);
-    rft_store_commit(store);
+    write_and_commit(store, &sample);
     sample_close(&sample);
 }
 
