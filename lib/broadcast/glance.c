@@ -7,6 +7,8 @@
  * no report names it. It happens on the caller's thread; nothing is left running. A publisher that
  * does not know observers says WELCOME alone, to a worker that never joins and says BYE itself.
  */
+#include <inttypes.h>
+#include <stdio.h>
 #include <string.h>
 
 #include "base/alloc.h"
@@ -43,11 +45,7 @@ static refit_status say(refit_glance *glance, const rft_message *message, refit_
 static rft_message make_hello(uint64_t instance, char name[32])
 {
     rft_message message = {.kind = RFT_HELLO};
-    static const char digits[] = "0123456789abcdef";
-    memcpy(name, "observer-", 9);
-    for (int i = 0; i < 16; i++)
-        name[9 + i] = digits[instance >> (60 - 4 * i) & 15];
-    name[25] = '\0';
+    (void)snprintf(name, 32, "observer-%016" PRIx64, instance);
     message.as.hello.protocol = RFT_PROTOCOL;
     message.as.hello.worker = rft_view_text(name);
     message.as.hello.instance = instance;
