@@ -16,8 +16,6 @@
 
 /* Missing frames named in one RESEND; what is missing beyond them follows at the next beat. */
 #define RESEND_MOST 64u
-/* A frame can overtake one beat that was sent while it was being asked for, but not two. */
-#define QUIET_BEATS 2u
 /* Some ten milliseconds of digesting, which no heartbeat notices. */
 #define VERIFY_BYTES (UINT64_C(64) << 20)
 
@@ -99,7 +97,7 @@ refit_status rft_intake_offer(rft_intake *intake, const rft_message *offer, rft_
     intake->window = window;
     intake->asked = 0;
     intake->in_flight = 0;
-    intake->quiet_beats = 0;
+    intake->quiet_since = 0;
     return REFIT_OK;
 }
 
@@ -205,7 +203,7 @@ refit_status rft_intake_frame(rft_intake *intake, const rft_message *frame, rft_
     bool ours = intake->phase == RFT_INTAKE_FETCHING && intake->path == REFIT_PATH_SOCKET &&
                 frame->as.frame.version == intake->version;
     if (!ours) return REFIT_OK;
-    intake->quiet_beats = 0;
+    intake->quiet_since = 0;
     if (intake->in_flight > 0) intake->in_flight--;
     intake->bytes_received += payload.count;
     refit_status status = rft_assembly_take(intake->assembly, frame, payload, error);
@@ -236,11 +234,22 @@ refit_status rft_intake_seal(rft_intake *intake, const rft_message *seal, refit_
     return settle(intake, error);
 }
 
-refit_status rft_intake_beat(rft_intake *intake, refit_error *error)
+/* Whether beats have come for a heartbeat and a half with no frame and no asking among them: two of
+ * them were sent after the first, so late that what was asked for before would have been sent. The
+ * clock is this worker's own, because beats that queued up while it did not run are read at once.
+ */
+static bool is_quiet(rft_intake *intake, uint32_t heartbeat_ms, int64_t now)
+{
+    if (intake->quiet_since == 0) intake->quiet_since = now;
+    return now >= rft_after_ms(intake->quiet_since, heartbeat_ms + heartbeat_ms / 2);
+}
+
+refit_status rft_intake_beat(rft_intake *intake, uint32_t heartbeat_ms, int64_t now,
+                             refit_error *error)
 {
     bool fetching = intake->phase == RFT_INTAKE_FETCHING && intake->path == REFIT_PATH_SOCKET;
-    if (!fetching || !intake->sealed || ++intake->quiet_beats < QUIET_BEATS) return REFIT_OK;
-    intake->quiet_beats = 0;
+    if (!fetching || !intake->sealed || !is_quiet(intake, heartbeat_ms, now)) return REFIT_OK;
+    intake->quiet_since = now;
     uint32_t frames = intake->catalog->manifest->frame_count;
     /* Which of the missing frames were sent and lost cannot be known, but their number can. */
     uint32_t lost = intake->asked == frames ? intake->window : intake->in_flight;

@@ -64,7 +64,7 @@ typedef struct rft_intake {
     uint32_t window;               /* frames in flight at most */
     uint32_t asked;                /* frames asked for so far, repeats left out */
     uint32_t in_flight;            /* of these, not yet arrived */
-    uint32_t quiet_beats;          /* beats of the publisher since the last frame */
+    int64_t quiet_since; /* first beat since the last frame, or the last asking; 0: none */
 
     uint64_t bytes_received; /* payload, since the intake was opened */
     uint64_t bad_frames;     /* likewise */
@@ -97,9 +97,12 @@ refit_status rft_intake_seal(rft_intake *intake, const rft_message *seal, refit_
  * caller can speak and hear between two. */
 refit_status rft_intake_verify(rft_intake *intake, refit_error *error);
 
-/* The publisher's heart beat: what has not come between two beats, though it was asked for and all
- * is written, is lost and asked for again. Beats queue behind frames, so a slow line is no loss. */
-refit_status rft_intake_beat(rft_intake *intake, refit_error *error);
+/* The publisher's heart beat, one each `heartbeat_ms`: what has not come while several were heard,
+ * though it was asked for and all is written, is lost and asked for again. Beats queue behind
+ * frames, so a slow line is no loss; and many beats heard at once are no more than one, so neither
+ * is a worker that was stopped. */
+refit_status rft_intake_beat(rft_intake *intake, uint32_t heartbeat_ms, int64_t now,
+                             refit_error *error);
 
 /* Hands the verified image over, in use as STAGED, and is NONE again. */
 rft_image *rft_intake_take(rft_intake *intake);

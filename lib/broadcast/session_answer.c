@@ -341,7 +341,7 @@ static void answer_beat(rft_session *session, const rft_message *message, rft_vi
     refit_error why;
     rft_staging_trim_retired(&session->staging);
     rft_staging_trim_replaced(&session->staging);
-    refit_status status = rft_intake_beat(&session->intake, &why);
+    refit_status status = rft_intake_beat(&session->intake, session->heartbeat_ms, now, &why);
     follow(session, status, &why, now);
 }
 

@@ -9,6 +9,7 @@
 #include <cmocka.h>
 
 #include "base/alloc.h"
+#include "base/clock.h"
 #include "session_bench.h"
 #include "tests/support/failing_alloc.h"
 
@@ -153,6 +154,15 @@ static void a_frame_that_stays_damaged_fails_the_version(void **state)
     assert_int_equal(bench_state(bench), CURRENT);
 }
 
+/* A heartbeat later, so many of the publisher's beats are read at once. */
+static void hear_beats(session_bench *bench, uint32_t count)
+{
+    bench->now = rft_after_ms(bench->now, bench->session.heartbeat_ms);
+    for (uint32_t i = 0; i < count; i++) {
+        bench_hear(bench, sample_beat(BENCH_EPOCH));
+    }
+}
+
 static void lost_frames_are_asked_for_when_beats_pass_without_one(void **state)
 {
     session_bench *bench = *state;
@@ -163,18 +173,41 @@ static void lost_frames_are_asked_for_when_beats_pass_without_one(void **state)
         if (i != 1 && i != 3) bench_frame(bench, 1, 0, i, false);
     }
     for (int i = 0; i < 3; i++) {
-        bench_hear(bench, sample_beat(BENCH_EPOCH));
+        hear_beats(bench, 1);
     }
     assert_int_equal(bench_count(bench, RFT_RESEND), 0); /* not all is written: nothing is lost */
     bench_hear(bench, sample_seal(bench_sample(bench, 1)));
-    bench_hear(bench, sample_beat(BENCH_EPOCH));
+    hear_beats(bench, 1);
+    hear_beats(bench, 1);
     assert_int_equal(bench_count(bench, RFT_RESEND), 0);
-    bench_hear(bench, sample_beat(BENCH_EPOCH));
+    hear_beats(bench, 1);
     assert_int_equal(bench->resent_count, 2);
     assert_int_equal(bench->resent[0], 1);
     assert_int_equal(bench->resent[1], 3);
     bench_frame(bench, 1, 0, 1, false);
     bench_frame(bench, 1, 0, 3, false);
+    assert_int_equal(bench_state(bench), STAGED);
+}
+
+/* A worker that was stopped finds all the beats of that time in front of it. */
+static void beats_that_queued_up_ask_for_lost_frames_once(void **state)
+{
+    session_bench *bench = *state;
+    uint32_t many = 2 * (bench->config.broadcast_resend_limit + 2);
+    bench_join(bench, BENCH_EPOCH);
+    bench_offer(bench, 1, 0);
+    bench_hear(bench, sample_seal(bench_sample(bench, 1)));
+    hear_beats(bench, many); /* what it asked for right before may still be on its way */
+    assert_int_equal(bench_count(bench, RFT_RESEND), 0);
+    hear_beats(bench, 1);
+    bench->now = rft_after_ms(bench->now, 20 * bench->session.heartbeat_ms);
+    hear_beats(bench, many);
+    assert_int_equal(bench_count(bench, RFT_RESEND), 1);
+    hear_beats(bench, many);
+    assert_int_equal(bench_count(bench, RFT_RESEND), 1);
+    hear_beats(bench, many);
+    assert_int_equal(bench_count(bench, RFT_RESEND), 2);
+    bench_frames(bench, 1, 0);
     assert_int_equal(bench_state(bench), STAGED);
 }
 
@@ -184,9 +217,9 @@ static void frames_that_never_come_fail_the_version(void **state)
     bench_join(bench, BENCH_EPOCH);
     bench_offer(bench, 1, 0);
     bench_hear(bench, sample_seal(bench_sample(bench, 1)));
-    for (uint32_t i = 0; i < 2 * (bench->config.broadcast_resend_limit + 1); i++) {
+    for (uint32_t i = 0; i < 2 * (bench->config.broadcast_resend_limit + 1) + 1; i++) {
         assert_int_equal(bench_state(bench), STAGING);
-        bench_hear(bench, sample_beat(BENCH_EPOCH));
+        hear_beats(bench, 1);
     }
     assert_int_equal(bench_said(bench, RFT_FAILED)->as.failed.code, REFIT_ERR_CORRUPT);
 }
@@ -434,6 +467,7 @@ int main(void)
         BENCH_TEST(a_damaged_frame_is_asked_for_again),
         BENCH_TEST(a_frame_that_stays_damaged_fails_the_version),
         BENCH_TEST(lost_frames_are_asked_for_when_beats_pass_without_one),
+        BENCH_TEST(beats_that_queued_up_ask_for_lost_frames_once),
         BENCH_TEST(frames_that_never_come_fail_the_version),
         BENCH_TEST(an_abort_keeps_what_was_held),
         BENCH_TEST(a_commit_of_what_is_held_is_confirmed_again),
