@@ -14,18 +14,18 @@ objectives, processes, output) is in grpo_torch_parts/.
 """
 
 import argparse
-import os
 import sys
 import time
+from functools import partial
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import NamedTuple
 
 import refit
 import torch
-from grpo_torch_parts import fleet, learner
+from grpo_torch_parts import checkpoint, fleet, learner
 from grpo_torch_parts.fleet import Fleet, WorkerLost
-from grpo_torch_parts.policy import Batch, Policy, roll_out
+from grpo_torch_parts.policy import HEADS, Batch, Policy, Size, roll_out
 from grpo_torch_parts.show import Show
 from grpo_torch_parts.task import REWARD_MOST
 from refit.errors import DeadlineError, PeerError, RefitError
@@ -51,11 +51,11 @@ class Result(NamedTuple):
 # ---- The worker's end ----------------------------------------------------------------------------
 
 
-def work(endpoint: str, worker: int, seed: int, pipe: Connection) -> None:
+def work(size: Size, endpoint: str, worker: int, seed: int, pipe: Connection) -> None:
     """A rollout worker: takes each version, loads it, and samples from it."""
     fleet.obey_the_trainer()
     be_deterministic()
-    policy = Policy()
+    policy = Policy(size)
     with refit.Subscriber(endpoint, worker=f"rollout-{worker}") as subscriber:
         for update in fleet.versions(subscriber):  # whole, verified, committed versions only
             with update:  # accepted at its end; refused if loading fails
@@ -71,17 +71,18 @@ def train(options: argparse.Namespace, show: Show) -> Result:
     """The loop, with refit."""
     policy, optimizer = make_policy(options)
     result = Result([], [], {}, [])
+    worker = partial(work, size_of(options))
     with (
         refit.Publisher("tcp://127.0.0.1:0", options.config) as publisher,
         refit.Controller(optimizer, policy, options.config) as controller,
-        Fleet(options.workers, work, publisher.endpoint, options.seed) as workers,
+        Fleet(options.workers, worker, publisher.endpoint, options.seed) as workers,
     ):
         publisher.wait_workers(options.workers, WORKERS_TIMEOUT_S)
         for cycle in range(1, options.cycles + 1):
             version = refit_workers(controller, publisher, workers, policy)
             batches = workers.gather(version)
             controller.restore()  # the copies run behind what follows; optimizer.step() waits
-            loss = update_policy(policy, optimizer, batches, left(cycle, options))
+            loss = update_policy(policy, optimizer, batches, cycle, options)
             result.losses.append(loss)
             result.rewards.append(mean_reward(batches))
             show.cycle(cycle, version, result.rewards[-1], loss, controller.stats())
@@ -116,27 +117,28 @@ def without_critic(name: str) -> str | None:
 
 def save(controller: refit.Controller, policy: Policy, cycle: int, folder: Path) -> None:
     """A checkpoint. The states can be read wherever they are, and nothing tears them meanwhile."""
-    folder.mkdir(parents=True, exist_ok=True)
-    path = folder / f"cycle-{cycle:05d}.pt"
     with controller.checkpoint() as states:
-        whole = {"cycle": cycle, "policy": policy.state_dict(), "optimizer": states}
-        torch.save(whole, path.with_suffix(".part"))
-    os.replace(path.with_suffix(".part"), path)
+        checkpoint.write(folder, cycle, policy, states)
 
 
 # ---- What is the same without refit --------------------------------------------------------------
 
 
 def update_policy(
-    policy: Policy, optimizer: torch.optim.Optimizer, batches: list[Batch], left: float
+    policy: Policy,
+    optimizer: torch.optim.Optimizer,
+    batches: list[Batch],
+    cycle: int,
+    options: argparse.Namespace,
 ) -> float:
     """Some passes over what the workers sampled; the last one's loss."""
-    optimizer.param_groups[0]["lr"] = LEARNING_RATE * left
+    ahead = left(cycle, options)
+    optimizer.param_groups[0]["lr"] = options.learning_rate * ahead
     ppo = policy.value is not None
     samples = learner.ppo_samples(policy, batches) if ppo else learner.grpo_samples(batches)
     for _ in range(EPOCHS):
         for part in learner.shuffled(samples, MINIBATCHES):
-            loss = learner.objective(policy, part, ENTROPY * left)
+            loss = learner.objective(policy, part, ENTROPY * ahead)
             optimizer.zero_grad(set_to_none=True)
             loss.backward()
             torch.nn.utils.clip_grad_norm_(policy.parameters(), 1.0)
@@ -152,8 +154,15 @@ def left(cycle: int, options: argparse.Namespace) -> float:
 def make_policy(options: argparse.Namespace) -> tuple[Policy, torch.optim.Optimizer]:
     """Both runs of --check begin with the same bits."""
     torch.manual_seed(options.seed)
-    policy = Policy(critic=options.ppo)
-    return policy, torch.optim.AdamW(policy.parameters(), lr=LEARNING_RATE, betas=(0.9, 0.95))
+    policy = Policy(size_of(options), critic=options.ppo)
+    if options.start:
+        checkpoint.load_weights(options.start, policy)
+    rate = options.learning_rate
+    return policy, torch.optim.AdamW(policy.parameters(), lr=rate, betas=(0.9, 0.95))
+
+
+def size_of(options: argparse.Namespace) -> Size:
+    return Size(options.width, options.layers)
 
 
 def train_without_refit(options: argparse.Namespace) -> Result:
@@ -163,7 +172,7 @@ def train_without_refit(options: argparse.Namespace) -> Result:
     for cycle in range(1, options.cycles + 1):
         workers = range(options.workers)
         batches = [roll_out(policy, options.seed, cycle, worker) for worker in workers]
-        result.losses.append(update_policy(policy, optimizer, batches, left(cycle, options)))
+        result.losses.append(update_policy(policy, optimizer, batches, cycle, options))
         result.rewards.append(mean_reward(batches))
     return finished(result, policy, optimizer)
 
@@ -194,6 +203,10 @@ def read_options(arguments: list[str] | None = None) -> argparse.Namespace:
     add("--cycles", type=positive, default=CYCLES, help="refit, roll out, train (200)")
     add("--seed", type=int, default=1, help="of the weights and of all sampling (1)")
     add("--ppo", action="store_true", help="PPO with a value head instead of GRPO")
+    add("--width", type=width, default=Size().width, help="of the policy (64)")
+    add("--layers", type=positive, default=Size().layers, help="of the policy (2)")
+    add("--learning-rate", type=rate, default=LEARNING_RATE, help="AdamW's, at first (2e-3)")
+    add("--from", type=Path, dest="start", metavar="FILE", help="weights of an earlier checkpoint")
     add("--target", type=float, help="mean of the last 10 cycles, or status 1 (0.9 of a long run)")
     add("--check", action="store_true", help="train with and without refit, and compare all bits")
     add("--config", default=None, help="refit's configuration, as in configs/grpo.yaml")
@@ -207,6 +220,20 @@ def positive(text: str) -> int:
     number = int(text)
     if number < 1:
         raise argparse.ArgumentTypeError(f"{number} is not at least 1")
+    return number
+
+
+def width(text: str) -> int:
+    number = positive(text)
+    if number % HEADS:
+        raise argparse.ArgumentTypeError(f"{number} cannot be shared by {HEADS} heads")
+    return number
+
+
+def rate(text: str) -> float:
+    number = float(text)
+    if not 0 < number < 1:
+        raise argparse.ArgumentTypeError(f"{number:g} is not between 0 and 1")
     return number
 
 
@@ -259,7 +286,7 @@ def main() -> int:
         return check(options) if options.check else run(options)
     except KeyboardInterrupt:
         return 130  # the workers are gone: the fleet ends them on its way out
-    except (RefitError, WorkerLost) as why:
+    except (RefitError, WorkerLost, checkpoint.CheckpointError) as why:
         print(f"grpo: {why}", file=sys.stderr)
         return 1
 

@@ -11,14 +11,21 @@ from .task import ANSWER_TOKENS, PROMPTS, VOCABULARY, prompts, rewards
 CONTEXT = 4 + ANSWER_TOKENS
 GROUP = 8  # answers to one prompt
 GROUPS = 32  # prompts that one worker answers in a cycle
+HEADS = 4
+
+
+class Size(NamedTuple):
+    """Of a policy: the elements of a hidden state (a multiple of HEADS), and the blocks."""
+
+    width: int = 64
+    layers: int = 2
 
 
 class Block(nn.Module):
     """Attention to what came before, then a feed-forward layer."""
 
-    def __init__(self, width: int, heads: int) -> None:
+    def __init__(self, width: int) -> None:
         super().__init__()
-        self.heads = heads
         self.attention_norm = nn.LayerNorm(width)
         self.qkv = nn.Linear(width, 3 * width)
         self.out = nn.Linear(width, width)
@@ -28,7 +35,7 @@ class Block(nn.Module):
 
     def forward(self, hidden: torch.Tensor) -> torch.Tensor:
         batch, tokens, width = hidden.shape
-        parts = self.qkv(self.attention_norm(hidden)).view(batch, tokens, 3, self.heads, -1)
+        parts = self.qkv(self.attention_norm(hidden)).view(batch, tokens, 3, HEADS, -1)
         query, key, value = parts.permute(2, 0, 3, 1, 4)
         mixed = functional.scaled_dot_product_attention(query, key, value, is_causal=True)
         hidden = hidden + self.out(mixed.transpose(1, 2).reshape(batch, tokens, width))
@@ -38,11 +45,12 @@ class Block(nn.Module):
 class Policy(nn.Module):
     """Next-token logits; the embedding and the head are tied. With `critic` a value per token."""
 
-    def __init__(self, width: int = 64, layers: int = 2, heads: int = 4, critic: bool = False):
+    def __init__(self, size: Size, critic: bool = False):
         super().__init__()
+        width = size.width
         self.embed = nn.Embedding(len(VOCABULARY), width)
         self.position = nn.Embedding(CONTEXT, width)
-        self.blocks = nn.ModuleList(Block(width, heads) for _ in range(layers))
+        self.blocks = nn.ModuleList(Block(width) for _ in range(size.layers))
         self.norm = nn.LayerNorm(width)
         self.head = nn.Linear(width, len(VOCABULARY), bias=False)
         for embedding in (self.embed, self.position):  # what is said must not drown in where

@@ -13,6 +13,7 @@ import psutil
 import pytest
 import refit
 import torch
+from safetensors.torch import load_file
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
@@ -68,6 +69,42 @@ def test_it_learns_and_writes_what_it_did(root: Path, tmp_path: Path) -> None:
         "cycle-00030.pt",
     ]
     assert_resumable(torch.load(tmp_path / "cycle-00030.pt", weights_only=True))
+    assert_the_same_in_bfloat16(tmp_path / "cycle-00030")
+
+
+def assert_the_same_in_bfloat16(path: Path) -> None:
+    """The weights beside a checkpoint are its own, and each has its name once."""
+    weights = load_file(path.with_suffix(".safetensors"))
+    policy = torch.load(path.with_suffix(".pt"), weights_only=True)["policy"]
+    assert set(weights) == set(policy) - {"head.weight"}  # tied to embed.weight
+    for name, tensor in weights.items():
+        assert torch.equal(tensor, policy[name].to(torch.bfloat16)), name
+
+
+def test_a_run_goes_on_from_the_weights_of_another(root: Path, tmp_path: Path) -> None:
+    """And at the learning rate of post-training a step leaves most bfloat16 weights as they are."""
+    small = ["--width", 32, "--layers", 1, "--cycles", 2, "--save-every", 1, "--save-dir"]
+    first = run(root, *small, tmp_path / "a")
+    assert first.returncode == 0, first.stdout + first.stderr
+    start = ["--from", tmp_path / "a" / "cycle-00002.pt", "--learning-rate", "1e-6"]
+    second = run(root, *small, tmp_path / "b", *start)
+    assert second.returncode == 0, second.stdout + second.stderr
+    before = load_file(tmp_path / "a" / "cycle-00002.safetensors")
+    after = load_file(tmp_path / "b" / "cycle-00001.safetensors")
+    changed = sum((before[name] != after[name]).sum().item() for name in before)
+    assert 0 < changed < sum(one.numel() for one in before.values()) / 4
+
+
+@pytest.mark.parametrize("which", ["missing", "of another size", "no checkpoint"])
+def test_weights_that_do_not_fit_are_refused(root: Path, tmp_path: Path, which: str) -> None:
+    path = tmp_path / "cycle-00001.pt"
+    if which == "no checkpoint":
+        path.write_bytes(b"no checkpoint")
+    elif which == "of another size":
+        torch.save({"policy": {"embed.weight": torch.zeros(2, 2)}}, path)
+    done = run(root, "--cycles", 1, "--from", path)
+    assert done.returncode == 1
+    assert done.stderr.startswith(f"grpo: {path} does not hold the weights of a policy like this")
 
 
 def assert_resumable(saved: dict[str, Any]) -> None:
