@@ -38,6 +38,7 @@ void refit_subscriber_close(refit_subscriber *subscriber)
     if (subscriber == NULL) return;
     refit_update_close(subscriber->update.image == NULL ? NULL : &subscriber->update);
     rft_listener_stop(&subscriber->listener);
+    rft_in_place_unbind(&subscriber->engine);
     if (subscriber->device != NULL) rft_device_release(subscriber->device);
     rft_free(subscriber);
 }
@@ -74,6 +75,27 @@ refit_status refit_subscriber_use_device(refit_subscriber *subscriber, refit_dev
     RFT_REFUSE_IF(config->broadcast_gpu == REFIT_GPU_REQUIRE, error, status,
                   "broadcast.gpu is require, but %s", why.text);
     rft_log(REFIT_LOG_INFO, "versions are not taken from a GPU's memory: %s", why.text);
+    return REFIT_OK;
+}
+
+refit_status refit_subscriber_bind(refit_subscriber *subscriber, const refit_destination *list,
+                                   uint32_t count, refit_error *error)
+{
+    RFT_REFUSE_IF(subscriber == NULL || list == NULL || count == 0, error, REFIT_ERR_INVALID,
+                  "refit_subscriber_bind needs a subscriber and at least one destination");
+    RFT_REFUSE_IF(rft_in_place_is_bound(&subscriber->engine), error, REFIT_ERR_STATE,
+                  "destinations are bound already: call refit_subscriber_unbind first");
+    return rft_in_place_bind(&subscriber->engine, list, count, &subscriber->listener.config, error);
+}
+
+refit_status refit_subscriber_unbind(refit_subscriber *subscriber, refit_error *error)
+{
+    RFT_REFUSE_IF(subscriber == NULL, error, REFIT_ERR_INVALID,
+                  "refit_subscriber_unbind needs a subscriber");
+    RFT_REFUSE_IF(subscriber->engine.applied, error, REFIT_ERR_STATE,
+                  "version %llu is applied and undecided: accept or refuse it first",
+                  (unsigned long long)refit_update_version(&subscriber->update));
+    rft_in_place_unbind(&subscriber->engine);
     return REFIT_OK;
 }
 

@@ -2,6 +2,7 @@
 #ifndef RFT_SUBSCRIBER_H
 #define RFT_SUBSCRIBER_H
 
+#include "broadcast/in_place.h"
 #include "broadcast/listener.h"
 
 /* One received version in the caller's hands. There is one in each subscriber, so that receiving
@@ -15,6 +16,7 @@ struct refit_update {
 struct refit_subscriber {
     rft_listener listener;
     refit_device *device; /* retained; NULL: none was given, or it shares nothing */
+    rft_in_place engine;  /* memory that updates are applied into, if any was bound */
     refit_update update;
 };
 

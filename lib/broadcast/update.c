@@ -4,10 +4,12 @@
  * The image and its manifest stay as they are while the update is open (the session's rule), so
  * they are read here without a lock. Decisions go to the desk as orders. Bytes in the trainer's
  * shared memory are trusted once more at accept: the mark before them tells whether the trainer had
- * turned this worker out and begun to overwrite them.
+ * turned this worker out and begun to overwrite them. What was written into bound memory
+ * (in_place.h) is final with accept, and taken back by every other end.
  */
 #include <string.h>
 
+#include "base/log.h"
 #include "broadcast/subscriber.h"
 
 static const rft_manifest *manifest_of(const refit_update *update)
@@ -118,10 +120,47 @@ static refit_status check_undecided(const refit_update *update, refit_error *err
     return REFIT_OK;
 }
 
+refit_status refit_update_apply(refit_update *update, uint32_t *left, refit_error *error)
+{
+    RFT_TRY(check_undecided(update, error));
+    refit_subscriber *subscriber = update->subscriber;
+    RFT_REFUSE_IF(!rft_in_place_is_bound(&subscriber->engine), error, REFIT_ERR_STATE,
+                  "nothing is bound that version %llu could be applied into: call "
+                  "refit_subscriber_bind first",
+                  (unsigned long long)update->image->held.version);
+    rft_in_place_source source = {
+        .image = update->image,
+        .device = refit_update_device(update),
+        .verify = subscriber->listener.config.broadcast_verify == REFIT_VERIFY_ALWAYS,
+    };
+    return rft_in_place_apply(&subscriber->engine, &source, left, error);
+}
+
+/* Destinations that this update was applied into are as they were before. */
+static refit_status take_back(refit_update *update, refit_error *error)
+{
+    refit_error why;
+    refit_status status = rft_in_place_undo(&update->subscriber->engine, &why);
+    if (status == REFIT_OK) return REFIT_OK;
+    rft_log(REFIT_LOG_ERROR, "version %llu could not be taken back: %s",
+            (unsigned long long)update->image->held.version, why.text);
+    return rft_fail(
+        error, status,
+        "version %llu could not be taken back, and the destinations hold neither it nor "
+        "the one before: %.120s",
+        (unsigned long long)update->image->held.version, why.text);
+}
+
 refit_status refit_update_accept(refit_update *update, refit_error *error)
 {
     RFT_TRY(check_undecided(update, error));
+    RFT_REFUSE_IF(
+        rft_in_place_is_torn(&update->subscriber->engine), error, REFIT_ERR_STATE,
+        "the destinations hold no version whole, since one could not be taken back: apply "
+        "version %llu, or refuse it",
+        (unsigned long long)update->image->held.version);
     if (!rft_image_is_intact(update->image)) {
+        (void)take_back(update, NULL);
         decide_refuse(update, REFIT_ERR_STALE, "overwritten by the trainer before it was accepted",
                       0);
         return rft_fail(error, REFIT_ERR_STALE,
@@ -129,6 +168,7 @@ refit_status refit_update_accept(refit_update *update, refit_error *error)
                         "was read of it may be torn, wait for the next",
                         (unsigned long long)update->image->held.version);
     }
+    rft_in_place_keep(&update->subscriber->engine);
     decide(update, &(rft_order){.kind = RFT_ORDER_ACCEPT});
     return REFIT_OK;
 }
@@ -137,14 +177,16 @@ refit_status refit_update_refuse(refit_update *update, const char *reason, int k
                                  refit_error *error)
 {
     RFT_TRY(check_undecided(update, error));
-    decide_refuse(update, REFIT_ERR_PEER, reason == NULL ? "" : reason, kept);
-    return REFIT_OK;
+    refit_status status = take_back(update, error);
+    decide_refuse(update, REFIT_ERR_PEER, reason == NULL ? "" : reason, kept && status == REFIT_OK);
+    return status;
 }
 
 void refit_update_close(refit_update *update)
 {
     if (update == NULL || update->image == NULL) return;
     if (!update->decided) {
+        (void)take_back(update, NULL);
         decide_refuse(update, REFIT_ERR_CANCELLED, "closed without a decision", 0);
     }
     rft_order release = {.kind = RFT_ORDER_RELEASE};

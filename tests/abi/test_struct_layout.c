@@ -192,6 +192,14 @@ static const place places[] = {
     {OFFSET(refit_glance_info, digest, 45)},
     {OFFSET(refit_glance_info, manifest, 61)},
 
+    {SIZE(refit_destination, 48)},
+    {OFFSET(refit_destination, size, 0)},
+    {OFFSET(refit_destination, name, 8)},
+    {OFFSET(refit_destination, memory, 16)},
+    {OFFSET(refit_destination, bytes, 24)},
+    {OFFSET(refit_destination, device, 32)},
+    {OFFSET(refit_destination, dtype, 40)},
+
     {SIZE(refit_archive_version, 56)},
     {OFFSET(refit_archive_version, size, 0)},
     {OFFSET(refit_archive_version, epoch, 8)},

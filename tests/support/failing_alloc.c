@@ -14,8 +14,15 @@
 static atomic_uint_fast64_t requests;
 static atomic_uint_fast64_t failing; /* 0: none */
 
+static _Thread_local uint64_t left_here; /* requests of this thread until one fails; 0: none does */
+static _Thread_local bool refused_here;
+
 static bool is_refused(void)
 {
+    if (left_here > 0 && --left_here == 0) {
+        refused_here = true;
+        return true;
+    }
     return atomic_fetch_add(&requests, 1) + 1 == atomic_load(&failing);
 }
 
@@ -43,6 +50,18 @@ void failing_alloc_begin(uint64_t nth)
     atomic_store(&requests, 0);
     atomic_store(&failing, nth);
     assert_int_equal(refit_set_allocator(&allocator), REFIT_OK);
+}
+
+void failing_alloc_here(uint64_t nth)
+{
+    left_here = nth;
+    refused_here = false;
+}
+
+bool failing_alloc_stop_here(void)
+{
+    left_here = 0;
+    return refused_here;
 }
 
 bool failing_alloc_stop(void)

@@ -20,6 +20,12 @@
  * 0: none. Requests of other threads count too. */
 void failing_alloc_begin(uint64_t nth);
 
+/* While it is installed: the n-th request of this thread from now on fails, whatever others ask
+ * for. Objects may be open. */
+void failing_alloc_here(uint64_t nth);
+/* Ends that. True if the n-th one came. */
+bool failing_alloc_stop_here(void);
+
 /* No request fails from now on, though the allocator stays. True if the n-th one came before. */
 bool failing_alloc_stop(void);
 

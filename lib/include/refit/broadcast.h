@@ -370,6 +370,34 @@ REFIT_API REFIT_MUST_CHECK refit_status refit_subscriber_stats(refit_subscriber 
                                                                refit_stats *stats,
                                                                refit_error *error);
 
+/* Memory of the engine that a tensor's bytes are to be written into. */
+typedef struct refit_destination {
+    size_t size;      /* sizeof(refit_destination) */
+    const char *name; /* of the tensor; copied */
+    void *memory;     /* borrowed until unbind */
+    uint64_t bytes;
+    refit_device *device; /* where `memory` lies; NULL: plain host memory */
+    refit_dtype dtype;    /* of its elements; 0: not looked at */
+} refit_destination;
+
+/*
+ * Says where the engine has its weights, so that refit_update_apply writes versions into them. Each
+ * name once; two names may have one memory, whole, if the trainer ties the two tensors; any other
+ * overlap is refused. Once, until unbind. A device stays in use until then, and takes 4 MiB of host
+ * memory. Does not block. REFIT_ERR_STATE (bound already), REFIT_ERR_INVALID,
+ * REFIT_ERR_HOST_MEMORY, and what a device says of its memory and of a stream of its own. Since
+ * 0.1.
+ */
+REFIT_API REFIT_MUST_CHECK refit_status refit_subscriber_bind(refit_subscriber *subscriber,
+                                                              const refit_destination *list,
+                                                              uint32_t count, refit_error *error);
+
+/* Gives the destinations back, as they are; refit_subscriber_close does it, too. None bound is
+ * allowed. Blocks at most broadcast.linger_ms, for a device that failed. REFIT_ERR_STATE: an update
+ * is applied, and neither accepted nor refused. Since 0.1. */
+REFIT_API REFIT_MUST_CHECK refit_status refit_subscriber_unbind(refit_subscriber *subscriber,
+                                                                refit_error *error);
+
 /* The version's number. Since 0.1. */
 REFIT_API uint64_t refit_update_version(const refit_update *update);
 
@@ -407,12 +435,31 @@ REFIT_API REFIT_MUST_CHECK refit_status refit_update_find(const refit_update *up
                                                           refit_error *error);
 
 /*
+ * Writes the version into the bound destinations, whatever they hold: what differs is written, and
+ * its old bytes are noted. Then accept, which makes it final; refuse, or close without a decision,
+ * puts the old bytes back, and so does this call if it fails. The engine must not use the
+ * destinations meanwhile: what it has queued on a device's streams is to be done before. When it
+ * returns all is there. With broadcast.verify: always what was written is read once more, and held
+ * against the version's digest. Tied tensors need one destination among them. `left` NULL: every
+ * tensor with bytes must have a destination, and every destination a tensor, or nothing is written
+ * and it is REFIT_ERR_NOT_FOUND. Else so many tensors have none: they are the caller's to load.
+ * Blocks for the copies. REFIT_ERR_STATE (nothing is bound; it is decided), REFIT_ERR_INVALID
+ * (other bytes, types or ties than the version's), REFIT_ERR_HOST_MEMORY, REFIT_ERR_STALE (the
+ * trainer turned this worker out and took the memory for a newer version), REFIT_ERR_CORRUPT, and
+ * what a device says of a copy. If what was written could not be taken back either, the sentence
+ * says so: no version is accepted then but by an apply that succeeds, and a refusal counts with
+ * `kept` 0. Since 0.1.
+ */
+REFIT_API REFIT_MUST_CHECK refit_status refit_update_apply(refit_update *update, uint32_t *left,
+                                                           refit_error *error);
+
+/*
  * Tells the trainer that the engine runs on this version from now on. The views stay until close; a
  * trainer with one slot waits for that. REFIT_OK also if the trainer was lost meanwhile: the engine
  * does run on the version, and the next trainer is told so. REFIT_ERR_STALE: the trainer had turned
  * this worker out and took the memory for a newer version; what was read may be torn, and the
- * update counts as refused with nothing kept. REFIT_ERR_STATE if it was accepted or refused before.
- * Since 0.1.
+ * update counts as refused with nothing kept, and what was applied is taken back. REFIT_ERR_STATE
+ * if it was accepted or refused before, or bound destinations hold no version whole. Since 0.1.
  */
 REFIT_API REFIT_MUST_CHECK refit_status refit_update_accept(refit_update *update,
                                                             refit_error *error);
@@ -421,8 +468,9 @@ REFIT_API REFIT_MUST_CHECK refit_status refit_update_accept(refit_update *update
  * Tells the trainer that it could not be applied, and why (NULL for no words; cut to 160 bytes).
  * `kept` is 1 if the engine still runs on the version before, 0 if it holds nothing that may serve.
  * The trainer names this worker in its report. With `kept` 0 the worker joins anew and is offered
- * the current version in full; with 1 it is offered the next one. REFIT_ERR_STATE as above. Since
- * 0.1.
+ * the current version in full; with 1 it is offered the next one. What was applied is taken back
+ * first; if a device cannot, the call says why, and the update counts as refused with `kept` 0.
+ * REFIT_ERR_STATE if it was accepted or refused before. Since 0.1.
  */
 REFIT_API REFIT_MUST_CHECK refit_status refit_update_refuse(refit_update *update,
                                                             const char *reason, int kept,
@@ -443,7 +491,7 @@ REFIT_API void refit_update_unkeep(void *kept);
 
 /* Ends the views; NULL is allowed. Nothing may read them any more, but for what was kept, work on a
  * GPU's streams included. An update neither accepted nor refused is refused, with nothing
- * held. Since 0.1. */
+ * held, and what was applied is taken back. Since 0.1. */
 REFIT_API void refit_update_close(refit_update *update);
 
 /* ---- Who only looks

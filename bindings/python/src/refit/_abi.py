@@ -346,6 +346,17 @@ class refit_subscriber_info(Structure):
     ]
 
 
+class refit_destination(Structure):
+    _fields_ = [
+        ("size", c_size_t),
+        ("name", c_char_p),
+        ("memory", c_void_p),
+        ("bytes", c_uint64),
+        ("device", c_void_p),
+        ("dtype", c_int),
+    ]
+
+
 class refit_glance_info(Structure):
     _fields_ = [
         ("size", c_size_t),
@@ -692,6 +703,16 @@ PROTOTYPES: Final[dict[str, tuple[Any, list[Any]]]] = {
         POINTER(refit_stats),
         POINTER(refit_error),
     ]),
+    "refit_subscriber_bind": (c_int, [
+        c_void_p,
+        POINTER(refit_destination),
+        c_uint32,
+        POINTER(refit_error),
+    ]),
+    "refit_subscriber_unbind": (c_int, [
+        c_void_p,
+        POINTER(refit_error),
+    ]),
     "refit_update_version": (c_uint64, [
         c_void_p,
     ]),
@@ -719,6 +740,11 @@ PROTOTYPES: Final[dict[str, tuple[Any, list[Any]]]] = {
     "refit_update_find": (c_int, [
         c_void_p,
         c_char_p,
+        POINTER(c_uint32),
+        POINTER(refit_error),
+    ]),
+    "refit_update_apply": (c_int, [
+        c_void_p,
         POINTER(c_uint32),
         POINTER(refit_error),
     ]),

@@ -1,0 +1,116 @@
+/*
+ * Notes one behind the other in reserved memory, each with the way to the one before it.
+ *
+ * The coder's RAW form is used for elements of every type: its notes hold old elements as they
+ * were, where remainders would need the new ones to be still there when they are put back.
+ */
+#include "broadcast/rollback.h"
+
+#include <string.h>
+
+#include "base/checked.h"
+
+#define NOTHING UINT64_MAX
+
+/* In front of what is coded, on a boundary of 8 bytes. */
+typedef struct note_head {
+    uint64_t before; /* the note before it */
+    rft_note_place place;
+    rft_delta_shape shape;
+    rft_delta_entry entry;
+} note_head;
+
+/* The coder may write so much for one block, whatever comes of it. */
+static uint64_t slack(void)
+{
+    return rft_delta_bound((rft_delta_shape){RFT_DELTA_ELEMENTS, 8, RFT_DELTA_RAW}) + 8;
+}
+
+refit_status rft_rollback_prepare(rft_rollback *rollback, uint64_t blocks, uint64_t bytes,
+                                  refit_error *error)
+{
+    uint64_t room;
+    if (rollback->memory.memory != NULL) return REFIT_OK;
+    bool fits = rft_mul_u64(blocks, sizeof(note_head) + 8, &room) &&
+                rft_add_u64(room, bytes, &room) && rft_add_u64(room, slack(), &room);
+    RFT_REFUSE_IF(!fits, error, REFIT_ERR_HOST_MEMORY, "no memory to note the old bytes in");
+    rollback->used = 0;
+    rollback->last = NOTHING;
+    return rft_segment_create_private(&rollback->memory, room, error);
+}
+
+bool rft_rollback_is_empty(const rft_rollback *rollback)
+{
+    return rollback->memory.memory == NULL || rollback->last == NOTHING;
+}
+
+void rft_rollback_reset(rft_rollback *rollback)
+{
+    if (rollback->memory.memory != NULL) rft_segment_close(&rollback->memory);
+    *rollback = (rft_rollback){.last = NOTHING};
+}
+
+static uint64_t shape_bytes(rft_delta_shape shape)
+{
+    return (uint64_t)shape.elements * shape.width;
+}
+
+/* Whole, if it cannot be coded smaller. */
+static uint64_t write_old(rft_delta_shape shape, const void *before, const void *after,
+                          unsigned char *to, rft_delta_entry *entry, uint32_t *changed)
+{
+    bool coded = rft_delta_encode(shape, after, before, to, entry);
+    *changed = entry->changed;
+    if (coded) return entry->total;
+    entry->changed = 0;
+    if (*changed == 0) return 0;
+    memcpy(to, before, shape_bytes(shape));
+    return shape_bytes(shape);
+}
+
+refit_status rft_rollback_note(rft_rollback *rollback, rft_note_place place, rft_delta_shape shape,
+                               const void *before, const void *after, uint32_t *changed,
+                               refit_error *error)
+{
+    note_head head = {.before = rollback->last, .place = place, .shape = shape};
+    head.shape.kind = RFT_DELTA_RAW;
+    *changed = 0;
+    if (memcmp(before, after, shape_bytes(shape)) == 0) return REFIT_OK;
+    uint64_t left = rollback->memory.bytes - rollback->used;
+    RFT_REFUSE_IF(left < sizeof head + rft_delta_bound(head.shape), error, REFIT_ERR_HOST_MEMORY,
+                  "the destinations were changed so often during one update that there is no room "
+                  "to note their old bytes");
+    unsigned char *to = rollback->memory.memory + rollback->used;
+    uint64_t bytes = write_old(head.shape, before, after, to + sizeof head, &head.entry, changed);
+    memcpy(to, &head, sizeof head);
+    rollback->last = rollback->used;
+    rollback->used += (sizeof head + bytes + 7) & ~UINT64_C(7);
+    return REFIT_OK;
+}
+
+void rft_rollback_read(const rft_rollback *rollback, uint64_t at, rft_note *note)
+{
+    note_head head;
+    memcpy(&head, rollback->memory.memory + at, sizeof head);
+    *note = (rft_note){
+        .place = head.place,
+        .shape = head.shape,
+        .next = head.before,
+        .coded = rollback->memory.memory + at + sizeof head,
+        .entry = head.entry,
+    };
+}
+
+uint64_t rft_note_bytes(const rft_note *note)
+{
+    return shape_bytes(note->shape);
+}
+
+void rft_note_undo(const rft_note *note, unsigned char *block)
+{
+    if (note->entry.changed == 0) {
+        memcpy(block, note->coded, rft_note_bytes(note));
+    } else {
+        (void)rft_delta_apply(note->shape, &note->entry, note->coded, block);
+    }
+}
