@@ -14,10 +14,10 @@
 
 #include "base/alloc.h"
 #include "base/log.h"
+#include "kernels/copy.h"
 #include "kernels/digest.h"
 
 #define NOTHING UINT32_MAX
-#define LINE    64u /* what the CPU writes to memory at least */
 
 /* ---- Binding */
 
@@ -146,26 +146,6 @@ static refit_status make_plan(rft_in_place *place, apply_plan *plan, bool strict
 
 /* ---- Writing */
 
-static bool line_differs(const unsigned char *a, const unsigned char *b)
-{
-    uint64_t left[LINE / 8], right[LINE / 8], differs = 0;
-    memcpy(left, a, LINE);
-    memcpy(right, b, LINE);
-    for (uint32_t i = 0; i < LINE / 8; i++)
-        differs |= left[i] ^ right[i];
-    return differs != 0;
-}
-
-/* Lines that stay as they are are not written: it is their way back to memory that takes time. */
-static void copy_lines(unsigned char *to, const unsigned char *from, uint64_t bytes)
-{
-    uint64_t at = 0;
-    for (; at + LINE <= bytes; at += LINE) {
-        if (line_differs(to + at, from + at)) memcpy(to + at, from + at, LINE);
-    }
-    memcpy(to + at, from + at, bytes - at);
-}
-
 /* A run of blocks of one tensor, on its way. */
 typedef struct apply_run {
     const rft_block *blocks;
@@ -216,7 +196,7 @@ static refit_status change_window(rft_in_place *place, uint32_t index, const rft
         RFT_TRY(rft_rollback_note(&place->old, where, shape_of(manifest, block),
                                   window + at, from + at, &changed, error));
         if (changed == 0) continue;
-        copy_lines(window + at, from + at, block->bytes);
+        rft_copy_changed(window + at, from + at, block->bytes);
         if (*end == 0) *first = at;
         *end = at + block->bytes;
     }
