@@ -33,7 +33,7 @@ class Plan(NamedTuple):
 
 def check(views: Mapping[str, View], target: Any, *, strict: bool, cast: bool) -> Plan:
     """Compares names, types and shapes; writes nothing. InvalidError names what does not fit."""
-    places = _places(target)
+    places = places_of(target)
     wrong: list[str] = []
     copies: list[tuple[View, Any]] = []
     known: dict[str, Weight] = {}
@@ -85,7 +85,7 @@ def _fill_tensors(copies: list[tuple[View, Any]]) -> None:
         torch.cuda.current_stream(device).synchronize()
 
 
-def _places(target: Any) -> Mapping[str, Any]:
+def places_of(target: Any) -> Mapping[str, Any]:
     if isinstance(target, Mapping):
         return target
     if callable(getattr(target, "state_dict", None)):

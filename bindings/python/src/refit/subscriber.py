@@ -26,6 +26,7 @@ from refit._handle import Handle
 from refit._library import call, encoded, lib
 from refit._turn import Turn
 from refit._waiting import SLICE_MS
+from refit.bound import Bound
 from refit.config import ConfigLike, make_config
 from refit.device import Device
 from refit.errors import CancelledError, DeadlineError, InvalidError, StateError
@@ -240,6 +241,38 @@ class Subscriber(Handle):
                 raise
             self._device, self._device_is_ours = opened, ours
 
+    def bind(self, target: Any) -> None:
+        """Says where the engine has its weights, for ``update.apply()``: a module or a mapping.
+
+        All tensors of it, on the host or on GPUs, row by row; tied ones may share their memory. It
+        is kept alive until ``unbind`` or ``close``. Raises InvalidError, StateError (bound already,
+        or an update is applied), HostMemoryError, and what a GPU reports. Since 0.1.
+        """
+        with self._turn:
+            pointer = self._live
+            if self._current.bound is not None:
+                raise StateError("this Subscriber has something bound: call unbind first")
+            bound = Bound(target)
+            try:
+                array = bound.as_c()
+                call(lib.refit_subscriber_bind, pointer, array, len(array))
+            except BaseException:
+                bound.close()
+                raise
+            self._current.bound = bound
+
+    def unbind(self) -> None:
+        """Gives back what was bound, as it is; does nothing if nothing is. StateError while an
+        update is applied and neither accepted nor refused. Since 0.1."""
+        with self._turn:
+            call(lib.refit_subscriber_unbind, self._live)
+            self._end_bound()
+
+    def _end_bound(self) -> None:
+        bound, self._current.bound = self._current.bound, None
+        if bound is not None:
+            bound.close()
+
     def __repr__(self) -> str:
         if self.closed or self._process != os.getpid():
             return "<refit.Subscriber: closed>"
@@ -262,6 +295,7 @@ class Subscriber(Handle):
             return
         self._end_waits()
         super().close()
+        self._end_bound()
         device, self._device = self._device, None
         if device is not None and self._device_is_ours:
             device.close()

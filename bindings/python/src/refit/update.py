@@ -8,6 +8,7 @@ does to bring it is in refit/broadcast.h; how weights are applied is the worker'
 ``load_into`` (load.py) for plain PyTorch models.
 """
 
+import ctypes
 import os
 import sys
 import threading
@@ -22,6 +23,7 @@ from refit._handle import Handle
 from refit._kept import Kept
 from refit._library import call, lib
 from refit._turn import Turn
+from refit.bound import Bound
 from refit.errors import NotFoundError, RefitError, StateError
 from refit.view import View, entries_of
 
@@ -31,10 +33,14 @@ if TYPE_CHECKING:
 
 
 class Current:
-    """Which update of a subscriber is open: C has one place for all of them, one after another."""
+    """What a subscriber and its updates share.
+
+    Which of them is open: C has one place for all of them, one after another. And what is bound.
+    """
 
     def __init__(self) -> None:
         self.serial = 0
+        self.bound: Bound | None = None
 
 
 class Update(Handle):
@@ -147,6 +153,30 @@ class Update(Handle):
         views = {view.name: view for view in self.views()}
         plan = load.check(views, target, strict=strict, cast=cast)
         return load.apply(plan)
+
+    def apply(self, *, strict: bool = True) -> load.Loaded:
+        """Writes the version into what ``Subscriber.bind`` was given, whole or not at all.
+
+        Only what differs is written, and can be taken back: ``accept`` makes it final, while
+        ``refuse``, ``close``, an exception in the ``with`` block or a failure of this call put
+        every byte back as it was. The engine must not run meanwhile. ``strict`` and what is
+        returned are those of ``load_into``. Blocks for the copies. Raises InvalidError (it does not
+        fit), StateError (nothing is bound, or it is no longer where it was), StaleError,
+        CorruptError (with broadcast.verify: always), HostMemoryError, and what a GPU reports.
+        Since 0.1.
+        """
+        with self._turn:
+            pointer = self._live
+            self._check_undecided()
+            bound = self._current.bound
+            if bound is None:
+                raise StateError("nothing is bound: call Subscriber.bind(model) first")
+            bound.check_in_place()
+            views = {view.name: view for view in self.views()}
+            plan = load.check(views, bound.target, strict=strict, cast=False)
+            bound.settle()
+            call(lib.refit_update_apply, pointer, ctypes.byref(ctypes.c_uint32()))
+            return plan.left_out
 
     # ---- What becomes of it
 

@@ -1,0 +1,216 @@
+"""Versions written into the engine's own tensors: whole, or as if nothing had been done."""
+
+import gc
+import threading
+import weakref
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from broadcasting import PATIENCE, both
+from refit.errors import InvalidError, PeerError, StateError
+from refit.publisher import Publisher
+from refit.subscriber import Subscriber
+from refit.update import Update
+
+
+def model(seed: int) -> torch.nn.Module:
+    torch.manual_seed(seed)
+    made = torch.nn.ModuleDict(
+        {"embed": torch.nn.Embedding(40, 30), "head": torch.nn.Linear(30, 40)}
+    )
+    made["head"].weight = made["embed"].weight
+    return made.to(torch.bfloat16)
+
+
+def snapshot(module: torch.nn.Module) -> dict[str, torch.Tensor]:
+    return {name: tensor.clone() for name, tensor in module.state_dict().items()}
+
+
+def equal(left: dict[str, torch.Tensor], right: dict[str, torch.Tensor]) -> bool:
+    return left.keys() == right.keys() and all(torch.equal(left[n], right[n]) for n in left)
+
+
+@contextmanager
+def offered(publisher: Publisher, subscriber: Subscriber, weights: Any) -> Iterator[Update]:
+    """A version in the worker's hands, undecided; the trainer waits for the decision meanwhile."""
+
+    def publish() -> None:
+        with suppress(PeerError):
+            publisher.publish(weights)
+
+    trainer = threading.Thread(target=publish)
+    trainer.start()
+    try:
+        update = subscriber.next(PATIENCE)
+        try:
+            yield update
+        finally:
+            update.close()
+    finally:
+        trainer.join()
+
+
+@pytest.mark.parametrize("shm", ["auto", "off"])
+def test_an_applied_version_is_in_the_model(shm: str) -> None:
+    engine = model(0)
+    addresses = [one.data_ptr() for one in engine.parameters()]
+    with both(broadcast_shm=shm) as (publisher, subscriber):
+        subscriber.bind(engine)
+        for seed in range(1, 4):
+            weights = model(seed).state_dict()
+            with offered(publisher, subscriber, weights) as update:
+                assert update.apply() == ([], [])
+                update.accept()
+            assert equal(snapshot(engine), weights)
+    assert [one.data_ptr() for one in engine.parameters()] == addresses
+
+
+def apply_and_fail(update: Update) -> None:
+    with update:
+        update.apply()
+        raise KeyError
+
+
+def test_an_exception_in_the_block_puts_the_old_weights_back() -> None:
+    engine = model(0)
+    before = snapshot(engine)
+    with both() as (publisher, subscriber):
+        subscriber.bind(engine)
+        with (
+            offered(publisher, subscriber, model(1).state_dict()) as update,
+            pytest.raises(KeyError),
+        ):
+            apply_and_fail(update)
+        assert equal(snapshot(engine), before)
+        with offered(publisher, subscriber, model(2).state_dict()) as update:
+            update.apply()
+            update.accept()
+        assert equal(snapshot(engine), snapshot(model(2)))
+
+
+@pytest.mark.parametrize("how", ["refuse", "close", "subscriber"])
+def test_what_is_not_accepted_was_never_there(how: str) -> None:
+    engine = model(0)
+    before = snapshot(engine)
+    with both() as (publisher, subscriber):
+        subscriber.bind(engine)
+        with offered(publisher, subscriber, model(1).state_dict()) as update:
+            update.apply()
+            {"refuse": update.refuse, "close": update.close, "subscriber": subscriber.close}[how]()
+            assert equal(snapshot(engine), before)
+
+
+def test_numpy_arrays_are_bound_as_well() -> None:
+    arrays = {"a": np.zeros((300, 7), np.float32), "b": np.zeros(3, np.int64)}
+    weights = {"a": np.random.default_rng(1).random((300, 7), np.float32), "b": np.arange(3)}
+    with both() as (publisher, subscriber):
+        subscriber.bind(arrays)
+        with offered(publisher, subscriber, weights) as update:
+            update.apply()
+            update.accept()
+        assert all((arrays[name] == weights[name]).all() for name in weights)
+
+
+def test_names_on_one_side_are_refused_or_returned() -> None:
+    engine = {"a": torch.zeros(3), "mine": torch.zeros(2)}
+    with both() as (publisher, subscriber):
+        subscriber.bind(engine)
+        with offered(publisher, subscriber, {"a": torch.ones(3), "b": torch.ones(1)}) as update:
+            with pytest.raises(InvalidError, match="it lacks mine"):
+                update.apply()
+            assert engine["a"].tolist() == [0, 0, 0]
+            assert update.apply(strict=False) == (["mine"], ["b"])
+            update.accept()
+        assert engine["a"].tolist() == [1, 1, 1]
+        assert engine["mine"].tolist() == [0, 0]
+
+
+@pytest.mark.parametrize("wrong", [torch.zeros(4), torch.zeros(3, dtype=torch.int32)])
+def test_shapes_and_types_are_those_of_the_version(wrong: torch.Tensor) -> None:
+    with both() as (publisher, subscriber):
+        subscriber.bind({"a": wrong})
+        with (
+            offered(publisher, subscriber, {"a": torch.ones(3)}) as update,
+            pytest.raises(InvalidError, match="a is "),
+        ):
+            update.apply()
+        assert not wrong.any()
+
+
+def test_memory_that_is_read_only_is_not_written() -> None:
+    frozen = np.zeros(3, np.float32)
+    frozen.flags.writeable = False
+    with both() as (publisher, subscriber):
+        subscriber.bind({"a": frozen})
+        with (
+            offered(publisher, subscriber, {"a": torch.ones(3)}) as update,
+            pytest.raises(InvalidError, match="read-only"),
+        ):
+            update.apply()
+        assert not frozen.any()
+
+
+def test_a_model_that_was_moved_is_bound_again() -> None:
+    engine = model(0)
+    with both() as (publisher, subscriber):
+        subscriber.bind(engine)
+        engine["head"].bias = torch.nn.Parameter(torch.zeros(40, dtype=torch.bfloat16))
+        with offered(publisher, subscriber, model(1).state_dict()) as update:
+            with pytest.raises(StateError, match=r"head.bias is not where it was bound"):
+                update.apply()
+            subscriber.unbind()
+            subscriber.bind(engine)
+            update.apply()
+            update.accept()
+        assert equal(snapshot(engine), snapshot(model(1)))
+
+
+def test_bind_and_unbind_in_turn() -> None:
+    engine = model(0)
+    with both() as (publisher, subscriber):
+        with offered(publisher, subscriber, model(1).state_dict()) as update:
+            with pytest.raises(StateError, match="nothing is bound"):
+                update.apply()
+            subscriber.unbind()
+            subscriber.bind(engine)
+            with pytest.raises(StateError, match="call unbind first"):
+                subscriber.bind(engine)
+            update.apply()
+            with pytest.raises(StateError, match="accept or refuse it first"):
+                subscriber.unbind()
+            update.accept()
+            subscriber.unbind()
+            with pytest.raises(StateError, match="accepted or refused"):
+                update.apply()
+        assert equal(snapshot(engine), snapshot(model(1)))
+
+
+def test_what_cannot_be_bound_is_named() -> None:
+    with both() as (_, subscriber):
+        with pytest.raises(InvalidError, match=r"t has its elements in another order"):
+            subscriber.bind({"t": torch.zeros(3, 2).t()})
+        whole = torch.zeros(8)
+        with pytest.raises(InvalidError, match="overlap"):
+            subscriber.bind({"a": whole[:5], "b": whole[3:]})
+        with pytest.raises(InvalidError, match="no tensor to bind"):
+            subscriber.bind({})
+        with pytest.raises(InvalidError, match="cannot be loaded into"):
+            subscriber.bind(3)
+        subscriber.bind({"a": torch.zeros(2)})
+
+
+def test_what_is_bound_lives_until_it_is_unbound() -> None:
+    engine = {"a": torch.zeros(1000)}
+    there = weakref.ref(engine["a"])
+    with both() as (_, subscriber):
+        subscriber.bind(engine)
+        del engine
+        gc.collect()
+        assert there() is not None
+        subscriber.unbind()
+        gc.collect()
+        assert there() is None
