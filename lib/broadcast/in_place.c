@@ -193,8 +193,8 @@ static refit_status change_window(rft_in_place *place, uint32_t index, const rft
         const rft_block *block = &run->blocks[i];
         rft_note_place where = {index, block->tensor_offset};
         uint32_t changed;
-        RFT_TRY(rft_rollback_note(&place->old, where, shape_of(manifest, block),
-                                  window + at, from + at, &changed, error));
+        RFT_TRY(rft_rollback_note(&place->old, where, shape_of(manifest, block), window + at,
+                                  from + at, &changed, error));
         if (changed == 0) continue;
         rft_copy_changed(window + at, from + at, block->bytes);
         if (*end == 0) *first = at;
