@@ -124,6 +124,17 @@ int engine_is_as_saved(const engine *it)
     return same;
 }
 
+/* What lies on a device is fetched first. */
+static int is_like_there(const engine *it, uint32_t index, refit_device *device, const void *bytes)
+{
+    unsigned char *here = malloc(it->list[index].bytes + 1);
+    assert_non_null(here);
+    copy(device, here, bytes, it->list[index].bytes);
+    int same = is_like(it, index, here);
+    free(here);
+    return same;
+}
+
 int engine_is_like(const engine *it, const refit_update *update)
 {
     int same = 1;
@@ -132,7 +143,7 @@ int engine_is_like(const engine *it, const refit_update *update)
         uint32_t index = 0;
         assert_int_equal(refit_update_find(update, it->list[i].name, &index, NULL), REFIT_OK);
         assert_int_equal(refit_update_tensor(update, index, NULL, &bytes, NULL), REFIT_OK);
-        same = same && is_like(it, i, bytes);
+        same = same && is_like_there(it, i, refit_update_device(update), bytes);
     }
     return same;
 }
