@@ -181,11 +181,36 @@ static rft_delta_shape shape_of(const rft_manifest *manifest, const rft_block *b
     return (rft_delta_shape){(uint32_t)(block->bytes / width), width, RFT_DELTA_RAW};
 }
 
+/* What is noted must be what is written: memory that the publisher may write meanwhile is copied
+ * first, unless it is what the window holds. */
+static const unsigned char *settle_block(const rft_in_place *place,
+                                         const rft_in_place_source *source,
+                                         const unsigned char *from, const unsigned char *window,
+                                         uint64_t bytes)
+{
+    bool ours = source->device != NULL || source->image->mark == NULL;
+    if (ours || memcmp(from, window, bytes) == 0) return from;
+    memcpy(place->to.source, from, bytes);
+    return place->to.source;
+}
+
+static refit_status change_block(rft_in_place *place, const rft_in_place_source *source,
+                                 rft_note_place where, const rft_block *block,
+                                 const unsigned char *from, unsigned char *window,
+                                 uint32_t *changed, refit_error *error)
+{
+    from = settle_block(place, source, from, window, block->bytes);
+    RFT_TRY(rft_rollback_note(&place->old, where, shape_of(source->image->catalog->manifest, block),
+                              window, from, changed, error));
+    if (*changed > 0) rft_copy_changed(window, from, block->bytes);
+    return REFIT_OK;
+}
+
 /* Notes and changes the window; what of it was touched lies from *first to *end. */
-static refit_status change_window(rft_in_place *place, uint32_t index, const rft_manifest *manifest,
-                                  const apply_run *run, const unsigned char *from,
-                                  unsigned char *window, uint64_t *first, uint64_t *end,
-                                  refit_error *error)
+static refit_status change_window(rft_in_place *place, uint32_t index,
+                                  const rft_in_place_source *source, const apply_run *run,
+                                  const unsigned char *from, unsigned char *window, uint64_t *first,
+                                  uint64_t *end, refit_error *error)
 {
     uint64_t at = 0;
     *first = *end = 0;
@@ -193,10 +218,8 @@ static refit_status change_window(rft_in_place *place, uint32_t index, const rft
         const rft_block *block = &run->blocks[i];
         rft_note_place where = {index, block->tensor_offset};
         uint32_t changed;
-        RFT_TRY(rft_rollback_note(&place->old, where, shape_of(manifest, block), window + at,
-                                  from + at, &changed, error));
+        RFT_TRY(change_block(place, source, where, block, from + at, window + at, &changed, error));
         if (changed == 0) continue;
-        rft_copy_changed(window + at, from + at, block->bytes);
         if (*end == 0) *first = at;
         *end = at + block->bytes;
     }
@@ -213,8 +236,7 @@ static refit_status write_run(rft_in_place *place, uint32_t index,
     uint64_t first, end;
     RFT_TRY(read_source(place, source, run, &from, error));
     RFT_TRY(rft_destinations_fetch(&place->to, one, run->offset, run->bytes, &window, error));
-    RFT_TRY(change_window(place, index, source->image->catalog->manifest, run, from, window, &first,
-                          &end, error));
+    RFT_TRY(change_window(place, index, source, run, from, window, &first, &end, error));
     if (end == 0) return REFIT_OK;
     return rft_destinations_put(one, run->offset + first, window + first, end - first, error);
 }

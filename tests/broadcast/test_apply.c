@@ -8,10 +8,12 @@
 
 #include <cmocka.h>
 
+#include "base/thread.h"
 #include "bound_engine.h"
 #include "pairing.h"
 #include "tests/support/failing_alloc.h"
 #include "tests/support/faulty_device.h"
+#include "tests/support/seeded.h"
 #include "tests/support/test_device.h"
 
 /* A worker whose engine is bound; on a device, or on the host with NULL. */
@@ -263,6 +265,64 @@ static void bytes_overwritten_under_an_update_are_taken_back(void **state)
         rft_segment_close(&slot);
         engine_close(&one);
     }
+}
+
+/* A trainer that writes there all the time. */
+typedef struct scribbler {
+    rft_thread thread;
+    unsigned char *memory;
+    atomic_bool ending;
+} scribbler;
+
+static void *scribble(void *user)
+{
+    scribbler *it = user;
+    uint64_t seed = 7;
+    while (!atomic_load(&it->ending)) {
+        for (uint32_t i = 0; i < 4096; i++) {
+            uint64_t next = seeded_next(&seed);
+            it->memory[next % 300000] = (unsigned char)(next >> 40);
+        }
+    }
+    return NULL;
+}
+
+static void bytes_that_change_while_they_are_applied_are_taken_back(void **state)
+{
+    (void)state;
+    pairing pair;
+    engine one;
+    rft_segment slot;
+    pair_open(&pair, true, NULL);
+    engine_open(&one, NULL, sample_tensors(), SAMPLE_TENSORS, 0, 7);
+    assert_int_equal(refit_subscriber_bind(pair.subscriber, one.list, one.count, NULL), REFIT_OK);
+    raw_join(&pair.raw);
+    raw_slot_open(&slot, &pair.samples[0]);
+    raw_say(&pair.raw, sample_manifest(&pair.samples[0], PAIR_EPOCH));
+    raw_say(&pair.raw, sample_offer(&pair.samples[0], PAIR_EPOCH, 0, slot.name, RFT_MARK_BYTES));
+    raw_say(&pair.raw, sample_seal(&pair.samples[0]));
+    raw_hear(&pair.raw, RFT_STAGED);
+    raw_say(&pair.raw, sample_commit(&pair.samples[0]));
+    refit_update *update = pair_next(&pair);
+    for (uint32_t i = 0; i < one.count; i++)
+        memcpy(one.list[i].memory,
+               slot.memory + RFT_MARK_BYTES + pair.samples[0].manifest->tensors[i].offset,
+               one.list[i].bytes);
+    engine_save(&one);
+    scribbler trainer = {.memory = slot.memory + RFT_MARK_BYTES};
+    atomic_fetch_add(&raw_slot_mark(&slot)->generation, 1);
+    assert_int_equal(rft_thread_start(&trainer.thread, "scribbler", scribble, &trainer, NULL),
+                     REFIT_OK);
+    for (uint32_t i = 0; i < 300; i++) {
+        assert_int_equal(refit_update_apply(update, NULL, NULL), REFIT_ERR_STALE);
+        assert_true(engine_is_as_saved(&one));
+    }
+    atomic_store(&trainer.ending, true);
+    rft_thread_join(trainer.thread);
+    refit_update_close(update);
+    pair_close(&pair);
+    rft_segment_close(&slot);
+    engine_close(&one);
 }
 
 static void verify_always(refit_config *config)
@@ -648,6 +708,7 @@ int main(void)
         cmocka_unit_test(after_a_refusal_the_next_version_applies),
         cmocka_unit_test(every_change_of_the_engine_is_taken_back_to_before_the_first),
         cmocka_unit_test(bytes_overwritten_under_an_update_are_taken_back),
+        cmocka_unit_test(bytes_that_change_while_they_are_applied_are_taken_back),
         cmocka_unit_test(a_wrong_digest_is_taken_back),
         cmocka_unit_test(a_device_that_fails_at_any_step_leaves_the_old_version),
         cmocka_unit_test(what_cannot_be_taken_back_serves_nobody),
