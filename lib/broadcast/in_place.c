@@ -182,24 +182,16 @@ static rft_delta_shape shape_of(const rft_manifest *manifest, const rft_block *b
 }
 
 /* What is noted must be what is written: memory that the publisher may write meanwhile is copied
- * first, unless it is what the window holds. */
-static const unsigned char *settle_block(const rft_in_place *place,
-                                         const rft_in_place_source *source,
-                                         const unsigned char *from, const unsigned char *window,
-                                         uint64_t bytes)
-{
-    bool ours = source->device != NULL || source->image->mark == NULL;
-    if (ours || memcmp(from, window, bytes) == 0) return from;
-    memcpy(place->to.source, from, bytes);
-    return place->to.source;
-}
-
+ * first, and not looked at again. */
 static refit_status change_block(rft_in_place *place, const rft_in_place_source *source,
                                  rft_note_place where, const rft_block *block,
                                  const unsigned char *from, unsigned char *window,
                                  uint32_t *changed, refit_error *error)
 {
-    from = settle_block(place, source, from, window, block->bytes);
+    bool theirs = source->device == NULL && source->image->mark != NULL;
+    *changed = 0;
+    if (theirs && memcmp(from, window, block->bytes) == 0) return REFIT_OK;
+    if (theirs) from = memcpy(place->to.source, from, block->bytes);
     RFT_TRY(rft_rollback_note(&place->old, where, shape_of(source->image->catalog->manifest, block),
                               window, from, changed, error));
     if (*changed > 0) rft_copy_changed(window, from, block->bytes);
