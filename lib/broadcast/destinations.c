@@ -121,12 +121,11 @@ static refit_status port_open(rft_port *port, refit_device *device, const refit_
     return REFIT_OK;
 }
 
+/* Waits also where nothing seems to be under way: it may be the wait that failed, not the copy. */
 static void port_close(rft_port *port, uint32_t linger_ms)
 {
     refit_device *device = rft_carrier_device(port->carrier);
-    if (rft_carrier_is_busy(port->carrier)) {
-        (void)rft_carrier_wait(port->carrier, linger_ms, NULL);
-    }
+    (void)rft_carrier_wait(port->carrier, linger_ms, NULL);
     if (rft_carrier_is_busy(port->carrier)) return;
     if (port->pinned) rft_device_host_unpin(device, port->windows, 2 * RFT_WINDOW_BYTES);
     rft_free(port->windows);
