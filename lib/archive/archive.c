@@ -8,8 +8,8 @@
 #include "archive/archive_state.h"
 #include "base/alloc.h"
 
-static refit_status read_config(const refit_config *config, refit_archive *archive,
-                                refit_error *error)
+static refit_status read_config(const refit_config *config, refit_archive_mode mode,
+                                refit_archive *archive, refit_error *error)
 {
     refit_config defaults;
     refit_config_init(&defaults, sizeof defaults);
@@ -18,7 +18,9 @@ static refit_status read_config(const refit_config *config, refit_archive *archi
     archive->limits = rft_limits_from(config);
     archive->frame_bytes = config->broadcast_frame_bytes;
     archive->anchor_every = config->archive_anchor_every;
-    return REFIT_OK;
+    if (mode != REFIT_ARCHIVE_WRITE || config->broadcast_compress == REFIT_COMPRESS_NONE)
+        return REFIT_OK;
+    return rft_packer_open(config->broadcast_compress_level, &archive->packer, error);
 }
 
 refit_status refit_archive_open(const char *folder, refit_archive_mode mode,
@@ -30,15 +32,17 @@ refit_status refit_archive_open(const char *folder, refit_archive_mode mode,
                   REFIT_ERR_INVALID, "an archive is opened to read or to write, not %d", (int)mode);
     refit_archive *archive = rft_calloc(1, sizeof *archive);
     RFT_REFUSE_IF(archive == NULL, error, REFIT_ERR_HOST_MEMORY, "no memory for an archive");
-    refit_status status = read_config(config, archive, error);
+    refit_status status = read_config(config, mode, archive, error);
     if (status == REFIT_OK) {
         status =
             rft_archive_folder_open(folder, mode == REFIT_ARCHIVE_WRITE, &archive->folder, error);
     }
-    if (status == REFIT_OK)
+    if (status == REFIT_OK) {
         *out = archive;
-    else
+    } else {
+        rft_packer_close(archive->packer);
         rft_free(archive);
+    }
     return status;
 }
 
@@ -48,12 +52,14 @@ void rft_archive_forget(refit_archive *archive)
     rft_free(archive->image);
     rft_free(archive->frame);
     rft_free(archive->same);
+    rft_free(archive->changes);
     rft_free(archive->sums);
     rft_free(archive->digests);
     archive->manifest = NULL;
     archive->image = NULL;
     archive->frame = NULL;
     archive->same = NULL;
+    archive->changes = NULL;
     archive->sums = NULL;
     archive->digests = NULL;
     archive->held = (rft_held){0};
@@ -67,6 +73,7 @@ void refit_archive_close(refit_archive *archive)
     rft_archive_folder_close(&archive->folder);
     rft_bytes_close(&archive->modes);
     rft_bytes_close(&archive->scratch);
+    rft_packer_close(archive->packer);
     rft_free(archive->slice);
     rft_free(archive);
 }

@@ -8,8 +8,7 @@
 
 #include <xxhash.h>
 
-#define HASH_AT  160u
-#define SECTIONS RFT_ARCHIVE_HEADER_BYTES
+#include "wire/sparse.h"
 
 static const unsigned char magic[8] = {0x89, 'R', 'F', 'T', 'A', 'R', 'C', '\n'};
 
@@ -41,31 +40,61 @@ static const unsigned char magic[8] = {0x89, 'R', 'F', 'T', 'A', 'R', 'C', '\n'}
 #define TAKE64(member, place) header.member = rft_get_u64(in + (place));
 #define TAKED(member, place)  memcpy(header.member.bytes, in + (place), 16);
 
+uint64_t rft_archive_elements(const rft_manifest *manifest, uint32_t tensor)
+{
+    const rft_block block = {.tensor = tensor};
+    return manifest->tensors[tensor].bytes / rft_sparse_shape(manifest, &block).width;
+}
+
+uint32_t rft_archive_header_bytes(const rft_archive_header *header)
+{
+    return header->format == 1 ? RFT_ARCHIVE_HEADER_LEAST : RFT_ARCHIVE_HEADER_BYTES;
+}
+
+uint32_t rft_archive_frame_bytes(const rft_archive_header *header)
+{
+    return header->format == 1 ? RFT_ARCHIVE_FRAME_BYTES - RFT_PACK_BYTES : RFT_ARCHIVE_FRAME_BYTES;
+}
+
+uint64_t rft_archive_changes_bytes(const rft_archive_header *header)
+{
+    if (header->format == 1) return 0;
+    return header->digest_bytes / 8 * RFT_ARCHIVE_CHANGE_BYTES + RFT_ARCHIVE_HASH_BYTES;
+}
+
 void rft_archive_header_encode(const rft_archive_header *header,
                                unsigned char out[RFT_ARCHIVE_HEADER_BYTES])
 {
+    const uint32_t hashed = RFT_ARCHIVE_HEADER_BYTES - RFT_ARCHIVE_HASH_BYTES;
     memcpy(out, magic, sizeof magic);
     rft_put_u32(out + 8, RFT_ARCHIVE_FORMAT);
     FIELDS(PUT32, PUT64, PUTD)
-    rft_put_u64(out + HASH_AT, XXH3_64bits(out, HASH_AT));
+    rft_put_u32(out + 160, header->packed);
+    rft_put_u32(out + 164, 0);
+    rft_put_u64(out + hashed, XXH3_64bits(out, hashed));
 }
 
 static rft_archive_header take_fields(const unsigned char *in)
 {
-    rft_archive_header header;
+    rft_archive_header header = {.format = rft_get_u32(in + 8)};
     FIELDS(TAKE32, TAKE64, TAKED)
+    if (header.format > 1) header.packed = rft_get_u32(in + 160);
     return header;
 }
 
-static refit_status check_form(const unsigned char *in, refit_error *error)
+static refit_status check_form(const unsigned char *in, uint64_t bytes, refit_error *error)
 {
-    RFT_REFUSE_IF(memcmp(in, magic, sizeof magic) != 0, error, REFIT_ERR_INVALID,
-                  "it is not a file of an archive");
-    RFT_REFUSE_IF(rft_get_u32(in + 8) != RFT_ARCHIVE_FORMAT, error, REFIT_ERR_UNSUPPORTED,
-                  "it has format %u; this refit knows format %u", rft_get_u32(in + 8),
-                  RFT_ARCHIVE_FORMAT);
-    RFT_REFUSE_IF(rft_get_u64(in + HASH_AT) != XXH3_64bits(in, HASH_AT), error, REFIT_ERR_CORRUPT,
-                  "its header is damaged: the hash does not match");
+    RFT_REFUSE_IF(bytes < RFT_ARCHIVE_HEADER_LEAST || memcmp(in, magic, sizeof magic) != 0, error,
+                  REFIT_ERR_INVALID, "it is not a file of an archive");
+    const rft_archive_header header = {.format = rft_get_u32(in + 8)};
+    RFT_REFUSE_IF(header.format == 0 || header.format > RFT_ARCHIVE_FORMAT, error,
+                  REFIT_ERR_UNSUPPORTED, "it has format %u; this refit knows format %u and before",
+                  header.format, RFT_ARCHIVE_FORMAT);
+    const uint32_t hashed = rft_archive_header_bytes(&header) - RFT_ARCHIVE_HASH_BYTES;
+    RFT_REFUSE_IF(bytes < hashed + RFT_ARCHIVE_HASH_BYTES ||
+                      rft_get_u64(in + hashed) != XXH3_64bits(in, hashed) ||
+                      (header.format > 1 && rft_get_u32(in + 164) != 0),
+                  error, REFIT_ERR_CORRUPT, "its header is damaged: the hash does not match");
     return REFIT_OK;
 }
 
@@ -85,20 +114,22 @@ static refit_status check_limits(const rft_archive_header *header, const rft_lim
     return REFIT_OK;
 }
 
-/* What must be there at least: an anchor has every byte of the weights. The terms are each below
- * the file's size, but for the weights, which limits bound. */
+/* What must be there at least: an anchor has every byte of the weights, unless frames are packed.
+ * The terms are each below the file's size, but for the weights, which limits bound. */
 static bool has_room(const rft_archive_header *header, uint64_t bytes)
 {
-    if (bytes < SECTIONS || header->manifest_bytes > bytes - SECTIONS) return false;
-    uint64_t left = bytes - SECTIONS - header->manifest_bytes;
-    if (header->digest_bytes > left || header->digest_bytes > (uint64_t)header->tensors * 8) {
+    uint64_t left = bytes - rft_archive_header_bytes(header);
+    if (header->manifest_bytes > left) return false;
+    left -= header->manifest_bytes;
+    if (header->digest_bytes > left || header->digest_bytes > (uint64_t)header->tensors * 8 ||
+        rft_archive_changes_bytes(header) > left - header->digest_bytes) {
         return false;
     }
-    left -= header->digest_bytes;
+    left -= header->digest_bytes + rft_archive_changes_bytes(header);
     uint64_t frames =
-        (uint64_t)header->frames * (RFT_ARCHIVE_FRAME_BYTES + 1 + RFT_ARCHIVE_HASH_BYTES);
-    if (frames > left) return false;
-    return header->base != 0 || header->weight_bytes <= left - frames;
+        (uint64_t)header->frames * (rft_archive_frame_bytes(header) + 1 + RFT_ARCHIVE_HASH_BYTES);
+    if (frames > left || header->packed > header->frames) return false;
+    return header->base != 0 || header->packed > 0 || header->weight_bytes <= left - frames;
 }
 
 static bool is_sensible(const rft_archive_header *header)
@@ -112,11 +143,11 @@ static bool is_sensible(const rft_archive_header *header)
            header->changed <= header->elements;
 }
 
-refit_status rft_archive_header_decode(const unsigned char in[RFT_ARCHIVE_HEADER_BYTES],
-                                       uint64_t bytes, const rft_limits *limits,
-                                       rft_archive_header *out, refit_error *error)
+refit_status rft_archive_header_decode(const unsigned char *in, uint64_t bytes,
+                                       const rft_limits *limits, rft_archive_header *out,
+                                       refit_error *error)
 {
-    RFT_TRY(check_form(in, error));
+    RFT_TRY(check_form(in, bytes, error));
     rft_archive_header header = take_fields(in);
     RFT_REFUSE_IF(header.file_bytes != bytes, error, REFIT_ERR_CORRUPT,
                   "it has %llu bytes and should have %llu", (unsigned long long)bytes,
@@ -136,15 +167,44 @@ void rft_archive_frame_encode(const rft_archive_frame *frame, unsigned char *out
     rft_put_u32(out + 4, frame->blocks);
     rft_put_u64(out + 8, frame->payload_bytes);
     rft_put_u64(out + 16, frame->payload_hash);
+    if (frame->packed)
+        memcpy(out + 24, frame->planes, RFT_PACK_BYTES);
+    else
+        memset(out + 24, 0, RFT_PACK_BYTES);
 }
 
-rft_archive_frame rft_archive_frame_decode(const unsigned char *in)
+rft_archive_frame rft_archive_frame_decode(const rft_archive_header *header,
+                                           const unsigned char *in)
 {
-    return (rft_archive_frame){
+    static const unsigned char none[RFT_PACK_BYTES];
+    rft_archive_frame frame = {
         .sequence = rft_get_u32(in),
         .blocks = rft_get_u32(in + 4),
         .payload_bytes = rft_get_u64(in + 8),
         .payload_hash = rft_get_u64(in + 16),
+    };
+    if (header->format > 1) memcpy(frame.planes, in + 24, RFT_PACK_BYTES);
+    frame.packed = memcmp(frame.planes, none, RFT_PACK_BYTES) != 0;
+    return frame;
+}
+
+/* ---- Changes ---- */
+
+void rft_archive_change_encode(const rft_archive_change *change, unsigned char *out)
+{
+    rft_put_u64(out, change->changed);
+    rft_put_u32(out + 8, change->same);
+    rft_put_u32(out + 12, change->sparse);
+    rft_put_u32(out + 16, change->dense);
+}
+
+rft_archive_change rft_archive_change_decode(const unsigned char *in)
+{
+    return (rft_archive_change){
+        .changed = rft_get_u64(in),
+        .same = rft_get_u32(in + 8),
+        .sparse = rft_get_u32(in + 12),
+        .dense = rft_get_u32(in + 16),
     };
 }
 
@@ -169,6 +229,8 @@ refit_status rft_archive_header_describe(const rft_archive_header *header, const
         .blocks_same = header->same,
         .blocks_sparse = header->sparse,
         .blocks_dense = header->dense,
+        .frames = header->frames,
+        .frames_packed = header->packed,
     };
     (void)snprintf(info->name, sizeof info->name, "%s", name);
     memcpy(info->digest, header->digest.bytes, sizeof info->digest);

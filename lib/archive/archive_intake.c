@@ -69,10 +69,12 @@ static refit_status take_memory(refit_archive *archive, refit_error *error)
     archive->image = rft_calloc((size_t)manifest->store_bytes, 1);
     archive->frame = rft_calloc((size_t)rft_archive_slice_most(manifest), 1);
     archive->same = rft_calloc(RFT_FRAME_BLOCKS, 1);
+    archive->changes = rft_calloc(manifest->count, sizeof *archive->changes);
     archive->sums = rft_calloc(manifest->count, sizeof *archive->sums);
     archive->digests = rft_calloc((size_t)manifest->originals + 1, 8);
     bool all = archive->slice != NULL && archive->image != NULL && archive->frame != NULL &&
-               archive->same != NULL && archive->sums != NULL && archive->digests != NULL;
+               archive->same != NULL && archive->changes != NULL && archive->sums != NULL &&
+               archive->digests != NULL;
     RFT_REFUSE_IF(!all, error, REFIT_ERR_HOST_MEMORY,
                   "no memory for the archive's copy of the weights, %llu bytes",
                   (unsigned long long)manifest->store_bytes);

@@ -1,11 +1,7 @@
 /*
  * Reading one file of an archive.
  *
- *     open ─► header ─► lists ─► frame, frame, … ─► verify
- *
- * A frame is applied in a buffer of its own (wire/assembly, over a slice of the base) and then
- * takes its place in the image: one image suffices for a chain of any length. The modes of a frame
- * are counted against the header, so that what a file says about itself is what it holds.
+ *     open ─► header ─► lists ─► frame, frame, … (archive_blocks.c) ─► verify
  */
 #include "archive/archive_reader.h"
 
@@ -16,18 +12,23 @@
 
 #include "archive/archive_disk.h"
 #include "base/alloc.h"
+#include "base/checked.h"
+
+/* As much of the header as the file has. */
+static refit_status read_header(int file, uint64_t bytes, const rft_limits *limits,
+                                rft_archive_header *out, refit_error *error)
+{
+    unsigned char header[RFT_ARCHIVE_HEADER_BYTES] = {0};
+    const size_t count = (size_t)rft_min_u64(bytes, sizeof header);
+    RFT_TRY(rft_disk_read(file, header, count, 0, error));
+    return rft_archive_header_decode(header, bytes, limits, out, error);
+}
 
 refit_status rft_archive_reader_open(int file, uint64_t bytes, const rft_limits *limits,
                                      rft_archive_reader *out, refit_error *error)
 {
-    unsigned char header[RFT_ARCHIVE_HEADER_BYTES];
     rft_archive_reader reader = {.file = file};
-    refit_status status = bytes < sizeof header
-                              ? rft_fail(error, REFIT_ERR_INVALID, "it is not a file of an archive")
-                              : rft_disk_read(file, header, sizeof header, 0, error);
-    if (status == REFIT_OK) {
-        status = rft_archive_header_decode(header, bytes, limits, &reader.header, error);
-    }
+    refit_status status = read_header(file, bytes, limits, &reader.header, error);
     if (status != REFIT_OK) {
         (void)close(file);
         return status;
@@ -70,6 +71,9 @@ void rft_archive_reader_close(rft_archive_reader *reader)
     (void)close(reader->file);
     rft_manifest_close(reader->manifest);
     rft_free(reader->digests);
+    rft_free(reader->changes);
+    rft_free(reader->seen);
+    rft_packer_close(reader->packer);
     rft_free(reader->slice);
     rft_free(reader->begin);
     rft_free(reader->payload);
@@ -121,130 +125,94 @@ static refit_status read_manifest(rft_archive_reader *reader, const rft_limits *
     return check_manifest(header, reader->manifest, error);
 }
 
+bool rft_archive_reader_give(rft_archive_reader *reader, rft_manifest *manifest,
+                             uint64_t frame_bytes)
+{
+    const rft_archive_header *header = &reader->header;
+    bool same = manifest != NULL && header->frame_bytes == frame_bytes &&
+                header->manifest_bytes == manifest->encoded.count &&
+                rft_digest128_equal(&header->manifest, &manifest->digest);
+    if (same) reader->manifest = manifest;
+    return same;
+}
+
+/* What can be known of a tensor's change without its blocks. */
+static bool is_possible(const rft_archive_reader *reader, uint32_t tensor)
+{
+    const rft_archive_change *change = &reader->changes[tensor];
+    const uint64_t blocks = (uint64_t)change->same + change->sparse + change->dense;
+    const uint64_t elements = rft_archive_elements(reader->manifest, tensor);
+    if (blocks != reader->manifest->tensors[tensor].blocks) return false;
+    return reader->header.base == 0 ? change->changed == elements : change->changed <= elements;
+}
+
+/* Each tensor's, and all of them together. */
+static refit_status check_changes(const rft_archive_reader *reader, refit_error *error)
+{
+    const rft_archive_header *header = &reader->header;
+    uint64_t same = 0, sparse = 0, dense = 0, changed = 0;
+    bool possible = true;
+    for (uint32_t i = 0; i < reader->manifest->count; i++) {
+        if (reader->manifest->tensors[i].alias_of != REFIT_NO_ALIAS) continue;
+        const rft_archive_change *change = &reader->changes[i];
+        possible = possible && is_possible(reader, i);
+        same += change->same;
+        sparse += change->sparse;
+        dense += change->dense;
+        changed += change->changed;
+    }
+    RFT_REFUSE_IF(!possible || same != header->same || sparse != header->sparse ||
+                      dense != header->dense || changed != header->changed,
+                  error, REFIT_ERR_CORRUPT, "its changes are not those of its header");
+    return REFIT_OK;
+}
+
+static void take_changes(rft_archive_reader *reader, const unsigned char *from)
+{
+    for (uint32_t i = 0; i < reader->manifest->count; i++) {
+        if (reader->manifest->tensors[i].alias_of != REFIT_NO_ALIAS) continue;
+        reader->changes[i] = rft_archive_change_decode(from);
+        from += RFT_ARCHIVE_CHANGE_BYTES;
+    }
+}
+
+static refit_status read_changes(rft_archive_reader *reader, refit_error *error)
+{
+    reader->changes = rft_calloc((size_t)reader->manifest->count + 1, sizeof *reader->changes);
+    RFT_REFUSE_IF(reader->changes == NULL, error, REFIT_ERR_HOST_MEMORY,
+                  "no memory for the changes of %u tensors", reader->manifest->count);
+    const uint64_t bytes = rft_archive_changes_bytes(&reader->header);
+    if (bytes == 0) return REFIT_OK;
+    unsigned char *encoded = NULL;
+    refit_status status = read_section(reader, bytes, &encoded, error);
+    const size_t hashed = (size_t)bytes - RFT_ARCHIVE_HASH_BYTES;
+    if (status == REFIT_OK && rft_get_u64(encoded + hashed) != XXH3_64bits(encoded, hashed))
+        status = rft_fail(error, REFIT_ERR_CORRUPT, "its list of changes is damaged");
+    if (status == REFIT_OK) take_changes(reader, encoded);
+    rft_free(encoded);
+    RFT_TRY(status);
+    return check_changes(reader, error);
+}
+
 refit_status rft_archive_reader_lists(rft_archive_reader *reader, const rft_limits *limits,
                                       refit_error *error)
 {
-    reader->at = RFT_ARCHIVE_HEADER_BYTES;
-    RFT_TRY(read_manifest(reader, limits, error));
+    reader->at = rft_archive_header_bytes(&reader->header);
+    if (reader->manifest == NULL) {
+        RFT_TRY(read_manifest(reader, limits, error));
+    } else {
+        RFT_TRY(check_manifest(&reader->header, reader->manifest, error));
+        reader->at += reader->header.manifest_bytes;
+    }
     RFT_TRY(read_section(reader, reader->header.digest_bytes, &reader->digests, error));
     rft_view digests = {reader->digests, (size_t)reader->header.digest_bytes};
     rft_digest128 digest = rft_version_digest_encoded(reader->manifest, digests);
     RFT_REFUSE_IF(!rft_digest128_equal(&digest, &reader->header.digest), error, REFIT_ERR_CORRUPT,
                   "its digests are damaged");
-    return REFIT_OK;
+    return read_changes(reader, error);
 }
 
-/* ---- Frames ---- */
-
-static refit_status take_memory(rft_archive_reader *reader, refit_error *error)
-{
-    uint64_t most = rft_archive_slice_most(reader->manifest);
-    reader->slice = rft_calloc(1, sizeof *reader->slice);
-    reader->begin =
-        rft_calloc(RFT_ARCHIVE_FRAME_BYTES + RFT_FRAME_BLOCKS + RFT_ARCHIVE_HASH_BYTES, 1);
-    reader->payload = rft_calloc((size_t)most, 1);
-    reader->staging = rft_calloc((size_t)most, 1);
-    bool all = reader->slice != NULL && reader->begin != NULL && reader->payload != NULL &&
-               reader->staging != NULL;
-    RFT_REFUSE_IF(!all, error, REFIT_ERR_HOST_MEMORY, "no memory for a frame of %llu bytes",
-                  (unsigned long long)most);
-    return REFIT_OK;
-}
-
-/* Beginning, modes and hash of the frame at reader->at, which moves behind them. */
-static refit_status read_begin(rft_archive_reader *reader, uint32_t sequence,
-                               rft_archive_frame *frame, refit_error *error)
-{
-    const rft_frame_span *span = &reader->manifest->frames[sequence];
-    size_t hashed = RFT_ARCHIVE_FRAME_BYTES + span->blocks;
-    RFT_TRY(rft_disk_read(reader->file, reader->begin, hashed + RFT_ARCHIVE_HASH_BYTES, reader->at,
-                          error));
-    RFT_REFUSE_IF(rft_get_u64(reader->begin + hashed) != XXH3_64bits(reader->begin, hashed), error,
-                  REFIT_ERR_CORRUPT, "frame %u is damaged: the hash of its head does not match",
-                  sequence);
-    *frame = rft_archive_frame_decode(reader->begin);
-    RFT_REFUSE_IF(frame->sequence != sequence || frame->blocks != span->blocks ||
-                      frame->payload_bytes > span->bytes,
-                  error, REFIT_ERR_CORRUPT, "frame %u is not the one that should be there",
-                  sequence);
-    reader->at += hashed + RFT_ARCHIVE_HASH_BYTES;
-    return REFIT_OK;
-}
-
-static refit_status read_frame(rft_archive_reader *reader, uint32_t sequence,
-                               rft_archive_frame *frame, refit_error *error)
-{
-    RFT_TRY(read_begin(reader, sequence, frame, error));
-    size_t bytes = (size_t)frame->payload_bytes;
-    RFT_TRY(rft_disk_read(reader->file, reader->payload, bytes, reader->at, error));
-    RFT_REFUSE_IF(XXH3_64bits(reader->payload, bytes) != frame->payload_hash, error,
-                  REFIT_ERR_CORRUPT, "frame %u is damaged: its hash does not match", sequence);
-    reader->at += bytes;
-    return REFIT_OK;
-}
-
-/* Over the base's bytes, then to their place. */
-static refit_status apply_frame(rft_archive_reader *reader, const rft_archive_frame *frame,
-                                unsigned char *image, refit_error *error)
-{
-    rft_archive_slice *slice = reader->slice;
-    rft_message message = {.kind = RFT_FRAME};
-    message.as.frame.hash = frame->payload_hash;
-    message.as.frame.modes = (rft_view){reader->begin + RFT_ARCHIVE_FRAME_BYTES, frame->blocks};
-    rft_archive_slice_cut(slice, reader->manifest, frame->sequence);
-    unsigned char *place = image + slice->offset;
-    rft_assembly *assembly;
-    RFT_TRY(rft_assembly_open(&slice->manifest, reader->staging,
-                              reader->header.base == 0 ? NULL : place, &assembly, error));
-    rft_view payload = {reader->payload, (size_t)frame->payload_bytes};
-    refit_status status = rft_assembly_take(assembly, &message, payload, error);
-    rft_assembly_close(assembly);
-    RFT_TRY(status);
-    for (uint32_t i = 0; i < slice->frame.blocks; i++) {
-        const rft_block *block = &slice->blocks[i];
-        memcpy(place + block->offset, reader->staging + block->offset, (size_t)block->bytes);
-    }
-    return REFIT_OK;
-}
-
-/* `counts` by rft_block_mode. */
-static refit_status count_modes(const unsigned char *modes, uint32_t blocks, uint32_t counts[3],
-                                refit_error *error)
-{
-    for (uint32_t i = 0; i < blocks; i++) {
-        RFT_REFUSE_IF(modes[i] > RFT_BLOCK_SPARSE, error, REFIT_ERR_UNSUPPORTED,
-                      "there is no block mode %u", modes[i]);
-        counts[modes[i]]++;
-    }
-    return REFIT_OK;
-}
-
-static refit_status check_end(const rft_archive_reader *reader, const uint32_t counts[3],
-                              refit_error *error)
-{
-    const rft_archive_header *header = &reader->header;
-    RFT_REFUSE_IF(reader->at != header->file_bytes, error, REFIT_ERR_CORRUPT,
-                  "there is something behind its last frame");
-    RFT_REFUSE_IF(counts[RFT_BLOCK_DENSE] != header->dense ||
-                      counts[RFT_BLOCK_SAME] != header->same ||
-                      counts[RFT_BLOCK_SPARSE] != header->sparse,
-                  error, REFIT_ERR_CORRUPT, "its blocks are not those of its header");
-    return REFIT_OK;
-}
-
-refit_status rft_archive_reader_frames(rft_archive_reader *reader, unsigned char *image,
-                                       refit_error *error)
-{
-    uint32_t counts[3] = {0};
-    RFT_TRY(take_memory(reader, error));
-    for (uint32_t i = 0; i < reader->manifest->frame_count; i++) {
-        rft_archive_frame frame = {0};
-        RFT_TRY(read_frame(reader, i, &frame, error));
-        RFT_TRY(count_modes(reader->begin + RFT_ARCHIVE_FRAME_BYTES, frame.blocks, counts, error));
-        if (image != NULL) RFT_TRY(apply_frame(reader, &frame, image, error));
-    }
-    return check_end(reader, counts, error);
-}
+/* ---- The end ---- */
 
 refit_status rft_archive_reader_verify(const rft_archive_reader *reader, const unsigned char *image,
                                        refit_error *error)

@@ -11,10 +11,14 @@
 typedef struct rft_archive_reader {
     int file;
     rft_archive_header header;
-    rft_manifest *manifest; /* owned, once the lists were read */
-    unsigned char *digests; /* owned; header.digest_bytes, as in SEAL */
-    uint64_t at;            /* where the next frame begins */
+    rft_manifest *manifest;      /* owned, once the lists were read */
+    unsigned char *digests;      /* owned; header.digest_bytes, as in SEAL */
+    rft_archive_change *changes; /* owned; a tensor; of format 1 once the frames were read */
+    uint64_t at;                 /* where the next frame begins */
     /* while frames are read */
+    rft_archive_change *seen; /* owned; a tensor: what the frames had so far */
+    uint32_t packed;          /* frames that were */
+    rft_packer *packer;       /* owned; NULL: no frame was packed so far */
     rft_archive_slice *slice; /* owned */
     unsigned char *begin;     /* owned: a frame's beginning, its modes, its hash */
     unsigned char *payload;   /* owned: of the longest frame */
@@ -33,7 +37,12 @@ refit_status rft_archive_reader_find(const rft_archive_folder *folder,
                                      rft_archive_reader *out, refit_error *error);
 void rft_archive_reader_close(rft_archive_reader *reader);
 
-/* The manifest and the digests, once. */
+/* Gives it the manifest of another file, if that is the one that this file has; lists takes it
+ * then. Whether it did: it is the reader's. */
+bool rft_archive_reader_give(rft_archive_reader *reader, rft_manifest *manifest,
+                             uint64_t frame_bytes);
+
+/* The manifest, the digests and the changes, once. */
 refit_status rft_archive_reader_lists(rft_archive_reader *reader, const rft_limits *limits,
                                       refit_error *error);
 

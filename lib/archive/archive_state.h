@@ -22,16 +22,18 @@ struct refit_archive {
     uint32_t anchor_every; /* versions from anchor to anchor */
 
     /* to write */
-    rft_manifest *manifest;   /* of the image; NULL: none yet */
-    unsigned char *image;     /* owned */
-    rft_held held;            /* the version in it; 0: none */
-    uint32_t since;           /* versions since the last anchor, that one included */
-    rft_archive_slice *slice; /* owned; with room for one frame: */
-    unsigned char *frame;     /* the new version's bytes */
-    unsigned char *same;      /* a byte a block */
-    rft_bytes modes, scratch; /* of rft_frame_encode */
-    uint64_t *sums;           /* a tensor: of the digests of its parts */
-    unsigned char *digests;   /* 8 bytes an original */
+    rft_manifest *manifest;      /* of the image; NULL: none yet */
+    unsigned char *image;        /* owned */
+    rft_held held;               /* the version in it; 0: none */
+    uint32_t since;              /* versions since the last anchor, that one included */
+    rft_archive_slice *slice;    /* owned; with room for one frame: */
+    unsigned char *frame;        /* the new version's bytes */
+    unsigned char *same;         /* a byte a block */
+    rft_bytes modes, scratch;    /* of rft_frame_encode */
+    rft_packer *packer;          /* owned; NULL: files are not packed */
+    rft_archive_change *changes; /* a tensor */
+    uint64_t *sums;              /* a tensor: of the digests of its parts */
+    unsigned char *digests;      /* 8 bytes an original */
 
     bool written;              /* waits for commit or abort */
     bool present;              /* it was there already: nothing to do */

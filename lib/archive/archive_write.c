@@ -1,7 +1,7 @@
 /*
  * Writing one version.
  *
- *     .next   header left out ─► manifest ─► frame, frame, … ─► digests ─► header ─► fsync
+ *     .next   header left out ─► manifest ─► frame, frame, … ─► digests, changes ─► header ─► fsync
  *     commit  .next renamed to its name ─► fsync of the folder
  *     abort   .next removed
  *
@@ -12,6 +12,8 @@
 #include <stdio.h>
 #include <string.h>
 #include <unistd.h>
+
+#include <xxhash.h>
 
 #include "archive/archive_disk.h"
 #include "archive/archive_reader.h"
@@ -45,6 +47,24 @@ static refit_status check_digest(const refit_archive *archive, const refit_archi
     return REFIT_OK;
 }
 
+/* Those of the tensors that are not tied, and their hash. */
+static refit_status write_changes(rft_archive_work *work, uint64_t at)
+{
+    const refit_archive *archive = work->archive;
+    const size_t count = (size_t)rft_archive_changes_bytes(work->header);
+    rft_bytes *encoded = &work->archive->scratch;
+    rft_bytes_reset(encoded);
+    RFT_TRY(rft_bytes_reserve(encoded, count, work->error));
+    unsigned char *to = encoded->data;
+    for (uint32_t i = 0; i < archive->manifest->count; i++) {
+        if (archive->manifest->tensors[i].alias_of != REFIT_NO_ALIAS) continue;
+        rft_archive_change_encode(&archive->changes[i], to);
+        to += RFT_ARCHIVE_CHANGE_BYTES;
+    }
+    rft_put_u64(to, XXH3_64bits(encoded->data, count - RFT_ARCHIVE_HASH_BYTES));
+    return rft_disk_write(work->file, encoded->data, count, at, work->error);
+}
+
 static refit_status write_header(rft_archive_work *work)
 {
     unsigned char bytes[RFT_ARCHIVE_HEADER_BYTES];
@@ -59,14 +79,15 @@ static refit_status write_sections(rft_archive_work *work, const refit_archive_v
     const rft_bytes *encoded = &archive->manifest->encoded;
     work->at = RFT_ARCHIVE_HEADER_BYTES;
     RFT_TRY(rft_archive_write_at_end(work, encoded->data, encoded->count));
-    uint64_t digests_at = work->at;
-    work->at += work->header->digest_bytes;
+    const uint64_t digests_at = work->at, changes_at = digests_at + work->header->digest_bytes;
+    work->at = changes_at + rft_archive_changes_bytes(work->header);
     for (uint32_t i = 0; i < archive->manifest->frame_count; i++)
         RFT_TRY(rft_archive_write_frame(work, i));
     finish_digests(archive);
     RFT_TRY(check_digest(archive, version, &work->header->digest, work->error));
     RFT_TRY(rft_disk_write(work->file, archive->digests, (size_t)work->header->digest_bytes,
                            digests_at, work->error));
+    RFT_TRY(write_changes(work, changes_at));
     return write_header(work);
 }
 
@@ -75,6 +96,7 @@ static rft_archive_header make_header(const refit_archive *archive,
 {
     const rft_manifest *manifest = archive->manifest;
     rft_archive_header header = {
+        .format = RFT_ARCHIVE_FORMAT,
         .tensors = manifest->count,
         .frames = manifest->frame_count,
         .epoch = version->epoch,
@@ -104,6 +126,7 @@ static refit_status write_next(rft_archive_work *work, const refit_archive_versi
     refit_archive *archive = work->archive;
     archive->held = (rft_held){0};
     memset(archive->sums, 0, archive->manifest->count * sizeof *archive->sums);
+    memset(archive->changes, 0, archive->manifest->count * sizeof *archive->changes);
     int flags = O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC | O_NOFOLLOW;
     work->file = openat(archive->folder.dir, RFT_ARCHIVE_NEXT, flags, 0666);
     if (work->file < 0) return rft_disk_fail(work->error, "create", RFT_ARCHIVE_NEXT);

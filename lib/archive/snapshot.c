@@ -22,11 +22,12 @@
 struct refit_snapshot {
     char name[RFT_ARCHIVE_NAME];
     rft_archive_header header;
-    rft_manifest *manifest; /* owned */
-    unsigned char *digests; /* owned; 8 bytes an original */
-    uint64_t *by_tensor;    /* owned; the same, by tensor */
-    unsigned char *memory;  /* owned; NULL without bytes */
-    unsigned char *image;   /* in memory, aligned */
+    rft_manifest *manifest;      /* owned */
+    unsigned char *digests;      /* owned; 8 bytes an original */
+    uint64_t *by_tensor;         /* owned; the same, by tensor */
+    rft_archive_change *changes; /* owned; by tensor; those of the last file alone */
+    unsigned char *memory;       /* owned; NULL without bytes */
+    unsigned char *image;        /* in memory, aligned */
 };
 
 /* ---- The chain ---- */
@@ -101,11 +102,14 @@ static void take_lists(refit_snapshot *snapshot, rft_archive_reader *reader)
 {
     rft_manifest_close(snapshot->manifest);
     rft_free(snapshot->digests);
+    rft_free(snapshot->changes);
     snapshot->header = reader->header;
     snapshot->manifest = reader->manifest;
     snapshot->digests = reader->digests;
+    snapshot->changes = reader->changes;
     reader->manifest = NULL;
     reader->digests = NULL;
+    reader->changes = NULL;
 }
 
 /* A file that was replaced since the chain was followed is seen here. */
@@ -168,18 +172,20 @@ static refit_status list_digests(refit_snapshot *snapshot, refit_error *error)
 {
     const rft_manifest *manifest = snapshot->manifest;
     const unsigned char *next = snapshot->digests;
-    snapshot->by_tensor = rft_calloc(manifest->count, sizeof *snapshot->by_tensor);
-    RFT_REFUSE_IF(snapshot->by_tensor == NULL, error, REFIT_ERR_HOST_MEMORY,
-                  "no memory for %u digests", manifest->count);
+    uint64_t *by_tensor = rft_calloc((size_t)manifest->count + 1, sizeof *by_tensor);
+    RFT_REFUSE_IF(by_tensor == NULL, error, REFIT_ERR_HOST_MEMORY, "no memory for %u digests",
+                  manifest->count);
     for (uint32_t i = 0; i < manifest->count; i++) {
         if (manifest->tensors[i].alias_of != REFIT_NO_ALIAS) continue;
-        snapshot->by_tensor[i] = rft_get_u64(next);
+        by_tensor[i] = rft_get_u64(next);
         next += 8;
     }
     for (uint32_t i = 0; i < manifest->count; i++) {
         uint32_t original = manifest->tensors[i].alias_of;
-        if (original != REFIT_NO_ALIAS) snapshot->by_tensor[i] = snapshot->by_tensor[original];
+        if (original != REFIT_NO_ALIAS) by_tensor[i] = by_tensor[original];
     }
+    rft_free(snapshot->by_tensor);
+    snapshot->by_tensor = by_tensor;
     return REFIT_OK;
 }
 
@@ -224,6 +230,57 @@ refit_status refit_archive_read(const refit_archive *archive, uint64_t epoch, ui
         refit_snapshot_close(snapshot);
     return status;
 }
+
+/* ---- Lists alone ---- */
+
+static refit_status read_lists(rft_archive_reader *reader, const rft_limits *limits,
+                               refit_snapshot *out, refit_error *error)
+{
+    RFT_TRY(rft_archive_reader_lists(reader, limits, error));
+    if (reader->header.format == 1) RFT_TRY(rft_archive_reader_frames(reader, NULL, error));
+    take_lists(out, reader);
+    return list_digests(out, error);
+}
+
+/* A new snapshot, whose manifest may be that of the one before. */
+static refit_status outline(const refit_archive *archive, const rft_archive_entry *entry,
+                            refit_snapshot *before, refit_snapshot *out, refit_error *error)
+{
+    rft_archive_reader reader;
+    RFT_TRY(rft_archive_reader_find(&archive->folder, entry, &archive->limits, &reader, error));
+    bool given = before != NULL &&
+                 rft_archive_reader_give(&reader, before->manifest, before->header.frame_bytes);
+    rft_archive_entry_name(entry, out->name);
+    refit_status status = read_lists(&reader, &archive->limits, out, error);
+    if (status != REFIT_OK && given) { /* whoever has it now gives it back */
+        reader.manifest = NULL;
+        out->manifest = NULL;
+    }
+    if (status == REFIT_OK && given) before->manifest = NULL;
+    rft_archive_reader_close(&reader);
+    return rft_disk_blame(error, status, out->name);
+}
+
+refit_status refit_archive_outline(const refit_archive *archive, uint32_t index,
+                                   refit_snapshot **snapshot, refit_error *error)
+{
+    RFT_REFUSE_IF(archive == NULL || snapshot == NULL, error, REFIT_ERR_INVALID,
+                  "refit_archive_outline needs an archive and `snapshot`");
+    RFT_REFUSE_IF(index >= archive->folder.count, error, REFIT_ERR_NOT_FOUND,
+                  "there is no file %u: the archive has %u", index, archive->folder.count);
+    refit_snapshot *made = rft_calloc(1, sizeof *made);
+    RFT_REFUSE_IF(made == NULL, error, REFIT_ERR_HOST_MEMORY, "no memory for a snapshot");
+    refit_status status = outline(archive, &archive->folder.entries[index], *snapshot, made, error);
+    if (status != REFIT_OK) {
+        refit_snapshot_close(made);
+        return status;
+    }
+    refit_snapshot_close(*snapshot);
+    *snapshot = made;
+    return REFIT_OK;
+}
+
+/* ---- One file ---- */
 
 static refit_status check_file(int file, uint64_t bytes, const rft_limits *limits,
                                refit_snapshot *snapshot, refit_error *error)
@@ -276,6 +333,7 @@ void refit_snapshot_close(refit_snapshot *snapshot)
     rft_manifest_close(snapshot->manifest);
     rft_free(snapshot->digests);
     rft_free(snapshot->by_tensor);
+    rft_free(snapshot->changes);
     rft_free(snapshot->memory);
     rft_free(snapshot);
 }
@@ -309,5 +367,27 @@ refit_status refit_snapshot_tensor(const refit_snapshot *snapshot, uint32_t inde
         *bytes = there ? snapshot->image + manifest->tensors[index].offset : NULL;
     }
     if (digest != NULL) *digest = snapshot->by_tensor[index];
+    return REFIT_OK;
+}
+
+refit_status refit_snapshot_change(const refit_snapshot *snapshot, uint32_t index,
+                                   refit_tensor_change *change, refit_error *error)
+{
+    RFT_REFUSE_IF(snapshot == NULL || change == NULL || change->size < sizeof *change, error,
+                  REFIT_ERR_INVALID, "refit_snapshot_change needs a snapshot and change.size set");
+    const rft_manifest *manifest = snapshot->manifest;
+    RFT_REFUSE_IF(index >= manifest->count, error, REFIT_ERR_NOT_FOUND,
+                  "there is no tensor %u: the version has %u", index, manifest->count);
+    const uint32_t original = manifest->tensors[index].alias_of;
+    if (original != REFIT_NO_ALIAS) index = original;
+    const rft_archive_change *from = &snapshot->changes[index];
+    *change = (refit_tensor_change){
+        .size = change->size,
+        .elements = rft_archive_elements(manifest, index),
+        .changed = from->changed,
+        .blocks_same = from->same,
+        .blocks_sparse = from->sparse,
+        .blocks_dense = from->dense,
+    };
     return REFIT_OK;
 }

@@ -149,8 +149,8 @@ const rft_option rft_options[] = {
     {"broadcast.compress", IN(broadcast_compress), RFT_CHOICE, "none", 0, REFIT_COMPRESS_ZSTD,
      "none|zstd",
      "What changed is short already; zstd takes a little more off it, for slow links. Versions "
-     "that "
-     "travel whole are not compressed."},
+     "that travel whole are not compressed. A worker that archives versions compresses its files "
+     "so, anchors included."},
     {"broadcast.compress_level", IN(broadcast_compress_level), RFT_COUNT, "1", 1, 19, "zstd level",
      "Higher levels take far more time for little more."},
     {"broadcast.encode_threads", IN(broadcast_encode_threads), RFT_COUNT, "0", 0, 64, "threads",

@@ -24,6 +24,16 @@ static void open_small(archive_rig *rig)
     rig_keep(rig, RIG_EPOCH, 2);
 }
 
+/* Likewise, packed. */
+static void open_packed(archive_rig *rig)
+{
+    rig_open(rig, 4000);
+    rig->config.broadcast_compress = REFIT_COMPRESS_ZSTD;
+    rig_reopen(rig);
+    rig_keep(rig, RIG_EPOCH, 1);
+    rig_keep(rig, RIG_EPOCH, 2);
+}
+
 static refit_status check_alone(archive_rig *rig, const char *path, refit_error *error)
 {
     refit_snapshot *snapshot = NULL;
@@ -41,28 +51,79 @@ static void assert_refused(refit_status status, const refit_error *error)
     if (strstr(error->text, ".refit") == NULL) fail_msg("no file named: %s", error->text);
 }
 
+static void flip_bits(archive_rig *rig, uint32_t file, size_t step)
+{
+    char path[160];
+    size_t count;
+    refit_error error;
+    (void)snprintf(path, sizeof path, "%s", rig_path(rig, file));
+    unsigned char *bytes = rig_load(path, &count);
+    for (size_t bit = 0; bit < 8 * count; bit += step) {
+        bytes[bit / 8] ^= (unsigned char)(1u << bit % 8);
+        rig_store(path, bytes, count);
+        assert_refused(check_alone(rig, path, &error), &error);
+        assert_refused(rig_check(rig, RIG_EPOCH, 2, &error), &error);
+        bytes[bit / 8] ^= (unsigned char)(1u << bit % 8);
+    }
+    rig_store(path, bytes, count);
+    free(bytes);
+    rig_expect(rig, RIG_EPOCH, 2);
+}
+
 static void every_flipped_bit_is_found(void **state)
 {
     (void)state;
     archive_rig rig;
-    refit_error error;
     open_small(&rig);
+    flip_bits(&rig, 0, 1);
+    flip_bits(&rig, 1, 1);
+    rig_close(&rig);
+}
+
+static void flipped_bits_of_packed_files_are_found(void **state)
+{
+    (void)state;
+    archive_rig rig;
+    open_packed(&rig);
+    assert_true(rig_info(&rig, 0).frames_packed > 0 && rig_info(&rig, 1).frames_packed > 0);
+    flip_bits(&rig, 0, 7); /* every byte, and every bit in turn */
+    flip_bits(&rig, 1, 7);
+    rig_close(&rig);
+}
+
+/* What stands in a frame, with right hashes: the planes of its only packed frame say otherwise. */
+static void packed_frames_that_lie_are_refused(void **state)
+{
+    (void)state;
+    archive_rig rig;
+    refit_error error;
+    open_packed(&rig);
     for (uint32_t file = 0; file < 2; file++) {
         char path[160];
         size_t count;
         (void)snprintf(path, sizeof path, "%s", rig_path(&rig, file));
-        unsigned char *bytes = rig_load(path, &count);
-        for (size_t bit = 0; bit < 8 * count; bit++) {
-            bytes[bit / 8] ^= (unsigned char)(1u << bit % 8);
-            rig_store(path, bytes, count);
-            assert_refused(check_alone(&rig, path, &error), &error);
-            assert_refused(rig_check(&rig, RIG_EPOCH, 2, &error), &error);
-            bytes[bit / 8] ^= (unsigned char)(1u << bit % 8);
+        unsigned char *bytes = rig_load(path, &count), *changed = malloc(count);
+        assert_non_null(changed);
+        const size_t frame = RFT_ARCHIVE_HEADER_BYTES + (size_t)rft_get_u64(bytes + 96) +
+                             RIG_ORIGINALS * (8 + RFT_ARCHIVE_CHANGE_BYTES) +
+                             RFT_ARCHIVE_HASH_BYTES;
+        const size_t hashed = RFT_ARCHIVE_FRAME_BYTES + rft_get_u32(bytes + frame + 4);
+        for (uint32_t plane = 0; plane < RFT_PACK_PLANES; plane++) {
+            const uint32_t length = rft_get_u32(bytes + frame + 24 + 4 * plane);
+            const uint32_t lies[] = {length + 1, UINT32_MAX, 1, length > 1 ? length - 1 : 2};
+            for (uint32_t i = 0; i < 4; i++) {
+                memcpy(changed, bytes, count);
+                rft_put_u32(changed + frame + 24 + 4 * plane, lies[i]);
+                rft_put_u64(changed + frame + hashed, XXH3_64bits(changed + frame, hashed));
+                rig_store(path, changed, count);
+                assert_int_equal(rig_check(&rig, RIG_EPOCH, 2, &error), REFIT_ERR_CORRUPT);
+            }
         }
         rig_store(path, bytes, count);
+        free(changed);
         free(bytes);
-        rig_expect(&rig, RIG_EPOCH, 2);
     }
+    rig_expect(&rig, RIG_EPOCH, 2);
     rig_close(&rig);
 }
 
@@ -163,25 +224,41 @@ static void tell(unsigned char *bytes, const lie *what)
 {
     for (uint32_t i = 0; i < what->bytes; i++)
         bytes[what->at + i] = (unsigned char)(what->value >> (8 * i));
-    rft_put_u64(bytes + 160, XXH3_64bits(bytes, 160));
+    rft_put_u64(bytes + 168, XXH3_64bits(bytes, 168));
 }
 
 static void headers_that_lie_are_refused_before_memory_is_taken(void **state)
 {
     (void)state;
     static const lie lies[] = {
-        {8, 4, 2, REFIT_ERR_UNSUPPORTED},        {12, 4, 6, REFIT_ERR_CORRUPT},
-        {12, 4, UINT32_MAX, REFIT_ERR_LIMIT},    {16, 4, 2, REFIT_ERR_CORRUPT},
-        {16, 4, UINT32_MAX, REFIT_ERR_CORRUPT},  {20, 4, 1, REFIT_ERR_CORRUPT},
-        {20, 4, UINT32_MAX, REFIT_ERR_CORRUPT},  {24, 4, 1, REFIT_ERR_CORRUPT},
-        {28, 4, 0, REFIT_ERR_CORRUPT},           {32, 8, 0, REFIT_ERR_CORRUPT},
-        {40, 8, 0, REFIT_ERR_CORRUPT},           {48, 8, 1, REFIT_ERR_CORRUPT},
-        {56, 8, UINT64_MAX, REFIT_ERR_CORRUPT},  {64, 8, 0, REFIT_ERR_INVALID},
-        {64, 8, UINT64_MAX, REFIT_ERR_LIMIT},    {72, 8, UINT64_MAX, REFIT_ERR_LIMIT},
-        {72, 8, 1u << 29, REFIT_ERR_CORRUPT},    {88, 8, UINT64_MAX, REFIT_ERR_CORRUPT},
-        {96, 8, UINT64_MAX, REFIT_ERR_LIMIT},    {96, 8, 1u << 19, REFIT_ERR_CORRUPT},
-        {104, 8, UINT64_MAX, REFIT_ERR_CORRUPT}, {104, 8, 8, REFIT_ERR_CORRUPT},
+        {8, 4, 3, REFIT_ERR_UNSUPPORTED},
+        {8, 4, 0, REFIT_ERR_UNSUPPORTED},
+        {8, 4, 1, REFIT_ERR_CORRUPT},
+        {12, 4, 6, REFIT_ERR_CORRUPT},
+        {12, 4, UINT32_MAX, REFIT_ERR_LIMIT},
+        {16, 4, 2, REFIT_ERR_CORRUPT},
+        {16, 4, UINT32_MAX, REFIT_ERR_CORRUPT},
+        {20, 4, 1, REFIT_ERR_CORRUPT},
+        {20, 4, UINT32_MAX, REFIT_ERR_CORRUPT},
+        {24, 4, 1, REFIT_ERR_CORRUPT},
+        {28, 4, 0, REFIT_ERR_CORRUPT},
+        {32, 8, 0, REFIT_ERR_CORRUPT},
+        {40, 8, 0, REFIT_ERR_CORRUPT},
+        {48, 8, 1, REFIT_ERR_CORRUPT},
+        {56, 8, UINT64_MAX, REFIT_ERR_CORRUPT},
+        {64, 8, 0, REFIT_ERR_INVALID},
+        {64, 8, UINT64_MAX, REFIT_ERR_LIMIT},
+        {72, 8, UINT64_MAX, REFIT_ERR_LIMIT},
+        {72, 8, 1u << 29, REFIT_ERR_CORRUPT},
+        {88, 8, UINT64_MAX, REFIT_ERR_CORRUPT},
+        {96, 8, UINT64_MAX, REFIT_ERR_LIMIT},
+        {96, 8, 1u << 19, REFIT_ERR_CORRUPT},
+        {104, 8, UINT64_MAX, REFIT_ERR_CORRUPT},
+        {104, 8, 8, REFIT_ERR_CORRUPT},
         {128, 1, 1, REFIT_ERR_CORRUPT},
+        {160, 4, 1, REFIT_ERR_CORRUPT},
+        {160, 4, UINT32_MAX, REFIT_ERR_CORRUPT},
+        {164, 4, 1, REFIT_ERR_CORRUPT},
     };
     archive_rig rig;
     refit_error error;
@@ -227,6 +304,8 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(every_flipped_bit_is_found),
+        cmocka_unit_test(flipped_bits_of_packed_files_are_found),
+        cmocka_unit_test(packed_frames_that_lie_are_refused),
         cmocka_unit_test(every_other_length_is_found),
         cmocka_unit_test(a_missing_base_is_named),
         cmocka_unit_test(a_base_of_another_chain_is_refused),

@@ -226,7 +226,9 @@ static void failed_allocations_leak_nothing(void **state)
 {
     (void)state;
     archive_rig rig;
-    rig_open(&rig, 10);
+    rig_open(&rig, 4000);
+    rig.config.broadcast_compress = REFIT_COMPRESS_ZSTD;
+    rig_reopen(&rig);
     rig_keep(&rig, RIG_EPOCH, 1);
     rig_keep(&rig, RIG_EPOCH, 2);
     refit_archive_close(rig.archive);

@@ -1,6 +1,6 @@
 /*
  * Writes the seeds of fuzz_archive into the folder that it is given: an anchor, a delta of it and
- * one in which nothing changed, each as it is, to be mended, and to be applied.
+ * one in which nothing changed, packed or not, each as it is, to be mended, and to be applied.
  */
 #include <stdio.h>
 #include <stdlib.h>
@@ -30,13 +30,13 @@ static void write_seed(const char *from, const char *to, unsigned flags)
     must(fwrite(bytes, 1, count, file) == count && fclose(file) == 0, "write a seed");
 }
 
-static void write_seeds(const char *folder, const char *kept, const char *name,
+static void write_seeds(const char *folder, const char *kept, const char *name, const char *way,
                         const refit_archive_info *info)
 {
     char from[4096], to[4096];
     (void)snprintf(from, sizeof from, "%s/%s", kept, info->name);
     for (unsigned flags = 0; flags < FLAGS; flags++) {
-        (void)snprintf(to, sizeof to, "%s/%s-%u", folder, name, flags);
+        (void)snprintf(to, sizeof to, "%s/%s2%s-%u", folder, name, way, flags);
         write_seed(from, to, flags);
     }
 }
@@ -46,36 +46,48 @@ static void keep(refit_archive *archive, uint64_t version, const unsigned char *
 {
     static const unsigned char odd[5] = "odd";
     const refit_tensor tensors[] = {
-        {sizeof(refit_tensor), "halves", REFIT_BF16, 2, {10, 20}, 400, REFIT_NO_ALIAS},
-        {sizeof(refit_tensor), "tied", REFIT_BF16, 1, {200}, 400, 0},
+        {sizeof(refit_tensor), "halves", REFIT_BF16, 2, {100, 20}, 4000, REFIT_NO_ALIAS},
+        {sizeof(refit_tensor), "tied", REFIT_BF16, 1, {2000}, 4000, 0},
         {sizeof(refit_tensor), "odd", REFIT_U8, 1, {5}, 5, REFIT_NO_ALIAS},
     };
-    const refit_weight weights[] = {{0, halves, 400}, {2, odd, 5}};
+    const refit_weight weights[] = {{0, halves, 4000}, {2, odd, 5}};
     const refit_archive_version what = {sizeof what, 0x9f1c66a0, version, NULL,
                                         tensors,     weights,    3,       2};
     must(refit_archive_write(archive, &what, NULL) == REFIT_OK, "write a version");
     must(refit_archive_commit(archive, info, NULL) == REFIT_OK, "commit a version");
 }
 
-int main(int count, char **arguments)
+/* All of them, as one configuration writes them; `way` is part of their names. */
+static void write_ways(const char *folder, const refit_config *config, const char *way)
 {
-    unsigned char halves[400];
+    unsigned char halves[4000];
     char kept[] = "/tmp/archive-seeds-XXXXXX", command[64];
     refit_archive *archive;
     refit_archive_info info = {.size = sizeof info};
-    must(count == 2, "know where to: archive_seeds FOLDER");
     must(mkdtemp(kept) != NULL, "make a folder");
-    must(refit_archive_open(kept, REFIT_ARCHIVE_WRITE, NULL, &archive, NULL) == REFIT_OK, "open");
+    must(refit_archive_open(kept, REFIT_ARCHIVE_WRITE, config, &archive, NULL) == REFIT_OK, "open");
     memset(halves, 0x5a, sizeof halves);
     keep(archive, 1, halves, &info);
-    write_seeds(arguments[1], kept, "anchor", &info);
-    halves[100] ^= 1;
+    write_seeds(folder, kept, "anchor", way, &info);
+    for (size_t at = 0; at < sizeof halves; at += 6)
+        halves[at] ^= 1;
     halves[301] ^= 0x40;
     keep(archive, 2, halves, &info);
-    write_seeds(arguments[1], kept, "delta", &info);
+    write_seeds(folder, kept, "delta", way, &info);
     keep(archive, 3, halves, &info);
-    write_seeds(arguments[1], kept, "same", &info);
+    write_seeds(folder, kept, "same", way, &info);
     refit_archive_close(archive);
     (void)snprintf(command, sizeof command, "rm -r %s", kept);
-    return system(command);
+    must(system(command) == 0, "remove the folder");
+}
+
+int main(int count, char **arguments)
+{
+    refit_config config;
+    must(count == 2, "know where to: archive_seeds FOLDER");
+    refit_config_init(&config, sizeof config);
+    write_ways(arguments[1], &config, "");
+    config.broadcast_compress = REFIT_COMPRESS_ZSTD;
+    write_ways(arguments[1], &config, "-packed");
+    return 0;
 }

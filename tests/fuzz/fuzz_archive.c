@@ -30,28 +30,46 @@ static const rft_limits limits = {.tensors = 16,
                                   .version_bytes = 1 << 20,
                                   .window = 8};
 
-/* The digests of the lists, if there is room for those. Returns where the frames begin, or 0. */
-static size_t mend_lists(unsigned char *file, size_t size)
+/* What of the header says how long the parts of the file are; a format that is not known is left to
+ * the reader, as the newest. */
+static rft_archive_header lengths_of(const unsigned char *file)
 {
-    uint64_t manifest = rft_get_u64(file + 96), digests = rft_get_u64(file + 104);
-    size_t room = size - RFT_ARCHIVE_HEADER_BYTES;
+    return (rft_archive_header){
+        .format = rft_get_u32(file + 8) == 1 ? 1 : RFT_ARCHIVE_FORMAT,
+        .manifest_bytes = rft_get_u64(file + 96),
+        .digest_bytes = rft_get_u64(file + 104),
+    };
+}
+
+/* The digests and the hash of the lists, if there is room for those. Returns where the frames
+ * begin, or 0. */
+static size_t mend_lists(unsigned char *file, size_t size, const rft_archive_header *header)
+{
+    uint64_t manifest = header->manifest_bytes, digests = header->digest_bytes;
+    size_t room = size - rft_archive_header_bytes(header);
     if (manifest > room || digests > room - manifest) return 0;
-    unsigned char *lists = file + RFT_ARCHIVE_HEADER_BYTES;
+    unsigned char *lists = file + rft_archive_header_bytes(header);
     rft_manifest named = {.digest = rft_digest128_of((rft_view){lists, (size_t)manifest})};
     rft_digest128 version =
         rft_version_digest_encoded(&named, (rft_view){lists + manifest, (size_t)digests});
     memcpy(file + 144, named.digest.bytes, 16);
     memcpy(file + 112, version.bytes, 16);
-    return RFT_ARCHIVE_HEADER_BYTES + (size_t)manifest + (size_t)digests;
+    uint64_t changes = rft_archive_changes_bytes(header);
+    if (changes > room - manifest - digests) return 0;
+    unsigned char *listed = lists + manifest + digests;
+    if (changes > 0) rft_put_u64(listed + changes - 8, XXH3_64bits(listed, (size_t)changes - 8));
+    return (size_t)(listed - file) + (size_t)changes;
 }
 
-static void mend_frames(unsigned char *file, size_t at, size_t size)
+static void mend_frames(unsigned char *file, size_t at, size_t size,
+                        const rft_archive_header *header)
 {
-    while (size - at >= RFT_ARCHIVE_FRAME_BYTES + RFT_ARCHIVE_HASH_BYTES) {
-        rft_archive_frame frame = rft_archive_frame_decode(file + at);
-        size_t left = size - at - RFT_ARCHIVE_FRAME_BYTES - RFT_ARCHIVE_HASH_BYTES;
+    const size_t head = rft_archive_frame_bytes(header);
+    while (size - at >= head + RFT_ARCHIVE_HASH_BYTES) {
+        rft_archive_frame frame = rft_archive_frame_decode(header, file + at);
+        size_t left = size - at - head - RFT_ARCHIVE_HASH_BYTES;
         if (frame.blocks > left || frame.payload_bytes > left - frame.blocks) return;
-        size_t hashed = RFT_ARCHIVE_FRAME_BYTES + frame.blocks;
+        size_t hashed = head + frame.blocks;
         const unsigned char *payload = file + at + hashed + RFT_ARCHIVE_HASH_BYTES;
         rft_put_u64(file + at + 16, XXH3_64bits(payload, (size_t)frame.payload_bytes));
         rft_put_u64(file + at + hashed, XXH3_64bits(file + at, hashed));
@@ -62,10 +80,12 @@ static void mend_frames(unsigned char *file, size_t at, size_t size)
 static void mend(unsigned char *file, size_t size)
 {
     if (size < RFT_ARCHIVE_HEADER_BYTES) return;
+    const rft_archive_header header = lengths_of(file);
+    const size_t hashed = rft_archive_header_bytes(&header) - RFT_ARCHIVE_HASH_BYTES;
     rft_put_u64(file + 56, size);
-    size_t frames = mend_lists(file, size);
-    if (frames != 0) mend_frames(file, frames, size);
-    rft_put_u64(file + 160, XXH3_64bits(file, 160));
+    size_t frames = mend_lists(file, size, &header);
+    if (frames != 0) mend_frames(file, frames, size, &header);
+    rft_put_u64(file + hashed, XXH3_64bits(file, hashed));
 }
 
 static void check_status(refit_status status)

@@ -39,7 +39,8 @@ typedef enum refit_archive_mode {
 /*
  * Opens a folder; for writing it is made if it is missing (its parent must be there), taken for
  * this object alone, and what a writer that died has left is removed. `config` may be NULL; it is
- * copied: archive.*, limits.* and broadcast.frame_bytes count. Blocks for the disk. REFIT_ERR_BUSY
+ * copied: archive.*, limits.*, broadcast.frame_bytes and, for what is written,
+ * broadcast.compress and its level count. Blocks for the disk. REFIT_ERR_BUSY
  * (another writer has it), REFIT_ERR_NOT_FOUND (no such folder), REFIT_ERR_IO, REFIT_ERR_CONFIG,
  * REFIT_ERR_HOST_MEMORY. Since 0.1.
  */
@@ -78,10 +79,24 @@ typedef struct refit_archive_info {
     uint32_t blocks_same;   /* as in the base */
     uint32_t blocks_sparse; /* kept as what changed */
     uint32_t blocks_dense;  /* kept as they are */
+    uint32_t frames;        /* that its blocks are kept in */
+    uint32_t frames_packed; /* of those, how many are compressed */
     unsigned char digest[16];
     unsigned char base_digest[16]; /* of an anchor 0 */
     unsigned char manifest[16];    /* digest of the list of tensors */
 } refit_archive_info;
+
+#define REFIT_CHANGED_UNKNOWN UINT64_MAX
+
+/* What became of one tensor between a version's base and the version. */
+typedef struct refit_tensor_change {
+    size_t size;            /* sizeof(refit_tensor_change), set by the caller */
+    uint64_t elements;      /* bytes, of types whose elements have fewer bits or an odd number */
+    uint64_t changed;       /* of an anchor all; REFIT_CHANGED_UNKNOWN: an early file says not */
+    uint32_t blocks_same;   /* as in refit_archive_info */
+    uint32_t blocks_sparse; /* likewise */
+    uint32_t blocks_dense;  /* likewise */
+} refit_tensor_change;
 
 /*
  * Writes a version to the disk, under a name that no reader looks at: commit or abort it. A version
@@ -141,6 +156,18 @@ REFIT_API REFIT_MUST_CHECK refit_status refit_snapshot_open(const char *path,
                                                             refit_snapshot **out,
                                                             refit_error *error);
 
+/*
+ * Reads the lists of file `index`, not its weights: what refit_snapshot_describe, _tensor (without
+ * bytes) and _change say of it. Of a file that an early refit wrote the blocks are read, too.
+ * `*snapshot` is NULL, or one that this call has made before and that becomes this file's: that is
+ * quick where the tensors are the same. Close it in the end; after a failure it is as it was. As
+ * refit_archive_describe, and REFIT_ERR_LIMIT, REFIT_ERR_HOST_MEMORY. Since 0.1.
+ */
+REFIT_API REFIT_MUST_CHECK refit_status refit_archive_outline(const refit_archive *archive,
+                                                              uint32_t index,
+                                                              refit_snapshot **snapshot,
+                                                              refit_error *error);
+
 /* Frees the weights; NULL is allowed. Since 0.1. */
 REFIT_API void refit_snapshot_close(refit_snapshot *snapshot);
 
@@ -161,6 +188,14 @@ REFIT_API uint32_t refit_snapshot_count(const refit_snapshot *snapshot);
 REFIT_API REFIT_MUST_CHECK refit_status refit_snapshot_tensor(const refit_snapshot *snapshot,
                                                               uint32_t index, refit_tensor *tensor,
                                                               const void **bytes, uint64_t *digest,
+                                                              refit_error *error);
+
+/* What became of tensor `index` in the file that was read last: for one that refit_archive_read has
+ * rebuilt, against the version before; of a tied tensor, that of the one whose bytes it shares.
+ * REFIT_ERR_NOT_FOUND, REFIT_ERR_INVALID. Since 0.1. */
+REFIT_API REFIT_MUST_CHECK refit_status refit_snapshot_change(const refit_snapshot *snapshot,
+                                                              uint32_t index,
+                                                              refit_tensor_change *change,
                                                               refit_error *error);
 
 #ifdef __cplusplus

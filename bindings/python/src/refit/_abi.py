@@ -399,9 +399,22 @@ class refit_archive_info(Structure):
         ("blocks_same", c_uint32),
         ("blocks_sparse", c_uint32),
         ("blocks_dense", c_uint32),
+        ("frames", c_uint32),
+        ("frames_packed", c_uint32),
         ("digest", c_ubyte * 16),
         ("base_digest", c_ubyte * 16),
         ("manifest", c_ubyte * 16),
+    ]
+
+
+class refit_tensor_change(Structure):
+    _fields_ = [
+        ("size", c_size_t),
+        ("elements", c_uint64),
+        ("changed", c_uint64),
+        ("blocks_same", c_uint32),
+        ("blocks_sparse", c_uint32),
+        ("blocks_dense", c_uint32),
     ]
 
 
@@ -838,6 +851,12 @@ PROTOTYPES: Final[dict[str, tuple[Any, list[Any]]]] = {
         POINTER(c_void_p),
         POINTER(refit_error),
     ]),
+    "refit_archive_outline": (c_int, [
+        c_void_p,
+        c_uint32,
+        POINTER(c_void_p),
+        POINTER(refit_error),
+    ]),
     "refit_snapshot_close": (None, [
         c_void_p,
     ]),
@@ -855,6 +874,12 @@ PROTOTYPES: Final[dict[str, tuple[Any, list[Any]]]] = {
         POINTER(refit_tensor),
         POINTER(c_void_p),
         POINTER(c_uint64),
+        POINTER(refit_error),
+    ]),
+    "refit_snapshot_change": (c_int, [
+        c_void_p,
+        c_uint32,
+        POINTER(refit_tensor_change),
         POINTER(refit_error),
     ]),
     "refit_arena_open": (c_int, [
