@@ -14,6 +14,10 @@
 
 #include <refit.h>
 
+#include "settings.h"
+
+enum { BENCH_COUNTS_MOST = 8 };
+
 typedef struct bench_options {
     bool json;             /* objects instead of a table */
     uint64_t bytes;        /* of tensors; 0: the benchmark's default */
@@ -21,6 +25,9 @@ typedef struct bench_options {
     const char *device;    /* a spec: "host" or "cuda:N" */
     const char *tensors;   /* a list's name, or a file's; NULL: what suits the device */
     const char *from, *to; /* bench_delta: two safetensors files; NULL: made-up updates */
+    double density;        /* of updates; 0: the benchmark's default */
+    uint32_t workers[BENCH_COUNTS_MOST]; /* of bench_broadcast, up to a 0; none: its default */
+    const cli_settings *settings;        /* what `config` was made from */
     refit_config config;
 } bench_options;
 
@@ -42,8 +49,8 @@ refit_status bench_empty_cycle(const bench_options *options, refit_error *error)
 enum { BENCH_TENSORS = 16 };
 refit_status bench_declare(refit_publisher *publisher, uint64_t bytes, refit_error *error);
 
-/* A worker process of bench_broadcast and bench_handover: takes versions of `bytes` until its
- * standard input ends. `kind`: "shm", "tcp", "raw", or the spec of a GPU to read them on. */
+/* A worker process of a benchmark: takes versions of `bytes` until its standard input ends. `kind`:
+ * "shm", "tcp", "raw", or the spec of a GPU to read them on. */
 int bench_worker(const char *kind, const char *endpoint, const char *bytes,
                  const bench_options *options);
 
@@ -77,6 +84,12 @@ double bench_gbps(uint64_t bytes, const bench_series *series);
 /* What may be taken for tensors: `wanted`, or a quarter of the memory that is free if that is less.
  */
 uint64_t bench_memory(uint64_t wanted);
+
+/* Likewise for what is taken `copies` times: all of it in three quarters of what is free. */
+uint64_t bench_memory_for(uint64_t wanted, uint64_t copies);
+
+/* The versions that come first and do not count: those for which a worker has no image yet. */
+enum { BENCH_FRESH_VERSIONS = 2 };
 
 /* This machine, for the reader of a figure: processor, cores, memory. */
 void bench_machine(json_t *object);

@@ -3,6 +3,7 @@
 
 #include <fcntl.h>
 #include <inttypes.h>
+#include <limits.h>
 #include <spawn.h>
 #include <stdio.h>
 #include <sys/wait.h>
@@ -10,15 +11,59 @@
 
 extern char **environ;
 
-static bool start_one(bench_crew *crew, char *const arguments[])
+/* A command line. What it points to is only read. */
+typedef struct command_line {
+    char program[PATH_MAX];
+    char bytes[32];
+    char *words[2 * CLI_SETS_MOST + 16];
+    int count;
+} command_line;
+
+static void add_word(command_line *line, const char *word)
+{
+    line->words[line->count++] = (char *)(uintptr_t)word;
+}
+
+static void add_words(command_line *line, const char *const *words)
+{
+    for (int i = 0; words[i] != NULL; i++)
+        add_word(line, words[i]);
+}
+
+static void add_settings(command_line *line, const cli_settings *settings)
+{
+    if (settings->file != NULL)
+        add_words(line, (const char *const[]){"--config", settings->file, NULL});
+    for (int i = 0; i < settings->set_count; i++)
+        add_words(line, (const char *const[]){"--set", settings->sets[i], NULL});
+}
+
+/* This program by the name of its file: another one starts it where there is a namespace. */
+static bool write_line(command_line *line, const bench_duty *duty)
+{
+    ssize_t length = readlink("/proc/self/exe", line->program, sizeof line->program - 1);
+    if (length < 0) return false;
+    line->program[length] = '\0';
+    line->count = 0;
+    snprintf(line->bytes, sizeof line->bytes, "%" PRIu64, duty->bytes);
+    if (duty->netns != NULL)
+        add_words(line, (const char *const[]){"ip", "netns", "exec", duty->netns, NULL});
+    add_words(line, (const char *const[]){line->program, "bench", "worker", duty->kind,
+                                          duty->endpoint, line->bytes, NULL});
+    if (duty->settings != NULL) add_settings(line, duty->settings);
+    add_word(line, NULL);
+    return true;
+}
+
+static bool start_one(bench_crew *crew, const command_line *line)
 {
     int ends[2];
     posix_spawn_file_actions_t actions;
     if (pipe2(ends, O_CLOEXEC) != 0) return false;
     posix_spawn_file_actions_init(&actions);
     posix_spawn_file_actions_adddup2(&actions, ends[0], STDIN_FILENO);
-    int code =
-        posix_spawn(&crew->pids[crew->count], "/proc/self/exe", &actions, NULL, arguments, environ);
+    int code = posix_spawnp(&crew->pids[crew->count], line->words[0], &actions, NULL, line->words,
+                            environ);
     posix_spawn_file_actions_destroy(&actions);
     close(ends[0]);
     if (code != 0) {
@@ -29,17 +74,13 @@ static bool start_one(bench_crew *crew, char *const arguments[])
     return true;
 }
 
-bool bench_crew_start(bench_crew *crew, uint32_t count, const char *kind, const char *endpoint,
-                      uint64_t bytes)
+bool bench_crew_start(bench_crew *crew, uint32_t count, const bench_duty *duty)
 {
-    char number[32];
-    snprintf(number, sizeof number, "%" PRIu64, bytes);
-    char *arguments[] = {
-        "refit", "bench", "worker", (char *)(uintptr_t)kind, (char *)(uintptr_t)endpoint,
-        number,  NULL};
+    command_line line;
     *crew = (bench_crew){0};
+    if (!write_line(&line, duty)) return false;
     while (crew->count < count && crew->count < BENCH_CREW_MOST)
-        if (!start_one(crew, arguments)) return false;
+        if (!start_one(crew, &line)) return false;
     return crew->count == count;
 }
 

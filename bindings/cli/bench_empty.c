@@ -6,6 +6,7 @@
 
 #include "bench.h"
 #include "bench_crew.h"
+#include "cli.h"
 
 enum { ROUNDS = 50, WORKERS = 4, PART = 64, WAIT_MS = 60000 };
 
@@ -80,10 +81,10 @@ static refit_status run_cycles(const bench_options *options, refit_offloader *of
     uint64_t bytes = BENCH_TENSORS * PART;
     refit_status status = refit_publisher_open("tcp://127.0.0.1:0", config, &publisher, error);
     if (status == REFIT_OK) status = bench_declare(publisher, bytes, error);
-    if (status == REFIT_OK &&
-        !bench_crew_start(&crew, WORKERS, "shm", refit_publisher_endpoint(publisher), bytes)) {
-        status = REFIT_ERR_SYSTEM;
-    }
+    bench_duty duty = {.kind = "shm", .bytes = bytes, .settings = options->settings};
+    if (status == REFIT_OK) duty.endpoint = refit_publisher_endpoint(publisher);
+    if (status == REFIT_OK && !bench_crew_start(&crew, WORKERS, &duty))
+        status = cli_refuse(error, REFIT_ERR_SYSTEM, 0, "a worker process could not be started");
     if (status == REFIT_OK)
         status = refit_publisher_wait_workers(publisher, WORKERS, WAIT_MS, error);
     if (status == REFIT_OK)

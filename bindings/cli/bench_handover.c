@@ -70,7 +70,10 @@ static refit_status open_all(handover *it, refit_error *error)
     BENCH_TRY(refit_publisher_open("tcp://127.0.0.1:0", &config, &it->publisher, error));
     BENCH_TRY(refit_publisher_use_device(it->publisher, it->device, error));
     BENCH_TRY(declare(it, error));
-    if (!bench_crew_start(&it->crew, 1, spec, refit_publisher_endpoint(it->publisher), 0))
+    bench_duty duty = {.kind = spec,
+                       .endpoint = refit_publisher_endpoint(it->publisher),
+                       .settings = it->options->settings};
+    if (!bench_crew_start(&it->crew, 1, &duty))
         return cli_refuse(error, REFIT_ERR_SYSTEM, 0, "no worker process could be started");
     return refit_publisher_wait_workers(it->publisher, 1, WAIT_MS, error);
 }

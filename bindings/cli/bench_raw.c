@@ -43,7 +43,8 @@ static void keep(void *data, void *hint)
     (void)hint;
 }
 
-bench_raw *bench_raw_open(uint64_t bytes, uint64_t frame_bytes, uint32_t window)
+bench_raw *bench_raw_open(const char *address, uint64_t bytes, uint64_t frame_bytes,
+                          uint32_t window)
 {
     bench_raw *raw = calloc(1, sizeof *raw);
     size_t room;
@@ -62,8 +63,7 @@ bench_raw *bench_raw_open(uint64_t bytes, uint64_t frame_bytes, uint32_t window)
         zmq_setsockopt(raw->socket, ZMQ_LINGER, &linger, sizeof linger);
         zmq_setsockopt(raw->socket, ZMQ_RCVTIMEO, &timeout, sizeof timeout);
     }
-    if (raw->socket == NULL || raw->memory == NULL ||
-        zmq_bind(raw->socket, "tcp://127.0.0.1:*") != 0 ||
+    if (raw->socket == NULL || raw->memory == NULL || zmq_bind(raw->socket, address) != 0 ||
         zmq_getsockopt(raw->socket, ZMQ_LAST_ENDPOINT, raw->endpoint, &room) != 0) {
         bench_raw_close(raw);
         return NULL;

@@ -11,8 +11,10 @@
 
 typedef struct bench_raw bench_raw;
 
-/* Binds a free port and takes `bytes` to send. NULL: not to be had. */
-bench_raw *bench_raw_open(uint64_t bytes, uint64_t frame_bytes, uint32_t window);
+/* Binds `address` (as ZeroMQ takes it; port 0 or *: any free one) and takes `bytes` to send. NULL:
+ * not to be had. */
+bench_raw *bench_raw_open(const char *address, uint64_t bytes, uint64_t frame_bytes,
+                          uint32_t window);
 const char *bench_raw_endpoint(const bench_raw *raw);
 void bench_raw_close(bench_raw *raw);
 

@@ -71,6 +71,12 @@ uint64_t bench_memory(uint64_t wanted)
     return wanted < quarter ? wanted : quarter;
 }
 
+uint64_t bench_memory_for(uint64_t wanted, uint64_t copies)
+{
+    uint64_t room = bench_memory(UINT64_MAX / 4) / copies * 3;
+    return wanted < room ? wanted : room;
+}
+
 static void processor_name(char *out, size_t room)
 {
     char line[256];

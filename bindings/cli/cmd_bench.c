@@ -4,10 +4,12 @@
  * `refit bench worker KIND ENDPOINT BYTES` is not for people: it is how a benchmark starts its
  * worker processes.
  */
+#include <stdlib.h>
 #include <string.h>
 
 #include "args.h"
 #include "bench.h"
+#include "bench_crew.h"
 #include "cli.h"
 #include "settings.h"
 
@@ -19,6 +21,8 @@ enum {
     FLAG_TENSORS,
     FLAG_FROM,
     FLAG_TO,
+    FLAG_DENSITY,
+    FLAG_WORKERS,
     FLAG_CONFIG,
     FLAG_SET
 };
@@ -28,6 +32,7 @@ static const cli_flag flags[] = {
     [FLAG_ROUNDS] = {"--rounds", true},   [FLAG_DEVICE] = {"--device", true},
     [FLAG_TENSORS] = {"--tensors", true}, [FLAG_CONFIG] = {"--config", true},
     [FLAG_FROM] = {"--from", true},       [FLAG_TO] = {"--to", true},
+    [FLAG_DENSITY] = {"--density", true}, [FLAG_WORKERS] = {"--workers", true},
     [FLAG_SET] = {"--set", true},         {NULL, false},
 };
 
@@ -67,6 +72,34 @@ static bool take_device(const char *value, bench_request *request)
     return false;
 }
 
+static bool take_density(const char *value, bench_request *request)
+{
+    char *end;
+    double density = strtod(value, &end);
+    request->options.density = density;
+    if (end != value && *end == '\0' && density > 0.0 && density <= 1.0) return true;
+    cli_complain(CLI_USAGE, "--density cannot be %s: write a share, such as 0.01, up to 1", value);
+    return false;
+}
+
+/* "1,4,16" */
+static bool take_workers(const char *value, bench_request *request)
+{
+    uint32_t *counts = request->options.workers, count = 0;
+    for (const char *at = value; count < BENCH_COUNTS_MOST; at++) {
+        char *end;
+        unsigned long number = *at >= '1' && *at <= '9' ? strtoul(at, &end, 10) : 0;
+        if (number == 0 || number > BENCH_CREW_MOST || (*end != ',' && *end != '\0')) break;
+        counts[count++] = (uint32_t)number;
+        if (*end == '\0') return true;
+        at = end;
+    }
+    cli_complain(CLI_USAGE,
+                 "--workers cannot be %s: write up to %d numbers of 1 to %d, with commas", value,
+                 BENCH_COUNTS_MOST, BENCH_CREW_MOST);
+    return false;
+}
+
 static bool take(int found, const char *value, bench_request *request)
 {
     switch (found) {
@@ -78,6 +111,8 @@ static bool take(int found, const char *value, bench_request *request)
     case FLAG_TENSORS: request->options.tensors = value; return true;
     case FLAG_FROM: request->options.from = value; return true;
     case FLAG_TO: request->options.to = value; return true;
+    case FLAG_DENSITY: return take_density(value, request);
+    case FLAG_WORKERS: return take_workers(value, request);
     case FLAG_CONFIG: request->settings.file = value; return true;
     case FLAG_SET: return cli_settings_add(&request->settings, value);
     case CLI_ARGS_WORD: return take_word(value, request);
@@ -104,6 +139,7 @@ static int run_benchmark(const char *name, const bench_options *options)
 static int run(int count, char **arguments)
 {
     bench_request request = {.options.device = "host"};
+    request.options.settings = &request.settings;
     cli_args args = {count, arguments, 0, false};
     const char *value;
     for (int found; (found = cli_args_next(&args, flags, &value)) != CLI_ARGS_END;) {
@@ -121,27 +157,24 @@ static int run(int count, char **arguments)
 const cli_command cli_bench = {
     .name = "bench",
     .summary = "measure this machine, each figure beside its baseline",
-    .usage = "usage: refit bench offload|remap|handover|broadcast|delta|pin|tensors\n"
-             "                   [OPTION...]\n\n"
-             "  offload     states out and back, beside one large copy (the ceiling) and\n"
-             "              beside the ways of today's trainers\n"
+    .usage = "usage: refit bench NAME [OPTION...]\n\n"
+             "  offload     states out and back, beside one large copy and today's trainers\n"
              "  remap       device memory given back and taken again at its addresses\n"
-             "  handover    a model's weights to a process on the same GPU, beside a copy of\n"
-             "              them there\n"
-             "  broadcast   one version to 1, 2, 4 and 8 workers through shared memory and\n"
+             "  handover    weights to a process on the same GPU, beside a copy of them there\n"
+             "  broadcast   a version to 1, 2, 4, 8 and 16 workers through shared memory and\n"
              "              TCP, beside a copy and a hash, and beside a raw ZeroMQ socket\n"
              "  delta       updates of a density coded and applied, beside others' ways\n"
-             "  pin         first use of the host memory, beside one thread that touches and\n"
-             "              locks the same bytes, or on a GPU one cuMemHostAlloc of them\n"
+             "  pin         first use of the host memory, beside one thread that locks it\n"
              "  tensors     the list that offload takes: names and bytes\n\n"
              "  --json           one JSON object a line\n"
              "  --device SPEC    host (the default) or cuda:N; broadcast runs on the host\n"
              "  --tensors LIST   qwen3-0.6b, qwen2.5-1.5b, qwen2.5-3b (NAME-weights: its\n"
              "                   weights), small (100,000 of 4 to 32 KiB), or a file\n"
              "  --mib N          MiB of tensors; less where memory does not allow it\n"
+             "  --density SHARE  of what changes: broadcast (all)\n"
+             "  --workers N,N    broadcast: to so many workers\n"
              "  --from A --to B  delta: two safetensors files instead of made-up updates\n"
-             "  --rounds N       counted rounds, behind one that is not (5 to 15)\n"
-             "  --config FILE    options\n"
-             "  --set KEY=VALUE  one option\n",
+             "  --rounds N       counted rounds, behind some that are not (5 to 15)\n"
+             "  --config FILE, --set KEY=VALUE  options\n",
     .run = run,
 };

@@ -1,0 +1,44 @@
+/*
+ * bench_versions: the weights that a benchmark publishes, version after version.
+ *
+ * Of a density, each version differs from the one before in that share of its bf16 elements, as
+ * bench_updates makes them: two images take turns. Without one each version is made anew, and no
+ * block of it is like the one before.
+ */
+#ifndef BENCH_VERSIONS_H
+#define BENCH_VERSIONS_H
+
+#include <stdint.h>
+
+#include <refit/broadcast.h>
+
+/* What the images take, as a multiple of the bytes of a version. */
+enum { BENCH_VERSIONS_IMAGES = 2 };
+
+typedef struct bench_versions {
+    uint64_t bytes;  /* of BENCH_TENSORS equal tensors */
+    double density;  /* what came of the density that was asked for; 0: none was */
+    char *images[2]; /* the second one is NULL without a density */
+    uint32_t turn;
+} bench_versions;
+
+/* `bytes` are rounded down. On failure bench_versions_close gives back what there is. */
+refit_status bench_versions_open(uint64_t bytes, double density, bench_versions *out,
+                                 refit_error *error);
+void bench_versions_close(bench_versions *versions);
+
+/* Makes the next one. */
+void bench_versions_next(bench_versions *versions);
+
+/* What one version took. */
+typedef struct bench_version_figures {
+    double seconds;      /* of the publisher, from begin until commit returned */
+    refit_stats stats;   /* of the publisher, behind it */
+    uint64_t sent_bytes; /* payload of this version, through sockets, to all workers */
+} bench_version_figures;
+
+/* Publishes it as it is now. `out` holds what the version before left there, or zeroes. */
+refit_status bench_versions_publish(const bench_versions *versions, refit_publisher *publisher,
+                                    bench_version_figures *out, refit_error *error);
+
+#endif

@@ -1,0 +1,59 @@
+#!/bin/bash
+# refit bench broadcast: the rows that were asked for, each with its figures; that what
+# was to travel whole did, and what was to travel as changes did, for every worker.
+# shellcheck source=tests/cli/support.sh
+. "$(dirname "${BASH_SOURCE[0]}")/support.sh"
+
+bytes=$((4 << 20))
+
+# number NAME ROW: a number of a row of JSON.
+number() {
+    sed -n "$2p" "$scratch/out" | grep -o "\"$1\":[0-9.e+-]*" | cut -d: -f2
+}
+
+# is NAME ROW VALUE
+is() {
+    [ "$(number "$1" "$2")" = "$3" ] || complain "row $2: $1 is $(number "$1" "$2"), not $3"
+}
+
+# below NAME ROW MOST: more than nothing, and less than that.
+below() {
+    awk -v it="$(number "$1" "$2")" -v most="$3" 'BEGIN { exit !(it > 0 && it < most) }' ||
+        complain "row $2: $1 is $(number "$1" "$2"), not below $3"
+}
+
+# rows COUNT NAME…: so many rows, each with these figures.
+rows() {
+    local want=$1 name
+    shift
+    for name in "$@"; do
+        [ "$(grep -c "\"$name\":" "$scratch/out")" -eq "$want" ] || complain "no $name in $want rows"
+    done
+}
+
+run 0 bench broadcast --json --mib 4 --rounds 1 --workers 1,3
+[ "$(wc -l <"$scratch/out")" -eq 5 ] || complain "two numbers of workers are not five rows"
+rows 4 version_seconds_median version_seconds_p95 gbps ratio_to_limit \
+    speedup_over_copy_per_worker sent_bytes
+rows 2 growth_per_added_worker
+is sent_bytes 2 0
+is sent_bytes 3 $bytes
+is sent_bytes 4 $((3 * bytes))
+is workers 4 3
+is density 4 0.0
+
+run 0 bench broadcast --json --mib 4 --rounds 1 --workers 3 --density 0.01
+is sent_bytes 1 0
+below sent_bytes 2 $((3 * bytes / 50))
+below density 2 0.011
+
+# The workers' configuration is the trainer's: raw sockets agree about their window.
+run 0 bench broadcast --json --mib 1 --rounds 1 --workers 1 --set broadcast.window=3
+
+refuses 2 "write a share" bench broadcast --density 0
+refuses 2 "write a share" bench broadcast --density 1.01
+refuses 2 "write a share" bench broadcast --density 1%
+for workers in 0 17 1,,2 ,1 1x 1,1,1,1,1,1,1,1,1; do
+    refuses 2 "--workers cannot be $workers" bench broadcast --workers $workers
+done
+finish
