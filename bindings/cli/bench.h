@@ -27,7 +27,9 @@ typedef struct bench_options {
     const char *from, *to; /* bench_delta: two safetensors files; NULL: made-up updates */
     double density;        /* of updates; 0: the benchmark's default */
     uint32_t workers[BENCH_COUNTS_MOST]; /* of bench_broadcast, up to a 0; none: its default */
-    const cli_settings *settings;        /* what `config` was made from */
+    const char *bind;                    /* bench_link: where; NULL: loopback */
+    const char *netns; /* bench_link: the network namespace of the workers; NULL: this one */
+    const cli_settings *settings; /* what `config` was made from */
     refit_config config;
 } bench_options;
 
@@ -36,6 +38,7 @@ int bench_offload(const bench_options *options);
 int bench_remap(const bench_options *options);
 int bench_handover(const bench_options *options);
 int bench_broadcast(const bench_options *options);
+int bench_link(const bench_options *options);
 int bench_pin(const bench_options *options);
 int bench_delta(const bench_options *options);
 

@@ -23,6 +23,8 @@ enum {
     FLAG_TO,
     FLAG_DENSITY,
     FLAG_WORKERS,
+    FLAG_BIND,
+    FLAG_NETNS,
     FLAG_CONFIG,
     FLAG_SET
 };
@@ -33,6 +35,7 @@ static const cli_flag flags[] = {
     [FLAG_TENSORS] = {"--tensors", true}, [FLAG_CONFIG] = {"--config", true},
     [FLAG_FROM] = {"--from", true},       [FLAG_TO] = {"--to", true},
     [FLAG_DENSITY] = {"--density", true}, [FLAG_WORKERS] = {"--workers", true},
+    [FLAG_BIND] = {"--bind", true},       [FLAG_NETNS] = {"--netns", true},
     [FLAG_SET] = {"--set", true},         {NULL, false},
 };
 
@@ -113,6 +116,8 @@ static bool take(int found, const char *value, bench_request *request)
     case FLAG_TO: request->options.to = value; return true;
     case FLAG_DENSITY: return take_density(value, request);
     case FLAG_WORKERS: return take_workers(value, request);
+    case FLAG_BIND: request->options.bind = value; return true;
+    case FLAG_NETNS: request->options.netns = value; return true;
     case FLAG_CONFIG: request->settings.file = value; return true;
     case FLAG_SET: return cli_settings_add(&request->settings, value);
     case CLI_ARGS_WORD: return take_word(value, request);
@@ -126,7 +131,7 @@ static const struct {
 } benchmarks[] = {
     {"offload", bench_offload}, {"remap", bench_remap},         {"handover", bench_handover},
     {"pin", bench_pin},         {"broadcast", bench_broadcast}, {"tensors", bench_show_list},
-    {"delta", bench_delta},
+    {"delta", bench_delta},     {"link", bench_link},
 };
 
 static int run_benchmark(const char *name, const bench_options *options)
@@ -163,6 +168,8 @@ const cli_command cli_bench = {
              "  handover    weights to a process on the same GPU, beside a copy of them there\n"
              "  broadcast   a version to 1, 2, 4, 8 and 16 workers through shared memory and\n"
              "              TCP, beside a copy and a hash, and beside a raw ZeroMQ socket\n"
+             "  link        an update over a link, whole and as what changed, without keys\n"
+             "              and with: --bind an address, a worker in --netns NAME\n"
              "  delta       updates of a density coded and applied, beside others' ways\n"
              "  pin         first use of the host memory, beside one thread that locks it\n"
              "  tensors     the list that offload takes: names and bytes\n\n"
@@ -171,7 +178,7 @@ const cli_command cli_bench = {
              "  --tensors LIST   qwen3-0.6b, qwen2.5-1.5b, qwen2.5-3b (NAME-weights: its\n"
              "                   weights), small (100,000 of 4 to 32 KiB), or a file\n"
              "  --mib N          MiB of tensors; less where memory does not allow it\n"
-             "  --density SHARE  of what changes: broadcast (all)\n"
+             "  --density SHARE  of what changes: broadcast (all), link (0.01)\n"
              "  --workers N,N    broadcast: to so many workers\n"
              "  --from A --to B  delta: two safetensors files instead of made-up updates\n"
              "  --rounds N       counted rounds, behind some that are not (5 to 15)\n"

@@ -1,10 +1,12 @@
 #!/bin/bash
-# refit bench broadcast: the rows that were asked for, each with its figures; that what
+# refit bench broadcast and bench link: the rows that were asked for, each with its figures; that what
 # was to travel whole did, and what was to travel as changes did, for every worker.
 # shellcheck source=tests/cli/support.sh
 . "$(dirname "${BASH_SOURCE[0]}")/support.sh"
 
 bytes=$((4 << 20))
+export TMPDIR=$scratch/temporary
+mkdir "$TMPDIR"
 
 # number NAME ROW: a number of a row of JSON.
 number() {
@@ -50,10 +52,31 @@ below density 2 0.011
 # The workers' configuration is the trainer's: raw sockets agree about their window.
 run 0 bench broadcast --json --mib 1 --rounds 1 --workers 1 --set broadcast.window=3
 
+run 0 bench link --json --mib 4 --rounds 2
+rows 6 seconds_median seconds_p95 staged_seconds_median cold_seconds speedup_over_dense \
+    times_without_keys link_gbit density
+for row in 1 4; do
+    is sent_bytes $row $bytes
+    is sparse_blocks $row 0
+done
+for row in 2 3 5 6; do
+    below sent_bytes $row $((bytes / 50))
+    is cold_sent_bytes $row $bytes
+    is sparse_blocks $row 32
+done
+below sent_bytes 3 "$(number sent_bytes 2)"
+is sent_bytes 5 "$(number sent_bytes 2)"
+[ "$(grep -c '"curve":true' "$scratch/out")" -eq 3 ] || complain "not three rows have keys"
+run 0 bench link --json --mib 4 --rounds 1 --density 1
+is dense_blocks 2 0
+
 refuses 2 "write a share" bench broadcast --density 0
 refuses 2 "write a share" bench broadcast --density 1.01
 refuses 2 "write a share" bench broadcast --density 1%
 for workers in 0 17 1,,2 ,1 1x 1,1,1,1,1,1,1,1,1; do
     refuses 2 "--workers cannot be $workers" bench broadcast --workers $workers
 done
+refuses 2 "there is no network namespace nothing" bench link --netns nothing
+refuses 1 "can be bound to nothing" bench link --bind nothing --mib 1
+[ -z "$(ls "$TMPDIR")" ] || complain "keys are left: $(find "$TMPDIR")"
 finish
