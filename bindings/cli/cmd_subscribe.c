@@ -13,6 +13,7 @@
 #include <sys/stat.h>
 
 #include <refit/broadcast.h>
+#include <refit/host.h>
 
 #include "archiving.h"
 #include "args.h"
@@ -32,19 +33,34 @@ typedef struct subscribe_job {
     const char *archive;  /* NULL: none */
     const char *name;
     uint32_t count;         /* 0: no end */
+    uint32_t keep;          /* anchors of the archive; 0: all */
     uint32_t timeout_s;     /* 0: none */
     refit_archive *kept_in; /* or NULL */
     refit_subscriber *subscriber;
     uint32_t kept; /* versions written so far */
 } subscribe_job;
 
-enum { FLAG_OUT, FLAG_ARCHIVE, FLAG_COUNT, FLAG_TIMEOUT, FLAG_NAME, FLAG_CONFIG, FLAG_SET };
+enum {
+    FLAG_OUT,
+    FLAG_ARCHIVE,
+    FLAG_KEEP,
+    FLAG_COUNT,
+    FLAG_TIMEOUT,
+    FLAG_NAME,
+    FLAG_CONFIG,
+    FLAG_SET
+};
 
 static const cli_flag flags[] = {
-    [FLAG_OUT] = {"--out", true},     [FLAG_ARCHIVE] = {"--archive", true},
-    [FLAG_COUNT] = {"--count", true}, [FLAG_TIMEOUT] = {"--timeout", true},
-    [FLAG_NAME] = {"--name", true},   [FLAG_CONFIG] = {"--config", true},
-    [FLAG_SET] = {"--set", true},     {NULL, false},
+    [FLAG_OUT] = {"--out", true},
+    [FLAG_ARCHIVE] = {"--archive", true},
+    [FLAG_KEEP] = {"--keep", true},
+    [FLAG_COUNT] = {"--count", true},
+    [FLAG_TIMEOUT] = {"--timeout", true},
+    [FLAG_NAME] = {"--name", true},
+    [FLAG_CONFIG] = {"--config", true},
+    [FLAG_SET] = {"--set", true},
+    {NULL, false},
 };
 
 static bool take_endpoint(subscribe_job *job, const char *value)
@@ -62,6 +78,7 @@ static bool take_flag(subscribe_job *job, int flag, const char *value)
     switch (flag) {
     case FLAG_OUT: job->dir = value; return true;
     case FLAG_ARCHIVE: job->archive = value; return true;
+    case FLAG_KEEP: return cli_args_number("--keep", value, 1, UINT32_MAX, &job->keep);
     case FLAG_COUNT: return cli_args_number("--count", value, 1, UINT32_MAX, &job->count);
     case FLAG_TIMEOUT: return cli_args_number("--timeout", value, 1, 86400, &job->timeout_s);
     case FLAG_NAME: job->name = value; return true;
@@ -87,6 +104,9 @@ static int prepare(subscribe_job *job)
 {
     if (job->dir == NULL && job->archive == NULL) {
         return cli_complain(CLI_USAGE, "where to? --out DIR or --archive DIR is missing");
+    }
+    if (job->keep > 0 && job->archive == NULL) {
+        return cli_complain(CLI_USAGE, "--keep N is for an archive: --archive DIR is missing");
     }
     refit_error error;
     int status = cli_settings_load(&job->settings, &job->config);
@@ -177,21 +197,40 @@ static refit_status name_files(subscribe_job *job, version_files *files, refit_a
     return archived;
 }
 
+/* What is too old, removed. That it cannot be is said, and nothing else suffers from it. */
+static uint32_t prune(const subscribe_job *job)
+{
+    refit_error error;
+    uint32_t removed = 0;
+    if (job->keep == 0) return 0;
+    if (refit_archive_prune(job->kept_in, job->keep, &removed, &error) != REFIT_OK) {
+        (void)cli_complain(CLI_IO, "%s: old versions stay for now: %s", job->archive, error.text);
+    }
+    return removed;
+}
+
+static void report_archived(const subscribe_job *job, const version_files *files,
+                            const refit_archive_info *info, uint32_t removed)
+{
+    char size[CLI_SIZE_TEXT], kept[CLI_SIZE_TEXT];
+    (void)printf("version %" PRIu64 ": %s/%s, %u tensors, %s as %s", files->source.number,
+                 job->archive, info->name, files->source.count, cli_size_text(files->bytes, size),
+                 cli_size_text(info->file_bytes, kept));
+    (void)fputs(info->base == 0 ? ", anchor" : ", delta", stdout);
+    if (removed > 0) (void)printf("; %u old file%s removed", removed, removed == 1 ? "" : "s");
+    (void)putchar('\n');
+}
+
 static void report_version(const subscribe_job *job, const version_files *files,
                            const refit_archive_info *info)
 {
-    char size[CLI_SIZE_TEXT], kept[CLI_SIZE_TEXT];
+    char size[CLI_SIZE_TEXT];
     const uint64_t version = files->source.number;
-    const uint32_t count = files->source.count;
-    (void)cli_size_text(files->bytes, size);
     if (files->out) {
         (void)printf("version %" PRIu64 ": %s/%" PRIu64 ".safetensors, %u tensors, %s\n", version,
-                     job->dir, version, count, size);
+                     job->dir, version, files->source.count, cli_size_text(files->bytes, size));
     }
-    if (files->archived) {
-        (void)printf("version %" PRIu64 ": %s/%s, %u tensors, %s as %s\n", version, job->archive,
-                     info->name, count, size, cli_size_text(info->file_bytes, kept));
-    }
+    if (files->archived) report_archived(job, files, info, prune(job));
     (void)fflush(stdout);
 }
 
@@ -235,6 +274,14 @@ static int subscribe(subscribe_job *job)
     return status;
 }
 
+/* Why a version is kept whole, among others. */
+static void print_log(void *user, refit_log_level level, const char *line)
+{
+    (void)user;
+    (void)level;
+    (void)cli_complain(CLI_DONE, "%s", line);
+}
+
 static int run_subscribe(int count, char **arguments)
 {
     subscribe_job job = {0};
@@ -244,17 +291,19 @@ static int run_subscribe(int count, char **arguments)
         if (!take_flag(&job, found, value)) return CLI_USAGE;
     }
     cli_interrupt_catch();
+    if (job.archive != NULL) refit_set_log(print_log, NULL, REFIT_LOG_WARNING);
     int status = prepare(&job);
     if (status == CLI_DONE) status = subscribe(&job);
     refit_archive_close(job.kept_in);
+    refit_set_log(NULL, NULL, REFIT_LOG_WARNING);
     return status;
 }
 
 const cli_command cli_subscribe = {
     .name = "subscribe",
     .summary = "write each committed version to files",
-    .usage = "usage: refit subscribe [ENDPOINT] [--out DIR] [--archive DIR] [--count K]\n"
-             "                       [--timeout S] [--name N] [--config FILE]\n"
+    .usage = "usage: refit subscribe [ENDPOINT] [--out DIR] [--archive DIR [--keep N]]\n"
+             "                       [--count K] [--timeout S] [--name N] [--config FILE]\n"
              "                       [--set KEY=VALUE]...\n"
              "\n"
              "Writes each version as DIR/<version>.safetensors, beside first and then\n"
@@ -264,6 +313,7 @@ const cli_command cli_subscribe = {
              "  ENDPOINT         where the publisher binds; default: broadcast.endpoint\n"
              "  --out DIR        safetensors files; the folder is made if it is missing\n"
              "  --archive DIR    an archive, likewise; refit materialize reads it\n"
+             "  --keep N         only the last N anchors of it and what builds on them\n"
              "  --count K        end after K versions; default: go on until a signal\n"
              "  --timeout S      end with status 4 if nothing new came for S seconds\n"
              "  --name N         the name in the publisher's reports (broadcast.worker)\n"

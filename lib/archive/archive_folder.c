@@ -93,6 +93,16 @@ void rft_archive_folder_add(rft_archive_folder *folder, const rft_archive_entry 
     folder->entries[at] = *entry;
 }
 
+void rft_archive_folder_drop(rft_archive_folder *folder)
+{
+    uint32_t kept = 0;
+    for (uint32_t i = 0; i < folder->count; i++) {
+        if (folder->entries[i].kind != RFT_ARCHIVE_REMOVED)
+            folder->entries[kept++] = folder->entries[i];
+    }
+    folder->count = kept;
+}
+
 static refit_status list_entry(rft_archive_folder *folder, const char *name, refit_error *error)
 {
     rft_archive_entry entry;
@@ -139,6 +149,14 @@ const rft_archive_entry *rft_archive_folder_find(const rft_archive_folder *folde
     return NULL;
 }
 
+const rft_archive_entry *rft_archive_folder_at(const rft_archive_folder *folder, uint32_t run,
+                                               uint64_t version, uint64_t epoch)
+{
+    const rft_archive_entry key = {.run = run, .version = version, .epoch = epoch};
+    if (folder->count == 0) return NULL;
+    return bsearch(&key, folder->entries, folder->count, sizeof key, compare);
+}
+
 refit_status rft_archive_folder_run(const rft_archive_folder *folder, uint64_t epoch, uint32_t *run,
                                     refit_error *error)
 {
@@ -159,7 +177,7 @@ refit_status rft_archive_folder_run(const rft_archive_folder *folder, uint64_t e
 
 static refit_status take_lock(rft_archive_folder *folder, refit_error *error)
 {
-    folder->lock = openat(folder->dir, LOCK_NAME, O_RDWR | O_CREAT | O_CLOEXEC, 0666);
+    folder->lock = openat(folder->dir, LOCK_NAME, O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0666);
     if (folder->lock < 0) return rft_disk_fail(error, "create", LOCK_NAME);
     if (flock(folder->lock, LOCK_EX | LOCK_NB) == 0) return REFIT_OK;
     RFT_REFUSE_IF(errno == EWOULDBLOCK, error, REFIT_ERR_BUSY,

@@ -19,10 +19,19 @@
 #define RFT_ARCHIVE_NAME 64u /* room for a file's name */
 #define RFT_ARCHIVE_NEXT ".next"
 
+/* What a file is, as far as somebody has looked. */
+typedef enum rft_archive_kind {
+    RFT_ARCHIVE_UNSEEN,
+    RFT_ARCHIVE_ANCHOR,
+    RFT_ARCHIVE_DELTA,   /* or damaged: nothing begins with it */
+    RFT_ARCHIVE_REMOVED, /* by a prune that is under way */
+} rft_archive_kind;
+
 typedef struct rft_archive_entry {
     uint32_t run;
     uint64_t version;
     uint64_t epoch;
+    rft_archive_kind kind;
 } rft_archive_entry;
 
 typedef struct rft_archive_folder {
@@ -39,6 +48,9 @@ refit_status rft_archive_folder_open(const char *path, bool write, rft_archive_f
                                      refit_error *error);
 void rft_archive_folder_close(rft_archive_folder *folder);
 
+/* Drops the entries of what was removed. */
+void rft_archive_folder_drop(rft_archive_folder *folder);
+
 /* Adds an entry at its place; rft_archive_folder_reserve has made the room. */
 refit_status rft_archive_folder_reserve(rft_archive_folder *folder, refit_error *error);
 void rft_archive_folder_add(rft_archive_folder *folder, const rft_archive_entry *entry);
@@ -46,6 +58,10 @@ void rft_archive_folder_add(rft_archive_folder *folder, const rft_archive_entry 
 /* The entry, or NULL. */
 const rft_archive_entry *rft_archive_folder_find(const rft_archive_folder *folder, uint64_t epoch,
                                                  uint64_t version);
+
+/* Likewise, where its run is known: quick in a large folder. */
+const rft_archive_entry *rft_archive_folder_at(const rft_archive_folder *folder, uint32_t run,
+                                               uint64_t version, uint64_t epoch);
 
 /* The run of an epoch, or the one that a new epoch gets. REFIT_ERR_LIMIT. */
 refit_status rft_archive_folder_run(const rft_archive_folder *folder, uint64_t epoch, uint32_t *run,

@@ -27,6 +27,11 @@ refit_status rft_archive_take_weights(const rft_manifest *manifest,
 refit_status rft_archive_use_manifest(refit_archive *archive, rft_manifest *manifest,
                                       refit_error *error);
 
+/* Sees to it that the image is the version before this one, if the archive has that and may go on
+ * from it; else it is nothing. REFIT_ERR_HOST_MEMORY. */
+refit_status rft_archive_resume(refit_archive *archive, const refit_archive_version *version,
+                                refit_error *error);
+
 refit_status rft_archive_write_at_end(rft_archive_work *work, const void *bytes, size_t count);
 
 /* The frame's bytes into the file, the image, and the sums. */

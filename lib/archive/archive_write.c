@@ -192,6 +192,7 @@ static refit_status write_version(rft_archive_work *work, const refit_archive_ve
     RFT_TRY(
         rft_archive_folder_run(&archive->folder, version->epoch, &archive->entry.run, work->error));
     RFT_TRY(rft_archive_folder_reserve(&archive->folder, work->error));
+    RFT_TRY(rft_archive_resume(archive, version, work->error));
     *work->header = make_header(archive, version, may_be_delta(archive, version));
     char name[RFT_ARCHIVE_NAME];
     rft_archive_entry_name(&archive->entry, name);
@@ -248,6 +249,7 @@ static refit_status put_in_place(const refit_archive *archive, refit_error *erro
 static void note_committed(refit_archive *archive)
 {
     const rft_archive_header *header = &archive->header;
+    archive->entry.kind = header->base == 0 ? RFT_ARCHIVE_ANCHOR : RFT_ARCHIVE_DELTA;
     rft_archive_folder_add(&archive->folder, &archive->entry);
     archive->held = (rft_held){header->epoch, header->version, header->digest};
     archive->since = header->base == 0 ? 1 : archive->since + 1;

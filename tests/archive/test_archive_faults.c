@@ -45,6 +45,8 @@ ssize_t __wrap_pwrite(int file, const void *bytes, size_t count, off_t at);
 int __wrap_fsync(int file);
 int __wrap_openat(int folder, const char *name, int flags, unsigned mode);
 int __wrap_renameat(int from, const char *name, int to, const char *as);
+int __real_unlinkat(int folder, const char *name, int flags);
+int __wrap_unlinkat(int folder, const char *name, int flags);
 
 ssize_t __wrap_pwrite(int file, const void *bytes, size_t count, off_t at)
 {
@@ -65,6 +67,11 @@ int __wrap_openat(int folder, const char *name, int flags, unsigned mode)
 int __wrap_renameat(int from, const char *name, int to, const char *as)
 {
     return is_hit() ? -1 : __real_renameat(from, name, to, as);
+}
+
+int __wrap_unlinkat(int folder, const char *name, int flags)
+{
+    return is_hit() ? -1 : __real_unlinkat(folder, name, flags);
 }
 
 static void begin_fault(fault what, unsigned nth)
@@ -128,7 +135,7 @@ static void a_call_that_is_refused_leaves_the_folder_as_it_was(void **state)
     assert_true(nth > 10);
 }
 
-static void after_a_failure_the_same_archive_goes_on_with_an_anchor(void **state)
+static void after_a_failure_the_same_archive_goes_on_from_the_disk(void **state)
 {
     (void)state;
     archive_rig rig;
@@ -138,7 +145,8 @@ static void after_a_failure_the_same_archive_goes_on_with_an_anchor(void **state
     assert_int_equal(try_version(&rig, 2, NULL), REFIT_ERR_IO);
     (void)end_fault();
     rig_keep(&rig, RIG_EPOCH, 2);
-    assert_int_equal(rig_info(&rig, 1).base, 0);
+    assert_int_equal(rig_info(&rig, 1).base, 1);
+    rig_expect(&rig, RIG_EPOCH, 2);
     rig_keep(&rig, RIG_EPOCH, 3);
     assert_int_equal(rig_info(&rig, 2).base, 2);
     rig_expect(&rig, RIG_EPOCH, 3);
@@ -189,6 +197,99 @@ static void a_writer_killed_between_any_two_steps_leaves_whole_versions(void **s
         rig_close(&rig);
     }
     assert_true(nth > 10);
+}
+
+/* ---- Old files on their way out ---- */
+
+#define KEPT 11u /* versions: anchors at 1, 5 and 9 */
+
+/* What is left can be rebuilt, all of it, and the newest chain is there. */
+static uint32_t assert_left(archive_rig *rig)
+{
+    const uint32_t count = rig_count(rig);
+    assert_int_equal(rig_names(rig), count);
+    assert_true(count >= 3 && count <= KEPT);
+    for (uint32_t i = 0; i < count; i++)
+        rig_expect(rig, RIG_EPOCH, rig_info(rig, i).version);
+    for (uint32_t i = 0; i < 3; i++)
+        assert_int_equal(rig_info(rig, count - 1 - i).version, KEPT - i);
+    return count;
+}
+
+static void keep_all(archive_rig *rig)
+{
+    rig_open(rig, 10);
+    for (uint64_t version = 1; version <= KEPT; version++)
+        rig_keep(rig, RIG_EPOCH, version);
+}
+
+static bool die_while_pruning(archive_rig *rig, unsigned nth)
+{
+    int status = 0;
+    refit_archive_close(rig->archive);
+    pid_t child = fork();
+    assert_true(child >= 0);
+    if (child == 0) {
+        refit_archive *archive;
+        if (refit_archive_open(rig->folder, REFIT_ARCHIVE_WRITE, &rig->config, &archive, NULL) !=
+            REFIT_OK)
+            _exit(9);
+        begin_fault(FAULT_KILLED, nth);
+        _exit(refit_archive_prune(archive, 1, NULL, NULL) == REFIT_OK ? 0 : 9);
+    }
+    assert_int_equal(waitpid(child, &status, 0), child);
+    assert_true(WIFEXITED(status) && (WEXITSTATUS(status) == 7 || WEXITSTATUS(status) == 0));
+    assert_int_equal(
+        refit_archive_open(rig->folder, REFIT_ARCHIVE_WRITE, &rig->config, &rig->archive, NULL),
+        REFIT_OK);
+    return WEXITSTATUS(status) == 7;
+}
+
+static void a_prune_killed_between_any_two_steps_leaves_what_can_be_rebuilt(void **state)
+{
+    (void)state;
+    unsigned nth = 1;
+    uint32_t least = KEPT, most = 0;
+    for (bool died = true; died; nth++) {
+        archive_rig rig;
+        keep_all(&rig);
+        died = die_while_pruning(&rig, nth);
+        const uint32_t left = assert_left(&rig);
+        least = left < least ? left : least;
+        most = left > most ? left : most;
+        assert_int_equal(refit_archive_prune(rig.archive, 1, NULL, NULL), REFIT_OK);
+        assert_int_equal(assert_left(&rig), 3);
+        rig_keep(&rig, RIG_EPOCH, KEPT + 1);
+        assert_int_equal(rig_info(&rig, 3).base, KEPT);
+        rig_expect(&rig, RIG_EPOCH, KEPT + 1);
+        rig_close(&rig);
+    }
+    assert_int_equal(least, 3);
+    assert_int_equal(most, KEPT);
+    assert_true(nth > 8 + 3); /* eight files, and the folder's fsyncs */
+}
+
+static void a_prune_that_is_refused_says_so_and_can_be_called_again(void **state)
+{
+    (void)state;
+    unsigned nth = 1;
+    for (bool came = true; came; nth++) {
+        archive_rig rig;
+        refit_error error = {0};
+        uint32_t removed = 99;
+        keep_all(&rig);
+        assert_int_equal(refit_archive_prune(rig.archive, 3, NULL, NULL), REFIT_OK); /* looks */
+        begin_fault(FAULT_REFUSED, nth);
+        refit_status status = refit_archive_prune(rig.archive, 1, &removed, &error);
+        came = end_fault();
+        assert_int_equal(status, came ? REFIT_ERR_IO : REFIT_OK);
+        assert_int_equal(removed, KEPT - assert_left(&rig));
+        assert_int_equal(refit_archive_count(rig.archive), KEPT - removed);
+        assert_int_equal(refit_archive_prune(rig.archive, 1, NULL, NULL), REFIT_OK);
+        assert_int_equal(assert_left(&rig), 3);
+        rig_close(&rig);
+    }
+    assert_true(nth > 8 + 3);
 }
 
 static void writes_that_take_little_are_finished(void **state)
@@ -283,8 +384,10 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(a_call_that_is_refused_leaves_the_folder_as_it_was),
-        cmocka_unit_test(after_a_failure_the_same_archive_goes_on_with_an_anchor),
+        cmocka_unit_test(after_a_failure_the_same_archive_goes_on_from_the_disk),
         cmocka_unit_test(a_writer_killed_between_any_two_steps_leaves_whole_versions),
+        cmocka_unit_test(a_prune_killed_between_any_two_steps_leaves_what_can_be_rebuilt),
+        cmocka_unit_test(a_prune_that_is_refused_says_so_and_can_be_called_again),
         cmocka_unit_test(writes_that_take_little_are_finished),
         cmocka_unit_test(a_full_disk_is_an_error_of_the_write),
         cmocka_unit_test(failed_allocations_leak_nothing),

@@ -22,7 +22,14 @@ publish() {
 keep() {
     local count=$1
     shift
-    run 0 subscribe "$endpoint" --archive "$scratch/kept" --count "$count" --timeout 50 "$@"
+    keep_in kept "$count" "$@"
+}
+
+# keep_in FOLDER COUNT ARGUMENT…: likewise, in an archive of that name.
+keep_in() {
+    local folder=$1 count=$2
+    shift 2
+    run 0 subscribe "$endpoint" --archive "$scratch/$folder" --count "$count" --timeout 50 "$@"
     cat <&3 >/dev/null
     exec 3<&-
     wait "$publisher" || complain "publish failed: $(cat "$scratch/publish.err")"
@@ -98,6 +105,18 @@ refuses 6 "cannot open" inspect "$scratch/nowhere"
 head -c 100 /dev/zero >"$scratch/zeros"
 refuses 5 "no file of an archive, and no safetensors" inspect "$scratch/zeros"
 refuses 2 "--archive DIR is missing" subscribe --timeout 1
+refuses 2 "--archive DIR is missing" subscribe --keep 2 --out "$scratch/y" --timeout 1
+refuses 2 "--keep cannot be 0" subscribe --keep 0 --archive "$scratch/y" --timeout 1
+
+# Only the last anchors, compressed.
+publish "$scratch"/[1-5].in
+keep_in few 5 --keep 1 --set archive.anchor_every=2 --set broadcast.compress=zstd
+prints ", anchor; 2 old files removed"
+run 0 inspect "$scratch/few" --json
+prints '"version":5'
+[ "$(find "$scratch/few" -name '*.refit' | wc -l)" -eq 1 ] || complain "old versions are left"
+run 0 materialize "$scratch/few" 5 --out "$scratch/5.again"
+cmp "$scratch/5.again" "$scratch/5.in" || complain "version 5 of the archive that stays small"
 
 # Two writers; a folder that cannot be.
 publish "$scratch/1.in"

@@ -16,6 +16,9 @@
  * runs number the epochs in the order in which they came. Whoever looks into the folder sees whole
  * files only, whenever the writer dies.
  *
+ * A writer that starts anew goes on from the version before, which it reads back; where that cannot
+ * be, it says why in the log and begins with an anchor.
+ *
  * One process writes, any number read meanwhile. The writer keeps the last version's weights in
  * memory, once, and a few frames; a snapshot has its own weights, once. No thread of its own.
  */
@@ -104,7 +107,9 @@ typedef struct refit_tensor_change {
  * disk. REFIT_ERR_STATE (not open for writing, or one is neither committed nor aborted),
  * REFIT_ERR_INVALID, REFIT_ERR_LIMIT, REFIT_ERR_EXISTS (this version is there, with other bytes),
  * REFIT_ERR_CORRUPT (the bytes do not give `digest`), REFIT_ERR_IO, REFIT_ERR_HOST_MEMORY. After a
- * failure nothing of it is left, and the next version is an anchor. Since 0.1.
+ * failure nothing of it is left, and the next version builds on what the disk has. The version
+ * before this one is read back first where it is not in memory; that takes no memory of its own.
+ * Since 0.1.
  */
 REFIT_API REFIT_MUST_CHECK refit_status refit_archive_write(refit_archive *archive,
                                                             const refit_archive_version *version,
@@ -112,15 +117,26 @@ REFIT_API REFIT_MUST_CHECK refit_status refit_archive_write(refit_archive *archi
 
 /* Gives the version that was written its name; `info` (may be NULL) says what its file is. Blocks
  * for the disk. REFIT_ERR_STATE (nothing is written), REFIT_ERR_INVALID (info->size: nothing
- * happened), REFIT_ERR_IO (the version may be there or not; the next one is an anchor). Since 0.1.
+ * happened), REFIT_ERR_IO (the version may be there or not). Since 0.1.
  */
 REFIT_API REFIT_MUST_CHECK refit_status refit_archive_commit(refit_archive *archive,
                                                              refit_archive_info *info,
                                                              refit_error *error);
 
-/* Removes what was written and is not committed; the next version is an anchor. REFIT_ERR_STATE if
- * there is nothing. Since 0.1. */
+/* Removes what was written and is not committed. REFIT_ERR_STATE if there is nothing. Since 0.1. */
 REFIT_API REFIT_MUST_CHECK refit_status refit_archive_abort(refit_archive *archive,
+                                                            refit_error *error);
+
+/*
+ * Removes old files: all that are older than the last `anchors` anchors (1 or more) and what builds
+ * on those. `*removed` (may be NULL) is their number, also after a failure. Goes in an order in
+ * which every file that is left has the files that it builds on, wherever it ends; a reader whose
+ * files go meanwhile is told REFIT_ERR_NOT_FOUND. Reads the first bytes of each file once (blocks).
+ * REFIT_ERR_STATE (not open for writing, or a version is neither committed nor aborted),
+ * REFIT_ERR_INVALID, REFIT_ERR_IO (call again). Since 0.1.
+ */
+REFIT_API REFIT_MUST_CHECK refit_status refit_archive_prune(refit_archive *archive,
+                                                            uint32_t anchors, uint32_t *removed,
                                                             refit_error *error);
 
 /* How many versions the archive has, of all trainers. Since 0.1. */

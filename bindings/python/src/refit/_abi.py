@@ -829,6 +829,12 @@ PROTOTYPES: Final[dict[str, tuple[Any, list[Any]]]] = {
         c_void_p,
         POINTER(refit_error),
     ]),
+    "refit_archive_prune": (c_int, [
+        c_void_p,
+        c_uint32,
+        POINTER(c_uint32),
+        POINTER(refit_error),
+    ]),
     "refit_archive_count": (c_uint32, [
         c_void_p,
     ]),
