@@ -27,17 +27,17 @@
 #include "base/log.h"
 #include "base/random.h"
 #include "base/thread.h"
+#include "broadcast/question.h"
 #include "broadcast/waker.h"
 
 #define ZAP_PLACE     "inproc://zeromq.zap.01"
 #define LOOK_MS       200
 #define LOOK_FRESH_MS 50
 #define LOG_MS        1000 /* a stranger who knocks is not written down more often */
-#define DOMAIN_BYTES  32
 
 struct rft_gate {
     rft_allow_list *list;
-    char domain[DOMAIN_BYTES];
+    char domain[RFT_QUESTION_DOMAIN];
     int waker;        /* guarded by guard */
     uint64_t edition; /* the doorkeeper's: of the list when the waker was last set */
     int64_t looked;   /* the doorkeeper's */
@@ -61,51 +61,8 @@ static struct doorkeeper {
 
 /* ---- A question */
 
-typedef struct question {
-    unsigned char id[256];
-    size_t id_bytes;
-    char domain[DOMAIN_BYTES];
-    char address[64];
-    char mechanism[8];
-    rft_key key;
-    bool whole; /* six frames of the right version, and a key behind them */
-} question;
-
-static void take_text(zmq_msg_t *part, char *text, size_t room)
-{
-    size_t count = zmq_msg_size(part);
-    if (count >= room) count = 0;
-    memcpy(text, zmq_msg_data(part), count);
-    text[count] = '\0';
-}
-
-/* The frames: version, id, domain, address, routing id, mechanism, key. */
-static void take_part(question *asked, uint32_t at, zmq_msg_t *part)
-{
-    char version[4];
-    size_t count = zmq_msg_size(part);
-    switch (at) {
-    case 0:
-        take_text(part, version, sizeof version);
-        asked->whole = strcmp(version, "1.0") == 0;
-        break;
-    case 1:
-        asked->id_bytes = count <= sizeof asked->id ? count : 0;
-        memcpy(asked->id, zmq_msg_data(part), asked->id_bytes);
-        break;
-    case 2: take_text(part, asked->domain, sizeof asked->domain); break;
-    case 3: take_text(part, asked->address, sizeof asked->address); break;
-    case 5: take_text(part, asked->mechanism, sizeof asked->mechanism); break;
-    case 6:
-        asked->whole = asked->whole && count == RFT_KEY_BYTES;
-        if (asked->whole) memcpy(asked->key.bytes, zmq_msg_data(part), RFT_KEY_BYTES);
-        break;
-    default: break;
-    }
-}
-
 /* False: there is none. */
-static bool hear_question(void *socket, question *asked)
+static bool hear_question(void *socket, rft_question *asked)
 {
     zmq_msg_t part;
     uint32_t count = 0;
@@ -114,15 +71,16 @@ static bool hear_question(void *socket, question *asked)
     zmq_msg_init(&part);
     for (; more; count++) {
         if (zmq_msg_recv(&part, socket, ZMQ_DONTWAIT) < 0) break;
-        take_part(asked, count, &part);
+        const rft_view bytes = {zmq_msg_data(&part), zmq_msg_size(&part)};
+        rft_question_take(asked, count, bytes);
         more = zmq_msg_more(&part) != 0;
     }
     zmq_msg_close(&part);
-    asked->whole = asked->whole && count == 7 && strcmp(asked->mechanism, "CURVE") == 0;
+    rft_question_end(asked, count);
     return count > 0 && !more;
 }
 
-static void answer(void *socket, const question *asked, bool admitted, const char *user)
+static void answer(void *socket, const rft_question *asked, bool admitted, const char *user)
 {
     const struct {
         const void *bytes;
@@ -160,7 +118,7 @@ static bool looked_within(const rft_gate *gate, uint32_t ms)
 }
 
 /* Called with guard held. */
-static bool admits(rft_gate *gate, const question *asked, const char *user)
+static bool admits(rft_gate *gate, const rft_question *asked, const char *user)
 {
     char name[RFT_KEY_NAME_BYTES];
     bool known = rft_allow_list_has(gate->list, user, NULL);
@@ -177,7 +135,7 @@ static bool admits(rft_gate *gate, const question *asked, const char *user)
     return false;
 }
 
-static void answer_question(struct doorkeeper *keeper, const question *asked)
+static void answer_question(struct doorkeeper *keeper, const rft_question *asked)
 {
     char user[RFT_KEY_TEXT];
     bool admitted = false;
@@ -202,7 +160,7 @@ static void look_everywhere(void)
 static void *keep_doors(void *user)
 {
     struct doorkeeper *keeper = user;
-    question asked;
+    rft_question asked;
     while (!atomic_load(&keeper->ends)) {
         zmq_pollitem_t items[] = {
             {.socket = keeper->socket, .events = ZMQ_POLLIN},
