@@ -44,13 +44,13 @@ static void write_seeds(const char *folder, const char *kept, const char *name, 
 static void keep(refit_archive *archive, uint64_t version, const unsigned char *halves,
                  refit_archive_info *info)
 {
-    static const unsigned char odd[5] = "odd";
+    static const unsigned char odd[5] = "ZZZZZ"; /* as every byte of the target's base */
     const refit_tensor tensors[] = {
-        {sizeof(refit_tensor), "halves", REFIT_BF16, 2, {100, 20}, 4000, REFIT_NO_ALIAS},
-        {sizeof(refit_tensor), "tied", REFIT_BF16, 1, {2000}, 4000, 0},
+        {sizeof(refit_tensor), "halves", REFIT_BF16, 2, {90, 20}, 3600, REFIT_NO_ALIAS},
+        {sizeof(refit_tensor), "tied", REFIT_BF16, 1, {1800}, 3600, 0},
         {sizeof(refit_tensor), "odd", REFIT_U8, 1, {5}, 5, REFIT_NO_ALIAS},
     };
-    const refit_weight weights[] = {{0, halves, 4000}, {2, odd, 5}};
+    const refit_weight weights[] = {{0, halves, 3600}, {2, odd, 5}};
     const refit_archive_version what = {sizeof what, 0x9f1c66a0, version, NULL,
                                         tensors,     weights,    3,       2};
     must(refit_archive_write(archive, &what, NULL) == REFIT_OK, "write a version");
@@ -60,7 +60,7 @@ static void keep(refit_archive *archive, uint64_t version, const unsigned char *
 /* All of them, as one configuration writes them; `way` is part of their names. */
 static void write_ways(const char *folder, const refit_config *config, const char *way)
 {
-    unsigned char halves[4000];
+    unsigned char halves[3600];
     char kept[] = "/tmp/archive-seeds-XXXXXX", command[64];
     refit_archive *archive;
     refit_archive_info info = {.size = sizeof info};

@@ -5,6 +5,8 @@
 #include <stddef.h>
 #include <stdint.h>
 #include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
 
@@ -15,5 +17,31 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
         (void)fprintf(stderr, "%s:%d: does not hold: %s\n", __FILE__, __LINE__, #condition);       \
         __builtin_trap();                                                                          \
     } while (0)
+
+/* How many inputs were taken, not refused; a target adds to it. A corpus of which none is reaches
+ * nothing behind the first check, which replay.c finds out. */
+__attribute__((weak)) unsigned fuzz_taken = 0;
+
+/* Memory that is asked for again and again; {0} is none. It is kept from one input to the next,
+ * since under a sanitizer fresh memory costs more than most of what is tested. */
+typedef struct fuzz_room {
+    unsigned char *block;
+    size_t bytes;
+} fuzz_room;
+
+/* So many bytes, the last of which is the last of a block of the heap: a sanitizer sees every step
+ * beyond it. Theirs until the room is used again; `from` (may be NULL) is copied there. */
+static inline unsigned char *fuzz_room_take(fuzz_room *room, const void *from, size_t bytes)
+{
+    if (room->block == NULL || bytes > room->bytes) {
+        free(room->block);
+        room->bytes = 2 * bytes + 64;
+        room->block = (unsigned char *)malloc(room->bytes);
+        FUZZ_REQUIRE(room->block != NULL);
+    }
+    unsigned char *at = room->block + room->bytes - bytes;
+    if (from != NULL && bytes != 0) memcpy(at, from, bytes);
+    return at;
+}
 
 #endif

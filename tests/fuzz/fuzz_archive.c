@@ -26,8 +26,9 @@ static const rft_limits limits = {.tensors = 16,
                                   .name_bytes = 64,
                                   .message_bytes = 4096,
                                   .manifest_bytes = 4096,
-                                  .frame_bytes = 1 << 20,
+                                  .frame_bytes = 1 << 22,
                                   .version_bytes = 1 << 20,
+                                  .blocks = 1 << 8,
                                   .window = 8};
 
 /* What of the header says how long the parts of the file are; a format that is not known is left to
@@ -107,6 +108,7 @@ static void apply(rft_archive_reader *reader)
     if (status == REFIT_OK) {
         status = rft_archive_reader_verify(reader, image, NULL);
         FUZZ_REQUIRE(status == REFIT_OK || status == REFIT_ERR_CORRUPT);
+        fuzz_taken += status == REFIT_OK;
     }
     free(image);
 }
@@ -135,8 +137,9 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     size_t count = size - 1;
     memcpy(bytes, data + 1, count);
     if ((data[0] & MENDED) != 0) mend(bytes, count);
-    FUZZ_REQUIRE(ftruncate(memory, 0) == 0);
+    /* In this order the file's pages are kept from one input to the next. */
     FUZZ_REQUIRE(pwrite(memory, bytes, count, 0) == (ssize_t)count);
+    FUZZ_REQUIRE(ftruncate(memory, (off_t)count) == 0);
     read_file(dup(memory), count, (data[0] & APPLIED) != 0);
     return 0;
 }

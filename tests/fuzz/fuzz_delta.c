@@ -6,7 +6,6 @@
  * The bytes are the planes of a block that lies over made-up elements; or, with one bit of `what`,
  * a block before and after, by halves. Scalar and wide forms must agree in every answer.
  */
-#include <stdlib.h>
 #include <string.h>
 
 #include "fuzz.h"
@@ -27,13 +26,13 @@ static uint32_t get_u16(const uint8_t *at)
     return (uint32_t)at[0] | (uint32_t)at[1] << 8;
 }
 
-/* Memory of exactly its size, so that a sanitizer sees every step beyond it. */
-static unsigned char *copy_of(const void *from, size_t bytes)
+/* What is in memory at once, each at its place. */
+enum { CODED, BLOCK, BEFORE, AFTER, OUT, OUT_SCALAR, PLANES, WIDE, SCALAR, PLACES };
+
+static unsigned char *copy_of(unsigned place, const void *from, size_t bytes)
 {
-    unsigned char *copy = malloc(bytes == 0 ? 1 : bytes);
-    FUZZ_REQUIRE(copy != NULL);
-    if (from != NULL) memcpy(copy, from, bytes);
-    return copy;
+    static fuzz_room rooms[PLACES];
+    return fuzz_room_take(&rooms[place], from, bytes);
 }
 
 static bool apply_at(rft_cpu_level level, rft_delta_shape shape, const rft_delta_entry *entry,
@@ -48,8 +47,8 @@ static bool apply(rft_delta_shape shape, const rft_delta_entry *entry, const uns
                   unsigned char *block)
 {
     size_t bytes = (size_t)shape.elements * shape.width;
-    unsigned char *planes = copy_of(coded, entry->total);
-    unsigned char *wide = copy_of(block, bytes), *scalar = copy_of(block, bytes);
+    unsigned char *planes = copy_of(PLANES, coded, entry->total);
+    unsigned char *wide = copy_of(WIDE, block, bytes), *scalar = copy_of(SCALAR, block, bytes);
     bool good = apply_at(RFT_CPU_BASE, shape, entry, planes, scalar);
     FUZZ_REQUIRE(apply_at(RFT_CPU_AVX512, shape, entry, planes, wide) == good);
     if (good) {
@@ -57,27 +56,32 @@ static bool apply(rft_delta_shape shape, const rft_delta_entry *entry, const uns
         FUZZ_REQUIRE(apply_at(RFT_CPU_AVX512, shape, entry, planes, wide));
         FUZZ_REQUIRE(memcmp(wide, scalar, bytes) == 0);
         memcpy(block, wide, bytes);
+        fuzz_taken++;
     }
-    free(planes);
-    free(wide);
-    free(scalar);
     return good;
+}
+
+/* Of a period, which is written once and then copied: byte for byte would cost more than the rest.
+ */
+static void make_up(unsigned char *block, size_t bytes, unsigned char seed, size_t period)
+{
+    for (size_t i = 0; i < period && i < bytes; i++)
+        block[i] = (unsigned char)(seed + i * 37);
+    for (size_t done = period; done < bytes; done += period)
+        memcpy(block + done, block, bytes - done < period ? bytes - done : period);
 }
 
 static void apply_planes(rft_delta_shape shape, const uint8_t *data, size_t size)
 {
     size_t bytes = (size_t)shape.elements * shape.width, left = size - HEADER;
-    unsigned char *coded = copy_of(data + HEADER, left), *block = copy_of(NULL, bytes);
+    unsigned char *coded = copy_of(CODED, data + HEADER, left);
+    unsigned char *block = copy_of(BLOCK, NULL, bytes);
     rft_delta_entry entry;
-    for (size_t i = 0; i < bytes; i++) {
-        block[i] = (unsigned char)(data[7] + i % (1 + (size_t)data[8]) * 37);
-    }
+    make_up(block, bytes, data[7], 1 + (size_t)data[8]);
     if (rft_delta_measure(shape, get_u16(data + 3) + 1, get_u16(data + 5), coded, left, &entry)) {
         FUZZ_REQUIRE(entry.total <= left);
         (void)apply(shape, &entry, coded, block);
     }
-    free(coded);
-    free(block);
 }
 
 static bool encode_at(rft_cpu_level level, rft_delta_shape shape, const unsigned char *before,
@@ -92,8 +96,8 @@ static bool encode_at(rft_cpu_level level, rft_delta_shape shape, const unsigned
 static void encode(rft_delta_shape shape, const unsigned char *before, const unsigned char *after)
 {
     size_t bound = rft_delta_bound(shape), bytes = (size_t)shape.elements * shape.width;
-    unsigned char *out = copy_of(NULL, bound), *scalar = copy_of(NULL, bound);
-    unsigned char *block = copy_of(before, bytes);
+    unsigned char *out = copy_of(OUT, NULL, bound), *scalar = copy_of(OUT_SCALAR, NULL, bound);
+    unsigned char *block = copy_of(BLOCK, before, bytes);
     rft_delta_entry entry, as_scalar, measured;
     bool coded = encode_at(RFT_CPU_AVX512, shape, before, after, out, &entry);
     FUZZ_REQUIRE(encode_at(RFT_CPU_BASE, shape, before, after, scalar, &as_scalar) == coded);
@@ -106,9 +110,6 @@ static void encode(rft_delta_shape shape, const unsigned char *before, const uns
         FUZZ_REQUIRE(apply(shape, &entry, out, block));
         FUZZ_REQUIRE(memcmp(block, after, bytes) == 0);
     }
-    free(out);
-    free(scalar);
-    free(block);
 }
 
 static void encode_halves(rft_delta_shape shape, const uint8_t *data, size_t size)
@@ -117,16 +118,15 @@ static void encode_halves(rft_delta_shape shape, const uint8_t *data, size_t siz
     if (shape.elements > there) shape.elements = there;
     if (shape.elements == 0) return;
     size_t bytes = (size_t)shape.elements * shape.width;
-    unsigned char *before = copy_of(data + HEADER, bytes);
-    unsigned char *after = copy_of(data + HEADER + bytes, bytes);
+    unsigned char *before = copy_of(BEFORE, data + HEADER, bytes);
+    unsigned char *after = copy_of(AFTER, data + HEADER + bytes, bytes);
     /* Mostly alike, as blocks are. */
-    for (size_t i = 0; i < shape.elements && data[8] != 0; i++) {
-        size_t at = i * shape.width;
-        if (i % data[8] != 0) memcpy(after + at, before + at, shape.width);
+    size_t run = (size_t)data[8] * shape.width;
+    for (size_t at = 0; at < bytes && run != 0; at += run) {
+        size_t from = at + shape.width, end = at + run < bytes ? at + run : bytes;
+        if (from < end) memcpy(after + from, before + from, end - from);
     }
     encode(shape, before, after);
-    free(before);
-    free(after);
 }
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)

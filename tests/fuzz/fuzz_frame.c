@@ -38,25 +38,24 @@ typedef struct fixture {
     rft_assembly *assembly;
     unsigned char *staging;
     unsigned char *base;
-    unsigned char payload[PAYLOAD];
+    fuzz_room room;         /* of the payload, as of all that a sanitizer watches */
+    unsigned char *payload; /* in it */
+    fuzz_room result;
 } fixture;
 
-static void open_fixture(fixture *f)
+/* Once for all inputs: a version of 66 KiB costs more to make than a frame to take. What one input
+ * leaves in the image no other sees, as only what frames have filled is looked at. */
+static fixture *fixture_for_all(void)
 {
-    f->manifest = frame_manifest_open();
-    f->staging = calloc(1, f->manifest->store_bytes);
-    f->base = calloc(1, f->manifest->store_bytes);
-    FUZZ_REQUIRE(f->staging != NULL && f->base != NULL);
-    memset(f->base, FRAME_BASE_BYTE, f->manifest->store_bytes);
-    FUZZ_REQUIRE(rft_assembly_open(f->manifest, f->staging, NULL, &f->assembly, NULL) == REFIT_OK);
-}
-
-static void close_fixture(fixture *f)
-{
-    rft_assembly_close(f->assembly);
-    rft_manifest_close(f->manifest);
-    free(f->staging);
-    free(f->base);
+    static fixture f;
+    if (f.manifest != NULL) return &f;
+    f.manifest = frame_manifest_open();
+    f.staging = calloc(1, f.manifest->store_bytes);
+    f.base = calloc(1, f.manifest->store_bytes);
+    FUZZ_REQUIRE(f.staging != NULL && f.base != NULL);
+    memset(f.base, FRAME_BASE_BYTE, f.manifest->store_bytes);
+    FUZZ_REQUIRE(rft_assembly_open(f.manifest, f.staging, NULL, &f.assembly, NULL) == REFIT_OK);
+    return &f;
 }
 
 /* What such modes need besides what is given, found another way than the assembly finds it. */
@@ -76,20 +75,17 @@ static size_t needed_bytes(const rft_manifest *manifest, uint32_t sequence, rft_
 }
 
 /* Puts the digests into an entry that the fuzzer has made up, where its planes hold together. */
-static size_t set_parts(const fixture *f, const rft_block *block, unsigned char *entry,
+static size_t set_parts(fixture *f, const rft_block *block, unsigned char *entry,
                         const unsigned char *planes, size_t room)
 {
     rft_sparse sparse;
     const unsigned char *base = f->base + block->offset;
     if (!rft_sparse_read(f->manifest, block, entry, planes, room, &sparse)) return room;
-    unsigned char *result = malloc(block->bytes);
-    FUZZ_REQUIRE(result != NULL);
-    memcpy(result, base, block->bytes);
+    unsigned char *result = fuzz_room_take(&f->result, base, block->bytes);
     sparse.before = rft_digest_part(base, block->bytes, block->tensor_offset);
     if (rft_delta_apply(sparse.shape, &sparse.delta, planes, result)) {
         sparse.after = rft_digest_part(result, block->bytes, block->tensor_offset);
     }
-    free(result);
     rft_sparse_write_entry(&sparse, entry);
     return sparse.delta.total;
 }
@@ -113,19 +109,15 @@ static void set_all_parts(fixture *f, uint32_t sequence, rft_view modes, size_t 
     }
 }
 
-/* A copy of its own, so that a sanitizer sees a read past its end. */
 static void take(fixture *f, const rft_message *frame, size_t count)
 {
-    unsigned char *exact = malloc(count == 0 ? 1 : count);
-    FUZZ_REQUIRE(exact != NULL);
-    memcpy(exact, f->payload, count);
     uint32_t before = rft_assembly_taken(f->assembly);
-    refit_status status = rft_assembly_take(f->assembly, frame, (rft_view){exact, count}, NULL);
+    refit_status status =
+        rft_assembly_take(f->assembly, frame, (rft_view){f->payload, count}, NULL);
     uint32_t more = rft_assembly_taken(f->assembly) - before;
     FUZZ_REQUIRE(status == REFIT_OK ? more <= 1 : more == 0);
     FUZZ_REQUIRE(status == REFIT_OK || status == REFIT_ERR_PROTOCOL ||
                  status == REFIT_ERR_CORRUPT || status == REFIT_ERR_STALE);
-    free(exact);
 }
 
 static size_t smaller(size_t a, size_t b)
@@ -155,6 +147,7 @@ static size_t run_frame(fixture *f, const uint8_t *at, size_t left)
     size_t count = given + needed;
     if ((at[0] & HAS_LENGTH) == 0) count += (size_t)(int8_t)at[3];
     if (count > PAYLOAD) count = PAYLOAD;
+    f->payload = fuzz_room_take(&f->room, NULL, count);
     memset(f->payload, at[4], count);
     memcpy(f->payload, start, smaller(given, count));
     if ((at[0] & HAS_PARTS) != 0 && !packed) set_all_parts(f, at[1], frame.as.frame.modes, count);
@@ -185,18 +178,18 @@ static void check_complete(const fixture *f)
     FUZZ_REQUIRE(rft_image_verify(f->manifest, f->staging, &seal, NULL) == REFIT_OK);
     bytes[0] ^= 1;
     FUZZ_REQUIRE(rft_assembly_verify(f->assembly, &seal, NULL) == REFIT_ERR_CORRUPT);
+    fuzz_taken++;
 }
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 {
-    static fixture f;
-    open_fixture(&f);
+    fixture *f = fixture_for_all();
+    rft_assembly_reset(f->assembly, f->staging, NULL);
     while (size >= HEADER) {
-        size_t used = run_frame(&f, data, size);
+        size_t used = run_frame(f, data, size);
         data += used;
         size -= used;
     }
-    if (rft_assembly_complete(f.assembly)) check_complete(&f);
-    close_fixture(&f);
+    if (rft_assembly_complete(f->assembly)) check_complete(f);
     return 0;
 }

@@ -81,5 +81,6 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     check_frames(manifest);
     declare_again(manifest, frame_bytes);
     rft_manifest_close(manifest);
+    fuzz_taken++;
     return 0;
 }

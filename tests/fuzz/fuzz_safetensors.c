@@ -39,6 +39,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     if (status == REFIT_OK) {
         check_weights(&weights, size);
         cli_weights_close(&weights);
+        fuzz_taken++;
     } else {
         FUZZ_REQUIRE(status == REFIT_ERR_INVALID || status == REFIT_ERR_UNSUPPORTED);
         FUZZ_REQUIRE(error.text[0] != '\0');

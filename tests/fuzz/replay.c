@@ -1,7 +1,8 @@
 /*
  * Replays a folder of inputs through a fuzz target, without a fuzzer: an ordinary test, by any
  * compiler. Each input is read into memory of exactly its size, so that valgrind and sanitizers see
- * a read past its end. An empty folder is a failure: then nothing was tested.
+ * a read past its end. An empty folder is a failure, and one of which the target takes no input:
+ * then nothing was tested, or nothing but refusals.
  */
 #include <dirent.h>
 #include <stdlib.h>
@@ -57,6 +58,6 @@ int main(int argc, char **argv)
         replayed++;
     }
     (void)closedir(folder);
-    printf("%d inputs replayed from %s\n", replayed, argv[1]);
-    return replayed == 0 || failed != 0;
+    printf("%d inputs replayed from %s, %u taken\n", replayed, argv[1], fuzz_taken);
+    return replayed == 0 || fuzz_taken == 0 || failed != 0;
 }

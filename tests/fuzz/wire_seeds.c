@@ -1,6 +1,6 @@
 /*
- * Writes the seeds of the wire's fuzz targets: FOLDER/message, FOLDER/manifest and FOLDER/frame,
- * which must exist. Run it again after a change of the message tables.
+ * Writes the seeds of the wire's fuzz targets: FOLDER/message, FOLDER/manifest, FOLDER/frame and
+ * FOLDER/packer, which must exist. Run it again after a change of the message tables.
  */
 #include <stdio.h>
 #include <stdlib.h>
@@ -11,6 +11,8 @@
 #include "tests/wire/tensor_samples.h"
 #include "tests/wire/wire_samples.h"
 #include "wire/assembly.h"
+#include "wire/packer.h"
+#include "wire/sparse.h"
 
 static void write_seed(const char *folder, const char *target, const char *name, rft_view bytes)
 {
@@ -157,6 +159,67 @@ static void write_frames(const char *folder)
     rft_packer_close(packer);
 }
 
+/* Its blocks' parts go to the planes that they travel in. */
+static void add_block(const rft_manifest *manifest, const rft_block *block,
+                      const unsigned char *base, const unsigned char *image,
+                      rft_bytes planes[RFT_PACK_PLANES])
+{
+    static unsigned char coded[1 << 20];
+    unsigned char entry[RFT_SPARSE_ENTRY_BYTES];
+    const unsigned char *next = coded;
+    rft_sparse sparse;
+    if (!rft_sparse_encode(manifest, block, base + block->offset, image + block->offset, coded,
+                           &sparse))
+        exit(1);
+    rft_sparse_write_entry(&sparse, entry);
+    if (rft_bytes_append(&planes[0], entry, sizeof entry, NULL) != REFIT_OK) exit(1);
+    for (uint32_t i = 0; i < RFT_DELTA_PLANES; i++, next += sparse.delta.bytes[i - 1]) {
+        if (rft_bytes_append(&planes[1 + i], next, sparse.delta.bytes[i], NULL) != REFIT_OK)
+            exit(1);
+    }
+}
+
+/* Flags of a plane: 1 compressed by the target, 2 its length is told. */
+static void write_planes(const char *folder, uint32_t sequence, uint32_t every, unsigned char flags)
+{
+    rft_manifest *manifest = frame_manifest_open();
+    const rft_frame_span *span = &manifest->frames[sequence];
+    rft_bytes planes[RFT_PACK_PLANES] = {{0}}, seed = {0};
+    unsigned char head[2] = {(unsigned char)sequence, 0};
+    unsigned char *images = malloc(2 * manifest->store_bytes), *image = images;
+    if (images == NULL) exit(1);
+    memset(images, FRAME_BASE_BYTE, 2 * manifest->store_bytes);
+    for (uint64_t at = 3; at < manifest->store_bytes; at += every)
+        image[at] ^= 1;
+    for (uint32_t i = 0; i < span->blocks; i++)
+        add_block(manifest, &manifest->blocks[span->first_block + i],
+                  images + manifest->store_bytes, image, planes);
+    if (rft_bytes_append(&seed, head, sizeof head, NULL) != REFIT_OK) exit(1);
+    for (uint32_t i = 0; i < RFT_PACK_PLANES; i++) {
+        const unsigned char plane[4] = {flags, (unsigned char)planes[i].count,
+                                        (unsigned char)(planes[i].count >> 8), 0};
+        if (rft_bytes_append(&seed, plane, sizeof plane, NULL) != REFIT_OK ||
+            rft_bytes_append(&seed, planes[i].data, planes[i].count, NULL) != REFIT_OK) {
+            exit(1);
+        }
+        rft_bytes_close(&planes[i]);
+    }
+    char name[48];
+    (void)snprintf(name, sizeof name, "planes-%u-%u-%u", sequence, every, flags);
+    write_seed(folder, "packer", name, rft_bytes_view(&seed));
+    rft_bytes_close(&seed);
+    free(images);
+    rft_manifest_close(manifest);
+}
+
+static void write_packed(const char *folder)
+{
+    for (unsigned char flags = 0; flags < 4; flags++) {
+        write_planes(folder, 1, 2000, flags);
+        write_planes(folder, 2, 14, flags);
+    }
+}
+
 int main(int argc, char **argv)
 {
     if (argc != 2) {
@@ -166,5 +229,6 @@ int main(int argc, char **argv)
     write_messages(argv[1]);
     write_manifests(argv[1]);
     write_frames(argv[1]);
+    write_packed(argv[1]);
     return 0;
 }
