@@ -2,9 +2,9 @@
  * refit inspect: what a safetensors file, a file of an archive, an archive, or a publisher holds.
  *
  * Which of them a file is, is told by its first bytes. A file is read and checked whole: its
- * digests are those that a version of it has, so files, archives and versions can be compared. In a
- * folder only the first bytes of each file are read. A publisher is asked as one who only looks
- * asks: no version waits for that, and no weights travel.
+ * digests are those that a version of it has, so files, archives and versions can be compared.
+ * Archives and their files are shown by inspect_archive.c. A publisher is asked as one who only
+ * looks asks: no version waits for that, and no weights travel.
  */
 #include <inttypes.h>
 #include <stdbool.h>
@@ -15,18 +15,9 @@
 
 #include "args.h"
 #include "cli.h"
-#include "inspect.h"
+#include "inspect_archive.h"
 #include "progress.h"
 #include "safetensors.h"
-#include "settings.h"
-
-typedef struct inspect_job {
-    cli_settings settings;
-    refit_config config;
-    const char *path;
-    uint32_t timeout_s;
-    bool json;
-} inspect_job;
 
 enum { FLAG_JSON, FLAG_TIMEOUT, FLAG_CONFIG, FLAG_SET };
 
@@ -54,87 +45,6 @@ static bool take_flag(inspect_job *job, int flag, const char *value)
     }
     job->path = value;
     return true;
-}
-
-/* ---- An archive ---- */
-
-typedef struct folder_sums {
-    uint64_t weight_bytes, file_bytes;
-    json_t *files; /* NULL: in words */
-    int status;
-} folder_sums;
-
-static void add_file(folder_sums *sums, const refit_archive_info *info)
-{
-    sums->weight_bytes += info->weight_bytes;
-    sums->file_bytes += info->file_bytes;
-    if (sums->files != NULL)
-        (void)json_array_append_new(sums->files, cli_inspect_json_file(info));
-    else
-        cli_inspect_print_line(info);
-}
-
-/* A file that cannot be used is complained about; the others are shown. */
-static void add_files(const refit_archive *archive, folder_sums *sums)
-{
-    refit_error error;
-    for (uint32_t i = 0; i < refit_archive_count(archive); i++) {
-        refit_archive_info info = {.size = sizeof info};
-        if (refit_archive_describe(archive, i, &info, &error) == REFIT_OK)
-            add_file(sums, &info);
-        else
-            sums->status = cli_complain_file(&error);
-    }
-}
-
-static int inspect_folder(const inspect_job *job)
-{
-    char size[CLI_SIZE_TEXT], kept[CLI_SIZE_TEXT];
-    refit_error error;
-    refit_archive *archive;
-    if (refit_archive_open(job->path, REFIT_ARCHIVE_READ, &job->config, &archive, &error) !=
-        REFIT_OK) {
-        return cli_complain_file(&error);
-    }
-    folder_sums sums = {.files = job->json ? json_array() : NULL, .status = CLI_DONE};
-    const uint32_t count = refit_archive_count(archive);
-    add_files(archive, &sums);
-    refit_archive_close(archive);
-    if (job->json) {
-        int status = cli_inspect_print_json(json_pack(
-            "{s:s, s:I, s:I, s:o}", "kind", "archive", "file_bytes", (json_int_t)sums.file_bytes,
-            "weight_bytes", (json_int_t)sums.weight_bytes, "versions", sums.files));
-        return sums.status != CLI_DONE ? sums.status : status;
-    }
-    (void)printf("%u version%s, %s as %s\n", count, count == 1 ? "" : "s",
-                 cli_size_text(sums.weight_bytes, size), cli_size_text(sums.file_bytes, kept));
-    return sums.status;
-}
-
-/* ---- A file of an archive ---- */
-
-static int show_snapshot(const inspect_job *job, const refit_snapshot *snapshot)
-{
-    refit_archive_info info = {.size = sizeof info};
-    refit_error error;
-    if (refit_snapshot_describe(snapshot, &info, &error) != REFIT_OK) {
-        return cli_complain_error(&error);
-    }
-    json_t *tensors = job->json ? json_array() : NULL;
-    if (!job->json) cli_inspect_print_file(&info);
-    for (uint32_t i = 0; i < refit_snapshot_count(snapshot); i++) {
-        refit_tensor tensor = {.size = sizeof tensor};
-        uint64_t digest = 0;
-        (void)!refit_snapshot_tensor(snapshot, i, &tensor, NULL, &digest, NULL);
-        if (job->json)
-            (void)json_array_append_new(tensors, cli_inspect_json_tensor(&tensor, digest));
-        else
-            cli_inspect_print_tensor(&tensor, digest);
-    }
-    if (!job->json) return CLI_DONE;
-    json_t *object = cli_inspect_json_file(&info);
-    (void)json_object_set_new(object, "tensors", tensors);
-    return cli_inspect_print_json(object);
 }
 
 /* ---- A safetensors file ---- */
@@ -166,13 +76,14 @@ static int show_weights(const inspect_job *job, const cli_weights *weights, cons
         (void)printf("file      %s, safetensors\nweights   %s in %u tensors\ndigest    %s\n",
                      job->path, cli_size_text(weights->total, size), weights->count,
                      cli_digest_text(digest, text));
+        cli_inspect_print_table(CLI_COLUMNS_BYTES);
     }
     for (uint32_t i = 0; i < weights->count; i++) {
         if (job->json)
-            (void)json_array_append_new(tensors,
-                                        cli_inspect_json_tensor(&weights->tensors[i], digests[i]));
+            (void)json_array_append_new(
+                tensors, cli_inspect_json_tensor(&weights->tensors[i], digests[i], NULL));
         else
-            cli_inspect_print_tensor(&weights->tensors[i], digests[i]);
+            cli_inspect_print_tensor(CLI_COLUMNS_BYTES, &weights->tensors[i], digests[i], NULL);
     }
     if (!job->json) return CLI_DONE;
     return cli_inspect_print_json(
@@ -209,14 +120,15 @@ static int show_glance(const inspect_job *job, const refit_glance *glance)
     }
     json_t *tensors = job->json ? json_array() : NULL;
     if (!job->json) cli_inspect_print_glance(job->path, &info);
+    if (!job->json && info.tensors > 0) cli_inspect_print_table(CLI_COLUMNS_BYTES);
     for (uint32_t i = 0; i < info.tensors; i++) {
         refit_tensor tensor = {.size = sizeof tensor};
         uint64_t digest = 0;
         (void)!refit_glance_tensor(glance, i, &tensor, &digest, NULL);
         if (job->json)
-            (void)json_array_append_new(tensors, cli_inspect_json_tensor(&tensor, digest));
+            (void)json_array_append_new(tensors, cli_inspect_json_tensor(&tensor, digest, NULL));
         else
-            cli_inspect_print_tensor(&tensor, digest);
+            cli_inspect_print_tensor(CLI_COLUMNS_BYTES, &tensor, digest, NULL);
     }
     if (!job->json) return CLI_DONE;
     json_t *object = cli_inspect_json_glance(job->path, &info);
@@ -245,7 +157,7 @@ static int inspect_file(const inspect_job *job)
     refit_snapshot *snapshot;
     refit_status status = refit_snapshot_open(job->path, &job->config, &snapshot, &error);
     if (status == REFIT_OK) {
-        int result = show_snapshot(job, snapshot);
+        int result = cli_inspect_snapshot(job, snapshot);
         refit_snapshot_close(snapshot);
         return result;
     }
@@ -277,7 +189,7 @@ static int run_inspect(int count, char **arguments)
     if (status != CLI_DONE) return status;
     if (strstr(job.path, "://") != NULL) return inspect_endpoint(&job);
     bool folder = stat(job.path, &found) == 0 && S_ISDIR(found.st_mode);
-    return folder ? inspect_folder(&job) : inspect_file(&job);
+    return folder ? cli_inspect_folder(&job) : inspect_file(&job);
 }
 
 const cli_command cli_inspect = {
@@ -288,10 +200,10 @@ const cli_command cli_inspect = {
              "\n"
              "Shows what PATH holds: a safetensors file, a file of an archive, or an archive,\n"
              "that is, a folder that refit subscribe --archive has written. A file is read\n"
-             "whole and checked: its version, density, blocks by mode, tensors and digests.\n"
-             "Of an archive one line a version is shown, from the first bytes of its file.\n"
-             "ENDPOINT (tcp://..., ipc://...) is asked which version it has committed; no\n"
-             "version waits for that, and no weights travel.\n"
+             "whole and checked. Of an archive's file, and in the sum of an archive, you see\n"
+             "how much of each tensor changed, and its blocks by mode; of an archive's files\n"
+             "only lists are read. ENDPOINT (tcp://..., ipc://...) is asked which version it\n"
+             "has committed; no version waits for that, and no weights travel.\n"
              "\n"
              "  --json           one JSON object instead of words\n"
              "  --timeout S      seconds that a publisher has to answer; default: 5\n"

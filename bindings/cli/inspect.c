@@ -1,6 +1,9 @@
 /*
  * Versions in words and as JSON, in one form wherever they lie.
  *
+ * Tables have their numbers first, in columns that fit 80 together with most names, and the names,
+ * which have any length, behind them.
+ *
  * Digests are hexadecimal texts in JSON as well, as are epochs: numbers of 64 bits do not survive
  * every reader of JSON.
  */
@@ -33,16 +36,30 @@ static void print_kind(const refit_archive_info *info)
         (void)printf("delta of %" PRIu64, info->base);
 }
 
+#define SHARE_TEXT 16
+
+/* "1.42 %"; "?" if nobody knows. */
+static const char *share_text(uint64_t changed, uint64_t elements, char text[SHARE_TEXT])
+{
+    const double percent = 100 * share(changed, elements);
+    const char *format = changed > 0 && percent < 0.01 ? "<%.2f %%" : "%.2f %%";
+    if (changed == REFIT_CHANGED_UNKNOWN) return "?";
+    (void)snprintf(text, SHARE_TEXT, format, percent < 0.01 && changed > 0 ? 0.01 : percent);
+    return text;
+}
+
+void cli_inspect_print_columns(void)
+{
+    (void)puts("number  changed same sparse dense      kept file");
+}
+
 void cli_inspect_print_line(const refit_archive_info *info)
 {
-    char size[CLI_SIZE_TEXT], kept[CLI_SIZE_TEXT];
-    (void)printf("version %" PRIu64 ", ", info->version);
-    print_kind(info);
-    (void)printf(": %s, %s as %s", info->name, cli_size_text(info->weight_bytes, size),
-                 cli_size_text(info->file_bytes, kept));
-    if (info->base != 0)
-        (void)printf(", %.4g %% changed", 100 * share(info->changed, info->elements));
-    (void)putchar('\n');
+    char kept[CLI_SIZE_TEXT], changed[SHARE_TEXT];
+    (void)printf("%6" PRIu64 " %8s %4u %6u %5u %9s %s\n", info->version,
+                 info->base == 0 ? "anchor" : share_text(info->changed, info->elements, changed),
+                 info->blocks_same, info->blocks_sparse, info->blocks_dense,
+                 cli_size_text(info->file_bytes, kept), info->name);
 }
 
 void cli_inspect_print_file(const refit_archive_info *info)
@@ -55,8 +72,10 @@ void cli_inspect_print_file(const refit_archive_info *info)
                  info->tensors);
     (void)printf("changed   %.4g %% of %" PRIu64 " elements\n",
                  100 * share(info->changed, info->elements), info->elements);
-    (void)printf("blocks    %u same, %u sparse, %u dense\n", info->blocks_same, info->blocks_sparse,
+    (void)printf("blocks    %u same, %u sparse, %u dense", info->blocks_same, info->blocks_sparse,
                  info->blocks_dense);
+    (void)printf(", in %u frame%s, %u compressed\n", info->frames, info->frames == 1 ? "" : "s",
+                 info->frames_packed);
     (void)printf("digest    %s\n", cli_digest_text(info->digest, digest));
     if (info->base != 0) {
         (void)printf("base      %s\n", cli_digest_text(info->base_digest, digest));
@@ -85,11 +104,12 @@ json_t *cli_inspect_json_file(const refit_archive_info *info)
                                (json_int_t)info->base, "file_bytes", (json_int_t)info->file_bytes,
                                "weight_bytes", (json_int_t)info->weight_bytes);
     json_t *content = json_pack(
-        "{s:I, s:I, s:f, s:i, s:{s:i, s:i, s:i}, s:o, s:o, s:o}", "elements",
+        "{s:I, s:I, s:f, s:i, s:{s:i, s:i, s:i}, s:i, s:i, s:o, s:o, s:o}", "elements",
         (json_int_t)info->elements, "changed", (json_int_t)info->changed, "density",
         share(info->changed, info->elements), "tensor_count", (int)info->tensors, "blocks", "same",
         (int)info->blocks_same, "sparse", (int)info->blocks_sparse, "dense",
-        (int)info->blocks_dense, "digest", json_digest(info->digest), "base_digest",
+        (int)info->blocks_dense, "frames", (int)info->frames, "frames_compressed",
+        (int)info->frames_packed, "digest", json_digest(info->digest), "base_digest",
         json_digest(info->base_digest), "manifest", json_digest(info->manifest));
     (void)json_object_update(object, content);
     json_decref(content);
@@ -107,6 +127,9 @@ void cli_inspect_print_glance(const char *endpoint, const refit_glance_info *inf
         (void)printf("version   %" PRIu64 " of epoch %016" PRIx64 "\n", info->version, info->epoch);
     (void)printf("weights   %s in %u tensors\n", cli_size_text(info->weight_bytes, size),
                  info->tensors);
+    if (info->version > 0)
+        (void)puts(
+            "changed   not known: a publisher tells what it holds; inspect an archive of it");
     if (info->sealed) (void)printf("digest    %s\n", cli_digest_text(info->digest, digest));
     if (info->tensors > 0) {
         (void)printf("manifest  %s\n", cli_digest_text(info->manifest, digest));
@@ -122,22 +145,67 @@ json_t *cli_inspect_json_glance(const char *endpoint, const refit_glance_info *i
                   (json_int_t)info->frame_bytes, "tensor_count", (int)info->tensors);
     (void)json_object_set_new(object, "digest",
                               info->sealed ? json_digest(info->digest) : json_null());
+    (void)json_object_set_new(object, "density", json_null()); /* nor blocks: it is not told */
     (void)json_object_set_new(object, "manifest",
                               info->tensors > 0 ? json_digest(info->manifest) : json_null());
     return object;
 }
 
-void cli_inspect_print_tensor(const refit_tensor *tensor, uint64_t digest)
+void cli_inspect_print_table(cli_columns columns)
 {
-    char size[CLI_SIZE_TEXT];
-    (void)printf("%s  %s [", tensor->name, refit_dtype_name(tensor->dtype));
-    for (uint32_t i = 0; i < tensor->rank; i++)
-        (void)printf("%s%" PRIu64, i == 0 ? "" : ", ", tensor->shape[i]);
-    (void)printf("]  %s  %016" PRIx64 "%s\n", cli_size_text(tensor->bytes, size), digest,
-                 tensor->alias_of == REFIT_NO_ALIAS ? "" : "  tied");
+    static const char *const names[] = {
+        [CLI_COLUMNS_BYTES] = "     size  digest            tensor",
+        [CLI_COLUMNS_CHANGE] = " changed  same sparse dense  digest            tensor",
+        [CLI_COLUMNS_CHANGES] = " changed   same  sparse   dense       size  tensor",
+    };
+    (void)puts(names[columns]);
 }
 
-json_t *cli_inspect_json_tensor(const refit_tensor *tensor, uint64_t digest)
+static void print_shape(const refit_tensor *tensor)
+{
+    (void)printf("  %s [", refit_dtype_name(tensor->dtype));
+    for (uint32_t i = 0; i < tensor->rank; i++)
+        (void)printf("%s%" PRIu64, i == 0 ? "" : ", ", tensor->shape[i]);
+    (void)putchar(']');
+}
+
+void cli_inspect_print_tensor(cli_columns columns, const refit_tensor *tensor, uint64_t digest,
+                              const refit_tensor_change *change)
+{
+    char size[CLI_SIZE_TEXT], changed[SHARE_TEXT];
+    (void)cli_size_text(tensor->bytes, size);
+    if (columns == CLI_COLUMNS_BYTES) {
+        (void)printf("%9s  %016" PRIx64 "  %s", size, digest, tensor->name);
+        print_shape(tensor);
+    } else if (columns == CLI_COLUMNS_CHANGE) {
+        (void)printf("%8s %5u %6u %5u  %016" PRIx64 "  %s",
+                     share_text(change->changed, change->elements, changed), change->blocks_same,
+                     change->blocks_sparse, change->blocks_dense, digest, tensor->name);
+    } else {
+        (void)printf("%8s %6u %7u %7u  %9s  %s",
+                     share_text(change->changed, change->elements, changed), change->blocks_same,
+                     change->blocks_sparse, change->blocks_dense, size, tensor->name);
+    }
+    (void)puts(tensor->alias_of == REFIT_NO_ALIAS ? "" : "  tied");
+}
+
+static void add_change(json_t *object, const refit_tensor_change *change)
+{
+    const bool known = change->changed != REFIT_CHANGED_UNKNOWN;
+    (void)json_object_set_new(object, "elements", json_integer((json_int_t)change->elements));
+    (void)json_object_set_new(object, "changed",
+                              known ? json_integer((json_int_t)change->changed) : json_null());
+    (void)json_object_set_new(object, "density",
+                              known ? json_real(share(change->changed, change->elements))
+                                    : json_null());
+    (void)json_object_set_new(object, "blocks",
+                              json_pack("{s:i, s:i, s:i}", "same", (int)change->blocks_same,
+                                        "sparse", (int)change->blocks_sparse, "dense",
+                                        (int)change->blocks_dense));
+}
+
+json_t *cli_inspect_json_tensor(const refit_tensor *tensor, uint64_t digest,
+                                const refit_tensor_change *change)
 {
     json_t *shape = json_array();
     for (uint32_t i = 0; i < tensor->rank; i++)
@@ -148,6 +216,7 @@ json_t *cli_inspect_json_tensor(const refit_tensor *tensor, uint64_t digest)
     if (tensor->alias_of != REFIT_NO_ALIAS) {
         (void)json_object_set_new(object, "tied_to", json_integer(tensor->alias_of));
     }
+    if (change != NULL) add_change(object, change);
     return object;
 }
 

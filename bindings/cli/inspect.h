@@ -12,16 +12,27 @@ const char *cli_digest_text(const unsigned char digest[16], char text[33]);
 void cli_inspect_print_file(const refit_archive_info *info);
 json_t *cli_inspect_json_file(const refit_archive_info *info);
 
-/* The same in one line, for a list. */
+/* The same in one line of a list, whose columns the first call names. */
+void cli_inspect_print_columns(void);
 void cli_inspect_print_line(const refit_archive_info *info);
 
 /* What a publisher says of itself. */
 void cli_inspect_print_glance(const char *endpoint, const refit_glance_info *info);
 json_t *cli_inspect_json_glance(const char *endpoint, const refit_glance_info *info);
 
-/* A tensor, in one line; as an object. */
-void cli_inspect_print_tensor(const refit_tensor *tensor, uint64_t digest);
-json_t *cli_inspect_json_tensor(const refit_tensor *tensor, uint64_t digest);
+/* Which columns a table of tensors has beside their names. */
+typedef enum cli_columns {
+    CLI_COLUMNS_BYTES,   /* what they are: size, digest, type and shape */
+    CLI_COLUMNS_CHANGE,  /* what became of them: share, blocks by mode, digest */
+    CLI_COLUMNS_CHANGES, /* likewise, in many versions: share, blocks, size */
+} cli_columns;
+
+/* A tensor, as a line of the table; as an object. `change` is NULL where there is none to tell. */
+void cli_inspect_print_table(cli_columns columns);
+void cli_inspect_print_tensor(cli_columns columns, const refit_tensor *tensor, uint64_t digest,
+                              const refit_tensor_change *change);
+json_t *cli_inspect_json_tensor(const refit_tensor *tensor, uint64_t digest,
+                                const refit_tensor_change *change);
 
 /* Prints the object on one line and releases it. An exit status. */
 int cli_inspect_print_json(json_t *object);

@@ -59,19 +59,27 @@ done
 
 run 0 inspect "$scratch/kept"
 prints "5 versions, 2.7 MiB as "
-[ "$(grep -c 'anchor: ' "$scratch/out")" -eq 2 ] || complain "not two anchors: $(cat "$scratch/out")"
-prints "version 2, delta of 1: 0001-00000002-"
-prints "version 4, anchor: 0001-00000004-"
+[ "$(grep -c ' anchor ' "$scratch/out")" -eq 2 ] || complain "not two anchors: $(cat "$scratch/out")"
+grep -qE '^ +2 +[0-9.]+ % .* 0001-00000002-' "$scratch/out" || complain "no delta 2: $(cat "$scratch/out")"
+grep -qE '^ +4 +anchor .* 0001-00000004-' "$scratch/out" || complain "no anchor 4: $(cat "$scratch/out")"
+prints "; deltas: "
+grep -qE '^ *[0-9.]+ % .* model.layers.0.weight$' "$scratch/out" || complain "no tensor: $(cat "$scratch/out")"
 run 0 inspect "$scratch/kept" --json
 prints '"kind":"archive"'
 prints '"base":4'
+prints '"deltas_with_these_tensors":3'
 run 0 inspect "$(file 5)"
 prints ", delta of 4"
 prints "weights   560.4 KiB in 23 tensors"
 prints " same, "
+prints ", 0 compressed"
+grep -qE '^ *[0-9.]+ % +0 +0 +[1-9] +[0-9a-f]{16}  model.layers.0.weight$' "$scratch/out" ||
+    complain "no tensor with its blocks: $(cat "$scratch/out")"
 digest=$(sed -n 's/^digest *//p' "$scratch/out")
 run 0 inspect "$(file 5)" --json
 prints "\"digest\":\"$digest\""
+prints '"density":'
+prints '"blocks":{"same":0,"sparse":0,"dense":'
 run 0 inspect "$scratch/5.again"
 prints ", safetensors"
 prints "digest    $digest" # the file is the version
@@ -137,7 +145,7 @@ refuses 5 "is damaged" inspect "$(file 4)"
 truncate -s 1000 "$(file 5)"
 run 5 inspect "$scratch/kept"
 grep -q "it has 1000 bytes and should have" "$scratch/err" || complain "$(cat "$scratch/err")"
-prints "version 4, anchor: "
+grep -qE '^ +4 +anchor ' "$scratch/out" || complain "version 4 is not shown"
 rm "$(file 4)" "$(file 5)"
 run 0 materialize "$scratch/kept" 3 --out "$scratch/y"
 [ -e "$scratch/y" ] || complain "version 3 needs neither 4 nor 5"
