@@ -15,13 +15,12 @@
 
 #include "kernels/cpu.h"
 
-#define LINE ((size_t)64)
-
 #if defined(__x86_64__)
 #include <immintrin.h>
 
 #define STREAM_LEAST ((size_t)1 << 20)
 #define PIECE_LEAST  ((size_t)4 << 10)
+#define LINE         ((size_t)64)
 #define AHEAD        1024u
 
 /* An integer sum, for it may point beyond the source; prefetching there does no harm. */
@@ -106,40 +105,4 @@ void rft_copy_bytes(void *to, const void *from, size_t bytes)
 void rft_copy_piece(void *to, const void *from, size_t bytes)
 {
     copy_from(PIECE_LEAST, to, from, bytes);
-}
-
-/* ---- What changed */
-
-#if defined(__x86_64__)
-/* Every x86-64 has these; wider ones gain nothing on a block that lies in the cache. */
-static inline __m128i load(const char *at)
-{
-    return _mm_loadu_si128((const __m128i *)at);
-}
-
-static inline bool line_differs(const char *a, const char *b)
-{
-    __m128i first =
-        _mm_or_si128(_mm_xor_si128(load(a), load(b)), _mm_xor_si128(load(a + 16), load(b + 16)));
-    __m128i second = _mm_or_si128(_mm_xor_si128(load(a + 32), load(b + 32)),
-                                  _mm_xor_si128(load(a + 48), load(b + 48)));
-    __m128i same = _mm_cmpeq_epi8(_mm_or_si128(first, second), _mm_setzero_si128());
-    return _mm_movemask_epi8(same) != 0xFFFF;
-}
-#else
-static inline bool line_differs(const char *a, const char *b)
-{
-    return memcmp(a, b, LINE) != 0;
-}
-#endif
-
-void rft_copy_changed(void *to, const void *from, size_t bytes)
-{
-    char *target = to;
-    const char *source = from;
-    size_t at = 0;
-    for (; bytes - at >= LINE; at += LINE) {
-        if (line_differs(target + at, source + at)) memcpy(target + at, source + at, LINE);
-    }
-    memcpy(target + at, source + at, bytes - at);
 }

@@ -15,8 +15,4 @@ void rft_copy_bytes(void *to, const void *from, size_t bytes);
  * small it is, where that pays at all. */
 void rft_copy_piece(void *to, const void *from, size_t bytes);
 
-/* Likewise, but leaves alone the lines of `to` that are as in `from` already: what is not written
- * need not find its way back to memory. For two that differ in places. */
-void rft_copy_changed(void *to, const void *from, size_t bytes);
-
 #endif

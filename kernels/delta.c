@@ -8,6 +8,7 @@
 #include "kernels/delta.h"
 
 #include "kernels/cpu.h"
+#include "kernels/delta_exchange.h"
 #include "kernels/delta_plan.h"
 #include "kernels/delta_scalar.h"
 #include "kernels/delta_x86.h"
@@ -64,8 +65,9 @@ static bool is_smaller(rft_delta_shape shape, const rft_delta_entry *entry)
            entry->escapes <= UINT16_MAX;
 }
 
-bool rft_delta_encode(rft_delta_shape shape, const void *before, const void *after,
-                      unsigned char *out, rft_delta_entry *entry)
+/* `swap` as rft_delta_writer has it. */
+static bool encode_block(rft_delta_shape shape, const void *before, const void *after, void *swap,
+                         unsigned char *out, rft_delta_entry *entry)
 {
     uint64_t map[RFT_DELTA_MAP_WORDS];
     *entry = (rft_delta_entry){0};
@@ -74,9 +76,30 @@ bool rft_delta_encode(rft_delta_shape shape, const void *before, const void *aft
     if (shape.kind == RFT_DELTA_RAW) entry->values = entry->changed;
     rft_delta_writer to = rft_delta_open_writer(shape, out, entry);
     if (!is_smaller(shape, entry)) return false;
+    to.swap = swap;
     encode(&to, before, after, map);
     rft_delta_close_writer(&to);
     return is_smaller(shape, entry);
+}
+
+bool rft_delta_encode(rft_delta_shape shape, const void *before, const void *after,
+                      unsigned char *out, rft_delta_entry *entry)
+{
+    return encode_block(shape, before, after, NULL, out, entry);
+}
+
+/* How long what is coded gets follows from how many elements differ, so the block is not touched
+ * before it is known that it will be coded. */
+bool rft_delta_exchange(rft_delta_shape shape, void *block, const void *after, unsigned char *out,
+                        rft_delta_entry *entry)
+{
+    size_t bytes = (size_t)shape.elements * shape.width;
+    shape.kind = RFT_DELTA_RAW;
+    bool coded = encode_block(shape, after, block, block, out, entry);
+    if (coded || entry->changed == 0) return coded;
+    memcpy(out, block, bytes);
+    memcpy(block, after, bytes);
+    return false;
 }
 
 static uint32_t count_far(const unsigned char *escapes, uint32_t count)

@@ -154,6 +154,23 @@ static void put_values(encoder *e, uint32_t count)
     }
 }
 
+#define SWAP_VALUES(width)                                                                         \
+    for (uint32_t i = 0; i < count; i++) {                                                         \
+        size_t at = (size_t)(width)*e->place[i];                                                   \
+        memcpy(e->to->swap + at, e->before + at, (width));                                         \
+    }                                                                                              \
+    break
+
+static void swap_values(encoder *e, uint32_t count)
+{
+    switch (e->to->shape.width) {
+    case 1: SWAP_VALUES(1);
+    case 2: SWAP_VALUES(2);
+    case 4: SWAP_VALUES(4);
+    default: SWAP_VALUES(8);
+    }
+}
+
 RFT_DELTA_TARGET static void put_chunk(encoder *e, uint32_t count)
 {
     if (e->to->low_bits != 0) {
@@ -165,6 +182,7 @@ RFT_DELTA_TARGET static void put_chunk(encoder *e, uint32_t count)
     } else {
         put_values(e, count);
     }
+    if (e->to->swap != NULL) swap_values(e, count);
     e->done += count;
 }
 

@@ -98,6 +98,7 @@ void rft_delta_encode_scalar(rft_delta_writer *to, const void *before, const voi
             size_t from = (size_t)position * to->shape.width;
             put_position(to, done, position);
             put_value(to, done, a + from, b + from);
+            if (to->swap != NULL) memcpy(to->swap + from, a + from, to->shape.width);
         }
     }
 }

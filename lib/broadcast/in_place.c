@@ -181,23 +181,6 @@ static rft_delta_shape shape_of(const rft_manifest *manifest, const rft_block *b
     return (rft_delta_shape){(uint32_t)(block->bytes / width), width, RFT_DELTA_RAW};
 }
 
-/* What is noted must be what is written: memory that the publisher may write meanwhile is copied
- * first, and not looked at again. */
-static refit_status change_block(rft_in_place *place, const rft_in_place_source *source,
-                                 rft_note_place where, const rft_block *block,
-                                 const unsigned char *from, unsigned char *window,
-                                 uint32_t *changed, refit_error *error)
-{
-    bool theirs = source->device == NULL && source->image->mark != NULL;
-    *changed = 0;
-    if (theirs && memcmp(from, window, block->bytes) == 0) return REFIT_OK;
-    if (theirs) from = memcpy(place->to.source, from, block->bytes);
-    RFT_TRY(rft_rollback_note(&place->old, where, shape_of(source->image->catalog->manifest, block),
-                              window, from, changed, error));
-    if (*changed > 0) rft_copy_changed(window, from, block->bytes);
-    return REFIT_OK;
-}
-
 /* Notes and changes the window; what of it was touched lies from *first to *end. */
 static refit_status change_window(rft_in_place *place, uint32_t index,
                                   const rft_in_place_source *source, const apply_run *run,
@@ -210,7 +193,9 @@ static refit_status change_window(rft_in_place *place, uint32_t index,
         const rft_block *block = &run->blocks[i];
         rft_note_place where = {index, block->tensor_offset};
         uint32_t changed;
-        RFT_TRY(change_block(place, source, where, block, from + at, window + at, &changed, error));
+        RFT_TRY(rft_rollback_change(&place->old, where,
+                                    shape_of(source->image->catalog->manifest, block), window + at,
+                                    from + at, &changed, error));
         if (changed == 0) continue;
         if (*end == 0) *first = at;
         *end = at + block->bytes;

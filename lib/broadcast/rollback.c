@@ -9,6 +9,7 @@
 #include <string.h>
 
 #include "base/checked.h"
+#include "kernels/delta_exchange.h"
 
 #define NOTHING UINT64_MAX
 
@@ -55,33 +56,26 @@ static uint64_t shape_bytes(rft_delta_shape shape)
     return (uint64_t)shape.elements * shape.width;
 }
 
-/* Whole, if it cannot be coded smaller. */
-static uint64_t write_old(rft_delta_shape shape, const void *before, const void *after,
-                          unsigned char *to, rft_delta_entry *entry, uint32_t *changed)
-{
-    bool coded = rft_delta_encode(shape, after, before, to, entry);
-    *changed = entry->changed;
-    if (coded) return entry->total;
-    entry->changed = 0;
-    if (*changed == 0) return 0;
-    memcpy(to, before, shape_bytes(shape));
-    return shape_bytes(shape);
-}
-
-refit_status rft_rollback_note(rft_rollback *rollback, rft_note_place place, rft_delta_shape shape,
-                               const void *before, const void *after, uint32_t *changed,
-                               refit_error *error)
+refit_status rft_rollback_change(rft_rollback *rollback, rft_note_place place,
+                                 rft_delta_shape shape, void *block, const void *after,
+                                 uint32_t *changed, refit_error *error)
 {
     note_head head = {.before = rollback->last, .place = place, .shape = shape};
+    uint64_t left = rollback->memory.bytes - rollback->used;
     head.shape.kind = RFT_DELTA_RAW;
     *changed = 0;
-    if (memcmp(before, after, shape_bytes(shape)) == 0) return REFIT_OK;
-    uint64_t left = rollback->memory.bytes - rollback->used;
-    RFT_REFUSE_IF(left < sizeof head + rft_delta_bound(head.shape), error, REFIT_ERR_HOST_MEMORY,
-                  "the destinations were changed so often during one update that there is no room "
-                  "to note their old bytes");
+    if (left < sizeof head + rft_delta_bound(head.shape)) {
+        if (memcmp(block, after, shape_bytes(shape)) == 0) return REFIT_OK;
+        return rft_fail(error, REFIT_ERR_HOST_MEMORY,
+                        "the destinations were changed so often during one update that there is "
+                        "no room to note their old bytes");
+    }
     unsigned char *to = rollback->memory.memory + rollback->used;
-    uint64_t bytes = write_old(head.shape, before, after, to + sizeof head, &head.entry, changed);
+    bool coded = rft_delta_exchange(head.shape, block, after, to + sizeof head, &head.entry);
+    *changed = head.entry.changed;
+    if (*changed == 0) return REFIT_OK;
+    if (!coded) head.entry.changed = 0;
+    uint64_t bytes = coded ? head.entry.total : shape_bytes(shape);
     memcpy(to, &head, sizeof head);
     rollback->last = rollback->used;
     rollback->used += (sizeof head + bytes + 7) & ~UINT64_C(7);

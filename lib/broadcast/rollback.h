@@ -36,11 +36,12 @@ bool rft_rollback_is_empty(const rft_rollback *rollback);
 /* Forgets all notes, and gives the memory back. Harmless on one that is not open. */
 void rft_rollback_reset(rft_rollback *rollback);
 
-/* Notes what turns `after` back into `before`; returns how many elements differ, and takes no note
- * if that is 0. REFIT_ERR_HOST_MEMORY: there is no room. */
-refit_status rft_rollback_note(rft_rollback *rollback, rft_note_place place, rft_delta_shape shape,
-                               const void *before, const void *after, uint32_t *changed,
-                               refit_error *error);
+/* Makes `block`, which lies at that place, as `after`, and notes what it was; tells how many
+ * elements differed, and takes no note if that is 0. `after` may change meanwhile: what is noted is
+ * what was overwritten. REFIT_ERR_HOST_MEMORY: there is no room, and nothing is changed. */
+refit_status rft_rollback_change(rft_rollback *rollback, rft_note_place place,
+                                 rft_delta_shape shape, void *block, const void *after,
+                                 uint32_t *changed, refit_error *error);
 
 /* A walk from the newest note: {.at = rollback->last} begins. */
 typedef struct rft_note {

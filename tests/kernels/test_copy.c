@@ -55,20 +55,6 @@ static void check_small(void)
     for (size_t bytes = 0; bytes <= 300; bytes++) {
         check_copy(rft_copy_bytes, bytes % 61, bytes % 37, bytes);
         check_copy(rft_copy_piece, bytes % 61, bytes % 37, bytes);
-        check_copy(rft_copy_changed, bytes % 61, bytes % 37, bytes);
-    }
-}
-
-/* Whatever is different, wherever in a line. */
-static void changes_are_copied(void **state)
-{
-    (void)state;
-    for (size_t at = 0; at < 200; at++) {
-        memcpy(back, there, 200);
-        back[at] ^= 1;
-        back[at * 7 % 200] ^= 0x80;
-        rft_copy_changed(back, there, 200);
-        assert_memory_equal(back, there, 200);
     }
 }
 
@@ -114,7 +100,6 @@ static void the_limit_only_lowers_the_level(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(changes_are_copied),
         cmocka_unit_test(small_copies_are_exact),
         cmocka_unit_test(large_copies_are_exact),
         cmocka_unit_test(the_limit_only_lowers_the_level),

@@ -1,5 +1,5 @@
 /* A block coded and applied is exact, of every width, length and density; so is one applied twice,
- * or half done. */
+ * or half done. Exchanged in place, it comes back. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -10,6 +10,7 @@
 #include <cmocka.h>
 
 #include "kernels/delta.h"
+#include "kernels/delta_exchange.h"
 #include "tests/kernels/levels.h"
 #include "tests/support/seeded.h"
 
@@ -133,6 +134,27 @@ static void check_coded(const pair *made, const rft_delta_entry *entry, const un
     free(coded);
 }
 
+/* In place, and back. */
+static void check_exchange(const pair *made, uint32_t changed)
+{
+    const rft_delta_shape raw = {made->shape.elements, made->shape.width, RFT_DELTA_RAW};
+    unsigned char *block = take(made->bytes), *out = take(rft_delta_bound(raw));
+    rft_delta_entry entry;
+    memcpy(block, made->before, made->bytes);
+    bool coded = rft_delta_exchange(made->shape, block, made->after, out, &entry);
+    assert_int_equal(entry.changed, changed);
+    assert_memory_equal(block, made->after, made->bytes);
+    if (coded) {
+        assert_true(entry.total < made->bytes);
+        assert_true(rft_delta_apply(raw, &entry, out, block));
+        assert_memory_equal(block, made->before, made->bytes);
+    } else if (changed > 0) {
+        assert_memory_equal(out, made->before, made->bytes);
+    }
+    free(block);
+    free(out);
+}
+
 /* Returns whether the block was worth coding. */
 static bool check_pair(const pair *made)
 {
@@ -146,6 +168,7 @@ static bool check_pair(const pair *made)
         assert_true(entry.total + RFT_DELTA_ENTRY_BYTES < made->bytes);
         check_coded(made, &entry, out);
     }
+    check_exchange(made, changed);
     free(out);
     return coded;
 }
