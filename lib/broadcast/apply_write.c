@@ -1,0 +1,82 @@
+/* The bytes come from a verified image, but in the publisher's shared memory they may be
+ * overwritten under our eyes: nothing here depends on their staying as they are, and the mark tells
+ * at the end.
+ */
+#include "broadcast/apply_write.h"
+
+rft_apply_run rft_apply_run_of(const rft_block *blocks, uint32_t most)
+{
+    rft_apply_run run = {.blocks = blocks, .offset = blocks[0].tensor_offset};
+    while (run.count < most && run.bytes + blocks[run.count].bytes <= RFT_WINDOW_BYTES)
+        run.bytes += blocks[run.count++].bytes;
+    return run;
+}
+
+refit_status rft_apply_read(const rft_in_place *place, const rft_in_place_source *source,
+                            const rft_apply_run *run, const unsigned char **out, refit_error *error)
+{
+    const unsigned char *bytes = source->image->bytes + run->blocks[0].offset;
+    *out = source->device == NULL ? bytes : place->to.source;
+    if (source->device == NULL) return REFIT_OK;
+    return refit_stream_copy(source->device, REFIT_STREAM_NONE, place->to.source, bytes, run->bytes,
+                             error);
+}
+
+/* Bytes, where an element is not so many of them. */
+static rft_delta_shape shape_of(const rft_manifest *manifest, const rft_block *block)
+{
+    uint32_t bits = refit_dtype_bits(manifest->tensors[block->tensor].dtype);
+    uint32_t width = bits % 8 == 0 ? bits / 8 : 1;
+    return (rft_delta_shape){(uint32_t)(block->bytes / width), width, RFT_DELTA_RAW};
+}
+
+/* Notes and changes the window; what of it was touched lies from *first to *end. */
+static refit_status change_window(rft_in_place *place, uint32_t index,
+                                  const rft_in_place_source *source, const rft_apply_run *run,
+                                  const unsigned char *from, unsigned char *window, uint64_t *first,
+                                  uint64_t *end, refit_error *error)
+{
+    uint64_t at = 0;
+    *first = *end = 0;
+    for (uint32_t i = 0; i < run->count; at += run->blocks[i++].bytes) {
+        const rft_block *block = &run->blocks[i];
+        rft_note_place where = {index, block->tensor_offset};
+        uint32_t changed;
+        RFT_TRY(rft_rollback_change(&place->old, where,
+                                    shape_of(source->image->catalog->manifest, block), window + at,
+                                    from + at, &changed, error));
+        if (changed == 0) continue;
+        if (*end == 0) *first = at;
+        *end = at + block->bytes;
+    }
+    return REFIT_OK;
+}
+
+static refit_status write_run(rft_in_place *place, uint32_t index,
+                              const rft_in_place_source *source, const rft_apply_run *run,
+                              refit_error *error)
+{
+    const rft_destination *one = &place->to.list[index];
+    const unsigned char *from;
+    unsigned char *window;
+    uint64_t first, end;
+    RFT_TRY(rft_apply_read(place, source, run, &from, error));
+    RFT_TRY(rft_destinations_fetch(&place->to, one, run->offset, run->bytes, &window, error));
+    RFT_TRY(change_window(place, index, source, run, from, window, &first, &end, error));
+    if (end == 0) return REFIT_OK;
+    return rft_destinations_put(one, run->offset + first, window + first, end - first, error);
+}
+
+refit_status rft_apply_write(rft_in_place *place, uint32_t index, const rft_in_place_source *source,
+                             refit_error *error)
+{
+    const rft_manifest *manifest = source->image->catalog->manifest;
+    const rft_manifest_tensor *tensor = &manifest->tensors[place->tensors[index]];
+    for (uint32_t done = 0; done < tensor->blocks;) {
+        rft_apply_run run =
+            rft_apply_run_of(&manifest->blocks[tensor->first_block + done], tensor->blocks - done);
+        RFT_TRY(write_run(place, index, source, &run, error));
+        done += run.count;
+    }
+    return REFIT_OK;
+}
