@@ -1,11 +1,14 @@
 /*
  * bench delta: what an update costs to encode, to send and to take in, beside what trainers send
  * today; one row for each density of made-up updates, or one for two files. GB/s are of weights, on
- * one thread. Everything that was decoded is compared with the version it should be.
+ * one thread. Everything that was decoded is compared with the version it should be. Beside what
+ * the kernels do by themselves, "apply_in_place" is a worker's refit_update_apply, through the
+ * door.
  */
 #include <string.h>
 
 #include "bench.h"
+#include "bench_bound.h"
 #include "bench_codec.h"
 #include "cli.h"
 
@@ -13,8 +16,9 @@ enum { ROUNDS = 9, RIVALS = BENCH_CODEC_RIVALS };
 static const uint64_t default_bytes = UINT64_C(64) << 20;
 static const double densities[] = {0.0001, 0.001, 0.003, 0.006, 0.01, 0.037, 0.063, 0.125, 0.26, 1};
 
-/* The images, what the codecs work with, and the way there: so many times the weights' bytes. */
-enum { MEMORY_FACTOR = 8 };
+/* The images, what the codecs work with, the way there, and what a trainer and a worker hold: so
+ * many times the weights' bytes. */
+enum { MEMORY_FACTOR = 12 };
 
 /* What came of one codec. */
 typedef struct result {
@@ -25,8 +29,10 @@ typedef struct result {
 typedef struct run_state {
     const bench_pairs *pairs;
     bench_coder coder;
+    bench_bound *bound;
     uint64_t changed, same, sparse, dense;
     result refit, rivals[RIVALS];
+    bench_series in_place;
 } run_state;
 
 /* ---- The rounds ---- */
@@ -57,8 +63,19 @@ static refit_status one_codec(run_state *run, const bench_codec *codec, result *
     return REFIT_OK;
 }
 
+static refit_status one_apply(run_state *run, refit_error *error)
+{
+    const bench_pairs *pairs = run->pairs;
+    double seconds = 0.0;
+    BENCH_TRY(bench_bound_run(run->bound, &seconds, error));
+    bench_add(&run->in_place, seconds);
+    if (memcmp(pairs->into, pairs->after, pairs->image_bytes) == 0) return REFIT_OK;
+    return cli_refuse(error, REFIT_ERR_CORRUPT, 0, "what was applied is not the version");
+}
+
 static refit_status one_round(run_state *run, refit_error *error)
 {
+    BENCH_TRY(one_apply(run, error));
     BENCH_TRY(one_codec(run, &bench_codec_refit, &run->refit, error));
     run->changed = run->coder.changed;
     run->same = run->coder.same;
@@ -85,6 +102,7 @@ static refit_status run_rounds(run_state *run, uint32_t rounds, refit_error *err
     if (run->changed == 0)
         return cli_refuse(error, REFIT_ERR_INVALID, 0, "the two versions are the same");
     forget(&run->refit);
+    run->in_place.count = 0;
     for (int i = 0; i < RIVALS; i++)
         forget(&run->rivals[i]);
     for (uint32_t i = 0; i < rounds; i++)
@@ -136,6 +154,8 @@ static void report(const bench_options *options, const run_state *run, uint32_t 
                                (json_int_t)pairs->elements, "changed", (json_int_t)run->changed,
                                "density", (double)run->changed / (double)pairs->elements);
     add_result(object, run, &bench_codec_refit, &run->refit);
+    set_real(object, "apply_in_place", "_gbps", bench_gbps(pairs->bytes, &run->in_place));
+    set_real(object, "apply_in_place", "_seconds_p95", bench_p95(&run->in_place));
     json_object_set_new(object, "mode_mix",
                         json_pack("{s:I, s:I, s:I}", "same", (json_int_t)run->same, "sparse",
                                   (json_int_t)run->sparse, "dense", (json_int_t)run->dense));
@@ -157,8 +177,10 @@ static refit_status measure(const bench_options *options, const bench_pairs *pai
     refit_status status = REFIT_OK;
     if (!bench_coder_open(&run.coder, pairs))
         status = cli_refuse(error, REFIT_ERR_HOST_MEMORY, 0, "no memory for the benchmark itself");
+    if (status == REFIT_OK) status = bench_bound_open(options, pairs, &run.bound, error);
     if (status == REFIT_OK) status = run_rounds(&run, rounds, error);
     if (status == REFIT_OK) report(options, &run, rounds);
+    bench_bound_close(run.bound);
     bench_coder_close(&run.coder);
     return status;
 }

@@ -20,7 +20,8 @@ costs() {
 run 0 bench delta --json --mib 4 --rounds 1
 [ "$(grep -c '"bench":"delta"' "$scratch/out")" -eq 10 ] || complain "bench delta has not ten rows"
 for name in encode_gbps encode_with_digests_gbps decode_gbps decode_with_digests_gbps apply_gbps \
-    apply_with_digests_gbps apply_seconds_p95 mode_mix int32_value xor_zstd1 gap16_xor_zstd1; do
+    apply_with_digests_gbps apply_seconds_p95 apply_in_place_gbps apply_in_place_seconds_p95 mode_mix int32_value \
+    xor_zstd1 gap16_xor_zstd1; do
     [ "$(grep -c "\"$name\":" "$scratch/out")" -eq 10 ] || complain "bench delta: no $name in each row"
 done
 costs 4 1.55 # 0.6 %
