@@ -41,11 +41,12 @@ static refit_status change_window(rft_in_place *place, uint32_t index,
     for (uint32_t i = 0; i < run->count; at += run->blocks[i++].bytes) {
         const rft_block *block = &run->blocks[i];
         rft_note_place where = {index, block->tensor_offset};
+        rft_delta_shape shape = shape_of(source->image->catalog->manifest, block);
         uint32_t changed;
-        RFT_TRY(rft_rollback_change(&place->old, where,
-                                    shape_of(source->image->catalog->manifest, block), window + at,
-                                    from + at, &changed, error));
+        RFT_TRY(rft_rollback_change(&place->old, where, shape, window + at, from + at, &changed,
+                                    error));
         if (changed == 0) continue;
+        place->changed += (uint64_t)changed * shape.width;
         if (*end == 0) *first = at;
         *end = at + block->bytes;
     }

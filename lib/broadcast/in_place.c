@@ -5,6 +5,7 @@
 #include "broadcast/in_place.h"
 
 #include "base/alloc.h"
+#include "base/clock.h"
 #include "base/log.h"
 #include "broadcast/apply_plan.h"
 #include "broadcast/apply_verify.h"
@@ -21,6 +22,7 @@ refit_status rft_in_place_bind(rft_in_place *place, const refit_destination *lis
     refit_status status = rft_destinations_open(&place->to, list, count, config, error);
     if (status == REFIT_OK) {
         place->tensors = tensors;
+        atomic_store(&place->figures.bound, count);
     } else {
         rft_free(tensors);
     }
@@ -34,6 +36,7 @@ void rft_in_place_unbind(rft_in_place *place)
     rft_free(place->tensors);
     place->tensors = NULL;
     place->applied = false;
+    atomic_store(&place->figures.bound, 0);
 }
 
 bool rft_in_place_is_bound(const rft_in_place *place)
@@ -79,16 +82,20 @@ refit_status rft_in_place_apply(rft_in_place *place, const rft_in_place_source *
                                 uint32_t *left, refit_error *error)
 {
     rft_apply_plan plan;
+    int64_t began = rft_now();
+    place->changed = 0;
     RFT_TRY(
         rft_apply_plan_make(place, source->image->catalog->manifest, left == NULL, &plan, error));
     refit_status status = write_all(place, source, &plan, error);
     place->applied = status == REFIT_OK;
     if (status != REFIT_OK) {
         take_back(place, error);
-    } else if (left != NULL) {
-        *left = plan.left;
+        return status;
     }
-    return status;
+    atomic_fetch_add(&place->figures.bytes, place->changed);
+    atomic_store(&place->figures.last_ns, rft_now() - began);
+    if (left != NULL) *left = plan.left;
+    return REFIT_OK;
 }
 
 void rft_in_place_keep(rft_in_place *place)
@@ -122,5 +129,15 @@ refit_status rft_in_place_undo(rft_in_place *place, refit_error *error)
     }
     RFT_TRY(rft_destinations_flush(&place->to, error));
     rft_rollback_reset(&place->old);
+    atomic_fetch_add(&place->figures.taken_back, 1);
     return REFIT_OK;
+}
+
+void rft_in_place_report(const rft_in_place *place, refit_stats *stats)
+{
+    const rft_in_place_figures *figures = &place->figures;
+    stats->receive_bound += atomic_load(&figures->bound);
+    stats->receive_applied_bytes_total += atomic_load(&figures->bytes);
+    stats->receive_rollbacks += atomic_load(&figures->taken_back);
+    stats->receive_apply_seconds_last = (double)atomic_load(&figures->last_ns) * 1e-9;
 }

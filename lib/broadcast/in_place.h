@@ -8,20 +8,31 @@
  * back. Where taking back fails as well (a device is lost), the notes stay: the destinations are
  * torn until an undo succeeds, or an apply that is kept.
  *
- * Belongs to the caller's thread.
+ * Belongs to the caller's thread, but for the figures, which any thread may read.
  */
 #ifndef RFT_IN_PLACE_H
 #define RFT_IN_PLACE_H
+
+#include <stdatomic.h>
 
 #include "broadcast/destinations.h"
 #include "broadcast/rollback.h"
 #include "broadcast/staging.h"
 
+typedef struct rft_in_place_figures {
+    atomic_uint_fast64_t bound; /* destinations */
+    atomic_uint_fast64_t bytes; /* that changed, of all applies that succeeded */
+    atomic_uint_fast64_t taken_back;
+    atomic_int_fast64_t last_ns; /* of the last apply that succeeded */
+} rft_in_place_figures;
+
 typedef struct rft_in_place {
     rft_destinations to;
     uint32_t *tensors; /* owned; for each destination, what is written there: scratch of apply */
     rft_rollback old;
-    bool applied; /* an update is in them, neither kept nor undone */
+    bool applied;     /* an update is in them, neither kept nor undone */
+    uint64_t changed; /* bytes, by the apply under way */
+    rft_in_place_figures figures;
 } rft_in_place;
 
 refit_status rft_in_place_bind(rft_in_place *place, const refit_destination *list, uint32_t count,
@@ -41,6 +52,8 @@ refit_status rft_in_place_apply(rft_in_place *place, const rft_in_place_source *
                                 uint32_t *left, refit_error *error);
 void rft_in_place_keep(rft_in_place *place);
 refit_status rft_in_place_undo(rft_in_place *place, refit_error *error);
+/* Adds the figures. Any thread. */
+void rft_in_place_report(const rft_in_place *place, refit_stats *stats);
 /* Whether they hold no version at all, since an undo failed. */
 bool rft_in_place_is_torn(const rft_in_place *place);
 

@@ -173,6 +173,7 @@ refit_status refit_subscriber_stats(refit_subscriber *subscriber, refit_stats *s
     size_t known = stats->size < sizeof full ? stats->size : sizeof full;
     memcpy(&full, stats, known);
     add_report(&report, &full);
+    rft_in_place_report(&subscriber->engine, &full);
     memcpy(stats, &full, known);
     return REFIT_OK;
 }

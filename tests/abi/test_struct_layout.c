@@ -238,13 +238,14 @@ static const place places[] = {
     {OFFSET(refit_tensor_change, blocks_sparse, 28)},
     {OFFSET(refit_tensor_change, blocks_dense, 32)},
 
-    {SIZE(refit_stats, 496)},
+    {SIZE(refit_stats, 528)},
     {OFFSET(refit_stats, size, 0)},
     {OFFSET(refit_stats, offload_regions, 8)},
     {OFFSET(refit_stats, join_seconds_last, 400)},
     {OFFSET(refit_stats, host_ready_bytes, 408)},
     {OFFSET(refit_stats, publish_pinned_bytes, 448)},
     {OFFSET(refit_stats, publish_encode_seconds_last, 488)},
+    {OFFSET(refit_stats, receive_apply_seconds_last, 520)},
 };
 
 static void every_struct_keeps_its_places(void **state)

@@ -162,6 +162,74 @@ static void tied_tensors_may_have_one_memory(void **state)
     engine_close(&one);
 }
 
+/* The trainer changes its mind or turns the worker out, too late: the version was committed. */
+static void what_the_trainer_says_after_its_commit_changes_nothing(void **state)
+{
+    (void)state;
+    for (int bye = 0; bye <= 1; bye++) {
+        bound_pair it;
+        begin(&it, false);
+        refit_update *update = take(&it, 0, 0);
+        if (bye == 0) apply(&it, update);
+        raw_say(&it.pair.raw, bye == 1 ? sample_bye() : sample_abort(&it.pair.samples[0]));
+        if (bye == 1) raw_join(&it.pair.raw);
+        apply(&it, update);
+        accept(&it, update);
+        engine_save(&it.engine);
+        update = take(&it, 1, bye == 1 ? 0 : 1);
+        apply(&it, update);
+        refit_update_close(update);
+        assert_true(engine_is_as_saved(&it.engine));
+        end(&it);
+    }
+}
+
+static refit_stats figures(bound_pair *it)
+{
+    refit_stats stats;
+    refit_stats_init(&stats, sizeof stats);
+    assert_int_equal(refit_subscriber_stats(it->pair.subscriber, &stats, NULL), REFIT_OK);
+    return stats;
+}
+
+/* Of the elements that are not as they were saved. */
+static uint64_t changed_bytes(const engine *one)
+{
+    uint64_t changed = 0;
+    for (uint32_t i = 0; i < one->count; i++) {
+        uint32_t bits = refit_dtype_bits(one->list[i].dtype), width = bits % 8 == 0 ? bits / 8 : 1;
+        const unsigned char *now = one->list[i].memory;
+        for (uint64_t at = 0; at < one->list[i].bytes; at += width)
+            changed += memcmp(now + at, one->saved[i] + at, width) == 0 ? 0 : width;
+    }
+    return changed;
+}
+
+static void figures_say_what_was_written_and_what_was_taken_back(void **state)
+{
+    (void)state;
+    bound_pair it;
+    begin(&it, false);
+    assert_int_equal(figures(&it).receive_bound, SAMPLE_TENSORS);
+    assert_int_equal(figures(&it).receive_applied_bytes_total, 0);
+    run_first(&it);
+    refit_stats before = figures(&it);
+    assert_true(before.receive_apply_seconds_last > 0);
+    refit_update *update = take(&it, 1, 1);
+    apply(&it, update);
+    uint64_t changed = changed_bytes(&it.engine);
+    assert_true(changed > 0);
+    apply(&it, update); /* finds nothing to do */
+    assert_int_equal(figures(&it).receive_applied_bytes_total,
+                     before.receive_applied_bytes_total + changed);
+    assert_int_equal(figures(&it).receive_rollbacks, 0);
+    refit_update_close(update);
+    assert_int_equal(figures(&it).receive_rollbacks, 1);
+    assert_int_equal(refit_subscriber_unbind(it.pair.subscriber, NULL), REFIT_OK);
+    assert_int_equal(figures(&it).receive_bound, 0);
+    end(&it);
+}
+
 /* ---- It is taken back */
 
 typedef enum ending { REFUSED_KEPT, REFUSED_LOST, CLOSED, SUBSCRIBER_CLOSED } ending;
@@ -591,9 +659,9 @@ static void lists_with_mistakes_are_refused(void **state)
     unsigned char memory[64] = {0};
     const refit_destination good = {
         .size = sizeof good, .name = "a", .memory = memory, .bytes = 32};
-    refit_destination bad[7];
+    refit_destination bad[8];
     pair_open(&pair, false, NULL);
-    for (int i = 0; i < 7; i++) {
+    for (int i = 0; i < 8; i++) {
         bad[i] = good;
         bad[i].name = "b";
         bad[i].memory = memory + 32;
@@ -605,7 +673,9 @@ static void lists_with_mistakes_are_refused(void **state)
     bad[4].dtype = (refit_dtype)77;
     bad[5].bytes = UINT64_MAX;
     bad[6].memory = memory + 31;
-    for (int i = 0; i < 7; i++) {
+    bad[7].memory = memory; /* as if they were tied, but not whole */
+    bad[7].bytes = 16;
+    for (int i = 0; i < 8; i++) {
         assert_int_equal(bind_two(pair.subscriber, good, bad[i]), REFIT_ERR_INVALID);
         assert_int_equal(bind_two(pair.subscriber, bad[i], good), REFIT_ERR_INVALID);
     }
@@ -663,6 +733,48 @@ static void bound_and_unbound_in_turn(void **state)
     end(&it);
 }
 
+/* Amid an update that is not applied: it goes where things are bound by then. */
+static void bound_elsewhere_amid_an_update(void **state)
+{
+    (void)state;
+    bound_pair it;
+    engine other;
+    begin(&it, false);
+    run_first(&it);
+    refit_update *update = take(&it, 1, 1);
+    assert_int_equal(refit_subscriber_unbind(it.pair.subscriber, NULL), REFIT_OK);
+    assert_int_equal(refit_update_apply(update, NULL, NULL), REFIT_ERR_STATE);
+    engine_open(&other, NULL, sample_tensors(), SAMPLE_TENSORS, 0, 1);
+    assert_int_equal(refit_subscriber_bind(it.pair.subscriber, other.list, other.count, NULL),
+                     REFIT_OK);
+    assert_int_equal(refit_update_apply(update, NULL, NULL), REFIT_OK);
+    assert_true(engine_is_like(&other, update));
+    assert_true(engine_is_as_saved(&it.engine));
+    refit_update_close(update);
+    assert_true(engine_is_as_saved(&other));
+    end(&it);
+    engine_close(&other);
+}
+
+/* Nothing is written any more when the subscriber is closed, so its memory may go at once. */
+static void what_was_bound_may_be_freed_once_the_subscriber_is_closed(void **state)
+{
+    (void)state;
+    for (int device = 0; device <= 1; device++) {
+        bound_pair it;
+        begin(&it, device == 1);
+        run_first(&it);
+        refit_update *update = take(&it, 1, 1);
+        apply(&it, update);
+        refit_subscriber_close(it.pair.subscriber);
+        it.pair.subscriber = NULL;
+        assert_true(engine_is_as_saved(&it.engine));
+        engine_close(&it.engine);
+        if (it.device != NULL) assert_int_equal(refit_device_close(it.device, NULL), REFIT_OK);
+        pair_close(&it.pair);
+    }
+}
+
 static void a_bind_that_fails_leaves_nothing(void **state)
 {
     (void)state;
@@ -708,6 +820,8 @@ int main(void)
         cmocka_unit_test(applying_twice_is_applying_once),
         cmocka_unit_test(what_the_engine_had_does_not_matter),
         cmocka_unit_test(tied_tensors_may_have_one_memory),
+        cmocka_unit_test(what_the_trainer_says_after_its_commit_changes_nothing),
+        cmocka_unit_test(figures_say_what_was_written_and_what_was_taken_back),
         cmocka_unit_test(what_is_not_accepted_was_never_there),
         cmocka_unit_test(after_a_refusal_the_next_version_applies),
         cmocka_unit_test(every_change_of_the_engine_is_taken_back_to_before_the_first),
@@ -725,6 +839,8 @@ int main(void)
         cmocka_unit_test(lists_with_mistakes_are_refused),
         cmocka_unit_test(memory_of_another_device_is_refused),
         cmocka_unit_test(bound_and_unbound_in_turn),
+        cmocka_unit_test(bound_elsewhere_amid_an_update),
+        cmocka_unit_test(what_was_bound_may_be_freed_once_the_subscriber_is_closed),
         cmocka_unit_test(a_bind_that_fails_leaves_nothing),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -77,7 +77,11 @@ extern "C" {
     X(u64, publish_dense_blocks_last, gauge, "blocks sent whole to who held the version before")   \
     X(u64, publish_changed_elements_last, gauge, "elements that changed in those sent as changes") \
     X(u64, publish_delta_bytes_last, gauge, "payload to who held the version before; 0: nobody")   \
-    X(f64, publish_encode_seconds_last, gauge, "time spent on finding and coding what changed")
+    X(f64, publish_encode_seconds_last, gauge, "time spent on finding and coding what changed")    \
+    X(u64, receive_bound, gauge, "subscriber: destinations that are bound")                        \
+    X(u64, receive_applied_bytes_total, counter, "subscriber: bytes that changed in destinations") \
+    X(u64, receive_rollbacks, counter, "subscriber: versions taken back out of destinations")      \
+    X(f64, receive_apply_seconds_last, gauge, "subscriber: last version written into destinations")
 
 typedef struct refit_stats {
     size_t size; /* sizeof(refit_stats), set by the caller */

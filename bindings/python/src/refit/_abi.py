@@ -297,6 +297,10 @@ class refit_stats(Structure):
         ("publish_changed_elements_last", c_uint64),
         ("publish_delta_bytes_last", c_uint64),
         ("publish_encode_seconds_last", c_double),
+        ("receive_bound", c_uint64),
+        ("receive_applied_bytes_total", c_uint64),
+        ("receive_rollbacks", c_uint64),
+        ("receive_apply_seconds_last", c_double),
     ]
 
 
