@@ -76,14 +76,11 @@ refit_status bench_bound_open(const bench_options *options, const bench_pairs *p
     it->names = calloc(pairs->count, sizeof *it->names);
     it->tensors = calloc(pairs->count, sizeof *it->tensors);
     it->places = calloc(pairs->count, sizeof *it->places);
+    bool taken = it->names != NULL && it->tensors != NULL && it->places != NULL;
+    if (taken) describe(it);
     refit_status status =
-        it->names == NULL || it->tensors == NULL || it->places == NULL
-            ? cli_refuse(error, REFIT_ERR_HOST_MEMORY, 0, "no memory for a list of tensors")
-            : REFIT_OK;
-    if (status == REFIT_OK) {
-        describe(it);
-        status = open_ends(it, options, error);
-    }
+        taken ? open_ends(it, options, error)
+              : cli_refuse(error, REFIT_ERR_HOST_MEMORY, 0, "no memory for a list of tensors");
     if (status == REFIT_OK) {
         *out = it;
     } else {
