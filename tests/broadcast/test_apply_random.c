@@ -204,7 +204,7 @@ static void begin_play(theatre *play, uint64_t seed, bool shm, bool device)
     play->config.broadcast_verify = seed % 3 == 0 ? REFIT_VERIFY_ALWAYS : REFIT_VERIFY_AUTO;
     set_tensor(play, 0, REFIT_BF16, 300001, REFIT_NO_ALIAS);
     set_tensor(play, 1, REFIT_F32, 70000, REFIT_NO_ALIAS);
-    set_tensor(play, 2, REFIT_F64, 600000, REFIT_NO_ALIAS);
+    set_tensor(play, 2, REFIT_F64, 300000, REFIT_NO_ALIAS);
     set_tensor(play, 3, REFIT_F6_E2M3, 70001, REFIT_NO_ALIAS);
     set_tensor(play, 4, REFIT_I64, 3, REFIT_NO_ALIAS);
     set_tensor(play, 5, REFIT_F32, 70000, 1);
