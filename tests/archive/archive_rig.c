@@ -57,6 +57,13 @@ void rig_open(archive_rig *rig, uint32_t elements)
     open_archive(rig);
 }
 
+void rig_open_with(archive_rig *rig, uint32_t elements, uint64_t versions)
+{
+    rig_open(rig, elements);
+    for (uint64_t version = 1; version <= versions; version++)
+        rig_keep(rig, RIG_EPOCH, version);
+}
+
 void rig_reopen(archive_rig *rig)
 {
     refit_archive_close(rig->archive);
@@ -97,9 +104,14 @@ refit_archive_version rig_version(archive_rig *rig, uint64_t epoch, uint64_t ver
 
 void rig_keep(archive_rig *rig, uint64_t epoch, uint64_t version)
 {
-    refit_error error;
     const refit_archive_version what = rig_version(rig, epoch, version);
-    if (refit_archive_write(rig->archive, &what, &error) != REFIT_OK) fail_msg("%s", error.text);
+    rig_keep_this(rig, &what);
+}
+
+void rig_keep_this(archive_rig *rig, const refit_archive_version *version)
+{
+    refit_error error;
+    if (refit_archive_write(rig->archive, version, &error) != REFIT_OK) fail_msg("%s", error.text);
     if (refit_archive_commit(rig->archive, NULL, &error) != REFIT_OK) fail_msg("%s", error.text);
 }
 
@@ -200,6 +212,21 @@ void rig_store(const char *path, const unsigned char *bytes, size_t count)
     assert_int_equal(pwrite(file, bytes, count, 0), count);
     assert_int_equal(ftruncate(file, (off_t)count), 0);
     assert_int_equal(close(file), 0);
+}
+
+kept_file rig_take_file(archive_rig *rig, uint32_t index)
+{
+    kept_file file;
+    (void)snprintf(file.path, sizeof file.path, "%s", rig_path(rig, index));
+    file.bytes = rig_load(file.path, &file.count);
+    return file;
+}
+
+void rig_put_back(kept_file *file)
+{
+    rig_store(file->path, file->bytes, file->count);
+    free(file->bytes);
+    *file = (kept_file){0};
 }
 
 uint32_t rig_names(archive_rig *rig)

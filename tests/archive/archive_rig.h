@@ -32,6 +32,9 @@ typedef struct archive_rig {
 void rig_open(archive_rig *rig, uint32_t elements);
 void rig_close(archive_rig *rig);
 
+/* Likewise, with versions 1 to `versions` of RIG_EPOCH. */
+void rig_open_with(archive_rig *rig, uint32_t elements, uint64_t versions);
+
 /* Closes the archive and opens it again. */
 void rig_reopen(archive_rig *rig);
 
@@ -40,6 +43,9 @@ refit_archive_version rig_version(archive_rig *rig, uint64_t epoch, uint64_t ver
 
 /* Writes and commits; fails the test if it cannot. */
 void rig_keep(archive_rig *rig, uint64_t epoch, uint64_t version);
+
+/* Likewise, what a test has made of rig_version. */
+void rig_keep_this(archive_rig *rig, const refit_archive_version *version);
 
 /* Reads a version back through an archive of its own; what it says, or the status. A version that
  * was read but is not what it was fails the test. */
@@ -58,6 +64,16 @@ const char *rig_path(archive_rig *rig, uint32_t index);
 /* A whole file, to be freed, and back. */
 unsigned char *rig_load(const char *path, size_t *count);
 void rig_store(const char *path, const unsigned char *bytes, size_t count);
+
+/* A file of the archive as it is, to be damaged; rig_put_back makes it whole again, and ends it. */
+typedef struct kept_file {
+    char path[160];
+    unsigned char *bytes;
+    size_t count;
+} kept_file;
+
+kept_file rig_take_file(archive_rig *rig, uint32_t index);
+void rig_put_back(kept_file *file);
 
 /* How many names the folder has, dots and the lock apart. */
 uint32_t rig_names(archive_rig *rig);

@@ -20,9 +20,7 @@ static void every_version_can_be_rebuilt(void **state)
 {
     (void)state;
     archive_rig rig;
-    rig_open(&rig, MANY);
-    for (uint64_t version = 1; version <= 9; version++)
-        rig_keep(&rig, RIG_EPOCH, version);
+    rig_open_with(&rig, MANY, 9);
     assert_int_equal(rig_count(&rig), 9);
     for (uint64_t version = 9; version >= 1; version--)
         rig_expect(&rig, RIG_EPOCH, version);
@@ -34,9 +32,7 @@ static void an_anchor_comes_every_so_many_versions(void **state)
 {
     (void)state;
     archive_rig rig;
-    rig_open(&rig, MANY);
-    for (uint64_t version = 1; version <= 9; version++)
-        rig_keep(&rig, RIG_EPOCH, version);
+    rig_open_with(&rig, MANY, 9);
     for (uint32_t i = 0; i < 9; i++) {
         refit_archive_info info = rig_info(&rig, i);
         bool anchor = i % rig.config.archive_anchor_every == 0;
@@ -65,9 +61,7 @@ static void a_delta_says_what_changed(void **state)
 {
     (void)state;
     archive_rig rig;
-    rig_open(&rig, MANY);
-    rig_keep(&rig, RIG_EPOCH, 1);
-    rig_keep(&rig, RIG_EPOCH, 2);
+    rig_open_with(&rig, MANY, 2);
     refit_archive_info anchor = rig_info(&rig, 0), delta = rig_info(&rig, 1);
     const uint64_t elements = MANY + 9 + 4 + 1 + 3 * (uint64_t)MANY; /* F4 counts as bytes */
     assert_int_equal(anchor.elements, elements);
@@ -90,12 +84,10 @@ static void a_version_that_changed_nothing_is_small(void **state)
 {
     (void)state;
     archive_rig rig;
-    rig_open(&rig, MANY);
-    rig_keep(&rig, RIG_EPOCH, 1);
+    rig_open_with(&rig, MANY, 1);
     refit_archive_version again = rig_version(&rig, RIG_EPOCH, 1);
     again.version = 2;
-    assert_int_equal(refit_archive_write(rig.archive, &again, NULL), REFIT_OK);
-    assert_int_equal(refit_archive_commit(rig.archive, NULL, NULL), REFIT_OK);
+    rig_keep_this(&rig, &again);
     refit_archive_info anchor = rig_info(&rig, 0), info = rig_info(&rig, 1);
     assert_int_equal(info.changed, 0);
     assert_int_equal(info.blocks_dense + info.blocks_sparse, 0);
@@ -125,9 +117,7 @@ static void a_new_trainer_is_a_run_of_its_own(void **state)
     (void)state;
     archive_rig rig;
     refit_error error;
-    rig_open(&rig, 10);
-    rig_keep(&rig, RIG_EPOCH, 1);
-    rig_keep(&rig, RIG_EPOCH, 2);
+    rig_open_with(&rig, 10, 2);
     rig_keep(&rig, RIG_OTHER, 2);
     rig_keep(&rig, RIG_OTHER, 3);
     assert_int_equal(rig_info(&rig, 2).epoch, RIG_OTHER);
@@ -149,8 +139,7 @@ static void without_an_epoch_the_only_one_is_meant(void **state)
     refit_archive *archive;
     refit_snapshot *snapshot;
     refit_archive_info info = {.size = sizeof info};
-    rig_open(&rig, 10);
-    rig_keep(&rig, RIG_EPOCH, 1);
+    rig_open_with(&rig, 10, 1);
     assert_int_equal(
         refit_archive_open(rig.folder, REFIT_ARCHIVE_READ, &rig.config, &archive, NULL), REFIT_OK);
     assert_int_equal(refit_archive_read(archive, 0, 1, &snapshot, NULL), REFIT_OK);
@@ -165,13 +154,11 @@ static void other_tensors_make_an_anchor(void **state)
 {
     (void)state;
     archive_rig rig;
-    rig_open(&rig, 10);
-    rig_keep(&rig, RIG_EPOCH, 1);
+    rig_open_with(&rig, 10, 1);
     refit_archive_version fewer = rig_version(&rig, RIG_EPOCH, 2);
     fewer.count = 2;
     fewer.weight_count = 2;
-    assert_int_equal(refit_archive_write(rig.archive, &fewer, NULL), REFIT_OK);
-    assert_int_equal(refit_archive_commit(rig.archive, NULL, NULL), REFIT_OK);
+    rig_keep_this(&rig, &fewer);
     assert_int_equal(rig_info(&rig, 1).base, 0);
     assert_int_equal(rig_info(&rig, 1).tensors, 2);
     rig_keep(&rig, RIG_EPOCH, 3);
@@ -184,8 +171,7 @@ static void what_is_not_committed_is_not_there(void **state)
 {
     (void)state;
     archive_rig rig;
-    rig_open(&rig, 10);
-    rig_keep(&rig, RIG_EPOCH, 1);
+    rig_open_with(&rig, 10, 1);
     refit_archive_version two = rig_version(&rig, RIG_EPOCH, 2);
     assert_int_equal(refit_archive_write(rig.archive, &two, NULL), REFIT_OK);
     assert_int_equal(rig_count(&rig), 1);
@@ -209,9 +195,7 @@ static void a_version_that_is_there_is_not_written_again(void **state)
     (void)state;
     archive_rig rig;
     struct stat before, after;
-    rig_open(&rig, 10);
-    rig_keep(&rig, RIG_EPOCH, 1);
-    rig_keep(&rig, RIG_EPOCH, 2);
+    rig_open_with(&rig, 10, 2);
     assert_int_equal(stat(rig_path(&rig, 1), &before), 0);
     rig_reopen(&rig);
     rig_keep(&rig, RIG_EPOCH, 2); /* a worker that starts anew gets the current version once more */
@@ -234,8 +218,7 @@ static void a_wrong_digest_is_refused(void **state)
     (void)state;
     archive_rig rig;
     refit_error error;
-    rig_open(&rig, 10);
-    rig_keep(&rig, RIG_EPOCH, 1);
+    rig_open_with(&rig, 10, 1);
     refit_archive_info info = rig_info(&rig, 0);
     refit_archive_version two = rig_version(&rig, RIG_EPOCH, 2);
     two.digest = info.digest;
@@ -340,9 +323,7 @@ static void a_file_can_be_looked_at_alone(void **state)
     archive_rig rig;
     refit_snapshot *snapshot;
     refit_archive_info info = {.size = sizeof info};
-    rig_open(&rig, MANY);
-    rig_keep(&rig, RIG_EPOCH, 1);
-    rig_keep(&rig, RIG_EPOCH, 2);
+    rig_open_with(&rig, MANY, 2);
     assert_int_equal(refit_snapshot_open(rig_path(&rig, 1), &rig.config, &snapshot, NULL),
                      REFIT_OK);
     assert_int_equal(refit_snapshot_describe(snapshot, &info, NULL), REFIT_OK);

@@ -19,9 +19,7 @@
 /* An anchor, 1, and a delta, 2, of some hundred bytes each. */
 static void open_small(archive_rig *rig)
 {
-    rig_open(rig, 10);
-    rig_keep(rig, RIG_EPOCH, 1);
-    rig_keep(rig, RIG_EPOCH, 2);
+    rig_open_with(rig, 10, 2);
 }
 
 /* Likewise, packed. */
@@ -51,22 +49,24 @@ static void assert_refused(refit_status status, const refit_error *error)
     if (strstr(error->text, ".refit") == NULL) fail_msg("no file named: %s", error->text);
 }
 
+/* Alone, and as one of the files that version 2 needs. */
+static void assert_file_refused(archive_rig *rig, const char *path)
+{
+    refit_error error;
+    assert_refused(check_alone(rig, path, &error), &error);
+    assert_refused(rig_check(rig, RIG_EPOCH, 2, &error), &error);
+}
+
 static void flip_bits(archive_rig *rig, uint32_t file, size_t step)
 {
-    char path[160];
-    size_t count;
-    refit_error error;
-    (void)snprintf(path, sizeof path, "%s", rig_path(rig, file));
-    unsigned char *bytes = rig_load(path, &count);
-    for (size_t bit = 0; bit < 8 * count; bit += step) {
-        bytes[bit / 8] ^= (unsigned char)(1u << bit % 8);
-        rig_store(path, bytes, count);
-        assert_refused(check_alone(rig, path, &error), &error);
-        assert_refused(rig_check(rig, RIG_EPOCH, 2, &error), &error);
-        bytes[bit / 8] ^= (unsigned char)(1u << bit % 8);
+    kept_file kept = rig_take_file(rig, file);
+    for (size_t bit = 0; bit < 8 * kept.count; bit += step) {
+        kept.bytes[bit / 8] ^= (unsigned char)(1u << bit % 8);
+        rig_store(kept.path, kept.bytes, kept.count);
+        assert_file_refused(rig, kept.path);
+        kept.bytes[bit / 8] ^= (unsigned char)(1u << bit % 8);
     }
-    rig_store(path, bytes, count);
-    free(bytes);
+    rig_put_back(&kept);
     rig_expect(rig, RIG_EPOCH, 2);
 }
 
@@ -99,10 +99,9 @@ static void packed_frames_that_lie_are_refused(void **state)
     refit_error error;
     open_packed(&rig);
     for (uint32_t file = 0; file < 2; file++) {
-        char path[160];
-        size_t count;
-        (void)snprintf(path, sizeof path, "%s", rig_path(&rig, file));
-        unsigned char *bytes = rig_load(path, &count), *changed = malloc(count);
+        kept_file kept = rig_take_file(&rig, file);
+        const unsigned char *bytes = kept.bytes;
+        unsigned char *changed = malloc(kept.count);
         assert_non_null(changed);
         const size_t frame = RFT_ARCHIVE_HEADER_BYTES + (size_t)rft_get_u64(bytes + 96) +
                              RIG_ORIGINALS * (8 + RFT_ARCHIVE_CHANGE_BYTES) +
@@ -112,16 +111,15 @@ static void packed_frames_that_lie_are_refused(void **state)
             const uint32_t length = rft_get_u32(bytes + frame + 24 + 4 * plane);
             const uint32_t lies[] = {length + 1, UINT32_MAX, 1, length > 1 ? length - 1 : 2};
             for (uint32_t i = 0; i < 4; i++) {
-                memcpy(changed, bytes, count);
+                memcpy(changed, bytes, kept.count);
                 rft_put_u32(changed + frame + 24 + 4 * plane, lies[i]);
                 rft_put_u64(changed + frame + hashed, XXH3_64bits(changed + frame, hashed));
-                rig_store(path, changed, count);
+                rig_store(kept.path, changed, kept.count);
                 assert_int_equal(rig_check(&rig, RIG_EPOCH, 2, &error), REFIT_ERR_CORRUPT);
             }
         }
-        rig_store(path, bytes, count);
+        rig_put_back(&kept);
         free(changed);
-        free(bytes);
     }
     rig_expect(&rig, RIG_EPOCH, 2);
     rig_close(&rig);
@@ -131,25 +129,19 @@ static void every_other_length_is_found(void **state)
 {
     (void)state;
     archive_rig rig;
-    refit_error error;
     open_small(&rig);
     for (uint32_t file = 0; file < 2; file++) {
-        char path[160];
-        size_t count;
-        (void)snprintf(path, sizeof path, "%s", rig_path(&rig, file));
-        unsigned char *bytes = rig_load(path, &count);
-        unsigned char *longer = calloc(1, count + 4);
+        kept_file kept = rig_take_file(&rig, file);
+        unsigned char *longer = calloc(1, kept.count + 4);
         assert_non_null(longer);
-        memcpy(longer, bytes, count);
-        for (size_t length = 0; length < count + 4; length++) {
-            if (length == count) continue;
-            rig_store(path, longer, length);
-            assert_refused(check_alone(&rig, path, &error), &error);
-            assert_refused(rig_check(&rig, RIG_EPOCH, 2, &error), &error);
+        memcpy(longer, kept.bytes, kept.count);
+        for (size_t length = 0; length < kept.count + 4; length++) {
+            if (length == kept.count) continue;
+            rig_store(kept.path, longer, length);
+            assert_file_refused(&rig, kept.path);
         }
-        rig_store(path, bytes, count);
+        rig_put_back(&kept);
         free(longer);
-        free(bytes);
     }
     rig_close(&rig);
 }
@@ -188,8 +180,7 @@ static void a_base_of_another_chain_is_refused(void **state)
     rig_open(&other, 10);
     refit_archive_version one = rig_version(&other, RIG_EPOCH, 9);
     one.version = 1; /* the same trainer and number, other weights */
-    assert_int_equal(refit_archive_write(other.archive, &one, NULL), REFIT_OK);
-    assert_int_equal(refit_archive_commit(other.archive, NULL, NULL), REFIT_OK);
+    rig_keep_this(&other, &one);
     put_in_place_of(&rig, 0, &other, 0);
     assert_int_equal(rig_check(&rig, RIG_EPOCH, 2, &error), REFIT_ERR_STALE);
     assert_non_null(strstr(error.text, "builds on another version 1"));
@@ -263,16 +254,14 @@ static void headers_that_lie_are_refused_before_memory_is_taken(void **state)
     archive_rig rig;
     refit_error error;
     open_small(&rig);
-    char path[160];
-    size_t count;
-    (void)snprintf(path, sizeof path, "%s", rig_path(&rig, 0));
-    unsigned char *bytes = rig_load(path, &count), *changed = malloc(count);
+    kept_file kept = rig_take_file(&rig, 0);
+    unsigned char *changed = malloc(kept.count);
     assert_non_null(changed);
     for (size_t i = 0; i < sizeof lies / sizeof *lies; i++) {
-        memcpy(changed, bytes, count);
+        memcpy(changed, kept.bytes, kept.count);
         tell(changed, &lies[i]);
-        rig_store(path, changed, count);
-        refit_status status = check_alone(&rig, path, &error);
+        rig_store(kept.path, changed, kept.count);
+        refit_status status = check_alone(&rig, kept.path, &error);
         if (status == lies[i].status) continue;
         if (lies[i].at == 64) { /* whose fault it is, is the wire's to say */
             assert_true(status != REFIT_OK);
@@ -280,8 +269,8 @@ static void headers_that_lie_are_refused_before_memory_is_taken(void **state)
         }
         fail_msg("lie %zu: status %d, %s", i, (int)status, error.text);
     }
+    rig_put_back(&kept);
     free(changed);
-    free(bytes);
     rig_close(&rig);
 }
 

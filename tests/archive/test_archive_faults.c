@@ -114,8 +114,7 @@ static void a_call_that_is_refused_leaves_the_folder_as_it_was(void **state)
     for (bool came = true; came; nth++) {
         archive_rig rig;
         refit_error error = {0};
-        rig_open(&rig, 10);
-        rig_keep(&rig, RIG_EPOCH, 1);
+        rig_open_with(&rig, 10, 1);
         begin_fault(FAULT_REFUSED, nth);
         refit_status status = try_version(&rig, 2, &error);
         came = end_fault();
@@ -139,8 +138,7 @@ static void after_a_failure_the_same_archive_goes_on_from_the_disk(void **state)
 {
     (void)state;
     archive_rig rig;
-    rig_open(&rig, 10);
-    rig_keep(&rig, RIG_EPOCH, 1);
+    rig_open_with(&rig, 10, 1);
     begin_fault(FAULT_REFUSED, 4);
     assert_int_equal(try_version(&rig, 2, NULL), REFIT_ERR_IO);
     (void)end_fault();
@@ -185,9 +183,7 @@ static void a_writer_killed_between_any_two_steps_leaves_whole_versions(void **s
     unsigned nth = 1;
     for (bool died = true; died; nth++) {
         archive_rig rig;
-        rig_open(&rig, 10);
-        rig_keep(&rig, RIG_EPOCH, 1);
-        rig_keep(&rig, RIG_EPOCH, 2);
+        rig_open_with(&rig, 10, 2);
         died = die_while_writing(&rig, nth);
         assert_whole(&rig, 2);
         assert_int_equal(rig_names(&rig), rig_count(&rig)); /* what it left is removed */
@@ -310,8 +306,7 @@ static void a_full_disk_is_an_error_of_the_write(void **state)
     (void)state;
     archive_rig rig;
     refit_error error;
-    rig_open(&rig, 200000);
-    rig_keep(&rig, RIG_EPOCH, 1);
+    rig_open_with(&rig, 200000, 1);
     const struct rlimit before = file_size_limit_to(1000);
     refit_status status = try_version(&rig, 2, &error);
     file_size_limit_back(&before);
@@ -363,8 +358,7 @@ static void failed_allocations_of_one_file_leak_nothing(void **state)
     (void)state;
     archive_rig rig;
     char path[160];
-    rig_open(&rig, 10);
-    rig_keep(&rig, RIG_EPOCH, 1);
+    rig_open_with(&rig, 10, 1);
     (void)snprintf(path, sizeof path, "%s", rig_path(&rig, 0));
     refit_archive_close(rig.archive);
     rig.archive = NULL;

@@ -53,13 +53,18 @@ static void wait_turned_out(scene *play)
     assert_int_equal(trainer_stats(&play->trainer).workers, 0);
 }
 
+static void scene_open_revoked(scene *play)
+{
+    scene_open(play);
+    locksmith_revoke(&play->smith, "w0");
+    wait_turned_out(play);
+}
+
 static void a_subscribed_worker_is_turned_out(void **state)
 {
     (void)state;
     scene play;
-    scene_open(&play);
-    locksmith_revoke(&play.smith, "w0");
-    wait_turned_out(&play);
+    scene_open_revoked(&play);
     assert_int_equal(trainer_stats(&play.trainer).workers_evicted, 1);
     scene_close(&play);
 }
@@ -101,9 +106,7 @@ static void what_it_says_afterwards_is_not_heard(void **state)
 {
     (void)state;
     scene play;
-    scene_open(&play);
-    locksmith_revoke(&play.smith, "w0");
-    wait_turned_out(&play);
+    scene_open_revoked(&play);
     uint64_t refused = trainer_stats(&play.trainer).messages_refused;
     raw_worker_say_hello(&play.worker);
     raw_worker_send_bytes(&play.worker, "garbage", 7);
@@ -123,9 +126,7 @@ static void the_file_back_lets_it_in_again(void **state)
 {
     (void)state;
     scene play;
-    scene_open(&play);
-    locksmith_revoke(&play.smith, "w0");
-    wait_turned_out(&play);
+    scene_open_revoked(&play);
     locksmith_allow(&play.smith, "w0");
     /* Through the connection that stands, as soon as the trainer has looked. */
     int64_t deadline = rft_deadline(RAW_WAIT_MS);
@@ -141,15 +142,22 @@ static void the_file_back_lets_it_in_again(void **state)
     scene_close(&play);
 }
 
+/* What a second worker, "w1", is given. */
+static refit_config admit_second(const scene *play)
+{
+    refit_config own = quick_config();
+    locksmith_admit(&play->smith, "w1");
+    locksmith_equip_worker(&play->smith, "w1", &own);
+    return own;
+}
+
 /* Two workers, of which one is revoked: the other goes on. */
 static void others_do_not_notice(void **state)
 {
     (void)state;
     scene play;
     scene_open(&play);
-    locksmith_admit(&play.smith, "w1");
-    refit_config own = quick_config();
-    locksmith_equip_worker(&play.smith, "w1", &own);
+    const refit_config own = admit_second(&play);
     crew_member member;
     crew_start(&member, refit_publisher_endpoint(play.trainer.publisher), &own, CREW_ACCEPT);
     trainer_wait_workers(&play.trainer, 2);
@@ -169,9 +177,7 @@ static void the_user_of_a_revoked_worker_is_told(void **state)
     (void)state;
     scene play;
     scene_open(&play);
-    locksmith_admit(&play.smith, "w1");
-    refit_config own = quick_config();
-    locksmith_equip_worker(&play.smith, "w1", &own);
+    const refit_config own = admit_second(&play);
     refit_subscriber *subscriber = NULL;
     refit_update *update = NULL;
     refit_error error;

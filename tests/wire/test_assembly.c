@@ -8,132 +8,61 @@
 #include <cmocka.h>
 
 #include "base/alloc.h"
+#include "frame_rig.h"
 #include "tensor_samples.h"
 #include "tests/support/failing_alloc.h"
 #include "tests/support/seeded.h"
-#include "wire/assembly.h"
 #include "wire_samples.h"
 
-#define COUNT 12u
-
-/* A version, the one before it, and a worker that assembles the first over the second. */
-typedef struct fixture {
-    rft_manifest *manifest;
-    unsigned char *base;
-    unsigned char *image;
-    unsigned char *staging;
-    unsigned char *same;        /* per block: 1 where image and base are equal */
-    const unsigned char *coded; /* what sparse blocks are coded against; NULL: there are none */
-    unsigned char digests[8 * COUNT];
-    rft_message seal;
-    rft_assembly *assembly;
-    rft_bytes modes;
-    rft_bytes scratch;
-    uint64_t seed;
-} fixture;
-
-static bool block_is_same(const fixture *f, const rft_block *block)
-{
-    return memcmp(f->base + block->offset, f->image + block->offset, block->bytes) == 0;
-}
-
 /* Every second block is as in the base. */
-static void make_versions(fixture *f)
+static void open_fixture_with(frame_rig *f, uint64_t seed, uint64_t most_elements)
 {
-    f->base = sample_image(f->manifest, &f->seed);
+    const refit_tensor last = sample_tensor("last", REFIT_F32, 1, 70000, 0);
+    frame_rig_open(f, seed, most_elements, &last, 200000);
     f->image = sample_image(f->manifest, &f->seed);
-    f->staging = malloc(f->manifest->store_bytes);
-    f->same = calloc(f->manifest->block_count + 1, 1);
-    assert_true(f->staging != NULL && f->same != NULL);
-    for (uint32_t i = 0; i < f->manifest->block_count; i++) {
+    for (uint32_t i = 0; i < f->manifest->block_count; i += 2) {
         const rft_block *block = &f->manifest->blocks[i];
-        if (i % 2 == 0) memcpy(f->image + block->offset, f->base + block->offset, block->bytes);
-        f->same[i] = block_is_same(f, block) ? 1 : 0;
+        memcpy(f->image + block->offset, f->base + block->offset, block->bytes);
     }
-    memset(f->staging, 0xee, f->manifest->store_bytes);
+    frame_rig_seal(f);
+    frame_rig_assemble(f);
 }
 
-static void open_fixture_with(fixture *f, uint64_t seed, uint64_t most_elements)
-{
-    refit_tensor tensors[COUNT];
-    *f = (fixture){.seed = seed};
-    sample_tensors(&f->seed, tensors, COUNT - 1, most_elements);
-    tensors[COUNT - 1] = sample_tensor("last", REFIT_F32, 1, 70000, 0);
-    f->manifest = sample_manifest(tensors, COUNT, 1 + seeded_below(&f->seed, 200000));
-    make_versions(f);
-    f->seal = sample_seal(f->manifest, f->image, f->digests);
-    assert_int_equal(rft_assembly_open(f->manifest, f->staging, f->base, &f->assembly, NULL),
-                     REFIT_OK);
-}
-
-static void open_fixture(fixture *f)
+static void open_fixture(frame_rig *f)
 {
     open_fixture_with(f, 5, 100000);
 }
 
-static void close_fixture(fixture *f)
-{
-    rft_assembly_close(f->assembly);
-    rft_manifest_close(f->manifest);
-    rft_bytes_close(&f->modes);
-    rft_bytes_close(&f->scratch);
-    free(f->base);
-    free(f->image);
-    free(f->staging);
-    free(f->same);
-}
-
-static rft_message encode(fixture *f, uint32_t sequence, const unsigned char *same,
+static rft_message encode(frame_rig *f, uint32_t sequence, const unsigned char *same,
                           rft_view *payload)
 {
-    rft_message frame = {.kind = RFT_FRAME};
-    frame.as.frame.version = 1;
-    frame.as.frame.sequence = sequence;
-    const rft_frame_source source = {
-        .image = f->image, .same = same, .base = same == NULL ? NULL : f->coded};
-    rft_frame made;
-    assert_int_equal(
-        rft_frame_encode(f->manifest, sequence, &source, &f->modes, &f->scratch, &made, NULL),
-        REFIT_OK);
-    *payload = made.payload;
-    frame.as.frame.hash = made.hash;
-    frame.as.frame.modes = rft_bytes_view(&f->modes);
-    return frame;
+    const rft_frame_source source = {.image = f->image, .same = same};
+    return frame_rig_encode(f, sequence, &source, payload);
 }
 
-static void take(fixture *f, uint32_t sequence, const unsigned char *same)
+static void take(frame_rig *f, uint32_t sequence, const unsigned char *same)
 {
     rft_view payload;
     rft_message frame = encode(f, sequence, same, &payload);
     assert_int_equal(rft_assembly_take(f->assembly, &frame, payload, NULL), REFIT_OK);
 }
 
-static void take_all(fixture *f, const unsigned char *same)
+static void take_all(frame_rig *f, const unsigned char *same)
 {
     for (uint32_t i = 0; i < f->manifest->frame_count; i++)
         take(f, i, same);
 }
 
-static refit_status verify(const fixture *f)
+static refit_status verify(const frame_rig *f)
 {
     return rft_assembly_verify(f->assembly, &f->seal, NULL);
-}
-
-static void assert_staged(const fixture *f)
-{
-    assert_true(rft_assembly_complete(f->assembly));
-    assert_int_equal(verify(f), REFIT_OK);
-    for (uint32_t i = 0; i < f->manifest->count; i++) {
-        const rft_manifest_tensor *tensor = &f->manifest->tensors[i];
-        assert_memory_equal(f->staging + tensor->offset, f->image + tensor->offset, tensor->bytes);
-    }
 }
 
 static void any_order_with_repeats_makes_the_version(void **state)
 {
     (void)state;
     for (uint64_t seed = 1; seed <= 20; seed++) {
-        fixture f;
+        frame_rig f;
         open_fixture_with(&f, seed, 60000);
         uint32_t count = f.manifest->frame_count;
         while (!rft_assembly_complete(f.assembly)) {
@@ -144,14 +73,14 @@ static void any_order_with_repeats_makes_the_version(void **state)
             assert_int_equal(rft_assembly_taken(f.assembly), before + (is_new ? 1 : 0));
         }
         assert_staged(&f);
-        close_fixture(&f);
+        frame_rig_close(&f);
     }
 }
 
 static void a_dense_frame_is_not_copied_to_be_sent(void **state)
 {
     (void)state;
-    fixture f;
+    frame_rig f;
     open_fixture(&f);
     for (uint32_t i = 0; i < f.manifest->frame_count; i++) {
         rft_view payload;
@@ -160,13 +89,13 @@ static void a_dense_frame_is_not_copied_to_be_sent(void **state)
         assert_int_equal(payload.count, f.manifest->frames[i].bytes);
     }
     assert_int_equal(f.scratch.room, 0);
-    close_fixture(&f);
+    frame_rig_close(&f);
 }
 
 static void same_blocks_do_not_travel(void **state)
 {
     (void)state;
-    fixture f;
+    frame_rig f;
     open_fixture(&f);
     uint64_t sent = 0;
     uint64_t changed = 0;
@@ -185,13 +114,13 @@ static void same_blocks_do_not_travel(void **state)
     assert_true(sent < f.manifest->payload_bytes);
     take_all(&f, f.same);
     assert_staged(&f);
-    close_fixture(&f);
+    frame_rig_close(&f);
 }
 
 static void a_frame_of_nothing_new_has_no_payload(void **state)
 {
     (void)state;
-    fixture f;
+    frame_rig f;
     open_fixture(&f);
     memset(f.same, 1, f.manifest->block_count);
     memcpy(f.image, f.base, f.manifest->store_bytes);
@@ -204,13 +133,13 @@ static void a_frame_of_nothing_new_has_no_payload(void **state)
         assert_int_equal(rft_assembly_take(f.assembly, &frame, payload, NULL), REFIT_OK);
     }
     assert_staged(&f);
-    close_fixture(&f);
+    frame_rig_close(&f);
 }
 
 static void a_damaged_payload_is_seen_and_can_be_sent_again(void **state)
 {
     (void)state;
-    fixture f;
+    frame_rig f;
     open_fixture(&f);
     for (uint32_t i = 0; i < f.manifest->frame_count; i++) {
         rft_view payload;
@@ -227,25 +156,13 @@ static void a_damaged_payload_is_seen_and_can_be_sent_again(void **state)
         free(damaged);
     }
     assert_staged(&f);
-    close_fixture(&f);
-}
-
-/* A refused frame leaves staging as it was. */
-static void assert_frame_refused(fixture *f, const rft_message *frame, rft_view payload)
-{
-    unsigned char *before = malloc(f->manifest->store_bytes);
-    assert_non_null(before);
-    memcpy(before, f->staging, f->manifest->store_bytes);
-    assert_int_equal(rft_assembly_take(f->assembly, frame, payload, NULL), REFIT_ERR_PROTOCOL);
-    assert_memory_equal(before, f->staging, f->manifest->store_bytes);
-    assert_int_equal(rft_assembly_taken(f->assembly), 0);
-    free(before);
+    frame_rig_close(&f);
 }
 
 static void frames_that_break_the_rules_are_refused(void **state)
 {
     (void)state;
-    fixture f;
+    frame_rig f;
     open_fixture(&f);
     rft_view payload;
     rft_message good = encode(&f, 0, NULL, &payload);
@@ -263,13 +180,13 @@ static void frames_that_break_the_rules_are_refused(void **state)
     assert_frame_refused(&f, &good, payload);
     f.modes.data[0] = 3;
     assert_frame_refused(&f, &good, payload);
-    close_fixture(&f);
+    frame_rig_close(&f);
 }
 
 static void same_without_a_base_is_refused(void **state)
 {
     (void)state;
-    fixture f;
+    frame_rig f;
     open_fixture(&f);
     rft_assembly_reset(f.assembly, f.staging, NULL);
     rft_view payload;
@@ -278,13 +195,13 @@ static void same_without_a_base_is_refused(void **state)
     assert_frame_refused(&f, &frame, payload);
     take_all(&f, NULL);
     assert_staged(&f);
-    close_fixture(&f);
+    frame_rig_close(&f);
 }
 
 static void missing_frames_are_named(void **state)
 {
     (void)state;
-    fixture f;
+    frame_rig f;
     open_fixture(&f);
     uint32_t count = f.manifest->frame_count;
     assert_true(count >= 3);
@@ -296,13 +213,13 @@ static void missing_frames_are_named(void **state)
     assert_int_equal(rft_assembly_missing(f.assembly, count, UINT32_MAX), UINT32_MAX);
     assert_false(rft_assembly_complete(f.assembly));
     assert_int_equal(verify(&f), REFIT_ERR_STATE);
-    close_fixture(&f);
+    frame_rig_close(&f);
 }
 
 static void a_wrong_digest_names_the_first_tensor(void **state)
 {
     (void)state;
-    fixture f;
+    frame_rig f;
     open_fixture(&f);
     take_all(&f, NULL);
     refit_error error;
@@ -315,13 +232,13 @@ static void a_wrong_digest_names_the_first_tensor(void **state)
     f.digests[0] ^= 1;
     assert_int_equal(rft_assembly_verify(f.assembly, &f.seal, &error), REFIT_ERR_CORRUPT);
     assert_non_null(strstr(error.text, f.manifest->tensors[0].name));
-    close_fixture(&f);
+    frame_rig_close(&f);
 }
 
 static void a_seal_of_another_version_is_seen(void **state)
 {
     (void)state;
-    fixture f;
+    frame_rig f;
     open_fixture(&f);
     take_all(&f, NULL);
     f.seal.as.seal.digest.bytes[15] ^= 1;
@@ -330,34 +247,34 @@ static void a_seal_of_another_version_is_seen(void **state)
     f.seal.as.seal.tensors.count -= 8;
     assert_int_equal(verify(&f), REFIT_ERR_PROTOCOL);
     assert_int_equal(rft_image_verify(f.manifest, f.image, &f.seal, NULL), REFIT_ERR_PROTOCOL);
-    close_fixture(&f);
+    frame_rig_close(&f);
 }
 
 /* A version whose base was not what the publisher thinks. */
 static void a_wrong_base_is_seen(void **state)
 {
     (void)state;
-    fixture f;
+    frame_rig f;
     open_fixture(&f);
     f.base[f.manifest->blocks[0].offset] ^= 1;
     take_all(&f, f.same);
     assert_int_equal(verify(&f), REFIT_ERR_CORRUPT);
-    close_fixture(&f);
+    frame_rig_close(&f);
 }
 
 static void an_image_is_verified_where_it_lies(void **state)
 {
     (void)state;
-    fixture f;
+    frame_rig f;
     open_fixture(&f);
     assert_int_equal(rft_image_verify(f.manifest, f.image, &f.seal, NULL), REFIT_OK);
-    f.image[f.manifest->tensors[COUNT - 1].offset + 3] ^= 0x80;
+    f.image[f.manifest->tensors[FRAME_RIG_TENSORS - 1].offset + 3] ^= 0x80;
     assert_int_equal(rft_image_verify(f.manifest, f.image, &f.seal, NULL), REFIT_ERR_CORRUPT);
-    close_fixture(&f);
+    frame_rig_close(&f);
 }
 
 /* Calls until the image is verified in parts of `most` bytes, or refused. */
-static refit_status verify_in_parts(fixture *f, uint64_t most, uint64_t *calls)
+static refit_status verify_in_parts(frame_rig *f, uint64_t most, uint64_t *calls)
 {
     rft_image_cursor cursor = {0};
     refit_status status = REFIT_OK;
@@ -372,18 +289,18 @@ static void parts_of_any_size_verify_the_same_image(void **state)
     (void)state;
     const uint64_t sizes[] = {8, 13, 64, 4096, 100001, UINT64_MAX};
     uint64_t calls;
-    fixture f;
+    frame_rig f;
     open_fixture(&f);
     for (size_t i = 0; i < sizeof sizes / sizeof sizes[0]; i++) {
         assert_int_equal(verify_in_parts(&f, sizes[i], &calls), REFIT_OK);
         assert_true(calls >= f.manifest->payload_bytes / sizes[i]);
     }
     assert_int_equal(calls, 1);
-    f.image[f.manifest->tensors[COUNT - 1].offset + 3] ^= 0x80;
+    f.image[f.manifest->tensors[FRAME_RIG_TENSORS - 1].offset + 3] ^= 0x80;
     for (size_t i = 0; i < sizeof sizes / sizeof sizes[0]; i++) {
         assert_int_equal(verify_in_parts(&f, sizes[i], &calls), REFIT_ERR_CORRUPT);
     }
-    close_fixture(&f);
+    frame_rig_close(&f);
 }
 
 static void padding_belongs_to_no_tensor(void **state)
@@ -399,7 +316,7 @@ static void padding_belongs_to_no_tensor(void **state)
     memcpy(image + 64, "other", 5);
     rft_message seal = sample_seal(manifest, image, digests);
     memset(image + 5, 0xaa, 59); /* a publisher should send zeros there; nobody looks */
-    fixture f = {.manifest = manifest, .image = image};
+    frame_rig f = {.manifest = manifest, .image = image};
     rft_view payload;
     rft_message frame = encode(&f, 0, NULL, &payload);
     assert_int_equal(payload.count, 69);
@@ -417,7 +334,7 @@ static void a_version_of_empty_tensors_is_complete_at_once(void **state)
 {
     (void)state;
     refit_tensor tensor = sample_tensor("empty", REFIT_F32, 1, 0, 0);
-    fixture f = {.manifest = sample_manifest(&tensor, 1, 4096)};
+    frame_rig f = {.manifest = sample_manifest(&tensor, 1, 4096)};
     unsigned char image[64] = {0};
     f.seal = sample_seal(f.manifest, image, f.digests);
     assert_int_equal(rft_assembly_open(f.manifest, image, NULL, &f.assembly, NULL), REFIT_OK);
@@ -435,7 +352,7 @@ static void a_version_of_empty_tensors_is_complete_at_once(void **state)
 static void a_second_version_starts_over_and_allocates_nothing(void **state)
 {
     (void)state;
-    fixture f;
+    frame_rig f;
     open_fixture(&f);
     take_all(&f, f.same);
     assert_staged(&f);
@@ -446,13 +363,13 @@ static void a_second_version_starts_over_and_allocates_nothing(void **state)
     take_all(&f, f.same);
     assert_staged(&f);
     assert_int_equal(rft_alloc_count(), before);
-    close_fixture(&f);
+    frame_rig_close(&f);
 }
 
 static void failed_allocations_are_errors(void **state)
 {
     (void)state;
-    fixture f;
+    frame_rig f;
     open_fixture(&f);
     rft_assembly_close(f.assembly);
     f.assembly = NULL;
@@ -485,7 +402,7 @@ static void failed_allocations_are_errors(void **state)
     free(copy.tensors);
     free(copy.blocks);
     free(copy.frames);
-    close_fixture(&f);
+    frame_rig_close(&f);
 }
 
 int main(void)

@@ -9,34 +9,14 @@
 #include <xxhash.h>
 
 #include "base/alloc.h"
+#include "frame_rig.h"
 #include "tensor_samples.h"
 #include "tests/support/seeded.h"
-#include "wire/assembly.h"
 #include "wire/sparse.h"
 #include "wire_samples.h"
 
-#define COUNT 12u
-
-/* A version, the one before it, and a worker that makes the first of the second. */
-typedef struct fixture {
-    rft_manifest *manifest;
-    unsigned char *base;
-    unsigned char *image;
-    unsigned char *staging;
-    unsigned char *same;
-    unsigned char digests[8 * COUNT];
-    rft_message seal;
-    rft_assembly *assembly;
-    rft_bytes modes;
-    rft_bytes scratch;
-    rft_frame_counts counts;
-    rft_packer *packer; /* NULL: frames travel unpacked */
-    unsigned char planes[RFT_PACK_BYTES];
-    uint64_t seed;
-} fixture;
-
 /* One of `every` elements gets a new value: for halves mostly the next one. */
-static void change_block(fixture *f, const rft_block *block, uint64_t every)
+static void change_block(frame_rig *f, const rft_block *block, uint64_t every)
 {
     rft_delta_shape shape = rft_sparse_shape(f->manifest, block);
     unsigned char *at = f->image + block->offset;
@@ -52,79 +32,36 @@ static void change_block(fixture *f, const rft_block *block, uint64_t every)
     }
 }
 
-static void make_versions(fixture *f)
+static void open_fixture(frame_rig *f, uint64_t seed)
 {
     static const uint64_t every[] = {0, 1, 2, 5, 40, 1000, 30000};
-    f->base = sample_image(f->manifest, &f->seed);
+    const refit_tensor last = sample_tensor("last", REFIT_BF16, 1, 200000, 0);
+    frame_rig_open(f, seed, 100000, &last, 400000);
     f->image = malloc(f->manifest->store_bytes);
-    f->staging = malloc(f->manifest->store_bytes);
-    f->same = calloc(f->manifest->block_count + 1, 1);
-    assert_true(f->image != NULL && f->staging != NULL && f->same != NULL);
+    assert_non_null(f->image);
     memcpy(f->image, f->base, f->manifest->store_bytes);
-    memset(f->staging, 0xee, f->manifest->store_bytes);
     for (uint32_t i = 0; i < f->manifest->block_count; i++) {
-        const rft_block *block = &f->manifest->blocks[i];
         uint64_t chosen = every[seeded_below(&f->seed, sizeof every / sizeof every[0])];
         if (i + 1 == f->manifest->block_count) chosen = 40;
-        if (chosen != 0) change_block(f, block, chosen);
-        f->same[i] = memcmp(f->image + block->offset, f->base + block->offset, block->bytes) == 0;
+        if (chosen != 0) change_block(f, &f->manifest->blocks[i], chosen);
     }
+    frame_rig_seal(f);
+    frame_rig_assemble(f);
 }
 
-static void open_fixture(fixture *f, uint64_t seed)
-{
-    refit_tensor tensors[COUNT];
-    *f = (fixture){.seed = seed};
-    sample_tensors(&f->seed, tensors, COUNT - 1, 100000);
-    tensors[COUNT - 1] = sample_tensor("last", REFIT_BF16, 1, 200000, 0);
-    f->manifest = sample_manifest(tensors, COUNT, 1 + seeded_below(&f->seed, 400000));
-    make_versions(f);
-    f->seal = sample_seal(f->manifest, f->image, f->digests);
-    assert_int_equal(rft_assembly_open(f->manifest, f->staging, f->base, &f->assembly, NULL),
-                     REFIT_OK);
-}
-
-static void open_packing(fixture *f, uint64_t seed)
+static void open_packing(frame_rig *f, uint64_t seed)
 {
     open_fixture(f, seed);
     assert_int_equal(rft_packer_open(1 + (uint32_t)(seed % 5), &f->packer, NULL), REFIT_OK);
 }
 
-static void close_fixture(fixture *f)
-{
-    rft_packer_close(f->packer);
-    rft_assembly_close(f->assembly);
-    rft_manifest_close(f->manifest);
-    rft_bytes_close(&f->modes);
-    rft_bytes_close(&f->scratch);
-    free(f->base);
-    free(f->image);
-    free(f->staging);
-    free(f->same);
-}
-
-static rft_message encode(fixture *f, uint32_t sequence, uint64_t worth, rft_view *payload)
+static rft_message encode(frame_rig *f, uint32_t sequence, uint64_t worth, rft_view *payload)
 {
     const rft_frame_source source = {f->image, f->same, f->base, worth, f->packer};
-    rft_message frame = {.kind = RFT_FRAME};
-    rft_frame made;
-    assert_int_equal(
-        rft_frame_encode(f->manifest, sequence, &source, &f->modes, &f->scratch, &made, NULL),
-        REFIT_OK);
-    frame.as.frame.version = 1;
-    frame.as.frame.sequence = sequence;
-    frame.as.frame.hash = made.hash;
-    frame.as.frame.modes = rft_bytes_view(&f->modes);
-    if (made.packed) {
-        memcpy(f->planes, made.planes, sizeof f->planes);
-        frame.as.frame.planes = bytes_view(f->planes, sizeof f->planes);
-    }
-    *payload = made.payload;
-    f->counts = made.counts;
-    return frame;
+    return frame_rig_encode(f, sequence, &source, payload);
 }
 
-static void take_rest(fixture *f)
+static void take_rest(frame_rig *f)
 {
     for (uint32_t i = 0; i < f->manifest->frame_count; i++) {
         rft_view payload;
@@ -133,18 +70,8 @@ static void take_rest(fixture *f)
     }
 }
 
-static void assert_staged(const fixture *f)
-{
-    assert_true(rft_assembly_complete(f->assembly));
-    assert_int_equal(rft_assembly_verify(f->assembly, &f->seal, NULL), REFIT_OK);
-    for (uint32_t i = 0; i < f->manifest->count; i++) {
-        const rft_manifest_tensor *tensor = &f->manifest->tensors[i];
-        assert_memory_equal(f->staging + tensor->offset, f->image + tensor->offset, tensor->bytes);
-    }
-}
-
 /* The first frame that has a sparse block: the last block is always one. */
-static rft_message sparse_frame(fixture *f, rft_view *payload)
+static rft_message sparse_frame(frame_rig *f, rft_view *payload)
 {
     for (uint32_t i = 0; i < f->manifest->frame_count; i++) {
         rft_message frame = encode(f, i, 0, payload);
@@ -159,7 +86,7 @@ static void changes_make_the_version(void **state)
     (void)state;
     uint64_t sparse = 0, same = 0, dense = 0;
     for (uint64_t seed = 1; seed <= 30; seed++) {
-        fixture f;
+        frame_rig f;
         open_fixture(&f, seed);
         take_rest(&f);
         assert_staged(&f);
@@ -170,24 +97,20 @@ static void changes_make_the_version(void **state)
             same += f.counts.same;
             dense += f.counts.dense;
         }
-        close_fixture(&f);
+        frame_rig_close(&f);
     }
     assert_true(sparse > 0 && same > 0 && dense > 0);
 }
 
 /* The tensors are noise, and shrink nowhere but where they are as flat as a model's new ones. */
-static void flatten(fixture *f)
+static void flatten(frame_rig *f)
 {
     for (uint32_t i = 0; i < f->manifest->count; i++) {
         const rft_manifest_tensor *tensor = &f->manifest->tensors[i];
         if (tensor->alias_of == REFIT_NO_ALIAS)
             memset(f->image + tensor->offset + tensor->bytes / 3, 7, tensor->bytes / 3);
     }
-    for (uint32_t i = 0; i < f->manifest->block_count; i++) {
-        const rft_block *block = &f->manifest->blocks[i];
-        f->same[i] = memcmp(f->image + block->offset, f->base + block->offset, block->bytes) == 0;
-    }
-    f->seal = sample_seal(f->manifest, f->image, f->digests);
+    frame_rig_seal(f);
 }
 
 static void packed_changes_make_the_version(void **state)
@@ -195,7 +118,7 @@ static void packed_changes_make_the_version(void **state)
     (void)state;
     uint64_t packed = 0, saved = 0;
     for (uint64_t seed = 1; seed <= 30; seed++) {
-        fixture f;
+        frame_rig f;
         open_packing(&f, seed);
         if (seed % 2 == 0) flatten(&f);
         for (uint32_t i = 0; i < f.manifest->frame_count; i++) {
@@ -216,7 +139,7 @@ static void packed_changes_make_the_version(void **state)
         take_rest(&f);
         assert_int_equal(rft_alloc_count(), before);
         assert_staged(&f);
-        close_fixture(&f);
+        frame_rig_close(&f);
     }
     assert_true(packed > 0 && saved > 1000000);
 }
@@ -225,21 +148,21 @@ static void a_frame_is_never_longer_than_its_stretch(void **state)
 {
     (void)state;
     for (uint64_t seed = 50; seed < 60; seed++) {
-        fixture f;
+        frame_rig f;
         open_fixture(&f, seed);
         for (uint32_t i = 0; i < f.manifest->frame_count; i++) {
             rft_view payload;
             (void)encode(&f, i, 0, &payload);
             assert_true(payload.count <= f.manifest->frames[i].bytes);
         }
-        close_fixture(&f);
+        frame_rig_close(&f);
     }
 }
 
 static void what_saves_too_little_goes_whole(void **state)
 {
     (void)state;
-    fixture f;
+    frame_rig f;
     open_fixture(&f, 3);
     for (uint32_t i = 0; i < f.manifest->frame_count; i++) {
         const rft_frame_span *span = &f.manifest->frames[i];
@@ -255,13 +178,13 @@ static void what_saves_too_little_goes_whole(void **state)
         assert_int_equal(f.counts.dense, span->blocks);
         assert_true(coded || saved == 0);
     }
-    close_fixture(&f);
+    frame_rig_close(&f);
 }
 
 static void the_same_frame_again_changes_nothing(void **state)
 {
     (void)state;
-    fixture f;
+    frame_rig f;
     open_fixture(&f, 4);
     take_rest(&f);
     take_rest(&f);
@@ -271,21 +194,19 @@ static void the_same_frame_again_changes_nothing(void **state)
     take_rest(&f);
     assert_int_equal(rft_alloc_count(), before);
     assert_staged(&f);
-    close_fixture(&f);
+    frame_rig_close(&f);
 }
 
-static refit_status take_copy(fixture *f, const rft_message *frame, const unsigned char *payload,
-                              size_t count)
+/* A copy to be changed, with a byte behind it. */
+static unsigned char *lie_of(rft_view payload)
 {
-    unsigned char *exact = malloc(count + (count == 0));
-    assert_non_null(exact);
-    memcpy(exact, payload, count);
-    refit_status status = rft_assembly_take(f->assembly, frame, bytes_view(exact, count), NULL);
-    free(exact);
-    return status;
+    unsigned char *lie = calloc(1, payload.count + 1);
+    assert_non_null(lie);
+    memcpy(lie, payload.data, payload.count);
+    return lie;
 }
 
-static void see_damage(fixture *f)
+static void see_damage(frame_rig *f)
 {
     rft_view payload;
     rft_message frame = sparse_frame(f, &payload);
@@ -295,7 +216,8 @@ static void see_damage(fixture *f)
         memcpy(damaged, payload.data, payload.count);
         size_t at = i < 60 ? (size_t)i : seeded_below(&f->seed, payload.count);
         damaged[at % payload.count] ^= (unsigned char)(1u << seeded_below(&f->seed, 8));
-        assert_int_equal(take_copy(f, &frame, damaged, payload.count), REFIT_ERR_CORRUPT);
+        assert_int_equal(frame_rig_take_copy(f, &frame, bytes_view(damaged, payload.count)),
+                         REFIT_ERR_CORRUPT);
     }
     assert_int_equal(rft_assembly_taken(f->assembly), 0);
     free(damaged);
@@ -306,14 +228,14 @@ static void see_damage(fixture *f)
 static void damage_is_seen_and_the_frame_asked_for_again(void **state)
 {
     (void)state;
-    fixture f;
+    frame_rig f;
     open_fixture(&f, 5);
     see_damage(&f);
-    close_fixture(&f);
+    frame_rig_close(&f);
     open_packing(&f, 5);
     flatten(&f);
     see_damage(&f);
-    close_fixture(&f);
+    frame_rig_close(&f);
 }
 
 /* A frame whose hash is right, whatever it says. It may be taken for what it is not only where
@@ -323,7 +245,7 @@ static void lies_never_make_another_version(void **state)
     (void)state;
     int refused = 0;
     for (uint64_t seed = 100; seed < 700; seed++) {
-        fixture f;
+        frame_rig f;
         if (seed % 3 == 0) {
             open_packing(&f, 1 + seed % 20);
             flatten(&f);
@@ -333,9 +255,7 @@ static void lies_never_make_another_version(void **state)
         f.seed = seed;
         rft_view payload;
         rft_message frame = sparse_frame(&f, &payload);
-        unsigned char *lie = malloc(payload.count);
-        assert_non_null(lie);
-        memcpy(lie, payload.data, payload.count);
+        unsigned char *lie = lie_of(payload);
         for (uint64_t n = 1 + seeded_below(&f.seed, 4); n > 0; n--) {
             uint64_t reach = seeded_below(&f.seed, 2) != 0 ? 64 : payload.count;
             size_t at = seeded_below(&f.seed, reach) % payload.count;
@@ -345,7 +265,7 @@ static void lies_never_make_another_version(void **state)
         if (f.packer != NULL && seeded_below(&f.seed, 2) != 0)
             f.planes[seeded_below(&f.seed, RFT_PACK_BYTES)] = (unsigned char)seeded_next(&f.seed);
         frame.as.frame.hash = XXH3_64bits(lie, count);
-        refit_status status = take_copy(&f, &frame, lie, count);
+        refit_status status = frame_rig_take_copy(&f, &frame, bytes_view(lie, count));
         free(lie);
         refused += status != REFIT_OK;
         assert_true(status == REFIT_OK || status == REFIT_ERR_PROTOCOL ||
@@ -354,35 +274,28 @@ static void lies_never_make_another_version(void **state)
         take_rest(&f);
         if (rft_assembly_verify(f.assembly, &f.seal, NULL) == REFIT_OK) assert_staged(&f);
         if (status != REFIT_OK) assert_staged(&f);
-        close_fixture(&f);
+        frame_rig_close(&f);
     }
     assert_true(refused > 200);
 }
 
-static void assert_refused(fixture *f, const rft_message *frame, const unsigned char *payload,
+/* Whatever its bytes say, their hash is right. */
+static void assert_refused(frame_rig *f, const rft_message *frame, const unsigned char *payload,
                            size_t count)
 {
-    unsigned char *before = malloc(f->manifest->store_bytes);
-    assert_non_null(before);
-    memcpy(before, f->staging, f->manifest->store_bytes);
     rft_message lying = *frame;
     lying.as.frame.hash = XXH3_64bits(payload, count);
-    assert_int_equal(take_copy(f, &lying, payload, count), REFIT_ERR_PROTOCOL);
-    assert_memory_equal(before, f->staging, f->manifest->store_bytes);
-    assert_int_equal(rft_assembly_taken(f->assembly), 0);
-    free(before);
+    assert_frame_refused(f, &lying, bytes_view(payload, count));
 }
 
 static void lengths_that_lie_change_nothing(void **state)
 {
     (void)state;
-    fixture f;
+    frame_rig f;
     open_fixture(&f, 6);
     rft_view payload;
     rft_message frame = sparse_frame(&f, &payload);
-    unsigned char *lie = calloc(1, payload.count + 1);
-    assert_non_null(lie);
-    memcpy(lie, payload.data, payload.count);
+    unsigned char *lie = lie_of(payload);
     assert_refused(&f, &frame, lie, payload.count - 1);
     assert_refused(&f, &frame, lie, payload.count + 1);
     assert_refused(&f, &frame, lie, RFT_SPARSE_ENTRY_BYTES - 1);
@@ -393,21 +306,19 @@ static void lengths_that_lie_change_nothing(void **state)
     rft_assembly_reset(f.assembly, f.staging, NULL);
     assert_refused(&f, &frame, payload.data, payload.count);
     free(lie);
-    close_fixture(&f);
+    frame_rig_close(&f);
 }
 
 static void planes_that_lie_change_nothing(void **state)
 {
     (void)state;
-    fixture f;
+    frame_rig f;
     open_packing(&f, 6);
     flatten(&f);
     rft_view payload;
     rft_message frame = sparse_frame(&f, &payload);
     assert_int_equal(frame.as.frame.planes.count, RFT_PACK_BYTES);
-    unsigned char *lie = calloc(1, payload.count + 1);
-    assert_non_null(lie);
-    memcpy(lie, payload.data, payload.count);
+    unsigned char *lie = lie_of(payload);
     assert_refused(&f, &frame, lie, payload.count - 1);
     assert_refused(&f, &frame, lie, payload.count + 1);
     assert_refused(&f, &frame, lie, 0);
@@ -422,13 +333,13 @@ static void planes_that_lie_change_nothing(void **state)
     memset(f.planes, 0, sizeof f.planes); /* all as they are: other bytes than came */
     assert_refused(&f, &frame, lie, payload.count);
     free(lie);
-    close_fixture(&f);
+    frame_rig_close(&f);
 }
 
 static void another_base_is_not_changed(void **state)
 {
     (void)state;
-    fixture f;
+    frame_rig f;
     open_fixture(&f, 7);
     rft_view payload;
     rft_message frame = sparse_frame(&f, &payload);
@@ -444,27 +355,26 @@ static void another_base_is_not_changed(void **state)
     *byte ^= 1;
     take_rest(&f);
     assert_staged(&f);
-    close_fixture(&f);
+    frame_rig_close(&f);
 }
 
 /* What the entry promises is held against what came of the planes. */
 static void a_wrong_result_is_asked_for_again(void **state)
 {
     (void)state;
-    fixture f;
+    frame_rig f;
     open_fixture(&f, 8);
     rft_view payload;
     rft_message frame = sparse_frame(&f, &payload);
-    unsigned char *lie = malloc(payload.count);
-    assert_non_null(lie);
-    memcpy(lie, payload.data, payload.count);
+    unsigned char *lie = lie_of(payload);
     lie[12] ^= 1;
     frame.as.frame.hash = XXH3_64bits(lie, payload.count);
-    assert_int_equal(take_copy(&f, &frame, lie, payload.count), REFIT_ERR_CORRUPT);
+    assert_int_equal(frame_rig_take_copy(&f, &frame, bytes_view(lie, payload.count)),
+                     REFIT_ERR_CORRUPT);
     free(lie);
     take_rest(&f);
     assert_staged(&f);
-    close_fixture(&f);
+    frame_rig_close(&f);
 }
 
 int main(void)
