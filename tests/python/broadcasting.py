@@ -5,7 +5,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from refit.errors import CancelledError, StateError
+import pytest
+from refit.errors import CancelledError, PeerError, StateError
 from refit.publisher import Publisher
 from refit.subscriber import Subscriber
 from refit.update import Update
@@ -96,3 +97,8 @@ def published(weights: Any, **options: Any) -> Iterator[Update]:
         finally:
             subscriber.close()
             trainer.join()
+
+
+def publish_in_vain(publisher: Publisher, weights: Any) -> None:
+    with pytest.raises(PeerError):
+        publisher.publish(weights)

@@ -55,6 +55,12 @@ class Run:
         return all(t.untyped_storage().nbytes() == 0 for t in self.moments())
 
 
+def whole_cycle(controller: Any) -> None:
+    controller.clear()
+    controller.restore()
+    controller.join()
+
+
 def assert_same(one: Run, other: Run) -> None:
     """Weights and states of two runs are equal to the bit."""
     for mine, yours in zip(one.model.parameters(), other.model.parameters(), strict=True):

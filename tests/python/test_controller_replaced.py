@@ -1,0 +1,159 @@
+"""The controller and states that others replace, resize or drop between two cycles."""
+
+import gc
+import weakref
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch", reason="PyTorch is not installed")
+
+import refit  # noqa: E402
+from refit.errors import CopyError, StateError  # noqa: E402
+from refit.offloader import Offloader  # noqa: E402
+from refit.regions import Regions  # noqa: E402
+from refit.storages import Stock  # noqa: E402
+from training import WIDTH, Run, whole_cycle  # noqa: E402
+
+
+@pytest.fixture
+def run(torch_device: str) -> Run:
+    return Run(device=torch_device)
+
+
+def test_states_that_were_replaced_by_hand_are_found_again(run: Run) -> None:
+    run.step()
+    with refit.Controller(run.optimizer) as controller:
+        controller.clear()
+        controller.prepare_for_training()
+        state = next(iter(run.optimizer.state.values()))
+        state["exp_avg"] = torch.full_like(state["exp_avg"], 3.0)
+        state["exp_avg_sq"].data = torch.full_like(state["exp_avg_sq"], 4.0)
+        controller.clear()
+        assert run.away()
+        controller.prepare_for_training()
+        assert bool((state["exp_avg"] == 3.0).all())
+        assert bool((state["exp_avg_sq"] == 4.0).all())
+
+
+@pytest.mark.parametrize("change", ["longer", "shorter", "set_", "emptied and filled", "data"])
+@pytest.mark.parametrize("hidden", [False, True], ids=["seen", "unseen"])
+def test_a_storage_that_somebody_has_resized_or_replaced_is_found_again(
+    run: Run, monkeypatch: pytest.MonkeyPatch, change: str, hidden: bool
+) -> None:
+    # trap 3: an allocator may well give the same address again, so tensors may look unchanged
+    run.step(2)
+    moment = run.moments()[0]
+    with refit.Controller(run.optimizer, run.model) as controller:
+        whole_cycle(controller)
+        if hidden:
+            monkeypatch.setattr(Stock, "addresses", lambda stock: [0] * len(stock.tensors))
+            whole_cycle(controller)
+        other = CHANGES[change](moment)
+        values = [one.clone() for one in (*run.moments(), *other)]
+        controller.clear()
+        assert run.away()
+        assert all(one.untyped_storage().nbytes() == 0 for one in other)
+        controller.prepare_for_training()
+        assert all(map(torch.equal, (*run.moments(), *other), values))
+
+
+def lengthen(moment: torch.Tensor) -> list[torch.Tensor]:
+    """A longer storage, and what is in its new half."""
+    storage = moment.untyped_storage()
+    storage.resize_(2 * storage.nbytes())
+    behind = moment.new_empty(0)
+    behind.set_(storage, moment.numel(), (moment.numel(),), (1,))
+    behind.fill_(5.0)
+    return [behind]
+
+
+def shorten(moment: torch.Tensor) -> list[torch.Tensor]:
+    with torch.no_grad():
+        moment.set_(moment.untyped_storage(), 0, (WIDTH, 1), (1, 1))
+    moment.untyped_storage().resize_(WIDTH * 4)
+    return []
+
+
+def replace(moment: torch.Tensor) -> list[torch.Tensor]:
+    moment.set_(torch.full_like(moment, 7.0).untyped_storage(), 0, moment.shape, moment.stride())
+    return []
+
+
+def refill(moment: torch.Tensor) -> list[torch.Tensor]:
+    nbytes = moment.untyped_storage().nbytes()
+    kept = moment.untyped_storage()
+    kept.resize_(0)
+    taken = torch.zeros(nbytes // 4)  # its old place, as a rule
+    kept.resize_(nbytes)
+    moment.fill_(float(taken[0]) + 3.0)
+    return []
+
+
+def renew(moment: torch.Tensor) -> list[torch.Tensor]:
+    moment.data = torch.full_like(moment, 9.0)
+    return []
+
+
+CHANGES: dict[str, Any] = {
+    "longer": lengthen,
+    "shorter": shorten,
+    "set_": replace,
+    "emptied and filled": refill,
+    "data": renew,
+}
+
+
+def test_a_storage_that_is_replaced_while_a_clear_has_failed_is_not_copied_from_its_old_place(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run.step(2)
+    with refit.Controller(run.optimizer) as controller:
+        whole_cycle(controller)
+        real = Offloader.offload
+        with monkeypatch.context() as patch:
+            patch.setattr(Offloader, "offload", fail_to_offload)
+            patch.setattr(Regions, "home", property(lambda _: False))
+            with pytest.raises(CopyError):
+                controller.clear()
+        assert controller.state == "cleared"
+        assert Offloader.offload is real
+        replace(run.moments()[0])
+        values = [one.clone() for one in run.moments()]
+        with pytest.raises(StateError, match=r"restore\(\), then clear"):
+            controller.clear()
+        controller.restore()
+        controller.clear()
+        assert run.away()
+        controller.prepare_for_training()
+        assert all(map(torch.equal, run.moments(), values))
+
+
+def fail_to_offload(_offloader: Offloader, _after: int = 0) -> None:
+    raise CopyError("the copy failed")
+
+
+def test_states_that_all_went_away_by_themselves_leave_nothing_to_move(run: Run) -> None:
+    run.step()
+    with refit.Controller(run.optimizer) as controller:
+        controller.clear()
+        controller.prepare_for_training()
+        run.optimizer.state.clear()
+        controller.clear()
+        assert controller.stats()["refit/regions"] == 0
+        controller.prepare_for_training()
+        run.step()
+        controller.clear()
+        assert run.away()
+
+
+def test_replaced_states_are_not_held_in_memory(run: Run) -> None:
+    run.step()
+    with refit.Controller(run.optimizer) as controller:
+        controller.clear()
+        controller.prepare_for_training()
+        old = weakref.ref(run.moments()[0])
+        for state in run.optimizer.state.values():
+            state["exp_avg"] = state["exp_avg"].clone()
+        gc.collect()
+        assert old() is None
