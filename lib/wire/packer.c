@@ -148,6 +148,7 @@ refit_status rft_packer_pack(rft_packer *packer, const rft_manifest *manifest,
 {
     frame_walk walk = walk_start(manifest, span, modes);
     *packed = (rft_view){0};
+    if (payload.count == 0) return REFIT_OK; /* and so no memory, which planes could lie in */
     if (packer->compressor == NULL) packer->compressor = ZSTD_createCCtx();
     RFT_REFUSE_IF(packer->compressor == NULL, error, REFIT_ERR_HOST_MEMORY,
                   "no memory to compress a frame");

@@ -30,8 +30,8 @@ refit_status rft_packer_open(uint32_t level, rft_packer **out, refit_error *erro
 void rft_packer_close(rft_packer *packer);
 
 /* Packs a gathered payload, as rft_frame_encode has made it. `*packed` is in the packer's memory
- * until its next use; it is empty if nothing shrinks, and `planes` says nothing then.
- * REFIT_ERR_HOST_MEMORY */
+ * until its next use; it is empty if nothing shrinks or there is nothing, and `planes` says nothing
+ * then. REFIT_ERR_HOST_MEMORY */
 refit_status rft_packer_pack(rft_packer *packer, const rft_manifest *manifest,
                              const rft_frame_span *span, const unsigned char *modes,
                              rft_view payload, rft_view *packed,

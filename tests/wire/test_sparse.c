@@ -144,6 +144,21 @@ static void packed_changes_make_the_version(void **state)
     assert_true(packed > 0 && saved > 1000000);
 }
 
+static void nothing_is_packed_of_a_frame_without_changes(void **state)
+{
+    (void)state;
+    frame_rig f;
+    rft_view packed = {"", 1};
+    unsigned char modes[RFT_FRAME_BLOCKS];
+    memset(modes, RFT_BLOCK_SAME, sizeof modes);
+    open_packing(&f, 2); /* a packer that has no memory yet */
+    assert_int_equal(rft_packer_pack(f.packer, f.manifest, &f.manifest->frames[0], modes,
+                                     bytes_view("", 0), &packed, f.planes, NULL),
+                     REFIT_OK);
+    assert_int_equal(packed.count, 0);
+    frame_rig_close(&f);
+}
+
 static void a_frame_is_never_longer_than_its_stretch(void **state)
 {
     (void)state;
@@ -382,6 +397,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(changes_make_the_version),
         cmocka_unit_test(packed_changes_make_the_version),
+        cmocka_unit_test(nothing_is_packed_of_a_frame_without_changes),
         cmocka_unit_test(a_frame_is_never_longer_than_its_stretch),
         cmocka_unit_test(what_saves_too_little_goes_whole),
         cmocka_unit_test(the_same_frame_again_changes_nothing),
