@@ -41,6 +41,7 @@ from refit.errors import (
 )
 
 if TYPE_CHECKING:
+    from refit.archive import Archive, ArchivedVersion, Snapshot, materialize
     from refit.config import Config, load_config
     from refit.controller import Controller
     from refit.device import Device
@@ -59,6 +60,8 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Alias",
+    "Archive",
+    "ArchivedVersion",
     "BudgetError",
     "BusyError",
     "CallbackError",
@@ -88,6 +91,7 @@ __all__ = [
     "Publisher",
     "RefitError",
     "SecurityError",
+    "Snapshot",
     "StaleError",
     "StateError",
     "Subscriber",
@@ -104,6 +108,7 @@ __all__ = [
     "__version__",
     "keygen",
     "load_config",
+    "materialize",
     "mem_pool",
     "named_weights",
 ]
@@ -112,6 +117,8 @@ __all__ = [
 # needs PyTorch is only paid by who uses it.
 _PLACES = {
     "Alias": "refit.manifest",
+    "Archive": "refit.archive",
+    "ArchivedVersion": "refit.archive",
     "Config": "refit.config",
     "Controller": "refit.controller",
     "Device": "refit.device",
@@ -119,6 +126,7 @@ _PLACES = {
     "MemPool": "refit.memory_pool",
     "NamedWeights": "refit.weights",
     "Publisher": "refit.publisher",
+    "Snapshot": "refit.archive",
     "Subscriber": "refit.subscriber",
     "SubscriberInfo": "refit.subscriber",
     "TensorSpec": "refit.manifest",
@@ -130,6 +138,7 @@ _PLACES = {
     "Worker": "refit.worker",
     "keygen": "refit.keys",
     "load_config": "refit.config",
+    "materialize": "refit.archive",
     "mem_pool": "refit.memory_pool",
     "named_weights": "refit.weights",
 }

@@ -1,0 +1,354 @@
+"""Versions kept as files, and rebuilt from them: what ``refit subscribe --archive`` writes.
+
+    weights = refit.materialize("kept", 3)             # version 3, byte for byte: names to tensors
+
+    with refit.Archive("kept", write=True) as archive: # in a rollout worker
+        for update in refit.Subscriber(endpoint):
+            with update:
+                archive.keep(update)
+
+An archive is a folder with whole versions and, between them, what changed since the one before. How
+a file looks, and how one is rebuilt and checked, is known to the C library (refit/archive.h).
+"""
+
+import ctypes
+import os
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, NoReturn
+
+from refit import _abi, dtypes, load
+from refit._handle import Handle
+from refit._library import call, encoded, lib
+from refit._turn import Turn
+from refit.config import ConfigLike, make_config
+from refit.errors import InvalidError, NotFoundError, RefitError, UnsupportedError
+from refit.update import Update
+from refit.view import Entry, View
+
+if TYPE_CHECKING:
+    import numpy
+    import torch
+
+_NO_ALIAS = 0xFFFFFFFF
+
+
+@dataclass(frozen=True, slots=True)
+class ArchivedVersion:
+    """What one file of an archive says about itself. Since 0.1."""
+
+    version: int
+    epoch: int
+    """Of the trainer: one that starts anew counts from 1 again, in another epoch."""
+    base: int | None
+    """The version that it builds on; None: it is whole, an anchor."""
+    file: str
+    """The file's name in the folder."""
+    file_bytes: int
+    weight_bytes: int
+    elements: int
+    changed: int
+    """How many elements differ from the base; of an anchor all."""
+    tensors: int
+    """Tied ones included."""
+    blocks: tuple[int, int, int]
+    """As in the base, kept as what changed, kept as they are."""
+    digest: str
+    """32 hexadecimal digits: equal digests are equal weights."""
+
+    @property
+    def density(self) -> float:
+        """``changed`` over ``elements``."""
+        return self.changed / self.elements if self.elements else 0.0
+
+
+def _described(function: Any, *arguments: Any) -> ArchivedVersion:
+    """What a C function that fills a refit_archive_info says."""
+    raw = _abi.refit_archive_info(size=ctypes.sizeof(_abi.refit_archive_info))
+    call(function, *arguments, ctypes.byref(raw))
+    return ArchivedVersion(
+        version=raw.version,
+        epoch=raw.epoch,
+        base=raw.base or None,
+        file=raw.name.decode("utf-8", "replace"),
+        file_bytes=raw.file_bytes,
+        weight_bytes=raw.weight_bytes,
+        elements=raw.elements,
+        changed=raw.changed,
+        tensors=raw.tensors,
+        blocks=(raw.blocks_same, raw.blocks_sparse, raw.blocks_dense),
+        digest=bytes(raw.digest).hex(),
+    )
+
+
+class Snapshot(Mapping[str, View]):
+    """A version that ``Archive.read`` has rebuilt, whole and checked, in memory of its own.
+
+    A mapping of names to ``View``, in the trainer's order, tied names included. There is nothing to
+    close: the memory, all of it, goes when neither the snapshot nor a tensor or an array of it is
+    referred to. Nobody else reads it, so its tensors may be written to. Since 0.1.
+    """
+
+    _cuda = -1
+    _process = 0
+    _out: ctypes.c_void_p | None = None
+
+    def __init__(self, archive: int, epoch: int, version: int) -> None:
+        self._process = os.getpid()
+        self._out = ctypes.c_void_p()  # here before C fills it: Ctrl-C may come right behind
+        call(lib.refit_archive_read, archive, epoch, version, ctypes.byref(self._out))
+        assert self._out.value is not None
+        self.info = _described(lib.refit_snapshot_describe, self._out)
+        """What its file says, ``changed`` among others: against the version before."""
+        self._entries = _entries_of(self._out.value)
+
+    @property
+    def version(self) -> int:
+        """Its number. Since 0.1."""
+        return self.info.version
+
+    def __getitem__(self, name: str) -> View:
+        """The tensor as a ``View``: ``.torch()``, ``.numpy()``, ``.bytes``; not for DLPack."""
+        found = self._entries.get(name)
+        if found is None:
+            raise NotFoundError(f"version {self.version} has no tensor {name!r}")
+        return View(self, name, found)
+
+    def get(self, key: str, default: Any = None) -> Any:
+        """The ``View`` of that name, or ``default``. Since 0.1."""
+        found = self._entries.get(key)
+        return default if found is None else View(self, key, found)
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._entries
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._entries)
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    def tensors(self) -> Iterator[tuple[str, "torch.Tensor"]]:
+        """(name, PyTorch tensor) of all, on the snapshot's memory; tied ones share their bytes.
+
+        UnsupportedError for a type that PyTorch lacks: read ``.bytes`` of that one. Since 0.1.
+        """
+        for name, view in self.items():
+            yield name, view.torch()
+
+    def arrays(self, *, bits: bool = False) -> Iterator[tuple[str, "numpy.ndarray[Any, Any]"]]:
+        """(name, read-only NumPy array) of all, likewise. ``bits``: see ``View.numpy``.
+        UnsupportedError. Since 0.1."""
+        for name, view in self.items():
+            yield name, view.numpy(bits=bits)
+
+    def load_into(self, target: Any, *, strict: bool = True, cast: bool = False) -> load.Loaded:
+        """Copies into a module or a mapping of tensors, as ``Update.load_into``. Since 0.1."""
+        return load.apply(load.check(dict(self), target, strict=strict, cast=cast))
+
+    # ---- What views ask of their owner
+
+    def _lend(self) -> None:
+        """They hold the snapshot, and it changes no more."""
+
+    def _remember(self, tensor: Any) -> None:
+        """Its tensors stay good: nothing takes their memory."""
+
+    def _keep(self) -> "Snapshot":
+        return self
+
+    def _room(self, nbytes: int) -> NoReturn:
+        raise BufferError(
+            "what DLPack gives would not hold the memory of an archive's version: take .torch() or "
+            ".numpy() of it first"
+        )
+
+    def __del__(
+        self,
+        _free: Callable[[ctypes.c_void_p | None], None] = lib.refit_snapshot_close,
+        _pid: Callable[[], int] = os.getpid,
+    ) -> None:
+        if self._process == _pid():
+            _free(self._out)
+
+    def __repr__(self) -> str:
+        return f"<refit.Snapshot: version {self.version}, {len(self)} tensors>"
+
+
+def _entries_of(snapshot: int) -> dict[str, Entry]:
+    raw = _abi.refit_tensor(size=ctypes.sizeof(_abi.refit_tensor))
+    place = ctypes.c_void_p()
+    names: list[str] = []
+    entries: dict[str, Entry] = {}
+    for index in range(lib.refit_snapshot_count(snapshot)):
+        call(
+            lib.refit_snapshot_tensor, snapshot, index, ctypes.byref(raw), ctypes.byref(place), None
+        )
+        name = raw.name.decode()
+        names.append(name)
+        tied = None if raw.alias_of == _NO_ALIAS else names[raw.alias_of]
+        shape = tuple(raw.shape[: raw.rank])
+        entries[name] = Entry(dtypes.by_number(raw.dtype), shape, place.value or 0, tied)
+    return entries
+
+
+class Archive(Handle):
+    """A folder of versions, as it is when this is made. Since 0.1.
+
+    With ``write=True`` the folder is made if it is missing, and is this object's alone: BusyError
+    where another one writes. Any number of others read meanwhile, each what is there when it opens
+    it. ``config`` and ``overrides`` are those of ``refit.make_config``; ``archive.*``, ``limits.*``
+    and, for what is written, ``broadcast.compress`` count. Raises NotFoundError (no such folder),
+    InputOutputError, ConfigError. One thread at a time.
+    """
+
+    def __init__(
+        self,
+        folder: str | os.PathLike[str],
+        *,
+        write: bool = False,
+        config: ConfigLike = None,
+        **overrides: Any,
+    ) -> None:
+        self._turn = Turn("Archive")
+        settled = make_config(config, overrides)
+        mode = _abi.REFIT_ARCHIVE_WRITE if write else _abi.REFIT_ARCHIVE_READ
+        out = ctypes.c_void_p()
+        where = encoded(os.fspath(folder), "the folder")
+        call(lib.refit_archive_open, where, mode, settled._as_c, ctypes.byref(out))
+        assert out.value is not None
+        self._adopt(out.value)
+
+    def __len__(self) -> int:
+        """How many versions it has, of all trainers."""
+        with self._turn:
+            return int(lib.refit_archive_count(self._live))
+
+    def versions(self, *, strict: bool = True) -> list[ArchivedVersion]:
+        """What is there, in the order in which it came; reads the first bytes of each file.
+
+        A file that cannot be used raises (CorruptError, StaleError, UnsupportedError, LimitError,
+        InputOutputError), or is left out with ``strict=False``. Since 0.1.
+        """
+        found: list[ArchivedVersion] = []
+        with self._turn:
+            pointer = self._live
+            for index in range(lib.refit_archive_count(pointer)):
+                try:
+                    found.append(_described(lib.refit_archive_describe, pointer, index))
+                except RefitError:
+                    if strict:
+                        raise
+        return found
+
+    def read(self, version: int, *, epoch: int | None = None) -> Snapshot:
+        """Rebuilds a version, from its anchor on, and checks every digest.
+
+        ``epoch``: of which trainer; None, if only one has this version. Blocks for the disk, also
+        against Ctrl-C. Raises NotFoundError (it, or a file that it builds on, is not there),
+        ExistsError (several trainers have it), CorruptError, StaleError (a file builds on another
+        version than the one that is there), UnsupportedError, LimitError, InputOutputError,
+        HostMemoryError. Since 0.1.
+        """
+        of = _number(epoch or 0, "an epoch")
+        with self._turn:
+            return Snapshot(self._live, of, _number(version, "a version"))
+
+    def keep(self, update: Update) -> ArchivedVersion:
+        """Writes a received version, while it is open, and says what became of it.
+
+        One that is there already is compared, and nothing is written. A file has its name when its
+        bytes are on the disk, and only if they are those that the trainer has digested. Blocks for
+        the disk. Raises StateError (not opened to write, or the update is closed), ExistsError
+        (this version is there, with other bytes), UnsupportedError (it lies in a GPU's memory),
+        CorruptError, LimitError, InputOutputError, HostMemoryError; nothing of it is left then, and
+        the version after it can be kept all the same. Since 0.1.
+        """
+        if update.device != "cpu":
+            raise UnsupportedError(
+                "an update in a GPU's memory cannot be archived: its bytes are "
+                "to be in host memory, so let this worker use no device"
+            )
+        with self._turn:
+            pointer = self._live
+            version, _held = _version_of(update)
+            try:
+                call(lib.refit_archive_write, pointer, ctypes.byref(version))
+                return _described(lib.refit_archive_commit, pointer)
+            except BaseException:  # Ctrl-C between the two, or behind them
+                lib.refit_archive_abort(pointer, None)
+                raise
+
+    def prune(self, anchors: int) -> int:
+        """Removes what is older than the last ``anchors`` anchors and what builds on them.
+
+        Returns how many files that were. Whenever it ends, every file that is left can be rebuilt.
+        Raises StateError (not opened to write), InvalidError, InputOutputError. Since 0.1.
+        """
+        removed = ctypes.c_uint32()
+        if not 0 < anchors < 1 << 32:
+            raise InvalidError(f"{anchors} anchors cannot be kept: 1 or more")
+        with self._turn:
+            call(lib.refit_archive_prune, self._live, anchors, ctypes.byref(removed))
+        return removed.value
+
+    def _close(self, pointer: int) -> None:
+        lib.refit_archive_close(pointer)
+
+    def __repr__(self) -> str:
+        if self.closed or self._process != os.getpid():
+            return "<refit.Archive: closed>"
+        return f"<refit.Archive: {len(self)} versions>"
+
+
+def _number(value: int, what: str) -> int:
+    if not 0 <= value < 1 << 64:
+        raise InvalidError(f"{value} is not {what}")
+    return value
+
+
+def _version_of(update: Update) -> tuple[Any, Any]:
+    """The update as refit_archive_write takes it, and what that refers to."""
+    pointer = update._live
+    count = len(update)
+    tensors = (_abi.refit_tensor * count)()
+    weights = (_abi.refit_weight * count)()
+    place = ctypes.c_void_p()
+    digest = (ctypes.c_ubyte * 16)()
+    originals = 0
+    for index, tensor in enumerate(tensors):
+        tensor.size = ctypes.sizeof(tensor)
+        call(lib.refit_update_tensor, pointer, index, ctypes.byref(tensor), ctypes.byref(place))
+        if tensor.alias_of == _NO_ALIAS:
+            weights[originals] = _abi.refit_weight(index, place.value, tensor.bytes)
+            originals += 1
+    call(lib.refit_update_digest, pointer, digest)
+    version = _abi.refit_archive_version(
+        size=ctypes.sizeof(_abi.refit_archive_version),
+        epoch=lib.refit_update_epoch(pointer),
+        version=update.version,
+        digest=digest,
+        tensors=tensors,
+        weights=weights,
+        count=count,
+        weight_count=originals,
+    )
+    return version, (tensors, weights, digest)
+
+
+def materialize(
+    folder: str | os.PathLike[str],
+    version: int,
+    *,
+    epoch: int | None = None,
+    config: ConfigLike = None,
+    **overrides: Any,
+) -> dict[str, "torch.Tensor"]:
+    """The weights of a version of an archive, byte for byte, as PyTorch tensors by name.
+
+    Tied names share their bytes. The command ``refit materialize`` writes them as a safetensors
+    file. Raises what ``Archive`` and ``Archive.read`` raise, and UnsupportedError for a type that
+    PyTorch lacks (``Archive.read`` gives its bytes). Since 0.1.
+    """
+    with Archive(folder, config=config, **overrides) as archive:
+        return dict(archive.read(version, epoch=epoch).tensors())
