@@ -1,6 +1,6 @@
 /*
- * delta_job: what the GPU's delta kernels (delta.cu) take: a table of blocks, in memory that the
- * kernels can reach. A block of threads takes a job at a time.
+ * delta_job: what the GPU's delta kernels (delta_encode.cu, delta_apply.cu) take: a table of
+ * blocks, in memory that the kernels can reach. A block of threads takes a job at a time.
  *
  *     rft_delta_encode_kernel(rft_delta_job *jobs, uint32_t count)
  *     rft_delta_apply_kernel(rft_delta_job *jobs, uint32_t count)

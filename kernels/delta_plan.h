@@ -1,13 +1,13 @@
 /*
- * delta_plan: what all forms of the delta coder share: how long planes are and where they lie, how
- * bits are read, how half floats are numbered, and what is done with the few that move far.
+ * delta_plan: what all C forms of the delta coder share: where planes lie, how bits are read, and
+ * what is done with the few halves that move far.
  */
 #ifndef RFT_KERNEL_DELTA_PLAN_H
 #define RFT_KERNEL_DELTA_PLAN_H
 
 #include <string.h>
 
-#include "kernels/delta.h"
+#include "kernels/delta_rules.h"
 
 /* A bit an element. */
 #define RFT_DELTA_MAP_WORDS (RFT_DELTA_ELEMENTS / 64)
@@ -46,23 +46,6 @@ bool rft_delta_open_reader(rft_delta_shape shape, const rft_delta_entry *entry,
 /* Whether all that the planes hold has been read. */
 bool rft_delta_is_read(const rft_delta_reader *reader);
 
-/* Fills the lengths from the counts, which are taken as they are. */
-void rft_delta_lay_out(rft_delta_shape shape, rft_delta_entry *entry);
-
-/* l of delta.h. */
-static inline uint32_t rft_delta_low_bits(uint32_t elements, uint32_t changed)
-{
-    uint32_t each = elements / changed;
-    uint32_t bits = 31 - (uint32_t)__builtin_clz(each);
-    return bits < 2 ? 0 : bits < 15 ? bits : 15;
-}
-
-static inline uint32_t rft_delta_high_bits(uint32_t elements, uint32_t changed)
-{
-    uint32_t low = rft_delta_low_bits(elements, changed);
-    return low == 0 ? elements : ((elements - 1) >> low) + changed;
-}
-
 static inline uint64_t rft_delta_load(const unsigned char *at)
 {
     uint64_t word;
@@ -92,29 +75,6 @@ static inline void rft_delta_put_half(unsigned char *at, uint32_t bits)
 {
     at[0] = (unsigned char)bits;
     at[1] = (unsigned char)(bits >> 8);
-}
-
-/* u of delta.h from the bits, and back. */
-static inline uint32_t rft_delta_number(uint32_t bits)
-{
-    return (bits & 0x8000u) != 0 ? ~bits & 0xFFFFu : bits | 0x8000u;
-}
-
-static inline uint32_t rft_delta_bits(uint32_t number)
-{
-    return (number & 0x8000u) != 0 ? number & 0x7FFFu : ~number & 0xFFFFu;
-}
-
-/* The number nearest to `own` that leaves `rest` when divided by `by`, which is odd. */
-static inline uint32_t rft_delta_nearest(uint32_t own, uint32_t rest, uint32_t by)
-{
-    int32_t apart = (int32_t)rest - (int32_t)(own % by), most = (int32_t)by / 2;
-    if (apart > most) apart -= (int32_t)by;
-    if (apart < -most) apart += (int32_t)by;
-    int32_t number = (int32_t)own + apart;
-    if (number < 0) number += (int32_t)by;
-    if (number > UINT16_MAX) number -= (int32_t)by;
-    return (uint32_t)number;
 }
 
 /* The element whose escape is 15. */

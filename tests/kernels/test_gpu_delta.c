@@ -16,7 +16,8 @@
 #include "tests/support/seeded.h"
 
 /* The kernels themselves. */
-#include "kernels/delta.cu"
+#include "kernels/delta_apply.cu"
+#include "kernels/delta_encode.cu"
 
 #define JOBS 5u
 
