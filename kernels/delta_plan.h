@@ -16,8 +16,7 @@
 typedef struct rft_delta_writer {
     rft_delta_shape shape;
     rft_delta_entry *entry;
-    unsigned char
-        *swap; /* `after` once more: what was coded of it becomes as in `before`; or NULL */
+    unsigned char *swap; /* `after`, whose coded elements become as in `before`; or NULL */
     uint32_t low_bits;
     unsigned char *plane[RFT_DELTA_PLANES];
 } rft_delta_writer;

@@ -86,6 +86,11 @@ def test_an_exception_in_the_block_puts_the_old_weights_back() -> None:
         ):
             apply_and_fail(update)
         assert equal(snapshot(engine), before)
+        figures = subscriber.stats()
+        assert figures["receive_bound"] == len(before)
+        assert figures["receive_rollbacks"] == 1
+        assert figures["receive_applied_bytes_total"] > 0
+        assert figures["receive_apply_seconds_last"] > 0
         with offered(publisher, subscriber, model(2).state_dict()) as update:
             update.apply()
             update.accept()
