@@ -11,6 +11,7 @@
 #include "fuzz.h"
 #include "kernels/cpu.h"
 #include "kernels/delta.h"
+#include "kernels/delta_exchange.h"
 
 #define HEADER  9u
 #define MOST    4096u /* elements: enough for several chunks of the wide forms */
@@ -27,7 +28,20 @@ static uint32_t get_u16(const uint8_t *at)
 }
 
 /* What is in memory at once, each at its place. */
-enum { CODED, BLOCK, BEFORE, AFTER, OUT, OUT_SCALAR, PLANES, WIDE, SCALAR, PLACES };
+enum {
+    CODED,
+    BLOCK,
+    BEFORE,
+    AFTER,
+    OUT,
+    OUT_SCALAR,
+    PLANES,
+    WIDE,
+    SCALAR,
+    EXCHANGED,
+    KEPT,
+    PLACES
+};
 
 static unsigned char *copy_of(unsigned place, const void *from, size_t bytes)
 {
@@ -112,6 +126,28 @@ static void encode(rft_delta_shape shape, const unsigned char *before, const uns
     }
 }
 
+/* In place, and back by what was kept. */
+static void exchange_at(rft_cpu_level level, rft_delta_shape shape, const unsigned char *before,
+                        const unsigned char *after)
+{
+    size_t bytes = (size_t)shape.elements * shape.width;
+    unsigned char *block = copy_of(EXCHANGED, before, bytes);
+    unsigned char *kept = copy_of(KEPT, NULL, rft_delta_bound(shape));
+    rft_delta_entry entry;
+    rft_cpu_limit(level);
+    bool coded = rft_delta_exchange(shape, block, after, kept, &entry);
+    FUZZ_REQUIRE(memcmp(block, after, bytes) == 0);
+    FUZZ_REQUIRE((entry.changed == 0) == (memcmp(before, after, bytes) == 0));
+    if (entry.changed == 0) return;
+    if (coded) {
+        shape.kind = RFT_DELTA_RAW;
+        FUZZ_REQUIRE(apply(shape, &entry, kept, block));
+    } else {
+        memcpy(block, kept, bytes);
+    }
+    FUZZ_REQUIRE(memcmp(block, before, bytes) == 0);
+}
+
 static void encode_halves(rft_delta_shape shape, const uint8_t *data, size_t size)
 {
     uint32_t there = (uint32_t)((size - HEADER) / (2 * shape.width));
@@ -127,6 +163,8 @@ static void encode_halves(rft_delta_shape shape, const uint8_t *data, size_t siz
         if (from < end) memcpy(after + from, before + from, end - from);
     }
     encode(shape, before, after);
+    exchange_at(RFT_CPU_AVX512, shape, before, after);
+    exchange_at(RFT_CPU_BASE, shape, before, after);
 }
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
