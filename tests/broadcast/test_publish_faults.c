@@ -35,6 +35,14 @@ static void scene_close(fault_scene *scene)
     trainer_close(&scene->trainer);
 }
 
+/* The first version, which the good one has staged. */
+static void scene_offer(fault_scene *scene, const refit_config *config, bool shm)
+{
+    scene_open(scene, config, shm);
+    trainer_offer(&scene->trainer, 1);
+    raw_worker_stage(&scene->good);
+}
+
 static void expect_abort(raw_worker *worker, uint64_t version)
 {
     const rft_message *abort = raw_worker_expect(worker, RFT_ABORT);
@@ -76,9 +84,7 @@ static void worker_that_cannot_stage_aborts_the_version(void **state)
     (void)state;
     fault_scene scene;
     refit_config config = trainer_config();
-    scene_open(&scene, &config, false);
-    trainer_offer(&scene.trainer, 1);
-    raw_worker_stage(&scene.good);
+    scene_offer(&scene, &config, false);
     raw_worker_offer(&scene.bad);
     raw_worker_say_failed(&scene.bad, REFIT_ERR_HOST_MEMORY, true);
     expect_aborted(&scene, REFIT_ERR_PEER);
@@ -96,9 +102,7 @@ static void worker_that_lies_about_its_digest_is_not_believed(void **state)
     (void)state;
     fault_scene scene;
     refit_config config = trainer_config();
-    scene_open(&scene, &config, true);
-    trainer_offer(&scene.trainer, 1);
-    raw_worker_stage(&scene.good);
+    scene_offer(&scene, &config, true);
     raw_worker_offer(&scene.bad);
     raw_worker_fetch(&scene.bad);
     scene.bad.digest.bytes[0] ^= 1;
@@ -114,9 +118,7 @@ static void worker_that_leaves_aborts_the_version(void **state)
     (void)state;
     fault_scene scene;
     refit_config config = trainer_config();
-    scene_open(&scene, &config, false);
-    trainer_offer(&scene.trainer, 1);
-    raw_worker_stage(&scene.good);
+    scene_offer(&scene, &config, false);
     raw_worker_offer(&scene.bad);
     raw_worker_say_bye(&scene.bad);
     expect_aborted(&scene, REFIT_ERR_PEER);
@@ -132,9 +134,7 @@ static void worker_that_vanishes_is_found_by_its_silence(void **state)
     fault_scene scene;
     refit_config config = trainer_config();
     config.broadcast_heartbeat_timeout_ms = 2500;
-    scene_open(&scene, &config, false);
-    trainer_offer(&scene.trainer, 1);
-    raw_worker_stage(&scene.good);
+    scene_offer(&scene, &config, false);
     raw_worker_offer(&scene.bad);
     raw_worker_pull(&scene.bad, 2);
     expect_aborted(&scene, REFIT_ERR_PEER);
@@ -152,9 +152,7 @@ static void worker_that_is_late_is_evicted(void **state)
     fault_scene scene;
     refit_config config = trainer_config();
     config.broadcast_stage_timeout_ms = 2500;
-    scene_open(&scene, &config, false);
-    trainer_offer(&scene.trainer, 1);
-    raw_worker_stage(&scene.good);
+    scene_offer(&scene, &config, false);
     expect_aborted(&scene, REFIT_ERR_TIMEOUT);
     raw_worker_offer(&scene.bad);
     (void)raw_worker_expect(&scene.bad, RFT_BYE);
@@ -172,9 +170,7 @@ static void worker_that_fails_to_apply_does_not_undo_the_version(void **state)
     (void)state;
     fault_scene scene;
     refit_config config = trainer_config();
-    scene_open(&scene, &config, false);
-    trainer_offer(&scene.trainer, 1);
-    raw_worker_stage(&scene.good);
+    scene_offer(&scene, &config, false);
     raw_worker_stage(&scene.bad);
     raw_worker_apply(&scene.good);
     (void)raw_worker_expect(&scene.bad, RFT_COMMIT);
@@ -203,9 +199,7 @@ static void worker_that_never_applies_is_evicted(void **state)
     fault_scene scene;
     refit_config config = trainer_config();
     config.broadcast_commit_timeout_ms = 2500;
-    scene_open(&scene, &config, true);
-    trainer_offer(&scene.trainer, 1);
-    raw_worker_stage(&scene.good);
+    scene_offer(&scene, &config, true);
     raw_worker_stage(&scene.bad);
     raw_worker_apply(&scene.good);
     assert_int_equal(trainer_join(&scene.trainer), REFIT_ERR_PEER);
@@ -225,9 +219,7 @@ static void bytes_that_a_lost_worker_maps_never_change(void **state)
         refit_config config = trainer_config();
         config.broadcast_slots = slots;
         config.broadcast_stage_timeout_ms = 2500;
-        scene_open(&scene, &config, true);
-        trainer_offer(&scene.trainer, 1);
-        raw_worker_stage(&scene.good);
+        scene_offer(&scene, &config, true);
         raw_worker_stage(&scene.bad);
         raw_worker_apply(&scene.good);
         raw_worker_apply(&scene.bad);
@@ -252,9 +244,7 @@ static void lost_reader_and_no_shared_memory(fault_scene *scene, uint32_t slots,
     refit_config config = trainer_config();
     config.broadcast_slots = slots;
     config.broadcast_shm = shm;
-    scene_open(scene, &config, true);
-    trainer_offer(&scene->trainer, 1);
-    raw_worker_stage(&scene->good);
+    scene_offer(scene, &config, true);
     raw_worker_stage(&scene->bad);
     raw_worker_apply(&scene->good);
     raw_worker_apply(&scene->bad);
@@ -343,9 +333,7 @@ static void beat_makes_up_for_a_lost_answer(void **state)
     (void)state;
     fault_scene scene;
     refit_config config = trainer_config();
-    scene_open(&scene, &config, false);
-    trainer_offer(&scene.trainer, 1);
-    raw_worker_stage(&scene.good);
+    scene_offer(&scene, &config, false);
     raw_worker_stage(&scene.bad);
     raw_worker_apply(&scene.good);
     (void)raw_worker_expect(&scene.bad, RFT_COMMIT);

@@ -13,7 +13,7 @@
 #include "broadcast/publisher.h"
 #include "device/device.h"
 #include "fake_cuda.h"
-#include "tests/support/failing_alloc.h"
+#include "starved_publish.h"
 #include "trainer.h"
 
 #define SOON_MS 200
@@ -396,40 +396,18 @@ static void a_stream_that_stands_costs_the_version_and_no_bytes(void **state)
     scene_close(&on);
 }
 
-/* Opens, declares, begins, writes and commits one tensor. */
-static refit_status publish_one(refit_device **device, refit_publisher **publisher, void **memory)
+static refit_status write_first(refit_publisher *publisher, refit_device *device,
+                                const void *memory, uint64_t bytes)
 {
-    const refit_config config = trainer_config();
-    const refit_tensor *tensor = sample_tensors();
-    RFT_TRY(refit_device_open("cuda:0", NULL, device, NULL));
-    RFT_TRY(refit_memory_alloc(*device, tensor->bytes, memory, NULL));
-    RFT_TRY(refit_publisher_open("tcp://127.0.0.1:0", &config, publisher, NULL));
-    RFT_TRY(refit_publisher_declare(*publisher, tensor, 1, NULL));
-    RFT_TRY(refit_publisher_begin(*publisher, 1, NULL));
-    const refit_weight weight = {0, *memory, tensor->bytes};
-    RFT_TRY(refit_publisher_write_all(*publisher, &weight, 1, *device, REFIT_STREAM_NONE, NULL));
-    return refit_publisher_commit(*publisher, NULL);
+    const refit_weight weight = {0, memory, bytes};
+    return refit_publisher_write_all(publisher, &weight, 1, device, REFIT_STREAM_NONE, NULL);
 }
 
+/* Without memory for some of the books it goes another way. */
 static void no_memory_for_the_books_is_an_error_that_leaks_nothing(void **state)
 {
     (void)state;
-    bool came = true;
-    for (uint64_t nth = 1; came; nth++) {
-        refit_device *device = NULL;
-        refit_publisher *publisher = NULL;
-        void *memory = NULL;
-        fake_cuda_reset();
-        failing_alloc_begin(nth);
-        refit_status status = publish_one(&device, &publisher, &memory);
-        refit_publisher_close(publisher);
-        if (memory != NULL) assert_int_equal(refit_memory_free(device, memory, NULL), REFIT_OK);
-        assert_int_equal(refit_device_close(device, NULL), REFIT_OK);
-        came = failing_alloc_end();
-        /* Without memory for some of the books it goes another way. */
-        assert_true(status == REFIT_OK || (came && status == REFIT_ERR_HOST_MEMORY));
-        assert_int_equal(fake_cuda_leaks(), 0);
-    }
+    starve_a_publish(write_first);
 }
 
 int main(void)
