@@ -57,12 +57,34 @@ static rft_message make_hello(uint64_t instance, char name[32])
 
 /* ---- What the publisher answers ---- */
 
+/* What was said of tensors that are no longer the ones. */
+static void forget_seal(refit_glance *glance)
+{
+    rft_free(glance->digests);
+    glance->digests = NULL;
+    glance->digest = (rft_digest128){0};
+    glance->sealed = false;
+}
+
+/* A trainer that greets again says all that follows again, too. */
+static void take_welcome(refit_glance *glance, const rft_message *message)
+{
+    forget_seal(glance);
+    rft_manifest_close(glance->manifest);
+    glance->manifest = NULL;
+    glance->welcomed = true;
+    glance->epoch = message->as.welcome.epoch;
+    glance->version = message->as.welcome.version;
+    glance->frame_bytes = message->as.welcome.frame_bytes;
+}
+
 static refit_status take_manifest(refit_glance *glance, const rft_message *message,
                                   refit_error *error)
 {
     rft_manifest *manifest;
     RFT_TRY(rft_manifest_decode(message->as.manifest.tensors, glance->frame_bytes, &glance->limits,
                                 &manifest, error));
+    forget_seal(glance);
     rft_manifest_close(glance->manifest);
     glance->manifest = manifest;
     return REFIT_OK;
@@ -77,7 +99,7 @@ static refit_status take_seal(refit_glance *glance, const rft_message *message, 
     rft_digest128 digest = rft_version_digest_encoded(manifest, digests);
     RFT_REFUSE_IF(!rft_digest128_equal(&digest, &message->as.seal.digest), error, REFIT_ERR_CORRUPT,
                   "the version's digest is not that of its tensors");
-    rft_free(glance->digests);
+    forget_seal(glance);
     glance->digests = rft_calloc(manifest->count, sizeof *glance->digests);
     RFT_REFUSE_IF(glance->digests == NULL, error, REFIT_ERR_HOST_MEMORY, "no memory for %u digests",
                   manifest->count);
@@ -101,12 +123,7 @@ static refit_status take(refit_glance *glance, const rft_message *message, refit
 {
     char reason[160];
     switch (message->kind) {
-    case RFT_WELCOME:
-        glance->welcomed = true;
-        glance->epoch = message->as.welcome.epoch;
-        glance->version = message->as.welcome.version;
-        glance->frame_bytes = message->as.welcome.frame_bytes;
-        return REFIT_OK;
+    case RFT_WELCOME: take_welcome(glance, message); return REFIT_OK;
     case RFT_REFUSE:
         rft_view_print(message->as.refuse.reason, reason, sizeof reason);
         return rft_fail(error, REFIT_ERR_PEER, "the trainer refuses: %s", reason);
@@ -117,9 +134,11 @@ static refit_status take(refit_glance *glance, const rft_message *message, refit
     }
 }
 
-static refit_status hear(refit_glance *glance, refit_error *error)
+/* What is there, until the publisher has said all; but one that never stops talking keeps nobody
+ * beyond the deadline. */
+static refit_status hear(refit_glance *glance, int64_t deadline, refit_error *error)
 {
-    for (;;) {
+    while (!glance->done && rft_ms_until(deadline) > 0) {
         rft_envelope envelope;
         rft_message message;
         refit_status status = rft_channel_receive(glance->channel, &envelope, error);
@@ -128,6 +147,7 @@ static refit_status hear(refit_glance *glance, refit_error *error)
         RFT_TRY(rft_message_decode(envelope.message, &glance->limits, &message, error));
         RFT_TRY(take(glance, &message, error));
     }
+    return REFIT_OK;
 }
 
 /* To one that does not know observers, and took us for a worker. */
@@ -152,7 +172,7 @@ static refit_status ask(refit_glance *glance, uint32_t timeout_ms, refit_error *
                       rft_channel_endpoint(glance->channel), timeout_ms);
         if (!glance->welcomed) RFT_TRY(say(glance, &hello, error));
         rft_channel_poll(glance->channel, -1, left < POLL_MOST_MS ? left : POLL_MOST_MS);
-        RFT_TRY(hear(glance, error));
+        RFT_TRY(hear(glance, deadline, error));
     }
     RFT_REFUSE_IF(!glance->welcomed, error, REFIT_ERR_CLOSED, "the trainer closes");
     return REFIT_OK;

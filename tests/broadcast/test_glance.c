@@ -1,11 +1,14 @@
 /* Who only looks learns what a publisher holds, and nobody waits for it. */
 #include <setjmp.h>
 #include <stdarg.h>
+#include <stdatomic.h>
 #include <stddef.h>
+#include <stdio.h>
 #include <string.h>
 
 #include <cmocka.h>
 
+#include "base/clock.h"
 #include "tests/support/raw_publisher.h"
 #include "trainer.h"
 
@@ -143,7 +146,18 @@ typedef struct asker {
     uint32_t timeout_ms;
     refit_status status;
     refit_glance_info info;
+    uint64_t digests; /* of all tensors, one or the other */
+    atomic_bool done;
 } asker;
+
+static uint64_t any_digest(const refit_glance *glance, uint32_t tensors)
+{
+    uint64_t digest, any = 0;
+    for (uint32_t i = 0; i < tensors; i++) {
+        if (refit_glance_tensor(glance, i, NULL, &digest, NULL) == REFIT_OK) any |= digest;
+    }
+    return any;
+}
 
 static void *ask(void *user)
 {
@@ -153,7 +167,9 @@ static void *ask(void *user)
     it->status = refit_glance_open(it->endpoint, &config, it->timeout_ms, &glance, NULL);
     it->info = (refit_glance_info){.size = sizeof it->info};
     if (it->status == REFIT_OK) (void)!refit_glance_describe(glance, &it->info, NULL);
+    it->digests = any_digest(glance, it->info.tensors);
     refit_glance_close(glance);
+    atomic_store(&it->done, true);
     return NULL;
 }
 
@@ -217,6 +233,104 @@ static void lies_are_found(void **state)
     sample_close(&sample);
 }
 
+/* More of them than any sample has. */
+#define MANY 900u
+
+static rft_manifest *many_tensors(void)
+{
+    const refit_config config = quick_config();
+    const rft_limits limits = rft_limits_from(&config);
+    static char names[MANY][16];
+    static refit_tensor tensors[MANY];
+    rft_manifest *manifest;
+    for (uint32_t i = 0; i < MANY; i++) {
+        (void)snprintf(names[i], sizeof names[i], "t%u", i);
+        tensors[i] = (refit_tensor){.size = sizeof tensors[i],
+                                    .name = names[i],
+                                    .dtype = REFIT_F32,
+                                    .rank = 1,
+                                    .shape = {1},
+                                    .bytes = 4,
+                                    .alias_of = REFIT_NO_ALIAS};
+    }
+    assert_int_equal(rft_manifest_open(tensors, MANY, SAMPLE_FRAME_BYTES, &limits, &manifest, NULL),
+                     REFIT_OK);
+    return manifest;
+}
+
+static rft_message say_many(const sample_version *sample, const rft_manifest *many)
+{
+    rft_message message = sample_manifest(sample, 7);
+    message.as.manifest.digest = many->digest;
+    message.as.manifest.tensors = (rft_view){many->encoded.data, many->encoded.count};
+    return message;
+}
+
+static void a_seal_is_of_the_tensors_before_it_and_of_no_others(void **state)
+{
+    (void)state;
+    sample_version sample;
+    sample_open(&sample, 3);
+    rft_manifest *many = many_tensors();
+    const rft_message welcome = sample_welcome(7, ""), manifest = sample_manifest(&sample, 7),
+                      seal = sample_seal(&sample), others = say_many(&sample, many);
+    const rft_message late[] = {welcome, manifest, seal, others, sample_bye()},
+                      again[] = {welcome, manifest, seal, sample_welcome(8, ""), sample_bye()};
+    asker it = answer(late, 5, WAIT_MS);
+    assert_int_equal(it.status, REFIT_OK);
+    assert_int_equal(it.info.tensors, MANY);
+    assert_int_equal(it.info.sealed, 0);
+    assert_true(it.digests == 0);
+    it = answer(again, 5, WAIT_MS);
+    assert_int_equal(it.status, REFIT_OK);
+    assert_int_equal(it.info.epoch, 8);
+    assert_int_equal(it.info.tensors, 0);
+    assert_int_equal(it.info.sealed, 0);
+    rft_manifest_close(many);
+    sample_close(&sample);
+}
+
+static void what_comes_behind_bye_is_not_heard(void **state)
+{
+    (void)state;
+    sample_version sample;
+    sample_open(&sample, 3);
+    const rft_message said[] = {sample_welcome(7, ""), sample_bye(), sample_seal(&sample),
+                                sample_refuse(REFIT_ERR_LIMIT, false)};
+    assert_int_equal(answer(said, 4, WAIT_MS).status, REFIT_OK);
+    sample_close(&sample);
+}
+
+/* It says its tensors faster than anybody can read them. */
+static void a_trainer_that_never_stops_talking_keeps_nobody(void **state)
+{
+    (void)state;
+    raw_publisher raw;
+    sample_version sample;
+    rft_thread thread;
+    rft_bytes bytes = {0};
+    raw_open(&raw, "tcp://127.0.0.1:0", 7, false);
+    sample_open(&sample, 3);
+    rft_manifest *many = many_tensors();
+    const rft_message message = say_many(&sample, many);
+    assert_int_equal(rft_message_encode(&message, &raw.limits, &bytes, NULL), REFIT_OK);
+    asker it = {.endpoint = rft_channel_endpoint(raw.channel), .timeout_ms = 300};
+    assert_int_equal(rft_thread_start(&thread, "asker", ask, &it, NULL), REFIT_OK);
+    (void)raw_hear(&raw, RFT_HELLO);
+    raw_say(&raw, sample_welcome(7, ""));
+    for (int64_t until = rft_deadline(WAIT_MS); !atomic_load(&it.done);) {
+        (void)!rft_channel_send(raw.channel, &raw.worker, rft_bytes_view(&bytes), NULL, NULL);
+        if (rft_ms_until(until) == 0) fail_msg("a glance of 300 ms has not ended");
+    }
+    rft_thread_join(thread);
+    assert_int_equal(it.status, REFIT_OK);
+    assert_int_equal(it.info.sealed, 0);
+    rft_bytes_close(&bytes);
+    rft_manifest_close(many);
+    sample_close(&sample);
+    raw_close(&raw);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -227,6 +341,9 @@ int main(void)
         cmocka_unit_test(a_publisher_that_knows_no_observers_tells_its_version),
         cmocka_unit_test(a_refusal_is_told),
         cmocka_unit_test(lies_are_found),
+        cmocka_unit_test(a_seal_is_of_the_tensors_before_it_and_of_no_others),
+        cmocka_unit_test(what_comes_behind_bye_is_not_heard),
+        cmocka_unit_test(a_trainer_that_never_stops_talking_keeps_nobody),
     };
     return cmocka_run_group_tests_name("glance", tests, NULL, NULL);
 }
