@@ -175,7 +175,18 @@ static refit_status look_around(const rft_allow_list *list, DIR *folder, look *s
 
 /* ---- Reading it */
 
-/* `again`: what is wrong there has been said. */
+/* What will be right again without anybody's doing says nothing about who may come in. */
+static bool is_passing(refit_status status, int code)
+{
+    static const int passing[] = {EMFILE, ENFILE, ENOMEM, EIO, ESTALE, EINTR, EAGAIN, ETIMEDOUT};
+    bool found = status == REFIT_ERR_HOST_MEMORY;
+    for (size_t i = 0; status == REFIT_ERR_IO && i < sizeof passing / sizeof passing[0]; i++) {
+        found = found || code == passing[i];
+    }
+    return found;
+}
+
+/* One bad file turns out nobody but itself. `again`: what is wrong there has been said. */
 static refit_status take_file(int folder, const char *file, bool again, table *into,
                               refit_error *error)
 {
@@ -185,8 +196,7 @@ static refit_status take_file(int folder, const char *file, bool again, table *i
     char name[RFT_KEY_NAME_BYTES];
     if (!name_of(file, name)) return REFIT_OK;
     refit_status status = rft_key_file_read(folder, file, RFT_KEY_PUBLIC, &key, &why);
-    if (status == REFIT_ERR_IO && why.subsystem != ENOENT && why.subsystem != EACCES &&
-        why.subsystem != ELOOP) {
+    if (is_passing(status, why.subsystem)) {
         if (error != NULL) *error = why;
         return status;
     }
@@ -274,17 +284,6 @@ static refit_status look_and_read(rft_allow_list *list, refit_error *error)
         table_close(&keys);
     }
     return status;
-}
-
-/* What will be right again without anybody's doing says nothing about who may come in. */
-static bool is_passing(refit_status status, int code)
-{
-    static const int passing[] = {EMFILE, ENFILE, ENOMEM, EIO, ESTALE, EINTR, EAGAIN, ETIMEDOUT};
-    bool found = status == REFIT_ERR_HOST_MEMORY;
-    for (size_t i = 0; status == REFIT_ERR_IO && i < sizeof passing / sizeof passing[0]; i++) {
-        found = found || code == passing[i];
-    }
-    return found;
 }
 
 void rft_allow_list_refresh(rft_allow_list *list)

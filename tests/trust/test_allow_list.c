@@ -11,7 +11,9 @@
 
 #include <fcntl.h>
 #include <sys/resource.h>
+#include <sys/socket.h>
 #include <sys/stat.h>
+#include <sys/un.h>
 #include <unistd.h>
 
 #include <refit/host.h>
@@ -122,6 +124,27 @@ static void a_file_with_another_key_is_another_key(void **state)
     locksmith_close(&smith);
 }
 
+static void link_to(const locksmith *smith, const char *file, const char *target)
+{
+    char path[256];
+    locksmith_path(smith, file, path);
+    assert_int_equal(symlink(target, path), 0);
+}
+
+/* Which no open() opens: ENXIO. */
+static void put_socket(const locksmith *smith, const char *file)
+{
+    char path[256];
+    struct sockaddr_un address = {.sun_family = AF_UNIX};
+    locksmith_path(smith, file, path);
+    assert_in_range(snprintf(address.sun_path, sizeof address.sun_path, "%s", path), 1,
+                    sizeof address.sun_path - 1);
+    int fd = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0);
+    assert_true(fd >= 0);
+    assert_int_equal(bind(fd, (const struct sockaddr *)&address, sizeof address), 0);
+    assert_int_equal(close(fd), 0);
+}
+
 static void junk_in_the_folder_is_passed_over(void **state)
 {
     (void)state;
@@ -138,16 +161,23 @@ static void junk_in_the_folder_is_passed_over(void **state)
     file_tree_write(&smith.tree, "/allow/folder.public/file", "x");
     locksmith_path(&smith, "allow/pipe.public", path);
     assert_int_equal(mkfifo(path, 0600), 0);
-    locksmith_path(&smith, "allow/loop.public", path);
-    assert_int_equal(symlink("loop.public", path), 0);
-    locksmith_path(&smith, "allow/away.public", path);
-    assert_int_equal(symlink("/nowhere/at/all", path), 0);
+    char longer[300];
+    memset(longer, 'x', sizeof longer - 1);
+    longer[sizeof longer - 1] = '\0';
+    link_to(&smith, "allow/loop.public", "loop.public");
+    link_to(&smith, "allow/away.public", "/nowhere/at/all");
+    link_to(&smith, "allow/through.public", "/etc/passwd/no-folder");
+    link_to(&smith, "allow/longer.public", longer);
+    put_socket(&smith, "allow/socket.public");
     /* A secret that was put there by mistake lets nobody in. */
     locksmith_path(&smith, "keys/w1.secret", target);
     locksmith_path(&smith, "allow/w1.public", path);
     assert_int_equal(link(target, path), 0);
     rft_allow_list *list = open_list(&smith);
     assert_int_equal(rft_allow_list_count(list), 1);
+    assert_true(has(list, &smith, "w0"));
+    link_to(&smith, "allow/late.public", "/etc/passwd/no-folder");
+    rft_allow_list_refresh(list);
     assert_true(has(list, &smith, "w0"));
     rft_allow_list_close(list);
     locksmith_close(&smith);
