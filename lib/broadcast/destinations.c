@@ -45,12 +45,11 @@ static int by_name(const void *a, const void *b)
     return strcmp((*one)->name, (*other)->name);
 }
 
-/* Of the same device, and then of the same place: the first in the list first. */
+/* The first in the list first. Addresses are a process's, whatever device they belong to. */
 static int by_place(const void *a, const void *b)
 {
     const rft_destination *one = *(const rft_destination *const *)a;
     const rft_destination *other = *(const rft_destination *const *)b;
-    if (one->port != other->port) return (uintptr_t)one->port < (uintptr_t)other->port ? -1 : 1;
     if (one->memory != other->memory) return one->memory < other->memory ? -1 : 1;
     if (one->bytes != other->bytes) return one->bytes < other->bytes ? -1 : 1;
     return one < other ? -1 : one > other;
@@ -76,9 +75,9 @@ static refit_status check_places(rft_destinations *all, rft_destination **sorted
         rft_destination *one = sorted[i];
         one->twin = (uint32_t)(one - all->list);
         if (one->bytes == 0) continue;
-        bool apart = before == NULL || before->port != one->port ||
-                     one->memory >= before->memory + before->bytes;
-        if (!apart && one->memory == before->memory && one->bytes == before->bytes) {
+        bool apart = before == NULL || one->memory >= before->memory + before->bytes;
+        if (!apart && one->memory == before->memory && one->bytes == before->bytes &&
+            one->port == before->port) {
             one->twin = before->twin;
             continue;
         }

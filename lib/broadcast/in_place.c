@@ -29,13 +29,20 @@ refit_status rft_in_place_bind(rft_in_place *place, const refit_destination *lis
     return status;
 }
 
-void rft_in_place_unbind(rft_in_place *place)
+refit_status rft_in_place_unbind(rft_in_place *place, refit_error *error)
+{
+    if (rft_in_place_is_torn(place)) RFT_TRY(rft_in_place_undo(place, error));
+    rft_in_place_close(place);
+    return REFIT_OK;
+}
+
+void rft_in_place_close(rft_in_place *place)
 {
     rft_rollback_reset(&place->old);
     rft_destinations_close(&place->to);
     rft_free(place->tensors);
     place->tensors = NULL;
-    place->applied = false;
+    place->applied = place->failed = false;
     atomic_store(&place->figures.bound, 0);
 }
 
@@ -49,11 +56,18 @@ bool rft_in_place_is_torn(const rft_in_place *place)
     return !place->applied && !rft_rollback_is_empty(&place->old);
 }
 
+bool rft_in_place_has_failed(const rft_in_place *place)
+{
+    return place->failed;
+}
+
 /* ---- The verbs */
 
 static refit_status write_all(rft_in_place *place, const rft_in_place_source *source,
                               const rft_apply_plan *plan, refit_error *error)
 {
+    /* What an apply before this one left half put is no old bytes: first it is there. */
+    if (!rft_rollback_is_empty(&place->old)) RFT_TRY(rft_destinations_repair(&place->to, error));
     RFT_TRY(rft_rollback_prepare(&place->old, plan->blocks, plan->bytes, error));
     for (uint32_t i = 0; i < place->to.count; i++) {
         if (place->tensors[i] != RFT_NO_TENSOR) RFT_TRY(rft_apply_write(place, i, source, error));
@@ -84,10 +98,11 @@ refit_status rft_in_place_apply(rft_in_place *place, const rft_in_place_source *
     rft_apply_plan plan;
     int64_t began = rft_now();
     place->changed = 0;
-    RFT_TRY(
-        rft_apply_plan_make(place, source->image->catalog->manifest, left == NULL, &plan, error));
-    refit_status status = write_all(place, source, &plan, error);
+    refit_status status =
+        rft_apply_plan_make(place, source->image->catalog->manifest, left == NULL, &plan, error);
+    if (status == REFIT_OK) status = write_all(place, source, &plan, error);
     place->applied = status == REFIT_OK;
+    place->failed = !place->applied;
     if (status != REFIT_OK) {
         take_back(place, error);
         return status;
@@ -96,6 +111,11 @@ refit_status rft_in_place_apply(rft_in_place *place, const rft_in_place_source *
     atomic_store(&place->figures.last_ns, rft_now() - began);
     if (left != NULL) *left = plan.left;
     return REFIT_OK;
+}
+
+void rft_in_place_forget(rft_in_place *place)
+{
+    place->failed = false;
 }
 
 void rft_in_place_keep(rft_in_place *place)

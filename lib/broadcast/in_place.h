@@ -31,14 +31,17 @@ typedef struct rft_in_place {
     uint32_t *tensors; /* owned; for each destination, what is written there: scratch of apply */
     rft_rollback old;
     bool applied;     /* an update is in them, neither kept nor undone */
+    bool failed;      /* the update under way: its last apply */
     uint64_t changed; /* bytes, by the apply under way */
     rft_in_place_figures figures;
 } rft_in_place;
 
 refit_status rft_in_place_bind(rft_in_place *place, const refit_destination *list, uint32_t count,
                                const refit_config *config, refit_error *error);
+/* Takes back what is torn; if a device does not let it, they stay bound. */
+refit_status rft_in_place_unbind(rft_in_place *place, refit_error *error);
 /* They stay as they are. Harmless on {0}. */
-void rft_in_place_unbind(rft_in_place *place);
+void rft_in_place_close(rft_in_place *place);
 bool rft_in_place_is_bound(const rft_in_place *place);
 
 typedef struct rft_in_place_source {
@@ -50,11 +53,15 @@ typedef struct rft_in_place_source {
 /* `left` as refit_update_apply has it. */
 refit_status rft_in_place_apply(rft_in_place *place, const rft_in_place_source *source,
                                 uint32_t *left, refit_error *error);
+/* Of the update that ends now; the next begins. */
+void rft_in_place_forget(rft_in_place *place);
 void rft_in_place_keep(rft_in_place *place);
 refit_status rft_in_place_undo(rft_in_place *place, refit_error *error);
 /* Adds the figures. Any thread. */
 void rft_in_place_report(const rft_in_place *place, refit_stats *stats);
 /* Whether they hold no version at all, since an undo failed. */
 bool rft_in_place_is_torn(const rft_in_place *place);
+/* Whether the update under way was to be applied, and is not there. */
+bool rft_in_place_has_failed(const rft_in_place *place);
 
 #endif

@@ -38,7 +38,7 @@ void refit_subscriber_close(refit_subscriber *subscriber)
     if (subscriber == NULL) return;
     refit_update_close(subscriber->update.image == NULL ? NULL : &subscriber->update);
     rft_listener_stop(&subscriber->listener);
-    rft_in_place_unbind(&subscriber->engine);
+    rft_in_place_close(&subscriber->engine);
     if (subscriber->device != NULL) rft_device_release(subscriber->device);
     rft_free(subscriber);
 }
@@ -95,8 +95,7 @@ refit_status refit_subscriber_unbind(refit_subscriber *subscriber, refit_error *
     RFT_REFUSE_IF(subscriber->engine.applied, error, REFIT_ERR_STATE,
                   "version %llu is applied and undecided: accept or refuse it first",
                   (unsigned long long)refit_update_version(&subscriber->update));
-    rft_in_place_unbind(&subscriber->engine);
-    return REFIT_OK;
+    return rft_in_place_unbind(&subscriber->engine, error);
 }
 
 refit_status refit_subscriber_next(refit_subscriber *subscriber, uint32_t timeout_ms,

@@ -159,6 +159,10 @@ refit_status refit_update_accept(refit_update *update, refit_error *error)
         "the destinations hold no version whole, since one could not be taken back: apply "
         "version %llu, or refuse it",
         (unsigned long long)update->image->held.version);
+    RFT_REFUSE_IF(rft_in_place_has_failed(&update->subscriber->engine), error, REFIT_ERR_STATE,
+                  "version %llu could not be applied: apply it again, or refuse it; if it was "
+                  "loaded in another way, call refit_subscriber_unbind first",
+                  (unsigned long long)update->image->held.version);
     if (!rft_image_is_intact(update->image)) {
         (void)take_back(update, NULL);
         decide_refuse(update, REFIT_ERR_STALE, "overwritten by the trainer before it was accepted",
@@ -191,5 +195,6 @@ void refit_update_close(refit_update *update)
     }
     rft_order release = {.kind = RFT_ORDER_RELEASE};
     rft_desk_order(&update->subscriber->listener.desk, &release, update->image->held.version);
+    rft_in_place_forget(&update->subscriber->engine);
     update->image = NULL;
 }

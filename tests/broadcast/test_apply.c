@@ -526,6 +526,107 @@ static void a_second_attempt_to_take_back_does(void **state)
     }
 }
 
+/* What is in the engine is the update but for the last byte of each tensor. */
+static void make_almost(bound_pair *it, const refit_update *update)
+{
+    for (uint32_t i = 0; i < it->engine.count; i++) {
+        uint32_t index;
+        const void *bytes;
+        refit_tensor tensor = {.size = sizeof tensor};
+        assert_int_equal(refit_update_find(update, it->engine.list[i].name, &index, NULL),
+                         REFIT_OK);
+        assert_int_equal(refit_update_tensor(update, index, &tensor, &bytes, NULL), REFIT_OK);
+        if (tensor.bytes == 0) continue;
+        unsigned char *own = malloc(tensor.bytes);
+        assert_non_null(own);
+        memcpy(own, bytes, tensor.bytes);
+        own[tensor.bytes - 1] ^= 0x5A;
+        engine_write(&it->engine, i, own);
+        free(own);
+    }
+    engine_save(&it->engine);
+}
+
+/* The device goes amid its nth copy, and comes back before the version is applied again; then it is
+ * refused. Whether there was such a copy, and whether it was one into the engine. */
+static bool tear_and_refuse(uint32_t nth, bool *torn)
+{
+    bound_pair it;
+    refit_error error;
+    begin(&it, true);
+    run_first(&it);
+    refit_update *update = take(&it, 1, 1);
+    make_almost(&it, update);
+    faulty_device_reset(it.device);
+    faulty_device_break(it.device, FAULTY_COPY_BATCH, nth, REFIT_ERR_COPY);
+    refit_status status = refit_update_apply(update, NULL, &error);
+    *torn = status != REFIT_OK && strstr(error.text, "could not be taken back") != NULL;
+    faulty_device_reset(it.device);
+    apply(&it, update);
+    assert_int_equal(refit_update_refuse(update, NULL, 1, NULL), REFIT_OK);
+    assert_true(engine_is_as_saved(&it.engine));
+    raw_hear(&it.pair.raw, RFT_FAILED);
+    assert_true(it.pair.raw.heard.as.failed.kept);
+    refit_update_close(update);
+    end(&it);
+    return status != REFIT_OK;
+}
+
+/* Bytes that a broken copy left are never taken for what the engine had. */
+static void what_a_broken_copy_left_is_not_what_was_there(void **state)
+{
+    (void)state;
+    uint32_t nth = 1, tears = 0;
+    for (bool torn = false; tear_and_refuse(nth, &torn); nth++)
+        tears += torn ? 1 : 0;
+    assert_true(tears >= 3);
+}
+
+static void unbinding_takes_back_what_is_torn_or_does_not_unbind(void **state)
+{
+    (void)state;
+    bound_pair it;
+    begin(&it, true);
+    run_first(&it);
+    refit_update *update = take(&it, 1, 1);
+    faulty_device_fail_times(it.device, FAULTY_COPY_BATCH, 4, FAULTY_ALWAYS, REFIT_ERR_COPY);
+    assert_int_equal(refit_update_apply(update, NULL, NULL), REFIT_ERR_COPY);
+    assert_int_equal(refit_subscriber_unbind(it.pair.subscriber, NULL), REFIT_ERR_COPY);
+    assert_int_equal(refit_update_accept(update, NULL), REFIT_ERR_STATE);
+    faulty_device_reset(it.device);
+    assert_int_equal(refit_subscriber_unbind(it.pair.subscriber, NULL), REFIT_OK);
+    assert_true(engine_is_as_saved(&it.engine));
+    refit_update_close(update);
+    end(&it);
+}
+
+/* An engine without the version must not say that it has it. */
+static void what_could_not_be_applied_is_not_accepted(void **state)
+{
+    (void)state;
+    bound_pair it;
+    refit_error error;
+    uint32_t left;
+    begin(&it, false);
+    run_first(&it);
+    refit_update *update = take(&it, 1, 1);
+    assert_int_equal(refit_subscriber_unbind(it.pair.subscriber, NULL), REFIT_OK);
+    assert_int_equal(refit_subscriber_bind(it.pair.subscriber, it.engine.list, 4, NULL), REFIT_OK);
+    assert_int_equal(refit_update_apply(update, &left, NULL), REFIT_OK);
+    assert_int_equal(refit_update_apply(update, NULL, NULL), REFIT_ERR_NOT_FOUND);
+    assert_true(engine_is_as_saved(&it.engine));
+    assert_int_equal(refit_update_accept(update, &error), REFIT_ERR_STATE);
+    assert_non_null(strstr(error.text, "could not be applied"));
+    assert_int_equal(refit_update_apply(update, &left, NULL), REFIT_OK);
+    assert_int_equal(refit_update_refuse(update, NULL, 1, NULL), REFIT_OK);
+    refit_update_close(update);
+    update = take(&it, 2, 1);
+    assert_int_equal(refit_update_apply(update, NULL, NULL), REFIT_ERR_NOT_FOUND);
+    assert_int_equal(refit_subscriber_unbind(it.pair.subscriber, NULL), REFIT_OK);
+    accept(&it, update); /* loaded by hand, the caller says */
+    end(&it);
+}
+
 static void without_memory_nothing_is_changed(void **state)
 {
     (void)state;
@@ -688,6 +789,34 @@ static void lists_with_mistakes_are_refused(void **state)
     pair_close(&pair);
 }
 
+/* One device's memory, by itself and as plain memory of the host, is one memory. */
+static void overlaps_are_seen_across_devices(void **state)
+{
+    (void)state;
+    pairing pair;
+    refit_device *device;
+    void *memory;
+    if (test_on_cuda()) return; /* whose memory is none of the host's */
+    pair_open(&pair, false, NULL);
+    assert_int_equal(test_device_open("host", &device, NULL), REFIT_OK);
+    assert_int_equal(refit_memory_alloc(device, 4096, &memory, NULL), REFIT_OK);
+    refit_destination plain = {.size = sizeof plain, .name = "a", .memory = memory, .bytes = 4096};
+    refit_destination within = {.size = sizeof within, .name = "b", .device = device};
+    for (uint64_t bytes = 2048; bytes <= 4096; bytes += 2048) {
+        within.memory = (unsigned char *)memory + (4096 - bytes);
+        within.bytes = bytes;
+        assert_int_equal(bind_two(pair.subscriber, plain, within), REFIT_ERR_INVALID);
+        assert_int_equal(bind_two(pair.subscriber, within, plain), REFIT_ERR_INVALID);
+    }
+    plain.bytes = 2048;
+    within.memory = (unsigned char *)memory + 2048;
+    within.bytes = 2048;
+    assert_int_equal(bind_two(pair.subscriber, plain, within), REFIT_OK);
+    pair_close(&pair);
+    assert_int_equal(refit_memory_free(device, memory, NULL), REFIT_OK);
+    assert_int_equal(refit_device_close(device, NULL), REFIT_OK);
+}
+
 static void memory_of_another_device_is_refused(void **state)
 {
     (void)state;
@@ -831,12 +960,16 @@ int main(void)
         cmocka_unit_test(a_device_that_fails_at_any_step_leaves_the_old_version),
         cmocka_unit_test(what_cannot_be_taken_back_serves_nobody),
         cmocka_unit_test(a_second_attempt_to_take_back_does),
+        cmocka_unit_test(what_a_broken_copy_left_is_not_what_was_there),
+        cmocka_unit_test(unbinding_takes_back_what_is_torn_or_does_not_unbind),
+        cmocka_unit_test(what_could_not_be_applied_is_not_accepted),
         cmocka_unit_test(without_memory_nothing_is_changed),
         cmocka_unit_test(tensors_without_a_destination_are_counted_or_refused),
         cmocka_unit_test(names_on_one_side_only),
         cmocka_unit_test(bytes_and_types_are_those_of_the_version),
         cmocka_unit_test(one_memory_for_two_tensors_is_refused),
         cmocka_unit_test(lists_with_mistakes_are_refused),
+        cmocka_unit_test(overlaps_are_seen_across_devices),
         cmocka_unit_test(memory_of_another_device_is_refused),
         cmocka_unit_test(bound_and_unbound_in_turn),
         cmocka_unit_test(bound_elsewhere_amid_an_update),

@@ -194,6 +194,53 @@ def test_bind_and_unbind_in_turn() -> None:
         assert equal(snapshot(engine), snapshot(model(1)))
 
 
+def test_a_tensor_that_came_after_bind_is_not_passed_over() -> None:
+    engine = {"a": torch.zeros(3)}
+    with both() as (publisher, subscriber):
+        subscriber.bind(engine)
+        engine["b"] = torch.zeros(3)
+        with offered(publisher, subscriber, {"a": torch.ones(3), "b": torch.ones(3)}) as update:
+            with pytest.raises(StateError, match="b was no tensor yet when the model was bound"):
+                update.apply()
+            with pytest.raises(StateError, match="could not be applied"):
+                update.accept()
+            subscriber.unbind()
+            subscriber.bind(engine)
+            update.apply()
+            update.accept()
+        assert engine["b"].tolist() == [1, 1, 1]
+
+
+def test_an_apply_that_failed_is_not_accepted_at_the_end_of_the_block() -> None:
+    engine = {"a": torch.zeros(3)}
+    with both() as (publisher, subscriber):
+        subscriber.bind(engine)
+        with (
+            pytest.raises(StateError, match="could not be applied"),
+            offered(publisher, subscriber, {"b": torch.ones(3)}) as update,
+            update,
+            suppress(InvalidError),
+        ):
+            update.apply()
+        assert subscriber.describe().version == 0
+        with offered(publisher, subscriber, {"a": torch.ones(3)}) as update, update:
+            update.apply()
+        assert engine["a"].tolist() == [1, 1, 1]
+
+
+def test_what_was_loaded_by_hand_after_an_apply_that_failed_may_be_accepted() -> None:
+    engine = {"a": torch.zeros(3, dtype=torch.float64)}
+    with both() as (publisher, subscriber):
+        subscriber.bind(engine)
+        with offered(publisher, subscriber, {"a": torch.ones(3)}) as update:
+            with pytest.raises(InvalidError, match="a is F32"):
+                update.apply()
+            subscriber.unbind()
+            update.load_into(engine, cast=True)
+            update.accept()
+        assert engine["a"].tolist() == [1, 1, 1]
+
+
 def test_what_cannot_be_bound_is_named() -> None:
     with both() as (_, subscriber):
         with pytest.raises(InvalidError, match=r"t has its elements in another order"):

@@ -24,6 +24,7 @@ typedef struct order {
     uint32_t times;
     refit_status status;
     bool later;
+    bool gone; /* afterwards all fail at once */
 } order;
 
 typedef struct broken_stream {
@@ -76,6 +77,7 @@ static refit_status meet(faulty_device *faulty, faulty_slot slot, bool *later, r
     } else if (due->nth == 1) {
         status = due->status;
         *later = due->later;
+        if (due->gone) due->later = false;
         if (due->times != FAULTY_ALWAYS && --due->times == 0) due->nth = 0;
     }
     rft_unlock(&faulty->lock);
@@ -500,20 +502,28 @@ static void give_order(refit_device *device, faulty_slot slot, order given)
 
 void faulty_device_fail(refit_device *device, faulty_slot slot, uint32_t nth, refit_status status)
 {
-    give_order(device, slot, (order){nth, 1, status, false});
+    give_order(device, slot, (order){.nth = nth, .times = 1, .status = status});
 }
 
 void faulty_device_fail_times(refit_device *device, faulty_slot slot, uint32_t nth, uint32_t times,
                               refit_status status)
 {
-    give_order(device, slot, (order){nth, times, status, false});
+    give_order(device, slot, (order){.nth = nth, .times = times, .status = status});
 }
 
 void faulty_device_fail_later(refit_device *device, faulty_slot slot, uint32_t nth,
                               refit_status status)
 {
     assert_true(slot == FAULTY_COPY_BATCH || slot == FAULTY_ZERO);
-    give_order(device, slot, (order){nth, 1, status, true});
+    give_order(device, slot, (order){.nth = nth, .times = 1, .status = status, .later = true});
+}
+
+void faulty_device_break(refit_device *device, faulty_slot slot, uint32_t nth, refit_status status)
+{
+    assert_true(slot == FAULTY_COPY_BATCH || slot == FAULTY_ZERO);
+    give_order(
+        device, slot,
+        (order){.nth = nth, .times = FAULTY_ALWAYS, .status = status, .later = true, .gone = true});
 }
 
 static void set_stopped(refit_device *device, bool stopped)

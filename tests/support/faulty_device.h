@@ -62,6 +62,10 @@ void faulty_device_fail_times(refit_device *device, faulty_slot slot, uint32_t n
 void faulty_device_fail_later(refit_device *device, faulty_slot slot, uint32_t nth,
                               refit_status status);
 
+/* As faulty_device_fail_later, and all calls after the nth fail: the device went in the middle of a
+ * copy. */
+void faulty_device_break(refit_device *device, faulty_slot slot, uint32_t nth, refit_status status);
+
 /* The one inside, which meets no order and counts no call. */
 refit_device *faulty_device_inner(refit_device *device);
 

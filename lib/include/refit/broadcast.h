@@ -382,9 +382,9 @@ typedef struct refit_destination {
 
 /*
  * Says where the engine has its weights, so that refit_update_apply writes versions into them. Each
- * name once; two names may have one memory, whole, if the trainer ties the two tensors; any other
- * overlap is refused. Once, until unbind. A device stays in use until then, and takes 4 MiB of host
- * memory. Does not block. REFIT_ERR_STATE (bound already), REFIT_ERR_INVALID,
+ * name once; two names may have one memory, whole and of one device, if the trainer ties the two
+ * tensors; any other overlap is refused. Once, until unbind. A device stays in use until then, and
+ * takes 4 MiB of host memory. Does not block. REFIT_ERR_STATE (bound already), REFIT_ERR_INVALID,
  * REFIT_ERR_HOST_MEMORY, and what a device says of its memory and of a stream of its own. Since
  * 0.1.
  */
@@ -393,8 +393,10 @@ REFIT_API REFIT_MUST_CHECK refit_status refit_subscriber_bind(refit_subscriber *
                                                               uint32_t count, refit_error *error);
 
 /* Gives the destinations back, as they are; refit_subscriber_close does it, too. None bound is
- * allowed. Blocks at most broadcast.linger_ms, for a device that failed. REFIT_ERR_STATE: an update
- * is applied, and neither accepted nor refused. Since 0.1. */
+ * allowed. What a device had kept from being taken back is taken back now; if that fails again it
+ * is the device's error, and they stay bound. Blocks for that, and at most broadcast.linger_ms for
+ * a device that failed. REFIT_ERR_STATE: an update is applied, and neither accepted nor refused.
+ * Since 0.1. */
 REFIT_API REFIT_MUST_CHECK refit_status refit_subscriber_unbind(refit_subscriber *subscriber,
                                                                 refit_error *error);
 
@@ -459,7 +461,9 @@ REFIT_API REFIT_MUST_CHECK refit_status refit_update_apply(refit_update *update,
  * does run on the version, and the next trainer is told so. REFIT_ERR_STALE: the trainer had turned
  * this worker out and took the memory for a newer version; what was read may be torn, and the
  * update counts as refused with nothing kept, and what was applied is taken back. REFIT_ERR_STATE
- * if it was accepted or refused before, or bound destinations hold no version whole. Since 0.1.
+ * if it was accepted or refused before, if bound destinations hold no version whole, or if the last
+ * refit_update_apply failed and they are still bound: an engine without the version must not say
+ * that it has it. Since 0.1.
  */
 REFIT_API REFIT_MUST_CHECK refit_status refit_update_accept(refit_update *update,
                                                             refit_error *error);

@@ -53,7 +53,7 @@ class Bound:
         return self._devices[number]
 
     def check_in_place(self) -> None:
-        """StateError if a tensor lies elsewhere by now, or has another type or shape."""
+        """StateError if a tensor lies elsewhere by now, has another type or shape, or is new."""
         now = _weights_of(self.target)
         for name, weight in self._weights.items():
             if name not in now or now[name][:6] != weight[:6]:
@@ -61,6 +61,10 @@ class Bound:
                     f"{name} is not where it was bound: unbind and bind again after the model was "
                     "moved, or its tensors replaced"
                 )
+        if new := sorted(now.keys() - self._weights.keys()):
+            raise StateError(
+                f"{new[0]} was no tensor yet when the model was bound: unbind and bind again"
+            )
 
     def settle(self) -> None:
         """Waits for what PyTorch has queued on the GPUs that the tensors are on."""

@@ -263,7 +263,8 @@ class Subscriber(Handle):
 
     def unbind(self) -> None:
         """Gives back what was bound, as it is; does nothing if nothing is. StateError while an
-        update is applied and neither accepted nor refused. Since 0.1."""
+        update is applied and neither accepted nor refused. What a GPU had kept from being taken
+        back is taken back now, and raises what the GPU reports if that fails. Since 0.1."""
         with self._turn:
             call(lib.refit_subscriber_unbind, self._live)
             self._end_bound()

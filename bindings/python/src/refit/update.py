@@ -64,6 +64,7 @@ class Update(Handle):
         self._current = current
         self._serial = current.serial
         self._decided = False
+        self._failed = False  # the last apply
         self._cuda = device
         self._lent = False
         self._tensors: list[weakref.ref[Any]] = []
@@ -171,11 +172,13 @@ class Update(Handle):
             bound = self._current.bound
             if bound is None:
                 raise StateError("nothing is bound: call Subscriber.bind(model) first")
+            self._failed = True
             bound.check_in_place()
             views = {view.name: view for view in self.views()}
             plan = load.check(views, bound.target, strict=strict, cast=False)
             bound.settle()
             call(lib.refit_update_apply, pointer, ctypes.byref(ctypes.c_uint32()))
+            self._failed = False
             return plan.left_out
 
     # ---- What becomes of it
@@ -184,15 +187,22 @@ class Update(Handle):
         """Tells the trainer that the engine runs on this version. The views stay until close.
 
         Raises StaleError if the trainer had turned this worker out meanwhile: what was read may be
-        torn, and the next version is to be waited for. StateError if it is decided or closed. With
-        bytes in a GPU's memory it waits for that GPU's work first. Since 0.1.
+        torn, and the next version is to be waited for. StateError if it is decided or closed, or
+        the last ``apply`` failed and the model is still bound (an engine without the version must
+        not say that it has it). With bytes in a GPU's memory it waits for that GPU's work first.
+        Since 0.1.
         """
         with self._turn:
             pointer = self._live
             self._check_undecided()
+            self._check_applied()
             self._settle()
             self._decided = True
-            call(lib.refit_update_accept, pointer)
+            try:
+                call(lib.refit_update_accept, pointer)
+            except StateError:  # it can still be applied, or refused
+                self._decided = False
+                raise
 
     def refuse(self, reason: str = "", kept: bool | None = None) -> None:
         """Tells the trainer that it could not be applied, and why (cut to 160 bytes).
@@ -207,6 +217,13 @@ class Update(Handle):
             self._decided = True
             text = reason.encode("utf-8", "replace").replace(b"\0", b" ")
             call(lib.refit_update_refuse, pointer, text, int(self._holds(kept)))
+
+    def _check_applied(self) -> None:
+        if self._failed and self._current.bound is not None:
+            raise StateError(
+                f"version {self.version} could not be applied: apply it again, or refuse it; if it "
+                "was loaded in another way, call Subscriber.unbind first"
+            )
 
     def _holds(self, kept: bool | None) -> bool:
         kept = self.kept if kept is None else kept
