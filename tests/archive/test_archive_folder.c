@@ -1,0 +1,201 @@
+/* Folders that somebody else has been at: links, names that lie, what is no file, what may not be
+ * written. Nothing outside the folder is touched, and what can be read is read. */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <cmocka.h>
+
+#include "archive_rig.h"
+
+#define NOBODY 65534
+
+static char path[2][160];
+
+/* A path in the archive's folder, or beside it. */
+static const char *inside(archive_rig *rig, const char *name)
+{
+    (void)snprintf(path[0], sizeof path[0], "%s/%s", rig->folder, name);
+    return path[0];
+}
+
+static const char *beside(archive_rig *rig, const char *name)
+{
+    (void)snprintf(path[1], sizeof path[1], "%s/%s", rig->root, name);
+    return path[1];
+}
+
+static void close_writer(archive_rig *rig)
+{
+    refit_archive_close(rig->archive);
+    rig->archive = NULL;
+}
+
+static refit_status open_writer(archive_rig *rig, refit_error *error)
+{
+    return refit_archive_open(rig->folder, REFIT_ARCHIVE_WRITE, &rig->config, &rig->archive, error);
+}
+
+static void a_lock_that_is_a_link_is_refused(void **state)
+{
+    (void)state;
+    archive_rig rig;
+    refit_error error;
+    rig_open(&rig, 10);
+    rig_keep(&rig, RIG_EPOCH, 1);
+    close_writer(&rig);
+    assert_int_equal(unlink(inside(&rig, ".lock")), 0);
+    assert_int_equal(symlink(beside(&rig, "victim"), inside(&rig, ".lock")), 0);
+    assert_int_equal(open_writer(&rig, &error), REFIT_ERR_IO);
+    assert_non_null(strstr(error.text, ".lock"));
+    assert_int_equal(access(beside(&rig, "victim"), F_OK), -1);
+    rig_expect(&rig, RIG_EPOCH, 1); /* a reader needs no lock */
+    rig_close(&rig);
+}
+
+static void what_is_removed_or_written_is_never_behind_a_link(void **state)
+{
+    (void)state;
+    archive_rig rig;
+    size_t count;
+    rig_open(&rig, 10);
+    rig_keep(&rig, RIG_EPOCH, 1);
+    close_writer(&rig);
+    rig_store(beside(&rig, "victim"), (const unsigned char *)"precious", 8);
+    assert_int_equal(symlink(beside(&rig, "victim"), inside(&rig, ".next")), 0);
+    assert_int_equal(open_writer(&rig, NULL), REFIT_OK);
+    assert_int_equal(symlink(beside(&rig, "victim"), inside(&rig, ".next")), 0);
+    const refit_archive_version two = rig_version(&rig, RIG_EPOCH, 2);
+    assert_int_equal(refit_archive_write(rig.archive, &two, NULL), REFIT_ERR_IO);
+    (void)unlink(inside(&rig, ".next"));
+    rig_keep(&rig, RIG_EPOCH, 2);
+    rig_expect(&rig, RIG_EPOCH, 2);
+    unsigned char *bytes = rig_load(beside(&rig, "victim"), &count);
+    assert_int_equal(count, 8);
+    assert_memory_equal(bytes, "precious", 8);
+    free(bytes);
+    rig_close(&rig);
+}
+
+static void a_version_may_lie_elsewhere(void **state)
+{
+    (void)state;
+    archive_rig rig;
+    refit_error error;
+    rig_open(&rig, 10);
+    rig_keep(&rig, RIG_EPOCH, 1);
+    rig_keep(&rig, RIG_EPOCH, 2);
+    const char *file = rig_path(&rig, 0), *other = beside(&rig, "moved");
+    assert_int_equal(rename(file, other), 0);
+    assert_int_equal(symlink(other, file), 0);
+    rig_expect(&rig, RIG_EPOCH, 2);
+    assert_int_equal(unlink(other), 0);
+    assert_int_equal(rig_check(&rig, RIG_EPOCH, 2, &error), REFIT_ERR_NOT_FOUND);
+    assert_non_null(strstr(error.text, "0001-00000001-"));
+    rig_close(&rig);
+}
+
+static void a_name_that_lies_is_refused_and_nothing_builds_on_it(void **state)
+{
+    (void)state;
+    archive_rig rig;
+    refit_error error;
+    refit_archive *archive;
+    refit_archive_info info = {.size = sizeof info};
+    size_t count;
+    rig_open(&rig, 10);
+    rig_keep(&rig, RIG_EPOCH, 1);
+    rig_keep(&rig, RIG_EPOCH, 2);
+    unsigned char *bytes = rig_load(rig_path(&rig, 1), &count);
+    rig_store(inside(&rig, "0001-00000007-9f1c66a04b7de210.refit"), bytes, count);
+    free(bytes);
+    assert_int_equal(rig_check(&rig, RIG_EPOCH, 7, &error), REFIT_ERR_STALE);
+    assert_non_null(strstr(error.text, "it holds version 2"));
+    assert_int_equal(
+        refit_archive_open(rig.folder, REFIT_ARCHIVE_READ, &rig.config, &archive, NULL), REFIT_OK);
+    assert_int_equal(refit_archive_count(archive), 3);
+    assert_int_equal(refit_archive_describe(archive, 2, &info, NULL), REFIT_ERR_STALE);
+    refit_archive_close(archive);
+    rig_reopen(&rig);
+    rig_keep(&rig, RIG_EPOCH, 8);
+    rig_expect(&rig, RIG_EPOCH, 8);
+    rig_expect(&rig, RIG_EPOCH, 2);
+    rig_close(&rig);
+}
+
+static void what_is_no_file_is_refused_and_not_waited_for(void **state)
+{
+    (void)state;
+    archive_rig rig;
+    refit_error error;
+    rig_open(&rig, 10);
+    rig_keep(&rig, RIG_EPOCH, 1);
+    assert_int_equal(mkdir(inside(&rig, "0001-00000002-9f1c66a04b7de210.refit"), 0777), 0);
+    assert_int_equal(mkfifo(inside(&rig, "0001-00000003-9f1c66a04b7de210.refit"), 0666), 0);
+    assert_int_equal(rig_check(&rig, RIG_EPOCH, 2, &error), REFIT_ERR_INVALID);
+    assert_int_equal(rig_check(&rig, RIG_EPOCH, 3, &error), REFIT_ERR_INVALID);
+    assert_non_null(strstr(error.text, "is not a regular file"));
+    rig_reopen(&rig);
+    rig_keep(&rig, RIG_EPOCH, 4);
+    rig_expect(&rig, RIG_EPOCH, 4);
+    rig_close(&rig);
+}
+
+static refit_status try_all(archive_rig *rig)
+{
+    refit_archive *archive;
+    refit_error error;
+    refit_archive_info info = {.size = sizeof info};
+    if (open_writer(rig, &error) != REFIT_ERR_IO) return REFIT_ERR_STATE;
+    if (strstr(error.text, "cannot create .lock") == NULL) return REFIT_ERR_STATE;
+    refit_status status =
+        refit_archive_open(rig->folder, REFIT_ARCHIVE_READ, &rig->config, &archive, NULL);
+    if (status != REFIT_OK) return status;
+    status = refit_archive_describe(archive, 1, &info, NULL);
+    refit_archive_close(archive);
+    return status == REFIT_OK ? rig_check(rig, RIG_EPOCH, 2, NULL) : status;
+}
+
+static void who_may_not_write_may_read(void **state)
+{
+    (void)state;
+    archive_rig rig;
+    int status = 0;
+    rig_open(&rig, 10);
+    rig_keep(&rig, RIG_EPOCH, 1);
+    rig_keep(&rig, RIG_EPOCH, 2);
+    close_writer(&rig);
+    assert_int_equal(unlink(inside(&rig, ".lock")), 0);
+    assert_int_equal(chmod(rig.root, 0755), 0);
+    assert_int_equal(chmod(rig.folder, 0555), 0);
+    pid_t child = fork();
+    assert_true(child >= 0);
+    if (child == 0) {
+        if (geteuid() == 0 && setuid(NOBODY) != 0) _exit(2);
+        _exit(try_all(&rig) == REFIT_OK ? 0 : 1);
+    }
+    assert_int_equal(waitpid(child, &status, 0), child);
+    assert_true(WIFEXITED(status));
+    assert_int_equal(WEXITSTATUS(status), 0);
+    assert_int_equal(chmod(rig.folder, 0755), 0);
+    rig_close(&rig);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(a_lock_that_is_a_link_is_refused),
+        cmocka_unit_test(what_is_removed_or_written_is_never_behind_a_link),
+        cmocka_unit_test(a_version_may_lie_elsewhere),
+        cmocka_unit_test(a_name_that_lies_is_refused_and_nothing_builds_on_it),
+        cmocka_unit_test(what_is_no_file_is_refused_and_not_waited_for),
+        cmocka_unit_test(who_may_not_write_may_read),
+    };
+    return cmocka_run_group_tests_name("archive_folder", tests, NULL, NULL);
+}
