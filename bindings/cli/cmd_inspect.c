@@ -81,9 +81,9 @@ static int show_weights(const inspect_job *job, const cli_weights *weights, cons
     for (uint32_t i = 0; i < weights->count; i++) {
         if (job->json)
             (void)json_array_append_new(
-                tensors, cli_inspect_json_tensor(&weights->tensors[i], digests[i], NULL));
+                tensors, cli_inspect_json_tensor(&weights->tensors[i], &digests[i], NULL));
         else
-            cli_inspect_print_tensor(CLI_COLUMNS_BYTES, &weights->tensors[i], digests[i], NULL);
+            cli_inspect_print_tensor(CLI_COLUMNS_BYTES, &weights->tensors[i], &digests[i], NULL);
     }
     if (!job->json) return CLI_DONE;
     return cli_inspect_print_json(
@@ -124,11 +124,12 @@ static int show_glance(const inspect_job *job, const refit_glance *glance)
     for (uint32_t i = 0; i < info.tensors; i++) {
         refit_tensor tensor = {.size = sizeof tensor};
         uint64_t digest = 0;
+        const uint64_t *told = info.sealed ? &digest : NULL;
         (void)!refit_glance_tensor(glance, i, &tensor, &digest, NULL);
         if (job->json)
-            (void)json_array_append_new(tensors, cli_inspect_json_tensor(&tensor, digest, NULL));
+            (void)json_array_append_new(tensors, cli_inspect_json_tensor(&tensor, told, NULL));
         else
-            cli_inspect_print_tensor(CLI_COLUMNS_BYTES, &tensor, digest, NULL);
+            cli_inspect_print_tensor(CLI_COLUMNS_BYTES, &tensor, told, NULL);
     }
     if (!job->json) return CLI_DONE;
     json_t *object = cli_inspect_json_glance(job->path, &info);

@@ -209,13 +209,20 @@ static uint32_t prune(const subscribe_job *job)
     return removed;
 }
 
+/* What stands between a folder, as it was given, and a name in it. */
+static const char *slash_behind(const char *folder)
+{
+    const size_t length = strlen(folder);
+    return length > 0 && folder[length - 1] == '/' ? "" : "/";
+}
+
 static void report_archived(const subscribe_job *job, const version_files *files,
                             const refit_archive_info *info, uint32_t removed)
 {
     char size[CLI_SIZE_TEXT], kept[CLI_SIZE_TEXT];
-    (void)printf("version %" PRIu64 ": %s/%s, %u tensors, %s as %s", files->source.number,
-                 job->archive, info->name, files->source.count, cli_size_text(files->bytes, size),
-                 cli_size_text(info->file_bytes, kept));
+    (void)printf("version %" PRIu64 ": %s%s%s, %u tensors, %s as %s", files->source.number,
+                 job->archive, slash_behind(job->archive), info->name, files->source.count,
+                 cli_size_text(files->bytes, size), cli_size_text(info->file_bytes, kept));
     (void)fputs(info->base == 0 ? ", anchor" : ", delta", stdout);
     if (removed > 0) (void)printf("; %u old file%s removed", removed, removed == 1 ? "" : "s");
     (void)putchar('\n');
@@ -227,8 +234,9 @@ static void report_version(const subscribe_job *job, const version_files *files,
     char size[CLI_SIZE_TEXT];
     const uint64_t version = files->source.number;
     if (files->out) {
-        (void)printf("version %" PRIu64 ": %s/%" PRIu64 ".safetensors, %u tensors, %s\n", version,
-                     job->dir, version, files->source.count, cli_size_text(files->bytes, size));
+        (void)printf("version %" PRIu64 ": %s%s%" PRIu64 ".safetensors, %u tensors, %s\n", version,
+                     job->dir, slash_behind(job->dir), version, files->source.count,
+                     cli_size_text(files->bytes, size));
     }
     if (files->archived) report_archived(job, files, info, prune(job));
     (void)fflush(stdout);

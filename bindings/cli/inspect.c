@@ -169,18 +169,19 @@ static void print_shape(const refit_tensor *tensor)
     (void)putchar(']');
 }
 
-void cli_inspect_print_tensor(cli_columns columns, const refit_tensor *tensor, uint64_t digest,
-                              const refit_tensor_change *change)
+void cli_inspect_print_tensor(cli_columns columns, const refit_tensor *tensor,
+                              const uint64_t *digest, const refit_tensor_change *change)
 {
-    char size[CLI_SIZE_TEXT], changed[SHARE_TEXT];
+    char size[CLI_SIZE_TEXT], changed[SHARE_TEXT], text[17] = "-";
     (void)cli_size_text(tensor->bytes, size);
+    if (digest != NULL) (void)snprintf(text, sizeof text, "%016" PRIx64, *digest);
     if (columns == CLI_COLUMNS_BYTES) {
-        (void)printf("%9s  %016" PRIx64 "  %s", size, digest, tensor->name);
+        (void)printf("%9s  %-16s  %s", size, text, tensor->name);
         print_shape(tensor);
     } else if (columns == CLI_COLUMNS_CHANGE) {
-        (void)printf("%8s %5u %6u %5u  %016" PRIx64 "  %s",
+        (void)printf("%8s %5u %6u %5u  %-16s  %s",
                      share_text(change->changed, change->elements, changed), change->blocks_same,
-                     change->blocks_sparse, change->blocks_dense, digest, tensor->name);
+                     change->blocks_sparse, change->blocks_dense, text, tensor->name);
     } else {
         (void)printf("%8s %6u %7u %7u  %9s  %s",
                      share_text(change->changed, change->elements, changed), change->blocks_same,
@@ -204,7 +205,7 @@ static void add_change(json_t *object, const refit_tensor_change *change)
                                         (int)change->blocks_dense));
 }
 
-json_t *cli_inspect_json_tensor(const refit_tensor *tensor, uint64_t digest,
+json_t *cli_inspect_json_tensor(const refit_tensor *tensor, const uint64_t *digest,
                                 const refit_tensor_change *change)
 {
     json_t *shape = json_array();
@@ -212,7 +213,8 @@ json_t *cli_inspect_json_tensor(const refit_tensor *tensor, uint64_t digest,
         (void)json_array_append_new(shape, json_integer((json_int_t)tensor->shape[i]));
     json_t *object = json_pack("{s:s, s:s, s:o, s:I, s:o}", "name", tensor->name, "dtype",
                                refit_dtype_name(tensor->dtype), "shape", shape, "bytes",
-                               (json_int_t)tensor->bytes, "digest", json_hex(digest));
+                               (json_int_t)tensor->bytes, "digest",
+                               digest == NULL ? json_null() : json_hex(*digest));
     if (tensor->alias_of != REFIT_NO_ALIAS) {
         (void)json_object_set_new(object, "tied_to", json_integer(tensor->alias_of));
     }

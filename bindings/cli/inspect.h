@@ -27,11 +27,12 @@ typedef enum cli_columns {
     CLI_COLUMNS_CHANGES, /* likewise, in many versions: share, blocks, size */
 } cli_columns;
 
-/* A tensor, as a line of the table; as an object. `change` is NULL where there is none to tell. */
+/* A tensor, as a line of the table; as an object. `digest` and `change` are NULL where there is
+ * none to tell. */
 void cli_inspect_print_table(cli_columns columns);
-void cli_inspect_print_tensor(cli_columns columns, const refit_tensor *tensor, uint64_t digest,
-                              const refit_tensor_change *change);
-json_t *cli_inspect_json_tensor(const refit_tensor *tensor, uint64_t digest,
+void cli_inspect_print_tensor(cli_columns columns, const refit_tensor *tensor,
+                              const uint64_t *digest, const refit_tensor_change *change);
+json_t *cli_inspect_json_tensor(const refit_tensor *tensor, const uint64_t *digest,
                                 const refit_tensor_change *change);
 
 /* Prints the object on one line and releases it. An exit status. */

@@ -37,9 +37,10 @@ int cli_inspect_snapshot(const inspect_job *job, const refit_snapshot *snapshot)
         (void)!refit_snapshot_tensor(snapshot, i, &tensor, NULL, &digest, NULL);
         (void)!refit_snapshot_change(snapshot, i, &change, NULL);
         if (job->json)
-            (void)json_array_append_new(tensors, cli_inspect_json_tensor(&tensor, digest, &change));
+            (void)json_array_append_new(tensors,
+                                        cli_inspect_json_tensor(&tensor, &digest, &change));
         else
-            cli_inspect_print_tensor(columns, &tensor, digest, &change);
+            cli_inspect_print_tensor(columns, &tensor, &digest, &change);
     }
     if (!job->json) return CLI_DONE;
     json_t *object = cli_inspect_json_file(&info);
@@ -153,9 +154,9 @@ static json_t *show_tensors(const folder_sums *sums, const refit_snapshot *last)
         const refit_tensor_change *change = sums->deltas == 0 ? NULL : &sums->tensors[i];
         (void)!refit_snapshot_tensor(last, i, &tensor, NULL, &digest, NULL);
         if (sums->files != NULL)
-            (void)json_array_append_new(tensors, cli_inspect_json_tensor(&tensor, digest, change));
+            (void)json_array_append_new(tensors, cli_inspect_json_tensor(&tensor, &digest, change));
         else
-            cli_inspect_print_tensor(columns, &tensor, digest, change);
+            cli_inspect_print_tensor(columns, &tensor, &digest, change);
     }
     return tensors;
 }

@@ -43,6 +43,7 @@ file() {
 publish "$scratch"/[1-5].in
 run 0 inspect "$endpoint" # before there is a version, and before a worker
 prints "version   none yet, of epoch "
+prints "     15 B  -                 bool  BOOL [3, 5]"
 run 0 inspect "$endpoint" --json
 prints '"kind":"publisher"'
 refuses 4 "no trainer has answered" inspect "ipc://$scratch/nobody" --timeout 1
