@@ -4,6 +4,21 @@
 #include "archive/archive_chain.h"
 #include "base/alloc.h"
 
+static refit_status refuse_missing(const rft_archive_folder *folder, uint64_t epoch,
+                                   uint64_t version, refit_error *error)
+{
+    const char *of = epoch == 0 ? "" : " of this epoch";
+    RFT_REFUSE_IF(folder->count == 0, error, REFIT_ERR_NOT_FOUND,
+                  "the archive has no version %llu%s: it is empty", (unsigned long long)version,
+                  of);
+    return rft_fail(error, REFIT_ERR_NOT_FOUND,
+                    "the archive has no version %llu%s; the first of its %u is version %llu, the "
+                    "last version %llu",
+                    (unsigned long long)version, of, folder->count,
+                    (unsigned long long)folder->entries[0].version,
+                    (unsigned long long)folder->entries[folder->count - 1].version);
+}
+
 static refit_status find_version(const rft_archive_folder *folder, uint64_t epoch, uint64_t version,
                                  const rft_archive_entry **out, refit_error *error)
 {
@@ -18,11 +33,8 @@ static refit_status find_version(const rft_archive_folder *folder, uint64_t epoc
                       (unsigned long long)entry->epoch);
         found = entry;
     }
-    RFT_REFUSE_IF(found == NULL, error, REFIT_ERR_NOT_FOUND,
-                  "the archive has no version %llu%s: refit_archive_describe lists what it has",
-                  (unsigned long long)version, epoch == 0 ? "" : " of this epoch");
     *out = found;
-    return REFIT_OK;
+    return found != NULL ? REFIT_OK : refuse_missing(folder, epoch, version, error);
 }
 
 refit_status refit_archive_read(const refit_archive *archive, uint64_t epoch, uint64_t version,
