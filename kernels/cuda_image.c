@@ -1,5 +1,5 @@
 /* Made by kernels/make_image.sh from the kernels' sources; not to be edited.
- * sources fff0b4903e86b428ac19b2f84d7abc3a5986f1c2012c9d8aaddfc2638d77390d
+ * sources 37fad4a4b12ba7bf98877c21e21469b01ad1bd27dba0639c4fdd84b9e06d1efd
  * compiler nvcc 13.0.88 */
 // clang-format off
 #include "kernels/cuda_image.h"

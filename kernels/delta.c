@@ -65,9 +65,16 @@ static bool is_smaller(rft_delta_shape shape, const rft_delta_entry *entry)
            entry->escapes <= UINT16_MAX;
 }
 
+/* Before the coding: `total` is without what only that can tell. */
+static bool pays(rft_delta_shape shape, uint32_t price, const rft_delta_entry *entry)
+{
+    uint64_t least = (uint64_t)entry->total + RFT_DELTA_ENTRY_BYTES;
+    return least + (uint64_t)price * entry->changed < (uint64_t)shape.elements * shape.width;
+}
+
 /* `swap` as rft_delta_writer has it. */
-static bool encode_block(rft_delta_shape shape, const void *before, const void *after, void *swap,
-                         unsigned char *out, rft_delta_entry *entry)
+static bool encode_block(rft_delta_shape shape, uint32_t price, const void *before,
+                         const void *after, void *swap, unsigned char *out, rft_delta_entry *entry)
 {
     uint64_t map[RFT_DELTA_MAP_WORDS];
     *entry = (rft_delta_entry){0};
@@ -75,7 +82,7 @@ static bool encode_block(rft_delta_shape shape, const void *before, const void *
     if (entry->changed == 0) return false;
     if (shape.kind == RFT_DELTA_RAW) entry->values = entry->changed;
     rft_delta_writer to = rft_delta_open_writer(shape, out, entry);
-    if (!is_smaller(shape, entry)) return false;
+    if (!pays(shape, price, entry)) return false;
     to.swap = swap;
     encode(&to, before, after, map);
     rft_delta_close_writer(&to);
@@ -85,7 +92,13 @@ static bool encode_block(rft_delta_shape shape, const void *before, const void *
 bool rft_delta_encode(rft_delta_shape shape, const void *before, const void *after,
                       unsigned char *out, rft_delta_entry *entry)
 {
-    return encode_block(shape, before, after, NULL, out, entry);
+    return encode_block(shape, 0, before, after, NULL, out, entry);
+}
+
+bool rft_delta_encode_if(rft_delta_shape shape, uint32_t price, const void *before,
+                         const void *after, unsigned char *out, rft_delta_entry *entry)
+{
+    return encode_block(shape, price, before, after, NULL, out, entry);
 }
 
 /* How long what is coded gets follows from how many elements differ, so the block is not touched
@@ -95,7 +108,7 @@ bool rft_delta_exchange(rft_delta_shape shape, void *block, const void *after, u
 {
     size_t bytes = (size_t)shape.elements * shape.width;
     shape.kind = RFT_DELTA_RAW;
-    bool coded = encode_block(shape, after, block, block, out, entry);
+    bool coded = encode_block(shape, 0, after, block, block, out, entry);
     if (coded || entry->changed == 0) return coded;
     memcpy(out, block, bytes);
     memcpy(block, after, bytes);

@@ -79,6 +79,12 @@ size_t rft_delta_bound(rft_delta_shape shape);
 bool rft_delta_encode(rft_delta_shape shape, const void *before, const void *after,
                       unsigned char *out, rft_delta_entry *entry);
 
+/* Likewise, but false as well where so much changed that it does not pay: where the planes, as
+ * short as they can be for so many changed elements, would save less than `price` bytes for each of
+ * these. Comparing alone tells, and nothing is coded then. */
+bool rft_delta_encode_if(rft_delta_shape shape, uint32_t price, const void *before,
+                         const void *after, unsigned char *out, rft_delta_entry *entry);
+
 /* Measures coded bytes that came from elsewhere, of which `room` are there; more than the planes'
  * may be. False: the counts contradict each other or the bytes, or the bytes do not suffice. */
 bool rft_delta_measure(rft_delta_shape shape, uint32_t changed, uint32_t escapes,

@@ -103,10 +103,10 @@ static bool may_stream(const char *to, size_t bytes)
     return bytes >= STREAM_LEAST && (uintptr_t)to % 8 == 0;
 }
 
-uint64_t rft_digest_copy_part(void *to, const void *from, size_t bytes, uint64_t offset)
+static uint64_t copy_streaming(void *to, const void *from, size_t bytes, uint64_t offset)
 {
-    if (!may_stream(to, bytes)) return copy_through_cache(to, from, bytes, offset);
     size_t head = -(uintptr_t)to % 64;
+    if (bytes <= head) return copy_through_cache(to, from, bytes, offset);
     size_t body = (bytes - head) / RFT_DIGEST_BLOCK * RFT_DIGEST_BLOCK;
     size_t done = head + body;
     uint64_t sum = 0;
@@ -117,6 +117,40 @@ uint64_t rft_digest_copy_part(void *to, const void *from, size_t bytes, uint64_t
     return sum + copy_through_cache(to, from, head, offset) +
            copy_through_cache((char *)to + done, (const char *)from + done, bytes - done,
                               offset + done);
+}
+
+uint64_t rft_digest_copy_part(void *to, const void *from, size_t bytes, uint64_t offset)
+{
+    if (!may_stream(to, bytes)) return copy_through_cache(to, from, bytes, offset);
+    return copy_streaming(to, from, bytes, offset);
+}
+
+uint64_t rft_digest_parts(const void *data, size_t bytes, uint64_t offset, size_t each,
+                          uint64_t *parts)
+{
+    uint64_t sum = 0;
+    for (size_t at = 0; at < bytes; at += each, parts++) {
+        size_t piece = bytes - at < each ? bytes - at : each;
+        *parts = rft_digest_part((const char *)data + at, piece, offset + at);
+        sum += *parts;
+    }
+    return sum;
+}
+
+uint64_t rft_digest_copy_parts(void *to, const void *from, size_t bytes, uint64_t offset,
+                               size_t each, uint64_t *parts)
+{
+    uint64_t sum = 0;
+    bool streams = may_stream(to, bytes);
+    for (size_t at = 0; at < bytes; at += each, parts++) {
+        size_t piece = bytes - at < each ? bytes - at : each;
+        char *target = (char *)to + at;
+        const char *source = (const char *)from + at;
+        *parts = streams ? copy_streaming(target, source, piece, offset + at)
+                         : copy_through_cache(target, source, piece, offset + at);
+        sum += *parts;
+    }
+    return sum;
 }
 
 uint64_t rft_digest_finish(uint64_t sum, uint64_t bytes)

@@ -47,22 +47,36 @@ static refit_status slot_make(const rft_store *store, rft_loan **out, refit_erro
     return status;
 }
 
+static bool edition_open(rft_edition *edition, const rft_manifest *manifest)
+{
+    edition->sums = rft_calloc((size_t)manifest->originals + 1, sizeof edition->sums[0]);
+    edition->parts = rft_calloc((size_t)manifest->block_count + 1, sizeof edition->parts[0]);
+    edition->known = rft_calloc((size_t)manifest->block_count + 1, 1);
+    return edition->sums != NULL && edition->parts != NULL && edition->known != NULL;
+}
+
+static void edition_close(rft_edition *edition)
+{
+    rft_free(edition->sums);
+    rft_free(edition->parts);
+    rft_free(edition->known);
+}
+
 static bool tables_open(rft_store *store)
 {
     const rft_manifest *manifest = store->manifest;
-    size_t originals = (size_t)manifest->originals + 1, frames = (size_t)manifest->frame_count + 1;
-    size_t blocks = (size_t)manifest->block_count + 1, tensors = (size_t)manifest->count + 1;
-    store->committed.sums = rft_calloc(originals, sizeof(uint64_t));
-    store->next.sums = rft_calloc(originals, sizeof(uint64_t));
+    size_t frames = (size_t)manifest->frame_count + 1, tensors = (size_t)manifest->count + 1;
+    size_t blocks = (size_t)manifest->block_count + 1;
     store->same = rft_calloc(blocks, 1);
     store->written = rft_calloc(tensors, 1);
     store->originals = rft_calloc(tensors, sizeof(uint32_t));
     store->frames_left = rft_calloc(frames, sizeof(uint32_t));
     store->ready = rft_calloc(frames, sizeof(uint32_t));
     store->frame_of = rft_calloc(blocks, sizeof(uint32_t));
-    return store->committed.sums != NULL && store->next.sums != NULL && store->same != NULL &&
-           store->written != NULL && store->originals != NULL && store->frames_left != NULL &&
-           store->ready != NULL && store->frame_of != NULL;
+    bool editions =
+        edition_open(&store->committed, manifest) && edition_open(&store->next, manifest);
+    return editions && store->same != NULL && store->written != NULL && store->originals != NULL &&
+           store->frames_left != NULL && store->ready != NULL && store->frame_of != NULL;
 }
 
 static void tables_fill(rft_store *store)
@@ -133,8 +147,8 @@ void rft_store_close(rft_store *store)
         rft_attic_put(store->attic, store->slots[i].loan);
     }
     rft_undo_close(&store->undo);
-    rft_free(store->committed.sums);
-    rft_free(store->next.sums);
+    edition_close(&store->committed);
+    edition_close(&store->next);
     rft_free(store->same);
     rft_free(store->written);
     rft_free(store->originals);
@@ -200,6 +214,11 @@ const unsigned char *rft_store_base_image(const rft_store *store)
     return NULL;
 }
 
+const rft_edition *rft_store_base_edition(const rft_store *store)
+{
+    return store->writing_slot != RFT_NO_SLOT ? &store->committed : &store->next;
+}
+
 /* ---- Versions */
 
 /* Tensors without bytes need no writing. */
@@ -230,6 +249,7 @@ void rft_store_begin(rft_store *store, uint64_t version)
     if (store->hosted) rft_mark_begin(slot_mark(slot));
     store->next.version = version;
     memset(store->next.sums, 0, store->manifest->originals * sizeof store->next.sums[0]);
+    memset(store->next.known, 0, store->manifest->block_count);
     store->base = store->hosted ? store->committed.version : 0;
     store->base_digest = store->committed.digest;
     memset(store->same, 0, store->manifest->block_count);

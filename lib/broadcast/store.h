@@ -27,7 +27,9 @@
 typedef struct rft_edition {
     uint64_t version; /* 0: none */
     rft_digest128 digest;
-    uint64_t *sums; /* per original tensor: of its parts while it is written, then its digest */
+    uint64_t *sums;  /* per original tensor: of its parts while it is written, then its digest */
+    uint64_t *parts; /* per block: its part of that, where it was taken on the way */
+    unsigned char *known; /* per block: 1 if it was; a device gives a tensor's sum alone */
 } rft_edition;
 
 typedef struct rft_slot {
@@ -123,5 +125,7 @@ unsigned char *rft_slot_image(const rft_slot *slot);
  * lie, those of ready frames: the slot of the version before, or the undo log. NULL: they are gone,
  * with two slots since the next version began, with one since this one was committed. */
 const unsigned char *rft_store_base_image(const rft_store *store);
+/* What is known of the version that those are of. */
+const rft_edition *rft_store_base_edition(const rft_store *store);
 
 #endif

@@ -53,7 +53,10 @@ void rft_store_settle(rft_store *store, uint32_t tensor, const uint64_t *sum, rf
         taken = *sum;
     } else if (place->bytes > 0) {
         const unsigned char *image = rft_slot_image(&store->slots[store->writing_slot]);
-        taken = rft_digest_part(image + place->offset, place->bytes, 0);
+        taken = rft_digest_parts(image + place->offset, place->bytes, 0,
+                                 store->manifest->blocks[place->first_block].bytes,
+                                 &store->next.parts[place->first_block]);
+        memset(&store->next.known[place->first_block], 1, place->blocks);
     }
     store->next.sums[store->originals[tensor]] = rft_digest_finish(taken, place->bytes);
     for (uint32_t i = 0; i < place->blocks; i++) {

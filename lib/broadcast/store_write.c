@@ -60,12 +60,16 @@ static uint32_t run_compare(rft_store *store, const store_run *run)
 /* Gives the run's part of the digest. */
 static uint64_t run_take(rft_store *store, const store_run *run)
 {
+    const rft_block *first = &store->manifest->blocks[run->first];
+    uint64_t *parts = &store->next.parts[run->first];
     bool same = run_compare(store, run) == run->count;
     bool there = store->writing_slot == store->committed_slot;
-    if (same && there) return rft_digest_part(run->from, run->bytes, run->tensor_offset);
+    memset(&store->next.known[run->first], 1, run->count);
+    if (same && there)
+        return rft_digest_parts(run->from, run->bytes, run->tensor_offset, first->bytes, parts);
     unsigned char *image = rft_slot_image(&store->slots[store->writing_slot]);
-    return rft_digest_copy_part(image + store->manifest->blocks[run->first].offset, run->from,
-                                run->bytes, run->tensor_offset);
+    return rft_digest_copy_parts(image + first->offset, run->from, run->bytes, run->tensor_offset,
+                                 first->bytes, parts);
 }
 
 refit_status rft_store_check(const rft_store *store, uint32_t tensor, uint64_t count,

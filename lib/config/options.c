@@ -144,8 +144,9 @@ const rft_option rft_options[] = {
     {"broadcast.delta", IN(broadcast_delta), RFT_CHOICE, "auto", 0, REFIT_DELTA_NEVER,
      "auto|always|never",
      "Workers that receive through sockets and hold the version before get what changed in it, "
-     "bit for bit. auto sends a frame whole where that saves less than an eighth of it; always "
-     "saves what can be saved, for slow links; never sends every version whole."},
+     "bit for bit. auto sends whole what changed too much to be worth coding (a block of bf16 of "
+     "which half changed, a frame that would be no eighth smaller); always codes whatever is "
+     "smaller, for slow links; never sends every version whole."},
     {"broadcast.compress", IN(broadcast_compress), RFT_CHOICE, "none", 0, REFIT_COMPRESS_ZSTD,
      "none|zstd",
      "What changed is short already; zstd takes a little more off it, for slow links. Versions "

@@ -74,6 +74,12 @@ refit_status rft_image_verify_part(const rft_manifest *manifest, const unsigned 
 
 /* ---- The publisher's side (frame.c) */
 
+/* The digest parts of a version's blocks, where somebody has taken them already. */
+typedef struct rft_parts {
+    const uint64_t *parts;      /* per block of the version */
+    const unsigned char *known; /* likewise, 0: not taken; NULL: none is */
+} rft_parts;
+
 /* What a frame is made of. */
 typedef struct rft_frame_source {
     const unsigned char *image;
@@ -82,6 +88,9 @@ typedef struct rft_frame_source {
                                   NULL: no block is sparse */
     uint64_t worth; /* bytes that must be saved, or the frame goes whole: 0 for any, if need be */
     rft_packer *packer; /* NULL: what is gathered travels as it is */
+    uint32_t price;     /* of coding a changed element, in bytes: 0 for whatever is smaller */
+    rft_parts before;   /* of the base */
+    rft_parts after;    /* of the image */
 } rft_frame_source;
 
 /* Its blocks by mode, and the elements that changed in the sparse ones. */

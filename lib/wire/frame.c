@@ -13,6 +13,7 @@
 #include <xxhash.h>
 
 #include "base/checked.h"
+#include "kernels/digest.h"
 #include "wire/assembly.h"
 #include "wire/sparse.h"
 
@@ -23,6 +24,8 @@ typedef struct frame_gather {
     unsigned char *modes;
     unsigned char *entries;
     unsigned char *next; /* where the next block's bytes go */
+    uint32_t copied;     /* blocks up to here are in place; of those behind, none is sparse */
+    unsigned char *hole; /* where the bytes of these go */
     rft_frame_counts counts;
 } frame_gather;
 
@@ -59,18 +62,46 @@ static size_t coding_room(const frame_gather *gather)
     return most;
 }
 
-static bool add_sparse(frame_gather *gather, const rft_block *block)
+/* Up to `end`. Dense blocks are copied once a sparse one stands behind them, or all is decided: a
+ * frame that goes whole has none, and nothing is copied for it. */
+static void fill_hole(frame_gather *gather, uint32_t end)
+{
+    const rft_block *blocks = &gather->manifest->blocks[gather->span->first_block];
+    for (; gather->copied < end; gather->copied++) {
+        const rft_block *block = &blocks[gather->copied];
+        if (gather->modes[gather->copied] != RFT_BLOCK_DENSE) continue;
+        memcpy(gather->hole, gather->source->image + block->offset, block->bytes);
+        gather->hole += block->bytes;
+    }
+}
+
+static uint64_t part_of(const rft_parts *parts, const unsigned char *image, const rft_block *block,
+                        uint32_t index)
+{
+    if (parts->known != NULL && parts->known[index] != 0) return parts->parts[index];
+    return rft_digest_part(image + block->offset, block->bytes, block->tensor_offset);
+}
+
+static bool add_sparse(frame_gather *gather, uint32_t at)
 {
     const rft_frame_source *source = gather->source;
+    uint32_t index = gather->span->first_block + at;
+    const rft_block *block = &gather->manifest->blocks[index];
     rft_sparse sparse;
     if (source->base == NULL) return false;
-    if (!rft_sparse_encode(gather->manifest, block, source->base + block->offset,
+    if (!rft_sparse_encode(gather->manifest, block, source->price, source->base + block->offset,
                            source->image + block->offset, gather->next, &sparse)) {
         return false;
     }
+    sparse.before = part_of(&source->before, source->base, block, index);
+    sparse.after = part_of(&source->after, source->image, block, index);
+    fill_hole(gather, at);
     size_t place = (size_t)gather->counts.sparse * RFT_SPARSE_ENTRY_BYTES;
     rft_sparse_write_entry(&sparse, gather->entries + place);
     gather->next += sparse.delta.total;
+    gather->copied = at + 1;
+    gather->hole = gather->next;
+    gather->modes[at] = RFT_BLOCK_SPARSE;
     gather->counts.sparse++;
     gather->counts.dense--;
     gather->counts.changed += sparse.delta.changed;
@@ -82,16 +113,11 @@ static void add_blocks(frame_gather *gather)
     const rft_block *blocks = &gather->manifest->blocks[gather->span->first_block];
     for (uint32_t i = 0; i < gather->span->blocks; i++) {
         if (gather->modes[i] == RFT_BLOCK_SAME) continue;
-        if (add_sparse(gather, &blocks[i])) {
-            gather->modes[i] = RFT_BLOCK_SPARSE;
-            continue;
-        }
-        memcpy(gather->next, gather->source->image + blocks[i].offset, blocks[i].bytes);
-        gather->next += blocks[i].bytes;
+        if (!add_sparse(gather, i)) gather->next += blocks[i].bytes;
     }
 }
 
-/* What was gathered, with the entries right before it. */
+/* What is gathered, with the entries right before it; the last dense blocks are not there yet. */
 static refit_status gather_blocks(frame_gather *gather, rft_bytes *scratch, rft_view *payload,
                                   refit_error *error)
 {
@@ -100,7 +126,7 @@ static refit_status gather_blocks(frame_gather *gather, rft_bytes *scratch, rft_
     RFT_TRY(
         rft_bytes_reserve(scratch, directory + gather->span->bytes + coding_room(gather), error));
     gather->entries = scratch->data;
-    gather->next = scratch->data + directory;
+    gather->next = gather->hole = scratch->data + directory;
     add_blocks(gather);
     size_t used = (size_t)gather->counts.sparse * RFT_SPARSE_ENTRY_BYTES;
     unsigned char *start = scratch->data + directory - used;
@@ -149,6 +175,7 @@ refit_status rft_frame_encode(const rft_manifest *manifest, uint32_t sequence,
         rft_bytes_reset(scratch);
     }
     *out = (rft_frame){.payload = payload, .counts = gather.counts};
+    if (coded) fill_hole(&gather, gather.span->blocks);
     if (coded) RFT_TRY(pack(&gather, out, error));
     out->hash = XXH3_64bits(out->payload.data, out->payload.count);
     return REFIT_OK;

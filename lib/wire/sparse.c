@@ -3,8 +3,6 @@
  */
 #include "wire/sparse.h"
 
-#include "kernels/digest.h"
-
 rft_delta_shape rft_sparse_shape(const rft_manifest *manifest, const rft_block *block)
 {
     refit_dtype dtype = manifest->tensors[block->tensor].dtype;
@@ -18,14 +16,12 @@ rft_delta_shape rft_sparse_shape(const rft_manifest *manifest, const rft_block *
     };
 }
 
-bool rft_sparse_encode(const rft_manifest *manifest, const rft_block *block, const void *before,
-                       const void *after, unsigned char *planes, rft_sparse *out)
+bool rft_sparse_encode(const rft_manifest *manifest, const rft_block *block, uint32_t price,
+                       const void *before, const void *after, unsigned char *planes,
+                       rft_sparse *out)
 {
     out->shape = rft_sparse_shape(manifest, block);
-    if (!rft_delta_encode(out->shape, before, after, planes, &out->delta)) return false;
-    out->before = rft_digest_part(before, block->bytes, block->tensor_offset);
-    out->after = rft_digest_part(after, block->bytes, block->tensor_offset);
-    return true;
+    return rft_delta_encode_if(out->shape, price, before, after, planes, &out->delta);
 }
 
 static void put_u16(unsigned char *to, uint32_t value)

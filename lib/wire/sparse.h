@@ -35,9 +35,11 @@ typedef struct rft_sparse {
 rft_delta_shape rft_sparse_shape(const rft_manifest *manifest, const rft_block *block);
 
 /* Codes the block, which is `before` in the base and `after` now: its planes go to `planes`, which
- * has rft_delta_bound bytes of room. False: its own bytes are as small. */
-bool rft_sparse_encode(const rft_manifest *manifest, const rft_block *block, const void *before,
-                       const void *after, unsigned char *planes, rft_sparse *out);
+ * has rft_delta_bound bytes of room. The digests are the caller's. False: its own bytes are as
+ * small, or coding them does not pay at this price (rft_delta_encode_if). */
+bool rft_sparse_encode(const rft_manifest *manifest, const rft_block *block, uint32_t price,
+                       const void *before, const void *after, unsigned char *planes,
+                       rft_sparse *out);
 void rft_sparse_write_entry(const rft_sparse *sparse, unsigned char *entry);
 
 void rft_sparse_read_counts(const unsigned char *entry, uint32_t *changed, uint32_t *escapes);

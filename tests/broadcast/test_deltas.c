@@ -245,6 +245,56 @@ static void little_changes_travel_as_little(void **state)
     }
 }
 
+/* Nearly all of a bf16 tensor, little of an fp32 one: each goes the way that pays for it. */
+static refit_stats publish_mixed(theatre *play, crew_member *member)
+{
+    change_tensor(play, 0, 1);
+    play->changed = 0;
+    change_tensor(play, 1, 100);
+    uint64_t digest = model_digest(play), version = publish(play);
+    assert_int_equal(crew_wait(member, version, 1), digest);
+    return figures(play);
+}
+
+static void auto_sends_whole_what_nearly_all_changed(void **state)
+{
+    (void)state;
+    for (uint32_t slots = 1; slots <= 2; slots++) {
+        theatre play;
+        begin_play(&play, 10 + slots, slots);
+        open_play(&play);
+        crew_member *member = hire(&play);
+        (void)publish(&play);
+        refit_stats stats = publish_mixed(&play, member);
+        assert_int_equal(stats.publish_dense_blocks_last, 5);
+        assert_int_equal(stats.publish_sparse_blocks_last, 2);
+        assert_int_equal(stats.publish_changed_elements_last, play.changed);
+        assert_true(stats.publish_delta_bytes_last >= play.tensors[0].bytes);
+        assert_true(stats.publish_delta_bytes_last < play.tensors[0].bytes + 5000);
+        change_tensor(&play, 0, 4); /* a quarter pays */
+        uint64_t digest = model_digest(&play), version = publish(&play);
+        assert_int_equal(crew_wait(member, version, 1), digest);
+        assert_int_equal(figures(&play).publish_sparse_blocks_last, 5);
+        end_play(&play);
+    }
+}
+
+static void always_codes_what_nearly_all_changed(void **state)
+{
+    (void)state;
+    theatre play;
+    begin_play(&play, 13, 2);
+    play.config.broadcast_delta = REFIT_DELTA_ALWAYS;
+    open_play(&play);
+    crew_member *member = hire(&play);
+    (void)publish(&play);
+    refit_stats stats = publish_mixed(&play, member);
+    assert_int_equal(stats.publish_dense_blocks_last, 0);
+    assert_int_equal(stats.publish_sparse_blocks_last, 5 + 2);
+    assert_true(stats.publish_delta_bytes_last < play.tensors[0].bytes);
+    end_play(&play);
+}
+
 static void never_sends_every_version_whole(void **state)
 {
     (void)state;
@@ -405,6 +455,8 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(random_updates_arrive_bit_for_bit),
         cmocka_unit_test(little_changes_travel_as_little),
+        cmocka_unit_test(auto_sends_whole_what_nearly_all_changed),
+        cmocka_unit_test(always_codes_what_nearly_all_changed),
         cmocka_unit_test(never_sends_every_version_whole),
         cmocka_unit_test(who_does_not_say_it_can_gets_no_sparse_blocks),
         cmocka_unit_test(a_straggler_gets_what_was_coded_for_others),

@@ -8,6 +8,7 @@
 #include <cmocka.h>
 
 #include "broadcast/store.h"
+#include "kernels/digest.h"
 #include "tests/support/failing_alloc.h"
 #include "tests/support/file_size_limit.h"
 #include "tests/support/quick_config.h"
@@ -253,6 +254,78 @@ static void slot_without_the_committed_bytes_gives_its_memory_back_first(void **
     close_store(&bench);
 }
 
+static void check_parts(const rft_store *store, const rft_edition *edition, uint64_t version)
+{
+    sample_version sample;
+    sample_open(&sample, version);
+    assert_int_equal(edition->version, version);
+    for (uint32_t i = 0; i < store->manifest->block_count; i++) {
+        const rft_block *block = &store->manifest->blocks[i];
+        assert_int_equal(edition->known[i], 1);
+        assert_int_equal(edition->parts[i], rft_digest_part(sample.image + block->offset,
+                                                            block->bytes, block->tensor_offset));
+    }
+    sample_close(&sample);
+}
+
+/* Of the version and of its base, while it is written and once it is committed; also where a block
+ * is as it was and stays where it is. */
+static void parts_of_blocks_are_kept_of_two_versions(void **state)
+{
+    (void)state;
+    for (uint32_t slots = 1; slots <= 2; slots++) {
+        store_bench bench;
+        open_store(&bench, slots);
+        commit_version(bench.store, 2);
+        for (uint64_t version = 3; version <= 5; version++) {
+            write_version(bench.store, version);
+            check_parts(bench.store, rft_store_served(bench.store), version);
+            check_parts(bench.store, rft_store_base_edition(bench.store), version - 1);
+            rft_store_commit(bench.store);
+            check_parts(bench.store, rft_store_served(bench.store), version);
+            check_parts(bench.store, rft_store_base_edition(bench.store), version - 1);
+        }
+        write_version(bench.store, 6);
+        rft_store_undo(bench.store);
+        rft_store_rollback(bench.store, true);
+        check_parts(bench.store, rft_store_served(bench.store), 5);
+        close_store(&bench);
+    }
+}
+
+/* A device that gives a tensor's sum says nothing of its blocks. */
+static void parts_are_known_only_where_they_were_taken(void **state)
+{
+    (void)state;
+    store_bench bench;
+    sample_version sample;
+    open_store(&bench, 2);
+    commit_version(bench.store, 2);
+    sample_open(&sample, 3);
+    rft_store_begin(bench.store, 3);
+    for (uint32_t i = 0; i < 2; i++) {
+        const rft_manifest_tensor *place = &bench.store->manifest->tensors[i];
+        const unsigned char *from = sample.image + place->offset;
+        uint64_t sum = rft_digest_part(from, place->bytes, 0);
+        assert_true(place->alias_of == REFIT_NO_ALIAS && place->blocks > 0);
+        memcpy(rft_store_prepare(bench.store, i), from, place->bytes);
+        rft_store_land(bench.store, i);
+        rft_store_settle(bench.store, i, i == 0 ? &sum : NULL, add_ready, bench.store);
+        for (uint32_t b = place->first_block; b < place->first_block + place->blocks; b++) {
+            const rft_block *block = &bench.store->manifest->blocks[b];
+            assert_int_equal(bench.store->next.known[b], i);
+            if (i == 0) continue;
+            assert_int_equal(
+                bench.store->next.parts[b],
+                rft_digest_part(sample.image + block->offset, block->bytes, block->tensor_offset));
+        }
+    }
+    rft_store_undo(bench.store);
+    rft_store_rollback(bench.store, true);
+    sample_close(&sample);
+    close_store(&bench);
+}
+
 static void failed_allocations_leave_nothing_behind(void **state)
 {
     (void)state;
@@ -282,6 +355,8 @@ int main(void)
         cmocka_unit_test(same_blocks_are_those_that_did_not_change),
         cmocka_unit_test(renewed_slot_has_the_committed_bytes_in_other_memory),
         cmocka_unit_test(slot_without_the_committed_bytes_gives_its_memory_back_first),
+        cmocka_unit_test(parts_of_blocks_are_kept_of_two_versions),
+        cmocka_unit_test(parts_are_known_only_where_they_were_taken),
         cmocka_unit_test(failed_allocations_leave_nothing_behind),
     };
     return cmocka_run_group_tests_name("store", tests, NULL, NULL);

@@ -68,6 +68,8 @@ below sent_bytes 3 "$(number sent_bytes 2)"
 is sent_bytes 5 "$(number sent_bytes 2)"
 [ "$(grep -c '"curve":true' "$scratch/out")" -eq 3 ] || complain "not three rows have keys"
 run 0 bench link --json --mib 4 --rounds 1 --density 1
+is dense_blocks 2 32
+run 0 bench link --json --mib 4 --rounds 1 --density 1 --set broadcast.delta=always
 is dense_blocks 2 0
 
 refuses 2 "write a share" bench broadcast --density 0

@@ -271,6 +271,44 @@ static void nothing_changed_is_nothing_coded(void **state)
     close_pair(&made);
 }
 
+/* Dearer, a block is coded to the same bytes or not at all, and less of them are. */
+static void check_prices(void)
+{
+    uint32_t most = RFT_DELTA_ELEMENTS;
+    for (uint32_t price = 0; price <= 12; price += 4) {
+        uint32_t dearest = 0;
+        for (uint32_t tenths = 1; tenths <= 10; tenths++) {
+            pair made = open_pair(RFT_DELTA_ELEMENTS, 2, RFT_DELTA_HALF);
+            for (uint32_t i = 0; i < RFT_DELTA_ELEMENTS; i++) {
+                if (i % 10 < tenths) made.after[2 * (size_t)i] ^= 1;
+            }
+            unsigned char *out = take(2 * rft_delta_bound(made.shape));
+            unsigned char *cheap = out + rft_delta_bound(made.shape);
+            rft_delta_entry entry, other;
+            assert_true(rft_delta_encode(made.shape, made.before, made.after, cheap, &other));
+            bool coded =
+                rft_delta_encode_if(made.shape, price, made.before, made.after, out, &entry);
+            assert_int_equal(entry.changed, other.changed);
+            if (coded) {
+                dearest = entry.changed;
+                assert_memory_equal(&entry, &other, sizeof entry);
+                assert_memory_equal(out, cheap, entry.total);
+                assert_true(entry.total + price * entry.changed < made.bytes);
+            }
+            free(out);
+            close_pair(&made);
+        }
+        assert_true(dearest > 0 && (price == 0 ? dearest == most : dearest < most));
+        most = dearest;
+    }
+}
+
+static void blocks_that_do_not_pay_are_not_coded(void **state)
+{
+    (void)state;
+    on_every_level(check_prices);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -278,6 +316,7 @@ int main(void)
         cmocka_unit_test(blocks_of_every_density_are_exact),
         cmocka_unit_test(every_half_moves_by_every_kind_of_step),
         cmocka_unit_test(nothing_changed_is_nothing_coded),
+        cmocka_unit_test(blocks_that_do_not_pay_are_not_coded),
     };
     return cmocka_run_group_tests_name("delta", tests, NULL, NULL);
 }

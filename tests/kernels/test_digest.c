@@ -153,6 +153,36 @@ static void parts_add_up_to_the_whole(void **state)
     on_every_level(check_parts);
 }
 
+/* Streamed or not, to any place: the bytes arrive, and each piece has its own part. */
+static void check_pieces(void)
+{
+    static const size_t sizes[] = {0, 5, 131072, 300001, (1 << 20) + 3 * 131072 + 9};
+    for (size_t i = 0; i < sizeof sizes / sizeof sizes[0]; i++) {
+        for (size_t to = 0; to < 72; to += 4) {
+            uint64_t parts[2][16] = {0};
+            size_t each = 131072, bytes = sizes[i];
+            uint64_t offset = 8 * to, whole = oracle(data + 1, bytes, offset);
+            memset(copied + to, 0xA5, bytes + 1);
+            assert_int_equal(
+                rft_digest_copy_parts(copied + to, data + 1, bytes, offset, each, parts[0]), whole);
+            assert_int_equal(rft_digest_parts(data + 1, bytes, offset, each, parts[1]), whole);
+            assert_memory_equal(parts[0], parts[1], sizeof parts[0]);
+            assert_memory_equal(copied + to, data + 1, bytes);
+            assert_int_equal(copied[to + bytes], 0xA5);
+            for (size_t at = 0; at < bytes; at += each) {
+                size_t piece = bytes - at < each ? bytes - at : each;
+                assert_int_equal(parts[0][at / each], oracle(data + 1 + at, piece, offset + at));
+            }
+        }
+    }
+}
+
+static void pieces_have_the_parts_of_their_bytes(void **state)
+{
+    (void)state;
+    on_every_level(check_pieces);
+}
+
 static void check_flips(void)
 {
     enum { BYTES = 523 };
@@ -214,6 +244,7 @@ int main(void)
         cmocka_unit_test(every_length_and_alignment_equals_the_oracle),
         cmocka_unit_test(large_parts_equal_the_oracle),
         cmocka_unit_test(parts_add_up_to_the_whole),
+        cmocka_unit_test(pieces_have_the_parts_of_their_bytes),
         cmocka_unit_test(every_flipped_bit_is_seen),
         cmocka_unit_test(every_swapped_pair_is_seen),
         cmocka_unit_test(zeros_at_the_end_are_seen),

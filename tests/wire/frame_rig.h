@@ -19,6 +19,8 @@ typedef struct frame_rig {
     rft_bytes scratch;
     rft_frame_counts counts; /* of the frame that was encoded last */
     rft_packer *packer;      /* NULL: frames travel unpacked */
+    uint32_t price;          /* of a changed element */
+    rft_parts before, after; /* {0}: none are known */
     unsigned char planes[RFT_PACK_BYTES];
     uint64_t seed;
 } frame_rig;

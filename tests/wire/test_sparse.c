@@ -10,6 +10,7 @@
 
 #include "base/alloc.h"
 #include "frame_rig.h"
+#include "kernels/digest.h"
 #include "tensor_samples.h"
 #include "tests/support/seeded.h"
 #include "wire/sparse.h"
@@ -57,7 +58,8 @@ static void open_packing(frame_rig *f, uint64_t seed)
 
 static rft_message encode(frame_rig *f, uint32_t sequence, uint64_t worth, rft_view *payload)
 {
-    const rft_frame_source source = {f->image, f->same, f->base, worth, f->packer};
+    const rft_frame_source source = {f->image,  f->same,  f->base,   worth,
+                                     f->packer, f->price, f->before, f->after};
     return frame_rig_encode(f, sequence, &source, payload);
 }
 
@@ -193,6 +195,71 @@ static void what_saves_too_little_goes_whole(void **state)
         assert_int_equal(f.counts.dense, span->blocks);
         assert_true(coded || saved == 0);
     }
+    frame_rig_close(&f);
+}
+
+/* Of what is noise in half of its blocks, the others' changes are still sent as such. */
+static void blocks_that_do_not_pay_go_whole(void **state)
+{
+    (void)state;
+    uint32_t fewer = 0;
+    for (uint64_t seed = 1; seed <= 6; seed++) {
+        frame_rig f;
+        open_fixture(&f, seed);
+        for (uint32_t i = 0; i < f.manifest->frame_count; i++) {
+            rft_view payload;
+            f.price = 0;
+            (void)encode(&f, i, 0, &payload);
+            rft_frame_counts cheap = f.counts;
+            f.price = 3;
+            (void)encode(&f, i, 0, &payload);
+            assert_true(f.counts.sparse <= cheap.sparse);
+            fewer += f.counts.sparse > 0 && f.counts.sparse < cheap.sparse;
+        }
+        take_rest(&f);
+        assert_staged(&f);
+        frame_rig_close(&f);
+    }
+    assert_true(fewer > 0);
+}
+
+/* What is known is taken as it is, and the rest of the bytes; here it is right in every other
+ * block, and not asked for in the others. */
+static void parts_that_are_known_are_not_taken_again(void **state)
+{
+    (void)state;
+    frame_rig f;
+    open_fixture(&f, 4);
+    uint32_t blocks = f.manifest->block_count;
+    uint64_t *parts[2] = {calloc(blocks, 8), calloc(blocks, 8)};
+    unsigned char *known = calloc(blocks, 1);
+    assert_true(parts[0] != NULL && parts[1] != NULL && known != NULL);
+    for (uint32_t i = 0; i < blocks; i++) {
+        const rft_block *block = &f.manifest->blocks[i];
+        known[i] = i % 2 == 0;
+        for (uint32_t side = 0; side < 2; side++) {
+            const unsigned char *image = side == 0 ? f.base : f.image;
+            uint64_t part =
+                rft_digest_part(image + block->offset, block->bytes, block->tensor_offset);
+            parts[side][i] = known[i] ? part : ~part;
+        }
+    }
+    f.before = (rft_parts){parts[0], known};
+    f.after = (rft_parts){parts[1], known};
+    take_rest(&f);
+    assert_staged(&f);
+    rft_assembly_reset(f.assembly, f.staging, f.base);
+    memset(known, 1, blocks);
+    uint32_t refused = 0;
+    for (uint32_t i = 0; i < f.manifest->frame_count; i++) {
+        rft_view payload;
+        rft_message frame = encode(&f, i, 0, &payload);
+        refused += rft_assembly_take(f.assembly, &frame, payload, NULL) == REFIT_ERR_STALE;
+    }
+    assert_true(refused > 0);
+    free(parts[0]);
+    free(parts[1]);
+    free(known);
     frame_rig_close(&f);
 }
 
@@ -400,6 +467,8 @@ int main(void)
         cmocka_unit_test(nothing_is_packed_of_a_frame_without_changes),
         cmocka_unit_test(a_frame_is_never_longer_than_its_stretch),
         cmocka_unit_test(what_saves_too_little_goes_whole),
+        cmocka_unit_test(blocks_that_do_not_pay_go_whole),
+        cmocka_unit_test(parts_that_are_known_are_not_taken_again),
         cmocka_unit_test(the_same_frame_again_changes_nothing),
         cmocka_unit_test(damage_is_seen_and_the_frame_asked_for_again),
         cmocka_unit_test(lies_never_make_another_version),
