@@ -82,6 +82,7 @@ static refit_status arm_open(link_state *it, int which, refit_error *error)
     BENCH_TRY(arm_config(it, which, &config, error));
     BENCH_TRY(refit_publisher_open(address_of(it), &config, &arm->publisher, error));
     BENCH_TRY(bench_declare(arm->publisher, it->versions.bytes, error));
+    if (!cli_settings_add(&settings, "broadcast.insecure=true")) return cannot_start(error);
     if (which >= WAYS && !bench_keys_for_worker(&it->keys, &settings)) return cannot_start(error);
     bench_duty duty = {"tcp", refit_publisher_endpoint(arm->publisher), it->versions.bytes,
                        &settings, it->options->netns};

@@ -145,6 +145,30 @@ static refit_status keys_open(rft_channel *channel, const refit_config *config, 
     return rft_curve_serve(channel->socket, config, rft_gate_domain(channel->gate), error);
 }
 
+/* Beyond this host whoever reaches a port could read the weights, and whoever answers at an address
+ * could give others. */
+static refit_status check_trust(const rft_channel *channel, const refit_config *config,
+                                refit_error *error)
+{
+    const char *endpoint = channel->asked.text;
+    if (channel->asked.local || channel->keys) return REFIT_OK;
+    if (config->broadcast_insecure) {
+        rft_log(REFIT_LOG_WARNING, "%s is open to the network, without keys (broadcast.insecure)",
+                endpoint);
+        return REFIT_OK;
+    }
+    RFT_REFUSE_IF(channel->router, error, REFIT_ERR_SECURITY,
+                  "endpoint %.80s can be reached from beyond this host and has no keys: set "
+                  "security.key and security.allow (refit keygen), or bind a loopback address or "
+                  "an ipc path, or set broadcast.insecure: true",
+                  endpoint);
+    return rft_fail(error, REFIT_ERR_SECURITY,
+                    "endpoint %.80s is beyond this host and there are no keys: set security.key "
+                    "and security.server_key (refit keygen), or use a loopback address or an ipc "
+                    "path, or set broadcast.insecure: true",
+                    endpoint);
+}
+
 static refit_status socket_open(rft_channel *channel, const refit_config *config,
                                 refit_error *error)
 {
@@ -171,6 +195,7 @@ static refit_status channel_open(const char *endpoint, bool router, const refit_
     if (status == REFIT_OK) status = rft_context_acquire(&channel->context, error);
     if (status == REFIT_OK) status = socket_open(channel, config, error);
     if (status == REFIT_OK) status = keys_open(channel, config, error);
+    if (status == REFIT_OK) status = check_trust(channel, config, error);
     if (status == REFIT_OK && !router) {
         status = rft_handshake_open(&channel->handshake, channel->context, channel->socket,
                                     channel->keys, error);
@@ -206,20 +231,8 @@ static refit_status ipc_listen(rft_channel *channel, refit_error *error)
     return bind_failed(channel, code, error);
 }
 
-static refit_status channel_listen(rft_channel *channel, const refit_config *config,
-                                   refit_error *error)
+static refit_status channel_listen(rft_channel *channel, refit_error *error)
 {
-    bool open = !channel->asked.local && !channel->keys;
-    RFT_REFUSE_IF(
-        open && !config->broadcast_insecure, error, REFIT_ERR_SECURITY,
-        "endpoint %.80s can be reached from beyond this host and has no keys: set "
-        "security.key and security.allow (refit keygen), or bind a loopback address or an "
-        "ipc path, or set broadcast.insecure: true",
-        channel->asked.text);
-    if (open) {
-        rft_log(REFIT_LOG_WARNING, "%s is open to the network, without keys (broadcast.insecure)",
-                channel->asked.text);
-    }
     if (channel->asked.transport == RFT_TRANSPORT_IPC) {
         RFT_TRY(ipc_listen(channel, error));
     } else if (zmq_bind(channel->socket, channel->asked.text) != 0) {
@@ -237,7 +250,7 @@ refit_status rft_channel_bind(const char *endpoint, const refit_config *config, 
 {
     rft_channel *channel = NULL;
     RFT_TRY(channel_open(endpoint, true, config, &channel, error));
-    refit_status status = channel_listen(channel, config, error);
+    refit_status status = channel_listen(channel, error);
     if (status == REFIT_OK) {
         *out = channel;
     } else {

@@ -44,9 +44,9 @@ typedef struct rft_envelope {
     rft_view payload; /* no bytes if there was none */
 } rft_envelope;
 
-/* Binds or connects, with keys if security.key is set. For publishers: refuses addresses beyond
- * this host that have no keys, unless broadcast.insecure, and an ipc path that a living process
- * holds. REFIT_ERR_BUSY, _INVALID, _SECURITY, _EXISTS (a file that is no socket), _HOST_MEMORY,
+/* Binds or connects, with keys if security.key is set. Without them addresses beyond this host are
+ * refused, unless broadcast.insecure; binding, an ipc path that a living process holds.
+ * REFIT_ERR_BUSY, _INVALID, _SECURITY, _EXISTS (a file that is no socket), _HOST_MEMORY,
  * _SYSTEM; with keys _CONFIG, _IO, _UNSUPPORTED. */
 refit_status rft_channel_bind(const char *endpoint, const refit_config *config, rft_channel **out,
                               refit_error *error);

@@ -3,7 +3,7 @@
  *
  *     HELLO, as an observer ─► WELCOME, MANIFEST, SEAL, BYE
  *
- * A publisher answers an observer at once and remembers nothing of it: no version waits for it, and
+ * A publisher answers an observer at once, if it did not just do so: no version waits for it, and
  * no report names it. It happens on the caller's thread; nothing is left running. A publisher that
  * does not know observers says WELCOME alone, to a worker that never joins and says BYE itself.
  */

@@ -17,6 +17,7 @@
 #include "broadcast/outbox.h"
 #include "broadcast/peer.h"
 #include "broadcast/store.h"
+#include "broadcast/visits.h"
 
 typedef enum rft_round_state {
     RFT_ROUND_IDLE,
@@ -73,6 +74,7 @@ typedef struct rft_hub {
     rft_notice seal;      /* of the version served */
     rft_notice committed; /* the seal of the committed version, as observers are told */
     rft_attic attic;      /* notices that the transport still holds */
+    rft_visits visits;    /* of observers */
     rft_hub_counts counts;
     rft_bytes scratch;
     int64_t next_beat;

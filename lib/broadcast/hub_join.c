@@ -144,9 +144,12 @@ void rft_hub_recall_gpu(rft_hub *hub)
     }
 }
 
-/* Who only looks is told what is there, and is remembered nowhere: no version waits for it. */
-static void answer_observer(rft_hub *hub, const rft_peer_id *from, const rft_message *hello)
+/* Who only looks is told what is there, and no version waits for it. Who asks again at once is not
+ * answered: its HELLO is short, and the manifest may be long. */
+static void answer_observer(rft_hub *hub, const rft_peer_id *from, const rft_message *hello,
+                            int64_t now)
 {
+    if (!rft_visits_admit(&hub->visits, from, now)) return;
     rft_peer visitor = {.id = *from, .window = window_for(hub, hello->as.hello.window)};
     send_welcome(hub, &visitor);
     rft_hub_send_committed(hub, &visitor);
@@ -163,7 +166,7 @@ void rft_hub_answer_hello(rft_hub *hub, const rft_peer_id *from, rft_peer *known
         return;
     }
     if (hello->as.hello.observer && known == NULL) {
-        answer_observer(hub, from, hello);
+        answer_observer(hub, from, hello, now);
         return;
     }
     if (!admits_gpu(hub, from, hello)) {

@@ -158,8 +158,9 @@ const rft_option rft_options[] = {
      "Threads that find and code what changed, the publisher's own included; they start with the "
      "first version for which that is wanted. 0: one per core, at most 8."},
     {"broadcast.insecure", IN(broadcast_insecure), FLAG("false"),
-     "Allow an address beyond this host without keys (security.key): anybody who reaches the port "
-     "can then read the weights. Only inside a network that you trust."},
+     "Allow an address beyond this host without keys (security.key), on either side: anybody who "
+     "reaches the port can then read the weights, or pass for the trainer. Only inside a network "
+     "that you trust."},
     {"broadcast.linger_ms", IN(broadcast_linger_ms), RFT_TIME, "500ms", 0, HOUR, "ms",
      "How long a socket that closes still tries to send what it has."},
 

@@ -179,6 +179,37 @@ static void addresses_beyond_this_host_need_leave(void **state)
     rft_channel_close(channel);
 }
 
+/* Whoever answers there could give it any weights. */
+static void addresses_beyond_this_host_need_leave_to_connect(void **state)
+{
+    (void)state;
+    static const char *const beyond[] = {"tcp://192.0.2.1:7711", "tcp://trainer.invalid:7711",
+                                         "tcp://[2001:db8::1]:7711", "tcp://0.0.0.0:7711"};
+    static const char *const here[] = {"tcp://127.0.0.1:1", "tcp://localhost:1", "tcp://[::1]:1",
+                                       "ipc:///tmp/refit-nobody.sock", "inproc://nobody"};
+    for (size_t i = 0; i < 4; i++) {
+        refit_config config = quick_config();
+        refit_error error;
+        rft_channel *channel = NULL;
+        assert_int_equal(rft_channel_connect(beyond[i], &config, &channel, &error),
+                         REFIT_ERR_SECURITY);
+        assert_null(channel);
+        assert_non_null(strstr(error.text, beyond[i]));
+        assert_non_null(strstr(error.text, "security.server_key"));
+        assert_non_null(strstr(error.text, "broadcast.insecure: true"));
+        config.broadcast_insecure = 1;
+        if (strstr(beyond[i], "invalid") != NULL) continue; /* a resolver may be slow */
+        assert_int_equal(rft_channel_connect(beyond[i], &config, &channel, NULL), REFIT_OK);
+        rft_channel_close(channel);
+    }
+    for (size_t i = 0; i < 5; i++) {
+        refit_config config = quick_config();
+        rft_channel *channel = NULL;
+        assert_int_equal(rft_channel_connect(here[i], &config, &channel, NULL), REFIT_OK);
+        rft_channel_close(channel);
+    }
+}
+
 static void bad_endpoints_leave_nothing_open(void **state)
 {
     (void)state;
@@ -295,6 +326,7 @@ int main(void)
         cmocka_unit_test(closed_port_can_be_bound_at_once),
         cmocka_unit_test(second_publisher_is_busy),
         cmocka_unit_test(addresses_beyond_this_host_need_leave),
+        cmocka_unit_test(addresses_beyond_this_host_need_leave_to_connect),
         cmocka_unit_test(bad_endpoints_leave_nothing_open),
         cmocka_unit_test(unknown_peer_is_reported),
         cmocka_unit_test(peer_that_does_not_read_is_busy_in_the_end),

@@ -9,6 +9,7 @@
 
 #include <cmocka.h>
 
+#include "base/clock.h"
 #include "hub_bench.h"
 #include "tests/support/file_tree.h"
 #include "tests/support/locksmith.h"
@@ -110,6 +111,60 @@ static void a_notice_that_is_still_read_outlives_its_version(void **state)
     assert_ptr_not_equal(bench->hub.attic.first, seal);
     hub_bench_stage(bench, 1);
     hub_bench_apply(bench, 1);
+}
+
+/* ---- Observers */
+
+static uint32_t manifests_for(hub_bench *bench, unsigned char who, unsigned char more)
+{
+    rft_peer_id id = {.bytes = {who, more}, .count = 2};
+    rft_message hello = hello_as("observer", 1);
+    rft_outgoing out;
+    uint32_t count = 0;
+    hello.as.hello.observer = true;
+    rft_hub_message(&bench->hub, &id, &hello, bench->now);
+    while (rft_outbox_take(&bench->hub.outbox, &out)) {
+        rft_message told;
+        assert_true(rft_peer_id_equal(&out.to, &id));
+        assert_int_equal(rft_message_decode(out.message, &bench->hub.limits, &told, NULL),
+                         REFIT_OK);
+        count += told.kind == RFT_MANIFEST;
+    }
+    rft_outbox_reset(&bench->hub.outbox);
+    return count;
+}
+
+static void observers_that_ask_on_and_on_are_answered_once_a_second(void **state)
+{
+    hub_bench *bench = *state;
+    hub_bench_join(bench, 1, false);
+    hub_bench_forget(bench);
+    for (uint32_t second = 0; second < 3; second++) {
+        assert_int_equal(manifests_for(bench, 200, 0), 1);
+        assert_int_equal(manifests_for(bench, 201, 0), 1);
+        for (uint32_t i = 0; i < 100; i++) {
+            assert_int_equal(manifests_for(bench, 200, 0), 0);
+            assert_int_equal(manifests_for(bench, 201, 0), 0);
+        }
+        bench->now = rft_after_ms(bench->now, RFT_VISIT_MS);
+    }
+}
+
+/* With a new connection for each question. */
+static void a_crowd_of_observers_is_answered_in_part(void **state)
+{
+    hub_bench *bench = *state;
+    for (uint32_t second = 0; second < 3; second++) {
+        uint32_t answered = 0;
+        for (uint32_t i = 0; i < 1000; i++) {
+            answered += manifests_for(bench, (unsigned char)(second * 4 + i / 256),
+                                      (unsigned char)(i % 256));
+        }
+        assert_int_equal(answered, RFT_VISITS_MOST);
+        bench->now = rft_after_ms(bench->now, RFT_VISIT_MS);
+    }
+    hub_bench_join(bench, 1, false); /* workers come in as ever */
+    assert_non_null(hub_bench_peer(bench, 1));
 }
 
 /* ---- Frames asked for again */
@@ -225,6 +280,8 @@ int main(void)
     const struct CMUnitTest tests[] = {
         ON_BENCH(manifests_asked_for_again_and_again_are_one),
         ON_BENCH(a_notice_that_is_still_read_outlives_its_version),
+        ON_BENCH(observers_that_ask_on_and_on_are_answered_once_a_second),
+        ON_BENCH(a_crowd_of_observers_is_answered_in_part),
         ON_BENCH(no_more_frames_wait_than_the_window),
         ON_BENCH(who_asks_for_ever_is_turned_out),
         ON_BENCH(a_place_goes_back_to_the_key_that_had_it),

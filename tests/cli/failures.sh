@@ -35,6 +35,8 @@ refuses 4 "" subscribe "$socket" --out "$scratch/kept" --timeout 1
 refuses 1 "" publish "$scratch/small" --bind nonsense://x
 refuses 1 "" subscribe nonsense://x --out "$scratch/kept"
 refuses 1 "insecure" publish "$scratch/small" --bind tcp://0.0.0.0:0
+refuses 1 "insecure" subscribe tcp://192.0.2.1:7711 --out "$scratch/kept"
+refuses 1 "insecure" inspect tcp://192.0.2.1:7711
 
 # An endpoint that somebody else has.
 begin publish "$scratch/small" --bind "$socket" --timeout 50

@@ -92,6 +92,7 @@ refit_status actor_configure(const actor_part *part, bool shm, refit_config *con
         {"broadcast.compress", plan->zstd ? "zstd" : "none"},
         {"broadcast.commit", plan->quorum != 0 ? "quorum" : "all"},
         {"broadcast.verify", plan->verify_always ? "always" : "auto"},
+        {"broadcast.insecure", part->slow != NULL ? "true" : "false"}, /* another host's address */
     };
     for (size_t i = 0; i < sizeof texts / sizeof *texts; i++) {
         refit_status status = refit_config_set(config, texts[i][0], texts[i][1], error);
