@@ -1,4 +1,6 @@
 /* Channels: messages and zero-copy payloads both ways, and who may bind what. */
+#include <errno.h>
+#include <netinet/in.h>
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -6,6 +8,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/eventfd.h>
+#include <sys/socket.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -210,6 +213,85 @@ static void addresses_beyond_this_host_need_leave_to_connect(void **state)
     }
 }
 
+/* ---- A peer of bytes: what ZeroMQ says at the beginning of a connection, written by hand */
+
+static int dial(const rft_channel *server)
+{
+    struct sockaddr_in address = {.sin_family = AF_INET};
+    const struct timeval patience = {.tv_sec = WAIT_MS / 1000};
+    address.sin_port = htons((uint16_t)atoi(strrchr(rft_channel_endpoint(server), ':') + 1));
+    address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+    int fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+    assert_true(fd >= 0);
+    assert_int_equal(setsockopt(fd, SOL_SOCKET, SO_RCVTIMEO, &patience, sizeof patience), 0);
+    assert_int_equal(connect(fd, (const struct sockaddr *)&address, sizeof address), 0);
+    return fd;
+}
+
+static void say_bytes(int fd, const void *bytes, size_t count)
+{
+    assert_int_equal(send(fd, bytes, count, MSG_NOSIGNAL), count);
+}
+
+static void hear_bytes(int fd, unsigned char *bytes, size_t count)
+{
+    for (size_t got = 0; got < count;) {
+        ssize_t more = recv(fd, bytes + got, count - got, 0);
+        assert_true(more > 0);
+        got += (size_t)more;
+    }
+}
+
+/* A DEALER that has no keys, up to where messages may begin. */
+static int greet(const rft_channel *server)
+{
+    static const unsigned char greeting[64] = {0xFF, 0,    0, 0, 0,   0,   0,   0,
+                                               0,    0x7F, 3, 0, 'N', 'U', 'L', 'L'};
+    static const char ready[] = "\4\x1c\5READY\13Socket-Type\0\0\0\6DEALER";
+    unsigned char theirs[256];
+    int fd = dial(server);
+    say_bytes(fd, greeting, sizeof greeting);
+    hear_bytes(fd, theirs, sizeof greeting);
+    say_bytes(fd, ready, sizeof ready - 1);
+    hear_bytes(fd, theirs, 2);
+    assert_int_equal(theirs[0], 4);
+    hear_bytes(fd, theirs + 2, theirs[1]);
+    return fd;
+}
+
+/* The length alone is enough: nothing is reserved for it, nothing of it awaited. */
+static void who_announces_more_than_the_limits_is_cut_off(void **state)
+{
+    (void)state;
+    static const unsigned char small[] = {0, 5, 'h', 'e', 'l', 'l', 'o'};
+    refit_config config = quick_config();
+    uint64_t most = config.limits_frame_bytes;
+    if (config.limits_manifest_bytes > most) most = config.limits_manifest_bytes;
+    const uint64_t sizes[] = {most + (1 << 20), UINT64_C(1) << 40, UINT64_MAX >> 1, UINT64_MAX};
+    rft_channel *server = bind_at("tcp://127.0.0.1:0");
+    rft_channel *other = connect_to(server);
+    rft_envelope got;
+    for (size_t i = 0; i < sizeof sizes / sizeof sizes[0]; i++) {
+        unsigned char large[9] = {2};
+        for (int byte = 0; byte < 8; byte++) {
+            large[1 + byte] = (unsigned char)(sizes[i] >> (56 - 8 * byte));
+        }
+        int fd = greet(server);
+        say_bytes(fd, small, sizeof small);
+        assert_int_equal(receive_soon(server, &got), REFIT_OK);
+        assert_view(got.message, "hello", 5);
+        say_bytes(fd, large, sizeof large);
+        ssize_t end = recv(fd, large, sizeof large, 0);
+        assert_true(end == 0 || (end < 0 && errno == ECONNRESET));
+        close(fd);
+        send_soon(other, "still here");
+        assert_int_equal(receive_soon(server, &got), REFIT_OK);
+        assert_view(got.message, "still here", 10);
+    }
+    rft_channel_close(other);
+    rft_channel_close(server);
+}
+
 static void bad_endpoints_leave_nothing_open(void **state)
 {
     (void)state;
@@ -327,6 +409,7 @@ int main(void)
         cmocka_unit_test(second_publisher_is_busy),
         cmocka_unit_test(addresses_beyond_this_host_need_leave),
         cmocka_unit_test(addresses_beyond_this_host_need_leave_to_connect),
+        cmocka_unit_test(who_announces_more_than_the_limits_is_cut_off),
         cmocka_unit_test(bad_endpoints_leave_nothing_open),
         cmocka_unit_test(unknown_peer_is_reported),
         cmocka_unit_test(peer_that_does_not_read_is_busy_in_the_end),

@@ -5,6 +5,7 @@
 #include <stddef.h>
 #include <stdint.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
 #include <cmocka.h>
@@ -281,6 +282,47 @@ static void a_want_of_descriptors_turns_nobody_out(void **state)
     locksmith_close(&smith);
 }
 
+/* Links to nowhere count as the files they would be, and are cheap. */
+static void link_files(const char *folder, uint32_t first, uint32_t end, bool make)
+{
+    for (uint32_t i = first; i < end; i++) {
+        char path[64];
+        (void)snprintf(path, sizeof path, "%s/n%u.public", folder, i);
+        assert_int_equal(make ? symlink("nowhere", path) : unlink(path), 0);
+    }
+}
+
+/* So that nobody can make the trainer read and keep any number of files. */
+static void a_folder_of_too_many_files_lets_nobody_in(void **state)
+{
+    (void)state;
+    locksmith smith = locksmith_open();
+    char folder[] = "/dev/shm/refit-many-XXXXXX", path[64], key[256];
+    rft_allow_list *list = NULL, *other = NULL;
+    refit_error error;
+    assert_non_null(mkdtemp(folder));
+    locksmith_make(&smith, "w0");
+    locksmith_path(&smith, "keys/w0.public", key);
+    (void)snprintf(path, sizeof path, "%s/w0.public", folder);
+    assert_int_equal(symlink(key, path), 0);
+    assert_int_equal(rft_allow_list_open(folder, &list, NULL), REFIT_OK);
+    assert_true(has(list, &smith, "w0"));
+    link_files(folder, 0, RFT_ALLOW_MOST, true);
+    assert_int_equal(rft_allow_list_open(folder, &other, &error), REFIT_ERR_LIMIT);
+    assert_non_null(strstr(error.text, "more than 65536 keys"));
+    rft_allow_list_refresh(list);
+    assert_false(has(list, &smith, "w0"));
+    link_files(folder, 0, 1, false); /* as many as there may be */
+    rft_allow_list_refresh(list);
+    assert_true(has(list, &smith, "w0"));
+    assert_int_equal(rft_allow_list_count(list), 1);
+    link_files(folder, 1, RFT_ALLOW_MOST, false);
+    rft_allow_list_close(list);
+    assert_int_equal(unlink(path), 0);
+    assert_int_equal(rmdir(folder), 0);
+    locksmith_close(&smith);
+}
+
 static void every_allocation_that_fails_is_an_error_and_leaks_nothing(void **state)
 {
     (void)state;
@@ -310,6 +352,7 @@ int main(void)
         cmocka_unit_test(a_folder_that_others_can_write_to_lets_nobody_in),
         cmocka_unit_test(a_folder_that_vanishes_lets_nobody_in_until_it_is_back),
         cmocka_unit_test(a_want_of_descriptors_turns_nobody_out),
+        cmocka_unit_test(a_folder_of_too_many_files_lets_nobody_in),
         cmocka_unit_test(every_allocation_that_fails_is_an_error_and_leaks_nothing),
     };
     return cmocka_run_group_tests_name("allow_list", tests, NULL, NULL);
