@@ -19,6 +19,7 @@ from refit.errors import (
     DeadlineError,
     InvalidError,
     NotFoundError,
+    SecurityError,
     StateError,
     UnsupportedError,
 )
@@ -61,6 +62,16 @@ def test_nothing_new_in_time_is_a_timeout_that_says_who_is_there() -> None:
         pytest.raises(DeadlineError, match="no trainer has answered"),
     ):
         subscriber.next(0.01)
+
+
+def test_a_trainer_beyond_this_host_needs_keys_or_leave() -> None:
+    with pytest.raises(SecurityError, match=r"security.server_key.*broadcast.insecure: true"):
+        Subscriber("tcp://192.0.2.1:7711")
+    with (
+        Subscriber("tcp://192.0.2.1:7711", broadcast_insecure=True) as subscriber,
+        pytest.raises(DeadlineError),
+    ):
+        subscriber.next(0)
 
 
 def test_a_time_that_is_none_is_refused() -> None:
