@@ -508,7 +508,8 @@ typedef struct refit_glance refit_glance;
 /*
  * Asks the publisher at `endpoint` (NULL: broadcast.endpoint) what it holds. It is no subscriber:
  * no version waits for it, no report names it, and no weights travel. `config` may be NULL;
- * security.* counts as for a subscriber. Blocks for the answer, at most `timeout_ms`.
+ * security.* counts as for a subscriber. A publisher answers 64 who look in a second, and none of
+ * them twice. Blocks for the answer, at most `timeout_ms`.
  * REFIT_ERR_TIMEOUT (nobody answers), REFIT_ERR_PEER (it refuses), REFIT_ERR_PROTOCOL,
  * REFIT_ERR_LIMIT, REFIT_ERR_CORRUPT, and what refit_subscriber_open answers. Since 0.1.
  */
