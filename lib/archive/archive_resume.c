@@ -5,8 +5,6 @@
  * it is read from the disk, with all checks, or the next version is kept whole. Why it is kept
  * whole is logged, unless that is what was to come anyway.
  */
-#include <string.h>
-
 #include "archive/archive_chain.h"
 #include "archive/archive_work.h"
 #include "base/alloc.h"

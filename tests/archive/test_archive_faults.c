@@ -288,6 +288,33 @@ static void a_prune_that_is_refused_says_so_and_can_be_called_again(void **state
     assert_true(nth > 8 + 3);
 }
 
+/* How many files are opened to read the last of so many versions, which build on each other. */
+static unsigned opened_for(uint32_t versions)
+{
+    archive_rig rig;
+    refit_snapshot *snapshot;
+    rig_open(&rig, 10);
+    rig.config.archive_anchor_every = 1000;
+    rig_reopen(&rig);
+    for (uint64_t version = 1; version <= versions; version++)
+        rig_keep(&rig, RIG_EPOCH, version);
+    begin_fault(FAULT_REFUSED, 0); /* counts */
+    assert_int_equal(refit_archive_read(rig.archive, RIG_EPOCH, versions, &snapshot, NULL),
+                     REFIT_OK);
+    const unsigned opened = calls;
+    (void)end_fault();
+    refit_snapshot_close(snapshot);
+    rig_close(&rig);
+    return opened;
+}
+
+static void a_long_chain_is_read_file_by_file(void **state)
+{
+    (void)state;
+    assert_int_equal(opened_for(50), 2 * 50); /* each for its header, then for all of it */
+    assert_int_equal(opened_for(100), 2 * 100);
+}
+
 static void writes_that_take_little_are_finished(void **state)
 {
     (void)state;
@@ -382,6 +409,7 @@ int main(void)
         cmocka_unit_test(a_writer_killed_between_any_two_steps_leaves_whole_versions),
         cmocka_unit_test(a_prune_killed_between_any_two_steps_leaves_what_can_be_rebuilt),
         cmocka_unit_test(a_prune_that_is_refused_says_so_and_can_be_called_again),
+        cmocka_unit_test(a_long_chain_is_read_file_by_file),
         cmocka_unit_test(writes_that_take_little_are_finished),
         cmocka_unit_test(a_full_disk_is_an_error_of_the_write),
         cmocka_unit_test(failed_allocations_leak_nothing),
