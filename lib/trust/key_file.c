@@ -4,7 +4,8 @@
  * A file is judged by its descriptor, so nothing can change between the look and the read: it is a
  * regular file of this user's (or root's), closed to others. New files are made with O_EXCL, so no
  * link that somebody laid there is followed; a file that takes the place of another is complete
- * before it gets the name. What was a secret is wiped from memory.
+ * before it gets the name, and a secret that was replaced stays until its public half is, too. What
+ * was a secret is wiped from memory.
  */
 #include "trust/key_file.h"
 
@@ -14,6 +15,8 @@
 #include <string.h>
 #include <sys/stat.h>
 #include <unistd.h>
+
+#include "base/log.h"
 
 #define FILE_MOST    1024u /* bytes of a key file: comments are short */
 #define CHOSEN_BYTES (RFT_KEY_NAME_BYTES + 24)
@@ -177,11 +180,12 @@ static refit_status write_new(int folder, const char *file, mode_t mode, const c
     return refuse_write(file, code, error);
 }
 
-/* The names of one half: its own, and the one under which it is made if it is to replace another.
- */
+/* The names of one half: its own, the one under which it is made if it is to replace another, and
+ * the one under which that other stays until both halves are replaced. */
 typedef struct half_names {
     char final[CHOSEN_BYTES];
     char made[CHOSEN_BYTES + 8];
+    char old[CHOSEN_BYTES + 8];
 } half_names;
 
 static half_names names_of(const char *name, rft_key_half half, bool replace)
@@ -190,6 +194,7 @@ static half_names names_of(const char *name, rft_key_half half, bool replace)
     snprintf(names.final, sizeof names.final, "%s%s", name, rft_key_suffix(half));
     snprintf(names.made, sizeof names.made, "%s%s%s", replace ? "." : "", names.final,
              replace ? ".new" : "");
+    snprintf(names.old, sizeof names.old, ".%s.old", names.final);
     return names;
 }
 
@@ -221,6 +226,43 @@ static refit_status name_half(int folder, const char *name, rft_key_half half, r
     return refuse_write(names.final, errno, error);
 }
 
+/* So that it can come back; `kept`: there is one. */
+static refit_status keep_secret(int folder, const char *name, bool *kept, refit_error *error)
+{
+    half_names names = names_of(name, RFT_KEY_SECRET, true);
+    (void)unlinkat(folder, names.old, 0); /* of a run that was killed */
+    *kept = linkat(folder, names.final, folder, names.old, 0) == 0;
+    return *kept || errno == ENOENT ? REFIT_OK : refuse_write(names.final, errno, error);
+}
+
+static void bring_secret_back(int folder, const char *name, bool kept)
+{
+    half_names names = names_of(name, RFT_KEY_SECRET, true);
+    if (!kept)
+        (void)unlinkat(folder, names.final, 0);
+    else if (renameat(folder, names.old, folder, names.final) != 0)
+        rft_log(REFIT_LOG_ERROR, "the secret key that was %.120s is in %.120s now: %s", names.final,
+                names.old, strerror(errno));
+}
+
+/* Both new halves in the place of what is there; none if either cannot. */
+static refit_status name_pair(int folder, const char *name, refit_error *error)
+{
+    bool kept;
+    half_names secret = names_of(name, RFT_KEY_SECRET, true);
+    RFT_TRY(keep_secret(folder, name, &kept, error));
+    refit_status status = name_half(folder, name, RFT_KEY_SECRET, error);
+    if (status == REFIT_OK) {
+        status = name_half(folder, name, RFT_KEY_PUBLIC, error);
+        if (status != REFIT_OK) {
+            bring_secret_back(folder, name, kept);
+            return status;
+        }
+    }
+    if (kept) (void)unlinkat(folder, secret.old, 0);
+    return status;
+}
+
 static refit_status write_pair(int folder, const char *name, const rft_key *public_key,
                                const rft_key *secret_key, bool replace, refit_error *error)
 {
@@ -228,8 +270,7 @@ static refit_status write_pair(int folder, const char *name, const rft_key *publ
     RFT_TRY(make_half(folder, name, RFT_KEY_SECRET, secret_key, replace, error));
     RFT_TRY_GOTO(make_half(folder, name, RFT_KEY_PUBLIC, public_key, replace, error), undo_secret);
     if (!replace) return REFIT_OK;
-    RFT_TRY_GOTO(name_half(folder, name, RFT_KEY_SECRET, error), undo_public);
-    RFT_TRY_GOTO(name_half(folder, name, RFT_KEY_PUBLIC, error), undo_public);
+    RFT_TRY_GOTO(name_pair(folder, name, error), undo_public);
     return REFIT_OK;
 
 undo_public:

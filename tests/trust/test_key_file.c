@@ -9,6 +9,7 @@
 
 #include <cmocka.h>
 
+#include <dirent.h>
 #include <fcntl.h>
 #include <sys/stat.h>
 #include <unistd.h>
@@ -93,6 +94,50 @@ static void keys_are_never_written_over_unless_forced(void **state)
     assert_int_equal(rft_key_file_read(AT_FDCWD, path, RFT_KEY_SECRET, &after, NULL), REFIT_OK);
     assert_memory_not_equal(&before, &after, sizeof before);
     assert_int_equal(mode_of(&smith, "keys/trainer.secret"), 0600);
+    locksmith_close(&smith);
+}
+
+/* How many names a folder has. */
+static int count_names(const locksmith *smith, const char *folder)
+{
+    char path[256];
+    int count = 0;
+    locksmith_path(smith, folder, path);
+    DIR *listing = opendir(path);
+    assert_non_null(listing);
+    for (struct dirent *found; (found = readdir(listing)) != NULL;)
+        count += strcmp(found->d_name, ".") != 0 && strcmp(found->d_name, "..") != 0;
+    assert_int_equal(closedir(listing), 0);
+    return count;
+}
+
+/* The second half finds a folder where its file should be. */
+static void a_pair_is_replaced_as_a_whole_or_not_at_all(void **state)
+{
+    (void)state;
+    locksmith smith = locksmith_open();
+    char folder[256], secret[256], public[256];
+    rft_key before, after;
+    locksmith_path(&smith, "keys", folder);
+    locksmith_path(&smith, "keys/trainer.secret", secret);
+    locksmith_path(&smith, "keys/trainer.public", public);
+    assert_int_equal(refit_keys_generate(folder, "trainer", 1, NULL), REFIT_OK);
+    assert_int_equal(count_names(&smith, "keys"), 2);
+    assert_int_equal(rft_key_file_read(AT_FDCWD, secret, RFT_KEY_SECRET, &before, NULL), REFIT_OK);
+    assert_int_equal(unlink(public), 0);
+    assert_int_equal(mkdir(public, 0700), 0);
+    assert_int_equal(refit_keys_generate(folder, "trainer", 1, NULL), REFIT_ERR_IO);
+    assert_int_equal(rft_key_file_read(AT_FDCWD, secret, RFT_KEY_SECRET, &after, NULL), REFIT_OK);
+    assert_memory_equal(&before, &after, sizeof before);
+    assert_int_equal(mode_of(&smith, "keys/trainer.secret"), 0600);
+    assert_int_equal(count_names(&smith, "keys"), 2);
+
+    assert_int_equal(unlink(secret), 0); /* where there was none, none is left */
+    assert_int_equal(refit_keys_generate(folder, "trainer", 1, NULL), REFIT_ERR_IO);
+    assert_int_equal(count_names(&smith, "keys"), 1);
+    assert_int_equal(mkdir(secret, 0700), 0); /* the first half cannot, either */
+    assert_int_equal(refit_keys_generate(folder, "trainer", 1, NULL), REFIT_ERR_IO);
+    assert_int_equal(count_names(&smith, "keys"), 2);
     locksmith_close(&smith);
 }
 
@@ -279,6 +324,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(generated_keys_have_their_modes_whatever_the_umask),
         cmocka_unit_test(keys_are_never_written_over_unless_forced),
+        cmocka_unit_test(a_pair_is_replaced_as_a_whole_or_not_at_all),
         cmocka_unit_test(links_are_not_followed_when_keys_are_written),
         cmocka_unit_test(names_that_lead_elsewhere_are_refused),
         cmocka_unit_test(a_secret_that_others_can_read_is_refused),
