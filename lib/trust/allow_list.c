@@ -21,6 +21,7 @@
 #include "base/alloc.h"
 #include "base/log.h"
 #include "base/thread.h"
+#include "trust/trusted_open.h"
 
 #define SETTLED_S 2 /* times are no coarser than that */
 
@@ -135,8 +136,9 @@ static refit_status folder_open(const rft_allow_list *list, DIR **out, look *see
                                 refit_error *error)
 {
     struct stat found;
-    int fd = open(list->folder, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-    if (fd < 0) return fail_errno(list, errno, error);
+    int fd = -1;
+    RFT_TRY(rft_trusted_open(AT_FDCWD, list->folder, "security.allow: folder",
+                             O_RDONLY | O_DIRECTORY, &fd, error));
     if (fstat(fd, &found) != 0) {
         int code = errno;
         close(fd);

@@ -5,7 +5,7 @@
  * One thread looks at the folder again and again, any other asks who is in: what it asks is
  * answered from memory, so nobody waits for a file system. Files that are no public keys are passed
  * over, and said so. Whoever can write into the folder can let himself in, so a folder or file that
- * others can write to lets nobody in.
+ * others can write to lets nobody in, nor does one that others could put another in the place of.
  */
 #ifndef RFT_ALLOW_LIST_H
 #define RFT_ALLOW_LIST_H
@@ -18,8 +18,8 @@
 
 typedef struct rft_allow_list rft_allow_list;
 
-/* REFIT_ERR_IO: there is no such folder; REFIT_ERR_SECURITY: others may write to it;
- * REFIT_ERR_LIMIT, REFIT_ERR_HOST_MEMORY. */
+/* REFIT_ERR_IO: there is no such folder; REFIT_ERR_SECURITY: others may write to it, or
+ * to a folder on the way; REFIT_ERR_LIMIT, REFIT_ERR_HOST_MEMORY. */
 refit_status rft_allow_list_open(const char *folder, rft_allow_list **out, refit_error *error);
 void rft_allow_list_close(rft_allow_list *list);
 

@@ -2,7 +2,8 @@
  * Reading and writing key files.
  *
  * A file is judged by its descriptor, so nothing can change between the look and the read: it is a
- * regular file of this user's (or root's), closed to others. New files are made with O_EXCL, so no
+ * regular file of this user's (or root's), closed to others; the way to it is judged by
+ * trusted_open. New files are made with O_EXCL, so no
  * link that somebody laid there is followed; a file that takes the place of another is complete
  * before it gets the name, and a secret that was replaced stays until its public half is, too. What
  * was a secret is wiped from memory.
@@ -17,6 +18,7 @@
 #include <unistd.h>
 
 #include "base/log.h"
+#include "trust/trusted_open.h"
 
 #define FILE_MOST    1024u /* bytes of a key file: comments are short */
 #define CHOSEN_BYTES (RFT_KEY_NAME_BYTES + 24)
@@ -111,15 +113,17 @@ static refit_status read_text(const char *text, const char *path, rft_key_half h
 refit_status rft_key_file_read(int folder, const char *path, rft_key_half half, rft_key *out,
                                refit_error *error)
 {
-    char text[FILE_MOST + 1];
+    char text[FILE_MOST + 1], what[32];
     struct stat found;
     rft_key key;
-    int fd = openat(folder, path, O_RDONLY | O_CLOEXEC | O_NONBLOCK | O_NOCTTY);
-    if (fd < 0 || fstat(fd, &found) != 0) {
+    int fd = -1;
+    snprintf(what, sizeof what, "%s key file", words[half]);
+    RFT_TRY(rft_trusted_open(folder, path, what, O_RDONLY | O_NONBLOCK | O_NOCTTY, &fd, error));
+    if (fstat(fd, &found) != 0) {
         int code = errno;
-        if (fd >= 0) close(fd);
-        return rft_fail_sub(error, REFIT_ERR_IO, code, "%s key file %.120s cannot be opened: %s",
-                            words[half], path, strerror(code));
+        close(fd);
+        return rft_fail_sub(error, REFIT_ERR_IO, code, "%s %.120s cannot be read: %s", what, path,
+                            strerror(code));
     }
     refit_status status = check_stat(&found, path, half, error);
     if (status == REFIT_OK) status = read_all(fd, path, text, error);

@@ -3,8 +3,8 @@
  *
  * A line of comment says whose key it is and which half; the key's 40 characters stand on a line of
  * their own. A secret is read only from a file that nobody but its owner can read or write; what
- * counts is the file that a symbolic link leads to. Every refusal is a sentence that says what to
- * do.
+ * counts is the file that a symbolic link leads to, and every folder on the way. Every refusal is a
+ * sentence that says what to do.
  */
 #ifndef RFT_KEY_FILE_H
 #define RFT_KEY_FILE_H
@@ -23,8 +23,8 @@ typedef enum rft_key_half {
 const char *rft_key_suffix(rft_key_half half);
 
 /* `folder` is that of a relative path: AT_FDCWD, or open; `path` is what sentences call it.
- * REFIT_ERR_IO: it cannot be read; REFIT_ERR_SECURITY: others could read or change it, or it is the
- * other half; REFIT_ERR_CONFIG: there is no key in it. */
+ * REFIT_ERR_IO: it cannot be read; REFIT_ERR_SECURITY: others could read or change it, or put
+ * another in its place, or it is the other half; REFIT_ERR_CONFIG: there is no key in it. */
 refit_status rft_key_file_read(int folder, const char *path, rft_key_half half, rft_key *out,
                                refit_error *error);
 

@@ -4,7 +4,7 @@
  * others gives one; the first forty characters are also read as a key without a file.
  */
 #include <fcntl.h>
-#include <sys/mman.h>
+#include <stdlib.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -27,21 +27,38 @@ static void check_characters(const char *text, size_t count)
     FUZZ_REQUIRE(count == RFT_KEY_CHARS && memcmp(again, text, count) == 0);
 }
 
-/* The file that all inputs are written to, and what its path is while it has no name. */
-static int write_file(const uint8_t *text, size_t count, mode_t mode, char *path, size_t room)
+static char path[64]; /* of the file that all inputs are written to */
+
+static void remove_file(void)
+{
+    (void)unlink(path);
+}
+
+/* In memory where there is some. */
+static int make_file(void)
+{
+    static const char *const places[] = {"/dev/shm/fuzz-key-XXXXXX", "/tmp/fuzz-key-XXXXXX"};
+    int file = -1;
+    for (size_t i = 0; i < 2 && file < 0; i++) {
+        (void)snprintf(path, sizeof path, "%s", places[i]);
+        file = mkostemp(path, O_CLOEXEC);
+    }
+    FUZZ_REQUIRE(file >= 0 && atexit(remove_file) == 0);
+    return file;
+}
+
+static void write_file(const uint8_t *text, size_t count, mode_t mode)
 {
     static int file = -1;
-    if (file < 0) file = memfd_create("key", MFD_CLOEXEC);
-    FUZZ_REQUIRE(file >= 0 && fchmod(file, mode) == 0);
+    if (file < 0) file = make_file();
+    FUZZ_REQUIRE(fchmod(file, mode) == 0);
     FUZZ_REQUIRE(pwrite(file, text, count, 0) == (ssize_t)count);
     FUZZ_REQUIRE(ftruncate(file, (off_t)count) == 0);
-    (void)snprintf(path, room, "/proc/self/fd/%d", file);
-    return file;
 }
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 {
-    char path[32], printed[RFT_KEY_TEXT];
+    char printed[RFT_KEY_TEXT];
     rft_key key;
     refit_error error = {0};
     if (size == 0 || size > TEXT_MOST) return 0;
@@ -51,7 +68,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     mode_t mode = modes[data[0] >> 1 & 7];
     bool open_to_others = (mode & (half == RFT_KEY_SECRET ? 077 : 022)) != 0;
     check_characters(text, count);
-    (void)write_file(data + 1, count, mode, path, sizeof path);
+    write_file(data + 1, count, mode);
     refit_status status = rft_key_file_read(AT_FDCWD, path, half, &key, &error);
     if (status == REFIT_OK) {
         rft_key_print(&key, printed);

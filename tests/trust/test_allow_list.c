@@ -234,6 +234,32 @@ static void a_folder_that_others_can_write_to_lets_nobody_in(void **state)
     locksmith_close(&smith);
 }
 
+/* They could put another in its place. */
+static void a_folder_within_one_that_others_can_write_to_lets_nobody_in(void **state)
+{
+    (void)state;
+    locksmith smith = locksmith_open();
+    char folder[256];
+    rft_allow_list *list = open_list(&smith), *other = NULL;
+    refit_error error;
+    locksmith_admit(&smith, "w0");
+    rft_allow_list_refresh(list);
+    assert_true(has(list, &smith, "w0"));
+    char key[RFT_KEY_TEXT];
+    key_of(&smith, "w0", key);
+    locksmith_path(&smith, "allow", folder);
+    assert_int_equal(chmod(smith.tree.root, 0770), 0);
+    assert_int_equal(rft_allow_list_open(folder, &other, &error), REFIT_ERR_SECURITY);
+    assert_non_null(strstr(error.text, "chmod go-w"));
+    rft_allow_list_refresh(list);
+    assert_false(rft_allow_list_has(list, key, NULL));
+    assert_int_equal(chmod(smith.tree.root, 01777), 0);
+    rft_allow_list_refresh(list);
+    assert_true(rft_allow_list_has(list, key, NULL));
+    rft_allow_list_close(list);
+    locksmith_close(&smith);
+}
+
 static void a_folder_that_vanishes_lets_nobody_in_until_it_is_back(void **state)
 {
     (void)state;
@@ -350,6 +376,7 @@ int main(void)
         cmocka_unit_test(junk_in_the_folder_is_passed_over),
         cmocka_unit_test(links_to_keys_are_followed),
         cmocka_unit_test(a_folder_that_others_can_write_to_lets_nobody_in),
+        cmocka_unit_test(a_folder_within_one_that_others_can_write_to_lets_nobody_in),
         cmocka_unit_test(a_folder_that_vanishes_lets_nobody_in_until_it_is_back),
         cmocka_unit_test(a_want_of_descriptors_turns_nobody_out),
         cmocka_unit_test(a_folder_of_too_many_files_lets_nobody_in),

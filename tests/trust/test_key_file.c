@@ -245,6 +245,24 @@ static void a_link_is_judged_by_its_target(void **state)
     locksmith_close(&smith);
 }
 
+/* It would be the folder's owner who says what the key is. */
+static void a_key_in_a_folder_that_others_can_write_to_is_refused(void **state)
+{
+    (void)state;
+    locksmith smith = locksmith_open();
+    char folder[256];
+    refit_error error;
+    locksmith_path(&smith, "keys", folder);
+    assert_int_equal(chmod(folder, 0777), 0);
+    assert_int_equal(read_at(&smith, "keys/trainer.secret", RFT_KEY_SECRET, &error),
+                     REFIT_ERR_SECURITY);
+    assert_non_null(strstr(error.text, "chmod go-w"));
+    assert_non_null(strstr(error.text, folder));
+    assert_int_equal(chmod(folder, 01777), 0); /* as /tmp is */
+    assert_int_equal(read_at(&smith, "keys/trainer.secret", RFT_KEY_SECRET, NULL), REFIT_OK);
+    locksmith_close(&smith);
+}
+
 /* Neither does a pipe without a writer hold anybody up. */
 static void what_is_no_file_is_refused(void **state)
 {
@@ -331,6 +349,7 @@ int main(void)
         cmocka_unit_test(a_public_key_that_others_can_change_is_refused),
         cmocka_unit_test(a_file_of_another_user_is_refused),
         cmocka_unit_test(a_link_is_judged_by_its_target),
+        cmocka_unit_test(a_key_in_a_folder_that_others_can_write_to_is_refused),
         cmocka_unit_test(what_is_no_file_is_refused),
         cmocka_unit_test(the_other_half_is_recognised),
         cmocka_unit_test(texts_that_are_no_key_are_refused_and_comments_are_not),

@@ -5,6 +5,12 @@
  * made, in a file that only its owner can read (security.key). The trainer's public half goes to
  * its workers (security.server_key); theirs go into one folder of the trainer (security.allow).
  * Then nobody else is listened to, on either side, and what travels is encrypted.
+ *
+ * A key is read only where nobody but this user and root could have put another: from a file of
+ * theirs that others cannot write to, in folders of theirs, up to "/" and through every symbolic
+ * link, that others cannot write to either, unless they are sticky, as /tmp is. Anything else is
+ * REFIT_ERR_SECURITY, with a sentence that names the folder: mostly, chmod go-w mends it. The
+ * folder of security.allow lets nobody in if it is sticky only: it must be closed to others.
  */
 #ifndef REFIT_KEYS_H
 #define REFIT_KEYS_H
