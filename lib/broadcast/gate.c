@@ -3,13 +3,15 @@
  * since a context has one place to ask. It starts with the first gate and ends with the last.
  *
  *     ZeroMQ ── domain, key ──► doorkeeper ── 200, the key as User-Id; or 400 ──► ZeroMQ
- *                                  │ every LOOK_MS, and for each question about a known key
+ *                                  │ every LOOK_MS, and for questions
  *                                  ▼
  *                               allow list ── another edition ──► the publisher's waker
  *
- * A question about an unknown key makes it look at the folder, too, but not more often than every
- * LOOK_FRESH_MS: strangers must not keep the disk busy. Two locks: `turn` is held while the
- * doorkeeper starts or ends, `guard` while the gates are read or changed.
+ * A question makes it look at the folder, too, but neither those about keys that are in nor those
+ * about others can keep the disk busy: there is a brake for each, LOOK_KNOWN_MS and LOOK_FRESH_MS.
+ * So a key that was taken out is refused LOOK_KNOWN_MS later; whoever came in before the look that
+ * misses it is turned out by that look, as all whose connection stands (hub_keys). Two locks:
+ * `turn` is held while the doorkeeper starts or ends, `guard` while the gates are read or changed.
  */
 #include "broadcast/gate.h"
 
@@ -33,6 +35,7 @@
 #define ZAP_PLACE     "inproc://zeromq.zap.01"
 #define LOOK_MS       200
 #define LOOK_FRESH_MS 50
+#define LOOK_KNOWN_MS 10
 #define LOG_MS        1000 /* a stranger who knocks is not written down more often */
 
 struct rft_gate {
@@ -122,7 +125,7 @@ static bool admits(rft_gate *gate, const rft_question *asked, const char *user)
 {
     char name[RFT_KEY_NAME_BYTES];
     bool known = rft_allow_list_has(gate->list, user, NULL);
-    if (known || !looked_within(gate, LOOK_FRESH_MS)) look(gate);
+    if (!looked_within(gate, known ? LOOK_KNOWN_MS : LOOK_FRESH_MS)) look(gate);
     if (rft_allow_list_has(gate->list, user, name)) {
         rft_log(REFIT_LOG_INFO, "key %s comes in from %s", name, asked->address);
         return true;
