@@ -28,6 +28,24 @@ static void every_version_can_be_rebuilt(void **state)
     rig_close(&rig);
 }
 
+/* There is no number behind it to count to. */
+static void the_last_number_of_all_is_a_version_like_others(void **state)
+{
+    (void)state;
+    archive_rig rig;
+    rig_open(&rig, 10);
+    rig_keep(&rig, RIG_EPOCH, UINT64_MAX - 1);
+    rig_keep(&rig, RIG_EPOCH, UINT64_MAX);
+    rig_expect(&rig, RIG_EPOCH, UINT64_MAX - 1);
+    rig_expect(&rig, RIG_EPOCH, UINT64_MAX);
+    assert_int_equal(rig_info(&rig, 1).base, UINT64_MAX - 1);
+    rig_reopen(&rig);
+    rig_keep(&rig, RIG_EPOCH, 1); /* numbers do not go on behind it */
+    assert_int_equal(rig_info(&rig, 0).base, 0);
+    rig_expect(&rig, RIG_EPOCH, UINT64_MAX);
+    rig_close(&rig);
+}
+
 static void an_anchor_comes_every_so_many_versions(void **state)
 {
     (void)state;
@@ -376,6 +394,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(every_version_can_be_rebuilt),
+        cmocka_unit_test(the_last_number_of_all_is_a_version_like_others),
         cmocka_unit_test(an_anchor_comes_every_so_many_versions),
         cmocka_unit_test(with_one_every_version_is_an_anchor),
         cmocka_unit_test(a_delta_says_what_changed),
