@@ -5,6 +5,13 @@
  * A ROUTER's message has the sender's id as its first part, then the message, then at most one
  * payload. Zero-copy payloads are counted by their rft_pending, which is all that ZeroMQ's threads
  * ever touch of ours.
+ *
+ * What is not bounded: ZeroMQ limits the bytes of a part and the number of whole messages, but it
+ * keeps the parts of a message that has no end yet, however many, until the connection ends. No
+ * option of 4.3 changes that or ends one connection of a ROUTER; its descriptors are its thread's
+ * to close, so they are left alone. So who may talk can fill this process's memory: a key that is
+ * allowed; one that was taken from the list, through a connection that stands; and where there are
+ * no keys, whoever reaches the address.
  */
 #include "broadcast/channel.h"
 
@@ -71,9 +78,11 @@ typedef struct channel_option {
     bool wide; /* ZeroMQ takes it as 64 bits */
 } channel_option;
 
-static int64_t message_most(const refit_config *config)
+/* Of one part. Workers send no frames and no lists. */
+static int64_t message_most(const rft_channel *channel, const refit_config *config)
 {
     uint64_t most = rft_max_u64(config->limits_frame_bytes, config->limits_manifest_bytes);
+    if (channel->router) most = 0;
     most = rft_max_u64(most, config->limits_message_bytes);
     return most > INT64_MAX - MESSAGE_SPARE ? INT64_MAX : (int64_t)most + MESSAGE_SPARE;
 }
@@ -97,7 +106,7 @@ static bool options_common(const rft_channel *channel, const refit_config *confi
         {ZMQ_LINGER, config->broadcast_linger_ms, false},
         {ZMQ_SNDHWM, queue, false},
         {ZMQ_RCVHWM, queue, false},
-        {ZMQ_MAXMSGSIZE, message_most(config), true},
+        {ZMQ_MAXMSGSIZE, message_most(channel, config), true},
         {ZMQ_HANDSHAKE_IVL, HANDSHAKE_MS, false},
         /* Cut the connection of a vanished peer, which frees what is queued for it. Not ZeroMQ's
          * own heartbeat: in 4.3 its timer aborts the process where a connection breaks whose input

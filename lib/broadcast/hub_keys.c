@@ -2,7 +2,8 @@
  * Workers and their keys. The gate lets a connection in by its key; a key that is taken from the
  * allow list afterwards has a connection that stands. So every message is held against the list,
  * and all workers when the list changes: who is not in it is told so once, and then neither heard
- * nor spoken to. ZeroMQ cannot end one connection of many; it ends when its worker does.
+ * nor spoken to. ZeroMQ cannot end one connection of many; it ends when its worker does. Until then
+ * what it sends costs time, and memory if it never ends a message (channel.c).
  */
 #include <stdio.h>
 
