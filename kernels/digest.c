@@ -15,8 +15,9 @@
 
 #define LENGTH_MIX UINT64_C(0xC2B2AE3D27D4EB4F)
 
-/* From this size on the copy is streamed, as in copy.c. */
+/* From these sizes on a copy is streamed, as in copy.c, and a piece of a larger one. */
 #define STREAM_LEAST ((size_t)1 << 20)
+#define PIECE_LEAST  ((size_t)4 << 10)
 
 /* A piece that stays in the first-level cache between being copied and being read. */
 #define CACHED ((size_t)16 << 10)
@@ -50,12 +51,13 @@ static uint64_t scalar_part(const char *at, size_t bytes, uint64_t key)
 }
 
 /* Whole blocks; false where the CPU has no wide form. */
-static bool wide_part(char *to, const char *from, size_t bytes, uint64_t key, uint64_t *sum)
+static bool wide_part(char *to, const char *from, size_t bytes, uint64_t key, bool streams,
+                      uint64_t *sum)
 {
 #if defined(__x86_64__)
     switch (rft_cpu_get_level()) {
-    case RFT_CPU_AVX512: *sum = rft_digest_avx512(to, from, bytes, key); return true;
-    case RFT_CPU_AVX2: *sum = rft_digest_avx2(to, from, bytes, key); return true;
+    case RFT_CPU_AVX512: *sum = rft_digest_avx512(to, from, bytes, key, streams); return true;
+    case RFT_CPU_AVX2: *sum = rft_digest_avx2(to, from, bytes, key, streams); return true;
     case RFT_CPU_BASE: break;
     }
 #endif
@@ -63,6 +65,7 @@ static bool wide_part(char *to, const char *from, size_t bytes, uint64_t key, ui
     (void)from;
     (void)bytes;
     (void)key;
+    (void)streams;
     (void)sum;
     return false;
 }
@@ -77,30 +80,30 @@ uint64_t rft_digest_part(const void *data, size_t bytes, uint64_t offset)
     const char *from = data;
     uint64_t sum = 0;
     size_t body = bytes / RFT_DIGEST_BLOCK * RFT_DIGEST_BLOCK;
-    if (body == 0 || !wide_part(NULL, from, body, key_of(offset), &sum)) body = 0;
+    if (body == 0 || !wide_part(NULL, from, body, key_of(offset), false, &sum)) body = 0;
     return sum + scalar_part(from + body, bytes - body, key_of(offset + body));
 }
 
-/* Copies and reads piece after piece, so that the bytes are fetched from memory once. */
+/* Fetches the bytes from memory once: the wide form copies what it reads; the scalar one reads what
+ * it copies, piece after piece. */
 static uint64_t copy_through_cache(char *to, const char *from, size_t bytes, uint64_t offset)
 {
     uint64_t sum = 0;
-    while (bytes != 0) {
-        size_t piece = bytes < CACHED ? bytes : CACHED;
-        memcpy(to, from, piece);
-        sum += rft_digest_part(from, piece, offset);
-        to += piece;
-        from += piece;
-        offset += piece;
-        bytes -= piece;
+    size_t done = bytes / RFT_DIGEST_BLOCK * RFT_DIGEST_BLOCK;
+    if (done == 0 || !wide_part(to, from, done, key_of(offset), false, &sum)) done = 0;
+    while (done != bytes) {
+        size_t piece = bytes - done < CACHED ? bytes - done : CACHED;
+        memcpy(to + done, from + done, piece);
+        sum += scalar_part(from + done, piece, key_of(offset + done));
+        done += piece;
     }
     return sum;
 }
 
 /* The wide form streams to whole lines: `to` must come to one after a number of whole words. */
-static bool may_stream(const char *to, size_t bytes)
+static bool may_stream(const char *to, size_t bytes, size_t least)
 {
-    return bytes >= STREAM_LEAST && (uintptr_t)to % 8 == 0;
+    return bytes >= least && (uintptr_t)to % 8 == 0;
 }
 
 static uint64_t copy_streaming(void *to, const void *from, size_t bytes, uint64_t offset)
@@ -110,7 +113,7 @@ static uint64_t copy_streaming(void *to, const void *from, size_t bytes, uint64_
     size_t body = (bytes - head) / RFT_DIGEST_BLOCK * RFT_DIGEST_BLOCK;
     size_t done = head + body;
     uint64_t sum = 0;
-    if (!wide_part((char *)to + head, (const char *)from + head, body, key_of(offset + head),
+    if (!wide_part((char *)to + head, (const char *)from + head, body, key_of(offset + head), true,
                    &sum)) {
         return copy_through_cache(to, from, bytes, offset);
     }
@@ -121,7 +124,13 @@ static uint64_t copy_streaming(void *to, const void *from, size_t bytes, uint64_
 
 uint64_t rft_digest_copy_part(void *to, const void *from, size_t bytes, uint64_t offset)
 {
-    if (!may_stream(to, bytes)) return copy_through_cache(to, from, bytes, offset);
+    if (!may_stream(to, bytes, STREAM_LEAST)) return copy_through_cache(to, from, bytes, offset);
+    return copy_streaming(to, from, bytes, offset);
+}
+
+uint64_t rft_digest_copy_piece(void *to, const void *from, size_t bytes, uint64_t offset)
+{
+    if (!may_stream(to, bytes, PIECE_LEAST)) return copy_through_cache(to, from, bytes, offset);
     return copy_streaming(to, from, bytes, offset);
 }
 
@@ -141,7 +150,7 @@ uint64_t rft_digest_copy_parts(void *to, const void *from, size_t bytes, uint64_
                                size_t each, uint64_t *parts)
 {
     uint64_t sum = 0;
-    bool streams = may_stream(to, bytes);
+    bool streams = may_stream(to, bytes, STREAM_LEAST);
     for (size_t at = 0; at < bytes; at += each, parts++) {
         size_t piece = bytes - at < each ? bytes - at : each;
         char *target = (char *)to + at;

@@ -24,8 +24,12 @@ uint64_t rft_digest_part(const void *data, size_t bytes, uint64_t offset);
 /* Likewise, copying the bytes to `to` in the same pass (streaming stores where they win). */
 uint64_t rft_digest_copy_part(void *to, const void *from, size_t bytes, uint64_t offset);
 
-/* Both likewise, giving in `parts` that of each `each` bytes (a multiple of 8; the last may be
- * fewer). They return the sum. */
+/* Likewise for a piece of something that as a whole is too large for the caches: streams it however
+ * small it is, where that pays at all. */
+uint64_t rft_digest_copy_piece(void *to, const void *from, size_t bytes, uint64_t offset);
+
+/* rft_digest_part and rft_digest_copy_part, giving in `parts` that of each `each` bytes (a multiple
+ * of 8; the last may be fewer). They return the sum. */
 uint64_t rft_digest_parts(const void *data, size_t bytes, uint64_t offset, size_t each,
                           uint64_t *parts);
 uint64_t rft_digest_copy_parts(void *to, const void *from, size_t bytes, uint64_t offset,

@@ -3,8 +3,8 @@
  * added at the end; that the digest is a sum makes this exact.
  *
  * One step takes a block of 256 bytes in independent chains, so that the multiplier's latency is
- * hidden and the speed is that of the memory. The reading and the copying form are the same code,
- * made twice by inlining.
+ * hidden and the speed is that of the memory. The reading and the copying forms are the same code,
+ * made anew for each by inlining.
  */
 #include "kernels/digest_x86.h"
 
@@ -14,6 +14,9 @@
 #include <immintrin.h>
 
 #define AHEAD 1024u
+
+/* What becomes of the bytes besides being read. */
+typedef enum run_way { READS, STORES, STREAMS } run_way;
 
 #define TARGET_AVX2   __attribute__((target("avx2")))
 #define TARGET_AVX512 __attribute__((target("avx512f")))
@@ -43,7 +46,7 @@ TARGET_AVX2 static INLINE uint64_t total_avx2(__m256i sum)
 }
 
 TARGET_AVX2 static INLINE uint64_t run_avx2(char *to, const char *from, size_t bytes, uint64_t key,
-                                            bool copies)
+                                            run_way way)
 {
     const uint64_t lanes_apart = 4 * RFT_DIGEST_STEP;
     const __m256i step = _mm256_set1_epi64x((long long)lanes_apart);
@@ -59,9 +62,13 @@ TARGET_AVX2 static INLINE uint64_t run_avx2(char *to, const char *from, size_t b
         for (size_t in = 0; in < RFT_DIGEST_BLOCK; in += 64) {
             __m256i a = _mm256_loadu_si256((const __m256i *)(from + at + in));
             __m256i b = _mm256_loadu_si256((const __m256i *)(from + at + in + 32));
-            if (copies) {
+            if (way == STREAMS) {
                 _mm256_stream_si256((__m256i *)(to + at + in), a);
                 _mm256_stream_si256((__m256i *)(to + at + in + 32), b);
+            }
+            if (way == STORES) {
+                _mm256_storeu_si256((__m256i *)(to + at + in), a);
+                _mm256_storeu_si256((__m256i *)(to + at + in + 32), b);
             }
             even = _mm256_add_epi64(even, part_avx2(a, keys));
             keys = _mm256_add_epi64(keys, step);
@@ -69,14 +76,16 @@ TARGET_AVX2 static INLINE uint64_t run_avx2(char *to, const char *from, size_t b
             keys = _mm256_add_epi64(keys, step);
         }
     }
-    if (copies) _mm_sfence();
+    if (way == STREAMS) _mm_sfence();
     return total_avx2(_mm256_add_epi64(even, odd));
 }
 
-TARGET_AVX2 uint64_t rft_digest_avx2(char *to, const char *from, size_t bytes, uint64_t key)
+TARGET_AVX2 uint64_t rft_digest_avx2(char *to, const char *from, size_t bytes, uint64_t key,
+                                     bool streams)
 {
-    if (to == NULL) return run_avx2(to, from, bytes, key, false);
-    return run_avx2(to, from, bytes, key, true);
+    if (to == NULL) return run_avx2(to, from, bytes, key, READS);
+    if (streams) return run_avx2(to, from, bytes, key, STREAMS);
+    return run_avx2(to, from, bytes, key, STORES);
 }
 
 #define STEPS(count) ((long long)((count)*RFT_DIGEST_STEP))
@@ -97,7 +106,7 @@ TARGET_AVX512 static INLINE uint64_t total_avx512(__m512i sum)
 }
 
 TARGET_AVX512 static INLINE uint64_t run_avx512(char *to, const char *from, size_t bytes,
-                                                uint64_t key, bool copies)
+                                                uint64_t key, run_way way)
 {
     const uint64_t lanes_apart = 8 * RFT_DIGEST_STEP;
     const __m512i step = _mm512_set1_epi64((long long)lanes_apart);
@@ -111,9 +120,13 @@ TARGET_AVX512 static INLINE uint64_t run_avx512(char *to, const char *from, size
         for (size_t in = 0; in < RFT_DIGEST_BLOCK; in += 128) {
             __m512i a = _mm512_loadu_si512(from + at + in);
             __m512i b = _mm512_loadu_si512(from + at + in + 64);
-            if (copies) {
+            if (way == STREAMS) {
                 _mm512_stream_si512((__m512i *)(to + at + in), a);
                 _mm512_stream_si512((__m512i *)(to + at + in + 64), b);
+            }
+            if (way == STORES) {
+                _mm512_storeu_si512((__m512i *)(to + at + in), a);
+                _mm512_storeu_si512((__m512i *)(to + at + in + 64), b);
             }
             even = _mm512_add_epi64(even, part_avx512(a, keys));
             keys = _mm512_add_epi64(keys, step);
@@ -121,13 +134,15 @@ TARGET_AVX512 static INLINE uint64_t run_avx512(char *to, const char *from, size
             keys = _mm512_add_epi64(keys, step);
         }
     }
-    if (copies) _mm_sfence();
+    if (way == STREAMS) _mm_sfence();
     return total_avx512(_mm512_add_epi64(even, odd));
 }
 
-TARGET_AVX512 uint64_t rft_digest_avx512(char *to, const char *from, size_t bytes, uint64_t key)
+TARGET_AVX512 uint64_t rft_digest_avx512(char *to, const char *from, size_t bytes, uint64_t key,
+                                         bool streams)
 {
-    if (to == NULL) return run_avx512(to, from, bytes, key, false);
-    return run_avx512(to, from, bytes, key, true);
+    if (to == NULL) return run_avx512(to, from, bytes, key, READS);
+    if (streams) return run_avx512(to, from, bytes, key, STREAMS);
+    return run_avx512(to, from, bytes, key, STORES);
 }
 #endif

@@ -2,6 +2,7 @@
 #ifndef RFT_KERNEL_DIGEST_X86_H
 #define RFT_KERNEL_DIGEST_X86_H
 
+#include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
 
@@ -11,9 +12,10 @@
 /* What both take a multiple of. */
 #define RFT_DIGEST_BLOCK ((size_t)256)
 
-/* The part of `bytes` at `from`, whose first word has the key `key`. With a `to`, aligned to 64
- * bytes, the bytes are streamed there; NULL: they are only read. */
-uint64_t rft_digest_avx2(char *to, const char *from, size_t bytes, uint64_t key);
-uint64_t rft_digest_avx512(char *to, const char *from, size_t bytes, uint64_t key);
+/* The part of `bytes` at `from`, whose first word has the key `key`. With a `to` the
+ * bytes are copied there, round the caches if it `streams`, to whole lines then; NULL: they are
+ * only read. */
+uint64_t rft_digest_avx2(char *to, const char *from, size_t bytes, uint64_t key, bool streams);
+uint64_t rft_digest_avx512(char *to, const char *from, size_t bytes, uint64_t key, bool streams);
 
 #endif

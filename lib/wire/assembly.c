@@ -7,11 +7,11 @@
  * tensor's words, blocks may come in any order. Padding inside a dense frame travels but belongs to
  * no tensor, so it is neither copied nor digested.
  *
- * A sparse block is the base's, copied and digested, then changed in place and digested again. What
- * is in its planes shows only while they are applied: the block may then be half done, but staging
- * belongs to nobody yet, the frame does not count, and when it comes again the base is copied
- * first. The base's digest is taken anew, not remembered from when that version was verified: the
- * block is read for the copy anyway, and so it speaks of the bytes that the changes are applied to.
+ * A sparse block is the base's, copied to a place that stays in the cache and digested, changed
+ * there, and digested again on its way to staging, round the caches. What is in its planes shows
+ * only while they are applied; then staging has nothing of it. The base's digest is taken anew, not
+ * remembered from when that version was verified: the block is read for the copy anyway, and so it
+ * speaks of the bytes that the changes are applied to.
  *
  * All memory is taken by open, but what unpacking needs.
  */
@@ -40,8 +40,9 @@ struct rft_assembly {
     uint64_t *sums;            /* per tensor; aliases stay 0 */
     bool *taken;               /* per frame */
     uint32_t taken_count;
-    block_plan *plan;   /* per block of the largest frame */
-    rft_packer *packer; /* NULL: no packed frame has come so far */
+    block_plan *plan;     /* per block of the largest frame */
+    unsigned char *block; /* the sparse one under way */
+    rft_packer *packer;   /* NULL: no packed frame has come so far */
 };
 
 static uint32_t most_blocks(const rft_manifest *manifest)
@@ -49,6 +50,15 @@ static uint32_t most_blocks(const rft_manifest *manifest)
     uint32_t most = 1;
     for (uint32_t i = 0; i < manifest->frame_count; i++) {
         if (manifest->frames[i].blocks > most) most = manifest->frames[i].blocks;
+    }
+    return most;
+}
+
+static size_t most_bytes(const rft_manifest *manifest)
+{
+    size_t most = 1;
+    for (uint32_t i = 0; i < manifest->block_count; i++) {
+        if (manifest->blocks[i].bytes > most) most = manifest->blocks[i].bytes;
     }
     return most;
 }
@@ -62,7 +72,9 @@ refit_status rft_assembly_open(const rft_manifest *manifest, unsigned char *stag
         assembly->sums = rft_calloc(manifest->count, sizeof *assembly->sums);
         assembly->taken = rft_calloc((size_t)manifest->frame_count + 1, sizeof *assembly->taken);
         assembly->plan = rft_calloc(most_blocks(manifest), sizeof *assembly->plan);
-        if (assembly->sums != NULL && assembly->taken != NULL && assembly->plan != NULL) {
+        assembly->block = rft_calloc(1, most_bytes(manifest));
+        if (assembly->block != NULL && assembly->sums != NULL && assembly->taken != NULL &&
+            assembly->plan != NULL) {
             rft_assembly_reset(assembly, staging, base);
             *out = assembly;
             return REFIT_OK;
@@ -79,6 +91,7 @@ void rft_assembly_close(rft_assembly *assembly)
     rft_free(assembly->sums);
     rft_free(assembly->taken);
     rft_free(assembly->plan);
+    rft_free(assembly->block);
     rft_packer_close(assembly->packer);
     rft_free(assembly);
 }
@@ -209,7 +222,7 @@ static refit_status check_payload(rft_assembly *assembly, const rft_frame_span *
 static refit_status apply_sparse(rft_assembly *assembly, const rft_block *block, block_plan *plan,
                                  refit_error *error)
 {
-    unsigned char *to = assembly->staging + block->offset;
+    unsigned char *to = assembly->block;
     const char *name = assembly->manifest->tensors[block->tensor].name;
     uint64_t before = rft_digest_copy_part(to, assembly->base + block->offset, block->bytes,
                                            block->tensor_offset);
@@ -217,7 +230,8 @@ static refit_status apply_sparse(rft_assembly *assembly, const rft_block *block,
                   "a change of tensor '%.80s' belongs to other bytes than this worker holds", name);
     RFT_REFUSE_IF(!rft_delta_apply(plan->sparse.shape, &plan->sparse.delta, plan->from, to), error,
                   REFIT_ERR_PROTOCOL, "a change of tensor '%.80s' is malformed", name);
-    plan->part = rft_digest_part(to, block->bytes, block->tensor_offset);
+    plan->part = rft_digest_copy_piece(assembly->staging + block->offset, to, block->bytes,
+                                       block->tensor_offset);
     RFT_REFUSE_IF(plan->part != plan->sparse.after, error, REFIT_ERR_CORRUPT,
                   "a change of tensor '%.80s' does not give the bytes that it should", name);
     return REFIT_OK;

@@ -87,13 +87,21 @@ static void known_answers_are_given(void **state)
     on_every_level(check_known_answers);
 }
 
-static void check_copy(size_t to, size_t from, size_t bytes, uint64_t offset)
+typedef uint64_t (*copy_fn)(void *to, const void *from, size_t bytes, uint64_t offset);
+
+static void check_copy_by(copy_fn copy, size_t to, size_t from, size_t bytes, uint64_t offset)
 {
     memset(copied + to, 0xA5, bytes + 1);
-    uint64_t sum = rft_digest_copy_part(copied + to, data + from, bytes, offset);
+    uint64_t sum = copy(copied + to, data + from, bytes, offset);
     assert_int_equal(sum, oracle(data + from, bytes, offset));
     assert_memory_equal(copied + to, data + from, bytes);
     assert_int_equal(copied[to + bytes], 0xA5);
+}
+
+static void check_copy(size_t to, size_t from, size_t bytes, uint64_t offset)
+{
+    check_copy_by(rft_digest_copy_part, to, from, bytes, offset);
+    check_copy_by(rft_digest_copy_piece, to, from, bytes, offset);
 }
 
 static void check_every_length(void)
@@ -125,6 +133,23 @@ static void check_large(void)
         }
         check_copy(3, i, sizes[i], 0);
     }
+}
+
+/* Pieces that are streamed, and one below. */
+static void check_small_pieces(void)
+{
+    static const size_t sizes[] = {(4 << 10) - 1, 4 << 10, (4 << 10) + 9, (16 << 10) + 300};
+    for (size_t i = 0; i < sizeof sizes / sizeof sizes[0]; i++) {
+        for (size_t to = 0; to < 72; to++) {
+            check_copy(to, i, sizes[i], 8 * to);
+        }
+    }
+}
+
+static void streamed_pieces_equal_the_oracle(void **state)
+{
+    (void)state;
+    on_every_level(check_small_pieces);
 }
 
 static void large_parts_equal_the_oracle(void **state)
@@ -242,6 +267,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(known_answers_are_given),
         cmocka_unit_test(every_length_and_alignment_equals_the_oracle),
+        cmocka_unit_test(streamed_pieces_equal_the_oracle),
         cmocka_unit_test(large_parts_equal_the_oracle),
         cmocka_unit_test(parts_add_up_to_the_whole),
         cmocka_unit_test(pieces_have_the_parts_of_their_bytes),
