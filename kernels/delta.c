@@ -115,24 +115,6 @@ bool rft_delta_exchange(rft_delta_shape shape, void *block, const void *after, u
     return false;
 }
 
-static uint32_t count_far(const unsigned char *escapes, uint32_t count)
-{
-    uint32_t far = 0;
-    for (uint32_t i = 0; i < count; i++) {
-        far += (escapes[i / 2] >> i % 2 * 4 & 15) == 15;
-    }
-    return far;
-}
-
-static uint32_t count_values(const unsigned char *far, uint32_t count)
-{
-    uint32_t values = 0;
-    for (uint32_t i = 0; i < count; i++) {
-        values += far[i] == 255;
-    }
-    return values;
-}
-
 /* As far as the counts go that are known: whether so many bytes are there. */
 static bool fits(rft_delta_shape shape, rft_delta_entry *entry, size_t room)
 {
@@ -152,9 +134,9 @@ bool rft_delta_measure(rft_delta_shape shape, uint32_t changed, uint32_t escapes
     }
     if (!fits(shape, entry, room)) return false;
     const unsigned char *behind = coded + entry->total; /* ESCAPES is the last plane so far */
-    entry->far = count_far(behind - entry->bytes[RFT_DELTA_ESCAPES], escapes);
+    entry->far = rft_delta_count_far(behind - entry->bytes[RFT_DELTA_ESCAPES], escapes);
     if (!fits(shape, entry, room)) return false;
-    entry->values = count_values(behind, entry->far);
+    entry->values = rft_delta_count_values(behind, entry->far);
     return fits(shape, entry, room);
 }
 

@@ -76,6 +76,23 @@ static inline void rft_delta_put_half(unsigned char *at, uint32_t bits)
     at[1] = (unsigned char)(bits >> 8);
 }
 
+/* How many of these escapes are followed by a byte in FAR, and how many of those by a value. */
+static inline uint32_t rft_delta_count_far(const unsigned char *escapes, uint32_t count)
+{
+    uint32_t far = 0;
+    for (uint32_t i = 0; i < count; i++)
+        far += (escapes[i / 2] >> i % 2 * 4 & 15) == 15;
+    return far;
+}
+
+static inline uint32_t rft_delta_count_values(const unsigned char *far, uint32_t count)
+{
+    uint32_t values = 0;
+    for (uint32_t i = 0; i < count; i++)
+        values += far[i] == 255;
+    return values;
+}
+
 /* The element whose escape is 15. */
 static inline void rft_delta_put_far(rft_delta_writer *to, uint32_t old_bits, uint32_t bits)
 {

@@ -217,32 +217,17 @@ static bool lay_out(const frame_walk *walk, const rft_block *block, const unsign
     return true;
 }
 
-static uint32_t count_far(const unsigned char *escapes, uint32_t count)
-{
-    uint32_t far = 0;
-    for (uint32_t i = 0; i < count; i++)
-        far += (escapes[i / 2] >> i % 2 * 4 & 15) == 15;
-    return far;
-}
-
-static uint32_t count_raw(const unsigned char *far, uint32_t count)
-{
-    uint32_t values = 0;
-    for (uint32_t i = 0; i < count; i++)
-        values += far[i] == UINT8_MAX;
-    return values;
-}
-
 /* What the planes up to `known` decide of the counts; the block's parts begin so far into them. */
 static void complete(const frame_walk *walk, const rft_block *block, uint32_t known,
                      uint64_t escapes, uint64_t far, rft_delta_entry *delta)
 {
     if (delta->values != 0) return; /* no half: it has neither */
     if (known >= RFT_DELTA_ESCAPES) {
-        delta->far = count_far(walk->at[DELTA + RFT_DELTA_ESCAPES] + escapes, delta->escapes);
+        delta->far =
+            rft_delta_count_far(walk->at[DELTA + RFT_DELTA_ESCAPES] + escapes, delta->escapes);
     }
     if (known >= RFT_DELTA_FAR) {
-        delta->values = count_raw(walk->at[DELTA + RFT_DELTA_FAR] + far, delta->far);
+        delta->values = rft_delta_count_values(walk->at[DELTA + RFT_DELTA_FAR] + far, delta->far);
     }
     rft_delta_lay_out(rft_sparse_shape(walk->manifest, block), delta);
 }
