@@ -65,24 +65,14 @@ refit_status rft_archive_chain_anchor(const refit_archive *archive, const rft_ar
 
 /* ---- What a file says ---- */
 
-/* Tied tensors have the digest of the one whose bytes they share. */
 static refit_status list_digests(const rft_archive_reader *reader, uint64_t **out,
                                  refit_error *error)
 {
     const rft_manifest *manifest = reader->manifest;
-    const unsigned char *next = reader->digests;
     uint64_t *by_tensor = rft_calloc((size_t)manifest->count + 1, sizeof *by_tensor);
     RFT_REFUSE_IF(by_tensor == NULL, error, REFIT_ERR_HOST_MEMORY, "no memory for %u digests",
                   manifest->count);
-    for (uint32_t i = 0; i < manifest->count; i++) {
-        if (manifest->tensors[i].alias_of != REFIT_NO_ALIAS) continue;
-        by_tensor[i] = rft_get_u64(next);
-        next += 8;
-    }
-    for (uint32_t i = 0; i < manifest->count; i++) {
-        uint32_t original = manifest->tensors[i].alias_of;
-        if (original != REFIT_NO_ALIAS) by_tensor[i] = by_tensor[original];
-    }
+    rft_digests_by_tensor(manifest, reader->digests, by_tensor);
     *out = by_tensor;
     return REFIT_OK;
 }

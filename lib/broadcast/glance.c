@@ -103,16 +103,7 @@ static refit_status take_seal(refit_glance *glance, const rft_message *message, 
     glance->digests = rft_calloc(manifest->count, sizeof *glance->digests);
     RFT_REFUSE_IF(glance->digests == NULL, error, REFIT_ERR_HOST_MEMORY, "no memory for %u digests",
                   manifest->count);
-    const unsigned char *next = digests.data;
-    for (uint32_t i = 0; i < manifest->count; i++) {
-        if (manifest->tensors[i].alias_of != REFIT_NO_ALIAS) continue;
-        glance->digests[i] = rft_get_u64(next);
-        next += 8;
-    }
-    for (uint32_t i = 0; i < manifest->count; i++) {
-        uint32_t original = manifest->tensors[i].alias_of;
-        if (original != REFIT_NO_ALIAS) glance->digests[i] = glance->digests[original];
-    }
+    rft_digests_by_tensor(manifest, digests.data, glance->digests);
     glance->version = message->as.seal.version;
     glance->digest = digest;
     glance->sealed = true;

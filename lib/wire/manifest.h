@@ -89,6 +89,11 @@ uint32_t rft_manifest_find(const rft_manifest *manifest, const char *name);
 rft_digest128 rft_version_digest(const rft_manifest *manifest, const uint64_t *tensor_digests);
 rft_digest128 rft_version_digest_encoded(const rft_manifest *manifest, rft_view tensor_digests);
 
+/* From those of the originals, as SEAL has them, to one a tensor: tied ones have that of the tensor
+ * whose bytes they share. */
+void rft_digests_by_tensor(const rft_manifest *manifest, const unsigned char *encoded,
+                           uint64_t *by_tensor);
+
 /* XXH3-128 of any bytes, and whether two are equal. */
 rft_digest128 rft_digest128_of(rft_view bytes);
 bool rft_digest128_equal(const rft_digest128 *a, const rft_digest128 *b);

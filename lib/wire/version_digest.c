@@ -1,7 +1,7 @@
 /*
- * The digests of 128 bits: of a list of tensors, and of a version. XXH3-128 in its canonical byte
- * order, so that every machine writes the same bytes. The hashing state lives on the stack: nothing
- * here can fail.
+ * The digests of 128 bits, of a list of tensors and of a version, and those of tensors as a seal
+ * has them, a tensor each. XXH3-128 in its canonical byte order, so that every machine writes the
+ * same bytes. The hashing state lives on the stack: nothing here can fail.
  */
 #include <string.h>
 
@@ -50,6 +50,20 @@ rft_digest128 rft_version_digest_encoded(const rft_manifest *manifest, rft_view 
     begin_version(&state, manifest);
     (void)XXH3_128bits_update(&state, tensor_digests.data, tensor_digests.count);
     return canonical(XXH3_128bits_digest(&state));
+}
+
+void rft_digests_by_tensor(const rft_manifest *manifest, const unsigned char *encoded,
+                           uint64_t *by_tensor)
+{
+    for (uint32_t i = 0; i < manifest->count; i++) {
+        if (manifest->tensors[i].alias_of != REFIT_NO_ALIAS) continue;
+        by_tensor[i] = rft_get_u64(encoded);
+        encoded += 8;
+    }
+    for (uint32_t i = 0; i < manifest->count; i++) {
+        uint32_t original = manifest->tensors[i].alias_of;
+        if (original != REFIT_NO_ALIAS) by_tensor[i] = by_tensor[original];
+    }
 }
 
 bool rft_digest128_equal(const rft_digest128 *a, const rft_digest128 *b)
