@@ -204,7 +204,7 @@ static uint32_t prune(const subscribe_job *job)
     uint32_t removed = 0;
     if (job->keep == 0) return 0;
     if (refit_archive_prune(job->kept_in, job->keep, &removed, &error) != REFIT_OK) {
-        (void)cli_complain(CLI_IO, "%s: old versions stay for now: %s", job->archive, error.text);
+        (void)cli_complain(CLI_IO, "%s: old versions stay: %s", job->archive, error.text);
     }
     return removed;
 }
@@ -233,12 +233,12 @@ static void report_version(const subscribe_job *job, const version_files *files,
 {
     char size[CLI_SIZE_TEXT];
     const uint64_t version = files->source.number;
-    if (files->out) {
+    if (job->dir != NULL) {
         (void)printf("version %" PRIu64 ": %s%s%" PRIu64 ".safetensors, %u tensors, %s\n", version,
                      job->dir, slash_behind(job->dir), version, files->source.count,
                      cli_size_text(files->bytes, size));
     }
-    if (files->archived) report_archived(job, files, info, prune(job));
+    if (job->kept_in != NULL) report_archived(job, files, info, prune(job));
     (void)fflush(stdout);
 }
 
