@@ -51,11 +51,13 @@ refit_status refit_publisher_wait_workers(refit_publisher *publisher, uint32_t c
 
 /* ---- Workers */
 
-/* Subscribed ones first, then the lost; workers that are still joining are neither. */
+/* Live ones first, then the lost. A worker that joins for the first time is neither; one that joins
+ * anew has had its part in the version that counted on it. */
 static const rft_peer *peer_at(const rft_peers *peers, uint32_t index)
 {
     for (uint32_t i = 0; i < peers->count; i++) {
-        if (peers->live[i]->subscribed && index-- == 0) return peers->live[i];
+        const rft_peer *peer = peers->live[i];
+        if ((peer->subscribed || peer->member) && index-- == 0) return peer;
     }
     return index < peers->lost_count ? peers->lost[index] : NULL;
 }

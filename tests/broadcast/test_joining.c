@@ -43,6 +43,30 @@ static void hello_said_twice_is_welcomed_twice(void **state)
     close_both(&trainer, &worker);
 }
 
+/* A trainer that stood still comes back to workers that have lost it and greet it again: what they
+ * did for its version stands in the report all the same. */
+static void who_joins_anew_is_still_named_for_the_version_it_applied(void **state)
+{
+    (void)state;
+    test_trainer trainer;
+    raw_worker worker;
+    refit_config config = trainer_config();
+    open_both(&trainer, &worker, &config);
+    raw_worker_join(&worker);
+    trainer_wait_workers(&trainer, 1);
+    trainer_offer(&trainer, 1);
+    raw_worker_stage(&worker);
+    raw_worker_apply(&worker);
+    raw_worker_say_hello(&worker);
+    assert_int_equal(trainer_join(&trainer), REFIT_OK);
+    (void)raw_worker_expect(&worker, RFT_WELCOME);
+    const refit_worker_info info = trainer_worker(&trainer, "w");
+    assert_false(info.subscribed);
+    assert_true(info.member && info.committed);
+    assert_int_equal(info.status, REFIT_OK);
+    close_both(&trainer, &worker);
+}
+
 static void other_protocol_is_refused_for_good(void **state)
 {
     (void)state;
@@ -237,6 +261,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(hello_said_twice_is_welcomed_twice),
+        cmocka_unit_test(who_joins_anew_is_still_named_for_the_version_it_applied),
         cmocka_unit_test(other_protocol_is_refused_for_good),
         cmocka_unit_test(stranger_is_told_to_say_hello),
         cmocka_unit_test(join_of_another_epoch_is_refused),

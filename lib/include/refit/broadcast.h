@@ -270,15 +270,15 @@ typedef struct refit_worker_info {
     char name[64];
     refit_path path;
     uint64_t version;    /* what it holds; 0 for nothing */
-    uint8_t subscribed;  /* 0: evicted or gone */
+    uint8_t subscribed;  /* 0: evicted, gone, or joining anew */
     uint8_t member;      /* 1: the last version counted on it */
     uint8_t committed;   /* 1: it applied the last version */
     refit_status status; /* why it failed in the last version, or REFIT_OK */
     char reason[160];    /* likewise, in words */
 } refit_worker_info;
 
-/* Describes worker `index` (0, 1, … until REFIT_ERR_NOT_FOUND) as of now: subscribed ones, then
- * those lost since the last version began. Since 0.1. */
+/* Describes worker `index` (0, 1, … until REFIT_ERR_NOT_FOUND) as of now: subscribed ones and those
+ * of the last version that join anew, then those lost since it began. Since 0.1. */
 REFIT_API REFIT_MUST_CHECK refit_status refit_publisher_worker(refit_publisher *publisher,
                                                                uint32_t index,
                                                                refit_worker_info *info,

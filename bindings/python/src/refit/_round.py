@@ -45,7 +45,7 @@ def drop(publisher: int) -> None:
 
 
 def workers(publisher: int) -> list[Worker]:
-    """The subscribed workers, then those lost since the last version began."""
+    """Subscribed workers and those that join anew, then those lost since the last version began."""
     found: list[Worker] = []
     raw = _abi.refit_worker_info(size=ctypes.sizeof(_abi.refit_worker_info))
     while True:

@@ -232,7 +232,8 @@ class Publisher(Handle):
         return () if self._declared is None else self._declared.specs
 
     def workers(self) -> list[Worker]:
-        """The subscribed workers, then those lost since the last version began. Since 0.1."""
+        """The subscribed workers and those of the last version that join anew, then those lost
+        since it began. Since 0.1."""
         with self._guard:
             return _round.workers(self._live)
 
