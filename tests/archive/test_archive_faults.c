@@ -151,10 +151,21 @@ static void after_a_failure_the_same_archive_goes_on_from_the_disk(void **state)
     rig_close(&rig);
 }
 
+/* Whether the child met its fault; the folder that it leaves is opened again. */
+static bool has_died(archive_rig *rig, pid_t child)
+{
+    int status = 0;
+    assert_int_equal(waitpid(child, &status, 0), child);
+    assert_true(WIFEXITED(status) && (WEXITSTATUS(status) == 7 || WEXITSTATUS(status) == 0));
+    assert_int_equal(
+        refit_archive_open(rig->folder, REFIT_ARCHIVE_WRITE, &rig->config, &rig->archive, NULL),
+        REFIT_OK);
+    return WEXITSTATUS(status) == 7;
+}
+
 /* In a child, whose death is as sudden as SIGKILL's. */
 static bool die_while_writing(archive_rig *rig, unsigned nth)
 {
-    int status = 0;
     refit_archive_close(rig->archive);
     pid_t child = fork();
     assert_true(child >= 0);
@@ -169,12 +180,7 @@ static bool die_while_writing(archive_rig *rig, unsigned nth)
             _exit(9);
         _exit(0);
     }
-    assert_int_equal(waitpid(child, &status, 0), child);
-    assert_true(WIFEXITED(status) && (WEXITSTATUS(status) == 7 || WEXITSTATUS(status) == 0));
-    assert_int_equal(
-        refit_archive_open(rig->folder, REFIT_ARCHIVE_WRITE, &rig->config, &rig->archive, NULL),
-        REFIT_OK);
-    return WEXITSTATUS(status) == 7;
+    return has_died(rig, child);
 }
 
 static void a_writer_killed_between_any_two_steps_leaves_whole_versions(void **state)
@@ -221,7 +227,6 @@ static void keep_all(archive_rig *rig)
 
 static bool die_while_pruning(archive_rig *rig, unsigned nth)
 {
-    int status = 0;
     refit_archive_close(rig->archive);
     pid_t child = fork();
     assert_true(child >= 0);
@@ -233,12 +238,7 @@ static bool die_while_pruning(archive_rig *rig, unsigned nth)
         begin_fault(FAULT_KILLED, nth);
         _exit(refit_archive_prune(archive, 1, NULL, NULL) == REFIT_OK ? 0 : 9);
     }
-    assert_int_equal(waitpid(child, &status, 0), child);
-    assert_true(WIFEXITED(status) && (WEXITSTATUS(status) == 7 || WEXITSTATUS(status) == 0));
-    assert_int_equal(
-        refit_archive_open(rig->folder, REFIT_ARCHIVE_WRITE, &rig->config, &rig->archive, NULL),
-        REFIT_OK);
-    return WEXITSTATUS(status) == 7;
+    return has_died(rig, child);
 }
 
 static void a_prune_killed_between_any_two_steps_leaves_what_can_be_rebuilt(void **state)
