@@ -17,14 +17,14 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from refit import _abi, dtypes, load
+from refit import _abi, load
 from refit._handle import Handle
 from refit._library import call, encoded, lib
 from refit._turn import Turn
 from refit.config import ConfigLike, make_config
 from refit.errors import InvalidError, NotFoundError, RefitError, UnsupportedError
 from refit.update import Update
-from refit.view import Entry, View
+from refit.view import View, entries_of
 
 if TYPE_CHECKING:
     import numpy
@@ -100,7 +100,11 @@ class Snapshot(Mapping[str, View]):
         assert self._out.value is not None
         self.info = _described(lib.refit_snapshot_describe, self._out)
         """What its file says, ``changed`` among others: against the version before."""
-        self._entries = _entries_of(self._out.value)
+        snapshot = self._out.value
+        self._entries = entries_of(
+            lib.refit_snapshot_count(snapshot),
+            lambda *into: call(lib.refit_snapshot_tensor, snapshot, *into, None),
+        )
 
     @property
     def version(self) -> int:
@@ -173,23 +177,6 @@ class Snapshot(Mapping[str, View]):
 
     def __repr__(self) -> str:
         return f"<refit.Snapshot: version {self.version}, {len(self)} tensors>"
-
-
-def _entries_of(snapshot: int) -> dict[str, Entry]:
-    raw = _abi.refit_tensor(size=ctypes.sizeof(_abi.refit_tensor))
-    place = ctypes.c_void_p()
-    names: list[str] = []
-    entries: dict[str, Entry] = {}
-    for index in range(lib.refit_snapshot_count(snapshot)):
-        call(
-            lib.refit_snapshot_tensor, snapshot, index, ctypes.byref(raw), ctypes.byref(place), None
-        )
-        name = raw.name.decode()
-        names.append(name)
-        tied = None if raw.alias_of == _NO_ALIAS else names[raw.alias_of]
-        shape = tuple(raw.shape[: raw.rank])
-        entries[name] = Entry(dtypes.by_number(raw.dtype), shape, place.value or 0, tied)
-    return entries
 
 
 class Archive(Handle):

@@ -15,6 +15,7 @@ import threading
 import warnings
 import weakref
 from collections.abc import Callable, Iterator, KeysView
+from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
@@ -72,7 +73,9 @@ class Update(Handle):
         self._keeping = threading.RLock()  # a signal handler may come back into it
         self._adopt(pointer)
         self._version = int(lib.refit_update_version(pointer))
-        self._entries = entries_of(pointer)
+        self._entries = entries_of(
+            lib.refit_update_count(pointer), partial(call, lib.refit_update_tensor, pointer)
+        )
 
     # ---- What is in it
 

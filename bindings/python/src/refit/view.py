@@ -9,10 +9,10 @@ Nobody writes to the memory.
 """
 
 import ctypes
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from refit import _abi, _buffers, _kept, dtypes
-from refit._library import call, lib
 from refit.errors import InvalidError, UnsupportedError
 
 if TYPE_CHECKING:
@@ -32,14 +32,15 @@ class Entry(NamedTuple):
     alias_of: str | None
 
 
-def entries_of(update: int) -> dict[str, Entry]:
-    """What the update of the C library has, by name, in the trainer's order."""
+def entries_of(count: int, tensor: Callable[[int, Any, Any], None]) -> dict[str, Entry]:
+    """What a version of the C library has, by name, in the trainer's order. `tensor` fills in one
+    after the other, by index: a refit_tensor, and where its bytes lie."""
     raw = _abi.refit_tensor(size=ctypes.sizeof(_abi.refit_tensor))
     place = ctypes.c_void_p()
     entries: dict[str, Entry] = {}
     names: list[str] = []
-    for index in range(lib.refit_update_count(update)):
-        call(lib.refit_update_tensor, update, index, ctypes.byref(raw), ctypes.byref(place))
+    for index in range(count):
+        tensor(index, ctypes.byref(raw), ctypes.byref(place))
         name = raw.name.decode()
         names.append(name)
         tied = None if raw.alias_of == _NO_ALIAS else names[raw.alias_of]
