@@ -208,55 +208,50 @@ static void links_to_keys_are_followed(void **state)
     locksmith_close(&smith);
 }
 
-static void a_folder_that_others_can_write_to_lets_nobody_in(void **state)
+/* While `judged` has a mode that lets others write there, nobody is in, and the list does not open.
+ */
+static void assert_shut_while(const char *judged, const locksmith *smith, const mode_t *modes,
+                              size_t count, mode_t good)
 {
-    (void)state;
-    locksmith smith = locksmith_open();
-    char folder[256];
-    rft_allow_list *list = open_list(&smith), *other = NULL;
+    char folder[256], key[RFT_KEY_TEXT];
+    rft_allow_list *list = open_list(smith), *other = NULL;
     refit_error error;
-    locksmith_admit(&smith, "w0");
-    rft_allow_list_refresh(list);
-    assert_true(has(list, &smith, "w0"));
-    locksmith_path(&smith, "allow", folder);
-    static const mode_t modes[] = {0777, 0720, 0702};
-    for (size_t i = 0; i < 3; i++) {
-        assert_int_equal(chmod(folder, modes[i]), 0);
+    key_of(smith, "w0", key);
+    locksmith_path(smith, "allow", folder);
+    assert_true(rft_allow_list_has(list, key, NULL));
+    for (size_t i = 0; i < count; i++) {
+        assert_int_equal(chmod(judged, modes[i]), 0);
         assert_int_equal(rft_allow_list_open(folder, &other, &error), REFIT_ERR_SECURITY);
         assert_non_null(strstr(error.text, "chmod go-w"));
         rft_allow_list_refresh(list);
-        assert_false(has(list, &smith, "w0"));
-        assert_int_equal(chmod(folder, 0755), 0);
+        assert_false(rft_allow_list_has(list, key, NULL));
+        assert_int_equal(chmod(judged, good), 0);
         rft_allow_list_refresh(list);
-        assert_true(has(list, &smith, "w0"));
+        assert_true(rft_allow_list_has(list, key, NULL));
     }
     rft_allow_list_close(list);
+}
+
+static void a_folder_that_others_can_write_to_lets_nobody_in(void **state)
+{
+    (void)state;
+    static const mode_t modes[] = {0777, 0720, 0702};
+    char folder[256];
+    locksmith smith = locksmith_open();
+    locksmith_admit(&smith, "w0");
+    locksmith_path(&smith, "allow", folder);
+    assert_shut_while(folder, &smith, modes, 3, 0755);
     locksmith_close(&smith);
 }
 
-/* They could put another in its place. */
+/* They could put another in its place; where the sticky bit is, they could not. */
 static void a_folder_within_one_that_others_can_write_to_lets_nobody_in(void **state)
 {
     (void)state;
+    static const mode_t mode = 0770;
     locksmith smith = locksmith_open();
-    char folder[256];
-    rft_allow_list *list = open_list(&smith), *other = NULL;
-    refit_error error;
     locksmith_admit(&smith, "w0");
-    rft_allow_list_refresh(list);
-    assert_true(has(list, &smith, "w0"));
-    char key[RFT_KEY_TEXT];
-    key_of(&smith, "w0", key);
-    locksmith_path(&smith, "allow", folder);
-    assert_int_equal(chmod(smith.tree.root, 0770), 0);
-    assert_int_equal(rft_allow_list_open(folder, &other, &error), REFIT_ERR_SECURITY);
-    assert_non_null(strstr(error.text, "chmod go-w"));
-    rft_allow_list_refresh(list);
-    assert_false(rft_allow_list_has(list, key, NULL));
-    assert_int_equal(chmod(smith.tree.root, 01777), 0);
-    rft_allow_list_refresh(list);
-    assert_true(rft_allow_list_has(list, key, NULL));
-    rft_allow_list_close(list);
+    assert_shut_while(smith.tree.root, &smith, &mode, 1, 01777);
     locksmith_close(&smith);
 }
 
