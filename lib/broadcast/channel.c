@@ -34,6 +34,7 @@
 #include "broadcast/gate.h"
 #include "broadcast/handshake.h"
 #include "broadcast/ipc.h"
+#include "wire/credit.h"
 
 /* Between two ends in one process (inproc) a message changes threads inside libzmq, which is not
  * instrumented: ThreadSanitizer is told that what was written before a send is seen after the
@@ -47,7 +48,7 @@
 #define MESSAGE_CAME(part)   ((void)0)
 #endif
 
-#define QUEUE_SPARE     256  /* control messages that may queue beside the frames in flight */
+#define QUEUE_CONTROL   512  /* control messages that may queue, beside the frames in flight */
 #define HANDSHAKE_MS    5000 /* a peer that connects and says nothing is dropped */
 #define RECONNECT_MS    50
 #define RECONNECT_MAX   1000
@@ -100,12 +101,13 @@ static bool options_apply(void *socket, const channel_option *options, size_t co
 
 static bool options_common(const rft_channel *channel, const refit_config *config)
 {
-    int64_t queue = (int64_t)config->limits_window * 2 + QUEUE_SPARE;
+    int64_t frames = (int64_t)config->limits_window * RFT_CREDIT * 2;
     int64_t silence_s = config->broadcast_heartbeat_timeout_ms / 1000 + 1;
     const channel_option options[] = {
         {ZMQ_LINGER, config->broadcast_linger_ms, false},
-        {ZMQ_SNDHWM, queue, false},
-        {ZMQ_RCVHWM, queue, false},
+        /* Of the smallest frames, a window's worth and as many that were asked for again. */
+        {ZMQ_SNDHWM, (channel->router ? frames : 0) + QUEUE_CONTROL, false},
+        {ZMQ_RCVHWM, (channel->router ? 0 : frames) + QUEUE_CONTROL, false},
         {ZMQ_MAXMSGSIZE, message_most(channel, config), true},
         {ZMQ_HANDSHAKE_IVL, HANDSHAKE_MS, false},
         /* Cut the connection of a vanished peer, which frees what is queued for it. Not ZeroMQ's

@@ -273,10 +273,8 @@ int64_t rft_hub_tick_at(const rft_hub *hub)
 bool rft_hub_wants_frames(const rft_hub *hub)
 {
     for (uint32_t i = 0; i < hub->peers.count; i++) {
-        const rft_task *task = &hub->peers.live[i]->task;
-        bool wants = task->stage == RFT_STAGE_OFFERED && task->path == REFIT_PATH_SOCKET &&
-                     task->credits > 0;
-        if (wants && task->cursor < hub->store->ready_count) return true;
+        const rft_peer *peer = hub->peers.live[i];
+        if (rft_peer_has_credit(peer) && peer->task.cursor < hub->store->ready_count) return true;
     }
     return false;
 }
@@ -295,14 +293,21 @@ bool rft_hub_next_frame(rft_hub *hub, rft_frame_order *out)
     for (uint32_t i = 0; i < hub->peers.count; i++) {
         uint32_t at = (hub->next_peer + i) % hub->peers.count;
         rft_peer *peer = hub->peers.live[at];
-        uint32_t sequence;
-        bool again;
-        if (!rft_peer_next_frame(peer, hub->store, &sequence, &again)) continue;
+        if (!rft_peer_next_frame(peer, hub->store, &out->sequence, &out->again)) continue;
         hub->next_peer = (at + 1) % hub->peers.count;
-        hub->counts.resent += again;
-        *out = (rft_frame_order){peer->id, peer->task.version, sequence, coding_for(hub, peer),
-                                 hub->store->ready_count};
+        hub->counts.resent += out->again;
+        out->to = peer->id;
+        out->version = peer->task.version;
+        out->coding = coding_for(hub, peer);
+        out->ready = hub->store->ready_count;
         return true;
     }
     return false;
+}
+
+void rft_hub_frame_sent(rft_hub *hub, const rft_frame_order *order, uint64_t payload)
+{
+    rft_peer *peer = rft_peers_find(&hub->peers, &order->to);
+    bool stands = peer != NULL && !order->again && peer->task.version == order->version;
+    if (stands) rft_peer_refund(peer, payload, hub->store->manifest->frames[order->sequence].bytes);
 }

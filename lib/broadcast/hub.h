@@ -122,6 +122,7 @@ typedef struct rft_frame_order {
     rft_peer_id to;
     uint64_t version;
     uint32_t sequence;
+    bool again; /* it was asked for again */
     rft_coding coding;
     uint32_t ready; /* frames that are ready now */
 } rft_frame_order;
@@ -130,6 +131,8 @@ typedef struct rft_frame_order {
 bool rft_hub_wants_frames(const rft_hub *hub);
 /* Takes the next frame that somebody may be sent, each worker in turn; false if there is none. */
 bool rft_hub_next_frame(rft_hub *hub, rft_frame_order *out);
+/* The frame has been sent, with so many bytes of payload. */
+void rft_hub_frame_sent(rft_hub *hub, const rft_frame_order *order, uint64_t payload);
 
 /* ---- A version (round.c) */
 

@@ -33,8 +33,9 @@ static void answer_pull(rft_hub *hub, rft_peer *peer, const rft_message *message
     (void)hub, (void)now;
     rft_task *task = &peer->task;
     if (!is_task(peer, message->as.pull.version)) return;
-    uint64_t credits = (uint64_t)task->credits + message->as.pull.credits;
-    task->credits = credits > peer->window ? peer->window : (uint32_t)credits;
+    int64_t most = (int64_t)peer->window * RFT_CREDIT;
+    int64_t credits = task->credits + (int64_t)message->as.pull.credits * RFT_CREDIT;
+    task->credits = (int32_t)(credits < most ? credits : most);
 }
 
 static uint32_t read_u32(const unsigned char *at)

@@ -3,9 +3,9 @@
  *
  * Through the socket: the window of credits is kept full, frames go into the assembly (which copies
  * and digests them), and when all are in and SEAL is known, the assembly verifies. What lies in
- * memory of the publisher is in intake_mapped.c. The window counts frames that were asked for with
- * PULL; as many may be asked for again with RESEND, and no more wait at once. Knows nothing of
- * connections, commits or users.
+ * memory of the publisher is in intake_mapped.c. The window bounds the credits granted with PULL
+ * (wire/credit.h); as many frames may be asked for again with RESEND, and no more wait at once.
+ * Knows nothing of connections, commits or users.
  */
 #include "broadcast/intake.h"
 
@@ -13,6 +13,7 @@
 
 #include "base/alloc.h"
 #include "base/clock.h"
+#include "wire/credit.h"
 
 /* Missing frames named in one RESEND; what is missing beyond them follows at the next beat. */
 #define RESEND_MOST 64u
@@ -95,7 +96,6 @@ refit_status rft_intake_offer(rft_intake *intake, const rft_message *offer, rft_
     intake->deadline = rft_after_ms(now, offer->as.offer.deadline_ms);
     intake->sealed = false;
     intake->window = window;
-    intake->asked = 0;
     intake->in_flight = 0;
     intake->quiet_since = 0;
     return REFIT_OK;
@@ -132,19 +132,28 @@ static refit_status prepare_assembly(rft_intake *intake, const unsigned char *ba
     return REFIT_OK;
 }
 
-/* Tops up the window once half of it is used, so that credits do not cost a message a frame. */
+/* Tops up the window once half of it is used, so that credits do not cost a message a frame, and
+ * grants none that no frame is left for. */
 static void pull(rft_intake *intake)
 {
-    uint32_t left = intake->catalog->manifest->frame_count - intake->asked;
-    uint32_t room = intake->window - intake->in_flight;
-    uint32_t credits = room < left ? room : left;
-    if (credits == 0 || (intake->in_flight > intake->window / 2 && credits < left)) return;
-    intake->asked += credits;
-    intake->in_flight += credits;
+    uint32_t left = intake->catalog->manifest->frame_count - rft_assembly_taken(intake->assembly);
+    bool last = left <= intake->window;
+    int32_t room = (int32_t)(last ? left : intake->window) * RFT_CREDIT - intake->in_flight;
+    bool waits = !last && intake->in_flight > (int32_t)intake->window * RFT_CREDIT / 2;
+    if (room < RFT_CREDIT || waits) return;
     rft_message message = {.kind = RFT_PULL};
     message.as.pull.version = intake->version;
-    message.as.pull.credits = credits;
+    message.as.pull.credits = (uint32_t)(room / RFT_CREDIT);
+    intake->in_flight += room / RFT_CREDIT * RFT_CREDIT;
     intake->sender.send(intake->sender.user, &message);
+}
+
+/* What has arrived no longer counts; a frame that comes twice was sent once without a credit. */
+static void use_credit(rft_intake *intake, uint32_t sequence, uint64_t payload)
+{
+    const rft_manifest *manifest = intake->catalog->manifest;
+    if (sequence >= manifest->frame_count || intake->in_flight <= 0) return;
+    intake->in_flight -= rft_credit_cost(payload, manifest->frames[sequence].bytes);
 }
 
 /* Verifies once SEAL and all frames are there. */
@@ -204,13 +213,13 @@ refit_status rft_intake_frame(rft_intake *intake, const rft_message *frame, rft_
                 frame->as.frame.version == intake->version;
     if (!ours) return REFIT_OK;
     intake->quiet_since = 0;
-    if (intake->in_flight > 0) intake->in_flight--;
     intake->bytes_received += payload.count;
     refit_status status = rft_assembly_take(intake->assembly, frame, payload, error);
     if (status == REFIT_ERR_CORRUPT) {
         intake->bad_frames++;
-        intake->in_flight++;
         status = ask_again(intake, &frame->as.frame.sequence, 1, error);
+    } else {
+        use_credit(intake, frame->as.frame.sequence, payload.count);
     }
     RFT_TRY(status);
     pull(intake);
@@ -251,8 +260,9 @@ refit_status rft_intake_beat(rft_intake *intake, uint32_t heartbeat_ms, int64_t 
     if (!fetching || !intake->sealed || !is_quiet(intake, heartbeat_ms, now)) return REFIT_OK;
     intake->quiet_since = now;
     uint32_t frames = intake->catalog->manifest->frame_count;
-    /* Which of the missing frames were sent and lost cannot be known, but their number can. */
-    uint32_t lost = intake->asked == frames ? intake->window : intake->in_flight;
+    /* Which of the missing frames were sent and lost cannot be known. While some are not sent yet,
+     * it is the window that lost ones have used up. */
+    uint32_t lost = intake->window;
     uint32_t missing[RESEND_MOST];
     uint32_t count = 0;
     uint32_t next = rft_assembly_missing(intake->assembly, 0, frames);

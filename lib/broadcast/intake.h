@@ -61,9 +61,9 @@ typedef struct rft_intake {
     rft_assembly *assembly;        /* of assembly_catalog; kept for the next version */
     rft_catalog *assembly_catalog; /* the manifest it was opened for */
     uint16_t *resends;             /* how often each frame was asked for again */
-    uint32_t window;               /* frames in flight at most */
-    uint32_t asked;                /* frames asked for so far, repeats left out */
-    uint32_t in_flight;            /* of these, not yet arrived */
+    uint32_t window;               /* credits in flight at most */
+    int32_t in_flight;             /* parts of credits that were granted and are not used up by
+                                      what has arrived; a frame may use more than is left */
     int64_t quiet_since; /* first beat since the last frame, or the last asking; 0: none */
 
     uint64_t bytes_received; /* payload, since the intake was opened */

@@ -160,6 +160,13 @@ void rft_peer_take_back(rft_peer *peer, uint64_t version)
     }
 }
 
+bool rft_peer_has_credit(const rft_peer *peer)
+{
+    const rft_task *task = &peer->task;
+    bool open = task->stage == RFT_STAGE_OFFERED && task->path == REFIT_PATH_SOCKET;
+    return open && task->credits > 0;
+}
+
 bool rft_peer_next_frame(rft_peer *peer, const rft_store *store, uint32_t *sequence, bool *again)
 {
     rft_task *task = &peer->task;
@@ -170,10 +177,15 @@ bool rft_peer_next_frame(rft_peer *peer, const rft_store *store, uint32_t *seque
         memmove(task->resend, task->resend + 1, --task->resend_count * sizeof task->resend[0]);
         return true;
     }
-    if (!open || task->credits == 0 || task->cursor >= store->ready_count) return false;
-    task->credits--;
+    if (!rft_peer_has_credit(peer) || task->cursor >= store->ready_count) return false;
+    task->credits -= RFT_CREDIT;
     *sequence = store->ready[task->cursor++];
     return true;
+}
+
+void rft_peer_refund(rft_peer *peer, uint64_t payload, uint64_t bytes)
+{
+    peer->task.credits += RFT_CREDIT - rft_credit_cost(payload, bytes);
 }
 
 void rft_peer_describe(const rft_peer *peer, refit_worker_info *info)

@@ -9,6 +9,7 @@
 
 #include "broadcast/channel.h"
 #include "broadcast/store.h"
+#include "wire/credit.h"
 #include "wire/message.h"
 
 #define RFT_RESEND_ROOM 64u
@@ -31,10 +32,10 @@ typedef enum rft_stage {
 typedef struct rft_task {
     rft_stage stage;
     uint64_t version;
-    uint64_t base;    /* version that its frames may leave blocks out against; 0: none */
-    refit_path path;  /* anything but SOCKET: it reads the slot, no frames are sent */
-    uint32_t credits; /* frames it may be sent */
-    uint32_t cursor;  /* how many of the ready frames it has been sent */
+    uint64_t base;   /* version that its frames may leave blocks out against; 0: none */
+    refit_path path; /* anything but SOCKET: it reads the slot, no frames are sent */
+    int32_t credits; /* in parts (wire/credit.h): while any is left it may be sent a frame */
+    uint32_t cursor; /* how many of the ready frames it has been sent */
     uint32_t resend[RFT_RESEND_ROOM];
     uint32_t resend_count;
     uint64_t resent; /* frames that it asked for again so far */
@@ -109,8 +110,14 @@ refit_path rft_peer_reads(const rft_peer *peer, uint64_t version);
 void rft_peer_lend(rft_peer *peer, uint64_t version, refit_path path);
 void rft_peer_take_back(rft_peer *peer, uint64_t version);
 
-/* The next frame to send it: its place among `ready`, or one asked for again. False: none now. */
+/* Whether it may be sent a frame that nobody asked for again. */
+bool rft_peer_has_credit(const rft_peer *peer);
+/* The next frame to send it: its place among `ready`, or one asked for again, which takes no
+ * credit. False: none now. */
 bool rft_peer_next_frame(rft_peer *peer, const rft_store *store, uint32_t *sequence, bool *again);
+/* Gives back what of its credit the frame did not take, once that is known: so much of its bytes
+ * travelled. */
+void rft_peer_refund(rft_peer *peer, uint64_t payload, uint64_t bytes);
 
 void rft_peer_describe(const rft_peer *peer, refit_worker_info *info);
 

@@ -116,8 +116,10 @@ static bool send_frames(refit_publisher *publisher)
         publisher->sending = false;
         publisher->coded = rft_frames_count(publisher->frames);
         rft_cond_wake_all(&publisher->changed);
-        publisher->sent_bytes += status == REFIT_OK ? bytes : 0;
-        if (status != REFIT_OK) {
+        if (status == REFIT_OK) {
+            publisher->sent_bytes += bytes;
+            rft_hub_frame_sent(&publisher->hub, &order, bytes);
+        } else {
             rft_hub_unreachable(&publisher->hub, &order.to, status, rft_now());
         }
     }

@@ -115,7 +115,8 @@ const rft_option rft_options[] = {
      "lossy ones. At most limits.frame_bytes."},
     {"broadcast.window", IN(broadcast_window), RFT_COUNT, "8", 1, 4096, "frames",
      "Frames that a worker asks for ahead. It needs so many frames of memory; raise it for links "
-     "with a long delay. At most limits.window."},
+     "with a long delay. Of frames of which little travels there may be up to 16 times as many. At "
+     "most limits.window."},
     {"broadcast.commit", IN(broadcast_commit), RFT_CHOICE, "all", 0, REFIT_COMMIT_QUORUM,
      "all|quorum",
      "A version counts once every worker that was subscribed when it began has staged it, or, "

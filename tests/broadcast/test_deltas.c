@@ -412,6 +412,30 @@ static void a_straggler_gets_what_was_coded_for_others(void **state)
     }
 }
 
+/* Small frames share credits, and none of them is left over for a beat to find. */
+static void frames_of_all_sizes_fit_through_the_smallest_window(void **state)
+{
+    (void)state;
+    for (uint32_t window = 1; window <= 3; window++) {
+        theatre play;
+        begin_play(&play, 20 + window, 2);
+        play.config.broadcast_window = window;
+        play.config.broadcast_frame_bytes = 64 * 1024;
+        play.config.broadcast_delta = REFIT_DELTA_ALWAYS;
+        play.config.broadcast_heartbeat_ms = 20000;
+        play.config.broadcast_heartbeat_timeout_ms = 60000;
+        open_play(&play);
+        crew_member *member = hire(&play);
+        for (int round = 0; round < 12; round++) {
+            change_model(&play);
+            uint64_t version = publish(&play);
+            assert_int_equal(crew_wait(member, version, 1), model_digest(&play));
+        }
+        assert_int_equal(figures(&play).publish_resent_frames, 0);
+        end_play(&play);
+    }
+}
+
 static void *commit(void *user)
 {
     theatre *play = user;
@@ -461,6 +485,7 @@ int main(void)
         cmocka_unit_test(who_does_not_say_it_can_gets_no_sparse_blocks),
         cmocka_unit_test(a_straggler_gets_what_was_coded_for_others),
         cmocka_unit_test(a_straggler_alone_gets_the_same_bytes),
+        cmocka_unit_test(frames_of_all_sizes_fit_through_the_smallest_window),
     };
     return cmocka_run_group_tests_name("deltas", tests, NULL, NULL);
 }

@@ -200,7 +200,66 @@ static void credits_bound_what_is_in_flight(void **state)
     for (int i = 0; i < 20; i++) {
         hub_bench_say(&bench, 1, &pull);
     }
-    assert_int_equal(hub_bench_peer(&bench, 1)->task.credits, 4);
+    assert_int_equal(hub_bench_peer(&bench, 1)->task.credits, 4 * RFT_CREDIT);
+    hub_bench_close(&bench);
+}
+
+/* Of one credit: so many frames, of which each has `parts` sixteenths of its bytes to carry. */
+static uint32_t frames_for_a_credit(hub_bench *bench, uint64_t parts)
+{
+    rft_frame_order order;
+    rft_message pull = hub_pull(1, 1);
+    uint32_t count = 0;
+    hub_bench_say(bench, 1, &pull);
+    while (rft_hub_next_frame(&bench->hub, &order)) {
+        uint64_t bytes = bench->store->manifest->frames[order.sequence].bytes;
+        rft_hub_frame_sent(&bench->hub, &order, bytes / RFT_CREDIT * parts);
+        count++;
+    }
+    return count;
+}
+
+static void small_frames_share_a_credit_and_debts_are_paid(void **state)
+{
+    (void)state;
+    hub_bench bench;
+    hub_bench_open(&bench, 2, false);
+    hub_bench_join(&bench, 1, false);
+    hub_bench_begin(&bench, 1);
+    hub_bench_write(&bench);
+    const rft_task *task = &hub_bench_peer(&bench, 1)->task;
+    assert_int_equal(frames_for_a_credit(&bench, RFT_CREDIT), 1);
+    assert_int_equal(task->credits, 0);
+    assert_int_equal(frames_for_a_credit(&bench, 9), 2);
+    assert_int_equal(task->credits, -2);
+    assert_int_equal(frames_for_a_credit(&bench, 15), 1);
+    assert_int_equal(task->credits, -1);
+    uint32_t left = bench.store->manifest->frame_count - task->cursor;
+    assert_true(left > 1 && left < RFT_CREDIT - 1);
+    assert_int_equal(frames_for_a_credit(&bench, 0), left);
+    hub_bench_close(&bench);
+}
+
+/* What was asked for again took no credit, and a version that is gone has none. */
+static void only_frames_that_took_a_credit_give_some_of_it_back(void **state)
+{
+    (void)state;
+    hub_bench bench;
+    rft_frame_order order = {.version = 1, .again = true};
+    hub_bench_open(&bench, 2, false);
+    hub_bench_join(&bench, 1, false);
+    hub_bench_begin(&bench, 1);
+    order.to = hub_bench_peer(&bench, 1)->id;
+    rft_hub_frame_sent(&bench.hub, &order, 0);
+    order.again = false;
+    order.version = 2;
+    rft_hub_frame_sent(&bench.hub, &order, 0);
+    assert_int_equal(hub_bench_peer(&bench, 1)->task.credits, 0);
+    order.version = 1;
+    rft_hub_frame_sent(&bench.hub, &order, 0);
+    assert_int_equal(hub_bench_peer(&bench, 1)->task.credits, RFT_CREDIT - 1);
+    memset(order.to.bytes, 0x5a, sizeof order.to.bytes);
+    rft_hub_frame_sent(&bench.hub, &order, 0);
     hub_bench_close(&bench);
 }
 
@@ -344,6 +403,8 @@ int main(void)
         cmocka_unit_test(what_only_publishers_say_turns_a_worker_out),
         cmocka_unit_test(beats_come_in_time_and_only_to_the_subscribed),
         cmocka_unit_test(credits_bound_what_is_in_flight),
+        cmocka_unit_test(small_frames_share_a_credit_and_debts_are_paid),
+        cmocka_unit_test(only_frames_that_took_a_credit_give_some_of_it_back),
         cmocka_unit_test(workers_take_turns),
         cmocka_unit_test(worker_that_comes_and_goes_is_remembered_once),
         cmocka_unit_test(beat_tells_what_was_applied_after_all),

@@ -12,6 +12,7 @@
 #include "base/clock.h"
 #include "session_bench.h"
 #include "tests/support/failing_alloc.h"
+#include "wire/credit.h"
 
 /* ---- A version */
 
@@ -37,6 +38,15 @@ static void a_version_is_staged_committed_and_applied(void **state)
     assert_int_equal(bench_said(bench, RFT_RELEASED)->as.commit.version, 1);
 }
 
+static uint32_t credits_granted(const session_bench *bench)
+{
+    uint32_t credits = 0;
+    for (uint32_t i = 0; i < bench->said_count; i++) {
+        if (bench->said[i].kind == RFT_PULL) credits += bench->said[i].as.pull.credits;
+    }
+    return credits;
+}
+
 static void credits_fill_the_window_and_ask_for_each_frame_once(void **state)
 {
     session_bench *bench = *state;
@@ -45,16 +55,35 @@ static void credits_fill_the_window_and_ask_for_each_frame_once(void **state)
     uint32_t frames = bench_sample(bench, 1)->manifest->frame_count;
     assert_true(frames > 4);
     for (uint32_t i = 0; i < frames; i++) {
-        uint32_t asked = 0;
-        for (uint32_t m = 0; m < bench->said_count; m++) {
-            if (bench->said[m].kind == RFT_PULL) asked += bench->said[m].as.pull.credits;
-        }
-        assert_true(asked > i);
-        assert_true(asked - i <= 4);
+        uint32_t credits = credits_granted(bench);
+        assert_true(credits > i);
+        assert_true(credits - i <= 4);
         bench_frame(bench, 1, 0, i, false);
     }
-    assert_int_equal(bench->session.intake.asked, frames);
+    assert_int_equal(credits_granted(bench), frames);
     assert_int_equal(bench->session.intake.in_flight, 0);
+}
+
+/* Of the first tensor nothing changed, and its two frames have no payload. */
+static void small_frames_take_a_part_of_a_credit(void **state)
+{
+    session_bench *bench = *state;
+    bench_join(bench, BENCH_EPOCH);
+    bench_apply(bench, 2, 0);
+    bench_forget(bench);
+    bench_offer(bench, 3, 2);
+    assert_int_equal(credits_granted(bench), 4);
+    bench_frame(bench, 3, 2, 0, false);
+    bench_frame(bench, 3, 2, 1, false);
+    assert_int_equal(credits_granted(bench), 4);
+    assert_int_equal(bench->session.intake.in_flight, 4 * RFT_CREDIT - 2);
+    bench_frame(bench, 3, 2, 2, false);
+    bench_frame(bench, 3, 2, 3, true);
+    assert_int_equal(bench->session.intake.in_flight, 3 * RFT_CREDIT - 2);
+    for (uint32_t i = 3; i < bench_sample(bench, 3)->manifest->frame_count; i++)
+        bench_frame(bench, 3, 2, i, false);
+    bench_hear(bench, sample_seal(bench_sample(bench, 3)));
+    assert_int_equal(bench_state(bench), STAGED);
 }
 
 static void frames_come_in_any_order_and_twice(void **state)
@@ -460,6 +489,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         BENCH_TEST(a_version_is_staged_committed_and_applied),
         BENCH_TEST(credits_fill_the_window_and_ask_for_each_frame_once),
+        BENCH_TEST(small_frames_take_a_part_of_a_credit),
         BENCH_TEST(frames_come_in_any_order_and_twice),
         BENCH_TEST(same_blocks_come_from_the_version_held),
         BENCH_TEST(a_base_that_is_not_held_fails_as_stale),

@@ -121,7 +121,7 @@ typedef struct refit_config {
     int32_t broadcast_gpu;     /* refit_gpu */
     uint32_t broadcast_slots;  /* copies of the weights in the store: 1 or 2 */
     uint64_t broadcast_frame_bytes;          /* bytes of one frame */
-    uint32_t broadcast_window;               /* frames a worker asks for ahead */
+    uint32_t broadcast_window;               /* whole frames a worker asks for ahead */
     int32_t broadcast_commit;                /* refit_commit_policy */
     uint32_t broadcast_quorum;               /* workers, with commit: quorum */
     uint32_t broadcast_stage_timeout_ms;     /* from commit() until all have staged */
