@@ -7,6 +7,7 @@
  */
 #include "kernels/digest.h"
 
+#include <stdatomic.h>
 #include <stdbool.h>
 #include <string.h>
 
@@ -84,8 +85,9 @@ uint64_t rft_digest_part(const void *data, size_t bytes, uint64_t offset)
     return sum + scalar_part(from + body, bytes - body, key_of(offset + body));
 }
 
-/* Fetches the bytes from memory once: the wide form copies what it reads; the scalar one reads what
- * it copies, piece after piece. */
+/* Fetches the bytes from memory once: the wide form copies what it reads; the scalar one reads the
+ * copy, piece after piece. So the sum is that of the copy, even where the source changes meanwhile:
+ * the fence keeps the compiler from reading the source for the copy. */
 static uint64_t copy_through_cache(char *to, const char *from, size_t bytes, uint64_t offset)
 {
     uint64_t sum = 0;
@@ -94,7 +96,8 @@ static uint64_t copy_through_cache(char *to, const char *from, size_t bytes, uin
     while (done != bytes) {
         size_t piece = bytes - done < CACHED ? bytes - done : CACHED;
         memcpy(to + done, from + done, piece);
-        sum += scalar_part(from + done, piece, key_of(offset + done));
+        atomic_signal_fence(memory_order_acq_rel);
+        sum += scalar_part(to + done, piece, key_of(offset + done));
         done += piece;
     }
     return sum;

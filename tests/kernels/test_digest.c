@@ -6,6 +6,8 @@
 #include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
+#include <unistd.h>
 
 #include <cmocka.h>
 
@@ -208,6 +210,48 @@ static void pieces_have_the_parts_of_their_bytes(void **state)
     on_every_level(check_pieces);
 }
 
+/* The same memory twice: what is written to one place is read at the other. */
+#define SHARED ((size_t)2 << 20)
+
+static unsigned char *shared_at[2];
+
+/* A source that changes while it is copied, as a weight does that is trained on meanwhile: it is a
+ * part of the target, some bytes on. Each byte of the target is written once, so it must be what
+ * the sum was made of. */
+static void check_changing_by(copy_fn copy)
+{
+    static const size_t sizes[] = {1, 7, 8, 40, 200, 255, 523, 4107, 40009, 300001, (1 << 20) + 77};
+    for (size_t i = 0; i < sizeof sizes / sizeof sizes[0]; i++) {
+        for (size_t ahead = 1; ahead < 40; ahead += 6) {
+            memcpy(shared_at[0], data, SHARED);
+            uint64_t sum = copy(shared_at[1] + ahead, shared_at[0], sizes[i], 8);
+            assert_int_equal(sum, oracle(shared_at[1] + ahead, sizes[i], 8));
+        }
+    }
+}
+
+static void check_changing(void)
+{
+    check_changing_by(rft_digest_copy_part);
+    check_changing_by(rft_digest_copy_piece);
+}
+
+static void the_digest_is_that_of_the_copy_where_the_source_changes(void **state)
+{
+    (void)state;
+    int file = memfd_create("digest", MFD_CLOEXEC);
+    assert_true(file >= 0);
+    assert_int_equal(ftruncate(file, (off_t)SHARED), 0);
+    for (int i = 0; i < 2; i++) {
+        shared_at[i] = mmap(NULL, SHARED, PROT_READ | PROT_WRITE, MAP_SHARED, file, 0);
+        assert_true(shared_at[i] != MAP_FAILED);
+    }
+    on_every_level(check_changing);
+    for (int i = 0; i < 2; i++)
+        (void)munmap(shared_at[i], SHARED);
+    (void)close(file);
+}
+
 static void check_flips(void)
 {
     enum { BYTES = 523 };
@@ -271,6 +315,7 @@ int main(void)
         cmocka_unit_test(large_parts_equal_the_oracle),
         cmocka_unit_test(parts_add_up_to_the_whole),
         cmocka_unit_test(pieces_have_the_parts_of_their_bytes),
+        cmocka_unit_test(the_digest_is_that_of_the_copy_where_the_source_changes),
         cmocka_unit_test(every_flipped_bit_is_seen),
         cmocka_unit_test(every_swapped_pair_is_seen),
         cmocka_unit_test(zeros_at_the_end_are_seen),
