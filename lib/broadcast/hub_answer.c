@@ -170,7 +170,15 @@ static void answer_released(rft_hub *hub, rft_peer *peer, const rft_message *mes
     rft_peer_take_back(peer, message->as.commit.version);
 }
 
-/* Its base was not there after all: the same version once more, whole. */
+/* Its base is not there after all, or not what was committed, as once somebody wrote into it. What
+ * differs in a block that travels as the same is only seen by the digests at the end: CORRUPT. */
+static bool has_bad_base(const rft_task *task, refit_status code)
+{
+    bool fetching = task->stage == RFT_STAGE_OFFERED && task->base != 0;
+    return fetching && (code == REFIT_ERR_STALE || code == REFIT_ERR_CORRUPT);
+}
+
+/* The same version once more, built on nothing. */
 static void offer_whole(rft_hub *hub, rft_peer *peer, int64_t now)
 {
     peer->held = (rft_held){0};
@@ -207,12 +215,13 @@ static void answer_failed(rft_hub *hub, rft_peer *peer, const rft_message *messa
     }
     if (!message->as.failed.kept) peer->held = (rft_held){0};
     if (!current && version != 0) return;
-    bool fetching = current && peer->task.stage == RFT_STAGE_OFFERED;
-    if (fetching && code == REFIT_ERR_STALE && peer->task.base != 0) {
+    rft_view_print(message->as.failed.reason, reason, sizeof reason);
+    if (current && has_bad_base(&peer->task, code)) {
+        rft_log(REFIT_LOG_WARNING, "worker %s is sent version %" PRIu64 " whole: %s", peer->name,
+                version, reason);
         offer_whole(hub, peer, now);
         return;
     }
-    rft_view_print(message->as.failed.reason, reason, sizeof reason);
     rft_log(REFIT_LOG_WARNING, "worker %s failed with version %" PRIu64 ": %s", peer->name, version,
             reason);
     peer->failed_version = peer->task.version;

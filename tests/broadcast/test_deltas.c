@@ -474,6 +474,73 @@ static void a_straggler_alone_gets_the_same_bytes(void **state)
     }
 }
 
+/* ---- A base that is not what it was */
+
+/* An engine that writes where it may only read. */
+static void scribble_on(const refit_update *update, uint32_t index)
+{
+    refit_tensor tensor = {.size = sizeof tensor};
+    const void *bytes = NULL;
+    assert_int_equal(refit_update_tensor(update, index, &tensor, &bytes, NULL), REFIT_OK);
+    ((unsigned char *)(uintptr_t)bytes)[tensor.bytes - 1] ^= 1;
+}
+
+static void check_update(const theatre *play, const refit_update *update)
+{
+    for (uint32_t i = 0; i < TENSORS; i++) {
+        refit_tensor tensor = {.size = sizeof tensor};
+        const void *bytes = NULL;
+        assert_int_equal(refit_update_tensor(update, i, &tensor, &bytes, NULL), REFIT_OK);
+        assert_memory_equal(bytes, play->bytes[i], play->tensors[i].bytes);
+    }
+}
+
+/* Publishes, and is the worker as well. The bytes that were sent for it. */
+static uint64_t publish_to(theatre *play, refit_subscriber *subscriber, bool scribbles)
+{
+    rft_thread thread;
+    refit_error error;
+    refit_update *update = NULL;
+    uint64_t sent = figures(play).publish_sent_bytes_total;
+    begin_and_write(play);
+    assert_int_equal(rft_thread_start(&thread, "commit", commit, play, NULL), REFIT_OK);
+    if (refit_subscriber_next(subscriber, WAIT_MS, &update, &error) != REFIT_OK)
+        fail_msg("%s", error.text);
+    check_update(play, update);
+    if (scribbles) scribble_on(update, 3);
+    assert_int_equal(refit_update_accept(update, NULL), REFIT_OK);
+    refit_update_close(update);
+    rft_thread_join(thread);
+    assert_int_equal(play->status, REFIT_OK);
+    return figures(play).publish_sent_bytes_total - sent;
+}
+
+/* What it changed travels as the same: only the digest at the end tells. */
+static void a_base_that_was_written_over_is_replaced_by_the_next_version(void **state)
+{
+    (void)state;
+    for (uint32_t slots = 1; slots <= 2; slots++) {
+        theatre play;
+        refit_subscriber *subscriber = NULL;
+        begin_play(&play, 30 + slots, slots);
+        open_play(&play);
+        const char *endpoint = refit_publisher_endpoint(play.publisher);
+        assert_int_equal(refit_subscriber_open(endpoint, &play.config, &subscriber, NULL),
+                         REFIT_OK);
+        wait_workers(&play, 1);
+        (void)publish_to(&play, subscriber, true);
+        change_tensor(&play, 0, 100);
+        uint64_t whole = figures(&play).publish_bytes_last;
+        assert_true(publish_to(&play, subscriber, false) > whole);
+        for (int round = 0; round < 2; round++) {
+            change_tensor(&play, 0, 100);
+            assert_true(publish_to(&play, subscriber, false) < whole / 20);
+        }
+        refit_subscriber_close(subscriber);
+        end_play(&play);
+    }
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -486,6 +553,7 @@ int main(void)
         cmocka_unit_test(a_straggler_gets_what_was_coded_for_others),
         cmocka_unit_test(a_straggler_alone_gets_the_same_bytes),
         cmocka_unit_test(frames_of_all_sizes_fit_through_the_smallest_window),
+        cmocka_unit_test(a_base_that_was_written_over_is_replaced_by_the_next_version),
     };
     return cmocka_run_group_tests_name("deltas", tests, NULL, NULL);
 }
