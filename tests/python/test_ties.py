@@ -105,6 +105,17 @@ def test_a_tie_that_a_version_keeps_may_come_in_any_memory(way: Way, torch_devic
     assert worker.seen == [{"a": bytes_of(x), "b": bytes_of(x)} for x in (1, 2, 3)]
 
 
+def test_the_tied_one_may_be_sent_before_the_one_that_travels() -> None:
+    with pair() as (publisher, worker):
+        both = one(1)
+        publisher.publish({"a": both, "b": both})
+        two_mappings(publisher, ("b", one(2)), ("a", one(2)))
+        with pytest.raises(InvalidError, match="declared as tied"):
+            two_mappings(publisher, ("b", one(3)), ("a", one(4)))
+        assert [spec.alias_of for spec in publisher.declared] == [None, "a"]
+    assert worker.seen == [{"a": bytes_of(x), "b": bytes_of(x)} for x in (1, 2)]
+
+
 def test_memory_that_changed_between_two_calls_is_no_tie_trap_31() -> None:
     memory = one(1)
     with Publisher(LOCAL) as publisher:

@@ -264,9 +264,16 @@ def _declare(publisher: "Publisher", weights: Sequence[Tensors]) -> None:
         if found is None:
             return
         specs.extend(found)
-    known = set(publisher.declared)
-    if not known.issuperset(specs):
+    if not _has_all(publisher.declared, specs):
         publisher.declare(specs)
+
+
+def _has_all(declared: Sequence[TensorSpec], specs: Sequence[TensorSpec]) -> bool:
+    """A tensor that comes without the one that it is tied to looks like one of its own; the bytes
+    of the two are compared when the other one has come."""
+    here = {one.name for one in specs}
+    seen = (one if one.alias_of in here else one._replace(alias_of=None) for one in declared)
+    return set(seen).issuperset(specs)
 
 
 def _specs_of(weights: Tensors) -> Sequence[TensorSpec] | None:
