@@ -1,16 +1,19 @@
 """Ties hold in every version: however its tensors come, none takes another's place in silence."""
 
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from broadcasting import LOCAL, pair
+from broadcasting import LOCAL, contents, pair
+from refit.archive import Archive
 from refit.controller import Controller
 from refit.errors import InvalidError, UnsupportedError
 from refit.manifest import Alias, TensorSpec, Typed
 from refit.publisher import Publisher
 from refit.transaction import Transaction
+from refit.update import Update
 from refit.weights import named_weights
 
 Pair = tuple[str, torch.Tensor]
@@ -114,6 +117,34 @@ def test_the_tied_one_may_be_sent_before_the_one_that_travels() -> None:
             two_mappings(publisher, ("b", one(3)), ("a", one(4)))
         assert [spec.alias_of for spec in publisher.declared] == [None, "a"]
     assert worker.seen == [{"a": bytes_of(x), "b": bytes_of(x)} for x in (1, 2)]
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_a_tensor_may_be_tied_to_one_that_comes_after_it(way: Way, tmp_path: Path) -> None:
+    """As other publishers may declare it; from the trainer to the worker, its model and a file."""
+    model = {"a": one(0), "b": one(0)}
+
+    def take(update: Update) -> Any:
+        into = {"a": one(0), "b": one(0)}
+        archive.keep(update)
+        update.load_into(into)
+        if worker.subscriber._current.bound is None:
+            worker.subscriber.bind(model)
+        update.apply()
+        ties = {view.name: view.alias_of for view in update.views()}
+        return ties, update.nbytes, contents(update), [into["a"][0].item(), model["a"][0].item()]
+
+    with Archive(tmp_path / "kept", write=True) as archive, pair(take) as (publisher, worker):
+        publisher.declare([TensorSpec("a", "F32", (4,), "b"), TensorSpec("b", "F32", (4,))])
+        for value in (1.0, 2.0):
+            way(publisher, ("a", one(value)), ("b", one(value)))
+        assert not worker.failures
+        kept = [archive.read(version) for version in (1, 2)]
+    for value, seen, snapshot in zip((1, 2), worker.seen, kept, strict=True):
+        bytes_here = {"a": bytes_of(value), "b": bytes_of(value)}
+        assert seen == ({"a": "b", "b": None}, 16, bytes_here, [value, value])
+        assert {name: bytes(view.bytes) for name, view in snapshot.items()} == bytes_here
+        assert [view.alias_of for view in snapshot.values()] == ["b", None]
 
 
 def test_memory_that_changed_between_two_calls_is_no_tie_trap_31() -> None:

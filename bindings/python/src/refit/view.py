@@ -38,14 +38,16 @@ def entries_of(count: int, tensor: Callable[[int, Any, Any], None]) -> dict[str,
     raw = _abi.refit_tensor(size=ctypes.sizeof(_abi.refit_tensor))
     place = ctypes.c_void_p()
     entries: dict[str, Entry] = {}
-    names: list[str] = []
+    ties: list[tuple[str, int]] = []
     for index in range(count):
         tensor(index, ctypes.byref(raw), ctypes.byref(place))
-        name = raw.name.decode()
-        names.append(name)
-        tied = None if raw.alias_of == _NO_ALIAS else names[raw.alias_of]
-        shape = tuple(raw.shape[: raw.rank])
-        entries[name] = Entry(dtypes.by_number(raw.dtype), shape, place.value or 0, tied)
+        name, shape = raw.name.decode(), tuple(raw.shape[: raw.rank])
+        entries[name] = Entry(dtypes.by_number(raw.dtype), shape, place.value or 0, None)
+        if raw.alias_of != _NO_ALIAS:
+            ties.append((name, raw.alias_of))
+    names = tuple(entries)
+    for name, original in ties:  # last, since it may be tied to one that comes after it
+        entries[name] = entries[name]._replace(alias_of=names[original])
     return entries
 
 
