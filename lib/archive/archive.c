@@ -7,20 +7,19 @@
 #include "archive/archive_reader.h"
 #include "archive/archive_state.h"
 #include "base/alloc.h"
+#include "config/resolve.h"
 
 static refit_status read_config(const refit_config *config, refit_archive_mode mode,
                                 refit_archive *archive, refit_error *error)
 {
-    refit_config defaults;
-    refit_config_init(&defaults, sizeof defaults);
-    if (config == NULL) config = &defaults;
-    RFT_TRY(refit_config_check(config, error));
-    archive->limits = rft_limits_from(config);
-    archive->frame_bytes = config->broadcast_frame_bytes;
-    archive->anchor_every = config->archive_anchor_every;
-    if (mode != REFIT_ARCHIVE_WRITE || config->broadcast_compress == REFIT_COMPRESS_NONE)
+    refit_config own;
+    RFT_TRY(rft_config_resolve(config, &own, error));
+    archive->limits = rft_limits_from(&own);
+    archive->frame_bytes = own.broadcast_frame_bytes;
+    archive->anchor_every = own.archive_anchor_every;
+    if (mode != REFIT_ARCHIVE_WRITE || own.broadcast_compress == REFIT_COMPRESS_NONE)
         return REFIT_OK;
-    return rft_packer_open(config->broadcast_compress_level, &archive->packer, error);
+    return rft_packer_open(own.broadcast_compress_level, &archive->packer, error);
 }
 
 refit_status refit_archive_open(const char *folder, refit_archive_mode mode,

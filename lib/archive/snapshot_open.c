@@ -12,6 +12,7 @@
 #include "archive/archive_chain.h"
 #include "archive/archive_disk.h"
 #include "base/alloc.h"
+#include "config/resolve.h"
 
 /* ---- Lists alone ---- */
 
@@ -89,13 +90,11 @@ static refit_status open_file(const char *path, const rft_limits *limits, refit_
 refit_status refit_snapshot_open(const char *path, const refit_config *config, refit_snapshot **out,
                                  refit_error *error)
 {
-    refit_config defaults;
-    refit_config_init(&defaults, sizeof defaults);
-    if (config == NULL) config = &defaults;
     RFT_REFUSE_IF(path == NULL || out == NULL, error, REFIT_ERR_INVALID,
                   "refit_snapshot_open needs a path and `out`");
-    RFT_TRY(refit_config_check(config, error));
-    const rft_limits limits = rft_limits_from(config);
+    refit_config own;
+    RFT_TRY(rft_config_resolve(config, &own, error));
+    const rft_limits limits = rft_limits_from(&own);
     refit_snapshot *snapshot = rft_calloc(1, sizeof *snapshot);
     RFT_REFUSE_IF(snapshot == NULL, error, REFIT_ERR_HOST_MEMORY, "no memory for a snapshot");
     refit_status status = open_file(path, &limits, snapshot, error);

@@ -1,0 +1,128 @@
+/*
+ * A refit_config of a program that was compiled against a shorter one: what is behind its end is
+ * not looked at, and has the defaults. Here nothing is behind its end but a page that must not be
+ * touched.
+ */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include <cmocka.h>
+
+#include "archive_rig.h"
+
+#define SMALLEST offsetof(refit_config, offload_slab_bytes)
+
+typedef struct guarded {
+    unsigned char *pages;
+    size_t room; /* in front of the page that must not be touched */
+    size_t page;
+} guarded;
+
+static guarded guarded_open(void)
+{
+    guarded memory = {.page = (size_t)sysconf(_SC_PAGESIZE)};
+    memory.room = (sizeof(refit_config) / memory.page + 1) * memory.page;
+    memory.pages = mmap(NULL, memory.room + memory.page, PROT_READ | PROT_WRITE,
+                        MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    assert_true(memory.pages != MAP_FAILED);
+    assert_int_equal(mprotect(memory.pages + memory.room, memory.page, PROT_NONE), 0);
+    return memory;
+}
+
+static void guarded_close(guarded *memory)
+{
+    assert_int_equal(munmap(memory->pages, memory->room + memory->page), 0);
+}
+
+/* The beginning of a config, right in front of that page. */
+static refit_config *shortened(const guarded *memory, const refit_config *config, size_t size)
+{
+    unsigned char *at = memory->pages + memory->room - size;
+    memcpy(at, config, size);
+    memcpy(at, &size, sizeof size); /* .size, which comes first */
+    return (refit_config *)(void *)at;
+}
+
+static void a_shorter_config_opens_archives_and_files(void **state)
+{
+    (void)state;
+    archive_rig rig;
+    char path[160];
+    refit_archive *archive;
+    refit_snapshot *snapshot;
+    guarded memory = guarded_open();
+    rig_open_with(&rig, 10, 2);
+    (void)snprintf(path, sizeof path, "%s", rig_path(&rig, 1));
+    refit_archive_close(rig.archive);
+    rig.archive = NULL;
+    for (size_t size = SMALLEST; size <= sizeof(refit_config); size += 8) {
+        const refit_config *config = shortened(&memory, &rig.config, size);
+        assert_int_equal(
+            refit_archive_open(rig.folder, REFIT_ARCHIVE_WRITE, config, &archive, NULL), REFIT_OK);
+        refit_archive_close(archive);
+        assert_int_equal(refit_archive_open(rig.folder, REFIT_ARCHIVE_READ, config, &archive, NULL),
+                         REFIT_OK);
+        refit_archive_close(archive);
+        assert_int_equal(refit_snapshot_open(path, config, &snapshot, NULL), REFIT_OK);
+        refit_snapshot_close(snapshot);
+    }
+    rig_close(&rig);
+    guarded_close(&memory);
+}
+
+static void what_a_shorter_config_has_counts_and_the_rest_is_default(void **state)
+{
+    (void)state;
+    archive_rig rig;
+    refit_archive *archive;
+    guarded memory = guarded_open();
+    char path[160];
+    rig_open_with(&rig, 10, 1);
+    (void)snprintf(path, sizeof path, "%s", rig_path(&rig, 0));
+    rig.config.limits_tensors = 3;
+    const refit_config *config =
+        shortened(&memory, &rig.config, offsetof(refit_config, limits_message_bytes));
+    refit_snapshot *snapshot;
+    assert_int_equal(refit_snapshot_open(path, config, &snapshot, NULL), REFIT_ERR_LIMIT);
+    refit_archive_close(rig.archive);
+    rig.config.limits_tensors = 1000;
+    rig.config.archive_anchor_every = 1; /* which the shortened one does not have */
+    config = shortened(&memory, &rig.config, offsetof(refit_config, archive_anchor_every) / 8 * 8);
+    assert_int_equal(refit_archive_open(rig.folder, REFIT_ARCHIVE_WRITE, config, &archive, NULL),
+                     REFIT_OK);
+    rig.archive = archive;
+    rig_keep(&rig, RIG_EPOCH, 2);
+    assert_int_equal(rig_info(&rig, 1).base, 1);
+    rig_close(&rig);
+    guarded_close(&memory);
+}
+
+static void a_config_that_was_never_initialised_is_refused(void **state)
+{
+    (void)state;
+    archive_rig rig;
+    refit_archive *archive;
+    refit_snapshot *snapshot;
+    rig_open_with(&rig, 10, 1);
+    refit_config config = {.size = SMALLEST - 1};
+    assert_int_equal(refit_archive_open(rig.folder, REFIT_ARCHIVE_READ, &config, &archive, NULL),
+                     REFIT_ERR_INVALID);
+    assert_int_equal(refit_snapshot_open(rig_path(&rig, 0), &config, &snapshot, NULL),
+                     REFIT_ERR_INVALID);
+    rig_close(&rig);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(a_shorter_config_opens_archives_and_files),
+        cmocka_unit_test(what_a_shorter_config_has_counts_and_the_rest_is_default),
+        cmocka_unit_test(a_config_that_was_never_initialised_is_refused),
+    };
+    return cmocka_run_group_tests_name("archive_config", tests, NULL, NULL);
+}
