@@ -2,7 +2,7 @@
  * Writing one version.
  *
  *     .next   header left out ─► manifest ─► frame, frame, … ─► digests, changes ─► header ─► fsync
- *     commit  .next renamed to its name ─► fsync of the folder
+ *     commit  .next renamed to its name ─► fsync of the folder; where that fails, removed again
  *     abort   .next removed
  *
  * The header, which says that the file is whole, is written when all else is there.
@@ -233,7 +233,15 @@ static refit_status check_written(refit_archive *archive, refit_error *error)
     return REFIT_OK;
 }
 
-static refit_status put_in_place(const refit_archive *archive, refit_error *error)
+static void list_written(refit_archive *archive)
+{
+    archive->entry.kind = archive->header.base == 0 ? RFT_ARCHIVE_ANCHOR : RFT_ARCHIVE_DELTA;
+    rft_archive_folder_add(&archive->folder, &archive->entry);
+}
+
+/* A name that may not last is taken away again; one that cannot be is in the list, as in the
+ * folder. Without it there, files that build on nothing would be left by a prune. */
+static refit_status put_in_place(refit_archive *archive, refit_error *error)
 {
     char name[RFT_ARCHIVE_NAME];
     const rft_archive_folder *folder = &archive->folder;
@@ -243,14 +251,16 @@ static refit_status put_in_place(const refit_archive *archive, refit_error *erro
         (void)unlinkat(folder->dir, RFT_ARCHIVE_NEXT, 0);
         return status;
     }
-    return fsync(folder->dir) == 0 ? REFIT_OK : rft_disk_fail(error, "write the folder of", name);
+    if (fsync(folder->dir) == 0) return REFIT_OK;
+    refit_status status = rft_disk_fail(error, "write the folder of", name);
+    if (unlinkat(folder->dir, name, 0) != 0) list_written(archive);
+    return status;
 }
 
 static void note_committed(refit_archive *archive)
 {
     const rft_archive_header *header = &archive->header;
-    archive->entry.kind = header->base == 0 ? RFT_ARCHIVE_ANCHOR : RFT_ARCHIVE_DELTA;
-    rft_archive_folder_add(&archive->folder, &archive->entry);
+    list_written(archive);
     archive->held = (rft_held){header->epoch, header->version, header->digest};
     archive->since = header->base == 0 ? 1 : archive->since + 1;
 }

@@ -23,7 +23,13 @@
 
 /* ---- Calls that fail ---- */
 
-typedef enum fault { FAULT_NONE, FAULT_REFUSED, FAULT_SHORT, FAULT_KILLED } fault;
+typedef enum fault {
+    FAULT_NONE,
+    FAULT_REFUSED, /* the n-th call */
+    FAULT_BROKEN,  /* that one and all behind it */
+    FAULT_SHORT,
+    FAULT_KILLED
+} fault;
 
 static fault kind;
 static unsigned calls, fatal;
@@ -31,7 +37,8 @@ static unsigned calls, fatal;
 /* Whether this call is the one. */
 static bool is_hit(void)
 {
-    if (kind == FAULT_NONE || ++calls != fatal) return false;
+    if (kind == FAULT_NONE || ++calls < fatal) return false;
+    if (calls > fatal && kind != FAULT_BROKEN) return false;
     if (kind == FAULT_KILLED) _exit(7);
     errno = ENOSPC;
     return true;
@@ -98,7 +105,7 @@ static refit_status try_version(archive_rig *rig, uint64_t version, refit_error 
     return status == REFIT_OK ? refit_archive_commit(rig->archive, NULL, error) : status;
 }
 
-/* The last call is the one that puts the folder on the disk: the version may be there. */
+/* A writer that is killed may have named its version before. */
 static void assert_whole(archive_rig *rig, uint32_t least)
 {
     uint32_t count = rig_count(rig);
@@ -149,6 +156,51 @@ static void after_a_failure_the_same_archive_goes_on_from_the_disk(void **state)
     assert_int_equal(rig_info(&rig, 2).base, 2);
     rig_expect(&rig, RIG_EPOCH, 3);
     rig_close(&rig);
+}
+
+/* Everything in the folder is in its list, and can be rebuilt. */
+static void assert_known(archive_rig *rig)
+{
+    const uint32_t count = rig_count(rig);
+    assert_int_equal(rig_names(rig), count);
+    assert_int_equal(refit_archive_count(rig->archive), count);
+    for (uint32_t i = 0; i < count; i++)
+        rig_expect(rig, RIG_EPOCH, rig_info(rig, i).version);
+}
+
+/* Version 2 fails from the n-th call on; then the same archive goes on, and removes old files. */
+static bool fails_and_goes_on(fault what, unsigned nth)
+{
+    archive_rig rig;
+    rig_open_with(&rig, 10, 1);
+    begin_fault(what, nth);
+    refit_status status = try_version(&rig, 2, NULL);
+    const bool came = end_fault();
+    assert_int_equal(status, came ? REFIT_ERR_IO : REFIT_OK);
+    if (what == FAULT_REFUSED) assert_int_equal(rig_count(&rig), came ? 1 : 2);
+    const bool there = refit_archive_count(rig.archive) == 2;
+    assert_int_equal(rig_count(&rig), there ? 2 : 1);
+    rig_keep(&rig, RIG_EPOCH, 3);
+    assert_int_equal(rig_info(&rig, there ? 2 : 1).base, there ? 2 : 0);
+    assert_known(&rig);
+    assert_int_equal(refit_archive_prune(rig.archive, 1, NULL, NULL), REFIT_OK);
+    assert_known(&rig);
+    assert_int_equal(rig_count(&rig), there ? 3 : 1);
+    rig_keep(&rig, RIG_EPOCH, 4);
+    rig_close(&rig);
+    return came;
+}
+
+static void after_any_failure_the_archive_knows_what_the_folder_has(void **state)
+{
+    (void)state;
+    static const fault faults[] = {FAULT_REFUSED, FAULT_BROKEN};
+    for (size_t i = 0; i < sizeof faults / sizeof *faults; i++) {
+        unsigned nth = 1;
+        while (fails_and_goes_on(faults[i], nth))
+            nth++;
+        assert_true(nth > 10);
+    }
 }
 
 /* Whether the child met its fault; the folder that it leaves is opened again. */
@@ -406,6 +458,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(a_call_that_is_refused_leaves_the_folder_as_it_was),
         cmocka_unit_test(after_a_failure_the_same_archive_goes_on_from_the_disk),
+        cmocka_unit_test(after_any_failure_the_archive_knows_what_the_folder_has),
         cmocka_unit_test(a_writer_killed_between_any_two_steps_leaves_whole_versions),
         cmocka_unit_test(a_prune_killed_between_any_two_steps_leaves_what_can_be_rebuilt),
         cmocka_unit_test(a_prune_that_is_refused_says_so_and_can_be_called_again),

@@ -117,7 +117,8 @@ REFIT_API REFIT_MUST_CHECK refit_status refit_archive_write(refit_archive *archi
 
 /* Gives the version that was written its name; `info` (may be NULL) says what its file is. Blocks
  * for the disk. REFIT_ERR_STATE (nothing is written), REFIT_ERR_INVALID (info->size: nothing
- * happened), REFIT_ERR_IO (the version may be there or not). Since 0.1.
+ * happened), REFIT_ERR_IO (nothing of it is left; where not even that can be had from the disk,
+ * refit_archive_count counts it). Since 0.1.
  */
 REFIT_API REFIT_MUST_CHECK refit_status refit_archive_commit(refit_archive *archive,
                                                              refit_archive_info *info,
