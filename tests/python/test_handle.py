@@ -4,14 +4,26 @@ import copy
 import gc
 import os
 import pickle
+import signal
 import subprocess
 import sys
 import threading
 import weakref
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
 
 import pytest
+from refit import _abi
 from refit._handle import Handle
+from refit._library import lib
+from refit.archive import Archive
+from refit.config import make_config
+from refit.device import Device
 from refit.errors import BusyError, StateError
+from refit.offloader import Offloader
+from refit.publisher import Publisher
+from refit.subscriber import Subscriber
 
 
 class Thing(Handle):
@@ -111,6 +123,7 @@ def test_close_while_another_thread_closes_does_nothing() -> None:
 
 
 AT_THE_END = """
+from refit import _abi
 from refit._handle import Handle
 from refit.errors import BusyError
 
@@ -163,6 +176,98 @@ def test_closed_ones_are_not_kept_for_the_end() -> None:
     del thing
     gc.collect()
     assert gone() is None
+
+
+def an_offloader(_: Path) -> Handle:
+    return Offloader(Device("host"), make_config())
+
+
+def a_pool(_: Path) -> Handle:
+    torch = pytest.importorskip("torch")
+    from refit.memory_pool import MemPool
+
+    return MemPool(torch.device("cpu"), 1 << 20)
+
+
+OPENED: dict[str, Callable[[Path], Handle]] = {
+    "archive": lambda folder: Archive(folder / "kept", write=True),
+    "publisher": lambda folder: Publisher(f"ipc://{folder}/socket"),
+    "subscriber": lambda folder: Subscriber(f"ipc://{folder}/socket"),
+    "device": lambda _: Device("host"),
+    "offloader": an_offloader,
+    "arena": a_pool,
+}
+
+
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize("what", OPENED)
+def test_ctrl_c_right_behind_an_open_leaves_nothing_open_trap_12(
+    what: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made: list[int] = []
+    ended: list[int] = []
+    opens, closes = (getattr(lib, f"refit_{what}_{verb}") for verb in ("open", "close"))
+
+    def interrupted(*arguments: Any) -> int:
+        status: int = opens(*arguments)
+        made.append(arguments[-2]._obj.value)
+        signal.raise_signal(signal.SIGINT)
+        return status
+
+    def close(pointer: int, *more: Any) -> Any:
+        ended.append(pointer)
+        return closes(pointer, *more)
+
+    monkeypatch.setattr(lib, f"refit_{what}_open", interrupted)
+    monkeypatch.setattr(lib, f"refit_{what}_close", close)
+    with pytest.raises(KeyboardInterrupt) as held:  # the frames, too, and what they refer to
+        OPENED[what](tmp_path)
+    assert ended == made
+    del held
+    gc.collect()
+    assert len(ended) == len(made) == 1
+    monkeypatch.undo()
+    OPENED[what](tmp_path).close()  # nobody has its place
+
+
+@pytest.mark.parametrize("where", ["os.getpid", "weakref.finalize", "weakref.ref"])
+def test_ctrl_c_before_an_opened_one_is_noted_closes_it_trap_12(
+    where: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log: list[int] = []
+
+    class Opened(Thing):
+        def __init__(self) -> None:
+            self.log, self.busy = log, 0
+            self._open(give)
+
+    def give(out: Any, _: object) -> int:
+        out._obj.value = 7
+        monkeypatch.setattr(f"refit._handle.{where}", interrupted)
+        return 0
+
+    def interrupted(*_: object) -> None:
+        monkeypatch.undo()
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        Opened()
+    gc.collect()
+    assert log == [7]
+
+
+def test_what_could_not_be_opened_is_not_closed() -> None:
+    log: list[int] = []
+
+    class Refused(Thing):
+        def __init__(self) -> None:
+            self.log, self.busy = log, 0
+            self._open(lambda *_: _abi.REFIT_ERR_BUSY)
+
+    with pytest.raises(BusyError):
+        Refused()
+    gc.collect()
+    assert log == []
 
 
 def in_a_child(question) -> str:  # type: ignore[no-untyped-def]

@@ -6,14 +6,16 @@ refers to it any more, or when the interpreter ends, the youngest first; a secon
 nothing. What cannot be closed where nobody could catch an exception is told in a ResourceWarning.
 """
 
+import ctypes
 import os
 import sys
 import warnings
 import weakref
 from collections.abc import Callable
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from refit._closing import Closing
+from refit._library import call
 from refit.errors import RefitError, StateError
 
 
@@ -23,6 +25,20 @@ class Handle(Closing):
     _pointer: int | None = None
     _process: int = 0
     _at_exit: "weakref.finalize[[weakref.ref[Handle]], Handle] | None" = None
+
+    def _open(self, function: Any, *arguments: Any) -> None:
+        """Lets a C function open it, which gives the pointer through its last argument. An
+        exception that comes right behind it, Ctrl-C for one, leaves nothing open."""
+        out = ctypes.c_void_p()
+        try:
+            call(function, *arguments, ctypes.byref(out))
+            assert out.value is not None
+            self._adopt(out.value)
+        except BaseException:
+            if out.value is not None:
+                self._pointer, self._process = out.value, os.getpid()
+                _close_silently(self)
+            raise
 
     def _adopt(self, pointer: int) -> None:
         self._pointer = pointer

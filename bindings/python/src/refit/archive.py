@@ -200,11 +200,8 @@ class Archive(Handle):
         self._turn = Turn("Archive")
         settled = make_config(config, overrides)
         mode = _abi.REFIT_ARCHIVE_WRITE if write else _abi.REFIT_ARCHIVE_READ
-        out = ctypes.c_void_p()
         where = encoded(os.fspath(folder), "the folder")
-        call(lib.refit_archive_open, where, mode, settled._as_c, ctypes.byref(out))
-        assert out.value is not None
-        self._adopt(out.value)
+        self._open(lib.refit_archive_open, where, mode, settled._as_c)
 
     def __len__(self) -> int:
         """How many versions it has, of all trainers."""

@@ -53,11 +53,8 @@ class Device(Handle):
 
     def __init__(self, spec: str | None = "auto", config: ConfigLike = None) -> None:
         options = make_config(config)
-        out = ctypes.c_void_p()
         text = None if spec is None else encoded(spec, "a device spec")
-        call(lib.refit_device_open, text, options._as_c, ctypes.byref(out))
-        assert out.value is not None
-        self._adopt(out.value)
+        self._open(lib.refit_device_open, text, options._as_c)
 
     @property
     def pointer(self) -> int:

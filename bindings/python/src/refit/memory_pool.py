@@ -52,12 +52,9 @@ class MemPool(Handle):
         self.device = device
         spec = "host" if device.type == "cpu" else f"cuda:{device.index}"
         self.handle = Device(spec, make_config(config))
-        out = ctypes.c_void_p()
-        call(lib.refit_arena_open, self.handle.pointer, nbytes, ctypes.byref(out))
-        assert out.value is not None
-        self._adopt(out.value)
         self._pool: Any = None
         self._attached = False
+        self._open(lib.refit_arena_open, self.handle.pointer, nbytes)
 
     @property
     def pool(self) -> "torch.cuda.MemPool":

@@ -129,10 +129,7 @@ class Offloader(Handle):
         self._timeout_s = float(config.get("offload.timeout_ms")) / 1000
         self._pinned = bool(config.get("use_pinned_optimizer_offload"))
         self._background = bool(config.get("offload.background"))
-        out = ctypes.c_void_p()
-        call(lib.refit_offloader_open, device.pointer, config._as_c, ctypes.byref(out))
-        assert out.value is not None
-        self._adopt(out.value)
+        self._open(lib.refit_offloader_open, device.pointer, config._as_c)
 
     def _close(self, pointer: int) -> None:
         call(lib.refit_offloader_close, pointer)

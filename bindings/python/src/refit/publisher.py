@@ -10,7 +10,6 @@ beat of the heart are the C library's (refit/broadcast.h). Whose weights they ar
 to optimizer states meanwhile, is unknown here.
 """
 
-import ctypes
 import os
 import threading
 from collections.abc import Callable, Iterable
@@ -51,12 +50,9 @@ class Publisher(Handle):
         self._own_devices: list[Device] = []
         settled = make_config(config, overrides)
         self._begin_s: float = settled.get("broadcast.stage_timeout_ms") / 1000
-        out = ctypes.c_void_p()
         text = None if endpoint is None else encoded(endpoint, "an endpoint")
-        call(lib.refit_publisher_open, text, settled._as_c, ctypes.byref(out))
-        assert out.value is not None
-        self._adopt(out.value)
-        self._endpoint: str = lib.refit_publisher_endpoint(out.value).decode()
+        self._open(lib.refit_publisher_open, text, settled._as_c)
+        self._endpoint: str = lib.refit_publisher_endpoint(self._live).decode()
 
     def _close(self, pointer: int) -> None:
         with self._turn, self._guard:

@@ -84,11 +84,8 @@ class Subscriber(Handle):
         if worker is not None:
             overrides["broadcast_worker"] = worker
         settled = make_config(config, overrides)
-        out = ctypes.c_void_p()
         text = None if endpoint is None else encoded(endpoint, "an endpoint")
-        call(lib.refit_subscriber_open, text, settled._as_c, ctypes.byref(out))
-        assert out.value is not None
-        self._adopt(out.value)
+        self._open(lib.refit_subscriber_open, text, settled._as_c)
 
     # ---- Versions
 
