@@ -3,10 +3,13 @@
 import ctypes
 import os
 import pickle
+import signal
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 from refit import _abi
+from refit._library import lib
 from refit.config import load_config
 from refit.device import Device
 from refit.errors import (
@@ -115,6 +118,28 @@ def test_a_lease_reads_the_host_image_and_holds_off_the_next_offload(bench: Benc
     lease.close()
     lease.close()
     bench.leave()
+
+
+def test_ctrl_c_right_behind_a_lease_holds_nothing_trap_12(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = lib.refit_lease_acquire
+
+    def interrupted(*arguments: Any) -> int:
+        status: int = real(*arguments)
+        signal.raise_signal(signal.SIGINT)
+        return status
+
+    bench.leave()
+    with monkeypatch.context() as patch:
+        patch.setattr(lib, "refit_lease_acquire", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            bench.offloader.lease()
+    for number in range(3):
+        bench.offloader.unbind(number)
+        bench.offloader.bind(number, bench.address(number))
+    bench.offloader.restore().wait()
+    bench.offloader.trim()  # BusyError under a lease
 
 
 def test_verbs_that_do_not_fit_the_state_say_which_would(bench: Bench) -> None:

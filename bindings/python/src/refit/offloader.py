@@ -303,6 +303,10 @@ class Offloader(Handle):
     def lease(self) -> Lease:
         """Holds the host image for a reader. StateError unless states are away. Since 0.1."""
         out = ctypes.c_void_p()
-        call(lib.refit_lease_acquire, self._live, ctypes.byref(out))
-        assert out.value is not None
-        return Lease(out.value)
+        try:
+            call(lib.refit_lease_acquire, self._live, ctypes.byref(out))
+            assert out.value is not None
+            return Lease(out.value)
+        except BaseException:
+            lib.refit_lease_release(out)  # Ctrl-C may come right behind: nobody could end it
+            raise
