@@ -210,6 +210,12 @@ def test_a_manifest_that_c_cannot_say_is_refused() -> None:
         manifest.to_c([TensorSpec("a", "F32", (1,), "z")])
 
 
+@pytest.mark.parametrize("look", [manifest.specs_of, manifest.collect])
+def test_a_model_in_place_of_its_weights_is_refused_with_a_sentence(look: Any) -> None:
+    with pytest.raises(InvalidError, match=r"not a Linear: .* refit\.named_weights\(model\)"):
+        look(torch.nn.Linear(2, 2))
+
+
 def test_specs_are_taken_from_whatever_has_them() -> None:
     specs = (TensorSpec("a", "F32", (6,)), TensorSpec("b", "F32", (6,), "a"))
 

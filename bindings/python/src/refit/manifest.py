@@ -59,15 +59,19 @@ class TensorSpec(NamedTuple):
 
 def pairs_of(tensors: Tensors) -> Iterator[tuple[str, Any]]:
     """The (name, tensor) pairs of a mapping or of an iterable of pairs. InvalidError."""
+    _check_iterable(tensors)
+    for pair in tensors.items() if isinstance(tensors, Mapping) else tensors:
+        if type(pair) is not tuple or len(pair) != 2:
+            pair = _as_pair(pair)
+        yield pair
+
+
+def _check_iterable(tensors: Any) -> None:
     if not hasattr(tensors, "__iter__"):
         raise InvalidError(
             "weights are a mapping or an iterable of (name, tensor) pairs, not a "
             f"{type(tensors).__name__}: of a model, give refit.named_weights(model)"
         )
-    for pair in tensors.items() if isinstance(tensors, Mapping) else tensors:
-        if type(pair) is not tuple or len(pair) != 2:
-            pair = _as_pair(pair)
-        yield pair
 
 
 def is_settled(tensors: Any) -> bool:
@@ -180,6 +184,7 @@ def specs_of(tensors: Any) -> tuple[TensorSpec, ...]:
     """
     if callable(getattr(tensors, "manifest", None)):
         return tuple(_spec_like(one) for one in tensors.manifest())
+    _check_iterable(tensors)
     pairs = list(tensors.items() if isinstance(tensors, Mapping) else tensors)
     if all(hasattr(one, "alias_of") for one in pairs):
         return tuple(_spec_like(one) for one in pairs)
