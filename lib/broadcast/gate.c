@@ -12,6 +12,8 @@
  * So a key that was taken out is refused LOOK_KNOWN_MS later; whoever came in before the look that
  * misses it is turned out by that look, as all whose connection stands (hub_keys). Two locks:
  * `turn` is held while the doorkeeper starts or ends, `guard` while the gates are read or changed.
+ * Either may be held when the process forks, by a thread that the child does not have: it gets both
+ * anew. Taking them before the fork instead would have it wait for the folder's disk.
  */
 #include "broadcast/gate.h"
 
@@ -237,6 +239,30 @@ static void doorkeeper_end(void)
     rft_waker_close(keeper->waker);
 }
 
+/* ---- A fork */
+
+/* In the child, which has no other thread yet. What they guarded it has no use for. */
+static void forget_locks(void)
+{
+    static const rft_mutex unlocked = PTHREAD_MUTEX_INITIALIZER;
+    turn = unlocked;
+    guard = unlocked;
+}
+
+/* Without a lock, which a fork could find held. Doing it twice does no harm. */
+static refit_status prepare_for_forks(refit_error *error)
+{
+    static atomic_bool prepared;
+    if (atomic_load(&prepared)) return REFIT_OK;
+    int code = pthread_atfork(NULL, NULL, forget_locks);
+    if (code != 0) {
+        return rft_fail_sub(error, REFIT_ERR_HOST_MEMORY, code,
+                            "the gate cannot be made ready for forks: %s", strerror(code));
+    }
+    atomic_store(&prepared, true);
+    return REFIT_OK;
+}
+
 /* ---- Opening and closing a gate */
 
 static void gate_free(rft_gate *gate)
@@ -287,6 +313,7 @@ refit_status rft_gate_open(void *context, const char *folder, rft_gate **out, re
 {
     rft_gate *gate = NULL;
     refit_status status = REFIT_OK;
+    RFT_TRY(prepare_for_forks(error));
     RFT_TRY(gate_make(folder, &gate, error));
     rft_lock(&turn);
     if (doorkeeper.process != getpid()) { /* what a parent left is not ours */
