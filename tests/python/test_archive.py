@@ -138,6 +138,16 @@ def test_an_archive_goes_on_where_it_was(tmp_path: Path) -> None:
     assert refit.materialize(folder, 3)["norm"].tolist() == [[3.0] * 5] * 3
 
 
+def test_a_version_is_asked_for_by_any_integer(kept: tuple[Path, list[Any]]) -> None:
+    torch = pytest.importorskip("torch")
+    folder, _ = kept
+    with refit.Archive(folder) as archive:
+        for number in (2, numpy.int64(2), torch.tensor(2)):
+            assert archive.read(number).version == 2
+        with pytest.raises(TypeError, match="float"):
+            archive.read(2.0)  # type: ignore[arg-type]
+
+
 def test_compressed_files_are_smaller(tmp_path: Path) -> None:
     sizes = {}
     for compress in ("none", "zstd"):

@@ -89,6 +89,15 @@ def test_it_declares_again_only_when_something_changed() -> None:
     assert [len(seen["w"]) for seen in worker.seen] == [16, 16, 20, 20]
 
 
+def test_a_version_is_any_integer() -> None:
+    with Publisher(LOCAL) as publisher:
+        for count, number in enumerate((4, np.int64(5), torch.tensor(6)), 4):
+            assert publisher.publish(ONE, number) == count  # type: ignore[arg-type]
+        with pytest.raises(TypeError, match="float"):
+            publisher.publish(ONE, 7.0)  # type: ignore[arg-type]
+        assert publisher.publish(ONE) == 7
+
+
 def test_versions_are_numbered_by_the_caller_or_by_it_trap_35() -> None:
     with Publisher(LOCAL) as publisher:
         assert [publisher.publish(ONE, version) for version in (None, 7, None)] == [1, 7, 8]

@@ -5,6 +5,7 @@ commit's outcome is the publisher's version. Weights are unknown here; the calle
 """
 
 import ctypes
+import operator
 import threading
 from collections.abc import Callable
 
@@ -82,9 +83,10 @@ def _take_back_cancel(publisher: int) -> None:
 def _number(version: int | None) -> int:
     if version is None:
         return 0
-    if not 1 <= version < 2**64:
+    number = operator.index(version)  # of NumPy's and PyTorch's, too
+    if not 1 <= number < 2**64:
         raise InvalidError(
-            f"{version} cannot be a version: they count from 1 (0 means that a worker holds "
+            f"{number} cannot be a version: they count from 1 (0 means that a worker holds "
             "nothing); None takes the next number"
         )
-    return version
+    return number

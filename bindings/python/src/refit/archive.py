@@ -12,6 +12,7 @@ a file looks, and how one is rebuilt and checked, is known to the C library (ref
 """
 
 import ctypes
+import operator
 import os
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -286,9 +287,10 @@ class Archive(Handle):
 
 
 def _number(value: int, what: str) -> int:
-    if not 0 <= value < 1 << 64:
-        raise InvalidError(f"{value} is not {what}")
-    return value
+    number = operator.index(value)  # of NumPy's and PyTorch's, too
+    if not 0 <= number < 1 << 64:
+        raise InvalidError(f"{number} is not {what}")
+    return number
 
 
 def _version_of(update: Update) -> tuple[Any, Any]:
