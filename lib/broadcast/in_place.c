@@ -63,6 +63,23 @@ bool rft_in_place_has_failed(const rft_in_place *place)
 
 /* ---- The verbs */
 
+static refit_status check_mark(const rft_in_place_source *source, refit_error *error)
+{
+    RFT_REFUSE_IF(!rft_image_is_intact(source->image), error, REFIT_ERR_STALE,
+                  "the trainer had turned this worker out and overwrites version %llu",
+                  (unsigned long long)source->image->held.version);
+    return REFIT_OK;
+}
+
+/* It reads the image as well: what is found wrong there may be the next version. */
+static refit_status verify(const rft_in_place *place, const rft_in_place_source *source,
+                           refit_error *error)
+{
+    refit_status status = rft_apply_verify(place, source, error);
+    if (status == REFIT_ERR_CORRUPT) RFT_TRY(check_mark(source, error));
+    return status;
+}
+
 static refit_status write_all(rft_in_place *place, const rft_in_place_source *source,
                               const rft_apply_plan *plan, refit_error *error)
 {
@@ -73,10 +90,8 @@ static refit_status write_all(rft_in_place *place, const rft_in_place_source *so
         if (place->tensors[i] != RFT_NO_TENSOR) RFT_TRY(rft_apply_write(place, i, source, error));
     }
     RFT_TRY(rft_destinations_flush(&place->to, error));
-    RFT_REFUSE_IF(!rft_image_is_intact(source->image), error, REFIT_ERR_STALE,
-                  "the trainer had turned this worker out and overwrites version %llu",
-                  (unsigned long long)source->image->held.version);
-    return source->verify ? rft_apply_verify(place, source, error) : REFIT_OK;
+    RFT_TRY(check_mark(source, error));
+    return source->verify ? verify(place, source, error) : REFIT_OK;
 }
 
 /* What failed is told; that it could not be taken back is told as well. */
