@@ -283,6 +283,7 @@ refit_status rft_destinations_digest(const rft_destinations *all, const rft_dest
                                      uint64_t *sum, refit_error *error)
 {
     *sum = 0;
+    if (one->bytes == 0) return REFIT_OK; /* it may have no memory */
     if (one->port == NULL) {
         *sum = rft_digest_part(one->memory, one->bytes, 0);
         return REFIT_OK;

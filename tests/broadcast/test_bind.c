@@ -15,10 +15,11 @@
 
 /* ---- What does not fit */
 
-static refit_status try_apply(engine *one, uint32_t count, uint32_t *left, refit_error *error)
+static refit_status try_apply_with(engine *one, uint32_t count, uint32_t *left,
+                                   void (*change)(refit_config *config), refit_error *error)
 {
     pairing pair;
-    pair_open(&pair, false, NULL);
+    pair_open(&pair, false, change);
     assert_int_equal(refit_subscriber_bind(pair.subscriber, one->list, count, NULL), REFIT_OK);
     raw_join(&pair.raw);
     raw_stage(&pair.raw, &pair.samples[0], NULL);
@@ -30,6 +31,11 @@ static refit_status try_apply(engine *one, uint32_t count, uint32_t *left, refit
     refit_update_close(update);
     pair_close(&pair);
     return status;
+}
+
+static refit_status try_apply(engine *one, uint32_t count, uint32_t *left, refit_error *error)
+{
+    return try_apply_with(one, count, left, NULL, error);
 }
 
 static void tensors_without_a_destination_are_counted_or_refused(void **state)
@@ -83,6 +89,33 @@ static void bytes_and_types_are_those_of_the_version(void **state)
     one.list[4].dtype = 0;
     assert_int_equal(try_apply(&one, SAMPLE_TENSORS, NULL, NULL), REFIT_OK);
     engine_close(&one);
+}
+
+static void verify_always(refit_config *config)
+{
+    config->broadcast_verify = REFIT_VERIFY_ALWAYS;
+}
+
+/* A tensor without elements has no address in some frameworks. */
+static void what_has_no_bytes_needs_no_memory(void **state)
+{
+    (void)state;
+    for (int on_device = 0; on_device <= 1; on_device++) {
+        engine one;
+        refit_error error;
+        refit_device *device = NULL;
+        if (on_device == 1) assert_int_equal(test_device_open("host", &device, NULL), REFIT_OK);
+        engine_open(&one, device, sample_tensors(), SAMPLE_TENSORS, 0, 1);
+        void *unused = one.list[2].memory;
+        assert_int_equal(one.list[2].bytes, 0);
+        one.list[2].memory = NULL;
+        if (try_apply_with(&one, SAMPLE_TENSORS, NULL, verify_always, &error) != REFIT_OK)
+            fail_msg("%s", error.text);
+        assert_int_equal(try_apply(&one, SAMPLE_TENSORS, NULL, NULL), REFIT_OK);
+        one.list[2].memory = unused;
+        engine_close(&one);
+        if (device != NULL) assert_int_equal(refit_device_close(device, NULL), REFIT_OK);
+    }
 }
 
 /* Two tensors in one memory could not both be right. */
@@ -311,6 +344,7 @@ int main(void)
         cmocka_unit_test(tensors_without_a_destination_are_counted_or_refused),
         cmocka_unit_test(names_on_one_side_only),
         cmocka_unit_test(bytes_and_types_are_those_of_the_version),
+        cmocka_unit_test(what_has_no_bytes_needs_no_memory),
         cmocka_unit_test(one_memory_for_two_tensors_is_refused),
         cmocka_unit_test(lists_with_mistakes_are_refused),
         cmocka_unit_test(overlaps_are_seen_across_devices),
