@@ -4,6 +4,8 @@
  */
 #include "broadcast/apply_write.h"
 
+#include "wire/sparse.h"
+
 rft_apply_run rft_apply_run_of(const rft_block *blocks, uint32_t most)
 {
     rft_apply_run run = {.blocks = blocks, .offset = blocks[0].tensor_offset};
@@ -22,14 +24,6 @@ refit_status rft_apply_read(const rft_in_place *place, const rft_in_place_source
                              error);
 }
 
-/* Bytes, where an element is not so many of them. */
-static rft_delta_shape shape_of(const rft_manifest *manifest, const rft_block *block)
-{
-    uint32_t bits = refit_dtype_bits(manifest->tensors[block->tensor].dtype);
-    uint32_t width = bits % 8 == 0 ? bits / 8 : 1;
-    return (rft_delta_shape){(uint32_t)(block->bytes / width), width, RFT_DELTA_RAW};
-}
-
 /* Notes and changes the window; what of it was touched lies from *first to *end. */
 static refit_status change_window(rft_in_place *place, uint32_t index,
                                   const rft_in_place_source *source, const rft_apply_run *run,
@@ -41,7 +35,7 @@ static refit_status change_window(rft_in_place *place, uint32_t index,
     for (uint32_t i = 0; i < run->count; at += run->blocks[i++].bytes) {
         const rft_block *block = &run->blocks[i];
         rft_note_place where = {index, block->tensor_offset};
-        rft_delta_shape shape = shape_of(source->image->catalog->manifest, block);
+        rft_delta_shape shape = rft_sparse_shape(source->image->catalog->manifest, block);
         uint32_t changed;
         RFT_TRY(rft_rollback_change(&place->old, where, shape, window + at, from + at, &changed,
                                     error));

@@ -43,7 +43,7 @@ refit_status rft_rollback_change(rft_rollback *rollback, rft_note_place place,
                                  rft_delta_shape shape, void *block, const void *after,
                                  uint32_t *changed, refit_error *error);
 
-/* A walk from the newest note: {.at = rollback->last} begins. */
+/* A walk from the newest note: {.next = rollback->last} begins. */
 typedef struct rft_note {
     rft_note_place place;
     rft_delta_shape shape;
