@@ -37,7 +37,7 @@ refit_status rft_rollback_prepare(rft_rollback *rollback, uint64_t blocks, uint6
     RFT_REFUSE_IF(!fits, error, REFIT_ERR_HOST_MEMORY, "no memory to note the old bytes in");
     rollback->used = 0;
     rollback->last = NOTHING;
-    return rft_segment_create_private(&rollback->memory, room, error);
+    return rft_segment_create_sparse(&rollback->memory, room, error);
 }
 
 bool rft_rollback_is_empty(const rft_rollback *rollback)

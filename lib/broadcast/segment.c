@@ -127,10 +127,9 @@ static refit_status file_reserve(int fd, uint64_t bytes, refit_error *error)
 /* Shared memory that is reserved is mapped at once, so that writing it meets no page faults. A
  * forked child has no use for any of it, and would make the owner copy every page that it writes.
  */
-static refit_status memory_map(rft_segment *segment, uint64_t bytes, int protection, int fd,
-                               refit_error *error)
+static refit_status memory_map(rft_segment *segment, uint64_t bytes, int protection, int flags,
+                               int fd, refit_error *error)
 {
-    int flags = fd < 0 ? MAP_PRIVATE | MAP_ANONYMOUS : MAP_SHARED;
     if (fd >= 0 && (protection & PROT_WRITE) != 0) flags |= MAP_POPULATE;
     void *memory = bytes > SIZE_MAX ? MAP_FAILED : mmap(NULL, bytes, protection, flags, fd, 0);
     if (memory == MAP_FAILED) {
@@ -157,7 +156,8 @@ refit_status rft_segment_create(rft_segment *segment, uint64_t bytes, refit_erro
     (void)rft_segment_sweep();
     RFT_TRY_GOTO(file_make(segment, error), forget);
     RFT_TRY_GOTO(file_reserve(segment->fd, room, error), undo_file);
-    RFT_TRY_GOTO(memory_map(segment, room, PROT_READ | PROT_WRITE, segment->fd, error), undo_file);
+    RFT_TRY_GOTO(memory_map(segment, room, PROT_READ | PROT_WRITE, MAP_SHARED, segment->fd, error),
+                 undo_file);
     return REFIT_OK;
 
 undo_file:
@@ -168,10 +168,22 @@ forget:
     return status;
 }
 
-refit_status rft_segment_create_private(rft_segment *segment, uint64_t bytes, refit_error *error)
+static refit_status create_private(rft_segment *segment, uint64_t bytes, int flags,
+                                   refit_error *error)
 {
     segment_reset(segment);
-    return memory_map(segment, bytes == 0 ? 1 : bytes, PROT_READ | PROT_WRITE, -1, error);
+    return memory_map(segment, bytes == 0 ? 1 : bytes, PROT_READ | PROT_WRITE,
+                      MAP_PRIVATE | MAP_ANONYMOUS | flags, -1, error);
+}
+
+refit_status rft_segment_create_private(rft_segment *segment, uint64_t bytes, refit_error *error)
+{
+    return create_private(segment, bytes, 0, error);
+}
+
+refit_status rft_segment_create_sparse(rft_segment *segment, uint64_t bytes, refit_error *error)
+{
+    return create_private(segment, bytes, MAP_NORESERVE, error);
 }
 
 /* ---- Attaching */
@@ -208,7 +220,7 @@ refit_status rft_segment_attach(rft_segment *segment, const char *name, uint64_t
                   "the name of a shared-memory segment is not one that refit gives");
     RFT_TRY(file_open(name, &fd, error));
     refit_status status = file_check(fd, name, room, error);
-    if (status == REFIT_OK) status = memory_map(segment, room, PROT_READ, fd, error);
+    if (status == REFIT_OK) status = memory_map(segment, room, PROT_READ, MAP_SHARED, fd, error);
     close(fd);
     if (status == REFIT_OK) strcpy(segment->name, name);
     return status;

@@ -33,6 +33,10 @@ refit_status rft_segment_create(rft_segment *segment, uint64_t bytes, refit_erro
 /* Likewise private memory of this process, for where no worker shares it. */
 refit_status rft_segment_create_private(rft_segment *segment, uint64_t bytes, refit_error *error);
 
+/* Likewise for a worst case, of which little is used as a rule: its memory is taken page by page,
+ * and the system is not asked whether there is so much of it. */
+refit_status rft_segment_create_sparse(rft_segment *segment, uint64_t bytes, refit_error *error);
+
 /* Maps somebody's, read-only. At least `bytes` long, or REFIT_ERR_PROTOCOL. REFIT_ERR_NOT_FOUND,
  * _SYSTEM. The name is checked: it can name nothing but a refit segment. */
 refit_status rft_segment_attach(rft_segment *segment, const char *name, uint64_t bytes,

@@ -15,7 +15,7 @@ refit_status rft_undo_open(rft_undo *undo, const rft_manifest *manifest, refit_e
     *undo = (rft_undo){.manifest = manifest};
     unsigned char *has = rft_calloc((size_t)manifest->block_count + 1, 1);
     RFT_REFUSE_IF(has == NULL, error, REFIT_ERR_HOST_MEMORY, "no memory for the undo log");
-    refit_status status = rft_segment_create_private(&undo->saved, manifest->store_bytes, error);
+    refit_status status = rft_segment_create_sparse(&undo->saved, manifest->store_bytes, error);
     if (status == REFIT_OK) {
         undo->has = has;
     } else {

@@ -8,6 +8,7 @@
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
+#include <stdio.h>
 #include <string.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
@@ -16,7 +17,9 @@
 
 #include <cmocka.h>
 
+#include "broadcast/rollback.h"
 #include "broadcast/segment.h"
+#include "broadcast/undo.h"
 #include "tests/support/failing_alloc.h"
 
 #define BYTES 100000u
@@ -126,6 +129,55 @@ static void private_memory_has_no_name(void **state)
     assert_null(store.memory);
     assert_int_equal(rft_segment_create_private(&store, UINT64_C(1) << 60, NULL),
                      REFIT_ERR_HOST_MEMORY);
+    assert_int_equal(rft_segment_create_sparse(&store, UINT64_C(1) << 60, NULL),
+                     REFIT_ERR_HOST_MEMORY);
+}
+
+/* Bytes of memory and swap of this machine; 0 where that cannot be seen. */
+static uint64_t all_memory(void)
+{
+    char line[128];
+    unsigned long long kib, sum = 0;
+    FILE *file = fopen("/proc/meminfo", "r");
+    if (file == NULL) return 0;
+    while (fgets(line, sizeof line, file) != NULL) {
+        if (sscanf(line, "MemTotal: %llu kB", &kib) == 1 ||
+            sscanf(line, "SwapTotal: %llu kB", &kib) == 1)
+            sum += kib * 1024;
+    }
+    (void)fclose(file);
+    return sum;
+}
+
+/* More than the machine has: the system refuses that where it is promised, by its usual setting. */
+static uint64_t too_much(void)
+{
+    rft_segment memory;
+    const uint64_t bytes = all_memory() + (UINT64_C(1) << 30);
+    if (rft_segment_create_private(&memory, bytes, NULL) != REFIT_OK) return bytes;
+    rft_segment_close(&memory);
+    return 0;
+}
+
+/* Room for the old bytes of everything, of which little is used. */
+static void room_for_the_worst_case_may_be_more_than_there_is(void **state)
+{
+    (void)state;
+    const uint64_t bytes = too_much();
+    if (bytes == 0) skip(); /* this system refuses nothing */
+    rft_segment memory;
+    assert_int_equal(rft_segment_create_sparse(&memory, bytes, NULL), REFIT_OK);
+    memory.memory[0] = memory.memory[bytes - 1] = 1;
+    rft_segment_close(&memory);
+
+    rft_rollback notes = {.last = UINT64_MAX};
+    assert_int_equal(rft_rollback_prepare(&notes, 1, bytes, NULL), REFIT_OK);
+    rft_rollback_reset(&notes);
+
+    rft_undo undo;
+    const rft_manifest manifest = {.store_bytes = bytes};
+    assert_int_equal(rft_undo_open(&undo, &manifest, NULL), REFIT_OK);
+    rft_undo_close(&undo);
 }
 
 static void nothing_at_all_fits_too(void **state)
@@ -262,6 +314,7 @@ int main(void)
         cmocka_unit_test(foreign_names_are_refused),
         cmocka_unit_test(full_folder_is_an_error_with_numbers),
         cmocka_unit_test(private_memory_has_no_name),
+        cmocka_unit_test(room_for_the_worst_case_may_be_more_than_there_is),
         cmocka_unit_test(nothing_at_all_fits_too),
         cmocka_unit_test(dead_owners_segments_are_swept_and_living_ones_kept),
         cmocka_unit_test(kept_memory_outlives_its_segment),
