@@ -63,7 +63,9 @@ refit_status rft_archive_reader_find(const rft_archive_folder *folder,
 {
     char name[RFT_ARCHIVE_NAME];
     rft_archive_entry_name(entry, name);
-    return rft_disk_blame(error, find(folder, entry, name, limits, out, error), name);
+    refit_status status = find(folder, entry, name, limits, out, error);
+    if (status == REFIT_ERR_INVALID) status = REFIT_ERR_CORRUPT; /* by its name it is a version */
+    return rft_disk_blame(error, status, name);
 }
 
 void rft_archive_reader_close(rft_archive_reader *reader)

@@ -285,6 +285,6 @@ refit_status refit_archive_abort(refit_archive *archive, refit_error *error)
 {
     RFT_TRY(check_written(archive, error));
     if (archive->present) return REFIT_OK;
-    if (unlinkat(archive->folder.dir, RFT_ARCHIVE_NEXT, 0) == 0) return REFIT_OK;
+    if (unlinkat(archive->folder.dir, RFT_ARCHIVE_NEXT, 0) == 0 || errno == ENOENT) return REFIT_OK;
     return rft_disk_fail(error, "remove", RFT_ARCHIVE_NEXT);
 }

@@ -125,6 +125,33 @@ static void packed_frames_that_lie_are_refused(void **state)
     rig_close(&rig);
 }
 
+/* By its name it is a version of this archive; looked at alone it may be anything. */
+static void a_version_that_is_no_file_of_an_archive_is_damaged(void **state)
+{
+    (void)state;
+    archive_rig rig;
+    refit_archive *archive;
+    refit_error error;
+    refit_archive_info info = {.size = sizeof info};
+    open_small(&rig);
+    kept_file kept = rig_take_file(&rig, 1);
+    unsigned char garbage[300];
+    memset(garbage, 0x5A, sizeof garbage);
+    for (size_t count = 0; count <= sizeof garbage; count += 100) {
+        rig_store(kept.path, garbage, count);
+        assert_int_equal(check_alone(&rig, kept.path, &error), REFIT_ERR_INVALID);
+        assert_int_equal(rig_check(&rig, RIG_EPOCH, 2, &error), REFIT_ERR_CORRUPT);
+        assert_int_equal(
+            refit_archive_open(rig.folder, REFIT_ARCHIVE_READ, &rig.config, &archive, NULL),
+            REFIT_OK);
+        assert_int_equal(refit_archive_describe(archive, 1, &info, &error), REFIT_ERR_CORRUPT);
+        assert_non_null(strstr(error.text, ".refit: it is not a file of an archive"));
+        refit_archive_close(archive);
+    }
+    rig_put_back(&kept);
+    rig_close(&rig);
+}
+
 static void every_other_length_is_found(void **state)
 {
     (void)state;
@@ -295,6 +322,7 @@ int main(void)
         cmocka_unit_test(every_flipped_bit_is_found),
         cmocka_unit_test(flipped_bits_of_packed_files_are_found),
         cmocka_unit_test(packed_frames_that_lie_are_refused),
+        cmocka_unit_test(a_version_that_is_no_file_of_an_archive_is_damaged),
         cmocka_unit_test(every_other_length_is_found),
         cmocka_unit_test(a_missing_base_is_named),
         cmocka_unit_test(a_base_of_another_chain_is_refused),

@@ -138,12 +138,44 @@ static void what_is_no_file_is_refused_and_not_waited_for(void **state)
     rig_keep(&rig, RIG_EPOCH, 1);
     assert_int_equal(mkdir(inside(&rig, "0001-00000002-9f1c66a04b7de210.refit"), 0777), 0);
     assert_int_equal(mkfifo(inside(&rig, "0001-00000003-9f1c66a04b7de210.refit"), 0666), 0);
-    assert_int_equal(rig_check(&rig, RIG_EPOCH, 2, &error), REFIT_ERR_INVALID);
-    assert_int_equal(rig_check(&rig, RIG_EPOCH, 3, &error), REFIT_ERR_INVALID);
+    assert_int_equal(rig_check(&rig, RIG_EPOCH, 2, &error), REFIT_ERR_CORRUPT);
+    assert_int_equal(rig_check(&rig, RIG_EPOCH, 3, &error), REFIT_ERR_CORRUPT);
     assert_non_null(strstr(error.text, "is not a regular file"));
     rig_reopen(&rig);
     rig_keep(&rig, RIG_EPOCH, 4);
     rig_expect(&rig, RIG_EPOCH, 4);
+    rig_close(&rig);
+}
+
+/* Between the two steps of a version, and before them. */
+static void a_folder_that_somebody_removes_is_not_found(void **state)
+{
+    (void)state;
+    archive_rig rig;
+    char command[128];
+    rig_open(&rig, 10);
+    rig_keep(&rig, RIG_EPOCH, 1);
+    const refit_archive_version two = rig_version(&rig, RIG_EPOCH, 2);
+    assert_int_equal(refit_archive_write(rig.archive, &two, NULL), REFIT_OK);
+    (void)snprintf(command, sizeof command, "rm -rf %s", rig.folder);
+    assert_int_equal(system(command), 0);
+    assert_int_equal(refit_archive_commit(rig.archive, NULL, NULL), REFIT_ERR_NOT_FOUND);
+    assert_int_equal(refit_archive_write(rig.archive, &two, NULL), REFIT_ERR_NOT_FOUND);
+    refit_archive_info info = {.size = sizeof info};
+    assert_int_equal(refit_archive_describe(rig.archive, 0, &info, NULL), REFIT_ERR_NOT_FOUND);
+    rig_close(&rig);
+}
+
+static void what_somebody_has_removed_is_aborted(void **state)
+{
+    (void)state;
+    archive_rig rig;
+    rig_open(&rig, 10);
+    const refit_archive_version one = rig_version(&rig, RIG_EPOCH, 1);
+    assert_int_equal(refit_archive_write(rig.archive, &one, NULL), REFIT_OK);
+    assert_int_equal(unlink(inside(&rig, ".next")), 0);
+    assert_int_equal(refit_archive_abort(rig.archive, NULL), REFIT_OK);
+    rig_keep(&rig, RIG_EPOCH, 1);
     rig_close(&rig);
 }
 
@@ -195,6 +227,8 @@ int main(void)
         cmocka_unit_test(a_version_may_lie_elsewhere),
         cmocka_unit_test(a_name_that_lies_is_refused_and_nothing_builds_on_it),
         cmocka_unit_test(what_is_no_file_is_refused_and_not_waited_for),
+        cmocka_unit_test(a_folder_that_somebody_removes_is_not_found),
+        cmocka_unit_test(what_somebody_has_removed_is_aborted),
         cmocka_unit_test(who_may_not_write_may_read),
     };
     return cmocka_run_group_tests_name("archive_folder", tests, NULL, NULL);

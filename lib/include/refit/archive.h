@@ -106,10 +106,11 @@ typedef struct refit_tensor_change {
  * that is in the archive already is compared by its digest, and nothing is written. Blocks for the
  * disk. REFIT_ERR_STATE (not open for writing, or one is neither committed nor aborted),
  * REFIT_ERR_INVALID, REFIT_ERR_LIMIT, REFIT_ERR_EXISTS (this version is there, with other bytes),
- * REFIT_ERR_CORRUPT (the bytes do not give `digest`), REFIT_ERR_IO, REFIT_ERR_HOST_MEMORY. After a
- * failure nothing of it is left, and the next version builds on what the disk has. The version
- * before this one is read back first where it is not in memory; that takes no memory of its own.
- * Since 0.1.
+ * REFIT_ERR_CORRUPT (the bytes do not give `digest`), REFIT_ERR_NOT_FOUND (somebody has removed the
+ * folder), REFIT_ERR_IO, REFIT_ERR_HOST_MEMORY; where the archive has a file of this version
+ * already, what refit_archive_describe says of that. After a failure nothing of it is left, and the
+ * next version builds on what the disk has. The version before this one is read back first where it
+ * is not in memory; that takes no memory of its own. Since 0.1.
  */
 REFIT_API REFIT_MUST_CHECK refit_status refit_archive_write(refit_archive *archive,
                                                             const refit_archive_version *version,
@@ -117,14 +118,15 @@ REFIT_API REFIT_MUST_CHECK refit_status refit_archive_write(refit_archive *archi
 
 /* Gives the version that was written its name; `info` (may be NULL) says what its file is. Blocks
  * for the disk. REFIT_ERR_STATE (nothing is written), REFIT_ERR_INVALID (info->size: nothing
- * happened), REFIT_ERR_IO (nothing of it is left; where not even that can be had from the disk,
- * refit_archive_count counts it). Since 0.1.
- */
+ * happened), REFIT_ERR_NOT_FOUND (somebody has removed it, or the folder), REFIT_ERR_IO (nothing of
+ * it is left; where not even that can be had from the disk, refit_archive_count counts it). Since
+ * 0.1. */
 REFIT_API REFIT_MUST_CHECK refit_status refit_archive_commit(refit_archive *archive,
                                                              refit_archive_info *info,
                                                              refit_error *error);
 
-/* Removes what was written and is not committed. REFIT_ERR_STATE if there is nothing. Since 0.1. */
+/* Removes what was written and is not committed. REFIT_ERR_STATE if there is nothing; REFIT_ERR_IO
+ * (the next write, or open for writing, removes it). Since 0.1. */
 REFIT_API REFIT_MUST_CHECK refit_status refit_archive_abort(refit_archive *archive,
                                                             refit_error *error);
 
@@ -143,9 +145,11 @@ REFIT_API REFIT_MUST_CHECK refit_status refit_archive_prune(refit_archive *archi
 /* How many versions the archive has, of all trainers. Since 0.1. */
 REFIT_API uint32_t refit_archive_count(const refit_archive *archive);
 
-/* Describes file `index`, in the order of runs and versions (0, 1, … until REFIT_ERR_NOT_FOUND).
- * Reads its first bytes only (blocks). REFIT_ERR_CORRUPT, REFIT_ERR_UNSUPPORTED, REFIT_ERR_IO: this
- * file cannot be used, the others may be. Since 0.1. */
+/* Describes file `index`, in the order of runs and versions, below refit_archive_count. Reads its
+ * first bytes only (blocks). REFIT_ERR_CORRUPT (damaged, or no file of an archive at
+ * all), REFIT_ERR_STALE (it holds another version than its name says), REFIT_ERR_UNSUPPORTED,
+ * REFIT_ERR_LIMIT, REFIT_ERR_NOT_FOUND (it was removed since the archive was opened), REFIT_ERR_IO:
+ * this file cannot be used, the others may be. Since 0.1. */
 REFIT_API REFIT_MUST_CHECK refit_status refit_archive_describe(const refit_archive *archive,
                                                                uint32_t index,
                                                                refit_archive_info *info,
@@ -155,8 +159,9 @@ REFIT_API REFIT_MUST_CHECK refit_status refit_archive_describe(const refit_archi
  * Rebuilds a version: reads its anchor and all files from there on, checks every section, and in
  * the end the digest of every tensor. `epoch` 0: of whichever trainer, if only one has this
  * version. Blocks for the disk. REFIT_ERR_NOT_FOUND (the version, or one that it builds on, is not
- * there), REFIT_ERR_EXISTS (`epoch` is 0 and several trainers have it), REFIT_ERR_CORRUPT,
- * REFIT_ERR_STALE (a file builds on another version than the one that is there),
+ * there), REFIT_ERR_EXISTS (`epoch` is 0 and several trainers have it), REFIT_ERR_CORRUPT (a file
+ * is damaged, or no file of an archive at all), REFIT_ERR_STALE (a file builds on another version
+ * than the one that is there, or holds another than its name says),
  * REFIT_ERR_UNSUPPORTED (a format that this refit does not know), REFIT_ERR_LIMIT, REFIT_ERR_IO,
  * REFIT_ERR_HOST_MEMORY. Since 0.1.
  */

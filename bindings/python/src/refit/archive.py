@@ -212,8 +212,10 @@ class Archive(Handle):
     def versions(self, *, strict: bool = True) -> list[ArchivedVersion]:
         """What is there, in the order in which it came; reads the first bytes of each file.
 
-        A file that cannot be used raises (CorruptError, StaleError, UnsupportedError, LimitError,
-        InputOutputError), or is left out with ``strict=False``. Since 0.1.
+        A file that cannot be used raises, or is left out with ``strict=False``: CorruptError (it is
+        damaged, or no file of an archive at all), StaleError (it holds another version than its
+        name says), UnsupportedError, LimitError, NotFoundError (it was removed meanwhile),
+        InputOutputError. Since 0.1.
         """
         found: list[ArchivedVersion] = []
         with self._turn:
@@ -231,8 +233,9 @@ class Archive(Handle):
 
         ``epoch``: of which trainer; None, if only one has this version. Blocks for the disk, also
         against Ctrl-C. Raises NotFoundError (it, or a file that it builds on, is not there),
-        ExistsError (several trainers have it), CorruptError, StaleError (a file builds on another
-        version than the one that is there), UnsupportedError, LimitError, InputOutputError,
+        ExistsError (several trainers have it), CorruptError (a file is damaged, or no file of an
+        archive at all), StaleError (a file builds on another version than the one that is there, or
+        holds another than its name says), UnsupportedError, LimitError, InputOutputError,
         HostMemoryError. Since 0.1.
         """
         of = _number(epoch or 0, "an epoch")
@@ -246,8 +249,9 @@ class Archive(Handle):
         bytes are on the disk, and only if they are those that the trainer has digested. Blocks for
         the disk. Raises StateError (not opened to write, or the update is closed), ExistsError
         (this version is there, with other bytes), UnsupportedError (it lies in a GPU's memory),
-        CorruptError, LimitError, InputOutputError, HostMemoryError; nothing of it is left then, and
-        the version after it can be kept all the same. Since 0.1.
+        CorruptError, LimitError, NotFoundError (somebody has removed the folder), InputOutputError,
+        HostMemoryError, and what ``versions`` raises for a file of this version that is there;
+        nothing of it is left then, and the version after it can be kept all the same. Since 0.1.
         """
         if update.device != "cpu":
             raise UnsupportedError(
