@@ -113,7 +113,8 @@ class Snapshot(Mapping[str, View]):
         return self.info.version
 
     def __getitem__(self, name: str) -> View:
-        """The tensor as a ``View``: ``.torch()``, ``.numpy()``, ``.bytes``; not for DLPack."""
+        """The tensor as a ``View``: ``.torch()``, ``.numpy()``, ``.bytes``; not for DLPack.
+        NotFoundError, which is a LookupError and no KeyError."""
         found = self._entries.get(name)
         if found is None:
             raise NotFoundError(f"version {self.version} has no tensor {name!r}")
@@ -183,11 +184,13 @@ class Snapshot(Mapping[str, View]):
 class Archive(Handle):
     """A folder of versions, as it is when this is made. Since 0.1.
 
-    With ``write=True`` the folder is made if it is missing, and is this object's alone: BusyError
-    where another one writes. Any number of others read meanwhile, each what is there when it opens
-    it. ``config`` and ``overrides`` are those of ``refit.make_config``; ``archive.*``, ``limits.*``
-    and, for what is written, ``broadcast.compress`` count. Raises NotFoundError (no such folder),
-    InputOutputError, ConfigError. One thread at a time.
+    With ``write=True`` the folder is made if it is missing (its parent must be there), and is this
+    object's alone until ``close``: BusyError where another one writes. Any number of others read
+    meanwhile, each what is there when it opens it. ``config`` and ``overrides`` are those of
+    ``refit.make_config``; ``archive.*``, ``limits.*``, ``broadcast.frame_bytes`` and, for what is
+    written, ``broadcast.compress`` and its level count. Blocks for the disk. Raises NotFoundError
+    (no such folder), InputOutputError, InvalidError, ConfigError, HostMemoryError. One thread at a
+    time.
     """
 
     def __init__(
@@ -205,7 +208,7 @@ class Archive(Handle):
         self._open(lib.refit_archive_open, where, mode, settled._as_c)
 
     def __len__(self) -> int:
-        """How many versions it has, of all trainers."""
+        """How many versions it has, of all trainers; those that it has kept since included."""
         with self._turn:
             return int(lib.refit_archive_count(self._live))
 
@@ -235,8 +238,9 @@ class Archive(Handle):
         against Ctrl-C. Raises NotFoundError (it, or a file that it builds on, is not there),
         ExistsError (several trainers have it), CorruptError (a file is damaged, or no file of an
         archive at all), StaleError (a file builds on another version than the one that is there, or
-        holds another than its name says), UnsupportedError, LimitError, InputOutputError,
-        HostMemoryError. Since 0.1.
+        holds another than its name says), InvalidError (no number), UnsupportedError (a format that
+        this refit does not know), LimitError, InputOutputError, HostMemoryError. The snapshot needs
+        the archive no longer. Since 0.1.
         """
         of = _number(epoch or 0, "an epoch")
         with self._turn:
@@ -251,7 +255,8 @@ class Archive(Handle):
         (this version is there, with other bytes), UnsupportedError (it lies in a GPU's memory),
         CorruptError, LimitError, NotFoundError (somebody has removed the folder), InputOutputError,
         HostMemoryError, and what ``versions`` raises for a file of this version that is there;
-        nothing of it is left then, and the version after it can be kept all the same. Since 0.1.
+        nothing of it is left then (if the disk refuses even that, ``len`` counts it), and the
+        version after it can be kept all the same. Since 0.1.
         """
         if update.device != "cpu":
             raise UnsupportedError(
@@ -272,7 +277,8 @@ class Archive(Handle):
         """Removes what is older than the last ``anchors`` anchors and what builds on them.
 
         Returns how many files that were. Whenever it ends, every file that is left can be rebuilt.
-        Raises StateError (not opened to write), InvalidError, InputOutputError. Since 0.1.
+        Reads the first bytes of each file, and blocks for that. Raises StateError (not opened to
+        write), InvalidError (0 anchors), InputOutputError (call it again). Since 0.1.
         """
         removed = ctypes.c_uint32()
         if not 0 < anchors < 1 << 32:

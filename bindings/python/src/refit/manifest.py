@@ -38,7 +38,8 @@ Tensors: TypeAlias = Mapping[str, Any] | Iterable[tuple[str, Any]]
 
 @dataclass(frozen=True, slots=True)
 class Alias:
-    """In place of a tensor: it is tied to the one of that name, and travels no second time."""
+    """In place of a tensor: it is tied to the one of that name, and travels no second time. Where
+    tensors are looked at to learn what there is, that one comes before it."""
 
     of: str
 

@@ -36,8 +36,11 @@ class Publisher(Handle):
     ``endpoint`` is "tcp://127.0.0.1:0" (0: any free port), "ipc:///run/refit.sock", or None for
     broadcast.endpoint of the configuration. ``config`` and ``overrides`` are those of
     ``refit.make_config``: ``Publisher(broadcast_shm="off")``. Starts a service thread of the C
-    library, joined by ``close``. Raises BusyError (somebody has the endpoint), ExistsError,
-    SecurityError, ConfigError, InvalidError, HostMemoryError, SystemCallError. Since 0.1.
+    library, joined by ``close``. One thread at a time uses it, but for what is marked "any thread".
+    Raises BusyError (somebody has the endpoint), ExistsError (a file that is no socket has its
+    place), SecurityError (an address beyond this host, and no keys), InputOutputError (a key's
+    file), UnsupportedError (keys, and a libzmq without CURVE), ConfigError, InvalidError,
+    HostMemoryError, SystemCallError. Since 0.1.
     """
 
     def __init__(
@@ -126,7 +129,8 @@ class Publisher(Handle):
         """Waits until ``count`` workers are subscribed.
 
         ``timeout`` in seconds, None: broadcast.stage_timeout_ms. Raises DeadlineError, which says
-        how many there are. Ctrl-C ends it. Since 0.1.
+        how many there are, CancelledError after ``cancel``, InvalidError. Ctrl-C ends it. Since
+        0.1.
         """
         if not 0 <= count < 2**32:
             raise InvalidError(f"{count} workers cannot be waited for")
@@ -144,7 +148,7 @@ class Publisher(Handle):
         The workers subscribed now are its members. Blocks until they let go of the version whose
         memory it takes, at most broadcast.stage_timeout_ms. Raises StateError (nothing declared, or
         one is under way), StaleError (the number was used), InvalidError, HostMemoryError,
-        SystemCallError, DeviceMemoryError; nothing has begun then. Since 0.1.
+        SystemCallError, DeviceMemoryError, CancelledError; nothing has begun then. Since 0.1.
         """
         with self._turn:
             self._begin(version)
@@ -183,8 +187,8 @@ class Publisher(Handle):
         broadcast.stage_timeout_ms, and have applied it, at most broadcast.commit_timeout_ms. Raises
         PeerError or DeadlineError if workers failed or were lost: ``workers`` of the exception are
         those, and ``version`` of the publisher tells whether the others have it all the same;
-        CancelledError after ``cancel``; StateError if no version is under way or it lacks a tensor.
-        Since 0.1.
+        CancelledError after ``cancel``; StateError if no version is under way, or if it lacks a
+        tensor and stays open. Since 0.1.
         """
         with self._turn:
             _round.commit(self._live)

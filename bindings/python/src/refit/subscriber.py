@@ -58,8 +58,10 @@ class Subscriber(Handle):
     Returns at once, whether or not the trainer is there. ``worker`` is the name that the trainer
     reports it under (None: made of host, process and a random part). ``timeout`` in seconds is for
     waits that give none of their own; None waits for ever. ``config`` and ``overrides`` are those
-    of ``refit.make_config``. Starts a service thread of the C library, joined by ``close``. Raises
-    InvalidError, ConfigError, SystemCallError.
+    of ``refit.make_config``. Starts a service thread of the C library, joined by ``close``. One
+    thread at a time uses it, but for what is marked "any thread". Raises InvalidError, ConfigError,
+    SecurityError (an address beyond this host, and no keys), InputOutputError (a key's file),
+    UnsupportedError (keys, and a libzmq without CURVE), SystemCallError.
     """
 
     def __init__(
@@ -95,10 +97,11 @@ class Subscriber(Handle):
         ``timeout`` in seconds; 0 only looks, None is the subscriber's own, and that for ever unless
         it was given (``math.inf``: for ever all the same). Raises DeadlineError (a TimeoutError:
         nothing new in time; the sentence says whether there is a trainer), CancelledError after
-        ``wake``, StateError (an update is still open, or closed meanwhile), SecurityError or
-        ProtocolError (the trainer refused this worker for good), SystemCallError and
-        UnsupportedError (what broadcast.shm or broadcast.gpu require is not to be had). Ctrl-C ends
-        the wait.
+        ``wake``, StateError (an update is still open, the subscriber was closed meanwhile, or
+        broadcast.gpu requires a GPU and ``use_device`` was not called), InvalidError (no such
+        timeout), SecurityError or ProtocolError (the trainer refused this worker for good),
+        SystemCallError and UnsupportedError (what broadcast.shm or broadcast.gpu require is not to
+        be had). Ctrl-C ends the wait.
         """
         seconds = self._timeout if timeout is None else timeout
         if seconds is not None and not seconds >= 0:
@@ -242,8 +245,8 @@ class Subscriber(Handle):
         """Says where the engine has its weights, for ``update.apply()``: a module or a mapping.
 
         All tensors of it, on the host or on GPUs, row by row; tied ones may share their memory. It
-        is kept alive until ``unbind`` or ``close``. Raises InvalidError, StateError (bound already,
-        or an update is applied), HostMemoryError, and what a GPU reports. Since 0.1.
+        is kept alive until ``unbind`` or ``close``. Raises InvalidError (there is no tensor, or two
+        overlap), StateError (bound already), HostMemoryError, and what a GPU reports. Since 0.1.
         """
         with self._turn:
             pointer = self._live

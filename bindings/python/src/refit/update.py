@@ -110,7 +110,8 @@ class Update(Handle):
         return name in self._entries
 
     def __getitem__(self, name: str) -> View:
-        """The tensor as a ``View``: ``.torch()``, ``.numpy()``, ``.bytes``, or for DLPack."""
+        """The tensor as a ``View``: ``.torch()``, ``.numpy()``, ``.bytes``, or for DLPack.
+        NotFoundError, which is a LookupError and no KeyError; StateError once closed."""
         self._check()
         found = self._entries.get(name)
         if found is None:
@@ -165,9 +166,9 @@ class Update(Handle):
         ``refuse``, ``close``, an exception in the ``with`` block or a failure of this call put
         every byte back as it was. The engine must not run meanwhile. ``strict`` and what is
         returned are those of ``load_into``. Blocks for the copies. Raises InvalidError (it does not
-        fit), StateError (nothing is bound, or it is no longer where it was), StaleError,
-        CorruptError (with broadcast.verify: always), HostMemoryError, and what a GPU reports.
-        Since 0.1.
+        fit), StateError (nothing is bound, it is no longer where it was, or the update is decided
+        or closed), StaleError, CorruptError (with broadcast.verify: always), HostMemoryError, and
+        what a GPU reports; the sentence says so if not every byte could be put back. Since 0.1.
         """
         with self._turn:
             pointer = self._live
@@ -190,10 +191,11 @@ class Update(Handle):
         """Tells the trainer that the engine runs on this version. The views stay until close.
 
         Raises StaleError if the trainer had turned this worker out meanwhile: what was read may be
-        torn, and the next version is to be waited for. StateError if it is decided or closed, or
-        the last ``apply`` failed and the model is still bound (an engine without the version must
-        not say that it has it). With bytes in a GPU's memory it waits for that GPU's work first.
-        Since 0.1.
+        torn, what was applied is put back, and the next version is to be waited for. StateError if
+        it is decided or closed, or the last ``apply`` failed, or one could not be put back, and the
+        model is still bound (an engine without the version must not say that it has it). With bytes
+        in a GPU's memory it waits for that GPU's work first. Nothing is raised if the trainer was
+        lost: the engine runs on the version, and the next trainer is told so. Since 0.1.
         """
         with self._turn:
             pointer = self._live
@@ -211,8 +213,9 @@ class Update(Handle):
         """Tells the trainer that it could not be applied, and why (cut to 160 bytes).
 
         ``kept``: whether the engine still runs on the version before; None asks the attribute.
-        With False the worker joins anew and is offered the current version in full. StateError if
-        it is decided or closed. Since 0.1.
+        With False the worker joins anew and is offered the current version in full, with True the
+        next one. What was applied is put back first; if a GPU cannot, its error is raised, and the
+        refusal counts with False. StateError if it is decided or closed. Since 0.1.
         """
         with self._turn:
             pointer = self._live
@@ -233,7 +236,7 @@ class Update(Handle):
         return not self._lent if kept is None else kept
 
     def _close(self, pointer: int) -> None:
-        """Views end. An undecided update is refused, with nothing held if any was handed out."""
+        """Views end. An undecided update is refused, with nothing held."""
         try:
             self._settle()
         finally:

@@ -1,11 +1,12 @@
 """One tensor of a received version, where it lies: for NumPy, PyTorch, DLPack, or as plain bytes.
 
-Nothing is copied. The memory is the subscriber's (or the trainer's, mapped) and is borrowed until
+Nothing is copied. An update's memory is the subscriber's (or the trainer's, mapped), borrowed until
 the update is closed: a view is asked for through the update, which refuses then. A PyTorch tensor
 that was made of a view before is emptied. A NumPy array, a memoryview, what DLPack gave, and what
 was made of a PyTorch tensor (a slice) cannot be called back: on the host their memory stays mapped
 for as long as they live, but a later version may be written there. A GPU's memory cannot be kept.
-Nobody writes to the memory.
+Nobody writes to the memory. An archive's snapshot has memory of its own, which stays as long as
+anything made of it: what is said here of an update's end does not concern its views.
 """
 
 import ctypes
@@ -85,7 +86,8 @@ class _CudaBytes:
 
 
 class View:
-    """A tensor of an update. Read-only, and valid until the update is closed. Since 0.1."""
+    """A tensor of an ``Update``, read-only and valid until that is closed, or of a ``Snapshot``,
+    for as long as anything refers to it. StateError is for closed updates. Since 0.1."""
 
     __slots__ = ("_entry", "_owner", "name")
 
@@ -111,7 +113,7 @@ class View:
 
     @property
     def nbytes(self) -> int:
-        """How many bytes it has."""
+        """How many bytes it has; of a tied one as many as of the one whose bytes it shares."""
         return self._entry.dtype.nbytes(self.shape)
 
     @property
@@ -184,7 +186,8 @@ class View:
 
         What is made of it does not hold the update, since DLPack can call nothing of Python: keep
         it open (``with update:``) while you read. Afterwards it may show another version's bytes,
-        and on a GPU its memory is gone.
+        and on a GPU its memory is gone. BufferError for a copy, for another device, and of a
+        ``Snapshot``; UnsupportedError for a type that DLPack lacks; StateError.
         """
         if copy or (dl_device is not None and tuple(dl_device) != self.__dlpack_device__()):
             raise BufferError("a view shows memory where it is: copy it with the library it is for")

@@ -17,7 +17,7 @@ class Worker:
     version: int
     """What it holds; 0 for nothing."""
     subscribed: bool
-    """False: evicted or gone."""
+    """False: evicted, gone, or joining anew."""
     member: bool
     """Whether the last version counted on it."""
     committed: bool
