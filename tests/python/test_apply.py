@@ -1,6 +1,7 @@
 """Versions written into the engine's own tensors: whole, or as if nothing had been done."""
 
 import gc
+import signal
 import threading
 import weakref
 from collections.abc import Iterator
@@ -11,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 from broadcasting import PATIENCE, both
+from refit._library import lib
 from refit.errors import InvalidError, PeerError, StateError
 from refit.publisher import Publisher
 from refit.subscriber import Subscriber
@@ -192,6 +194,31 @@ def test_bind_and_unbind_in_turn() -> None:
             with pytest.raises(StateError, match="accepted or refused"):
                 update.apply()
         assert equal(snapshot(engine), snapshot(model(1)))
+
+
+def test_ctrl_c_right_behind_bind_leaves_bound_what_c_has_trap_12(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    real = lib.refit_subscriber_bind
+
+    def interrupted(*arguments: Any) -> int:
+        status: int = real(*arguments)
+        signal.raise_signal(signal.SIGINT)
+        return status
+
+    engine = {"a": torch.zeros(4)}
+    alive = weakref.ref(engine["a"])
+    with Subscriber("tcp://127.0.0.1:1") as subscriber:
+        with monkeypatch.context() as patch:
+            patch.setattr(lib, "refit_subscriber_bind", interrupted)
+            with pytest.raises(KeyboardInterrupt):
+                subscriber.bind(engine)
+        del engine
+        gc.collect()
+        assert alive() is not None
+        subscriber.unbind()
+        gc.collect()
+        assert alive() is None
 
 
 def test_a_tensor_that_came_after_bind_is_not_passed_over() -> None:

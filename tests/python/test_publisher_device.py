@@ -1,6 +1,8 @@
 """Weights on a device: which one, and behind whose work they are read."""
 
 import ctypes
+import gc
+import signal
 import sys
 from typing import Any
 
@@ -15,6 +17,7 @@ from refit.device import Device
 from refit.errors import InvalidError, UnsupportedError
 from refit.publisher import Publisher
 from refit.source import Weight, weight_of
+from refit.subscriber import Subscriber
 
 ONE = {"w": np.arange(4, dtype=np.float32)}
 
@@ -36,6 +39,37 @@ def test_a_device_is_required_where_there_is_none_to_share() -> None:
         pytest.raises(UnsupportedError),
     ):
         publisher.use_device("host")
+
+
+@pytest.mark.parametrize("end", [Publisher, Subscriber])
+def test_ctrl_c_right_behind_use_device_leaves_the_device_open_for_who_uses_it_trap_12(
+    end: type[Publisher | Subscriber], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    what = end.__name__.lower()
+    ended: list[str] = []
+
+    def noting(name: str) -> Any:
+        real = getattr(lib, name)
+
+        def close(*arguments: Any) -> Any:
+            ended.append(name)
+            return real(*arguments)
+
+        return close
+
+    def interrupted(*_: Any) -> int:
+        signal.raise_signal(signal.SIGINT)
+        return 0
+
+    for name in ("refit_device_close", f"refit_{what}_close"):
+        monkeypatch.setattr(lib, name, noting(name))
+    monkeypatch.setattr(lib, f"refit_{what}_use_device", interrupted)
+    with end("ipc:///nowhere" if end is Subscriber else LOCAL) as one:
+        with pytest.raises(KeyboardInterrupt):
+            one.use_device("host")
+        gc.collect()
+        assert ended == []
+    assert ended == [f"refit_{what}_close", "refit_device_close"]
 
 
 class OnADevice:

@@ -263,14 +263,15 @@ class Publisher(Handle):
         with self._turn:
             pointer = self._live
             opened, ours = open_device(device)
-            try:
-                call(lib.refit_publisher_use_device, pointer, opened.pointer)
-            except BaseException:
-                if ours:
-                    opened.close()
-                raise
             if ours:
                 self._own_devices.append(opened)
+            try:
+                call(lib.refit_publisher_use_device, pointer, opened.pointer)
+            except RefitError:  # after anything else, Ctrl-C for one, C may have it in use
+                if ours:
+                    self._own_devices.remove(opened)
+                    opened.close()
+                raise
 
     # ---- Below: the turn is held
 

@@ -29,7 +29,13 @@ from refit._waiting import SLICE_MS
 from refit.bound import Bound
 from refit.config import ConfigLike, make_config
 from refit.device import Device
-from refit.errors import CancelledError, DeadlineError, InvalidError, StateError
+from refit.errors import (
+    CancelledError,
+    DeadlineError,
+    InvalidError,
+    RefitError,
+    StateError,
+)
 from refit.update import Current, Update
 from refit.worker import PATHS
 
@@ -231,15 +237,17 @@ class Subscriber(Handle):
         with self._turn:
             pointer = self._live
             opened, ours = open_device(device)
+            before = self._device, self._device_is_ours
             try:
                 if self._device is not None and self._device is not opened:
                     raise StateError("the subscriber has a device already, until it is closed")
+                self._device, self._device_is_ours = opened, ours
                 call(lib.refit_subscriber_use_device, pointer, opened.pointer)
-            except BaseException:
+            except RefitError:  # after anything else, Ctrl-C for one, C may have it in use
+                self._device, self._device_is_ours = before
                 if ours:
                     opened.close()
                 raise
-            self._device, self._device_is_ours = opened, ours
 
     def bind(self, target: Any) -> None:
         """Says where the engine has its weights, for ``update.apply()``: a module or a mapping.
@@ -255,11 +263,15 @@ class Subscriber(Handle):
             bound = Bound(target)
             try:
                 array = bound.as_c()
-                call(lib.refit_subscriber_bind, pointer, array, len(array))
             except BaseException:
                 bound.close()
                 raise
             self._current.bound = bound
+            try:
+                call(lib.refit_subscriber_bind, pointer, array, len(array))
+            except RefitError:  # after anything else, Ctrl-C for one, C may have it
+                self._end_bound()
+                raise
 
     def unbind(self) -> None:
         """Gives back what was bound, as it is; does nothing if nothing is. StateError while an
