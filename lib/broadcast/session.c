@@ -194,8 +194,6 @@ void rft_session_end(rft_session *session, refit_status status, const char *reas
 {
     (void)rft_fail(&session->report.final, status, "the trainer and this worker cannot agree: %s",
                    reason);
-    rft_log(REFIT_LOG_ERROR, "worker %s: %s", session->identity->worker,
-            session->report.final.text);
     if (rft_session_is_joined(session)) send_bye(session, status, reason);
     rft_session_disconnect(session, 0, now);
 }
@@ -209,18 +207,28 @@ void rft_session_put_off(rft_session *session, const char *reason, int64_t now)
     rft_session_disconnect(session, session->config->broadcast_heartbeat_ms, now);
 }
 
+/* Where the trainer has no keys, ZeroMQ tells of what is known and of what may be a thousand things
+ * in turn, again and again: what was known a moment ago explains the other. */
+static bool is_explained(const rft_session *session, const refit_error *why, int64_t now)
+{
+    return why->status != REFIT_ERR_SECURITY && session->shut_out_since != 0 &&
+           now < rft_after_ms(session->shut_out_heard,
+                              session->config->broadcast_heartbeat_timeout_ms);
+}
+
 /* A trainer may be started again with other keys while its workers look for it, so one failure ends
  * nothing. What only may be the keys' fault never does: a tunnel whose far end is away looks alike.
  */
 void rft_session_shut_out(rft_session *session, const refit_error *why, int64_t now)
 {
     bool joined = rft_session_is_joined(session);
-    if (session->report.final.status != REFIT_OK) return;
+    if (session->report.final.status != REFIT_OK || is_explained(session, why, now)) return;
     char *refusal = session->report.refusal;
     if (strncmp(refusal, why->text, sizeof session->report.refusal - 1) != 0) {
         rft_log(REFIT_LOG_WARNING, "worker %s: %s", session->identity->worker, why->text);
         rft_view_print(rft_view_text(why->text), refusal, sizeof session->report.refusal);
     }
+    session->shut_out_heard = now;
     if (joined || why->status != REFIT_ERR_SECURITY) {
         session->shut_out_since = 0;
     } else if (session->shut_out_since == 0) {

@@ -83,6 +83,7 @@ typedef struct rft_session {
     rft_catalog *catalog;         /* of the last MANIFEST; NULL: none, or it was refused */
     refit_error manifest_failure; /* why it was refused; an OFFER that needs it is answered so */
     int64_t shut_out_since;       /* the trainer's keys and ours do not fit; 0: they may */
+    int64_t shut_out_heard;       /* when that was last said */
     bool rejoins;                 /* HELLO is said instead of the next beat */
     int64_t next_beat;            /* or the next HELLO */
     int64_t heard;                /* when the publisher last said something */

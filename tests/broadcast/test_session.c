@@ -7,6 +7,8 @@
 
 #include <cmocka.h>
 
+#include <refit/host.h>
+
 #include "session_bench.h"
 
 /* ---- Joining */
@@ -102,6 +104,55 @@ static void a_final_refusal_ends_everything(void **state)
     rft_session_garbage(&bench->session, &(refit_error){.status = REFIT_ERR_PROTOCOL}, bench->now);
     assert_int_equal(bench->said_count, 0);
     assert_int_equal(bench_state(bench), RFT_SESSION_CONNECTING);
+}
+
+/* ---- Keys that do not fit */
+
+static const refit_error known = {.status = REFIT_ERR_SECURITY, .text = "it uses no keys"};
+static const refit_error guessed = {.status = REFIT_ERR_PEER, .text = "the other side ended it"};
+
+static void shut_out(session_bench *bench, const refit_error *why, uint32_t later_ms)
+{
+    bench->now += (int64_t)later_ms * 1000000;
+    rft_session_shut_out(&bench->session, why, bench->now);
+}
+
+static void count_line(void *user, refit_log_level level, const char *line)
+{
+    (void)level;
+    (void)line;
+    (*(uint32_t *)user)++;
+}
+
+static void a_known_reason_is_said_once_and_ends_it_whatever_is_guessed_between(void **state)
+{
+    session_bench *bench = *state;
+    uint32_t lines = 0;
+    const uint32_t step = bench->config.broadcast_heartbeat_timeout_ms / 10;
+    refit_set_log(count_line, &lines, REFIT_LOG_WARNING);
+    shut_out(bench, &guessed, 0);
+    for (uint32_t i = 0; i < 5; i++) {
+        shut_out(bench, &known, step);
+        shut_out(bench, &guessed, step);
+        assert_string_equal(bench->session.report.refusal, known.text);
+    }
+    assert_int_equal(bench->session.report.final.status, REFIT_OK);
+    shut_out(bench, &known, step);
+    refit_set_log(NULL, NULL, REFIT_LOG_WARNING);
+    assert_int_equal(bench->session.report.final.status, REFIT_ERR_SECURITY);
+    assert_int_equal(lines, 2); /* what was guessed first, and what became known */
+}
+
+static void what_is_guessed_alone_ends_nothing(void **state)
+{
+    session_bench *bench = *state;
+    const uint32_t timeout = bench->config.broadcast_heartbeat_timeout_ms;
+    shut_out(bench, &known, 0);
+    shut_out(bench, &guessed, timeout);
+    assert_string_equal(bench->session.report.refusal, guessed.text);
+    shut_out(bench, &known, timeout);
+    shut_out(bench, &known, timeout - 1);
+    assert_int_equal(bench->session.report.final.status, REFIT_OK);
 }
 
 /* ---- Every message in every state */
@@ -319,6 +370,8 @@ int main(void)
         BENCH_TEST(an_impossible_welcome_breaks_the_connection),
         BENCH_TEST(a_refusal_for_now_is_tried_again_after_a_pause),
         BENCH_TEST(a_final_refusal_ends_everything),
+        BENCH_TEST(a_known_reason_is_said_once_and_ends_it_whatever_is_guessed_between),
+        BENCH_TEST(what_is_guessed_alone_ends_nothing),
         cmocka_unit_test(every_message_in_every_state_leads_where_it_should),
         BENCH_TEST(messages_of_another_epoch_are_passed_over),
         cmocka_unit_test(garbage_costs_the_connection_in_every_state),
