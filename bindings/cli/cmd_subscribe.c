@@ -8,6 +8,7 @@
  */
 #include <errno.h>
 #include <inttypes.h>
+#include <stdatomic.h>
 #include <stdio.h>
 #include <string.h>
 #include <sys/stat.h>
@@ -24,6 +25,7 @@
 #include "settings.h"
 
 #define WAIT_MS 60000 /* one wait of those that have no end of their own */
+#define HINT_MS 5000  /* until it is said that nobody has answered */
 
 typedef struct subscribe_job {
     cli_settings settings;
@@ -37,7 +39,9 @@ typedef struct subscribe_job {
     uint32_t timeout_s;     /* 0: none */
     refit_archive *kept_in; /* or NULL */
     refit_subscriber *subscriber;
-    uint32_t kept; /* versions written so far */
+    uint32_t kept;    /* versions written so far */
+    bool hinted;      /* it need not be said any more that nobody has answered */
+    atomic_bool told; /* refit has said something, in its own words */
 } subscribe_job;
 
 enum {
@@ -124,16 +128,42 @@ static int prepare(subscribe_job *job)
     return cli_complain(CLI_IO, "%s: %s", job->archive, error.text);
 }
 
+/* Who waits for a trainer that is not there, or somewhere else, should know it; once. */
+static void hint(subscribe_job *job)
+{
+    refit_subscriber_info info = {.size = sizeof info};
+    const char *endpoint = job->endpoint != NULL ? job->endpoint : job->config.broadcast_endpoint;
+    if (job->hinted) return;
+    job->hinted = true;
+    if (refit_subscriber_describe(job->subscriber, &info, NULL) != REFIT_OK) return;
+    if (info.epoch != 0 || atomic_load(&job->told)) return;
+    (void)cli_complain(CLI_DONE, "no trainer has answered at %s yet: waiting%s", endpoint,
+                       job->timeout_s > 0 ? "" : " (--timeout S ends that)");
+}
+
+/* How long to wait at once, after `waited`. */
+static uint32_t slice(const subscribe_job *job, double waited)
+{
+    const double all = job->timeout_s > 0 ? 1e3 * job->timeout_s : 1e3 * waited + WAIT_MS;
+    const double end = !job->hinted && HINT_MS < all ? HINT_MS : all;
+    const double left = end - 1e3 * waited;
+    return left > 0 ? (uint32_t)left + 1 : 0;
+}
+
 /* The next version, or an exit status. */
 static int wait_version(subscribe_job *job, refit_update **update)
 {
     refit_error error;
-    const uint32_t wait = job->timeout_s > 0 ? job->timeout_s * 1000 : WAIT_MS;
+    const double start = cli_seconds();
     for (;;) {
+        const uint32_t wait = slice(job, cli_seconds() - start);
         refit_status status = refit_subscriber_next(job->subscriber, wait, update, &error);
         if (status == REFIT_OK) return CLI_DONE;
         if (cli_interrupt_signal() != 0) return CLI_SIGNAL + cli_interrupt_signal();
-        if (status != REFIT_ERR_TIMEOUT || job->timeout_s > 0) return cli_complain_error(&error);
+        const double waited = cli_seconds() - start;
+        const bool late = job->timeout_s > 0 && waited >= job->timeout_s;
+        if (status != REFIT_ERR_TIMEOUT || late) return cli_complain_error(&error);
+        if (1e3 * waited >= HINT_MS) hint(job);
     }
 }
 
@@ -274,6 +304,7 @@ static int subscribe(subscribe_job *job)
         refit_update *update = NULL;
         status = wait_version(job, &update);
         if (status == CLI_DONE) status = keep_version(job, update);
+        job->hinted = true;
         refit_update_close(update);
         job->kept++;
     }
@@ -282,11 +313,12 @@ static int subscribe(subscribe_job *job)
     return status;
 }
 
-/* Why a version is kept whole, among others. */
+/* Why this worker is shut out, or a version is kept whole, among others. */
 static void print_log(void *user, refit_log_level level, const char *line)
 {
-    (void)user;
+    subscribe_job *job = user;
     (void)level;
+    atomic_store(&job->told, true);
     (void)cli_complain(CLI_DONE, "%s", line);
 }
 
@@ -299,7 +331,7 @@ static int run_subscribe(int count, char **arguments)
         if (!take_flag(&job, found, value)) return CLI_USAGE;
     }
     cli_interrupt_catch();
-    if (job.archive != NULL) refit_set_log(print_log, NULL, REFIT_LOG_WARNING);
+    refit_set_log(print_log, &job, REFIT_LOG_WARNING);
     int status = prepare(&job);
     if (status == CLI_DONE) status = subscribe(&job);
     refit_archive_close(job.kept_in);

@@ -49,12 +49,46 @@ exec 3<"$scratch/said"
 read -r _ endpoint <&3
 port=${endpoint##*:}
 worker stranger
-refuses 1 "does not allow this worker's key" "${subscribe[@]}" \
-    --set broadcast.heartbeat_ms=100ms --set broadcast.heartbeat_timeout_ms=500ms
+# The reason is there at once, and again as what ended the command.
+run 1 "${subscribe[@]}" --set broadcast.heartbeat_ms=100ms --set broadcast.heartbeat_timeout_ms=500ms
+[ "$(grep -c "does not allow this worker's key" "$scratch/err")" -eq 2 ] ||
+    complain "the stranger read: $(cat "$scratch/err")"
 worker w0
 run 0 "${subscribe[@]}"
 cat <&3 >/dev/null
 wait "$publisher" || complain "publish failed: $(cat "$scratch/publish.err")"
 cmp "$scratch/w0.out/1.safetensors" "$scratch/1.in" || complain "other weights arrived"
 [ ! -e "$scratch/stranger.out/1.safetensors" ] || complain "a stranger got weights"
+
+# says PART ARGUMENT…: a subscriber that waits without end says PART on its first line.
+mkfifo "$scratch/heard"
+says() {
+    local part=$1 line subscriber
+    shift
+    "${refit[@]}" subscribe --out "$scratch/none" "$@" 2>"$scratch/heard" </dev/null &
+    subscriber=$!
+    exec 4<"$scratch/heard"
+    read -r -t 50 line <&4
+    kill -TERM "$subscriber"
+    wait "$subscriber"
+    [ $? -eq 143 ] || complain "$*: it did not go on waiting"
+    exec 4<&-
+    case $line in
+        "refit: "*"$part"*) ;;
+        *) complain "$*: no '$part' in: $line" ;;
+    esac
+}
+
+# Who is shut out for what may be the keys' fault waits, and says so.
+"${refit[@]}" publish "$scratch/1.in" --bind tcp://127.0.0.1:0 --timeout 50 "${trainer[@]}" \
+    >"$scratch/said" 2>"$scratch/publish.err" </dev/null &
+publisher=$!
+exec 3<"$scratch/said"
+read -r _ endpoint <&3
+says "is security.server_key the trainer's public key?" "$endpoint" \
+    --set "security.key=$keys/w0.secret" --set "security.server_key=$keys/stranger.public"
+kill -TERM "$publisher"
+wait "$publisher"
+exec 3<&-
+says "no trainer has answered at $endpoint yet: waiting (--timeout S ends that)" "$endpoint"
 finish
