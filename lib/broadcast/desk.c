@@ -69,8 +69,9 @@ static refit_status try_take(rft_desk *desk, rft_image **out, refit_error *error
                         "no new version in time; the trainer does not take this worker for now: %s",
                         refusal);
     }
-    return rft_fail(error, REFIT_ERR_TIMEOUT, "no new version in time; %s",
-                    joined ? "the trainer is there" : "no trainer has answered");
+    RFT_REFUSE_IF(joined, error, REFIT_ERR_TIMEOUT, "no new version in time; the trainer is there");
+    return rft_fail(error, REFIT_ERR_TIMEOUT,
+                    "no new version in time; no trainer has answered at %.120s", desk->endpoint);
 }
 
 refit_status rft_desk_take(rft_desk *desk, uint32_t timeout_ms, rft_image **out, refit_error *error)

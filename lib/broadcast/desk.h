@@ -35,6 +35,7 @@ typedef struct rft_order {
 typedef struct rft_desk {
     int ready_fd;          /* set while take would not wait */
     int wake_fd;           /* set while the service thread has something to look at */
+    const char *endpoint;  /* where the trainer is to be; borrowed, set before the thread starts */
     atomic_bool cancelled; /* by rft_desk_cancel, until a take has said so */
     rft_mutex lock;
     rft_image *ready;                  /* guarded by lock */

@@ -28,6 +28,7 @@ struct refit_glance {
     uint64_t *digests;      /* owned; a tensor; NULL: nothing is committed */
     rft_digest128 digest;
     bool welcomed, sealed, done;
+    refit_error shut_out; /* why the other side and we cannot talk; status REFIT_OK: we may */
 };
 
 static refit_status say(refit_glance *glance, const rft_message *message, refit_error *error)
@@ -148,6 +149,25 @@ static refit_status say_bye(refit_glance *glance, refit_error *error)
     return say(glance, &bye, error);
 }
 
+/* What is known of the keys is not forgotten for what may be a thousand things. */
+static void note_failure(refit_glance *glance)
+{
+    refit_error why;
+    refit_status status = rft_channel_take_failure(glance->channel, &why);
+    if (status == REFIT_OK) return;
+    if (status == REFIT_ERR_SECURITY || glance->shut_out.status != REFIT_ERR_SECURITY)
+        glance->shut_out = why;
+}
+
+static refit_status nobody(const refit_glance *glance, uint32_t timeout_ms, refit_error *error)
+{
+    const bool known = glance->shut_out.status != REFIT_OK;
+    return rft_fail(error, REFIT_ERR_TIMEOUT,
+                    "no trainer has answered at %.80s within %u ms%s%.130s",
+                    rft_channel_endpoint(glance->channel), timeout_ms, known ? ": " : "",
+                    known ? glance->shut_out.text : "");
+}
+
 static refit_status ask(refit_glance *glance, uint32_t timeout_ms, refit_error *error)
 {
     char name[32];
@@ -158,11 +178,10 @@ static refit_status ask(refit_glance *glance, uint32_t timeout_ms, refit_error *
     while (!glance->done) {
         int left = rft_ms_until(deadline);
         if (left == 0 && glance->welcomed) return say_bye(glance, error);
-        RFT_REFUSE_IF(left == 0, error, REFIT_ERR_TIMEOUT,
-                      "no trainer has answered at %.120s within %u ms",
-                      rft_channel_endpoint(glance->channel), timeout_ms);
+        if (left == 0) return nobody(glance, timeout_ms, error);
         if (!glance->welcomed) RFT_TRY(say(glance, &hello, error));
         rft_channel_poll(glance->channel, -1, left < POLL_MOST_MS ? left : POLL_MOST_MS);
+        note_failure(glance);
         RFT_TRY(hear(glance, deadline, error));
     }
     RFT_REFUSE_IF(!glance->welcomed, error, REFIT_ERR_CLOSED, "the trainer closes");

@@ -31,7 +31,7 @@ refuses 2 "subscribe at one endpoint" subscribe "$socket" "$socket" --out "$scra
 refuses 3 "broadcast.worker has 70 bytes" subscribe "$socket" --out "$scratch/kept" --name "$(printf 'x%.0s' {1..70})"
 refuses 6 "cannot make the folder" subscribe "$socket" --out "$scratch/missing/kept"
 refuses 6 "Not a directory" subscribe "$socket" --out "$scratch/small"
-refuses 4 "" subscribe "$socket" --out "$scratch/kept" --timeout 1
+refuses 4 "no trainer has answered at $socket" subscribe "$socket" --out "$scratch/kept" --timeout 1
 refuses 1 "" publish "$scratch/small" --bind nonsense://x
 refuses 1 "" subscribe nonsense://x --out "$scratch/kept"
 refuses 1 "insecure" publish "$scratch/small" --bind tcp://0.0.0.0:0

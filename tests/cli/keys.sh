@@ -87,6 +87,10 @@ exec 3<"$scratch/said"
 read -r _ endpoint <&3
 says "is security.server_key the trainer's public key?" "$endpoint" \
     --set "security.key=$keys/w0.secret" --set "security.server_key=$keys/stranger.public"
+refuses 4 "is security.server_key the trainer's public key?" inspect "$endpoint" --timeout 1 \
+    --set "security.key=$keys/w0.secret" --set "security.server_key=$keys/stranger.public"
+refuses 4 "the trainer asks for keys; set security.key and security.server_key" \
+    inspect "$endpoint" --timeout 1
 kill -TERM "$publisher"
 wait "$publisher"
 exec 3<&-
