@@ -5,6 +5,7 @@
  * A key whose file was taken from the folder comes in no more after 10 ms; who has come in by it is
  * turned out within a quarter of a second, as soon as the folder was looked at. A new file lets in
  * after 50 ms. The time of one look, which grows with the number of files, comes to each of these.
+ * A file that cannot be read for now keeps the key that it had, until it is gone (allow_list.h).
  */
 #ifndef RFT_GATE_H
 #define RFT_GATE_H

@@ -5,6 +5,10 @@
  * sum differs from the last are the files read. Times of a file system are coarse: what was changed
  * a moment before it was read may change again under the same time, so a fresh folder is read again
  * at every look until it has settled.
+ *
+ * A key is in as long as its file is there. To know that much takes no new descriptor and no good
+ * block of the file: the folder stays open from look to look, and what cannot be read for now keeps
+ * the key that it had.
  */
 #include "trust/allow_list.h"
 
@@ -35,6 +39,7 @@ typedef struct table {
     entry *entries;
     uint32_t count;
     uint32_t room;
+    bool complete; /* all files are in it, if only with the key that they had */
 } table;
 
 struct rft_allow_list {
@@ -43,9 +48,10 @@ struct rft_allow_list {
     uint64_t seen; /* sum of what the last look saw */
     bool settled;  /* nothing there was fresh then */
     refit_status last;
+    DIR *opened; /* the folder, when it could last be opened; or NULL */
 
     rft_mutex lock;
-    table keys;       /* guarded by lock */
+    table keys;       /* guarded by lock; the looking thread alone changes it */
     uint64_t edition; /* guarded by lock */
 };
 
@@ -160,6 +166,29 @@ static refit_status folder_open(const rft_allow_list *list, DIR **out, look *see
     return REFIT_OK;
 }
 
+/* What will be right again without anybody's doing says nothing about who may come in. */
+static bool is_passing(refit_status status, int code)
+{
+    static const int passing[] = {EMFILE, ENFILE, ENOMEM, EIO, ESTALE, EINTR, EAGAIN, ETIMEDOUT};
+    bool found = status == REFIT_ERR_HOST_MEMORY;
+    for (size_t i = 0; status == REFIT_ERR_IO && i < sizeof passing / sizeof passing[0]; i++) {
+        found = found || code == passing[i];
+    }
+    return found;
+}
+
+/* Whether the folder that was opened last is still the one there. Nothing is opened. */
+static refit_status check_opened(const rft_allow_list *list, refit_error *error)
+{
+    struct stat there, opened;
+    if (stat(list->folder, &there) != 0 || fstat(dirfd(list->opened), &opened) != 0)
+        return fail_errno(list, errno, error);
+    if (!S_ISDIR(there.st_mode)) return fail_errno(list, ENOTDIR, error);
+    RFT_TRY(check_folder(list, &there, error));
+    bool same = there.st_dev == opened.st_dev && there.st_ino == opened.st_ino;
+    return same ? REFIT_OK : fail_errno(list, EAGAIN, error);
+}
+
 static refit_status look_around(const rft_allow_list *list, DIR *folder, look *seen,
                                 refit_error *error)
 {
@@ -177,39 +206,40 @@ static refit_status look_around(const rft_allow_list *list, DIR *folder, look *s
 
 /* ---- Reading it */
 
-/* What will be right again without anybody's doing says nothing about who may come in. */
-static bool is_passing(refit_status status, int code)
+static void add_entry(table *into, const char *name, const char *key)
 {
-    static const int passing[] = {EMFILE, ENFILE, ENOMEM, EIO, ESTALE, EINTR, EAGAIN, ETIMEDOUT};
-    bool found = status == REFIT_ERR_HOST_MEMORY;
-    for (size_t i = 0; status == REFIT_ERR_IO && i < sizeof passing / sizeof passing[0]; i++) {
-        found = found || code == passing[i];
-    }
-    return found;
+    if (into->count == into->room) return; /* came since: the next look finds it */
+    entry *next = &into->entries[into->count++];
+    strcpy(next->key, key);
+    strcpy(next->name, name);
 }
 
-/* One bad file turns out nobody but itself. `again`: what is wrong there has been said. */
+/* A link to nowhere is not. Without a descriptor. */
+static bool is_there(int folder, const char *file)
+{
+    struct stat found;
+    return fstatat(folder, file, &found, 0) == 0 || is_passing(REFIT_ERR_IO, errno);
+}
+
+/* One bad file turns out nobody but itself; one that cannot be read for now is taken without a key,
+ * and `error` says why. `again`: what is wrong there has been said. */
 static refit_status take_file(int folder, const char *file, bool again, table *into,
                               refit_error *error)
 {
-    entry *next;
     rft_key key;
-    refit_error why;
-    char name[RFT_KEY_NAME_BYTES];
+    char name[RFT_KEY_NAME_BYTES], text[RFT_KEY_TEXT] = "";
     if (!name_of(file, name)) return REFIT_OK;
-    refit_status status = rft_key_file_read(folder, file, RFT_KEY_PUBLIC, &key, &why);
-    if (is_passing(status, why.subsystem)) {
-        if (error != NULL) *error = why;
+    refit_status status = rft_key_file_read(folder, file, RFT_KEY_PUBLIC, &key, error);
+    if (status != REFIT_OK && is_passing(status, error->subsystem)) {
+        if (is_there(folder, file)) add_entry(into, name, text);
         return status;
     }
     if (status != REFIT_OK) {
-        if (!again) rft_log(REFIT_LOG_WARNING, "security.allow: passed over: %s", why.text);
+        if (!again) rft_log(REFIT_LOG_WARNING, "security.allow: passed over: %s", error->text);
         return REFIT_OK;
     }
-    if (into->count == into->room) return REFIT_OK; /* came since: the next look finds it */
-    next = &into->entries[into->count++];
-    rft_key_print(&key, next->key);
-    strcpy(next->name, name);
+    rft_key_print(&key, text);
+    add_entry(into, name, text);
     return REFIT_OK;
 }
 
@@ -220,6 +250,38 @@ static int compare_entries(const void *a, const void *b)
     return order != 0 ? order : strcmp(left->name, right->name);
 }
 
+static int compare_names(const void *a, const void *b)
+{
+    const entry *left = a, *right = b;
+    return strcmp(left->name, right->name);
+}
+
+static uint32_t count_keyless(const table *sorted)
+{
+    uint32_t count = 0;
+    while (count < sorted->count && sorted->entries[count].key[0] == '\0')
+        count++;
+    return count;
+}
+
+/* Gives each file without a key the one that it had, and drops those that had none: they come
+ * first in the order, by their names. */
+static void fill_in(const table *old, table *keys)
+{
+    uint32_t keyless = count_keyless(keys);
+    if (keyless == 0) return;
+    for (uint32_t i = 0; i < old->count; i++) {
+        entry *found =
+            bsearch(&old->entries[i], keys->entries, keyless, sizeof *keys->entries, compare_names);
+        if (found != NULL) strcpy(found->key, old->entries[i].key);
+    }
+    qsort(keys->entries, keys->count, sizeof *keys->entries, compare_entries);
+    uint32_t never = count_keyless(keys);
+    keys->count -= never;
+    memmove(keys->entries, keys->entries + never, keys->count * sizeof *keys->entries);
+}
+
+/* The first failure to read a file, the table complete all the same. */
 static refit_status read_files(const rft_allow_list *list, DIR *folder, const look *seen,
                                table *into, refit_error *error)
 {
@@ -228,13 +290,20 @@ static refit_status read_files(const rft_allow_list *list, DIR *folder, const lo
     RFT_REFUSE_IF(into->entries == NULL, error, REFIT_ERR_HOST_MEMORY, "no memory for %u keys",
                   seen->files);
     bool again = list->seen == seen->sum;
+    refit_status first = REFIT_OK;
     errno = 0;
     for (struct dirent *file; (file = readdir(folder)) != NULL; errno = 0) {
-        RFT_TRY(take_file(dirfd(folder), file->d_name, again, into, error));
+        refit_error why;
+        refit_status status = take_file(dirfd(folder), file->d_name, again, into, &why);
+        if (status == REFIT_OK || first != REFIT_OK) continue;
+        first = status;
+        *error = why;
     }
     if (errno != 0) return fail_errno(list, errno, error);
     qsort(into->entries, into->count, sizeof *into->entries, compare_entries);
-    return REFIT_OK;
+    fill_in(&list->keys, into);
+    into->complete = true;
+    return first;
 }
 
 static void table_close(table *keys)
@@ -268,24 +337,48 @@ static void adopt(rft_allow_list *list, table *keys)
     table_close(&old);
 }
 
+static refit_status read_folder(rft_allow_list *list, DIR *folder, look *seen, refit_error *error)
+{
+    table keys = {0};
+    RFT_TRY(look_around(list, folder, seen, error));
+    if (list->last == REFIT_OK && list->settled && list->seen == seen->sum) return REFIT_OK;
+    refit_status status = read_files(list, folder, seen, &keys, error);
+    if (!keys.complete) {
+        table_close(&keys);
+        return status;
+    }
+    list->seen = seen->sum;
+    list->settled = !seen->fresh;
+    adopt(list, &keys);
+    return status;
+}
+
+/* It cannot be opened for now: at least whose file is gone is out. */
+static refit_status read_opened(rft_allow_list *list, refit_error *error)
+{
+    look seen = {0};
+    if (list->opened == NULL) return REFIT_OK;
+    RFT_TRY(check_opened(list, error));
+    rewinddir(list->opened);
+    return read_folder(list, list->opened, &seen, error);
+}
+
 static refit_status look_and_read(rft_allow_list *list, refit_error *error)
 {
     DIR *folder = NULL;
     look seen = {0};
-    table keys = {0};
-    RFT_TRY(folder_open(list, &folder, &seen, error));
-    refit_status status = look_around(list, folder, &seen, error);
-    bool same = list->last == REFIT_OK && list->settled && list->seen == seen.sum;
-    if (status == REFIT_OK && !same) status = read_files(list, folder, &seen, &keys, error);
-    closedir(folder);
-    if (status == REFIT_OK && !same) {
-        list->seen = seen.sum;
-        list->settled = !seen.fresh;
-        adopt(list, &keys);
-    } else {
-        table_close(&keys);
+    refit_error why;
+    refit_status status = folder_open(list, &folder, &seen, error);
+    if (status == REFIT_OK) {
+        if (list->opened != NULL) closedir(list->opened);
+        list->opened = folder;
+        return read_folder(list, folder, &seen, error);
     }
-    return status;
+    if (!is_passing(status, error->subsystem)) return status;
+    refit_status instead = read_opened(list, &why);
+    if (instead == REFIT_OK || is_passing(instead, why.subsystem)) return status;
+    *error = why;
+    return instead;
 }
 
 void rft_allow_list_refresh(rft_allow_list *list)
@@ -299,7 +392,7 @@ void rft_allow_list_refresh(rft_allow_list *list)
         }
         adopt(list, &none);
     } else if (status != REFIT_OK && list->last != status) {
-        rft_log(REFIT_LOG_WARNING, "%s; who may come in stays as it is for now", why.text);
+        rft_log(REFIT_LOG_WARNING, "%s; what cannot be read stays as it was for now", why.text);
     }
     list->last = status;
 }
@@ -322,8 +415,10 @@ refit_status rft_allow_list_open(const char *folder, rft_allow_list **out, refit
     }
     list->folder = name;
     list->edition = 1;
-    status = look_and_read(list, error);
+    refit_error why;
+    status = look_and_read(list, &why);
     if (status != REFIT_OK) {
+        if (error != NULL) *error = why;
         rft_allow_list_close(list);
         return status;
     }
@@ -338,6 +433,7 @@ refit_status rft_allow_list_open(const char *folder, rft_allow_list **out, refit
 void rft_allow_list_close(rft_allow_list *list)
 {
     if (list == NULL) return;
+    if (list->opened != NULL) closedir(list->opened);
     table_close(&list->keys);
     rft_mutex_close(&list->lock);
     rft_free(list->folder);

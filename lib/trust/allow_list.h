@@ -23,9 +23,11 @@ typedef struct rft_allow_list rft_allow_list;
 refit_status rft_allow_list_open(const char *folder, rft_allow_list **out, refit_error *error);
 void rft_allow_list_close(rft_allow_list *list);
 
-/* Looks at the folder, and reads it if anything there has changed. If it cannot be read for want of
- * descriptors or memory, or because the disk failed, all stays as it was; if it is gone or not to
- * be trusted, nobody is in. Reads files (blocks). One thread at a time. */
+/* Looks at the folder, and reads it if anything there has changed. A file that cannot be read for
+ * want of descriptors or memory, or because the disk failed, keeps the key that it had; a folder
+ * that cannot be opened so is listed by the descriptor of the last look. Only if that cannot be
+ * done either, or another folder has come in its place, all stays as it was. If the folder is gone
+ * or not to be trusted, nobody is in. Reads files (blocks). One thread at a time. */
 void rft_allow_list_refresh(rft_allow_list *list);
 
 /* Another number once other keys, or names, are in. Any thread. */

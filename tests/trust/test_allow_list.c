@@ -10,6 +10,7 @@
 
 #include <cmocka.h>
 
+#include <errno.h>
 #include <fcntl.h>
 #include <sys/resource.h>
 #include <sys/socket.h>
@@ -278,18 +279,166 @@ static void a_folder_that_vanishes_lets_nobody_in_until_it_is_back(void **state)
     locksmith_close(&smith);
 }
 
+/* ---- What cannot be read for now */
+
+static const char *unreadable; /* the name that cannot be opened; NULL: none */
+static int unreadable_code;
+
+int __real_openat(int folder, const char *name, int flags, unsigned mode);
+int __wrap_openat(int folder, const char *name, int flags, unsigned mode);
+
+int __wrap_openat(int folder, const char *name, int flags, unsigned mode)
+{
+    if (unreadable == NULL || strcmp(name, unreadable) != 0)
+        return __real_openat(folder, name, flags, mode);
+    errno = unreadable_code;
+    return -1;
+}
+
+static void refresh_without(rft_allow_list *list, const char *name, int code)
+{
+    unreadable = name;
+    unreadable_code = code;
+    rft_allow_list_refresh(list);
+    unreadable = NULL;
+}
+
+static const int PASSING[] = {EMFILE, ENFILE, ENOMEM, EIO, ESTALE};
+#define PASSING_COUNT (sizeof PASSING / sizeof PASSING[0])
+
+static void a_file_that_cannot_be_read_keeps_no_other_key_in(void **state)
+{
+    (void)state;
+    for (size_t i = 0; i < PASSING_COUNT; i++) {
+        locksmith smith = locksmith_open();
+        locksmith_admit(&smith, "w0");
+        locksmith_admit(&smith, "w1");
+        locksmith_make(&smith, "w2");
+        rft_allow_list *list = open_list(&smith);
+        locksmith_revoke(&smith, "w1");
+        locksmith_allow(&smith, "w2");
+        refresh_without(list, "w0.public", PASSING[i]);
+        assert_true(has(list, &smith, "w0"));
+        assert_false(has(list, &smith, "w1"));
+        assert_true(has(list, &smith, "w2"));
+        assert_int_equal(rft_allow_list_count(list), 2);
+        locksmith_revoke(&smith, "w0"); /* gone is gone, however it was before */
+        refresh_without(list, "w0.public", PASSING[i]);
+        assert_false(has(list, &smith, "w0"));
+        assert_true(has(list, &smith, "w2"));
+        rft_allow_list_close(list);
+        locksmith_close(&smith);
+    }
+}
+
+static void a_link_to_nowhere_lets_nobody_in_whatever_cannot_be_read(void **state)
+{
+    (void)state;
+    locksmith smith = locksmith_open();
+    char target[256], path[256], key[RFT_KEY_TEXT];
+    locksmith_make(&smith, "w0");
+    key_of(&smith, "w0", key);
+    locksmith_path(&smith, "keys/w0.public", target);
+    locksmith_path(&smith, "allow/w0.public", path);
+    assert_int_equal(symlink(target, path), 0);
+    rft_allow_list *list = open_list(&smith);
+    refresh_without(list, "w0.public", EMFILE);
+    assert_true(rft_allow_list_has(list, key, NULL));
+    assert_int_equal(unlink(target), 0);
+    refresh_without(list, "w0.public", EMFILE);
+    assert_false(rft_allow_list_has(list, key, NULL));
+    rft_allow_list_close(list);
+    locksmith_close(&smith);
+}
+
+static void a_file_that_could_never_be_read_is_in_once_it_can_be(void **state)
+{
+    (void)state;
+    locksmith smith = locksmith_open();
+    locksmith_admit(&smith, "w1");
+    rft_allow_list *list = open_list(&smith);
+    locksmith_admit(&smith, "w0");
+    locksmith_admit(&smith, "w2");
+    refresh_without(list, "w0.public", EIO);
+    assert_false(has(list, &smith, "w0"));
+    assert_true(has(list, &smith, "w1"));
+    assert_true(has(list, &smith, "w2"));
+    assert_int_equal(rft_allow_list_count(list), 2);
+    rft_allow_list_refresh(list);
+    assert_true(has(list, &smith, "w0"));
+    assert_int_equal(rft_allow_list_count(list), 3);
+    rft_allow_list_close(list);
+    locksmith_close(&smith);
+}
+
+/* By the folder as it was opened last, as long as that is the folder. */
+static void a_removed_key_is_out_though_the_folder_cannot_be_opened(void **state)
+{
+    (void)state;
+    for (size_t i = 0; i < PASSING_COUNT; i++) {
+        locksmith smith = locksmith_open();
+        locksmith_admit(&smith, "w0");
+        locksmith_admit(&smith, "w1");
+        rft_allow_list *list = open_list(&smith);
+        locksmith_revoke(&smith, "w1");
+        refresh_without(list, "allow", PASSING[i]);
+        assert_true(has(list, &smith, "w0"));
+        assert_false(has(list, &smith, "w1"));
+        refresh_without(list, "allow", PASSING[i]);
+        assert_true(has(list, &smith, "w0"));
+        rft_allow_list_close(list);
+        locksmith_close(&smith);
+    }
+}
+
+static void a_folder_that_cannot_be_opened_is_still_judged(void **state)
+{
+    (void)state;
+    locksmith smith = locksmith_open();
+    char folder[256], away[256];
+    locksmith_admit(&smith, "w0");
+    rft_allow_list *list = open_list(&smith);
+    locksmith_path(&smith, "allow", folder);
+    locksmith_path(&smith, "away", away);
+    assert_int_equal(chmod(folder, 0777), 0);
+    refresh_without(list, "allow", EMFILE);
+    assert_false(has(list, &smith, "w0"));
+    assert_int_equal(chmod(folder, 0700), 0);
+    rft_allow_list_refresh(list);
+    assert_true(has(list, &smith, "w0"));
+
+    assert_int_equal(rename(folder, away), 0);
+    assert_int_equal(mkdir(folder, 0700), 0);
+    refresh_without(list, "allow", EMFILE); /* another one, of which nothing is known */
+    assert_true(has(list, &smith, "w0"));
+    assert_int_equal(chmod(folder, 0777), 0);
+    refresh_without(list, "allow", EMFILE);
+    assert_false(has(list, &smith, "w0"));
+    assert_int_equal(rmdir(folder), 0);
+    refresh_without(list, "allow", EMFILE);
+    assert_false(has(list, &smith, "w0"));
+    assert_int_equal(rename(away, folder), 0);
+    rft_allow_list_close(list);
+    locksmith_close(&smith);
+}
+
 /* Who may come in must not depend on how many files this process has open. */
-static void a_want_of_descriptors_turns_nobody_out(void **state)
+static void a_want_of_descriptors_turns_nobody_out_but_the_removed(void **state)
 {
     (void)state;
     locksmith smith = locksmith_open();
     locksmith_admit(&smith, "w0");
+    locksmith_make(&smith, "w1");
     rft_allow_list *list = open_list(&smith);
     char key[RFT_KEY_TEXT];
     struct rlimit before, none;
     key_of(&smith, "w0", key);
     assert_int_equal(getrlimit(RLIMIT_NOFILE, &before), 0);
-    for (rlim_t room = 0; room < 3; room++) {
+    for (rlim_t room = 0; room < 6; room++) {
+        locksmith_allow(&smith, "w1");
+        rft_allow_list_refresh(list);
+        assert_true(has(list, &smith, "w1"));
+        locksmith_revoke(&smith, "w1");
         int lowest = dup(0);
         assert_true(lowest >= 0);
         assert_int_equal(close(lowest), 0);
@@ -298,6 +447,7 @@ static void a_want_of_descriptors_turns_nobody_out(void **state)
         rft_allow_list_refresh(list);
         assert_int_equal(setrlimit(RLIMIT_NOFILE, &before), 0);
         assert_true(rft_allow_list_has(list, key, NULL));
+        assert_false(has(list, &smith, "w1"));
     }
     rft_allow_list_close(list);
     locksmith_close(&smith);
@@ -373,7 +523,12 @@ int main(void)
         cmocka_unit_test(a_folder_that_others_can_write_to_lets_nobody_in),
         cmocka_unit_test(a_folder_within_one_that_others_can_write_to_lets_nobody_in),
         cmocka_unit_test(a_folder_that_vanishes_lets_nobody_in_until_it_is_back),
-        cmocka_unit_test(a_want_of_descriptors_turns_nobody_out),
+        cmocka_unit_test(a_file_that_cannot_be_read_keeps_no_other_key_in),
+        cmocka_unit_test(a_link_to_nowhere_lets_nobody_in_whatever_cannot_be_read),
+        cmocka_unit_test(a_file_that_could_never_be_read_is_in_once_it_can_be),
+        cmocka_unit_test(a_removed_key_is_out_though_the_folder_cannot_be_opened),
+        cmocka_unit_test(a_folder_that_cannot_be_opened_is_still_judged),
+        cmocka_unit_test(a_want_of_descriptors_turns_nobody_out_but_the_removed),
         cmocka_unit_test(a_folder_of_too_many_files_lets_nobody_in),
         cmocka_unit_test(every_allocation_that_fails_is_an_error_and_leaks_nothing),
     };
