@@ -146,10 +146,10 @@ REFIT_API REFIT_MUST_CHECK refit_status refit_archive_prune(refit_archive *archi
 REFIT_API uint32_t refit_archive_count(const refit_archive *archive);
 
 /* Describes file `index`, in the order of runs and versions, below refit_archive_count. Reads its
- * first bytes only (blocks). REFIT_ERR_CORRUPT (damaged, or no file of an archive at
- * all), REFIT_ERR_STALE (it holds another version than its name says), REFIT_ERR_UNSUPPORTED,
- * REFIT_ERR_LIMIT, REFIT_ERR_NOT_FOUND (it was removed since the archive was opened), REFIT_ERR_IO:
- * this file cannot be used, the others may be. Since 0.1. */
+ * first bytes only (blocks). REFIT_ERR_CORRUPT (damaged, or no file of an archive at all),
+ * REFIT_ERR_STALE (it holds another version than its name says), REFIT_ERR_UNSUPPORTED,
+ * REFIT_ERR_LIMIT, REFIT_ERR_NOT_FOUND (no such index, or it was removed since the archive was
+ * opened), REFIT_ERR_IO: this file cannot be used, the others may be. Since 0.1. */
 REFIT_API REFIT_MUST_CHECK refit_status refit_archive_describe(const refit_archive *archive,
                                                                uint32_t index,
                                                                refit_archive_info *info,
