@@ -198,6 +198,13 @@ def test_trainers_that_count_from_one_again_are_told_apart(tmp_path: Path) -> No
             archive.read(2)
         for epoch in epochs:
             assert archive.read(2, epoch=epoch).info.epoch == epoch
+            assert archive.read(2, epoch=f"{epoch:016x}").info.epoch == epoch
+
+
+@pytest.mark.parametrize("text", ["1", "x" * 16, "0" * 17])
+def test_text_that_is_no_epoch_is_refused(kept: tuple[Path, list[Any]], text: str) -> None:
+    with Archive(kept[0]) as archive, pytest.raises(refit.InvalidError, match="16 hexadecimal"):
+        archive.read(1, epoch=text)
 
 
 def test_wrong_calls_are_refused(kept: tuple[Path, list[Any]], tmp_path: Path) -> None:

@@ -14,6 +14,7 @@ a file looks, and how one is rebuilt and checked, is known to the C library (ref
 import ctypes
 import operator
 import os
+import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -231,10 +232,11 @@ class Archive(Handle):
                         raise
         return found
 
-    def read(self, version: int, *, epoch: int | None = None) -> Snapshot:
+    def read(self, version: int, *, epoch: int | str | None = None) -> Snapshot:
         """Rebuilds a version, from its anchor on, and checks every digest.
 
-        ``epoch``: of which trainer; None, if only one has this version. Blocks for the disk, also
+        ``epoch``: of which trainer, as a number or as the 16 digits that ``refit inspect`` shows;
+        None, if only one has this version. Blocks for the disk, also
         against Ctrl-C. Raises NotFoundError (it, or a file that it builds on, is not there),
         ExistsError (several trainers have it), CorruptError (a file is damaged, or no file of an
         archive at all), StaleError (a file builds on another version than the one that is there, or
@@ -242,7 +244,7 @@ class Archive(Handle):
         this refit does not know), LimitError, InputOutputError, HostMemoryError. The snapshot needs
         the archive no longer. Since 0.1.
         """
-        of = _number(epoch or 0, "an epoch")
+        of = _epoch(epoch)
         with self._turn:
             return Snapshot(self._live, of, _number(version, "a version"))
 
@@ -303,6 +305,15 @@ def _number(value: int, what: str) -> int:
     return number
 
 
+def _epoch(value: int | str | None) -> int:
+    """As a number, or as ``refit inspect`` and error sentences write it."""
+    if isinstance(value, str):
+        if re.fullmatch("[0-9a-fA-F]{16}", value) is None:
+            raise InvalidError(f"{value!r} is not an epoch: they have 16 hexadecimal digits")
+        return int(value, 16)
+    return _number(value or 0, "an epoch")
+
+
 def _version_of(update: Update) -> tuple[Any, Any]:
     """The update as refit_archive_write takes it, and what that refers to."""
     pointer = update._live
@@ -336,7 +347,7 @@ def materialize(
     folder: str | os.PathLike[str],
     version: int,
     *,
-    epoch: int | None = None,
+    epoch: int | str | None = None,
     config: ConfigLike = None,
     **overrides: Any,
 ) -> dict[str, "torch.Tensor"]:
