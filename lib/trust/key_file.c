@@ -33,14 +33,19 @@ const char *rft_key_suffix(rft_key_half half)
 
 /* ---- Reading */
 
-static refit_status check_stat(const struct stat *found, const char *path, rft_key_half half,
-                               refit_error *error)
+static refit_status check_file(const struct stat *found, const char *path, refit_error *error)
 {
     RFT_REFUSE_IF(!S_ISREG(found->st_mode), error, REFIT_ERR_SECURITY,
                   "key file %.120s is no regular file", path);
     RFT_REFUSE_IF(found->st_uid != geteuid() && found->st_uid != 0, error, REFIT_ERR_SECURITY,
                   "key file %.120s belongs to user %u, who could change it: own it (chown)", path,
                   (unsigned)found->st_uid);
+    return REFIT_OK;
+}
+
+static refit_status check_mode(const struct stat *found, const char *path, rft_key_half half,
+                               refit_error *error)
+{
     RFT_REFUSE_IF(half == RFT_KEY_SECRET && (found->st_mode & 077) != 0, error, REFIT_ERR_SECURITY,
                   "secret key file %.100s has mode %04o, so others may read it: make a new pair "
                   "(refit keygen), or chmod 600 if nobody can have",
@@ -71,22 +76,27 @@ static refit_status read_all(int fd, const char *path, char text[FILE_MOST + 1],
     return REFIT_OK;
 }
 
-/* A line that is no key may be a comment, '#' and a space (keys have no spaces), or blank. */
-static refit_status read_line(const char *line, size_t length, const char *path, rft_key_half half,
-                              bool *found, rft_key *out, refit_error *error)
+/* The wrong file of the two; said before anything that would be wrong with the right one. */
+static refit_status check_half(const char *text, const char *path, rft_key_half half,
+                               refit_error *error)
 {
     const char *other = words[half == RFT_KEY_PUBLIC ? RFT_KEY_SECRET : RFT_KEY_PUBLIC];
     char mark[32];
+    size_t length = (size_t)snprintf(mark, sizeof mark, "\n# refit %s key", other);
+    RFT_REFUSE_IF(strncmp(text, mark + 1, length - 1) == 0 || strstr(text, mark) != NULL, error,
+                  REFIT_ERR_SECURITY, "%.120s holds a %s key: the %s one is wanted here (%s)", path,
+                  other, words[half], rft_key_suffix(half));
+    return REFIT_OK;
+}
+
+/* A line that is no key may be a comment, '#' and a space (keys have no spaces), or blank. */
+static refit_status read_line(const char *line, size_t length, const char *path, bool *found,
+                              rft_key *out, refit_error *error)
+{
     while (length > 0 && strchr(" \t\r", line[length - 1]) != NULL)
         length--;
     if (length == 0) return REFIT_OK;
-    if (line[0] == '#' && (length == 1 || line[1] == ' ')) {
-        int marked = snprintf(mark, sizeof mark, "# refit %s key", other);
-        RFT_REFUSE_IF(strncmp(line, mark, (size_t)marked) == 0, error, REFIT_ERR_SECURITY,
-                      "%.120s holds a %s key: the %s one is wanted here (%s)", path, other,
-                      words[half], rft_key_suffix(half));
-        return REFIT_OK;
-    }
+    if (line[0] == '#' && (length == 1 || line[1] == ' ')) return REFIT_OK;
     RFT_REFUSE_IF(*found, error, REFIT_ERR_CONFIG, "key file %.120s has more than one key", path);
     RFT_REFUSE_IF(length != RFT_KEY_CHARS, error, REFIT_ERR_CONFIG,
                   "key file %.120s has a key of %zu characters instead of %u", path, length,
@@ -97,13 +107,12 @@ static refit_status read_line(const char *line, size_t length, const char *path,
     return REFIT_OK;
 }
 
-static refit_status read_text(const char *text, const char *path, rft_key_half half, rft_key *out,
-                              refit_error *error)
+static refit_status read_text(const char *text, const char *path, rft_key *out, refit_error *error)
 {
     bool found = false;
     while (*text != '\0') {
         size_t length = strcspn(text, "\n");
-        RFT_TRY(read_line(text, length, path, half, &found, out, error));
+        RFT_TRY(read_line(text, length, path, &found, out, error));
         text += length + (text[length] == '\n');
     }
     RFT_REFUSE_IF(!found, error, REFIT_ERR_CONFIG, "key file %.120s has no key in it", path);
@@ -125,9 +134,12 @@ refit_status rft_key_file_read(int folder, const char *path, rft_key_half half, 
         return rft_fail_sub(error, REFIT_ERR_IO, code, "%s %.120s cannot be read: %s", what, path,
                             strerror(code));
     }
-    refit_status status = check_stat(&found, path, half, error);
-    if (status == REFIT_OK) status = read_all(fd, path, text, error);
-    if (status == REFIT_OK) status = read_text(text, path, half, &key, error);
+    refit_status status = check_file(&found, path, error);
+    refit_status read_status = status == REFIT_OK ? read_all(fd, path, text, error) : status;
+    if (read_status == REFIT_OK) status = check_half(text, path, half, error);
+    if (status == REFIT_OK) status = check_mode(&found, path, half, error);
+    if (status == REFIT_OK) status = read_status; /* what it said is in `error` still */
+    if (status == REFIT_OK) status = read_text(text, path, &key, error);
     if (status == REFIT_OK) *out = key;
     close(fd);
     rft_key_wipe(text, sizeof text);

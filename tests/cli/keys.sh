@@ -31,6 +31,8 @@ trainer=(--set "security.key=$keys/trainer.secret" --set "security.allow=$scratc
 
 refuses 1 "security.key" publish "$scratch/1.in" --bind tcp://0.0.0.0:0 --workers 1
 refuses 3 "security.allow" publish "$scratch/1.in" --set "security.key=$keys/trainer.secret"
+refuses 1 "$keys/trainer.public holds a public key: the secret one is wanted here (.secret)" \
+    publish "$scratch/1.in" "${trainer[@]}" --set "security.key=$keys/trainer.public"
 chmod 644 "$keys/trainer.secret"
 refuses 1 "chmod 600" publish "$scratch/1.in" "${trainer[@]}"
 chmod 600 "$keys/trainer.secret"
