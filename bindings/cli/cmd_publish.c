@@ -11,6 +11,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include <refit/archive.h>
 #include <refit/broadcast.h>
 
 #include "args.h"
@@ -72,6 +73,15 @@ static int apply_timeout(publish_job *job)
     return CLI_DONE;
 }
 
+static bool is_of_archive(const publish_job *job, const char *path)
+{
+    refit_error error;
+    refit_snapshot *snapshot = NULL;
+    refit_status status = refit_snapshot_open(path, &job->config, &snapshot, &error);
+    refit_snapshot_close(snapshot);
+    return status == REFIT_OK || status == REFIT_ERR_CORRUPT;
+}
+
 static int open_files(publish_job *job)
 {
     for (int i = 0; i < job->count; i++) {
@@ -81,6 +91,12 @@ static int open_files(publish_job *job)
         const int exit_status = status == REFIT_ERR_IO            ? CLI_IO
                                 : status == REFIT_ERR_HOST_MEMORY ? CLI_FAILED
                                                                   : CLI_FILE;
+        if (exit_status == CLI_FILE && is_of_archive(job, job->paths[i])) {
+            return cli_complain(CLI_FILE,
+                                "%s: it is a file of an archive: refit materialize makes a "
+                                "safetensors file of it",
+                                job->paths[i]);
+        }
         return cli_complain(exit_status, "%s: %s", job->paths[i], error.text);
     }
     return CLI_DONE;
@@ -127,7 +143,9 @@ static int wait_workers(publish_job *job, cli_progress *progress)
     if (status != REFIT_ERR_TIMEOUT) return cli_complain_error(&error);
     refit_stats_init(&stats, sizeof stats);
     (void)!refit_publisher_stats(job->publisher, &stats, NULL);
-    return cli_complain(CLI_PEERS, "%llu of %u workers have subscribed to %s within %.1f s",
+    return cli_complain(CLI_PEERS,
+                        "%llu of %u workers have subscribed to %s within %.1f s: see whether they "
+                        "run, and what they say",
                         (unsigned long long)stats.workers, job->workers,
                         refit_publisher_endpoint(job->publisher),
                         1e-3 * job->config.broadcast_stage_timeout_ms);

@@ -224,8 +224,11 @@ static refit_status bind_failed(const rft_channel *channel, int code, refit_erro
     RFT_REFUSE_IF(code == EADDRINUSE, error, REFIT_ERR_BUSY,
                   "endpoint %s is in use: close what holds it, or use another",
                   channel->asked.text);
-    return rft_fail_sub(error, REFIT_ERR_SYSTEM, code, "cannot bind %s: %s", channel->asked.text,
-                        TEXT_OF(code));
+    return rft_fail_sub(error, REFIT_ERR_SYSTEM, code, "cannot bind %.100s: %s%s",
+                        channel->asked.text, TEXT_OF(code),
+                        code == ENODEV ? ": a publisher binds a numeric address (127.0.0.1) or an "
+                                         "interface's name, no host name"
+                                       : "");
 }
 
 /* ZeroMQ gets the descriptor of a socket that listens already, and leaves its file alone. */

@@ -26,6 +26,7 @@ ends() {
 
 run 4 publish "$scratch/small" --bind "$socket" --timeout 1
 grep -qE '^refit: .*0 .*worker' "$scratch/err" || complain "no worker came: $(cat "$scratch/err")"
+grep -q ': see whether they run, and what they say$' "$scratch/err" || complain "no advice: $(cat "$scratch/err")"
 refuses 2 "where to?" subscribe "$socket"
 refuses 2 "subscribe at one endpoint" subscribe "$socket" "$socket" --out "$scratch/kept"
 refuses 3 "broadcast.worker has 70 bytes" subscribe "$socket" --out "$scratch/kept" --name "$(printf 'x%.0s' {1..70})"
@@ -33,6 +34,8 @@ refuses 6 "cannot make the folder" subscribe "$socket" --out "$scratch/missing/k
 refuses 6 "Not a directory" subscribe "$socket" --out "$scratch/small"
 refuses 4 "no trainer has answered at $socket" subscribe "$socket" --out "$scratch/kept" --timeout 1
 refuses 1 "" publish "$scratch/small" --bind nonsense://x
+refuses 1 "a publisher binds a numeric address (127.0.0.1) or an interface's name, no host name" \
+    publish "$scratch/small" --bind tcp://localhost:0
 refuses 1 "" subscribe nonsense://x --out "$scratch/kept"
 refuses 1 "insecure" publish "$scratch/small" --bind tcp://0.0.0.0:0
 refuses 1 "insecure" subscribe tcp://192.0.2.1:7711 --out "$scratch/kept"
