@@ -3,6 +3,7 @@
  */
 #include "archiving.h"
 
+#include <dirent.h>
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>
@@ -77,6 +78,18 @@ cli_source cli_source_read(const refit_snapshot *snapshot, uint64_t version)
                         .count = refit_snapshot_count(snapshot),
                         .of = snapshot,
                         .tensor = read_tensor};
+}
+
+bool cli_archive_is_none(const char *folder, const refit_archive *archive)
+{
+    bool others = false;
+    if (refit_archive_count(archive) > 0) return false;
+    DIR *listing = opendir(folder);
+    if (listing == NULL) return false;
+    for (const struct dirent *each; !others && (each = readdir(listing)) != NULL;)
+        others = each->d_name[0] != '.';
+    (void)closedir(listing);
+    return others;
 }
 
 bool cli_archive_epoch(const char *text, uint64_t *out)

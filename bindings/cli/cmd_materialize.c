@@ -116,6 +116,10 @@ static int materialize(const materialize_job *job)
         REFIT_OK) {
         return cli_complain_file(&error);
     }
+    if (cli_archive_is_none(job->dir, archive)) {
+        refit_archive_close(archive);
+        return cli_complain(CLI_IO, CLI_ARCHIVE_NONE, job->dir);
+    }
     cli_progress_begin(&progress, 0, "version");
     cli_progress_say(&progress, "reading the archive");
     refit_status status = refit_archive_read(archive, job->epoch, job->version, &snapshot, &error);

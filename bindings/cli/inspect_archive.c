@@ -12,6 +12,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "archiving.h"
 #include "cli.h"
 #include "progress.h"
 
@@ -183,6 +184,10 @@ int cli_inspect_folder(const inspect_job *job)
     if (refit_archive_open(job->path, REFIT_ARCHIVE_READ, &job->config, &archive, &error) !=
         REFIT_OK) {
         return cli_complain_file(&error);
+    }
+    if (cli_archive_is_none(job->path, archive)) {
+        refit_archive_close(archive);
+        return cli_complain(CLI_FILE, CLI_ARCHIVE_NONE, job->path);
     }
     folder_sums sums = {.files = job->json ? json_array() : NULL, .status = CLI_DONE};
     if (!job->json && refit_archive_count(archive) > 0) cli_inspect_print_columns();

@@ -37,7 +37,8 @@ static refit_status find_header(const unsigned char *prefix, uint64_t bytes, uin
         said = said << 8 | prefix[i];
     if (said > CLI_SAFETENSORS_HEADER_MOST) {
         return cli_refuse(error, REFIT_ERR_INVALID, 0,
-                          "its header says it has %" PRIu64 " bytes: at most %" PRIu64 " are taken",
+                          "is it a safetensors file? its header says it has %" PRIu64
+                          " bytes: at most %" PRIu64 " are taken",
                           said, CLI_SAFETENSORS_HEADER_MOST);
     }
     if (said > bytes - LENGTH_BYTES) {

@@ -98,6 +98,17 @@ epoch=$(find "$scratch/kept" -name '0002-00000002-*' | sed 's/.*-\(.*\)\.refit/\
 run 0 materialize "$scratch/kept" 2 --out "$scratch/x" --epoch "$epoch"
 cmp "$scratch/x" "$scratch/3.in" || complain "version 2 of the second trainer"
 
+# A folder of something else is no archive; one that waits for its first version is.
+mkdir "$scratch/else" "$scratch/new" && touch "$scratch/else/notes" "$scratch/new/.lock"
+refuses 5 "$scratch/else holds no file of an archive (refit subscribe --archive writes them)" \
+    inspect "$scratch/else"
+refuses 6 "$scratch/else holds no file of an archive" materialize "$scratch/else" 1 --out "$scratch/y"
+run 0 inspect "$scratch/new"
+prints "0 versions"
+refuses 6 "it is empty" materialize "$scratch/new" 1 --out "$scratch/y"
+refuses 5 "it is a file of an archive: refit materialize makes a safetensors file of it" \
+    publish "$(file 5)" --bind "ipc://$scratch/socket"
+
 refuses 6 "the archive has no version 9" materialize "$scratch/kept" 9 --out "$scratch/y"
 refuses 6 "cannot open the folder" materialize "$scratch/nowhere" 1 --out "$scratch/y"
 refuses 6 "cannot open the folder" materialize "$scratch/kept" 5 --out "$scratch/nowhere/y"

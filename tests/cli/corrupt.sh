@@ -22,7 +22,7 @@ refuses_tensor() {
 
 refuses_raw "at most 100000000 are taken" 1152921504606846976 '{}' 0
 refuses_raw "at most 100000000 are taken" 18446744073709551615 '{}' 0
-refuses_raw "at most 100000000 are taken" 100000001 '{}' 0
+refuses_raw "is it a safetensors file? its header says it has 100000001 bytes" 100000001 '{}' 0
 refuses_raw "but only 2 follow" 100000000 '{}' 0
 refuses_raw "but only 2 follow" 3 '{}' 0
 refuses_raw "is not a JSON object" 0 '' 8
