@@ -100,9 +100,9 @@ static json_t *describe(const scene *in, const row *it, const origin *from)
     json_t *object = json_pack(
         "{s:s, s:s, s:i, s:I, s:f, s:I, s:f, s:f, s:f, s:f, s:f, s:f, s:f, s:f}", "bench",
         "broadcast", "transport", it->tcp ? "tcp" : "shm", "workers", (int)it->workers, "bytes",
-        (json_int_t)bytes, "density", in->versions.density, "sent_bytes",
-        (json_int_t)it->last.sent_bytes, "seconds_median", bench_median(&it->stage), "seconds_p95",
-        bench_p95(&it->stage), "version_seconds_median", bench_median(&it->version),
+        (json_int_t)bytes, "density", in->versions.density > 0 ? in->versions.density : 1.0,
+        "sent_bytes", (json_int_t)it->last.sent_bytes, "seconds_median", bench_median(&it->stage),
+        "seconds_p95", bench_p95(&it->stage), "version_seconds_median", bench_median(&it->version),
         "version_seconds_p95", bench_p95(&it->version), "gbps", bench_gbps(moved, &it->stage),
         "limit_gbps", bench_gbps(moved, &it->limit), "ratio_to_limit",
         bench_ratio(&it->limit, &it->stage), "speedup_over_copy_per_worker",

@@ -112,9 +112,18 @@ void bench_device(json_t *object, const bench_options *options, refit_device *de
     json_object_set_new(object, "device_name", json_string(info.name));
 }
 
+/* Four digits that say something, whatever the figure's size. */
+static void print_real(const char *key, double value)
+{
+    if (value >= 1000 || value <= -1000)
+        printf("  %-28s %.0f\n", key, value);
+    else
+        printf("  %-28s %.4g\n", key, value);
+}
+
 static void print_value(const char *key, const json_t *value)
 {
-    if (json_is_real(value)) printf("  %-28s %.3f\n", key, json_real_value(value));
+    if (json_is_real(value)) print_real(key, json_real_value(value));
     if (json_is_integer(value))
         printf("  %-28s %" JSON_INTEGER_FORMAT "\n", key, json_integer_value(value));
     if (json_is_string(value)) printf("  %-28s %s\n", key, json_string_value(value));

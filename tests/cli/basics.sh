@@ -53,6 +53,9 @@ for list in qwen3-0.6b qwen2.5-1.5b qwen2.5-3b small; do
 done
 run 0 bench offload --json --rounds 1 --tensors "$scratch/list"
 [ "$(grep -c '"bench":"offload"' "$scratch/out")" -eq 2 ] || complain "bench offload has not two rows"
+run 0 bench offload --rounds 1 --tensors "$scratch/list"
+grep -q ' 0\.000$' "$scratch/out" && complain "a small figure reads as nothing: $(cat "$scratch/out")"
+grep -qE '^  cycle_seconds_median  .*[1-9]' "$scratch/out" || complain "no seconds: $(cat "$scratch/out")"
 run 0 bench remap --json --rounds 1 --tensors "$scratch/list"
 
 if [ -c /dev/full ]; then

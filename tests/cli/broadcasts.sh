@@ -42,7 +42,7 @@ is sent_bytes 2 0
 is sent_bytes 3 $bytes
 is sent_bytes 4 $((3 * bytes))
 is workers 4 3
-is density 4 0.0
+is density 4 1.0
 
 run 0 bench broadcast --json --mib 4 --rounds 1 --workers 3 --density 0.01
 is sent_bytes 1 0
