@@ -4,6 +4,7 @@
  * `refit bench worker KIND ENDPOINT BYTES` is not for people: it is how a benchmark starts its
  * worker processes.
  */
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -44,6 +45,7 @@ enum { WORDS_MOST = 4 };
 typedef struct bench_request {
     const char *words[WORDS_MOST];
     int word_count;
+    uint32_t given; /* a bit for each flag */
     cli_settings settings;
     bench_options options;
 } bench_request;
@@ -125,19 +127,65 @@ static bool take(int found, const char *value, bench_request *request)
     }
 }
 
-static const struct {
+/* Which benchmark takes which options; --config and --set are for all. */
+#define TAKES(flag) (1u << FLAG_##flag)
+#define MEASURES    (TAKES(JSON) | TAKES(MIB) | TAKES(ROUNDS) | TAKES(CONFIG) | TAKES(SET))
+#define ON_DEVICE   (MEASURES | TAKES(DEVICE))
+
+static const struct benchmark {
     const char *name;
     int (*run)(const bench_options *options);
+    uint32_t takes;
 } benchmarks[] = {
-    {"offload", bench_offload}, {"remap", bench_remap},         {"handover", bench_handover},
-    {"pin", bench_pin},         {"broadcast", bench_broadcast}, {"tensors", bench_show_list},
-    {"delta", bench_delta},     {"link", bench_link},
+    {"offload", bench_offload, ON_DEVICE | TAKES(TENSORS)},
+    {"remap", bench_remap, ON_DEVICE | TAKES(TENSORS)},
+    {"handover", bench_handover, ON_DEVICE | TAKES(TENSORS)},
+    {"pin", bench_pin, ON_DEVICE},
+    {"broadcast", bench_broadcast, MEASURES | TAKES(DENSITY) | TAKES(WORKERS)},
+    {"link", bench_link, MEASURES | TAKES(DENSITY) | TAKES(BIND) | TAKES(NETNS)},
+    {"delta", bench_delta, MEASURES | TAKES(FROM) | TAKES(TO)},
+    {"tensors", bench_show_list,
+     TAKES(TENSORS) | TAKES(MIB) | TAKES(DEVICE) | TAKES(CONFIG) | TAKES(SET)},
 };
+enum { BENCHMARKS = sizeof benchmarks / sizeof benchmarks[0] };
 
-static int run_benchmark(const char *name, const bench_options *options)
+/* "offload, remap and pin" */
+static void name_takers(int flag, char *out, size_t room)
 {
-    for (size_t i = 0; i < sizeof benchmarks / sizeof benchmarks[0]; i++)
-        if (strcmp(name, benchmarks[i].name) == 0) return benchmarks[i].run(options);
+    const char *names[BENCHMARKS];
+    size_t count = 0, length = 0;
+    for (size_t i = 0; i < BENCHMARKS; i++)
+        if ((benchmarks[i].takes & 1u << flag) != 0) names[count++] = benchmarks[i].name;
+    out[0] = '\0';
+    for (size_t i = 0; i < count && length < room; i++) {
+        const char *before = i == 0 ? "" : i + 1 == count ? " and " : ", ";
+        length += (size_t)snprintf(out + length, room - length, "%s%s", before, names[i]);
+    }
+}
+
+/* An option that is passed over in silence makes figures of something else. */
+static int check_given(const struct benchmark *which, uint32_t given)
+{
+    char takers[128];
+    for (int flag = 0; flags[flag].name != NULL; flag++) {
+        if ((given & ~which->takes & 1u << flag) == 0) continue;
+        name_takers(flag, takers, sizeof takers);
+        return cli_complain(
+            CLI_USAGE, "%s is for %s: bench %s %s", flags[flag].name, takers, which->name,
+            flag == FLAG_DENSITY && which->run == bench_delta ? "takes all densities"
+                                                              : "does not take it");
+    }
+    return CLI_DONE;
+}
+
+static int run_benchmark(const bench_request *request)
+{
+    const char *name = request->words[0];
+    for (size_t i = 0; i < BENCHMARKS; i++) {
+        if (strcmp(name, benchmarks[i].name) != 0) continue;
+        int status = check_given(&benchmarks[i], request->given);
+        return status == CLI_DONE ? benchmarks[i].run(&request->options) : status;
+    }
     return cli_complain(CLI_USAGE, "there is no benchmark %s: see refit bench --help", name);
 }
 
@@ -149,13 +197,14 @@ static int run(int count, char **arguments)
     const char *value;
     for (int found; (found = cli_args_next(&args, flags, &value)) != CLI_ARGS_END;) {
         if (!take(found, value, &request)) return CLI_USAGE;
+        if (found >= 0) request.given |= 1u << found;
     }
     int status = cli_settings_load(&request.settings, &request.options.config);
     if (status != CLI_DONE) return status;
     if (request.word_count == 4 && strcmp(request.words[0], "worker") == 0) {
         return bench_worker(request.words[1], request.words[2], request.words[3], &request.options);
     }
-    if (request.word_count == 1) return run_benchmark(request.words[0], &request.options);
+    if (request.word_count == 1) return run_benchmark(&request);
     return cli_complain(CLI_USAGE, "which benchmark? see refit bench --help");
 }
 

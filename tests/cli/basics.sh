@@ -41,6 +41,15 @@ refuses 2 "there is no command a?b" "$(printf 'a\nb')"
 
 refuses 2 "there is no benchmark ofload" bench ofload
 refuses 2 "--device is host or cuda:N, not auto" bench offload --device auto
+# What a benchmark does not take is no figure of it.
+refuses 2 "--density is for broadcast and link: bench delta takes all densities" bench delta --density 0.01
+refuses 2 "--density is for broadcast and link: bench offload does not take it" bench offload --density 0.01
+refuses 2 "--from is for delta: bench pin does not take it" bench pin --from x --mib 1
+refuses 2 "--workers is for broadcast: bench delta does not take it" bench --workers 3 delta
+refuses 2 "--device is for offload, remap, handover, pin and tensors: bench broadcast does not take it" \
+    bench broadcast --device cuda:0
+refuses 2 "--rounds is for offload, remap, handover, pin, broadcast, link and delta: bench tensors" \
+    bench tensors --rounds 1
 refuses 1 "no list of tensors that is known here" bench tensors --tensors gpt5
 printf 'a 4096\nb\n' >"$scratch/list"
 refuses 1 "line 2 is not a tensor's name and its bytes" bench tensors --tensors "$scratch/list"
