@@ -39,6 +39,7 @@ typedef struct table {
     entry *entries;
     uint32_t count;
     uint32_t room;
+    bool lacking;  /* a file found no room */
     bool complete; /* all files are in it, if only with the key that they had */
 } table;
 
@@ -206,9 +207,22 @@ static refit_status look_around(const rft_allow_list *list, DIR *folder, look *s
 
 /* ---- Reading it */
 
+/* Files may have come since they were counted, and be listed before those that were there. */
+static bool grow(table *into)
+{
+    uint32_t room = 2 * into->room + 8;
+    if (into->count < into->room) return true;
+    entry *larger = rft_realloc(into->entries, room, sizeof *into->entries);
+    if (larger == NULL) return false;
+    into->entries = larger;
+    into->room = room;
+    return true;
+}
+
 static void add_entry(table *into, const char *name, const char *key)
 {
-    if (into->count == into->room) return; /* came since: the next look finds it */
+    into->lacking = into->lacking || !grow(into);
+    if (into->lacking) return;
     entry *next = &into->entries[into->count++];
     strcpy(next->key, key);
     strcpy(next->name, name);
@@ -300,6 +314,7 @@ static refit_status read_files(const rft_allow_list *list, DIR *folder, const lo
         *error = why;
     }
     if (errno != 0) return fail_errno(list, errno, error);
+    RFT_REFUSE_IF(into->lacking, error, REFIT_ERR_HOST_MEMORY, "no memory for the keys that came");
     qsort(into->entries, into->count, sizeof *into->entries, compare_entries);
     fill_in(&list->keys, into);
     into->complete = true;

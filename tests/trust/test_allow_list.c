@@ -10,6 +10,7 @@
 
 #include <cmocka.h>
 
+#include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <sys/resource.h>
@@ -279,6 +280,52 @@ static void a_folder_that_vanishes_lets_nobody_in_until_it_is_back(void **state)
     locksmith_close(&smith);
 }
 
+/* ---- What comes between counting and reading */
+
+#define COMERS 9u
+
+static const locksmith *comers; /* of whom w1 to w9 come; NULL: nobody does */
+
+void __real_rewinddir(DIR *folder);
+void __wrap_rewinddir(DIR *folder);
+
+static void name_comer(char name[8], uint32_t number)
+{
+    snprintf(name, 8, "w%u", number);
+}
+
+void __wrap_rewinddir(DIR *folder)
+{
+    for (uint32_t i = 1; comers != NULL && i <= COMERS; i++) {
+        char name[8];
+        name_comer(name, i);
+        locksmith_allow(comers, name);
+    }
+    comers = NULL;
+    __real_rewinddir(folder);
+}
+
+/* Whichever of them the folder lists first. */
+static void who_was_in_stays_while_others_come(void **state)
+{
+    (void)state;
+    locksmith smith = locksmith_open();
+    locksmith_admit(&smith, "w0");
+    for (uint32_t i = 1; i <= COMERS; i++) {
+        char name[8];
+        name_comer(name, i);
+        locksmith_make(&smith, name);
+    }
+    rft_allow_list *list = open_list(&smith);
+    comers = &smith;
+    rft_allow_list_refresh(list);
+    assert_null(comers);
+    assert_true(has(list, &smith, "w0"));
+    assert_int_equal(rft_allow_list_count(list), 1 + COMERS);
+    rft_allow_list_close(list);
+    locksmith_close(&smith);
+}
+
 /* ---- What cannot be read for now */
 
 static const char *unreadable; /* the name that cannot be opened; NULL: none */
@@ -526,6 +573,7 @@ int main(void)
         cmocka_unit_test(a_file_that_cannot_be_read_keeps_no_other_key_in),
         cmocka_unit_test(a_link_to_nowhere_lets_nobody_in_whatever_cannot_be_read),
         cmocka_unit_test(a_file_that_could_never_be_read_is_in_once_it_can_be),
+        cmocka_unit_test(who_was_in_stays_while_others_come),
         cmocka_unit_test(a_removed_key_is_out_though_the_folder_cannot_be_opened),
         cmocka_unit_test(a_folder_that_cannot_be_opened_is_still_judged),
         cmocka_unit_test(a_want_of_descriptors_turns_nobody_out_but_the_removed),
