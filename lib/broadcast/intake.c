@@ -148,7 +148,8 @@ static void pull(rft_intake *intake)
     intake->sender.send(intake->sender.user, &message);
 }
 
-/* What has arrived no longer counts; a frame that comes twice was sent once without a credit. */
+/* What has arrived no longer counts. One that comes twice counts twice, though it was sent once
+ * without a credit: then a frame more may be in flight, never one less. */
 static void use_credit(rft_intake *intake, uint32_t sequence, uint64_t payload)
 {
     const rft_manifest *manifest = intake->catalog->manifest;

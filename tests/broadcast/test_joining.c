@@ -43,6 +43,18 @@ static void hello_said_twice_is_welcomed_twice(void **state)
     close_both(&trainer, &worker);
 }
 
+/* Both, and version 1 has been applied; commit is still to be joined. */
+static void open_applied(test_trainer *trainer, raw_worker *worker)
+{
+    refit_config config = trainer_config();
+    open_both(trainer, worker, &config);
+    raw_worker_join(worker);
+    trainer_wait_workers(trainer, 1);
+    trainer_offer(trainer, 1);
+    raw_worker_stage(worker);
+    raw_worker_apply(worker);
+}
+
 /* A trainer that stood still comes back to workers that have lost it and greet it again: what they
  * did for its version stands in the report all the same. */
 static void who_joins_anew_is_still_named_for_the_version_it_applied(void **state)
@@ -50,13 +62,7 @@ static void who_joins_anew_is_still_named_for_the_version_it_applied(void **stat
     (void)state;
     test_trainer trainer;
     raw_worker worker;
-    refit_config config = trainer_config();
-    open_both(&trainer, &worker, &config);
-    raw_worker_join(&worker);
-    trainer_wait_workers(&trainer, 1);
-    trainer_offer(&trainer, 1);
-    raw_worker_stage(&worker);
-    raw_worker_apply(&worker);
+    open_applied(&trainer, &worker);
     raw_worker_say_hello(&worker);
     assert_int_equal(trainer_join(&trainer), REFIT_OK);
     (void)raw_worker_expect(&worker, RFT_WELCOME);
@@ -240,13 +246,7 @@ static void changed_tensors_are_sent_anew(void **state)
     (void)state;
     test_trainer trainer;
     raw_worker worker;
-    refit_config config = trainer_config();
-    open_both(&trainer, &worker, &config);
-    raw_worker_join(&worker);
-    trainer_wait_workers(&trainer, 1);
-    trainer_offer(&trainer, 1);
-    raw_worker_stage(&worker);
-    raw_worker_apply(&worker);
+    open_applied(&trainer, &worker);
     assert_int_equal(trainer_join(&trainer), REFIT_OK);
     assert_int_equal(refit_publisher_declare(trainer.publisher, sample_tensors() + 4, 1, NULL),
                      REFIT_OK);
