@@ -235,7 +235,7 @@ def test_a_reader_does_not_keep(kept: tuple[Path, list[Any]]) -> None:
     with refit.Archive(folder) as reader, pair(reader.keep) as (publisher, worker):
         with pytest.raises(refit.PeerError):
             publisher.publish(weights_of(1))
-        assert isinstance(worker.failures[0], refit.StateError)
+    assert {type(why) for why in worker.failures} == {refit.StateError}  # its thread has ended
 
 
 def test_a_forked_child_frees_nothing(kept: tuple[Path, list[Any]]) -> None:

@@ -206,7 +206,7 @@ def test_a_worker_that_dies_in_the_middle_of_a_switch_does_not_end_the_training(
     monkeypatch.setenv("GRPO_TEST_DIED", str(tmp_path / "died"))
     import grpo_torch
 
-    policy = grpo_torch.Policy()
+    policy = grpo_torch.Policy(grpo_torch.Size())
     optimizer = torch.optim.AdamW(policy.parameters())
     with (
         refit.Publisher("tcp://127.0.0.1:0") as publisher,
