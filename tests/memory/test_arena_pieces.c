@@ -2,7 +2,9 @@
  * call; threads may do so at once. */
 #include "tests/memory/arena_rig.h"
 
+#include <inttypes.h>
 #include <sched.h>
+#include <stdio.h>
 
 static void addresses_of_a_freed_piece_are_used_again(void **state)
 {
@@ -46,6 +48,27 @@ static void neighbours_that_are_freed_are_one_hole(void **state)
     arena_give(all, pieces[0]);
     arena_give(all, pieces[1]);
     assert_ptr_equal(arena_take(all, 200 * PAGE), pieces[0]);
+}
+
+static void a_refusal_tells_the_longest_hole(void **state)
+{
+    arena_rig *all = *state;
+    const uint64_t pages[] = {1, 3, 1, 2, 1};
+    void *pieces[5], *piece;
+    char expected[80];
+    refit_arena *arena;
+    refit_error error;
+    assert_int_equal(refit_arena_open(all->device, 8 * PAGE, &arena, NULL), REFIT_OK);
+    for (int i = 0; i < 5; i++) {
+        assert_int_equal(refit_arena_alloc(arena, pages[i] * PAGE, &pieces[i], NULL), REFIT_OK);
+    }
+    assert_int_equal(refit_arena_free(arena, pieces[1], NULL), REFIT_OK);
+    assert_int_equal(refit_arena_free(arena, pieces[3], NULL), REFIT_OK);
+    assert_int_equal(refit_arena_alloc(arena, 4 * PAGE, &piece, &error), REFIT_ERR_LIMIT);
+    (void)snprintf(expected, sizeof expected,
+                   ": %" PRIu64 " of %" PRIu64 " are left in one stretch", 3 * PAGE, 8 * PAGE);
+    assert_non_null(strstr(error.text, expected));
+    assert_int_equal(refit_arena_close(arena, NULL), REFIT_OK);
 }
 
 /* Against a map of pages, from a seed: no two share a page, and what is free is found. */
@@ -253,6 +276,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         TEST(addresses_of_a_freed_piece_are_used_again),
         TEST(neighbours_that_are_freed_are_one_hole),
+        TEST(a_refusal_tells_the_longest_hole),
         TEST(any_order_of_pieces_keeps_the_books_right),
         TEST(what_is_needed_or_unknown_is_not_freed),
         TEST(pieces_are_listed_by_address),

@@ -1,20 +1,16 @@
-/* Touch, huge pages and NUMA: pages get memory, keep what they held, and refusals are errors. */
-#include <sched.h>
+/* Touch and huge pages: pages get memory, keep what they held, and refusals are errors. */
+#include <errno.h>
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
 #include <stdint.h>
-#include <stdio.h>
-#include <string.h>
 #include <sys/mman.h>
 #include <unistd.h>
 
 #include <cmocka.h>
 
 #include "memory/huge_pages.h"
-#include "memory/numa.h"
 #include "memory/touch.h"
-#include "tests/support/file_tree.h"
 
 #define MIB   (UINT64_C(1) << 20)
 #define BYTES (40 * MIB + 12288)
@@ -120,6 +116,24 @@ static void a_stop_ends_it(void **state)
     munmap(base, BYTES);
 }
 
+/* Helpers take their chunks one after another because of it. */
+static void the_lock_lasts_until_it_is_closed(void **state)
+{
+    (void)state;
+    rft_touch touch;
+    rft_watch watch;
+    char *base = map_fresh(BYTES);
+    assert_int_equal(rft_watch_open(&watch, NULL), REFIT_OK);
+    assert_int_equal(rft_touch_open(&touch, base, BYTES, 2, -1, &watch, NULL), REFIT_OK);
+    rft_lock(&touch.lock);
+    assert_int_equal(pthread_mutex_trylock(&touch.lock), EBUSY);
+    rft_unlock(&touch.lock);
+    assert_int_equal(rft_touch_reach(&touch, BYTES, NULL), REFIT_OK);
+    rft_touch_close(&touch);
+    rft_watch_close(&watch);
+    munmap(base, BYTES);
+}
+
 static void touching_nothing_is_no_error(void **state)
 {
     (void)state;
@@ -142,98 +156,6 @@ static void huge_pages_are_asked_for_as_wanted(void **state)
     munmap(base, BYTES);
 }
 
-static void automatic_node_is_the_device_s_while_it_has_room(void **state)
-{
-    (void)state;
-    file_tree tree = file_tree_open();
-    const char *root = tree.root;
-    file_tree_write(&tree, "/sys/devices/system/node/node1/meminfo",
-                    "Node 1 MemTotal:       9999999 kB\nNode 1 MemFree:        1024 kB\n"
-                    "Node 1 Inactive(file): 1024 kB\n");
-    assert_int_equal(rft_numa_choose(root, REFIT_NUMA_AUTO, 1, 2 * MIB), 1);
-    assert_int_equal(rft_numa_choose(root, REFIT_NUMA_AUTO, 1, 2 * MIB + 1), REFIT_NUMA_INTERLEAVE);
-    assert_int_equal(rft_numa_choose(root, REFIT_NUMA_AUTO, -1, 1), REFIT_NUMA_OFF);
-    assert_int_equal(rft_numa_choose(root, REFIT_NUMA_AUTO, 0, MIB), 0); /* nothing known of it */
-    assert_int_equal(rft_numa_choose(root, REFIT_NUMA_OFF, 1, 1), REFIT_NUMA_OFF);
-    assert_int_equal(rft_numa_choose(root, 1, 0, UINT64_MAX), 1);
-    file_tree_close(&tree);
-}
-
-/* A container may be kept from the node that its GPU is on. */
-static void automatic_node_is_one_that_the_process_may_use(void **state)
-{
-    (void)state;
-    file_tree tree = file_tree_open();
-    static const char *const lists[] = {"0", "0,2-3", "1", "0-1", "0,1,5"};
-    for (int i = 0; i < 5; i++) {
-        char status[128];
-        snprintf(status, sizeof status,
-                 "Name:\tx\nMems_allowed:\t00000003\nMems_allowed_list:\t%s\nswitches:\t1,1-1\n",
-                 lists[i]);
-        file_tree_write(&tree, "/proc/self/status", status);
-        int expected = i < 2 ? REFIT_NUMA_OFF : 1;
-        assert_int_equal(rft_numa_choose(tree.root, REFIT_NUMA_AUTO, 1, 1), expected);
-        assert_int_equal(rft_numa_choose(tree.root, 1, 0, 1), 1); /* an order is an order */
-    }
-    file_tree_write(&tree, "/proc/self/status", "Name:\tx\n");
-    assert_int_equal(rft_numa_choose(tree.root, REFIT_NUMA_AUTO, 1, 1), 1);
-    file_tree_close(&tree);
-}
-
-static void a_thread_goes_to_the_cpus_of_a_node_that_it_may_use(void **state)
-{
-    (void)state;
-    file_tree tree = file_tree_open();
-    cpu_set_t before, after;
-    assert_int_equal(sched_getaffinity(0, sizeof before, &before), 0);
-    assert_false(rft_numa_go(tree.root, 3)); /* nothing known of it */
-    file_tree_write(&tree, "/sys/devices/system/node/node3/cpulist", "8000-8191\n");
-    assert_false(rft_numa_go(tree.root, 3));
-    assert_int_equal(sched_getaffinity(0, sizeof after, &after), 0);
-    assert_true(CPU_EQUAL(&before, &after));
-    char list[32];
-    int own = sched_getcpu();
-    snprintf(list, sizeof list, "%d,8000-8191\n", own);
-    file_tree_write(&tree, "/sys/devices/system/node/node3/cpulist", list);
-    assert_true(rft_numa_go(tree.root, 3));
-    assert_int_equal(sched_getaffinity(0, sizeof after, &after), 0);
-    assert_int_equal(CPU_COUNT(&after), 1);
-    assert_true(CPU_ISSET((size_t)own, &after));
-    assert_int_equal(sched_setaffinity(0, sizeof before, &before), 0);
-    file_tree_close(&tree);
-}
-
-/* Where the kernel refuses placement as such, the answer is "off"; else it is what was asked for.
- */
-static void placement_is_done_or_said_to_be_off(void **state)
-{
-    (void)state;
-    char *base = map_fresh(MIB);
-    const int choices[] = {REFIT_NUMA_OFF, REFIT_NUMA_INTERLEAVE};
-    for (size_t i = 0; i < 2; i++) {
-        int placed = 77;
-        assert_int_equal(rft_numa_place(base, MIB, choices[i], &placed, NULL), REFIT_OK);
-        assert_true(placed == choices[i] || placed == REFIT_NUMA_OFF);
-    }
-    assert_int_equal(touch_all(base, MIB, 1, -1, NULL), REFIT_OK);
-    munmap(base, MIB);
-}
-
-static void node_that_is_not_there_is_refused(void **state)
-{
-    (void)state;
-    char *base = map_fresh(MIB);
-    const int nodes[] = {1000, 1024, 1 << 30};
-    for (size_t i = 0; i < 3; i++) {
-        int placed;
-        refit_status status = rft_numa_place(base, MIB, nodes[i], &placed, NULL);
-        if (status == REFIT_OK)
-            assert_int_equal(placed, REFIT_NUMA_OFF); /* the kernel has no NUMA */
-        if (status != REFIT_OK) assert_int_equal(status, REFIT_ERR_CONFIG);
-    }
-    munmap(base, MIB);
-}
-
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -241,13 +163,9 @@ int main(void)
         cmocka_unit_test(pages_that_cannot_be_had_are_an_error),
         cmocka_unit_test(what_is_reached_is_touched_before_the_rest),
         cmocka_unit_test(a_stop_ends_it),
+        cmocka_unit_test(the_lock_lasts_until_it_is_closed),
         cmocka_unit_test(touching_nothing_is_no_error),
         cmocka_unit_test(huge_pages_are_asked_for_as_wanted),
-        cmocka_unit_test(automatic_node_is_the_device_s_while_it_has_room),
-        cmocka_unit_test(automatic_node_is_one_that_the_process_may_use),
-        cmocka_unit_test(a_thread_goes_to_the_cpus_of_a_node_that_it_may_use),
-        cmocka_unit_test(placement_is_done_or_said_to_be_off),
-        cmocka_unit_test(node_that_is_not_there_is_refused),
     };
     return cmocka_run_group_tests_name("touch", tests, NULL, NULL);
 }
