@@ -360,8 +360,9 @@ const cli_command cli_subscribe = {
              "  --config FILE    read this configuration file\n"
              "  --set KEY=VALUE  set one option; refit config lists them\n"
              "\n"
-             "A version that cannot be written is refused and ends the command with status 6;\n"
-             "the files before it stay. __metadata__ does not travel, so the files have none.\n"
+             "broadcast.idle_timeout_ms=10min ends it, with status 4, without a trainer. A\n"
+             "version that cannot be written is refused and ends it with status 6; the files\n"
+             "before it stay. __metadata__ does not travel, so the files have none.\n"
              "A publisher that starts anew counts from 1 again: it replaces files in --out.\n",
     .run = run_subscribe,
 };

@@ -54,6 +54,7 @@ void rft_session_init(rft_session *session, const refit_config *config,
         .limits = rft_limits_from(config),
         .heartbeat_ms = config->broadcast_heartbeat_ms,
         .next_beat = now,
+        .heard = now,
     };
     rft_intake_init(&session->intake, config, &session->staging,
                     (rft_sender){intake_send, session});
@@ -348,22 +349,48 @@ static void tick_verifying(rft_session *session, int64_t now)
     }
 }
 
+/* Silence alone does not end it: a worker that was stopped itself, or whose machine slept, has
+ * first to ask, and a trainer then has the time to answer that it always has. */
+static int64_t idle_at(const rft_session *session)
+{
+    const refit_config *config = session->config;
+    if (config->broadcast_idle_timeout_ms == 0 || session->asked == 0) return INT64_MAX;
+    int64_t silent = rft_after_ms(session->heard, config->broadcast_idle_timeout_ms);
+    int64_t unanswered = rft_after_ms(session->asked, config->broadcast_heartbeat_timeout_ms);
+    return silent > unanswered ? silent : unanswered;
+}
+
+static void tick_connecting(rft_session *session, int64_t now)
+{
+    if (now >= idle_at(session)) {
+        const char *refusal = session->report.refusal;
+        (void)rft_fail(&session->report.final, REFIT_ERR_CLOSED,
+                       "no trainer was heard for %u ms (broadcast.idle_timeout_ms)%s%s",
+                       session->config->broadcast_idle_timeout_ms, refusal[0] == '\0' ? "" : ": ",
+                       refusal);
+        return;
+    }
+    if (now < session->next_beat) return;
+    if (rft_session_is_ready(session)) {
+        send_hello(session);
+        if (session->asked == 0) session->asked = now;
+    }
+    session->next_beat = rft_after_ms(now, session->heartbeat_ms);
+}
+
 void rft_session_tick(rft_session *session, int64_t now)
 {
     if (session->report.final.status != REFIT_OK) return;
     if (rft_session_is_joined(session)) tick_joined(session, now);
     tick_verifying(session, now);
-    if (!rft_session_is_joined(session) && now >= session->next_beat) {
-        if (rft_session_is_ready(session)) send_hello(session);
-        session->next_beat = rft_after_ms(now, session->heartbeat_ms);
-    }
+    if (!rft_session_is_joined(session)) tick_connecting(session, now);
 }
 
 int64_t rft_session_tick_at(const rft_session *session)
 {
     if (session->report.final.status != REFIT_OK) return INT64_MAX;
     int64_t at = session->next_beat;
-    if (!rft_session_is_joined(session)) return at;
+    if (!rft_session_is_joined(session)) return idle_at(session) < at ? idle_at(session) : at;
     if (session->intake.phase == RFT_INTAKE_VERIFYING) return session->heard; /* that is: now */
     if (silence_at(session) < at) at = silence_at(session);
     if (has_deadline(session) && session->intake.deadline < at) at = session->intake.deadline;

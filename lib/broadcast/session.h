@@ -86,7 +86,8 @@ typedef struct rft_session {
     int64_t shut_out_heard;       /* when that was last said */
     bool rejoins;                 /* HELLO is said instead of the next beat */
     int64_t next_beat;            /* or the next HELLO */
-    int64_t heard;                /* when the publisher last said something */
+    int64_t heard;                /* when the publisher last said something; at first the start */
+    int64_t asked;                /* when HELLO was first said since then; 0: it was not */
 } rft_session;
 
 /* `config` and `identity` are borrowed until close. Takes no memory before a version is offered. */

@@ -392,5 +392,6 @@ void rft_session_answer(rft_session *session, const rft_message *message, rft_vi
         }
     }
     session->heard = now;
+    session->asked = 0;
     rule->answer(session, message, payload, now);
 }

@@ -76,6 +76,13 @@ static refit_status check_broadcast(const refit_config *config, refit_error *err
                   "broadcast.heartbeat_timeout_ms (%" PRIu32 "): a peer would count as lost "
                   "between two beats",
                   config->broadcast_heartbeat_ms, config->broadcast_heartbeat_timeout_ms);
+    RFT_REFUSE_IF(config->broadcast_idle_timeout_ms != 0 &&
+                      config->broadcast_idle_timeout_ms <= config->broadcast_heartbeat_timeout_ms,
+                  error, REFIT_ERR_CONFIG,
+                  "broadcast.idle_timeout_ms (%" PRIu32 ") must be 0 or above "
+                  "broadcast.heartbeat_timeout_ms (%" PRIu32 "): a worker would end before a "
+                  "trainer counts as lost",
+                  config->broadcast_idle_timeout_ms, config->broadcast_heartbeat_timeout_ms);
     RFT_REFUSE_IF(config->limits_message_bytes > config->limits_manifest_bytes, error,
                   REFIT_ERR_CONFIG,
                   "limits.message_bytes (%" PRIu64 ") is above limits.manifest_bytes (%" PRIu64

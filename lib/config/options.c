@@ -164,6 +164,10 @@ const rft_option rft_options[] = {
      "that you trust."},
     {"broadcast.linger_ms", IN(broadcast_linger_ms), RFT_TIME, "500ms", 0, HOUR, "ms",
      "How long a socket that closes still tries to send what it has."},
+    {"broadcast.idle_timeout_ms", IN(broadcast_idle_timeout_ms), RFT_TIME, "0", 0, 24 * HOUR, "ms",
+     "A worker ends when it has heard no trainer for so long, counted from its start on. A trainer "
+     "that trains for hours is heard all the time; one that was killed is not. Longer than "
+     "broadcast.heartbeat_timeout_ms, and than a trainer takes to start; 0: it waits for ever."},
 
     {"limits.workers", IN(limits_workers), RFT_COUNT, "256", 1, 65536, "workers",
      "Workers that a publisher takes; more are refused."},

@@ -106,6 +106,97 @@ static void a_final_refusal_ends_everything(void **state)
     assert_int_equal(bench_state(bench), RFT_SESSION_CONNECTING);
 }
 
+/* ---- A trainer that stays away */
+
+static bool has_ended(const session_bench *bench)
+{
+    return bench->session.report.final.status != REFIT_OK;
+}
+
+/* Ticks as the listener would, until just before `ms` from now; 0 ms: the moment itself. */
+static void wait_for(session_bench *bench, uint32_t ms)
+{
+    const int64_t end = bench->now + (int64_t)ms * 1000000;
+    while (!has_ended(bench) && rft_session_tick_at(&bench->session) < end) {
+        if (rft_session_tick_at(&bench->session) > bench->now)
+            bench->now = rft_session_tick_at(&bench->session);
+        rft_session_tick(&bench->session, bench->now);
+        bench_forget(bench);
+    }
+    if (!has_ended(bench)) bench->now = end;
+}
+
+static void a_worker_without_a_trainer_ends_after_the_idle_timeout(void **state)
+{
+    session_bench *bench = *state;
+    bench->config.broadcast_idle_timeout_ms = 60000;
+    wait_for(bench, 60000);
+    assert_false(has_ended(bench));
+    bench_tick(bench, 0);
+    assert_int_equal(bench->session.report.final.status, REFIT_ERR_CLOSED);
+    assert_non_null(strstr(bench->session.report.final.text, "no trainer was heard for 60000 ms"));
+    bench_forget(bench);
+    bench_hear(bench, sample_welcome(BENCH_EPOCH, NULL));
+    bench_tick(bench, 60000);
+    assert_int_equal(bench->said_count, 0);
+    assert_int_equal(rft_session_tick_at(&bench->session), INT64_MAX);
+}
+
+static void without_an_idle_timeout_it_waits_for_ever(void **state)
+{
+    session_bench *bench = *state;
+    for (int hours = 0; hours < 48; hours++)
+        bench_tick(bench, 3600u * 1000);
+    assert_false(has_ended(bench));
+}
+
+static void a_trainer_that_only_beats_is_heard(void **state)
+{
+    session_bench *bench = *state;
+    bench->config.broadcast_idle_timeout_ms = 60000;
+    bench_join(bench, BENCH_EPOCH);
+    for (int i = 0; i < 3600; i++) {
+        bench_tick(bench, bench->session.heartbeat_ms);
+        bench_hear(bench, sample_beat(BENCH_EPOCH));
+        bench_forget(bench);
+    }
+    assert_int_equal(bench_state(bench), CURRENT);
+    wait_for(bench, 60000); /* from the last beat on, although it was lost before */
+    assert_int_equal(bench_state(bench), CONNECTING);
+    assert_false(has_ended(bench));
+    bench_tick(bench, 0);
+    assert_int_equal(bench->session.report.final.status, REFIT_ERR_CLOSED);
+}
+
+static void a_trainer_that_takes_it_not_yet_is_heard(void **state)
+{
+    session_bench *bench = *state;
+    bench->config.broadcast_idle_timeout_ms = 60000;
+    for (int i = 0; i < 10; i++) {
+        bench_tick(bench, 20000);
+        bench_hear(bench, sample_refuse(REFIT_ERR_STALE, false));
+    }
+    assert_false(has_ended(bench));
+    wait_for(bench, 60000);
+    bench_tick(bench, 0);
+    assert_non_null(strstr(bench->session.report.final.text, ": no room for you"));
+}
+
+/* A worker that was stopped for an hour finds silence behind itself, and asks before it ends. */
+static void a_worker_that_was_stopped_asks_before_it_ends(void **state)
+{
+    session_bench *bench = *state;
+    bench->config.broadcast_idle_timeout_ms = 60000;
+    bench_join(bench, BENCH_EPOCH);
+    bench_forget(bench);
+    bench_tick(bench, 3600u * 1000);
+    assert_int_equal(bench_count(bench, RFT_HELLO), 1);
+    wait_for(bench, bench->config.broadcast_heartbeat_timeout_ms);
+    assert_false(has_ended(bench));
+    bench_tick(bench, 0);
+    assert_true(has_ended(bench));
+}
+
 /* ---- Keys that do not fit */
 
 static const refit_error known = {.status = REFIT_ERR_SECURITY, .text = "it uses no keys"};
@@ -370,6 +461,11 @@ int main(void)
         BENCH_TEST(an_impossible_welcome_breaks_the_connection),
         BENCH_TEST(a_refusal_for_now_is_tried_again_after_a_pause),
         BENCH_TEST(a_final_refusal_ends_everything),
+        BENCH_TEST(a_worker_without_a_trainer_ends_after_the_idle_timeout),
+        BENCH_TEST(without_an_idle_timeout_it_waits_for_ever),
+        BENCH_TEST(a_trainer_that_only_beats_is_heard),
+        BENCH_TEST(a_trainer_that_takes_it_not_yet_is_heard),
+        BENCH_TEST(a_worker_that_was_stopped_asks_before_it_ends),
         BENCH_TEST(a_known_reason_is_said_once_and_ends_it_whatever_is_guessed_between),
         BENCH_TEST(what_is_guessed_alone_ends_nothing),
         cmocka_unit_test(every_message_in_every_state_leads_where_it_should),

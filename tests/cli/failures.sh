@@ -33,6 +33,9 @@ refuses 3 "broadcast.worker has 70 bytes" subscribe "$socket" --out "$scratch/ke
 refuses 6 "cannot make the folder" subscribe "$socket" --out "$scratch/missing/kept"
 refuses 6 "Not a directory" subscribe "$socket" --out "$scratch/small"
 refuses 4 "no trainer has answered at $socket" subscribe "$socket" --out "$scratch/kept" --timeout 1
+refuses 4 "no trainer was heard for 200 ms" subscribe "$socket" --out "$scratch/kept" \
+    --set broadcast.heartbeat_ms=20ms --set broadcast.heartbeat_timeout_ms=100ms \
+    --set broadcast.idle_timeout_ms=200ms
 refuses 1 "" publish "$scratch/small" --bind nonsense://x
 refuses 1 "a publisher binds a numeric address (127.0.0.1) or an interface's name, no host name" \
     publish "$scratch/small" --bind tcp://localhost:0

@@ -191,6 +191,8 @@ static void values_that_do_not_fit_together_are_refused(void **state)
     assert_check_refuses("above limits.window");
     config.broadcast_heartbeat_ms = 5000;
     assert_check_refuses("must be below broadcast.heartbeat_timeout_ms");
+    config.broadcast_idle_timeout_ms = config.broadcast_heartbeat_timeout_ms;
+    assert_check_refuses("must be 0 or above broadcast.heartbeat_timeout_ms (5000)");
     config.limits_manifest_bytes = 4096;
     assert_check_refuses("above limits.manifest_bytes");
     config.broadcast_quorum = 2;

@@ -1,6 +1,7 @@
 """What the processes of test_broadcast_processes.py do. Neither torch nor NumPy is needed."""
 
 import hashlib
+import multiprocessing
 import os
 import signal
 import threading
@@ -82,6 +83,28 @@ def usage() -> dict[str, int]:
     with open("/proc/self/statm") as figures:
         pages = int(figures.read().split()[1])
     return {"rss": pages * os.sysconf("SC_PAGE_SIZE"), "fds": len(os.listdir("/proc/self/fd"))}
+
+
+def roll_out_until_idle(endpoint: str, name: str, out: Connection, options: dict[str, Any]) -> None:
+    """A worker's loop as the README shows it, and what it tells when that has ended."""
+    for update in Subscriber(endpoint, worker=name, **options):
+        with update:
+            seen = received(update)
+        out.send((name, os.getpid(), seen))
+    out.send((name, os.getpid(), "ended"))
+
+
+def train_with_workers(out: Connection, options: dict[str, Any]) -> None:
+    """A trainer whose workers are daemons of its own; it publishes once and waits to be killed."""
+    publisher = Publisher("tcp://127.0.0.1:0", **options)
+    spawn = multiprocessing.get_context("spawn")
+    idle = {**options, "idle_timeout": 8}
+    for name in ("w0", "w1"):
+        arguments = (publisher.endpoint, name, out, idle)
+        spawn.Process(target=roll_out_until_idle, args=arguments, daemon=True).start()
+    publisher.wait_workers(2, PATIENCE)
+    publisher.publish(weights_of(1))
+    signal.pause()
 
 
 def train(endpoint: str, versions: int, workers: int, out: Connection) -> None:

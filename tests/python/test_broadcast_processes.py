@@ -1,6 +1,7 @@
 """A trainer and its workers as processes: what they get, who is lost, who comes back."""
 
 import multiprocessing
+import os
 import signal
 import subprocess
 import sys
@@ -186,6 +187,23 @@ def test_a_trainer_that_comes_back_is_another_epoch_trap_35(start: Starter) -> N
         versions.append(one.hear())
     assert [seen[2] for seen in versions] == [expected(seen[1]) for seen in versions]
     assert {seen[3]["epoch"] for seen in versions} != {first[3]["epoch"]}
+
+
+@pytest.mark.slow
+def test_workers_end_by_themselves_when_their_trainer_was_killed(start: Starter) -> None:
+    trainer = start(children.train_with_workers, Connection, QUICK_TO_MISS)
+    holding = dict(trainer.hear()[:2] for _ in range(2))
+    assert set(holding) == {"w0", "w1"}
+    try:
+        trainer.kill()  # its atexit, which would terminate them, does not run
+        ended = [trainer.hear() for _ in range(2)]
+        assert {(name, said) for name, _, said in ended} == {("w0", "ended"), ("w1", "ended")}
+        with pytest.raises(EOFError):  # nobody has the pipe any more: the processes have ended
+            trainer.hear()
+    except BaseException:
+        for pid in holding.values():
+            os.kill(pid, signal.SIGKILL)
+        raise
 
 
 def test_fifty_versions_take_no_more_memory_and_no_more_descriptors(start: Starter) -> None:

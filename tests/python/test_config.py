@@ -43,6 +43,7 @@ def other_value(config: Config, key: str) -> Any:
 TOGETHER = {
     "broadcast.quorum": {"broadcast.commit": "quorum"},
     "broadcast.commit": {"broadcast.quorum": 2},
+    "broadcast.idle_timeout_ms": {"broadcast.heartbeat_timeout_ms": 1200},
     "limits.frame_bytes": {"broadcast.frame_bytes": 1 << 20},
     "limits.manifest_bytes": {"limits.version_bytes": 1 << 30},
     "security.key": {"security.allow": "keys"},

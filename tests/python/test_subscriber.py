@@ -2,6 +2,7 @@
 
 import asyncio
 import gc
+import math
 import pickle
 import select
 import signal
@@ -15,6 +16,7 @@ from broadcasting import LOCAL, PATIENCE, both, contents
 from refit._library import lib
 from refit.errors import (
     CancelledError,
+    ClosedError,
     ConfigError,
     DeadlineError,
     InvalidError,
@@ -87,6 +89,23 @@ def test_its_own_timeout_is_for_loops_and_for_waits_without_one() -> None:
             subscriber.next()
         with pytest.raises(DeadlineError):
             list(subscriber)
+
+
+def test_a_worker_that_hears_no_trainer_ends_its_loop_and_says_so_to_who_waits() -> None:
+    quick: Any = {"broadcast_heartbeat_ms": "10ms", "broadcast_heartbeat_timeout_ms": "50ms"}
+    with Subscriber("tcp://127.0.0.1:9", idle_timeout=0.1, **quick) as subscriber:
+        assert list(subscriber) == []
+        for _ in range(2):
+            with pytest.raises(ClosedError, match="no trainer was heard for 100 ms"):
+                subscriber.next(0)
+
+
+def test_an_idle_timeout_that_is_none_is_refused() -> None:
+    for bad in (0, -1, float("nan"), math.inf):
+        with pytest.raises(InvalidError, match="an idle_timeout of"):
+            Subscriber("tcp://127.0.0.1:9", idle_timeout=bad)
+    with pytest.raises(ConfigError, match=r"must be 0 or above broadcast\.heartbeat_timeout_ms"):
+        Subscriber("tcp://127.0.0.1:9", idle_timeout=5)
 
 
 def test_a_trainer_may_come_later() -> None:

@@ -335,8 +335,10 @@ REFIT_API REFIT_MUST_CHECK refit_status refit_subscriber_use_device(refit_subscr
  * shared. With broadcast.gpu: require, REFIT_ERR_STATE before refit_subscriber_use_device,
  * REFIT_ERR_UNSUPPORTED if the trainer is on another GPU, and what the device says if its memory
  * cannot be mapped.
- * REFIT_ERR_CANCELLED after refit_subscriber_wake. A version that was not taken before the trainer
- * was lost is withdrawn: whoever comes back brings the current one. Since 0.1.
+ * REFIT_ERR_CLOSED, from then on: no trainer was heard for broadcast.idle_timeout_ms; a trainer
+ * that is there is heard however long it trains. REFIT_ERR_CANCELLED after refit_subscriber_wake. A
+ * version that was not taken before the trainer was lost is withdrawn: whoever comes back brings
+ * the current one. Since 0.1.
  */
 REFIT_API REFIT_MUST_CHECK refit_status refit_subscriber_next(refit_subscriber *subscriber,
                                                               uint32_t timeout_ms,

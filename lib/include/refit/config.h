@@ -136,6 +136,8 @@ typedef struct refit_config {
     uint32_t broadcast_encode_threads;       /* for what changed; 0: one per core, at most 8 */
     uint8_t broadcast_insecure;              /* allow an address beyond this host without keys */
     uint32_t broadcast_linger_ms; /* a closing socket tries no longer to send what it still has */
+    uint32_t broadcast_idle_timeout_ms; /* a worker ends when it has heard no trainer for so long;
+                                           0: never */
 
     /* limits.* : checked before memory is reserved */
     uint32_t limits_workers;

@@ -174,6 +174,7 @@ class refit_config(Structure):
         ("broadcast_encode_threads", c_uint32),
         ("broadcast_insecure", c_uint8),
         ("broadcast_linger_ms", c_uint32),
+        ("broadcast_idle_timeout_ms", c_uint32),
         ("limits_workers", c_uint32),
         ("limits_tensors", c_uint32),
         ("limits_rank", c_uint32),

@@ -31,6 +31,7 @@ from refit.config import ConfigLike, make_config
 from refit.device import Device
 from refit.errors import (
     CancelledError,
+    ClosedError,
     DeadlineError,
     InvalidError,
     RefitError,
@@ -63,8 +64,12 @@ class Subscriber(Handle):
 
     Returns at once, whether or not the trainer is there. ``worker`` is the name that the trainer
     reports it under (None: made of host, process and a random part). ``timeout`` in seconds is for
-    waits that give none of their own; None waits for ever. ``config`` and ``overrides`` are those
-    of ``refit.make_config``. Starts a service thread of the C library, joined by ``close``. One
+    waits that give none of their own; None waits for ever. ``idle_timeout`` in seconds
+    (broadcast.idle_timeout_ms) ends a worker whose trainer is gone, however that ended: when it has
+    heard no trainer for so long, counted from here on, a ``for`` loop ends and ``next`` raises
+    ClosedError, for good. A trainer that is there is heard, however long it trains; give more than
+    one takes to start. None waits for ever. ``config`` and ``overrides`` are those of
+    ``refit.make_config``. Starts a service thread of the C library, joined by ``close``. One
     thread at a time uses it, but for what is marked "any thread". Raises InvalidError, ConfigError,
     SecurityError (an address beyond this host, and no keys), InputOutputError (a key's file),
     UnsupportedError (keys, and a libzmq without CURVE), SystemCallError.
@@ -77,6 +82,7 @@ class Subscriber(Handle):
         worker: str | None = None,
         config: ConfigLike = None,
         timeout: float | None = None,
+        idle_timeout: float | None = None,
         **overrides: Any,
     ) -> None:
         self._turn = Turn("Subscriber")
@@ -91,6 +97,8 @@ class Subscriber(Handle):
         self._delivered = False
         if worker is not None:
             overrides["broadcast_worker"] = worker
+        if idle_timeout is not None:
+            overrides["broadcast_idle_timeout_ms"] = _milliseconds(idle_timeout)
         settled = make_config(config, overrides)
         text = None if endpoint is None else encoded(endpoint, "an endpoint")
         self._open(lib.refit_subscriber_open, text, settled._as_c)
@@ -103,11 +111,12 @@ class Subscriber(Handle):
         ``timeout`` in seconds; 0 only looks, None is the subscriber's own, and that for ever unless
         it was given (``math.inf``: for ever all the same). Raises DeadlineError (a TimeoutError:
         nothing new in time; the sentence says whether there is a trainer), CancelledError after
-        ``wake``, StateError (an update is still open, the subscriber was closed meanwhile, or
-        broadcast.gpu requires a GPU and ``use_device`` was not called), InvalidError (no such
-        timeout), SecurityError or ProtocolError (the trainer refused this worker for good),
-        SystemCallError and UnsupportedError (what broadcast.shm or broadcast.gpu require is not to
-        be had). Ctrl-C ends the wait.
+        ``wake``, ClosedError (no trainer was heard for ``idle_timeout``), StateError (an update is
+        still open, the subscriber was closed meanwhile, or broadcast.gpu requires a GPU and
+        ``use_device`` was not called), InvalidError (no such timeout), SecurityError or
+        ProtocolError (the trainer refused this worker for good), SystemCallError and
+        UnsupportedError (what broadcast.shm or broadcast.gpu require is not to be had). Ctrl-C ends
+        the wait.
         """
         seconds = self._timeout if timeout is None else timeout
         if seconds is not None and not seconds >= 0:
@@ -175,11 +184,12 @@ class Subscriber(Handle):
             raise StateError("this Subscriber was closed while it waited")
 
     def __iter__(self) -> Iterator[Update]:
-        """Versions as they come, for ever; ``wake`` and ``close`` end it, a deadline is raised."""
+        """Versions as they come. ``wake``, ``close`` and ``idle_timeout`` end it; a deadline is
+        raised."""
         while not self.closed and not self._ending:
             try:
                 update = self.next()
-            except CancelledError:
+            except (CancelledError, ClosedError):
                 return
             except StateError:
                 if self._ending or self.closed:
@@ -327,6 +337,14 @@ class Subscriber(Handle):
             update.close()
         with self._guard:
             lib.refit_subscriber_close(pointer)
+
+
+def _milliseconds(seconds: float) -> int:
+    if not 0 < seconds < math.inf:
+        raise InvalidError(
+            f"an idle_timeout of {seconds} s: give seconds, more than 0, or None for no end"
+        )
+    return math.ceil(seconds * 1000)
 
 
 def _cuda_number(device: Device) -> int:
