@@ -12,7 +12,6 @@
 #include <cmocka.h>
 
 #include <arpa/inet.h>
-#include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <poll.h>
@@ -22,6 +21,7 @@
 #include "base/clock.h"
 #include "tests/broadcast/trainer.h"
 #include "tests/support/crew.h"
+#include "tests/support/descriptors.h"
 #include "tests/support/locksmith.h"
 #include "tests/support/seeded.h"
 
@@ -208,24 +208,13 @@ static void who_does_not_finish_the_handshake_is_hung_up_on(void **state)
     scene_close(&play);
 }
 
-static uint32_t open_descriptors(void)
-{
-    uint32_t count = 0;
-    DIR *folder = opendir("/proc/self/fd");
-    assert_non_null(folder);
-    while (readdir(folder) != NULL)
-        count++;
-    closedir(folder);
-    return count;
-}
-
 static void many_at_once_leave_nothing_behind(void **state)
 {
     (void)state;
     scene play;
     scene_open(&play);
     publish_to_a_worker(&play, 1);
-    uint32_t before = open_descriptors();
+    int before = count_descriptors();
     int fds[STRANGERS];
     for (uint32_t i = 0; i < STRANGERS; i++) {
         fds[i] = knock(&play);
@@ -243,9 +232,9 @@ static void many_at_once_leave_nothing_behind(void **state)
     for (uint32_t i = 0; i < STRANGERS; i++)
         close(fds[i]);
     int64_t deadline = rft_deadline(WAIT_MS);
-    while (open_descriptors() > before && rft_ms_until(deadline) > 0)
+    while (count_descriptors() > before && rft_ms_until(deadline) > 0)
         (void)poll(NULL, 0, 10);
-    assert_true(open_descriptors() <= before);
+    assert_true(count_descriptors() <= before);
     scene_close(&play);
 }
 

@@ -8,6 +8,7 @@
 #include <cmocka.h>
 
 #include "gpu_play.h"
+#include "tests/support/file_size_limit.h"
 
 #define SOON_MS 400u
 
@@ -223,6 +224,36 @@ static void a_device_that_shares_nothing_is_refused_only_where_it_is_required(vo
     assert_int_equal(refit_device_close(host, NULL), REFIT_OK);
 }
 
+/* /dev/shm was full, or is not there, when the publisher was opened. */
+static void without_shared_memory_the_gpu_is_refused_only_where_it_is_required(void **state)
+{
+    (void)state;
+    refit_device *device = NULL;
+    refit_error error;
+    fake_cuda_reset();
+    assert_int_equal(refit_device_open("cuda:0", NULL, &device, NULL), REFIT_OK);
+    for (int mode = REFIT_GPU_AUTO; mode <= REFIT_GPU_OFF; mode++) {
+        refit_publisher *publisher = NULL;
+        refit_config config = trainer_config();
+        config.broadcast_gpu = mode;
+        struct rlimit before = file_size_limit_to(0);
+        refit_status opened =
+            refit_publisher_open("tcp://127.0.0.1:0", &config, &publisher, &error);
+        file_size_limit_back(&before);
+        assert_int_equal(opened, REFIT_OK);
+        bool required = mode == REFIT_GPU_REQUIRE;
+        assert_int_equal(refit_publisher_use_device(publisher, device, &error),
+                         required ? REFIT_ERR_SYSTEM : REFIT_OK);
+        if (required) assert_non_null(strstr(error.text, "there is no shared memory"));
+        /* It is not in use, so that another may be told. */
+        assert_int_equal(refit_device_close(device, NULL), REFIT_OK);
+        assert_int_equal(refit_device_open("cuda:0", NULL, &device, NULL), REFIT_OK);
+        refit_publisher_close(publisher);
+    }
+    assert_int_equal(refit_device_close(device, NULL), REFIT_OK);
+    assert_int_equal(fake_cuda_leaks(), 0);
+}
+
 static void use_device_is_told_once_and_between_versions(void **state)
 {
     (void)state;
@@ -335,6 +366,7 @@ int main(void)
         cmocka_unit_test(no_probe_means_no_gpu),
         cmocka_unit_test(with_off_the_gpu_is_left_alone),
         cmocka_unit_test(a_device_that_shares_nothing_is_refused_only_where_it_is_required),
+        cmocka_unit_test(without_shared_memory_the_gpu_is_refused_only_where_it_is_required),
         cmocka_unit_test(use_device_is_told_once_and_between_versions),
         cmocka_unit_test(with_require_the_trainer_says_which_gpu_before_it_declares),
         cmocka_unit_test(with_require_weights_of_another_gpu_are_refused),

@@ -10,7 +10,9 @@
 #include <stdint.h>
 #include <stdio.h>
 #include <string.h>
+#include <sys/file.h>
 #include <sys/mman.h>
+#include <sys/resource.h>
 #include <sys/stat.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -20,6 +22,7 @@
 #include "broadcast/rollback.h"
 #include "broadcast/segment.h"
 #include "broadcast/undo.h"
+#include "tests/support/descriptors.h"
 #include "tests/support/failing_alloc.h"
 
 #define BYTES 100000u
@@ -72,6 +75,92 @@ static void closing_unlinks_but_mappings_stay(void **state)
     assert_int_equal(reader.memory[BYTES / 2], 5);
     assert_int_equal(rft_segment_attach(&late, name, BYTES, NULL), REFIT_ERR_NOT_FOUND);
     rft_segment_close(&reader);
+}
+
+/* A sweep of another process holds a file for a moment, also one that has no owner yet. */
+static int lost_locks; /* how many calls of flock find the file taken */
+
+int __real_flock(int fd, int operation);
+int __wrap_flock(int fd, int operation);
+
+int __wrap_flock(int fd, int operation)
+{
+    if (lost_locks == 0 || operation != (LOCK_EX | LOCK_NB)) return __real_flock(fd, operation);
+    lost_locks--;
+    errno = EWOULDBLOCK;
+    return -1;
+}
+
+static void a_file_that_a_sweep_holds_is_let_go_and_another_made(void **state)
+{
+    (void)state;
+    rft_segment owner;
+    refit_error error;
+    int before = count_descriptors();
+    lost_locks = 3;
+    assert_int_equal(rft_segment_create(&owner, BYTES, NULL), REFIT_OK);
+    assert_int_equal(lost_locks, 0);
+    assert_int_equal(count_descriptors(), before + 1);
+    rft_segment_close(&owner);
+    assert_int_equal(count_descriptors(), before);
+    lost_locks = 1000;
+    assert_int_equal(rft_segment_create(&owner, BYTES, &error), REFIT_ERR_SYSTEM);
+    assert_true(lost_locks > 0);
+    lost_locks = 0;
+    assert_int_equal(error.subsystem, EWOULDBLOCK);
+    assert_int_equal(count_descriptors(), before);
+}
+
+static void only_a_name_that_is_gone_is_retired(void **state)
+{
+    (void)state;
+    rft_segment owner, reader;
+    struct rlimit before, none;
+    assert_int_equal(rft_segment_create(&owner, BYTES, NULL), REFIT_OK);
+    assert_int_equal(rft_segment_attach(&reader, owner.name, BYTES, NULL), REFIT_OK);
+    int descriptors = count_descriptors();
+    assert_false(rft_segment_is_retired(&reader));
+    assert_int_equal(count_descriptors(), descriptors);
+    assert_int_equal(getrlimit(RLIMIT_NOFILE, &before), 0);
+    none = before;
+    none.rlim_cur = 0; /* what cannot be looked at is not known to be gone */
+    assert_int_equal(setrlimit(RLIMIT_NOFILE, &none), 0);
+    bool retired = rft_segment_is_retired(&reader);
+    assert_int_equal(setrlimit(RLIMIT_NOFILE, &before), 0);
+    assert_false(retired);
+    rft_segment_close(&owner);
+    assert_true(rft_segment_is_retired(&reader));
+    rft_segment_close(&reader);
+}
+
+/* In a child that has no standard input, so that files are opened as descriptor 0: 0, or at which
+ * step it went wrong. */
+static int work_without_input(void)
+{
+    rft_segment first, reader, second;
+    if (rft_segment_create(&first, BYTES, NULL) != REFIT_OK) return 1;
+    if (rft_segment_attach(&reader, first.name, BYTES, NULL) != REFIT_OK) return 2;
+    close(0);
+    if (rft_segment_is_retired(&reader)) return 3;
+    if (fcntl(0, F_GETFD) >= 0) return 4;
+    if (rft_segment_create(&second, BYTES, NULL) != REFIT_OK || second.fd != 0) return 5;
+    char name[RFT_SEGMENT_NAME_BYTES];
+    strcpy(name, second.name);
+    rft_segment_close(&second);
+    if (fcntl(0, F_GETFD) >= 0 || name_exists(name)) return 6;
+    rft_segment_close(&reader);
+    rft_segment_close(&first);
+    return 0;
+}
+
+static void a_process_without_standard_input_shares_memory_too(void **state)
+{
+    (void)state;
+    int status = -1;
+    pid_t child = fork();
+    if (child == 0) _exit(work_without_input());
+    assert_int_equal(waitpid(child, &status, 0), child);
+    assert_int_equal(status, 0);
 }
 
 static void mapping_that_is_too_short_is_refused(void **state)
@@ -310,6 +399,9 @@ int main(void)
         cmocka_unit_test(reader_sees_what_the_owner_writes),
         cmocka_unit_test(owner_alone_may_open_it),
         cmocka_unit_test(closing_unlinks_but_mappings_stay),
+        cmocka_unit_test(a_file_that_a_sweep_holds_is_let_go_and_another_made),
+        cmocka_unit_test(only_a_name_that_is_gone_is_retired),
+        cmocka_unit_test(a_process_without_standard_input_shares_memory_too),
         cmocka_unit_test(mapping_that_is_too_short_is_refused),
         cmocka_unit_test(foreign_names_are_refused),
         cmocka_unit_test(full_folder_is_an_error_with_numbers),

@@ -303,6 +303,23 @@ static void an_offer_of_what_is_held_needs_no_frames(void **state)
     assert_null(bench->ready);
 }
 
+static void other_bytes_under_the_number_held_fail_the_version(void **state)
+{
+    session_bench *bench = *state;
+    bench_join(bench, BENCH_EPOCH);
+    bench_apply(bench, 1, 0);
+    bench_forget(bench);
+    bench_offer(bench, 1, 0);
+    rft_message seal = sample_seal(bench_sample(bench, 2));
+    seal.as.seal.version = 1;
+    bench_hear(bench, seal);
+    assert_int_equal(bench_said(bench, RFT_FAILED)->as.failed.code, REFIT_ERR_CORRUPT);
+    assert_null(bench_said(bench, RFT_STAGED));
+    assert_int_equal(bench_state(bench), CURRENT);
+    assert_int_equal(bench->session.held.version, 1);
+    bench_apply(bench, 2, 1);
+}
+
 /* ---- Lies */
 
 static void a_seal_that_does_not_fit_the_bytes_fails_the_version(void **state)
@@ -503,6 +520,7 @@ int main(void)
         BENCH_TEST(a_commit_of_what_is_held_is_confirmed_again),
         BENCH_TEST(a_commit_of_what_is_not_staged_fails),
         BENCH_TEST(an_offer_of_what_is_held_needs_no_frames),
+        BENCH_TEST(other_bytes_under_the_number_held_fail_the_version),
         BENCH_TEST(a_seal_that_does_not_fit_the_bytes_fails_the_version),
         cmocka_unit_test(an_offer_against_its_manifest_breaks_the_connection),
         cmocka_unit_test(a_frame_against_its_manifest_breaks_the_connection),

@@ -6,7 +6,6 @@
  */
 #include "tests/fault/ledger.h"
 
-#include <dirent.h>
 #include <errno.h>
 #include <pthread.h>
 #include <setjmp.h>
@@ -24,6 +23,7 @@
 
 #include <cmocka.h>
 
+#include "tests/support/descriptors.h"
 #include "tests/support/test_device.h"
 
 #define NAMES      512u
@@ -62,18 +62,6 @@ const char *ledger_refused(void)
 {
     const char *call = atomic_load(&refused);
     return call == NULL ? "" : call;
-}
-
-static int count_descriptors(void)
-{
-    int count = 0;
-    DIR *folder = opendir("/proc/self/fd");
-    assert_non_null(folder);
-    while (readdir(folder) != NULL) {
-        count++;
-    }
-    closedir(folder);
-    return count;
 }
 
 /* A driver keeps descriptors from its first use to the end of the process. */

@@ -1,6 +1,5 @@
 /* Turns: never two inside at once, whoever dies, forks or waits too long; and never a stranger's
  * file. */
-#include <dirent.h>
 #include <fcntl.h>
 #include <sched.h>
 #include <setjmp.h>
@@ -22,6 +21,7 @@
 
 #include "base/clock.h"
 #include "memory/turn.h"
+#include "tests/support/descriptors.h"
 #include "tests/support/file_tree.h"
 
 #define PATIENCE_MS 20000u
@@ -94,18 +94,6 @@ static void who_has_the_turn_keeps_others_out_until_it_is_given(void **state)
     rft_turn_give(&all->turn);
     assert_false(is_taken(all));
     assert_int_equal(warnings, 0);
-}
-
-static int count_descriptors(void)
-{
-    int count = 0;
-    DIR *folder = opendir("/proc/self/fd");
-    assert_non_null(folder);
-    while (readdir(folder) != NULL) {
-        count++;
-    }
-    closedir(folder);
-    return count;
 }
 
 static void no_descriptor_stays_open(void **state)
