@@ -1,7 +1,10 @@
 /* Tensors and destinations meet by name. */
 #include "broadcast/apply_plan.h"
 
+#include <string.h>
+
 #include "base/alloc.h"
+#include "broadcast/apply_write.h"
 
 static refit_status check_fit(const rft_destination *one, const rft_manifest_tensor *tensor,
                               refit_error *error)
@@ -21,9 +24,48 @@ static uint32_t original_of(const rft_manifest *manifest, uint32_t tensor)
     return alias == REFIT_NO_ALIAS ? tensor : alias;
 }
 
+/* ---- Two tensors for one memory */
+
+#define COMPARE_BYTES (RFT_WINDOW_BYTES / 2)
+
+static refit_status compare(const rft_in_place *place, const rft_in_place_source *source,
+                            const rft_manifest_tensor *a, const rft_manifest_tensor *b, bool *equal,
+                            refit_error *error)
+{
+    unsigned char *window = place->to.source;
+    *equal = a->dtype == b->dtype && a->bytes == b->bytes;
+    for (uint64_t done = 0, bytes; *equal && done < a->bytes; done += bytes) {
+        const unsigned char *one, *other;
+        bytes = a->bytes - done < COMPARE_BYTES ? a->bytes - done : COMPARE_BYTES;
+        RFT_TRY(rft_apply_read(source, a->offset + done, bytes, window, &one, error));
+        RFT_TRY(
+            rft_apply_read(source, b->offset + done, bytes, window + COMPARE_BYTES, &other, error));
+        *equal = memcmp(one, other, bytes) == 0;
+    }
+    return REFIT_OK;
+}
+
+/* The digests of tensors do not come this far, and a read of both costs less than writing one. */
+static refit_status check_equal(const rft_in_place *place, const rft_in_place_source *source,
+                                uint32_t tensor, const rft_destination *two, uint32_t other,
+                                refit_error *error)
+{
+    const rft_manifest *manifest = source->image->catalog->manifest;
+    bool equal;
+    RFT_TRY(compare(place, source, &manifest->tensors[tensor], &manifest->tensors[other], &equal,
+                    error));
+    RFT_REFUSE_IF(!equal, error, REFIT_ERR_INVALID,
+                  "'%.64s' and '%.64s' have one memory here, but differ in the version: untie them "
+                  "here, so that each has its own memory, or tie them at the trainer",
+                  manifest->tensors[tensor].name, two->name);
+    return REFIT_OK;
+}
+
+/* ---- The plan */
+
 /* Twins are one memory, so what is written there is noted with the first of them. */
-static refit_status plan_one(rft_in_place *place, rft_apply_plan *plan, const rft_destination *one,
-                             refit_error *error)
+static refit_status plan_one(rft_in_place *place, const rft_in_place_source *source,
+                             rft_apply_plan *plan, const rft_destination *one, refit_error *error)
 {
     const rft_manifest *manifest = plan->manifest;
     uint32_t tensor = rft_manifest_find(manifest, one->name);
@@ -32,9 +74,7 @@ static refit_status plan_one(rft_in_place *place, rft_apply_plan *plan, const rf
     uint32_t original = original_of(manifest, tensor), *there = &place->tensors[one->twin];
     plan->covered[original] = 1;
     if (*there == original) return REFIT_OK;
-    RFT_REFUSE_IF(*there != RFT_NO_TENSOR, error, REFIT_ERR_INVALID,
-                  "'%.100s' and '%.100s' have one memory here, but are two tensors in the version",
-                  manifest->tensors[*there].name, one->name);
+    if (*there != RFT_NO_TENSOR) return check_equal(place, source, *there, one, original, error);
     *there = original;
     plan->blocks += manifest->tensors[original].blocks;
     plan->bytes += manifest->tensors[original].bytes;
@@ -65,24 +105,26 @@ static refit_status check_rest(const rft_apply_plan *plan, refit_error *error)
     return REFIT_OK;
 }
 
-static refit_status make(rft_in_place *place, rft_apply_plan *plan, bool strict, refit_error *error)
+static refit_status make(rft_in_place *place, const rft_in_place_source *source,
+                         rft_apply_plan *plan, bool strict, refit_error *error)
 {
     for (uint32_t i = 0; i < place->to.count; i++)
         place->tensors[i] = RFT_NO_TENSOR;
     for (uint32_t i = 0; i < place->to.count; i++)
-        RFT_TRY(plan_one(place, plan, &place->to.list[i], error));
+        RFT_TRY(plan_one(place, source, plan, &place->to.list[i], error));
     find_rest(place, plan);
     return strict ? check_rest(plan, error) : REFIT_OK;
 }
 
-refit_status rft_apply_plan_make(rft_in_place *place, const rft_manifest *manifest, bool strict,
-                                 rft_apply_plan *plan, refit_error *error)
+refit_status rft_apply_plan_make(rft_in_place *place, const rft_in_place_source *source,
+                                 bool strict, rft_apply_plan *plan, refit_error *error)
 {
+    const rft_manifest *manifest = source->image->catalog->manifest;
     *plan = (rft_apply_plan){.manifest = manifest};
     plan->covered = rft_calloc((size_t)manifest->count + 1, 1);
     RFT_REFUSE_IF(plan->covered == NULL, error, REFIT_ERR_HOST_MEMORY,
                   "no memory to look where %u tensors go", manifest->count);
-    refit_status status = make(place, plan, strict, error);
+    refit_status status = make(place, source, plan, strict, error);
     rft_free(plan->covered);
     plan->covered = NULL;
     return status;

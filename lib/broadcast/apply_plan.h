@@ -1,7 +1,8 @@
 /*
  * apply_plan: which tensor of a version goes into which destination. All that can be said against
  * it is said here, before the first byte is written: names, sizes and types are the manifest's, and
- * two tensors which are one memory here are tied at the trainer's end, too.
+ * two tensors which are one memory here are tied at the trainer's end, too, or have equal bytes in
+ * this version, which are compared.
  */
 #ifndef RFT_APPLY_PLAN_H
 #define RFT_APPLY_PLAN_H
@@ -22,8 +23,9 @@ typedef struct rft_apply_plan {
 } rft_apply_plan;
 
 /* Fills place->tensors as well: RFT_NO_TENSOR where nothing is to be written. `strict`: what is
- * left over is REFIT_ERR_NOT_FOUND. REFIT_ERR_INVALID (it does not fit), REFIT_ERR_HOST_MEMORY. */
-refit_status rft_apply_plan_make(rft_in_place *place, const rft_manifest *manifest, bool strict,
-                                 rft_apply_plan *plan, refit_error *error);
+ * left over is REFIT_ERR_NOT_FOUND. REFIT_ERR_INVALID (it does not fit), REFIT_ERR_HOST_MEMORY, and
+ * what the source's device says of a copy. */
+refit_status rft_apply_plan_make(rft_in_place *place, const rft_in_place_source *source,
+                                 bool strict, rft_apply_plan *plan, refit_error *error);
 
 #endif

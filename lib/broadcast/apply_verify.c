@@ -19,7 +19,8 @@ static refit_status digest_source(const rft_in_place *place, const rft_in_place_
         rft_apply_run run =
             rft_apply_run_of(&manifest->blocks[tensor->first_block + done], tensor->blocks - done);
         const unsigned char *bytes;
-        RFT_TRY(rft_apply_read(place, source, &run, &bytes, error));
+        RFT_TRY(rft_apply_read(source, run.blocks[0].offset, run.bytes, place->to.source, &bytes,
+                               error));
         *sum += rft_digest_part(bytes, run.bytes, run.offset);
         done += run.count;
     }

@@ -14,14 +14,13 @@ rft_apply_run rft_apply_run_of(const rft_block *blocks, uint32_t most)
     return run;
 }
 
-refit_status rft_apply_read(const rft_in_place *place, const rft_in_place_source *source,
-                            const rft_apply_run *run, const unsigned char **out, refit_error *error)
+refit_status rft_apply_read(const rft_in_place_source *source, uint64_t offset, uint64_t bytes,
+                            unsigned char *window, const unsigned char **out, refit_error *error)
 {
-    const unsigned char *bytes = source->image->bytes + run->blocks[0].offset;
-    *out = source->device == NULL ? bytes : place->to.source;
+    const unsigned char *from = source->image->bytes + offset;
+    *out = source->device == NULL ? from : window;
     if (source->device == NULL) return REFIT_OK;
-    return refit_stream_copy(source->device, REFIT_STREAM_NONE, place->to.source, bytes, run->bytes,
-                             error);
+    return refit_stream_copy(source->device, REFIT_STREAM_NONE, window, from, bytes, error);
 }
 
 /* Notes and changes the window; what of it was touched lies from *first to *end. */
@@ -55,7 +54,8 @@ static refit_status write_run(rft_in_place *place, uint32_t index,
     const unsigned char *from;
     unsigned char *window;
     uint64_t first, end;
-    RFT_TRY(rft_apply_read(place, source, run, &from, error));
+    RFT_TRY(
+        rft_apply_read(source, run->blocks[0].offset, run->bytes, place->to.source, &from, error));
     RFT_TRY(rft_destinations_fetch(&place->to, one, run->offset, run->bytes, &window, error));
     RFT_TRY(change_window(place, index, source, run, from, window, &first, &end, error));
     if (end == 0) return REFIT_OK;

@@ -17,10 +17,9 @@ typedef struct rft_apply_run {
 
 /* As many blocks, from the first on, as a window holds, and `most` at most. */
 rft_apply_run rft_apply_run_of(const rft_block *blocks, uint32_t most);
-/* Where the run's bytes are for the CPU, until the next call: what lies on a device is fetched. */
-refit_status rft_apply_read(const rft_in_place *place, const rft_in_place_source *source,
-                            const rft_apply_run *run, const unsigned char **out,
-                            refit_error *error);
+/* Where bytes of the image are for the CPU: what lies on a device is fetched into `window`. */
+refit_status rft_apply_read(const rft_in_place_source *source, uint64_t offset, uint64_t bytes,
+                            unsigned char *window, const unsigned char **out, refit_error *error);
 
 /* What goes into destination `index` by place->tensors. Done when rft_destinations_flush says so;
  * on failure the notes say what was changed. */

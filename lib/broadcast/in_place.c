@@ -71,7 +71,15 @@ static refit_status check_mark(const rft_in_place_source *source, refit_error *e
     return REFIT_OK;
 }
 
-/* It reads the image as well: what is found wrong there may be the next version. */
+/* Both read the image as well: what is found wrong there may be the next version. */
+static refit_status plan_all(rft_in_place *place, const rft_in_place_source *source, bool strict,
+                             rft_apply_plan *plan, refit_error *error)
+{
+    refit_status status = rft_apply_plan_make(place, source, strict, plan, error);
+    if (status == REFIT_ERR_INVALID) RFT_TRY(check_mark(source, error));
+    return status;
+}
+
 static refit_status verify(const rft_in_place *place, const rft_in_place_source *source,
                            refit_error *error)
 {
@@ -113,8 +121,7 @@ refit_status rft_in_place_apply(rft_in_place *place, const rft_in_place_source *
     rft_apply_plan plan;
     int64_t began = rft_now();
     place->changed = 0;
-    refit_status status =
-        rft_apply_plan_make(place, source->image->catalog->manifest, left == NULL, &plan, error);
+    refit_status status = plan_all(place, source, left == NULL, &plan, error);
     if (status == REFIT_OK) status = write_all(place, source, &plan, error);
     place->applied = status == REFIT_OK;
     place->failed = !place->applied;

@@ -293,3 +293,27 @@ def test_what_is_bound_lives_until_it_is_unbound() -> None:
         subscriber.unbind()
         gc.collect()
         assert there() is None
+
+
+def untied(seed: int, difference: float) -> dict[str, torch.Tensor]:
+    """What ``model`` ties, as two tensors."""
+    weights = snapshot(model(seed))
+    weights["head.weight"] = weights["embed.weight"].clone()
+    weights["head.weight"][-1, -1] += difference
+    return weights
+
+
+def test_one_memory_takes_two_tensors_while_their_bytes_are_equal() -> None:
+    engine = model(0)
+    with both() as (publisher, subscriber):
+        subscriber.bind(engine)
+        for seed in range(1, 3):
+            with offered(publisher, subscriber, untied(seed, 0)) as update, update:
+                assert update.apply() == ([], [])
+            assert equal(snapshot(engine), snapshot(model(seed)))
+        before = snapshot(engine)
+        with offered(publisher, subscriber, untied(3, 1.0)) as update:
+            with pytest.raises(InvalidError, match=r"have one memory here.*tie them at the train"):
+                update.apply()
+            assert update.version == 3
+        assert equal(snapshot(engine), before)

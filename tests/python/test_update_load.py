@@ -224,3 +224,85 @@ def test_a_load_in_inference_mode_leaves_a_model_that_can_be_trained() -> None:
         update.load_into(target)
     target["head"](torch.ones(3)).sum().backward()
     assert target["head"].weight.grad is not None
+
+
+def tied_engine() -> torch.nn.Module:
+    """The embedding and the head are one memory."""
+    made = torch.nn.ModuleDict(
+        {"embed": torch.nn.Embedding(40, 3), "head": torch.nn.Linear(3, 40, bias=False)}
+    )
+    made["head"].weight = made["embed"].weight
+    return made
+
+
+def untied(difference: float) -> dict[str, torch.Tensor]:
+    embed = torch.randn(40, 3)
+    head = embed.clone()
+    head[-1, -1] += difference
+    return {"embed.weight": embed, "head.weight": head}
+
+
+def test_one_memory_takes_two_tensors_of_equal_bytes() -> None:
+    engine, weights = tied_engine(), untied(0)
+    with published(weights) as update:
+        assert update.load_into(engine) == ([], [])
+    assert torch.equal(engine["head"].weight, weights["embed.weight"])
+
+
+def test_one_memory_does_not_take_two_tensors_that_differ() -> None:
+    engine = tied_engine()
+    before = snapshot(engine)
+    with published(untied(1.0)) as update:
+        with pytest.raises(
+            InvalidError,
+            match=r"nothing was changed: embed\.weight and head\.weight have one memory here, but "
+            r"differ in the version: untie them here.* or tie them at the trainer",
+        ):
+            update.load_into(engine)
+        with pytest.raises(InvalidError, match="one memory here"):
+            update.load_into(engine, strict=False)
+        assert update._holds(None)
+    assert equal(before, snapshot(engine))
+
+
+def test_nan_is_compared_by_its_bits() -> None:
+    weights = untied(0)
+    for one in weights.values():
+        one[0, 0] = torch.nan
+    with published(weights) as update:
+        update.load_into(tied_engine())
+
+
+BASE = torch.zeros(4, 6)
+
+
+@pytest.mark.parametrize(
+    ("a", "b", "apart"),
+    [
+        (BASE[:2], BASE[2:], True),
+        (BASE[:, :3], BASE[:, 3:], True),
+        (BASE[:, ::2], BASE[:, 1::2], True),
+        (BASE.numpy()[::-1, :3], BASE.numpy()[::-1, 3:], True),
+        (BASE[:3], BASE[1:], False),
+        (BASE[:, :4], BASE[:, 2:], False),
+        (BASE, BASE.t(), False),
+        (BASE[:, :3], BASE.numpy()[:, 2:5], False),
+        (BASE.numpy()[::-1], BASE, False),
+        (BASE, BASE.view(torch.int32), False),
+    ],
+)
+def test_tensors_that_overlap_are_no_targets(a: Any, b: Any, apart: bool) -> None:
+    BASE.zero_()
+    weights = {
+        "a": torch.full(a.shape, 1.0),
+        "b": torch.full(b.shape, 2).to(b.dtype if isinstance(b, torch.Tensor) else torch.float32),
+    }
+    with published(weights) as update:
+        if apart:
+            update.load_into({"a": a, "b": b})
+            assert a.sum() == weights["a"].sum()
+            assert b.sum() == weights["b"].sum()
+        else:
+            with pytest.raises(InvalidError, match="the memory of a and b overlaps"):
+                update.load_into({"a": a, "b": b})
+            assert not BASE.any()

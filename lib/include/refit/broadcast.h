@@ -385,11 +385,11 @@ typedef struct refit_destination {
 
 /*
  * Says where the engine has its weights, so that refit_update_apply writes versions into them. Each
- * name once; two names may have one memory, whole and of one device, if the trainer ties the two
- * tensors; any other overlap is refused. Once, until unbind. A device stays in use until then, and
- * takes 4 MiB of host memory. Does not block. REFIT_ERR_STATE (bound already), REFIT_ERR_INVALID,
- * REFIT_ERR_HOST_MEMORY, and what a device says of its memory and of a stream of its own. Since
- * 0.1.
+ * name once. Two names may have one memory, whole and of one device: for tensors that the trainer
+ * ties, or that have the same bytes in a version, which is looked at for each. Any other overlap is
+ * refused. Once, until unbind. A device stays in use until then, and takes 4 MiB of host memory.
+ * Does not block. REFIT_ERR_STATE (bound already), REFIT_ERR_INVALID, REFIT_ERR_HOST_MEMORY, and
+ * what a device says of its memory and of a stream of its own. Since 0.1.
  */
 REFIT_API REFIT_MUST_CHECK refit_status refit_subscriber_bind(refit_subscriber *subscriber,
                                                               const refit_destination *list,
@@ -449,11 +449,11 @@ REFIT_API REFIT_MUST_CHECK refit_status refit_update_find(const refit_update *up
  * tensor with bytes must have a destination, and every destination a tensor, or nothing is written
  * and it is REFIT_ERR_NOT_FOUND. Else so many tensors have none: they are the caller's to load.
  * Blocks for the copies. REFIT_ERR_STATE (nothing is bound; it is decided), REFIT_ERR_INVALID
- * (other bytes, types or ties than the version's), REFIT_ERR_HOST_MEMORY, REFIT_ERR_STALE (the
- * trainer turned this worker out and took the memory for a newer version), REFIT_ERR_CORRUPT, and
- * what a device says of a copy. If what was written could not be taken back either, the sentence
- * says so: no version is accepted then but by an apply that succeeds, and a refusal counts with
- * `kept` 0. Since 0.1.
+ * (other sizes or types than the version's, or one memory for two tensors that differ),
+ * REFIT_ERR_HOST_MEMORY, REFIT_ERR_STALE (the trainer turned this worker out and took the memory
+ * for a newer version), REFIT_ERR_CORRUPT, and what a device says of a copy. If what was written
+ * could not be taken back either, the sentence says so: no version is accepted then but by an apply
+ * that succeeds, and a refusal counts with `kept` 0. Since 0.1.
  */
 REFIT_API REFIT_MUST_CHECK refit_status refit_update_apply(refit_update *update, uint32_t *left,
                                                            refit_error *error);

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from refit import dtypes
+from refit._one_memory import conflicts
 from refit.errors import InvalidError, RefitError, UnsupportedError
 from refit.source import Weight, weight_of
 from refit.view import View
@@ -27,15 +28,16 @@ class Loaded(NamedTuple):
 class Plan(NamedTuple):
     """A load that fits."""
 
-    copies: list[tuple[View, Any]]
+    copies: list[tuple[View, Weight]]
     left_out: Loaded
 
 
 def check(views: Mapping[str, View], target: Any, *, strict: bool, cast: bool) -> Plan:
-    """Compares names, types and shapes; writes nothing. InvalidError names what does not fit."""
+    """Compares names, types, shapes, and the bytes of two tensors that go into one memory; writes
+    nothing. InvalidError names what does not fit."""
     places = places_of(target)
     wrong: list[str] = []
-    copies: list[tuple[View, Any]] = []
+    copies: list[tuple[View, Weight]] = []
     known: dict[str, Weight] = {}
     other: list[str] = []
     for name, place in places.items():
@@ -51,10 +53,12 @@ def check(views: Mapping[str, View], target: Any, *, strict: bool, cast: bool) -
             continue
         if name in views:
             wrong += _misfit(views[name], known[name], cast)
-            copies.append((views[name], place))
+            copies.append((views[name], known[name]))
     left_out = Loaded(_missing(views, known), [name for name in views if name not in places])
     if strict:
         wrong += _absent(left_out)
+    if not wrong:
+        wrong += conflicts(copies)
     for name in other:
         (left_out.unexpected if name in views else left_out.missing).append(name)
     if wrong:
@@ -66,10 +70,11 @@ def check(views: Mapping[str, View], target: Any, *, strict: bool, cast: bool) -
 
 def apply(plan: Plan) -> Loaded:
     """Writes all bytes; returns what was left out. Blocks until they are there."""
-    tensors = [(view, place) for view, place in plan.copies if hasattr(place, "data_ptr")]
+    places = [(view, place.tensor) for view, place in plan.copies]
+    tensors = [(view, place) for view, place in places if hasattr(place, "data_ptr")]
     if tensors:
         _fill_tensors(tensors)
-    for view, place in plan.copies:
+    for view, place in places:
         if not hasattr(place, "data_ptr"):
             place[...] = view.numpy()
     return plan.left_out
