@@ -2,6 +2,7 @@
  */
 #include "tests/offload/rig.h"
 
+#include <sched.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -275,6 +276,12 @@ static void host_bytes_exceed_the_payload_by_less_than_a_percent(void **state)
     assert_ok(refit_device_close(device, &error));
 }
 
+static double exposed(rig *on, int way)
+{
+    refit_stats stats = rig_stats(on);
+    return way == 0 ? stats.offload_exposed_seconds_last : stats.restore_exposed_seconds_last;
+}
+
 static void figures_add_up(void **state)
 {
     (void)state;
@@ -299,6 +306,39 @@ static void figures_add_up(void **state)
     assert_true(stats.restore_exposed_seconds_last > 0);
     rig_restore(&on);
     rig_close(&on);
+}
+
+/* What a caller waits for is counted at once, also where the wait ended too early; between calls
+ * nothing is. */
+static void time_spent_waiting_is_exposed(void **state)
+{
+    (void)state;
+    for (int way = 0; way < 2; way++) {
+        rig on;
+        refit_future *future;
+        rig_open(&on, RIG_HOOKS, NULL);
+        if (way == 1) rig_offload(&on);
+        faulty_device_stop(on.device);
+        assert_ok(
+            way == 0
+                ? refit_offloader_offload(on.offloader, REFIT_STREAM_NONE, &future, &on.error)
+                : refit_offloader_restore(on.offloader, REFIT_STREAM_NONE, &future, &on.error));
+        double last = exposed(&on, way);
+        assert_int_equal(refit_future_wait(future, 30, &on.error), REFIT_ERR_TIMEOUT);
+        assert_true(exposed(&on, way) >= last + 0.029);
+        last = exposed(&on, way);
+        assert_int_equal(refit_future_wait_group(future, 2, 30, &on.error), REFIT_ERR_TIMEOUT);
+        assert_true(exposed(&on, way) >= last + 0.029);
+        last = exposed(&on, way);
+        faulty_device_go(on.device);
+        while (refit_future_done(future) == 0) {
+            sched_yield();
+        }
+        assert_true(exposed(&on, way) == last);
+        refit_future_close(future);
+        if (way == 0) rig_restore(&on);
+        rig_close(&on);
+    }
 }
 
 static void figures_fill_a_shorter_struct_of_an_older_caller(void **state)
@@ -332,6 +372,7 @@ int main(void)
         cmocka_unit_test(nothing_is_allocated),
         cmocka_unit_test(host_bytes_exceed_the_payload_by_less_than_a_percent),
         cmocka_unit_test(figures_add_up),
+        cmocka_unit_test(time_spent_waiting_is_exposed),
         cmocka_unit_test(figures_fill_a_shorter_struct_of_an_older_caller),
     };
     return cmocka_run_group_tests_name("cycle", tests, NULL, NULL);

@@ -1,0 +1,118 @@
+/* Every call that takes a configuration refuses one that is invalid, with its reason, and opens
+ * nothing. */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+#include <refit.h>
+
+#include "tests/support/quick_config.h"
+
+/* What the doors are opened on. */
+typedef struct house {
+    refit_device *device;
+    refit_offloader *offloader;
+} house;
+
+typedef refit_status (*door)(const house *on, const refit_config *config, void **out,
+                             refit_error *error);
+
+static refit_status device(const house *on, const refit_config *config, void **out,
+                           refit_error *error)
+{
+    (void)on;
+    return refit_device_open("host", config, (refit_device **)out, error);
+}
+
+static refit_status offloader(const house *on, const refit_config *config, void **out,
+                              refit_error *error)
+{
+    return refit_offloader_open(on->device, config, (refit_offloader **)out, error);
+}
+
+static refit_status controller(const house *on, const refit_config *config, void **out,
+                               refit_error *error)
+{
+    return refit_controller_open(on->offloader, NULL, config, (refit_controller **)out, error);
+}
+
+static refit_status publisher(const house *on, const refit_config *config, void **out,
+                              refit_error *error)
+{
+    (void)on;
+    return refit_publisher_open("tcp://127.0.0.1:0", config, (refit_publisher **)out, error);
+}
+
+static refit_status subscriber(const house *on, const refit_config *config, void **out,
+                               refit_error *error)
+{
+    (void)on;
+    return refit_subscriber_open("tcp://127.0.0.1:1", config, (refit_subscriber **)out, error);
+}
+
+static refit_status glance(const house *on, const refit_config *config, void **out,
+                           refit_error *error)
+{
+    (void)on;
+    return refit_glance_open("tcp://127.0.0.1:1", config, 0, (refit_glance **)out, error);
+}
+
+static refit_status archive(const house *on, const refit_config *config, void **out,
+                            refit_error *error)
+{
+    (void)on;
+    return refit_archive_open("/", REFIT_ARCHIVE_READ, config, (refit_archive **)out, error);
+}
+
+static refit_status snapshot(const house *on, const refit_config *config, void **out,
+                             refit_error *error)
+{
+    (void)on;
+    return refit_snapshot_open("/none.refit", config, (refit_snapshot **)out, error);
+}
+
+static const door doors[] = {device,     offloader, controller, publisher,
+                             subscriber, glance,    archive,    snapshot};
+
+static void assert_all_refuse(const refit_config *config, refit_status expected, const char *words)
+{
+    house on;
+    refit_error error;
+    assert_int_equal(refit_device_open("host", NULL, &on.device, &error), REFIT_OK);
+    assert_int_equal(refit_offloader_open(on.device, NULL, &on.offloader, &error), REFIT_OK);
+    for (size_t i = 0; i < sizeof doors / sizeof doors[0]; i++) {
+        void *out = &on;
+        refit_status status = doors[i](&on, config, &out, &error);
+        if (status != expected || strstr(error.text, words) == NULL || out != &on)
+            fail_msg("door %zu answers %d: %s", i, (int)status, error.text);
+    }
+    assert_int_equal(refit_offloader_close(on.offloader, &error), REFIT_OK);
+    assert_int_equal(refit_device_close(on.device, &error), REFIT_OK);
+}
+
+static void a_config_that_was_never_initialised_is_refused_by_all(void **state)
+{
+    (void)state;
+    refit_config config = {0};
+    assert_all_refuse(&config, REFIT_ERR_INVALID, "refit_config_init");
+}
+
+static void values_that_do_not_fit_together_are_refused_by_all(void **state)
+{
+    (void)state;
+    refit_config config = quick_config();
+    config.broadcast_heartbeat_ms = config.broadcast_heartbeat_timeout_ms;
+    assert_all_refuse(&config, REFIT_ERR_CONFIG, "broadcast.heartbeat_timeout_ms");
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(a_config_that_was_never_initialised_is_refused_by_all),
+        cmocka_unit_test(values_that_do_not_fit_together_are_refused_by_all),
+    };
+    return cmocka_run_group_tests_name("doors", tests, NULL, NULL);
+}
