@@ -2,7 +2,11 @@
 and refills its memory as a GPU's does, with PyTorch's part played by the test."""
 
 import ctypes
+import gc
+import threading
+import weakref
 from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import pytest
@@ -10,8 +14,15 @@ import pytest
 torch = pytest.importorskip("torch", reason="PyTorch is not installed")
 
 import refit  # noqa: E402
+from refit import _torch_pool, adoption  # noqa: E402
 from refit._library import call, lib  # noqa: E402
-from refit.errors import BusyError, InvalidError, UnsupportedError  # noqa: E402
+from refit.errors import (  # noqa: E402
+    BusyError,
+    DeviceMemoryError,
+    InvalidError,
+    StateError,
+    UnsupportedError,
+)
 from refit.memory_pool import MemPool  # noqa: E402
 from training import Run, assert_same  # noqa: E402
 
@@ -51,6 +62,7 @@ def pool(monkeypatch: pytest.MonkeyPatch) -> Iterator[MemPool]:
     monkeypatch.setattr(torch.UntypedStorage, "resizable", lambda _: True)
     made = MemPool(torch.device("cpu"), 1 << 24)
     yield made
+    gc.collect()  # what a caught exception still held
     made.close()
 
 
@@ -139,7 +151,396 @@ def test_without_a_gpu_a_pool_is_refused_with_a_sentence() -> None:
 
 def test_a_pool_for_nothing_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda.memory, "get_allocator_backend", lambda: "native")
     with pytest.raises(InvalidError, match="cpu is none"):
         refit.mem_pool("cpu", 1 << 20)
     with pytest.raises(InvalidError, match="holds nothing"):
         refit.mem_pool("cuda:0", 0)
+
+
+# ---- PyTorch's part, played by a stand-in that keeps its rules --------------------------------
+
+
+class Allocator:
+    """What a pool of PyTorch's allocates by: freed with the last reference, as there."""
+
+
+class StandIn:
+    """PyTorch's caching allocator on the host: what a pool, its settings and its cache do.
+
+    A pool before 2.11 has a bare pointer to its allocator, here a weak reference. Settings that a
+    call does not name are reset, expandable segments excepted, as in PyTorch. Allocations within a
+    pool are by refit's own two functions.
+    """
+
+    def __init__(self) -> None:
+        self.calls: list[str] = []
+        self.settings: dict[str, Any] = {"expandable_segments": False, "max_split_size": -1}
+        self.settings["PYTORCH_CUDA_ALLOC_CONF"] = ""
+        self.can_switch = True
+        self.inside = 0
+        self.largest = 1 << 40
+        self.pools: list[weakref.ref[Any]] = []
+        self.most_inside = 0
+
+    def apply(self, text: str) -> None:
+        self.settings["PYTORCH_CUDA_ALLOC_CONF"] = text
+        self.settings["max_split_size"] = -1
+        for one in filter(None, text.split(",")):
+            key, value = one.strip().split(":")
+            if key == "expandable_segments" and self.can_switch:
+                self.settings[key] = value == "True"
+            elif key == "max_split_size_mb":
+                self.settings["max_split_size"] = int(value) << 20
+
+    def snapshot(self) -> dict[str, Any]:
+        return {"allocator_settings": dict(self.settings)}
+
+    def empty_cache(self) -> None:
+        self.calls.append("empty_cache in use" if self.inside else "empty_cache")
+
+    @contextmanager
+    def use_mem_pool(self, pool: Any, device: Any = None) -> Iterator[None]:
+        assert not self.settings["expandable_segments"], "PyTorch raises, or passes the pool over"
+        assert pool.allocator() is not None, "the allocator has died: use after free"
+        self.calls.append("use")
+        self.inside += 1
+        try:
+            yield
+        finally:
+            self.inside -= 1
+
+    def empty_storage(self, nbytes: int, device: Any) -> Any:
+        """A storage from the pool; it goes with its last tensor."""
+        assert self.inside, "not from the pool"
+        if nbytes > self.largest:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        address = lib.refit_torch_alloc(nbytes, 0, None)
+        if not address:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        memory = (ctypes.c_char * nbytes).from_address(address)
+        storage = torch.frombuffer(memory, dtype=torch.uint8).untyped_storage()
+        live = self.pools[-1]().live
+        live[address] = nbytes
+
+        def freed() -> None:
+            del live[address]
+            lib.refit_torch_free(address, nbytes, 0, None)
+
+        weakref.finalize(memory, freed)
+        return storage
+
+
+@pytest.fixture
+def cuda(monkeypatch: pytest.MonkeyPatch) -> Iterator[StandIn]:
+    stand_in = StandIn()
+
+    class Pluggable:
+        def __init__(self, path: str, allocate: str, free: str) -> None:
+            assert (allocate, free) == ("refit_torch_alloc", "refit_torch_free")
+            assert path == lib._name
+            self.made = Allocator()
+
+        def allocator(self) -> Allocator:
+            return self.made
+
+    class Pool:
+        def __init__(self, allocator: Allocator) -> None:
+            self.allocator = weakref.ref(allocator)
+            self.live: dict[int, int] = {}
+            stand_in.pools.append(weakref.ref(self))
+
+        def snapshot(self) -> list[dict[str, Any]]:
+            return [{"address": at, "allocated_size": n} for at, n in self.live.items()]
+
+        def __del__(self) -> None:
+            stand_in.calls.append("drop with tensors" if self.live else "drop")
+
+    monkeypatch.setattr(torch.cuda.memory, "CUDAPluggableAllocator", Pluggable)
+    monkeypatch.setattr(torch.cuda.memory, "_snapshot", stand_in.snapshot)
+    monkeypatch.setattr(torch.cuda.memory, "_set_allocator_settings", stand_in.apply)
+    monkeypatch.setattr(torch.cuda.memory, "get_allocator_backend", lambda: "native")
+    monkeypatch.setattr(torch.cuda, "MemPool", Pool)
+    monkeypatch.setattr(torch.cuda, "use_mem_pool", stand_in.use_mem_pool)
+    monkeypatch.setattr(torch.cuda, "empty_cache", stand_in.empty_cache)
+    monkeypatch.setattr(adoption, "empty_storage", stand_in.empty_storage)
+    _torch_pool._allocator.cache_clear()
+    yield stand_in
+    _torch_pool._allocator.cache_clear()
+
+
+def test_the_allocator_outlives_whoever_asked_for_it(cuda: StandIn, pool: MemPool) -> None:
+    with pool.use():
+        pass
+    _torch_pool._allocator.cache_clear()  # as when the interpreter ends
+    gc.collect()
+    assert pool.pool.allocator() is not None
+
+
+def test_a_pool_is_made_while_its_device_is_current(
+    cuda: StandIn, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # else PyTorch ties the allocator to another device, and this one's memory is cudaMalloc's
+    current = [torch.device("cuda", 0)]
+
+    @contextmanager
+    def make_current(device: Any) -> Iterator[None]:
+        current.append(device)
+        yield
+        current.pop()
+
+    made = torch.cuda.MemPool
+    monkeypatch.setattr(torch.cuda, "device", make_current)
+    monkeypatch.setattr(torch.cuda, "MemPool", lambda given: (current[-1], made(given)))
+    where, _ = _torch_pool.make_pool(torch.device("cuda", 1))
+    assert where == torch.device("cuda", 1)
+
+
+def test_expandable_segments_are_off_within_and_on_behind(cuda: StandIn, pool: MemPool) -> None:
+    cuda.apply("max_split_size_mb:64,expandable_segments:True, ".rstrip(", "))
+    before = cuda.snapshot()
+    with pool.use():
+        assert cuda.settings["expandable_segments"] is False
+        assert cuda.settings["max_split_size"] == 64 << 20  # the others stay
+    assert cuda.snapshot() == before
+    with pytest.raises(ZeroDivisionError), pool.use():
+        raise ZeroDivisionError
+    assert cuda.snapshot() == before
+
+
+def test_expandable_segments_that_no_setting_names_come_back_too(
+    cuda: StandIn, pool: MemPool
+) -> None:
+    cuda.apply("expandable_segments:True")
+    cuda.apply("max_split_size_mb:64")  # the call before still holds
+    with pool.use():
+        assert cuda.settings["expandable_segments"] is False
+    assert cuda.settings["expandable_segments"] is True
+    assert cuda.settings["max_split_size"] == 64 << 20
+
+
+def test_settings_are_not_touched_where_segments_are_fixed(cuda: StandIn, pool: MemPool) -> None:
+    cuda.apply("max_split_size_mb:64")
+    cuda.can_switch = False
+    with pool.use():
+        pass
+    assert cuda.settings["PYTORCH_CUDA_ALLOC_CONF"] == "max_split_size_mb:64"
+
+
+def test_the_last_of_two_threads_switches_expandable_segments_on(
+    cuda: StandIn, pool: MemPool
+) -> None:
+    cuda.apply("expandable_segments:True")
+    entered, leave = threading.Event(), threading.Event()
+
+    def other() -> None:
+        with pool.use():
+            entered.set()
+            leave.wait(60)
+
+    thread = threading.Thread(target=other)
+    with pool.use():
+        thread.start()
+        assert entered.wait(60)
+    assert cuda.settings["expandable_segments"] is False  # the other is within
+    leave.set()
+    thread.join()
+    assert cuda.settings["expandable_segments"] is True
+
+
+def test_expandable_segments_that_cannot_be_switched_off_are_refused(
+    cuda: StandIn, pool: MemPool
+) -> None:
+    cuda.apply("expandable_segments:True")
+    cuda.can_switch = False
+    with pytest.raises(UnsupportedError, match="take expandable_segments:True out"), pool.use():
+        pass
+    assert "use" not in cuda.calls
+    cuda.can_switch = True
+    with pool.use():  # nothing is left behind by the refusal
+        assert cuda.settings["expandable_segments"] is False
+    assert cuda.settings["expandable_segments"] is True
+
+
+def test_cached_memory_goes_before_a_pool_is_used(cuda: StandIn, pool: MemPool) -> None:
+    with pool.use():
+        pass
+    assert cuda.calls == ["empty_cache", "use"]
+
+
+def test_adopted_states_leave_and_find_their_addresses(cuda: StandIn, pool: MemPool) -> None:
+    run, same = Run(), Run()
+    run.step(), same.step()
+    moments = run.moments()
+    before = [t.data_ptr() for t in moments]
+    stays = pool.adopt(run.optimizer, run.model)
+    assert_same(run, same)
+    assert all("step counter" in reason for _, reason in stays)
+    assert {name for name, _ in stays} == {f"{n}.step" for n, _ in run.model.named_parameters()}
+    now = [t.data_ptr() for t in moments]
+    assert len(set(before) & set(now)) == 0
+    assert [t.data_ptr() for t in run.moments()] == now  # the objects are what they were
+    assert {address for address, _ in pool.pieces()} == set(now)
+    with refit.Controller(run.optimizer, run.model, pool=pool) as controller:
+        for _ in range(3):
+            controller.clear()
+            assert controller.stats()["refit/regions"] == len(now)
+            run.step(), same.step()
+            assert [t.data_ptr() for t in moments] == now
+        assert_same(run, same)
+    calls = list(cuda.calls)
+    assert pool.adopt(run.optimizer, run.model) == stays  # nothing is left to move
+    assert cuda.calls == calls
+    run.optimizer.state.clear()
+
+
+def test_only_states_are_put_into_the_pool(cuda: StandIn, pool: MemPool) -> None:
+    run = Run()
+    run.step()
+    moments = run.moments()
+    pool.adopt(run.optimizer, run.model)
+    assert sum(nbytes for _, nbytes in pool.pieces()) == sum(t.nbytes for t in moments)
+
+
+def test_a_move_that_fails_half_way_goes_on_when_it_is_called_again(
+    cuda: StandIn, pool: MemPool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(adoption, "ROOM", 1)  # each storage is a batch of its own
+    run, same = Run(), Run()
+    run.step(), same.step()
+    moments = run.moments()
+    cuda.largest = 24 * 24 * 4 - 1
+    with pytest.raises(DeviceMemoryError, match=r"nothing is lost.*call adopt\(\) again") as caught:
+        pool.adopt(run.optimizer, run.model)
+    assert "0.weight.exp_avg" in str(caught.value)
+    assert_same(run, same)
+    run.step(), same.step()
+    assert_same(run, same)
+    cuda.largest = 1 << 40
+    pool.adopt(run.optimizer, run.model)
+    assert {address for address, _ in pool.pieces()} == {t.data_ptr() for t in moments}
+    assert_same(run, same)
+
+
+def test_a_batch_moves_whole_or_not_at_all(cuda: StandIn, pool: MemPool) -> None:
+    run = Run()
+    run.step()
+    before = [t.data_ptr() for t in run.moments()]
+    cuda.largest = 24 * 24 * 4 - 1  # what comes behind the first weight would fit
+    with pytest.raises(DeviceMemoryError):
+        pool.adopt(run.optimizer, run.model)
+    assert [t.data_ptr() for t in run.moments()] == before
+    assert pool.pieces() == []  # what was taken for the batch was given back
+
+
+def test_between_batches_freed_memory_goes_back(
+    cuda: StandIn, pool: MemPool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(adoption, "ROOM", 24 * 24 * 4)
+    run = Run()
+    run.step()
+    pool.adopt(run.optimizer, run.model)
+    # a batch for each moment of the first weight, one for all the others
+    assert cuda.calls == ["empty_cache", "use"] * 3
+
+
+def test_states_that_share_memory_stay_together(cuda: StandIn, pool: MemPool) -> None:
+    run = Run()
+    run.step()
+    state = next(iter(run.optimizer.state.values()))
+    both = torch.cat([state["exp_avg"].view(-1), state["exp_avg_sq"].view(-1)])
+    whole = both.untyped_storage()
+    for number, key in enumerate(("exp_avg", "exp_avg_sq")):
+        state[key] = torch.empty(0).set_(whole, number * 576, (24, 24))
+    expected = [t.clone() for t in run.moments()]
+    del both, whole
+    assert len(pool.adopt(run.optimizer, run.model)) == 4
+    a, b = state["exp_avg"], state["exp_avg_sq"]
+    assert a.untyped_storage()._cdata == b.untyped_storage()._cdata
+    assert a.data_ptr() in {address for address, _ in pool.pieces()}
+    assert all(map(torch.equal, run.moments(), expected))
+
+
+def test_a_state_that_somebody_holds_a_view_of_stays(cuda: StandIn, pool: MemPool) -> None:
+    run = Run()
+    run.step()
+    state = next(iter(run.optimizer.state.values()))
+    view = state["exp_avg"][0]
+    where = state["exp_avg"].data_ptr()
+    stays = dict(pool.adopt(run.optimizer, run.model))
+    assert "a view of it is held" in stays["0.weight.exp_avg"]
+    assert state["exp_avg"].data_ptr() == where == view.data_ptr()
+
+
+def test_weights_stay_where_they_are(cuda: StandIn, pool: MemPool) -> None:
+    run = Run()
+    run.step()
+    weight = next(run.model.parameters())
+    run.optimizer.state[weight]["master"] = weight.data
+    where = weight.data_ptr()
+    stays = dict(pool.adopt(run.optimizer, run.model))
+    assert "also that of" in stays["0.weight.master"]
+    assert weight.data_ptr() == where
+
+
+def test_states_of_an_optimizer_with_a_controller_are_not_moved(
+    cuda: StandIn, pool: MemPool
+) -> None:
+    run = Run()
+    run.step()
+    with (
+        refit.Controller(run.optimizer, run.model),
+        pytest.raises(BusyError, match="close that one first"),
+    ):
+        pool.adopt(run.optimizer, run.model)
+
+
+def test_states_that_are_away_are_not_moved(cuda: StandIn, pool: MemPool) -> None:
+    run = Run()
+    run.step()
+    run.moments()[0].untyped_storage().resize_(0)
+    with pytest.raises(StateError, match="restore"):
+        pool.adopt(run.optimizer, run.model)
+
+
+def test_a_pool_is_not_dropped_while_tensors_live(cuda: StandIn, pool: MemPool) -> None:
+    run = Run()
+    run.step()
+    pool.adopt(run.optimizer, run.model)
+    with pytest.raises(BusyError, match="tensors use"):
+        pool.close()
+    assert not pool.closed
+    assert not any(call.startswith("drop") for call in cuda.calls)
+    run.step()  # the memory is there
+    run.optimizer.state.clear()
+    gc.collect()
+    pool.close()
+    assert pool.closed
+    assert cuda.calls[-2:] == ["drop", "empty_cache"]
+
+
+@pytest.mark.parametrize("version", ["2.6.0", "2.7.1+cu126"])
+def test_a_pytorch_that_frees_what_is_in_use_is_refused(
+    cuda: StandIn, monkeypatch: pytest.MonkeyPatch, version: str
+) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch, "__version__", version)
+    with pytest.raises(UnsupportedError, match=r"2\.8 or later.*2\.11"):
+        refit.mem_pool("cuda:0", 1 << 20)
+
+
+@pytest.mark.parametrize("version", ["2.8.0a0+git1234", "2.13.0", "3.0"])
+def test_a_later_pytorch_is_taken(
+    cuda: StandIn, monkeypatch: pytest.MonkeyPatch, version: str
+) -> None:
+    monkeypatch.setattr(torch, "__version__", version)
+    _torch_pool.refuse_unfit()
+
+
+def test_another_allocator_of_pytorch_is_refused(
+    cuda: StandIn, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda.memory, "get_allocator_backend", lambda: "cudaMallocAsync")
+    with pytest.raises(UnsupportedError, match="backend:cudaMallocAsync"):
+        refit.mem_pool("cuda:0", 1 << 20)

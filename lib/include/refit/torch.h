@@ -2,10 +2,11 @@
  * refit/torch.h: PyTorch allocates from an arena, so that optimizer states are born at addresses
  * that stay.
  *
- *     pool = torch.cuda.MemPool(torch.cuda.memory.CUDAPluggableAllocator(
- *         "librefit.so", "refit_torch_alloc", "refit_torch_free").allocator())
+ *     allocator = torch.cuda.memory.CUDAPluggableAllocator(
+ *         "librefit.so", "refit_torch_alloc", "refit_torch_free").allocator()    # kept for good
+ *     pool = torch.cuda.MemPool(allocator)
  *     with torch.cuda.use_mem_pool(pool):
- *         ...                                        # the first optimizer step makes the states
+ *         ...                                        # what is allocated here comes from the arena
  *
  * PyTorch calls these two without a user pointer, so one arena is attached for each device: that is
  * state of the process, like the allocator and the log of refit/host.h. Each piece of the arena is
@@ -13,13 +14,17 @@
  * region. Segments that come later are regions of the next refit_offloader_unseal and seal.
  *
  * What PyTorch asks of its users here:
- *  - The MemPool outlives its tensors, and the arena stays attached until the pool is gone and
- *    torch.cuda.empty_cache() was called: else PyTorch gives our addresses to cudaFree.
+ *  - PyTorch 2.8 or later. The allocator lives until the process ends: before 2.11 the MemPool keeps
+ *    a bare pointer to it.
+ *  - The MemPool is made while its device is the current one, and outlives its tensors; the arena
+ *    stays attached until the pool is gone and torch.cuda.empty_cache() was called.
  *  - expandable_segments is off for the pool: with it PyTorch maps memory by itself.
  *  - A tensor that is used on another stream than the one it was made on: refit_arena_use.
  *  - PyTorch's own streams live as long as the process. One that is not (torch.cuda.ExternalStream)
  *    and was current when memory was allocated: refit_arena_unuse before it is destroyed.
- *  - A pool in use gives no memory back: when it is full, PyTorch reports out of memory.
+ *  - A pool in use gives no memory back, and neither does PyTorch's cache meanwhile: call
+ *    torch.cuda.empty_cache() before. What a whole optimizer step allocates there, its temporaries
+ *    too, stays in the pool: put nothing but states into it.
  */
 #ifndef REFIT_TORCH_H
 #define REFIT_TORCH_H

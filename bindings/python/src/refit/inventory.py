@@ -61,6 +61,10 @@ class Inventory:
         self._warn(stock, found)
         return found
 
+    def survey(self, stock: Stock, why_device_stays: Callable[[torch.device], str | None]) -> Scan:
+        """What of a stock has memory of its own, storage by storage; changes nothing."""
+        return scan(stock, self._others(), self._namer(), why_device_stays)
+
     def _warn(self, stock: Stock, found: Scan) -> None:
         """Says, once, that there are states and none of them leaves."""
         moments = [True for _, _, keys, _ in stock.states if "step" not in keys]

@@ -1,27 +1,32 @@
 """Optimizer states at addresses that stay: PyTorch allocates them from an arena of refit.
 
     pool = refit.mem_pool("cuda:0", 40 << 30)
-    with pool.use():
-        optimizer.step()                                  # the first one makes the states
+    optimizer.step()                                      # the first one makes the states
+    pool.adopt(optimizer)                                 # they move into the pool
     controller = refit.Controller(optimizer, pool=pool)
 
-Their memory goes when they are cleared and returns to the same addresses, so captured graphs stay
-valid. PyTorch takes memory from the arena in segments, and a segment leaves as one: put nothing but
-states into the pool. What a controller does with it is unknown here.
+Their memory goes when they are cleared and returns to the same addresses, so graphs that were
+captured after ``adopt`` stay valid. PyTorch takes memory from the arena in segments, and a segment
+leaves as one: put nothing but states into the pool. What a controller does with it is unknown here.
 """
 
 import ctypes
 from contextlib import AbstractContextManager
-from typing import Any, cast
+from typing import Any
 
 import torch
 
-from refit import _library
+from refit import _torch_pool
 from refit._handle import Handle
 from refit._library import call, lib
+from refit.adoption import adopt
 from refit.config import ConfigLike, make_config
 from refit.device import Device
-from refit.errors import InvalidError, NotFoundError, UnsupportedError
+from refit.errors import BusyError, InvalidError, NotFoundError, UnsupportedError
+from refit.held import Holdings
+from refit.hooks import refuse_second
+from refit.inventory import Inventory
+from refit.regions import refuse_capture
 
 
 def mem_pool(
@@ -30,7 +35,9 @@ def mem_pool(
     """A pool of at most ``nbytes`` for a GPU's optimizer states. None is the current device.
 
     Reserves addresses and takes no memory yet. One pool for each device and process (ExistsError).
-    UnsupportedError without a GPU, InvalidError, DeviceMemoryError. Since 0.1.
+    It takes PyTorch 2.8 or later, and its native allocator. Expandable segments may be on. With
+    2.11 or later tensors may outlive the pool. UnsupportedError (without a GPU, or with another
+    PyTorch), InvalidError, DeviceMemoryError. Since 0.1.
     """
     if not torch.cuda.is_available():
         raise UnsupportedError(
@@ -39,6 +46,7 @@ def mem_pool(
     found = torch.device("cuda" if device is None else device)
     if found.type != "cuda":
         raise InvalidError(f"a pool is for a GPU: {found} is none")
+    _torch_pool.refuse_unfit()
     index = torch.cuda.current_device() if found.index is None else found.index
     return MemPool(torch.device("cuda", index), nbytes, config)
 
@@ -51,7 +59,8 @@ class MemPool(Handle):
             raise InvalidError(f"a pool of {nbytes} bytes holds nothing: say how large it may grow")
         self.device = device
         spec = "host" if device.type == "cpu" else f"cuda:{device.index}"
-        self.handle = Device(spec, make_config(config))
+        self._config = make_config(config)
+        self.handle = Device(spec, self._config)
         self._pool: Any = None
         self._attached = False
         self._open(lib.refit_arena_open, self.handle.pointer, nbytes)
@@ -63,16 +72,48 @@ class MemPool(Handle):
             if not self._attached:
                 call(lib.refit_torch_attach, self._live)
                 self._attached = True
-            allocator = torch.cuda.memory.CUDAPluggableAllocator(
-                str(_library._path()), "refit_torch_alloc", "refit_torch_free"
-            )
-            self._pool = torch.cuda.MemPool(cast(Any, allocator).allocator())
-        return cast("torch.cuda.MemPool", self._pool)
+            self._pool = _torch_pool.make_pool(self.device)
+        made: torch.cuda.MemPool = self._pool
+        return made
 
-    def use(self) -> AbstractContextManager[Any]:
-        """What is allocated on the device within the block comes from the pool. Since 0.1."""
-        used: AbstractContextManager[Any] = torch.cuda.use_mem_pool(self.pool, self.device)
-        return used
+    def use(self) -> AbstractContextManager[None]:
+        """What this thread allocates on the device within the block comes from the pool.
+
+        Temporaries too, and they keep their memory when states leave: so let no step run within;
+        ``adopt`` moves what a step has made. Entering gives PyTorch's cached memory back to the
+        device, since PyTorch does not while a pool is in use. Expandable segments are off in the
+        whole process within the block, however they were switched on; its end brings back the
+        allocator's settings as they were. UnsupportedError if they cannot be switched off. Since
+        0.1.
+        """
+        return _torch_pool.allocating(self.pool, self.device)
+
+    def adopt(self, optimizer: Any, model: torch.nn.Module | None = None) -> list[tuple[str, str]]:
+        """Moves the states that an optimizer has, after its first step, into the pool.
+
+        ``optimizer`` and ``model``: as for ``refit.Controller``, which is made afterwards. Tensors
+        stay the objects they are, their bytes too; their addresses change, so capture graphs
+        afterwards. Takes at most 256 MiB more than there was, or one more of the largest state.
+        Returns what stays outside, by name, and why. Waits for the device. Does nothing for states
+        that are in the pool already: call it again after a failure, or when states were added.
+
+        BusyError: the optimizer has a controller; close that one first. DeviceMemoryError: the pool
+        is full, or the GPU; what has moved stays moved, the others where they were, nothing is
+        lost. StateError, UnsupportedError (see ``use``). Since 0.1.
+        """
+        refuse_capture(self.device)
+        held = Holdings(optimizer, model)
+        for one in held.optimizers:
+            refuse_second(one)
+        inventory = Inventory(held.optimizers, model, self._config, "discard", held)
+        stock = inventory.take()
+        found = inventory.survey(stock, self._why_stays)
+        return adopt(stock, found, self.device, self.pieces(), self.use)
+
+    def _why_stays(self, device: torch.device) -> str | None:
+        if device == self.device:
+            return None
+        return f"it is on {device}, and the pool on {self.device}"
 
     def pieces(self) -> list[tuple[int, int]]:
         """Address and length of every segment that PyTorch has taken."""
@@ -88,6 +129,12 @@ class MemPool(Handle):
 
     def _close(self, pointer: int) -> None:
         """BusyError while tensors or a controller use it; then it stays open, close it again."""
+        used = 0 if self._pool is None else _torch_pool.live_bytes(self._pool)
+        if used > 0:
+            raise BusyError(
+                f"tensors use {used} bytes of the pool: drop them (the optimizer, its states, "
+                "captured graphs), then close the pool"
+            )
         self._pool = None
         if self._attached:
             torch.cuda.empty_cache()

@@ -32,7 +32,7 @@ def rehouse(
         storage = tensors[0].untyped_storage()
         if place_of(storage) in others or why_device_stays(storage.device) is not None:
             continue
-        if _users(storage) == len(tensors) + 1:  # and the Python object that stands for it
+        if users_of(storage) == len(tensors) + 1:  # and the Python object that stands for it
             move(tensors, storage, _copy(storage))
         else:
             held = True
@@ -63,7 +63,7 @@ def _is_fixed(tensor: torch.Tensor) -> bool:
     return not (tensor.is_quantized or storage.is_shared() or storage.filename is not None)
 
 
-def _users(storage: torch.UntypedStorage) -> int:
+def users_of(storage: torch.UntypedStorage) -> int:
     """How many use a storage; 0 if this PyTorch does not say."""
     count: Callable[[int], int] = getattr(torch._C, "_storage_Use_Count", lambda _: 0)
     return count(storage._cdata)

@@ -1,0 +1,100 @@
+"""States that exist already move into a pool, and stay the objects that they are.
+
+A step that runs within ``pool.use()`` puts its temporaries there as well, and memory of a pool goes
+back only as whole segments. So the step runs outside; then each storage of a state is copied to one
+from the pool, and its tensors are given that one. Cycles are unknown here.
+"""
+
+import bisect
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager
+from typing import Any
+
+import torch
+
+from refit.errors import DeviceMemoryError, StateError
+from refit.rehousing import empty_storage, move, users_of
+from refit.storages import Scan, Slot, Stock, is_emptied, why_tensor_stays
+
+ROOM = 256 << 20
+"""How many bytes are there twice at most, or those of the largest state."""
+
+
+def adopt(
+    stock: Stock,
+    found: Scan,
+    device: torch.device,
+    pieces: Sequence[tuple[int, int]],
+    allocating: Callable[[], AbstractContextManager[Any]],
+) -> list[tuple[str, str]]:
+    """Moves what ``found`` says can leave, unless it lies in one of ``pieces``, byte for byte.
+
+    In batches, each of which moves whole or not at all; between them the memory that became free
+    goes back to the device. Returns what stays where it was, by name, and why. StateError while
+    states are away. DeviceMemoryError: what has moved stays moved, nothing is lost, call again.
+    """
+    if any(is_emptied(tensor) for _, _, _, tensor in stock.states):
+        raise StateError("states are away: restore() them, then move them into the pool")
+    tensors = _by_storage(stock)
+    stays = list(found.resident)
+    outside = [slot for slot in found.slots if not _is_inside(_storage(stock, slot), pieces)]
+    for batch in _batches(outside):
+        _synchronize(device)  # other streams may still use them
+        with allocating():
+            fresh = [_allocate(slot, device) for slot in batch]
+        for slot, to in zip(batch, fresh, strict=True):
+            storage = _storage(stock, slot)
+            mine = tensors[storage._cdata]
+            if users_of(storage) != len(mine) + 1:  # and the Python object that stands for it
+                stays.append((slot.name, "a view of it is held, which would stay behind"))
+                continue
+            to.copy_(storage, True)
+            move(mine, storage, to)
+        _synchronize(device)  # the old memory goes to others now
+    return stays
+
+
+def _by_storage(stock: Stock) -> dict[int, list[torch.Tensor]]:
+    found: dict[int, dict[int, torch.Tensor]] = {}
+    for tensor in stock.tensors:
+        if why_tensor_stays(tensor) is None:
+            found.setdefault(tensor.untyped_storage()._cdata, {})[id(tensor)] = tensor
+    return {storage: list(tensors.values()) for storage, tensors in found.items()}
+
+
+def _storage(stock: Stock, slot: Slot) -> torch.UntypedStorage:
+    storage: torch.UntypedStorage = stock.tensors[slot.tensor].untyped_storage()
+    return storage
+
+
+def _is_inside(storage: torch.UntypedStorage, pieces: Sequence[tuple[int, int]]) -> bool:
+    """Whether a storage lies in a piece; they come in the order of their addresses."""
+    at = bisect.bisect_right(pieces, (storage.data_ptr(), 1 << 63)) - 1
+    return at >= 0 and storage.data_ptr() < pieces[at][0] + pieces[at][1]
+
+
+def _batches(slots: Iterable[Slot]) -> Iterator[list[Slot]]:
+    batch: list[Slot] = []
+    for slot in slots:
+        if batch and sum(one.nbytes for one in batch) + slot.nbytes > ROOM:
+            yield batch
+            batch = []
+        batch.append(slot)
+    if batch:
+        yield batch
+
+
+def _allocate(slot: Slot, device: torch.device) -> torch.UntypedStorage:
+    try:
+        return empty_storage(slot.nbytes, device)
+    except (RuntimeError, MemoryError) as why:  # torch.OutOfMemoryError is the first
+        raise DeviceMemoryError(
+            f"no memory in the pool for the {slot.nbytes} bytes of {slot.name}, which stays where "
+            "it is; what has moved stays moved, and nothing is lost. Free memory of the GPU, or "
+            f"make a larger pool, then call adopt() again: {why}"
+        ) from why
+
+
+def _synchronize(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
