@@ -9,7 +9,6 @@
 
 #include <errno.h>
 #include <fcntl.h>
-#include <stdio.h>
 #include <string.h>
 #include <sys/stat.h>
 #include <unistd.h>
@@ -90,10 +89,6 @@ refit_status rft_disk_blame(refit_error *error, refit_status status, const char 
 {
     if (status == REFIT_OK) return REFIT_OK;
     if (status == REFIT_ERR_PROTOCOL) status = REFIT_ERR_CORRUPT;
-    if (error != NULL) {
-        char text[sizeof error->text];
-        (void)snprintf(text, sizeof text, "%s", error->text);
-        (void)rft_fail_sub(error, status, error->subsystem, "%.80s: %s", name, text);
-    }
-    return status;
+    if (error == NULL) return status;
+    return rft_fail_sub(error, status, error->subsystem, "%s: %s", name, error->text);
 }

@@ -7,7 +7,8 @@
 #include "base/error.h"
 
 #include <stdarg.h>
-#include <stdio.h>
+
+#include "base/text.h"
 
 const char *refit_status_name(refit_status status)
 {
@@ -31,14 +32,6 @@ const char *refit_status_text(refit_status status)
     return "an unknown status";
 }
 
-void rft_replace_controls(char *text)
-{
-    for (; *text != '\0'; text++) {
-        unsigned char byte = (unsigned char)*text;
-        if (byte < 0x20 || byte == 0x7f) *text = '?';
-    }
-}
-
 /* In parentheses: the static analyser sees a macro of this name. */
 refit_status(rft_fail_sub)(refit_error *error, refit_status status, int subsystem,
                            const char *format, ...)
@@ -46,9 +39,8 @@ refit_status(rft_fail_sub)(refit_error *error, refit_status status, int subsyste
     if (error != NULL) {
         va_list arguments;
         va_start(arguments, format);
-        (void)vsnprintf(error->text, sizeof error->text, format, arguments);
+        rft_text_say_list(error->text, sizeof error->text, format, arguments);
         va_end(arguments);
-        rft_replace_controls(error->text);
         error->status = (int32_t)status;
         error->subsystem = subsystem;
     }

@@ -11,8 +11,13 @@
 
 #include <refit/status.h>
 
+/* Room for every sentence that an error has, NUL included. */
+#define RFT_SENTENCE_BYTES sizeof(((refit_error *)NULL)->text)
+
 /* Fills `error` (may be NULL) and returns `status`. `subsystem` is errno or another library's code.
- */
+ * The sentence is fitted (base/text.h): a long one loses its middle and keeps its advice; names of
+ * files, keys and peers, which come from elsewhere, stay on its line. `error->text` may be among the
+ * arguments. */
 refit_status rft_fail_sub(refit_error *error, refit_status status, int subsystem,
                           const char *format, ...) REFIT_PRINTF(4, 5);
 
@@ -23,10 +28,6 @@ refit_status rft_fail_sub(refit_error *error, refit_status status, int subsystem
 #endif
 
 #define rft_fail(error, status, ...) rft_fail_sub((error), (status), 0, __VA_ARGS__)
-
-/* Control characters become question marks: names of files, keys and peers come from elsewhere, and
- * a sentence stays on its line. */
-void rft_replace_controls(char *text);
 
 #define RFT_REFUSE_IF(condition, error, status, ...)                                               \
     do {                                                                                           \

@@ -9,11 +9,10 @@
 
 #include <stdarg.h>
 #include <stdatomic.h>
-#include <stdio.h>
 
 #include <pthread.h>
 
-#include "base/error.h"
+#include "base/text.h"
 #include "base/thread.h"
 
 static rft_mutex guard = PTHREAD_MUTEX_INITIALIZER;
@@ -52,9 +51,8 @@ void rft_log(refit_log_level level, const char *format, ...)
     char line[400];
     va_list arguments;
     va_start(arguments, format);
-    (void)vsnprintf(line, sizeof line, format, arguments);
+    rft_text_say_list(line, sizeof line, format, arguments);
     va_end(arguments);
-    rft_replace_controls(line);
     rft_lock(&guard);
     if (sink != NULL) sink(sink_user, level, line);
     rft_unlock(&guard);

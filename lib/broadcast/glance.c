@@ -113,7 +113,7 @@ static refit_status take_seal(refit_glance *glance, const rft_message *message, 
 
 static refit_status take(refit_glance *glance, const rft_message *message, refit_error *error)
 {
-    char reason[160];
+    char reason[RFT_SENTENCE_BYTES];
     switch (message->kind) {
     case RFT_WELCOME: take_welcome(glance, message); return REFIT_OK;
     case RFT_REFUSE:
@@ -162,8 +162,7 @@ static void note_failure(refit_glance *glance)
 static refit_status nobody(const refit_glance *glance, uint32_t timeout_ms, refit_error *error)
 {
     const bool known = glance->shut_out.status != REFIT_OK;
-    return rft_fail(error, REFIT_ERR_TIMEOUT,
-                    "no trainer has answered at %.80s within %u ms%s%.130s",
+    return rft_fail(error, REFIT_ERR_TIMEOUT, "no trainer has answered at %s within %u ms%s%s",
                     rft_channel_endpoint(glance->channel), timeout_ms, known ? ": " : "",
                     known ? glance->shut_out.text : "");
 }

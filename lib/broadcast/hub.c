@@ -16,6 +16,7 @@
 
 #include "base/clock.h"
 #include "base/log.h"
+#include "base/text.h"
 #include "wire/share.h"
 
 void rft_hub_init(rft_hub *hub, const refit_config *config, uint64_t epoch, int64_t now)
@@ -175,7 +176,7 @@ void rft_hub_reset_peer(rft_hub *hub, rft_peer *peer)
 
 void rft_hub_note_gone(rft_hub *hub, const char *name, const char *reason)
 {
-    snprintf(hub->gone, sizeof hub->gone, "worker %.48s: %.100s", name, reason);
+    rft_text_say(hub->gone, sizeof hub->gone, "worker %s: %s", name, reason);
 }
 
 void rft_hub_lose(rft_hub *hub, rft_peer *peer, refit_status status, const char *reason)
@@ -223,7 +224,7 @@ static int64_t silence_at(const rft_hub *hub, const rft_peer *peer)
 /* Returns whether the worker was turned out. */
 static bool tick_peer(rft_hub *hub, rft_peer *peer, int64_t now)
 {
-    char reason[160];
+    char reason[RFT_SENTENCE_BYTES];
     if (peer->missed) {
         rft_hub_evict(hub, peer, REFIT_ERR_HOST_MEMORY, "there was no memory for a message to it");
         return true;

@@ -78,8 +78,9 @@ typedef struct rft_hub {
     rft_hub_counts counts;
     rft_bytes scratch;
     int64_t next_beat;
-    uint32_t next_peer; /* whose turn it is to be sent a frame */
-    char gone[160];     /* who was lost or refused last since the last version began, and why */
+    uint32_t next_peer;            /* whose turn it is to be sent a frame */
+    char gone[RFT_SENTENCE_BYTES]; /* who was lost or refused last since the last version began, and
+                                      why */
 } rft_hub;
 
 void rft_hub_init(rft_hub *hub, const refit_config *config, uint64_t epoch, int64_t now);

@@ -205,7 +205,7 @@ static void offer_anew(rft_hub *hub, rft_peer *peer, int64_t now)
 
 static void answer_failed(rft_hub *hub, rft_peer *peer, const rft_message *message, int64_t now)
 {
-    char reason[160];
+    char reason[RFT_SENTENCE_BYTES];
     uint64_t version = message->as.failed.version;
     refit_status code = (refit_status)message->as.failed.code;
     bool current = is_task(peer, version);

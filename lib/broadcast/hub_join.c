@@ -93,7 +93,7 @@ static rft_peer *admit(rft_hub *hub, const rft_peer_id *from, const rft_message 
 static bool admits_gpu(rft_hub *hub, const rft_peer_id *from, const rft_message *hello)
 {
     rft_view theirs = hello->as.hello.gpu;
-    char ours[RFT_UUID_TEXT_BYTES], reason[160];
+    char ours[RFT_UUID_TEXT_BYTES], reason[RFT_SENTENCE_BYTES];
     if (hub->config->broadcast_gpu != REFIT_GPU_REQUIRE) return true;
     if (hub->gpu == NULL) {
         refuse_hello(hub, from, hello, REFIT_ERR_UNSUPPORTED, false,
@@ -213,7 +213,7 @@ static const char *path_words(refit_path path)
 
 void rft_hub_answer_join(rft_hub *hub, rft_peer *peer, const rft_message *message, int64_t now)
 {
-    char reason[160];
+    char reason[RFT_SENTENCE_BYTES];
     if (peer->subscribed) return;
     if (message->as.join.epoch != hub->epoch) {
         rft_hub_refuse(hub, &peer->id, REFIT_ERR_STALE, false, "this is another trainer");
@@ -249,7 +249,7 @@ void rft_hub_answer_join(rft_hub *hub, rft_peer *peer, const rft_message *messag
 
 void rft_hub_answer_bye(rft_hub *hub, rft_peer *peer, const rft_message *message, int64_t now)
 {
-    char reason[160];
+    char reason[RFT_SENTENCE_BYTES];
     (void)now;
     rft_view_print(message->as.bye.reason, reason, sizeof reason);
     rft_hub_lose(hub, peer, REFIT_ERR_CLOSED, reason[0] == '\0' ? "it left" : reason);

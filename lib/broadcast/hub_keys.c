@@ -22,7 +22,7 @@ void rft_hub_name_key(const rft_hub *hub, rft_peer *peer)
 
 static void banish(rft_hub *hub, rft_peer *peer)
 {
-    char reason[160];
+    char reason[RFT_SENTENCE_BYTES];
     snprintf(reason, sizeof reason, "its key (%s) is no longer in the trainer's security.allow",
              peer->key_name);
     rft_hub_refuse(hub, &peer->id, REFIT_ERR_SECURITY, true, reason);

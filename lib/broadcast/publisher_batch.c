@@ -32,7 +32,7 @@ static const char *name_of(const refit_publisher *publisher, uint32_t tensor)
 static refit_status blame(const refit_publisher *publisher, uint32_t tensor, refit_status status,
                           const refit_error *why, refit_error *error)
 {
-    return rft_fail_sub(error, status, why->subsystem, "tensor \"%s\" could not be written: %.300s",
+    return rft_fail_sub(error, status, why->subsystem, "tensor \"%s\" could not be written: %s",
                         name_of(publisher, tensor), why->text);
 }
 
@@ -115,7 +115,7 @@ static refit_status blame_all(const refit_publisher *publisher, const batch *on,
                               refit_status status, const refit_error *why, refit_error *error)
 {
     return rft_fail_sub(error, status, why->subsystem,
-                        "%" PRIu32 " tensors from \"%s\" on could not be written: %.250s",
+                        "%" PRIu32 " tensors from \"%s\" on could not be written: %s",
                         on->count, name_of(publisher, on->weights[0].tensor), why->text);
 }
 

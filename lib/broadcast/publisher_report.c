@@ -41,7 +41,7 @@ refit_status refit_publisher_wait_workers(refit_publisher *publisher, uint32_t c
     RFT_REFUSE_IF(cancelled, error, REFIT_ERR_CANCELLED,
                   "refit_publisher_cancel ended the wait for workers");
     RFT_REFUSE_IF(there < count, error, REFIT_ERR_TIMEOUT,
-                  "%" PRIu32 " of %" PRIu32 " worker%s subscribed to %.64s in time: %s%s", there,
+                  "%" PRIu32 " of %" PRIu32 " worker%s subscribed to %s in time: %s%s", there,
                   count, count == 1 ? " has" : "s have", refit_publisher_endpoint(publisher),
                   gone[0] == '\0' ? "see whether the others run, and what they say"
                                   : "the last one lost or refused is ",

@@ -30,6 +30,7 @@
 
 #include "base/clock.h"
 #include "base/log.h"
+#include "base/text.h"
 #include "broadcast/hub.h"
 
 /* ---- Beginning */
@@ -74,7 +75,7 @@ bool rft_round_is_blocked(const rft_hub *hub)
 
 void rft_round_evict_readers(rft_hub *hub, int64_t now)
 {
-    char reason[160];
+    char reason[RFT_SENTENCE_BYTES];
     snprintf(reason, sizeof reason, "it did not close its update to version %" PRIu64 " in time",
              target_version(hub));
     for (uint32_t i = 0; i < hub->peers.count;) {
@@ -185,7 +186,7 @@ void rft_round_blame(rft_hub *hub, rft_peer *peer, refit_status status, const ch
             if (!late) round->result.status = REFIT_ERR_PEER;
         }
         peer->status = status;
-        snprintf(peer->reason, sizeof peer->reason, "%s", reason);
+        rft_text_say(peer->reason, sizeof peer->reason, "%s", reason);
     }
     peer->awaited = false;
     peer->due = 0;
@@ -309,13 +310,13 @@ static void evaluate_staging(rft_hub *hub, int64_t now)
         char text[sizeof round->result.text], kept[32] = "what they had";
         uint64_t before = hub->current.version;
         bool blamed = round->result.status != REFIT_OK;
-        snprintf(text, sizeof text, "%s",
-                 blamed ? round->result.text
-                        : "fewer workers are subscribed than the quorum needs");
+        rft_text_say(text, sizeof text, "%s",
+                     blamed ? round->result.text
+                            : "fewer workers are subscribed than the quorum needs");
         if (before != 0) snprintf(kept, sizeof kept, "version %" PRIu64, before);
         (void)rft_fail(&round->result, blamed ? (refit_status)round->result.status : REFIT_ERR_PEER,
                        "version %" PRIu64 " is aborted, %" PRIu32 " of %" PRIu32
-                       " workers had staged it: %.100s; workers keep %s: refit again, with those "
+                       " workers had staged it: %s; workers keep %s: refit again, with those "
                        "that are left",
                        round->version, staged, needed(hub), text, kept);
         rft_round_abort(hub, (refit_status)round->result.status, text);
@@ -329,13 +330,11 @@ static void evaluate_committing(rft_hub *hub, int64_t now)
     round->state = RFT_ROUND_IDLE;
     hub->counts.commit_seconds = rft_seconds(now - round->decided);
     if (round->result.status == REFIT_OK) return;
-    char text[sizeof round->result.text];
-    snprintf(text, sizeof text, "%s", round->result.text);
     (void)rft_fail(&round->result, REFIT_ERR_PEER,
                    "version %" PRIu64 " is committed, but %" PRIu32
-                   " worker%s did not apply it: %.100s; go on with the others: one that joins "
+                   " worker%s did not apply it: %s; go on with the others: one that joins "
                    "again is brought to it",
-                   round->version, round->lost, round->lost == 1 ? "" : "s", text);
+                   round->version, round->lost, round->lost == 1 ? "" : "s", round->result.text);
 }
 
 void rft_round_evaluate(rft_hub *hub, int64_t now)

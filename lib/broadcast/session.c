@@ -38,6 +38,7 @@
 
 #include "base/clock.h"
 #include "base/log.h"
+#include "base/text.h"
 
 static void intake_send(void *user, const rft_message *message)
 {
@@ -136,7 +137,7 @@ void rft_session_send_beat(rft_session *session, int64_t now)
 void rft_session_send_failed(rft_session *session, uint64_t version, const refit_error *why,
                              bool kept)
 {
-    char reason[sizeof why->text];
+    char reason[RFT_SENTENCE_BYTES];
     rft_view_print(rft_view_text(why->text), reason, sizeof reason);
     rft_message message = {.kind = RFT_FAILED};
     message.as.failed.version = version;
@@ -148,7 +149,7 @@ void rft_session_send_failed(rft_session *session, uint64_t version, const refit
 
 static void send_bye(rft_session *session, refit_status code, const char *words)
 {
-    char reason[sizeof((refit_error *)0)->text];
+    char reason[RFT_SENTENCE_BYTES];
     rft_view_print(rft_view_text(words), reason, sizeof reason);
     rft_message message = {.kind = RFT_BYE};
     message.as.bye.code = (uint32_t)code;
@@ -204,7 +205,7 @@ void rft_session_put_off(rft_session *session, const char *reason, int64_t now)
     bool known = strcmp(session->report.refusal, reason) == 0; /* it asks again and again */
     rft_log(known ? REFIT_LOG_DEBUG : REFIT_LOG_WARNING, "worker %s was refused for now: %s",
             session->identity->worker, reason);
-    snprintf(session->report.refusal, sizeof session->report.refusal, "%s", reason);
+    rft_text_say(session->report.refusal, sizeof session->report.refusal, "%s", reason);
     rft_session_disconnect(session, session->config->broadcast_heartbeat_ms, now);
 }
 
@@ -225,7 +226,7 @@ void rft_session_shut_out(rft_session *session, const refit_error *why, int64_t 
     bool joined = rft_session_is_joined(session);
     if (session->report.final.status != REFIT_OK || is_explained(session, why, now)) return;
     char *refusal = session->report.refusal;
-    if (strncmp(refusal, why->text, sizeof session->report.refusal - 1) != 0) {
+    if (strcmp(refusal, why->text) != 0) {
         rft_log(REFIT_LOG_WARNING, "worker %s: %s", session->identity->worker, why->text);
         rft_view_print(rft_view_text(why->text), refusal, sizeof session->report.refusal);
     }

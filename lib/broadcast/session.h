@@ -44,13 +44,14 @@ typedef struct rft_session_host {
 typedef struct rft_session_report {
     rft_session_state state;
     refit_path path;
-    uint64_t epoch;    /* of the trainer it knows; 0: none */
-    uint64_t version;  /* held */
-    refit_error final; /* status REFIT_OK: there is no final error */
-    char refusal[160]; /* why the trainer does not take this worker for now; empty: it does */
-    uint64_t applied;  /* versions */
-    uint64_t aborted;  /* versions */
-    uint64_t refused;  /* messages that broke the protocol */
+    uint64_t epoch;                   /* of the trainer it knows; 0: none */
+    uint64_t version;                 /* held */
+    refit_error final;                /* status REFIT_OK: there is no final error */
+    char refusal[RFT_SENTENCE_BYTES]; /* why the trainer does not take this worker for now; empty:
+                                         it does */
+    uint64_t applied;                 /* versions */
+    uint64_t aborted;                 /* versions */
+    uint64_t refused;                 /* messages that broke the protocol */
     uint64_t bytes_received;
     uint64_t bad_frames;
     double stage_seconds; /* of the last version staged */
@@ -75,19 +76,20 @@ typedef struct rft_session {
     uint32_t heartbeat_ms; /* of the configuration while connecting */
     uint32_t heartbeat_timeout_ms;
     uint64_t proof;                     /* of the probe segment; 0: none */
-    char why_not[160];                  /* why no better path is taken; may be empty */
+    char why_not[RFT_SENTENCE_BYTES];   /* why no better path is taken; may be empty */
     unsigned char uuid[RFT_UUID_BYTES]; /* of staging.device */
-    bool on_gpu;      /* it has joined on the GPU that it shares with the trainer */
-    bool names_gpu;   /* the next HELLO is the first to name it: no WELCOME before answers that */
-    char no_gpu[160]; /* why that device is not named, until the connection ends; empty: it is */
-    rft_catalog *catalog;         /* of the last MANIFEST; NULL: none, or it was refused */
-    refit_error manifest_failure; /* why it was refused; an OFFER that needs it is answered so */
-    int64_t shut_out_since;       /* the trainer's keys and ours do not fit; 0: they may */
-    int64_t shut_out_heard;       /* when that was last said */
-    bool rejoins;                 /* HELLO is said instead of the next beat */
-    int64_t next_beat;            /* or the next HELLO */
-    int64_t heard;                /* when the publisher last said something; at first the start */
-    int64_t asked;                /* when HELLO was first said since then; 0: it was not */
+    bool on_gpu;    /* it has joined on the GPU that it shares with the trainer */
+    bool names_gpu; /* the next HELLO is the first to name it: no WELCOME before answers that */
+    char no_gpu[RFT_SENTENCE_BYTES]; /* why that device is not named, until the connection ends;
+                                        empty: it is */
+    rft_catalog *catalog;            /* of the last MANIFEST; NULL: none, or it was refused */
+    refit_error manifest_failure;    /* why it was refused; an OFFER that needs it is answered so */
+    int64_t shut_out_since;          /* the trainer's keys and ours do not fit; 0: they may */
+    int64_t shut_out_heard;          /* when that was last said */
+    bool rejoins;                    /* HELLO is said instead of the next beat */
+    int64_t next_beat;               /* or the next HELLO */
+    int64_t heard; /* when the publisher last said something; at first the start */
+    int64_t asked; /* when HELLO was first said since then; 0: it was not */
 } rft_session;
 
 /* `config` and `identity` are borrowed until close. Takes no memory before a version is offered. */

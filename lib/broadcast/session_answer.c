@@ -15,7 +15,6 @@
 
 #define HEARTBEAT_MOST_MS (60u * 60 * 1000)
 #define PROOF_BYTES       8u
-#define REASON_BYTES      160u
 
 /* ---- Joining */
 
@@ -148,7 +147,7 @@ static void answer_refuse(rft_session *session, const rft_message *message, rft_
                           int64_t now)
 {
     (void)payload;
-    char reason[REASON_BYTES];
+    char reason[RFT_SENTENCE_BYTES];
     rft_view_print(message->as.refuse.reason, reason, sizeof reason);
     if (message->as.refuse.final) {
         rft_session_end(session, final_status(message->as.refuse.code), reason, now);
@@ -161,7 +160,7 @@ static void answer_bye(rft_session *session, const rft_message *message, rft_vie
                        int64_t now)
 {
     (void)payload;
-    char reason[REASON_BYTES];
+    char reason[RFT_SENTENCE_BYTES];
     rft_view_print(message->as.bye.reason, reason, sizeof reason);
     rft_log(REFIT_LOG_INFO, "worker %s: the trainer says goodbye: %s", session->identity->worker,
             reason);

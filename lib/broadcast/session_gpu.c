@@ -11,6 +11,7 @@
 
 #include "base/clock.h"
 #include "base/log.h"
+#include "base/text.h"
 #include "broadcast/session.h"
 #include "device/device_uuid.h"
 
@@ -46,9 +47,9 @@ static void find_obstacle(const rft_session *session, rft_view theirs, char *tex
     char uuid[RFT_UUID_TEXT_BYTES];
     text[0] = '\0';
     if (session->no_gpu[0] != '\0') {
-        snprintf(text, room, "%s", session->no_gpu);
+        rft_text_say(text, room, "%s", session->no_gpu);
     } else if (session->proof == 0) {
-        snprintf(text, room, "no shared memory to say who reads the GPU: %.100s", session->why_not);
+        rft_text_say(text, room, "no shared memory to say who reads the GPU: %s", session->why_not);
     } else if (theirs.count == 0) {
         snprintf(text, room, "the trainer shows no GPU's memory");
     } else if (!rft_uuid_equal(theirs.data, session->uuid)) {
@@ -101,5 +102,5 @@ void rft_session_leave_gpu(rft_session *session, const refit_error *why, int64_t
     rft_log(REFIT_LOG_WARNING, "worker %s takes its versions another way than from its GPU: %s",
             session->identity->worker, why->text);
     rft_session_disconnect(session, 0, now);
-    snprintf(session->no_gpu, sizeof session->no_gpu, "%.150s", why->text);
+    rft_text_say(session->no_gpu, sizeof session->no_gpu, "%s", why->text);
 }

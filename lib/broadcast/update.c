@@ -147,7 +147,7 @@ static refit_status take_back(refit_update *update, refit_error *error)
     return rft_fail(
         error, status,
         "version %llu could not be taken back, and the destinations hold neither it nor "
-        "the one before: %.120s",
+        "the one before: %s",
         (unsigned long long)update->image->held.version, why.text);
 }
 

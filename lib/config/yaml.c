@@ -17,6 +17,7 @@
 
 #include <yaml.h>
 
+#include "base/text.h"
 #include "config/nearest.h"
 #include "config/options.h"
 #include "config/resolve.h"
@@ -42,10 +43,10 @@ static refit_status refuse(yaml_reader *reader, yaml_mark_t at, refit_status sta
 static refit_status refuse(yaml_reader *reader, yaml_mark_t at, refit_status status,
                            const char *format, ...)
 {
-    char sentence[sizeof reader->error->text];
+    char sentence[RFT_SENTENCE_BYTES];
     va_list arguments;
     va_start(arguments, format);
-    (void)vsnprintf(sentence, sizeof sentence, format, arguments);
+    rft_text_say_list(sentence, sizeof sentence, format, arguments);
     va_end(arguments);
     return rft_fail(reader->error, status, "%s:%zu:%zu: %s", reader->source->name, at.line + 1,
                     at.column + 1, sentence);
