@@ -12,7 +12,8 @@
 #include "base/checked.h"
 #include "config/codec.h"
 
-#define BILLION 1000000000u
+#define BILLION      1000000000u
+#define BILLION_TEXT "1000000000"
 
 typedef struct unit {
     const char *name;
@@ -163,10 +164,6 @@ static bool read_choice(const rft_option *option, const char *text, uint64_t *co
 
 static void print_choice(const rft_option *option, uint64_t code, char *text, size_t capacity)
 {
-    if (code > option->most) {
-        print_count(option, code, text, capacity);
-        return;
-    }
     const char *name = option->unit;
     for (; code > 0; code--)
         name += strcspn(name, "|") + 1;
@@ -195,6 +192,32 @@ static void print_node(const rft_option *option, uint64_t code, char *text, size
     } else {
         (void)snprintf(text, capacity, "%s", node_names[code]);
     }
+}
+
+static void print_stray_flag(const void *field, char *text, size_t capacity)
+{
+    (void)snprintf(text, capacity, "%u", *(const uint8_t *)field);
+}
+
+static void print_stray_number(const void *field, char *text, size_t capacity)
+{
+    (void)snprintf(text, capacity, "%" PRId32, *(const int32_t *)field);
+}
+
+static void print_stray_share(const void *field, char *text, size_t capacity)
+{
+    double share = *(const double *)field;
+    double size = share < 0.0 ? -share : share;
+    if (!(size < BILLION)) {
+        (void)snprintf(text, capacity, "%s",
+                       share > 0.0   ? "above " BILLION_TEXT
+                       : share < 0.0 ? "below -" BILLION_TEXT
+                                     : "NaN");
+        return;
+    }
+    size_t sign = share < 0.0;
+    text[0] = '-';
+    print_share(NULL, (uint64_t)(size * BILLION + 0.5), text + sign, capacity - sign);
 }
 
 static uint64_t load_u8(const void *field)
@@ -230,7 +253,7 @@ static void store_u64(void *field, uint64_t code)
 static uint64_t load_share(const void *field)
 {
     double share = *(const double *)field;
-    if (!(share >= 0.0 && share <= 1.0)) return UINT64_MAX; /* NaN too */
+    if (!(share >= 0.0 && share < BILLION)) return UINT64_MAX; /* NaN too */
     return (uint64_t)(share * BILLION + 0.5);
 }
 
@@ -261,14 +284,17 @@ static void store_node(void *field, uint64_t code)
 }
 
 const rft_codec rft_codecs[RFT_KINDS] = {
-    [RFT_FLAG] = {read_flag, print_flag, load_u8, store_u8, "write true or false"},
-    [RFT_COUNT] = {read_count, print_count, load_u32, store_u32, "write a whole number"},
-    [RFT_SIZE] = {read_size, print_size, load_u64, store_u64,
+    [RFT_FLAG] = {read_flag, print_flag, load_u8, store_u8, print_stray_flag,
+                  "write true or false"},
+    [RFT_COUNT] = {read_count, print_count, load_u32, store_u32, NULL, "write a whole number"},
+    [RFT_SIZE] = {read_size, print_size, load_u64, store_u64, NULL,
                   "write a whole number of bytes, or of KiB, MiB, GiB or TiB, such as 512MiB"},
-    [RFT_TIME] = {read_time, print_time, load_u32, store_u32,
+    [RFT_TIME] = {read_time, print_time, load_u32, store_u32, NULL,
                   "write a whole number of ms, s or min, such as 30s"},
-    [RFT_SHARE] = {read_share, print_share, load_share, store_share,
+    [RFT_SHARE] = {read_share, print_share, load_share, store_share, print_stray_share,
                    "write a number with at most nine decimals, such as 0.8"},
-    [RFT_CHOICE] = {read_choice, print_choice, load_i32, store_i32, "write one of "},
-    [RFT_NODE] = {read_node, print_node, load_node, store_node, "write one of "},
+    [RFT_CHOICE] = {read_choice, print_choice, load_i32, store_i32, print_stray_number,
+                    "write one of "},
+    [RFT_NODE] = {read_node, print_node, load_node, store_node, print_stray_number,
+                  "write one of "},
 };

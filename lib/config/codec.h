@@ -9,6 +9,8 @@ typedef struct rft_codec {
     void (*print)(const rft_option *option, uint64_t code, char *text, size_t capacity);
     uint64_t (*load)(const void *field);
     void (*store)(void *field, uint64_t code);
+    /* Prints a field that a program filled with what no text stands for; NULL: as the others. */
+    void (*print_stray)(const void *field, char *text, size_t capacity);
     const char *expected; /* for the sentence that refuses a text */
 } rft_codec;
 

@@ -9,6 +9,7 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "base/text.h"
 #include "config/codec.h"
 
 /* Names stand in the option's unit; numbers are explained by their kind. */
@@ -19,27 +20,49 @@ static refit_status refuse_text(const rft_option *option, const char *text, refi
                     rft_codecs[option->kind].expected, names ? option->unit : "");
 }
 
-static refit_status refuse_code(const rft_option *option, uint64_t code, refit_error *error)
+/* A value that a program wrote into the struct need not be one that a text gives. */
+static void print_field(const rft_option *option, const char *field, char text[RFT_VALUE_TEXT])
 {
-    char value[RFT_VALUE_TEXT], range[RFT_RANGE_TEXT];
-    rft_codecs[option->kind].print(option, code, value, sizeof value);
+    const rft_codec *kind = &rft_codecs[option->kind];
+    uint64_t code = kind->load(field);
+    if (kind->print_stray != NULL && (code < option->least || code > option->most)) {
+        kind->print_stray(field, text, RFT_VALUE_TEXT);
+    } else {
+        kind->print(option, code, text, RFT_VALUE_TEXT);
+    }
+}
+
+static refit_status refuse_value(const rft_option *option, const char *value, refit_error *error)
+{
+    static const char *const before[RFT_KINDS] = {[RFT_CHOICE] = "one of ", [RFT_NODE] = "one of "};
+    char range[RFT_RANGE_TEXT];
     rft_option_range(option, range);
-    return rft_fail(error, REFIT_ERR_CONFIG, "%s cannot be %s: it must be %s", option->key, value,
-                    range[0] != '\0' ? range : option->unit);
+    const char *rule = option->kind == RFT_FLAG ? "0 (false) or 1 (true)"
+                       : range[0] != '\0'       ? range
+                                                : option->unit;
+    return rft_fail(error, REFIT_ERR_CONFIG, "%s cannot be %s: it must be %s%s", option->key, value,
+                    before[option->kind] == NULL ? "" : before[option->kind], rule);
+}
+
+/* The one check of texts, whichever way they come. */
+static refit_status check_text(const rft_option *option, const char *text, size_t length,
+                               refit_error *error)
+{
+    RFT_REFUSE_IF(length > option->most, error, REFIT_ERR_CONFIG,
+                  "%s has %zu bytes: it can hold at most %" PRIu64, option->key, length,
+                  option->most);
+    size_t clean = rft_text_clean_part(text, length);
+    RFT_REFUSE_IF(clean < length, error, REFIT_ERR_CONFIG,
+                  "%s has a control character (byte %zu), or is no UTF-8 there: leave it out",
+                  option->key, clean + 1);
+    return REFIT_OK;
 }
 
 static refit_status parse_text(const rft_option *option, const char *text, char *field,
                                refit_error *error)
 {
     size_t length = strlen(text);
-    RFT_REFUSE_IF(length > option->most, error, REFIT_ERR_CONFIG,
-                  "%s has %zu bytes: it can hold at most %" PRIu64, option->key, length,
-                  option->most);
-    for (size_t i = 0; i < length; i++) {
-        unsigned char byte = (unsigned char)text[i];
-        RFT_REFUSE_IF(byte < 0x20 || byte == 0x7f, error, REFIT_ERR_CONFIG,
-                      "%s has a control character (byte %zu): leave it out", option->key, i + 1);
-    }
+    RFT_TRY(check_text(option, text, length, error));
     memset(field, 0, option->width);
     memcpy(field, text, length);
     return REFIT_OK;
@@ -53,7 +76,11 @@ refit_status rft_option_parse(const rft_option *option, const char *text, refit_
     uint64_t code;
     if (!rft_codecs[option->kind].read(option, text, &code))
         return refuse_text(option, text, error);
-    if (code < option->least || code > option->most) return refuse_code(option, code, error);
+    if (code < option->least || code > option->most) {
+        char value[RFT_VALUE_TEXT];
+        rft_codecs[option->kind].print(option, code, value, sizeof value);
+        return refuse_value(option, value, error);
+    }
     rft_codecs[option->kind].store(field, code);
     return REFIT_OK;
 }
@@ -63,10 +90,9 @@ void rft_option_print(const rft_option *option, const refit_config *config,
 {
     const char *field = (const char *)config + option->offset;
     if (option->kind == RFT_TEXT) {
-        (void)snprintf(text, RFT_VALUE_TEXT, "%.*s", (int)option->most, field);
+        rft_text_fit(field, strnlen(field, option->most), text, RFT_VALUE_TEXT);
     } else {
-        const rft_codec *kind = &rft_codecs[option->kind];
-        kind->print(option, kind->load(field), text, RFT_VALUE_TEXT);
+        print_field(option, field, text);
     }
 }
 
@@ -88,12 +114,15 @@ refit_status rft_option_check(const rft_option *option, const refit_config *conf
 {
     const char *field = (const char *)config + option->offset;
     if (option->kind == RFT_TEXT) {
-        RFT_REFUSE_IF(memchr(field, '\0', option->width) == NULL, error, REFIT_ERR_CONFIG,
+        size_t length = strnlen(field, option->width);
+        RFT_REFUSE_IF(length == option->width, error, REFIT_ERR_CONFIG,
                       "%s does not end within its %zu bytes: end it with NUL", option->key,
                       option->width);
-        return REFIT_OK;
+        return check_text(option, field, length, error);
     }
     uint64_t code = rft_codecs[option->kind].load(field);
-    if (code < option->least || code > option->most) return refuse_code(option, code, error);
-    return REFIT_OK;
+    if (code >= option->least && code <= option->most) return REFIT_OK;
+    char value[RFT_VALUE_TEXT];
+    print_field(option, field, value);
+    return refuse_value(option, value, error);
 }

@@ -1,4 +1,5 @@
 /* The configuration struct: defaults, sizes of other releases, all-or-nothing changes, checks. */
+#include <math.h>
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -209,15 +210,86 @@ static void values_written_by_hand_are_checked_too(void **state)
     config.broadcast_slots = 3;
     assert_check_refuses("broadcast.slots cannot be 3: it must be 1 to 2");
     config.offload_pin = -1;
-    assert_check_refuses("offload.pin");
+    assert_check_refuses("offload.pin cannot be -1: it must be one of auto|require|prefer|off");
+    config.offload_pin = 4;
+    assert_check_refuses("offload.pin cannot be 4: it must be one of auto|require|prefer|off");
     config.offload_numa = -4;
-    assert_check_refuses("offload.numa");
-    config.offload_verify = 2;
-    assert_check_refuses("offload.verify");
-    config.offload_budget_share = 0.0 / config.offload_budget_share - 1.0;
-    assert_check_refuses("offload.budget_share");
+    assert_check_refuses("offload.numa cannot be -4: it must be one of auto|off|interleave|N");
+    config.offload_verify = 77;
+    assert_check_refuses("offload.verify cannot be 77: it must be 0 (false) or 1 (true)");
     memset(config.device, 'x', sizeof config.device);
     assert_check_refuses("device does not end within its 64 bytes");
+}
+
+static void shares_written_by_hand_are_shown_as_they_are(void **state)
+{
+    (void)state;
+    static const struct {
+        double share;
+        const char *part;
+    } cases[] = {
+        {(double)NAN, "cannot be NaN: it must be 0.001 to 1"},
+        {(double)INFINITY, "cannot be above 1000000000: it must be 0.001 to 1"},
+        {-(double)INFINITY, "cannot be below -1000000000: it must be 0.001 to 1"},
+        {-0.25, "cannot be -0.25: it must be 0.001 to 1"},
+        {-1e300, "cannot be below -1000000000: it must be 0.001 to 1"},
+        {2.5, "cannot be 2.5: it must be 0.001 to 1"},
+        {0.0, "cannot be 0: it must be 0.001 to 1"},
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        config.offload_budget_share = cases[i].share;
+        assert_check_refuses(cases[i].part);
+    }
+}
+
+/* Each text is checked alike, whether a call sets it or a program has written it. */
+static void texts_are_utf8_without_control_characters(void **state)
+{
+    (void)state;
+    static const struct {
+        const char *text;
+        const char *part;
+    } cases[] = {
+        {"ra\nnk", "has a control character (byte 3), or is no UTF-8 there: leave it out"},
+        {"\x7f", "has a control character (byte 1), or is no UTF-8 there"},
+        {"rank\xff", "has a control character (byte 5), or is no UTF-8 there"},
+        {"r\xe5\xb1", "has a control character (byte 2), or is no UTF-8 there"},
+        {"r\xc2\x85", "has a control character (byte 2), or is no UTF-8 there"},
+    };
+    for (size_t i = 0; i < rft_option_count; i++) {
+        const rft_option *option = &rft_options[i];
+        for (size_t n = 0; option->kind == RFT_TEXT && n < sizeof cases / sizeof cases[0]; n++) {
+            assert_int_equal(refit_config_set(&config, option->key, cases[n].text, &error),
+                             REFIT_ERR_CONFIG);
+            assert_non_null(strstr(error.text, cases[n].part));
+            strcpy((char *)&config + option->offset, cases[n].text);
+            assert_check_refuses(cases[n].part);
+            assert_non_null(strstr(error.text, option->key));
+        }
+    }
+}
+
+static void note_value(void *user, const refit_option *option)
+{
+    char(*values)[RFT_VALUE_TEXT] = user;
+    const rft_option *row = rft_option_find(option->key);
+    strcpy(values[row - rft_options], option->value);
+}
+
+/* Whoever shows a configuration that is none sees what is wrong with it. */
+static void wrong_values_are_shown_as_they_are(void **state)
+{
+    (void)state;
+    char values[REFIT_CONFIG_ORIGINS][RFT_VALUE_TEXT];
+    config.offload_pin = -1;
+    config.offload_verify = 77;
+    config.offload_budget_share = (double)NAN;
+    strcpy(config.broadcast_worker, "rank\xff\n");
+    refit_config_each(&config, note_value, values);
+    assert_string_equal(values[rft_option_find("offload.pin") - rft_options], "-1");
+    assert_string_equal(values[rft_option_find("offload.verify") - rft_options], "77");
+    assert_string_equal(values[rft_option_find("offload.budget_share") - rft_options], "NaN");
+    assert_string_equal(values[rft_option_find("broadcast.worker") - rft_options], "rank??");
 }
 
 static void null_means_defaults(void **state)
@@ -280,6 +352,9 @@ int main(void)
         cmocka_unit_test_setup(failed_set_changes_nothing, start),
         cmocka_unit_test_setup(values_that_do_not_fit_together_are_refused, start),
         cmocka_unit_test_setup(values_written_by_hand_are_checked_too, start),
+        cmocka_unit_test_setup(shares_written_by_hand_are_shown_as_they_are, start),
+        cmocka_unit_test_setup(texts_are_utf8_without_control_characters, start),
+        cmocka_unit_test_setup(wrong_values_are_shown_as_they_are, start),
         cmocka_unit_test_setup(null_means_defaults, start),
         cmocka_unit_test_setup(each_shows_every_option_in_order, start),
     };

@@ -214,6 +214,10 @@ static void wrong_variables_are_refused(void **state)
                           "environment: REFIT_OFFLOAD_BATCH: offload.batch cannot be \"many\"");
     assert_variable_fails("REFIT_OFFLOAD_BATCH_", "1", "names no option");
     assert_variable_fails("REFIT_", "1", "names no option");
+    assert_variable_fails("REFIT_BROADCAST_WORKER", "rank\xff",
+                          "environment: REFIT_BROADCAST_WORKER: broadcast.worker has a control "
+                          "character (byte 5), or is no UTF-8 there");
+    assert_variable_fails("REFIT_SECURITY_KEY", "a\tb", "security.key has a control character");
     assert_variable_fails("REFIT_offload_batch", "1", "names no option");
 }
 
