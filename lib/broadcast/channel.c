@@ -156,6 +156,15 @@ static refit_status keys_open(rft_channel *channel, const refit_config *config, 
     return rft_curve_serve(channel->socket, config, rft_gate_domain(channel->gate), error);
 }
 
+static refit_status check_side(const rft_channel *channel, refit_error *error)
+{
+    RFT_REFUSE_IF(channel->asked.open && !channel->router, error, REFIT_ERR_INVALID,
+                  "endpoint \"%s\" cannot be connected to: port 0 and * are for a publisher to "
+                  "bind; name the host and the port that it found (refit_publisher_endpoint)",
+                  channel->asked.text);
+    return REFIT_OK;
+}
+
 /* Beyond this host whoever reaches a port could read the weights, and whoever answers at an address
  * could give others. */
 static refit_status check_trust(const rft_channel *channel, const refit_config *config,
@@ -203,6 +212,7 @@ static refit_status channel_open(const char *endpoint, bool router, const refit_
         zmq_msg_init(&channel->parts[i]);
     }
     refit_status status = rft_endpoint_parse(endpoint, &channel->asked, error);
+    if (status == REFIT_OK) status = check_side(channel, error);
     if (status == REFIT_OK) status = rft_context_acquire(&channel->context, error);
     if (status == REFIT_OK) status = socket_open(channel, config, error);
     if (status == REFIT_OK) status = keys_open(channel, config, error);

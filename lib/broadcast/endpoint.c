@@ -9,6 +9,8 @@
 #include <string.h>
 #include <sys/un.h>
 
+#include "base/text.h"
+
 #define LOCK_SUFFIX_BYTES 8 /* room for ".lock" behind an ipc path */
 
 static const char *text_after(const char *text, const char *prefix)
@@ -31,21 +33,25 @@ static bool host_is_local(const char *host, size_t length)
     return inet_pton(AF_INET, text, &address) == 1 && ntohl(address.s_addr) >> 24 == 127;
 }
 
-static bool port_is_valid(const char *port)
+/* Any free port is written as 0 or "*". */
+static bool port_read(const char *port, uint32_t *out)
 {
+    *out = 0;
     if (strcmp(port, "*") == 0) return true;
     uint32_t number = 0;
     for (const char *digit = port; *digit != '\0'; digit++) {
         if (*digit < '0' || *digit > '9' || number > 6553) return false;
         number = number * 10 + (uint32_t)(*digit - '0');
     }
+    *out = number;
     return *port != '\0' && number <= 65535;
 }
 
 static refit_status tcp_parse(rft_endpoint *endpoint, refit_error *error)
 {
     const char *colon = strrchr(endpoint->rest, ':');
-    RFT_REFUSE_IF(colon == NULL || colon == endpoint->rest || !port_is_valid(colon + 1), error,
+    uint32_t port = 0;
+    RFT_REFUSE_IF(colon == NULL || colon == endpoint->rest || !port_read(colon + 1, &port), error,
                   REFIT_ERR_INVALID,
                   "endpoint \"%s\" needs a host and a port, as in tcp://127.0.0.1:5555",
                   endpoint->text);
@@ -55,7 +61,10 @@ static refit_status tcp_parse(rft_endpoint *endpoint, refit_error *error)
                   error, REFIT_ERR_INVALID,
                   "endpoint \"%s\" has more than one colon: an IPv6 address stands in brackets",
                   endpoint->text);
+    RFT_REFUSE_IF(memchr(endpoint->rest, ' ', length) != NULL, error, REFIT_ERR_INVALID,
+                  "endpoint \"%s\" has a space in its host: leave it out", endpoint->text);
     endpoint->local = host_is_local(endpoint->rest, length);
+    endpoint->open = port == 0 || endpoint->rest[0] == '*';
     return REFIT_OK;
 }
 
@@ -74,8 +83,12 @@ static refit_status ipc_parse(rft_endpoint *endpoint, refit_error *error)
 
 static refit_status rest_parse(rft_endpoint *endpoint, refit_error *error)
 {
-    RFT_REFUSE_IF(endpoint->rest[0] == '\0', error, REFIT_ERR_INVALID,
-                  "endpoint \"%s\" names nothing behind ://", endpoint->text);
+    size_t length = strlen(endpoint->rest);
+    RFT_REFUSE_IF(length == 0, error, REFIT_ERR_INVALID, "endpoint \"%s\" names nothing behind ://",
+                  endpoint->text);
+    RFT_REFUSE_IF(
+        endpoint->rest[0] == ' ' || endpoint->rest[length - 1] == ' ', error, REFIT_ERR_INVALID,
+        "endpoint \"%s\" begins or ends with a space behind ://: leave it out", endpoint->text);
     if (endpoint->transport == RFT_TRANSPORT_TCP) return tcp_parse(endpoint, error);
     if (endpoint->transport == RFT_TRANSPORT_IPC) return ipc_parse(endpoint, error);
     endpoint->local = true;
@@ -91,6 +104,8 @@ refit_status rft_endpoint_parse(const char *text, rft_endpoint *out, refit_error
     };
     RFT_REFUSE_IF(strlen(text) >= sizeof out->text, error, REFIT_ERR_INVALID,
                   "the endpoint is longer than %zu bytes", sizeof out->text - 1);
+    RFT_REFUSE_IF(!rft_text_is_clean(text, strlen(text)), error, REFIT_ERR_INVALID,
+                  "endpoint \"%s\" has control characters or is no UTF-8", text);
     memset(out, 0, sizeof *out);
     strcpy(out->text, text);
     for (uint32_t i = 0; i < sizeof schemes / sizeof schemes[0]; i++) {

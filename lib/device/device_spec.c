@@ -22,9 +22,10 @@ refit_status rft_device_spec_parse(const char *text, rft_device_spec *out, refit
         rft_device_kind kind;
     } kinds[] = {{"auto", RFT_DEVICE_AUTO}, {"host", RFT_DEVICE_HOST}, {"cuda", RFT_DEVICE_CUDA}};
     size_t length = strcspn(text, ":");
-    const char *rest = text[length] == ':' ? text + length + 1 : "";
+    bool more = text[length] == ':';
+    const char *rest = more ? text + length + 1 : "";
     for (size_t i = 0; i < sizeof kinds / sizeof kinds[0]; i++) {
-        if (!text_is(text, length, kinds[i].word)) continue;
+        if (!text_is(text, length, kinds[i].word) || (more && *rest == '\0')) continue;
         *out = (rft_device_spec){kinds[i].kind, rest};
         return REFIT_OK;
     }

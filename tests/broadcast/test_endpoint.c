@@ -66,7 +66,16 @@ static void unreadable_endpoints_are_refused_with_a_sentence(void **state)
         "tcp://127.0.0.1:12a",
         "tcp://::1:5555",
         "tcp://[::1:5555",
+        "tcp:// :5555",
+        "tcp://a b:5555",
+        "tcp://127.0.0.1:5555 ",
         "ipc://",
+        "ipc:// ",
+        "ipc:// /run/refit.sock",
+        "ipc:///run/refit.sock ",
+        "ipc:///run/re\nfit.sock",
+        "ipc:///run/\xff",
+        "inproc:// ",
         "ipc://@abstract",
         "ipc://*",
         "inproc://",
@@ -76,6 +85,29 @@ static void unreadable_endpoints_are_refused_with_a_sentence(void **state)
         refit_error error = {0};
         assert_int_equal(rft_endpoint_parse(bad[i], &endpoint, &error), REFIT_ERR_INVALID);
         assert_true(strlen(error.text) > 20);
+    }
+}
+
+static void only_publishers_may_leave_something_open(void **state)
+{
+    (void)state;
+    static const struct {
+        const char *text;
+        bool open;
+    } cases[] = {
+        {"tcp://127.0.0.1:0", true},
+        {"tcp://127.0.0.1:*", true},
+        {"tcp://*:5555", true},
+        {"tcp://[::1]:0", true},
+        {"tcp://127.0.0.1:1", false},
+        {"tcp://[::1]:5555", false},
+        {"ipc:///run/my folder/*", false},
+        {"inproc://0", false},
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        rft_endpoint endpoint;
+        assert_int_equal(rft_endpoint_parse(cases[i].text, &endpoint, NULL), REFIT_OK);
+        assert_int_equal(endpoint.open, cases[i].open);
     }
 }
 
@@ -97,6 +129,7 @@ int main(void)
         cmocka_unit_test(everything_else_is_not),
         cmocka_unit_test(only_brackets_ask_for_ipv6),
         cmocka_unit_test(unreadable_endpoints_are_refused_with_a_sentence),
+        cmocka_unit_test(only_publishers_may_leave_something_open),
         cmocka_unit_test(too_long_texts_and_paths_are_refused),
     };
     return cmocka_run_group_tests_name("endpoint", tests, NULL, NULL);

@@ -39,7 +39,7 @@ static const expectation *expected(void)
 static void opening_it_says_what_is_wrong(void **state)
 {
     (void)state;
-    const char *const specs[] = {"cuda", "cuda:", "cuda:0", "cuda:7", "cuda:0:capacity=1GiB"};
+    const char *const specs[] = {"cuda", "cuda:0", "cuda:7", "cuda:0:capacity=1GiB"};
     for (size_t i = 0; i < sizeof specs / sizeof specs[0]; i++) {
         refit_device *device = NULL;
         refit_error error = {0};

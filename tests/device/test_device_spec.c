@@ -28,7 +28,6 @@ static void specs_open_the_host_device(void **state)
     refit_config_init(&config, sizeof config);
     strcpy(config.device, "host:capacity=5MiB");
     assert_opens("host", NULL, UINT64_MAX);
-    assert_opens("host:", NULL, UINT64_MAX);
     assert_opens("auto", NULL, UINT64_MAX);
     assert_opens(NULL, NULL, UINT64_MAX);
     assert_opens("host:capacity=1", NULL, 1);
@@ -52,6 +51,9 @@ static void other_specs_are_refused(void **state)
                                       "host:capacity",
                                       "gpu:0",
                                       ":",
+                                      "host:",
+                                      "auto:",
+                                      "cuda:",
                                       "host:capacity=",
                                       "host:capacity=GiB",
                                       "host:capacity=0GiB",

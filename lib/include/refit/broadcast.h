@@ -297,9 +297,10 @@ REFIT_API REFIT_MUST_CHECK refit_status refit_publisher_stats(refit_publisher *p
  * trainer is there; it is looked for until close. `config` may be NULL; it is copied. One thread at
  * a time uses a subscriber, but for what is marked "any thread". An address beyond this host needs
  * keys (security.key and security.server_key) or broadcast.insecure: true. With security.key the
- * trainer's keys are checked whenever it is found: see refit_subscriber_next. REFIT_ERR_INVALID,
- * REFIT_ERR_CONFIG, REFIT_ERR_SECURITY, REFIT_ERR_IO (a key file), REFIT_ERR_UNSUPPORTED (no
- * CURVE), REFIT_ERR_SYSTEM. Since 0.1.
+ * trainer's keys are checked whenever it is found: see refit_subscriber_next. REFIT_ERR_INVALID
+ * (port 0 or * among it, which only a publisher binds), REFIT_ERR_CONFIG, REFIT_ERR_SECURITY,
+ * REFIT_ERR_IO (a key file), REFIT_ERR_UNSUPPORTED (no CURVE), REFIT_ERR_HOST_MEMORY,
+ * REFIT_ERR_SYSTEM. Since 0.1.
  */
 REFIT_API REFIT_MUST_CHECK refit_status refit_subscriber_open(const char *endpoint,
                                                               const refit_config *config,
