@@ -52,7 +52,6 @@ static refit_status try_resume(refit_archive *archive, const rft_archive_entry *
     refit_error why;
     refit_status status = resume(archive, last, &why);
     if (status == REFIT_OK) return REFIT_OK;
-    archive->held = (rft_held){0};
     if (status == REFIT_ERR_HOST_MEMORY) return rft_fail(error, status, "%s", why.text);
     rft_log(REFIT_LOG_WARNING,
             "archive: version %llu is kept whole: nothing can build on version %llu: %s",

@@ -15,6 +15,7 @@
 
 #include "archive/archive_format.h"
 #include "archive_rig.h"
+#include "tests/support/descriptors.h"
 
 /* An anchor, 1, and a delta, 2, of some hundred bytes each. */
 static void open_small(archive_rig *rig)
@@ -60,12 +61,14 @@ static void assert_file_refused(archive_rig *rig, const char *path)
 static void flip_bits(archive_rig *rig, uint32_t file, size_t step)
 {
     kept_file kept = rig_take_file(rig, file);
+    int descriptors = count_descriptors();
     for (size_t bit = 0; bit < 8 * kept.count; bit += step) {
         kept.bytes[bit / 8] ^= (unsigned char)(1u << bit % 8);
         rig_store(kept.path, kept.bytes, kept.count);
         assert_file_refused(rig, kept.path);
         kept.bytes[bit / 8] ^= (unsigned char)(1u << bit % 8);
     }
+    assert_int_equal(count_descriptors(), descriptors);
     rig_put_back(&kept);
     rig_expect(rig, RIG_EPOCH, 2);
 }

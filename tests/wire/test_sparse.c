@@ -165,6 +165,44 @@ static void nothing_is_packed_of_a_frame_without_changes(void **state)
     frame_rig_close(&f);
 }
 
+/* Zeroes shrink as soon as it is tried: from 32 bytes on. */
+static void the_smallest_plane_that_is_compressed(void **state)
+{
+    (void)state;
+    static const unsigned char zeroes[33];
+    for (uint64_t bytes = 31; bytes <= 33; bytes++) {
+        const refit_tensor tensor = sample_tensor("t", REFIT_U8, 1, bytes, 0);
+        rft_manifest *manifest = sample_manifest(&tensor, 1, 4096);
+        const unsigned char mode = RFT_BLOCK_DENSE;
+        unsigned char planes[RFT_PACK_BYTES];
+        rft_packer *packer = NULL;
+        rft_view packed;
+        assert_int_equal(rft_packer_open(1, &packer, NULL), REFIT_OK);
+        assert_int_equal(rft_packer_pack(packer, manifest, &manifest->frames[0], &mode,
+                                         bytes_view(zeroes, bytes), &packed, planes, NULL),
+                         REFIT_OK);
+        assert_true(bytes < 32 ? packed.count == 0 : packed.count > 0 && packed.count < bytes);
+        rft_packer_close(packer);
+        rft_manifest_close(manifest);
+    }
+}
+
+/* The room that frames are gathered in is that of the largest, and not of several. */
+static void frames_one_after_the_other_take_the_room_of_one(void **state)
+{
+    (void)state;
+    frame_rig f;
+    rft_view payload;
+    open_fixture(&f, 9);
+    rft_message frame = sparse_frame(&f, &payload);
+    size_t room = f.scratch.room;
+    for (int i = 0; i < 5; i++) {
+        (void)encode(&f, frame.as.frame.sequence, 0, &payload);
+        assert_int_equal(f.scratch.room, room);
+    }
+    frame_rig_close(&f);
+}
+
 static void a_frame_is_never_longer_than_its_stretch(void **state)
 {
     (void)state;
@@ -469,6 +507,8 @@ int main(void)
         cmocka_unit_test(changes_make_the_version),
         cmocka_unit_test(packed_changes_make_the_version),
         cmocka_unit_test(nothing_is_packed_of_a_frame_without_changes),
+        cmocka_unit_test(the_smallest_plane_that_is_compressed),
+        cmocka_unit_test(frames_one_after_the_other_take_the_room_of_one),
         cmocka_unit_test(a_frame_is_never_longer_than_its_stretch),
         cmocka_unit_test(what_saves_too_little_goes_whole),
         cmocka_unit_test(blocks_that_do_not_pay_go_whole),
