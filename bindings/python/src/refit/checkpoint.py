@@ -36,7 +36,7 @@ def reading(cycle: Cycle) -> Iterator[list[dict[str, Any]]]:
 
 
 def _state_dicts(cycle: Cycle, stack: ExitStack) -> list[dict[str, Any]]:
-    pieces = any(slot.address for lane in cycle.lanes for slot in lane.slots)
+    pieces = any(lane.has_pieces for lane in cycle.lanes)
     if cycle.phase == CLEARED and not pieces and all(map(_is_plain, cycle.optimizers)):
         image = Image(cycle.lanes)
         try:

@@ -5,7 +5,7 @@ decides what can leave. How and when that leaves is unknown here.
 """
 
 import warnings
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -16,7 +16,7 @@ from refit.grads import Policy
 from refit.held import Holdings
 from refit.regions import spec_of
 from refit.rehousing import rehouse
-from refit.storages import STATES, Place, Scan, Stock, places, scan, take_stock
+from refit.storages import STATES, Scan, Stock, places, scan, take_stock
 
 if TYPE_CHECKING:
     from refit.memory_pool import MemPool
@@ -54,10 +54,18 @@ class Inventory:
     def decide(self, stock: Stock) -> Scan:
         """What of it can leave. HostMemoryError (see ``rehouse``)."""
         pieces = [] if self._pool is None else self._pool.pieces()
-        others = self._others()
-        passing = rehouse(stock, others, self._why_device_stays)
-        found = scan(stock, others, self._namer(), self._why_device_stays, pieces)
-        found.passing = passing
+        names = self._names_in_model()
+        others = places(self._others(names))
+        self._name_by_group(names)
+
+        def decided() -> Scan:
+            return scan(stock, others, names, self._why_device_stays(), pieces)
+
+        found = decided()
+        if found.fixed:
+            moved, held = rehouse(stock, others, self._why_device_stays())
+            found = decided() if moved else found
+            found.passing = held
         self._warn(stock, found)
         return found
 
@@ -67,8 +75,9 @@ class Inventory:
 
     def _warn(self, stock: Stock, found: Scan) -> None:
         """Says, once, that there are states and none of them leaves."""
-        moments = [True for _, _, keys, _ in stock.states if "step" not in keys]
-        if self._warned or not moments or any(slot.group == STATES for slot in found.slots):
+        if self._warned or any(STATES in slots.groups for slots in found.slots.values()):
+            return
+        if all("step" in path for path in stock.paths):
             return
         self._warned = True
         stays = [one for one in found.resident if "a step counter" not in one[1]]
@@ -84,48 +93,61 @@ class Inventory:
             return None
         return self._pool.handle
 
-    def _others(self) -> dict[Place, str]:
-        """Memory that is not the optimizers' own: weights, buffers, gradients that do not leave.
+    def _names_in_model(self) -> dict[int, str]:
+        """The names of the model's parameters, by their identity."""
+        if self._model is None:
+            return {}
+        return {id(p): name for name, p in self._model.named_parameters()}
 
-        What is kept beside a state may be a parameter to the optimizer, and is its own all the
-        same: masters of weights in a shorter type.
-        """
-        beside = list(self._held.tensors())
-        masters = {id(tensor) for _, tensor in beside}
-        parameters = self.parameters()
-        known: list[tuple[str, Any]] = list(self._held.others())
-        known += [("a parameter", p) for p in parameters if id(p) not in masters]
-        if self._model is not None:
-            known += [(f"parameter {name}", p) for name, p in self._model.named_parameters()]
-            known += [(f"buffer {name}", b) for name, b in self._model.named_buffers()]
-        ours = set() if self._grads == "discard" else {id(p) for p in parameters}
-        others = [*parameters, *(p for _, p in known)]
-        grads = [p.grad for p in others if p.grad is not None and id(p) not in ours]
-        return places([*known, *_named("a gradient", grads)])
-
-    def _namer(self) -> Callable[[Any], tuple[str, ...]]:
-        """Names parameters: as the model does, as their group does, or by their place in it."""
-        names: dict[int, str] = {}
-        if self._model is not None:
-            names = {id(p): name for name, p in self._model.named_parameters()}
+    def _name_by_group(self, names: dict[int, str]) -> None:
+        """Names the other parameters as their group does, or by their place in it."""
         for number, optimizer in enumerate(self.optimizers):
             which = f"optimizer{number}." if len(self.optimizers) > 1 else ""
             for place, group in enumerate(optimizer.param_groups):
                 given = group.get("param_names") or []
                 for index, p in enumerate(group["params"]):
-                    name = given[index] if index < len(given) else f"{which}{place}.{index}"
-                    names.setdefault(id(p), name)
-        return lambda owner: () if owner is None else (names.get(id(owner), "state"),)
+                    if id(p) not in names:
+                        name = given[index] if index < len(given) else f"{which}{place}.{index}"
+                        names[id(p)] = name
 
-    def _why_device_stays(self, device: torch.device) -> str | None:
+    def _others(self, names: Mapping[int, str]) -> Iterator[tuple[str, Any]]:
+        """Memory that is not the optimizers' own: weights, buffers, gradients that do not leave.
+
+        What is kept beside a state may be a parameter to the optimizer, and is its own all the
+        same: masters of weights in a shorter type.
+        """
+        masters = {id(tensor) for _, tensor in self._held.tensors()}
+        parameters = self.parameters()
+        weights = [p for p in parameters if id(p) not in masters]
+        leaving = set() if self._grads == "discard" else set(map(id, parameters))
+        held = list(self._held.others())
+        model = self._model or torch.nn.Module()
+        known = set(map(id, weights))
+        rest = [p for p in model.parameters() if id(p) not in known]
+        yield from held
+        yield from _named("a parameter", weights)
+        yield from ((f"parameter {names[id(p)]}", p) for p in rest)
+        yield from ((f"buffer {name}", b) for name, b in model.named_buffers())
+        every = [*parameters, *rest, *model.buffers(), *(tensor for _, tensor in held)]
+        grads = [p.grad for p in every if id(p) not in leaving]
+        yield from _named("a gradient", [grad for grad in grads if grad is not None])
+
+    def _why_device_stays(self) -> Callable[[torch.device], str | None]:
+        """Says of a device why memory on it is not moved, or None."""
         chosen = str(self._config.get("device")).partition(":capacity")[0]
         if chosen == "auto":
-            on_gpu = any(p.device.type == "cuda" for p in self.parameters())
-            return "it is in host memory already" if on_gpu and device.type == "cpu" else None
-        if chosen in (spec_of(device, self._config).partition(":capacity")[0], device.type):
-            return None
-        return f"it is on {device}, and the configuration says device: {chosen}"
+            on_gpu = any(p.is_cuda for p in self.parameters())
+            return lambda device: (
+                "it is in host memory already" if on_gpu and device.type == "cpu" else None
+            )
+
+        def why(device: torch.device) -> str | None:
+            if chosen in (spec_of(device, self._config).partition(":capacity")[0], device.type):
+                return None
+            return f"it is on {device}, and the configuration says device: {chosen}"
+
+        return why
 
 
-def _named(name: str, tensors: Iterable[Any]) -> list[tuple[str, Any]]:
-    return [(name, tensor) for tensor in tensors]
+def _named(name: str, tensors: Iterable[Any]) -> Iterator[tuple[str, Any]]:
+    return ((name, tensor) for tensor in tensors)

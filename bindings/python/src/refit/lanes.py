@@ -11,7 +11,7 @@ from refit._library import lib
 from refit.config import Config
 from refit.device import Device
 from refit.regions import Regions
-from refit.storages import Scan, Slot, Stock
+from refit.storages import Scan, Slots, Stock
 
 
 class Lanes:
@@ -44,12 +44,10 @@ class Lanes:
 
     def plan(self, decided: Scan, stock: Stock, policies: dict[int, int]) -> None:
         """Makes what was decided the regions; only while all are home. See ``Regions.plan``."""
-        by_device: dict[torch.device, list[Slot]] = {device: [] for device in self._by_device}
-        for slot in decided.slots:
-            by_device.setdefault(slot.device, []).append(slot)
-        for device, slots in by_device.items():
+        for device in {**self._by_device, **decided.slots}:
             self._open(device)
-            storages = [stock.tensors[one.tensor].untyped_storage() for one in slots]
+            slots = decided.slots.get(device, Slots())
+            storages = _storages(slots, stock)
             self._by_device[device].plan(slots, storages, policies, stock.tensors)
 
     def _open(self, device: torch.device) -> None:
@@ -64,15 +62,15 @@ class Lanes:
         to leave. False, and nothing is held, if one is not what was planned."""
         if any(lane.closed for lane in self._by_device.values()):
             return False
-        held: dict[torch.device, list[torch.UntypedStorage]]
-        held = {device: [] for device, lane in self._by_device.items() if lane.home}
-        for slot in decided.slots:
-            if slot.device in held:
-                held[slot.device].append(stock.tensors[slot.tensor].untyped_storage())
-        if not all(self._by_device[device].fits(storages) for device, storages in held.items()):
+        held = {
+            lane: _storages(decided.slots.get(device, Slots()), stock)
+            for device, lane in self._by_device.items()
+            if lane.home
+        }
+        if not all(lane.fits(storages) for lane, storages in held.items()):
             return False
-        for device, storages in held.items():
-            self._by_device[device].hold(storages, stock.tensors)
+        for lane, storages in held.items():
+            lane.hold(storages, stock.tensors)
         return True
 
     def settle(self) -> None:
@@ -97,3 +95,7 @@ class Lanes:
             lane.settle()
             lane.close()
             del self._by_device[device]
+
+
+def _storages(slots: Slots, stock: Stock) -> list[torch.UntypedStorage]:
+    return [stock.tensors[number].untyped_storage() for number in slots.tensors]

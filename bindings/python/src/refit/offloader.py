@@ -8,7 +8,7 @@ Whose memory a region is, and what its bytes mean, is unknown here.
 """
 
 import ctypes
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -163,6 +163,12 @@ class Offloader(Handle):
         out = ctypes.c_uint32()
         call(lib.refit_offloader_add, self._live, ctypes.byref(region), ctypes.byref(out))
         return out.value
+
+    def add_each(self, regions: Iterable[tuple[str, int, int, int, int, int]]) -> None:
+        """``add`` for many, in order: name, address, length, policy, group and priority of each.
+        Those before one that fails are added. Since 0.1."""
+        for region in regions:
+            self.add(*region)
 
     def estimate(self) -> tuple[int, int]:
         """Host bytes that ``seal`` would take, and the budget that they are held against."""

@@ -20,8 +20,8 @@ from refit.config import Config
 from refit.device import Device
 from refit.errors import DeviceMemoryError, RefitError, StateError
 from refit.offloader import NO_STREAM, Future, Lease, Offloader
-from refit.rehousing import empty_storage, move_emptied
-from refit.storages import Slot
+from refit.rehousing import Tenants, empty_storage
+from refit.storages import Slots
 
 _LEGACY_STREAM = 1
 """cudaStreamLegacy: what PyTorch shows as stream 0 (see refit/device.h)."""
@@ -81,10 +81,11 @@ class Regions:
         self._owns_handle = arenas_of is None
         self._handle = arenas_of or Device(spec_of(device, config), config)
         self.offloader = Offloader(self._handle, config)
-        self.slots: list[Slot] = []
+        self.slots = Slots()
         self.nbytes = 0
         self.reclaimed = 0
-        self._bound: list[tuple[str, int, int, int]] = []
+        self._bound: list[int] = []
+        self._policies: dict[int, int] = {}
         self._storages: list[torch.UntypedStorage] = []
         self._tensors: Sequence[Any] = ()
         self._fresh: dict[int, torch.UntypedStorage] = {}
@@ -121,19 +122,16 @@ class Regions:
         They are not if somebody has resized them, made them fixed (one ``.numpy()`` does), or given
         their tensors other ones.
         """
-        return all(
-            slot.address
-            or (
-                storage.nbytes() == slot.nbytes
-                and storage.data_ptr() == bound[1]
-                and storage.resizable()
-            )
-            for slot, storage, bound in zip(self.slots, storages, self._bound, strict=True)
+        count = len(storages)
+        return (
+            [storage.nbytes() for storage in storages] == self.slots.nbytes[:count]
+            and [storage.data_ptr() for storage in storages] == self._bound[:count]
+            and all(storage.resizable() for storage in storages)
         )
 
     def plan(
         self,
-        slots: list[Slot],
+        slots: Slots,
         storages: list[torch.UntypedStorage],
         policies: dict[int, int],
         tensors: Sequence[Any],
@@ -143,25 +141,36 @@ class Regions:
         Nothing happens if they are what they were; the host memory is kept in any case. Blocks for
         the first page-lock. BudgetError and others: nothing has moved, call again.
         """
-        wanted = [
-            (slot.name, slot.address or storage.data_ptr(), slot.nbytes, policies[slot.group])
-            for slot, storage in zip(slots, storages, strict=True)
-        ]
-        if wanted != self._bound or self.offloader.state == _abi.REFIT_OPEN:
-            self._replan(slots, wanted)
-        self.slots = slots
+        same = (slots.names, slots.nbytes, slots.groups, slots.addresses, policies) == (
+            *(self.slots.names, self.slots.nbytes, self.slots.groups),
+            *(self._bound, self._policies),
+        )
+        if not same or self.offloader.state == _abi.REFIT_OPEN:
+            self._replan(slots, policies)
+        self.slots, self._policies = slots, policies
         self.hold(storages, tensors)
-        self.nbytes = sum(slot.nbytes for slot in slots)
+        self.nbytes = sum(slots.nbytes)
 
-    def _replan(self, slots: Sequence[Slot], wanted: list[tuple[str, int, int, int]]) -> None:
+    def _replan(self, slots: Slots, policies: dict[int, int]) -> None:
         self._bound = []
         if self.offloader.state != _abi.REFIT_OPEN:
             self.offloader.unseal()
         self.offloader.clear()
-        for slot, (name, address, nbytes, policy) in zip(slots, wanted, strict=True):
-            self.offloader.add(name, address, nbytes, policy, slot.group, priority=slot.group)
+        self.offloader.add_each(
+            [
+                (name, address, nbytes, policies[group], group, group)
+                for name, address, nbytes, group in zip(
+                    slots.names, slots.addresses, slots.nbytes, slots.groups, strict=True
+                )
+            ]
+        )
         self.offloader.seal()
-        self._bound = wanted
+        self._bound = list(slots.addresses)
+
+    @property
+    def has_pieces(self) -> bool:
+        """Whether pieces of an arena are among what leaves."""
+        return len(self.slots) > len(self.slots.tensors)
 
     # ---- the way out ----------------------------------------------------------------------------
 
@@ -182,13 +191,14 @@ class Regions:
         self.offloader.unbind_each(self._movable())
         with guard(self.device):
             before = self._reserved()
-            for number in self._movable():
-                self._storages[number].resize_(0)
+            for storage in self._storages:
+                if storage.nbytes():  # one that is empty may have become fixed since
+                    storage.resize_(0)
             self.reclaimed = self._give_back(before)
 
-    def _movable(self) -> list[int]:
+    def _movable(self) -> range:
         """The regions that are storages; pieces of an arena leave and return by themselves."""
-        return [number for number, slot in enumerate(self.slots) if not slot.address]
+        return range(len(self._storages))
 
     def _reserved(self) -> int:
         if self.device.type != "cuda":
@@ -228,37 +238,34 @@ class Regions:
                 raise
 
     def _take(self) -> None:
-        movable = self._movable()
+        tenants = Tenants(self._tensors)
         with guard(self.device):
-            for number in movable:
-                if self._storages[number].nbytes() != self.slots[number].nbytes:
-                    self._allocate(number)
-        addresses = [self._storages[number].data_ptr() for number in movable]
-        self.offloader.bind_each(movable, addresses)
-        for number, address in zip(movable, addresses, strict=True):
-            name, _, nbytes, policy = self._bound[number]
-            self._bound[number] = name, address, nbytes, policy
+            for number, storage in enumerate(self._storages):
+                if storage.nbytes() != self.slots.nbytes[number]:
+                    self._allocate(number, tenants)
+        addresses = self.addresses()
+        self.offloader.bind_each(self._movable(), addresses)
+        self._bound[: len(addresses)] = addresses
 
-    def _allocate(self, number: int) -> None:
-        slot, storage = self.slots[number], self._storages[number]
+    def _allocate(self, number: int, tenants: Tenants) -> None:
+        nbytes, storage = self.slots.nbytes[number], self._storages[number]
         try:
             if storage.resizable():
-                storage.resize_(slot.nbytes)
+                storage.resize_(nbytes)
             else:
-                self._replace(number, storage)
+                self._replace(number, storage, tenants)
         except (RuntimeError, MemoryError) as why:  # torch.OutOfMemoryError is the first
             raise DeviceMemoryError(
-                f"no memory on {self.device} for the {slot.nbytes} bytes of {slot.name}; its bytes "
-                "are safe on the host. Free some (let the inference engine sleep), then call "
-                f"restore() again: {why}"
+                f"no memory on {self.device} for the {nbytes} bytes of {self.slots.names[number]}; "
+                "its bytes are safe on the host. Free some (let the inference engine sleep), then "
+                f"call restore() again: {why}"
             ) from why
 
-    def _replace(self, number: int, fixed: torch.UntypedStorage) -> None:
+    def _replace(self, number: int, fixed: torch.UntypedStorage, tenants: Tenants) -> None:
         """A storage that became fixed while it was empty is left to whoever did that."""
         if number not in self._fresh:  # else Ctrl-C came when some tensors had moved
-            nbytes = self.slots[number].nbytes
-            self._fresh[number] = empty_storage(nbytes, self.device)
-        move_emptied(self._tensors, fixed, self._fresh[number])
+            self._fresh[number] = empty_storage(self.slots.nbytes[number], self.device)
+        tenants.move(fixed, self._fresh[number])
         self._storages[number] = self._fresh[number]
 
     def join(self, group: int | None = None) -> None:
@@ -276,7 +283,7 @@ class Regions:
     def _wait(self, group: int | None) -> None:
         if group is None or self._future is None:
             self.settle()
-        elif any(slot.group == group for slot in self.slots):
+        elif group in self.slots.groups:
             self._future.wait_group(group)
 
     def settle(self) -> None:
@@ -300,7 +307,7 @@ class Regions:
 
     def region_of(self) -> dict[int, int]:
         """The regions by the identity of their storage, which also an empty one has."""
-        return {self._storages[number]._cdata: number for number in self._movable()}
+        return {storage._cdata: number for number, storage in enumerate(self._storages)}
 
     # ---- readers and the end --------------------------------------------------------------------
 

@@ -9,6 +9,7 @@ When storages leave, and why others stay, is unknown here.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -21,35 +22,38 @@ def rehouse(
     stock: Stock,
     others: Mapping[Place, str],
     why_device_stays: Callable[[torch.device], str | None],
-) -> bool:
+) -> tuple[bool, bool]:
     """Gives what lies in plain host memory that cannot be resized memory that can, byte for byte.
 
-    Blocks for the copies. Returns whether some of it could not be because somebody else holds it
-    too: ask again. HostMemoryError: what had moved stays moved, nothing is lost, call again.
+    Blocks for the copies. Returns whether anything has moved, and whether some of it could not
+    because somebody else holds it too: ask again. HostMemoryError: what had moved stays moved,
+    nothing is lost, call again.
     """
-    held = False
+    moved = held = False
     for tensors in _fixed(stock):
         storage = tensors[0].untyped_storage()
-        if place_of(storage) in others or why_device_stays(storage.device) is not None:
+        if place_of(tensors[0]) in others or why_device_stays(storage.device) is not None:
             continue
         if users_of(storage) == len(tensors) + 1:  # and the Python object that stands for it
             move(tensors, storage, _copy(storage))
+            moved = True
         else:
             held = True
-    return held
+    return moved, held
 
 
 def _fixed(stock: Stock) -> Iterable[list[torch.Tensor]]:
     """The tensors of each storage that is to move, without those that hold a step counter."""
     found: dict[int, dict[int, torch.Tensor]] = {}
     stays: set[int] = set()
-    inside = [(keys, tensor) for _, _, keys, tensor in stock.states]
-    for keys, tensor in [*inside, *(((), grad) for _, grad in stock.grads)]:
+    inside = [*zip(stock.tensors, stock.paths, strict=False)]
+    inside += [(grad, ()) for _, grad in stock.grads]
+    for tensor, path in inside:
         if why_tensor_stays(tensor) is not None or not _is_fixed(tensor):
             continue
         storage = tensor.untyped_storage()._cdata
         found.setdefault(storage, {})[id(tensor)] = tensor
-        if "step" in keys:
+        if "step" in path:
             stays.add(storage)
     groups = [list(one.values()) for storage, one in found.items() if storage not in stays]
     return [group for group in groups if any(tensor.dim() > 0 for tensor in group)]
@@ -99,13 +103,24 @@ def move(
         raise
 
 
-def move_emptied(
-    stock: Iterable[Any], old: torch.UntypedStorage, fresh: torch.UntypedStorage
-) -> None:
-    """Puts those of a stock that lie on ``old``, which is empty, on ``fresh``. Call again after a
-    failure, with the same ``fresh``."""
-    for tensor in stock:
-        if why_tensor_stays(tensor) is None and tensor.untyped_storage()._cdata == old._cdata:
+class Tenants:
+    """The tensors of a stock by the storage in which they lie, to be moved while it is empty."""
+
+    def __init__(self, stock: Iterable[Any]) -> None:
+        """They are looked at when something is moved, as a rule never."""
+        self._stock = stock
+
+    @cached_property
+    def _by_storage(self) -> dict[int, list[torch.Tensor]]:
+        found: dict[int, list[torch.Tensor]] = {}
+        for tensor in self._stock:
+            if why_tensor_stays(tensor) is None:
+                found.setdefault(tensor.untyped_storage()._cdata, []).append(tensor)
+        return found
+
+    def move(self, old: torch.UntypedStorage, fresh: torch.UntypedStorage) -> None:
+        """Puts those of ``old`` on ``fresh``. Call again after a failure, with the same two."""
+        for tensor in self._by_storage.get(old._cdata, ()):
             _put(tensor, fresh)
 
 

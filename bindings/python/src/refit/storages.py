@@ -5,12 +5,26 @@ comes back with ``resize_(nbytes)``, so tensors, their views, strides and wrappe
 they are. So each storage counts once, however many tensors lie in it, and may leave only if all
 that is known to lie in it is optimizer state (or gradients, where those are asked for).
 
-``take_stock`` goes through the state, fast, and alike every time; ``scan`` decides, slowly. A scan
-holds as long as the stock is the same. Where the bytes go is unknown here.
+``take_stock`` goes through the state, fast, and alike every time; ``scan`` decides, slowly. What it
+has decided holds as long as the same storages are there. That is known by three things:
+
+- the tensors of the stock have the identities that they had, in the same order;
+- each begins at the address at which it began;
+- each storage that is to leave has the address and the length that the C library was told, and can
+  still be resized (``Regions.fits``).
+
+Identities alone would not do: a new tensor may have that of one that is gone. Where all three are
+as they were, the same bytes leave from the same place, and return to it, whoever owns them. What
+else may lie in such a storage is looked at when it is decided, and not again: memory of a state
+that becomes a buffer of the model later is noticed at the next scan. Where the bytes go is unknown
+here.
 """
 
+from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import cache
+from operator import itemgetter
 from typing import Any
 
 import torch
@@ -29,25 +43,42 @@ Place = tuple[torch.device, int]
 BESIDE = -1
 """In place of an optimizer's number: the tensor is in no state, but is kept beside one."""
 
-Found = tuple[int, Any, tuple[Any, ...], Any]
-"""The optimizer's number, whose state it is, under which keys, and a tensor or another object."""
+Path = tuple[Any, ...]
+"""The keys under which a tensor is found in the state of its owner."""
 
 
 @dataclass(slots=True)
 class Stock:
-    """What one walk through the state found: states first, then gradients, then parameters."""
+    """What one walk through the state found: states first, then gradients, then parameters.
 
-    states: list[Found]
-    grads: list[tuple[Any, Any]]
-    """Parameters, and the gradient of each that has one."""
+    It is kept in columns, since an object for each tensor would cost more than the walk: Python's
+    garbage collector goes through all such objects again and again.
+    """
+
     tensors: list[Any]
+    """All of them. Among the states is every object that is neither a tensor nor a plain value."""
+    owners: list[Any]
+    """Of each state the parameter whose it is, or None if it is kept beside a state; then of each
+    gradient its parameter."""
+    paths: list[Path]
+    """Of each state where it was found."""
+
+    @property
+    def states(self) -> int:
+        """How many of the tensors are states."""
+        return len(self.paths)
+
+    @property
+    def grads(self) -> list[tuple[Any, Any]]:
+        """Parameters, and the gradient of each that has one."""
+        return list(zip(self.owners, self.tensors, strict=False))[self.states :]
 
     def identities(self) -> list[int]:
-        """What tells the tensors from others."""
-        return list(map(id, self.tensors))
+        """What tells the tensors from others that live at the same time, and what each is."""
+        return [self.states, len(self.owners), *map(id, self.tensors)]
 
     def addresses(self) -> list[int]:
-        """Where the tensors are, now. With the identities it makes a stock the same as another."""
+        """Where the tensors are, now."""
         try:
             return [tensor.data_ptr() for tensor in self.tensors]
         except (AttributeError, RuntimeError):  # something without memory is among them
@@ -55,71 +86,98 @@ class Stock:
 
 
 @dataclass(slots=True)
-class Slot:
-    """One storage that can leave. ``tensor`` is the number in the stock of one that lies in it."""
+class Slots:
+    """What can leave of one device: storages, and behind them the pieces of an arena, which leave
+    whole and return to where they were. The same place in each list is one of them."""
 
-    name: str
-    device: torch.device
-    nbytes: int
-    tensor: int
-    group: int
-    address: int = 0
-    """Of a piece of an arena, which leaves whole and returns to it; 0: the storage's own."""
+    names: list[str] = field(default_factory=list)
+    addresses: list[int] = field(default_factory=list)
+    """Where each was when it was decided."""
+    nbytes: list[int] = field(default_factory=list)
+    groups: list[int] = field(default_factory=list)
+    tensors: list[int] = field(default_factory=list)
+    """Of each storage the number in the stock of a tensor that lies in it. A piece has none."""
+
+    def __len__(self) -> int:
+        return len(self.names)
+
+    def add(self, name: str, address: int, nbytes: int, group: int) -> None:
+        """Adds a piece, or a storage whose tensor is added, too."""
+        self.names.append(name)
+        self.addresses.append(address)
+        self.nbytes.append(nbytes)
+        self.groups.append(group)
 
 
 @dataclass(slots=True)
 class Scan:
     """What was decided about a stock."""
 
-    slots: list[Slot]
+    slots: dict[torch.device, Slots]
     resident: list[tuple[str, str]]
     """What does not leave, by name, and why."""
+    fixed: bool = False
+    """Whether something stays because of its storage alone: see ``rehousing``."""
     passing: bool = False
     """Whether something stays only as long as somebody else holds its memory."""
 
 
 def take_stock(
-    optimizers: Sequence[torch.optim.Optimizer],
+    optimizers: Iterable[torch.optim.Optimizer],
     with_grads: bool,
     beside: Iterable[tuple[str, Any]] = (),
 ) -> Stock:
     """Goes through the state of ``optimizers``, the tensors kept beside it and, if asked, the
     gradients. Changes nothing."""
-    states = list(_walk(optimizers))
-    for name, tensor in beside:
-        states += _inside(BESIDE, None, (name,), tensor)
-    parameters = [p for one in optimizers for group in one.param_groups for p in group["params"]]
-    grads: list[tuple[Any, Any]] = []
-    if with_grads:
-        grads = [(p, p.grad) for p in parameters if p.grad is not None]
-    return Stock(states, grads, [s[3] for s in states] + [g[1] for g in grads] + parameters)
-
-
-def _walk(optimizers: Iterable[torch.optim.Optimizer]) -> Iterator[Found]:
-    """Every tensor, wrappers opened, always in the same order; and every object that is neither a
-    tensor nor a plain value."""
-    for number, optimizer in enumerate(optimizers):
+    walk = _Walk()
+    parameters: list[Any] = []
+    for optimizer in optimizers:
         for owner, state in optimizer.state.items():
-            yield from _inside(number, owner, (), state)
+            walk.enter(owner, (), state)
+        for group in optimizer.param_groups:
+            parameters += group["params"]
+    for name, tensor in beside:
+        walk.enter(None, (name,), tensor)
+    if with_grads:
+        grads = [p.grad for p in parameters]
+        walk.owners += [p for p, grad in zip(parameters, grads, strict=True) if grad is not None]
+        walk.tensors += [grad for grad in grads if grad is not None]
+    return Stock(walk.tensors + parameters, walk.owners, walk.paths)
 
 
-def _inside(number: int, owner: Any, keys: tuple[Any, ...], value: Any) -> Iterator[Found]:
-    if isinstance(value, Mapping):
-        for key, one in value.items():
-            if type(one) is torch.Tensor:  # as a rule; the rest is for what is rare
-                yield number, owner, (*keys, key), one
-            elif type(one) not in _VALUES:
-                yield from _inside(number, owner, (*keys, key), one)
-    elif type(value) in _PLAIN:
-        yield number, owner, keys, value
-    elif isinstance(value, list | tuple):
-        for index, one in enumerate(value):
-            yield from _inside(number, owner, (*keys, index), one)
-    elif isinstance(value, torch.Tensor):
-        for path, tensor in opened(value):
-            yield number, owner, (*keys, *path), tensor
-    elif not isinstance(value, _VALUES):
-        yield number, owner, keys, value
+class _Walk:
+    """Finds every tensor, wrappers opened, always in the same order; and every object that is
+    neither a tensor nor a plain value."""
+
+    def __init__(self) -> None:
+        self.tensors: list[Any] = []
+        self.owners: list[Any] = []
+        self.paths: list[Path] = []
+        self._known: dict[Path, Path] = {}
+
+    def enter(self, owner: Any, path: Path, value: Any) -> None:
+        """Takes in what is found under ``path`` in the state of ``owner``."""
+        if type(value) is dict or isinstance(value, Mapping):
+            for key, one in value.items():
+                if type(one) is torch.Tensor:  # as a rule; the rest is for what is rare
+                    self._add(owner, (*path, key), one)
+                elif type(one) not in _VALUES:
+                    self.enter(owner, (*path, key), one)
+        elif type(value) in _PLAIN:
+            self._add(owner, path, value)
+        elif isinstance(value, list | tuple):
+            for index, one in enumerate(value):
+                self.enter(owner, (*path, index), one)
+        elif isinstance(value, torch.Tensor):
+            for inside, tensor in opened(value):
+                self._add(owner, (*path, *inside), tensor)
+        elif not isinstance(value, _VALUES):
+            self._add(owner, path, value)
+
+    def _add(self, owner: Any, path: Path, tensor: Any) -> None:
+        self.tensors.append(tensor)
+        self.owners.append(owner)
+        self.paths.append(self._known.setdefault(path, path))  # few are distinct: kept once
 
 
 def opened(tensor: torch.Tensor) -> Iterator[tuple[tuple[str, ...], Any]]:
@@ -142,7 +200,13 @@ def begin_of(tensor: Any) -> int:
     """Where a tensor's storage begins; 0 for what has none, or does not say."""
     if type(tensor) not in _PLAIN or tensor.layout is not torch.strided:
         return 0
-    return int(tensor.untyped_storage().data_ptr())
+    first = tensor.data_ptr()  # 0 if it has no elements, or its storage no memory
+    begin = first - tensor.storage_offset() * tensor.element_size() if first else 0
+    if begin:
+        return int(begin)
+    # Not as a rule: PyTorch makes a Python object of every storage that is asked for.
+    storage = tensor.untyped_storage()
+    return storage.data_ptr() if storage.nbytes() else 0
 
 
 def is_emptied(tensor: Any) -> bool:
@@ -152,29 +216,31 @@ def is_emptied(tensor: Any) -> bool:
     return bool(tensor.numel() > 0 and tensor.untyped_storage().nbytes() == 0)
 
 
-def place_of(storage: torch.UntypedStorage) -> Place:
-    """Where a storage is."""
-    return storage.device, storage.data_ptr()
+def place_of(tensor: torch.Tensor) -> Place | None:
+    """Where the memory is in which a tensor lies, one that could leave; None if there is none."""
+    begin = begin_of(tensor)
+    return (tensor.device, begin) if begin else None
 
 
 def why_tensor_stays(tensor: Any) -> str | None:
     """Why there is no storage that could be emptied under a tensor; None if there is one."""
+    if type(tensor) in _PLAIN and tensor.layout is torch.strided:
+        if tensor.is_cpu or tensor.is_cuda:
+            return None
+        return f"{tensor.device} is no device that refit moves memory of"
     if not isinstance(tensor, torch.Tensor):
         return f"a {type(tensor).__name__} is not looked into: only tensors, lists and dicts are"
     if type(tensor) not in _PLAIN:
         return f"the tensor subclass {type(tensor).__name__} does not say what memory it holds"
-    if tensor.layout is not torch.strided:
-        return f"its layout is {tensor.layout}: only strided tensors are moved"
-    if tensor.device.type not in ("cpu", "cuda"):
-        return f"{tensor.device} is no device that refit moves memory of"
-    return None
+    return f"its layout is {tensor.layout}: only strided tensors are moved"
 
 
-def why_storage_stays(tensor: torch.Tensor, storage: torch.UntypedStorage) -> str | None:
+def why_storage_stays(tensor: torch.Tensor) -> str | None:
     """Why a tensor's storage cannot be emptied and filled again; None if it can be."""
+    storage = tensor.untyped_storage()
     if tensor.is_quantized:
         return "it is quantised"
-    if storage.device.type == "cpu" and storage.is_shared():
+    if tensor.is_cpu and storage.is_shared():
         return "its memory is shared with other processes (share_memory_(), a mapped file)"
     if not storage.resizable():
         return (
@@ -189,40 +255,54 @@ def places(named: Iterable[tuple[str, Any]]) -> dict[Place, str]:
     found: dict[Place, str] = {}
     for name, tensor in named:
         for _path, inner in opened(tensor):
-            if why_tensor_stays(inner) is None and inner.untyped_storage().nbytes() > 0:
-                found.setdefault(place_of(inner.untyped_storage()), name)
+            if why_tensor_stays(inner) is None and (place := place_of(inner)) is not None:
+                found.setdefault(place, name)
     return found
 
 
 def scan(
     stock: Stock,
     others: Mapping[Place, str],
-    name_of: Callable[[Any], tuple[str, ...]],
+    names: Mapping[int, str],
     why_device_stays: Callable[[torch.device], str | None],
     pieces: Sequence[tuple[int, int]] = (),
 ) -> Scan:
     """Decides what of a stock can leave.
 
-    ``others``: memory that somebody else knows (parameters, buffers), and by what name; ``name_of``
-    names the owner of a state; ``why_device_stays`` says why memory of a device is not moved, or
-    None; ``pieces``: addresses and lengths of what an arena moves as one. Does not block and
+    ``others``: memory that somebody else knows (parameters, buffers), and by what name; ``names``:
+    of parameters, by their identity; ``why_device_stays`` says why memory of a device is not moved,
+    or None, and is asked once for each; ``pieces``: addresses and lengths of what an arena moves as
+    one. The work grows with the number of tensors, and with that of the pieces. Does not block and
     changes nothing.
     """
     scanner = _Scanner(others, why_device_stays)
-    for number, (_optimizer, owner, keys, tensor) in enumerate(stock.states):
-        name = ".".join((*name_of(owner), *map(str, keys)))
-        reason = "a step counter stays where it is" if "step" in keys else None
+    found = {path: _told(path) for path in set(stock.paths)}
+    looked_at = zip(stock.tensors, stock.owners, stock.paths, strict=False)
+    for number, (tensor, owner, path) in enumerate(looked_at):
+        name, reason = found[path]
+        if owner is not None:
+            whose = names.get(id(owner), "state")
+            name = f"{whose}.{name}" if name else whose
         scanner.look(name, tensor, number, reason, STATES)
-    for number, (owner, grad) in enumerate(stock.grads, len(stock.states)):
+    for number, (owner, grad) in enumerate(stock.grads, stock.states):
         reason = "what shards it adds to it unseen" if _is_shard(owner, grad) else None
-        scanner.look(".".join((*name_of(owner), "grad")), grad, number, reason, GRADS)
+        scanner.look(f"{names.get(id(owner), 'state')}.grad", grad, number, reason, GRADS)
     return scanner.decided(pieces)
+
+
+def _told(path: Path) -> tuple[str, str | None]:
+    """What stands for a path in names, and why what is found there stays, whatever else it is."""
+    return ".".join(map(str, path)), "a step counter stays where it is" if "step" in path else None
 
 
 def _is_shard(owner: Any, grad: Any) -> bool:
     """Whether a gradient is a DTensor's, or of a parameter in a flat one of FSDP1, which keeps a
     reference of its own to it and takes nothing else in its place."""
     return type(grad) not in _PLAIN or bool(getattr(owner, "_fsdp_flattened", False))
+
+
+_Leaving = tuple[str, int, int, int]
+"""Name, length and group of a storage, and the number of a tensor in it."""
 
 
 class _Scanner:
@@ -234,12 +314,13 @@ class _Scanner:
         why_device_stays: Callable[[torch.device], str | None],
     ) -> None:
         self._others = others
-        self._why_device_stays = why_device_stays
-        self._slots: dict[Place, Slot] = {}
+        self._why_device_stays = cache(why_device_stays)
+        self._leaving: dict[Place, _Leaving] = {}
         self._stays: dict[Place, str] = {}
         self._scalars: dict[Place, str] = {}
         self._names: dict[str, int] = {}
         self._resident: list[tuple[str, str]] = []
+        self._fixed = False
 
     def look(self, name: str, tensor: Any, number: int, reason: str | None, group: int) -> None:
         """Takes one tensor in. ``reason``: why it stays, whatever else it is."""
@@ -247,26 +328,26 @@ class _Scanner:
         if without is not None:
             self._resident.append((name, reason or without))
             return
-        storage = tensor.untyped_storage()
-        if storage.nbytes() == 0:
+        place = place_of(tensor)
+        if place is None:
             return
-        place = place_of(storage)
-        reason = reason or self._why_stays(tensor, storage, place)
+        reason = reason or self._why_stays(tensor, place)
         if reason is not None:
             self._resident.append((name, reason))
             self._stays.setdefault(place, name)
         elif tensor.dim() == 0:
             self._scalars.setdefault(place, name)
-        elif place not in self._slots:
-            name = self._unique(name)
-            self._slots[place] = Slot(name, storage.device, storage.nbytes(), number, group)
+        elif place not in self._leaving:
+            nbytes = tensor.untyped_storage().nbytes()
+            self._leaving[place] = self._unique(name), nbytes, group, number
 
-    def _why_stays(
-        self, tensor: torch.Tensor, storage: torch.UntypedStorage, place: Place
-    ) -> str | None:
+    def _why_stays(self, tensor: torch.Tensor, place: Place) -> str | None:
         if place in self._others:
             return f"its memory is also that of {self._others[place]}"
-        return why_storage_stays(tensor, storage) or self._why_device_stays(storage.device)
+        reason = why_storage_stays(tensor)
+        if reason is not None:
+            self._fixed = True
+        return reason or self._why_device_stays(place[0])
 
     def _unique(self, name: str) -> str:
         seen = self._names[name] = self._names.get(name, 0) + 1
@@ -274,31 +355,58 @@ class _Scanner:
 
     def decided(self, pieces: Sequence[tuple[int, int]]) -> Scan:
         """What was decided, once all tensors were seen."""
-        for place, slot in self._slots.items():
-            if place in self._stays:
-                reason = f"its memory is also that of {self._stays[place]}, which stays"
-                self._resident.append((slot.name, reason))
+        for place in [one for one in self._leaving if one in self._stays]:
+            reason = f"its memory is also that of {self._stays[place]}, which stays"
+            self._resident.append((self._leaving.pop(place)[0], reason))
         for place, name in self._scalars.items():
-            if place not in self._slots:
+            if place not in self._leaving:
                 self._resident.append((name, "a 0-dim tensor stays where it is"))
-        slots = {place: slot for place, slot in self._slots.items() if place not in self._stays}
-        for begin, nbytes in pieces:
-            self._as_one(slots, begin, nbytes)
-        return Scan(list(slots.values()), self._resident)
+        whole = self._whole(pieces)
+        slots: dict[torch.device, Slots] = {}
+        for (device, address), (name, nbytes, group, tensor) in self._leaving.items():
+            one = slots.get(device) or slots.setdefault(device, Slots())
+            one.add(name, address, nbytes, group)
+            one.tensors.append(tensor)
+        for (device, address), name, nbytes in whole:
+            slots.setdefault(device, Slots()).add(name, address, nbytes, STATES)
+        return Scan(slots, self._resident, self._fixed)
 
-    def _as_one(self, slots: dict[Place, Slot], begin: int, nbytes: int) -> None:
-        """Puts a piece in the place of the storages in it; it stays if anything in it stays."""
-        inside = [place for place in slots if begin <= place[1] < begin + nbytes]
-        if not inside:
-            return
-        taken = [slots.pop(place) for place in inside]
+    def _whole(self, pieces: Sequence[tuple[int, int]]) -> list[tuple[Place, str, int]]:
+        """Takes out the storages that lie in pieces, and gives the pieces that leave in their
+        place, with a name and their length. One stays if anything in it stays."""
+        if not pieces:
+            return []
+        leaving = _Ordered(self._leaving)
         known: dict[Place, str] = {**self._others, **self._stays, **self._scalars}
-        stays = [name for place, name in known.items() if begin <= place[1] < begin + nbytes]
-        stays += [slot.name for slot in taken if slot.group == GRADS]
-        if stays:
-            reason = f"its segment of the pool is also that of {stays[0]}, which stays"
-            self._resident += [(slot.name, reason) for slot in taken]
-            return
-        first = taken[0]
-        name = self._unique(f"pool.{first.name}")
-        slots[inside[0]] = Slot(name, first.device, nbytes, first.tensor, STATES, begin)
+        staying = _Ordered(known)
+        found: list[tuple[Place, str, int]] = []
+        for begin, nbytes in pieces:
+            inside = leaving.within(begin, nbytes)
+            if not inside:
+                continue
+            taken = [self._leaving.pop(place) for place in inside]
+            stays = [known[place] for place in staying.within(begin, nbytes)]
+            stays += [name for name, _, group, _ in taken if group == GRADS]
+            if stays:
+                reason = f"its segment of the pool is also that of {stays[0]}, which stays"
+                self._resident += [(name, reason) for name, *_ in taken]
+                continue
+            name = self._unique(f"pool.{taken[0][0]}")
+            found.append(((inside[0][0], begin), name, nbytes))
+        return found
+
+
+class _Ordered:
+    """Places by their addresses."""
+
+    def __init__(self, places: Iterable[Place]) -> None:
+        self._places = sorted(places, key=_address_of)
+
+    def within(self, begin: int, nbytes: int) -> list[Place]:
+        """Those that begin in a range."""
+        first = bisect_left(self._places, begin, key=_address_of)
+        behind = bisect_left(self._places, begin + nbytes, key=_address_of)
+        return self._places[first:behind]
+
+
+_address_of: Callable[[Place], int] = itemgetter(1)
