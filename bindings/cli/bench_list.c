@@ -11,9 +11,11 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 #include "bench.h"
 #include "cli.h"
+#include "file.h"
 
 enum {
     FLOAT_BYTES = 4,
@@ -158,16 +160,30 @@ static bool fill_small(bench_list *list, uint64_t bytes)
     return true;
 }
 
+static refit_status open_list(const char *path, FILE **out, refit_error *error)
+{
+    int opened;
+    uint64_t bytes;
+    refit_status status = cli_file_open(path, &opened, &bytes, error);
+    if (status == REFIT_ERR_IO)
+        return cli_refuse(error, REFIT_ERR_INVALID, error->subsystem,
+                          "%s is no list of tensors that is known here, and no file either", path);
+    if (status != REFIT_OK)
+        return cli_refuse(error, status, 0, "%s: it is empty or not a regular file", path);
+    *out = fdopen(opened, "r");
+    if (*out != NULL) return REFIT_OK;
+    (void)close(opened);
+    return REFIT_ERR_HOST_MEMORY;
+}
+
 static refit_status fill_file(bench_list *list, const char *path, refit_error *error)
 {
     char name[BENCH_NAME];
     uint64_t bytes;
     int found = EOF;
-    FILE *file = fopen(path, "re");
-    if (file == NULL)
-        return cli_refuse(error, REFIT_ERR_INVALID, errno,
-                          "%s is no list of tensors that is known here, and no file either", path);
-    refit_status status = REFIT_OK;
+    FILE *file = NULL;
+    refit_status status = open_list(path, &file, error);
+    if (status != REFIT_OK) return status;
     while (status == REFIT_OK && (found = fscanf(file, "%95s %" SCNu64, name, &bytes)) == 2) {
         if (bytes == 0) break;
         if (!add(list, name, bytes)) status = REFIT_ERR_HOST_MEMORY;

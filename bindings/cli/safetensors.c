@@ -9,16 +9,15 @@
 #include "safetensors.h"
 
 #include <errno.h>
-#include <fcntl.h>
 #include <inttypes.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/stat.h>
 #include <unistd.h>
 
 #include <jansson.h>
 
 #include "cli.h"
+#include "file.h"
 #include "safetensors_header.h"
 
 #define LENGTH_BYTES 8
@@ -106,24 +105,6 @@ static refit_status read_all(int file, void *memory, uint64_t count, uint64_t of
     return REFIT_OK;
 }
 
-static refit_status open_file(const char *path, int *out, uint64_t *bytes, refit_error *error)
-{
-    struct stat stat;
-    int file = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK); /* a FIFO is refused, not awaited */
-    if (file < 0 || fstat(file, &stat) != 0) {
-        int code = errno;
-        if (file >= 0) (void)close(file);
-        return cli_refuse(error, REFIT_ERR_IO, code, "cannot open it: %s", strerror(code));
-    }
-    if (!S_ISREG(stat.st_mode) || stat.st_size == 0) {
-        (void)close(file);
-        return cli_refuse(error, REFIT_ERR_INVALID, 0, "it is empty or not a regular file");
-    }
-    *out = file;
-    *bytes = (uint64_t)stat.st_size;
-    return REFIT_OK;
-}
-
 static refit_status read_text(int file, uint64_t length, uint64_t bytes, cli_weights *out,
                               refit_error *error)
 {
@@ -153,7 +134,7 @@ refit_status cli_weights_open(const char *path, cli_weights *out, refit_error *e
 {
     int file = -1;
     uint64_t bytes = 0;
-    refit_status status = open_file(path, &file, &bytes, error);
+    refit_status status = cli_file_open(path, &file, &bytes, error);
     if (status != REFIT_OK) return status;
     status = read_header(file, bytes, out, error);
     if (status != REFIT_OK) {

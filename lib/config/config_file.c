@@ -53,9 +53,10 @@ static refit_status refuse_chain(const source_file *file, refit_error *error)
     return REFIT_OK;
 }
 
+/* Without waiting: at the other end of a FIFO there may never be a writer. */
 static refit_status open_file(source_file *file, refit_error *error)
 {
-    file->descriptor = open(file->path, O_RDONLY | O_CLOEXEC);
+    file->descriptor = open(file->path, O_RDONLY | O_CLOEXEC | O_NONBLOCK | O_NOCTTY);
     if (file->descriptor < 0) {
         return rft_fail_sub(error, REFIT_ERR_IO, errno, "%scannot open %s: %s", file->where,
                             shorten(file->path), strerror(errno));
@@ -69,7 +70,12 @@ static refit_status open_file(source_file *file, refit_error *error)
     }
     file->device = stat.st_dev;
     file->inode = stat.st_ino;
-    refit_status status = refuse_chain(file, error);
+    refit_status status =
+        S_ISREG(stat.st_mode)
+            ? refuse_chain(file, error)
+            : rft_fail(error, REFIT_ERR_CONFIG,
+                       "%s%s is no regular file: write the configuration into one", file->where,
+                       shorten(file->path));
     if (status != REFIT_OK) (void)close(file->descriptor);
     return status;
 }

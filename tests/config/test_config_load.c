@@ -138,9 +138,17 @@ static void file_that_cannot_be_read_is_an_io_error(void **state)
     (void)state;
     assert_load_fails("missing.yaml", REFIT_ERR_IO, "No such file or directory");
     assert_int_equal(error.subsystem, ENOENT);
-    assert_load_fails("", REFIT_ERR_IO, "Is a directory");
     assert_int_equal(refit_config_load(&config, NULL, &error), REFIT_ERR_INVALID);
     assert_int_equal(refit_config_load(NULL, "x", &error), REFIT_ERR_INVALID);
+}
+
+static void what_is_no_regular_file_is_refused_without_waiting(void **state)
+{
+    (void)state;
+    assert_int_equal(mkfifo(in_folder("fifo"), 0600), 0);
+    assert_load_fails("fifo", REFIT_ERR_CONFIG, "fifo is no regular file");
+    assert_load_fails("", REFIT_ERR_CONFIG, "is no regular file");
+    assert_int_equal(unlink(in_folder("fifo")), 0);
 }
 
 static void huge_file_is_refused(void **state)
@@ -279,6 +287,8 @@ int main(void)
         cmocka_unit_test_setup_teardown(chain_of_includes_is_bounded, start, clean),
         cmocka_unit_test_setup_teardown(failure_in_an_included_file_names_its_place, start, clean),
         cmocka_unit_test_setup_teardown(file_that_cannot_be_read_is_an_io_error, start, clean),
+        cmocka_unit_test_setup_teardown(what_is_no_regular_file_is_refused_without_waiting, start,
+                                        clean),
         cmocka_unit_test_setup_teardown(huge_file_is_refused, start, clean),
         cmocka_unit_test_setup_teardown(late_mistake_undoes_the_whole_file, start, clean),
         cmocka_unit_test_setup_teardown(failed_allocation_is_an_error, start, clean),
