@@ -161,6 +161,7 @@ static refit_status run_row(scene *in, bool tcp, uint32_t workers, origin *from,
     if (status == REFIT_OK) {
         bench_print(in->options, describe(in, &it, from));
         if (from->workers == 0) *from = (origin){workers, bench_median(&it.version)};
+        status = bench_written(error);
     }
     row_close(&it);
     return status;

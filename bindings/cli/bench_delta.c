@@ -179,7 +179,10 @@ static refit_status measure(const bench_options *options, const bench_pairs *pai
         status = cli_refuse(error, REFIT_ERR_HOST_MEMORY, 0, "no memory for the benchmark itself");
     if (status == REFIT_OK) status = bench_bound_open(options, pairs, &run.bound, error);
     if (status == REFIT_OK) status = run_rounds(&run, rounds, error);
-    if (status == REFIT_OK) report(options, &run, rounds);
+    if (status == REFIT_OK) {
+        report(options, &run, rounds);
+        status = bench_written(error);
+    }
     bench_bound_close(run.bound);
     bench_coder_close(&run.coder);
     return status;

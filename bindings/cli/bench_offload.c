@@ -173,6 +173,7 @@ static refit_status run_mode(const bench_options *options, const bench_list *lis
         status = bench_rivals_open(&rivals, options, &ours, copy_threads(options), error);
     if (status == REFIT_OK) status = run_rounds(options, &ours, &rivals, out, error);
     if (status == REFIT_OK) report(options, &ours, &rivals, out);
+    if (status == REFIT_OK) status = bench_written(error);
     if (status == REFIT_OK && rivals.failures > 0)
         status = cli_refuse(error, REFIT_ERR_DEVICE, 0, "not every baseline could be run");
     bench_rivals_close(&rivals);
@@ -224,7 +225,7 @@ int bench_offload(const bench_options *options)
     if (refit_set_allocator(&counting) != REFIT_OK) return 1;
     if (open_list(options, &list, &error) != REFIT_OK) return cli_complain_error(&error);
     int failed = 0;
-    for (int reclaim = 0; reclaim < 2; reclaim++) {
+    for (int reclaim = 0; reclaim < 2 && bench_written(&error) == REFIT_OK; reclaim++) {
         if (reclaim == 1 && list.apart) continue;
         if (run_mode(options, &list, reclaim == 1, &error) != REFIT_OK)
             failed = cli_complain_error(&error);

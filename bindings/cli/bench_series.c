@@ -9,6 +9,7 @@
 #include <unistd.h>
 
 #include "bench.h"
+#include "cli.h"
 
 double bench_now(void)
 {
@@ -156,6 +157,12 @@ void bench_print(const bench_options *options, json_t *object)
     putchar('\n');
     fflush(stdout);
     json_decref(object);
+}
+
+refit_status bench_written(refit_error *error)
+{
+    if (ferror(stdout) == 0) return REFIT_OK;
+    return cli_refuse(error, REFIT_ERR_IO, 0, "cannot write to standard output");
 }
 
 int bench_input_ended(void)

@@ -37,6 +37,10 @@ int cli_complain_error(const refit_error *error);
 /* Likewise, where it speaks of a file or a folder that the user named. */
 int cli_complain_file(const refit_error *error);
 
+/* Writes out what was printed; CLI_IO, with a complaint, if it or what came before could not be
+ * written: nobody reads it any more, or the disk is full. */
+int cli_flush(void);
+
 /* A refusal of the command's own parts, in the form that refit calls use. `code`: errno or 0. */
 refit_status cli_refuse(refit_error *error, refit_status status, int code, const char *format, ...)
     REFIT_PRINTF(4, 5);

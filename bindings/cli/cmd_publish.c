@@ -228,8 +228,7 @@ static int report_version(const publish_job *job, int index, uint32_t committed,
                  committed == 1 ? "" : "s", seconds);
     report_changes(job);
     (void)printf("\n");
-    (void)fflush(stdout);
-    return CLI_DONE;
+    return cli_flush();
 }
 
 /* Where the tensors are others than those of the file before. */
@@ -279,8 +278,7 @@ static int publish_all(publish_job *job)
         return cli_complain_error(&error);
     }
     (void)printf("endpoint %s\n", refit_publisher_endpoint(job->publisher));
-    (void)fflush(stdout);
-    int status = CLI_DONE;
+    int status = cli_flush();
     for (int i = 0; i < job->count && status == CLI_DONE; i++) {
         char label[64];
         cli_progress progress;

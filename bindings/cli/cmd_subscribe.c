@@ -8,18 +8,17 @@
  */
 #include <errno.h>
 #include <inttypes.h>
-#include <stdatomic.h>
 #include <stdio.h>
 #include <string.h>
 #include <sys/stat.h>
 
 #include <refit/broadcast.h>
-#include <refit/host.h>
 
 #include "archiving.h"
 #include "args.h"
 #include "cli.h"
 #include "interrupt.h"
+#include "log.h"
 #include "progress.h"
 #include "safetensors_write.h"
 #include "settings.h"
@@ -39,9 +38,8 @@ typedef struct subscribe_job {
     uint32_t timeout_s;     /* 0: none */
     refit_archive *kept_in; /* or NULL */
     refit_subscriber *subscriber;
-    uint32_t kept;    /* versions written so far */
-    bool hinted;      /* it need not be said any more that nobody has answered */
-    atomic_bool told; /* refit has said something, in its own words */
+    uint32_t kept; /* versions written so far */
+    bool hinted;   /* it need not be said any more that nobody has answered */
 } subscribe_job;
 
 enum {
@@ -136,7 +134,7 @@ static void hint(subscribe_job *job)
     if (job->hinted) return;
     job->hinted = true;
     if (refit_subscriber_describe(job->subscriber, &info, NULL) != REFIT_OK) return;
-    if (info.epoch != 0 || atomic_load(&job->told)) return;
+    if (info.epoch != 0 || cli_log_said()) return;
     (void)cli_complain(CLI_DONE, "no trainer has answered at %s yet: waiting%s", endpoint,
                        job->timeout_s > 0 ? "" : " (--timeout S ends that)");
 }
@@ -258,8 +256,8 @@ static void report_archived(const subscribe_job *job, const version_files *files
     (void)putchar('\n');
 }
 
-static void report_version(const subscribe_job *job, const version_files *files,
-                           const refit_archive_info *info)
+static int report_version(const subscribe_job *job, const version_files *files,
+                          const refit_archive_info *info)
 {
     char size[CLI_SIZE_TEXT];
     const uint64_t version = files->source.number;
@@ -269,7 +267,7 @@ static void report_version(const subscribe_job *job, const version_files *files,
                      cli_size_text(files->bytes, size));
     }
     if (job->kept_in != NULL) report_archived(job, files, info, prune(job));
-    (void)fflush(stdout);
+    return cli_flush();
 }
 
 static int keep_version(subscribe_job *job, refit_update *update)
@@ -288,8 +286,7 @@ static int keep_version(subscribe_job *job, refit_update *update)
         return cli_complain(CLI_IO, "version %" PRIu64 " was accepted, but is not in place: %s",
                             files.source.number, error.text);
     }
-    report_version(job, &files, &info);
-    return CLI_DONE;
+    return report_version(job, &files, &info);
 }
 
 static int subscribe(subscribe_job *job)
@@ -313,15 +310,6 @@ static int subscribe(subscribe_job *job)
     return status;
 }
 
-/* Why this worker is shut out, or a version is kept whole, among others. */
-static void print_log(void *user, refit_log_level level, const char *line)
-{
-    subscribe_job *job = user;
-    (void)level;
-    atomic_store(&job->told, true);
-    (void)cli_complain(CLI_DONE, "%s", line);
-}
-
 static int run_subscribe(int count, char **arguments)
 {
     subscribe_job job = {0};
@@ -331,11 +319,9 @@ static int run_subscribe(int count, char **arguments)
         if (!take_flag(&job, found, value)) return CLI_USAGE;
     }
     cli_interrupt_catch();
-    refit_set_log(print_log, &job, REFIT_LOG_WARNING);
     int status = prepare(&job);
     if (status == CLI_DONE) status = subscribe(&job);
     refit_archive_close(job.kept_in);
-    refit_set_log(NULL, NULL, REFIT_LOG_WARNING);
     return status;
 }
 

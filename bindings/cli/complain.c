@@ -4,8 +4,10 @@
  * Names of files and workers come from elsewhere and may hold line breaks or terminal sequences, so
  * control characters are replaced before anything reaches the terminal.
  */
+#include <errno.h>
 #include <stdarg.h>
 #include <stdio.h>
+#include <string.h>
 
 #include "cli.h"
 
@@ -27,6 +29,14 @@ int cli_complain(int status, const char *format, ...)
     va_end(arguments);
     print_line(line);
     return status;
+}
+
+int cli_flush(void)
+{
+    errno = 0;
+    if (fflush(stdout) == 0 && ferror(stdout) == 0) return CLI_DONE;
+    return cli_complain(CLI_IO, "cannot write to standard output%s%s", errno != 0 ? ": " : "",
+                        errno != 0 ? strerror(errno) : "");
 }
 
 static int exit_status(refit_status status)

@@ -5,12 +5,14 @@
  * is shown on a terminal only. The exit statuses are listed in cli.h and in --help. The command
  * sees refit through its public headers, like any other program.
  */
+#include <signal.h>
 #include <stdio.h>
 #include <string.h>
 
 #include <refit/version.h>
 
 #include "cli.h"
+#include "log.h"
 
 static const cli_command *const commands[] = {&cli_publish, &cli_subscribe, &cli_materialize,
                                               &cli_inspect, &cli_keygen,    &cli_config,
@@ -37,8 +39,7 @@ static void print_help(FILE *out)
 /* Output that could not be written is a failure even if everything else went well. */
 static int finish(int status)
 {
-    if (fflush(stdout) == 0 && ferror(stdout) == 0) return status;
-    return status != CLI_DONE ? status : cli_complain(CLI_IO, "cannot write to standard output");
+    return status != CLI_DONE ? status : cli_flush();
 }
 
 static int run(const cli_command *command, int count, char **arguments)
@@ -53,6 +54,9 @@ static int run(const cli_command *command, int count, char **arguments)
 
 int main(int count, char **arguments)
 {
+    /* A reader who goes away is a failed write, so that workers and files are left in order. */
+    (void)signal(SIGPIPE, SIG_IGN);
+    cli_log_begin();
     if (count < 2) {
         return cli_complain(CLI_USAGE, "which command? refit --help lists them");
     }

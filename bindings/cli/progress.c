@@ -63,6 +63,11 @@ void cli_progress_say(cli_progress *progress, const char *words)
     (void)fflush(stderr);
 }
 
+void cli_progress_clear(void)
+{
+    if (isatty(STDERR_FILENO) == 1) (void)fputs(CLEAR, stderr);
+}
+
 void cli_progress_end(cli_progress *progress)
 {
     if (!progress->shown) return;

@@ -21,6 +21,9 @@ void cli_progress_say(cli_progress *progress, const char *words);
 /* Clears the line. */
 void cli_progress_end(cli_progress *progress);
 
+/* Clears whatever line is shown, for one who does not know which. Any thread. */
+void cli_progress_clear(void);
+
 #define CLI_SIZE_TEXT 32
 
 /* "1.2 GiB"; bytes below 1 KiB as "17 B". */

@@ -1,0 +1,35 @@
+/*
+ * Lines of refit's log on stderr, in the form of the command's own complaints.
+ *
+ * They may come from service threads, in the middle of a progress line, which is cleared first.
+ */
+#include "log.h"
+
+#include <stdatomic.h>
+#include <stddef.h>
+
+#include <refit/host.h>
+
+#include "cli.h"
+#include "progress.h"
+
+static atomic_bool said;
+
+static void print_line(void *user, refit_log_level level, const char *line)
+{
+    (void)user;
+    (void)level;
+    atomic_store(&said, true);
+    cli_progress_clear();
+    (void)cli_complain(CLI_DONE, "%s", line);
+}
+
+void cli_log_begin(void)
+{
+    refit_set_log(print_line, NULL, REFIT_LOG_WARNING);
+}
+
+bool cli_log_said(void)
+{
+    return atomic_load(&said);
+}

@@ -1,0 +1,88 @@
+#!/bin/bash
+# A reader of standard output who goes away ends a command in order, with status 6; what refit has to
+# say by itself is said on stderr.
+# shellcheck source=tests/cli/support.sh
+. "$(dirname "${BASH_SOURCE[0]}")/support.sh"
+make=${TOOLS:?}/make_safetensors
+"$make" all 1 "$scratch/small" || complain "make_safetensors"
+"$make" big 2 3000000 "$scratch/large" || complain "make_safetensors"
+socket=ipc://$scratch/socket
+mkfifo "$scratch/publish.said" "$scratch/subscribe.said"
+
+publish='' subscribe='' # process ids, set by begin
+
+# begin NAME ARGUMENT…: starts the command; its output is read from $scratch/NAME.said.
+begin() {
+    local name=$1
+    "${refit[@]}" "$@" >"$scratch/$name.said" 2>"$scratch/$name.err" </dev/null &
+    eval "$name=$!"
+}
+
+# ends NAME PID STATUS LINE…: it ends so, with these lines on stderr, in this order.
+ends() {
+    local name=$1 pid=$2 want=$3 got
+    shift 3
+    wait "$pid"
+    got=$?
+    [ "$got" -eq "$want" ] || complain "$name: status $got, not $want: $(cat "$scratch/$name.err")"
+    printf '%s' "${1+$1$'\n'}" | cmp -s - "$scratch/$name.err" || complain "$name: said $(cat "$scratch/$name.err")"
+}
+broken="refit: cannot write to standard output: Broken pipe"
+
+# The trainer's reader leaves after the first line, as head -1 does: the version under way is
+# committed, the worker stays in order, and no shared memory is left.
+begin publish "$scratch/small" "$scratch/large" --bind "$socket" --timeout 50
+read -r line <"$scratch/publish.said"
+[ "$line" = "endpoint $socket" ] || complain "publish said $line"
+begin subscribe "$socket" --out "$scratch/kept" --timeout 50
+exec 4<"$scratch/subscribe.said"
+slots=$(grep -o '/dev/shm/[^ ]*' "/proc/$publish/maps" | sort -u)
+[ -n "$slots" ] || complain "the publisher has no shared memory that could be left"
+ends publish "$publish" 6 "$broken"
+for slot in $slots; do
+    [ ! -e "$slot" ] || complain "left behind: $slot"
+done
+read -r line <&4
+[ "$line" = "version 1: $scratch/kept/1.safetensors, 23 tensors, 560.4 KiB" ] || complain "subscribe said $line"
+kill -TERM "$subscribe"
+ends subscribe "$subscribe" 143
+exec 4<&-
+
+# A worker's reader leaves before the first line: the version is kept all the same.
+begin publish "$scratch/small" --bind "$socket" --timeout 50
+exec 3<"$scratch/publish.said"
+begin subscribe "$socket" --out "$scratch/unread" --timeout 50
+: <"$scratch/subscribe.said"
+ends subscribe "$subscribe" 6 "$broken"
+ends publish "$publish" 0
+exec 3<&-
+cmp "$scratch/unread/1.safetensors" "$scratch/small" || complain "the version that was kept"
+
+# What only prints: its reader is gone before it starts.
+for command in "config" "inspect $scratch/small" "bench tensors" "version" "--help" "config --help"; do
+    read -ra words <<<"$command"
+    # shellcheck disable=SC2094 # A FIFO that is open at both ends can be written to; then the reading end is closed.
+    (
+        exec 3<>"$scratch/subscribe.said" 4>"$scratch/subscribe.said" 3<&-
+        exec "${refit[@]}" "${words[@]}" >&4 2>"$scratch/unread.err" </dev/null
+    ) &
+    ends unread $! 6 "$broken"
+done
+
+# A trainer whose weights find no shared memory says by which way they go.
+# shellcheck disable=SC2317 # Run in a shell of its own.
+with_small_files() {
+    ulimit -f 1024
+    exec "$@"
+}
+(with_small_files "${refit[@]}" publish "$scratch/large" --bind "$socket" --timeout 50) \
+    >"$scratch/publish.said" 2>"$scratch/publish.err" </dev/null &
+publish=$!
+exec 3<"$scratch/publish.said"
+read -r _ <&3
+run 0 subscribe "$socket" --out "$scratch/kept" --count 1 --timeout 50
+wait "$publish" || complain "publish through sockets: $(cat "$scratch/publish.err")"
+exec 3<&-
+grep -q '^refit: weights travel through sockets only: ' "$scratch/publish.err" ||
+    complain "not a word about sockets: $(cat "$scratch/publish.err")"
+finish
