@@ -37,6 +37,9 @@ int cli_complain_error(const refit_error *error);
 /* Likewise, where it speaks of a file or a folder that the user named. */
 int cli_complain_file(const refit_error *error);
 
+/* Likewise, where the sentence is about what is in the file and does not name it. */
+int cli_complain_content(const char *path, const refit_error *error);
+
 /* Writes out what was printed; CLI_IO, with a complaint, if it or what came before could not be
  * written: nobody reads it any more, or the disk is full. */
 int cli_flush(void);

@@ -104,7 +104,7 @@ static int inspect_weights(const inspect_job *job, const cli_weights *weights)
         status = refit_version_digest(weights->tensors, weights->count, digests, digest, &error);
     }
     int result = status == REFIT_OK ? show_weights(job, weights, digests, digest)
-                                    : cli_complain_file(&error);
+                                    : cli_complain_content(job->path, &error);
     free(digests);
     return result;
 }

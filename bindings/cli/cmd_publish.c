@@ -82,22 +82,45 @@ static bool is_of_archive(const publish_job *job, const char *path)
     return status == REFIT_OK || status == REFIT_ERR_CORRUPT;
 }
 
+static refit_status check_name(const publish_job *job, const char *name, refit_error *error)
+{
+    const size_t length = strlen(name);
+    if (length == 0) return cli_refuse(error, REFIT_ERR_INVALID, 0, "a tensor has an empty name");
+    if (length <= job->config.limits_name_bytes) return REFIT_OK;
+    return cli_refuse(error, REFIT_ERR_LIMIT, 0,
+                      "the name of tensor %.32s... has %zu bytes: limits.name_bytes allows %u",
+                      name, length, job->config.limits_name_bytes);
+}
+
+/* What safetensors can say and no version can be, as far as it shows without a publisher. */
+static refit_status check_file(const publish_job *job, const cli_weights *file, refit_error *error)
+{
+    refit_status status = REFIT_OK;
+    if (file->count == 0) return cli_refuse(error, REFIT_ERR_INVALID, 0, "it has no tensor");
+    if (file->count > job->config.limits_tensors) {
+        return cli_refuse(error, REFIT_ERR_LIMIT, 0, "it has %u tensors: limits.tensors allows %u",
+                          file->count, job->config.limits_tensors);
+    }
+    for (uint32_t i = 0; i < file->count && status == REFIT_OK; i++)
+        status = check_name(job, file->tensors[i].name, error);
+    return status;
+}
+
 static int open_files(publish_job *job)
 {
     for (int i = 0; i < job->count; i++) {
         refit_error error;
-        refit_status status = cli_weights_open(job->paths[i], &job->files[i], &error);
-        if (status == REFIT_OK) continue;
-        const int exit_status = status == REFIT_ERR_IO            ? CLI_IO
-                                : status == REFIT_ERR_HOST_MEMORY ? CLI_FAILED
-                                                                  : CLI_FILE;
-        if (exit_status == CLI_FILE && is_of_archive(job, job->paths[i])) {
+        const char *path = job->paths[i];
+        refit_status status = cli_weights_open(path, &job->files[i], &error);
+        if (status == REFIT_OK) {
+            status = check_file(job, &job->files[i], &error);
+        } else if (status != REFIT_ERR_IO && is_of_archive(job, path)) {
             return cli_complain(CLI_FILE,
                                 "%s: it is a file of an archive: refit materialize makes a "
                                 "safetensors file of it",
-                                job->paths[i]);
+                                path);
         }
-        return cli_complain(exit_status, "%s: %s", job->paths[i], error.text);
+        if (status != REFIT_OK) return cli_complain_content(path, &error);
     }
     return CLI_DONE;
 }
@@ -241,7 +264,7 @@ static int declare_tensors(publish_job *job, int index, cli_progress *progress)
         return CLI_DONE;
     }
     cli_progress_end(progress);
-    return cli_complain(CLI_FAILED, "%s: %s", job->paths[index], error.text);
+    return cli_complain_content(job->paths[index], &error);
 }
 
 static int commit_version(publish_job *job, int index, cli_progress *progress, double start)

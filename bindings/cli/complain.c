@@ -79,6 +79,11 @@ int cli_complain_file(const refit_error *error)
     return cli_complain(file_status((refit_status)error->status), "%s", error->text);
 }
 
+int cli_complain_content(const char *path, const refit_error *error)
+{
+    return cli_complain(file_status((refit_status)error->status), "%s: %s", path, error->text);
+}
+
 refit_status cli_refuse(refit_error *error, refit_status status, int code, const char *format, ...)
 {
     va_list arguments;

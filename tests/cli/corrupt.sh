@@ -66,6 +66,18 @@ refuses_raw "__metadata__ must map texts to texts" - '{"__metadata__":{"format":
 refuses_raw "__metadata__ must map texts to texts" - '{"__metadata__":"pt"}' 0
 refuses_raw "tensor a?b" - "{\"a\\nb\":$(tensor U8 '[2]' 0 1)}" 1
 
+# Files that safetensors allows and that no version can be.
+refuses_raw "$scratch/bad: it has no tensor" - '{}' 0
+refuses_raw "$scratch/bad: it has no tensor" - '{"__metadata__":{"format":"pt"}}' 0
+refuses_raw "$scratch/bad: a tensor has an empty name" - "{\"\":$(tensor U8 '[1]' 0 1)}" 1
+"$make" named 0 1000000 "$scratch/named" || complain "make_safetensors"
+refuses 5 "$scratch/named: the name of tensor 00000000000000000000000000000000... has 1000000 bytes: limits.name_bytes allows 512" \
+    publish "$scratch/named" --bind "ipc://$scratch/socket"
+"$make" many 0 120000 "$scratch/many" || complain "make_safetensors"
+refuses 5 "$scratch/many: it has 120000 tensors: limits.tensors allows 100000" \
+    publish "$scratch/many" --bind "ipc://$scratch/socket"
+refuses 5 "$scratch/bad: " inspect "$scratch/bad"
+
 "$make" all 1 "$scratch/good" || complain "make_safetensors"
 for bytes in 1 7 8 100 4000; do
     head -c "$bytes" "$scratch/good" >"$scratch/cut"
@@ -82,4 +94,10 @@ refuses 2 "--workers cannot be 0" publish "$scratch/good" --workers 0
 refuses 2 "--timeout cannot be 1e3" publish "$scratch/good" --timeout 1e3
 refuses 2 "--timeout cannot be 99999999999999999999" publish "$scratch/good" --timeout 99999999999999999999
 [ ! -e "$scratch/socket" ] || complain "a bad file was found only after the endpoint was bound"
+
+# A limit that was raised lets it in; one that only the whole manifest shows is the file's, too.
+run 4 publish "$scratch/many" --bind "ipc://$scratch/socket" --timeout 1 --set limits.tensors=120000
+run 5 publish "$scratch/many" --bind "ipc://$scratch/socket" --set limits.tensors=120000 \
+    --set limits.manifest_bytes=64KiB
+grep -qF "$scratch/many: a message would be larger" "$scratch/err" || complain "said: $(cat "$scratch/err")"
 finish

@@ -3,6 +3,8 @@
  *
  *     make_safetensors all SEED FILE           every dtype, odd shapes, empty tensors, scalars
  *     make_safetensors big SEED BYTES FILE     one U8 tensor among small ones
+ *     make_safetensors many 0 COUNT FILE       so many empty tensors
+ *     make_safetensors named 0 BYTES FILE      one empty tensor whose name has so many bytes
  *     make_safetensors raw LENGTH HEADER DATA FILE
  *         LENGTH as the first 8 bytes ("-": that of HEADER), HEADER as it is, DATA zero bytes
  *
@@ -113,6 +115,20 @@ static void put_big(FILE *file, uint64_t seed, uint64_t bytes)
     put_file(file, list, 3, seed);
 }
 
+/* What no header of a fixed size has room for: `count` empty tensors, or one with a long name. */
+static void put_empty(FILE *file, uint64_t count, uint64_t name_bytes)
+{
+    const char *value = "\":{\"dtype\":\"U8\",\"shape\":[0],\"data_offsets\":[0,0]}";
+    char *header = malloc(count * (name_bytes + strlen(value) + 2) + 2), *at = header;
+    if (header == NULL) exit(1);
+    for (uint64_t i = 0; i < count; i++)
+        at += sprintf(at, "%c\"%0*" PRIu64 "%s", i == 0 ? '{' : ',', (int)name_bytes, i, value);
+    *at++ = '}';
+    put_length(file, (uint64_t)(at - header));
+    put(file, header, (size_t)(at - header));
+    free(header);
+}
+
 static void put_raw(FILE *file, const char *length, const char *header, uint64_t data)
 {
     put_length(file, strcmp(length, "-") == 0 ? strlen(header) : strtoull(length, NULL, 10));
@@ -133,6 +149,10 @@ int main(int count, char **arguments)
         put_file(file, samples, sizeof samples / sizeof samples[0], seed);
     } else if (strcmp(arguments[1], "big") == 0) {
         put_big(file, seed, strtoull(arguments[3], NULL, 10));
+    } else if (strcmp(arguments[1], "many") == 0) {
+        put_empty(file, strtoull(arguments[3], NULL, 10), 8);
+    } else if (strcmp(arguments[1], "named") == 0) {
+        put_empty(file, 1, strtoull(arguments[3], NULL, 10));
     } else {
         put_raw(file, arguments[2], arguments[3], strtoull(arguments[4], NULL, 10));
     }
