@@ -8,13 +8,13 @@ from the pool, and its tensors are given that one. Cycles are unknown here.
 import bisect
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
 from refit.errors import DeviceMemoryError, StateError
 from refit.rehousing import empty_storage, move, users_of
-from refit.storages import Scan, Slot, Stock, is_emptied, why_tensor_stays
+from refit.storages import Scan, Stock, is_emptied, why_tensor_stays
 
 ROOM = 256 << 20
 """How many bytes are there twice at most, or those of the largest state."""
@@ -33,20 +33,20 @@ def adopt(
     goes back to the device. Returns what stays where it was, by name, and why. StateError while
     states are away. DeviceMemoryError: what has moved stays moved, nothing is lost, call again.
     """
-    if any(is_emptied(tensor) for _, _, _, tensor in stock.states):
+    if any(map(is_emptied, stock.tensors[: stock.states])):
         raise StateError("states are away: restore() them, then move them into the pool")
     tensors = _by_storage(stock)
     stays = list(found.resident)
-    outside = [slot for slot in found.slots if not _is_inside(_storage(stock, slot), pieces)]
+    outside = [one for one in _leaving(found) if not _is_inside(_storage(stock, one), pieces)]
     for batch in _batches(outside):
         _synchronize(device)  # other streams may still use them
         with allocating():
-            fresh = [_allocate(slot, device) for slot in batch]
-        for slot, to in zip(batch, fresh, strict=True):
-            storage = _storage(stock, slot)
+            fresh = [_allocate(one, device) for one in batch]
+        for one, to in zip(batch, fresh, strict=True):
+            storage = _storage(stock, one)
             mine = tensors[storage._cdata]
             if users_of(storage) != len(mine) + 1:  # and the Python object that stands for it
-                stays.append((slot.name, "a view of it is held, which would stay behind"))
+                stays.append((one.name, "a view of it is held, which would stay behind"))
                 continue
             to.copy_(storage, True)
             move(mine, storage, to)
@@ -62,8 +62,22 @@ def _by_storage(stock: Stock) -> dict[int, list[torch.Tensor]]:
     return {storage: list(tensors.values()) for storage, tensors in found.items()}
 
 
-def _storage(stock: Stock, slot: Slot) -> torch.UntypedStorage:
-    storage: torch.UntypedStorage = stock.tensors[slot.tensor].untyped_storage()
+class _Leaving(NamedTuple):
+    """A storage that is to move. It is not held: once its tensors have left it, it is to go."""
+
+    name: str
+    nbytes: int
+    tensor: int
+    """The number in the stock of one that lies in it."""
+
+
+def _leaving(found: Scan) -> Iterator[_Leaving]:
+    for slots in found.slots.values():
+        yield from map(_Leaving, slots.names, slots.nbytes, slots.tensors)
+
+
+def _storage(stock: Stock, one: _Leaving) -> torch.UntypedStorage:
+    storage: torch.UntypedStorage = stock.tensors[one.tensor].untyped_storage()
     return storage
 
 
@@ -73,23 +87,25 @@ def _is_inside(storage: torch.UntypedStorage, pieces: Sequence[tuple[int, int]])
     return at >= 0 and storage.data_ptr() < pieces[at][0] + pieces[at][1]
 
 
-def _batches(slots: Iterable[Slot]) -> Iterator[list[Slot]]:
-    batch: list[Slot] = []
-    for slot in slots:
-        if batch and sum(one.nbytes for one in batch) + slot.nbytes > ROOM:
+def _batches(storages: Iterable[_Leaving]) -> Iterator[list[_Leaving]]:
+    batch: list[_Leaving] = []
+    nbytes = 0
+    for one in storages:
+        if batch and nbytes + one.nbytes > ROOM:
             yield batch
-            batch = []
-        batch.append(slot)
+            batch, nbytes = [], 0
+        batch.append(one)
+        nbytes += one.nbytes
     if batch:
         yield batch
 
 
-def _allocate(slot: Slot, device: torch.device) -> torch.UntypedStorage:
+def _allocate(one: _Leaving, device: torch.device) -> torch.UntypedStorage:
     try:
-        return empty_storage(slot.nbytes, device)
+        return empty_storage(one.nbytes, device)
     except (RuntimeError, MemoryError) as why:  # torch.OutOfMemoryError is the first
         raise DeviceMemoryError(
-            f"no memory in the pool for the {slot.nbytes} bytes of {slot.name}, which stays where "
+            f"no memory in the pool for the {one.nbytes} bytes of {one.name}, which stays where "
             "it is; what has moved stays moved, and nothing is lost. Free memory of the GPU, or "
             f"make a larger pool, then call adopt() again: {why}"
         ) from why

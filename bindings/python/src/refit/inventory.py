@@ -16,7 +16,7 @@ from refit.grads import Policy
 from refit.held import Holdings
 from refit.regions import spec_of
 from refit.rehousing import rehouse
-from refit.storages import STATES, Scan, Stock, places, scan, take_stock
+from refit.storages import STATES, Place, Scan, Stock, places, scan, take_stock
 
 if TYPE_CHECKING:
     from refit.memory_pool import MemPool
@@ -54,24 +54,27 @@ class Inventory:
     def decide(self, stock: Stock) -> Scan:
         """What of it can leave. HostMemoryError (see ``rehouse``)."""
         pieces = [] if self._pool is None else self._pool.pieces()
-        names = self._names_in_model()
-        others = places(self._others(names))
-        self._name_by_group(names)
-
-        def decided() -> Scan:
-            return scan(stock, others, names, self._why_device_stays(), pieces)
-
-        found = decided()
+        names, others = self._surroundings()
+        found = scan(stock, others, names, self._why_device_stays(), pieces)
         if found.fixed:
             moved, held = rehouse(stock, others, self._why_device_stays())
-            found = decided() if moved else found
+            if moved:
+                found = scan(stock, others, names, self._why_device_stays(), pieces)
             found.passing = held
         self._warn(stock, found)
         return found
 
     def survey(self, stock: Stock, why_device_stays: Callable[[torch.device], str | None]) -> Scan:
         """What of a stock has memory of its own, storage by storage; changes nothing."""
-        return scan(stock, self._others(), self._namer(), why_device_stays)
+        names, others = self._surroundings()
+        return scan(stock, others, names, why_device_stays)
+
+    def _surroundings(self) -> tuple[dict[int, str], dict[Place, str]]:
+        """Names of the parameters by their identity, and memory that is not the optimizers'."""
+        names = self._names_in_model()
+        others = places(self._others(names))
+        self._name_by_group(names)
+        return names, others
 
     def _warn(self, stock: Stock, found: Scan) -> None:
         """Says, once, that there are states and none of them leaves."""
