@@ -1,5 +1,5 @@
-/* The log: one line at a time, to the function that is installed, from its level on; else silence.
- */
+/* The log: one line at a time, to the function that is installed and to the rings that are open,
+ * from their levels on; else silence. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -12,7 +12,9 @@
 #include <unistd.h>
 
 #include "base/log.h"
+#include "base/text.h"
 #include "base/thread.h"
+#include "tests/support/failing_alloc.h"
 
 typedef struct heard {
     unsigned lines;
@@ -131,6 +133,184 @@ static void a_child_can_log_whatever_its_parent_was_saying(void **state)
     assert_true(WIFEXITED(status) && WEXITSTATUS(status) == 0);
 }
 
+/* ---- Rings */
+
+static refit_log_ring *open_ring(uint32_t lines, refit_log_level most)
+{
+    refit_log_ring *ring = NULL;
+    assert_int_equal(refit_log_ring_open(lines, most, &ring, NULL), REFIT_OK);
+    return ring;
+}
+
+static void assert_next(refit_log_ring *ring, refit_log_level level, const char *text)
+{
+    char line[400];
+    refit_log_level found = REFIT_LOG_DEBUG;
+    assert_int_equal(refit_log_ring_read(ring, &found, line, sizeof line, NULL), REFIT_OK);
+    assert_int_equal(found, level);
+    assert_string_equal(line, text);
+}
+
+static void assert_empty(refit_log_ring *ring)
+{
+    char line[400];
+    refit_log_level level;
+    assert_int_equal(refit_log_ring_read(ring, &level, line, sizeof line, NULL),
+                     REFIT_ERR_NOT_FOUND);
+}
+
+static void a_ring_keeps_lines_until_they_are_read(void **state)
+{
+    (void)state;
+    refit_log_ring *ring = open_ring(3, REFIT_LOG_INFO);
+    const uint64_t *count = refit_log_ring_count(ring);
+    for (int turn = 0; turn < 3; turn++) { /* round its end, too */
+        uint64_t before = *count;
+        rft_log(REFIT_LOG_DEBUG, "too quiet");
+        assert_int_equal(*count, before);
+        rft_log(REFIT_LOG_INFO, "turn %d", turn);
+        rft_log(REFIT_LOG_ERROR, "worse");
+        assert_int_equal(*count, before + 2);
+        assert_next(ring, REFIT_LOG_INFO, (const char *[]){"turn 0", "turn 1", "turn 2"}[turn]);
+        assert_next(ring, REFIT_LOG_ERROR, "worse");
+        assert_empty(ring);
+        assert_int_equal(refit_log_ring_lost(ring), 0);
+    }
+    refit_log_ring_close(ring);
+}
+
+static void a_full_ring_counts_what_it_loses(void **state)
+{
+    (void)state;
+    refit_log_ring *ring = open_ring(2, REFIT_LOG_INFO);
+    for (int i = 0; i < 5; i++)
+        rft_log(REFIT_LOG_INFO, "line %d", i);
+    assert_int_equal(*refit_log_ring_count(ring), 5);
+    assert_next(ring, REFIT_LOG_INFO, "line 0");
+    assert_next(ring, REFIT_LOG_INFO, "line 1");
+    assert_empty(ring);
+    assert_int_equal(refit_log_ring_lost(ring), 3);
+    assert_int_equal(refit_log_ring_lost(ring), 0);
+    rft_log(REFIT_LOG_INFO, "line 5");
+    assert_next(ring, REFIT_LOG_INFO, "line 5");
+    refit_log_ring_close(ring);
+}
+
+static void a_ring_and_the_function_hear_from_levels_of_their_own(void **state)
+{
+    (void)state;
+    heard all = {0};
+    refit_log_ring *quiet = open_ring(4, REFIT_LOG_ERROR);
+    refit_log_ring *verbose = open_ring(4, REFIT_LOG_DEBUG);
+    refit_set_log(hear, &all, REFIT_LOG_WARNING);
+    rft_log(REFIT_LOG_INFO, "for one ring");
+    assert_int_equal(all.lines, 0);
+    rft_log(REFIT_LOG_WARNING, "for two");
+    assert_int_equal(all.lines, 1);
+    refit_set_log(NULL, NULL, REFIT_LOG_DEBUG);
+    rft_log(REFIT_LOG_ERROR, "for both rings");
+    assert_next(quiet, REFIT_LOG_ERROR, "for both rings");
+    assert_empty(quiet);
+    refit_log_ring_set_level(quiet, REFIT_LOG_INFO);
+    refit_log_ring_set_level(verbose, REFIT_LOG_ERROR);
+    rft_log(REFIT_LOG_INFO, "now for the other");
+    assert_next(quiet, REFIT_LOG_INFO, "now for the other");
+    refit_log_ring_close(quiet);
+    rft_log(REFIT_LOG_INFO, "for nobody");
+    assert_next(verbose, REFIT_LOG_INFO, "for one ring");
+    assert_next(verbose, REFIT_LOG_WARNING, "for two");
+    assert_next(verbose, REFIT_LOG_ERROR, "for both rings");
+    assert_empty(verbose);
+    refit_log_ring_close(verbose);
+    rft_log(REFIT_LOG_ERROR, "said to nobody");
+}
+
+static void a_line_is_cut_to_the_reader_s_room(void **state)
+{
+    (void)state;
+    char line[23] = "xxx";
+    refit_log_level level;
+    refit_log_ring *ring = open_ring(2, REFIT_LOG_INFO);
+    rft_log(REFIT_LOG_INFO, "w\xc3\xa4\xc3\xa4\xc3\xa4\xc3\xa4\xc3\xa4\xc3\xa4\xc3\xa4\xc3\xa4\xc3"
+                            "\xa4\xc3\xa4\xc3\xa4\xc3\xa4 ends");
+    assert_int_equal(refit_log_ring_read(ring, &level, line, 0, NULL), REFIT_ERR_INVALID);
+    assert_int_equal(refit_log_ring_read(ring, &level, line, sizeof line, NULL), REFIT_OK);
+    assert_true(rft_text_is_clean(line, strlen(line))); /* no half of a character */
+    refit_log_ring_close(ring);
+}
+
+static void a_ring_needs_room_and_memory(void **state)
+{
+    (void)state;
+    refit_log_ring *ring = NULL;
+    assert_int_equal(refit_log_ring_open(0, REFIT_LOG_INFO, &ring, NULL), REFIT_ERR_INVALID);
+    failing_alloc_begin(1);
+    assert_int_equal(refit_log_ring_open(8, REFIT_LOG_INFO, &ring, NULL), REFIT_ERR_HOST_MEMORY);
+    assert_true(failing_alloc_end());
+    assert_null(ring);
+    refit_log_ring_close(NULL);
+}
+
+#define SPEAKERS 4
+#define SPOKEN   500
+
+static void *speak_often(void *user)
+{
+    for (int i = 0; i < SPOKEN; i++)
+        rft_log(REFIT_LOG_INFO, "%d", i);
+    return user;
+}
+
+static void every_line_of_many_threads_is_kept_or_counted(void **state)
+{
+    (void)state;
+    rft_thread threads[SPEAKERS];
+    char line[400];
+    refit_log_level level;
+    uint64_t read = 0, lost = 0;
+    refit_log_ring *ring = open_ring(16, REFIT_LOG_INFO);
+    const uint64_t *count = refit_log_ring_count(ring);
+    for (int i = 0; i < SPEAKERS; i++) {
+        assert_int_equal(rft_thread_start(&threads[i], "speaks", speak_often, NULL, NULL),
+                         REFIT_OK);
+    }
+    while (__atomic_load_n(count, __ATOMIC_ACQUIRE) < SPEAKERS * SPOKEN) {
+        while (refit_log_ring_read(ring, &level, line, sizeof line, NULL) == REFIT_OK)
+            read++;
+        lost += refit_log_ring_lost(ring);
+    }
+    for (int i = 0; i < SPEAKERS; i++)
+        rft_thread_join(threads[i]);
+    while (refit_log_ring_read(ring, &level, line, sizeof line, NULL) == REFIT_OK)
+        read++;
+    assert_int_equal(read + lost + refit_log_ring_lost(ring), SPEAKERS * SPOKEN);
+    refit_log_ring_close(ring);
+}
+
+static void the_ring_of_a_child_is_empty_and_goes_on(void **state)
+{
+    (void)state;
+    char line[400];
+    refit_log_level level;
+    int status = -1;
+    refit_log_ring *ring = open_ring(1, REFIT_LOG_INFO);
+    rft_log(REFIT_LOG_INFO, "the parent's");
+    rft_log(REFIT_LOG_INFO, "lost by the parent");
+    pid_t child = fork();
+    if (child == 0) {
+        bool empty = refit_log_ring_read(ring, &level, line, sizeof line, NULL) != REFIT_OK;
+        bool none_lost = refit_log_ring_lost(ring) == 0;
+        rft_log(REFIT_LOG_INFO, "the child's");
+        bool kept = refit_log_ring_read(ring, &level, line, sizeof line, NULL) == REFIT_OK;
+        _exit(empty && none_lost && kept && strcmp(line, "the child's") == 0 ? 0 : 1);
+    }
+    assert_int_equal(waitpid(child, &status, 0), child);
+    assert_true(WIFEXITED(status) && WEXITSTATUS(status) == 0);
+    assert_next(ring, REFIT_LOG_INFO, "the parent's");
+    assert_int_equal(refit_log_ring_lost(ring), 1);
+    refit_log_ring_close(ring);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -139,6 +319,14 @@ int main(void)
         cmocka_unit_test_teardown(the_function_before_hears_no_more, fall_silent),
         cmocka_unit_test_teardown(a_line_is_one_line_of_bounded_length, fall_silent),
         cmocka_unit_test_teardown(a_child_can_log_whatever_its_parent_was_saying, fall_silent),
+        cmocka_unit_test(a_ring_keeps_lines_until_they_are_read),
+        cmocka_unit_test(a_full_ring_counts_what_it_loses),
+        cmocka_unit_test_teardown(a_ring_and_the_function_hear_from_levels_of_their_own,
+                                  fall_silent),
+        cmocka_unit_test(a_line_is_cut_to_the_reader_s_room),
+        cmocka_unit_test(a_ring_needs_room_and_memory),
+        cmocka_unit_test(every_line_of_many_threads_is_kept_or_counted),
+        cmocka_unit_test(the_ring_of_a_child_is_empty_and_goes_on),
     };
     return cmocka_run_group_tests_name("log", tests, NULL, NULL);
 }

@@ -1166,6 +1166,32 @@ PROTOTYPES: Final[dict[str, tuple[Any, list[Any]]]] = {
         c_void_p,
         c_int,
     ]),
+    "refit_log_ring_open": (c_int, [
+        c_uint32,
+        c_int,
+        POINTER(c_void_p),
+        POINTER(refit_error),
+    ]),
+    "refit_log_ring_set_level": (None, [
+        c_void_p,
+        c_int,
+    ]),
+    "refit_log_ring_count": (POINTER(c_uint64), [
+        c_void_p,
+    ]),
+    "refit_log_ring_read": (c_int, [
+        c_void_p,
+        POINTER(c_int),
+        c_char_p,
+        c_size_t,
+        POINTER(refit_error),
+    ]),
+    "refit_log_ring_lost": (c_uint64, [
+        c_void_p,
+    ]),
+    "refit_log_ring_close": (None, [
+        c_void_p,
+    ]),
     "refit_keys_generate": (c_int, [
         c_char_p,
         c_char_p,

@@ -15,7 +15,7 @@ from collections.abc import Callable
 from typing import Any, NoReturn
 
 from refit._closing import Closing
-from refit._library import call
+from refit._library import call, log
 from refit.errors import RefitError, StateError
 
 
@@ -30,6 +30,7 @@ class Handle(Closing):
         """Lets a C function open it, which gives the pointer through its last argument. An
         exception that comes right behind it, Ctrl-C for one, leaves nothing open."""
         out = ctypes.c_void_p()
+        log.follow()
         try:
             call(function, *arguments, ctypes.byref(out))
             assert out.value is not None
@@ -84,7 +85,8 @@ class Handle(Closing):
 
     def __del__(self, _is_ending: Callable[[], bool] = sys.is_finalizing) -> None:
         if not _is_ending():
-            _close_silently(self)
+            with log.quiet():
+                _close_silently(self)
 
     def __reduce__(self) -> NoReturn:
         raise TypeError(

@@ -2,7 +2,8 @@
 
 The library lies in this package, put there when the package was built; ``REFIT_LIBRARY`` names
 another one (a debug or sanitizer build). It is opened so that its symbols stay its own: a process
-may hold another libzmq, such as pyzmq's. Every call gives up the GIL while it is in C.
+may hold another libzmq, such as pyzmq's. Every call gives up the GIL while it is in C. Behind it,
+what the library has said meanwhile is handed to Python's logging (see ``_log``).
 
 What arguments mean is unknown here: see the C headers, which ``_abi`` is made from.
 """
@@ -13,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from refit import _abi
+from refit._log import LogRing
 from refit._version import __version__
 from refit.errors import InvalidError, RefitError, error_of
 
@@ -49,6 +51,9 @@ def _open() -> ctypes.CDLL:
 lib: Any = _open()
 """The C functions as they are. Use ``call`` for those that return a status."""
 
+log = LogRing(lib)
+_count = log.count
+
 
 def encoded(text: str, what: str) -> bytes:
     """Text for a ``const char *``, which would end at a NUL: InvalidError says ``what`` has one."""
@@ -61,6 +66,8 @@ def call(function: Any, *arguments: Any) -> None:
     """Calls a function that ends with a ``refit_error *``; raises its failure, sentence and all."""
     error = _abi.refit_error()
     status = function(*arguments, ctypes.byref(error))
+    if _count.value != log.seen:
+        log.drain()
     if status != _abi.REFIT_OK:
         raise error_of(status, error.text.decode("utf-8", "replace"), error.subsystem)
 

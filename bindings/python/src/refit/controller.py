@@ -19,7 +19,7 @@ from typing import Any, NoReturn
 import torch
 
 from refit._closing import Closing
-from refit._library import lib
+from refit._library import lib, log
 from refit.checkpoint import reading
 from refit.config import ConfigLike, make_config
 from refit.cycle import CLEARED, TRAINING, Cycle
@@ -301,5 +301,6 @@ def _checkpoint(cycle: Cycle, several: bool) -> Iterator[Any]:
 def _end(cycle: Cycle, hooks: Hooks, process: int) -> None:
     """Nobody refers to the controller any more: the states are brought back, not lost with it."""
     if process == os.getpid():
-        hooks.remove()
-        cycle.abandon()
+        with log.quiet():
+            hooks.remove()
+            cycle.abandon()

@@ -1,0 +1,187 @@
+"""What the C library says reaches logging.getLogger("refit"), behind calls and nowhere else."""
+
+import gc
+import logging
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+
+import pytest
+from refit import _abi
+from refit._handle import Handle
+from refit._library import lib, log
+from refit.device import Device
+
+NO_ARENA = "no arena is attached"
+
+
+def speak() -> None:
+    """C logs an error, from what PyTorch calls under a lock of its own."""
+    assert not lib.refit_torch_alloc(512, 63, None)
+
+
+def some_call() -> None:
+    Device("host").close()
+
+
+@pytest.fixture(autouse=True)
+def nothing_is_left(caplog: pytest.LogCaptureFixture) -> Iterator[None]:
+    some_call()
+    caplog.clear()
+    yield
+    caplog.set_level(logging.NOTSET, "refit")
+    log.follow()
+
+
+def test_a_line_comes_behind_the_next_call(caplog: pytest.LogCaptureFixture) -> None:
+    speak()
+    assert caplog.records == []  # never from within
+    some_call()
+    (record,) = caplog.records
+    assert (record.name, record.levelno) == ("refit", logging.ERROR)
+    assert NO_ARENA in record.getMessage()
+    some_call()
+    assert len(caplog.records) == 1
+
+
+def test_a_line_of_another_thread_comes_too(caplog: pytest.LogCaptureFixture) -> None:
+    thread = threading.Thread(target=speak)
+    thread.start()
+    thread.join()
+    some_call()
+    assert [record.levelno for record in caplog.records] == [logging.ERROR]
+
+
+def test_a_call_that_fails_hands_over_and_raises(caplog: pytest.LogCaptureFixture) -> None:
+    speak()
+    with pytest.raises(Exception, match="no device"):
+        Device("no device")
+    assert len(caplog.records) == 1
+
+
+def test_the_level_is_the_logger_s(caplog: pytest.LogCaptureFixture) -> None:
+    if os.path.exists("/dev/nvidia0"):
+        pytest.skip("there is a GPU, whose device says more")
+    Device("auto").close()  # says at INFO which device that is
+    assert caplog.records == []
+    caplog.set_level(logging.INFO, "refit")
+    Device("auto").close()
+    assert [record.levelno for record in caplog.records] == [logging.INFO]
+    assert "device auto: host" in caplog.text
+    caplog.set_level(logging.WARNING, "refit")
+    caplog.clear()
+    Device("auto").close()
+    assert caplog.records == []
+
+
+def test_c_keeps_nothing_that_the_logger_does_not_take(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.WARNING, "refit")
+    some_call()
+    before = log.count.value
+    Device("auto").close()
+    assert log.count.value == before
+
+
+def test_lines_that_are_too_many_are_counted(caplog: pytest.LogCaptureFixture) -> None:
+    for _ in range(300):
+        speak()
+    some_call()
+    *lines, last = caplog.records
+    assert len(lines) == 256
+    assert "44 lines" in last.getMessage()
+    assert last.levelno == logging.WARNING
+    speak()
+    some_call()
+    assert NO_ARENA in caplog.records[-1].getMessage()
+
+
+def test_a_handler_may_call_refit(caplog: pytest.LogCaptureFixture) -> None:
+    seen: list[str] = []
+
+    class Calling(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            seen.append(record.getMessage())
+            if len(seen) < 3:
+                speak()
+            some_call()
+
+    handler = Calling()
+    logging.getLogger("refit").addHandler(handler)
+    try:
+        speak()
+        some_call()
+    finally:
+        logging.getLogger("refit").removeHandler(handler)
+    assert len(seen) == 3
+
+
+def test_nothing_is_handed_over_where_the_collector_runs(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    closed: list[int] = []
+
+    class Speaking(Handle):
+        def __init__(self) -> None:
+            self._adopt(1)
+
+        def _close(self, pointer: int) -> None:
+            speak()
+            some_call()
+            closed.append(len(caplog.records))
+
+    thing = Speaking()
+    del thing
+    gc.collect()
+    assert closed == [0]
+    some_call()
+    assert len(caplog.records) == 1
+    with Speaking():
+        pass
+    assert closed == [0, 2]  # a close that somebody calls is a call like others
+
+
+def test_a_log_function_in_c_hears_the_same(caplog: pytest.LogCaptureFixture) -> None:
+    heard: list[bytes] = []
+    function = _abi.refit_log_fn(lambda _user, _level, line: heard.append(line))
+    lib.refit_set_log(function, None, _abi.REFIT_LOG_ERROR)
+    try:
+        speak()
+    finally:
+        lib.refit_set_log(_abi.refit_log_fn(), None, _abi.REFIT_LOG_ERROR)
+    some_call()
+    assert len(heard) == len(caplog.records) == 1
+    assert NO_ARENA.encode() in heard[0]
+
+
+def test_a_forked_child_has_lines_of_its_own(caplog: pytest.LogCaptureFixture) -> None:
+    speak()
+    child = os.fork()
+    if child == 0:
+        some_call()
+        none = len(caplog.records) == 0
+        speak()
+        some_call()
+        os._exit(0 if none and len(caplog.records) == 1 else 1)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    some_call()
+    assert len(caplog.records) == 1
+
+
+def test_a_child_of_a_fork_in_the_middle_can_hand_over(caplog: pytest.LogCaptureFixture) -> None:
+    with log._draining:
+        child = os.fork()
+    if child == 0:
+        speak()
+        some_call()
+        os._exit(0 if len(caplog.records) == 1 else 1)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+
+
+def test_the_last_lines_come_when_the_interpreter_ends() -> None:
+    script = "from refit._library import lib; lib.refit_torch_alloc(512, 63, None)"
+    ended = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, check=True, timeout=120
+    )
+    assert NO_ARENA in ended.stderr
