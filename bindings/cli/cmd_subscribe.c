@@ -2,8 +2,9 @@
  * refit subscribe: each committed version as a safetensors file, in an archive, or both.
  *
  * A version is accepted once its bytes are on the disk, and its files get their names after that:
- * an accept that fails (the bytes may be torn) leaves no file. A version that cannot be written is
- * refused, so that the publisher knows that this worker still has the version before. Ends after
+ * an accept that fails (the bytes may be torn) leaves no file. A version that cannot be written, or
+ * whose file cannot get its name, is refused, so that the publisher knows that this worker still
+ * has the version before. Ends after
  * --count versions, on a signal, or when nothing new has come for --timeout seconds.
  */
 #include <errno.h>
@@ -118,6 +119,7 @@ static int prepare(subscribe_job *job)
         return cli_complain_error(&error);
     }
     if (job->dir != NULL && (status = make_folder(job->dir)) != CLI_DONE) return status;
+    if (job->dir != NULL) cli_output_sweep(job->dir);
     if (job->archive == NULL) return CLI_DONE;
     if (refit_archive_open(job->archive, REFIT_ARCHIVE_WRITE, &job->config, &job->kept_in,
                            &error) == REFIT_OK) {

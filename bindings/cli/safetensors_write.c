@@ -1,9 +1,12 @@
 /*
  * Writing a version as a safetensors file.
  *
- *     begin  .7.safetensors.PID with its bytes, fsync
+ *     begin  .7.safetensors.PID with its bytes, locked, fsync; 7.safetensors can be replaced
  *     keep   -> renamed 7.safetensors, latest -> it (where versions follow), fsync of DIR
  *     drop   -> nothing
+ *     sweep  those that nobody has locked are gone: their writers were killed
+ *
+ * The lock is the kernel's and goes with the process that had it, whoever has its number by then.
  *
  * The header is written by jansson in the form of the reference implementation (compact, in the
  * order of the bytes, filled up with spaces to a multiple of eight), so that a file without
@@ -11,12 +14,15 @@
  */
 #include "safetensors_write.h"
 
+#include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/file.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <jansson.h>
@@ -24,6 +30,9 @@
 #include "cli.h"
 
 #define WRITE_MOST ((size_t)16 << 20) /* at once, so that progress is seen */
+#define TRIES_MOST 100                /* one who sweeps comes in between once, if ever */
+
+#define SUFFIX ".safetensors"
 
 /* The file while its bytes are written. */
 typedef struct output_file {
@@ -133,34 +142,132 @@ static refit_status write_tensors(output_file *output, const cli_source *source,
     return REFIT_OK;
 }
 
-/* A file of this name can only be what a killed process with our id has left. */
-static refit_status open_beside(const cli_output *output, int *file, refit_error *error)
+/* ---- What killed writers have left ---- */
+
+/* ".NAME.PID", of any version if `name` is NULL. */
+static bool is_beside(const char *entry, const char *name)
 {
-    (void)unlinkat(output->dir, output->beside, 0);
-    *file = openat(output->dir, output->beside, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666);
-    return *file >= 0 ? REFIT_OK : refuse_io(error, "create", output->beside);
+    const char *pid = strrchr(entry, '.');
+    if (entry[0] != '.' || pid <= entry + 1) return false;
+    if (pid[1] == '\0' || strspn(pid + 1, "0123456789") != strlen(pid + 1)) return false;
+    const char *middle = entry + 1;
+    const size_t length = (size_t)(pid - middle), digits = strspn(middle, "0123456789");
+    if (name != NULL) return length == strlen(name) && memcmp(middle, name, length) == 0;
+    return (digits > 0 && length == digits + strlen(SUFFIX) &&
+            memcmp(middle + digits, SUFFIX, strlen(SUFFIX)) == 0) ||
+           (length == strlen("latest") && memcmp(middle, "latest", length) == 0);
 }
 
-/* Bytes on the disk, and an error that only close knows. */
-static refit_status close_file(output_file *output, refit_error *error)
+/* Whether no process has it locked, so that it may be removed. One that cannot be locked here for
+ * another reason stays. */
+static bool is_abandoned(int dir, const char *name, int *file)
+{
+    struct stat opened, named;
+    *file = openat(dir, name, O_RDONLY | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK);
+    /* A link has nothing to lock; its writer makes it anew. */
+    if (*file < 0) return errno == ELOOP;
+    return fstat(*file, &opened) == 0 && S_ISREG(opened.st_mode) &&
+           flock(*file, LOCK_EX | LOCK_NB) == 0 &&
+           fstatat(dir, name, &named, AT_SYMLINK_NOFOLLOW) == 0 && named.st_ino == opened.st_ino;
+}
+
+static void sweep(int dir, const char *name)
+{
+    const int again = openat(dir, ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    DIR *listing = again < 0 ? NULL : fdopendir(again);
+    if (listing == NULL) {
+        if (again >= 0) (void)close(again);
+        return;
+    }
+    for (const struct dirent *each; (each = readdir(listing)) != NULL;) {
+        int file = -1;
+        if (!is_beside(each->d_name, name)) continue;
+        if (is_abandoned(dir, each->d_name, &file)) (void)unlinkat(dir, each->d_name, 0);
+        if (file >= 0) (void)close(file);
+    }
+    (void)closedir(listing);
+}
+
+void cli_output_sweep(const char *dir)
+{
+    const int folder = open(dir, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    if (folder < 0) return;
+    sweep(folder, NULL);
+    (void)close(folder);
+}
+
+/* ---- The file ---- */
+
+/* Locks it, and tells whether it has its name still: before, one who sweeps may take it for
+ * abandoned. Where the file system has no locks nobody can. */
+static bool is_ours(int file)
+{
+    struct stat found;
+    while (flock(file, LOCK_EX) != 0 && errno == EINTR)
+        continue;
+    return fstat(file, &found) == 0 && found.st_nlink > 0;
+}
+
+/* A file of this name can only be what a killed process with our id has left. */
+static refit_status open_beside(cli_output *output, refit_error *error)
+{
+    const int flags = O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC;
+    for (int i = 0; i < TRIES_MOST; i++) {
+        (void)unlinkat(output->dir, output->beside, 0);
+        output->file = openat(output->dir, output->beside, flags, 0666);
+        if (output->file < 0) return refuse_io(error, "create", output->beside);
+        if (is_ours(output->file)) return REFIT_OK;
+        (void)close(output->file);
+        output->file = -1;
+    }
+    errno = EBUSY;
+    return refuse_io(error, "create", output->beside);
+}
+
+/* Bytes on the disk, and an error that only close knows; the lock stays with the descriptor. */
+static refit_status write_out(output_file *output, refit_error *error)
 {
     int code = fsync(output->file) == 0 ? 0 : errno;
-    if (close(output->file) != 0 && code == 0) code = errno;
+    const int copy = dup(output->file);
+    if ((copy < 0 || close(copy) != 0) && code == 0) code = errno;
     if (code == 0) return REFIT_OK;
     errno = code;
     return refuse_io(error, "write", output->name);
 }
 
-static refit_status write_file(const cli_output *output, const cli_source *source,
-                               cli_progress *progress, refit_error *error)
+/* In a sticky folder only its owner may replace a file. */
+static bool is_kept_by_sticky(const struct stat *folder, const struct stat *found)
 {
-    output_file target = {.name = output->name, .progress = progress};
-    refit_status status = open_beside(output, &target.file, error);
+    const uid_t me = geteuid();
+    return (folder->st_mode & S_ISVTX) != 0 && me != 0 && folder->st_uid != me &&
+           found->st_uid != me;
+}
+
+/* What a rename over this name would say, as far as that can be known before it is done. */
+static refit_status check_replaceable(const cli_output *output, const char *name, const char *what,
+                                      refit_error *error)
+{
+    struct stat folder, found;
+    if (fstat(output->dir, &folder) != 0) return refuse_io(error, what, name);
+    if (fstatat(output->dir, name, &found, AT_SYMLINK_NOFOLLOW) != 0) {
+        return errno == ENOENT ? REFIT_OK : refuse_io(error, what, name);
+    }
+    errno = S_ISDIR(found.st_mode) ? EISDIR : is_kept_by_sticky(&folder, &found) ? EPERM : 0;
+    return errno == 0 ? REFIT_OK : refuse_io(error, what, name);
+}
+
+static refit_status write_file(cli_output *output, const cli_source *source, cli_progress *progress,
+                               refit_error *error)
+{
+    refit_status status = open_beside(output, error);
     if (status != REFIT_OK) return status;
+    output_file target = {.file = output->file, .name = output->name, .progress = progress};
     status = write_header(&target, source, error);
     if (status == REFIT_OK) status = write_tensors(&target, source, error);
-    if (status == REFIT_OK) return close_file(&target, error);
-    (void)close(target.file);
+    if (status == REFIT_OK) status = write_out(&target, error);
+    if (status == REFIT_OK) status = check_replaceable(output, output->name, "name", error);
+    if (status == REFIT_OK && output->latest)
+        status = check_replaceable(output, "latest", "link", error);
     return status;
 }
 
@@ -168,6 +275,7 @@ static refit_status write_file(const cli_output *output, const cli_source *sourc
 static refit_status begin(const cli_source *source, cli_progress *progress, cli_output *output,
                           refit_error *error)
 {
+    output->file = -1;
     (void)snprintf(output->beside, sizeof output->beside, ".%s.%ld", output->name, (long)getpid());
     refit_status status = write_file(output, source, progress, error);
     if (status != REFIT_OK) cli_output_drop(output);
@@ -184,7 +292,7 @@ refit_status cli_output_begin(const cli_source *source, const char *dir, cli_pro
                               cli_output *out, refit_error *error)
 {
     cli_output output = {.latest = true};
-    (void)snprintf(output.name, sizeof output.name, "%" PRIu64 ".safetensors", source->number);
+    (void)snprintf(output.name, sizeof output.name, "%" PRIu64 SUFFIX, source->number);
     refit_status status = open_folder(&output, dir, error);
     if (status == REFIT_OK) status = begin(source, progress, &output, error);
     if (status == REFIT_OK) *out = output;
@@ -205,24 +313,35 @@ refit_status cli_output_begin_file(const cli_source *source, const char *path,
     (void)snprintf(dir, sizeof dir, "%.*s", length, slash == NULL ? "." : path);
     (void)snprintf(output.name, sizeof output.name, "%s", name);
     refit_status status = open_folder(&output, dir, error);
-    if (status == REFIT_OK) status = begin(source, progress, &output, error);
+    if (status == REFIT_OK) {
+        sweep(output.dir, output.name);
+        status = begin(source, progress, &output, error);
+    }
     if (status == REFIT_OK) *out = output;
     return status;
 }
 
-/* A symbolic link cannot be changed, but another can be renamed over it. */
+/* A symbolic link cannot be changed, but another can be renamed over it. Who sweeps the folder may
+ * remove that one meanwhile. */
 static refit_status point_latest(const cli_output *output, refit_error *error)
 {
     char link[64];
     (void)snprintf(link, sizeof link, ".latest.%ld", (long)getpid());
-    (void)unlinkat(output->dir, link, 0);
-    if (symlinkat(output->name, output->dir, link) != 0) return refuse_io(error, "link", "latest");
-    if (renameat(output->dir, link, output->dir, "latest") != 0) {
-        refit_status status = refuse_io(error, "link", "latest");
+    for (int i = 0; i < TRIES_MOST; i++) {
         (void)unlinkat(output->dir, link, 0);
-        return status;
+        if (symlinkat(output->name, output->dir, link) != 0) break;
+        if (renameat(output->dir, link, output->dir, "latest") == 0) return REFIT_OK;
+        if (errno != ENOENT) break;
     }
-    return REFIT_OK;
+    refit_status status = refuse_io(error, "link", "latest");
+    (void)unlinkat(output->dir, link, 0);
+    return status;
+}
+
+static void close_output(cli_output *output)
+{
+    if (output->file >= 0) (void)close(output->file);
+    (void)close(output->dir);
 }
 
 refit_status cli_output_keep(cli_output *output, refit_error *error)
@@ -236,14 +355,14 @@ refit_status cli_output_keep(cli_output *output, refit_error *error)
     if (status == REFIT_OK && fsync(output->dir) != 0) {
         status = refuse_io(error, "write", "the folder");
     }
-    (void)close(output->dir);
+    close_output(output);
     return status;
 }
 
 void cli_output_drop(cli_output *output)
 {
     (void)unlinkat(output->dir, output->beside, 0);
-    (void)close(output->dir);
+    close_output(output);
 }
 
 /* ---- Where versions come from ---- */

@@ -22,20 +22,26 @@ cli_source cli_source_received(const refit_update *update);
 /* A file whose bytes are on the disk, but which has not got its name yet. */
 typedef struct cli_output {
     int dir;
+    int file;         /* it is locked by this process */
     char beside[288]; /* its name until it is kept */
     char name[256];   /* and then */
     bool latest;      /* a link of this name points to it */
 } cli_output;
 
+/* Removes what writers who were killed have left in DIR; what cannot be removed stays. */
+void cli_output_sweep(const char *dir);
+
 /*
  * Writes a version to a file in DIR, beside DIR/<version>.safetensors, and onto the disk. Follow
- * with keep or drop. After a failure nothing of it is left. REFIT_ERR_IO, REFIT_ERR_HOST_MEMORY,
+ * with keep or drop. After a failure nothing of it is left; a name that the file cannot get is one.
+ * REFIT_ERR_IO, REFIT_ERR_HOST_MEMORY,
  * and what refit_update_tensor answers.
  */
 refit_status cli_output_begin(const cli_source *source, const char *dir, cli_progress *progress,
                               cli_output *out, refit_error *error);
 
-/* Likewise for a file of any name, which no link points to. REFIT_ERR_INVALID: no name. */
+/* Likewise for a file of any name, which no link points to; what killed writers of this name have
+ * left is removed. REFIT_ERR_INVALID: no name. */
 refit_status cli_output_begin_file(const cli_source *source, const char *path,
                                    cli_progress *progress, cli_output *out, refit_error *error);
 

@@ -96,23 +96,21 @@ cut() {
 cut 1000000 "2000214 bytes are missing at byte 1000000: "
 cut 0 "6 bytes are missing at byte 208: "
 
-# occupied NAME SENTENCE LEFT: a folder stands where a file is to be named, which shows only after the
-# version was accepted: the publisher has committed it, and the subscriber says what is missing.
+# occupied NAME SENTENCE: a folder stands where a file is to be named, so the version is refused, and
+# the publisher knows.
 occupied() {
     local out=$scratch/occupied.$1
     mkdir -p "$out/$1"
     begin publish "$scratch/small" --bind "$socket" --timeout 50
     exec 3<"$scratch/publish.said"
     read -r _ <&3
-    refuses 6 "version 1 was accepted, but is not in place: $2" \
-        subscribe "$socket" --out "$out" --timeout 50
-    ends publish "$publish" 0
+    refuses 6 "$2: Is a directory" subscribe "$socket" --out "$out" --name displaced --timeout 50
+    ends publish "$publish" 4 "worker displaced did not commit: $2: Is a directory"
     exec 3<&-
-    [ "$(ls -A "$out")" = "$3" ] || complain "left in the folder: $(ls -A "$out")"
+    [ "$(ls -A "$out")" = "$1" ] || complain "left in the folder: $(ls -A "$out")"
 }
-occupied 1.safetensors "cannot name 1.safetensors" 1.safetensors
-occupied latest "cannot link latest" "1.safetensors
-latest"
+occupied 1.safetensors "cannot name 1.safetensors"
+occupied latest "cannot link latest"
 
 # full COMMAND…: a subscriber, run by COMMAND, whose disk fills: it says so and leaves nothing, and
 # the publisher names it.
