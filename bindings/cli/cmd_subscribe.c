@@ -19,9 +19,9 @@
 #include "args.h"
 #include "cli.h"
 #include "interrupt.h"
-#include "log.h"
 #include "progress.h"
 #include "safetensors_write.h"
+#include "say.h"
 #include "settings.h"
 
 #define WAIT_MS 60000 /* one wait of those that have no end of their own */
@@ -136,7 +136,7 @@ static void hint(subscribe_job *job)
     if (job->hinted) return;
     job->hinted = true;
     if (refit_subscriber_describe(job->subscriber, &info, NULL) != REFIT_OK) return;
-    if (info.epoch != 0 || cli_log_said()) return;
+    if (info.epoch != 0 || cli_said()) return;
     (void)cli_complain(CLI_DONE, "no trainer has answered at %s yet: waiting%s", endpoint,
                        job->timeout_s > 0 ? "" : " (--timeout S ends that)");
 }

@@ -12,7 +12,7 @@
 #include <refit/version.h>
 
 #include "cli.h"
-#include "log.h"
+#include "say.h"
 
 static const cli_command *const commands[] = {&cli_publish, &cli_subscribe, &cli_materialize,
                                               &cli_inspect, &cli_keygen,    &cli_config,
@@ -56,7 +56,7 @@ int main(int count, char **arguments)
 {
     /* A reader who goes away is a failed write, so that workers and files are left in order. */
     (void)signal(SIGPIPE, SIG_IGN);
-    cli_log_begin();
+    cli_say_begin();
     if (count < 2) {
         return cli_complain(CLI_USAGE, "which command? refit --help lists them");
     }

@@ -3,7 +3,7 @@
  *
  * They may come from service threads, in the middle of a progress line, which is cleared first.
  */
-#include "log.h"
+#include "say.h"
 
 #include <stdatomic.h>
 #include <stddef.h>
@@ -24,12 +24,12 @@ static void print_line(void *user, refit_log_level level, const char *line)
     (void)cli_complain(CLI_DONE, "%s", line);
 }
 
-void cli_log_begin(void)
+void cli_say_begin(void)
 {
     refit_set_log(print_line, NULL, REFIT_LOG_WARNING);
 }
 
-bool cli_log_said(void)
+bool cli_said(void)
 {
     return atomic_load(&said);
 }
