@@ -15,14 +15,42 @@ static refit_status find_region(const refit_offloader *offloader, refit_region_i
     return REFIT_OK;
 }
 
+static refit_status refuse_sealed(refit_offloader *offloader, refit_error *error)
+{
+    RFT_REFUSE_IF(refit_offloader_get_state(offloader) != REFIT_OPEN, error, REFIT_ERR_STATE,
+                  "no region can be added once sealed: call refit_offloader_unseal first");
+    return REFIT_OK;
+}
+
 refit_status refit_offloader_add(refit_offloader *offloader, const refit_region_desc *region,
                                  refit_region_id *out, refit_error *error)
 {
     RFT_REFUSE_IF(offloader == NULL || region == NULL || out == NULL, error, REFIT_ERR_INVALID,
                   "refit_offloader_add needs an offloader, a region and a place for its number");
-    RFT_REFUSE_IF(refit_offloader_get_state(offloader) != REFIT_OPEN, error, REFIT_ERR_STATE,
-                  "no region can be added once sealed: call refit_offloader_unseal first");
+    RFT_TRY(refuse_sealed(offloader, error));
     return rft_region_table_add(&offloader->regions, region, out, error);
+}
+
+/* The list of a caller whose struct is shorter or longer is gone through by that one's size. */
+refit_status refit_offloader_add_each(refit_offloader *offloader, const refit_region_desc *regions,
+                                      uint32_t count, refit_error *error)
+{
+    RFT_REFUSE_IF(offloader == NULL || (regions == NULL && count > 0), error, REFIT_ERR_INVALID,
+                  "refit_offloader_add_each needs an offloader and the regions");
+    RFT_TRY(refuse_sealed(offloader, error));
+    const refit_region_desc *region = regions;
+    for (uint32_t at = 0; at < count; at++) {
+        refit_region_id id;
+        size_t size = regions->size;
+        RFT_REFUSE_IF(region->size != size || size % _Alignof(refit_region_desc) != 0, error,
+                      REFIT_ERR_INVALID,
+                      "refit_region_desc.size is %zu in region %u of the list and %zu in the "
+                      "first: set each to sizeof(refit_region_desc)",
+                      region->size, at, size);
+        RFT_TRY(rft_region_table_add(&offloader->regions, region, &id, error));
+        region = (const void *)((const char *)region + size);
+    }
+    return REFIT_OK;
 }
 
 uint32_t refit_offloader_count(const refit_offloader *offloader)

@@ -181,6 +181,71 @@ static void a_caller_whose_description_is_shorter_or_longer_adds_a_region(void *
     rig_close(&on);
 }
 
+static void many_are_added_in_one_call_up_to_one_that_fails(void **state)
+{
+    (void)state;
+    rig on;
+    rig_open_unsealed(&on, RIG_BOUND, NULL);
+    char *memory = rig_extra(&on, 40);
+    refit_region_desc list[] = {desc_of("a", memory, 8), desc_of("b", memory + 8, 8),
+                                desc_of("state.3", memory + 16, 8), desc_of("c", memory + 24, 8)};
+    list[1].policy = REFIT_ZERO;
+    list[1].priority = -4;
+    assert_ok(refit_offloader_add_each(on.offloader, list, 0, &on.error));
+    assert_ok(refit_offloader_add_each(on.offloader, NULL, 0, &on.error));
+    assert_int_equal(refit_offloader_add_each(on.offloader, list, 4, &on.error), REFIT_ERR_EXISTS);
+    assert_non_null(strstr(on.error.text, "state.3"));
+    assert_int_equal(refit_offloader_count(on.offloader), RIG_REGIONS + 2);
+    assert_string_equal(rig_region_info(&on, RIG_REGIONS).name, "a");
+    assert_int_equal(rig_region_info(&on, RIG_REGIONS + 1).policy, REFIT_ZERO);
+    assert_int_equal(rig_region_info(&on, RIG_REGIONS + 1).priority, -4);
+    assert_ok(refit_offloader_add_each(on.offloader, &list[3], 1, &on.error));
+    assert_int_equal(refit_offloader_add_each(on.offloader, NULL, 1, NULL), REFIT_ERR_INVALID);
+    assert_int_equal(refit_offloader_add_each(NULL, list, 1, NULL), REFIT_ERR_INVALID);
+    assert_ok(refit_offloader_seal(on.offloader, &on.error));
+    assert_int_equal(refit_offloader_add_each(on.offloader, list, 1, &on.error), REFIT_ERR_STATE);
+    assert_int_equal(refit_offloader_count(on.offloader), RIG_REGIONS + 3);
+    rig_close(&on);
+}
+
+/* Memory of exactly the list's size shows what is read. */
+static void a_list_of_shorter_or_longer_descriptions_is_gone_through_by_their_size(void **state)
+{
+    (void)state;
+    rig on;
+    const size_t known = sizeof(refit_region_desc);
+    const size_t sizes_of[] = {offsetof(refit_region_desc, policy), known, known + 24};
+    rig_open_unsealed(&on, RIG_BOUND, NULL);
+    char *memory = rig_extra(&on, 9);
+    for (size_t i = 0; i < 3; i++) {
+        char *given = test_malloc(3 * sizes_of[i]);
+        memset(given, 0xff, 3 * sizes_of[i]);
+        char names[3][2];
+        for (size_t at = 0; at < 3; at++) {
+            names[at][0] = (char)('a' + 3 * i + at);
+            names[at][1] = '\0';
+            refit_region_desc full = desc_of(names[at], &memory[3 * i + at], 1);
+            full.size = sizes_of[i];
+            memcpy(given + at * sizes_of[i], &full, sizes_of[i] < known ? sizes_of[i] : known);
+        }
+        assert_ok(refit_offloader_add_each(on.offloader, (void *)given, 3, &on.error));
+        assert_int_equal(refit_offloader_add_each(on.offloader, (void *)given, 2, &on.error),
+                         REFIT_ERR_EXISTS); /* for the name of the first */
+        test_free(given);
+    }
+    assert_int_equal(refit_offloader_count(on.offloader), RIG_REGIONS + 9);
+    assert_ptr_equal(rig_region_info(&on, RIG_REGIONS + 8).memory, &memory[8]);
+    refit_region_desc list[] = {desc_of("x", memory, 1), desc_of("y", memory, 1)};
+    list[1].size -= 8;
+    assert_ok(refit_offloader_clear(on.offloader, &on.error));
+    assert_int_equal(refit_offloader_add_each(on.offloader, list, 2, &on.error), REFIT_ERR_INVALID);
+    assert_non_null(strstr(on.error.text, "region 1"));
+    list[0].size = sizeof list[0] + 1;
+    assert_int_equal(refit_offloader_add_each(on.offloader, list, 1, &on.error), REFIT_ERR_INVALID);
+    assert_int_equal(refit_offloader_count(on.offloader), 1);
+    rig_close(&on);
+}
+
 static void a_caller_whose_description_is_shorter_or_longer_reads_a_region(void **state)
 {
     (void)state;
@@ -378,6 +443,8 @@ int main(void)
         cmocka_unit_test(a_stream_queues_the_copies_of_scattered_regions),
         cmocka_unit_test(region_is_described),
         cmocka_unit_test(a_caller_whose_description_is_shorter_or_longer_adds_a_region),
+        cmocka_unit_test(many_are_added_in_one_call_up_to_one_that_fails),
+        cmocka_unit_test(a_list_of_shorter_or_longer_descriptions_is_gone_through_by_their_size),
         cmocka_unit_test(a_caller_whose_description_is_shorter_or_longer_reads_a_region),
         cmocka_unit_test(seal_ends_adding_until_unseal),
         cmocka_unit_test(cleared_regions_free_their_names_and_addresses),

@@ -38,6 +38,14 @@ class Bench:
         for number, policy in enumerate((KEEP, ZERO, DISCARD)):
             self.offloader.add(f"region.{number}", self.address(number), SIZE, policy, number)
 
+    def add_each(self, *names: str) -> None:
+        """The first buffers, by one call."""
+        numbers = range(len(names))
+        addresses = [self.address(number) for number in numbers]
+        groups = [number + 3 for number in numbers]
+        policies = (KEEP, DISCARD)
+        self.offloader.add_each(names, addresses, [SIZE] * 2, policies, groups, numbers)
+
     def address(self, number: int) -> int:
         return ctypes.addressof(self.memory[number])
 
@@ -87,6 +95,27 @@ def test_one_region_is_bound_and_described(bench: Bench) -> None:
     assert len(bench.offloader) == 3
     with pytest.raises(NotFoundError):
         bench.offloader.region(3)
+
+
+def test_many_regions_are_added_in_one_call_up_to_one_that_fails() -> None:
+    bench = Bench()
+    bench.add_each("a", "\u00e9")
+    first, second = (bench.offloader.region(number) for number in range(2))
+    assert (first.name, first.memory, first.nbytes) == ("a", bench.address(0), SIZE)
+    assert (first.policy, first.group, first.priority) == (KEEP, 3, 0)
+    assert (second.name, second.memory) == ("\u00e9", bench.address(1))
+    assert (second.policy, second.group, second.priority) == (DISCARD, 4, 1)
+    bench.offloader.clear()
+    with pytest.raises(ExistsError, match="a region a already"):
+        bench.add_each("a", "a")
+    assert len(bench.offloader) == 1
+    with pytest.raises(InvalidError, match="NUL"):
+        bench.add_each("a\0b")
+    bench.offloader.add_each([], [], [], [], [], [])
+    bench.offloader.seal()
+    with pytest.raises(StateError):
+        bench.add_each("c")
+    bench.close()
 
 
 def test_groups_are_waited_for_alone(bench: Bench) -> None:

@@ -139,6 +139,17 @@ REFIT_API REFIT_MUST_CHECK refit_status refit_offloader_add(refit_offloader *off
                                                             refit_region_id *out,
                                                             refit_error *error);
 
+/*
+ * Adds `count` regions at once, for callers to whom a call is dear; they are numbered in this
+ * order. The `size` of all is the same, and how far they lie apart. One after the other: it stops
+ * at the first that fails, and those before it are added (see refit_offloader_count). What add
+ * returns, and REFIT_ERR_INVALID without a list. Blocks as add does. Since 0.1.
+ */
+REFIT_API REFIT_MUST_CHECK refit_status refit_offloader_add_each(refit_offloader *offloader,
+                                                                 const refit_region_desc *regions,
+                                                                 uint32_t count,
+                                                                 refit_error *error);
+
 /* What sealing would take, without taking it: host bytes, and the budget they are held against, in
  * which the host memory that the offloader has already counts as free. Does not block. Since 0.1.
  */

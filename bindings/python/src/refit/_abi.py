@@ -957,6 +957,12 @@ PROTOTYPES: Final[dict[str, tuple[Any, list[Any]]]] = {
         POINTER(c_uint32),
         POINTER(refit_error),
     ]),
+    "refit_offloader_add_each": (c_int, [
+        c_void_p,
+        POINTER(refit_region_desc),
+        c_uint32,
+        POINTER(refit_error),
+    ]),
     "refit_offloader_estimate": (c_int, [
         c_void_p,
         POINTER(c_uint64),

@@ -8,8 +8,10 @@ Whose memory a region is, and what its bytes mean, is unknown here.
 """
 
 import ctypes
+import struct
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from itertools import repeat
 from typing import Final
 
 from refit import _abi
@@ -24,6 +26,9 @@ from refit.stats import gather
 KEEP: Final = _abi.REFIT_KEEP
 DISCARD: Final = _abi.REFIT_DISCARD
 ZERO: Final = _abi.REFIT_ZERO
+
+_REGION = struct.Struct("@NPPQiIi4x")  # refit_region_desc
+assert _REGION.size == ctypes.sizeof(_abi.refit_region_desc)
 
 NO_STREAM: Final = 0
 """The calling thread itself: what it did is done, and to wait is to block."""
@@ -164,11 +169,23 @@ class Offloader(Handle):
         call(lib.refit_offloader_add, self._live, ctypes.byref(region), ctypes.byref(out))
         return out.value
 
-    def add_each(self, regions: Iterable[tuple[str, int, int, int, int, int]]) -> None:
-        """``add`` for many, in order: name, address, length, policy, group and priority of each.
-        Those before one that fails are added. Since 0.1."""
-        for region in regions:
-            self.add(*region)
+    def add_each(
+        self,
+        names: Iterable[str],
+        memory: Iterable[int],
+        nbytes: Iterable[int],
+        policies: Iterable[int],
+        groups: Iterable[int],
+        priorities: Iterable[int],
+    ) -> None:
+        """``add`` for many, in order; those before one that fails are added. Since 0.1."""
+        texts = [encoded(name, "the name of a region") for name in names]
+        held = (ctypes.c_char_p * len(texts))(*texts)
+        pointers = (ctypes.c_size_t * len(texts)).from_buffer(held)
+        columns = repeat(_REGION.size), pointers, memory, nbytes, policies, groups, priorities
+        packed = bytearray(b"".join(map(_REGION.pack, *columns)))
+        regions = (_abi.refit_region_desc * len(texts)).from_buffer(packed)
+        call(lib.refit_offloader_add_each, self._live, regions, len(texts))
 
     def estimate(self) -> tuple[int, int]:
         """Host bytes that ``seal`` would take, and the budget that they are held against."""

@@ -156,13 +156,9 @@ class Regions:
         if self.offloader.state != _abi.REFIT_OPEN:
             self.offloader.unseal()
         self.offloader.clear()
+        kept = [policies[group] for group in slots.groups]
         self.offloader.add_each(
-            [
-                (name, address, nbytes, policies[group], group, group)
-                for name, address, nbytes, group in zip(
-                    slots.names, slots.addresses, slots.nbytes, slots.groups, strict=True
-                )
-            ]
+            slots.names, slots.addresses, slots.nbytes, kept, slots.groups, slots.groups
         )
         self.offloader.seal()
         self._bound = list(slots.addresses)
