@@ -114,6 +114,40 @@ def fsdp2_model_gives_what_it_had(rank: int) -> object:
     return sorted(given) == (sorted(plain) if rank == 0 else []), same, sharded
 
 
+def adapted_model() -> nn.Module | None:
+    try:
+        import peft
+    except ImportError:
+        return None
+    torch.manual_seed(7)
+    inner = nn.Sequential(nn.Linear(6, 9), nn.Tanh(), nn.Linear(9, 3))
+    config = peft.LoraConfig(r=4, target_modules=["0", "2"], use_dora=True)
+    model: nn.Module = peft.get_peft_model(inner, config)
+    with torch.no_grad():
+        for name, one in model.named_parameters():
+            if "lora_B" in name:
+                one.normal_()
+    return model
+
+
+def fsdp2_adapters_are_merged_as_one_process_would(rank: int) -> object:
+    whole, model = adapted_model(), adapted_model()
+    if whole is None or model is None:
+        return None
+    mesh = init_device_mesh("cpu", (2,))
+    for layer in model.base_model.model:  # type: ignore[union-attr]
+        fully_shard(layer, mesh=mesh)
+    fully_shard(model, mesh=mesh)
+    sharded = all(isinstance(one, DTensor) for one in model.parameters())
+    seen: list[object] = [sharded]
+    for way in ("merged", "adapter"):
+        given = dict(named_weights(model, lora=way))  # type: ignore[arg-type]
+        expected = dict(named_weights(whole, lora=way))  # type: ignore[arg-type]
+        same = all(torch.equal(given[name], expected[name]) for name in given)
+        seen.append(same and sorted(given) == (sorted(expected) if rank == 0 else []))
+    return seen
+
+
 def publish_together(rank: int, version: int | None, fails: int | None = None) -> object:
     """A whole transaction: rank 0 has the publisher; one rank may fail in the block."""
     model = sharded_model()
@@ -156,6 +190,7 @@ SCENES: tuple[Scene, ...] = (
     root_is_no_rank,
     one_rank_is_at_its_end_already,
     fsdp2_model_gives_what_it_had,
+    fsdp2_adapters_are_merged_as_one_process_would,
     all_ranks_learn_the_version,
     root_cannot_begin,
     root_fails_in_the_block,

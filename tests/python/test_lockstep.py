@@ -69,6 +69,13 @@ def test_fsdp2_weights_are_read_from_their_shards(seen: list[dict[str, Any]]) ->
     assert [one["fsdp2_model_gives_what_it_had"] for one in seen] == [(True, True, True)] * 2
 
 
+def test_fsdp2_adapters_are_merged_as_one_process_would(seen: list[dict[str, Any]]) -> None:
+    found = [one["fsdp2_adapters_are_merged_as_one_process_would"] for one in seen]
+    if found == [None, None]:
+        pytest.skip("PEFT is not installed")
+    assert found == [[True, True, True]] * 2
+
+
 def test_all_ranks_learn_the_version_that_the_root_committed(seen: list[dict[str, Any]]) -> None:
     # trap 34
     assert [one["all_ranks_learn_the_version"] for one in seen] == [("committed", "", 6)] * 2

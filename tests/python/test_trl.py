@@ -62,6 +62,7 @@ def a_trainer(
     callbacks: list[TrainerCallback],
     reward: Callable[..., list[float]] = count_w3,
     kinds: tuple[type[Any], type[Any]] = (GRPOTrainer, GRPOConfig),
+    adapters: Any = None,
     **chosen: Any,
 ) -> GRPOTrainer:
     settings = {
@@ -92,6 +93,7 @@ def a_trainer(
         eval_dataset=Dataset.from_list([{"prompt": "w1 w2"}]),
         processing_class=a_tokenizer(),
         callbacks=callbacks,
+        peft_config=adapters,
     )
 
 
@@ -444,6 +446,47 @@ class Worker:
 def publisher() -> Iterator[Publisher]:
     with Publisher("tcp://127.0.0.1:0") as opened:
         yield opened
+
+
+@pytest.mark.parametrize("beta", [0.0, pytest.param(0.1, marks=pytest.mark.slow)])
+def test_of_a_policy_with_adapters_the_workers_have_the_merged_weights(
+    tmp_path: Path, publisher: Publisher, beta: float
+) -> None:
+    peft = pytest.importorskip("peft", reason="PEFT is not installed")
+
+    def adapters() -> Any:
+        return peft.LoraConfig(r=4, lora_alpha=16, target_modules=["q_proj", "down_proj"])
+
+    plain = a_trainer(tmp_path, [], adapters=adapters(), beta=beta)
+    plain.train()
+    worker = Worker(publisher)
+    seen = Seen()
+    policies: list[dict[str, torch.Tensor]] = []
+
+    def reward(completions: list[str], **_: Any) -> list[float]:
+        assert seen.trainer is not None
+        policies.append({n: one.clone() for n, one in seen.trainer.model.state_dict().items()})
+        return seen(completions)
+
+    callback = RefitCallback(publisher)
+    seen.trainer = a_trainer(tmp_path, [callback], reward, adapters=adapters(), beta=beta)
+    try:
+        seen.trainer.train()
+    finally:
+        worker.close()
+    assert_same(plain, seen.trainer)
+    assert set(seen.bytes) == {0}
+    assert len(worker.held) == len(policies) == 4
+    for (_, held), policy in zip(worker.held, policies, strict=True):
+        other = peft.get_peft_model(a_model(), adapters())
+        assert other.load_state_dict(policy, strict=False).missing_keys == []
+        merged = other.merge_and_unload().state_dict()
+        assert held.keys() == merged.keys() == a_model().state_dict().keys()
+        assert all(torch.equal(merged[name], one) for name, one in held.items())
+    first, last = worker.held[0][1], worker.held[-1][1]
+    changed = {name for name, one in first.items() if not torch.equal(one, last[name])}
+    assert len(changed) == 4, changed
+    assert all("q_proj" in name or "down_proj" in name for name in changed)
 
 
 @pytest.mark.parametrize(

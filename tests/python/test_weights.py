@@ -198,7 +198,8 @@ def test_merged_adapters_give_the_names_of_the_base_model() -> None:
 def test_adapters_that_are_not_merged_are_refused_with_what_to_do() -> None:
     model = Tiny()
     model.router = Adapted(model.router, merged=False)  # type: ignore[assignment]
-    with pytest.raises(UnsupportedError, match=r'"router" is not merged.*merge_adapter'):
+    ways = r'"router" is not merged.*lora="merged".*lora="adapter"'
+    with pytest.raises(UnsupportedError, match=ways):
         names_of(PeftLike(model))
 
 

@@ -14,9 +14,11 @@ from torch import nn
 from torch.distributed.tensor import DTensor
 
 from refit import dtypes
+from refit._merged import MergedLayer
 from refit._ties import Ties
 from refit.errors import InvalidError, StateError, UnsupportedError
 from refit.manifest import TensorSpec
+from refit.module_walk import Found
 from refit.source import layout_of
 
 
@@ -27,6 +29,10 @@ class PlannedWeight(NamedTuple):
     tensor: torch.Tensor
     dtype: torch.dtype
     tie: str | None
+    merged: MergedLayer | None = None
+    """What gives its values; None: `tensor` has them."""
+    parameter: str = ""
+    """Its name there."""
 
     @property
     def spec(self) -> TensorSpec:
@@ -41,15 +47,34 @@ class PlannedWeight(NamedTuple):
     def identity(self) -> Any:
         """Equal for weights that share all their bytes, if they begin at the same place."""
         tensor = self.tensor
+        layer = None if self.merged is None else id(self.merged.layer)
         if isinstance(tensor, DTensor):
-            return self.dtype, id(tensor)
-        return self.dtype, tensor.dtype, tensor.shape, layout_of(tensor)
+            return layer, self.dtype, id(tensor)
+        return layer, self.dtype, tensor.dtype, tensor.shape, layout_of(tensor)
+
+    def gather(self) -> torch.Tensor:
+        """All of it, in the type that it has; on all ranks, where it is sharded."""
+        if self.merged is not None:
+            return self._merged_one(self.merged.take(self.parameter))
+        whole = self.tensor.detach()
+        return whole.full_tensor() if isinstance(whole, DTensor) else whole
+
+    def _merged_one(self, made: torch.Tensor) -> torch.Tensor:
+        if made.dtype != self.tensor.dtype or made.shape != self.tensor.shape:
+            raise UnsupportedError(
+                f'weight "{self.name}" is {made.dtype} {list(made.shape)} once its adapter is '
+                f"merged, and not {self.tensor.dtype} {list(self.tensor.shape)}: merge it before"
+            )
+        return made
 
 
-def planned(ties: Ties, name: str, tensor: torch.Tensor, dtype: torch.dtype) -> PlannedWeight:
+def planned(ties: Ties, name: str, found: Found, dtype: torch.dtype) -> PlannedWeight:
     """The weight, and what it is tied to of those before. StateError, UnsupportedError."""
-    one = PlannedWeight(name, tensor, dtype, None)
-    tie = ties.find(name, _place(name, tensor), one)
+    parameter = found.name.rpartition(".")[2]
+    one = PlannedWeight(name, found.tensor, dtype, None, found.merged, parameter)
+    tie = ties.find(name, _place(name, found.tensor), one)
+    if tie is None and found.merged is not None:
+        found.merged.want(parameter)
     return one if tie is None else one._replace(tie=tie)
 
 

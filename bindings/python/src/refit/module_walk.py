@@ -13,9 +13,10 @@ from torch import nn
 from torch.distributed.fsdp import FSDPModule
 from torch.nn.parallel import DataParallel, DistributedDataParallel
 
+from refit._merged import MergedLayer, chain_of, is_adapted
 from refit.errors import UnsupportedError
 
-_WRAPPED = ("_orig_mod", "_checkpoint_wrapped_module")
+WRAPPED = ("_orig_mod", "_checkpoint_wrapped_module")
 """Where torch.compile and the checkpoint wrapper keep the module that they wrap."""
 
 
@@ -26,67 +27,116 @@ class Found(NamedTuple):
     tensor: torch.Tensor
     is_parameter: bool
     saved: bool
+    merged: MergedLayer | None = None
+    """What gives the parameter with the adapters merged; `tensor` is without them then."""
 
 
-def walk_weights(model: nn.Module) -> list[Found]:
+def walk_weights(model: nn.Module, *, merge: bool = False) -> list[Found]:
     """Every parameter and buffer; tied ones come once per name.
 
     FSDP2 modules are resharded first, so that what is read is what the optimizer writes.
-    UnsupportedError for FSDP1 and for adapters that are not merged.
+    UnsupportedError for FSDP1, and without `merge` for adapters that are not merged.
     """
-    found: list[Found] = []
-    _walk(model, "", found)
-    return found
+    walk = _Walk(merge)
+    walk.through(model, "")
+    return walk.found
 
 
-def _walk(module: nn.Module, prefix: str, found: list[Found]) -> None:
-    inner = _inside(module, prefix) if module._modules else None
-    if inner is not None:
-        _walk(inner, prefix, found)
-        return
-    if isinstance(module, FSDPModule):
-        module.reshard()
-    for name, parameter in module._parameters.items():
-        if parameter is not None:
-            found.append(Found(prefix + name, parameter, True, True))
-    for name, buffer in module._buffers.items():
-        if buffer is not None:
-            saved = name not in module._non_persistent_buffers_set
-            found.append(Found(prefix + name, buffer, False, saved))
-    for name, child in module._modules.items():
-        if child is not None:
-            _walk(child, f"{prefix}{name}.", found)
+class _Walk:
+    def __init__(self, merge: bool) -> None:
+        self.found: list[Found] = []
+        self._merge = merge
+
+    def through(self, module: nn.Module, prefix: str) -> None:
+        if self._merge and is_adapted(module):
+            self._through_adapters(module, prefix)
+            return
+        inner = _inside(module, prefix) if module._modules else None
+        if inner is None:
+            self._through_own(module, prefix, None)
+        else:
+            self.through(inner, prefix)
+
+    def _through_adapters(self, layer: nn.Module, prefix: str) -> None:
+        *adapters, base = chain_of(layer)
+        open_ones = [one for one in adapters if not one.merged and one.active_adapters]
+        if open_ones and "MultiheadAttention" in type(layer).__name__:
+            raise UnsupportedError(
+                f'the adapter of "{prefix.rstrip(".")}" cannot be merged into a copy, since its '
+                "layer has weights that are no parameters: leave it out of target_modules"
+            )
+        for one in layer.modules():
+            if isinstance(one, FSDPModule):
+                one.reshard()
+        if not open_ones:
+            self.through(base, prefix)
+        elif unwrapped(base) is None:
+            self._through_own(base, prefix, MergedLayer(prefix.rstrip("."), layer))
+        else:
+            raise UnsupportedError(
+                f'the adapter of "{prefix.rstrip(".")}" is around a {type(base).__name__}: put '
+                "torch.compile and the checkpoint wrapper around layers with their adapters"
+            )
+
+    def _through_own(self, module: nn.Module, prefix: str, merged: MergedLayer | None) -> None:
+        if isinstance(module, FSDPModule):
+            module.reshard()
+        for name, parameter in module._parameters.items():
+            if parameter is not None:
+                self.found.append(Found(prefix + name, parameter, True, True, merged))
+        for name, buffer in module._buffers.items():
+            if buffer is not None:
+                saved = name not in module._non_persistent_buffers_set
+                self.found.append(Found(prefix + name, buffer, False, saved))
+        for name, child in module._modules.items():
+            if child is not None:
+                self.through(child, f"{prefix}{name}.")
+
+
+def unwrapped(module: nn.Module) -> nn.Module | None:
+    """What DDP, torch.compile or the checkpoint wrapper have wrapped; None for another module."""
+    if isinstance(module, DistributedDataParallel | DataParallel):
+        return _as_module(module.module)
+    for name in WRAPPED:
+        if name in module._modules:
+            return _as_module(module._modules[name])
+    return None
 
 
 def _inside(module: nn.Module, prefix: str) -> nn.Module | None:
     """The module that `module` merely wraps; None if it is one of the model's own."""
-    if isinstance(module, DistributedDataParallel | DataParallel):
-        return _as_module(module.module)
+    plain = unwrapped(module)
+    if plain is not None:
+        return plain
     if "_fsdp_wrapped_module" in module._modules:
         raise UnsupportedError(
             f'"{prefix.rstrip(".") or "the model"}" is wrapped by FullyShardedDataParallel, whose '
             "flat parameters have no names of their own: use torch.distributed.fsdp.fully_shard, "
             "or send dict(model.named_parameters()) within FSDP.summon_full_params(model)"
         )
-    for name in _WRAPPED:
-        if name in module._modules:
-            return _as_module(module._modules[name])
     return _inside_peft(module, prefix)
 
 
 def _inside_peft(module: nn.Module, prefix: str) -> nn.Module | None:
     """Likewise for what PEFT puts in, told by its attributes: the package may not be there."""
     if hasattr(module, "peft_config") and "base_model" in module._modules:
+        if any(True for _ in getattr(module, "prompt_encoder", nn.Module()).parameters()):
+            raise UnsupportedError(
+                "the model has a prompt that was learnt, which is in none of its weights: send "
+                "dict(model.prompt_encoder.named_parameters()) to an engine that takes it"
+            )
         base = _as_module(module._modules["base_model"])
         return _as_module(base._modules["model"]) if "model" in base._modules else base
-    if "base_layer" in module._modules and hasattr(module, "merged"):
+    if is_adapted(module):
         if not module.merged:
             raise UnsupportedError(
                 f'the adapter of "{prefix.rstrip(".")}" is not merged, so these are not the '
-                "weights that the policy has: call model.merge_adapter() before, and "
-                "model.unmerge_adapter() after"
+                'weights that the policy has: use named_weights(model, lora="merged") for the '
+                'weights with the adapters in them, or lora="adapter" for the adapters alone'
             )
         return _as_module(module._modules["base_layer"])
+    if "token_adapter" in module._modules and "original_module" in module._modules:
+        return _as_module(module._modules["token_adapter"])
     if "original_module" in module._modules and "modules_to_save" in module._modules:
         saved = _as_module(module._modules["modules_to_save"])
         active = getattr(module, "active_adapter", None)

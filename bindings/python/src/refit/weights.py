@@ -10,6 +10,7 @@
 - The dtype on the wire is said by the caller: fp32 masters can be published as bf16 while routers
   and norms keep theirs.
 - Buffers that a checkpoint has are included; the others on request.
+- Adapters of PEFT are merged into copies of the weights, one layer at a time, or sent alone.
 
 It knows nothing of publishers. Torch is imported here.
 """
@@ -26,6 +27,7 @@ from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
 
 from refit import lockstep
+from refit._adapters import adapter_weights
 from refit._ties import Ties
 from refit._weight_plan import (
     PlannedWeight,
@@ -42,6 +44,7 @@ from refit.module_walk import Found, walk_weights
 Names: TypeAlias = Collection[str] | Callable[[str], str | None]
 Keep: TypeAlias = Sequence[str] | Callable[[str, torch.Tensor], bool]
 Buffers: TypeAlias = Literal["persistent", "all", "none"]
+Lora: TypeAlias = Literal["merged", "adapter"]
 
 _CASTABLE = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
 """What a dtype policy applies to. Integers, booleans and fp8 mean something else by their bits."""
@@ -66,6 +69,7 @@ class NamedWeights:
         buffers: Buffers,
         root: int | None,
         group: ProcessGroup | None,
+        lora: Lora | None,
     ) -> None:
         self._model = model
         self._dtype = dtype
@@ -73,6 +77,7 @@ class NamedWeights:
         self._names = names
         self._buffers = buffers
         self._root = root
+        self._lora = lora
         self.group = group
 
     @property
@@ -113,7 +118,7 @@ class NamedWeights:
         try:
             for one in left:
                 if one.tie is None:
-                    given = _gather(one.tensor)
+                    given = one.gather()
                     if mine:
                         given = given.to(one.dtype)
                 if mine:
@@ -121,7 +126,7 @@ class NamedWeights:
         finally:
             for one in left:
                 if one.tie is None:
-                    _gather(one.tensor)
+                    one.gather()
 
     def _plan_together(self) -> list[PlannedWeight]:
         """The weights to gather, once all ranks have said that they will gather the same."""
@@ -143,15 +148,15 @@ class NamedWeights:
         plan: list[PlannedWeight] = []
         ties = Ties()
         for name, found in self._chosen():
-            tensor = found.tensor
-            dtype = tensor.dtype if self._dtype is None else self._dtype_of(name, found)
-            plan.append(planned(ties, name, tensor, dtype))
+            own = found.tensor.dtype
+            dtype = own if self._dtype is None else self._dtype_of(name, found)
+            plan.append(planned(ties, name, found, dtype))
         refuse_duplicates([one.name for one in plan])
         return plan
 
     def _chosen(self) -> Iterator[tuple[str, Found]]:
         seen = set()
-        for found in walk_weights(self._model):
+        for found in self._walk():
             if not found.is_parameter and not self._wants_buffer(found):
                 continue
             seen.add(found.name)
@@ -162,6 +167,11 @@ class NamedWeights:
             missing = sorted(set(self._names) - seen)
             if missing:
                 raise NotFoundError(f"the model has no weight {some(missing)}")
+
+    def _walk(self) -> list[Found]:
+        if self._lora == "adapter":
+            return adapter_weights(self._model)
+        return walk_weights(self._model, merge=self._lora == "merged")
 
     def _wants_buffer(self, found: Found) -> bool:
         return self._buffers == "all" or (self._buffers == "persistent" and found.saved)
@@ -201,8 +211,11 @@ class PlannedWeights:
 
     def __iter__(self) -> Iterator[tuple[str, torch.Tensor]]:
         for one in self._plan:
+            if one.merged is not None:
+                one.merged.forget()
+        for one in self._plan:
             if one.tie is None:
-                given = _gather(one.tensor)
+                given = one.gather()
                 if given.dtype != one.dtype:
                     given = given.to(one.dtype)
             yield one.name, given
@@ -217,6 +230,7 @@ def named_weights(
     buffers: Buffers = "persistent",
     root: int | None = 0,
     group: ProcessGroup | None = None,
+    lora: Lora | None = None,
 ) -> NamedWeights:
     """The weights of `model` as (Hugging Face name, tensor), each name once; borrows the model.
 
@@ -224,11 +238,20 @@ def named_weights(
     names (patterns such as ``"*.router.*"``, or a function of name and tensor) keep their own, and
     so do buffers, integers and fp8. `names`: the ones to take, or a function that gives the name to
     publish under, None to leave one out. `buffers`: "persistent" (those a checkpoint has), "all",
-    or "none". Names come without what DDP, torch.compile, activation checkpointing and merged PEFT
+    or "none". Names come without what DDP, torch.compile, activation checkpointing and PEFT's
     adapters put into them.
 
+    `lora`: "merged" gives the weights of a PEFT model with its active adapters in them, equal to
+    the bit to what ``merge_adapter`` makes, by PEFT's own ``merge`` on a copy of one layer after
+    the other; the model stays as it is, and only weights of layers with adapters are copied. One
+    that ties a weight with adapters to one without has two tensors then, as the policy does. A
+    model without adapters is given as it is. "adapter" gives the active adapter alone, under the
+    names that PEFT saves it under and engines load it by
+    (``base_model.model.<module>.lora_A.weight``). None: adapters must be merged already.
+
     Sharded models (DTensors): all ranks of `group` iterate, and only `root` yields (None: all do).
-    Raises while iterated: UnsupportedError (a wrapper or tensor type that has no plain bytes),
+    Raises while iterated: UnsupportedError (a wrapper or tensor type that has no plain bytes, an
+    adapter that cannot be merged so),
     StateError (a weight that has no memory now), NotFoundError, InvalidError (two under one name),
     and on all ranks alike ``refit.lockstep.LockstepError``. Does not block. Since 0.1.
     """
@@ -236,13 +259,15 @@ def named_weights(
         raise InvalidError(f"named_weights takes a torch.nn.Module, not a {type(model).__name__}")
     if buffers not in ("persistent", "all", "none"):
         raise InvalidError(f'buffers must be "persistent", "all" or "none", not {buffers!r}')
+    if lora not in (None, "merged", "adapter"):
+        raise InvalidError(f'lora must be "merged", "adapter" or None, not {lora!r}')
     if isinstance(names, str) or isinstance(keep, str):
         raise InvalidError("names and keep take a list of names, not one text")
     if dtype is not None and dtype not in _CASTABLE:
         raise InvalidError(
             f"weights cannot be cast to {dtype} here: its values need a scale that belongs to them"
         )
-    return NamedWeights(model, dtype, keep, names, buffers, root, group)
+    return NamedWeights(model, dtype, keep, names, buffers, root, group, lora)
 
 
 def is_sharded(model: nn.Module) -> bool:
@@ -251,8 +276,3 @@ def is_sharded(model: nn.Module) -> bool:
     if any(isinstance(one, DTensor) for one in tensors):
         return True
     return any(isinstance(one, FSDPModule) for one in model.modules())
-
-
-def _gather(tensor: torch.Tensor) -> torch.Tensor:
-    whole = tensor.detach()
-    return whole.full_tensor() if isinstance(whole, DTensor) else whole

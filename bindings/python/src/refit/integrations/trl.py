@@ -37,15 +37,22 @@ KNOWN_TO_WORK = "TRL 1.16 with transformers 5.23 and accelerate 1.15"
 Weights = Callable[[torch.nn.Module], Iterable[tuple[str, torch.Tensor]]]
 
 
+def policy_weights(model: torch.nn.Module) -> Iterable[tuple[str, torch.Tensor]]:
+    """The weights that the policy has: of a PEFT model those with its adapters merged into copies,
+    which a worker without PEFT loads as it loads any. Since 0.1."""
+    return named_weights(model, lora="merged")
+
+
 class RefitCallback(TrainerCallback):  # type: ignore[misc]  # transformers is not followed
     """Takes the states off the device while TRL generates, and publishes the policy's weights.
 
     ``publisher``: where new weights go before a generation, once per optimizer step; it stays the
     caller's, who closes it. Without one, nothing is published. ``weights``: what is published of
-    the model, as pairs of name and tensor. ``config``, ``overrides``, ``timer``, ``timeline`` and
-    ``progress`` are the controller's; so is ``grads``: what becomes of grads that exist at a
-    generation. There are some only if TRL generates inside a step that accumulates, and then they
-    are needed: ``"keep"``.
+    the model, as pairs of name and tensor; ``policy_weights`` unless said otherwise, which merges
+    adapters, while ``partial(named_weights, lora="adapter")`` sends them alone. ``config``,
+    ``overrides``, ``timer``, ``timeline`` and ``progress`` are the controller's; so is ``grads``:
+    what becomes of grads that exist at a generation. There are some only if TRL generates inside a
+    step that accumulates, and then they are needed: ``"keep"``.
     ``lockstep``: for a job of several ranks, on all of them: one has the publisher, the others help
     to gather what is sharded, and a refit that fails on one rank fails on all.
 
@@ -59,7 +66,7 @@ class RefitCallback(TrainerCallback):  # type: ignore[misc]  # transformers is n
         publisher: "Publisher | None" = None,
         config: ConfigLike = None,
         *,
-        weights: Weights = named_weights,
+        weights: Weights = policy_weights,
         grads: Policy = "keep",
         lockstep: bool = False,
         timer: TimerLike = None,
