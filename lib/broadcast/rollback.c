@@ -47,7 +47,7 @@ bool rft_rollback_is_empty(const rft_rollback *rollback)
 
 void rft_rollback_reset(rft_rollback *rollback)
 {
-    if (rollback->memory.memory != NULL) rft_segment_close(&rollback->memory);
+    rft_segment_close(&rollback->memory);
     *rollback = (rft_rollback){.last = NOTHING};
 }
 

@@ -4,13 +4,13 @@
 #include <stddef.h>
 #include <stdint.h>
 #include <string.h>
-#include <sys/mman.h>
 
 #include <cmocka.h>
 
 #include "base/clock.h"
 #include "base/thread.h"
 #include "broadcast/loan.h"
+#include "tests/support/mapped.h"
 
 #define BYTES 100000u
 
@@ -23,13 +23,6 @@ static rft_loan *make_loan(bool out)
     assert_int_equal(rft_bytes_append(&loan->gathered, "frame", 5, NULL), REFIT_OK);
     if (out) rft_pending_raise(&loan->pending);
     return loan;
-}
-
-/* Asked in a way that memory checkers do not take for an access. */
-static bool is_mapped(const void *page)
-{
-    unsigned char there;
-    return mincore((void *)(uintptr_t)page, 1, &there) == 0;
 }
 
 static bool has_name(const char *name)

@@ -24,6 +24,7 @@
 #include "broadcast/undo.h"
 #include "tests/support/descriptors.h"
 #include "tests/support/failing_alloc.h"
+#include "tests/support/mapped.h"
 
 #define BYTES 100000u
 
@@ -316,13 +317,6 @@ static void dead_owners_segments_are_swept_and_living_ones_kept(void **state)
     assert_int_equal(rft_segment_create(&owner, BYTES, NULL), REFIT_OK);
     assert_false(name_exists(living));
     rft_segment_close(&owner);
-}
-
-/* Asked in a way that memory checkers do not take for an access. */
-static bool is_mapped(const void *page)
-{
-    unsigned char there;
-    return mincore((void *)(uintptr_t)page, 1, &there) == 0;
 }
 
 static void kept_memory_outlives_its_segment(void **state)
