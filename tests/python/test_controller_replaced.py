@@ -104,25 +104,45 @@ CHANGES: dict[str, Any] = {
 }
 
 
-def test_a_storage_that_is_replaced_while_a_clear_has_failed_is_not_copied_from_its_old_place(
+def clear_in_vain(controller: refit.Controller, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The copies out fail before they have begun, and where the bytes are is not known."""
+    with monkeypatch.context() as patch:
+        patch.setattr(Offloader, "offload", fail_to_offload)
+        patch.setattr(Regions, "home", property(lambda _: False))
+        with pytest.raises(CopyError):
+            controller.clear()
+    assert controller.state == "cleared"
+
+
+def test_a_storage_resized_while_a_clear_has_failed_is_not_copied_from_its_old_place(
     run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run.step(2)
     with refit.Controller(run.optimizer) as controller:
         whole_cycle(controller)
-        real = Offloader.offload
-        with monkeypatch.context() as patch:
-            patch.setattr(Offloader, "offload", fail_to_offload)
-            patch.setattr(Regions, "home", property(lambda _: False))
-            with pytest.raises(CopyError):
-                controller.clear()
-        assert controller.state == "cleared"
-        assert Offloader.offload is real
-        replace(run.moments()[0])
         values = [one.clone() for one in run.moments()]
+        clear_in_vain(controller, monkeypatch)
+        storage = run.moments()[0].untyped_storage()
+        storage.resize_(2 * storage.nbytes())
         with pytest.raises(StateError, match=r"restore\(\), then clear"):
             controller.clear()
         controller.restore()
+        controller.clear()
+        assert run.away()
+        controller.prepare_for_training()
+        assert all(map(torch.equal, run.moments(), values))
+
+
+def test_a_state_that_is_replaced_while_a_clear_has_failed_comes_back_first(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run.step(2)
+    with refit.Controller(run.optimizer) as controller:
+        whole_cycle(controller)
+        clear_in_vain(controller, monkeypatch)
+        replace(run.moments()[0])
+        assert controller.state == "training"
+        values = [one.clone() for one in run.moments()]
         controller.clear()
         assert run.away()
         controller.prepare_for_training()

@@ -8,9 +8,8 @@ torch = pytest.importorskip("torch", reason="PyTorch is not installed")
 
 import refit  # noqa: E402
 from refit.errors import InvalidError, StateError  # noqa: E402
-from refit.grads import Accumulation, StandIns  # noqa: E402
+from refit.grads import Accumulation  # noqa: E402
 from refit.offloader import Offloader  # noqa: E402
-from refit.regions import Regions  # noqa: E402
 from refit.storages import opened  # noqa: E402
 from training import Run, assert_same  # noqa: E402
 
@@ -22,6 +21,10 @@ def run(torch_device: str) -> Run:
 
 def gradients(run: Run) -> list[Any]:
     return [p.grad for p in run.model.parameters()]
+
+
+def are_away(grads: list[Any]) -> bool:
+    return all(grad.untyped_storage().nbytes() == 0 for grad in grads)
 
 
 def finish_step(run: Run) -> None:
@@ -43,33 +46,28 @@ def test_kept_gradients_leave_and_return_exactly_as_the_same_objects(run: Run) -
         assert all(map(torch.equal, gradients(run), values))
 
 
-@pytest.mark.parametrize("at", [1, 2, 3, 4])
-@pytest.mark.parametrize("then", ["clear", "backward"])
-def test_ctrl_c_while_stand_ins_are_put_leaves_no_gradient_without(
-    run: Run, monkeypatch: pytest.MonkeyPatch, at: int, then: str
+@pytest.mark.parametrize("verb", ["offload", "finish", "unbind_each"])
+def test_ctrl_c_while_gradients_leave_does_not_let_a_backward_pass_into_them(
+    run: Run, monkeypatch: pytest.MonkeyPatch, verb: str
 ) -> None:
-    # trap 12: a backward pass would write to memory that is leaving, or has gone
+    # trap 12
     same = Run(device=run.device)
     run.step(), same.step()
     run.backward(), same.backward()
-    real, calls = StandIns.put, []
+    real = getattr(Offloader, verb)
 
-    def put(*arguments: Any) -> None:
-        calls.append(1)
-        if len(calls) == at:
-            raise KeyboardInterrupt
+    def interrupted(*arguments: Any) -> Any:
         real(*arguments)
+        raise KeyboardInterrupt
 
     with refit.Controller(run.optimizer) as controller:
-        monkeypatch.setattr(Regions, "home", property(lambda _: False))  # copies take their time
-        monkeypatch.setattr(StandIns, "put", put)
+        monkeypatch.setattr(Offloader, verb, interrupted)
         with pytest.raises(KeyboardInterrupt):
             controller.clear()
         monkeypatch.undo()
-        if then == "clear":
-            controller.clear()
-        assert all(grad.isnan().all() for grad in gradients(run))
+        assert controller.state == "cleared"
         run.backward(), same.backward()
+        assert controller.state == "training"
         finish_step(run), finish_step(same)
     assert_same(run, same)
 
@@ -140,37 +138,94 @@ def test_zero_grad_while_gradients_are_away_drops_them(run: Run) -> None:
     with refit.Controller(run.optimizer) as controller:
         controller.clear()
         run.optimizer.zero_grad()
+        assert controller.state == "cleared"
         controller.restore()
         assert gradients(run) == [None] * 4
         run.step()
 
 
-def test_zero_grad_in_place_while_gradients_are_away_zeroes_them(run: Run) -> None:
+@pytest.mark.parametrize("foreach", [False, True])
+def test_zero_grad_in_place_while_gradients_are_away_zeroes_them(
+    torch_device: str, foreach: bool
+) -> None:
     # trap 10: on the empty storage it would be a fault of the process
+    run = Run(lambda p: torch.optim.AdamW(p, foreach=foreach), torch_device)
     run.step()
     run.backward()
+    fresh = torch.nn.Parameter(torch.ones(3, device=run.device))
+    run.optimizer.add_param_group({"params": [fresh]})
     with refit.Controller(run.optimizer) as controller:
         controller.clear()
+        fresh.grad = torch.ones_like(fresh)  # one that is here, among those that are away
         run.optimizer.zero_grad(set_to_none=False)
         run.model.zero_grad(set_to_none=False)
+        assert not fresh.grad.any()
+        assert controller.state == "cleared"
+        assert are_away(gradients(run))
+        assert not controller.accumulating
         controller.restore()
         assert not any(bool(grad.any()) for grad in gradients(run))
         assert all(grad.is_contiguous() for grad in gradients(run))
 
 
-def test_what_else_touches_a_gradient_that_is_away_is_told(run: Run) -> None:
+def test_what_is_written_after_zero_grad_is_what_counts(run: Run) -> None:
     run.step()
     run.backward()
-    values = [grad.clone() for grad in gradients(run)]
     with refit.Controller(run.optimizer) as controller:
         controller.clear()
-        first = gradients(run)[0]
-        assert first.shape == next(run.model.parameters()).shape
-        assert bool(first.isnan().all())
-        with pytest.raises(RuntimeError, match="memory"):
-            first.mul_(2)
+        run.optimizer.zero_grad(set_to_none=False)
+        first, second, *rest = gradients(run)
+        first.fill_(2.0)
+        second[0] = 1.0
+        assert controller.state == "training"
+        assert bool((first == 2).all())
+        assert float(second.sum()) == 1.0
+        assert not any(bool(grad.any()) for grad in rest)
+        first.zero_()
+        controller.clear()
         controller.restore()
-        assert all(map(torch.equal, gradients(run), values))
+        assert not first.any()
+        assert float(second.sum()) == 1.0
+
+
+READS: dict[str, Any] = {
+    "isnan": lambda run: not any(grad.isnan().any() for grad in gradients(run)),
+    "item": lambda run: gradients(run)[1][0].item(),
+    "norm": lambda run: torch.nn.utils.get_total_norm(gradients(run)).item(),
+    "clip": lambda run: float(torch.nn.utils.clip_grad_norm_(run.model.parameters(), 0.1)),
+    "clip, foreach": lambda run: float(
+        torch.nn.utils.clip_grad_norm_(run.model.parameters(), 0.1, foreach=True)
+    ),
+    "clip values": lambda run: torch.nn.utils.clip_grad_value_(run.model.parameters(), 1e-4),
+    "scale": lambda run: torch._foreach_mul_(gradients(run), 0.5) and None,
+    "one": lambda run: gradients(run)[0].mul_(2) is None,
+    "unscale": lambda run: torch._amp_foreach_non_finite_check_and_unscale_(
+        gradients(run), torch.zeros(1, device=run.device), torch.ones(1, device=run.device)
+    ),
+    "data": lambda run: gradients(run)[0].data.mul_(3) is None,
+    "add": lambda run: setattr(next(run.model.parameters()), "grad", gradients(run)[0] + 1),
+    "copy": lambda run: gradients(run)[2].copy_(torch.ones(4, 24)) is None,
+    "from": lambda run: torch.zeros(4, device=run.device).copy_(gradients(run)[3]).tolist(),
+    "model to": lambda run: run.model.to(torch.float64).to(torch.float32) and None,
+}
+
+
+@pytest.mark.parametrize("read", READS)
+def test_what_else_uses_a_gradient_that_is_away_finds_its_bytes(run: Run, read: str) -> None:
+    same = Run(device=run.device)
+    run.step(), same.step()
+    run.backward(), same.backward()
+    with refit.Controller(run.optimizer) as controller:
+        controller.clear()
+        grads = gradients(run)
+        assert grads[0].shape == next(run.model.parameters()).shape
+        assert are_away(grads)
+        assert controller.state == "cleared"
+        assert READS[read](run) == READS[read](same)
+        assert controller.state == "training"
+        assert all(map(torch.equal, gradients(run), gradients(same)))
+        finish_step(run), finish_step(same)
+    assert_same(run, same)
 
 
 @pytest.mark.parametrize("policy", ["discard", "zero"])
@@ -243,7 +298,7 @@ def test_what_is_said_by_hand_holds_until_the_next_step(run: Run) -> None:
 
 
 def test_what_is_accumulated_is_told_of_gradients_that_are_away_too(run: Run) -> None:
-    # trap 11: what stands in for them reads as NaN, and is no gradient
+    # trap 11
     with refit.Controller(run.optimizer, run.model) as controller:
         for zeroed, expected in ((False, True), (True, False)):
             run.backward()
@@ -252,7 +307,7 @@ def test_what_is_accumulated_is_told_of_gradients_that_are_away_too(run: Run) ->
             assert controller.accumulating is expected
             controller.clear()
             assert run.away() or not run.optimizer.state
-            assert all(grad.isnan().all() for grad in gradients(run))
+            assert are_away(gradients(run))
             assert controller.accumulating is expected
             controller.restore()
             assert controller.accumulating is expected

@@ -56,12 +56,24 @@ def test_states_that_torch_load_gave_leave_and_return(when: str) -> None:
     assert_same(run, same)
 
 
-def test_a_state_made_a_numpy_array_while_away_comes_back() -> None:
+def test_a_state_made_a_numpy_array_while_away_comes_back_first() -> None:
     run, same = pair()
     with refit.Controller(run.optimizer, run.model) as controller:
         for _ in range(2):
             controller.clear()
-            first(run).numpy()
+            assert np.array_equal(first(run).numpy(), first(same).numpy())
+            assert not any(freed(run))
+            run.step(), same.step()
+    assert_same(run, same)
+
+
+def test_a_state_fixed_by_an_array_of_a_view_while_away_comes_back() -> None:
+    run, same = pair()
+    with refit.Controller(run.optimizer, run.model) as controller:
+        for _ in range(2):
+            view = first(run).detach()
+            controller.clear()
+            view.numpy()
             assert all(freed(run))
             controller.restore()
             run.step(), same.step()
@@ -72,7 +84,7 @@ def test_a_state_made_a_numpy_array_while_away_comes_back() -> None:
     assert_same(run, same)
 
 
-def test_tensors_of_one_buffer_made_an_array_while_away_still_share_it() -> None:
+def test_tensors_of_one_buffer_fixed_while_away_still_share_it() -> None:
     run, same = pair()
     state = run.optimizer.state[next(run.model.parameters())]
     flat = torch.cat([state["exp_avg"].reshape(-1), state["exp_avg_sq"].reshape(-1)])
@@ -81,7 +93,7 @@ def test_tensors_of_one_buffer_made_an_array_while_away_still_share_it() -> None
     state["exp_avg_sq"] = flat[half:].view_as(state["exp_avg_sq"])
     with refit.Controller(run.optimizer, run.model) as controller:
         controller.clear()
-        state["exp_avg_sq"].numpy()
+        flat.numpy()
         controller.restore()
         run.step(), same.step()
     one, other = state["exp_avg"].untyped_storage(), state["exp_avg_sq"].untyped_storage()
@@ -153,9 +165,10 @@ def test_without_memory_on_the_way_back_restore_is_called_again(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     run, same = pair()
+    view = first(run).detach()
     with refit.Controller(run.optimizer, run.model) as controller:
         controller.clear()
-        first(run).numpy()
+        view.numpy()
 
         def fails(*_: Any) -> Any:
             raise RuntimeError("not enough memory")
@@ -202,14 +215,15 @@ def test_kept_gradients_that_were_made_arrays_leave_and_return(away: bool) -> No
     run, same = pair()
     run.backward(), same.backward()
     gradient = next(run.model.parameters()).grad
+    view = gradient.detach() if away else None
     with refit.Controller(run.optimizer, run.model, grads="keep") as controller:
         for _ in range(2):
             if not away:
                 gradient.numpy()
             controller.clear()
             assert gradient.untyped_storage().nbytes() == 0
-            if away:
-                gradient.numpy()
+            if view is not None:
+                view.numpy()
             controller.restore()
             controller.join()
         assert next(run.model.parameters()).grad is gradient

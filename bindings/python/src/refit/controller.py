@@ -49,6 +49,9 @@ class Controller(Closing):
     addresses. ``timer``, ``timeline``, ``progress``: who is told of the phases, see
     ``refit.observers``.
 
+    What reads or writes a state or a gradient while it is away brings all back first, or raises
+    what ``restore`` raises; ``refit.away`` names what is not seen.
+
     Used by one thread at a time. It holds the optimizers; it is closed by ``close`` or ``with``, or
     when nobody refers to it any more, and brings the states back in each case. InvalidError,
     ConfigError, BusyError (an optimizer has a controller already).
@@ -193,7 +196,7 @@ class Controller(Closing):
     @property
     def state(self) -> str:
         """ "training", "cleared", "refitted" (cleared, and the workers hold the new version) or
-        "returning" (do not touch the states; step() may be called)."""
+        "returning" (copies back are under way; what uses a state waits for them)."""
         phase = self._open().phase
         return REFITTED if phase == CLEARED and self._refitted_as is not None else phase
 

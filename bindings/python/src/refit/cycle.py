@@ -16,9 +16,10 @@ from collections.abc import Callable
 
 import torch
 
+from refit.away import Absence, Away, untouched
 from refit.config import Config
 from refit.errors import BusyError, NotFoundError, StateError
-from refit.grads import Accumulation, Policy, StandIns
+from refit.grads import Accumulation, Policy
 from refit.image import Image
 from refit.inventory import Inventory
 from refit.lanes import Lanes
@@ -26,7 +27,7 @@ from refit.observers import Observers
 from refit.offloader import KEEP, ZERO
 from refit.regions import refuse_capture
 from refit.stats import flatten, gather
-from refit.storages import GRADS, STATES, Scan, Stock, begin_of, is_emptied
+from refit.storages import GRADS, STATES, Scan, Stock, is_emptied
 from refit.tally import Tally
 
 TRAINING = "training"
@@ -49,8 +50,8 @@ class Cycle:
         self._inventory = inventory
         self._grads = grads
         self._observers = observers
-        self._bringing = threading.RLock()
-        self._stand_ins = StandIns(self.bring_back)
+        self._moving = threading.RLock()
+        self._absence = Absence(self._bring_all, self._moving, zeroable=GRADS)
         self.lanes = Lanes(config, inventory.arenas_of)
         self._stock: Stock | None = None
         self._scan: Scan | None = None
@@ -64,16 +65,18 @@ class Cycle:
 
     def _gradients(self) -> list[tuple[int, torch.Tensor]]:
         """Every gradient that there is, away or not, and what tells its owner from others."""
-        away = self._stand_ins.away()
         grads = [(id(p), p.grad) for p in self._inventory.parameters()]
-        return [(owner, away.get(owner, grad)) for owner, grad in grads if grad is not None]
+        return [(owner, grad) for owner, grad in grads if grad is not None]
 
     def _holds(self, grad: torch.Tensor) -> bool:
         """Whether a gradient is not all zeros, wherever its bytes are."""
         if self.phase == CLEARED:
             self._settle()  # copies may be under way, after Ctrl-C
-        if not is_emptied(grad):
-            return bool(grad.any())
+        if self._absence.is_zero(grad):
+            return False
+        with untouched():
+            if not is_emptied(grad):
+                return bool(grad.any())
         with Image(lane for lane in self.lanes if not lane.home) as image:
             try:
                 view = image.view(grad)
@@ -85,7 +88,7 @@ class Cycle:
 
     def clear(self) -> None:
         """States, and gradients by their policy, leave; returns when their memory is free."""
-        with self.tally.verb():
+        with self._moving, self.tally.verb():
             began = time.perf_counter()
             if self.phase == CLEARED and self._stock is None:
                 self.restore()  # copies back had failed: gradients are in use, storages let go of
@@ -121,28 +124,31 @@ class Cycle:
     def _leave(self) -> None:
         self.phase = CLEARED  # from here on restore() settles what was begun
         try:
-            for lane in self.lanes:
-                lane.leave()
-            self._put_stand_ins()
-            for lane in self.lanes:
-                lane.free()
+            self._guard()
+            with untouched():
+                for lane in self.lanes:
+                    lane.leave()
+                for lane in self.lanes:
+                    lane.free()
         except BaseException:
             if self.lanes.home:
-                self._stand_ins.take()
+                self._absence.lift(STATES, GRADS)
                 self.phase = TRAINING
             else:
-                self._put_stand_ins()  # gradients that are leaving must not be written to
+                self._guard()  # what is leaving must not be written to
             raise
         self._lose_grads()
 
-    def _put_stand_ins(self) -> None:
-        """For the gradients whose memory is about to go."""
-        if self._stock is None or not self._stock.grads:
+    def _guard(self) -> None:
+        """What uses a tensor whose memory is about to go brings it back from now on."""
+        stock, decided = self._stock, self._scan
+        if stock is None or decided is None:
             return
-        away = {address for lane in self.lanes for address in lane.addresses()} - {0}
-        for owner, grad in self._stock.grads:
-            if begin_of(grad) in away and not self._stand_ins.stands_in(owner):
-                self._stand_ins.put(owner, grad)
+        for group, numbers in decided.tenants.items():
+            tensors = [stock.tensors[number] for number in numbers]
+            self._absence.put(group, tensors + stock.wrappers if group == STATES else tensors)
+            grads = [number for number in numbers if number >= stock.states]
+            self._absence.watch(group, [stock.owners[number] for number in grads])
 
     def _lose_grads(self) -> None:
         """By agreement; once, and only when all that was to leave has left."""
@@ -151,7 +157,7 @@ class Cycle:
         for parameter in self._inventory.parameters():
             if self._grads == "discard":
                 parameter.grad = None
-            elif parameter.grad is not None and not self._stand_ins.stands_in(parameter):
+            elif parameter.grad is not None and not isinstance(parameter.grad, Away):
                 parameter.grad.zero_()
         self._grads_lost = True
 
@@ -196,7 +202,7 @@ class Cycle:
             return
         began = time.perf_counter()
         self.tally.returns(began)
-        with self.tally.verb():
+        with self._moving, self.tally.verb():
             try:
                 with self._observers.phase("restore", self.lanes.nbytes):
                     self._come_back()
@@ -204,14 +210,15 @@ class Cycle:
                 self.tally.waited(began)
 
     def _come_back(self) -> None:
-        for lane in self.lanes:
-            refuse_capture(lane.device)
-            lane.come_back()
-        for lane in self.lanes:
-            lane.join(GRADS)  # a backward pass adds to them, long before the step
-        self._stand_ins.take()
-        if self._stock is not None:
-            self._mark = self._mark[0], self._stock.addresses()
+        with untouched():
+            for lane in self.lanes:
+                refuse_capture(lane.device)
+                lane.come_back()
+            for lane in self.lanes:
+                lane.join(GRADS)  # a backward pass adds to them, long before the step
+            self._absence.lift(GRADS)
+            if self._stock is not None:
+                self._mark = self._mark[0], self._stock.addresses()
         self._stock = None
         self.phase = RETURNING
 
@@ -221,10 +228,11 @@ class Cycle:
         StateError while they are away: restore first.
         """
         began = time.perf_counter()
-        with self.tally.verb():
+        with self._moving, self.tally.verb():
             self._refuse_join()
             with self._observers.phase("join"):
                 self._join_lanes()
+            self._absence.lift(GRADS, STATES)
             if self.phase == RETURNING:
                 self.phase = TRAINING
                 self.tally.end(began, self.lanes)
@@ -247,12 +255,21 @@ class Cycle:
 
     def bring_back(self) -> None:
         """Restore and join, from wherever things are. Any thread: a backward pass has one a GPU."""
-        with self._bringing:
+        with self._moving:
             self.restore()
             if self.phase == RETURNING:
                 self.join()
             for lane in self.lanes:
                 lane.forget()
+
+    def _bring_all(self) -> None:
+        """Likewise for a tensor that is used while it is away, on whatever stream that is, and
+        whichever use the other streams will make of it: no copy is under way any more."""
+        with self._moving:
+            self.restore()
+            if self.phase == RETURNING:
+                self._settle()
+                self.join()
 
     def look_again(self) -> None:
         """Nothing that was decided holds any longer."""

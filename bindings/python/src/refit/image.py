@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from refit._closing import Closing
+from refit.away import untouched
 from refit.offloader import Lease
 from refit.storages import opened
 
@@ -49,11 +50,12 @@ class Image(Closing):
         Valid until ``close``. Unshowable for a wrapper of tensors; NotFoundError for memory that
         has no bytes in the image, since it returns as zeros.
         """
-        if not self._is_away(tensor):
-            return None
-        storage = self._storage(tensor.untyped_storage()._cdata)
-        view = torch.empty(0, dtype=tensor.dtype)
-        view.set_(storage, tensor.storage_offset(), tensor.shape, tensor.stride())
+        with untouched():
+            if not self._is_away(tensor):
+                return None
+            storage = self._storage(tensor.untyped_storage()._cdata)
+            view = torch.empty(0, dtype=tensor.dtype)
+            view.set_(storage, tensor.storage_offset(), tensor.shape, tensor.stride())
         self._made.append(view)
         return view
 

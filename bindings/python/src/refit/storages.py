@@ -30,6 +30,8 @@ from typing import Any
 import torch
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
+from refit.away import kind_of
+
 STATES = 0
 GRADS = 1
 """Groups of regions: what is waited for together."""
@@ -62,6 +64,8 @@ class Stock:
     gradient its parameter."""
     paths: list[Path]
     """Of each state where it was found."""
+    wrappers: list[Any]
+    """The tensors that were opened to find others in them."""
 
     @property
     def states(self) -> int:
@@ -116,6 +120,9 @@ class Scan:
     slots: dict[torch.device, Slots]
     resident: list[tuple[str, str]]
     """What does not leave, by name, and why."""
+    tenants: dict[int, list[int]]
+    """For each group the tensors that lie in what leaves, all that are known, by their number in
+    the stock."""
     fixed: bool = False
     """Whether something stays because of its storage alone: see ``rehousing``."""
     passing: bool = False
@@ -142,7 +149,7 @@ def take_stock(
         grads = [p.grad for p in parameters]
         walk.owners += [p for p, grad in zip(parameters, grads, strict=True) if grad is not None]
         walk.tensors += [grad for grad in grads if grad is not None]
-    return Stock(walk.tensors + parameters, walk.owners, walk.paths)
+    return Stock(walk.tensors + parameters, walk.owners, walk.paths, walk.wrappers)
 
 
 class _Walk:
@@ -153,6 +160,7 @@ class _Walk:
         self.tensors: list[Any] = []
         self.owners: list[Any] = []
         self.paths: list[Path] = []
+        self.wrappers: list[Any] = []
         self._known: dict[Path, Path] = {}
 
     def enter(self, owner: Any, path: Path, value: Any) -> None:
@@ -169,7 +177,7 @@ class _Walk:
             for index, one in enumerate(value):
                 self.enter(owner, (*path, index), one)
         elif isinstance(value, torch.Tensor):
-            for inside, tensor in opened(value):
+            for inside, tensor in opened(value, self.wrappers):
                 self._add(owner, (*path, *inside), tensor)
         elif not isinstance(value, _VALUES):
             self._add(owner, path, value)
@@ -180,25 +188,35 @@ class _Walk:
         self.paths.append(self._known.setdefault(path, path))  # few are distinct: kept once
 
 
-def opened(tensor: torch.Tensor) -> Iterator[tuple[tuple[str, ...], Any]]:
+def opened(
+    tensor: torch.Tensor, wrappers: list[Any] | None = None
+) -> Iterator[tuple[tuple[str, ...], Any]]:
     """The plain tensors that a wrapper holds (a DTensor its local one), with their path in it.
 
     A plain tensor is its own; a subclass that does not say what it holds comes as it is. What it
-    holds besides tensors, such as a device mesh, has no memory that counts.
+    holds besides tensors, such as a device mesh, has no memory that counts. Those that are opened
+    are appended to ``wrappers``.
     """
-    if type(tensor) in _PLAIN or not is_traceable_wrapper_subclass(tensor):
+    if _is_plain(tensor) or not is_traceable_wrapper_subclass(tensor):
         yield (), tensor
         return
+    if wrappers is not None:
+        wrappers.append(tensor)
     for name in tensor.__tensor_flatten__()[0]:
         held = getattr(tensor, name)
         if isinstance(held, torch.Tensor):
-            for path, inner in opened(held):
+            for path, inner in opened(held, wrappers):
                 yield (name, *path), inner
+
+
+def _is_plain(tensor: Any) -> bool:
+    """Whether a tensor wraps no others, be its memory away or not."""
+    return type(tensor) in _PLAIN or kind_of(tensor) in _PLAIN
 
 
 def begin_of(tensor: Any) -> int:
     """Where a tensor's storage begins; 0 for what has none, or does not say."""
-    if type(tensor) not in _PLAIN or tensor.layout is not torch.strided:
+    if not _is_plain(tensor) or tensor.layout is not torch.strided:
         return 0
     first = tensor.data_ptr()  # 0 if it has no elements, or its storage no memory
     begin = first - tensor.storage_offset() * tensor.element_size() if first else 0
@@ -211,7 +229,7 @@ def begin_of(tensor: Any) -> int:
 
 def is_emptied(tensor: Any) -> bool:
     """Whether a tensor has elements, and its storage no memory."""
-    if type(tensor) not in _PLAIN or tensor.layout is not torch.strided:
+    if not _is_plain(tensor) or tensor.layout is not torch.strided:
         return False
     return bool(tensor.numel() > 0 and tensor.untyped_storage().nbytes() == 0)
 
@@ -224,13 +242,13 @@ def place_of(tensor: torch.Tensor) -> Place | None:
 
 def why_tensor_stays(tensor: Any) -> str | None:
     """Why there is no storage that could be emptied under a tensor; None if there is one."""
-    if type(tensor) in _PLAIN and tensor.layout is torch.strided:
+    if _is_plain(tensor) and tensor.layout is torch.strided:
         if tensor.is_cpu or tensor.is_cuda:
             return None
         return f"{tensor.device} is no device that refit moves memory of"
     if not isinstance(tensor, torch.Tensor):
         return f"a {type(tensor).__name__} is not looked into: only tensors, lists and dicts are"
-    if type(tensor) not in _PLAIN:
+    if not _is_plain(tensor):
         return f"the tensor subclass {type(tensor).__name__} does not say what memory it holds"
     return f"its layout is {tensor.layout}: only strided tensors are moved"
 
@@ -320,6 +338,8 @@ class _Scanner:
         self._scalars: dict[Place, str] = {}
         self._names: dict[str, int] = {}
         self._resident: list[tuple[str, str]] = []
+        self._places: list[Place] = []
+        self._numbers: list[int] = []
         self._fixed = False
 
     def look(self, name: str, tensor: Any, number: int, reason: str | None, group: int) -> None:
@@ -331,6 +351,8 @@ class _Scanner:
         place = place_of(tensor)
         if place is None:
             return
+        self._places.append(place)
+        self._numbers.append(number)
         reason = reason or self._why_stays(tensor, place)
         if reason is not None:
             self._resident.append((name, reason))
@@ -361,7 +383,8 @@ class _Scanner:
         for place, name in self._scalars.items():
             if place not in self._leaving:
                 self._resident.append((name, "a 0-dim tensor stays where it is"))
-        whole = self._whole(pieces)
+        groups = {place: group for place, (_, _, group, _) in self._leaving.items()}
+        whole = self._whole(pieces, groups)
         slots: dict[torch.device, Slots] = {}
         for (device, address), (name, nbytes, group, tensor) in self._leaving.items():
             one = slots.get(device) or slots.setdefault(device, Slots())
@@ -369,11 +392,22 @@ class _Scanner:
             one.tensors.append(tensor)
         for (device, address), name, nbytes in whole:
             slots.setdefault(device, Slots()).add(name, address, nbytes, STATES)
-        return Scan(slots, self._resident, self._fixed)
+        return Scan(slots, self._resident, self._tenants(groups), self._fixed)
 
-    def _whole(self, pieces: Sequence[tuple[int, int]]) -> list[tuple[Place, str, int]]:
+    def _tenants(self, groups: Mapping[Place, int]) -> dict[int, list[int]]:
+        """The tensors that lie in the places that leave, by the groups of these."""
+        found: dict[int, list[int]] = {STATES: [], GRADS: []}
+        for place, number in zip(self._places, self._numbers, strict=True):
+            if place in groups:
+                found[groups[place]].append(number)
+        return found
+
+    def _whole(
+        self, pieces: Sequence[tuple[int, int]], groups: dict[Place, int]
+    ) -> list[tuple[Place, str, int]]:
         """Takes out the storages that lie in pieces, and gives the pieces that leave in their
-        place, with a name and their length. One stays if anything in it stays."""
+        place, with a name and their length. One stays if anything in it stays, and its places are
+        taken out of ``groups``, too."""
         if not pieces:
             return []
         leaving = _Ordered(self._leaving)
@@ -390,6 +424,8 @@ class _Scanner:
             if stays:
                 reason = f"its segment of the pool is also that of {stays[0]}, which stays"
                 self._resident += [(name, reason) for name, *_ in taken]
+                for place in inside:
+                    del groups[place]
                 continue
             name = self._unique(f"pool.{taken[0][0]}")
             found.append(((inside[0][0], begin), name, nbytes))

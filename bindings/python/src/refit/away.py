@@ -1,0 +1,217 @@
+"""Tensors whose memory is away: what reads or writes one brings the memory back first.
+
+While the memory of a tensor is away, the tensor has a class that is derived from its own and has a
+``__torch_function__``. PyTorch calls that before it reads or writes the tensor: the memory comes
+back, the tensor gets its own class again, and the operation goes on. What asks only for metadata
+(shape, dtype, device, storage, ``.grad``) brings nothing back. ``zero_()`` of a gradient, which
+``zero_grad(set_to_none=False)`` calls, is carried out when the memory is back. A backward pass asks
+no class: a hook on the parameter brings the gradient back before it is added to. Tensor subclasses
+that wrap others, such as DTensor, get such a class, and so do the tensors in them.
+
+An ordinary step pays nothing: when nothing is away no tensor has such a class.
+
+PyTorch calls no ``__torch_function__`` for what reaches memory by another way. A tensor that is
+away has no memory there, so these end the process or fault on the GPU:
+
+- views that were made before, and addresses that were taken before;
+- ``torch.tensor(t)``, ``x.new_tensor(t)``, ``torch.as_tensor`` and ``torch.asarray`` that copy;
+- ``x.data = t``, ``torch.utils.dlpack.to_dlpack(t)``, ``y.backward(t)``;
+- ``torch.vmap``, ``torch.func`` and TorchScript functions;
+- extension modules in C++ that take tensors themselves;
+- code within ``torch._C.DisableTorchFunctionSubclass()``.
+
+The hooks on an optimizer (see ``hooks``) need none of this: within ``step`` all of that may be
+done. How memory comes back is unknown here.
+"""
+
+from collections import OrderedDict
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import AbstractContextManager
+from typing import Any, ClassVar
+
+import torch
+
+_PROPERTIES = (
+    "shape dtype device layout ndim itemsize nbytes name output_nr _version grad grad_fn is_leaf "
+    "requires_grad retains_grad is_cpu is_cuda is_meta is_mkldnn is_nested is_quantized is_sparse "
+    "is_sparse_csr is_xpu is_mps _backward_hooks _post_accumulate_grad_hooks"
+)
+_METHODS = (
+    "dim ndimension size stride numel nelement element_size storage_offset untyped_storage "
+    "get_device is_complex is_contiguous is_floating_point is_inference is_signed _is_view "
+    "requires_grad_ detach_ retain_grad register_hook register_post_accumulate_grad_hook __len__"
+)
+_FUNCTIONS = "numel is_complex is_floating_point is_inference is_signed"
+
+
+def _looks() -> frozenset[Any]:
+    """What PyTorch names to ``__torch_function__`` when no byte is read or written."""
+    tensor: Any = torch.Tensor
+    found = [getattr(tensor, name).__get__ for name in _PROPERTIES.split() if hasattr(tensor, name)]
+    found += [getattr(tensor, name) for name in _METHODS.split()]
+    found += [getattr(torch, name) for name in _FUNCTIONS.split()]
+    found += [tensor.grad.__set__, tensor.grad.__delete__, tensor.requires_grad.__set__]
+    return frozenset(found)
+
+
+_LOOKS = _looks()
+_HOOK = "refit"
+"""The key of the hook among a parameter's others, whose keys are numbers."""
+
+
+class Away:
+    """What the class of a tensor is derived from, besides its own, while its memory is away."""
+
+    __slots__ = ()
+    kind: ClassVar[type]
+    """The class that it has else."""
+    absence: ClassVar["Absence"]
+
+    @classmethod
+    def __torch_function__(
+        cls, func: Any, types: Sequence[type], args: Any = (), kwargs: Any = None
+    ) -> Any:
+        """What PyTorch calls in place of ``func``."""
+        given = kwargs or {}
+        if func in _LOOKS:
+            with untouched():
+                return func(*args, **given)
+        if func == torch.Tensor.zero_ and cls.absence.zero(args):
+            return args[0]
+        if func == torch._foreach_zero_ and args and cls.absence.zero(args[0]):
+            here = [tensor for tensor in args[0] if not cls.absence.is_zero(tensor)]
+            if here:
+                func(here)
+            return args[0]
+        for kind in types:
+            if issubclass(kind, Away):
+                kind.absence.bring_back()
+        return func(*args, **given)
+
+
+def untouched() -> AbstractContextManager[Any]:
+    """A block in which this thread handles tensors that are away as they are, and nothing comes
+    back. No code of others belongs in it."""
+    block: AbstractContextManager[Any] = torch._C.DisableTorchFunctionSubclass()
+    return block
+
+
+def kind_of(tensor: Any) -> type:
+    """The class of a tensor, whether its memory is away or not."""
+    kind = type(tensor)
+    return kind.kind if issubclass(kind, Away) else kind
+
+
+class Absence:
+    """The tensors of one cycle whose memory is away, in groups that come back together."""
+
+    def __init__(
+        self,
+        bring_back: Callable[[], None],
+        lock: AbstractContextManager[Any],
+        zeroable: int,
+    ) -> None:
+        """``bring_back`` brings all back and lifts all groups, in any thread; ``lock`` is held by
+        whoever puts or lifts; ``zeroable`` is the group that nothing else reads meanwhile."""
+        self.bring_back = bring_back
+        self._lock = lock
+        self._zeroable = zeroable
+        self._classes: dict[type, type] = {}
+        self._tensors: dict[int, Sequence[Any]] = {}
+        self._can_be_zeroed: set[int] = set()
+        self._hooked: dict[int, list[dict[Any, Any]]] = {}
+        self._zeroed: dict[int, Any] = {}
+
+    def put(self, group: int, tensors: Sequence[Any]) -> None:
+        """From now on what uses one of these tensors, which are all of their group, brings it back.
+
+        Call it again after a failure, with the same.
+        """
+        self._tensors[group] = tensors
+        if group == self._zeroable:
+            self._can_be_zeroed = set(map(id, tensors))
+        plain = self._class_of(torch.Tensor)
+        with untouched():
+            for tensor in tensors:
+                kind = type(tensor)
+                if kind is torch.Tensor:
+                    tensor.__class__ = plain
+                elif not issubclass(kind, Away):
+                    tensor.__class__ = self._class_of(kind)
+
+    def watch(self, group: int, parameters: Iterable[Any]) -> None:
+        """Likewise a backward pass that comes to one of the parameters whose gradients are in the
+        group: it asks no class."""
+        hooked = self._hooked.setdefault(group, [])
+        with untouched():
+            for parameter in parameters:
+                if not parameter.requires_grad:
+                    continue
+                hooks = parameter._backward_hooks
+                if hooks is None:  # what register_hook does, which takes 8 µs for its handle
+                    hooks = parameter._backward_hooks = OrderedDict()
+                    if parameter.grad_fn is not None:
+                        parameter._register_hook_dict()
+                hooked.append(hooks)
+                hooks[_HOOK] = self._early
+
+    def _class_of(self, kind: type) -> type:
+        """The class of such tensors while they are away; their own, if none derives from it."""
+        if kind not in self._classes:
+            names = {"__slots__": (), "__module__": __name__, "kind": kind, "absence": self}
+            try:
+                made = type(kind)(f"Away{kind.__name__}", (Away, kind), names)
+            except Exception:  # whatever a metaclass or __init_subclass__ of others raises
+                made = kind
+            self._classes[kind] = made
+        return self._classes[kind]
+
+    def _early(self, _grad: torch.Tensor) -> None:
+        self.bring_back()
+
+    _early.__torch_unserializable__ = True  # type: ignore[attr-defined]  # no warning of it
+
+    def zero(self, tensors: Iterable[Any]) -> bool:
+        """Notes that tensors will be zeros when they are back. False if none of them can be."""
+        with self._lock:
+            known = self._can_be_zeroed
+            taken = {id(one): one for one in tensors if id(one) in known and _can_wait(one)}
+            self._zeroed.update(taken)
+            return bool(taken)
+
+    def is_zero(self, tensor: Any) -> bool:
+        """Whether a tensor will be zeros when it is back, whatever its bytes are now."""
+        return id(tensor) in self._zeroed
+
+    def lift(self, *groups: int) -> None:
+        """The bytes of these groups are back, or the current stream waits for them: their tensors
+        are what they were. Call it again after a failure."""
+        plain = self._classes.get(torch.Tensor)
+        with untouched():
+            for group in groups:
+                if group == self._zeroable:
+                    self._fill_zeros()
+                for hooks in self._hooked.get(group, ()):
+                    hooks.pop(_HOOK, None)
+                self._hooked[group] = []
+                for tensor in self._tensors.get(group, ()):
+                    kind = type(tensor)
+                    if kind is plain:
+                        tensor.__class__ = torch.Tensor
+                    elif issubclass(kind, Away):
+                        tensor.__class__ = kind.kind
+                self._tensors[group] = ()
+
+    def _fill_zeros(self) -> None:
+        with torch.no_grad():
+            for tensor in self._zeroed.values():
+                tensor.zero_()
+        self._zeroed.clear()
+        self._can_be_zeroed.clear()
+
+
+def _can_wait(tensor: Any) -> bool:
+    """Whether zeroing a tensor later is the same as now."""
+    with untouched():
+        recorded = tensor.requires_grad and torch.is_grad_enabled()
+        return not (recorded or tensor.is_inference())

@@ -1,0 +1,676 @@
+"""Tensors whose memory is away: whoever uses one finds its bytes, and who only looks at one brings
+nothing back."""
+
+import copy
+import ctypes
+import io
+import linecache
+import os
+import pickle
+import sys
+import threading
+import weakref
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch", reason="PyTorch is not installed")
+
+import numpy as np  # noqa: E402
+import refit  # noqa: E402
+import refit.away  # noqa: E402
+from refit.errors import DeviceMemoryError, StateError  # noqa: E402
+from refit.offloader import Offloader  # noqa: E402
+from refit.regions import Regions  # noqa: E402
+from training import Run, assert_same  # noqa: E402
+
+WAIT_S = 60
+
+
+@pytest.fixture
+def run(torch_device: str) -> Run:
+    run = Run(device=torch_device)
+    run.step(2)
+    return run
+
+
+@pytest.fixture
+def same(torch_device: str) -> Run:
+    same = Run(device=torch_device)
+    same.step(2)
+    return same
+
+
+def saved(value: Any) -> bytes:
+    file = io.BytesIO()
+    torch.save(value, file)
+    return file.getvalue()
+
+
+def bytes_at(tensor: torch.Tensor) -> bytes:
+    return ctypes.string_at(tensor.data_ptr(), tensor.nbytes)
+
+
+def at_hand(tensor: torch.Tensor) -> bool:
+    return tensor.device.type == "cpu"
+
+
+def parameter_of(tensor: torch.Tensor) -> Any:
+    made = torch.nn.Parameter(tensor)
+    return isinstance(made, torch.nn.Parameter), made.requires_grad, made.tolist()
+
+
+def doubled(tensor: torch.Tensor) -> torch.Tensor:
+    class Double(torch.autograd.Function):
+        @staticmethod
+        def forward(_context: Any, given: torch.Tensor) -> torch.Tensor:
+            return given * 2
+
+    return Double.apply(tensor)
+
+
+USES: dict[str, Callable[[list[Any]], Any]] = {
+    "+": lambda t: t[0] + 1,
+    "1 +": lambda t: 1 + t[0],
+    "other +": lambda t: torch.ones_like(t[0]) + t[0],
+    "==": lambda t: t[0] == t[0].clone(),
+    "in": lambda t: 1e9 in t[0],
+    "bool": lambda t: bool(t[0][0, 0] > 0),
+    "float": lambda t: float(t[0][0, 0]),
+    "iter": lambda t: [one.tolist() for one in t[0]],
+    "index": lambda t: t[0][1:3],
+    "index with it": lambda t: torch.arange(99.0, device=t[0].device)[t[0].abs().long()],
+    "set an index": lambda t: t[0].__setitem__(0, 5.0),
+    "set from it": lambda t: torch.zeros_like(t[0]).__setitem__(0, t[0][0]),
+    "lerp_": lambda t: t[0].lerp_(torch.ones_like(t[0]), 0.25),
+    "lerp_ to it": lambda t: torch.ones_like(t[0]).lerp_(end=t[0], weight=0.25),
+    "copy_": lambda t: t[0].copy_(torch.ones_like(t[0])),
+    "copy_ from": lambda t: torch.zeros_like(t[0]).copy_(t[0]),
+    "zero_": lambda t: t[0].zero_(),
+    "fill_": lambda t: t[0].fill_(3.0),
+    "out": lambda t: torch.add(t[0].clone(), 1, out=t[0]),
+    "where": lambda t: torch.where(t[0] > 0, t[0], 0.0),
+    "cat": lambda t: torch.cat([t[0], t[0]]),
+    "stack": lambda t: torch.stack([torch.ones_like(t[1]), t[1]]),
+    "einsum": lambda t: torch.einsum("ij,ij->i", t[0], t[0]),
+    "norm": lambda t: torch.linalg.vector_norm(t[0]),
+    "foreach norm": lambda t: torch._foreach_norm(t),
+    "foreach add": lambda t: torch._foreach_add_(t, 1.0),
+    "foreach mixed": lambda t: torch._foreach_add([torch.ones_like(t[0])], [t[0]]),
+    "foreach zero": lambda t: torch._foreach_zero_(t),
+    "ops": lambda t: torch.ops.aten.mul.Tensor(t[0], 2),
+    "a Function": lambda t: doubled(t[0]),
+    "vmap of a copy": lambda t: torch.vmap(lambda one: one * 2)(t[0].clone()),
+    "detach": lambda t: t[0].detach(),
+    "data": lambda t: t[0].data,
+    "view": lambda t: t[0].view(-1),
+    "T": lambda t: t[0].mT,
+    "to": lambda t: t[0].to(torch.float64),
+    "cpu": lambda t: t[0].cpu(),
+    "contiguous": lambda t: t[0].contiguous(),
+    "set data": lambda t: setattr(t[0], "data", t[0].clone() + 2),
+    "item": lambda t: t[0][0, 0].item(),
+    "tolist": lambda t: t[0].tolist(),
+    "numpy": lambda t: t[0].numpy() if at_hand(t[0]) else t[0].cpu().numpy(),
+    "into numpy": lambda t: np.add(np.ones((1,)), np.asarray(t[1])) if at_hand(t[1]) else t[1] + 1,
+    "DLPack": lambda t: torch.from_dlpack(t[0]).clone(),
+    "repr": lambda t: repr(t[0]),
+    "format": lambda t: f"{t[1]}",
+    "its memory": lambda t: bytes_at(t[0]) if at_hand(t[0]) else t[0].data_ptr() > 0,
+    "Parameter": lambda t: parameter_of(t[0]),
+    "deepcopy": lambda t: copy.deepcopy(t),
+    "copy": lambda t: copy.copy(t[0]),
+    "pickle": lambda t: pickle.loads(pickle.dumps(t)),
+    "save": lambda t: torch.load(io.BytesIO(saved(t))),
+    "collate": lambda t: torch.utils.data.default_collate([t[0], t[0]]),
+    "flatten": lambda t: torch._utils._flatten_dense_tensors(t),
+    "compiled": lambda t: torch.compile(lambda one: one * 2 + 1, backend="eager")(t[0]),
+}
+
+
+def told(value: Any) -> Any:
+    """What an operation gave, to compare: tensors as their bytes, and their class."""
+    if isinstance(value, torch.Tensor):
+        return type(value), value.dtype, value.tolist()
+    if isinstance(value, np.ndarray):
+        return value.tolist()
+    if isinstance(value, list | tuple):
+        return [told(one) for one in value]
+    return value
+
+
+@pytest.mark.parametrize("when", ["cleared", "returning"])
+@pytest.mark.parametrize("use", USES)
+def test_what_uses_a_state_that_is_away_finds_its_bytes(
+    run: Run, same: Run, use: str, when: str
+) -> None:
+    with refit.Controller(run.optimizer) as controller:
+        controller.clear()
+        if when == "returning":
+            controller.restore()
+        assert controller.state == when
+        assert told(USES[use](run.moments())) == told(USES[use](same.moments()))
+        assert controller.state == "training"
+        assert {type(moment) for moment in run.moments()} == {torch.Tensor}
+        run.step(), same.step()
+        assert_same(run, same)
+
+
+LOOKS: dict[str, Callable[[Any], Any]] = {
+    "shape": lambda t: (t.shape, t.size(), t.size(0), t.ndim, t.dim(), len(t)),
+    "numel": lambda t: (t.numel(), t.nelement(), torch.numel(t), t.nbytes, t.itemsize),
+    "element size": lambda t: t.element_size(),
+    "stride": lambda t: (t.stride(), t.storage_offset(), t.is_contiguous(), t.layout),
+    "dtype": lambda t: (t.dtype, t.is_floating_point(), t.is_complex(), t.is_signed()),
+    "torch.": lambda t: (torch.is_tensor(t), torch.is_floating_point(t), torch.is_complex(t)),
+    "device": lambda t: (t.device, t.is_cuda, t.is_cpu, t.is_meta, t.get_device()),
+    "kind": lambda t: (t.is_sparse, t.is_quantized, t.is_nested, t.is_inference()),
+    "autograd": lambda t: (t.requires_grad, t.grad_fn, t.is_leaf, t.grad, t._version),
+    "class": lambda t: isinstance(t, torch.Tensor) and not isinstance(t, torch.nn.Parameter),
+    "hash": lambda t: {t: 1}[t] + (id(t) == hash(t)),
+    "storage": lambda t: type(t.untyped_storage()),
+    "weak": lambda t: weakref.ref(t)() is t,
+}
+
+
+@pytest.mark.parametrize("look", LOOKS)
+def test_what_only_looks_at_a_state_brings_nothing_back(run: Run, look: str) -> None:
+    moment = run.moments()[0]
+    seen = LOOKS[look](moment)
+    with refit.Controller(run.optimizer) as controller:
+        controller.clear()
+        assert LOOKS[look](moment) == seen
+        assert run.away()
+        assert controller.state == "cleared"
+
+
+def test_states_are_the_objects_they_were_and_of_their_own_class_again(run: Run) -> None:
+    before = [(id(moment), type(moment)) for moment in run.moments()]
+    with refit.Controller(run.optimizer) as controller:
+        controller.clear()
+        controller.restore()
+        controller.join()
+        assert [(id(moment), type(moment)) for moment in run.moments()] == before
+        controller.clear()
+    assert [(id(moment), type(moment)) for moment in run.moments()] == before
+
+
+def test_a_controller_that_nobody_refers_to_leaves_no_tensor_behind(run: Run, same: Run) -> None:
+    controller = refit.Controller(run.optimizer)
+    controller.clear()
+    del controller
+    assert {type(moment) for moment in run.moments()} == {torch.Tensor}
+    run.step(), same.step()
+    assert_same(run, same)
+
+
+# ---- optimizers and those who handle their states ------------------------------------------------
+
+
+class Averaging(torch.optim.SGD):
+    """Has a public method of its own that reads states, as schedule-free optimizers have."""
+
+    @torch.no_grad()
+    def eval(self) -> None:
+        for group in self.param_groups:
+            for p in group["params"]:
+                p.lerp_(end=self.state[p]["momentum_buffer"], weight=0.5)
+
+
+@pytest.mark.parametrize("when", ["cleared", "returning"])
+def test_an_optimizers_own_method_finds_the_states(torch_device: str, when: str) -> None:
+    def make(parameters: Any) -> Averaging:
+        return Averaging(parameters, lr=0.1, momentum=0.9)
+
+    run, same = Run(make, torch_device), Run(make, torch_device)
+    with refit.Controller(run.optimizer, run.model) as controller:
+        for _ in range(3):
+            run.step(), same.step()
+            controller.clear()
+            if when == "returning":
+                controller.restore()
+            run.optimizer.eval(), same.optimizer.eval()
+            assert controller.state == "training"
+            assert_same(run, same)
+
+
+SCHEDULE_FREE = ["AdamWScheduleFree", "SGDScheduleFree", "RAdamScheduleFree"]
+
+
+@pytest.mark.parametrize("foreach", [False, True])
+@pytest.mark.parametrize("name", SCHEDULE_FREE)
+def test_schedule_free_may_change_its_mode_at_any_time(
+    torch_device: str, name: str, foreach: bool
+) -> None:
+    kind = getattr(pytest.importorskip("schedulefree"), name)
+
+    def make(parameters: Any) -> Any:
+        return kind(parameters, lr=0.1, foreach=foreach)
+
+    run, same = Run(make, torch_device), Run(make, torch_device)
+    with refit.Controller(run.optimizer, run.model) as controller:
+        for number in range(6):
+            run.optimizer.train(), same.optimizer.train()
+            run.step(), same.step()
+            controller.clear()
+            run.optimizer.eval(), same.optimizer.eval()
+            controller.clear()
+            assert run.away()
+            run.optimizer.eval(), same.optimizer.eval()  # it is in that mode
+            assert controller.state == "cleared"
+            if number % 2:
+                controller.restore()
+            assert all(map(torch.equal, run.model.parameters(), same.model.parameters()))
+        run.optimizer.train(), same.optimizer.train()
+        assert_same(run, same)
+
+
+def test_a_state_dict_taken_before_can_be_loaded_into(run: Run, same: Run, tmp_path: Path) -> None:
+    import torch.distributed.checkpoint as dcp
+
+    dcp.save({"optimizer": run.optimizer.state_dict()}, checkpoint_id=tmp_path, no_dist=True)
+    run.step()
+    taken = run.optimizer.state_dict()
+    with refit.Controller(run.optimizer, run.model) as controller:
+        controller.clear()
+        dcp.load({"optimizer": taken}, checkpoint_id=tmp_path, no_dist=True)
+        for mine, theirs in zip(run.moments(), same.moments(), strict=True):
+            assert torch.equal(mine, theirs)
+
+
+def test_a_state_dict_taken_before_can_be_copied_and_saved(run: Run, same: Run) -> None:
+    taken = run.optimizer.state_dict()
+    ways: list[Callable[[Any], Any]] = [
+        copy.deepcopy,
+        lambda value: pickle.loads(pickle.dumps(value)),
+        lambda value: torch.load(io.BytesIO(saved(value))),
+    ]
+    with refit.Controller(run.optimizer, run.model) as controller:
+        for way in ways:
+            controller.clear()
+            copied = way(taken)["state"]
+            for number, state in same.optimizer.state_dict()["state"].items():
+                assert {type(one) for one in copied[number].values()} == {torch.Tensor}
+                assert all(torch.equal(copied[number][key], state[key]) for key in state)
+
+
+def test_states_of_two_controllers_meet_in_one_operation(run: Run, torch_device: str) -> None:
+    other = Run(device=torch_device)
+    other.step(3)
+    expected = [a + b for a, b in zip(run.moments(), other.moments(), strict=True)]
+    with refit.Controller(run.optimizer) as one, refit.Controller(other.optimizer) as two:
+        one.clear(), two.clear()
+        assert all(map(torch.equal, torch._foreach_add(run.moments(), other.moments()), expected))
+        assert (one.state, two.state) == ("training", "training")
+
+
+def test_a_compiled_step_is_compiled_once(run: Run, same: Run) -> None:
+    graphs: list[Any] = []
+
+    def backend(graph: Any, _inputs: Any) -> Any:
+        graphs.append(graph)
+        return graph.forward
+
+    counts = []
+    with refit.Controller(run.optimizer, run.model) as controller:
+        step = torch.compile(run.optimizer.step, backend=backend)
+        for number in range(5):
+            run.backward(), same.backward()
+            if number > 1:
+                controller.clear()
+            step(), same.optimizer.step()
+            run.optimizer.zero_grad(), same.optimizer.zero_grad()
+            counts.append(len(graphs))
+    assert counts[-1] == counts[1] > 0
+    for mine, theirs in zip(run.model.parameters(), same.model.parameters(), strict=True):
+        torch.testing.assert_close(mine, theirs)
+
+
+# ---- tensors of other kinds ----------------------------------------------------------------------
+
+
+class Scaled(torch.Tensor):
+    """A wrapper of two tensors with PyTorch's own ``__torch_function__``, as torchao's are: within
+    its operations no class is asked."""
+
+    @staticmethod
+    def __new__(cls, codes: torch.Tensor, _scale: torch.Tensor) -> "Scaled":
+        made: Scaled = torch.Tensor._make_wrapper_subclass(  # type: ignore[attr-defined]
+            cls, codes.shape, dtype=torch.float32, device=codes.device
+        )
+        return made
+
+    def __init__(self, codes: torch.Tensor, scale: torch.Tensor) -> None:
+        self.codes, self.scale = codes, scale
+
+    def __tensor_flatten__(self) -> tuple[list[str], None]:
+        return ["codes", "scale"], None
+
+    @classmethod
+    def __tensor_unflatten__(cls, inner: Any, *_rest: Any) -> "Scaled":
+        return cls(inner["codes"], inner["scale"])
+
+    @classmethod
+    def __torch_dispatch__(cls, func: Any, _types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        plain = [one.codes * one.scale if isinstance(one, Scaled) else one for one in args]
+        result = func(*plain, **(kwargs or {}))
+        if func is torch.ops.aten.mul_.Tensor:
+            args[0].scale.mul_(args[1])
+            return args[0]
+        return result
+
+
+class Alone(type(torch.Tensor)):  # type: ignore[misc]
+    """Makes classes that no other derives from."""
+
+    def __new__(mcs, name: str, bases: Any, names: Any) -> Any:
+        if any(isinstance(base, Alone) for base in bases):
+            raise TypeError("no class derives from this one")
+        return super().__new__(mcs, name, bases, names)
+
+
+class Final(torch.Tensor, metaclass=Alone):
+    """A wrapper that leaves all to its one tensor."""
+
+    __torch_function__ = torch._C._disabled_torch_function_impl
+
+    @staticmethod
+    def __new__(cls, inner: torch.Tensor) -> "Final":
+        made: Final = torch.Tensor._make_wrapper_subclass(  # type: ignore[attr-defined]
+            cls, inner.shape, dtype=inner.dtype, device=inner.device
+        )
+        made.inner = inner  # type: ignore[attr-defined]
+        return made
+
+    def __tensor_flatten__(self) -> tuple[list[str], None]:
+        return ["inner"], None
+
+    @staticmethod
+    def __tensor_unflatten__(inner: Any, *_rest: Any) -> "Final":
+        return Final(inner["inner"])
+
+    @classmethod
+    def __torch_dispatch__(cls, func: Any, _types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        plain = [one.inner if isinstance(one, Final) else one for one in args]
+        return func(*plain, **(kwargs or {}))
+
+
+def holding(state: Any, device: str) -> torch.optim.Optimizer:
+    parameter = torch.nn.Parameter(torch.zeros(4, device=device))
+    optimizer = torch.optim.SGD([parameter], lr=0.1)
+    optimizer.state[parameter]["held"] = state
+    return optimizer
+
+
+def test_wrappers_and_what_is_in_them_are_found(torch_device: str) -> None:
+    codes, scale = torch.arange(6.0, device=torch_device), torch.full((6,), 2.0).to(torch_device)
+    expected = codes * 2
+    inner = Scaled(codes, scale)
+    with refit.Controller(holding(inner, torch_device)) as controller:
+        uses: list[Callable[[], Any]] = [
+            lambda: inner + 0,
+            lambda: torch.zeros(6, device=torch_device) + inner,
+            lambda: codes * scale,
+            lambda: inner.codes * 2,
+        ]
+        for use in uses:
+            controller.clear()
+            assert codes.untyped_storage().nbytes() == scale.untyped_storage().nbytes() == 0
+            assert (inner.shape, inner.dtype, inner.device) == ((6,), torch.float32, codes.device)
+            assert isinstance(inner, Scaled)
+            assert controller.state == "cleared"
+            assert torch.equal(use(), expected)
+            assert controller.state == "training"
+            assert type(inner) is Scaled
+        controller.clear()
+        inner.mul_(3)
+        assert torch.equal(inner + 0, 3 * expected)
+
+
+def test_a_wrapper_in_a_wrapper_is_found(torch_device: str) -> None:
+    codes, scale = torch.arange(6.0, device=torch_device), torch.ones(6, device=torch_device)
+    middle = Scaled(codes, scale)
+    outer = Final(middle)
+    with refit.Controller(holding(outer, torch_device)) as controller:
+        for use in (lambda: middle + 0, lambda: outer + 0):
+            controller.clear()
+            assert codes.untyped_storage().nbytes() == 0
+            assert torch.equal(use(), torch.arange(6.0, device=torch_device))
+            assert controller.state == "training"
+
+
+def test_a_wrapper_whose_class_is_final_is_found_by_what_is_in_it(torch_device: str) -> None:
+    inner = torch.arange(6.0, device=torch_device)
+    state = Final(inner)
+    with refit.Controller(holding(state, torch_device)) as controller:
+        controller.clear()
+        assert inner.untyped_storage().nbytes() == 0
+        assert type(state) is Final
+        assert torch.equal(state + 1, torch.arange(1.0, 7.0, device=torch_device))
+        assert controller.state == "training"
+
+
+def test_a_parameter_that_is_a_state_stays_a_parameter(torch_device: str) -> None:
+    master = torch.nn.Parameter(torch.arange(4.0, device=torch_device))
+    with refit.Controller(holding(master, torch_device)) as controller:
+        controller.clear()
+        assert isinstance(master, torch.nn.Parameter)
+        assert (master.requires_grad, master.grad, master.shape) == (True, None, (4,))
+        assert controller.state == "cleared"
+        loss = (master * 2).sum()
+        assert controller.state == "training"
+        assert type(master) is torch.nn.Parameter
+        loss.backward()
+        assert torch.equal(master.grad, torch.full((4,), 2.0, device=torch_device))
+
+
+def test_views_in_the_state_are_found_and_those_made_while_away_too(torch_device: str) -> None:
+    flat = torch.arange(8.0, device=torch_device)
+    first, second = flat[:4], flat[4:]
+    with refit.Controller(holding([first, second, flat], torch_device)) as controller:
+        controller.clear()
+        view = second[1:]
+        assert view.tolist() == [5, 6, 7]
+        controller.clear()
+        first.add_(1)
+        assert flat.tolist() == [1, 2, 3, 4, 4, 5, 6, 7]
+
+
+# ---- failures ------------------------------------------------------------------------------------
+
+
+def test_without_memory_the_use_raises_and_the_next_one_finds_the_bytes(
+    run: Run, same: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fails(*_: Any) -> Any:
+        raise DeviceMemoryError("no memory; call restore() again")
+
+    with refit.Controller(run.optimizer) as controller:
+        controller.clear()
+        with monkeypatch.context() as patch:
+            patch.setattr(Regions, "_allocate", fails)
+            for _ in range(2):
+                with pytest.raises(DeviceMemoryError, match="call restore"):
+                    run.moments()[0] + 1
+            assert controller.state == "cleared"
+        assert torch.equal(run.moments()[0] + 1, same.moments()[0] + 1)
+        assert controller.state == "training"
+        run.step(), same.step()
+    assert_same(run, same)
+
+
+@pytest.mark.parametrize("verb", ["bind_each", "restore"])
+def test_ctrl_c_while_bytes_come_back_lets_the_next_use_find_them(
+    run: Run, same: Run, monkeypatch: pytest.MonkeyPatch, verb: str
+) -> None:
+    # trap 12
+    real = getattr(Offloader, verb)
+
+    def interrupted(*arguments: Any) -> Any:
+        real(*arguments)
+        raise KeyboardInterrupt
+
+    with refit.Controller(run.optimizer) as controller:
+        controller.clear()
+        with monkeypatch.context() as patch:
+            patch.setattr(Offloader, verb, interrupted)
+            with pytest.raises(KeyboardInterrupt):
+                run.moments()[0] + 1
+        assert all(map(torch.equal, run.moments(), same.moments()))
+        run.step(), same.step()
+    assert_same(run, same)
+
+
+class CtrlC:
+    """Raises KeyboardInterrupt at one line of ``refit.away``, by its number among those that run.
+
+    Not where a ``with`` is left: Python, too, lets no signal in between the end of a block and what
+    ends it.
+    """
+
+    def __init__(self, at: int) -> None:
+        self._left = at
+        self._inside: set[tuple[FrameType, int]] = set()
+
+    def __call__(self, frame: FrameType, event: str, _argument: Any) -> Any:
+        if frame.f_code.co_filename != refit.away.__file__:
+            return None
+        if event == "line" and not self._leaves(frame):
+            self._left -= 1
+            if self._left == 0:
+                raise KeyboardInterrupt
+        return self
+
+    def _leaves(self, frame: FrameType) -> bool:
+        text = linecache.getline(refit.away.__file__, frame.f_lineno)
+        place = frame, frame.f_lineno
+        if not text.strip().startswith("with "):
+            return False
+        self._inside ^= {place}
+        return place not in self._inside
+
+    def __enter__(self) -> "CtrlC":
+        self._before = sys.gettrace()
+        sys.settrace(self)
+        return self
+
+    def __exit__(self, *_exception: Any) -> None:
+        sys.settrace(self._before)
+
+    @property
+    def came(self) -> bool:
+        return self._left <= 0
+
+
+@pytest.mark.parametrize("verb", ["clear", "restore", "join", "use"])
+def test_ctrl_c_at_any_line_leaves_nothing_that_a_use_would_not_find(
+    torch_device: str, verb: str
+) -> None:
+    # trap 12
+    alone = Run(device=torch_device)
+    alone.step(), alone.backward()
+    for at in range(1, 1000):
+        run = Run(device=torch_device)
+        run.step(), run.backward()
+        with refit.Controller(run.optimizer) as controller:
+            if verb != "clear":
+                controller.clear()
+                run.model.zero_grad(set_to_none=False)
+            if verb == "join":
+                controller.restore()
+            interrupt = CtrlC(at)
+            try:
+                with interrupt:
+                    run.moments()[0] + 1 if verb == "use" else getattr(controller, verb)()
+            except KeyboardInterrupt:
+                pass
+            grads = [p.grad for p in run.model.parameters()]
+            if verb == "clear":
+                mine = [p.grad for p in alone.model.parameters()]
+                assert all(map(torch.equal, grads, mine)), at
+            else:
+                assert not any(grad.any() for grad in grads), at
+            assert all(map(torch.equal, run.moments(), alone.moments())), at
+            controller.prepare_for_training()  # it may have come behind all but the last word
+            kinds = {type(one) for one in (*grads, *run.moments())}
+            assert kinds == {torch.Tensor}
+            assert not any(p._backward_hooks for p in run.model.parameters())
+        if not interrupt.came:
+            break
+    assert at > 10
+
+
+def test_another_thread_that_uses_a_state_in_the_midst_of_a_clear_finds_its_bytes(
+    run: Run, same: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real, found = Offloader.finish, []
+    begun = threading.Event()
+
+    def read() -> None:
+        begun.set()
+        found.append(run.moments()[0].clone())
+
+    reader = threading.Thread(target=read)
+
+    def finish(*arguments: Any) -> Any:
+        if not reader.ident:
+            reader.start()
+            assert begun.wait(WAIT_S)
+            reader.join(0.05)  # it may come as far as it gets: to the lock
+        return real(*arguments)
+
+    with refit.Controller(run.optimizer) as controller:
+        monkeypatch.setattr(Offloader, "finish", finish)
+        controller.clear()
+        reader.join(WAIT_S)
+        assert not reader.is_alive()
+        assert torch.equal(found[0], same.moments()[0])
+        assert controller.state == "training"
+        run.step(), same.step()
+    assert_same(run, same)
+
+
+def test_who_is_told_of_a_phase_may_use_states_itself(run: Run, same: Run) -> None:
+    class Timer:
+        def time(self, _label: str) -> Any:
+            from contextlib import contextmanager
+
+            @contextmanager
+            def block() -> Iterator[None]:
+                norms.append(float(run.moments()[0].norm()))
+                yield
+                norms.append(float(run.moments()[0].norm()))
+
+            return block()
+
+    norms: list[float] = []
+    with refit.Controller(run.optimizer, timer=Timer()) as controller:
+        controller.clear()
+        controller.restore()
+        controller.join() if controller.state == "returning" else None
+        assert set(norms) == {float(same.moments()[0].norm())}
+        run.step(), same.step()
+    assert_same(run, same)
+
+
+def test_a_forked_process_is_told(run: Run) -> None:
+    # trap 27
+    with refit.Controller(run.optimizer) as controller:
+        controller.clear()
+        reading, writing = os.pipe()
+        child = os.fork()
+        if child == 0:
+            said = "nothing"
+            try:
+                run.moments()[0] + 1
+            except StateError as why:
+                said = str(why)
+            os.write(writing, said.encode())
+            os._exit(0)
+        os.waitpid(child, 0)
+        assert b"belongs to process" in os.read(reading, 1000)
+        os.close(reading), os.close(writing)
+        run.step()
