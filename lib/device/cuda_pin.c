@@ -10,7 +10,6 @@
 
 #include <inttypes.h>
 #include <string.h>
-#include <sys/resource.h>
 
 #include "base/alloc.h"
 
@@ -122,7 +121,6 @@ static bool unlist_range(rft_cuda_pins *pins, uintptr_t start)
 static refit_status refused(const rft_cuda_device *cuda, rft_cu_result result, void *memory,
                             uint64_t bytes, refit_error *error)
 {
-    struct rlimit limit = {0};
     if (rft_cuda_is_lost(result)) {
         return rft_cuda_check(&cuda->driver, result, error, "host memory could not be page-locked");
     }
@@ -132,13 +130,12 @@ static refit_status refused(const rft_cuda_device *cuda, rft_cu_result result, v
                             "process; unpin that first, or keep to memory of its own",
                             memory, bytes);
     }
-    (void)getrlimit(RLIMIT_MEMLOCK, &limit);
     return rft_fail_sub(error, REFIT_ERR_PIN, result,
                         "%" PRIu64
-                        " bytes not page-locked: %s; too little memory, or limit %" PRIu64
-                        " (ulimit -l, docker --ulimit memlock=-1), or Linux 6.11-6.13: set "
-                        "offload.slab_bytes < 2GiB; or offload.pin: prefer",
-                        bytes, rft_cuda_name(&cuda->driver, result), (uint64_t)limit.rlim_cur);
+                        " bytes not page-locked: %s; too little memory in the machine or its "
+                        "container (docker --memory; ulimit -l does not count here), or Linux "
+                        "6.11-6.13: set offload.slab_bytes < 2GiB; or offload.pin: prefer",
+                        bytes, rft_cuda_name(&cuda->driver, result));
 }
 
 refit_status rft_cuda_pin(rft_cuda_device *cuda, void *memory, uint64_t bytes, refit_error *error)

@@ -103,7 +103,8 @@ static void a_refusal_says_what_helps(void **state)
         assert_int_equal(rft_device_host_pin(device, memory, PAGE, &error), REFIT_ERR_PIN);
         assert_int_equal(error.subsystem, results[i]);
         assert_says(&error, "CUDA_ERROR");
-        assert_says(&error, "docker --ulimit memlock=-1");
+        assert_says(&error, "docker --memory");
+        assert_says(&error, "ulimit -l does not count here");
         assert_says(&error, "offload.pin: prefer"); /* the last words: nothing was cut off */
         assert_false(covered(device, memory, 1));
     }
