@@ -1,10 +1,13 @@
-"""torch_arms.py LIST [--rounds N] [--seconds N]: how PyTorch itself, and refit from Python, move
-the same tensors.
+"""torch_arms.py LIST [--rounds N] [--seconds N] [--mib N]: how PyTorch itself, and refit from
+Python, move the same tensors.
 
 LIST has a name and a number of bytes a line (`refit bench tensors`). Each way is timed by the wall
 clock with the device waited for at both ends, in turn with the others, and written as one JSON
 object, like those of `refit bench`. The first round of each is cold: caches and page-locked memory
-are taken then. Stops with what it has when the seconds are over, and never in a first round.
+are taken then. What there is so far is written after each round, so of each way the last line
+counts, whenever this is stopped; it stops by itself when the seconds are over.
+Tensors of the list count until they have --mib MiB, 1024 at first: all ways together then lock
+less than 8 GiB of host memory.
 With --device cpu it proves itself on a machine without a GPU; no figure means anything then.
 """
 
@@ -146,6 +149,16 @@ def timed(move):
     return time.perf_counter() - start
 
 
+def within(sizes, most):
+    """Those of the sizes that fit into `most` bytes, in their order; one as large if none does."""
+    kept = []
+    for size in sizes:
+        if aligned(size) <= most:
+            kept.append(size)
+            most -= aligned(size)
+    return kept or [most]
+
+
 def p95(series):
     return sorted(series)[int(0.95 * (len(series) - 1) + 0.5)]
 
@@ -177,21 +190,21 @@ def main():
     parser.add_argument("list")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--seconds", type=float, default=50.0)
+    parser.add_argument("--mib", type=int, default=1024)
     parser.add_argument("--device", default="cuda")
     options = parser.parse_args()
     with open(options.list, encoding="utf-8") as file:
-        sizes = [int(line.split()[1]) for line in file]
+        sizes = within([int(line.split()[1]) for line in file], options.mib << 20)
     end = time.monotonic() + options.seconds
     makers = (Large, Pageable, Pinned, Coalesced, Refit)
     ways = [(make(sizes, options.device), [], []) for make in makers]
-    for turn in range(options.rounds + 1):
-        if turn > 1 and time.monotonic() > end:
-            break
+    for _ in range(options.rounds + 1):
         for way, outs, backs in ways:
             outs.append(timed(way.out))
             backs.append(timed(way.back))
-    for way, outs, backs in ways:
-        print(json.dumps(row(way, sizes, outs, backs), separators=(",", ":")), flush=True)
+            print(json.dumps(row(way, sizes, outs, backs), separators=(",", ":")), flush=True)
+        if time.monotonic() > end:
+            break
 
 
 if __name__ == "__main__":

@@ -3,10 +3,12 @@ and refills its memory as a GPU's does, with PyTorch's part played by the test."
 
 import ctypes
 import gc
+import importlib.util
 import threading
 import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -517,6 +519,24 @@ def test_a_pool_is_not_dropped_while_tensors_live(cuda: StandIn, pool: MemPool) 
     pool.close()
     assert pool.closed
     assert cuda.calls[-2:] == ["drop", "empty_cache"]
+
+
+def test_the_scene_for_a_gpu_plays(
+    cuda: StandIn, pool: MemPool, root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # tests/gpu/torch_pool.py, but for what only a GPU has: a graph is a function here
+    place = importlib.util.spec_from_file_location("torch_pool", root / "tests/gpu/torch_pool.py")
+    assert place is not None
+    assert place.loader is not None
+    script = importlib.util.module_from_spec(place)
+    place.loader.exec_module(script)
+    monkeypatch.setattr(script, "WIDTH", 128)
+    cuda.apply("expandable_segments:True")
+    script.scene(torch, pool, "cpu", lambda _torch, step: step)
+    assert script.expandable(torch)
+    gc.collect()
+    pool.close()
+    assert script.main() == 77 or torch.cuda.is_available()
 
 
 @pytest.mark.parametrize("version", ["2.6.0", "2.7.1+cu126"])
