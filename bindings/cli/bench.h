@@ -84,12 +84,16 @@ double bench_ratio(const bench_series *a, const bench_series *b);
 /* GB/s (10^9) of `bytes` moved in the median time. */
 double bench_gbps(uint64_t bytes, const bench_series *series);
 
-/* What may be taken for tensors: `wanted`, or a quarter of the memory that is free if that is less.
- */
-uint64_t bench_memory(uint64_t wanted);
+/* ---- bench_room.c
+ * ------------------------------------------------------------------------------ */
 
-/* Likewise for what is taken `copies` times: all of it in three quarters of what is free. */
+/* What may be taken for tensors of which the benchmark and its baselines hold so many copies at
+ * once, themselves included: `wanted`, or what fits, and then a line on stderr says so. UINT64_MAX:
+ * what fits. */
 uint64_t bench_memory_for(uint64_t wanted, uint64_t copies);
+
+/* For tensors whose number is not to be chosen. REFIT_ERR_HOST_MEMORY if they do not fit. */
+refit_status bench_room_check(uint64_t bytes, uint64_t copies, refit_error *error);
 
 /* The versions that come first and do not count: those for which a worker has no image yet. */
 enum { BENCH_FRESH_VERSIONS = 2 };

@@ -18,7 +18,7 @@ static const double densities[] = {0.0001, 0.001, 0.003, 0.006, 0.01, 0.037, 0.0
 
 /* The images, what the codecs work with, the way there, and what a trainer and a worker hold: so
  * many times the weights' bytes. */
-enum { MEMORY_FACTOR = 12 };
+enum { MEMORY_FACTOR = 14 };
 
 /* What came of one codec. */
 typedef struct result {
@@ -207,7 +207,7 @@ static int measure_densities(const bench_options *options)
     refit_error error = {.text = "out of memory"};
     bench_pairs pairs;
     uint64_t wanted = options->bytes ? options->bytes : default_bytes;
-    uint64_t bytes = bench_memory(wanted * MEMORY_FACTOR) / MEMORY_FACTOR;
+    uint64_t bytes = bench_memory_for(wanted, MEMORY_FACTOR);
     refit_status status = bench_pairs_open(bytes, &pairs, &error);
     if (status != REFIT_OK) return cli_complain_error(&error);
     for (size_t i = 0; status == REFIT_OK && i < sizeof densities / sizeof *densities; i++) {

@@ -11,6 +11,7 @@
 #include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 #include <unistd.h>
 
 #include "bench.h"
@@ -182,11 +183,21 @@ static refit_status run_mode(const bench_options *options, const bench_list *lis
     return status == REFIT_OK ? closed : status;
 }
 
+/* Host memory that is taken at once, in copies of the list. On a GPU: refit's arena and four ways
+ * of bench_mover.h. On the host: the states, refit's arena, two buffers of one large copy, and the
+ * states of the pageable path and what it copies them to; where other memory lies between the
+ * tensors, as much again for both states. */
+static uint64_t copies_of(const bench_options *options, const char *which)
+{
+    if (bench_cuda_ordinal(options->device) >= 0) return 5;
+    return strcmp(which, "small") == 0 ? 8 : 6;
+}
+
 /* What a GPU run may take: every way has host memory of its own, some have device memory too. */
-static uint64_t gpu_room(int ordinal, uint64_t wanted)
+static uint64_t gpu_room(int ordinal, uint64_t wanted, uint64_t copies)
 {
     char why[160];
-    uint64_t room = bench_memory(UINT64_MAX) / 5 * 4;
+    uint64_t room = bench_memory_for(UINT64_MAX, copies);
     bench_cuda *cuda = bench_cuda_open(ordinal, why, sizeof why);
     if (cuda == NULL) return wanted; /* opening the device will say why */
     if (room > bench_cuda_free_bytes(cuda) / 4) room = bench_cuda_free_bytes(cuda) / 4;
@@ -200,8 +211,10 @@ static refit_status open_list(const bench_options *options, bench_list *list, re
     int ordinal = bench_cuda_ordinal(options->device);
     const char *which = options->tensors;
     if (which == NULL) which = ordinal >= 0 ? "qwen2.5-1.5b" : "qwen3-0.6b";
-    uint64_t bytes = ordinal >= 0 ? gpu_room(ordinal, options->bytes)
-                                  : bench_memory(options->bytes != 0 ? options->bytes : host_bytes);
+    const uint64_t copies = copies_of(options, which);
+    uint64_t bytes =
+        ordinal >= 0 ? gpu_room(ordinal, options->bytes, copies)
+                     : bench_memory_for(options->bytes != 0 ? options->bytes : host_bytes, copies);
     return bench_list_open(which, bytes, list, error);
 }
 
@@ -225,10 +238,13 @@ int bench_offload(const bench_options *options)
     if (refit_set_allocator(&counting) != REFIT_OK) return 1;
     if (open_list(options, &list, &error) != REFIT_OK) return cli_complain_error(&error);
     int failed = 0;
-    for (int reclaim = 0; reclaim < 2 && bench_written(&error) == REFIT_OK; reclaim++) {
+    bool goes_on = bench_room_check(list.bytes, copies_of(options, list.name), &error) == REFIT_OK;
+    if (!goes_on) failed = cli_complain_error(&error);
+    for (int reclaim = 0; reclaim < 2 && goes_on; reclaim++) {
         if (reclaim == 1 && list.apart) continue;
         if (run_mode(options, &list, reclaim == 1, &error) != REFIT_OK)
             failed = cli_complain_error(&error);
+        goes_on = bench_written(&error) == REFIT_OK;
     }
     bench_list_close(&list);
     return failed;

@@ -12,7 +12,8 @@
 #include "bench_cuda.h"
 #include "cli.h"
 
-enum { ROUNDS = 5, WAIT_MS = 600000 };
+/* COPIES: the arena, or its rival; nothing touches the states. */
+enum { ROUNDS = 5, WAIT_MS = 600000, COPIES = 1 };
 static const uint64_t host_bytes = UINT64_C(2000000000);
 static const uint64_t cuda_bytes = UINT64_C(4) << 30;
 
@@ -138,7 +139,10 @@ int bench_pin(const bench_options *options)
     refit_error closing;
     pin_bench it = {.options = options};
     bool on_gpu = bench_cuda_ordinal(options->device) >= 0;
-    it.bytes = bench_memory(options->bytes ? options->bytes : on_gpu ? cuda_bytes : host_bytes);
+    it.bytes = bench_memory_for(options->bytes ? options->bytes
+                                : on_gpu       ? cuda_bytes
+                                               : host_bytes,
+                                COPIES);
     refit_status status = open_bench(&it, &error);
     if (status == REFIT_OK) status = run_rounds(&it, &error);
     if (status == REFIT_OK) report(&it);

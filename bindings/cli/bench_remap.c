@@ -50,7 +50,7 @@ int bench_remap(const bench_options *options)
     bench_times times = {0};
     uint64_t reclaimed = 0;
     bench_arm_kind kind = {.pinned = true, .reclaim = true, .policy = REFIT_DISCARD};
-    uint64_t bytes = bench_memory(options->bytes ? options->bytes : default_bytes);
+    uint64_t bytes = bench_memory_for(options->bytes ? options->bytes : default_bytes, 1);
     const char *which = options->tensors != NULL ? options->tensors : "qwen2.5-1.5b";
     refit_status status = bench_list_open(which, bytes, &list, &error);
     if (status != REFIT_OK) return cli_complain_error(&error);

@@ -64,20 +64,6 @@ double bench_gbps(uint64_t bytes, const bench_series *series)
     return seconds > 0.0 ? (double)bytes / seconds * 1e-9 : 0.0;
 }
 
-uint64_t bench_memory(uint64_t wanted)
-{
-    long pages = sysconf(_SC_AVPHYS_PAGES);
-    long page = sysconf(_SC_PAGESIZE);
-    uint64_t quarter = pages < 0 ? wanted : (uint64_t)pages * (uint64_t)page / 4;
-    return wanted < quarter ? wanted : quarter;
-}
-
-uint64_t bench_memory_for(uint64_t wanted, uint64_t copies)
-{
-    uint64_t room = bench_memory(UINT64_MAX / 4) / copies * 3;
-    return wanted < room ? wanted : room;
-}
-
 static void processor_name(char *out, size_t room)
 {
     char line[256];

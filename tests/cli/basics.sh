@@ -60,6 +60,15 @@ for list in qwen3-0.6b qwen2.5-1.5b qwen2.5-3b small; do
     run 0 bench tensors --tensors $list --mib 8
     sort "$scratch/out" | uniq -d | grep -q . && complain "$list names a tensor twice"
 done
+# A size that memory does not allow is cut to what the baselines can be held beside, and that is said.
+available=$(awk '/^MemAvailable:/ { print $2 * 1024 }' /proc/meminfo)
+run 0 bench tensors --tensors qwen3-0.6b --mib 16777216
+awk -v room="$available" '{ sum += $2 } END { exit !(sum > 0 && 6 * sum <= room) }' "$scratch/out" ||
+    complain "the list does not fit six times into $available bytes"
+grep -qE '^refit: 16\.0 TiB are taken 6 times, and there is room for .*: .* are measured$' "$scratch/err" ||
+    complain "not a word about the size: $(cat "$scratch/err")"
+printf 'a 17592186044416\n' >"$scratch/large"
+refuses 1 "16.0 TiB of tensors are taken 6 times, and there is room for" bench offload --tensors "$scratch/large"
 run 0 bench offload --json --rounds 1 --tensors "$scratch/list"
 [ "$(grep -c '"bench":"offload"' "$scratch/out")" -eq 2 ] || complain "bench offload has not two rows"
 run 0 bench offload --rounds 1 --tensors "$scratch/list"
