@@ -9,6 +9,18 @@
 static refit_status check_fit(const rft_destination *one, const rft_manifest_tensor *tensor,
                               refit_error *error)
 {
+    rft_apply_cast cast = rft_apply_cast_of(one, tensor);
+    RFT_REFUSE_IF(one->cast && one->dtype != tensor->dtype && !rft_apply_casts(cast), error,
+                  REFIT_ERR_INVALID,
+                  "'%.140s' is %s, which is not converted to %s in place: only F32, F16 and BF16 "
+                  "are, to each other",
+                  one->name, refit_dtype_name(tensor->dtype), refit_dtype_name(one->dtype));
+    RFT_REFUSE_IF(rft_apply_casts(cast) && one->bytes != rft_apply_there(cast, tensor->bytes),
+                  error, REFIT_ERR_INVALID,
+                  "'%.160s' has %llu bytes as %s, and its destination %llu", one->name,
+                  (unsigned long long)rft_apply_there(cast, tensor->bytes),
+                  refit_dtype_name(one->dtype), (unsigned long long)one->bytes);
+    if (rft_apply_casts(cast)) return REFIT_OK;
     RFT_REFUSE_IF(one->bytes != tensor->bytes, error, REFIT_ERR_INVALID,
                   "'%.160s' has %llu bytes, and its destination %llu", one->name,
                   (unsigned long long)tensor->bytes, (unsigned long long)one->bytes);
@@ -77,7 +89,7 @@ static refit_status plan_one(rft_in_place *place, const rft_in_place_source *sou
     if (*there != RFT_NO_TENSOR) return check_equal(place, source, *there, one, original, error);
     *there = original;
     plan->blocks += manifest->tensors[original].blocks;
-    plan->bytes += manifest->tensors[original].bytes;
+    plan->bytes += one->bytes;
     return REFIT_OK;
 }
 

@@ -10,20 +10,33 @@
 #include "kernels/digest.h"
 
 static refit_status digest_source(const rft_in_place *place, const rft_in_place_source *source,
-                                  const rft_manifest_tensor *tensor, uint64_t *sum,
-                                  refit_error *error)
+                                  const rft_manifest_tensor *tensor, rft_apply_cast cast,
+                                  uint64_t *sum, refit_error *error)
 {
     *sum = 0;
     for (uint32_t done = 0; done < tensor->blocks;) {
         const rft_manifest *manifest = source->image->catalog->manifest;
-        rft_apply_run run =
-            rft_apply_run_of(&manifest->blocks[tensor->first_block + done], tensor->blocks - done);
+        rft_apply_run run = rft_apply_run_of(&manifest->blocks[tensor->first_block + done],
+                                             tensor->blocks - done, cast);
         const unsigned char *bytes;
-        RFT_TRY(rft_apply_read(source, run.blocks[0].offset, run.bytes, place->to.source, &bytes,
-                               error));
-        *sum += rft_digest_part(bytes, run.bytes, run.offset);
+        RFT_TRY(rft_apply_read_run(place, source, &run, &bytes, error));
+        *sum += rft_digest_part(bytes, rft_apply_there(cast, run.bytes),
+                                rft_apply_there(cast, run.offset));
         done += run.count;
     }
+    return REFIT_OK;
+}
+
+/* What was converted is held against the image converted once more. */
+static refit_status check_converted(const rft_in_place *place, const rft_in_place_source *source,
+                                    const rft_destination *one, const rft_manifest_tensor *tensor,
+                                    refit_error *error)
+{
+    uint64_t sum, expected;
+    RFT_TRY(rft_destinations_digest(&place->to, one, &sum, error));
+    RFT_TRY(digest_source(place, source, tensor, rft_apply_cast_of(one, tensor), &expected, error));
+    RFT_REFUSE_IF(sum != expected, error, REFIT_ERR_CORRUPT,
+                  "the destination of '%.160s' is not what was written there", one->name);
     return REFIT_OK;
 }
 
@@ -33,21 +46,26 @@ static refit_status digest_tensors(const rft_in_place *place, const rft_in_place
                                    uint64_t *digests, unsigned char *known, refit_error *error)
 {
     const rft_manifest *manifest = source->image->catalog->manifest;
+    const rft_apply_cast none = {.from_width = 1, .to_width = 1};
     for (uint32_t i = 0; i < place->to.count; i++) {
         uint32_t tensor = place->tensors[i];
         if (tensor == RFT_NO_TENSOR) continue;
+        const rft_destination *one = &place->to.list[i];
+        if (rft_apply_casts(rft_apply_cast_of(one, &manifest->tensors[tensor]))) {
+            RFT_TRY(check_converted(place, source, one, &manifest->tensors[tensor], error));
+            continue;
+        }
         uint64_t sum;
-        RFT_TRY(rft_destinations_digest(&place->to, &place->to.list[i], &sum, error));
+        RFT_TRY(rft_destinations_digest(&place->to, one, &sum, error));
         sum = rft_digest_finish(sum, manifest->tensors[tensor].bytes);
         RFT_REFUSE_IF(known[tensor] && digests[tensor] != sum, error, REFIT_ERR_CORRUPT,
-                      "the destination of '%.160s' is not what was written there",
-                      place->to.list[i].name);
+                      "the destination of '%.160s' is not what was written there", one->name);
         digests[tensor] = sum;
         known[tensor] = 1;
     }
     for (uint32_t i = 0; i < manifest->count; i++) {
         if (known[i] || manifest->tensors[i].alias_of != REFIT_NO_ALIAS) continue;
-        RFT_TRY(digest_source(place, source, &manifest->tensors[i], &digests[i], error));
+        RFT_TRY(digest_source(place, source, &manifest->tensors[i], none, &digests[i], error));
         digests[i] = rft_digest_finish(digests[i], manifest->tensors[i].bytes);
     }
     return REFIT_OK;

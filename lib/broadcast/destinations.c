@@ -30,6 +30,11 @@ static refit_status check_one(const refit_destination *one, refit_error *error)
     RFT_REFUSE_IF((int)one->dtype != 0 && refit_dtype_bits(one->dtype) == 0, error,
                   REFIT_ERR_INVALID, "the destination of '%.160s' has no type that is known",
                   one->name);
+    RFT_REFUSE_IF(one->cast != 0 && one->cast != 1, error, REFIT_ERR_INVALID,
+                  "destination.cast of '%.160s' is %d: it is 0 or 1", one->name, one->cast);
+    RFT_REFUSE_IF(one->cast != 0 && (int)one->dtype == 0, error, REFIT_ERR_INVALID,
+                  "the destination of '%.160s' is to be converted to, but has no type: set dtype",
+                  one->name);
     uint64_t end;
     RFT_REFUSE_IF(!rft_add_u64((uint64_t)(uintptr_t)one->memory, one->bytes, &end), error,
                   REFIT_ERR_INVALID, "the destination of '%.160s' has %llu bytes", one->name,
@@ -78,6 +83,10 @@ static refit_status check_places(rft_destinations *all, rft_destination **sorted
         bool apart = before == NULL || one->memory >= before->memory + before->bytes;
         if (!apart && one->memory == before->memory && one->bytes == before->bytes &&
             one->port == before->port) {
+            RFT_REFUSE_IF((one->cast || before->cast) && one->dtype != before->dtype, error,
+                          REFIT_ERR_INVALID,
+                          "the destinations of '%.100s' and '%.100s' are one memory of two types",
+                          before->name, one->name);
             one->twin = before->twin;
             continue;
         }
@@ -164,16 +173,19 @@ static refit_status take_memory(rft_destinations *all, const refit_destination *
                                 uint32_t count, refit_error *error)
 {
     size_t text = 1;
+    bool casts = false;
     for (uint32_t i = 0; i < count; i++) {
         RFT_TRY(check_one(&list[i], error));
         text += strlen(list[i].name) + 1;
+        casts = casts || list[i].cast != 0;
     }
     all->list = rft_calloc((size_t)count + 1, sizeof *all->list);
     all->names = rft_calloc(text, 1);
     all->ports = rft_calloc((size_t)count_devices(list, count) + 1, sizeof *all->ports);
     all->source = rft_calloc(1, RFT_WINDOW_BYTES);
+    all->converted = casts ? rft_calloc(1, RFT_WINDOW_BYTES) : NULL;
     RFT_REFUSE_IF(all->list == NULL || all->names == NULL || all->ports == NULL ||
-                      all->source == NULL,
+                      all->source == NULL || (casts && all->converted == NULL),
                   error, REFIT_ERR_HOST_MEMORY, "no memory for %u destinations", count);
     return REFIT_OK;
 }
@@ -189,7 +201,8 @@ static refit_status fill(rft_destinations *all, const refit_destination *list, u
         *one = (rft_destination){.name = strcpy(name, from->name),
                                  .memory = from->memory,
                                  .bytes = from->bytes,
-                                 .dtype = from->dtype};
+                                 .dtype = from->dtype,
+                                 .cast = from->cast != 0};
         RFT_TRY(find_port(all, from->device, config, &one->port, error));
         name += strlen(name) + 1;
     }
@@ -211,6 +224,7 @@ void rft_destinations_close(rft_destinations *all)
     for (uint32_t i = 0; i < all->port_count; i++)
         port_close(&all->ports[i], all->linger_ms);
     rft_free(all->source);
+    rft_free(all->converted);
     rft_free(all->ports);
     rft_free(all->names);
     rft_free(all->list);

@@ -35,6 +35,7 @@ typedef struct rft_destination {
     unsigned char *memory;
     uint64_t bytes;
     refit_dtype dtype; /* 0: any */
+    bool cast;         /* other types are converted to it */
     rft_port *port;    /* NULL: host memory */
     uint32_t twin; /* the first of those that are this very memory; itself, if there is no other */
 } rft_destination;
@@ -45,9 +46,10 @@ typedef struct rft_destinations {
     char *names;     /* owned */
     rft_port *ports; /* owned */
     uint32_t port_count;
-    unsigned char *source; /* owned; a window for what is written, where that lies on a device */
-    uint32_t wait_ms;      /* for a window */
-    uint32_t linger_ms;    /* at close */
+    unsigned char *source;    /* owned; a window for what is written, where that lies on a device */
+    unsigned char *converted; /* owned; a window for what is converted; NULL: nothing is */
+    uint32_t wait_ms;         /* for a window */
+    uint32_t linger_ms;       /* at close */
 } rft_destinations;
 
 /* Copies the list. REFIT_ERR_INVALID names what is wrong with it; what a device says of its memory;

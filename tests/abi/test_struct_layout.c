@@ -200,6 +200,7 @@ static const place places[] = {
     {OFFSET(refit_destination, bytes, 24)},
     {OFFSET(refit_destination, device, 32)},
     {OFFSET(refit_destination, dtype, 40)},
+    {OFFSET(refit_destination, cast, 44)},
 
     {SIZE(refit_archive_version, 56)},
     {OFFSET(refit_archive_version, size, 0)},

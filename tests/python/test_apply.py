@@ -317,3 +317,78 @@ def test_one_memory_takes_two_tensors_while_their_bytes_are_equal() -> None:
                 update.apply()
             assert update.version == 3
         assert equal(snapshot(engine), before)
+
+
+HALVES = torch.arange(-32768, 32768).to(torch.int16)
+FLOATS = torch.cat(
+    [
+        torch.randn(70_000) * 10.0 ** torch.randint(-12, 12, (70_000,)),
+        HALVES.view(torch.float16).float(),
+        HALVES.view(torch.bfloat16).float(),
+        torch.tensor([65504.0, 65519.996, 65520.0, 2.0**-25, 2.0**-24 * 1.5, 3.4e38, -0.0]),
+    ]
+).nan_to_num(0.0, torch.inf, -torch.inf)
+VALUES = {
+    torch.float32: FLOATS,
+    torch.float16: HALVES.view(torch.float16).nan_to_num(0.0, torch.inf, -torch.inf),
+    torch.bfloat16: HALVES.view(torch.bfloat16).nan_to_num(0.0, torch.inf, -torch.inf),
+}
+
+
+def bits(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.view(torch.int32 if tensor.element_size() == 4 else torch.int16)
+
+
+@pytest.mark.parametrize("to", VALUES)
+@pytest.mark.parametrize("come", VALUES)
+def test_bound_tensors_of_another_type_are_converted_as_pytorch_does(
+    come: torch.dtype, to: torch.dtype
+) -> None:
+    weights = {"w": VALUES[come]}
+    engine = {"w": torch.randn(weights["w"].shape).to(to)}
+    before = engine["w"].clone()
+    with both(broadcast_verify="always") as (publisher, subscriber):
+        subscriber.bind(engine, cast=True)
+        with (
+            offered(publisher, subscriber, weights) as update,
+            pytest.raises(KeyError),
+        ):
+            apply_and_fail(update)
+        assert torch.equal(bits(engine["w"]), bits(before))
+        with offered(publisher, subscriber, weights) as update, update:
+            update.apply()
+    assert torch.equal(bits(engine["w"]), bits(weights["w"].to(to)))
+
+
+def test_what_bind_does_not_convert_is_refused() -> None:
+    engine = {"w": torch.zeros(5)}
+    for come in (torch.int64, torch.float64):
+        with both() as (publisher, subscriber):
+            subscriber.bind(engine, cast=True)
+            with (
+                offered(publisher, subscriber, {"w": torch.ones(5, dtype=come)}) as update,
+                pytest.raises(InvalidError, match="only F32, F16 and BF16"),
+            ):
+                update.apply()
+    assert not engine["w"].any()
+
+
+def test_renamed_and_fused_weights_are_bound_as_a_mapping_of_slices() -> None:
+    """q, k and v of an fp32 trainer become the rows of one matrix of a bf16 engine."""
+    qkv, gate = torch.zeros(24, 6, dtype=torch.bfloat16), torch.zeros(7, 6, dtype=torch.bfloat16)
+    trainer = {name: torch.randn(8, 6) for name in ("q.weight", "k.weight", "v.weight")}
+    trainer["mlp.gate.weight"] = torch.randn(7, 6)
+    parts = dict(zip(("q.weight", "k.weight", "v.weight"), qkv.split(8), strict=True))
+    with both() as (publisher, subscriber):
+        subscriber.bind({**parts, "mlp.gate.weight": gate}, cast=True)
+        with offered(publisher, subscriber, trainer) as update, update:
+            assert update.apply() == ([], [])
+        whole = torch.cat([trainer[name] for name in parts]).bfloat16()
+        assert torch.equal(qkv, whole)
+        assert torch.equal(gate, trainer["mlp.gate.weight"].bfloat16())
+        with (
+            offered(publisher, subscriber, {name: one + 1 for name, one in trainer.items()}) as u,
+            pytest.raises(KeyError),
+        ):
+            apply_and_fail(u)
+        assert torch.equal(qkv, whole)

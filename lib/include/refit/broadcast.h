@@ -382,13 +382,17 @@ typedef struct refit_destination {
     uint64_t bytes;
     refit_device *device; /* where `memory` lies; NULL: plain host memory */
     refit_dtype dtype;    /* of its elements; 0: not looked at */
+    int cast;             /* 1: elements are converted to `dtype` where the version has another */
 } refit_destination;
 
 /*
  * Says where the engine has its weights, so that refit_update_apply writes versions into them. Each
  * name once. Two names may have one memory, whole and of one device: for tensors that the trainer
  * ties, or that have the same bytes in a version, which is looked at for each. Any other overlap is
- * refused. Once, until unbind. A device stays in use until then, and takes 4 MiB of host memory.
+ * refused. With `cast`, elements of F32, F16 and BF16 are converted to each other, to nearest even;
+ * a NaN that gets shorter becomes 0x7FFF. What is compared, noted and put back are the elements of
+ * the destination. Once, until unbind. A device stays in use until then, and takes 4 MiB of host
+ * memory.
  * Does not block. REFIT_ERR_STATE (bound already), REFIT_ERR_INVALID, REFIT_ERR_HOST_MEMORY, and
  * what a device says of its memory and of a stream of its own. Since 0.1.
  */

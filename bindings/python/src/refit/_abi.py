@@ -359,6 +359,7 @@ class refit_destination(Structure):
         ("bytes", c_uint64),
         ("device", c_void_p),
         ("dtype", c_int),
+        ("cast", c_int),
     ]
 
 

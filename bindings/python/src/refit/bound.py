@@ -21,8 +21,9 @@ from refit.source import Weight, weight_of
 class Bound:
     """The tensors of ``target``, as they were when this was made. ``close`` when C has let go."""
 
-    def __init__(self, target: Any) -> None:
+    def __init__(self, target: Any, cast: bool) -> None:
         self.target = target
+        self.cast = cast
         self._weights = _weights_of(target)
         self._devices: dict[int, Device] = {}
         if not self._weights:
@@ -43,6 +44,7 @@ class Bound:
             entry.memory = weight.pointer or None
             entry.bytes = weight.nbytes
             entry.dtype = weight.dtype.number
+            entry.cast = int(self.cast)
             if weight.device >= 0:
                 entry.device = self._device(weight.device).pointer
         return array

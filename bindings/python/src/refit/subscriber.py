@@ -259,18 +259,20 @@ class Subscriber(Handle):
                     opened.close()
                 raise
 
-    def bind(self, target: Any) -> None:
+    def bind(self, target: Any, *, cast: bool = False) -> None:
         """Says where the engine has its weights, for ``update.apply()``: a module or a mapping.
 
         All tensors of it, on the host or on GPUs, row by row; tied ones may share their memory. It
-        is kept alive until ``unbind`` or ``close``. Raises InvalidError (there is no tensor, or two
+        is kept alive until ``unbind`` or ``close``. ``cast=True`` converts F32, F16 and BF16 to
+        each other where a tensor has another of these types than the version, to nearest even as
+        ``Tensor.to`` does; old bytes come back as they were all the same. Raises InvalidError (there is no tensor, or two
         overlap), StateError (bound already), HostMemoryError, and what a GPU reports. Since 0.1.
         """
         with self._turn:
             pointer = self._live
             if self._current.bound is not None:
                 raise StateError("this Subscriber has something bound: call unbind first")
-            bound = Bound(target)
+            bound = Bound(target, cast)
             try:
                 array = bound.as_c()
             except BaseException:

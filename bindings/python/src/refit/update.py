@@ -181,7 +181,7 @@ class Update(Handle):
             self._failed = True
             bound.check_in_place()
             views = {view.name: view for view in self.views()}
-            plan = load.check(views, bound.target, strict=strict, cast=False)
+            plan = load.check(views, bound.target, strict=strict, cast=bound.cast)
             bound.settle()
             call(lib.refit_update_apply, pointer, ctypes.byref(ctypes.c_uint32()))
             self._failed = False
