@@ -117,6 +117,39 @@ def dtensor(_rank: int, _folder: Path) -> object:
     return cycles("dtensor")
 
 
+USES: list[Callable[[Any, Any], Any]] = [
+    lambda t, _: t.to_local().clone(),
+    lambda t, _: t._local_tensor + 0,
+    lambda t, _: t.full_tensor(),
+    lambda t, _: (t * 2).to_local(),
+    lambda t, other: torch.linalg.vector_norm(t - other.mul(0.5)).full_tensor(),
+    lambda t, _: torch._foreach_mul_([t], 0.5) and t.to_local().clone(),
+    lambda t, _: t.add_(0.25).to_local().clone(),
+    lambda t, _: copy.deepcopy(t).to_local(),
+    lambda t, _: t.redistribute(placements=[torch.distributed.tensor.Replicate()]).to_local(),
+]
+"""What gives plain tensors from DTensors, and changes some."""
+
+
+def used_by_hand(_rank: int, _folder: Path) -> object:
+    """States that are away are used, as DTensors and by what they hold."""
+    alone, moved = Sharded("fsdp2"), Sharded("fsdp2")
+    with refit.Controller(moved.optimizer, moved.model) as controller:
+        alone.step(), moved.step()
+        for number, use in enumerate(USES):
+            controller.clear()
+            one, two = moved.moments()[:2]
+            shapes = (one.shape, one.device_mesh, one.placements, isinstance(one, DTensor))
+            if controller.state != "cleared" or shapes[-1] is not True:
+                return f"{number}: {shapes} brought the states back"
+            if not torch.equal(use(one, two), use(*alone.moments()[:2])):
+                return f"{number}: other bytes"
+            if controller.state != "training" or type(one) is not DTensor:
+                return f"{number}: {controller.state}, {type(one)}"
+        alone.step(), moved.step()
+    return same(alone, moved)
+
+
 def fsdp1_cycles(kind: str, policy: Any) -> object:
     """Gradients add up on both sides of a clear, with a rollout while states are away."""
     alone, moved = Sharded(kind), Sharded(kind)
@@ -257,6 +290,7 @@ def saved_behind(_rank: int, folder: Path) -> object:
 SCENES: list[Scene] = [
     fsdp2,
     dtensor,
+    used_by_hand,
     fsdp1,
     fsdp1_flat,
     fsdp1_weights,

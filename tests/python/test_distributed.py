@@ -32,6 +32,10 @@ def test_sharded_states_leave_and_return_under_the_same_tensors(  # traps 2, 5
     assert [one[kind] for one in seen] == [True, True]
 
 
+def test_sharded_states_that_are_away_may_be_used(seen: list[dict[str, Any]]) -> None:  # trap 5
+    assert [one["used_by_hand"] for one in seen] == [True, True]
+
+
 @pytest.mark.parametrize("kind", ["fsdp1", "fsdp1_flat"])
 def test_states_of_flat_parameters_leave_and_return_and_their_gradients_stay(  # traps 2, 5, 11
     seen: list[dict[str, Any]], kind: str
