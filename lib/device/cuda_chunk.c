@@ -2,16 +2,68 @@
  * Physical memory of a GPU comes to reserved addresses and goes, one large handle at a time: what
  * these calls cost grows with their number, hardly with the bytes. Knows one chunk and the books;
  * who lives in it is cuda_reserve.c's business.
+ *
+ * Such memory is accessible to those GPUs that are named when it is mapped, whatever
+ * cuCtxEnablePeerAccess has allowed: its own, and every other one that this process uses by then
+ * (its primary context is active) and that the machine lets reach it. A process with one GPU, as
+ * trainers have, names that one.
  */
 #include "device/cuda_chunk.h"
 
+#include "base/log.h"
 #include "device/cuda_memory.h"
+
+#define REACHED_MOST 32u
+
+static rft_cu_access access_for(int ordinal)
+{
+    return (rft_cu_access){.location = {RFT_CU_LOCATION_DEVICE, ordinal},
+                           .flags = RFT_CU_ACCESS_READWRITE};
+}
+
+/* This process works on the GPU, and it can reach memory of ours. What cannot be asked is no. */
+static bool is_peer(const rft_cuda_device *cuda, int ordinal)
+{
+    const rft_cuda_driver *driver = &cuda->driver;
+    rft_cu_device other;
+    unsigned flags;
+    int active = 0, reaches = 0;
+    if (ordinal == cuda->ordinal || driver->device_get(&other, ordinal) != RFT_CU_SUCCESS) {
+        return false;
+    }
+    if (driver->context_state(other, &flags, &active) != RFT_CU_SUCCESS || active == 0) {
+        return false;
+    }
+    return driver->peer_reaches(&reaches, other, cuda->handle) == RFT_CU_SUCCESS && reaches != 0;
+}
+
+/* Ourselves first. Returns how many there are. */
+static size_t list_reachers(const rft_cuda_device *cuda, rft_cu_access *list)
+{
+    const rft_cuda_driver *driver = &cuda->driver;
+    int devices = 0;
+    size_t count = 1;
+    list[0] = access_for(cuda->ordinal);
+    if (driver->context_state == NULL || driver->peer_reaches == NULL) return count;
+    if (driver->device_count(&devices) != RFT_CU_SUCCESS) return count;
+    for (int ordinal = 0; ordinal < devices && count < REACHED_MOST; ordinal++) {
+        if (is_peer(cuda, ordinal)) list[count++] = access_for(ordinal);
+    }
+    return count;
+}
 
 static rft_cu_result open_access(rft_cuda_device *cuda, rft_cu_ptr at, uint64_t bytes)
 {
-    const rft_cu_access access = {.location = {RFT_CU_LOCATION_DEVICE, cuda->ordinal},
-                                  .flags = RFT_CU_ACCESS_READWRITE};
-    return cuda->driver.set_access(at, bytes, &access, 1);
+    rft_cu_access list[REACHED_MOST];
+    size_t count = list_reachers(cuda, list);
+    rft_cu_result result = cuda->driver.set_access(at, bytes, list, count);
+    if (result == RFT_CU_SUCCESS || count == 1) return result;
+    rft_cu_result own = cuda->driver.set_access(at, bytes, list, 1);
+    if (own == RFT_CU_SUCCESS) {
+        rft_log(REFIT_LOG_WARNING, "memory of an arena on cuda:%d is closed to other GPUs: %s",
+                cuda->ordinal, rft_cuda_name(&cuda->driver, result));
+    }
+    return own;
 }
 
 rft_cu_result rft_cuda_chunk_raise(rft_cuda_device *cuda, rft_cuda_chunk *chunk,

@@ -36,6 +36,10 @@
     R(context_retain, "cuDevicePrimaryCtxRetain", 7000, rft_cu_context *context,                   \
       rft_cu_device device)                                                                        \
     R(context_release, "cuDevicePrimaryCtxRelease", 11000, rft_cu_device device)                   \
+    O(context_state, "cuDevicePrimaryCtxGetState", 7000, rft_cu_device device, unsigned *flags,    \
+      int *active)                                                                                 \
+    O(peer_reaches, "cuDeviceCanAccessPeer", 4000, int *reaches, rft_cu_device device,             \
+      rft_cu_device peer)                                                                          \
     R(context_push, "cuCtxPushCurrent", 4000, rft_cu_context context)                              \
     R(context_pop, "cuCtxPopCurrent", 4000, rft_cu_context *context)                               \
     R(capture_mode, "cuThreadExchangeStreamCaptureMode", 10010, int *mode)                         \

@@ -58,6 +58,8 @@ const abi_call abi_calls[] = {
           (int *, CUdevice_attribute, CUdevice))},
     {SAME(device_total, PFN_cuDeviceTotalMem_v3020)},
     {SAME(context_retain, PFN_cuDevicePrimaryCtxRetain_v7000)},
+    {SAME(context_state, PFN_cuDevicePrimaryCtxGetState_v7000)},
+    {SAME(peer_reaches, PFN_cuDeviceCanAccessPeer_v4000)},
     {SAME(context_release, PFN_cuDevicePrimaryCtxRelease_v11000)},
     {SAME(context_push, PFN_cuCtxPushCurrent_v4000)},
     {SAME(context_pop, PFN_cuCtxPopCurrent_v4000)},

@@ -524,6 +524,61 @@ static void every_failed_allocation_is_an_error_and_leaks_nothing(void **state)
 
 #define TEST(name) cmocka_unit_test_setup_teardown(name, set_up, tear_down)
 
+/* ---- Other GPUs of the process */
+
+static bool reached_by(int device, uint64_t from, uint64_t bytes)
+{
+    return fake_cuda_reaches(device, (rft_cu_ptr)(uintptr_t)(all.base + from), bytes);
+}
+
+static void gpus_that_the_process_uses_reach_an_arena(void **state)
+{
+    (void)state;
+    refit_device *peer;
+    assert_ok(commit(0, CHUNK));
+    assert_true(reached_by(0, 0, CHUNK));
+    assert_false(reached_by(1, 0, CHUNK)); /* nobody works there */
+    assert_ok(refit_device_open("cuda:1", NULL, &peer, &all.error));
+    assert_ok(commit(CHUNK, CHUNK));
+    assert_true(reached_by(0, CHUNK, CHUNK));
+    assert_true(reached_by(1, CHUNK, CHUNK));
+    uint64_t freed;
+    assert_ok(rft_device_decommit(all.device, all.base, 2 * CHUNK, &freed, &all.error));
+    assert_false(reached_by(1, CHUNK, CHUNK));
+    assert_ok(commit(0, 2 * CHUNK)); /* the first, too, from its return on */
+    assert_true(reached_by(1, 0, CHUNK));
+    assert_true(reached_by(1, CHUNK, CHUNK));
+    assert_ok(refit_device_close(peer, &all.error));
+}
+
+static void gpus_that_cannot_reach_it_are_left_out(void **state)
+{
+    (void)state;
+    refit_device *peer;
+    assert_ok(refit_device_open("cuda:1", NULL, &peer, &all.error));
+    fake_cuda_set_peers(false);
+    assert_ok(commit(0, CHUNK));
+    assert_true(reached_by(0, 0, CHUNK));
+    assert_false(reached_by(1, 0, CHUNK));
+    assert_ok(refit_device_close(peer, &all.error));
+}
+
+static void an_arena_that_the_driver_closes_to_others_is_ours_all_the_same(void **state)
+{
+    (void)state;
+    refit_device *peer;
+    assert_ok(refit_device_open("cuda:1", NULL, &peer, &all.error));
+    logged[0] = '\0';
+    refit_set_log(note, NULL, REFIT_LOG_WARNING);
+    fake_cuda_fail("cuMemSetAccess", 1, 1, RFT_CU_INVALID_VALUE);
+    assert_ok(commit(0, CHUNK));
+    refit_set_log(NULL, NULL, REFIT_LOG_ERROR);
+    assert_true(reached_by(0, 0, CHUNK));
+    assert_false(reached_by(1, 0, CHUNK));
+    assert_non_null(strstr(logged, "is closed to other GPUs"));
+    assert_ok(refit_device_close(peer, &all.error));
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -542,6 +597,9 @@ int main(void)
         TEST(memory_waits_for_the_end_of_a_capture),
         TEST(a_lost_gpu_is_told_and_leaves_nothing_of_ours),
         TEST(what_the_driver_does_not_take_back_is_logged),
+        TEST(gpus_that_the_process_uses_reach_an_arena),
+        TEST(gpus_that_cannot_reach_it_are_left_out),
+        TEST(an_arena_that_the_driver_closes_to_others_is_ours_all_the_same),
         cmocka_unit_test(gpus_without_virtual_memory_say_so),
         cmocka_unit_test(pages_that_cannot_be_had_are_an_error),
         cmocka_unit_test(every_failed_allocation_is_an_error_and_leaks_nothing),

@@ -118,6 +118,21 @@ rft_cu_result fake_cu_context_release(rft_cu_device device)
     return fake_end(&call, result);
 }
 
+rft_cu_result fake_cu_context_state(rft_cu_device device, unsigned *flags, int *active)
+{
+    fake_call call;
+    rft_cu_result result = fake_begin(&call, FAKE_context_state, FAKE_NEEDS_INIT);
+    const fake_device *found = fake_device_of(device);
+    if (result == RFT_CU_SUCCESS && found == NULL) result = RFT_CU_INVALID_DEVICE;
+    if (result == RFT_CU_SUCCESS && (flags == NULL || active == NULL))
+        result = RFT_CU_INVALID_VALUE;
+    if (result == RFT_CU_SUCCESS) {
+        *flags = 0;
+        *active = found->primary != NULL && found->primary->retained > 0;
+    }
+    return fake_end(&call, result);
+}
+
 rft_cu_result fake_cu_context_push(rft_cu_context context)
 {
     fake_call call;

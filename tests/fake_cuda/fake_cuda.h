@@ -58,6 +58,8 @@ void fake_cuda_set_granule(uint64_t bytes);            /* a power of two, at lea
 void fake_cuda_set_attribute(int device, int attribute, int value, bool known);
 /* Memory is aligned to 256 bytes, as NVIDIA promises, and to no more. */
 void fake_cuda_set_skew(bool on);
+/* Whether a device can reach another's memory; at first it can. */
+void fake_cuda_set_peers(bool on);
 /* The driver lacks the symbol (in this version of it; 0: in all). */
 void fake_cuda_hide(const char *symbol, int version);
 /* A registration of more is refused with INVALID_VALUE, as where Linux caps one at 2 GB. */
@@ -126,6 +128,8 @@ void fake_cuda_forgive(void);
 /* ---- Memory and contexts that refit does not make itself. */
 /* What a test may do with the bytes of device memory: where they lie, or NULL. */
 void *fake_cuda_bytes(rft_cu_ptr memory, size_t bytes);
+/* Whether work on a device may write there. (A range of several mappings: by the first's peers.) */
+bool fake_cuda_reaches(int device, rft_cu_ptr memory, size_t bytes);
 rft_cu_ptr fake_cuda_managed(int device, size_t bytes);
 void fake_cuda_managed_free(rft_cu_ptr memory);
 /* Memory of the device's, as PyTorch would allocate it: no counter sees it. */

@@ -55,6 +55,7 @@ void fake_devices_reset(void)
     fake.version = (int)from_environment("FAKE_CUDA_VERSION", 13000);
     fake.granule = from_environment("FAKE_CUDA_GRANULE", UINT64_C(2) << 20);
     fake.skew = false;
+    fake.no_peers = false;
     fake.register_cap = UINT64_MAX;
     fake.batch_cap = UINT64_MAX;
 }
@@ -130,6 +131,18 @@ rft_cu_result fake_cu_device_get(rft_cu_device *device, int ordinal)
     rft_cu_result result = fake_begin(&call, FAKE_device_get, FAKE_NEEDS_INIT);
     if (result == RFT_CU_SUCCESS && fake_device_of(ordinal) == NULL) result = RFT_CU_INVALID_DEVICE;
     if (result == RFT_CU_SUCCESS) *device = ordinal;
+    return fake_end(&call, result);
+}
+
+rft_cu_result fake_cu_peer_reaches(int *reaches, rft_cu_device device, rft_cu_device peer)
+{
+    fake_call call;
+    rft_cu_result result = fake_begin(&call, FAKE_peer_reaches, FAKE_NEEDS_INIT);
+    if (result == RFT_CU_SUCCESS &&
+        (fake_device_of(device) == NULL || fake_device_of(peer) == NULL))
+        result = RFT_CU_INVALID_DEVICE;
+    if (result == RFT_CU_SUCCESS && reaches == NULL) result = RFT_CU_INVALID_VALUE;
+    if (result == RFT_CU_SUCCESS) *reaches = device != peer && !fake.no_peers;
     return fake_end(&call, result);
 }
 

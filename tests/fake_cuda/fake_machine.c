@@ -49,6 +49,13 @@ FAKE_EXPORTED void fake_cuda_set_skew(bool on)
     fake_unlock();
 }
 
+FAKE_EXPORTED void fake_cuda_set_peers(bool on)
+{
+    fake_lock();
+    fake.no_peers = !on;
+    fake_unlock();
+}
+
 FAKE_EXPORTED void fake_cuda_set_register_cap(uint64_t bytes)
 {
     fake_lock();

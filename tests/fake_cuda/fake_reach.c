@@ -90,7 +90,8 @@ unsigned char *fake_reach_mapped(int device, uint64_t at, uint64_t bytes, bool w
 {
     const fake_span *span = fake_span_at(at);
     if (span == NULL || span->kind == FAKE_REGISTERED) return NULL; /* its alias is meant */
-    if (span->device >= 0 && span->device != device) return NULL;   /* a peer's */
+    if (span->device >= 0 && span->device != device && (span->peers & 1u << device) == 0)
+        return NULL; /* a peer's */
     return reach(span, at, bytes, write);
 }
 
@@ -98,6 +99,14 @@ unsigned char *fake_reach(uint64_t at, uint64_t bytes, bool write)
 {
     if (fake_side_of(at, bytes) == FAKE_SIDE_PAGEABLE) return (unsigned char *)(uintptr_t)at;
     return reach(fake_span_at(at), at, bytes, write);
+}
+
+FAKE_EXPORTED bool fake_cuda_reaches(int device, rft_cu_ptr memory, size_t bytes)
+{
+    fake_lock();
+    bool reached = fake_reach_mapped(device, memory, bytes, true) != NULL;
+    fake_unlock();
+    return reached;
 }
 
 FAKE_EXPORTED void *fake_cuda_bytes(rft_cu_ptr memory, size_t bytes)

@@ -90,6 +90,7 @@ typedef struct fake_span {
     uint64_t serial;
     struct fake_physical *physical; /* of a mapping */
     bool access;                    /* of a mapping: set */
+    unsigned peers;                 /* of a mapping: a bit for each other device let in */
     bool foreign;                   /* made by a test: not counted */
     bool sync_memops;
     bool read_only;
@@ -108,6 +109,7 @@ typedef struct fake_state {
     fake_device devices[FAKE_CUDA_DEVICES_MOST];
     uint64_t granule;
     bool skew;
+    bool no_peers; /* no device reaches another's memory */
     uint64_t register_cap;
     uint64_t batch_cap;
 

@@ -132,10 +132,17 @@ static rft_cu_result set_access(uint64_t at, uint64_t bytes, const rft_cu_access
     if (access->location.type != RFT_CU_LOCATION_DEVICE || !whole_mappings(at, bytes))
         return RFT_CU_INVALID_VALUE;
     if (fake_device_of(access->location.id) == NULL) return RFT_CU_INVALID_DEVICE;
+    const fake_span *first = fake_span_at(at);
+    if (access->location.id != first->device &&
+        (fake.no_peers || fake.devices[access->location.id].primary == NULL))
+        return RFT_CU_INVALID_VALUE;
     for (uint64_t end = at + bytes; at < end;) {
         fake_span *span = fake_span_at(at);
         at += span->node.size;
-        if (access->location.id != span->device) continue; /* a peer's */
+        if (access->location.id != span->device) { /* a peer's */
+            if (access->flags == RFT_CU_ACCESS_READWRITE) span->peers |= 1u << access->location.id;
+            continue;
+        }
         span->access = access->flags != 0;
         span->read_only = access->flags == RFT_CU_ACCESS_READ;
     }
