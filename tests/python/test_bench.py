@@ -2,6 +2,8 @@
 
 import json
 import math
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -85,6 +87,15 @@ def test_short_memory_makes_a_smaller_model_and_never_a_larger(room: Room) -> No
 def test_too_little_memory_is_refused_with_what_it_takes(room: Room) -> None:
     with pytest.raises(HostMemoryError, match=rf"{room.part} asks for .* there are 0.0 GB: end"):
         room.fitting(0.6e9, 1e6)
+
+
+def test_workers_ask_for_what_a_process_takes_before_it_has_weights() -> None:
+    say = "from refit.bench import crew, machine; print(machine.status_bytes('RssAnon'))"
+    done = subprocess.run([sys.executable, "-c", say], capture_output=True, text=True, check=True)
+    one = int(done.stdout)
+    assert one > 0
+    assert weights.room((1, 4)).takes(0) >= 5 * one
+    assert weights.room((1, 8)).takes(0) >= 9 * one
 
 
 def test_a_containers_limit_counts_and_its_cached_files_do_not(tmp_path: Path) -> None:

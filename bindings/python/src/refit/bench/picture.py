@@ -25,7 +25,7 @@ from refit.timeline import Timeline
 WIDTH, BATCH, ROLLOUTS = 1024, 64, 4
 CYCLES, WORKERS = 2, 2
 EVERY_S = 0.01
-ROOM = Room("picture", 40, 1 << 29)  # weights, gradients, states, their image, the workers' store
+ROOM = Room("picture", 40, 1 << 30)  # weights, gradients, states, their image, the workers' store
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

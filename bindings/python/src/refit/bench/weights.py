@@ -18,6 +18,7 @@ from refit.bench.ways import WAYS, Way, Weights, blank, change
 PARAMETERS = 0.12e9
 COUNTS = (1, 2, 4, 8)
 BYTES_PER_WEIGHT = 2
+PROCESS_BYTES = 1 << 28  # Python with torch, before it has any weights
 COPIES_PER_WORKER = 3  # a message, what is made of it, and the worker's own
 
 
@@ -41,9 +42,9 @@ def measure(parameters: float, rounds: int, counts: tuple[int, ...] = COUNTS) ->
 
 
 def room(counts: tuple[int, ...]) -> Room:
-    """What it takes for so many workers and the trainer, with as much left to the system."""
+    """What it takes for so many workers and the trainer, with as many weights left free."""
     copies = COPIES_PER_WORKER * (max(counts) + 2)
-    return Room("weights", 2 * BYTES_PER_WEIGHT * copies)
+    return Room("weights", 2 * BYTES_PER_WEIGHT * copies, (max(counts) + 1) * PROCESS_BYTES)
 
 
 def _to(crew: Crew, count: int, weights: Weights, rounds: int, nbytes: int) -> list[dict[str, Any]]:
