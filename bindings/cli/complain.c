@@ -6,6 +6,7 @@
  */
 #include <errno.h>
 #include <stdarg.h>
+#include <stdbool.h>
 #include <stdio.h>
 #include <string.h>
 
@@ -84,12 +85,35 @@ int cli_complain_content(const char *path, const refit_error *error)
     return cli_complain(file_status((refit_status)error->status), "%s: %s", path, error->text);
 }
 
+static bool is_inside_character(char byte)
+{
+    return ((unsigned char)byte & 0xc0) == 0x80;
+}
+
+/* A sentence that is too long loses its middle, between characters: its end says what to do. */
+static void fit(const char *whole, char *out, size_t room)
+{
+    size_t length = strlen(whole), kept = room - sizeof "...";
+    if (length < room) {
+        memcpy(out, whole, length + 1);
+        return;
+    }
+    size_t head = kept / 2, tail = length - (kept - head);
+    while (head > 0 && is_inside_character(whole[head]))
+        head--;
+    while (is_inside_character(whole[tail]))
+        tail++;
+    (void)snprintf(out, room, "%.*s...%s", (int)head, whole, whole + tail);
+}
+
 refit_status cli_refuse(refit_error *error, refit_status status, int code, const char *format, ...)
 {
+    char whole[2048];
     va_list arguments;
     va_start(arguments, format);
-    (void)vsnprintf(error->text, sizeof error->text, format, arguments);
+    (void)vsnprintf(whole, sizeof whole, format, arguments);
     va_end(arguments);
+    fit(whole, error->text, sizeof error->text);
     error->status = (int32_t)status;
     error->subsystem = code;
     return status;

@@ -58,7 +58,7 @@ static refit_status parse_header(const char *text, uint64_t length, uint64_t byt
     if (!json_is_object(header)) {
         json_decref(header);
         return cli_refuse(error, REFIT_ERR_INVALID, 0, "its header is not a JSON object: %s",
-                          header == NULL ? problem.text : "something else");
+                          header == NULL ? problem.text : "it is an array");
     }
     cli_weights weights = {.header = header, .file = -1};
     refit_status status = cli_header_read(header, LENGTH_BYTES + length, bytes, &weights, error);

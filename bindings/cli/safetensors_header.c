@@ -23,7 +23,7 @@ typedef struct header_entry {
 
 /* For all refusals of one tensor; the name is cut so that the sentence has room. */
 #define REFUSE_TENSOR(name, error, sentence, ...)                                                  \
-    return cli_refuse((error), REFIT_ERR_INVALID, 0, "tensor %.64s" sentence, (name), __VA_ARGS__)
+    return cli_refuse((error), REFIT_ERR_INVALID, 0, "tensor %.512s" sentence, (name), __VA_ARGS__)
 
 /* A JSON integer that is not negative. */
 static bool read_size(const json_t *value, uint64_t *out)
@@ -36,9 +36,13 @@ static bool read_size(const json_t *value, uint64_t *out)
 static refit_status read_dtype(const json_t *value, refit_tensor *tensor, refit_error *error)
 {
     const char *name = json_string_value(value);
-    if (name == NULL || refit_dtype_parse(name, &tensor->dtype) != REFIT_OK) {
+    if (value == NULL) REFUSE_TENSOR(tensor->name, error, "%s", " has no dtype");
+    if (name == NULL) {
+        REFUSE_TENSOR(tensor->name, error, "%s", " has a dtype that is no text, such as \"BF16\"");
+    }
+    if (refit_dtype_parse(name, &tensor->dtype) != REFIT_OK) {
         REFUSE_TENSOR(tensor->name, error, " has dtype %.32s, which safetensors does not define",
-                      name == NULL ? "missing" : name);
+                      name);
     }
     return REFIT_OK;
 }
@@ -49,7 +53,7 @@ static refit_status read_shape(const json_t *value, refit_tensor *tensor, refit_
     const size_t rank = json_array_size(value);
     if (rank > REFIT_RANK_MAX) {
         return cli_refuse(error, REFIT_ERR_UNSUPPORTED, 0,
-                          "tensor %.64s has %zu dimensions: refit carries at most %d", tensor->name,
+                          "tensor %.512s has %zu dimensions: refit carries at most %d", tensor->name,
                           rank, REFIT_RANK_MAX);
     }
     tensor->rank = (uint32_t)rank;
@@ -98,6 +102,9 @@ static refit_status read_entry(const char *name, const json_t *value, header_ent
                                refit_error *error)
 {
     refit_tensor *tensor = &entry->tensor;
+    if (!json_is_object(value)) {
+        REFUSE_TENSOR(name, error, "%s", " is no JSON object with dtype, shape and data_offsets");
+    }
     *tensor = (refit_tensor){.size = sizeof *tensor, .name = name, .alias_of = REFIT_NO_ALIAS};
     refit_status status = read_dtype(json_object_get(value, "dtype"), tensor, error);
     if (status == REFIT_OK) status = read_shape(json_object_get(value, "shape"), tensor, error);

@@ -4,6 +4,7 @@
  */
 #include "archive/archive_work.h"
 #include "base/alloc.h"
+#include "base/checked.h"
 
 /* ---- What the caller gives ---- */
 
@@ -34,9 +35,15 @@ static refit_status take_weight(const rft_manifest *manifest, const refit_weight
                   "tensor '%.80s' is tied: give the one that it shares bytes with", tensor->name);
     RFT_REFUSE_IF(taken[weight->tensor], error, REFIT_ERR_INVALID, "tensor '%.80s' comes twice",
                   tensor->name);
-    RFT_REFUSE_IF(weight->bytes != tensor->bytes || (weight->memory == NULL && tensor->bytes > 0),
-                  error, REFIT_ERR_INVALID, "tensor '%.80s' has %llu bytes, not %llu", tensor->name,
+    RFT_REFUSE_IF(weight->bytes != tensor->bytes, error, REFIT_ERR_INVALID,
+                  "tensor '%.80s' has %llu bytes, not %llu", tensor->name,
                   (unsigned long long)tensor->bytes, (unsigned long long)weight->bytes);
+    RFT_REFUSE_IF(tensor->bytes > 0 &&
+                      (weight->memory == NULL || !rft_span_exists(weight->memory, tensor->bytes)),
+                  error, REFIT_ERR_INVALID,
+                  "tensor '%.80s' has no memory: its address is NULL, or ends beyond those that "
+                  "there are",
+                  tensor->name);
     taken[weight->tensor] = true;
     memory[weight->tensor] = weight->memory;
     return REFIT_OK;

@@ -226,7 +226,7 @@ refit_status refit_archive_write(refit_archive *archive, const refit_archive_ver
 
 static refit_status check_written(refit_archive *archive, refit_error *error)
 {
-    RFT_REFUSE_IF(archive == NULL, error, REFIT_ERR_INVALID, "no archive");
+    RFT_REFUSE_IF(archive == NULL, error, REFIT_ERR_INVALID, "there is no archive: it is NULL");
     RFT_REFUSE_IF(!archive->written, error, REFIT_ERR_STATE,
                   "there is no version that was written and not yet committed or aborted");
     archive->written = false;

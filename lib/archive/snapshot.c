@@ -69,7 +69,7 @@ void refit_snapshot_close(refit_snapshot *snapshot)
 refit_status refit_snapshot_describe(const refit_snapshot *snapshot, refit_archive_info *info,
                                      refit_error *error)
 {
-    RFT_REFUSE_IF(snapshot == NULL, error, REFIT_ERR_INVALID, "no snapshot");
+    RFT_REFUSE_IF(snapshot == NULL, error, REFIT_ERR_INVALID, "there is no snapshot: it is NULL");
     return rft_archive_header_describe(&snapshot->header, snapshot->name, info, error);
 }
 
@@ -82,7 +82,7 @@ refit_status refit_snapshot_tensor(const refit_snapshot *snapshot, uint32_t inde
                                    refit_tensor *tensor, const void **bytes, uint64_t *digest,
                                    refit_error *error)
 {
-    RFT_REFUSE_IF(snapshot == NULL, error, REFIT_ERR_INVALID, "no snapshot");
+    RFT_REFUSE_IF(snapshot == NULL, error, REFIT_ERR_INVALID, "there is no snapshot: it is NULL");
     const rft_manifest *manifest = snapshot->manifest;
     RFT_REFUSE_IF(index >= manifest->count, error, REFIT_ERR_NOT_FOUND,
                   "there is no tensor %u: the version has %u", index, manifest->count);

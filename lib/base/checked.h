@@ -24,6 +24,16 @@ static inline bool rft_align_u64(uint64_t value, uint64_t alignment, uint64_t *a
     return true;
 }
 
+/* No process has more addresses: 57 bits of them on x86-64, fewer elsewhere. */
+#define RFT_ADDRESSES (UINT64_C(1) << 57)
+
+/* Whether so many bytes can lie at `memory`. Addresses may carry a tag in their upper bits. */
+static inline bool rft_span_exists(const void *memory, uint64_t bytes)
+{
+    uint64_t end;
+    return bytes <= RFT_ADDRESSES && rft_add_u64((uintptr_t)memory, bytes, &end);
+}
+
 static inline bool rft_is_power_of_two(uint64_t value)
 {
     return value != 0 && (value & (value - 1)) == 0;

@@ -54,7 +54,7 @@ static void add_seconds(stats_text *text, const char *before, double seconds)
 
 size_t refit_stats_json(const refit_stats *stats, char *text, size_t capacity)
 {
-    stats_text out = {text, capacity, 0};
+    stats_text out = {text, text == NULL ? 0 : capacity, 0};
     const char *comma = "";
     text_add(&out, "{");
 #define JSON_FIELD(type, name, kind, help)                                                         \
@@ -71,7 +71,7 @@ size_t refit_stats_json(const refit_stats *stats, char *text, size_t capacity)
 
 size_t refit_stats_prometheus(const refit_stats *stats, char *text, size_t capacity)
 {
-    stats_text out = {text, capacity, 0};
+    stats_text out = {text, text == NULL ? 0 : capacity, 0};
     text_add(&out, "%s", "");
 #define PROMETHEUS_FIELD(type, name, kind, help)                                                   \
     if (HELD(stats, name)) {                                                                       \

@@ -35,10 +35,10 @@ static refit_status check_one(const refit_destination *one, refit_error *error)
     RFT_REFUSE_IF(one->cast != 0 && (int)one->dtype == 0, error, REFIT_ERR_INVALID,
                   "the destination of '%.160s' is to be converted to, but has no type: set dtype",
                   one->name);
-    uint64_t end;
-    RFT_REFUSE_IF(!rft_add_u64((uint64_t)(uintptr_t)one->memory, one->bytes, &end), error,
-                  REFIT_ERR_INVALID, "the destination of '%.160s' has %llu bytes", one->name,
-                  (unsigned long long)one->bytes);
+    RFT_REFUSE_IF(!rft_span_exists(one->memory, one->bytes), error, REFIT_ERR_INVALID,
+                  "the destination of '%.160s' has %llu bytes and would end beyond the addresses "
+                  "that there are: its size is wrong",
+                  one->name, (unsigned long long)one->bytes);
     if (one->device == NULL || one->bytes == 0) return REFIT_OK;
     const void *whole;
     return rft_device_memory_check(one->device, one->memory, one->bytes, &whole, error);

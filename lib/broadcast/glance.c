@@ -244,7 +244,7 @@ refit_status refit_glance_describe(const refit_glance *glance, refit_glance_info
 refit_status refit_glance_tensor(const refit_glance *glance, uint32_t index, refit_tensor *tensor,
                                  uint64_t *digest, refit_error *error)
 {
-    RFT_REFUSE_IF(glance == NULL, error, REFIT_ERR_INVALID, "no glance");
+    RFT_REFUSE_IF(glance == NULL, error, REFIT_ERR_INVALID, "there is no glance: it is NULL");
     uint32_t count = glance->manifest == NULL ? 0 : glance->manifest->count;
     RFT_REFUSE_IF(index >= count, error, REFIT_ERR_NOT_FOUND,
                   "there is no tensor %u: the trainer has %u", index, count);

@@ -47,9 +47,8 @@ static refit_status check_one(const refit_publisher *publisher, const write_list
                               const refit_weight *weight, refit_error *error)
 {
     refit_error why;
-    RFT_TRY(rft_store_check(publisher->store, weight->tensor, weight->bytes, error));
-    RFT_REFUSE_IF(weight->memory == NULL && weight->bytes > 0, error, REFIT_ERR_INVALID,
-                  "tensor \"%s\" has no memory: it is NULL", name_of(publisher, weight->tensor));
+    RFT_TRY(
+        rft_store_check(publisher->store, weight->tensor, weight->memory, weight->bytes, error));
     if (weight->bytes == 0 || !is_from_device(list)) return REFIT_OK;
     rft_write_job job = rft_write_make_job(publisher, weight, list->device, list->after);
     refit_status status = rft_write_check_source(publisher, &job, &why);
@@ -115,8 +114,8 @@ static refit_status blame_all(const refit_publisher *publisher, const batch *on,
                               refit_status status, const refit_error *why, refit_error *error)
 {
     return rft_fail_sub(error, status, why->subsystem,
-                        "%" PRIu32 " tensors from \"%s\" on could not be written: %s",
-                        on->count, name_of(publisher, on->weights[0].tensor), why->text);
+                        "%" PRIu32 " tensors from \"%s\" on could not be written: %s", on->count,
+                        name_of(publisher, on->weights[0].tensor), why->text);
 }
 
 /* Copied down, and within the GPU with the digest on the way, or only digested. */

@@ -306,10 +306,9 @@ refit_status refit_publisher_write(refit_publisher *publisher, uint32_t tensor, 
                                    uint64_t bytes, refit_device *device, refit_stream_ref after,
                                    refit_error *error)
 {
-    RFT_REFUSE_IF(publisher == NULL || (memory == NULL && bytes > 0), error, REFIT_ERR_INVALID,
-                  "write needs a publisher and the tensor's memory");
+    RFT_REFUSE_IF(publisher == NULL, error, REFIT_ERR_INVALID, "write needs a publisher");
     RFT_TRY(rft_publisher_check_writing(publisher, "write to", error));
-    RFT_TRY(rft_store_check(publisher->store, tensor, bytes, error));
+    RFT_TRY(rft_store_check(publisher->store, tensor, memory, bytes, error));
     int64_t began = rft_now();
     const refit_weight weight = {tensor, memory, bytes};
     refit_status status = rft_write_one(publisher, &weight, device, after, error);

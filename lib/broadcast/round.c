@@ -43,6 +43,10 @@ refit_status rft_round_prepare(rft_hub *hub, uint64_t *version, refit_error *err
     RFT_REFUSE_IF(round->state != RFT_ROUND_IDLE, error, REFIT_ERR_STATE,
                   "version %" PRIu64 " is under way: commit or abort it first", round->version);
     uint64_t number = *version == 0 ? round->last + 1 : *version;
+    RFT_REFUSE_IF(number == 0, error, REFIT_ERR_STALE,
+                  "no number is left above %" PRIu64 ", the last one used: open another publisher, "
+                  "whose versions begin at 1",
+                  round->last);
     RFT_REFUSE_IF(number <= round->last, error, REFIT_ERR_STALE,
                   "version %" PRIu64 " is not above %" PRIu64 ", the last one used", number,
                   round->last);

@@ -87,8 +87,8 @@ void rft_store_begin(rft_store *store, uint64_t version);
 typedef void (*rft_ready_fn)(void *user, uint32_t frame);
 
 /* Whether this may be written. REFIT_ERR_INVALID, REFIT_ERR_STATE (written already). */
-refit_status rft_store_check(const rft_store *store, uint32_t tensor, uint64_t count,
-                             refit_error *error);
+refit_status rft_store_check(const rft_store *store, uint32_t tensor, const void *bytes,
+                             uint64_t count, refit_error *error);
 
 /* Copies and digests one tensor; `ready` is told each frame that became complete, so that whoever
  * holds the lock can append it. As rft_store_check. */

@@ -9,6 +9,7 @@
 #include <inttypes.h>
 #include <string.h>
 
+#include "base/checked.h"
 #include "broadcast/store.h"
 #include "kernels/digest.h"
 
@@ -72,8 +73,8 @@ static uint64_t run_take(rft_store *store, const store_run *run)
                                  first->bytes, parts);
 }
 
-refit_status rft_store_check(const rft_store *store, uint32_t tensor, uint64_t count,
-                             refit_error *error)
+refit_status rft_store_check(const rft_store *store, uint32_t tensor, const void *bytes,
+                             uint64_t count, refit_error *error)
 {
     const rft_manifest *manifest = store->manifest;
     RFT_REFUSE_IF(tensor >= manifest->count, error, REFIT_ERR_INVALID,
@@ -86,6 +87,10 @@ refit_status rft_store_check(const rft_store *store, uint32_t tensor, uint64_t c
     RFT_REFUSE_IF(count != place->bytes, error, REFIT_ERR_INVALID,
                   "tensor \"%s\" was declared with %" PRIu64 " bytes, not %" PRIu64, place->name,
                   place->bytes, count);
+    RFT_REFUSE_IF(
+        count > 0 && (bytes == NULL || !rft_span_exists(bytes, count)), error, REFIT_ERR_INVALID,
+        "tensor \"%s\" has no memory: its address is NULL, or ends beyond those that there are",
+        place->name);
     RFT_REFUSE_IF(store->written[tensor], error, REFIT_ERR_STATE,
                   "tensor \"%s\" is written already in version %" PRIu64, place->name,
                   store->next.version);
@@ -95,7 +100,7 @@ refit_status rft_store_check(const rft_store *store, uint32_t tensor, uint64_t c
 refit_status rft_store_write(rft_store *store, uint32_t tensor, const void *bytes, uint64_t count,
                              rft_ready_fn ready, void *user, refit_error *error)
 {
-    RFT_TRY(rft_store_check(store, tensor, count, error));
+    RFT_TRY(rft_store_check(store, tensor, bytes, count, error));
     const rft_manifest_tensor *place = &store->manifest->tensors[tensor];
     uint64_t sum = 0;
     uint32_t end = place->first_block + place->blocks;

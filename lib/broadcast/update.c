@@ -34,7 +34,7 @@ uint32_t refit_update_count(const refit_update *update)
 
 static refit_status check_open(const refit_update *update, refit_error *error)
 {
-    RFT_REFUSE_IF(update == NULL, error, REFIT_ERR_INVALID, "no update");
+    RFT_REFUSE_IF(update == NULL, error, REFIT_ERR_INVALID, "there is no update: it is NULL");
     RFT_REFUSE_IF(update->image == NULL, error, REFIT_ERR_STATE, "the update is closed");
     return REFIT_OK;
 }

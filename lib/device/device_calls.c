@@ -4,12 +4,18 @@
  *
  * What is open (memory, streams) is counted on the way, so that refit_device_close can refuse.
  */
+#include <inttypes.h>
+
 #include "base/checked.h"
 #include "base/clock.h"
 #include "device/device_reserve.h"
 
 #define NEED(condition, error, text)                                                               \
     RFT_REFUSE_IF(!(condition), (error), REFIT_ERR_INVALID, "%s", (text))
+
+#define NEED_SPAN(memory, bytes, error)                                                            \
+    NEED(rft_span_exists((memory), (bytes)), (error),                                              \
+         "the memory would end beyond the addresses that there are: its size is wrong")
 
 #define NEED_DEVICE(device, error) NEED((device) != NULL, (error), "the device is NULL")
 
@@ -37,6 +43,7 @@ refit_status rft_device_memory_check(refit_device *device, const void *memory, u
                                      const void **whole, refit_error *error)
 {
     NEED(memory != NULL && bytes != 0, error, "there is no memory to look at: NULL or 0 bytes");
+    NEED_SPAN(memory, bytes, error);
     return device->ops.memory_check(device->self, memory, bytes, whole, error);
 }
 
@@ -44,6 +51,7 @@ refit_status rft_device_host_pin(refit_device *device, void *memory, uint64_t by
                                  refit_error *error)
 {
     NEED(memory != NULL && bytes != 0, error, "there is no memory to page-lock: NULL or 0 bytes");
+    NEED_SPAN(memory, bytes, error);
     return device->ops.host_pin(device->self, memory, bytes, error);
 }
 
@@ -138,6 +146,12 @@ refit_status rft_device_copy_batch(refit_device *device, refit_stream_ref stream
         RFT_REFUSE_IF((copies[i].to == NULL || copies[i].from == NULL) && copies[i].bytes != 0,
                       error, REFIT_ERR_INVALID, "copy %u of %u has no source or no destination", i,
                       count);
+        RFT_REFUSE_IF(!rft_span_exists(copies[i].to, copies[i].bytes) ||
+                          !rft_span_exists(copies[i].from, copies[i].bytes),
+                      error, REFIT_ERR_INVALID,
+                      "copy %u of %u has %" PRIu64
+                      " bytes and would end beyond the addresses that there are: its size is wrong",
+                      i, count, copies[i].bytes);
     }
     return device->ops.copy_batch(device->self, stream, copies, count, order, error);
 }
@@ -147,6 +161,7 @@ refit_status rft_device_zero(refit_device *device, refit_stream_ref stream, void
 {
     if (bytes == 0) return REFIT_OK;
     NEED(memory != NULL, error, "there is no memory to zero: it is NULL");
+    NEED_SPAN(memory, bytes, error);
     return device->ops.zero(device->self, stream, memory, bytes, error);
 }
 
@@ -154,6 +169,7 @@ refit_status rft_device_digest(refit_device *device, refit_stream_ref stream, co
                                uint64_t bytes, uint64_t offset, uint64_t *sum, refit_error *error)
 {
     NEED(memory != NULL && sum != NULL, error, "a digest needs memory and a place for its sum");
+    NEED_SPAN(memory, bytes, error);
     NEED(offset % 8 == 0, error, "the part of a digest begins at a multiple of 8 bytes");
     return device->ops.digest(device->self, stream, memory, bytes, offset, sum, error);
 }
@@ -163,6 +179,8 @@ refit_status rft_device_digest_copy(refit_device *device, refit_stream_ref strea
                                     refit_error *error)
 {
     NEED(from != NULL && sum != NULL, error, "a digest needs memory and a place for its sum");
+    NEED_SPAN(from, bytes, error);
+    NEED_SPAN(to, bytes, error);
     NEED(offset % 8 == 0, error, "the part of a digest begins at a multiple of 8 bytes");
     NEED((uintptr_t)to % 8 == 0, error, "a digest is copied to a boundary of 8 bytes");
     return device->ops.digest_copy(device->self, stream, to, from, bytes, offset, sum, error);
@@ -177,6 +195,8 @@ refit_status refit_stream_cast_bf16(refit_device *device, refit_stream_ref strea
     NEED(to != NULL && from != NULL, error, "a cast needs a source and a destination: one is NULL");
     NEED(rft_mul_u64(count, sizeof *from, &bytes), error,
          "so many numbers are more than there are addresses");
+    NEED_SPAN(from, bytes, error);
+    NEED_SPAN(to, count * sizeof *to, error);
     return device->ops.cast_bf16(device->self, stream, to, from, count, error);
 }
 
@@ -184,6 +204,7 @@ refit_status rft_device_share_export(refit_device *device, const void *memory, u
                                      rft_share *out, refit_error *error)
 {
     NEED(memory != NULL && bytes != 0, error, "there is no memory to share: NULL or 0 bytes");
+    NEED_SPAN(memory, bytes, error);
     return device->ops.share_export(device->self, memory, bytes, out, error);
 }
 

@@ -116,10 +116,9 @@ static refit_status check_address(const rft_region_table *table, refit_region_id
 {
     const rft_region *region = &table->items[id];
     uint64_t begin = (uint64_t)(uintptr_t)memory;
-    uint64_t end;
     RFT_REFUSE_IF(memory == NULL, error, REFIT_ERR_INVALID,
                   "region %s has no memory: give its device address", region->name);
-    RFT_REFUSE_IF(!rft_add_u64(begin, region->bytes, &end), error, REFIT_ERR_INVALID,
+    RFT_REFUSE_IF(!rft_span_exists(memory, region->bytes), error, REFIT_ERR_INVALID,
                   "region %s of %llu bytes at %p goes beyond the last address", region->name,
                   (unsigned long long)region->bytes, memory);
     uint32_t other = rft_span_tree_find(&table->spans, begin, region->bytes);

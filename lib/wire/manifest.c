@@ -43,14 +43,19 @@ static refit_status finish(rft_manifest *manifest, const rft_manifest_rules *rul
     return REFIT_OK;
 }
 
-/* `name_bytes`: of all names, their NULs included. */
-static refit_status create(uint32_t count, uint64_t name_bytes, const rft_manifest_rules *rules,
-                           rft_manifest **out)
+static refit_status check_count(uint32_t count, const rft_manifest_rules *rules)
 {
     RFT_REFUSE_IF(count == 0, rules->error, rules->refusal,
                   "a manifest of no tensors: there must be at least one");
     RFT_REFUSE_IF(count > rules->limits->tensors, rules->error, REFIT_ERR_LIMIT,
                   "%u tensors; limits.tensors allows %u", count, rules->limits->tensors);
+    return REFIT_OK;
+}
+
+/* `name_bytes`: of all names, their NULs included. */
+static refit_status create(uint32_t count, uint64_t name_bytes, const rft_manifest_rules *rules,
+                           rft_manifest **out)
+{
     rft_manifest *manifest = rft_calloc(1, sizeof *manifest);
     if (manifest != NULL) {
         manifest->count = count;
@@ -69,6 +74,9 @@ static refit_status create(uint32_t count, uint64_t name_bytes, const rft_manife
 
 /* ---- From a caller's list ---- */
 
+/* No list is stepped through by more. */
+#define STRUCT_BYTES_MOST 4096u
+
 /* Callers step by the struct's size as they were compiled. */
 static const refit_tensor *tensor_at(const refit_tensor *tensors, uint32_t index)
 {
@@ -81,6 +89,10 @@ static refit_status check_structs(const refit_tensor *tensors, uint32_t count,
 {
     RFT_REFUSE_IF(tensors == NULL && count != 0, rules->error, REFIT_ERR_INVALID,
                   "the list of tensors is NULL");
+    RFT_REFUSE_IF(count != 0 && (tensors->size > STRUCT_BYTES_MOST ||
+                                 tensors->size % _Alignof(refit_tensor) != 0),
+                  rules->error, REFIT_ERR_INVALID,
+                  "tensor 0: set its size to sizeof(refit_tensor)");
     for (uint32_t i = 0; i < count; i++) {
         RFT_REFUSE_IF(
             tensors->size < sizeof *tensors || tensor_at(tensors, i)->size != tensors->size,
@@ -133,6 +145,7 @@ refit_status rft_manifest_open(const refit_tensor *tensors, uint32_t count, uint
 {
     const rft_manifest_rules rules = {frame_bytes, limits, REFIT_ERR_INVALID, error};
     RFT_TRY(rft_rules_check_frame_bytes(&rules));
+    RFT_TRY(check_count(count, &rules));
     RFT_TRY(check_structs(tensors, count, &rules));
     rft_manifest *manifest;
     RFT_TRY(create(count, sum_names(tensors, count), &rules, &manifest));
@@ -171,6 +184,7 @@ refit_status rft_manifest_decode(rft_view encoded, uint64_t frame_bytes, const r
                   (unsigned long long)limits->manifest_bytes);
     uint32_t count;
     RFT_TRY(rft_tensor_list_count(encoded, limits, &count, error));
+    RFT_TRY(check_count(count, &rules));
     rft_manifest *manifest;
     /* A name's entry is longer than the name and a NUL, so all names fit. */
     RFT_TRY(create(count, encoded.count, &rules, &manifest));

@@ -12,10 +12,10 @@
 
 #define SHOWN 80 /* bytes of a name in an error's sentence */
 
-/* False if the number of bytes overflows. */
+/* False if the number of elements or of bytes overflows. The number of bits may. */
 static bool shape_bytes(const rft_dims *shape, uint32_t bits, uint64_t *out)
 {
-    uint64_t total = bits;
+    uint64_t total = 1;
     for (uint32_t i = 0; i < shape->rank; i++) {
         if (shape->at[i] != 0) continue;
         *out = 0;
@@ -24,8 +24,7 @@ static bool shape_bytes(const rft_dims *shape, uint32_t bits, uint64_t *out)
     for (uint32_t i = 0; i < shape->rank; i++) {
         if (!rft_mul_u64(total, shape->at[i], &total)) return false;
     }
-    *out = total / 8 + (total % 8 != 0 ? 1 : 0);
-    return true;
+    return rft_mul_u64(total / 8, bits, out) && rft_add_u64(*out, (total % 8 * bits + 7) / 8, out);
 }
 
 static refit_status check_name(rft_view name, const rft_manifest_rules *rules)
@@ -52,7 +51,7 @@ refit_status rft_rules_check_tensor(const rft_listed_tensor *tensor,
                   rules->limits->rank);
     uint64_t bytes;
     RFT_REFUSE_IF(!shape_bytes(&tensor->shape, bits, &bytes), rules->error, rules->refusal,
-                  "tensor '%s': its shape has more bytes than 64 bits can count", name);
+                  "tensor '%s': its shape has more elements or bytes than 64 bits can count", name);
     RFT_REFUSE_IF(bytes != tensor->bytes, rules->error, rules->refusal,
                   "tensor '%s': its shape and dtype make %llu bytes, not %llu", name,
                   (unsigned long long)bytes, (unsigned long long)tensor->bytes);
@@ -78,6 +77,9 @@ static refit_status check_tie(const rft_manifest *manifest, uint32_t index,
     RFT_REFUSE_IF(tensor->alias_of >= manifest->count, rules->error, rules->refusal,
                   "tensor '%.*s' is tied to number %u; there are %u", SHOWN, tensor->name,
                   tensor->alias_of, manifest->count);
+    RFT_REFUSE_IF(tensor->alias_of == index, rules->error, rules->refusal,
+                  "tensor '%.*s' is tied to itself: name the one that it shares bytes with", SHOWN,
+                  tensor->name);
     const rft_manifest_tensor *original = &manifest->tensors[tensor->alias_of];
     RFT_REFUSE_IF(original->alias_of != REFIT_NO_ALIAS, rules->error, rules->refusal,
                   "tensor '%.*s' is tied to '%.*s', which is tied itself; name the original", SHOWN,

@@ -283,8 +283,11 @@ static void wrong_versions_are_refused(void **state)
     twice[1] = twice[0];
     tied[1].tensor = 2;
     shorter[0].bytes--;
-    refit_archive_version bad[8];
-    for (size_t i = 0; i < 8; i++)
+    refit_weight nowhere[sizeof rig.weights / sizeof rig.weights[0]];
+    memcpy(nowhere, rig.weights, sizeof nowhere);
+    nowhere[0].memory = NULL;
+    refit_archive_version bad[9];
+    for (size_t i = 0; i < 9; i++)
         bad[i] = good;
     bad[0].size = 8;
     bad[1].epoch = 0;
@@ -294,8 +297,11 @@ static void wrong_versions_are_refused(void **state)
     bad[5].weights = tied;
     bad[6].weights = shorter;
     bad[7].weight_count--;
-    for (size_t i = 0; i < 8; i++)
-        assert_int_equal(refit_archive_write(rig.archive, &bad[i], NULL), REFIT_ERR_INVALID);
+    bad[8].weights = nowhere;
+    refit_error error;
+    for (size_t i = 0; i < 9; i++)
+        assert_int_equal(refit_archive_write(rig.archive, &bad[i], &error), REFIT_ERR_INVALID);
+    assert_non_null(strstr(error.text, "has no memory: its address is NULL"));
     assert_int_equal(refit_archive_write(NULL, &good, NULL), REFIT_ERR_INVALID);
     assert_int_equal(refit_archive_write(rig.archive, NULL, NULL), REFIT_ERR_INVALID);
     assert_int_equal(rig_names(&rig), 0);

@@ -105,6 +105,8 @@ static void no_statistics_are_an_empty_text(void **state)
     assert_string_equal(text, "{}");
     assert_int_equal(refit_stats_prometheus(NULL, text, sizeof text), 0);
     assert_string_equal(text, "");
+    assert_int_equal(refit_stats_json(NULL, NULL, sizeof text), 2);
+    assert_int_equal(refit_stats_prometheus(NULL, NULL, sizeof text), 0);
 }
 
 int main(void)

@@ -108,6 +108,42 @@ static void version_that_lacks_a_tensor_stays_open(void **state)
     trainer_close(&trainer);
 }
 
+static void no_number_is_above_the_last_one(void **state)
+{
+    (void)state;
+    test_trainer trainer;
+    refit_error error;
+    refit_config config = trainer_config();
+    trainer_open(&trainer, &config);
+    assert_int_equal(refit_publisher_begin(trainer.publisher, UINT64_MAX, NULL), REFIT_OK);
+    assert_int_equal(refit_publisher_abort(trainer.publisher, NULL), REFIT_OK);
+    assert_int_equal(refit_publisher_begin(trainer.publisher, 0, &error), REFIT_ERR_STALE);
+    assert_non_null(strstr(error.text, "no number is left above 18446744073709551615"));
+    trainer_close(&trainer);
+}
+
+static void memory_that_cannot_be_is_refused(void **state)
+{
+    (void)state;
+    test_trainer trainer;
+    refit_error error;
+    void *const wrong[] = {NULL, (void *)(UINTPTR_MAX - 3)};
+    refit_config config = trainer_config();
+    trainer_open(&trainer, &config);
+    assert_int_equal(refit_publisher_begin(trainer.publisher, 0, NULL), REFIT_OK);
+    for (size_t i = 0; i < 2; i++) {
+        const refit_weight weight = {4, wrong[i], 8};
+        assert_int_equal(refit_publisher_write(trainer.publisher, 4, wrong[i], 8, NULL,
+                                               REFIT_STREAM_NONE, &error),
+                         REFIT_ERR_INVALID);
+        assert_non_null(strstr(error.text, "has no memory"));
+        assert_int_equal(refit_publisher_write_all(trainer.publisher, &weight, 1, NULL,
+                                                   REFIT_STREAM_NONE, &error),
+                         REFIT_ERR_INVALID);
+    }
+    trainer_close(&trainer);
+}
+
 static void numbers_only_rise(void **state)
 {
     (void)state;
@@ -287,6 +323,8 @@ int main(void)
         cmocka_unit_test(wrong_writes_are_refused_and_change_nothing),
         cmocka_unit_test(version_that_lacks_a_tensor_stays_open),
         cmocka_unit_test(numbers_only_rise),
+        cmocka_unit_test(no_number_is_above_the_last_one),
+        cmocka_unit_test(memory_that_cannot_be_is_refused),
         cmocka_unit_test(bad_manifests_are_refused),
         cmocka_unit_test(store_that_does_not_fit_is_an_error_where_shm_is_required),
         cmocka_unit_test(endpoints_are_guarded),

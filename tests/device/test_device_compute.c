@@ -254,6 +254,11 @@ static void arguments_that_make_no_sense_are_refused(void **state)
     assert_int_equal(refit_stream_cast_bf16(device, on->stream, (void *)words, (void *)words,
                                             UINT64_MAX / 2, &on->error),
                      REFIT_ERR_INVALID);
+    assert_int_equal(refit_stream_cast_bf16(device, on->stream, (void *)words, (void *)words,
+                                            UINT64_C(1) << 61, &on->error),
+                     REFIT_ERR_INVALID);
+    assert_int_equal(rft_device_digest(device, on->stream, words, UINT64_MAX, 0, &sum, &on->error),
+                     REFIT_ERR_INVALID);
     assert_ok(refit_stream_cast_bf16(device, on->stream, NULL, NULL, 0, &on->error));
     wait_stream(on);
     assert_int_equal(sum, 0);

@@ -126,6 +126,37 @@ static void copies_without_an_end_are_refused(void **state)
     assert_ok(rft_device_zero(on->device, on->stream, NULL, 0, NULL));
 }
 
+/* What no memory has room for is refused before anything is queued: the stream has nothing to do.
+ */
+static void sizes_that_no_memory_has_are_refused(void **state)
+{
+    fixture *on = *state;
+    char bytes[2] = {0};
+    void *last = (void *)(UINTPTR_MAX - 3);
+    static const uint64_t sizes[] = {UINT64_MAX, UINT64_MAX - 511, UINT64_C(1) << 63, INT64_MAX,
+                                     UINT64_C(1) << 58};
+    refit_stream_ref streams[] = {on->stream, REFIT_STREAM_NONE};
+    for (size_t i = 0; i < sizeof sizes / sizeof sizes[0]; i++) {
+        for (size_t k = 0; k < 2; k++) {
+            assert_int_equal(
+                refit_stream_copy(on->device, streams[k], bytes, bytes + 1, sizes[i], &on->error),
+                REFIT_ERR_INVALID);
+            assert_non_null(strstr(on->error.text, "its size is wrong"));
+            assert_int_equal(rft_device_zero(on->device, streams[k], bytes, sizes[i], NULL),
+                             REFIT_ERR_INVALID);
+        }
+        assert_int_equal(rft_device_host_pin(on->device, bytes, sizes[i], NULL), REFIT_ERR_INVALID);
+        const void *whole;
+        assert_int_equal(rft_device_memory_check(on->device, bytes, sizes[i], &whole, NULL),
+                         REFIT_ERR_INVALID);
+    }
+    assert_int_equal(refit_stream_copy(on->device, on->stream, last, bytes, 5, NULL),
+                     REFIT_ERR_INVALID);
+    assert_int_equal(refit_stream_copy(on->device, on->stream, bytes, last, 5, NULL),
+                     REFIT_ERR_INVALID);
+    assert_ok(refit_stream_wait(on->device, on->stream, PATIENCE_MS, &on->error));
+}
+
 static void zero_clears_its_range_and_no_more(void **state)
 {
     fixture *on = *state;
@@ -190,6 +221,7 @@ int main(void)
         cmocka_unit_test(the_list_of_a_batch_may_be_reused_at_once),
         cmocka_unit_test(batches_have_a_bound),
         cmocka_unit_test(copies_without_an_end_are_refused),
+        cmocka_unit_test(sizes_that_no_memory_has_are_refused),
         cmocka_unit_test(zero_clears_its_range_and_no_more),
         cmocka_unit_test(the_steady_state_allocates_nothing),
     };

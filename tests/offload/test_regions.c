@@ -42,6 +42,9 @@ static void bad_regions_are_refused(void **state)
     refuse(&on, bad, REFIT_ERR_INVALID);
     bad = good, bad.bytes = UINT64_MAX;
     refuse(&on, bad, REFIT_ERR_INVALID);
+    bad = good, bad.bytes = UINT64_C(1) << 62;
+    refuse(&on, bad, REFIT_ERR_INVALID);
+    assert_non_null(strstr(on.error.text, "region new"));
     bad = good, bad.policy = (refit_policy)3;
     refuse(&on, bad, REFIT_ERR_INVALID);
     bad = good, bad.group = REFIT_GROUPS;

@@ -123,6 +123,38 @@ static void a_shape_that_overflows_is_refused(void **state)
     assert_list_refused(&tensor, 1);
 }
 
+/* Its bits are more than 64 bits can count; its bytes are not. */
+static void a_tensor_of_half_the_addresses_is_above_a_limit(void **state)
+{
+    (void)state;
+    rft_manifest *manifest = NULL;
+    refit_error error;
+    refit_config config;
+    refit_config_init(&config, sizeof config);
+    rft_limits limits = rft_limits_from(&config);
+    refit_tensor tensor = sample_tensor("w", REFIT_F32, 2, 1, 1);
+    tensor.shape[0] = UINT64_C(1) << 61;
+    tensor.bytes = UINT64_C(1) << 63;
+    assert_int_equal(rft_manifest_open(&tensor, 1, 1 << 20, &limits, &manifest, &error),
+                     REFIT_ERR_LIMIT);
+    assert_non_null(strstr(error.text, "limits.version_bytes"));
+    assert_null(manifest);
+}
+
+/* A list is stepped through by that size: it is looked at before anything behind it is. */
+static void a_size_that_no_struct_has_is_refused(void **state)
+{
+    (void)state;
+    static const size_t sizes[] = {0, 8, sizeof(refit_tensor) + 1, 1 << 20, SIZE_MAX};
+    rft_limits limits = sample_limits();
+    for (size_t i = 0; i < sizeof sizes / sizeof sizes[0]; i++) {
+        refit_tensor tensors[2] = {sample_tensor("v", REFIT_F32, 1, 4, 1),
+                                   sample_tensor("w", REFIT_F32, 1, 4, 1)};
+        tensors[0].size = sizes[i];
+        assert_int_equal(open_list(tensors, 2, &limits), REFIT_ERR_INVALID);
+    }
+}
+
 /* Nothing times anything is nothing, whichever comes first. */
 static void an_empty_tensor_is_accepted(void **state)
 {
@@ -529,6 +561,8 @@ int main(void)
         cmocka_unit_test(bytes_must_be_those_of_the_shape),
         cmocka_unit_test(small_elements_are_rounded_up_to_bytes),
         cmocka_unit_test(a_shape_that_overflows_is_refused),
+        cmocka_unit_test(a_tensor_of_half_the_addresses_is_above_a_limit),
+        cmocka_unit_test(a_size_that_no_struct_has_is_refused),
         cmocka_unit_test(an_empty_tensor_is_accepted),
         cmocka_unit_test(unknown_dtypes_are_refused),
         cmocka_unit_test(names_must_be_text),

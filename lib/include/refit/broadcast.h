@@ -182,10 +182,10 @@ REFIT_API REFIT_MUST_CHECK refit_status refit_publisher_wait_workers(refit_publi
  * sockets until other tensors are declared. Likewise for the GPU's memory, if workers read the
  * version there: who was turned out can no longer accept what it reads; where the GPU has no fresh
  * memory, broadcast.gpu: auto sends this version the other ways. REFIT_ERR_STATE (nothing declared,
- * or one is under way), REFIT_ERR_STALE (number used); REFIT_ERR_HOST_MEMORY, REFIT_ERR_SYSTEM (no
- * fresh memory), REFIT_ERR_DEVICE_MEMORY (likewise, with broadcast.gpu: require),
- * REFIT_ERR_CANCELLED (nobody is evicted then; the wait for the transport is not cut short):
- * nothing has begun then, and a later begin tries again. Since 0.1.
+ * or one is under way), REFIT_ERR_STALE (number used, or none is left); REFIT_ERR_HOST_MEMORY,
+ * REFIT_ERR_SYSTEM (no fresh memory), REFIT_ERR_DEVICE_MEMORY (likewise, with broadcast.gpu:
+ * require), REFIT_ERR_CANCELLED (nobody is evicted then; the wait for the transport is not cut
+ * short): nothing has begun then, and a later begin tries again. Since 0.1.
  */
 REFIT_API REFIT_MUST_CHECK refit_status refit_publisher_begin(refit_publisher *publisher,
                                                               uint64_t version, refit_error *error);

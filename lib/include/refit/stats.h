@@ -102,8 +102,8 @@ REFIT_API void refit_stats_init(refit_stats *stats, size_t size);
 /*
  * Writes one JSON object on one line, keys as in the list, always NUL-terminated if `capacity` > 0.
  * Returns the length it has in full, like snprintf: larger than `capacity` - 1 means cut short.
- * Figures that `stats` has no room for are left out; NULL has none. The same in every locale. Does
- * not block. Any thread. Since 0.1.
+ * Figures that `stats` has no room for are left out; NULL has none. `text` may be NULL. The same in
+ * every locale. Does not block. Any thread. Since 0.1.
  */
 REFIT_API size_t refit_stats_json(const refit_stats *stats, char *text, size_t capacity);
 
