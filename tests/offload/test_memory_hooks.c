@@ -54,6 +54,8 @@ static void hooks_of_an_older_or_newer_caller_are_taken(void **state)
     const size_t sizes[] = {offsetof(refit_memory_hooks, user), known, known + 16};
     for (size_t i = 0; i < 3; i++) {
         rig_open(&on, RIG_BOUND, NULL);
+        const refit_memory_hooks earlier = {known, note_user, give_nothing, &on};
+        assert_ok(refit_offloader_set_memory(on.offloader, &earlier, &on.error));
         const refit_memory_hooks full = {sizes[i], note_user, give_nothing, &own};
         refit_memory_hooks *given = test_calloc(1, sizes[i]);
         memcpy(given, &full, sizes[i] < known ? sizes[i] : known);
