@@ -232,9 +232,12 @@ def test_wrong_calls_are_refused(kept: tuple[Path, list[Any]], tmp_path: Path) -
 
 def test_a_reader_does_not_keep(kept: tuple[Path, list[Any]]) -> None:
     folder, _ = kept
-    with refit.Archive(folder) as reader, pair(reader.keep) as (publisher, worker):
-        with pytest.raises(refit.PeerError):
-            publisher.publish(weights_of(1))
+    with (
+        refit.Archive(folder) as reader,
+        pair(reader.keep) as (publisher, worker),
+        pytest.raises(refit.PeerError),
+    ):
+        publisher.publish(weights_of(1))
     assert {type(why) for why in worker.failures} == {refit.StateError}  # its thread has ended
 
 
