@@ -265,8 +265,9 @@ class Subscriber(Handle):
         All tensors of it, on the host or on GPUs, row by row; tied ones may share their memory. It
         is kept alive until ``unbind`` or ``close``. ``cast=True`` converts F32, F16 and BF16 to
         each other where a tensor has another of these types than the version, to nearest even as
-        ``Tensor.to`` does; old bytes come back as they were all the same. Raises InvalidError (there is no tensor, or two
-        overlap), StateError (bound already), HostMemoryError, and what a GPU reports. Since 0.1.
+        ``Tensor.to`` does; old bytes come back as they were all the same. Raises InvalidError
+        (there is no tensor, or two overlap), StateError (bound already), HostMemoryError, and what
+        a GPU reports. Since 0.1.
         """
         with self._turn:
             pointer = self._live
