@@ -1,5 +1,7 @@
 """Hooks on optimizers: on the innermost one, before those of others, and gone when not needed."""
 
+import logging
+import warnings
 from typing import Any
 
 import pytest
@@ -140,3 +142,37 @@ def test_hooks_outlive_a_failed_step(run: Run) -> None:
         controller.clear()
         run.step(), same.step()
     assert_same(run, same)
+
+
+def test_a_compiled_step_brings_the_states_back_and_nobody_complains(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    graphs: list[Any] = []
+
+    def backend(graph: Any, _inputs: Any) -> Any:
+        graphs.append(graph)
+        return graph.forward
+
+    def train(run: Run, controller: Any) -> None:
+        step = torch.compile(run.optimizer.step, backend=backend)
+        for _ in range(3):
+            if controller is not None:
+                controller.clear()
+                assert run.away()
+            run.backward()
+            step()
+
+    caplog.set_level(logging.WARNING)
+    same, run = Run(), Run()
+    same.step(), run.step()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        warnings.simplefilter("ignore", DeprecationWarning)  # of PyTorch's own modules
+        train(same, None)
+        graphs.clear()
+        with refit.Controller(run.optimizer, run.model) as controller:
+            train(run, controller)
+            assert controller.state == "training"
+    assert graphs
+    assert_same(run, same)
+    assert not [one for one in caplog.records if "refit" in one.getMessage()]

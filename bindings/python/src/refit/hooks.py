@@ -58,16 +58,25 @@ def innermost_of(optimizers: Any) -> list[torch.optim.Optimizer]:
 
 
 class _Gate:
-    """A hook: calls one method of the controller, while there is one."""
+    """A hook: calls one method of the controller, while there is one.
+
+    In a step that ``torch.compile`` compiles it is called as it is, every time: it asks which
+    process this is, and moves memory, which is no part of a graph.
+    """
 
     def __init__(self, keeper: Keeper, method: str) -> None:
         self.keeper = weakref.ref(keeper)
+        self._pass_on = torch.compiler.disable(_pass_on)
         self._method = method
 
     def __call__(self, *_arguments: Any) -> None:
-        keeper = self.keeper()
-        if keeper is not None:
-            getattr(keeper, self._method)()
+        self._pass_on(self.keeper, self._method)
+
+
+def _pass_on(reference: "weakref.ref[Keeper]", method: str) -> None:
+    keeper = reference()
+    if keeper is not None:
+        getattr(keeper, method)()
 
 
 class _CopyGate:
