@@ -232,12 +232,23 @@ def test_every_way_reaches_every_worker() -> None:
 
 
 def test_the_overheads_parts_add_up() -> None:
-    result = overhead.measure(rounds=2, tensors=40)
+    result = overhead.measure(rounds=2, tensors=40, planned=())
     parts = ("in_torch_storages", "in_python")
     total = sum(result[f"processor_us_per_tensor_{part}"] for part in parts)
     assert total == pytest.approx(result["processor_us_per_tensor"])
     assert result["cycle_ms_median"] > 0
     assert "Python" in table.overhead(result)
+
+
+def test_every_kind_of_plan_is_measured_for_each_number_of_tensors() -> None:
+    result = overhead.measure(rounds=2, tensors=4, planned=(10, 20))
+    scenes = ("first plan", "steady cycle", "plan with fresh gradients", "plan after a load")
+    found = [(row["tensors"], row["scene"]) for row in result["plans"]]
+    assert found == [(count, scene) for count in (10, 20) for scene in scenes]
+    assert [row["leaving"] for row in result["plans"]] == [10, 10, 15, 10, 20, 20, 30, 20]
+    assert all(row["us_per_tensor_p95"] >= row["us_per_tensor_median"] for row in result["plans"])
+    shown = table.overhead(result)
+    assert all(scene in shown for scene in scenes)
 
 
 def test_the_command_writes_a_table_and_json(

@@ -66,7 +66,7 @@ class _Gate:
 
     def __init__(self, keeper: Keeper, method: str) -> None:
         self.keeper = weakref.ref(keeper)
-        self._pass_on = torch.compiler.disable(_pass_on)
+        self._pass_on = cast(Any, torch.compiler).disable(_pass_on)
         self._method = method
 
     def __call__(self, *_arguments: Any) -> None:

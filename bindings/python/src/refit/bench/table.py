@@ -91,7 +91,27 @@ def overhead(result: Result) -> str:
         ["of that: torch frees and allocates it", "", _micro(result, "in_torch_storages")],
         ["of that: refit's Python side", "", _micro(result, "in_python")],
     ]
-    return head + table(("what", "clock", "caller's processor time"), rows)
+    plans = [
+        [
+            f"{row['tensors']:,}",
+            row["scene"],
+            _median_and_p95(row, "us_per_tensor"),
+            _median_and_p95(row, "processor_us_per_tensor"),
+        ]
+        for row in result["plans"]
+    ]
+    columns = "clock", "caller's processor time"
+    return "\n".join(
+        (
+            head + table(("what", *columns), rows),
+            "for each tensor that leaves: median (p95), in µs\n",
+            table(("states", "what", *columns), plans),
+        )
+    )
+
+
+def _median_and_p95(row: Result, figure: str) -> str:
+    return f"{row[f'{figure}_median']:.1f} ({row[f'{figure}_p95']:.1f})"
 
 
 def _overhead_row(what: str, result: Result, key: str, unit: str) -> list[str]:
