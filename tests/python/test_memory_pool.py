@@ -113,7 +113,33 @@ def test_a_segment_with_anything_else_in_it_stays(pool: MemPool) -> None:
         reasons = dict(controller.resident)
         assert "its segment of the pool is also that of" in reasons["0.weight.exp_avg"]
         assert float(weight.abs().sum()) > 0
+        assert float(moved[1].sum()) > 0
+        assert controller.state == "cleared"  # what stays brings nothing back
         assert controller.stats()["refit/regions"] == 6
+    segments.give_back()
+
+
+def test_a_state_in_a_pool_that_is_used_while_away_finds_its_bytes_and_its_address(
+    pool: MemPool,
+) -> None:
+    run, same = Run(), Run()
+    run.step(), same.step()
+    segments = Segments(pool)
+    moved = move_into(segments, run, ("exp_avg", "exp_avg_sq"))
+    addresses = [t.data_ptr() for t in moved]
+    with refit.Controller(run.optimizer, run.model, pool=pool) as controller:
+        for mine, theirs in zip(run.moments(), same.moments(), strict=True):
+            controller.clear()
+            assert mine.shape == theirs.shape
+            assert controller.state == "cleared"
+            assert torch.equal(mine + 1, theirs + 1)
+            assert controller.state == "training"
+        controller.clear()
+        assert moved[0].data_ptr() == addresses[0]  # whoever asks will read there
+        assert controller.state == "training"
+        assert [t.data_ptr() for t in moved] == addresses
+        run.step(), same.step()
+    assert_same(run, same)
     segments.give_back()
 
 
