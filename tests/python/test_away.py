@@ -606,7 +606,7 @@ def test_ctrl_c_at_any_line_leaves_nothing_that_a_use_would_not_find(
 def test_another_thread_that_uses_a_state_in_the_midst_of_a_clear_finds_its_bytes(
     run: Run, same: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    real, found = Offloader.finish, []
+    real, found, waits = Offloader.finish, [], []
     begun = threading.Event()
 
     def read() -> None:
@@ -619,7 +619,8 @@ def test_another_thread_that_uses_a_state_in_the_midst_of_a_clear_finds_its_byte
         if not reader.ident:
             reader.start()
             assert begun.wait(WAIT_S)
-            reader.join(0.05)  # it may come as far as it gets: to the lock
+            reader.join(0.05)  # as far as it gets
+            waits.append(reader.is_alive())
         return real(*arguments)
 
     with refit.Controller(run.optimizer) as controller:
@@ -628,6 +629,7 @@ def test_another_thread_that_uses_a_state_in_the_midst_of_a_clear_finds_its_byte
         reader.join(WAIT_S)
         assert not reader.is_alive()
         assert torch.equal(found[0], same.moments()[0])
+        assert waits == [True]
         assert controller.state == "training"
         run.step(), same.step()
     assert_same(run, same)

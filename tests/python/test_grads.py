@@ -1,5 +1,7 @@
 """Gradients while states are away: kept, zeroed or discarded, and never lost by accident."""
 
+import pickle
+import warnings
 from typing import Any
 
 import pytest
@@ -186,6 +188,45 @@ def test_what_is_written_after_zero_grad_is_what_counts(run: Run) -> None:
         controller.restore()
         assert not first.any()
         assert float(second.sum()) == 1.0
+
+
+def test_zeroing_a_gradient_that_autograd_records_is_left_to_pytorch(run: Run) -> None:
+    run.step()
+    run.backward()
+    with refit.Controller(run.optimizer) as controller:
+        first = gradients(run)[0].requires_grad_()
+        controller.clear()
+        with pytest.raises(RuntimeError, match="leaf Variable that requires grad"):
+            first.zero_()
+        assert controller.state == "training"
+        assert bool(first.any())
+
+
+def test_what_guards_a_gradient_is_no_hook_to_warn_of(torch_device: str) -> None:
+    leaf = torch.ones(4, device=torch_device, requires_grad=True)
+    with refit.Controller(torch.optim.SGD([leaf], lr=0.1)) as controller:
+        (leaf * 2).sum().backward()
+        controller.clear()
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            copied = pickle.loads(pickle.dumps(leaf))
+        assert torch.equal(copied, leaf)
+        assert not copied._backward_hooks
+        assert controller.state == "cleared"
+
+
+def test_a_backward_pass_to_a_gradient_that_is_retained_brings_it_back(torch_device: str) -> None:
+    leaf = torch.ones(4, device=torch_device, requires_grad=True)
+    inner = leaf * 1
+    inner.retain_grad()
+    with refit.Controller(torch.optim.SGD([inner], lr=0.1)) as controller:
+        loss = (inner * 2).sum()
+        loss.backward(retain_graph=True)
+        controller.clear()
+        assert inner.grad.untyped_storage().nbytes() == 0
+        loss.backward()
+        assert controller.state == "training"
+        assert inner.grad.tolist() == [4, 4, 4, 4]
 
 
 READS: dict[str, Any] = {

@@ -151,7 +151,7 @@ class Absence:
                 if hooks is None:  # what register_hook does, which takes 8 µs for its handle
                     hooks = parameter._backward_hooks = OrderedDict()
                     if parameter.grad_fn is not None:
-                        parameter._register_hook_dict()
+                        parameter.grad_fn._register_hook_dict(parameter)
                 hooked.append(hooks)
                 hooks[_HOOK] = self._early
 

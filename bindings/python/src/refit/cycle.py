@@ -124,7 +124,7 @@ class Cycle:
     def _leave(self) -> None:
         self.phase = CLEARED  # from here on restore() settles what was begun
         try:
-            self._guard()
+            self._guard()  # first: what is leaving must not be written to
             with untouched():
                 for lane in self.lanes:
                     lane.leave()
@@ -134,8 +134,6 @@ class Cycle:
             if self.lanes.home:
                 self._absence.lift(STATES, GRADS)
                 self.phase = TRAINING
-            else:
-                self._guard()  # what is leaving must not be written to
             raise
         self._lose_grads()
 
