@@ -68,8 +68,14 @@ static void forget_seal(refit_glance *glance)
 }
 
 /* A trainer that greets again says all that follows again, too. */
-static void take_welcome(refit_glance *glance, const rft_message *message)
+static refit_status take_welcome(refit_glance *glance, const rft_message *message,
+                                 refit_error *error)
 {
+    if (message->as.welcome.protocol != RFT_PROTOCOL) {
+        char reason[RFT_SENTENCE_BYTES];
+        rft_message_say_protocols(message->as.welcome.protocol, RFT_PROTOCOL, reason);
+        return rft_fail(error, REFIT_ERR_PROTOCOL, "%s", reason);
+    }
     forget_seal(glance);
     rft_manifest_close(glance->manifest);
     glance->manifest = NULL;
@@ -77,6 +83,7 @@ static void take_welcome(refit_glance *glance, const rft_message *message)
     glance->epoch = message->as.welcome.epoch;
     glance->version = message->as.welcome.version;
     glance->frame_bytes = message->as.welcome.frame_bytes;
+    return REFIT_OK;
 }
 
 static refit_status take_manifest(refit_glance *glance, const rft_message *message,
@@ -115,7 +122,7 @@ static refit_status take(refit_glance *glance, const rft_message *message, refit
 {
     char reason[RFT_SENTENCE_BYTES];
     switch (message->kind) {
-    case RFT_WELCOME: take_welcome(glance, message); return REFIT_OK;
+    case RFT_WELCOME: return take_welcome(glance, message, error);
     case RFT_REFUSE:
         rft_view_print(message->as.refuse.reason, reason, sizeof reason);
         return rft_fail(error, REFIT_ERR_PEER, "the trainer refuses: %s", reason);

@@ -160,9 +160,10 @@ void rft_hub_answer_hello(rft_hub *hub, const rft_peer_id *from, rft_peer *known
                           const rft_message *hello, int64_t now)
 {
     if (hello->as.hello.protocol != RFT_PROTOCOL) {
+        char reason[RFT_SENTENCE_BYTES];
         hub->counts.refused++;
-        refuse_hello(hub, from, hello, REFIT_ERR_PROTOCOL, true,
-                     "the trainer speaks another version of the protocol");
+        rft_message_say_protocols(RFT_PROTOCOL, hello->as.hello.protocol, reason);
+        refuse_hello(hub, from, hello, REFIT_ERR_PROTOCOL, true, reason);
         return;
     }
     if (hello->as.hello.observer && known == NULL) {

@@ -35,6 +35,7 @@
 
 #include <stdio.h>
 #include <string.h>
+#include <sys/sysinfo.h>
 
 #include "base/clock.h"
 #include "base/log.h"
@@ -43,6 +44,14 @@
 static void intake_send(void *user, const rft_message *message)
 {
     rft_session_send(user, message);
+}
+
+/* What no version can be larger than, wherever it lies: shared memory can be swapped out. */
+static uint64_t machine_memory(void)
+{
+    struct sysinfo info;
+    if (sysinfo(&info) != 0) return 0;
+    return ((uint64_t)info.totalram + info.totalswap) * info.mem_unit;
 }
 
 void rft_session_init(rft_session *session, const refit_config *config,
@@ -57,6 +66,7 @@ void rft_session_init(rft_session *session, const refit_config *config,
         .next_beat = now,
         .heard = now,
     };
+    session->limits.memory_bytes = machine_memory();
     rft_intake_init(&session->intake, config, &session->staging,
                     (rft_sender){intake_send, session});
 }

@@ -117,6 +117,11 @@ static void answer_welcome(rft_session *session, const rft_message *message, rft
 {
     (void)payload;
     refit_error why;
+    if (message->as.welcome.protocol != RFT_PROTOCOL) {
+        rft_message_say_protocols(message->as.welcome.protocol, RFT_PROTOCOL, why.text);
+        rft_session_end(session, REFIT_ERR_PROTOCOL, why.text, now);
+        return;
+    }
     if (check_welcome(message, &why) != REFIT_OK) {
         rft_session_break(session, &why, now);
         return;
@@ -172,8 +177,10 @@ static void answer_bye(rft_session *session, const rft_message *message, rft_vie
 static void take_manifest(rft_session *session, const rft_message *message, refit_error *error)
 {
     rft_manifest *manifest = NULL;
+    rft_limits limits = session->limits;
+    if (session->on_gpu) limits.memory_bytes = 0; /* the GPU's memory holds it */
     refit_status status = rft_manifest_decode(message->as.manifest.tensors, session->frame_bytes,
-                                              &session->limits, &manifest, error);
+                                              &limits, &manifest, error);
     if (status == REFIT_OK &&
         !rft_digest128_equal(&manifest->digest, &message->as.manifest.digest)) {
         rft_manifest_close(manifest);

@@ -5,7 +5,8 @@
  *     blocks   [ 0  ][ 1  ][ 2]     [ 3        ][ 4  ][ 5  ][ 6  ][ 7]
  *     frames   [ 0                            ][ 1                    ]
  *
- * Everything is checked against limits.version_bytes and limits.blocks before memory is reserved,
+ * Everything is checked against limits.version_bytes, limits.blocks and, where a version is to be
+ * held, the memory that the machine has before memory is reserved,
  * and both ends get the same numbers from the same list, so neither is sent.
  */
 #include "wire/cut.h"
@@ -15,6 +16,11 @@
 
 static refit_status refuse_size(const rft_manifest_rules *rules)
 {
+    RFT_REFUSE_IF(rules->limits->memory_bytes != 0 &&
+                      rules->limits->memory_bytes < rules->limits->version_bytes,
+                  rules->error, REFIT_ERR_HOST_MEMORY,
+                  "the tensors take more memory than this machine has, %llu bytes",
+                  (unsigned long long)rules->limits->memory_bytes);
     return rft_fail(rules->error, REFIT_ERR_LIMIT,
                     "the tensors take more than limits.version_bytes allows: %llu",
                     (unsigned long long)rules->limits->version_bytes);
@@ -23,10 +29,10 @@ static refit_status refuse_size(const rft_manifest_rules *rules)
 static refit_status place_original(rft_manifest *manifest, rft_manifest_tensor *tensor,
                                    const rft_manifest_rules *rules)
 {
-    uint64_t end;
+    uint64_t end, most = rules->limits->version_bytes;
+    if (rules->limits->memory_bytes != 0) most = rft_min_u64(most, rules->limits->memory_bytes);
     bool fits = rft_add_u64(manifest->store_bytes, tensor->bytes, &end) &&
-                rft_align_u64(end, RFT_TENSOR_ALIGNMENT, &end) &&
-                end <= rules->limits->version_bytes;
+                rft_align_u64(end, RFT_TENSOR_ALIGNMENT, &end) && end <= most;
     if (!fits) return refuse_size(rules);
     tensor->offset = manifest->store_bytes;
     tensor->block_bytes = (uint64_t)RFT_BLOCK_ELEMENTS / 8 * refit_dtype_bits(tensor->dtype);

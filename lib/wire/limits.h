@@ -12,6 +12,7 @@ typedef struct rft_limits {
     uint64_t manifest_bytes;
     uint64_t frame_bytes;
     uint64_t version_bytes;
+    uint64_t memory_bytes; /* of this machine, which has to hold a version; 0: not looked at */
     uint32_t blocks;
     uint32_t window;
 } rft_limits;

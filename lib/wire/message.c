@@ -10,6 +10,7 @@
 #include <string.h>
 
 #include "base/checked.h"
+#include "base/text.h"
 #include "wire/fields.h"
 #include "wire/manifest.h"
 #include "wire/packer.h"
@@ -249,4 +250,13 @@ refit_status rft_message_decode(rft_view bytes, const rft_limits *limits, rft_me
     RFT_REFUSE_IF(used != bytes.count, error, REFIT_ERR_PROTOCOL,
                   "a message has %zu bytes behind its end", bytes.count - used);
     return read_message(&map, bytes.count, limits, out, error);
+}
+
+void rft_message_say_protocols(uint32_t trainer, uint32_t worker, char text[RFT_SENTENCE_BYTES])
+{
+    rft_text_say(text, RFT_SENTENCE_BYTES,
+                 "the trainer speaks protocol %u and this worker protocol %u: install the %s's "
+                 "release of refit on the %s's side",
+                 trainer, worker, trainer > worker ? "trainer" : "worker",
+                 trainer > worker ? "worker" : "trainer");
 }

@@ -167,6 +167,9 @@ typedef struct rft_message {
 /* The kind as the wire says it ("hello"), a constant. */
 const char *rft_message_kind_name(rft_message_kind kind);
 
+/* That the two cannot talk, and which side to install anew. */
+void rft_message_say_protocols(uint32_t trainer, uint32_t worker, char text[RFT_SENTENCE_BYTES]);
+
 /* Appends the message to `out`, which is as before on failure. REFIT_ERR_HOST_MEMORY,
  * REFIT_ERR_LIMIT (larger than `limits` allow), REFIT_ERR_INVALID (a value out of its range). */
 refit_status rft_message_encode(const rft_message *message, const rft_limits *limits,

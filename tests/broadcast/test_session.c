@@ -79,6 +79,34 @@ static void an_impossible_welcome_breaks_the_connection(void **state)
     }
 }
 
+static void a_version_that_the_machine_cannot_hold_is_refused(void **state)
+{
+    session_bench *bench = *state;
+    assert_true(bench->session.limits.memory_bytes > 1 << 20);
+    bench->session.limits.memory_bytes = 64;
+    bench_join(bench, BENCH_EPOCH);
+    bench_offer(bench, 1, 0);
+    const rft_message *failed = bench_said(bench, RFT_FAILED);
+    assert_non_null(failed);
+    assert_int_equal(failed->as.failed.code, REFIT_ERR_HOST_MEMORY);
+    assert_int_equal(bench_state(bench), RFT_SESSION_CURRENT);
+}
+
+static void another_protocol_ends_everything(void **state)
+{
+    session_bench *bench = *state;
+    rft_message welcome = sample_welcome(BENCH_EPOCH, NULL);
+    welcome.as.welcome.protocol = 99;
+    bench_tick(bench, 0);
+    bench_hear(bench, welcome);
+    assert_int_equal(bench->session.report.final.status, REFIT_ERR_PROTOCOL);
+    assert_non_null(strstr(bench->session.report.final.text,
+                           "the trainer speaks protocol 99 and this worker protocol 1: install the "
+                           "trainer's release of refit on the worker's side"));
+    assert_int_equal(bench_state(bench), RFT_SESSION_CONNECTING);
+    assert_int_equal(bench_count(bench, RFT_JOIN), 0);
+}
+
 static void a_refusal_for_now_is_tried_again_after_a_pause(void **state)
 {
     session_bench *bench = *state;
@@ -459,6 +487,8 @@ int main(void)
         BENCH_TEST(a_second_welcome_is_answered_and_changes_nothing),
         BENCH_TEST(a_welcome_from_before_the_gpu_was_named_is_passed_over),
         BENCH_TEST(an_impossible_welcome_breaks_the_connection),
+        BENCH_TEST(another_protocol_ends_everything),
+        BENCH_TEST(a_version_that_the_machine_cannot_hold_is_refused),
         BENCH_TEST(a_refusal_for_now_is_tried_again_after_a_pause),
         BENCH_TEST(a_final_refusal_ends_everything),
         BENCH_TEST(a_worker_without_a_trainer_ends_after_the_idle_timeout),

@@ -7,6 +7,8 @@
 
 #include <cmocka.h>
 
+#include <refit/host.h>
+
 #include "tensor_samples.h"
 #include "tests/support/failing_alloc.h"
 #include "tests/support/seeded.h"
@@ -139,6 +141,57 @@ static void a_tensor_of_half_the_addresses_is_above_a_limit(void **state)
                      REFIT_ERR_LIMIT);
     assert_non_null(strstr(error.text, "limits.version_bytes"));
     assert_null(manifest);
+}
+
+static size_t largest; /* that was asked for */
+
+static void *note_allocate(void *user, size_t bytes)
+{
+    (void)user;
+    if (bytes > largest) largest = bytes;
+    return malloc(bytes);
+}
+
+static void *note_reallocate(void *user, void *block, size_t bytes)
+{
+    (void)user;
+    if (bytes > largest) largest = bytes;
+    return realloc(block, bytes);
+}
+
+static void note_release(void *user, void *block)
+{
+    (void)user;
+    free(block);
+}
+
+/* A hundred bytes that name a tensor of a terabyte are judged before tables are made for it. */
+static void more_than_the_machine_has_is_refused_before_memory_is_taken(void **state)
+{
+    (void)state;
+    const refit_allocator noting = {sizeof noting, note_allocate, note_reallocate, note_release,
+                                    NULL};
+    refit_config config;
+    refit_error error;
+    rft_bytes encoded = {0};
+    rft_manifest *manifest = NULL;
+    refit_config_init(&config, sizeof config);
+    rft_limits limits = rft_limits_from(&config);
+    rft_listed_tensor tensor = {.name = rft_view_text("w"),
+                                .dtype = REFIT_F32,
+                                .shape = {.rank = 1, .at = {UINT64_C(1) << 38}},
+                                .bytes = UINT64_C(1) << 40};
+    limits.memory_bytes = UINT64_C(64) << 30;
+    assert_int_equal(refit_set_allocator(&noting), REFIT_OK);
+    assert_int_equal(rft_tensor_list_append(&tensor, &limits, &encoded, &error), REFIT_OK);
+    largest = 0;
+    assert_int_equal(
+        rft_manifest_decode(rft_bytes_view(&encoded), 1 << 20, &limits, &manifest, &error),
+        REFIT_ERR_HOST_MEMORY);
+    assert_non_null(strstr(error.text, "more memory than this machine has, 68719476736 bytes"));
+    assert_true(largest > 0 && largest < 4096);
+    rft_bytes_close(&encoded);
+    assert_int_equal(refit_set_allocator(NULL), REFIT_OK);
 }
 
 /* A list is stepped through by that size: it is looked at before anything behind it is. */
@@ -563,6 +616,7 @@ int main(void)
         cmocka_unit_test(a_shape_that_overflows_is_refused),
         cmocka_unit_test(a_tensor_of_half_the_addresses_is_above_a_limit),
         cmocka_unit_test(a_size_that_no_struct_has_is_refused),
+        cmocka_unit_test(more_than_the_machine_has_is_refused_before_memory_is_taken),
         cmocka_unit_test(an_empty_tensor_is_accepted),
         cmocka_unit_test(unknown_dtypes_are_refused),
         cmocka_unit_test(names_must_be_text),
