@@ -96,43 +96,82 @@ static refit_destination destination_of(refit_dtype dtype)
                                .cast = 1};
 }
 
-static void apply(fitting *fit)
+/* The engine's memory on a device, if it is on one. */
+typedef struct place {
+    refit_device *device;
+    void *memory;
+} place;
+
+static void place_open(place *it, bool on_device, refit_destination *destination)
+{
+    *it = (place){.device = NULL};
+    if (!on_device) return;
+    assert_int_equal(refit_device_open("host", NULL, &it->device, NULL), REFIT_OK);
+    assert_int_equal(refit_memory_alloc(it->device, sizeof engine, &it->memory, NULL), REFIT_OK);
+    assert_int_equal(
+        refit_stream_copy(it->device, REFIT_STREAM_NONE, it->memory, engine, sizeof engine, NULL),
+        REFIT_OK);
+    destination->device = it->device;
+    destination->memory = it->memory;
+}
+
+static void place_close(place *it)
+{
+    if (it->device == NULL) return;
+    assert_int_equal(refit_memory_free(it->device, it->memory, NULL), REFIT_OK);
+    assert_int_equal(refit_device_close(it->device, NULL), REFIT_OK);
+}
+
+static void look(const place *it)
+{
+    if (it->device == NULL) return;
+    assert_int_equal(
+        refit_stream_copy(it->device, REFIT_STREAM_NONE, engine, it->memory, sizeof engine, NULL),
+        REFIT_OK);
+}
+
+static void apply(fitting *fit, const place *where)
 {
     refit_error error;
     if (refit_update_apply(fit->update, NULL, &error) != REFIT_OK) fail_msg("%s", error.text);
+    look(where);
     assert_memory_equal(engine, expected, sizeof engine);
 }
 
 /* Refused, it is as it was; then accepted; then a version of which nothing differs. */
-static void run_pair(refit_dtype from, refit_dtype to, bool on_gpu, bool verify)
+static void run_pair(refit_dtype from, refit_dtype to, bool on_gpu, bool verify, bool on_device)
 {
     fitting fit;
+    place where;
     fit_tensor tensor = tensor_of(from);
     refit_destination destination = destination_of(to);
     fill(from * 100u + to);
     fill_engine(to);
     expect(from, to);
+    place_open(&where, on_device, &destination);
     fit_open(&fit, on_gpu, verify, &tensor, 1);
     assert_int_equal(refit_subscriber_bind(fit.subscriber, &destination, 1, NULL), REFIT_OK);
     fit_offer(&fit);
-    apply(&fit);
-    apply(&fit);
+    apply(&fit, &where);
+    apply(&fit, &where);
     assert_int_equal(refit_update_refuse(fit.update, NULL, 0, NULL), REFIT_OK);
+    look(&where);
     assert_memory_equal(engine, before, sizeof engine);
     fit_end(&fit);
     assert_int_equal(refit_subscriber_next(fit.subscriber, 30000, &fit.update, NULL), REFIT_OK);
-    apply(&fit);
+    apply(&fit, &where);
     assert_int_equal(refit_update_accept(fit.update, NULL), REFIT_OK);
     refit_update_close(fit.update);
     fit_close(&fit);
+    place_close(&where);
 }
 
 static void versions_are_converted_and_old_bytes_come_back(void **state)
 {
     static const refit_dtype dtypes[] = {REFIT_F32, REFIT_F16, REFIT_BF16};
     (void)state;
-    for (uint32_t i = 0; i < 9; i++)
-        run_pair(dtypes[i / 3], dtypes[i % 3], i % 2 == 1, i % 3 != 1);
+    for (uint32_t i = 0; i < 18; i++)
+        run_pair(dtypes[i / 3 % 3], dtypes[i % 3], i % 2 == 1, i % 3 != 1, i >= 9);
 }
 
 static refit_status try_apply(fit_tensor tensor, refit_destination destination, refit_error *error)
