@@ -111,7 +111,7 @@ int bench_input_ended(void);
 /* One object on one line, or its members as a table of two columns. Takes `object`. */
 void bench_print(const bench_options *options, json_t *object);
 
-/* REFIT_ERR_IO if it could not: nobody reads it any more, and what follows need not be measured. */
+/* REFIT_ERR_IO if the output could not be written: its reader has gone, so the bench can stop. */
 refit_status bench_written(refit_error *error);
 
 /* ---- bench_list.c

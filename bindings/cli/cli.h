@@ -37,11 +37,11 @@ int cli_complain_error(const refit_error *error);
 /* Likewise, where it speaks of a file or a folder that the user named. */
 int cli_complain_file(const refit_error *error);
 
-/* Likewise, where the sentence is about what is in the file and does not name it. */
+/* As cli_complain_file, for a sentence about a file's content that does not name the file. */
 int cli_complain_content(const char *path, const refit_error *error);
 
 /* Writes out what was printed; CLI_IO, with a complaint, if it or what came before could not be
- * written: nobody reads it any more, or the disk is full. */
+ * written: its reader has gone, or the disk is full. */
 int cli_flush(void);
 
 /* A refusal of the command's own parts, in the form that refit calls use. `code`: errno or 0. */

@@ -40,7 +40,7 @@ typedef struct subscribe_job {
     refit_archive *kept_in; /* or NULL */
     refit_subscriber *subscriber;
     uint32_t kept; /* versions written so far */
-    bool hinted;   /* it need not be said any more that nobody has answered */
+    bool hinted;   /* the hint that no trainer has answered was printed */
 } subscribe_job;
 
 enum {

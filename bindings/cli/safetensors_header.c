@@ -53,8 +53,8 @@ static refit_status read_shape(const json_t *value, refit_tensor *tensor, refit_
     const size_t rank = json_array_size(value);
     if (rank > REFIT_RANK_MAX) {
         return cli_refuse(error, REFIT_ERR_UNSUPPORTED, 0,
-                          "tensor %.512s has %zu dimensions: refit carries at most %d", tensor->name,
-                          rank, REFIT_RANK_MAX);
+                          "tensor %.512s has %zu dimensions: refit carries at most %d",
+                          tensor->name, rank, REFIT_RANK_MAX);
     }
     tensor->rank = (uint32_t)rank;
     for (size_t i = 0; i < rank; i++) {

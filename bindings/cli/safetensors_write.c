@@ -4,9 +4,10 @@
  *     begin  .7.safetensors.PID with its bytes, locked, fsync; 7.safetensors can be replaced
  *     keep   -> renamed 7.safetensors, latest -> it (where versions follow), fsync of DIR
  *     drop   -> nothing
- *     sweep  those that nobody has locked are gone: their writers were killed
+ *     sweep  files without a lock are removed: their writers were killed
  *
- * The lock is the kernel's and goes with the process that had it, whoever has its number by then.
+ * The kernel releases the lock when its process ends, so a process number that is used again does
+ * no harm.
  *
  * The header is written by jansson in the form of the reference implementation (compact, in the
  * order of the bytes, filled up with spaces to a multiple of eight), so that a file without
@@ -199,7 +200,7 @@ void cli_output_sweep(const char *dir)
 /* ---- The file ---- */
 
 /* Locks it, and tells whether it has its name still: before, one who sweeps may take it for
- * abandoned. Where the file system has no locks nobody can. */
+ * abandoned. Where the file system has no locks, no file is. */
 static bool is_ours(int file)
 {
     struct stat found;

@@ -40,8 +40,8 @@ void cli_output_sweep(const char *dir);
 refit_status cli_output_begin(const cli_source *source, const char *dir, cli_progress *progress,
                               cli_output *out, refit_error *error);
 
-/* Likewise for a file of any name, which no link points to; what killed writers of this name have
- * left is removed. REFIT_ERR_INVALID: no name. */
+/* As cli_output_begin, for a file of any name, without the link. Files that killed writers of this
+ * name have left are removed. REFIT_ERR_INVALID: no name. */
 refit_status cli_output_begin_file(const cli_source *source, const char *path,
                                    cli_progress *progress, cli_output *out, refit_error *error);
 

@@ -16,8 +16,8 @@
 
 /* Fills `error` (may be NULL) and returns `status`. `subsystem` is errno or another library's code.
  * The sentence is fitted (base/text.h): a long one loses its middle and keeps its advice; names of
- * files, keys and peers, which come from elsewhere, stay on its line. `error->text` may be among the
- * arguments. */
+ * files, keys and peers, which come from elsewhere, stay on its line. `error->text` may be among
+ * the arguments. */
 refit_status rft_fail_sub(refit_error *error, refit_status status, int subsystem,
                           const char *format, ...) REFIT_PRINTF(4, 5);
 

@@ -23,7 +23,7 @@ typedef struct rft_endpoint {
     const char *rest;              /* in `text`, behind "://": host and port, path, or name */
     bool ipv6;                     /* tcp: a literal address in brackets */
     bool open;  /* tcp: any free port, or all addresses, is meant: to bind only */
-    bool local; /* nobody beyond this host can reach it */
+    bool local; /* it cannot be reached from another host */
 } rft_endpoint;
 
 /* REFIT_ERR_INVALID says which part cannot be read. `out->rest` points into `out`: do not copy it.

@@ -111,8 +111,8 @@ static void take_back(rft_in_place *place, refit_error *error)
             why.text);
     if (error == NULL) return;
     refit_error first = *error;
-    (void)rft_fail(error, (refit_status)first.status,
-                   "%s; and it could not be taken back: %s", first.text, why.text);
+    (void)rft_fail(error, (refit_status)first.status, "%s; and it could not be taken back: %s",
+                   first.text, why.text);
 }
 
 refit_status rft_in_place_apply(rft_in_place *place, const rft_in_place_source *source,

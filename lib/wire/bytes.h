@@ -27,8 +27,8 @@ rft_view rft_view_text(const char *text);
 /* Whether it is UTF-8 without control characters: what a name must be. */
 bool rft_view_is_text(rft_view view);
 
-/* Copies a view as text into `out`, fitted to its room (base/text.h): control characters and what is
- * not UTF-8 replaced by '?', always NUL-terminated. */
+/* Copies a view as text into `out`, fitted to its room (base/text.h): control characters and what
+ * is not UTF-8 replaced by '?', always NUL-terminated. */
 void rft_view_print(rft_view view, char *out, size_t room);
 
 /* Makes room for `count` more bytes. REFIT_ERR_HOST_MEMORY; the bytes stay as they are. */

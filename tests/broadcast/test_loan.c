@@ -112,7 +112,7 @@ static void a_close_frees_what_comes_back_while_it_waits(void **state)
         there[i] = loans[i]->segment.memory;
         rft_attic_put(&attic, loans[i]);
     }
-    rft_pending_lower(&loans[0]->pending); /* before the close, and nobody has swept since */
+    rft_pending_lower(&loans[0]->pending); /* before the close, without a sweep since */
     assert_int_equal(rft_thread_start(&thread, "give", give_back, &loans[1]->pending, NULL),
                      REFIT_OK);
     assert_int_equal(rft_attic_close(&attic, rft_deadline(20000)), 0);
@@ -122,7 +122,7 @@ static void a_close_frees_what_comes_back_while_it_waits(void **state)
     assert_false(is_mapped(there[1]));
 }
 
-/* Somebody may read it as long as the process lives. */
+/* A transport may read it as long as the process lives. */
 static void what_does_not_come_back_is_counted_and_left(void **state)
 {
     (void)state;

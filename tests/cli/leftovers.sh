@@ -1,5 +1,5 @@
 #!/bin/bash
-# What a killed writer leaves is removed at the next start, and nothing that somebody still writes.
+# What a killed writer leaves is removed at the next start, and no file that is still being written.
 # shellcheck source=tests/cli/support.sh
 . "$(dirname "${BASH_SOURCE[0]}")/support.sh"
 command -v flock >/dev/null || exit 77
@@ -15,7 +15,7 @@ is_left() {
 }
 export LC_ALL=C # for ls and sort
 
-# Process 1 lives, and still nobody has its file locked; the one of process 2 is locked, so it stays,
+# Process 1 lives, and its file is not locked all the same; the one of process 2 is locked, so it stays,
 # and so does whatever has another name.
 mkdir "$out"
 touch "$out"/{.7.safetensors.1,.8.safetensors.2,.8.safetensors.2x,.8.safetensors.,.x.safetensors.1,8.safetensors.1}

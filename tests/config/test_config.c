@@ -276,7 +276,7 @@ static void note_value(void *user, const refit_option *option)
     strcpy(values[row - rft_options], option->value);
 }
 
-/* Whoever shows a configuration that is none sees what is wrong with it. */
+/* Showing an invalid configuration shows what is wrong with it. */
 static void wrong_values_are_shown_as_they_are(void **state)
 {
     (void)state;

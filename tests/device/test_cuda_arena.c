@@ -537,7 +537,7 @@ static void gpus_that_the_process_uses_reach_an_arena(void **state)
     refit_device *peer;
     assert_ok(commit(0, CHUNK));
     assert_true(reached_by(0, 0, CHUNK));
-    assert_false(reached_by(1, 0, CHUNK)); /* nobody works there */
+    assert_false(reached_by(1, 0, CHUNK)); /* no context is active there */
     assert_ok(refit_device_open("cuda:1", NULL, &peer, &all.error));
     assert_ok(commit(CHUNK, CHUNK));
     assert_true(reached_by(0, CHUNK, CHUNK));

@@ -1,4 +1,4 @@
-"""Tensors whose memory is away: whoever uses one finds its bytes, and who only looks at one brings
+"""Tensors whose memory is away: a use finds the bytes, and a look at the metadata brings
 nothing back."""
 
 import copy
@@ -198,7 +198,7 @@ def test_states_are_the_objects_they_were_and_of_their_own_class_again(run: Run)
     assert [(id(moment), type(moment)) for moment in run.moments()] == before
 
 
-def test_a_controller_that_nobody_refers_to_leaves_no_tensor_behind(run: Run, same: Run) -> None:
+def test_a_controller_without_references_leaves_no_tensor_behind(run: Run, same: Run) -> None:
     controller = refit.Controller(run.optimizer)
     controller.clear()
     del controller

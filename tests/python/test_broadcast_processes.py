@@ -198,7 +198,7 @@ def test_workers_end_by_themselves_when_their_trainer_was_killed(start: Starter)
         trainer.kill()  # its atexit, which would terminate them, does not run
         ended = [trainer.hear() for _ in range(2)]
         assert {(name, said) for name, _, said in ended} == {("w0", "ended"), ("w1", "ended")}
-        with pytest.raises(EOFError):  # nobody has the pipe any more: the processes have ended
+        with pytest.raises(EOFError):  # the pipe is closed: the processes have ended
             trainer.hear()
     except BaseException:
         for pid in holding.values():

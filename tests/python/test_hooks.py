@@ -144,7 +144,7 @@ def test_hooks_outlive_a_failed_step(run: Run) -> None:
     assert_same(run, same)
 
 
-def test_a_compiled_step_brings_the_states_back_and_nobody_complains(
+def test_a_compiled_step_brings_the_states_back_without_a_warning(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     graphs: list[Any] = []

@@ -139,7 +139,7 @@ def test_nothing_is_handed_over_where_the_collector_runs(
     assert len(caplog.records) == 1
     with Speaking():
         pass
-    assert closed == [0, 2]  # a close that somebody calls is a call like others
+    assert closed == [0, 2]  # an explicit close is a call like others
 
 
 def test_a_log_function_in_c_hears_the_same(caplog: pytest.LogCaptureFixture) -> None:

@@ -135,7 +135,7 @@ def test_a_state_in_a_pool_that_is_used_while_away_finds_its_bytes_and_its_addre
             assert torch.equal(mine + 1, theirs + 1)
             assert controller.state == "training"
         controller.clear()
-        assert moved[0].data_ptr() == addresses[0]  # whoever asks will read there
+        assert moved[0].data_ptr() == addresses[0]  # the address that PyTorch shows
         assert controller.state == "training"
         assert [t.data_ptr() for t in moved] == addresses
         run.step(), same.step()
@@ -297,7 +297,7 @@ def cuda(monkeypatch: pytest.MonkeyPatch) -> Iterator[StandIn]:
     _torch_pool._allocator.cache_clear()
 
 
-def test_the_allocator_outlives_whoever_asked_for_it(cuda: StandIn, pool: MemPool) -> None:
+def test_the_allocator_outlives_its_user(cuda: StandIn, pool: MemPool) -> None:
     with pool.use():
         pass
     _torch_pool._allocator.cache_clear()  # as when the interpreter ends
@@ -489,7 +489,7 @@ def test_states_that_share_memory_stay_together(cuda: StandIn, pool: MemPool) ->
     assert all(map(torch.equal, run.moments(), expected))
 
 
-def test_a_state_that_somebody_holds_a_view_of_stays(cuda: StandIn, pool: MemPool) -> None:
+def test_a_state_with_a_view_that_is_held_stays(cuda: StandIn, pool: MemPool) -> None:
     run = Run()
     run.step()
     state = next(iter(run.optimizer.state.values()))

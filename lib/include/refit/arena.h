@@ -9,9 +9,9 @@
  * the arena's first byte: a chunk goes when nothing in it is needed any more. So put what leaves
  * together into one arena, and small tensors together into one piece.
  *
- * Other GPUs reach the memory if the process works on them (their primary context is active) when it
- * comes, and the machine lets them: cuCtxEnablePeerAccess means nothing for memory of this kind. A
- * GPU that comes into use later reaches it once it has been away and is back.
+ * Other GPUs reach the memory if the process works on them (their primary context is active) when
+ * it comes, and the machine lets them: cuCtxEnablePeerAccess means nothing for memory of this kind.
+ * A GPU that comes into use later reaches it once it has been away and is back.
  *
  * What the memory is to keep from whoever else knows it:
  *  - Streams whose queued work uses the arena are named once (refit_arena_use): memory then goes

@@ -183,8 +183,8 @@ REFIT_API REFIT_MUST_CHECK refit_status refit_publisher_wait_workers(refit_publi
  * version there: who was turned out can no longer accept what it reads; where the GPU has no fresh
  * memory, broadcast.gpu: auto sends this version the other ways. REFIT_ERR_STATE (nothing declared,
  * or one is under way), REFIT_ERR_STALE (number used, or none is left); REFIT_ERR_HOST_MEMORY,
- * REFIT_ERR_SYSTEM (no fresh memory), REFIT_ERR_DEVICE_MEMORY (likewise, with broadcast.gpu:
- * require), REFIT_ERR_CANCELLED (nobody is evicted then; the wait for the transport is not cut
+ * REFIT_ERR_SYSTEM (no fresh memory), REFIT_ERR_DEVICE_MEMORY (no fresh memory, with broadcast.gpu:
+ * require), REFIT_ERR_CANCELLED (no worker is evicted then; the wait for the transport is not cut
  * short): nothing has begun then, and a later begin tries again. Since 0.1.
  */
 REFIT_API REFIT_MUST_CHECK refit_status refit_publisher_begin(refit_publisher *publisher,
@@ -338,8 +338,8 @@ REFIT_API REFIT_MUST_CHECK refit_status refit_subscriber_use_device(refit_subscr
  * cannot be mapped.
  * REFIT_ERR_CLOSED, from then on: no trainer was heard for broadcast.idle_timeout_ms; a trainer
  * that is there is heard however long it trains. REFIT_ERR_CANCELLED after refit_subscriber_wake. A
- * version that was not taken before the trainer was lost is withdrawn: whoever comes back brings
- * the current one. Since 0.1.
+ * version that was not taken before the trainer was lost is withdrawn: a trainer that comes
+ * back brings the current one. Since 0.1.
  */
 REFIT_API REFIT_MUST_CHECK refit_status refit_subscriber_next(refit_subscriber *subscriber,
                                                               uint32_t timeout_ms,

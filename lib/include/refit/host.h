@@ -51,7 +51,7 @@ typedef void (*refit_log_fn)(void *user, refit_log_level level, const char *line
 REFIT_API void refit_set_log(refit_log_fn function, void *user, refit_log_level most);
 
 /*
- * Lines kept until somebody reads them, for programs that cannot be called from any thread at any
+ * Lines kept until they are read, for programs that cannot be called from any thread at any
  * time, such as Python. A ring and the function of refit_set_log hear the same lines, each from a
  * level of its own on; there may be several rings.
  */

@@ -140,10 +140,10 @@ REFIT_API REFIT_MUST_CHECK refit_status refit_offloader_add(refit_offloader *off
                                                             refit_error *error);
 
 /*
- * Adds `count` regions at once, for callers to whom a call is dear; they are numbered in this
- * order. The `size` of all is the same, and how far they lie apart. One after the other: it stops
- * at the first that fails, and those before it are added (see refit_offloader_count). What add
- * returns, and REFIT_ERR_INVALID without a list. Blocks as add does. Since 0.1.
+ * Batch form of refit_offloader_add: adds `count` regions, numbered in this order. `size` is the
+ * same in all elements, and is the distance between them. Stops at the first that fails; those
+ * before it stay added (see refit_offloader_count). What add returns, and REFIT_ERR_INVALID without
+ * a list. Blocks as add does. Since 0.1.
  */
 REFIT_API REFIT_MUST_CHECK refit_status refit_offloader_add_each(refit_offloader *offloader,
                                                                  const refit_region_desc *regions,

@@ -14,8 +14,8 @@
  * region. Segments that come later are regions of the next refit_offloader_unseal and seal.
  *
  * What PyTorch asks of its users here:
- *  - PyTorch 2.8 or later. The allocator lives until the process ends: before 2.11 the MemPool keeps
- *    a bare pointer to it.
+ *  - PyTorch 2.8 or later. The allocator lives until the process ends, because before 2.11 the
+ *    MemPool keeps a bare pointer to it.
  *  - The MemPool is made while its device is the current one, and outlives its tensors; the arena
  *    stays attached until the pool is gone and torch.cuda.empty_cache() was called.
  *  - expandable_segments is off for the pool: with it PyTorch maps memory by itself.

@@ -1,6 +1,6 @@
 """What the C library says goes to Python's logging, under the name "refit".
 
-C keeps its lines in a ring and calls nobody: it speaks from threads of its own and from within
+C keeps its lines in a ring and never calls Python: it logs from threads of its own and from within
 PyTorch's allocator, under locks that Python code must not run under. Calls into C look afterwards
 whether there is anything new, which costs a read of memory. What C's threads say while no call is
 made comes with the next one. No thread is started here; what the lines mean is unknown here.
@@ -49,7 +49,7 @@ class LogRing:
         os.register_at_fork(after_in_child=self._renew)
 
     def _renew(self) -> None:
-        """In a forked child, where whoever was draining is not."""
+        """In a forked child, which does not have the thread that held the lock."""
         self._draining = threading.Lock()
 
     @staticmethod

@@ -78,7 +78,7 @@ def live_bytes(pool: Any) -> int:
 
 
 class _FixedSegments:
-    """Keeps expandable segments off while anybody uses a pool; then all is as it was.
+    """Keeps expandable segments off while a pool is in use, and restores the setting.
 
     With them PyTorch maps memory by itself: a pool raises then, or its allocator is passed over and
     addresses do not stay. The setting is the process's, so the first to come switches it off and

@@ -111,8 +111,8 @@ class Absence:
         lock: AbstractContextManager[Any],
         zeroable: int,
     ) -> None:
-        """``bring_back`` brings all back and lifts all groups, in any thread; ``lock`` is held by
-        whoever puts or lifts; ``zeroable`` is the group that nothing else reads meanwhile."""
+        """``bring_back`` brings all back and lifts all groups, in any thread; ``lock`` is held
+        by ``put`` and ``lift``; ``zeroable`` is the group that nothing else reads meanwhile."""
         self.bring_back = bring_back
         self._lock = lock
         self._zeroable = zeroable

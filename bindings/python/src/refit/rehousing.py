@@ -26,7 +26,7 @@ def rehouse(
     """Gives what lies in plain host memory that cannot be resized memory that can, byte for byte.
 
     Blocks for the copies. Returns whether anything has moved, and whether some of it could not
-    because somebody else holds it too: ask again. HostMemoryError: what had moved stays moved,
+    because other code holds it too: ask again. HostMemoryError: what had moved stays moved,
     nothing is lost, call again.
     """
     moved = held = False

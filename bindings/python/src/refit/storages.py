@@ -14,7 +14,7 @@ has decided holds as long as the same storages are there. That is known by three
   still be resized (``Regions.fits``).
 
 Identities alone would not do: a new tensor may have that of one that is gone. Where all three are
-as they were, the same bytes leave from the same place, and return to it, whoever owns them. What
+as they were, the same bytes leave from the same place, and return to it. What
 else may lie in such a storage is looked at when it is decided, and not again: memory of a state
 that becomes a buffer of the model later is noticed at the next scan. Where the bytes go is unknown
 here.
@@ -287,7 +287,7 @@ def scan(
 ) -> Scan:
     """Decides what of a stock can leave.
 
-    ``others``: memory that somebody else knows (parameters, buffers), and by what name; ``names``:
+    ``others``: memory that is not the optimizer's (parameters, buffers), and its name; ``names``:
     of parameters, by their identity; ``why_device_stays`` says why memory of a device is not moved,
     or None, and is asked once for each; ``pieces``: addresses and lengths of what an arena moves as
     one. The work grows with the number of tensors, and with that of the pieces. Does not block and
