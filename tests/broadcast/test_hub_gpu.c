@@ -161,11 +161,14 @@ static void with_require_only_workers_on_the_gpu_come_in(void **state)
     scene_open(&on, REFIT_GPU_REQUIRE, 0);
     hello(&on, 1, ours);
     assert_refused(&on, 1, false); /* the publisher may learn its GPU yet */
+    assert_null(hub_bench_peer(&on.bench, 1));
     use_gpu(&on);
     hello(&on, 2, NULL);
     assert_refused(&on, 2, false); /* likewise the worker */
+    assert_null(hub_bench_peer(&on.bench, 2));
     hello(&on, 3, others);
     assert_refused(&on, 3, true);
+    assert_null(hub_bench_peer(&on.bench, 3));
     hello(&on, 4, ours);
     join(&on, 4, false, HUB_PROOF);
     assert_refused(&on, 4, false);
