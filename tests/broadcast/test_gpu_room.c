@@ -85,11 +85,40 @@ static void the_figures_are_those_of_the_tensors_there_are(void **state)
     gpu_play_close(&play);
 }
 
+/* Though the next slot keeps the block that it has. */
+static void what_was_let_go_is_freed_when_the_next_slot_is_cleared(void **state)
+{
+    (void)state;
+    enum { BYTES = 4096 };
+    refit_device *device = NULL;
+    rft_gpu_store *store = NULL;
+    rft_leash reader = {0};
+    fake_cuda_reset();
+    assert_int_equal(refit_device_open("cuda:0", NULL, &device, NULL), REFIT_OK);
+    assert_int_equal(rft_gpu_store_open(device, &store, NULL), REFIT_OK);
+    assert_int_equal(rft_gpu_store_clear(store, 0, BYTES, NULL), REFIT_OK);
+    assert_int_equal(rft_gpu_store_clear(store, 1, BYTES, NULL), REFIT_OK);
+    const char *name = store->slots[0].block->leash.segment.name;
+    assert_int_equal(rft_leash_hold(&reader, name, NULL), REFIT_OK);
+    assert_int_equal(rft_leash_read(&reader, NULL), REFIT_OK);
+    assert_int_equal(rft_gpu_store_clear(store, 0, BYTES, NULL), REFIT_OK);
+    assert_int_equal(rft_gpu_store_bytes(store), 3 * BYTES);
+    rft_leash_close(&reader);
+    const rft_gpu_block *kept = store->slots[1].block;
+    assert_int_equal(rft_gpu_store_clear(store, 1, BYTES, NULL), REFIT_OK);
+    assert_ptr_equal(store->slots[1].block, kept);
+    assert_int_equal(rft_gpu_store_bytes(store), 2 * BYTES);
+    assert_int_equal(rft_gpu_store_close(store, 0), 0);
+    assert_int_equal(refit_device_close(device, NULL), REFIT_OK);
+    assert_int_equal(fake_cuda_leaks(), 0);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(room_for_one_version_is_enough_for_one),
         cmocka_unit_test(the_figures_are_those_of_the_tensors_there_are),
+        cmocka_unit_test(what_was_let_go_is_freed_when_the_next_slot_is_cleared),
     };
     return cmocka_run_group_tests_name("gpu_room", tests, NULL, NULL);
 }
