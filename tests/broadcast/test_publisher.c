@@ -315,6 +315,26 @@ static void every_failed_allocation_is_an_error(void **state)
     }
 }
 
+static void what_was_kept_of_a_worker_goes_with_the_publisher(void **state)
+{
+    (void)state;
+    test_trainer trainer;
+    raw_worker worker;
+    refit_config config = trainer_config();
+    failing_alloc_begin(0);
+    trainer_open(&trainer, &config);
+    raw_worker_open(&worker, refit_publisher_endpoint(trainer.publisher), "w", false);
+    raw_worker_join(&worker);
+    trainer_wait_workers(&trainer, 1);
+    trainer_offer(&trainer, 1);
+    raw_worker_stage(&worker);
+    raw_worker_apply(&worker);
+    assert_int_equal(trainer_join(&trainer), REFIT_OK);
+    raw_worker_close(&worker);
+    trainer_close(&trainer);
+    (void)failing_alloc_end(); /* fails where a block is left */
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -333,6 +353,7 @@ int main(void)
         cmocka_unit_test(quorum_without_workers_is_aborted),
         cmocka_unit_test(changed_tensors_make_a_new_store),
         cmocka_unit_test(every_failed_allocation_is_an_error),
+        cmocka_unit_test(what_was_kept_of_a_worker_goes_with_the_publisher),
     };
     return cmocka_run_group_tests_name("publisher", tests, NULL, NULL);
 }
