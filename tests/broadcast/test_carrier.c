@@ -2,6 +2,7 @@
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
+#include <stdlib.h>
 #include <string.h>
 
 #include <cmocka.h>
@@ -24,14 +25,13 @@ typedef struct scene {
     rft_pending pending[2];
 } scene;
 
-static void scene_open(scene *on)
+static void scene_open_as(scene *on, const refit_config *config)
 {
     void *memory = NULL;
     memset(on, 0, sizeof *on);
     fake_cuda_reset();
-    on->config = quick_config();
-    on->config.offload_piece_bytes = BYTES / 4;
-    assert_int_equal(refit_device_open("cuda:0", NULL, &on->device, NULL), REFIT_OK);
+    on->config = *config;
+    assert_int_equal(refit_device_open("cuda:0", &on->config, &on->device, NULL), REFIT_OK);
     assert_int_equal(refit_memory_alloc(on->device, 2 * BYTES, &memory, NULL), REFIT_OK);
     on->memory = memory;
     for (size_t i = 0; i < BYTES; i++) {
@@ -40,6 +40,13 @@ static void scene_open(scene *on)
     assert_int_equal(
         refit_stream_copy(on->device, REFIT_STREAM_NONE, memory, on->host, BYTES, NULL), REFIT_OK);
     assert_int_equal(rft_carrier_open(on->device, &on->config, &on->carrier, NULL), REFIT_OK);
+}
+
+static void scene_open(scene *on)
+{
+    refit_config config = quick_config();
+    config.offload_piece_bytes = BYTES / 4;
+    scene_open_as(on, &config);
 }
 
 static void scene_close(scene *on)
@@ -84,6 +91,31 @@ static void within_the_device_a_copy_is_one(void **state)
     assert_int_equal(fake_cuda_calls("cuMemcpyAsync"), copies + 5);
     assert_int_equal(rft_carrier_wait(on.carrier, PATIENCE_MS, NULL), REFIT_OK);
     assert_memory_equal(here, on.host, BYTES);
+    scene_close(&on);
+}
+
+/* Pieces below offload.small_bytes are carried by a kernel, as small copies are. */
+static void small_pieces_to_pinned_memory_are_gathered(void **state)
+{
+    (void)state;
+    scene on;
+    rft_pinning pinning = {0};
+    refit_config config = quick_config();
+    config.offload_piece_bytes = 4096;
+    config.offload_small_bytes = BYTES;
+    scene_open_as(&on, &config);
+    unsigned char *here = aligned_alloc(4096, BYTES);
+    assert_non_null(here);
+    memset(here, 0, BYTES);
+    assert_int_equal(rft_pinning_open(&pinning, on.device, here, BYTES, BYTES, NULL), REFIT_OK);
+    uint64_t launches = fake_cuda_calls("cuLaunchKernel");
+    assert_int_equal(rft_carrier_copy(on.carrier, here, on.memory, BYTES, &pinning, NULL),
+                     REFIT_OK);
+    assert_true(fake_cuda_calls("cuLaunchKernel") > launches);
+    assert_int_equal(rft_carrier_wait(on.carrier, PATIENCE_MS, NULL), REFIT_OK);
+    assert_memory_equal(here, on.host, BYTES);
+    rft_pinning_close(&pinning);
+    free(here);
     scene_close(&on);
 }
 
@@ -161,6 +193,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(bytes_and_their_digest_arrive),
         cmocka_unit_test(within_the_device_a_copy_is_one),
+        cmocka_unit_test(small_pieces_to_pinned_memory_are_gathered),
         cmocka_unit_test(what_is_held_is_in_use_until_the_work_is_done),
         cmocka_unit_test(what_is_held_for_no_work_is_let_go_by_a_wait),
         cmocka_unit_test(a_device_that_takes_no_digests_has_its_bytes_fetched),
