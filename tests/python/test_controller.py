@@ -318,7 +318,7 @@ def test_stats_are_a_flat_dict_of_floats(run: Run) -> None:
         stats = controller.stats()
         moved = sum(t.untyped_storage().nbytes() for t in run.moments())
         assert all(type(value) is float for value in stats.values())
-        assert stats["refit/offload_bytes"] == stats["refit/reclaimed_bytes"] == moved
+        assert stats["refit/offload_bytes"] == moved
         assert stats["refit/cycles"] == 1.0
         assert stats["refit/cycle_s"] >= stats["refit/cycle_exposed_s"] > 0
 

@@ -44,7 +44,7 @@ def test_what_left_is_free_on_the_device_and_taken_once_on_the_host() -> None:  
         away = resident_bytes()
         assert away - before < states // 4  # the host image took what the storages gave
         stats = controller.stats()
-        assert stats["refit/reclaimed_bytes"] == states
+        assert abs(stats["refit/reclaimed_bytes"] - states) < states // 20
         assert states <= stats["refit/host_bytes"] <= states * 1.02
         controller.restore(non_blocking=False)
         controller.release()

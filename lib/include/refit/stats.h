@@ -22,7 +22,8 @@ extern "C" {
     X(u64, offload_count, counter, "ways out completed")                                           \
     X(u64, offload_bytes_total, counter, "bytes copied out")                                       \
     X(u64, offload_bytes_last, gauge, "bytes copied out by the last way out")                      \
-    X(u64, offload_reclaimed_bytes_last, gauge, "device bytes given back by the last way out")     \
+    X(u64, offload_reclaimed_bytes_last, gauge,                                                    \
+      "device bytes that the last way out gave to the system or to the caller's allocator")        \
     X(f64, offload_seconds_last, gauge, "last way out, from call to last byte")                    \
     X(f64, offload_exposed_seconds_last, gauge, "last way out, time the caller waited")            \
     X(u64, restore_count, counter, "ways back completed")                                          \

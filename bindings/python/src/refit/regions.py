@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from refit import _abi
+from refit import _abi, _memory_now
 from refit.config import Config
 from refit.device import Device
 from refit.errors import DeviceMemoryError, RefitError, StateError
@@ -25,8 +25,6 @@ from refit.storages import Slots
 
 _LEGACY_STREAM = 1
 """cudaStreamLegacy: what PyTorch shows as stream 0 (see refit/device.h)."""
-
-_WORTH_TRIMMING = 64 << 20
 
 _UNSETTLED = (_abi.REFIT_OFFLOADING, _abi.REFIT_RESTORING, _abi.REFIT_FAILED)
 _AWAY = (_abi.REFIT_OFFLOADED, _abi.REFIT_FAILED)
@@ -61,14 +59,23 @@ def refuse_capture(device: torch.device) -> None:
         )
 
 
-def give_heap_back(freed: int) -> None:
+def give_heap_back() -> None:
     """What ``empty_cache`` is on a GPU: freed tensors of a few MiB else stay in the C heap.
 
-    Not for so little that walking through the heap costs more. Nothing without glibc.
+    What lies in one page with memory that is in use stays there nevertheless. Nothing without
+    glibc.
     """
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
-    if trim is not None and freed >= _WORTH_TRIMMING:
+    if trim is not None:
         trim(0)
+
+
+def resident_bytes() -> int:
+    """Anonymous memory that the system has given this process; 0 if it does not say."""
+    try:
+        return _memory_now.process_bytes()[_memory_now.ANONYMOUS]
+    except OSError:  # no /proc: the states can leave all the same
+        return 0
 
 
 class Regions:
@@ -185,29 +192,45 @@ class Regions:
         if self.offloader.state != _abi.REFIT_OFFLOADED:
             return
         self.offloader.unbind_each(self._movable())
-        with guard(self.device):
-            before = self._reserved()
-            for storage in self._storages:
-                if storage.nbytes():  # one that is empty may have become fixed since
-                    storage.resize_(0)
-            self.reclaimed = self._give_back(before)
+        self.reclaimed = self._pieces_given() + self._free_storages()
 
     def _movable(self) -> range:
         """The regions that are storages; pieces of an arena leave and return by themselves."""
         return range(len(self._storages))
 
-    def _reserved(self) -> int:
-        if self.device.type != "cuda":
+    def _pieces_given(self) -> int:
+        """Bytes of pieces of an arena: the C library counts the regions that were unbound, too."""
+        counted = int(self.offloader.stats().offload_reclaimed_bytes_last)
+        return max(0, counted - sum(self.slots.nbytes[: len(self._storages)]))
+
+    def _free_storages(self) -> int:
+        """Empties the storages, and gives their memory to the system; how many bytes it got.
+
+        That is measured, for an allocator keeps what it cannot give: see ``reclaimed_bytes`` in
+        bindings/python/README.md.
+        """
+        # one that is empty may have become fixed since
+        held = [storage for storage in self._storages if storage.nbytes()]
+        if not held:
             return 0
+        with guard(self.device):
+            before = self._taken()
+            for storage in held:
+                storage.resize_(0)
+            self._give_back()
+            return max(0, before - self._taken())
+
+    def _taken(self) -> int:
+        """Bytes that the allocator of this device has from the system."""
+        if self.device.type != "cuda":
+            return resident_bytes()
         return int(torch.cuda.memory_reserved(self.device))
 
-    def _give_back(self, before: int) -> int:
-        """Hands freed memory to the system; how many bytes that was, as far as it can be known."""
+    def _give_back(self) -> None:
         if self.device.type != "cuda":
-            give_heap_back(self.nbytes)
-            return self.nbytes
-        torch.cuda.empty_cache()
-        return max(0, before - self._reserved())
+            give_heap_back()
+        else:
+            torch.cuda.empty_cache()
 
     # ---- the way back ---------------------------------------------------------------------------
 
