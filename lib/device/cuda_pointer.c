@@ -85,10 +85,9 @@ static refit_status check_piece(rft_cuda_device *cuda, uint64_t at, const pointe
 refit_status rft_cuda_pointer_check(rft_cuda_device *cuda, const void *memory, uint64_t bytes,
                                     const void **whole, refit_error *error)
 {
-    uint64_t at = (uintptr_t)memory, end;
+    uint64_t at = (uintptr_t)memory;
+    const uint64_t end = at + bytes; /* device_calls.c refuses an end beyond the last address */
     const void *first = NULL;
-    RFT_REFUSE_IF(!rft_add_u64(at, bytes, &end), error, REFIT_ERR_INVALID,
-                  "%" PRIu64 " bytes from %p on are more than there are addresses", bytes, memory);
     while (at < end) {
         pointer_facts facts;
         uint64_t next = end;

@@ -245,7 +245,7 @@ static void what_is_not_its_memory_is_called_by_its_name(void **state)
     assert_refused(check(device, far, 8, error), REFIT_ERR_INVALID,
                    "is memory of cuda:1, and this device is cuda:0");
     assert_refused(check(device, memory, UINT64_MAX, error), REFIT_ERR_INVALID,
-                   "more than there are addresses");
+                   "would end beyond the addresses that there are");
     assert_refused(check(device, memory, 64 * MIB, error), REFIT_ERR_INVALID,
                    "not memory of cuda:0");
 

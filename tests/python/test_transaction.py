@@ -421,9 +421,9 @@ def test_an_exception_under_a_controller_aborts_and_the_states_come_back() -> No
 def test_a_publish_looks_at_the_model_once(monkeypatch: pytest.MonkeyPatch) -> None:
     looks: list[nn.Module] = []
 
-    def walk(model: nn.Module) -> list[module_walk.Found]:
+    def walk(model: nn.Module, *, merge: bool = False) -> list[module_walk.Found]:
         looks.append(model)
-        return module_walk.walk_weights(model)
+        return module_walk.walk_weights(model, merge=merge)
 
     monkeypatch.setattr("refit.weights.walk_weights", walk)
     model = nn.Linear(3, 2)
