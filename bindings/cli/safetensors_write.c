@@ -7,7 +7,7 @@
  *     sweep  files without a lock are removed: their writers were killed
  *
  * The kernel releases the lock when its process ends, so a process number that is used again does
- * no harm.
+ * no harm. Locks are asked for on one host: processes of several hosts need a folder each.
  *
  * The header is written by jansson in the form of the reference implementation (compact, in the
  * order of the bytes, filled up with spaces to a multiple of eight), so that a file without
@@ -172,6 +172,16 @@ static bool is_abandoned(int dir, const char *name, int *file)
            fstatat(dir, name, &named, AT_SYMLINK_NOFOLLOW) == 0 && named.st_ino == opened.st_ino;
 }
 
+/* Removes the file of a writer that was killed; false if another process writes it. */
+static bool remove_abandoned(int dir, const char *name)
+{
+    int file = -1;
+    const bool abandoned = is_abandoned(dir, name, &file);
+    if (abandoned) (void)unlinkat(dir, name, 0);
+    if (file >= 0) (void)close(file);
+    return abandoned;
+}
+
 static void sweep(int dir, const char *name)
 {
     const int again = openat(dir, ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
@@ -181,10 +191,7 @@ static void sweep(int dir, const char *name)
         return;
     }
     for (const struct dirent *each; (each = readdir(listing)) != NULL;) {
-        int file = -1;
-        if (!is_beside(each->d_name, name)) continue;
-        if (is_abandoned(dir, each->d_name, &file)) (void)unlinkat(dir, each->d_name, 0);
-        if (file >= 0) (void)close(file);
+        if (is_beside(each->d_name, name)) (void)remove_abandoned(dir, each->d_name);
     }
     (void)closedir(listing);
 }
@@ -209,14 +216,28 @@ static bool is_ours(int file)
     return fstat(file, &found) == 0 && found.st_nlink > 0;
 }
 
-/* A file of this name can only be what a killed process with our id has left. */
+/* The n-th name to try. Another process can have our number in a namespace of its own, so a name
+ * may be taken. */
+static void name_beside(cli_output *output, int n)
+{
+    char suffix[8] = "";
+    if (n > 0) (void)snprintf(suffix, sizeof suffix, "%03d", n);
+    (void)snprintf(output->beside, sizeof output->beside, ".%s.%ld%s", output->name, (long)getpid(),
+                   suffix);
+}
+
+/* Creates the file and locks it. */
 static refit_status open_beside(cli_output *output, refit_error *error)
 {
     const int flags = O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC;
-    for (int i = 0; i < TRIES_MOST; i++) {
-        (void)unlinkat(output->dir, output->beside, 0);
+    for (int i = 0, n = 0; i < TRIES_MOST; i++) {
+        name_beside(output, n);
         output->file = openat(output->dir, output->beside, flags, 0666);
-        if (output->file < 0) return refuse_io(error, "create", output->beside);
+        if (output->file < 0 && errno != EEXIST) return refuse_io(error, "create", output->beside);
+        if (output->file < 0) {
+            if (!remove_abandoned(output->dir, output->beside)) n++;
+            continue;
+        }
         if (is_ours(output->file)) return REFIT_OK;
         (void)close(output->file);
         output->file = -1;
@@ -277,7 +298,6 @@ static refit_status begin(const cli_source *source, cli_progress *progress, cli_
                           refit_error *error)
 {
     output->file = -1;
-    (void)snprintf(output->beside, sizeof output->beside, ".%s.%ld", output->name, (long)getpid());
     refit_status status = write_file(output, source, progress, error);
     if (status != REFIT_OK) cli_output_drop(output);
     return status;
@@ -362,7 +382,7 @@ refit_status cli_output_keep(cli_output *output, refit_error *error)
 
 void cli_output_drop(cli_output *output)
 {
-    (void)unlinkat(output->dir, output->beside, 0);
+    if (output->file >= 0) (void)unlinkat(output->dir, output->beside, 0);
     close_output(output);
 }
 

@@ -81,7 +81,7 @@ static refit_status check_broadcast(const refit_config *config, refit_error *err
                   error, REFIT_ERR_CONFIG,
                   "broadcast.idle_timeout_ms (%" PRIu32 ") must be 0 or above "
                   "broadcast.heartbeat_timeout_ms (%" PRIu32 "): a worker would end before a "
-                  "trainer counts as lost",
+                  "trainer counts as lost; allow more silence, or lower the heartbeat timeout",
                   config->broadcast_idle_timeout_ms, config->broadcast_heartbeat_timeout_ms);
     RFT_REFUSE_IF(config->limits_message_bytes > config->limits_manifest_bytes, error,
                   REFIT_ERR_CONFIG,

@@ -67,4 +67,15 @@ touch "$out"/{.model.1,.other.1,.1.safetensors.1}
 run 0 materialize "$scratch/kept" 1 --out "$out/model"
 is_left .1.safetensors.1 .other.1 model
 cmp "$out/model" "$scratch/small" || complain "the file that was written"
+
+# A process of another namespace may have the same number: its file is not touched.
+(
+    taken=$out/.model.$BASHPID
+    exec 5>"$taken"
+    flock 5 || complain "flock"
+    echo "$taken" >"$scratch/taken"
+    exec "${refit[@]}" materialize "$scratch/kept" 1 --out "$out/model"
+) || complain "materialize beside a file of the same name"
+[ -e "$(cat "$scratch/taken")" ] || complain "the other process's file was removed"
+is_left .1.safetensors.1 .other.1 "$(basename "$(cat "$scratch/taken")")" model
 finish

@@ -101,7 +101,7 @@ def test_a_worker_that_hears_no_trainer_ends_its_loop_and_says_so_to_who_waits()
 
 
 def test_an_idle_timeout_that_is_none_is_refused() -> None:
-    for bad in (0, -1, float("nan"), math.inf):
+    for bad in ("10m", 0, -1, float("nan"), math.inf):
         with pytest.raises(InvalidError, match="an idle_timeout of"):
             Subscriber("tcp://127.0.0.1:9", idle_timeout=bad)
     with pytest.raises(ConfigError, match=r"must be 0 or above broadcast\.heartbeat_timeout_ms"):

@@ -68,8 +68,8 @@ class Subscriber(Handle):
     (broadcast.idle_timeout_ms) ends a worker whose trainer is gone, however that ended: when it has
     heard no trainer for so long, counted from here on, a ``for`` loop ends and ``next`` raises
     ClosedError, for good. A trainer that is there is heard, however long it trains; give more than
-    one takes to start. None waits for ever. ``config`` and ``overrides`` are those of
-    ``refit.make_config``. Starts a service thread of the C library, joined by ``close``. One
+    one takes to start, and more than broadcast.heartbeat_timeout_ms (5 s). None waits for ever.
+    ``config`` and ``overrides`` are those of ``refit.make_config``. Starts a service thread of the C library, joined by ``close``. One
     thread at a time uses it, but for what is marked "any thread". Raises InvalidError, ConfigError,
     SecurityError (an address beyond this host, and no keys), InputOutputError (a key's file),
     UnsupportedError (keys, and a libzmq without CURVE), SystemCallError.
@@ -343,9 +343,9 @@ class Subscriber(Handle):
 
 
 def _milliseconds(seconds: float) -> int:
-    if not 0 < seconds < math.inf:
+    if not isinstance(seconds, int | float) or not 0 < seconds < math.inf:
         raise InvalidError(
-            f"an idle_timeout of {seconds} s: give seconds, more than 0, or None for no end"
+            f"an idle_timeout of {seconds!r}: give seconds, more than 0, or None for no end"
         )
     return math.ceil(seconds * 1000)
 
