@@ -69,8 +69,9 @@ class Subscriber(Handle):
     heard no trainer for so long, counted from here on, a ``for`` loop ends and ``next`` raises
     ClosedError, for good. A trainer that is there is heard, however long it trains; give more than
     one takes to start, and more than broadcast.heartbeat_timeout_ms (5 s). None waits for ever.
-    ``config`` and ``overrides`` are those of ``refit.make_config``. Starts a service thread of the C library, joined by ``close``. One
-    thread at a time uses it, but for what is marked "any thread". Raises InvalidError, ConfigError,
+    ``config`` and ``overrides`` are those of ``refit.make_config``. Starts a service thread of the
+    C library, joined by ``close``. One thread at a time uses it, but for what is marked "any
+    thread". Raises InvalidError, ConfigError,
     SecurityError (an address beyond this host, and no keys), InputOutputError (a key's file),
     UnsupportedError (keys, and a libzmq without CURVE), SystemCallError.
     """
