@@ -151,7 +151,7 @@ static void close_does_not_wait_for_the_pace(void **state)
     (void)state;
     open_moves(64, PIECES, false);
     assert_int_equal(start(), REFIT_OK);
-    while (first_byte(0) != 'a') {
+    while (faulty_device_calls(device, FAULTY_COPY_BATCH) == 0) {
         assert_int_equal(rft_mover_wait(mover, 50, NULL), REFIT_ERR_TIMEOUT);
     }
     assert_int_equal(rft_mover_close(mover, WAIT_MS, NULL), REFIT_OK);
