@@ -36,8 +36,9 @@ const rft_option rft_options[] = {
      "The arena is registered with the device in pieces of at most this size, a power of two. "
      "Below 2GiB on Linux 6.11 to 6.13, which refuse more; larger means fewer registrations."},
     {"offload.alignment_bytes", IN(offload_alignment_bytes), RFT_SIZE, "512", 16, 2 * MIB, "bytes",
-     "Where a region may begin inside the arena, a power of two. 512 suits DMA engines; 4KiB lets "
-     "a checkpoint writer use direct I/O."},
+     "Where a region may begin inside the arena, a power of two. 512 suits DMA engines; regions "
+     "below 16KiB then begin at multiples of 64 to 256. More holds for all regions: 4KiB lets a "
+     "checkpoint writer use direct I/O."},
     {"offload.budget_bytes", IN(offload_budget_bytes), RFT_SIZE, "0", 0, 1024 * TIB, "bytes",
      "The most host memory that the arena may take. 0: offload.budget_share decides. Set it where "
      "several trainers share one machine."},

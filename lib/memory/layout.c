@@ -14,9 +14,14 @@
 #include "base/alloc.h"
 #include "base/checked.h"
 
+/* Small regions: bytes over alignment, at least, so that padding is little; but each begins a cache
+ * line, for threads that copy neighbours. */
+#define PADDING_SHARE 32
+#define LINE_BYTES    64
+
 typedef struct layout_cursor {
     uint64_t at;        /* where the image ends so far */
-    uint64_t alignment; /* of regions */
+    uint64_t alignment; /* of regions that are not small */
     uint64_t edge;      /* of slabs */
     uint64_t most;      /* bytes of one slab */
 } layout_cursor;
@@ -81,12 +86,23 @@ static bool fits_slab(const rft_layout *layout, const layout_cursor *cursor, uin
     return used <= cursor->most && bytes <= cursor->most - used;
 }
 
+/* An alignment above the usual one was asked for, by a reader that needs it of every region. */
+static uint64_t alignment_of(const layout_cursor *cursor, const rft_layout_item *item)
+{
+    uint64_t alignment = cursor->alignment;
+    if (alignment > RFT_USUAL_ALIGNMENT) return alignment;
+    while (alignment > LINE_BYTES && alignment > item->bytes / PADDING_SHARE) {
+        alignment /= 2;
+    }
+    return alignment;
+}
+
 static bool place_item(rft_layout *layout, layout_cursor *cursor, rft_layout_item *item)
 {
     uint64_t begin;
     item->offset = 0;
     if (item->bytes == 0) return true;
-    if (!rft_align_u64(cursor->at, cursor->alignment, &begin)) return false;
+    if (!rft_align_u64(cursor->at, alignment_of(cursor, item), &begin)) return false;
     if (!fits_slab(layout, cursor, begin, item->bytes)) {
         if (!begin_slab(layout, cursor)) return false;
         begin = cursor->at;

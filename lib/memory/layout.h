@@ -3,10 +3,12 @@
  *
  * Regions are laid out in the order they are to come back (higher priority first, then group, then
  * as given), each aligned. The image is cut into slabs of at most slab_bytes, each of which is
- * page- locked by one registration. A region lies in one slab, which ends early where the next one
+ * page-locked by one registration. A region lies in one slab, which ends early where the next one
  * no longer fits; only a region larger than slab_bytes covers several: it starts at the beginning
  * of one, and all but its last are slab_bytes long. Slabs follow each other without holes, so the
- * image exceeds the payload by alignment only: under 1 % for states of any size worth moving.
+ * image exceeds the payload by alignment only. That is at most 1/32 of each region of 2 KiB or
+ * more: where regions are aligned to 512 or less, those of fewer than 32 times as many bytes are
+ * aligned to a smaller power of two, down to 64.
  */
 #ifndef RFT_LAYOUT_H
 #define RFT_LAYOUT_H
@@ -28,6 +30,9 @@ typedef struct rft_slab {
     uint64_t offset; /* a multiple of RFT_SLAB_EDGE, unless slab_bytes is smaller than that */
     uint64_t bytes;
 } rft_slab;
+
+/* What suits copy engines. An alignment above this one holds for small regions as well. */
+#define RFT_USUAL_ALIGNMENT UINT64_C(512)
 
 /* Slabs begin on pages, whatever the page size of the machine: two registrations share none. */
 #define RFT_SLAB_EDGE UINT64_C(65536)

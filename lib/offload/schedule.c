@@ -99,7 +99,6 @@ static refit_status open_room(rft_schedule *schedule, const rft_region_table *re
     limits.pieces = (uint32_t)pieces;
     RFT_TRY(sum_moved(regions, &limits.bytes, error));
     schedule->count = regions->count;
-    schedule->alignment = config->offload_alignment_bytes;
     schedule->order = rft_calloc(at_least_one(regions->count), sizeof *schedule->order);
     schedule->pieces = rft_calloc(pieces, sizeof *schedule->pieces);
     RFT_REFUSE_IF(schedule->order == NULL || schedule->pieces == NULL, error, REFIT_ERR_HOST_MEMORY,
@@ -154,6 +153,7 @@ refit_status rft_schedule_measure(const rft_region_table *regions, const refit_c
 /* Where a filling has come to: regions come in the order of the image, and so do slabs. */
 typedef struct schedule_walk {
     rft_schedule *schedule;
+    const rft_region_table *regions;
     uint32_t slab;
     uint32_t count; /* pieces so far */
 } schedule_walk;
@@ -176,15 +176,29 @@ static uint64_t slab_end(schedule_walk *walk, uint64_t at)
     return slabs[walk->slab].offset + slabs[walk->slab].bytes;
 }
 
-/* The next region begins aligned, so what lies before that is nobody's. */
-static uint32_t padding_behind(const schedule_walk *walk, uint64_t end, uint64_t edge)
+/* Where the next region in the image begins, whether it moves or not; the end of the image if
+ * region number `at` of the order is the last. */
+static uint64_t next_begin(const schedule_walk *walk, uint32_t at)
 {
-    uint64_t padding = -end & (walk->schedule->alignment - 1);
-    return (uint32_t)rft_min_u64(rft_min_u64(padding, edge - end), UINT32_MAX);
+    const rft_schedule *schedule = walk->schedule;
+    for (uint32_t next = at + 1; next < schedule->count; next++) {
+        const rft_region *region = &walk->regions->items[schedule->order[next]];
+        if (region->policy == REFIT_KEEP) return region->host_offset;
+    }
+    return schedule->layout.image_bytes;
 }
 
-static void add_kept(schedule_walk *walk, const rft_region *region, char *image, bool out)
+/* What lies before the next region, and in the same slab, is of no region. */
+static uint32_t padding_behind(const schedule_walk *walk, uint32_t at, uint64_t end, uint64_t edge)
 {
+    uint64_t padding = rft_min_u64(next_begin(walk, at), edge) - end;
+    return (uint32_t)rft_min_u64(padding, UINT32_MAX);
+}
+
+/* `number`: of the region in the order. */
+static void add_kept(schedule_walk *walk, uint32_t number, char *image, bool out)
+{
+    const rft_region *region = &walk->regions->items[walk->schedule->order[number]];
     uint64_t end = region->host_offset + region->bytes;
     char *memory = region->memory;
     for (uint64_t at = region->host_offset; at < end;) {
@@ -194,7 +208,7 @@ static void add_kept(schedule_walk *walk, const rft_region *region, char *image,
                            .from = out ? memory : image + at,
                            .bytes = stop - at,
                            .slab = walk->slab,
-                           .slack = stop == end ? padding_behind(walk, end, edge) : 0};
+                           .slack = stop == end ? padding_behind(walk, number, end, edge) : 0};
         add_piece(walk, piece, region);
         memory += piece.bytes;
         at = stop;
@@ -204,11 +218,11 @@ static void add_kept(schedule_walk *walk, const rft_region *region, char *image,
 refit_status rft_schedule_way_out(rft_schedule *schedule, const rft_region_table *regions,
                                   char *image, refit_error *error)
 {
-    schedule_walk walk = {.schedule = schedule};
+    schedule_walk walk = {.schedule = schedule, .regions = regions};
     for (uint32_t at = 0; at < schedule->count; at++) {
         const rft_region *region = &regions->items[schedule->order[at]];
         if (region->place != REFIT_ON_DEVICE || region->policy != REFIT_KEEP) continue;
-        add_kept(&walk, region, image, true);
+        add_kept(&walk, at, image, true);
     }
     return rft_plan_fill(&schedule->plan, schedule->pieces, walk.count, error);
 }
@@ -216,12 +230,12 @@ refit_status rft_schedule_way_out(rft_schedule *schedule, const rft_region_table
 refit_status rft_schedule_way_back(rft_schedule *schedule, const rft_region_table *regions,
                                    char *image, refit_error *error)
 {
-    schedule_walk walk = {.schedule = schedule};
+    schedule_walk walk = {.schedule = schedule, .regions = regions};
     for (uint32_t at = 0; at < schedule->count; at++) {
         const rft_region *region = &regions->items[schedule->order[at]];
         if (region->place != REFIT_ON_HOST || region->policy == REFIT_DISCARD) continue;
         if (region->policy == REFIT_KEEP) {
-            add_kept(&walk, region, image, false);
+            add_kept(&walk, at, image, false);
         } else {
             add_piece(&walk, (rft_piece){.to = region->memory, .bytes = region->bytes}, region);
         }

@@ -17,7 +17,6 @@ typedef struct rft_schedule {
     uint32_t *by_address; /* owned; regions by the addresses that they had when it was made */
     rft_piece *pieces;    /* owned; room for one a region and slab */
     uint32_t count;       /* regions */
-    uint64_t alignment;   /* of regions in the image */
 } rft_schedule;
 
 /* Writes the regions' host offsets too. On failure nothing is owned. REFIT_ERR_LIMIT,

@@ -91,7 +91,7 @@ typedef struct refit_config {
 
     /* offload.* */
     uint64_t offload_slab_bytes;      /* one page-lock registration covers one slab */
-    uint64_t offload_alignment_bytes; /* of each region inside the arena; a power of two */
+    uint64_t offload_alignment_bytes; /* of regions inside the arena; a power of two */
     uint64_t offload_budget_bytes;    /* most host memory for the arena; 0: by share */
     double offload_budget_share;      /* of the memory that machine and cgroup really have free */
     int32_t offload_pin;              /* refit_pin */
