@@ -220,7 +220,7 @@ static bool is_ours(int file)
  * may be taken. */
 static void name_beside(cli_output *output, int n)
 {
-    char suffix[8] = "";
+    char suffix[12] = ""; /* of any int */
     if (n > 0) (void)snprintf(suffix, sizeof suffix, "%03d", n);
     (void)snprintf(output->beside, sizeof output->beside, ".%s.%ld%s", output->name, (long)getpid(),
                    suffix);
