@@ -51,7 +51,6 @@ def test_what_malloc_keeps_is_not_reclaimed(count: int, elements: int, gives_bac
     nbytes = count * elements * 4
     with refit.Controller(optimizer) as controller:
         gc.collect()
-        ctypes.CDLL(None).malloc_trim(0)  # else what others have freed is given back, too
         pages = pages_of(optimizer)
         controller.clear()
         given = sum(not is_resident(page) for page in pages) * mmap.PAGESIZE

@@ -217,20 +217,17 @@ class Regions:
             before = self._taken()
             for storage in held:
                 storage.resize_(0)
-            self._give_back()
+            if self.device.type == "cuda":
+                torch.cuda.empty_cache()
             return max(0, before - self._taken())
 
     def _taken(self) -> int:
-        """Bytes that the allocator of this device has from the system."""
-        if self.device.type != "cuda":
-            return resident_bytes()
-        return int(torch.cuda.memory_reserved(self.device))
-
-    def _give_back(self) -> None:
-        if self.device.type != "cuda":
-            give_heap_back()
-        else:
-            torch.cuda.empty_cache()
+        """Bytes that the allocator of this device has from the system. On a CPU the heap gives back
+        first what is free in it, so that it is not taken for memory of the states."""
+        if self.device.type == "cuda":
+            return int(torch.cuda.memory_reserved(self.device))
+        give_heap_back()
+        return resident_bytes()
 
     # ---- the way back ---------------------------------------------------------------------------
 
