@@ -1,16 +1,18 @@
-"""One thread at a time: what publishers and subscribers of the C library ask of their callers.
+"""One call at a time: what publishers, subscribers and controllers ask of their callers.
 
-A second thread is refused with a sentence instead of being let into C, and so is a signal handler
-that comes back into an object in the middle of a call of it.
+A second thread is refused with a sentence instead of being let into C, or waits, for a ``Move``. A
+signal handler that comes back into an object in the middle of a call of it is refused by both.
 
 Ctrl-C may be raised wherever Python code begins or a call of it ends. So a turn is given back by a
 method that is written in C, and one that was just taken is given back where it was taken.
 """
 
 import threading
-from typing import Any, Literal
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, ClassVar, Literal
 
-from refit.errors import StateError
+from refit.errors import BusyError, RefitError, StateError
 
 _RLock: Any = type(threading.RLock())
 
@@ -18,6 +20,9 @@ _RLock: Any = type(threading.RLock())
 class Turn(_RLock):  # type: ignore[misc]
     """Held for the length of a call. It never waits, but by ``wait``. ``__exit__`` is the lock's
     own: one in Python would be skipped if Ctrl-C came as it begins, and the turn never end."""
+
+    _waits: ClassVar[bool] = False
+    _lets_in = False
 
     def __init__(self, what: str) -> None:
         self._what = what
@@ -29,13 +34,17 @@ class Turn(_RLock):  # type: ignore[misc]
     def __enter__(self) -> Literal[True]:
         mine_before = self.is_mine
         try:
-            if not mine_before and self.acquire(blocking=False):
+            if (self._lets_in or not mine_before) and self.acquire(blocking=self._waits):
+                self._lets_in = self._lets_in and mine_before
                 return True
         except BaseException:
             if self.is_mine and not mine_before:
                 self.release()
             raise
-        raise StateError(
+        raise self._refusal()
+
+    def _refusal(self) -> RefitError:
+        return StateError(
             f"this {self._what} is in the middle of a call: one thread at a time uses it"
         )
 
@@ -51,3 +60,25 @@ class Turn(_RLock):  # type: ignore[misc]
         finally:
             if self.is_mine:
                 self.release()
+
+
+class Move(Turn):
+    """Held while memory moves. Another thread waits; the thread that holds it is refused."""
+
+    _waits = True
+
+    @contextmanager
+    def letting_in(self, lets_in: bool) -> Iterator[None]:
+        """A block, within the turn, in which the thread that holds it may take it again or not."""
+        before, self._lets_in = self._lets_in, lets_in
+        try:
+            yield
+        finally:
+            self._lets_in = before
+
+    def _refusal(self) -> RefitError:
+        return BusyError(
+            f"this {self._what} is in the middle of a call in this thread: a signal handler, a "
+            "finalizer or a log handler cannot use or move the states now. Set a flag there, and "
+            "do it after the call"
+        )

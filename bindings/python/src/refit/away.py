@@ -18,7 +18,14 @@ away has no memory there, so these end the process or fault on the GPU:
 - ``x.data = t``, ``torch.utils.dlpack.to_dlpack(t)``, ``y.backward(t)``;
 - ``torch.vmap``, ``torch.func`` and TorchScript functions;
 - extension modules in C++ that take tensors themselves;
-- code within ``torch._C.DisableTorchFunctionSubclass()``.
+- code within ``torch._C.DisableTorchFunctionSubclass()``; a signal handler that comes while such
+  code runs, as ``checkpoint()`` and ``accumulating`` do for a moment, and reads a tensor itself.
+
+``torch.utils.swap_tensors`` exchanges classes as well as memory, and ``as_subclass`` may be given
+the class: such a tensor brings all back when it is used, and then gets its own class.
+
+What a signal handler, a finalizer or a log handler does with states in the middle of a ``clear``,
+``restore`` or ``join`` of its thread is a BusyError (see ``cycle``).
 
 The hooks on an optimizer (see ``hooks``) need none of this: within ``step`` all of that may be
 done. How memory comes back is unknown here.
@@ -27,9 +34,12 @@ done. How memory comes back is unknown here.
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager
-from typing import Any, ClassVar
+from operator import methodcaller
+from typing import Any, ClassVar, cast
 
 import torch
+
+from refit.errors import StateError
 
 _PROPERTIES = (
     "shape dtype device layout ndim itemsize nbytes name output_nr _version grad grad_fn is_leaf "
@@ -74,8 +84,7 @@ class Away:
         """What PyTorch calls in place of ``func``."""
         given = kwargs or {}
         if func in _LOOKS:
-            with untouched():
-                return func(*args, **given)
+            return torch._C._disabled_torch_function_impl(func, types, args, given)
         if func == torch.Tensor.zero_ and cls.absence.zero(args):
             return args[0]
         if func == torch._foreach_zero_ and args and cls.absence.zero(args[0]):
@@ -86,14 +95,39 @@ class Away:
         for kind in types:
             if issubclass(kind, Away):
                 kind.absence.bring_back()
+        _unmark((args, given))
         return func(*args, **given)
+
+
+def _unmark(value: Any) -> None:
+    """Gives tensors their own class that ``lift`` did not know of: ``swap_tensors`` exchanged their
+    class, or ``as_subclass`` gave it to them. StateError for one whose memory may still be away.
+    """
+    if isinstance(value, Away):
+        if value.absence.is_any:
+            raise StateError(
+                f"the memory of this {kind_of(value).__name__} did not come back with the others: "
+                "call restore() on its controller, then use it again"
+            )
+        cast(Any, value).__class__ = kind_of(value)
+    elif isinstance(value, list | tuple):
+        for one in value:
+            _unmark(one)
+    elif isinstance(value, dict):
+        _unmark(list(value.values()))
 
 
 def untouched() -> AbstractContextManager[Any]:
     """A block in which this thread handles tensors that are away as they are, and nothing comes
-    back. No code of others belongs in it."""
+    back. No code of others belongs in it; a signal handler may run in it, so memory that a handler
+    could use must be there, or the block be short."""
     block: AbstractContextManager[Any] = torch._C.DisableTorchFunctionSubclass()
     return block
+
+
+def call_untouched(func: Callable[..., Any], *arguments: Any) -> Any:
+    """Such a block for one call of what is written in C: no signal handler runs in it."""
+    return torch._C._disabled_torch_function_impl(func, (), arguments, {})
 
 
 def kind_of(tensor: Any) -> type:
@@ -131,13 +165,12 @@ class Absence:
         if group == self._zeroable:
             self._can_be_zeroed = set(map(id, tensors))
         plain = self._class_of(torch.Tensor)
-        with untouched():
-            for tensor in tensors:
-                kind = type(tensor)
-                if kind is torch.Tensor:
-                    tensor.__class__ = plain
-                elif not issubclass(kind, Away):
-                    tensor.__class__ = self._class_of(kind)
+        for tensor in tensors:
+            kind = type(tensor)
+            if kind is torch.Tensor:
+                tensor.__class__ = plain
+            elif not issubclass(kind, Away):
+                tensor.__class__ = self._class_of(kind)
 
     def watch(self, group: int, parameters: Iterable[Any]) -> None:
         """Likewise a backward pass that comes to one of the parameters whose gradients are in the
@@ -179,6 +212,11 @@ class Absence:
             self._zeroed.update(taken)
             return bool(taken)
 
+    @property
+    def is_any(self) -> bool:
+        """Whether any group of tensors has not come back."""
+        return any(self._tensors.values())
+
     def is_zero(self, tensor: Any) -> bool:
         """Whether a tensor will be zeros when it is back, whatever its bytes are now."""
         return id(tensor) in self._zeroed
@@ -187,31 +225,29 @@ class Absence:
         """The bytes of these groups are back, or the current stream waits for them: their tensors
         are what they were. Call it again after a failure."""
         plain = self._classes.get(torch.Tensor)
-        with untouched():
-            for group in groups:
-                if group == self._zeroable:
-                    self._fill_zeros()
-                for hooks in self._hooked.get(group, ()):
-                    hooks.pop(_HOOK, None)
-                self._hooked[group] = []
-                for tensor in self._tensors.get(group, ()):
-                    kind = type(tensor)
-                    if kind is plain:
-                        tensor.__class__ = torch.Tensor
-                    elif issubclass(kind, Away):
-                        tensor.__class__ = kind.kind
-                self._tensors[group] = ()
+        for group in groups:
+            if group == self._zeroable:
+                self._fill_zeros()
+            for hooks in self._hooked.get(group, ()):
+                hooks.pop(_HOOK, None)
+            self._hooked[group] = []
+            for tensor in self._tensors.get(group, ()):
+                kind = type(tensor)
+                if kind is plain:
+                    tensor.__class__ = torch.Tensor
+                elif issubclass(kind, Away):
+                    tensor.__class__ = kind.kind
+            self._tensors[group] = ()
 
     def _fill_zeros(self) -> None:
         with torch.no_grad():
             for tensor in self._zeroed.values():
-                tensor.zero_()
+                call_untouched(methodcaller("zero_"), tensor)
         self._zeroed.clear()
         self._can_be_zeroed.clear()
 
 
 def _can_wait(tensor: Any) -> bool:
     """Whether zeroing a tensor later is the same as now."""
-    with untouched():
-        recorded = tensor.requires_grad and torch.is_grad_enabled()
-        return not (recorded or tensor.is_inference())
+    recorded = tensor.requires_grad and torch.is_grad_enabled()
+    return not (recorded or tensor.is_inference())

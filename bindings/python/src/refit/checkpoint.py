@@ -14,18 +14,14 @@ from typing import Any
 
 import torch
 
-from refit.cycle import CLEARED, RETURNING, Cycle
+from refit.cycle import CLEARED, Cycle
 from refit.image import Image, Unshowable
 
 
 @contextmanager
 def reading(cycle: Cycle) -> Iterator[list[dict[str, Any]]]:
     """One state_dict for each optimizer, valid until the block ends."""
-    if cycle.phase == RETURNING:
-        cycle.join()
-    for lane in cycle.lanes:
-        lane.settle()  # a clear that ended by its deadline may still be copying
-    cycle.readers += 1
+    cycle.begin_reading()  # a clear that ended by its deadline may still be copying
     try:
         with ExitStack() as stack:
             yield _state_dicts(cycle, stack)

@@ -6,16 +6,22 @@ A phase changes only when its work is done on every device; each device knows by
 is (see ``regions``). So after an exception, Ctrl-C too, the same verb goes on, and ``restore``
 brings back what has left from wherever it is.
 
+Code that a thread runs in the middle of a verb of its own, as a signal handler does, cannot move or
+use the states: it gets a BusyError. If the handler lets it pass, it ends the verb as Ctrl-C does.
+Other threads wait. Methods with an underscore are called with the turn held.
+
 What there is says an ``Inventory``, where it is ``Lanes``, how it went a ``Tally``. Hooks,
 publishers and options of the user are unknown here.
 """
 
-import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any, cast
 
 import torch
 
+from refit._turn import Move
 from refit.away import Absence, Away, untouched
 from refit.config import Config
 from refit.errors import BusyError, NotFoundError, StateError
@@ -50,8 +56,9 @@ class Cycle:
         self._inventory = inventory
         self._grads = grads
         self._observers = observers
-        self._moving = threading.RLock()
-        self._absence = Absence(self._bring_all, self._moving, zeroable=GRADS)
+        self._moving = Move("controller")
+        bring_all = cast(Any, torch.compiler).disable(self._bring_all)  # it is no part of a graph
+        self._absence = Absence(bring_all, self._moving, zeroable=GRADS)
         self.lanes = Lanes(config, inventory.arenas_of)
         self._stock: Stock | None = None
         self._scan: Scan | None = None
@@ -71,7 +78,8 @@ class Cycle:
     def _holds(self, grad: torch.Tensor) -> bool:
         """Whether a gradient is not all zeros, wherever its bytes are."""
         if self.phase == CLEARED:
-            self._settle()  # copies may be under way, after Ctrl-C
+            with self._moving:
+                self._settle()  # copies may be under way, after Ctrl-C
         if self._absence.is_zero(grad):
             return False
         with untouched():
@@ -91,9 +99,9 @@ class Cycle:
         with self._moving, self.tally.verb():
             began = time.perf_counter()
             if self.phase == CLEARED and self._stock is None:
-                self.restore()  # copies back had failed: gradients are in use, storages let go of
+                self._restore()  # copies back had failed: gradients are in use, storages let go of
             if self.phase == RETURNING:
-                self.join()
+                self._join()
             if self.phase == TRAINING:
                 self.tally.begin(began)
                 self._refuse_clear()
@@ -103,10 +111,24 @@ class Cycle:
             else:
                 self._refuse_moved()
             try:
-                with self._observers.phase("offload", self.lanes.nbytes):
+                with self._told("offload", self.lanes.nbytes):
+                    if self.phase == RETURNING:
+                        self._join()
+                    if self.phase == TRAINING and not self.lanes.held:
+                        self._refresh()
                     self._leave()
             finally:
                 self.tally.waited(began)
+
+    @contextmanager
+    def _told(self, phase: str, nbytes: int = 0) -> Iterator[None]:
+        """Observers are told of a phase. They may use the states, as nothing is half done then; so
+        the block looks again at where the states are."""
+        with ExitStack() as stack:
+            stack.enter_context(self._moving.letting_in(True))
+            stack.enter_context(self._observers.phase(phase, nbytes))
+            stack.enter_context(self._moving.letting_in(False))
+            yield
 
     def _refuse_clear(self) -> None:
         if self.readers:
@@ -125,11 +147,10 @@ class Cycle:
         self.phase = CLEARED  # from here on restore() settles what was begun
         try:
             self._guard()  # first: what is leaving must not be written to
-            with untouched():
-                for lane in self.lanes:
-                    lane.leave()
-                for lane in self.lanes:
-                    lane.free()
+            for lane in self.lanes:
+                lane.leave()
+            for lane in self.lanes:
+                lane.free()
         except BaseException:
             if self.lanes.home:
                 self._absence.lift(STATES, GRADS)
@@ -167,7 +188,8 @@ class Cycle:
         stock = self._inventory.take()
         mark = stock.identities(), stock.addresses()
         known = self._scan if mark == self._mark else None
-        if known is None or known.passing or not self.lanes.hold(known, stock):
+        holds = known is not None and not known.passing and self.lanes.home
+        if known is None or not holds or not self.lanes.hold(known, stock):
             found = self._inventory.decide(stock)
             self._scan, self.resident = None, found.resident
             policies = {STATES: KEEP, GRADS: KEEP if self._grads == "keep" else ZERO}
@@ -198,25 +220,31 @@ class Cycle:
         """Allocates the storages and starts the copies back; nothing if they are back."""
         if self.phase != CLEARED:
             return
+        with self._moving:
+            self._restore()
+
+    def _restore(self) -> None:
+        if self.phase != CLEARED:  # another thread did it meanwhile
+            return
         began = time.perf_counter()
         self.tally.returns(began)
-        with self._moving, self.tally.verb():
+        with self.tally.verb():
             try:
-                with self._observers.phase("restore", self.lanes.nbytes):
-                    self._come_back()
+                with self._told("restore", self.lanes.nbytes):
+                    if self.phase == CLEARED:
+                        self._come_back()
             finally:
                 self.tally.waited(began)
 
     def _come_back(self) -> None:
-        with untouched():
-            for lane in self.lanes:
-                refuse_capture(lane.device)
-                lane.come_back()
-            for lane in self.lanes:
-                lane.join(GRADS)  # a backward pass adds to them, long before the step
-            self._absence.lift(GRADS)
-            if self._stock is not None:
-                self._mark = self._mark[0], self._stock.addresses()
+        for lane in self.lanes:
+            refuse_capture(lane.device)
+            lane.come_back()
+        for lane in self.lanes:
+            lane.join(GRADS)  # a backward pass adds to them, long before the step
+        self._absence.lift(GRADS)
+        if self._stock is not None:
+            self._mark = self._mark[0], self._stock.addresses()
         self._stock = None
         self.phase = RETURNING
 
@@ -225,14 +253,19 @@ class Cycle:
 
         StateError while they are away: restore first.
         """
+        with self._moving:
+            self._join()
+
+    def _join(self) -> None:
         began = time.perf_counter()
-        with self._moving, self.tally.verb():
+        with self.tally.verb():
             self._refuse_join()
-            with self._observers.phase("join"):
+            with self._told("join"):
+                self._refuse_join()
                 self._join_lanes()
-            self._absence.lift(GRADS, STATES)
-            if self.phase == RETURNING:
-                self.phase = TRAINING
+                self._absence.lift(GRADS, STATES)
+                joined, self.phase = self.phase, TRAINING
+            if joined == RETURNING:
                 self.tally.end(began, self.lanes)
 
     def _refuse_join(self) -> None:
@@ -254,24 +287,38 @@ class Cycle:
     def bring_back(self) -> None:
         """Restore and join, from wherever things are. Any thread: a backward pass has one a GPU."""
         with self._moving:
-            self.restore()
-            if self.phase == RETURNING:
-                self.join()
-            for lane in self.lanes:
-                lane.forget()
+            self._bring_back()
+
+    def _bring_back(self) -> None:
+        self._restore()
+        if self.phase == RETURNING:
+            self._join()
+        for lane in self.lanes:
+            lane.forget()
 
     def _bring_all(self) -> None:
-        """Likewise for a tensor that is used while it is away, on whatever stream that is, and
-        whichever use the other streams will make of it: no copy is under way any more."""
+        """As ``bring_back``, for a tensor that is used while it is away, on any stream: no copy is
+        under way when this returns."""
         with self._moving:
-            self.restore()
+            self._restore()
             if self.phase == RETURNING:
                 self._settle()
-                self.join()
+                self._join()
+        if self.abandoned and not self.readers:
+            self.close()
 
     def look_again(self) -> None:
         """Nothing that was decided holds any longer."""
         self._scan = None
+
+    def begin_reading(self) -> None:
+        """No copy is under way when this returns, and no ``clear`` begins until ``readers``, which
+        counts one more, is counted down."""
+        with self._moving:
+            if self.phase == RETURNING:
+                self._join()
+            self._settle()
+            self.readers += 1
 
     # ---- the rest -------------------------------------------------------------------------------
 
@@ -283,23 +330,27 @@ class Cycle:
 
     def trim(self) -> None:
         """Gives the host memory back. StateError while states are away."""
-        if self.phase == RETURNING:
-            self.join()
-        if self.phase == CLEARED:
-            raise StateError("the states are in that memory: restore() them first")
-        self.lanes.trim()
-        self.tally.tell_host_memory(self.lanes)
+        with self._moving:
+            if self.phase == RETURNING:
+                self._join()
+            if self.phase == CLEARED:
+                raise StateError("the states are in that memory: restore() them first")
+            self.lanes.trim()
+            self.tally.tell_host_memory(self.lanes)
 
     def close(self) -> None:
         """Brings back what is away, then closes all. Fails, and stays open, if that fails."""
-        self.bring_back()
-        self.lanes.close()
-        self.tally.tell_host_memory(self.lanes)
+        with self._moving:
+            self._bring_back()
+            self.lanes.close()
+            self.tally.tell_host_memory(self.lanes)
 
     def abandon(self) -> None:
         """Nobody will call any more: the states return now, and all is closed behind the last
         reader."""
         self.abandoned = True
+        if self._moving.is_mine:  # the controller was collected in the middle of ``_bring_all``
+            return
         if self.readers:
             self.bring_back()
         else:

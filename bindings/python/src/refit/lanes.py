@@ -38,6 +38,11 @@ class Lanes:
         return all(lane.home for lane in self)
 
     @property
+    def held(self) -> bool:
+        """Whether all storages of the plan are held."""
+        return all(lane.held for lane in self)
+
+    @property
     def back(self) -> bool:
         """Whether all bytes are on their devices or surely on their way. Does not block."""
         return all(lane.back for lane in self)

@@ -16,6 +16,7 @@ from typing import Any
 import torch
 
 from refit import _abi, _memory_now
+from refit.away import untouched
 from refit.config import Config
 from refit.device import Device
 from refit.errors import DeviceMemoryError, RefitError, StateError
@@ -178,19 +179,37 @@ class Regions:
     # ---- the way out ----------------------------------------------------------------------------
 
     def leave(self) -> None:
-        """Starts the copies out, behind the current stream. Nothing if they have left."""
+        """Starts the copies out, behind the current stream. Nothing if they have left. StateError
+        if the storages were let go of: nothing leaves."""
+        if self.home:
+            self._refuse_unheld()
         if self.offloader.state == _abi.REFIT_RESTORING:
             self.offloader.finish()
         self.offloader.offload(current_stream(self.device))
+
+    @property
+    def held(self) -> bool:
+        """Whether the storages of the plan are held."""
+        return len(self._storages) == len(self.slots.tensors)
+
+    def _refuse_unheld(self) -> None:
+        """What leaves must be held, or its memory could be neither freed nor taken again."""
+        if not self.held:
+            raise StateError(
+                f"{len(self.slots.tensors)} storages leave {self.device}, and "
+                f"{len(self._storages)} are held: call restore(), then clear()"
+            )
 
     def free(self) -> None:
         """Waits until all bytes are on the host, then gives the device memory back.
 
         DeadlineError, CopyError and others: call again; what is not on the host is not freed.
+        StateError if the storages were let go of.
         """
         self.offloader.finish()
         if self.offloader.state != _abi.REFIT_OFFLOADED:
             return
+        self._refuse_unheld()
         self.offloader.unbind_each(self._movable())
         self.reclaimed = self._pieces_given() + self._free_storages()
 
@@ -270,6 +289,8 @@ class Regions:
                 storage.resize_(nbytes)
             else:
                 self._replace(number, storage, tenants)
+        except RefitError:  # a signal handler came in between, and raised it
+            raise
         except (RuntimeError, MemoryError) as why:  # torch.OutOfMemoryError is the first
             raise DeviceMemoryError(
                 f"no memory on {self.device} for the {nbytes} bytes of {self.slots.names[number]}; "
@@ -281,7 +302,8 @@ class Regions:
         """A storage that became fixed while it was empty is left to whoever did that."""
         if number not in self._fresh:  # else Ctrl-C came when some tensors had moved
             self._fresh[number] = empty_storage(self.slots.nbytes[number], self.device)
-        tenants.move(fixed, self._fresh[number])
+        with untouched():
+            tenants.move(fixed, self._fresh[number])
         self._storages[number] = self._fresh[number]
 
     def join(self, group: int | None = None) -> None:

@@ -24,13 +24,13 @@ from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
-from operator import itemgetter
+from operator import itemgetter, methodcaller
 from typing import Any
 
 import torch
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
-from refit.away import kind_of
+from refit.away import call_untouched, kind_of, untouched
 
 STATES = 0
 GRADS = 1
@@ -47,6 +47,8 @@ BESIDE = -1
 
 Path = tuple[Any, ...]
 """The keys under which a tensor is found in the state of its owner."""
+
+_DATA_PTR = methodcaller("data_ptr")
 
 
 @dataclass(slots=True)
@@ -84,9 +86,13 @@ class Stock:
     def addresses(self) -> list[int]:
         """Where the tensors are, now."""
         try:
-            return [tensor.data_ptr() for tensor in self.tensors]
+            return [
+                one.data_ptr() if type(one) is torch.Tensor else call_untouched(_DATA_PTR, one)
+                for one in self.tensors
+            ]
         except (AttributeError, RuntimeError):  # something without memory is among them
-            return list(map(begin_of, self.tensors))
+            with untouched():
+                return list(map(begin_of, self.tensors))
 
 
 @dataclass(slots=True)
