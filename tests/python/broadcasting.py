@@ -1,6 +1,7 @@
 """A trainer and workers in one process, for tests of the broadcast."""
 
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -47,6 +48,14 @@ class WorkerThread:
         self.subscriber.wake()
         self._thread.join()
         self.subscriber.close()
+
+
+def wait_until(condition: Callable[[], bool]) -> None:
+    """Looks until the condition holds; fails after PATIENCE."""
+    end = time.monotonic() + PATIENCE
+    while not condition():
+        assert time.monotonic() < end, "the condition did not hold in time"
+        time.sleep(0.005)
 
 
 def contents(update: Update) -> dict[str, bytes]:

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from broadcasting import PATIENCE, both, pair, publish_in_vain, published
+from broadcasting import PATIENCE, both, pair, publish_in_vain, published, wait_until
 from refit import _abi
 from refit._library import lib
 from refit.errors import HostMemoryError, NotFoundError, PeerError, StateError, UnsupportedError
@@ -258,6 +258,7 @@ def test_a_view_read_too_late_finds_its_memory_there(shm: str, end: str) -> None
             update.close()
         if end != "update":
             subscriber.close()
+            wait_until(lambda: publisher.stats()["workers"] == 0)  # its farewell has come
             publisher.publish({"other": torch.zeros(50_000)})  # in another store
     assert mapped(place)
     assert all(one.nbytes for one in late)
