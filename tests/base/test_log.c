@@ -41,7 +41,7 @@ static int fall_silent(void **state)
 static void nobody_listens_at_first(void **state)
 {
     (void)state;
-    rft_log(REFIT_LOG_ERROR, "said to nobody");
+    rft_log(REFIT_LOG_ERROR, "without a ring");
 }
 
 static void lines_up_to_the_level_are_heard(void **state)
@@ -216,13 +216,13 @@ static void a_ring_and_the_function_hear_from_levels_of_their_own(void **state)
     rft_log(REFIT_LOG_INFO, "now for the other");
     assert_next(quiet, REFIT_LOG_INFO, "now for the other");
     refit_log_ring_close(quiet);
-    rft_log(REFIT_LOG_INFO, "for nobody");
+    rft_log(REFIT_LOG_INFO, "below the level");
     assert_next(verbose, REFIT_LOG_INFO, "for one ring");
     assert_next(verbose, REFIT_LOG_WARNING, "for two");
     assert_next(verbose, REFIT_LOG_ERROR, "for both rings");
     assert_empty(verbose);
     refit_log_ring_close(verbose);
-    rft_log(REFIT_LOG_ERROR, "said to nobody");
+    rft_log(REFIT_LOG_ERROR, "without a ring");
 }
 
 static void a_line_is_cut_to_the_reader_s_room(void **state)

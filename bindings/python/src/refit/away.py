@@ -173,8 +173,8 @@ class Absence:
                 tensor.__class__ = self._class_of(kind)
 
     def watch(self, group: int, parameters: Iterable[Any]) -> None:
-        """Likewise a backward pass that comes to one of the parameters whose gradients are in the
-        group: it asks no class."""
+        """Brings back before a backward pass adds to a gradient of one of the parameters, whose
+        gradients are in the group: a backward pass does not look at the class."""
         hooked = self._hooked.setdefault(group, [])
         with untouched():
             for parameter in parameters:
