@@ -47,7 +47,7 @@ def test_a_storage_that_somebody_has_resized_or_replaced_is_found_again(
     with refit.Controller(run.optimizer, run.model) as controller:
         whole_cycle(controller)
         if hidden:
-            monkeypatch.setattr(Stock, "addresses", lambda stock: [0] * len(stock.tensors))
+            monkeypatch.setattr(Stock, "addresses", lambda _, numbers: [0] * len(numbers))
             whole_cycle(controller)
         other = CHANGES[change](moment)
         values = [one.clone() for one in (*run.moments(), *other)]
@@ -112,6 +112,24 @@ def clear_in_vain(controller: refit.Controller, monkeypatch: pytest.MonkeyPatch)
         with pytest.raises(CopyError):
             controller.clear()
     assert controller.state == "cleared"
+
+
+def test_a_view_of_a_state_that_moved_elsewhere_is_found_again(run: Run) -> None:
+    run.step()
+    moment = run.moments()[0]
+    view = moment.view(-1)[:2]
+    run.optimizer.state[next(iter(run.optimizer.state))]["beside"] = view
+    with refit.Controller(run.optimizer) as controller:
+        whole_cycle(controller)
+        whole_cycle(controller)
+        view.data = torch.full_like(view, 7.0)
+        kept = moment.clone()
+        controller.clear()
+        assert moment.untyped_storage().nbytes() == 0
+        assert view.untyped_storage().nbytes() == 0
+        controller.prepare_for_training()
+        assert torch.equal(moment, kept)
+        assert view.tolist() == [7.0, 7.0]
 
 
 def test_a_storage_resized_while_a_clear_has_failed_is_not_copied_from_its_old_place(

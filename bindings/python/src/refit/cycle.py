@@ -63,7 +63,8 @@ class Cycle:
         self._stock: Stock | None = None
         self._scan: Scan | None = None
         self._grads_lost = False
-        self._mark: tuple[list[int], list[int]] = [], []
+        self._identities: list[int] = []
+        self._addresses: list[int] = []
 
     @property
     def optimizers(self) -> list[torch.optim.Optimizer]:
@@ -186,16 +187,25 @@ class Cycle:
         """Looks again at what the optimizers hold, and plans anew what has changed."""
         self._settle()
         stock = self._inventory.take()
-        mark = stock.identities(), stock.addresses()
-        known = self._scan if mark == self._mark else None
-        holds = known is not None and not known.passing and self.lanes.home
-        if known is None or not holds or not self.lanes.hold(known, stock):
+        identities = stock.identities()
+        if not self._holds_for(stock, identities):
             found = self._inventory.decide(stock)
             self._scan, self.resident = None, found.resident
             policies = {STATES: KEEP, GRADS: KEEP if self._grads == "keep" else ZERO}
             self.lanes.plan(found, stock, policies)
-            self._scan, self._mark = found, (mark[0], stock.addresses())
+            self._scan, self._identities = found, identities
+            self._addresses = stock.addresses(found.others)
         self._stock = stock
+
+    def _holds_for(self, stock: Stock, identities: list[int]) -> bool:
+        """Whether what was decided is right for a stock (see ``storages``); then its storages are
+        held."""
+        known = self._scan
+        if known is None or known.passing or not self.lanes.home:
+            return False
+        if identities != self._identities or stock.addresses(known.others) != self._addresses:
+            return False
+        return self.lanes.hold(known, stock)
 
     def _refuse_moved(self) -> None:
         """A clear that failed goes on: what is still here leaves from where it was."""
@@ -243,8 +253,8 @@ class Cycle:
         for lane in self.lanes:
             lane.join(GRADS)  # a backward pass adds to them, long before the step
         self._absence.lift(GRADS)
-        if self._stock is not None:
-            self._mark = self._mark[0], self._stock.addresses()
+        if self._stock is not None and self._scan is not None and self._scan.others_move:
+            self._addresses = self._stock.addresses(self._scan.others)
         self._stock = None
         self.phase = RETURNING
 

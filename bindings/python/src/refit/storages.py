@@ -9,9 +9,9 @@ that is known to lie in it is optimizer state (or gradients, where those are ask
 has decided holds as long as the same storages are there. That is known by three things:
 
 - the tensors of the stock have the identities that they had, in the same order;
-- each begins at the address at which it began;
-- each storage that is to leave has the address and the length that the C library was told, and can
-  still be resized (``Regions.fits``).
+- each storage that is to leave, which one of them is asked for, has the address and the length that
+  the C library was told, and can still be resized (``Regions.fits``);
+- each of the other tensors begins at the address at which it began.
 
 Identities alone would not do: a new tensor may have that of one that is gone. Where all three are
 as they were, the same bytes leave from the same place, and return to it. What
@@ -24,7 +24,7 @@ from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
-from operator import itemgetter, methodcaller
+from operator import methodcaller
 from typing import Any
 
 import torch
@@ -39,8 +39,9 @@ GRADS = 1
 _PLAIN = (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer)
 _VALUES = (type(None), bool, int, float, complex, str, bytes, torch.dtype, torch.device)
 
-Place = tuple[torch.device, int]
-"""What tells distinct memory apart: where it is, and where it begins."""
+Place = int
+"""What tells distinct memory apart: the address where it begins. The host and all GPUs share one
+address space (CUDA's unified addressing), so the device need not be told."""
 
 BESIDE = -1
 """In place of an optimizer's number: the tensor is in no state, but is kept beside one."""
@@ -83,16 +84,17 @@ class Stock:
         """What tells the tensors from others that live at the same time, and what each is."""
         return [self.states, len(self.owners), *map(id, self.tensors)]
 
-    def addresses(self) -> list[int]:
-        """Where the tensors are, now."""
+    def addresses(self, numbers: Sequence[int]) -> list[int]:
+        """Where the tensors of these numbers are, now."""
+        tensors = [self.tensors[number] for number in numbers]
         try:
             return [
-                one.data_ptr() if type(one) is torch.Tensor else call_untouched(_DATA_PTR, one)
-                for one in self.tensors
+                one.data_ptr() if type(one) in _PLAIN else call_untouched(_DATA_PTR, one)
+                for one in tensors
             ]
         except (AttributeError, RuntimeError):  # something without memory is among them
             with untouched():
-                return list(map(begin_of, self.tensors))
+                return list(map(begin_of, tensors))
 
 
 @dataclass(slots=True)
@@ -129,6 +131,11 @@ class Scan:
     tenants: dict[int, list[int]]
     """For each group the tensors that lie in what leaves, all that are known, by their number in
     the stock."""
+    others: list[int]
+    """The numbers of the tensors that stand for no storage in ``slots``, whether they leave or
+    not."""
+    others_move: bool = False
+    """Whether some of ``others`` leave."""
     fixed: bool = False
     """Whether something stays because of its storage alone: see ``rehousing``."""
     passing: bool = False
@@ -242,8 +249,7 @@ def is_emptied(tensor: Any) -> bool:
 
 def place_of(tensor: torch.Tensor) -> Place | None:
     """Where the memory is in which a tensor lies, one that could leave; None if there is none."""
-    begin = begin_of(tensor)
-    return (tensor.device, begin) if begin else None
+    return begin_of(tensor) or None
 
 
 def why_tensor_stays(tensor: Any) -> str | None:
@@ -311,7 +317,7 @@ def scan(
     for number, (owner, grad) in enumerate(stock.grads, stock.states):
         reason = "what shards it adds to it unseen" if _is_shard(owner, grad) else None
         scanner.look(f"{names.get(id(owner), 'state')}.grad", grad, number, reason, GRADS)
-    return scanner.decided(pieces)
+    return scanner.decided(pieces, len(stock.tensors))
 
 
 def _told(path: Path) -> tuple[str, str | None]:
@@ -325,12 +331,11 @@ def _is_shard(owner: Any, grad: Any) -> bool:
     return type(grad) not in _PLAIN or bool(getattr(owner, "_fsdp_flattened", False))
 
 
-_Leaving = tuple[str, int, int, int]
-"""Name, length and group of a storage, and the number of a tensor in it."""
-
-
 class _Scanner:
-    """Decides, storage by storage, for one scan."""
+    """Decides, storage by storage, for one scan.
+
+    What it finds is kept in columns and by number, for the reason that ``Stock`` names.
+    """
 
     def __init__(
         self,
@@ -339,7 +344,9 @@ class _Scanner:
     ) -> None:
         self._others = others
         self._why_device_stays = cache(why_device_stays)
-        self._leaving: dict[Place, _Leaving] = {}
+        self._found = Slots()
+        self._devices: list[torch.device] = []
+        self._leaving: dict[Place, int] = {}
         self._stays: dict[Place, str] = {}
         self._scalars: dict[Place, str] = {}
         self._names: dict[str, int] = {}
@@ -366,8 +373,10 @@ class _Scanner:
         elif tensor.dim() == 0:
             self._scalars.setdefault(place, name)
         elif place not in self._leaving:
-            nbytes = tensor.untyped_storage().nbytes()
-            self._leaving[place] = self._unique(name), nbytes, group, number
+            self._leaving[place] = len(self._found)
+            self._found.add(self._unique(name), place, tensor.untyped_storage().nbytes(), group)
+            self._found.tensors.append(number)
+            self._devices.append(tensor.device)
 
     def _why_stays(self, tensor: torch.Tensor, place: Place) -> str | None:
         if place in self._others:
@@ -375,30 +384,36 @@ class _Scanner:
         reason = why_storage_stays(tensor)
         if reason is not None:
             self._fixed = True
-        return reason or self._why_device_stays(place[0])
+        return reason or self._why_device_stays(tensor.device)
 
     def _unique(self, name: str) -> str:
         seen = self._names[name] = self._names.get(name, 0) + 1
         return name if seen == 1 else self._unique(f"{name}#{seen}")
 
-    def decided(self, pieces: Sequence[tuple[int, int]]) -> Scan:
-        """What was decided, once all tensors were seen."""
+    def decided(self, pieces: Sequence[tuple[int, int]], tensors: int) -> Scan:
+        """What was decided, once all tensors were seen. ``tensors``: how many the stock has."""
         for place in [one for one in self._leaving if one in self._stays]:
             reason = f"its memory is also that of {self._stays[place]}, which stays"
-            self._resident.append((self._leaving.pop(place)[0], reason))
+            self._resident.append((self._found.names[self._leaving.pop(place)], reason))
         for place, name in self._scalars.items():
             if place not in self._leaving:
                 self._resident.append((name, "a 0-dim tensor stays where it is"))
-        groups = {place: group for place, (_, _, group, _) in self._leaving.items()}
+        all_found = self._found
+        groups = {place: all_found.groups[slot] for place, slot in self._leaving.items()}
         whole = self._whole(pieces, groups)
         slots: dict[torch.device, Slots] = {}
-        for (device, address), (name, nbytes, group, tensor) in self._leaving.items():
+        for address, slot in self._leaving.items():
+            device = self._devices[slot]
             one = slots.get(device) or slots.setdefault(device, Slots())
-            one.add(name, address, nbytes, group)
-            one.tensors.append(tensor)
-        for (device, address), name, nbytes in whole:
+            one.add(all_found.names[slot], address, all_found.nbytes[slot], all_found.groups[slot])
+            one.tensors.append(all_found.tensors[slot])
+        for device, address, name, nbytes in whole:
             slots.setdefault(device, Slots()).add(name, address, nbytes, STATES)
-        return Scan(slots, self._resident, self._tenants(groups), self._fixed)
+        tenants = self._tenants(groups)
+        standing = {number for one in slots.values() for number in one.tensors}
+        others = [number for number in range(tensors) if number not in standing]
+        others_move = any(number not in standing for one in tenants.values() for number in one)
+        return Scan(slots, self._resident, tenants, others, others_move, self._fixed)
 
     def _tenants(self, groups: Mapping[Place, int]) -> dict[int, list[int]]:
         """The tensors that lie in the places that leave, by the groups of these."""
@@ -410,31 +425,34 @@ class _Scanner:
 
     def _whole(
         self, pieces: Sequence[tuple[int, int]], groups: dict[Place, int]
-    ) -> list[tuple[Place, str, int]]:
+    ) -> list[tuple[torch.device, Place, str, int]]:
         """Takes out the storages that lie in pieces, and gives the pieces that leave in their
-        place, with a name and their length. One stays if anything in it stays, and its places are
+        place: device, address, name, length. One stays if anything in it stays, and its places are
         taken out of ``groups``, too."""
         if not pieces:
             return []
         leaving = _Ordered(self._leaving)
         known: dict[Place, str] = {**self._others, **self._stays, **self._scalars}
         staying = _Ordered(known)
-        found: list[tuple[Place, str, int]] = []
+        found: list[tuple[torch.device, Place, str, int]] = []
         for begin, nbytes in pieces:
             inside = leaving.within(begin, nbytes)
             if not inside:
                 continue
             taken = [self._leaving.pop(place) for place in inside]
             stays = [known[place] for place in staying.within(begin, nbytes)]
-            stays += [name for name, _, group, _ in taken if group == GRADS]
+            names = [self._found.names[slot] for slot in taken]
+            stays += [
+                self._found.names[slot] for slot in taken if self._found.groups[slot] == GRADS
+            ]
             if stays:
                 reason = f"its segment of the pool is also that of {stays[0]}, which stays"
-                self._resident += [(name, reason) for name, *_ in taken]
+                self._resident += [(name, reason) for name in names]
                 for place in inside:
                     del groups[place]
                 continue
-            name = self._unique(f"pool.{taken[0][0]}")
-            found.append(((inside[0][0], begin), name, nbytes))
+            name = self._unique(f"pool.{names[0]}")
+            found.append((self._devices[taken[0]], begin, name, nbytes))
         return found
 
 
@@ -442,13 +460,10 @@ class _Ordered:
     """Places by their addresses."""
 
     def __init__(self, places: Iterable[Place]) -> None:
-        self._places = sorted(places, key=_address_of)
+        self._places = sorted(places)
 
     def within(self, begin: int, nbytes: int) -> list[Place]:
         """Those that begin in a range."""
-        first = bisect_left(self._places, begin, key=_address_of)
-        behind = bisect_left(self._places, begin + nbytes, key=_address_of)
+        first = bisect_left(self._places, begin)
+        behind = bisect_left(self._places, begin + nbytes)
         return self._places[first:behind]
-
-
-_address_of: Callable[[Place], int] = itemgetter(1)
