@@ -119,12 +119,14 @@ static bool hear(raw_worker *worker)
     return true;
 }
 
-/* Answers to what was said before may come first: a second welcome, or a refusal of a beat that a
- * worker sent before it knew that it was turned out. */
+/* Answers to an earlier message may come first: a second welcome; a refusal of a beat that a worker
+ * sent before it knew that it was turned out; a second abort, for a beat that still said the
+ * version was staged. */
 static bool is_passed_over(rft_message_kind kind, rft_message_kind awaited)
 {
     bool late = (kind == RFT_WELCOME && awaited == RFT_BEAT) ||
-                (kind == RFT_REFUSE && awaited == RFT_WELCOME);
+                (kind == RFT_REFUSE && awaited == RFT_WELCOME) ||
+                (kind == RFT_ABORT && awaited == RFT_OFFER);
     return late || kind == RFT_MANIFEST || kind == RFT_FRAME || kind == RFT_SEAL ||
            kind == RFT_BEAT;
 }
