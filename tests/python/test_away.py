@@ -5,7 +5,6 @@ import copy
 import ctypes
 import io
 import linecache
-import os
 import pickle
 import sys
 import threading
@@ -22,10 +21,10 @@ torch = pytest.importorskip("torch", reason="PyTorch is not installed")
 import numpy as np  # noqa: E402
 import refit  # noqa: E402
 import refit.away  # noqa: E402
-from refit.errors import DeviceMemoryError, StateError  # noqa: E402
+from refit.errors import DeviceMemoryError  # noqa: E402
 from refit.offloader import Offloader  # noqa: E402
 from refit.regions import Regions  # noqa: E402
-from training import Run, assert_same  # noqa: E402
+from training import Run, assert_same, refusal_in_a_fork  # noqa: E402
 
 WAIT_S = 60
 
@@ -662,17 +661,6 @@ def test_a_forked_process_is_told(run: Run) -> None:
     # trap 27
     with refit.Controller(run.optimizer) as controller:
         controller.clear()
-        reading, writing = os.pipe()
-        child = os.fork()
-        if child == 0:
-            said = "nothing"
-            try:
-                run.moments()[0] + 1
-            except StateError as why:
-                said = str(why)
-            os.write(writing, said.encode())
-            os._exit(0)
-        os.waitpid(child, 0)
-        assert b"belongs to process" in os.read(reading, 1000)
-        os.close(reading), os.close(writing)
+        told = refusal_in_a_fork(lambda: run.moments()[0] + 1)
+        assert "belongs to process" in told
         run.step()

@@ -1,6 +1,5 @@
 """The controller where a step fails, is cut short or is tried in a fork: nothing is lost."""
 
-import os
 import signal
 from typing import Any
 
@@ -20,7 +19,13 @@ from refit.errors import (  # noqa: E402
 )
 from refit.offloader import Offloader  # noqa: E402
 from refit.regions import Regions  # noqa: E402
-from training import Run, assert_same, assert_same_states, whole_cycle  # noqa: E402
+from training import (  # noqa: E402
+    Run,
+    assert_same,
+    assert_same_states,
+    refusal_in_a_fork,
+    whole_cycle,
+)
 
 
 @pytest.fixture
@@ -275,17 +280,5 @@ def test_a_fork_is_refused_with_a_sentence_and_harms_nobody(run: Run) -> None:
     run.step()
     with refit.Controller(run.optimizer) as controller:
         controller.clear()
-        reading, writing = os.pipe()
-        child = os.fork()
-        if child == 0:
-            said = "nothing"
-            try:
-                controller.restore()
-            except StateError as why:
-                said = str(why)
-            os.write(writing, said.encode())
-            os._exit(0)
-        os.waitpid(child, 0)
-        assert b"a forked process makes its own" in os.read(reading, 1000)
-        os.close(reading), os.close(writing)
+        assert "a forked process makes its own" in refusal_in_a_fork(controller.restore)
         run.step()

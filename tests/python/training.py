@@ -1,9 +1,11 @@
 """A small training run that is the same to the bit every time, for tests to disturb."""
 
+import os
 from collections.abc import Callable
 from typing import Any
 
 import torch
+from refit.errors import StateError
 from torch import nn
 
 WIDTH = 24
@@ -53,6 +55,24 @@ class Run:
     def away(self) -> bool:
         """Whether no moment has memory."""
         return all(t.untyped_storage().nbytes() == 0 for t in self.moments())
+
+
+def refusal_in_a_fork(action: Callable[[], object]) -> str:
+    """The sentence of the StateError that ``action`` raises in a forked process; empty if none."""
+    reading, writing = os.pipe()
+    child = os.fork()
+    if child == 0:
+        try:
+            action()
+        except StateError as why:
+            os.write(writing, str(why).encode())
+        finally:
+            os._exit(0)
+    os.close(writing)
+    with open(reading, encoding="utf-8") as told:
+        sentence = told.read()
+    os.waitpid(child, 0)
+    return sentence
 
 
 def whole_cycle(controller: Any) -> None:
