@@ -25,8 +25,8 @@ static refit_status read_config(const refit_config *config, refit_archive_mode m
 refit_status refit_archive_open(const char *folder, refit_archive_mode mode,
                                 const refit_config *config, refit_archive **out, refit_error *error)
 {
-    RFT_REFUSE_IF(folder == NULL || out == NULL, error, REFIT_ERR_INVALID,
-                  "refit_archive_open needs a folder and `out`");
+    RFT_REFUSE_IF(folder == NULL || folder[0] == '\0' || out == NULL, error, REFIT_ERR_INVALID,
+                  "refit_archive_open needs the name of a folder and `out`");
     RFT_REFUSE_IF(mode != REFIT_ARCHIVE_READ && mode != REFIT_ARCHIVE_WRITE, error,
                   REFIT_ERR_INVALID, "an archive is opened to read or to write, not %d", (int)mode);
     refit_archive *archive = rft_calloc(1, sizeof *archive);

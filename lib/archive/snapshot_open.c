@@ -90,7 +90,7 @@ static refit_status open_file(const char *path, const rft_limits *limits, refit_
 refit_status refit_snapshot_open(const char *path, const refit_config *config, refit_snapshot **out,
                                  refit_error *error)
 {
-    RFT_REFUSE_IF(path == NULL || out == NULL, error, REFIT_ERR_INVALID,
+    RFT_REFUSE_IF(path == NULL || path[0] == '\0' || out == NULL, error, REFIT_ERR_INVALID,
                   "refit_snapshot_open needs a path and `out`");
     refit_config own;
     RFT_TRY(rft_config_resolve(config, &own, error));

@@ -147,7 +147,8 @@ static refit_status include_file(void *user, const char *where, const char *path
 
 refit_status refit_config_load(refit_config *config, const char *path, refit_error *error)
 {
-    RFT_REFUSE_IF(path == NULL, error, REFIT_ERR_INVALID, "path is NULL");
+    RFT_REFUSE_IF(path == NULL || path[0] == '\0', error, REFIT_ERR_INVALID,
+                  "refit_config_load needs the path of a file");
     refit_config full;
     RFT_TRY(rft_config_take(config, &full, error));
     source_file file = {.where = "", .path = path, .caller_size = config->size};

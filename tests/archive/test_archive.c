@@ -319,6 +319,8 @@ static void wrong_calls_are_refused(void **state)
     rig_open(&rig, 10);
     assert_int_equal(refit_archive_open(NULL, REFIT_ARCHIVE_READ, NULL, &archive, NULL),
                      REFIT_ERR_INVALID);
+    assert_int_equal(refit_archive_open("", REFIT_ARCHIVE_READ, NULL, &archive, NULL),
+                     REFIT_ERR_INVALID);
     assert_int_equal(refit_archive_open(rig.folder, (refit_archive_mode)7, NULL, &archive, NULL),
                      REFIT_ERR_INVALID);
     assert_int_equal(
@@ -333,6 +335,7 @@ static void wrong_calls_are_refused(void **state)
     assert_int_equal(refit_archive_read(rig.archive, 0, 1, &snapshot, NULL), REFIT_ERR_NOT_FOUND);
     assert_int_equal(refit_archive_read(rig.archive, 0, 1, NULL, NULL), REFIT_ERR_INVALID);
     assert_int_equal(refit_snapshot_open(rig.folder, NULL, &snapshot, NULL), REFIT_ERR_INVALID);
+    assert_int_equal(refit_snapshot_open("", NULL, &snapshot, NULL), REFIT_ERR_INVALID);
     assert_int_equal(refit_snapshot_open("/nowhere", NULL, &snapshot, NULL), REFIT_ERR_NOT_FOUND);
     assert_int_equal(refit_archive_count(NULL), 0);
     assert_int_equal(refit_snapshot_count(NULL), 0);

@@ -139,6 +139,7 @@ static void file_that_cannot_be_read_is_an_io_error(void **state)
     assert_load_fails("missing.yaml", REFIT_ERR_IO, "No such file or directory");
     assert_int_equal(error.subsystem, ENOENT);
     assert_int_equal(refit_config_load(&config, NULL, &error), REFIT_ERR_INVALID);
+    assert_int_equal(refit_config_load(&config, "", &error), REFIT_ERR_INVALID);
     assert_int_equal(refit_config_load(NULL, "x", &error), REFIT_ERR_INVALID);
 }
 

@@ -43,7 +43,7 @@ typedef enum refit_archive_mode {
  * Opens a folder; for writing it is made if it is missing (its parent must be there), taken for
  * this object alone, and what a writer that died has left is removed. `config` may be NULL; it is
  * copied: archive.*, limits.*, broadcast.frame_bytes and, for what is written,
- * broadcast.compress and its level count. Blocks for the disk. REFIT_ERR_BUSY
+ * broadcast.compress and its level count. Blocks for the disk. REFIT_ERR_INVALID, REFIT_ERR_BUSY
  * (another writer has it), REFIT_ERR_NOT_FOUND (no such folder), REFIT_ERR_IO, REFIT_ERR_CONFIG,
  * REFIT_ERR_HOST_MEMORY. Since 0.1.
  */
@@ -171,7 +171,8 @@ REFIT_API REFIT_MUST_CHECK refit_status refit_archive_read(const refit_archive *
                                                            refit_error *error);
 
 /* Reads one file, wherever it lies, and checks every section, without the files that it builds on:
- * the snapshot has no bytes. `config` may be NULL. REFIT_ERR_INVALID (not a file of an archive),
+ * the snapshot has no bytes. `config` may be NULL. REFIT_ERR_INVALID (not a file of an archive, an
+ * empty path),
  * and as refit_archive_read. Since 0.1. */
 REFIT_API REFIT_MUST_CHECK refit_status refit_snapshot_open(const char *path,
                                                             const refit_config *config,

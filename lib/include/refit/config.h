@@ -172,7 +172,8 @@ REFIT_API void refit_config_init(refit_config *config, size_t size);
  * known key; a value out of range with its range. `include: FILE`, which must come first, reads
  * that file (relative to this one) before the rest. What is no regular file (a FIFO, a device) is
  * refused. On failure `config` is unchanged. Reads the file (blocks). Any thread, one at a time per
- * config. REFIT_ERR_IO, REFIT_ERR_CONFIG, REFIT_ERR_HOST_MEMORY. Since 0.1.
+ * config. REFIT_ERR_INVALID (no path), REFIT_ERR_IO, REFIT_ERR_CONFIG, REFIT_ERR_HOST_MEMORY. Since
+ * 0.1.
  */
 REFIT_API REFIT_MUST_CHECK refit_status refit_config_load(refit_config *config, const char *path,
                                                           refit_error *error);
