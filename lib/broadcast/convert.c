@@ -1,5 +1,8 @@
-/* From one half type to the other goes through fp32, piece by piece; both ways are exact but the
- * last rounding. */
+/*
+ * Converts the values of a tensor between fp32, fp16 and bf16, for a worker whose tensors have
+ * another type than the trainer's. From one half type to the other it goes through fp32, piece by
+ * piece: only the last step rounds. Which tensors are converted is unknown here.
+ */
 #include "broadcast/convert.h"
 
 #include "kernels/cast.h"

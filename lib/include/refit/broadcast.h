@@ -330,7 +330,8 @@ REFIT_API REFIT_MUST_CHECK refit_status refit_subscriber_use_device(refit_subscr
  * is open at a time (REFIT_ERR_STATE otherwise). REFIT_ERR_TIMEOUT: nothing new yet; the sentence
  * says whether there is a trainer. REFIT_ERR_SECURITY, REFIT_ERR_PROTOCOL: the trainer refused this
  * worker for good: its key was taken back, or for broadcast.heartbeat_timeout_ms the trainer has
- * not allowed it, or one of the two has keys and the other none. Where something may only be in
+ * not allowed it, or one of the two has keys and the other none; or it speaks another version of
+ * the protocol. Where something may only be in
  * between, and with a wrong security.server_key, it is REFIT_ERR_TIMEOUT, and the sentence says
  * that the handshake failed. REFIT_ERR_SYSTEM: broadcast.shm is require and its memory cannot be
  * shared. With broadcast.gpu: require, REFIT_ERR_STATE before refit_subscriber_use_device,

@@ -35,6 +35,7 @@ from refit.transaction import Transaction
 from refit.weights import is_sharded
 
 REFITTED = "refitted"
+CLOSED = "closed"
 
 
 class Controller(Closing):
@@ -196,7 +197,9 @@ class Controller(Closing):
     @property
     def state(self) -> str:
         """ "training", "cleared", "refitted" (cleared, and the workers hold the new version) or
-        "returning" (copies back are under way; what uses a state waits for them)."""
+        "returning" (copies back are under way; what uses a state waits for them), or "closed"."""
+        if not self._end.alive:
+            return CLOSED
         phase = self._open().phase
         return REFITTED if phase == CLEARED and self._refitted_as is not None else phase
 
