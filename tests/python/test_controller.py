@@ -221,6 +221,7 @@ def test_close_brings_the_states_back_and_takes_the_hooks_away(run: Run) -> None
     controller.clear()
     controller.close()
     controller.close()
+    assert controller.state == "closed"
     assert_same(run, same)
     assert not run.optimizer._optimizer_step_pre_hooks
     assert not run.optimizer._optimizer_state_dict_pre_hooks
