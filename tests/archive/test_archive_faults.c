@@ -432,6 +432,27 @@ static void failed_allocations_leak_nothing(void **state)
     rig_close(&rig);
 }
 
+/* The list of files has room for 64, and grows for the next. */
+static void a_list_that_cannot_grow_refuses_the_version(void **state)
+{
+    (void)state;
+    archive_rig rig;
+    bool came = true;
+    failing_alloc_begin(0);
+    rig_open_with(&rig, 100, 64);
+    for (uint64_t nth = 1; came; nth++) {
+        failing_alloc_here(nth);
+        refit_status status = try_version(&rig, 65, NULL);
+        came = failing_alloc_stop_here();
+        assert_int_equal(status, came ? REFIT_ERR_HOST_MEMORY : REFIT_OK);
+        assert_int_equal(rig_names(&rig), came ? 64 : 65);
+    }
+    refit_archive_close(rig.archive);
+    rig.archive = NULL;
+    assert_false(failing_alloc_end());
+    rig_close(&rig);
+}
+
 /* The image held another run's version, whose bytes are much alike, before it was given up for the
  * one that is to be resumed. */
 static void what_a_failed_resume_leaves_is_no_base(void **state)
@@ -492,6 +513,7 @@ int main(void)
         cmocka_unit_test(writes_that_take_little_are_finished),
         cmocka_unit_test(a_full_disk_is_an_error_of_the_write),
         cmocka_unit_test(failed_allocations_leak_nothing),
+        cmocka_unit_test(a_list_that_cannot_grow_refuses_the_version),
         cmocka_unit_test(what_a_failed_resume_leaves_is_no_base),
         cmocka_unit_test(failed_allocations_of_one_file_leak_nothing),
     };

@@ -234,6 +234,25 @@ static void a_controller_closes_in_every_state(void **state)
     }
 }
 
+/* The controller has no future of its own then. */
+static void states_that_the_offloader_brought_back_can_be_joined(void **state)
+{
+    (void)state;
+    cycle_bench on;
+    refit_stream_ref stream;
+    bench_open(&on, true, false);
+    assert_ok(refit_stream_open(on.device, &stream, &on.error));
+    assert_ok(clear(&on));
+    assert_ok(refit_offloader_restore(on.offloader, REFIT_STREAM_NONE, NULL, &on.error));
+    assert_ok(bring_back(&on));
+    assert_ok(refit_controller_join(on.controller, stream, &on.error));
+    assert_int_equal(bench_state(&on), REFIT_TRAINING);
+    assert_int_equal(refit_offloader_get_state(on.offloader), REFIT_RESIDENT);
+    bench_check(&on);
+    assert_ok(refit_stream_close(on.device, stream, &on.error));
+    bench_close(&on);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -245,6 +264,7 @@ int main(void)
         cmocka_unit_test(a_way_back_that_breaks_is_told_by_join_and_begun_again),
         cmocka_unit_test(a_joined_stream_waits_on_the_device),
         cmocka_unit_test(a_way_back_that_breaks_behind_a_joined_stream_is_told_by_clear),
+        cmocka_unit_test(states_that_the_offloader_brought_back_can_be_joined),
         cmocka_unit_test(a_version_that_cannot_be_written_is_dropped),
         cmocka_unit_test(a_failed_publish_can_be_skipped),
         cmocka_unit_test(the_current_version_is_not_published_twice),

@@ -76,6 +76,16 @@ static void no_thread_starts_before_it_is_needed(void **state)
     assert_ok(refit_device_close(device, NULL));
 }
 
+static void its_memory_can_be_addressed(void **state)
+{
+    (void)state;
+    refit_device *device = open_host(1);
+    refit_device_info info = {.size = sizeof info};
+    assert_ok(refit_device_describe(device, &info, NULL));
+    assert_int_equal(info.host_addressable, 1);
+    assert_ok(refit_device_close(device, NULL));
+}
+
 static void large_memory_goes_back_to_the_system(void **state)
 {
     (void)state;
@@ -314,6 +324,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(no_thread_starts_before_it_is_needed),
+        cmocka_unit_test(its_memory_can_be_addressed),
         cmocka_unit_test(large_memory_goes_back_to_the_system),
         cmocka_unit_test(decommitted_pages_are_gone),
         cmocka_unit_test(pinning_works_or_says_why_not),

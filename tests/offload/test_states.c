@@ -200,6 +200,7 @@ static void a_half_closed_offloader_can_only_be_closed(void **state)
     assert_int_equal(refit_offloader_close(on.offloader, &on.error), REFIT_ERR_DEVICE);
     assert_int_equal(refit_offloader_offload(on.offloader, REFIT_STREAM_NONE, NULL, &on.error),
                      REFIT_ERR_STATE);
+    assert_int_equal(refit_offloader_prepare(on.offloader, 0, &on.error), REFIT_ERR_STATE);
     rig_close(&on);
 
     rig_open(&on, RIG_BOUND, NULL);
