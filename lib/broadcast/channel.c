@@ -547,5 +547,6 @@ refit_status rft_channel_send_lent(rft_channel *channel, const rft_peer_id *to,
 
 bool rft_peer_id_equal(const rft_peer_id *a, const rft_peer_id *b)
 {
-    return a->count == b->count && memcmp(a->bytes, b->bytes, a->count) == 0;
+    return a->count == b->count && memcmp(a->bytes, b->bytes, a->count) == 0 &&
+           strcmp(a->key, b->key) == 0;
 }

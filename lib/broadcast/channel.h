@@ -77,7 +77,8 @@ void rft_channel_poll(rft_channel *channel, int wake_fd, int timeout_ms);
  * a wrong number of parts or too long an id (`from` is filled in, empty for the latter). */
 refit_status rft_channel_receive(rft_channel *channel, rft_envelope *out, refit_error *error);
 
-/* Whether they are the same connection. */
+/* Whether they are the same connection: ZeroMQ may give the id of one that has ended to another,
+ * but not its key. */
 bool rft_peer_id_equal(const rft_peer_id *a, const rft_peer_id *b);
 
 /* `to` is NULL on a DEALER; `payload` may be NULL. REFIT_ERR_BUSY: its queue is full, try later.

@@ -100,7 +100,8 @@ void rft_hub_unreachable(rft_hub *hub, const rft_peer_id *to, refit_status why, 
 void rft_hub_tick(rft_hub *hub, int64_t now);
 /* When tick has something to do at the latest. */
 int64_t rft_hub_tick_at(const rft_hub *hub);
-/* If the allow list has another edition: turns out whose key is no longer in it. */
+/* If the allow list has another edition: turns out whose key is no longer in it, and names who has
+ * one by another name after that. */
 void rft_hub_check_keys(rft_hub *hub, int64_t now);
 
 /* The tensors have changed: `store`, which has no version yet, takes the place of the one before.
@@ -170,10 +171,9 @@ void rft_hub_lose(rft_hub *hub, rft_peer *peer, refit_status status, const char 
 void rft_hub_evict(rft_hub *hub, rft_peer *peer, refit_status status, const char *reason);
 /* The worker broke the protocol: counted, and turned out. */
 void rft_hub_break_off(rft_hub *hub, rft_peer *peer, refit_status status, const char *reason);
-/* Whether its key is in the allow list, if there is one. */
-bool rft_hub_admits(const rft_hub *hub, const rft_peer_id *from);
-/* Notes the name of its key. */
-void rft_hub_name_key(const rft_hub *hub, rft_peer *peer);
+/* Whether its key is in the allow list, if there is one; and the name of the key, or "". `key_name`
+ * may be NULL. */
+bool rft_hub_admits(const rft_hub *hub, const rft_peer_id *from, char key_name[RFT_KEY_NAME_BYTES]);
 /* A message of somebody who is not admitted: not heard; a worker (NULL: none's) is turned out. */
 void rft_hub_turn_away(rft_hub *hub, rft_peer *peer, int64_t now);
 /* `known` is the worker whose connection it came through; NULL: none's. */

@@ -293,7 +293,7 @@ static void answer_peer(rft_hub *hub, rft_peer *peer, const rft_message *message
 void rft_hub_message(rft_hub *hub, const rft_peer_id *from, const rft_message *message, int64_t now)
 {
     rft_peer *peer = rft_peers_find(&hub->peers, from);
-    if (!rft_hub_admits(hub, from)) {
+    if (!rft_hub_admits(hub, from, NULL)) {
         rft_hub_turn_away(hub, peer, now);
         return;
     }
@@ -310,7 +310,7 @@ void rft_hub_message(rft_hub *hub, const rft_peer_id *from, const rft_message *m
 void rft_hub_garbage(rft_hub *hub, const rft_peer_id *from, const refit_error *why, int64_t now)
 {
     rft_peer *peer = rft_peers_find(&hub->peers, from);
-    if (!rft_hub_admits(hub, from)) {
+    if (!rft_hub_admits(hub, from, NULL)) {
         rft_hub_turn_away(hub, peer, now);
         return;
     }

@@ -10,9 +10,9 @@
  * be told its device a moment after it began to look for the trainer; for good if it is on another
  * GPU.
  *
- * A name stands for one instance at a time. The same instance with a new connection (and the same
- * key) gets its place back, and stays a member of the version under way; another one waits until
- * the place is free.
+ * A name stands for one instance at a time, and with keys for one key. The same instance with a new
+ * connection (and the same key) gets its place back, and stays a member of the version under way;
+ * another one waits until the place is free.
  */
 #include <stdio.h>
 #include <string.h>
@@ -44,59 +44,77 @@ static void send_welcome(rft_hub *hub, rft_peer *peer)
     (void)rft_hub_send(hub, peer, &message);
 }
 
-/* Says no to a HELLO, and remembers it for who waits for workers. */
-static void refuse_hello(rft_hub *hub, const rft_peer_id *from, const rft_message *hello,
-                         refit_status code, bool final, const char *reason)
+/* Who says HELLO. */
+typedef struct caller {
+    rft_peer_id id;
+    uint64_t instance;
+    char own_name[RFT_PEER_NAME_BYTES];
+    char key_name[RFT_KEY_NAME_BYTES];
+    char name[RFT_PEER_NAME_BYTES]; /* by which it is known, if it is let in */
+} caller;
+
+/* False: its key is no longer in the allow list. */
+static bool identify(const rft_hub *hub, const rft_peer_id *from, const rft_message *hello,
+                     caller *out)
 {
-    char name[64];
-    rft_view_print(hello->as.hello.worker, name, sizeof name);
-    rft_hub_note_gone(hub, name, reason);
-    rft_hub_refuse(hub, from, code, final, reason);
+    *out = (caller){.id = *from, .instance = hello->as.hello.instance};
+    rft_view_print(hello->as.hello.worker, out->own_name, sizeof out->own_name);
+    bool admitted = rft_hub_admits(hub, from, out->key_name);
+    rft_peer_name_bind(out->key_name, out->own_name, out->name);
+    return admitted;
 }
 
-static rft_peer *admit_new(rft_hub *hub, const rft_peer_id *from, const rft_message *hello)
+/* Says no to a HELLO, and remembers it for who waits for workers. */
+static void refuse_hello(rft_hub *hub, const caller *from, refit_status code, bool final,
+                         const char *reason)
+{
+    rft_hub_note_gone(hub, from->name, reason);
+    rft_hub_refuse(hub, &from->id, code, final, reason);
+}
+
+static rft_peer *admit_new(rft_hub *hub, const caller *from)
 {
     refit_error why;
     rft_peer *peer = NULL;
     if (hub->peers.count >= hub->config->limits_workers) {
-        refuse_hello(hub, from, hello, REFIT_ERR_LIMIT, false,
+        refuse_hello(hub, from, REFIT_ERR_LIMIT, false,
                      "the trainer has as many workers as limits.workers allows");
         return NULL;
     }
     if (rft_peers_add(&hub->peers, &peer, &why) != REFIT_OK) {
-        refuse_hello(hub, from, hello, REFIT_ERR_HOST_MEMORY, false, why.text);
+        refuse_hello(hub, from, REFIT_ERR_HOST_MEMORY, false, why.text);
         return NULL;
     }
-    rft_view_print(hello->as.hello.worker, peer->name, sizeof peer->name);
-    peer->instance = hello->as.hello.instance;
+    strcpy(peer->name, from->name);
+    peer->instance = from->instance;
     return peer;
 }
 
 /* Gives the place that the sender has, gets back, or is given now; NULL: it was refused. */
-static rft_peer *admit(rft_hub *hub, const rft_peer_id *from, const rft_message *hello)
+static rft_peer *admit(rft_hub *hub, const caller *from)
 {
-    rft_peer *peer = rft_peers_find_name(&hub->peers, hello->as.hello.worker);
-    if (peer == NULL) return admit_new(hub, from, hello);
-    bool same = peer->instance == hello->as.hello.instance && strcmp(peer->id.key, from->key) == 0;
+    rft_peer *peer = rft_peers_find_name(&hub->peers, from->name);
+    if (peer == NULL) return admit_new(hub, from);
+    bool same = peer->instance == from->instance && strcmp(peer->id.key, from->id.key) == 0;
     if (same) {
         rft_hub_reset_peer(hub, peer);
         return peer;
     }
     rft_hub_send_beat(hub, peer); /* finds out whether the other can still be reached */
-    refuse_hello(hub, from, hello, REFIT_ERR_EXISTS, false,
+    refuse_hello(hub, from, REFIT_ERR_EXISTS, false,
                  "another worker goes by this name: give this one a name of its own, or wait "
                  "until that one is gone");
     return NULL;
 }
 
 /* With broadcast.gpu: require. Whether the worker may come in; if not it is told why. */
-static bool admits_gpu(rft_hub *hub, const rft_peer_id *from, const rft_message *hello)
+static bool admits_gpu(rft_hub *hub, const caller *from, const rft_message *hello)
 {
     rft_view theirs = hello->as.hello.gpu;
     char ours[RFT_UUID_TEXT_BYTES], reason[RFT_SENTENCE_BYTES];
     if (hub->config->broadcast_gpu != REFIT_GPU_REQUIRE) return true;
     if (hub->gpu == NULL) {
-        refuse_hello(hub, from, hello, REFIT_ERR_UNSUPPORTED, false,
+        refuse_hello(hub, from, REFIT_ERR_UNSUPPORTED, false,
                      "the trainer takes workers on its own GPU only, and has not said which");
         return false;
     }
@@ -108,7 +126,7 @@ static bool admits_gpu(rft_hub *hub, const rft_peer_id *from, const rft_message 
                    : "the trainer takes workers on %s only (refit_subscriber_use_device)",
              ours);
     hub->counts.refused += named;
-    refuse_hello(hub, from, hello, REFIT_ERR_UNSUPPORTED, named, reason);
+    refuse_hello(hub, from, REFIT_ERR_UNSUPPORTED, named, reason);
     return false;
 }
 
@@ -159,28 +177,33 @@ static void answer_observer(rft_hub *hub, const rft_peer_id *from, const rft_mes
 void rft_hub_answer_hello(rft_hub *hub, const rft_peer_id *from, rft_peer *known,
                           const rft_message *hello, int64_t now)
 {
+    caller who;
+    if (!identify(hub, from, hello, &who)) {
+        rft_hub_turn_away(hub, known, now);
+        return;
+    }
     if (hello->as.hello.protocol != RFT_PROTOCOL) {
         char reason[RFT_SENTENCE_BYTES];
         hub->counts.refused++;
         rft_message_say_protocols(RFT_PROTOCOL, hello->as.hello.protocol, reason);
-        refuse_hello(hub, from, hello, REFIT_ERR_PROTOCOL, true, reason);
+        refuse_hello(hub, &who, REFIT_ERR_PROTOCOL, true, reason);
         return;
     }
     if (hello->as.hello.observer && known == NULL) {
         answer_observer(hub, from, hello, now);
         return;
     }
-    if (!admits_gpu(hub, from, hello)) {
+    if (!admits_gpu(hub, &who, hello)) {
         if (known != NULL) rft_hub_lose(hub, known, REFIT_ERR_UNSUPPORTED, "it left the GPU");
         return;
     }
-    bool renamed =
-        known != NULL && known != rft_peers_find_name(&hub->peers, hello->as.hello.worker);
+    bool renamed = known != NULL && known != rft_peers_find_name(&hub->peers, who.name);
     if (renamed) rft_hub_lose(hub, known, REFIT_ERR_CLOSED, "its connection speaks for another");
-    rft_peer *peer = admit(hub, from, hello);
+    rft_peer *peer = admit(hub, &who);
     if (peer == NULL) return;
     peer->id = *from;
-    rft_hub_name_key(hub, peer);
+    strcpy(peer->own_name, who.own_name);
+    strcpy(peer->key_name, who.key_name);
     peer->heard = now;
     peer->window = window_for(hub, hello->as.hello.window);
     peer->delta = hello->as.hello.delta;

@@ -2,22 +2,20 @@
  * Workers and their keys. The gate lets a connection in by its key; a key that is taken from the
  * allow list afterwards has a connection that stands. So every message is held against the list,
  * and all workers when the list changes: who is not in it is told so once, and then neither heard
- * nor spoken to. ZeroMQ cannot end one connection of many; it ends when its worker does. Until then
- * what it sends costs time, and memory if it never ends a message (channel.c).
+ * nor spoken to. What a worker is called follows from its key (rft_peer_name_bind). ZeroMQ cannot
+ * end one connection of many; it ends when its worker does. Until then what it sends costs time,
+ * and memory if it never ends a message (channel.c).
  */
 #include <stdio.h>
+#include <string.h>
 
+#include "base/log.h"
 #include "broadcast/hub.h"
 
-bool rft_hub_admits(const rft_hub *hub, const rft_peer_id *from)
+bool rft_hub_admits(const rft_hub *hub, const rft_peer_id *from, char key_name[RFT_KEY_NAME_BYTES])
 {
-    return hub->allow == NULL || rft_allow_list_has(hub->allow, from->key, NULL);
-}
-
-void rft_hub_name_key(const rft_hub *hub, rft_peer *peer)
-{
-    peer->key_name[0] = '\0';
-    if (hub->allow != NULL) (void)rft_allow_list_has(hub->allow, peer->id.key, peer->key_name);
+    if (key_name != NULL) key_name[0] = '\0';
+    return hub->allow == NULL || rft_allow_list_has(hub->allow, from->key, key_name);
 }
 
 static void banish(rft_hub *hub, rft_peer *peer)
@@ -38,6 +36,35 @@ void rft_hub_turn_away(rft_hub *hub, rft_peer *peer, int64_t now)
     rft_round_evaluate(hub, now);
 }
 
+/* Its key's file has another name: so has the worker. Whoever has that name already came by the
+ * same key. */
+static void rename_peer(rft_hub *hub, rft_peer *peer, const char *key_name)
+{
+    char name[RFT_PEER_NAME_BYTES];
+    rft_peer_name_bind(key_name, peer->own_name, name);
+    const rft_peer *other = rft_peers_find_name(&hub->peers, name);
+    if (other != NULL && other != peer) {
+        rft_hub_evict(hub, peer, REFIT_ERR_EXISTS,
+                      "its key has another name now, and another worker goes by the name that "
+                      "follows from it");
+        return;
+    }
+    rft_log(REFIT_LOG_INFO, "worker %s is called %s now: the file of its key is called %s",
+            peer->name, name, key_name);
+    strcpy(peer->name, name);
+    strcpy(peer->key_name, key_name);
+}
+
+/* Turns it out, names it anew, or does nothing. */
+static void check_key(rft_hub *hub, rft_peer *peer)
+{
+    char key_name[RFT_KEY_NAME_BYTES];
+    if (!rft_hub_admits(hub, &peer->id, key_name))
+        banish(hub, peer);
+    else if (strcmp(key_name, peer->key_name) != 0)
+        rename_peer(hub, peer, key_name);
+}
+
 void rft_hub_check_keys(rft_hub *hub, int64_t now)
 {
     if (hub->allow == NULL) return;
@@ -45,12 +72,9 @@ void rft_hub_check_keys(rft_hub *hub, int64_t now)
     if (edition == hub->keys_edition) return;
     hub->keys_edition = edition;
     for (uint32_t i = 0; i < hub->peers.count;) {
-        rft_peer *peer = hub->peers.live[i];
-        if (rft_hub_admits(hub, &peer->id)) {
-            i++;
-        } else {
-            banish(hub, peer);
-        }
+        const uint32_t count = hub->peers.count;
+        check_key(hub, hub->peers.live[i]);
+        i += hub->peers.count == count;
     }
     rft_round_evaluate(hub, now);
 }

@@ -7,9 +7,41 @@
  */
 #include "broadcast/peer.h"
 
+#include <stdio.h>
 #include <string.h>
 
 #include "base/alloc.h"
+
+static bool is_bound(const char *key_name, const char *own_name)
+{
+    size_t length = strlen(key_name);
+    if (length == 0) return true;
+    if (strncmp(own_name, key_name, length) != 0) return false;
+    return own_name[length] == '\0' || own_name[length] == RFT_PEER_NAME_MARK;
+}
+
+/* The last bytes of a text, at most `most`, from the beginning of a character on. */
+static const char *tail_of(const char *text, size_t most)
+{
+    size_t length = strlen(text);
+    if (length > most) text += length - most;
+    while (((unsigned char)*text & 0xc0) == 0x80)
+        text++;
+    return text;
+}
+
+void rft_peer_name_bind(const char *key_name, const char *own_name, char name[RFT_PEER_NAME_BYTES])
+{
+    size_t room = RFT_PEER_NAME_BYTES - 1 - strlen(key_name);
+    if (is_bound(key_name, own_name)) {
+        strcpy(name, own_name);
+    } else if (room < 2) {
+        strcpy(name, key_name);
+    } else {
+        snprintf(name, RFT_PEER_NAME_BYTES, "%s%c%s", key_name, RFT_PEER_NAME_MARK,
+                 tail_of(own_name, room - 1));
+    }
+}
 
 void rft_peers_close(rft_peers *peers)
 {
@@ -30,13 +62,10 @@ rft_peer *rft_peers_find(const rft_peers *peers, const rft_peer_id *id)
     return NULL;
 }
 
-rft_peer *rft_peers_find_name(const rft_peers *peers, rft_view name)
+rft_peer *rft_peers_find_name(const rft_peers *peers, const char *name)
 {
     for (uint32_t i = 0; i < peers->count; i++) {
-        const char *known = peers->live[i]->name;
-        if (strlen(known) == name.count && memcmp(known, name.data, name.count) == 0) {
-            return peers->live[i];
-        }
+        if (strcmp(peers->live[i]->name, name) == 0) return peers->live[i];
     }
     return NULL;
 }

@@ -12,8 +12,10 @@
 #include "wire/credit.h"
 #include "wire/message.h"
 
-#define RFT_RESEND_ROOM 64u
-#define RFT_LOST_MOST   1024u /* of the lost, how many are remembered, members apart */
+#define RFT_RESEND_ROOM     64u
+#define RFT_LOST_MOST       1024u /* of the lost, how many are remembered, members apart */
+#define RFT_PEER_NAME_BYTES 64u   /* with its end */
+#define RFT_PEER_NAME_MARK  '/'   /* behind a key's name; no such name has one */
 
 /*
  * How far a worker is with the version it was last offered:
@@ -49,8 +51,9 @@ typedef struct rft_lend {
 
 typedef struct rft_peer {
     rft_peer_id id;
-    char name[64];
-    char key_name[RFT_KEY_NAME_BYTES]; /* of its key's file; empty: no keys are asked for */
+    char name[RFT_PEER_NAME_BYTES];     /* by which it is known: rft_peer_name_bind */
+    char own_name[RFT_PEER_NAME_BYTES]; /* by which it goes itself */
+    char key_name[RFT_KEY_NAME_BYTES];  /* of its key's file; empty: no keys are asked for */
     uint64_t instance;
     bool subscribed; /* it has sent JOIN */
     bool shm;        /* it has proved that it shares memory */
@@ -90,9 +93,15 @@ typedef struct rft_peers {
 
 void rft_peers_close(rft_peers *peers);
 
+/* The name by which a worker is known. With a key it is the key's name, or begins with it and
+ * RFT_PEER_NAME_MARK, so that no key can take a name of another: a name that the worker gives
+ * itself, and that does not begin so, is put behind both. What is too long loses its beginning,
+ * because names of workers differ at their ends. */
+void rft_peer_name_bind(const char *key_name, const char *own_name, char name[RFT_PEER_NAME_BYTES]);
+
 /* NULL: none. */
 rft_peer *rft_peers_find(const rft_peers *peers, const rft_peer_id *id);
-rft_peer *rft_peers_find_name(const rft_peers *peers, rft_view name);
+rft_peer *rft_peers_find_name(const rft_peers *peers, const char *name);
 uint32_t rft_peers_count_subscribed(const rft_peers *peers);
 /* Of these, those that take versions in this way. */
 uint32_t rft_peers_count_path(const rft_peers *peers, refit_path path);

@@ -100,7 +100,8 @@ const rft_option rft_options[] = {
      "inproc://NAME."},
     {"broadcast.worker", IN(broadcast_worker), RFT_TEXT, "", 0, LONGEST(broadcast_worker), "text",
      "The name under which a subscriber appears in reports. Empty: host name, process id and a "
-     "random part. Set it to the rank that your framework knows."},
+     "random part. Set it to the rank that your framework knows. With keys it begins with the name "
+     "of the worker's key: KEY/NAME, unless NAME is KEY or begins so."},
     {"broadcast.shm", IN(broadcast_shm), RFT_CHOICE, "auto", 0, REFIT_SHM_OFF, "auto|require|off",
      "Workers on the publisher's host map its memory instead of receiving bytes. require fails "
      "where it is not to be had; off sends everything through sockets."},
@@ -203,7 +204,8 @@ const rft_option rft_options[] = {
     {"security.allow", IN(security_allow), RFT_TEXT, "", 0, LONGEST(security_allow), "text",
      "Trainer: the folder with the public keys (NAME.public) of the workers that may come in. It "
      "is looked at all the time: a new file lets one in, a removed one turns one out at once. A "
-     "file that cannot be read for now (no descriptors left, a failing disk) keeps its key in."},
+     "file that cannot be read for now (no descriptors left, a failing disk) keeps its key in. "
+     "Names of workers begin with NAME."},
 
     {"archive.anchor_every", IN(archive_anchor_every), RFT_COUNT, "16", 1, 1000000, "versions",
      "An archive keeps every so many versions whole, and what changed between them. More means a "

@@ -336,6 +336,19 @@ static bool tables_equal(const table *a, const table *b)
     return equal;
 }
 
+/* A worker is named after its key's file. */
+static void say_shared(const table *keys)
+{
+    for (uint32_t i = 1; i < keys->count; i++) {
+        const entry *first = &keys->entries[i - 1], *second = &keys->entries[i];
+        if (strcmp(first->key, second->key) != 0) continue;
+        rft_log(REFIT_LOG_WARNING,
+                "security.allow: %s and %s are the same key: its workers are named after the first "
+                "of its files",
+                first->name, second->name);
+    }
+}
+
 /* Takes `keys`. */
 static void adopt(rft_allow_list *list, table *keys)
 {
@@ -348,6 +361,7 @@ static void adopt(rft_allow_list *list, table *keys)
     if (changed) {
         rft_log(REFIT_LOG_INFO, "security.allow: %u keys in folder %.120s", keys->count,
                 list->folder);
+        say_shared(keys);
     }
     table_close(&old);
 }

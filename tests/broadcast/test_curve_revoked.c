@@ -48,7 +48,7 @@ static void wait_turned_out(scene *play)
     const rft_message *refusal = raw_worker_expect(&play->worker, RFT_REFUSE);
     assert_int_equal(refusal->as.refuse.code, REFIT_ERR_SECURITY);
     assert_true(refusal->as.refuse.final);
-    refit_worker_info info = trainer_worker(&play->trainer, "rank0");
+    refit_worker_info info = trainer_worker(&play->trainer, "w0/rank0");
     assert_int_equal(info.subscribed, 0);
     assert_int_equal(trainer_stats(&play->trainer).workers, 0);
 }
@@ -82,7 +82,7 @@ static void a_worker_of_a_version_is_named_with_its_key(bool staged)
     locksmith_revoke(&play.smith, "w0");
     wait_turned_out(&play);
     assert_int_equal(trainer_join(&play.trainer), REFIT_ERR_PEER);
-    refit_worker_info info = trainer_worker(&play.trainer, "rank0");
+    refit_worker_info info = trainer_worker(&play.trainer, "w0/rank0");
     assert_int_equal(info.status, REFIT_ERR_SECURITY);
     assert_int_equal(info.committed, 0);
     assert_non_null(strstr(info.reason, "w0"));

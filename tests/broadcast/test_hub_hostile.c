@@ -9,6 +9,8 @@
 
 #include <cmocka.h>
 
+#include <unistd.h>
+
 #include "base/clock.h"
 #include "hub_bench.h"
 #include "tests/support/file_tree.h"
@@ -231,6 +233,13 @@ static void say_hello_with_key(hub_bench *bench, unsigned char id, const char *n
     rft_hub_message(&bench->hub, &from, &hello, bench->now);
 }
 
+static const rft_peer *peer_with_key(const hub_bench *bench, unsigned char id, const char *key)
+{
+    rft_peer_id from = {.bytes = {id}, .count = 1};
+    strcpy(from.key, key);
+    return rft_peers_find(&bench->hub.peers, &from);
+}
+
 static void allow(const locksmith *smith, const char *name, char key[RFT_KEY_TEXT])
 {
     char path[256], file[64];
@@ -242,25 +251,39 @@ static void allow(const locksmith *smith, const char *name, char key[RFT_KEY_TEX
     rft_key_print(&public_key, key);
 }
 
+static void open_two_keys(hub_bench *bench, locksmith *smith, char w0[RFT_KEY_TEXT],
+                          char w1[RFT_KEY_TEXT])
+{
+    char folder[256];
+    *smith = locksmith_open();
+    allow(smith, "w0", w0);
+    allow(smith, "w1", w1);
+    locksmith_path(smith, "allow", folder);
+    assert_int_equal(rft_allow_list_open(folder, &bench->hub.allow, NULL), REFIT_OK);
+}
+
+static void close_keys(hub_bench *bench, locksmith *smith)
+{
+    rft_allow_list_close(bench->hub.allow);
+    locksmith_close(smith);
+}
+
 /* Knowing another's name and instance is not enough to take its place. */
 static void a_place_goes_back_to_the_key_that_had_it(void **state)
 {
     hub_bench *bench = *state;
-    locksmith smith = locksmith_open();
-    char w0[RFT_KEY_TEXT], w1[RFT_KEY_TEXT], folder[256];
-    allow(&smith, "w0", w0);
-    allow(&smith, "w1", w1);
-    locksmith_path(&smith, "allow", folder);
-    assert_int_equal(rft_allow_list_open(folder, &bench->hub.allow, NULL), REFIT_OK);
+    locksmith smith;
+    char w0[RFT_KEY_TEXT], w1[RFT_KEY_TEXT];
+    open_two_keys(bench, &smith, w0, w1);
     say_hello_with_key(bench, 1, "rank0", 5, w0);
-    const rft_peer *peer = hub_bench_peer(bench, 1);
+    const rft_peer *peer = peer_with_key(bench, 1, w0);
     assert_non_null(peer);
     assert_string_equal(peer->key_name, "w0");
     say_hello_with_key(bench, 2, "rank0", 5, w1);
-    assert_ptr_equal(hub_bench_peer(bench, 1), peer);
-    assert_null(hub_bench_peer(bench, 2));
+    assert_ptr_equal(peer_with_key(bench, 1, w0), peer);
+    assert_string_equal(peer_with_key(bench, 2, w1)->name, "w1/rank0");
     say_hello_with_key(bench, 3, "rank0", 5, w0); /* the same worker, reconnected */
-    assert_ptr_equal(hub_bench_peer(bench, 3), peer);
+    assert_ptr_equal(peer_with_key(bench, 3, w0), peer);
 
     /* Without a key, or with one that is not allowed, nobody is answered. */
     size_t queued = bench->hub.outbox.bytes.count;
@@ -269,8 +292,131 @@ static void a_place_goes_back_to_the_key_that_had_it(void **state)
     say_hello_with_key(bench, 5, "rank1", 6, "0000000000000000000000000000000000000000");
     assert_int_equal(bench->hub.outbox.bytes.count, queued);
     assert_int_equal(bench->hub.counts.refused, refused + 2);
-    rft_allow_list_close(bench->hub.allow);
-    locksmith_close(&smith);
+    close_keys(bench, &smith);
+}
+
+static const char *name_given(hub_bench *bench, const char *said, const char *key)
+{
+    static unsigned char id = 100;
+    id++;
+    say_hello_with_key(bench, id, said, id, key);
+    return peer_with_key(bench, id, key)->name;
+}
+
+static void a_name_begins_with_that_of_the_key(void **state)
+{
+    hub_bench *bench = *state;
+    locksmith smith;
+    char w0[RFT_KEY_TEXT], w1[RFT_KEY_TEXT], w10[RFT_KEY_TEXT];
+    open_two_keys(bench, &smith, w0, w1);
+    allow(&smith, "w10", w10);
+    rft_allow_list_refresh(bench->hub.allow);
+    assert_string_equal(name_given(bench, "w1", w1), "w1");
+    assert_string_equal(name_given(bench, "w1/3", w1), "w1/3");
+    assert_string_equal(name_given(bench, "w10", w1), "w1/w10");
+    assert_string_equal(name_given(bench, "w10/3", w1), "w1/w10/3");
+    assert_string_equal(name_given(bench, "w1", w10), "w10/w1");
+    assert_string_equal(name_given(bench, "w10", w10), "w10");
+    close_keys(bench, &smith);
+}
+
+static void a_name_that_is_too_long_keeps_its_key_and_its_end(void **state)
+{
+    (void)state;
+    static const char own[] = "a-host-of-a-name-as-long-as-can-be:4194304:0123abcd";
+    char key_name[RFT_KEY_NAME_BYTES] = "", name[RFT_PEER_NAME_BYTES];
+    for (size_t length = 1; length < sizeof key_name; length++) {
+        memset(key_name, 'k', length);
+        rft_peer_name_bind(key_name, own, name);
+        assert_memory_equal(name, key_name, length);
+        if (length + 2 > sizeof name - 1) {
+            assert_string_equal(name, key_name);
+            continue;
+        }
+        size_t tail = strlen(name) - length - 1;
+        assert_int_equal(name[length], RFT_PEER_NAME_MARK);
+        assert_true(tail == sizeof own - 1 || strlen(name) == sizeof name - 1);
+        assert_string_equal(name + length + 1, own + sizeof own - 1 - tail);
+    }
+    memset(key_name, 'k', 59); /* where three bytes are left, for characters of two */
+    key_name[59] = '\0';
+    rft_peer_name_bind(key_name, "\xc3\xa4\xc3\xb6", name);
+    assert_string_equal(name + 59, "/\xc3\xb6");
+}
+
+/* ZeroMQ may give the id of a connection that has ended to another one. What that says is not the
+ * worker's, and what it is told does not become the worker's. */
+static void what_another_key_says_by_the_id_of_a_worker_is_not_heard(void **state)
+{
+    hub_bench *bench = *state;
+    locksmith smith;
+    char w0[RFT_KEY_TEXT], w1[RFT_KEY_TEXT];
+    const rft_message bye = {.kind = RFT_BYE};
+    const refit_error garbage = {.status = REFIT_ERR_PROTOCOL, .text = "no message"};
+    open_two_keys(bench, &smith, w0, w1);
+    say_hello_with_key(bench, 1, "w0", 5, w0);
+    const rft_peer *peer = peer_with_key(bench, 1, w0);
+    rft_peer_id from = {.bytes = {1}, .count = 1};
+    strcpy(from.key, w1);
+    rft_hub_message(&bench->hub, &from, &bye, bench->now);
+    rft_hub_garbage(&bench->hub, &from, &garbage, bench->now);
+    from.key[0] = '\0';
+    rft_hub_garbage(&bench->hub, &from, &garbage, bench->now);
+    assert_ptr_equal(peer_with_key(bench, 1, w0), peer);
+    say_hello_with_key(bench, 1, "w1", 6, w1);
+    assert_ptr_equal(peer_with_key(bench, 1, w0), peer);
+    assert_string_equal(peer->name, "w0");
+    assert_string_equal(peer_with_key(bench, 1, w1)->name, "w1");
+    close_keys(bench, &smith);
+}
+
+static void rename_key(const locksmith *smith, const char *from, const char *to)
+{
+    char before[256], after[256];
+    locksmith_path(smith, from, before);
+    locksmith_path(smith, to, after);
+    assert_int_equal(rename(before, after), 0);
+}
+
+/* Two workers of one key, of which one goes by what the other's name becomes. */
+static void names_that_fall_together_are_not_shared(void **state)
+{
+    hub_bench *bench = *state;
+    locksmith smith;
+    char w0[RFT_KEY_TEXT], w1[RFT_KEY_TEXT];
+    open_two_keys(bench, &smith, w0, w1);
+    say_hello_with_key(bench, 1, "x", 5, w0);
+    say_hello_with_key(bench, 2, "w7/x", 6, w0);
+    say_hello_with_key(bench, 3, "x", 7, w1);
+    assert_string_equal(peer_with_key(bench, 2, w0)->name, "w0/w7/x");
+    rename_key(&smith, "allow/w0.public", "allow/w7.public");
+    rft_allow_list_refresh(bench->hub.allow);
+    rft_hub_check_keys(&bench->hub, bench->now);
+    assert_string_equal(peer_with_key(bench, 1, w0)->name, "w7/x");
+    assert_null(peer_with_key(bench, 2, w0));
+    assert_string_equal(peer_with_key(bench, 3, w1)->name, "w1/x");
+    assert_int_equal(bench->hub.counts.evicted, 1);
+    close_keys(bench, &smith);
+}
+
+/* A key that has two files goes by the first of their names, and stays in while it has one. */
+static void a_key_with_two_files_has_the_first_name(void **state)
+{
+    hub_bench *bench = *state;
+    locksmith smith;
+    char w0[RFT_KEY_TEXT], w1[RFT_KEY_TEXT], from[256], to[256];
+    open_two_keys(bench, &smith, w0, w1);
+    locksmith_path(&smith, "allow/w0.public", from);
+    locksmith_path(&smith, "allow/a.public", to);
+    assert_int_equal(link(from, to), 0);
+    rft_allow_list_refresh(bench->hub.allow);
+    say_hello_with_key(bench, 1, "w0", 5, w0);
+    assert_string_equal(peer_with_key(bench, 1, w0)->name, "a/w0");
+    assert_int_equal(unlink(to), 0);
+    rft_allow_list_refresh(bench->hub.allow);
+    rft_hub_check_keys(&bench->hub, bench->now);
+    assert_string_equal(peer_with_key(bench, 1, w0)->name, "w0");
+    close_keys(bench, &smith);
 }
 
 #define ON_BENCH(test) cmocka_unit_test_setup_teardown(test, open_bench, close_bench)
@@ -285,6 +431,11 @@ int main(void)
         ON_BENCH(no_more_frames_wait_than_the_window),
         ON_BENCH(who_asks_for_ever_is_turned_out),
         ON_BENCH(a_place_goes_back_to_the_key_that_had_it),
+        ON_BENCH(a_name_begins_with_that_of_the_key),
+        cmocka_unit_test(a_name_that_is_too_long_keeps_its_key_and_its_end),
+        ON_BENCH(what_another_key_says_by_the_id_of_a_worker_is_not_heard),
+        ON_BENCH(names_that_fall_together_are_not_shared),
+        ON_BENCH(a_key_with_two_files_has_the_first_name),
     };
     return cmocka_run_group_tests_name("hub_hostile", tests, NULL, forget_samples);
 }

@@ -266,8 +266,8 @@ typedef enum refit_path {
 
 /* What is known of one worker, subscribed or lost in the last version. */
 typedef struct refit_worker_info {
-    size_t size; /* sizeof(refit_worker_info), set by the caller */
-    char name[64];
+    size_t size;   /* sizeof(refit_worker_info), set by the caller */
+    char name[64]; /* its own; with keys that of its key, or behind that and '/' */
     refit_path path;
     uint64_t version;    /* what it holds; 0 for nothing */
     uint8_t subscribed;  /* 0: evicted, gone, or joining anew */

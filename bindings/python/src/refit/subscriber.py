@@ -63,7 +63,8 @@ class Subscriber(Handle):
     """Subscribes at ``endpoint`` (None: broadcast.endpoint of the configuration). Since 0.1.
 
     Returns at once, whether or not the trainer is there. ``worker`` is the name that the trainer
-    reports it under (None: made of host, process and a random part). ``timeout`` in seconds is for
+    reports it under (None: made of host, process and a random part); with keys the trainer puts
+    the name of the worker's key in front of it (``Worker.name``). ``timeout`` in seconds is for
     waits that give none of their own; None waits for ever. ``idle_timeout`` in seconds
     (broadcast.idle_timeout_ms) ends a worker whose trainer is gone, however that ended: when it has
     heard no trainer for so long, counted from here on, a ``for`` loop ends and ``next`` raises

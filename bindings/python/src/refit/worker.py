@@ -12,6 +12,7 @@ class Worker:
     """What is known of one worker, subscribed or lost in the last version. Since 0.1."""
 
     name: str
+    """With keys the name of its key's file, KEY, or KEY/NAME: see broadcast.worker."""
     path: str
     """How it gets the bytes: "none" (nothing yet), "socket", "shm", "cuda_ipc"."""
     version: int

@@ -1,0 +1,147 @@
+/* A worker that has a key takes the name of another: it gets a name of its own key, whatever it
+ * says, and the other one comes in. Workers that share a key, and those that give no name. */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+#include "base/clock.h"
+#include "tests/broadcast/trainer.h"
+#include "tests/support/crew.h"
+#include "tests/support/locksmith.h"
+
+typedef struct scene {
+    locksmith smith;
+    test_trainer trainer;
+} scene;
+
+static void scene_open(scene *play)
+{
+    play->smith = locksmith_open();
+    refit_config config = trainer_config();
+    locksmith_admit(&play->smith, "w1");
+    locksmith_admit(&play->smith, "w0");
+    locksmith_equip_trainer(&play->smith, &config);
+    trainer_open(&play->trainer, &config);
+}
+
+static void scene_close(scene *play)
+{
+    trainer_close(&play->trainer);
+    locksmith_close(&play->smith);
+}
+
+static void join_as(const scene *play, raw_worker *worker, const char *key, const char *name)
+{
+    refit_config own = quick_config();
+    locksmith_equip_worker(&play->smith, key, &own);
+    raw_worker_open_as(worker, refit_publisher_endpoint(play->trainer.publisher), name, false,
+                       &own);
+    raw_worker_join(worker);
+}
+
+static bool is_there(const scene *play, const char *name)
+{
+    refit_worker_info info = {.size = sizeof info};
+    for (uint32_t i = 0;
+         refit_publisher_worker(play->trainer.publisher, i, &info, NULL) == REFIT_OK; i++) {
+        if (strcmp(info.name, name) == 0 && info.subscribed) return true;
+    }
+    return false;
+}
+
+static void no_key_takes_a_name_of_another(void **state)
+{
+    (void)state;
+    scene play;
+    raw_worker thief, liar, real, second;
+    scene_open(&play);
+    join_as(&play, &thief, "w1", "w0");
+    join_as(&play, &liar, "w1", "w0/0");
+    trainer_wait_workers(&play.trainer, 2);
+    assert_false(is_there(&play, "w0"));
+    assert_true(is_there(&play, "w1/w0"));
+    assert_true(is_there(&play, "w1/w0/0"));
+    join_as(&play, &real, "w0", "w0");
+    join_as(&play, &second, "w0", "w0/0");
+    trainer_wait_workers(&play.trainer, 4);
+    assert_true(is_there(&play, "w0"));
+    assert_true(is_there(&play, "w0/0"));
+    raw_worker_close(&second);
+    raw_worker_close(&real);
+    raw_worker_close(&liar);
+    raw_worker_close(&thief);
+    scene_close(&play);
+}
+
+static crew_member *start_unnamed(const scene *play, crew_member *member, const char *key)
+{
+    refit_config own = quick_config();
+    own.broadcast_heartbeat_timeout_ms = RAW_WAIT_MS;
+    locksmith_equip_worker(&play->smith, key, &own);
+    crew_start(member, refit_publisher_endpoint(play->trainer.publisher), &own, CREW_ACCEPT);
+    return member;
+}
+
+static void workers_that_share_a_key_take_versions_together(void **state)
+{
+    (void)state;
+    scene play;
+    crew_member crew[3];
+    refit_worker_info info = {.size = sizeof info};
+    scene_open(&play);
+    for (uint32_t i = 0; i < 3; i++)
+        (void)start_unnamed(&play, &crew[i], "w0");
+    trainer_wait_workers(&play.trainer, 3);
+    for (uint32_t i = 0; i < 3; i++) {
+        assert_int_equal(refit_publisher_worker(play.trainer.publisher, i, &info, NULL), REFIT_OK);
+        assert_memory_equal(info.name, "w0/", 3);
+    }
+    trainer_start(&play.trainer, TRAINER_PUBLISH, 1);
+    assert_int_equal(trainer_join(&play.trainer), REFIT_OK);
+    for (uint32_t i = 0; i < 3; i++) {
+        (void)crew_wait(&crew[i], 1, 1);
+        crew_stop(&crew[i]);
+    }
+    scene_close(&play);
+}
+
+/* The file of a key gets another name while its worker is here: the worker is called by that. */
+static void a_worker_follows_the_name_of_its_key(void **state)
+{
+    (void)state;
+    scene play;
+    raw_worker worker;
+    char from[256], to[256];
+    scene_open(&play);
+    join_as(&play, &worker, "w0", "rank3");
+    trainer_wait_workers(&play.trainer, 1);
+    assert_true(is_there(&play, "w0/rank3"));
+    locksmith_path(&play.smith, "allow/w0.public", from);
+    locksmith_path(&play.smith, "allow/w7.public", to);
+    assert_int_equal(rename(from, to), 0);
+    int64_t deadline = rft_deadline(RAW_WAIT_MS);
+    while (!is_there(&play, "w7/rank3") && rft_ms_until(deadline) > 0) {
+        raw_worker_beat(&worker, 0);
+        rft_channel_poll(worker.channel, -1, 20);
+    }
+    assert_true(is_there(&play, "w7/rank3"));
+    assert_int_equal(trainer_stats(&play.trainer).workers, 1);
+    assert_int_equal(trainer_stats(&play.trainer).workers_evicted, 0);
+    raw_worker_close(&worker);
+    scene_close(&play);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(no_key_takes_a_name_of_another),
+        cmocka_unit_test(workers_that_share_a_key_take_versions_together),
+        cmocka_unit_test(a_worker_follows_the_name_of_its_key),
+    };
+    return cmocka_run_group_tests_name("key_names", tests, NULL, NULL);
+}
