@@ -2,7 +2,7 @@
  * How the refit command says that something went wrong: one line, whatever the text holds.
  *
  * Names of files and workers come from elsewhere and may hold line breaks or terminal sequences, so
- * control characters are replaced before anything reaches the terminal.
+ * control characters, those of C1 too, are replaced before anything reaches the terminal.
  */
 #include <errno.h>
 #include <stdarg.h>
@@ -10,25 +10,17 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "base/text.h"
 #include "cli.h"
-
-static void print_line(char *line)
-{
-    for (char *at = line; *at != '\0'; at++) {
-        unsigned char byte = (unsigned char)*at;
-        if (byte < 0x20 || byte == 0x7f) *at = '?';
-    }
-    (void)fprintf(stderr, "refit: %s\n", line);
-}
 
 int cli_complain(int status, const char *format, ...)
 {
     char line[1024];
     va_list arguments;
     va_start(arguments, format);
-    (void)vsnprintf(line, sizeof line, format, arguments);
+    rft_text_say_list(line, sizeof line, format, arguments);
     va_end(arguments);
-    print_line(line);
+    (void)fprintf(stderr, "refit: %s\n", line);
     return status;
 }
 

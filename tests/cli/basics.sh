@@ -38,6 +38,8 @@ refuses 2 "needs a value" config --file
 refuses 2 "takes no value" config --defaults=yes
 refuses 2 "what is this?" config -- this
 refuses 2 "there is no command a?b" "$(printf 'a\nb')"
+# Terminals take U+009B, in UTF-8 or as the byte 9B, for the escape and bracket of a sequence.
+refuses 2 "there is no command a??31mb?1mä:" "$(printf 'a\302\23331mb\2331m\303\244')"
 
 refuses 2 "there is no benchmark ofload" bench ofload
 refuses 2 "--device is host or cuda:N, not auto" bench offload --device auto
