@@ -56,6 +56,11 @@ uint32_t rft_archive_frame_bytes(const rft_archive_header *header)
     return header->format == 1 ? RFT_ARCHIVE_FRAME_BYTES - RFT_PACK_BYTES : RFT_ARCHIVE_FRAME_BYTES;
 }
 
+uint64_t rft_archive_blocks(const rft_archive_header *header)
+{
+    return (uint64_t)header->same + header->sparse + header->dense;
+}
+
 uint64_t rft_archive_changes_bytes(const rft_archive_header *header)
 {
     if (header->format == 1) return 0;
@@ -127,8 +132,11 @@ static bool has_room(const rft_archive_header *header, uint64_t bytes)
     }
     left -= header->digest_bytes + rft_archive_changes_bytes(header);
     uint64_t frames =
-        (uint64_t)header->frames * (rft_archive_frame_bytes(header) + 1 + RFT_ARCHIVE_HASH_BYTES);
-    if (frames > left || header->packed > header->frames) return false;
+        (uint64_t)header->frames * (rft_archive_frame_bytes(header) + RFT_ARCHIVE_HASH_BYTES);
+    frames += rft_archive_blocks(header); /* the mode of each */
+    if (header->frames > rft_archive_blocks(header) || frames > left ||
+        header->packed > header->frames)
+        return false;
     return header->base != 0 || header->packed > 0 || header->weight_bytes <= left - frames;
 }
 

@@ -83,6 +83,9 @@ typedef struct rft_archive_change {
 /* How many elements a tensor has where its blocks are coded: bytes, if they have fewer bits. */
 uint64_t rft_archive_elements(const rft_manifest *manifest, uint32_t tensor);
 
+/* How many blocks its frames have. */
+uint64_t rft_archive_blocks(const rft_archive_header *header);
+
 /* How long parts of a file are, in its format. */
 uint32_t rft_archive_header_bytes(const rft_archive_header *header);
 uint32_t rft_archive_frame_bytes(const rft_archive_header *header);

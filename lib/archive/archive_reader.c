@@ -107,19 +107,31 @@ static refit_status check_manifest(const rft_archive_header *header, const rft_m
     return REFIT_OK;
 }
 
+/* The list of tensors says how many blocks there are, and a few bytes of it can say a great many:
+ * memory is taken for no more than the header counts, which the file has room for. */
+static rft_limits limits_of_file(const rft_archive_header *header, const rft_limits *limits)
+{
+    rft_limits held = *limits;
+    const uint64_t blocks = rft_archive_blocks(header);
+    held.blocks_told = blocks < limits->blocks;
+    if (held.blocks_told) held.blocks = (uint32_t)blocks;
+    return held;
+}
+
 /* Hashed first: what is damaged is not parsed. */
 static refit_status read_manifest(rft_archive_reader *reader, const rft_limits *limits,
                                   refit_error *error)
 {
     unsigned char *encoded = NULL;
     const rft_archive_header *header = &reader->header;
+    const rft_limits held = limits_of_file(header, limits);
     refit_status status = read_section(reader, header->manifest_bytes, &encoded, error);
     rft_view view = {encoded, (size_t)header->manifest_bytes};
     if (status == REFIT_OK) {
         rft_digest128 digest = rft_digest128_of(view);
         status =
             rft_digest128_equal(&digest, &header->manifest)
-                ? rft_manifest_decode(view, header->frame_bytes, limits, &reader->manifest, error)
+                ? rft_manifest_decode(view, header->frame_bytes, &held, &reader->manifest, error)
                 : rft_fail(error, REFIT_ERR_CORRUPT, "its list of tensors is damaged");
     }
     rft_free(encoded);

@@ -47,8 +47,11 @@ static refit_status number_blocks(rft_manifest *manifest, rft_manifest_tensor *t
 {
     uint64_t whole = tensor->bytes / tensor->block_bytes;
     uint64_t blocks = whole + (tensor->bytes % tensor->block_bytes != 0 ? 1 : 0);
-    RFT_REFUSE_IF(blocks > rules->limits->blocks - manifest->block_count, rules->error,
-                  REFIT_ERR_LIMIT, "the tensors make more blocks than limits.blocks allows: %u",
+    bool fits = blocks <= rules->limits->blocks - manifest->block_count;
+    RFT_REFUSE_IF(!fits && rules->limits->blocks_told, rules->error, rules->refusal,
+                  "the tensors make more blocks than the %u that there are", rules->limits->blocks);
+    RFT_REFUSE_IF(!fits, rules->error, REFIT_ERR_LIMIT,
+                  "the tensors make more blocks than limits.blocks allows: %u",
                   rules->limits->blocks);
     tensor->first_block = manifest->block_count;
     tensor->blocks = (uint32_t)blocks;

@@ -2,6 +2,8 @@
 #ifndef RFT_LIMITS_H
 #define RFT_LIMITS_H
 
+#include <stdbool.h>
+
 #include <refit/config.h>
 
 typedef struct rft_limits {
@@ -14,6 +16,7 @@ typedef struct rft_limits {
     uint64_t version_bytes;
     uint64_t memory_bytes; /* of this machine, which has to hold a version; 0: not looked at */
     uint32_t blocks;
+    bool blocks_told; /* `blocks` is what those who sent the list said, and not the user's choice */
     uint32_t window;
 } rft_limits;
 

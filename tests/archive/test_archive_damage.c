@@ -4,6 +4,7 @@
  */
 #include <setjmp.h>
 #include <stdarg.h>
+#include <stdatomic.h>
 #include <stddef.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -13,9 +14,12 @@
 #include <cmocka.h>
 #include <xxhash.h>
 
+#include <refit/host.h>
+
 #include "archive/archive_format.h"
 #include "archive_rig.h"
 #include "tests/support/descriptors.h"
+#include "wire/tensor_list.h"
 
 /* An anchor, 1, and a delta, 2, of some hundred bytes each. */
 static void open_small(archive_rig *rig)
@@ -304,6 +308,103 @@ static void headers_that_lie_are_refused_before_memory_is_taken(void **state)
     rig_close(&rig);
 }
 
+/* ---- A list of tensors that promises more than there is */
+
+static atomic_size_t asked; /* bytes, ever */
+
+static void *count_allocate(void *user, size_t bytes)
+{
+    (void)user;
+    atomic_fetch_add(&asked, bytes);
+    return malloc(bytes);
+}
+
+static void *count_reallocate(void *user, void *block, size_t bytes)
+{
+    (void)user;
+    atomic_fetch_add(&asked, bytes);
+    return realloc(block, bytes);
+}
+
+static void count_release(void *user, void *block)
+{
+    (void)user;
+    free(block);
+}
+
+static void count_requests(bool on)
+{
+    const refit_allocator counter = {.size = sizeof counter,
+                                     .allocate = count_allocate,
+                                     .reallocate = count_reallocate,
+                                     .release = count_release};
+    atomic_store(&asked, 0);
+    assert_int_equal(refit_set_allocator(on ? &counter : NULL), REFIT_OK);
+}
+
+/* An anchor of one packed frame, whose tensor has as many blocks as limits.blocks allows. Nothing
+ * but its size is wrong. */
+static size_t make_promise(const rft_limits *limits, uint64_t counted, unsigned char *out)
+{
+    const uint64_t bytes = (uint64_t)limits->blocks * RFT_BLOCK_ELEMENTS;
+    rft_listed_tensor tensor = {.name = rft_view_text("w"), .dtype = REFIT_I8, .bytes = bytes};
+    tensor.shape.rank = 1;
+    tensor.shape.at[0] = bytes;
+    rft_bytes list = {0};
+    assert_int_equal(rft_tensor_list_append(&tensor, limits, &list, NULL), REFIT_OK);
+    rft_archive_header header = {
+        .format = RFT_ARCHIVE_FORMAT,
+        .packed = 1,
+        .tensors = 1,
+        .frames = 1,
+        .dense = (uint32_t)counted,
+        .epoch = RIG_EPOCH,
+        .version = 1,
+        .frame_bytes = limits->frame_bytes,
+        .weight_bytes = bytes,
+        .elements = bytes,
+        .changed = bytes,
+        .manifest_bytes = list.count,
+        .digest_bytes = 8,
+        .manifest = rft_digest128_of((rft_view){list.data, list.count}),
+    };
+    header.file_bytes = RFT_ARCHIVE_HEADER_BYTES + list.count + 8 +
+                        rft_archive_changes_bytes(&header) + RFT_ARCHIVE_FRAME_BYTES + 1 +
+                        RFT_ARCHIVE_HASH_BYTES;
+    memset(out, 0, header.file_bytes);
+    rft_archive_header_encode(&header, out);
+    memcpy(out + RFT_ARCHIVE_HEADER_BYTES, list.data, list.count);
+    rft_bytes_close(&list);
+    return (size_t)header.file_bytes;
+}
+
+static void a_short_file_takes_no_memory_for_many_blocks(void **state)
+{
+    (void)state;
+    static const uint64_t counts[] = {1, 0, UINT32_MAX};
+    unsigned char file[1024];
+    char path[] = "/tmp/refit-promise-XXXXXX.refit";
+    int made = mkstemps(path, 6);
+    assert_true(made >= 0);
+    assert_int_equal(close(made), 0);
+    refit_config config;
+    refit_config_init(&config, sizeof config);
+    const rft_limits limits = rft_limits_from(&config);
+    for (size_t i = 0; i < sizeof counts / sizeof *counts; i++) {
+        refit_error error;
+        refit_snapshot *snapshot = NULL;
+        size_t count = make_promise(&limits, counts[i], file);
+        assert_true(count < 512);
+        rig_store(path, file, count);
+        count_requests(true);
+        assert_refused(refit_snapshot_open(path, &config, &snapshot, &error), &error);
+        size_t taken = atomic_load(&asked);
+        count_requests(false);
+        if (taken > 65536) fail_msg("%zu bytes were taken for a file of %zu", taken, count);
+    }
+    assert_int_equal(unlink(path), 0);
+}
+
 static void limits_hold_for_files(void **state)
 {
     (void)state;
@@ -331,6 +432,7 @@ int main(void)
         cmocka_unit_test(a_base_of_another_chain_is_refused),
         cmocka_unit_test(a_file_of_another_trainer_is_refused),
         cmocka_unit_test(headers_that_lie_are_refused_before_memory_is_taken),
+        cmocka_unit_test(a_short_file_takes_no_memory_for_many_blocks),
         cmocka_unit_test(limits_hold_for_files),
     };
     return cmocka_run_group_tests_name("archive_damage", tests, NULL, NULL);
