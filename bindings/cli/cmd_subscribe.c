@@ -92,10 +92,11 @@ static bool take_flag(subscribe_job *job, int flag, const char *value)
     }
 }
 
+/* Closed to others: weights are secrets to many. Whoever made the folder before has decided. */
 static int make_folder(const char *path)
 {
     struct stat stat_of;
-    if (mkdir(path, 0777) == 0) return CLI_DONE;
+    if (mkdir(path, 0700) == 0) return CLI_DONE;
     if (errno == EEXIST && stat(path, &stat_of) == 0) {
         if (S_ISDIR(stat_of.st_mode)) return CLI_DONE;
         errno = ENOTDIR;
@@ -339,7 +340,7 @@ const cli_command cli_subscribe = {
              "between anchors are kept as what changed. Prints one line for each file.\n"
              "\n"
              "  ENDPOINT         where the publisher binds; default: broadcast.endpoint\n"
-             "  --out DIR        safetensors files; the folder is made if it is missing\n"
+             "  --out DIR        safetensors files; made if missing, for this user alone\n"
              "  --archive DIR    an archive, likewise; refit materialize reads it\n"
              "  --keep N         only the last N anchors of it and what builds on them\n"
              "  --count K        end after K versions; default: go on until a signal\n"

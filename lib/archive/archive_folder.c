@@ -20,8 +20,11 @@
 
 #include "archive/archive_disk.h"
 #include "base/alloc.h"
+#include "base/log.h"
 
-#define LOCK_NAME ".lock"
+#define LOCK_NAME   ".lock"
+#define LOCK_MODE   0600
+#define FOLDER_MODE 0700 /* versions are secrets to many; whoever made the folder has decided */
 
 /* ---- Names ---- */
 
@@ -175,10 +178,25 @@ refit_status rft_archive_folder_run(const rft_archive_folder *folder, uint64_t e
 
 /* ---- The folder ---- */
 
+/* Whoever can open the file, if only to read, can hold its lock. Earlier releases left it open to
+ * readers of the folder. */
+static void close_to_others(int lock)
+{
+    struct stat found;
+    if (fstat(lock, &found) == 0 && (found.st_mode & 077) == 0) return;
+    if (fchmod(lock, LOCK_MODE) == 0) return;
+    rft_log(REFIT_LOG_WARNING,
+            "archive: other users can hold the lock of the writer, and so keep writers out: chmod "
+            "600 " LOCK_NAME " (%s)",
+            strerror(errno));
+}
+
 static refit_status take_lock(rft_archive_folder *folder, refit_error *error)
 {
-    folder->lock = openat(folder->dir, LOCK_NAME, O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0666);
+    int flags = O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW;
+    folder->lock = openat(folder->dir, LOCK_NAME, flags, LOCK_MODE);
     if (folder->lock < 0) return rft_disk_fail(error, "create", LOCK_NAME);
+    close_to_others(folder->lock);
     if (flock(folder->lock, LOCK_EX | LOCK_NB) == 0) return REFIT_OK;
     RFT_REFUSE_IF(errno == EWOULDBLOCK, error, REFIT_ERR_BUSY,
                   "another process writes to this archive: give this one a folder of its own");
@@ -201,7 +219,7 @@ refit_status rft_archive_folder_open(const char *path, bool write, rft_archive_f
                                      refit_error *error)
 {
     rft_archive_folder folder = {.lock = -1};
-    if (write && mkdir(path, 0777) != 0 && errno != EEXIST) {
+    if (write && mkdir(path, FOLDER_MODE) != 0 && errno != EEXIST) {
         return rft_disk_fail(error, "make the folder", path);
     }
     folder.dir = open(path, O_RDONLY | O_DIRECTORY | O_CLOEXEC);

@@ -3,7 +3,8 @@
  *
  *     RUN-VERSION-EPOCH.refit     0002-00000017-9f1c66a04b7de210.refit: one version
  *     .next                       a version being written; nobody else's business
- *     .lock                       whoever writes holds a lock on it (flock), which ends with them
+ *     .lock                       whoever writes holds a lock on it (flock), which ends with them;
+ *                                 mode 0600, so that no reader can hold it
  *
  * RUN and VERSION are decimal, EPOCH hexadecimal. Sorted by name is sorted by time, within what the
  * zeros in front allow; rft_archive_folder sorts by the numbers. Other names are passed over.

@@ -219,6 +219,32 @@ static void who_may_not_write_may_read(void **state)
     rig_close(&rig);
 }
 
+static mode_t mode_of(const char *file)
+{
+    struct stat found;
+    assert_int_equal(stat(file, &found), 0);
+    return found.st_mode & 07777;
+}
+
+/* A lock of an earlier release too, which every reader could hold. */
+static void the_lock_is_closed_to_others(void **state)
+{
+    (void)state;
+    archive_rig rig;
+    refit_error error;
+    mode_t before = umask(0);
+    rig_open(&rig, 10);
+    umask(before);
+    assert_int_equal(mode_of(rig.folder), 0700);
+    assert_int_equal(mode_of(inside(&rig, ".lock")), 0600);
+    rig_keep(&rig, RIG_EPOCH, 1);
+    close_writer(&rig);
+    assert_int_equal(chmod(inside(&rig, ".lock"), 0644), 0);
+    assert_int_equal(open_writer(&rig, &error), REFIT_OK);
+    assert_int_equal(mode_of(inside(&rig, ".lock")), 0600);
+    rig_close(&rig);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -230,6 +256,7 @@ int main(void)
         cmocka_unit_test(a_folder_that_somebody_removes_is_not_found),
         cmocka_unit_test(what_somebody_has_removed_is_aborted),
         cmocka_unit_test(who_may_not_write_may_read),
+        cmocka_unit_test(the_lock_is_closed_to_others),
     };
     return cmocka_run_group_tests_name("archive_folder", tests, NULL, NULL);
 }

@@ -60,6 +60,7 @@ run 0 "${subscribe[@]}"
 cat <&3 >/dev/null
 wait "$publisher" || complain "publish failed: $(cat "$scratch/publish.err")"
 cmp "$scratch/w0.out/1.safetensors" "$scratch/1.in" || complain "other weights arrived"
+[ "$(stat -c %a "$scratch/w0.out")" = 700 ] || complain "others may look into a folder that subscribe made"
 [ ! -e "$scratch/stranger.out/1.safetensors" ] || complain "a stranger got weights"
 
 # says PART ARGUMENT…: a subscriber that waits without end says PART on its first line.
