@@ -162,6 +162,11 @@ static refit_status check_side(const rft_channel *channel, refit_error *error)
                   "endpoint \"%s\" cannot be connected to: port 0 and * are for a publisher to "
                   "bind; name the host and the port that it found (refit_publisher_endpoint)",
                   channel->asked.text);
+    RFT_REFUSE_IF(
+        channel->asked.named && !channel->router, error, REFIT_ERR_INVALID,
+        "endpoint \"%s\" cannot be connected to: an interface is for a publisher to bind; "
+        "name an address of it, such as 127.0.0.1",
+        channel->asked.text);
     return REFIT_OK;
 }
 

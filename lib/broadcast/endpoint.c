@@ -11,6 +11,7 @@
 
 #include "base/text.h"
 
+#define LOOPBACK          "lo"
 #define LOCK_SUFFIX_BYTES 8 /* room for ".lock" behind an ipc path */
 
 static const char *text_after(const char *text, const char *prefix)
@@ -19,11 +20,16 @@ static const char *text_after(const char *text, const char *prefix)
     return strncmp(text, prefix, length) == 0 ? text + length : NULL;
 }
 
+static bool host_is(const char *host, size_t length, const char *name)
+{
+    return strlen(name) == length && strncmp(host, name, length) == 0;
+}
+
 static bool host_is_local(const char *host, size_t length)
 {
-    static const char *const names[] = {"localhost", "lo", "[::1]"};
+    static const char *const names[] = {"localhost", LOOPBACK, "[::1]"};
     for (size_t i = 0; i < sizeof names / sizeof names[0]; i++) {
-        if (strlen(names[i]) == length && strncmp(host, names[i], length) == 0) return true;
+        if (host_is(host, length, names[i])) return true;
     }
     char text[INET_ADDRSTRLEN];
     struct in_addr address;
@@ -64,6 +70,7 @@ static refit_status tcp_parse(rft_endpoint *endpoint, refit_error *error)
     RFT_REFUSE_IF(memchr(endpoint->rest, ' ', length) != NULL, error, REFIT_ERR_INVALID,
                   "endpoint \"%s\" has a space in its host: leave it out", endpoint->text);
     endpoint->local = host_is_local(endpoint->rest, length);
+    endpoint->named = host_is(endpoint->rest, length, LOOPBACK);
     endpoint->open = port == 0 || endpoint->rest[0] == '*';
     return REFIT_OK;
 }

@@ -23,6 +23,8 @@ typedef struct rft_endpoint {
     const char *rest;              /* in `text`, behind "://": host and port, path, or name */
     bool ipv6;                     /* tcp: a literal address in brackets */
     bool open;  /* tcp: any free port, or all addresses, is meant: to bind only */
+    bool named; /* tcp: the loopback interface by its name, which binding alone understands:
+                   connecting would ask a resolver for a host of that name */
     bool local; /* it cannot be reached from another host */
 } rft_endpoint;
 

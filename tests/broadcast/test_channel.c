@@ -342,6 +342,24 @@ static void bad_endpoints_leave_nothing_open(void **state)
     assert_null(channel);
 }
 
+/* Connecting would ask a resolver for a host called lo, which may be any. */
+static void an_interface_is_bound_and_not_connected_to(void **state)
+{
+    (void)state;
+    refit_config config = quick_config();
+    rft_channel *channel = NULL;
+    refit_error error;
+    rft_channel *server = bind_at("tcp://lo:0");
+    assert_memory_equal(rft_channel_endpoint(server), "tcp://127.", 10);
+    assert_int_equal(rft_channel_connect("tcp://lo:5757", &config, &channel, &error),
+                     REFIT_ERR_INVALID);
+    assert_non_null(strstr(error.text, "127.0.0.1"));
+    config.broadcast_insecure = 1;
+    assert_int_equal(rft_channel_connect("tcp://lo:5757", &config, &channel, NULL),
+                     REFIT_ERR_INVALID);
+    rft_channel_close(server);
+}
+
 static void unknown_peer_is_reported(void **state)
 {
     (void)state;
@@ -450,6 +468,7 @@ int main(void)
         cmocka_unit_test(addresses_beyond_this_host_need_leave_to_connect),
         cmocka_unit_test(who_announces_more_than_the_limits_is_cut_off),
         cmocka_unit_test(bad_endpoints_leave_nothing_open),
+        cmocka_unit_test(an_interface_is_bound_and_not_connected_to),
         cmocka_unit_test(unknown_peer_is_reported),
         cmocka_unit_test(peer_that_does_not_read_is_busy_in_the_end),
         cmocka_unit_test(dealer_without_a_trainer_is_busy),
