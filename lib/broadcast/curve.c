@@ -1,7 +1,7 @@
 /*
  * Keys as socket options. A socket has one mechanism: with CURVE it talks to nobody who has none.
  *
- * Secrets are wiped from our memory as soon as ZeroMQ has its copy.
+ * A secret is in memory of secret.h until ZeroMQ has its copy.
  */
 #include "broadcast/curve.h"
 
@@ -11,6 +11,7 @@
 #include <zmq.h>
 
 #include "trust/key_file.h"
+#include "trust/secret.h"
 
 /* ZeroMQ 4.3 knows it in every build, but its header names it to some only. One that does not know
  * it refuses it, and so does rft_curve_serve. */
@@ -26,21 +27,23 @@ static refit_status check_curve(refit_error *error)
     return REFIT_OK;
 }
 
-static refit_status fail_zmq(const char *what, refit_error *error)
+static refit_status fail_zmq(const char *what, int code, refit_error *error)
 {
-    int code = zmq_errno();
     return rft_fail_sub(error, REFIT_ERR_SYSTEM, code, "%s: %s", what, zmq_strerror(code));
 }
 
 refit_status rft_curve_make_pair(rft_key *public_key, rft_key *secret_key, refit_error *error)
 {
-    char public_text[RFT_KEY_TEXT], secret_text[RFT_KEY_TEXT];
+    char public_text[RFT_KEY_TEXT];
+    void *secret_text = NULL;
     RFT_TRY(check_curve(error));
+    RFT_TRY(rft_secret_open(RFT_KEY_TEXT, &secret_text, error));
     bool made = zmq_curve_keypair(public_text, secret_text) == 0 &&
                 rft_key_parse(public_text, RFT_KEY_CHARS, public_key) &&
                 rft_key_parse(secret_text, RFT_KEY_CHARS, secret_key);
-    rft_key_wipe(secret_text, sizeof secret_text);
-    return made ? REFIT_OK : fail_zmq("ZeroMQ made no key pair", error);
+    int code = zmq_errno();
+    rft_secret_close(secret_text, RFT_KEY_TEXT);
+    return made ? REFIT_OK : fail_zmq("ZeroMQ made no key pair", code, error);
 }
 
 static refit_status read_key(const char *path, rft_key_half half, rft_key *out, refit_error *error)
@@ -53,45 +56,66 @@ static bool set_key(void *socket, int option, const rft_key *key)
     return zmq_setsockopt(socket, option, key->bytes, sizeof key->bytes) == 0;
 }
 
-refit_status rft_curve_serve(void *socket, const refit_config *config, const char *domain,
-                             refit_error *error)
+static refit_status serve_with(void *socket, const refit_config *config, const char *domain,
+                               rft_key *secret, refit_error *error)
 {
     const int on = 1;
-    rft_key secret;
-    RFT_TRY(check_curve(error));
-    RFT_TRY(read_key(config->security_key, RFT_KEY_SECRET, &secret, error));
+    RFT_TRY(read_key(config->security_key, RFT_KEY_SECRET, secret, error));
     /* Both: a domain that is not enforced, and an enforced one that is empty, let everybody in. */
     bool set = zmq_setsockopt(socket, ZMQ_ZAP_DOMAIN, domain, strlen(domain)) == 0 &&
                zmq_setsockopt(socket, ZMQ_ZAP_ENFORCE_DOMAIN, &on, sizeof on) == 0 &&
                zmq_setsockopt(socket, ZMQ_CURVE_SERVER, &on, sizeof on) == 0 &&
-               set_key(socket, ZMQ_CURVE_SECRETKEY, &secret);
-    rft_key_wipe(&secret, sizeof secret);
-    return set ? REFIT_OK : fail_zmq("the trainer's key could not be used", error);
+               set_key(socket, ZMQ_CURVE_SECRETKEY, secret);
+    return set ? REFIT_OK : fail_zmq("the trainer's key could not be used", zmq_errno(), error);
 }
 
-/* The public half follows from the secret one. */
-static bool complete_pair(const rft_key *secret, rft_key *public_key)
+refit_status rft_curve_serve(void *socket, const refit_config *config, const char *domain,
+                             refit_error *error)
 {
-    char secret_text[RFT_KEY_TEXT], public_text[RFT_KEY_TEXT];
-    rft_key_print(secret, secret_text);
-    bool done = zmq_curve_public(public_text, secret_text) == 0 &&
-                rft_key_parse(public_text, RFT_KEY_CHARS, public_key);
-    rft_key_wipe(secret_text, sizeof secret_text);
-    return done;
+    void *secret = NULL;
+    RFT_TRY(check_curve(error));
+    RFT_TRY(rft_secret_open(sizeof(rft_key), &secret, error));
+    refit_status status = serve_with(socket, config, domain, secret, error);
+    rft_secret_close(secret, sizeof(rft_key));
+    return status;
+}
+
+typedef struct own_pair {
+    rft_key secret;
+    rft_key open; /* its public half */
+    char secret_text[RFT_KEY_TEXT];
+    char open_text[RFT_KEY_TEXT];
+} own_pair;
+
+/* The public half follows from the secret one. */
+static bool complete_pair(own_pair *own)
+{
+    rft_key_print(&own->secret, own->secret_text);
+    return zmq_curve_public(own->open_text, own->secret_text) == 0 &&
+           rft_key_parse(own->open_text, RFT_KEY_CHARS, &own->open);
+}
+
+static refit_status join_with(void *socket, const refit_config *config, own_pair *own,
+                              refit_error *error)
+{
+    rft_key server;
+    RFT_TRY(read_key(config->security_server_key, RFT_KEY_PUBLIC, &server, error));
+    RFT_TRY(read_key(config->security_key, RFT_KEY_SECRET, &own->secret, error));
+    bool set = complete_pair(own) && set_key(socket, ZMQ_CURVE_SERVERKEY, &server) &&
+               set_key(socket, ZMQ_CURVE_PUBLICKEY, &own->open) &&
+               set_key(socket, ZMQ_CURVE_SECRETKEY, &own->secret);
+    return set ? REFIT_OK : fail_zmq("the worker's key could not be used", zmq_errno(), error);
 }
 
 refit_status rft_curve_join(void *socket, const refit_config *config, refit_error *error)
 {
-    rft_key server, own, secret;
+    void *own = NULL;
     RFT_TRY(check_curve(error));
     RFT_REFUSE_IF(config->security_server_key[0] == '\0', error, REFIT_ERR_CONFIG,
                   "security.key is set but security.server_key is not: a worker with keys needs "
                   "the trainer's public one");
-    RFT_TRY(read_key(config->security_server_key, RFT_KEY_PUBLIC, &server, error));
-    RFT_TRY(read_key(config->security_key, RFT_KEY_SECRET, &secret, error));
-    bool set = complete_pair(&secret, &own) && set_key(socket, ZMQ_CURVE_SERVERKEY, &server) &&
-               set_key(socket, ZMQ_CURVE_PUBLICKEY, &own) &&
-               set_key(socket, ZMQ_CURVE_SECRETKEY, &secret);
-    rft_key_wipe(&secret, sizeof secret);
-    return set ? REFIT_OK : fail_zmq("the worker's key could not be used", error);
+    RFT_TRY(rft_secret_open(sizeof(own_pair), &own, error));
+    refit_status status = join_with(socket, config, own, error);
+    rft_secret_close(own, sizeof(own_pair));
+    return status;
 }

@@ -1,6 +1,7 @@
 /*
  * Z85 (ZeroMQ's RFC 32): four bytes, big end first, are five digits of base 85. Of five digits some
  * stand for more than four bytes hold; those are refused, so that a key has one text and no other.
+ * A key is judged before it is written, so that there is no copy of a secret on the stack.
  */
 #include "trust/key.h"
 
@@ -40,17 +41,12 @@ static bool group_parse(const char *text, unsigned char bytes[4])
 
 bool rft_key_parse(const char *text, size_t count, rft_key *out)
 {
-    rft_key key;
+    unsigned char group[4];
     bool good = count == RFT_KEY_CHARS;
-    for (uint32_t i = 0; good && i < RFT_KEY_BYTES / 4; i++) {
-        good = group_parse(text + (size_t)i * 5, key.bytes + (size_t)i * 4);
-    }
-    if (good) *out = key;
-    rft_key_wipe(&key, sizeof key);
+    for (uint32_t i = 0; good && i < RFT_KEY_BYTES / 4; i++)
+        good = group_parse(text + (size_t)i * 5, group);
+    explicit_bzero(group, sizeof group);
+    for (uint32_t i = 0; good && i < RFT_KEY_BYTES / 4; i++)
+        (void)group_parse(text + (size_t)i * 5, out->bytes + (size_t)i * 4);
     return good;
-}
-
-void rft_key_wipe(void *secret, size_t bytes)
-{
-    explicit_bzero(secret, bytes);
 }

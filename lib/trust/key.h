@@ -18,7 +18,4 @@ void rft_key_print(const rft_key *key, char text[RFT_KEY_TEXT]);
 /* Reads `count` characters. False: these are no key, and nothing is written. */
 bool rft_key_parse(const char *text, size_t count, rft_key *out);
 
-/* Overwrites what must not stay in memory, however clever the compiler. */
-void rft_key_wipe(void *secret, size_t bytes);
-
 #endif

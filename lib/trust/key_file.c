@@ -5,8 +5,8 @@
  * regular file of this user's (or root's), closed to others; the way to it is judged by
  * trusted_open. New files are made with O_EXCL, so no
  * link that somebody laid there is followed; a file that takes the place of another is complete
- * before it gets the name, and a secret that was replaced stays until its public half is, too. What
- * was a secret is wiped from memory.
+ * before it gets the name, and a secret that was replaced stays until its public half is, too. A
+ * secret passes through memory of secret.h alone.
  */
 #include "trust/key_file.h"
 
@@ -18,9 +18,11 @@
 #include <unistd.h>
 
 #include "base/log.h"
+#include "trust/secret.h"
 #include "trust/trusted_open.h"
 
 #define FILE_MOST    1024u /* bytes of a key file: comments are short */
+#define TEXT_MOST    256u  /* of one that is written */
 #define CHOSEN_BYTES (RFT_KEY_NAME_BYTES + 24)
 
 static const char *const words[] = {[RFT_KEY_PUBLIC] = "public", [RFT_KEY_SECRET] = "secret"};
@@ -119,31 +121,51 @@ static refit_status read_text(const char *text, const char *path, rft_key *out, 
     return REFIT_OK;
 }
 
+/* What an open file goes through. */
+typedef struct read_room {
+    char text[FILE_MOST + 1];
+    rft_key key;
+} read_room;
+
+static refit_status read_opened(int fd, const char *path, rft_key_half half, read_room *room,
+                                rft_key *out, refit_error *error)
+{
+    struct stat found;
+    if (fstat(fd, &found) != 0) {
+        int code = errno;
+        return rft_fail_sub(error, REFIT_ERR_IO, code, "%s key file %.120s cannot be read: %s",
+                            words[half], path, strerror(code));
+    }
+    refit_status status = check_file(&found, path, error);
+    refit_status read_status = status == REFIT_OK ? read_all(fd, path, room->text, error) : status;
+    if (read_status == REFIT_OK) status = check_half(room->text, path, half, error);
+    if (status == REFIT_OK) status = check_mode(&found, path, half, error);
+    if (status == REFIT_OK) status = read_status; /* what it said is in `error` still */
+    if (status == REFIT_OK) status = read_text(room->text, path, &room->key, error);
+    if (status == REFIT_OK) memcpy(out, &room->key, sizeof *out);
+    return status;
+}
+
+static refit_status read_secret(int fd, const char *path, rft_key *out, refit_error *error)
+{
+    void *room = NULL;
+    RFT_TRY(rft_secret_open(sizeof(read_room), &room, error));
+    refit_status status = read_opened(fd, path, RFT_KEY_SECRET, room, out, error);
+    rft_secret_close(room, sizeof(read_room));
+    return status;
+}
+
 refit_status rft_key_file_read(int folder, const char *path, rft_key_half half, rft_key *out,
                                refit_error *error)
 {
-    char text[FILE_MOST + 1], what[32];
-    struct stat found;
-    rft_key key;
+    char what[32];
+    read_room room; /* of public keys, of which there may be many */
     int fd = -1;
     snprintf(what, sizeof what, "%s key file", words[half]);
     RFT_TRY(rft_trusted_open(folder, path, what, O_RDONLY | O_NONBLOCK | O_NOCTTY, &fd, error));
-    if (fstat(fd, &found) != 0) {
-        int code = errno;
-        close(fd);
-        return rft_fail_sub(error, REFIT_ERR_IO, code, "%s %.120s cannot be read: %s", what, path,
-                            strerror(code));
-    }
-    refit_status status = check_file(&found, path, error);
-    refit_status read_status = status == REFIT_OK ? read_all(fd, path, text, error) : status;
-    if (read_status == REFIT_OK) status = check_half(text, path, half, error);
-    if (status == REFIT_OK) status = check_mode(&found, path, half, error);
-    if (status == REFIT_OK) status = read_status; /* what it said is in `error` still */
-    if (status == REFIT_OK) status = read_text(text, path, &key, error);
-    if (status == REFIT_OK) *out = key;
+    refit_status status = half == RFT_KEY_SECRET ? read_secret(fd, path, out, error)
+                                                 : read_opened(fd, path, half, &room, out, error);
     close(fd);
-    rft_key_wipe(text, sizeof text);
-    rft_key_wipe(&key, sizeof key);
     return status;
 }
 
@@ -217,15 +239,17 @@ static half_names names_of(const char *name, rft_key_half half, bool replace)
 static refit_status make_half(int folder, const char *name, rft_key_half half, const rft_key *key,
                               bool replace, refit_error *error)
 {
-    char digits[RFT_KEY_TEXT], text[256];
+    void *room = NULL;
     half_names names = names_of(name, half, replace);
-    rft_key_print(key, digits);
-    snprintf(text, sizeof text, "# refit %s key of %s%s\n%s\n", words[half], name,
-             half == RFT_KEY_SECRET ? ": keep it" : "", digits);
+    RFT_TRY(rft_secret_open(TEXT_MOST, &room, error));
+    char *text = room;
+    int head = snprintf(text, TEXT_MOST, "# refit %s key of %s%s\n", words[half], name,
+                        half == RFT_KEY_SECRET ? ": keep it" : "");
+    rft_key_print(key, text + head);
+    strcat(text, "\n");
     if (replace) (void)unlinkat(folder, names.made, 0); /* of a run that was killed */
     refit_status status = write_new(folder, names.made, modes[half], text, error);
-    rft_key_wipe(digits, sizeof digits);
-    rft_key_wipe(text, sizeof text);
+    rft_secret_close(room, TEXT_MOST);
     return status;
 }
 
