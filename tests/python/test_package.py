@@ -140,6 +140,15 @@ def test_the_wheel_holds_the_library_the_types_and_the_licence() -> None:
     assert {one for one in ours if not one.startswith("refit")} == set()
 
 
+def test_the_library_of_the_wheel_is_hardened(root: Path) -> None:
+    library = installed().locate_file("refit/lib/librefit.so")
+    script = root / "tests" / "abi" / "hardening.sh"
+    done = subprocess.run([script, "1", str(library)], capture_output=True, text=True, timeout=60)
+    if done.returncode == 77:
+        pytest.skip("readelf is missing")
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
 def test_what_is_installed_is_what_the_sources_say(root: Path) -> None:
     """Otherwise all other tests would prove something else."""
     where = Path(str(installed().locate_file("refit")))

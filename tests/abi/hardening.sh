@@ -1,0 +1,32 @@
+#!/bin/bash
+# hardening.sh CHECKED FILE…: says what each library or program lacks of what makes an error in it hard
+# to use: a stack protector, relocations that are read-only once they are done, no stack that can be
+# run, no fixed address; with CHECKED 1 calls of libc that know the room of what they write to.
+set -uo pipefail
+export LC_ALL=C
+command -v readelf >/dev/null || exit 77
+checked=$1
+shift
+failed=0
+
+# lacks FILE WORD…
+lacks() {
+    echo "$1 lacks $2"
+    failed=1
+}
+
+for file in "$@"; do
+    headers=$(readelf -W --file-header --program-headers "$file") || exit 1
+    dynamic=$(readelf -W --dynamic "$file") || exit 1
+    symbols=$(readelf -W --dyn-syms "$file") || exit 1
+    grep -q ' Type: *DYN ' <<<"$headers" || lacks "$file" "addresses that are chosen when it is loaded (PIE)"
+    grep -q 'GNU_RELRO' <<<"$headers" || lacks "$file" "read-only relocations (-z relro)"
+    grep -qE '\((BIND_NOW|FLAGS_1)\).*(BIND_NOW|NOW)|\(FLAGS\).*BIND_NOW' <<<"$dynamic" ||
+        lacks "$file" "relocations that are all done when it is loaded (-z now)"
+    grep -qE 'GNU_STACK .* RW +0x' <<<"$headers" || lacks "$file" "a stack that cannot be run (-z noexecstack)"
+    ! grep -q '(TEXTREL)' <<<"$dynamic" || lacks "$file" "code that is never written to (it has TEXTREL)"
+    grep -q ' __stack_chk_fail' <<<"$symbols" || lacks "$file" "a stack protector (-fstack-protector-strong)"
+    [ "$checked" -eq 0 ] || grep -qE ' __[a-z]+_chk' <<<"$(grep -v __stack_chk <<<"$symbols")" ||
+        lacks "$file" "checked calls of libc (_FORTIFY_SOURCE)"
+done
+exit $failed
