@@ -8,10 +8,10 @@
  *
  * What is not bounded: ZeroMQ limits the bytes of a part and the number of whole messages, but it
  * keeps the parts of a message that has no end yet, however many, until the connection ends. No
- * option of 4.3 changes that or ends one connection of a ROUTER; its descriptors are its thread's
- * to close, so they are left alone. So who may talk can fill this process's memory: a key that is
- * allowed; one that was taken from the list, through a connection that stands; and where there are
- * no keys, whoever reaches the address.
+ * option of 4.3 changes that. A connection that belongs to no worker is ended (connections.c), but
+ * only after a while. So who may talk can fill this process's memory: a key that is allowed; for
+ * that while one that was taken from the list, through a connection that stands; and where there
+ * are no keys, whoever reaches the address.
  */
 #include "broadcast/channel.h"
 
@@ -28,6 +28,7 @@
 #include "base/clock.h"
 #include "base/log.h"
 #include "base/random.h"
+#include "broadcast/connections.h"
 #include "broadcast/context.h"
 #include "broadcast/curve.h"
 #include "broadcast/endpoint.h"
@@ -64,7 +65,8 @@ struct rft_channel {
     bool full;      /* a DEALER that took no message: the next poll ends when it has room, too */
     bool keys;      /* CURVE */
     rft_gate *gate; /* of a ROUTER with keys */
-    rft_handshake handshake; /* of a DEALER */
+    rft_connections *connections; /* of a ROUTER that can be reached from outside the process */
+    rft_handshake handshake;      /* of a DEALER */
     rft_ipc ipc;
     rft_endpoint asked;
     char endpoint[RFT_ENDPOINT_BYTES + 16]; /* as bound */
@@ -194,16 +196,40 @@ static refit_status check_trust(const rft_channel *channel, const refit_config *
                     endpoint);
 }
 
-static refit_status socket_open(rft_channel *channel, const refit_config *config,
-                                refit_error *error)
+static refit_status socket_failed(refit_error *error)
 {
-    channel->socket = zmq_socket(channel->context, channel->router ? ZMQ_ROUTER : ZMQ_DEALER);
-    if (channel->socket != NULL && options_common(channel, config) && options_of_kind(channel)) {
-        return REFIT_OK;
-    }
     int code = zmq_errno();
     return rft_fail_sub(error, REFIT_ERR_SYSTEM, code, "a ZeroMQ socket could not be made: %s",
                         TEXT_OF(code));
+}
+
+static refit_status socket_open(rft_channel *channel, const refit_config *config,
+                                refit_error *error)
+{
+    channel->socket = channel->router ? rft_context_router(channel->context)
+                                      : zmq_socket(channel->context, ZMQ_DEALER);
+    if (channel->socket != NULL && options_common(channel, config) && options_of_kind(channel)) {
+        return REFIT_OK;
+    }
+    return socket_failed(error);
+}
+
+/* A domain for questions makes ZeroMQ refuse ZMTP before 3.0 (see connections.c); without keys the
+ * gate has no objection, and need not be there. */
+static refit_status watch_connections(rft_channel *channel, const refit_config *config,
+                                      refit_error *error)
+{
+    if (!channel->router) {
+        return rft_handshake_open(&channel->handshake, channel->context, channel->socket,
+                                  channel->keys, error);
+    }
+    if (channel->asked.transport == RFT_TRANSPORT_INPROC) return REFIT_OK;
+    if (!channel->keys && zmq_setsockopt(channel->socket, ZMQ_ZAP_DOMAIN, RFT_GATE_OPEN,
+                                         strlen(RFT_GATE_OPEN)) != 0) {
+        return socket_failed(error);
+    }
+    return rft_connections_open(channel->context, channel->socket, config, &channel->connections,
+                                error);
 }
 
 static refit_status channel_open(const char *endpoint, bool router, const refit_config *config,
@@ -222,10 +248,7 @@ static refit_status channel_open(const char *endpoint, bool router, const refit_
     if (status == REFIT_OK) status = socket_open(channel, config, error);
     if (status == REFIT_OK) status = keys_open(channel, config, error);
     if (status == REFIT_OK) status = check_trust(channel, config, error);
-    if (status == REFIT_OK && !router) {
-        status = rft_handshake_open(&channel->handshake, channel->context, channel->socket,
-                                    channel->keys, error);
-    }
+    if (status == REFIT_OK) status = watch_connections(channel, config, error);
     if (status == REFIT_OK) {
         *out = channel;
     } else {
@@ -267,6 +290,7 @@ static refit_status channel_listen(rft_channel *channel, refit_error *error)
     } else if (zmq_bind(channel->socket, channel->asked.text) != 0) {
         return bind_failed(channel, zmq_errno(), error);
     }
+    if (channel->connections != NULL) rft_connections_tend(channel->connections, rft_now());
     size_t room = sizeof channel->endpoint;
     if (zmq_getsockopt(channel->socket, ZMQ_LAST_ENDPOINT, channel->endpoint, &room) == 0) {
         return REFIT_OK;
@@ -327,6 +351,7 @@ void rft_channel_close(rft_channel *channel)
 {
     if (channel == NULL) return;
     bool listens = channel->router && channel->endpoint[0] != '\0';
+    rft_connections_close(channel->connections);
     if (listens && channel->asked.transport == RFT_TRANSPORT_TCP) unbind(channel);
     for (int i = 0; i < PARTS_MOST; i++) {
         zmq_msg_close(&channel->parts[i]);
@@ -371,27 +396,37 @@ static void connect_anew(rft_channel *channel)
     }
 }
 
-/* Until what was waited for is there, ZeroMQ has news of a connection, or it is time to connect
- * anew. Returns whether something is there for the caller. */
-static bool poll_once(rft_channel *channel, int wake_fd, int64_t deadline)
+/* ZeroMQ's news of connections. Returns whether they are for the caller. */
+static bool tend_connections(rft_channel *channel)
 {
     rft_handshake *handshake = &channel->handshake;
+    if (channel->connections != NULL) rft_connections_tend(channel->connections, rft_now());
+    if (handshake->ear == NULL) return false;
+    rft_handshake_hear(handshake, rft_now());
+    if (rft_handshake_is_due(handshake, rft_now())) connect_anew(channel);
+    return handshake->why.status != REFIT_OK;
+}
+
+/* Until what was waited for is there, ZeroMQ has news of a connection, or it is time to do
+ * something about one. Returns whether something is there for the caller. */
+static bool poll_once(rft_channel *channel, int wake_fd, int64_t deadline)
+{
+    rft_connections *connections = channel->connections;
     short room = channel->full ? ZMQ_POLLOUT : 0;
+    void *news =
+        connections == NULL ? channel->handshake.ear : rft_connections_monitor(connections);
+    int64_t due = connections == NULL ? INT64_MAX : rft_connections_tend_at(connections);
+    if (channel->handshake.ear != NULL) due = channel->handshake.retry_at;
+    if (due < deadline) deadline = due;
     zmq_pollitem_t items[3] = {{.socket = channel->socket, .events = (short)(ZMQ_POLLIN | room)}};
     int count = 1;
     if (wake_fd >= 0) items[count++] = (zmq_pollitem_t){.fd = wake_fd, .events = ZMQ_POLLIN};
     int caller = count;
-    if (handshake->ear != NULL) {
-        items[count++] = (zmq_pollitem_t){.socket = handshake->ear, .events = ZMQ_POLLIN};
-        if (handshake->retry_at < deadline) deadline = handshake->retry_at;
-    }
+    if (news != NULL) items[count++] = (zmq_pollitem_t){.socket = news, .events = ZMQ_POLLIN};
     int failed = zmq_poll(items, count, rft_ms_until(deadline)) < 0;
     if ((items[0].revents & ZMQ_POLLOUT) != 0) channel->full = false;
     bool there = failed || items[0].revents != 0 || (caller > 1 && items[1].revents != 0);
-    if (handshake->ear == NULL) return there;
-    rft_handshake_hear(handshake, rft_now());
-    if (rft_handshake_is_due(handshake, rft_now())) connect_anew(channel);
-    return there || handshake->why.status != REFIT_OK;
+    return tend_connections(channel) || there;
 }
 
 void rft_channel_poll(rft_channel *channel, int wake_fd, int timeout_ms)
@@ -450,11 +485,25 @@ refit_status rft_channel_receive(rft_channel *channel, rft_envelope *out, refit_
     RFT_REFUSE_IF(channel->router && !sender_read(channel, &out->from), error, REFIT_ERR_PROTOCOL,
                   "a peer chose an id of more than %d bytes", RFT_PEER_ID_BYTES);
     if (channel->gate != NULL && count > head) key_read(&channel->parts[head], &out->from);
+    out->connection = count > head ? zmq_msg_get(&channel->parts[head], ZMQ_SRCFD) : -1;
     RFT_REFUSE_IF(count <= head || count > head + 2, error, REFIT_ERR_PROTOCOL,
                   "a message of %u parts instead of one or two", count - head);
     out->message = part_view(&channel->parts[head]);
     if (count > head + 1) out->payload = part_view(&channel->parts[head + 1]);
     return REFIT_OK;
+}
+
+void rft_channel_claim(rft_channel *channel, int connection)
+{
+    if (channel->connections != NULL) {
+        rft_connections_claim(channel->connections, connection, rft_now());
+    }
+}
+
+rft_connection_counts rft_channel_count_connections(const rft_channel *channel)
+{
+    if (channel->connections == NULL) return (rft_connection_counts){0};
+    return rft_connections_count(channel->connections);
 }
 
 static void payload_release(void *data, void *hint)

@@ -13,6 +13,7 @@
 
 #include <refit/config.h>
 
+#include "broadcast/connections.h"
 #include "broadcast/pending.h"
 #include "trust/allow_list.h"
 #include "wire/bytes.h"
@@ -40,6 +41,7 @@ typedef struct rft_payload {
 /* A received message; its views stay valid until the next receive or close of the channel. */
 typedef struct rft_envelope {
     rft_peer_id from; /* on a ROUTER */
+    int connection;   /* on a ROUTER: its descriptor, for rft_channel_claim */
     rft_view message;
     rft_view payload; /* no bytes if there was none */
 } rft_envelope;
@@ -76,6 +78,11 @@ void rft_channel_poll(rft_channel *channel, int wake_fd, int timeout_ms);
 /* REFIT_OK, REFIT_ERR_TIMEOUT (none there, nothing is written), or REFIT_ERR_PROTOCOL for one with
  * a wrong number of parts or too long an id (`from` is filled in, empty for the latter). */
 refit_status rft_channel_receive(rft_channel *channel, rft_envelope *out, refit_error *error);
+
+/* On a ROUTER: the message was a worker's, so its connection is one. Connections without are ended
+ * when they are too many or have lasted too long (connections.h). */
+void rft_channel_claim(rft_channel *channel, int connection);
+rft_connection_counts rft_channel_count_connections(const rft_channel *channel);
 
 /* Whether they are the same connection: ZeroMQ may give the id of one that has ended to another,
  * but not its key. */

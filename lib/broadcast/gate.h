@@ -12,6 +12,9 @@
 
 #include "trust/allow_list.h"
 
+/* The domain of publishers without keys: the doorkeeper, if there is one, lets in all who ask. */
+#define RFT_GATE_OPEN "refit-open"
+
 typedef struct rft_gate rft_gate;
 
 /* Reads the folder, and starts the doorkeeper with the first gate of the process. `context` must

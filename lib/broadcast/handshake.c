@@ -7,14 +7,10 @@
  */
 #include "broadcast/handshake.h"
 
-#include <inttypes.h>
-#include <stdio.h>
-#include <string.h>
-
 #include <zmq.h>
 
 #include "base/clock.h"
-#include "base/random.h"
+#include "broadcast/monitor.h"
 
 #define RETRY_MS 250
 
@@ -26,32 +22,14 @@
 refit_status rft_handshake_open(rft_handshake *handshake, void *context, void *socket, bool keys,
                                 refit_error *error)
 {
-    const int none = 0;
-    char name[64];
-    uint64_t unique;
-    RFT_TRY(rft_random_u64(&unique, error));
-    snprintf(name, sizeof name, "inproc://refit-connects-%016" PRIx64, unique);
     *handshake = (rft_handshake){.keys = keys, .retry_at = INT64_MAX};
-    handshake->ear = zmq_socket(context, ZMQ_PAIR);
-    /* No limit: where the queue is full, ZeroMQ's thread would wait for us. */
-    if (handshake->ear != NULL &&
-        zmq_setsockopt(handshake->ear, ZMQ_RCVHWM, &none, sizeof none) == 0 &&
-        zmq_setsockopt(handshake->ear, ZMQ_LINGER, &none, sizeof none) == 0 &&
-        zmq_socket_monitor(socket, name, FAILURES | TRIES | ZMQ_EVENT_DISCONNECTED) == 0 &&
-        zmq_connect(handshake->ear, name) == 0) {
-        return REFIT_OK;
-    }
-    int code = zmq_errno();
-    rft_handshake_close(handshake, socket);
-    return rft_fail_sub(error, REFIT_ERR_SYSTEM, code, "a connection cannot be watched: %s",
-                        zmq_strerror(code));
+    return rft_monitor_open(context, socket, FAILURES | TRIES | ZMQ_EVENT_DISCONNECTED,
+                            &handshake->ear, error);
 }
 
 void rft_handshake_close(rft_handshake *handshake, void *socket)
 {
-    if (handshake->ear == NULL) return;
-    (void)zmq_socket_monitor(socket, NULL, 0);
-    zmq_close(handshake->ear);
+    rft_monitor_close(handshake->ear, socket);
     handshake->ear = NULL;
 }
 
@@ -90,28 +68,12 @@ static void note_failure(rft_handshake *handshake, uint16_t event, uint32_t valu
     }
 }
 
-/* The first frame of what a monitor says: a number of 16 bits and one of 32, as the machine has
- * them. The second frame is an address. */
-static bool hear_one(rft_handshake *handshake, uint16_t *event, uint32_t *value)
-{
-    unsigned char head[6];
-    char address[256];
-    int more = 0;
-    size_t room = sizeof more;
-    if (zmq_recv(handshake->ear, head, sizeof head, ZMQ_DONTWAIT) != (int)sizeof head) return false;
-    memcpy(event, head, sizeof *event);
-    memcpy(value, head + sizeof *event, sizeof *value);
-    (void)zmq_getsockopt(handshake->ear, ZMQ_RCVMORE, &more, &room);
-    if (more != 0) (void)zmq_recv(handshake->ear, address, sizeof address, ZMQ_DONTWAIT);
-    return true;
-}
-
 void rft_handshake_hear(rft_handshake *handshake, int64_t now)
 {
     uint16_t event;
     uint32_t value;
     if (handshake->ear == NULL) return;
-    while (hear_one(handshake, &event, &value)) {
+    while (rft_monitor_read(handshake->ear, &event, &value)) {
         if ((event & FAILURES) != 0) note_failure(handshake, event, value);
         if ((event & TRIES) != 0) {
             handshake->retry_at = INT64_MAX;

@@ -41,9 +41,10 @@ struct refit_publisher {
     bool sending;        /* guarded by lock: the service thread uses store and frames unlocked */
     uint64_t sent_bytes; /* guarded by lock */
     rft_frames_counts coded; /* guarded by lock: what `frames` had counted when it was used last */
-    double write_seconds;    /* guarded by lock: of the version under way, or the last one */
-    uint64_t pinned_bytes;   /* guarded by lock: of the store */
-    uint64_t gpu_bytes;      /* guarded by lock: of the GPU */
+    rft_connection_counts connections; /* guarded by lock: as the service thread saw them last */
+    double write_seconds;  /* guarded by lock: of the version under way, or the last one */
+    uint64_t pinned_bytes; /* guarded by lock: of the store */
+    uint64_t gpu_bytes;    /* guarded by lock: of the GPU */
 
     rft_store *store;      /* the caller's; changed only under lock and while nothing is sent */
     rft_encoders encoders; /* the service thread's while `sending` */

@@ -115,6 +115,10 @@ static void stats_fill(const refit_publisher *publisher, refit_stats *stats)
     stats->workers_committed_last = hub->counts.applied_last;
     stats->workers_evicted += hub->counts.evicted;
     stats->messages_refused += hub->counts.refused;
+    stats->connections_unclaimed = publisher->connections.unclaimed;
+    stats->connections_ended += publisher->connections.ended;
+    stats->connections_refused += publisher->connections.refused;
+    stats->connections_held_off += publisher->connections.pauses;
     if (store == NULL || store->committed.version == 0) return;
     stats->publish_bytes_last = store->manifest->payload_bytes;
     stats->publish_same_blocks_last = hub->counts.same_blocks;

@@ -34,7 +34,9 @@ static void hand_in(refit_publisher *publisher, const rft_envelope *envelope, re
     } else {
         rft_hub_garbage(&publisher->hub, &envelope->from, why, rft_now());
     }
+    bool worker = rft_peers_find(&publisher->hub.peers, &envelope->from) != NULL;
     rft_unlock(&publisher->lock);
+    if (worker) rft_channel_claim(publisher->channel, envelope->connection);
 }
 
 static void receive_all(refit_publisher *publisher)
@@ -145,6 +147,7 @@ static void tick(refit_publisher *publisher)
     int64_t now = rft_now();
     rft_hub_check_keys(&publisher->hub, now);
     if (now >= rft_hub_tick_at(&publisher->hub)) rft_hub_tick(&publisher->hub, now);
+    publisher->connections = rft_channel_count_connections(publisher->channel);
     rft_cond_wake_all(&publisher->changed);
     rft_unlock(&publisher->lock);
 }

@@ -240,7 +240,7 @@ static const place places[] = {
     {OFFSET(refit_tensor_change, blocks_sparse, 28)},
     {OFFSET(refit_tensor_change, blocks_dense, 32)},
 
-    {SIZE(refit_stats, 528)},
+    {SIZE(refit_stats, 560)},
     {OFFSET(refit_stats, size, 0)},
     {OFFSET(refit_stats, offload_regions, 8)},
     {OFFSET(refit_stats, join_seconds_last, 400)},
@@ -248,6 +248,7 @@ static const place places[] = {
     {OFFSET(refit_stats, publish_pinned_bytes, 448)},
     {OFFSET(refit_stats, publish_encode_seconds_last, 488)},
     {OFFSET(refit_stats, receive_apply_seconds_last, 520)},
+    {OFFSET(refit_stats, connections_held_off, 552)},
 };
 
 static void every_struct_keeps_its_places(void **state)

@@ -82,7 +82,12 @@ extern "C" {
     X(u64, receive_bound, gauge, "subscriber: destinations that are bound")                        \
     X(u64, receive_applied_bytes_total, counter, "subscriber: bytes that changed in destinations") \
     X(u64, receive_rollbacks, counter, "subscriber: versions taken back out of destinations")      \
-    X(f64, receive_apply_seconds_last, gauge, "subscriber: last version written into destinations")
+    X(f64, receive_apply_seconds_last, gauge,                                                      \
+      "subscriber: last version written into destinations")                                        \
+    X(u64, connections_unclaimed, gauge, "connections to the publisher that belong to no worker")  \
+    X(u64, connections_ended, counter, "of these, ended: too many, or for too long")               \
+    X(u64, connections_refused, counter, "connections refused: no descriptor was left")            \
+    X(u64, connections_held_off, counter, "times that new connections were held off for a while")
 
 typedef struct refit_stats {
     size_t size; /* sizeof(refit_stats), set by the caller */

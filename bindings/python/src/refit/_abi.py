@@ -302,6 +302,10 @@ class refit_stats(Structure):
         ("receive_applied_bytes_total", c_uint64),
         ("receive_rollbacks", c_uint64),
         ("receive_apply_seconds_last", c_double),
+        ("connections_unclaimed", c_uint64),
+        ("connections_ended", c_uint64),
+        ("connections_refused", c_uint64),
+        ("connections_held_off", c_uint64),
     ]
 
 
