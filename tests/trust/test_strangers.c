@@ -1,0 +1,189 @@
+/* Connections that never become a worker's: half open, or silent after their handshake, more than
+ * the process may have descriptors, or faster than workers come. A worker comes in all the same,
+ * the trainer still opens files, and what is open stays bounded. */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdlib.h>
+
+#include <cmocka.h>
+
+#include <unistd.h>
+
+#include "base/clock.h"
+#include "tests/support/crew.h"
+#include "tests/support/locksmith.h"
+#include "tests/support/quick_config.h"
+#include "tests/support/trainer_process.h"
+#include "tests/support/zmtp_client.h"
+
+#define WAIT_MS     30000
+#define DESCRIPTORS 256u
+#define RESERVE     64u /* as in connections.c, as are the next two */
+#define BOUND       64u /* connections that belong to no worker, of quick_config's 16 workers */
+#define BURST       1024u
+#define STRANGERS   1400u
+
+static int fds[STRANGERS];
+
+static void hang_up(uint32_t count)
+{
+    for (uint32_t i = 0; i < count; i++)
+        close(fds[i]);
+}
+
+static bool is_bounded(const trainer_report *report, uint64_t ended, uint64_t unclaimed)
+{
+    return report->stats.connections_ended >= ended &&
+           report->stats.connections_unclaimed <= unclaimed && report->can_open;
+}
+
+/* Waits until that many were ended, or more, no more than that many belong to no worker, and files
+ * can be opened: on a machine that is busy the trainer may notice a crowd late. */
+static trainer_report wait_until_bounded(trainer_process *trainer, uint64_t ended,
+                                         uint64_t unclaimed)
+{
+    int64_t deadline = rft_deadline(WAIT_MS);
+    trainer_report report = trainer_process_ask(trainer);
+    while (!is_bounded(&report, ended, unclaimed) && rft_ms_until(deadline) > 0) {
+        (void)usleep(5000);
+        report = trainer_process_ask(trainer);
+    }
+    assert_true(is_bounded(&report, ended, unclaimed));
+    return report;
+}
+
+static void wait_for_a_worker(trainer_process *trainer)
+{
+    int64_t deadline = rft_deadline(WAIT_MS);
+    while (trainer_process_ask(trainer).stats.workers == 0 && rft_ms_until(deadline) > 0)
+        (void)usleep(5000);
+    assert_int_equal(trainer_process_ask(trainer).stats.workers, 1);
+}
+
+/* Loosely: what spins uses all of it. */
+static void check_idle(trainer_process *trainer)
+{
+    int64_t began = rft_now();
+    double before = trainer_process_ask(trainer).cpu_seconds;
+    (void)usleep(1000000);
+    double used = trainer_process_ask(trainer).cpu_seconds - before;
+    assert_true(used < 0.7 * rft_seconds(rft_now() - began));
+}
+
+static void half_open_connections_leave_descriptors_and_a_way_in(void **state)
+{
+    trainer_process trainer;
+    crew_member member;
+    refit_config config = quick_config(), own = quick_config();
+    locksmith smith = locksmith_open();
+    locksmith_admit(&smith, "w0");
+    if (*state != NULL) {
+        locksmith_equip_trainer(&smith, &config);
+        locksmith_equip_worker(&smith, "w0", &own);
+    }
+    config.limits_workers = 1024; /* so that the descriptors are what is short */
+    trainer_process_start(&trainer, &config, DESCRIPTORS);
+    for (uint32_t i = 0; i < STRANGERS; i++)
+        assert_true((fds[i] = zmtp_knock(trainer.port)) >= 0);
+    (void)wait_until_bounded(&trainer, 1, DESCRIPTORS - RESERVE);
+    crew_start(&member, trainer.endpoint, &own, CREW_ACCEPT);
+    wait_for_a_worker(&trainer);
+    check_idle(&trainer);
+    crew_stop(&member);
+    hang_up(STRANGERS);
+    assert_true(trainer_process_end(&trainer));
+    locksmith_close(&smith);
+}
+
+static void strangers_after_their_handshake_are_few_and_do_not_stay(void **state)
+{
+    (void)state;
+    trainer_process trainer;
+    crew_member member;
+    refit_config config = quick_config();
+    config.broadcast_heartbeat_timeout_ms = 500; /* they stay ten times as long */
+    trainer_process_start(&trainer, &config, 0);
+    crew_start(&member, trainer.endpoint, &config, CREW_ACCEPT);
+    wait_for_a_worker(&trainer);
+    for (uint32_t i = 0; i < 4 * BOUND; i++)
+        assert_true((fds[i] = zmtp_open(trainer.port, NULL, 0, WAIT_MS)) >= 0);
+    (void)wait_until_bounded(&trainer, 3 * BOUND, BOUND);
+    assert_true(zmtp_is_hung_up(fds[0], WAIT_MS));
+    trainer_report report = wait_until_bounded(&trainer, 4 * BOUND, 0);
+    assert_int_equal(report.stats.workers, 1);
+    assert_int_equal(report.stats.workers_evicted, 0);
+    crew_stop(&member);
+    hang_up(4 * BOUND);
+    assert_true(trainer_process_end(&trainer));
+}
+
+static void no_descriptor_at_all_costs_no_core_and_ends_by_itself(void **state)
+{
+    (void)state;
+    trainer_process trainer;
+    crew_member member;
+    refit_config config = quick_config();
+    trainer_process_start(&trainer, &config, 256);
+    trainer_process_fill(&trainer);
+    for (uint32_t i = 0; i < 8; i++)
+        assert_true((fds[i] = zmtp_connect(trainer.port, WAIT_MS)) >= 0 || i > 0);
+    int64_t deadline = rft_deadline(WAIT_MS);
+    while (trainer_process_ask(&trainer).stats.connections_refused == 0 &&
+           rft_ms_until(deadline) > 0)
+        (void)usleep(5000);
+    assert_true(trainer_process_ask(&trainer).stats.connections_refused > 0);
+    assert_true(trainer_process_ask(&trainer).stats.connections_held_off > 0);
+    check_idle(&trainer);
+    trainer_process_empty(&trainer);
+    crew_start(&member, trainer.endpoint, &config, CREW_ACCEPT);
+    wait_for_a_worker(&trainer);
+    crew_stop(&member);
+    hang_up(8);
+    assert_true(trainer_process_end(&trainer));
+}
+
+static void more_handshakes_than_workers_make_are_held_off(void **state)
+{
+    (void)state;
+    trainer_process trainer;
+    crew_member member;
+    refit_config config = quick_config();
+    trainer_process_start(&trainer, &config, 0);
+    crew_start(&member, trainer.endpoint, &config, CREW_ACCEPT);
+    wait_for_a_worker(&trainer);
+    int64_t deadline = rft_deadline(3 * WAIT_MS);
+    uint32_t done = 0;
+    while (trainer_process_ask(&trainer).stats.connections_held_off == 0 &&
+           rft_ms_until(deadline) > 0) {
+        int fd = zmtp_open(trainer.port, NULL, 0, 1000);
+        done += fd >= 0;
+        if (fd >= 0) close(fd);
+    }
+    assert_int_equal(trainer_process_ask(&trainer).stats.connections_held_off, 1);
+    assert_true(done + 1 >= BURST);
+    int fd = -1;
+    for (deadline = rft_deadline(2 * WAIT_MS); fd < 0 && rft_ms_until(deadline) > 0;)
+        fd = zmtp_open(trainer.port, NULL, 0, 1000);
+    assert_true(fd >= 0); /* the rate has made up for it */
+    trainer_report report = trainer_process_ask(&trainer);
+    assert_int_equal(report.stats.workers, 1);
+    assert_int_equal(report.stats.workers_evicted, 0);
+    close(fd);
+    crew_stop(&member);
+    assert_true(trainer_process_end(&trainer));
+}
+
+int main(void)
+{
+    static int keys = 1;
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(half_open_connections_leave_descriptors_and_a_way_in),
+        cmocka_unit_test_prestate(half_open_connections_leave_descriptors_and_a_way_in, &keys),
+        cmocka_unit_test(strangers_after_their_handshake_are_few_and_do_not_stay),
+        cmocka_unit_test(no_descriptor_at_all_costs_no_core_and_ends_by_itself),
+        cmocka_unit_test(more_handshakes_than_workers_make_are_held_off),
+    };
+    return cmocka_run_group_tests_name("strangers", tests, NULL, NULL);
+}
