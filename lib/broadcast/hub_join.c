@@ -209,7 +209,9 @@ void rft_hub_answer_hello(rft_hub *hub, const rft_peer_id *from, rft_peer *known
     peer->delta = hello->as.hello.delta;
     peer->zstd = hello->as.hello.zstd;
     note_gpu(peer, hello);
-    bool ours = hello->as.hello.held.epoch == hub->epoch;
+    /* A version above the current one was never committed: nobody holds it. */
+    bool ours = hello->as.hello.held.epoch == hub->epoch &&
+                hello->as.hello.held.version <= hub->current.version;
     peer->held = ours ? hello->as.hello.held : (rft_held){0};
     send_welcome(hub, peer);
 }

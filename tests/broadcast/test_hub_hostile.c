@@ -222,6 +222,27 @@ static void who_asks_for_ever_is_turned_out(void **state)
     assert_non_null(hub_bench_peer(bench, 2));
 }
 
+/* ---- Versions that do not exist */
+
+static void a_version_that_was_never_committed_is_held_by_no_worker(void **state)
+{
+    hub_bench *bench = *state;
+    rft_peer_id id = {.bytes = {9}, .count = 1};
+    rft_message hello = hello_as("liar", 1);
+    hub_bench_join(bench, 1, false);
+    hub_bench_offer(bench, 1);
+    hub_bench_stage(bench, 1);
+    hub_bench_apply(bench, 1);
+    hello.as.hello.held = (rft_held){HUB_EPOCH, 2, bench->hub.current.digest};
+    rft_hub_message(&bench->hub, &id, &hello, bench->now);
+    const rft_peer *liar = rft_peers_find_name(&bench->hub.peers, "liar");
+    assert_non_null(liar);
+    assert_int_equal(liar->held.version, 0);
+    hello.as.hello.held.version = 1;
+    rft_hub_message(&bench->hub, &id, &hello, bench->now);
+    assert_int_equal(liar->held.version, 1);
+}
+
 /* ---- Keys */
 
 static void say_hello_with_key(hub_bench *bench, unsigned char id, const char *name,
@@ -430,6 +451,7 @@ int main(void)
         ON_BENCH(a_crowd_of_observers_is_answered_in_part),
         ON_BENCH(no_more_frames_wait_than_the_window),
         ON_BENCH(who_asks_for_ever_is_turned_out),
+        ON_BENCH(a_version_that_was_never_committed_is_held_by_no_worker),
         ON_BENCH(a_place_goes_back_to_the_key_that_had_it),
         ON_BENCH(a_name_begins_with_that_of_the_key),
         cmocka_unit_test(a_name_that_is_too_long_keeps_its_key_and_its_end),

@@ -87,6 +87,8 @@ static void draw_setting(chaos_plan *plan, uint64_t *seed)
     plan->variant = below(seed, MODEL_VARIANTS);
     plan->trainer_wall_clock_s = draw_clock(seed);
     plan->model = seeded_next(seed);
+    for (uint32_t i = 0; i < ROLES; i++)
+        plan->attacks[i] = below(seed, plan->versions);
     for (uint32_t i = 0; i < plan->workers; i++) {
         draw_worker(&plan->each[i], shm_of_4, seed);
     }
@@ -105,11 +107,11 @@ static chaos_deed_kind draw_kind(uint64_t *seed)
     return (chaos_deed_kind)kind;
 }
 
-static void draw_deed(chaos_plan *plan, uint64_t *seed)
+static void draw_deed(chaos_plan *plan, chaos_deed_kind kind, uint64_t *seed)
 {
     if (plan->deed_count == DEEDS_MOST) return;
     chaos_deed *deed = &plan->deeds[plan->deed_count++];
-    deed->kind = draw_kind(seed);
+    deed->kind = kind;
     deed->worker = below(seed, plan->workers);
     deed->at_ms = one_in(seed, 3) ? 0 : below(seed, 30);
     deed->amount = between(seed, rules[deed->kind].amount);
@@ -137,7 +139,13 @@ static void draw_version(chaos_plan *plan, chaos_version_plan *version, uint64_t
     version->pause_us = one_in(seed, 2) ? 0 : below(seed, 4000);
     version->first = plan->deed_count;
     for (uint32_t i = counts[below(seed, 8)]; i > 0; i--) {
-        draw_deed(plan, seed);
+        draw_deed(plan, draw_kind(seed), seed);
+    }
+    for (uint32_t i = 0; i < ROLES; i++) {
+        static const chaos_deed_kind kinds[ROLES] = {[ROLE_STRANGER] = DEED_STRANGER,
+                                                     [ROLE_EVICTED] = DEED_EVICTED,
+                                                     [ROLE_LIAR] = DEED_LIAR};
+        if (&plan->version[plan->attacks[i]] == version) draw_deed(plan, kinds[i], seed);
     }
     version->deeds = plan->deed_count - version->first;
     sort_deeds(plan->deeds + version->first, version->deeds);
@@ -161,7 +169,8 @@ void plan_draw(chaos_plan *plan, uint64_t seed, uint32_t versions, uint32_t work
 void plan_print_deed(const chaos_deed *deed, FILE *to)
 {
     const deed_rule *rule = &rules[deed->kind];
-    if (rule->target != TARGET_TRAINER) fprintf(to, "w%" PRIu32 " ", deed->worker);
+    if (rule->target == TARGET_WORKER || rule->target == TARGET_LINK)
+        fprintf(to, "w%" PRIu32 " ", deed->worker);
     fprintf(to, "%s", rule->words);
     if (rule->amount[1] > 1) fprintf(to, " [%" PRIu32 "]", deed->amount);
     if (rule->ms[1] > 0) fprintf(to, " (%" PRIu32 " ms)", deed->ms);

@@ -8,6 +8,7 @@
 #include <stdint.h>
 #include <stdio.h>
 
+#include "attack_manners.h"
 #include "model.h"
 
 #define WORKERS_MOST  16u
@@ -42,8 +43,11 @@
     X(REOPEN, "the trainer closes and opens again", TRAINER, 1, 0, 0, 0, 0)                        \
     X(DECLARE, "the trainer declares other tensors", TRAINER, 2, 0, 0, 0, 0)                       \
     X(CANCEL, "the trainer is cancelled", TRAINER, 3, 0, 0, 0, 0)                                  \
-    X(STRANGER, "a stranger sends the trainer so many bytes of nothing", TRAINER, 3, 1, 5000, 0,   \
-      0)                                                                                           \
+    X(STRANGER, "a stranger comes, in the manner of this number, for ms", ATTACK, 3, 0,            \
+      STRANGER_MANNERS - 1, 50, 600)                                                               \
+    X(EVICTED, "a worker is turned out, and goes on, for ms", ATTACK, 2, 0, 1, 100, 600)           \
+    X(LIAR, "a worker lies, in the manner of this number, for ms", ATTACK, 4, 0, LIAR_MANNERS - 1, \
+      100, 900)                                                                                    \
     X(KILL_ALL, "all workers are killed at once, and replaced after ms", TRAINER, 1, 0, 0, 0, 100)
 
 typedef enum chaos_deed_kind {
@@ -53,7 +57,12 @@ typedef enum chaos_deed_kind {
         DEED_KINDS,
 } chaos_deed_kind;
 
-typedef enum chaos_target { TARGET_WORKER, TARGET_LINK, TARGET_TRAINER } chaos_target;
+typedef enum chaos_target {
+    TARGET_WORKER,
+    TARGET_LINK,
+    TARGET_TRAINER,
+    TARGET_ATTACK
+} chaos_target;
 
 typedef struct chaos_deed {
     chaos_deed_kind kind;
@@ -102,6 +111,7 @@ typedef struct chaos_plan {
     bool numbers_fall; /* versions of a new trainer are lower than those of the last one */
     uint32_t variant;  /* of the model */
     int64_t trainer_wall_clock_s;
+    uint32_t attacks[ROLES]; /* versions in which one of each role comes, whatever else does */
     uint64_t model;
     chaos_worker_plan each[WORKERS_MOST];
     chaos_version_plan version[VERSIONS_MOST];

@@ -115,7 +115,8 @@ static void order_version(chaos_run *run, const chaos_version_plan *version)
                         .ms = version->wait_ms,
                         .pause_us = version->pause_us};
     run->wait_ms = version->wait_ms;
-    run->round = (run_round){.open = true, .result = {.number = order.version}};
+    run->round =
+        (run_round){.open = true, .claimed = run->claimed, .result = {.number = order.version}};
     ledger_entry *entry = ledger_add(&run->ledger, order.version, run->trainers);
     if (entry == NULL) run_fail(run, "the harness has no room for a version");
     entry->began = rft_now();
@@ -297,6 +298,8 @@ static void make_keys(chaos_run *run)
         run_key_name(i, key);
         locksmith_admit(&run->smith, key);
     }
+    locksmith_admit(&run->smith, ATTACKER_LIAR);
+    locksmith_admit(&run->smith, ATTACKER_EVICTED);
 }
 
 static slow_link *slow_at_exit;
@@ -329,6 +332,17 @@ static void try_boot_clocks(chaos_run *run)
         run_say(run, "no time namespaces on this machine: all monotonic clocks are one");
 }
 
+static void start_attackers(chaos_run *run)
+{
+    actor_part part = {.plan = &run->plan,
+                       .smith = run->keys ? &run->smith : NULL,
+                       .slow = run->slow.space[0] != '\0' ? &run->slow : NULL};
+    for (part.number = 0; part.number < ROLES; part.number++) {
+        if (!player_start(&run->attackers[part.number], attacker_run, &part, NULL))
+            run_fail(run, "a process could not be started");
+    }
+}
+
 static void start_all(chaos_run *run)
 {
     char address[INET_ADDRSTRLEN];
@@ -339,6 +353,7 @@ static void start_all(chaos_run *run)
     make_keys(run);
     make_slow_link(run);
     start_proxy(run);
+    start_attackers(run);
     run_start_trainer(run);
     await_trainer(run);
     for (uint32_t i = 0; i < run->plan.workers; i++) {
@@ -385,6 +400,8 @@ static void end_all(chaos_run *run)
         if (access(there.names[i], F_OK) == 0)
             run_fail(run, "%s is left in shared memory", there.names[i]);
     }
+    for (uint32_t i = 0; i < ROLES; i++)
+        end_player(run, &run->attackers[i], "an attacker");
     (void)note_send(run->proxy.line, &quit);
     if (!player_await_end(&run->proxy, run_patience_ms())) run_fail(run, "the proxy ends badly");
 }
@@ -404,6 +421,7 @@ void run_play(chaos_run *run, uint64_t seed, const chaos_options *options)
     take_census(run);
     for (uint32_t i = 0; i < run->plan.versions; i++)
         play_version(run, &run->plan.version[i]);
+    run_end_attacks(run);
     deed_mend(run, true);
     await_trainer(run);
     quiet_versions(run);

@@ -3,13 +3,11 @@
 
 #include <inttypes.h>
 #include <signal.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/socket.h>
-#include <unistd.h>
 
 #include "base/clock.h"
-#include "tests/support/seeded.h"
 
 static void mend_later(chaos_run *run, chaos_deed_kind kind, uint32_t worker, uint32_t ms)
 {
@@ -153,28 +151,38 @@ static void ask_trainer(chaos_run *run, chaos_note_kind kind, uint32_t seed)
                                        : UINT64_C(1000) * run->trainers;
 }
 
-/* What a port scanner sends, or the client of another protocol. */
-static void send_nonsense(chaos_run *run, const chaos_deed *deed)
-{
-    unsigned char bytes[5000];
-    uint64_t seed = deed->amount + 1;
-    const char *port = strrchr(run->endpoint, ':');
-    struct sockaddr_in name = {.sin_family = AF_INET, .sin_addr = run->address};
-    name.sin_port = htons((uint16_t)strtoul(port + 1, NULL, 10));
-    for (uint32_t i = 0; i < deed->amount; i++)
-        bytes[i] = (unsigned char)(seeded_next(&seed) >> 8);
-    if (deed->amount >= 10 && deed->amount % 2 == 0)
-        memcpy(bytes, "\xff\0\0\0\0\0\0\0\1\x7f", 10); /* ZMTP begins so */
-    int fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
-    if (fd >= 0 && connect(fd, (struct sockaddr *)&name, sizeof name) == 0)
-        (void)send(fd, bytes, deed->amount, MSG_NOSIGNAL | MSG_DONTWAIT);
-    if (fd >= 0) close(fd);
-}
-
 static void kill_all(chaos_run *run, const chaos_deed *deed)
 {
     for (uint32_t i = 0; i < run->plan.workers; i++)
         kill_worker(run, i, deed);
+}
+
+/* ---- Attackers */
+
+/* Without keys a name is whoever's comes first: the worker that has it may be kept out as long as a
+ * liar beats in its name, and what is said of that name is not the worker's doing. */
+static void excuse_claimed(chaos_run *run, const chaos_deed *deed)
+{
+    bool claims = deed->kind == DEED_LIAR && deed->amount == LIAR_CLAIMS_NAMES;
+    if (!claims || run->keys) return;
+    run->claimed |= 1u << deed->worker;
+    run->round.claimed |= run->claimed;
+    mend_later(run, DEED_LIAR, deed->worker, deed->ms + ACTOR_HEARTBEAT_TIMEOUT);
+}
+
+static void attack_trainer(chaos_run *run, const chaos_deed *deed)
+{
+    attacker_role role = ROLE_STRANGER;
+    if (deed->kind == DEED_EVICTED) role = ROLE_EVICTED;
+    if (deed->kind == DEED_LIAR) role = ROLE_LIAR;
+    chaos_note order = {.kind = NOTE_ATTACK,
+                        .manner = deed->amount,
+                        .worker = deed->worker,
+                        .digest = run->plan.model + deed->at_ms + deed->ms,
+                        .ms = deed->ms};
+    snprintf(order.text, sizeof order.text, "%s", run->endpoint);
+    excuse_claimed(run, deed);
+    if (!note_send(run->attackers[role].line, &order)) run_fail(run, "an attacker does not hear");
 }
 
 /* ---- All of them */
@@ -228,7 +236,6 @@ static void do_to_trainer(chaos_run *run, const chaos_deed *deed)
     case DEED_CANCEL:
         if (run->trainer.pid != 0) (void)kill(run->trainer.pid, SIGUSR1);
         break;
-    case DEED_STRANGER: send_nonsense(run, deed); break;
     case DEED_KILL_ALL: kill_all(run, deed); break;
     default: break;
     }
@@ -248,6 +255,7 @@ void deed_do(chaos_run *run, const chaos_deed *deed)
     case TARGET_WORKER: do_to_worker(run, deed); break;
     case TARGET_LINK: do_to_link(run, deed); break;
     case TARGET_TRAINER: do_to_trainer(run, deed); break;
+    case TARGET_ATTACK: attack_trainer(run, deed); break;
     }
 }
 
@@ -267,6 +275,7 @@ static void mend(chaos_run *run, const run_mend *what)
     case DEED_DELAY: run_link(run, what->worker, FAULT_DELAY, 0); break;
     case DEED_THROTTLE: run_link(run, what->worker, FAULT_RATE, 0); break;
     case DEED_HOLE: run_link(run, what->worker, FAULT_HOLE, 0); break;
+    case DEED_LIAR: run->claimed &= ~(1u << what->worker); break;
     case DEED_KILL_TRAINER: run_start_trainer(run); break;
     case DEED_STOP_TRAINER:
         if (run->trainer.pid != 0 && run->trainer.stopped) player_continue(&run->trainer);

@@ -20,6 +20,9 @@ typedef enum chaos_note_kind {
     /* to a worker */
     NOTE_MANNER, /* how its user behaves: manner, for `ms` */
     NOTE_CLOCK,  /* its wall clock jumps by `seconds` */
+    /* to an attacker */
+    NOTE_ATTACK, /* manner, for `ms`, 0: ends; worker: whose name; digest: a seed; text: where the
+                    trainer is */
     /* to the proxy */
     NOTE_UPSTREAM, /* where the trainer is: name (the address), amount (the port) */
     NOTE_LINK,     /* fault of the link of `worker`: fault, amount */

@@ -101,7 +101,9 @@ static void hear_member(chaos_run *run, const chaos_note *note)
             committed ? ", has applied it" : "", note->amount,
             note->status != REFIT_OK ? refit_status_name((refit_status)note->status) : "",
             note->text);
-    if (worker < 0 && !any_flipped(run)) run_fail(run, "nobody is called %s", note->name);
+    bool attacker = note->name[0] == ATTACKER_LIAR[0];
+    if (worker < 0 && !attacker && !any_flipped(run))
+        run_fail(run, "nobody is called %s", note->name);
     if ((note->flags & MEMBER_COUNTED) != 0) result->counted++;
     if ((note->flags & MEMBER_COUNTED) != 0 && committed) result->applied++;
     if (worker >= 0 && committed) result->names |= 1u << worker;
@@ -117,6 +119,7 @@ static void judge_done(chaos_run *run)
     if (!run->round.open || note->kind != NOTE_DONE) return;
     hear_workers(run);
     ledger_result *result = &run->round.result;
+    result->names &= ~run->round.claimed; /* what an attacker said in a worker's name */
     result->status = note->status;
     result->committed = note->amount;
     result->before = run->committed;
@@ -301,11 +304,32 @@ static void hear_workers(chaos_run *run)
         hear_worker(run, i);
 }
 
+/* They say nothing that matters, but live as long as the run. */
+static void hear_attackers(chaos_run *run)
+{
+    chaos_note note;
+    for (uint32_t i = 0; i < ROLES; i++) {
+        int got;
+        while ((got = note_receive(run->attackers[i].line, &note)) > 0) {
+            if (note.kind == NOTE_LOG) run_say(run, "attacker %u says: %s", i, note.text);
+        }
+        if (got < 0) run_fail(run, "the process of an attacker has died");
+    }
+}
+
+void run_end_attacks(chaos_run *run)
+{
+    const chaos_note end = {.kind = NOTE_ATTACK};
+    for (uint32_t i = 0; i < ROLES; i++) {
+        if (!note_send(run->attackers[i].line, &end)) run_fail(run, "an attacker does not hear");
+    }
+}
+
 /* ---- All of them */
 
 void run_pump(chaos_run *run, int timeout_ms)
 {
-    struct pollfd items[WORKERS_MOST + 2];
+    struct pollfd items[WORKERS_MOST + ROLES + 2];
     uint32_t count = 0;
     int until = rft_ms_until(deed_next_mend(run));
     if (until < timeout_ms) timeout_ms = until;
@@ -313,12 +337,15 @@ void run_pump(chaos_run *run, int timeout_ms)
         const player *one = &run->worker[i].player;
         items[count++] = (struct pollfd){.fd = one->pid != 0 ? one->line : -1, .events = POLLIN};
     }
+    for (uint32_t i = 0; i < ROLES; i++)
+        items[count++] = (struct pollfd){.fd = run->attackers[i].line, .events = POLLIN};
     items[count++] =
         (struct pollfd){.fd = run->trainer.pid != 0 ? run->trainer.line : -1, .events = POLLIN};
     items[count++] = (struct pollfd){.fd = run->proxy.line, .events = POLLIN};
     (void)poll(items, count, timeout_ms);
     run_hear_trainer(run);
     hear_workers(run);
+    hear_attackers(run);
     judge_done(run);
     if (items[count - 1].revents != 0) run_fail(run, "the proxy's process has died");
     deed_mend(run, false);

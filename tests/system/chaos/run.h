@@ -7,6 +7,7 @@
 
 #include <stdio.h>
 
+#include "attacker.h"
 #include "chaos_ledger.h"
 #include "chaos_plan.h"
 #include "chaos_worker.h"
@@ -52,6 +53,7 @@ typedef struct run_round {
     bool open;
     chaos_note done; /* its last word, not yet judged */
     ledger_result result;
+    uint32_t claimed;    /* as in the run, at any moment since it began */
     uint32_t stopped_ms; /* that the trainer spent stopped */
     uint32_t begin_ms;
 } run_round;
@@ -78,6 +80,8 @@ typedef struct chaos_run {
     slow_link slow; /* not open: none */
     player proxy;
     player trainer;
+    player attackers[ROLES];
+    uint32_t claimed; /* workers whose names a liar may go by, a bit each: without keys only */
     bool trainer_ready;
     uint32_t trainers;  /* how many there were */
     uint64_t next;      /* number of the next version */
@@ -119,6 +123,9 @@ void run_hear_trainer(chaos_run *run);
 void run_start_trainer(chaos_run *run);
 void run_start_worker(chaos_run *run, uint32_t worker);
 void run_link(chaos_run *run, uint32_t worker, proxy_fault fault, uint64_t amount);
+
+/* Ends all attacks, and waits for nothing. */
+void run_end_attacks(chaos_run *run);
 
 void run_key_name(uint32_t worker, char name[16]);
 
