@@ -28,6 +28,7 @@ static void kill_worker(chaos_run *run, uint32_t at, const chaos_deed *deed)
 {
     run_worker *one = &run->worker[at];
     if (one->player.pid == 0) return;
+    player_stop(&one->player);
     run_pump(run, 0); /* what it has said counts */
     if (one->player.pid == 0) return;
     player_kill(&one->player);
