@@ -28,6 +28,7 @@ typedef enum fault {
     FAULT_REFUSED, /* the n-th call */
     FAULT_BROKEN,  /* that one and all behind it */
     FAULT_SHORT,
+    FAULT_STUCK, /* a write takes nothing, and says no error */
     FAULT_KILLED
 } fault;
 
@@ -58,6 +59,7 @@ int __wrap_unlinkat(int folder, const char *name, int flags);
 ssize_t __wrap_pwrite(int file, const void *bytes, size_t count, off_t at)
 {
     if (kind == FAULT_SHORT) return __real_pwrite(file, bytes, count < 3 ? count : 3, at);
+    if (kind == FAULT_STUCK) return 0;
     return is_hit() ? -1 : __real_pwrite(file, bytes, count, at);
 }
 
@@ -380,6 +382,21 @@ static void writes_that_take_little_are_finished(void **state)
     rig_close(&rig);
 }
 
+static void a_write_that_takes_nothing_is_an_error(void **state)
+{
+    (void)state;
+    archive_rig rig;
+    refit_error error;
+    rig_open_with(&rig, 10, 1);
+    begin_fault(FAULT_STUCK, 0);
+    assert_int_equal(try_version(&rig, 2, &error), REFIT_ERR_IO);
+    (void)end_fault();
+    assert_int_equal(error.subsystem, ENOSPC);
+    rig_keep(&rig, RIG_EPOCH, 2);
+    rig_expect(&rig, RIG_EPOCH, 2);
+    rig_close(&rig);
+}
+
 static void a_full_disk_is_an_error_of_the_write(void **state)
 {
     (void)state;
@@ -511,6 +528,7 @@ int main(void)
         cmocka_unit_test(a_prune_that_is_refused_says_so_and_can_be_called_again),
         cmocka_unit_test(a_long_chain_is_read_file_by_file),
         cmocka_unit_test(writes_that_take_little_are_finished),
+        cmocka_unit_test(a_write_that_takes_nothing_is_an_error),
         cmocka_unit_test(a_full_disk_is_an_error_of_the_write),
         cmocka_unit_test(failed_allocations_leak_nothing),
         cmocka_unit_test(a_list_that_cannot_grow_refuses_the_version),
