@@ -283,6 +283,8 @@ def main() -> int:
     options = read_options()
     be_deterministic()
     try:
+        if options.save_every:
+            checkpoint.require_safetensors()
         return check(options) if options.check else run(options)
     except KeyboardInterrupt:
         return 130  # the workers are gone: the fleet ends them on its way out

@@ -2,6 +2,7 @@
 safetensors, in bfloat16, which is what an inference engine loads. Knows nothing of refit.
 """
 
+import importlib.util
 import os
 import pickle
 from pathlib import Path
@@ -37,11 +38,15 @@ def load_weights(path: Path, policy: Policy) -> None:
         ) from why
 
 
+def require_safetensors() -> None:
+    """CheckpointError if weights cannot be written as safetensors, before any work is lost."""
+    if importlib.util.find_spec("safetensors") is None:
+        raise CheckpointError("--save-every writes safetensors: pip install safetensors")
+
+
 def _write_weights(path: Path, policy: Policy) -> None:
-    try:
-        from safetensors.torch import save_file
-    except ImportError as why:
-        raise CheckpointError("--save-every writes safetensors: pip install safetensors") from why
+    from safetensors.torch import save_file
+
     weights = {name: one.to(torch.bfloat16).clone() for name, one in policy.named_parameters()}
     part = path.with_suffix(".safetensors.part")
     save_file(weights, part)
