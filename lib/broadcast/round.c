@@ -337,7 +337,7 @@ static void evaluate_committing(rft_hub *hub, int64_t now)
     (void)rft_fail(&round->result, REFIT_ERR_PEER,
                    "version %" PRIu64 " is committed, but %" PRIu32
                    " worker%s did not apply it: %s; go on with the others: one that joins "
-                   "again is brought to it",
+                   "again, or applies a later version, catches up",
                    round->version, round->lost, round->lost == 1 ? "" : "s", round->result.text);
 }
 
