@@ -24,7 +24,7 @@ import refit.away  # noqa: E402
 from refit.errors import DeviceMemoryError  # noqa: E402
 from refit.offloader import Offloader  # noqa: E402
 from refit.regions import Regions  # noqa: E402
-from training import Run, assert_same, refusal_in_a_fork  # noqa: E402
+from training import Run, assert_same, refusal_in_a_fork, whole_cycle  # noqa: E402
 
 WAIT_S = 60
 
@@ -184,6 +184,24 @@ def test_what_only_looks_at_a_state_brings_nothing_back(run: Run, look: str) -> 
         assert LOOKS[look](moment) == seen
         assert run.away()
         assert controller.state == "cleared"
+
+
+def test_returns_before_restore_are_counted(run: Run) -> None:
+    def early() -> float:
+        return controller.stats()["refit/early_returns"]
+
+    with refit.Controller(run.optimizer) as controller:
+        whole_cycle(controller)
+        run.step()
+        assert early() == 0
+        controller.clear()
+        run.moments()[0].norm()
+        assert early() == 1
+        controller.clear()
+        run.optimizer.state_dict()
+        run.moments()[0].norm()
+        assert early() == 2
+    assert controller.state == "closed"
 
 
 def test_states_are_the_objects_they_were_and_of_their_own_class_again(run: Run) -> None:

@@ -1,5 +1,6 @@
 """The recipes in the package's README run as they stand there."""
 
+import copy
 import re
 import threading
 from collections.abc import Iterator
@@ -120,6 +121,7 @@ TESTED = {
     "bf16 workers of an fp32 trainer",
     "Renamed and fused weights",
     "A checkpoint while states are away",
+    "Schedule-free optimizers",
     "Gradients that exist at a refit",
     "What can be chosen",
 }
@@ -182,6 +184,32 @@ def test_trl_with_peft(scene: Scene, recipe: Any, tmp_path: Path) -> None:
     names = [name for name, _ in scene.names["callback"]._weights(scene.names["trainer"].model)]
     assert all("lora_" in name for name in names)
     assert len(names) == 8
+
+
+def test_schedule_free(scene: Scene, recipe: Any) -> None:
+    schedulefree = pytest.importorskip("schedulefree", reason="schedulefree is not installed")
+    torch.manual_seed(2)
+    model = Attention()
+    same = copy.deepcopy(model)
+    both_ways = [schedulefree.AdamWScheduleFree(one.parameters(), lr=0.1) for one in (model, same)]
+    optimizer, twin = both_ways
+    scene.names.update(model=model, optimizer=optimizer, roll_out=lambda: None)
+    scene.control()
+    (block,) = recipe["Schedule-free optimizers"]
+    for _ in range(3):
+        for one, its_model in ((optimizer, model), (twin, same)):
+            one.train()
+            its_model(torch.ones(2, 8)).sum().backward()
+            one.step()
+            one.zero_grad()
+        found = scene.received(block)
+        twin.eval()
+        assert all(torch.equal(one, found[name]) for name, one in same.state_dict().items())
+        twin.train()
+        assert all(
+            torch.equal(a, b) for a, b in zip(model.parameters(), same.parameters(), strict=True)
+        )
+    assert scene.names["controller"].stats()["refit/early_returns"] == 0
 
 
 def test_bf16_workers(scene: Scene, recipe: Any) -> None:

@@ -297,7 +297,12 @@ class Cycle:
     def bring_back(self) -> None:
         """Restore and join, from wherever things are. Any thread: a backward pass has one a GPU."""
         with self._moving:
+            self._count_early()
             self._bring_back()
+
+    def _count_early(self) -> None:
+        if self.phase == CLEARED:
+            self.tally.early()
 
     def _bring_back(self) -> None:
         self._restore()
@@ -310,6 +315,7 @@ class Cycle:
         """As ``bring_back``, for a tensor that is used while it is away, on any stream: no copy is
         under way when this returns."""
         with self._moving:
+            self._count_early()
             self._restore()
             if self.phase == RETURNING:
                 self._settle()

@@ -45,6 +45,9 @@ FIGURES: Mapping[str, str] = {
 }
 """Names without their prefix, and the fields of ``refit_stats`` that they are."""
 
+PYTHON_SIDE = ("early_returns",)
+"""Names of figures that the C library does not count."""
+
 RATES: Mapping[str, tuple[str, str]] = {
     "offload_gbps": ("offload_bytes_last", "offload_seconds_last"),
     "restore_gbps": ("restore_bytes_last", "restore_seconds_last"),
@@ -85,6 +88,7 @@ def flatten(
     block. Since 0.1.
     """
     flat = {PREFIX + name: float(getattr(c_stats, field)) for name, field in FIGURES.items()}
+    flat |= {PREFIX + name: 0.0 for name in PYTHON_SIDE}
     for name, (amount, seconds) in RATES.items():
         flat[PREFIX + name] = rate(getattr(c_stats, amount), getattr(c_stats, seconds))
     for name, value in (python_side or {}).items():

@@ -26,6 +26,7 @@ class Tally:
         self._observers = observers
         self._cycles = 0
         self._failures = 0
+        self._early = 0
         self._verbs = 0
         self._counted: BaseException | None = None
         self._began = self._returned = self._exposed = 0.0
@@ -46,6 +47,10 @@ class Tally:
             self._verbs -= 1
             if self._verbs == 0:
                 self._counted = None  # it holds the frames that it came through
+
+    def early(self) -> None:
+        """What is away comes back before ``restore``, because something uses it."""
+        self._early += 1
 
     def begin(self, now: float) -> None:
         """A cycle begins."""
@@ -71,6 +76,7 @@ class Tally:
         return {
             "cycles": self._cycles,
             "cycle_failures": self._failures,
+            "early_returns": self._early,
             "cycle_s": self._cycle_s,
             "cycle_exposed_s": self._exposed_s,
         }
