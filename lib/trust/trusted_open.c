@@ -47,7 +47,7 @@ static refit_status judge_folder(const walk *it, const struct stat *found, refit
 {
     RFT_REFUSE_IF(
         !is_trusted(it, found), error, REFIT_ERR_SECURITY,
-        "%s %.50s: folder %.70s belongs to user %u: own it (chown), or keep keys elsewhere",
+        "%s %.50s: folder %.70s belongs to user %u: own it (chown), or use another place",
         it->what, it->path, it->where, (unsigned)found->st_uid);
     RFT_REFUSE_IF(
         (found->st_mode & 022) != 0 && (found->st_mode & S_ISVTX) == 0, error, REFIT_ERR_SECURITY,

@@ -1,0 +1,109 @@
+/*
+ * A place where nobody else can make names comes first: the folder that the system makes for the
+ * user's sockets. Its usual path is tried where the variable is missing, too, so that a process
+ * that was started without the variable (by cron, say) finds the same folder as the others. What is
+ * set but unfit is not used: `su` and batch systems hand down the folder of another user or of
+ * another machine.
+ *
+ * In /tmp another user may have taken the name; that is refused, because no other name would be
+ * found by the processes that look for this one. What is there is judged by a descriptor that
+ * follows no link. Nobody else can rename it: /tmp is sticky, and the other places belong to this
+ * user.
+ */
+#include "trust/own_folder.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <stdbool.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "base/log.h"
+#include "trust/trusted_open.h"
+
+#define OTHERS (S_IRWXG | S_IRWXO)
+
+/* Whether the folder belongs to this user, who alone may enter it. */
+static bool is_own(int fd)
+{
+    struct stat found;
+    return fstat(fd, &found) == 0 && S_ISDIR(found.st_mode) && found.st_uid == geteuid() &&
+           (found.st_mode & OTHERS) == 0;
+}
+
+static bool is_own_place(const char *place)
+{
+    int fd = -1;
+    if (place[0] != '/' ||
+        rft_trusted_open(AT_FDCWD, place, "folder", O_PATH | O_DIRECTORY, &fd, NULL) != REFIT_OK)
+        return false;
+    bool own = is_own(fd);
+    close(fd);
+    return own;
+}
+
+static refit_status put_path(char path[RFT_OWN_FOLDER_BYTES], const char *place, const char *name,
+                             refit_error *error)
+{
+    int length = snprintf(path, RFT_OWN_FOLDER_BYTES, "%s/%s", place, name);
+    RFT_REFUSE_IF(length < 0 || length >= RFT_OWN_FOLDER_BYTES, error, REFIT_ERR_LIMIT,
+                  "XDG_RUNTIME_DIR is longer than %d bytes: set it to a shorter path",
+                  RFT_OWN_FOLDER_BYTES - 1);
+    return REFIT_OK;
+}
+
+static refit_status choose(char path[RFT_OWN_FOLDER_BYTES], refit_error *error)
+{
+    char usual[64], shared[64];
+    const char *runtime = secure_getenv("XDG_RUNTIME_DIR");
+    (void)snprintf(usual, sizeof usual, "/run/user/%u", (unsigned)geteuid());
+    (void)snprintf(shared, sizeof shared, "refit-%u", (unsigned)geteuid());
+    if (runtime != NULL && runtime[0] != '\0') {
+        if (is_own_place(runtime)) return put_path(path, runtime, "refit", error);
+        rft_log(REFIT_LOG_INFO,
+                "XDG_RUNTIME_DIR is not used: %s is no folder that only user %u may enter", runtime,
+                (unsigned)geteuid());
+    }
+    if (is_own_place(usual)) return put_path(path, usual, "refit", error);
+    return put_path(path, "/tmp", shared, error);
+}
+
+static refit_status judge(const char *path, int fd, refit_error *error)
+{
+    struct stat found;
+    if (fstat(fd, &found) != 0)
+        return rft_fail_sub(error, REFIT_ERR_IO, errno, "folder %s cannot be looked at: %s", path,
+                            strerror(errno));
+    RFT_REFUSE_IF(found.st_uid != geteuid(), error, REFIT_ERR_SECURITY,
+                  "folder %s belongs to user %u, not to user %u: have it removed, set "
+                  "XDG_RUNTIME_DIR to a folder of yours (mode 0700), or name an endpoint in a "
+                  "folder of yours (ipc://PATH)",
+                  path, (unsigned)found.st_uid, (unsigned)geteuid());
+    RFT_REFUSE_IF(!is_own(fd), error, REFIT_ERR_SECURITY,
+                  "folder %s is open to other users (mode %04o): chmod 700 %s", path,
+                  (unsigned)found.st_mode & 07777, path);
+    return REFIT_OK;
+}
+
+refit_status rft_own_folder_find(char path[RFT_OWN_FOLDER_BYTES], refit_error *error)
+{
+    RFT_TRY(choose(path, error));
+    if (mkdir(path, S_IRWXU) != 0 && errno != EEXIST)
+        return rft_fail_sub(error, REFIT_ERR_IO, errno, "folder %s cannot be made: %s", path,
+                            strerror(errno));
+    int fd = open(path, O_PATH | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
+    int code = errno;
+    RFT_REFUSE_IF(fd < 0 && (code == ENOTDIR || code == ELOOP), error, REFIT_ERR_SECURITY,
+                  "%s is a link or no folder: have it removed, or set XDG_RUNTIME_DIR to a folder "
+                  "of yours (mode 0700)",
+                  path);
+    if (fd < 0)
+        return rft_fail_sub(error, REFIT_ERR_IO, code, "folder %s cannot be opened: %s", path,
+                            strerror(code));
+    refit_status status = judge(path, fd, error);
+    close(fd);
+    return status;
+}

@@ -1,0 +1,193 @@
+/* The folder of a user's own: which one it is, that it is made closed, and that one which another
+ * user made or may enter is refused. */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "tests/support/file_tree.h"
+#include "trust/own_folder.h"
+
+#define STRANGER 61002u
+
+static const char *at(const file_tree *tree, const char *below, char path[256])
+{
+    (void)snprintf(path, 256, "%s/%s", tree->root, below);
+    return path;
+}
+
+/* XDG_RUNTIME_DIR is this folder of the tree, which has that mode. */
+static file_tree runtime_of(mode_t mode)
+{
+    char path[256];
+    file_tree tree = file_tree_open();
+    assert_int_equal(mkdir(at(&tree, "run", path), 0700), 0);
+    assert_int_equal(chmod(path, mode), 0);
+    assert_int_equal(setenv("XDG_RUNTIME_DIR", path, 1), 0);
+    return tree;
+}
+
+static void expect_in_runtime(const file_tree *tree)
+{
+    char found[RFT_OWN_FOLDER_BYTES], path[256];
+    refit_error error = {0};
+    if (rft_own_folder_find(found, &error) != REFIT_OK) fail_msg("%s", error.text);
+    assert_string_equal(found, at(tree, "run/refit", path));
+}
+
+/* Whether it is one of the two places that do not depend on the variable. */
+static void expect_usual(void)
+{
+    char found[RFT_OWN_FOLDER_BYTES], in_run[64], in_tmp[64];
+    refit_error error = {0};
+    struct stat folder;
+    (void)snprintf(in_run, sizeof in_run, "/run/user/%u/refit", (unsigned)geteuid());
+    (void)snprintf(in_tmp, sizeof in_tmp, "/tmp/refit-%u", (unsigned)geteuid());
+    if (rft_own_folder_find(found, &error) != REFIT_OK) fail_msg("%s", error.text);
+    if (strcmp(found, in_run) != 0) assert_string_equal(found, in_tmp);
+    assert_int_equal(lstat(found, &folder), 0);
+    assert_int_equal(folder.st_mode, S_IFDIR | 0700);
+    assert_int_equal(folder.st_uid, geteuid());
+}
+
+static void expect_refused(const char *part)
+{
+    char found[RFT_OWN_FOLDER_BYTES];
+    refit_error error;
+    assert_int_equal(rft_own_folder_find(found, &error), REFIT_ERR_SECURITY);
+    if (strstr(error.text, part) == NULL) fail_msg("no '%s' in: %s", part, error.text);
+}
+
+static void it_is_made_in_the_runtime_folder_closed_to_others(void **state)
+{
+    (void)state;
+    struct stat folder;
+    char path[256];
+    mode_t mask = umask(0);
+    file_tree tree = runtime_of(0700);
+    expect_in_runtime(&tree);
+    expect_in_runtime(&tree);
+    (void)umask(mask);
+    assert_int_equal(lstat(at(&tree, "run/refit", path), &folder), 0);
+    assert_int_equal(folder.st_mode, S_IFDIR | 0700);
+    file_tree_close(&tree);
+}
+
+static void a_runtime_folder_that_others_may_enter_is_not_used(void **state)
+{
+    (void)state;
+    static const mode_t modes[] = {0755, 0770, 0701, 01777};
+    for (size_t i = 0; i < sizeof modes / sizeof modes[0]; i++) {
+        char path[256];
+        file_tree tree = runtime_of(modes[i]);
+        expect_usual();
+        assert_int_not_equal(access(at(&tree, "run/refit", path), F_OK), 0);
+        file_tree_close(&tree);
+    }
+}
+
+static void what_is_no_folder_is_not_used(void **state)
+{
+    (void)state;
+    char path[256];
+    file_tree tree = file_tree_open();
+    file_tree_write(&tree, "/file", "kept");
+    static const char *const names[] = {"file", "none", "file/none"};
+    for (size_t i = 0; i < sizeof names / sizeof names[0]; i++) {
+        assert_int_equal(setenv("XDG_RUNTIME_DIR", at(&tree, names[i], path), 1), 0);
+        expect_usual();
+    }
+    assert_int_equal(setenv("XDG_RUNTIME_DIR", "relative", 1), 0);
+    expect_usual();
+    assert_int_equal(setenv("XDG_RUNTIME_DIR", "", 1), 0);
+    expect_usual();
+    assert_int_equal(unsetenv("XDG_RUNTIME_DIR"), 0);
+    expect_usual();
+    file_tree_close(&tree);
+}
+
+static void a_runtime_folder_of_another_user_is_not_used(void **state)
+{
+    (void)state;
+    char path[256];
+    if (geteuid() != 0) skip();
+    file_tree tree = runtime_of(0700);
+    assert_int_equal(chown(at(&tree, "run", path), STRANGER, STRANGER), 0);
+    expect_usual();
+    /* Nor one that another user could exchange for another. */
+    assert_int_equal(chown(path, 0, 0), 0);
+    expect_in_runtime(&tree);
+    assert_int_equal(chown(tree.root, STRANGER, STRANGER), 0);
+    expect_usual();
+    assert_int_equal(chown(tree.root, 0, 0), 0);
+    file_tree_close(&tree);
+}
+
+static void what_others_may_enter_is_refused(void **state)
+{
+    (void)state;
+    char path[256];
+    file_tree tree = runtime_of(0700);
+    expect_in_runtime(&tree);
+    assert_int_equal(chmod(at(&tree, "run/refit", path), 0755), 0);
+    expect_refused("is open to other users (mode 0755): chmod 700 /");
+    assert_int_equal(chmod(path, 0700), 0);
+    expect_in_runtime(&tree);
+    if (geteuid() == 0) {
+        assert_int_equal(chown(path, STRANGER, STRANGER), 0);
+        expect_refused("belongs to user 61002, not to user 0");
+    }
+    file_tree_close(&tree);
+}
+
+static void a_link_or_a_file_in_its_place_is_refused(void **state)
+{
+    (void)state;
+    char path[256], target[256];
+    file_tree tree = runtime_of(0700);
+    assert_int_equal(mkdir(at(&tree, "run/other", target), 0700), 0);
+    assert_int_equal(symlink(target, at(&tree, "run/refit", path)), 0);
+    expect_refused("is a link or no folder");
+    assert_int_equal(unlink(path), 0);
+    file_tree_write(&tree, "/run/refit", "");
+    expect_refused("is a link or no folder");
+    file_tree_close(&tree);
+}
+
+static void a_path_without_end_is_refused(void **state)
+{
+    (void)state;
+    char path[RFT_OWN_FOLDER_BYTES + 64], found[RFT_OWN_FOLDER_BYTES];
+    refit_error error;
+    file_tree tree = runtime_of(0700);
+    int length = snprintf(path, sizeof path, "%s/run", tree.root);
+    while (length < RFT_OWN_FOLDER_BYTES) {
+        path[length++] = '/';
+        path[length] = '\0';
+    }
+    assert_int_equal(setenv("XDG_RUNTIME_DIR", path, 1), 0);
+    assert_int_equal(rft_own_folder_find(found, &error), REFIT_ERR_LIMIT);
+    assert_non_null(strstr(error.text, "set it to a shorter path"));
+    file_tree_close(&tree);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(it_is_made_in_the_runtime_folder_closed_to_others),
+        cmocka_unit_test(a_runtime_folder_that_others_may_enter_is_not_used),
+        cmocka_unit_test(what_is_no_folder_is_not_used),
+        cmocka_unit_test(a_runtime_folder_of_another_user_is_not_used),
+        cmocka_unit_test(what_others_may_enter_is_refused),
+        cmocka_unit_test(a_link_or_a_file_in_its_place_is_refused),
+        cmocka_unit_test(a_path_without_end_is_refused),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
