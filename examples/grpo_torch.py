@@ -73,7 +73,7 @@ def train(options: argparse.Namespace, show: Show) -> Result:
     result = Result([], [], {}, [])
     worker = partial(work, size_of(options))
     with (
-        refit.Publisher("tcp://127.0.0.1:0", options.config) as publisher,
+        refit.Publisher("user://*", options.config) as publisher,
         refit.Controller(optimizer, policy, options.config) as controller,
         Fleet(options.workers, worker, publisher.endpoint, options.seed) as workers,
     ):

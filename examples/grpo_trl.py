@@ -150,7 +150,7 @@ def train(folder: str, steps: int, workers: int) -> Any:
     from refit.integrations.trl import RefitCallback
     from transformers import PrinterCallback
 
-    publisher = refit.Publisher("tcp://127.0.0.1:0") if workers else None
+    publisher = refit.Publisher("user://*") if workers else None
     fleet = Fleet(workers, publisher.endpoint) if publisher else None
     callback = RefitCallback(publisher, use_pinned_optimizer_offload=True)
     rollouts = fleet.complete if fleet else None

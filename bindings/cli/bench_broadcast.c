@@ -127,9 +127,11 @@ static bool ceiling_open(ceiling *it, const scene *in, uint32_t workers)
 
 static bool start_workers(const scene *in, row *it)
 {
+    cli_settings settings = *in->options->settings;
     bench_duty duty = {it->tcp ? "tcp" : "shm", refit_publisher_endpoint(it->publisher),
-                       in->versions.bytes, in->options->settings, NULL};
-    return bench_crew_start(&it->crew, it->workers, &duty) &&
+                       in->versions.bytes, &settings, NULL};
+    return cli_settings_add(&settings, "broadcast.insecure=true") &&
+           bench_crew_start(&it->crew, it->workers, &duty) &&
            (!it->tcp || ceiling_open(&it->ceiling, in, it->workers));
 }
 
@@ -138,7 +140,9 @@ static refit_status row_open(const scene *in, row *it, refit_error *error)
     refit_config config = in->options->config;
     config.broadcast_shm = it->tcp ? REFIT_SHM_OFF : REFIT_SHM_REQUIRE;
     if (in->versions.density <= 0) config.broadcast_delta = REFIT_DELTA_NEVER;
-    BENCH_TRY(refit_publisher_open("tcp://127.0.0.1:0", &config, &it->publisher, error));
+    config.broadcast_insecure = 1; /* made-up weights are no secret */
+    BENCH_TRY(refit_publisher_open(it->tcp ? "tcp://127.0.0.1:0" : "user://*", &config,
+                                   &it->publisher, error));
     BENCH_TRY(bench_declare(it->publisher, in->versions.bytes, error));
     if (!start_workers(in, it))
         return cli_refuse(error, REFIT_ERR_SYSTEM, 0, "a worker process could not be started");

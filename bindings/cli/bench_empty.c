@@ -79,7 +79,7 @@ static refit_status run_cycles(const bench_options *options, refit_offloader *of
     refit_controller *controller = NULL;
     bench_crew crew = {0};
     uint64_t bytes = BENCH_TENSORS * PART;
-    refit_status status = refit_publisher_open("tcp://127.0.0.1:0", config, &publisher, error);
+    refit_status status = refit_publisher_open("user://*", config, &publisher, error);
     if (status == REFIT_OK) status = bench_declare(publisher, bytes, error);
     bench_duty duty = {.kind = "shm", .bytes = bytes, .settings = options->settings};
     if (status == REFIT_OK) duty.endpoint = refit_publisher_endpoint(publisher);

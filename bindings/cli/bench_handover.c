@@ -67,7 +67,7 @@ static refit_status open_all(handover *it, refit_error *error)
     config.broadcast_gpu = REFIT_GPU_REQUIRE;
     BENCH_TRY(take_memory(it, error));
     BENCH_TRY(refit_device_open(spec, &config, &it->device, error));
-    BENCH_TRY(refit_publisher_open("tcp://127.0.0.1:0", &config, &it->publisher, error));
+    BENCH_TRY(refit_publisher_open("user://*", &config, &it->publisher, error));
     BENCH_TRY(refit_publisher_use_device(it->publisher, it->device, error));
     BENCH_TRY(declare(it, error));
     bench_duty duty = {.kind = spec,

@@ -41,6 +41,7 @@ typedef struct subscribe_job {
     refit_subscriber *subscriber;
     uint32_t kept; /* versions written so far */
     bool hinted;   /* the hint that no trainer has answered was printed */
+    uint32_t said; /* cli_said() when it began to wait */
 } subscribe_job;
 
 enum {
@@ -137,7 +138,7 @@ static void hint(subscribe_job *job)
     if (job->hinted) return;
     job->hinted = true;
     if (refit_subscriber_describe(job->subscriber, &info, NULL) != REFIT_OK) return;
-    if (info.epoch != 0 || cli_said()) return;
+    if (info.epoch != 0 || cli_said() != job->said) return;
     (void)cli_complain(CLI_DONE, "no trainer has answered at %s yet: waiting%s", endpoint,
                        job->timeout_s > 0 ? "" : " (--timeout S ends that)");
 }
@@ -299,6 +300,7 @@ static int subscribe(subscribe_job *job)
         return cli_complain_error(&error);
     }
     cli_interrupt_wakes(job->subscriber);
+    job->said = cli_said();
     int status = CLI_DONE;
     while (status == CLI_DONE && (job->count == 0 || job->kept < job->count)) {
         refit_update *update = NULL;

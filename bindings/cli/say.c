@@ -13,13 +13,13 @@
 #include "cli.h"
 #include "progress.h"
 
-static atomic_bool said;
+static atomic_uint said;
 
 static void print_line(void *user, refit_log_level level, const char *line)
 {
     (void)user;
     (void)level;
-    atomic_store(&said, true);
+    atomic_fetch_add(&said, 1);
     cli_progress_clear();
     (void)cli_complain(CLI_DONE, "%s", line);
 }
@@ -29,7 +29,7 @@ void cli_say_begin(void)
     refit_set_log(print_line, NULL, REFIT_LOG_WARNING);
 }
 
-bool cli_said(void)
+uint32_t cli_said(void)
 {
     return atomic_load(&said);
 }

@@ -2,12 +2,12 @@
 #ifndef CLI_SAY_H
 #define CLI_SAY_H
 
-#include <stdbool.h>
+#include <stdint.h>
 
 /* From now on warnings and errors of refit are lines on stderr. */
 void cli_say_begin(void);
 
-/* Whether there was one. */
-bool cli_said(void);
+/* How many there were. */
+uint32_t cli_said(void);
 
 #endif

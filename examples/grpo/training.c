@@ -80,7 +80,7 @@ static void trainer_open(trainer *it, const run_options *options)
     policy_init(it->states.master, options->seed);
     cast_weights(it);
 
-    or_die(refit_publisher_open("tcp://127.0.0.1:0", config, &it->publisher, &error), &error);
+    or_die(refit_publisher_open("user://*", config, &it->publisher, &error), &error);
     declare_weights(it->publisher);
     or_die(
         refit_controller_open(it->states.offloader, it->publisher, config, &it->controller, &error),

@@ -162,7 +162,7 @@ static refit_status check_side(const rft_channel *channel, refit_error *error)
 {
     RFT_REFUSE_IF(channel->asked.open && !channel->router, error, REFIT_ERR_INVALID,
                   "endpoint \"%s\" cannot be connected to: port 0 and * are for a publisher to "
-                  "bind; name the host and the port that it found (refit_publisher_endpoint)",
+                  "bind; name the endpoint that it found (refit_publisher_endpoint)",
                   channel->asked.text);
     RFT_REFUSE_IF(
         channel->asked.named && !channel->router, error, REFIT_ERR_INVALID,
@@ -244,6 +244,7 @@ static refit_status channel_open(const char *endpoint, bool router, const refit_
     }
     refit_status status = rft_endpoint_parse(endpoint, &channel->asked, error);
     if (status == REFIT_OK) status = check_side(channel, error);
+    if (status == REFIT_OK) status = rft_endpoint_settle(&channel->asked, error);
     if (status == REFIT_OK) status = rft_context_acquire(&channel->context, error);
     if (status == REFIT_OK) status = socket_open(channel, config, error);
     if (status == REFIT_OK) status = keys_open(channel, config, error);
@@ -298,6 +299,17 @@ static refit_status channel_listen(rft_channel *channel, refit_error *error)
     return bind_failed(channel, zmq_errno(), error);
 }
 
+/* A port of this host is every user's to reach, and to bind while no publisher has it. */
+static void warn_of_users(const rft_channel *channel, const refit_config *config)
+{
+    const rft_endpoint *asked = &channel->asked;
+    if (asked->transport != RFT_TRANSPORT_TCP || !asked->local || channel->keys) return;
+    rft_log(config->broadcast_insecure ? REFIT_LOG_INFO : REFIT_LOG_WARNING,
+            "%s has no keys: every user of this machine can read and replace the weights; use "
+            "user://NAME, or an ipc path, or keys (security.key)",
+            channel->endpoint);
+}
+
 refit_status rft_channel_bind(const char *endpoint, const refit_config *config, rft_channel **out,
                               refit_error *error)
 {
@@ -305,6 +317,7 @@ refit_status rft_channel_bind(const char *endpoint, const refit_config *config, 
     RFT_TRY(channel_open(endpoint, true, config, &channel, error));
     refit_status status = channel_listen(channel, error);
     if (status == REFIT_OK) {
+        warn_of_users(channel, config);
         *out = channel;
     } else {
         rft_channel_close(channel);
@@ -319,6 +332,7 @@ refit_status rft_channel_connect(const char *endpoint, const refit_config *confi
     RFT_TRY(channel_open(endpoint, false, config, &channel, error));
     if (zmq_connect(channel->socket, channel->asked.text) == 0) {
         strcpy(channel->endpoint, channel->asked.text);
+        warn_of_users(channel, config);
         *out = channel;
         return REFIT_OK;
     }

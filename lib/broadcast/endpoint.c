@@ -6,10 +6,15 @@
 #include "broadcast/endpoint.h"
 
 #include <arpa/inet.h>
+#include <inttypes.h>
+#include <stdio.h>
 #include <string.h>
 #include <sys/un.h>
 
+#include "base/random.h"
 #include "base/text.h"
+#include "trust/key_file.h"
+#include "trust/own_folder.h"
 
 #define LOOPBACK          "lo"
 #define LOCK_SUFFIX_BYTES 8 /* room for ".lock" behind an ipc path */
@@ -83,8 +88,21 @@ static refit_status ipc_parse(rft_endpoint *endpoint, refit_error *error)
                   "name a socket file, as in ipc:///run/refit.sock",
                   endpoint->text);
     RFT_REFUSE_IF(strlen(endpoint->rest) >= room, error, REFIT_ERR_INVALID,
-                  "the path of endpoint \"%s\" is longer than %zu bytes", endpoint->text, room - 1);
+                  "the path of endpoint \"%s\" is longer than %zu bytes: name a shorter one",
+                  endpoint->text, room - 1);
     endpoint->local = true;
+    return REFIT_OK;
+}
+
+static refit_status user_parse(rft_endpoint *endpoint, refit_error *error)
+{
+    endpoint->open = strcmp(endpoint->rest, "*") == 0;
+    endpoint->local = true;
+    RFT_REFUSE_IF(!endpoint->open && !rft_key_name_is_valid(endpoint->rest), error,
+                  REFIT_ERR_INVALID,
+                  "endpoint \"%s\" is no name of at most %d letters, digits, '.', '_' and '-', not "
+                  "first '.' or '-', as in user://refit",
+                  endpoint->text, RFT_KEY_NAME_BYTES - 1);
     return REFIT_OK;
 }
 
@@ -98,6 +116,7 @@ static refit_status rest_parse(rft_endpoint *endpoint, refit_error *error)
         "endpoint \"%s\" begins or ends with a space behind ://: leave it out", endpoint->text);
     if (endpoint->transport == RFT_TRANSPORT_TCP) return tcp_parse(endpoint, error);
     if (endpoint->transport == RFT_TRANSPORT_IPC) return ipc_parse(endpoint, error);
+    if (endpoint->transport == RFT_TRANSPORT_USER) return user_parse(endpoint, error);
     endpoint->local = true;
     return REFIT_OK;
 }
@@ -107,6 +126,7 @@ refit_status rft_endpoint_parse(const char *text, rft_endpoint *out, refit_error
     static const char *const schemes[] = {
         [RFT_TRANSPORT_TCP] = "tcp://",
         [RFT_TRANSPORT_IPC] = "ipc://",
+        [RFT_TRANSPORT_USER] = "user://",
         [RFT_TRANSPORT_INPROC] = "inproc://",
     };
     RFT_REFUSE_IF(strlen(text) >= sizeof out->text, error, REFIT_ERR_INVALID,
@@ -121,6 +141,30 @@ refit_status rft_endpoint_parse(const char *text, rft_endpoint *out, refit_error
         if (out->rest != NULL) return rest_parse(out, error);
     }
     return rft_fail(error, REFIT_ERR_INVALID,
-                    "endpoint \"%s\" is none of tcp://HOST:PORT, ipc://PATH and inproc://NAME",
+                    "endpoint \"%s\" is none of user://NAME, ipc://PATH, tcp://HOST:PORT and "
+                    "inproc://NAME",
                     text);
+}
+
+/* One that nobody else would choose. */
+static refit_status make_name(char name[RFT_KEY_NAME_BYTES], refit_error *error)
+{
+    uint64_t unique;
+    RFT_TRY(rft_random_u64(&unique, error));
+    (void)snprintf(name, RFT_KEY_NAME_BYTES, "any-%016" PRIx64, unique);
+    return REFIT_OK;
+}
+
+refit_status rft_endpoint_settle(rft_endpoint *endpoint, refit_error *error)
+{
+    char folder[RFT_OWN_FOLDER_BYTES], name[RFT_KEY_NAME_BYTES];
+    char text[RFT_OWN_FOLDER_BYTES + RFT_KEY_NAME_BYTES + 16];
+    if (endpoint->transport != RFT_TRANSPORT_USER) return REFIT_OK;
+    RFT_TRY(rft_own_folder_find(folder, error));
+    if (endpoint->open)
+        RFT_TRY(make_name(name, error));
+    else
+        strcpy(name, endpoint->rest); /* its length was judged */
+    (void)snprintf(text, sizeof text, "ipc://%s/%s.sock", folder, name);
+    return rft_endpoint_parse(text, endpoint, error);
 }

@@ -1,6 +1,6 @@
 /*
- * endpoint: an address as text, taken apart and held against the rules: tcp, ipc and inproc only,
- * and nothing beyond this host without leave.
+ * endpoint: an address as text, taken apart and held against the rules: tcp, ipc, user and inproc
+ * only, and nothing beyond this host without leave.
  */
 #ifndef RFT_ENDPOINT_H
 #define RFT_ENDPOINT_H
@@ -14,6 +14,7 @@
 typedef enum rft_transport {
     RFT_TRANSPORT_TCP,
     RFT_TRANSPORT_IPC,
+    RFT_TRANSPORT_USER, /* an ipc path in the folder of this user's own */
     RFT_TRANSPORT_INPROC,
 } rft_transport;
 
@@ -22,7 +23,7 @@ typedef struct rft_endpoint {
     char text[RFT_ENDPOINT_BYTES]; /* as given */
     const char *rest;              /* in `text`, behind "://": host and port, path, or name */
     bool ipv6;                     /* tcp: a literal address in brackets */
-    bool open;  /* tcp: any free port, or all addresses, is meant: to bind only */
+    bool open;  /* any free port or name, or all addresses, is meant: to bind only */
     bool named; /* tcp: the loopback interface by its name, which binding alone understands:
                    connecting would ask a resolver for a host of that name */
     bool local; /* it cannot be reached from another host */
@@ -31,5 +32,10 @@ typedef struct rft_endpoint {
 /* REFIT_ERR_INVALID says which part cannot be read. `out->rest` points into `out`: do not copy it.
  */
 refit_status rft_endpoint_parse(const char *text, rft_endpoint *out, refit_error *error);
+
+/* Makes the ipc endpoint of one of RFT_TRANSPORT_USER: NAME.sock in the user's own folder, which is
+ * made if it is not there; for "*" a name that is free. Others stay as they are. What
+ * rft_own_folder_find answers; REFIT_ERR_INVALID: the path is too long for a socket. */
+refit_status rft_endpoint_settle(rft_endpoint *endpoint, refit_error *error);
 
 #endif

@@ -94,10 +94,13 @@ const rft_option rft_options[] = {
      "The GPU memory in which small copies are gathered: two halves of this size, and twice that "
      "while states leave and return at once. It is taken at the first use and kept."},
 
-    {"broadcast.endpoint", IN(broadcast_endpoint), RFT_TEXT, "tcp://127.0.0.1:5757", 0,
+    {"broadcast.endpoint", IN(broadcast_endpoint), RFT_TEXT, "user://refit", 0,
      LONGEST(broadcast_endpoint), "text",
-     "Where the publisher binds and a subscriber connects: tcp://ADDRESS:PORT, ipc://PATH or "
-     "inproc://NAME."},
+     "Where the publisher binds and a subscriber connects. user://NAME is a socket that no other "
+     "user reaches, NAME.sock in $XDG_RUNTIME_DIR/refit or else /tmp/refit-UID: give each trainer "
+     "of a user a name of its own; * is any that is free. ipc://PATH is one at a path. "
+     "tcp://ADDRESS:PORT without keys (security.key) is open to every user of this machine, even "
+     "at 127.0.0.1. inproc://NAME stays in the process."},
     {"broadcast.worker", IN(broadcast_worker), RFT_TEXT, "", 0, LONGEST(broadcast_worker), "text",
      "The name under which a subscriber appears in reports. Empty: host name, process id and a "
      "random part. Set it to the rank that your framework knows. With keys it begins with the name "

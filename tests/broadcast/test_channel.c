@@ -14,6 +14,8 @@
 
 #include <cmocka.h>
 
+#include <refit/host.h>
+
 #include "base/clock.h"
 #include "broadcast/channel.h"
 #include "tests/support/quick_config.h"
@@ -212,6 +214,47 @@ static void addresses_beyond_this_host_need_leave(void **state)
     rft_channel_close(channel);
 }
 
+static void count_line(void *user, refit_log_level level, const char *line)
+{
+    uint32_t *warnings = user;
+    if (level == REFIT_LOG_WARNING &&
+        strstr(line, "has no keys: every user of this machine") != NULL)
+        ++*warnings;
+}
+
+/* How often both ends say that the endpoint is open to all users. */
+static uint32_t warnings_at(const char *endpoint, bool insecure)
+{
+    uint32_t warnings = 0;
+    refit_config config = quick_config();
+    rft_channel *server = NULL, *client = NULL;
+    config.broadcast_insecure = insecure;
+    refit_set_log(count_line, &warnings, REFIT_LOG_DEBUG);
+    assert_int_equal(rft_channel_bind(endpoint, &config, &server, NULL), REFIT_OK);
+    assert_int_equal(rft_channel_connect(rft_channel_endpoint(server), &config, &client, NULL),
+                     REFIT_OK);
+    rft_channel_close(client);
+    rft_channel_close(server);
+    refit_set_log(NULL, NULL, REFIT_LOG_ERROR);
+    return warnings;
+}
+
+static void endpoints_that_every_user_reaches_are_warned_of(void **state)
+{
+    (void)state;
+    char folder[] = "/tmp/refit-own-XXXXXX", own[64];
+    assert_non_null(mkdtemp(folder));
+    assert_int_equal(setenv("XDG_RUNTIME_DIR", folder, 1), 0);
+    assert_int_equal(warnings_at("tcp://127.0.0.1:0", false), 2);
+    assert_int_equal(warnings_at("tcp://127.0.0.1:0", true), 0);
+    assert_int_equal(warnings_at("user://refit", false), 0);
+    assert_int_equal(warnings_at("user://*", false), 0);
+    assert_int_equal(warnings_at("inproc://warned", false), 0);
+    (void)snprintf(own, sizeof own, "%s/refit", folder);
+    assert_int_equal(rmdir(own), 0);
+    assert_int_equal(rmdir(folder), 0);
+}
+
 /* Whoever answers there could give it any weights. */
 static void addresses_beyond_this_host_need_leave_to_connect(void **state)
 {
@@ -332,12 +375,13 @@ static void bad_endpoints_leave_nothing_open(void **state)
     assert_int_equal(rft_channel_bind("tcp://127.0.0.1:1x", &config, &channel, NULL),
                      REFIT_ERR_INVALID);
     config.broadcast_insecure = 1;
-    static const char *const open_ones[] = {"tcp://127.0.0.1:0", "tcp://127.0.0.1:*", "tcp://*:7"};
+    static const char *const open_ones[] = {"tcp://127.0.0.1:0", "tcp://127.0.0.1:*", "tcp://*:7",
+                                            "user://*"};
     for (size_t i = 0; i < sizeof open_ones / sizeof open_ones[0]; i++) {
         refit_error error;
         assert_int_equal(rft_channel_connect(open_ones[i], &config, &channel, &error),
                          REFIT_ERR_INVALID);
-        assert_non_null(strstr(error.text, "name the host and the port that it found"));
+        assert_non_null(strstr(error.text, "name the endpoint that it found"));
     }
     assert_null(channel);
 }
@@ -466,6 +510,7 @@ int main(void)
         cmocka_unit_test(second_publisher_is_busy),
         cmocka_unit_test(addresses_beyond_this_host_need_leave),
         cmocka_unit_test(addresses_beyond_this_host_need_leave_to_connect),
+        cmocka_unit_test(endpoints_that_every_user_reaches_are_warned_of),
         cmocka_unit_test(who_announces_more_than_the_limits_is_cut_off),
         cmocka_unit_test(bad_endpoints_leave_nothing_open),
         cmocka_unit_test(an_interface_is_bound_and_not_connected_to),

@@ -2,11 +2,15 @@
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
+#include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 
 #include <cmocka.h>
 
 #include "broadcast/endpoint.h"
+#include "tests/support/file_tree.h"
 
 static void check_local(const char *text, bool local)
 {
@@ -23,6 +27,8 @@ static void loopback_ipc_and_inproc_are_local(void **state)
     check_local("tcp://localhost:*", true);
     check_local("tcp://[::1]:5555", true);
     check_local("ipc:///run/refit.sock", true);
+    check_local("user://refit", true);
+    check_local("user://*", true);
     check_local("inproc://weights", true);
 }
 
@@ -75,6 +81,14 @@ static void unreadable_endpoints_are_refused_with_a_sentence(void **state)
         "ipc:///run/refit.sock ",
         "ipc:///run/re\nfit.sock",
         "ipc:///run/\xff",
+        "user://",
+        "user://a/b",
+        "user://..",
+        "user://.hidden",
+        "user://-x",
+        "user://a b",
+        "user://**",
+        "user://0123456789012345678901234567890123456789012345678901234567890123",
         "inproc:// ",
         "ipc://@abstract",
         "ipc://*",
@@ -102,6 +116,8 @@ static void only_publishers_may_leave_something_open(void **state)
         {"tcp://127.0.0.1:1", false},
         {"tcp://[::1]:5555", false},
         {"ipc:///run/my folder/*", false},
+        {"user://*", true},
+        {"user://0", false},
         {"inproc://0", false},
     };
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
@@ -109,6 +125,48 @@ static void only_publishers_may_leave_something_open(void **state)
         assert_int_equal(rft_endpoint_parse(cases[i].text, &endpoint, NULL), REFIT_OK);
         assert_int_equal(endpoint.open, cases[i].open);
     }
+}
+
+static rft_endpoint settled(const char *text)
+{
+    rft_endpoint endpoint;
+    assert_int_equal(rft_endpoint_parse(text, &endpoint, NULL), REFIT_OK);
+    assert_int_equal(rft_endpoint_settle(&endpoint, NULL), REFIT_OK);
+    return endpoint;
+}
+
+static void names_of_a_user_are_paths_in_a_folder_of_its_own(void **state)
+{
+    (void)state;
+    char expected[128];
+    file_tree tree = file_tree_open();
+    assert_int_equal(setenv("XDG_RUNTIME_DIR", tree.root, 1), 0);
+    (void)snprintf(expected, sizeof expected, "ipc://%s/refit/train.sock", tree.root);
+    rft_endpoint named = settled("user://train"), one = settled("user://*"),
+                 other = settled("user://*"), path = settled("ipc:///run/x");
+    assert_string_equal(named.text, expected);
+    assert_int_equal(named.transport, RFT_TRANSPORT_IPC);
+    assert_int_equal(one.transport, RFT_TRANSPORT_IPC);
+    assert_false(one.open);
+    assert_string_not_equal(one.text, other.text);
+    assert_string_equal(path.text, "ipc:///run/x");
+    file_tree_close(&tree);
+}
+
+static void a_folder_too_long_for_a_socket_is_refused(void **state)
+{
+    (void)state;
+    char below[256];
+    refit_error error = {0};
+    rft_endpoint endpoint;
+    file_tree tree = file_tree_open();
+    (void)snprintf(below, sizeof below, "%s/%080d", tree.root, 0);
+    assert_int_equal(mkdir(below, 0700), 0);
+    assert_int_equal(setenv("XDG_RUNTIME_DIR", below, 1), 0);
+    assert_int_equal(rft_endpoint_parse("user://refit", &endpoint, NULL), REFIT_OK);
+    assert_int_equal(rft_endpoint_settle(&endpoint, &error), REFIT_ERR_INVALID);
+    assert_non_null(strstr(error.text, "name a shorter one"));
+    file_tree_close(&tree);
 }
 
 static void too_long_texts_and_paths_are_refused(void **state)
@@ -130,6 +188,8 @@ int main(void)
         cmocka_unit_test(only_brackets_ask_for_ipv6),
         cmocka_unit_test(unreadable_endpoints_are_refused_with_a_sentence),
         cmocka_unit_test(only_publishers_may_leave_something_open),
+        cmocka_unit_test(names_of_a_user_are_paths_in_a_folder_of_its_own),
+        cmocka_unit_test(a_folder_too_long_for_a_socket_is_refused),
         cmocka_unit_test(too_long_texts_and_paths_are_refused),
     };
     return cmocka_run_group_tests_name("endpoint", tests, NULL, NULL);

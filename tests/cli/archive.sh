@@ -11,7 +11,7 @@ mkfifo "$scratch/said"
 
 # publish FILE…: publishes them to one worker; its endpoint is in $endpoint.
 publish() {
-    "${refit[@]}" publish "$@" --bind tcp://127.0.0.1:0 --timeout 50 >"$scratch/said" \
+    "${refit[@]}" publish "$@" --bind "user://*" --timeout 50 >"$scratch/said" \
         2>"$scratch/publish.err" </dev/null &
     publisher=$!
     exec 3<"$scratch/said"

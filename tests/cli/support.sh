@@ -7,6 +7,7 @@ read -ra refit <<<"${LAUNCHER-}" # such as valgrind
 refit+=("$REFIT")
 scratch=$(mktemp -d) || exit 1
 trap 'rm -rf "$scratch"' EXIT
+export XDG_RUNTIME_DIR=$scratch # for user://NAME
 failures=0
 
 # complain WORD…: notes a failure; the script goes on, so that one run shows all of them.

@@ -39,7 +39,7 @@ static void defaults_are_those_of_the_table(void **state)
     assert_int_equal(config.offload_slab_bytes, (uint64_t)1 << 30);
     assert_int_equal(config.broadcast_commit_timeout_ms, 30000);
     assert_int_equal(config.offload_numa, REFIT_NUMA_AUTO);
-    assert_string_equal(config.broadcast_endpoint, "tcp://127.0.0.1:5757");
+    assert_string_equal(config.broadcast_endpoint, "user://refit");
     assert_true(config.offload_budget_share > 0.799 && config.offload_budget_share < 0.801);
 }
 

@@ -19,7 +19,9 @@ PATIENCE = 30.0  # seconds, for what takes milliseconds
 class WorkerThread:
     """A worker that applies versions until its ``with`` ends, and keeps what it saw."""
 
-    def __init__(self, endpoint: str, apply: Callable[[Update], Any], **options: Any) -> None:
+    def __init__(
+        self, endpoint: str | None, apply: Callable[[Update], Any], **options: Any
+    ) -> None:
         self.subscriber = Subscriber(endpoint, **options)
         self.seen: list[Any] = []
         self.failures: list[BaseException] = []

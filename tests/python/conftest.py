@@ -7,6 +7,7 @@ lie on the first GPU, if torch sees one; everything else is the same.
 
 import os
 import signal
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -34,6 +35,13 @@ def no_option_comes_from_outside(monkeypatch: pytest.MonkeyPatch) -> None:
 def root() -> Path:
     """The repository."""
     return ROOT
+
+
+@pytest.fixture
+def runtime_dir() -> Iterator[Path]:
+    """For XDG_RUNTIME_DIR: of this test alone, with a path short enough for sockets below it."""
+    with tempfile.TemporaryDirectory(prefix="refit-") as folder:
+        yield Path(folder)
 
 
 @pytest.fixture(scope="session")

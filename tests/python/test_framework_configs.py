@@ -59,7 +59,7 @@ def test_nemo_rl_transport_is_the_engine_with_its_keywords(root: Path) -> None:
     scope.pop("update_weights_bucket_memory_ratio")  # NeMo-RL keeps that to itself
     assert set(scope) <= _keywords(_named(path))
     made = _named(path)(1 << 20, **scope)
-    assert made.prepare()["refit"].startswith("tcp://127.0.0.1:")
+    assert made.prepare()["refit"].startswith("ipc:///")
     made.finalize()
 
 

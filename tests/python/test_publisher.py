@@ -5,6 +5,7 @@ import pickle
 import struct
 import threading
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -262,6 +263,38 @@ def test_an_endpoint_that_cannot_be_is_refused_with_a_sentence() -> None:
         Publisher("tcp://127.0.0.1:0\0")
     with pytest.raises(ConfigError, match="slots"):
         Publisher(LOCAL, broadcast_slots=3)
+
+
+def test_both_ends_meet_without_an_endpoint(
+    runtime_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(runtime_dir))
+    with Publisher() as publisher, WorkerThread(None, lambda update: update.version) as worker:
+        assert publisher.endpoint == f"ipc://{runtime_dir}/refit/refit.sock"
+        publisher.wait_workers(1, PATIENCE)
+        publisher.publish(ONE)
+        with pytest.raises(BusyError):
+            Publisher()
+        with Publisher("user://*") as one, Publisher("user://second") as other:
+            assert len({publisher.endpoint, one.endpoint, other.endpoint}) == 3
+    assert worker.seen == [1]
+    assert list((runtime_dir / "refit").iterdir()) == []
+
+
+def test_an_endpoint_that_every_user_reaches_is_warned_of(
+    runtime_dir: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def warnings() -> int:
+        lines = [one.getMessage() for one in caplog.records if one.name == "refit"]
+        return sum("has no keys: every user of this machine" in line for line in lines)
+
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(runtime_dir))
+    with Publisher(LOCAL) as publisher, Subscriber(publisher.endpoint):
+        assert warnings() == 2
+    with Publisher() as publisher, Subscriber():
+        assert warnings() == 2
+    with Publisher(LOCAL, broadcast_insecure=True):
+        assert warnings() == 2
 
 
 def test_one_thread_at_a_time_uses_it() -> None:

@@ -316,7 +316,7 @@ def test_a_rollout_that_refuses_is_named_and_takes_the_next_version(fleet: Fleet
 def test_trap_27_what_cannot_travel_between_processes_says_so(cluster: None) -> None:
     trainer = RefitTrainer()
     endpoint = trainer.open_publisher()
-    assert endpoint.startswith("tcp://127.0.0.1:")
+    assert endpoint.startswith("ipc:///")
     with pytest.raises(TypeError, match="cannot be pickled"):
         ray.put(trainer)
     trainer.close_publisher()

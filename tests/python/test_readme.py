@@ -38,7 +38,7 @@ assert logged[-1]["refit/offload_s"] > 0 and logged[-1]["refit/offload_bytes"] >
 
 WORKER = """
 import sys, torch
-name = sys.argv[2]
+name = sys.argv[1]
 model = torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.Linear(16, 4))
 seen = []
 
@@ -66,14 +66,15 @@ def start(program: str, *arguments: str) -> "subprocess.Popen[str]":
 
 
 @pytest.mark.slow
-def test_trainer_and_workers_run_as_written(root: Path, tmp_path: Path) -> None:
+def test_trainer_and_workers_run_as_written(
+    root: Path, runtime_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     pytest.importorskip("torch", reason="PyTorch is not installed")
     trainer, worker = blocks(root)
     assert sum("refit" in line or "tx" in line for line in trainer.splitlines()) < 10
-    endpoint = f"ipc://{tmp_path}/e"
-    trainer, worker = (one.replace("tcp://127.0.0.1:5757", endpoint) for one in (trainer, worker))
-    running = [start(WORKER + worker, endpoint, f"rollout-{index}") for index in range(2)]
-    running.append(start(TRAINER + trainer + TRAINER_ENDS, endpoint))
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(runtime_dir))
+    running = [start(WORKER + worker, f"rollout-{index}") for index in range(2)]
+    running.append(start(TRAINER + trainer + TRAINER_ENDS))
     try:
         for one in running[::-1]:
             _, complaint = one.communicate(timeout=100)

@@ -105,14 +105,18 @@ REFIT_API REFIT_MUST_CHECK refit_status refit_version_digest(const refit_tensor 
  */
 
 /*
- * Binds `endpoint` (NULL: broadcast.endpoint of `config`): "tcp://127.0.0.1:0" (0: any free port),
- * "ipc:///run/refit.sock", "inproc://name". Any address beyond this host needs keys
- * (security.key and security.allow; see refit/keys.h) or broadcast.insecure: true. `config` may be
- * NULL; it is copied. One thread at a time uses a publisher, but for what is marked "any thread".
- * REFIT_ERR_BUSY (somebody else has the endpoint), REFIT_ERR_EXISTS (a file that is no socket has
- * the place of an ipc:// endpoint), REFIT_ERR_SECURITY, REFIT_ERR_CONFIG, REFIT_ERR_INVALID,
- * REFIT_ERR_IO (a key file), REFIT_ERR_UNSUPPORTED (no CURVE), REFIT_ERR_HOST_MEMORY,
- * REFIT_ERR_SYSTEM. Since 0.1.
+ * Binds `endpoint` (NULL: broadcast.endpoint of `config`): "user://NAME", a socket that only this
+ * user reaches (NAME.sock in $XDG_RUNTIME_DIR/refit, or else /tmp/refit-UID; an asterisk as
+ * NAME: one that is free), "ipc:///run/refit.sock", "tcp://127.0.0.1:0" (0: any free port),
+ * "inproc://name". An address beyond this host needs keys (security.key and security.allow; see
+ * refit/keys.h) or broadcast.insecure: true; one of this host without keys is open to all of its
+ * users, and a warning in the log says so. `config` may be NULL; it is copied. One thread at a time
+ * uses a publisher, but for what is marked "any thread". REFIT_ERR_BUSY (somebody else has the
+ * endpoint), REFIT_ERR_EXISTS (a file that is no socket has the place of an ipc:// endpoint),
+ * REFIT_ERR_SECURITY (also: without keys, other users could replace the socket, or made the folder
+ * first), REFIT_ERR_CONFIG, REFIT_ERR_INVALID, REFIT_ERR_IO (a key file, or the folder of user://
+ * cannot be made), REFIT_ERR_LIMIT (its path is too long), REFIT_ERR_UNSUPPORTED (no CURVE),
+ * REFIT_ERR_HOST_MEMORY, REFIT_ERR_SYSTEM. Since 0.1.
  */
 REFIT_API REFIT_MUST_CHECK refit_status refit_publisher_open(const char *endpoint,
                                                              const refit_config *config,
@@ -297,10 +301,12 @@ REFIT_API REFIT_MUST_CHECK refit_status refit_publisher_stats(refit_publisher *p
  * trainer is there; it is looked for until close. `config` may be NULL; it is copied. One thread at
  * a time uses a subscriber, but for what is marked "any thread". An address beyond this host needs
  * keys (security.key and security.server_key) or broadcast.insecure: true. With security.key the
- * trainer's keys are checked whenever it is found: see refit_subscriber_next. REFIT_ERR_INVALID
+ * trainer's keys are checked whenever it is found: see refit_subscriber_next. Without, the one who
+ * listens at an ipc path (user:// is one) must be this user or root, at a path that others cannot
+ * lead elsewhere; that is looked at here, and again whenever somebody is found. REFIT_ERR_INVALID
  * (port 0 or * among it, which only a publisher binds), REFIT_ERR_CONFIG, REFIT_ERR_SECURITY,
- * REFIT_ERR_IO (a key file), REFIT_ERR_UNSUPPORTED (no CURVE), REFIT_ERR_HOST_MEMORY,
- * REFIT_ERR_SYSTEM. Since 0.1.
+ * REFIT_ERR_IO (a key file, or the folder of user:// cannot be made), REFIT_ERR_LIMIT (its path is
+ * too long), REFIT_ERR_UNSUPPORTED (no CURVE), REFIT_ERR_HOST_MEMORY, REFIT_ERR_SYSTEM. Since 0.1.
  */
 REFIT_API REFIT_MUST_CHECK refit_status refit_subscriber_open(const char *endpoint,
                                                               const refit_config *config,
@@ -330,8 +336,9 @@ REFIT_API REFIT_MUST_CHECK refit_status refit_subscriber_use_device(refit_subscr
  * is open at a time (REFIT_ERR_STATE otherwise). REFIT_ERR_TIMEOUT: nothing new yet; the sentence
  * says whether there is a trainer. REFIT_ERR_SECURITY, REFIT_ERR_PROTOCOL: the trainer refused this
  * worker for good: its key was taken back, or for broadcast.heartbeat_timeout_ms the trainer has
- * not allowed it, or one of the two has keys and the other none; or it speaks another version of
- * the protocol. Where something may only be in
+ * not allowed it, or one of the two has keys and the other none, or for as long another user has
+ * listened at an ipc path that is used without keys; or it speaks another version of the protocol.
+ * Where something may only be in
  * between, and with a wrong security.server_key, it is REFIT_ERR_TIMEOUT, and the sentence says
  * that the handshake failed. REFIT_ERR_SYSTEM: broadcast.shm is require and its memory cannot be
  * shared. With broadcast.gpu: require, REFIT_ERR_STATE before refit_subscriber_use_device,

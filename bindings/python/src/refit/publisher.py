@@ -1,6 +1,6 @@
 """The trainer's end of the broadcast: new weights for every rollout worker, as one version.
 
-    publisher = refit.Publisher("tcp://127.0.0.1:0")
+    publisher = refit.Publisher()
     publisher.wait_workers(4)
     publisher.publish(model.state_dict())        # all four switch to it, or none does
 
@@ -33,14 +33,17 @@ from refit.worker import Worker
 class Publisher(Handle):
     """Binds an endpoint and publishes versions. Belongs to the process that opened it.
 
-    ``endpoint`` is "tcp://127.0.0.1:0" (0: any free port), "ipc:///run/refit.sock", or None for
-    broadcast.endpoint of the configuration. ``config`` and ``overrides`` are those of
-    ``refit.make_config``: ``Publisher(broadcast_shm="off")``. Starts a service thread of the C
-    library, joined by ``close``. One thread at a time uses it, but for what is marked "any thread".
-    Raises BusyError (somebody has the endpoint), ExistsError (a file that is no socket has its
-    place), SecurityError (an address beyond this host, and no keys), InputOutputError (a key's
-    file), UnsupportedError (keys, and a libzmq without CURVE), ConfigError, InvalidError,
-    HostMemoryError, SystemCallError. Since 0.1.
+    ``endpoint`` is None for broadcast.endpoint of the configuration ("user://refit"),
+    "user://NAME", a socket that only this user reaches ("user://*": a free name),
+    "ipc:///run/refit.sock", or "tcp://127.0.0.1:0" (0: any free port). Without keys a tcp endpoint
+    is open to all users of this machine, and a warning in the log says so. ``config`` and
+    ``overrides`` are those of ``refit.make_config``: ``Publisher(broadcast_shm="off")``. Starts a
+    service thread of the C library, joined by ``close``. One thread at a time uses it, but for what
+    is marked "any thread". Raises BusyError (somebody has the endpoint), ExistsError (a file that
+    is no socket has its place), SecurityError (without keys: an address beyond this host, or a path
+    that other users could lead elsewhere or made first), InputOutputError (a key's file, or the
+    folder of user://), UnsupportedError (keys, and a libzmq without CURVE), ConfigError,
+    InvalidError, HostMemoryError, SystemCallError. Since 0.1.
     """
 
     def __init__(

@@ -62,19 +62,20 @@ class SubscriberInfo:
 class Subscriber(Handle):
     """Subscribes at ``endpoint`` (None: broadcast.endpoint of the configuration). Since 0.1.
 
-    Returns at once, whether or not the trainer is there. ``worker`` is the name that the trainer
-    reports it under (None: made of host, process and a random part); with keys the trainer puts
-    the name of the worker's key in front of it (``Worker.name``). ``timeout`` in seconds is for
-    waits that give none of their own; None waits for ever. ``idle_timeout`` in seconds
+    That is "user://refit" by default, where ``Publisher()`` of the same user binds. Returns at
+    once, whether or not the trainer is there. ``worker`` is the name that the trainer reports it
+    under (None: made of host, process and a random part); with keys the trainer puts the name of
+    the worker's key in front of it (``Worker.name``). ``timeout`` in seconds is for waits that give
+    none of their own; None waits for ever. ``idle_timeout`` in seconds
     (broadcast.idle_timeout_ms) ends a worker whose trainer is gone, however that ended: when it has
     heard no trainer for so long, counted from here on, a ``for`` loop ends and ``next`` raises
     ClosedError, for good. A trainer that is there is heard, however long it trains; give more than
     one takes to start, and more than broadcast.heartbeat_timeout_ms (5 s). None waits for ever.
     ``config`` and ``overrides`` are those of ``refit.make_config``. Starts a service thread of the
     C library, joined by ``close``. One thread at a time uses it, but for what is marked "any
-    thread". Raises InvalidError, ConfigError,
-    SecurityError (an address beyond this host, and no keys), InputOutputError (a key's file),
-    UnsupportedError (keys, and a libzmq without CURVE), SystemCallError.
+    thread". Raises InvalidError, ConfigError, SecurityError (without keys: an address beyond this
+    host, or an ipc path where another user listens or could), InputOutputError (a key's file, or
+    the folder of user://), UnsupportedError (keys, and a libzmq without CURVE), SystemCallError.
     """
 
     def __init__(

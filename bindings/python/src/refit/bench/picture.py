@@ -83,7 +83,7 @@ def record(parameters: float) -> Timeline:
     inputs = torch.randn(BATCH, WIDTH)
     _step(model, optimizer, inputs)
     timeline = Timeline(sample_every_s=EVERY_S)
-    with Crew(WORKERS) as crew, Publisher("tcp://127.0.0.1:0") as publisher:
+    with Crew(WORKERS) as crew, Publisher("user://*") as publisher:
         crew.begin(WORKERS, _follow, publisher.endpoint, CYCLES + 1)
         publisher.wait_workers(WORKERS, PATIENCE_S)
         with Controller(optimizer, model, device="host", timeline=timeline) as controller:

@@ -84,7 +84,7 @@ class RefitWay:
     name = "refit"
 
     def __init__(self, crew: Crew, count: int, weights: Weights, versions: int, load: bool) -> None:
-        self._publisher = Publisher("tcp://127.0.0.1:0")
+        self._publisher = Publisher("user://*")
         endpoint = self._publisher.endpoint
         crew.begin(count, _refit_worker, endpoint, shapes_of(weights), versions, load)
         self._publisher.wait_workers(count, PATIENCE_S)

@@ -25,18 +25,18 @@ class Engine:
     """A publisher or a subscriber, by the role that the framework gives. One thread at a time.
 
     `bucket_size`: most bytes in a batch that the engine is handed at once. `bind`: where the
-    trainer binds; workers on other hosts need an address that they can reach
-    (``tcp://0.0.0.0:5757``) and ``config: {broadcast: {insecure: true}}``. `host`: the name under
-    which they reach it, for an address that says any. `device`: where tensors are handed over
-    (None: on refit's memory, without a copy). `timeout_s`: how long workers and versions are waited
-    for. `config`: refit's own options, a mapping or a file.
+    trainer binds, by default a socket that only this user reaches; workers on other hosts need an
+    address that they can reach (``tcp://0.0.0.0:5757``) and ``config: {broadcast: {insecure:
+    true}}``. `host`: the name under which they reach it, for an address that says any. `device`:
+    where tensors are handed over (None: on refit's memory, without a copy). `timeout_s`: how long
+    workers and versions are waited for. `config`: refit's own options, a mapping or a file.
     """
 
     def __init__(
         self,
         bucket_size: int,
         *,
-        bind: str = "tcp://127.0.0.1:0",
+        bind: str = "user://*",
         host: str | None = None,
         device: str | None = None,
         timeout_s: float = 600.0,
@@ -83,9 +83,10 @@ class Engine:
         return {} if self._intake is None else self._intake.subscriber.stats()
 
     def announce(self) -> str:
-        """Where workers will connect, for those who do not know their side yet. A free port must be
-        taken to be known; a fixed one is not, since it is there once for all ranks of a machine."""
-        if self._bind.endswith(":0"):
+        """Where workers will connect, for those who do not know their side yet. A free port or name
+        must be taken to be known; a fixed one is not, since it is there once for all ranks of a
+        machine."""
+        if self._bind.endswith((":0", "*")):
             return self.open_publisher()
         return reachable(self._bind, self._host)
 

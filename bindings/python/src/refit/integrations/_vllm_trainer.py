@@ -29,7 +29,7 @@ class TrainerInitInfo:
     """What the caller says on each trainer rank, besides ``rank``: where rank 0 binds, under which
     name workers reach it (None: as it is bound), and how long a version may take them."""
 
-    bind: str = "tcp://127.0.0.1:0"
+    bind: str = "user://*"
     host: str | None = None
     config: dict[str, Any] | None = None
     timeout_s: float = 600.0

@@ -33,8 +33,8 @@ from refit.worker import Worker
 ACTOR: dict[str, Any] = {"max_concurrency": 2}
 """Options for the actors: a second thread, so that ``stop_waiting`` reaches one that waits."""
 
-HERE = "tcp://127.0.0.1:0"
-"""An endpoint for actors that are all on one node."""
+HERE = "user://*"
+"""An endpoint for actors that are all on one node, and of one user: a free name of its own."""
 
 
 def node_endpoint() -> str:
