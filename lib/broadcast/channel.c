@@ -172,13 +172,24 @@ static refit_status check_side(const rft_channel *channel, refit_error *error)
     return REFIT_OK;
 }
 
+/* A path that others could lead elsewhere, or one where another user listens. A worker may come
+ * before its trainer has made the folder: it looks again when it is connected. */
+static refit_status check_path(const rft_channel *channel, refit_error *error)
+{
+    if (channel->asked.transport != RFT_TRANSPORT_IPC) return REFIT_OK;
+    refit_status status = rft_ipc_check_folder(channel->asked.rest, error);
+    if (status == REFIT_ERR_SECURITY) return status;
+    return channel->router ? REFIT_OK : rft_ipc_check_socket(channel->asked.rest, error);
+}
+
 /* Beyond this host whoever reaches a port could read the weights, and whoever answers at an address
  * could give others. */
 static refit_status check_trust(const rft_channel *channel, const refit_config *config,
                                 refit_error *error)
 {
     const char *endpoint = channel->asked.text;
-    if (channel->asked.local || channel->keys) return REFIT_OK;
+    if (channel->keys) return REFIT_OK;
+    if (channel->asked.local) return check_path(channel, error);
     if (config->broadcast_insecure) {
         rft_log(REFIT_LOG_WARNING, "%s is open to the network, without keys (broadcast.insecure)",
                 endpoint);
@@ -214,6 +225,14 @@ static refit_status socket_open(rft_channel *channel, const refit_config *config
     return socket_failed(error);
 }
 
+/* Of a DEALER that has to look who listens; NULL: it has not. Keys show who it is. */
+static const char *guarded_path(const rft_channel *channel)
+{
+    bool guarded =
+        !channel->router && channel->asked.transport == RFT_TRANSPORT_IPC && !channel->keys;
+    return guarded ? channel->asked.rest : NULL;
+}
+
 /* A domain for questions makes ZeroMQ refuse ZMTP before 3.0 (see connections.c); without keys the
  * gate has no objection, and need not be there. */
 static refit_status watch_connections(rft_channel *channel, const refit_config *config,
@@ -221,7 +240,7 @@ static refit_status watch_connections(rft_channel *channel, const refit_config *
 {
     if (!channel->router) {
         return rft_handshake_open(&channel->handshake, channel->context, channel->socket,
-                                  channel->keys, error);
+                                  channel->keys, guarded_path(channel), error);
     }
     if (channel->asked.transport == RFT_TRANSPORT_INPROC) return REFIT_OK;
     if (!channel->keys && zmq_setsockopt(channel->socket, ZMQ_ZAP_DOMAIN, RFT_GATE_OPEN,
@@ -417,6 +436,8 @@ static bool tend_connections(rft_channel *channel)
     if (channel->connections != NULL) rft_connections_tend(channel->connections, rft_now());
     if (handshake->ear == NULL) return false;
     rft_handshake_hear(handshake, rft_now());
+    if (rft_handshake_take_cut(handshake))
+        (void)zmq_disconnect(channel->socket, channel->asked.text);
     if (rft_handshake_is_due(handshake, rft_now())) connect_anew(channel);
     return handshake->why.status != REFIT_OK;
 }
@@ -491,10 +512,24 @@ static void key_read(zmq_msg_t *part, rft_peer_id *from)
     if (user != NULL && strlen(user) == RFT_KEY_CHARS) strcpy(from->key, user);
 }
 
+/* On a DEALER, by the connection that its first part came through. What is refused counts as not
+ * there. */
+static refit_status check_sender(rft_channel *channel, refit_error *error)
+{
+    refit_error why;
+    const char *path = channel->handshake.path;
+    if (path == NULL) return REFIT_OK;
+    const char *peer = zmq_msg_gets(&channel->parts[0], "Peer-Address");
+    if (rft_ipc_check_peer(path, peer, &why) == REFIT_OK) return REFIT_OK;
+    rft_handshake_refuse(&channel->handshake, &why, rft_now());
+    return rft_fail(error, REFIT_ERR_TIMEOUT, "%s", why.text);
+}
+
 refit_status rft_channel_receive(rft_channel *channel, rft_envelope *out, refit_error *error)
 {
     uint32_t count = 0, head = channel->router ? 1 : 0;
     RFT_TRY(parts_receive(channel, &count, error));
+    RFT_TRY(check_sender(channel, error));
     memset(out, 0, sizeof *out);
     RFT_REFUSE_IF(channel->router && !sender_read(channel, &out->from), error, REFIT_ERR_PROTOCOL,
                   "a peer chose an id of more than %d bytes", RFT_PEER_ID_BYTES);

@@ -4,12 +4,17 @@
  * Where a connection breaks, ZeroMQ says so and tries again by itself; where the other side broke
  * the protocol, it says that the connection is gone, and nothing more comes. So every end of a
  * connection sets a moment to connect anew, and every try of ZeroMQ's own takes it back.
+ *
+ * At an ipc path it looks who listens, as soon as a connection stands. That gives the sentence, and
+ * ends the connection; but messages may have come meanwhile, or the connection may be gone already.
+ * So the channel looks at each message, too.
  */
 #include "broadcast/handshake.h"
 
 #include <zmq.h>
 
 #include "base/clock.h"
+#include "broadcast/ipc.h"
 #include "broadcast/monitor.h"
 
 #define RETRY_MS 250
@@ -20,9 +25,9 @@
 #define TRIES (ZMQ_EVENT_CONNECTED | ZMQ_EVENT_CONNECT_DELAYED | ZMQ_EVENT_CONNECT_RETRIED)
 
 refit_status rft_handshake_open(rft_handshake *handshake, void *context, void *socket, bool keys,
-                                refit_error *error)
+                                const char *path, refit_error *error)
 {
-    *handshake = (rft_handshake){.keys = keys, .retry_at = INT64_MAX};
+    *handshake = (rft_handshake){.keys = keys, .path = path, .fresh = -1, .retry_at = INT64_MAX};
     return rft_monitor_open(context, socket, FAILURES | TRIES | ZMQ_EVENT_DISCONNECTED,
                             &handshake->ear, error);
 }
@@ -68,6 +73,34 @@ static void note_failure(rft_handshake *handshake, uint16_t event, uint32_t valu
     }
 }
 
+void rft_handshake_refuse(rft_handshake *handshake, const refit_error *why, int64_t now)
+{
+    handshake->why = *why;
+    handshake->refused = true;
+    handshake->cut = true;
+    handshake->retry_at = rft_after_ms(now, RETRY_MS);
+}
+
+bool rft_handshake_take_cut(rft_handshake *handshake)
+{
+    bool cut = handshake->cut;
+    handshake->cut = false;
+    return cut;
+}
+
+/* A folder that is gone again is nobody's. */
+static void look_who_listens(rft_handshake *handshake, int64_t now)
+{
+    refit_error why;
+    int fd = handshake->fresh;
+    handshake->fresh = -1;
+    if (handshake->path == NULL || fd < 0 || handshake->refused) return;
+    refit_status status = rft_ipc_check_connection(handshake->path, fd, &why);
+    if (status == REFIT_OK) status = rft_ipc_check_folder(handshake->path, &why);
+    if (status == REFIT_OK) status = rft_ipc_check_socket(handshake->path, &why);
+    if (status == REFIT_ERR_SECURITY) rft_handshake_refuse(handshake, &why, now);
+}
+
 void rft_handshake_hear(rft_handshake *handshake, int64_t now)
 {
     uint16_t event;
@@ -75,18 +108,22 @@ void rft_handshake_hear(rft_handshake *handshake, int64_t now)
     if (handshake->ear == NULL) return;
     while (rft_monitor_read(handshake->ear, &event, &value)) {
         if ((event & FAILURES) != 0) note_failure(handshake, event, value);
+        handshake->fresh = event == ZMQ_EVENT_CONNECTED ? (int)value : -1;
+        if (handshake->refused) continue; /* ZeroMQ tries no more, whatever it said before */
         if ((event & TRIES) != 0) {
             handshake->retry_at = INT64_MAX;
         } else if (handshake->retry_at == INT64_MAX) {
             handshake->retry_at = rft_after_ms(now, RETRY_MS);
         }
     }
+    look_who_listens(handshake, now);
 }
 
 bool rft_handshake_is_due(rft_handshake *handshake, int64_t now)
 {
     if (now < handshake->retry_at) return false;
     handshake->retry_at = INT64_MAX;
+    handshake->refused = false;
     return true;
 }
 

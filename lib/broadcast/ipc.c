@@ -3,6 +3,12 @@
  * living publisher's socket too. So the path is ours while we hold a lock on PATH.lock, the socket
  * is made here with mode 0600, and ZeroMQ is handed the descriptor.
  *
+ * In a folder in which other users make files, such as /tmp, one of them could hold PATH.lock
+ * first. There the lock lies in the folder of this user's own. Its name says which folder PATH is
+ * in by the folder's number, so that all ways to write PATH lead to one lock. Processes of other
+ * users have other locks; they cannot replace the socket of this one, because such a folder is
+ * sticky.
+ *
  * The lock file is unlinked on close: whoever locks it afterwards checks that it still has its
  * name, or starts over with the new one.
  */
@@ -10,8 +16,10 @@
 
 #include <errno.h>
 #include <fcntl.h>
+#include <inttypes.h>
 #include <stdbool.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 #include <sys/file.h>
 #include <sys/socket.h>
@@ -19,13 +27,55 @@
 #include <sys/un.h>
 #include <unistd.h>
 
-#define BACKLOG   128
-#define LOCK_PATH (RFT_IPC_PATH_BYTES + 8)
+#include "trust/own_folder.h"
+#include "trust/trusted_open.h"
 
-static void lock_path(const rft_ipc *ipc, char path[LOCK_PATH])
+#define BACKLOG 128
+
+/* ---- The folder ---- */
+
+static const char *name_in(const char *path)
 {
-    snprintf(path, LOCK_PATH, "%s.lock", ipc->path);
+    const char *slash = strrchr(path, '/');
+    return slash == NULL ? path : slash + 1;
 }
+
+/* Of the path's folder, with "." at its end: that way the folder is one of those on the way. */
+static void folder_of(const char *path, char folder[RFT_IPC_PATH_BYTES + 2])
+{
+    (void)snprintf(folder, RFT_IPC_PATH_BYTES + 2, "%.*s.", (int)(name_in(path) - path), path);
+}
+
+refit_status rft_ipc_check_folder(const char *path, refit_error *error)
+{
+    char folder[RFT_IPC_PATH_BYTES + 2];
+    int fd = -1;
+    folder_of(path, folder);
+    RFT_TRY(rft_trusted_open(AT_FDCWD, folder, "socket in", O_PATH | O_DIRECTORY, &fd, error));
+    close(fd);
+    return REFIT_OK;
+}
+
+static refit_status lock_place(rft_ipc *ipc, refit_error *error)
+{
+    char folder[RFT_IPC_PATH_BYTES + 2], own[RFT_OWN_FOLDER_BYTES];
+    struct stat found;
+    folder_of(ipc->path, folder);
+    if (stat(folder, &found) != 0)
+        return rft_fail_sub(error, REFIT_ERR_SYSTEM, errno,
+                            "the folder of ipc://%s cannot be used: %s", ipc->path,
+                            strerror(errno));
+    if ((found.st_mode & (S_IWGRP | S_IWOTH)) == 0) {
+        (void)snprintf(ipc->lock, sizeof ipc->lock, "%s.lock", ipc->path);
+        return REFIT_OK;
+    }
+    RFT_TRY(rft_own_folder_find(own, error));
+    (void)snprintf(ipc->lock, sizeof ipc->lock, "%s/.%" PRIx64 "-%" PRIx64 "-%s.lock", own,
+                   (uint64_t)found.st_dev, (uint64_t)found.st_ino, name_in(ipc->path));
+    return REFIT_OK;
+}
+
+/* ---- The lock ---- */
 
 static struct sockaddr_un socket_address(const char *path)
 {
@@ -43,8 +93,8 @@ static bool same_file(int fd, const char *path)
 
 static refit_status lock_take(rft_ipc *ipc, refit_error *error)
 {
-    char path[LOCK_PATH];
-    lock_path(ipc, path);
+    const char *path = ipc->lock;
+    RFT_TRY(lock_place(ipc, error));
     for (;;) {
         int fd = open(path, O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0600);
         if (fd < 0) {
@@ -64,6 +114,8 @@ static refit_status lock_take(rft_ipc *ipc, refit_error *error)
     }
 }
 
+/* ---- The socket ---- */
+
 /* Somebody who does not know our lock may listen there. */
 static bool somebody_listens(const char *path)
 {
@@ -81,6 +133,11 @@ static refit_status path_clear(const char *path, refit_error *error)
     if (lstat(path, &found) != 0) return REFIT_OK;
     RFT_REFUSE_IF(!S_ISSOCK(found.st_mode), error, REFIT_ERR_EXISTS,
                   "%s is not a socket: remove it, or use another endpoint", path);
+    RFT_REFUSE_IF(
+        found.st_uid != geteuid(), error, REFIT_ERR_BUSY,
+        "the socket %s belongs to user %u, not to user %u: have it removed, or use another "
+        "endpoint",
+        path, (unsigned)found.st_uid, (unsigned)geteuid());
     RFT_REFUSE_IF(somebody_listens(path), error, REFIT_ERR_BUSY,
                   "another process listens at ipc://%s: close it, or use another endpoint", path);
     (void)unlink(path);
@@ -113,23 +170,69 @@ refit_status rft_ipc_open(rft_ipc *ipc, const char *path, int *listen_fd, refit_
     RFT_TRY_GOTO(socket_listen(path, listen_fd, error), undo_lock);
     return REFIT_OK;
 
-undo_lock : {
-    char lock[LOCK_PATH];
-    lock_path(ipc, lock);
-    (void)unlink(lock);
+undo_lock:
+    (void)unlink(ipc->lock);
     close(ipc->lock_fd);
     ipc->lock_fd = -1;
-}
     return status;
 }
 
 void rft_ipc_close(rft_ipc *ipc)
 {
     if (ipc->lock_fd < 0) return;
-    char lock[LOCK_PATH];
-    lock_path(ipc, lock);
     (void)unlink(ipc->path);
-    (void)unlink(lock);
+    (void)unlink(ipc->lock);
     close(ipc->lock_fd);
     ipc->lock_fd = -1;
+}
+
+/* ---- Who listens ---- */
+
+static bool is_trusted(uid_t user)
+{
+    return user == geteuid() || user == 0;
+}
+
+refit_status rft_ipc_check_socket(const char *path, refit_error *error)
+{
+    struct stat found;
+    if (lstat(path, &found) != 0) return REFIT_OK;
+    RFT_REFUSE_IF(
+        !is_trusted(found.st_uid), error, REFIT_ERR_SECURITY,
+        "%s belongs to user %u, not to user %u: run both ends as one user, use a path in a "
+        "folder of your own (user://NAME), or keys (security.key)",
+        path, (unsigned)found.st_uid, (unsigned)geteuid());
+    return REFIT_OK;
+}
+
+static refit_status check_listener(const char *path, uid_t listener, refit_error *error)
+{
+    RFT_REFUSE_IF(!is_trusted(listener), error, REFIT_ERR_SECURITY,
+                  "user %u listens at ipc://%s, not user %u: run both ends as one user, use a path "
+                  "in a folder of your own (user://NAME), or keys (security.key)",
+                  (unsigned)listener, path, (unsigned)geteuid());
+    return REFIT_OK;
+}
+
+/* ZeroMQ may have closed the descriptor, and another file may have got its number. */
+refit_status rft_ipc_check_connection(const char *path, int fd, refit_error *error)
+{
+    struct ucred peer;
+    socklen_t size = sizeof peer;
+    if (getsockopt(fd, SOL_SOCKET, SO_PEERCRED, &peer, &size) != 0 || peer.pid == 0)
+        return REFIT_OK;
+    return check_listener(path, peer.uid, error);
+}
+
+refit_status rft_ipc_check_peer(const char *path, const char *peer, refit_error *error)
+{
+    const char *colon = peer == NULL ? NULL : strchr(peer, ':');
+    char *end = NULL;
+    unsigned long user = colon == NULL ? 0 : strtoul(colon + 1, &end, 10);
+    RFT_REFUSE_IF(end == NULL || end == colon + 1 || *end != ':' || user > UINT32_MAX, error,
+                  REFIT_ERR_SECURITY,
+                  "this libzmq does not tell which user listens at ipc://%s: use keys "
+                  "(security.key)",
+                  path);
+    return check_listener(path, (uid_t)user, error);
 }

@@ -1,6 +1,9 @@
 /*
- * ipc: the listening socket of an ipc endpoint, and the lock file beside it that keeps a second
- * publisher out. Both files are ours to remove; ZeroMQ only takes the descriptor.
+ * ipc: the listening socket of an ipc endpoint, and the lock file that keeps a second publisher
+ * out. Both files are ours to remove; ZeroMQ only takes the descriptor. And whether the one who
+ * listens at such a path may be trusted.
+ *
+ * Trusted are this user and root, at a path that no other user could have led elsewhere.
  */
 #ifndef RFT_IPC_H
 #define RFT_IPC_H
@@ -8,18 +11,33 @@
 #include "base/error.h"
 
 #define RFT_IPC_PATH_BYTES 128
+#define RFT_IPC_LOCK_BYTES 512
 
 typedef struct rft_ipc {
     char path[RFT_IPC_PATH_BYTES];
-    int lock_fd; /* -1: not open */
+    char lock[RFT_IPC_LOCK_BYTES]; /* its path */
+    int lock_fd;                   /* -1: not open */
 } rft_ipc;
 
-/* Takes the path and listens there; the caller owns `*listen_fd`. What a dead process left is
- * replaced. REFIT_ERR_BUSY (a living process has it), REFIT_ERR_EXISTS (there is a file that is no
- * socket), REFIT_ERR_SYSTEM. */
+/* Takes the path and listens there; the caller owns `*listen_fd`. What a dead process of this user
+ * left is replaced. REFIT_ERR_BUSY (a living process has it, or another user's socket lies there),
+ * REFIT_ERR_EXISTS (there is a file that is no socket), REFIT_ERR_SYSTEM; what rft_own_folder_find answers, where the lock lies there. */
 refit_status rft_ipc_open(rft_ipc *ipc, const char *path, int *listen_fd, refit_error *error);
 
 /* Removes both files. Harmless on a closed one. */
 void rft_ipc_close(rft_ipc *ipc);
+
+/* Whether only this user and root can put something at the path, or, in a sticky folder, take away
+ * what lies there. REFIT_ERR_SECURITY names the folder; REFIT_ERR_IO: there is no such folder. */
+refit_status rft_ipc_check_folder(const char *path, refit_error *error);
+
+/* Whether the socket there, if there is one, belongs to this user or root. REFIT_ERR_SECURITY. */
+refit_status rft_ipc_check_socket(const char *path, refit_error *error);
+
+/* Whether this user or root listens there, by a connection to it, or by what ZeroMQ notes of the
+ * connection of a message ("Peer-Address", here "localhost:UID:GID:PID"; NULL: it noted nothing,
+ * which is refused). REFIT_ERR_SECURITY names the user. */
+refit_status rft_ipc_check_connection(const char *path, int fd, refit_error *error);
+refit_status rft_ipc_check_peer(const char *path, const char *peer, refit_error *error);
 
 #endif

@@ -120,6 +120,67 @@ static void stranger_who_listens_is_left_alone(void **state)
     close(stranger);
 }
 
+/* Where everybody makes files, the lock does not lie beside the socket. */
+static void one_lock_guards_a_path_however_it_is_written(void **state)
+{
+    place *here = *state;
+    char own[80], lock[96], roundabout[128];
+    rft_ipc first, second;
+    int fd, other;
+    (void)snprintf(own, sizeof own, "%s/own", here->folder);
+    assert_int_equal(mkdir(own, 0700), 0);
+    assert_int_equal(setenv("XDG_RUNTIME_DIR", own, 1), 0);
+    (void)snprintf(lock, sizeof lock, "%s.lock", here->path);
+    (void)snprintf(roundabout, sizeof roundabout, "%s/own/.././s", here->folder);
+    assert_int_equal(chmod(here->folder, 01777), 0);
+    assert_int_equal(rft_ipc_open(&first, here->path, &fd, NULL), REFIT_OK);
+    assert_int_not_equal(access(lock, F_OK), 0);
+    assert_int_equal(strncmp(first.lock, own, strlen(own)), 0);
+    assert_int_equal(rft_ipc_open(&second, roundabout, &other, NULL), REFIT_ERR_BUSY);
+    assert_int_equal(access(here->path, F_OK), 0);
+    close(fd);
+    rft_ipc_close(&first);
+    assert_int_not_equal(access(first.lock, F_OK), 0);
+    (void)snprintf(lock, sizeof lock, "%s/refit", own);
+    assert_int_equal(rmdir(lock), 0);
+    assert_int_equal(rmdir(own), 0);
+}
+
+static void only_this_user_and_root_may_listen(void **state)
+{
+    (void)state;
+    char own[64];
+    refit_error error;
+    (void)snprintf(own, sizeof own, "localhost:%u:5:6", (unsigned)geteuid());
+    assert_int_equal(rft_ipc_check_peer("/s", own, NULL), REFIT_OK);
+    assert_int_equal(rft_ipc_check_peer("/s", "localhost:0:0:1", NULL), REFIT_OK);
+    assert_int_equal(rft_ipc_check_peer("/s", "localhost:61002:0:1", &error), REFIT_ERR_SECURITY);
+    assert_non_null(strstr(error.text, "user 61002 listens at ipc:///s"));
+}
+
+static void a_listener_that_is_not_told_is_refused(void **state)
+{
+    (void)state;
+    static const char *const bad[] = {
+        NULL,
+        "",
+        "localhost",
+        "localhost:",
+        "localhost:0",
+        "localhost::",
+        "127.0.0.1",
+        "localhost:zero:0:1",
+        "localhost:0x0:",
+        "localhost:4294967296:0:1",
+        "localhost:18446744073709551616:0:1",
+    };
+    for (size_t i = 0; i < sizeof bad / sizeof bad[0]; i++) {
+        refit_error error;
+        assert_int_equal(rft_ipc_check_peer("/s", bad[i], &error), REFIT_ERR_SECURITY);
+        assert_non_null(strstr(error.text, "use keys (security.key)"));
+    }
+}
+
 static void missing_folder_is_an_error_of_the_system(void **state)
 {
     (void)state;
@@ -140,6 +201,9 @@ int main(void)
         IN_A_PLACE(what_a_killed_owner_left_is_taken_over),
         IN_A_PLACE(file_that_is_no_socket_is_left_alone),
         IN_A_PLACE(stranger_who_listens_is_left_alone),
+        IN_A_PLACE(one_lock_guards_a_path_however_it_is_written),
+        cmocka_unit_test(only_this_user_and_root_may_listen),
+        cmocka_unit_test(a_listener_that_is_not_told_is_refused),
         cmocka_unit_test(missing_folder_is_an_error_of_the_system),
     };
     return cmocka_run_group_tests_name("ipc", tests, NULL, NULL);
