@@ -327,6 +327,13 @@ static bool has_deadline(const rft_session *session)
     return unfinished && session->report.state != RFT_SESSION_STAGED;
 }
 
+/* A newer version that was offered meanwhile may end without being applied. */
+static bool rejoins_now(const rft_session *session)
+{
+    return session->rejoins && session->intake.phase == RFT_INTAKE_NONE &&
+           session->applying == NULL;
+}
+
 static void tick_joined(rft_session *session, int64_t now)
 {
     if (now >= silence_at(session)) {
@@ -341,7 +348,7 @@ static void tick_joined(rft_session *session, int64_t now)
         rft_session_give_up(session, session->intake.version, &why, now);
     }
     if (now < session->next_beat) return;
-    if (session->rejoins) {
+    if (rejoins_now(session)) {
         rft_session_disconnect(session, 0, now);
     } else {
         rft_session_send_beat(session, now);
@@ -439,6 +446,7 @@ void rft_session_accept(rft_session *session, int64_t now)
     session->held = image->held;
     session->report.version = image->held.version;
     session->report.applied++;
+    session->rejoins = false;
     hold_image(session, image);
     rft_message message = {.kind = RFT_COMMITTED};
     message.as.staged.version = image->held.version;

@@ -86,10 +86,10 @@ typedef struct rft_session {
     refit_error manifest_failure;    /* why it was refused; an OFFER that needs it is answered so */
     int64_t shut_out_since;          /* the trainer's keys and ours do not fit; 0: they may */
     int64_t shut_out_heard;          /* when that was last said */
-    bool rejoins;                    /* HELLO is said instead of the next beat */
-    int64_t next_beat;               /* or the next HELLO */
-    int64_t heard; /* when the publisher last said something; at first the start */
-    int64_t asked; /* when HELLO was first said since then; 0: it was not */
+    bool rejoins;      /* HELLO is said instead of a beat, once no version is under way */
+    int64_t next_beat; /* or the next HELLO */
+    int64_t heard;     /* when the publisher last said something; at first the start */
+    int64_t asked;     /* when HELLO was first said since then; 0: it was not */
 } rft_session;
 
 /* `config` and `identity` are borrowed until close. Takes no memory before a version is offered. */

@@ -232,7 +232,6 @@ static void answer_offer(rft_session *session, const rft_message *message, rft_v
 {
     (void)payload;
     refit_error why;
-    session->rejoins = false;
     rft_intake_drop(&session->intake);
     if (session->report.state != RFT_SESSION_APPLYING) session->report.state = RFT_SESSION_CURRENT;
     refit_status status = check_offer(session, message, &why);

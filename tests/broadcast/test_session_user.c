@@ -49,6 +49,24 @@ static void a_refusal_that_does_not_keep_leaves_nothing(void **state)
     bench_apply(bench, 4, 0);
 }
 
+/* What it refused is offered to it again only once it has said HELLO. */
+static void who_has_nothing_says_hello_after_an_aborted_version_too(void **state)
+{
+    session_bench *bench = *state;
+    bench_reach(bench, APPLYING);
+    bench_take(bench);
+    rft_session_refuse(&bench->session, REFIT_ERR_CALLBACK, false, "lost", bench->now);
+    rft_session_release(&bench->session, bench->now);
+    bench_offer(bench, 2, 0);
+    assert_int_equal(bench_state(bench), STAGING);
+    bench_forget(bench);
+    bench_tick(bench, bench->config.broadcast_heartbeat_ms);
+    assert_null(bench_said(bench, RFT_HELLO));
+    bench_hear(bench, sample_abort(bench_sample(bench, 2)));
+    bench_tick(bench, bench->config.broadcast_heartbeat_ms);
+    assert_non_null(bench_said(bench, RFT_HELLO));
+}
+
 static void an_open_update_is_not_written_while_the_next_is_staged(void **state)
 {
     session_bench *bench = *state;
@@ -170,6 +188,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         BENCH_TEST(a_refusal_that_keeps_leaves_the_version_before),
         BENCH_TEST(a_refusal_that_does_not_keep_leaves_nothing),
+        BENCH_TEST(who_has_nothing_says_hello_after_an_aborted_version_too),
         BENCH_TEST(an_open_update_is_not_written_while_the_next_is_staged),
         BENCH_TEST(an_offer_waits_while_an_update_is_undecided),
         BENCH_TEST(an_offer_waits_until_a_refused_update_is_closed),
