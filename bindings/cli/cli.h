@@ -28,8 +28,8 @@ typedef struct cli_command {
 extern const cli_command cli_publish, cli_subscribe, cli_materialize, cli_inspect, cli_keygen,
     cli_config, cli_bench, cli_version;
 
-/* One line on stderr, "refit: ...", whose control characters, and bytes that are no UTF-8, are shown
- * as '?'; returns `status`. */
+/* One line on stderr, "refit: ...", whose control characters, and bytes that are no UTF-8, are
+ * shown as '?'; returns `status`. */
 int cli_complain(int status, const char *format, ...) REFIT_PRINTF(2, 3);
 
 /* Likewise, from what a refit call answered. */

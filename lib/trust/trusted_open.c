@@ -45,10 +45,9 @@ static bool is_trusted(const walk *it, const struct stat *found)
 
 static refit_status judge_folder(const walk *it, const struct stat *found, refit_error *error)
 {
-    RFT_REFUSE_IF(
-        !is_trusted(it, found), error, REFIT_ERR_SECURITY,
-        "%s %.50s: folder %.70s belongs to user %u: own it (chown), or use another place",
-        it->what, it->path, it->where, (unsigned)found->st_uid);
+    RFT_REFUSE_IF(!is_trusted(it, found), error, REFIT_ERR_SECURITY,
+                  "%s %.50s: folder %.70s belongs to user %u: own it (chown), or use another place",
+                  it->what, it->path, it->where, (unsigned)found->st_uid);
     RFT_REFUSE_IF(
         (found->st_mode & 022) != 0 && (found->st_mode & S_ISVTX) == 0, error, REFIT_ERR_SECURITY,
         "%s %.50s: others may write to folder %.70s, and so put another there: chmod go-w",
