@@ -9,8 +9,6 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <string.h>
-#include <sys/mman.h>
-#include <unistd.h>
 
 /* The bytes of the file that the locks lie on. */
 typedef enum leash_byte { BYTE_MAPPED, BYTE_READ } leash_byte;
@@ -22,7 +20,6 @@ static struct flock range(short type, leash_byte byte)
 
 refit_status rft_leash_open(rft_leash *leash, refit_error *error)
 {
-    leash->fd = -1;
     return rft_segment_create(&leash->segment, RFT_MARK_BYTES, error);
 }
 
@@ -53,7 +50,7 @@ bool rft_leash_is_read(const rft_leash *leash)
 static refit_status take_lock(const rft_leash *leash, leash_byte byte, refit_error *error)
 {
     struct flock mine = range(F_RDLCK, byte);
-    if (fcntl(leash->fd, F_OFD_SETLK, &mine) == 0) {
+    if (fcntl(leash->segment.fd, F_OFD_SETLK, &mine) == 0) {
         rft_mark_fence();
         return REFIT_OK;
     }
@@ -66,8 +63,6 @@ static refit_status take_lock(const rft_leash *leash, leash_byte byte, refit_err
 
 static refit_status hold(rft_leash *leash, refit_error *error)
 {
-    RFT_REFUSE_IF(leash->fd < 0, error, errno == ENOENT ? REFIT_ERR_NOT_FOUND : REFIT_ERR_SYSTEM,
-                  "shared memory %s could not be opened: %s", leash->segment.name, strerror(errno));
     RFT_TRY(take_lock(leash, BYTE_MAPPED, error));
     RFT_REFUSE_IF(rft_mark_is_retired(rft_leash_mark(leash)), error, REFIT_ERR_NOT_FOUND,
                   "the trainer has given up the GPU's memory that it offered");
@@ -77,7 +72,6 @@ static refit_status hold(rft_leash *leash, refit_error *error)
 refit_status rft_leash_hold(rft_leash *leash, const char *name, refit_error *error)
 {
     RFT_TRY(rft_segment_attach(&leash->segment, name, RFT_MARK_BYTES, error));
-    leash->fd = shm_open(name, O_RDONLY | O_CLOEXEC, 0);
     refit_status status = hold(leash, error);
     if (status != REFIT_OK) rft_leash_close(leash);
     return status;
@@ -91,15 +85,12 @@ refit_status rft_leash_read(rft_leash *leash, refit_error *error)
 void rft_leash_unread(rft_leash *leash)
 {
     struct flock mine = range(F_UNLCK, BYTE_READ);
-    (void)fcntl(leash->fd, F_OFD_SETLK, &mine); /* to give up a lock takes no memory */
+    (void)fcntl(leash->segment.fd, F_OFD_SETLK, &mine); /* to give up a lock takes no memory */
 }
 
 void rft_leash_close(rft_leash *leash)
 {
-    if (leash->segment.memory == NULL) return;
     rft_segment_close(&leash->segment);
-    if (leash->fd >= 0) close(leash->fd);
-    leash->fd = -1;
 }
 
 rft_mark *rft_leash_mark(const rft_leash *leash)

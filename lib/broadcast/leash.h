@@ -18,8 +18,7 @@
 #include "broadcast/segment.h"
 
 typedef struct rft_leash {
-    rft_segment segment;
-    int fd; /* a holder's, with its locks; -1 for the owner */
+    rft_segment segment; /* a holder's descriptor has its locks */
 } rft_leash;
 
 /* ---- The owner */
@@ -35,7 +34,8 @@ bool rft_leash_is_read(const rft_leash *leash);
 /* ---- A holder */
 
 /* Takes hold, as "mapped". REFIT_ERR_NOT_FOUND: there is none of that name any more, or it was
- * retired; REFIT_ERR_PROTOCOL: not the name of a segment; REFIT_ERR_SYSTEM. */
+ * retired; REFIT_ERR_PROTOCOL: not the name of a segment; REFIT_ERR_SECURITY: another user's, or
+ * not sealed; REFIT_ERR_SYSTEM. */
 refit_status rft_leash_hold(rft_leash *leash, const char *name, refit_error *error);
 /* REFIT_ERR_SYSTEM. Look at the mark afterwards. */
 refit_status rft_leash_read(rft_leash *leash, refit_error *error);

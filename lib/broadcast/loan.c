@@ -27,7 +27,7 @@ static void loan_close(rft_loan *loan)
 void rft_attic_put(rft_attic *attic, rft_loan *loan)
 {
     if (loan == NULL) return;
-    rft_segment_unlink(&loan->segment);
+    rft_segment_retire(&loan->segment);
     loan->next = attic->first;
     attic->first = loan;
     rft_attic_sweep(attic);

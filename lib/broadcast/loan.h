@@ -29,7 +29,7 @@ typedef struct rft_attic {
     rft_loan *first;
 } rft_attic;
 
-/* Takes the loan (NULL is allowed), and its name from the file system. */
+/* Takes the loan (NULL is allowed), and retires its segment. */
 void rft_attic_put(rft_attic *attic, rft_loan *loan);
 /* All that is in `from`. */
 void rft_attic_move(rft_attic *attic, rft_attic *from);

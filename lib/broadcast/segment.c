@@ -1,141 +1,88 @@
 /*
- * Shared memory by name, with two protections that POSIX does not give. The memory is taken when
- * the segment is made, so that a full /dev/shm is an error and not a signal later; and the owner
- * holds a lock on the file, which the kernel drops when it dies however it dies, so that the next
- * owner can tell an orphan from a living segment.
+ * Sealed memory. F_SEAL_SHRINK and F_SEAL_GROW keep its length, F_SEAL_FUTURE_WRITE (Linux 5.1)
+ * leaves the mappings that are there writable and refuses every other way to write: so the owner
+ * maps it first, and seals it then.
  *
- * Between making the file and locking it a sweep could take it for an orphan: the owner looks
- * afterwards whether the file still has its name, and else makes another.
+ * Another process of the owner's user can open the descriptor in /proc before it is sealed. To have
+ * a writable mapping it has to have opened it for writing; the kernel grants a read lease only
+ * where no process has, so the owner asks for one once the seals are on, and else begins anew.
+ *
+ * The memory is taken when the segment is made, so that too little of it is an error and not a
+ * signal later. It does not count against the size of /dev/shm, and the kernel ends processes
+ * rather than refuse such memory: what is free is looked at first.
  */
 #include "broadcast/segment.h"
 
-#include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <inttypes.h>
+#include <signal.h>
 #include <stdalign.h>
 #include <stdatomic.h>
 #include <stdbool.h>
 #include <stdio.h>
 #include <string.h>
-#include <sys/file.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
-#include <sys/statvfs.h>
 #include <unistd.h>
 
 #include "base/alloc.h"
-#include "base/random.h"
+#include "memory/budget.h"
 
-#define FOLDER      "/dev/shm"
-#define NAME_PREFIX "/refit-"
-#define NAME_DIGITS 32
-#define NAME_TRIES  8
+/* Of Linux, where the C library's headers are older. */
+#ifndef MFD_NOEXEC_SEAL
+#define MFD_NOEXEC_SEAL 0x0008U
+#endif
+#ifndef F_SEAL_FUTURE_WRITE
+#define F_SEAL_FUTURE_WRITE 0x0010
+#endif
+#ifndef MADV_POPULATE_WRITE
+#define MADV_POPULATE_WRITE 23
+#endif
 
-static bool name_is_ours(const char *name)
+#define MEMFD_NAME  "refit"
+#define MEMFD_LINK  "/memfd:" MEMFD_NAME " (deleted)"
+#define MAKE_TRIES  8
+#define PLACE_BYTES 40 /* "/proc/PID/fd/FD" */
+#define SEALS       (F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_FUTURE_WRITE)
+
+/* ---- Names */
+
+typedef struct segment_place {
+    char path[PLACE_BYTES];
+    uint64_t inode; /* descriptors are used again, inodes are not */
+} segment_place;
+
+static void name_print(char name[RFT_SEGMENT_NAME_BYTES], unsigned process, unsigned fd,
+                       uint64_t inode)
 {
-    size_t prefix = strlen(NAME_PREFIX);
-    return strncmp(name, NAME_PREFIX, prefix) == 0 &&
-           strspn(name + prefix, "0123456789abcdef") == NAME_DIGITS &&
-           name[prefix + NAME_DIGITS] == '\0';
+    snprintf(name, RFT_SEGMENT_NAME_BYTES, "/proc/%u/fd/%u:%" PRIx64, process, fd, inode);
 }
 
-/* ---- Sweeping */
-
-static bool sweep_one(int folder, const char *file)
+/* False: not a name that name_print makes. */
+static bool name_read(const char *name, segment_place *place)
 {
-    int fd = openat(folder, file, O_RDONLY | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK);
-    if (fd < 0) return false;
-    bool orphan = flock(fd, LOCK_EX | LOCK_NB) == 0 && unlinkat(folder, file, 0) == 0;
-    close(fd);
-    return orphan;
+    unsigned process, fd;
+    char canonical[RFT_SEGMENT_NAME_BYTES];
+    if (sscanf(name, "/proc/%9u/fd/%9u:%16" SCNx64, &process, &fd, &place->inode) != 3)
+        return false;
+    name_print(canonical, process, fd, place->inode);
+    snprintf(place->path, sizeof place->path, "/proc/%u/fd/%u", process, fd);
+    return strcmp(name, canonical) == 0;
 }
 
-uint32_t rft_segment_sweep(void)
-{
-    uint32_t count = 0;
-    DIR *folder = opendir(FOLDER);
-    if (folder == NULL) return 0;
-    for (struct dirent *entry; (entry = readdir(folder)) != NULL;) {
-        char name[sizeof entry->d_name + 2];
-        snprintf(name, sizeof name, "/%s", entry->d_name);
-        if (name_is_ours(name) && sweep_one(dirfd(folder), entry->d_name)) count++;
-    }
-    closedir(folder);
-    return count;
-}
+/* ---- Mapping */
 
-/* ---- Creating */
-
-static refit_status name_draw(char name[RFT_SEGMENT_NAME_BYTES], refit_error *error)
-{
-    uint64_t high, low;
-    RFT_TRY(rft_random_u64(&high, error));
-    RFT_TRY(rft_random_u64(&low, error));
-    snprintf(name, RFT_SEGMENT_NAME_BYTES, NAME_PREFIX "%016" PRIx64 "%016" PRIx64, high, low);
-    return REFIT_OK;
-}
-
-/* Locked, and still under its name. */
-static bool file_own(int fd)
-{
-    struct stat file;
-    return flock(fd, LOCK_EX | LOCK_NB) == 0 && fstat(fd, &file) == 0 && file.st_nlink > 0;
-}
-
-static refit_status file_make(rft_segment *segment, refit_error *error)
-{
-    for (int i = 0; i < NAME_TRIES; i++) {
-        RFT_TRY(name_draw(segment->name, error));
-        segment->fd = shm_open(segment->name, O_CREAT | O_EXCL | O_RDWR | O_CLOEXEC, 0600);
-        if (segment->fd < 0) break;
-        if (file_own(segment->fd)) return REFIT_OK;
-        (void)shm_unlink(segment->name); /* unless a sweep has */
-        close(segment->fd);
-        segment->fd = -1;
-    }
-    return rft_fail_sub(error, REFIT_ERR_SYSTEM, errno, "no file could be made in " FOLDER ": %s",
-                        strerror(errno));
-}
-
-static refit_status file_failed(uint64_t bytes, int code, refit_error *error)
-{
-    struct statvfs room = {0};
-    (void)statvfs(FOLDER, &room);
-    return rft_fail_sub(error, REFIT_ERR_SYSTEM, code,
-                        FOLDER " has %" PRIu64 " bytes left of the %" PRIu64
-                               " needed (%s): enlarge it, or set broadcast.shm: off",
-                        (uint64_t)room.f_bavail * room.f_frsize, bytes, strerror(code));
-}
-
-/* Asks for the room first: a store that cannot fit is not to drive others out of memory on its way
- * to the error. */
-static refit_status file_reserve(int fd, uint64_t bytes, refit_error *error)
-{
-    struct statvfs room;
-    if (bytes > INT64_MAX) return file_failed(bytes, EFBIG, error);
-    if (statvfs(FOLDER, &room) == 0 && bytes / room.f_frsize > room.f_bavail) {
-        return file_failed(bytes, ENOSPC, error);
-    }
-    int code;
-    do {
-        code = posix_fallocate(fd, 0, (off_t)bytes);
-    } while (code == EINTR);
-    return code == 0 ? REFIT_OK : file_failed(bytes, code, error);
-}
-
-/* Shared memory that is reserved is mapped at once, so that writing it meets no page faults. A
- * forked child has no use for any of it, and would make the owner copy every page that it writes.
- */
 static refit_status memory_map(rft_segment *segment, uint64_t bytes, int protection, int flags,
                                int fd, refit_error *error)
 {
-    if (fd >= 0 && (protection & PROT_WRITE) != 0) flags |= MAP_POPULATE;
     void *memory = bytes > SIZE_MAX ? MAP_FAILED : mmap(NULL, bytes, protection, flags, fd, 0);
     if (memory == MAP_FAILED) {
         return rft_fail_sub(error, fd < 0 ? REFIT_ERR_HOST_MEMORY : REFIT_ERR_SYSTEM, errno,
                             "%" PRIu64 " bytes could not be mapped: %s", bytes, strerror(errno));
     }
+    /* A forked child has no use for any of it, and would make the owner copy every page that it
+     * writes. */
     (void)madvise(memory, bytes, MADV_DONTFORK);
     if (fd < 0) (void)madvise(memory, bytes, MADV_HUGEPAGE);
     segment->memory = memory;
@@ -148,23 +95,124 @@ static void segment_reset(rft_segment *segment)
     *segment = (rft_segment){.fd = -1};
 }
 
-refit_status rft_segment_create(rft_segment *segment, uint64_t bytes, refit_error *error)
+/* ---- Creating */
+
+static refit_status file_failed(int code, refit_error *error)
+{
+    return rft_fail_sub(error, REFIT_ERR_SYSTEM, code,
+                        "no sealed memory could be made (memfd_create, Linux 5.1 or newer): %s",
+                        strerror(code));
+}
+
+static refit_status room_failed(uint64_t bytes, const rft_budget *room, int code,
+                                refit_error *error)
+{
+    return rft_fail_sub(error, REFIT_ERR_SYSTEM, code,
+                        "%" PRIu64 " bytes of shared memory could not be had (%s; %" PRIu64
+                        " are free by %s): make room, or halve what is needed with "
+                        "broadcast.slots: 1",
+                        bytes, strerror(code), room->free_bytes,
+                        room->source == NULL ? "no account" : room->source);
+}
+
+/* Memory that must not be run is refused by some systems unless it says so, and unknown to older
+ * ones. */
+static refit_status file_make(rft_segment *segment, uint64_t bytes, refit_error *error)
+{
+    segment->fd = memfd_create(MEMFD_NAME, MFD_CLOEXEC | MFD_NOEXEC_SEAL);
+    if (segment->fd < 0 && errno == EINVAL) {
+        segment->fd = memfd_create(MEMFD_NAME, MFD_CLOEXEC | MFD_ALLOW_SEALING);
+    }
+    bool made = segment->fd >= 0 && fchmod(segment->fd, 0600) == 0 &&
+                ftruncate(segment->fd, (off_t)bytes) == 0;
+    return made ? REFIT_OK : file_failed(errno, error);
+}
+
+/* The lease is given back at once. A process that opens the file meanwhile makes the kernel send a
+ * signal: SIGURG, which is ignored unless asked for. */
+static bool owner_alone_writes(int fd)
+{
+    bool alone = fcntl(fd, F_SETSIG, SIGURG) == 0 && fcntl(fd, F_SETLEASE, F_RDLCK) == 0;
+    if (alone) (void)fcntl(fd, F_SETLEASE, F_UNLCK);
+    return alone;
+}
+
+static refit_status file_seal(int fd, refit_error *error)
+{
+    if (fcntl(fd, F_ADD_SEALS, SEALS | F_SEAL_SEAL) != 0) return file_failed(errno, error);
+    if (owner_alone_writes(fd)) return REFIT_OK;
+    int code = errno;
+    return rft_fail_sub(error, REFIT_ERR_SYSTEM, code,
+                        "another process of this user opened shared memory while it was made (%s)",
+                        strerror(code));
+}
+
+static refit_status file_name(rft_segment *segment, refit_error *error)
+{
+    struct stat file;
+    if (fstat(segment->fd, &file) != 0) return file_failed(errno, error);
+    name_print(segment->name, (unsigned)getpid(), (unsigned)segment->fd, file.st_ino);
+    return REFIT_OK;
+}
+
+static refit_status sealed_make(rft_segment *segment, uint64_t bytes, refit_error *error)
 {
     refit_status status;
-    uint64_t room = bytes == 0 ? 1 : bytes;
     segment_reset(segment);
-    (void)rft_segment_sweep();
-    RFT_TRY_GOTO(file_make(segment, error), forget);
-    RFT_TRY_GOTO(file_reserve(segment->fd, room, error), undo_file);
-    RFT_TRY_GOTO(memory_map(segment, room, PROT_READ | PROT_WRITE, MAP_SHARED, segment->fd, error),
-                 undo_file);
+    RFT_TRY_GOTO(file_make(segment, bytes, error), undo);
+    RFT_TRY_GOTO(memory_map(segment, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, segment->fd, error),
+                 undo);
+    RFT_TRY_GOTO(file_seal(segment->fd, error), undo);
+    RFT_TRY_GOTO(file_name(segment, error), undo);
     return REFIT_OK;
 
-undo_file:
-    (void)shm_unlink(segment->name);
-    close(segment->fd);
-forget:
+undo:
+    if (segment->memory != NULL) munmap(segment->memory, segment->bytes);
+    if (segment->fd >= 0) close(segment->fd);
     segment_reset(segment);
+    return status;
+}
+
+/* A store that cannot fit is not to drive others out of memory on its way to the error. */
+static refit_status room_check(uint64_t bytes, rft_budget *room, refit_error *error)
+{
+    rft_budget_free("", room);
+    if (bytes > INT64_MAX) return room_failed(bytes, room, EFBIG, error);
+    return bytes > room->free_bytes ? room_failed(bytes, room, ENOMEM, error) : REFIT_OK;
+}
+
+/* What is taken is mapped at once, so that writing it meets no page faults; where the kernel knows
+ * no such advice it does. */
+static refit_status room_take(rft_segment *segment, const rft_budget *room, refit_error *error)
+{
+    int code;
+    do {
+        code = posix_fallocate(segment->fd, 0, (off_t)segment->bytes);
+    } while (code == EINTR);
+    if (code != 0) return room_failed(segment->bytes, room, code, error);
+    (void)madvise(segment->memory, segment->bytes, MADV_POPULATE_WRITE);
+    return REFIT_OK;
+}
+
+static refit_status sealed_make_alone(rft_segment *segment, uint64_t bytes, refit_error *error)
+{
+    refit_error why;
+    refit_status status = sealed_make(segment, bytes, &why);
+    for (int i = 1; i < MAKE_TRIES && status != REFIT_OK && why.subsystem == EAGAIN; i++) {
+        status = sealed_make(segment, bytes, &why);
+    }
+    return status == REFIT_OK ? status : rft_fail_sub(error, status, why.subsystem, "%s", why.text);
+}
+
+refit_status rft_segment_create(rft_segment *segment, uint64_t bytes, refit_error *error)
+{
+    rft_budget room;
+    uint64_t needed = bytes == 0 ? 1 : bytes;
+    segment_reset(segment);
+    RFT_TRY(room_check(needed, &room, error));
+    RFT_TRY(sealed_make_alone(segment, needed, error));
+    refit_status status = room_take(segment, &room, error);
+    if (status != REFIT_OK) rft_segment_close(segment);
     return status;
 }
 
@@ -188,56 +236,101 @@ refit_status rft_segment_create_sparse(rft_segment *segment, uint64_t bytes, ref
 
 /* ---- Attaching */
 
-static refit_status file_open(const char *name, int *fd, refit_error *error)
+/* A place of a process's own, for calls that take paths. */
+static void own_place(int fd, char path[PLACE_BYTES])
 {
-    *fd = shm_open(name, O_RDONLY | O_CLOEXEC, 0);
-    if (*fd >= 0) return REFIT_OK;
-    int code = errno;
-    return rft_fail_sub(error, code == ENOENT ? REFIT_ERR_NOT_FOUND : REFIT_ERR_SYSTEM, code,
-                        "shared memory %s could not be opened: %s", name, strerror(code));
+    snprintf(path, PLACE_BYTES, "/proc/self/fd/%d", fd);
 }
 
-static refit_status file_check(int fd, const char *name, uint64_t bytes, refit_error *error)
+static refit_status reach_failed(int code, refit_error *error)
+{
+    return rft_fail_sub(error, code == ENOENT ? REFIT_ERR_NOT_FOUND : REFIT_ERR_SYSTEM, code,
+                        "the trainer's memory could not be opened, for which a worker has to share "
+                        "its user, its /proc and its PID namespace: %s",
+                        strerror(code));
+}
+
+static bool is_ours(int fd, const struct stat *file)
+{
+    char path[PLACE_BYTES], link[sizeof MEMFD_LINK];
+    own_place(fd, path);
+    return S_ISREG(file->st_mode) && file->st_uid == geteuid() &&
+           readlink(path, link, sizeof link) == (ssize_t)strlen(MEMFD_LINK) &&
+           memcmp(link, MEMFD_LINK, strlen(MEMFD_LINK)) == 0;
+}
+
+/* `fd` is a place alone: what lies there has not been opened, so that a pipe or a device notices
+ * nothing. */
+static refit_status place_check(int fd, const segment_place *place, refit_error *error)
 {
     struct stat file;
-    if (fstat(fd, &file) != 0) {
-        return rft_fail_sub(error, REFIT_ERR_SYSTEM, errno, "shared memory %s cannot be read: %s",
-                            name, strerror(errno));
-    }
-    RFT_REFUSE_IF(file.st_size < 0 || (uint64_t)file.st_size < bytes, error, REFIT_ERR_PROTOCOL,
-                  "shared memory %s has %jd bytes instead of %" PRIu64, name,
-                  (intmax_t)file.st_size, bytes);
+    if (fstat(fd, &file) != 0) return reach_failed(errno, error);
+    if (file.st_ino != place->inode) return reach_failed(ENOENT, error);
+    RFT_REFUSE_IF(!is_ours(fd, &file), error, REFIT_ERR_SECURITY,
+                  "the trainer offers memory that another user owns, or that is no segment");
     return REFIT_OK;
+}
+
+static refit_status file_check(int fd, uint64_t bytes, refit_error *error)
+{
+    struct stat file;
+    int seals = fcntl(fd, F_GET_SEALS);
+    RFT_REFUSE_IF(seals < 0 || (seals & SEALS) != SEALS, error, REFIT_ERR_SECURITY,
+                  "the trainer offers memory that other processes can change: it is not sealed");
+    if (fstat(fd, &file) != 0) return reach_failed(errno, error);
+    RFT_REFUSE_IF(file.st_size < 0 || (uint64_t)file.st_size < bytes, error, REFIT_ERR_PROTOCOL,
+                  "the trainer's memory has %jd bytes instead of %" PRIu64, (intmax_t)file.st_size,
+                  bytes);
+    return REFIT_OK;
+}
+
+static refit_status file_open(const segment_place *place, int *out, refit_error *error)
+{
+    char path[PLACE_BYTES];
+    int fd = open(place->path, O_PATH | O_CLOEXEC);
+    if (fd < 0) return reach_failed(errno, error);
+    refit_status status = place_check(fd, place, error);
+    own_place(fd, path);
+    if (status == REFIT_OK) *out = open(path, O_RDONLY | O_CLOEXEC);
+    if (status == REFIT_OK && *out < 0) status = reach_failed(errno, error);
+    close(fd);
+    return status;
 }
 
 refit_status rft_segment_attach(rft_segment *segment, const char *name, uint64_t bytes,
                                 refit_error *error)
 {
-    int fd = -1;
-    uint64_t room = bytes == 0 ? 1 : bytes;
+    refit_status status;
+    segment_place place;
+    uint64_t needed = bytes == 0 ? 1 : bytes;
     segment_reset(segment);
-    RFT_REFUSE_IF(!name_is_ours(name), error, REFIT_ERR_PROTOCOL,
-                  "the name of a shared-memory segment is not one that refit gives");
-    RFT_TRY(file_open(name, &fd, error));
-    refit_status status = file_check(fd, name, room, error);
-    if (status == REFIT_OK) status = memory_map(segment, room, PROT_READ, MAP_SHARED, fd, error);
-    close(fd);
-    if (status == REFIT_OK) strcpy(segment->name, name);
+    RFT_REFUSE_IF(!name_read(name, &place), error, REFIT_ERR_PROTOCOL,
+                  "the trainer offers memory by a name that this refit does not give: install the "
+                  "same refit at both ends");
+    RFT_TRY(file_open(&place, &segment->fd, error));
+    RFT_TRY_GOTO(file_check(segment->fd, needed, error), undo_file);
+    RFT_TRY_GOTO(memory_map(segment, needed, PROT_READ, MAP_SHARED, segment->fd, error), undo_file);
+    strcpy(segment->name, name);
+    return REFIT_OK;
+
+undo_file:
+    close(segment->fd);
+    segment_reset(segment);
     return status;
 }
 
 bool rft_segment_is_retired(const rft_segment *segment)
 {
-    int fd = shm_open(segment->name, O_RDONLY | O_CLOEXEC, 0);
-    if (fd < 0) return errno == ENOENT;
-    close(fd);
-    return false;
+    segment_place place;
+    struct stat there;
+    if (!name_read(segment->name, &place)) return true;
+    if (stat(place.path, &there) != 0) return errno == ENOENT;
+    return there.st_ino != place.inode;
 }
 
-void rft_segment_unlink(rft_segment *segment)
+void rft_segment_retire(rft_segment *segment)
 {
     if (segment->memory == NULL || segment->fd < 0) return;
-    (void)shm_unlink(segment->name);
     close(segment->fd);
     segment->fd = -1;
     segment->name[0] = '\0';
@@ -304,7 +397,7 @@ void rft_segment_unkeep(void *out)
 void rft_segment_close(rft_segment *segment)
 {
     if (segment->memory == NULL) return;
-    rft_segment_unlink(segment);
+    rft_segment_retire(segment);
     if (segment->kept != NULL) {
         kept_leave(segment->kept);
     } else {

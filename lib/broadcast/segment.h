@@ -1,7 +1,15 @@
 /*
- * segment: POSIX shared memory with an owner. Mode 0600, a random name, its memory reserved at once
- * (a full /dev/shm is an error here, not a SIGBUS later). The owner holds a lock on it for as long
- * as it lives; segments of dead owners are swept when the next owner opens one.
+ * segment: memory that the trainer writes and workers of the same user read, and that no other
+ * process can change.
+ *
+ * It is sealed (memfd_create): it keeps its length, so that no access to it can fail with SIGBUS,
+ * and it is written through the mapping of its owner alone. A reader believes the kernel for that,
+ * not the owner: it refuses what is not sealed, and what another user owns. The segment has no file
+ * and goes with the last process that maps it, however that process ends.
+ *
+ * Its name leads to the owner's descriptor, "/proc/PID/fd/FD:INODE": a reader has to have the
+ * user, the /proc and the PID namespace of the owner. A process that may trace the owner can write
+ * anything of the owner's, this memory too: that is the limit of what holds.
  */
 #ifndef RFT_SEGMENT_H
 #define RFT_SEGMENT_H
@@ -19,15 +27,15 @@
 typedef struct rft_kept rft_kept;
 
 typedef struct rft_segment {
-    char name[RFT_SEGMENT_NAME_BYTES]; /* "/refit-…"; empty for private memory */
+    char name[RFT_SEGMENT_NAME_BYTES]; /* empty: private memory, or retired */
     unsigned char *memory;             /* NULL: not open */
     uint64_t bytes;
-    int fd;         /* the owner's, with the lock; -1 for a reader */
+    int fd;         /* opened by the owner for writing, by a reader for reading; -1: no name */
     rft_kept *kept; /* NULL: unmapped by close */
 } rft_segment;
 
-/* Creates and maps one, read-write. REFIT_ERR_SYSTEM says how much /dev/shm has and what is needed.
- */
+/* Creates and maps one, read-write. REFIT_ERR_SYSTEM: the system has no such memory, or not so much
+ * of it, or another process kept the memory open for writing while it was made. */
 refit_status rft_segment_create(rft_segment *segment, uint64_t bytes, refit_error *error);
 
 /* Likewise private memory of this process, for where no worker shares it. */
@@ -37,18 +45,18 @@ refit_status rft_segment_create_private(rft_segment *segment, uint64_t bytes, re
  * and the system is not asked whether there is so much of it. */
 refit_status rft_segment_create_sparse(rft_segment *segment, uint64_t bytes, refit_error *error);
 
-/* Maps somebody's, read-only. At least `bytes` long, or REFIT_ERR_PROTOCOL. REFIT_ERR_NOT_FOUND,
- * _SYSTEM. The name is checked: it can name nothing but a refit segment. */
+/* Maps another process's, read-only. REFIT_ERR_PROTOCOL: not the name of a segment, or shorter than
+ * `bytes`; REFIT_ERR_NOT_FOUND: it is gone, or its owner is in another PID namespace;
+ * REFIT_ERR_SECURITY: another user's, or not sealed; REFIT_ERR_SYSTEM. */
 refit_status rft_segment_attach(rft_segment *segment, const char *name, uint64_t bytes,
                                 refit_error *error);
 
-/* Whether its owner has taken the name away: nobody will map it again. Looks at the file system. */
+/* Whether its owner has retired it, or has ended. Looks at the file system. */
 bool rft_segment_is_retired(const rft_segment *segment);
 
-/* The owner takes the name away and gives up the lock; all mappings stay valid. Harmless for
- * others.
- */
-void rft_segment_unlink(rft_segment *segment);
+/* The owner closes its descriptor, so that the memory cannot be mapped again; all mappings stay
+ * valid. Harmless for others. */
+void rft_segment_retire(rft_segment *segment);
 
 /* From now on close leaves the memory mapped until all of `out` are given back. `*out` is `room`
  * bytes for the caller, aligned for anything. Not while another thread closes it.
@@ -57,10 +65,8 @@ refit_status rft_segment_keep(rft_segment *segment, size_t room, void **out, ref
 /* Gives one back. NULL is allowed. Any thread. */
 void rft_segment_unkeep(void *out);
 
-/* Unmaps; the owner unlinks too. Mappings that others have stay valid. Harmless on a closed one. */
+/* Unmaps; the owner retires it too. Mappings of other processes stay valid. Harmless on a closed
+ * one. */
 void rft_segment_close(rft_segment *segment);
-
-/* Unlinks the segments whose owner is dead. Returns how many. */
-uint32_t rft_segment_sweep(void);
 
 #endif

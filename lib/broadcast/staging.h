@@ -88,7 +88,8 @@ refit_status rft_staging_take_owned(rft_staging *staging, rft_catalog *catalog, 
                                     refit_error *error);
 
 /* Likewise the slot at `offset` of the segment `name`. REFIT_ERR_PROTOCOL (the offset is not
- * aligned, or the segment is too short), REFIT_ERR_NOT_FOUND, REFIT_ERR_SYSTEM. */
+ * aligned, or the segment is too short), REFIT_ERR_NOT_FOUND, REFIT_ERR_SECURITY, REFIT_ERR_SYSTEM.
+ */
 refit_status rft_staging_take_mapped(rft_staging *staging, rft_catalog *catalog, const char *name,
                                      uint64_t offset, rft_image **out, refit_error *error);
 

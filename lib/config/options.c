@@ -106,8 +106,10 @@ const rft_option rft_options[] = {
      "random part. Set it to the rank that your framework knows. With keys it begins with the name "
      "of the worker's key: KEY/NAME, unless NAME is KEY or begins so."},
     {"broadcast.shm", IN(broadcast_shm), RFT_CHOICE, "auto", 0, REFIT_SHM_OFF, "auto|require|off",
-     "Workers on the publisher's host map its memory instead of receiving bytes. require fails "
-     "where it is not to be had; off sends everything through sockets."},
+     "Workers on the publisher's host map its memory instead of receiving bytes. It is sealed: no "
+     "other process can change it. A worker needs the publisher's user, /proc and PID namespace, "
+     "and Linux 5.1. require fails where it is not to be had; off sends everything through "
+     "sockets."},
     {"broadcast.gpu", IN(broadcast_gpu), RFT_CHOICE, "auto", 0, REFIT_GPU_OFF, "auto|require|off",
      "Workers on the trainer's own GPU read the weights in its memory, where the trainer keeps "
      "broadcast.slots copies for them. require takes no other workers and keeps no copy on the "
@@ -145,8 +147,8 @@ const rft_option rft_options[] = {
      "asks more often is turned out."},
     {"broadcast.verify", IN(broadcast_verify), RFT_CHOICE, "auto", 0, REFIT_VERIFY_ALWAYS,
      "auto|always",
-     "auto hashes again what travelled; always also what lies in shared memory, for one more pass "
-     "over the bytes in every worker."},
+     "auto hashes again what travelled; always also what lies in shared memory, which only the "
+     "publisher can change, for one more pass over the bytes in every worker."},
     {"broadcast.delta", IN(broadcast_delta), RFT_CHOICE, "auto", 0, REFIT_DELTA_NEVER,
      "auto|always|never",
      "Workers that receive through sockets and hold the version before get what changed in it, "

@@ -186,12 +186,18 @@ static void bound_by_cgroups(rft_budget *budget, const char *root)
     }
 }
 
+void rft_budget_free(const char *root, rft_budget *out)
+{
+    *out = (rft_budget){0, UINT64_MAX, NULL};
+    bound_by_machine(out, root);
+    bound_by_cgroups(out, root);
+}
+
 refit_status rft_budget_read(const char *root, const refit_config *config, uint64_t own,
                              rft_budget *out, refit_error *error)
 {
-    rft_budget budget = {0, UINT64_MAX, NULL};
-    bound_by_machine(&budget, root);
-    bound_by_cgroups(&budget, root);
+    rft_budget budget;
+    rft_budget_free(root, &budget);
     if (!rft_add_u64(budget.free_bytes, own, &budget.free_bytes)) budget.free_bytes = UINT64_MAX;
     uint64_t wanted = config->offload_budget_bytes;
     RFT_REFUSE_IF(budget.source == NULL && wanted == 0, error, REFIT_ERR_SYSTEM,

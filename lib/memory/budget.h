@@ -22,6 +22,10 @@ typedef struct rft_budget {
                             limit" (constants) */
 } rft_budget;
 
+/* What is free alone: `bytes` is 0, and `source` NULL if nothing told. `root` as below. Any thread.
+ */
+void rft_budget_free(const char *root, rft_budget *out);
+
 /* `root` is where proc and sys/fs/cgroup are looked for: "" in life, a folder of made-up files in
  * tests. `own` bytes of what is used are the asker's and count as free: it would give them back
  * first. REFIT_ERR_SYSTEM if nothing can be read and no offload.budget_bytes is set. Any thread. */

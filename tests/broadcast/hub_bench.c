@@ -20,7 +20,7 @@ void hub_bench_open(hub_bench *bench, uint32_t slots, bool shared)
     bench->now = 1000;
     rft_hub_init(&bench->hub, &bench->config, HUB_EPOCH, bench->now);
     bench->hub.proof = HUB_PROOF;
-    strcpy(bench->hub.probe, "/refit-0123456789abcdef0123456789abcdef");
+    strcpy(bench->hub.probe, "/proc/1/fd/3:1");
     rft_manifest *manifest = NULL;
     assert_int_equal(rft_manifest_open(sample_tensors(), SAMPLE_TENSORS, SAMPLE_FRAME_BYTES,
                                        &bench->hub.limits, &manifest, NULL),

@@ -261,7 +261,7 @@ static uint32_t try_offer(int wrong, void (*change)(refit_config *config))
     rft_share share = one->share;
     const char *mark = one->leash.segment.name;
     rft_message seal = sample_seal(&on.pair.samples[0]);
-    if (wrong == 1) mark = "/refit-00000000000000000000000000000000";
+    if (wrong == 1) mark = "/proc/999999999/fd/3:1";
     if (wrong == 2) mark = "/etc/passwd";
     if (wrong == 3) mark = "";
     if (wrong == 4) rft_leash_retire(&one->leash);

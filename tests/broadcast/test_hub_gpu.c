@@ -29,7 +29,7 @@ static void scene_open(scene *on, refit_gpu mode, uint64_t version)
     on->gpu.writing = RFT_NO_SLOT;
     on->block.share.offset = 512;
     on->block.share.bytes = on->bench.store->manifest->store_bytes;
-    strcpy(on->block.leash.segment.name, "/refit-abcdefabcdefabcdefabcdefabcdefab");
+    strcpy(on->block.leash.segment.name, "/proc/1/fd/3:1");
     if (version != 0) on->gpu.slots[1] = (rft_gpu_slot){&on->block, version};
 }
 

@@ -1,6 +1,7 @@
-/* Segments: shared by name, read-only for others, gone with their owner however it ends. */
+/* Segments: sealed, read-only for others, gone with their owner however it ends. */
 #include <errno.h>
 #include <fcntl.h>
+#include <inttypes.h>
 #include <setjmp.h>
 #include <signal.h>
 #include <stdalign.h>
@@ -10,7 +11,6 @@
 #include <stdint.h>
 #include <stdio.h>
 #include <string.h>
-#include <sys/file.h>
 #include <sys/mman.h>
 #include <sys/resource.h>
 #include <sys/stat.h>
@@ -28,11 +28,23 @@
 
 #define BYTES 100000u
 
-static bool name_exists(const char *name)
+/* A name of the right form, of no process. */
+#define NOT_THERE "/proc/999999999/fd/3:1"
+
+static bool can_attach(const char *name)
 {
-    int fd = shm_open(name, O_RDONLY, 0);
-    if (fd >= 0) close(fd);
-    return fd >= 0;
+    rft_segment reader;
+    bool there = rft_segment_attach(&reader, name, 1, NULL) == REFIT_OK;
+    rft_segment_close(&reader);
+    return there;
+}
+
+/* The descriptor's place, as any process of this user sees it. */
+static const char *place_of(const rft_segment *segment, char path[RFT_SEGMENT_NAME_BYTES])
+{
+    strcpy(path, segment->name);
+    *strchr(path, ':') = '\0';
+    return path;
 }
 
 static void reader_sees_what_the_owner_writes(void **state)
@@ -46,7 +58,7 @@ static void reader_sees_what_the_owner_writes(void **state)
     owner.memory[BYTES - 1] = 77;
     assert_int_equal(reader.memory[BYTES - 1], 77);
     rft_segment_close(&reader);
-    assert_true(name_exists(owner.name));
+    assert_true(can_attach(owner.name));
     rft_segment_close(&owner);
 }
 
@@ -62,7 +74,7 @@ static void owner_alone_may_open_it(void **state)
     rft_segment_close(&owner);
 }
 
-static void closing_unlinks_but_mappings_stay(void **state)
+static void closing_retires_but_mappings_stay(void **state)
 {
     (void)state;
     rft_segment owner, reader, late;
@@ -78,59 +90,180 @@ static void closing_unlinks_but_mappings_stay(void **state)
     rft_segment_close(&reader);
 }
 
-/* A sweep of another process holds a file for a moment, also one that has no owner yet. */
-static int lost_locks; /* how many calls of flock find the file taken */
+/* What another process of this user does to memory that is being made: it opens the descriptor
+ * before it is sealed, and maps the memory so that it can write it ever after. */
+static int intruders; /* how many calls of memfd_create it is quick enough for */
+static unsigned char *intrusion;
 
-int __real_flock(int fd, int operation);
-int __wrap_flock(int fd, int operation);
+int __real_memfd_create(const char *name, unsigned flags);
+int __wrap_memfd_create(const char *name, unsigned flags);
 
-int __wrap_flock(int fd, int operation)
+int __wrap_memfd_create(const char *name, unsigned flags)
 {
-    if (lost_locks == 0 || operation != (LOCK_EX | LOCK_NB)) return __real_flock(fd, operation);
-    lost_locks--;
-    errno = EWOULDBLOCK;
-    return -1;
+    int fd = __real_memfd_create(name, flags);
+    if (fd < 0 || intruders == 0) return fd;
+    intruders--;
+    char path[64];
+    snprintf(path, sizeof path, "/proc/self/fd/%d", fd);
+    int theirs = open(path, O_RDWR | O_CLOEXEC);
+    assert_true(theirs >= 0);
+    intrusion = mmap(NULL, BYTES, PROT_READ | PROT_WRITE, MAP_SHARED, theirs, 0);
+    assert_ptr_not_equal(intrusion, MAP_FAILED);
+    close(theirs);
+    return fd;
 }
 
-static void a_file_that_a_sweep_holds_is_let_go_and_another_made(void **state)
+static void memory_that_another_process_mapped_while_it_was_made_is_not_used(void **state)
 {
     (void)state;
     rft_segment owner;
     refit_error error;
     int before = count_descriptors();
-    lost_locks = 3;
+    intruders = 1;
     assert_int_equal(rft_segment_create(&owner, BYTES, NULL), REFIT_OK);
-    assert_int_equal(lost_locks, 0);
+    assert_int_equal(intruders, 0);
+    intrusion[0] = 99;
+    assert_int_equal(owner.memory[0], 0);
     assert_int_equal(count_descriptors(), before + 1);
     rft_segment_close(&owner);
-    assert_int_equal(count_descriptors(), before);
-    lost_locks = 1000;
+    munmap(intrusion, BYTES);
+    intruders = 1000;
     assert_int_equal(rft_segment_create(&owner, BYTES, &error), REFIT_ERR_SYSTEM);
-    assert_true(lost_locks > 0);
-    lost_locks = 0;
-    assert_int_equal(error.subsystem, EWOULDBLOCK);
+    assert_true(intruders > 0);
+    intruders = 0;
+    assert_int_equal(error.subsystem, EAGAIN);
+    assert_non_null(strstr(error.text, "another process"));
     assert_int_equal(count_descriptors(), before);
 }
 
-static void only_a_name_that_is_gone_is_retired(void **state)
+/* Every way to change a file, by a descriptor that is open for writing. */
+static void sealed_memory_cannot_be_changed_by_other_descriptors(void **state)
 {
     (void)state;
-    rft_segment owner, reader;
+    rft_segment owner;
+    char path[RFT_SEGMENT_NAME_BYTES];
+    assert_int_equal(rft_segment_create(&owner, BYTES, NULL), REFIT_OK);
+    int fd = open(place_of(&owner, path), O_RDWR | O_CLOEXEC);
+    assert_true(fd >= 0);
+    assert_int_equal(pwrite(fd, "x", 1, 0), -1);
+    assert_int_equal(errno, EPERM);
+    assert_int_equal(ftruncate(fd, 0), -1);
+    assert_int_equal(errno, EPERM);
+    assert_int_equal(ftruncate(fd, BYTES * 2), -1);
+    assert_int_equal(errno, EPERM);
+    assert_int_equal(truncate(path, 0), -1);
+    assert_int_equal(errno, EPERM);
+    assert_int_equal(open(path, O_RDWR | O_TRUNC | O_CLOEXEC), -1);
+    assert_int_equal(errno, EPERM);
+    assert_int_equal(fallocate(fd, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, 0, 4096), -1);
+    assert_int_equal(errno, EPERM);
+    assert_int_equal(fallocate(fd, FALLOC_FL_ZERO_RANGE | FALLOC_FL_KEEP_SIZE, 0, 4096), -1);
+    assert_ptr_equal(mmap(NULL, BYTES, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0), MAP_FAILED);
+    assert_int_equal(errno, EPERM);
+    void *memory = mmap(NULL, BYTES, PROT_READ, MAP_SHARED, fd, 0);
+    assert_ptr_not_equal(memory, MAP_FAILED);
+    assert_int_equal(mprotect(memory, BYTES, PROT_READ | PROT_WRITE), -1);
+    assert_int_equal(errno, EACCES);
+    munmap(memory, BYTES);
+    assert_int_equal(fcntl(fd, F_ADD_SEALS, F_SEAL_WRITE), -1);
+    assert_int_equal(owner.memory[0], 0);
+    owner.memory[0] = 1; /* the owner alone still writes it */
+    close(fd);
+    rft_segment_close(&owner);
+}
+
+/* Memory of this user that is no segment, as a false trainer would name it. */
+static refit_status try_to_attach(int fd, uint64_t inode, refit_error *error)
+{
+    rft_segment reader;
+    char name[RFT_SEGMENT_NAME_BYTES];
+    struct stat file;
+    int before = count_descriptors();
+    assert_int_equal(fstat(fd, &file), 0);
+    snprintf(name, sizeof name, "/proc/%d/fd/%d:%" PRIx64, getpid(), fd,
+             inode == 0 ? (uint64_t)file.st_ino : inode);
+    refit_status status = rft_segment_attach(&reader, name, BYTES, error);
+    assert_null(reader.memory);
+    assert_int_equal(count_descriptors(), before);
+    return status;
+}
+
+static int memory_of(const char *name, int seals)
+{
+    int fd = memfd_create(name, MFD_CLOEXEC | MFD_ALLOW_SEALING);
+    assert_true(fd >= 0);
+    assert_int_equal(ftruncate(fd, BYTES), 0);
+    assert_int_equal(fcntl(fd, F_ADD_SEALS, seals), 0);
+    return fd;
+}
+
+static void memory_that_is_not_sealed_is_refused(void **state)
+{
+    (void)state;
+    const int all = F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_FUTURE_WRITE;
+    refit_error error;
+    for (int i = 0; i < 5; i++) {
+        static const int missing[] = {F_SEAL_SHRINK, F_SEAL_GROW, F_SEAL_FUTURE_WRITE, -1, 0};
+        int fd = memory_of(i == 4 ? "other" : "refit", all & ~missing[i]);
+        assert_int_equal(try_to_attach(fd, 0, &error), REFIT_ERR_SECURITY);
+        assert_non_null(strstr(error.text, i == 4 ? "no segment" : "not sealed"));
+        close(fd);
+    }
+    char path[] = "/dev/shm/refit-0123456789abcdef0123456789abcdef";
+    int fd = open(path, O_CREAT | O_RDWR | O_CLOEXEC, 0666);
+    assert_true(fd >= 0);
+    assert_int_equal(ftruncate(fd, BYTES), 0);
+    assert_int_equal(unlink(path), 0);
+    assert_int_equal(try_to_attach(fd, 0, &error), REFIT_ERR_SECURITY);
+    close(fd);
+    fd = memory_of("refit", all);
+    assert_int_equal(try_to_attach(fd, 1, &error), REFIT_ERR_NOT_FOUND); /* used again since */
+    close(fd);
+}
+
+/* To look at what is named opens nothing: the writer of a pipe would see its reader come. */
+static void a_pipe_is_refused_unopened(void **state)
+{
+    (void)state;
+    int ends[2];
+    refit_error error;
+    assert_int_equal(pipe(ends), 0);
+    close(ends[0]);
+    assert_int_equal(try_to_attach(ends[1], 0, &error), REFIT_ERR_SECURITY);
+    (void)signal(SIGPIPE, SIG_IGN);
+    assert_int_equal(write(ends[1], "", 1), -1);
+    assert_int_equal(errno, EPIPE);
+    (void)signal(SIGPIPE, SIG_DFL);
+    close(ends[1]);
+}
+
+static void what_was_retired_is_known_to_be(void **state)
+{
+    (void)state;
+    rft_segment owner, reader, next;
     struct rlimit before, none;
     assert_int_equal(rft_segment_create(&owner, BYTES, NULL), REFIT_OK);
     assert_int_equal(rft_segment_attach(&reader, owner.name, BYTES, NULL), REFIT_OK);
-    int descriptors = count_descriptors();
+    int descriptors = count_descriptors(), fd = owner.fd;
     assert_false(rft_segment_is_retired(&reader));
-    assert_int_equal(count_descriptors(), descriptors);
     assert_int_equal(getrlimit(RLIMIT_NOFILE, &before), 0);
     none = before;
-    none.rlim_cur = 0; /* what cannot be looked at is not known to be gone */
+    none.rlim_cur = 0; /* to look takes no descriptor */
     assert_int_equal(setrlimit(RLIMIT_NOFILE, &none), 0);
     bool retired = rft_segment_is_retired(&reader);
+    refit_status attached = rft_segment_attach(&next, reader.name, BYTES, NULL);
     assert_int_equal(setrlimit(RLIMIT_NOFILE, &before), 0);
     assert_false(retired);
-    rft_segment_close(&owner);
+    assert_int_equal(attached, REFIT_ERR_SYSTEM);
+    assert_int_equal(count_descriptors(), descriptors);
+    rft_segment_retire(&owner);
     assert_true(rft_segment_is_retired(&reader));
+    assert_int_equal(rft_segment_create(&next, BYTES, NULL), REFIT_OK);
+    assert_int_equal(next.fd, fd); /* the descriptor is used again, and is another's */
+    assert_true(rft_segment_is_retired(&reader));
+    assert_string_not_equal(next.name, reader.name);
+    rft_segment_close(&next);
+    rft_segment_close(&owner);
     rft_segment_close(&reader);
 }
 
@@ -143,12 +276,11 @@ static int work_without_input(void)
     if (rft_segment_attach(&reader, first.name, BYTES, NULL) != REFIT_OK) return 2;
     close(0);
     if (rft_segment_is_retired(&reader)) return 3;
-    if (fcntl(0, F_GETFD) >= 0) return 4;
     if (rft_segment_create(&second, BYTES, NULL) != REFIT_OK || second.fd != 0) return 5;
     char name[RFT_SEGMENT_NAME_BYTES];
     strcpy(name, second.name);
     rft_segment_close(&second);
-    if (fcntl(0, F_GETFD) >= 0 || name_exists(name)) return 6;
+    if (fcntl(0, F_GETFD) >= 0 || can_attach(name)) return 6;
     rft_segment_close(&reader);
     rft_segment_close(&first);
     return 0;
@@ -180,14 +312,19 @@ static void foreign_names_are_refused(void **state)
     static const char *const names[] = {
         "",
         "/",
-        "/refit-",
         "/etc/passwd",
-        "/refit-../../../etc/passwd",
-        "/refit-0123456789abcdef0123456789abcde",
-        "/refit-0123456789abcdef0123456789abcdef0",
-        "/refit-0123456789abcdef0123456789abcdeF",
-        "refit-0123456789abcdef0123456789abcdef",
-        "/refit-0123456789abcdef/123456789abcdef",
+        "/proc/1/fd/1",
+        "/proc/1/fd/1:",
+        "/proc/1/fd/1:1:",
+        "/proc/1/fd/1:0x1",
+        "/proc/1/fd/1:01",
+        "/proc/1/fd/ 1:1",
+        "/proc/-1/fd/1:1",
+        "/proc/1/../../etc/passwd:1",
+        "/proc/self/fd/1:1",
+        "/proc/99999999999999999999/fd/1:1",
+        "/proc/1/fd/1:11111111111111111",
+        "/refit-0123456789abcdef0123456789abcdef",
     };
     for (size_t i = 0; i < sizeof names / sizeof names[0]; i++) {
         rft_segment reader;
@@ -195,13 +332,13 @@ static void foreign_names_are_refused(void **state)
     }
 }
 
-static void full_folder_is_an_error_with_numbers(void **state)
+static void more_than_is_free_is_an_error_with_numbers(void **state)
 {
     (void)state;
     rft_segment owner;
     refit_error error;
     assert_int_equal(rft_segment_create(&owner, UINT64_C(1) << 60, &error), REFIT_ERR_SYSTEM);
-    assert_int_equal(error.subsystem, ENOSPC);
+    assert_int_equal(error.subsystem, ENOMEM);
     assert_non_null(strstr(error.text, "1152921504606846976"));
     assert_int_equal(rft_segment_create(&owner, UINT64_MAX, &error), REFIT_ERR_SYSTEM);
     assert_null(owner.memory);
@@ -300,23 +437,21 @@ static pid_t owner_start(char name[RFT_SEGMENT_NAME_BYTES])
     return child;
 }
 
-static void dead_owners_segments_are_swept_and_living_ones_kept(void **state)
+static void a_dead_owner_leaves_nothing(void **state)
 {
     (void)state;
-    char doomed[RFT_SEGMENT_NAME_BYTES], living[RFT_SEGMENT_NAME_BYTES];
-    pid_t first = owner_start(doomed);
-    pid_t second = owner_start(living);
-    kill(first, SIGKILL);
-    waitpid(first, NULL, 0);
-    (void)rft_segment_sweep();
-    assert_false(name_exists(doomed));
-    assert_true(name_exists(living));
-    kill(second, SIGKILL);
-    waitpid(second, NULL, 0);
-    rft_segment owner;
-    assert_int_equal(rft_segment_create(&owner, BYTES, NULL), REFIT_OK);
-    assert_false(name_exists(living));
-    rft_segment_close(&owner);
+    char name[RFT_SEGMENT_NAME_BYTES];
+    rft_segment reader;
+    pid_t owner = owner_start(name);
+    assert_int_equal(rft_segment_attach(&reader, name, BYTES, NULL), REFIT_OK);
+    assert_false(rft_segment_is_retired(&reader));
+    kill(owner, SIGKILL);
+    waitpid(owner, NULL, 0);
+    assert_true(rft_segment_is_retired(&reader));
+    assert_false(can_attach(name));
+    assert_int_equal(reader.memory[BYTES - 1], 0);
+    rft_segment_close(&reader);
+    assert_false(can_attach(NOT_THERE));
 }
 
 static void kept_memory_outlives_its_segment(void **state)
@@ -392,17 +527,20 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(reader_sees_what_the_owner_writes),
         cmocka_unit_test(owner_alone_may_open_it),
-        cmocka_unit_test(closing_unlinks_but_mappings_stay),
-        cmocka_unit_test(a_file_that_a_sweep_holds_is_let_go_and_another_made),
-        cmocka_unit_test(only_a_name_that_is_gone_is_retired),
+        cmocka_unit_test(closing_retires_but_mappings_stay),
+        cmocka_unit_test(memory_that_another_process_mapped_while_it_was_made_is_not_used),
+        cmocka_unit_test(sealed_memory_cannot_be_changed_by_other_descriptors),
+        cmocka_unit_test(memory_that_is_not_sealed_is_refused),
+        cmocka_unit_test(a_pipe_is_refused_unopened),
+        cmocka_unit_test(what_was_retired_is_known_to_be),
         cmocka_unit_test(a_process_without_standard_input_shares_memory_too),
         cmocka_unit_test(mapping_that_is_too_short_is_refused),
         cmocka_unit_test(foreign_names_are_refused),
-        cmocka_unit_test(full_folder_is_an_error_with_numbers),
+        cmocka_unit_test(more_than_is_free_is_an_error_with_numbers),
         cmocka_unit_test(private_memory_has_no_name),
         cmocka_unit_test(room_for_the_worst_case_may_be_more_than_there_is),
         cmocka_unit_test(nothing_at_all_fits_too),
-        cmocka_unit_test(dead_owners_segments_are_swept_and_living_ones_kept),
+        cmocka_unit_test(a_dead_owner_leaves_nothing),
         cmocka_unit_test(kept_memory_outlives_its_segment),
         cmocka_unit_test(forked_child_unmaps_nothing_of_its_own),
         cmocka_unit_test(keeping_survives_every_failed_allocation),

@@ -357,7 +357,7 @@ static void an_offer_against_its_manifest_breaks_the_connection(void **state)
         if (i == 2) offer.as.offer.manifest.bytes[0] ^= 1;
         if (i == 3) offer.as.offer.version = 0;
         if (i == 4) offer.as.offer.version = 1;
-        if (i == 5) offer.as.offer.segment = rft_view_text("/refit-none");
+        if (i == 5) offer.as.offer.segment = rft_view_text("/proc/1/fd/3:1");
         bench_hear(&bench, offer);
         assert_int_equal(bench_state(&bench), CONNECTING);
         assert_int_equal(bench_said(&bench, RFT_FAILED)->as.failed.code, REFIT_ERR_PROTOCOL);

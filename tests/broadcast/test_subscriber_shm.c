@@ -95,7 +95,7 @@ static uint32_t try_slot(int wrong, void (*change)(refit_config *config))
     rft_message seal = sample_seal(&pair.samples[0]);
     const char *name = slot.name;
     uint64_t offset = RFT_MARK_BYTES;
-    if (wrong == 1) name = "/refit-00000000000000000000000000000000";
+    if (wrong == 1) name = "/proc/999999999/fd/3:1";
     if (wrong == 2) name = "/etc/passwd";
     if (wrong == 3) offset = 2 * RFT_MARK_BYTES;
     if (wrong == 4) offset = 0;
@@ -142,7 +142,7 @@ static void without_a_probe_the_path_is_the_socket(void **state)
     pair_open(&pair, true, NULL);
     raw_hear(&pair.raw, RFT_HELLO);
     assert_true(pair.raw.heard.as.hello.shm);
-    raw_say(&pair.raw, sample_welcome(PAIR_EPOCH, "/refit-00000000000000000000000000000000"));
+    raw_say(&pair.raw, sample_welcome(PAIR_EPOCH, "/proc/999999999/fd/3:1"));
     raw_hear(&pair.raw, RFT_JOIN);
     assert_false(pair.raw.heard.as.join.shm);
     rft_view_print(pair.raw.heard.as.join.reason, reason, sizeof reason);

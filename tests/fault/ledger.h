@@ -1,9 +1,9 @@
 /*
  * ledger: what the library takes from the operating system, and has not given back.
  *
- * The linker puts it between the library and the calls that take memory, descriptors, names and
- * threads (--wrap, in CMakeLists.txt): it counts them, and can refuse the n-th. What the sanitizers
- * cannot see is seen here: a mapping, a segment's name, a descriptor.
+ * The linker puts it between the library and the calls that take memory, descriptors and threads
+ * (--wrap, in CMakeLists.txt): it counts them, and can refuse the n-th. What the sanitizers
+ * cannot see is seen here: a mapping, a descriptor.
  *
  *     ledger_open();
  *     ... everything is opened, fails, and is closed ...
@@ -18,8 +18,7 @@
 /* Begins to count; no refit object is open. */
 void ledger_open(void);
 
-/* Fails the test unless all was given back since ledger_open: mapped bytes, descriptors, and the
- * names of segments. */
+/* Fails the test unless all was given back since ledger_open: mapped bytes and descriptors. */
 void ledger_check(void);
 
 /* The n-th request from now on is refused with the error that is usual for its kind; 0: none. */

@@ -34,8 +34,6 @@ typedef struct fixture {
     test_node *node;
     int file;
     puppet ranks[NODE_RANKS];
-    char segments[SEGMENTS_MOST][64]; /* what a killed one left */
-    unsigned segment_count;
 } fixture;
 
 static int set_up(void **state)
@@ -64,9 +62,6 @@ static int tear_down(void **state)
     assert_int_equal(atomic_load(&all->node->free_bytes), FREE_BYTES);
     node_leave(all->node);
     close(all->file);
-    for (unsigned i = 0; i < all->segment_count; i++) {
-        assert_int_not_equal(access(all->segments[i], F_OK), 0);
-    }
     return 0;
 }
 
@@ -193,7 +188,6 @@ static void one_that_is_killed_at_its_turn_leaves_it_to_the_next(void **state)
     fixture *all = *state;
     puppet *first = open_rank(all, 0, SHARE), *second = open_rank(all, 1, SHARE);
     seal_while_another_waits(all, first, second);
-    all->segment_count = process_segments(first->pid, all->segments);
     puppet_stop(first);
     assert_false(puppet_has_answer(second, 0)); /* it stands, and still has its turn */
     node_bury(all->node, 0);

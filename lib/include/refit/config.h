@@ -39,8 +39,7 @@ typedef enum refit_huge_pages {
 #define REFIT_NUMA_INTERLEAVE (-3) /* spread over all nodes */
 
 typedef enum refit_shm {
-    REFIT_SHM_AUTO =
-        0, /* same-host workers share memory; if /dev/shm is too small, the report says so */
+    REFIT_SHM_AUTO = 0, /* same-host workers share memory; where one cannot, the report says why */
     REFIT_SHM_REQUIRE = 1, /* an error where it is not to be had */
     REFIT_SHM_OFF = 2,     /* everything travels through sockets */
 } refit_shm;

@@ -77,11 +77,6 @@ static void await(chaos_run *run, bool (*holds)(const chaos_run *run, const void
 static void await_trainer(chaos_run *run)
 {
     await(run, trainer_is_ready, run_patience_ms() + 3000, "there is no trainer in time");
-    for (uint32_t i = 0; i < run->left_count; i++) {
-        if (access(run->left[i], F_OK) == 0)
-            run_fail(run, "%s of a killed trainer is still there", run->left[i]);
-    }
-    run->left_count = 0;
 }
 
 static void await_current(chaos_run *run)
@@ -210,8 +205,6 @@ static void say_census(chaos_run *run, const char *name, const census *before, c
             ", %" PRIu32 ", %" PRIu64,
             name, now->descriptors, now->segments, now->resident / 1024, before->descriptors,
             before->segments, before->resident / 1024);
-    for (uint32_t i = 0; i < now->segments; i++)
-        run_say(run, "  %s", now->names[i]);
 }
 
 static bool census_fits(chaos_run *run, bool say)
@@ -389,17 +382,11 @@ static void end_workers(chaos_run *run)
 
 static void end_all(chaos_run *run)
 {
-    census there;
     const chaos_note quit = {.kind = NOTE_QUIT};
     bool trainer_first = run->plan.model % 2 == 0;
-    census_take(run->trainer.pid, &there);
     if (!trainer_first) end_workers(run);
     end_player(run, &run->trainer, "the trainer");
     if (trainer_first) end_workers(run);
-    for (uint32_t i = 0; i < there.segments; i++) {
-        if (access(there.names[i], F_OK) == 0)
-            run_fail(run, "%s is left in shared memory", there.names[i]);
-    }
     for (uint32_t i = 0; i < ROLES; i++)
         end_player(run, &run->attackers[i], "an attacker");
     (void)note_send(run->proxy.line, &quit);

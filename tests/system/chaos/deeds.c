@@ -105,20 +105,11 @@ static void move_clock(chaos_run *run, const chaos_deed *deed)
 
 /* ---- The trainer */
 
-static void remember_segments(chaos_run *run)
-{
-    census there;
-    census_take(run->trainer.pid, &there);
-    memcpy(run->left, there.names, sizeof run->left);
-    run->left_count = there.segments;
-}
-
 static void kill_trainer(chaos_run *run, const chaos_deed *deed)
 {
     if (run->trainer.pid == 0) return;
     player_stop(&run->trainer);
     run_pump(run, 0); /* what it has said counts */
-    remember_segments(run);
     player_kill(&run->trainer);
     for (uint32_t i = 0; i < run->ledger.count; i++) {
         if (run->ledger.entries[i].fate == ENTRY_OPEN) run->ledger.entries[i].fate = ENTRY_UNKNOWN;

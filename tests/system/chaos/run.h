@@ -90,8 +90,6 @@ typedef struct chaos_run {
     uint64_t served;    /* likewise, if it can still be had: not after it declared other tensors */
     char endpoint[256]; /* the trainer's */
     census trainer_before;
-    char left[SEGMENTS_MOST][SEGMENT_NAME]; /* of a killed trainer: to be swept */
-    uint32_t left_count;
     run_worker worker[WORKERS_MOST];
     int listeners[WORKERS_MOST + 1];
     struct in_addr address; /* of everything */

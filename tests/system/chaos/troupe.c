@@ -128,12 +128,7 @@ static uint32_t count_descriptors(pid_t pid)
 
 static void add_segment(census *out, const char *line)
 {
-    const char *name = strstr(line, "/dev/shm/refit-");
-    if (name == NULL || out->segments == SEGMENTS_MOST) return;
-    size_t length = strcspn(name, " \n");
-    if (length >= SEGMENT_NAME) return;
-    memcpy(out->names[out->segments], name, length);
-    out->names[out->segments++][length] = '\0';
+    out->segments += strstr(line, "/memfd:refit ") != NULL;
 }
 
 static void read_lines(pid_t pid, const char *file, void (*each)(census *out, const char *line),

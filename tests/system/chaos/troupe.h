@@ -29,14 +29,10 @@ bool player_await_end(player *one, uint32_t timeout_ms);
 
 /* ---- What a process has of the machine */
 
-#define SEGMENTS_MOST 32u
-#define SEGMENT_NAME  64u
-
 typedef struct census {
     uint32_t descriptors;
     uint32_t segments; /* of refit's shared memory, mapped */
     uint64_t resident; /* bytes of its own: without shared memory and files */
-    char names[SEGMENTS_MOST][SEGMENT_NAME];
 } census;
 
 void census_take(pid_t pid, census *out);
