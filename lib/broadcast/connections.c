@@ -112,7 +112,8 @@ struct rft_connections {
     int listener; /* ZeroMQ's; -1: not bound yet */
     bool filters; /* TCP: it can be held off */
     int null_fd;
-    int spare_fd; /* its number is for duplicates; -1: lost for now */
+    int spare_fd; /* its number is for duplicates */
+    int entry_fd; /* given up while a connection is refused; -1: ZeroMQ took its place */
 
     uint32_t unclaimed_most;
     uint32_t stay_ms;
@@ -245,9 +246,9 @@ static void read_all(rft_connections *all, int64_t now)
 
 /* ---- What is done about it */
 
-static void spare_take(rft_connections *all)
+static int take_descriptor(const rft_connections *all)
 {
-    if (all->spare_fd < 0) all->spare_fd = fcntl(all->null_fd, F_DUPFD_CLOEXEC, 0);
+    return all->null_fd < 0 ? -1 : fcntl(all->null_fd, F_DUPFD_CLOEXEC, 0);
 }
 
 static bool is_socket_of(int fd, const connection *it)
@@ -263,8 +264,7 @@ static void end(rft_connections *all, int fd)
 {
     const connection *it = &all->of[fd];
     row_remove(all, fd);
-    spare_take(all);
-    if (all->spare_fd < 0 || !is_socket_of(fd, it)) return;
+    if (!is_socket_of(fd, it)) return;
     if (dup3(fd, all->spare_fd, O_CLOEXEC) < 0) return;
     if (is_socket_of(all->spare_fd, it) && shutdown(all->spare_fd, SHUT_RDWR) == 0) {
         all->counts.ended++;
@@ -316,20 +316,30 @@ static void end_old(rft_connections *all, int64_t now)
     }
 }
 
-/* Accepts and closes what waits, for ZeroMQ cannot. */
+/* Accepts and closes what waits, for ZeroMQ cannot. As ZeroMQ tries all the time, it may be the one
+ * that gets the descriptor: see regain_entry. */
 static void refuse_waiting(rft_connections *all)
 {
     int fd = 0;
     if (all->listener < 0) return;
-    if (all->spare_fd >= 0) close(all->spare_fd);
-    all->spare_fd = -1;
+    if (all->entry_fd >= 0) close(all->entry_fd);
+    all->entry_fd = -1;
     while (fd >= 0) {
         fd = accept4(all->listener, NULL, NULL, SOCK_CLOEXEC);
         if (fd < 0) break;
         close(fd);
         all->counts.refused++;
     }
-    spare_take(all);
+    all->entry_fd = take_descriptor(all);
+}
+
+/* Whatever ZeroMQ accepted with our descriptor is ended, one after the other, until none waits that
+ * it could accept: while one waits and no descriptor is free, it costs a core. */
+static void regain_entry(rft_connections *all)
+{
+    if (all->entry_fd >= 0) return;
+    all->entry_fd = take_descriptor(all);
+    if (all->entry_fd < 0 && all->rows[UNCLAIMED].count > 0) end(all, all->rows[UNCLAIMED].first);
 }
 
 static bool listener_filter(const rft_connections *all, bool drops)
@@ -393,6 +403,7 @@ void rft_connections_tend(rft_connections *connections, int64_t now)
     end_surplus(connections, now);
     end_old(connections, now);
     answer_failure(connections, now);
+    regain_entry(connections);
     hold_to_rate(connections, now);
 }
 
@@ -450,9 +461,10 @@ refit_status rft_connections_open(void *context, void *socket, const refit_confi
     *all = (rft_connections){.socket = socket, .rows = {none, none, none}, .listener = -1};
     set_bounds(all, config);
     all->null_fd = open("/dev/null", O_RDONLY | O_CLOEXEC);
-    all->spare_fd = all->null_fd < 0 ? -1 : fcntl(all->null_fd, F_DUPFD_CLOEXEC, 0);
+    all->spare_fd = take_descriptor(all);
+    all->entry_fd = take_descriptor(all);
     refit_status status = REFIT_OK;
-    if (all->spare_fd < 0) {
+    if (all->entry_fd < 0) {
         status = rft_fail_sub(error, REFIT_ERR_SYSTEM, errno,
                               "no descriptor to watch connections with: %s", strerror(errno));
     }
@@ -470,6 +482,7 @@ void rft_connections_close(rft_connections *connections)
 {
     if (connections == NULL) return;
     rft_monitor_close(connections->monitor, connections->socket);
+    if (connections->entry_fd >= 0) close(connections->entry_fd);
     if (connections->spare_fd >= 0) close(connections->spare_fd);
     if (connections->null_fd >= 0) close(connections->null_fd);
     rft_free(connections->of);

@@ -119,6 +119,7 @@ static void strangers_after_their_handshake_are_few_and_do_not_stay(void **state
     assert_true(trainer_process_end(&trainer));
 }
 
+/* How many are refused is chance: ZeroMQ may take the spare descriptor before they are. */
 static void no_descriptor_at_all_costs_no_core_and_ends_by_itself(void **state)
 {
     (void)state;
@@ -130,10 +131,9 @@ static void no_descriptor_at_all_costs_no_core_and_ends_by_itself(void **state)
     for (uint32_t i = 0; i < 8; i++)
         assert_true((fds[i] = zmtp_connect(trainer.port, WAIT_MS)) >= 0 || i > 0);
     int64_t deadline = rft_deadline(WAIT_MS);
-    while (trainer_process_ask(&trainer).stats.connections_refused == 0 &&
+    while (trainer_process_ask(&trainer).stats.connections_held_off == 0 &&
            rft_ms_until(deadline) > 0)
         (void)usleep(5000);
-    assert_true(trainer_process_ask(&trainer).stats.connections_refused > 0);
     assert_true(trainer_process_ask(&trainer).stats.connections_held_off > 0);
     check_idle(&trainer);
     trainer_process_empty(&trainer);
