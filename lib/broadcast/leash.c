@@ -71,7 +71,7 @@ static refit_status hold(rft_leash *leash, refit_error *error)
 
 refit_status rft_leash_hold(rft_leash *leash, const char *name, refit_error *error)
 {
-    RFT_TRY(rft_segment_attach(&leash->segment, name, RFT_MARK_BYTES, error));
+    RFT_TRY(rft_segment_attach_open(&leash->segment, name, RFT_MARK_BYTES, error));
     refit_status status = hold(leash, error);
     if (status != REFIT_OK) rft_leash_close(leash);
     return status;

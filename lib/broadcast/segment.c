@@ -43,7 +43,8 @@
 #define MEMFD_NAME  "refit"
 #define MEMFD_LINK  "/memfd:" MEMFD_NAME " (deleted)"
 #define MAKE_TRIES  8
-#define PLACE_BYTES 40 /* "/proc/PID/fd/FD" */
+#define BLOCK_BYTES 512 /* of st_blocks */
+#define PLACE_BYTES 40  /* "/proc/PID/fd/FD" */
 #define SEALS       (F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_FUTURE_WRITE)
 
 /* ---- Names */
@@ -281,6 +282,9 @@ static refit_status file_check(int fd, uint64_t bytes, refit_error *error)
     RFT_REFUSE_IF(file.st_size < 0 || (uint64_t)file.st_size < bytes, error, REFIT_ERR_PROTOCOL,
                   "the trainer's memory has %jd bytes instead of %" PRIu64, (intmax_t)file.st_size,
                   bytes);
+    /* Where a page is missing, to read it would take memory of ours, and can fail. */
+    RFT_REFUSE_IF((uint64_t)file.st_blocks * BLOCK_BYTES < bytes, error, REFIT_ERR_SECURITY,
+                  "the trainer offers memory that it has not filled");
     return REFIT_OK;
 }
 
@@ -291,14 +295,16 @@ static refit_status file_open(const segment_place *place, int *out, refit_error 
     if (fd < 0) return reach_failed(errno, error);
     refit_status status = place_check(fd, place, error);
     own_place(fd, path);
-    if (status == REFIT_OK) *out = open(path, O_RDONLY | O_CLOEXEC);
+    /* Not blocking: a lease of another process would hold up the call for as long as the system has
+     * it, 45 seconds as a rule. */
+    if (status == REFIT_OK) *out = open(path, O_RDONLY | O_NONBLOCK | O_CLOEXEC);
     if (status == REFIT_OK && *out < 0) status = reach_failed(errno, error);
     close(fd);
     return status;
 }
 
-refit_status rft_segment_attach(rft_segment *segment, const char *name, uint64_t bytes,
-                                refit_error *error)
+refit_status rft_segment_attach_open(rft_segment *segment, const char *name, uint64_t bytes,
+                                     refit_error *error)
 {
     refit_status status;
     segment_place place;
@@ -317,6 +323,15 @@ undo_file:
     close(segment->fd);
     segment_reset(segment);
     return status;
+}
+
+refit_status rft_segment_attach(rft_segment *segment, const char *name, uint64_t bytes,
+                                refit_error *error)
+{
+    RFT_TRY(rft_segment_attach_open(segment, name, bytes, error));
+    close(segment->fd);
+    segment->fd = -1;
+    return REFIT_OK;
 }
 
 bool rft_segment_is_retired(const rft_segment *segment)

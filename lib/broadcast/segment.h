@@ -4,8 +4,9 @@
  *
  * It is sealed (memfd_create): it keeps its length, so that no access to it can fail with SIGBUS,
  * and it is written through the mapping of its owner alone. A reader believes the kernel for that,
- * not the owner: it refuses what is not sealed, and what another user owns. The segment has no file
- * and goes with the last process that maps it, however that process ends.
+ * not the owner: it refuses what is not sealed, what has pages that nobody has written, and what
+ * another user owns. The segment has no file and goes with the last process that maps it or has
+ * its descriptor, however that process ends: children that the owner forked have the latter.
  *
  * Its name leads to the owner's descriptor, "/proc/PID/fd/FD:INODE": a reader has to have the
  * user, the /proc and the PID namespace of the owner. A process that may trace the owner can write
@@ -30,7 +31,7 @@ typedef struct rft_segment {
     char name[RFT_SEGMENT_NAME_BYTES]; /* empty: private memory, or retired */
     unsigned char *memory;             /* NULL: not open */
     uint64_t bytes;
-    int fd;         /* opened by the owner for writing, by a reader for reading; -1: no name */
+    int fd;         /* opened by the owner for writing, or by rft_segment_attach_open; else -1 */
     rft_kept *kept; /* NULL: unmapped by close */
 } rft_segment;
 
@@ -47,9 +48,14 @@ refit_status rft_segment_create_sparse(rft_segment *segment, uint64_t bytes, ref
 
 /* Maps another process's, read-only. REFIT_ERR_PROTOCOL: not the name of a segment, or shorter than
  * `bytes`; REFIT_ERR_NOT_FOUND: it is gone, or its owner is in another PID namespace;
- * REFIT_ERR_SECURITY: another user's, or not sealed; REFIT_ERR_SYSTEM. */
+ * REFIT_ERR_SECURITY: another user's, not sealed, or not filled; REFIT_ERR_SYSTEM. */
 refit_status rft_segment_attach(rft_segment *segment, const char *name, uint64_t bytes,
                                 refit_error *error);
+
+/* Likewise, and keeps the descriptor, for locks. A child that is forked meanwhile has it too, and
+ * with it the memory, for as long as the child lives: so for little memory alone. */
+refit_status rft_segment_attach_open(rft_segment *segment, const char *name, uint64_t bytes,
+                                     refit_error *error);
 
 /* Whether its owner has retired it, or has ended. Looks at the file system. */
 bool rft_segment_is_retired(const rft_segment *segment);

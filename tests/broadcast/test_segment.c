@@ -237,6 +237,46 @@ static void a_pipe_is_refused_unopened(void **state)
     close(ends[1]);
 }
 
+/* A child that is forked has all descriptors, and would keep the memory. */
+static void a_reader_keeps_no_descriptor(void **state)
+{
+    (void)state;
+    rft_segment owner, reader, locker;
+    assert_int_equal(rft_segment_create(&owner, BYTES, NULL), REFIT_OK);
+    int descriptors = count_descriptors();
+    assert_int_equal(rft_segment_attach(&reader, owner.name, BYTES, NULL), REFIT_OK);
+    assert_int_equal(count_descriptors(), descriptors);
+    assert_int_equal(rft_segment_attach_open(&locker, owner.name, BYTES, NULL), REFIT_OK);
+    assert_int_equal(count_descriptors(), descriptors + 1);
+    rft_segment_close(&locker);
+    assert_int_equal(count_descriptors(), descriptors);
+    rft_segment_close(&reader);
+    rft_segment_close(&owner);
+}
+
+/* Opened for reading, it would be waited for as long as the system gives the lease's holder. */
+static void a_lease_of_another_process_holds_nothing_up(void **state)
+{
+    (void)state;
+    rft_segment owner, reader;
+    refit_error error;
+    char path[40];
+    assert_int_equal(rft_segment_create(&owner, BYTES, NULL), REFIT_OK);
+    snprintf(path, sizeof path, "/proc/self/fd/%d", owner.fd);
+    int held = open(path, O_RDONLY | O_CLOEXEC);
+    assert_true(held >= 0);
+    signal(SIGIO, SIG_IGN);
+    if (fcntl(held, F_SETLEASE, F_WRLCK) == 0) {
+        assert_int_equal(rft_segment_attach(&reader, owner.name, BYTES, &error), REFIT_ERR_SYSTEM);
+        assert_int_equal(error.subsystem, EWOULDBLOCK);
+        assert_int_equal(fcntl(held, F_SETLEASE, F_UNLCK), 0);
+    }
+    close(held);
+    assert_int_equal(rft_segment_attach(&reader, owner.name, BYTES, NULL), REFIT_OK);
+    rft_segment_close(&reader);
+    rft_segment_close(&owner);
+}
+
 static void what_was_retired_is_known_to_be(void **state)
 {
     (void)state;
@@ -533,6 +573,8 @@ int main(void)
         cmocka_unit_test(memory_that_is_not_sealed_is_refused),
         cmocka_unit_test(a_pipe_is_refused_unopened),
         cmocka_unit_test(what_was_retired_is_known_to_be),
+        cmocka_unit_test(a_reader_keeps_no_descriptor),
+        cmocka_unit_test(a_lease_of_another_process_holds_nothing_up),
         cmocka_unit_test(a_process_without_standard_input_shares_memory_too),
         cmocka_unit_test(mapping_that_is_too_short_is_refused),
         cmocka_unit_test(foreign_names_are_refused),

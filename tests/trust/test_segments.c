@@ -160,15 +160,18 @@ static void expect_socket(pairing *pair, const char *probe, const char *reason)
 static void a_probe_that_others_can_change_is_not_mapped(void **state)
 {
     (void)state;
-    for (int way = 0; way < 4; way++) {
+    for (int way = 0; way < 5; way++) {
         static const int seals[] = {0, F_SEAL_SHRINK | F_SEAL_GROW,
-                                    F_SEAL_GROW | F_SEAL_FUTURE_WRITE};
+                                    F_SEAL_GROW | F_SEAL_FUTURE_WRITE, 0,
+                                    F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_FUTURE_WRITE};
+        static const char *const reasons[] = {"not sealed", "not sealed", "not sealed",
+                                              "no segment", "not filled"};
         pairing pair;
         char name[RFT_SEGMENT_NAME_BYTES];
         int fd = way == 3 ? file_of(4096) : memory_of(4096, seals[way]);
         name_of(fd, name);
         pair_open(&pair, true, NULL);
-        expect_socket(&pair, name, way == 3 ? "no segment" : "not sealed");
+        expect_socket(&pair, name, reasons[way]);
         pair_close(&pair);
         close(fd);
     }
