@@ -9,8 +9,9 @@
  * users have other locks; they cannot replace the socket of this one, because such a folder is
  * sticky.
  *
- * The lock file is unlinked on close: whoever locks it afterwards checks that it still has its
- * name, or starts over with the new one.
+ * The lock file is unlinked on close, with the socket. Not where its name leads to another file:
+ * the folder was removed meanwhile, and another publisher has made both anew. Whoever locks it
+ * afterwards checks that it still has its name, or starts over with the new one.
  */
 #include "broadcast/ipc.h"
 
@@ -180,8 +181,10 @@ undo_lock:
 void rft_ipc_close(rft_ipc *ipc)
 {
     if (ipc->lock_fd < 0) return;
-    (void)unlink(ipc->path);
-    (void)unlink(ipc->lock);
+    if (same_file(ipc->lock_fd, ipc->lock)) { /* else the files are another publisher's by now */
+        (void)unlink(ipc->path);
+        (void)unlink(ipc->lock);
+    }
     close(ipc->lock_fd);
     ipc->lock_fd = -1;
 }

@@ -73,6 +73,25 @@ static void second_owner_is_refused_until_the_first_closes(void **state)
     rft_ipc_close(&second);
 }
 
+/* As when the system removes the folder of a user who has logged out. */
+static void an_owner_whose_files_were_removed_leaves_those_of_the_next(void **state)
+{
+    const place *here = *state;
+    rft_ipc first, second;
+    int fds[2];
+    assert_int_equal(rft_ipc_open(&first, here->path, &fds[0], NULL), REFIT_OK);
+    assert_int_equal(unlink(first.lock), 0);
+    assert_int_equal(unlink(here->path), 0);
+    assert_int_equal(rft_ipc_open(&second, here->path, &fds[1], NULL), REFIT_OK);
+    rft_ipc_close(&first);
+    assert_int_equal(access(here->path, F_OK), 0);
+    assert_int_equal(access(second.lock, F_OK), 0);
+    rft_ipc_close(&second);
+    assert_int_equal(access(here->path, F_OK), -1);
+    close(fds[0]);
+    close(fds[1]);
+}
+
 static void what_a_killed_owner_left_is_taken_over(void **state)
 {
     place *here = *state;
@@ -199,6 +218,7 @@ int main(void)
         IN_A_PLACE(socket_is_ours_alone_to_connect),
         IN_A_PLACE(second_owner_is_refused_until_the_first_closes),
         IN_A_PLACE(what_a_killed_owner_left_is_taken_over),
+        IN_A_PLACE(an_owner_whose_files_were_removed_leaves_those_of_the_next),
         IN_A_PLACE(file_that_is_no_socket_is_left_alone),
         IN_A_PLACE(stranger_who_listens_is_left_alone),
         IN_A_PLACE(one_lock_guards_a_path_however_it_is_written),
