@@ -97,8 +97,9 @@ const rft_option rft_options[] = {
     {"broadcast.endpoint", IN(broadcast_endpoint), RFT_TEXT, "user://refit", 0,
      LONGEST(broadcast_endpoint), "text",
      "Where the publisher binds and a subscriber connects. user://NAME is a socket that no other "
-     "user reaches, NAME.sock in $XDG_RUNTIME_DIR/refit or else /tmp/refit-UID: give each trainer "
-     "of a user a name of its own; * is any that is free. ipc://PATH is one at a path. "
+     "user reaches, NAME.sock in $XDG_RUNTIME_DIR/refit, /run/user/UID/refit or /tmp/refit-UID, "
+     "the first that there can be: give each trainer of a user a name of its own; * is any that is "
+     "free. ipc://PATH is one at a path. "
      "tcp://ADDRESS:PORT without keys (security.key) is open to every user of this machine, even "
      "at 127.0.0.1. inproc://NAME stays in the process."},
     {"broadcast.worker", IN(broadcast_worker), RFT_TEXT, "", 0, LONGEST(broadcast_worker), "text",

@@ -106,17 +106,17 @@ REFIT_API REFIT_MUST_CHECK refit_status refit_version_digest(const refit_tensor 
 
 /*
  * Binds `endpoint` (NULL: broadcast.endpoint of `config`): "user://NAME", a socket that only this
- * user reaches (NAME.sock in $XDG_RUNTIME_DIR/refit, or else /tmp/refit-UID; an asterisk as
- * NAME: one that is free), "ipc:///run/refit.sock", "tcp://127.0.0.1:0" (0: any free port),
- * "inproc://name". An address beyond this host needs keys (security.key and security.allow; see
- * refit/keys.h) or broadcast.insecure: true; one of this host without keys is open to all of its
- * users, and a warning in the log says so. `config` may be NULL; it is copied. One thread at a time
- * uses a publisher, but for what is marked "any thread". REFIT_ERR_BUSY (somebody else has the
- * endpoint), REFIT_ERR_EXISTS (a file that is no socket has the place of an ipc:// endpoint),
- * REFIT_ERR_SECURITY (also: without keys, other users could replace the socket, or made the folder
- * first), REFIT_ERR_CONFIG, REFIT_ERR_INVALID, REFIT_ERR_IO (a key file, or the folder of user://
- * cannot be made), REFIT_ERR_LIMIT (its path is too long), REFIT_ERR_UNSUPPORTED (no CURVE),
- * REFIT_ERR_HOST_MEMORY, REFIT_ERR_SYSTEM. Since 0.1.
+ * user reaches (NAME.sock in $XDG_RUNTIME_DIR/refit, /run/user/UID/refit or /tmp/refit-UID, the
+ * first that there can be; an asterisk as NAME: one that is free), "ipc:///run/refit.sock",
+ * "tcp://127.0.0.1:0" (0: any free port), "inproc://name". An address beyond this host needs keys
+ * (security.key and security.allow; see refit/keys.h) or broadcast.insecure: true; one of this host
+ * without keys is open to all of its users, and a warning in the log says so. `config` may be NULL;
+ * it is copied. One thread at a time uses a publisher, but for what is marked "any thread".
+ * REFIT_ERR_BUSY (somebody else has the endpoint), REFIT_ERR_EXISTS (a file that is no socket has
+ * the place of an ipc:// endpoint), REFIT_ERR_SECURITY (also: without keys, other users could
+ * replace the socket, or made the folder first), REFIT_ERR_CONFIG, REFIT_ERR_INVALID, REFIT_ERR_IO
+ * (a key file, or the folder of user:// cannot be made), REFIT_ERR_LIMIT (its path is too long),
+ * REFIT_ERR_UNSUPPORTED (no CURVE), REFIT_ERR_HOST_MEMORY, REFIT_ERR_SYSTEM. Since 0.1.
  */
 REFIT_API REFIT_MUST_CHECK refit_status refit_publisher_open(const char *endpoint,
                                                              const refit_config *config,
