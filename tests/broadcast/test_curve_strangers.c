@@ -24,6 +24,7 @@
 #include "tests/support/descriptors.h"
 #include "tests/support/locksmith.h"
 #include "tests/support/seeded.h"
+#include "tests/support/zmtp_client.h"
 
 #define WAIT_MS   20000
 #define STRANGERS 48u
@@ -63,18 +64,6 @@ static int knock(const scene *play)
     return fd;
 }
 
-/* What the other end takes; it may hang up in the middle. */
-static void say(int fd, const void *bytes, size_t count)
-{
-    const unsigned char *at = bytes;
-    while (count > 0) {
-        ssize_t put = send(fd, at, count, MSG_NOSIGNAL);
-        if (put <= 0) return;
-        at += put;
-        count -= (size_t)put;
-    }
-}
-
 /* Whether the other end hangs up. */
 static bool is_hung_up(int fd)
 {
@@ -94,7 +83,7 @@ static void greet(int fd, const char *mechanism, size_t count)
 {
     unsigned char greeting[64] = {0xff, 0, 0, 0, 0, 0, 0, 0, 1, 0x7f, 3, 0};
     memcpy(greeting + 12, mechanism, strlen(mechanism));
-    say(fd, greeting, count);
+    zmtp_say(fd, greeting, count);
 }
 
 static void publish_to_a_worker(scene *play, uint64_t version)
@@ -123,13 +112,13 @@ static void say_random(int fd, uint64_t seed)
     seed += 1; /* not 0 */
     for (size_t i = 0; i < sizeof bytes; i++)
         bytes[i] = (unsigned char)seeded_next(&seed);
-    say(fd, bytes, sizeof bytes);
+    zmtp_say(fd, bytes, sizeof bytes);
 }
 
 static void say_http(int fd)
 {
     static const char text[] = "GET / HTTP/1.1\r\nHost: trainer\r\nUser-Agent: scan\r\n\r\n";
-    say(fd, text, sizeof text - 1);
+    zmtp_say(fd, text, sizeof text - 1);
 }
 
 static void say_tls(int fd)
@@ -137,7 +126,7 @@ static void say_tls(int fd)
     static const unsigned char hello[] = {0x16, 3, 1, 0, 0x2f, 1, 0, 0, 0x2b, 3, 3};
     unsigned char record[52] = {0};
     memcpy(record, hello, sizeof hello);
-    say(fd, record, sizeof record);
+    zmtp_say(fd, record, sizeof record);
 }
 
 /* In plain text, all that a worker would say. */
@@ -146,7 +135,7 @@ static void say_ready_without_keys(int fd)
     static const unsigned char ready[] = "\x04\x1b\x05READY\x0bSocket-Type\x00\x00\x00\x06"
                                          "DEALER";
     greet(fd, "NULL", 64);
-    say(fd, ready, sizeof ready - 1);
+    zmtp_say(fd, ready, sizeof ready - 1);
     say_random(fd, 7);
 }
 
@@ -155,7 +144,7 @@ static void say_curve_rubbish(int fd)
 {
     static const unsigned char frame[] = "\x06\x7f\xff\xff\xff\xff\xff\xff\xff\x05HELLO";
     greet(fd, "CURVE", 64);
-    say(fd, frame, sizeof frame - 1);
+    zmtp_say(fd, frame, sizeof frame - 1);
     say_random(fd, 9);
 }
 
@@ -198,7 +187,7 @@ static void who_does_not_finish_the_handshake_is_hung_up_on(void **state)
     memcpy(greeting + 12, "CURVE", 5);
     for (uint32_t i = 0; i < sizeof greeting && !gone; i++) {
         struct pollfd item = {.fd = slow, .events = POLLRDHUP};
-        say(slow, &greeting[i], 1);
+        zmtp_say(slow, &greeting[i], 1);
         gone = poll(&item, 1, 150) > 0;
     }
     assert_true(gone || is_hung_up(slow));
