@@ -93,7 +93,8 @@ static bool take_flag(subscribe_job *job, int flag, const char *value)
     }
 }
 
-/* Closed to others: weights are secrets to many. Whoever made the folder before has decided. */
+/* Closed to others: weights are secrets to many. The maker of a folder that was there has decided.
+ */
 static int make_folder(const char *path)
 {
     struct stat stat_of;

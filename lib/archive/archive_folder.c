@@ -22,9 +22,10 @@
 #include "base/alloc.h"
 #include "base/log.h"
 
-#define LOCK_NAME   ".lock"
-#define LOCK_MODE   0600
-#define FOLDER_MODE 0700 /* versions are secrets to many; whoever made the folder has decided */
+#define LOCK_NAME ".lock"
+#define LOCK_MODE 0600
+#define FOLDER_MODE                                                                                \
+    0700 /* versions are secrets to many; of a folder that was there its maker decides */
 
 /* ---- Names ---- */
 

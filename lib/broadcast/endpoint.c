@@ -146,7 +146,7 @@ refit_status rft_endpoint_parse(const char *text, rft_endpoint *out, refit_error
                     text);
 }
 
-/* One that nobody else would choose. */
+/* One that no other process would choose. */
 static refit_status make_name(char name[RFT_KEY_NAME_BYTES], refit_error *error)
 {
     uint64_t unique;

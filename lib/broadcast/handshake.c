@@ -88,7 +88,7 @@ bool rft_handshake_take_cut(rft_handshake *handshake)
     return cut;
 }
 
-/* A folder that is gone again is nobody's. */
+/* A folder that is gone again belongs to no user. */
 static void look_who_listens(rft_handshake *handshake, int64_t now)
 {
     refit_error why;

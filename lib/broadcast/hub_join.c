@@ -209,7 +209,7 @@ void rft_hub_answer_hello(rft_hub *hub, const rft_peer_id *from, rft_peer *known
     peer->delta = hello->as.hello.delta;
     peer->zstd = hello->as.hello.zstd;
     note_gpu(peer, hello);
-    /* A version above the current one was never committed: nobody holds it. */
+    /* A version above the current one was never committed: no worker holds it. */
     bool ours = hello->as.hello.held.epoch == hub->epoch &&
                 hello->as.hello.held.version <= hub->current.version;
     peer->held = ours ? hello->as.hello.held : (rft_held){0};

@@ -4,7 +4,7 @@
  *
  * It is sealed (memfd_create): it keeps its length, so that no access to it can fail with SIGBUS,
  * and it is written through the mapping of its owner alone. A reader believes the kernel for that,
- * not the owner: it refuses what is not sealed, what has pages that nobody has written, and what
+ * not the owner: it refuses what is not sealed, what has pages that were never written, and what
  * another user owns. The segment has no file and goes with the last process that maps it or has
  * its descriptor, however that process ends: children that the owner forked have the latter.
  *
@@ -52,8 +52,8 @@ refit_status rft_segment_create_sparse(rft_segment *segment, uint64_t bytes, ref
 refit_status rft_segment_attach(rft_segment *segment, const char *name, uint64_t bytes,
                                 refit_error *error);
 
-/* Likewise, and keeps the descriptor, for locks. A child that is forked meanwhile has it too, and
- * with it the memory, for as long as the child lives: so for little memory alone. */
+/* As rft_segment_attach, and keeps the descriptor, for locks. A child that is forked meanwhile has
+ * it too, and with it the memory, for as long as the child lives: so for little memory alone. */
 refit_status rft_segment_attach_open(rft_segment *segment, const char *name, uint64_t bytes,
                                      refit_error *error);
 

@@ -39,7 +39,7 @@ class Publisher(Handle):
     is open to all users of this machine, and a warning in the log says so. ``config`` and
     ``overrides`` are those of ``refit.make_config``: ``Publisher(broadcast_shm="off")``. Starts a
     service thread of the C library, joined by ``close``. One thread at a time uses it, but for what
-    is marked "any thread". Raises BusyError (somebody has the endpoint), ExistsError (a file that
+    is marked "any thread". Raises BusyError (another has the endpoint), ExistsError (a file that
     is no socket has its place), SecurityError (without keys: an address beyond this host, or a path
     that other users could lead elsewhere or made first), InputOutputError (a key's file, or the
     folder of user://), UnsupportedError (keys, and a libzmq without CURVE), ConfigError,
