@@ -247,8 +247,8 @@ static refit_status watch_connections(rft_channel *channel, const refit_config *
                                          strlen(RFT_GATE_OPEN)) != 0) {
         return socket_failed(error);
     }
-    return rft_connections_open(channel->context, channel->socket, config, &channel->connections,
-                                error);
+    return rft_connections_open(channel->context, channel->socket, &channel->ipc, config,
+                                &channel->connections, error);
 }
 
 static refit_status channel_open(const char *endpoint, bool router, const refit_config *config,

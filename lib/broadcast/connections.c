@@ -34,12 +34,15 @@
  * last of what the process may open (RESERVE). That is noticed behind ZeroMQ's back: on a machine
  * that is overloaded the last descriptors may be taken for a moment. When accept(2) fails for want
  * of descriptors, ZeroMQ tries again at once, for ever: so the listener is emptied by means of a
- * spare descriptor, and held off. On ipc ZeroMQ aborts on that failure instead; a socket file lets
- * in nobody but its owner, who can end the process anyway.
+ * spare descriptor, and held off. On ipc ZeroMQ aborts on that failure instead
+ * (ipc_listener.cpp). So there the number of free descriptors is looked at all the time (LOOK_MS),
+ * and the listener is held off while few are left (IPC_RESERVE): more than may wait to be accepted.
+ * What remains: a process that takes all of these within LOOK_MS, while a worker connects.
  *
- * The listener is held off by a filter on its socket that drops what arrives: the system of the
- * other side tries again by itself, and nothing is closed. (zmq_unbind would end all connections.)
- * Filters are for TCP; on ipc no rate is bounded.
+ * The listener is held off on TCP by a filter on its socket that drops what arrives: the system of
+ * the other side tries again by itself, and nothing is closed. (zmq_unbind would end all
+ * connections.) An ipc socket takes no filter, and its file is renamed; its workers try again. On
+ * ipc no rate is bounded: a socket file lets in its owner alone, who can end the process anyway.
  *
  * Ending a connection. ZeroMQ owns the descriptor, so it is shut down, never closed. ZeroMQ tells
  * DISCONNECTED before it closes one, and all that was told is read before anything is ended: so the
@@ -77,6 +80,8 @@
 #define STAY_LEAST_MS   5000u
 #define STAY_MOST_MS    60000u
 #define HOLD_MS         1000 /* without descriptors */
+#define IPC_RESERVE     64   /* descriptors, or an eighth of all */
+#define LOOK_MS         20
 #define LOG_MS          10000
 #define EVENTS                                                                                     \
     (ZMQ_EVENT_LISTENING | ZMQ_EVENT_ACCEPTED | ZMQ_EVENT_ACCEPT_FAILED |                          \
@@ -109,8 +114,9 @@ struct rft_connections {
     connection *of; /* by descriptor */
     int room;
     row rows[CLAIMS];
+    const rft_ipc *ipc;
     int listener; /* ZeroMQ's; -1: not bound yet */
-    bool filters; /* TCP: it can be held off */
+    bool tcp;     /* held off by a filter, else by `ipc` */
     int null_fd;
     int spare_fd; /* its number is for duplicates */
     int entry_fd; /* given up while a connection is refused; -1: ZeroMQ took its place */
@@ -118,10 +124,11 @@ struct rft_connections {
     uint32_t unclaimed_most;
     uint32_t stay_ms;
     int64_t burst_ns;
-    int64_t spent;   /* the moment at which all handshakes so far are paid for */
-    int64_t hold_to; /* when the listener opens again; 0: it is open */
-    uint32_t crowd;  /* accepted into the reserve since the last look */
-    int failure;     /* of accept, since the last look; 0: none */
+    int64_t spent;    /* the moment at which all handshakes so far are paid for */
+    int64_t hold_to;  /* when the listener opens again; 0: it is open */
+    int64_t count_at; /* when free descriptors are counted again */
+    uint32_t crowd;   /* accepted into the reserve since the last look */
+    int failure;      /* of accept, since the last look; 0: none */
     int64_t log_at;
     rft_connection_counts counts;
 };
@@ -182,10 +189,10 @@ static int descriptors_most(void)
 }
 
 /* Descriptors are given out lowest first: the number of a new one says how many there are. */
-static bool is_in_reserve(int fd)
+static bool is_in_last(int fd, uint64_t count, uint64_t share)
 {
     int most = descriptors_most();
-    return fd >= most - (int)rft_min_u64(RESERVE, (uint64_t)most / 4);
+    return fd >= most - (int)rft_min_u64(count, (uint64_t)most / share);
 }
 
 /* fstat(2), of a descriptor that another thread may have closed by now: ThreadSanitizer takes a
@@ -204,7 +211,7 @@ static void note_accepted(rft_connections *all, int fd, int64_t now)
     all->of[fd].device = about.st_dev;
     all->of[fd].inode = about.st_ino;
     row_add(all, fd, UNCLAIMED, now);
-    if (is_in_reserve(fd)) all->crowd++;
+    if (is_in_last(fd, RESERVE, 4)) all->crowd++;
 }
 
 static void note_gone(rft_connections *all, int fd)
@@ -221,7 +228,7 @@ static void note_listener(rft_connections *all, int fd)
     int flags = fcntl(fd, F_GETFL);
     if (flags >= 0) (void)fcntl(fd, F_SETFL, flags | O_NONBLOCK);
     (void)getsockopt(fd, SOL_SOCKET, SO_DOMAIN, &domain, &room);
-    all->filters = domain == AF_INET || domain == AF_INET6;
+    all->tcp = domain == AF_INET || domain == AF_INET6;
     all->listener = fd;
 }
 
@@ -349,24 +356,28 @@ static void regain_entry(rft_connections *all)
     if (all->entry_fd < 0 && all->rows[UNCLAIMED].count > 0) end(all, all->rows[UNCLAIMED].first);
 }
 
-static bool listener_filter(const rft_connections *all, bool drops)
+static bool listener_shut(const rft_connections *all)
 {
     struct sock_filter drop = BPF_STMT(BPF_RET | BPF_K, 0);
     const struct sock_fprog program = {1, &drop};
+    if (!all->tcp) return rft_ipc_hide(all->ipc);
+    return setsockopt(all->listener, SOL_SOCKET, SO_ATTACH_FILTER, &program, sizeof program) == 0;
+}
+
+static bool listener_reopen(const rft_connections *all)
+{
     const int unused = 0;
-    if (!all->filters || all->listener < 0) return false;
-    return drops ? setsockopt(all->listener, SOL_SOCKET, SO_ATTACH_FILTER, &program,
-                              sizeof program) == 0
-                 : setsockopt(all->listener, SOL_SOCKET, SO_DETACH_FILTER, &unused,
-                              sizeof unused) == 0;
+    if (!all->tcp) return rft_ipc_show(all->ipc);
+    return setsockopt(all->listener, SOL_SOCKET, SO_DETACH_FILTER, &unused, sizeof unused) == 0;
 }
 
 /* Whether it is held off now that was open. */
 static bool hold_off(rft_connections *all, int64_t now, int64_t until)
 {
     bool open = all->hold_to == 0;
-    if (open && !listener_filter(all, true)) {
-        if (all->filters && may_log(all, now)) {
+    if (all->listener < 0) return false;
+    if (open && !listener_shut(all)) {
+        if (may_log(all, now)) {
             rft_log(REFIT_LOG_ERROR, "new connections cannot be held off: %s", strerror(errno));
         }
         return false;
@@ -394,14 +405,37 @@ static void answer_failure(rft_connections *all, int64_t now)
 
 static void hold_to_rate(rft_connections *all, int64_t now)
 {
-    if (all->spent - now > all->burst_ns &&
+    if (all->tcp && all->spent - now > all->burst_ns &&
         hold_off(all, now, all->spent - all->burst_ns + REGAIN * RATE_NS) && may_log(all, now)) {
         rft_log(REFIT_LOG_WARNING,
                 "new connections are held off for a while: far more came than there may be "
                 "workers; see who connects to the trainer's endpoint");
     }
+}
+
+static bool is_watched(const rft_connections *all)
+{
+    return all->listener >= 0 && !all->tcp;
+}
+
+static void keep_descriptors(rft_connections *all, int64_t now)
+{
+    if (!is_watched(all) || now < all->count_at) return;
+    all->count_at = rft_after_ms(now, LOOK_MS);
+    int fd = take_descriptor(all);
+    bool few = fd < 0 || is_in_last(fd, IPC_RESERVE, 8);
+    if (fd >= 0) close(fd);
+    if (few && hold_off(all, now, rft_after_ms(now, HOLD_MS)) && may_log(all, now)) {
+        rft_log(REFIT_LOG_ERROR,
+                "new workers are refused for a while: the process has hardly a descriptor left; "
+                "raise its limit (ulimit -n)");
+    }
+}
+
+static void open_again(rft_connections *all, int64_t now)
+{
     if (all->hold_to == 0 || now < all->hold_to) return;
-    all->hold_to = listener_filter(all, false) ? 0 : rft_after_ms(now, HOLD_MS);
+    all->hold_to = listener_reopen(all) ? 0 : rft_after_ms(now, HOLD_MS);
 }
 
 void rft_connections_tend(rft_connections *connections, int64_t now)
@@ -412,6 +446,8 @@ void rft_connections_tend(rft_connections *connections, int64_t now)
     answer_failure(connections, now);
     regain_entry(connections);
     hold_to_rate(connections, now);
+    keep_descriptors(connections, now);
+    open_again(connections, now);
 }
 
 static int64_t old_at(const rft_connections *all, claim which)
@@ -425,6 +461,7 @@ int64_t rft_connections_tend_at(const rft_connections *connections)
     int64_t at = connections->hold_to == 0 ? INT64_MAX : connections->hold_to;
     int64_t unclaimed = old_at(connections, UNCLAIMED), claimed = old_at(connections, CLAIMED);
     if (unclaimed < at) at = unclaimed;
+    if (is_watched(connections) && connections->count_at < at) at = connections->count_at;
     return claimed < at ? claimed : at;
 }
 
@@ -459,13 +496,15 @@ static void set_bounds(rft_connections *all, const refit_config *config)
     all->burst_ns = (int64_t)rft_max_u64(workers * 8, BURST_LEAST) * RATE_NS;
 }
 
-refit_status rft_connections_open(void *context, void *socket, const refit_config *config,
-                                  rft_connections **out, refit_error *error)
+refit_status rft_connections_open(void *context, void *socket, const rft_ipc *ipc,
+                                  const refit_config *config, rft_connections **out,
+                                  refit_error *error)
 {
     const row none = {-1, -1, 0};
     rft_connections *all = rft_calloc(1, sizeof *all);
     RFT_REFUSE_IF(all == NULL, error, REFIT_ERR_HOST_MEMORY, "no memory to watch connections");
-    *all = (rft_connections){.socket = socket, .rows = {none, none, none}, .listener = -1};
+    *all =
+        (rft_connections){.socket = socket, .ipc = ipc, .rows = {none, none, none}, .listener = -1};
     set_bounds(all, config);
     all->null_fd = open("/dev/null", O_RDONLY | O_CLOEXEC);
     all->spare_fd = take_descriptor(all);

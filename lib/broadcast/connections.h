@@ -14,6 +14,7 @@
 #include <refit/config.h>
 
 #include "base/error.h"
+#include "broadcast/ipc.h"
 
 typedef struct rft_connections rft_connections;
 
@@ -25,9 +26,12 @@ typedef struct rft_connection_counts {
     uint64_t pauses;    /* times that new connections were held off */
 } rft_connection_counts;
 
-/* Begins to watch the socket, before it is bound. REFIT_ERR_HOST_MEMORY, REFIT_ERR_SYSTEM. */
-refit_status rft_connections_open(void *context, void *socket, const refit_config *config,
-                                  rft_connections **out, refit_error *error);
+/* Begins to watch the socket, before it is bound. `ipc` is the file that it will listen at, which
+ * may be opened later and must outlive this; NULL where it will listen over TCP.
+ * REFIT_ERR_HOST_MEMORY, REFIT_ERR_SYSTEM. */
+refit_status rft_connections_open(void *context, void *socket, const rft_ipc *ipc,
+                                  const refit_config *config, rft_connections **out,
+                                  refit_error *error);
 
 /* Before the socket is closed. NULL is allowed. */
 void rft_connections_close(rft_connections *connections);

@@ -9,6 +9,9 @@
  * users have other locks; they cannot replace the socket of this one, because such a folder is
  * sticky.
  *
+ * A listening socket of this kind takes no filter and always a connection more, so new connections
+ * can only be refused by taking the name of its file away (rft_ipc_hide).
+ *
  * The lock file is unlinked on close, with the socket. Not where its name leads to another file:
  * the folder was removed meanwhile, and another publisher has made both anew. Whoever locks it
  * afterwards checks that it still has its name, or starts over with the new one.
@@ -31,7 +34,8 @@
 #include "trust/own_folder.h"
 #include "trust/trusted_open.h"
 
-#define BACKLOG 128
+#define BACKLOG 32 /* fewer than the descriptors that connections.c keeps free */
+#define HIDDEN  ".held"
 
 /* ---- The folder ---- */
 
@@ -145,13 +149,17 @@ static refit_status path_clear(const char *path, refit_error *error)
     return REFIT_OK;
 }
 
-/* Nobody can connect before listen(), so the mode is in force from the first moment. */
-static refit_status socket_listen(const char *path, int *out, refit_error *error)
+/* No process can connect before listen(), so the mode is in force from the first moment. */
+static refit_status socket_listen(rft_ipc *ipc, int *out, refit_error *error)
 {
+    const char *path = ipc->path;
     struct sockaddr_un address = socket_address(path);
+    struct stat made;
     int fd = socket(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
     if (fd >= 0 && bind(fd, (struct sockaddr *)&address, sizeof address) == 0 &&
-        chmod(path, 0600) == 0 && listen(fd, BACKLOG) == 0) {
+        chmod(path, 0600) == 0 && lstat(path, &made) == 0 && listen(fd, BACKLOG) == 0) {
+        ipc->device = made.st_dev;
+        ipc->inode = made.st_ino;
         *out = fd;
         return REFIT_OK;
     }
@@ -161,6 +169,49 @@ static refit_status socket_listen(const char *path, int *out, refit_error *error
                         strerror(code));
 }
 
+/* ---- Its second name */
+
+typedef struct hidden_path {
+    char text[RFT_IPC_PATH_BYTES + sizeof HIDDEN];
+} hidden_path;
+
+static hidden_path hidden_of(const rft_ipc *ipc)
+{
+    hidden_path hidden;
+    (void)snprintf(hidden.text, sizeof hidden.text, "%s" HIDDEN, ipc->path);
+    return hidden;
+}
+
+/* What a process left that died while its socket was hidden, or the socket itself. */
+static void hidden_clear(const rft_ipc *ipc)
+{
+    struct stat found;
+    hidden_path hidden = hidden_of(ipc);
+    if (lstat(hidden.text, &found) == 0 && S_ISSOCK(found.st_mode)) (void)unlink(hidden.text);
+}
+
+static bool rename_own(const rft_ipc *ipc, const char *from, const char *to)
+{
+    struct stat found;
+    if (lstat(from, &found) != 0) return false;
+    errno = EEXIST;
+    return found.st_dev == ipc->device && found.st_ino == ipc->inode && rename(from, to) == 0;
+}
+
+bool rft_ipc_hide(const rft_ipc *ipc)
+{
+    hidden_path hidden = hidden_of(ipc);
+    return rename_own(ipc, ipc->path, hidden.text);
+}
+
+bool rft_ipc_show(const rft_ipc *ipc)
+{
+    hidden_path hidden = hidden_of(ipc);
+    return rename_own(ipc, hidden.text, ipc->path);
+}
+
+/* ---- Opening and closing */
+
 refit_status rft_ipc_open(rft_ipc *ipc, const char *path, int *listen_fd, refit_error *error)
 {
     refit_status status;
@@ -168,7 +219,8 @@ refit_status rft_ipc_open(rft_ipc *ipc, const char *path, int *listen_fd, refit_
     snprintf(ipc->path, sizeof ipc->path, "%s", path);
     RFT_TRY(lock_take(ipc, error));
     RFT_TRY_GOTO(path_clear(path, error), undo_lock);
-    RFT_TRY_GOTO(socket_listen(path, listen_fd, error), undo_lock);
+    RFT_TRY_GOTO(socket_listen(ipc, listen_fd, error), undo_lock);
+    hidden_clear(ipc);
     return REFIT_OK;
 
 undo_lock:
@@ -184,6 +236,7 @@ void rft_ipc_close(rft_ipc *ipc)
     if (same_file(ipc->lock_fd, ipc->lock)) { /* else the files are another publisher's by now */
         (void)unlink(ipc->path);
         (void)unlink(ipc->lock);
+        hidden_clear(ipc);
     }
     close(ipc->lock_fd);
     ipc->lock_fd = -1;

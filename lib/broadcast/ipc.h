@@ -8,15 +8,20 @@
 #ifndef RFT_IPC_H
 #define RFT_IPC_H
 
+#include <stdbool.h>
+#include <sys/types.h>
+
 #include "base/error.h"
 
-#define RFT_IPC_PATH_BYTES 128
+#define RFT_IPC_PATH_BYTES 108 /* of a socket address */
 #define RFT_IPC_LOCK_BYTES 512
 
 typedef struct rft_ipc {
     char path[RFT_IPC_PATH_BYTES];
     char lock[RFT_IPC_LOCK_BYTES]; /* its path */
     int lock_fd;                   /* -1: not open */
+    dev_t device;                  /* with `inode`: the socket's file */
+    ino_t inode;
 } rft_ipc;
 
 /* Takes the path and listens there; the caller owns `*listen_fd`. What a dead process of this user
@@ -27,6 +32,12 @@ refit_status rft_ipc_open(rft_ipc *ipc, const char *path, int *listen_fd, refit_
 
 /* Removes both files. Harmless on a closed one. */
 void rft_ipc_close(rft_ipc *ipc);
+
+/* Renames the socket's file, so that no process can connect, or gives its name back. Connections
+ * that stand, and those that wait to be accepted, stay. False sets errno: the file could not be
+ * renamed, or another one has its name. */
+bool rft_ipc_hide(const rft_ipc *ipc);
+bool rft_ipc_show(const rft_ipc *ipc);
 
 /* Whether only this user and root can put something at the path, or, in a sticky folder, take away
  * what lies there. REFIT_ERR_SECURITY names the folder; REFIT_ERR_IO: there is no such folder. */

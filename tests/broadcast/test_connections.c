@@ -45,7 +45,8 @@ static void scene_open(scene *play)
     assert_non_null(play->router);
     assert_int_equal(zmq_setsockopt(play->router, ZMQ_LINGER, &none, sizeof none), 0);
     assert_int_equal(
-        rft_connections_open(play->context, play->router, &config, &play->watched, NULL), REFIT_OK);
+        rft_connections_open(play->context, play->router, NULL, &config, &play->watched, NULL),
+        REFIT_OK);
     assert_int_equal(zmq_bind(play->router, "tcp://127.0.0.1:*"), 0);
     assert_int_equal(zmq_getsockopt(play->router, ZMQ_LAST_ENDPOINT, endpoint, &room), 0);
     play->port = (uint16_t)atoi(strrchr(endpoint, ':') + 1);

@@ -177,3 +177,9 @@ bool trainer_process_end(trainer_process *trainer)
     close(trainer->answers);
     return waitpid(trainer->pid, &status, 0) == trainer->pid && status == 0;
 }
+
+void trainer_process_kill(trainer_process *trainer)
+{
+    assert_int_equal(kill(trainer->pid, SIGKILL), 0);
+    assert_false(trainer_process_end(trainer));
+}

@@ -34,5 +34,7 @@ void trainer_process_fill(trainer_process *trainer);
 void trainer_process_empty(trainer_process *trainer);
 /* Ends it; whether it had lived until then, and closed in order. */
 bool trainer_process_end(trainer_process *trainer);
+/* By SIGKILL. */
+void trainer_process_kill(trainer_process *trainer);
 
 #endif

@@ -1,6 +1,7 @@
 /* Connections that never become a worker's: half open, or silent after their handshake, more than
  * the process may have descriptors, or faster than workers come. A worker comes in all the same,
- * the trainer still opens files, and what is open stays bounded. */
+ * the trainer still opens files, and what is open stays bounded. And a trainer that has used up its
+ * descriptors itself. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -9,6 +10,10 @@
 
 #include <cmocka.h>
 
+#include <stdio.h>
+#include <string.h>
+#include <sys/socket.h>
+#include <sys/un.h>
 #include <unistd.h>
 
 #include "base/clock.h"
@@ -144,6 +149,98 @@ static void no_descriptor_at_all_costs_no_core_and_ends_by_itself(void **state)
     assert_true(trainer_process_end(&trainer));
 }
 
+/* ---- On ipc, ZeroMQ would abort */
+
+typedef struct ipc_place {
+    char folder[32];
+    struct sockaddr_un address;
+    refit_config config;
+} ipc_place;
+
+static ipc_place ipc_place_make(void)
+{
+    ipc_place place = {.folder = "/tmp/refit-test-XXXXXX", .address.sun_family = AF_UNIX};
+    place.config = quick_config();
+    assert_non_null(mkdtemp(place.folder));
+    (void)snprintf(place.address.sun_path, sizeof place.address.sun_path, "%s/s", place.folder);
+    (void)snprintf(place.config.broadcast_endpoint, sizeof place.config.broadcast_endpoint,
+                   "ipc://%s", place.address.sun_path);
+    return place;
+}
+
+/* Nothing is left in it. */
+static void ipc_place_remove(const ipc_place *place)
+{
+    assert_int_equal(rmdir(place->folder), 0);
+}
+
+static bool can_connect(const ipc_place *place)
+{
+    int fd = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0);
+    assert_true(fd >= 0);
+    bool can = connect(fd, (const struct sockaddr *)&place->address, sizeof place->address) == 0;
+    close(fd);
+    return can;
+}
+
+static void wait_until_held_off(trainer_process *trainer, uint64_t times)
+{
+    int64_t deadline = rft_deadline(WAIT_MS);
+    while (trainer_process_ask(trainer).stats.connections_held_off < times &&
+           rft_ms_until(deadline) > 0)
+        (void)usleep(5000);
+    assert_int_equal(trainer_process_ask(trainer).stats.connections_held_off, times);
+}
+
+static void an_ipc_trainer_without_descriptors_goes_on_and_takes_workers_later(void **state)
+{
+    (void)state;
+    trainer_process trainer;
+    crew_member member, late;
+    ipc_place place = ipc_place_make();
+    trainer_process_start(&trainer, &place.config, DESCRIPTORS);
+    crew_start(&member, trainer.endpoint, &place.config, CREW_ACCEPT);
+    wait_for_a_worker(&trainer);
+    trainer_process_fill(&trainer);
+    wait_until_held_off(&trainer, 1);
+    for (int i = 0; i < 100; i++)
+        assert_false(can_connect(&place));
+    assert_int_equal(trainer_process_ask(&trainer).stats.workers, 1);
+    trainer_process_empty(&trainer);
+    crew_start(&late, trainer.endpoint, &place.config, CREW_ACCEPT);
+    int64_t deadline = rft_deadline(WAIT_MS);
+    while (trainer_process_ask(&trainer).stats.workers < 2 && rft_ms_until(deadline) > 0)
+        (void)usleep(5000);
+    trainer_report report = trainer_process_ask(&trainer);
+    assert_int_equal(report.stats.workers, 2);
+    assert_int_equal(report.stats.workers_evicted, 0);
+    assert_int_equal(report.stats.connections_held_off, 1);
+    crew_stop(&late);
+    crew_stop(&member);
+    assert_true(trainer_process_end(&trainer));
+    ipc_place_remove(&place);
+}
+
+static void an_ipc_trainer_that_closes_or_dies_held_off_leaves_a_path_to_bind(void **state)
+{
+    (void)state;
+    trainer_process trainer;
+    ipc_place place = ipc_place_make();
+    trainer_process_start(&trainer, &place.config, DESCRIPTORS);
+    trainer_process_fill(&trainer);
+    wait_until_held_off(&trainer, 1);
+    trainer_process_kill(&trainer);
+    assert_false(can_connect(&place));
+    trainer_process_start(&trainer, &place.config, DESCRIPTORS);
+    assert_true(can_connect(&place));
+    trainer_process_fill(&trainer);
+    wait_until_held_off(&trainer, 1);
+    assert_true(trainer_process_end(&trainer));
+    ipc_place_remove(&place);
+}
+
+/* ---- After the handshake */
+
 static bool has_strangers(trainer_process *trainer)
 {
     return trainer_process_ask(trainer).stats.connections_unclaimed > 0;
@@ -201,6 +298,8 @@ int main(void)
         cmocka_unit_test(strangers_after_their_handshake_are_few_and_do_not_stay),
         cmocka_unit_test(no_descriptor_at_all_costs_no_core_and_ends_by_itself),
         cmocka_unit_test(more_handshakes_than_workers_make_are_held_off),
+        cmocka_unit_test(an_ipc_trainer_without_descriptors_goes_on_and_takes_workers_later),
+        cmocka_unit_test(an_ipc_trainer_that_closes_or_dies_held_off_leaves_a_path_to_bind),
     };
     return cmocka_run_group_tests_name("strangers", tests, NULL, NULL);
 }
