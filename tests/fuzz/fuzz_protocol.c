@@ -10,19 +10,11 @@
  * is well again: then a version reaches all workers within a few tries.
  */
 #include "protocol_bench.h"
+#include "protocol_steps.h"
 
-#define SETTINGS   2u
-#define STEP       4u
 #define STEPS_MOST 128u
 #define HEAL_TRIES 8u
 #define HEAL_WAITS 14u
-
-typedef struct step {
-    uint8_t what;
-    uint8_t whom;
-    uint8_t amount;
-    uint8_t seed;
-} step;
 
 static uint32_t mix(const step *at)
 {
@@ -129,20 +121,22 @@ static void shut_out(protocol_bench *bench, uint32_t at, uint32_t seed)
 
 static void something_rare(protocol_bench *bench, const step *at)
 {
-    switch (at->amount % 9) {
-    case 0: bench_trainer_aborts(bench); break;
-    case 1: bench_trainer_cancels(bench); break;
-    case 2: bench_trainer_declares(bench, 1u + at->seed % TENSORS_MOST); break;
-    case 3: bench_trainer_restarts(bench, at->seed % 2 == 0); break;
-    case 4:
-    case 5: bench_set_keys(bench, at->seed % PEERS); break;
-    case 6: bench_set_keys(bench, PEERS); break;
-    case 7: shut_out(bench, at->whom % HONEST, at->seed); break;
-    default:
+    switch ((step_rare)(at->amount % RARE_KINDS)) {
+    case RARE_ABORT: bench_trainer_aborts(bench); break;
+    case RARE_CANCEL: bench_trainer_cancels(bench); break;
+    case RARE_DECLARE: bench_trainer_declares(bench, 1u + at->seed % TENSORS_MOST); break;
+    case RARE_RESTART: bench_trainer_restarts(bench, at->seed % 2 == 0); break;
+    case RARE_KEY_ENDS:
+    case RARE_KEY_ENDS_TOO: bench_set_keys(bench, at->seed % PEERS); break;
+    case RARE_KEYS_COUNT: bench_set_keys(bench, PEERS); break;
+    case RARE_SHUT_OUT: shut_out(bench, at->whom % HONEST, at->seed); break;
+    case RARE_UNREACHABLE:
         rft_hub_unreachable(&bench->hub, &bench->links[at->whom % PEERS].id,
                             at->seed % 2 == 0 ? REFIT_ERR_PEER : REFIT_ERR_BUSY, bench->now);
         law_hub(bench);
         bench_hub_sends(bench);
+        break;
+    case RARE_KINDS: break;
     }
 }
 
@@ -166,12 +160,25 @@ typedef void (*step_fn)(protocol_bench *bench, const step *at);
 
 static void play(protocol_bench *bench, const step *at)
 {
-    static const step_fn steps[16] = {
-        up,          down,          time_passes,    trainer_steps, trainer_steps, user_acts,
-        frames_go,   all_arrives,   lie_to_hub,     lie_to_hub,    lie_to_hub,    damaged_to_hub,
-        link_breaks, worker_leaves, something_rare, lie_to_worker,
+    static const step_fn steps[STEP_KINDS] = {
+        [STEP_UP] = up,
+        [STEP_DOWN] = down,
+        [STEP_TIME] = time_passes,
+        [STEP_TRAINER] = trainer_steps,
+        [STEP_TRAINER_TOO] = trainer_steps,
+        [STEP_USER] = user_acts,
+        [STEP_FRAMES] = frames_go,
+        [STEP_ALL_ARRIVES] = all_arrives,
+        [STEP_LIE] = lie_to_hub,
+        [STEP_LIE_TOO] = lie_to_hub,
+        [STEP_LIE_ALSO] = lie_to_hub,
+        [STEP_DAMAGED] = damaged_to_hub,
+        [STEP_LINK] = link_breaks,
+        [STEP_LEAVES] = worker_leaves,
+        [STEP_RARE] = something_rare,
+        [STEP_LIE_DOWN] = lie_to_worker,
     };
-    steps[at->what % 16](bench, at);
+    steps[at->what % STEP_KINDS](bench, at);
 }
 
 /* ---- All is well again */
@@ -238,11 +245,11 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     if (size < SETTINGS) return 0;
     if (kept == 0) law_count_memory();
     bench_open(&bench, data);
-    if ((data[1] & 2) != 0) bench_pump(&bench, true);
-    uint32_t steps = (uint32_t)((size - SETTINGS) / STEP);
+    if ((data[1] & SET_ALL_JOINED) != 0) bench_pump(&bench, true);
+    uint32_t steps = (uint32_t)((size - SETTINGS) / sizeof(step));
     for (uint32_t i = 0; i < steps && i < STEPS_MOST; i++) {
         step at;
-        memcpy(&at, data + SETTINGS + (size_t)i * STEP, sizeof at);
+        memcpy(&at, data + SETTINGS + i * sizeof(step), sizeof at);
         play(&bench, &at);
     }
     check_recovery(&bench);
