@@ -24,32 +24,44 @@ static void rename_worker(run_worker *one, uint32_t at, bool anew)
     if (anew) snprintf(one->name, sizeof one->name, "w%" PRIu32 ".%" PRIu32, at, one->times);
 }
 
+/* A stopped process has said all that it will say before it is killed. Nothing is mended meanwhile:
+ * that could let it go on. A worker that was refused for good has another in its place, or none. */
+static void stop_and_hear(chaos_run *run, player *one)
+{
+    do {
+        player_stop(one);
+        run_hear(run);
+    } while (one->pid != 0 && !one->stopped);
+}
+
 static void kill_worker(chaos_run *run, uint32_t at, const chaos_deed *deed)
 {
     run_worker *one = &run->worker[at];
     if (one->player.pid == 0) return;
-    player_stop(&one->player);
-    run_pump(run, 0); /* what it has said counts */
+    stop_and_hear(run, &one->player);
     if (one->player.pid == 0) return;
     player_kill(&one->player);
     rename_worker(one, at, deed->amount != 0);
     mend_later(run, DEED_KILL, at, deed->ms);
 }
 
+/* All are heard meanwhile: what it says until its end counts, and the trainer may judge by it. */
 static void await_worker_end(chaos_run *run, run_worker *one)
 {
     const chaos_note quit = {.kind = NOTE_QUIT};
+    int64_t deadline = rft_deadline(run_patience_ms() + ACTOR_LINGER);
     if (one->player.stopped) player_continue(&one->player);
-    if (!note_send(one->player.line, &quit) ||
-        !player_await_end(&one->player, run_patience_ms() + ACTOR_LINGER))
-        run_fail(run, "%s does not leave in good order", one->name);
+    bool heard = note_send(one->player.line, &quit);
+    one->leaving = true;
+    while (heard && one->player.pid != 0 && rft_ms_until(deadline) > 0)
+        run_pump(run, rft_ms_until(deadline));
+    if (one->player.pid != 0) run_fail(run, "%s does not leave in good order", one->name);
 }
 
 static void dismiss_worker(chaos_run *run, const chaos_deed *deed)
 {
     run_worker *one = &run->worker[deed->worker];
     if (one->player.pid == 0) return;
-    run_pump(run, 0);
     await_worker_end(run, one);
     rename_worker(one, deed->worker, deed->amount != 0);
     mend_later(run, DEED_LEAVE, deed->worker, deed->ms);
@@ -108,8 +120,7 @@ static void move_clock(chaos_run *run, const chaos_deed *deed)
 static void kill_trainer(chaos_run *run, const chaos_deed *deed)
 {
     if (run->trainer.pid == 0) return;
-    player_stop(&run->trainer);
-    run_pump(run, 0); /* what it has said counts */
+    stop_and_hear(run, &run->trainer);
     player_kill(&run->trainer);
     for (uint32_t i = 0; i < run->ledger.count; i++) {
         if (run->ledger.entries[i].fate == ENTRY_OPEN) run->ledger.entries[i].fate = ENTRY_UNKNOWN;

@@ -265,6 +265,7 @@ static void hear_ended(chaos_run *run, uint32_t at, const chaos_note *note)
         run_fail(run, "%s was refused for good: %s %s", one->name,
                  refit_status_name((refit_status)note->status), note->text);
     run_say(run, "%s was refused for good: %s", one->name, note->text);
+    if (one->leaving) return; /* its end is awaited */
     player_kill(&one->player);
     one->banished = one->shut_at != 0;
     if (!one->banished) run_start_worker(run, at);
@@ -283,6 +284,10 @@ static void worker_says(chaos_run *run, uint32_t at, const chaos_note *note)
     case NOTE_DECIDED: hear_decided(run, at, note); break;
     case NOTE_ENDED: hear_ended(run, at, note); break;
     case NOTE_COUNTS: run->totals.damaged += note->amount; break;
+    case NOTE_GONE:
+        if (note->amount != 0)
+            run_fail(run, "%s leaks %" PRIu64 " allocations", one->name, note->amount);
+        break;
     case NOTE_LOG: run_say(run, "%s says: %s", one->name, note->text); break;
     default: break;
     }
@@ -295,7 +300,10 @@ static void hear_worker(chaos_run *run, uint32_t at)
     int got = 0;
     while (one->player.pid != 0 && (got = note_receive(one->player.line, &note)) > 0)
         worker_says(run, at, &note);
-    if (one->player.pid != 0 && got < 0) run_fail(run, "the process of %s has died", one->name);
+    if (one->player.pid == 0 || got >= 0) return;
+    if (!one->leaving) run_fail(run, "the process of %s has died", one->name);
+    if (!player_await_end(&one->player, PATIENCE_MS)) run_fail(run, "%s ends badly", one->name);
+    one->leaving = false;
 }
 
 static void hear_workers(chaos_run *run)
@@ -327,6 +335,14 @@ void run_end_attacks(chaos_run *run)
 
 /* ---- All of them */
 
+void run_hear(chaos_run *run)
+{
+    run_hear_trainer(run);
+    hear_workers(run);
+    hear_attackers(run);
+    judge_done(run);
+}
+
 void run_pump(chaos_run *run, int timeout_ms)
 {
     struct pollfd items[WORKERS_MOST + ROLES + 2];
@@ -343,10 +359,7 @@ void run_pump(chaos_run *run, int timeout_ms)
         (struct pollfd){.fd = run->trainer.pid != 0 ? run->trainer.line : -1, .events = POLLIN};
     items[count++] = (struct pollfd){.fd = run->proxy.line, .events = POLLIN};
     (void)poll(items, count, timeout_ms);
-    run_hear_trainer(run);
-    hear_workers(run);
-    hear_attackers(run);
-    judge_done(run);
+    run_hear(run);
     if (items[count - 1].revents != 0) run_fail(run, "the proxy's process has died");
     deed_mend(run, false);
 }

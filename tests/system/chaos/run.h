@@ -35,6 +35,7 @@ typedef struct run_worker {
     bool banished;   /* it ended for that, and is to come back with its key */
     uint32_t missed; /* versions, one after the other, for which a flipped bit may be to blame */
     bool ready;
+    bool leaving;     /* it was told to leave */
     uint64_t version; /* it has accepted; 0: none */
     uint64_t taken;   /* the update that is open */
     uint64_t digest;  /* of that */
@@ -113,8 +114,11 @@ void run_say(chaos_run *run, const char *format, ...) __attribute__((format(prin
 /* Prints everything, and ends the process. */
 _Noreturn void run_fail(chaos_run *run, const char *format, ...)
     __attribute__((format(printf, 2, 3)));
-/* Hears whoever speaks, for at most so long, and mends what is due. */
+/* Waits at most so long until a process says something, hears all of them, and mends what is due.
+ */
 void run_pump(chaos_run *run, int timeout_ms);
+/* Hears all that the processes have said so far, and neither waits nor mends. */
+void run_hear(chaos_run *run);
 /* Hears all that the trainer has said so far. */
 void run_hear_trainer(chaos_run *run);
 
