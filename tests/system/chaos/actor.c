@@ -2,6 +2,7 @@
  */
 #include "actor.h"
 
+#include <malloc.h>
 #include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -99,6 +100,44 @@ refit_status actor_configure(const actor_part *part, bool shm, refit_config *con
         if (status != REFIT_OK) return status;
     }
     return REFIT_OK;
+}
+
+/* ---- Memory for the census */
+
+#define PLANT_BLOCK ((size_t)64 << 10) /* less than malloc maps by itself */
+#define PLANT_MOST  256
+
+/* malloc keeps what was freed, which depends on the order in which its neighbours are. */
+static void trim(const actor_part *part)
+{
+    const chaos_note trimmed = {.kind = NOTE_TRIMMED};
+#ifdef __GLIBC__
+    (void)malloc_trim(0);
+#endif
+    (void)note_send(part->line, &trimmed);
+}
+
+/* The last block stays in use, so that malloc keeps those before it although they are free. */
+static void plant(const chaos_note *order)
+{
+    static void *planted[PLANT_MOST];
+    size_t count = (size_t)order->amount / PLANT_BLOCK;
+    if (count > PLANT_MOST) count = PLANT_MOST;
+    for (size_t i = 0; i < count; i++) {
+        planted[i] = malloc(PLANT_BLOCK);
+        if (planted[i] == NULL) abort();
+        memset(planted[i], 1, PLANT_BLOCK);
+    }
+    for (size_t i = 0; order->fate == PLANT_FREED && i + 1 < count; i++) {
+        free(planted[i]);
+        planted[i] = NULL;
+    }
+}
+
+void actor_obey(const actor_part *part, const chaos_note *order)
+{
+    if (order->kind == NOTE_TRIM) trim(part);
+    if (order->kind == NOTE_PLANT) plant(order);
 }
 
 uint64_t actor_allocations(void)

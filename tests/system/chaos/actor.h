@@ -26,7 +26,7 @@ typedef struct actor_part {
     char endpoint[256];
     uint32_t number;        /* of the worker, or of the trainer: 0, 1, … in the order they came */
     char name[64];          /* of the worker */
-    char key[16];           /* likewise */
+    char key[16];           /* of the worker */
     const locksmith *smith; /* of the run's keys; NULL: none */
     const slow_link *slow;  /* where workers are; NULL: none */
     bool boot_clock;        /* whether its monotonic clock is moved, too */
@@ -38,6 +38,9 @@ void actor_prepare(const actor_part *part);
 /* Fills in the options that both share. */
 refit_status actor_configure(const actor_part *part, bool shm, refit_config *config,
                              refit_error *error);
+
+/* Obeys an order that is the same for both: TRIM or PLANT. */
+void actor_obey(const actor_part *part, const chaos_note *order);
 
 /* What the library has allocated and not freed. */
 uint64_t actor_allocations(void);

@@ -1,4 +1,4 @@
-/* attack_manners: who means harm, and in what manner: what a plan draws and attackers do. */
+/* attack_manners: the kinds of attackers and the manners of their attacks, which a plan draws. */
 #ifndef CHAOS_ATTACK_MANNERS_H
 #define CHAOS_ATTACK_MANNERS_H
 
@@ -15,9 +15,9 @@ typedef enum stranger_manner {
     STRANGER_HALF_GREETS,
     STRANGER_GREETS_WRONGLY, /* a right greeting, then what is none */
     STRANGER_PLAIN,          /* a whole handshake without keys, then garbage */
-    STRANGER_MUTE,           /* likewise, then silence */
-    STRANGER_ENDLESS,        /* likewise, then a message without an end */
-    STRANGER_CLAIMS_IDS,     /* likewise, each by a routing id that the trainer may give others */
+    STRANGER_MUTE,           /* a whole handshake, then silence */
+    STRANGER_ENDLESS,        /* a whole handshake, then a message without an end */
+    STRANGER_CLAIMS_IDS, /* whole handshakes, by routing ids that the trainer may give to others */
     STRANGER_MANNERS,
 } stranger_manner;
 

@@ -1,6 +1,6 @@
 /*
- * attacker: those who mean harm, each a process of its own that does so when it is told, and for as
- * long. They connect to the trainer itself, past the proxy.
+ * attacker: processes that do harm, each when it is told and for as long as it is told. They
+ * connect to the trainer itself, past the proxy.
  *
  * A stranger has no key and speaks ZMTP at most; a liar is a worker, with a key where there are
  * any, that says what is not so; an evicted worker joins, is turned out, and goes on.
@@ -22,7 +22,7 @@ typedef struct attack {
     const actor_part *part;
     char endpoint[256];
     uint32_t manner;
-    uint32_t worker; /* whose name may be claimed */
+    uint32_t worker; /* the number of the worker that has the name that may be claimed */
     uint64_t seed;
     int64_t until;
 } attack;

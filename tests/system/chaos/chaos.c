@@ -26,10 +26,11 @@ static int usage(void)
 {
     fprintf(stderr,
             "refit_chaos --seed N | --seeds A..B [--versions M] [--workers K] [--verbose] "
-            "[--plan] [--slow-link RATE]\n"
+            "[--plan] [--slow-link RATE] [--plant freed|leaked]\n"
             "  --verbose  prints the plan and the event log while it runs\n"
             "  --slow-link  the workers are behind a link of this rate, as tc takes it: 300mbit\n"
-            "  --plan     prints the plan, and runs nothing\n");
+            "  --plan     prints the plan, and runs nothing\n"
+            "  --plant    a worker frees, or leaks, 10 MiB before the last census\n");
     return 2;
 }
 
@@ -51,6 +52,12 @@ static bool read_number(const char *text, uint32_t least, uint32_t most, uint32_
     return true;
 }
 
+static bool read_plant(const char *text, chaos_plant *out)
+{
+    *out = strcmp(text, "leaked") == 0 ? PLANT_LEAKED : PLANT_FREED;
+    return *out == PLANT_LEAKED || strcmp(text, "freed") == 0;
+}
+
 static bool read_option(arguments *out, const char *name, const char *value)
 {
     if (value == NULL) return false;
@@ -63,6 +70,7 @@ static bool read_option(arguments *out, const char *name, const char *value)
         out->options.rate = value;
         return true;
     }
+    if (strcmp(name, "--plant") == 0) return read_plant(value, &out->options.plant);
     if (strcmp(name, "--seed") != 0) return false;
     char *end;
     out->first = out->last = strtoull(value, &end, 10);

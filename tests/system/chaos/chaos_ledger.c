@@ -41,8 +41,9 @@ bool ledger_accepts(ledger *of, uint32_t worker, uint64_t number, uint64_t diges
 {
     ledger_entry *entry = ledger_find(of, number);
     if (entry == NULL || !entry->written)
-        return complain(complaint, "w%" PRIu32 " accepted version %" PRIu64 ", which nobody wrote",
-                        worker, number);
+        return complain(complaint,
+                        "w%" PRIu32 " accepted version %" PRIu64 ", which no trainer wrote", worker,
+                        number);
     entry->accepted |= 1u << worker;
     if (entry->fate == ENTRY_ABORTED)
         return complain(complaint, "w%" PRIu32 " accepted version %" PRIu64 ", which was aborted",

@@ -1,6 +1,6 @@
 /*
  * chaos_ledger: what the trainers of a run have published, and what its workers say they hold.
- * Whatever does not fit together is said in one sentence.
+ * What does not fit together is said in one sentence.
  */
 #ifndef CHAOS_LEDGER_H
 #define CHAOS_LEDGER_H
@@ -49,7 +49,7 @@ typedef struct ledger_result {
     uint64_t number;
     int32_t status;
     uint64_t committed; /* the trainer's committed version */
-    uint64_t before;    /* likewise, before this one */
+    uint64_t before;    /* the one committed before this version */
     uint32_t counted;   /* members */
     uint32_t applied;   /* members that applied it */
     uint32_t quorum;

@@ -15,8 +15,8 @@ typedef struct deed_rule {
 } deed_rule;
 
 static const deed_rule rules[DEED_KINDS] = {
-#define CHAOS_DEED_RULE(name, words, whom, weight, low, high, short_, long_)                       \
-    [DEED_##name] = {words, TARGET_##whom, weight, {low, high}, {short_, long_}},
+#define CHAOS_DEED_RULE(name, words, target, weight, low, high, short_, long_)                     \
+    [DEED_##name] = {words, TARGET_##target, weight, {low, high}, {short_, long_}},
     CHAOS_DEEDS(CHAOS_DEED_RULE)
 #undef CHAOS_DEED_RULE
 };

@@ -15,7 +15,7 @@
 #define VERSIONS_MOST 256u
 #define DEEDS_MOST    1024u
 
-/* X(name, words, to whom, weight, least and most amount, least and most ms). The amount is what the
+/* X(name, words, target, weight, least and most amount, least and most ms). The amount is what the
  * words say; the ms are how long it lasts, until it is mended. */
 #define CHAOS_DEEDS(X)                                                                             \
     X(KILL, "is killed, and replaced after ms", WORKER, 6, 0, 1, 0, 150)                           \
@@ -51,7 +51,7 @@
     X(KILL_ALL, "all workers are killed at once, and replaced after ms", TRAINER, 1, 0, 0, 0, 100)
 
 typedef enum chaos_deed_kind {
-#define CHAOS_DEED_ENUM(name, words, whom, weight, low, high, short_, long_) DEED_##name,
+#define CHAOS_DEED_ENUM(name, words, target, weight, low, high, short_, long_) DEED_##name,
     CHAOS_DEEDS(CHAOS_DEED_ENUM)
 #undef CHAOS_DEED_ENUM
         DEED_KINDS,
@@ -81,7 +81,7 @@ typedef struct chaos_version_plan {
     model_rate rate;
     uint64_t change; /* seed of what changes */
     chaos_fate fate;
-    uint32_t wait_ms;  /* it waits for those who are well before it begins, so long */
+    uint32_t wait_ms;  /* it waits for the workers that are well before it begins, so long */
     uint32_t pause_us; /* between two tensors */
     uint32_t first;    /* of its deeds */
     uint32_t deeds;
@@ -91,7 +91,7 @@ typedef struct chaos_worker_plan {
     bool shm;
     bool polls;           /* its user polls the descriptor; else it waits in next */
     int64_t wall_clock_s; /* its wall clock is off by so much */
-    int64_t boot_clock_s; /* likewise the monotonic one, where that can be had */
+    int64_t boot_clock_s; /* and its monotonic clock, where the machine allows it */
 
 } chaos_worker_plan;
 

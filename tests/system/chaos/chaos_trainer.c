@@ -157,7 +157,7 @@ static refit_status finish(trainer *the, const chaos_note *order, refit_error *e
     return refit_publisher_commit(the->publisher, error);
 }
 
-/* Who is not there by then is left out. */
+/* A worker that is not there by then is left out. */
 static void await_workers(const trainer *the, const chaos_note *order)
 {
     refit_error error;
@@ -176,7 +176,7 @@ static void count_blocks(const trainer *the, chaos_note *done)
     refit_stats stats;
     refit_stats_init(&stats, sizeof stats);
     if (refit_publisher_stats(the->publisher, &stats, NULL) != REFIT_OK) return;
-    if (stats.publish_delta_bytes_last == 0) return; /* whole, for everybody */
+    if (stats.publish_delta_bytes_last == 0) return; /* whole, for every worker */
     done->blocks[0] = stats.publish_same_blocks_last;
     done->blocks[1] = stats.publish_sparse_blocks_last;
     done->blocks[2] = stats.publish_dense_blocks_last;
@@ -207,7 +207,7 @@ static void obey(trainer *the, const chaos_note *order)
     case NOTE_PUBLISH: do_publish(the, order); break;
     case NOTE_REOPEN: do_reopen(the); break;
     case NOTE_DECLARE: do_declare(the, order->digest); break;
-    default: break;
+    default: actor_obey(the->part, order); break;
     }
 }
 

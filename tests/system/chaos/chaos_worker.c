@@ -110,6 +110,7 @@ static void decide(worker *the)
 
 static void obey(worker *the, const chaos_note *order)
 {
+    actor_obey(the->part, order);
     if (order->kind == NOTE_CLOCK) clocks_move_wall(order->seconds);
     if (order->kind != NOTE_MANNER) return;
     the->manner = (worker_manner)order->manner;

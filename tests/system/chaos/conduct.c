@@ -14,9 +14,10 @@
 #define QUIET_TRIES   20u
 #define QUIET_WAIT    3000u
 #define QUIET_ROUNDS  3u
-#define FLIPPED_MS    1500u /* after which a worker whose bits were flipped is given up on */
+#define FLIPPED_MS    1500u /* after which a flipped bit may excuse a worker */
 #define MISSES_MOST   3u
 #define RESIDENT_ROOM (UINT64_C(6) << 20)
+#define PLANT_BYTES   (UINT64_C(10) << 20)
 
 /* ---- Waiting */
 
@@ -32,8 +33,8 @@ static bool round_is_over(const chaos_run *run, const void *what)
     return !run->round.open;
 }
 
-/* Whoever is well holds the trainer's version. That its bytes are the trainer's was seen when it
- * accepted them. */
+/* Every worker that is well holds the trainer's version. That its bytes are the trainer's was seen
+ * when it accepted them. */
 static bool all_are_current(const chaos_run *run, const void *what)
 {
     (void)what;
@@ -152,7 +153,7 @@ static void play_version(chaos_run *run, const chaos_version_plan *version)
     await_current(run);
 }
 
-/* ---- Quiet versions: everybody is well, all count and all apply it */
+/* ---- Quiet versions: all workers are well, count and apply it */
 
 static bool quiet_version(chaos_run *run, uint64_t change)
 {
@@ -181,8 +182,42 @@ static void quiet_versions(chaos_run *run)
 
 /* ---- Census */
 
+static bool all_are_trimmed(const chaos_run *run, const void *what)
+{
+    bool all = run->trainer_trimmed;
+    (void)what;
+    for (uint32_t i = 0; i < run->plan.workers; i++)
+        all = all && run->worker[i].trimmed;
+    return all;
+}
+
+/* What malloc keeps for later is no leak: how much it is depends on the order of what was freed. */
+static void trim_all(chaos_run *run)
+{
+    const chaos_note order = {.kind = NOTE_TRIM};
+    run->trainer_trimmed = false;
+    bool heard = note_send(run->trainer.line, &order);
+    for (uint32_t i = 0; i < run->plan.workers; i++) {
+        run->worker[i].trimmed = false;
+        heard = note_send(run->worker[i].player.line, &order) && heard;
+    }
+    if (!heard) run_fail(run, "a process does not hear");
+    await(run, all_are_trimmed, run_patience_ms(), "a process does not trim its memory");
+}
+
+/* Shows that the census finds what is leaked, and not what malloc keeps free. */
+static void plant(chaos_run *run)
+{
+    const chaos_note order = {
+        .kind = NOTE_PLANT, .amount = PLANT_BYTES, .fate = run->options->plant};
+    const run_worker *last = &run->worker[run->plan.workers - 1];
+    if (order.fate != PLANT_NONE && !note_send(last->player.line, &order))
+        run_fail(run, "%s does not hear", last->name);
+}
+
 static void take_census(chaos_run *run)
 {
+    trim_all(run);
     census_take(run->trainer.pid, &run->trainer_before);
     for (uint32_t i = 0; i < run->plan.workers; i++)
         census_take(run->worker[i].player.pid, &run->worker[i].before);
@@ -210,6 +245,7 @@ static void say_census(chaos_run *run, const char *name, const census *before, c
 static bool census_fits(chaos_run *run, bool say)
 {
     census now;
+    trim_all(run);
     census_take(run->trainer.pid, &now);
     bool all = fits(&run->trainer_before, &now);
     if (say) say_census(run, "trainer", &run->trainer_before, &now);
@@ -412,6 +448,7 @@ void run_play(chaos_run *run, uint64_t seed, const chaos_options *options)
     deed_mend(run, true);
     await_trainer(run);
     quiet_versions(run);
+    plant(run);
     compare_census(run);
     end_all(run);
 }

@@ -162,8 +162,9 @@ static void kill_all(chaos_run *run, const chaos_deed *deed)
 
 /* ---- Attackers */
 
-/* Without keys a name is whoever's comes first: the worker that has it may be kept out as long as a
- * liar beats in its name, and what is said of that name is not the worker's doing. */
+/* Without keys a name belongs to the worker that claims it first: the worker that has it may be
+ * kept out as long as a liar beats in its name, and what is said of that name is not the worker's
+ * doing. */
 static void excuse_claimed(chaos_run *run, const chaos_deed *deed)
 {
     bool claims = deed->kind == DEED_LIAR && deed->amount == LIAR_CLAIMS_NAMES;

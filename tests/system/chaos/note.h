@@ -1,6 +1,6 @@
 /*
  * note: what the processes of a run say to each other, one fixed struct a packet. The conductor
- * holds one line (a socket pair) to each; a line whose other end is gone ends its process.
+ * holds one line (a socket pair) to each; a process ends when the other end of its line is gone.
  */
 #ifndef CHAOS_NOTE_H
 #define CHAOS_NOTE_H
@@ -12,6 +12,9 @@
 typedef enum chaos_note_kind {
     /* to all */
     NOTE_QUIT, /* close everything; GONE follows */
+    /* to the trainer and the workers */
+    NOTE_TRIM,  /* give memory that malloc holds free back to the system; TRIMMED follows */
+    NOTE_PLANT, /* take `amount` bytes of memory; fate: free them, or leak them */
     /* to the trainer */
     NOTE_PUBLISH, /* version; seed of the change; fate, rate: how; pause_us between two tensors;
                      it waits for `amount` workers, `ms` at most */
@@ -21,16 +24,17 @@ typedef enum chaos_note_kind {
     NOTE_MANNER, /* how its user behaves: manner, for `ms` */
     NOTE_CLOCK,  /* its wall clock jumps by `seconds` */
     /* to an attacker */
-    NOTE_ATTACK, /* manner, for `ms`, 0: ends; worker: whose name; digest: a seed; text: where the
-                    trainer is */
+    NOTE_ATTACK, /* manner, for `ms`, 0: ends; worker: the worker whose name may be claimed; digest:
+                    a seed; text: where the trainer is */
     /* to the proxy */
     NOTE_UPSTREAM, /* where the trainer is: name (the address), amount (the port) */
     NOTE_LINK,     /* fault of the link of `worker`: fault, amount */
 
     /* from all */
-    NOTE_READY, /* text: where (trainer: endpoint; proxy: none) */
-    NOTE_LOG,   /* text */
-    NOTE_GONE,  /* amount: allocations of the library that are left */
+    NOTE_READY,   /* text: where (trainer: endpoint; proxy: none) */
+    NOTE_LOG,     /* text */
+    NOTE_GONE,    /* amount: allocations of the library that are left */
+    NOTE_TRIMMED, /* malloc holds nothing free that it could give back */
     /* from the trainer */
     NOTE_WAITED,  /* status, ms */
     NOTE_BEGUN,   /* version, status, ms */
@@ -50,6 +54,12 @@ typedef enum chaos_member_flag {
     MEMBER_COUNTED = 2, /* the version counted on it */
     MEMBER_COMMITTED = 4,
 } chaos_member_flag;
+
+typedef enum chaos_plant {
+    PLANT_NONE,
+    PLANT_FREED,
+    PLANT_LEAKED,
+} chaos_plant;
 
 typedef struct chaos_note {
     uint32_t kind;

@@ -12,9 +12,9 @@
 typedef enum proxy_fault {
     FAULT_DELAY,     /* amount: ms; 0: none */
     FAULT_RATE,      /* amount: bytes a second, each way; 0: all */
-    FAULT_HOLE,      /* amount: 1: nothing passes, nobody is let in; 0: what waited passes */
+    FAULT_HOLE,      /* amount: 1: nothing passes, no connection is taken; 0: what waited passes */
     FAULT_RESET,     /* all connections */
-    FAULT_CLOSE,     /* likewise, in good order */
+    FAULT_CLOSE,     /* all connections, in good order */
     FAULT_HALF_DOWN, /* the worker is told that nothing more comes */
     FAULT_HALF_UP,   /* the trainer is */
     FAULT_FLIP_DOWN, /* amount: bytes that pass before, on the way to the worker */

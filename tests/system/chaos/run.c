@@ -103,7 +103,7 @@ static void hear_member(chaos_run *run, const chaos_note *note)
             note->text);
     bool attacker = note->name[0] == ATTACKER_LIAR[0];
     if (worker < 0 && !attacker && !any_flipped(run))
-        run_fail(run, "nobody is called %s", note->name);
+        run_fail(run, "no worker is called %s", note->name);
     if ((note->flags & MEMBER_COUNTED) != 0) result->counted++;
     if ((note->flags & MEMBER_COUNTED) != 0 && committed) result->applied++;
     if (worker >= 0 && committed) result->names |= 1u << worker;
@@ -111,7 +111,7 @@ static void hear_member(chaos_run *run, const chaos_note *note)
 
 static void hear_workers(chaos_run *run);
 
-/* Who announced a version did so before the trainer counted it: the workers are heard first. */
+/* A worker announces a version before the trainer counts it: the workers are heard first. */
 static void judge_done(chaos_run *run)
 {
     char complaint[LEDGER_COMPLAINT];
@@ -190,6 +190,7 @@ static void trainer_says(chaos_run *run, const chaos_note *note)
     case NOTE_WRITTEN: hear_written(run, note); break;
     case NOTE_MEMBER: hear_member(run, note); break;
     case NOTE_DONE: hear_done(run, note); break;
+    case NOTE_TRIMMED: run->trainer_trimmed = true; break;
     case NOTE_LOG: run_say(run, "trainer says: %s", note->text); break;
     default: break;
     }
@@ -284,6 +285,7 @@ static void worker_says(chaos_run *run, uint32_t at, const chaos_note *note)
     case NOTE_DECIDED: hear_decided(run, at, note); break;
     case NOTE_ENDED: hear_ended(run, at, note); break;
     case NOTE_COUNTS: run->totals.damaged += note->amount; break;
+    case NOTE_TRIMMED: one->trimmed = true; break;
     case NOTE_GONE:
         if (note->amount != 0)
             run_fail(run, "%s leaks %" PRIu64 " allocations", one->name, note->amount);

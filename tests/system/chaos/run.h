@@ -20,7 +20,8 @@ typedef struct chaos_options {
     uint32_t versions;
     uint32_t workers;
     bool verbose;
-    const char *rate; /* of a slow link to the workers; NULL: none */
+    const char *rate;  /* of a slow link to the workers; NULL: none */
+    chaos_plant plant; /* what the last worker does with memory between the two censuses */
 } chaos_options;
 
 typedef struct run_worker {
@@ -36,6 +37,7 @@ typedef struct run_worker {
     uint32_t missed; /* versions, one after the other, for which a flipped bit may be to blame */
     bool ready;
     bool leaving;     /* it was told to leave */
+    bool trimmed;     /* it has said so, since it was last asked to */
     uint64_t version; /* it has accepted; 0: none */
     uint64_t taken;   /* the update that is open */
     uint64_t digest;  /* of that */
@@ -63,7 +65,7 @@ typedef struct run_totals {
     uint32_t committed;
     uint32_t aborted;
     uint32_t deeds;
-    uint64_t blocks[3]; /* same, sent as changes, sent whole to who had the version before */
+    uint64_t blocks[3]; /* same, sent as changes, whole: to workers with the version before */
     uint32_t missed;    /* versions that a worker lacked after a flipped bit */
     uint64_t damaged;   /* frames */
     uint64_t resent;
@@ -82,14 +84,16 @@ typedef struct chaos_run {
     player proxy;
     player trainer;
     player attackers[ROLES];
-    uint32_t claimed; /* workers whose names a liar may go by, a bit each: without keys only */
+    uint32_t claimed; /* workers in whose names a liar may speak, a bit each: without keys only */
     bool trainer_ready;
-    uint32_t trainers;  /* how many there were */
-    uint64_t next;      /* number of the next version */
-    uint64_t committed; /* of the present trainer; 0: none */
-    uint32_t wait_ms;   /* how long the version under way may wait for workers */
-    uint64_t served;    /* likewise, if it can still be had: not after it declared other tensors */
-    char endpoint[256]; /* the trainer's */
+    bool trainer_trimmed; /* it has said so, since it was last asked to */
+    uint32_t trainers;    /* how many there were */
+    uint64_t next;        /* number of the next version */
+    uint64_t committed;   /* of the present trainer; 0: none */
+    uint32_t wait_ms;     /* how long the version under way may wait for workers */
+    uint64_t served;      /* the committed one, if it can still be had: not after other tensors were
+                             declared */
+    char endpoint[256];   /* the trainer's */
     census trainer_before;
     run_worker worker[WORKERS_MOST];
     int listeners[WORKERS_MOST + 1];

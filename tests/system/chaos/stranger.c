@@ -1,4 +1,4 @@
-/* Whoever finds the port: bytes on TCP, at best those of ZMTP. */
+/* A process that has found the port: bytes on TCP, at best those of ZMTP. */
 #include <arpa/inet.h>
 #include <stdio.h>
 #include <stdlib.h>

@@ -1,6 +1,6 @@
 /*
- * troupe: the processes of a run, each on a line. They end with their line, and with whoever
- * started them.
+ * troupe: the processes of a run, each on a line. They end with their line, and with the
+ * process that started them.
  */
 #ifndef CHAOS_TROUPE_H
 #define CHAOS_TROUPE_H
