@@ -106,6 +106,7 @@ static refit_status send_one(protocol_bench *bench, const rft_peer_id *to, rft_v
 {
     bench_link *link = find_link(bench, to);
     if (link == NULL) return REFIT_ERR_PEER;
+    law_sent(bench, (uint32_t)(link - bench->links), message);
     /* Liars read, and forget. */
     if (link >= &bench->links[HONEST]) return REFIT_OK;
     return bench_push(&link->down, message, payload) ? REFIT_OK : REFIT_ERR_BUSY;

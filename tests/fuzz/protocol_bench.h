@@ -52,6 +52,7 @@ typedef struct bench_worker {
     rft_session_state before; /* at the last look */
     rft_held held;            /* likewise */
     rft_image *ready;         /* delivered and not taken */
+    uint64_t told_commit;     /* the version that the COMMIT it hears now names, or 0 */
     bool taken;               /* and undecided */
     bool open;                /* decided and not closed */
     bool lied_to;             /* somebody spoke as its trainer */
@@ -163,6 +164,8 @@ enum { LAW_TICK = RFT_MESSAGE_KINDS, LAW_USER, LAW_GARBAGE, LAW_OTHER };
 void law_worker_moved(protocol_bench *bench, uint32_t worker, uint32_t by);
 void law_delivered(protocol_bench *bench, uint32_t worker, const rft_image *image);
 void law_hub(protocol_bench *bench);
+/* The trainer says it to a connection. */
+void law_sent(const protocol_bench *bench, uint32_t peer, rft_view message);
 /* Of all memory that the library has now. */
 void law_memory(void);
 void law_count_memory(void); /* once, before anything is opened */

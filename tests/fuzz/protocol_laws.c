@@ -4,12 +4,13 @@
  * Of the trainer: its rounds go only along the lines that round.c draws; a version ends once, as
  * committed or as aborted, and only what was sealed is committed; with commit: all by all who were
  * members when it began, with a quorum by so many, each of whom said that it staged just this; what
- * is current never goes back; its tables and queues stay within their bounds.
+ * is current never goes back; its tables and queues stay within their bounds; whose key does not
+ * count is told that and nothing else.
  *
  * Of a worker: its session goes only along the lines that session.c draws, for the message that it
- * has just heard; and unless somebody spoke to it in its trainer's name, all that its user is given
- * and all that it holds is a committed version with just the bytes that were written, and never an
- * older one than before.
+ * has just heard; its user is given a version when COMMIT names it, and not before; and unless
+ * somebody spoke to it in its trainer's name, all that its user is given and all that it holds is a
+ * committed version with just the bytes that were written, and never an older one than before.
  */
 #include <malloc.h>
 #include <refit/host.h>
@@ -199,6 +200,16 @@ void law_hub(protocol_bench *bench)
     law_memory();
 }
 
+/* Whose key does not count is told that, and nothing else. */
+void law_sent(const protocol_bench *bench, uint32_t peer, rft_view bytes)
+{
+    rft_message message;
+    if (bench_key_counts(bench, peer)) return;
+    FUZZ_REQUIRE(rft_message_decode(bytes, &bench->limits, &message, NULL) == REFIT_OK);
+    FUZZ_REQUIRE(message.kind == RFT_REFUSE && message.as.refuse.final);
+    FUZZ_REQUIRE(message.as.refuse.code == REFIT_ERR_SECURITY);
+}
+
 /* ---- A worker */
 
 #undef TO
@@ -293,6 +304,7 @@ void law_worker_moved(protocol_bench *bench, uint32_t at, uint32_t by)
 void law_delivered(protocol_bench *bench, uint32_t at, const rft_image *image)
 {
     uint64_t sum = 0;
+    FUZZ_REQUIRE(image->held.version == bench->workers[at].told_commit);
     if (bench->workers[at].lied_to) return;
     const ledger_entry *entry = committed_entry(bench, &image->held);
     const rft_manifest *manifest = image->catalog->manifest;

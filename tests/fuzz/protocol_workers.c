@@ -68,11 +68,14 @@ void bench_worker_closes(protocol_bench *bench, uint32_t at, bool says_goodbye)
 
 void bench_worker_hears(protocol_bench *bench, uint32_t at, rft_view bytes, rft_view payload)
 {
-    rft_session *session = &bench->workers[at].session;
+    bench_worker *worker = &bench->workers[at];
+    rft_session *session = &worker->session;
     rft_message message;
     refit_error why;
     if (rft_message_decode(bytes, &session->limits, &message, &why) == REFIT_OK) {
+        worker->told_commit = message.kind == RFT_COMMIT ? message.as.commit.version : 0;
         rft_session_message(session, &message, payload, bench->now);
+        worker->told_commit = 0;
         law_worker_moved(bench, at, message.kind);
     } else {
         rft_session_garbage(session, &why, bench->now);
