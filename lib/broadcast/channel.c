@@ -54,6 +54,7 @@
 #define RECONNECT_MS    50
 #define RECONNECT_MAX   1000
 #define UNBIND_MS       1000
+#define LOOK_MS         5000
 #define MESSAGE_SPARE   (64 * 1024)
 #define PARTS_MOST      3
 #define TEXT_OF(number) zmq_strerror(number)
@@ -68,8 +69,11 @@ struct rft_channel {
     rft_connections *connections; /* of a ROUTER that can be reached from outside the process */
     rft_handshake handshake;      /* of a DEALER */
     rft_ipc ipc;
+    int64_t look_at; /* when to look whether the path still leads to the socket */
     rft_endpoint asked;
-    char endpoint[RFT_ENDPOINT_BYTES + 16]; /* as bound */
+    rft_own_places places;                  /* of a DEALER at user://NAME: where a trainer may be */
+    char user_name[RFT_KEY_NAME_BYTES];     /* that NAME; empty: it is at no such endpoint */
+    char endpoint[RFT_ENDPOINT_BYTES + 16]; /* as bound, or as asked for by a DEALER */
     zmq_msg_t parts[PARTS_MOST];            /* of the last message received */
 };
 
@@ -251,6 +255,19 @@ static refit_status watch_connections(rft_channel *channel, const refit_config *
                                 &channel->connections, error);
 }
 
+/* A worker goes where its trainer is; while there is none, where it would bind itself. */
+static refit_status settle(rft_channel *channel, refit_error *error)
+{
+    if (channel->asked.transport == RFT_TRANSPORT_USER && !channel->router) {
+        rft_endpoint found;
+        strcpy(channel->user_name, channel->asked.rest);
+        rft_own_places_list(&channel->places);
+        if (rft_endpoint_seek(channel->user_name, &channel->places, &found))
+            return rft_endpoint_parse(found.text, &channel->asked, error);
+    }
+    return rft_endpoint_settle(&channel->asked, error);
+}
+
 static refit_status channel_open(const char *endpoint, bool router, const refit_config *config,
                                  rft_channel **out, refit_error *error)
 {
@@ -258,12 +275,13 @@ static refit_status channel_open(const char *endpoint, bool router, const refit_
     RFT_REFUSE_IF(channel == NULL, error, REFIT_ERR_HOST_MEMORY, "no memory for a channel");
     channel->router = router;
     channel->ipc.lock_fd = -1;
+    channel->look_at = INT64_MAX;
     for (int i = 0; i < PARTS_MOST; i++) {
         zmq_msg_init(&channel->parts[i]);
     }
     refit_status status = rft_endpoint_parse(endpoint, &channel->asked, error);
     if (status == REFIT_OK) status = check_side(channel, error);
-    if (status == REFIT_OK) status = rft_endpoint_settle(&channel->asked, error);
+    if (status == REFIT_OK) status = settle(channel, error);
     if (status == REFIT_OK) status = rft_context_acquire(&channel->context, error);
     if (status == REFIT_OK) status = socket_open(channel, config, error);
     if (status == REFIT_OK) status = keys_open(channel, config, error);
@@ -296,6 +314,7 @@ static refit_status ipc_listen(rft_channel *channel, refit_error *error)
     RFT_TRY(rft_ipc_open(&channel->ipc, channel->asked.rest, &fd, error));
     if (zmq_setsockopt(channel->socket, ZMQ_USE_FD, &fd, sizeof fd) == 0 &&
         zmq_bind(channel->socket, channel->asked.text) == 0) {
+        channel->look_at = rft_after_ms(rft_now(), LOOK_MS);
         return REFIT_OK;
     }
     int code = zmq_errno();
@@ -344,13 +363,23 @@ refit_status rft_channel_bind(const char *endpoint, const refit_config *config, 
     return status;
 }
 
+/* Which of the places it is may change, and the text is for sentences of other threads, too. */
+static void name_endpoint(rft_channel *channel)
+{
+    if (channel->user_name[0] == '\0')
+        strcpy(channel->endpoint, channel->asked.text);
+    else
+        (void)snprintf(channel->endpoint, sizeof channel->endpoint, "user://%s of user %u",
+                       channel->user_name, (unsigned)geteuid());
+}
+
 refit_status rft_channel_connect(const char *endpoint, const refit_config *config,
                                  rft_channel **out, refit_error *error)
 {
     rft_channel *channel = NULL;
     RFT_TRY(channel_open(endpoint, false, config, &channel, error));
     if (zmq_connect(channel->socket, channel->asked.text) == 0) {
-        strcpy(channel->endpoint, channel->asked.text);
+        name_endpoint(channel);
         warn_of_users(channel, config);
         *out = channel;
         return REFIT_OK;
@@ -419,26 +448,53 @@ refit_status rft_channel_take_failure(rft_channel *channel, refit_error *why)
 
 /* ---- Messages */
 
-/* ZeroMQ has given up on the other side: from the beginning. */
+/* Whether a trainer is elsewhere: at another of the user's own folders. */
+static bool is_elsewhere(const rft_channel *channel, rft_endpoint *found)
+{
+    return channel->user_name[0] != '\0' &&
+           rft_endpoint_seek(channel->user_name, &channel->places, found) &&
+           strcmp(found->text, channel->asked.text) != 0;
+}
+
+/* ZeroMQ has given up on the other side, or tries where no trainer is: from the beginning. */
 static void connect_anew(rft_channel *channel)
 {
+    rft_endpoint found;
     (void)zmq_disconnect(channel->socket, channel->asked.text);
+    if (is_elsewhere(channel, &found)) (void)rft_endpoint_parse(found.text, &channel->asked, NULL);
     if (zmq_connect(channel->socket, channel->asked.text) != 0) {
         rft_log(REFIT_LOG_WARNING, "%s could not be connected to again: %s", channel->asked.text,
                 TEXT_OF(zmq_errno()));
     }
 }
 
+/* Says so once. To bind again would not help workers that look at the old place alone. */
+static void look_at_path(rft_channel *channel, int64_t now)
+{
+    if (now < channel->look_at) return;
+    channel->look_at = rft_after_ms(now, LOOK_MS);
+    if (rft_ipc_is_named(&channel->ipc)) return;
+    channel->look_at = INT64_MAX;
+    rft_log(REFIT_LOG_WARNING,
+            "the socket file %s was removed: workers that come now do not find the trainer, those "
+            "that are connected stay; keep the folder (loginctl enable-linger), or set "
+            "XDG_RUNTIME_DIR to another one for both ends, and start the trainer again",
+            channel->ipc.path);
+}
+
 /* ZeroMQ's news of connections. Returns whether they are for the caller. */
 static bool tend_connections(rft_channel *channel)
 {
     rft_handshake *handshake = &channel->handshake;
+    rft_endpoint found;
+    look_at_path(channel, rft_now());
     if (channel->connections != NULL) rft_connections_tend(channel->connections, rft_now());
     if (handshake->ear == NULL) return false;
     rft_handshake_hear(handshake, rft_now());
     if (rft_handshake_take_cut(handshake))
         (void)zmq_disconnect(channel->socket, channel->asked.text);
-    if (rft_handshake_is_due(handshake, rft_now())) connect_anew(channel);
+    bool missed = rft_handshake_take_missed(handshake) && is_elsewhere(channel, &found);
+    if (rft_handshake_is_due(handshake, rft_now()) || missed) connect_anew(channel);
     return handshake->why.status != REFIT_OK;
 }
 
@@ -452,6 +508,7 @@ static bool poll_once(rft_channel *channel, int wake_fd, int64_t deadline)
         connections == NULL ? channel->handshake.ear : rft_connections_monitor(connections);
     int64_t due = connections == NULL ? INT64_MAX : rft_connections_tend_at(connections);
     if (channel->handshake.ear != NULL) due = channel->handshake.retry_at;
+    if (channel->look_at < due) due = channel->look_at;
     if (due < deadline) deadline = due;
     zmq_pollitem_t items[3] = {{.socket = channel->socket, .events = (short)(ZMQ_POLLIN | room)}};
     int count = 1;

@@ -13,11 +13,16 @@
 
 #include "base/random.h"
 #include "base/text.h"
+#include "broadcast/ipc.h"
 #include "trust/key_file.h"
-#include "trust/own_folder.h"
 
 #define LOOPBACK          "lo"
 #define LOCK_SUFFIX_BYTES 8 /* room for ".lock" behind an ipc path */
+#define SOCKET_SUFFIX     ".sock"
+#define ANY_PREFIX        "any-" /* of the names that a publisher is given for "*" */
+#define PATH_ROOM         (sizeof((struct sockaddr_un *)NULL)->sun_path - LOCK_SUFFIX_BYTES)
+
+_Static_assert(RFT_OWN_FOLDER_BYTES <= PATH_ROOM, "the own folder leaves a socket no room");
 
 static const char *text_after(const char *text, const char *prefix)
 {
@@ -82,7 +87,7 @@ static refit_status tcp_parse(rft_endpoint *endpoint, refit_error *error)
 
 static refit_status ipc_parse(rft_endpoint *endpoint, refit_error *error)
 {
-    size_t room = sizeof((struct sockaddr_un *)NULL)->sun_path - LOCK_SUFFIX_BYTES;
+    const size_t room = PATH_ROOM;
     RFT_REFUSE_IF(endpoint->rest[0] == '@' || endpoint->rest[0] == '*', error, REFIT_ERR_INVALID,
                   "endpoint \"%s\" has no path in the file system, so nothing would guard it: "
                   "name a socket file, as in ipc:///run/refit.sock",
@@ -151,20 +156,40 @@ static refit_status make_name(char name[RFT_KEY_NAME_BYTES], refit_error *error)
 {
     uint64_t unique;
     RFT_TRY(rft_random_u64(&unique, error));
-    (void)snprintf(name, RFT_KEY_NAME_BYTES, "any-%016" PRIx64, unique);
+    (void)snprintf(name, RFT_KEY_NAME_BYTES, ANY_PREFIX "%016" PRIx64, unique);
     return REFIT_OK;
+}
+
+/* REFIT_ERR_INVALID: the path is too long for a socket. */
+static refit_status settle_in(const char *folder, const char *name, rft_endpoint *out,
+                              refit_error *error)
+{
+    char text[RFT_OWN_FOLDER_BYTES + RFT_KEY_NAME_BYTES + 16];
+    (void)snprintf(text, sizeof text, "ipc://%s/%s" SOCKET_SUFFIX, folder, name);
+    return rft_endpoint_parse(text, out, error);
 }
 
 refit_status rft_endpoint_settle(rft_endpoint *endpoint, refit_error *error)
 {
     char folder[RFT_OWN_FOLDER_BYTES], name[RFT_KEY_NAME_BYTES];
-    char text[RFT_OWN_FOLDER_BYTES + RFT_KEY_NAME_BYTES + 16];
+    bool any = endpoint->open;
     if (endpoint->transport != RFT_TRANSPORT_USER) return REFIT_OK;
-    RFT_TRY(rft_own_folder_find(folder, error));
-    if (endpoint->open)
+    if (any)
         RFT_TRY(make_name(name, error));
     else
         strcpy(name, endpoint->rest); /* its length was judged */
-    (void)snprintf(text, sizeof text, "ipc://%s/%s.sock", folder, name);
-    return rft_endpoint_parse(text, endpoint, error);
+    RFT_TRY(rft_own_folder_find(1 + strlen(name) + strlen(SOCKET_SUFFIX), folder, error));
+    if (any) rft_ipc_sweep(folder, ANY_PREFIX);
+    return settle_in(folder, name, endpoint, error);
+}
+
+bool rft_endpoint_seek(const char *name, const rft_own_places *places, rft_endpoint *out)
+{
+    for (uint32_t i = 0; i < places->count; i++) {
+        if (rft_own_places_has(places, i) &&
+            settle_in(places->paths[i], name, out, NULL) == REFIT_OK &&
+            rft_ipc_is_listening(out->rest))
+            return true;
+    }
+    return false;
 }

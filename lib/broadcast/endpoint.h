@@ -8,6 +8,7 @@
 #include <stdbool.h>
 
 #include "base/error.h"
+#include "trust/own_folder.h"
 
 #define RFT_ENDPOINT_BYTES 256
 
@@ -33,9 +34,13 @@ typedef struct rft_endpoint {
  */
 refit_status rft_endpoint_parse(const char *text, rft_endpoint *out, refit_error *error);
 
-/* Makes the ipc endpoint of one of RFT_TRANSPORT_USER: NAME.sock in the user's own folder, which is
- * made if it is not there; for "*" a name that is free. Others stay as they are. What
- * rft_own_folder_find answers; REFIT_ERR_INVALID: the path is too long for a socket. */
+/* To bind, makes the ipc endpoint of one of RFT_TRANSPORT_USER: NAME.sock in the user's own folder,
+ * which is made if it is not there; for "*" a name that is free, and the files of such names that
+ * dead processes left are removed. Others stay as they are. What rft_own_folder_find answers. */
 refit_status rft_endpoint_settle(rft_endpoint *endpoint, refit_error *error);
+
+/* To connect, gives the ipc endpoint of user://`name` at the first of the user's own folders in
+ * which a process listens. False: a process listens in none, and `out` is not to be used. */
+bool rft_endpoint_seek(const char *name, const rft_own_places *places, rft_endpoint *out);
 
 #endif

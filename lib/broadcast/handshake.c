@@ -108,6 +108,8 @@ void rft_handshake_hear(rft_handshake *handshake, int64_t now)
     if (handshake->ear == NULL) return;
     while (rft_monitor_read(handshake->ear, &event, &value)) {
         if ((event & FAILURES) != 0) note_failure(handshake, event, value);
+        if (event == ZMQ_EVENT_CONNECT_RETRIED) handshake->missed = true;
+        if (event == ZMQ_EVENT_CONNECTED) handshake->missed = false;
         handshake->fresh = event == ZMQ_EVENT_CONNECTED ? (int)value : -1;
         if (handshake->refused) continue; /* ZeroMQ tries no more, whatever it said before */
         if ((event & TRIES) != 0) {
@@ -117,6 +119,13 @@ void rft_handshake_hear(rft_handshake *handshake, int64_t now)
         }
     }
     look_who_listens(handshake, now);
+}
+
+bool rft_handshake_take_missed(rft_handshake *handshake)
+{
+    bool missed = handshake->missed;
+    handshake->missed = false;
+    return missed;
 }
 
 bool rft_handshake_is_due(rft_handshake *handshake, int64_t now)

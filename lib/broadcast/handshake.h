@@ -1,7 +1,7 @@
 /*
  * handshake: what becomes of a DEALER's connections. ZeroMQ connects behind our back, and gives up
- * for good on who breaks its rules; this hears of it, says in a sentence why nobody is there, and
- * knows when to connect anew.
+ * for good on a peer that breaks its rules; this hears of it, says in a sentence why no trainer is
+ * there, and knows when to connect anew.
  */
 #ifndef RFT_HANDSHAKE_H
 #define RFT_HANDSHAKE_H
@@ -18,6 +18,7 @@ typedef struct rft_handshake {
     int fresh;        /* a connection whose listener was not looked at; -1: none */
     bool refused;     /* by this side, which has cut the connection until retry_at */
     bool cut;         /* the owner of the socket has yet to do so */
+    bool missed;      /* no process listens: ZeroMQ waits for its next try */
     int64_t retry_at; /* INT64_MAX: ZeroMQ is at it */
     refit_error why;  /* of the last failure not yet taken; status REFIT_OK: none */
 } rft_handshake;
@@ -35,6 +36,9 @@ void rft_handshake_hear(rft_handshake *handshake, int64_t now);
 void rft_handshake_refuse(rft_handshake *handshake, const refit_error *why, int64_t now);
 /* Whether to disconnect from a listener that was refused; says so once. */
 bool rft_handshake_take_cut(rft_handshake *handshake);
+
+/* Whether a try to connect has failed since the last call. */
+bool rft_handshake_take_missed(rft_handshake *handshake);
 
 /* Whether it is time to connect anew; says so once. */
 bool rft_handshake_is_due(rft_handshake *handshake, int64_t now);

@@ -13,14 +13,16 @@
  * can only be refused by taking the name of its file away (rft_ipc_hide).
  *
  * The lock file is unlinked on close, with the socket. Not where its name leads to another file:
- * the folder was removed meanwhile, and another publisher has made both anew. Whoever locks it
- * afterwards checks that it still has its name, or starts over with the new one.
+ * the folder was removed meanwhile, and another publisher has made both anew. A process that
+ * locks it afterwards checks that it still has its name, or starts over with the new one.
  */
 #include "broadcast/ipc.h"
 
+#include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <inttypes.h>
+#include <limits.h>
 #include <stdbool.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -34,8 +36,9 @@
 #include "trust/own_folder.h"
 #include "trust/trusted_open.h"
 
-#define BACKLOG 32 /* fewer than the descriptors that connections.c keeps free */
-#define HIDDEN  ".held"
+#define BACKLOG     32 /* fewer than the descriptors that connections.c keeps free */
+#define HIDDEN      ".held"
+#define LOCK_SUFFIX ".lock"
 
 /* ---- The folder ---- */
 
@@ -45,20 +48,28 @@ static const char *name_in(const char *path)
     return slash == NULL ? path : slash + 1;
 }
 
-/* Of the path's folder, with "." at its end: that way the folder is one of those on the way. */
+/* Of the path's folder, with "/" at its end: that way the folder is one of those on the way. */
 static void folder_of(const char *path, char folder[RFT_IPC_PATH_BYTES + 2])
 {
-    (void)snprintf(folder, RFT_IPC_PATH_BYTES + 2, "%.*s.", (int)(name_in(path) - path), path);
+    const char *name = name_in(path);
+    (void)snprintf(folder, RFT_IPC_PATH_BYTES + 2, "%s%.*s", name == path ? "./" : "",
+                   (int)(name - path), path);
 }
 
 refit_status rft_ipc_check_folder(const char *path, refit_error *error)
 {
     char folder[RFT_IPC_PATH_BYTES + 2];
+    refit_error why;
     int fd = -1;
     folder_of(path, folder);
-    RFT_TRY(rft_trusted_open(AT_FDCWD, folder, "socket in", O_PATH | O_DIRECTORY, &fd, error));
-    close(fd);
-    return REFIT_OK;
+    refit_status status =
+        rft_trusted_open(AT_FDCWD, folder, "socket in", O_PATH | O_DIRECTORY, &fd, &why);
+    if (fd >= 0) close(fd);
+    RFT_REFUSE_IF(status == REFIT_ERR_SECURITY, error, status,
+                  "%s: set XDG_RUNTIME_DIR to a folder of yours (mode 0700), or name ipc://PATH in "
+                  "one",
+                  why.text);
+    return status == REFIT_OK ? status : rft_fail_sub(error, status, why.subsystem, "%s", why.text);
 }
 
 static refit_status lock_place(rft_ipc *ipc, refit_error *error)
@@ -71,11 +82,11 @@ static refit_status lock_place(rft_ipc *ipc, refit_error *error)
                             "the folder of ipc://%s cannot be used: %s", ipc->path,
                             strerror(errno));
     if ((found.st_mode & (S_IWGRP | S_IWOTH)) == 0) {
-        (void)snprintf(ipc->lock, sizeof ipc->lock, "%s.lock", ipc->path);
+        (void)snprintf(ipc->lock, sizeof ipc->lock, "%s" LOCK_SUFFIX, ipc->path);
         return REFIT_OK;
     }
-    RFT_TRY(rft_own_folder_find(own, error));
-    (void)snprintf(ipc->lock, sizeof ipc->lock, "%s/.%" PRIx64 "-%" PRIx64 "-%s.lock", own,
+    RFT_TRY(rft_own_folder_find(0, own, error));
+    (void)snprintf(ipc->lock, sizeof ipc->lock, "%s/.%" PRIx64 "-%" PRIx64 "-%s" LOCK_SUFFIX, own,
                    (uint64_t)found.st_dev, (uint64_t)found.st_ino, name_in(ipc->path));
     return REFIT_OK;
 }
@@ -121,8 +132,7 @@ static refit_status lock_take(rft_ipc *ipc, refit_error *error)
 
 /* ---- The socket ---- */
 
-/* Somebody who does not know our lock may listen there. */
-static bool somebody_listens(const char *path)
+bool rft_ipc_is_listening(const char *path)
 {
     struct sockaddr_un address = socket_address(path);
     int fd = socket(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
@@ -132,6 +142,7 @@ static bool somebody_listens(const char *path)
     return alive;
 }
 
+/* A process that does not know the lock may listen there. */
 static refit_status path_clear(const char *path, refit_error *error)
 {
     struct stat found;
@@ -143,7 +154,7 @@ static refit_status path_clear(const char *path, refit_error *error)
         "the socket %s belongs to user %u, not to user %u: have it removed, or use another "
         "endpoint",
         path, (unsigned)found.st_uid, (unsigned)geteuid());
-    RFT_REFUSE_IF(somebody_listens(path), error, REFIT_ERR_BUSY,
+    RFT_REFUSE_IF(rft_ipc_is_listening(path), error, REFIT_ERR_BUSY,
                   "another process listens at ipc://%s: close it, or use another endpoint", path);
     (void)unlink(path);
     return REFIT_OK;
@@ -190,12 +201,18 @@ static void hidden_clear(const rft_ipc *ipc)
     if (lstat(hidden.text, &found) == 0 && S_ISSOCK(found.st_mode)) (void)unlink(hidden.text);
 }
 
-static bool rename_own(const rft_ipc *ipc, const char *from, const char *to)
+/* Sets errno. */
+static bool is_socket_of(const rft_ipc *ipc, const char *path)
 {
     struct stat found;
-    if (lstat(from, &found) != 0) return false;
+    if (lstat(path, &found) != 0) return false;
     errno = EEXIST;
-    return found.st_dev == ipc->device && found.st_ino == ipc->inode && rename(from, to) == 0;
+    return found.st_dev == ipc->device && found.st_ino == ipc->inode;
+}
+
+static bool rename_own(const rft_ipc *ipc, const char *from, const char *to)
+{
+    return is_socket_of(ipc, from) && rename(from, to) == 0;
 }
 
 bool rft_ipc_hide(const rft_ipc *ipc)
@@ -242,7 +259,49 @@ void rft_ipc_close(rft_ipc *ipc)
     ipc->lock_fd = -1;
 }
 
-/* ---- Who listens ---- */
+bool rft_ipc_is_named(const rft_ipc *ipc)
+{
+    hidden_path hidden = hidden_of(ipc);
+    return is_socket_of(ipc, ipc->path) || is_socket_of(ipc, hidden.text);
+}
+
+/* ---- Files of dead processes ---- */
+
+/* A socket is made after its lock was taken. So a socket whose lock is free belongs to a process
+ * that has ended; a lock without a socket may be one that a process is about to take. */
+static void sweep_one(int folder, const char *socket)
+{
+    char lock[NAME_MAX + sizeof LOCK_SUFFIX];
+    struct stat open_one, named_one;
+    size_t length = strlen(socket), more = strlen(HIDDEN);
+    if (length > more && strcmp(socket + length - more, HIDDEN) == 0) length -= more;
+    (void)snprintf(lock, sizeof lock, "%.*s" LOCK_SUFFIX, (int)length, socket);
+    int fd = openat(folder, lock, O_RDWR | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK);
+    if (fd < 0) return;
+    if (flock(fd, LOCK_EX | LOCK_NB) == 0 && fstat(fd, &open_one) == 0 &&
+        fstatat(folder, lock, &named_one, AT_SYMLINK_NOFOLLOW) == 0 &&
+        open_one.st_ino == named_one.st_ino) {
+        (void)unlinkat(folder, socket, 0);
+        (void)unlinkat(folder, lock, 0);
+    }
+    close(fd);
+}
+
+void rft_ipc_sweep(const char *folder, const char *prefix)
+{
+    DIR *listing = opendir(folder);
+    if (listing == NULL) return;
+    for (const struct dirent *found = readdir(listing); found != NULL; found = readdir(listing)) {
+        struct stat file;
+        if (strncmp(found->d_name, prefix, strlen(prefix)) == 0 &&
+            fstatat(dirfd(listing), found->d_name, &file, AT_SYMLINK_NOFOLLOW) == 0 &&
+            S_ISSOCK(file.st_mode))
+            sweep_one(dirfd(listing), found->d_name);
+    }
+    closedir(listing);
+}
+
+/* ---- The listener's user ---- */
 
 static bool is_trusted(uid_t user)
 {
@@ -270,12 +329,13 @@ static refit_status check_listener(const char *path, uid_t listener, refit_error
     return REFIT_OK;
 }
 
-/* ZeroMQ may have closed the descriptor, and another file may have got its number. */
+/* ZeroMQ may have closed the descriptor, and another file may have got its number: one that is no
+ * connected socket has no user. A peer in another PID namespace has a user, but no process id. */
 refit_status rft_ipc_check_connection(const char *path, int fd, refit_error *error)
 {
     struct ucred peer;
     socklen_t size = sizeof peer;
-    if (getsockopt(fd, SOL_SOCKET, SO_PEERCRED, &peer, &size) != 0 || peer.pid == 0)
+    if (getsockopt(fd, SOL_SOCKET, SO_PEERCRED, &peer, &size) != 0 || peer.uid == (uid_t)-1)
         return REFIT_OK;
     return check_listener(path, peer.uid, error);
 }

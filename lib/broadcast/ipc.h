@@ -1,7 +1,7 @@
 /*
  * ipc: the listening socket of an ipc endpoint, and the lock file that keeps a second publisher
- * out. Both files are ours to remove; ZeroMQ only takes the descriptor. And whether the one who
- * listens at such a path may be trusted.
+ * out. Both files are ours to remove; ZeroMQ only takes the descriptor. And whether the process
+ * that listens at such a path may be trusted.
  *
  * Trusted are this user and root, at a path that no other user could have led elsewhere.
  */
@@ -38,6 +38,18 @@ void rft_ipc_close(rft_ipc *ipc);
  * renamed, or another one has its name. */
 bool rft_ipc_hide(const rft_ipc *ipc);
 bool rft_ipc_show(const rft_ipc *ipc);
+
+/* Whether the path, or the name that it has while it is hidden, still leads to the socket: not
+ * after the system has removed the folder of a user who logged out, for example. A connection that
+ * stands is not touched by that. */
+bool rft_ipc_is_named(const rft_ipc *ipc);
+
+/* Whether a process listens there: by a connection, which is closed at once. */
+bool rft_ipc_is_listening(const char *path);
+
+/* Removes the sockets whose names begin with `prefix`, and their locks, from a folder that is this
+ * user's alone, where the processes that made them have ended. The names are never used again. */
+void rft_ipc_sweep(const char *folder, const char *prefix);
 
 /* Whether only this user and root can put something at the path, or, in a sticky folder, take away
  * what lies there. REFIT_ERR_SECURITY names the folder; REFIT_ERR_IO: there is no such folder. */

@@ -1,13 +1,15 @@
 /*
- * A place where nobody else can make names comes first: the folder that the system makes for the
+ * A place where no other user can make names comes first: the folder that the system makes for the
  * user's sockets. Its usual path is tried where the variable is missing, too, so that a process
  * that was started without the variable (by cron, say) finds the same folder as the others. What is
  * set but unfit is not used: `su` and batch systems hand down the folder of another user or of
- * another machine.
+ * another machine. The system makes that folder at the user's first login and removes it at the
+ * last logout, so two processes may choose different places: a process that looks for another one
+ * looks at all of them.
  *
  * In /tmp another user may have taken the name; that is refused, because no other name would be
  * found by the processes that look for this one. What is there is judged by a descriptor that
- * follows no link. Nobody else can rename it: /tmp is sticky, and the other places belong to this
+ * follows no link. No other user can rename it: /tmp is sticky, and the other places belong to this
  * user.
  */
 #include "trust/own_folder.h"
@@ -26,7 +28,7 @@
 
 #define OTHERS (S_IRWXG | S_IRWXO)
 
-/* Whether the folder belongs to this user, who alone may enter it. */
+/* Whether the folder belongs to this user, and no other user may enter it. */
 static bool is_own(int fd)
 {
     struct stat found;
@@ -45,30 +47,74 @@ static bool is_own_place(const char *place)
     return own;
 }
 
-static refit_status put_path(char path[RFT_OWN_FOLDER_BYTES], const char *place, const char *name,
-                             refit_error *error)
+/* ---- The places ---- */
+
+/* A path that is too long for a socket is no place. */
+static void add_place(rft_own_places *list, const char *parent, const char *name)
 {
-    int length = snprintf(path, RFT_OWN_FOLDER_BYTES, "%s/%s", place, name);
-    RFT_REFUSE_IF(length < 0 || length >= RFT_OWN_FOLDER_BYTES, error, REFIT_ERR_LIMIT,
-                  "XDG_RUNTIME_DIR is longer than %d bytes: set it to a shorter path",
-                  RFT_OWN_FOLDER_BYTES - 1);
-    return REFIT_OK;
+    char *path = list->paths[list->count];
+    int length = snprintf(path, RFT_OWN_FOLDER_BYTES, "%s/%s", parent, name);
+    if (length > 0 && length < RFT_OWN_FOLDER_BYTES) list->count++;
 }
 
-static refit_status choose(char path[RFT_OWN_FOLDER_BYTES], refit_error *error)
+void rft_own_places_list(rft_own_places *out)
 {
     char usual[64], shared[64];
     const char *runtime = secure_getenv("XDG_RUNTIME_DIR");
     (void)snprintf(usual, sizeof usual, "/run/user/%u", (unsigned)geteuid());
     (void)snprintf(shared, sizeof shared, "refit-%u", (unsigned)geteuid());
-    if (runtime != NULL && runtime[0] != '\0') {
-        if (is_own_place(runtime)) return put_path(path, runtime, "refit", error);
-        rft_log(REFIT_LOG_INFO,
-                "XDG_RUNTIME_DIR is not used: %s is no folder that only user %u may enter", runtime,
-                (unsigned)geteuid());
-    }
-    if (is_own_place(usual)) return put_path(path, usual, "refit", error);
-    return put_path(path, "/tmp", shared, error);
+    out->count = 0;
+    if (runtime != NULL && runtime[0] != '\0') add_place(out, runtime, "refit");
+    add_place(out, usual, "refit");
+    add_place(out, "/tmp", shared);
+}
+
+/* Whether the folder may be made and used at this place: the last one is in /tmp, the others lie in
+ * a folder that has to be this user's own. */
+static bool is_place(const rft_own_places *list, uint32_t place)
+{
+    char parent[RFT_OWN_FOLDER_BYTES];
+    if (place + 1 == list->count) return true;
+    strcpy(parent, list->paths[place]);
+    *strrchr(parent, '/') = '\0';
+    return is_own_place(parent);
+}
+
+static int open_folder(const char *path)
+{
+    return open(path, O_PATH | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
+}
+
+bool rft_own_places_has(const rft_own_places *list, uint32_t place)
+{
+    int fd = is_place(list, place) ? open_folder(list->paths[place]) : -1;
+    bool own = fd >= 0 && is_own(fd);
+    if (fd >= 0) close(fd);
+    return own;
+}
+
+/* ---- The folder ---- */
+
+static void tell_unused(void)
+{
+    const char *runtime = secure_getenv("XDG_RUNTIME_DIR");
+    if (runtime == NULL || runtime[0] == '\0') return;
+    rft_log(REFIT_LOG_INFO,
+            "XDG_RUNTIME_DIR is not used: %s is no folder that only user %u may enter, or too long "
+            "for the path of a socket (%d bytes)",
+            runtime, (unsigned)geteuid(), RFT_OWN_FOLDER_BYTES - 1);
+}
+
+static void choose(size_t behind, char path[RFT_OWN_FOLDER_BYTES])
+{
+    rft_own_places list;
+    rft_own_places_list(&list);
+    uint32_t at = 0;
+    while (at + 1 < list.count &&
+           (strlen(list.paths[at]) + behind >= RFT_OWN_FOLDER_BYTES || !is_place(&list, at)))
+        at++;
+    if (at > 0) tell_unused();
+    strcpy(path, list.paths[at]);
 }
 
 static refit_status judge(const char *path, int fd, refit_error *error)
@@ -88,13 +134,13 @@ static refit_status judge(const char *path, int fd, refit_error *error)
     return REFIT_OK;
 }
 
-refit_status rft_own_folder_find(char path[RFT_OWN_FOLDER_BYTES], refit_error *error)
+refit_status rft_own_folder_find(size_t behind, char path[RFT_OWN_FOLDER_BYTES], refit_error *error)
 {
-    RFT_TRY(choose(path, error));
+    choose(behind, path);
     if (mkdir(path, S_IRWXU) != 0 && errno != EEXIST)
         return rft_fail_sub(error, REFIT_ERR_IO, errno, "folder %s cannot be made: %s", path,
                             strerror(errno));
-    int fd = open(path, O_PATH | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
+    int fd = open_folder(path);
     int code = errno;
     RFT_REFUSE_IF(fd < 0 && (code == ENOTDIR || code == ELOOP), error, REFIT_ERR_SECURITY,
                   "%s is a link or no folder: have it removed, or set XDG_RUNTIME_DIR to a folder "

@@ -25,7 +25,7 @@ typedef struct walk {
     const char *what, *path; /* for sentences */
     int at;                  /* the folder reached; owned */
     int links;
-    uid_t owner_of_all;   /* of "/": who could lead any path elsewhere */
+    uid_t owner_of_all;   /* of "/": it could lead any path elsewhere */
     char rest[PATH_MAX];  /* what is still to go */
     char where[PATH_MAX]; /* the way to `at` */
 } walk;
@@ -50,7 +50,8 @@ static refit_status judge_folder(const walk *it, const struct stat *found, refit
                   it->what, it->path, it->where, (unsigned)found->st_uid);
     RFT_REFUSE_IF(
         (found->st_mode & 022) != 0 && (found->st_mode & S_ISVTX) == 0, error, REFIT_ERR_SECURITY,
-        "%s %.50s: others may write to folder %.70s, and so put another there: chmod go-w",
+        "%s %.50s: others may write to folder %.70s, and so put another there: chmod go-w, "
+        "or use another place",
         it->what, it->path, it->where);
     return REFIT_OK;
 }
@@ -106,8 +107,8 @@ static refit_status follow(walk *it, const char *name, int fd, const struct stat
 {
     char target[PATH_MAX];
     RFT_REFUSE_IF(!is_trusted(it, found), error, REFIT_ERR_SECURITY,
-                  "%s %.50s: link %.40s in folder %.50s belongs to user %u, who could lead it "
-                  "anywhere: remove it",
+                  "%s %.50s: link %.40s in folder %.50s belongs to user %u, which could lead it "
+                  "anywhere: remove it, or use another place",
                   it->what, it->path, name, it->where, (unsigned)found->st_uid);
     if (++it->links > LINKS_MOST) return fail(it, ELOOP, error);
     ssize_t length = readlinkat(fd, "", target, sizeof target - 1);
@@ -212,7 +213,7 @@ refit_status rft_trusted_open(int folder, const char *path, const char *what, in
     if (status == REFIT_OK && is_made_up(fd)) {
         close(fd);
         return rft_fail(error, REFIT_ERR_SECURITY,
-                        "%s %.120s lies where the kernel makes files up: keep keys on a disk", what,
+                        "%s %.120s lies where the kernel makes files up: use another place", what,
                         path);
     }
     if (status == REFIT_OK) *out = fd;

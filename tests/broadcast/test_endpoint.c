@@ -6,10 +6,13 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
+#include <sys/wait.h>
+#include <unistd.h>
 
 #include <cmocka.h>
 
 #include "broadcast/endpoint.h"
+#include "broadcast/ipc.h"
 #include "tests/support/file_tree.h"
 
 static void check_local(const char *text, bool local)
@@ -153,19 +156,73 @@ static void names_of_a_user_are_paths_in_a_folder_of_its_own(void **state)
     file_tree_close(&tree);
 }
 
-static void a_folder_too_long_for_a_socket_is_refused(void **state)
+static void a_folder_too_long_for_a_socket_is_passed_over(void **state)
 {
     (void)state;
     char below[256];
-    refit_error error = {0};
-    rft_endpoint endpoint;
     file_tree tree = file_tree_open();
-    (void)snprintf(below, sizeof below, "%s/%080d", tree.root, 0);
+    (void)snprintf(below, sizeof below, "%s/%070d", tree.root, 0);
     assert_int_equal(mkdir(below, 0700), 0);
     assert_int_equal(setenv("XDG_RUNTIME_DIR", below, 1), 0);
-    assert_int_equal(rft_endpoint_parse("user://refit", &endpoint, NULL), REFIT_OK);
-    assert_int_equal(rft_endpoint_settle(&endpoint, &error), REFIT_ERR_INVALID);
-    assert_non_null(strstr(error.text, "name a shorter one"));
+    rft_endpoint name = settled("user://refit");
+    assert_null(strstr(name.text, below));
+    assert_int_equal(setenv("XDG_RUNTIME_DIR", tree.root, 1), 0);
+    rft_endpoint longest =
+        settled("user://012345678901234567890123456789012345678901234567890123456789012");
+    assert_int_equal(longest.transport, RFT_TRANSPORT_IPC);
+    file_tree_close(&tree);
+}
+
+/* As after kill -9: nothing is closed, and the kernel gives the lock back. */
+static void leave_files(const char *path)
+{
+    pid_t child = fork();
+    if (child == 0) {
+        rft_ipc ipc;
+        int fd;
+        _exit(rft_ipc_open(&ipc, path, &fd, NULL) == REFIT_OK ? 0 : 1);
+    }
+    int code;
+    assert_int_equal(waitpid(child, &code, 0), child);
+    assert_int_equal(code, 0);
+    assert_int_equal(access(path, F_OK), 0);
+}
+
+static void files_that_the_dead_left_are_removed_and_others_kept(void **state)
+{
+    (void)state;
+    char lock[128], fresh[128];
+    rft_ipc living;
+    int fd;
+    file_tree tree = file_tree_open();
+    assert_int_equal(setenv("XDG_RUNTIME_DIR", tree.root, 1), 0);
+    rft_endpoint dead = settled("user://*"), held = settled("user://*"),
+                 alive = settled("user://*"), named = settled("user://refit");
+    const char *paths[] = {strchr(dead.text, '/') + 2, strchr(alive.text, '/') + 2,
+                           strchr(named.text, '/') + 2};
+    leave_files(paths[0]);
+    leave_files(paths[2]);
+    const char *held_path = strchr(held.text, '/') + 2;
+    char hidden[128];
+    leave_files(held_path); /* it had no descriptor left */
+    (void)snprintf(hidden, sizeof hidden, "%s.held", held_path);
+    assert_int_equal(rename(held_path, hidden), 0);
+    assert_int_equal(rft_ipc_open(&living, paths[1], &fd, NULL), REFIT_OK);
+    file_tree_write(&tree, "/refit/any-0.sock.lock", ""); /* about to be locked */
+    (void)settled("user://refit");
+    assert_int_equal(access(paths[0], F_OK), 0);
+    (void)settled("user://*");
+    (void)snprintf(lock, sizeof lock, "%s.lock", paths[0]);
+    (void)snprintf(fresh, sizeof fresh, "%s/refit/any-0.sock.lock", tree.root);
+    assert_int_not_equal(access(paths[0], F_OK), 0);
+    assert_int_not_equal(access(hidden, F_OK), 0);
+    assert_int_not_equal(access(lock, F_OK), 0);
+    assert_int_equal(access(paths[1], F_OK), 0);
+    assert_int_equal(access(living.lock, F_OK), 0);
+    assert_int_equal(access(paths[2], F_OK), 0);
+    assert_int_equal(access(fresh, F_OK), 0);
+    close(fd);
+    rft_ipc_close(&living);
     file_tree_close(&tree);
 }
 
@@ -189,7 +246,8 @@ int main(void)
         cmocka_unit_test(unreadable_endpoints_are_refused_with_a_sentence),
         cmocka_unit_test(only_publishers_may_leave_something_open),
         cmocka_unit_test(names_of_a_user_are_paths_in_a_folder_of_its_own),
-        cmocka_unit_test(a_folder_too_long_for_a_socket_is_refused),
+        cmocka_unit_test(a_folder_too_long_for_a_socket_is_passed_over),
+        cmocka_unit_test(files_that_the_dead_left_are_removed_and_others_kept),
         cmocka_unit_test(too_long_texts_and_paths_are_refused),
     };
     return cmocka_run_group_tests_name("endpoint", tests, NULL, NULL);

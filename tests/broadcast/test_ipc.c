@@ -200,6 +200,80 @@ static void a_listener_that_is_not_told_is_refused(void **state)
     }
 }
 
+/* Of a peer in another PID namespace the kernel tells the user, and 0 for its process. */
+static int pid_of_peer = -1;
+
+int __wrap_getsockopt(int fd, int level, int name, void *value, socklen_t *size);
+int __real_getsockopt(int fd, int level, int name, void *value, socklen_t *size);
+
+int __wrap_getsockopt(int fd, int level, int name, void *value, socklen_t *size)
+{
+    int code = __real_getsockopt(fd, level, name, value, size);
+    if (code == 0 && level == SOL_SOCKET && name == SO_PEERCRED && pid_of_peer == 0) {
+        struct ucred *peer = value;
+        peer->pid = 0;
+        peer->uid = 61002;
+    }
+    return code;
+}
+
+static void a_peer_of_another_pid_namespace_is_judged_by_its_user(void **state)
+{
+    (void)state;
+    refit_error error;
+    int pair[2];
+    assert_int_equal(socketpair(AF_UNIX, SOCK_STREAM, 0, pair), 0);
+    assert_int_equal(rft_ipc_check_connection("/s", pair[0], NULL), REFIT_OK);
+    pid_of_peer = 0;
+    assert_int_equal(rft_ipc_check_connection("/s", pair[0], &error), REFIT_ERR_SECURITY);
+    pid_of_peer = -1;
+    assert_non_null(strstr(error.text, "user 61002 listens at ipc:///s"));
+    close(pair[1]);
+    close(pair[0]);
+    int lone = socket(AF_UNIX, SOCK_STREAM, 0); /* it has no peer, as a descriptor used again */
+    assert_int_equal(rft_ipc_check_connection("/s", lone, NULL), REFIT_OK);
+    close(lone);
+}
+
+static void a_socket_is_known_by_its_path_until_it_is_removed(void **state)
+{
+    const place *here = *state;
+    rft_ipc ipc;
+    int fd;
+    assert_false(rft_ipc_is_listening(here->path));
+    assert_int_equal(rft_ipc_open(&ipc, here->path, &fd, NULL), REFIT_OK);
+    assert_true(rft_ipc_is_named(&ipc));
+    assert_true(rft_ipc_is_listening(here->path));
+    assert_true(rft_ipc_hide(&ipc));
+    assert_true(rft_ipc_is_named(&ipc));
+    assert_true(rft_ipc_show(&ipc));
+    assert_int_equal(unlink(here->path), 0);
+    assert_false(rft_ipc_is_named(&ipc));
+    close(fd);
+    rft_ipc_close(&ipc);
+}
+
+static void a_folder_that_is_refused_is_named_with_a_way_out(void **state)
+{
+    const place *here = *state;
+    refit_error error;
+    assert_int_equal(chmod(here->folder, 0770), 0);
+    assert_int_equal(rft_ipc_check_folder(here->path, &error), REFIT_ERR_SECURITY);
+    assert_non_null(strstr(error.text, "chmod go-w, or use another place: set XDG_RUNTIME_DIR"));
+    assert_null(strstr(error.text, "/.:"));
+    assert_int_equal(chmod(here->folder, 0700), 0);
+    if (geteuid() != 0) return;
+    /* As /tmp in a container whose user namespace has no name for its owner. */
+    assert_int_equal(chown(here->folder, 65534, 65534), 0);
+    assert_int_equal(chmod(here->folder, 01777), 0);
+    assert_int_equal(rft_ipc_check_folder(here->path, &error), REFIT_ERR_SECURITY);
+    assert_non_null(strstr(error.text, "belongs to user 65534"));
+    assert_non_null(strstr(error.text, "set XDG_RUNTIME_DIR to a folder of yours (mode 0700), or "
+                                       "name ipc://PATH in one"));
+    assert_int_equal(chown(here->folder, 0, 0), 0);
+    assert_int_equal(chmod(here->folder, 0700), 0);
+}
+
 static void missing_folder_is_an_error_of_the_system(void **state)
 {
     (void)state;
@@ -222,6 +296,9 @@ int main(void)
         IN_A_PLACE(file_that_is_no_socket_is_left_alone),
         IN_A_PLACE(stranger_who_listens_is_left_alone),
         IN_A_PLACE(one_lock_guards_a_path_however_it_is_written),
+        IN_A_PLACE(a_socket_is_known_by_its_path_until_it_is_removed),
+        IN_A_PLACE(a_folder_that_is_refused_is_named_with_a_way_out),
+        cmocka_unit_test(a_peer_of_another_pid_namespace_is_judged_by_its_user),
         cmocka_unit_test(only_this_user_and_root_may_listen),
         cmocka_unit_test(a_listener_that_is_not_told_is_refused),
         cmocka_unit_test(missing_folder_is_an_error_of_the_system),

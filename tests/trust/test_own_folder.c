@@ -38,7 +38,7 @@ static void expect_in_runtime(const file_tree *tree)
 {
     char found[RFT_OWN_FOLDER_BYTES], path[256];
     refit_error error = {0};
-    if (rft_own_folder_find(found, &error) != REFIT_OK) fail_msg("%s", error.text);
+    if (rft_own_folder_find(0, found, &error) != REFIT_OK) fail_msg("%s", error.text);
     assert_string_equal(found, at(tree, "run/refit", path));
 }
 
@@ -50,7 +50,7 @@ static void expect_usual(void)
     struct stat folder;
     (void)snprintf(in_run, sizeof in_run, "/run/user/%u/refit", (unsigned)geteuid());
     (void)snprintf(in_tmp, sizeof in_tmp, "/tmp/refit-%u", (unsigned)geteuid());
-    if (rft_own_folder_find(found, &error) != REFIT_OK) fail_msg("%s", error.text);
+    if (rft_own_folder_find(0, found, &error) != REFIT_OK) fail_msg("%s", error.text);
     if (strcmp(found, in_run) != 0) assert_string_equal(found, in_tmp);
     assert_int_equal(lstat(found, &folder), 0);
     assert_int_equal(folder.st_mode, S_IFDIR | 0700);
@@ -61,7 +61,7 @@ static void expect_refused(const char *part)
 {
     char found[RFT_OWN_FOLDER_BYTES];
     refit_error error;
-    assert_int_equal(rft_own_folder_find(found, &error), REFIT_ERR_SECURITY);
+    assert_int_equal(rft_own_folder_find(0, found, &error), REFIT_ERR_SECURITY);
     if (strstr(error.text, part) == NULL) fail_msg("no '%s' in: %s", part, error.text);
 }
 
@@ -161,20 +161,64 @@ static void a_link_or_a_file_in_its_place_is_refused(void **state)
     file_tree_close(&tree);
 }
 
-static void a_path_without_end_is_refused(void **state)
+static void a_path_too_long_for_a_socket_is_not_used(void **state)
 {
     (void)state;
-    char path[RFT_OWN_FOLDER_BYTES + 64], found[RFT_OWN_FOLDER_BYTES];
-    refit_error error;
+    char path[RFT_OWN_FOLDER_BYTES + 64], found[RFT_OWN_FOLDER_BYTES], in_runtime[256];
     file_tree tree = runtime_of(0700);
+    size_t room = RFT_OWN_FOLDER_BYTES - 1 - strlen(at(&tree, "run/refit", in_runtime));
+    assert_int_equal(rft_own_folder_find(room, found, NULL), REFIT_OK);
+    assert_string_equal(found, in_runtime);
+    assert_int_equal(rft_own_folder_find(room + 1, found, NULL), REFIT_OK);
+    assert_string_not_equal(found, in_runtime);
     int length = snprintf(path, sizeof path, "%s/run", tree.root);
     while (length < RFT_OWN_FOLDER_BYTES) {
         path[length++] = '/';
         path[length] = '\0';
     }
     assert_int_equal(setenv("XDG_RUNTIME_DIR", path, 1), 0);
-    assert_int_equal(rft_own_folder_find(found, &error), REFIT_ERR_LIMIT);
-    assert_non_null(strstr(error.text, "set it to a shorter path"));
+    expect_usual();
+    file_tree_close(&tree);
+}
+
+static uint32_t count_of(const rft_own_places *places, const char *path)
+{
+    uint32_t count = 0;
+    for (uint32_t i = 0; i < places->count; i++)
+        count += strcmp(places->paths[i], path) == 0 && rft_own_places_has(places, i);
+    return count;
+}
+
+static void all_places_are_looked_at_and_none_is_made(void **state)
+{
+    (void)state;
+    char path[256], target[256], usual[64];
+    rft_own_places places;
+    file_tree tree = runtime_of(0700);
+    rft_own_places_list(&places);
+    assert_int_equal(places.count, RFT_OWN_PLACES_MOST);
+    assert_int_equal(count_of(&places, at(&tree, "run/refit", path)), 0);
+    assert_int_not_equal(access(path, F_OK), 0);
+    assert_int_equal(mkdir(path, 0700), 0);
+    assert_int_equal(count_of(&places, path), 1);
+    /* The variable does not hide the place that a process without it chooses. */
+    char chosen[RFT_OWN_FOLDER_BYTES];
+    assert_int_equal(unsetenv("XDG_RUNTIME_DIR"), 0);
+    assert_int_equal(rft_own_folder_find(0, chosen, NULL), REFIT_OK);
+    assert_int_equal(count_of(&places, chosen), 1);
+    (void)snprintf(usual, sizeof usual, "/tmp/refit-%u", (unsigned)geteuid());
+    assert_string_equal(places.paths[2], usual);
+    /* What others may enter, or lead elsewhere, is not there. */
+    assert_int_equal(chmod(path, 0710), 0);
+    assert_int_equal(count_of(&places, path), 0);
+    assert_int_equal(chmod(path, 0700), 0);
+    assert_int_equal(chmod(at(&tree, "run", target), 0755), 0);
+    assert_int_equal(count_of(&places, path), 0);
+    assert_int_equal(chmod(target, 0700), 0);
+    assert_int_equal(rmdir(path), 0);
+    assert_int_equal(mkdir(at(&tree, "run/other", target), 0700), 0);
+    assert_int_equal(symlink(target, path), 0);
+    assert_int_equal(count_of(&places, path), 0);
     file_tree_close(&tree);
 }
 
@@ -187,7 +231,8 @@ int main(void)
         cmocka_unit_test(a_runtime_folder_of_another_user_is_not_used),
         cmocka_unit_test(what_others_may_enter_is_refused),
         cmocka_unit_test(a_link_or_a_file_in_its_place_is_refused),
-        cmocka_unit_test(a_path_without_end_is_refused),
+        cmocka_unit_test(a_path_too_long_for_a_socket_is_not_used),
+        cmocka_unit_test(all_places_are_looked_at_and_none_is_made),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -216,7 +216,7 @@ static void what_the_kernel_makes_up_is_refused(void **state)
         (void)snprintf(name, sizeof name, "link%zu", i);
         if (access(files[i], R_OK) != 0) continue; /* no such file in a sandbox */
         link_to(&tree, name, files[i]);
-        expect_refused(&tree, name, "keep keys on a disk");
+        expect_refused(&tree, name, "makes files up: use another place");
     }
     file_tree_close(&tree);
 }
