@@ -3,7 +3,7 @@
  *
  * No index is kept on the disk: the names say it all, so nothing can disagree with them after a
  * crash. The lock is the kernel's and goes with the process that had it; its file stays, because a
- * lock on a file that somebody removes is no lock.
+ * lock on a file that another process removes is no lock.
  */
 #include "archive/archive_folder.h"
 
@@ -179,8 +179,9 @@ refit_status rft_archive_folder_run(const rft_archive_folder *folder, uint64_t e
 
 /* ---- The folder ---- */
 
-/* Whoever can open the file, if only to read, can hold its lock. Earlier releases left it open to
- * readers of the folder. */
+/* A process that can open the file, if only to read, can hold its lock. Earlier releases left it
+ * open to readers of the folder. So one user writes to an archive, also in a folder that a group
+ * may write to. */
 static void close_to_others(int lock)
 {
     struct stat found;
@@ -192,11 +193,26 @@ static void close_to_others(int lock)
             strerror(errno));
 }
 
+static refit_status lock_failed(const rft_archive_folder *folder, refit_error *error)
+{
+    struct stat found;
+    int code = errno;
+    bool others = code == EACCES &&
+                  fstatat(folder->dir, LOCK_NAME, &found, AT_SYMLINK_NOFOLLOW) == 0 &&
+                  found.st_uid != geteuid();
+    errno = code;
+    if (!others) return rft_disk_fail(error, "create", LOCK_NAME);
+    return rft_fail_sub(error, REFIT_ERR_IO, code,
+                        "user %u writes to this archive, and no other user can: write as that "
+                        "user, or give user %u an archive of its own",
+                        (unsigned)found.st_uid, (unsigned)geteuid());
+}
+
 static refit_status take_lock(rft_archive_folder *folder, refit_error *error)
 {
     int flags = O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW;
     folder->lock = openat(folder->dir, LOCK_NAME, flags, LOCK_MODE);
-    if (folder->lock < 0) return rft_disk_fail(error, "create", LOCK_NAME);
+    if (folder->lock < 0) return lock_failed(folder, error);
     close_to_others(folder->lock);
     if (flock(folder->lock, LOCK_EX | LOCK_NB) == 0) return REFIT_OK;
     RFT_REFUSE_IF(errno == EWOULDBLOCK, error, REFIT_ERR_BUSY,

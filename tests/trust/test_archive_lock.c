@@ -76,10 +76,34 @@ static void a_reader_of_another_user_cannot_hold_the_lock(void **state)
     rig_close(&rig);
 }
 
+static int write_version(archive_rig *rig)
+{
+    refit_archive *archive = NULL;
+    refit_error error = {0};
+    refit_status status =
+        refit_archive_open(rig->folder, REFIT_ARCHIVE_WRITE, &rig->config, &archive, &error);
+    refit_archive_close(archive);
+    return status == REFIT_ERR_IO && strstr(error.text, "user 0 writes to this archive") != NULL;
+}
+
+static void a_second_writer_of_a_shared_folder_is_told_that_one_user_writes(void **state)
+{
+    (void)state;
+    archive_rig rig;
+    rig_open(&rig, 10);
+    rig_keep(&rig, RIG_EPOCH, 1);
+    assert_int_equal(chmod(rig.root, 0755), 0);
+    assert_int_equal(chown(rig.folder, 0, NOBODY), 0);
+    assert_int_equal(chmod(rig.folder, 02770), 0);
+    assert_int_equal(as_nobody(&rig, write_version), 1);
+    rig_close(&rig);
+}
+
 int main(void)
 {
     if (geteuid() != 0) return SKIPPED;
     const struct CMUnitTest tests[] = {
+        cmocka_unit_test(a_second_writer_of_a_shared_folder_is_told_that_one_user_writes),
         cmocka_unit_test(a_reader_of_another_user_cannot_hold_the_lock),
     };
     return cmocka_run_group_tests_name("archive_lock", tests, NULL, NULL);

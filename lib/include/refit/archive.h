@@ -42,10 +42,13 @@ typedef enum refit_archive_mode {
 /*
  * Opens a folder; for writing it is made if it is missing (its parent must be there; mode 0700, so
  * that other users read it only if you let them: files in it have the modes that the umask gives),
- * taken for this object alone, and what a writer that died has left is removed. `config` may be
+ * taken for this object alone, and what a writer that died has left is removed. One user writes to
+ * an archive, also in a folder that a group may write to: only the user who first wrote to it can
+ * take its lock. `config` may be
  * NULL; it is copied: archive.*, limits.*, broadcast.frame_bytes and, for what is written,
  * broadcast.compress and its level count. Blocks for the disk. REFIT_ERR_INVALID, REFIT_ERR_BUSY
- * (another writer has it), REFIT_ERR_NOT_FOUND (no such folder), REFIT_ERR_IO, REFIT_ERR_CONFIG,
+ * (another writer has it), REFIT_ERR_NOT_FOUND (no such folder), REFIT_ERR_IO (also: another user
+ * writes to it), REFIT_ERR_CONFIG,
  * REFIT_ERR_HOST_MEMORY. Since 0.1.
  */
 REFIT_API REFIT_MUST_CHECK refit_status refit_archive_open(const char *folder,
