@@ -431,6 +431,11 @@ const char *rft_channel_endpoint(const rft_channel *channel)
     return channel->endpoint;
 }
 
+bool rft_channel_is_local(const rft_channel *channel)
+{
+    return channel->asked.local;
+}
+
 rft_allow_list *rft_channel_allow_list(const rft_channel *channel)
 {
     return channel->gate == NULL ? NULL : rft_gate_list(channel->gate);

@@ -59,8 +59,11 @@ refit_status rft_channel_connect(const char *endpoint, const refit_config *confi
  */
 void rft_channel_close(rft_channel *channel);
 
-/* As bound: with the port that was found. Borrowed. */
+/* As bound, with the port that was found; of a DEALER as asked for, for sentences. Borrowed. */
 const char *rft_channel_endpoint(const rft_channel *channel);
+
+/* Whether the endpoint cannot be reached from another host. */
+bool rft_channel_is_local(const rft_channel *channel);
 
 /* Whose keys may come in; NULL: the channel uses none (nor does any by inproc). Borrowed. */
 rft_allow_list *rft_channel_allow_list(const rft_channel *channel);

@@ -151,6 +151,7 @@ refit_status rft_listener_start(rft_listener *listener, const char *endpoint,
     RFT_TRY(rft_desk_open(&listener->desk, error));
     RFT_TRY_GOTO(rft_channel_connect(endpoint, config, &listener->channel, error), undo_desk);
     listener->desk.endpoint = rft_channel_endpoint(listener->channel);
+    listener->identity.near = rft_channel_is_local(listener->channel);
     rft_session_init(&listener->session, &listener->config, &listener->identity, host, rft_now());
     RFT_TRY_GOTO(rft_thread_start(&listener->thread, "refit-worker", listen_on, listener, error),
                  undo_session);

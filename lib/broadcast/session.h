@@ -27,6 +27,7 @@ const char *rft_session_state_name(rft_session_state state);
 typedef struct rft_session_identity {
     char worker[64];
     char host[64];
+    bool near;         /* its endpoint cannot be reached from another host */
     uint64_t instance; /* drawn when the subscriber opened */
 } rft_session_identity;
 
@@ -77,6 +78,7 @@ typedef struct rft_session {
     uint32_t heartbeat_timeout_ms;
     uint64_t proof;                     /* of the probe segment; 0: none */
     char why_not[RFT_SENTENCE_BYTES];   /* why no better path is taken; may be empty */
+    char warned[RFT_SENTENCE_BYTES];    /* the last such sentence that was a warning */
     unsigned char uuid[RFT_UUID_BYTES]; /* of staging.device */
     bool on_gpu;    /* it has joined on the GPU that it shares with the trainer */
     bool names_gpu; /* the next HELLO is the first to name it: no WELCOME before answers that */

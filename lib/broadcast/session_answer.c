@@ -48,6 +48,16 @@ static refit_status read_proof(rft_view name, uint64_t *proof, refit_error *erro
     return REFIT_OK;
 }
 
+/* On one host shared memory is expected to work. The trainer is joined again and again, and the
+ * cause stays the same. */
+static void warn_of_socket(rft_session *session)
+{
+    if (!session->identity->near || strcmp(session->warned, session->why_not) == 0) return;
+    strcpy(session->warned, session->why_not);
+    rft_log(REFIT_LOG_WARNING, "worker %s takes versions through the socket: %s",
+            session->identity->worker, session->why_not);
+}
+
 /* Opening the probe is what shows that both ends share a host; addresses lie. */
 static void find_path(rft_session *session, const rft_message *welcome)
 {
@@ -60,6 +70,9 @@ static void find_path(rft_session *session, const rft_message *welcome)
         why.text[0] = '\0';
     }
     rft_view_print(rft_view_text(why.text), session->why_not, sizeof session->why_not);
+    bool chosen = session->config->broadcast_shm == REFIT_SHM_OFF ||
+                  welcome->as.welcome.probe.count == 0; /* by the configuration of an end */
+    if (session->proof == 0 && !chosen) warn_of_socket(session);
     rft_session_find_gpu(session, welcome->as.welcome.gpu);
 }
 

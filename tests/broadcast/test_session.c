@@ -3,9 +3,12 @@
 #include <stdarg.h>
 #include <stddef.h>
 #include <stdint.h>
+#include <stdio.h>
 #include <string.h>
 
 #include <cmocka.h>
+
+#include <unistd.h>
 
 #include <refit/host.h>
 
@@ -480,6 +483,42 @@ static void a_new_epoch_in_every_state_starts_over(void **state)
     }
 }
 
+/* ---- A path that is lost ---- */
+
+static uint32_t warnings;
+
+static void count_warnings(void *user, refit_log_level level, const char *line)
+{
+    (void)user;
+    if (level == REFIT_LOG_WARNING && strstr(line, "takes versions through the socket: ") != NULL)
+        warnings++;
+}
+
+static uint32_t warnings_of(session_bench *bench, const char *probe)
+{
+    warnings = 0;
+    bench_hear(bench, sample_welcome(BENCH_EPOCH, probe));
+    rft_session_disconnect(&bench->session, 0, bench->now);
+    return warnings;
+}
+
+static void a_worker_of_this_host_warns_once_why_it_takes_the_socket(void **state)
+{
+    session_bench *bench = *state;
+    char gone[RFT_SEGMENT_NAME_BYTES];
+    (void)snprintf(gone, sizeof gone, "/proc/%ld/fd/9999:1", (long)getpid());
+    refit_set_log(count_warnings, NULL, REFIT_LOG_WARNING);
+    assert_int_equal(warnings_of(bench, gone), 0); /* broadcast.shm is off here */
+    bench->config.broadcast_shm = REFIT_SHM_AUTO;
+    assert_int_equal(warnings_of(bench, gone), 0); /* the trainer may be anywhere */
+    bench->identity.near = true;
+    assert_int_equal(warnings_of(bench, gone), 1);
+    assert_int_equal(warnings_of(bench, gone), 0);
+    assert_int_equal(warnings_of(bench, ""), 0);           /* broadcast.shm is off there */
+    assert_int_equal(warnings_of(bench, "refit-4711"), 1); /* another cause */
+    refit_set_log(NULL, NULL, REFIT_LOG_WARNING);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -507,6 +546,7 @@ int main(void)
         BENCH_TEST(beats_say_what_is_held_and_repeat_what_is_staged),
         BENCH_TEST(an_offer_that_is_not_filled_by_its_deadline_fails),
         BENCH_TEST(a_new_epoch_is_told_the_old_and_builds_on_nothing),
+        BENCH_TEST(a_worker_of_this_host_warns_once_why_it_takes_the_socket),
         cmocka_unit_test(a_new_epoch_in_every_state_starts_over),
     };
     return cmocka_run_group_tests_name("session", tests, NULL, NULL);
