@@ -90,6 +90,12 @@ static rft_peer *admit_new(rft_hub *hub, const caller *from)
     return peer;
 }
 
+/* A key with a name so long that rft_peer_name_bind has no room for the worker's own behind it. */
+static bool is_full(const char *key_name)
+{
+    return strlen(key_name) + 2 > RFT_PEER_NAME_BYTES - 1;
+}
+
 /* Gives the place that the sender has, gets back, or is given now; NULL: it was refused. */
 static rft_peer *admit(rft_hub *hub, const caller *from)
 {
@@ -102,8 +108,11 @@ static rft_peer *admit(rft_hub *hub, const caller *from)
     }
     rft_hub_send_beat(hub, peer); /* finds out whether the other can still be reached */
     refuse_hello(hub, from, REFIT_ERR_EXISTS, false,
-                 "another worker goes by this name: give this one a name of its own, or wait "
-                 "until that one is gone");
+                 is_full(from->key_name)
+                     ? "another worker uses this key: give this one a key of its own, or the key a "
+                       "name of at most 61 characters, so that names fit behind it"
+                     : "another worker goes by this name: give this one a name of its own, or wait "
+                       "until that one is gone");
     return NULL;
 }
 

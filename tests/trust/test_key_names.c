@@ -78,6 +78,40 @@ static void no_key_takes_a_name_of_another(void **state)
     scene_close(&play);
 }
 
+/* A key whose name leaves no room for another one behind it. */
+#define LONG_KEY "k1234567890123456789012345678901234567890123456789012345678901"
+
+static void a_long_key_is_one_worker_and_the_next_is_told_so(void **state)
+{
+    (void)state;
+    scene play;
+    raw_worker first;
+    refit_config own = quick_config();
+    refit_subscriber *second = NULL;
+    refit_update *update = NULL;
+    refit_error error = {0};
+    assert_int_equal(strlen(LONG_KEY), 62);
+    scene_open(&play);
+    locksmith_admit(&play.smith, LONG_KEY);
+    join_as(&play, &first, LONG_KEY, "w0");
+    trainer_wait_workers(&play.trainer, 1);
+    assert_true(is_there(&play, LONG_KEY));
+    locksmith_equip_worker(&play.smith, LONG_KEY, &own);
+    assert_int_equal(refit_subscriber_open(refit_publisher_endpoint(play.trainer.publisher), &own,
+                                           &second, NULL),
+                     REFIT_OK);
+    int64_t deadline = rft_deadline(RAW_WAIT_MS);
+    while (strstr(error.text, "the key a name of at most 61 characters") == NULL &&
+           rft_ms_until(deadline) > 0) {
+        raw_worker_beat(&first, 0);
+        assert_int_equal(refit_subscriber_next(second, 50, &update, &error), REFIT_ERR_TIMEOUT);
+    }
+    assert_non_null(strstr(error.text, "another worker uses this key: give this one a key of its"));
+    refit_subscriber_close(second);
+    raw_worker_close(&first);
+    scene_close(&play);
+}
+
 static crew_member *start_unnamed(const scene *play, crew_member *member, const char *key)
 {
     refit_config own = quick_config();
@@ -140,6 +174,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(no_key_takes_a_name_of_another),
+        cmocka_unit_test(a_long_key_is_one_worker_and_the_next_is_told_so),
         cmocka_unit_test(workers_that_share_a_key_take_versions_together),
         cmocka_unit_test(a_worker_follows_the_name_of_its_key),
     };
