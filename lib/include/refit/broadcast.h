@@ -107,16 +107,18 @@ REFIT_API REFIT_MUST_CHECK refit_status refit_version_digest(const refit_tensor 
 /*
  * Binds `endpoint` (NULL: broadcast.endpoint of `config`): "user://NAME", a socket that only this
  * user reaches (NAME.sock in $XDG_RUNTIME_DIR/refit, /run/user/UID/refit or /tmp/refit-UID, the
- * first that there can be; an asterisk as NAME: one that is free), "ipc:///run/refit.sock",
+ * first that is the user's own and not too long for a socket; an asterisk as NAME: one that is
+ * free), "ipc:///run/refit.sock",
  * "tcp://127.0.0.1:0" (0: any free port), "inproc://name". An address beyond this host needs keys
  * (security.key and security.allow; see refit/keys.h) or broadcast.insecure: true; one of this host
  * without keys is open to all of its users, and a warning in the log says so. `config` may be NULL;
  * it is copied. One thread at a time uses a publisher, but for what is marked "any thread".
- * REFIT_ERR_BUSY (somebody else has the endpoint), REFIT_ERR_EXISTS (a file that is no socket has
- * the place of an ipc:// endpoint), REFIT_ERR_SECURITY (also: without keys, other users could
- * replace the socket, or made the folder first), REFIT_ERR_CONFIG, REFIT_ERR_INVALID, REFIT_ERR_IO
- * (a key file, or the folder of user:// cannot be made), REFIT_ERR_LIMIT (its path is too long),
- * REFIT_ERR_UNSUPPORTED (no CURVE), REFIT_ERR_HOST_MEMORY, REFIT_ERR_SYSTEM. Since 0.1.
+ * REFIT_ERR_BUSY (another process has the endpoint, or the socket of another user lies at its
+ * path), REFIT_ERR_EXISTS (a file that is no socket has the place of an ipc:// endpoint),
+ * REFIT_ERR_SECURITY (also: without keys, other users could replace the socket; another user made
+ * the folder of user:// first), REFIT_ERR_CONFIG, REFIT_ERR_INVALID, REFIT_ERR_IO (a key file, or
+ * the folder of user:// cannot be made), REFIT_ERR_UNSUPPORTED (no CURVE), REFIT_ERR_HOST_MEMORY,
+ * REFIT_ERR_SYSTEM. Since 0.1.
  */
 REFIT_API REFIT_MUST_CHECK refit_status refit_publisher_open(const char *endpoint,
                                                              const refit_config *config,
@@ -298,15 +300,16 @@ REFIT_API REFIT_MUST_CHECK refit_status refit_publisher_stats(refit_publisher *p
 
 /*
  * Starts to subscribe at `endpoint` (NULL: broadcast.endpoint). Returns at once, whether or not the
- * trainer is there; it is looked for until close. `config` may be NULL; it is copied. One thread at
+ * trainer is there; it is looked for until close, with user:// in all folders in which a trainer
+ * of this user may have bound (as they are called at this call). `config` may be NULL; it is copied. One thread at
  * a time uses a subscriber, but for what is marked "any thread". An address beyond this host needs
  * keys (security.key and security.server_key) or broadcast.insecure: true. With security.key the
- * trainer's keys are checked whenever it is found: see refit_subscriber_next. Without, the one who
- * listens at an ipc path (user:// is one) must be this user or root, at a path that others cannot
- * lead elsewhere; that is looked at here, and again whenever somebody is found. REFIT_ERR_INVALID
+ * trainer's keys are checked whenever it is found: see refit_subscriber_next. Without, the process that
+ * listens at an ipc path (user:// is one) must be of this user or root, at a path that others cannot
+ * lead elsewhere; that is looked at here, and again at each connection. REFIT_ERR_INVALID
  * (port 0 or * among it, which only a publisher binds), REFIT_ERR_CONFIG, REFIT_ERR_SECURITY,
- * REFIT_ERR_IO (a key file, or the folder of user:// cannot be made), REFIT_ERR_LIMIT (its path is
- * too long), REFIT_ERR_UNSUPPORTED (no CURVE), REFIT_ERR_HOST_MEMORY, REFIT_ERR_SYSTEM. Since 0.1.
+ * REFIT_ERR_IO (a key file, or the folder of user:// cannot be made), REFIT_ERR_UNSUPPORTED (no
+ * CURVE), REFIT_ERR_HOST_MEMORY, REFIT_ERR_SYSTEM. Since 0.1.
  */
 REFIT_API REFIT_MUST_CHECK refit_status refit_subscriber_open(const char *endpoint,
                                                               const refit_config *config,

@@ -39,10 +39,11 @@ class Publisher(Handle):
     is open to all users of this machine, and a warning in the log says so. ``config`` and
     ``overrides`` are those of ``refit.make_config``: ``Publisher(broadcast_shm="off")``. Starts a
     service thread of the C library, joined by ``close``. One thread at a time uses it, but for what
-    is marked "any thread". Raises BusyError (another has the endpoint), ExistsError (a file that
-    is no socket has its place), SecurityError (without keys: an address beyond this host, or a path
-    that other users could lead elsewhere or made first), InputOutputError (a key's file, or the
-    folder of user://), UnsupportedError (keys, and a libzmq without CURVE), ConfigError,
+    is marked "any thread". Raises BusyError (another process has the endpoint, or the socket of
+    another user lies at its path), ExistsError (a file that is no socket has its place),
+    SecurityError (without keys: an address beyond this host, or a path that other users could lead
+    elsewhere; another user made the folder of user:// first), InputOutputError (a key's file, or
+    the folder of user://), UnsupportedError (keys, and a libzmq without CURVE), ConfigError,
     InvalidError, HostMemoryError, SystemCallError. Since 0.1.
     """
 
