@@ -170,16 +170,6 @@ static bool quiet_version(chaos_run *run, uint64_t change)
            run->totals.missed == missed;
 }
 
-static void quiet_versions(chaos_run *run)
-{
-    uint32_t good = 0;
-    for (uint32_t i = 0; good < QUIET_ROUNDS; i++) {
-        if (i == QUIET_TRIES) run_fail(run, "no version counts all workers, though all are well");
-        good = quiet_version(run, run->plan.model + i) ? good + 1 : 0;
-        if (good == 0) run_pump(run, (int)ACTOR_HEARTBEAT);
-    }
-}
-
 /* ---- Census */
 
 static bool all_are_trimmed(const chaos_run *run, const void *what)
@@ -215,12 +205,25 @@ static void plant(chaos_run *run)
         run_fail(run, "%s does not hear", last->name);
 }
 
+static void keep_greater(census *most, const census *now)
+{
+    if (now->descriptors > most->descriptors) most->descriptors = now->descriptors;
+    if (now->segments > most->segments) most->segments = now->segments;
+    if (now->resident > most->resident) most->resident = now->resident;
+}
+
+/* The greatest of several is kept: on a busy machine a worker may have lost its trainer, and what
+ * it had mapped, when it is counted. */
 static void take_census(chaos_run *run)
 {
+    census now;
     trim_all(run);
-    census_take(run->trainer.pid, &run->trainer_before);
-    for (uint32_t i = 0; i < run->plan.workers; i++)
-        census_take(run->worker[i].player.pid, &run->worker[i].before);
+    census_take(run->trainer.pid, &now);
+    keep_greater(&run->trainer_before, &now);
+    for (uint32_t i = 0; i < run->plan.workers; i++) {
+        census_take(run->worker[i].player.pid, &now);
+        keep_greater(&run->worker[i].before, &now);
+    }
 }
 
 static bool fits(const census *before, const census *now)
@@ -269,6 +272,20 @@ static void compare_census(chaos_run *run)
         run_pump(run, 20);
     }
     (void)census_fits(run, true);
+}
+
+/* ---- Rounds of quiet versions */
+
+/* `then` follows each that counts all workers; NULL: nothing. */
+static void quiet_versions(chaos_run *run, void (*then)(chaos_run *run))
+{
+    uint32_t good = 0;
+    for (uint32_t i = 0; good < QUIET_ROUNDS; i++) {
+        if (i == QUIET_TRIES) run_fail(run, "no version counts all workers, though all are well");
+        good = quiet_version(run, run->plan.model + i) ? good + 1 : 0;
+        if (good == 0) run_pump(run, (int)ACTOR_HEARTBEAT);
+        if (good != 0 && then != NULL) then(run);
+    }
 }
 
 /* ---- From the first to the last */
@@ -440,14 +457,13 @@ void run_play(chaos_run *run, uint64_t seed, const chaos_options *options)
     plan_draw(&run->plan, seed, options->versions, options->workers);
     plan_print(&run->plan, run->log);
     start_all(run);
-    quiet_versions(run);
-    take_census(run);
+    quiet_versions(run, take_census);
     for (uint32_t i = 0; i < run->plan.versions; i++)
         play_version(run, &run->plan.version[i]);
     run_end_attacks(run);
     deed_mend(run, true);
     await_trainer(run);
-    quiet_versions(run);
+    quiet_versions(run, NULL);
     plant(run);
     compare_census(run);
     end_all(run);
