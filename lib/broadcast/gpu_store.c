@@ -111,7 +111,7 @@ void rft_gpu_store_empty(rft_gpu_store *store)
     (void)rft_gpu_store_sweep(store);
 }
 
-static bool close_left(rft_leftover *left, refit_device *device)
+static bool close_left(rft_deferred_free *left, refit_device *device)
 {
     return block_close(device, (rft_gpu_block *)left);
 }
@@ -127,7 +127,7 @@ uint32_t rft_gpu_store_close(rft_gpu_store *store, int64_t deadline)
     for (rft_gpu_block *block = store->retired, *next; block != NULL; block = next) {
         next = block->next;
         block->left.give_back = close_left;
-        rft_device_leave(store->device, &block->left);
+        rft_device_defer_free(store->device, &block->left);
         left++;
     }
     rft_device_release(store->device);

@@ -19,8 +19,8 @@
 #include "broadcast/store.h"
 
 typedef struct rft_gpu_block {
-    rft_leftover left;     /* first, so that it is the block's address; once its store is closed */
-    unsigned char *memory; /* of the device */
+    rft_deferred_free left; /* first, so that it is the block's address; once its store is closed */
+    unsigned char *memory;  /* of the device */
     uint64_t bytes;
     rft_share share;
     rft_leash leash;

@@ -18,11 +18,11 @@ static refit_status twins_open(rft_tally *tally, refit_device *device, refit_err
 
 /* The memory on the device, as something that can be left to it. */
 struct rft_tally_sums {
-    rft_leftover left; /* first, so that it is the address of all */
+    rft_deferred_free left; /* first, so that it is the address of all */
     void *memory;
 };
 
-static bool sums_free(rft_leftover *left, refit_device *device)
+static bool sums_free(rft_deferred_free *left, refit_device *device)
 {
     struct rft_tally_sums *sums = (struct rft_tally_sums *)left;
     if (refit_memory_free(device, sums->memory, NULL) != REFIT_OK) return false;
@@ -34,7 +34,7 @@ static bool sums_free(rft_leftover *left, refit_device *device)
 static void sums_close(struct rft_tally_sums *sums, refit_device *device)
 {
     sums->left.give_back = sums_free;
-    if (!sums_free(&sums->left, device)) rft_device_leave(device, &sums->left);
+    if (!sums_free(&sums->left, device)) rft_device_defer_free(device, &sums->left);
 }
 
 static refit_status sums_open(struct rft_tally_sums **out, refit_device *device, refit_error *error)

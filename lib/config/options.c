@@ -85,7 +85,8 @@ const rft_option rft_options[] = {
      "A controller waits no longer for states to leave or to return; nor does an offload for the "
      "arena, or a process for each one that takes its own first. Raise it for large arenas."},
     {"offload.rate_limit", IN(offload_rate_limit), RFT_SIZE, "0", 0, TIB, "bytes a second",
-     "The most that one way takes of the link, over steps of 50 ms: set it where collectives share "
+     "The most that one direction takes of the link, over steps of 50 ms: set it where collectives "
+     "share "
      "the link. At least 1MiB; 0: all that it gives."},
     {"offload.small_bytes", IN(offload_small_bytes), RFT_SIZE, "0", 0, MIB, "bytes",
      "Smaller copies of a GPU are gathered by a kernel into a few large ones. 0: what a short "

@@ -22,8 +22,8 @@ typedef struct rft_cuda_batch {
     size_t bytes[RFT_CUDA_DESCRIPTORS];
 } rft_cuda_batch;
 
-/* All that follows is called inside a visit, and puts work on a stream that was created: neither
- * the legacy nor the per-thread one, which take no batches. */
+/* All that follows is called inside a context guard, and puts work on a stream that was created:
+ * neither the legacy nor the per-thread one, which take no batches. */
 
 /* One copy, by a call of its own: anything to anything that the driver reaches. */
 refit_status rft_cuda_copy_one(rft_cuda_device *cuda, rft_cu_stream stream, rft_cu_ptr to,

@@ -27,7 +27,7 @@ typedef struct rft_cuda_chunk {
 } rft_cuda_chunk;
 
 /* To OPEN, at the address `at`. `*what` is the sentence's beginning where it fails. The bytes of an
- * EMPTY one are booked. Both are called inside a visit. */
+ * EMPTY one are booked. Both are called inside a context guard. */
 rft_cu_result rft_cuda_chunk_raise(rft_cuda_device *cuda, rft_cuda_chunk *chunk,
                                    const rft_cu_allocation *properties, rft_cu_ptr at,
                                    uint64_t bytes, const char **what);

@@ -76,7 +76,7 @@ static bool is_owed(rft_cuda_device *cuda, rft_cuda_compute *compute)
     return owed && !rft_cuda_is_lost(cuda->driver.memory_info(&left, &total));
 }
 
-/* Inside a visit. false: digests are still under way, and the last one frees the rest. */
+/* Inside a context guard. false: digests are still under way, and the last one frees the rest. */
 static bool close_sums(rft_cuda_device *cuda, rft_cuda_compute *compute)
 {
     rft_looks looks = rft_looks_until(rft_deadline(cuda->config.offload_timeout_ms));
@@ -98,10 +98,10 @@ void rft_cuda_compute_close(rft_cuda_device *cuda, rft_cuda_compute *compute)
 {
     if (compute == NULL) return;
     bool closed = true;
-    rft_cuda_visit visit;
-    if (compute->twins != NULL && rft_cuda_enter(cuda, &visit, NULL) == REFIT_OK) {
+    rft_cuda_guard guard;
+    if (compute->twins != NULL && rft_cuda_enter(cuda, &guard, NULL) == REFIT_OK) {
         closed = close_sums(cuda, compute);
-        rft_cuda_leave(cuda, &visit);
+        rft_cuda_leave(cuda, &guard);
     }
     if (closed) free_compute(compute);
     cuda->stuck = cuda->stuck || !closed;

@@ -9,13 +9,13 @@
 
 refit_status rft_cuda_compute_open(rft_cuda_device *cuda, rft_cuda_compute **out,
                                    refit_error *error);
-/* NULL is allowed; it visits by itself. Waits for digests that are still under way, since their
- * callers gave up, at most offload.timeout_ms; the memory of those that do not end stays with the
- * driver, and cuda->stuck says so. */
+/* NULL is allowed; it enters the context by itself. Waits for digests that are still under way,
+ * since their callers gave up, at most offload.timeout_ms; the memory of those that do not end
+ * stays with the driver, and cuda->stuck says so. */
 void rft_cuda_compute_close(rft_cuda_device *cuda, rft_cuda_compute *compute);
 
-/* Inside a visit. REFIT_ERR_UNSUPPORTED without kernels; REFIT_ERR_LIMIT: very many digests are
- * under way. A digest that failed, or was not done in time, writes nothing to *sum later. */
+/* Inside a context guard. REFIT_ERR_UNSUPPORTED without kernels; REFIT_ERR_LIMIT: very many digests
+ * are under way. A digest that failed, or was not done in time, writes nothing to *sum later. */
 refit_status rft_cuda_digest(rft_cuda_device *cuda, refit_stream_ref stream, const void *memory,
                              uint64_t bytes, uint64_t offset, uint64_t *sum, refit_error *error);
 /* `to` may be NULL. */

@@ -1,9 +1,9 @@
 /*
- * A GPU's facts, its primary context, and the visits that calls pay to it.
+ * A GPU's facts, its primary context, and the guard under which calls use it.
  *
- * A visit pushes the context and sets the thread's capture mode to relaxed, so that a capture in
+ * Entering pushes the context and sets the thread's capture mode to relaxed, so that a capture in
  * another thread forbids nothing here and is not broken by what is done here; leaving takes both
- * back. In a forked child every visit is refused: the driver does not survive a fork.
+ * back. In a forked child entering is refused: the driver does not survive a fork.
  */
 #include "device/cuda_context.h"
 
@@ -11,7 +11,7 @@
 #include <stdio.h>
 #include <unistd.h>
 
-refit_status rft_cuda_enter(rft_cuda_device *cuda, rft_cuda_visit *visit, refit_error *error)
+refit_status rft_cuda_enter(rft_cuda_device *cuda, rft_cuda_guard *guard, refit_error *error)
 {
     RFT_REFUSE_IF(getpid() != cuda->pid, error, REFIT_ERR_STATE,
                   "the CUDA device belongs to process %d, which forked this one: CUDA does not "
@@ -20,27 +20,27 @@ refit_status rft_cuda_enter(rft_cuda_device *cuda, rft_cuda_visit *visit, refit_
     const rft_cuda_driver *driver = &cuda->driver;
     RFT_TRY(rft_cuda_check(driver, driver->context_push(cuda->context), error,
                            "the GPU's context could not be made current"));
-    visit->capture_mode = RFT_CU_CAPTURE_MODE_RELAXED;
-    rft_cu_result result = driver->capture_mode(&visit->capture_mode);
+    guard->capture_mode = RFT_CU_CAPTURE_MODE_RELAXED;
+    rft_cu_result result = driver->capture_mode(&guard->capture_mode);
     if (result == RFT_CU_SUCCESS) return REFIT_OK;
     rft_cu_context ours;
     (void)driver->context_pop(&ours);
     return rft_cuda_check(driver, result, error, "the thread's capture mode could not be set");
 }
 
-void rft_cuda_leave(rft_cuda_device *cuda, const rft_cuda_visit *visit)
+void rft_cuda_leave(rft_cuda_device *cuda, const rft_cuda_guard *guard)
 {
-    int mode = visit->capture_mode;
+    int mode = guard->capture_mode;
     rft_cu_context ours;
     (void)cuda->driver.capture_mode(&mode);
     (void)cuda->driver.context_pop(&ours);
 }
 
-refit_status rft_cuda_enter_to_free(rft_cuda_device *cuda, rft_cuda_visit *visit, bool *inside,
+refit_status rft_cuda_enter_to_free(rft_cuda_device *cuda, rft_cuda_guard *guard, bool *inside,
                                     refit_error *error)
 {
     refit_error why = {0};
-    refit_status status = rft_cuda_enter(cuda, visit, &why);
+    refit_status status = rft_cuda_enter(cuda, guard, &why);
     *inside = status == REFIT_OK;
     if (*inside || rft_cuda_is_lost((rft_cu_result)why.subsystem)) return REFIT_OK;
     if (error != NULL) *error = why;

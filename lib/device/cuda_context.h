@@ -1,5 +1,5 @@
-/* cuda_context: which GPU, what it can do, and its primary context. The visits to it are declared
- * in cuda_device.h, since every file here makes them. */
+/* cuda_context: which GPU, what it can do, and its primary context. The context guard is declared
+ * in cuda_device.h, since every file here uses it. */
 #ifndef RFT_CUDA_CONTEXT_H
 #define RFT_CUDA_CONTEXT_H
 

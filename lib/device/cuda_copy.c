@@ -4,13 +4,13 @@
  * - Between host memory that is pinned here and anything else: gathered into batches for the copy
  *   engines (cuda_batch.c).
  * - Of those, small ones whose host sides follow each other, at least two: a stretch, which goes
- *   through a bay (cuda_bay.c). A single small copy would gain nothing.
+ *   through a bounce buffer (cuda_bounce.c). A single small copy would gain nothing.
  * - All else (pageable memory, device to device): by a call each, since the driver may do such a
  *   copy while the caller waits, or refuse it in a batch.
  *
  * Which side is host memory is known from the list of what is pinned. What the other is, is not
  * asked: copy engines refuse what they cannot reach, but a kernel that touches it loses the
- * context, so only copies whose memory was checked go through a bay.
+ * context, so only copies whose memory was checked go through a bounce buffer.
  */
 #include "device/cuda_copy.h"
 
@@ -36,7 +36,7 @@ typedef struct copy_walk {
     uint32_t at;
     rft_cuda_pinned pinned; /* that held the last host side */
     rft_cuda_batch *batch;
-    rft_cuda_bay *bay; /* NULL: none is small */
+    rft_cuda_bounce *bounce; /* NULL: none is small */
     uint64_t small;
 } copy_walk;
 
@@ -108,21 +108,21 @@ static bool is_pinned(copy_walk *walk, const void *memory, uint64_t bytes)
 }
 
 /* One side is pinned: of a copy that was checked the other is known not to be. */
-static rft_cuda_way find_way(copy_walk *walk, const rft_copy *copy)
+static rft_cuda_direction find_direction(copy_walk *walk, const rft_copy *copy)
 {
     if (copy->checked && rft_cuda_pinned_holds(walk->pinned, copy->from, copy->bytes)) {
-        return RFT_CUDA_BACK;
+        return RFT_CUDA_TO_DEVICE;
     }
     bool out = is_pinned(walk, copy->to, copy->bytes);
-    if (out && copy->checked) return RFT_CUDA_OUT;
+    if (out && copy->checked) return RFT_CUDA_TO_HOST;
     bool back = is_pinned(walk, copy->from, copy->bytes);
-    if (out == back) return RFT_CUDA_ELSE;
-    return out ? RFT_CUDA_OUT : RFT_CUDA_BACK;
+    if (out == back) return RFT_CUDA_NEITHER;
+    return out ? RFT_CUDA_TO_HOST : RFT_CUDA_TO_DEVICE;
 }
 
-static const void *host_side(const rft_copy *copy, rft_cuda_way way)
+static const void *host_side(const rft_copy *copy, rft_cuda_direction direction)
 {
-    return way == RFT_CUDA_OUT ? copy->to : copy->from;
+    return direction == RFT_CUDA_TO_HOST ? copy->to : copy->from;
 }
 
 static bool is_small(const copy_walk *walk, const rft_copy *copy)
@@ -132,22 +132,23 @@ static bool is_small(const copy_walk *walk, const rft_copy *copy)
 
 /* Does `next` go on from `copy` on the host, in the same registration? */
 static bool follows(const copy_walk *walk, const rft_copy *copy, const rft_copy *next,
-                    rft_cuda_way way)
+                    rft_cuda_direction direction)
 {
-    const void *host = host_side(next, way);
-    uintptr_t end = (uintptr_t)host_side(copy, way) + copy->bytes;
+    const void *host = host_side(next, direction);
+    uintptr_t end = (uintptr_t)host_side(copy, direction) + copy->bytes;
     uint64_t most = rft_min_u64(copy->slack, GAP_MOST);
     return is_small(walk, next) && (uintptr_t)host >= end && (uintptr_t)host - end <= most &&
            rft_cuda_pinned_holds(walk->pinned, host, next->bytes);
 }
 
 /* The end of the stretch that begins where the walk is. */
-static uint32_t find_end(const copy_walk *walk, rft_cuda_way way)
+static uint32_t find_end(const copy_walk *walk, rft_cuda_direction direction)
 {
     uint32_t end = walk->at + 1;
-    if (walk->bay == NULL || way == RFT_CUDA_ELSE) return end;
+    if (walk->bounce == NULL || direction == RFT_CUDA_NEITHER) return end;
     if (!is_small(walk, &walk->copies[walk->at])) return end;
-    while (end < walk->count && follows(walk, &walk->copies[end - 1], &walk->copies[end], way)) {
+    while (end < walk->count &&
+           follows(walk, &walk->copies[end - 1], &walk->copies[end], direction)) {
         end++;
     }
     return end;
@@ -155,30 +156,32 @@ static uint32_t find_end(const copy_walk *walk, rft_cuda_way way)
 
 /* ---- The walk ---------------------------------------------------------------------------- */
 
-static refit_status put_one(copy_walk *walk, const rft_copy *copy, rft_cuda_way way,
+static refit_status put_one(copy_walk *walk, const rft_copy *copy, rft_cuda_direction direction,
                             refit_error *error)
 {
     rft_cu_ptr to = (uintptr_t)copy->to, from = (uintptr_t)copy->from;
-    if (way == RFT_CUDA_ELSE) {
+    if (direction == RFT_CUDA_NEITHER) {
         return rft_cuda_copy_one(walk->cuda, walk->stream, to, from, copy->bytes, error);
     }
-    return rft_cuda_batch_add(walk->cuda, walk->batch, to, from, copy->bytes, way == RFT_CUDA_BACK,
-                              error);
+    return rft_cuda_batch_add(walk->cuda, walk->batch, to, from, copy->bytes,
+                              direction == RFT_CUDA_TO_DEVICE, error);
 }
 
-/* What the bay has no room for is left to the engines, from there to the end of the batch. */
-static refit_status put_stretch(copy_walk *walk, uint32_t end, rft_cuda_way way, bool *full,
-                                refit_error *error)
+/* What the bounce buffer has no room for is left to the engines, from there to the end of the
+ * batch. */
+static refit_status put_stretch(copy_walk *walk, uint32_t end, rft_cuda_direction direction,
+                                bool *full, refit_error *error)
 {
     bool joined = false;
     while (walk->at < end) {
         const rft_copy *copy = &walk->copies[walk->at++];
         bool taken = false;
         if (!*full) {
-            RFT_TRY(rft_cuda_bay_add(walk->cuda, walk->bay, copy, way, joined, &taken, error));
+            RFT_TRY(rft_cuda_bounce_add(walk->cuda, walk->bounce, copy, direction, joined, &taken,
+                                        error));
         }
         *full = !taken;
-        if (!taken) RFT_TRY(put_one(walk, copy, way, error));
+        if (!taken) RFT_TRY(put_one(walk, copy, direction, error));
         joined = true;
     }
     return REFIT_OK;
@@ -186,24 +189,25 @@ static refit_status put_stretch(copy_walk *walk, uint32_t end, rft_cuda_way way,
 
 static refit_status put_all(copy_walk *walk, refit_error *error)
 {
-    bool full = walk->bay == NULL;
+    bool full = walk->bounce == NULL;
     while (walk->at < walk->count) {
         const rft_copy *copy = &walk->copies[walk->at];
-        rft_cuda_way way = copy->bytes == 0 ? RFT_CUDA_ELSE : find_way(walk, copy);
-        uint32_t end = full ? walk->at + 1 : find_end(walk, way);
+        rft_cuda_direction direction =
+            copy->bytes == 0 ? RFT_CUDA_NEITHER : find_direction(walk, copy);
+        uint32_t end = full ? walk->at + 1 : find_end(walk, direction);
         if (end - walk->at > 1) {
-            RFT_TRY(put_stretch(walk, end, way, &full, error));
+            RFT_TRY(put_stretch(walk, end, direction, &full, error));
         } else if (copy->bytes > 0) {
-            RFT_TRY(put_one(walk, copy, way, error));
+            RFT_TRY(put_one(walk, copy, direction, error));
         }
         walk->at = end;
     }
-    if (walk->bay != NULL) RFT_TRY(rft_cuda_bay_flush(walk->cuda, walk->bay, error));
+    if (walk->bounce != NULL) RFT_TRY(rft_cuda_bounce_flush(walk->cuda, walk->bounce, error));
     return rft_cuda_batch_flush(walk->cuda, walk->batch, error);
 }
 
 /* Are there so many copies that may turn out to be small? */
-static bool wants_bay(const copy_walk *walk)
+static bool wants_bounce(const copy_walk *walk)
 {
     uint64_t bound = rft_cuda_staging_bound(walk->cuda);
     uint32_t small = 0;
@@ -213,16 +217,17 @@ static bool wants_bay(const copy_walk *walk)
     return small == SMALL_LEAST;
 }
 
-static refit_status put_with_bay(copy_walk *walk, rft_copy_order order, refit_error *error)
+static refit_status put_with_bounce(copy_walk *walk, rft_copy_order order, refit_error *error)
 {
     rft_cuda_staging *staging = walk->cuda->copier->staging;
-    if (wants_bay(walk)) {
-        walk->bay = rft_cuda_staging_take(walk->cuda, staging, walk->stream, &walk->small);
+    if (wants_bounce(walk)) {
+        walk->bounce = rft_cuda_staging_take(walk->cuda, staging, walk->stream, &walk->small);
     }
     refit_status status = REFIT_OK;
-    if (walk->bay != NULL) status = rft_cuda_bay_begin(walk->cuda, walk->bay, order, error);
+    if (walk->bounce != NULL)
+        status = rft_cuda_bounce_begin(walk->cuda, walk->bounce, order, error);
     if (status == REFIT_OK) status = put_all(walk, error);
-    if (walk->bay != NULL) rft_cuda_staging_give(staging, walk->bay);
+    if (walk->bounce != NULL) rft_cuda_staging_give(staging, walk->bounce);
     return status;
 }
 
@@ -232,11 +237,11 @@ refit_status rft_cuda_copy_batch(rft_cuda_device *cuda, rft_cu_stream stream,
 {
     copy_walk walk = {.cuda = cuda, .stream = stream, .copies = copies, .count = count};
     if (count == 1) {
-        return copies->bytes == 0 ? REFIT_OK : put_one(&walk, copies, RFT_CUDA_ELSE, error);
+        return copies->bytes == 0 ? REFIT_OK : put_one(&walk, copies, RFT_CUDA_NEITHER, error);
     }
     RFT_TRY(take_batch(cuda->copier, &walk.batch, error));
     rft_cuda_batch_begin(walk.batch, stream, order);
-    refit_status status = put_with_bay(&walk, order, error);
+    refit_status status = put_with_bounce(&walk, order, error);
     give_batch(cuda->copier, walk.batch);
     return status;
 }

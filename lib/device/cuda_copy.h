@@ -9,14 +9,15 @@
  * gathers small copies ahead of the copy engines. */
 #define RFT_CUDA_BATCH_MOST 65536u
 
-/* NULL is allowed for close; it visits by itself. */
+/* NULL is allowed for close; it enters the context by itself. */
 refit_status rft_cuda_copier_open(rft_cuda_device *cuda, rft_cuda_copier **out, refit_error *error);
 void rft_cuda_copier_close(rft_cuda_device *cuda, rft_cuda_copier *copier);
 
 /* Below so many bytes copies are small; 0: not known yet, or nothing is. Any thread. */
 uint64_t rft_cuda_copier_small_bytes(const rft_cuda_device *cuda);
 
-/* Queues the copies on a stream that takes work (rft_cuda_stream_check, or a lane). Inside a visit.
+/* Queues the copies on a stream that takes work (rft_cuda_stream_check, or an internal stream).
+ * Inside a context guard.
  */
 refit_status rft_cuda_copy_batch(rft_cuda_device *cuda, rft_cu_stream stream,
                                  const rft_copy *copies, uint32_t count, rft_copy_order order,

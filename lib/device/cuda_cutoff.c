@@ -1,7 +1,8 @@
 /*
  * Measuring: 2 MiB of one half, with holes in between, go to host memory and back, once by the copy
- * engines alone and once through the other half of the bay; twice each, of which the faster counts.
- * The host side is the memory of the bay's own table, whose last section holds the entries.
+ * engines alone and once through the other half of the bounce buffer; twice each, of which the
+ * faster counts. The host side is the memory of the bounce buffer's own table, whose last section
+ * holds the entries.
  */
 #include "device/cuda_cutoff.h"
 
@@ -20,7 +21,7 @@ _Static_assert(2 * (MEASURED / RFT_CUDA_CUTOFF_LEAST) <= RFT_CUDA_ENTRIES, "it h
 
 typedef struct measure {
     rft_cuda_device *cuda;
-    rft_cuda_bay *bay;
+    rft_cuda_bounce *bounce;
     int64_t deadline;
     rft_cu_event start, stop;
     uint64_t size; /* of one copy */
@@ -29,23 +30,23 @@ typedef struct measure {
 
 static rft_cu_ptr scattered(const measure *at, uint32_t i)
 {
-    return at->bay->halves[0].memory + 2 * i * at->size;
+    return at->bounce->halves[0].memory + 2 * i * at->size;
 }
 
 static rft_cu_ptr gathered(const measure *at, uint32_t i)
 {
-    return at->bay->halves[1].memory + i * at->size;
+    return at->bounce->halves[1].memory + i * at->size;
 }
 
 static rft_cu_ptr host(const measure *at, uint32_t i)
 {
-    return (uintptr_t)at->bay->host + i * at->size;
+    return (uintptr_t)at->bounce->host + i * at->size;
 }
 
 static refit_status by_engines(const measure *at, bool out, refit_error *error)
 {
-    rft_cuda_batch *batch = at->bay->stretches;
-    rft_cuda_batch_begin(batch, at->bay->own, RFT_COPY_STREAM);
+    rft_cuda_batch *batch = at->bounce->stretches;
+    rft_cuda_batch_begin(batch, at->bounce->own, RFT_COPY_STREAM);
     for (uint32_t i = 0; i < at->count; i++) {
         rft_cu_ptr there = scattered(at, i), here = host(at, i);
         RFT_TRY(rft_cuda_batch_add(at->cuda, batch, out ? here : there, out ? there : here,
@@ -57,7 +58,7 @@ static refit_status by_engines(const measure *at, bool out, refit_error *error)
 /* The entries of both ways, one behind the other in the last section. */
 static void write_entries(const measure *at)
 {
-    rft_pack_entry *entries = at->bay->sections[RFT_CUDA_SECTIONS - 1].entries;
+    rft_pack_entry *entries = at->bounce->sections[RFT_CUDA_SECTIONS - 1].entries;
     for (uint32_t i = 0; i < at->count; i++) {
         rft_cu_ptr apart = scattered(at, i), together = gathered(at, i);
         entries[i] = (rft_pack_entry){.to = together, .from = apart, .bytes = at->size};
@@ -68,8 +69,8 @@ static void write_entries(const measure *at)
 static refit_status pack(const measure *at, bool out, refit_error *error)
 {
     uint64_t first = out ? 0 : at->count;
-    rft_cu_ptr table = at->bay->sections[RFT_CUDA_SECTIONS - 1].table;
-    return rft_cuda_launch_pack(at->cuda, at->bay->own, table + first * sizeof(rft_pack_entry),
+    rft_cu_ptr table = at->bounce->sections[RFT_CUDA_SECTIONS - 1].table;
+    return rft_cuda_launch_pack(at->cuda, at->bounce->own, table + first * sizeof(rft_pack_entry),
                                 at->count, at->count * at->size, error);
 }
 
@@ -78,10 +79,11 @@ static refit_status by_gathering(const measure *at, bool out, refit_error *error
     uint64_t bytes = at->count * at->size;
     if (out) {
         RFT_TRY(pack(at, out, error));
-        return rft_cuda_copy_one(at->cuda, at->bay->own, host(at, 0), gathered(at, 0), bytes,
+        return rft_cuda_copy_one(at->cuda, at->bounce->own, host(at, 0), gathered(at, 0), bytes,
                                  error);
     }
-    RFT_TRY(rft_cuda_copy_one(at->cuda, at->bay->own, gathered(at, 0), host(at, 0), bytes, error));
+    RFT_TRY(
+        rft_cuda_copy_one(at->cuda, at->bounce->own, gathered(at, 0), host(at, 0), bytes, error));
     return pack(at, out, error);
 }
 
@@ -95,7 +97,7 @@ static refit_status there_and_back(const measure *at, bool engines, refit_error 
 
 static refit_status record(const measure *at, rft_cu_event event, refit_error *error)
 {
-    return rft_cuda_check(&at->cuda->driver, at->cuda->driver.event_record(event, at->bay->own),
+    return rft_cuda_check(&at->cuda->driver, at->cuda->driver.event_record(event, at->bounce->own),
                           error, "the time of small copies could not be taken");
 }
 
@@ -117,7 +119,7 @@ static refit_status take_time(const measure *at, bool engines, float *best, refi
 static refit_status measure_size(measure *at, uint32_t which, rft_cuda_cutoff_times *times,
                                  refit_error *error)
 {
-    uint64_t bytes = rft_min_u64(MEASURED, at->bay->half_bytes / 2);
+    uint64_t bytes = rft_min_u64(MEASURED, at->bounce->half_bytes / 2);
     at->size = RFT_CUDA_CUTOFF_LEAST << which;
     at->count = (uint32_t)(bytes / at->size);
     write_entries(at);
@@ -145,12 +147,12 @@ static refit_status open_event(rft_cuda_device *cuda, rft_cu_event *event, refit
                           "an event with a clock could not be opened");
 }
 
-refit_status rft_cuda_cutoff_find(rft_cuda_device *cuda, rft_cuda_bay *bay, uint64_t *bytes,
+refit_status rft_cuda_cutoff_find(rft_cuda_device *cuda, rft_cuda_bounce *bounce, uint64_t *bytes,
                                   refit_error *error)
 {
     refit_status status;
     rft_cuda_cutoff_times times = {.count = 0};
-    measure at = {.cuda = cuda, .bay = bay, .deadline = rft_deadline(PATIENCE_MS)};
+    measure at = {.cuda = cuda, .bounce = bounce, .deadline = rft_deadline(PATIENCE_MS)};
     RFT_TRY(open_event(cuda, &at.start, error));
     RFT_TRY_GOTO(open_event(cuda, &at.stop, error), close_start);
     RFT_TRY_GOTO(measure_all(&at, &times, error), close_stop);

@@ -5,7 +5,7 @@
 #ifndef RFT_CUDA_CUTOFF_H
 #define RFT_CUDA_CUTOFF_H
 
-#include "device/cuda_bay.h"
+#include "device/cuda_bounce.h"
 
 /* Sizes that are tried: 4, 8, … 128 KiB. */
 #define RFT_CUDA_CUTOFF_SIZES 6u
@@ -26,10 +26,10 @@ bool rft_cuda_cutoff_is_clear(const rft_cuda_cutoff_times *times);
  * 0: they win throughout, which only a GPU that is busy lets them. */
 uint64_t rft_cuda_cutoff_choose(const rft_cuda_cutoff_times *times);
 
-/* Measures on a bay that nobody uses, by the GPU's own clock. Takes some milliseconds, and no more
- * than 50: REFIT_ERR_TIMEOUT, and some of it may still be under way. REFIT_ERR_BUSY: see above.
- * Inside a visit. */
-refit_status rft_cuda_cutoff_find(rft_cuda_device *cuda, rft_cuda_bay *bay, uint64_t *bytes,
+/* Measures on a bounce buffer that nobody uses, by the GPU's own clock. Takes some milliseconds,
+ * and no more than 50: REFIT_ERR_TIMEOUT, and some of it may still be under way. REFIT_ERR_BUSY:
+ * see above. Inside a context guard. */
+refit_status rft_cuda_cutoff_find(rft_cuda_device *cuda, rft_cuda_bounce *bounce, uint64_t *bytes,
                                   refit_error *error);
 
 #endif

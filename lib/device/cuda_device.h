@@ -66,32 +66,32 @@ typedef struct rft_cuda_device {
 } rft_cuda_device;
 
 /* What leave must bring back. */
-typedef struct rft_cuda_visit {
+typedef struct rft_cuda_guard {
     int capture_mode;
-} rft_cuda_visit;
+} rft_cuda_guard;
 
 /*
- * Visits nest. Whoever fills a slot enters once, at the slot (cuda_slots.c, RFT_CUDA_VISIT), and
+ * Guards nest. Whoever fills a slot enters once, at the slot (cuda_slots.c, RFT_CUDA_GUARDED), and
  * what it calls is inside. The functions that close a part enter by themselves and leave the driver
  * alone if they may not: they must free our side whatever has happened to the device.
  * REFIT_ERR_STATE in a forked child.
  */
-refit_status rft_cuda_enter(rft_cuda_device *cuda, rft_cuda_visit *visit, refit_error *error);
-void rft_cuda_leave(rft_cuda_device *cuda, const rft_cuda_visit *visit);
+refit_status rft_cuda_enter(rft_cuda_device *cuda, rft_cuda_guard *guard, refit_error *error);
+void rft_cuda_leave(rft_cuda_device *cuda, const rft_cuda_guard *guard);
 
 /* To free something whatever has happened to the GPU: REFIT_OK with `*inside` false means that its
  * context is lost, or the driver has ended with the process, and there is only our side to free. */
-refit_status rft_cuda_enter_to_free(rft_cuda_device *cuda, rft_cuda_visit *visit, bool *inside,
+refit_status rft_cuda_enter_to_free(rft_cuda_device *cuda, rft_cuda_guard *guard, bool *inside,
                                     refit_error *error);
 
 /* The body of a slot: the call, made inside. */
-#define RFT_CUDA_VISIT(cuda, error, call)                                                          \
+#define RFT_CUDA_GUARDED(cuda, error, call)                                                        \
     do {                                                                                           \
-        rft_cuda_visit rft_visit;                                                                  \
-        RFT_TRY(rft_cuda_enter((cuda), &rft_visit, (error)));                                      \
-        refit_status rft_visit_status = (call);                                                    \
-        rft_cuda_leave((cuda), &rft_visit);                                                        \
-        return rft_visit_status;                                                                   \
+        rft_cuda_guard rft_guard;                                                                  \
+        RFT_TRY(rft_cuda_enter((cuda), &rft_guard, (error)));                                      \
+        refit_status rft_guard_status = (call);                                                    \
+        rft_cuda_leave((cuda), &rft_guard);                                                        \
+        return rft_guard_status;                                                                   \
     } while (0)
 
 #endif

@@ -52,10 +52,10 @@ refit_status rft_cuda_event_open(rft_cuda_device *cuda, rft_event **out, refit_e
 
 void rft_cuda_event_close(rft_cuda_device *cuda, rft_event *event)
 {
-    rft_cuda_visit visit;
-    if (rft_cuda_enter(cuda, &visit, NULL) == REFIT_OK) {
+    rft_cuda_guard guard;
+    if (rft_cuda_enter(cuda, &guard, NULL) == REFIT_OK) {
         (void)cuda->driver.event_close(event_of(event)->handle);
-        rft_cuda_leave(cuda, &visit);
+        rft_cuda_leave(cuda, &guard);
     }
     rft_free(event);
 }

@@ -119,10 +119,10 @@ refit_status rft_cuda_kernels_open(rft_cuda_device *cuda, rft_cuda_kernels **out
 void rft_cuda_kernels_close(rft_cuda_device *cuda, rft_cuda_kernels *kernels)
 {
     if (kernels == NULL) return;
-    rft_cuda_visit visit;
-    if (!cuda->stuck && rft_cuda_enter(cuda, &visit, NULL) == REFIT_OK) {
+    rft_cuda_guard guard;
+    if (!cuda->stuck && rft_cuda_enter(cuda, &guard, NULL) == REFIT_OK) {
         (void)cuda->driver.library_unload(kernels->library);
-        rft_cuda_leave(cuda, &visit);
+        rft_cuda_leave(cuda, &guard);
     }
     rft_free(kernels);
 }

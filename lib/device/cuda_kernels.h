@@ -23,17 +23,17 @@
 /* Loads the image onto the GPU. Where that cannot be (the driver takes no libraries, or refuses
  * both images) *out is NULL, cuda->kernels_missing says why, it is logged, and REFIT_OK is
  * returned: copies then go through the copy engines and digests through the host. REFIT_ERR_DEVICE:
- * the GPU is lost; REFIT_ERR_HOST_MEMORY. Inside a visit. */
+ * the GPU is lost; REFIT_ERR_HOST_MEMORY. Inside a context guard. */
 refit_status rft_cuda_kernels_open(rft_cuda_device *cuda, rft_cuda_kernels **out,
                                    refit_error *error);
-/* NULL is allowed; it visits by itself. No launch may be under way, unless cuda->stuck says so:
- * then the image stays with the driver. */
+/* NULL is allowed; it enters the context by itself. No launch may be under way, unless cuda->stuck
+ * says so: then the image stays with the driver. */
 void rft_cuda_kernels_close(rft_cuda_device *cuda, rft_cuda_kernels *kernels);
 
 /* REFIT_ERR_UNSUPPORTED, with the sentence of kernels_missing, where there are none. */
 refit_status rft_cuda_kernels_check(const rft_cuda_device *cuda, refit_error *error);
 
-/* The launches check as well. All inside a visit, on a stream that takes work. */
+/* The launches check as well. All inside a context guard, on a stream that takes work. */
 
 /* Entries that are much longer than most are better cut: at most four blocks share the work of one,
  * unless there are few. `bytes`: of all entries together, from which the grid is chosen. */

@@ -181,9 +181,9 @@ static refit_status free_block(rft_cuda_device *cuda, void *block, bool inside, 
 refit_status rft_cuda_memory_free(rft_cuda_device *cuda, void *block, refit_error *error)
 {
     bool inside;
-    rft_cuda_visit visit;
-    RFT_TRY(rft_cuda_enter_to_free(cuda, &visit, &inside, error));
+    rft_cuda_guard guard;
+    RFT_TRY(rft_cuda_enter_to_free(cuda, &guard, &inside, error));
     refit_status status = free_block(cuda, block, inside, error);
-    if (inside) rft_cuda_leave(cuda, &visit);
+    if (inside) rft_cuda_leave(cuda, &guard);
     return status;
 }

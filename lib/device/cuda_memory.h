@@ -20,11 +20,11 @@ refit_status rft_cuda_memory_book(rft_cuda_device *cuda, uint64_t bytes, refit_e
 void rft_cuda_memory_unbook(rft_cuda_device *cuda, uint64_t bytes);
 
 /* The sentence for a driver that has no memory left: how much is free, and what helps. Other
- * answers are told as rft_cuda_check tells them. Inside a visit. */
+ * answers are told as rft_cuda_check tells them. Inside a context guard. */
 refit_status rft_cuda_memory_full(rft_cuda_device *cuda, rft_cu_result result, uint64_t bytes,
                                   refit_error *error);
 
-/* The slots of device.h: alloc inside a visit, free visits by itself. */
+/* The slots of device.h: alloc inside a context guard, free enters the context by itself. */
 refit_status rft_cuda_memory_alloc(rft_cuda_device *cuda, uint64_t bytes, void **out,
                                    refit_error *error);
 refit_status rft_cuda_memory_free(rft_cuda_device *cuda, void *block, refit_error *error);

@@ -40,12 +40,12 @@ refit_status rft_cuda_pins_open(rft_cuda_device *cuda, rft_cuda_pins **out, refi
 void rft_cuda_pins_close(rft_cuda_device *cuda, rft_cuda_pins *pins)
 {
     if (pins == NULL) return;
-    rft_cuda_visit visit;
-    if (pins->count > 0 && rft_cuda_enter(cuda, &visit, NULL) == REFIT_OK) {
+    rft_cuda_guard guard;
+    if (pins->count > 0 && rft_cuda_enter(cuda, &guard, NULL) == REFIT_OK) {
         for (uint32_t i = 0; i < pins->count; i++) {
             (void)cuda->driver.host_unregister((void *)pins->list[i].start);
         }
-        rft_cuda_leave(cuda, &visit);
+        rft_cuda_leave(cuda, &guard);
     }
     rft_free(pins->list);
     rft_mutex_close(&pins->lock);
@@ -150,9 +150,9 @@ refit_status rft_cuda_pin(rft_cuda_device *cuda, void *memory, uint64_t bytes, r
 
 void rft_cuda_unpin(rft_cuda_device *cuda, void *memory)
 {
-    rft_cuda_visit visit;
+    rft_cuda_guard guard;
     if (!unlist_range(cuda->pins, (uintptr_t)memory)) return;
-    if (rft_cuda_enter(cuda, &visit, NULL) != REFIT_OK) return;
+    if (rft_cuda_enter(cuda, &guard, NULL) != REFIT_OK) return;
     (void)cuda->driver.host_unregister(memory);
-    rft_cuda_leave(cuda, &visit);
+    rft_cuda_leave(cuda, &guard);
 }

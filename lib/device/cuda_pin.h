@@ -4,7 +4,7 @@
 
 #include "device/cuda_device.h"
 
-/* Close takes NULL, visits by itself and takes back every registration that is left. */
+/* Close takes NULL, enters the context by itself and takes back every registration that is left. */
 refit_status rft_cuda_pins_open(rft_cuda_device *cuda, rft_cuda_pins **out, refit_error *error);
 void rft_cuda_pins_close(rft_cuda_device *cuda, rft_cuda_pins *pins);
 
@@ -15,7 +15,7 @@ typedef struct rft_cuda_pinned {
 } rft_cuda_pinned;
 
 /* The registration made here that holds `memory`; an empty one if there is none. Cheap: it is asked
- * for every other copy. No visit is needed. */
+ * for every other copy. No context guard is needed. */
 rft_cuda_pinned rft_cuda_pins_find(rft_cuda_device *cuda, const void *memory);
 
 /* Do the bytes lie inside it? */
@@ -25,8 +25,9 @@ static inline bool rft_cuda_pinned_holds(rft_cuda_pinned pinned, const void *mem
     return at >= pinned.start && at < pinned.end && bytes <= pinned.end - at;
 }
 
-/* The slots of device.h: pin inside a visit, unpin visits by itself. One registration a call;
- * REFIT_ERR_PIN says why not. Unpin takes back the registration that begins at `memory`. */
+/* The slots of device.h: pin inside a context guard, unpin enters the context by itself. One
+ * registration a call; REFIT_ERR_PIN says why not. Unpin takes back the registration that begins at
+ * `memory`. */
 refit_status rft_cuda_pin(rft_cuda_device *cuda, void *memory, uint64_t bytes, refit_error *error);
 void rft_cuda_unpin(rft_cuda_device *cuda, void *memory);
 

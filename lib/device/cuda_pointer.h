@@ -4,7 +4,7 @@
 
 #include "device/cuda_device.h"
 
-/* The slot memory_check of device.h, inside a visit. */
+/* The slot memory_check of device.h, inside a context guard. */
 refit_status rft_cuda_pointer_check(rft_cuda_device *cuda, const void *memory, uint64_t bytes,
                                     const void **whole, refit_error *error);
 

@@ -1,6 +1,6 @@
 /*
  * cuda_range: one stretch of addresses of a GPU, whose memory comes and goes in chunks
- * (cuda_chunk.h). All but open is called inside a visit.
+ * (cuda_chunk.h). All but open is called inside a context guard.
  */
 #ifndef RFT_CUDA_RANGE_H
 #define RFT_CUDA_RANGE_H

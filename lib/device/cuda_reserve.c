@@ -159,10 +159,10 @@ refit_status rft_cuda_reserve(rft_cuda_device *cuda, uint64_t bytes, void **out,
 /* In a forked child only our side is freed. */
 static void close_range(rft_cuda_device *cuda, rft_cuda_range *range)
 {
-    rft_cuda_visit visit;
-    if (rft_cuda_enter(cuda, &visit, NULL) == REFIT_OK) {
+    rft_cuda_guard guard;
+    if (rft_cuda_enter(cuda, &guard, NULL) == REFIT_OK) {
         rft_cu_result result = rft_cuda_range_give_back(cuda, range);
-        rft_cuda_leave(cuda, &visit);
+        rft_cuda_leave(cuda, &guard);
         if (result != RFT_CU_SUCCESS) {
             rft_log(REFIT_LOG_WARNING,
                     "the driver does not take back an arena of %" PRIu64 " bytes on cuda:%d: %s",

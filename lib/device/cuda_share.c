@@ -82,12 +82,12 @@ refit_status rft_cuda_shares_open(rft_cuda_device *cuda, rft_cuda_shares **out, 
 static void import_close(rft_cuda_device *cuda, share_import *import)
 {
     refit_error why;
-    rft_cuda_visit visit;
-    refit_status status = rft_cuda_enter(cuda, &visit, &why);
+    rft_cuda_guard guard;
+    refit_status status = rft_cuda_enter(cuda, &guard, &why);
     if (status == REFIT_OK) {
         status = rft_cuda_check(&cuda->driver, cuda->driver.ipc_close(import->base), &why,
                                 "memory of another process could not be unmapped");
-        rft_cuda_leave(cuda, &visit);
+        rft_cuda_leave(cuda, &guard);
     }
     if (status != REFIT_OK) rft_log(REFIT_LOG_WARNING, "%s", why.text);
     rft_free(import);

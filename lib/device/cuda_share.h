@@ -6,7 +6,7 @@
  * The importer opens a handle once, however often it is asked for, and closes it when the last user
  * has let go. The process that made a handle cannot open it: it is known by the allocation that the
  * share names, whose handle is the same, and that memory is given as it is. Export and map are
- * called inside a visit.
+ * called inside a context guard.
  */
 #ifndef RFT_CUDA_SHARE_H
 #define RFT_CUDA_SHARE_H

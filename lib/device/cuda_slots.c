@@ -1,6 +1,6 @@
 /*
- * The slots of the CUDA device: each is one visit to the context, in which a part does the work.
- * Work on the calling thread goes through a lane (cuda_stream.h).
+ * The slots of the CUDA device: each enters the context, and a part does the work there.
+ * Work on the calling thread goes through an internal stream (cuda_stream.h).
  */
 #include "device/cuda_slots.h"
 
@@ -17,7 +17,7 @@
 static refit_status cuda_memory_alloc(void *self, uint64_t bytes, void **out, refit_error *error)
 {
     rft_cuda_device *cuda = self;
-    RFT_CUDA_VISIT(cuda, error, rft_cuda_memory_alloc(cuda, bytes, out, error));
+    RFT_CUDA_GUARDED(cuda, error, rft_cuda_memory_alloc(cuda, bytes, out, error));
 }
 
 static refit_status cuda_memory_free(void *self, void *memory, refit_error *error)
@@ -29,27 +29,27 @@ static refit_status cuda_memory_check(void *self, const void *memory, uint64_t b
                                       const void **whole, refit_error *error)
 {
     rft_cuda_device *cuda = self;
-    RFT_CUDA_VISIT(cuda, error, rft_cuda_pointer_check(cuda, memory, bytes, whole, error));
+    RFT_CUDA_GUARDED(cuda, error, rft_cuda_pointer_check(cuda, memory, bytes, whole, error));
 }
 
 static refit_status cuda_reserve(void *self, uint64_t bytes, void **out, uint64_t *granule,
                                  refit_error *error)
 {
     rft_cuda_device *cuda = self;
-    RFT_CUDA_VISIT(cuda, error, rft_cuda_reserve(cuda, bytes, out, granule, error));
+    RFT_CUDA_GUARDED(cuda, error, rft_cuda_reserve(cuda, bytes, out, granule, error));
 }
 
 static refit_status cuda_commit(void *self, void *base, uint64_t bytes, refit_error *error)
 {
     rft_cuda_device *cuda = self;
-    RFT_CUDA_VISIT(cuda, error, rft_cuda_commit(cuda, base, bytes, error));
+    RFT_CUDA_GUARDED(cuda, error, rft_cuda_commit(cuda, base, bytes, error));
 }
 
 static refit_status cuda_decommit(void *self, void *base, uint64_t bytes, uint64_t *freed,
                                   refit_error *error)
 {
     rft_cuda_device *cuda = self;
-    RFT_CUDA_VISIT(cuda, error, rft_cuda_decommit(cuda, base, bytes, freed, error));
+    RFT_CUDA_GUARDED(cuda, error, rft_cuda_decommit(cuda, base, bytes, freed, error));
 }
 
 static void cuda_unreserve(void *self, void *base, uint64_t bytes)
@@ -61,7 +61,7 @@ static void cuda_unreserve(void *self, void *base, uint64_t bytes)
 static refit_status cuda_host_pin(void *self, void *memory, uint64_t bytes, refit_error *error)
 {
     rft_cuda_device *cuda = self;
-    RFT_CUDA_VISIT(cuda, error, rft_cuda_pin(cuda, memory, bytes, error));
+    RFT_CUDA_GUARDED(cuda, error, rft_cuda_pin(cuda, memory, bytes, error));
 }
 
 static void cuda_host_unpin(void *self, void *memory, uint64_t bytes)
@@ -73,7 +73,7 @@ static void cuda_host_unpin(void *self, void *memory, uint64_t bytes)
 static refit_status cuda_stream_open(void *self, refit_stream_ref *out, refit_error *error)
 {
     rft_cuda_device *cuda = self;
-    RFT_CUDA_VISIT(cuda, error, rft_cuda_stream_open(cuda, out, error));
+    RFT_CUDA_GUARDED(cuda, error, rft_cuda_stream_open(cuda, out, error));
 }
 
 static refit_status cuda_stream_close(void *self, refit_stream_ref stream, refit_error *error)
@@ -89,7 +89,7 @@ static refit_status cuda_stream_call(void *self, refit_stream_ref stream, refit_
         function(user);
         return REFIT_OK;
     }
-    RFT_CUDA_VISIT(cuda, error, rft_cuda_stream_call(cuda, stream, function, user, error));
+    RFT_CUDA_GUARDED(cuda, error, rft_cuda_stream_call(cuda, stream, function, user, error));
 }
 
 static refit_status copy_batch(rft_cuda_device *cuda, refit_stream_ref stream,
@@ -106,7 +106,7 @@ static refit_status cuda_copy_batch(void *self, refit_stream_ref stream, const r
                                     uint32_t count, rft_copy_order order, refit_error *error)
 {
     rft_cuda_device *cuda = self;
-    RFT_CUDA_VISIT(cuda, error, copy_batch(cuda, stream, copies, count, order, error));
+    RFT_CUDA_GUARDED(cuda, error, copy_batch(cuda, stream, copies, count, order, error));
 }
 
 static refit_status zero(rft_cuda_device *cuda, refit_stream_ref stream, void *memory,
@@ -124,14 +124,14 @@ static refit_status cuda_zero(void *self, refit_stream_ref stream, void *memory,
                               refit_error *error)
 {
     rft_cuda_device *cuda = self;
-    RFT_CUDA_VISIT(cuda, error, zero(cuda, stream, memory, bytes, error));
+    RFT_CUDA_GUARDED(cuda, error, zero(cuda, stream, memory, bytes, error));
 }
 
 static refit_status cuda_digest(void *self, refit_stream_ref stream, const void *memory,
                                 uint64_t bytes, uint64_t offset, uint64_t *sum, refit_error *error)
 {
     rft_cuda_device *cuda = self;
-    RFT_CUDA_VISIT(cuda, error, rft_cuda_digest(cuda, stream, memory, bytes, offset, sum, error));
+    RFT_CUDA_GUARDED(cuda, error, rft_cuda_digest(cuda, stream, memory, bytes, offset, sum, error));
 }
 
 static refit_status cuda_digest_copy(void *self, refit_stream_ref stream, void *to,
@@ -139,29 +139,29 @@ static refit_status cuda_digest_copy(void *self, refit_stream_ref stream, void *
                                      refit_error *error)
 {
     rft_cuda_device *cuda = self;
-    RFT_CUDA_VISIT(cuda, error,
-                   rft_cuda_digest_copy(cuda, stream, to, from, bytes, offset, sum, error));
+    RFT_CUDA_GUARDED(cuda, error,
+                     rft_cuda_digest_copy(cuda, stream, to, from, bytes, offset, sum, error));
 }
 
 static refit_status cuda_cast_bf16(void *self, refit_stream_ref stream, uint16_t *to,
                                    const float *from, uint64_t count, refit_error *error)
 {
     rft_cuda_device *cuda = self;
-    RFT_CUDA_VISIT(cuda, error, rft_cuda_cast_bf16(cuda, stream, to, from, count, error));
+    RFT_CUDA_GUARDED(cuda, error, rft_cuda_cast_bf16(cuda, stream, to, from, count, error));
 }
 
 static refit_status cuda_share_export(void *self, const void *memory, uint64_t bytes,
                                       rft_share *out, refit_error *error)
 {
     rft_cuda_device *cuda = self;
-    RFT_CUDA_VISIT(cuda, error, rft_cuda_share_export(cuda, memory, bytes, out, error));
+    RFT_CUDA_GUARDED(cuda, error, rft_cuda_share_export(cuda, memory, bytes, out, error));
 }
 
 static refit_status cuda_share_map(void *self, const rft_share *share, void **out,
                                    refit_error *error)
 {
     rft_cuda_device *cuda = self;
-    RFT_CUDA_VISIT(cuda, error, rft_cuda_share_map(cuda, share, out, error));
+    RFT_CUDA_GUARDED(cuda, error, rft_cuda_share_map(cuda, share, out, error));
 }
 
 static void cuda_share_unmap(void *self, void *memory)
@@ -172,7 +172,7 @@ static void cuda_share_unmap(void *self, void *memory)
 static refit_status cuda_event_open(void *self, rft_event **out, refit_error *error)
 {
     rft_cuda_device *cuda = self;
-    RFT_CUDA_VISIT(cuda, error, rft_cuda_event_open(cuda, out, error));
+    RFT_CUDA_GUARDED(cuda, error, rft_cuda_event_open(cuda, out, error));
 }
 
 static void cuda_event_close(void *self, rft_event *event)
@@ -184,21 +184,21 @@ static refit_status cuda_event_record(void *self, rft_event *event, refit_stream
                                       refit_error *error)
 {
     rft_cuda_device *cuda = self;
-    RFT_CUDA_VISIT(cuda, error, rft_cuda_event_record(cuda, event, stream, error));
+    RFT_CUDA_GUARDED(cuda, error, rft_cuda_event_record(cuda, event, stream, error));
 }
 
 static refit_status cuda_event_join(void *self, rft_event *event, refit_stream_ref stream,
                                     refit_error *error)
 {
     rft_cuda_device *cuda = self;
-    RFT_CUDA_VISIT(cuda, error, rft_cuda_event_join(cuda, event, stream, error));
+    RFT_CUDA_GUARDED(cuda, error, rft_cuda_event_join(cuda, event, stream, error));
 }
 
 static refit_status cuda_event_wait(void *self, rft_event *event, uint32_t timeout_ms,
                                     refit_error *error)
 {
     rft_cuda_device *cuda = self;
-    RFT_CUDA_VISIT(cuda, error, rft_cuda_event_wait(cuda, event, timeout_ms, error));
+    RFT_CUDA_GUARDED(cuda, error, rft_cuda_event_wait(cuda, event, timeout_ms, error));
 }
 
 void rft_cuda_slots_fill(rft_device_ops *ops)

@@ -1,9 +1,9 @@
 /*
- * Bays, opened when a batch first wants one and kept until the device closes.
+ * Bounce buffers, opened when a batch first wants one and kept until the device closes.
  *
- * A stream keeps its bay while its work is on it. Another stream gets an idle one, or a new one, or
- * none: nobody waits for the work of another stream, which may be held up for as long as its owner
- * likes. Two bays serve states that leave while others come back.
+ * A stream keeps its bounce buffer while its work is on it. Another stream gets an idle one, or a
+ * new one, or none: nobody waits for the work of another stream, which may be held up for as long
+ * as its owner likes. Two bounce buffers serve states that leave while others come back.
  *
  * What goes wrong here is never a failure of the copies: the copy engines do them. It is said once,
  * and tried again after a number of batches that doubles each time. Knows nothing of copies.
@@ -17,13 +17,13 @@
 #include "base/log.h"
 #include "device/cuda_cutoff.h"
 
-#define BAYS       2u
+#define BOUNCES    2u
 #define REST_FIRST 16u
 #define REST_MOST  4096u
 
 struct rft_cuda_staging {
     rft_mutex lock;
-    rft_cuda_bay *bays[BAYS]; /* guarded by lock, like the rest */
+    rft_cuda_bounce *bounces[BOUNCES]; /* guarded by lock, like the rest */
     uint32_t count;
     uint32_t rest;      /* batches that go without before the next try */
     uint32_t rest_next; /* what that will be after the next failure */
@@ -59,16 +59,16 @@ refit_status rft_cuda_staging_open(rft_cuda_device *cuda, rft_cuda_staging **out
 void rft_cuda_staging_close(rft_cuda_device *cuda, rft_cuda_staging *staging)
 {
     if (staging == NULL) return;
-    rft_cuda_visit visit;
-    bool inside = staging->count > 0 && rft_cuda_enter(cuda, &visit, NULL) == REFIT_OK;
+    rft_cuda_guard guard;
+    bool inside = staging->count > 0 && rft_cuda_enter(cuda, &guard, NULL) == REFIT_OK;
     for (uint32_t i = 0; i < staging->count; i++) {
         if (inside) {
-            rft_cuda_bay_close(cuda, staging->bays[i]);
+            rft_cuda_bounce_close(cuda, staging->bounces[i]);
         } else {
-            rft_cuda_bay_forget(staging->bays[i]);
+            rft_cuda_bounce_forget(staging->bounces[i]);
         }
     }
-    if (inside) rft_cuda_leave(cuda, &visit);
+    if (inside) rft_cuda_leave(cuda, &guard);
     rft_mutex_close(&staging->lock);
     rft_free(staging);
 }
@@ -93,63 +93,65 @@ static void failed(rft_cuda_staging *staging, const refit_error *why)
     staging->rest_next = staging->rest_next < REST_MOST ? staging->rest_next * 2 : REST_MOST;
 }
 
-static rft_cuda_bay *find_callers(rft_cuda_staging *staging, rft_cu_stream stream)
+static rft_cuda_bounce *find_callers(rft_cuda_staging *staging, rft_cu_stream stream)
 {
     for (uint32_t i = 0; i < staging->count; i++) {
-        rft_cuda_bay *bay = staging->bays[i];
-        if (bay->caller == stream && !bay->broken) return bay;
+        rft_cuda_bounce *bounce = staging->bounces[i];
+        if (bounce->caller == stream && !bounce->broken) return bounce;
     }
     return NULL;
 }
 
-static rft_cuda_bay *find_idle(rft_cuda_device *cuda, rft_cuda_staging *staging)
+static rft_cuda_bounce *find_idle(rft_cuda_device *cuda, rft_cuda_staging *staging)
 {
     for (uint32_t i = 0; i < staging->count; i++) {
-        rft_cuda_bay *bay = staging->bays[i];
-        if (!bay->taken && !bay->broken && rft_cuda_bay_is_idle(cuda, bay)) return bay;
+        rft_cuda_bounce *bounce = staging->bounces[i];
+        if (!bounce->taken && !bounce->broken && rft_cuda_bounce_is_idle(cuda, bounce))
+            return bounce;
     }
     return NULL;
 }
 
-static rft_cuda_bay *open_next(rft_cuda_device *cuda, rft_cuda_staging *staging)
+static rft_cuda_bounce *open_next(rft_cuda_device *cuda, rft_cuda_staging *staging)
 {
     refit_error why = {0};
-    rft_cuda_bay *bay = NULL;
-    if (staging->count == BAYS || !may_try(staging)) return NULL;
-    if (rft_cuda_bay_open(cuda, cuda->config.offload_staging_bytes, &bay, &why) != REFIT_OK) {
+    rft_cuda_bounce *bounce = NULL;
+    if (staging->count == BOUNCES || !may_try(staging)) return NULL;
+    if (rft_cuda_bounce_open(cuda, cuda->config.offload_staging_bytes, &bounce, &why) != REFIT_OK) {
         failed(staging, &why);
         return NULL;
     }
-    staging->bays[staging->count++] = bay;
-    return bay;
+    staging->bounces[staging->count++] = bounce;
+    return bounce;
 }
 
-static rft_cuda_bay *choose(rft_cuda_device *cuda, rft_cuda_staging *staging, rft_cu_stream stream)
+static rft_cuda_bounce *choose(rft_cuda_device *cuda, rft_cuda_staging *staging,
+                               rft_cu_stream stream)
 {
-    rft_cuda_bay *bay = find_callers(staging, stream);
-    if (bay == NULL) bay = find_idle(cuda, staging);
-    if (bay == NULL) bay = open_next(cuda, staging);
-    if (bay == NULL || bay->taken) return NULL;
-    bay->taken = true;
-    bay->caller = stream;
-    return bay;
+    rft_cuda_bounce *bounce = find_callers(staging, stream);
+    if (bounce == NULL) bounce = find_idle(cuda, staging);
+    if (bounce == NULL) bounce = open_next(cuda, staging);
+    if (bounce == NULL || bounce->taken) return NULL;
+    bounce->taken = true;
+    bounce->caller = stream;
+    return bounce;
 }
 
 /* ---- The calls --------------------------------------------------------------------------- */
 
-void rft_cuda_staging_give(rft_cuda_staging *staging, rft_cuda_bay *bay)
+void rft_cuda_staging_give(rft_cuda_staging *staging, rft_cuda_bounce *bounce)
 {
     rft_lock(&staging->lock);
-    bay->taken = false;
+    bounce->taken = false;
     rft_unlock(&staging->lock);
 }
 
 /* After a failure its caller is nobody: some of it may be under way. */
-static bool find_small(rft_cuda_device *cuda, rft_cuda_staging *staging, rft_cuda_bay *bay,
+static bool find_small(rft_cuda_device *cuda, rft_cuda_staging *staging, rft_cuda_bounce *bounce,
                        uint64_t *small)
 {
     refit_error why = {0};
-    refit_status status = rft_cuda_cutoff_find(cuda, bay, small, &why);
+    refit_status status = rft_cuda_cutoff_find(cuda, bounce, small, &why);
     rft_lock(&staging->lock);
     staging->finding = false;
     if (status == REFIT_OK) {
@@ -159,26 +161,26 @@ static bool find_small(rft_cuda_device *cuda, rft_cuda_staging *staging, rft_cud
                 cuda->ordinal, *small);
     } else {
         failed(staging, &why);
-        bay->caller = NULL;
-        bay->taken = false;
+        bounce->caller = NULL;
+        bounce->taken = false;
     }
     rft_unlock(&staging->lock);
     return status == REFIT_OK;
 }
 
-rft_cuda_bay *rft_cuda_staging_take(rft_cuda_device *cuda, rft_cuda_staging *staging,
-                                    rft_cu_stream stream, uint64_t *small)
+rft_cuda_bounce *rft_cuda_staging_take(rft_cuda_device *cuda, rft_cuda_staging *staging,
+                                       rft_cu_stream stream, uint64_t *small)
 {
-    rft_cuda_bay *bay = NULL;
+    rft_cuda_bounce *bounce = NULL;
     rft_lock(&staging->lock);
     bool known = staging->small != 0;
     bool tries = known || (!staging->finding && may_try(staging));
-    if (tries) bay = choose(cuda, staging, stream);
-    if (bay != NULL && !known) staging->finding = true;
+    if (tries) bounce = choose(cuda, staging, stream);
+    if (bounce != NULL && !known) staging->finding = true;
     *small = staging->small;
     rft_unlock(&staging->lock);
-    if (bay == NULL || known) return bay;
-    return find_small(cuda, staging, bay, small) ? bay : NULL;
+    if (bounce == NULL || known) return bounce;
+    return find_small(cuda, staging, bounce, small) ? bounce : NULL;
 }
 
 uint64_t rft_cuda_staging_small_bytes(rft_cuda_staging *staging)

@@ -6,8 +6,8 @@
  * further check. Other handles are a caller's; the driver says whose they are. A handle that was
  * closed, or never was a stream, cannot be told from a caller's: the driver may crash on it.
  *
- * Work on REFIT_STREAM_NONE goes through a lane. A lane whose work was not done in time is dropped,
- * not lent again; the driver keeps the stream until the work on it ends.
+ * Work on REFIT_STREAM_NONE goes through an internal stream. An internal stream whose work was not
+ * done in time is dropped, not lent again; the driver keeps the stream until the work on it ends.
  */
 #include "device/cuda_stream.h"
 
@@ -22,7 +22,7 @@ struct rft_cuda_streams {
     void **own; /* guarded by lock, like the rest */
     uint32_t count;
     uint32_t room;
-    rft_cuda_lane *lanes; /* those that are free */
+    rft_cuda_internal_stream *internal_streams; /* those that are free */
 };
 
 refit_status rft_cuda_streams_open(rft_cuda_device *cuda, rft_cuda_streams **out,
@@ -41,22 +41,22 @@ refit_status rft_cuda_streams_open(rft_cuda_device *cuda, rft_cuda_streams **out
     return REFIT_OK;
 }
 
-static void drop_lane(rft_cuda_device *cuda, rft_cuda_lane *lane)
+static void drop_internal(rft_cuda_device *cuda, rft_cuda_internal_stream *internal)
 {
-    if (lane->end != NULL) (void)cuda->driver.event_close(lane->end);
-    if (lane->stream != NULL) (void)cuda->driver.stream_close(lane->stream);
-    rft_free(lane);
+    if (internal->end != NULL) (void)cuda->driver.event_close(internal->end);
+    if (internal->stream != NULL) (void)cuda->driver.stream_close(internal->stream);
+    rft_free(internal);
 }
 
-static void drop_lanes(rft_cuda_device *cuda, rft_cuda_streams *streams, bool inside)
+static void drop_internal_streams(rft_cuda_device *cuda, rft_cuda_streams *streams, bool inside)
 {
-    while (streams->lanes != NULL) {
-        rft_cuda_lane *lane = streams->lanes;
-        streams->lanes = lane->next;
+    while (streams->internal_streams != NULL) {
+        rft_cuda_internal_stream *internal = streams->internal_streams;
+        streams->internal_streams = internal->next;
         if (inside) {
-            drop_lane(cuda, lane);
+            drop_internal(cuda, internal);
         } else {
-            rft_free(lane);
+            rft_free(internal);
         }
     }
 }
@@ -64,10 +64,10 @@ static void drop_lanes(rft_cuda_device *cuda, rft_cuda_streams *streams, bool in
 void rft_cuda_streams_close(rft_cuda_device *cuda, rft_cuda_streams *streams)
 {
     if (streams == NULL) return;
-    rft_cuda_visit visit;
-    bool inside = rft_cuda_enter(cuda, &visit, NULL) == REFIT_OK;
-    drop_lanes(cuda, streams, inside);
-    if (inside) rft_cuda_leave(cuda, &visit);
+    rft_cuda_guard guard;
+    bool inside = rft_cuda_enter(cuda, &guard, NULL) == REFIT_OK;
+    drop_internal_streams(cuda, streams, inside);
+    if (inside) rft_cuda_leave(cuda, &guard);
     rft_free(streams->own);
     rft_mutex_close(&streams->lock);
     rft_free(streams);
@@ -148,55 +148,60 @@ static refit_status open_native(rft_cuda_device *cuda, rft_cu_stream *out, refit
                           "a stream could not be opened");
 }
 
-static refit_status open_lane(rft_cuda_device *cuda, rft_cuda_lane **out, refit_error *error)
+static refit_status open_internal(rft_cuda_device *cuda, rft_cuda_internal_stream **out,
+                                  refit_error *error)
 {
-    rft_cuda_lane *lane = rft_calloc(1, sizeof *lane);
-    RFT_REFUSE_IF(lane == NULL, error, REFIT_ERR_HOST_MEMORY, "no host memory for a stream");
+    rft_cuda_internal_stream *internal = rft_calloc(1, sizeof *internal);
+    RFT_REFUSE_IF(internal == NULL, error, REFIT_ERR_HOST_MEMORY, "no host memory for a stream");
     refit_status status = REFIT_OK;
-    RFT_TRY_GOTO(open_native(cuda, &lane->stream, error), drop);
+    RFT_TRY_GOTO(open_native(cuda, &internal->stream, error), drop);
     RFT_TRY_GOTO(rft_cuda_check(&cuda->driver,
-                                cuda->driver.event_open(&lane->end, RFT_CU_EVENT_NO_TIMING), error,
-                                "an event could not be opened"),
+                                cuda->driver.event_open(&internal->end, RFT_CU_EVENT_NO_TIMING),
+                                error, "an event could not be opened"),
                  drop);
-    *out = lane;
+    *out = internal;
     return REFIT_OK;
 
 drop:
-    drop_lane(cuda, lane);
+    drop_internal(cuda, internal);
     return status;
 }
 
-refit_status rft_cuda_stream_borrow(rft_cuda_device *cuda, rft_cuda_lane **out, refit_error *error)
+refit_status rft_cuda_stream_borrow(rft_cuda_device *cuda, rft_cuda_internal_stream **out,
+                                    refit_error *error)
 {
     rft_cuda_streams *streams = cuda->streams;
     rft_lock(&streams->lock);
-    rft_cuda_lane *lane = streams->lanes;
-    if (lane != NULL) streams->lanes = lane->next;
+    rft_cuda_internal_stream *internal = streams->internal_streams;
+    if (internal != NULL) streams->internal_streams = internal->next;
     rft_unlock(&streams->lock);
-    if (lane == NULL) return open_lane(cuda, out, error);
-    *out = lane;
+    if (internal == NULL) return open_internal(cuda, out, error);
+    *out = internal;
     return REFIT_OK;
 }
 
-static refit_status finish_lane(rft_cuda_device *cuda, rft_cuda_lane *lane, refit_error *error)
+static refit_status finish_internal(rft_cuda_device *cuda, rft_cuda_internal_stream *internal,
+                                    refit_error *error)
 {
-    RFT_TRY(rft_cuda_check(&cuda->driver, cuda->driver.event_record(lane->end, lane->stream), error,
+    RFT_TRY(rft_cuda_check(&cuda->driver,
+                           cuda->driver.event_record(internal->end, internal->stream), error,
                            "an event could not be recorded"));
-    return rft_cuda_event_poll_wait(cuda, lane->end, rft_deadline(cuda->config.offload_timeout_ms),
-                                    error);
+    return rft_cuda_event_poll_wait(cuda, internal->end,
+                                    rft_deadline(cuda->config.offload_timeout_ms), error);
 }
 
-refit_status rft_cuda_stream_return(rft_cuda_device *cuda, rft_cuda_lane *lane, refit_error *error)
+refit_status rft_cuda_stream_return(rft_cuda_device *cuda, rft_cuda_internal_stream *internal,
+                                    refit_error *error)
 {
     rft_cuda_streams *streams = cuda->streams;
-    refit_status status = finish_lane(cuda, lane, error);
+    refit_status status = finish_internal(cuda, internal, error);
     if (status != REFIT_OK) {
-        drop_lane(cuda, lane);
+        drop_internal(cuda, internal);
         return status;
     }
     rft_lock(&streams->lock);
-    lane->next = streams->lanes;
-    streams->lanes = lane;
+    internal->next = streams->internal_streams;
+    streams->internal_streams = internal;
     rft_unlock(&streams->lock);
     return REFIT_OK;
 }
@@ -206,17 +211,17 @@ refit_status rft_cuda_work_begin(rft_cuda_device *cuda, refit_stream_ref stream,
 {
     *work = (rft_cuda_work){.stream = stream.native};
     if (stream.native != NULL) return rft_cuda_stream_check(cuda, stream, error);
-    RFT_TRY(rft_cuda_stream_borrow(cuda, &work->lane, error));
-    work->stream = work->lane->stream;
+    RFT_TRY(rft_cuda_stream_borrow(cuda, &work->internal, error));
+    work->stream = work->internal->stream;
     return REFIT_OK;
 }
 
 refit_status rft_cuda_work_end(rft_cuda_device *cuda, const rft_cuda_work *work,
                                refit_status status, refit_error *error)
 {
-    if (work->lane == NULL) return status;
+    if (work->internal == NULL) return status;
     refit_status ended =
-        rft_cuda_stream_return(cuda, work->lane, status == REFIT_OK ? error : NULL);
+        rft_cuda_stream_return(cuda, work->internal, status == REFIT_OK ? error : NULL);
     return rft_keep_first(status, ended);
 }
 
@@ -271,12 +276,12 @@ refit_status rft_cuda_stream_close(rft_cuda_device *cuda, refit_stream_ref strea
                   "%p is no stream that refit_stream_open gave: whoever created it destroys it",
                   stream.native);
     bool inside;
-    rft_cuda_visit visit;
-    RFT_TRY(rft_cuda_enter_to_free(cuda, &visit, &inside, error));
+    rft_cuda_guard guard;
+    RFT_TRY(rft_cuda_enter_to_free(cuda, &guard, &inside, error));
     refit_status status = inside ? check_idle(cuda, stream.native, error) : REFIT_OK;
     if (status == REFIT_OK) unlist(streams, stream);
     if (status == REFIT_OK && inside) (void)cuda->driver.stream_close(stream.native);
-    if (inside) rft_cuda_leave(cuda, &visit);
+    if (inside) rft_cuda_leave(cuda, &guard);
     return status;
 }
 

@@ -162,11 +162,11 @@ typedef struct rft_device_ops {
 } rft_device_ops;
 
 /* Something on the device that outlives its owner, such as memory that another process maps. */
-typedef struct rft_leftover {
-    struct rft_leftover *next;
+typedef struct rft_deferred_free {
+    struct rft_deferred_free *next;
     /* False: not yet. True: all of it is given back, the struct with it. */
-    bool (*give_back)(struct rft_leftover *leftover, refit_device *device);
-} rft_leftover;
+    bool (*give_back)(struct rft_deferred_free *deferred, refit_device *device);
+} rft_deferred_free;
 
 struct refit_device {
     rft_device_ops ops; /* a copy in which every slot is filled */
@@ -176,9 +176,9 @@ struct refit_device {
     atomic_uint_fast32_t memories; /* of refit_memory_alloc */
     atomic_uint_fast32_t streams;  /* of refit_stream_open */
     rft_mutex lock;
-    refit_arena *arenas;     /* the first of those that lib/memory links here; guarded by lock */
-    rft_event *spare;        /* kept for refit_stream_wait; guarded by lock */
-    rft_leftover *leftovers; /* the first; guarded by lock */
+    refit_arena *arenas; /* the first of those that lib/memory links here; guarded by lock */
+    rft_event *spare;    /* kept for refit_stream_wait; guarded by lock */
+    rft_deferred_free *deferred; /* the first; guarded by lock */
     uint32_t block_ms; /* a call that has to wait for streams waits no longer: offload.timeout_ms
                           of the configuration that it was opened with */
     rft_mutex reserve_lock;
@@ -194,9 +194,9 @@ refit_status rft_device_make(const rft_device_ops *ops, void *self, refit_device
 void rft_device_retain(refit_device *device);
 void rft_device_release(refit_device *device);
 
-/* Takes the leftover. It is asked again when the device is closed, which fails until it is gone, or
+/* Takes it. It is asked again when the device is closed, which fails until it is gone, or
  * by sweep; false: something is left. Any thread. */
-void rft_device_leave(refit_device *device, rft_leftover *leftover);
+void rft_device_defer_free(refit_device *device, rft_deferred_free *deferred);
 bool rft_device_sweep(refit_device *device);
 
 rft_device_caps rft_device_get_caps(refit_device *device);

@@ -35,7 +35,7 @@ static void close_parts(rft_cuda_device *cuda)
     rft_cuda_memory_close(cuda, cuda->memory);
 }
 
-/* Inside a visit. On failure close_parts closes what is there. */
+/* Inside a context guard. On failure close_parts closes what is there. */
 static refit_status open_parts(rft_cuda_device *cuda, uint64_t capacity, refit_error *error)
 {
     RFT_TRY(rft_cuda_memory_open(cuda, capacity, &cuda->memory, error));
@@ -104,7 +104,7 @@ static refit_status read_rest(const char *rest, int *ordinal, uint64_t *capacity
 
 static refit_status open_inside(rft_cuda_device *cuda, uint64_t capacity, refit_error *error)
 {
-    RFT_CUDA_VISIT(cuda, error, open_parts(cuda, capacity, error));
+    RFT_CUDA_GUARDED(cuda, error, open_parts(cuda, capacity, error));
 }
 
 static refit_status make(rft_cuda_device *cuda, refit_device **out, refit_error *error)

@@ -1,16 +1,16 @@
-/* arena_inside: the arena as device_arena.c and arena_claims.c see it, and nobody else. */
+/* arena_inside: the arena as device_arena.c and arena_references.c see it, and nobody else. */
 #ifndef RFT_ARENA_INSIDE_H
 #define RFT_ARENA_INSIDE_H
 
-#include "memory/arena_pieces.h"
 #include "memory/device_arena.h"
+#include "memory/suballocations.h"
 
 struct refit_arena {
     refit_device *device; /* retained */
     char *base;
     uint64_t bytes;          /* reserved, whole granules */
     refit_arena *next;       /* in the device's list; guarded by device->lock, like the rest */
-    rft_arena_pieces pieces; /* its granule never changes */
+    rft_suballocations subs; /* its granule never changes */
     uint32_t doomed;         /* pieces that are */
     bool attached;
 };
@@ -31,10 +31,10 @@ static inline uint64_t rft_arena_offset(const refit_arena *arena, const void *me
 }
 
 /* The settled piece that begins at `memory`, or NULL. Under the lock. */
-static inline rft_arena_piece *rft_arena_find(const refit_arena *arena, const void *memory)
+static inline rft_suballocation *rft_arena_find(const refit_arena *arena, const void *memory)
 {
-    rft_arena_piece *piece = rft_arena_pieces_find(&arena->pieces, rft_arena_offset(arena, memory));
-    return piece != NULL && piece->settled ? piece : NULL;
+    rft_suballocation *sub = rft_suballocations_find(&arena->subs, rft_arena_offset(arena, memory));
+    return sub != NULL && sub->settled ? sub : NULL;
 }
 
 /* What refit_arena_free does. */

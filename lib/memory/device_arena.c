@@ -1,13 +1,14 @@
 /*
  * Arenas: one reservation of addresses, cut into pieces of whole pages.
  *
- * Pieces are remembered (arena_pieces.c), so that only what refit_arena_alloc gave can be committed
- * and decommitted, never a part that shares a page with a neighbour. The arenas of a device form a
- * list, so that the arena of a region is found by its address; the list and the books are guarded
- * by the device's lock. The device itself, which may take its time, is called without it: a piece
- * whose memory is coming or going for good is not settled meanwhile, and nobody else finds it.
+ * Pieces are remembered (suballocations.c), so that only what refit_arena_alloc gave can be
+ * committed and decommitted, never a part that shares a page with a neighbour. The arenas of a
+ * device form a list, so that the arena of a region is found by its address; the list and the books
+ * are guarded by the device's lock. The device itself, which may take its time, is called without
+ * it: a piece whose memory is coming or going for good is not settled meanwhile, and nobody else
+ * finds it.
  *
- * Who needs a piece is in arena_claims.c. Knows nothing of copies, nor of what the bytes mean.
+ * Who needs a piece is in arena_references.c. Knows nothing of copies, nor of what the bytes mean.
  */
 #include <inttypes.h>
 
@@ -40,7 +41,7 @@ static void unlink_arena(refit_arena *arena)
 static refit_status reserve(refit_arena *arena, uint64_t bytes, refit_error *error)
 {
     void *base;
-    RFT_TRY(rft_device_reserve(arena->device, bytes, &base, &arena->pieces.granule, error));
+    RFT_TRY(rft_device_reserve(arena->device, bytes, &base, &arena->subs.granule, error));
     arena->base = base;
     arena->bytes = rft_arena_round(arena, bytes);
     return REFIT_OK;
@@ -70,9 +71,9 @@ static refit_status check_unused(refit_arena *arena, refit_error *error)
     uint64_t regions = 0, holds = 0;
     rft_arena_lock(arena);
     bool attached = arena->attached;
-    for (uint32_t at = 0; at < arena->pieces.count; at++) {
-        regions += arena->pieces.list[at].moved;
-        holds += arena->pieces.list[at].holds;
+    for (uint32_t at = 0; at < arena->subs.count; at++) {
+        regions += arena->subs.list[at].moved;
+        holds += arena->subs.list[at].holds;
     }
     rft_arena_unlock(arena);
     RFT_REFUSE_IF(regions > 0, error, REFIT_ERR_BUSY,
@@ -114,14 +115,14 @@ refit_status refit_arena_close(refit_arena *arena, refit_error *error)
     unlink_arena(arena);
     rft_device_unreserve(arena->device, arena->base, arena->bytes);
     rft_device_release(arena->device);
-    rft_arena_pieces_close(&arena->pieces);
+    rft_suballocations_close(&arena->subs);
     rft_free(arena);
     return REFIT_OK;
 }
 
 uint64_t rft_arena_round(const refit_arena *arena, uint64_t bytes)
 {
-    return rft_arena_pieces_round(&arena->pieces, bytes);
+    return rft_suballocations_round(&arena->subs, bytes);
 }
 
 refit_device *rft_arena_device(const refit_arena *arena)
@@ -143,9 +144,9 @@ static void settle(refit_arena *arena, uint64_t offset, bool there)
 {
     rft_arena_lock(arena);
     if (there) {
-        rft_arena_pieces_find(&arena->pieces, offset)->settled = true;
+        rft_suballocations_find(&arena->subs, offset)->settled = true;
     } else {
-        rft_arena_pieces_remove(&arena->pieces, offset);
+        rft_suballocations_remove(&arena->subs, offset);
     }
     rft_arena_unlock(arena);
 }
@@ -156,7 +157,7 @@ refit_status refit_arena_alloc(refit_arena *arena, uint64_t bytes, void **out, r
                   "a piece needs an arena, at least one byte, and a place for the result");
     uint64_t offset = 0;
     rft_arena_lock(arena);
-    refit_status status = rft_arena_pieces_add(&arena->pieces, bytes, arena->bytes, &offset, error);
+    refit_status status = rft_suballocations_add(&arena->subs, bytes, arena->bytes, &offset, error);
     rft_arena_unlock(arena);
     if (status != REFIT_OK) return status;
     void *memory = arena->base + offset;
@@ -166,13 +167,13 @@ refit_status refit_arena_alloc(refit_arena *arena, uint64_t bytes, void **out, r
     return status;
 }
 
-static refit_status check_free(const rft_arena_piece *piece, const void *memory, refit_error *error)
+static refit_status check_free(const rft_suballocation *sub, const void *memory, refit_error *error)
 {
-    RFT_REFUSE_IF(piece == NULL, error, REFIT_ERR_INVALID,
+    RFT_REFUSE_IF(sub == NULL, error, REFIT_ERR_INVALID,
                   "%p is no piece that refit_arena_alloc gave, or was given back before", memory);
-    RFT_REFUSE_IF(piece->moved, error, REFIT_ERR_BUSY,
+    RFT_REFUSE_IF(sub->moved, error, REFIT_ERR_BUSY,
                   "an offloader has the piece at %p as a region: clear or close it first", memory);
-    RFT_REFUSE_IF(piece->holds > 0, error, REFIT_ERR_BUSY,
+    RFT_REFUSE_IF(sub->holds > 0, error, REFIT_ERR_BUSY,
                   "the piece at %p is held: end what has registered it, then call "
                   "refit_arena_unhold",
                   memory);
@@ -183,10 +184,10 @@ static refit_status check_free(const rft_arena_piece *piece, const void *memory,
 static refit_status begin_free(refit_arena *arena, const void *memory, uint64_t *bytes,
                                refit_error *error)
 {
-    rft_arena_piece *piece = rft_arena_find(arena, memory);
-    RFT_TRY(check_free(piece, memory, error));
-    piece->settled = false;
-    *bytes = piece->bytes;
+    rft_suballocation *sub = rft_arena_find(arena, memory);
+    RFT_TRY(check_free(sub, memory, error));
+    sub->settled = false;
+    *bytes = sub->bytes;
     return REFIT_OK;
 }
 
@@ -195,7 +196,7 @@ static void end_free(refit_arena *arena, const void *memory, bool gone)
     uint64_t offset = rft_arena_offset(arena, memory);
     if (gone) {
         rft_arena_lock(arena);
-        arena->doomed -= rft_arena_pieces_find(&arena->pieces, offset)->doomed;
+        arena->doomed -= rft_suballocations_find(&arena->subs, offset)->doomed;
         rft_arena_unlock(arena);
     }
     settle(arena, offset, !gone);
@@ -224,12 +225,12 @@ refit_status refit_arena_piece(refit_arena *arena, uint32_t index, void **memory
 {
     RFT_REFUSE_IF(arena == NULL || memory == NULL || bytes == NULL, error, REFIT_ERR_INVALID,
                   "refit_arena_piece needs an arena and places for address and size");
-    const rft_arena_piece *found = NULL;
+    const rft_suballocation *found = NULL;
     uint32_t settled = 0;
     rft_arena_lock(arena);
-    for (uint32_t at = 0; at < arena->pieces.count && found == NULL; at++) {
-        const rft_arena_piece *piece = &arena->pieces.list[at];
-        if (piece->settled && !piece->doomed && settled++ == index) found = piece;
+    for (uint32_t at = 0; at < arena->subs.count && found == NULL; at++) {
+        const rft_suballocation *sub = &arena->subs.list[at];
+        if (sub->settled && !sub->doomed && settled++ == index) found = sub;
     }
     if (found != NULL) {
         *memory = arena->base + found->offset;
@@ -249,7 +250,7 @@ static refit_status check_run(refit_arena *arena, const void *memory, uint64_t b
     bool held;
     rft_arena_lock(arena);
     bool run =
-        rft_arena_pieces_are_run(&arena->pieces, rft_arena_offset(arena, memory), bytes, &held);
+        rft_suballocations_are_run(&arena->subs, rft_arena_offset(arena, memory), bytes, &held);
     rft_arena_unlock(arena);
     RFT_REFUSE_IF(!run, error, REFIT_ERR_INVALID,
                   "%" PRIu64 " bytes at %p are not pieces that refit_arena_alloc gave", bytes,

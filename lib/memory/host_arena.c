@@ -1,9 +1,9 @@
 /*
  * The arena as an object: what it is for, who takes its memory, and how that ended.
  *
- * While its thread is at work, `memory` is that thread's alone; others see the progress (watch.h)
- * and whether it has ended. The thread ends with the taking, whichever way that goes; it is joined
- * when the arena closes.
+ * While its thread is at work, `memory` is that thread's alone; others see the progress
+ * (cancel_token.h) and whether it has ended. The thread ends with the taking, whichever way that
+ * goes; it is joined when the arena closes.
  */
 #include "memory/host_arena.h"
 
@@ -22,12 +22,12 @@ struct rft_host_arena {
     rft_slab *slabs; /* owned: a registration each */
     uint32_t slab_count;
     uint64_t bytes;
-    rft_turn turn;
-    rft_watch watch;
+    rft_machine_lock machine_lock;
+    rft_cancel_token token;
     rft_image_memory memory;
     bool threaded;
     rft_thread thread;
-    bool ended;          /* guarded by watch.lock, like how */
+    bool ended;          /* guarded by token.lock, like how */
     refit_status status; /* once ended */
     refit_error error;
 };
@@ -45,9 +45,9 @@ static refit_status copy_slabs(rft_host_arena *arena, const rft_layout *layout, 
 
 static refit_status open_parts(rft_host_arena *arena, const rft_layout *layout, refit_error *error)
 {
-    RFT_TRY(rft_watch_open(&arena->watch, error));
+    RFT_TRY(rft_cancel_token_open(&arena->token, error));
     refit_status status = copy_slabs(arena, layout, error);
-    if (status != REFIT_OK) rft_watch_close(&arena->watch);
+    if (status != REFIT_OK) rft_cancel_token_close(&arena->token);
     return status;
 }
 
@@ -71,7 +71,7 @@ refit_status rft_host_arena_open(refit_device *device, const rft_layout *layout,
     arena->config = *config;
     arena->bytes = bytes;
     arena->memory.numa_node = REFIT_NUMA_OFF;
-    rft_turn_find(&arena->turn, "");
+    rft_machine_lock_find(&arena->machine_lock, "");
     *out = arena;
     return REFIT_OK;
 }
@@ -83,8 +83,8 @@ static refit_status take_memory(rft_host_arena *arena, refit_error *error)
                                          .bytes = arena->bytes,
                                          .slabs = arena->slabs,
                                          .count = arena->slab_count};
-    return rft_image_memory_take(&arena->memory, &arena->config, &arena->turn, &arena->watch,
-                                 error);
+    return rft_image_memory_take(&arena->memory, &arena->config, &arena->machine_lock,
+                                 &arena->token, error);
 }
 
 static void *run_take(void *user)
@@ -92,12 +92,12 @@ static void *run_take(void *user)
     rft_host_arena *arena = user;
     refit_error error = {0};
     refit_status status = take_memory(arena, &error);
-    rft_lock(&arena->watch.lock);
+    rft_lock(&arena->token.lock);
     arena->status = status;
     arena->error = error;
     arena->ended = true;
-    rft_cond_wake_all(&arena->watch.moved);
-    rft_unlock(&arena->watch.lock);
+    rft_cond_wake_all(&arena->token.moved);
+    rft_unlock(&arena->token.lock);
     return NULL;
 }
 
@@ -118,21 +118,21 @@ refit_status rft_host_arena_begin(rft_host_arena *arena, refit_error *error)
 static bool await_end(rft_host_arena *arena, uint32_t timeout_ms)
 {
     int64_t deadline = rft_deadline(timeout_ms);
-    rft_lock(&arena->watch.lock);
-    while (!arena->ended && rft_cond_wait(&arena->watch.moved, &arena->watch.lock, deadline)) {
+    rft_lock(&arena->token.lock);
+    while (!arena->ended && rft_cond_wait(&arena->token.moved, &arena->token.lock, deadline)) {
     }
     bool ended = arena->ended;
-    rft_unlock(&arena->watch.lock);
+    rft_unlock(&arena->token.lock);
     return ended;
 }
 
 static refit_status say_how_far(rft_host_arena *arena, uint32_t timeout_ms, refit_error *error)
 {
-    RFT_REFUSE_IF(atomic_load(&arena->watch.in_line), error, REFIT_ERR_TIMEOUT,
+    RFT_REFUSE_IF(atomic_load(&arena->token.in_line), error, REFIT_ERR_TIMEOUT,
                   "the host memory is not there after %u ms: other processes of this user are "
                   "taking theirs, and none of the %" PRIu64 " bytes is ready; wait again",
                   timeout_ms, arena->bytes);
-    uint64_t ready = atomic_load(&arena->watch.ready);
+    uint64_t ready = atomic_load(&arena->token.ready);
     return rft_fail(error, REFIT_ERR_TIMEOUT,
                     "the host memory is not there after %u ms: %" PRIu64 " of %" PRIu64
                     " bytes are ready; wait again, or raise offload.timeout_ms",
@@ -154,7 +154,7 @@ bool rft_host_arena_has_failed(rft_host_arena *arena)
 refit_status rft_host_arena_end(rft_host_arena *arena, uint32_t timeout_ms, refit_error *error)
 {
     if (!arena->threaded) return REFIT_OK;
-    rft_watch_stop(&arena->watch);
+    rft_cancel_token_stop(&arena->token);
     RFT_REFUSE_IF(
         !await_end(arena, timeout_ms), error, REFIT_ERR_TIMEOUT,
         "host memory was still being page-locked after %u ms, which cannot be broken off: "
@@ -167,11 +167,11 @@ void rft_host_arena_close(rft_host_arena *arena)
 {
     if (arena == NULL) return;
     if (arena->threaded) {
-        rft_watch_stop(&arena->watch);
+        rft_cancel_token_stop(&arena->token);
         rft_thread_join(arena->thread);
     }
     rft_image_memory_drop(&arena->memory);
-    rft_watch_close(&arena->watch);
+    rft_cancel_token_close(&arena->token);
     rft_device_release(arena->device);
     rft_free(arena->slabs);
     rft_free(arena);
@@ -205,8 +205,8 @@ char *rft_host_arena_base(const rft_host_arena *arena)
 rft_host_arena_info rft_host_arena_describe(rft_host_arena *arena)
 {
     rft_host_arena_info info = {.bytes = arena->bytes, .numa_node = REFIT_NUMA_OFF};
-    info.taken_bytes = atomic_load(&arena->watch.taken);
-    info.ready_bytes = atomic_load(&arena->watch.ready);
+    info.taken_bytes = atomic_load(&arena->token.taken);
+    info.ready_bytes = atomic_load(&arena->token.ready);
     if (!await_end(arena, 0)) return info;
     bool taken = arena->status == REFIT_OK;
     bool pinned = arena->memory.pins.pinned > 0;

@@ -1,7 +1,8 @@
 /*
  * The host image's memory.
  *
- *     turn ─► budget ─► map ─► place (NUMA) ─► huge pages ─► touch and page-lock, slab by slab
+ *     machine-wide lock ─► budget ─► map ─► place (NUMA) ─► huge pages ─► touch and page-lock, slab
+ * by slab
  *
  * Placement comes before the first touch, which decides where a page lies; the touch comes before
  * the page-lock, which would otherwise touch page by page on one thread. Whatever step fails, the
@@ -82,7 +83,7 @@ static refit_status place(rft_image_memory *memory, const refit_config *config, 
 }
 
 static refit_status take_steps(rft_image_memory *memory, const refit_config *config,
-                               rft_watch *watch, refit_error *error)
+                               rft_cancel_token *token, refit_error *error)
 {
     rft_slab_pins *pins = &memory->pins;
     RFT_TRY(check_budget(pins->bytes, config, error));
@@ -92,20 +93,21 @@ static refit_status take_steps(rft_image_memory *memory, const refit_config *con
     memory->huge_pages =
         rft_huge_pages_ask(pins->base, pins->bytes, (refit_huge_pages)config->offload_huge_pages);
     pins->touch_threads = config->offload_touch_threads;
-    RFT_TRY(rft_slab_pins_take(pins, choose_pin(pins->device, config), watch, error));
+    RFT_TRY(rft_slab_pins_take(pins, choose_pin(pins->device, config), token, error));
     memory->spent = rft_now() - start;
     return REFIT_OK;
 }
 
 refit_status rft_image_memory_take(rft_image_memory *memory, const refit_config *config,
-                                   rft_turn *turn, rft_watch *watch, refit_error *error)
+                                   rft_machine_lock *machine_lock, rft_cancel_token *token,
+                                   refit_error *error)
 {
     if (config->offload_take_turns) {
-        RFT_TRY(rft_turn_take(turn, config->offload_timeout_ms, watch, error));
+        RFT_TRY(rft_machine_lock_take(machine_lock, config->offload_timeout_ms, token, error));
     }
-    refit_status status = take_steps(memory, config, watch, error);
+    refit_status status = take_steps(memory, config, token, error);
     if (status != REFIT_OK) rft_image_memory_drop(memory);
-    rft_turn_give(turn);
+    rft_machine_lock_give(machine_lock);
     return status;
 }
 

@@ -10,8 +10,8 @@
 
 #include <refit/config.h>
 
+#include "memory/machine_lock.h"
 #include "memory/slab_pins.h"
-#include "memory/turn.h"
 
 typedef struct rft_image_memory {
     rft_slab_pins pins; /* pins.base NULL: nothing is mapped */
@@ -21,13 +21,14 @@ typedef struct rft_image_memory {
 } rft_image_memory;
 
 /* Takes pins.bytes, cut into pins.slabs, for pins.device; the caller has filled in these. With
- * offload.take_turns it waits for `turn` first, and holds it until it is done. Blocks. On failure
- * nothing is held. REFIT_ERR_BUDGET names need, budget and where the budget comes from;
+ * offload.take_turns it waits for `machine_lock` first, and holds it until it is done. Blocks. On
+ * failure nothing is held. REFIT_ERR_BUDGET names need, budget and where the budget comes from;
  * REFIT_ERR_PIN the slab, the limit and how to raise it; REFIT_ERR_HOST_MEMORY, REFIT_ERR_CONFIG (a
- * NUMA node that is not there), REFIT_ERR_SYSTEM, REFIT_ERR_TIMEOUT (the turn), REFIT_ERR_CANCELLED
- * (`watch`). */
+ * NUMA node that is not there), REFIT_ERR_SYSTEM, REFIT_ERR_TIMEOUT (the lock), REFIT_ERR_CANCELLED
+ * (`token`). */
 refit_status rft_image_memory_take(rft_image_memory *memory, const refit_config *config,
-                                   rft_turn *turn, rft_watch *watch, refit_error *error);
+                                   rft_machine_lock *machine_lock, rft_cancel_token *token,
+                                   refit_error *error);
 
 /* Gives back what there is. No copy may use it any more. */
 void rft_image_memory_drop(rft_image_memory *memory);

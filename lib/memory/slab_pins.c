@@ -55,28 +55,28 @@ static refit_status pin_as_wanted(rft_slab_pins *pins, refit_pin *wanted, refit_
 }
 
 static refit_status take_slabs(rft_slab_pins *pins, rft_touch *touch, refit_pin wanted,
-                               rft_watch *watch, refit_error *error)
+                               rft_cancel_token *token, refit_error *error)
 {
     for (uint32_t i = 0; i < pins->count; i++) {
         uint64_t end = pins->slabs[i].offset + pins->slabs[i].bytes;
         RFT_TRY(rft_touch_reach(touch, end, error));
         RFT_TRY(pin_as_wanted(pins, &wanted, error));
-        RFT_TRY(rft_watch_check(watch, error));
-        atomic_store(&watch->ready, end);
+        RFT_TRY(rft_cancel_token_check(token, error));
+        atomic_store(&token->ready, end);
     }
     RFT_TRY(rft_touch_reach(touch, pins->bytes, error));
-    atomic_store(&watch->ready, pins->bytes);
+    atomic_store(&token->ready, pins->bytes);
     return REFIT_OK;
 }
 
-refit_status rft_slab_pins_take(rft_slab_pins *pins, refit_pin wanted, rft_watch *watch,
+refit_status rft_slab_pins_take(rft_slab_pins *pins, refit_pin wanted, rft_cancel_token *token,
                                 refit_error *error)
 {
     rft_touch touch;
     pins->pinned = 0;
-    RFT_TRY(rft_touch_open(&touch, pins->base, pins->bytes, pins->touch_threads, pins->near, watch,
+    RFT_TRY(rft_touch_open(&touch, pins->base, pins->bytes, pins->touch_threads, pins->near, token,
                            error));
-    refit_status status = take_slabs(pins, &touch, wanted, watch, error);
+    refit_status status = take_slabs(pins, &touch, wanted, token, error);
     rft_touch_close(&touch);
     if (status != REFIT_OK) rft_slab_pins_drop(pins);
     return status;

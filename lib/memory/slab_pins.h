@@ -10,8 +10,8 @@
 #define RFT_SLAB_PINS_H
 
 #include "device/device.h"
+#include "memory/cancel_token.h"
 #include "memory/layout.h"
-#include "memory/watch.h"
 
 typedef struct rft_slab_pins {
     refit_device *device;
@@ -28,7 +28,7 @@ typedef struct rft_slab_pins {
  * lock that fails leaves all of it pageable, with a line in the log. `wanted` is not _AUTO. Blocks.
  * On failure nothing is locked. REFIT_ERR_PIN says which slab, and what the device says: its size
  * and what to do; REFIT_ERR_HOST_MEMORY, REFIT_ERR_CANCELLED, REFIT_ERR_DEVICE. */
-refit_status rft_slab_pins_take(rft_slab_pins *pins, refit_pin wanted, rft_watch *watch,
+refit_status rft_slab_pins_take(rft_slab_pins *pins, refit_pin wanted, rft_cancel_token *token,
                                 refit_error *error);
 
 /* Undoes the locks. */

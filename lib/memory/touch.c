@@ -72,7 +72,7 @@ static bool touch_chunk(rft_touch *touch, uint32_t seat)
     touch->next = at + bytes;
     rft_unlock(&touch->lock);
     refit_error error = {0};
-    refit_status status = rft_watch_check(touch->watch, &error);
+    refit_status status = rft_cancel_token_check(touch->token, &error);
     if (status == REFIT_OK) status = rft_touch_range(touch->base + at, bytes, &error);
     rft_lock(&touch->lock);
     if (status != REFIT_OK && touch->status == REFIT_OK) {
@@ -80,7 +80,7 @@ static bool touch_chunk(rft_touch *touch, uint32_t seat)
         touch->error = error;
     }
     touch->at[seat] = NOWHERE;
-    if (touch->status == REFIT_OK) atomic_store(&touch->watch->taken, touched(touch));
+    if (touch->status == REFIT_OK) atomic_store(&touch->token->taken, touched(touch));
     rft_cond_wake_all(&touch->moved);
     return true;
 }
@@ -121,11 +121,11 @@ static refit_status open_lock(rft_touch *touch, refit_error *error)
 }
 
 refit_status rft_touch_open(rft_touch *touch, void *base, uint64_t bytes, uint32_t threads,
-                            int near, rft_watch *watch, refit_error *error)
+                            int near, rft_cancel_token *token, refit_error *error)
 {
     touch->base = base;
     touch->bytes = bytes;
-    touch->watch = watch;
+    touch->token = token;
     touch->near = near;
     touch->helper_count = 0;
     touch->next = 0;

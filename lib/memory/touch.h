@@ -6,7 +6,7 @@
  * would raise a signal; kernels older than 5.14 do not know it and get the write.
  *
  *     rft_touch touch;
- *     RFT_TRY(rft_touch_open(&touch, base, bytes, 0, -1, watch, error)); threads begin
+ *     RFT_TRY(rft_touch_open(&touch, base, bytes, 0, -1, token, error)); threads begin
  *     status = rft_touch_reach(&touch, bytes / 2, error);                half of it can be used
  *     rft_touch_close(&touch);                                           threads are gone
  */
@@ -15,14 +15,14 @@
 
 #include <stdint.h>
 
-#include "memory/watch.h"
+#include "memory/cancel_token.h"
 
 #define RFT_TOUCH_THREADS 64 /* at most */
 
 typedef struct rft_touch {
     char *base;
     uint64_t bytes;
-    rft_watch *watch;
+    rft_cancel_token *token;
     int near; /* the node that helpers go to, or -1 */
     rft_thread helpers[RFT_TOUCH_THREADS];
     uint32_t helper_count;
@@ -40,13 +40,13 @@ refit_status rft_touch_range(void *base, uint64_t bytes, refit_error *error);
 
 /* Begins to touch likewise, from `base` on, by `threads` threads, the caller's among them (0: one
  * per core, at most 8). Fewer, if some cannot be started. With a node as `near` (-1: none) all are
- * helpers on that node's CPUs, so that the memory lies there. `watch` is told how far they are, and
+ * helpers on that node's CPUs, so that the memory lies there. `token` is told how far they are, and
  * stops them. */
 refit_status rft_touch_open(rft_touch *touch, void *base, uint64_t bytes, uint32_t threads,
-                            int near, rft_watch *watch, refit_error *error);
+                            int near, rft_cancel_token *token, refit_error *error);
 
 /* Until the first `bytes` of it are touched. Blocks. REFIT_ERR_HOST_MEMORY, REFIT_ERR_CANCELLED
- * (`watch`). */
+ * (`token`). */
 refit_status rft_touch_reach(rft_touch *touch, uint64_t bytes, refit_error *error);
 
 /* Ends it where it is. */

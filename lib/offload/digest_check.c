@@ -2,9 +2,9 @@
  * offload.verify: a digest of each region as it leaves, compared when it is back.
  *
  * The digest is that of the device's bytes, taken by the CPU where it can read them and by the
- * device elsewhere: on the way out the image must match it before it counts, on the way back the
- * device must. On a device that can do neither (a GPU whose kernels could not be loaded) it is the
- * image's both times, which still finds host memory that changed meanwhile. Moves nothing.
+ * device elsewhere: during an offload the image must match it before it counts, during a restore
+ * the device must. On a device that can do neither (a GPU whose kernels could not be loaded) it is
+ * the image's both times, which still finds host memory that changed meanwhile. Moves nothing.
  */
 #include <inttypes.h>
 
@@ -39,14 +39,15 @@ static refit_status digest_device(const refit_offloader *offloader, const rft_re
 }
 
 /* Does what arrived equal what left? REFIT_ERR_CORRUPT, or why it cannot be said. */
-static refit_status check_region(const refit_offloader *offloader, rft_way way, rft_region *region,
-                                 refit_error *error)
+static refit_status check_region(const refit_offloader *offloader, rft_direction direction,
+                                 rft_region *region, refit_error *error)
 {
     uint64_t device = 0;
     RFT_TRY(digest_device(offloader, region, &device, error));
-    if (way == RFT_WAY_OUT) region->digest = device;
-    uint64_t arrived =
-        way == RFT_WAY_OUT ? digest_of(rft_image_of(offloader, region), region->bytes) : device;
+    if (direction == RFT_OFFLOAD) region->digest = device;
+    uint64_t arrived = direction == RFT_OFFLOAD
+                           ? digest_of(rft_image_of(offloader, region), region->bytes)
+                           : device;
     RFT_REFUSE_IF(arrived != region->digest, error, REFIT_ERR_CORRUPT,
                   "region %s (%" PRIu64 " bytes) does not match its digest: host memory or a copy "
                   "is at fault",
@@ -54,10 +55,10 @@ static refit_status check_region(const refit_offloader *offloader, rft_way way, 
     return REFIT_OK;
 }
 
-/* Did operation `way` move this region? Places change only when it ends. */
-static bool is_moved(const rft_region *region, rft_way way)
+/* Did the operation move this region? Places change only when it ends. */
+static bool is_moved(const rft_region *region, rft_direction direction)
 {
-    refit_place from = way == RFT_WAY_OUT ? REFIT_ON_DEVICE : REFIT_ON_HOST;
+    refit_place from = direction == RFT_OFFLOAD ? REFIT_ON_DEVICE : REFIT_ON_HOST;
     return region->policy == REFIT_KEEP && region->place == from;
 }
 
@@ -78,9 +79,9 @@ void rft_check_groups(refit_offloader *offloader, uint64_t number, uint64_t grou
     uint64_t todo = groups & ~found.checked;
     for (uint32_t id = 0; id < offloader->regions.count; id++) {
         rft_region *region = &offloader->regions.items[id];
-        if ((todo >> region->group & 1) == 0 || !is_moved(region, found.way)) continue;
+        if ((todo >> region->group & 1) == 0 || !is_moved(region, found.direction)) continue;
         refit_error why;
-        refit_status status = check_region(offloader, found.way, region, &why);
+        refit_status status = check_region(offloader, found.direction, region, &why);
         if (status != REFIT_OK) note(region, &why, &found);
     }
 

@@ -1,5 +1,5 @@
 /*
- * The verb finish: waits for the operation under way and, after a way out, gives device memory
+ * The verb finish: waits for the operation under way and, after an offload, gives device memory
  * back. That happens here, on the caller's thread, and nowhere else: hooks run code of the
  * caller's.
  */

@@ -9,7 +9,7 @@ struct refit_lease {
     refit_offloader *offloader;
 };
 
-/* Does the image hold every byte that is kept? Not so on the way back from a failure, when some
+/* Does the image hold every byte that is kept? Not so during a restore after a failure, when some
  * regions never left or have been used since. Lock held. */
 static bool image_is_whole(const refit_offloader *offloader)
 {

@@ -7,20 +7,20 @@
 #include "base/clock.h"
 #include "offload/offloader.h"
 
-static void add_ways(const rft_offload_figures *figures, refit_stats *stats)
+static void add_directions(const rft_offload_figures *figures, refit_stats *stats)
 {
-    stats->offload_count = figures->count[RFT_WAY_OUT];
+    stats->offload_count = figures->count[RFT_OFFLOAD];
     stats->offload_copies_per_cycle = figures->copies_last;
-    stats->offload_bytes_total = figures->bytes_total[RFT_WAY_OUT];
-    stats->offload_bytes_last = figures->bytes_last[RFT_WAY_OUT];
+    stats->offload_bytes_total = figures->bytes_total[RFT_OFFLOAD];
+    stats->offload_bytes_last = figures->bytes_last[RFT_OFFLOAD];
     stats->offload_reclaimed_bytes_last = figures->reclaimed_last;
-    stats->offload_seconds_last = rft_seconds(figures->last[RFT_WAY_OUT]);
-    stats->offload_exposed_seconds_last = rft_seconds(figures->exposed[RFT_WAY_OUT]);
-    stats->restore_count = figures->count[RFT_WAY_BACK];
-    stats->restore_bytes_total = figures->bytes_total[RFT_WAY_BACK];
-    stats->restore_bytes_last = figures->bytes_last[RFT_WAY_BACK];
-    stats->restore_seconds_last = rft_seconds(figures->last[RFT_WAY_BACK]);
-    stats->restore_exposed_seconds_last = rft_seconds(figures->exposed[RFT_WAY_BACK]);
+    stats->offload_seconds_last = rft_seconds(figures->last[RFT_OFFLOAD]);
+    stats->offload_exposed_seconds_last = rft_seconds(figures->exposed[RFT_OFFLOAD]);
+    stats->restore_count = figures->count[RFT_RESTORE];
+    stats->restore_bytes_total = figures->bytes_total[RFT_RESTORE];
+    stats->restore_bytes_last = figures->bytes_last[RFT_RESTORE];
+    stats->restore_seconds_last = rft_seconds(figures->last[RFT_RESTORE]);
+    stats->restore_exposed_seconds_last = rft_seconds(figures->exposed[RFT_RESTORE]);
     stats->offload_failures = figures->failures;
 }
 
@@ -53,7 +53,7 @@ refit_status refit_offloader_stats(refit_offloader *offloader, refit_stats *stat
     add_image(offloader, &whole);
     rft_lock(&offloader->lock);
     rft_operation_notice(offloader);
-    add_ways(&offloader->figures, &whole);
+    add_directions(&offloader->figures, &whole);
     uint64_t pageable = rft_pageable_bytes(offloader);
     whole.host_bytes += pageable;
     whole.host_ready_bytes += pageable;

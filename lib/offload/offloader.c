@@ -18,12 +18,12 @@
  *   RESTORING   in the image                  whole, not written    all bound
  *   FAILED      where its `place` says        holds those away      bound if its bytes are there
  *
- * With offload.background the image's memory may still be on its way in OPEN and RESIDENT: the way
- * out waits for it.
+ * With offload.background the image's memory may still be coming in OPEN and RESIDENT: an
+ * offload waits for it.
  *
  * Whoever looks moves the state on when copies have ended: the offloader's thread in its verbs, any
- * thread by a future or refit_offloader_get_state. A way out changes the place of all its regions
- * at once, when the last copy has ended well. A way back that fails has changed the place of the
+ * thread by a future or refit_offloader_get_state. An offload changes the place of all its regions
+ * at once, when the last copy has ended well. A restore that fails has changed the place of the
  * groups that arrived whole: their users may have gone on with them. A verb that fails before its
  * copies are under way leaves the state as it was.
  *
@@ -53,8 +53,8 @@ bool rft_offloader_is_away(const refit_offloader *offloader)
 refit_status rft_offloader_check_movers(refit_offloader *offloader, refit_error *error)
 {
     refit_error why = {0};
-    for (int way = RFT_WAY_OUT; way <= RFT_WAY_BACK; way++) {
-        rft_mover *mover = offloader->movers[way];
+    for (int direction = RFT_OFFLOAD; direction <= RFT_RESTORE; direction++) {
+        rft_mover *mover = offloader->movers[direction];
         if (mover == NULL || rft_mover_check(mover, &why) == REFIT_OK) continue;
         return rft_fail(error, REFIT_ERR_DEVICE,
                         "copies that could not be waited for may still use the host image: close "
@@ -68,18 +68,18 @@ static refit_status open_movers(refit_offloader *offloader, refit_error *error)
 {
     if (!offloader->config.use_pinned_optimizer_offload) return REFIT_OK;
     uint64_t limit = offloader->config.offload_rate_limit;
-    RFT_TRY(rft_mover_open(offloader->device, limit, &offloader->movers[RFT_WAY_OUT], error));
-    return rft_mover_open(offloader->device, limit, &offloader->movers[RFT_WAY_BACK], error);
+    RFT_TRY(rft_mover_open(offloader->device, limit, &offloader->movers[RFT_OFFLOAD], error));
+    return rft_mover_open(offloader->device, limit, &offloader->movers[RFT_RESTORE], error);
 }
 
 /* Nothing is under way, so neither has anything to wait for. */
 static refit_status close_movers(refit_offloader *offloader, uint32_t timeout_ms,
                                  refit_error *error)
 {
-    for (int way = RFT_WAY_OUT; way <= RFT_WAY_BACK; way++) {
-        if (offloader->movers[way] == NULL) continue;
-        RFT_TRY(rft_mover_close(offloader->movers[way], timeout_ms, error));
-        offloader->movers[way] = NULL;
+    for (int direction = RFT_OFFLOAD; direction <= RFT_RESTORE; direction++) {
+        if (offloader->movers[direction] == NULL) continue;
+        RFT_TRY(rft_mover_close(offloader->movers[direction], timeout_ms, error));
+        offloader->movers[direction] = NULL;
     }
     return REFIT_OK;
 }

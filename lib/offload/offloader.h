@@ -18,15 +18,15 @@
 #define RFT_FUTURES    64 /* most futures that are open at once */
 #define RFT_ALL_GROUPS UINT64_MAX
 
-typedef enum rft_way {
-    RFT_WAY_OUT = 0,
-    RFT_WAY_BACK = 1,
-} rft_way;
+typedef enum rft_direction {
+    RFT_OFFLOAD = 0,
+    RFT_RESTORE = 1,
+} rft_direction;
 
 /* The last operation that started: under way while the state says OFFLOADING or RESTORING. */
 typedef struct rft_operation {
     uint64_t number; /* counts operations from 1; 0: there was none */
-    rft_way way;
+    rft_direction direction;
     rft_mover *mover; /* NULL on the pageable path, where an operation ends as it starts */
     int64_t began;
     uint64_t bytes;
@@ -48,7 +48,7 @@ struct refit_future {
 
 /* What refit_stats is filled from. */
 typedef struct rft_offload_figures {
-    uint64_t count[2]; /* by way, as all of them */
+    uint64_t count[2]; /* by direction, as all of them */
     uint64_t bytes_total[2];
     uint64_t bytes_last[2];
     int64_t last[2]; /* nanoseconds from the call to the last byte */
@@ -65,8 +65,8 @@ struct refit_offloader {
     rft_region_table regions;
     rft_schedule schedule;    /* open while sealed */
     rft_host_arena *image;    /* NULL on the pageable path, before seal and after trim; with
-                                 offload.background its memory may still be on its way */
-    rft_mover *movers[2];     /* by way; NULL on the pageable path */
+                                 offload.background its memory may still be coming */
+    rft_mover *movers[2];     /* by direction; NULL on the pageable path */
     refit_memory_hooks hooks; /* both NULL: there are none */
     bool accumulating;
     bool giving_back; /* finish is to give device memory back */
@@ -90,8 +90,8 @@ bool rft_offloader_is_moving(const refit_offloader *offloader);
 /* Is any region's memory or content away? */
 bool rft_offloader_is_away(const refit_offloader *offloader);
 
-/* REFIT_ERR_DEVICE: copies of a way that failed to start hang. They may still use the image, and
- * the plan, so nothing may change either; all that is left is to close. */
+/* REFIT_ERR_DEVICE: copies of an operation that failed to start hang. They may still use the image,
+ * and the plan, so nothing may change either; all that is left is to close. */
 refit_status rft_offloader_check_movers(refit_offloader *offloader, refit_error *error);
 
 /* ---- operation.c: operations begin, are noticed to have ended, and are waited for */
@@ -111,7 +111,7 @@ refit_status rft_operation_wait(refit_offloader *offloader, uint64_t number, uin
 /* Counts time that a caller spent on operation `number`, since `began`. */
 void rft_operation_expose(refit_offloader *offloader, uint64_t number, int64_t began);
 
-/* Counts a way that failed before it began, and passes its status on. */
+/* Counts an operation that failed before it began, and passes its status on. */
 refit_status rft_operation_not_begun(refit_offloader *offloader, refit_future *future,
                                      refit_status status);
 
@@ -144,12 +144,12 @@ uint64_t rft_image_held(refit_offloader *offloader);
 /* The host copy of a KEEP region. */
 void *rft_image_of(const refit_offloader *offloader, const rft_region *region);
 
-/* ---- pageable_path.c: the same two ways, one tensor at a time */
+/* ---- pageable_path.c: offload and restore, one tensor at a time */
 
-refit_status rft_pageable_out(refit_offloader *offloader, refit_stream_ref after,
-                              rft_operation *operation, refit_error *error);
-refit_status rft_pageable_back(refit_offloader *offloader, refit_stream_ref after,
-                               rft_operation *operation, refit_error *error);
+refit_status rft_pageable_offload(refit_offloader *offloader, refit_stream_ref after,
+                                  rft_operation *operation, refit_error *error);
+refit_status rft_pageable_restore(refit_offloader *offloader, refit_stream_ref after,
+                                  rft_operation *operation, refit_error *error);
 
 /* Frees the host copies of regions that are on the device, unless a lease reads them. Lock held. */
 void rft_pageable_trim(refit_offloader *offloader);

@@ -1,6 +1,7 @@
 /*
- * One way, from its start to its end. The copies end by themselves; somebody notices, once, and
- * that moves the places, the state, the figures and the futures under one lock.
+ * One operation, an offload or a restore, from its start to its end. The copies end by themselves;
+ * somebody notices, once, and that moves the places, the state, the figures and the futures under
+ * one lock.
  *
  *   begin ──► under way ──notice (never waits), wait──► [digests] ──► end
  *
@@ -35,8 +36,8 @@ static uint64_t arrived_groups(rft_mover *mover, refit_status status)
 
 static void move_places(refit_offloader *offloader, uint64_t groups)
 {
-    rft_way way = offloader->operation.way;
-    refit_place there = way == RFT_WAY_OUT ? REFIT_ON_HOST : REFIT_ON_DEVICE;
+    rft_direction direction = offloader->operation.direction;
+    refit_place there = direction == RFT_OFFLOAD ? REFIT_ON_HOST : REFIT_ON_DEVICE;
     for (uint32_t id = 0; id < offloader->regions.count; id++) {
         rft_region *region = &offloader->regions.items[id];
         if (groups >> region->group & 1) region->place = there;
@@ -53,11 +54,11 @@ static void count_end(refit_offloader *offloader, refit_status status)
     }
     int64_t ended = operation->mover == NULL ? 0 : rft_mover_finished_at(operation->mover);
     if (ended == 0) ended = rft_now();
-    figures->count[operation->way]++;
-    figures->bytes_total[operation->way] += operation->bytes;
-    figures->bytes_last[operation->way] = operation->bytes;
-    figures->last[operation->way] = ended - operation->began;
-    if (operation->way == RFT_WAY_OUT) figures->copies_last = operation->copies;
+    figures->count[operation->direction]++;
+    figures->bytes_total[operation->direction] += operation->bytes;
+    figures->bytes_last[operation->direction] = operation->bytes;
+    figures->last[operation->direction] = ended - operation->began;
+    if (operation->direction == RFT_OFFLOAD) figures->copies_last = operation->copies;
 }
 
 static void end_futures(refit_offloader *offloader, uint64_t groups)
@@ -76,7 +77,7 @@ static void end_operation(refit_offloader *offloader, refit_status status,
                           const refit_error *detail)
 {
     rft_operation *operation = &offloader->operation;
-    bool out = operation->way == RFT_WAY_OUT;
+    bool out = operation->direction == RFT_OFFLOAD;
     uint64_t groups = arrived_groups(operation->mover, status) & ~operation->corrupt;
     if (status == REFIT_OK && operation->corrupt != 0) {
         status = (refit_status)operation->corruption.status;
@@ -121,9 +122,9 @@ void rft_operation_begin(refit_offloader *offloader, const rft_operation *operat
     uint64_t number = offloader->operation.number + 1;
     offloader->operation = *operation;
     offloader->operation.number = number;
-    offloader->state = operation->way == RFT_WAY_OUT ? REFIT_OFFLOADING : REFIT_RESTORING;
-    offloader->figures.exposed[operation->way] = rft_now() - operation->began;
-    if (operation->way == RFT_WAY_OUT) offloader->figures.reclaimed_last = 0;
+    offloader->state = operation->direction == RFT_OFFLOAD ? REFIT_OFFLOADING : REFIT_RESTORING;
+    offloader->figures.exposed[operation->direction] = rft_now() - operation->began;
+    if (operation->direction == RFT_OFFLOAD) offloader->figures.reclaimed_last = 0;
     if (future != NULL) future->operation = number;
     rft_unlock(&offloader->lock);
     if (operation->mover == NULL) conclude(offloader, number, NULL, REFIT_OK, NULL);
@@ -188,7 +189,7 @@ void rft_operation_expose(refit_offloader *offloader, uint64_t number, int64_t b
     int64_t spent = rft_now() - began;
     rft_lock(&offloader->lock);
     if (offloader->operation.number == number) {
-        offloader->figures.exposed[offloader->operation.way] += spent;
+        offloader->figures.exposed[offloader->operation.direction] += spent;
     }
     rft_unlock(&offloader->lock);
 }

@@ -1,11 +1,11 @@
 /*
  * use_pinned_optimizer_offload: false. What trainers do without a library: for each tensor a fresh
- * malloc and one plain copy, one after the other, freed after the way back. It is kept because some
+ * malloc and one plain copy, one after the other, freed after the restore. It is kept because some
  * machines may lock no memory, and because it is what the pinned path is measured against, so it is
  * neither better nor worse than that.
  *
- * Both ways end before they return. A failure on the way out frees what was taken; on the way back
- * the copies stay, and nothing counts as returned.
+ * Both directions end before they return. A failure during an offload frees what was taken; on the
+ * restore the copies stay, and nothing counts as returned.
  */
 #include <inttypes.h>
 #include <stdlib.h>
@@ -52,8 +52,8 @@ static refit_status copy_all_out(refit_offloader *offloader, rft_operation *oper
     return REFIT_OK;
 }
 
-refit_status rft_pageable_out(refit_offloader *offloader, refit_stream_ref after,
-                              rft_operation *operation, refit_error *error)
+refit_status rft_pageable_offload(refit_offloader *offloader, refit_stream_ref after,
+                                  rft_operation *operation, refit_error *error)
 {
     RFT_TRY(wait_for_caller(offloader, after, error));
     refit_status status = copy_all_out(offloader, operation, error);
@@ -78,8 +78,8 @@ static refit_status bring_back(refit_offloader *offloader, rft_region *region,
     return copy_plainly(offloader, region->memory, region->pageable, region->bytes, error);
 }
 
-refit_status rft_pageable_back(refit_offloader *offloader, refit_stream_ref after,
-                               rft_operation *operation, refit_error *error)
+refit_status rft_pageable_restore(refit_offloader *offloader, refit_stream_ref after,
+                                  rft_operation *operation, refit_error *error)
 {
     RFT_TRY(wait_for_caller(offloader, after, error));
     for (uint32_t at = 0; at < offloader->schedule.count; at++) {

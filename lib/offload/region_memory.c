@@ -4,7 +4,7 @@
  * Each step is remembered in the region, so that a walk that failed half-way goes on where it was.
  *
  * Regions that lie side by side in one arena come and go in one call. One that failed to give back
- * may have lost some of its memory: it is called again all the same, and the way back takes memory
+ * may have lost some of its memory: it is called again all the same, and the restore takes memory
  * for every region of an arena, whether it has some or not; both are idempotent.
  */
 #include <inttypes.h>
@@ -126,7 +126,8 @@ static refit_status take_by_hook(refit_offloader *offloader, refit_region_id id,
     return rft_region_attach(&offloader->regions, id, memory, error);
 }
 
-/* ---- The two ways ------------------------------------------------------------------------ */
+/* ---- Device memory ------------------------------------------------------------------------
+ */
 
 refit_status rft_regions_give_back(refit_offloader *offloader, refit_error *error)
 {

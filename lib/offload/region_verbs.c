@@ -1,6 +1,6 @@
 /*
- * What a caller does with regions before and between the ways: add, describe, bind and unbind.
- * Changes addresses only; bytes are moved elsewhere.
+ * What a caller does with regions before and between offloads and restores: add, describe, bind and
+ * unbind. Changes addresses only; bytes are moved elsewhere.
  */
 #include <string.h>
 

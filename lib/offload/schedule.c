@@ -1,7 +1,7 @@
 /*
- * From regions to a layout and to the plan of one way. Only regions that are not yet where they
- * should be are in a plan: after a failure that is what makes both verbs retryable. A region makes
- * one piece for each slab that holds a part of it. Reads the table, starts nothing.
+ * From regions to a layout and to the plan of one direction. Only regions that are not yet where
+ * they should be are in a plan: after a failure that is what makes both verbs retryable. A region
+ * makes one piece for each slab that holds a part of it. Reads the table, starts nothing.
  */
 #include "offload/schedule.h"
 
@@ -9,7 +9,7 @@
 
 #include "base/alloc.h"
 #include "base/checked.h"
-#include "transfer/pacer.h"
+#include "transfer/rate_limiter.h"
 
 /* calloc of nothing is no memory; an offloader without regions is allowed. */
 static uint32_t at_least_one(uint32_t count)
@@ -40,7 +40,7 @@ static refit_status lay_out(const rft_region_table *regions, const refit_config 
     return REFIT_OK;
 }
 
-/* What one way may have to move: nobody copies what is discarded. */
+/* What one direction may have to move: nobody copies what is discarded. */
 static refit_status sum_moved(const rft_region_table *regions, uint64_t *bytes, refit_error *error)
 {
     *bytes = 0;
@@ -91,7 +91,7 @@ static refit_status open_room(rft_schedule *schedule, const rft_region_table *re
 {
     rft_plan_limits limits = {.piece_bytes = config->offload_piece_bytes,
                               .batch_most = batch_most,
-                              .batch_bytes = rft_pacer_step(config->offload_rate_limit)};
+                              .batch_bytes = rft_rate_limiter_step(config->offload_rate_limit)};
     uint64_t pieces = (uint64_t)at_least_one(regions->count) + schedule->layout.slab_count;
     RFT_REFUSE_IF(pieces > UINT32_MAX, error, REFIT_ERR_LIMIT,
                   "%u regions in %u slabs are too many: raise offload.slab_bytes", regions->count,
@@ -215,7 +215,7 @@ static void add_kept(schedule_walk *walk, uint32_t number, char *image, bool out
     }
 }
 
-refit_status rft_schedule_way_out(rft_schedule *schedule, const rft_region_table *regions,
+refit_status rft_schedule_offload(rft_schedule *schedule, const rft_region_table *regions,
                                   char *image, refit_error *error)
 {
     schedule_walk walk = {.schedule = schedule, .regions = regions};
@@ -227,8 +227,8 @@ refit_status rft_schedule_way_out(rft_schedule *schedule, const rft_region_table
     return rft_plan_fill(&schedule->plan, schedule->pieces, walk.count, error);
 }
 
-refit_status rft_schedule_way_back(rft_schedule *schedule, const rft_region_table *regions,
-                                   char *image, refit_error *error)
+refit_status rft_schedule_restore(rft_schedule *schedule, const rft_region_table *regions,
+                                  char *image, refit_error *error)
 {
     schedule_walk walk = {.schedule = schedule, .regions = regions};
     for (uint32_t at = 0; at < schedule->count; at++) {

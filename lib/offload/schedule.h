@@ -1,6 +1,6 @@
 /*
  * schedule: the plan that seal makes once: where each region lies in the host image, in which order
- * regions move, and room for the copies of either way, so that a cycle allocates nothing.
+ * regions move, and room for the copies of either direction, so that a cycle allocates nothing.
  */
 #ifndef RFT_SCHEDULE_H
 #define RFT_SCHEDULE_H
@@ -31,11 +31,11 @@ refit_status rft_schedule_measure(const rft_region_table *regions, const refit_c
                                   refit_error *error);
 
 /* Fills the plan with what is on the device and has to be kept. The image lies at `image`. */
-refit_status rft_schedule_way_out(rft_schedule *schedule, const rft_region_table *regions,
+refit_status rft_schedule_offload(rft_schedule *schedule, const rft_region_table *regions,
                                   char *image, refit_error *error);
 
 /* Fills the plan with what is away and is to be copied or zeroed. All such regions are bound. */
-refit_status rft_schedule_way_back(rft_schedule *schedule, const rft_region_table *regions,
-                                   char *image, refit_error *error);
+refit_status rft_schedule_restore(rft_schedule *schedule, const rft_region_table *regions,
+                                  char *image, refit_error *error);
 
 #endif

@@ -28,8 +28,8 @@ static refit_status start_copies(refit_offloader *offloader, refit_stream_ref af
     rft_schedule *schedule = &offloader->schedule;
     RFT_TRY(rft_offloader_check_movers(offloader, error));
     char *image = offloader->image == NULL ? NULL : rft_host_arena_base(offloader->image);
-    RFT_TRY(rft_schedule_way_back(schedule, &offloader->regions, image, error));
-    operation->mover = offloader->movers[RFT_WAY_BACK];
+    RFT_TRY(rft_schedule_restore(schedule, &offloader->regions, image, error));
+    operation->mover = offloader->movers[RFT_RESTORE];
     operation->bytes = schedule->plan.bytes;
     operation->copies = schedule->plan.copy_count;
     return rft_mover_start(operation->mover, &schedule->plan, after, RFT_COPY_ANY, error);
@@ -42,14 +42,14 @@ static refit_status start_way(refit_offloader *offloader, refit_stream_ref after
     RFT_TRY(rft_regions_take(offloader, error));
     return offloader->config.use_pinned_optimizer_offload
                ? start_copies(offloader, after, operation, error)
-               : rft_pageable_back(offloader, after, operation, error);
+               : rft_pageable_restore(offloader, after, operation, error);
 }
 
 refit_status refit_offloader_restore(refit_offloader *offloader, refit_stream_ref after,
                                      refit_future **out, refit_error *error)
 {
     RFT_REFUSE_IF(offloader == NULL, error, REFIT_ERR_INVALID, "there is no offloader");
-    rft_operation operation = {.way = RFT_WAY_BACK, .began = rft_now()};
+    rft_operation operation = {.direction = RFT_RESTORE, .began = rft_now()};
     refit_future *future = NULL;
     bool start = false;
     rft_lock(&offloader->lock);

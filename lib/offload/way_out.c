@@ -58,8 +58,8 @@ static refit_status start_copies(refit_offloader *offloader, refit_stream_ref af
     RFT_TRY(rft_offloader_check_movers(offloader, error));
     RFT_TRY(rft_image_await(offloader, offloader->config.offload_timeout_ms, error));
     char *image = offloader->image == NULL ? NULL : rft_host_arena_base(offloader->image);
-    RFT_TRY(rft_schedule_way_out(schedule, &offloader->regions, image, error));
-    operation->mover = offloader->movers[RFT_WAY_OUT];
+    RFT_TRY(rft_schedule_offload(schedule, &offloader->regions, image, error));
+    operation->mover = offloader->movers[RFT_OFFLOAD];
     operation->bytes = schedule->plan.bytes;
     operation->copies = schedule->plan.copy_count;
     return rft_mover_start(operation->mover, &schedule->plan, after, RFT_COPY_STREAM, error);
@@ -69,7 +69,7 @@ refit_status refit_offloader_offload(refit_offloader *offloader, refit_stream_re
                                      refit_future **out, refit_error *error)
 {
     RFT_REFUSE_IF(offloader == NULL, error, REFIT_ERR_INVALID, "there is no offloader");
-    rft_operation operation = {.way = RFT_WAY_OUT, .began = rft_now()};
+    rft_operation operation = {.direction = RFT_OFFLOAD, .began = rft_now()};
     refit_future *future = NULL;
     bool start = false;
     rft_lock(&offloader->lock);
@@ -80,7 +80,7 @@ refit_status refit_offloader_offload(refit_offloader *offloader, refit_stream_re
     if (start) {
         status = offloader->config.use_pinned_optimizer_offload
                      ? start_copies(offloader, after, &operation, error)
-                     : rft_pageable_out(offloader, after, &operation, error);
+                     : rft_pageable_offload(offloader, after, &operation, error);
         if (status != REFIT_OK) return rft_operation_not_begun(offloader, future, status);
         rft_operation_begin(offloader, &operation, future);
     }

@@ -1,12 +1,12 @@
 /*
  * The mover: one operation at a time on a stream of its own.
  *
- *     IDLE ──start──► STARTING ──issued──► MOVING ──seen done──► DONE ──start──► STARTING
+ *     IDLE ──start──► STARTING ──submitted──► MOVING ──seen done──► DONE ──start──► STARTING
  *       ▲               │   │
  *       └─failed, over──┘   └──failed, hangs──► BROKEN
  *
  * IDLE      Nothing is under way, no status is kept.
- * STARTING  One thread issues, without the lock; all others wait until it has.
+ * STARTING  One thread submits, without the lock; all others wait until it has.
  * MOVING    All is on the stream; no event moves.
  * DONE      Nothing is under way; status and failure stay as they are until the next start.
  * BROKEN    Copies may be under way that cannot be waited for; only close is left.
@@ -17,7 +17,7 @@
  * - Who hears of it: all who wait, and all who ask until the next start, get the same status and
  *   sentence. A start first lets those who still wait for the operation before it pick up theirs
  *   (they no longer block on anything), so no event moves under a waiter.
- * - An operation that fails to start never was: what it had issued is waited for, and only its
+ * - An operation that fails to start never was: what it had submitted is waited for, and only its
  *   caller hears of it.
  * - Nothing is cancelled: copies end by themselves. Close waits for them, or is refused.
  *
@@ -29,8 +29,8 @@
 
 #include "base/alloc.h"
 #include "base/clock.h"
-#include "transfer/issue.h"
 #include "transfer/mover_state.h"
+#include "transfer/submit.h"
 
 /* ---- Issuing, by the one thread that starts ---------------------------------------------- */
 
@@ -41,35 +41,35 @@ static void note_finish(void *user)
     atomic_store(&mover->finished, rft_now());
 }
 
-static refit_status issue(rft_mover *mover, const rft_plan *plan, refit_stream_ref after,
-                          rft_copy_order order, refit_error *error)
+static refit_status submission(rft_mover *mover, const rft_plan *plan, refit_stream_ref after,
+                               rft_copy_order order, refit_error *error)
 {
     if (mover->stream.native == NULL) {
         RFT_TRY(refit_stream_open(mover->device, &mover->stream, error));
     }
-    if (mover->pacer != NULL) rft_pacer_begin(mover->pacer, plan);
-    RFT_TRY(rft_trail_begin(&mover->trail, plan, after, mover->stream, error));
-    RFT_TRY(rft_issue_plan(&(rft_issue){.plan = plan,
-                                        .stream = mover->stream,
-                                        .order = order,
-                                        .trail = &mover->trail,
-                                        .pacer = mover->pacer},
-                           error));
+    if (mover->limiter != NULL) rft_rate_limiter_begin(mover->limiter, plan);
+    RFT_TRY(rft_completion_begin(&mover->completion, plan, after, mover->stream, error));
+    RFT_TRY(rft_submit_plan(&(rft_submission){.plan = plan,
+                                              .stream = mover->stream,
+                                              .order = order,
+                                              .completion = &mover->completion,
+                                              .limiter = mover->limiter},
+                            error));
     refit_status status =
         refit_stream_call(mover->device, mover->stream, note_finish, mover, error);
     if (status != REFIT_OK && status != REFIT_ERR_UNSUPPORTED) return status;
-    return rft_trail_end(&mover->trail, mover->stream, error);
+    return rft_completion_end(&mover->completion, mover->stream, error);
 }
 
-/* Waits for what was issued before a failure; false if it hangs. A stream that takes no event is
+/* Waits for what was submitted before a failure; false if it hangs. A stream that takes no event is
  * closed: that waits too, and needs nothing. */
 static bool drain(rft_mover *mover)
 {
     if (mover->stream.native == NULL) return true;
-    rft_pacer_hurry(mover->pacer);
-    if (rft_trail_end(&mover->trail, mover->stream, NULL) == REFIT_OK) {
-        (void)rft_device_event_wait(mover->device, mover->trail.all, RFT_MOVER_SHORT_MS, NULL);
-        if (rft_mover_is_over(mover, mover->trail.all)) return true;
+    rft_rate_limiter_hurry(mover->limiter);
+    if (rft_completion_end(&mover->completion, mover->stream, NULL) == REFIT_OK) {
+        (void)rft_device_event_wait(mover->device, mover->completion.all, RFT_MOVER_SHORT_MS, NULL);
+        if (rft_mover_is_over(mover, mover->completion.all)) return true;
     }
     if (refit_stream_close(mover->device, mover->stream, NULL) != REFIT_OK) return false;
     mover->stream = REFIT_STREAM_NONE;
@@ -88,17 +88,17 @@ refit_status rft_mover_open(refit_device *device, uint64_t rate_limit, rft_mover
     atomic_init(&mover->finished, 0);
     RFT_TRY_GOTO(rft_mutex_open(&mover->lock, error), free_mover);
     RFT_TRY_GOTO(rft_cond_open(&mover->changed, error), close_lock);
-    RFT_TRY_GOTO(rft_pacer_open(rate_limit, &mover->pacer, error), close_changed);
-    RFT_TRY_GOTO(rft_trail_open(&mover->trail, device, error), close_pacer);
-    RFT_TRY_GOTO(refit_stream_open(device, &mover->stream, error), close_trail);
+    RFT_TRY_GOTO(rft_rate_limiter_open(rate_limit, &mover->limiter, error), close_changed);
+    RFT_TRY_GOTO(rft_completion_open(&mover->completion, device, error), close_limiter);
+    RFT_TRY_GOTO(refit_stream_open(device, &mover->stream, error), close_completion);
     rft_device_retain(device);
     *out = mover;
     return REFIT_OK;
 
-close_trail:
-    rft_trail_close(&mover->trail);
-close_pacer:
-    rft_pacer_close(mover->pacer);
+close_completion:
+    rft_completion_close(&mover->completion);
+close_limiter:
+    rft_rate_limiter_close(mover->limiter);
 close_changed:
     rft_cond_close(&mover->changed);
 close_lock:
@@ -119,8 +119,8 @@ refit_status rft_mover_close(rft_mover *mover, uint32_t timeout_ms, refit_error 
     if (mover->stream.native != NULL) {
         RFT_TRY(refit_stream_close(mover->device, mover->stream, error));
     }
-    rft_trail_close(&mover->trail);
-    rft_pacer_close(mover->pacer);
+    rft_completion_close(&mover->completion);
+    rft_rate_limiter_close(mover->limiter);
     rft_cond_close(&mover->changed);
     rft_mutex_close(&mover->lock);
     rft_device_release(mover->device);
@@ -168,7 +168,7 @@ refit_status rft_mover_start(rft_mover *mover, const rft_plan *plan, refit_strea
     refit_status status = begin_start(mover, error);
     rft_unlock(&mover->lock);
     RFT_TRY(status);
-    status = issue(mover, plan, after, order, &failure);
+    status = submission(mover, plan, after, order, &failure);
     if (status == REFIT_OK) {
         end_start(mover, RFT_MOVER_MOVING, REFIT_OK, &failure);
         return REFIT_OK;
@@ -180,5 +180,5 @@ refit_status rft_mover_start(rft_mover *mover, const rft_plan *plan, refit_strea
 
 void rft_mover_hurry(rft_mover *mover)
 {
-    rft_pacer_hurry(mover->pacer);
+    rft_rate_limiter_hurry(mover->limiter);
 }

@@ -1,11 +1,11 @@
 /*
- * mover: issues a plan on a stream of its own and knows when each group is done.
+ * mover: submits a plan on a stream of its own and knows when each group is done.
  *
  * One mover, one operation at a time. Starting waits for the caller's stream by event, on the
  * device; the CPU goes on. Completion is an event per group and one for all: it happens exactly
- * once per operation, and every waiter gets the same status. If issuing fails half-way, what was
- * issued is waited for before the failure is returned: then no copy is under way. What completion
- * promises, and to whom, stands at the top of mover.c.
+ * once per operation, and every waiter gets the same status. If submitting fails half-way, what was
+ * submitted is waited for before the failure is returned: then no copy is under way. What
+ * completion promises, and to whom, stands at the top of mover.c.
  */
 #ifndef RFT_MOVER_H
 #define RFT_MOVER_H

@@ -6,9 +6,9 @@
 #define RFT_MOVER_STATE_H
 
 #include "base/thread.h"
+#include "transfer/completion.h"
 #include "transfer/mover.h"
-#include "transfer/pacer.h"
-#include "transfer/trail.h"
+#include "transfer/rate_limiter.h"
 
 #define RFT_MOVER_SHORT_MS 30000 /* for what ends by itself, unless the device hangs */
 
@@ -29,10 +29,10 @@ struct rft_mover {
     refit_status status;          /* in DONE and BROKEN; guarded by lock */
     refit_error failure;          /* its sentence; guarded by lock */
     atomic_int_fast64_t finished; /* when the last byte moved, or 0 */
-    rft_pacer *pacer;             /* owned; NULL: as fast as the link goes */
+    rft_rate_limiter *limiter;    /* owned; NULL: as fast as the link goes */
     /* The thread that is STARTING writes these without the lock; else guarded by lock. */
     refit_stream_ref stream; /* owned; none after a failure: the next start opens it */
-    rft_trail trail;
+    rft_completion completion;
 };
 
 /* Is the event over? A wait that itself fails does not say so. */

@@ -27,12 +27,12 @@ static refit_status wait_event(rft_mover *mover, rft_event *event, int64_t deadl
     return status;
 }
 
-/* Only a thread that starts keeps others waiting here, and only while it issues. */
+/* Only a thread that starts keeps others waiting here, and only while it submits. */
 static refit_status wait_started(rft_mover *mover, int64_t deadline, refit_error *error)
 {
     while (mover->state == RFT_MOVER_STARTING) {
         RFT_REFUSE_IF(!rft_cond_wait(&mover->changed, &mover->lock, deadline), error,
-                      REFIT_ERR_TIMEOUT, "the copies were not yet issued when the time was up");
+                      REFIT_ERR_TIMEOUT, "the copies were not yet submitted when the time was up");
     }
     return REFIT_OK;
 }
@@ -41,7 +41,7 @@ static refit_status wait_started(rft_mover *mover, int64_t deadline, refit_error
 static void complete(rft_mover *mover, refit_status last, const refit_error *sentence)
 {
     mover->failure = *sentence;
-    mover->status = rft_trail_outcome(&mover->trail, last, &mover->failure);
+    mover->status = rft_completion_outcome(&mover->completion, last, &mover->failure);
     if (atomic_load(&mover->finished) == 0) atomic_store(&mover->finished, rft_now());
     mover->state = RFT_MOVER_DONE;
     rft_cond_wake_all(&mover->changed);
@@ -59,9 +59,9 @@ refit_status rft_mover_wait_all(rft_mover *mover, int64_t deadline, refit_error 
     refit_error sentence = {0};
     RFT_TRY(wait_started(mover, deadline, error));
     if (mover->state != RFT_MOVER_MOVING) return rft_mover_answer(mover, error);
-    refit_status last = wait_event(mover, mover->trail.all, deadline, &sentence);
+    refit_status last = wait_event(mover, mover->completion.all, deadline, &sentence);
     bool over = last == REFIT_OK ||
-                (last != REFIT_ERR_TIMEOUT && rft_mover_is_over(mover, mover->trail.all));
+                (last != REFIT_ERR_TIMEOUT && rft_mover_is_over(mover, mover->completion.all));
     if (mover->state == RFT_MOVER_MOVING && !over) {
         if (error != NULL) *error = sentence;
         return last;
@@ -76,13 +76,13 @@ static refit_status wait_group(rft_mover *mover, uint32_t group, int64_t deadlin
     RFT_TRY(wait_started(mover, deadline, error));
     if (mover->state != RFT_MOVER_MOVING && mover->state != RFT_MOVER_DONE)
         return rft_mover_answer(mover, error);
-    if (!mover->trail.groups[group].used) return REFIT_OK;
+    if (!mover->completion.groups[group].used) return REFIT_OK;
     /* What came before may have failed long ago: that is told once the group's copies are over. */
-    rft_event *event = mover->trail.events[group];
+    rft_event *event = mover->completion.events[group];
     refit_status own = wait_event(mover, event, deadline, error);
     if (own == REFIT_ERR_TIMEOUT || (own != REFIT_OK && !rft_mover_is_over(mover, event)))
         return own;
-    return rft_trail_group_outcome(&mover->trail, group, error);
+    return rft_completion_group_outcome(&mover->completion, group, error);
 }
 
 static refit_status check_group(uint32_t group, refit_error *error)
@@ -142,7 +142,7 @@ refit_status rft_mover_join(rft_mover *mover, refit_stream_ref stream, refit_err
     RFT_TRY(check_joins(stream, error));
     rft_lock(&mover->lock);
     refit_status status = wait_started(mover, rft_deadline(RFT_MOVER_SHORT_MS), error);
-    if (status == REFIT_OK) status = join_event(mover, mover->trail.all, stream, error);
+    if (status == REFIT_OK) status = join_event(mover, mover->completion.all, stream, error);
     rft_unlock(&mover->lock);
     return status;
 }
@@ -154,8 +154,8 @@ refit_status rft_mover_join_group(rft_mover *mover, uint32_t group, refit_stream
     RFT_TRY(check_group(group, error));
     rft_lock(&mover->lock);
     refit_status status = wait_started(mover, rft_deadline(RFT_MOVER_SHORT_MS), error);
-    if (status == REFIT_OK && mover->trail.groups[group].used) {
-        status = join_event(mover, mover->trail.events[group], stream, error);
+    if (status == REFIT_OK && mover->completion.groups[group].used) {
+        status = join_event(mover, mover->completion.events[group], stream, error);
     }
     rft_unlock(&mover->lock);
     return status;

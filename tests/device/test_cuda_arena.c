@@ -179,7 +179,8 @@ static void commit_is_all_or_nothing_at_every_call_of_the_driver(void **state)
     assert_int_equal(freed, 4 * CHUNK);
 }
 
-/* The way back fails too: what the driver kept is still counted, and used or given back later. */
+/* The way to the device fails too: what the driver kept is still counted, and used or given back
+ * later. */
 static void a_rollback_that_fails_loses_nothing(void **state)
 {
     (void)state;

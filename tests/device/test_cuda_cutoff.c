@@ -168,7 +168,8 @@ static void a_measurement_that_fails_is_made_again_later(void **state)
     rig_close(&rig);
 }
 
-/* The bay's own stream stands: the measurement gives up, and the bay rests until it is idle. */
+/* The bounce buffer's own stream stands: the measurement gives up, and the bounce buffer rests
+ * until it is idle. */
 static void a_gpu_that_is_busy_is_not_waited_for(void **state)
 {
     (void)state;

@@ -175,12 +175,12 @@ static void entries_are_packed_on_a_stream(void **state)
     refit_device *device = open_gpu(true);
     rft_cuda_device *cuda = device->self;
     refit_stream_ref stream;
-    rft_cuda_visit visit;
+    rft_cuda_guard guard;
     void *entries, *from, *to;
     assert_ok(refit_stream_open(device, &stream, &error));
     assert_ok(refit_memory_alloc(device, COUNT * BYTES, &from, &error));
     assert_ok(refit_memory_alloc(device, COUNT * BYTES, &to, &error));
-    assert_ok(rft_cuda_enter(cuda, &visit, &error));
+    assert_ok(rft_cuda_enter(cuda, &guard, &error));
     assert_int_equal(cuda->driver.host_alloc(&entries, COUNT * sizeof(rft_pack_entry),
                                              RFT_CU_HOST_ALLOC_DEVICEMAP),
                      RFT_CU_SUCCESS);
@@ -201,7 +201,7 @@ static void entries_are_packed_on_a_stream(void **state)
         assert_int_equal(bytes[i], (COUNT - 1 - i / BYTES) % 251);
     }
     assert_int_equal(cuda->driver.host_free(entries), RFT_CU_SUCCESS);
-    rft_cuda_leave(cuda, &visit);
+    rft_cuda_leave(cuda, &guard);
     assert_ok(refit_memory_free(device, from, &error));
     assert_ok(refit_memory_free(device, to, &error));
     assert_ok(refit_stream_close(device, stream, &error));

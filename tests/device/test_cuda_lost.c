@@ -227,7 +227,7 @@ static void who_closes_a_stream_with_work_keeps_nobody_waiting(void **state)
     bench_close(&on);
 }
 
-/* The lane is dropped, and the next call gets another. */
+/* The internal stream is dropped, and the next call gets another. */
 static void work_on_the_calling_thread_has_a_deadline(void **state)
 {
     (void)state;

@@ -7,7 +7,7 @@
 #include <refit/host.h>
 
 #include "base/thread.h"
-#include "device/cuda_bay.h"
+#include "device/cuda_bounce.h"
 
 static const char *const gathering[] = {"offload.small_bytes=32KiB", "offload.staging_bytes=1MiB",
                                         NULL};
@@ -146,7 +146,7 @@ static void memory_of_the_device_is_never_read_at_once(void **state)
 
 #define STREAMS 5
 
-/* More streams than bays, and each stands in turn: the others get through. */
+/* More streams than bounce buffers, and each stands in turn: the others get through. */
 static void no_stream_waits_for_another(void **state)
 {
     (void)state;
@@ -315,7 +315,7 @@ static void every_failed_call_leaves_the_stream_usable(void **state)
     assert_in_range(failures, 10, 100);
 }
 
-/* Once a bay's events cannot be told any more, others take its place, or the engines. */
+/* Once a bounce buffer's events cannot be told any more, others take its place, or the engines. */
 static void bays_that_break_are_not_used_again(void **state)
 {
     (void)state;
@@ -347,21 +347,22 @@ static void a_lost_gpu_is_told_and_closes(void **state)
     rig_close(&rig);
 }
 
-/* Work that does not end, on a bay that closes: what it uses stays. */
+/* Work that does not end, on a bounce buffer that closes: what it uses stays. */
 static void a_bay_that_hangs_keeps_its_memory(void **state)
 {
     (void)state;
     refit_device *device = cuda_open();
     rft_cuda_device *cuda = device->self;
-    rft_cuda_visit visit;
-    rft_cuda_bay *bay = NULL;
-    assert_ok(rft_cuda_enter(cuda, &visit, NULL));
-    assert_ok(rft_cuda_bay_open(cuda, MIB, &bay, NULL));
+    rft_cuda_guard guard;
+    rft_cuda_bounce *bounce = NULL;
+    assert_ok(rft_cuda_enter(cuda, &guard, NULL));
+    assert_ok(rft_cuda_bounce_open(cuda, MIB, &bounce, NULL));
     fake_cuda_stop();
-    assert_int_equal(cuda->driver.fill(bay->halves[0].memory, 1, MIB, bay->own), RFT_CU_SUCCESS);
+    assert_int_equal(cuda->driver.fill(bounce->halves[0].memory, 1, MIB, bounce->own),
+                     RFT_CU_SUCCESS);
     cuda->config.offload_timeout_ms = 5;
-    rft_cuda_bay_close(cuda, bay);
-    rft_cuda_leave(cuda, &visit);
+    rft_cuda_bounce_close(cuda, bounce);
+    rft_cuda_leave(cuda, &guard);
     cuda_close(device);
     assert_string_equal(fake_cuda_violation(), "");
     fake_cuda_go();

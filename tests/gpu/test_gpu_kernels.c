@@ -96,10 +96,10 @@ static int open_all(fixture *on)
     on->here_twin = malloc(ROOM);
     assert_non_null(on->there_twin);
     assert_non_null(on->here_twin);
-    rft_cuda_visit visit;
-    assert_ok(rft_cuda_enter(on->cuda, &visit, &on->error));
+    rft_cuda_guard guard;
+    assert_ok(rft_cuda_enter(on->cuda, &guard, &on->error));
     assert_int_equal(on->cuda->driver.host_pointer(&on->here_at, on->here, 0), RFT_CU_SUCCESS);
-    rft_cuda_leave(on->cuda, &visit);
+    rft_cuda_leave(on->cuda, &guard);
     return 0;
 }
 
@@ -129,10 +129,10 @@ static int tear_down(void **state)
 
 #define LAUNCH(on, call)                                                                           \
     do {                                                                                           \
-        rft_cuda_visit visit;                                                                      \
-        assert_ok(rft_cuda_enter((on)->cuda, &visit, &(on)->error));                               \
+        rft_cuda_guard guard;                                                                      \
+        assert_ok(rft_cuda_enter((on)->cuda, &guard, &(on)->error));                               \
         refit_status launched = (call);                                                            \
-        rft_cuda_leave((on)->cuda, &visit);                                                        \
+        rft_cuda_leave((on)->cuda, &guard);                                                        \
         if (launched != REFIT_OK) print_error("%s\n", (on)->error.text);                           \
         assert_int_equal(launched, REFIT_OK);                                                      \
     } while (0)
@@ -155,12 +155,13 @@ static uint64_t any_size(fixture *on, uint64_t most)
 typedef enum sides { THERE_TO_THERE, THERE_TO_HERE, HERE_TO_THERE, SIDES } sides;
 
 /* Cuts the upper halves into targets with gaps, filled from anywhere in the lower halves. */
-static uint32_t make_entries(fixture *on, sides way, rft_pack_entry *entries, rft_pack_entry *twins)
+static uint32_t make_entries(fixture *on, sides direction, rft_pack_entry *entries,
+                             rft_pack_entry *twins)
 {
-    rft_cu_ptr to = way == THERE_TO_HERE ? on->here_at : device_address(on, 0);
-    rft_cu_ptr from = way == HERE_TO_THERE ? on->here_at : device_address(on, 0);
-    const char *to_twin = way == THERE_TO_HERE ? on->here_twin : on->there_twin;
-    const char *from_twin = way == HERE_TO_THERE ? on->here_twin : on->there_twin;
+    rft_cu_ptr to = direction == THERE_TO_HERE ? on->here_at : device_address(on, 0);
+    rft_cu_ptr from = direction == HERE_TO_THERE ? on->here_at : device_address(on, 0);
+    const char *to_twin = direction == THERE_TO_HERE ? on->here_twin : on->there_twin;
+    const char *from_twin = direction == HERE_TO_THERE ? on->here_twin : on->there_twin;
     uint64_t at = ROOM / 2;
     uint32_t count = 0;
     while (count < ENTRIES) {
@@ -176,12 +177,12 @@ static uint32_t make_entries(fixture *on, sides way, rft_pack_entry *entries, rf
     return count;
 }
 
-static void pack_once(fixture *on, sides way)
+static void pack_once(fixture *on, sides direction)
 {
     static rft_pack_entry entries[ENTRIES], twins[ENTRIES];
     uint64_t bytes = 0;
     fill(on);
-    uint32_t count = make_entries(on, way, entries, twins);
+    uint32_t count = make_entries(on, direction, entries, twins);
     for (uint32_t i = 0; i < count; i++)
         bytes += entries[i].bytes;
     test_write(on->device, on->table, entries, count * sizeof *entries);
@@ -195,8 +196,8 @@ static void pack_moves_every_byte_and_no_other(void **state)
 {
     fixture *on = *state;
     for (int round = 0; round < 4; round++) {
-        for (int way = 0; way < SIDES; way++) {
-            pack_once(on, (sides)way);
+        for (int direction = 0; direction < SIDES; direction++) {
+            pack_once(on, (sides)direction);
         }
     }
 }

@@ -24,8 +24,8 @@ typedef struct locker {
     uint32_t unlocks;
     uint32_t fail_nth; /* 0: none */
     refit_status status;
-    uint32_t stop_nth; /* tells `watch` to stop */
-    rft_watch *watch;
+    uint32_t stop_nth; /* tells `token` to stop */
+    rft_cancel_token *token;
     uint32_t untouched; /* slabs that were not whole when they came */
     bool tail_touched;  /* the last slab was there when the first one came */
     bool no_tail;       /* the last slab is not mapped */
@@ -52,7 +52,7 @@ static refit_status lock_slab(void *self, void *memory, uint64_t bytes, refit_er
     }
     if (count_resident(memory, bytes) != bytes) it->untouched++;
     if ((char *)memory != it->base + (nth - 1) * SLAB_BYTES) it->untouched++;
-    if (nth == it->stop_nth) rft_watch_stop(it->watch);
+    if (nth == it->stop_nth) rft_cancel_token_stop(it->token);
     if (nth != it->fail_nth) return REFIT_OK;
     return rft_fail_sub(error, it->status, 12, "%llu bytes stay as they are",
                         (unsigned long long)bytes);
@@ -72,7 +72,7 @@ static void close_locker(void *self)
 typedef struct fixture {
     locker locker;
     refit_device *device;
-    rft_watch watch;
+    rft_cancel_token token;
     rft_slab slabs[SLABS];
     rft_slab_pins pins;
     refit_error error;
@@ -88,7 +88,7 @@ static int set_up(void **state)
                                        .host_unpin = unlock_slab};
     static fixture all;
     memset(&all, 0, sizeof all);
-    assert_int_equal(rft_watch_open(&all.watch, NULL), REFIT_OK);
+    assert_int_equal(rft_cancel_token_open(&all.token, NULL), REFIT_OK);
     assert_int_equal(rft_device_make(&ops, &all.locker, &all.device, NULL), REFIT_OK);
     for (uint32_t i = 0; i < SLABS; i++) {
         all.slabs[i] = (rft_slab){i * SLAB_BYTES, SLAB_BYTES};
@@ -96,7 +96,7 @@ static int set_up(void **state)
     char *base = mmap(NULL, BYTES, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     assert_true(base != MAP_FAILED);
     all.locker.base = base;
-    all.locker.watch = &all.watch;
+    all.locker.token = &all.token;
     all.pins = (rft_slab_pins){.device = all.device,
                                .base = base,
                                .bytes = BYTES,
@@ -111,13 +111,13 @@ static int tear_down(void **state)
 {
     fixture *all = *state;
     munmap(all->locker.base, BYTES);
-    rft_watch_close(&all->watch);
+    rft_cancel_token_close(&all->token);
     return refit_device_close(all->device, NULL) == REFIT_OK ? 0 : -1;
 }
 
 static refit_status take(fixture *all, refit_pin wanted)
 {
-    return rft_slab_pins_take(&all->pins, wanted, &all->watch, &all->error);
+    return rft_slab_pins_take(&all->pins, wanted, &all->token, &all->error);
 }
 
 static void each_slab_is_locked_once_it_is_touched(void **state)
@@ -132,7 +132,7 @@ static void each_slab_is_locked_once_it_is_touched(void **state)
         assert_int_equal(all->locker.locks, SLABS);
         assert_int_equal(all->locker.untouched, 0);
         assert_int_equal(all->pins.pinned, SLABS);
-        assert_int_equal(atomic_load(&all->watch.ready), BYTES);
+        assert_int_equal(atomic_load(&all->token.ready), BYTES);
         rft_slab_pins_drop(&all->pins);
         assert_int_equal(all->locker.unlocks, SLABS * (i + 1));
         assert_int_equal(all->pins.pinned, 0);
@@ -181,7 +181,7 @@ static void a_preferred_lock_that_fails_leaves_all_of_it_touched(void **state)
         assert_int_equal(all->locker.unlocks, 2);
         assert_int_equal(all->pins.pinned, 0);
         assert_int_equal(count_resident(all->locker.base + 3 * SLAB_BYTES, SLAB_BYTES), SLAB_BYTES);
-        assert_int_equal(atomic_load(&all->watch.ready), BYTES);
+        assert_int_equal(atomic_load(&all->token.ready), BYTES);
     }
 }
 

@@ -40,13 +40,13 @@ static refit_status touch_all(void *base, uint64_t bytes, uint32_t threads, int 
                               refit_error *error)
 {
     rft_touch touch;
-    rft_watch watch;
-    assert_int_equal(rft_watch_open(&watch, NULL), REFIT_OK);
-    assert_int_equal(rft_touch_open(&touch, base, bytes, threads, near, &watch, NULL), REFIT_OK);
+    rft_cancel_token token;
+    assert_int_equal(rft_cancel_token_open(&token, NULL), REFIT_OK);
+    assert_int_equal(rft_touch_open(&touch, base, bytes, threads, near, &token, NULL), REFIT_OK);
     refit_status status = rft_touch_reach(&touch, bytes, error);
     rft_touch_close(&touch);
-    if (status == REFIT_OK) assert_int_equal(atomic_load(&watch.taken), bytes);
-    rft_watch_close(&watch);
+    if (status == REFIT_OK) assert_int_equal(atomic_load(&token.taken), bytes);
+    rft_cancel_token_close(&token);
     return status;
 }
 
@@ -82,19 +82,19 @@ static void what_is_reached_is_touched_before_the_rest(void **state)
 {
     (void)state;
     rft_touch touch;
-    rft_watch watch;
+    rft_cancel_token token;
     char *base = map_fresh(BYTES);
-    assert_int_equal(rft_watch_open(&watch, NULL), REFIT_OK);
-    assert_int_equal(rft_touch_open(&touch, base, BYTES, 1, -1, &watch, NULL), REFIT_OK);
+    assert_int_equal(rft_cancel_token_open(&token, NULL), REFIT_OK);
+    assert_int_equal(rft_touch_open(&touch, base, BYTES, 1, -1, &token, NULL), REFIT_OK);
     assert_int_equal(rft_touch_reach(&touch, MIB, NULL), REFIT_OK);
     assert_int_equal(count_resident(base, MIB), MIB);
     assert_int_equal(count_resident(base + BYTES - MIB, MIB), 0);
-    uint64_t taken = atomic_load(&watch.taken);
+    uint64_t taken = atomic_load(&token.taken);
     assert_in_range(taken, MIB, BYTES - MIB);
     assert_int_equal(count_resident(base, taken), taken);
     rft_touch_close(&touch);
     assert_int_equal(count_resident(base + BYTES - MIB, MIB), 0);
-    rft_watch_close(&watch);
+    rft_cancel_token_close(&token);
     munmap(base, BYTES);
 }
 
@@ -102,17 +102,17 @@ static void a_stop_ends_it(void **state)
 {
     (void)state;
     rft_touch touch;
-    rft_watch watch;
+    rft_cancel_token token;
     refit_error error = {0};
     char *base = map_fresh(BYTES);
-    assert_int_equal(rft_watch_open(&watch, NULL), REFIT_OK);
-    rft_watch_stop(&watch);
-    assert_int_equal(rft_touch_open(&touch, base, BYTES, 3, -1, &watch, NULL), REFIT_OK);
+    assert_int_equal(rft_cancel_token_open(&token, NULL), REFIT_OK);
+    rft_cancel_token_stop(&token);
+    assert_int_equal(rft_touch_open(&touch, base, BYTES, 3, -1, &token, NULL), REFIT_OK);
     assert_int_equal(rft_touch_reach(&touch, 1, &error), REFIT_ERR_CANCELLED);
     assert_int_equal(error.status, REFIT_ERR_CANCELLED);
     rft_touch_close(&touch);
     assert_int_equal(count_resident(base, BYTES), 0);
-    rft_watch_close(&watch);
+    rft_cancel_token_close(&token);
     munmap(base, BYTES);
 }
 
@@ -121,16 +121,16 @@ static void the_lock_lasts_until_it_is_closed(void **state)
 {
     (void)state;
     rft_touch touch;
-    rft_watch watch;
+    rft_cancel_token token;
     char *base = map_fresh(BYTES);
-    assert_int_equal(rft_watch_open(&watch, NULL), REFIT_OK);
-    assert_int_equal(rft_touch_open(&touch, base, BYTES, 2, -1, &watch, NULL), REFIT_OK);
+    assert_int_equal(rft_cancel_token_open(&token, NULL), REFIT_OK);
+    assert_int_equal(rft_touch_open(&touch, base, BYTES, 2, -1, &token, NULL), REFIT_OK);
     rft_lock(&touch.lock);
     assert_int_equal(pthread_mutex_trylock(&touch.lock), EBUSY);
     rft_unlock(&touch.lock);
     assert_int_equal(rft_touch_reach(&touch, BYTES, NULL), REFIT_OK);
     rft_touch_close(&touch);
-    rft_watch_close(&watch);
+    rft_cancel_token_close(&token);
     munmap(base, BYTES);
 }
 

@@ -202,7 +202,7 @@ static void a_gpu_that_is_full_at_the_restore_loses_nothing(void **state)
     assert_all_back();
 }
 
-/* Each driver call on the way out fails once; then either verb may come next. */
+/* Each driver call on the offload fails once; then either verb may come next. */
 static void giving_back_that_fails_half_way_goes_on_or_turns_back(void **state)
 {
     (void)state;

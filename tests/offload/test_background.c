@@ -9,8 +9,8 @@
 #include <unistd.h>
 
 #include "base/clock.h"
+#include "memory/machine_lock.h"
 #include "memory/procfile.h"
-#include "memory/turn.h"
 #include "tests/support/failing_alloc.h"
 
 static const char *const background[] = {"offload.background=true", "offload.pin=require",
@@ -348,25 +348,25 @@ static void a_fork_meanwhile_disturbs_nothing(void **state)
 /* ---- Turns */
 
 /* This process's own second opening of the file is as good as another process's. */
-static void take_turn(rft_turn *turn)
+static void take_lock(rft_machine_lock *machine_lock)
 {
-    rft_watch watch;
-    assert_ok(rft_watch_open(&watch, NULL));
-    rft_turn_find(turn, "");
-    assert_ok(rft_turn_take(turn, PATIENCE_MS, &watch, NULL));
-    rft_watch_close(&watch);
+    rft_cancel_token token;
+    assert_ok(rft_cancel_token_open(&token, NULL));
+    rft_machine_lock_find(machine_lock, "");
+    assert_ok(rft_machine_lock_take(machine_lock, PATIENCE_MS, &token, NULL));
+    rft_cancel_token_close(&token);
 }
 
 /* Somebody who wants it, and does not wait for it. */
 static bool is_taken(void)
 {
-    rft_turn other;
-    rft_watch watch;
-    assert_ok(rft_watch_open(&watch, NULL));
-    rft_turn_find(&other, "");
-    refit_status status = rft_turn_take(&other, 0, &watch, NULL);
-    rft_turn_give(&other);
-    rft_watch_close(&watch);
+    rft_machine_lock other;
+    rft_cancel_token token;
+    assert_ok(rft_cancel_token_open(&token, NULL));
+    rft_machine_lock_find(&other, "");
+    refit_status status = rft_machine_lock_take(&other, 0, &token, NULL);
+    rft_machine_lock_give(&other);
+    rft_cancel_token_close(&token);
     return status == REFIT_ERR_TIMEOUT;
 }
 
@@ -376,32 +376,32 @@ static void whoever_takes_memory_keeps_others_out(void **state)
     rig on;
     const char *const settings[] = {"offload.background=true", "offload.take_turns=true",
                                     "offload.pin=require", NULL};
-    rft_turn turn;
-    take_turn(&turn);
-    bool can = turn.held != NULL;
-    rft_turn_give(&turn);
+    rft_machine_lock machine_lock;
+    take_lock(&machine_lock);
+    bool can = machine_lock.held != NULL;
+    rft_machine_lock_give(&machine_lock);
     if (!can) skip(); /* this machine has no place for it */
     open_held(&on, settings, 2);
     assert_true(is_taken());
     faulty_device_let_pins(on.device);
     assert_ok(prepare(&on, PATIENCE_MS));
-    take_turn(&turn); /* it was given */
-    rft_turn_give(&turn);
+    take_lock(&machine_lock); /* it was given */
+    rft_machine_lock_give(&machine_lock);
     check_cycle(&on);
     rig_close(&on);
 }
 
-static void a_seal_whose_turn_does_not_come_fails(void **state)
+static void a_seal_that_never_gets_the_lock_fails(void **state)
 {
     (void)state;
     rig on;
-    rft_turn turn;
+    rft_machine_lock machine_lock;
     const char *const settings[] = {"offload.take_turns=true", "offload.timeout_ms=20ms", NULL};
-    take_turn(&turn);
-    if (turn.held == NULL) skip();
+    take_lock(&machine_lock);
+    if (machine_lock.held == NULL) skip();
     rig_open_unsealed(&on, RIG_HOOKS, settings);
     refit_status status = refit_offloader_seal(on.offloader, &on.error);
-    rft_turn_give(&turn);
+    rft_machine_lock_give(&machine_lock);
     assert_int_equal(status, REFIT_ERR_TIMEOUT);
     assert_non_null(strstr(on.error.text, "offload.take_turns"));
     assert_int_equal(rig_state(&on), REFIT_OPEN);
@@ -410,14 +410,14 @@ static void a_seal_whose_turn_does_not_come_fails(void **state)
     rig_close(&on);
 }
 
-static void who_waits_for_memory_is_told_that_it_waits_for_its_turn(void **state)
+static void a_wait_for_memory_says_that_it_waits_for_the_lock(void **state)
 {
     (void)state;
     rig on;
-    rft_turn turn;
+    rft_machine_lock machine_lock;
     const char *const settings[] = {"offload.background=true", "offload.take_turns=true", NULL};
-    take_turn(&turn);
-    if (turn.held == NULL) skip();
+    take_lock(&machine_lock);
+    if (machine_lock.held == NULL) skip();
     rig_open_unsealed(&on, RIG_HOOKS, settings);
     assert_ok(refit_offloader_seal(on.offloader, &on.error));
     int64_t deadline = rft_deadline(PATIENCE_MS);
@@ -425,8 +425,8 @@ static void who_waits_for_memory_is_told_that_it_waits_for_its_turn(void **state
         assert_int_equal(prepare(&on, 1), REFIT_ERR_TIMEOUT);
     } while (strstr(on.error.text, "other processes") == NULL && rft_now() < deadline);
     assert_non_null(strstr(on.error.text, "other processes"));
-    assert_ok(refit_offloader_trim(on.offloader, &on.error)); /* it does not wait for the turn */
-    rft_turn_give(&turn);
+    assert_ok(refit_offloader_trim(on.offloader, &on.error)); /* it does not wait for the lock */
+    rft_machine_lock_give(&machine_lock);
     assert_ok(prepare(&on, PATIENCE_MS));
     check_cycle(&on);
     rig_close(&on);
@@ -539,8 +539,8 @@ int main(void)
         cmocka_unit_test(a_seal_after_a_failure_takes_it_anew),
         cmocka_unit_test(a_fork_meanwhile_disturbs_nothing),
         cmocka_unit_test(whoever_takes_memory_keeps_others_out),
-        cmocka_unit_test(a_seal_whose_turn_does_not_come_fails),
-        cmocka_unit_test(who_waits_for_memory_is_told_that_it_waits_for_its_turn),
+        cmocka_unit_test(a_seal_that_never_gets_the_lock_fails),
+        cmocka_unit_test(a_wait_for_memory_says_that_it_waits_for_the_lock),
         cmocka_unit_test(an_estimate_does_not_count_its_own_image_as_used),
         cmocka_unit_test(every_failed_allocation_is_an_error_and_leaks_nothing),
     };

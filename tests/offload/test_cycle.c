@@ -276,10 +276,10 @@ static void host_bytes_exceed_the_payload_by_less_than_a_percent(void **state)
     assert_ok(refit_device_close(device, &error));
 }
 
-static double exposed(rig *on, int way)
+static double exposed(rig *on, int direction)
 {
     refit_stats stats = rig_stats(on);
-    return way == 0 ? stats.offload_exposed_seconds_last : stats.restore_exposed_seconds_last;
+    return direction == 0 ? stats.offload_exposed_seconds_last : stats.restore_exposed_seconds_last;
 }
 
 static void figures_add_up(void **state)
@@ -313,30 +313,30 @@ static void figures_add_up(void **state)
 static void time_spent_waiting_is_exposed(void **state)
 {
     (void)state;
-    for (int way = 0; way < 2; way++) {
+    for (int direction = 0; direction < 2; direction++) {
         rig on;
         refit_future *future;
         rig_open(&on, RIG_HOOKS, NULL);
-        if (way == 1) rig_offload(&on);
+        if (direction == 1) rig_offload(&on);
         faulty_device_stop(on.device);
         assert_ok(
-            way == 0
+            direction == 0
                 ? refit_offloader_offload(on.offloader, REFIT_STREAM_NONE, &future, &on.error)
                 : refit_offloader_restore(on.offloader, REFIT_STREAM_NONE, &future, &on.error));
-        double last = exposed(&on, way);
+        double last = exposed(&on, direction);
         assert_int_equal(refit_future_wait(future, 30, &on.error), REFIT_ERR_TIMEOUT);
-        assert_true(exposed(&on, way) >= last + 0.029);
-        last = exposed(&on, way);
+        assert_true(exposed(&on, direction) >= last + 0.029);
+        last = exposed(&on, direction);
         assert_int_equal(refit_future_wait_group(future, 2, 30, &on.error), REFIT_ERR_TIMEOUT);
-        assert_true(exposed(&on, way) >= last + 0.029);
-        last = exposed(&on, way);
+        assert_true(exposed(&on, direction) >= last + 0.029);
+        last = exposed(&on, direction);
         faulty_device_go(on.device);
         while (refit_future_done(future) == 0) {
             sched_yield();
         }
-        assert_true(exposed(&on, way) == last);
+        assert_true(exposed(&on, direction) == last);
         refit_future_close(future);
-        if (way == 0) rig_restore(&on);
+        if (direction == 0) rig_restore(&on);
         rig_close(&on);
     }
 }

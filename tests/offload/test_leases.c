@@ -21,7 +21,7 @@ static void check_image(rig *on, const refit_lease *lease)
     }
 }
 
-static void a_lease_outlives_the_way_back(const char *const *settings)
+static void a_lease_outlives_the_restore(const char *const *settings)
 {
     rig on;
     refit_lease *first;
@@ -55,8 +55,8 @@ static void a_lease_outlives_the_way_back(const char *const *settings)
 static void leases_hold_the_image(void **state)
 {
     (void)state;
-    a_lease_outlives_the_way_back(NULL);
-    a_lease_outlives_the_way_back(pageable);
+    a_lease_outlives_the_restore(NULL);
+    a_lease_outlives_the_restore(pageable);
 }
 
 static void pageable_copies_are_freed_with_the_last_lease(void **state)

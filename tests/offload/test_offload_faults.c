@@ -98,7 +98,8 @@ static uint32_t count_calls(rig_memory memory, const char *const *settings, faul
     return calls;
 }
 
-/* Fails each call of `slot` in a cycle in turn; afterwards recovers one way, then the other. */
+/* Fails each call of `slot` in a cycle in turn; afterwards recovers one direction, then the other.
+ */
 static void sweep(rig_memory memory, const char *const *settings, faulty_slot slot,
                   order_fault order, refit_status fault)
 {
@@ -281,7 +282,7 @@ static void copies_that_hang_keep_the_image_and_the_plan(void **state)
     rig_close(&on);
 }
 
-static void copies_that_hang_on_the_way_back_keep_the_image(void **state)
+static void copies_that_hang_on_the_restore_keep_the_image(void **state)
 {
     (void)state;
     rig on;
@@ -311,7 +312,7 @@ int main(void)
         cmocka_unit_test(groups_that_arrived_are_not_restored_again),
         cmocka_unit_test(a_stream_that_failed_before_is_not_copied_after),
         cmocka_unit_test(copies_that_hang_keep_the_image_and_the_plan),
-        cmocka_unit_test(copies_that_hang_on_the_way_back_keep_the_image),
+        cmocka_unit_test(copies_that_hang_on_the_restore_keep_the_image),
     };
     return cmocka_run_group_tests_name("offload_faults", tests, NULL, NULL);
 }

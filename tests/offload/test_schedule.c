@@ -141,14 +141,14 @@ static void bytes_go_and_come_back_within_slabs(void **state)
     memcpy(before, on.memory, REGIONS * ROOM);
     open_schedule();
     place_all(REFIT_ON_DEVICE);
-    assert_int_equal(rft_schedule_way_out(&on.schedule, &on.table, on.image, NULL), REFIT_OK);
+    assert_int_equal(rft_schedule_offload(&on.schedule, &on.table, on.image, NULL), REFIT_OK);
     uint64_t padding = carry_out(true);
     assert_in_range(padding, 1, on.schedule.layout.image_bytes - on.schedule.layout.payload_bytes);
     place_all(REFIT_ON_HOST);
     for (uint32_t id = 0; id < REGIONS; id++) {
         memset(on.table.items[id].memory, 'x', on.table.items[id].bytes);
     }
-    assert_int_equal(rft_schedule_way_back(&on.schedule, &on.table, on.image, NULL), REFIT_OK);
+    assert_int_equal(rft_schedule_restore(&on.schedule, &on.table, on.image, NULL), REFIT_OK);
     assert_int_equal(carry_out(false), padding);
     for (uint32_t id = 0; id < REGIONS; id++) {
         const rft_region *region = &on.table.items[id];
@@ -172,7 +172,7 @@ static void a_part_of_the_regions_finds_its_slabs(void **state)
             bytes += on.table.items[id].bytes;
         }
     }
-    assert_int_equal(rft_schedule_way_out(&on.schedule, &on.table, on.image, NULL), REFIT_OK);
+    assert_int_equal(rft_schedule_offload(&on.schedule, &on.table, on.image, NULL), REFIT_OK);
     assert_int_equal(on.schedule.plan.bytes, bytes);
     (void)carry_out(true);
 }
@@ -183,7 +183,7 @@ static void a_rate_limit_bounds_the_bytes_of_a_batch(void **state)
     on.config.offload_rate_limit = KIB * KIB;
     open_schedule();
     place_all(REFIT_ON_DEVICE);
-    assert_int_equal(rft_schedule_way_out(&on.schedule, &on.table, on.image, NULL), REFIT_OK);
+    assert_int_equal(rft_schedule_offload(&on.schedule, &on.table, on.image, NULL), REFIT_OK);
     for (uint32_t i = 0; i < on.schedule.plan.batch_count; i++) {
         assert_in_range(on.schedule.plan.batches[i].bytes, 1, 64 * KIB);
     }

@@ -109,7 +109,7 @@ static void flip(rig *on, uint32_t region, uint64_t at)
     test_write(on->plain, place, &byte, 1);
 }
 
-static void a_copy_that_went_wrong_on_the_way_out_is_found(void **state)
+static void a_copy_that_went_wrong_on_the_offload_is_found(void **state)
 {
     (void)state;
     rig on;
@@ -129,7 +129,7 @@ static void a_copy_that_went_wrong_on_the_way_out_is_found(void **state)
     rig_close(&on);
 }
 
-static void a_copy_that_went_wrong_on_the_way_back_is_found(void **state)
+static void a_copy_that_went_wrong_on_the_restore_is_found(void **state)
 {
     (void)state;
     rig on;
@@ -177,8 +177,8 @@ int main(void)
         cmocka_unit_test(host_memory_that_changed_is_found),
         cmocka_unit_test(a_group_that_changed_is_found_by_who_waits_for_it),
         cmocka_unit_test(only_those_who_wait_see_the_end),
-        cmocka_unit_test(a_copy_that_went_wrong_on_the_way_out_is_found),
-        cmocka_unit_test(a_copy_that_went_wrong_on_the_way_back_is_found),
+        cmocka_unit_test(a_copy_that_went_wrong_on_the_offload_is_found),
+        cmocka_unit_test(a_copy_that_went_wrong_on_the_restore_is_found),
         cmocka_unit_test(a_digest_that_cannot_be_taken_is_told_as_what_it_is),
     };
     return cmocka_run_group_tests_name("verify", tests, NULL, NULL);

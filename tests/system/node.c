@@ -10,16 +10,16 @@
 #include <unistd.h>
 
 #include "base/clock.h"
+#include "memory/machine_lock.h"
 #include "memory/procfile.h"
 #include "memory/slab_pins.h"
-#include "memory/turn.h"
 
 #define HELD_MS 30000 /* no test holds a rank as long; should the test be gone, it goes on */
 
 static _Thread_local test_node *here;
 static _Thread_local unsigned self;
-static _Thread_local bool my_turn, looked;
-static _Thread_local unsigned pins_of_this_turn;
+static _Thread_local bool has_lock, looked;
+static _Thread_local unsigned pins_under_this_lock;
 
 /* ---- The node */
 
@@ -86,38 +86,38 @@ static void drop(long long bytes)
 
 /* ---- Turns */
 
-refit_status __real_rft_turn_take(rft_turn *turn, uint32_t timeout_ms, rft_watch *watch,
-                                  refit_error *error);
-refit_status __wrap_rft_turn_take(rft_turn *turn, uint32_t timeout_ms, rft_watch *watch,
-                                  refit_error *error);
-void __real_rft_turn_give(rft_turn *turn);
-void __wrap_rft_turn_give(rft_turn *turn);
-void __real_rft_watch_pause(rft_watch *watch, int64_t deadline);
-void __wrap_rft_watch_pause(rft_watch *watch, int64_t deadline);
+refit_status __real_rft_machine_lock_take(rft_machine_lock *machine_lock, uint32_t timeout_ms,
+                                          rft_cancel_token *token, refit_error *error);
+refit_status __wrap_rft_machine_lock_take(rft_machine_lock *machine_lock, uint32_t timeout_ms,
+                                          rft_cancel_token *token, refit_error *error);
+void __real_rft_machine_lock_give(rft_machine_lock *machine_lock);
+void __wrap_rft_machine_lock_give(rft_machine_lock *machine_lock);
+void __real_rft_cancel_token_pause(rft_cancel_token *token, int64_t deadline);
+void __wrap_rft_cancel_token_pause(rft_cancel_token *token, int64_t deadline);
 
-refit_status __wrap_rft_turn_take(rft_turn *turn, uint32_t timeout_ms, rft_watch *watch,
-                                  refit_error *error)
+refit_status __wrap_rft_machine_lock_take(rft_machine_lock *machine_lock, uint32_t timeout_ms,
+                                          rft_cancel_token *token, refit_error *error)
 {
-    refit_status status = __real_rft_turn_take(turn, timeout_ms, watch, error);
+    refit_status status = __real_rft_machine_lock_take(machine_lock, timeout_ms, token, error);
     if (status != REFIT_OK) return status;
-    my_turn = true;
+    has_lock = true;
     looked = false;
-    pins_of_this_turn = 0;
+    pins_under_this_lock = 0;
     if (atomic_fetch_add(&here->inside, 1) != 0) atomic_fetch_add(&here->together, 1);
     return REFIT_OK;
 }
 
-void __wrap_rft_turn_give(rft_turn *turn)
+void __wrap_rft_machine_lock_give(rft_machine_lock *machine_lock)
 {
-    if (my_turn) atomic_fetch_sub(&here->inside, 1);
-    my_turn = false;
-    __real_rft_turn_give(turn);
+    if (has_lock) atomic_fetch_sub(&here->inside, 1);
+    has_lock = false;
+    __real_rft_machine_lock_give(machine_lock);
 }
 
-void __wrap_rft_watch_pause(rft_watch *watch, int64_t deadline)
+void __wrap_rft_cancel_token_pause(rft_cancel_token *token, int64_t deadline)
 {
-    if (atomic_load(&watch->in_line)) atomic_fetch_add(&here->waits, 1);
-    __real_rft_watch_pause(watch, deadline);
+    if (atomic_load(&token->in_line)) atomic_fetch_add(&here->waits, 1);
+    __real_rft_cancel_token_pause(token, deadline);
 }
 
 /* ---- What is free */
@@ -137,10 +137,10 @@ bool __wrap_rft_procfile_read(const char *path, char *text, size_t room)
 
 /* ---- The image's memory */
 
-refit_status __real_rft_slab_pins_take(rft_slab_pins *pins, refit_pin wanted, rft_watch *watch,
-                                       refit_error *error);
-refit_status __wrap_rft_slab_pins_take(rft_slab_pins *pins, refit_pin wanted, rft_watch *watch,
-                                       refit_error *error);
+refit_status __real_rft_slab_pins_take(rft_slab_pins *pins, refit_pin wanted,
+                                       rft_cancel_token *token, refit_error *error);
+refit_status __wrap_rft_slab_pins_take(rft_slab_pins *pins, refit_pin wanted,
+                                       rft_cancel_token *token, refit_error *error);
 void __real_rft_slab_pins_drop(rft_slab_pins *pins);
 void __wrap_rft_slab_pins_drop(rft_slab_pins *pins);
 refit_status __real_rft_device_host_pin(refit_device *device, void *memory, uint64_t bytes,
@@ -148,13 +148,13 @@ refit_status __real_rft_device_host_pin(refit_device *device, void *memory, uint
 refit_status __wrap_rft_device_host_pin(refit_device *device, void *memory, uint64_t bytes,
                                         refit_error *error);
 
-refit_status __wrap_rft_slab_pins_take(rft_slab_pins *pins, refit_pin wanted, rft_watch *watch,
-                                       refit_error *error)
+refit_status __wrap_rft_slab_pins_take(rft_slab_pins *pins, refit_pin wanted,
+                                       rft_cancel_token *token, refit_error *error)
 {
-    if (!my_turn || !looked) atomic_fetch_add(&here->out_of_turn, 1);
+    if (!has_lock || !looked) atomic_fetch_add(&here->without_lock, 1);
     atomic_fetch_add(&here->takings, 1);
     take((long long)pins->bytes);
-    refit_status status = __real_rft_slab_pins_take(pins, wanted, watch, error);
+    refit_status status = __real_rft_slab_pins_take(pins, wanted, token, error);
     if (status != REFIT_OK) drop((long long)pins->bytes);
     return status;
 }
@@ -175,10 +175,11 @@ static void stand(void)
     atomic_fetch_sub(&here->standing, 1);
 }
 
-/* Memory that refit pins for other ends is pinned out of turn, and is not the node's affair. */
+/* Memory that refit pins for other ends is pinned without the lock, and is not the node's affair.
+ */
 refit_status __wrap_rft_device_host_pin(refit_device *device, void *memory, uint64_t bytes,
                                         refit_error *error)
 {
-    if (my_turn && pins_of_this_turn++ == 1) stand();
+    if (has_lock && pins_under_this_lock++ == 1) stand();
     return __real_rft_device_host_pin(device, memory, bytes, error);
 }

@@ -4,8 +4,8 @@
  * sees whether two were ever at it together.
  *
  * It lies between the library and its own files by the linker (NODE_WRAPS in CMakeLists.txt): where
- * a turn begins and ends, what /proc/meminfo says, and where the image's memory is taken and
- * dropped.
+ * the machine-wide lock is taken and given back, what /proc/meminfo says, and where the image's
+ * memory is taken and dropped.
  */
 #ifndef NODE_H
 #define NODE_H
@@ -17,14 +17,14 @@
 
 typedef struct test_node {
     atomic_llong free_bytes;
-    atomic_llong least;     /* that was ever free; below 0 they have met the limit */
-    atomic_int inside;      /* ranks whose turn it is */
-    atomic_int together;    /* how often one was not alone */
-    atomic_int out_of_turn; /* memory taken out of turn, or without a look at what is free */
-    atomic_int waits;       /* how often one found that it is not its turn */
-    atomic_int takings;     /* images taken */
-    atomic_bool held;       /* who takes memory stands in the middle of it while this is so */
-    atomic_int standing;    /* who does */
+    atomic_llong least;      /* that was ever free; below 0 they have met the limit */
+    atomic_int inside;       /* ranks that have the lock */
+    atomic_int together;     /* how often one was not alone */
+    atomic_int without_lock; /* memory taken without the lock, or without a look at what is free */
+    atomic_int waits;        /* how often one found the lock taken */
+    atomic_int takings;      /* images taken */
+    atomic_bool held;        /* who takes memory stands in the middle of it while this is so */
+    atomic_int standing;     /* who does */
     atomic_llong taken[NODE_RANKS]; /* by rank */
 } test_node;
 

@@ -57,7 +57,7 @@ static int tear_down(void **state)
     }
     assert_int_equal(atomic_load(&all->node->inside), 0);
     assert_int_equal(atomic_load(&all->node->together), 0);
-    assert_int_equal(atomic_load(&all->node->out_of_turn), 0);
+    assert_int_equal(atomic_load(&all->node->without_lock), 0);
     assert_true(atomic_load(&all->node->least) >= 0);
     assert_int_equal(atomic_load(&all->node->free_bytes), FREE_BYTES);
     node_leave(all->node);
@@ -114,7 +114,7 @@ static void hear(puppet *rank, const char *status)
     }
 }
 
-static void each_process_has_its_gpu_and_takes_its_turn(void **state)
+static void each_process_has_its_gpu_and_takes_the_lock(void **state)
 {
     fixture *all = *state;
     puppet *first = open_rank(all, 0, SHARE), *second = open_rank(all, 1, SHARE);
@@ -183,13 +183,13 @@ static void as_many_as_fit_and_no_more(void **state)
     }
 }
 
-static void one_that_is_killed_at_its_turn_leaves_it_to_the_next(void **state)
+static void one_that_is_killed_with_the_lock_leaves_it_to_the_next(void **state)
 {
     fixture *all = *state;
     puppet *first = open_rank(all, 0, SHARE), *second = open_rank(all, 1, SHARE);
     seal_while_another_waits(all, first, second);
     puppet_stop(first);
-    assert_false(puppet_has_answer(second, 0)); /* it stands, and still has its turn */
+    assert_false(puppet_has_answer(second, 0)); /* it stands, and still has the lock */
     node_bury(all->node, 0);
     puppet_kill(first);
     await(&all->node->standing, 1);
@@ -319,10 +319,10 @@ static void memory_of_the_other_gpu_is_refused(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        TEST(each_process_has_its_gpu_and_takes_its_turn),
+        TEST(each_process_has_its_gpu_and_takes_the_lock),
         TEST(the_second_sees_what_the_first_has_taken),
         TEST(as_many_as_fit_and_no_more),
-        TEST(one_that_is_killed_at_its_turn_leaves_it_to_the_next),
+        TEST(one_that_is_killed_with_the_lock_leaves_it_to_the_next),
         TEST(a_failing_pin_harms_nobody_else),
         TEST(one_process_may_have_a_controller_for_each_gpu),
         TEST(memory_of_the_other_gpu_is_refused),

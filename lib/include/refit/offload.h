@@ -16,8 +16,8 @@
  *
  * A verb that fails before its copies are under way leaves the state as it was. Copies that fail
  * make it FAILED, and each region is in a known place (refit_offloader_region): its bytes are on
- * the device, or in the host image, which stays authoritative until the last byte is back. After a
- * way out that failed all are still on the device; after a way back, the groups that arrived whole
+ * the device, or in the host image, which stays authoritative until the last byte is back. After an
+ * offload that failed all are still on the device; after a restore, the groups that arrived whole
  * are. Both verbs may be called again from FAILED: they move what is not yet where it should be.
  *
  * With offload.verify the bytes are checked by those who wait: refit_offloader_finish, the waits of
@@ -106,10 +106,10 @@ typedef struct refit_memory_hooks {
 } refit_memory_hooks;
 
 /*
- * Opens an offloader on a device, which must outlive it, and two streams there, one for each way
- * (on the host device a thread each), but with use_pinned_optimizer_offload: false. `config` may be
- * NULL; it is copied. Takes no arena memory yet. REFIT_ERR_CONFIG, REFIT_ERR_HOST_MEMORY,
- * REFIT_ERR_DEVICE. Since 0.1.
+ * Opens an offloader on a device, which must outlive it, and two streams there, one for each
+ * direction (on the host device a thread each), but with use_pinned_optimizer_offload: false.
+ * `config` may be NULL; it is copied. Takes no arena memory yet. REFIT_ERR_CONFIG,
+ * REFIT_ERR_HOST_MEMORY, REFIT_ERR_DEVICE. Since 0.1.
  */
 REFIT_API REFIT_MUST_CHECK refit_status refit_offloader_open(refit_device *device,
                                                              const refit_config *config,
@@ -212,7 +212,7 @@ REFIT_API REFIT_MUST_CHECK refit_status refit_offloader_set_accumulating(refit_o
                                                                          refit_error *error);
 
 /*
- * Starts the way out: the copies wait for what `after` has queued, and the call returns. With `out`
+ * Starts the offload: the copies wait for what `after` has queued, and the call returns. With `out`
  * the caller gets a future (close it); NULL if it does not want one. If regions in arenas or hooks
  * are to give memory back, that happens in refit_offloader_finish, once the copies are done. From
  * OFFLOADING or OFFLOADED it does nothing and gives the future of what is under way or done.
@@ -274,7 +274,7 @@ REFIT_API REFIT_MUST_CHECK refit_status refit_offloader_bind_each(refit_offloade
                                                                   refit_error *error);
 
 /*
- * Starts the way back, highest priority first, behind what `after` has queued (that is where the
+ * Starts the restore, highest priority first, behind what `after` has queued (that is where the
  * new memory was allocated). Unbound regions get memory first: from their arena, or through the
  * hooks; one that has neither is REFIT_ERR_STATE with its name. From RESTORING or RESIDENT it does
  * nothing; from OFFLOADING it is REFIT_ERR_STATE: finish first. Does not wait for copies (see
@@ -323,7 +323,7 @@ REFIT_API REFIT_MUST_CHECK refit_status refit_offloader_trim(refit_offloader *of
 REFIT_API REFIT_MUST_CHECK refit_status refit_future_wait(refit_future *future, uint32_t timeout_ms,
                                                           refit_error *error);
 
-/* Waits until the regions of one group are done. On the way out their memory must stay as it is
+/* Waits until the regions of one group are done. During an offload their memory must stay as it is
  * until the whole operation is. A group without regions is done. Since 0.1. */
 REFIT_API REFIT_MUST_CHECK refit_status refit_future_wait_group(refit_future *future,
                                                                 uint32_t group, uint32_t timeout_ms,
@@ -353,7 +353,7 @@ REFIT_API void refit_future_close(refit_future *future);
  * A checkpoint writer holds a lease; until it ends, no offload overwrites what it reads. */
 
 /* Starts a lease. Only in OFFLOADED or RESTORING (REFIT_ERR_STATE): then the image is whole, unless
- * the way back is the second one after a failure. Several may be open. Any thread. Since 0.1. */
+ * the restore is the second one after a failure. Several may be open. Any thread. Since 0.1. */
 REFIT_API REFIT_MUST_CHECK refit_status refit_lease_acquire(refit_offloader *offloader,
                                                             refit_lease **out, refit_error *error);
 

@@ -18,20 +18,20 @@ extern "C" {
  * order is ABI. */
 #define REFIT_STATS_MAP(X)                                                                         \
     X(u64, offload_regions, gauge, "regions that the offloader moves")                             \
-    X(u64, offload_copies_per_cycle, gauge, "copies issued by the last way out")                   \
-    X(u64, offload_count, counter, "ways out completed")                                           \
+    X(u64, offload_copies_per_cycle, gauge, "copies submitted by the last offload")                \
+    X(u64, offload_count, counter, "offloads completed")                                           \
     X(u64, offload_bytes_total, counter, "bytes copied out")                                       \
-    X(u64, offload_bytes_last, gauge, "bytes copied out by the last way out")                      \
+    X(u64, offload_bytes_last, gauge, "bytes copied out by the last offload")                      \
     X(u64, offload_reclaimed_bytes_last, gauge,                                                    \
-      "device bytes that the last way out gave to the system or to the caller's allocator")        \
-    X(f64, offload_seconds_last, gauge, "last way out, from call to last byte")                    \
-    X(f64, offload_exposed_seconds_last, gauge, "last way out, time the caller waited")            \
-    X(u64, restore_count, counter, "ways back completed")                                          \
+      "device bytes that the last offload gave to the system or to the caller's allocator")        \
+    X(f64, offload_seconds_last, gauge, "last offload, from call to last byte")                    \
+    X(f64, offload_exposed_seconds_last, gauge, "last offload, time the caller waited")            \
+    X(u64, restore_count, counter, "restores completed")                                           \
     X(u64, restore_bytes_total, counter, "bytes copied back")                                      \
-    X(u64, restore_bytes_last, gauge, "bytes copied back by the last way back")                    \
-    X(f64, restore_seconds_last, gauge, "last way back, from call to last byte")                   \
-    X(f64, restore_exposed_seconds_last, gauge, "last way back, time the caller waited")           \
-    X(u64, offload_failures, counter, "ways out and back that failed")                             \
+    X(u64, restore_bytes_last, gauge, "bytes copied back by the last restore")                     \
+    X(f64, restore_seconds_last, gauge, "last restore, from call to last byte")                    \
+    X(f64, restore_exposed_seconds_last, gauge, "last restore, time the caller waited")            \
+    X(u64, offload_failures, counter, "offloads and restores that failed")                         \
     X(u64, host_payload_bytes, gauge, "bytes that the host image must hold")                       \
     X(u64, host_bytes, gauge, "bytes of host memory taken for the image")                          \
     X(u64, host_pinned_bytes, gauge, "of these, page-locked")                                      \

@@ -53,7 +53,7 @@ static void what_an_offloader_moves_cannot_be_held(void **state)
     assert_int_equal(refit_arena_unhold(all->arena, piece, NULL), REFIT_OK);
 }
 
-static void an_abandoned_piece_goes_with_its_last_claim(void **state)
+static void an_abandoned_piece_goes_with_its_last_reference(void **state)
 {
     arena_rig *all = *state;
     refit_arena *arena;
@@ -180,11 +180,11 @@ int main(void)
     const struct CMUnitTest tests[] = {
         TEST(memory_that_is_held_stays),
         TEST(what_an_offloader_moves_cannot_be_held),
-        TEST(an_abandoned_piece_goes_with_its_last_claim),
+        TEST(an_abandoned_piece_goes_with_its_last_reference),
         TEST(an_abandoned_piece_that_the_device_kept_goes_at_the_next_sweep),
         TEST(memory_waits_for_streams_that_use_the_arena),
         TEST(a_close_waits_for_every_stream_though_one_has_failed),
         TEST(a_stream_that_takes_no_event_keeps_the_memory),
     };
-    return cmocka_run_group_tests_name("arena_claims", tests, NULL, NULL);
+    return cmocka_run_group_tests_name("arena_references", tests, NULL, NULL);
 }

@@ -7,9 +7,10 @@
  * written there.
  *
  * Two openings of one file exclude each other even within a process, so offloaders on several
- * threads take turns too. The kernel knows no flock with a deadline: it is tried again and again.
+ * threads exclude each other too. The kernel knows no flock with a deadline: it is tried again and
+ * again.
  */
-#include "memory/turn.h"
+#include "memory/machine_lock.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -30,23 +31,23 @@
 
 typedef enum attempt {
     ATTEMPT_HELD,
-    ATTEMPT_BUSY,   /* somebody else has the turn */
-    ATTEMPT_FAILED, /* there is no turn to be had in this place; errno says why */
+    ATTEMPT_BUSY,   /* somebody else has the lock */
+    ATTEMPT_FAILED, /* there is no lock to be had in this place; errno says why */
 } attempt;
 
 static void name_place(char *path, const char *root, const char *folder)
 {
-    int length = snprintf(path, RFT_TURN_PATH_BYTES, "%s%s/refit.turn-%lu", root, folder,
+    int length = snprintf(path, RFT_MACHINE_LOCK_PATH_BYTES, "%s%s/refit.turn-%lu", root, folder,
                           (unsigned long)geteuid());
-    if (length < 0 || length >= RFT_TURN_PATH_BYTES) path[0] = '\0';
+    if (length < 0 || length >= RFT_MACHINE_LOCK_PATH_BYTES) path[0] = '\0';
 }
 
-void rft_turn_find(rft_turn *turn, const char *root)
+void rft_machine_lock_find(rft_machine_lock *machine_lock, const char *root)
 {
     const char *runtime = secure_getenv("XDG_RUNTIME_DIR");
-    memset(turn, 0, sizeof *turn);
-    name_place(turn->paths[0], root, "/dev/shm");
-    if (runtime != NULL && runtime[0] == '/') name_place(turn->paths[1], "", runtime);
+    memset(machine_lock, 0, sizeof *machine_lock);
+    name_place(machine_lock->paths[0], root, "/dev/shm");
+    if (runtime != NULL && runtime[0] == '/') name_place(machine_lock->paths[1], "", runtime);
 }
 
 /* Where anybody may write, anybody may have put a file of this name, or a link, and hold it. */
@@ -61,7 +62,7 @@ static bool is_own(int fd, struct timespec *since)
     return own;
 }
 
-/* Somebody may have removed the file meanwhile: then others take turns at another. */
+/* Somebody may have removed the file meanwhile: then others lock another. */
 static bool is_named(int fd)
 {
     struct stat file;
@@ -96,13 +97,14 @@ static attempt lock_mapped(int fd, void **held)
     return made;
 }
 
-static attempt try_place(rft_turn *turn, const char *path)
+static attempt try_place(rft_machine_lock *machine_lock, const char *path)
 {
     errno = ENOENT;
     if (path[0] == '\0') return ATTEMPT_FAILED;
     int fd = open(path, O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK, FILE_MODE);
     if (fd < 0) return ATTEMPT_FAILED;
-    attempt made = is_own(fd, &turn->since) ? lock_mapped(fd, &turn->held) : ATTEMPT_FAILED;
+    attempt made =
+        is_own(fd, &machine_lock->since) ? lock_mapped(fd, &machine_lock->held) : ATTEMPT_FAILED;
     int code = errno;
     close(fd);
     errno = code;
@@ -110,25 +112,25 @@ static attempt try_place(rft_turn *turn, const char *path)
 }
 
 /* The second place is for where the first cannot be used, not for where it is taken. */
-static attempt try_places(rft_turn *turn, int *code)
+static attempt try_places(rft_machine_lock *machine_lock, int *code)
 {
     attempt made = ATTEMPT_FAILED;
-    for (int i = 0; i < RFT_TURN_PLACES && made == ATTEMPT_FAILED; i++) {
-        made = try_place(turn, turn->paths[i]);
+    for (int i = 0; i < RFT_MACHINE_LOCK_PLACES && made == ATTEMPT_FAILED; i++) {
+        made = try_place(machine_lock, machine_lock->paths[i]);
         if (made == ATTEMPT_FAILED && i == 0) *code = errno;
     }
     return made;
 }
 
-static void say_without(const rft_turn *turn, int code)
+static void say_without(const rft_machine_lock *machine_lock, int code)
 {
     rft_log(REFIT_LOG_WARNING,
             "host memory is taken without waiting for other processes of this user: %s cannot be "
             "used: %s",
-            turn->paths[0], strerror(code));
+            machine_lock->paths[0], strerror(code));
 }
 
-/* Has somebody else the turn than at the last look? */
+/* Has somebody else the lock than at the last look? */
 static bool has_passed_on(struct timespec *before, const struct timespec *now)
 {
     bool first = before->tv_sec == 0;
@@ -137,39 +139,39 @@ static bool has_passed_on(struct timespec *before, const struct timespec *now)
     return !first && !same;
 }
 
-static refit_status wait_turn(rft_turn *turn, uint32_t timeout_ms, rft_watch *watch,
-                              refit_error *error)
+static refit_status wait_lock(rft_machine_lock *machine_lock, uint32_t timeout_ms,
+                              rft_cancel_token *token, refit_error *error)
 {
     int code = 0;
     int64_t deadline = rft_after_ms(rft_now(), timeout_ms);
     struct timespec since = {0};
     for (;;) {
-        attempt made = try_places(turn, &code);
-        if (made == ATTEMPT_FAILED) say_without(turn, code);
+        attempt made = try_places(machine_lock, &code);
+        if (made == ATTEMPT_FAILED) say_without(machine_lock, code);
         if (made != ATTEMPT_BUSY) return REFIT_OK;
-        RFT_TRY(rft_watch_check(watch, error));
+        RFT_TRY(rft_cancel_token_check(token, error));
         int64_t now = rft_now();
-        if (has_passed_on(&since, &turn->since)) deadline = rft_after_ms(now, timeout_ms);
+        if (has_passed_on(&since, &machine_lock->since)) deadline = rft_after_ms(now, timeout_ms);
         RFT_REFUSE_IF(now >= deadline, error, REFIT_ERR_TIMEOUT,
                       "another process of this user has been taking its host memory for %u ms: try "
                       "again, raise offload.timeout_ms, or set offload.take_turns: false",
                       timeout_ms);
         int64_t next = rft_after_ms(now, TRY_MS);
-        rft_watch_pause(watch, next < deadline ? next : deadline);
+        rft_cancel_token_pause(token, next < deadline ? next : deadline);
     }
 }
 
-refit_status rft_turn_take(rft_turn *turn, uint32_t timeout_ms, rft_watch *watch,
-                           refit_error *error)
+refit_status rft_machine_lock_take(rft_machine_lock *machine_lock, uint32_t timeout_ms,
+                                   rft_cancel_token *token, refit_error *error)
 {
-    atomic_store(&watch->in_line, true);
-    refit_status status = wait_turn(turn, timeout_ms, watch, error);
-    atomic_store(&watch->in_line, false);
+    atomic_store(&token->in_line, true);
+    refit_status status = wait_lock(machine_lock, timeout_ms, token, error);
+    atomic_store(&token->in_line, false);
     return status;
 }
 
-void rft_turn_give(rft_turn *turn)
+void rft_machine_lock_give(rft_machine_lock *machine_lock)
 {
-    if (turn->held != NULL) (void)munmap(turn->held, ROOM);
-    turn->held = NULL;
+    if (machine_lock->held != NULL) (void)munmap(machine_lock->held, ROOM);
+    machine_lock->held = NULL;
 }

@@ -1,4 +1,5 @@
-/* Pacer: no batch begins before the bytes ahead of it were due; order stays; close does not wait.
+/* Rate limiter: no batch begins before the bytes ahead of it were due; order stays; close does not
+ * wait.
  */
 #include <setjmp.h>
 #include <stdarg.h>
@@ -13,7 +14,7 @@
 #include "tests/support/faulty_device.h"
 #include "tests/support/test_device.h"
 #include "transfer/mover.h"
-#include "transfer/pacer.h"
+#include "transfer/rate_limiter.h"
 
 #define WAIT_MS 20000
 #define MIB     (UINT64_C(1) << 20)
@@ -69,7 +70,7 @@ static void open_moves(uint64_t rate, uint32_t count, bool zeroes)
                               .bytes = count * BYTES,
                               .piece_bytes = BYTES,
                               .batch_most = 16,
-                              .batch_bytes = rft_pacer_step(rate)};
+                              .batch_bytes = rft_rate_limiter_step(rate)};
     for (uint32_t i = 0; i < count; i++) {
         bool zero = zeroes && i % 3 == 2;
         pieces[i] = (rft_piece){.to = to + i % 4 * BYTES,
@@ -89,9 +90,9 @@ static refit_status start(void)
 static void a_step_crosses_the_link_in_a_moment(void **state)
 {
     (void)state;
-    assert_int_equal(rft_pacer_step(0), 0);
-    assert_int_equal(rft_pacer_step(MIB), 65536);
-    assert_int_equal(rft_pacer_step(1000 * MIB), 50 * MIB);
+    assert_int_equal(rft_rate_limiter_step(0), 0);
+    assert_int_equal(rft_rate_limiter_step(MIB), 65536);
+    assert_int_equal(rft_rate_limiter_step(1000 * MIB), 50 * MIB);
 }
 
 /* One call a batch, and the one that notes the end. */
@@ -194,12 +195,12 @@ static void streams_that_cannot_call_cannot_be_paced(void **state)
 static void every_failed_allocation_is_an_error(void **state)
 {
     (void)state;
-    rft_pacer *pacer = NULL;
+    rft_rate_limiter *limiter = NULL;
     failing_alloc_begin(1);
-    assert_int_equal(rft_pacer_open(MIB, &pacer, NULL), REFIT_ERR_HOST_MEMORY);
+    assert_int_equal(rft_rate_limiter_open(MIB, &limiter, NULL), REFIT_ERR_HOST_MEMORY);
     assert_true(failing_alloc_end());
-    assert_null(pacer);
-    rft_pacer_close(pacer);
+    assert_null(limiter);
+    rft_rate_limiter_close(limiter);
 }
 
 #define TEST(name) cmocka_unit_test_setup_teardown(name, set_up, tear_down)
@@ -218,5 +219,5 @@ int main(void)
         TEST(streams_that_cannot_call_cannot_be_paced),
         cmocka_unit_test(every_failed_allocation_is_an_error),
     };
-    return cmocka_run_group_tests_name("pacer", tests, NULL, NULL);
+    return cmocka_run_group_tests_name("rate limiter", tests, NULL, NULL);
 }

@@ -1,20 +1,20 @@
 /*
- * cuda_bay: where many small copies between pinned host memory and the device become few large
+ * cuda_bounce: where many small copies between pinned host memory and the device become few large
  * ones.
  *
- *     way out    device ──pack──► half of the bay ──copy engine──► host
- *     way back   host ──copy engine──► half of the bay ──pack──► device
+ *     way to the host    device ──pack──► half of the bounce buffer ──copy engine──► host
+ *     way to the device   host ──copy engine──► half of the bounce buffer ──pack──► device
  *
- * The first step of a portion is put on a stream of the bay's own, the second on the caller's, so
- * that the packing of one half goes on beside the copies of the other. One caller's stream at a
- * time uses a bay, so nobody ever waits for the work of another stream.
+ * The first step of a portion is put on a stream of the bounce buffer's own, the second on the
+ * caller's, so that the packing of one half goes on beside the copies of the other. One caller's
+ * stream at a time uses a bounce buffer, so nobody ever waits for the work of another stream.
  *
  * A portion is what one half takes at once: entries for the pack kernel, in host memory that the
  * GPU reads, and stretches of host memory, each one copy. A stretch joins small copies whose host
  * sides follow each other; padding between them is copied too.
  */
-#ifndef RFT_CUDA_BAY_H
-#define RFT_CUDA_BAY_H
+#ifndef RFT_CUDA_BOUNCE_H
+#define RFT_CUDA_BOUNCE_H
 
 #include "device/cuda_batch.h"
 #include "kernels/pack.h"
@@ -24,11 +24,15 @@
 #define RFT_CUDA_ENTRIES  16384u /* of a section */
 
 /* Where a copy goes; nobody knows for what is neither out nor back. */
-typedef enum rft_cuda_way { RFT_CUDA_ELSE, RFT_CUDA_OUT, RFT_CUDA_BACK } rft_cuda_way;
+typedef enum rft_cuda_direction {
+    RFT_CUDA_NEITHER,
+    RFT_CUDA_TO_HOST,
+    RFT_CUDA_TO_DEVICE
+} rft_cuda_direction;
 
 typedef struct rft_cuda_half {
     rft_cu_ptr memory;
-    rft_cu_event filled; /* on the bay's stream: the first step is done */
+    rft_cu_event filled; /* on the bounce buffer's stream: the first step is done */
     rft_cu_event free;   /* on the caller's: the second is */
 } rft_cuda_half;
 
@@ -39,7 +43,7 @@ typedef struct rft_cuda_section {
 } rft_cuda_section;
 
 /* Used by one thread at a time; whose turn it is is known to its owner (cuda_staging.c). */
-typedef struct rft_cuda_bay {
+typedef struct rft_cuda_bounce {
     bool taken;           /* by a thread: the owner's, and guarded by its lock */
     rft_cu_stream caller; /* whose work is on it, or was last: written by the owner */
     bool broken;          /* what is under way cannot be told any more: it is not used again */
@@ -56,10 +60,10 @@ typedef struct rft_cuda_bay {
 
     /* The batch under way. */
     rft_copy_order order;
-    bool follows; /* the bay's stream is behind `before` */
+    bool follows; /* the bounce buffer's stream is behind `before` */
 
     /* The portion that is gathered. */
-    rft_cuda_way way;
+    rft_cuda_direction direction;
     uint32_t half;    /* the one that it will take */
     uint32_t section; /* where its entries lie, from `first` on */
     uint32_t first;
@@ -67,34 +71,36 @@ typedef struct rft_cuda_bay {
     uint64_t used;     /* bytes of the half, with what stretches are aligned by */
     uint64_t payload;  /* bytes of its copies */
     uintptr_t reached; /* end of the host side of its last copy */
-} rft_cuda_bay;
+} rft_cuda_bounce;
 
-/* All that follows is called inside a visit. Opens all, so that using it takes nothing.
+/* All that follows is called inside a context guard. Opens all, so that using it takes nothing.
  * REFIT_ERR_DEVICE_MEMORY, …; on failure nothing is held. */
-refit_status rft_cuda_bay_open(rft_cuda_device *cuda, uint64_t half_bytes, rft_cuda_bay **out,
-                               refit_error *error);
+refit_status rft_cuda_bounce_open(rft_cuda_device *cuda, uint64_t half_bytes, rft_cuda_bounce **out,
+                                  refit_error *error);
 
 /* Waits for what is under way (at most offload.timeout_ms), then frees it; what is in use even then
  * stays with the driver, and cuda->stuck says so. */
-void rft_cuda_bay_close(rft_cuda_device *cuda, rft_cuda_bay *bay);
+void rft_cuda_bounce_close(rft_cuda_device *cuda, rft_cuda_bounce *bounce);
 
-/* Likewise where the driver must not be called: frees our side of it. Outside a visit. */
-void rft_cuda_bay_forget(rft_cuda_bay *bay);
+/* Likewise where the driver must not be called: frees our side of it. Outside a context guard. */
+void rft_cuda_bounce_forget(rft_cuda_bounce *bounce);
 
 /* Has all that was ever put on it been done? */
-bool rft_cuda_bay_is_idle(rft_cuda_device *cuda, const rft_cuda_bay *bay);
+bool rft_cuda_bounce_is_idle(rft_cuda_device *cuda, const rft_cuda_bounce *bounce);
 
 /* A batch of its caller's stream begins; `order` as in copy_batch. */
-refit_status rft_cuda_bay_begin(rft_cuda_device *cuda, rft_cuda_bay *bay, rft_copy_order order,
-                                refit_error *error);
+refit_status rft_cuda_bounce_begin(rft_cuda_device *cuda, rft_cuda_bounce *bounce,
+                                   rft_copy_order order, refit_error *error);
 
 /* One more small copy, of at most a quarter of a half. `joined`: it goes on from the one before,
  * with no more than padding between their host sides. `*taken` says whether there was room; there
  * is none while the GPU is behind by as many entries as the sections hold. */
-refit_status rft_cuda_bay_add(rft_cuda_device *cuda, rft_cuda_bay *bay, const rft_copy *copy,
-                              rft_cuda_way way, bool joined, bool *taken, refit_error *error);
+refit_status rft_cuda_bounce_add(rft_cuda_device *cuda, rft_cuda_bounce *bounce,
+                                 const rft_copy *copy, rft_cuda_direction direction, bool joined,
+                                 bool *taken, refit_error *error);
 
 /* Puts what has been gathered on the streams. Ends a batch, too. */
-refit_status rft_cuda_bay_flush(rft_cuda_device *cuda, rft_cuda_bay *bay, refit_error *error);
+refit_status rft_cuda_bounce_flush(rft_cuda_device *cuda, rft_cuda_bounce *bounce,
+                                   refit_error *error);
 
 #endif

@@ -1,5 +1,5 @@
-/* Turns: never two inside at once, whoever dies, forks or waits too long; and never a stranger's
- * file. */
+/* The machine-wide lock: never two inside at once, whoever dies, forks or waits too long; and never
+ * a stranger's file. */
 #include <fcntl.h>
 #include <sched.h>
 #include <setjmp.h>
@@ -20,7 +20,7 @@
 #include <refit/host.h>
 
 #include "base/clock.h"
-#include "memory/turn.h"
+#include "memory/machine_lock.h"
 #include "tests/support/descriptors.h"
 #include "tests/support/file_tree.h"
 
@@ -30,9 +30,9 @@
 
 typedef struct fixture {
     file_tree tree;
-    char path[RFT_TURN_PATH_BYTES]; /* of the file */
-    rft_watch watch;
-    rft_turn turn;
+    char path[RFT_MACHINE_LOCK_PATH_BYTES]; /* of the file */
+    rft_cancel_token token;
+    rft_machine_lock machine_lock;
 } fixture;
 
 static uint32_t warnings;
@@ -50,9 +50,9 @@ static int set_up(void **state)
     unsetenv("XDG_RUNTIME_DIR");
     all.tree = file_tree_open();
     file_tree_write(&all.tree, "/dev/shm/other", "");
-    assert_int_equal(rft_watch_open(&all.watch, NULL), REFIT_OK);
-    rft_turn_find(&all.turn, all.tree.root);
-    strcpy(all.path, all.turn.paths[0]);
+    assert_int_equal(rft_cancel_token_open(&all.token, NULL), REFIT_OK);
+    rft_machine_lock_find(&all.machine_lock, all.tree.root);
+    strcpy(all.path, all.machine_lock.paths[0]);
     warnings = 0;
     refit_set_log(count_warning, NULL, REFIT_LOG_WARNING);
     *state = &all;
@@ -63,35 +63,35 @@ static int tear_down(void **state)
 {
     fixture *all = *state;
     refit_set_log(NULL, NULL, REFIT_LOG_ERROR);
-    rft_turn_give(&all->turn);
-    rft_watch_close(&all->watch);
+    rft_machine_lock_give(&all->machine_lock);
+    rft_cancel_token_close(&all->token);
     file_tree_close(&all->tree);
     return 0;
 }
 
-/* Another one who wants the turn, and does not wait for it. */
+/* Another one who wants the lock, and does not wait for it. */
 static bool is_taken(fixture *all)
 {
-    rft_turn other;
-    rft_turn_find(&other, all->tree.root);
-    refit_status status = rft_turn_take(&other, 0, &all->watch, NULL);
+    rft_machine_lock other;
+    rft_machine_lock_find(&other, all->tree.root);
+    refit_status status = rft_machine_lock_take(&other, 0, &all->token, NULL);
     assert_true(status == REFIT_OK || status == REFIT_ERR_TIMEOUT);
     if (status == REFIT_OK) assert_non_null(other.held);
-    rft_turn_give(&other);
+    rft_machine_lock_give(&other);
     return status == REFIT_ERR_TIMEOUT;
 }
 
-static void who_has_the_turn_keeps_others_out_until_it_is_given(void **state)
+static void the_holder_keeps_others_out_until_it_gives_the_lock_back(void **state)
 {
     fixture *all = *state;
     struct stat file;
     assert_false(is_taken(all));
-    assert_int_equal(rft_turn_take(&all->turn, 0, &all->watch, NULL), REFIT_OK);
+    assert_int_equal(rft_machine_lock_take(&all->machine_lock, 0, &all->token, NULL), REFIT_OK);
     assert_true(is_taken(all));
     assert_int_equal(stat(all->path, &file), 0);
     assert_int_equal(file.st_mode & 07777, 0600);
-    rft_turn_give(&all->turn);
-    rft_turn_give(&all->turn);
+    rft_machine_lock_give(&all->machine_lock);
+    rft_machine_lock_give(&all->machine_lock);
     assert_false(is_taken(all));
     assert_int_equal(warnings, 0);
 }
@@ -100,7 +100,7 @@ static void no_descriptor_stays_open(void **state)
 {
     fixture *all = *state;
     int before = count_descriptors();
-    assert_int_equal(rft_turn_take(&all->turn, 0, &all->watch, NULL), REFIT_OK);
+    assert_int_equal(rft_machine_lock_take(&all->machine_lock, 0, &all->token, NULL), REFIT_OK);
     assert_int_equal(count_descriptors(), before);
     assert_true(is_taken(all));
     assert_int_equal(count_descriptors(), before);
@@ -109,12 +109,12 @@ static void no_descriptor_stays_open(void **state)
 static void a_wait_ends_at_its_deadline_and_says_what_to_do(void **state)
 {
     fixture *all = *state;
-    rft_turn other;
+    rft_machine_lock other;
     refit_error error = {0};
-    assert_int_equal(rft_turn_take(&all->turn, 0, &all->watch, NULL), REFIT_OK);
-    rft_turn_find(&other, all->tree.root);
+    assert_int_equal(rft_machine_lock_take(&all->machine_lock, 0, &all->token, NULL), REFIT_OK);
+    rft_machine_lock_find(&other, all->tree.root);
     int64_t deadline = rft_deadline(30);
-    assert_int_equal(rft_turn_take(&other, 30, &all->watch, &error), REFIT_ERR_TIMEOUT);
+    assert_int_equal(rft_machine_lock_take(&other, 30, &all->token, &error), REFIT_ERR_TIMEOUT);
     assert_true(rft_now() >= deadline);
     assert_null(other.held);
     assert_int_equal(error.status, REFIT_ERR_TIMEOUT);
@@ -125,7 +125,7 @@ static void a_wait_ends_at_its_deadline_and_says_what_to_do(void **state)
 /* ---- Time */
 
 static int64_t fake_now;      /* 0: the clock's; else each look is a millisecond later */
-static int64_t passes_on[3];  /* when another one takes the turn; 0: not */
+static int64_t passes_on[3];  /* when another one takes the lock; 0: not */
 static const char *fake_path; /* of the file */
 
 int64_t __real_rft_now(void);
@@ -145,19 +145,19 @@ int64_t __wrap_rft_now(void)
 }
 
 /* Eight ranks that take a while each are no reason for the last one to give up. */
-static void the_deadline_is_for_one_who_has_the_turn_not_for_all(void **state)
+static void the_deadline_is_for_each_holder_not_for_all(void **state)
 {
     fixture *all = *state;
-    rft_turn other;
-    assert_int_equal(rft_turn_take(&all->turn, 0, &all->watch, NULL), REFIT_OK);
-    rft_turn_find(&other, all->tree.root);
+    rft_machine_lock other;
+    assert_int_equal(rft_machine_lock_take(&all->machine_lock, 0, &all->token, NULL), REFIT_OK);
+    rft_machine_lock_find(&other, all->tree.root);
     fake_path = all->path;
     const int64_t ms = 1000000;
     passes_on[0] = 1900 * ms;
     passes_on[1] = 2800 * ms;
     passes_on[2] = 3700 * ms;
     fake_now = 1000 * ms;
-    refit_status status = rft_turn_take(&other, 1000, &all->watch, NULL);
+    refit_status status = rft_machine_lock_take(&other, 1000, &all->token, NULL);
     int64_t ended = fake_now;
     fake_now = 0;
     assert_int_equal(status, REFIT_ERR_TIMEOUT);
@@ -169,21 +169,22 @@ static void the_deadline_is_for_one_who_has_the_turn_not_for_all(void **state)
 typedef struct shared {
     atomic_int inside;
     atomic_int together; /* how often somebody was not alone */
-    int turns;           /* changed inside only */
+    int entries;         /* changed inside only */
 } shared;
 
-static void take_turns(fixture *all, shared *with)
+static void enter_often(fixture *all, shared *with)
 {
     for (int i = 0; i < ROUNDS; i++) {
-        rft_turn turn;
-        rft_turn_find(&turn, all->tree.root);
-        if (rft_turn_take(&turn, PATIENCE_MS, &all->watch, NULL) != REFIT_OK) _exit(1);
+        rft_machine_lock machine_lock;
+        rft_machine_lock_find(&machine_lock, all->tree.root);
+        if (rft_machine_lock_take(&machine_lock, PATIENCE_MS, &all->token, NULL) != REFIT_OK)
+            _exit(1);
         if (atomic_fetch_add(&with->inside, 1) != 0) atomic_fetch_add(&with->together, 1);
-        int turns = with->turns;
+        int entries = with->entries;
         (void)sched_yield(); /* a chance for whoever should not be here */
-        with->turns = turns + 1;
+        with->entries = entries + 1;
         atomic_fetch_sub(&with->inside, 1);
-        rft_turn_give(&turn);
+        rft_machine_lock_give(&machine_lock);
     }
 }
 
@@ -198,7 +199,7 @@ static void no_two_processes_are_ever_inside_at_once(void **state)
         children[i] = fork();
         assert_true(children[i] >= 0);
         if (children[i] == 0) {
-            take_turns(all, with);
+            enter_often(all, with);
             _exit(0);
         }
     }
@@ -208,7 +209,7 @@ static void no_two_processes_are_ever_inside_at_once(void **state)
         assert_true(WIFEXITED(how));
     }
     assert_int_equal(atomic_load(&with->together), 0);
-    assert_int_equal(with->turns, PROCESSES * ROUNDS);
+    assert_int_equal(with->entries, PROCESSES * ROUNDS);
     munmap(with, sizeof *with);
 }
 
@@ -221,7 +222,7 @@ static _Noreturn void stand(void)
     }
 }
 
-/* A child that has the turn and stands; with `grandchild`, so does a child of its own. */
+/* A child that has the lock and stands; with `grandchild`, so does a child of its own. */
 static pid_t start_holder(fixture *all, bool grandchild, pid_t *third)
 {
     int pipe_ends[2];
@@ -230,7 +231,7 @@ static pid_t start_holder(fixture *all, bool grandchild, pid_t *third)
     assert_true(child >= 0);
     if (child == 0) {
         pid_t own = 0;
-        if (rft_turn_take(&all->turn, 0, &all->watch, NULL) != REFIT_OK) _exit(1);
+        if (rft_machine_lock_take(&all->machine_lock, 0, &all->token, NULL) != REFIT_OK) _exit(1);
         if (grandchild) own = fork();
         if (own != 0 || !grandchild) (void)!write(pipe_ends[1], &own, sizeof own);
         stand();
@@ -248,18 +249,19 @@ static void kill_child(pid_t child)
     assert_int_equal(waitpid(child, &how, 0), child);
 }
 
-static void the_turn_of_a_killed_process_is_free(void **state)
+static void the_lock_of_a_killed_process_is_free(void **state)
 {
     fixture *all = *state;
     pid_t none;
     pid_t holder = start_holder(all, false, &none);
     assert_true(is_taken(all));
     kill_child(holder);
-    assert_int_equal(rft_turn_take(&all->turn, PATIENCE_MS, &all->watch, NULL), REFIT_OK);
+    assert_int_equal(rft_machine_lock_take(&all->machine_lock, PATIENCE_MS, &all->token, NULL),
+                     REFIT_OK);
 }
 
 /* As when a trainer is killed whose data loaders live on. */
-static void a_child_of_a_killed_process_does_not_keep_its_turn(void **state)
+static void a_child_of_a_killed_process_does_not_keep_its_lock(void **state)
 {
     fixture *all = *state;
     pid_t grandchild;
@@ -268,35 +270,36 @@ static void a_child_of_a_killed_process_does_not_keep_its_turn(void **state)
     assert_true(is_taken(all));
     kill_child(holder);
     assert_int_equal(kill(grandchild, 0), 0);
-    assert_int_equal(rft_turn_take(&all->turn, PATIENCE_MS, &all->watch, NULL), REFIT_OK);
+    assert_int_equal(rft_machine_lock_take(&all->machine_lock, PATIENCE_MS, &all->token, NULL),
+                     REFIT_OK);
     assert_int_equal(kill(grandchild, SIGKILL), 0);
 }
 
-static void a_child_does_not_keep_the_turn_that_its_parent_gives(void **state)
+static void a_child_does_not_keep_the_lock_that_its_parent_gives(void **state)
 {
     fixture *all = *state;
-    assert_int_equal(rft_turn_take(&all->turn, 0, &all->watch, NULL), REFIT_OK);
+    assert_int_equal(rft_machine_lock_take(&all->machine_lock, 0, &all->token, NULL), REFIT_OK);
     pid_t child = fork();
     assert_true(child >= 0);
     if (child == 0) {
         stand();
     }
     assert_true(is_taken(all));
-    rft_turn_give(&all->turn);
+    rft_machine_lock_give(&all->machine_lock);
     assert_false(is_taken(all));
     kill_child(child);
 }
 
 /* ---- Stopped */
 
-static void *wait_for_turn(void *user)
+static void *wait_for_lock(void *user)
 {
     fixture *all = user;
-    rft_turn other;
+    rft_machine_lock other;
     refit_error error = {0};
-    rft_turn_find(&other, all->tree.root);
-    refit_status status = rft_turn_take(&other, PATIENCE_MS, &all->watch, &error);
-    rft_turn_give(&other);
+    rft_machine_lock_find(&other, all->tree.root);
+    refit_status status = rft_machine_lock_take(&other, PATIENCE_MS, &all->token, &error);
+    rft_machine_lock_give(&other);
     return (void *)(uintptr_t)status;
 }
 
@@ -305,18 +308,18 @@ static void who_waits_can_be_told_to_stop(void **state)
     fixture *all = *state;
     rft_thread thread;
     void *status;
-    assert_int_equal(rft_turn_take(&all->turn, 0, &all->watch, NULL), REFIT_OK);
-    assert_false(atomic_load(&all->watch.in_line));
-    assert_int_equal(rft_thread_start(&thread, "waiting", wait_for_turn, all, NULL), REFIT_OK);
+    assert_int_equal(rft_machine_lock_take(&all->machine_lock, 0, &all->token, NULL), REFIT_OK);
+    assert_false(atomic_load(&all->token.in_line));
+    assert_int_equal(rft_thread_start(&thread, "waiting", wait_for_lock, all, NULL), REFIT_OK);
     int64_t deadline = rft_deadline(PATIENCE_MS);
-    while (!atomic_load(&all->watch.in_line) && rft_now() < deadline) {
+    while (!atomic_load(&all->token.in_line) && rft_now() < deadline) {
         (void)sched_yield();
     }
-    assert_true(atomic_load(&all->watch.in_line));
-    rft_watch_stop(&all->watch);
+    assert_true(atomic_load(&all->token.in_line));
+    rft_cancel_token_stop(&all->token);
     assert_int_equal(pthread_join(thread, &status), 0);
     assert_int_equal((uintptr_t)status, REFIT_ERR_CANCELLED);
-    assert_false(atomic_load(&all->watch.in_line));
+    assert_false(atomic_load(&all->token.in_line));
 }
 
 /* ---- Files that are not trusted */
@@ -324,8 +327,8 @@ static void who_waits_can_be_told_to_stop(void **state)
 static void go_on_without(fixture *all)
 {
     warnings = 0;
-    assert_int_equal(rft_turn_take(&all->turn, 0, &all->watch, NULL), REFIT_OK);
-    assert_null(all->turn.held);
+    assert_int_equal(rft_machine_lock_take(&all->machine_lock, 0, &all->token, NULL), REFIT_OK);
+    assert_null(all->machine_lock.held);
     assert_int_equal(warnings, 1);
 }
 
@@ -368,7 +371,7 @@ static void what_is_no_file_is_not_used(void **state)
 static void without_any_place_it_goes_on_and_says_so_once(void **state)
 {
     fixture *all = *state;
-    rft_turn_find(&all->turn, "/nowhere/to/be/found");
+    rft_machine_lock_find(&all->machine_lock, "/nowhere/to/be/found");
     go_on_without(all);
 }
 
@@ -376,31 +379,31 @@ static void the_second_place_is_the_runtime_folder(void **state)
 {
     fixture *all = *state;
     char folder[128];
-    rft_turn other;
+    rft_machine_lock other;
     snprintf(folder, sizeof folder, "%s/dev", all->tree.root);
     setenv("XDG_RUNTIME_DIR", folder, 1);
-    rft_turn_find(&all->turn, "/nowhere");
-    rft_turn_find(&other, "/nowhere");
-    assert_int_equal(rft_turn_take(&all->turn, 0, &all->watch, NULL), REFIT_OK);
-    assert_non_null(all->turn.held);
+    rft_machine_lock_find(&all->machine_lock, "/nowhere");
+    rft_machine_lock_find(&other, "/nowhere");
+    assert_int_equal(rft_machine_lock_take(&all->machine_lock, 0, &all->token, NULL), REFIT_OK);
+    assert_non_null(all->machine_lock.held);
     assert_int_equal(warnings, 0);
-    assert_int_equal(access(all->turn.paths[1], F_OK), 0);
-    assert_int_equal(rft_turn_take(&other, 0, &all->watch, NULL), REFIT_ERR_TIMEOUT);
+    assert_int_equal(access(all->machine_lock.paths[1], F_OK), 0);
+    assert_int_equal(rft_machine_lock_take(&other, 0, &all->token, NULL), REFIT_ERR_TIMEOUT);
     setenv("XDG_RUNTIME_DIR", "relative/folder", 1);
-    rft_turn_find(&other, "/nowhere");
+    rft_machine_lock_find(&other, "/nowhere");
     assert_string_equal(other.paths[1], "");
     unsetenv("XDG_RUNTIME_DIR");
 }
 
-/* Then others take turns at another file: that it is gone must at least keep nobody waiting. */
+/* Then others lock another file: that it is gone must at least keep nobody waiting. */
 static void a_file_that_was_removed_is_made_anew(void **state)
 {
     fixture *all = *state;
-    assert_int_equal(rft_turn_take(&all->turn, 0, &all->watch, NULL), REFIT_OK);
+    assert_int_equal(rft_machine_lock_take(&all->machine_lock, 0, &all->token, NULL), REFIT_OK);
     assert_int_equal(unlink(all->path), 0);
     assert_false(is_taken(all));
-    rft_turn_give(&all->turn);
-    assert_int_equal(rft_turn_take(&all->turn, 0, &all->watch, NULL), REFIT_OK);
+    rft_machine_lock_give(&all->machine_lock);
+    assert_int_equal(rft_machine_lock_take(&all->machine_lock, 0, &all->token, NULL), REFIT_OK);
     assert_true(is_taken(all));
 }
 
@@ -409,14 +412,14 @@ static void a_file_that_was_removed_is_made_anew(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        TEST(who_has_the_turn_keeps_others_out_until_it_is_given),
+        TEST(the_holder_keeps_others_out_until_it_gives_the_lock_back),
         TEST(no_descriptor_stays_open),
         TEST(a_wait_ends_at_its_deadline_and_says_what_to_do),
-        TEST(the_deadline_is_for_one_who_has_the_turn_not_for_all),
+        TEST(the_deadline_is_for_each_holder_not_for_all),
         TEST(no_two_processes_are_ever_inside_at_once),
-        TEST(the_turn_of_a_killed_process_is_free),
-        TEST(a_child_of_a_killed_process_does_not_keep_its_turn),
-        TEST(a_child_does_not_keep_the_turn_that_its_parent_gives),
+        TEST(the_lock_of_a_killed_process_is_free),
+        TEST(a_child_of_a_killed_process_does_not_keep_its_lock),
+        TEST(a_child_does_not_keep_the_lock_that_its_parent_gives),
         TEST(who_waits_can_be_told_to_stop),
         TEST(a_file_that_others_may_open_is_not_used),
         TEST(a_file_of_somebody_else_is_not_used),
@@ -425,5 +428,5 @@ int main(void)
         TEST(the_second_place_is_the_runtime_folder),
         TEST(a_file_that_was_removed_is_made_anew),
     };
-    return cmocka_run_group_tests_name("turn", tests, NULL, NULL);
+    return cmocka_run_group_tests_name("machine_lock", tests, NULL, NULL);
 }

@@ -284,5 +284,5 @@ int main(void)
         TEST(threads_take_and_give_at_once),
         TEST(a_piece_that_is_going_is_nobodys),
     };
-    return cmocka_run_group_tests_name("arena_pieces", tests, NULL, NULL);
+    return cmocka_run_group_tests_name("suballocations", tests, NULL, NULL);
 }

@@ -15,12 +15,12 @@ static void *next_doomed(refit_arena *arena, uint64_t *from)
 {
     void *memory = NULL;
     rft_arena_lock(arena);
-    for (uint32_t at = 0; at < arena->pieces.count && arena->doomed > 0; at++) {
-        const rft_arena_piece *piece = &arena->pieces.list[at];
-        bool free = piece->settled && !piece->moved && piece->holds == 0;
-        if (piece->offset < *from || !piece->doomed || !free) continue;
-        memory = arena->base + piece->offset;
-        *from = piece->offset + 1;
+    for (uint32_t at = 0; at < arena->subs.count && arena->doomed > 0; at++) {
+        const rft_suballocation *sub = &arena->subs.list[at];
+        bool free = sub->settled && !sub->moved && sub->holds == 0;
+        if (sub->offset < *from || !sub->doomed || !free) continue;
+        memory = arena->base + sub->offset;
+        *from = sub->offset + 1;
         break;
     }
     rft_arena_unlock(arena);
@@ -44,9 +44,9 @@ refit_status rft_arena_abandon(refit_arena *arena, void *memory, refit_error *er
     refit_status status = rft_arena_give(arena, memory, error);
     if (status == REFIT_OK || status == REFIT_ERR_INVALID) return status;
     rft_arena_lock(arena);
-    rft_arena_piece *piece = rft_arena_find(arena, memory);
-    if (piece != NULL && !piece->doomed) {
-        piece->doomed = true;
+    rft_suballocation *sub = rft_arena_find(arena, memory);
+    if (sub != NULL && !sub->doomed) {
+        sub->doomed = true;
         arena->doomed++;
     }
     rft_arena_unlock(arena);
@@ -56,29 +56,29 @@ refit_status rft_arena_abandon(refit_arena *arena, void *memory, refit_error *er
 /* ---- Regions and holds ------------------------------------------------------------------- */
 
 /* NULL: no arena of the device has exactly this piece. Under the lock. */
-static rft_arena_piece *find_exact(refit_device *device, const void *memory, uint64_t bytes,
-                                   refit_arena **out)
+static rft_suballocation *find_exact(refit_device *device, const void *memory, uint64_t bytes,
+                                     refit_arena **out)
 {
     for (refit_arena *arena = device->arenas; arena != NULL; arena = arena->next) {
-        rft_arena_piece *piece = rft_arena_find(arena, memory);
-        if (piece == NULL || piece->bytes != bytes) continue;
+        rft_suballocation *sub = rft_arena_find(arena, memory);
+        if (sub == NULL || sub->bytes != bytes) continue;
         *out = arena;
-        return piece;
+        return sub;
     }
     return NULL;
 }
 
 /* Two that moved it would write over each other's bytes, or copy memory that has gone. */
-static refit_status check_enter(const rft_arena_piece *piece, const void *memory,
+static refit_status check_enter(const rft_suballocation *sub, const void *memory,
                                 refit_error *error)
 {
-    RFT_REFUSE_IF(piece->doomed, error, REFIT_ERR_INVALID,
+    RFT_REFUSE_IF(sub->doomed, error, REFIT_ERR_INVALID,
                   "the piece at %p was given back, and goes as soon as it can", memory);
-    RFT_REFUSE_IF(piece->holds > 0, error, REFIT_ERR_BUSY,
+    RFT_REFUSE_IF(sub->holds > 0, error, REFIT_ERR_BUSY,
                   "the piece at %p is held: NCCL or a network card knows its memory, which must "
                   "stay; set NCCL_GRAPH_REGISTER=0 or keep such buffers outside of arenas",
                   memory);
-    RFT_REFUSE_IF(piece->moved, error, REFIT_ERR_BUSY,
+    RFT_REFUSE_IF(sub->moved, error, REFIT_ERR_BUSY,
                   "another offloader moves the piece at %p: close it or clear its regions first",
                   memory);
     return REFIT_OK;
@@ -89,9 +89,9 @@ refit_status rft_arena_enter(refit_device *device, const void *memory, uint64_t 
 {
     refit_arena *arena = NULL;
     rft_lock(&device->lock);
-    rft_arena_piece *piece = find_exact(device, memory, bytes, &arena);
-    refit_status status = piece == NULL ? REFIT_OK : check_enter(piece, memory, error);
-    if (piece != NULL && status == REFIT_OK) piece->moved = true;
+    rft_suballocation *sub = find_exact(device, memory, bytes, &arena);
+    refit_status status = sub == NULL ? REFIT_OK : check_enter(sub, memory, error);
+    if (sub != NULL && status == REFIT_OK) sub->moved = true;
     rft_unlock(&device->lock);
     if (status == REFIT_OK) *out = arena;
     return status;
@@ -100,7 +100,7 @@ refit_status rft_arena_enter(refit_device *device, const void *memory, uint64_t 
 void rft_arena_leave(refit_arena *arena, const void *memory)
 {
     rft_arena_lock(arena);
-    rft_arena_pieces_find(&arena->pieces, rft_arena_offset(arena, memory))->moved = false;
+    rft_suballocations_find(&arena->subs, rft_arena_offset(arena, memory))->moved = false;
     bool doomed = arena->doomed > 0;
     rft_arena_unlock(arena);
     if (doomed) rft_arena_sweep(arena);
@@ -109,24 +109,24 @@ void rft_arena_leave(refit_arena *arena, const void *memory)
 static refit_status begin_hold(refit_arena *arena, const void *memory, uint64_t *bytes,
                                refit_error *error)
 {
-    rft_arena_piece *piece = rft_arena_find(arena, memory);
-    RFT_REFUSE_IF(piece == NULL, error, REFIT_ERR_INVALID,
+    rft_suballocation *sub = rft_arena_find(arena, memory);
+    RFT_REFUSE_IF(sub == NULL, error, REFIT_ERR_INVALID,
                   "%p is no piece that refit_arena_alloc gave", memory);
-    RFT_REFUSE_IF(piece->moved, error, REFIT_ERR_BUSY,
+    RFT_REFUSE_IF(sub->moved, error, REFIT_ERR_BUSY,
                   "an offloader moves the piece at %p, so its memory cannot stay: set "
                   "NCCL_GRAPH_REGISTER=0, or keep buffers that are registered elsewhere",
                   memory);
-    piece->holds++;
-    *bytes = piece->bytes;
+    sub->holds++;
+    *bytes = sub->bytes;
     return REFIT_OK;
 }
 
 static refit_status end_hold(refit_arena *arena, const void *memory, refit_error *error)
 {
-    rft_arena_piece *piece = rft_arena_find(arena, memory);
-    RFT_REFUSE_IF(piece == NULL || piece->holds == 0, error, REFIT_ERR_INVALID,
+    rft_suballocation *sub = rft_arena_find(arena, memory);
+    RFT_REFUSE_IF(sub == NULL || sub->holds == 0, error, REFIT_ERR_INVALID,
                   "%p is no piece that is held", memory);
-    piece->holds--;
+    sub->holds--;
     return REFIT_OK;
 }
 

@@ -6,11 +6,11 @@
  */
 #include "device/device.h"
 
-void rft_device_leave(refit_device *device, rft_leftover *leftover)
+void rft_device_defer_free(refit_device *device, rft_deferred_free *deferred)
 {
     rft_lock(&device->lock);
-    leftover->next = device->leftovers;
-    device->leftovers = leftover;
+    deferred->next = device->deferred;
+    device->deferred = deferred;
     rft_unlock(&device->lock);
 }
 
@@ -18,13 +18,13 @@ bool rft_device_sweep(refit_device *device)
 {
     bool clean = true;
     rft_lock(&device->lock);
-    rft_leftover *list = device->leftovers;
-    device->leftovers = NULL;
+    rft_deferred_free *list = device->deferred;
+    device->deferred = NULL;
     rft_unlock(&device->lock);
     while (list != NULL) {
-        rft_leftover *next = list->next;
+        rft_deferred_free *next = list->next;
         if (!list->give_back(list, device)) {
-            rft_device_leave(device, list);
+            rft_device_defer_free(device, list);
             clean = false;
         }
         list = next;
