@@ -91,25 +91,9 @@ def test_the_install_command_names_the_package(root: Path) -> None:
     assert (root / "bindings" / "python" / "pyproject.toml").exists()
 
 
-def support(path: Path) -> dict[str, list[str]]:
-    """The rows of a README's table of frameworks, by their first cell."""
-    table = re.search(r"^\| framework \|.*?\n\n", path.read_text(), re.M | re.S)
-    assert table is not None, path
-    rows = [[cell.strip() for cell in line.split(" | ")] for line in table[0].split("\n")[2:-2]]
-    return {first.lstrip("| "): [*rest[:-1], rest[-1].rstrip("| ")] for first, *rest in rows}
-
-
-def test_both_tables_of_frameworks_say_the_same(root: Path) -> None:
-    short = support(root / "README.md")
-    long = support(root / "bindings" / "python" / "README.md")
-    assert list(short) == list(long)
-    for framework, (module, tested) in short.items():
-        what, how = long[framework]
-        assert f"`refit.integrations.{module.strip('`')}" in what, framework
-        assert how.startswith(tested), framework
-
-
-def test_every_integration_is_in_the_tables(root: Path) -> None:
+def test_every_integration_is_in_the_table(root: Path) -> None:
     folder = root / "bindings" / "python" / "src" / "refit" / "integrations"
     modules = {path.stem for path in folder.glob("*.py") if not path.stem.startswith("_")}
-    assert {module.strip("`") for module, _ in support(root / "README.md").values()} == modules
+    table = (root / "docs" / "frameworks.md").read_text()
+    rows = re.findall(r"^\| [^|]+ \| ([^|]+) \| [^|]+ \|$", table, re.M)[1:]
+    assert {re.findall(r"`refit\.integrations\.(\w+)", row)[0] for row in rows} == modules

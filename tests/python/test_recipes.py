@@ -1,4 +1,4 @@
-"""The recipes in the package's README run as they stand there."""
+"""The recipes in docs/recipes.md run as they stand there."""
 
 import copy
 import re
@@ -102,9 +102,8 @@ def scene(tmp_path: Path) -> Iterator[Scene]:
 @pytest.fixture
 def recipe(root: Path) -> Any:
     """The blocks under a heading."""
-    text = (root / "bindings" / "python" / "README.md").read_text()
-    part = text.partition("## Recipes\n")[2].partition("\n## ")[0]
-    sections = re.split(r"^### (.*)\n", part, flags=re.M)[1:]
+    text = (root / "docs" / "recipes.md").read_text()
+    sections = re.split(r"^## (.*)\n", text, flags=re.M)[1:]
     found = {
         title: re.findall(r"^```python\n(.*?)^```", body, re.M | re.S)
         for title, body in zip(sections[::2], sections[1::2], strict=True)
@@ -123,7 +122,7 @@ TESTED = {
     "A checkpoint while states are away",
     "Schedule-free optimizers",
     "Gradients that exist at a refit",
-    "What can be chosen",
+    "All options",
 }
 
 
@@ -277,7 +276,7 @@ def test_gradients_that_exist_at_a_refit(scene: Scene, recipe: Any) -> None:
     assert all(one.grad is None for one in model.parameters())
 
 
-def test_what_can_be_chosen(scene: Scene, recipe: Any, capsys: pytest.CaptureFixture[str]) -> None:
-    (block,) = recipe["What can be chosen"]
+def test_all_options(scene: Scene, recipe: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    (block,) = recipe["All options"]
     scene.run(block)
     assert "offload.slab_bytes" in capsys.readouterr().out

@@ -231,7 +231,7 @@ class Controller(Closing):
         """A flat dict of floats, keys ``refit/...``, for any logger. Does not block. Since 0.1.
 
         With the figures of the publisher that the last ``refit`` was given, until it is closed.
-        Each key with its unit and meaning is in bindings/python/README.md, under Figures.
+        Each key with its unit and meaning is in docs/python.md, under Statistics.
         """
         publisher = self._publisher() if self._publisher is not None else None
         if publisher is None or publisher.closed:

@@ -2,7 +2,7 @@
 
 The C library counts in one struct (refit/stats.h); here it becomes a flat dict of floats, the shape
 that wandb, TensorBoard, MLflow and the frameworks' own loggers take as it is. ``FIGURES`` says
-where each name comes from, and bindings/python/README.md what it means; rates are made of a figure
+where each name comes from, and docs/python.md what it means; rates are made of a figure
 of bytes and one of seconds.
 
 Which object the struct came from is unknown here, and torch is not needed.

@@ -1,4 +1,4 @@
-"""The picture of the README: a few real cycles, and the memory of device and host meanwhile.
+"""The picture of docs/python.md: a few real cycles, and the memory of device and host meanwhile.
 
     python -m refit.bench picture cycle.png --trace cycle.json
 

@@ -1,4 +1,4 @@
-"""Results as tables for people, in the Markdown that a README takes: one row for each way."""
+"""Results as tables for people, in the Markdown that a document takes: one row for each way."""
 
 from collections.abc import Iterable, Sequence
 from typing import Any

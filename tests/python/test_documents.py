@@ -1,0 +1,154 @@
+"""The documents: their links lead somewhere, their Python compiles, and what they show of a bound
+engine runs."""
+
+import re
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+LINK = re.compile(r"(?<!`)\[(?:[^\]`]|`[^`]*`)+\]\(([^)\s]+)\)")
+
+NAMED = re.compile(r"(?<![\w./])(?:tests|examples|configs|lib|kernels|\.ci)/[\w./*-]*\w")
+
+
+def documents(root: Path) -> list[Path]:
+    """The Markdown files of the repository, those of tests and examples too."""
+    folders = [root / name for name in ("docs", "lib", "bindings", "examples", "tests", ".github")]
+    found = [*root.glob("*.md"), *(path for one in folders for path in one.rglob("*.md"))]
+    return sorted(path for path in found if "site" not in path.relative_to(root).parts)
+
+
+def prose(path: Path) -> str:
+    return re.sub(r"^```.*?^```$", "", path.read_text(), flags=re.M | re.S)
+
+
+def anchors(path: Path) -> set[str]:
+    """Those of its headings, as GitHub and the site make them."""
+    titles = re.findall(r"^#+ (.+)$", prose(path), re.M)
+    plain = [re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", title).lower() for title in titles]
+    return {re.sub(r"[^\w\- ]", "", title).replace(" ", "-") for title in plain}
+
+
+def links(root: Path) -> Iterator[tuple[Path, str]]:
+    for path in documents(root):
+        for target in LINK.findall(prose(path)):
+            if not re.match(r"[a-z]+:", target):
+                yield path, target
+
+
+def test_every_link_leads_to_a_file_and_a_heading(root: Path) -> None:
+    dead = []
+    seen = 0
+    for path, target in links(root):
+        name, _, anchor = target.partition("#")
+        file = (path.parent / name).resolve() if name else path
+        seen += 1
+        if not file.exists() or (anchor and anchor not in anchors(file)):
+            dead.append(f"{path.relative_to(root)}: {target}")
+    assert not dead
+    assert seen > 80
+
+
+def test_every_document_is_reached_from_the_readme(root: Path) -> None:
+    reached, waiting = set(), [root / "README.md"]
+    while waiting:
+        path = waiting.pop()
+        if path in reached or path.suffix != ".md":
+            continue
+        reached.add(path)
+        targets = [target.partition("#")[0] for target in LINK.findall(prose(path))]
+        waiting += [
+            (path.parent / one).resolve() for one in targets if one and not re.match("[a-z]+:", one)
+        ]
+    assert {path for path in documents(root) if path.parent == root / "docs"} <= reached
+
+
+def test_the_readme_is_short(root: Path) -> None:
+    assert len((root / "README.md").read_text().splitlines()) <= 150
+
+
+def python_blocks(path: Path) -> list[str]:
+    return re.findall(r"^```python\n(.*?)^```", path.read_text(), re.M | re.S)
+
+
+def test_every_python_block_compiles(root: Path) -> None:
+    blocks = [
+        (path, block)
+        for path in [root / "README.md", *(root / "docs").glob("*.md")]
+        for block in python_blocks(path)
+    ]
+    for path, block in blocks:
+        compile(block, str(path), "exec")
+    assert len(blocks) > 15
+
+
+def test_no_document_names_a_path_that_is_gone(root: Path) -> None:
+    """Scripts and folders of the sources that commands and sentences name."""
+    gone = []
+    for path in [root / "README.md", *(root / "docs").glob("*.md")]:
+        text = path.read_text()
+        for name in NAMED.findall(text):
+            if not list(root.glob(name)) and not list(root.glob(f"{name}*")):
+                gone.append(f"{path.name}: {name}")
+    assert not gone
+
+
+def block_with(root: Path, name: str, words: str) -> str:
+    (found,) = [one for one in python_blocks(root / "docs" / name) if words in one]
+    return found
+
+
+def test_an_engine_is_bound_as_the_guide_shows(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    torch = pytest.importorskip("torch", reason="PyTorch is not installed")
+    import threading
+
+    import refit
+    from broadcasting import PATIENCE, both
+
+    with both() as (publisher, subscriber):
+        model = torch.nn.Linear(4, 4)
+        weights = {name: one + 1 for name, one in model.state_dict().items()}
+        checked: list[Any] = []
+
+        def generate(version: int) -> None:
+            checked.append(version)
+            raise StopIteration
+
+        monkeypatch.setattr(refit, "Subscriber", lambda **_: subscriber)
+        names = {
+            "refit": refit,
+            "name": "w0",
+            "model": model,
+            "check": checked.append,
+            "generate": generate,
+        }
+        sender = threading.Thread(target=publisher.publish, args=(weights,))
+        sender.start()
+        with pytest.raises(StopIteration):
+            exec(block_with(root, "python.md", "subscriber.bind(model)"), names)
+        sender.join(PATIENCE)
+        assert checked == [model, 1]
+        assert all(torch.equal(one, weights[name]) for name, one in model.state_dict().items())
+
+
+def test_the_install_commands_name_the_extras_that_exist(root: Path) -> None:
+    import tomllib
+
+    project = tomllib.loads((root / "bindings" / "python" / "pyproject.toml").read_text())
+    extras = set(project["project"]["optional-dependencies"])
+    for path in [root / "README.md", *(root / "docs").glob("*.md")]:
+        for named in re.findall(r"bindings/python\[([\w,]+)\]", path.read_text()):
+            assert set(named.split(",")) <= extras, path
+
+
+def test_every_script_that_a_document_runs_can_be_run(root: Path) -> None:
+    names = set()
+    for path in [root / "README.md", *(root / "docs").glob("*.md")]:
+        names |= set(re.findall(r"(?:^|`)((?:examples|tests)/[\w/]+\.sh)", path.read_text(), re.M))
+    assert {"examples/demo.sh", "tests/run.sh"} <= names
+    for name in names:
+        subprocess.run(["bash", "-n", root / name], check=True)
+        assert (root / name).stat().st_mode & 0o111, name
