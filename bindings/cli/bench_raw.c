@@ -1,6 +1,6 @@
 /*
- * bench_raw: see the header. This is the one file outside lib/broadcast that speaks ZeroMQ, because
- * it is what lib/broadcast is held against.
+ * bench_raw: see the header. This is the one file outside lib/net that speaks ZeroMQ, because
+ * it is what lib/net and lib/publisher are held against.
  *
  * A worker sends "one more" for each frame of its window and for each frame that it has taken; the
  * sender answers each with one frame until all frames of the round are out. A worker that has them

@@ -4,8 +4,8 @@
  * Who waits for whom: the first step for the half to be free (an event that the second step of the
  * portion before last left on the caller's stream), the second for the first. On the way to the
  * host the first step reads what the caller's stream has made, so it follows that stream too; on
- * the way to the device the source may be allowed to be read at once. None of this holds up the CPU. Only
- * entries do, which the CPU writes: a section is written again when the GPU has left it.
+ * the way to the device the source may be allowed to be read at once. None of this holds up the
+ * CPU. Only entries do, which the CPU writes: a section is written again when the GPU has left it.
  *
  * A failure half-way leaves work on either stream. The half gets its events nevertheless (settle),
  * so that it is used again only behind that work; where even that fails, the bounce buffer is

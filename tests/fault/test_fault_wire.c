@@ -2,7 +2,7 @@
  * deadlines, nothing torn is shown, and the next refit succeeds. */
 #include <string.h>
 
-#include "broadcast/channel.h"
+#include "net/channel.h"
 #include "tests/fault/ledger.h"
 #include "tests/fault/whole.h"
 #include "tests/fault/wire_fault.h"

@@ -61,11 +61,11 @@ static void all_arrives(protocol_bench *bench, const step *at)
     bench_pump(bench, at->amount % 2 == 0);
 }
 
-static void lie_to_hub(protocol_bench *bench, const step *at)
+static void lie_to_server(protocol_bench *bench, const step *at)
 {
     uint32_t liar = HONEST + at->whom % LIARS;
     if (!bench_make_lie(bench, at->whom / LIARS, mix(at), &bench->scratch)) return;
-    bench_hub_hears(bench, liar, rft_bytes_view(&bench->scratch));
+    bench_server_hears(bench, liar, rft_bytes_view(&bench->scratch));
 }
 
 /* One byte of it is wrong, or it ends too soon. */
@@ -79,12 +79,12 @@ static void damage(rft_bytes *message, const step *at)
     }
 }
 
-static void damaged_to_hub(protocol_bench *bench, const step *at)
+static void damaged_to_server(protocol_bench *bench, const step *at)
 {
     uint32_t liar = HONEST + at->whom % LIARS;
     if (!bench_make_lie(bench, at->whom / LIARS, at->amount, &bench->scratch)) return;
     damage(&bench->scratch, at);
-    bench_hub_hears(bench, liar, rft_bytes_view(&bench->scratch));
+    bench_server_hears(bench, liar, rft_bytes_view(&bench->scratch));
 }
 
 static void link_breaks(protocol_bench *bench, const step *at)
@@ -131,10 +131,10 @@ static void something_rare(protocol_bench *bench, const step *at)
     case RARE_KEYS_COUNT: bench_set_keys(bench, PEERS); break;
     case RARE_SHUT_OUT: shut_out(bench, at->whom % HONEST, at->seed); break;
     case RARE_UNREACHABLE:
-        rft_hub_unreachable(&bench->hub, &bench->links[at->whom % PEERS].id,
-                            at->seed % 2 == 0 ? REFIT_ERR_PEER : REFIT_ERR_BUSY, bench->now);
-        law_hub(bench);
-        bench_hub_sends(bench);
+        rft_server_unreachable(&bench->server, &bench->links[at->whom % PEERS].id,
+                               at->seed % 2 == 0 ? REFIT_ERR_PEER : REFIT_ERR_BUSY, bench->now);
+        law_server(bench);
+        bench_server_sends(bench);
         break;
     case RARE_KINDS: break;
     }
@@ -169,10 +169,10 @@ static void play(protocol_bench *bench, const step *at)
         [STEP_USER] = user_acts,
         [STEP_FRAMES] = frames_go,
         [STEP_ALL_ARRIVES] = all_arrives,
-        [STEP_LIE] = lie_to_hub,
-        [STEP_LIE_TOO] = lie_to_hub,
-        [STEP_LIE_ALSO] = lie_to_hub,
-        [STEP_DAMAGED] = damaged_to_hub,
+        [STEP_LIE] = lie_to_server,
+        [STEP_LIE_TOO] = lie_to_server,
+        [STEP_LIE_ALSO] = lie_to_server,
+        [STEP_DAMAGED] = damaged_to_server,
         [STEP_LINK] = link_breaks,
         [STEP_LEAVES] = worker_leaves,
         [STEP_RARE] = something_rare,
@@ -202,14 +202,15 @@ static void finish_round(protocol_bench *bench)
 {
     for (uint32_t i = 0; i < HEAL_WAITS; i++) {
         for (uint32_t k = 0; k <= TENSORS_MOST + 1; k++) {
-            if (bench->hub.round.state != RFT_ROUND_IDLE) bench_trainer_steps(bench, 1);
+            if (bench->server.transaction.state != RFT_TRANSACTION_IDLE)
+                bench_trainer_steps(bench, 1);
         }
-        if (bench->hub.round.state == RFT_ROUND_IDLE) return;
+        if (bench->server.transaction.state == RFT_TRANSACTION_IDLE) return;
         bench_pump(bench, true);
         bench_advance(bench, 100);
         bench_pump(bench, true);
     }
-    FUZZ_REQUIRE(bench->hub.round.state == RFT_ROUND_IDLE);
+    FUZZ_REQUIRE(bench->server.transaction.state == RFT_TRANSACTION_IDLE);
 }
 
 static bool all_hold(const protocol_bench *bench, uint64_t version)
@@ -217,7 +218,7 @@ static bool all_hold(const protocol_bench *bench, uint64_t version)
     for (uint32_t i = 0; i < HONEST; i++) {
         if (!rft_session_holds(&bench->workers[i].session, version)) return false;
     }
-    return bench->hub.current.version == version;
+    return bench->server.current.version == version;
 }
 
 static void check_recovery(protocol_bench *bench)
@@ -230,7 +231,7 @@ static void check_recovery(protocol_bench *bench)
         bench_pump(bench, true);
         if (bench->ledger_count == VERSIONS) return;
         bench_trainer_steps(bench, 7);
-        uint64_t version = bench->hub.round.version;
+        uint64_t version = bench->server.transaction.version;
         finish_round(bench);
         bench_pump(bench, true);
         reached = all_hold(bench, version);

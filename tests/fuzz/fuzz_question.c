@@ -2,14 +2,14 @@
  * A question about a key: frames, a byte for the length of each and then its bytes. Whatever they
  * are, texts end within their room, and only a whole question has a key.
  */
-#include "broadcast/question.h"
 #include "fuzz.h"
+#include "net/zap_request.h"
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 {
     static const rft_key none;
     static fuzz_room room;
-    rft_question asked = {0};
+    rft_zap_request asked = {0};
     uint32_t count = 0;
     for (; size > 0; count++) {
         size_t bytes = data[0] < size - 1 ? data[0] : size - 1;
@@ -18,11 +18,11 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
         unsigned char *part = fuzz_room_take(&room, NULL, made);
         memset(part, 'x', made);
         memcpy(part, data + 1, bytes < made ? bytes : made);
-        rft_question_take(&asked, count, (rft_view){part, made});
+        rft_zap_request_take(&asked, count, (rft_view){part, made});
         data += 1 + bytes;
         size -= 1 + bytes;
     }
-    rft_question_end(&asked, count);
+    rft_zap_request_end(&asked, count);
     fuzz_taken += asked.whole;
     FUZZ_REQUIRE(asked.id_bytes <= sizeof asked.id);
     FUZZ_REQUIRE(memchr(asked.domain, '\0', sizeof asked.domain) != NULL);

@@ -77,19 +77,19 @@ static void note_staged(protocol_bench *bench, uint32_t peer, const rft_message 
     if (right) bench->links[peer].said_staged = served->version;
 }
 
-void bench_hub_hears(protocol_bench *bench, uint32_t peer, rft_view bytes)
+void bench_server_hears(protocol_bench *bench, uint32_t peer, rft_view bytes)
 {
     rft_message message;
     refit_error why;
     const rft_peer_id id = bench->links[peer].id;
-    if (rft_message_decode(bytes, &bench->hub.limits, &message, &why) == REFIT_OK) {
+    if (rft_message_decode(bytes, &bench->server.limits, &message, &why) == REFIT_OK) {
         if (bench_key_counts(bench, peer)) note_staged(bench, peer, &message);
-        rft_hub_message(&bench->hub, &id, &message, bench->now);
+        rft_server_message(&bench->server, &id, &message, bench->now);
     } else {
-        rft_hub_garbage(&bench->hub, &id, &why, bench->now);
+        rft_server_garbage(&bench->server, &id, &why, bench->now);
     }
-    law_hub(bench);
-    bench_hub_sends(bench);
+    law_server(bench);
+    bench_server_sends(bench);
 }
 
 static bench_link *find_link(protocol_bench *bench, const rft_peer_id *id)
@@ -113,38 +113,39 @@ static refit_status send_one(protocol_bench *bench, const rft_peer_id *to, rft_v
 }
 
 /* What the hub adds because somebody cannot be reached is sent as well. */
-void bench_hub_sends(protocol_bench *bench)
+void bench_server_sends(protocol_bench *bench)
 {
-    for (uint32_t turn = 0; !rft_outbox_is_empty(&bench->hub.outbox); turn++) {
+    for (uint32_t turn = 0; !rft_send_queue_is_empty(&bench->server.send_queue); turn++) {
         FUZZ_REQUIRE(turn < SEND_MOST);
-        rft_outbox full = bench->hub.outbox;
-        bench->hub.outbox = bench->spare;
+        rft_send_queue full = bench->server.send_queue;
+        bench->server.send_queue = bench->spare;
         rft_outgoing next;
-        while (rft_outbox_take(&full, &next)) {
+        while (rft_send_queue_take(&full, &next)) {
             refit_status status = send_one(bench, &next.to, next.message, (rft_view){NULL, 0});
-            if (status != REFIT_OK) rft_hub_unreachable(&bench->hub, &next.to, status, bench->now);
+            if (status != REFIT_OK)
+                rft_server_unreachable(&bench->server, &next.to, status, bench->now);
         }
-        rft_outbox_reset(&full);
+        rft_send_queue_reset(&full);
         bench->spare = full;
-        law_hub(bench);
+        law_server(bench);
     }
 }
 
 void bench_send_frames(protocol_bench *bench, uint32_t most)
 {
     rft_frame_order order;
-    for (uint32_t i = 0; i < most && rft_hub_next_frame(&bench->hub, &order); i++) {
+    for (uint32_t i = 0; i < most && rft_server_next_frame(&bench->server, &order); i++) {
         rft_encoded frame;
         FUZZ_REQUIRE(rft_frames_encode(bench->frames, bench->store, order.sequence, order.coding,
                                        order.ready, &frame, NULL) == REFIT_OK);
         refit_status status = send_one(bench, &order.to, frame.message, frame.payload.bytes);
         if (status == REFIT_OK) {
-            rft_hub_frame_sent(&bench->hub, &order, frame.payload.bytes.count);
+            rft_server_frame_sent(&bench->server, &order, frame.payload.bytes.count);
         } else {
-            rft_hub_unreachable(&bench->hub, &order.to, status, bench->now);
+            rft_server_unreachable(&bench->server, &order.to, status, bench->now);
         }
-        law_hub(bench);
-        bench_hub_sends(bench);
+        law_server(bench);
+        bench_server_sends(bench);
     }
 }
 
@@ -159,7 +160,7 @@ static rft_manifest *make_manifest(const protocol_bench *bench, uint32_t count)
         {sizeof(refit_tensor), "tied", REFIT_U8, 1, {64}, 64, 0},
     };
     rft_manifest *manifest;
-    FUZZ_REQUIRE(rft_manifest_open(tensors, count, FRAME_BYTES, &bench->hub.limits, &manifest,
+    FUZZ_REQUIRE(rft_manifest_open(tensors, count, FRAME_BYTES, &bench->server.limits, &manifest,
                                    NULL) == REFIT_OK);
     return manifest;
 }
@@ -169,45 +170,46 @@ void bench_trainer_declares(protocol_bench *bench, uint32_t tensors)
     rft_store *store;
     rft_frames *frames;
     bool same = bench->store != NULL && bench->tensors == tensors;
-    if (same || bench->hub.round.state != RFT_ROUND_IDLE) return;
+    if (same || bench->server.transaction.state != RFT_TRANSACTION_IDLE) return;
     FUZZ_REQUIRE(rft_store_open(make_manifest(bench, tensors), bench->config.broadcast_slots,
-                                bench->shm, &bench->attic, &store, NULL) == REFIT_OK);
+                                bench->shm, &bench->retired, &store, NULL) == REFIT_OK);
     FUZZ_REQUIRE(rft_frames_open(store->manifest, &bench->config, NULL, &frames, NULL) == REFIT_OK);
-    rft_hub_adopt(&bench->hub, store);
-    rft_frames_close(bench->frames, &bench->attic);
+    rft_server_adopt(&bench->server, store);
+    rft_frames_close(bench->frames, &bench->retired);
     rft_store_close(bench->store);
     bench->store = store;
     bench->frames = frames;
     bench->tensors = tensors;
-    law_hub(bench);
-    bench_hub_sends(bench);
+    law_server(bench);
+    bench_server_sends(bench);
 }
 
 /* A slot that somebody may still read gets fresh memory. */
 static void clear_slot(protocol_bench *bench, uint32_t slot)
 {
-    rft_attic_sweep(&bench->attic);
+    rft_retire_list_sweep(&bench->retired);
     const rft_slot *place = &bench->store->slots[slot];
-    if (place->loan != NULL && !place->tainted) return;
+    if (place->buffer != NULL && !place->tainted) return;
     FUZZ_REQUIRE(rft_store_renew(bench->store, slot, NULL) == REFIT_OK);
 }
 
 static void begin(protocol_bench *bench, uint32_t seed)
 {
-    rft_hub *hub = &bench->hub;
-    if (rft_round_is_blocked(hub)) {
+    rft_server *server = &bench->server;
+    if (rft_transaction_is_blocked(server)) {
         if (seed % 2 == 0) return;
-        rft_round_evict_readers(hub, bench->now);
+        rft_transaction_evict_readers(server, bench->now);
     }
     if (bench->ledger_count == VERSIONS) {
-        rft_round_give_up(hub, bench->now);
+        rft_transaction_give_up(server, bench->now);
         return;
     }
     clear_slot(bench, rft_store_target(bench->store));
-    rft_store_begin(bench->store, hub->round.version);
-    rft_round_begin(hub, bench->now);
-    bench->ledger[bench->ledger_count++] = (ledger_entry){
-        .epoch = hub->epoch, .version = hub->round.version, .members = hub->round.members};
+    rft_store_begin(bench->store, server->transaction.version);
+    rft_transaction_begin(server, bench->now);
+    bench->ledger[bench->ledger_count++] = (ledger_entry){.epoch = server->epoch,
+                                                          .version = server->transaction.version,
+                                                          .members = server->transaction.members};
     bench->next_tensor = 0;
     for (uint32_t i = 0; i < TENSORS_MOST; i++) {
         if ((seed >> i & 1) != 0) bench->bytes[i][seed % TENSOR_BYTES] += (unsigned char)(seed | 1);
@@ -228,7 +230,8 @@ static uint64_t sum_bytes(uint64_t sum, const unsigned char *bytes)
 
 static void seal(protocol_bench *bench)
 {
-    ledger_entry *entry = ledger_find(bench, bench->hub.epoch, bench->hub.round.version);
+    ledger_entry *entry =
+        ledger_find(bench, bench->server.epoch, bench->server.transaction.version);
     FUZZ_REQUIRE(entry != NULL && rft_store_seal(bench->store, NULL) == REFIT_OK);
     for (uint32_t i = 0; i < bench->store->manifest->count; i++) {
         const uint32_t alias = bench->store->manifest->tensors[i].alias_of;
@@ -236,7 +239,7 @@ static void seal(protocol_bench *bench)
     }
     entry->digest = rft_store_served(bench->store)->digest;
     entry->sealed = true;
-    rft_round_seal(&bench->hub, bench->now);
+    rft_transaction_seal(&bench->server, bench->now);
 }
 
 static void write_next(protocol_bench *bench)
@@ -257,46 +260,46 @@ static void roll_back(protocol_bench *bench)
     if (store->writing_slot == store->committed_slot) clear_slot(bench, store->writing_slot);
     rft_store_undo(store);
     rft_store_rollback(store, true);
-    rft_round_settle(&bench->hub, bench->now);
+    rft_transaction_settle(&bench->server, bench->now);
 }
 
 void bench_trainer_steps(protocol_bench *bench, uint32_t seed)
 {
     uint64_t version = 0;
-    switch (bench->hub.round.state) {
-    case RFT_ROUND_IDLE:
-        FUZZ_REQUIRE(rft_round_prepare(&bench->hub, &version, NULL) == REFIT_OK);
+    switch (bench->server.transaction.state) {
+    case RFT_TRANSACTION_IDLE:
+        FUZZ_REQUIRE(rft_transaction_prepare(&bench->server, &version, NULL) == REFIT_OK);
         break;
-    case RFT_ROUND_PREPARING: begin(bench, seed); break;
-    case RFT_ROUND_WRITING: write_next(bench); break;
-    case RFT_ROUND_ABORTED: roll_back(bench); break;
-    case RFT_ROUND_STAGING:
-    case RFT_ROUND_COMMITTING: break; /* it waits */
+    case RFT_TRANSACTION_PREPARING: begin(bench, seed); break;
+    case RFT_TRANSACTION_WRITING: write_next(bench); break;
+    case RFT_TRANSACTION_ABORTED: roll_back(bench); break;
+    case RFT_TRANSACTION_STAGING:
+    case RFT_TRANSACTION_COMMITTING: break; /* it waits */
     }
-    law_hub(bench);
-    bench_hub_sends(bench);
+    law_server(bench);
+    bench_server_sends(bench);
 }
 
 void bench_trainer_aborts(protocol_bench *bench)
 {
-    if (bench->hub.round.state != RFT_ROUND_WRITING) return;
-    rft_round_abort(&bench->hub, REFIT_ERR_CANCELLED, "the trainer dropped it");
-    law_hub(bench);
-    bench_hub_sends(bench);
+    if (bench->server.transaction.state != RFT_TRANSACTION_WRITING) return;
+    rft_transaction_abort(&bench->server, REFIT_ERR_CANCELLED, "the trainer dropped it");
+    law_server(bench);
+    bench_server_sends(bench);
 }
 
 void bench_trainer_cancels(protocol_bench *bench)
 {
-    switch (bench->hub.round.state) {
-    case RFT_ROUND_PREPARING: rft_round_give_up(&bench->hub, bench->now); break;
-    case RFT_ROUND_WRITING:
-    case RFT_ROUND_STAGING:
-    case RFT_ROUND_COMMITTING: rft_round_cancel(&bench->hub, bench->now); break;
-    case RFT_ROUND_IDLE:
-    case RFT_ROUND_ABORTED: return;
+    switch (bench->server.transaction.state) {
+    case RFT_TRANSACTION_PREPARING: rft_transaction_give_up(&bench->server, bench->now); break;
+    case RFT_TRANSACTION_WRITING:
+    case RFT_TRANSACTION_STAGING:
+    case RFT_TRANSACTION_COMMITTING: rft_transaction_cancel(&bench->server, bench->now); break;
+    case RFT_TRANSACTION_IDLE:
+    case RFT_TRANSACTION_ABORTED: return;
     }
-    law_hub(bench);
-    bench_hub_sends(bench);
+    law_server(bench);
+    bench_server_sends(bench);
 }
 
 /* ---- The machine */
@@ -315,46 +318,47 @@ void __wrap_rft_budget_free(const char *root, rft_budget *out)
 
 /* ---- Opening and closing */
 
-static void open_hub(protocol_bench *bench, uint64_t epoch)
+static void open_server(protocol_bench *bench, uint64_t epoch)
 {
     static rft_segment probe;
-    rft_hub_init(&bench->hub, &bench->config, epoch, bench->now);
-    bench->hub.allow = bench->keys ? bench->allow[0] : NULL;
-    bench->round = RFT_ROUND_IDLE;
+    rft_server_init(&bench->server, &bench->config, epoch, bench->now);
+    bench->server.allow = bench->keys ? bench->allow[0] : NULL;
+    bench->round = RFT_TRANSACTION_IDLE;
     bench->committed = bench->aborted = 0;
-    bench->current = bench->hub.current;
+    bench->current = bench->server.current;
     if (bench->shm && probe.memory == NULL) {
         const uint64_t proof = PROOF;
         FUZZ_REQUIRE(rft_segment_create(&probe, sizeof proof, NULL) == REFIT_OK);
         memcpy(probe.memory, &proof, sizeof proof);
     }
-    bench->hub.proof = PROOF;
-    if (bench->shm) strcpy(bench->hub.probe, probe.name);
+    bench->server.proof = PROOF;
+    if (bench->shm) strcpy(bench->server.probe, probe.name);
     bench_trainer_declares(bench, TENSORS_MOST);
 }
 
-static void close_hub(protocol_bench *bench)
+static void close_server(protocol_bench *bench)
 {
-    rft_frames_close(bench->frames, &bench->attic);
+    rft_frames_close(bench->frames, &bench->retired);
     rft_store_close(bench->store);
     bench->frames = NULL;
     bench->store = NULL;
-    rft_outbox_close(&bench->spare);
-    bench->spare = (rft_outbox){0};
-    FUZZ_REQUIRE(rft_hub_close(&bench->hub, INT64_MIN) == 0);
-    FUZZ_REQUIRE(rft_attic_close(&bench->attic, INT64_MIN) == 0);
+    rft_send_queue_close(&bench->spare);
+    bench->spare = (rft_send_queue){0};
+    FUZZ_REQUIRE(rft_server_close(&bench->server, INT64_MIN) == 0);
+    FUZZ_REQUIRE(rft_retire_list_close(&bench->retired, INT64_MIN) == 0);
 }
 
 void bench_trainer_restarts(protocol_bench *bench, bool says_goodbye)
 {
-    uint64_t epoch = bench->hub.epoch + 1;
-    rft_round_state state = bench->hub.round.state;
-    bool leaves = says_goodbye && (state == RFT_ROUND_WRITING || state == RFT_ROUND_STAGING);
-    if (leaves) rft_round_abort(&bench->hub, REFIT_ERR_CLOSED, "the trainer closes");
-    if (says_goodbye) rft_hub_leave(&bench->hub);
-    bench_hub_sends(bench);
-    close_hub(bench);
-    open_hub(bench, epoch);
+    uint64_t epoch = bench->server.epoch + 1;
+    rft_transaction_state state = bench->server.transaction.state;
+    bool leaves =
+        says_goodbye && (state == RFT_TRANSACTION_WRITING || state == RFT_TRANSACTION_STAGING);
+    if (leaves) rft_transaction_abort(&bench->server, REFIT_ERR_CLOSED, "the trainer closes");
+    if (says_goodbye) rft_server_leave(&bench->server);
+    bench_server_sends(bench);
+    close_server(bench);
+    open_server(bench, epoch);
     for (uint32_t i = 0; i < PEERS; i++) {
         bench_link *link = &bench->links[i];
         const uint32_t first = link->down.first, count = says_goodbye ? link->down.count : 0;
@@ -392,17 +396,17 @@ static void make_allow_lists(rft_allow_list *lists[PEERS + 1])
 void bench_set_keys(protocol_bench *bench, uint32_t without)
 {
     if (!bench->keys) return;
-    bench->hub.allow = bench->allow[without == PEERS ? 0 : without + 1];
-    bench->hub.keys_edition = KEYS_EDITION;
+    bench->server.allow = bench->allow[without == PEERS ? 0 : without + 1];
+    bench->server.keys_edition = KEYS_EDITION;
     if (without < HONEST) bench->workers[without].may_end = true;
-    rft_hub_check_keys(&bench->hub, bench->now);
-    law_hub(bench);
-    bench_hub_sends(bench);
+    rft_server_check_keys(&bench->server, bench->now);
+    law_server(bench);
+    bench_server_sends(bench);
 }
 
 bool bench_key_counts(const protocol_bench *bench, uint32_t peer)
 {
-    return !bench->keys || bench->hub.allow != bench->allow[peer + 1];
+    return !bench->keys || bench->server.allow != bench->allow[peer + 1];
 }
 
 static void configure(protocol_bench *bench, const uint8_t *settings)
@@ -446,7 +450,7 @@ void bench_open(protocol_bench *bench, const uint8_t *settings)
     bench->now = INT64_C(1000000000);
     configure(bench, settings);
     bench->limits = rft_limits_from(&bench->config);
-    open_hub(bench, EPOCH);
+    open_server(bench, EPOCH);
     for (uint32_t i = 0; i < PEERS; i++)
         bench_connect(bench, i);
     for (uint32_t i = 0; i < HONEST; i++)
@@ -457,7 +461,7 @@ void bench_close(protocol_bench *bench)
 {
     for (uint32_t i = 0; i < HONEST; i++)
         rft_session_close(&bench->workers[i].session);
-    close_hub(bench);
+    close_server(bench);
     rft_bytes_close(&bench->scratch);
 }
 
@@ -467,7 +471,7 @@ void bench_deliver_up(protocol_bench *bench, uint32_t peer, uint32_t most)
 {
     const bench_packet *packet;
     for (uint32_t i = 0; i < most && (packet = bench_pop(&bench->links[peer].up)) != NULL; i++)
-        bench_hub_hears(bench, peer, (rft_view){packet->bytes, packet->message});
+        bench_server_hears(bench, peer, (rft_view){packet->bytes, packet->message});
 }
 
 void bench_deliver_down(protocol_bench *bench, uint32_t worker, uint32_t most)
@@ -483,9 +487,10 @@ void bench_deliver_down(protocol_bench *bench, uint32_t worker, uint32_t most)
 void bench_advance(protocol_bench *bench, uint32_t ms)
 {
     bench->now = rft_after_ms(bench->now, ms);
-    if (bench->now >= rft_hub_tick_at(&bench->hub)) rft_hub_tick(&bench->hub, bench->now);
-    law_hub(bench);
-    bench_hub_sends(bench);
+    if (bench->now >= rft_server_tick_at(&bench->server))
+        rft_server_tick(&bench->server, bench->now);
+    law_server(bench);
+    bench_server_sends(bench);
     for (uint32_t i = 0; i < HONEST; i++) {
         rft_session_tick(&bench->workers[i].session, bench->now);
         law_worker_moved(bench, i, LAW_TICK);
@@ -499,9 +504,9 @@ static bool is_quiet(const protocol_bench *bench, bool users)
         const bench_worker *worker = &bench->workers[i];
         if (link->up.count + link->down.count > 0) return false;
         if (users && (worker->ready != NULL || worker->taken || worker->open)) return false;
-        if (worker->session.intake.phase == RFT_INTAKE_VERIFYING) return false;
+        if (worker->session.receive.phase == RFT_RECEIVE_VERIFYING) return false;
     }
-    return !rft_hub_wants_frames(&bench->hub);
+    return !rft_server_wants_frames(&bench->server);
 }
 
 void bench_pump(protocol_bench *bench, bool users)

@@ -10,10 +10,10 @@
 #ifndef PROTOCOL_BENCH_H
 #define PROTOCOL_BENCH_H
 
-#include "broadcast/frames.h"
-#include "broadcast/hub.h"
-#include "broadcast/session.h"
 #include "fuzz.h"
+#include "publisher/server.h"
+#include "store/frames.h"
+#include "subscriber/session.h"
 
 #define HONEST       3u /* workers */
 #define LIARS        2u /* connections that say what the input wants */
@@ -80,15 +80,15 @@ typedef struct protocol_bench {
     bool shm;
     rft_allow_list *const *allow; /* all keys; then without one key each */
 
-    rft_hub hub;
-    rft_outbox spare; /* empty: takes the place of the hub's while that is sent */
-    rft_attic attic;
+    rft_server server;
+    rft_send_queue spare; /* empty: takes the place of the hub's while that is sent */
+    rft_retire_list retired;
     rft_store *store;
     rft_frames *frames;
     uint32_t tensors;                                /* of the declared ones */
     unsigned char bytes[TENSORS_MOST][TENSOR_BYTES]; /* of the model */
     uint32_t next_tensor;                            /* to be written */
-    rft_round_state round;                           /* at the last look */
+    rft_transaction_state round;                     /* at the last look */
     uint64_t committed, aborted;                     /* likewise, of the hub's counts */
     rft_held current;                                /* likewise */
 
@@ -119,9 +119,9 @@ bench_packet *bench_pop(bench_line *line);
 /* ---- The trainer */
 
 /* Bytes come in from a connection. */
-void bench_hub_hears(protocol_bench *bench, uint32_t peer, rft_view message);
+void bench_server_hears(protocol_bench *bench, uint32_t peer, rft_view message);
 /* Sends what the hub has put into its outbox. */
-void bench_hub_sends(protocol_bench *bench);
+void bench_server_sends(protocol_bench *bench);
 void bench_send_frames(protocol_bench *bench, uint32_t most);
 /* The trainer's next call, or a part of it; `seed` decides what changes in a version. */
 void bench_trainer_steps(protocol_bench *bench, uint32_t seed);
@@ -163,7 +163,7 @@ ledger_entry *ledger_find(protocol_bench *bench, uint64_t epoch, uint64_t versio
 enum { LAW_TICK = RFT_MESSAGE_KINDS, LAW_USER, LAW_GARBAGE, LAW_OTHER };
 void law_worker_moved(protocol_bench *bench, uint32_t worker, uint32_t by);
 void law_delivered(protocol_bench *bench, uint32_t worker, const rft_image *image);
-void law_hub(protocol_bench *bench);
+void law_server(protocol_bench *bench);
 /* The trainer says it to a connection. */
 void law_sent(const protocol_bench *bench, uint32_t peer, rft_view message);
 /* Of all memory that the library has now. */

@@ -77,18 +77,19 @@ ledger_entry *ledger_find(protocol_bench *bench, uint64_t epoch, uint64_t versio
 
 /* ---- The trainer */
 
-#define TO(state) (1u << RFT_ROUND_##state)
+#define TO(state) (1u << RFT_TRANSACTION_##state)
 
 /* Where one event may lead. A round that has begun to be staged may be decided and over at once. */
-static void check_round(rft_round_state before, rft_round_state now)
+static void check_round(rft_transaction_state before, rft_transaction_state now)
 {
     static const unsigned next[] = {
-        [RFT_ROUND_IDLE] = TO(IDLE) | TO(PREPARING),
-        [RFT_ROUND_PREPARING] = TO(PREPARING) | TO(IDLE) | TO(WRITING),
-        [RFT_ROUND_WRITING] = TO(WRITING) | TO(STAGING) | TO(COMMITTING) | TO(IDLE) | TO(ABORTED),
-        [RFT_ROUND_STAGING] = TO(STAGING) | TO(COMMITTING) | TO(IDLE) | TO(ABORTED),
-        [RFT_ROUND_COMMITTING] = TO(COMMITTING) | TO(IDLE),
-        [RFT_ROUND_ABORTED] = TO(ABORTED) | TO(IDLE),
+        [RFT_TRANSACTION_IDLE] = TO(IDLE) | TO(PREPARING),
+        [RFT_TRANSACTION_PREPARING] = TO(PREPARING) | TO(IDLE) | TO(WRITING),
+        [RFT_TRANSACTION_WRITING] =
+            TO(WRITING) | TO(STAGING) | TO(COMMITTING) | TO(IDLE) | TO(ABORTED),
+        [RFT_TRANSACTION_STAGING] = TO(STAGING) | TO(COMMITTING) | TO(IDLE) | TO(ABORTED),
+        [RFT_TRANSACTION_COMMITTING] = TO(COMMITTING) | TO(IDLE),
+        [RFT_TRANSACTION_ABORTED] = TO(ABORTED) | TO(IDLE),
     };
     FUZZ_REQUIRE((next[before] & 1u << now) != 0);
 }
@@ -104,33 +105,34 @@ static const bench_link *link_of(const protocol_bench *bench, const rft_peer *pe
 /* A version has been committed in this step: by whom? */
 static void check_commit(protocol_bench *bench)
 {
-    const rft_hub *hub = &bench->hub;
-    uint64_t version = hub->current.version;
-    ledger_entry *entry = ledger_find(bench, hub->epoch, version);
+    const rft_server *server = &bench->server;
+    uint64_t version = server->current.version;
+    ledger_entry *entry = ledger_find(bench, server->epoch, version);
     FUZZ_REQUIRE(entry != NULL && entry->fate == LEDGER_OPEN && entry->sealed);
-    FUZZ_REQUIRE(version == hub->round.version && version > bench->current.version);
-    FUZZ_REQUIRE(rft_digest128_equal(&entry->digest, &hub->current.digest));
-    FUZZ_REQUIRE(hub->current.epoch == hub->epoch);
+    FUZZ_REQUIRE(version == server->transaction.version && version > bench->current.version);
+    FUZZ_REQUIRE(rft_digest128_equal(&entry->digest, &server->current.digest));
+    FUZZ_REQUIRE(server->current.epoch == server->epoch);
     entry->fate = LEDGER_COMMITTED;
     uint32_t staged = 0;
-    for (uint32_t i = 0; i < hub->peers.count; i++) {
-        const rft_peer *peer = hub->peers.live[i];
+    for (uint32_t i = 0; i < server->peers.count; i++) {
+        const rft_peer *peer = server->peers.live[i];
         if (!peer->member || peer->task.stage != RFT_STAGE_COMMITTING) continue;
         const bench_link *link = link_of(bench, peer);
         FUZZ_REQUIRE(peer->task.version == version);
         FUZZ_REQUIRE(link == NULL || link->said_staged == version);
         staged++;
     }
-    bool all = hub->config->broadcast_commit == REFIT_COMMIT_ALL;
-    FUZZ_REQUIRE(staged >= (all ? entry->members : hub->config->broadcast_quorum));
-    FUZZ_REQUIRE(!all || hub->round.members == entry->members);
+    bool all = server->config->broadcast_commit == REFIT_COMMIT_ALL;
+    FUZZ_REQUIRE(staged >= (all ? entry->members : server->config->broadcast_quorum));
+    FUZZ_REQUIRE(!all || server->transaction.members == entry->members);
 }
 
 static void check_abort(protocol_bench *bench)
 {
-    ledger_entry *entry = ledger_find(bench, bench->hub.epoch, bench->hub.round.version);
+    ledger_entry *entry =
+        ledger_find(bench, bench->server.epoch, bench->server.transaction.version);
     FUZZ_REQUIRE(entry != NULL && entry->fate == LEDGER_OPEN);
-    FUZZ_REQUIRE(bench->hub.round.state == RFT_ROUND_ABORTED);
+    FUZZ_REQUIRE(bench->server.transaction.state == RFT_TRANSACTION_ABORTED);
     entry->fate = LEDGER_ABORTED;
 }
 
@@ -138,7 +140,7 @@ static void check_abort(protocol_bench *bench)
 static void check_name(protocol_bench *bench, const rft_peer *peer)
 {
     char key[RFT_KEY_NAME_BYTES], own[16];
-    FUZZ_REQUIRE(rft_hub_admits(&bench->hub, &peer->id, key));
+    FUZZ_REQUIRE(rft_server_admits(&bench->server, &peer->id, key));
     size_t length = strlen(key);
     FUZZ_REQUIRE(length > 0 && strncmp(peer->name, key, length) == 0);
     FUZZ_REQUIRE(peer->name[length] == '\0' || peer->name[length] == RFT_PEER_NAME_MARK);
@@ -150,24 +152,25 @@ static void check_name(protocol_bench *bench, const rft_peer *peer)
 
 static void check_peer(protocol_bench *bench, const rft_peer *peer)
 {
-    const rft_hub *hub = &bench->hub;
+    const rft_server *server = &bench->server;
     const rft_task *task = &peer->task;
     int32_t window = (int32_t)peer->window * RFT_CREDIT;
-    FUZZ_REQUIRE(peer->window <= hub->config->broadcast_window);
+    FUZZ_REQUIRE(peer->window <= server->config->broadcast_window);
     FUZZ_REQUIRE(task->resend_count <= RFT_RESEND_ROOM);
     FUZZ_REQUIRE(task->credits <= window + RFT_CREDIT && task->credits > -2 * RFT_CREDIT);
-    FUZZ_REQUIRE(peer->held.version <= hub->current.version || peer->held.epoch != hub->epoch ||
-                 !peer->subscribed);
+    FUZZ_REQUIRE(peer->held.version <= server->current.version ||
+                 peer->held.epoch != server->epoch || !peer->subscribed);
     FUZZ_REQUIRE((task->stage == RFT_STAGE_NONE) == (task->version == 0));
-    FUZZ_REQUIRE(task->stage != RFT_STAGE_COMMITTING || task->version <= hub->current.version);
+    FUZZ_REQUIRE(task->stage != RFT_STAGE_COMMITTING || task->version <= server->current.version);
     FUZZ_REQUIRE(task->stage == RFT_STAGE_NONE || peer->subscribed);
-    FUZZ_REQUIRE(!peer->awaited || (hub->round.state == RFT_ROUND_COMMITTING && peer->member));
+    FUZZ_REQUIRE(!peer->awaited ||
+                 (server->transaction.state == RFT_TRANSACTION_COMMITTING && peer->member));
     if (bench->keys) check_name(bench, peer);
 }
 
 static void check_peers(protocol_bench *bench)
 {
-    const rft_peers *peers = &bench->hub.peers;
+    const rft_peers *peers = &bench->server.peers;
     FUZZ_REQUIRE(peers->count <= bench->config.limits_workers);
     FUZZ_REQUIRE(peers->lost_count <= RFT_LOST_MOST);
     for (uint32_t i = 0; i < peers->count; i++) {
@@ -179,24 +182,24 @@ static void check_peers(protocol_bench *bench)
     }
 }
 
-void law_hub(protocol_bench *bench)
+void law_server(protocol_bench *bench)
 {
-    const rft_hub *hub = &bench->hub;
-    check_round(bench->round, hub->round.state);
-    uint64_t commits = hub->counts.committed - bench->committed;
-    uint64_t aborts = hub->counts.aborted - bench->aborted;
+    const rft_server *server = &bench->server;
+    check_round(bench->round, server->transaction.state);
+    uint64_t commits = server->counts.committed - bench->committed;
+    uint64_t aborts = server->counts.aborted - bench->aborted;
     FUZZ_REQUIRE(commits + aborts <= 1);
     if (commits == 1) check_commit(bench);
     if (aborts == 1) check_abort(bench);
     if (commits == 0) {
-        FUZZ_REQUIRE(hub->current.version == bench->current.version &&
-                     rft_digest128_equal(&hub->current.digest, &bench->current.digest));
+        FUZZ_REQUIRE(server->current.version == bench->current.version &&
+                     rft_digest128_equal(&server->current.digest, &bench->current.digest));
     }
     check_peers(bench);
-    bench->round = hub->round.state;
-    bench->committed = hub->counts.committed;
-    bench->aborted = hub->counts.aborted;
-    bench->current = hub->current;
+    bench->round = server->transaction.state;
+    bench->committed = server->counts.committed;
+    bench->aborted = server->counts.aborted;
+    bench->current = server->current;
     law_memory();
 }
 
@@ -255,16 +258,16 @@ static void check_state(const bench_worker *worker, uint32_t by)
 {
     const rft_session *session = &worker->session;
     rft_session_state now = session->report.state;
-    const rft_intake *intake = &session->intake;
+    const rft_receive *receive = &session->receive;
     FUZZ_REQUIRE(now < STATES);
     FUZZ_REQUIRE(now == worker->before || (next_states(worker->before, by) & 1u << now) != 0);
-    bool held = intake->sealed && rft_session_holds(session, intake->version);
+    bool held = receive->sealed && rft_session_holds(session, receive->version);
     switch (now) {
     case RFT_SESSION_CONNECTING:
-    case RFT_SESSION_JOINING: FUZZ_REQUIRE(intake->phase == RFT_INTAKE_NONE); break;
+    case RFT_SESSION_JOINING: FUZZ_REQUIRE(receive->phase == RFT_RECEIVE_NONE); break;
     case RFT_SESSION_CURRENT: break;
-    case RFT_SESSION_STAGING: FUZZ_REQUIRE(intake->phase != RFT_INTAKE_NONE); break;
-    case RFT_SESSION_STAGED: FUZZ_REQUIRE(intake->phase == RFT_INTAKE_COMPLETE || held); break;
+    case RFT_SESSION_STAGING: FUZZ_REQUIRE(receive->phase != RFT_RECEIVE_NONE); break;
+    case RFT_SESSION_STAGED: FUZZ_REQUIRE(receive->phase == RFT_RECEIVE_COMPLETE || held); break;
     case RFT_SESSION_APPLYING: FUZZ_REQUIRE(session->applying != NULL); break;
     }
     FUZZ_REQUIRE((session->applying != NULL) == (worker->ready != NULL || worker->taken));

@@ -14,14 +14,14 @@ static uint32_t draw(uint32_t *seed, uint32_t bound)
 
 static uint64_t draw_version(const protocol_bench *bench, uint32_t *seed)
 {
-    const rft_hub *hub = &bench->hub;
+    const rft_server *server = &bench->server;
     switch (draw(seed, 8)) {
     case 0:
-    case 1: return hub->round.version;
-    case 2: return hub->current.version;
-    case 3: return hub->round.version + 1;
-    case 4: return hub->current.version - 1;
-    case 5: return hub->round.last;
+    case 1: return server->transaction.version;
+    case 2: return server->current.version;
+    case 3: return server->transaction.version + 1;
+    case 4: return server->current.version - 1;
+    case 5: return server->transaction.last;
     case 6: return draw(seed, 4);
     default: return UINT64_MAX - draw(seed, 2);
     }
@@ -29,7 +29,7 @@ static uint64_t draw_version(const protocol_bench *bench, uint32_t *seed)
 
 static rft_digest128 draw_digest(protocol_bench *bench, uint32_t *seed)
 {
-    rft_digest128 digest = bench->hub.current.digest;
+    rft_digest128 digest = bench->server.current.digest;
     const rft_edition *served = bench->store == NULL ? NULL : rft_store_served(bench->store);
     uint32_t which = draw(seed, 4);
     if (which < 2 && served != NULL) digest = served->digest;
@@ -40,9 +40,9 @@ static rft_digest128 draw_digest(protocol_bench *bench, uint32_t *seed)
 static uint64_t draw_epoch(const protocol_bench *bench, uint32_t *seed)
 {
     uint32_t which = draw(seed, 6);
-    if (which == 0) return bench->hub.epoch - 1;
-    if (which == 1) return bench->hub.epoch + 1;
-    return bench->hub.epoch;
+    if (which == 0) return bench->server.epoch - 1;
+    if (which == 1) return bench->server.epoch + 1;
+    return bench->server.epoch;
 }
 
 static rft_held draw_held(protocol_bench *bench, uint32_t *seed)
@@ -91,14 +91,14 @@ static void fill_welcome(protocol_bench *bench, uint32_t *seed, rft_message *mes
     message->as.welcome.heartbeat_timeout_ms =
         draw(seed, 4) == 0 ? draw(seed, 4) * UINT32_C(1200001) : 300;
     message->as.welcome.version = draw_version(bench, seed);
-    message->as.welcome.probe = rft_view_text(bench->hub.probe);
+    message->as.welcome.probe = rft_view_text(bench->server.probe);
 }
 
 static void fill_join(protocol_bench *bench, uint32_t *seed, rft_message *message)
 {
     message->as.join.epoch = draw_epoch(bench, seed);
     message->as.join.shm = draw(seed, 3) == 0;
-    message->as.join.proof = bench->hub.proof ^ (draw(seed, 3) == 0 ? 1 : 0);
+    message->as.join.proof = bench->server.proof ^ (draw(seed, 3) == 0 ? 1 : 0);
     message->as.join.reason = draw_text(seed);
     message->as.join.gpu = draw(seed, 9) == 0;
 }
@@ -115,10 +115,10 @@ static void fill_offer(protocol_bench *bench, uint32_t *seed, rft_message *messa
     message->as.offer.bytes = manifest->payload_bytes + (draw(seed, 6) == 0);
     message->as.offer.frames = manifest->frame_count + (draw(seed, 6) == 0);
     message->as.offer.deadline_ms = draw(seed, 3) == 0 ? draw(seed, 300) : UINT32_MAX;
-    bool mapped = draw(seed, 4) == 0 && slot != NULL && slot->loan != NULL;
+    bool mapped = draw(seed, 4) == 0 && slot != NULL && slot->buffer != NULL;
     if (!mapped) return;
-    message->as.offer.segment = rft_view_text(slot->loan->segment.name);
-    message->as.offer.segment_offset = draw(seed, 3) == 0 ? draw(seed, 300) : RFT_MARK_BYTES;
+    message->as.offer.segment = rft_view_text(slot->buffer->segment.name);
+    message->as.offer.segment_offset = draw(seed, 3) == 0 ? draw(seed, 300) : RFT_SEQLOCK_BYTES;
 }
 
 static void fill_frame(protocol_bench *bench, uint32_t *seed, rft_message *message)

@@ -7,8 +7,8 @@
 #ifndef RAW_PUBLISHER_H
 #define RAW_PUBLISHER_H
 
-#include "broadcast/channel.h"
-#include "broadcast/segment.h"
+#include "net/channel.h"
+#include "store/segment.h"
 #include "tests/support/sample_version.h"
 
 typedef struct raw_publisher {
@@ -49,6 +49,6 @@ void raw_stage(raw_publisher *raw, sample_version *sample, const sample_version 
 
 /* A version as a store keeps it: its mark, then its bytes. */
 void raw_slot_open(rft_segment *segment, const sample_version *sample);
-rft_mark *raw_slot_mark(const rft_segment *segment);
+rft_seqlock *raw_slot_mark(const rft_segment *segment);
 
 #endif

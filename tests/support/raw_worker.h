@@ -9,8 +9,8 @@
 #ifndef RAW_WORKER_H
 #define RAW_WORKER_H
 
-#include "broadcast/channel.h"
-#include "broadcast/segment.h"
+#include "net/channel.h"
+#include "store/segment.h"
 #include "wire/assembly.h"
 
 #define RAW_WAIT_MS 20000u

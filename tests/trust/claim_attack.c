@@ -24,9 +24,9 @@
 #include <zmq.h>
 
 #include "base/clock.h"
-#include "broadcast/context.h"
-#include "broadcast/curve.h"
-#include "broadcast/monitor.h"
+#include "net/context.h"
+#include "net/curve.h"
+#include "net/monitor.h"
 #include "tests/support/crew.h"
 #include "tests/support/locksmith.h"
 #include "tests/support/quick_config.h"

@@ -15,8 +15,8 @@
 #include <zmq.h>
 
 #include "base/clock.h"
-#include "broadcast/context.h"
-#include "broadcast/curve.h"
+#include "net/context.h"
+#include "net/curve.h"
 #include "tests/support/crew.h"
 #include "tests/support/locksmith.h"
 #include "tests/support/quick_config.h"

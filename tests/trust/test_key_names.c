@@ -10,9 +10,9 @@
 #include <cmocka.h>
 
 #include "base/clock.h"
-#include "tests/broadcast/trainer.h"
 #include "tests/support/crew.h"
 #include "tests/support/locksmith.h"
+#include "tests/support/trainer.h"
 
 typedef struct scene {
     locksmith smith;

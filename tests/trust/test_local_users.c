@@ -22,7 +22,7 @@
 #include <refit/broadcast.h>
 
 #include "base/clock.h"
-#include "broadcast/channel.h"
+#include "net/channel.h"
 #include "tests/support/other_user.h"
 #include "tests/support/quick_config.h"
 

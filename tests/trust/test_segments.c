@@ -18,8 +18,8 @@
 
 #include <cmocka.h>
 
-#include "tests/broadcast/pairing.h"
-#include "tests/broadcast/trainer.h"
+#include "tests/support/pairing.h"
+#include "tests/support/trainer.h"
 
 #define NOBODY 65534
 
@@ -195,19 +195,19 @@ static void memory_cut_short_after_it_was_offered_harms_nobody(void **state)
     char name[RFT_SEGMENT_NAME_BYTES];
     pair_open(&pair, true, NULL);
     const sample_version *sample = &pair.samples[0];
-    int fd = memory_of(RFT_MARK_BYTES + sample->manifest->store_bytes, F_SEAL_GROW);
+    int fd = memory_of(RFT_SEQLOCK_BYTES + sample->manifest->store_bytes, F_SEAL_GROW);
     name_of(fd, name);
     raw_join(&pair.raw);
     assert_true(pair.raw.heard.as.join.shm);
     raw_say(&pair.raw, sample_manifest(sample, PAIR_EPOCH));
-    raw_say(&pair.raw, sample_offer(sample, PAIR_EPOCH, 0, name, RFT_MARK_BYTES));
+    raw_say(&pair.raw, sample_offer(sample, PAIR_EPOCH, 0, name, RFT_SEQLOCK_BYTES));
     assert_int_equal(ftruncate(fd, 0), 0);
     raw_say(&pair.raw, sample_seal(sample));
     raw_hear(&pair.raw, RFT_FAILED);
     assert_int_equal(pair.raw.heard.as.failed.code, REFIT_ERR_SECURITY);
     close(fd);
     raw_slot_open(&slot, sample);
-    raw_say(&pair.raw, sample_offer(sample, PAIR_EPOCH, 0, slot.name, RFT_MARK_BYTES));
+    raw_say(&pair.raw, sample_offer(sample, PAIR_EPOCH, 0, slot.name, RFT_SEQLOCK_BYTES));
     raw_say(&pair.raw, sample_seal(sample));
     raw_hear(&pair.raw, RFT_STAGED);
     pair_close(&pair);

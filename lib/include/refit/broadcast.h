@@ -301,15 +301,15 @@ REFIT_API REFIT_MUST_CHECK refit_status refit_publisher_stats(refit_publisher *p
 /*
  * Starts to subscribe at `endpoint` (NULL: broadcast.endpoint). Returns at once, whether or not the
  * trainer is there; it is looked for until close, with user:// in all folders in which a trainer
- * of this user may have bound (as they are called at this call). `config` may be NULL; it is copied. One thread at
- * a time uses a subscriber, but for what is marked "any thread". An address beyond this host needs
- * keys (security.key and security.server_key) or broadcast.insecure: true. With security.key the
- * trainer's keys are checked whenever it is found: see refit_subscriber_next. Without, the process that
- * listens at an ipc path (user:// is one) must be of this user or root, at a path that others cannot
- * lead elsewhere; that is looked at here, and again at each connection. REFIT_ERR_INVALID
- * (port 0 or * among it, which only a publisher binds), REFIT_ERR_CONFIG, REFIT_ERR_SECURITY,
- * REFIT_ERR_IO (a key file, or the folder of user:// cannot be made), REFIT_ERR_UNSUPPORTED (no
- * CURVE), REFIT_ERR_HOST_MEMORY, REFIT_ERR_SYSTEM. Since 0.1.
+ * of this user may have bound (as they are called at this call). `config` may be NULL; it is
+ * copied. One thread at a time uses a subscriber, but for what is marked "any thread". An address
+ * beyond this host needs keys (security.key and security.server_key) or broadcast.insecure: true.
+ * With security.key the trainer's keys are checked whenever it is found: see refit_subscriber_next.
+ * Without, the process that listens at an ipc path (user:// is one) must be of this user or root,
+ * at a path that others cannot lead elsewhere; that is looked at here, and again at each
+ * connection. REFIT_ERR_INVALID (port 0 or * among it, which only a publisher binds),
+ * REFIT_ERR_CONFIG, REFIT_ERR_SECURITY, REFIT_ERR_IO (a key file, or the folder of user:// cannot
+ * be made), REFIT_ERR_UNSUPPORTED (no CURVE), REFIT_ERR_HOST_MEMORY, REFIT_ERR_SYSTEM. Since 0.1.
  */
 REFIT_API REFIT_MUST_CHECK refit_status refit_subscriber_open(const char *endpoint,
                                                               const refit_config *config,

@@ -5,7 +5,7 @@
 
 #include "attacker.h"
 #include "base/clock.h"
-#include "broadcast/channel.h"
+#include "net/channel.h"
 #include "tests/support/seeded.h"
 #include "wire/message.h"
 

@@ -1,0 +1,717 @@
+/*
+ * A ROUTER or a DEALER with every wait and size bounded. The options are one table per kind; what
+ * each is for stands beside it.
+ *
+ * A ROUTER's message has the sender's id as its first part, then the message, then at most one
+ * payload. Zero-copy payloads are counted by their rft_pending, which is all that ZeroMQ's threads
+ * ever touch of ours.
+ *
+ * What is not bounded: ZeroMQ limits the bytes of a part and the number of whole messages, but it
+ * keeps the parts of a message that has no end yet, however many, until the connection ends. No
+ * option of 4.3 changes that. A connection that belongs to no worker is ended (connections.c), but
+ * only after a while. So who may talk can fill this process's memory: a key that is allowed; for
+ * that while one that was taken from the list, through a connection that stands; and where there
+ * are no keys, whoever reaches the address.
+ */
+#include "net/channel.h"
+
+#include <errno.h>
+#include <inttypes.h>
+#include <stdio.h>
+#include <string.h>
+#include <unistd.h>
+
+#include <zmq.h>
+
+#include "base/alloc.h"
+#include "base/checked.h"
+#include "base/clock.h"
+#include "base/log.h"
+#include "base/random.h"
+#include "net/connections.h"
+#include "net/context.h"
+#include "net/curve.h"
+#include "net/endpoint.h"
+#include "net/handshake.h"
+#include "net/ipc.h"
+#include "net/zap.h"
+#include "wire/credit.h"
+
+/* Between two ends in one process (inproc) a message changes threads inside libzmq, which is not
+ * instrumented: ThreadSanitizer is told that what was written before a send is seen after the
+ * receive. */
+#if defined(__SANITIZE_THREAD__)
+#include <sanitizer/tsan_interface.h>
+#define MESSAGE_LEAVES(part) __tsan_release(zmq_msg_data(part))
+#define MESSAGE_CAME(part)   __tsan_acquire(zmq_msg_data(part))
+#else
+#define MESSAGE_LEAVES(part) ((void)0)
+#define MESSAGE_CAME(part)   ((void)0)
+#endif
+
+#define QUEUE_CONTROL   512  /* control messages that may queue, beside the frames in flight */
+#define HANDSHAKE_MS    5000 /* a peer that connects and says nothing is dropped */
+#define RECONNECT_MS    50
+#define RECONNECT_MAX   1000
+#define UNBIND_MS       1000
+#define LOOK_MS         5000
+#define MESSAGE_SPARE   (64 * 1024)
+#define PARTS_MOST      3
+#define TEXT_OF(number) zmq_strerror(number)
+
+struct rft_channel {
+    void *context;
+    void *socket;
+    bool router;
+    bool full;     /* a DEALER that took no message: the next poll ends when it has room, too */
+    bool keys;     /* CURVE */
+    rft_zap *gate; /* of a ROUTER with keys */
+    rft_connections *connections; /* of a ROUTER that can be reached from outside the process */
+    rft_handshake handshake;      /* of a DEALER */
+    rft_ipc ipc;
+    int64_t look_at; /* when to look whether the path still leads to the socket */
+    rft_endpoint asked;
+    rft_own_places places;                  /* of a DEALER at user://NAME: where a trainer may be */
+    char user_name[RFT_KEY_NAME_BYTES];     /* that NAME; empty: it is at no such endpoint */
+    char endpoint[RFT_ENDPOINT_BYTES + 16]; /* as bound, or as asked for by a DEALER */
+    zmq_msg_t parts[PARTS_MOST];            /* of the last message received */
+};
+
+/* ---- Options */
+
+typedef struct channel_option {
+    int name;
+    int64_t value;
+    bool wide; /* ZeroMQ takes it as 64 bits */
+} channel_option;
+
+/* Of one part. Workers send no frames and no lists. */
+static int64_t message_most(const rft_channel *channel, const refit_config *config)
+{
+    uint64_t most = rft_max_u64(config->limits_frame_bytes, config->limits_manifest_bytes);
+    if (channel->router) most = 0;
+    most = rft_max_u64(most, config->limits_message_bytes);
+    return most > INT64_MAX - MESSAGE_SPARE ? INT64_MAX : (int64_t)most + MESSAGE_SPARE;
+}
+
+static bool options_apply(void *socket, const channel_option *options, size_t count)
+{
+    for (size_t i = 0; i < count; i++) {
+        int narrow = (int)rft_min_u64((uint64_t)options[i].value, INT32_MAX);
+        const void *value = options[i].wide ? (const void *)&options[i].value : &narrow;
+        size_t bytes = options[i].wide ? sizeof options[i].value : sizeof narrow;
+        if (zmq_setsockopt(socket, options[i].name, value, bytes) != 0) return false;
+    }
+    return true;
+}
+
+static bool options_common(const rft_channel *channel, const refit_config *config)
+{
+    int64_t frames = (int64_t)config->limits_window * RFT_CREDIT * 2;
+    int64_t silence_s = config->broadcast_heartbeat_timeout_ms / 1000 + 1;
+    const channel_option options[] = {
+        {ZMQ_LINGER, config->broadcast_linger_ms, false},
+        /* Of the smallest frames, a window's worth and as many that were asked for again. */
+        {ZMQ_SNDHWM, (channel->router ? frames : 0) + QUEUE_CONTROL, false},
+        {ZMQ_RCVHWM, (channel->router ? 0 : frames) + QUEUE_CONTROL, false},
+        {ZMQ_MAXMSGSIZE, message_most(channel, config), true},
+        {ZMQ_HANDSHAKE_IVL, HANDSHAKE_MS, false},
+        /* Cut the connection of a vanished peer, which frees what is queued for it. Not ZeroMQ's
+         * own heartbeat: in 4.3 its timer aborts the process where a connection breaks whose input
+         * is held up, as it is in a socket that closes. */
+        {ZMQ_TCP_MAXRT, config->broadcast_heartbeat_timeout_ms, false},
+        {ZMQ_TCP_KEEPALIVE, 1, false},
+        {ZMQ_TCP_KEEPALIVE_IDLE, silence_s, false},
+        {ZMQ_TCP_KEEPALIVE_INTVL, silence_s, false},
+        {ZMQ_TCP_KEEPALIVE_CNT, 2, false},
+        /* Only an address in brackets is IPv6: a name never turns into one unseen. */
+        {ZMQ_IPV6, channel->asked.ipv6, false},
+    };
+    return options_apply(channel->socket, options, sizeof options / sizeof options[0]);
+}
+
+static bool options_of_kind(const rft_channel *channel)
+{
+    const channel_option router[] = {{ZMQ_ROUTER_MANDATORY, 1, false}};
+    const channel_option dealer[] = {
+        {ZMQ_IMMEDIATE, 1, false}, /* nothing queues up for a trainer that is not there */
+        {ZMQ_RECONNECT_IVL, RECONNECT_MS, false},
+        {ZMQ_RECONNECT_IVL_MAX, RECONNECT_MAX, false},
+    };
+    if (channel->router) return options_apply(channel->socket, router, 1);
+    return options_apply(channel->socket, dealer, sizeof dealer / sizeof dealer[0]);
+}
+
+/* ---- Opening and closing */
+
+/* inproc has no handshake: both ends are this process. */
+static bool wants_keys(const rft_channel *channel, const refit_config *config)
+{
+    return config->security_key[0] != '\0' && channel->asked.transport != RFT_TRANSPORT_INPROC;
+}
+
+static refit_status keys_open(rft_channel *channel, const refit_config *config, refit_error *error)
+{
+    channel->keys = wants_keys(channel, config);
+    if (!channel->keys) return REFIT_OK;
+    if (!channel->router) return rft_curve_join(channel->socket, config, error);
+    RFT_REFUSE_IF(config->security_allow[0] == '\0', error, REFIT_ERR_CONFIG,
+                  "security.key is set but security.allow is not: a trainer with keys needs the "
+                  "folder of its workers' public ones");
+    RFT_TRY(rft_zap_open(channel->context, config->security_allow, &channel->gate, error));
+    return rft_curve_serve(channel->socket, config, rft_zap_domain(channel->gate), error);
+}
+
+static refit_status check_side(const rft_channel *channel, refit_error *error)
+{
+    RFT_REFUSE_IF(channel->asked.open && !channel->router, error, REFIT_ERR_INVALID,
+                  "endpoint \"%s\" cannot be connected to: port 0 and * are for a publisher to "
+                  "bind; name the endpoint that it found (refit_publisher_endpoint)",
+                  channel->asked.text);
+    RFT_REFUSE_IF(
+        channel->asked.named && !channel->router, error, REFIT_ERR_INVALID,
+        "endpoint \"%s\" cannot be connected to: an interface is for a publisher to bind; "
+        "name an address of it, such as 127.0.0.1",
+        channel->asked.text);
+    return REFIT_OK;
+}
+
+/* A path that others could lead elsewhere, or one where another user listens. A worker may come
+ * before its trainer has made the folder: it looks again when it is connected. */
+static refit_status check_path(const rft_channel *channel, refit_error *error)
+{
+    if (channel->asked.transport != RFT_TRANSPORT_IPC) return REFIT_OK;
+    refit_status status = rft_ipc_check_folder(channel->asked.rest, error);
+    if (status == REFIT_ERR_SECURITY) return status;
+    return channel->router ? REFIT_OK : rft_ipc_check_socket(channel->asked.rest, error);
+}
+
+/* Beyond this host whoever reaches a port could read the weights, and whoever answers at an address
+ * could give others. */
+static refit_status check_trust(const rft_channel *channel, const refit_config *config,
+                                refit_error *error)
+{
+    const char *endpoint = channel->asked.text;
+    if (channel->keys) return REFIT_OK;
+    if (channel->asked.local) return check_path(channel, error);
+    if (config->broadcast_insecure) {
+        rft_log(REFIT_LOG_WARNING, "%s is open to the network, without keys (broadcast.insecure)",
+                endpoint);
+        return REFIT_OK;
+    }
+    RFT_REFUSE_IF(channel->router, error, REFIT_ERR_SECURITY,
+                  "endpoint %.80s can be reached from beyond this host and has no keys: set "
+                  "security.key and security.allow (refit keygen), or bind a loopback address or "
+                  "an ipc path, or set broadcast.insecure: true",
+                  endpoint);
+    return rft_fail(error, REFIT_ERR_SECURITY,
+                    "endpoint %.80s is beyond this host and there are no keys: set security.key "
+                    "and security.server_key (refit keygen), or use a loopback address or an ipc "
+                    "path, or set broadcast.insecure: true",
+                    endpoint);
+}
+
+static refit_status socket_failed(refit_error *error)
+{
+    int code = zmq_errno();
+    return rft_fail_sub(error, REFIT_ERR_SYSTEM, code, "a ZeroMQ socket could not be made: %s",
+                        TEXT_OF(code));
+}
+
+static refit_status socket_open(rft_channel *channel, const refit_config *config,
+                                refit_error *error)
+{
+    channel->socket = channel->router ? rft_context_router(channel->context)
+                                      : zmq_socket(channel->context, ZMQ_DEALER);
+    if (channel->socket != NULL && options_common(channel, config) && options_of_kind(channel)) {
+        return REFIT_OK;
+    }
+    return socket_failed(error);
+}
+
+/* Of a DEALER that has to look who listens; NULL: it has not. Keys show who it is. */
+static const char *guarded_path(const rft_channel *channel)
+{
+    bool guarded =
+        !channel->router && channel->asked.transport == RFT_TRANSPORT_IPC && !channel->keys;
+    return guarded ? channel->asked.rest : NULL;
+}
+
+/* A domain for questions makes ZeroMQ refuse ZMTP before 3.0 (see connections.c); without keys the
+ * gate has no objection, and need not be there. */
+static refit_status watch_connections(rft_channel *channel, const refit_config *config,
+                                      refit_error *error)
+{
+    if (!channel->router) {
+        return rft_handshake_open(&channel->handshake, channel->context, channel->socket,
+                                  channel->keys, guarded_path(channel), error);
+    }
+    if (channel->asked.transport == RFT_TRANSPORT_INPROC) return REFIT_OK;
+    if (!channel->keys &&
+        zmq_setsockopt(channel->socket, ZMQ_ZAP_DOMAIN, RFT_ZAP_OPEN, strlen(RFT_ZAP_OPEN)) != 0) {
+        return socket_failed(error);
+    }
+    return rft_connections_open(channel->context, channel->socket, &channel->ipc, config,
+                                &channel->connections, error);
+}
+
+/* A worker goes where its trainer is; while there is none, where it would bind itself. */
+static refit_status settle(rft_channel *channel, refit_error *error)
+{
+    if (channel->asked.transport == RFT_TRANSPORT_USER && !channel->router) {
+        rft_endpoint found;
+        strcpy(channel->user_name, channel->asked.rest);
+        rft_own_places_list(&channel->places);
+        if (rft_endpoint_seek(channel->user_name, &channel->places, &found))
+            return rft_endpoint_parse(found.text, &channel->asked, error);
+    }
+    return rft_endpoint_settle(&channel->asked, error);
+}
+
+static refit_status channel_open(const char *endpoint, bool router, const refit_config *config,
+                                 rft_channel **out, refit_error *error)
+{
+    rft_channel *channel = rft_calloc(1, sizeof *channel);
+    RFT_REFUSE_IF(channel == NULL, error, REFIT_ERR_HOST_MEMORY, "no memory for a channel");
+    channel->router = router;
+    channel->ipc.lock_fd = -1;
+    channel->look_at = INT64_MAX;
+    for (int i = 0; i < PARTS_MOST; i++) {
+        zmq_msg_init(&channel->parts[i]);
+    }
+    refit_status status = rft_endpoint_parse(endpoint, &channel->asked, error);
+    if (status == REFIT_OK) status = check_side(channel, error);
+    if (status == REFIT_OK) status = settle(channel, error);
+    if (status == REFIT_OK) status = rft_context_acquire(&channel->context, error);
+    if (status == REFIT_OK) status = socket_open(channel, config, error);
+    if (status == REFIT_OK) status = keys_open(channel, config, error);
+    if (status == REFIT_OK) status = check_trust(channel, config, error);
+    if (status == REFIT_OK) status = watch_connections(channel, config, error);
+    if (status == REFIT_OK) {
+        *out = channel;
+    } else {
+        rft_channel_close(channel);
+    }
+    return status;
+}
+
+static refit_status bind_failed(const rft_channel *channel, int code, refit_error *error)
+{
+    RFT_REFUSE_IF(code == EADDRINUSE, error, REFIT_ERR_BUSY,
+                  "endpoint %s is in use: close what holds it, or use another",
+                  channel->asked.text);
+    return rft_fail_sub(error, REFIT_ERR_SYSTEM, code, "cannot bind %.100s: %s%s",
+                        channel->asked.text, TEXT_OF(code),
+                        code == ENODEV ? ": a publisher binds a numeric address (127.0.0.1) or an "
+                                         "interface's name, no host name"
+                                       : "");
+}
+
+/* ZeroMQ gets the descriptor of a socket that listens already, and leaves its file alone. */
+static refit_status ipc_listen(rft_channel *channel, refit_error *error)
+{
+    int fd = -1;
+    RFT_TRY(rft_ipc_open(&channel->ipc, channel->asked.rest, &fd, error));
+    if (zmq_setsockopt(channel->socket, ZMQ_USE_FD, &fd, sizeof fd) == 0 &&
+        zmq_bind(channel->socket, channel->asked.text) == 0) {
+        channel->look_at = rft_after_ms(rft_now(), LOOK_MS);
+        return REFIT_OK;
+    }
+    int code = zmq_errno();
+    close(fd);
+    return bind_failed(channel, code, error);
+}
+
+static refit_status channel_listen(rft_channel *channel, refit_error *error)
+{
+    if (channel->asked.transport == RFT_TRANSPORT_IPC) {
+        RFT_TRY(ipc_listen(channel, error));
+    } else if (zmq_bind(channel->socket, channel->asked.text) != 0) {
+        return bind_failed(channel, zmq_errno(), error);
+    }
+    if (channel->connections != NULL) rft_connections_tend(channel->connections, rft_now());
+    size_t room = sizeof channel->endpoint;
+    if (zmq_getsockopt(channel->socket, ZMQ_LAST_ENDPOINT, channel->endpoint, &room) == 0) {
+        return REFIT_OK;
+    }
+    return bind_failed(channel, zmq_errno(), error);
+}
+
+/* A port of this host is every user's to reach, and to bind while no publisher has it. */
+static void warn_of_users(const rft_channel *channel, const refit_config *config)
+{
+    const rft_endpoint *asked = &channel->asked;
+    if (asked->transport != RFT_TRANSPORT_TCP || !asked->local || channel->keys) return;
+    rft_log(config->broadcast_insecure ? REFIT_LOG_INFO : REFIT_LOG_WARNING,
+            "%s has no keys: every user of this machine can read and replace the weights; use "
+            "user://NAME, or an ipc path, or keys (security.key)",
+            channel->endpoint);
+}
+
+refit_status rft_channel_bind(const char *endpoint, const refit_config *config, rft_channel **out,
+                              refit_error *error)
+{
+    rft_channel *channel = NULL;
+    RFT_TRY(channel_open(endpoint, true, config, &channel, error));
+    refit_status status = channel_listen(channel, error);
+    if (status == REFIT_OK) {
+        warn_of_users(channel, config);
+        *out = channel;
+    } else {
+        rft_channel_close(channel);
+    }
+    return status;
+}
+
+/* Which of the places it is may change, and the text is for sentences of other threads, too. */
+static void name_endpoint(rft_channel *channel)
+{
+    if (channel->user_name[0] == '\0')
+        strcpy(channel->endpoint, channel->asked.text);
+    else
+        (void)snprintf(channel->endpoint, sizeof channel->endpoint, "user://%s of user %u",
+                       channel->user_name, (unsigned)geteuid());
+}
+
+refit_status rft_channel_connect(const char *endpoint, const refit_config *config,
+                                 rft_channel **out, refit_error *error)
+{
+    rft_channel *channel = NULL;
+    RFT_TRY(channel_open(endpoint, false, config, &channel, error));
+    if (zmq_connect(channel->socket, channel->asked.text) == 0) {
+        name_endpoint(channel);
+        warn_of_users(channel, config);
+        *out = channel;
+        return REFIT_OK;
+    }
+    int code = zmq_errno();
+    refit_status status = rft_fail_sub(error, REFIT_ERR_SYSTEM, code, "cannot connect to %s: %s",
+                                       channel->asked.text, TEXT_OF(code));
+    rft_channel_close(channel);
+    return status;
+}
+
+/* ZeroMQ closes a listener on its own thread, some time after it was told to; until then the port
+ * is busy for whoever opens the next publisher. */
+static void unbind(rft_channel *channel)
+{
+    char name[64];
+    uint64_t unique; /* names of closed sockets stay taken for a while */
+    void *ear = zmq_socket(channel->context, ZMQ_PAIR);
+    if (ear == NULL) return;
+    if (rft_random_u64(&unique, NULL) != REFIT_OK) unique = (uintptr_t)ear;
+    snprintf(name, sizeof name, "inproc://refit-closed-%" PRIx64, unique);
+    bool heard = zmq_socket_monitor(channel->socket, name, ZMQ_EVENT_CLOSED) == 0 &&
+                 zmq_connect(ear, name) == 0 && zmq_unbind(channel->socket, channel->endpoint) == 0;
+    zmq_pollitem_t item = {.socket = ear, .events = ZMQ_POLLIN};
+    if (heard) (void)zmq_poll(&item, 1, UNBIND_MS);
+    (void)zmq_socket_monitor(channel->socket, NULL, 0);
+    zmq_close(ear);
+}
+
+void rft_channel_close(rft_channel *channel)
+{
+    if (channel == NULL) return;
+    bool listens = channel->router && channel->endpoint[0] != '\0';
+    rft_connections_close(channel->connections);
+    if (listens && channel->asked.transport == RFT_TRANSPORT_TCP) unbind(channel);
+    for (int i = 0; i < PARTS_MOST; i++) {
+        zmq_msg_close(&channel->parts[i]);
+    }
+    rft_handshake_close(&channel->handshake, channel->socket);
+    if (channel->socket != NULL) zmq_close(channel->socket);
+    rft_zap_close(channel->gate);
+    rft_ipc_close(&channel->ipc);
+    if (channel->context != NULL) rft_context_release(channel->context);
+    rft_free(channel);
+}
+
+const char *rft_channel_endpoint(const rft_channel *channel)
+{
+    return channel->endpoint;
+}
+
+bool rft_channel_is_local(const rft_channel *channel)
+{
+    return channel->asked.local;
+}
+
+rft_allow_list *rft_channel_allow_list(const rft_channel *channel)
+{
+    return channel->gate == NULL ? NULL : rft_zap_list(channel->gate);
+}
+
+void rft_channel_watch_keys(rft_channel *channel, int wake)
+{
+    if (channel->gate != NULL) rft_zap_set_waker(channel->gate, wake);
+}
+
+refit_status rft_channel_take_failure(rft_channel *channel, refit_error *why)
+{
+    return rft_handshake_take(&channel->handshake, why);
+}
+
+/* ---- Messages */
+
+/* Whether a trainer is elsewhere: at another of the user's own folders. */
+static bool is_elsewhere(const rft_channel *channel, rft_endpoint *found)
+{
+    return channel->user_name[0] != '\0' &&
+           rft_endpoint_seek(channel->user_name, &channel->places, found) &&
+           strcmp(found->text, channel->asked.text) != 0;
+}
+
+/* ZeroMQ has given up on the other side, or tries where no trainer is: from the beginning. */
+static void connect_anew(rft_channel *channel)
+{
+    rft_endpoint found;
+    (void)zmq_disconnect(channel->socket, channel->asked.text);
+    if (is_elsewhere(channel, &found)) (void)rft_endpoint_parse(found.text, &channel->asked, NULL);
+    if (zmq_connect(channel->socket, channel->asked.text) != 0) {
+        rft_log(REFIT_LOG_WARNING, "%s could not be connected to again: %s", channel->asked.text,
+                TEXT_OF(zmq_errno()));
+    }
+}
+
+/* Says so once. To bind again would not help workers that look at the old place alone. */
+static void look_at_path(rft_channel *channel, int64_t now)
+{
+    if (now < channel->look_at) return;
+    channel->look_at = rft_after_ms(now, LOOK_MS);
+    if (rft_ipc_is_named(&channel->ipc)) return;
+    channel->look_at = INT64_MAX;
+    rft_log(REFIT_LOG_WARNING,
+            "the socket file %s was removed: workers that come now do not find the trainer, those "
+            "that are connected stay; keep the folder (loginctl enable-linger), or set "
+            "XDG_RUNTIME_DIR to another one for both ends, and start the trainer again",
+            channel->ipc.path);
+}
+
+/* ZeroMQ's news of connections. Returns whether they are for the caller. */
+static bool tend_connections(rft_channel *channel)
+{
+    rft_handshake *handshake = &channel->handshake;
+    rft_endpoint found;
+    look_at_path(channel, rft_now());
+    if (channel->connections != NULL) rft_connections_tend(channel->connections, rft_now());
+    if (handshake->ear == NULL) return false;
+    rft_handshake_hear(handshake, rft_now());
+    if (rft_handshake_take_cut(handshake))
+        (void)zmq_disconnect(channel->socket, channel->asked.text);
+    bool missed = rft_handshake_take_missed(handshake) && is_elsewhere(channel, &found);
+    if (rft_handshake_is_due(handshake, rft_now()) || missed) connect_anew(channel);
+    return handshake->why.status != REFIT_OK;
+}
+
+/* Until what was waited for is there, ZeroMQ has news of a connection, or it is time to do
+ * something about one. Returns whether something is there for the caller. */
+static bool poll_once(rft_channel *channel, int wake_fd, int64_t deadline)
+{
+    rft_connections *connections = channel->connections;
+    short room = channel->full ? ZMQ_POLLOUT : 0;
+    void *news =
+        connections == NULL ? channel->handshake.ear : rft_connections_monitor(connections);
+    int64_t due = connections == NULL ? INT64_MAX : rft_connections_tend_at(connections);
+    if (channel->handshake.ear != NULL) due = channel->handshake.retry_at;
+    if (channel->look_at < due) due = channel->look_at;
+    if (due < deadline) deadline = due;
+    zmq_pollitem_t items[3] = {{.socket = channel->socket, .events = (short)(ZMQ_POLLIN | room)}};
+    int count = 1;
+    if (wake_fd >= 0) items[count++] = (zmq_pollitem_t){.fd = wake_fd, .events = ZMQ_POLLIN};
+    int caller = count;
+    if (news != NULL) items[count++] = (zmq_pollitem_t){.socket = news, .events = ZMQ_POLLIN};
+    int failed = zmq_poll(items, count, rft_ms_until(deadline)) < 0;
+    if ((items[0].revents & ZMQ_POLLOUT) != 0) channel->full = false;
+    bool there = failed || items[0].revents != 0 || (caller > 1 && items[1].revents != 0);
+    return tend_connections(channel) || there;
+}
+
+void rft_channel_poll(rft_channel *channel, int wake_fd, int timeout_ms)
+{
+    int64_t deadline = rft_deadline((uint32_t)timeout_ms);
+    while (!poll_once(channel, wake_fd, deadline) && rft_now() < deadline)
+        continue;
+}
+
+/* Reads all parts of one message, keeps the first `PARTS_MOST`, and gives their number. */
+static refit_status parts_receive(rft_channel *channel, uint32_t *count, refit_error *error)
+{
+    zmq_msg_t spare;
+    uint32_t got = 0;
+    bool more = true;
+    zmq_msg_init(&spare);
+    for (; more; got++) {
+        zmq_msg_t *part = got < PARTS_MOST ? &channel->parts[got] : &spare;
+        if (zmq_msg_recv(part, channel->socket, ZMQ_DONTWAIT) < 0) break;
+        MESSAGE_CAME(part);
+        more = zmq_msg_more(part) != 0;
+    }
+    int code = zmq_errno();
+    zmq_msg_close(&spare);
+    *count = got;
+    if (!more) return REFIT_OK;
+    return rft_fail_sub(error, REFIT_ERR_TIMEOUT, code, "no message is there");
+}
+
+static rft_view part_view(zmq_msg_t *part)
+{
+    return (rft_view){zmq_msg_data(part), zmq_msg_size(part)};
+}
+
+static bool sender_read(rft_channel *channel, rft_peer_id *from)
+{
+    rft_view id = part_view(&channel->parts[0]);
+    if (id.count > RFT_PEER_ID_BYTES) return false;
+    memcpy(from->bytes, id.data, id.count);
+    from->count = (uint8_t)id.count;
+    return true;
+}
+
+/* Of a part that came through the connection: ZeroMQ 4.3 may lose what it knows of the first. */
+static void key_read(zmq_msg_t *part, rft_peer_id *from)
+{
+    const char *user = zmq_msg_gets(part, "User-Id");
+    if (user != NULL && strlen(user) == RFT_KEY_CHARS) strcpy(from->key, user);
+}
+
+/* On a DEALER, by the connection that its first part came through. What is refused counts as not
+ * there. */
+static refit_status check_sender(rft_channel *channel, refit_error *error)
+{
+    refit_error why;
+    const char *path = channel->handshake.path;
+    if (path == NULL) return REFIT_OK;
+    const char *peer = zmq_msg_gets(&channel->parts[0], "Peer-Address");
+    if (rft_ipc_check_peer(path, peer, &why) == REFIT_OK) return REFIT_OK;
+    rft_handshake_refuse(&channel->handshake, &why, rft_now());
+    return rft_fail(error, REFIT_ERR_TIMEOUT, "%s", why.text);
+}
+
+refit_status rft_channel_receive(rft_channel *channel, rft_envelope *out, refit_error *error)
+{
+    uint32_t count = 0, head = channel->router ? 1 : 0;
+    RFT_TRY(parts_receive(channel, &count, error));
+    RFT_TRY(check_sender(channel, error));
+    memset(out, 0, sizeof *out);
+    RFT_REFUSE_IF(channel->router && !sender_read(channel, &out->from), error, REFIT_ERR_PROTOCOL,
+                  "a peer chose an id of more than %d bytes", RFT_PEER_ID_BYTES);
+    if (channel->gate != NULL && count > head) key_read(&channel->parts[head], &out->from);
+    out->connection = count > head ? zmq_msg_get(&channel->parts[head], ZMQ_SRCFD) : -1;
+    RFT_REFUSE_IF(count <= head || count > head + 2, error, REFIT_ERR_PROTOCOL,
+                  "a message of %u parts instead of one or two", count - head);
+    out->message = part_view(&channel->parts[head]);
+    if (count > head + 1) out->payload = part_view(&channel->parts[head + 1]);
+    return REFIT_OK;
+}
+
+void rft_channel_claim(rft_channel *channel, int connection)
+{
+    if (channel->connections != NULL) {
+        rft_connections_claim(channel->connections, connection, rft_now());
+    }
+}
+
+rft_connection_counts rft_channel_count_connections(const rft_channel *channel)
+{
+    if (channel->connections == NULL) return (rft_connection_counts){0};
+    return rft_connections_count(channel->connections);
+}
+
+static void payload_release(void *data, void *hint)
+{
+    (void)data;
+    rft_pending_lower(hint);
+}
+
+/* The parts of one message on its way out. All are made before the first is sent: a message that
+ * stopped in the middle would be taken for the beginning of the next one. */
+typedef struct parcel {
+    zmq_msg_t parts[PARTS_MOST];
+    int count;
+} parcel;
+
+static bool parcel_add_bytes(parcel *to, const void *data, size_t count)
+{
+    zmq_msg_t *part = &to->parts[to->count];
+    if (zmq_msg_init_size(part, count) != 0) return false;
+    if (count > 0) memcpy(zmq_msg_data(part), data, count);
+    to->count++;
+    return true;
+}
+
+static bool parcel_add_payload(parcel *to, const rft_payload *payload)
+{
+    zmq_msg_t *part = &to->parts[to->count];
+    if (payload->bytes.count == 0) return parcel_add_bytes(to, NULL, 0);
+    rft_pending_raise(payload->pending);
+    if (zmq_msg_init_data(part, (void *)(uintptr_t)payload->bytes.data, payload->bytes.count,
+                          payload_release, payload->pending) != 0) {
+        rft_pending_lower(payload->pending);
+        return false;
+    }
+    to->count++;
+    return true;
+}
+
+/* ZeroMQ refuses a message at its first part or not at all. */
+static bool parcel_send(rft_channel *channel, parcel *from)
+{
+    for (int i = 0; i < from->count; i++) {
+        int flags = ZMQ_DONTWAIT | (i + 1 < from->count ? ZMQ_SNDMORE : 0);
+        MESSAGE_LEAVES(&from->parts[i]);
+        if (zmq_msg_send(&from->parts[i], channel->socket, flags) < 0) return false;
+    }
+    return true;
+}
+
+/* Of parts that were sent, nothing is left to close. */
+static void parcel_close(parcel *made)
+{
+    for (int i = 0; i < made->count; i++) {
+        zmq_msg_close(&made->parts[i]);
+    }
+}
+
+static refit_status send_failed(int code, refit_error *error)
+{
+    RFT_REFUSE_IF(code == EAGAIN, error, REFIT_ERR_BUSY, "the queue to the peer is full");
+    RFT_REFUSE_IF(code == EHOSTUNREACH, error, REFIT_ERR_PEER, "the peer is not connected");
+    RFT_REFUSE_IF(code == ENOMEM, error, REFIT_ERR_HOST_MEMORY, "no memory for a message");
+    return rft_fail_sub(error, REFIT_ERR_SYSTEM, code, "a message could not be sent: %s",
+                        TEXT_OF(code));
+}
+
+/* Takes the parcel; `made`: all its parts are. */
+static refit_status send_parcel(rft_channel *channel, parcel *from, bool made, refit_error *error)
+{
+    bool sent = made && parcel_send(channel, from);
+    int code = zmq_errno();
+    channel->full = !sent && code == EAGAIN && !channel->router;
+    parcel_close(from);
+    return sent ? REFIT_OK : send_failed(code, error);
+}
+
+refit_status rft_channel_send(rft_channel *channel, const rft_peer_id *to, rft_view message,
+                              const rft_payload *payload, refit_error *error)
+{
+    parcel made = {.count = 0};
+    bool done = to == NULL || parcel_add_bytes(&made, to->bytes, to->count);
+    done = done && parcel_add_bytes(&made, message.data, message.count);
+    done = done && (payload == NULL || parcel_add_payload(&made, payload));
+    return send_parcel(channel, &made, done, error);
+}
+
+refit_status rft_channel_send_lent(rft_channel *channel, const rft_peer_id *to,
+                                   const rft_payload *message, refit_error *error)
+{
+    parcel made = {.count = 0};
+    bool done = to == NULL || parcel_add_bytes(&made, to->bytes, to->count);
+    done = done && parcel_add_payload(&made, message);
+    return send_parcel(channel, &made, done, error);
+}
+
+bool rft_peer_id_equal(const rft_peer_id *a, const rft_peer_id *b)
+{
+    return a->count == b->count && memcmp(a->bytes, b->bytes, a->count) == 0 &&
+           strcmp(a->key, b->key) == 0;
+}

@@ -1,0 +1,360 @@
+/*
+ * The doorkeeper: one thread that answers ZAP (ZeroMQ's RFC 27) for every publisher of the process,
+ * since a context has one place to ask. It starts with the first gate and ends with the last.
+ *
+ *     ZeroMQ ── domain, key ──► doorkeeper ── 200, the key as User-Id; or 400 ──► ZeroMQ
+ *                                  │ every LOOK_MS, and for questions
+ *                                  ▼
+ *                               allow list ── another edition ──► the publisher's waker
+ *
+ * A question makes it look at the folder, too, but neither those about keys that are in nor those
+ * about others can keep the disk busy: there is a brake for each, LOOK_KNOWN_MS and LOOK_FRESH_MS.
+ * So a key that was taken out is refused LOOK_KNOWN_MS later; whoever came in before the look that
+ * misses it is turned out by that look, as all whose connection stands (hub_keys). Two locks:
+ * `turn` is held while the doorkeeper starts or ends, `guard` while the gates are read or changed.
+ * Either may be held when the process forks, by a thread that the child does not have: it gets both
+ * anew. Taking them before the fork instead would have it wait for the folder's disk.
+ */
+#include "net/zap.h"
+
+#include <errno.h>
+#include <inttypes.h>
+#include <stdatomic.h>
+#include <stdio.h>
+#include <string.h>
+#include <unistd.h>
+
+#include <zmq.h>
+
+#include "base/alloc.h"
+#include "base/clock.h"
+#include "base/log.h"
+#include "base/random.h"
+#include "base/thread.h"
+#include "net/wake_fd.h"
+#include "net/zap_request.h"
+
+#define ZAP_PLACE     "inproc://zeromq.zap.01"
+#define LOOK_MS       200
+#define LOOK_FRESH_MS 50
+#define LOOK_KNOWN_MS 10
+#define LOG_MS        1000 /* a stranger who knocks is not written down more often */
+
+struct rft_zap {
+    rft_allow_list *list;
+    char domain[RFT_ZAP_REQUEST_DOMAIN];
+    int wake;         /* guarded by guard */
+    uint64_t edition; /* the doorkeeper's: of the list when the waker was last set */
+    int64_t looked;   /* the doorkeeper's */
+    int64_t logged;   /* the doorkeeper's */
+    rft_zap *next;    /* guarded by guard */
+};
+
+static rft_mutex turn = PTHREAD_MUTEX_INITIALIZER;
+static rft_mutex guard = PTHREAD_MUTEX_INITIALIZER;
+static rft_zap *gates; /* guarded by guard */
+
+/* From start to end it belongs to its thread. A child of a fork has none of it. */
+static struct doorkeeper {
+    void *socket;
+    int wake;
+    rft_thread thread;
+    atomic_bool ends;
+    pid_t process;  /* guarded by turn */
+    uint32_t gates; /* guarded by turn */
+} doorkeeper;
+
+/* ---- A question */
+
+/* False: there is none. */
+static bool hear_question(void *socket, rft_zap_request *asked)
+{
+    zmq_msg_t part;
+    uint32_t count = 0;
+    bool more = true;
+    memset(asked, 0, sizeof *asked);
+    zmq_msg_init(&part);
+    for (; more; count++) {
+        if (zmq_msg_recv(&part, socket, ZMQ_DONTWAIT) < 0) break;
+        const rft_view bytes = {zmq_msg_data(&part), zmq_msg_size(&part)};
+        rft_zap_request_take(asked, count, bytes);
+        more = zmq_msg_more(&part) != 0;
+    }
+    zmq_msg_close(&part);
+    rft_zap_request_end(asked, count);
+    return count > 0 && !more;
+}
+
+static void answer(void *socket, const rft_zap_request *asked, bool admitted, const char *user)
+{
+    const struct {
+        const void *bytes;
+        size_t count;
+    } parts[] = {
+        {"1.0", 3},
+        {asked->id, asked->id_bytes},
+        {admitted ? "200" : "400", 3},
+        {admitted ? "OK" : "not allowed", admitted ? 2 : 11},
+        {user, admitted ? strlen(user) : 0},
+        {"", 0},
+    };
+    const size_t last = sizeof parts / sizeof parts[0] - 1;
+    for (size_t i = 0; i <= last; i++) {
+        int flags = ZMQ_DONTWAIT | (i < last ? ZMQ_SNDMORE : 0);
+        (void)zmq_send(socket, parts[i].bytes, parts[i].count, flags);
+    }
+}
+
+/* ---- The gates */
+
+/* Called with guard held. */
+static void look(rft_zap *gate)
+{
+    rft_allow_list_refresh(gate->list);
+    gate->looked = rft_now();
+    uint64_t edition = rft_allow_list_edition(gate->list);
+    if (edition != gate->edition && gate->wake >= 0) rft_wake_fd_set(gate->wake);
+    gate->edition = edition;
+}
+
+static bool looked_within(const rft_zap *gate, uint32_t ms)
+{
+    return rft_now() < rft_after_ms(gate->looked, ms);
+}
+
+/* Called with guard held. */
+static bool admits(rft_zap *gate, const rft_zap_request *asked, const char *user)
+{
+    char name[RFT_KEY_NAME_BYTES];
+    bool known = rft_allow_list_has(gate->list, user, NULL);
+    if (!looked_within(gate, known ? LOOK_KNOWN_MS : LOOK_FRESH_MS)) look(gate);
+    if (rft_allow_list_has(gate->list, user, name)) {
+        rft_log(REFIT_LOG_INFO, "key %s comes in from %s", name, asked->address);
+        return true;
+    }
+    if (rft_now() >= gate->logged) {
+        rft_log(REFIT_LOG_WARNING, "a key that is not in security.allow is refused: %s, from %s",
+                user, asked->address);
+        gate->logged = rft_deadline(LOG_MS);
+    }
+    return false;
+}
+
+static void answer_question(struct doorkeeper *keeper, const rft_zap_request *asked)
+{
+    char user[RFT_KEY_TEXT];
+    bool admitted = strcmp(asked->domain, RFT_ZAP_OPEN) == 0;
+    rft_key_print(&asked->key, user);
+    rft_lock(&guard);
+    for (rft_zap *gate = asked->whole ? gates : NULL; gate != NULL; gate = gate->next) {
+        if (strcmp(gate->domain, asked->domain) == 0) admitted = admits(gate, asked, user);
+    }
+    rft_unlock(&guard);
+    answer(keeper->socket, asked, admitted, user);
+}
+
+static void look_everywhere(void)
+{
+    rft_lock(&guard);
+    for (rft_zap *gate = gates; gate != NULL; gate = gate->next) {
+        if (!looked_within(gate, LOOK_MS)) look(gate);
+    }
+    rft_unlock(&guard);
+}
+
+static void *keep_doors(void *user)
+{
+    struct doorkeeper *keeper = user;
+    rft_zap_request asked;
+    while (!atomic_load(&keeper->ends)) {
+        zmq_pollitem_t items[] = {
+            {.socket = keeper->socket, .events = ZMQ_POLLIN},
+            {.fd = keeper->wake, .events = ZMQ_POLLIN},
+        };
+        (void)zmq_poll(items, 2, LOOK_MS);
+        rft_wake_fd_clear(keeper->wake);
+        if (hear_question(keeper->socket, &asked)) answer_question(keeper, &asked);
+        look_everywhere();
+    }
+    return NULL;
+}
+
+/* ---- Its beginning and end, `turn` held */
+
+static refit_status fail_zmq(refit_error *error)
+{
+    int code = zmq_errno();
+    RFT_REFUSE_IF(code == EADDRINUSE, error, REFIT_ERR_BUSY,
+                  "something else in this process answers ZeroMQ's questions about keys");
+    return rft_fail_sub(error, REFIT_ERR_SYSTEM, code, "no answer to questions about keys: %s",
+                        zmq_strerror(code));
+}
+
+static refit_status place_open(struct doorkeeper *keeper, void *context, refit_error *error)
+{
+    const int none = 0;
+    keeper->socket = zmq_socket(context, ZMQ_REP);
+    if (keeper->socket == NULL) return fail_zmq(error);
+    if (zmq_setsockopt(keeper->socket, ZMQ_LINGER, &none, sizeof none) == 0 &&
+        zmq_bind(keeper->socket, ZAP_PLACE) == 0) {
+        return REFIT_OK;
+    }
+    refit_status status = fail_zmq(error);
+    zmq_close(keeper->socket);
+    return status;
+}
+
+/* A closed socket keeps its name for a while, but not one that was unbound. */
+static void place_close(struct doorkeeper *keeper)
+{
+    (void)zmq_unbind(keeper->socket, ZAP_PLACE);
+    zmq_close(keeper->socket);
+}
+
+static refit_status doorkeeper_start(void *context, refit_error *error)
+{
+    struct doorkeeper *keeper = &doorkeeper;
+    refit_status status;
+    atomic_store(&keeper->ends, false);
+    RFT_TRY(rft_wake_fd_open(&keeper->wake, error));
+    RFT_TRY_GOTO(place_open(keeper, context, error), undo_wake);
+    RFT_TRY_GOTO(rft_thread_start(&keeper->thread, "refit-doors", keep_doors, keeper, error),
+                 undo_place);
+    return REFIT_OK;
+
+undo_place:
+    place_close(keeper);
+undo_wake:
+    rft_wake_fd_close(keeper->wake);
+    return status;
+}
+
+static void doorkeeper_end(void)
+{
+    struct doorkeeper *keeper = &doorkeeper;
+    atomic_store(&keeper->ends, true);
+    rft_wake_fd_set(keeper->wake);
+    rft_thread_join(keeper->thread);
+    place_close(keeper);
+    rft_wake_fd_close(keeper->wake);
+}
+
+/* ---- A fork */
+
+/* In the child, which has no other thread yet. What they guarded it has no use for. */
+static void forget_locks(void)
+{
+    static const rft_mutex unlocked = PTHREAD_MUTEX_INITIALIZER;
+    turn = unlocked;
+    guard = unlocked;
+}
+
+/* Without a lock, which a fork could find held. Doing it twice does no harm. */
+static refit_status prepare_for_forks(refit_error *error)
+{
+    static atomic_bool prepared;
+    if (atomic_load(&prepared)) return REFIT_OK;
+    int code = pthread_atfork(NULL, NULL, forget_locks);
+    if (code != 0) {
+        return rft_fail_sub(error, REFIT_ERR_HOST_MEMORY, code,
+                            "the gate cannot be made ready for forks: %s", strerror(code));
+    }
+    atomic_store(&prepared, true);
+    return REFIT_OK;
+}
+
+/* ---- Opening and closing a gate */
+
+static void zap_free(rft_zap *gate)
+{
+    rft_allow_list_close(gate->list);
+    rft_free(gate);
+}
+
+static refit_status zap_make(const char *folder, rft_zap **out, refit_error *error)
+{
+    uint64_t unique;
+    RFT_TRY(rft_random_u64(&unique, error));
+    rft_zap *gate = rft_calloc(1, sizeof *gate);
+    RFT_REFUSE_IF(gate == NULL, error, REFIT_ERR_HOST_MEMORY, "no memory for a gate");
+    gate->wake = -1;
+    snprintf(gate->domain, sizeof gate->domain, "refit-%016" PRIx64, unique);
+    refit_status status = rft_allow_list_open(folder, &gate->list, error);
+    if (status != REFIT_OK) {
+        rft_free(gate);
+        return status;
+    }
+    gate->edition = rft_allow_list_edition(gate->list);
+    gate->looked = rft_now();
+    *out = gate;
+    return REFIT_OK;
+}
+
+static void zap_add(rft_zap *gate)
+{
+    rft_lock(&guard);
+    gate->next = gates;
+    gates = gate;
+    rft_unlock(&guard);
+}
+
+static void zap_remove(const rft_zap *gate)
+{
+    rft_lock(&guard);
+    for (rft_zap **at = &gates; *at != NULL; at = &(*at)->next) {
+        if (*at != gate) continue;
+        *at = gate->next;
+        break;
+    }
+    rft_unlock(&guard);
+}
+
+refit_status rft_zap_open(void *context, const char *folder, rft_zap **out, refit_error *error)
+{
+    rft_zap *gate = NULL;
+    refit_status status = REFIT_OK;
+    RFT_TRY(prepare_for_forks(error));
+    RFT_TRY(zap_make(folder, &gate, error));
+    rft_lock(&turn);
+    if (doorkeeper.process != getpid()) { /* what a parent left is not ours */
+        doorkeeper.process = getpid();
+        doorkeeper.gates = 0;
+        gates = NULL;
+    }
+    if (doorkeeper.gates == 0) status = doorkeeper_start(context, error);
+    if (status == REFIT_OK) {
+        doorkeeper.gates++;
+        zap_add(gate);
+        *out = gate;
+    }
+    rft_unlock(&turn);
+    if (status != REFIT_OK) zap_free(gate);
+    return status;
+}
+
+void rft_zap_close(rft_zap *gate)
+{
+    if (gate == NULL) return;
+    rft_lock(&turn);
+    zap_remove(gate);
+    if (doorkeeper.process == getpid() && --doorkeeper.gates == 0) doorkeeper_end();
+    rft_unlock(&turn);
+    zap_free(gate);
+}
+
+const char *rft_zap_domain(const rft_zap *gate)
+{
+    return gate->domain;
+}
+
+rft_allow_list *rft_zap_list(const rft_zap *gate)
+{
+    return gate->list;
+}
+
+void rft_zap_set_waker(rft_zap *gate, int wake)
+{
+    rft_lock(&guard);
+    gate->wake = wake;
+    rft_unlock(&guard);
+}

@@ -1,0 +1,133 @@
+/*
+ * peer: one worker as its publisher knows it, and the table of all of them. Plain state: what
+ * happens to it is decided in hub.h.
+ */
+#ifndef RFT_PEER_H
+#define RFT_PEER_H
+
+#include <refit/broadcast.h>
+
+#include "net/channel.h"
+#include "store/store.h"
+#include "wire/credit.h"
+#include "wire/message.h"
+
+#define RFT_RESEND_ROOM     64u
+#define RFT_LOST_MOST       1024u /* of the lost, how many are remembered, members apart */
+#define RFT_PEER_NAME_BYTES 64u   /* with its end */
+#define RFT_PEER_NAME_MARK  '/'   /* behind a key's name; no such name has one */
+
+/*
+ * How far a worker is with the version it was last offered:
+ *
+ *   NONE ──OFFER──► OFFERED ──STAGED──► STAGED ──COMMIT──► COMMITTING ──COMMITTED──► NONE
+ *    ▲                 │ FAILED, ABORT    │ ABORT               │ FAILED
+ *    └─────────────────┴──────────────────┴─────────────────────┘
+ */
+typedef enum rft_stage {
+    RFT_STAGE_NONE,
+    RFT_STAGE_OFFERED,
+    RFT_STAGE_STAGED,
+    RFT_STAGE_COMMITTING,
+} rft_stage;
+
+typedef struct rft_task {
+    rft_stage stage;
+    uint64_t version;
+    uint64_t base;   /* version that its frames may leave blocks out against; 0: none */
+    refit_path path; /* anything but SOCKET: it reads the slot, no frames are sent */
+    int32_t credits; /* in parts (wire/credit.h): while any is left it may be sent a frame */
+    uint32_t cursor; /* how many of the ready frames it has been sent */
+    uint32_t resend[RFT_RESEND_ROOM];
+    uint32_t resend_count;
+    uint64_t resent; /* frames that it asked for again so far */
+} rft_task;
+
+/* A version whose slot a worker's user may be reading; 0: none. */
+typedef struct rft_lend {
+    uint64_t version;
+    refit_path path;
+} rft_lend;
+
+typedef struct rft_peer {
+    rft_peer_id id;
+    char name[RFT_PEER_NAME_BYTES];     /* by which it is known: rft_peer_name_bind */
+    char own_name[RFT_PEER_NAME_BYTES]; /* by which it goes itself */
+    char key_name[RFT_KEY_NAME_BYTES];  /* of its key's file; empty: no keys are asked for */
+    uint64_t instance;
+    bool subscribed; /* it has sent JOIN */
+    bool shm;        /* it has proved that it shares memory */
+    bool gpu;        /* likewise, and it is on the publisher's GPU */
+    bool named_gpu;  /* it said which GPU it is on: `uuid` */
+    unsigned char uuid[RFT_UUID_BYTES];
+    bool delta;      /* it takes sparse blocks */
+    bool zstd;       /* likewise, packed */
+    refit_path path; /* of what it was offered last; before that, of what it will be */
+    uint32_t window;
+    int64_t heard; /* when it last said anything */
+    int64_t due;   /* when it must have answered, or it is evicted; 0: no such moment */
+    rft_held held;
+    bool has_manifest; /* it was sent `manifest` */
+    rft_digest128 manifest;
+    rft_task task;
+    rft_lend lends[RFT_SLOTS_MOST];
+    uint64_t failed_version; /* not offered to it again */
+
+    bool member;    /* the version under way, or the last one, counts on it */
+    bool awaited;   /* a member that was staged and has not yet said how applying went */
+    bool committed; /* it applied the last version */
+    bool missed;    /* there was no memory to tell it something: it cannot stay */
+    refit_status status;
+    char reason[160];
+} rft_peer;
+
+/* {0} is empty. Peers stay where they are until they are dropped. */
+typedef struct rft_peers {
+    rft_peer **live;
+    uint32_t count;
+    uint32_t room;
+    rft_peer **lost; /* since the last version began, oldest first */
+    uint32_t lost_count;
+    uint32_t lost_room;
+} rft_peers;
+
+void rft_peers_close(rft_peers *peers);
+
+/* The name by which a worker is known. With a key it is the key's name, or begins with it and
+ * RFT_PEER_NAME_MARK, so that no key can take a name of another: a name that the worker gives
+ * itself, and that does not begin so, is put behind both. What is too long loses its beginning,
+ * because names of workers differ at their ends. */
+void rft_peer_name_bind(const char *key_name, const char *own_name, char name[RFT_PEER_NAME_BYTES]);
+
+/* NULL: none. */
+rft_peer *rft_peers_find(const rft_peers *peers, const rft_peer_id *id);
+rft_peer *rft_peers_find_name(const rft_peers *peers, const char *name);
+uint32_t rft_peers_count_subscribed(const rft_peers *peers);
+/* Of these, those that take versions in this way. */
+uint32_t rft_peers_count_path(const rft_peers *peers, refit_path path);
+
+/* A new one, zeroed; also makes room among the lost for it, so that losing it cannot fail. */
+refit_status rft_peers_add(rft_peers *peers, rft_peer **out, refit_error *error);
+/* From the living to the lost, in the place of an earlier one by that name. */
+void rft_peers_lose(rft_peers *peers, rft_peer *peer);
+/* Frees a living one that nobody will ask about. */
+void rft_peers_drop(rft_peers *peers, rft_peer *peer);
+void rft_peers_forget_lost(rft_peers *peers);
+
+/* How its user may be reading the version's slot; REFIT_PATH_NONE: not at all. */
+refit_path rft_peer_reads(const rft_peer *peer, uint64_t version);
+void rft_peer_lend(rft_peer *peer, uint64_t version, refit_path path);
+void rft_peer_take_back(rft_peer *peer, uint64_t version);
+
+/* Whether it may be sent a frame that nobody asked for again. */
+bool rft_peer_has_credit(const rft_peer *peer);
+/* The next frame to send it: its place among `ready`, or one asked for again, which takes no
+ * credit. False: none now. */
+bool rft_peer_next_frame(rft_peer *peer, const rft_store *store, uint32_t *sequence, bool *again);
+/* Gives back what of its credit the frame did not take, once that is known: so much of its bytes
+ * travelled. */
+void rft_peer_refund(rft_peer *peer, uint64_t payload, uint64_t bytes);
+
+void rft_peer_describe(const rft_peer *peer, refit_worker_info *info);
+
+#endif

@@ -1,0 +1,90 @@
+/*
+ * publisher: what the door's object is made of, and what the door and its service thread say to
+ * each other.
+ *
+ * The hub has all that is shared, under one lock. The caller's thread takes steps of the round
+ * there and waits for `changed`; the service thread owns the channel, hands messages in and sends
+ * what comes out. Bytes are written and sent without the lock: see `sending`.
+ */
+#ifndef RFT_PUBLISHER_H
+#define RFT_PUBLISHER_H
+
+#include <stdatomic.h>
+
+#include "base/thread.h"
+#include "net/channel.h"
+#include "publisher/server.h"
+#include "store/copy_queue.h"
+#include "store/frames.h"
+
+/* Tensors whose bytes are in the store, but not yet compared (and digested): that is done while the
+ * next ones come. */
+typedef struct rft_unsettled {
+    uint32_t count;
+    bool digested; /* by the device: `sums` */
+    uint32_t tensors[RFT_DIGEST_BATCH_MOST];
+    uint64_t sums[RFT_DIGEST_BATCH_MOST];
+} rft_unsettled;
+
+struct refit_publisher {
+    refit_config config;
+    rft_segment probe;
+    rft_channel *channel;  /* the service thread's while it runs */
+    int wake;              /* ends the service thread's poll */
+    atomic_bool cancelled; /* set by any thread, taken by the caller's, in the wait that it ends */
+    rft_thread thread;
+
+    rft_mutex lock;
+    rft_cond changed;    /* something in the hub may have changed, or `sending` has ended */
+    rft_server server;   /* guarded by lock */
+    bool stopping;       /* guarded by lock */
+    bool sending;        /* guarded by lock: the service thread uses store and frames unlocked */
+    uint64_t sent_bytes; /* guarded by lock */
+    rft_frames_counts coded; /* guarded by lock: what `frames` had counted when it was used last */
+    rft_connection_counts connections; /* guarded by lock: as the service thread saw them last */
+    double write_seconds;  /* guarded by lock: of the version under way, or the last one */
+    uint64_t pinned_bytes; /* guarded by lock: of the store */
+    uint64_t gpu_bytes;    /* guarded by lock: of the GPU */
+
+    rft_store *store;        /* the caller's; changed only under lock and while nothing is sent */
+    rft_encoders encoders;   /* the service thread's while `sending` */
+    rft_frames *frames;      /* likewise, and the service thread's while `sending` */
+    rft_retire_list retired; /* the caller's */
+
+    rft_gpu_store *gpu; /* the caller's, like store; NULL: no versions in a GPU's memory */
+    /* These are the caller's. */
+    rft_copy_queue *copy_queue;     /* of the device that was written from last; NULL: of none */
+    rft_copy_queue *gpu_copy_queue; /* of the GPU of `gpu`, likewise */
+    rft_unsettled unsettled;
+};
+
+/* Waits until the service thread uses neither store nor frames. Called with the lock held. */
+void rft_publisher_await_sending(refit_publisher *publisher);
+
+/* Whether refit_publisher_cancel was called since the last time: it is told once. What is to be
+ * seen by a wait that is under way is asked for with the lock held. */
+bool rft_publisher_take_cancel(refit_publisher *publisher);
+
+/* REFIT_ERR_STATE: a version is under way. */
+refit_status rft_publisher_check_idle(refit_publisher *publisher, refit_error *error);
+/* REFIT_ERR_STATE: there is no version to `verb`. */
+refit_status rft_publisher_check_writing(refit_publisher *publisher, const char *verb,
+                                         refit_error *error);
+/* Finishes the tensors that are unsettled. */
+void rft_publisher_settle(refit_publisher *publisher);
+/* Waits for copies that an earlier write gave up waiting for. */
+void rft_publisher_await_copies(refit_publisher *publisher, int64_t deadline);
+/* Sums up what is page-locked. */
+void rft_publisher_count_pinned(refit_publisher *publisher);
+
+/* The GPU's part of begin: its slot for the version is cleared, if somebody wants it there. With
+ * broadcast.gpu: require, REFIT_ERR_DEVICE_MEMORY and what else stands in the way; with auto that
+ * version lies in host memory only. */
+refit_status rft_publisher_clear_gpu(refit_publisher *publisher, uint32_t slot, refit_error *error);
+/* No version lies in the GPU's memory any more. */
+void rft_publisher_empty_gpu(refit_publisher *publisher);
+
+/* The service thread: sends, receives, beats, until `stopping`. `user` is the publisher. */
+void *rft_publisher_serve(void *user);
+
+#endif

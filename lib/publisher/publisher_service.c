@@ -1,0 +1,172 @@
+/*
+ * The publisher's service thread. One turn of its loop:
+ *
+ *     wait for a message, the waker, or the hub's next moment
+ *     hand every message to the hub, then the time
+ *     send what the hub has put into its outbox
+ *     send a few frames, and look for messages again before more
+ *
+ * Messages are received before the time is handed in: a trainer that was stopped and goes on must
+ * not take its workers' queued beats for silence. Nothing is sent under the lock.
+ */
+#include "publisher/publisher.h"
+
+#include "base/clock.h"
+#include "base/log.h"
+#include "net/wake_fd.h"
+
+#define FRAMES_PER_TURN   8u
+#define MESSAGES_PER_TURN 256u
+
+/* ---- Messages in */
+
+static void hand_in(refit_publisher *publisher, const rft_envelope *envelope, refit_status received,
+                    refit_error *why)
+{
+    rft_message message;
+    refit_status status = received;
+    if (status == REFIT_OK) {
+        status = rft_message_decode(envelope->message, &publisher->server.limits, &message, why);
+    }
+    rft_lock(&publisher->lock);
+    if (status == REFIT_OK) {
+        rft_server_message(&publisher->server, &envelope->from, &message, rft_now());
+    } else {
+        rft_server_garbage(&publisher->server, &envelope->from, why, rft_now());
+    }
+    bool worker = rft_peers_find(&publisher->server.peers, &envelope->from) != NULL;
+    rft_unlock(&publisher->lock);
+    if (worker) rft_channel_claim(publisher->channel, envelope->connection);
+}
+
+static void receive_all(refit_publisher *publisher)
+{
+    for (uint32_t i = 0; i < MESSAGES_PER_TURN; i++) {
+        rft_envelope envelope;
+        refit_error why;
+        refit_status status = rft_channel_receive(publisher->channel, &envelope, &why);
+        if (status == REFIT_ERR_TIMEOUT) break;
+        hand_in(publisher, &envelope, status, &why);
+    }
+}
+
+/* ---- Messages out */
+
+static void unreachable(refit_publisher *publisher, const rft_peer_id *to, refit_status why)
+{
+    rft_lock(&publisher->lock);
+    rft_server_unreachable(&publisher->server, to, why, rft_now());
+    rft_unlock(&publisher->lock);
+}
+
+static refit_status send_one(refit_publisher *publisher, const rft_outgoing *next)
+{
+    if (next->shared == NULL) {
+        return rft_channel_send(publisher->channel, &next->to, next->message, NULL, NULL);
+    }
+    const rft_payload lent = {next->message, next->shared};
+    return rft_channel_send_lent(publisher->channel, &next->to, &lent, NULL);
+}
+
+/* `box` is empty and stays so. */
+static void send_all(refit_publisher *publisher, rft_send_queue *box)
+{
+    rft_outgoing next;
+    rft_lock(&publisher->lock);
+    rft_send_queue full = publisher->server.send_queue;
+    publisher->server.send_queue = *box;
+    rft_unlock(&publisher->lock);
+    while (rft_send_queue_take(&full, &next)) {
+        refit_status status = send_one(publisher, &next);
+        if (status != REFIT_OK) unreachable(publisher, &next.to, status);
+    }
+    rft_send_queue_reset(&full);
+    *box = full;
+}
+
+/* ---- Frames */
+
+static refit_status send_frame(refit_publisher *publisher, const rft_frame_order *order,
+                               uint64_t *bytes)
+{
+    rft_encoded frame;
+    refit_error why;
+    refit_status status = rft_frames_encode(publisher->frames, publisher->store, order->sequence,
+                                            order->coding, order->ready, &frame, &why);
+    if (status != REFIT_OK) {
+        rft_log(REFIT_LOG_ERROR, "a frame could not be encoded: %s", why.text);
+        return status;
+    }
+    *bytes = frame.payload.bytes.count;
+    return rft_channel_send(publisher->channel, &order->to, frame.message, &frame.payload, NULL);
+}
+
+/* Returns whether there may be more. */
+static bool send_frames(refit_publisher *publisher)
+{
+    rft_frame_order order;
+    bool more = true;
+    rft_lock(&publisher->lock);
+    for (uint32_t i = 0; more && i < FRAMES_PER_TURN; i++) {
+        more = rft_server_next_frame(&publisher->server, &order);
+        if (!more) break;
+        publisher->sending = true;
+        rft_unlock(&publisher->lock);
+        uint64_t bytes = 0;
+        refit_status status = send_frame(publisher, &order, &bytes);
+        rft_lock(&publisher->lock);
+        publisher->sending = false;
+        publisher->coded = rft_frames_count(publisher->frames);
+        rft_cond_wake_all(&publisher->changed);
+        if (status == REFIT_OK) {
+            publisher->sent_bytes += bytes;
+            rft_server_frame_sent(&publisher->server, &order, bytes);
+        } else {
+            rft_server_unreachable(&publisher->server, &order.to, status, rft_now());
+        }
+    }
+    more = more || !rft_send_queue_is_empty(&publisher->server.send_queue);
+    rft_unlock(&publisher->lock);
+    return more;
+}
+
+/* ---- The loop */
+
+static bool is_over(refit_publisher *publisher, int64_t *tick_at)
+{
+    rft_lock(&publisher->lock);
+    bool over = publisher->stopping && rft_send_queue_is_empty(&publisher->server.send_queue);
+    *tick_at = publisher->stopping ? INT64_MIN : rft_server_tick_at(&publisher->server);
+    rft_unlock(&publisher->lock);
+    return over;
+}
+
+static void tick(refit_publisher *publisher)
+{
+    rft_lock(&publisher->lock);
+    int64_t now = rft_now();
+    rft_server_check_keys(&publisher->server, now);
+    if (now >= rft_server_tick_at(&publisher->server)) rft_server_tick(&publisher->server, now);
+    publisher->connections = rft_channel_count_connections(publisher->channel);
+    rft_cond_wake_all(&publisher->changed);
+    rft_unlock(&publisher->lock);
+}
+
+void *rft_publisher_serve(void *user)
+{
+    refit_publisher *publisher = user;
+    rft_send_queue box = {0};
+    bool more = false;
+    int64_t tick_at;
+    while (!is_over(publisher, &tick_at)) {
+        int wait = more || tick_at == INT64_MIN ? 0 : rft_ms_until(tick_at);
+        rft_channel_poll(publisher->channel, publisher->wake, wait);
+        rft_wake_fd_clear(publisher->wake);
+        receive_all(publisher);
+        tick(publisher);
+        send_all(publisher, &box);
+        more = send_frames(publisher);
+    }
+    rft_send_queue_close(&box);
+    return NULL;
+}

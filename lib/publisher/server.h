@@ -1,0 +1,228 @@
+/*
+ * hub: the publisher's side of the protocol as a state machine.
+ *
+ * Events go in: a decoded message and whom it is from, the time, a step of the publisher. Messages
+ * for the workers come out in `outbox`, frames are picked one at a time, and the state can be read.
+ * No socket, no clock, no thread: all of it is guarded by the lock of whoever owns the hub.
+ *
+ * hub.c has the workers (offers, evictions, turns), hub_join.c how they come and go, hub_keys.c
+ * whose keys still count, hub_answer.c what else they say, hub_send.c what they are told, and
+ * round.c one version from begin to its end; its states are drawn there.
+ */
+#ifndef RFT_SERVER_H
+#define RFT_SERVER_H
+
+#include "publisher/peer.h"
+#include "publisher/query_limit.h"
+#include "publisher/send_queue.h"
+#include "store/frames.h"
+#include "store/gpu_store.h"
+#include "store/store.h"
+
+typedef enum rft_transaction_state {
+    RFT_TRANSACTION_IDLE,
+    RFT_TRANSACTION_PREPARING,
+    RFT_TRANSACTION_WRITING,
+    RFT_TRANSACTION_STAGING,
+    RFT_TRANSACTION_COMMITTING,
+    RFT_TRANSACTION_ABORTED,
+} rft_transaction_state;
+
+/* One version on its way. */
+typedef struct rft_transaction {
+    rft_transaction_state state;
+    uint64_t version;
+    uint64_t last; /* highest number ever used */
+    uint32_t members;
+    uint32_t lost;      /* members that failed or are gone */
+    int64_t began;      /* when the offers went out */
+    int64_t decided;    /* when COMMIT went out */
+    int64_t deadline;   /* of staging */
+    refit_error result; /* status REFIT_OK: nothing has gone wrong so far */
+} rft_transaction;
+
+/* What the statistics want to know. */
+typedef struct rft_server_counts {
+    uint64_t committed; /* versions */
+    uint64_t aborted;   /* versions */
+    uint64_t evicted;
+    uint64_t refused;
+    uint64_t resent;
+    uint64_t applied_last; /* workers that applied the last version */
+    uint64_t same_blocks;  /* of the last version */
+    uint64_t shm_bytes;    /* that workers took from shared memory */
+    uint64_t gpu_bytes;    /* that workers took from their GPU's memory */
+    double stage_seconds;
+    double commit_seconds;
+} rft_server_counts;
+
+typedef struct rft_server {
+    const refit_config *config; /* borrowed */
+    rft_limits limits;
+    rft_allow_list *allow; /* borrowed; NULL: no keys are asked for */
+    uint64_t keys_edition; /* of allow, at the last look */
+    uint64_t epoch;
+    uint64_t proof;                     /* what the probe segment holds */
+    char probe[RFT_SEGMENT_NAME_BYTES]; /* empty: no shared memory */
+    rft_store *store;                   /* borrowed; NULL before the first declaration */
+    rft_gpu_store *gpu;                 /* borrowed; NULL: the publisher shows no GPU's memory */
+    rft_held current; /* the last committed version, also when a new store has none */
+    rft_peers peers;
+    rft_transaction transaction;
+    rft_send_queue send_queue;
+    rft_cached_message manifest;  /* of the store, as the workers are told */
+    rft_cached_message seal;      /* of the version served */
+    rft_cached_message committed; /* the seal of the committed version, as observers are told */
+    rft_retire_list retired;      /* notices that the transport still holds */
+    rft_query_limit query_limit;  /* of observers */
+    rft_server_counts counts;
+    rft_bytes scratch;
+    int64_t next_beat;
+    uint32_t next_peer;            /* whose turn it is to be sent a frame */
+    char gone[RFT_SENTENCE_BYTES]; /* who was lost or refused last since the last version began, and
+                                      why */
+} rft_server;
+
+void rft_server_init(rft_server *server, const refit_config *config, uint64_t epoch, int64_t now);
+/* What of its messages the transport still holds is waited for until `deadline`; returns how many
+ * those are that it did not give back, and which stay. */
+uint32_t rft_server_close(rft_server *server, int64_t deadline);
+
+/* ---- Events */
+
+void rft_server_message(rft_server *server, const rft_peer_id *from, const rft_message *message,
+                        int64_t now);
+/* A message that cannot be decoded, and why. */
+void rft_server_garbage(rft_server *server, const rft_peer_id *from, const refit_error *why,
+                        int64_t now);
+/* A message to it could not be sent: REFIT_ERR_PEER, REFIT_ERR_BUSY, REFIT_ERR_HOST_MEMORY, … */
+void rft_server_unreachable(rft_server *server, const rft_peer_id *to, refit_status why,
+                            int64_t now);
+/* Beats, silence, deadlines. */
+void rft_server_tick(rft_server *server, int64_t now);
+/* When tick has something to do at the latest. */
+int64_t rft_server_tick_at(const rft_server *server);
+/* If the allow list has another edition: turns out whose key is no longer in it, and names who has
+ * one by another name after that. */
+void rft_server_check_keys(rft_server *server, int64_t now);
+
+/* The tensors have changed: `store`, which has no version yet, takes the place of the one before.
+ */
+void rft_server_adopt(rft_server *server, rft_store *store);
+/* Versions are shown in the memory of a GPU from now on: who is on it joins once more. */
+void rft_server_use_gpu(rft_server *server, rft_gpu_store *gpu);
+/* Blocks of the GPU's memory were taken away: who is on it hears a beat, at which workers look what
+ * they need not map any longer. */
+void rft_server_recall_gpu(rft_server *server);
+/* Everybody is told goodbye. */
+void rft_server_leave(rft_server *server);
+
+/* Notes in `gone` that a worker was lost or refused. */
+void rft_server_note_gone(rft_server *server, const char *name, const char *reason);
+
+/* ---- Frames */
+
+typedef struct rft_frame_order {
+    rft_peer_id to;
+    uint64_t version;
+    uint32_t sequence;
+    bool again; /* it was asked for again */
+    rft_coding coding;
+    uint32_t ready; /* frames that are ready now */
+} rft_frame_order;
+
+/* Whether somebody may be sent a frame. */
+bool rft_server_wants_frames(const rft_server *server);
+/* Takes the next frame that somebody may be sent, each worker in turn; false if there is none. */
+bool rft_server_next_frame(rft_server *server, rft_frame_order *out);
+/* The frame has been sent, with so many bytes of payload. */
+void rft_server_frame_sent(rft_server *server, const rft_frame_order *order, uint64_t payload);
+
+/* ---- A version (round.c) */
+
+/* Nothing is offered from now on; who is still fetching an older version is told to drop it.
+ * REFIT_ERR_STATE, REFIT_ERR_STALE. `*version` 0 becomes the next number. */
+refit_status rft_transaction_prepare(rft_server *server, uint64_t *version, refit_error *error);
+/* Whether somebody may be reading the slot that the version goes to. */
+bool rft_transaction_is_blocked(const rft_server *server);
+/* Turns those out. */
+void rft_transaction_evict_readers(rft_server *server, int64_t now);
+/* There was no slot to be had: back to where prepare began. */
+void rft_transaction_give_up(rft_server *server, int64_t now);
+/* The store has begun: offers go out. */
+void rft_transaction_begin(rft_server *server, int64_t now);
+/* The store is sealed: SEAL goes out, and the workers' answers decide. */
+void rft_transaction_seal(rft_server *server, int64_t now);
+/* Drops the version under way; legal while it is being written or staged. */
+void rft_transaction_abort(rft_server *server, refit_status status, const char *reason);
+/* The trainer waits no longer. Before the decision the version is aborted; after it, it stands, and
+ * nobody is awaited any more. Legal from begin until it is finished. */
+void rft_transaction_cancel(rft_server *server, int64_t now);
+/* The store is rolled back: whoever is behind is offered the committed version. */
+void rft_transaction_settle(rft_server *server, int64_t now);
+
+/* ---- Between the hub's files and round.c */
+
+bool rft_server_send(rft_server *server, rft_peer *peer, const rft_message *message);
+/* To an id that is no worker's. */
+void rft_server_refuse(rft_server *server, const rft_peer_id *to, refit_status code, bool final,
+                       const char *reason);
+/* The worker is gone; a member counts as lost in the round. The reason is copied. */
+void rft_server_lose(rft_server *server, rft_peer *peer, refit_status status, const char *reason);
+/* Likewise, and it is told so. */
+void rft_server_evict(rft_server *server, rft_peer *peer, refit_status status, const char *reason);
+/* The worker broke the protocol: counted, and turned out. */
+void rft_server_break_off(rft_server *server, rft_peer *peer, refit_status status,
+                          const char *reason);
+/* Whether its key is in the allow list, if there is one; and the name of the key, or "". `key_name`
+ * may be NULL. */
+bool rft_server_admits(const rft_server *server, const rft_peer_id *from,
+                       char key_name[RFT_KEY_NAME_BYTES]);
+/* A message of somebody who is not admitted: not heard; a worker (NULL: none's) is turned out. */
+void rft_server_turn_away(rft_server *server, rft_peer *peer, int64_t now);
+/* `known` is the worker whose connection it came through; NULL: none's. */
+void rft_server_answer_hello(rft_server *server, const rft_peer_id *from, rft_peer *known,
+                             const rft_message *hello, int64_t now);
+void rft_server_answer_join(rft_server *server, rft_peer *peer, const rft_message *message,
+                            int64_t now);
+void rft_server_answer_bye(rft_server *server, rft_peer *peer, const rft_message *message,
+                           int64_t now);
+/* Forgets what the worker had under way; slots that it may be reading become tainted. */
+void rft_server_reset_peer(rft_server *server, rft_peer *peer);
+/* Offers the served version, with its seal if there is one, unless the worker has it or failed with
+ * it. */
+void rft_server_offer(rft_server *server, rft_peer *peer, int64_t now);
+void rft_server_send_bye(rft_server *server, rft_peer *peer, refit_status code, const char *reason);
+/* How the worker takes the version; NONE: it cannot have it. */
+refit_path rft_server_path(const rft_server *server, const rft_peer *peer, uint64_t version);
+/* Unless it was sent this one already. */
+void rft_server_send_manifest(rft_server *server, rft_peer *peer);
+void rft_server_send_seal(rft_server *server, rft_peer *peer);
+/* MANIFEST and SEAL of the committed version, as far as there are any. */
+void rft_server_send_committed(rft_server *server, rft_peer *peer);
+void rft_server_send_commit(rft_server *server, rft_peer *peer, uint64_t version);
+void rft_server_send_abort(rft_server *server, rft_peer *peer, uint64_t version, refit_status code,
+                           const char *reason);
+void rft_server_send_beat(rft_server *server, rft_peer *peer);
+/* Whether this is the committed version. */
+bool rft_server_is_current(const rft_server *server, const rft_held *held);
+/* Whether it is served and committed. */
+bool rft_server_is_committed(const rft_server *server, uint64_t version);
+/* Tells the worker to drop a version that it has not been told to apply. */
+void rft_server_drop_task(rft_server *server, rft_peer *peer, refit_status code,
+                          const char *reason);
+
+/* A staged worker of a committed version is told so. */
+void rft_transaction_commit_peer(rft_server *server, rft_peer *peer);
+/* The worker has applied the last version. */
+void rft_transaction_applied(rft_server *server, rft_peer *peer);
+/* The worker could not stage or apply the version, or is gone: notes why, and what it means for the
+ * round. Only its first failure counts. */
+void rft_transaction_blame(rft_server *server, rft_peer *peer, refit_status status,
+                           const char *reason);
+/* The worker has staged the version: a member that had failed with it no longer counts as lost. */
+void rft_transaction_forgive(rft_server *server, rft_peer *peer);
+/* Looks whether the version is decided or finished: at the end of every event. */
+void rft_transaction_evaluate(rft_server *server, int64_t now);
+
+#endif

@@ -1,0 +1,365 @@
+/*
+ * One version, from begin to the moment all who count have answered.
+ *
+ *            prepare               begin               seal
+ *     IDLE ───────────► PREPARING ───────► WRITING ───────────► STAGING
+ *      ▲ ▲                  │ give_up         │ abort              │
+ *      │ └──────────────────┘                 ▼                    │ too few can stage it,
+ *      │                  settle ┌───────── ABORTED ◄──────────────┤ or the deadline
+ *      ├─────────────────────────┘                                 │
+ *      │                 all have answered                         │ all, or the quorum, staged
+ *      └────────────────────────────────────── COMMITTING ◄────────┘
+ *
+ *   IDLE        The committed version, if any, is served: who is behind is offered it.
+ *   PREPARING   Nothing is served: a slot must become free. Newcomers wait.
+ *   WRITING     Members have been offered the version and fetch what is ready. Newcomers are
+ *               offered it as guests, who do not count.
+ *   STAGING     All is written, SEAL went out; STAGED, FAILED and losses decide.
+ *   COMMITTING  The version is committed. Staged members have until their due to say COMMITTED;
+ *               who stages only now is told COMMIT at once.
+ *               A cancel ends this, too, and nobody is awaited any more.
+ *   ABORTED     Everybody was told ABORT; the store is being rolled back. Nothing is served.
+ *
+ * With commit: all, one member lost or failed ends STAGING at once: what cannot succeed is not
+ * waited for. With a quorum, it ends when too few are left; a member that failed, joined anew and
+ * staged after all is one of those left.
+ */
+#include <inttypes.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "base/clock.h"
+#include "base/log.h"
+#include "base/text.h"
+#include "publisher/server.h"
+
+/* ---- Beginning */
+
+refit_status rft_transaction_prepare(rft_server *server, uint64_t *version, refit_error *error)
+{
+    rft_transaction *transaction = &server->transaction;
+    RFT_REFUSE_IF(server->store == NULL, error, REFIT_ERR_STATE,
+                  "no tensors are declared: call refit_publisher_declare first");
+    RFT_REFUSE_IF(transaction->state != RFT_TRANSACTION_IDLE, error, REFIT_ERR_STATE,
+                  "version %" PRIu64 " is under way: commit or abort it first",
+                  transaction->version);
+    uint64_t number = *version == 0 ? transaction->last + 1 : *version;
+    RFT_REFUSE_IF(number == 0, error, REFIT_ERR_STALE,
+                  "no number is left above %" PRIu64 ", the last one used: open another publisher, "
+                  "whose versions begin at 1",
+                  transaction->last);
+    RFT_REFUSE_IF(number <= transaction->last, error, REFIT_ERR_STALE,
+                  "version %" PRIu64 " is not above %" PRIu64 ", the last one used", number,
+                  transaction->last);
+    *version = number;
+    transaction->state = RFT_TRANSACTION_PREPARING;
+    transaction->version = number;
+    for (uint32_t i = 0; i < server->peers.count; i++) {
+        rft_server_drop_task(server, server->peers.live[i], REFIT_ERR_STALE,
+                             "a newer version begins");
+    }
+    return REFIT_OK;
+}
+
+static uint64_t target_version(const rft_server *server)
+{
+    return server->store->slots[rft_store_target(server->store)].version;
+}
+
+static bool is_reader(const rft_server *server, const rft_peer *peer)
+{
+    return rft_peer_reads(peer, target_version(server)) != REFIT_PATH_NONE;
+}
+
+bool rft_transaction_is_blocked(const rft_server *server)
+{
+    for (uint32_t i = 0; i < server->peers.count; i++) {
+        if (is_reader(server, server->peers.live[i])) return true;
+    }
+    return false;
+}
+
+void rft_transaction_evict_readers(rft_server *server, int64_t now)
+{
+    char reason[RFT_SENTENCE_BYTES];
+    snprintf(reason, sizeof reason, "it did not close its update to version %" PRIu64 " in time",
+             target_version(server));
+    for (uint32_t i = 0; i < server->peers.count;) {
+        rft_peer *peer = server->peers.live[i];
+        if (is_reader(server, peer)) {
+            rft_server_evict(server, peer, REFIT_ERR_TIMEOUT, reason);
+        } else {
+            i++;
+        }
+    }
+    rft_transaction_evaluate(server, now);
+}
+
+static void offer_all(rft_server *server, int64_t now)
+{
+    for (uint32_t i = 0; i < server->peers.count; i++) {
+        rft_peer *peer = server->peers.live[i];
+        if (peer->subscribed && peer->task.stage == RFT_STAGE_NONE)
+            rft_server_offer(server, peer, now);
+    }
+}
+
+void rft_transaction_give_up(rft_server *server, int64_t now)
+{
+    server->transaction.state = RFT_TRANSACTION_IDLE;
+    offer_all(server, now);
+}
+
+void rft_transaction_begin(rft_server *server, int64_t now)
+{
+    rft_transaction *transaction = &server->transaction;
+    rft_peers_forget_lost(&server->peers);
+    server->gone[0] = '\0';
+    *transaction = (rft_transaction){
+        .state = RFT_TRANSACTION_WRITING,
+        .version = transaction->version,
+        .last = transaction->version,
+        .began = now,
+    };
+    server->counts.applied_last = 0;
+    for (uint32_t i = 0; i < server->peers.count; i++) {
+        rft_peer *peer = server->peers.live[i];
+        peer->member = peer->subscribed;
+        peer->awaited = false;
+        peer->committed = false;
+        peer->status = REFIT_OK;
+        peer->reason[0] = '\0';
+        peer->due = 0;
+        transaction->members += peer->member;
+        if (peer->subscribed) rft_server_offer(server, peer, now);
+    }
+}
+
+/* ---- Deciding */
+
+static uint32_t members_staged(const rft_server *server)
+{
+    uint32_t count = 0;
+    for (uint32_t i = 0; i < server->peers.count; i++) {
+        const rft_peer *peer = server->peers.live[i];
+        count += peer->member && peer->task.stage == RFT_STAGE_STAGED &&
+                 peer->task.version == server->transaction.version;
+    }
+    return count;
+}
+
+static bool any_awaited(const rft_server *server)
+{
+    for (uint32_t i = 0; i < server->peers.count; i++) {
+        if (server->peers.live[i]->awaited) return true;
+    }
+    return false;
+}
+
+void rft_transaction_seal(rft_server *server, int64_t now)
+{
+    rft_transaction *transaction = &server->transaction;
+    transaction->state = RFT_TRANSACTION_STAGING;
+    transaction->deadline = rft_after_ms(now, server->config->broadcast_stage_timeout_ms);
+    for (uint32_t i = 0; i < server->peers.count; i++) {
+        rft_peer *peer = server->peers.live[i];
+        if (peer->member && peer->status == REFIT_OK) peer->due = transaction->deadline;
+        if (peer->task.stage == RFT_STAGE_OFFERED && peer->task.version == transaction->version) {
+            rft_server_send_seal(server, peer);
+        }
+    }
+    rft_transaction_evaluate(server, now);
+}
+
+/* Whether the outcome of the version hangs on the worker. */
+static bool counts(const rft_server *server, const rft_peer *peer)
+{
+    rft_transaction_state state = server->transaction.state;
+    if (state == RFT_TRANSACTION_COMMITTING) return peer->awaited;
+    return peer->member && (state == RFT_TRANSACTION_WRITING || state == RFT_TRANSACTION_STAGING);
+}
+
+void rft_transaction_blame(rft_server *server, rft_peer *peer, refit_status status,
+                           const char *reason)
+{
+    rft_transaction *transaction = &server->transaction;
+    bool late = status == REFIT_ERR_TIMEOUT && transaction->state == RFT_TRANSACTION_STAGING;
+    if (peer->status == REFIT_OK) {
+        if (counts(server, peer)) {
+            transaction->lost++;
+            if (transaction->result.status == REFIT_OK) {
+                (void)rft_fail(&transaction->result, late ? REFIT_ERR_TIMEOUT : REFIT_ERR_PEER,
+                               "worker %s: %s (%s)", peer->name, reason, refit_status_name(status));
+            }
+            if (!late) transaction->result.status = REFIT_ERR_PEER;
+        }
+        peer->status = status;
+        rft_text_say(peer->reason, sizeof peer->reason, "%s", reason);
+    }
+    peer->awaited = false;
+    peer->due = 0;
+}
+
+void rft_transaction_forgive(rft_server *server, rft_peer *peer)
+{
+    rft_transaction *transaction = &server->transaction;
+    bool counted =
+        transaction->state == RFT_TRANSACTION_STAGING && peer->member && peer->status != REFIT_OK;
+    if (!counted) return;
+    transaction->lost--;
+    if (transaction->lost == 0) transaction->result = (refit_error){0};
+    peer->status = REFIT_OK;
+    peer->reason[0] = '\0';
+}
+
+void rft_transaction_applied(rft_server *server, rft_peer *peer)
+{
+    if (server->transaction.decided == 0)
+        return; /* the version before, while a newer one is under way */
+    if (!peer->committed) server->counts.applied_last++;
+    peer->committed = true;
+    peer->awaited = false;
+    peer->due = 0;
+}
+
+void rft_transaction_commit_peer(rft_server *server, rft_peer *peer)
+{
+    uint64_t bytes = server->store->manifest->payload_bytes;
+    refit_path path = peer->task.path;
+    peer->task.stage = RFT_STAGE_COMMITTING;
+    if (path != REFIT_PATH_SOCKET) rft_peer_lend(peer, peer->task.version, path);
+    if (path == REFIT_PATH_SHM) server->counts.shm_bytes += bytes;
+    if (path == REFIT_PATH_CUDA_IPC) server->counts.gpu_bytes += bytes;
+    rft_server_send_commit(server, peer, peer->task.version);
+}
+
+static void round_commit(rft_server *server, int64_t now)
+{
+    rft_transaction *transaction = &server->transaction;
+    int64_t deadline = rft_after_ms(now, server->config->broadcast_commit_timeout_ms);
+    rft_store_commit(server->store);
+    if (server->gpu != NULL) rft_gpu_store_commit(server->gpu);
+    server->current =
+        (rft_held){server->epoch, transaction->version, server->store->committed.digest};
+    transaction->state = RFT_TRANSACTION_COMMITTING;
+    transaction->decided = now;
+    transaction->result = (refit_error){0}; /* a quorum forgives those who were lost before */
+    transaction->lost = 0;
+    server->counts.committed++;
+    server->counts.same_blocks = server->store->same_blocks;
+    server->counts.stage_seconds = rft_seconds(now - transaction->began);
+    for (uint32_t i = 0; i < server->peers.count; i++) {
+        rft_peer *peer = server->peers.live[i];
+        if (peer->due != 0) peer->due = deadline;
+        bool staged =
+            peer->task.stage == RFT_STAGE_STAGED && peer->task.version == transaction->version;
+        if (!staged) continue;
+        peer->awaited = peer->member;
+        peer->due = peer->member ? deadline : 0;
+        rft_transaction_commit_peer(server, peer);
+    }
+}
+
+void rft_transaction_abort(rft_server *server, refit_status status, const char *reason)
+{
+    rft_transaction *transaction = &server->transaction;
+    transaction->state = RFT_TRANSACTION_ABORTED;
+    server->counts.aborted++;
+    rft_log(REFIT_LOG_INFO, "version %" PRIu64 " is aborted: %s", transaction->version, reason);
+    for (uint32_t i = 0; i < server->peers.count; i++) {
+        rft_peer *peer = server->peers.live[i];
+        peer->due = 0;
+        if (peer->task.version == transaction->version)
+            rft_server_drop_task(server, peer, status, reason);
+    }
+}
+
+/* Nobody is waited for any more; how many were. */
+static uint32_t dismiss_all(rft_server *server)
+{
+    uint32_t silent = 0;
+    for (uint32_t i = 0; i < server->peers.count; i++) {
+        rft_peer *peer = server->peers.live[i];
+        silent += peer->awaited;
+        peer->awaited = false;
+        peer->due = 0;
+    }
+    return silent;
+}
+
+void rft_transaction_cancel(rft_server *server, int64_t now)
+{
+    rft_transaction *transaction = &server->transaction;
+    if (transaction->state == RFT_TRANSACTION_COMMITTING) {
+        transaction->state = RFT_TRANSACTION_IDLE;
+        server->counts.commit_seconds = rft_seconds(now - transaction->decided);
+        (void)rft_fail(&transaction->result, REFIT_ERR_CANCELLED,
+                       "version %" PRIu64 " is committed, but refit_publisher_cancel ended the "
+                       "wait for %" PRIu32 " of its workers to apply it",
+                       transaction->version, dismiss_all(server));
+    } else {
+        (void)rft_fail(&transaction->result, REFIT_ERR_CANCELLED,
+                       "version %" PRIu64 " is aborted: refit_publisher_cancel ended its commit",
+                       transaction->version);
+        rft_transaction_abort(server, REFIT_ERR_CANCELLED, "the trainer cancelled it");
+    }
+}
+
+/* How many members must stage. */
+static uint32_t needed(const rft_server *server)
+{
+    return server->config->broadcast_commit == REFIT_COMMIT_ALL ? server->transaction.members
+                                                                : server->config->broadcast_quorum;
+}
+
+static void evaluate_staging(rft_server *server, int64_t now)
+{
+    rft_transaction *transaction = &server->transaction;
+    bool all = server->config->broadcast_commit == REFIT_COMMIT_ALL;
+    uint32_t staged = members_staged(server);
+    if (staged >= needed(server) && (!all || transaction->lost == 0)) {
+        round_commit(server, now);
+    } else if (transaction->members < needed(server) + transaction->lost) {
+        char text[sizeof transaction->result.text], kept[32] = "what they had";
+        uint64_t before = server->current.version;
+        bool blamed = transaction->result.status != REFIT_OK;
+        rft_text_say(text, sizeof text, "%s",
+                     blamed ? transaction->result.text
+                            : "fewer workers are subscribed than the quorum needs");
+        if (before != 0) snprintf(kept, sizeof kept, "version %" PRIu64, before);
+        (void)rft_fail(&transaction->result,
+                       blamed ? (refit_status)transaction->result.status : REFIT_ERR_PEER,
+                       "version %" PRIu64 " is aborted, %" PRIu32 " of %" PRIu32
+                       " workers had staged it: %s; workers keep %s: refit again, with those "
+                       "that are left",
+                       transaction->version, staged, needed(server), text, kept);
+        rft_transaction_abort(server, (refit_status)transaction->result.status, text);
+    }
+}
+
+static void evaluate_committing(rft_server *server, int64_t now)
+{
+    if (any_awaited(server)) return;
+    rft_transaction *transaction = &server->transaction;
+    transaction->state = RFT_TRANSACTION_IDLE;
+    server->counts.commit_seconds = rft_seconds(now - transaction->decided);
+    if (transaction->result.status == REFIT_OK) return;
+    (void)rft_fail(&transaction->result, REFIT_ERR_PEER,
+                   "version %" PRIu64 " is committed, but %" PRIu32
+                   " worker%s did not apply it: %s; go on with the others: one that joins "
+                   "again, or applies a later version, catches up",
+                   transaction->version, transaction->lost, transaction->lost == 1 ? "" : "s",
+                   transaction->result.text);
+}
+
+void rft_transaction_evaluate(rft_server *server, int64_t now)
+{
+    if (server->transaction.state == RFT_TRANSACTION_STAGING) evaluate_staging(server, now);
+    if (server->transaction.state == RFT_TRANSACTION_COMMITTING) evaluate_committing(server, now);
+}
+
+void rft_transaction_settle(rft_server *server, int64_t now)
+{
+    server->transaction.state = RFT_TRANSACTION_IDLE;
+    offer_all(server, now);
+}

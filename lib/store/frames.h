@@ -1,0 +1,61 @@
+/*
+ * frames: the version being served as encoded FRAMEs, each made once a coding and shared by all
+ * workers. A frame whose blocks are all sent whole is the slot's own memory; any other is gathered
+ * into a buffer, which lives until the frame is made for a later version and the transport is done
+ * with it. So what was coded against the version before can be sent again, and to workers that are
+ * slow, when that version's bytes are long gone; a frame that nobody has asked for by then is coded
+ * without them: what changed in it travels whole.
+ *
+ * Buffers of one coding take at most the store's size together. Belongs to the publisher's service
+ * thread, which lets others help it with what takes long.
+ */
+#ifndef RFT_FRAMES_H
+#define RFT_FRAMES_H
+
+#include "net/channel.h"
+#include "store/encoders.h"
+#include "store/store.h"
+#include "wire/assembly.h"
+
+typedef enum rft_coding {
+    RFT_CODING_WHOLE,  /* for a worker that has no base */
+    RFT_CODING_SAME,   /* blocks that are as in the base are left out */
+    RFT_CODING_SPARSE, /* likewise, and others are sent as what changed */
+    RFT_CODING_PACKED, /* likewise, compressed */
+    RFT_CODINGS
+} rft_coding;
+
+/* What became of the version's blocks in the codings that build on the base; a frame once for each
+ * of them. */
+typedef struct rft_frames_counts {
+    uint64_t version;
+    rft_frame_counts blocks;
+    uint64_t bytes; /* payload */
+    double seconds;
+} rft_frames_counts;
+
+typedef struct rft_frames rft_frames;
+
+/* `manifest` and `encoders` are borrowed, the latter until close; NULL: the calling thread alone.
+ */
+refit_status rft_frames_open(const rft_manifest *manifest, const refit_config *config,
+                             rft_encoders *encoders, rft_frames **out, refit_error *error);
+/* Buffers go to the attic. NULL is allowed. */
+void rft_frames_close(rft_frames *frames, rft_retire_list *retired);
+
+/* One frame as it is sent; valid until the next call. */
+typedef struct rft_encoded {
+    rft_view message;
+    rft_payload payload;
+} rft_encoded;
+
+/* Frame `sequence` of the version that `store` serves. If it has to be coded against the base, so
+ * are others that will be asked for next, by all threads at once: those among the first `ready` of
+ * store->ready. */
+refit_status rft_frames_encode(rft_frames *frames, const rft_store *store, uint32_t sequence,
+                               rft_coding coding, uint32_t ready, rft_encoded *out,
+                               refit_error *error);
+
+rft_frames_counts rft_frames_count(const rft_frames *frames);
+
+#endif

@@ -1,0 +1,422 @@
+/*
+ * Sealed memory. F_SEAL_SHRINK and F_SEAL_GROW keep its length, F_SEAL_FUTURE_WRITE (Linux 5.1)
+ * leaves the mappings that are there writable and refuses every other way to write: so the owner
+ * maps it first, and seals it then.
+ *
+ * Another process of the owner's user can open the descriptor in /proc before it is sealed. To have
+ * a writable mapping it has to have opened it for writing; the kernel grants a read lease only
+ * where no process has, so the owner asks for one once the seals are on, and else begins anew.
+ *
+ * The memory is taken when the segment is made, so that too little of it is an error and not a
+ * signal later. It does not count against the size of /dev/shm, and the kernel ends processes
+ * rather than refuse such memory: what is free is looked at first.
+ */
+#include "store/segment.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <inttypes.h>
+#include <signal.h>
+#include <stdalign.h>
+#include <stdatomic.h>
+#include <stdbool.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "base/alloc.h"
+#include "memory/budget.h"
+
+/* Of Linux, where the C library's headers are older. */
+#ifndef MFD_NOEXEC_SEAL
+#define MFD_NOEXEC_SEAL 0x0008U
+#endif
+#ifndef F_SEAL_FUTURE_WRITE
+#define F_SEAL_FUTURE_WRITE 0x0010
+#endif
+#ifndef MADV_POPULATE_WRITE
+#define MADV_POPULATE_WRITE 23
+#endif
+
+#define MEMFD_NAME  "refit"
+#define MEMFD_LINK  "/memfd:" MEMFD_NAME " (deleted)"
+#define MAKE_TRIES  8
+#define BLOCK_BYTES 512 /* of st_blocks */
+#define PLACE_BYTES 40  /* "/proc/PID/fd/FD" */
+#define SEALS       (F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_FUTURE_WRITE)
+
+/* ---- Names */
+
+typedef struct segment_place {
+    char path[PLACE_BYTES];
+    uint64_t inode; /* descriptors are used again, inodes are not */
+} segment_place;
+
+static void name_print(char name[RFT_SEGMENT_NAME_BYTES], unsigned process, unsigned fd,
+                       uint64_t inode)
+{
+    snprintf(name, RFT_SEGMENT_NAME_BYTES, "/proc/%u/fd/%u:%" PRIx64, process, fd, inode);
+}
+
+/* False: not a name that name_print makes. */
+static bool name_read(const char *name, segment_place *place)
+{
+    unsigned process, fd;
+    char canonical[RFT_SEGMENT_NAME_BYTES];
+    if (sscanf(name, "/proc/%9u/fd/%9u:%16" SCNx64, &process, &fd, &place->inode) != 3)
+        return false;
+    name_print(canonical, process, fd, place->inode);
+    snprintf(place->path, sizeof place->path, "/proc/%u/fd/%u", process, fd);
+    return strcmp(name, canonical) == 0;
+}
+
+/* ---- Mapping */
+
+static refit_status memory_map(rft_segment *segment, uint64_t bytes, int protection, int flags,
+                               int fd, refit_error *error)
+{
+    void *memory = bytes > SIZE_MAX ? MAP_FAILED : mmap(NULL, bytes, protection, flags, fd, 0);
+    if (memory == MAP_FAILED) {
+        return rft_fail_sub(error, fd < 0 ? REFIT_ERR_HOST_MEMORY : REFIT_ERR_SYSTEM, errno,
+                            "%" PRIu64 " bytes could not be mapped: %s", bytes, strerror(errno));
+    }
+    /* A forked child has no use for any of it, and would make the owner copy every page that it
+     * writes. */
+    (void)madvise(memory, bytes, MADV_DONTFORK);
+    if (fd < 0) (void)madvise(memory, bytes, MADV_HUGEPAGE);
+    segment->memory = memory;
+    segment->bytes = bytes;
+    return REFIT_OK;
+}
+
+static void segment_reset(rft_segment *segment)
+{
+    *segment = (rft_segment){.fd = -1};
+}
+
+/* ---- Creating */
+
+static refit_status file_failed(int code, refit_error *error)
+{
+    return rft_fail_sub(error, REFIT_ERR_SYSTEM, code,
+                        "no sealed memory could be made (memfd_create, Linux 5.1 or newer): %s",
+                        strerror(code));
+}
+
+static refit_status room_failed(uint64_t bytes, const rft_budget *room, int code,
+                                refit_error *error)
+{
+    return rft_fail_sub(error, REFIT_ERR_SYSTEM, code,
+                        "%" PRIu64 " bytes of shared memory could not be had (%s; %" PRIu64
+                        " are free by %s): make room, or halve what is needed with "
+                        "broadcast.slots: 1",
+                        bytes, strerror(code), room->free_bytes,
+                        room->source == NULL ? "no account" : room->source);
+}
+
+/* Memory that must not be run is refused by some systems unless it says so, and unknown to older
+ * ones. */
+static refit_status file_make(rft_segment *segment, uint64_t bytes, refit_error *error)
+{
+    segment->fd = memfd_create(MEMFD_NAME, MFD_CLOEXEC | MFD_NOEXEC_SEAL);
+    if (segment->fd < 0 && errno == EINVAL) {
+        segment->fd = memfd_create(MEMFD_NAME, MFD_CLOEXEC | MFD_ALLOW_SEALING);
+    }
+    bool made = segment->fd >= 0 && fchmod(segment->fd, 0600) == 0 &&
+                ftruncate(segment->fd, (off_t)bytes) == 0;
+    return made ? REFIT_OK : file_failed(errno, error);
+}
+
+/* The lease is given back at once. A process that opens the file meanwhile makes the kernel send a
+ * signal: SIGURG, which is ignored unless asked for. */
+static bool owner_alone_writes(int fd)
+{
+    bool alone = fcntl(fd, F_SETSIG, SIGURG) == 0 && fcntl(fd, F_SETLEASE, F_RDLCK) == 0;
+    if (alone) (void)fcntl(fd, F_SETLEASE, F_UNLCK);
+    return alone;
+}
+
+static refit_status file_seal(int fd, refit_error *error)
+{
+    if (fcntl(fd, F_ADD_SEALS, SEALS | F_SEAL_SEAL) != 0) return file_failed(errno, error);
+    if (owner_alone_writes(fd)) return REFIT_OK;
+    int code = errno;
+    return rft_fail_sub(error, REFIT_ERR_SYSTEM, code,
+                        "another process of this user opened shared memory while it was made (%s)",
+                        strerror(code));
+}
+
+static refit_status file_name(rft_segment *segment, refit_error *error)
+{
+    struct stat file;
+    if (fstat(segment->fd, &file) != 0) return file_failed(errno, error);
+    name_print(segment->name, (unsigned)getpid(), (unsigned)segment->fd, file.st_ino);
+    return REFIT_OK;
+}
+
+static refit_status sealed_make(rft_segment *segment, uint64_t bytes, refit_error *error)
+{
+    refit_status status;
+    segment_reset(segment);
+    RFT_TRY_GOTO(file_make(segment, bytes, error), undo);
+    RFT_TRY_GOTO(memory_map(segment, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, segment->fd, error),
+                 undo);
+    RFT_TRY_GOTO(file_seal(segment->fd, error), undo);
+    RFT_TRY_GOTO(file_name(segment, error), undo);
+    return REFIT_OK;
+
+undo:
+    if (segment->memory != NULL) munmap(segment->memory, segment->bytes);
+    if (segment->fd >= 0) close(segment->fd);
+    segment_reset(segment);
+    return status;
+}
+
+/* A store that cannot fit is not to drive others out of memory on its way to the error. */
+static refit_status room_check(uint64_t bytes, rft_budget *room, refit_error *error)
+{
+    rft_budget_free("", room);
+    if (bytes > INT64_MAX) return room_failed(bytes, room, EFBIG, error);
+    return bytes > room->free_bytes ? room_failed(bytes, room, ENOMEM, error) : REFIT_OK;
+}
+
+/* What is taken is mapped at once, so that writing it meets no page faults; where the kernel knows
+ * no such advice it does. */
+static refit_status room_take(rft_segment *segment, const rft_budget *room, refit_error *error)
+{
+    int code;
+    do {
+        code = posix_fallocate(segment->fd, 0, (off_t)segment->bytes);
+    } while (code == EINTR);
+    if (code != 0) return room_failed(segment->bytes, room, code, error);
+    (void)madvise(segment->memory, segment->bytes, MADV_POPULATE_WRITE);
+    return REFIT_OK;
+}
+
+static refit_status sealed_make_alone(rft_segment *segment, uint64_t bytes, refit_error *error)
+{
+    refit_error why;
+    refit_status status = sealed_make(segment, bytes, &why);
+    for (int i = 1; i < MAKE_TRIES && status != REFIT_OK && why.subsystem == EAGAIN; i++) {
+        status = sealed_make(segment, bytes, &why);
+    }
+    return status == REFIT_OK ? status : rft_fail_sub(error, status, why.subsystem, "%s", why.text);
+}
+
+refit_status rft_segment_create(rft_segment *segment, uint64_t bytes, refit_error *error)
+{
+    rft_budget room;
+    uint64_t needed = bytes == 0 ? 1 : bytes;
+    segment_reset(segment);
+    RFT_TRY(room_check(needed, &room, error));
+    RFT_TRY(sealed_make_alone(segment, needed, error));
+    refit_status status = room_take(segment, &room, error);
+    if (status != REFIT_OK) rft_segment_close(segment);
+    return status;
+}
+
+static refit_status create_private(rft_segment *segment, uint64_t bytes, int flags,
+                                   refit_error *error)
+{
+    segment_reset(segment);
+    return memory_map(segment, bytes == 0 ? 1 : bytes, PROT_READ | PROT_WRITE,
+                      MAP_PRIVATE | MAP_ANONYMOUS | flags, -1, error);
+}
+
+refit_status rft_segment_create_private(rft_segment *segment, uint64_t bytes, refit_error *error)
+{
+    return create_private(segment, bytes, 0, error);
+}
+
+refit_status rft_segment_create_sparse(rft_segment *segment, uint64_t bytes, refit_error *error)
+{
+    return create_private(segment, bytes, MAP_NORESERVE, error);
+}
+
+/* ---- Attaching */
+
+/* A place of a process's own, for calls that take paths. */
+static void own_place(int fd, char path[PLACE_BYTES])
+{
+    snprintf(path, PLACE_BYTES, "/proc/self/fd/%d", fd);
+}
+
+static refit_status reach_failed(int code, refit_error *error)
+{
+    return rft_fail_sub(error, code == ENOENT ? REFIT_ERR_NOT_FOUND : REFIT_ERR_SYSTEM, code,
+                        "the trainer's memory could not be opened, for which a worker has to share "
+                        "its user, its /proc and its PID namespace: %s",
+                        strerror(code));
+}
+
+static bool is_ours(int fd, const struct stat *file)
+{
+    char path[PLACE_BYTES], link[sizeof MEMFD_LINK];
+    own_place(fd, path);
+    return S_ISREG(file->st_mode) && file->st_uid == geteuid() &&
+           readlink(path, link, sizeof link) == (ssize_t)strlen(MEMFD_LINK) &&
+           memcmp(link, MEMFD_LINK, strlen(MEMFD_LINK)) == 0;
+}
+
+/* `fd` is a place alone: what lies there has not been opened, so that a pipe or a device notices
+ * nothing. */
+static refit_status place_check(int fd, const segment_place *place, refit_error *error)
+{
+    struct stat file;
+    if (fstat(fd, &file) != 0) return reach_failed(errno, error);
+    if (file.st_ino != place->inode) return reach_failed(ENOENT, error);
+    RFT_REFUSE_IF(!is_ours(fd, &file), error, REFIT_ERR_SECURITY,
+                  "the trainer offers memory that another user owns, or that is no segment");
+    return REFIT_OK;
+}
+
+static refit_status file_check(int fd, uint64_t bytes, refit_error *error)
+{
+    struct stat file;
+    int seals = fcntl(fd, F_GET_SEALS);
+    RFT_REFUSE_IF(seals < 0 || (seals & SEALS) != SEALS, error, REFIT_ERR_SECURITY,
+                  "the trainer offers memory that other processes can change: it is not sealed");
+    if (fstat(fd, &file) != 0) return reach_failed(errno, error);
+    RFT_REFUSE_IF(file.st_size < 0 || (uint64_t)file.st_size < bytes, error, REFIT_ERR_PROTOCOL,
+                  "the trainer's memory has %jd bytes instead of %" PRIu64, (intmax_t)file.st_size,
+                  bytes);
+    /* Where a page is missing, to read it would take memory of ours, and can fail. */
+    RFT_REFUSE_IF((uint64_t)file.st_blocks * BLOCK_BYTES < bytes, error, REFIT_ERR_SECURITY,
+                  "the trainer offers memory that it has not filled");
+    return REFIT_OK;
+}
+
+static refit_status file_open(const segment_place *place, int *out, refit_error *error)
+{
+    char path[PLACE_BYTES];
+    int fd = open(place->path, O_PATH | O_CLOEXEC);
+    if (fd < 0) return reach_failed(errno, error);
+    refit_status status = place_check(fd, place, error);
+    own_place(fd, path);
+    /* Not blocking: a lease of another process would hold up the call for as long as the system has
+     * it, 45 seconds as a rule. */
+    if (status == REFIT_OK) *out = open(path, O_RDONLY | O_NONBLOCK | O_CLOEXEC);
+    if (status == REFIT_OK && *out < 0) status = reach_failed(errno, error);
+    close(fd);
+    return status;
+}
+
+refit_status rft_segment_attach_open(rft_segment *segment, const char *name, uint64_t bytes,
+                                     refit_error *error)
+{
+    refit_status status;
+    segment_place place;
+    uint64_t needed = bytes == 0 ? 1 : bytes;
+    segment_reset(segment);
+    RFT_REFUSE_IF(!name_read(name, &place), error, REFIT_ERR_PROTOCOL,
+                  "the trainer offers memory by a name that this refit does not give: install the "
+                  "same refit at both ends");
+    RFT_TRY(file_open(&place, &segment->fd, error));
+    RFT_TRY_GOTO(file_check(segment->fd, needed, error), undo_file);
+    RFT_TRY_GOTO(memory_map(segment, needed, PROT_READ, MAP_SHARED, segment->fd, error), undo_file);
+    strcpy(segment->name, name);
+    return REFIT_OK;
+
+undo_file:
+    close(segment->fd);
+    segment_reset(segment);
+    return status;
+}
+
+refit_status rft_segment_attach(rft_segment *segment, const char *name, uint64_t bytes,
+                                refit_error *error)
+{
+    RFT_TRY(rft_segment_attach_open(segment, name, bytes, error));
+    close(segment->fd);
+    segment->fd = -1;
+    return REFIT_OK;
+}
+
+bool rft_segment_is_retired(const rft_segment *segment)
+{
+    segment_place place;
+    struct stat there;
+    if (!name_read(segment->name, &place)) return true;
+    if (stat(place.path, &there) != 0) return errno == ENOENT;
+    return there.st_ino != place.inode;
+}
+
+void rft_segment_retire(rft_segment *segment)
+{
+    if (segment->memory == NULL || segment->fd < 0) return;
+    close(segment->fd);
+    segment->fd = -1;
+    segment->name[0] = '\0';
+}
+
+/* ---- Closing */
+
+struct rft_kept {
+    atomic_uint users; /* the segment is one until it is closed */
+    pid_t process;     /* a forked child has nothing there, or by then something of its own */
+    void *memory;
+    uint64_t bytes;
+};
+
+/* What stands before the caller's room. */
+typedef struct keep_header {
+    alignas(max_align_t) rft_kept *kept;
+} keep_header;
+
+static void kept_leave(rft_kept *kept)
+{
+    if (atomic_fetch_sub(&kept->users, 1) > 1) return;
+    if (kept->process == getpid()) munmap(kept->memory, kept->bytes);
+    rft_free(kept);
+}
+
+static refit_status segment_share(rft_segment *segment, refit_error *error)
+{
+    if (segment->kept != NULL) return REFIT_OK;
+    rft_kept *kept = rft_calloc(1, sizeof *kept);
+    RFT_REFUSE_IF(kept == NULL, error, REFIT_ERR_HOST_MEMORY, "no memory to keep a mapping");
+    kept->process = getpid();
+    kept->memory = segment->memory;
+    kept->bytes = segment->bytes;
+    atomic_init(&kept->users, 1);
+    segment->kept = kept;
+    return REFIT_OK;
+}
+
+refit_status rft_segment_keep(rft_segment *segment, size_t room, void **out, refit_error *error)
+{
+    keep_header *header =
+        room > SIZE_MAX - sizeof *header ? NULL : rft_calloc(1, sizeof *header + room);
+    RFT_REFUSE_IF(header == NULL, error, REFIT_ERR_HOST_MEMORY, "no memory to keep a mapping");
+    refit_status status = segment_share(segment, error);
+    if (status != REFIT_OK) {
+        rft_free(header);
+        return status;
+    }
+    header->kept = segment->kept;
+    atomic_fetch_add(&segment->kept->users, 1);
+    *out = header + 1;
+    return REFIT_OK;
+}
+
+void rft_segment_unkeep(void *out)
+{
+    if (out == NULL) return;
+    keep_header *header = (keep_header *)out - 1;
+    kept_leave(header->kept);
+    rft_free(header);
+}
+
+void rft_segment_close(rft_segment *segment)
+{
+    if (segment->memory == NULL) return;
+    rft_segment_retire(segment);
+    if (segment->kept != NULL) {
+        kept_leave(segment->kept);
+    } else {
+        munmap(segment->memory, segment->bytes);
+    }
+    segment_reset(segment);
+}

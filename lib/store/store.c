@@ -1,0 +1,324 @@
+/*
+ * Slots, editions, and what happens to them when a version begins, is decided, or is undone.
+ * Writing is in store_write.c.
+ *
+ *              begin                      commit
+ *   decided ───────────► being written ──────────► decided (the new one)
+ *                              │ rollback
+ *                              └─────────────────► decided (the old one, bit for bit)
+ *
+ * decided        `committed` lies in committed_slot (or there is none); all its frames are ready;
+ *                `same` holds its differences to `base`.
+ * being written  writing_slot's mark is odd until it is sealed; frames become ready one by one.
+ */
+#include "store/store.h"
+
+#include <inttypes.h>
+#include <string.h>
+
+#include "base/alloc.h"
+#include "kernels/copy.h"
+#include "kernels/digest.h"
+
+unsigned char *rft_slot_image(const rft_slot *slot)
+{
+    return slot->buffer->segment.memory + RFT_SEQLOCK_BYTES;
+}
+
+static rft_seqlock *slot_mark(const rft_slot *slot)
+{
+    return (rft_seqlock *)(void *)slot->buffer->segment.memory;
+}
+
+/* ---- Opening and closing */
+
+static refit_status slot_make(const rft_store *store, rft_buffer **out, refit_error *error)
+{
+    uint64_t bytes = store->manifest->store_bytes + RFT_SEQLOCK_BYTES;
+    rft_buffer *buffer = rft_buffer_open();
+    RFT_REFUSE_IF(buffer == NULL, error, REFIT_ERR_HOST_MEMORY, "no memory for a slot");
+    refit_status status = store->shared
+                              ? rft_segment_create(&buffer->segment, bytes, error)
+                              : rft_segment_create_private(&buffer->segment, bytes, error);
+    if (status == REFIT_OK) {
+        *out = buffer;
+    } else {
+        rft_retire_list_put(store->retired, buffer);
+    }
+    return status;
+}
+
+static bool edition_open(rft_edition *edition, const rft_manifest *manifest)
+{
+    edition->sums = rft_calloc((size_t)manifest->originals + 1, sizeof edition->sums[0]);
+    edition->parts = rft_calloc((size_t)manifest->block_count + 1, sizeof edition->parts[0]);
+    edition->known = rft_calloc((size_t)manifest->block_count + 1, 1);
+    return edition->sums != NULL && edition->parts != NULL && edition->known != NULL;
+}
+
+static void edition_close(rft_edition *edition)
+{
+    rft_free(edition->sums);
+    rft_free(edition->parts);
+    rft_free(edition->known);
+}
+
+static bool tables_open(rft_store *store)
+{
+    const rft_manifest *manifest = store->manifest;
+    size_t frames = (size_t)manifest->frame_count + 1, tensors = (size_t)manifest->count + 1;
+    size_t blocks = (size_t)manifest->block_count + 1;
+    store->same = rft_calloc(blocks, 1);
+    store->written = rft_calloc(tensors, 1);
+    store->originals = rft_calloc(tensors, sizeof(uint32_t));
+    store->frames_left = rft_calloc(frames, sizeof(uint32_t));
+    store->ready = rft_calloc(frames, sizeof(uint32_t));
+    store->frame_of = rft_calloc(blocks, sizeof(uint32_t));
+    bool editions =
+        edition_open(&store->committed, manifest) && edition_open(&store->next, manifest);
+    return editions && store->same != NULL && store->written != NULL && store->originals != NULL &&
+           store->frames_left != NULL && store->ready != NULL && store->frame_of != NULL;
+}
+
+static void tables_fill(rft_store *store)
+{
+    const rft_manifest *manifest = store->manifest;
+    uint32_t place = 0;
+    for (uint32_t i = 0; i < manifest->count; i++) {
+        if (manifest->tensors[i].alias_of == REFIT_NO_ALIAS) store->originals[i] = place++;
+    }
+    for (uint32_t i = 0; i < manifest->frame_count; i++) {
+        const rft_frame_span *span = &manifest->frames[i];
+        for (uint32_t block = 0; block < span->blocks; block++) {
+            store->frame_of[span->first_block + block] = i;
+        }
+    }
+}
+
+static refit_status store_fill(rft_store *store, refit_error *error)
+{
+    RFT_REFUSE_IF(!tables_open(store), error, REFIT_ERR_HOST_MEMORY,
+                  "no memory for the tables of the store");
+    tables_fill(store);
+    if (!store->hosted) return REFIT_OK;
+    for (uint32_t i = 0; i < store->slot_count; i++) {
+        RFT_TRY(slot_make(store, &store->slots[i].buffer, error));
+    }
+    return store->slot_count == 1 ? rft_undo_open(&store->undo, store->manifest, error) : REFIT_OK;
+}
+
+static refit_status store_open(rft_manifest *manifest, uint32_t slots, bool hosted, bool shared,
+                               rft_retire_list *retired, rft_store **out, refit_error *error)
+{
+    rft_store *store = rft_calloc(1, sizeof *store);
+    if (store == NULL) rft_manifest_close(manifest);
+    RFT_REFUSE_IF(store == NULL, error, REFIT_ERR_HOST_MEMORY, "no memory for the store");
+    store->manifest = manifest;
+    store->retired = retired;
+    store->shared = shared;
+    store->hosted = hosted;
+    store->slot_count = slots;
+    store->committed_slot = RFT_NO_SLOT;
+    store->writing_slot = RFT_NO_SLOT;
+    refit_status status = store_fill(store, error);
+    if (status == REFIT_OK) {
+        *out = store;
+    } else {
+        rft_store_close(store);
+    }
+    return status;
+}
+
+refit_status rft_store_open(rft_manifest *manifest, uint32_t slots, bool shared,
+                            rft_retire_list *retired, rft_store **out, refit_error *error)
+{
+    return store_open(manifest, slots, true, shared, retired, out, error);
+}
+
+refit_status rft_store_open_unhosted(rft_manifest *manifest, uint32_t slots,
+                                     rft_retire_list *retired, rft_store **out, refit_error *error)
+{
+    return store_open(manifest, slots, false, false, retired, out, error);
+}
+
+void rft_store_close(rft_store *store)
+{
+    if (store == NULL) return;
+    for (uint32_t i = 0; i < store->slot_count; i++) {
+        rft_retire_list_put(store->retired, store->slots[i].buffer);
+    }
+    rft_undo_close(&store->undo);
+    edition_close(&store->committed);
+    edition_close(&store->next);
+    rft_free(store->same);
+    rft_free(store->written);
+    rft_free(store->originals);
+    rft_free(store->frames_left);
+    rft_free(store->ready);
+    rft_free(store->frame_of);
+    rft_manifest_close(store->manifest);
+    rft_free(store);
+}
+
+/* ---- Slots */
+
+uint32_t rft_store_target(const rft_store *store)
+{
+    if (store->slot_count == 1) return 0;
+    return store->committed_slot == 0 ? 1 : 0;
+}
+
+refit_status rft_store_renew(rft_store *store, uint32_t slot, refit_error *error)
+{
+    rft_slot *place = &store->slots[slot];
+    rft_buffer *fresh = NULL;
+    bool holds_committed = slot == store->committed_slot;
+    if (!holds_committed) {
+        rft_retire_list_put(store->retired, place->buffer);
+        place->buffer = NULL;
+        place->version = 0;
+    }
+    RFT_TRY(slot_make(store, &fresh, error));
+    if (holds_committed) {
+        rft_copy_bytes(fresh->segment.memory, place->buffer->segment.memory,
+                       store->manifest->store_bytes + RFT_SEQLOCK_BYTES);
+        rft_retire_list_put(store->retired, place->buffer);
+    }
+    place->buffer = fresh;
+    place->tainted = false;
+    return REFIT_OK;
+}
+
+const rft_slot *rft_store_served_slot(const rft_store *store)
+{
+    if (store->writing_slot != RFT_NO_SLOT) return &store->slots[store->writing_slot];
+    if (store->committed_slot != RFT_NO_SLOT) return &store->slots[store->committed_slot];
+    return NULL;
+}
+
+const rft_edition *rft_store_served(const rft_store *store)
+{
+    if (store->writing_slot != RFT_NO_SLOT) return &store->next;
+    if (store->committed_slot != RFT_NO_SLOT) return &store->committed;
+    return NULL;
+}
+
+const unsigned char *rft_store_base_image(const rft_store *store)
+{
+    if (store->base == 0 || !store->hosted) return NULL;
+    bool writes_over = store->writing_slot != RFT_NO_SLOT && store->undo.has != NULL;
+    if (writes_over) return store->undo.saved.memory;
+    for (uint32_t i = 0; i < store->slot_count; i++) {
+        const rft_slot *slot = &store->slots[i];
+        if (slot->buffer != NULL && slot->version == store->base) return rft_slot_image(slot);
+    }
+    return NULL;
+}
+
+const rft_edition *rft_store_base_edition(const rft_store *store)
+{
+    return store->writing_slot != RFT_NO_SLOT ? &store->committed : &store->next;
+}
+
+/* ---- Versions */
+
+/* Tensors without bytes need no writing. */
+static void missing_reset(rft_store *store)
+{
+    const rft_manifest *manifest = store->manifest;
+    store->missing = 0;
+    memset(store->written, 0, manifest->count);
+    for (uint32_t i = 0; i < manifest->count; i++) {
+        const rft_manifest_tensor *tensor = &manifest->tensors[i];
+        if (tensor->alias_of == REFIT_NO_ALIAS && tensor->bytes > 0) store->missing++;
+    }
+}
+
+static void frames_reset(rft_store *store)
+{
+    store->ready_count = 0;
+    for (uint32_t i = 0; i < store->manifest->frame_count; i++) {
+        store->frames_left[i] = store->manifest->frames[i].blocks;
+    }
+}
+
+void rft_store_begin(rft_store *store, uint64_t version)
+{
+    store->writing_slot = rft_store_target(store);
+    rft_slot *slot = &store->slots[store->writing_slot];
+    slot->version = version;
+    if (store->hosted) rft_seqlock_begin(slot_mark(slot));
+    store->next.version = version;
+    memset(store->next.sums, 0, store->manifest->originals * sizeof store->next.sums[0]);
+    memset(store->next.known, 0, store->manifest->block_count);
+    store->base = store->hosted ? store->committed.version : 0;
+    store->base_digest = store->committed.digest;
+    memset(store->same, 0, store->manifest->block_count);
+    store->same_blocks = 0;
+    missing_reset(store);
+    frames_reset(store);
+}
+
+refit_status rft_store_seal(rft_store *store, refit_error *error)
+{
+    const rft_manifest *manifest = store->manifest;
+    for (uint32_t i = 0; store->missing > 0 && i < manifest->count; i++) {
+        const rft_manifest_tensor *tensor = &manifest->tensors[i];
+        bool needed = tensor->alias_of == REFIT_NO_ALIAS && tensor->bytes > 0;
+        RFT_REFUSE_IF(needed && !store->written[i], error, REFIT_ERR_STATE,
+                      "version %" PRIu64 " lacks %" PRIu32
+                      " tensors, \"%s\" among them: write them first",
+                      store->next.version, store->missing, tensor->name);
+    }
+    for (uint32_t i = 0; i < manifest->count; i++) {
+        const rft_manifest_tensor *tensor = &manifest->tensors[i];
+        if (tensor->alias_of != REFIT_NO_ALIAS || store->written[i]) continue;
+        store->next.sums[store->originals[i]] = rft_digest_finish(0, 0);
+    }
+    store->next.digest = rft_version_digest(manifest, store->next.sums);
+    if (store->hosted) rft_seqlock_end(slot_mark(&store->slots[store->writing_slot]));
+    return REFIT_OK;
+}
+
+void rft_store_commit(rft_store *store)
+{
+    rft_edition before = store->committed;
+    store->committed = store->next;
+    store->next = before;
+    store->committed_slot = store->writing_slot;
+    store->writing_slot = RFT_NO_SLOT;
+    rft_undo_reset(&store->undo);
+}
+
+static void ready_fill(rft_store *store)
+{
+    for (uint32_t i = 0; i < store->manifest->frame_count; i++) {
+        store->ready[i] = i;
+    }
+    store->ready_count = store->manifest->frame_count;
+}
+
+void rft_store_undo(rft_store *store)
+{
+    if (!store->hosted) return;
+    const rft_slot *slot = &store->slots[store->writing_slot];
+    rft_seqlock_begin(slot_mark(slot));
+    if (store->writing_slot == store->committed_slot) {
+        rft_undo_restore(&store->undo, rft_slot_image(slot));
+        rft_seqlock_end(slot_mark(slot));
+    }
+    rft_undo_reset(&store->undo);
+}
+
+void rft_store_rollback(rft_store *store, bool restored)
+{
+    bool there = store->writing_slot == store->committed_slot && store->hosted && restored;
+    store->slots[store->writing_slot].version = there ? store->committed.version : 0;
+    if (store->writing_slot == store->committed_slot && !there) {
+        store->committed_slot = RFT_NO_SLOT;
+        store->committed.version = 0;
+    }
+    store->writing_slot = RFT_NO_SLOT;
+    store->base = 0; /* `same` was about the version that is gone */
+    ready_fill(store);
+}

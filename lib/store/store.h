@@ -1,0 +1,132 @@
+/*
+ * store: the publisher's host copy of the last committed version, and the one being written.
+ *
+ * Each slot is one image in memory of its own, behind its mark. With two slots a version is written
+ * into the one that does not hold the committed version; with one it is written over it, and an
+ * undo log gives the old bytes back. Every block is held against the committed version while it is
+ * written, so that frames can leave out what did not change.
+ *
+ * Where all workers read the versions in a GPU's memory (gpu_store.h), a store keeps no bytes at
+ * all: its slots are only numbers, and it knows of each version what it is, but not what it says.
+ *
+ * Who may read a slot is not known here: whoever calls begin or rollback makes sure that nobody
+ * does, or calls renew first. The writer's thread writes; `ready` alone is read meanwhile by
+ * others: it and `ready_count` are guarded by the lock of the publisher.
+ */
+#ifndef RFT_STORE_H
+#define RFT_STORE_H
+
+#include "store/buffer.h"
+#include "store/undo.h"
+#include "wire/manifest.h"
+
+#define RFT_SLOTS_MOST 2u
+#define RFT_NO_SLOT    UINT32_MAX
+
+/* What is known of one version, apart from its bytes. */
+typedef struct rft_edition {
+    uint64_t version; /* 0: none */
+    rft_digest128 digest;
+    uint64_t *sums;  /* per original tensor: of its parts while it is written, then its digest */
+    uint64_t *parts; /* per block: its part of that, where it was taken on the way */
+    unsigned char *known; /* per block: 1 if it was; a device gives a tensor's sum alone */
+} rft_edition;
+
+typedef struct rft_slot {
+    rft_buffer
+        *buffer; /* NULL: there was no memory for it, renew before it is written; or unhosted */
+    uint64_t version; /* whose bytes lie there; 0: none's */
+    bool tainted;     /* somebody out of reach may still read it: renew, do not rewrite */
+} rft_slot;
+
+typedef struct rft_store {
+    rft_manifest *manifest;   /* owned */
+    rft_retire_list *retired; /* borrowed */
+    bool shared; /* fresh slots are in shared memory, and workers may be offered to map them */
+    bool hosted; /* slots have memory, on this host */
+    uint32_t slot_count;
+    rft_slot slots[RFT_SLOTS_MOST];
+    rft_undo undo; /* open with one slot */
+
+    uint32_t committed_slot; /* or RFT_NO_SLOT */
+    uint32_t writing_slot;   /* or RFT_NO_SLOT */
+    rft_edition committed;
+    rft_edition next; /* being written, or a spare */
+    uint64_t base;    /* version that `same` refers to; 0: it says nothing */
+    rft_digest128 base_digest;
+    unsigned char *same;    /* per block of the newest version: 1 if it is as in the base */
+    unsigned char *written; /* per tensor */
+    uint32_t *originals;    /* per tensor: its place among the originals */
+    uint32_t *frames_left;  /* per frame: blocks not yet written */
+    uint32_t *ready;        /* frames that are complete, in the order they became so */
+    uint32_t ready_count;
+    uint32_t missing;     /* tensors not yet written */
+    uint32_t same_blocks; /* of the newest version */
+    uint32_t *frame_of;   /* per block */
+} rft_store;
+
+/* Takes the manifest, on failure too. `shared`: slots in shared memory, or REFIT_ERR_SYSTEM. */
+refit_status rft_store_open(rft_manifest *manifest, uint32_t slots, bool shared,
+                            rft_retire_list *retired, rft_store **out, refit_error *error);
+/* Likewise, without memory for the bytes. */
+refit_status rft_store_open_unhosted(rft_manifest *manifest, uint32_t slots,
+                                     rft_retire_list *retired, rft_store **out, refit_error *error);
+/* Its slots go to the attic. NULL is allowed. */
+void rft_store_close(rft_store *store);
+
+/* The slot that the next version goes to. */
+uint32_t rft_store_target(const rft_store *store);
+/* Puts fresh memory in the place of a slot's, with the committed version's bytes if it had them; a
+ * slot without them gives its memory back first. REFIT_ERR_SYSTEM: no shared memory;
+ * REFIT_ERR_HOST_MEMORY. The slot with the committed version then stays as it was, the other has no
+ * memory until a renew succeeds. */
+refit_status rft_store_renew(rft_store *store, uint32_t slot, refit_error *error);
+
+/* A version begins in the target slot. */
+void rft_store_begin(rft_store *store, uint64_t version);
+
+typedef void (*rft_ready_fn)(void *user, uint32_t frame);
+
+/* Whether this may be written. REFIT_ERR_INVALID, REFIT_ERR_STATE (written already). */
+refit_status rft_store_check(const rft_store *store, uint32_t tensor, const void *bytes,
+                             uint64_t count, refit_error *error);
+
+/* Copies and digests one tensor; `ready` is told each frame that became complete, so that whoever
+ * holds the lock can append it. As rft_store_check. */
+refit_status rft_store_write(rft_store *store, uint32_t tensor, const void *bytes, uint64_t count,
+                             rft_ready_fn ready, void *user, refit_error *error);
+/* A tensor that a device brings, in steps (store_landed.c): prepare says where it goes and saves
+ * what it will lie over; when its bytes are there, land notes it; settle, later or at once,
+ * compares it and tells `ready`. `sum` is that of the digest's parts; NULL: settle takes it from
+ * the bytes. Without memory for the bytes prepare gives NULL, and settle needs the sum. */
+unsigned char *rft_store_prepare(rft_store *store, uint32_t tensor);
+void rft_store_land(rft_store *store, uint32_t tensor);
+void rft_store_settle(rft_store *store, uint32_t tensor, const uint64_t *sum, rft_ready_fn ready,
+                      void *user);
+/* Appends a frame to `ready`. */
+void rft_store_add_ready(rft_store *store, uint32_t frame);
+
+/* REFIT_ERR_STATE names a tensor that was not written. Makes the digests, and the mark even. */
+refit_status rft_store_seal(rft_store *store, refit_error *error);
+/* The sealed version is the committed one. */
+void rft_store_commit(rft_store *store);
+/* The version being written is gone: undo puts the committed one's bytes back where they were
+ * written over, and rollback makes it the served one again. With one slot, a store without memory
+ * has nothing to put back, and one whose bytes are not `restored`, because something else may still
+ * write there, nothing to vouch for: these serve nothing until the next commit. */
+void rft_store_undo(rft_store *store);
+void rft_store_rollback(rft_store *store, bool restored);
+
+/* The version that workers are served: the one being written, else the committed one. NULL: none.
+ */
+const rft_edition *rft_store_served(const rft_store *store);
+const rft_slot *rft_store_served_slot(const rft_store *store);
+unsigned char *rft_slot_image(const rft_slot *slot);
+/* The bytes that `same` is about, as an image in which at least the blocks that are not the same
+ * lie, those of ready frames: the slot of the version before, or the undo log. NULL: they are gone,
+ * with two slots since the next version began, with one since this one was committed. */
+const unsigned char *rft_store_base_image(const rft_store *store);
+/* What is known of the version that those are of. */
+const rft_edition *rft_store_base_edition(const rft_store *store);
+
+#endif

@@ -1,0 +1,310 @@
+/*
+ * The list is checked whole before any of it counts: names once, memory that overlaps only where it
+ * is the same memory under two names (tied tensors), and a device's memory shown to be its own.
+ *
+ * The windows of a device are page-locked where that can be had. A put and the fetch behind it
+ * share a stream and one wait; it is the other window that is fetched into, so the bytes of a put
+ * that failed are still there to be put again.
+ */
+#include "subscriber/destinations.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/alloc.h"
+#include "base/checked.h"
+#include "base/clock.h"
+#include "kernels/digest.h"
+
+/* ---- The list */
+
+static refit_status check_one(const refit_destination *one, refit_error *error)
+{
+    RFT_REFUSE_IF(one->size < sizeof *one, error, REFIT_ERR_INVALID,
+                  "destination.size is %zu: set it to sizeof(refit_destination), %zu", one->size,
+                  sizeof *one);
+    RFT_REFUSE_IF(one->name == NULL || one->name[0] == '\0', error, REFIT_ERR_INVALID,
+                  "a destination without a name");
+    RFT_REFUSE_IF(one->memory == NULL && one->bytes > 0, error, REFIT_ERR_INVALID,
+                  "the destination of '%.160s' has no memory", one->name);
+    RFT_REFUSE_IF((int)one->dtype != 0 && refit_dtype_bits(one->dtype) == 0, error,
+                  REFIT_ERR_INVALID, "the destination of '%.160s' has no type that is known",
+                  one->name);
+    RFT_REFUSE_IF(one->cast != 0 && one->cast != 1, error, REFIT_ERR_INVALID,
+                  "destination.cast of '%.160s' is %d: it is 0 or 1", one->name, one->cast);
+    RFT_REFUSE_IF(one->cast != 0 && (int)one->dtype == 0, error, REFIT_ERR_INVALID,
+                  "the destination of '%.160s' is to be converted to, but has no type: set dtype",
+                  one->name);
+    RFT_REFUSE_IF(!rft_span_exists(one->memory, one->bytes), error, REFIT_ERR_INVALID,
+                  "the destination of '%.160s' has %llu bytes and would end beyond the addresses "
+                  "that there are: its size is wrong",
+                  one->name, (unsigned long long)one->bytes);
+    if (one->device == NULL || one->bytes == 0) return REFIT_OK;
+    const void *whole;
+    return rft_device_memory_check(one->device, one->memory, one->bytes, &whole, error);
+}
+
+static int by_name(const void *a, const void *b)
+{
+    const rft_destination *const *one = a, *const *other = b;
+    return strcmp((*one)->name, (*other)->name);
+}
+
+/* The first in the list first. Addresses are a process's, whatever device they belong to. */
+static int by_place(const void *a, const void *b)
+{
+    const rft_destination *one = *(const rft_destination *const *)a;
+    const rft_destination *other = *(const rft_destination *const *)b;
+    if (one->memory != other->memory) return one->memory < other->memory ? -1 : 1;
+    if (one->bytes != other->bytes) return one->bytes < other->bytes ? -1 : 1;
+    return one < other ? -1 : one > other;
+}
+
+static refit_status check_names(rft_destination **sorted, uint32_t count, refit_error *error)
+{
+    qsort(sorted, count, sizeof(rft_destination *), by_name);
+    for (uint32_t i = 1; i < count; i++) {
+        RFT_REFUSE_IF(strcmp(sorted[i - 1]->name, sorted[i]->name) == 0, error, REFIT_ERR_INVALID,
+                      "two destinations have the name '%.160s'", sorted[i]->name);
+    }
+    return REFIT_OK;
+}
+
+/* Finds those of the same memory; any other overlap is an error. */
+static refit_status check_places(rft_destinations *all, rft_destination **sorted,
+                                 refit_error *error)
+{
+    rft_destination *before = NULL;
+    qsort(sorted, all->count, sizeof(rft_destination *), by_place);
+    for (uint32_t i = 0; i < all->count; i++) {
+        rft_destination *one = sorted[i];
+        one->twin = (uint32_t)(one - all->list);
+        if (one->bytes == 0) continue;
+        bool apart = before == NULL || one->memory >= before->memory + before->bytes;
+        if (!apart && one->memory == before->memory && one->bytes == before->bytes &&
+            one->port == before->port) {
+            RFT_REFUSE_IF((one->cast || before->cast) && one->dtype != before->dtype, error,
+                          REFIT_ERR_INVALID,
+                          "the destinations of '%.100s' and '%.100s' are one memory of two types",
+                          before->name, one->name);
+            one->twin = before->twin;
+            continue;
+        }
+        RFT_REFUSE_IF(!apart, error, REFIT_ERR_INVALID,
+                      "the destinations of '%.100s' and '%.100s' overlap", before->name, one->name);
+        before = one;
+    }
+    return REFIT_OK;
+}
+
+static refit_status check_list(rft_destinations *all, refit_error *error)
+{
+    rft_destination **sorted = rft_calloc((size_t)all->count + 1, sizeof(rft_destination *));
+    RFT_REFUSE_IF(sorted == NULL, error, REFIT_ERR_HOST_MEMORY, "no memory for %u destinations",
+                  all->count);
+    for (uint32_t i = 0; i < all->count; i++)
+        sorted[i] = &all->list[i];
+    refit_status status = check_names(sorted, all->count, error);
+    if (status == REFIT_OK) status = check_places(all, sorted, error);
+    rft_free(sorted);
+    return status;
+}
+
+/* ---- Ports */
+
+static refit_status port_open(rft_port *port, refit_device *device, const refit_config *config,
+                              refit_error *error)
+{
+    unsigned char *windows = rft_calloc(2, RFT_WINDOW_BYTES);
+    RFT_REFUSE_IF(windows == NULL, error, REFIT_ERR_HOST_MEMORY,
+                  "no memory for windows of a device's memory");
+    refit_status status = rft_copy_queue_open(device, config, &port->copy_queue, error);
+    if (status != REFIT_OK) {
+        rft_free(windows);
+        return status;
+    }
+    port->windows = windows;
+    port->pinned = rft_device_get_caps(device).needs_pinned &&
+                   rft_device_host_pin(device, windows, 2 * RFT_WINDOW_BYTES, NULL) == REFIT_OK;
+    return REFIT_OK;
+}
+
+/* Waits also where nothing seems to be under way: it may be the wait that failed, not the copy. */
+static void port_close(rft_port *port, uint32_t linger_ms)
+{
+    refit_device *device = rft_copy_queue_device(port->copy_queue);
+    (void)rft_copy_queue_wait(port->copy_queue, linger_ms, NULL);
+    if (rft_copy_queue_is_busy(port->copy_queue)) return;
+    if (port->pinned) rft_device_host_unpin(device, port->windows, 2 * RFT_WINDOW_BYTES);
+    rft_free(port->windows);
+    (void)rft_copy_queue_close(port->copy_queue, rft_deadline(linger_ms));
+}
+
+/* `device` NULL: host memory, which has none. */
+static refit_status find_port(rft_destinations *all, refit_device *device,
+                              const refit_config *config, rft_port **out, refit_error *error)
+{
+    *out = NULL;
+    if (device == NULL) return REFIT_OK;
+    for (uint32_t i = 0; i < all->port_count; i++) {
+        if (rft_copy_queue_device(all->ports[i].copy_queue) == device) *out = &all->ports[i];
+    }
+    if (*out != NULL) return REFIT_OK;
+    RFT_TRY(port_open(&all->ports[all->port_count], device, config, error));
+    *out = &all->ports[all->port_count++];
+    return REFIT_OK;
+}
+
+/* ---- Opening */
+
+static uint32_t count_devices(const refit_destination *list, uint32_t count)
+{
+    uint32_t most = 0;
+    for (uint32_t i = 0; i < count; i++) {
+        bool known = list[i].device == NULL;
+        for (uint32_t k = 0; k < i && !known; k++)
+            known = list[k].device == list[i].device;
+        most += known ? 0 : 1;
+    }
+    return most;
+}
+
+static refit_status take_memory(rft_destinations *all, const refit_destination *list,
+                                uint32_t count, refit_error *error)
+{
+    size_t text = 1;
+    bool casts = false;
+    for (uint32_t i = 0; i < count; i++) {
+        RFT_TRY(check_one(&list[i], error));
+        text += strlen(list[i].name) + 1;
+        casts = casts || list[i].cast != 0;
+    }
+    all->list = rft_calloc((size_t)count + 1, sizeof *all->list);
+    all->names = rft_calloc(text, 1);
+    all->ports = rft_calloc((size_t)count_devices(list, count) + 1, sizeof *all->ports);
+    all->source = rft_calloc(1, RFT_WINDOW_BYTES);
+    all->converted = casts ? rft_calloc(1, RFT_WINDOW_BYTES) : NULL;
+    RFT_REFUSE_IF(all->list == NULL || all->names == NULL || all->ports == NULL ||
+                      all->source == NULL || (casts && all->converted == NULL),
+                  error, REFIT_ERR_HOST_MEMORY, "no memory for %u destinations", count);
+    return REFIT_OK;
+}
+
+static refit_status fill(rft_destinations *all, const refit_destination *list, uint32_t count,
+                         const refit_config *config, refit_error *error)
+{
+    RFT_TRY(take_memory(all, list, count, error));
+    char *name = all->names;
+    for (; all->count < count; all->count++) {
+        const refit_destination *from = &list[all->count];
+        rft_destination *one = &all->list[all->count];
+        *one = (rft_destination){.name = strcpy(name, from->name),
+                                 .memory = from->memory,
+                                 .bytes = from->bytes,
+                                 .dtype = from->dtype,
+                                 .cast = from->cast != 0};
+        RFT_TRY(find_port(all, from->device, config, &one->port, error));
+        name += strlen(name) + 1;
+    }
+    return check_list(all, error);
+}
+
+refit_status rft_destinations_open(rft_destinations *all, const refit_destination *list,
+                                   uint32_t count, const refit_config *config, refit_error *error)
+{
+    *all = (rft_destinations){.wait_ms = config->broadcast_stage_timeout_ms,
+                              .linger_ms = config->broadcast_linger_ms};
+    refit_status status = fill(all, list, count, config, error);
+    if (status != REFIT_OK) rft_destinations_close(all);
+    return status;
+}
+
+void rft_destinations_close(rft_destinations *all)
+{
+    for (uint32_t i = 0; i < all->port_count; i++)
+        port_close(&all->ports[i], all->linger_ms);
+    rft_free(all->source);
+    rft_free(all->converted);
+    rft_free(all->ports);
+    rft_free(all->names);
+    rft_free(all->list);
+    *all = (rft_destinations){0};
+}
+
+/* ---- Windows */
+
+static refit_status port_wait(const rft_destinations *all, rft_port *port, refit_error *error)
+{
+    RFT_TRY(rft_copy_queue_wait(port->copy_queue, all->wait_ms, error));
+    port->unsure = NULL;
+    return REFIT_OK;
+}
+
+static refit_status port_put(rft_port *port, refit_error *error)
+{
+    return rft_copy_queue_copy(port->copy_queue, port->unsure, port->bytes, port->unsure_bytes,
+                               NULL, error);
+}
+
+refit_status rft_destinations_fetch(const rft_destinations *all, const rft_destination *one,
+                                    uint64_t offset, uint64_t bytes, unsigned char **window,
+                                    refit_error *error)
+{
+    rft_port *port = one->port;
+    *window = one->memory + offset;
+    if (port == NULL) return REFIT_OK;
+    port->turn ^= 1;
+    *window = port->windows + port->turn * RFT_WINDOW_BYTES;
+    RFT_TRY(
+        rft_copy_queue_copy(port->copy_queue, *window, one->memory + offset, bytes, NULL, error));
+    return port_wait(all, port, error);
+}
+
+refit_status rft_destinations_put(const rft_destination *one, uint64_t offset,
+                                  const unsigned char *window, uint64_t bytes, refit_error *error)
+{
+    rft_port *port = one->port;
+    if (port == NULL) return REFIT_OK;
+    port->unsure = one->memory + offset;
+    port->bytes = window;
+    port->unsure_bytes = bytes;
+    return port_put(port, error);
+}
+
+refit_status rft_destinations_flush(const rft_destinations *all, refit_error *error)
+{
+    for (uint32_t i = 0; i < all->port_count; i++) {
+        if (all->ports[i].unsure != NULL) RFT_TRY(port_wait(all, &all->ports[i], error));
+    }
+    return REFIT_OK;
+}
+
+/* Work that failed before may show only now: it is waited for, and what it says is known. */
+refit_status rft_destinations_repair(const rft_destinations *all, refit_error *error)
+{
+    for (uint32_t i = 0; i < all->port_count; i++) {
+        rft_port *port = &all->ports[i];
+        if (rft_copy_queue_is_busy(port->copy_queue)) {
+            (void)rft_copy_queue_wait(port->copy_queue, all->wait_ms, NULL);
+        }
+        if (port->unsure == NULL) continue;
+        RFT_TRY(port_put(port, error));
+        RFT_TRY(port_wait(all, port, error));
+    }
+    return REFIT_OK;
+}
+
+refit_status rft_destinations_digest(const rft_destinations *all, const rft_destination *one,
+                                     uint64_t *sum, refit_error *error)
+{
+    *sum = 0;
+    if (one->bytes == 0) return REFIT_OK; /* it may have no memory */
+    if (one->port == NULL) {
+        *sum = rft_digest_part(one->memory, one->bytes, 0);
+        return REFIT_OK;
+    }
+    RFT_TRY(rft_copy_queue_digest(one->port->copy_queue, one->memory, one->bytes, 0, error));
+    RFT_TRY(rft_copy_queue_wait(one->port->copy_queue, all->wait_ms, error));
+    *sum = rft_copy_queue_sum(one->port->copy_queue);
+    return REFIT_OK;
+}

@@ -1,0 +1,79 @@
+/*
+ * destinations: memory of the worker's engine that versions are written into, in place.
+ *
+ * Each has the name of a tensor, and lies in host memory, or in that of a device. The memory is the
+ * caller's until close. What is in a device's memory is looked at and changed window by window, in
+ * memory of the host: fetch brings a window, put takes it back; both are nothing for host memory,
+ * whose windows are the memory itself. Which version is written is unknown here.
+ *
+ * Belongs to one thread.
+ */
+#ifndef RFT_DESTINATIONS_H
+#define RFT_DESTINATIONS_H
+
+#include <refit/broadcast.h>
+
+#include "store/copy_queue.h"
+
+/* A device, and the windows through which it is written: while one is put back, which may fail, the
+ * next is fetched. */
+typedef struct rft_port {
+    rft_copy_queue *copy_queue;
+    unsigned char *windows; /* owned; two of RFT_WINDOW_BYTES */
+    bool pinned;
+    uint32_t turn;              /* the window that was fetched last */
+    unsigned char *unsure;      /* where the last put went, until it is known to be done; or NULL */
+    const unsigned char *bytes; /* what it put there, in a window */
+    uint64_t unsure_bytes;
+} rft_port;
+
+/* As large as the largest block, and several of the usual ones. */
+#define RFT_WINDOW_BYTES (UINT64_C(2) << 20)
+
+typedef struct rft_destination {
+    const char *name; /* owned by the list */
+    unsigned char *memory;
+    uint64_t bytes;
+    refit_dtype dtype; /* 0: any */
+    bool cast;         /* other types are converted to it */
+    rft_port *port;    /* NULL: host memory */
+    uint32_t twin; /* the first of those that are this very memory; itself, if there is no other */
+} rft_destination;
+
+typedef struct rft_destinations {
+    rft_destination *list; /* owned; NULL: not open */
+    uint32_t count;
+    char *names;     /* owned */
+    rft_port *ports; /* owned */
+    uint32_t port_count;
+    unsigned char *source;    /* owned; a window for what is written, where that lies on a device */
+    unsigned char *converted; /* owned; a window for what is converted; NULL: nothing is */
+    uint32_t wait_ms;         /* for a window */
+    uint32_t linger_ms;       /* at close */
+} rft_destinations;
+
+/* Copies the list. REFIT_ERR_INVALID names what is wrong with it; what a device says of its memory;
+ * REFIT_ERR_HOST_MEMORY. On failure nothing is open. */
+refit_status rft_destinations_open(rft_destinations *all, const refit_destination *list,
+                                   uint32_t count, const refit_config *config, refit_error *error);
+/* Harmless on {0}. A device that is not done with a window keeps it, and is never closed. */
+void rft_destinations_close(rft_destinations *all);
+
+/* At most RFT_WINDOW_BYTES of one destination, where the CPU may read and change them, until the
+ * next fetch. Fails as well if what was put before could not be. */
+refit_status rft_destinations_fetch(const rft_destinations *all, const rft_destination *one,
+                                    uint64_t offset, uint64_t bytes, unsigned char **window,
+                                    refit_error *error);
+/* Writes back bytes of the window that fetch gave last; once. Done when flush says so. */
+refit_status rft_destinations_put(const rft_destination *one, uint64_t offset,
+                                  const unsigned char *window, uint64_t bytes, refit_error *error);
+/* Waits for all puts. */
+refit_status rft_destinations_flush(const rft_destinations *all, refit_error *error);
+/* After a failure: what was being put may lie there in part, or be anything. Puts it once more. */
+refit_status rft_destinations_repair(const rft_destinations *all, refit_error *error);
+
+/* The sum of the digest of all its bytes, as they are now. */
+refit_status rft_destinations_digest(const rft_destinations *all, const rft_destination *one,
+                                     uint64_t *sum, refit_error *error);
+
+#endif

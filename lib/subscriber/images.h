@@ -1,0 +1,127 @@
+/*
+ * staging: the images that a worker's versions lie in.
+ *
+ * A private image is memory of this process, filled with frames (the socket path); there are two,
+ * allocated when they are first needed. A mapped image is a slot of the publisher's store, read
+ * where it is (the shared-memory path), or lies in the memory of the GPU that both are on
+ * (gpu_stage.h). Each kind is in use while it is being staged, held as the
+ * base of the next version, or lent to the user as an open update.
+ *
+ * The rule: an image is taken for a new version only when nothing uses it. So with two private
+ * images a version can be fetched while the update before it, accepted, is still open; but not
+ * while an update is undecided, because then the one image is lent and the other is still held: the
+ * offer waits until the user has decided. Mapped images are never written here.
+ *
+ * Belongs to the subscriber's service thread; the user reads bytes and manifest of a lent image.
+ */
+#ifndef RFT_IMAGES_H
+#define RFT_IMAGES_H
+
+#include "device/device.h"
+#include "store/share_lock.h"
+#include "wire/manifest.h"
+
+/* A manifest and how many images and sessions refer to it. */
+typedef struct rft_catalog {
+    rft_manifest *manifest; /* owned */
+    uint32_t users;
+} rft_catalog;
+
+/* Takes the manifest (also on failure, which closes it); the caller is its first user. */
+refit_status rft_catalog_open(rft_manifest *manifest, rft_catalog **out, refit_error *error);
+rft_catalog *rft_catalog_acquire(rft_catalog *catalog);
+/* NULL is allowed. */
+void rft_catalog_release(rft_catalog *catalog);
+
+typedef enum rft_image_use {
+    RFT_IMAGE_STAGED = 1, /* being filled, or complete and not yet committed */
+    RFT_IMAGE_HELD = 2,   /* base of the next version's `same` blocks */
+    RFT_IMAGE_LENT = 4,   /* an update is waiting for the user, or open */
+} rft_image_use;
+
+/* One segment of the publisher, mapped once for all images in it. */
+typedef struct rft_mapping {
+    rft_segment segment;
+    uint32_t users;
+} rft_mapping;
+
+/* Likewise a block of the publisher's in the GPU's memory. */
+typedef struct rft_gpu_mapping {
+    void *memory; /* of the device; NULL: not open */
+    rft_share share;
+    rft_share_lock share_lock;
+    uint32_t users;
+    uint32_t readers; /* of these, with the user */
+} rft_gpu_mapping;
+
+typedef struct rft_image {
+    unsigned uses;              /* of rft_image_use; 0: free */
+    const unsigned char *bytes; /* catalog->manifest->store_bytes of them; of the device where
+                                   `gpu` is not NULL */
+    rft_catalog *catalog;       /* NULL when free */
+    rft_held held;              /* which version it is, once verified */
+    rft_segment memory;         /* private images: kept while free, for the next version */
+    rft_mapping *mapping;       /* images in shared memory */
+    rft_gpu_mapping *gpu;       /* images in a GPU's memory */
+    const rft_seqlock *mark;    /* of both: the slot's; NULL marks a private one */
+    uint64_t generation;        /* of the mark when the image was verified */
+} rft_image;
+
+#define RFT_IMAGES_MOST 2u
+
+typedef struct rft_images {
+    rft_image owned[RFT_IMAGES_MOST];
+    rft_image mapped[RFT_IMAGES_MOST];
+    rft_mapping mappings[RFT_IMAGES_MOST];
+
+    refit_device *device; /* borrowed; NULL: there is no GPU to share */
+    rft_image shared[RFT_IMAGES_MOST];
+    rft_gpu_mapping gpu_mappings[RFT_IMAGES_MOST];
+} rft_images;
+
+/* {0} is an empty one. Close frees all, whatever is in use. */
+void rft_images_close(rft_images *images);
+
+/* A private image for a version of `catalog`, in use as STAGED. REFIT_ERR_BUSY: both are in use,
+ * try again after the next drop. REFIT_ERR_HOST_MEMORY. */
+refit_status rft_images_take_owned(rft_images *images, rft_catalog *catalog, rft_image **out,
+                                   refit_error *error);
+
+/* Likewise the slot at `offset` of the segment `name`. REFIT_ERR_PROTOCOL (the offset is not
+ * aligned, or the segment is too short), REFIT_ERR_NOT_FOUND, REFIT_ERR_SECURITY, REFIT_ERR_SYSTEM.
+ */
+refit_status rft_images_take_mapped(rft_images *images, rft_catalog *catalog, const char *name,
+                                    uint64_t offset, rft_image **out, refit_error *error);
+
+/* The memory to write frames to: of a private image that is STAGED and nothing else. */
+unsigned char *rft_image_writable(rft_image *image);
+
+void rft_image_add_use(rft_image *image, rft_image_use use);
+/* Adds LENT. REFIT_ERR_STALE: the bytes are no longer what was verified; REFIT_ERR_SYSTEM. */
+refit_status rft_image_lend(rft_image *image, refit_error *error);
+/* NULL is allowed. */
+void rft_image_drop_use(rft_image *image, rft_image_use use);
+
+/* Notes the mark. False while the publisher is writing there. */
+bool rft_image_note_mark(rft_image *image);
+/* Whether the bytes are still those that were verified: always for a private image. Any thread that
+ * has the image lent. */
+bool rft_image_is_intact(const rft_image *image);
+
+/* Gives back the memory of private images that nothing uses. */
+void rft_images_trim_owned(rft_images *images);
+/* Likewise the mappings, of shared memory and of the GPU's. */
+void rft_images_trim_mapped(rft_images *images);
+
+/* Gives back unused mappings of shared memory that the publisher has replaced by other: it would
+ * stay in memory for their sake. */
+void rft_images_trim_replaced(rft_images *images);
+
+/* ---- Between images.c and gpu_stage.c */
+
+/* Of RFT_IMAGES_MOST; NULL: REFIT_ERR_BUSY. */
+rft_image *rft_image_find_free(rft_image *images, refit_error *error);
+/* As STAGED. */
+void rft_image_begin_use(rft_image *image, rft_catalog *catalog, const unsigned char *bytes);
+
+#endif

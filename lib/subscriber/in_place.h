@@ -1,0 +1,67 @@
+/*
+ * in_place: versions written into the engine's own memory, whole or not at all.
+ *
+ * apply makes the destinations equal to the update's image, block by block, whatever they hold: a
+ * block is compared, and where it differs its old bytes are noted (rollback.h) and the new ones
+ * written, so that doing it again, or after it was left half done, comes to the same. If anything
+ * fails, what was written is taken back before apply returns. keep makes it final, undo takes it
+ * back. Where taking back fails as well (a device is lost), the notes stay: the destinations are
+ * torn until an undo succeeds, or an apply that is kept.
+ *
+ * Belongs to the caller's thread, but for the figures, which any thread may read.
+ */
+#ifndef RFT_IN_PLACE_H
+#define RFT_IN_PLACE_H
+
+#include <stdatomic.h>
+
+#include "subscriber/destinations.h"
+#include "subscriber/images.h"
+#include "subscriber/rollback.h"
+
+typedef struct rft_in_place_figures {
+    atomic_uint_fast64_t bound; /* destinations */
+    atomic_uint_fast64_t bytes; /* that changed, of all applies that succeeded */
+    atomic_uint_fast64_t taken_back;
+    atomic_int_fast64_t last_ns; /* of the last apply that succeeded */
+} rft_in_place_figures;
+
+typedef struct rft_in_place {
+    rft_destinations to;
+    uint32_t *tensors; /* owned; for each destination, what is written there: scratch of apply */
+    rft_rollback old;
+    bool applied;     /* an update is in them, neither kept nor undone */
+    bool failed;      /* the update under way: its last apply */
+    uint64_t changed; /* bytes, by the apply under way */
+    rft_in_place_figures figures;
+} rft_in_place;
+
+refit_status rft_in_place_bind(rft_in_place *place, const refit_destination *list, uint32_t count,
+                               const refit_config *config, refit_error *error);
+/* Takes back what is torn; if a device does not let it, they stay bound. */
+refit_status rft_in_place_unbind(rft_in_place *place, refit_error *error);
+/* They stay as they are. Harmless on {0}. */
+void rft_in_place_close(rft_in_place *place);
+bool rft_in_place_is_bound(const rft_in_place *place);
+
+typedef struct rft_in_place_source {
+    const rft_image *image;
+    refit_device *device; /* where its bytes lie; NULL: host memory */
+    bool verify;          /* digest what is in the destinations at the end */
+} rft_in_place_source;
+
+/* `left` as refit_update_apply has it. */
+refit_status rft_in_place_apply(rft_in_place *place, const rft_in_place_source *source,
+                                uint32_t *left, refit_error *error);
+/* Of the update that ends now; the next begins. */
+void rft_in_place_forget(rft_in_place *place);
+void rft_in_place_keep(rft_in_place *place);
+refit_status rft_in_place_undo(rft_in_place *place, refit_error *error);
+/* Adds the figures. Any thread. */
+void rft_in_place_report(const rft_in_place *place, refit_stats *stats);
+/* Whether they hold no version at all, since an undo failed. */
+bool rft_in_place_is_torn(const rft_in_place *place);
+/* Whether the update under way was to be applied, and is not there. */
+bool rft_in_place_has_failed(const rft_in_place *place);
+
+#endif

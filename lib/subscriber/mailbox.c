@@ -1,0 +1,192 @@
+/*
+ * The desk between a subscriber's two threads.
+ *
+ * A caller who waits polls ready_fd and looks again, so the same descriptor serves refit's own wait
+ * and the caller's event loop, and a signal handler can end either. After every change the
+ * descriptor is made to tell the truth: cleared first, then set if there is something, so that a
+ * cancel that comes in between is not lost.
+ */
+#include "subscriber/mailbox.h"
+
+#include <poll.h>
+#include <string.h>
+
+#include "base/clock.h"
+#include "net/wake_fd.h"
+
+refit_status rft_mailbox_open(rft_mailbox *mailbox, refit_error *error)
+{
+    refit_status status;
+    *mailbox = (rft_mailbox){.ready_fd = -1, .wake_fd = -1};
+    RFT_TRY_GOTO(rft_wake_fd_open(&mailbox->ready_fd, error), undo_fds);
+    RFT_TRY_GOTO(rft_wake_fd_open(&mailbox->wake_fd, error), undo_fds);
+    RFT_TRY_GOTO(rft_mutex_open(&mailbox->lock, error), undo_fds);
+    return REFIT_OK;
+
+undo_fds:
+    rft_wake_fd_close(mailbox->ready_fd);
+    rft_wake_fd_close(mailbox->wake_fd);
+    return status;
+}
+
+void rft_mailbox_close(rft_mailbox *mailbox)
+{
+    rft_mutex_close(&mailbox->lock);
+    rft_wake_fd_close(mailbox->ready_fd);
+    rft_wake_fd_close(mailbox->wake_fd);
+}
+
+/* Makes ready_fd say whether a take would return at once. The lock is held. */
+static void show_ready(rft_mailbox *mailbox)
+{
+    rft_wake_fd_clear(mailbox->ready_fd);
+    if (mailbox->ready != NULL || mailbox->report.final.status != REFIT_OK ||
+        atomic_load(&mailbox->cancelled)) {
+        rft_wake_fd_set(mailbox->ready_fd);
+    }
+}
+
+/* ---- The caller's side */
+
+static refit_status try_take(rft_mailbox *mailbox, rft_image **out, refit_error *error)
+{
+    if (atomic_exchange(&mailbox->cancelled, false)) {
+        return rft_fail(error, REFIT_ERR_CANCELLED, "refit_subscriber_wake ended the wait");
+    }
+    if (mailbox->ready != NULL) {
+        *out = mailbox->ready;
+        mailbox->ready = NULL;
+        return REFIT_OK;
+    }
+    const refit_error *final = &mailbox->report.final;
+    if (final->status != REFIT_OK) {
+        return rft_fail(error, (refit_status) final->status, "%s", final->text);
+    }
+    bool joined = mailbox->report.state >= RFT_SESSION_CURRENT;
+    const char *refusal = mailbox->report.refusal;
+    if (refusal[0] != '\0' && !joined) {
+        return rft_fail(error, REFIT_ERR_TIMEOUT,
+                        "no new version in time; the trainer does not take this worker for now: %s",
+                        refusal);
+    }
+    RFT_REFUSE_IF(joined, error, REFIT_ERR_TIMEOUT, "no new version in time; the trainer is there");
+    return rft_fail(error, REFIT_ERR_TIMEOUT,
+                    "no new version in time; no trainer has answered at %.120s", mailbox->endpoint);
+}
+
+refit_status rft_mailbox_take(rft_mailbox *mailbox, uint32_t timeout_ms, rft_image **out,
+                              refit_error *error)
+{
+    int64_t deadline = rft_deadline(timeout_ms);
+    for (;;) {
+        rft_lock(&mailbox->lock);
+        refit_status status = try_take(mailbox, out, error);
+        show_ready(mailbox);
+        rft_unlock(&mailbox->lock);
+        int left_ms = rft_ms_until(deadline);
+        if (status != REFIT_ERR_TIMEOUT || left_ms == 0) return status;
+        struct pollfd item = {.fd = mailbox->ready_fd, .events = POLLIN};
+        (void)poll(&item, 1, left_ms);
+    }
+}
+
+void rft_mailbox_cancel(rft_mailbox *mailbox)
+{
+    atomic_store(&mailbox->cancelled, true);
+    rft_wake_fd_set(mailbox->ready_fd);
+}
+
+/* What the caller decided is true at once for whoever asks, before the service thread knows. */
+static void report_order(rft_mailbox *mailbox, const rft_order *order, uint64_t version)
+{
+    if (order->kind == RFT_ORDER_ACCEPT) mailbox->report.version = version;
+    if (order->kind == RFT_ORDER_REFUSE && !order->kept) mailbox->report.version = 0;
+}
+
+void rft_mailbox_order(rft_mailbox *mailbox, const rft_order *order, uint64_t version)
+{
+    rft_lock(&mailbox->lock);
+    mailbox->orders[mailbox->order_count++] = *order;
+    report_order(mailbox, order, version);
+    rft_unlock(&mailbox->lock);
+    rft_wake_fd_set(mailbox->wake_fd);
+}
+
+void rft_mailbox_bring(rft_mailbox *mailbox, refit_device *device)
+{
+    rft_lock(&mailbox->lock);
+    mailbox->device = device;
+    rft_unlock(&mailbox->lock);
+    rft_wake_fd_set(mailbox->wake_fd);
+}
+
+void rft_mailbox_shut(rft_mailbox *mailbox)
+{
+    rft_lock(&mailbox->lock);
+    mailbox->closing = true;
+    rft_unlock(&mailbox->lock);
+    rft_wake_fd_set(mailbox->wake_fd);
+}
+
+void rft_mailbox_read(rft_mailbox *mailbox, rft_session_report *out)
+{
+    rft_lock(&mailbox->lock);
+    *out = mailbox->report;
+    rft_unlock(&mailbox->lock);
+}
+
+/* ---- The service thread's side */
+
+void rft_mailbox_deliver(rft_mailbox *mailbox, rft_image *image)
+{
+    rft_lock(&mailbox->lock);
+    mailbox->ready = image;
+    show_ready(mailbox);
+    rft_unlock(&mailbox->lock);
+}
+
+bool rft_mailbox_withdraw(rft_mailbox *mailbox)
+{
+    rft_lock(&mailbox->lock);
+    bool there = mailbox->ready != NULL;
+    mailbox->ready = NULL;
+    show_ready(mailbox);
+    rft_unlock(&mailbox->lock);
+    return there;
+}
+
+bool rft_mailbox_next_order(rft_mailbox *mailbox, rft_order *out)
+{
+    rft_lock(&mailbox->lock);
+    bool there = mailbox->order_count > 0;
+    if (there) {
+        *out = mailbox->orders[0];
+        mailbox->order_count--;
+        memmove(mailbox->orders, mailbox->orders + 1,
+                mailbox->order_count * sizeof *mailbox->orders);
+    }
+    rft_unlock(&mailbox->lock);
+    return there;
+}
+
+refit_device *rft_mailbox_take_device(rft_mailbox *mailbox)
+{
+    rft_lock(&mailbox->lock);
+    refit_device *device = mailbox->device;
+    mailbox->device = NULL;
+    rft_unlock(&mailbox->lock);
+    return device;
+}
+
+bool rft_mailbox_publish(rft_mailbox *mailbox, const rft_session_report *report)
+{
+    rft_lock(&mailbox->lock);
+    bool ended = report->final.status != mailbox->report.final.status;
+    uint64_t decided = mailbox->report.version;
+    mailbox->report = *report;
+    if (mailbox->order_count > 0) mailbox->report.version = decided;
+    if (ended) show_ready(mailbox);
+    bool on = !mailbox->closing || mailbox->order_count > 0;
+    rft_unlock(&mailbox->lock);
+    return on;
+}

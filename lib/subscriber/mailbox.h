@@ -1,0 +1,81 @@
+/*
+ * desk: where a subscriber's service thread and its caller meet.
+ *
+ * The service thread puts a committed version there and copies of what may be known; the caller
+ * takes the version and leaves orders. One lock guards it, held for a few copies at most; neither
+ * side ever waits for the other with it.
+ */
+#ifndef RFT_MAILBOX_H
+#define RFT_MAILBOX_H
+
+#include <stdatomic.h>
+
+#include "base/thread.h"
+#include "subscriber/session.h"
+
+typedef enum rft_order_kind {
+    RFT_ORDER_ACCEPT,
+    RFT_ORDER_REFUSE,
+    RFT_ORDER_RELEASE, /* the update is closed */
+} rft_order_kind;
+
+#define RFT_REASON_BYTES 161u /* 160 and a NUL */
+
+typedef struct rft_order {
+    rft_order_kind kind;
+    refit_status code; /* of a refusal, with the next two */
+    bool kept;
+    char reason[RFT_REASON_BYTES];
+} rft_order;
+
+/* A version is delivered only when all orders about the one before it but its release have been
+ * carried out, so no more than a release, a decision and a second release can wait. */
+#define RFT_MAILBOX_ORDERS 3u
+
+typedef struct rft_mailbox {
+    int ready_fd;          /* set while take would not wait */
+    int wake_fd;           /* set while the service thread has something to look at */
+    const char *endpoint;  /* where the trainer is to be; borrowed, set before the thread starts */
+    atomic_bool cancelled; /* by rft_mailbox_cancel, until a take has said so */
+    rft_mutex lock;
+    rft_image *ready;                     /* guarded by lock */
+    rft_session_report report;            /* guarded by lock */
+    rft_order orders[RFT_MAILBOX_ORDERS]; /* guarded by lock */
+    uint32_t order_count;                 /* guarded by lock */
+    refit_device *device; /* guarded by lock; to be used from now on; NULL: nothing new */
+    bool closing;         /* guarded by lock */
+} rft_mailbox;
+
+refit_status rft_mailbox_open(rft_mailbox *mailbox, refit_error *error);
+void rft_mailbox_close(rft_mailbox *mailbox);
+
+/* ---- The caller's side ---- */
+
+/* Waits for a version and takes it. REFIT_ERR_TIMEOUT, REFIT_ERR_CANCELLED, or the final error. */
+refit_status rft_mailbox_take(rft_mailbox *mailbox, uint32_t timeout_ms, rft_image **out,
+                              refit_error *error);
+/* Any thread, and safe in a signal handler. */
+void rft_mailbox_cancel(rft_mailbox *mailbox);
+/* About the update of `version`. */
+void rft_mailbox_order(rft_mailbox *mailbox, const rft_order *order, uint64_t version);
+/* The GPU whose memory may be shared. */
+void rft_mailbox_bring(rft_mailbox *mailbox, refit_device *device);
+/* Tells the service thread to leave. */
+void rft_mailbox_shut(rft_mailbox *mailbox);
+/* Any thread. */
+void rft_mailbox_read(rft_mailbox *mailbox, rft_session_report *out);
+
+/* ---- The service thread's side ---- */
+
+void rft_mailbox_deliver(rft_mailbox *mailbox, rft_image *image);
+/* False if it has been taken. */
+bool rft_mailbox_withdraw(rft_mailbox *mailbox);
+/* Takes the oldest order; false if there is none. */
+bool rft_mailbox_next_order(rft_mailbox *mailbox, rft_order *out);
+/* What was brought since; NULL: nothing. */
+refit_device *rft_mailbox_take_device(rft_mailbox *mailbox);
+/* Copies the report; while an order waits, the version stays what the caller has decided. False
+ * once it is shut and no order is left. */
+bool rft_mailbox_publish(rft_mailbox *mailbox, const rft_session_report *report);
+
+#endif

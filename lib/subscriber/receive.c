@@ -1,0 +1,276 @@
+/*
+ * One version on its way in.
+ *
+ * Through the socket: the window of credits is kept full, frames go into the assembly (which copies
+ * and digests them), and when all are in and SEAL is known, the assembly verifies. What lies in
+ * memory of the publisher is in intake_mapped.c. The window bounds the credits granted with PULL
+ * (wire/credit.h); as many frames may be asked for again with RESEND, and no more wait at once.
+ * Knows nothing of connections, commits or users.
+ */
+#include "subscriber/receive.h"
+
+#include <string.h>
+
+#include "base/alloc.h"
+#include "base/clock.h"
+#include "wire/credit.h"
+
+/* Missing frames named in one RESEND; what is missing beyond them follows at the next beat. */
+#define RESEND_MOST 64u
+/* Some ten milliseconds of digesting, which no heartbeat notices. */
+#define VERIFY_BYTES (UINT64_C(64) << 20)
+
+void rft_receive_init(rft_receive *receive, const refit_config *config, rft_images *images,
+                      rft_sender sender)
+{
+    *receive = (rft_receive){
+        .config = config, .images = images, .sender = sender, .verify_bytes = VERIFY_BYTES};
+}
+
+static void close_assembly(rft_receive *receive)
+{
+    rft_assembly_close(receive->assembly);
+    receive->assembly = NULL;
+    rft_free(receive->resends);
+    receive->resends = NULL;
+    rft_catalog_release(receive->assembly_catalog);
+    receive->assembly_catalog = NULL;
+}
+
+void rft_receive_close(rft_receive *receive)
+{
+    rft_receive_drop(receive);
+    rft_gpu_verify_close(&receive->gpu, receive->config->broadcast_linger_ms);
+    close_assembly(receive);
+    rft_bytes_close(&receive->tensor_digests);
+}
+
+void rft_receive_drop(rft_receive *receive)
+{
+    rft_gpu_verify_end(&receive->gpu);
+    rft_image_drop_use(receive->image, RFT_IMAGE_STAGED);
+    receive->image = NULL;
+    rft_catalog_release(receive->catalog);
+    receive->catalog = NULL;
+    receive->phase = RFT_RECEIVE_NONE;
+    receive->version = 0;
+}
+
+rft_image *rft_receive_take(rft_receive *receive)
+{
+    rft_image *image = receive->image;
+    receive->image = NULL;
+    rft_receive_drop(receive);
+    return image;
+}
+
+static refit_status check_offer(const rft_message *offer, const rft_manifest *manifest,
+                                refit_error *error)
+{
+    RFT_REFUSE_IF(offer->as.offer.frames != manifest->frame_count ||
+                      offer->as.offer.bytes != manifest->payload_bytes,
+                  error, REFIT_ERR_PROTOCOL,
+                  "version %llu is offered as %llu bytes in %u frames, but its manifest makes %llu "
+                  "in %u",
+                  (unsigned long long)offer->as.offer.version,
+                  (unsigned long long)offer->as.offer.bytes, offer->as.offer.frames,
+                  (unsigned long long)manifest->payload_bytes, manifest->frame_count);
+    RFT_REFUSE_IF(offer->as.offer.segment.count >= RFT_SEGMENT_NAME_BYTES ||
+                      offer->as.offer.mark.count >= RFT_SEGMENT_NAME_BYTES,
+                  error, REFIT_ERR_PROTOCOL, "a segment's name of more than %u bytes is offered",
+                  RFT_SEGMENT_NAME_BYTES - 1);
+    return REFIT_OK;
+}
+
+refit_status rft_receive_offer(rft_receive *receive, const rft_message *offer, rft_catalog *catalog,
+                               uint32_t window, int64_t now, refit_error *error)
+{
+    RFT_TRY(check_offer(offer, catalog->manifest, error));
+    rft_receive_drop(receive);
+    receive->phase = RFT_RECEIVE_WAITING;
+    receive->catalog = rft_catalog_acquire(catalog);
+    receive->version = offer->as.offer.version;
+    receive->base = offer->as.offer.base;
+    rft_receive_place(receive, offer);
+    receive->offered_at = now;
+    receive->deadline = rft_after_ms(now, offer->as.offer.deadline_ms);
+    receive->sealed = false;
+    receive->window = window;
+    receive->in_flight = 0;
+    receive->quiet_since = 0;
+    return REFIT_OK;
+}
+
+static refit_status check_base(const rft_receive *receive, const rft_image *held,
+                               refit_error *error)
+{
+    bool fits = receive->base == 0 || (held != NULL && held->held.version == receive->base &&
+                                       rft_digest128_equal(&held->catalog->manifest->digest,
+                                                           &receive->catalog->manifest->digest));
+    RFT_REFUSE_IF(!fits, error, REFIT_ERR_STALE,
+                  "version %llu builds on version %llu, whose bytes this worker does not have",
+                  (unsigned long long)receive->version, (unsigned long long)receive->base);
+    return REFIT_OK;
+}
+
+/* The assembly belongs to a manifest; versions of one manifest share it. */
+static refit_status prepare_assembly(rft_receive *receive, const unsigned char *base,
+                                     refit_error *error)
+{
+    const rft_manifest *manifest = receive->catalog->manifest;
+    unsigned char *memory = rft_image_writable(receive->image);
+    if (receive->assembly_catalog == receive->catalog) {
+        rft_assembly_reset(receive->assembly, memory, base);
+        memset(receive->resends, 0, manifest->frame_count * sizeof *receive->resends);
+        return REFIT_OK;
+    }
+    close_assembly(receive);
+    receive->resends = rft_calloc((size_t)manifest->frame_count + 1, sizeof *receive->resends);
+    RFT_REFUSE_IF(receive->resends == NULL, error, REFIT_ERR_HOST_MEMORY,
+                  "no memory to follow %u frames", manifest->frame_count);
+    RFT_TRY(rft_assembly_open(manifest, memory, base, &receive->assembly, error));
+    receive->assembly_catalog = rft_catalog_acquire(receive->catalog);
+    return REFIT_OK;
+}
+
+/* Tops up the window once half of it is used, so that credits do not cost a message a frame, and
+ * grants none that no frame is left for. */
+static void pull(rft_receive *receive)
+{
+    uint32_t left = receive->catalog->manifest->frame_count - rft_assembly_taken(receive->assembly);
+    bool last = left <= receive->window;
+    int32_t room = (int32_t)(last ? left : receive->window) * RFT_CREDIT - receive->in_flight;
+    bool waits = !last && receive->in_flight > (int32_t)receive->window * RFT_CREDIT / 2;
+    if (room < RFT_CREDIT || waits) return;
+    rft_message message = {.kind = RFT_PULL};
+    message.as.pull.version = receive->version;
+    message.as.pull.credits = (uint32_t)(room / RFT_CREDIT);
+    receive->in_flight += room / RFT_CREDIT * RFT_CREDIT;
+    receive->sender.send(receive->sender.user, &message);
+}
+
+/* What has arrived no longer counts. One that comes twice counts twice, though it was sent once
+ * without a credit: then a frame more may be in flight, never one less. */
+static void use_credit(rft_receive *receive, uint32_t sequence, uint64_t payload)
+{
+    const rft_manifest *manifest = receive->catalog->manifest;
+    if (sequence >= manifest->frame_count || receive->in_flight <= 0) return;
+    receive->in_flight -= rft_credit_cost(payload, manifest->frames[sequence].bytes);
+}
+
+/* Verifies once SEAL and all frames are there. */
+static refit_status settle(rft_receive *receive, refit_error *error)
+{
+    if (receive->phase != RFT_RECEIVE_FETCHING || !receive->sealed) return REFIT_OK;
+    if (receive->path != REFIT_PATH_SOCKET) return rft_receive_settle_mapped(receive, error);
+    if (!rft_assembly_complete(receive->assembly)) return REFIT_OK;
+    rft_message seal = rft_receive_seal_of(receive);
+    RFT_TRY(rft_assembly_verify(receive->assembly, &seal, error));
+    receive->phase = RFT_RECEIVE_COMPLETE;
+    return REFIT_OK;
+}
+
+static refit_status take_image(rft_receive *receive, const rft_image *held, refit_error *error)
+{
+    if (receive->path != REFIT_PATH_SOCKET) return rft_receive_map(receive, error);
+    RFT_TRY(check_base(receive, held, error));
+    RFT_TRY(rft_images_take_owned(receive->images, receive->catalog, &receive->image, error));
+    return prepare_assembly(receive, receive->base == 0 ? NULL : held->bytes, error);
+}
+
+refit_status rft_receive_start(rft_receive *receive, const rft_image *held, refit_error *error)
+{
+    if (receive->phase != RFT_RECEIVE_WAITING) return REFIT_OK;
+    RFT_TRY(take_image(receive, held, error));
+    receive->phase = RFT_RECEIVE_FETCHING;
+    if (receive->path == REFIT_PATH_SOCKET) pull(receive);
+    return settle(receive, error);
+}
+
+static refit_status ask_again(rft_receive *receive, const uint32_t *sequences, uint32_t count,
+                              refit_error *error)
+{
+    unsigned char wire[RESEND_MOST * 4];
+    for (uint32_t i = 0; i < count; i++) {
+        uint16_t *tries = &receive->resends[sequences[i]];
+        RFT_REFUSE_IF(
+            *tries >= receive->config->broadcast_resend_limit, error, REFIT_ERR_CORRUPT,
+            "frame %u of version %llu was damaged or lost %u times; broadcast.resend_limit "
+            "allows no more",
+            sequences[i], (unsigned long long)receive->version, *tries + 1u);
+        ++*tries;
+        rft_put_u32(wire + (size_t)i * 4, sequences[i]);
+    }
+    rft_message message = {.kind = RFT_RESEND};
+    message.as.resend.version = receive->version;
+    message.as.resend.sequences = (rft_view){wire, (size_t)count * 4};
+    receive->sender.send(receive->sender.user, &message);
+    return REFIT_OK;
+}
+
+refit_status rft_receive_frame(rft_receive *receive, const rft_message *frame, rft_view payload,
+                               refit_error *error)
+{
+    bool ours = receive->phase == RFT_RECEIVE_FETCHING && receive->path == REFIT_PATH_SOCKET &&
+                frame->as.frame.version == receive->version;
+    if (!ours) return REFIT_OK;
+    receive->quiet_since = 0;
+    receive->bytes_received += payload.count;
+    refit_status status = rft_assembly_take(receive->assembly, frame, payload, error);
+    if (status == REFIT_ERR_CORRUPT) {
+        receive->bad_frames++;
+        status = ask_again(receive, &frame->as.frame.sequence, 1, error);
+    } else {
+        use_credit(receive, frame->as.frame.sequence, payload.count);
+    }
+    RFT_TRY(status);
+    pull(receive);
+    return settle(receive, error);
+}
+
+refit_status rft_receive_seal(rft_receive *receive, const rft_message *seal, refit_error *error)
+{
+    bool ours = receive->phase == RFT_RECEIVE_WAITING || receive->phase == RFT_RECEIVE_FETCHING;
+    if (!ours || seal->as.seal.version != receive->version) return REFIT_OK;
+    const rft_manifest *manifest = receive->catalog->manifest;
+    RFT_REFUSE_IF(
+        seal->as.seal.tensors.count != (size_t)manifest->originals * 8, error, REFIT_ERR_PROTOCOL,
+        "the seal of version %llu has %zu bytes of digests for %u tensors",
+        (unsigned long long)receive->version, seal->as.seal.tensors.count, manifest->originals);
+    rft_bytes_reset(&receive->tensor_digests);
+    RFT_TRY(rft_bytes_append(&receive->tensor_digests, seal->as.seal.tensors.data,
+                             seal->as.seal.tensors.count, error));
+    receive->digest = seal->as.seal.digest;
+    receive->sealed = true;
+    return settle(receive, error);
+}
+
+/* Whether beats have come for a heartbeat and a half with no frame and no asking among them: two of
+ * them were sent after the first, so late that what was asked for before would have been sent. The
+ * clock is this worker's own, because beats that queued up while it did not run are read at once.
+ */
+static bool is_quiet(rft_receive *receive, uint32_t heartbeat_ms, int64_t now)
+{
+    if (receive->quiet_since == 0) receive->quiet_since = now;
+    return now >= rft_after_ms(receive->quiet_since, heartbeat_ms + heartbeat_ms / 2);
+}
+
+refit_status rft_receive_beat(rft_receive *receive, uint32_t heartbeat_ms, int64_t now,
+                              refit_error *error)
+{
+    bool fetching = receive->phase == RFT_RECEIVE_FETCHING && receive->path == REFIT_PATH_SOCKET;
+    if (!fetching || !receive->sealed || !is_quiet(receive, heartbeat_ms, now)) return REFIT_OK;
+    receive->quiet_since = now;
+    uint32_t frames = receive->catalog->manifest->frame_count;
+    /* Which of the missing frames were sent and lost cannot be known. While some are not sent yet,
+     * it is the window that lost ones have used up. */
+    uint32_t lost = receive->window;
+    uint32_t missing[RESEND_MOST];
+    uint32_t count = 0;
+    uint32_t next = rft_assembly_missing(receive->assembly, 0, frames);
+    while (next != UINT32_MAX && count < lost && count < RESEND_MOST) {
+        missing[count++] = next;
+        next = rft_assembly_missing(receive->assembly, next + 1, frames);
+    }
+    return count == 0 ? REFIT_OK : ask_again(receive, missing, count, error);
+}

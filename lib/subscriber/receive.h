@@ -1,0 +1,123 @@
+/*
+ * intake: one version on its way in, from its OFFER until it is complete and verified.
+ *
+ *     NONE ──offer──► WAITING ──start──► FETCHING ──frames, seal──► COMPLETE
+ *       ▲                │                  │                       ▲   │
+ *       │                │                seal, broadcast.verify:   │   │
+ *       │                │                  ▼ always                │   │
+ *       │                │              VERIFYING ──verify──────────┘   │
+ *       │                │                  │                           │
+ *       └────────────────┴──────drop────────┴───────────drop────────────┘
+ *
+ * It checks what the publisher offers against the manifest and the limits, asks for frames by
+ * credits, has damaged and missing ones sent again, and holds the digests of SEAL against what
+ * arrived. Every call that fails says with which status the version is to be refused; the session
+ * sends that and drops the intake. No socket, no clock, no thread.
+ */
+#ifndef RFT_RECEIVE_H
+#define RFT_RECEIVE_H
+
+#include "subscriber/gpu_stage.h"
+#include "subscriber/gpu_verify.h"
+#include "wire/assembly.h"
+
+/* How a part without a socket says something: queues one message for the publisher. */
+typedef struct rft_sender {
+    void (*send)(void *user, const rft_message *message);
+    void *user;
+} rft_sender;
+
+typedef enum rft_receive_phase {
+    RFT_RECEIVE_NONE,
+    RFT_RECEIVE_WAITING,   /* offered; no image is free, or it is what the worker holds already */
+    RFT_RECEIVE_FETCHING,  /* it has an image; frames or SEAL are missing */
+    RFT_RECEIVE_VERIFYING, /* all is here, in the publisher's memory; its bytes are being digested
+                            */
+    RFT_RECEIVE_COMPLETE,  /* verified */
+} rft_receive_phase;
+
+typedef struct rft_receive {
+    const refit_config *config;
+    rft_images *images;
+    rft_sender sender;
+
+    rft_receive_phase phase;
+    rft_catalog *catalog; /* of the version */
+    rft_image *image;     /* from start on */
+    uint64_t version;
+    uint64_t base;
+    refit_path path;
+    char segment[RFT_SEGMENT_NAME_BYTES]; /* of the store, or of the mark */
+    uint64_t segment_offset;
+    rft_share share;
+    int64_t offered_at;
+    int64_t deadline;
+    bool sealed;
+    rft_digest128 digest;     /* of SEAL */
+    rft_bytes tensor_digests; /* of SEAL */
+    rft_image_cursor cursor;  /* while VERIFYING: how far it is */
+    rft_gpu_verify gpu;       /* likewise, in the GPU's memory */
+    uint64_t verify_bytes;    /* that one call of verify reads at most */
+
+    rft_assembly *assembly;        /* of assembly_catalog; kept for the next version */
+    rft_catalog *assembly_catalog; /* the manifest it was opened for */
+    uint16_t *resends;             /* how often each frame was asked for again */
+    uint32_t window;               /* credits in flight at most */
+    int32_t in_flight;             /* parts of credits that were granted and are not used up by
+                                      what has arrived; a frame may use more than is left */
+    int64_t quiet_since; /* first beat since the last frame, or the last asking; 0: none */
+
+    uint64_t bytes_received; /* payload, since the intake was opened */
+    uint64_t bad_frames;     /* likewise */
+} rft_receive;
+
+void rft_receive_init(rft_receive *receive, const refit_config *config, rft_images *images,
+                      rft_sender sender);
+void rft_receive_close(rft_receive *receive);
+
+/* Takes an OFFER in the place of any version before it. REFIT_ERR_PROTOCOL: it contradicts the
+ * manifest. */
+refit_status rft_receive_offer(rft_receive *receive, const rft_message *offer, rft_catalog *catalog,
+                               uint32_t window, int64_t now, refit_error *error);
+
+/* Whether the image cannot be had because the GPU's memory could not be mapped, after `why` from
+ * start. */
+bool rft_receive_is_unmappable(const rft_receive *receive, const refit_error *why);
+
+/* Gets an image and asks for frames. `held` is what the worker holds in this epoch, with the image
+ * it lies in; NULL if that is nothing. REFIT_ERR_BUSY: no image is free, start again later.
+ * REFIT_ERR_STALE: the base is not what the worker holds. REFIT_ERR_HOST_MEMORY, _SYSTEM, … */
+refit_status rft_receive_start(rft_receive *receive, const rft_image *held, refit_error *error);
+
+/* Messages about another version are ignored. */
+refit_status rft_receive_frame(rft_receive *receive, const rft_message *frame, rft_view payload,
+                               refit_error *error);
+refit_status rft_receive_seal(rft_receive *receive, const rft_message *seal, refit_error *error);
+
+/* Digests the next part of the image while VERIFYING: a part is short against a heartbeat, so the
+ * caller can speak and hear between two. */
+refit_status rft_receive_verify(rft_receive *receive, refit_error *error);
+
+/* The publisher's heart beat, one each `heartbeat_ms`: what has not come while several were heard,
+ * though it was asked for and all is written, is lost and asked for again. Beats queue behind
+ * frames, so a slow line is no loss; and many beats heard at once are no more than one, so neither
+ * is a worker that was stopped. */
+refit_status rft_receive_beat(rft_receive *receive, uint32_t heartbeat_ms, int64_t now,
+                              refit_error *error);
+
+/* Hands the verified image over, in use as STAGED, and is NONE again. */
+rft_image *rft_receive_take(rft_receive *receive);
+void rft_receive_drop(rft_receive *receive);
+
+/* ---- Between intake.c and intake_mapped.c */
+
+/* Notes where the version lies, or that it comes in frames. */
+void rft_receive_place(rft_receive *receive, const rft_message *offer);
+/* Gets the image there. */
+refit_status rft_receive_map(rft_receive *receive, refit_error *error);
+/* SEAL is there: the digests are checked here and now, or the bytes are from now on. */
+refit_status rft_receive_settle_mapped(rft_receive *receive, refit_error *error);
+/* SEAL, as it came. */
+rft_message rft_receive_seal_of(const rft_receive *receive);
+
+#endif

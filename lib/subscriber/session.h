@@ -1,0 +1,177 @@
+/*
+ * session: the worker's side of the protocol as a state machine.
+ *
+ * Events go in: a message of the publisher, the time, a decision of the user. Messages for the
+ * publisher come out through the host, and so does a version that is ready for the user. No socket,
+ * no clock, no thread: the time is handed in, so every test decides what it is. It belongs to one
+ * thread (the subscriber's service thread). The states are drawn in session.c.
+ */
+#ifndef RFT_SESSION_H
+#define RFT_SESSION_H
+
+#include "subscriber/receive.h"
+
+typedef enum rft_session_state {
+    RFT_SESSION_CONNECTING,
+    RFT_SESSION_JOINING,
+    RFT_SESSION_CURRENT,
+    RFT_SESSION_STAGING,
+    RFT_SESSION_STAGED,
+    RFT_SESSION_APPLYING,
+} rft_session_state;
+
+/* "connecting", "joining", …: what refit_subscriber_describe says. */
+const char *rft_session_state_name(rft_session_state state);
+
+/* Who the worker says it is. */
+typedef struct rft_session_identity {
+    char worker[64];
+    char host[64];
+    bool near;         /* its endpoint cannot be reached from another host */
+    uint64_t instance; /* drawn when the subscriber opened */
+} rft_session_identity;
+
+/* What a session needs from whoever runs it. */
+typedef struct rft_session_host {
+    void *user;
+    void (*send)(void *user, const rft_message *message);
+    /* A committed version is there for the user. */
+    void (*deliver)(void *user, rft_image *image);
+    /* Takes back what deliver gave; false if the user has taken it already. */
+    bool (*withdraw)(void *user);
+} rft_session_host;
+
+/* What others may know of a session; a copy. */
+typedef struct rft_session_report {
+    rft_session_state state;
+    refit_path path;
+    uint64_t epoch;                   /* of the trainer it knows; 0: none */
+    uint64_t version;                 /* held */
+    refit_error final;                /* status REFIT_OK: there is no final error */
+    char refusal[RFT_SENTENCE_BYTES]; /* why the trainer does not take this worker for now; empty:
+                                         it does */
+    uint64_t applied;                 /* versions */
+    uint64_t aborted;                 /* versions */
+    uint64_t refused;                 /* messages that broke the protocol */
+    uint64_t bytes_received;
+    uint64_t bad_frames;
+    double stage_seconds; /* of the last version staged */
+} rft_session_report;
+
+typedef struct rft_session {
+    const refit_config *config;
+    const rft_session_identity *identity;
+    rft_session_host host;
+    rft_limits limits;
+
+    rft_session_report report; /* what is in it is kept nowhere else */
+    rft_held held;             /* what the user's engine runs on */
+    rft_image *held_image;     /* its bytes, as base of the next version; NULL: not to be had */
+    rft_image *applying;       /* with the user, undecided; outlives the connection */
+    rft_image *open;           /* decided, its update not yet closed */
+    rft_receive receive;
+    rft_images images;
+
+    uint64_t frame_bytes; /* these five are of WELCOME */
+    uint32_t window;
+    uint32_t heartbeat_ms; /* of the configuration while connecting */
+    uint32_t heartbeat_timeout_ms;
+    uint64_t proof;                     /* of the probe segment; 0: none */
+    char why_not[RFT_SENTENCE_BYTES];   /* why no better path is taken; may be empty */
+    char warned[RFT_SENTENCE_BYTES];    /* the last such sentence that was a warning */
+    unsigned char uuid[RFT_UUID_BYTES]; /* of images.device */
+    bool on_gpu;    /* it has joined on the GPU that it shares with the trainer */
+    bool names_gpu; /* the next HELLO is the first to name it: no WELCOME before answers that */
+    char no_gpu[RFT_SENTENCE_BYTES]; /* why that device is not named, until the connection ends;
+                                        empty: it is */
+    rft_catalog *catalog;            /* of the last MANIFEST; NULL: none, or it was refused */
+    refit_error manifest_failure;    /* why it was refused; an OFFER that needs it is answered so */
+    int64_t shut_out_since;          /* the trainer's keys and ours do not fit; 0: they may */
+    int64_t shut_out_heard;          /* when that was last said */
+    bool rejoins;      /* HELLO is said instead of a beat, once no version is under way */
+    int64_t next_beat; /* or the next HELLO */
+    int64_t heard;     /* when the publisher last said something; at first the start */
+    int64_t asked;     /* when HELLO was first said since then; 0: it was not */
+} rft_session;
+
+/* `config` and `identity` are borrowed until close. Takes no memory before a version is offered. */
+void rft_session_init(rft_session *session, const refit_config *config,
+                      const rft_session_identity *identity, rft_session_host host, int64_t now);
+void rft_session_close(rft_session *session);
+
+/* One decoded message; payload is that of a FRAME. */
+void rft_session_message(rft_session *session, const rft_message *message, rft_view payload,
+                         int64_t now);
+/* One that could not be decoded, and why: above a limit, it costs the version under way, and those
+ * whose manifest it may have been; else the connection. */
+void rft_session_garbage(rft_session *session, const refit_error *why, int64_t now);
+
+/* What time brings: HELLO, BEAT, the publisher's silence, an offer's deadline, and the next part of
+ * an image to verify. */
+void rft_session_tick(rft_session *session, int64_t now);
+/* When tick has something to do at the latest. */
+int64_t rft_session_tick_at(const rft_session *session);
+
+/* The user's decision about what deliver gave; `reason` is clean UTF-8. */
+void rft_session_accept(rft_session *session, int64_t now);
+void rft_session_refuse(rft_session *session, refit_status code, bool kept, const char *reason,
+                        int64_t now);
+/* The user has closed the decided update: its image is free again. */
+void rft_session_release(rft_session *session, int64_t now);
+
+/* The GPU whose memory may be shared, borrowed until close: it is named from now on. Once. */
+void rft_session_use_device(rft_session *session, refit_device *device, int64_t now);
+
+/* No connection comes about, and why. With REFIT_ERR_SECURITY the session ends once this has been
+ * so for the heartbeat timeout; else it goes on trying. */
+void rft_session_shut_out(rft_session *session, const refit_error *why, int64_t now);
+/* The messages to the publisher could not be sent: the connection counts as lost. */
+void rft_session_lost(rft_session *session, const char *why, int64_t now);
+/* Says goodbye. */
+void rft_session_leave(rft_session *session);
+
+/* ---- Between session.c, session_answer.c and session_gpu.c ---- */
+
+/* What the publisher's message means in the state the session is in. */
+void rft_session_answer(rft_session *session, const rft_message *message, rft_view payload,
+                        int64_t now);
+
+bool rft_session_is_joined(const rft_session *session);
+/* Whether the worker holds this version of the trainer it is connected to. */
+bool rft_session_holds(const rft_session *session, uint64_t version);
+void rft_session_send(rft_session *session, const rft_message *message);
+void rft_session_send_beat(rft_session *session, int64_t now);
+/* Says that a version failed. */
+void rft_session_send_failed(rft_session *session, uint64_t version, const refit_error *why,
+                             bool kept);
+
+/* Goes as far with the offered version as it can: start, staged, or failed. */
+void rft_session_proceed(rft_session *session, int64_t now);
+/* Refuses the offered version and drops it. */
+void rft_session_give_up(rft_session *session, uint64_t version, const refit_error *why,
+                         int64_t now);
+/* Forgets the connection; says HELLO again after `pause_ms`. */
+void rft_session_disconnect(rft_session *session, uint32_t pause_ms, int64_t now);
+/* Counts and logs a breach of the protocol, says goodbye, and connects anew. */
+void rft_session_break(rft_session *session, const refit_error *why, int64_t now);
+/* The trainer does not take this worker for now: it is asked again later. */
+void rft_session_put_off(rft_session *session, const char *reason, int64_t now);
+
+/* Whether it may say HELLO: with broadcast.gpu: require not before it has a device. */
+bool rft_session_is_ready(const rft_session *session);
+/* The GPU to name with HELLO; empty: none. */
+rft_view rft_session_gpu(const rft_session *session);
+/* Takes the trainer's GPU for the path if it is this worker's, else says in `why_not` why not. */
+void rft_session_find_gpu(rft_session *session, rft_view theirs);
+/* Whether it has joined another way, and a WELCOME that names this GPU shows that it could be on
+ * it: the trainer said so between two HELLOs. */
+bool rft_session_could_use_gpu(const rft_session *session, rft_view theirs);
+/* With broadcast.gpu: require. True: there is no such path, and the connection has ended. */
+bool rft_session_needs_gpu(rft_session *session, rft_view theirs, int64_t now);
+/* The GPU's memory could not be mapped: joins without it, or ends. */
+void rft_session_leave_gpu(rft_session *session, const refit_error *why, int64_t now);
+
+/* Nothing is tried any more; the user is told. */
+void rft_session_end(rft_session *session, refit_status status, const char *reason, int64_t now);
+
+#endif

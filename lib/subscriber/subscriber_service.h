@@ -1,0 +1,29 @@
+/*
+ * listener: a subscriber's service thread. It owns the channel and the session, and meets the
+ * caller at the desk.
+ */
+#ifndef RFT_SUBSCRIBER_SERVICE_H
+#define RFT_SUBSCRIBER_SERVICE_H
+
+#include "subscriber/mailbox.h"
+#include "subscriber/waiting_messages.h"
+
+typedef struct rft_subscriber_service {
+    refit_config config;
+    rft_session_identity identity;
+    rft_mailbox mailbox;
+    rft_thread thread;
+    /* From start to stop these belong to the service thread alone. */
+    rft_channel *channel;
+    rft_session session;
+    rft_backlog backlog;
+    bool send_queue_failed; /* a message could not be put in: the connection is lost */
+} rft_subscriber_service;
+
+/* Connects and starts the thread; config is copied. */
+refit_status rft_subscriber_service_start(rft_subscriber_service *service, const char *endpoint,
+                                          const refit_config *config, refit_error *error);
+/* Says goodbye, joins the thread and frees all. */
+void rft_subscriber_service_stop(rft_subscriber_service *service);
+
+#endif

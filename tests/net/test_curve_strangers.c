@@ -1,0 +1,264 @@
+/* Whoever finds the port: scanners, browsers, half a greeting, silence, many at once. Nothing they
+ * send reaches the trainer, nothing of theirs stays, and a worker with its key is served meanwhile.
+ */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+#include <arpa/inet.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <poll.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include "base/clock.h"
+#include "tests/support/crew.h"
+#include "tests/support/descriptors.h"
+#include "tests/support/locksmith.h"
+#include "tests/support/seeded.h"
+#include "tests/support/trainer.h"
+#include "tests/support/zmtp_client.h"
+
+#define WAIT_MS   20000
+#define STRANGERS 48u
+
+typedef struct scene {
+    locksmith smith;
+    test_trainer trainer;
+    uint16_t port;
+    char endpoint[64];
+} scene;
+
+static void scene_open(scene *play)
+{
+    play->smith = locksmith_open();
+    refit_config config = trainer_config();
+    locksmith_admit(&play->smith, "w0");
+    locksmith_equip_trainer(&play->smith, &config);
+    trainer_open(&play->trainer, &config);
+    (void)snprintf(play->endpoint, sizeof play->endpoint, "%s",
+                   refit_publisher_endpoint(play->trainer.publisher));
+    play->port = (uint16_t)atoi(strrchr(play->endpoint, ':') + 1);
+}
+
+static void scene_close(scene *play)
+{
+    trainer_close(&play->trainer);
+    locksmith_close(&play->smith);
+}
+
+static int knock(const scene *play)
+{
+    struct sockaddr_in address = {.sin_family = AF_INET, .sin_port = htons(play->port)};
+    address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+    int fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+    assert_true(fd >= 0);
+    assert_int_equal(connect(fd, (struct sockaddr *)&address, sizeof address), 0);
+    return fd;
+}
+
+/* Whether the other end hangs up. */
+static bool is_hung_up(int fd)
+{
+    char room[4096];
+    int64_t deadline = rft_deadline(WAIT_MS);
+    struct pollfd item = {.fd = fd, .events = POLLIN};
+    while (rft_ms_until(deadline) > 0) {
+        if (poll(&item, 1, rft_ms_until(deadline)) <= 0) continue;
+        ssize_t got = recv(fd, room, sizeof room, 0);
+        if (got == 0 || (got < 0 && errno == ECONNRESET)) return true;
+    }
+    return false;
+}
+
+/* A ZMTP 3.0 greeting that names a mechanism. */
+static void greet(int fd, const char *mechanism, size_t count)
+{
+    unsigned char greeting[64] = {0xff, 0, 0, 0, 0, 0, 0, 0, 1, 0x7f, 3, 0};
+    memcpy(greeting + 12, mechanism, strlen(mechanism));
+    zmtp_say(fd, greeting, count);
+}
+
+static void publish_to_a_worker(scene *play, uint64_t version)
+{
+    refit_config own = quick_config();
+    crew_member member;
+    locksmith_equip_worker(&play->smith, "w0", &own);
+    own.broadcast_heartbeat_timeout_ms = WAIT_MS;
+    crew_start(&member, play->endpoint, &own, CREW_ACCEPT);
+    trainer_wait_workers(&play->trainer, 1);
+    trainer_start(&play->trainer, TRAINER_PUBLISH, version);
+    assert_int_equal(trainer_join(&play->trainer), REFIT_OK);
+    (void)crew_wait(&member, version, 1);
+    crew_stop(&member);
+    int64_t deadline = rft_deadline(WAIT_MS);
+    while (trainer_stats(&play->trainer).workers > 0 && rft_ms_until(deadline) > 0)
+        (void)poll(NULL, 0, 5);
+    assert_int_equal(trainer_stats(&play->trainer).workers, 0);
+}
+
+/* ---- What they say */
+
+static void say_random(int fd, uint64_t seed)
+{
+    unsigned char bytes[8192];
+    seed += 1; /* not 0 */
+    for (size_t i = 0; i < sizeof bytes; i++)
+        bytes[i] = (unsigned char)seeded_next(&seed);
+    zmtp_say(fd, bytes, sizeof bytes);
+}
+
+static void say_http(int fd)
+{
+    static const char text[] = "GET / HTTP/1.1\r\nHost: trainer\r\nUser-Agent: scan\r\n\r\n";
+    zmtp_say(fd, text, sizeof text - 1);
+}
+
+static void say_tls(int fd)
+{
+    static const unsigned char hello[] = {0x16, 3, 1, 0, 0x2f, 1, 0, 0, 0x2b, 3, 3};
+    unsigned char record[52] = {0};
+    memcpy(record, hello, sizeof hello);
+    zmtp_say(fd, record, sizeof record);
+}
+
+/* In plain text, all that a worker would say. */
+static void say_ready_without_keys(int fd)
+{
+    static const unsigned char ready[] = "\x04\x1b\x05READY\x0bSocket-Type\x00\x00\x00\x06"
+                                         "DEALER";
+    greet(fd, "NULL", 64);
+    zmtp_say(fd, ready, sizeof ready - 1);
+    say_random(fd, 7);
+}
+
+/* The right mechanism, then rubbish where its HELLO belongs; a length of 2^63 in front of it. */
+static void say_curve_rubbish(int fd)
+{
+    static const unsigned char frame[] = "\x06\x7f\xff\xff\xff\xff\xff\xff\xff\x05HELLO";
+    greet(fd, "CURVE", 64);
+    zmtp_say(fd, frame, sizeof frame - 1);
+    say_random(fd, 9);
+}
+
+static void what_strangers_say_is_never_heard(void **state)
+{
+    (void)state;
+    scene play;
+    scene_open(&play);
+    int fds[8];
+    for (uint32_t i = 0; i < 8; i++)
+        fds[i] = knock(&play);
+    say_random(fds[0], 1);
+    say_http(fds[1]);
+    say_tls(fds[2]);
+    say_ready_without_keys(fds[3]);
+    say_curve_rubbish(fds[4]);
+    greet(fds[5], "CURVE", 33); /* cut short, and then silence */
+    greet(fds[6], "PLAIN", 64);
+    /* fds[7] says nothing at all */
+    assert_true(is_hung_up(fds[3]));
+    assert_true(is_hung_up(fds[4]));
+    assert_true(is_hung_up(fds[6]));
+    publish_to_a_worker(&play, 1);
+    assert_int_equal(trainer_stats(&play.trainer).messages_refused, 0);
+    assert_int_equal(trainer_stats(&play.trainer).workers_evicted, 0);
+    for (uint32_t i = 0; i < 8; i++)
+        close(fds[i]);
+    scene_close(&play);
+}
+
+/* One byte now and then would keep a connection for ever, were its handshake not timed. */
+static void who_does_not_finish_the_handshake_is_hung_up_on(void **state)
+{
+    (void)state;
+    scene play;
+    scene_open(&play);
+    int silent = knock(&play), slow = knock(&play);
+    unsigned char greeting[64] = {0xff, 0, 0, 0, 0, 0, 0, 0, 1, 0x7f, 3, 0};
+    bool gone = false;
+    memcpy(greeting + 12, "CURVE", 5);
+    for (uint32_t i = 0; i < sizeof greeting && !gone; i++) {
+        struct pollfd item = {.fd = slow, .events = POLLRDHUP};
+        zmtp_say(slow, &greeting[i], 1);
+        gone = poll(&item, 1, 150) > 0;
+    }
+    assert_true(gone || is_hung_up(slow));
+    assert_true(is_hung_up(silent));
+    close(silent);
+    close(slow);
+    scene_close(&play);
+}
+
+static void many_at_once_leave_nothing_behind(void **state)
+{
+    (void)state;
+    scene play;
+    scene_open(&play);
+    publish_to_a_worker(&play, 1);
+    int before = count_descriptors();
+    int fds[STRANGERS];
+    for (uint32_t i = 0; i < STRANGERS; i++) {
+        fds[i] = knock(&play);
+        switch (i % 6) {
+        case 0: say_random(fds[i], i); break;
+        case 1: say_http(fds[i]); break;
+        case 2: say_tls(fds[i]); break;
+        case 3: say_ready_without_keys(fds[i]); break;
+        case 4: say_curve_rubbish(fds[i]); break;
+        default: greet(fds[i], "CURVE", i % 64); break;
+        }
+    }
+    publish_to_a_worker(&play, 2);
+    assert_int_equal(trainer_stats(&play.trainer).messages_refused, 0);
+    for (uint32_t i = 0; i < STRANGERS; i++)
+        close(fds[i]);
+    int64_t deadline = rft_deadline(WAIT_MS);
+    while (count_descriptors() > before && rft_ms_until(deadline) > 0)
+        (void)poll(NULL, 0, 10);
+    assert_true(count_descriptors() <= before);
+    scene_close(&play);
+}
+
+/* Workers whose keys are not allowed, all at once, again and again: the others are served. */
+static void many_unknown_keys_do_not_keep_a_worker_out(void **state)
+{
+    (void)state;
+    scene play;
+    crew_member strangers[8];
+    scene_open(&play);
+    for (uint32_t i = 0; i < 8; i++) {
+        char name[16];
+        refit_config own = quick_config();
+        (void)snprintf(name, sizeof name, "s%u", i);
+        locksmith_make(&play.smith, name);
+        locksmith_equip_worker(&play.smith, name, &own);
+        crew_start(&strangers[i], play.endpoint, &own, CREW_ACCEPT);
+    }
+    publish_to_a_worker(&play, 1);
+    publish_to_a_worker(&play, 2);
+    for (uint32_t i = 0; i < 8; i++) {
+        assert_int_equal(crew_count(&strangers[i], 1), 0);
+        crew_stop(&strangers[i]);
+    }
+    assert_int_equal(trainer_stats(&play.trainer).messages_refused, 0);
+    scene_close(&play);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(what_strangers_say_is_never_heard),
+        cmocka_unit_test(many_at_once_leave_nothing_behind),
+        cmocka_unit_test(many_unknown_keys_do_not_keep_a_worker_out),
+        cmocka_unit_test(who_does_not_finish_the_handshake_is_hung_up_on),
+    };
+    return cmocka_run_group_tests_name("curve_strangers", tests, NULL, NULL);
+}

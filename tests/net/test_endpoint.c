@@ -1,0 +1,254 @@
+/* Endpoints: what can be read, what cannot, and which of them stay on this host. */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <cmocka.h>
+
+#include "net/endpoint.h"
+#include "net/ipc.h"
+#include "tests/support/file_tree.h"
+
+static void check_local(const char *text, bool local)
+{
+    rft_endpoint endpoint;
+    assert_int_equal(rft_endpoint_parse(text, &endpoint, NULL), REFIT_OK);
+    assert_int_equal(endpoint.local, local);
+}
+
+static void loopback_ipc_and_inproc_are_local(void **state)
+{
+    (void)state;
+    check_local("tcp://127.0.0.1:0", true);
+    check_local("tcp://127.8.9.10:65535", true);
+    check_local("tcp://localhost:*", true);
+    check_local("tcp://[::1]:5555", true);
+    check_local("ipc:///run/refit.sock", true);
+    check_local("user://refit", true);
+    check_local("user://*", true);
+    check_local("inproc://weights", true);
+}
+
+static void everything_else_is_not(void **state)
+{
+    (void)state;
+    check_local("tcp://*:5555", false);
+    check_local("tcp://0.0.0.0:5555", false);
+    check_local("tcp://10.0.0.1:5555", false);
+    check_local("tcp://128.0.0.1:5555", false);
+    check_local("tcp://[::]:5555", false);
+    check_local("tcp://eth0:5555", false);
+    check_local("tcp://127.0.0.1.example.com:5555", false);
+    check_local("tcp://localhost.example.com:5555", false);
+}
+
+static void only_brackets_ask_for_ipv6(void **state)
+{
+    (void)state;
+    rft_endpoint endpoint;
+    assert_int_equal(rft_endpoint_parse("tcp://[::1]:5", &endpoint, NULL), REFIT_OK);
+    assert_true(endpoint.ipv6);
+    assert_int_equal(rft_endpoint_parse("tcp://localhost:5", &endpoint, NULL), REFIT_OK);
+    assert_false(endpoint.ipv6);
+}
+
+static void unreadable_endpoints_are_refused_with_a_sentence(void **state)
+{
+    (void)state;
+    static const char *const bad[] = {
+        "",
+        "127.0.0.1:5555",
+        "udp://127.0.0.1:5555",
+        "pgm://x:1",
+        "tcp://",
+        "tcp://127.0.0.1",
+        "tcp://:5555",
+        "tcp://127.0.0.1:",
+        "tcp://127.0.0.1:65536",
+        "tcp://127.0.0.1:99999999999999999999",
+        "tcp://127.0.0.1:12a",
+        "tcp://::1:5555",
+        "tcp://[::1:5555",
+        "tcp:// :5555",
+        "tcp://a b:5555",
+        "tcp://127.0.0.1:5555 ",
+        "ipc://",
+        "ipc:// ",
+        "ipc:// /run/refit.sock",
+        "ipc:///run/refit.sock ",
+        "ipc:///run/re\nfit.sock",
+        "ipc:///run/\xff",
+        "user://",
+        "user://a/b",
+        "user://..",
+        "user://.hidden",
+        "user://-x",
+        "user://a b",
+        "user://**",
+        "user://0123456789012345678901234567890123456789012345678901234567890123",
+        "inproc:// ",
+        "ipc://@abstract",
+        "ipc://*",
+        "inproc://",
+    };
+    for (size_t i = 0; i < sizeof bad / sizeof bad[0]; i++) {
+        rft_endpoint endpoint;
+        refit_error error = {0};
+        assert_int_equal(rft_endpoint_parse(bad[i], &endpoint, &error), REFIT_ERR_INVALID);
+        assert_true(strlen(error.text) > 20);
+    }
+}
+
+static void only_publishers_may_leave_something_open(void **state)
+{
+    (void)state;
+    static const struct {
+        const char *text;
+        bool open;
+    } cases[] = {
+        {"tcp://127.0.0.1:0", true},
+        {"tcp://127.0.0.1:*", true},
+        {"tcp://*:5555", true},
+        {"tcp://[::1]:0", true},
+        {"tcp://127.0.0.1:1", false},
+        {"tcp://[::1]:5555", false},
+        {"ipc:///run/my folder/*", false},
+        {"user://*", true},
+        {"user://0", false},
+        {"inproc://0", false},
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        rft_endpoint endpoint;
+        assert_int_equal(rft_endpoint_parse(cases[i].text, &endpoint, NULL), REFIT_OK);
+        assert_int_equal(endpoint.open, cases[i].open);
+    }
+}
+
+static rft_endpoint settled(const char *text)
+{
+    rft_endpoint endpoint;
+    assert_int_equal(rft_endpoint_parse(text, &endpoint, NULL), REFIT_OK);
+    assert_int_equal(rft_endpoint_settle(&endpoint, NULL), REFIT_OK);
+    return endpoint;
+}
+
+static void names_of_a_user_are_paths_in_a_folder_of_its_own(void **state)
+{
+    (void)state;
+    char expected[128];
+    file_tree tree = file_tree_open();
+    assert_int_equal(setenv("XDG_RUNTIME_DIR", tree.root, 1), 0);
+    (void)snprintf(expected, sizeof expected, "ipc://%s/refit/train.sock", tree.root);
+    rft_endpoint named = settled("user://train"), one = settled("user://*"),
+                 other = settled("user://*"), path = settled("ipc:///run/x");
+    assert_string_equal(named.text, expected);
+    assert_int_equal(named.transport, RFT_TRANSPORT_IPC);
+    assert_int_equal(one.transport, RFT_TRANSPORT_IPC);
+    assert_false(one.open);
+    assert_string_not_equal(one.text, other.text);
+    assert_string_equal(path.text, "ipc:///run/x");
+    file_tree_close(&tree);
+}
+
+static void a_folder_too_long_for_a_socket_is_passed_over(void **state)
+{
+    (void)state;
+    char below[256];
+    file_tree tree = file_tree_open();
+    (void)snprintf(below, sizeof below, "%s/%070d", tree.root, 0);
+    assert_int_equal(mkdir(below, 0700), 0);
+    assert_int_equal(setenv("XDG_RUNTIME_DIR", below, 1), 0);
+    rft_endpoint name = settled("user://refit");
+    assert_null(strstr(name.text, below));
+    assert_int_equal(setenv("XDG_RUNTIME_DIR", tree.root, 1), 0);
+    rft_endpoint longest =
+        settled("user://012345678901234567890123456789012345678901234567890123456789012");
+    assert_int_equal(longest.transport, RFT_TRANSPORT_IPC);
+    file_tree_close(&tree);
+}
+
+/* As after kill -9: nothing is closed, and the kernel gives the lock back. */
+static void leave_files(const char *path)
+{
+    pid_t child = fork();
+    if (child == 0) {
+        rft_ipc ipc;
+        int fd;
+        _exit(rft_ipc_open(&ipc, path, &fd, NULL) == REFIT_OK ? 0 : 1);
+    }
+    int code;
+    assert_int_equal(waitpid(child, &code, 0), child);
+    assert_int_equal(code, 0);
+    assert_int_equal(access(path, F_OK), 0);
+}
+
+static void files_that_the_dead_left_are_removed_and_others_kept(void **state)
+{
+    (void)state;
+    char lock[128], fresh[128];
+    rft_ipc living;
+    int fd;
+    file_tree tree = file_tree_open();
+    assert_int_equal(setenv("XDG_RUNTIME_DIR", tree.root, 1), 0);
+    rft_endpoint dead = settled("user://*"), held = settled("user://*"),
+                 alive = settled("user://*"), named = settled("user://refit");
+    const char *paths[] = {strchr(dead.text, '/') + 2, strchr(alive.text, '/') + 2,
+                           strchr(named.text, '/') + 2};
+    leave_files(paths[0]);
+    leave_files(paths[2]);
+    const char *held_path = strchr(held.text, '/') + 2;
+    char hidden[128];
+    leave_files(held_path); /* it had no descriptor left */
+    (void)snprintf(hidden, sizeof hidden, "%s.held", held_path);
+    assert_int_equal(rename(held_path, hidden), 0);
+    assert_int_equal(rft_ipc_open(&living, paths[1], &fd, NULL), REFIT_OK);
+    file_tree_write(&tree, "/refit/any-0.sock.lock", ""); /* about to be locked */
+    (void)settled("user://refit");
+    assert_int_equal(access(paths[0], F_OK), 0);
+    (void)settled("user://*");
+    (void)snprintf(lock, sizeof lock, "%s.lock", paths[0]);
+    (void)snprintf(fresh, sizeof fresh, "%s/refit/any-0.sock.lock", tree.root);
+    assert_int_not_equal(access(paths[0], F_OK), 0);
+    assert_int_not_equal(access(hidden, F_OK), 0);
+    assert_int_not_equal(access(lock, F_OK), 0);
+    assert_int_equal(access(paths[1], F_OK), 0);
+    assert_int_equal(access(living.lock, F_OK), 0);
+    assert_int_equal(access(paths[2], F_OK), 0);
+    assert_int_equal(access(fresh, F_OK), 0);
+    close(fd);
+    rft_ipc_close(&living);
+    file_tree_close(&tree);
+}
+
+static void too_long_texts_and_paths_are_refused(void **state)
+{
+    (void)state;
+    rft_endpoint endpoint;
+    char text[400] = "ipc:///";
+    memset(text + 7, 'a', 110);
+    assert_int_equal(rft_endpoint_parse(text, &endpoint, NULL), REFIT_ERR_INVALID);
+    memset(text + 7, 'a', 300);
+    assert_int_equal(rft_endpoint_parse(text, &endpoint, NULL), REFIT_ERR_INVALID);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(loopback_ipc_and_inproc_are_local),
+        cmocka_unit_test(everything_else_is_not),
+        cmocka_unit_test(only_brackets_ask_for_ipv6),
+        cmocka_unit_test(unreadable_endpoints_are_refused_with_a_sentence),
+        cmocka_unit_test(only_publishers_may_leave_something_open),
+        cmocka_unit_test(names_of_a_user_are_paths_in_a_folder_of_its_own),
+        cmocka_unit_test(a_folder_too_long_for_a_socket_is_passed_over),
+        cmocka_unit_test(files_that_the_dead_left_are_removed_and_others_kept),
+        cmocka_unit_test(too_long_texts_and_paths_are_refused),
+    };
+    return cmocka_run_group_tests_name("endpoint", tests, NULL, NULL);
+}

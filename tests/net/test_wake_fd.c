@@ -1,0 +1,67 @@
+/* Wakers: readable while set, however often; clear again after one clear; quiet about errno. */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include <cmocka.h>
+
+#include <errno.h>
+#include <poll.h>
+
+#include "net/wake_fd.h"
+
+static int is_set(int fd)
+{
+    struct pollfd item = {.fd = fd, .events = POLLIN};
+    return poll(&item, 1, 0);
+}
+
+static void it_is_readable_while_it_is_set(void **state)
+{
+    (void)state;
+    int fd = -1;
+    refit_error error;
+    assert_int_equal(rft_wake_fd_open(&fd, &error), REFIT_OK);
+    assert_int_equal(is_set(fd), 0);
+    rft_wake_fd_set(fd);
+    rft_wake_fd_set(fd);
+    assert_int_equal(is_set(fd), 1);
+    assert_int_equal(is_set(fd), 1);
+    rft_wake_fd_clear(fd);
+    assert_int_equal(is_set(fd), 0);
+    rft_wake_fd_clear(fd);
+    assert_int_equal(is_set(fd), 0);
+    rft_wake_fd_close(fd);
+}
+
+static void setting_shows_in_no_errno(void **state)
+{
+    (void)state;
+    int fd = -1;
+    refit_error error;
+    assert_int_equal(rft_wake_fd_open(&fd, &error), REFIT_OK);
+    errno = 77;
+    rft_wake_fd_set(fd);
+    assert_int_equal(errno, 77);
+    rft_wake_fd_close(fd);
+    errno = 77;
+    rft_wake_fd_set(-1);
+    assert_int_equal(errno, 77);
+}
+
+static void closing_none_is_harmless(void **state)
+{
+    (void)state;
+    rft_wake_fd_close(-1);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(it_is_readable_while_it_is_set),
+        cmocka_unit_test(setting_shows_in_no_errno),
+        cmocka_unit_test(closing_none_is_harmless),
+    };
+    return cmocka_run_group_tests_name("wake_fd", tests, NULL, NULL);
+}

@@ -1,0 +1,178 @@
+/* A child of a fork opens gates of its own, whatever another thread of its parent was at: while the
+ * doorkeeper looks at the folder, and while a gate opens. */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdatomic.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdlib.h>
+
+#include <cmocka.h>
+
+#include <semaphore.h>
+#include <sys/wait.h>
+#include <time.h>
+#include <unistd.h>
+
+#include <zmq.h>
+
+#include <refit/host.h>
+
+#include "base/thread.h"
+#include "net/context.h"
+#include "net/zap.h"
+#include "tests/support/locksmith.h"
+
+#define WAIT_S  20
+#define CHILD_S 20u
+
+/* ---- Where a thread is held */
+
+static atomic_bool held_next; /* the next thread that comes by */
+static sem_t is_held, may_go;
+
+static void pass(void)
+{
+    if (!atomic_exchange(&held_next, false)) return;
+    (void)sem_post(&is_held);
+    (void)sem_wait(&may_go);
+}
+
+static void wait_held(void)
+{
+    struct timespec until;
+    assert_int_equal(clock_gettime(CLOCK_REALTIME, &until), 0);
+    until.tv_sec += WAIT_S;
+    assert_int_equal(sem_timedwait(&is_held, &until), 0);
+}
+
+static void *allocate(void *user, size_t bytes)
+{
+    (void)user;
+    pass();
+    return malloc(bytes);
+}
+
+static void *reallocate(void *user, void *block, size_t bytes)
+{
+    (void)user;
+    return realloc(block, bytes);
+}
+
+static void release(void *user, void *block)
+{
+    (void)user;
+    free(block);
+}
+
+int __real_zmq_bind(void *socket, const char *endpoint);
+int __wrap_zmq_bind(void *socket, const char *endpoint);
+
+int __wrap_zmq_bind(void *socket, const char *endpoint)
+{
+    pass();
+    return __real_zmq_bind(socket, endpoint);
+}
+
+/* ---- Gates */
+
+typedef struct door {
+    char folder[256];
+    void *context;
+    rft_zap *gate;
+    refit_status status;
+} door;
+
+static void *open_door(void *user)
+{
+    door *it = user;
+    it->status = rft_context_acquire(&it->context, NULL);
+    if (it->status != REFIT_OK) return NULL;
+    it->status = rft_zap_open(it->context, it->folder, &it->gate, NULL);
+    if (it->status != REFIT_OK) rft_context_release(it->context);
+    return NULL;
+}
+
+static void close_door(door *it)
+{
+    assert_int_equal(it->status, REFIT_OK);
+    rft_zap_close(it->gate);
+    rft_context_release(it->context);
+}
+
+/* What waits for ever is killed by the alarm. */
+static _Noreturn void be_a_child(const door *parents)
+{
+    door mine = *parents;
+    (void)alarm(CHILD_S);
+    (void)open_door(&mine);
+    if (mine.status != REFIT_OK) _exit(1);
+    rft_zap_close(mine.gate);
+    rft_context_release(mine.context);
+    _exit(0);
+}
+
+static void fork_a_child(const door *parents)
+{
+    int status = -1;
+    wait_held();
+    pid_t child = fork();
+    if (child == 0) be_a_child(parents);
+    assert_int_equal(sem_post(&may_go), 0);
+    assert_true(child > 0);
+    assert_int_equal(waitpid(child, &status, 0), child);
+    assert_int_equal(status, 0);
+}
+
+/* The folder has changed, so the doorkeeper needs memory for what it reads. */
+static void a_fork_while_the_doorkeeper_looks_leaves_the_child_its_gates(void **state)
+{
+    (void)state;
+    const refit_allocator allocator = {sizeof allocator, allocate, reallocate, release, NULL};
+    door it = {0};
+    locksmith smith = locksmith_open();
+    locksmith_make(&smith, "w0");
+    locksmith_path(&smith, "allow", it.folder);
+    assert_int_equal(refit_set_allocator(&allocator), REFIT_OK);
+    (void)open_door(&it);
+    assert_int_equal(it.status, REFIT_OK);
+    atomic_store(&held_next, true);
+    locksmith_allow(&smith, "w0");
+    fork_a_child(&it);
+    close_door(&it);
+    assert_int_equal(refit_set_allocator(NULL), REFIT_OK);
+    locksmith_close(&smith);
+}
+
+static void a_fork_while_a_gate_opens_leaves_the_child_its_gates(void **state)
+{
+    (void)state;
+    rft_thread thread;
+    door it = {0};
+    locksmith smith = locksmith_open();
+    locksmith_path(&smith, "allow", it.folder);
+    atomic_store(&held_next, true);
+    assert_int_equal(rft_thread_start(&thread, "opener", open_door, &it, NULL), REFIT_OK);
+    fork_a_child(&it);
+    rft_thread_join(thread);
+    close_door(&it);
+    locksmith_close(&smith);
+}
+
+static int setup(void **state)
+{
+    (void)state;
+    return sem_init(&is_held, 0, 0) != 0 || sem_init(&may_go, 0, 0) != 0;
+}
+
+int main(void)
+{
+#if defined(__SANITIZE_THREAD__)
+    return 77; /* it takes the first thread of a forked child for one of the parent's, and stops */
+#endif
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(a_fork_while_the_doorkeeper_looks_leaves_the_child_its_gates),
+        cmocka_unit_test(a_fork_while_a_gate_opens_leaves_the_child_its_gates),
+    };
+    return cmocka_run_group_tests_name("zap_fork", tests, setup, NULL);
+}

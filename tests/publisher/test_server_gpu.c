@@ -1,0 +1,308 @@
+/* The publisher's state machine and workers on its GPU: who may join there, what they are offered,
+ * and what it means that they read there. */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+#include "tests/support/server_bench.h"
+#include "wire/share.h"
+
+typedef struct scene {
+    server_bench bench;
+    rft_gpu_store gpu;
+    rft_gpu_block block;
+} scene;
+
+static const unsigned char ours[RFT_UUID_BYTES] = {1, 2, 3};
+static const unsigned char others[RFT_UUID_BYTES] = {9, 9, 9};
+
+/* The GPU has one block, of the second slot, which holds the version given. */
+static void scene_open(scene *on, refit_gpu mode, uint64_t version)
+{
+    memset(on, 0, sizeof *on);
+    server_bench_open(&on->bench, 2, true);
+    on->bench.config.broadcast_gpu = (int32_t)mode;
+    memcpy(on->gpu.uuid, ours, sizeof ours);
+    on->gpu.writing = RFT_NO_SLOT;
+    on->block.share.offset = 512;
+    on->block.share.bytes = on->bench.store->manifest->store_bytes;
+    strcpy(on->block.share_lock.segment.name, "/proc/1/fd/3:1");
+    if (version != 0) on->gpu.slots[1] = (rft_gpu_slot){&on->block, version};
+}
+
+static void scene_close(scene *on)
+{
+    server_bench_close(&on->bench);
+}
+
+static void use_gpu(scene *on)
+{
+    rft_server_use_gpu(&on->bench.server, &on->gpu);
+    server_bench_tick(&on->bench, 0);
+}
+
+/* NULL: without a GPU. */
+static void hello(scene *on, unsigned worker, const unsigned char *uuid)
+{
+    char name[2] = {(char)('a' + worker), '\0'};
+    rft_message message = {.kind = RFT_HELLO};
+    message.as.hello.protocol = RFT_PROTOCOL;
+    message.as.hello.worker = rft_view_text(name);
+    message.as.hello.instance = worker;
+    message.as.hello.window = 4;
+    if (uuid != NULL) message.as.hello.gpu = (rft_view){uuid, RFT_UUID_BYTES};
+    server_bench_say(&on->bench, worker, &message);
+}
+
+static void join(scene *on, unsigned worker, bool gpu, uint64_t proof)
+{
+    rft_message message = {.kind = RFT_JOIN};
+    message.as.join.epoch = SERVER_EPOCH;
+    message.as.join.shm = proof != 0;
+    message.as.join.gpu = gpu;
+    message.as.join.proof = proof;
+    server_bench_say(&on->bench, worker, &message);
+}
+
+static void join_gpu(scene *on, unsigned worker)
+{
+    hello(on, worker, ours);
+    join(on, worker, true, SERVER_PROOF);
+}
+
+static bool is_subscribed(scene *on, unsigned worker)
+{
+    const rft_peer *peer = server_bench_peer(&on->bench, worker);
+    return peer != NULL && peer->subscribed;
+}
+
+/* The last REFUSE: its code, and whether it is final. */
+static void assert_refused(scene *on, unsigned worker, bool final)
+{
+    const rft_message *told = server_bench_told(&on->bench, worker, RFT_REFUSE);
+    assert_int_equal(told->as.refuse.code, REFIT_ERR_UNSUPPORTED);
+    assert_int_equal(told->as.refuse.final, final);
+    assert_false(is_subscribed(on, worker));
+}
+
+static void a_welcome_names_the_gpu_once_there_is_one(void **state)
+{
+    (void)state;
+    scene on;
+    scene_open(&on, REFIT_GPU_AUTO, 0);
+    hello(&on, 1, ours);
+    assert_int_equal(server_bench_told(&on.bench, 1, RFT_WELCOME)->as.welcome.gpu.count, 0);
+    use_gpu(&on);
+    hello(&on, 2, NULL);
+    assert_int_equal(server_bench_told(&on.bench, 2, RFT_WELCOME)->as.welcome.gpu.count,
+                     RFT_UUID_BYTES);
+    scene_close(&on);
+}
+
+static void only_who_is_on_the_gpu_is_told_to_join_once_more(void **state)
+{
+    (void)state;
+    scene on;
+    scene_open(&on, REFIT_GPU_AUTO, 0);
+    hello(&on, 1, ours);
+    join(&on, 1, false, SERVER_PROOF);
+    hello(&on, 2, others);
+    join(&on, 2, false, SERVER_PROOF);
+    hello(&on, 3, NULL);
+    join(&on, 3, false, 0);
+    use_gpu(&on);
+    assert_int_equal(server_bench_count(&on.bench, 1, RFT_REFUSE), 1);
+    assert_false(server_bench_told(&on.bench, 1, RFT_REFUSE)->as.refuse.final);
+    assert_int_equal(server_bench_count(&on.bench, 2, RFT_REFUSE), 0);
+    assert_int_equal(server_bench_count(&on.bench, 3, RFT_REFUSE), 0);
+    assert_true(is_subscribed(&on, 1)); /* until it says hello again */
+    join_gpu(&on, 1);
+    assert_true(server_bench_peer(&on.bench, 1)->gpu);
+    scene_close(&on);
+}
+
+static void joining_on_the_gpu_takes_the_proof_and_the_same_gpu(void **state)
+{
+    (void)state;
+    static const struct {
+        const unsigned char *uuid;
+        uint64_t proof;
+        bool there; /* the publisher has a GPU */
+        refit_status code;
+    } trials[] = {
+        {ours, SERVER_PROOF, true, REFIT_OK},
+        {ours, SERVER_PROOF + 1, true, REFIT_ERR_SECURITY},
+        {ours, 0, true, REFIT_ERR_SECURITY},
+        {others, SERVER_PROOF, true, REFIT_ERR_PROTOCOL},
+        {NULL, SERVER_PROOF, true, REFIT_ERR_PROTOCOL},
+        {ours, SERVER_PROOF, false, REFIT_ERR_PROTOCOL},
+    };
+    for (size_t i = 0; i < sizeof trials / sizeof *trials; i++) {
+        scene on;
+        scene_open(&on, REFIT_GPU_AUTO, 0);
+        if (trials[i].there) use_gpu(&on);
+        hello(&on, 1, trials[i].uuid);
+        join(&on, 1, true, trials[i].proof);
+        assert_int_equal(is_subscribed(&on, 1), trials[i].code == REFIT_OK);
+        if (trials[i].code != REFIT_OK) {
+            assert_int_equal(server_bench_told(&on.bench, 1, RFT_BYE)->as.bye.code, trials[i].code);
+        }
+        scene_close(&on);
+    }
+}
+
+static void with_require_only_workers_on_the_gpu_come_in(void **state)
+{
+    (void)state;
+    scene on;
+    scene_open(&on, REFIT_GPU_REQUIRE, 0);
+    hello(&on, 1, ours);
+    assert_refused(&on, 1, false); /* the publisher may learn its GPU yet */
+    assert_null(server_bench_peer(&on.bench, 1));
+    use_gpu(&on);
+    hello(&on, 2, NULL);
+    assert_refused(&on, 2, false); /* likewise the worker */
+    assert_null(server_bench_peer(&on.bench, 2));
+    hello(&on, 3, others);
+    assert_refused(&on, 3, true);
+    assert_null(server_bench_peer(&on.bench, 3));
+    hello(&on, 4, ours);
+    join(&on, 4, false, SERVER_PROOF);
+    assert_refused(&on, 4, false);
+    assert_null(server_bench_peer(&on.bench, 4));
+    join_gpu(&on, 5);
+    assert_true(is_subscribed(&on, 5));
+    scene_close(&on);
+}
+
+static void who_comes_back_without_the_gpu_is_lost_where_it_is_required(void **state)
+{
+    (void)state;
+    scene on;
+    scene_open(&on, REFIT_GPU_REQUIRE, 1);
+    use_gpu(&on);
+    join_gpu(&on, 1);
+    server_bench_begin(&on.bench, 1);
+    hello(&on, 1, NULL);
+    assert_refused(&on, 1, false);
+    server_bench_write(&on.bench);
+    server_bench_seal(&on.bench);
+    assert_int_equal(on.bench.server.transaction.state, RFT_TRANSACTION_ABORTED);
+    scene_close(&on);
+}
+
+static void an_offer_names_the_block_where_the_version_lies_there(void **state)
+{
+    (void)state;
+    scene on;
+    scene_open(&on, REFIT_GPU_AUTO, 2);
+    use_gpu(&on);
+    join_gpu(&on, 1);
+    hello(&on, 2, NULL);
+    join(&on, 2, false, SERVER_PROOF);
+    for (uint64_t version = 1; version <= 2; version++) {
+        server_bench_forget(&on.bench);
+        server_bench_offer(&on.bench, version);
+        for (unsigned worker = 1; worker <= 2; worker++) {
+            const rft_message *offer = server_bench_told(&on.bench, worker, RFT_OFFER);
+            bool gpu = worker == 1 && version == 2;
+            assert_int_equal(offer->as.offer.share.count, gpu ? RFT_SHARE_BYTES : 0);
+            assert_true((offer->as.offer.mark.count > 0) == gpu);
+            assert_true((offer->as.offer.segment.count > 0) == !gpu);
+            assert_int_equal(server_bench_peer(&on.bench, worker)->path,
+                             gpu ? REFIT_PATH_CUDA_IPC : REFIT_PATH_SHM);
+            server_bench_stage(&on.bench, worker);
+        }
+        server_bench_apply(&on.bench, 1);
+        server_bench_apply(&on.bench, 2);
+    }
+    uint64_t bytes = on.bench.store->manifest->payload_bytes;
+    assert_int_equal(on.bench.server.counts.gpu_bytes, bytes);
+    assert_int_equal(on.bench.server.counts.shm_bytes, 3 * bytes);
+    scene_close(&on);
+}
+
+static void a_reader_on_the_gpu_taints_no_slot_of_the_host(void **state)
+{
+    (void)state;
+    for (uint64_t version = 1; version <= 2; version++) {
+        scene on;
+        scene_open(&on, REFIT_GPU_AUTO, version == 1 ? 1 : 0);
+        use_gpu(&on);
+        join_gpu(&on, 1);
+        server_bench_offer(&on.bench, 1);
+        server_bench_stage(&on.bench, 1);
+        server_bench_apply(&on.bench, 1);
+        rft_slot *slot = &on.bench.store->slots[on.bench.store->committed_slot];
+        rft_server_evict(&on.bench.server, server_bench_peer(&on.bench, 1), REFIT_ERR_PEER,
+                         "the test");
+        assert_int_equal(slot->tainted, version == 2); /* read in shared memory */
+        server_bench_tick(&on.bench, 0);
+        scene_close(&on);
+    }
+}
+
+static void a_reader_on_the_gpu_blocks_the_slot_until_it_lets_go(void **state)
+{
+    (void)state;
+    scene on;
+    scene_open(&on, REFIT_GPU_AUTO, 1);
+    use_gpu(&on);
+    join_gpu(&on, 1);
+    for (uint64_t version = 1; version <= 2; version++) {
+        server_bench_offer(&on.bench, version);
+        server_bench_stage(&on.bench, 1);
+        server_bench_apply(&on.bench, 1);
+    }
+    server_bench_prepare(&on.bench, 3);
+    assert_true(rft_transaction_is_blocked(&on.bench.server));
+    rft_message message = server_released(1);
+    server_bench_say(&on.bench, 1, &message);
+    assert_false(rft_transaction_is_blocked(&on.bench.server));
+    scene_close(&on);
+}
+
+static void a_recall_is_a_beat_for_those_on_the_gpu(void **state)
+{
+    (void)state;
+    scene on;
+    scene_open(&on, REFIT_GPU_AUTO, 0);
+    use_gpu(&on);
+    join_gpu(&on, 1);
+    hello(&on, 2, NULL);
+    join(&on, 2, false, SERVER_PROOF);
+    hello(&on, 3, ours);
+    server_bench_forget(&on.bench);
+    rft_server_recall_gpu(&on.bench.server);
+    server_bench_tick(&on.bench, 0);
+    assert_int_equal(server_bench_count(&on.bench, 1, RFT_BEAT), 1);
+    assert_int_equal(server_bench_count(&on.bench, 2, RFT_BEAT), 0);
+    assert_int_equal(server_bench_count(&on.bench, 3, RFT_BEAT), 0);
+    scene_close(&on);
+}
+
+static int forget_samples(void **state)
+{
+    (void)state;
+    server_samples_forget();
+    return 0;
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(a_welcome_names_the_gpu_once_there_is_one),
+        cmocka_unit_test(only_who_is_on_the_gpu_is_told_to_join_once_more),
+        cmocka_unit_test(joining_on_the_gpu_takes_the_proof_and_the_same_gpu),
+        cmocka_unit_test(with_require_only_workers_on_the_gpu_come_in),
+        cmocka_unit_test(who_comes_back_without_the_gpu_is_lost_where_it_is_required),
+        cmocka_unit_test(an_offer_names_the_block_where_the_version_lies_there),
+        cmocka_unit_test(a_reader_on_the_gpu_taints_no_slot_of_the_host),
+        cmocka_unit_test(a_reader_on_the_gpu_blocks_the_slot_until_it_lets_go),
+        cmocka_unit_test(a_recall_is_a_beat_for_those_on_the_gpu),
+    };
+    return cmocka_run_group_tests_name("server_gpu", tests, NULL, forget_samples);
+}

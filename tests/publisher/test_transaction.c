@@ -1,0 +1,639 @@
+/* One version's states: each transition, who decides it, and who is blamed. */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+#include "tests/support/server_bench.h"
+
+static void open_with(server_bench *bench, uint32_t slots, unsigned workers, bool shm)
+{
+    server_bench_open(bench, slots, shm);
+    for (unsigned worker = 1; worker <= workers; worker++) {
+        server_bench_join(bench, worker, shm);
+    }
+}
+
+static void stop_in(server_bench *bench, rft_transaction_state state)
+{
+    open_with(bench, 2, 2, false);
+    if (state >= RFT_TRANSACTION_PREPARING) server_bench_prepare(bench, 1);
+    if (state >= RFT_TRANSACTION_WRITING) server_bench_begin(bench, 1);
+    if (state >= RFT_TRANSACTION_STAGING) server_bench_write(bench);
+    if (state >= RFT_TRANSACTION_STAGING) server_bench_seal(bench);
+    if (state == RFT_TRANSACTION_COMMITTING) server_bench_stage(bench, 1);
+    if (state == RFT_TRANSACTION_COMMITTING) server_bench_stage(bench, 2);
+    if (state == RFT_TRANSACTION_ABORTED)
+        rft_transaction_abort(&bench->server, REFIT_ERR_CANCELLED, "test");
+    assert_int_equal(bench->server.transaction.state, state);
+}
+
+static void good_version_goes_through_all_states(void **state)
+{
+    (void)state;
+    server_bench bench;
+    stop_in(&bench, RFT_TRANSACTION_COMMITTING);
+    assert_int_equal(server_bench_count(&bench, 1, RFT_COMMIT), 1);
+    assert_int_equal(bench.server.current.version, 1);
+    server_bench_apply(&bench, 1);
+    assert_int_equal(bench.server.transaction.state, RFT_TRANSACTION_COMMITTING);
+    server_bench_apply(&bench, 2);
+    assert_int_equal(bench.server.transaction.state, RFT_TRANSACTION_IDLE);
+    assert_int_equal(bench.server.transaction.result.status, REFIT_OK);
+    assert_int_equal(bench.server.counts.applied_last, 2);
+    server_bench_close(&bench);
+}
+
+static void begin_is_refused_unless_idle(void **state)
+{
+    (void)state;
+    for (rft_transaction_state at = RFT_TRANSACTION_PREPARING; at <= RFT_TRANSACTION_ABORTED;
+         at++) {
+        server_bench bench;
+        uint64_t version = 0;
+        refit_error error;
+        stop_in(&bench, at);
+        assert_int_equal(rft_transaction_prepare(&bench.server, &version, &error), REFIT_ERR_STATE);
+        assert_int_equal(version, 0);
+        server_bench_close(&bench);
+    }
+}
+
+static void newcomer_is_offered_what_the_state_serves(void **state)
+{
+    (void)state;
+    static const bool offered[] = {
+        [RFT_TRANSACTION_IDLE] = false,      [RFT_TRANSACTION_PREPARING] = false,
+        [RFT_TRANSACTION_WRITING] = true,    [RFT_TRANSACTION_STAGING] = true,
+        [RFT_TRANSACTION_COMMITTING] = true, [RFT_TRANSACTION_ABORTED] = false,
+    };
+    for (rft_transaction_state at = RFT_TRANSACTION_IDLE; at <= RFT_TRANSACTION_ABORTED; at++) {
+        server_bench bench;
+        stop_in(&bench, at);
+        server_bench_join(&bench, 9, false);
+        bool sealed = offered[at] && at != RFT_TRANSACTION_WRITING;
+        assert_int_equal(server_bench_count(&bench, 9, RFT_OFFER), offered[at]);
+        assert_int_equal(server_bench_count(&bench, 9, RFT_SEAL), sealed);
+        assert_false(server_bench_peer(&bench, 9)->member);
+        server_bench_close(&bench);
+    }
+}
+
+static void slot_that_cannot_be_had_leaves_all_as_it_was(void **state)
+{
+    (void)state;
+    server_bench bench;
+    stop_in(&bench, RFT_TRANSACTION_COMMITTING);
+    server_bench_apply(&bench, 1);
+    server_bench_apply(&bench, 2);
+    server_bench_prepare(&bench, 2);
+    server_bench_join(&bench, 3, false);
+    assert_int_equal(server_bench_count(&bench, 3, RFT_OFFER), 0);
+    rft_transaction_give_up(&bench.server, bench.now);
+    server_bench_tick(&bench, 0);
+    assert_int_equal(bench.server.transaction.state, RFT_TRANSACTION_IDLE);
+    assert_int_equal(server_bench_told(&bench, 3, RFT_OFFER)->as.offer.version, 1);
+    server_bench_close(&bench);
+}
+
+/* Each way in which a member can fail to stage, and what the trainer is told. */
+typedef struct loss {
+    void (*happen)(server_bench *bench);
+    refit_status status;
+} loss;
+
+static void lose_by_failure(server_bench *bench)
+{
+    rft_message message = server_failed(1, REFIT_ERR_HOST_MEMORY, true);
+    server_bench_say(bench, 2, &message);
+}
+
+/* Longer than a report holds, so that it is cut, and nothing in it where a word would end. */
+static void lose_by_a_long_story(server_bench *bench)
+{
+    char story[3 * 80 + 1] = "";
+    for (int i = 0; i < 80; i++)
+        strcat(story, "\xe5\xb1\x82");
+    rft_message message = server_failed(1, REFIT_ERR_HOST_MEMORY, true);
+    message.as.failed.reason = rft_view_text(story);
+    server_bench_say(bench, 2, &message);
+}
+
+static void lose_by_goodbye(server_bench *bench)
+{
+    rft_message message = {.kind = RFT_BYE};
+    server_bench_say(bench, 2, &message);
+}
+
+static void lose_by_silence(server_bench *bench)
+{
+    rft_message beat = server_beat(0, 0);
+    server_bench_tick(bench, bench->config.broadcast_heartbeat_timeout_ms - 1);
+    server_bench_say(bench, 1, &beat);
+    server_bench_tick(bench, 1);
+}
+
+static void lose_by_unreachability(server_bench *bench)
+{
+    rft_peer_id id = server_bench_peer(bench, 2)->id;
+    rft_server_unreachable(&bench->server, &id, REFIT_ERR_PEER, bench->now);
+    server_bench_tick(bench, 0);
+}
+
+static void lose_by_garbage(server_bench *bench)
+{
+    refit_error why = {.text = "not a message"};
+    rft_peer_id id = server_bench_peer(bench, 2)->id;
+    rft_server_garbage(&bench->server, &id, &why, bench->now);
+    server_bench_tick(bench, 0);
+}
+
+static void lose_by_a_wrong_digest(server_bench *bench)
+{
+    rft_message message = server_staged(1);
+    message.as.staged.digest.bytes[3] ^= 1;
+    server_bench_say(bench, 2, &message);
+}
+
+static const loss LOSSES[] = {
+    {lose_by_failure, REFIT_ERR_PEER},      {lose_by_goodbye, REFIT_ERR_PEER},
+    {lose_by_silence, REFIT_ERR_PEER},      {lose_by_unreachability, REFIT_ERR_PEER},
+    {lose_by_garbage, REFIT_ERR_PEER},      {lose_by_a_wrong_digest, REFIT_ERR_PEER},
+    {lose_by_a_long_story, REFIT_ERR_PEER},
+};
+
+static void lost_member_aborts_while_staging(void **state)
+{
+    (void)state;
+    for (size_t i = 0; i < sizeof LOSSES / sizeof LOSSES[0]; i++) {
+        server_bench bench;
+        stop_in(&bench, RFT_TRANSACTION_STAGING);
+        server_bench_stage(&bench, 1);
+        LOSSES[i].happen(&bench);
+        assert_int_equal(bench.server.transaction.state, RFT_TRANSACTION_ABORTED);
+        assert_int_equal(bench.server.transaction.result.status, LOSSES[i].status);
+        assert_non_null(strstr(bench.server.transaction.result.text, "w2"));
+        assert_true(rft_view_is_text(rft_view_text(bench.server.transaction.result.text)));
+        assert_non_null(
+            strstr(bench.server.transaction.result.text,
+                   "; workers keep what they had: refit again, with those that are left"));
+        assert_int_equal(server_bench_told(&bench, 1, RFT_ABORT)->as.failed.version, 1);
+        server_bench_settle(&bench);
+        assert_int_equal(bench.server.transaction.state, RFT_TRANSACTION_IDLE);
+        assert_int_equal(bench.server.current.version, 0);
+        server_bench_close(&bench);
+    }
+}
+
+static void lost_member_aborts_when_all_is_written(void **state)
+{
+    (void)state;
+    for (size_t i = 0; i < sizeof LOSSES / sizeof LOSSES[0]; i++) {
+        server_bench bench;
+        if (LOSSES[i].happen == lose_by_a_wrong_digest) continue;
+        stop_in(&bench, RFT_TRANSACTION_WRITING);
+        LOSSES[i].happen(&bench);
+        assert_int_equal(bench.server.transaction.state, RFT_TRANSACTION_WRITING);
+        server_bench_write(&bench);
+        server_bench_seal(&bench);
+        assert_int_equal(bench.server.transaction.state, RFT_TRANSACTION_ABORTED);
+        server_bench_settle(&bench);
+        server_bench_close(&bench);
+    }
+}
+
+static void lost_member_is_forgiven_by_a_quorum(void **state)
+{
+    (void)state;
+    for (size_t i = 0; i < sizeof LOSSES / sizeof LOSSES[0]; i++) {
+        server_bench bench;
+        stop_in(&bench, RFT_TRANSACTION_STAGING);
+        bench.config.broadcast_commit = REFIT_COMMIT_QUORUM;
+        bench.config.broadcast_quorum = 1;
+        LOSSES[i].happen(&bench);
+        server_bench_stage(&bench, 1);
+        assert_int_equal(bench.server.transaction.state, RFT_TRANSACTION_COMMITTING);
+        server_bench_apply(&bench, 1);
+        assert_int_equal(bench.server.transaction.state, RFT_TRANSACTION_IDLE);
+        assert_int_equal(bench.server.transaction.result.status, REFIT_OK);
+        server_bench_close(&bench);
+    }
+}
+
+static void deadline_evicts_whoever_is_late(void **state)
+{
+    (void)state;
+    server_bench bench;
+    stop_in(&bench, RFT_TRANSACTION_STAGING);
+    bench.config.broadcast_heartbeat_timeout_ms = UINT32_MAX;
+    server_bench_stage(&bench, 1);
+    server_bench_tick(&bench, bench.config.broadcast_stage_timeout_ms);
+    assert_int_equal(bench.server.transaction.state, RFT_TRANSACTION_ABORTED);
+    assert_int_equal(bench.server.transaction.result.status, REFIT_ERR_TIMEOUT);
+    assert_non_null(server_bench_peer(&bench, 1));
+    assert_null(server_bench_peer(&bench, 2));
+    assert_int_equal(server_bench_count(&bench, 2, RFT_BYE), 1);
+    server_bench_settle(&bench);
+    server_bench_close(&bench);
+}
+
+/* Its STAGED was the last answer that was waited for, and is worth nothing any more. */
+static void worker_that_starts_over_has_the_time_that_is_left(void **state)
+{
+    (void)state;
+    for (int joins = 0; joins < 2; joins++) {
+        server_bench bench;
+        stop_in(&bench, RFT_TRANSACTION_STAGING);
+        bench.config.broadcast_heartbeat_timeout_ms = UINT32_MAX;
+        server_bench_stage(&bench, 1);
+        if (joins) server_bench_join(&bench, 1, false);
+        if (!joins) server_bench_hello(&bench, 1);
+        server_bench_stage(&bench, 2);
+        server_bench_tick(&bench, bench.config.broadcast_stage_timeout_ms - 1);
+        assert_int_equal(bench.server.transaction.state, RFT_TRANSACTION_STAGING);
+        server_bench_tick(&bench, 1);
+        assert_int_equal(bench.server.transaction.state, RFT_TRANSACTION_ABORTED);
+        assert_null(server_bench_peer(&bench, 1));
+        assert_non_null(server_bench_peer(&bench, 2));
+        server_bench_settle(&bench);
+        assert_true(rft_server_tick_at(&bench.server) > bench.now);
+        server_bench_close(&bench);
+    }
+}
+
+static void staged_worker_that_fails_after_all_is_not_asked_again(void **state)
+{
+    (void)state;
+    server_bench bench;
+    open_with(&bench, 2, 2, false);
+    server_bench_offer(&bench, 1);
+    for (unsigned worker = 1; worker <= 2; worker++) {
+        server_bench_stage(&bench, worker);
+    }
+    for (unsigned worker = 1; worker <= 2; worker++) {
+        server_bench_apply(&bench, worker);
+    }
+    server_bench_offer(&bench, 2);
+    server_bench_stage(&bench, 1);
+    rft_message failed = server_failed(2, REFIT_ERR_STALE, true);
+    server_bench_say(&bench, 1, &failed);
+    assert_int_equal(bench.server.transaction.state, RFT_TRANSACTION_ABORTED);
+    server_bench_settle(&bench);
+    server_bench_close(&bench);
+}
+
+static void commit_stands_whatever_happens_after_it(void **state)
+{
+    (void)state;
+    for (size_t i = 0; i < sizeof LOSSES / sizeof LOSSES[0]; i++) {
+        server_bench bench;
+        if (LOSSES[i].happen == lose_by_a_wrong_digest) continue;
+        stop_in(&bench, RFT_TRANSACTION_COMMITTING);
+        server_bench_apply(&bench, 1);
+        LOSSES[i].happen(&bench);
+        assert_int_equal(bench.server.transaction.state, RFT_TRANSACTION_IDLE);
+        assert_int_equal(bench.server.transaction.result.status, REFIT_ERR_PEER);
+        assert_int_equal(bench.server.current.version, 1);
+        const char *text = bench.server.transaction.result.text;
+        assert_non_null(strstr(text, "1 worker did not apply it: worker w2"));
+        assert_non_null(strstr(text, "go on with the others: one that joins again, or "
+                                     "applies a later version, catches up"));
+        assert_true(rft_view_is_text(rft_view_text(text)));
+        server_bench_close(&bench);
+    }
+}
+
+static void worker_that_never_applies_is_evicted(void **state)
+{
+    (void)state;
+    server_bench bench;
+    stop_in(&bench, RFT_TRANSACTION_COMMITTING);
+    bench.config.broadcast_heartbeat_timeout_ms = UINT32_MAX;
+    server_bench_apply(&bench, 1);
+    server_bench_tick(&bench, bench.config.broadcast_commit_timeout_ms);
+    assert_int_equal(bench.server.transaction.state, RFT_TRANSACTION_IDLE);
+    assert_int_equal(bench.server.transaction.result.status, REFIT_ERR_PEER);
+    assert_null(server_bench_peer(&bench, 2));
+    server_bench_close(&bench);
+}
+
+static void straggler_has_until_the_commit_deadline(void **state)
+{
+    (void)state;
+    for (int late = 0; late < 2; late++) {
+        server_bench bench;
+        stop_in(&bench, RFT_TRANSACTION_STAGING);
+        bench.config.broadcast_commit = REFIT_COMMIT_QUORUM;
+        bench.config.broadcast_quorum = 1;
+        bench.config.broadcast_heartbeat_timeout_ms = UINT32_MAX;
+        server_bench_stage(&bench, 1);
+        server_bench_apply(&bench, 1);
+        assert_int_equal(bench.server.transaction.state, RFT_TRANSACTION_IDLE);
+        server_bench_tick(&bench, bench.config.broadcast_commit_timeout_ms - 1);
+        if (!late) server_bench_stage(&bench, 2);
+        assert_int_equal(server_bench_count(&bench, 2, RFT_COMMIT), !late);
+        if (!late) server_bench_apply(&bench, 2);
+        server_bench_tick(&bench, 1);
+        assert_int_equal(server_bench_peer(&bench, 2) == NULL, late);
+        server_bench_close(&bench);
+    }
+}
+
+/* A straggler, of whom a quorum has no need, says what it applied when the next version is under
+ * way. */
+static void what_was_applied_late_counts_for_no_newer_version(void **state)
+{
+    (void)state;
+    server_bench bench;
+    refit_worker_info info = {.size = sizeof info};
+    server_bench_open(&bench, 2, false);
+    bench.config.broadcast_commit = REFIT_COMMIT_QUORUM;
+    bench.config.broadcast_quorum = 1;
+    server_bench_join(&bench, 1, false);
+    server_bench_join(&bench, 2, false);
+    server_bench_offer(&bench, 1);
+    server_bench_stage(&bench, 1);
+    server_bench_apply(&bench, 1);
+    server_bench_stage(&bench, 2);
+    server_bench_offer(&bench, 2);
+    rft_message late = server_committed(1);
+    server_bench_say(&bench, 2, &late);
+    rft_peer_describe(server_bench_peer(&bench, 2), &info);
+    assert_int_equal(info.version, 1);
+    assert_int_equal(info.committed, 0);
+    assert_int_equal(bench.server.counts.applied_last, 0);
+    assert_int_equal(server_bench_peer(&bench, 2)->due, bench.server.transaction.deadline);
+    rft_transaction_abort(&bench.server, REFIT_ERR_CANCELLED, "test");
+    server_bench_settle(&bench);
+    server_bench_say(&bench, 2, &late);
+    rft_peer_describe(server_bench_peer(&bench, 2), &info);
+    assert_int_equal(info.committed, 0);
+    server_bench_close(&bench);
+}
+
+static void quorum_out_of_reach_is_not_waited_for(void **state)
+{
+    (void)state;
+    server_bench bench;
+    stop_in(&bench, RFT_TRANSACTION_WRITING);
+    bench.config.broadcast_commit = REFIT_COMMIT_QUORUM;
+    bench.config.broadcast_quorum = 3;
+    server_bench_write(&bench);
+    server_bench_seal(&bench);
+    assert_int_equal(bench.server.transaction.state, RFT_TRANSACTION_ABORTED);
+    assert_int_equal(bench.server.transaction.result.status, REFIT_ERR_PEER);
+    server_bench_settle(&bench);
+    server_bench_close(&bench);
+}
+
+/* It has failed and staged: were it counted as both, a second failure would end the version. */
+static void member_that_failed_and_then_staged_counts_as_staged(void **state)
+{
+    (void)state;
+    server_bench bench;
+    open_with(&bench, 2, 3, false);
+    bench.config.broadcast_commit = REFIT_COMMIT_QUORUM;
+    bench.config.broadcast_quorum = 2;
+    server_bench_offer(&bench, 1);
+    rft_message failed = server_failed(1, REFIT_ERR_HOST_MEMORY, false);
+    server_bench_say(&bench, 1, &failed);
+    server_bench_join(&bench, 1, false);
+    server_bench_stage(&bench, 1);
+    server_bench_say(&bench, 2, &failed);
+    assert_int_equal(bench.server.transaction.state, RFT_TRANSACTION_STAGING);
+    assert_int_equal(bench.server.transaction.lost, 1);
+    assert_int_equal(server_bench_peer(&bench, 1)->status, REFIT_OK);
+    server_bench_stage(&bench, 3);
+    assert_int_equal(bench.server.transaction.state, RFT_TRANSACTION_COMMITTING);
+    server_bench_apply(&bench, 1);
+    server_bench_apply(&bench, 3);
+    assert_int_equal(bench.server.transaction.state, RFT_TRANSACTION_IDLE);
+    assert_int_equal(bench.server.transaction.result.status, REFIT_OK);
+    server_bench_close(&bench);
+}
+
+static void member_that_fails_a_second_time_is_lost_again(void **state)
+{
+    (void)state;
+    server_bench bench;
+    open_with(&bench, 2, 3, false);
+    bench.config.broadcast_commit = REFIT_COMMIT_QUORUM;
+    bench.config.broadcast_quorum = 2;
+    server_bench_offer(&bench, 1);
+    rft_message failed = server_failed(1, REFIT_ERR_HOST_MEMORY, false);
+    server_bench_say(&bench, 1, &failed);
+    server_bench_join(&bench, 1, false);
+    server_bench_stage(&bench, 1);
+    server_bench_say(&bench, 1, &failed);
+    assert_int_equal(bench.server.transaction.lost, 1);
+    assert_int_equal(bench.server.transaction.state, RFT_TRANSACTION_STAGING);
+    server_bench_say(&bench, 2, &failed);
+    assert_int_equal(bench.server.transaction.state, RFT_TRANSACTION_ABORTED);
+    assert_int_equal(bench.server.transaction.result.status, REFIT_ERR_PEER);
+    server_bench_settle(&bench);
+    server_bench_close(&bench);
+}
+
+static void readers_block_the_slot_that_comes_next(void **state)
+{
+    (void)state;
+    for (uint32_t slots = 1; slots <= 2; slots++) {
+        server_bench bench;
+        open_with(&bench, slots, 2, true);
+        for (uint64_t version = 1; version <= slots; version++) {
+            server_bench_offer(&bench, version);
+            server_bench_stage(&bench, 1);
+            server_bench_stage(&bench, 2);
+            server_bench_apply(&bench, 1);
+            server_bench_apply(&bench, 2);
+        }
+        server_bench_prepare(&bench, slots + 1);
+        assert_true(rft_transaction_is_blocked(&bench.server));
+        rft_message released = server_released(1);
+        server_bench_say(&bench, 1, &released);
+        assert_true(rft_transaction_is_blocked(&bench.server));
+        rft_transaction_evict_readers(&bench.server, bench.now);
+        assert_false(rft_transaction_is_blocked(&bench.server));
+        assert_non_null(server_bench_peer(&bench, 1));
+        assert_null(server_bench_peer(&bench, 2));
+        assert_true(bench.store->slots[rft_store_target(bench.store)].tainted);
+        server_bench_close(&bench);
+    }
+}
+
+static void newer_version_ends_what_is_still_fetched(void **state)
+{
+    (void)state;
+    server_bench bench;
+    open_with(&bench, 2, 1, false);
+    server_bench_offer(&bench, 1);
+    server_bench_stage(&bench, 1);
+    server_bench_apply(&bench, 1);
+    server_bench_join(&bench, 2, false);
+    server_bench_prepare(&bench, 2);
+    assert_int_equal(server_bench_told(&bench, 2, RFT_ABORT)->as.failed.version, 1);
+    assert_int_equal(server_bench_count(&bench, 1, RFT_ABORT), 0);
+    server_bench_begin(&bench, 2);
+    assert_int_equal(server_bench_told(&bench, 1, RFT_OFFER)->as.offer.base, 1);
+    assert_int_equal(server_bench_told(&bench, 2, RFT_OFFER)->as.offer.base, 0);
+    assert_true(server_bench_peer(&bench, 2)->member);
+    server_bench_close(&bench);
+}
+
+static void whoever_is_behind_after_an_abort_is_brought_up(void **state)
+{
+    (void)state;
+    server_bench bench;
+    open_with(&bench, 1, 1, false);
+    server_bench_offer(&bench, 1);
+    server_bench_stage(&bench, 1);
+    server_bench_apply(&bench, 1);
+    server_bench_begin(&bench, 2);
+    server_bench_join(&bench, 2, false);
+    rft_transaction_abort(&bench.server, REFIT_ERR_CANCELLED, "test");
+    server_bench_forget(&bench);
+    server_bench_settle(&bench);
+    assert_int_equal(server_bench_count(&bench, 1, RFT_OFFER), 0);
+    assert_int_equal(server_bench_told(&bench, 2, RFT_OFFER)->as.offer.version, 1);
+    assert_int_equal(server_bench_count(&bench, 2, RFT_SEAL), 1);
+    server_bench_stage(&bench, 2); /* a late STAGED of the aborted version */
+    assert_int_equal(server_bench_told(&bench, 2, RFT_ABORT)->as.failed.version, 2);
+    rft_message staged = server_staged(1);
+    server_bench_say(&bench, 2, &staged);
+    assert_int_equal(server_bench_told(&bench, 2, RFT_COMMIT)->as.commit.version, 1);
+    server_bench_close(&bench);
+}
+
+/* The worker is offered a version, staged it, is told to drop it for a newer one, which is aborted;
+ * what it had said first comes before it is offered the version again, or after that. */
+static void what_was_staged_of_an_earlier_offer_loses_nobody_the_version(void **state)
+{
+    (void)state;
+    for (int after = 0; after < 2; after++) {
+        server_bench bench;
+        open_with(&bench, 1, 1, false);
+        server_bench_offer(&bench, 1);
+        server_bench_stage(&bench, 1);
+        server_bench_apply(&bench, 1);
+        server_bench_join(&bench, 2, false);
+        server_bench_begin(&bench, 2);
+        rft_transaction_abort(&bench.server, REFIT_ERR_CANCELLED, "test");
+        rft_message late = server_staged(1), failed = server_failed(1, REFIT_ERR_STATE, true);
+        if (!after) server_bench_say(&bench, 2, &late);
+        server_bench_settle(&bench);
+        if (after) server_bench_say(&bench, 2, &late);
+        assert_int_equal(server_bench_count(&bench, 2, RFT_COMMIT), 1);
+        server_bench_forget(&bench);
+        server_bench_say(&bench, 2, &failed);
+        assert_int_equal(server_bench_count(&bench, 2, RFT_OFFER), after);
+        assert_int_equal(server_bench_peer(&bench, 2)->task.stage, RFT_STAGE_OFFERED);
+        server_bench_say(&bench, 2, &late);
+        assert_int_equal(server_bench_count(&bench, 2, RFT_COMMIT), 1);
+        rft_message applied = server_committed(1);
+        server_bench_say(&bench, 2, &applied);
+        assert_int_equal(server_bench_peer(&bench, 2)->held.version, 1);
+        assert_int_equal(server_bench_peer(&bench, 2)->status, REFIT_OK);
+        server_bench_close(&bench);
+    }
+}
+
+static void version_that_failed_is_not_offered_again(void **state)
+{
+    (void)state;
+    server_bench bench;
+    open_with(&bench, 2, 1, false);
+    server_bench_offer(&bench, 1);
+    server_bench_stage(&bench, 1);
+    rft_message failed = server_failed(1, REFIT_ERR_CALLBACK, false);
+    server_bench_say(&bench, 1, &failed);
+    assert_int_equal(bench.server.transaction.result.status, REFIT_ERR_PEER);
+    server_bench_begin(&bench, 2);
+    assert_int_equal(server_bench_told(&bench, 1, RFT_OFFER)->as.offer.version, 2);
+    rft_transaction_abort(&bench.server, REFIT_ERR_CANCELLED, "test");
+    server_bench_forget(&bench);
+    server_bench_settle(&bench);
+    assert_int_equal(server_bench_count(&bench, 1, RFT_OFFER), 0);
+    server_bench_close(&bench);
+}
+
+/* Gone, or written over: its bytes in blocks that travel as the same are only seen at the end. */
+static const refit_status BAD_BASES[] = {REFIT_ERR_STALE, REFIT_ERR_CORRUPT};
+
+/* Version 2 is offered as a change of version 1, and the worker fails with it. */
+static void fail_on_a_base(server_bench *bench, refit_status code)
+{
+    open_with(bench, 2, 1, false);
+    server_bench_offer(bench, 1);
+    server_bench_stage(bench, 1);
+    server_bench_apply(bench, 1);
+    server_bench_offer(bench, 2);
+    assert_int_equal(server_bench_told(bench, 1, RFT_OFFER)->as.offer.base, 1);
+    rft_message failed = server_failed(2, code, true);
+    server_bench_say(bench, 1, &failed);
+}
+
+static void base_that_is_not_right_makes_the_offer_a_whole_one(void **state)
+{
+    (void)state;
+    for (size_t i = 0; i < sizeof BAD_BASES / sizeof BAD_BASES[0]; i++) {
+        server_bench bench;
+        fail_on_a_base(&bench, BAD_BASES[i]);
+        assert_int_equal(server_bench_told(&bench, 1, RFT_OFFER)->as.offer.base, 0);
+        assert_int_equal(bench.server.transaction.state, RFT_TRANSACTION_STAGING);
+        server_bench_stage(&bench, 1);
+        assert_int_equal(bench.server.transaction.state, RFT_TRANSACTION_COMMITTING);
+        server_bench_apply(&bench, 1);
+        server_bench_offer(&bench, 3);
+        assert_int_equal(server_bench_told(&bench, 1, RFT_OFFER)->as.offer.base, 2);
+        server_bench_close(&bench);
+    }
+}
+
+static void whole_version_that_fails_is_not_offered_again(void **state)
+{
+    (void)state;
+    for (size_t i = 0; i < sizeof BAD_BASES / sizeof BAD_BASES[0]; i++) {
+        server_bench bench;
+        fail_on_a_base(&bench, BAD_BASES[i]);
+        server_bench_forget(&bench);
+        rft_message failed = server_failed(2, BAD_BASES[i], true);
+        server_bench_say(&bench, 1, &failed);
+        assert_int_equal(bench.server.transaction.state, RFT_TRANSACTION_ABORTED);
+        assert_int_equal(server_bench_count(&bench, 1, RFT_OFFER), 0);
+        server_bench_settle(&bench);
+        server_bench_close(&bench);
+    }
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(good_version_goes_through_all_states),
+        cmocka_unit_test(begin_is_refused_unless_idle),
+        cmocka_unit_test(newcomer_is_offered_what_the_state_serves),
+        cmocka_unit_test(slot_that_cannot_be_had_leaves_all_as_it_was),
+        cmocka_unit_test(lost_member_aborts_while_staging),
+        cmocka_unit_test(lost_member_aborts_when_all_is_written),
+        cmocka_unit_test(lost_member_is_forgiven_by_a_quorum),
+        cmocka_unit_test(deadline_evicts_whoever_is_late),
+        cmocka_unit_test(worker_that_starts_over_has_the_time_that_is_left),
+        cmocka_unit_test(staged_worker_that_fails_after_all_is_not_asked_again),
+        cmocka_unit_test(commit_stands_whatever_happens_after_it),
+        cmocka_unit_test(worker_that_never_applies_is_evicted),
+        cmocka_unit_test(straggler_has_until_the_commit_deadline),
+        cmocka_unit_test(what_was_applied_late_counts_for_no_newer_version),
+        cmocka_unit_test(quorum_out_of_reach_is_not_waited_for),
+        cmocka_unit_test(member_that_failed_and_then_staged_counts_as_staged),
+        cmocka_unit_test(member_that_fails_a_second_time_is_lost_again),
+        cmocka_unit_test(readers_block_the_slot_that_comes_next),
+        cmocka_unit_test(newer_version_ends_what_is_still_fetched),
+        cmocka_unit_test(whoever_is_behind_after_an_abort_is_brought_up),
+        cmocka_unit_test(what_was_staged_of_an_earlier_offer_loses_nobody_the_version),
+        cmocka_unit_test(version_that_failed_is_not_offered_again),
+        cmocka_unit_test(base_that_is_not_right_makes_the_offer_a_whole_one),
+        cmocka_unit_test(whole_version_that_fails_is_not_offered_again),
+    };
+    return cmocka_run_group_tests_name("transaction", tests, NULL, NULL);
+}

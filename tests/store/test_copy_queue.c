@@ -1,0 +1,207 @@
+/* Bytes on a stream of their own: what they lie in is in use until the end of the work was seen. */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+#include "base/clock.h"
+#include "fake_cuda.h"
+#include "kernels/digest.h"
+#include "store/copy_queue.h"
+#include "tests/support/quick_config.h"
+
+#define BYTES       (64u * 1024)
+#define PATIENCE_MS 20000u
+
+typedef struct scene {
+    refit_config config;
+    refit_device *device;
+    rft_copy_queue *copy_queue;
+    unsigned char *memory; /* of the device: two times BYTES, the first half numbered */
+    unsigned char host[BYTES];
+    rft_pending pending[2];
+} scene;
+
+static void scene_open_as(scene *on, const refit_config *config)
+{
+    void *memory = NULL;
+    memset(on, 0, sizeof *on);
+    fake_cuda_reset();
+    on->config = *config;
+    assert_int_equal(refit_device_open("cuda:0", &on->config, &on->device, NULL), REFIT_OK);
+    assert_int_equal(refit_memory_alloc(on->device, 2 * BYTES, &memory, NULL), REFIT_OK);
+    on->memory = memory;
+    for (size_t i = 0; i < BYTES; i++) {
+        on->host[i] = (unsigned char)(i * 7 + i / 256);
+    }
+    assert_int_equal(
+        refit_stream_copy(on->device, REFIT_STREAM_NONE, memory, on->host, BYTES, NULL), REFIT_OK);
+    assert_int_equal(rft_copy_queue_open(on->device, &on->config, &on->copy_queue, NULL), REFIT_OK);
+}
+
+static void scene_open(scene *on)
+{
+    refit_config config = quick_config();
+    config.offload_piece_bytes = BYTES / 4;
+    scene_open_as(on, &config);
+}
+
+static void scene_close(scene *on)
+{
+    assert_true(rft_copy_queue_close(on->copy_queue, rft_deadline(PATIENCE_MS)));
+    assert_int_equal(rft_pending_count(&on->pending[0]), 0);
+    assert_int_equal(rft_pending_count(&on->pending[1]), 0);
+    assert_int_equal(refit_memory_free(on->device, on->memory, NULL), REFIT_OK);
+    assert_int_equal(refit_device_close(on->device, NULL), REFIT_OK);
+    assert_int_equal(fake_cuda_leaks(), 0);
+    assert_string_equal(fake_cuda_violation(), "");
+}
+
+static void bytes_and_their_digest_arrive(void **state)
+{
+    (void)state;
+    scene on;
+    unsigned char here[BYTES] = {0};
+    scene_open(&on);
+    assert_int_equal(rft_copy_queue_copy(on.copy_queue, here, on.memory, BYTES, NULL, NULL),
+                     REFIT_OK);
+    assert_int_equal(rft_copy_queue_digest(on.copy_queue, on.memory, BYTES, 0, NULL), REFIT_OK);
+    assert_int_equal(rft_copy_queue_wait(on.copy_queue, PATIENCE_MS, NULL), REFIT_OK);
+    assert_memory_equal(here, on.host, BYTES);
+    assert_true(rft_copy_queue_sum(on.copy_queue) == rft_digest_part(on.host, BYTES, 0));
+    assert_false(rft_copy_queue_is_busy(on.copy_queue));
+    scene_close(&on);
+}
+
+/* Nobody else's copy waits for the link meanwhile. */
+static void within_the_device_a_copy_is_one(void **state)
+{
+    (void)state;
+    scene on;
+    unsigned char here[BYTES] = {0};
+    scene_open(&on);
+    uint64_t copies = fake_cuda_calls("cuMemcpyAsync");
+    assert_int_equal(
+        rft_copy_queue_copy_within(on.copy_queue, on.memory + BYTES, on.memory, BYTES, NULL),
+        REFIT_OK);
+    assert_int_equal(fake_cuda_calls("cuMemcpyAsync"), copies + 1);
+    assert_int_equal(rft_copy_queue_copy(on.copy_queue, here, on.memory + BYTES, BYTES, NULL, NULL),
+                     REFIT_OK);
+    assert_int_equal(fake_cuda_calls("cuMemcpyAsync"), copies + 5);
+    assert_int_equal(rft_copy_queue_wait(on.copy_queue, PATIENCE_MS, NULL), REFIT_OK);
+    assert_memory_equal(here, on.host, BYTES);
+    scene_close(&on);
+}
+
+/* Pieces below offload.small_bytes are carried by a kernel, as small copies are. */
+static void small_pieces_to_pinned_memory_are_gathered(void **state)
+{
+    (void)state;
+    scene on;
+    rft_pinning pinning = {0};
+    refit_config config = quick_config();
+    config.offload_piece_bytes = 4096;
+    config.offload_small_bytes = BYTES;
+    scene_open_as(&on, &config);
+    unsigned char *here = aligned_alloc(4096, BYTES);
+    assert_non_null(here);
+    memset(here, 0, BYTES);
+    assert_int_equal(rft_pinning_open(&pinning, on.device, here, BYTES, BYTES, NULL), REFIT_OK);
+    uint64_t launches = fake_cuda_calls("cuLaunchKernel");
+    assert_int_equal(rft_copy_queue_copy(on.copy_queue, here, on.memory, BYTES, &pinning, NULL),
+                     REFIT_OK);
+    assert_true(fake_cuda_calls("cuLaunchKernel") > launches);
+    assert_int_equal(rft_copy_queue_wait(on.copy_queue, PATIENCE_MS, NULL), REFIT_OK);
+    assert_memory_equal(here, on.host, BYTES);
+    rft_pinning_close(&pinning);
+    free(here);
+    scene_close(&on);
+}
+
+static void what_is_held_is_in_use_until_the_work_is_done(void **state)
+{
+    (void)state;
+    scene on;
+    scene_open(&on);
+    fake_cuda_stop();
+    rft_copy_queue_hold(on.copy_queue, &on.pending[0]);
+    rft_copy_queue_hold(on.copy_queue, &on.pending[1]);
+    assert_int_equal(
+        rft_copy_queue_copy_within(on.copy_queue, on.memory + BYTES, on.memory, BYTES, NULL),
+        REFIT_OK);
+    assert_int_equal(rft_copy_queue_wait(on.copy_queue, 1, NULL), REFIT_ERR_TIMEOUT);
+    assert_true(rft_copy_queue_is_busy(on.copy_queue));
+    assert_true(rft_copy_queue_holds(on.copy_queue, &on.pending[0]));
+    assert_true(rft_copy_queue_holds(on.copy_queue, &on.pending[1]));
+    assert_int_equal(rft_pending_count(&on.pending[1]), 1);
+    fake_cuda_go();
+    assert_int_equal(rft_copy_queue_wait(on.copy_queue, PATIENCE_MS, NULL), REFIT_OK);
+    assert_false(rft_copy_queue_holds(on.copy_queue, &on.pending[0]));
+    assert_int_equal(rft_pending_count(&on.pending[0]), 0);
+    assert_false(rft_copy_queue_holds(NULL, &on.pending[0]));
+    scene_close(&on);
+}
+
+/* Neither the caller's stream can be followed nor our own be looked at: what was held is let go by
+ * the next wait, and not held a second time before. */
+static void what_is_held_for_no_work_is_let_go_by_a_wait(void **state)
+{
+    (void)state;
+    scene on;
+    refit_stream_ref stream;
+    scene_open(&on);
+    assert_int_equal(refit_stream_open(on.device, &stream, NULL), REFIT_OK);
+    rft_copy_queue_hold(on.copy_queue, &on.pending[0]);
+    rft_copy_queue_hold(on.copy_queue, &on.pending[1]);
+    fake_cuda_fail("cuEventRecord", 1, 2, RFT_CU_OUT_OF_MEMORY);
+    assert_int_equal(rft_copy_queue_follow(on.copy_queue, stream, NULL), REFIT_ERR_DEVICE_MEMORY);
+    assert_int_equal(rft_copy_queue_wait(on.copy_queue, PATIENCE_MS, NULL),
+                     REFIT_ERR_DEVICE_MEMORY);
+    assert_true(rft_copy_queue_is_busy(on.copy_queue));
+    assert_int_equal(rft_pending_count(&on.pending[0]), 1);
+    assert_int_equal(rft_copy_queue_wait(on.copy_queue, PATIENCE_MS, NULL), REFIT_OK);
+    assert_false(rft_copy_queue_is_busy(on.copy_queue));
+    assert_int_equal(rft_pending_count(&on.pending[0]), 0);
+    assert_int_equal(refit_stream_close(on.device, stream, NULL), REFIT_OK);
+    scene_close(&on);
+}
+
+static void a_device_that_takes_no_digests_has_its_bytes_fetched(void **state)
+{
+    (void)state;
+    scene on;
+    scene_open(&on);
+    assert_true(rft_copy_queue_close(on.copy_queue, 0));
+    assert_int_equal(refit_memory_free(on.device, on.memory, NULL), REFIT_OK);
+    assert_int_equal(refit_device_close(on.device, NULL), REFIT_OK);
+    fake_cuda_reset();
+    fake_cuda_hide("cuLibraryLoadData", 0);
+    void *memory = NULL;
+    assert_int_equal(refit_device_open("cuda:0", NULL, &on.device, NULL), REFIT_OK);
+    assert_int_equal(refit_memory_alloc(on.device, BYTES, &memory, NULL), REFIT_OK);
+    on.memory = memory;
+    assert_int_equal(refit_stream_copy(on.device, REFIT_STREAM_NONE, memory, on.host, BYTES, NULL),
+                     REFIT_OK);
+    assert_int_equal(rft_copy_queue_open(on.device, &on.config, &on.copy_queue, NULL), REFIT_OK);
+    assert_false(rft_copy_queue_digests(on.copy_queue));
+    assert_int_equal(rft_copy_queue_digest(on.copy_queue, on.memory + 3, BYTES - 8, 16, NULL),
+                     REFIT_OK);
+    assert_true(rft_copy_queue_sum(on.copy_queue) == rft_digest_part(on.host + 3, BYTES - 8, 16));
+    scene_close(&on);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(bytes_and_their_digest_arrive),
+        cmocka_unit_test(within_the_device_a_copy_is_one),
+        cmocka_unit_test(small_pieces_to_pinned_memory_are_gathered),
+        cmocka_unit_test(what_is_held_is_in_use_until_the_work_is_done),
+        cmocka_unit_test(what_is_held_for_no_work_is_let_go_by_a_wait),
+        cmocka_unit_test(a_device_that_takes_no_digests_has_its_bytes_fetched),
+    };
+    return cmocka_run_group_tests_name("copy_queue", tests, NULL, NULL);
+}

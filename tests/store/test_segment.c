@@ -1,0 +1,591 @@
+/* Segments: sealed, read-only for others, gone with their owner however it ends. */
+#include <errno.h>
+#include <fcntl.h>
+#include <inttypes.h>
+#include <setjmp.h>
+#include <signal.h>
+#include <stdalign.h>
+#include <stdarg.h>
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/resource.h>
+#include <sys/stat.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <cmocka.h>
+
+#include "store/segment.h"
+#include "store/undo.h"
+#include "subscriber/rollback.h"
+#include "tests/support/descriptors.h"
+#include "tests/support/failing_alloc.h"
+#include "tests/support/mapped.h"
+
+#define BYTES 100000u
+
+/* A name of the right form, of no process. */
+#define NOT_THERE "/proc/999999999/fd/3:1"
+
+static bool can_attach(const char *name)
+{
+    rft_segment reader;
+    bool there = rft_segment_attach(&reader, name, 1, NULL) == REFIT_OK;
+    rft_segment_close(&reader);
+    return there;
+}
+
+/* The descriptor's place, as any process of this user sees it. */
+static const char *place_of(const rft_segment *segment, char path[RFT_SEGMENT_NAME_BYTES])
+{
+    strcpy(path, segment->name);
+    *strchr(path, ':') = '\0';
+    return path;
+}
+
+static void reader_sees_what_the_owner_writes(void **state)
+{
+    (void)state;
+    rft_segment owner, reader;
+    assert_int_equal(rft_segment_create(&owner, BYTES, NULL), REFIT_OK);
+    assert_int_equal(owner.bytes, BYTES);
+    assert_int_equal(owner.memory[BYTES - 1], 0);
+    assert_int_equal(rft_segment_attach(&reader, owner.name, BYTES, NULL), REFIT_OK);
+    owner.memory[BYTES - 1] = 77;
+    assert_int_equal(reader.memory[BYTES - 1], 77);
+    rft_segment_close(&reader);
+    assert_true(can_attach(owner.name));
+    rft_segment_close(&owner);
+}
+
+static void owner_alone_may_open_it(void **state)
+{
+    (void)state;
+    rft_segment owner;
+    struct stat file;
+    assert_int_equal(rft_segment_create(&owner, BYTES, NULL), REFIT_OK);
+    assert_int_equal(fstat(owner.fd, &file), 0);
+    assert_int_equal(file.st_mode & 0777, 0600);
+    assert_true((uint64_t)file.st_blocks * 512 >= BYTES);
+    rft_segment_close(&owner);
+}
+
+static void closing_retires_but_mappings_stay(void **state)
+{
+    (void)state;
+    rft_segment owner, reader, late;
+    char name[RFT_SEGMENT_NAME_BYTES];
+    assert_int_equal(rft_segment_create(&owner, BYTES, NULL), REFIT_OK);
+    assert_int_equal(rft_segment_attach(&reader, owner.name, BYTES, NULL), REFIT_OK);
+    memset(owner.memory, 5, BYTES);
+    strcpy(name, owner.name);
+    rft_segment_close(&owner);
+    rft_segment_close(&owner);
+    assert_int_equal(reader.memory[BYTES / 2], 5);
+    assert_int_equal(rft_segment_attach(&late, name, BYTES, NULL), REFIT_ERR_NOT_FOUND);
+    rft_segment_close(&reader);
+}
+
+/* What another process of this user does to memory that is being made: it opens the descriptor
+ * before it is sealed, and maps the memory so that it can write it ever after. */
+static int intruders; /* how many calls of memfd_create it is quick enough for */
+static unsigned char *intrusion;
+
+int __real_memfd_create(const char *name, unsigned flags);
+int __wrap_memfd_create(const char *name, unsigned flags);
+
+int __wrap_memfd_create(const char *name, unsigned flags)
+{
+    int fd = __real_memfd_create(name, flags);
+    if (fd < 0 || intruders == 0) return fd;
+    intruders--;
+    char path[64];
+    snprintf(path, sizeof path, "/proc/self/fd/%d", fd);
+    int theirs = open(path, O_RDWR | O_CLOEXEC);
+    assert_true(theirs >= 0);
+    intrusion = mmap(NULL, BYTES, PROT_READ | PROT_WRITE, MAP_SHARED, theirs, 0);
+    assert_ptr_not_equal(intrusion, MAP_FAILED);
+    close(theirs);
+    return fd;
+}
+
+static void memory_that_another_process_mapped_while_it_was_made_is_not_used(void **state)
+{
+    (void)state;
+    rft_segment owner;
+    refit_error error;
+    int before = count_descriptors();
+    intruders = 1;
+    assert_int_equal(rft_segment_create(&owner, BYTES, NULL), REFIT_OK);
+    assert_int_equal(intruders, 0);
+    intrusion[0] = 99;
+    assert_int_equal(owner.memory[0], 0);
+    assert_int_equal(count_descriptors(), before + 1);
+    rft_segment_close(&owner);
+    munmap(intrusion, BYTES);
+    intruders = 1000;
+    assert_int_equal(rft_segment_create(&owner, BYTES, &error), REFIT_ERR_SYSTEM);
+    assert_true(intruders > 0);
+    intruders = 0;
+    assert_int_equal(error.subsystem, EAGAIN);
+    assert_non_null(strstr(error.text, "another process"));
+    assert_int_equal(count_descriptors(), before);
+}
+
+/* Every way to change a file, by a descriptor that is open for writing. */
+static void sealed_memory_cannot_be_changed_by_other_descriptors(void **state)
+{
+    (void)state;
+    rft_segment owner;
+    char path[RFT_SEGMENT_NAME_BYTES];
+    assert_int_equal(rft_segment_create(&owner, BYTES, NULL), REFIT_OK);
+    int fd = open(place_of(&owner, path), O_RDWR | O_CLOEXEC);
+    assert_true(fd >= 0);
+    assert_int_equal(pwrite(fd, "x", 1, 0), -1);
+    assert_int_equal(errno, EPERM);
+    assert_int_equal(ftruncate(fd, 0), -1);
+    assert_int_equal(errno, EPERM);
+    assert_int_equal(ftruncate(fd, BYTES * 2), -1);
+    assert_int_equal(errno, EPERM);
+    assert_int_equal(truncate(path, 0), -1);
+    assert_int_equal(errno, EPERM);
+    assert_int_equal(open(path, O_RDWR | O_TRUNC | O_CLOEXEC), -1);
+    assert_int_equal(errno, EPERM);
+    assert_int_equal(fallocate(fd, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, 0, 4096), -1);
+    assert_int_equal(errno, EPERM);
+    assert_int_equal(fallocate(fd, FALLOC_FL_ZERO_RANGE | FALLOC_FL_KEEP_SIZE, 0, 4096), -1);
+    assert_ptr_equal(mmap(NULL, BYTES, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0), MAP_FAILED);
+    assert_int_equal(errno, EPERM);
+    void *memory = mmap(NULL, BYTES, PROT_READ, MAP_SHARED, fd, 0);
+    assert_ptr_not_equal(memory, MAP_FAILED);
+    assert_int_equal(mprotect(memory, BYTES, PROT_READ | PROT_WRITE), -1);
+    assert_int_equal(errno, EACCES);
+    munmap(memory, BYTES);
+    assert_int_equal(fcntl(fd, F_ADD_SEALS, F_SEAL_WRITE), -1);
+    assert_int_equal(owner.memory[0], 0);
+    owner.memory[0] = 1; /* the owner alone still writes it */
+    close(fd);
+    rft_segment_close(&owner);
+}
+
+/* Memory of this user that is no segment, as a false trainer would name it. */
+static refit_status try_to_attach(int fd, uint64_t inode, refit_error *error)
+{
+    rft_segment reader;
+    char name[RFT_SEGMENT_NAME_BYTES];
+    struct stat file;
+    int before = count_descriptors();
+    assert_int_equal(fstat(fd, &file), 0);
+    snprintf(name, sizeof name, "/proc/%d/fd/%d:%" PRIx64, getpid(), fd,
+             inode == 0 ? (uint64_t)file.st_ino : inode);
+    refit_status status = rft_segment_attach(&reader, name, BYTES, error);
+    assert_null(reader.memory);
+    assert_int_equal(count_descriptors(), before);
+    return status;
+}
+
+static int memory_of(const char *name, int seals)
+{
+    int fd = memfd_create(name, MFD_CLOEXEC | MFD_ALLOW_SEALING);
+    assert_true(fd >= 0);
+    assert_int_equal(ftruncate(fd, BYTES), 0);
+    assert_int_equal(fcntl(fd, F_ADD_SEALS, seals), 0);
+    return fd;
+}
+
+static void memory_that_is_not_sealed_is_refused(void **state)
+{
+    (void)state;
+    const int all = F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_FUTURE_WRITE;
+    refit_error error;
+    for (int i = 0; i < 5; i++) {
+        static const int missing[] = {F_SEAL_SHRINK, F_SEAL_GROW, F_SEAL_FUTURE_WRITE, -1, 0};
+        int fd = memory_of(i == 4 ? "other" : "refit", all & ~missing[i]);
+        assert_int_equal(try_to_attach(fd, 0, &error), REFIT_ERR_SECURITY);
+        assert_non_null(strstr(error.text, i == 4 ? "no segment" : "not sealed"));
+        close(fd);
+    }
+    char path[] = "/dev/shm/refit-0123456789abcdef0123456789abcdef";
+    int fd = open(path, O_CREAT | O_RDWR | O_CLOEXEC, 0666);
+    assert_true(fd >= 0);
+    assert_int_equal(ftruncate(fd, BYTES), 0);
+    assert_int_equal(unlink(path), 0);
+    assert_int_equal(try_to_attach(fd, 0, &error), REFIT_ERR_SECURITY);
+    close(fd);
+    fd = memory_of("refit", all);
+    assert_int_equal(try_to_attach(fd, 1, &error), REFIT_ERR_NOT_FOUND); /* used again since */
+    close(fd);
+}
+
+/* To look at what is named opens nothing: the writer of a pipe would see its reader come. */
+static void a_pipe_is_refused_unopened(void **state)
+{
+    (void)state;
+    int ends[2];
+    refit_error error;
+    assert_int_equal(pipe(ends), 0);
+    close(ends[0]);
+    assert_int_equal(try_to_attach(ends[1], 0, &error), REFIT_ERR_SECURITY);
+    (void)signal(SIGPIPE, SIG_IGN);
+    assert_int_equal(write(ends[1], "", 1), -1);
+    assert_int_equal(errno, EPIPE);
+    (void)signal(SIGPIPE, SIG_DFL);
+    close(ends[1]);
+}
+
+/* A child that is forked has all descriptors, and would keep the memory. */
+static void a_reader_keeps_no_descriptor(void **state)
+{
+    (void)state;
+    rft_segment owner, reader, locker;
+    assert_int_equal(rft_segment_create(&owner, BYTES, NULL), REFIT_OK);
+    int descriptors = count_descriptors();
+    assert_int_equal(rft_segment_attach(&reader, owner.name, BYTES, NULL), REFIT_OK);
+    assert_int_equal(count_descriptors(), descriptors);
+    assert_int_equal(rft_segment_attach_open(&locker, owner.name, BYTES, NULL), REFIT_OK);
+    assert_int_equal(count_descriptors(), descriptors + 1);
+    rft_segment_close(&locker);
+    assert_int_equal(count_descriptors(), descriptors);
+    rft_segment_close(&reader);
+    rft_segment_close(&owner);
+}
+
+/* Opened for reading, it would be waited for as long as the system gives the lease's holder. */
+static void a_lease_of_another_process_holds_nothing_up(void **state)
+{
+    (void)state;
+    rft_segment owner, reader;
+    refit_error error;
+    char path[40];
+    assert_int_equal(rft_segment_create(&owner, BYTES, NULL), REFIT_OK);
+    snprintf(path, sizeof path, "/proc/self/fd/%d", owner.fd);
+    int held = open(path, O_RDONLY | O_CLOEXEC);
+    assert_true(held >= 0);
+    signal(SIGIO, SIG_IGN);
+    if (fcntl(held, F_SETLEASE, F_WRLCK) == 0) {
+        assert_int_equal(rft_segment_attach(&reader, owner.name, BYTES, &error), REFIT_ERR_SYSTEM);
+        assert_int_equal(error.subsystem, EWOULDBLOCK);
+        assert_int_equal(fcntl(held, F_SETLEASE, F_UNLCK), 0);
+    }
+    close(held);
+    assert_int_equal(rft_segment_attach(&reader, owner.name, BYTES, NULL), REFIT_OK);
+    rft_segment_close(&reader);
+    rft_segment_close(&owner);
+}
+
+static void what_was_retired_is_known_to_be(void **state)
+{
+    (void)state;
+    rft_segment owner, reader, next;
+    struct rlimit before, none;
+    assert_int_equal(rft_segment_create(&owner, BYTES, NULL), REFIT_OK);
+    assert_int_equal(rft_segment_attach(&reader, owner.name, BYTES, NULL), REFIT_OK);
+    int descriptors = count_descriptors(), fd = owner.fd;
+    assert_false(rft_segment_is_retired(&reader));
+    assert_int_equal(getrlimit(RLIMIT_NOFILE, &before), 0);
+    none = before;
+    none.rlim_cur = 0; /* to look takes no descriptor */
+    assert_int_equal(setrlimit(RLIMIT_NOFILE, &none), 0);
+    bool retired = rft_segment_is_retired(&reader);
+    refit_status attached = rft_segment_attach(&next, reader.name, BYTES, NULL);
+    assert_int_equal(setrlimit(RLIMIT_NOFILE, &before), 0);
+    assert_false(retired);
+    assert_int_equal(attached, REFIT_ERR_SYSTEM);
+    assert_int_equal(count_descriptors(), descriptors);
+    rft_segment_retire(&owner);
+    assert_true(rft_segment_is_retired(&reader));
+    assert_int_equal(rft_segment_create(&next, BYTES, NULL), REFIT_OK);
+    assert_int_equal(next.fd, fd); /* the descriptor is used again, and is another's */
+    assert_true(rft_segment_is_retired(&reader));
+    assert_string_not_equal(next.name, reader.name);
+    rft_segment_close(&next);
+    rft_segment_close(&owner);
+    rft_segment_close(&reader);
+}
+
+/* In a child that has no standard input, so that files are opened as descriptor 0: 0, or at which
+ * step it went wrong. */
+static int work_without_input(void)
+{
+    rft_segment first, reader, second;
+    if (rft_segment_create(&first, BYTES, NULL) != REFIT_OK) return 1;
+    if (rft_segment_attach(&reader, first.name, BYTES, NULL) != REFIT_OK) return 2;
+    close(0);
+    if (rft_segment_is_retired(&reader)) return 3;
+    if (rft_segment_create(&second, BYTES, NULL) != REFIT_OK || second.fd != 0) return 5;
+    char name[RFT_SEGMENT_NAME_BYTES];
+    strcpy(name, second.name);
+    rft_segment_close(&second);
+    if (fcntl(0, F_GETFD) >= 0 || can_attach(name)) return 6;
+    rft_segment_close(&reader);
+    rft_segment_close(&first);
+    return 0;
+}
+
+static void a_process_without_standard_input_shares_memory_too(void **state)
+{
+    (void)state;
+    int status = -1;
+    pid_t child = fork();
+    if (child == 0) _exit(work_without_input());
+    assert_int_equal(waitpid(child, &status, 0), child);
+    assert_int_equal(status, 0);
+}
+
+static void mapping_that_is_too_short_is_refused(void **state)
+{
+    (void)state;
+    rft_segment owner, reader;
+    assert_int_equal(rft_segment_create(&owner, BYTES, NULL), REFIT_OK);
+    assert_int_equal(rft_segment_attach(&reader, owner.name, BYTES + 1, NULL), REFIT_ERR_PROTOCOL);
+    assert_null(reader.memory);
+    rft_segment_close(&owner);
+}
+
+static void foreign_names_are_refused(void **state)
+{
+    (void)state;
+    static const char *const names[] = {
+        "",
+        "/",
+        "/etc/passwd",
+        "/proc/1/fd/1",
+        "/proc/1/fd/1:",
+        "/proc/1/fd/1:1:",
+        "/proc/1/fd/1:0x1",
+        "/proc/1/fd/1:01",
+        "/proc/1/fd/ 1:1",
+        "/proc/-1/fd/1:1",
+        "/proc/1/../../etc/passwd:1",
+        "/proc/self/fd/1:1",
+        "/proc/99999999999999999999/fd/1:1",
+        "/proc/1/fd/1:11111111111111111",
+        "/refit-0123456789abcdef0123456789abcdef",
+    };
+    for (size_t i = 0; i < sizeof names / sizeof names[0]; i++) {
+        rft_segment reader;
+        assert_int_equal(rft_segment_attach(&reader, names[i], 1, NULL), REFIT_ERR_PROTOCOL);
+    }
+}
+
+static void more_than_is_free_is_an_error_with_numbers(void **state)
+{
+    (void)state;
+    rft_segment owner;
+    refit_error error;
+    assert_int_equal(rft_segment_create(&owner, UINT64_C(1) << 60, &error), REFIT_ERR_SYSTEM);
+    assert_int_equal(error.subsystem, ENOMEM);
+    assert_non_null(strstr(error.text, "1152921504606846976"));
+    assert_int_equal(rft_segment_create(&owner, UINT64_MAX, &error), REFIT_ERR_SYSTEM);
+    assert_null(owner.memory);
+    rft_segment_close(&owner);
+}
+
+static void private_memory_has_no_name(void **state)
+{
+    (void)state;
+    rft_segment store;
+    assert_int_equal(rft_segment_create_private(&store, BYTES, NULL), REFIT_OK);
+    assert_string_equal(store.name, "");
+    memset(store.memory, 1, BYTES);
+    rft_segment_close(&store);
+    assert_null(store.memory);
+    assert_int_equal(rft_segment_create_private(&store, UINT64_C(1) << 60, NULL),
+                     REFIT_ERR_HOST_MEMORY);
+    assert_int_equal(rft_segment_create_sparse(&store, UINT64_C(1) << 60, NULL),
+                     REFIT_ERR_HOST_MEMORY);
+}
+
+/* Bytes of memory and swap of this machine; 0 where that cannot be seen. */
+static uint64_t all_memory(void)
+{
+    char line[128];
+    unsigned long long kib, sum = 0;
+    FILE *file = fopen("/proc/meminfo", "r");
+    if (file == NULL) return 0;
+    while (fgets(line, sizeof line, file) != NULL) {
+        if (sscanf(line, "MemTotal: %llu kB", &kib) == 1 ||
+            sscanf(line, "SwapTotal: %llu kB", &kib) == 1)
+            sum += kib * 1024;
+    }
+    (void)fclose(file);
+    return sum;
+}
+
+/* More than the machine has: the system refuses that where it is promised, by its usual setting. */
+static uint64_t too_much(void)
+{
+    rft_segment memory;
+    const uint64_t bytes = all_memory() + (UINT64_C(1) << 30);
+    if (rft_segment_create_private(&memory, bytes, NULL) != REFIT_OK) return bytes;
+    rft_segment_close(&memory);
+    return 0;
+}
+
+/* Room for the old bytes of everything, of which little is used. */
+static void room_for_the_worst_case_may_be_more_than_there_is(void **state)
+{
+    (void)state;
+    const uint64_t bytes = too_much();
+    if (bytes == 0) skip(); /* this system refuses nothing */
+    rft_segment memory;
+    assert_int_equal(rft_segment_create_sparse(&memory, bytes, NULL), REFIT_OK);
+    memory.memory[0] = memory.memory[bytes - 1] = 1;
+    rft_segment_close(&memory);
+
+    rft_rollback notes = {.last = UINT64_MAX};
+    assert_int_equal(rft_rollback_prepare(&notes, 1, bytes, NULL), REFIT_OK);
+    rft_rollback_reset(&notes);
+
+    rft_undo undo;
+    const rft_manifest manifest = {.store_bytes = bytes};
+    assert_int_equal(rft_undo_open(&undo, &manifest, NULL), REFIT_OK);
+    rft_undo_close(&undo);
+}
+
+static void nothing_at_all_fits_too(void **state)
+{
+    (void)state;
+    rft_segment owner, reader;
+    assert_int_equal(rft_segment_create(&owner, 0, NULL), REFIT_OK);
+    assert_int_equal(rft_segment_attach(&reader, owner.name, 0, NULL), REFIT_OK);
+    rft_segment_close(&reader);
+    rft_segment_close(&owner);
+}
+
+/* A child that makes a segment, tells its name, and waits to be killed. */
+static pid_t owner_start(char name[RFT_SEGMENT_NAME_BYTES])
+{
+    int pipe_fds[2];
+    assert_int_equal(pipe(pipe_fds), 0);
+    pid_t child = fork();
+    if (child == 0) {
+        rft_segment owner;
+        if (rft_segment_create(&owner, BYTES, NULL) != REFIT_OK) _exit(1);
+        if (write(pipe_fds[1], owner.name, sizeof owner.name) < 0) _exit(1);
+        for (;;) {
+            pause();
+        }
+    }
+    assert_int_equal(read(pipe_fds[0], name, RFT_SEGMENT_NAME_BYTES), RFT_SEGMENT_NAME_BYTES);
+    close(pipe_fds[0]);
+    close(pipe_fds[1]);
+    return child;
+}
+
+static void a_dead_owner_leaves_nothing(void **state)
+{
+    (void)state;
+    char name[RFT_SEGMENT_NAME_BYTES];
+    rft_segment reader;
+    pid_t owner = owner_start(name);
+    assert_int_equal(rft_segment_attach(&reader, name, BYTES, NULL), REFIT_OK);
+    assert_false(rft_segment_is_retired(&reader));
+    kill(owner, SIGKILL);
+    waitpid(owner, NULL, 0);
+    assert_true(rft_segment_is_retired(&reader));
+    assert_false(can_attach(name));
+    assert_int_equal(reader.memory[BYTES - 1], 0);
+    rft_segment_close(&reader);
+    assert_false(can_attach(NOT_THERE));
+}
+
+static void kept_memory_outlives_its_segment(void **state)
+{
+    (void)state;
+    rft_segment owner, reader;
+    void *first, *second;
+    assert_int_equal(rft_segment_create(&owner, BYTES, NULL), REFIT_OK);
+    assert_int_equal(rft_segment_attach(&reader, owner.name, BYTES, NULL), REFIT_OK);
+    owner.memory[7] = 42;
+    const unsigned char *there = reader.memory;
+    assert_int_equal(rft_segment_keep(&reader, 100, &first, NULL), REFIT_OK);
+    assert_int_equal(rft_segment_keep(&reader, 0, &second, NULL), REFIT_OK);
+    assert_int_equal((uintptr_t)first % alignof(max_align_t), 0);
+    memset(first, 1, 100);
+    rft_segment_unkeep(first);
+    rft_segment_close(&reader);
+    rft_segment_close(&owner);
+    assert_int_equal(there[7], 42);
+    assert_true(is_mapped(there));
+    rft_segment_unkeep(second);
+    assert_false(is_mapped(there));
+    rft_segment_unkeep(NULL);
+}
+
+/* In a child: 0 if what it has mapped in the place of the parent's is still there afterwards. */
+static int unkeep_in_child(void *kept, unsigned char *there)
+{
+    int flags = MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED;
+    void *mine = mmap(there, BYTES, PROT_READ | PROT_WRITE, flags, -1, 0);
+    if (mine != there) return 1;
+    rft_segment_unkeep(kept);
+    return is_mapped(mine) ? 0 : 2;
+}
+
+static void forked_child_unmaps_nothing_of_its_own(void **state)
+{
+    (void)state;
+    rft_segment memory;
+    void *kept;
+    int status = -1;
+    assert_int_equal(rft_segment_create_private(&memory, BYTES, NULL), REFIT_OK);
+    unsigned char *there = memory.memory;
+    assert_int_equal(rft_segment_keep(&memory, 1, &kept, NULL), REFIT_OK);
+    rft_segment_close(&memory);
+    pid_t child = fork();
+    if (child == 0) _exit(unkeep_in_child(kept, there));
+    assert_int_equal(waitpid(child, &status, 0), child);
+    assert_int_equal(status, 0);
+    rft_segment_unkeep(kept);
+    assert_false(is_mapped(there));
+}
+
+static void keeping_survives_every_failed_allocation(void **state)
+{
+    (void)state;
+    rft_segment memory;
+    void *kept = NULL;
+    assert_int_equal(rft_segment_create_private(&memory, BYTES, NULL), REFIT_OK);
+    assert_int_equal(rft_segment_keep(&memory, SIZE_MAX, &kept, NULL), REFIT_ERR_HOST_MEMORY);
+    for (uint64_t nth = 1; nth <= 2; nth++) {
+        failing_alloc_begin(nth);
+        refit_status status = rft_segment_keep(&memory, 1, &kept, NULL);
+        assert_true(failing_alloc_end());
+        assert_int_equal(status, REFIT_ERR_HOST_MEMORY);
+    }
+    assert_null(kept);
+    rft_segment_close(&memory);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(reader_sees_what_the_owner_writes),
+        cmocka_unit_test(owner_alone_may_open_it),
+        cmocka_unit_test(closing_retires_but_mappings_stay),
+        cmocka_unit_test(memory_that_another_process_mapped_while_it_was_made_is_not_used),
+        cmocka_unit_test(sealed_memory_cannot_be_changed_by_other_descriptors),
+        cmocka_unit_test(memory_that_is_not_sealed_is_refused),
+        cmocka_unit_test(a_pipe_is_refused_unopened),
+        cmocka_unit_test(what_was_retired_is_known_to_be),
+        cmocka_unit_test(a_reader_keeps_no_descriptor),
+        cmocka_unit_test(a_lease_of_another_process_holds_nothing_up),
+        cmocka_unit_test(a_process_without_standard_input_shares_memory_too),
+        cmocka_unit_test(mapping_that_is_too_short_is_refused),
+        cmocka_unit_test(foreign_names_are_refused),
+        cmocka_unit_test(more_than_is_free_is_an_error_with_numbers),
+        cmocka_unit_test(private_memory_has_no_name),
+        cmocka_unit_test(room_for_the_worst_case_may_be_more_than_there_is),
+        cmocka_unit_test(nothing_at_all_fits_too),
+        cmocka_unit_test(a_dead_owner_leaves_nothing),
+        cmocka_unit_test(kept_memory_outlives_its_segment),
+        cmocka_unit_test(forked_child_unmaps_nothing_of_its_own),
+        cmocka_unit_test(keeping_survives_every_failed_allocation),
+    };
+    return cmocka_run_group_tests_name("segment", tests, NULL, NULL);
+}

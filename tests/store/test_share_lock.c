@@ -1,0 +1,177 @@
+/* A leash: its owner knows who has its memory mapped and who reads it, however they end. */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include <cmocka.h>
+
+#include <signal.h>
+#include <string.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include "store/share_lock.h"
+
+static rft_share_lock owner_open(void)
+{
+    rft_share_lock owner = {0};
+    refit_error error;
+    if (rft_share_lock_open(&owner, &error) != REFIT_OK) fail_msg("%s", error.text);
+    return owner;
+}
+
+static rft_share_lock hold(const rft_share_lock *owner)
+{
+    rft_share_lock holder = {0};
+    refit_error error;
+    if (rft_share_lock_hold(&holder, owner->segment.name, &error) != REFIT_OK) {
+        fail_msg("%s", error.text);
+    }
+    return holder;
+}
+
+static void a_holder_is_seen_until_it_lets_go(void **state)
+{
+    (void)state;
+    rft_share_lock owner = owner_open();
+    assert_false(rft_share_lock_is_mapped(&owner));
+    assert_false(rft_share_lock_is_read(&owner));
+    rft_share_lock holder = hold(&owner);
+    assert_true(rft_share_lock_is_mapped(&owner));
+    assert_false(rft_share_lock_is_read(&owner));
+    assert_int_equal(rft_share_lock_read(&holder, NULL), REFIT_OK);
+    assert_true(rft_share_lock_is_read(&owner));
+    rft_share_lock_unread(&holder);
+    assert_false(rft_share_lock_is_read(&owner));
+    assert_true(rft_share_lock_is_mapped(&owner));
+    rft_share_lock_close(&holder);
+    assert_false(rft_share_lock_is_mapped(&owner));
+    rft_share_lock_close(&holder);
+    rft_share_lock_close(&owner);
+}
+
+static void several_holders_are_seen_until_the_last_lets_go(void **state)
+{
+    (void)state;
+    rft_share_lock owner = owner_open();
+    rft_share_lock first = hold(&owner), second = hold(&owner);
+    assert_int_equal(rft_share_lock_read(&first, NULL), REFIT_OK);
+    assert_int_equal(rft_share_lock_read(&second, NULL), REFIT_OK);
+    rft_share_lock_close(&first);
+    assert_true(rft_share_lock_is_mapped(&owner));
+    assert_true(rft_share_lock_is_read(&owner));
+    rft_share_lock_close(&second);
+    assert_false(rft_share_lock_is_mapped(&owner));
+    assert_false(rft_share_lock_is_read(&owner));
+    rft_share_lock_close(&owner);
+}
+
+static void what_the_owner_writes_into_the_mark_is_seen(void **state)
+{
+    (void)state;
+    rft_share_lock owner = owner_open();
+    rft_share_lock holder = hold(&owner);
+    uint64_t generation;
+    assert_true(rft_seqlock_note(rft_share_lock_seqlock(&holder), &generation));
+    assert_true(rft_seqlock_holds(rft_share_lock_seqlock(&holder), generation));
+    rft_seqlock_begin(rft_share_lock_seqlock(&owner));
+    assert_false(rft_seqlock_holds(rft_share_lock_seqlock(&holder), generation));
+    uint64_t while_written;
+    assert_false(rft_seqlock_note(rft_share_lock_seqlock(&holder), &while_written));
+    rft_seqlock_end(rft_share_lock_seqlock(&owner));
+    assert_false(rft_seqlock_holds(rft_share_lock_seqlock(&holder), generation));
+    rft_share_lock_close(&holder);
+    rft_share_lock_close(&owner);
+}
+
+static void a_retired_leash_takes_no_holder(void **state)
+{
+    (void)state;
+    rft_share_lock owner = owner_open();
+    rft_share_lock holder = hold(&owner), late = {0};
+    rft_share_lock_retire(&owner);
+    assert_int_equal(rft_share_lock_hold(&late, owner.segment.name, NULL), REFIT_ERR_NOT_FOUND);
+    assert_true(rft_seqlock_is_retired(rft_share_lock_seqlock(&holder)));
+    rft_share_lock_close(&holder);
+    assert_false(rft_share_lock_is_mapped(&owner)); /* the late one left nothing behind */
+    rft_share_lock_close(&owner);
+}
+
+static void a_name_that_is_not_there_is_refused(void **state)
+{
+    (void)state;
+    rft_share_lock owner = owner_open(), late = {0};
+    char name[RFT_SEGMENT_NAME_BYTES];
+    strcpy(name, owner.segment.name);
+    rft_share_lock_close(&owner);
+    assert_int_equal(rft_share_lock_hold(&late, name, NULL), REFIT_ERR_NOT_FOUND);
+    assert_int_equal(rft_share_lock_hold(&late, "/etc/passwd", NULL), REFIT_ERR_PROTOCOL);
+    assert_int_equal(rft_share_lock_hold(&late, "", NULL), REFIT_ERR_PROTOCOL);
+}
+
+/* The child holds, says so, and waits to be killed. */
+static pid_t start_holder(const char *name, int *said)
+{
+    int ends[2];
+    char byte = 0;
+    assert_int_equal(pipe(ends), 0);
+    pid_t child = fork();
+    if (child == 0) {
+        rft_share_lock holder = {0};
+        bool held = rft_share_lock_hold(&holder, name, NULL) == REFIT_OK &&
+                    rft_share_lock_read(&holder, NULL) == REFIT_OK;
+        if (!held || write(ends[1], &byte, 1) != 1) _exit(1);
+        for (;;)
+            pause();
+    }
+    close(ends[1]);
+    *said = ends[0];
+    return child;
+}
+
+static void a_holder_that_is_killed_has_let_go(void **state)
+{
+    (void)state;
+    rft_share_lock owner = owner_open();
+    int said;
+    char byte;
+    pid_t child = start_holder(owner.segment.name, &said);
+    assert_true(child > 0);
+    assert_int_equal(read(said, &byte, 1), 1);
+    assert_true(rft_share_lock_is_mapped(&owner));
+    assert_true(rft_share_lock_is_read(&owner));
+    assert_int_equal(kill(child, SIGKILL), 0);
+    assert_int_equal(waitpid(child, NULL, 0), child);
+    assert_false(rft_share_lock_is_mapped(&owner));
+    assert_false(rft_share_lock_is_read(&owner));
+    close(said);
+    rft_share_lock_close(&owner);
+}
+
+static void an_owner_that_lets_go_leaves_the_mark_to_its_holders(void **state)
+{
+    (void)state;
+    rft_share_lock owner = owner_open();
+    rft_share_lock holder = hold(&owner);
+    uint64_t generation;
+    assert_true(rft_seqlock_note(rft_share_lock_seqlock(&holder), &generation));
+    rft_share_lock_close(&owner);
+    assert_true(rft_seqlock_holds(rft_share_lock_seqlock(&holder), generation));
+    assert_int_equal(rft_share_lock_read(&holder, NULL), REFIT_OK);
+    rft_share_lock_close(&holder);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(a_holder_is_seen_until_it_lets_go),
+        cmocka_unit_test(several_holders_are_seen_until_the_last_lets_go),
+        cmocka_unit_test(what_the_owner_writes_into_the_mark_is_seen),
+        cmocka_unit_test(a_retired_leash_takes_no_holder),
+        cmocka_unit_test(a_name_that_is_not_there_is_refused),
+        cmocka_unit_test(a_holder_that_is_killed_has_let_go),
+        cmocka_unit_test(an_owner_that_lets_go_leaves_the_mark_to_its_holders),
+    };
+    return cmocka_run_group_tests_name("share_lock", tests, NULL, NULL);
+}

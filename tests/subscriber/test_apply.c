@@ -1,0 +1,342 @@
+/* Versions applied into the engine's own memory: whole, or as if nothing had been done. */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+#include "base/thread.h"
+#include "tests/support/bound_pair.h"
+#include "tests/support/seeded.h"
+
+/* ---- It is there */
+
+static void what_is_applied_and_accepted_is_what_the_trainer_sent(void **state)
+{
+    (void)state;
+    for (int device = 0; device <= 1; device++) {
+        bound_pair it;
+        bound_begin(&it, device == 1);
+        bound_run_first(&it);
+        for (uint32_t i = 1; i < 3; i++) {
+            refit_update *update = bound_take(&it, i, i);
+            bound_apply(&it, update);
+            assert_false(engine_is_as_saved(&it.engine));
+            bound_accept(&it, update);
+        }
+        bound_end(&it);
+    }
+}
+
+static void applying_twice_is_applying_once(void **state)
+{
+    (void)state;
+    for (int device = 0; device <= 1; device++) {
+        bound_pair it;
+        bound_begin(&it, device == 1);
+        bound_run_first(&it);
+        refit_update *update = bound_take(&it, 1, 1);
+        bound_apply(&it, update);
+        bound_apply(&it, update);
+        assert_int_equal(refit_update_refuse(update, NULL, 1, NULL), REFIT_OK);
+        assert_true(engine_is_as_saved(&it.engine));
+        assert_int_equal(refit_update_apply(update, NULL, NULL), REFIT_ERR_STATE);
+        refit_update_close(update);
+        bound_end(&it);
+    }
+}
+
+/* Whatever was done to it meanwhile: the version is what the engine has. */
+static void what_the_engine_had_does_not_matter(void **state)
+{
+    (void)state;
+    bound_pair it;
+    unsigned char other[65536 * 2];
+    bound_begin(&it, false);
+    bound_run_first(&it);
+    memset(other, 3, sizeof other);
+    engine_write(&it.engine, 0, other);
+    refit_update *update = bound_take(&it, 1, 1);
+    bound_apply(&it, update);
+    memset(it.engine.list[1].memory, 9, 70000);
+    bound_apply(&it, update);
+    bound_accept(&it, update);
+    bound_end(&it);
+}
+
+static void tied_tensors_may_have_one_memory(void **state)
+{
+    (void)state;
+    pairing pair;
+    engine one;
+    pair_open(&pair, false, NULL);
+    engine_open(&one, NULL, sample_tensors(), SAMPLE_TENSORS, 1, 0);
+    assert_ptr_equal(one.list[3].memory, one.list[1].memory);
+    assert_int_equal(refit_subscriber_bind(pair.subscriber, one.list, one.count, NULL), REFIT_OK);
+    raw_join(&pair.raw);
+    raw_stage(&pair.raw, &pair.samples[0], NULL);
+    raw_say(&pair.raw, sample_commit(&pair.samples[0]));
+    refit_update *update = pair_next(&pair);
+    assert_int_equal(refit_update_apply(update, NULL, NULL), REFIT_OK);
+    assert_true(engine_is_like(&one, update));
+    refit_update_close(update);
+    assert_true(engine_is_as_saved(&one));
+    pair_close(&pair);
+    engine_close(&one);
+}
+
+/* The trainer changes its mind or turns the worker out, too late: the version was committed. */
+static void what_the_trainer_says_after_its_commit_changes_nothing(void **state)
+{
+    (void)state;
+    for (int bye = 0; bye <= 1; bye++) {
+        bound_pair it;
+        bound_begin(&it, false);
+        refit_update *update = bound_take(&it, 0, 0);
+        if (bye == 0) bound_apply(&it, update);
+        raw_say(&it.pair.raw, bye == 1 ? sample_bye() : sample_abort(&it.pair.samples[0]));
+        if (bye == 1) raw_join(&it.pair.raw);
+        bound_apply(&it, update);
+        bound_accept(&it, update);
+        engine_save(&it.engine);
+        update = bound_take(&it, 1, bye == 1 ? 0 : 1);
+        bound_apply(&it, update);
+        refit_update_close(update);
+        assert_true(engine_is_as_saved(&it.engine));
+        bound_end(&it);
+    }
+}
+
+static refit_stats figures(bound_pair *it)
+{
+    refit_stats stats;
+    refit_stats_init(&stats, sizeof stats);
+    assert_int_equal(refit_subscriber_stats(it->pair.subscriber, &stats, NULL), REFIT_OK);
+    return stats;
+}
+
+/* Of the elements that are not as they were saved. */
+static uint64_t changed_bytes(const engine *one)
+{
+    uint64_t changed = 0;
+    for (uint32_t i = 0; i < one->count; i++) {
+        uint32_t bits = refit_dtype_bits(one->list[i].dtype), width = bits % 8 == 0 ? bits / 8 : 1;
+        const unsigned char *now = one->list[i].memory;
+        for (uint64_t at = 0; at < one->list[i].bytes; at += width)
+            changed += memcmp(now + at, one->saved[i] + at, width) == 0 ? 0 : width;
+    }
+    return changed;
+}
+
+static void figures_say_what_was_written_and_what_was_taken_back(void **state)
+{
+    (void)state;
+    bound_pair it;
+    bound_begin(&it, false);
+    assert_int_equal(figures(&it).receive_bound, SAMPLE_TENSORS);
+    assert_int_equal(figures(&it).receive_applied_bytes_total, 0);
+    bound_run_first(&it);
+    refit_stats before = figures(&it);
+    assert_true(before.receive_apply_seconds_last > 0);
+    refit_update *update = bound_take(&it, 1, 1);
+    bound_apply(&it, update);
+    uint64_t changed = changed_bytes(&it.engine);
+    assert_true(changed > 0);
+    bound_apply(&it, update); /* finds nothing to do */
+    assert_int_equal(figures(&it).receive_applied_bytes_total,
+                     before.receive_applied_bytes_total + changed);
+    assert_int_equal(figures(&it).receive_rollbacks, 0);
+    refit_update_close(update);
+    assert_int_equal(figures(&it).receive_rollbacks, 1);
+    assert_int_equal(refit_subscriber_unbind(it.pair.subscriber, NULL), REFIT_OK);
+    assert_int_equal(figures(&it).receive_bound, 0);
+    bound_end(&it);
+}
+
+/* ---- It is taken back */
+
+typedef enum ending { REFUSED_KEPT, REFUSED_LOST, CLOSED, SUBSCRIBER_CLOSED } ending;
+
+static void end_update(bound_pair *it, refit_update *update, ending how)
+{
+    switch (how) {
+    case REFUSED_KEPT:
+    case REFUSED_LOST:
+        assert_int_equal(refit_update_refuse(update, "no", how == REFUSED_KEPT, NULL), REFIT_OK);
+        break;
+    case CLOSED: refit_update_close(update); break;
+    case SUBSCRIBER_CLOSED:
+        refit_subscriber_close(it->pair.subscriber);
+        it->pair.subscriber = NULL;
+        break;
+    }
+    assert_true(engine_is_as_saved(&it->engine));
+    raw_hear(&it->pair.raw, RFT_FAILED);
+    assert_int_equal(it->pair.raw.heard.as.failed.kept, how == REFUSED_KEPT);
+    if (how == REFUSED_KEPT || how == REFUSED_LOST) refit_update_close(update);
+}
+
+static void what_is_not_accepted_was_never_there(void **state)
+{
+    (void)state;
+    for (int device = 0; device <= 1; device++) {
+        for (ending how = REFUSED_KEPT; how <= SUBSCRIBER_CLOSED; how++) {
+            bound_pair it;
+            bound_begin(&it, device == 1);
+            bound_run_first(&it);
+            refit_update *update = bound_take(&it, 1, 1);
+            bound_apply(&it, update);
+            end_update(&it, update, how);
+            bound_end(&it);
+        }
+    }
+}
+
+static void after_a_refusal_the_next_version_applies(void **state)
+{
+    (void)state;
+    bound_pair it;
+    bound_begin(&it, true);
+    bound_run_first(&it);
+    refit_update *update = bound_take(&it, 1, 1);
+    bound_apply(&it, update);
+    assert_int_equal(refit_update_refuse(update, NULL, 1, NULL), REFIT_OK);
+    refit_update_close(update);
+    raw_hear(&it.pair.raw, RFT_RELEASED);
+    update = bound_take(&it, 2, 1);
+    bound_apply(&it, update);
+    bound_accept(&it, update);
+    bound_end(&it);
+}
+
+static void every_change_of_the_engine_is_taken_back_to_before_the_first(void **state)
+{
+    (void)state;
+    bound_pair it;
+    bound_begin(&it, false);
+    bound_run_first(&it);
+    refit_update *update = bound_take(&it, 1, 1);
+    bound_apply(&it, update);
+    memset(it.engine.list[1].memory, 9, 70000);
+    bound_apply(&it, update);
+    refit_update_close(update);
+    assert_true(engine_is_as_saved(&it.engine));
+    bound_end(&it);
+}
+
+/* The trainer writes over its shared memory: before the apply, or between it and accept. */
+static void bytes_overwritten_under_an_update_are_taken_back(void **state)
+{
+    (void)state;
+    for (int late = 0; late <= 1; late++) {
+        pairing pair;
+        engine one;
+        rft_segment slot;
+        pair_open(&pair, true, NULL);
+        engine_open(&one, NULL, sample_tensors(), SAMPLE_TENSORS, 0, 7);
+        assert_int_equal(refit_subscriber_bind(pair.subscriber, one.list, one.count, NULL),
+                         REFIT_OK);
+        raw_join(&pair.raw);
+        raw_slot_open(&slot, &pair.samples[0]);
+        raw_say(&pair.raw, sample_manifest(&pair.samples[0], PAIR_EPOCH));
+        raw_say(&pair.raw,
+                sample_offer(&pair.samples[0], PAIR_EPOCH, 0, slot.name, RFT_SEQLOCK_BYTES));
+        raw_say(&pair.raw, sample_seal(&pair.samples[0]));
+        raw_hear(&pair.raw, RFT_STAGED);
+        raw_say(&pair.raw, sample_commit(&pair.samples[0]));
+        refit_update *update = pair_next(&pair);
+        if (late == 1) {
+            assert_int_equal(refit_update_apply(update, NULL, NULL), REFIT_OK);
+            assert_true(engine_is_like(&one, update));
+        }
+        atomic_fetch_add(&raw_slot_mark(&slot)->generation, 1);
+        memset(slot.memory + RFT_SEQLOCK_BYTES, 1, 100000);
+        refit_status status =
+            late == 1 ? refit_update_accept(update, NULL) : refit_update_apply(update, NULL, NULL);
+        assert_int_equal(status, REFIT_ERR_STALE);
+        assert_true(engine_is_as_saved(&one));
+        refit_update_close(update);
+        pair_close(&pair);
+        rft_segment_close(&slot);
+        engine_close(&one);
+    }
+}
+
+/* A trainer that writes there all the time. */
+typedef struct scribbler {
+    rft_thread thread;
+    unsigned char *memory;
+    atomic_bool ending;
+} scribbler;
+
+static void *scribble(void *user)
+{
+    scribbler *it = user;
+    uint64_t seed = 7;
+    while (!atomic_load(&it->ending)) {
+        for (uint32_t i = 0; i < 4096; i++) {
+            uint64_t next = seeded_next(&seed);
+            it->memory[next % 300000] = (unsigned char)(next >> 40);
+        }
+    }
+    return NULL;
+}
+
+static void bytes_that_change_while_they_are_applied_are_taken_back(void **state)
+{
+    (void)state;
+    pairing pair;
+    engine one;
+    rft_segment slot;
+    pair_open(&pair, true, NULL);
+    engine_open(&one, NULL, sample_tensors(), SAMPLE_TENSORS, 0, 7);
+    assert_int_equal(refit_subscriber_bind(pair.subscriber, one.list, one.count, NULL), REFIT_OK);
+    raw_join(&pair.raw);
+    raw_slot_open(&slot, &pair.samples[0]);
+    raw_say(&pair.raw, sample_manifest(&pair.samples[0], PAIR_EPOCH));
+    raw_say(&pair.raw, sample_offer(&pair.samples[0], PAIR_EPOCH, 0, slot.name, RFT_SEQLOCK_BYTES));
+    raw_say(&pair.raw, sample_seal(&pair.samples[0]));
+    raw_hear(&pair.raw, RFT_STAGED);
+    raw_say(&pair.raw, sample_commit(&pair.samples[0]));
+    refit_update *update = pair_next(&pair);
+    for (uint32_t i = 0; i < one.count; i++)
+        memcpy(one.list[i].memory,
+               slot.memory + RFT_SEQLOCK_BYTES + pair.samples[0].manifest->tensors[i].offset,
+               one.list[i].bytes);
+    engine_save(&one);
+    scribbler trainer = {.memory = slot.memory + RFT_SEQLOCK_BYTES};
+    atomic_fetch_add(&raw_slot_mark(&slot)->generation, 1);
+    assert_int_equal(rft_thread_start(&trainer.thread, "scribbler", scribble, &trainer, NULL),
+                     REFIT_OK);
+    for (uint32_t i = 0; i < 300; i++) {
+        assert_int_equal(refit_update_apply(update, NULL, NULL), REFIT_ERR_STALE);
+        assert_true(engine_is_as_saved(&one));
+    }
+    atomic_store(&trainer.ending, true);
+    rft_thread_join(trainer.thread);
+    refit_update_close(update);
+    pair_close(&pair);
+    rft_segment_close(&slot);
+    engine_close(&one);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(what_is_applied_and_accepted_is_what_the_trainer_sent),
+        cmocka_unit_test(applying_twice_is_applying_once),
+        cmocka_unit_test(what_the_engine_had_does_not_matter),
+        cmocka_unit_test(tied_tensors_may_have_one_memory),
+        cmocka_unit_test(what_the_trainer_says_after_its_commit_changes_nothing),
+        cmocka_unit_test(figures_say_what_was_written_and_what_was_taken_back),
+        cmocka_unit_test(what_is_not_accepted_was_never_there),
+        cmocka_unit_test(after_a_refusal_the_next_version_applies),
+        cmocka_unit_test(every_change_of_the_engine_is_taken_back_to_before_the_first),
+        cmocka_unit_test(bytes_overwritten_under_an_update_are_taken_back),
+        cmocka_unit_test(bytes_that_change_while_they_are_applied_are_taken_back),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

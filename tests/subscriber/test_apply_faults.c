@@ -1,0 +1,286 @@
+/* Whatever fails while a version is applied, the engine has the old one, or says that it has none.
+ */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+#include "tests/support/bound_pair.h"
+#include "tests/support/failing_alloc.h"
+#include "tests/support/faulty_device.h"
+
+#ifndef STRIDE /* of what fails: larger, where all takes many times as long */
+#define STRIDE 1u
+#endif
+
+static void verify_always(refit_config *config)
+{
+    config->broadcast_verify = REFIT_VERIFY_ALWAYS;
+}
+
+/* A device that loses half of what it copies without a word. */
+static void a_wrong_digest_is_taken_back(void **state)
+{
+    (void)state;
+    uint32_t found = 0;
+    for (uint32_t nth = 1;; nth++) {
+        bound_pair it;
+        bound_begin_with(&it, true, verify_always);
+        bound_run_first(&it);
+        refit_update *update = bound_take(&it, 1, 1);
+        faulty_device_reset(it.device);
+        faulty_device_fail_later(it.device, FAULTY_COPY_BATCH, nth, REFIT_OK);
+        refit_status status = refit_update_apply(update, NULL, NULL);
+        bool made = faulty_device_calls(it.device, FAULTY_COPY_BATCH) >= nth;
+        faulty_device_reset(it.device);
+        if (status == REFIT_OK) {
+            assert_true(engine_is_like(&it.engine, update));
+        } else {
+            assert_int_equal(status, REFIT_ERR_CORRUPT);
+            found++;
+            bound_apply(&it, update);
+        }
+        refit_update_close(update);
+        bound_end(&it);
+        if (!made) break;
+    }
+    assert_true(found > 0);
+}
+
+/* ---- Whatever fails */
+
+static bool fail_one(faulty_slot slot, uint32_t nth, bool later, bool again)
+{
+    bound_pair it;
+    bound_begin(&it, true);
+    bound_run_first(&it);
+    refit_update *update = bound_take(&it, 1, 1);
+    faulty_device_reset(it.device);
+    if (later) {
+        faulty_device_fail_later(it.device, slot, nth, REFIT_ERR_COPY);
+    } else {
+        faulty_device_fail(it.device, slot, nth, REFIT_ERR_COPY);
+    }
+    refit_status status = refit_update_apply(update, NULL, NULL);
+    bool made = faulty_device_calls(it.device, slot) >= nth;
+    faulty_device_reset(it.device);
+    assert_int_equal(status, made ? REFIT_ERR_COPY : REFIT_OK);
+    if (made) assert_true(engine_is_as_saved(&it.engine));
+    if (again || !made) {
+        bound_apply(&it, update);
+        bound_accept(&it, update);
+    } else {
+        refit_update_close(update);
+        assert_true(engine_is_as_saved(&it.engine));
+    }
+    bound_end(&it);
+    return made;
+}
+
+static void a_device_that_fails_at_any_step_leaves_the_old_version(void **state)
+{
+    (void)state;
+    const faulty_slot slots[] = {FAULTY_COPY_BATCH, FAULTY_EVENT_RECORD, FAULTY_EVENT_WAIT};
+    for (size_t i = 0; i < sizeof slots / sizeof *slots; i++) {
+        uint32_t nth = 1;
+        while (fail_one(slots[i], nth, false, nth / STRIDE % 2 == 0))
+            nth += STRIDE;
+        assert_true(nth > 5);
+    }
+    uint32_t nth = 1;
+    while (fail_one(FAULTY_COPY_BATCH, nth, true, nth / STRIDE % 2 == 1))
+        nth += STRIDE;
+    assert_true(nth > 5);
+}
+
+/* The device is gone when it is to be taken back, too. */
+static void what_cannot_be_taken_back_serves_nobody(void **state)
+{
+    (void)state;
+    bound_pair it;
+    refit_error error;
+    bound_begin(&it, true);
+    bound_run_first(&it);
+    refit_update *update = bound_take(&it, 1, 1);
+    faulty_device_fail_times(it.device, FAULTY_COPY_BATCH, 4, FAULTY_ALWAYS, REFIT_ERR_COPY);
+    assert_int_equal(refit_update_apply(update, NULL, &error), REFIT_ERR_COPY);
+    assert_non_null(strstr(error.text, "could not be taken back"));
+    assert_int_equal(refit_update_accept(update, &error), REFIT_ERR_STATE);
+    assert_int_equal(refit_update_refuse(update, "torn", 1, &error), REFIT_ERR_COPY);
+    raw_hear(&it.pair.raw, RFT_FAILED);
+    assert_false(it.pair.raw.heard.as.failed.kept);
+    assert_int_equal(pair_describe(&it.pair).version, 0);
+    refit_update_close(update);
+    raw_join(&it.pair.raw);
+    faulty_device_reset(it.device);
+    update = bound_take(&it, 2, 0);
+    assert_int_equal(refit_update_accept(update, &error), REFIT_ERR_STATE);
+    bound_apply(&it, update);
+    bound_accept(&it, update);
+    bound_end(&it);
+}
+
+/* Once the device is well again, even what was torn comes back. */
+static void a_second_attempt_to_take_back_does(void **state)
+{
+    (void)state;
+    for (int later = 0; later <= 1; later++) {
+        bound_pair it;
+        bound_begin(&it, true);
+        bound_run_first(&it);
+        refit_update *update = bound_take(&it, 1, 1);
+        faulty_device_fail_times(it.device, FAULTY_COPY_BATCH, 4, FAULTY_ALWAYS, REFIT_ERR_COPY);
+        assert_int_equal(refit_update_apply(update, NULL, NULL), REFIT_ERR_COPY);
+        faulty_device_reset(it.device);
+        if (later == 1) bound_apply(&it, update);
+        assert_int_equal(refit_update_refuse(update, NULL, 1, NULL), REFIT_OK);
+        assert_true(engine_is_as_saved(&it.engine));
+        raw_hear(&it.pair.raw, RFT_FAILED);
+        assert_true(it.pair.raw.heard.as.failed.kept);
+        refit_update_close(update);
+        bound_end(&it);
+    }
+}
+
+/* What is in the engine is the update but for the last byte of each tensor. */
+static void make_almost(bound_pair *it, const refit_update *update)
+{
+    for (uint32_t i = 0; i < it->engine.count; i++) {
+        uint32_t index;
+        const void *bytes;
+        refit_tensor tensor = {.size = sizeof tensor};
+        assert_int_equal(refit_update_find(update, it->engine.list[i].name, &index, NULL),
+                         REFIT_OK);
+        assert_int_equal(refit_update_tensor(update, index, &tensor, &bytes, NULL), REFIT_OK);
+        if (tensor.bytes == 0) continue;
+        unsigned char *own = malloc(tensor.bytes);
+        assert_non_null(own);
+        memcpy(own, bytes, tensor.bytes);
+        own[tensor.bytes - 1] ^= 0x5A;
+        engine_write(&it->engine, i, own);
+        free(own);
+    }
+    engine_save(&it->engine);
+}
+
+/* The device goes amid its nth copy, and comes back before the version is applied again; then it is
+ * refused. Whether there was such a copy, and whether it was one into the engine. */
+static bool tear_and_refuse(uint32_t nth, bool *torn)
+{
+    bound_pair it;
+    refit_error error;
+    bound_begin(&it, true);
+    bound_run_first(&it);
+    refit_update *update = bound_take(&it, 1, 1);
+    make_almost(&it, update);
+    faulty_device_reset(it.device);
+    faulty_device_break(it.device, FAULTY_COPY_BATCH, nth, REFIT_ERR_COPY);
+    refit_status status = refit_update_apply(update, NULL, &error);
+    *torn = status != REFIT_OK && strstr(error.text, "could not be taken back") != NULL;
+    faulty_device_reset(it.device);
+    bound_apply(&it, update);
+    assert_int_equal(refit_update_refuse(update, NULL, 1, NULL), REFIT_OK);
+    assert_true(engine_is_as_saved(&it.engine));
+    raw_hear(&it.pair.raw, RFT_FAILED);
+    assert_true(it.pair.raw.heard.as.failed.kept);
+    refit_update_close(update);
+    bound_end(&it);
+    return status != REFIT_OK;
+}
+
+/* Bytes that a broken copy left are never taken for what the engine had. */
+static void what_a_broken_copy_left_is_not_what_was_there(void **state)
+{
+    (void)state;
+    uint32_t nth = 1, tears = 0;
+    for (bool torn = false; tear_and_refuse(nth, &torn); nth++)
+        tears += torn ? 1 : 0;
+    assert_true(tears >= 3);
+}
+
+static void unbinding_takes_back_what_is_torn_or_does_not_unbind(void **state)
+{
+    (void)state;
+    bound_pair it;
+    bound_begin(&it, true);
+    bound_run_first(&it);
+    refit_update *update = bound_take(&it, 1, 1);
+    faulty_device_fail_times(it.device, FAULTY_COPY_BATCH, 4, FAULTY_ALWAYS, REFIT_ERR_COPY);
+    assert_int_equal(refit_update_apply(update, NULL, NULL), REFIT_ERR_COPY);
+    assert_int_equal(refit_subscriber_unbind(it.pair.subscriber, NULL), REFIT_ERR_COPY);
+    assert_int_equal(refit_update_accept(update, NULL), REFIT_ERR_STATE);
+    faulty_device_reset(it.device);
+    assert_int_equal(refit_subscriber_unbind(it.pair.subscriber, NULL), REFIT_OK);
+    assert_true(engine_is_as_saved(&it.engine));
+    refit_update_close(update);
+    bound_end(&it);
+}
+
+/* An engine without the version must not say that it has it. */
+static void what_could_not_be_applied_is_not_accepted(void **state)
+{
+    (void)state;
+    bound_pair it;
+    refit_error error;
+    uint32_t left;
+    bound_begin(&it, false);
+    bound_run_first(&it);
+    refit_update *update = bound_take(&it, 1, 1);
+    assert_int_equal(refit_subscriber_unbind(it.pair.subscriber, NULL), REFIT_OK);
+    assert_int_equal(refit_subscriber_bind(it.pair.subscriber, it.engine.list, 4, NULL), REFIT_OK);
+    assert_int_equal(refit_update_apply(update, &left, NULL), REFIT_OK);
+    assert_int_equal(refit_update_apply(update, NULL, NULL), REFIT_ERR_NOT_FOUND);
+    assert_true(engine_is_as_saved(&it.engine));
+    assert_int_equal(refit_update_accept(update, &error), REFIT_ERR_STATE);
+    assert_non_null(strstr(error.text, "could not be applied"));
+    assert_int_equal(refit_update_apply(update, &left, NULL), REFIT_OK);
+    assert_int_equal(refit_update_refuse(update, NULL, 1, NULL), REFIT_OK);
+    refit_update_close(update);
+    update = bound_take(&it, 2, 1);
+    assert_int_equal(refit_update_apply(update, NULL, NULL), REFIT_ERR_NOT_FOUND);
+    assert_int_equal(refit_subscriber_unbind(it.pair.subscriber, NULL), REFIT_OK);
+    bound_accept(&it, update); /* loaded by hand, the caller says */
+    bound_end(&it);
+}
+
+static void without_memory_nothing_is_changed(void **state)
+{
+    (void)state;
+    bound_pair it;
+    uint64_t nth = 1;
+    failing_alloc_begin(0);
+    bound_begin_with(&it, true, verify_always);
+    bound_run_first(&it);
+    refit_update *update = bound_take(&it, 1, 1);
+    for (bool came = true; came; nth++) {
+        failing_alloc_here(nth);
+        refit_status status = refit_update_apply(update, NULL, NULL);
+        came = failing_alloc_stop_here();
+        assert_int_equal(status, came ? REFIT_ERR_HOST_MEMORY : REFIT_OK);
+        if (came) assert_true(engine_is_as_saved(&it.engine));
+    }
+    assert_true(nth > 3);
+    assert_true(engine_is_like(&it.engine, update));
+    bound_accept(&it, update);
+    bound_end(&it);
+    (void)failing_alloc_end();
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(a_wrong_digest_is_taken_back),
+        cmocka_unit_test(a_device_that_fails_at_any_step_leaves_the_old_version),
+        cmocka_unit_test(what_cannot_be_taken_back_serves_nobody),
+        cmocka_unit_test(a_second_attempt_to_take_back_does),
+        cmocka_unit_test(what_a_broken_copy_left_is_not_what_was_there),
+        cmocka_unit_test(unbinding_takes_back_what_is_torn_or_does_not_unbind),
+        cmocka_unit_test(what_could_not_be_applied_is_not_accepted),
+        cmocka_unit_test(without_memory_nothing_is_changed),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

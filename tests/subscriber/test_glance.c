@@ -1,0 +1,349 @@
+/* Who only looks learns what a publisher holds, and nobody waits for it. */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdatomic.h>
+#include <stddef.h>
+#include <stdio.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+#include "base/clock.h"
+#include "tests/support/raw_publisher.h"
+#include "tests/support/trainer.h"
+
+#define WAIT_MS 20000u
+
+static refit_glance_info look_at(const char *endpoint, refit_glance **glance)
+{
+    refit_error error;
+    refit_glance_info info = {.size = sizeof info};
+    const refit_config config = quick_config();
+    if (refit_glance_open(endpoint, &config, WAIT_MS, glance, &error) != REFIT_OK) {
+        fail_msg("%s", error.text);
+    }
+    assert_int_equal(refit_glance_describe(*glance, &info, NULL), REFIT_OK);
+    return info;
+}
+
+static refit_glance_info look(const char *endpoint)
+{
+    refit_glance *glance;
+    refit_glance_info info = look_at(endpoint, &glance);
+    refit_glance_close(glance);
+    return info;
+}
+
+static void what_is_not_there_yet_is_not_told(void **state)
+{
+    (void)state;
+    refit_publisher *publisher;
+    const refit_config config = quick_config();
+    assert_int_equal(refit_publisher_open(NULL, &config, &publisher, NULL), REFIT_OK);
+    refit_glance_info info = look(refit_publisher_endpoint(publisher));
+    assert_true(info.epoch != 0);
+    assert_int_equal(info.version, 0);
+    assert_int_equal(info.tensors, 0);
+    assert_int_equal(info.sealed, 0);
+    assert_int_equal(refit_publisher_declare(publisher, sample_tensors(), SAMPLE_TENSORS, NULL),
+                     REFIT_OK);
+    info = look(refit_publisher_endpoint(publisher));
+    assert_int_equal(info.version, 0);
+    assert_int_equal(info.tensors, SAMPLE_TENSORS);
+    assert_int_equal(info.sealed, 0);
+    refit_publisher_close(publisher);
+}
+
+static void publish(test_trainer *trainer, uint64_t version)
+{
+    trainer_start(trainer, TRAINER_PUBLISH, version);
+    assert_int_equal(trainer_join(trainer), REFIT_OK);
+}
+
+static void a_committed_version_is_told_with_its_digests(void **state)
+{
+    (void)state;
+    test_trainer trainer;
+    refit_glance *glance;
+    const refit_config config = trainer_config();
+    trainer_open(&trainer, &config);
+    publish(&trainer, 3);
+    refit_glance_info info = look_at(refit_publisher_endpoint(trainer.publisher), &glance);
+    const rft_manifest *manifest = trainer.sample.manifest;
+    assert_int_equal(info.version, 3);
+    assert_int_equal(info.sealed, 1);
+    assert_int_equal(info.weight_bytes, manifest->payload_bytes);
+    assert_memory_equal(info.digest, trainer.sample.digest.bytes, 16);
+    assert_memory_equal(info.manifest, manifest->digest.bytes, 16);
+    for (uint32_t i = 0; i < manifest->count; i++) {
+        refit_tensor tensor = {.size = sizeof tensor};
+        uint64_t digest;
+        assert_int_equal(refit_glance_tensor(glance, i, &tensor, &digest, NULL), REFIT_OK);
+        assert_string_equal(tensor.name, manifest->tensors[i].name);
+        assert_true(digest ==
+                    refit_tensor_digest(trainer.sample.image + manifest->tensors[i].offset,
+                                        manifest->tensors[i].bytes));
+    }
+    assert_int_equal(refit_glance_tensor(glance, manifest->count, NULL, NULL, NULL),
+                     REFIT_ERR_NOT_FOUND);
+    refit_glance_close(glance);
+    trainer_close(&trainer);
+}
+
+static void assert_no_workers(refit_publisher *publisher)
+{
+    refit_worker_info worker = {.size = sizeof worker};
+    refit_stats stats;
+    refit_stats_init(&stats, sizeof stats);
+    assert_int_equal(refit_publisher_stats(publisher, &stats, NULL), REFIT_OK);
+    assert_int_equal(stats.workers, 0);
+    assert_int_equal(refit_publisher_worker(publisher, 0, &worker, NULL), REFIT_ERR_NOT_FOUND);
+}
+
+static void no_version_waits_for_one_who_looks(void **state)
+{
+    (void)state;
+    test_trainer trainer;
+    const refit_config config = trainer_config();
+    trainer_open(&trainer, &config);
+    const char *endpoint = refit_publisher_endpoint(trainer.publisher);
+    publish(&trainer, 1);
+    trainer_begin(&trainer, 2);
+    assert_int_equal(look(endpoint).version, 1); /* what is not committed is not told */
+    assert_no_workers(trainer.publisher);
+    trainer_write(&trainer);
+    refit_glance_info info = look(endpoint);
+    assert_int_equal(info.version, 1);
+    assert_int_equal(info.sealed, 1);
+    assert_int_equal(refit_publisher_commit(trainer.publisher, NULL), REFIT_OK);
+    assert_int_equal(look(endpoint).version, 2);
+    assert_no_workers(trainer.publisher);
+    trainer_close(&trainer);
+}
+
+static void where_nobody_answers_the_wait_ends(void **state)
+{
+    (void)state;
+    refit_glance *glance;
+    refit_error error;
+    refit_config config = quick_config();
+    assert_int_equal(
+        refit_glance_open("ipc:///tmp/refit-nobody-is-here", &config, 50, &glance, &error),
+        REFIT_ERR_TIMEOUT);
+    assert_non_null(strstr(error.text, "no trainer has answered"));
+    assert_int_equal(refit_glance_open("nonsense", &config, 50, &glance, NULL), REFIT_ERR_INVALID);
+    assert_int_equal(refit_glance_open("ipc:///tmp/x", &config, 50, NULL, NULL), REFIT_ERR_INVALID);
+    refit_glance_info info = {.size = 4};
+    assert_int_equal(refit_glance_describe(NULL, &info, NULL), REFIT_ERR_INVALID);
+    assert_int_equal(refit_glance_tensor(NULL, 0, NULL, NULL, NULL), REFIT_ERR_INVALID);
+    refit_glance_close(NULL);
+}
+
+/* ---- Publishers that are none of ours */
+
+typedef struct asker {
+    const char *endpoint;
+    uint32_t timeout_ms;
+    refit_status status;
+    refit_glance_info info;
+    uint64_t digests; /* of all tensors, one or the other */
+    atomic_bool done;
+} asker;
+
+static uint64_t any_digest(const refit_glance *glance, uint32_t tensors)
+{
+    uint64_t digest, any = 0;
+    for (uint32_t i = 0; i < tensors; i++) {
+        if (refit_glance_tensor(glance, i, NULL, &digest, NULL) == REFIT_OK) any |= digest;
+    }
+    return any;
+}
+
+static void *ask(void *user)
+{
+    asker *it = user;
+    refit_glance *glance = NULL;
+    const refit_config config = quick_config();
+    it->status = refit_glance_open(it->endpoint, &config, it->timeout_ms, &glance, NULL);
+    it->info = (refit_glance_info){.size = sizeof it->info};
+    if (it->status == REFIT_OK) (void)!refit_glance_describe(glance, &it->info, NULL);
+    it->digests = any_digest(glance, it->info.tensors);
+    refit_glance_close(glance);
+    atomic_store(&it->done, true);
+    return NULL;
+}
+
+/* Hears HELLO, says so many of these, and gives what the asker made of it. */
+static asker answer(const rft_message *messages, uint32_t count, uint32_t timeout_ms)
+{
+    raw_publisher raw;
+    rft_thread thread;
+    raw_open(&raw, "tcp://127.0.0.1:0", 7, false);
+    asker it = {.endpoint = rft_channel_endpoint(raw.channel), .timeout_ms = timeout_ms};
+    assert_int_equal(rft_thread_start(&thread, "asker", ask, &it, NULL), REFIT_OK);
+    const rft_message *hello = raw_hear(&raw, RFT_HELLO);
+    assert_true(hello->as.hello.observer);
+    for (uint32_t i = 0; i < count; i++)
+        raw_say(&raw, messages[i]);
+    rft_thread_join(thread);
+    raw_close(&raw);
+    return it;
+}
+
+static void a_publisher_that_knows_no_observers_tells_its_version(void **state)
+{
+    (void)state;
+    rft_message welcome = sample_welcome(7, "");
+    welcome.as.welcome.version = 5;
+    asker it = answer(&welcome, 1, 300);
+    assert_int_equal(it.status, REFIT_OK);
+    assert_int_equal(it.info.version, 5);
+    assert_int_equal(it.info.sealed, 0);
+}
+
+static void a_refusal_is_told(void **state)
+{
+    (void)state;
+    const rft_message refuse = sample_refuse(REFIT_ERR_LIMIT, false);
+    assert_int_equal(answer(&refuse, 1, WAIT_MS).status, REFIT_ERR_PEER);
+    const rft_message bye = sample_bye();
+    assert_int_equal(answer(&bye, 1, WAIT_MS).status, REFIT_ERR_CLOSED);
+}
+
+static void lies_are_found(void **state)
+{
+    (void)state;
+    sample_version sample;
+    sample_open(&sample, 3);
+    const rft_message welcome = sample_welcome(7, ""), manifest = sample_manifest(&sample, 7);
+    rft_message seal = sample_seal(&sample), other = sample_seal(&sample);
+    seal.as.seal.digest.bytes[3] ^= 1;
+    other.as.seal.tensors.count -= 8;
+    const rft_message wrong[] = {welcome, manifest, seal}, fewer[] = {welcome, manifest, other},
+                      early[] = {welcome, sample_seal(&sample)}, twice[] = {welcome,
+                                                                            manifest,
+                                                                            manifest,
+                                                                            sample_seal(&sample),
+                                                                            sample_seal(&sample),
+                                                                            sample_bye()};
+    assert_int_equal(answer(wrong, 3, WAIT_MS).status, REFIT_ERR_CORRUPT);
+    assert_int_equal(answer(fewer, 3, WAIT_MS).status, REFIT_ERR_PROTOCOL);
+    assert_int_equal(answer(early, 2, WAIT_MS).status, REFIT_ERR_PROTOCOL);
+    assert_int_equal(answer(twice, 6, WAIT_MS).status, REFIT_OK);
+    sample_close(&sample);
+}
+
+/* More of them than any sample has. */
+#define MANY 900u
+
+static rft_manifest *many_tensors(void)
+{
+    const refit_config config = quick_config();
+    const rft_limits limits = rft_limits_from(&config);
+    static char names[MANY][16];
+    static refit_tensor tensors[MANY];
+    rft_manifest *manifest;
+    for (uint32_t i = 0; i < MANY; i++) {
+        (void)snprintf(names[i], sizeof names[i], "t%u", i);
+        tensors[i] = (refit_tensor){.size = sizeof tensors[i],
+                                    .name = names[i],
+                                    .dtype = REFIT_F32,
+                                    .rank = 1,
+                                    .shape = {1},
+                                    .bytes = 4,
+                                    .alias_of = REFIT_NO_ALIAS};
+    }
+    assert_int_equal(rft_manifest_open(tensors, MANY, SAMPLE_FRAME_BYTES, &limits, &manifest, NULL),
+                     REFIT_OK);
+    return manifest;
+}
+
+static rft_message say_many(const sample_version *sample, const rft_manifest *many)
+{
+    rft_message message = sample_manifest(sample, 7);
+    message.as.manifest.digest = many->digest;
+    message.as.manifest.tensors = (rft_view){many->encoded.data, many->encoded.count};
+    return message;
+}
+
+static void a_seal_is_of_the_tensors_before_it_and_of_no_others(void **state)
+{
+    (void)state;
+    sample_version sample;
+    sample_open(&sample, 3);
+    rft_manifest *many = many_tensors();
+    const rft_message welcome = sample_welcome(7, ""), manifest = sample_manifest(&sample, 7),
+                      seal = sample_seal(&sample), others = say_many(&sample, many);
+    const rft_message late[] = {welcome, manifest, seal, others, sample_bye()},
+                      again[] = {welcome, manifest, seal, sample_welcome(8, ""), sample_bye()};
+    asker it = answer(late, 5, WAIT_MS);
+    assert_int_equal(it.status, REFIT_OK);
+    assert_int_equal(it.info.tensors, MANY);
+    assert_int_equal(it.info.sealed, 0);
+    assert_true(it.digests == 0);
+    it = answer(again, 5, WAIT_MS);
+    assert_int_equal(it.status, REFIT_OK);
+    assert_int_equal(it.info.epoch, 8);
+    assert_int_equal(it.info.tensors, 0);
+    assert_int_equal(it.info.sealed, 0);
+    rft_manifest_close(many);
+    sample_close(&sample);
+}
+
+static void what_comes_behind_bye_is_not_heard(void **state)
+{
+    (void)state;
+    sample_version sample;
+    sample_open(&sample, 3);
+    const rft_message said[] = {sample_welcome(7, ""), sample_bye(), sample_seal(&sample),
+                                sample_refuse(REFIT_ERR_LIMIT, false)};
+    assert_int_equal(answer(said, 4, WAIT_MS).status, REFIT_OK);
+    sample_close(&sample);
+}
+
+/* It says its tensors faster than anybody can read them. */
+static void a_trainer_that_never_stops_talking_keeps_nobody(void **state)
+{
+    (void)state;
+    raw_publisher raw;
+    sample_version sample;
+    rft_thread thread;
+    rft_bytes bytes = {0};
+    raw_open(&raw, "tcp://127.0.0.1:0", 7, false);
+    sample_open(&sample, 3);
+    rft_manifest *many = many_tensors();
+    const rft_message message = say_many(&sample, many);
+    assert_int_equal(rft_message_encode(&message, &raw.limits, &bytes, NULL), REFIT_OK);
+    asker it = {.endpoint = rft_channel_endpoint(raw.channel), .timeout_ms = 300};
+    assert_int_equal(rft_thread_start(&thread, "asker", ask, &it, NULL), REFIT_OK);
+    (void)raw_hear(&raw, RFT_HELLO);
+    raw_say(&raw, sample_welcome(7, ""));
+    for (int64_t until = rft_deadline(WAIT_MS); !atomic_load(&it.done);) {
+        (void)!rft_channel_send(raw.channel, &raw.worker, rft_bytes_view(&bytes), NULL, NULL);
+        if (rft_ms_until(until) == 0) fail_msg("a glance of 300 ms has not ended");
+    }
+    rft_thread_join(thread);
+    assert_int_equal(it.status, REFIT_OK);
+    assert_int_equal(it.info.sealed, 0);
+    rft_bytes_close(&bytes);
+    rft_manifest_close(many);
+    sample_close(&sample);
+    raw_close(&raw);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(what_is_not_there_yet_is_not_told),
+        cmocka_unit_test(a_committed_version_is_told_with_its_digests),
+        cmocka_unit_test(no_version_waits_for_one_who_looks),
+        cmocka_unit_test(where_nobody_answers_the_wait_ends),
+        cmocka_unit_test(a_publisher_that_knows_no_observers_tells_its_version),
+        cmocka_unit_test(a_refusal_is_told),
+        cmocka_unit_test(lies_are_found),
+        cmocka_unit_test(a_seal_is_of_the_tensors_before_it_and_of_no_others),
+        cmocka_unit_test(what_comes_behind_bye_is_not_heard),
+        cmocka_unit_test(a_trainer_that_never_stops_talking_keeps_nobody),
+    };
+    return cmocka_run_group_tests_name("glance", tests, NULL, NULL);
+}

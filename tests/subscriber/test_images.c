@@ -1,0 +1,246 @@
+/* A worker's images: two of each kind, never taken while in use, remembered while they are free. */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+#include "base/alloc.h"
+#include "subscriber/images.h"
+#include "tests/support/failing_alloc.h"
+#include "tests/support/raw_publisher.h"
+
+typedef struct pool {
+    rft_images images;
+    sample_version sample;
+    rft_catalog *catalog;
+} pool;
+
+static void open_bench(pool *bench)
+{
+    memset(bench, 0, sizeof *bench);
+    sample_open(&bench->sample, 1);
+    rft_manifest *manifest = bench->sample.manifest;
+    assert_int_equal(rft_catalog_open(manifest, &bench->catalog, NULL), REFIT_OK);
+}
+
+static void close_bench(pool *bench)
+{
+    rft_images_close(&bench->images);
+    assert_int_equal(bench->catalog->users, 1);
+    rft_catalog_release(bench->catalog);
+    bench->sample.manifest = NULL; /* it was the catalogue's */
+    sample_close(&bench->sample);
+}
+
+static rft_image *take_owned(pool *bench)
+{
+    rft_image *image = NULL;
+    assert_int_equal(rft_images_take_owned(&bench->images, bench->catalog, &image, NULL), REFIT_OK);
+    assert_int_equal(image->uses, RFT_IMAGE_STAGED);
+    return image;
+}
+
+static void there_are_two_private_images_and_no_third(void **state)
+{
+    (void)state;
+    pool bench;
+    rft_image *third = NULL;
+    open_bench(&bench);
+    rft_image *first = take_owned(&bench), *second = take_owned(&bench);
+    assert_ptr_not_equal(first->bytes, second->bytes);
+    assert_int_equal((uintptr_t)first->bytes % 4096, 0);
+    memset(rft_image_writable(first), 1, bench.sample.manifest->store_bytes);
+    assert_int_equal(rft_images_take_owned(&bench.images, bench.catalog, &third, NULL),
+                     REFIT_ERR_BUSY);
+    assert_null(third);
+    const unsigned char *bytes = first->bytes;
+    rft_image_drop_use(first, RFT_IMAGE_STAGED);
+    assert_ptr_equal(take_owned(&bench)->bytes, bytes); /* its memory was kept */
+    close_bench(&bench);
+}
+
+static void an_image_is_free_when_its_last_use_is_dropped(void **state)
+{
+    (void)state;
+    pool bench;
+    rft_image *other = NULL;
+    open_bench(&bench);
+    rft_image *image = take_owned(&bench);
+    (void)take_owned(&bench);
+    rft_image_add_use(image, RFT_IMAGE_HELD);
+    rft_image_add_use(image, RFT_IMAGE_LENT);
+    assert_null(rft_image_writable(image));
+    rft_image_drop_use(image, RFT_IMAGE_STAGED);
+    rft_image_drop_use(image, RFT_IMAGE_HELD);
+    rft_image_drop_use(image, RFT_IMAGE_HELD);
+    assert_int_equal(rft_images_take_owned(&bench.images, bench.catalog, &other, NULL),
+                     REFIT_ERR_BUSY);
+    rft_image_drop_use(image, RFT_IMAGE_LENT);
+    rft_image_drop_use(NULL, RFT_IMAGE_LENT);
+    assert_ptr_equal(take_owned(&bench), image);
+    close_bench(&bench);
+}
+
+static void trimming_gives_back_what_nothing_uses(void **state)
+{
+    (void)state;
+    pool bench;
+    open_bench(&bench);
+    rft_image *used = take_owned(&bench), *idle = take_owned(&bench);
+    rft_image_drop_use(idle, RFT_IMAGE_STAGED);
+    assert_non_null(idle->memory.memory);
+    rft_images_trim_owned(&bench.images);
+    assert_null(idle->memory.memory);
+    assert_non_null(used->memory.memory);
+    close_bench(&bench);
+}
+
+static void a_segment_is_mapped_once_for_all_its_images(void **state)
+{
+    (void)state;
+    pool bench;
+    rft_segment slot;
+    rft_image *first = NULL, *second = NULL, *third = NULL;
+    open_bench(&bench);
+    raw_slot_open(&slot, &bench.sample);
+    assert_int_equal(rft_images_take_mapped(&bench.images, bench.catalog, slot.name,
+                                            RFT_SEQLOCK_BYTES, &first, NULL),
+                     REFIT_OK);
+    assert_int_equal(rft_images_take_mapped(&bench.images, bench.catalog, slot.name,
+                                            RFT_SEQLOCK_BYTES, &second, NULL),
+                     REFIT_OK);
+    assert_ptr_equal(first->bytes, second->bytes);
+    assert_memory_equal(first->bytes, bench.sample.image, bench.sample.manifest->store_bytes);
+    assert_null(rft_image_writable(first));
+    assert_int_equal(rft_images_take_mapped(&bench.images, bench.catalog, slot.name,
+                                            RFT_SEQLOCK_BYTES, &third, NULL),
+                     REFIT_ERR_BUSY);
+    rft_mapping *mapping = first->mapping;
+    rft_images_trim_mapped(&bench.images);
+    assert_non_null(mapping->segment.memory);
+    rft_image_drop_use(first, RFT_IMAGE_STAGED);
+    rft_image_drop_use(second, RFT_IMAGE_STAGED);
+    rft_images_trim_mapped(&bench.images);
+    assert_null(mapping->segment.memory);
+    rft_segment_close(&slot);
+    close_bench(&bench);
+}
+
+static void take_and_leave(pool *bench, const rft_segment *slot)
+{
+    rft_image *image = NULL;
+    assert_int_equal(rft_images_take_mapped(&bench->images, bench->catalog, slot->name,
+                                            RFT_SEQLOCK_BYTES, &image, NULL),
+                     REFIT_OK);
+    rft_image_drop_use(image, RFT_IMAGE_STAGED);
+}
+
+static void both_slots_of_a_publisher_stay_mapped(void **state)
+{
+    (void)state;
+    pool bench;
+    rft_segment slots[3];
+    const rft_mapping *mappings = bench.images.mappings;
+    open_bench(&bench);
+    for (int i = 0; i < 3; i++)
+        raw_slot_open(&slots[i], &bench.sample);
+    for (int i = 0; i < 4; i++)
+        take_and_leave(&bench, &slots[i % 2]);
+    assert_string_equal(mappings[0].segment.name, slots[0].name);
+    assert_string_equal(mappings[1].segment.name, slots[1].name);
+    take_and_leave(&bench, &slots[2]);
+    assert_string_equal(mappings[1].segment.name, slots[2].name);
+    for (int i = 0; i < 3; i++)
+        rft_segment_close(&slots[i]);
+    close_bench(&bench);
+}
+
+static void what_the_publisher_has_replaced_is_not_kept(void **state)
+{
+    (void)state;
+    pool bench;
+    rft_segment slots[2];
+    rft_image *images[2];
+    open_bench(&bench);
+    for (int i = 0; i < 2; i++) {
+        raw_slot_open(&slots[i], &bench.sample);
+        assert_int_equal(rft_images_take_mapped(&bench.images, bench.catalog, slots[i].name,
+                                                RFT_SEQLOCK_BYTES, &images[i], NULL),
+                         REFIT_OK);
+    }
+    rft_mapping *replaced = images[0]->mapping, *standing = images[1]->mapping;
+    rft_segment_close(&slots[0]);
+    rft_images_trim_replaced(&bench.images);
+    assert_non_null(replaced->segment.memory); /* it is read yet */
+    rft_image_drop_use(images[0], RFT_IMAGE_STAGED);
+    rft_image_drop_use(images[1], RFT_IMAGE_STAGED);
+    rft_images_trim_replaced(&bench.images);
+    assert_null(replaced->segment.memory);
+    assert_non_null(standing->segment.memory);
+    rft_segment_close(&slots[1]);
+    close_bench(&bench);
+}
+
+static void the_mark_tells_whether_the_bytes_were_written_over(void **state)
+{
+    (void)state;
+    pool bench;
+    rft_segment slot;
+    rft_image *image = NULL;
+    open_bench(&bench);
+    assert_true(rft_image_is_intact(take_owned(&bench)));
+    raw_slot_open(&slot, &bench.sample);
+    assert_int_equal(rft_images_take_mapped(&bench.images, bench.catalog, slot.name,
+                                            RFT_SEQLOCK_BYTES, &image, NULL),
+                     REFIT_OK);
+    atomic_store(&raw_slot_mark(&slot)->generation, 3);
+    assert_false(rft_image_note_mark(image)); /* being written */
+    atomic_store(&raw_slot_mark(&slot)->generation, 4);
+    assert_true(rft_image_note_mark(image));
+    assert_true(rft_image_is_intact(image));
+    atomic_store(&raw_slot_mark(&slot)->generation, 6);
+    assert_false(rft_image_is_intact(image));
+    rft_segment_close(&slot);
+    close_bench(&bench);
+}
+
+static void a_manifest_is_closed_where_it_cannot_be_kept(void **state)
+{
+    (void)state;
+    sample_version sample;
+    failing_alloc_begin(0);
+    uint64_t before = rft_alloc_count();
+    sample_open(&sample, 1);
+    uint64_t requests = rft_alloc_count() - before;
+    rft_manifest_close(sample.manifest);
+    sample.manifest = NULL;
+    sample_close(&sample);
+    (void)failing_alloc_end();
+
+    rft_catalog *catalog = NULL;
+    failing_alloc_begin(requests + 1);
+    sample_open(&sample, 1);
+    assert_int_equal(rft_catalog_open(sample.manifest, &catalog, NULL), REFIT_ERR_HOST_MEMORY);
+    assert_null(catalog);
+    sample.manifest = NULL;
+    sample_close(&sample);
+    assert_true(failing_alloc_end()); /* and nothing is left */
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(there_are_two_private_images_and_no_third),
+        cmocka_unit_test(an_image_is_free_when_its_last_use_is_dropped),
+        cmocka_unit_test(trimming_gives_back_what_nothing_uses),
+        cmocka_unit_test(a_segment_is_mapped_once_for_all_its_images),
+        cmocka_unit_test(both_slots_of_a_publisher_stay_mapped),
+        cmocka_unit_test(what_the_publisher_has_replaced_is_not_kept),
+        cmocka_unit_test(the_mark_tells_whether_the_bytes_were_written_over),
+        cmocka_unit_test(a_manifest_is_closed_where_it_cannot_be_kept),
+    };
+    return cmocka_run_group_tests_name("images", tests, NULL, NULL);
+}

@@ -1,0 +1,200 @@
+/* What a worker's session makes of its user's decisions, also when the connection is lost. */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+#include "tests/support/session_bench.h"
+
+/* ---- The user */
+
+static void a_refusal_that_keeps_leaves_the_version_before(void **state)
+{
+    session_bench *bench = *state;
+    bench_join(bench, BENCH_EPOCH);
+    bench_apply(bench, 2, 0);
+    bench_stage(bench, 3, 2);
+    bench_commit(bench, 3);
+    bench_take(bench);
+    rft_session_refuse(&bench->session, REFIT_ERR_PEER, true, "engine is busy", bench->now);
+    assert_int_equal(bench_said(bench, RFT_FAILED)->as.failed.version, 3);
+    assert_true(bench_said(bench, RFT_FAILED)->as.failed.kept);
+    assert_int_equal(bench_state(bench), CURRENT);
+    assert_int_equal(bench->session.held.version, 2);
+    rft_session_release(&bench->session, bench->now);
+    bench_apply(bench, 3, 0);
+    assert_int_equal(bench->session.held.version, 3);
+}
+
+static void a_refusal_that_does_not_keep_leaves_nothing(void **state)
+{
+    session_bench *bench = *state;
+    bench_join(bench, BENCH_EPOCH);
+    bench_apply(bench, 2, 0);
+    bench_stage(bench, 3, 2);
+    bench_commit(bench, 3);
+    bench_take(bench);
+    rft_session_refuse(&bench->session, REFIT_ERR_PEER, false, "half loaded", bench->now);
+    assert_false(bench_said(bench, RFT_FAILED)->as.failed.kept);
+    rft_session_release(&bench->session, bench->now);
+    assert_non_null(bench_said(bench, RFT_RELEASED));
+    bench_join(bench, BENCH_EPOCH); /* to be offered the current version again */
+    assert_int_equal(bench_said(bench, RFT_HELLO)->as.hello.held.version, 0);
+    bench_forget(bench);
+    bench_offer(bench, 4, 2);
+    assert_int_equal(bench_said(bench, RFT_FAILED)->as.failed.code, REFIT_ERR_STALE);
+    bench_apply(bench, 4, 0);
+}
+
+/* What it refused is offered to it again only once it has said HELLO. */
+static void who_has_nothing_says_hello_after_an_aborted_version_too(void **state)
+{
+    session_bench *bench = *state;
+    bench_reach(bench, APPLYING);
+    bench_take(bench);
+    rft_session_refuse(&bench->session, REFIT_ERR_CALLBACK, false, "lost", bench->now);
+    rft_session_release(&bench->session, bench->now);
+    bench_offer(bench, 2, 0);
+    assert_int_equal(bench_state(bench), STAGING);
+    bench_forget(bench);
+    bench_tick(bench, bench->config.broadcast_heartbeat_ms);
+    assert_null(bench_said(bench, RFT_HELLO));
+    bench_hear(bench, sample_abort(bench_sample(bench, 2)));
+    bench_tick(bench, bench->config.broadcast_heartbeat_ms);
+    assert_non_null(bench_said(bench, RFT_HELLO));
+}
+
+static void an_open_update_is_not_written_while_the_next_is_staged(void **state)
+{
+    session_bench *bench = *state;
+    bench_join(bench, BENCH_EPOCH);
+    bench_apply(bench, 1, 0);
+    bench_stage(bench, 2, 1);
+    bench_commit(bench, 2);
+    const rft_image *open = bench_take(bench);
+    rft_session_accept(&bench->session, bench->now);
+    bench_stage(bench, 3, 2);
+    assert_image_is(open, bench_sample(bench, 2));
+    bench_commit(bench, 3);
+    assert_int_equal(bench_state(bench), APPLYING);
+    assert_image_is(open, bench_sample(bench, 2));
+    rft_session_release(&bench->session, bench->now);
+    assert_image_is(bench_take(bench), bench_sample(bench, 3));
+    rft_session_accept(&bench->session, bench->now);
+    rft_session_release(&bench->session, bench->now);
+    assert_int_equal(bench->session.held.version, 3);
+}
+
+static void an_offer_waits_while_an_update_is_undecided(void **state)
+{
+    session_bench *bench = *state;
+    bench_join(bench, BENCH_EPOCH);
+    bench_apply(bench, 1, 0);
+    bench_stage(bench, 2, 1);
+    bench_commit(bench, 2);
+    const rft_image *open = bench_take(bench);
+    bench_hear(bench, sample_bye());
+    bench_join(bench, BENCH_EPOCH);
+    bench_forget(bench);
+    bench_offer(bench, 3, 0);
+    bench_hear(bench, sample_seal(bench_sample(bench, 3)));
+    assert_int_equal(bench_count(bench, RFT_PULL), 0);
+    assert_image_is(open, bench_sample(bench, 2));
+    rft_session_accept(&bench->session, bench->now);
+    assert_int_equal(bench_said(bench, RFT_BEAT)->as.beat.held.version, 2);
+    assert_int_equal(bench_count(bench, RFT_PULL), 1);
+    bench_frames(bench, 3, 0);
+    assert_int_equal(bench_state(bench), STAGED);
+    assert_image_is(open, bench_sample(bench, 2));
+    rft_session_release(&bench->session, bench->now);
+}
+
+static void an_offer_waits_until_a_refused_update_is_closed(void **state)
+{
+    session_bench *bench = *state;
+    bench_join(bench, BENCH_EPOCH);
+    bench_apply(bench, 1, 0);
+    bench_stage(bench, 2, 1);
+    bench_commit(bench, 2);
+    bench_take(bench);
+    rft_session_refuse(&bench->session, REFIT_ERR_PEER, true, "no", bench->now);
+    bench_forget(bench);
+    bench_offer(bench, 2, 0);
+    assert_int_equal(bench_state(bench), STAGING);
+    assert_int_equal(bench_count(bench, RFT_PULL), 0);
+    rft_session_release(&bench->session, bench->now);
+    assert_int_equal(bench_count(bench, RFT_PULL), 1);
+    bench_offer(bench, 2, 1); /* the publisher thinks again: version 1 is still there as a base */
+    assert_int_equal(bench_count(bench, RFT_FAILED), 0);
+}
+
+static void a_waiting_offer_has_a_deadline(void **state)
+{
+    session_bench *bench = *state;
+    bench_reach(bench, APPLYING);
+    bench_take(bench);
+    bench_offer(bench, 2, 0);
+    assert_int_equal(bench_state(bench), APPLYING);
+    for (int i = 0; i < 10; i++) {
+        bench_hear(bench, sample_beat(BENCH_EPOCH));
+        bench_tick(bench, 1000);
+    }
+    assert_int_equal(bench_said(bench, RFT_FAILED)->as.failed.code, REFIT_ERR_TIMEOUT);
+    assert_int_equal(bench_said(bench, RFT_FAILED)->as.failed.version, 2);
+    assert_int_equal(bench_state(bench), APPLYING);
+    rft_session_accept(&bench->session, bench->now);
+    assert_int_equal(bench->session.held.version, 1);
+}
+
+static void an_update_taken_before_the_connection_was_lost_can_be_accepted(void **state)
+{
+    session_bench *bench = *state;
+    bench_reach(bench, APPLYING);
+    const rft_image *image = bench_take(bench);
+    bench_tick(bench, bench->config.broadcast_heartbeat_timeout_ms);
+    assert_int_equal(bench_state(bench), CONNECTING);
+    bench_forget(bench);
+    rft_session_accept(&bench->session, bench->now);
+    assert_int_equal(bench->said_count, 0);
+    assert_image_is(image, bench_sample(bench, 1));
+    bench_tick(bench, bench->config.broadcast_heartbeat_ms);
+    assert_int_equal(bench_said(bench, RFT_HELLO)->as.hello.held.version, 1);
+    rft_session_release(&bench->session, bench->now);
+}
+
+static void the_version_that_was_missed_is_recognised(void **state)
+{
+    session_bench *bench = *state;
+    bench_reach(bench, APPLYING);
+    bench_take(bench);
+    bench_hear(bench, sample_bye());
+    bench_join(bench, BENCH_EPOCH);
+    bench_offer(bench, 1, 0);
+    bench_hear(bench, sample_seal(bench_sample(bench, 1)));
+    bench_forget(bench);
+    rft_session_accept(&bench->session, bench->now);
+    assert_int_equal(bench_state(bench), STAGED);
+    assert_int_equal(bench_count(bench, RFT_PULL), 0);
+    bench_commit(bench, 1);
+    assert_int_equal(bench_said(bench, RFT_COMMITTED)->as.staged.version, 1);
+    assert_null(bench->ready);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        BENCH_TEST(a_refusal_that_keeps_leaves_the_version_before),
+        BENCH_TEST(a_refusal_that_does_not_keep_leaves_nothing),
+        BENCH_TEST(who_has_nothing_says_hello_after_an_aborted_version_too),
+        BENCH_TEST(an_open_update_is_not_written_while_the_next_is_staged),
+        BENCH_TEST(an_offer_waits_while_an_update_is_undecided),
+        BENCH_TEST(an_offer_waits_until_a_refused_update_is_closed),
+        BENCH_TEST(a_waiting_offer_has_a_deadline),
+        BENCH_TEST(an_update_taken_before_the_connection_was_lost_can_be_accepted),
+        BENCH_TEST(the_version_that_was_missed_is_recognised),
+    };
+    return cmocka_run_group_tests_name("session_user", tests, NULL, NULL);
+}

@@ -1,0 +1,176 @@
+/* The backlog: messages go out in order as far as the socket takes them, the rest waits, and what
+ * waits for a trainer that is lost is not sent to it later. */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdatomic.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+#include <refit/host.h>
+
+#include "subscriber/waiting_messages.h"
+#include "tests/support/pairing.h"
+#include "tests/support/quick_config.h"
+
+/* ---- A socket that is full when the test says so */
+
+static atomic_uint room = UINT32_MAX; /* messages that a worker's socket takes */
+static uint64_t sent[64];             /* versions of COMMITs, while there is no real socket */
+static uint32_t sent_count;
+static rft_limits limits;
+
+refit_status __real_rft_channel_send(rft_channel *channel, const rft_peer_id *to, rft_view message,
+                                     const rft_payload *payload, refit_error *error);
+refit_status __wrap_rft_channel_send(rft_channel *channel, const rft_peer_id *to, rft_view message,
+                                     const rft_payload *payload, refit_error *error);
+
+refit_status __wrap_rft_channel_send(rft_channel *channel, const rft_peer_id *to, rft_view message,
+                                     const rft_payload *payload, refit_error *error)
+{
+    rft_message said;
+    if (to != NULL) return __real_rft_channel_send(channel, to, message, payload, error);
+    if (atomic_load(&room) == 0) return REFIT_ERR_BUSY;
+    if (channel != NULL) return __real_rft_channel_send(channel, to, message, payload, error);
+    atomic_fetch_sub(&room, 1);
+    assert_int_equal(rft_message_decode(message, &limits, &said, NULL), REFIT_OK);
+    sent[sent_count++] = said.as.commit.version;
+    return REFIT_OK;
+}
+
+static int make_room(void **state)
+{
+    refit_config config = quick_config();
+    limits = rft_limits_from(&config);
+    *state = NULL;
+    sent_count = 0;
+    atomic_store(&room, 0);
+    return 0;
+}
+
+/* ---- In order */
+
+static refit_status put(rft_backlog *backlog, uint64_t version, refit_error *error)
+{
+    rft_message message = {.kind = RFT_RELEASED};
+    message.as.commit.version = version;
+    return rft_backlog_put(backlog, &message, &limits, error);
+}
+
+static void messages_go_out_in_order_as_far_as_the_socket_takes_them(void **state)
+{
+    (void)state;
+    rft_backlog backlog = {0};
+    uint64_t next = 1, expected = 1;
+    for (uint32_t turn = 0; turn < 10; turn++) { /* round the ring, and beyond its end */
+        for (uint32_t i = 0; i < 5; i++) {
+            assert_int_equal(put(&backlog, next++, NULL), REFIT_OK);
+        }
+        assert_false(rft_backlog_flush(&backlog, NULL));
+        assert_int_equal(sent_count, 0);
+        atomic_store(&room, 3);
+        assert_false(rft_backlog_flush(&backlog, NULL));
+        assert_int_equal(sent_count, 3);
+        atomic_store(&room, 2);
+        assert_true(rft_backlog_flush(&backlog, NULL));
+        assert_true(rft_backlog_flush(&backlog, NULL));
+        assert_int_equal(sent_count, 5);
+        for (uint32_t i = 0; i < 5; i++) {
+            assert_int_equal(sent[i], expected++);
+        }
+        sent_count = 0;
+    }
+    rft_backlog_close(&backlog);
+}
+
+static void a_full_backlog_takes_no_more_and_loses_nothing(void **state)
+{
+    (void)state;
+    rft_backlog backlog = {0};
+    refit_error error;
+    for (uint64_t i = 1; i <= RFT_BACKLOG_MESSAGES; i++) {
+        assert_int_equal(put(&backlog, i, NULL), REFIT_OK);
+    }
+    assert_int_equal(put(&backlog, 77, &error), REFIT_ERR_BUSY);
+    assert_non_null(strstr(error.text, "32 messages"));
+    atomic_store(&room, 1);
+    assert_false(rft_backlog_flush(&backlog, NULL));
+    assert_int_equal(put(&backlog, 88, NULL), REFIT_OK);
+    atomic_store(&room, UINT32_MAX);
+    assert_true(rft_backlog_flush(&backlog, NULL));
+    assert_int_equal(sent_count, RFT_BACKLOG_MESSAGES + 1);
+    assert_int_equal(sent[RFT_BACKLOG_MESSAGES - 1], RFT_BACKLOG_MESSAGES);
+    assert_int_equal(sent[RFT_BACKLOG_MESSAGES], 88);
+    rft_backlog_close(&backlog);
+}
+
+static void what_cannot_be_encoded_is_not_in(void **state)
+{
+    (void)state;
+    rft_backlog backlog = {0};
+    static char name[200];
+    rft_message message = {.kind = RFT_BYE};
+    memset(name, 'x', sizeof name);
+    message.as.bye.reason = (rft_view){name, sizeof name};
+    rft_limits tight = limits;
+    tight.message_bytes = 100;
+    assert_int_equal(rft_backlog_put(&backlog, &message, &tight, NULL), REFIT_ERR_LIMIT);
+    atomic_store(&room, UINT32_MAX);
+    assert_true(rft_backlog_flush(&backlog, NULL));
+    assert_int_equal(sent_count, 0);
+    assert_int_equal(put(&backlog, 5, NULL), REFIT_OK);
+    rft_backlog_clear(&backlog);
+    assert_true(rft_backlog_flush(&backlog, NULL));
+    assert_int_equal(sent_count, 0);
+    rft_backlog_close(&backlog);
+}
+
+/* ---- A trainer that takes nothing */
+
+/* The socket takes messages again from the moment on when the worker gives its trainer up. */
+static void open_when_lost(void *user, refit_log_level level, const char *line)
+{
+    (void)user, (void)level;
+    if (strstr(line, "its messages could not be sent") != NULL) atomic_store(&room, UINT32_MAX);
+}
+
+/* Each WELCOME is answered with a JOIN; beats are too rare to come between. */
+static void what_waited_for_a_lost_trainer_is_not_sent(void **state)
+{
+    (void)state;
+    pairing pair;
+    atomic_store(&room, UINT32_MAX);
+    pair_open(&pair, false, NULL);
+    rft_message welcome = sample_welcome(pair.raw.epoch, NULL);
+    welcome.as.welcome.heartbeat_ms = 600000;
+    welcome.as.welcome.heartbeat_timeout_ms = 1200000;
+    raw_hear(&pair.raw, RFT_HELLO);
+    raw_say(&pair.raw, welcome);
+    raw_hear(&pair.raw, RFT_JOIN);
+    refit_set_log(open_when_lost, NULL, REFIT_LOG_WARNING);
+    atomic_store(&room, 0);
+    for (uint32_t i = 0; i <= RFT_BACKLOG_MESSAGES; i++) {
+        raw_say(&pair.raw, welcome);
+    }
+    while (raw_hear_any(&pair.raw)->kind != RFT_HELLO) {
+        assert_int_not_equal(pair.raw.heard.kind, RFT_JOIN);
+    }
+    refit_set_log(NULL, NULL, REFIT_LOG_WARNING);
+    raw_say(&pair.raw, welcome);
+    raw_hear(&pair.raw, RFT_JOIN);
+    pair_apply(&pair, 0, NULL);
+    pair_close(&pair);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test_setup(messages_go_out_in_order_as_far_as_the_socket_takes_them, make_room),
+        cmocka_unit_test_setup(a_full_backlog_takes_no_more_and_loses_nothing, make_room),
+        cmocka_unit_test_setup(what_cannot_be_encoded_is_not_in, make_room),
+        cmocka_unit_test_setup(what_waited_for_a_lost_trainer_is_not_sent, make_room),
+    };
+    return cmocka_run_group_tests_name("waiting_messages", tests, NULL, NULL);
+}

@@ -1,0 +1,70 @@
+/* A pairing, an engine, and what binds them. */
+#include "tests/support/bound_pair.h"
+
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+#include "tests/support/faulty_device.h"
+#include "tests/support/test_device.h"
+
+void bound_begin_with(bound_pair *it, bool device, void (*change)(refit_config *config))
+{
+    refit_error error;
+    memset(it, 0, sizeof *it);
+    pair_open(&it->pair, false, change);
+    if (device)
+        assert_int_equal(faulty_device_open(test_device_spec("host"), &it->device, NULL), REFIT_OK);
+    engine_open(&it->engine, it->device, sample_tensors(), SAMPLE_TENSORS, 0, 0xEE);
+    if (refit_subscriber_bind(it->pair.subscriber, it->engine.list, it->engine.count, &error) !=
+        REFIT_OK)
+        fail_msg("%s", error.text);
+    raw_join(&it->pair.raw);
+}
+
+void bound_begin(bound_pair *it, bool device)
+{
+    bound_begin_with(it, device, NULL);
+}
+
+void bound_end(bound_pair *it)
+{
+    pair_close(&it->pair);
+    engine_close(&it->engine);
+    if (it->device != NULL) assert_int_equal(refit_device_close(it->device, NULL), REFIT_OK);
+}
+
+refit_update *bound_take(bound_pair *it, uint32_t index, uint32_t base)
+{
+    raw_stage(&it->pair.raw, &it->pair.samples[index],
+              base == 0 ? NULL : &it->pair.samples[base - 1]);
+    raw_say(&it->pair.raw, sample_commit(&it->pair.samples[index]));
+    return pair_next(&it->pair);
+}
+
+void bound_apply(bound_pair *it, refit_update *update)
+{
+    refit_error error;
+    if (refit_update_apply(update, NULL, &error) != REFIT_OK) fail_msg("%s", error.text);
+    assert_true(engine_is_like(&it->engine, update));
+}
+
+void bound_accept(bound_pair *it, refit_update *update)
+{
+    refit_error error;
+    if (refit_update_accept(update, &error) != REFIT_OK) fail_msg("%s", error.text);
+    refit_update_close(update);
+    raw_hear(&it->pair.raw, RFT_RELEASED);
+}
+
+void bound_run_first(bound_pair *it)
+{
+    refit_update *update = bound_take(it, 0, 0);
+    bound_apply(it, update);
+    bound_accept(it, update);
+    engine_save(&it->engine);
+}

@@ -1,0 +1,109 @@
+/* A trainer on a GPU, and workers. */
+#include "tests/support/gpu_play.h"
+
+#include <setjmp.h>
+#include <stdarg.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+#include <poll.h>
+
+#include "base/clock.h"
+
+void gpu_play_open(gpu_play *play, void (*change)(refit_config *config))
+{
+    refit_error error;
+    memset(play, 0, sizeof *play);
+    fake_cuda_reset();
+    play->config = trainer_config();
+    play->config.broadcast_slots = 2;
+    if (change != NULL) change(&play->config);
+    if (refit_device_open("cuda:0", NULL, &play->device, &error) != REFIT_OK ||
+        refit_device_open("cuda:0", NULL, &play->theirs, &error) != REFIT_OK) {
+        fail_msg("%s", error.text);
+    }
+    trainer_open_on(&play->trainer, &play->config, play->device);
+}
+
+void gpu_play_close(gpu_play *play)
+{
+    for (uint32_t i = 0; i < play->crew_count; i++) {
+        crew_stop(&play->crew[i]);
+        assert_false(play->crew[i].torn);
+    }
+    trainer_close(&play->trainer);
+    assert_int_equal(refit_device_close(play->theirs, NULL), REFIT_OK);
+    assert_int_equal(refit_device_close(play->device, NULL), REFIT_OK);
+    assert_int_equal(fake_cuda_leaks(), 0);
+    assert_string_equal(fake_cuda_violation(), "");
+}
+
+crew_member *gpu_play_hire_as(gpu_play *play, const refit_config *config, refit_device *device,
+                              crew_habit habit)
+{
+    crew_member *member = &play->crew[play->crew_count++];
+    crew_start_on(member, refit_publisher_endpoint(play->trainer.publisher), config, device, habit);
+    return member;
+}
+
+crew_member *gpu_play_hire(gpu_play *play, bool on_gpu, crew_habit habit)
+{
+    crew_member *member =
+        gpu_play_hire_as(play, &play->config, on_gpu ? play->theirs : NULL, habit);
+    trainer_wait_workers(&play->trainer, play->crew_count);
+    if (on_gpu) gpu_play_await_path(play, member, REFIT_PATH_CUDA_IPC);
+    return member;
+}
+
+uint64_t gpu_play_digest(uint64_t version)
+{
+    sample_version sample;
+    const void *bytes[SAMPLE_TENSORS];
+    sample_open(&sample, version);
+    for (uint32_t i = 0; i < SAMPLE_TENSORS; i++) {
+        bytes[i] = sample.image + sample.manifest->tensors[i].offset;
+    }
+    uint64_t digest = crew_digest(sample_tensors(), SAMPLE_TENSORS, bytes);
+    sample_close(&sample);
+    return digest;
+}
+
+uint64_t gpu_play_publish(gpu_play *play, uint64_t version)
+{
+    refit_error error;
+    trainer_begin(&play->trainer, version);
+    trainer_write(&play->trainer);
+    if (refit_publisher_commit(play->trainer.publisher, &error) != REFIT_OK) {
+        fail_msg("%s", error.text);
+    }
+    return gpu_play_digest(version);
+}
+
+void gpu_play_expect(gpu_play *play, uint64_t version, uint64_t digest)
+{
+    for (uint32_t i = 0; i < play->crew_count; i++) {
+        assert_true(crew_wait(&play->crew[i], version, 1) == digest);
+    }
+}
+
+refit_path gpu_play_path(gpu_play *play, const crew_member *member)
+{
+    refit_subscriber_info who = {.size = sizeof who};
+    refit_worker_info info = {.size = sizeof info};
+    assert_int_equal(refit_subscriber_describe(member->subscriber, &who, NULL), REFIT_OK);
+    for (uint32_t i = 0;
+         refit_publisher_worker(play->trainer.publisher, i, &info, NULL) == REFIT_OK; i++) {
+        if (strcmp(info.name, who.worker) == 0) return info.path;
+    }
+    return REFIT_PATH_NONE;
+}
+
+void gpu_play_await_path(gpu_play *play, const crew_member *member, refit_path path)
+{
+    int64_t deadline = rft_deadline(RAW_WAIT_MS);
+    while (gpu_play_path(play, member) != path) {
+        if (rft_ms_until(deadline) == 0) fail_msg("the worker does not take path %d", (int)path);
+        (void)poll(NULL, 0, 2);
+    }
+}

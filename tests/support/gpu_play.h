@@ -1,0 +1,43 @@
+/*
+ * gpu_play: a trainer on a GPU of the fake driver, and workers as threads of this process, on it or
+ * not. Its end checks that nothing is left on the GPU and that no rule of the driver was broken.
+ */
+#ifndef GPU_PLAY_H
+#define GPU_PLAY_H
+
+#include "fake_cuda.h"
+#include "tests/support/crew.h"
+#include "tests/support/trainer.h"
+
+#define GPU_PLAY_CREW 4u
+
+typedef struct gpu_play {
+    refit_config config;
+    refit_device *device; /* the trainer's */
+    refit_device *theirs; /* the workers', of the same GPU */
+    test_trainer trainer;
+    crew_member crew[GPU_PLAY_CREW];
+    uint32_t crew_count;
+} gpu_play;
+
+/* `change` may be NULL. Resets the driver. */
+void gpu_play_open(gpu_play *play, void (*change)(refit_config *config));
+void gpu_play_close(gpu_play *play);
+
+/* A worker on the GPU, or on none, with the play's configuration; subscribed when it returns. */
+crew_member *gpu_play_hire(gpu_play *play, bool on_gpu, crew_habit habit);
+/* Likewise with its own configuration and device, and without waiting. */
+crew_member *gpu_play_hire_as(gpu_play *play, const refit_config *config, refit_device *device,
+                              crew_habit habit);
+
+/* A version from begin to commit, which must succeed; the digest that workers must see. */
+uint64_t gpu_play_publish(gpu_play *play, uint64_t version);
+/* The digest of a sample version. */
+uint64_t gpu_play_digest(uint64_t version);
+/* All workers hired see it; whether all, or none, in the GPU's memory. */
+void gpu_play_expect(gpu_play *play, uint64_t version, uint64_t digest);
+refit_path gpu_play_path(gpu_play *play, const crew_member *member);
+/* Waits until the trainer says so of the worker. */
+void gpu_play_await_path(gpu_play *play, const crew_member *member, refit_path path);
+
+#endif

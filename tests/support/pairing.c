@@ -1,0 +1,89 @@
+/* A subscriber and a publisher by hand. */
+#include "tests/support/pairing.h"
+
+#include <setjmp.h>
+#include <stdarg.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+#include <poll.h>
+
+#include "tests/support/quick_config.h"
+
+void pair_open(pairing *pair, bool shm, void (*change)(refit_config *config))
+{
+    refit_config config = quick_config();
+    refit_error error;
+    memset(pair, 0, sizeof *pair);
+    config.broadcast_shm = shm ? REFIT_SHM_AUTO : REFIT_SHM_OFF;
+    if (change != NULL) change(&config);
+    for (uint32_t i = 0; i < 3; i++) {
+        sample_open(&pair->samples[i], i + 1);
+    }
+    raw_open(&pair->raw, "tcp://127.0.0.1:0", PAIR_EPOCH, shm);
+    if (refit_subscriber_open(rft_channel_endpoint(pair->raw.channel), &config, &pair->subscriber,
+                              &error) != REFIT_OK) {
+        fail_msg("%s", error.text);
+    }
+}
+
+void pair_close(pairing *pair)
+{
+    refit_subscriber_close(pair->subscriber);
+    raw_close(&pair->raw);
+    for (uint32_t i = 0; i < 3; i++) {
+        sample_close(&pair->samples[i]);
+    }
+}
+
+refit_update *pair_next(pairing *pair)
+{
+    refit_update *update = NULL;
+    refit_error error;
+    if (refit_subscriber_next(pair->subscriber, PAIR_LONG, &update, &error) != REFIT_OK) {
+        fail_msg("%s", error.text);
+    }
+    return update;
+}
+
+void assert_update_is(const refit_update *update, const sample_version *sample)
+{
+    assert_int_equal(refit_update_version(update), sample->version);
+    assert_int_equal(refit_update_count(update), SAMPLE_TENSORS);
+    for (uint32_t i = 0; i < SAMPLE_TENSORS; i++) {
+        refit_tensor tensor = {.size = sizeof tensor};
+        const void *bytes = NULL;
+        assert_int_equal(refit_update_tensor(update, i, &tensor, &bytes, NULL), REFIT_OK);
+        assert_string_equal(tensor.name, sample_tensors()[i].name);
+        assert_int_equal(tensor.bytes, sample_tensors()[i].bytes);
+        assert_int_equal((uintptr_t)bytes % 64, 0);
+        assert_memory_equal(bytes, sample->image + sample->manifest->tensors[i].offset,
+                            tensor.bytes);
+    }
+}
+
+refit_subscriber_info pair_describe(pairing *pair)
+{
+    refit_subscriber_info info = {.size = sizeof info};
+    assert_int_equal(refit_subscriber_describe(pair->subscriber, &info, NULL), REFIT_OK);
+    return info;
+}
+
+int pair_readable(pairing *pair, int timeout_ms)
+{
+    struct pollfd item = {.fd = refit_subscriber_fd(pair->subscriber), .events = POLLIN};
+    return poll(&item, 1, timeout_ms);
+}
+
+/* Staged, committed, taken, accepted and closed. */
+void pair_apply(pairing *pair, uint32_t index, const sample_version *base)
+{
+    raw_stage(&pair->raw, &pair->samples[index], base);
+    raw_say(&pair->raw, sample_commit(&pair->samples[index]));
+    refit_update *update = pair_next(pair);
+    assert_update_is(update, &pair->samples[index]);
+    assert_int_equal(refit_update_accept(update, NULL), REFIT_OK);
+    refit_update_close(update);
+    raw_hear(&pair->raw, RFT_RELEASED);
+}

@@ -1,0 +1,213 @@
+/* A worker's session without sockets, clock or threads. */
+#include "tests/support/session_bench.h"
+
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+#include "tests/support/quick_config.h"
+
+static void host_send(void *user, const rft_message *message)
+{
+    session_bench *bench = user;
+    assert_true(bench->said_count < BENCH_SAID);
+    bench->said[bench->said_count++] = *message;
+    if (message->kind != RFT_RESEND) return;
+    bench->resent_count = (uint32_t)(message->as.resend.sequences.count / 4);
+    const unsigned char *at = message->as.resend.sequences.data;
+    for (uint32_t i = 0; i < bench->resent_count; i++) {
+        bench->resent[i] = rft_get_u32(at + (size_t)i * 4);
+    }
+}
+
+static void host_deliver(void *user, rft_image *image)
+{
+    session_bench *bench = user;
+    assert_null(bench->ready);
+    bench->ready = image;
+}
+
+static bool host_withdraw(void *user)
+{
+    session_bench *bench = user;
+    bool there = bench->ready != NULL;
+    bench->ready = NULL;
+    return there;
+}
+
+void bench_open(session_bench *bench)
+{
+    memset(bench, 0, sizeof *bench);
+    bench->config = quick_config();
+    bench->config.broadcast_shm = REFIT_SHM_OFF;
+    strcpy(bench->identity.worker, "bench");
+    strcpy(bench->identity.host, "here");
+    bench->identity.instance = 5;
+    bench->now = 1000;
+    for (uint32_t i = 0; i < 4; i++) {
+        sample_open(&bench->samples[i], i + 1);
+    }
+    rft_session_host host = {bench, host_send, host_deliver, host_withdraw};
+    rft_session_init(&bench->session, &bench->config, &bench->identity, host, bench->now);
+}
+
+void bench_close(session_bench *bench)
+{
+    rft_session_close(&bench->session);
+    for (uint32_t i = 0; i < 4; i++) {
+        sample_close(&bench->samples[i]);
+    }
+}
+
+void bench_hear(session_bench *bench, rft_message message)
+{
+    rft_session_message(&bench->session, &message, (rft_view){0}, bench->now);
+}
+
+void bench_tick(session_bench *bench, uint32_t ms)
+{
+    bench->now += (int64_t)ms * 1000000;
+    rft_session_tick(&bench->session, bench->now);
+}
+
+const rft_message *bench_said(const session_bench *bench, rft_message_kind kind)
+{
+    for (uint32_t i = bench->said_count; i > 0; i--) {
+        if (bench->said[i - 1].kind == kind) return &bench->said[i - 1];
+    }
+    return NULL;
+}
+
+uint32_t bench_count(const session_bench *bench, rft_message_kind kind)
+{
+    uint32_t count = 0;
+    for (uint32_t i = 0; i < bench->said_count; i++) {
+        count += bench->said[i].kind == kind ? 1 : 0;
+    }
+    return count;
+}
+
+void bench_forget(session_bench *bench)
+{
+    bench->said_count = 0;
+    bench->resent_count = 0;
+}
+
+sample_version *bench_sample(session_bench *bench, uint64_t version)
+{
+    assert_in_range(version, 1, 4);
+    return &bench->samples[version - 1];
+}
+
+rft_session_state bench_state(const session_bench *bench)
+{
+    return bench->session.report.state;
+}
+
+void bench_join(session_bench *bench, uint64_t epoch)
+{
+    bench_tick(bench, bench->config.broadcast_heartbeat_ms);
+    assert_non_null(bench_said(bench, RFT_HELLO));
+    bench_hear(bench, sample_welcome(epoch, NULL));
+    assert_int_equal(bench_state(bench), RFT_SESSION_JOINING);
+    bench_hear(bench, sample_beat(epoch));
+    assert_int_equal(bench_state(bench), RFT_SESSION_CURRENT);
+}
+
+void bench_offer(session_bench *bench, uint64_t version, uint64_t base)
+{
+    uint64_t epoch = bench->session.report.epoch;
+    sample_version *sample = bench_sample(bench, version);
+    if (bench->session.catalog == NULL) bench_hear(bench, sample_manifest(sample, epoch));
+    bench_hear(bench, sample_offer(sample, epoch, base, NULL, 0));
+}
+
+void bench_frame(session_bench *bench, uint64_t version, uint64_t base, uint32_t sequence,
+                 bool damaged)
+{
+    sample_version *sample = bench_sample(bench, version);
+    unsigned char *same = base == 0 ? NULL : sample_same(sample, bench_sample(bench, base));
+    rft_view payload;
+    rft_message frame = sample_frame(sample, sequence, same, &payload);
+    if (damaged) frame.as.frame.hash ^= 1;
+    rft_session_message(&bench->session, &frame, payload, bench->now);
+    free(same);
+}
+
+void bench_frames(session_bench *bench, uint64_t version, uint64_t base)
+{
+    for (uint32_t i = 0; i < bench_sample(bench, version)->manifest->frame_count; i++) {
+        bench_frame(bench, version, base, i, false);
+    }
+}
+
+void bench_stage(session_bench *bench, uint64_t version, uint64_t base)
+{
+    bench_offer(bench, version, base);
+    bench_frames(bench, version, base);
+    bench_hear(bench, sample_seal(bench_sample(bench, version)));
+    assert_int_equal(bench_state(bench), RFT_SESSION_STAGED);
+}
+
+void bench_commit(session_bench *bench, uint64_t version)
+{
+    bench_hear(bench, sample_commit(bench_sample(bench, version)));
+}
+
+rft_image *bench_take(session_bench *bench)
+{
+    rft_image *image = bench->ready;
+    assert_non_null(image);
+    bench->ready = NULL;
+    return image;
+}
+
+void bench_apply(session_bench *bench, uint64_t version, uint64_t base)
+{
+    bench_stage(bench, version, base);
+    bench_commit(bench, version);
+    bench_take(bench);
+    rft_session_accept(&bench->session, bench->now);
+    rft_session_release(&bench->session, bench->now);
+    assert_int_equal(bench_state(bench), RFT_SESSION_CURRENT);
+}
+
+void bench_reach(session_bench *bench, rft_session_state state)
+{
+    if (state == RFT_SESSION_CONNECTING) return;
+    if (state == RFT_SESSION_JOINING) {
+        bench_tick(bench, 0);
+        bench_hear(bench, sample_welcome(BENCH_EPOCH, NULL));
+        return;
+    }
+    bench_join(bench, BENCH_EPOCH);
+    if (state == RFT_SESSION_STAGING) bench_offer(bench, 1, 0);
+    if (state >= RFT_SESSION_STAGED) bench_stage(bench, 1, 0);
+    if (state == RFT_SESSION_APPLYING) bench_commit(bench, 1);
+}
+
+int bench_setup(void **state)
+{
+    static session_bench bench;
+    bench_open(&bench);
+    *state = &bench;
+    return 0;
+}
+
+int bench_teardown(void **state)
+{
+    bench_close(*state);
+    return 0;
+}
+
+void assert_image_is(const rft_image *image, const sample_version *sample)
+{
+    for (uint32_t i = 0; i < sample->manifest->count; i++) {
+        const rft_manifest_tensor *tensor = &sample->manifest->tensors[i];
+        assert_memory_equal(image->bytes + tensor->offset, sample->image + tensor->offset,
+                            tensor->bytes);
+    }
+}

@@ -1,0 +1,512 @@
+/* The GPU's memory that versions lie in: taken when somebody reads it, never changed or freed under
+ * a reader, and what happens when there is none. */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+#include <poll.h>
+
+#include "base/clock.h"
+#include "tests/support/gpu_play.h"
+
+#define PATIENT_MS 20000u
+
+static void required(refit_config *config)
+{
+    config->broadcast_gpu = REFIT_GPU_REQUIRE;
+}
+
+static void one_slot(refit_config *config)
+{
+    config->broadcast_slots = 1;
+}
+
+static void required_one_slot(refit_config *config)
+{
+    required(config);
+    one_slot(config);
+}
+
+/* Readers who do not let go are turned out soon. */
+static void impatient(refit_config *config)
+{
+    config->broadcast_stage_timeout_ms = 300;
+    config->broadcast_commit_timeout_ms = 300;
+}
+
+static void one_is_enough(refit_config *config)
+{
+    impatient(config);
+    config->broadcast_commit = REFIT_COMMIT_QUORUM;
+    config->broadcast_quorum = 1;
+}
+
+static void one_is_enough_and_required(refit_config *config)
+{
+    one_is_enough(config);
+    required(config);
+}
+
+static void impatient_one_slot(refit_config *config)
+{
+    impatient(config);
+    one_slot(config);
+}
+
+static uint64_t store_bytes(const gpu_play *play)
+{
+    return play->trainer.sample.manifest->store_bytes;
+}
+
+static uint64_t gpu_bytes(gpu_play *play)
+{
+    return trainer_stats(&play->trainer).publish_gpu_bytes;
+}
+
+/* Who says goodbye is heard a moment later. */
+static void await_nobody(gpu_play *play)
+{
+    int64_t deadline = rft_deadline(PATIENT_MS);
+    while (trainer_stats(&play->trainer).workers > 0) {
+        if (rft_ms_until(deadline) == 0) fail_msg("a worker that has left is still subscribed");
+        (void)poll(NULL, 0, 2);
+    }
+}
+
+static void memory_is_taken_while_somebody_wants_it(void **state)
+{
+    (void)state;
+    gpu_play play;
+    gpu_play_open(&play, NULL);
+    crew_member *member = gpu_play_hire(&play, true, CREW_ACCEPT);
+    assert_int_equal(gpu_bytes(&play), 0);
+    (void)gpu_play_publish(&play, 1);
+    assert_int_equal(gpu_bytes(&play), store_bytes(&play));
+    (void)gpu_play_publish(&play, 2);
+    assert_int_equal(gpu_bytes(&play), 2 * store_bytes(&play));
+    uint64_t taken = fake_cuda_calls("cuMemAlloc");
+    for (uint64_t version = 3; version <= 8; version++) {
+        gpu_play_expect(&play, version, gpu_play_publish(&play, version));
+    }
+    assert_int_equal(fake_cuda_calls("cuMemAlloc"), taken); /* the same two blocks all along */
+    crew_stop(member);
+    play.crew_count = 0;
+    await_nobody(&play);
+    (void)gpu_play_publish(&play, 9);
+    assert_int_equal(gpu_bytes(&play), 0);
+    gpu_play_close(&play);
+}
+
+/* A version that one worker is enough for; a worker that reads on may miss it. */
+static void publish_to_one(gpu_play *play, uint64_t version)
+{
+    trainer_begin(&play->trainer, version);
+    trainer_write(&play->trainer);
+    refit_status status = refit_publisher_commit(play->trainer.publisher, NULL);
+    assert_true(status == REFIT_OK || status == REFIT_ERR_PEER);
+    assert_int_equal(refit_publisher_version(play->trainer.publisher), version);
+}
+
+/* The keeper reads version 1 all the time; version 3 would go where that lies. */
+static void a_kept_version_stays_as_it_was_while_others_come(void **state)
+{
+    (void)state;
+    gpu_play play;
+    gpu_play_open(&play, one_is_enough);
+    crew_member *good = gpu_play_hire(&play, true, CREW_ACCEPT);
+    crew_member *keeper = gpu_play_hire(&play, true, CREW_KEEP);
+    uint64_t digest = gpu_play_publish(&play, 1);
+    assert_true(crew_wait(keeper, 1, 1) == digest);
+    publish_to_one(&play, 2);
+    uint64_t locked = fake_cuda_calls("cuMemHostRegister");
+    publish_to_one(&play, 3);
+    assert_int_equal(fake_cuda_calls("cuMemHostRegister"), locked); /* the host's slot is as good */
+    assert_true(crew_wait(good, 3, 1) == gpu_play_digest(3));
+    assert_true(crew_was_on_device(good, 3));
+    assert_int_equal(gpu_bytes(&play), 3 * store_bytes(&play));
+    crew_set_habit(keeper, CREW_ACCEPT);
+    crew_let_go(keeper);
+    assert_true(crew_wait(keeper, 3, 1) == gpu_play_digest(3));
+    assert_true(crew_was_on_device(keeper, 3));
+    publish_to_one(&play, 4);
+    publish_to_one(&play, 5);
+    assert_int_equal(gpu_bytes(&play), 2 * store_bytes(&play)); /* the old one is free again */
+    gpu_play_close(&play);                                      /* and nothing was torn */
+}
+
+static refit_update *next_of(refit_subscriber *subscriber)
+{
+    refit_update *update = NULL;
+    refit_error error;
+    if (refit_subscriber_next(subscriber, PATIENT_MS, &update, &error) != REFIT_OK) {
+        fail_msg("%s", error.text);
+    }
+    return update;
+}
+
+/* The worker takes its time over version 1, and the trainer goes on without it. */
+static void who_was_turned_out_cannot_accept_what_it_read(void **state)
+{
+    (void)state;
+    gpu_play play;
+    refit_subscriber *subscriber = NULL;
+    refit_error error;
+    gpu_play_open(&play, impatient_one_slot);
+    const char *endpoint = refit_publisher_endpoint(play.trainer.publisher);
+    assert_int_equal(refit_subscriber_open(endpoint, &play.config, &subscriber, NULL), REFIT_OK);
+    assert_int_equal(refit_subscriber_use_device(subscriber, play.theirs, NULL), REFIT_OK);
+    trainer_wait_workers(&play.trainer, 1);
+    while (trainer_stats(&play.trainer).workers_gpu == 0) {
+        trainer_wait_workers(&play.trainer, 1);
+    }
+    trainer_begin(&play.trainer, 1);
+    trainer_write(&play.trainer);
+    trainer_start(&play.trainer, TRAINER_COMMIT, 1);
+    refit_update *update = next_of(subscriber);
+    assert_ptr_equal(refit_update_device(update), play.theirs);
+    assert_int_equal(trainer_join(&play.trainer), REFIT_ERR_PEER); /* committed, not applied */
+    trainer_begin(&play.trainer, 2);
+    trainer_write(&play.trainer);
+    assert_int_equal(refit_update_accept(update, &error), REFIT_ERR_STALE);
+    assert_int_equal(refit_update_accept(update, &error), REFIT_ERR_STATE);
+    refit_update_close(update);
+    trainer_start(&play.trainer, TRAINER_COMMIT, 2);
+    update = next_of(subscriber);
+    assert_int_equal(refit_update_version(update), 2);
+    assert_int_equal(refit_update_accept(update, NULL), REFIT_OK);
+    refit_update_close(update);
+    (void)trainer_join(&play.trainer); /* as a guest it may be late */
+    refit_subscriber_close(subscriber);
+    gpu_play_close(&play);
+}
+
+static void where_the_gpu_is_full_versions_go_another_way(void **state)
+{
+    (void)state;
+    gpu_play play;
+    gpu_play_open(&play, NULL);
+    crew_member *member = gpu_play_hire(&play, true, CREW_ACCEPT);
+    fake_cuda_fail("cuMemAlloc", 2, 1, RFT_CU_OUT_OF_MEMORY); /* the first is the weights' own */
+    uint64_t digest = gpu_play_publish(&play, 1);
+    assert_true(crew_wait(member, 1, 1) == digest);
+    assert_false(crew_was_on_device(member, 1));
+    assert_int_equal(gpu_play_path(&play, member), REFIT_PATH_SHM);
+    assert_int_equal(trainer_stats(&play.trainer).workers_gpu, 0);
+    digest = gpu_play_publish(&play, 2); /* there is room again */
+    assert_true(crew_wait(member, 2, 1) == digest);
+    assert_true(crew_was_on_device(member, 2));
+    assert_int_equal(gpu_play_path(&play, member), REFIT_PATH_CUDA_IPC);
+    gpu_play_close(&play);
+}
+
+static void where_the_gpu_is_full_and_required_begin_says_so(void **state)
+{
+    (void)state;
+    gpu_play play;
+    refit_error error;
+    gpu_play_open(&play, required);
+    crew_member *member = gpu_play_hire(&play, true, CREW_ACCEPT);
+    (void)gpu_play_publish(&play, 1);
+    fake_cuda_fail("cuMemAlloc", 1, 1, RFT_CU_OUT_OF_MEMORY);
+    assert_int_equal(refit_publisher_begin(play.trainer.publisher, 2, &error),
+                     REFIT_ERR_DEVICE_MEMORY);
+    assert_non_null(strstr(error.text, "broadcast.gpu"));
+    assert_int_equal(refit_publisher_version(play.trainer.publisher), 1);
+    crew_member *late = gpu_play_hire(&play, true, CREW_ACCEPT);
+    assert_true(crew_wait(late, 1, 1) == gpu_play_digest(1)); /* it is still served */
+    uint64_t digest = gpu_play_publish(&play, 3);
+    assert_true(crew_wait(member, 3, 1) == digest);
+    gpu_play_close(&play);
+}
+
+/* A reader who was turned out keeps the block, and there is no room for another. */
+static void a_stuck_reader_and_a_full_gpu_do_not_tear_anything(void **state)
+{
+    (void)state;
+    for (int require = 0; require < 2; require++) {
+        gpu_play play;
+        gpu_play_open(&play, require ? one_is_enough_and_required : one_is_enough);
+        crew_member *good = gpu_play_hire(&play, true, CREW_ACCEPT);
+        crew_member *keeper = gpu_play_hire(&play, true, CREW_KEEP);
+        (void)gpu_play_publish(&play, 1);
+        assert_true(crew_wait(keeper, 1, 1) == gpu_play_digest(1));
+        publish_to_one(&play, 2);
+        fake_cuda_fail("cuMemAlloc", 1, 1000, RFT_CU_OUT_OF_MEMORY);
+        refit_status status = refit_publisher_begin(play.trainer.publisher, 3, NULL);
+        assert_int_equal(status, require ? REFIT_ERR_DEVICE_MEMORY : REFIT_OK);
+        if (status == REFIT_OK) {
+            assert_int_equal(refit_publisher_abort(play.trainer.publisher, NULL), REFIT_OK);
+        }
+        crew_set_habit(keeper, CREW_ACCEPT);
+        crew_let_go(keeper);
+        assert_true(crew_wait(keeper, 2, 1) == gpu_play_digest(2));
+        fake_cuda_forget_faults();
+        publish_to_one(&play, 4);
+        assert_true(crew_wait(good, 4, 1) == gpu_play_digest(4));
+        gpu_play_close(&play);
+    }
+}
+
+/* No beat comes by itself in time. */
+static void slow_heart(refit_config *config)
+{
+    config->broadcast_heartbeat_ms = 20000;
+    config->broadcast_linger_ms = PATIENT_MS / 2;
+}
+
+static void slow_heart_and_required(refit_config *config)
+{
+    slow_heart(config);
+    required(config);
+}
+
+static void other_tensors_take_other_memory_when_the_old_is_let_go(void **state)
+{
+    (void)state;
+    void (*const changes[])(refit_config *) = {slow_heart, slow_heart_and_required};
+    for (size_t trial = 0; trial < 2; trial++) {
+        gpu_play play;
+        gpu_play_open(&play, changes[trial]);
+        crew_member *member = gpu_play_hire(&play, true, CREW_ACCEPT);
+        gpu_play_expect(&play, 1, gpu_play_publish(&play, 1));
+        gpu_play_expect(&play, 2, gpu_play_publish(&play, 2));
+        /* Room for what there is, and not for more. */
+        fake_cuda_set_taken(0, (UINT64_C(64) << 20) - fake_cuda_used(0));
+        refit_tensor changed[SAMPLE_TENSORS];
+        memcpy(changed, sample_tensors(), sizeof changed);
+        changed[0].name = "renamed";
+        assert_int_equal(
+            refit_publisher_declare(play.trainer.publisher, changed, SAMPLE_TENSORS, NULL),
+            REFIT_OK);
+        uint64_t digest = gpu_play_publish(&play, 3);
+        assert_true(crew_wait(member, 3, 1) == digest);
+        assert_true(crew_was_on_device(member, 3));
+        fake_cuda_set_taken(0, 0);
+        gpu_play_close(&play);
+    }
+}
+
+static void patient(refit_config *config)
+{
+    config->broadcast_linger_ms = PATIENT_MS;
+}
+
+static void patient_and_required(refit_config *config)
+{
+    required(config);
+    patient(config);
+}
+
+/* Memory that a worker reads on is waited for. */
+static void begin_waits_for_memory_that_is_about_to_come_free(void **state)
+{
+    (void)state;
+    gpu_play play;
+    gpu_play_open(&play, patient_and_required);
+    crew_member *keeper = gpu_play_hire(&play, true, CREW_KEEP);
+    (void)gpu_play_publish(&play, 1);
+    assert_true(crew_wait(keeper, 1, 1) == gpu_play_digest(1));
+    fake_cuda_set_taken(0, (UINT64_C(64) << 20) - fake_cuda_used(0));
+    refit_tensor changed[SAMPLE_TENSORS];
+    memcpy(changed, sample_tensors(), sizeof changed);
+    changed[0].name = "renamed";
+    assert_int_equal(refit_publisher_declare(play.trainer.publisher, changed, SAMPLE_TENSORS, NULL),
+                     REFIT_OK);
+    uint64_t tried = fake_cuda_calls("cuMemAlloc");
+    trainer_start(&play.trainer, TRAINER_BEGIN, 2);
+    while (fake_cuda_calls("cuMemAlloc") == tried) {
+        (void)crew_count(keeper, 1);
+    }
+    crew_let_go(keeper);
+    assert_int_equal(trainer_join(&play.trainer), REFIT_OK);
+    fake_cuda_set_taken(0, 0);
+    gpu_play_close(&play);
+}
+
+static void *close_trainer(void *user)
+{
+    test_trainer *trainer = user;
+    refit_publisher_close(trainer->publisher);
+    trainer->publisher = NULL;
+    return NULL;
+}
+
+static void await_goodbye(crew_member *member)
+{
+    refit_subscriber_info info = {.size = sizeof info, .connected = 1};
+    while (info.connected) {
+        assert_int_equal(refit_subscriber_describe(member->subscriber, &info, NULL), REFIT_OK);
+    }
+}
+
+/* The memory is freed when the reader lets go, and only then. */
+static void close_waits_for_who_still_reads(void **state)
+{
+    (void)state;
+    gpu_play play;
+    rft_thread thread;
+    gpu_play_open(&play, patient);
+    crew_member *keeper = gpu_play_hire(&play, true, CREW_KEEP);
+    (void)gpu_play_publish(&play, 1);
+    assert_true(crew_wait(keeper, 1, 1) == gpu_play_digest(1));
+    assert_int_equal(rft_thread_start(&thread, "close", close_trainer, &play.trainer, NULL),
+                     REFIT_OK);
+    await_goodbye(keeper);
+    crew_let_go(keeper);
+    rft_thread_join(thread);
+    gpu_play_close(&play);
+}
+
+/* The publisher gives up, the reader does not: nothing is freed under it, and the device has all
+ * back once it has let go. */
+static void what_is_read_beyond_the_close_is_freed_with_the_device(void **state)
+{
+    (void)state;
+    gpu_play play;
+    refit_error error;
+    gpu_play_open(&play, NULL);
+    crew_member *keeper = gpu_play_hire(&play, true, CREW_KEEP);
+    uint64_t digest = gpu_play_publish(&play, 1);
+    assert_true(crew_wait(keeper, 1, 1) == digest);
+    trainer_close(&play.trainer);
+    assert_int_equal(refit_device_close(play.device, &error), REFIT_ERR_BUSY);
+    assert_non_null(strstr(error.text, "mapped"));
+    /* Another publisher on the device is not held up by it. */
+    trainer_open_on(&play.trainer, &play.config, play.device);
+    assert_int_equal(refit_device_close(play.device, NULL), REFIT_ERR_BUSY);
+    crew_let_go(keeper);
+    gpu_play_close(&play); /* and nothing was torn */
+}
+
+static void an_aborted_version_leaves_what_can_be_served(void **state)
+{
+    (void)state;
+    static const struct {
+        void (*change)(refit_config *config);
+        bool served; /* version 1, to a late worker */
+        bool on_gpu;
+    } trials[] = {{NULL, true, true},
+                  {required, true, true},
+                  {one_slot, true, false},
+                  {required_one_slot, false, false}};
+    for (size_t trial = 0; trial < sizeof trials / sizeof *trials; trial++) {
+        gpu_play play;
+        gpu_play_open(&play, trials[trial].change);
+        crew_member *member = gpu_play_hire(&play, true, CREW_ACCEPT);
+        gpu_play_expect(&play, 1, gpu_play_publish(&play, 1));
+        trainer_begin(&play.trainer, 2);
+        trainer_write(&play.trainer);
+        assert_int_equal(refit_publisher_abort(play.trainer.publisher, NULL), REFIT_OK);
+        assert_int_equal(refit_publisher_version(play.trainer.publisher), 1);
+        crew_member *late = gpu_play_hire_as(&play, &play.config, play.theirs, CREW_ACCEPT);
+        trainer_wait_workers(&play.trainer, 2);
+        if (trials[trial].served) {
+            assert_true(crew_wait(late, 1, 1) == gpu_play_digest(1));
+            assert_true(crew_was_on_device(late, 1) == trials[trial].on_gpu);
+        }
+        uint64_t digest = gpu_play_publish(&play, 3);
+        gpu_play_expect(&play, 3, digest);
+        assert_int_equal(crew_count(member, 2), 0);
+        assert_int_equal(crew_count(late, 1), trials[trial].served ? 1 : 0);
+        gpu_play_close(&play);
+    }
+}
+
+static void weights_of_the_host_and_of_another_gpu_are_brought_there(void **state)
+{
+    (void)state;
+    gpu_play play;
+    refit_device *other = NULL;
+    gpu_play_open(&play, NULL);
+    assert_int_equal(refit_device_open("cuda:1", NULL, &other, NULL), REFIT_OK);
+    crew_member *member = gpu_play_hire(&play, true, CREW_ACCEPT);
+    trainer_take_device(&play.trainer, NULL);
+    gpu_play_expect(&play, 1, gpu_play_publish(&play, 1));
+    trainer_take_device(&play.trainer, other);
+    gpu_play_expect(&play, 2, gpu_play_publish(&play, 2));
+    gpu_play_expect(&play, 3, gpu_play_publish(&play, 3));
+    assert_true(crew_was_on_device(member, 1) && crew_was_on_device(member, 3));
+    crew_stop(member);
+    play.crew_count = 0;
+    trainer_close(&play.trainer);
+    trainer_open_on(&play.trainer, &play.config, play.device);
+    assert_int_equal(refit_device_close(other, NULL), REFIT_OK);
+    gpu_play_close(&play);
+}
+
+static void with_require_weights_of_the_host_go_up(void **state)
+{
+    (void)state;
+    gpu_play play;
+    gpu_play_open(&play, required);
+    (void)gpu_play_hire(&play, true, CREW_ACCEPT);
+    trainer_take_device(&play.trainer, NULL);
+    gpu_play_expect(&play, 1, gpu_play_publish(&play, 1));
+    gpu_play_expect(&play, 2, gpu_play_publish(&play, 2));
+    gpu_play_close(&play);
+}
+
+/* Once more the bytes that lie on the GPU already. */
+static refit_status publish_again(gpu_play *play)
+{
+    const rft_manifest *manifest = play->trainer.sample.manifest;
+    RFT_TRY(refit_publisher_begin(play->trainer.publisher, 0, NULL));
+    for (uint32_t i = 0; i < manifest->count; i++) {
+        const rft_manifest_tensor *tensor = &manifest->tensors[i];
+        if (tensor->alias_of != REFIT_NO_ALIAS) continue;
+        RFT_TRY(refit_publisher_write(play->trainer.publisher, i,
+                                      play->trainer.memory + tensor->offset, tensor->bytes,
+                                      play->device, REFIT_STREAM_NONE, NULL));
+    }
+    return refit_publisher_commit(play->trainer.publisher, NULL);
+}
+
+/* Each call of the driver fails in turn: the version is published, or says what failed. */
+static void a_driver_that_fails_costs_a_version_and_nothing_else(void **state)
+{
+    (void)state;
+    const char *const calls[] = {
+        "cuMemAlloc",    "cuIpcGetMemHandle",  "cuPointerGetAttributes", "cuMemGetAddressRange",
+        "cuMemcpyAsync", "cuMemcpyBatchAsync", "cuEventRecord"};
+    for (size_t i = 0; i < sizeof calls / sizeof *calls; i++) {
+        for (unsigned nth = 1; nth <= 6; nth++) {
+            gpu_play play;
+            gpu_play_open(&play, NULL);
+            crew_member *member = gpu_play_hire(&play, true, CREW_ACCEPT);
+            (void)gpu_play_publish(&play, 1);
+            fake_cuda_fail(calls[i], nth, 1, RFT_CU_OUT_OF_MEMORY);
+            refit_status status = publish_again(&play);
+            fake_cuda_forget_faults();
+            bool open = status != REFIT_OK &&
+                        refit_publisher_abort(play.trainer.publisher, NULL) == REFIT_OK;
+            assert_true(open || status == REFIT_OK || status == REFIT_ERR_PEER);
+            uint64_t digest = gpu_play_publish(&play, 4);
+            assert_true(crew_wait(member, 4, 1) == digest);
+            gpu_play_close(&play);
+        }
+    }
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(memory_is_taken_while_somebody_wants_it),
+        cmocka_unit_test(a_kept_version_stays_as_it_was_while_others_come),
+        cmocka_unit_test(who_was_turned_out_cannot_accept_what_it_read),
+        cmocka_unit_test(where_the_gpu_is_full_versions_go_another_way),
+        cmocka_unit_test(where_the_gpu_is_full_and_required_begin_says_so),
+        cmocka_unit_test(a_stuck_reader_and_a_full_gpu_do_not_tear_anything),
+        cmocka_unit_test(other_tensors_take_other_memory_when_the_old_is_let_go),
+        cmocka_unit_test(begin_waits_for_memory_that_is_about_to_come_free),
+        cmocka_unit_test(close_waits_for_who_still_reads),
+        cmocka_unit_test(what_is_read_beyond_the_close_is_freed_with_the_device),
+        cmocka_unit_test(an_aborted_version_leaves_what_can_be_served),
+        cmocka_unit_test(weights_of_the_host_and_of_another_gpu_are_brought_there),
+        cmocka_unit_test(with_require_weights_of_the_host_go_up),
+        cmocka_unit_test(a_driver_that_fails_costs_a_version_and_nothing_else),
+    };
+    return cmocka_run_group_tests_name("gpu_memory", tests, NULL, NULL);
+}

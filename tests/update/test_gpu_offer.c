@@ -1,0 +1,398 @@
+/* A worker that is offered memory of its GPU by a publisher that may be lying: it maps, verifies
+ * and hands over what is as it was offered, and nothing else. */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+#include "fake_cuda.h"
+#include "store/share_lock.h"
+#include "tests/support/pairing.h"
+#include "wire/share.h"
+
+/* A publisher's block of the GPU's memory, by hand. */
+typedef struct block {
+    unsigned char *memory;
+    rft_share share;
+    rft_share_lock share_lock;
+} block;
+
+typedef struct scene {
+    pairing pair;
+    refit_device *device; /* the worker's */
+    refit_device *theirs;
+    block blocks[2];
+    unsigned char uuid[RFT_UUID_BYTES];
+    bool has_manifest; /* the worker was sent it: both versions have the same */
+} scene;
+
+static void block_open(scene *on, block *one, const sample_version *sample)
+{
+    void *memory = NULL;
+    uint64_t bytes = sample->manifest->store_bytes;
+    assert_int_equal(refit_memory_alloc(on->theirs, bytes, &memory, NULL), REFIT_OK);
+    assert_int_equal(
+        refit_stream_copy(on->theirs, REFIT_STREAM_NONE, memory, sample->image, bytes, NULL),
+        REFIT_OK);
+    assert_int_equal(rft_device_share_export(on->theirs, memory, bytes, &one->share, NULL),
+                     REFIT_OK);
+    assert_int_equal(rft_share_lock_open(&one->share_lock, NULL), REFIT_OK);
+    one->memory = memory;
+}
+
+static void scene_open(scene *on, void (*change)(refit_config *config))
+{
+    refit_error error;
+    memset(on, 0, sizeof *on);
+    fake_cuda_reset();
+    if (refit_device_open("cuda:0", NULL, &on->device, &error) != REFIT_OK ||
+        refit_device_open("cuda:0", NULL, &on->theirs, &error) != REFIT_OK) {
+        fail_msg("%s", error.text);
+    }
+    memcpy(on->uuid, rft_device_get_caps(on->device).uuid, sizeof on->uuid);
+    pair_open(&on->pair, true, change);
+    block_open(on, &on->blocks[0], &on->pair.samples[0]);
+    block_open(on, &on->blocks[1], &on->pair.samples[1]);
+    assert_int_equal(refit_subscriber_use_device(on->pair.subscriber, on->device, NULL), REFIT_OK);
+}
+
+static void scene_close(scene *on)
+{
+    pair_close(&on->pair);
+    for (int i = 0; i < 2; i++) {
+        assert_false(
+            rft_share_lock_is_mapped(&on->blocks[i].share_lock)); /* the worker has let go */
+        rft_share_lock_close(&on->blocks[i].share_lock);
+        assert_int_equal(refit_memory_free(on->theirs, on->blocks[i].memory, NULL), REFIT_OK);
+    }
+    assert_int_equal(refit_device_close(on->theirs, NULL), REFIT_OK);
+    assert_int_equal(refit_device_close(on->device, NULL), REFIT_OK);
+    assert_int_equal(fake_cuda_leaks(), 0);
+    assert_string_equal(fake_cuda_violation(), "");
+}
+
+static void welcome(scene *on)
+{
+    raw_publisher *raw = &on->pair.raw;
+    rft_message message = sample_welcome(raw->epoch, raw->probe.name);
+    message.as.welcome.gpu = (rft_view){on->uuid, sizeof on->uuid};
+    raw_say(raw, message);
+    raw_hear(raw, RFT_JOIN);
+    raw_say(raw, sample_beat(raw->epoch));
+}
+
+/* From a HELLO that names the GPU to a first beat. */
+static void join(scene *on)
+{
+    do {
+        raw_hear(&on->pair.raw, RFT_HELLO);
+    } while (on->pair.raw.heard.as.hello.gpu.count == 0);
+    assert_memory_equal(on->pair.raw.heard.as.hello.gpu.data, on->uuid, sizeof on->uuid);
+    welcome(on);
+    assert_true(on->pair.raw.heard.as.join.gpu);
+}
+
+static void offer(scene *on, uint32_t index, const rft_share *share, const char *mark)
+{
+    unsigned char bytes[RFT_SHARE_BYTES];
+    const sample_version *sample = &on->pair.samples[index];
+    if (!on->has_manifest) raw_say(&on->pair.raw, sample_manifest(sample, PAIR_EPOCH));
+    on->has_manifest = true;
+    rft_message message = sample_offer(sample, PAIR_EPOCH, 0, NULL, 0);
+    rft_share_write(share, bytes);
+    message.as.offer.share = (rft_view){bytes, sizeof bytes};
+    message.as.offer.mark = rft_view_text(mark);
+    raw_say(&on->pair.raw, message);
+}
+
+static void stage(scene *on, uint32_t index)
+{
+    const block *one = &on->blocks[index];
+    offer(on, index, &one->share, one->share_lock.segment.name);
+    raw_say(&on->pair.raw, sample_seal(&on->pair.samples[index]));
+    raw_hear(&on->pair.raw, RFT_STAGED);
+}
+
+static void assert_is_on_gpu(scene *on, const refit_update *update, uint32_t index)
+{
+    assert_ptr_equal(refit_update_device(update), on->device);
+    for (uint32_t i = 0; i < SAMPLE_TENSORS; i++) {
+        refit_tensor tensor = {.size = sizeof tensor};
+        const void *bytes = NULL;
+        unsigned char here[1 << 20];
+        uint64_t offset = on->pair.samples[index].manifest->tensors[i].offset;
+        assert_int_equal(refit_update_tensor(update, i, &tensor, &bytes, NULL), REFIT_OK);
+        assert_ptr_equal(bytes, on->blocks[index].memory + offset);
+        assert_true(tensor.bytes <= sizeof here);
+        assert_int_equal(
+            refit_stream_copy(on->device, REFIT_STREAM_NONE, here, bytes, tensor.bytes, NULL),
+            REFIT_OK);
+        assert_memory_equal(here, on->pair.samples[index].image + offset, tensor.bytes);
+    }
+}
+
+static void a_gpu_that_the_trainer_shows_in_a_second_welcome_is_used(void **state)
+{
+    (void)state;
+    scene on;
+    scene_open(&on, NULL);
+    raw_publisher *raw = &on.pair.raw;
+    do {
+        raw_hear(raw, RFT_HELLO);
+    } while (raw->heard.as.hello.gpu.count == 0);
+    raw_say(raw, sample_welcome(raw->epoch, raw->probe.name));
+    raw_hear(raw, RFT_JOIN);
+    assert_false(raw->heard.as.join.gpu);
+    rft_message shown = sample_welcome(raw->epoch, raw->probe.name);
+    shown.as.welcome.gpu = (rft_view){on.uuid, sizeof on.uuid};
+    raw_say(raw, shown);
+    join(&on);
+    raw_say(raw, shown);
+    raw_hear(raw, RFT_JOIN); /* on it already: nothing to do but say so again */
+    assert_true(raw->heard.as.join.gpu);
+    scene_close(&on);
+}
+
+static void a_version_on_the_gpu_is_read_in_place(void **state)
+{
+    (void)state;
+    scene on;
+    scene_open(&on, NULL);
+    join(&on);
+    for (uint32_t i = 0; i < 2; i++) {
+        stage(&on, i);
+        assert_true(rft_share_lock_is_mapped(&on.blocks[i].share_lock));
+        assert_false(rft_share_lock_is_read(&on.blocks[i].share_lock));
+        raw_say(&on.pair.raw, sample_commit(&on.pair.samples[i]));
+        refit_update *update = pair_next(&on.pair);
+        assert_true(rft_share_lock_is_read(&on.blocks[i].share_lock));
+        assert_is_on_gpu(&on, update, i);
+        assert_int_equal(refit_update_accept(update, NULL), REFIT_OK);
+        raw_hear(&on.pair.raw, RFT_COMMITTED);
+        refit_update_close(update);
+        raw_hear(&on.pair.raw, RFT_RELEASED);
+        assert_false(rft_share_lock_is_read(&on.blocks[i].share_lock));
+        assert_int_equal(pair_describe(&on.pair).path, REFIT_PATH_CUDA_IPC);
+    }
+    assert_true(
+        rft_share_lock_is_mapped(&on.blocks[0].share_lock)); /* for the next version there */
+    scene_close(&on);
+}
+
+static void a_block_that_is_given_up_is_let_go_at_the_next_beat(void **state)
+{
+    (void)state;
+    scene on;
+    scene_open(&on, NULL);
+    join(&on);
+    stage(&on, 0);
+    raw_say(&on.pair.raw, sample_commit(&on.pair.samples[0]));
+    refit_update *update = pair_next(&on.pair);
+    assert_int_equal(refit_update_accept(update, NULL), REFIT_OK);
+    rft_share_lock_retire(&on.blocks[0].share_lock);
+    raw_say(&on.pair.raw, sample_beat(PAIR_EPOCH));
+    stage(&on, 1);
+    assert_true(rft_share_lock_is_mapped(&on.blocks[0].share_lock)); /* it is still read */
+    refit_update_close(update);
+    raw_hear(&on.pair.raw, RFT_RELEASED);
+    while (rft_share_lock_is_mapped(&on.blocks[0].share_lock)) {
+        raw_hear(&on.pair.raw, RFT_BEAT);
+    }
+    scene_close(&on);
+}
+
+static void bytes_taken_back_under_an_update_are_not_accepted(void **state)
+{
+    (void)state;
+    scene on;
+    refit_error error;
+    scene_open(&on, NULL);
+    join(&on);
+    stage(&on, 0);
+    raw_say(&on.pair.raw, sample_commit(&on.pair.samples[0]));
+    refit_update *update = pair_next(&on.pair);
+    rft_seqlock_begin(rft_share_lock_seqlock(&on.blocks[0].share_lock));
+    assert_int_equal(refit_update_accept(update, &error), REFIT_ERR_STALE);
+    raw_hear(&on.pair.raw, RFT_FAILED);
+    assert_int_equal(on.pair.raw.heard.as.failed.code, REFIT_ERR_STALE);
+    assert_false(on.pair.raw.heard.as.failed.kept);
+    refit_update_close(update);
+    scene_close(&on);
+}
+
+/* Between STAGED and COMMIT: the user never sees it. */
+static void bytes_taken_back_before_the_commit_are_not_handed_over(void **state)
+{
+    (void)state;
+    scene on;
+    refit_update *update = NULL;
+    scene_open(&on, NULL);
+    join(&on);
+    stage(&on, 0);
+    rft_seqlock_begin(rft_share_lock_seqlock(&on.blocks[0].share_lock));
+    raw_say(&on.pair.raw, sample_commit(&on.pair.samples[0]));
+    raw_hear(&on.pair.raw, RFT_FAILED);
+    assert_int_equal(on.pair.raw.heard.as.failed.code, REFIT_ERR_STALE);
+    assert_true(on.pair.raw.heard.as.failed.kept);
+    assert_int_equal(refit_subscriber_next(on.pair.subscriber, 0, &update, NULL),
+                     REFIT_ERR_TIMEOUT);
+    assert_false(rft_share_lock_is_read(&on.blocks[0].share_lock));
+    scene_close(&on);
+}
+
+/* ---- Lies */
+
+static void verify_always(refit_config *config)
+{
+    config->broadcast_verify = REFIT_VERIFY_ALWAYS;
+}
+
+#define STAGED UINT32_MAX /* instead of a status */
+#define REJOIN UINT32_MAX - 1
+
+/* What FAILED says about an offer with something wrong; REJOIN: HELLO without the GPU. */
+static uint32_t try_offer(int wrong, void (*change)(refit_config *config))
+{
+    scene on;
+    unsigned char damaged = 0x5a;
+    scene_open(&on, change);
+    join(&on);
+    block *one = &on.blocks[0];
+    rft_share share = one->share;
+    const char *mark = one->share_lock.segment.name;
+    rft_message seal = sample_seal(&on.pair.samples[0]);
+    if (wrong == 1) mark = "/proc/999999999/fd/3:1";
+    if (wrong == 2) mark = "/etc/passwd";
+    if (wrong == 3) mark = "";
+    if (wrong == 4) rft_share_lock_retire(&one->share_lock);
+    if (wrong == 5) rft_seqlock_begin(rft_share_lock_seqlock(&one->share_lock));
+    if (wrong == 6) share.bytes--;
+    if (wrong == 7) share.bytes = UINT64_MAX;
+    if (wrong == 8) share.offset = UINT64_MAX - 7;
+    if (wrong == 9) share.offset = 8;
+    if (wrong == 10) share.uuid[5] ^= 1;
+    if (wrong == 11) memset(share.handle, 0xff, sizeof share.handle);
+    if (wrong == 12) share.address = 0;
+    if (wrong == 13) seal.as.seal.digest.bytes[0] ^= 1;
+    if (wrong == 14) {
+        assert_int_equal(
+            refit_stream_copy(on.theirs, REFIT_STREAM_NONE, one->memory + 5, &damaged, 1, NULL),
+            REFIT_OK);
+    }
+    offer(&on, 0, &share, mark);
+    raw_say(&on.pair.raw, seal);
+    uint32_t code = STAGED;
+    rft_message_kind kind;
+    do {
+        raw_hear_any(&on.pair.raw);
+        kind = on.pair.raw.heard.kind;
+    } while (kind != RFT_STAGED && kind != RFT_FAILED && kind != RFT_HELLO);
+    if (kind == RFT_FAILED) code = on.pair.raw.heard.as.failed.code;
+    if (kind == RFT_HELLO) {
+        assert_int_equal(on.pair.raw.heard.as.hello.gpu.count, 0);
+        code = REJOIN;
+    }
+    scene_close(&on);
+    return code;
+}
+
+static void an_offer_that_lies_is_not_believed(void **state)
+{
+    (void)state;
+    assert_int_equal(try_offer(0, NULL), STAGED);
+    assert_int_equal(try_offer(1, NULL), REFIT_ERR_NOT_FOUND);
+    assert_int_equal(try_offer(2, NULL), REFIT_ERR_PROTOCOL);
+    assert_int_equal(try_offer(3, NULL), REFIT_ERR_PROTOCOL);
+    assert_int_equal(try_offer(4, NULL), REFIT_ERR_NOT_FOUND);
+    assert_int_equal(try_offer(5, NULL), REFIT_ERR_STALE);
+    assert_int_equal(try_offer(6, NULL), REFIT_ERR_PROTOCOL);
+    assert_int_equal(try_offer(7, NULL), REJOIN);
+    assert_int_equal(try_offer(8, NULL), REJOIN);
+    assert_int_equal(try_offer(9, NULL), REFIT_ERR_PROTOCOL);
+    assert_int_equal(try_offer(10, NULL), REJOIN);
+    assert_int_equal(try_offer(11, NULL), REJOIN);
+    assert_int_equal(try_offer(12, NULL), REJOIN);
+    assert_int_equal(try_offer(13, NULL), REFIT_ERR_CORRUPT);
+    assert_int_equal(try_offer(14, NULL), STAGED); /* the bytes did not travel */
+}
+
+static void with_verify_always_the_bytes_are_digested_on_the_gpu(void **state)
+{
+    (void)state;
+    assert_int_equal(try_offer(0, verify_always), STAGED);
+    assert_int_equal(try_offer(5, verify_always), REFIT_ERR_STALE);
+    assert_int_equal(try_offer(13, verify_always), REFIT_ERR_CORRUPT);
+    assert_int_equal(try_offer(14, verify_always), REFIT_ERR_CORRUPT);
+}
+
+static void a_block_that_changes_under_its_name_breaks_the_connection(void **state)
+{
+    (void)state;
+    scene on;
+    scene_open(&on, NULL);
+    join(&on);
+    stage(&on, 0);
+    rft_share other = on.blocks[0].share;
+    other.bytes++;
+    offer(&on, 1, &other, on.blocks[0].share_lock.segment.name);
+    raw_hear(&on.pair.raw, RFT_FAILED);
+    assert_int_equal(on.pair.raw.heard.as.failed.code, REFIT_ERR_PROTOCOL);
+    raw_hear(&on.pair.raw, RFT_HELLO);
+    scene_close(&on);
+}
+
+/* Without having joined on it. */
+static void a_gpu_that_was_not_agreed_on_is_not_touched(void **state)
+{
+    (void)state;
+    scene on;
+    scene_open(&on, NULL);
+    on.uuid[0] ^= 1; /* another trainer's */
+    do {
+        raw_hear(&on.pair.raw, RFT_HELLO);
+    } while (on.pair.raw.heard.as.hello.gpu.count == 0);
+    welcome(&on);
+    assert_false(on.pair.raw.heard.as.join.gpu);
+    assert_true(on.pair.raw.heard.as.join.shm);
+    offer(&on, 0, &on.blocks[0].share, on.blocks[0].share_lock.segment.name);
+    raw_hear(&on.pair.raw, RFT_FAILED);
+    assert_int_equal(on.pair.raw.heard.as.failed.code, REFIT_ERR_PROTOCOL);
+    scene_close(&on);
+}
+
+/* The digest is under way when the trainer is lost. */
+static void a_version_dropped_while_it_is_verified_ends_well(void **state)
+{
+    (void)state;
+    scene on;
+    scene_open(&on, verify_always);
+    join(&on);
+    fake_cuda_stop();
+    offer(&on, 0, &on.blocks[0].share, on.blocks[0].share_lock.segment.name);
+    raw_say(&on.pair.raw, sample_seal(&on.pair.samples[0]));
+    raw_hear(&on.pair.raw, RFT_BEAT);
+    raw_say(&on.pair.raw, sample_abort(&on.pair.samples[0]));
+    raw_hear(&on.pair.raw, RFT_BEAT);
+    fake_cuda_go();
+    stage(&on, 1);
+    scene_close(&on);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(a_gpu_that_the_trainer_shows_in_a_second_welcome_is_used),
+        cmocka_unit_test(a_version_on_the_gpu_is_read_in_place),
+        cmocka_unit_test(a_block_that_is_given_up_is_let_go_at_the_next_beat),
+        cmocka_unit_test(bytes_taken_back_under_an_update_are_not_accepted),
+        cmocka_unit_test(bytes_taken_back_before_the_commit_are_not_handed_over),
+        cmocka_unit_test(an_offer_that_lies_is_not_believed),
+        cmocka_unit_test(with_verify_always_the_bytes_are_digested_on_the_gpu),
+        cmocka_unit_test(a_block_that_changes_under_its_name_breaks_the_connection),
+        cmocka_unit_test(a_gpu_that_was_not_agreed_on_is_not_touched),
+        cmocka_unit_test(a_version_dropped_while_it_is_verified_ends_well),
+    };
+    return cmocka_run_group_tests_name("gpu_offer", tests, NULL, NULL);
+}

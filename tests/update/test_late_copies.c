@@ -1,0 +1,211 @@
+/* A copy that a write gave up waiting for may come at any time: nothing else is written where it
+ * goes, and nothing served from there. */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+#include <sys/resource.h>
+#include <unistd.h>
+
+#include "device/device.h"
+#include "tests/support/gpu_play.h"
+
+#define SOON_MS 200
+
+static void impatient(refit_config *config)
+{
+    config->broadcast_stage_timeout_ms = SOON_MS;
+    config->broadcast_linger_ms = SOON_MS;
+}
+
+static void impatient_one_slot(refit_config *config)
+{
+    impatient(config);
+    config->broadcast_shm = REFIT_SHM_REQUIRE;
+    config->broadcast_slots = 1;
+}
+
+static refit_status write_first(gpu_play *play, const void *memory, refit_device *device,
+                                refit_stream_ref after, refit_error *error)
+{
+    uint64_t bytes = play->trainer.sample.manifest->tensors[0].bytes;
+    return refit_publisher_write(play->trainer.publisher, 0, memory, bytes, device, after, error);
+}
+
+/* A stream that stands before its work. */
+static refit_stream_ref stream_stop(refit_device *device, void *memory)
+{
+    refit_stream_ref stream;
+    assert_int_equal(refit_stream_open(device, &stream, NULL), REFIT_OK);
+    fake_cuda_stop_stream((rft_cu_stream)stream.native);
+    assert_int_equal(rft_device_zero(device, stream, memory, 16, NULL), REFIT_OK);
+    return stream;
+}
+
+static void stream_go(refit_device *device, refit_stream_ref stream)
+{
+    fake_cuda_go_stream((rft_cu_stream)stream.native);
+    fake_cuda_settle();
+    assert_int_equal(refit_stream_close(device, stream, NULL), REFIT_OK);
+}
+
+/* All tensors but the first. */
+static void write_rest(gpu_play *play)
+{
+    const rft_manifest *manifest = play->trainer.sample.manifest;
+    for (uint32_t i = 1; i < manifest->count; i++) {
+        const rft_manifest_tensor *tensor = &manifest->tensors[i];
+        if (tensor->alias_of != REFIT_NO_ALIAS) continue;
+        assert_int_equal(refit_publisher_write(play->trainer.publisher, i,
+                                               play->trainer.memory + tensor->offset, tensor->bytes,
+                                               play->device, REFIT_STREAM_NONE, NULL),
+                         REFIT_OK);
+    }
+}
+
+/* The first tensor once more, with bytes from elsewhere, while the copy of the wrong ones stands.
+ */
+static void a_tensor_from_elsewhere_waits_for_the_copy_that_was_given_up(void **state)
+{
+    (void)state;
+    for (int trial = 0; trial < 4; trial++) {
+        bool from_other = trial % 2 != 0, on_gpu = trial / 2 != 0;
+        gpu_play play;
+        refit_error error;
+        refit_device *other = NULL;
+        void *memory = NULL, *wrong = NULL;
+        gpu_play_open(&play, impatient);
+        assert_int_equal(refit_device_open("cuda:1", NULL, &other, NULL), REFIT_OK);
+        crew_member *member = gpu_play_hire(&play, on_gpu, CREW_ACCEPT);
+        trainer_begin(&play.trainer, 1);
+        const sample_version *sample = &play.trainer.sample;
+        uint64_t bytes = sample->manifest->tensors[0].bytes;
+        const void *good = sample->image + sample->manifest->tensors[0].offset;
+        assert_int_equal(refit_memory_alloc(play.device, bytes, &wrong, NULL), REFIT_OK);
+        assert_int_equal(refit_memory_alloc(other, bytes, &memory, NULL), REFIT_OK);
+        assert_int_equal(refit_stream_copy(other, REFIT_STREAM_NONE, memory, good, bytes, NULL),
+                         REFIT_OK);
+        refit_stream_ref stream = stream_stop(play.device, wrong);
+        assert_int_equal(write_first(&play, wrong, play.device, stream, NULL), REFIT_ERR_TIMEOUT);
+        const void *from = from_other ? memory : good;
+        refit_device *device = from_other ? other : NULL;
+        assert_int_equal(write_first(&play, from, device, REFIT_STREAM_NONE, &error),
+                         REFIT_ERR_TIMEOUT);
+        assert_non_null(strstr(error.text, "earlier write"));
+        stream_go(play.device, stream);
+        assert_int_equal(write_first(&play, from, device, REFIT_STREAM_NONE, &error), REFIT_OK);
+        write_rest(&play);
+        assert_int_equal(refit_publisher_commit(play.trainer.publisher, NULL), REFIT_OK);
+        assert_true(crew_wait(member, 1, 1) == gpu_play_digest(1));
+        assert_int_equal(refit_memory_free(play.device, wrong, NULL), REFIT_OK);
+        assert_int_equal(refit_memory_free(other, memory, NULL), REFIT_OK);
+        crew_stop(member);
+        play.crew_count = 0;
+        trainer_close(&play.trainer);
+        trainer_open_on(&play.trainer, &play.config, play.device);
+        assert_int_equal(refit_device_close(other, NULL), REFIT_OK);
+        gpu_play_close(&play);
+    }
+}
+
+/* Its slots are left to it. */
+static void another_version_does_not_wait_for_it(void **state)
+{
+    (void)state;
+    gpu_play play;
+    void *wrong = NULL;
+    gpu_play_open(&play, impatient);
+    crew_member *member = gpu_play_hire(&play, true, CREW_ACCEPT);
+    trainer_begin(&play.trainer, 1);
+    const sample_version *sample = &play.trainer.sample;
+    assert_int_equal(
+        refit_memory_alloc(play.device, sample->manifest->tensors[0].bytes, &wrong, NULL),
+        REFIT_OK);
+    refit_stream_ref stream = stream_stop(play.device, wrong);
+    assert_int_equal(write_first(&play, wrong, play.device, stream, NULL), REFIT_ERR_TIMEOUT);
+    assert_int_equal(refit_publisher_abort(play.trainer.publisher, NULL), REFIT_OK);
+    crew_stop(member); /* or host memory would go up on the stream that stands */
+    play.crew_count = 0;
+    refit_device *device = play.trainer.device;
+    trainer_begin(&play.trainer, 2);
+    play.trainer.device = NULL; /* from the host */
+    trainer_write(&play.trainer);
+    play.trainer.device = device;
+    assert_int_equal(refit_publisher_commit(play.trainer.publisher, NULL), REFIT_OK);
+    stream_go(play.device, stream);
+    crew_member *late = gpu_play_hire_as(&play, &play.config, NULL, CREW_ACCEPT);
+    assert_true(crew_wait(late, 2, 1) == gpu_play_digest(2));
+    assert_int_equal(refit_memory_free(play.device, wrong, NULL), REFIT_OK);
+    gpu_play_close(&play);
+}
+
+#define FILES_MOST 256
+
+typedef struct shortage {
+    struct rlimit limit;
+    int files[FILES_MOST];
+    int count;
+} shortage;
+
+/* No file can be opened, so that there is no shared memory either. */
+static void shortage_begin(shortage *none)
+{
+    int file;
+    *none = (shortage){0};
+    assert_int_equal(getrlimit(RLIMIT_NOFILE, &none->limit), 0);
+    struct rlimit few = {FILES_MOST, none->limit.rlim_max};
+    assert_int_equal(setrlimit(RLIMIT_NOFILE, &few), 0);
+    while ((file = dup(STDERR_FILENO)) >= 0) {
+        none->files[none->count++] = file;
+    }
+}
+
+static void shortage_end(shortage *none)
+{
+    while (none->count > 0) {
+        close(none->files[--none->count]);
+    }
+    assert_int_equal(setrlimit(RLIMIT_NOFILE, &none->limit), 0);
+}
+
+/* One slot, the copy is on its way to where the committed version lay, and there is no memory to
+ * bring that to safety: it is no longer served, rather than torn. */
+static void with_no_other_memory_the_version_before_is_not_served(void **state)
+{
+    (void)state;
+    gpu_play play;
+    void *wrong = NULL;
+    gpu_play_open(&play, impatient_one_slot);
+    (void)gpu_play_publish(&play, 1);
+    trainer_begin(&play.trainer, 2);
+    const sample_version *sample = &play.trainer.sample;
+    assert_int_equal(
+        refit_memory_alloc(play.device, sample->manifest->tensors[0].bytes, &wrong, NULL),
+        REFIT_OK);
+    refit_stream_ref stream = stream_stop(play.device, wrong);
+    assert_int_equal(write_first(&play, wrong, play.device, stream, NULL), REFIT_ERR_TIMEOUT);
+    shortage none;
+    shortage_begin(&none);
+    assert_int_equal(refit_publisher_abort(play.trainer.publisher, NULL), REFIT_OK);
+    shortage_end(&none);
+    crew_member *late = gpu_play_hire(&play, false, CREW_ACCEPT);
+    stream_go(play.device, stream);
+    uint64_t digest = gpu_play_publish(&play, 3);
+    assert_true(crew_wait(late, 3, 1) == digest);
+    assert_int_equal(crew_count(late, 1), 0);
+    assert_int_equal(refit_memory_free(play.device, wrong, NULL), REFIT_OK);
+    gpu_play_close(&play);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(a_tensor_from_elsewhere_waits_for_the_copy_that_was_given_up),
+        cmocka_unit_test(another_version_does_not_wait_for_it),
+        cmocka_unit_test(with_no_other_memory_the_version_before_is_not_served),
+    };
+    return cmocka_run_group_tests_name("late_copies", tests, NULL, NULL);
+}
