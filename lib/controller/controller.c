@@ -21,10 +21,83 @@
  * remembered, so that a phase that failed half-way, or a caller who used the offloader directly, is
  * met where it stands. Must not know how states move or how weights travel.
  */
+#include <inttypes.h>
+#include <stdbool.h>
+#include <string.h>
+
+#include <refit/controller.h>
+
 #include "base/alloc.h"
 #include "base/clock.h"
+#include "base/error.h"
 #include "config/resolve.h"
-#include "controller/cycle.h"
+
+typedef enum phase {
+    PHASE_CLEAR,
+    PHASE_PUBLISH,
+    PHASE_RETURN,
+    PHASE_JOIN,
+    PHASES,
+} phase;
+
+/* The figures of cycles. A cycle begins with a clear in TRAINING and ends with the join. */
+typedef struct cycle {
+    bool open;
+    bool failed; /* a phase has */
+    int64_t began;
+    int64_t exposed;        /* nanoseconds in the verbs so far */
+    int64_t phases[PHASES]; /* nanoseconds in each phase's verb so far */
+    uint64_t completed;
+    uint64_t failures;       /* cycles in which a phase failed */
+    int64_t last_seconds_ns; /* of the last cycle that completed */
+    int64_t last_exposed_ns;
+} cycle;
+
+/* Used by one thread at a time. */
+struct refit_controller {
+    refit_offloader *offloader; /* borrowed; NULL: nothing leaves */
+    refit_publisher *publisher; /* borrowed; NULL: nothing is published */
+    refit_config config;
+    refit_controller_state state;
+    refit_future *returning; /* owned; of the way back, until it is joined */
+    cycle cycle;
+};
+
+/* ---- Figures: each verb hands in how long it took and how it ended. Time between the verbs
+ * belongs to the cycle but is not exposed: the caller was busy with something else. */
+
+static void begin_cycle(cycle *on, int64_t began)
+{
+    on->open = true;
+    on->failed = false;
+    on->began = began;
+    on->exposed = 0;
+    memset(on->phases, 0, sizeof on->phases);
+}
+
+/* A phase that `began` (rft_now) has returned `status`, which is passed on. */
+static refit_status count_phase(cycle *on, phase which, int64_t began, refit_status status)
+{
+    int64_t spent = rft_now() - began;
+    /* A verb may be called again: to go on, or for nothing. */
+    on->phases[which] = (on->open ? on->phases[which] : 0) + spent;
+    on->exposed += spent;
+    if (status != REFIT_OK && on->open && !on->failed) {
+        on->failed = true;
+        on->failures++;
+    }
+    return status;
+}
+
+/* The states are joined. */
+static void end_cycle(cycle *on)
+{
+    if (!on->open) return;
+    on->open = false;
+    on->completed++;
+    on->last_seconds_ns = rft_now() - on->began;
+    on->last_exposed_ns = on->exposed;
+}
 
 /* ---- Opening and closing */
 
@@ -126,12 +199,64 @@ refit_status refit_controller_clear(refit_controller *controller, refit_stream_r
     RFT_REFUSE_IF(controller->state == REFIT_RETURNING, error, REFIT_ERR_STATE,
                   "states are on their way back: call refit_controller_join before the next clear");
     int64_t began = rft_now();
-    if (controller->state == REFIT_TRAINING) rft_cycle_begin(&controller->cycle, began);
+    if (controller->state == REFIT_TRAINING) begin_cycle(&controller->cycle, began);
     refit_status status = clear_states(controller, after, error);
     if (controller->state == REFIT_TRAINING && is_cleared(controller)) {
         controller->state = REFIT_CLEARED;
     }
-    return rft_cycle_count(&controller->cycle, RFT_PHASE_CLEAR, began, status);
+    return count_phase(&controller->cycle, PHASE_CLEAR, began, status);
+}
+
+/* ---- publish: one version, from begin to commit, from the weights of one call. A version that
+ * cannot be finished is aborted, so that the next call begins afresh and the workers keep what they
+ * have. */
+
+static refit_status check_publish(const refit_controller *controller, const refit_weight *weights,
+                                  uint32_t count, refit_error *error)
+{
+    RFT_REFUSE_IF(controller == NULL, error, REFIT_ERR_INVALID, "there is no controller");
+    RFT_REFUSE_IF(weights == NULL && count > 0, error, REFIT_ERR_INVALID,
+                  "%" PRIu32 " weights were announced, but none given", count);
+    RFT_REFUSE_IF(
+        controller->state == REFIT_RETURNING, error, REFIT_ERR_STATE,
+        "states are on their way back: call refit_controller_join before the next publish");
+    return REFIT_OK;
+}
+
+static refit_status publish(refit_publisher *publisher, uint64_t version,
+                            const refit_weight *weights, uint32_t count, refit_device *device,
+                            refit_stream_ref after, refit_error *error)
+{
+    RFT_TRY(refit_publisher_begin(publisher, version, error));
+    refit_status status =
+        refit_publisher_write_all(publisher, weights, count, device, after, error);
+    if (status == REFIT_OK) status = refit_publisher_commit(publisher, error);
+    if (status != REFIT_OK) {
+        /* Refused where the commit has ended the version already: then there is none to drop. */
+        refit_status dropped = refit_publisher_abort(publisher, NULL);
+        (void)dropped;
+    }
+    return status;
+}
+
+refit_status refit_controller_publish(refit_controller *controller, uint64_t version,
+                                      const refit_weight *weights, uint32_t count,
+                                      refit_device *device, refit_stream_ref after,
+                                      refit_error *error)
+{
+    RFT_TRY(check_publish(controller, weights, count, error));
+    refit_publisher *publisher = controller->publisher;
+    refit_status status = REFIT_OK;
+    bool renewed = true;
+    int64_t began = rft_now();
+    if (publisher != NULL) {
+        uint64_t before = refit_publisher_version(publisher);
+        bool done = version != 0 && version == before;
+        if (!done) status = publish(publisher, version, weights, count, device, after, error);
+        renewed = done || refit_publisher_version(publisher) != before;
+    }
+    if (renewed && controller->state == REFIT_CLEARED) controller->state = REFIT_REFITTED;
+    return count_phase(&controller->cycle, PHASE_PUBLISH, began, status);
 }
 
 /* ---- return */
@@ -170,7 +295,7 @@ refit_status refit_controller_return(refit_controller *controller, refit_stream_
     if (!away && controller->state == REFIT_TRAINING) return REFIT_OK;
     refit_status status = away ? start_return(controller, after, error) : REFIT_OK;
     if (status == REFIT_OK) controller->state = REFIT_RETURNING;
-    return rft_cycle_count(&controller->cycle, RFT_PHASE_RETURN, began, status);
+    return count_phase(&controller->cycle, PHASE_RETURN, began, status);
 }
 
 /* ---- join */
@@ -210,9 +335,68 @@ refit_status refit_controller_join(refit_controller *controller, refit_stream_re
     if (controller->state == REFIT_TRAINING) return REFIT_OK;
     int64_t began = rft_now();
     refit_status status = join_states(controller, stream, error);
-    (void)rft_cycle_count(&controller->cycle, RFT_PHASE_JOIN, began, status);
+    (void)count_phase(&controller->cycle, PHASE_JOIN, began, status);
     if (status != REFIT_OK) return status;
-    rft_cycle_end(&controller->cycle);
+    end_cycle(&controller->cycle);
     controller->state = REFIT_TRAINING;
     return REFIT_OK;
+}
+
+/* ---- The figures */
+
+static void add_cycle(const cycle *on, refit_stats *stats)
+{
+    stats->cycles = on->completed;
+    stats->cycle_failures = on->failures;
+    stats->cycle_seconds_last = rft_seconds(on->last_seconds_ns);
+    stats->cycle_exposed_seconds_last = rft_seconds(on->last_exposed_ns);
+    stats->clear_seconds_last = rft_seconds(on->phases[PHASE_CLEAR]);
+    stats->refit_seconds_last = rft_seconds(on->phases[PHASE_PUBLISH]);
+    stats->return_seconds_last = stats->restore_seconds_last;
+    stats->join_seconds_last = rft_seconds(on->phases[PHASE_JOIN]);
+}
+
+refit_status refit_controller_stats(refit_controller *controller, refit_stats *stats,
+                                    refit_error *error)
+{
+    RFT_REFUSE_IF(controller == NULL || stats == NULL, error, REFIT_ERR_INVALID,
+                  "refit_controller_stats needs a controller and a place for the figures");
+    RFT_REFUSE_IF(stats->size < sizeof stats->size, error, REFIT_ERR_INVALID,
+                  "refit_stats.size is %zu: call refit_stats_init first", stats->size);
+    refit_stats whole;
+    refit_stats_init(&whole, sizeof whole);
+    if (controller->offloader != NULL) {
+        RFT_TRY(refit_offloader_stats(controller->offloader, &whole, error));
+    }
+    if (controller->publisher != NULL) {
+        RFT_TRY(refit_publisher_stats(controller->publisher, &whole, error));
+    }
+    add_cycle(&controller->cycle, &whole);
+    size_t known = stats->size < sizeof whole ? stats->size : sizeof whole;
+    whole.size = stats->size;
+    memcpy(stats, &whole, known);
+    return REFIT_OK;
+}
+
+/* ---- The verbs under the names that NeMo-RL's training loops call */
+
+refit_status refit_offload_before_refit(refit_controller *controller, refit_stream_ref after,
+                                        refit_error *error)
+{
+    return refit_controller_clear(controller, after, error);
+}
+
+refit_status refit_offload_after_refit(refit_controller *controller, refit_stream_ref after,
+                                       refit_error *error)
+{
+    refit_controller_state state = refit_controller_get_state(controller);
+    if (state == REFIT_CLEARED || state == REFIT_REFITTED) return REFIT_OK;
+    return refit_controller_clear(controller, after, error);
+}
+
+refit_status refit_prepare_for_training(refit_controller *controller, refit_stream_ref stream,
+                                        refit_error *error)
+{
+    RFT_TRY(refit_controller_return(controller, stream, error));
+    return refit_controller_join(controller, stream, error);
 }
