@@ -1,9 +1,11 @@
 /*
- * The statistics list as JSON and as Prometheus text. Both walk REFIT_STATS_MAP, so a figure that
- * is added there shows up everywhere; a struct of an older caller is read no further than its size.
+ * The statistics list: merged, and as JSON and as Prometheus text. All walk REFIT_STATS_MAP, so a
+ * figure that is added there shows up everywhere; a struct of an older caller is read no further
+ * than its size.
  */
 #include <inttypes.h>
 #include <stdarg.h>
+#include <stdbool.h>
 #include <stddef.h>
 #include <stdio.h>
 #include <string.h>
@@ -39,6 +41,60 @@ void refit_stats_init(refit_stats *stats, size_t size)
     stats->size = size;
 }
 
+#define HELD(stats, name)                                                                          \
+    ((stats) != NULL && offsetof(refit_stats, name) + sizeof((stats)->name) <= (stats)->size)
+
+/* ---- Merged. A count or a number of bytes adds up and a time does not, but for these: */
+
+/* Waits and page-locks come one after the other. */
+static const size_t seconds_that_add_up[] = {
+    offsetof(refit_stats, offload_exposed_seconds_last),
+    offsetof(refit_stats, restore_exposed_seconds_last),
+    offsetof(refit_stats, cycle_exposed_seconds_last),
+    offsetof(refit_stats, host_pin_seconds),
+};
+
+/* They number or name something. */
+static const size_t numbers_that_do_not[] = {
+    offsetof(refit_stats, host_huge_pages),
+    offsetof(refit_stats, publish_version),
+    offsetof(refit_stats, receive_version),
+};
+
+static bool is_in(const size_t *list, size_t count, size_t offset)
+{
+    for (size_t at = 0; at < count; at++) {
+        if (list[at] == offset) return true;
+    }
+    return false;
+}
+
+#define IS_IN(list, offset) is_in((list), sizeof(list) / sizeof(list)[0], (offset))
+
+static uint64_t merged_u64(size_t offset, uint64_t one, uint64_t other)
+{
+    if (!IS_IN(numbers_that_do_not, offset)) return one + other;
+    return one > other ? one : other;
+}
+
+static double merged_f64(size_t offset, double one, double other)
+{
+    if (IS_IN(seconds_that_add_up, offset)) return one + other;
+    return one > other ? one : other;
+}
+
+void refit_stats_merge(refit_stats *into, const refit_stats *from)
+{
+#define MERGE_FIELD(type, name, kind, help)                                                        \
+    if (HELD(into, name) && HELD(from, name)) {                                                    \
+        into->name = merged_##type(offsetof(refit_stats, name), into->name, from->name);           \
+    }
+    REFIT_STATS_MAP(MERGE_FIELD)
+#undef MERGE_FIELD
+}
+
+/* ---- As text */
+
 /* Every f64 is a number of seconds. Whole nanoseconds, because printf would write the decimal point
  * of the locale that the process has set, which neither format allows. */
 static void add_seconds(stats_text *text, const char *before, double seconds)
@@ -47,8 +103,6 @@ static void add_seconds(stats_text *text, const char *before, double seconds)
     text_add(text, "%s%" PRIu64 ".%09" PRIu64, before, ns / NS_PER_S, ns % NS_PER_S);
 }
 
-#define HELD(stats, name)                                                                          \
-    ((stats) != NULL && offsetof(refit_stats, name) + sizeof((stats)->name) <= (stats)->size)
 #define PRINT_u64(text, before, value) text_add((text), "%s%" PRIu64, (before), (value))
 #define PRINT_f64(text, before, value) add_seconds((text), (before), (value))
 

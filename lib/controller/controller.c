@@ -1,5 +1,5 @@
 /*
- * The refit cycle: one state machine over the offloader and the publisher.
+ * The refit cycle: one state machine over the offloaders, one for each device, and the publisher.
  *
  *            clear           publish
  *   TRAINING ─────► CLEARED ─────────► REFITTED
@@ -9,7 +9,7 @@
  *
  * From TRAINING, return leads to RETURNING only after a clear that failed with states on their way.
  *
- *   state       the states (offloader)                     the workers
+ *   state       the states (each offloader)                the workers
  *   TRAINING    on the device; after a join of a stream    hold some version
  *               perhaps still arriving ahead of its work
  *   CLEARED     in the image; memory given back, unless    hold the version before
@@ -19,7 +19,9 @@
  *
  * The controller decides nothing that the offloader knows: where the states are is asked, never
  * remembered, so that a phase that failed half-way, or a caller who used the offloader directly, is
- * met where it stands. Must not know how states move or how weights travel.
+ * met where it stands. A verb starts its work on all devices before it waits for one, and goes on
+ * with the others where one fails: its first failure is told, and the same verb called again finds
+ * what is left to do. Must not know how states move or how weights travel.
  */
 #include <inttypes.h>
 #include <stdbool.h>
@@ -31,6 +33,7 @@
 #include "base/clock.h"
 #include "base/error.h"
 #include "config/resolve.h"
+#include "offload/offloader.h"
 
 typedef enum phase {
     PHASE_CLEAR,
@@ -53,15 +56,48 @@ typedef struct cycle {
     int64_t last_exposed_ns;
 } cycle;
 
+/* One device's part in the cycle. */
+typedef struct member {
+    refit_offloader *offloader; /* borrowed */
+    bool has_stream;            /* `stream` stands for the one that a verb is given */
+    refit_stream_ref stream;
+    refit_future *returning; /* owned; of the way back, until it is joined */
+} member;
+
 /* Used by one thread at a time. */
 struct refit_controller {
-    refit_offloader *offloader; /* borrowed; NULL: nothing leaves */
+    member *members; /* none: nothing leaves */
+    uint32_t count;
     refit_publisher *publisher; /* borrowed; NULL: nothing is published */
     refit_config config;
     refit_controller_state state;
-    refit_future *returning; /* owned; of the way back, until it is joined */
     cycle cycle;
 };
+
+/* What a verb does on one device, before `deadline` (rft_now) if it waits. */
+typedef refit_status (*member_verb)(member *on, refit_stream_ref stream, int64_t deadline,
+                                    refit_error *error);
+
+/* Does it on all devices, also where it fails on one; tells the first failure. `stream` is for the
+ * offloader that has none of its own. */
+static refit_status for_members(refit_controller *controller, member_verb verb,
+                                refit_stream_ref stream, refit_error *error)
+{
+    int64_t deadline = rft_deadline(controller->config.offload_timeout_ms);
+    refit_status first = REFIT_OK;
+    for (uint32_t at = 0; at < controller->count; at++) {
+        member *on = &controller->members[at];
+        refit_status status = verb(on, on->has_stream ? on->stream : stream, deadline,
+                                   first == REFIT_OK ? error : NULL);
+        if (first == REFIT_OK) first = status;
+    }
+    return first;
+}
+
+static uint32_t ms_until(int64_t deadline)
+{
+    return (uint32_t)rft_ms_until(deadline);
+}
 
 /* ---- Figures: each verb hands in how long it took and how it ended. Time between the verbs
  * belongs to the cycle but is not exposed: the caller was busy with something else. */
@@ -103,13 +139,32 @@ static void end_cycle(cycle *on)
 
 static refit_controller_state first_state(refit_offloader *offloader)
 {
-    if (offloader == NULL) return REFIT_TRAINING;
     switch (refit_offloader_get_state(offloader)) {
     case REFIT_OFFLOADED:
     case REFIT_FAILED: return REFIT_CLEARED;
     case REFIT_RESTORING: return REFIT_RETURNING;
     default: return REFIT_TRAINING;
     }
+}
+
+static member *find_member(refit_controller *controller, const refit_offloader *offloader)
+{
+    for (uint32_t at = 0; at < controller->count; at++) {
+        if (controller->members[at].offloader == offloader) return &controller->members[at];
+    }
+    return NULL;
+}
+
+static refit_status append(refit_controller *controller, const member *added, refit_error *error)
+{
+    uint32_t count = controller->count + 1;
+    member *grown = rft_realloc(controller->members, count, sizeof *grown);
+    RFT_REFUSE_IF(grown == NULL, error, REFIT_ERR_HOST_MEMORY,
+                  "no host memory for one more offloader in a controller");
+    grown[controller->count] = *added;
+    controller->members = grown;
+    controller->count = count;
+    return REFIT_OK;
 }
 
 refit_status refit_controller_open(refit_offloader *offloader, refit_publisher *publisher,
@@ -125,24 +180,59 @@ refit_status refit_controller_open(refit_offloader *offloader, refit_publisher *
     refit_controller *controller = rft_calloc(1, sizeof *controller);
     RFT_REFUSE_IF(controller == NULL, error, REFIT_ERR_HOST_MEMORY,
                   "no host memory for a controller");
-    controller->offloader = offloader;
     controller->publisher = publisher;
     controller->config = own;
-    controller->state = first_state(offloader);
+    controller->state = REFIT_TRAINING;
+    if (offloader != NULL) {
+        refit_status status = append(controller, &(member){.offloader = offloader}, error);
+        if (status != REFIT_OK) {
+            refit_controller_close(controller);
+            return status;
+        }
+        controller->state = first_state(offloader);
+    }
     *out = controller;
     return REFIT_OK;
 }
 
-static void forget_future(refit_controller *controller)
+refit_status refit_controller_add(refit_controller *controller, refit_offloader *offloader,
+                                  refit_stream_ref stream, refit_error *error)
 {
-    refit_future_close(controller->returning);
-    controller->returning = NULL;
+    RFT_REFUSE_IF(controller == NULL || offloader == NULL, error, REFIT_ERR_INVALID,
+                  "refit_controller_add needs a controller and an offloader");
+    member *known = find_member(controller, offloader);
+    if (known != NULL) {
+        known->has_stream = true;
+        known->stream = stream;
+        return REFIT_OK;
+    }
+    RFT_REFUSE_IF(controller->state != REFIT_TRAINING, error, REFIT_ERR_STATE,
+                  "states are away (%s): call refit_controller_return and _join before another "
+                  "offloader is added",
+                  refit_controller_state_name(controller->state));
+    RFT_TRY(refit_offloader_seal(offloader, error));
+    refit_offloader_state state = refit_offloader_get_state(offloader);
+    RFT_REFUSE_IF(state != REFIT_RESIDENT, error, REFIT_ERR_STATE,
+                  "the states of this offloader are away (%s): call refit_offloader_restore and "
+                  "_finish before it is added",
+                  refit_offloader_state_name(state));
+    member added = {.offloader = offloader, .has_stream = true, .stream = stream};
+    return append(controller, &added, error);
+}
+
+static void forget_future(member *on)
+{
+    refit_future_close(on->returning);
+    on->returning = NULL;
 }
 
 void refit_controller_close(refit_controller *controller)
 {
     if (controller == NULL) return;
-    forget_future(controller);
+    for (uint32_t at = 0; at < controller->count; at++) {
+        forget_future(&controller->members[at]);
+    }
+    rft_free(controller->members);
     rft_free(controller);
 }
 
@@ -164,32 +254,51 @@ const char *refit_controller_state_name(refit_controller_state state)
 
 /* ---- clear */
 
-/* How did the way back end that a stream was joined to? Nobody has been told yet. */
-static refit_status settle_return(refit_controller *controller, refit_error *error)
+/* How did the copies back end that a stream was only queued behind? No call has told it yet. */
+static refit_status settle_return(member *on, refit_stream_ref stream, int64_t deadline,
+                                  refit_error *error)
 {
-    if (controller->returning == NULL) return REFIT_OK;
-    refit_status status =
-        refit_future_wait(controller->returning, controller->config.offload_timeout_ms, error);
-    if (status != REFIT_ERR_TIMEOUT) forget_future(controller);
+    (void)stream;
+    if (on->returning == NULL) return REFIT_OK;
+    refit_status status = refit_future_wait(on->returning, ms_until(deadline), error);
+    if (status != REFIT_ERR_TIMEOUT) forget_future(on);
     return status;
 }
 
+static refit_status start_clear(member *on, refit_stream_ref stream, int64_t deadline,
+                                refit_error *error)
+{
+    (void)deadline;
+    return refit_offloader_offload(on->offloader, stream, NULL, error);
+}
+
+static refit_status finish(member *on, refit_stream_ref stream, int64_t deadline,
+                           refit_error *error)
+{
+    (void)stream;
+    return refit_offloader_finish(on->offloader, ms_until(deadline), error);
+}
+
+/* What has started is finished also where the start failed on another device: so no copy is under
+ * way afterwards, unless it took too long. */
 static refit_status clear_states(refit_controller *controller, refit_stream_ref after,
                                  refit_error *error)
 {
-    refit_offloader *offloader = controller->offloader;
-    uint32_t timeout_ms = controller->config.offload_timeout_ms;
-    if (offloader == NULL) return REFIT_OK;
-    RFT_TRY(settle_return(controller, error));
-    RFT_TRY(refit_offloader_offload(offloader, after, NULL, error));
-    return refit_offloader_finish(offloader, timeout_ms, error);
+    RFT_TRY(for_members(controller, settle_return, after, error));
+    refit_status started = for_members(controller, start_clear, after, error);
+    refit_status finished =
+        for_members(controller, finish, after, started == REFIT_OK ? error : NULL);
+    return started != REFIT_OK ? started : finished;
 }
 
 /* Have the states left, however the clear ended? */
 static bool is_cleared(const refit_controller *controller)
 {
-    return controller->offloader == NULL ||
-           refit_offloader_get_state(controller->offloader) == REFIT_OFFLOADED;
+    for (uint32_t at = 0; at < controller->count; at++) {
+        refit_offloader *offloader = controller->members[at].offloader;
+        if (refit_offloader_get_state(offloader) != REFIT_OFFLOADED) return false;
+    }
+    return true;
 }
 
 refit_status refit_controller_clear(refit_controller *controller, refit_stream_ref after,
@@ -262,27 +371,33 @@ refit_status refit_controller_publish(refit_controller *controller, uint64_t ver
 /* ---- return */
 
 /* Is there anything to bring back? */
-static bool is_away(const refit_controller *controller)
+static bool is_away(const member *on)
 {
-    if (controller->offloader == NULL) return false;
-    refit_offloader_state state = refit_offloader_get_state(controller->offloader);
+    refit_offloader_state state = refit_offloader_get_state(on->offloader);
     return state == REFIT_OFFLOADING || state == REFIT_OFFLOADED || state == REFIT_FAILED;
 }
 
-static refit_status start_return(refit_controller *controller, refit_stream_ref after,
+static bool is_any_away(const refit_controller *controller)
+{
+    for (uint32_t at = 0; at < controller->count; at++) {
+        if (is_away(&controller->members[at])) return true;
+    }
+    return false;
+}
+
+static refit_status start_return(member *on, refit_stream_ref stream, int64_t deadline,
                                  refit_error *error)
 {
-    refit_offloader *offloader = controller->offloader;
-    if (refit_offloader_get_state(offloader) == REFIT_OFFLOADING) {
+    if (!is_away(on)) return REFIT_OK;
+    if (refit_offloader_get_state(on->offloader) == REFIT_OFFLOADING) {
         /* A way out that fails is no obstacle: its states have not left. */
-        uint32_t timeout_ms = controller->config.offload_timeout_ms;
-        refit_status status = refit_offloader_finish(offloader, timeout_ms, error);
+        refit_status status = refit_offloader_finish(on->offloader, ms_until(deadline), error);
         if (status == REFIT_ERR_TIMEOUT) return status;
     }
     refit_future *future;
-    RFT_TRY(refit_offloader_restore(offloader, after, &future, error));
-    forget_future(controller);
-    controller->returning = future;
+    RFT_TRY(refit_offloader_restore(on->offloader, stream, &future, error));
+    forget_future(on);
+    on->returning = future;
     return REFIT_OK;
 }
 
@@ -291,9 +406,8 @@ refit_status refit_controller_return(refit_controller *controller, refit_stream_
 {
     RFT_REFUSE_IF(controller == NULL, error, REFIT_ERR_INVALID, "there is no controller");
     int64_t began = rft_now();
-    bool away = is_away(controller);
-    if (!away && controller->state == REFIT_TRAINING) return REFIT_OK;
-    refit_status status = away ? start_return(controller, after, error) : REFIT_OK;
+    if (!is_any_away(controller) && controller->state == REFIT_TRAINING) return REFIT_OK;
+    refit_status status = for_members(controller, start_return, after, error);
     if (status == REFIT_OK) controller->state = REFIT_RETURNING;
     return count_phase(&controller->cycle, PHASE_RETURN, began, status);
 }
@@ -301,17 +415,26 @@ refit_status refit_controller_return(refit_controller *controller, refit_stream_
 /* ---- join */
 
 /* Keeps the future of a joined stream: its end is told by the next clear. */
-static refit_status join_states(refit_controller *controller, refit_stream_ref stream,
+static refit_status join_states(member *on, refit_stream_ref stream, int64_t deadline,
                                 refit_error *error)
 {
-    if (controller->offloader == NULL) return REFIT_OK;
-    if (stream.native != NULL && controller->returning != NULL) {
-        return refit_future_join(controller->returning, stream, error);
+    if (stream.native != NULL && on->returning != NULL) {
+        return refit_future_join(on->returning, stream, error);
     }
-    uint32_t timeout_ms = controller->config.offload_timeout_ms;
-    RFT_TRY(refit_offloader_finish(controller->offloader, timeout_ms, error));
-    forget_future(controller);
+    RFT_TRY(refit_offloader_finish(on->offloader, ms_until(deadline), error));
+    forget_future(on);
     return REFIT_OK;
+}
+
+/* In TRAINING: are states of this offloader away, or leaving, since a phase failed? */
+static bool has_left(const member *on)
+{
+    switch (refit_offloader_get_state(on->offloader)) {
+    case REFIT_OFFLOADING:
+    case REFIT_OFFLOADED: return true;
+    case REFIT_FAILED: return rft_offloader_is_away(on->offloader);
+    default: return false;
+    }
 }
 
 static refit_status check_join(const refit_controller *controller, refit_error *error)
@@ -320,10 +443,11 @@ static refit_status check_join(const refit_controller *controller, refit_error *
     RFT_REFUSE_IF(!training && controller->state != REFIT_RETURNING, error, REFIT_ERR_STATE,
                   "states are away (%s): call refit_controller_return before the join",
                   refit_controller_state_name(controller->state));
-    RFT_REFUSE_IF(training && controller->offloader != NULL &&
-                      refit_offloader_get_state(controller->offloader) == REFIT_OFFLOADING,
-                  error, REFIT_ERR_STATE,
-                  "states are still leaving: call refit_controller_clear or _return first");
+    for (uint32_t at = 0; training && at < controller->count; at++) {
+        RFT_REFUSE_IF(has_left(&controller->members[at]), error, REFIT_ERR_STATE,
+                      "states are away, or still leaving, since a phase failed: call "
+                      "refit_controller_clear or _return first");
+    }
     return REFIT_OK;
 }
 
@@ -334,7 +458,7 @@ refit_status refit_controller_join(refit_controller *controller, refit_stream_re
     RFT_TRY(check_join(controller, error));
     if (controller->state == REFIT_TRAINING) return REFIT_OK;
     int64_t began = rft_now();
-    refit_status status = join_states(controller, stream, error);
+    refit_status status = for_members(controller, join_states, stream, error);
     (void)count_phase(&controller->cycle, PHASE_JOIN, began, status);
     if (status != REFIT_OK) return status;
     end_cycle(&controller->cycle);
@@ -365,8 +489,11 @@ refit_status refit_controller_stats(refit_controller *controller, refit_stats *s
                   "refit_stats.size is %zu: call refit_stats_init first", stats->size);
     refit_stats whole;
     refit_stats_init(&whole, sizeof whole);
-    if (controller->offloader != NULL) {
-        RFT_TRY(refit_offloader_stats(controller->offloader, &whole, error));
+    for (uint32_t at = 0; at < controller->count; at++) {
+        refit_stats one;
+        refit_stats_init(&one, sizeof one);
+        RFT_TRY(refit_offloader_stats(controller->members[at].offloader, &one, error));
+        refit_stats_merge(&whole, &one);
     }
     if (controller->publisher != NULL) {
         RFT_TRY(refit_publisher_stats(controller->publisher, &whole, error));

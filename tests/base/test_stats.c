@@ -109,6 +109,49 @@ static void no_statistics_are_an_empty_text(void **state)
     assert_int_equal(refit_stats_prometheus(NULL, NULL, sizeof text), 0);
 }
 
+/* Two devices work side by side, and the caller waits for one after the other. */
+static void figures_of_two_objects_are_merged(void **state)
+{
+    (void)state;
+    refit_stats one = sample(), other;
+    refit_stats_init(&other, sizeof other);
+    one.offload_count = 3, other.offload_count = 4;
+    one.host_bytes = 100, other.host_bytes = 20;
+    one.host_huge_pages = other.host_huge_pages = 1;
+    one.publish_version = 7;
+    other.offload_seconds_last = 1.5;
+    one.offload_exposed_seconds_last = other.offload_exposed_seconds_last = 0.5;
+    one.host_pin_seconds = 2, other.host_pin_seconds = 0.25;
+    refit_stats_merge(&one, &other);
+    assert_int_equal(one.offload_count, 7);
+    assert_int_equal(one.host_bytes, 120);
+    assert_int_equal(one.host_huge_pages, 1);
+    assert_int_equal(one.publish_version, 7);
+    assert_true(one.offload_seconds_last == 1.5);
+    assert_true(one.offload_exposed_seconds_last == 1.0);
+    assert_true(one.host_pin_seconds == 2.25);
+    assert_true(one.join_seconds_last == 1234567.000000001);
+    refit_stats_merge(&one, NULL);
+    refit_stats_merge(NULL, &other);
+    assert_int_equal(one.offload_count, 7);
+}
+
+static void what_a_shorter_struct_lacks_is_not_merged(void **state)
+{
+    (void)state;
+    refit_stats whole = sample(), brief;
+    memset(&brief, 0xAB, sizeof brief);
+    refit_stats_init(&brief, offsetof(refit_stats, offload_count));
+    brief.offload_regions = 2;
+    whole.offload_regions = 1;
+    refit_stats_merge(&whole, &brief);
+    assert_int_equal(whole.offload_regions, 3);
+    assert_true(whole.offload_count == UINT64_MAX);
+    refit_stats_merge(&brief, &whole);
+    assert_int_equal(brief.offload_regions, 5);
+    assert_int_equal(((unsigned char *)&brief)[offsetof(refit_stats, offload_count)], 0xAB);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -117,6 +160,8 @@ int main(void)
         cmocka_unit_test(text_that_does_not_fit_is_cut_and_terminated),
         cmocka_unit_test(a_shorter_struct_shows_what_it_has),
         cmocka_unit_test(no_statistics_are_an_empty_text),
+        cmocka_unit_test(figures_of_two_objects_are_merged),
+        cmocka_unit_test(what_a_shorter_struct_lacks_is_not_merged),
     };
     return cmocka_run_group_tests_name("stats", tests, NULL, NULL);
 }

@@ -13,7 +13,8 @@
  *
  * Each verb is idempotent; one that does not fit the state answers REFIT_ERR_STATE and says which
  * would. A failed phase leaves the state where it was, so it can be called again or skipped by
- * `return`; two exceptions say so below.
+ * `return`; two exceptions say so below. With several offloaders, a verb that fails on one has done
+ * its work on the others: it is called again for the rest, or `return` brings all back.
  */
 #ifndef REFIT_CONTROLLER_H
 #define REFIT_CONTROLLER_H
@@ -47,15 +48,33 @@ REFIT_API REFIT_MUST_CHECK refit_status refit_controller_open(refit_offloader *o
                                                               refit_controller **out,
                                                               refit_error *error);
 
-/* Frees the controller, in whatever state; the offloader and the publisher stay as they are. NULL
- * is allowed. Since 0.1. */
+/*
+ * Adds the offloader of another device: from now on each verb moves the states of all devices, side
+ * by side. `stream` is a stream of that device and stands for the one that a verb is given, which
+ * is for the offloader of refit_controller_open; REFIT_STREAM_NONE as in the verbs. Adding an
+ * offloader again, in any state, only changes its stream.
+ * The offloader is borrowed: close the controller first. The stream stays open until another one is
+ * given, or the controller is closed. Seals the offloader if it is not, and blocks for that alone.
+ * Errors:
+ *   REFIT_ERR_STATE        the states of the controller, or of the offloader, are away
+ *   REFIT_ERR_INVALID, REFIT_ERR_HOST_MEMORY, and what refit_offloader_seal returns
+ * Since 0.1.
+ */
+REFIT_API REFIT_MUST_CHECK refit_status refit_controller_add(refit_controller *controller,
+                                                             refit_offloader *offloader,
+                                                             refit_stream_ref stream,
+                                                             refit_error *error);
+
+/* Frees the controller, in whatever state; offloaders and the publisher stay as they are. NULL is
+ * allowed. Since 0.1. */
 REFIT_API void refit_controller_close(refit_controller *controller);
 
 /*
  * States leave the device behind what `after` has queued; returns when they have left and their
  * memory is given back. Blocks, at most offload.timeout_ms, and with offload.background before as
- * long for host memory that is not there yet. If they have left but their memory could not be given
- * back, the state is CLEARED all the same; calling it again goes on with that.
+ * long for host memory that is not there yet. If all have left but their memory could not be given
+ * back, the state is CLEARED all the same; calling it again goes on with that. In TRAINING after a
+ * failure the optimizer steps only once refit_controller_join agrees.
  * REFIT_ERR_STATE (RETURNING), what refit_offloader_offload and _finish return, and once, if copies
  * failed that the last join had only queued a stream behind, how they did. Since 0.1.
  */
@@ -84,7 +103,8 @@ REFIT_API REFIT_MUST_CHECK refit_status refit_controller_return(refit_controller
 
 /* Makes `stream` wait for the states; with REFIT_STREAM_NONE, blocks until they are back (at most
  * offload.timeout_ms). Call it before the optimizer step. Nothing in TRAINING. REFIT_ERR_STATE
- * before the return, and how the way back failed; then `return` again. Since 0.1. */
+ * before the return, also in TRAINING where a phase has failed and states are away or leaving; and
+ * how the way back failed; then `return` again. Since 0.1. */
 REFIT_API REFIT_MUST_CHECK refit_status refit_controller_join(refit_controller *controller,
                                                               refit_stream_ref stream,
                                                               refit_error *error);
@@ -95,8 +115,8 @@ REFIT_API refit_controller_state refit_controller_get_state(const refit_controll
 /* The state's name ("CLEARED"), a constant. Since 0.1. */
 REFIT_API const char *refit_controller_state_name(refit_controller_state state);
 
-/* The whole picture: the offloader's, the publisher's and the cycle's figures. `stats->size` set by
- * the caller. Since 0.1. */
+/* The whole picture: the figures of the offloaders (see refit_stats_merge), the publisher and the
+ * cycle. `stats->size` set by the caller. Since 0.1. */
 REFIT_API REFIT_MUST_CHECK refit_status refit_controller_stats(refit_controller *controller,
                                                                refit_stats *stats,
                                                                refit_error *error);

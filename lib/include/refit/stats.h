@@ -106,6 +106,15 @@ typedef struct refit_stats {
 REFIT_API void refit_stats_init(refit_stats *stats, size_t size);
 
 /*
+ * Adds the figures of another object to those in `into`: of the offloader of another device, say.
+ * Counts, bytes, the time that callers waited and host_pin_seconds add up. Of other seconds, of
+ * versions and of host_huge_pages the larger figure stays, for devices work side by side. Figures
+ * that one of the two structs has no room for stay as they are. NULL adds nothing. Does not block.
+ * Any thread. Since 0.1.
+ */
+REFIT_API void refit_stats_merge(refit_stats *into, const refit_stats *from);
+
+/*
  * Writes one JSON object on one line, keys as in the list, always NUL-terminated if `capacity` > 0.
  * Returns the length it has in full, like snprintf: larger than `capacity` - 1 means cut short.
  * Figures that `stats` has no room for are left out; NULL has none. `text` may be NULL. The same in

@@ -583,6 +583,10 @@ PROTOTYPES: Final[dict[str, tuple[Any, list[Any]]]] = {
         POINTER(refit_stats),
         c_size_t,
     ]),
+    "refit_stats_merge": (None, [
+        POINTER(refit_stats),
+        POINTER(refit_stats),
+    ]),
     "refit_stats_json": (c_size_t, [
         POINTER(refit_stats),
         c_char_p,
@@ -1114,6 +1118,12 @@ PROTOTYPES: Final[dict[str, tuple[Any, list[Any]]]] = {
         c_void_p,
         POINTER(refit_config),
         POINTER(c_void_p),
+        POINTER(refit_error),
+    ]),
+    "refit_controller_add": (c_int, [
+        c_void_p,
+        c_void_p,
+        refit_stream_ref,
         POINTER(refit_error),
     ]),
     "refit_controller_close": (None, [
