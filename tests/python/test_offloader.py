@@ -21,6 +21,7 @@ from refit.errors import (
     StateError,
 )
 from refit.offloader import DISCARD, KEEP, ZERO, Offloader
+from refit.stats import gather
 
 SIZE = 70_000
 
@@ -274,3 +275,23 @@ def test_a_name_that_c_would_cut_is_refused() -> None:
         pytest.raises(InvalidError, match="NUL"),
     ):
         offloader.add("a\0b", 4096, 4096)
+
+
+def test_figures_of_two_devices_add_up() -> None:
+    one, other = Bench(), Bench()
+    for bench in (one, other):
+        bench.add()
+        bench.offloader.seal()
+        bench.offloader.offload()
+        bench.offloader.finish()
+        bench.offloader.restore().wait()
+    own = [bench.offloader.stats() for bench in (one, other)]
+    both = gather(*((lib.refit_offloader_stats, bench.offloader._live) for bench in (one, other)))
+    assert both.offload_regions == 6
+    assert both.restore_count == 2
+    assert both.offload_bytes_last == 2 * SIZE
+    assert both.host_bytes == sum(stats.host_bytes for stats in own) > 0
+    assert both.restore_seconds_last == max(stats.restore_seconds_last for stats in own)
+    for bench in (one, other):
+        bench.offloader.close()
+        bench.device.close()

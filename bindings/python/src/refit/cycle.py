@@ -32,7 +32,7 @@ from refit.lanes import Lanes
 from refit.observers import Observers
 from refit.offloader import KEEP, ZERO
 from refit.regions import refuse_capture
-from refit.stats import flatten, gather
+from refit.stats import flatten
 from refit.storages import GRADS, STATES, Scan, Stock, is_emptied
 from refit.tally import Tally
 
@@ -340,9 +340,10 @@ class Cycle:
 
     def stats(self, *others: tuple[Callable[..., int], int]) -> dict[str, float]:
         """The figures of all devices, and of ``others`` (see ``gather``), as one flat dict."""
-        mine = self.tally.figures()
-        mine["reclaimed_bytes"] = sum(lane.reclaimed for lane in self.lanes)
-        return flatten(gather(*self.lanes.figures(), *others), mine)
+        figures = self.lanes.stats(*others)
+        self.tally.fill(figures)
+        figures.offload_reclaimed_bytes_last = sum(lane.reclaimed for lane in self.lanes)
+        return flatten(figures, {"early_returns": self.tally.early_returns})
 
     def trim(self) -> None:
         """Gives the host memory back. StateError while states are away."""

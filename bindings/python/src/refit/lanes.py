@@ -7,10 +7,12 @@ from collections.abc import Callable, Iterator
 
 import torch
 
+from refit import _abi
 from refit._library import lib
 from refit.config import Config
 from refit.device import Device
 from refit.regions import Regions
+from refit.stats import gather
 from refit.storages import Scan, Slots, Stock
 
 
@@ -89,9 +91,11 @@ class Lanes:
             lane.settle()
             lane.offloader.trim()
 
-    def figures(self) -> list[tuple[Callable[..., int], int]]:
-        """Sources for ``stats.gather``."""
-        return [(lib.refit_offloader_stats, lane.offloader._live) for lane in self]
+    def stats(self, *others: tuple[Callable[..., int], int]) -> _abi.refit_stats:
+        """The figures of all devices, and of ``others``, in one struct (see ``stats.gather``)."""
+        return gather(
+            *((lib.refit_offloader_stats, lane.offloader._live) for lane in self), *others
+        )
 
     def close(self) -> None:
         """Closes all, which are home. After a failure the rest is still there, and after Ctrl-C

@@ -1,9 +1,9 @@
 """What refit has done, as numbers for any logger.
 
-The C library counts in one struct (refit/stats.h); here it becomes a flat dict of floats, the shape
-that wandb, TensorBoard, MLflow and the frameworks' own loggers take as it is. ``FIGURES`` says
-where each name comes from, and docs/python.md what it means; rates are made of a figure
-of bytes and one of seconds.
+There is one struct of figures (refit/stats.h), in which the C library counts, and a controller its
+cycles. Here it becomes a flat dict of floats, the shape that wandb, TensorBoard, MLflow and the
+frameworks' own loggers take as it is. ``FIGURES`` says where each name comes from, and
+docs/python.md what it means; rates are made of a figure of bytes and one of seconds.
 
 Which object the struct came from is unknown here, and torch is not needed.
 """
@@ -69,12 +69,15 @@ def empty() -> _abi.refit_stats:
 def gather(*sources: tuple[Callable[..., int], int]) -> _abi.refit_stats:
     """The figures of several objects in one struct.
 
+    They are merged as ``refit_stats_merge`` does it: counts and bytes of several devices add up.
     Each source is a C function such as ``lib.refit_offloader_stats`` and the object's pointer. What
     the function reports is raised. Does not block. Since 0.1.
     """
     made = empty()
     for function, pointer in sources:
-        call(function, pointer, ctypes.byref(made))
+        one = empty()
+        call(function, pointer, ctypes.byref(one))
+        lib.refit_stats_merge(ctypes.byref(made), ctypes.byref(one))
     return made
 
 

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
+from refit import _abi
 from refit.observers import Observers
 
 if TYPE_CHECKING:
@@ -26,7 +27,7 @@ class Tally:
         self._observers = observers
         self._cycles = 0
         self._failures = 0
-        self._early = 0
+        self.early_returns = 0
         self._verbs = 0
         self._counted: BaseException | None = None
         self._began = self._returned = self._exposed = 0.0
@@ -50,7 +51,7 @@ class Tally:
 
     def early(self) -> None:
         """What is away comes back before ``restore``, because something uses it."""
-        self._early += 1
+        self.early_returns += 1
 
     def begin(self, now: float) -> None:
         """A cycle begins."""
@@ -71,25 +72,21 @@ class Tally:
         self._cycle_s, self._exposed_s = now - self._began, self._exposed + now - since
         self._tell_way_back(now, lanes)
 
-    def figures(self) -> dict[str, float]:
-        """Names of ``refit.stats``, without their prefix, and what was counted."""
-        return {
-            "cycles": self._cycles,
-            "cycle_failures": self._failures,
-            "early_returns": self._early,
-            "cycle_s": self._cycle_s,
-            "cycle_exposed_s": self._exposed_s,
-        }
+    def fill(self, figures: _abi.refit_stats) -> None:
+        """Writes what was counted into the struct of all figures."""
+        figures.cycles = self._cycles
+        figures.cycle_failures = self._failures
+        figures.cycle_seconds_last = self._cycle_s
+        figures.cycle_exposed_seconds_last = self._exposed_s
 
     def tell_host_memory(self, lanes: "Lanes") -> None:
         """Says to who draws it what the arenas take."""
         if self._observers.drawn:
-            held = sum(int(lane.offloader.stats().host_bytes) for lane in lanes)
-            self._observers.hold(ARENA, held)
+            self._observers.hold(ARENA, int(lanes.stats().host_bytes))
 
     def _tell_way_back(self, now: float, lanes: "Lanes") -> None:
         """Likewise how long the copies took that went on behind; on a GPU they may not be done."""
         if not self._observers.drawn or not lanes.home:
             return
-        took = max((lane.offloader.stats().restore_seconds_last for lane in lanes), default=0)
-        self._observers.past(COPIES, now - self._returned, float(took), lanes.nbytes)
+        took = float(lanes.stats().restore_seconds_last)
+        self._observers.past(COPIES, now - self._returned, took, lanes.nbytes)
