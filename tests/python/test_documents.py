@@ -1,10 +1,11 @@
 """The documents: their links lead somewhere, their Python compiles, and what they show of a bound
 engine runs."""
 
+import importlib.util
 import re
 import subprocess
 from collections.abc import Iterator
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any
 
 import pytest
@@ -152,3 +153,50 @@ def test_every_script_that_a_document_runs_can_be_run(root: Path) -> None:
     for name in names:
         subprocess.run(["bash", "-n", root / name], check=True)
         assert (root / name).stat().st_mode & 0o111, name
+
+
+@pytest.fixture
+def hooks(root: Path) -> Any:
+    """What the site adds to docs/, without MkDocs."""
+    spec = importlib.util.spec_from_file_location("hooks", root / "docs" / "site" / "hooks.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_the_reference_of_c_has_every_exported_function(root: Path, hooks: Any) -> None:
+    pages = hooks.generated()
+    exported = set((root / "tests" / "abi" / "symbols.txt").read_text().split())
+    known = hooks.known_names()
+    assert exported <= known.keys(), exported - known.keys()
+    for name in exported:
+        assert f"#{name} }}" in pages[known[name]], name
+
+
+def test_the_reference_of_python_has_every_public_name(hooks: Any) -> None:
+    import refit
+
+    text = hooks.python_page()
+    shown = set(re.findall(r"^::: [\w.]+\.(\w+)$", text, re.M))
+    assert set(refit.__all__) - {"__version__"} <= shown, set(refit.__all__) - shown
+
+
+def test_links_of_documents_become_links_of_pages(hooks: Any) -> None:
+    path = PurePosixPath("docs/python.md")
+    assert hooks.rewritten("[a](../README.md#b)", path) == "[a](index.md#b)"
+    assert hooks.rewritten("[a](c.md)", path) == "[a](c.md)"
+    header = hooks.rewritten("[a](../lib/include/refit/stats.h)", path)
+    assert header == "[a](reference/c/stats.md)"
+    assert hooks.rewritten("[a](../tests/README.md)", path) == "[a](source/tests/README.md)"
+    code = "```sh\n[a](c.h)\n```"
+    assert hooks.rewritten(code, path) == code
+
+
+def test_every_document_is_in_the_navigation_of_the_site(root: Path) -> None:
+    text = (root / "mkdocs.yml").read_text()
+    for path in (root / "docs").glob("*.md"):
+        assert re.search(rf": {path.name}$", text, re.M), path.name
+    for path in (root / "lib" / "include" / "refit").glob("*.h"):
+        assert f": reference/c/{path.stem}.md" in text, path.name

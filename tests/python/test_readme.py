@@ -66,6 +66,7 @@ def start(program: str, *arguments: str) -> "subprocess.Popen[str]":
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(300)  # three processes import PyTorch
 def test_trainer_and_workers_run_as_written(
     root: Path, runtime_dir: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -77,7 +78,7 @@ def test_trainer_and_workers_run_as_written(
     running.append(start(TRAINER + trainer + TRAINER_ENDS))
     try:
         for one in running[::-1]:
-            _, complaint = one.communicate(timeout=100)
+            _, complaint = one.communicate(timeout=280)
             assert one.returncode == 0, complaint
     finally:
         for one in running:
