@@ -52,14 +52,14 @@ static refit_status check_begin(refit_publisher *publisher, refit_error *error)
  * the lock held. */
 static refit_status await_readers(refit_publisher *publisher, int64_t deadline, refit_error *error)
 {
-    bool blocked = rft_transaction_is_blocked(&publisher->server);
+    bool blocked = rft_server_has_readers(&publisher->server);
     refit_status status = check_begin(publisher, error);
     while (status == REFIT_OK && blocked && rft_ms_until(deadline) > 0) {
         (void)rft_cond_wait(&publisher->changed, &publisher->lock, deadline);
-        blocked = rft_transaction_is_blocked(&publisher->server);
+        blocked = rft_server_has_readers(&publisher->server);
         status = check_begin(publisher, error);
     }
-    if (status == REFIT_OK && blocked) rft_transaction_evict_readers(&publisher->server, rft_now());
+    if (status == REFIT_OK && blocked) rft_server_evict_readers(&publisher->server, rft_now());
     rft_publisher_await_sending(publisher);
     return status;
 }

@@ -1,12 +1,19 @@
 /*
- * The workers of a publisher: what they are sent, when they are given up, and whose turn it is to
- * be sent a frame.
+ * The workers of a publisher: how they come and go, what is made of each of their messages, when
+ * they are given up, and which of them is sent the next frame.
  *
- * A worker is turned out when it has been silent too long, misses a deadline, breaks the protocol,
+ *     (unknown) ──HELLO──► greeted ──JOIN──► subscribed ──BYE, eviction──► (unknown)
+ *                             ▲                  │
+ *                             └──────HELLO───────┘
+ *
+ * A worker is evicted when it has been silent too long, misses a deadline, breaks the protocol,
  * or cannot be reached. It is told so if it can hear, and may come back with a new HELLO. A slot
  * that it may still be reading is tainted: the store gives it fresh memory before the next version
  * is written there, so bytes never change under a worker, not even under one that was stopped for
  * an hour.
+ *
+ * Calls go one way: this file takes steps of the transaction (transaction.c), and both put messages
+ * into the send queue (server_send.c).
  */
 #include "publisher/server.h"
 
@@ -17,7 +24,9 @@
 #include "base/clock.h"
 #include "base/log.h"
 #include "base/text.h"
-#include "wire/share.h"
+#include "device/device_uuid.h"
+
+/* ---- Opening and closing */
 
 void rft_server_init(rft_server *server, const refit_config *config, uint64_t epoch, int64_t now)
 {
@@ -41,109 +50,6 @@ uint32_t rft_server_close(rft_server *server, int64_t deadline)
     return rft_retire_list_close(&server->retired, deadline);
 }
 
-/* ---- Offers */
-
-bool rft_server_is_current(const rft_server *server, const rft_held *held)
-{
-    return held->version != 0 && held->version == server->current.version &&
-           held->epoch == server->epoch &&
-           rft_digest128_equal(&held->digest, &server->current.digest);
-}
-
-bool rft_server_is_committed(const rft_server *server, uint64_t version)
-{
-    return version != 0 && version == server->current.version &&
-           version == server->store->committed.version;
-}
-
-/* Whether frames for it may build on the base. */
-static bool holds_base(const rft_server *server, const rft_peer *peer)
-{
-    const rft_store *store = server->store;
-    if (server->config->broadcast_delta == REFIT_DELTA_NEVER) return false;
-    return store->base != 0 && peer->held.version == store->base &&
-           peer->held.epoch == server->epoch &&
-           rft_digest128_equal(&peer->held.digest, &store->base_digest);
-}
-
-static uint32_t offer_deadline(const rft_server *server, int64_t now)
-{
-    if (server->transaction.state == RFT_TRANSACTION_WRITING) return UINT32_MAX;
-    if (server->transaction.state != RFT_TRANSACTION_STAGING)
-        return server->config->broadcast_stage_timeout_ms;
-    int64_t left = (server->transaction.deadline - now) / INT64_C(1000000);
-    return left < 1 ? 1 : (uint32_t)left;
-}
-
-static void send_offer(rft_server *server, rft_peer *peer, int64_t now)
-{
-    const rft_store *store = server->store;
-    rft_message message = {.kind = RFT_OFFER};
-    message.as.offer.epoch = server->epoch;
-    message.as.offer.version = peer->task.version;
-    message.as.offer.base = peer->task.base;
-    message.as.offer.manifest = store->manifest->digest;
-    message.as.offer.bytes = store->manifest->payload_bytes;
-    message.as.offer.frames = store->manifest->frame_count;
-    message.as.offer.deadline_ms = offer_deadline(server, now);
-    unsigned char share[RFT_SHARE_BYTES];
-    if (peer->task.path == REFIT_PATH_SHM) {
-        const rft_slot *slot = rft_store_served_slot(store);
-        message.as.offer.segment = rft_view_text(slot->buffer->segment.name);
-        message.as.offer.segment_offset = RFT_SEQLOCK_BYTES;
-    }
-    if (peer->task.path == REFIT_PATH_CUDA_IPC) {
-        const rft_gpu_block *block = rft_gpu_store_find(server->gpu, peer->task.version);
-        rft_share_write(&block->share, share);
-        message.as.offer.share = (rft_view){share, sizeof share};
-        message.as.offer.mark = rft_view_text(block->share_lock.segment.name);
-    }
-    (void)rft_server_send(server, peer, &message);
-}
-
-static bool offers_stand(const rft_server *server)
-{
-    rft_transaction_state state = server->transaction.state;
-    return state != RFT_TRANSACTION_PREPARING && state != RFT_TRANSACTION_ABORTED;
-}
-
-static bool is_sealed(const rft_server *server)
-{
-    return server->transaction.state != RFT_TRANSACTION_WRITING;
-}
-
-void rft_server_offer(rft_server *server, rft_peer *peer, int64_t now)
-{
-    const rft_store *store = server->store;
-    if (store == NULL || !offers_stand(server)) return;
-    const rft_edition *edition = rft_store_served(store);
-    if (edition == NULL || peer->failed_version == edition->version) return;
-    if (edition->version == server->current.version && rft_server_is_current(server, &peer->held))
-        return;
-    refit_path path = rft_server_path(server, peer, edition->version);
-    if (path == REFIT_PATH_NONE) return; /* it lay in the GPU's memory, and is gone from there */
-    bool delta = !peer->shm && holds_base(server, peer);
-    peer->path = path;
-    peer->task = (rft_task){
-        .stage = RFT_STAGE_OFFERED,
-        .version = edition->version,
-        .base = delta ? store->base : 0,
-        .path = path,
-    };
-    rft_server_send_manifest(server, peer);
-    send_offer(server, peer, now);
-    if (is_sealed(server)) rft_server_send_seal(server, peer);
-}
-
-void rft_server_drop_task(rft_server *server, rft_peer *peer, refit_status code, const char *reason)
-{
-    rft_stage stage = peer->task.stage;
-    if (stage == RFT_STAGE_OFFERED || stage == RFT_STAGE_STAGED) {
-        rft_server_send_abort(server, peer, peer->task.version, code, reason);
-        peer->task = (rft_task){0};
-    }
-}
-
 void rft_server_adopt(rft_server *server, rft_store *store)
 {
     for (uint32_t i = 0; i < server->peers.count; i++) {
@@ -160,9 +66,10 @@ void rft_server_leave(rft_server *server)
     }
 }
 
-/* ---- Giving up on a worker */
+/* ---- Giving up a worker */
 
-void rft_server_reset_peer(rft_server *server, rft_peer *peer)
+/* Forgets what the worker had under way; slots that it may be reading become tainted. */
+static void reset_peer(rft_server *server, rft_peer *peer)
 {
     for (uint32_t i = 0; server->store != NULL && i < server->store->slot_count; i++) {
         rft_slot *slot = &server->store->slots[i];
@@ -178,17 +85,19 @@ void rft_server_reset_peer(rft_server *server, rft_peer *peer)
     if (counts && peer->status == REFIT_OK) peer->due = server->transaction.deadline;
 }
 
-void rft_server_note_gone(rft_server *server, const char *name, const char *reason)
+/* Notes in `gone` that a worker was lost or refused. */
+static void note_gone(rft_server *server, const char *name, const char *reason)
 {
     rft_text_say(server->gone, sizeof server->gone, "worker %s: %s", name, reason);
 }
 
-void rft_server_lose(rft_server *server, rft_peer *peer, refit_status status, const char *reason)
+/* The worker is gone; a member counts as lost in the transaction. The reason is copied. */
+static void lose(rft_server *server, rft_peer *peer, refit_status status, const char *reason)
 {
     rft_log(REFIT_LOG_INFO, "worker %s is gone: %s", peer->name, reason);
-    rft_server_note_gone(server, peer->name, reason);
+    note_gone(server, peer->name, reason);
     rft_transaction_blame(server, peer, status, reason);
-    rft_server_reset_peer(server, peer);
+    reset_peer(server, peer);
     rft_peers_lose(&server->peers, peer);
 }
 
@@ -196,7 +105,15 @@ void rft_server_evict(rft_server *server, rft_peer *peer, refit_status status, c
 {
     rft_server_send_bye(server, peer, status, reason);
     server->counts.evicted++;
-    rft_server_lose(server, peer, status, reason);
+    lose(server, peer, status, reason);
+}
+
+/* The worker broke the protocol: it is counted and evicted. */
+static void break_off(rft_server *server, rft_peer *peer, refit_status status, const char *reason)
+{
+    server->counts.refused++;
+    rft_log(REFIT_LOG_WARNING, "worker %s broke the protocol: %s", peer->name, reason);
+    rft_server_evict(server, peer, status, reason);
 }
 
 static const char *lost_reason(refit_status why)
@@ -215,8 +132,750 @@ void rft_server_unreachable(rft_server *server, const rft_peer_id *to, refit_sta
     if (peer == NULL) return;
     bool told = why == REFIT_ERR_BUSY || why == REFIT_ERR_HOST_MEMORY;
     server->counts.evicted++;
-    rft_server_lose(server, peer, told ? why : REFIT_ERR_PEER, lost_reason(why));
+    lose(server, peer, told ? why : REFIT_ERR_PEER, lost_reason(why));
     rft_transaction_evaluate(server, now);
+}
+
+/* ---- Readers of the slot that comes next */
+
+static uint64_t target_version(const rft_server *server)
+{
+    return server->store->slots[rft_store_target(server->store)].version;
+}
+
+static bool is_reader(const rft_server *server, const rft_peer *peer)
+{
+    return rft_peer_reads(peer, target_version(server)) != REFIT_PATH_NONE;
+}
+
+bool rft_server_has_readers(const rft_server *server)
+{
+    for (uint32_t i = 0; i < server->peers.count; i++) {
+        if (is_reader(server, server->peers.live[i])) return true;
+    }
+    return false;
+}
+
+void rft_server_evict_readers(rft_server *server, int64_t now)
+{
+    char reason[RFT_SENTENCE_BYTES];
+    snprintf(reason, sizeof reason, "it did not close its update to version %" PRIu64 " in time",
+             target_version(server));
+    for (uint32_t i = 0; i < server->peers.count;) {
+        rft_peer *peer = server->peers.live[i];
+        if (is_reader(server, peer)) {
+            rft_server_evict(server, peer, REFIT_ERR_TIMEOUT, reason);
+        } else {
+            i++;
+        }
+    }
+    rft_transaction_evaluate(server, now);
+}
+
+/*
+ * ---- Keys
+ *
+ * The ZAP handler admits a connection by its key. The connection of a key that is taken from the
+ * allow list afterwards stays. So every message is checked against the list, and all workers when
+ * the list changes: a worker without an entry is told so once, and then neither heard nor spoken
+ * to. The name of a worker follows from its key (rft_peer_name_bind). ZeroMQ cannot end one
+ * connection of many; it ends when its worker does. Until then its messages cost time, and memory
+ * if it never ends a message (channel.c).
+ */
+
+bool rft_server_admits(const rft_server *server, const rft_peer_id *from,
+                       char key_name[RFT_KEY_NAME_BYTES])
+{
+    if (key_name != NULL) key_name[0] = '\0';
+    return server->allow == NULL || rft_allow_list_has(server->allow, from->key, key_name);
+}
+
+static void evict_key(rft_server *server, rft_peer *peer)
+{
+    char reason[RFT_SENTENCE_BYTES];
+    snprintf(reason, sizeof reason, "its key (%s) is no longer in the trainer's security.allow",
+             peer->key_name);
+    rft_server_refuse(server, &peer->id, REFIT_ERR_SECURITY, true, reason);
+    server->counts.evicted++;
+    lose(server, peer, REFIT_ERR_SECURITY, reason);
+}
+
+static void reject_key(rft_server *server, rft_peer *peer, int64_t now)
+{
+    server->counts.refused++;
+    if (peer == NULL) return;
+    evict_key(server, peer);
+    rft_transaction_evaluate(server, now);
+}
+
+/* The file of the worker's key has another name, so the worker has. A worker that has that name
+ * already came by the same key. */
+static void rename_peer(rft_server *server, rft_peer *peer, const char *key_name)
+{
+    char name[RFT_PEER_NAME_BYTES];
+    rft_peer_name_bind(key_name, peer->own_name, name);
+    const rft_peer *other = rft_peers_find_name(&server->peers, name);
+    if (other != NULL && other != peer) {
+        rft_server_evict(server, peer, REFIT_ERR_EXISTS,
+                         "its key has another name now, and another worker goes by the name that "
+                         "follows from it");
+        return;
+    }
+    rft_log(REFIT_LOG_INFO, "worker %s is called %s now: the file of its key is called %s",
+            peer->name, name, key_name);
+    strcpy(peer->name, name);
+    strcpy(peer->key_name, key_name);
+}
+
+/* Evicts the worker, renames it, or does nothing. */
+static void check_key(rft_server *server, rft_peer *peer)
+{
+    char key_name[RFT_KEY_NAME_BYTES];
+    if (!rft_server_admits(server, &peer->id, key_name))
+        evict_key(server, peer);
+    else if (strcmp(key_name, peer->key_name) != 0)
+        rename_peer(server, peer, key_name);
+}
+
+void rft_server_check_keys(rft_server *server, int64_t now)
+{
+    if (server->allow == NULL) return;
+    uint64_t edition = rft_allow_list_edition(server->allow);
+    if (edition == server->keys_edition) return;
+    server->keys_edition = edition;
+    for (uint32_t i = 0; i < server->peers.count;) {
+        const uint32_t count = server->peers.count;
+        check_key(server, server->peers.live[i]);
+        i += server->peers.count == count;
+    }
+    rft_transaction_evaluate(server, now);
+}
+
+/* ---- The GPU that versions are shown on */
+
+/* Whether the worker has said that it is on this publisher's GPU. */
+static bool on_gpu(const rft_server *server, const rft_peer *peer)
+{
+    return server->gpu != NULL && peer->named_gpu && rft_uuid_equal(peer->uuid, server->gpu->uuid);
+}
+
+void rft_server_use_gpu(rft_server *server, rft_gpu_store *gpu)
+{
+    server->gpu = gpu;
+    for (uint32_t i = 0; i < server->peers.count; i++) {
+        const rft_peer *peer = server->peers.live[i];
+        if (!on_gpu(server, peer)) continue;
+        rft_server_refuse(server, &peer->id, REFIT_ERR_STALE, false,
+                          "the trainer has said which GPU it is on: join once more");
+    }
+}
+
+void rft_server_recall_gpu(rft_server *server)
+{
+    for (uint32_t i = 0; i < server->peers.count; i++) {
+        rft_peer *peer = server->peers.live[i];
+        if (peer->subscribed && peer->gpu) rft_server_send_beat(server, peer);
+    }
+}
+
+/*
+ * ---- HELLO
+ *
+ * A worker on the publisher's GPU says so with HELLO, by its UUID, and joins there if it can open
+ * the probe as well. With broadcast.gpu: require no other worker is taken: for now only, since a
+ * worker may be told its device a moment after it began to look for the trainer; for good if it is
+ * on another GPU.
+ *
+ * A name stands for one instance at a time, and with keys for one key. The same instance with a new
+ * connection (and the same key) gets its place back, and stays a member of the version under way;
+ * another one waits until the place is free.
+ */
+
+static uint32_t window_for(const rft_server *server, uint32_t asked)
+{
+    uint32_t most = server->config->broadcast_window;
+    return asked < most ? asked : most;
+}
+
+static void send_welcome(rft_server *server, rft_peer *peer)
+{
+    rft_message message = {.kind = RFT_WELCOME};
+    message.as.welcome.protocol = RFT_PROTOCOL;
+    message.as.welcome.epoch = server->epoch;
+    message.as.welcome.frame_bytes = server->config->broadcast_frame_bytes;
+    message.as.welcome.window = peer->window;
+    message.as.welcome.heartbeat_ms = server->config->broadcast_heartbeat_ms;
+    message.as.welcome.heartbeat_timeout_ms = server->config->broadcast_heartbeat_timeout_ms;
+    message.as.welcome.version = server->current.version;
+    message.as.welcome.probe = rft_view_text(server->probe);
+    if (server->gpu != NULL) {
+        message.as.welcome.gpu = (rft_view){server->gpu->uuid, sizeof server->gpu->uuid};
+    }
+    (void)rft_server_send(server, peer, &message);
+}
+
+/* The sender of a HELLO. */
+typedef struct caller {
+    rft_peer_id id;
+    uint64_t instance;
+    char own_name[RFT_PEER_NAME_BYTES];
+    char key_name[RFT_KEY_NAME_BYTES];
+    char name[RFT_PEER_NAME_BYTES]; /* by which it is known, if it is let in */
+} caller;
+
+/* False: the key of the sender is no longer in the allow list. */
+static bool identify(const rft_server *server, const rft_peer_id *from, const rft_message *hello,
+                     caller *out)
+{
+    *out = (caller){.id = *from, .instance = hello->as.hello.instance};
+    rft_view_print(hello->as.hello.worker, out->own_name, sizeof out->own_name);
+    bool admitted = rft_server_admits(server, from, out->key_name);
+    rft_peer_name_bind(out->key_name, out->own_name, out->name);
+    return admitted;
+}
+
+/* Refuses a HELLO, and notes it for a caller that waits for workers. */
+static void refuse_hello(rft_server *server, const caller *from, refit_status code, bool final,
+                         const char *reason)
+{
+    note_gone(server, from->name, reason);
+    rft_server_refuse(server, &from->id, code, final, reason);
+}
+
+static rft_peer *admit_new(rft_server *server, const caller *from)
+{
+    refit_error why;
+    rft_peer *peer = NULL;
+    if (server->peers.count >= server->config->limits_workers) {
+        refuse_hello(server, from, REFIT_ERR_LIMIT, false,
+                     "the trainer has as many workers as limits.workers allows");
+        return NULL;
+    }
+    if (rft_peers_add(&server->peers, &peer, &why) != REFIT_OK) {
+        refuse_hello(server, from, REFIT_ERR_HOST_MEMORY, false, why.text);
+        return NULL;
+    }
+    strcpy(peer->name, from->name);
+    peer->instance = from->instance;
+    return peer;
+}
+
+/* A key with a name so long that rft_peer_name_bind has no room for the worker's own behind it. */
+static bool is_full(const char *key_name)
+{
+    return strlen(key_name) + 2 > RFT_PEER_NAME_BYTES - 1;
+}
+
+/* Returns the place that the sender has, gets back, or is given now; NULL: it was refused. */
+static rft_peer *admit(rft_server *server, const caller *from)
+{
+    rft_peer *peer = rft_peers_find_name(&server->peers, from->name);
+    if (peer == NULL) return admit_new(server, from);
+    bool same = peer->instance == from->instance && strcmp(peer->id.key, from->id.key) == 0;
+    if (same) {
+        reset_peer(server, peer);
+        return peer;
+    }
+    rft_server_send_beat(server, peer); /* finds out whether the other can still be reached */
+    refuse_hello(server, from, REFIT_ERR_EXISTS, false,
+                 is_full(from->key_name)
+                     ? "another worker uses this key: give this one a key of its own, or the key a "
+                       "name of at most 61 characters, so that names fit behind it"
+                     : "another worker goes by this name: give this one a name of its own, or wait "
+                       "until that one is gone");
+    return NULL;
+}
+
+/* With broadcast.gpu: require. Whether the worker may come in; if not it is told why. */
+static bool admits_gpu(rft_server *server, const caller *from, const rft_message *hello)
+{
+    rft_view theirs = hello->as.hello.gpu;
+    char ours[RFT_UUID_TEXT_BYTES], reason[RFT_SENTENCE_BYTES];
+    if (server->config->broadcast_gpu != REFIT_GPU_REQUIRE) return true;
+    if (server->gpu == NULL) {
+        refuse_hello(server, from, REFIT_ERR_UNSUPPORTED, false,
+                     "the trainer takes workers on its own GPU only, and has not said which");
+        return false;
+    }
+    bool named = theirs.count == RFT_UUID_BYTES;
+    if (named && rft_uuid_equal(theirs.data, server->gpu->uuid)) return true;
+    rft_uuid_print(server->gpu->uuid, ours);
+    snprintf(reason, sizeof reason,
+             named ? "the trainer takes workers on %s only, and this one is on another GPU"
+                   : "the trainer takes workers on %s only (refit_subscriber_use_device)",
+             ours);
+    server->counts.refused += named;
+    refuse_hello(server, from, REFIT_ERR_UNSUPPORTED, named, reason);
+    return false;
+}
+
+static void note_gpu(rft_peer *peer, const rft_message *hello)
+{
+    rft_view uuid = hello->as.hello.gpu;
+    peer->named_gpu = uuid.count == sizeof peer->uuid;
+    if (peer->named_gpu) memcpy(peer->uuid, uuid.data, sizeof peer->uuid);
+}
+
+static bool is_recent(int64_t at, int64_t now)
+{
+    return at != 0 && now < rft_after_ms(at, RFT_QUERY_LIMIT_MS);
+}
+
+/* Whether this observer is answered now; notes that it was. It may ask again later. The oldest
+ * place goes to the next observer. */
+static bool query_limit_admit(rft_query_limit *query_limit, const rft_peer_id *from, int64_t now)
+{
+    uint32_t oldest = 0;
+    for (uint32_t i = 0; i < RFT_QUERY_LIMIT_MOST; i++) {
+        if (is_recent(query_limit->at[i], now) && rft_peer_id_equal(&query_limit->ids[i], from))
+            return false;
+        if (query_limit->at[i] < query_limit->at[oldest]) oldest = i;
+    }
+    if (is_recent(query_limit->at[oldest], now)) return false;
+    query_limit->ids[oldest] = *from;
+    query_limit->at[oldest] = now;
+    return true;
+}
+
+/* An observer is told the committed version, and no version waits for it. One that asks again at
+ * once is not answered: its HELLO is short, and the manifest may be long. */
+static void answer_observer(rft_server *server, const rft_peer_id *from, const rft_message *hello,
+                            int64_t now)
+{
+    if (!query_limit_admit(&server->query_limit, from, now)) return;
+    rft_peer observer = {.id = *from, .window = window_for(server, hello->as.hello.window)};
+    send_welcome(server, &observer);
+    rft_server_send_committed(server, &observer);
+    rft_server_send_bye(server, &observer, REFIT_OK, "that is all");
+}
+
+static void answer_hello(rft_server *server, const rft_peer_id *from, rft_peer *known,
+                         const rft_message *hello, int64_t now)
+{
+    caller who;
+    if (!identify(server, from, hello, &who)) {
+        reject_key(server, known, now);
+        return;
+    }
+    if (hello->as.hello.protocol != RFT_PROTOCOL) {
+        char reason[RFT_SENTENCE_BYTES];
+        server->counts.refused++;
+        rft_message_say_protocols(RFT_PROTOCOL, hello->as.hello.protocol, reason);
+        refuse_hello(server, &who, REFIT_ERR_PROTOCOL, true, reason);
+        return;
+    }
+    if (hello->as.hello.observer && known == NULL) {
+        answer_observer(server, from, hello, now);
+        return;
+    }
+    if (!admits_gpu(server, &who, hello)) {
+        if (known != NULL) lose(server, known, REFIT_ERR_UNSUPPORTED, "it left the GPU");
+        return;
+    }
+    bool renamed = known != NULL && known != rft_peers_find_name(&server->peers, who.name);
+    if (renamed) lose(server, known, REFIT_ERR_CLOSED, "its connection speaks for another");
+    rft_peer *peer = admit(server, &who);
+    if (peer == NULL) return;
+    peer->id = *from;
+    strcpy(peer->own_name, who.own_name);
+    strcpy(peer->key_name, who.key_name);
+    peer->heard = now;
+    peer->window = window_for(server, hello->as.hello.window);
+    peer->delta = hello->as.hello.delta;
+    peer->zstd = hello->as.hello.zstd;
+    note_gpu(peer, hello);
+    /* A version above the current one was never committed: no worker holds it. */
+    bool ours = hello->as.hello.held.epoch == server->epoch &&
+                hello->as.hello.held.version <= server->current.version;
+    peer->held = ours ? hello->as.hello.held : (rft_held){0};
+    send_welcome(server, peer);
+}
+
+/* ---- JOIN and BYE */
+
+static const char *path_words(refit_path path)
+{
+    switch (path) {
+    case REFIT_PATH_CUDA_IPC: return "the memory of its GPU";
+    case REFIT_PATH_SHM: return "shared memory";
+    case REFIT_PATH_SOCKET:
+    case REFIT_PATH_NONE: break;
+    }
+    return "the socket";
+}
+
+static void answer_join(rft_server *server, rft_peer *peer, const rft_message *message, int64_t now)
+{
+    char reason[RFT_SENTENCE_BYTES];
+    if (peer->subscribed) return;
+    if (message->as.join.epoch != server->epoch) {
+        rft_server_refuse(server, &peer->id, REFIT_ERR_STALE, false, "this is another trainer");
+        return;
+    }
+    bool shares = message->as.join.shm || message->as.join.gpu;
+    if (shares && (server->probe[0] == '\0' || message->as.join.proof != server->proof)) {
+        break_off(server, peer, REFIT_ERR_SECURITY, "it has no proof that it shares memory");
+        return;
+    }
+    if (message->as.join.gpu && !on_gpu(server, peer)) {
+        break_off(server, peer, REFIT_ERR_PROTOCOL, "it joins on a GPU that is not its own");
+        return;
+    }
+    rft_view_print(message->as.join.reason, reason, sizeof reason);
+    if (server->config->broadcast_gpu == REFIT_GPU_REQUIRE && !message->as.join.gpu) {
+        rft_server_refuse(server, &peer->id, REFIT_ERR_UNSUPPORTED, false, reason);
+        lose(server, peer, REFIT_ERR_UNSUPPORTED, reason);
+        return;
+    }
+    peer->subscribed = true;
+    peer->shm = message->as.join.shm;
+    peer->gpu = message->as.join.gpu;
+    peer->path = rft_server_path(server, peer, 0);
+    if (peer->gpu) peer->path = REFIT_PATH_CUDA_IPC;
+    rft_log(REFIT_LOG_INFO, "worker %s joins through %s%s%s%s%s", peer->name,
+            path_words(peer->path), peer->key_name[0] == '\0' ? "" : ", with key ", peer->key_name,
+            reason[0] == '\0' ? "" : ": ", reason);
+    rft_server_send_beat(server, peer);
+    if (rft_server_is_current(server, &peer->held)) rft_transaction_applied(server, peer);
+    rft_server_offer(server, peer, now);
+}
+
+static void answer_bye(rft_server *server, rft_peer *peer, const rft_message *message, int64_t now)
+{
+    char reason[RFT_SENTENCE_BYTES];
+    (void)now;
+    rft_view_print(message->as.bye.reason, reason, sizeof reason);
+    lose(server, peer, REFIT_ERR_CLOSED, reason[0] == '\0' ? "it left" : reason);
+}
+
+/*
+ * ---- The other messages
+ *
+ * One function for each kind. Messages may come twice, or late: an answer is given again, and a
+ * settled question stays settled. A message that a worker never sends, or one against what it was
+ * told, breaks the protocol: it is counted and the worker evicted; others do not notice. A message
+ * of an unknown sender (evicted, or of an earlier trainer) is answered REFUSE, not final: the
+ * worker says HELLO again.
+ */
+
+static bool is_committed(const rft_server *server, uint64_t version)
+{
+    return version != 0 && version == server->current.version &&
+           version == server->store->committed.version;
+}
+
+static bool is_task(const rft_peer *peer, uint64_t version)
+{
+    return peer->task.stage != RFT_STAGE_NONE && peer->task.version == version;
+}
+
+static void answer_pull(rft_server *server, rft_peer *peer, const rft_message *message, int64_t now)
+{
+    (void)server, (void)now;
+    rft_task *task = &peer->task;
+    if (!is_task(peer, message->as.pull.version)) return;
+    int64_t most = (int64_t)peer->window * RFT_CREDIT;
+    int64_t credits = task->credits + (int64_t)message->as.pull.credits * RFT_CREDIT;
+    task->credits = (int32_t)(credits < most ? credits : most);
+}
+
+static uint32_t read_u32(const unsigned char *at)
+{
+    return (uint32_t)at[0] | (uint32_t)at[1] << 8 | (uint32_t)at[2] << 16 | (uint32_t)at[3] << 24;
+}
+
+static bool is_ready(const rft_store *store, uint32_t sequence)
+{
+    if (store->ready_count == store->manifest->frame_count) return true;
+    for (uint32_t i = 0; i < store->ready_count; i++) {
+        if (store->ready[i] == sequence) return true;
+    }
+    return false;
+}
+
+/* Every frame as often as broadcast.resend_limit says: a worker that keeps to it never asks for
+ * more.
+ */
+static bool may_resend(const rft_server *server, const rft_task *task)
+{
+    uint64_t times = server->config->broadcast_resend_limit;
+    return task->resent < times * server->store->manifest->frame_count;
+}
+
+static uint32_t resend_room(const rft_peer *peer)
+{
+    return peer->window < RFT_RESEND_ROOM ? peer->window : RFT_RESEND_ROOM;
+}
+
+/* No more wait than its window: so many can be lost at once, and what is missing beyond them is
+ * asked for again. */
+static void answer_resend(rft_server *server, rft_peer *peer, const rft_message *message,
+                          int64_t now)
+{
+    (void)now;
+    rft_task *task = &peer->task;
+    rft_view wanted = message->as.resend.sequences;
+    bool open = is_task(peer, message->as.resend.version) && task->stage == RFT_STAGE_OFFERED;
+    if (!open) return;
+    for (size_t i = 0; i + 4 <= wanted.count; i += 4) {
+        uint32_t sequence = read_u32((const unsigned char *)wanted.data + i);
+        if (sequence >= server->store->manifest->frame_count) {
+            break_off(server, peer, REFIT_ERR_PROTOCOL, "it asks for a frame that does not exist");
+            return;
+        }
+        if (!may_resend(server, task)) {
+            break_off(server, peer, REFIT_ERR_LIMIT,
+                      "it asks for frames more often than broadcast.resend_limit allows");
+            return;
+        }
+        task->resent++;
+        bool room = task->resend_count < resend_room(peer) && is_ready(server->store, sequence);
+        if (room) task->resend[task->resend_count++] = sequence;
+    }
+}
+
+/* A version that is neither under way nor committed is not to be kept staged. */
+static void answer_stray(rft_server *server, rft_peer *peer, uint64_t version)
+{
+    if (version == server->current.version && peer->task.stage == RFT_STAGE_NONE) {
+        rft_server_send_commit(server, peer, version);
+    } else {
+        rft_server_send_abort(server, peer, version, REFIT_ERR_STALE,
+                              "this version is not under way");
+    }
+}
+
+static void fail_digest(rft_server *server, rft_peer *peer)
+{
+    uint64_t version = peer->task.version;
+    const char *reason = "what it staged has another digest than what was written";
+    rft_server_send_abort(server, peer, version, REFIT_ERR_CORRUPT, reason);
+    peer->task = (rft_task){0};
+    peer->failed_version = version;
+    rft_transaction_blame(server, peer, REFIT_ERR_CORRUPT, reason);
+}
+
+static void answer_staged(rft_server *server, rft_peer *peer, const rft_message *message,
+                          int64_t now)
+{
+    (void)now;
+    uint64_t version = message->as.staged.version;
+    const rft_transaction *transaction = &server->transaction;
+    if (!is_task(peer, version)) {
+        answer_stray(server, peer, version);
+        return;
+    }
+    if (peer->task.stage == RFT_STAGE_COMMITTING) {
+        rft_server_send_commit(server, peer, version);
+        return;
+    }
+    if (transaction->state == RFT_TRANSACTION_WRITING && version == transaction->version) {
+        break_off(server, peer, REFIT_ERR_PROTOCOL, "it has staged what is not yet written");
+        return;
+    }
+    if (!rft_digest128_equal(&message->as.staged.digest,
+                             &rft_store_served(server->store)->digest)) {
+        fail_digest(server, peer);
+        return;
+    }
+    peer->task.stage = RFT_STAGE_STAGED;
+    if (version == transaction->version) rft_transaction_forgive(server, peer);
+    if (!is_committed(server, version)) {
+        peer->due = 0;
+        return;
+    }
+    peer->awaited =
+        peer->member && peer->due != 0 && transaction->state == RFT_TRANSACTION_COMMITTING;
+    rft_transaction_commit_peer(server, peer);
+}
+
+static void answer_committed(rft_server *server, rft_peer *peer, const rft_message *message,
+                             int64_t now)
+{
+    (void)now;
+    const rft_held held = {server->epoch, message->as.staged.version, message->as.staged.digest};
+    bool newest = held.version == server->current.version;
+    if (held.version > server->current.version) {
+        break_off(server, peer, REFIT_ERR_PROTOCOL, "it applied a version that is not committed");
+        return;
+    }
+    if (newest && !rft_server_is_current(server, &held)) {
+        break_off(server, peer, REFIT_ERR_CORRUPT, "it applied other bytes than were committed");
+        return;
+    }
+    peer->held = held;
+    if (is_task(peer, held.version)) peer->task = (rft_task){0};
+    if (newest) rft_transaction_applied(server, peer);
+}
+
+static void answer_released(rft_server *server, rft_peer *peer, const rft_message *message,
+                            int64_t now)
+{
+    (void)server, (void)now;
+    rft_peer_take_back(peer, message->as.commit.version);
+}
+
+/* Its base is not there after all, or is not the committed one, for example because the caller
+ * wrote into it. A difference in a block that travels as the same is only found by the digests at
+ * the end: CORRUPT. */
+static bool has_bad_base(const rft_task *task, refit_status code)
+{
+    bool fetching = task->stage == RFT_STAGE_OFFERED && task->base != 0;
+    return fetching && (code == REFIT_ERR_STALE || code == REFIT_ERR_CORRUPT);
+}
+
+/* The same version once more, built on nothing. */
+static void offer_whole(rft_server *server, rft_peer *peer, int64_t now)
+{
+    peer->held = (rft_held){0};
+    peer->task = (rft_task){0};
+    rft_server_offer(server, peer, now);
+}
+
+/* It was told to apply a version that it had dropped: its STAGED was about an offer that a newer
+ * version ended. */
+static bool was_told_early(const rft_peer *peer, const rft_message *failed)
+{
+    return is_task(peer, failed->as.failed.version) && peer->task.stage != RFT_STAGE_STAGED &&
+           failed->as.failed.code == REFIT_ERR_STATE && failed->as.failed.kept;
+}
+
+/* Told before the new offer of the version, it is fetching it; told after that, it is no longer
+ * sent its frames. */
+static void offer_anew(rft_server *server, rft_peer *peer, int64_t now)
+{
+    if (peer->task.stage == RFT_STAGE_OFFERED) return;
+    peer->task = (rft_task){0};
+    rft_server_offer(server, peer, now);
+}
+
+static void answer_failed(rft_server *server, rft_peer *peer, const rft_message *message,
+                          int64_t now)
+{
+    char reason[RFT_SENTENCE_BYTES];
+    uint64_t version = message->as.failed.version;
+    refit_status code = (refit_status)message->as.failed.code;
+    bool current = is_task(peer, version);
+    if (was_told_early(peer, message)) {
+        offer_anew(server, peer, now);
+        return;
+    }
+    if (!message->as.failed.kept) peer->held = (rft_held){0};
+    if (!current && version != 0) return;
+    rft_view_print(message->as.failed.reason, reason, sizeof reason);
+    if (current && has_bad_base(&peer->task, code)) {
+        rft_log(REFIT_LOG_WARNING, "worker %s is sent version %" PRIu64 " whole: %s", peer->name,
+                version, reason);
+        offer_whole(server, peer, now);
+        return;
+    }
+    rft_log(REFIT_LOG_WARNING, "worker %s failed with version %" PRIu64 ": %s", peer->name, version,
+            reason);
+    peer->failed_version = peer->task.version;
+    peer->task = (rft_task){0};
+    /* It may have been the manifest that it had no memory for: the next offer brings it again. */
+    if (code == REFIT_ERR_HOST_MEMORY) peer->has_manifest = false;
+    rft_transaction_blame(server, peer, code, reason);
+}
+
+/* A beat says again what other messages said, should one of them have been lost. */
+static void answer_beat(rft_server *server, rft_peer *peer, const rft_message *message, int64_t now)
+{
+    (void)now;
+    const rft_held *held = &message->as.beat.held;
+    uint64_t staged = message->as.beat.staged;
+    if (!peer->subscribed) return;
+    bool applied = is_task(peer, held->version) && peer->task.stage == RFT_STAGE_COMMITTING;
+    bool current = rft_server_is_current(server, held);
+    if (current || held->version == 0) peer->held = *held;
+    if (applied && current) {
+        peer->task = (rft_task){0};
+        rft_transaction_applied(server, peer);
+        return;
+    }
+    bool settled = staged != 0 && is_task(peer, staged) && peer->task.stage < RFT_STAGE_COMMITTING;
+    if (settled || staged == 0) return;
+    if (is_task(peer, staged)) {
+        rft_server_send_commit(server, peer, staged);
+    } else {
+        answer_stray(server, peer, staged);
+    }
+}
+
+/* ---- Dispatch */
+
+typedef void (*answer_fn)(rft_server *server, rft_peer *peer, const rft_message *message,
+                          int64_t now);
+
+/* Only from a subscribed worker, except for JOIN, BEAT and BYE. NULL: a worker never sends it. */
+static const answer_fn answers[RFT_MESSAGE_KINDS] = {
+    [RFT_JOIN] = answer_join,
+    [RFT_PULL] = answer_pull,
+    [RFT_RESEND] = answer_resend,
+    [RFT_STAGED] = answer_staged,
+    [RFT_COMMITTED] = answer_committed,
+    [RFT_RELEASED] = answer_released,
+    [RFT_FAILED] = answer_failed,
+    [RFT_BEAT] = answer_beat,
+    [RFT_BYE] = answer_bye,
+};
+
+static void answer_stranger(rft_server *server, const rft_peer_id *from, const rft_message *message)
+{
+    if (message->kind == RFT_BYE) return;
+    server->counts.refused += answers[message->kind] == NULL;
+    rft_server_refuse(server, from, REFIT_ERR_STALE, false,
+                      "this worker is not subscribed: say hello");
+}
+
+static void answer_peer(rft_server *server, rft_peer *peer, const rft_message *message, int64_t now)
+{
+    rft_message_kind kind = message->kind;
+    peer->heard = now;
+    if (answers[kind] == NULL) {
+        char reason[80];
+        snprintf(reason, sizeof reason, "a worker never says %s", rft_message_kind_name(kind));
+        break_off(server, peer, REFIT_ERR_PROTOCOL, reason);
+        return;
+    }
+    bool early = kind != RFT_JOIN && kind != RFT_BEAT && kind != RFT_BYE;
+    if (early && !peer->subscribed) return;
+    answers[kind](server, peer, message, now);
+}
+
+void rft_server_message(rft_server *server, const rft_peer_id *from, const rft_message *message,
+                        int64_t now)
+{
+    rft_peer *peer = rft_peers_find(&server->peers, from);
+    if (!rft_server_admits(server, from, NULL)) {
+        reject_key(server, peer, now);
+        return;
+    }
+    if (message->kind == RFT_HELLO) {
+        answer_hello(server, from, peer, message, now);
+    } else if (peer == NULL) {
+        answer_stranger(server, from, message);
+    } else {
+        answer_peer(server, peer, message, now);
+    }
+    rft_transaction_evaluate(server, now);
+}
+
+void rft_server_garbage(rft_server *server, const rft_peer_id *from, const refit_error *why,
+                        int64_t now)
+{
+    rft_peer *peer = rft_peers_find(&server->peers, from);
+    if (!rft_server_admits(server, from, NULL)) {
+        reject_key(server, peer, now);
+        return;
+    }
+    if (peer != NULL) {
+        break_off(server, peer, REFIT_ERR_PROTOCOL, why->text);
+        rft_transaction_evaluate(server, now);
+        return;
+    }
+    server->counts.refused++;
+    if (from->count > 0) rft_server_refuse(server, from, REFIT_ERR_PROTOCOL, false, why->text);
 }
 
 /* ---- Time */
@@ -226,7 +885,7 @@ static int64_t silence_at(const rft_server *server, const rft_peer *peer)
     return rft_after_ms(peer->heard, server->config->broadcast_heartbeat_timeout_ms);
 }
 
-/* Returns whether the worker was turned out. */
+/* Returns whether the worker was evicted. */
 static bool tick_peer(rft_server *server, rft_peer *peer, int64_t now)
 {
     char reason[RFT_SENTENCE_BYTES];
@@ -298,7 +957,7 @@ static rft_coding coding_for(const rft_server *server, const rft_peer *peer)
 
 bool rft_server_next_frame(rft_server *server, rft_frame_order *out)
 {
-    if (server->store == NULL || !offers_stand(server)) return false;
+    if (server->store == NULL || !rft_server_offers_stand(server)) return false;
     for (uint32_t i = 0; i < server->peers.count; i++) {
         uint32_t at = (server->next_peer + i) % server->peers.count;
         rft_peer *peer = server->peers.live[at];

@@ -1,19 +1,20 @@
 /*
- * hub: the publisher's side of the protocol as a state machine.
+ * server: the publisher's side of the protocol as a state machine.
  *
- * Events go in: a decoded message and whom it is from, the time, a step of the publisher. Messages
- * for the workers come out in `outbox`, frames are picked one at a time, and the state can be read.
- * No socket, no clock, no thread: all of it is guarded by the lock of whoever owns the hub.
+ * Events go in: a decoded message with its sender, the time, a step of the publisher. Messages for
+ * the workers come out in `send_queue`, frames are picked one at a time, and the state can be read.
+ * No socket, no clock, no thread: the lock of the server's owner guards all of it.
  *
- * hub.c has the workers (offers, evictions, turns), hub_join.c how they come and go, hub_keys.c
- * whose keys still count, hub_answer.c what else they say, hub_send.c what they are told, and
- * round.c one version from begin to its end; its states are drawn there.
+ *     server.c ──► transaction.c ──► server_send.c
+ *        └───────────────────────────────►┘
+ *
+ * server.c has the workers and their messages, transaction.c one version from begin to its end (its
+ * states are drawn there), server_send.c what workers are told. Calls go along the arrows only.
  */
 #ifndef RFT_SERVER_H
 #define RFT_SERVER_H
 
 #include "publisher/peer.h"
-#include "publisher/query_limit.h"
 #include "publisher/send_queue.h"
 #include "store/frames.h"
 #include "store/gpu_store.h"
@@ -41,7 +42,17 @@ typedef struct rft_transaction {
     refit_error result; /* status REFIT_OK: nothing has gone wrong so far */
 } rft_transaction;
 
-/* What the statistics want to know. */
+#define RFT_QUERY_LIMIT_MOST 64u   /* observers that are answered within RFT_QUERY_LIMIT_MS */
+#define RFT_QUERY_LIMIT_MS   1000u /* between two answers to one of them */
+
+/* The observers that were answered last. A query is short and the answer may be long, so neither
+ * one observer nor many together make the publisher answer without end. {0} is empty. */
+typedef struct rft_query_limit {
+    rft_peer_id ids[RFT_QUERY_LIMIT_MOST];
+    int64_t at[RFT_QUERY_LIMIT_MOST]; /* of its answer; 0: the place is free */
+} rft_query_limit;
+
+/* Figures for the statistics. */
 typedef struct rft_server_counts {
     uint64_t committed; /* versions */
     uint64_t aborted;   /* versions */
@@ -73,19 +84,19 @@ typedef struct rft_server {
     rft_cached_message manifest;  /* of the store, as the workers are told */
     rft_cached_message seal;      /* of the version served */
     rft_cached_message committed; /* the seal of the committed version, as observers are told */
-    rft_retire_list retired;      /* notices that the transport still holds */
+    rft_retire_list retired;      /* messages that the transport still holds */
     rft_query_limit query_limit;  /* of observers */
     rft_server_counts counts;
     rft_bytes scratch;
     int64_t next_beat;
-    uint32_t next_peer;            /* whose turn it is to be sent a frame */
-    char gone[RFT_SENTENCE_BYTES]; /* who was lost or refused last since the last version began, and
-                                      why */
+    uint32_t next_peer;            /* is sent the next frame */
+    char gone[RFT_SENTENCE_BYTES]; /* the worker that was lost or refused last since the last
+                                      version began, and why */
 } rft_server;
 
 void rft_server_init(rft_server *server, const refit_config *config, uint64_t epoch, int64_t now);
-/* What of its messages the transport still holds is waited for until `deadline`; returns how many
- * those are that it did not give back, and which stay. */
+/* Waits until `deadline` for the messages that the transport still holds. Returns the number of
+ * those that it did not give back, which stay. */
 uint32_t rft_server_close(rft_server *server, int64_t deadline);
 
 /* ---- Events */
@@ -102,23 +113,33 @@ void rft_server_unreachable(rft_server *server, const rft_peer_id *to, refit_sta
 void rft_server_tick(rft_server *server, int64_t now);
 /* When tick has something to do at the latest. */
 int64_t rft_server_tick_at(const rft_server *server);
-/* If the allow list has another edition: turns out whose key is no longer in it, and names who has
- * one by another name after that. */
+/* If the allow list has another edition: evicts the workers whose keys are no longer in it, and
+ * renames those whose keys have another name. */
 void rft_server_check_keys(rft_server *server, int64_t now);
 
 /* The tensors have changed: `store`, which has no version yet, takes the place of the one before.
  */
 void rft_server_adopt(rft_server *server, rft_store *store);
-/* Versions are shown in the memory of a GPU from now on: who is on it joins once more. */
+/* Versions are shown in the memory of a GPU from now on: workers on it join once more. */
 void rft_server_use_gpu(rft_server *server, rft_gpu_store *gpu);
-/* Blocks of the GPU's memory were taken away: who is on it hears a beat, at which workers look what
- * they need not map any longer. */
+/* Blocks of the GPU's memory were taken away: workers on it are sent a beat, on which they unmap
+ * what they no longer need. */
 void rft_server_recall_gpu(rft_server *server);
-/* Everybody is told goodbye. */
+/* All workers are told BYE. */
 void rft_server_leave(rft_server *server);
 
-/* Notes in `gone` that a worker was lost or refused. */
-void rft_server_note_gone(rft_server *server, const char *name, const char *reason);
+/* Whether a worker may be reading the slot that the next version goes to. */
+bool rft_server_has_readers(const rft_server *server);
+/* Evicts those workers. */
+void rft_server_evict_readers(rft_server *server, int64_t now);
+
+/* Whether the sender's key is in the allow list, if there is one; and the name of the key, or "".
+ * `key_name` may be NULL. */
+bool rft_server_admits(const rft_server *server, const rft_peer_id *from,
+                       char key_name[RFT_KEY_NAME_BYTES]);
+/* The worker is told BYE and is gone; a member counts as lost in the transaction. The reason is
+ * copied. */
+void rft_server_evict(rft_server *server, rft_peer *peer, refit_status status, const char *reason);
 
 /* ---- Frames */
 
@@ -131,23 +152,19 @@ typedef struct rft_frame_order {
     uint32_t ready; /* frames that are ready now */
 } rft_frame_order;
 
-/* Whether somebody may be sent a frame. */
+/* Whether a worker may be sent a frame. */
 bool rft_server_wants_frames(const rft_server *server);
-/* Takes the next frame that somebody may be sent, each worker in turn; false if there is none. */
+/* Takes the next frame that a worker may be sent, each worker in turn; false if there is none. */
 bool rft_server_next_frame(rft_server *server, rft_frame_order *out);
 /* The frame has been sent, with so many bytes of payload. */
 void rft_server_frame_sent(rft_server *server, const rft_frame_order *order, uint64_t payload);
 
-/* ---- A version (round.c) */
+/* ---- A version (transaction.c) */
 
-/* Nothing is offered from now on; who is still fetching an older version is told to drop it.
+/* Nothing is offered from now on; workers that still fetch an older version are told to drop it.
  * REFIT_ERR_STATE, REFIT_ERR_STALE. `*version` 0 becomes the next number. */
 refit_status rft_transaction_prepare(rft_server *server, uint64_t *version, refit_error *error);
-/* Whether somebody may be reading the slot that the version goes to. */
-bool rft_transaction_is_blocked(const rft_server *server);
-/* Turns those out. */
-void rft_transaction_evict_readers(rft_server *server, int64_t now);
-/* There was no slot to be had: back to where prepare began. */
+/* No slot became free: back to the state before prepare. */
 void rft_transaction_give_up(rft_server *server, int64_t now);
 /* The store has begun: offers go out. */
 void rft_transaction_begin(rft_server *server, int64_t now);
@@ -155,74 +172,50 @@ void rft_transaction_begin(rft_server *server, int64_t now);
 void rft_transaction_seal(rft_server *server, int64_t now);
 /* Drops the version under way; legal while it is being written or staged. */
 void rft_transaction_abort(rft_server *server, refit_status status, const char *reason);
-/* The trainer waits no longer. Before the decision the version is aborted; after it, it stands, and
- * nobody is awaited any more. Legal from begin until it is finished. */
+/* The trainer waits no longer. Before the decision the version is aborted; after it, the version
+ * stands, and no worker is awaited any more. Legal from begin until it is finished. */
 void rft_transaction_cancel(rft_server *server, int64_t now);
-/* The store is rolled back: whoever is behind is offered the committed version. */
+/* The store is rolled back: workers that are behind are offered the committed version. */
 void rft_transaction_settle(rft_server *server, int64_t now);
 
-/* ---- Between the hub's files and round.c */
+/* Tells a staged worker that its version is committed. */
+void rft_transaction_commit_peer(rft_server *server, rft_peer *peer);
+/* The worker has applied the last version. */
+void rft_transaction_applied(rft_server *server, rft_peer *peer);
+/* The worker could not stage or apply the version, or is gone: notes the reason and the consequence
+ * for the transaction. Only its first failure counts. */
+void rft_transaction_blame(rft_server *server, rft_peer *peer, refit_status status,
+                           const char *reason);
+/* The worker has staged the version: a member that had failed with it no longer counts as lost. */
+void rft_transaction_forgive(rft_server *server, rft_peer *peer);
+/* Decides or finishes the version if it can be: called at the end of every event. */
+void rft_transaction_evaluate(rft_server *server, int64_t now);
+
+/* ---- What workers are told (server_send.c) */
 
 bool rft_server_send(rft_server *server, rft_peer *peer, const rft_message *message);
-/* To an id that is no worker's. */
+/* To an id that need not be a worker's. */
 void rft_server_refuse(rft_server *server, const rft_peer_id *to, refit_status code, bool final,
                        const char *reason);
-/* The worker is gone; a member counts as lost in the round. The reason is copied. */
-void rft_server_lose(rft_server *server, rft_peer *peer, refit_status status, const char *reason);
-/* Likewise, and it is told so. */
-void rft_server_evict(rft_server *server, rft_peer *peer, refit_status status, const char *reason);
-/* The worker broke the protocol: counted, and turned out. */
-void rft_server_break_off(rft_server *server, rft_peer *peer, refit_status status,
-                          const char *reason);
-/* Whether its key is in the allow list, if there is one; and the name of the key, or "". `key_name`
- * may be NULL. */
-bool rft_server_admits(const rft_server *server, const rft_peer_id *from,
-                       char key_name[RFT_KEY_NAME_BYTES]);
-/* A message of somebody who is not admitted: not heard; a worker (NULL: none's) is turned out. */
-void rft_server_turn_away(rft_server *server, rft_peer *peer, int64_t now);
-/* `known` is the worker whose connection it came through; NULL: none's. */
-void rft_server_answer_hello(rft_server *server, const rft_peer_id *from, rft_peer *known,
-                             const rft_message *hello, int64_t now);
-void rft_server_answer_join(rft_server *server, rft_peer *peer, const rft_message *message,
-                            int64_t now);
-void rft_server_answer_bye(rft_server *server, rft_peer *peer, const rft_message *message,
-                           int64_t now);
-/* Forgets what the worker had under way; slots that it may be reading become tainted. */
-void rft_server_reset_peer(rft_server *server, rft_peer *peer);
-/* Offers the served version, with its seal if there is one, unless the worker has it or failed with
- * it. */
-void rft_server_offer(rft_server *server, rft_peer *peer, int64_t now);
 void rft_server_send_bye(rft_server *server, rft_peer *peer, refit_status code, const char *reason);
-/* How the worker takes the version; NONE: it cannot have it. */
-refit_path rft_server_path(const rft_server *server, const rft_peer *peer, uint64_t version);
-/* Unless it was sent this one already. */
-void rft_server_send_manifest(rft_server *server, rft_peer *peer);
+void rft_server_send_beat(rft_server *server, rft_peer *peer);
 void rft_server_send_seal(rft_server *server, rft_peer *peer);
 /* MANIFEST and SEAL of the committed version, as far as there are any. */
 void rft_server_send_committed(rft_server *server, rft_peer *peer);
 void rft_server_send_commit(rft_server *server, rft_peer *peer, uint64_t version);
 void rft_server_send_abort(rft_server *server, rft_peer *peer, uint64_t version, refit_status code,
                            const char *reason);
-void rft_server_send_beat(rft_server *server, rft_peer *peer);
+/* The worker's path for the version; NONE: it cannot have it. */
+refit_path rft_server_path(const rft_server *server, const rft_peer *peer, uint64_t version);
 /* Whether this is the committed version. */
 bool rft_server_is_current(const rft_server *server, const rft_held *held);
-/* Whether it is served and committed. */
-bool rft_server_is_committed(const rft_server *server, uint64_t version);
+/* Whether offers of the served version are valid, and its frames may be sent. */
+bool rft_server_offers_stand(const rft_server *server);
+/* Offers the served version, with its seal if there is one, unless the worker has it or failed with
+ * it. */
+void rft_server_offer(rft_server *server, rft_peer *peer, int64_t now);
 /* Tells the worker to drop a version that it has not been told to apply. */
 void rft_server_drop_task(rft_server *server, rft_peer *peer, refit_status code,
                           const char *reason);
-
-/* A staged worker of a committed version is told so. */
-void rft_transaction_commit_peer(rft_server *server, rft_peer *peer);
-/* The worker has applied the last version. */
-void rft_transaction_applied(rft_server *server, rft_peer *peer);
-/* The worker could not stage or apply the version, or is gone: notes why, and what it means for the
- * round. Only its first failure counts. */
-void rft_transaction_blame(rft_server *server, rft_peer *peer, refit_status status,
-                           const char *reason);
-/* The worker has staged the version: a member that had failed with it no longer counts as lost. */
-void rft_transaction_forgive(rft_server *server, rft_peer *peer);
-/* Looks whether the version is decided or finished: at the end of every event. */
-void rft_transaction_evaluate(rft_server *server, int64_t now);
 
 #endif

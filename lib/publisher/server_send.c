@@ -1,15 +1,22 @@
 /*
- * What a publisher tells its workers, message by message. A message goes into the outbox; who it is
- * for finds out later. Where there is no memory for one, the worker would wait for it in vain: it
- * is marked, and turned out by the next tick. What is large (the manifest, the seal) is the same
- * for all: it is encoded once, and only lent.
+ * What a publisher tells its workers: versions and messages.
+ *
+ * A message goes into the send queue; its receiver is looked up when it is sent. Where there is no
+ * memory for one, the worker would wait for it in vain: it is marked, and evicted by the next tick.
+ * Large messages (the manifest, the seal) are the same for all workers: each is encoded once and
+ * lent to the transport.
+ *
+ * This file changes no transaction and evicts no worker: server.c and transaction.c call it.
  */
 #include <string.h>
 
 #include "base/log.h"
 #include "publisher/server.h"
+#include "wire/share.h"
 
-/* A worker that a message is lost to would wait for it: it is turned out by the next tick. */
+/* ---- Messages */
+
+/* A worker that a message is lost to would wait for it: the next tick evicts it. */
 static void cannot_tell(rft_peer *peer, const rft_message *message, const refit_error *why)
 {
     rft_log(REFIT_LOG_ERROR, "worker %s cannot be told %s: %s", peer->name,
@@ -53,8 +60,8 @@ void rft_server_send_beat(rft_server *server, rft_peer *peer)
     (void)rft_server_send(server, peer, &message);
 }
 
-/* Unless the notice says it already, it is written first. */
-static bool send_notice(rft_server *server, rft_peer *peer, rft_cached_message *notice,
+/* Writes the cached message first, unless it says the same already. */
+static bool send_cached(rft_server *server, rft_peer *peer, rft_cached_message *notice,
                         const rft_message *message, uint64_t version, const rft_digest128 *digest)
 {
     refit_error why;
@@ -71,7 +78,8 @@ static bool send_notice(rft_server *server, rft_peer *peer, rft_cached_message *
     return false;
 }
 
-void rft_server_send_manifest(rft_server *server, rft_peer *peer)
+/* Unless it was sent this one already. */
+static void send_manifest(rft_server *server, rft_peer *peer)
 {
     const rft_manifest *manifest = server->store->manifest;
     if (peer->has_manifest && rft_digest128_equal(&peer->manifest, &manifest->digest)) return;
@@ -80,7 +88,7 @@ void rft_server_send_manifest(rft_server *server, rft_peer *peer)
     message.as.manifest.digest = manifest->digest;
     message.as.manifest.tensors = (rft_view){manifest->encoded.data, manifest->encoded.count};
     peer->has_manifest =
-        send_notice(server, peer, &server->manifest, &message, 0, &manifest->digest);
+        send_cached(server, peer, &server->manifest, &message, 0, &manifest->digest);
     peer->manifest = manifest->digest;
 }
 
@@ -108,7 +116,7 @@ static void send_sums(rft_server *server, rft_peer *peer, rft_cached_message *no
     message.as.seal.version = edition->version;
     message.as.seal.digest = edition->digest;
     message.as.seal.tensors = rft_bytes_view(&server->scratch);
-    (void)send_notice(server, peer, notice, &message, edition->version, &edition->digest);
+    (void)send_cached(server, peer, notice, &message, edition->version, &edition->digest);
 }
 
 void rft_server_send_seal(rft_server *server, rft_peer *peer)
@@ -120,7 +128,7 @@ void rft_server_send_committed(rft_server *server, rft_peer *peer)
 {
     const rft_store *store = server->store;
     if (store == NULL) return;
-    rft_server_send_manifest(server, peer);
+    send_manifest(server, peer);
     uint64_t version = server->current.version;
     if (version != 0 && store->committed.version == version) {
         send_sums(server, peer, &server->committed, &store->committed);
@@ -143,4 +151,109 @@ void rft_server_send_abort(rft_server *server, rft_peer *peer, uint64_t version,
     message.as.failed.kept = true;
     message.as.failed.reason = rft_view_text(reason);
     (void)rft_server_send(server, peer, &message);
+}
+
+/* ---- Offers */
+
+refit_path rft_server_path(const rft_server *server, const rft_peer *peer, uint64_t version)
+{
+    const rft_store *store = server->store;
+    if (peer->gpu && rft_gpu_store_find(server->gpu, version) != NULL) return REFIT_PATH_CUDA_IPC;
+    if (store != NULL && !store->hosted) return REFIT_PATH_NONE;
+    return peer->shm && (store == NULL || store->shared) ? REFIT_PATH_SHM : REFIT_PATH_SOCKET;
+}
+
+bool rft_server_is_current(const rft_server *server, const rft_held *held)
+{
+    return held->version != 0 && held->version == server->current.version &&
+           held->epoch == server->epoch &&
+           rft_digest128_equal(&held->digest, &server->current.digest);
+}
+
+/* Whether frames for it may build on the base. */
+static bool holds_base(const rft_server *server, const rft_peer *peer)
+{
+    const rft_store *store = server->store;
+    if (server->config->broadcast_delta == REFIT_DELTA_NEVER) return false;
+    return store->base != 0 && peer->held.version == store->base &&
+           peer->held.epoch == server->epoch &&
+           rft_digest128_equal(&peer->held.digest, &store->base_digest);
+}
+
+static uint32_t offer_deadline(const rft_server *server, int64_t now)
+{
+    if (server->transaction.state == RFT_TRANSACTION_WRITING) return UINT32_MAX;
+    if (server->transaction.state != RFT_TRANSACTION_STAGING)
+        return server->config->broadcast_stage_timeout_ms;
+    int64_t left = (server->transaction.deadline - now) / INT64_C(1000000);
+    return left < 1 ? 1 : (uint32_t)left;
+}
+
+static void send_offer(rft_server *server, rft_peer *peer, int64_t now)
+{
+    const rft_store *store = server->store;
+    rft_message message = {.kind = RFT_OFFER};
+    message.as.offer.epoch = server->epoch;
+    message.as.offer.version = peer->task.version;
+    message.as.offer.base = peer->task.base;
+    message.as.offer.manifest = store->manifest->digest;
+    message.as.offer.bytes = store->manifest->payload_bytes;
+    message.as.offer.frames = store->manifest->frame_count;
+    message.as.offer.deadline_ms = offer_deadline(server, now);
+    unsigned char share[RFT_SHARE_BYTES];
+    if (peer->task.path == REFIT_PATH_SHM) {
+        const rft_slot *slot = rft_store_served_slot(store);
+        message.as.offer.segment = rft_view_text(slot->buffer->segment.name);
+        message.as.offer.segment_offset = RFT_SEQLOCK_BYTES;
+    }
+    if (peer->task.path == REFIT_PATH_CUDA_IPC) {
+        const rft_gpu_block *block = rft_gpu_store_find(server->gpu, peer->task.version);
+        rft_share_write(&block->share, share);
+        message.as.offer.share = (rft_view){share, sizeof share};
+        message.as.offer.mark = rft_view_text(block->share_lock.segment.name);
+    }
+    (void)rft_server_send(server, peer, &message);
+}
+
+bool rft_server_offers_stand(const rft_server *server)
+{
+    rft_transaction_state state = server->transaction.state;
+    return state != RFT_TRANSACTION_PREPARING && state != RFT_TRANSACTION_ABORTED;
+}
+
+static bool is_sealed(const rft_server *server)
+{
+    return server->transaction.state != RFT_TRANSACTION_WRITING;
+}
+
+void rft_server_offer(rft_server *server, rft_peer *peer, int64_t now)
+{
+    const rft_store *store = server->store;
+    if (store == NULL || !rft_server_offers_stand(server)) return;
+    const rft_edition *edition = rft_store_served(store);
+    if (edition == NULL || peer->failed_version == edition->version) return;
+    if (edition->version == server->current.version && rft_server_is_current(server, &peer->held))
+        return;
+    refit_path path = rft_server_path(server, peer, edition->version);
+    if (path == REFIT_PATH_NONE) return; /* it lay in the GPU's memory, and is gone from there */
+    bool delta = !peer->shm && holds_base(server, peer);
+    peer->path = path;
+    peer->task = (rft_task){
+        .stage = RFT_STAGE_OFFERED,
+        .version = edition->version,
+        .base = delta ? store->base : 0,
+        .path = path,
+    };
+    send_manifest(server, peer);
+    send_offer(server, peer, now);
+    if (is_sealed(server)) rft_server_send_seal(server, peer);
+}
+
+void rft_server_drop_task(rft_server *server, rft_peer *peer, refit_status code, const char *reason)
+{
+    rft_stage stage = peer->task.stage;
+    if (stage == RFT_STAGE_OFFERED || stage == RFT_STAGE_STAGED) {
+        rft_server_send_abort(server, peer, peer->task.version, code, reason);
+        peer->task = (rft_task){0};
+    }
 }

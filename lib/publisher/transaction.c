@@ -1,5 +1,5 @@
 /*
- * One version, from begin to the moment all who count have answered.
+ * One version, from begin to the answer of every worker that counts on it.
  *
  *            prepare               begin               seal
  *     IDLE ───────────► PREPARING ───────► WRITING ───────────► STAGING
@@ -10,19 +10,19 @@
  *      │                 all have answered                         │ all, or the quorum, staged
  *      └────────────────────────────────────── COMMITTING ◄────────┘
  *
- *   IDLE        The committed version, if any, is served: who is behind is offered it.
+ *   IDLE        The committed version, if any, is served: workers that are behind are offered it.
  *   PREPARING   Nothing is served: a slot must become free. Newcomers wait.
  *   WRITING     Members have been offered the version and fetch what is ready. Newcomers are
  *               offered it as guests, who do not count.
  *   STAGING     All is written, SEAL went out; STAGED, FAILED and losses decide.
  *   COMMITTING  The version is committed. Staged members have until their due to say COMMITTED;
- *               who stages only now is told COMMIT at once.
- *               A cancel ends this, too, and nobody is awaited any more.
- *   ABORTED     Everybody was told ABORT; the store is being rolled back. Nothing is served.
+ *               a worker that stages only now is told COMMIT at once.
+ *               A cancel ends this, too, and no worker is awaited any more.
+ *   ABORTED     All workers were told ABORT; the store is being rolled back. Nothing is served.
  *
- * With commit: all, one member lost or failed ends STAGING at once: what cannot succeed is not
- * waited for. With a quorum, it ends when too few are left; a member that failed, joined anew and
- * staged after all is one of those left.
+ * With commit: all, one member lost or failed ends STAGING at once: nothing waits for a version
+ * that cannot succeed. With a quorum, it ends when too few are left; a member that failed, joined
+ * anew and staged after all is one of those left.
  */
 #include <inttypes.h>
 #include <stdio.h>
@@ -59,40 +59,6 @@ refit_status rft_transaction_prepare(rft_server *server, uint64_t *version, refi
                              "a newer version begins");
     }
     return REFIT_OK;
-}
-
-static uint64_t target_version(const rft_server *server)
-{
-    return server->store->slots[rft_store_target(server->store)].version;
-}
-
-static bool is_reader(const rft_server *server, const rft_peer *peer)
-{
-    return rft_peer_reads(peer, target_version(server)) != REFIT_PATH_NONE;
-}
-
-bool rft_transaction_is_blocked(const rft_server *server)
-{
-    for (uint32_t i = 0; i < server->peers.count; i++) {
-        if (is_reader(server, server->peers.live[i])) return true;
-    }
-    return false;
-}
-
-void rft_transaction_evict_readers(rft_server *server, int64_t now)
-{
-    char reason[RFT_SENTENCE_BYTES];
-    snprintf(reason, sizeof reason, "it did not close its update to version %" PRIu64 " in time",
-             target_version(server));
-    for (uint32_t i = 0; i < server->peers.count;) {
-        rft_peer *peer = server->peers.live[i];
-        if (is_reader(server, peer)) {
-            rft_server_evict(server, peer, REFIT_ERR_TIMEOUT, reason);
-        } else {
-            i++;
-        }
-    }
-    rft_transaction_evaluate(server, now);
 }
 
 static void offer_all(rft_server *server, int64_t now)
@@ -171,7 +137,7 @@ void rft_transaction_seal(rft_server *server, int64_t now)
     rft_transaction_evaluate(server, now);
 }
 
-/* Whether the outcome of the version hangs on the worker. */
+/* Whether the outcome of the version depends on the worker. */
 static bool counts(const rft_server *server, const rft_peer *peer)
 {
     rft_transaction_state state = server->transaction.state;
@@ -233,7 +199,7 @@ void rft_transaction_commit_peer(rft_server *server, rft_peer *peer)
     rft_server_send_commit(server, peer, peer->task.version);
 }
 
-static void round_commit(rft_server *server, int64_t now)
+static void commit_version(rft_server *server, int64_t now)
 {
     rft_transaction *transaction = &server->transaction;
     int64_t deadline = rft_after_ms(now, server->config->broadcast_commit_timeout_ms);
@@ -243,7 +209,8 @@ static void round_commit(rft_server *server, int64_t now)
         (rft_held){server->epoch, transaction->version, server->store->committed.digest};
     transaction->state = RFT_TRANSACTION_COMMITTING;
     transaction->decided = now;
-    transaction->result = (refit_error){0}; /* a quorum forgives those who were lost before */
+    transaction->result =
+        (refit_error){0}; /* with a quorum, workers that were lost before do not count */
     transaction->lost = 0;
     server->counts.committed++;
     server->counts.same_blocks = server->store->same_blocks;
@@ -274,7 +241,7 @@ void rft_transaction_abort(rft_server *server, refit_status status, const char *
     }
 }
 
-/* Nobody is waited for any more; how many were. */
+/* No worker is waited for any more; returns how many were. */
 static uint32_t dismiss_all(rft_server *server)
 {
     uint32_t silent = 0;
@@ -318,7 +285,7 @@ static void evaluate_staging(rft_server *server, int64_t now)
     bool all = server->config->broadcast_commit == REFIT_COMMIT_ALL;
     uint32_t staged = members_staged(server);
     if (staged >= needed(server) && (!all || transaction->lost == 0)) {
-        round_commit(server, now);
+        commit_version(server, now);
     } else if (transaction->members < needed(server) + transaction->lost) {
         char text[sizeof transaction->result.text], kept[32] = "what they had";
         uint64_t before = server->current.version;

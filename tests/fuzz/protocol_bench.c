@@ -196,9 +196,9 @@ static void clear_slot(protocol_bench *bench, uint32_t slot)
 static void begin(protocol_bench *bench, uint32_t seed)
 {
     rft_server *server = &bench->server;
-    if (rft_transaction_is_blocked(server)) {
+    if (rft_server_has_readers(server)) {
         if (seed % 2 == 0) return;
-        rft_transaction_evict_readers(server, bench->now);
+        rft_server_evict_readers(server, bench->now);
     }
     if (bench->ledger_count == VERSIONS) {
         rft_transaction_give_up(server, bench->now);

@@ -450,12 +450,12 @@ static void readers_block_the_slot_that_comes_next(void **state)
             server_bench_apply(&bench, 2);
         }
         server_bench_prepare(&bench, slots + 1);
-        assert_true(rft_transaction_is_blocked(&bench.server));
+        assert_true(rft_server_has_readers(&bench.server));
         rft_message released = server_released(1);
         server_bench_say(&bench, 1, &released);
-        assert_true(rft_transaction_is_blocked(&bench.server));
-        rft_transaction_evict_readers(&bench.server, bench.now);
-        assert_false(rft_transaction_is_blocked(&bench.server));
+        assert_true(rft_server_has_readers(&bench.server));
+        rft_server_evict_readers(&bench.server, bench.now);
+        assert_false(rft_server_has_readers(&bench.server));
         assert_non_null(server_bench_peer(&bench, 1));
         assert_null(server_bench_peer(&bench, 2));
         assert_true(bench.store->slots[rft_store_target(bench.store)].tainted);
