@@ -1,9 +1,10 @@
 /*
- * The device as an object: opened from its spec, described, counted, closed.
+ * The device as an object: made by an implementation, described, counted, closed; and what could
+ * not be given back when its owner closed (deferred frees).
  *
  * An implementation is a table of slots and a state of its own (rft_device_make); this file holds
  * what is the same for all of them. The calls that are forwarded to the slots are in
- * device_calls.c. Knows no implementation but by its open function.
+ * device_calls.c. Opening one from its spec is in device_open.c.
  */
 #include "device/device.h"
 
@@ -12,10 +13,9 @@
 
 #include "base/alloc.h"
 #include "base/checked.h"
-#include "base/log.h"
-#include "config/resolve.h"
-#include "device/device_missing.h"
-#include "device/device_spec.h"
+#include "config/options.h"
+
+/* ---- The object --------------------------------------------------------------------------- */
 
 #define BLOCK_MS 60000u /* of a device that was made without a configuration */
 
@@ -27,15 +27,16 @@ refit_status rft_device_make(const rft_device_ops *ops, void *self, refit_device
                   "a device with operations of version %u, %zu bytes, was made "
                   "for another refit: this one wants version %u, %zu bytes",
                   (unsigned)ops->version, ops->size, RFT_DEVICE_OPS_VERSION, sizeof *ops);
+    rft_device_ops filled = *ops;
+    RFT_TRY(rft_device_fill_optional(&filled, error));
     refit_device *device = rft_calloc(1, sizeof *device);
     RFT_REFUSE_IF(device == NULL, error, REFIT_ERR_HOST_MEMORY, "no host memory for a device");
     refit_status status = REFIT_OK;
     RFT_TRY_GOTO(rft_mutex_open(&device->lock, error), free_device);
     RFT_TRY_GOTO(rft_mutex_open(&device->reserve_lock, error), close_lock);
-    device->ops = *ops;
+    device->ops = filled;
     device->self = self;
     device->block_ms = BLOCK_MS;
-    rft_device_fill_missing(&device->ops);
     *out = device;
     return REFIT_OK;
 
@@ -46,49 +47,13 @@ free_device:
     return status;
 }
 
-/* The first GPU; the host only where there is no driver or no GPU. A GPU that is there and cannot
- * be used is an error: whoever has one wants to know. */
-static refit_status open_auto(const char *rest, const refit_config *config, refit_device **out,
-                              refit_error *error)
+bool rft_device_read_capacity(const char *text, uint64_t *bytes)
 {
-    refit_error reason = {0};
-    RFT_REFUSE_IF(rest[0] != '\0', error, REFIT_ERR_INVALID,
-                  "\"auto:%.64s\" cannot be read: \"auto\" takes nothing behind it", rest);
-    refit_status status = rft_device_cuda_open("", config, out, &reason);
-    if (status == REFIT_OK) {
-        rft_log(REFIT_LOG_INFO, "device auto: cuda:0");
-    } else if (status == REFIT_ERR_NOT_FOUND) {
-        rft_log(REFIT_LOG_INFO, "device auto: host, since %s", reason.text);
-        status = rft_device_host_open("", config, out, error);
-    } else if (error != NULL) {
-        *error = reason;
-    }
-    return status;
-}
-
-static refit_status open_kind(const char *spec, const refit_config *config, refit_device **out,
-                              refit_error *error)
-{
-    rft_device_spec parsed;
-    RFT_TRY(rft_device_spec_parse(spec, &parsed, error));
-    switch (parsed.kind) {
-    case RFT_DEVICE_CUDA: return rft_device_cuda_open(parsed.rest, config, out, error);
-    case RFT_DEVICE_AUTO: return open_auto(parsed.rest, config, out, error);
-    case RFT_DEVICE_HOST: break;
-    }
-    return rft_device_host_open(parsed.rest, config, out, error);
-}
-
-refit_status refit_device_open(const char *spec, const refit_config *config, refit_device **out,
-                               refit_error *error)
-{
-    RFT_REFUSE_IF(out == NULL, error, REFIT_ERR_INVALID, "no place to put the device: out is NULL");
-    refit_config own;
-    RFT_TRY(rft_config_resolve(config, &own, error));
-    if (spec == NULL) spec = own.device;
-    RFT_TRY(open_kind(spec, &own, out, error));
-    (*out)->block_ms = own.offload_timeout_ms;
-    return REFIT_OK;
+    static const char key[] = "capacity=";
+    *bytes = UINT64_MAX;
+    if (text[0] == '\0') return true;
+    return strncmp(text, key, sizeof key - 1) == 0 && rft_size_read(text + sizeof key - 1, bytes) &&
+           *bytes != 0;
 }
 
 refit_status refit_device_close(refit_device *device, refit_error *error)
@@ -144,4 +109,37 @@ rft_device_caps rft_device_get_caps(refit_device *device)
     rft_device_caps caps = {.numa_node = -1};
     device->ops.caps(device->self, &caps);
     return caps;
+}
+
+/* ---- Deferred frees --------------------------------------------------------------------------
+ * What could not be given back when its owner closed: it stays with the device, which asks again.
+ *
+ * The list is taken away whole while its things are asked, so that no lock is held meanwhile, and
+ * what is left of it is put back.
+ */
+
+void rft_device_defer_free(refit_device *device, rft_deferred_free *deferred)
+{
+    rft_lock(&device->lock);
+    deferred->next = device->deferred;
+    device->deferred = deferred;
+    rft_unlock(&device->lock);
+}
+
+bool rft_device_sweep(refit_device *device)
+{
+    bool clean = true;
+    rft_lock(&device->lock);
+    rft_deferred_free *list = device->deferred;
+    device->deferred = NULL;
+    rft_unlock(&device->lock);
+    while (list != NULL) {
+        rft_deferred_free *next = list->next;
+        if (!list->give_back(list, device)) {
+            rft_device_defer_free(device, list);
+            clean = false;
+        }
+        list = next;
+    }
+    return clean;
 }

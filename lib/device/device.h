@@ -1,10 +1,10 @@
 /*
  * What a device must provide: four nouns (memory, streams, events, copies) as one table.
  *
- * Rooms above call the rft_device_* functions below, never a slot: they check and count, then
- * forward. A slot that a device lacks is filled with one that answers REFIT_ERR_UNSUPPORTED, so no
- * slot is ever NULL. "host" (device_host.c) is the oracle: every other device runs the same
- * conformance suite (tests/device/).
+ * Modules above call the rft_device_* functions below, never a slot: they check and count, then
+ * forward. An optional slot that a device lacks is filled with one that answers
+ * REFIT_ERR_UNSUPPORTED, so no slot is ever NULL. "host" (host/host_device.c) is the oracle: every
+ * other device runs the same conformance suite (tests/device/).
  *
  * Streams are native handles (refit_stream_ref): those of refit_stream_open and those of the caller
  * look the same. REFIT_STREAM_NONE is the calling thread: work put there is done before the call
@@ -182,13 +182,22 @@ struct refit_device {
     uint32_t block_ms; /* a call that has to wait for streams waits no longer: offload.timeout_ms
                           of the configuration that it was opened with */
     rft_mutex reserve_lock;
-    struct rft_reservation *reservations; /* device_reserve.c; guarded by reserve_lock */
+    struct rft_reservation *reservations; /* device_calls.c; guarded by reserve_lock */
 };
 
 /* Wraps an implementation; takes `self` if it succeeds. For the implementations and for tests that
- * bring their own. Missing slots are filled in. */
+ * bring their own. REFIT_ERR_INVALID: another version of the table, or a required slot is NULL. */
 refit_status rft_device_make(const rft_device_ops *ops, void *self, refit_device **out,
                              refit_error *error);
+
+/* Fills the optional slots that are NULL: calls answer REFIT_ERR_UNSUPPORTED, unpin and unmap do
+ * nothing, and memory_check believes its caller. REFIT_ERR_INVALID names a required one that is
+ * NULL. */
+refit_status rft_device_fill_optional(rft_device_ops *ops, refit_error *error);
+
+/* "capacity=2GiB", the end of a spec; "" is UINT64_MAX: as much as there is. False for anything
+ * else. */
+bool rft_device_read_capacity(const char *text, uint64_t *bytes);
 
 /* An object on the device begins and ends. */
 void rft_device_retain(refit_device *device);

@@ -1,6 +1,6 @@
 #!/bin/bash
-# The rooms' include rule: data flows one way, so a room includes only its own headers and those of
-# the rooms to its left. Also: what only one room may include, and that file names are unique.
+# The modules' include rule: data flows one way, so a module includes only its own headers and those
+# of the modules to its left. Also: what only one module may include, and that file names are unique.
 set -euo pipefail
 failed=0
 
@@ -9,13 +9,16 @@ complain() {
     failed=1
 }
 
-# rooms_left_of ROOM: the rooms that it may include, its own among them.
-rooms_left_of() {
+# modules_left_of MODULE: the modules that it may include, its own among them. A folder inside a
+# module (device/cuda) is a module that the outer one may not include.
+modules_left_of() {
     case $1 in
     base) echo base ;;
     config) echo base config ;;
     trust) echo base trust ;;
     device) echo base config device ;;
+    device/host) echo base config device device/host ;;
+    device/cuda) echo base config device device/cuda ;;
     memory) echo base config device memory ;;
     transfer) echo base config device memory transfer ;;
     offload) echo base config device memory transfer offload ;;
@@ -30,47 +33,47 @@ rooms_left_of() {
     esac
 }
 
-# check_include FILE LINE ROOM INCLUDED: an include of ours, "room/header.h" or "header.h".
+# check_include FILE LINE MODULE INCLUDED: an include of ours, "module/header.h" or "header.h".
 check_include() {
-    local file=$1 line=$2 room=$3 included=$4 target allowed
+    local file=$1 line=$2 module=$3 included=$4 target allowed
     case $included in
-    */*) target=${included%%/*} ;;
-    *) target=$room ;;
+    */*) target=${included%/*} ;;
+    *) target=$module ;;
     esac
-    # The arithmetic on big arrays is seen by every room that moves bytes; it sees only base.
-    [ "$target" = kernels ] && [ "$room" != base ] && [ "$room" != config ] && return
-    for allowed in $(rooms_left_of "$room"); do
+    # The arithmetic on big arrays is seen by every module that moves bytes; it sees only base.
+    [ "$target" = kernels ] && [ "$module" != base ] && [ "$module" != config ] && return
+    for allowed in $(modules_left_of "$module"); do
         [ "$target" = "$allowed" ] && return
     done
-    complain "$file" "$line" "$room must not know \"$included\""
+    complain "$file" "$line" "$module must not know \"$included\""
 }
 
-# check_file FILE ROOM: all its include lines.
+# check_file FILE MODULE: all its include lines.
 check_file() {
-    local file=$1 room=$2 line text
+    local file=$1 module=$2 line text
     while IFS=: read -r line text; do
         case $text in
         *'<zmq'*)
-            [ "$room" = net ] || complain "$file" "$line" "only net includes <zmq.h>"
+            [ "$module" = net ] || complain "$file" "$line" "only net includes <zmq.h>"
             ;;
         *'<msgpack'*)
-            [ "$room" = wire ] || complain "$file" "$line" "only wire includes msgpack"
+            [ "$module" = wire ] || complain "$file" "$line" "only wire includes msgpack"
             ;;
         *'<zstd'*)
-            [ "$room" = wire ] || complain "$file" "$line" "only wire includes zstd"
+            [ "$module" = wire ] || complain "$file" "$line" "only wire includes zstd"
             ;;
         *'<yaml'*)
-            [ "$room" = config ] || complain "$file" "$line" "only config includes libyaml"
+            [ "$module" = config ] || complain "$file" "$line" "only config includes libyaml"
             ;;
         *'"'*'"'*)
             text=${text#*\"}
-            check_include "$file" "$line" "$room" "${text%%\"*}"
+            check_include "$file" "$line" "$module" "${text%%\"*}"
             ;;
         esac
     done < <(grep -nE '^[[:space:]]*#[[:space:]]*include' "$file")
 }
 
-# check_user FILE: bindings and examples stand outside the door.
+# check_user FILE: bindings and examples see the public API only.
 check_user() {
     local file=$1 folder line text
     folder=$(dirname "$file")
@@ -92,10 +95,13 @@ check_user() {
     done < <(grep -nE '#[[:space:]]*include[[:space:]]*<(zmq|msgpack|yaml|xxhash|zstd)' "$file")
 }
 
-for file in lib/*/*.[ch]; do
-    room=$(basename "$(dirname "$file")")
-    [ "$room" = include ] || check_file "$file" "$room"
-done
+while read -r file; do
+    module=$(dirname "${file#lib/}")
+    case $module in
+    include | include/*) ;;
+    *) check_file "$file" "$module" ;;
+    esac
+done < <(find lib -name '*.[ch]' | sort)
 for file in kernels/*.[ch]; do
     check_file "$file" kernels
 done
@@ -103,8 +109,8 @@ while read -r file; do
     check_user "$file"
 done < <(find bindings examples -name '*.[ch]' | sort)
 
-# A name says where one is: no two sources or headers share one. (refit.h and refit/NAME.h are the
-# door; their names are those of what they open.)
+# No two sources or headers share a name. (The public headers refit.h and refit/NAME.h may: their
+# names are those of what they declare.)
 twice=$(find lib kernels bindings examples tests -name '*.[ch]' -not -path 'lib/include/*' \
     -not -path '*/build*' -printf '%f\n' | sort | uniq -d)
 for name in $twice; do

@@ -24,7 +24,7 @@
 #define rft_cu_access          CUmemAccessDesc
 #define rft_cu_copy_attributes CUmemcpyAttributes
 #define rft_cu_host_fn         CUhostFn
-#include "device/cuda_driver.h"
+#include "device/cuda/cuda_driver.h"
 
 #include "tests/device/cuda_abi_calls.h"
 

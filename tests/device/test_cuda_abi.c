@@ -8,7 +8,7 @@
 #include <cmocka.h>
 #include <cuda.h>
 
-#include "device/cuda_error.h"
+#include "device/cuda/cuda_driver.h"
 #include "tests/device/cuda_abi_calls.h"
 
 #define EQUAL(ours, theirs) #ours, (long long)(ours), #theirs, (long long)(theirs)
@@ -216,7 +216,7 @@ static void every_number_is_compared(void **state)
     (void)state;
     char line[256], name[64];
     unsigned found = 0, missing = 0;
-    FILE *header = fopen("lib/device/cuda_abi.h", "r");
+    FILE *header = fopen("lib/device/cuda/cuda_abi.h", "r");
     assert_non_null(header);
     while (fgets(line, sizeof line, header) != NULL) {
         if (!defines(line, name)) continue;

@@ -8,7 +8,7 @@
 
 #include <cmocka.h>
 
-#include "device/cuda_device.h"
+#include "device/cuda/cuda_device.h"
 #include "fake_cuda.h"
 #include "kernels/digest.h"
 

@@ -4,7 +4,7 @@
 
 #include <refit/host.h>
 
-#include "device/cuda_cutoff.h"
+#include "device/cuda/cuda_bounce.h"
 
 #define SIZES RFT_CUDA_CUTOFF_SIZES
 

@@ -9,7 +9,7 @@
 
 #include <refit/host.h>
 
-#include "device/cuda_kernels.h"
+#include "device/cuda/cuda_kernels.h"
 #include "fake_cuda.h"
 #include "kernels/pack.h"
 

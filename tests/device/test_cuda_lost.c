@@ -7,7 +7,7 @@
 #include <unistd.h>
 
 #include "base/clock.h"
-#include "device/cuda_device.h"
+#include "device/cuda/cuda_device.h"
 
 #define PAGE 4096u
 

@@ -4,7 +4,7 @@
 
 #include <stdlib.h>
 
-#include "device/cuda_driver.h"
+#include "device/cuda/cuda_driver.h"
 
 /* A caller's stream in a context. */
 static refit_stream_ref callers(rft_cu_context context, unsigned flags)

@@ -5,7 +5,7 @@
 
 #include <refit/host.h>
 
-#include "device/cuda_driver.h"
+#include "device/cuda/cuda_driver.h"
 #include "tests/support/failing_alloc.h"
 
 typedef struct driver_symbol {

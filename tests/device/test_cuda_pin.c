@@ -4,7 +4,7 @@
 
 #include <stdlib.h>
 
-#include "device/cuda_pin.h"
+#include "device/cuda/cuda_memory.h"
 #include "tests/support/failing_alloc.h"
 
 #define PAGE 4096u

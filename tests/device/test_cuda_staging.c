@@ -7,7 +7,7 @@
 #include <refit/host.h>
 
 #include "base/thread.h"
-#include "device/cuda_bounce.h"
+#include "device/cuda/cuda_bounce.h"
 
 static const char *const gathering[] = {"offload.small_bytes=32KiB", "offload.staging_bytes=1MiB",
                                         NULL};

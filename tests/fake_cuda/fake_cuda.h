@@ -41,7 +41,7 @@
 
 #include <stdbool.h>
 
-#include "device/cuda_abi.h"
+#include "device/cuda/cuda_abi.h"
 
 #define FAKE_CUDA_DEVICES_MOST 8
 

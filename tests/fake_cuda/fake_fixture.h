@@ -8,7 +8,7 @@
 
 #include <cmocka.h>
 
-#include "device/cuda_driver.h"
+#include "device/cuda/cuda_driver.h"
 #include "fake_cuda.h"
 
 /* The table, read by set_up; and the primary context of device 0, then the current one. */

@@ -13,7 +13,7 @@
 #include <stdbool.h>
 #include <sys/types.h>
 
-#include "device/cuda_driver.h"
+#include "device/cuda/cuda_driver.h"
 #include "fake_cuda.h"
 #include "fake_tree.h"
 

@@ -4,7 +4,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "device/cuda_kernels.h"
+#include "device/cuda/cuda_kernels.h"
 #include "kernels/cast.h"
 #include "kernels/delta_job.h"
 #include "kernels/digest.h"

@@ -1,0 +1,89 @@
+/*
+ * host_memory: the host device's memory: allocations and arenas against one capacity.
+ */
+#ifndef RFT_HOST_MEMORY_H
+#define RFT_HOST_MEMORY_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "base/error.h"
+#include "base/thread.h"
+#include "device/blocks.h"
+#include "device/device.h"
+
+/* ---- Extents ---------------------------------------------------------------------------------
+ * A set of bytes, as sorted, disjoint stretches. Not thread-safe. */
+
+typedef struct rft_extent {
+    uintptr_t from;
+    uintptr_t to; /* the first byte behind it */
+} rft_extent;
+
+/* All zero is the empty set. */
+typedef struct rft_host_extents {
+    rft_extent *list;
+    uint32_t count;
+    uint32_t room;
+} rft_host_extents;
+
+/* ---- Memory ------------------------------------------------------------------------------- */
+
+/* Addresses without memory, and what of them has memory. */
+typedef struct rft_host_reservation {
+    struct rft_host_reservation *next;
+    rft_extent range;
+    rft_host_extents committed;
+} rft_host_reservation;
+
+typedef struct rft_host_memory {
+    uint64_t capacity; /* UINT64_MAX: what the machine has */
+    uint64_t granule;  /* a page */
+    rft_mutex lock;
+    uint64_t used;                      /* guarded by lock, like the rest */
+    rft_blocks blocks;                  /* given by alloc */
+    rft_host_reservation *reservations; /* given by reserve */
+} rft_host_memory;
+
+refit_status rft_host_memory_open(rft_host_memory *memory, uint64_t capacity, refit_error *error);
+void rft_host_memory_close(rft_host_memory *memory);
+uint64_t rft_host_memory_used(rft_host_memory *memory);
+
+/* The slots of device.h. */
+refit_status rft_host_memory_alloc(rft_host_memory *memory, uint64_t bytes, void **out,
+                                   refit_error *error);
+refit_status rft_host_memory_free(rft_host_memory *memory, void *block, refit_error *error);
+refit_status rft_host_memory_reserve(rft_host_memory *memory, uint64_t bytes, void **out,
+                                     uint64_t *granule, refit_error *error);
+refit_status rft_host_memory_commit(rft_host_memory *memory, void *base, uint64_t bytes,
+                                    refit_error *error);
+refit_status rft_host_memory_decommit(rft_host_memory *memory, void *base, uint64_t bytes,
+                                      uint64_t *freed, refit_error *error);
+void rft_host_memory_unreserve(rft_host_memory *memory, void *base);
+
+/* The first of `copies` that touches bytes of a reservation which have no memory now; `count` if
+ * none does. */
+uint32_t rft_host_memory_find_lost(rft_host_memory *memory, const rft_copy *copies, uint32_t count);
+
+/* ---- Page locks ------------------------------------------------------------------------------
+ * Page-locked memory of the host device, which is memory that is never paged out. */
+
+/* REFIT_ERR_PIN names the limit and how to raise it. */
+refit_status rft_host_pin(const void *memory, uint64_t bytes, refit_error *error);
+void rft_host_unpin(const void *memory, uint64_t bytes);
+
+/* ---- Digests and casts -----------------------------------------------------------------------
+ * The arithmetic of kernels/ on the host device's memory, on the calling thread. */
+
+/* As the slots of device.h. REFIT_ERR_COPY, and nothing is written, if the memory is of an arena
+ * and not committed. */
+refit_status rft_host_digest_now(rft_host_memory *memory, const void *from, uint64_t bytes,
+                                 uint64_t offset, uint64_t *sum, refit_error *error);
+/* Adds to *sum; `to` may be NULL. */
+refit_status rft_host_digest_copy_now(rft_host_memory *memory, void *to, const void *from,
+                                      uint64_t bytes, uint64_t offset, uint64_t *sum,
+                                      refit_error *error);
+refit_status rft_host_cast_now(rft_host_memory *memory, uint16_t *to, const float *from,
+                               uint64_t count, refit_error *error);
+
+#endif
