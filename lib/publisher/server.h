@@ -14,8 +14,8 @@
 #ifndef RFT_SERVER_H
 #define RFT_SERVER_H
 
+#include "net/send_queue.h"
 #include "publisher/peer.h"
-#include "publisher/send_queue.h"
 #include "store/frames.h"
 #include "store/gpu_store.h"
 #include "store/store.h"

@@ -71,7 +71,9 @@ static bool send_cached(rft_server *server, rft_peer *peer, rft_cached_message *
                                           &server->retired, &why);
     }
     if (status == REFIT_OK) {
-        status = rft_send_queue_put_notice(&server->send_queue, &peer->id, notice, &why);
+        status = rft_send_queue_put_shared(&server->send_queue, &peer->id,
+                                           rft_bytes_view(&notice->buffer->gathered),
+                                           &notice->buffer->pending, &why);
     }
     if (status == REFIT_OK) return true;
     cannot_tell(peer, message, &why);

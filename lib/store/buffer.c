@@ -1,13 +1,14 @@
 /*
- * Memory on loan to the transport. A stopped worker can keep frames in a queue for as long as its
- * connection stands; the publisher goes on with other memory meanwhile, and frees the old when its
- * count has come down. Looking costs one atomic read a loan, and there are few.
+ * A stopped worker can keep frames in a queue for as long as its connection stands; the publisher
+ * goes on with other memory meanwhile, and frees the old when its count of readers is 0. Looking
+ * costs one atomic read a buffer, and there are few.
  */
 #include "store/buffer.h"
 
 #include <stddef.h>
 
 #include "base/alloc.h"
+#include "wire/manifest.h"
 
 rft_buffer *rft_buffer_open(void)
 {
@@ -64,4 +65,36 @@ uint32_t rft_retire_list_close(rft_retire_list *retired, int64_t deadline)
     rft_retire_list_sweep(retired);
     retired->first = NULL;
     return left;
+}
+
+/* ---- Messages encoded once */
+
+bool rft_cached_message_is_about(const rft_cached_message *cached, uint64_t version,
+                                 const rft_digest128 *digest)
+{
+    return cached->buffer != NULL && cached->version == version &&
+           rft_digest128_equal(&cached->digest, digest);
+}
+
+refit_status rft_cached_message_write(rft_cached_message *cached, const rft_message *message,
+                                      uint64_t version, const rft_digest128 *digest,
+                                      const rft_limits *limits, rft_retire_list *retired,
+                                      refit_error *error)
+{
+    rft_cached_message_close(cached, retired);
+    rft_buffer *buffer = rft_buffer_open();
+    RFT_REFUSE_IF(buffer == NULL, error, REFIT_ERR_HOST_MEMORY, "no memory for a message");
+    refit_status status = rft_message_encode(message, limits, &buffer->gathered, error);
+    if (status == REFIT_OK) {
+        *cached = (rft_cached_message){buffer, version, *digest};
+    } else {
+        rft_retire_list_put(retired, buffer);
+    }
+    return status;
+}
+
+void rft_cached_message_close(rft_cached_message *cached, rft_retire_list *retired)
+{
+    rft_retire_list_put(retired, cached->buffer);
+    *cached = (rft_cached_message){0};
 }

@@ -1,8 +1,8 @@
 /*
- * loan: memory that the transport or a device may still hold after its owner has done with it, and
- * the attic where such memory waits to be freed. A torn version can only come from bytes that
- * change under somebody who still reads them: a loan that is not back is never written again, but
- * put away.
+ * buffer: memory that the transport or a device may still read after its owner has done with it, by
+ * a count of its readers; and the list where such memory waits to be freed. A version would be torn
+ * if bytes changed while they are read: a buffer that still has readers is never written again, but
+ * retired.
  */
 #ifndef RFT_BUFFER_H
 #define RFT_BUFFER_H
@@ -10,18 +10,18 @@
 #include "net/pending.h"
 #include "store/pinning.h"
 #include "store/segment.h"
-#include "wire/bytes.h"
+#include "wire/message.h"
 
 typedef struct rft_buffer {
     rft_segment segment;     /* a slot's; may be closed */
     rft_pinning pinning;     /* of the segment */
     bool pin_tried;          /* once is enough */
-    rft_bytes gathered;      /* a frame's; may be empty */
-    rft_pending pending;     /* payloads of it in flight, and copies of a device */
-    struct rft_buffer *next; /* in an attic */
+    rft_bytes gathered;      /* a frame's or a message's; may be empty */
+    rft_pending pending;     /* its readers: payloads in flight, and copies of a device */
+    struct rft_buffer *next; /* in a retire list */
 } rft_buffer;
 
-/* An empty one; the owner fills it. NULL: no memory. Both are freed by an attic alone. */
+/* An empty one; the owner fills it. NULL: no memory. It is freed by a retire list alone. */
 rft_buffer *rft_buffer_open(void);
 
 /* {0} is empty. */
@@ -29,14 +29,37 @@ typedef struct rft_retire_list {
     rft_buffer *first;
 } rft_retire_list;
 
-/* Takes the loan (NULL is allowed), and retires its segment. */
+/* Takes the buffer (NULL is allowed), and retires its segment. It is freed when it has no readers.
+ */
 void rft_retire_list_put(rft_retire_list *retired, rft_buffer *buffer);
 /* All that is in `from`. */
 void rft_retire_list_move(rft_retire_list *retired, rft_retire_list *from);
-/* Frees what is back. */
+/* Frees what has no readers. */
 void rft_retire_list_sweep(rft_retire_list *retired);
-/* Waits for all of it until `deadline`; what is not back then stays mapped for ever, since somebody
- * would read it otherwise. Returns how many those are. */
+/* Waits until none has readers, or until `deadline`. What still has readers then stays mapped for
+ * the rest of the process, since they would read freed memory otherwise. Returns how many those
+ * are. */
 uint32_t rft_retire_list_close(rft_retire_list *retired, int64_t deadline);
+
+/* A message that many workers are sent, or one of them again and again, encoded once. A send queue
+ * holds a reference to it, however large it is and however often peers make the publisher send it.
+ * {0} holds no message. */
+typedef struct rft_cached_message {
+    rft_buffer *buffer;
+    uint64_t version; /* that it is about; 0: no version */
+    rft_digest128 digest;
+} rft_cached_message;
+
+bool rft_cached_message_is_about(const rft_cached_message *cached, uint64_t version,
+                                 const rft_digest128 *digest);
+
+/* Encodes another message in the place of the one before, which is retired.
+ *
+ * Errors: REFIT_ERR_HOST_MEMORY, REFIT_ERR_LIMIT. It holds no message then. */
+refit_status rft_cached_message_write(rft_cached_message *cached, const rft_message *message,
+                                      uint64_t version, const rft_digest128 *digest,
+                                      const rft_limits *limits, rft_retire_list *retired,
+                                      refit_error *error);
+void rft_cached_message_close(rft_cached_message *cached, rft_retire_list *retired);
 
 #endif

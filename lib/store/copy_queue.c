@@ -15,7 +15,102 @@
 
 #define HELD_MOST    2u
 #define BATCH_MOST   16u
+#define BATCH_BYTES  (RFT_DIGEST_BATCH_MOST * sizeof(uint64_t))
 #define WINDOW_BYTES (UINT64_C(4) << 20) /* a whole number of words */
+
+/* ---- Room for many digests of a device's memory
+ *
+ * They are added up on the device and brought to the host at once. The sums lie on the device,
+ * their twins in host memory, page-locked where the device wants that, so that a copy to them waits
+ * for nothing.
+ */
+
+/* {0} is not open: closing it is harmless. */
+typedef struct digest_batch {
+    unsigned char *sums;      /* of the device; NULL: not open */
+    struct device_sums *room; /* that holds them */
+    uint64_t *twins;
+    rft_segment segment; /* that holds them */
+    rft_pinning pinning;
+} digest_batch;
+
+static refit_status twins_open(digest_batch *batch, refit_device *device, refit_error *error)
+{
+    RFT_TRY(rft_segment_create_private(&batch->segment, BATCH_BYTES, error));
+    batch->twins = (uint64_t *)(void *)batch->segment.memory;
+    if (!rft_device_get_caps(device).needs_pinned) return REFIT_OK;
+    refit_status status = rft_pinning_open(&batch->pinning, device, batch->segment.memory,
+                                           BATCH_BYTES, BATCH_BYTES, error);
+    if (status != REFIT_OK) rft_segment_close(&batch->segment);
+    return status;
+}
+
+/* The memory on the device, as something that can be left to it. */
+struct device_sums {
+    rft_deferred_free left; /* first, so that it is the address of all */
+    void *memory;
+};
+
+static bool sums_free(rft_deferred_free *left, refit_device *device)
+{
+    struct device_sums *sums = (struct device_sums *)left;
+    if (refit_memory_free(device, sums->memory, NULL) != REFIT_OK) return false;
+    rft_free(sums);
+    return true;
+}
+
+/* A device that does not take it back now is asked again when it is closed. */
+static void sums_close(struct device_sums *sums, refit_device *device)
+{
+    sums->left.give_back = sums_free;
+    if (!sums_free(&sums->left, device)) rft_device_defer_free(device, &sums->left);
+}
+
+static refit_status sums_open(struct device_sums **out, refit_device *device, refit_error *error)
+{
+    struct device_sums *sums = rft_calloc(1, sizeof *sums);
+    RFT_REFUSE_IF(sums == NULL, error, REFIT_ERR_HOST_MEMORY, "no memory for a version's digests");
+    refit_status status = refit_memory_alloc(device, BATCH_BYTES, &sums->memory, error);
+    if (status == REFIT_OK) {
+        *out = sums;
+    } else {
+        rft_free(sums);
+    }
+    return status;
+}
+
+/* All of it or nothing. REFIT_ERR_DEVICE_MEMORY, and what the page-lock meets with. */
+static refit_status digest_batch_open(digest_batch *batch, refit_device *device, refit_error *error)
+{
+    struct device_sums *room = NULL;
+    *batch = (digest_batch){.segment.fd = -1};
+    RFT_TRY(sums_open(&room, device, error));
+    refit_status status = twins_open(batch, device, error);
+    if (status == REFIT_OK) {
+        batch->room = room;
+        batch->sums = room->memory;
+    } else {
+        sums_close(room, device);
+    }
+    return status;
+}
+
+/* With nothing under way that uses it. */
+static void digest_batch_close(digest_batch *batch, refit_device *device)
+{
+    if (batch->sums == NULL) return;
+    rft_pinning_close(&batch->pinning);
+    rft_segment_close(&batch->segment);
+    sums_close(batch->room, device);
+    *batch = (digest_batch){0};
+}
+
+static void *digest_batch_sum(const digest_batch *batch, uint32_t index)
+{
+    return batch->sums + index * sizeof(uint64_t);
+}
+
+/* ---- The queue */
 
 struct rft_copy_queue {
     refit_device *device; /* retained */
@@ -30,241 +125,232 @@ struct rft_copy_queue {
     uint64_t sum;
     unsigned char *window; /* of the host, to digest through; NULL: not needed so far */
     uint32_t timeout_ms;   /* for a window */
-    rft_digest_batch batch;
+    digest_batch batch;
 };
 
-static refit_status parts_open(rft_copy_queue *copy_queue, refit_error *error)
+static refit_status parts_open(rft_copy_queue *queue, refit_error *error)
 {
     refit_status status;
-    RFT_TRY(rft_device_event_open(copy_queue->device, &copy_queue->before, error));
-    RFT_TRY_GOTO(rft_device_event_open(copy_queue->device, &copy_queue->behind, error),
-                 undo_before);
-    RFT_TRY_GOTO(refit_stream_open(copy_queue->device, &copy_queue->stream, error), undo_behind);
+    RFT_TRY(rft_device_event_open(queue->device, &queue->before, error));
+    RFT_TRY_GOTO(rft_device_event_open(queue->device, &queue->behind, error), undo_before);
+    RFT_TRY_GOTO(refit_stream_open(queue->device, &queue->stream, error), undo_behind);
     return REFIT_OK;
 
 undo_behind:
-    rft_device_event_close(copy_queue->device, copy_queue->behind);
+    rft_device_event_close(queue->device, queue->behind);
 undo_before:
-    rft_device_event_close(copy_queue->device, copy_queue->before);
+    rft_device_event_close(queue->device, queue->before);
     return status;
 }
 
 refit_status rft_copy_queue_open(refit_device *device, const refit_config *config,
                                  rft_copy_queue **out, refit_error *error)
 {
-    rft_copy_queue *copy_queue = rft_calloc(1, sizeof *copy_queue);
-    RFT_REFUSE_IF(copy_queue == NULL, error, REFIT_ERR_HOST_MEMORY,
-                  "no memory to copy from a device");
-    copy_queue->device = device;
-    copy_queue->caps = rft_device_get_caps(device);
-    copy_queue->piece_bytes = config->offload_piece_bytes;
-    copy_queue->timeout_ms = config->broadcast_stage_timeout_ms;
-    refit_status status = parts_open(copy_queue, error);
+    rft_copy_queue *queue = rft_calloc(1, sizeof *queue);
+    RFT_REFUSE_IF(queue == NULL, error, REFIT_ERR_HOST_MEMORY, "no memory to copy from a device");
+    queue->device = device;
+    queue->caps = rft_device_get_caps(device);
+    queue->piece_bytes = config->offload_piece_bytes;
+    queue->timeout_ms = config->broadcast_stage_timeout_ms;
+    refit_status status = parts_open(queue, error);
     if (status == REFIT_OK) {
         rft_device_retain(device);
-        *out = copy_queue;
+        *out = queue;
     } else {
-        rft_free(copy_queue);
+        rft_free(queue);
     }
     return status;
 }
 
-static void finish(rft_copy_queue *copy_queue)
+static void finish(rft_copy_queue *queue)
 {
-    while (copy_queue->held_count > 0) {
-        rft_pending_lower(copy_queue->held[--copy_queue->held_count]);
+    while (queue->held_count > 0) {
+        rft_pending_lower(queue->held[--queue->held_count]);
     }
-    copy_queue->busy = false;
+    queue->busy = false;
 }
 
 /* It is idle; and who closes a publisher cannot ask again, so a refusal is not taken at once. */
-static bool stream_close(rft_copy_queue *copy_queue)
+static bool stream_close(rft_copy_queue *queue)
 {
-    refit_status status = refit_stream_close(copy_queue->device, copy_queue->stream, NULL);
-    if (status != REFIT_OK)
-        status = refit_stream_close(copy_queue->device, copy_queue->stream, NULL);
+    refit_status status = refit_stream_close(queue->device, queue->stream, NULL);
+    if (status != REFIT_OK) status = refit_stream_close(queue->device, queue->stream, NULL);
     return status == REFIT_OK;
 }
 
-bool rft_copy_queue_close(rft_copy_queue *copy_queue, int64_t deadline)
+bool rft_copy_queue_close(rft_copy_queue *queue, int64_t deadline)
 {
-    if (copy_queue == NULL) return true;
-    if (copy_queue->busy)
-        (void)rft_copy_queue_wait(copy_queue, (uint32_t)rft_ms_until(deadline), NULL);
-    if (copy_queue->busy) return false;
-    refit_device *device = copy_queue->device;
-    rft_device_event_close(device, copy_queue->before);
-    rft_device_event_close(device, copy_queue->behind);
-    rft_digest_batch_close(&copy_queue->batch, device);
-    bool closed = stream_close(copy_queue);
+    if (queue == NULL) return true;
+    if (queue->busy) (void)rft_copy_queue_wait(queue, (uint32_t)rft_ms_until(deadline), NULL);
+    if (queue->busy) return false;
+    refit_device *device = queue->device;
+    rft_device_event_close(device, queue->before);
+    rft_device_event_close(device, queue->behind);
+    digest_batch_close(&queue->batch, device);
+    bool closed = stream_close(queue);
     rft_device_release(device);
-    rft_free(copy_queue->window);
-    rft_free(copy_queue);
+    rft_free(queue->window);
+    rft_free(queue);
     return closed;
 }
 
-refit_device *rft_copy_queue_device(const rft_copy_queue *copy_queue)
+refit_device *rft_copy_queue_device(const rft_copy_queue *queue)
 {
-    return copy_queue->device;
+    return queue->device;
 }
 
-refit_status rft_copy_queue_follow(rft_copy_queue *copy_queue, refit_stream_ref after,
+refit_status rft_copy_queue_follow(rft_copy_queue *queue, refit_stream_ref after,
                                    refit_error *error)
 {
     if (after.native == NULL) return REFIT_OK;
-    RFT_TRY(rft_device_event_record(copy_queue->device, copy_queue->before, after, error));
-    return rft_device_event_join(copy_queue->device, copy_queue->before, copy_queue->stream, error);
+    RFT_TRY(rft_device_event_record(queue->device, queue->before, after, error));
+    return rft_device_event_join(queue->device, queue->before, queue->stream, error);
 }
 
-void rft_copy_queue_hold(rft_copy_queue *copy_queue, rft_pending *pending)
+void rft_copy_queue_hold(rft_copy_queue *queue, rft_pending *pending)
 {
     rft_pending_raise(pending);
-    copy_queue->held[copy_queue->held_count++] = pending;
-    copy_queue->busy = true;
+    queue->held[queue->held_count++] = pending;
+    queue->busy = true;
 }
 
 /* How many bytes may be one copy. */
-static uint64_t reach(const rft_copy_queue *copy_queue, const void *to, const void *from,
-                      uint64_t bytes, const rft_pinning *pinning)
+static uint64_t reach(const rft_copy_queue *queue, const void *to, const void *from, uint64_t bytes,
+                      const rft_pinning *pinning)
 {
     bytes = rft_pinning_reach(pinning, to, bytes);
     bytes = rft_pinning_reach(pinning, from, bytes);
-    return rft_min_u64(bytes, copy_queue->piece_bytes);
+    return rft_min_u64(bytes, queue->piece_bytes);
 }
 
-refit_status rft_copy_queue_copy(rft_copy_queue *copy_queue, void *to, const void *from,
-                                 uint64_t bytes, const rft_pinning *pinning, refit_error *error)
+refit_status rft_copy_queue_copy(rft_copy_queue *queue, void *to, const void *from, uint64_t bytes,
+                                 const rft_pinning *pinning, refit_error *error)
 {
-    uint32_t most =
-        copy_queue->caps.batch_most < BATCH_MOST ? copy_queue->caps.batch_most : BATCH_MOST;
+    uint32_t most = queue->caps.batch_most < BATCH_MOST ? queue->caps.batch_most : BATCH_MOST;
     unsigned char *target = to;
     const unsigned char *source = from;
-    copy_queue->busy = true;
+    queue->busy = true;
     while (bytes > 0) {
         rft_copy copies[BATCH_MOST];
         uint32_t count = 0;
         for (; bytes > 0 && count < most; count++) {
-            uint64_t step = reach(copy_queue, target, source, bytes, pinning);
+            uint64_t step = reach(queue, target, source, bytes, pinning);
             copies[count] =
                 (rft_copy){.to = target, .from = source, .bytes = step, .checked = true};
             target += step;
             source += step;
             bytes -= step;
         }
-        RFT_TRY(rft_device_copy_batch(copy_queue->device, copy_queue->stream, copies, count,
-                                      RFT_COPY_STREAM, error));
+        RFT_TRY(rft_device_copy_batch(queue->device, queue->stream, copies, count, RFT_COPY_STREAM,
+                                      error));
     }
     return REFIT_OK;
 }
 
-refit_status rft_copy_queue_copy_within(rft_copy_queue *copy_queue, void *to, const void *from,
+refit_status rft_copy_queue_copy_within(rft_copy_queue *queue, void *to, const void *from,
                                         uint64_t bytes, refit_error *error)
 {
-    copy_queue->busy = true;
-    return refit_stream_copy(copy_queue->device, copy_queue->stream, to, from, bytes, error);
+    queue->busy = true;
+    return refit_stream_copy(queue->device, queue->stream, to, from, bytes, error);
 }
 
-bool rft_copy_queue_digests(const rft_copy_queue *copy_queue)
+bool rft_copy_queue_digests(const rft_copy_queue *queue)
 {
-    return copy_queue->caps.digests;
+    return queue->caps.digests;
 }
 
 /* By the CPU, from a copy of each piece. */
-static refit_status digest_here(rft_copy_queue *copy_queue, const unsigned char *memory,
-                                uint64_t bytes, uint64_t offset, refit_error *error)
+static refit_status digest_here(rft_copy_queue *queue, const unsigned char *memory, uint64_t bytes,
+                                uint64_t offset, refit_error *error)
 {
     uint64_t sum = 0;
-    if (copy_queue->window == NULL) copy_queue->window = rft_calloc(1, WINDOW_BYTES);
-    RFT_REFUSE_IF(copy_queue->window == NULL, error, REFIT_ERR_HOST_MEMORY,
+    if (queue->window == NULL) queue->window = rft_calloc(1, WINDOW_BYTES);
+    RFT_REFUSE_IF(queue->window == NULL, error, REFIT_ERR_HOST_MEMORY,
                   "no memory to digest what lies on a device");
     for (uint64_t at = 0; at < bytes; at += WINDOW_BYTES) {
         uint64_t step = rft_min_u64(bytes - at, WINDOW_BYTES);
-        RFT_TRY(
-            rft_copy_queue_copy(copy_queue, copy_queue->window, memory + at, step, NULL, error));
-        RFT_TRY(rft_copy_queue_wait(copy_queue, copy_queue->timeout_ms, error));
-        sum += rft_digest_part(copy_queue->window, step, offset + at);
+        RFT_TRY(rft_copy_queue_copy(queue, queue->window, memory + at, step, NULL, error));
+        RFT_TRY(rft_copy_queue_wait(queue, queue->timeout_ms, error));
+        sum += rft_digest_part(queue->window, step, offset + at);
     }
-    copy_queue->sum = sum;
+    queue->sum = sum;
     return REFIT_OK;
 }
 
-refit_status rft_copy_queue_digest(rft_copy_queue *copy_queue, const void *memory, uint64_t bytes,
+refit_status rft_copy_queue_digest(rft_copy_queue *queue, const void *memory, uint64_t bytes,
                                    uint64_t offset, refit_error *error)
 {
-    if (!copy_queue->caps.digests) return digest_here(copy_queue, memory, bytes, offset, error);
-    copy_queue->busy = true;
-    return rft_device_digest(copy_queue->device, copy_queue->stream, memory, bytes, offset,
-                             &copy_queue->sum, error);
+    if (!queue->caps.digests) return digest_here(queue, memory, bytes, offset, error);
+    queue->busy = true;
+    return rft_device_digest(queue->device, queue->stream, memory, bytes, offset, &queue->sum,
+                             error);
 }
 
-uint64_t rft_copy_queue_sum(const rft_copy_queue *copy_queue)
+uint64_t rft_copy_queue_sum(const rft_copy_queue *queue)
 {
-    return copy_queue->sum;
+    return queue->sum;
 }
 
 /* ---- Many digests */
 
-refit_status rft_copy_queue_batch_open(rft_copy_queue *copy_queue, refit_error *error)
+refit_status rft_copy_queue_batch_open(rft_copy_queue *queue, refit_error *error)
 {
-    if (copy_queue->batch.sums != NULL) return REFIT_OK;
-    return rft_digest_batch_open(&copy_queue->batch, copy_queue->device, error);
+    if (queue->batch.sums != NULL) return REFIT_OK;
+    return digest_batch_open(&queue->batch, queue->device, error);
 }
 
-refit_status rft_copy_queue_batch_begin(rft_copy_queue *copy_queue, refit_error *error)
+refit_status rft_copy_queue_batch_begin(rft_copy_queue *queue, refit_error *error)
 {
-    copy_queue->busy = true;
-    return rft_device_zero(copy_queue->device, copy_queue->stream, copy_queue->batch.sums,
+    queue->busy = true;
+    return rft_device_zero(queue->device, queue->stream, queue->batch.sums,
                            RFT_DIGEST_BATCH_MOST * sizeof(uint64_t), error);
 }
 
-refit_status rft_copy_queue_batch_add(rft_copy_queue *copy_queue, uint32_t index, void *to,
+refit_status rft_copy_queue_batch_add(rft_copy_queue *queue, uint32_t index, void *to,
                                       const void *from, uint64_t bytes, refit_error *error)
 {
-    return rft_device_digest_copy(copy_queue->device, copy_queue->stream, to, from, bytes, 0,
-                                  rft_digest_batch_sum(&copy_queue->batch, index), error);
+    return rft_device_digest_copy(queue->device, queue->stream, to, from, bytes, 0,
+                                  digest_batch_sum(&queue->batch, index), error);
 }
 
-refit_status rft_copy_queue_batch_end(rft_copy_queue *copy_queue, uint32_t count,
-                                      refit_error *error)
+refit_status rft_copy_queue_batch_end(rft_copy_queue *queue, uint32_t count, refit_error *error)
 {
-    rft_digest_batch *batch = &copy_queue->batch;
-    return rft_copy_queue_copy(copy_queue, batch->twins, batch->sums, count * sizeof(uint64_t),
+    digest_batch *batch = &queue->batch;
+    return rft_copy_queue_copy(queue, batch->twins, batch->sums, count * sizeof(uint64_t),
                                &batch->pinning, error);
 }
 
-const uint64_t *rft_copy_queue_batch_sums(const rft_copy_queue *copy_queue)
+const uint64_t *rft_copy_queue_batch_sums(const rft_copy_queue *queue)
 {
-    return copy_queue->batch.twins;
+    return queue->batch.twins;
 }
 
 /* ---- The end of work */
 
-refit_status rft_copy_queue_wait(rft_copy_queue *copy_queue, uint32_t timeout_ms,
-                                 refit_error *error)
+refit_status rft_copy_queue_wait(rft_copy_queue *queue, uint32_t timeout_ms, refit_error *error)
 {
-    refit_device *device = copy_queue->device;
-    refit_status status =
-        rft_device_event_record(device, copy_queue->behind, copy_queue->stream, error);
+    refit_device *device = queue->device;
+    refit_status status = rft_device_event_record(device, queue->behind, queue->stream, error);
     if (status != REFIT_OK) {
         /* A lost device fails this, too, and does nothing any more. */
-        refit_status last = rft_device_event_wait(device, copy_queue->behind, 0, NULL);
-        if (last != REFIT_OK && last != REFIT_ERR_TIMEOUT) finish(copy_queue);
+        refit_status last = rft_device_event_wait(device, queue->behind, 0, NULL);
+        if (last != REFIT_OK && last != REFIT_ERR_TIMEOUT) finish(queue);
         return status;
     }
-    status = rft_device_event_wait(device, copy_queue->behind, timeout_ms, error);
-    if (status != REFIT_ERR_TIMEOUT) finish(copy_queue);
+    status = rft_device_event_wait(device, queue->behind, timeout_ms, error);
+    if (status != REFIT_ERR_TIMEOUT) finish(queue);
     return status;
 }
 
-bool rft_copy_queue_is_busy(const rft_copy_queue *copy_queue)
+bool rft_copy_queue_is_busy(const rft_copy_queue *queue)
 {
-    return copy_queue != NULL && copy_queue->busy;
+    return queue != NULL && queue->busy;
 }
 
-bool rft_copy_queue_holds(const rft_copy_queue *copy_queue, const rft_pending *pending)
+bool rft_copy_queue_holds(const rft_copy_queue *queue, const rft_pending *pending)
 {
-    for (uint32_t i = 0; copy_queue != NULL && i < copy_queue->held_count; i++) {
-        if (copy_queue->held[i] == pending) return true;
+    for (uint32_t i = 0; queue != NULL && i < queue->held_count; i++) {
+        if (queue->held[i] == pending) return true;
     }
     return false;
 }

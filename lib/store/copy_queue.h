@@ -1,9 +1,9 @@
 /*
- * carrier: bytes between the memory of one device and the host, or within the device, on a stream
- * of its own behind the caller's; and their digests.
+ * copy_queue: bytes between the memory of one device and the host, or within the device, on a
+ * stream of its own behind the caller's; and their digests.
  *
  * Work is put on the stream by copy and digest, and waited for by wait. If it is not done by then,
- * the carrier stays busy, and so does the memory that was named by hold: nothing may be written
+ * the queue stays busy, and so does the memory that was named by hold: nothing may be written
  * there or freed until a later wait has seen the end of it.
  *
  * Belongs to one thread.
@@ -12,61 +12,61 @@
 #define RFT_COPY_QUEUE_H
 
 #include "net/pending.h"
-#include "store/digest_batch.h"
 #include "store/pinning.h"
+#include "store/segment.h"
+
+#define RFT_DIGEST_BATCH_MOST 1024u /* digests at a time */
 
 typedef struct rft_copy_queue rft_copy_queue;
 
 refit_status rft_copy_queue_open(refit_device *device, const refit_config *config,
                                  rft_copy_queue **out, refit_error *error);
-/* Waits for what is under way until `deadline`. False: it was not done, and the carrier, its stream
+/* Waits for what is under way until `deadline`. False: it was not done, and the queue, its stream
  * and its device stay open for ever, since the device would write into freed memory otherwise. NULL
  * is allowed. */
-bool rft_copy_queue_close(rft_copy_queue *copy_queue, int64_t deadline);
+bool rft_copy_queue_close(rft_copy_queue *queue, int64_t deadline);
 
-refit_device *rft_copy_queue_device(const rft_copy_queue *copy_queue);
+refit_device *rft_copy_queue_device(const rft_copy_queue *queue);
 
 /* What is put on the stream from now on waits for what the caller has put on `after`. */
-refit_status rft_copy_queue_follow(rft_copy_queue *copy_queue, refit_stream_ref after,
+refit_status rft_copy_queue_follow(rft_copy_queue *queue, refit_stream_ref after,
                                    refit_error *error);
 /* The memory that `pending` counts for is in use until a wait has seen the end of the work, of
- * which there may be none. On a carrier that is not busy; at most two at a time. */
-void rft_copy_queue_hold(rft_copy_queue *copy_queue, rft_pending *pending);
+ * which there may be none. On a queue that is not busy; at most two at a time. */
+void rft_copy_queue_hold(rft_copy_queue *queue, rft_pending *pending);
 /* Between host memory and the device's, which was checked before. `pinning`: of the slot on the
  * host side, or NULL. */
-refit_status rft_copy_queue_copy(rft_copy_queue *copy_queue, void *to, const void *from,
-                                 uint64_t bytes, const rft_pinning *pinning, refit_error *error);
+refit_status rft_copy_queue_copy(rft_copy_queue *queue, void *to, const void *from, uint64_t bytes,
+                                 const rft_pinning *pinning, refit_error *error);
 /* Within the device. */
-refit_status rft_copy_queue_copy_within(rft_copy_queue *copy_queue, void *to, const void *from,
+refit_status rft_copy_queue_copy_within(rft_copy_queue *queue, void *to, const void *from,
                                         uint64_t bytes, refit_error *error);
 /* The digest of memory of the device that lies `offset` bytes into a whole. Where the device takes
  * none itself, the bytes are fetched piece by piece, and the call waits for that. */
-refit_status rft_copy_queue_digest(rft_copy_queue *copy_queue, const void *memory, uint64_t bytes,
+refit_status rft_copy_queue_digest(rft_copy_queue *queue, const void *memory, uint64_t bytes,
                                    uint64_t offset, refit_error *error);
 /* Whether the device takes digests itself. */
-bool rft_copy_queue_digests(const rft_copy_queue *copy_queue);
+bool rft_copy_queue_digests(const rft_copy_queue *queue);
 /* What rft_copy_queue_digest asked for, after a wait: the sum of the parts. */
-uint64_t rft_copy_queue_sum(const rft_copy_queue *copy_queue);
+uint64_t rft_copy_queue_sum(const rft_copy_queue *queue);
 
 /* Up to RFT_DIGEST_BATCH_MOST digests without a wait for each, on a device that takes them itself.
  * open takes the room for them, once; begin makes them zero; add reads memory that was checked, and
  * copies it to `to`, within the device, on the way (NULL: does not); end brings the first `count`
  * to the host. What sums gives is good after a wait, until the next begin. */
-refit_status rft_copy_queue_batch_open(rft_copy_queue *copy_queue, refit_error *error);
-refit_status rft_copy_queue_batch_begin(rft_copy_queue *copy_queue, refit_error *error);
-refit_status rft_copy_queue_batch_add(rft_copy_queue *copy_queue, uint32_t index, void *to,
+refit_status rft_copy_queue_batch_open(rft_copy_queue *queue, refit_error *error);
+refit_status rft_copy_queue_batch_begin(rft_copy_queue *queue, refit_error *error);
+refit_status rft_copy_queue_batch_add(rft_copy_queue *queue, uint32_t index, void *to,
                                       const void *from, uint64_t bytes, refit_error *error);
-refit_status rft_copy_queue_batch_end(rft_copy_queue *copy_queue, uint32_t count,
-                                      refit_error *error);
-const uint64_t *rft_copy_queue_batch_sums(const rft_copy_queue *copy_queue);
+refit_status rft_copy_queue_batch_end(rft_copy_queue *queue, uint32_t count, refit_error *error);
+const uint64_t *rft_copy_queue_batch_sums(const rft_copy_queue *queue);
 
-/* Waits until all that is on the stream is done. REFIT_ERR_TIMEOUT: it is not, and the carrier is
+/* Waits until all that is on the stream is done. REFIT_ERR_TIMEOUT: it is not, and the queue is
  * busy; else how it went. */
-refit_status rft_copy_queue_wait(rft_copy_queue *copy_queue, uint32_t timeout_ms,
-                                 refit_error *error);
+refit_status rft_copy_queue_wait(rft_copy_queue *queue, uint32_t timeout_ms, refit_error *error);
 /* Whether work may be under way that nobody has seen the end of. NULL is not busy. */
-bool rft_copy_queue_is_busy(const rft_copy_queue *copy_queue);
+bool rft_copy_queue_is_busy(const rft_copy_queue *queue);
 /* Likewise, in the memory that `pending` counts for. */
-bool rft_copy_queue_holds(const rft_copy_queue *copy_queue, const rft_pending *pending);
+bool rft_copy_queue_holds(const rft_copy_queue *queue, const rft_pending *pending);
 
 #endif

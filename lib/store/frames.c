@@ -4,8 +4,8 @@
  *
  * A frame is gathered in one scratch buffer and then copied to one of its own size, because a frame
  * of which little has changed is a hundredth of what it may be. An entry's buffer is used again for
- * the next version if it is back from the transport and not far too large; else it waits in an
- * attic. Their number in flight is bounded by the windows.
+ * the next version if it is back from the transport and not far too large; else it waits in a
+ * retire list. Their number in flight is bounded by the windows.
  *
  * Coding against the base is the one thing that takes long, so frames that will be wanted next are
  * coded together with the one that is wanted now, each by one thread with a desk of its own: they

@@ -40,7 +40,7 @@ typedef struct rft_frames rft_frames;
  */
 refit_status rft_frames_open(const rft_manifest *manifest, const refit_config *config,
                              rft_encoders *encoders, rft_frames **out, refit_error *error);
-/* Buffers go to the attic. NULL is allowed. */
+/* Buffers are retired. NULL is allowed. */
 void rft_frames_close(rft_frames *frames, rft_retire_list *retired);
 
 /* One frame as it is sent; valid until the next call. */

@@ -1,6 +1,6 @@
 /*
- * Slots, editions, and what happens to them when a version begins, is decided, or is undone.
- * Writing is in store_write.c.
+ * Slots, editions, and what happens to them when a version begins, is written, is decided, or is
+ * undone. A tensor is written by the CPU, or put into its slot by a device.
  *
  *              begin                      commit
  *   decided ───────────► being written ──────────► decided (the new one)
@@ -15,10 +15,66 @@
 
 #include <inttypes.h>
 #include <string.h>
+#include <sys/mman.h>
 
 #include "base/alloc.h"
+#include "base/checked.h"
 #include "kernels/copy.h"
 #include "kernels/digest.h"
+
+/* ---- The undo log
+ *
+ * The undo log as a sparse second image: a block is saved where it lay, so there is no list to keep
+ * and nothing to allocate while a version is written.
+ */
+
+static refit_status undo_open(rft_undo *undo, const rft_manifest *manifest, refit_error *error)
+{
+    *undo = (rft_undo){.manifest = manifest};
+    unsigned char *has = rft_calloc((size_t)manifest->block_count + 1, 1);
+    RFT_REFUSE_IF(has == NULL, error, REFIT_ERR_HOST_MEMORY, "no memory for the undo log");
+    refit_status status = rft_segment_create_sparse(&undo->saved, manifest->store_bytes, error);
+    if (status == REFIT_OK) {
+        undo->has = has;
+    } else {
+        rft_free(has);
+    }
+    return status;
+}
+
+static void undo_close(rft_undo *undo)
+{
+    if (undo->has == NULL) return;
+    rft_segment_close(&undo->saved);
+    rft_free(undo->has);
+    undo->has = NULL;
+}
+
+static void undo_save(rft_undo *undo, uint32_t block, const unsigned char *image)
+{
+    const rft_block *place = &undo->manifest->blocks[block];
+    if (undo->has[block]) return;
+    rft_copy_bytes(undo->saved.memory + place->offset, image + place->offset, place->bytes);
+    undo->has[block] = 1;
+}
+
+static void undo_restore(const rft_undo *undo, unsigned char *image)
+{
+    for (uint32_t i = 0; i < undo->manifest->block_count; i++) {
+        const rft_block *place = &undo->manifest->blocks[i];
+        if (!undo->has[i]) continue;
+        rft_copy_bytes(image + place->offset, undo->saved.memory + place->offset, place->bytes);
+    }
+}
+
+static void undo_reset(rft_undo *undo)
+{
+    if (undo->has == NULL) return;
+    memset(undo->has, 0, undo->manifest->block_count);
+    (void)madvise(undo->saved.memory, undo->saved.bytes, MADV_DONTNEED);
+}
+
+/* ---- Where the bytes lie */
 
 unsigned char *rft_slot_image(const rft_slot *slot)
 {
@@ -104,7 +160,7 @@ static refit_status store_fill(rft_store *store, refit_error *error)
     for (uint32_t i = 0; i < store->slot_count; i++) {
         RFT_TRY(slot_make(store, &store->slots[i].buffer, error));
     }
-    return store->slot_count == 1 ? rft_undo_open(&store->undo, store->manifest, error) : REFIT_OK;
+    return store->slot_count == 1 ? undo_open(&store->undo, store->manifest, error) : REFIT_OK;
 }
 
 static refit_status store_open(rft_manifest *manifest, uint32_t slots, bool hosted, bool shared,
@@ -147,7 +203,7 @@ void rft_store_close(rft_store *store)
     for (uint32_t i = 0; i < store->slot_count; i++) {
         rft_retire_list_put(store->retired, store->slots[i].buffer);
     }
-    rft_undo_close(&store->undo);
+    undo_close(&store->undo);
     edition_close(&store->committed);
     edition_close(&store->next);
     rft_free(store->same);
@@ -287,7 +343,7 @@ void rft_store_commit(rft_store *store)
     store->next = before;
     store->committed_slot = store->writing_slot;
     store->writing_slot = RFT_NO_SLOT;
-    rft_undo_reset(&store->undo);
+    undo_reset(&store->undo);
 }
 
 static void ready_fill(rft_store *store)
@@ -304,10 +360,10 @@ void rft_store_undo(rft_store *store)
     const rft_slot *slot = &store->slots[store->writing_slot];
     rft_seqlock_begin(slot_mark(slot));
     if (store->writing_slot == store->committed_slot) {
-        rft_undo_restore(&store->undo, rft_slot_image(slot));
+        undo_restore(&store->undo, rft_slot_image(slot));
         rft_seqlock_end(slot_mark(slot));
     }
-    rft_undo_reset(&store->undo);
+    undo_reset(&store->undo);
 }
 
 void rft_store_rollback(rft_store *store, bool restored)
@@ -321,4 +377,189 @@ void rft_store_rollback(rft_store *store, bool restored)
     store->writing_slot = RFT_NO_SLOT;
     store->base = 0; /* `same` was about the version that is gone */
     ready_fill(store);
+}
+
+/* ---- Writing a tensor
+ *
+ * Writing a tensor into the store: for each run of blocks that lies in one frame, compare with the
+ * committed version, save what will be overwritten, then copy and digest in one pass.
+ *
+ * The comparison reads a changed block no further than its first difference, so it costs nothing
+ * where most blocks change, and one more read of bytes that the copy needs anyway where they do
+ * not. With one slot an unchanged run is digested and not copied.
+ */
+
+/* Blocks of one tensor that lie in one frame. */
+typedef struct store_run {
+    uint32_t first;
+    uint32_t count;
+    uint32_t frame;
+    const unsigned char *from; /* the caller's bytes of the first block */
+    uint64_t bytes;
+    uint64_t tensor_offset;
+} store_run;
+
+static store_run run_find(const rft_store *store, const rft_manifest_tensor *tensor, uint32_t block,
+                          const unsigned char *memory)
+{
+    const rft_manifest *manifest = store->manifest;
+    uint32_t end = tensor->first_block + tensor->blocks;
+    const rft_frame_span *span = &manifest->frames[store->frame_of[block]];
+    if (span->first_block + span->blocks < end) end = span->first_block + span->blocks;
+    const rft_block *first = &manifest->blocks[block], *last = &manifest->blocks[end - 1];
+    return (store_run){
+        .first = block,
+        .count = end - block,
+        .frame = store->frame_of[block],
+        .from = memory + first->tensor_offset,
+        .bytes = last->offset + last->bytes - first->offset,
+        .tensor_offset = first->tensor_offset,
+    };
+}
+
+/* Notes which blocks are as they were, and gives their number. */
+static uint32_t run_compare(rft_store *store, const store_run *run)
+{
+    if (store->base == 0) return 0;
+    uint32_t same = 0;
+    const rft_block *blocks = store->manifest->blocks;
+    const unsigned char *before = rft_slot_image(&store->slots[store->committed_slot]);
+    for (uint32_t i = run->first; i < run->first + run->count; i++) {
+        const unsigned char *now = run->from + (blocks[i].tensor_offset - run->tensor_offset);
+        store->same[i] = memcmp(now, before + blocks[i].offset, blocks[i].bytes) == 0;
+        same += store->same[i];
+        if (!store->same[i] && store->undo.has != NULL) undo_save(&store->undo, i, before);
+    }
+    store->same_blocks += same;
+    return same;
+}
+
+/* Gives the run's part of the digest. */
+static uint64_t run_take(rft_store *store, const store_run *run)
+{
+    const rft_block *first = &store->manifest->blocks[run->first];
+    uint64_t *parts = &store->next.parts[run->first];
+    bool same = run_compare(store, run) == run->count;
+    bool there = store->writing_slot == store->committed_slot;
+    memset(&store->next.known[run->first], 1, run->count);
+    if (same && there)
+        return rft_digest_parts(run->from, run->bytes, run->tensor_offset, first->bytes, parts);
+    unsigned char *image = rft_slot_image(&store->slots[store->writing_slot]);
+    return rft_digest_copy_parts(image + first->offset, run->from, run->bytes, run->tensor_offset,
+                                 first->bytes, parts);
+}
+
+refit_status rft_store_check(const rft_store *store, uint32_t tensor, const void *bytes,
+                             uint64_t count, refit_error *error)
+{
+    const rft_manifest *manifest = store->manifest;
+    RFT_REFUSE_IF(tensor >= manifest->count, error, REFIT_ERR_INVALID,
+                  "there is no tensor %" PRIu32 ": %" PRIu32 " were declared", tensor,
+                  manifest->count);
+    const rft_manifest_tensor *place = &manifest->tensors[tensor];
+    RFT_REFUSE_IF(place->alias_of != REFIT_NO_ALIAS, error, REFIT_ERR_INVALID,
+                  "tensor \"%s\" shares the bytes of \"%s\": write only that one", place->name,
+                  manifest->tensors[place->alias_of].name);
+    RFT_REFUSE_IF(count != place->bytes, error, REFIT_ERR_INVALID,
+                  "tensor \"%s\" was declared with %" PRIu64 " bytes, not %" PRIu64, place->name,
+                  place->bytes, count);
+    RFT_REFUSE_IF(
+        count > 0 && (bytes == NULL || !rft_span_exists(bytes, count)), error, REFIT_ERR_INVALID,
+        "tensor \"%s\" has no memory: its address is NULL, or ends beyond those that there are",
+        place->name);
+    RFT_REFUSE_IF(store->written[tensor], error, REFIT_ERR_STATE,
+                  "tensor \"%s\" is written already in version %" PRIu64, place->name,
+                  store->next.version);
+    return REFIT_OK;
+}
+
+refit_status rft_store_write(rft_store *store, uint32_t tensor, const void *bytes, uint64_t count,
+                             rft_ready_fn ready, void *user, refit_error *error)
+{
+    RFT_TRY(rft_store_check(store, tensor, bytes, count, error));
+    const rft_manifest_tensor *place = &store->manifest->tensors[tensor];
+    uint64_t sum = 0;
+    uint32_t end = place->first_block + place->blocks;
+    for (uint32_t block = place->first_block; place->blocks > 0 && block < end;) {
+        store_run run = run_find(store, place, block, bytes);
+        sum += run_take(store, &run);
+        store->frames_left[run.frame] -= run.count;
+        if (store->frames_left[run.frame] == 0) ready(user, run.frame);
+        block += run.count;
+    }
+    store->next.sums[store->originals[tensor]] = rft_digest_finish(sum, count);
+    store->written[tensor] = 1;
+    if (count > 0) store->missing--;
+    return REFIT_OK;
+}
+
+void rft_store_add_ready(rft_store *store, uint32_t frame)
+{
+    store->ready[store->ready_count++] = frame;
+}
+
+/* ---- A tensor that a device has put into its slot
+ *
+ * A tensor whose bytes a device has put into its slot.
+ *
+ * Nothing has read them on their way, so what writing by the CPU does in one pass is done in steps
+ * around the copy: before it, with one slot, all of the tensor's old bytes are saved, because which
+ * of them will change is not known; after it, blocks are held against the bytes before, which a
+ * changed block ends at its first difference, and the digest is the device's or is taken here.
+ */
+
+static bool writes_over(const rft_store *store)
+{
+    return store->writing_slot == store->committed_slot;
+}
+
+unsigned char *rft_store_prepare(rft_store *store, uint32_t tensor)
+{
+    const rft_manifest_tensor *place = &store->manifest->tensors[tensor];
+    if (!store->hosted) return NULL;
+    unsigned char *image = rft_slot_image(&store->slots[store->writing_slot]);
+    for (uint32_t i = 0; writes_over(store) && i < place->blocks; i++) {
+        undo_save(&store->undo, place->first_block + i, image);
+    }
+    return image + place->offset;
+}
+
+void rft_store_land(rft_store *store, uint32_t tensor)
+{
+    store->written[tensor] = 1;
+    if (store->manifest->tensors[tensor].bytes > 0) store->missing--;
+}
+
+static void compare(rft_store *store, uint32_t block)
+{
+    const rft_block *place = &store->manifest->blocks[block];
+    const unsigned char *now = rft_slot_image(&store->slots[store->writing_slot]);
+    const unsigned char *before = writes_over(store)
+                                      ? store->undo.saved.memory
+                                      : rft_slot_image(&store->slots[store->committed_slot]);
+    store->same[block] = memcmp(now + place->offset, before + place->offset, place->bytes) == 0;
+    store->same_blocks += store->same[block];
+}
+
+void rft_store_settle(rft_store *store, uint32_t tensor, const uint64_t *sum, rft_ready_fn ready,
+                      void *user)
+{
+    const rft_manifest_tensor *place = &store->manifest->tensors[tensor];
+    uint64_t taken = 0;
+    if (sum != NULL) {
+        taken = *sum;
+    } else if (place->bytes > 0) {
+        const unsigned char *image = rft_slot_image(&store->slots[store->writing_slot]);
+        taken = rft_digest_parts(image + place->offset, place->bytes, 0,
+                                 store->manifest->blocks[place->first_block].bytes,
+                                 &store->next.parts[place->first_block]);
+        memset(&store->next.known[place->first_block], 1, place->blocks);
+    }
+    store->next.sums[store->originals[tensor]] = rft_digest_finish(taken, place->bytes);
+    for (uint32_t i = 0; i < place->blocks; i++) {
+        uint32_t block = place->first_block + i;
+        uint32_t frame = store->frame_of[block];
+        if (store->base != 0) compare(store, block);
+        if (--store->frames_left[frame] == 0) ready(user, frame);
+    }
 }

@@ -17,7 +17,7 @@
 #define RFT_STORE_H
 
 #include "store/buffer.h"
-#include "store/undo.h"
+#include "store/segment.h"
 #include "wire/manifest.h"
 
 #define RFT_SLOTS_MOST 2u
@@ -38,6 +38,15 @@ typedef struct rft_slot {
     uint64_t version; /* whose bytes lie there; 0: none's */
     bool tainted;     /* somebody out of reach may still read it: renew, do not rewrite */
 } rft_slot;
+
+/* The old bytes of what a version overwrites, for a store with one slot. Its memory is reserved at
+ * once and taken page by page as blocks are saved, and given back when the version is decided:
+ * between versions one copy of the weights is all there is. */
+typedef struct rft_undo {
+    const rft_manifest *manifest; /* borrowed */
+    rft_segment saved;            /* an image: each block at its own offset */
+    unsigned char *has;           /* per block: 1 if it is saved; NULL: not open */
+} rft_undo;
 
 typedef struct rft_store {
     rft_manifest *manifest;   /* owned */
@@ -71,7 +80,7 @@ refit_status rft_store_open(rft_manifest *manifest, uint32_t slots, bool shared,
 /* Likewise, without memory for the bytes. */
 refit_status rft_store_open_unhosted(rft_manifest *manifest, uint32_t slots,
                                      rft_retire_list *retired, rft_store **out, refit_error *error);
-/* Its slots go to the attic. NULL is allowed. */
+/* Its slots are retired. NULL is allowed. */
 void rft_store_close(rft_store *store);
 
 /* The slot that the next version goes to. */
@@ -95,7 +104,7 @@ refit_status rft_store_check(const rft_store *store, uint32_t tensor, const void
  * holds the lock can append it. As rft_store_check. */
 refit_status rft_store_write(rft_store *store, uint32_t tensor, const void *bytes, uint64_t count,
                              rft_ready_fn ready, void *user, refit_error *error);
-/* A tensor that a device brings, in steps (store_landed.c): prepare says where it goes and saves
+/* A tensor that a device brings, in steps: prepare says where it goes and saves
  * what it will lie over; when its bytes are there, land notes it; settle, later or at once,
  * compares it and tells `ready`. `sum` is that of the digest's parts; NULL: settle takes it from
  * the bytes. Without memory for the bytes prepare gives NULL, and settle needs the sum. */

@@ -14,6 +14,7 @@
 #include "base/random.h"
 #include "net/wake_fd.h"
 
+#define MESSAGES_WAITING 32u /* for a socket that takes none */
 #define MESSAGES_A_ROUND 16u
 #define WAIT_MOST_MS     60000
 
@@ -23,11 +24,11 @@ static void host_send(void *user, const rft_message *message)
 {
     rft_subscriber_service *service = user;
     /* HELLO is repeated anyway: one that waits is enough. */
-    if (message->kind == RFT_HELLO) rft_backlog_clear(&service->backlog);
+    if (message->kind == RFT_HELLO) rft_send_queue_reset(&service->send_queue);
     refit_status status =
-        rft_backlog_put(&service->backlog, message, &service->session.limits, NULL);
+        rft_send_queue_put(&service->send_queue, NULL, message, &service->session.limits, NULL);
     if (status != REFIT_OK) service->send_queue_failed = true;
-    (void)rft_backlog_flush(&service->backlog, service->channel);
+    (void)rft_send_queue_flush(&service->send_queue, service->channel);
 }
 
 static void host_deliver(void *user, rft_image *image)
@@ -102,10 +103,10 @@ static void speak(rft_subscriber_service *service)
 {
     if (service->send_queue_failed) {
         service->send_queue_failed = false;
-        rft_backlog_clear(&service->backlog);
+        rft_send_queue_reset(&service->send_queue);
         rft_session_lost(&service->session, "its messages could not be sent", rft_now());
     }
-    (void)rft_backlog_flush(&service->backlog, service->channel);
+    (void)rft_send_queue_flush(&service->send_queue, service->channel);
 }
 
 static void *listen_on(void *user)
@@ -147,6 +148,7 @@ refit_status rft_subscriber_service_start(rft_subscriber_service *service, const
     refit_status status;
     rft_session_host host = {service, host_send, host_deliver, host_withdraw};
     service->config = *config;
+    service->send_queue.most = MESSAGES_WAITING;
     RFT_TRY(name_worker(service, error));
     RFT_TRY(rft_mailbox_open(&service->mailbox, error));
     RFT_TRY_GOTO(rft_channel_connect(endpoint, config, &service->channel, error), undo_mailbox);
@@ -171,6 +173,6 @@ void rft_subscriber_service_stop(rft_subscriber_service *service)
     rft_thread_join(service->thread);
     rft_session_close(&service->session);
     rft_channel_close(service->channel);
-    rft_backlog_close(&service->backlog);
+    rft_send_queue_close(&service->send_queue);
     rft_mailbox_close(&service->mailbox);
 }

@@ -5,8 +5,8 @@
 #ifndef RFT_SUBSCRIBER_SERVICE_H
 #define RFT_SUBSCRIBER_SERVICE_H
 
+#include "net/send_queue.h"
 #include "subscriber/mailbox.h"
-#include "subscriber/waiting_messages.h"
 
 typedef struct rft_subscriber_service {
     refit_config config;
@@ -16,7 +16,7 @@ typedef struct rft_subscriber_service {
     /* From start to stop these belong to the service thread alone. */
     rft_channel *channel;
     rft_session session;
-    rft_backlog backlog;
+    rft_send_queue send_queue;
     bool send_queue_failed; /* a message could not be put in: the connection is lost */
 } rft_subscriber_service;
 

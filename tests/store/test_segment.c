@@ -20,7 +20,6 @@
 #include <cmocka.h>
 
 #include "store/segment.h"
-#include "store/undo.h"
 #include "subscriber/rollback.h"
 #include "tests/support/descriptors.h"
 #include "tests/support/failing_alloc.h"
@@ -440,11 +439,6 @@ static void room_for_the_worst_case_may_be_more_than_there_is(void **state)
     rft_rollback notes = {.last = UINT64_MAX};
     assert_int_equal(rft_rollback_prepare(&notes, 1, bytes, NULL), REFIT_OK);
     rft_rollback_reset(&notes);
-
-    rft_undo undo;
-    const rft_manifest manifest = {.store_bytes = bytes};
-    assert_int_equal(rft_undo_open(&undo, &manifest, NULL), REFIT_OK);
-    rft_undo_close(&undo);
 }
 
 static void nothing_at_all_fits_too(void **state)

@@ -1,5 +1,5 @@
-/* The backlog: messages go out in order as far as the socket takes them, the rest waits, and what
- * waits for a trainer that is lost is not sent to it later. */
+/* A socket that is full: messages go out in order as far as the socket takes them, the rest waits,
+ * and what waits for a trainer that is lost is not sent to it later. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stdatomic.h>
@@ -11,7 +11,7 @@
 
 #include <refit/host.h>
 
-#include "subscriber/waiting_messages.h"
+#include "net/send_queue.h"
 #include "tests/support/pairing.h"
 #include "tests/support/quick_config.h"
 
@@ -21,6 +21,8 @@ static atomic_uint room = UINT32_MAX; /* messages that a worker's socket takes *
 static uint64_t sent[64];             /* versions of COMMITs, while there is no real socket */
 static uint32_t sent_count;
 static rft_limits limits;
+
+#define MOST 32u /* as in subscriber_service.c */
 
 refit_status __real_rft_channel_send(rft_channel *channel, const rft_peer_id *to, rft_view message,
                                      const rft_payload *payload, refit_error *error);
@@ -52,79 +54,79 @@ static int make_room(void **state)
 
 /* ---- In order */
 
-static refit_status put(rft_backlog *backlog, uint64_t version, refit_error *error)
+static refit_status put(rft_send_queue *queue, uint64_t version, refit_error *error)
 {
     rft_message message = {.kind = RFT_RELEASED};
     message.as.commit.version = version;
-    return rft_backlog_put(backlog, &message, &limits, error);
+    return rft_send_queue_put(queue, NULL, &message, &limits, error);
 }
 
 static void messages_go_out_in_order_as_far_as_the_socket_takes_them(void **state)
 {
     (void)state;
-    rft_backlog backlog = {0};
+    rft_send_queue queue = {.most = MOST};
     uint64_t next = 1, expected = 1;
-    for (uint32_t turn = 0; turn < 10; turn++) { /* round the ring, and beyond its end */
+    for (uint32_t turn = 0; turn < 10; turn++) { /* what is left moves to the front */
         for (uint32_t i = 0; i < 5; i++) {
-            assert_int_equal(put(&backlog, next++, NULL), REFIT_OK);
+            assert_int_equal(put(&queue, next++, NULL), REFIT_OK);
         }
-        assert_false(rft_backlog_flush(&backlog, NULL));
+        assert_false(rft_send_queue_flush(&queue, NULL));
         assert_int_equal(sent_count, 0);
         atomic_store(&room, 3);
-        assert_false(rft_backlog_flush(&backlog, NULL));
+        assert_false(rft_send_queue_flush(&queue, NULL));
         assert_int_equal(sent_count, 3);
         atomic_store(&room, 2);
-        assert_true(rft_backlog_flush(&backlog, NULL));
-        assert_true(rft_backlog_flush(&backlog, NULL));
+        assert_true(rft_send_queue_flush(&queue, NULL));
+        assert_true(rft_send_queue_flush(&queue, NULL));
         assert_int_equal(sent_count, 5);
         for (uint32_t i = 0; i < 5; i++) {
             assert_int_equal(sent[i], expected++);
         }
         sent_count = 0;
     }
-    rft_backlog_close(&backlog);
+    rft_send_queue_close(&queue);
 }
 
-static void a_full_backlog_takes_no_more_and_loses_nothing(void **state)
+static void a_full_queue_takes_no_more_and_loses_nothing(void **state)
 {
     (void)state;
-    rft_backlog backlog = {0};
+    rft_send_queue queue = {.most = MOST};
     refit_error error;
-    for (uint64_t i = 1; i <= RFT_BACKLOG_MESSAGES; i++) {
-        assert_int_equal(put(&backlog, i, NULL), REFIT_OK);
+    for (uint64_t i = 1; i <= MOST; i++) {
+        assert_int_equal(put(&queue, i, NULL), REFIT_OK);
     }
-    assert_int_equal(put(&backlog, 77, &error), REFIT_ERR_BUSY);
+    assert_int_equal(put(&queue, 77, &error), REFIT_ERR_BUSY);
     assert_non_null(strstr(error.text, "32 messages"));
     atomic_store(&room, 1);
-    assert_false(rft_backlog_flush(&backlog, NULL));
-    assert_int_equal(put(&backlog, 88, NULL), REFIT_OK);
+    assert_false(rft_send_queue_flush(&queue, NULL));
+    assert_int_equal(put(&queue, 88, NULL), REFIT_OK);
     atomic_store(&room, UINT32_MAX);
-    assert_true(rft_backlog_flush(&backlog, NULL));
-    assert_int_equal(sent_count, RFT_BACKLOG_MESSAGES + 1);
-    assert_int_equal(sent[RFT_BACKLOG_MESSAGES - 1], RFT_BACKLOG_MESSAGES);
-    assert_int_equal(sent[RFT_BACKLOG_MESSAGES], 88);
-    rft_backlog_close(&backlog);
+    assert_true(rft_send_queue_flush(&queue, NULL));
+    assert_int_equal(sent_count, MOST + 1);
+    assert_int_equal(sent[MOST - 1], MOST);
+    assert_int_equal(sent[MOST], 88);
+    rft_send_queue_close(&queue);
 }
 
 static void what_cannot_be_encoded_is_not_in(void **state)
 {
     (void)state;
-    rft_backlog backlog = {0};
+    rft_send_queue queue = {.most = MOST};
     static char name[200];
     rft_message message = {.kind = RFT_BYE};
     memset(name, 'x', sizeof name);
     message.as.bye.reason = (rft_view){name, sizeof name};
     rft_limits tight = limits;
     tight.message_bytes = 100;
-    assert_int_equal(rft_backlog_put(&backlog, &message, &tight, NULL), REFIT_ERR_LIMIT);
+    assert_int_equal(rft_send_queue_put(&queue, NULL, &message, &tight, NULL), REFIT_ERR_LIMIT);
     atomic_store(&room, UINT32_MAX);
-    assert_true(rft_backlog_flush(&backlog, NULL));
+    assert_true(rft_send_queue_flush(&queue, NULL));
     assert_int_equal(sent_count, 0);
-    assert_int_equal(put(&backlog, 5, NULL), REFIT_OK);
-    rft_backlog_clear(&backlog);
-    assert_true(rft_backlog_flush(&backlog, NULL));
+    assert_int_equal(put(&queue, 5, NULL), REFIT_OK);
+    rft_send_queue_reset(&queue);
+    assert_true(rft_send_queue_flush(&queue, NULL));
     assert_int_equal(sent_count, 0);
-    rft_backlog_close(&backlog);
+    rft_send_queue_close(&queue);
 }
 
 /* ---- A trainer that takes nothing */
@@ -151,7 +153,7 @@ static void what_waited_for_a_lost_trainer_is_not_sent(void **state)
     raw_hear(&pair.raw, RFT_JOIN);
     refit_set_log(open_when_lost, NULL, REFIT_LOG_WARNING);
     atomic_store(&room, 0);
-    for (uint32_t i = 0; i <= RFT_BACKLOG_MESSAGES; i++) {
+    for (uint32_t i = 0; i <= MOST; i++) {
         raw_say(&pair.raw, welcome);
     }
     while (raw_hear_any(&pair.raw)->kind != RFT_HELLO) {
@@ -168,9 +170,9 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test_setup(messages_go_out_in_order_as_far_as_the_socket_takes_them, make_room),
-        cmocka_unit_test_setup(a_full_backlog_takes_no_more_and_loses_nothing, make_room),
+        cmocka_unit_test_setup(a_full_queue_takes_no_more_and_loses_nothing, make_room),
         cmocka_unit_test_setup(what_cannot_be_encoded_is_not_in, make_room),
         cmocka_unit_test_setup(what_waited_for_a_lost_trainer_is_not_sent, make_room),
     };
-    return cmocka_run_group_tests_name("waiting_messages", tests, NULL, NULL);
+    return cmocka_run_group_tests_name("full_socket", tests, NULL, NULL);
 }
