@@ -316,7 +316,7 @@ def test_an_update_dropped_in_the_middle_of_a_call_waits_for_its_turn() -> None:
             patch.setattr(lib, "refit_update_close", closes.append)
             held = [update]
             del update
-            with subscriber._turn, pytest.warns(ResourceWarning):
+            with subscriber._call_lock, pytest.warns(ResourceWarning):
                 held.clear()
         assert closes == []
         with subscriber.next(PATIENCE) as again:  # ends the one before; the version comes again

@@ -1,7 +1,7 @@
 """One version of a publisher from its begin to its end, as calls of the C library that wait.
 
 Ctrl-C ends each wait, and what that leaves is known: a begin that it ended has begun nothing, and a
-commit's outcome is the publisher's version. Weights are unknown here; the caller has the turn.
+commit's outcome is the publisher's version. Weights are unknown here; the caller has the call lock.
 """
 
 import ctypes

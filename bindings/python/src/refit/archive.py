@@ -20,9 +20,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from refit import _abi, load
+from refit._call_lock import CallLock
 from refit._handle import Handle
 from refit._library import call, encoded, lib
-from refit._turn import Turn
 from refit.config import ConfigLike, make_config
 from refit.errors import InvalidError, NotFoundError, RefitError, UnsupportedError
 from refit.update import Update
@@ -203,7 +203,7 @@ class Archive(Handle):
         config: ConfigLike = None,
         **overrides: Any,
     ) -> None:
-        self._turn = Turn("Archive")
+        self._call_lock = CallLock("Archive")
         settled = make_config(config, overrides)
         mode = _abi.REFIT_ARCHIVE_WRITE if write else _abi.REFIT_ARCHIVE_READ
         where = encoded(os.fspath(folder), "the folder")
@@ -211,7 +211,7 @@ class Archive(Handle):
 
     def __len__(self) -> int:
         """How many versions it has, of all trainers; those that it has kept since included."""
-        with self._turn:
+        with self._call_lock:
             return int(lib.refit_archive_count(self._live))
 
     def versions(self, *, strict: bool = True) -> list[ArchivedVersion]:
@@ -223,7 +223,7 @@ class Archive(Handle):
         InputOutputError. Since 0.1.
         """
         found: list[ArchivedVersion] = []
-        with self._turn:
+        with self._call_lock:
             pointer = self._live
             for index in range(lib.refit_archive_count(pointer)):
                 try:
@@ -246,7 +246,7 @@ class Archive(Handle):
         the archive no longer. Since 0.1.
         """
         of = _epoch(epoch)
-        with self._turn:
+        with self._call_lock:
             return Snapshot(self._live, of, _number(version, "a version"))
 
     def keep(self, update: Update) -> ArchivedVersion:
@@ -266,7 +266,7 @@ class Archive(Handle):
                 "an update in a GPU's memory cannot be archived: its bytes are "
                 "to be in host memory, so let this worker use no device"
             )
-        with self._turn:
+        with self._call_lock:
             pointer = self._live
             version, _held = _version_of(update)
             try:
@@ -286,7 +286,7 @@ class Archive(Handle):
         removed = ctypes.c_uint32()
         if not 0 < anchors < 1 << 32:
             raise InvalidError(f"{anchors} anchors cannot be kept: 1 or more")
-        with self._turn:
+        with self._call_lock:
             call(lib.refit_archive_prune, self._live, anchors, ctypes.byref(removed))
         return removed.value
 

@@ -8,7 +8,7 @@ brings back what has left from wherever it is.
 
 Code that a thread runs in the middle of a verb of its own, as a signal handler does, cannot move or
 use the states: it gets a BusyError. If the handler lets it pass, it ends the verb as Ctrl-C does.
-Other threads wait. Methods with an underscore are called with the turn held.
+Other threads wait. Methods with an underscore are called with the call lock held.
 
 What there is says an ``Inventory``, where it is ``Lanes``, how it went a ``Tally``. Hooks,
 publishers and options of the user are unknown here.
@@ -21,7 +21,7 @@ from typing import Any, cast
 
 import torch
 
-from refit._turn import Move
+from refit._call_lock import WaitingCallLock
 from refit.away import Absence, Away, untouched
 from refit.config import Config
 from refit.errors import BusyError, NotFoundError, StateError
@@ -56,7 +56,7 @@ class Cycle:
         self._inventory = inventory
         self._grads = grads
         self._observers = observers
-        self._moving = Move("controller")
+        self._moving = WaitingCallLock("controller")
         bring_all = cast(Any, torch.compiler).disable(self._bring_all)  # it is no part of a graph
         self._absence = Absence(bring_all, self._moving, zeroable=GRADS)
         self.lanes = Lanes(config, inventory.arenas_of)

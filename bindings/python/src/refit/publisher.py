@@ -16,11 +16,11 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from refit import _round, manifest, stats
+from refit._call_lock import CallLock
 from refit._devices import open_device
 from refit._handle import Handle
 from refit._library import call, encoded, lib
 from refit._settled import settled
-from refit._turn import Turn
 from refit._waiting import wait_in_slices
 from refit._writer import Writer
 from refit.config import ConfigLike, make_config
@@ -50,7 +50,7 @@ class Publisher(Handle):
     def __init__(
         self, endpoint: str | None = None, config: ConfigLike = None, **overrides: Any
     ) -> None:
-        self._turn = Turn("Publisher")
+        self._call_lock = CallLock("Publisher")
         self._guard = threading.RLock()
         self._declared: Declared | None = None
         self._writer = Writer()
@@ -62,7 +62,7 @@ class Publisher(Handle):
         self._endpoint: str = lib.refit_publisher_endpoint(self._live).decode()
 
     def _close(self, pointer: int) -> None:
-        with self._turn, self._guard:
+        with self._call_lock, self._guard:
             lib.refit_publisher_close(pointer)
 
     def close(self) -> None:
@@ -104,7 +104,7 @@ class Publisher(Handle):
         keep the one before, unless it was committed: ``publisher.version`` tells. Raises what
         ``declare``, ``begin``, ``write`` and ``commit`` raise.
         """
-        with self._turn:
+        with self._call_lock:
             planned = getattr(weights, "planned", None)
             send = self._prepare(planned() if callable(planned) else weights)
             self._begin(version)
@@ -126,7 +126,7 @@ class Publisher(Handle):
         Raises StateError (a version is under way), InvalidError (duplicate or bad names, ties that
         lead nowhere), UnsupportedError, LimitError, HostMemoryError, SystemCallError. Since 0.1.
         """
-        with self._turn:
+        with self._call_lock:
             self._declare(manifest.specs_of(tensors))
 
     def wait_workers(self, count: int, timeout: float | None = None) -> None:
@@ -143,7 +143,7 @@ class Publisher(Handle):
         def step(slice_ms: int) -> None:
             call(lib.refit_publisher_wait_workers, pointer, count, slice_ms)
 
-        with self._turn:
+        with self._call_lock:
             wait_in_slices(step, self._begin_s if timeout is None else timeout)
 
     def begin(self, version: int | None = None) -> None:
@@ -154,7 +154,7 @@ class Publisher(Handle):
         one is under way), StaleError (the number was used), InvalidError, HostMemoryError,
         SystemCallError, DeviceMemoryError, CancelledError; nothing has begun then. Since 0.1.
         """
-        with self._turn:
+        with self._call_lock:
             self._begin(version)
 
     def write(self, name: str, tensor: Any) -> None:
@@ -166,7 +166,7 @@ class Publisher(Handle):
         declared, other bytes than what it is tied to), UnsupportedError, StateError (no version
         begun, or written already), DeadlineError, CopyError, DeviceError. Since 0.1.
         """
-        with self._turn:
+        with self._call_lock:
             self._write([(name, tensor)], together=True)
 
     def write_all(self, weights: Tensors, *, together: bool | None = None) -> None:
@@ -181,7 +181,7 @@ class Publisher(Handle):
         they came in. InvalidError if they differ. Raises what ``write`` raises, and what iterating
         raises. Since 0.1.
         """
-        with self._turn:
+        with self._call_lock:
             self._write(weights, together=is_settled(weights) if together is None else together)
 
     def commit(self) -> None:
@@ -194,7 +194,7 @@ class Publisher(Handle):
         CancelledError after ``cancel``; StateError if no version is under way, or if it lacks a
         tensor and stays open. Since 0.1.
         """
-        with self._turn:
+        with self._call_lock:
             _round.commit(self._live)
             self._writer.forget()
 
@@ -213,7 +213,7 @@ class Publisher(Handle):
 
         Since 0.1.
         """
-        with self._turn:
+        with self._call_lock:
             call(lib.refit_publisher_abort, self._live)
             self._writer.forget()
 
@@ -264,7 +264,7 @@ class Publisher(Handle):
         to other processes, unless broadcast.gpu is "require": UnsupportedError. Raises StateError
         (another device, or a version is under way), NotFoundError. Since 0.1.
         """
-        with self._turn:
+        with self._call_lock:
             pointer = self._live
             opened, ours = open_device(device)
             if ours:
@@ -277,7 +277,7 @@ class Publisher(Handle):
                     opened.close()
                 raise
 
-    # ---- Below: the turn is held
+    # ---- Below: the call lock is held
 
     def _begin(self, version: int | None) -> None:
         _round.begin(self._live, version)

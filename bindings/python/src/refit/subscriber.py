@@ -21,10 +21,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from refit import _abi, stats
+from refit._call_lock import CallLock
 from refit._devices import open_device
 from refit._handle import Handle
 from refit._library import call, encoded, lib
-from refit._turn import Turn
 from refit._waiting import SLICE_MS
 from refit.bound import Bound
 from refit.config import ConfigLike, make_config
@@ -88,7 +88,7 @@ class Subscriber(Handle):
         idle_timeout: float | None = None,
         **overrides: Any,
     ) -> None:
-        self._turn = Turn("Subscriber")
+        self._call_lock = CallLock("Subscriber")
         self._guard = threading.RLock()
         self._timeout = timeout
         self._ending = False
@@ -126,7 +126,7 @@ class Subscriber(Handle):
             raise InvalidError(f"a timeout of {seconds} s: give seconds, 0 or more, or None")
         end = math.inf if seconds is None else time.monotonic() + seconds
         try:
-            with self._turn:
+            with self._call_lock:
                 return self._await(end)
         finally:
             if self._ending:
@@ -159,7 +159,7 @@ class Subscriber(Handle):
         arrived = self._arrived.value
         assert arrived is not None
         self._current.serial += 1
-        update = Update(self, self._turn, self._current, arrived, self._device_of(arrived))
+        update = Update(self, self._call_lock, self._current, arrived, self._device_of(arrived))
         self._update = weakref.ref(update)
         self._delivered = True
         return update
@@ -247,7 +247,7 @@ class Subscriber(Handle):
         other processes, unless broadcast.gpu is "require": UnsupportedError. Raises StateError
         (another device), NotFoundError. Since 0.1.
         """
-        with self._turn:
+        with self._call_lock:
             pointer = self._live
             opened, ours = open_device(device)
             before = self._device, self._device_is_ours
@@ -272,7 +272,7 @@ class Subscriber(Handle):
         (there is no tensor, or two overlap), StateError (bound already), HostMemoryError, and what
         a GPU reports. Since 0.1.
         """
-        with self._turn:
+        with self._call_lock:
             pointer = self._live
             if self._current.bound is not None:
                 raise StateError("this Subscriber has something bound: call unbind first")
@@ -293,7 +293,7 @@ class Subscriber(Handle):
         """Gives back what was bound, as it is; does nothing if nothing is. StateError while an
         update is applied and neither accepted nor refused. What a GPU had kept from being taken
         back is taken back now, and raises what the GPU reports if that fails. Since 0.1."""
-        with self._turn:
+        with self._call_lock:
             call(lib.refit_subscriber_unbind, self._live)
             self._end_bound()
 
@@ -318,7 +318,7 @@ class Subscriber(Handle):
         """
         if self.closed or self._process != os.getpid():
             return
-        if self._turn.is_mine:  # a signal handler within next: which closes it on its way out
+        if self._call_lock.is_mine:  # a signal handler within next: which closes it on its way out
             self._ending = True
             lib.refit_subscriber_wake(self._live)
             return
@@ -335,7 +335,7 @@ class Subscriber(Handle):
                 return
             self._ending = True
             lib.refit_subscriber_wake(self._live)
-        self._turn.wait()
+        self._call_lock.wait()
 
     def _close(self, pointer: int) -> None:
         update = None if self._update is None else self._update()

@@ -20,10 +20,10 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from refit import load
+from refit._call_lock import CallLock
 from refit._handle import Handle
 from refit._kept import Kept
 from refit._library import call, lib
-from refit._turn import Turn
 from refit.bound import Bound
 from refit.errors import NotFoundError, RefitError, StateError
 from refit.view import View, entries_of
@@ -58,10 +58,10 @@ class Update(Handle):
     tensor was handed out."""
 
     def __init__(
-        self, subscriber: Handle, turn: Turn, current: Current, pointer: int, device: int
+        self, subscriber: Handle, call_lock: CallLock, current: Current, pointer: int, device: int
     ) -> None:
         self._subscriber = subscriber
-        self._turn = turn
+        self._call_lock = call_lock
         self._current = current
         self._serial = current.serial
         self._decided = False
@@ -172,7 +172,7 @@ class Update(Handle):
         or closed), StaleError, CorruptError (with broadcast.verify: always), HostMemoryError, and
         what a GPU reports; the sentence says so if not every byte could be put back. Since 0.1.
         """
-        with self._turn:
+        with self._call_lock:
             pointer = self._live
             self._check_undecided()
             bound = self._current.bound
@@ -199,7 +199,7 @@ class Update(Handle):
         in a GPU's memory it waits for that GPU's work first. Nothing is raised if the trainer was
         lost: the engine runs on the version, and the next trainer is told so. Since 0.1.
         """
-        with self._turn:
+        with self._call_lock:
             pointer = self._live
             self._check_undecided()
             self._check_applied()
@@ -219,7 +219,7 @@ class Update(Handle):
         next one. What was applied is put back first; if a GPU cannot, its error is raised, and the
         refusal counts with False. StateError if it is decided or closed. Since 0.1.
         """
-        with self._turn:
+        with self._call_lock:
             pointer = self._live
             self._check_undecided()
             self._decided = True
@@ -247,12 +247,12 @@ class Update(Handle):
             self._kept = None
 
     def _end(self, pointer: int) -> None:
-        """Ends it in C, in a turn of its own: the collector may come in the middle of another
+        """Ends it in C, in a call of its own: the collector may come in the middle of another
         thread's call, or of this one's. The subscriber ends it then, before it takes the next."""
         if self._subscriber.closed or not self._is_current:
             return
         try:
-            with self._turn:
+            with self._call_lock:
                 lib.refit_update_close(pointer)
         except StateError:
             return

@@ -1,22 +1,22 @@
-"""A turn belongs to one thread at a time, and ends however its block ends."""
+"""A call lock belongs to one thread at a time, and ends however its block ends."""
 
 import sys
 import threading
 from types import FrameType
 
 import pytest
-from refit import _turn
-from refit._turn import Turn
+from refit import _call_lock
+from refit._call_lock import CallLock
 from refit.errors import StateError
 
 
-def is_free(turn: Turn) -> bool:
+def is_free(call_lock: CallLock) -> bool:
     """Whether another thread would get it."""
     found: list[bool] = []
 
     def look() -> None:
         try:
-            with turn:
+            with call_lock:
                 found.append(True)
         except StateError:
             found.append(False)
@@ -28,15 +28,15 @@ def is_free(turn: Turn) -> bool:
 
 
 def test_a_second_thread_and_a_second_call_are_refused() -> None:
-    turn = Turn("Publisher")
-    with turn:
-        assert turn.is_mine
-        assert not is_free(turn)
+    call_lock = CallLock("Publisher")
+    with call_lock:
+        assert call_lock.is_mine
+        assert not is_free(call_lock)
         with pytest.raises(StateError, match="this Publisher is in the middle of a call"):
-            turn.__enter__()
-        assert turn.is_mine
-    assert not turn.is_mine
-    assert is_free(turn)
+            call_lock.__enter__()
+        assert call_lock.is_mine
+    assert not call_lock.is_mine
+    assert is_free(call_lock)
 
 
 class CtrlC:
@@ -47,40 +47,40 @@ class CtrlC:
         self.left = at
 
     def __call__(self, frame: FrameType, event: str, _argument: object) -> None:
-        if frame.f_code.co_filename != _turn.__file__ or event not in ("call", "c_return"):
+        if frame.f_code.co_filename != _call_lock.__file__ or event not in ("call", "c_return"):
             return
         self.left -= 1
         if self.left == 0:
             raise KeyboardInterrupt
 
 
-def use(turn: Turn) -> None:
-    with turn:
+def use(call_lock: CallLock) -> None:
+    with call_lock:
         pass
 
 
-def test_ctrl_c_anywhere_leaves_the_turn_to_others() -> None:  # trap 12
+def test_ctrl_c_anywhere_leaves_the_lock_to_others() -> None:  # trap 12
     steps = 0
     while True:
-        turn, ctrl_c, before = Turn("Publisher"), CtrlC(steps + 1), sys.getprofile()
+        call_lock, ctrl_c, before = CallLock("Publisher"), CtrlC(steps + 1), sys.getprofile()
         sys.setprofile(ctrl_c)
         try:
-            use(turn)
+            use(call_lock)
             break
         except KeyboardInterrupt:
             steps += 1
         finally:
             sys.setprofile(before)
-        assert is_free(turn), steps
+        assert is_free(call_lock), steps
     assert steps >= 3
 
 
 def test_who_waits_goes_on_once_nobody_holds_it() -> None:
-    turn, waited = Turn("Subscriber"), threading.Event()
-    waiter = threading.Thread(target=lambda: (turn.wait(), waited.set()))
-    with turn:
+    call_lock, waited = CallLock("Subscriber"), threading.Event()
+    waiter = threading.Thread(target=lambda: (call_lock.wait(), waited.set()))
+    with call_lock:
         waiter.start()
         assert not waited.is_set()
     waiter.join()
     assert waited.is_set()
-    assert is_free(turn)
+    assert is_free(call_lock)

@@ -1,10 +1,11 @@
 """One call at a time: what publishers, subscribers and controllers ask of their callers.
 
-A second thread is refused with a sentence instead of being let into C, or waits, for a ``Move``. A
-signal handler that comes back into an object in the middle of a call of it is refused by both.
+A ``CallLock`` refuses a second thread with a sentence instead of letting it into C; with a
+``WaitingCallLock`` it waits. Both refuse a signal handler that comes back into an object in the
+middle of a call of it.
 
-Ctrl-C may be raised wherever Python code begins or a call of it ends. So a turn is given back by a
-method that is written in C, and one that was just taken is given back where it was taken.
+Ctrl-C may be raised wherever Python code begins or a call of it ends. So a lock is released by a
+method that is written in C, and one that was just taken is released where it was taken.
 """
 
 import threading
@@ -17,9 +18,9 @@ from refit.errors import BusyError, RefitError, StateError
 _RLock: Any = type(threading.RLock())
 
 
-class Turn(_RLock):  # type: ignore[misc]
+class CallLock(_RLock):  # type: ignore[misc]
     """Held for the length of a call. It never waits, but by ``wait``. ``__exit__`` is the lock's
-    own: one in Python would be skipped if Ctrl-C came as it begins, and the turn never end."""
+    own: one in Python would be skipped if Ctrl-C came as it begins, and leave the lock held."""
 
     _waits: ClassVar[bool] = False
     _lets_in = False
@@ -27,8 +28,8 @@ class Turn(_RLock):  # type: ignore[misc]
     def __init__(self, what: str) -> None:
         self._what = what
 
-    def __new__(cls, what: str) -> "Turn":
-        made: Turn = super().__new__(cls)
+    def __new__(cls, what: str) -> "CallLock":
+        made: CallLock = super().__new__(cls)
         return made
 
     def __enter__(self) -> Literal[True]:
@@ -62,14 +63,14 @@ class Turn(_RLock):  # type: ignore[misc]
                 self.release()
 
 
-class Move(Turn):
+class WaitingCallLock(CallLock):
     """Held while memory moves. Another thread waits; the thread that holds it is refused."""
 
     _waits = True
 
     @contextmanager
     def letting_in(self, lets_in: bool) -> Iterator[None]:
-        """A block, within the turn, in which the thread that holds it may take it again or not."""
+        """A block, within the lock, in which the thread that holds it may take it again or not."""
         before, self._lets_in = self._lets_in, lets_in
         try:
             yield
