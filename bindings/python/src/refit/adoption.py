@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import torch
 
 from refit.errors import DeviceMemoryError, StateError
-from refit.rehousing import empty_storage, move, users_of
+from refit.storage_swap import empty_storage, move, users_of
 from refit.storages import Scan, Stock, is_emptied, why_tensor_stays
 
 ROOM = 256 << 20

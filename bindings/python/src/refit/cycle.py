@@ -164,7 +164,7 @@ class Cycle:
         stock, decided = self._stock, self._scan
         if stock is None or decided is None:
             return
-        for group, numbers in decided.tenants.items():
+        for group, numbers in decided.by_group.items():
             tensors = [stock.tensors[number] for number in numbers]
             self._absence.put(group, tensors + stock.wrappers if group == STATES else tensors)
             grads = [number for number in numbers if number >= stock.states]

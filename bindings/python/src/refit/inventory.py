@@ -15,7 +15,7 @@ from refit.device import Device
 from refit.grads import Policy
 from refit.held import Holdings
 from refit.regions import spec_of
-from refit.rehousing import rehouse
+from refit.storage_swap import swap_fixed
 from refit.storages import STATES, Place, Scan, Stock, places, scan, take_stock
 
 if TYPE_CHECKING:
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 class Inventory:
     """Looks at optimizers, a model and a pool. It changes no value; but a state whose memory cannot
-    be resized gets memory that can (see ``rehousing``)."""
+    be resized gets memory that can (see ``storage_swap``)."""
 
     def __init__(
         self,
@@ -52,12 +52,12 @@ class Inventory:
         return take_stock(self.optimizers, self._grads != "discard", list(self._held.tensors()))
 
     def decide(self, stock: Stock) -> Scan:
-        """What of it can leave. HostMemoryError (see ``rehouse``)."""
+        """What of it can leave. HostMemoryError (see ``swap_fixed``)."""
         pieces = [] if self._pool is None else self._pool.pieces()
         names, others = self._surroundings()
         found = scan(stock, others, names, self._why_device_stays(), pieces)
         if found.fixed:
-            moved, held = rehouse(stock, others, self._why_device_stays())
+            moved, held = swap_fixed(stock, others, self._why_device_stays())
             if moved:
                 found = scan(stock, others, names, self._why_device_stays(), pieces)
             found.passing = held

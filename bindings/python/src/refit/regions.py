@@ -21,7 +21,7 @@ from refit.config import Config
 from refit.device import Device
 from refit.errors import DeviceMemoryError, RefitError, StateError
 from refit.offloader import NO_STREAM, Future, Lease, Offloader
-from refit.rehousing import Tenants, empty_storage
+from refit.storage_swap import TensorsByStorage, empty_storage
 from refit.storages import Slots
 
 _LEGACY_STREAM = 1
@@ -273,22 +273,22 @@ class Regions:
                 raise
 
     def _take(self) -> None:
-        tenants = Tenants(self._tensors)
+        by_storage = TensorsByStorage(self._tensors)
         with guard(self.device):
             for number, storage in enumerate(self._storages):
                 if storage.nbytes() != self.slots.nbytes[number]:
-                    self._allocate(number, tenants)
+                    self._allocate(number, by_storage)
         addresses = self.addresses()
         self.offloader.bind_each(self._movable(), addresses)
         self._bound[: len(addresses)] = addresses
 
-    def _allocate(self, number: int, tenants: Tenants) -> None:
+    def _allocate(self, number: int, by_storage: TensorsByStorage) -> None:
         nbytes, storage = self.slots.nbytes[number], self._storages[number]
         try:
             if storage.resizable():
                 storage.resize_(nbytes)
             else:
-                self._replace(number, storage, tenants)
+                self._replace(number, storage, by_storage)
         except RefitError:  # a signal handler came in between, and raised it
             raise
         except (RuntimeError, MemoryError) as why:  # torch.OutOfMemoryError is the first
@@ -298,12 +298,14 @@ class Regions:
                 f"call restore() again: {why}"
             ) from why
 
-    def _replace(self, number: int, fixed: torch.UntypedStorage, tenants: Tenants) -> None:
+    def _replace(
+        self, number: int, fixed: torch.UntypedStorage, by_storage: TensorsByStorage
+    ) -> None:
         """A storage that became fixed while it was empty is left to whoever did that."""
         if number not in self._fresh:  # else Ctrl-C came when some tensors had moved
             self._fresh[number] = empty_storage(self.slots.nbytes[number], self.device)
         with untouched():
-            tenants.move(fixed, self._fresh[number])
+            by_storage.move(fixed, self._fresh[number])
         self._storages[number] = self._fresh[number]
 
     def join(self, group: int | None = None) -> None:

@@ -128,7 +128,7 @@ class Scan:
     slots: dict[torch.device, Slots]
     resident: list[tuple[str, str]]
     """What does not leave, by name, and why."""
-    tenants: dict[int, list[int]]
+    by_group: dict[int, list[int]]
     """For each group the tensors that lie in what leaves, all that are known, by their number in
     the stock."""
     others: list[int]
@@ -137,7 +137,7 @@ class Scan:
     others_move: bool = False
     """Whether some of ``others`` leave."""
     fixed: bool = False
-    """Whether something stays because of its storage alone: see ``rehousing``."""
+    """Whether something stays because of its storage alone: see ``storage_swap``."""
     passing: bool = False
     """Whether something stays only as long as somebody else holds its memory."""
 
@@ -409,13 +409,13 @@ class _Scanner:
             one.tensors.append(all_found.tensors[slot])
         for device, address, name, nbytes in whole:
             slots.setdefault(device, Slots()).add(name, address, nbytes, STATES)
-        tenants = self._tenants(groups)
+        by_group = self._by_group(groups)
         standing = {number for one in slots.values() for number in one.tensors}
         others = [number for number in range(tensors) if number not in standing]
-        others_move = any(number not in standing for one in tenants.values() for number in one)
-        return Scan(slots, self._resident, tenants, others, others_move, self._fixed)
+        others_move = any(number not in standing for one in by_group.values() for number in one)
+        return Scan(slots, self._resident, by_group, others, others_move, self._fixed)
 
-    def _tenants(self, groups: Mapping[Place, int]) -> dict[int, list[int]]:
+    def _by_group(self, groups: Mapping[Place, int]) -> dict[int, list[int]]:
         """The tensors that lie in the places that leave, by the groups of these."""
         found: dict[int, list[int]] = {STATES: [], GRADS: []}
         for place, number in zip(self._places, self._numbers, strict=True):

@@ -2,8 +2,8 @@
 
 A storage is marked so for good by ``torch.load``, and by one ``tensor.numpy()``. The mark cannot be
 taken off; but a tensor can be given another storage and stay the object it is. That is done only
-where every tensor in the storage is known, by the count of those who use it: a view or a NumPy
-array that somebody holds would stay behind, with the old bytes.
+where every tensor in the storage is known, by the count of its users: a view or a NumPy array
+that other code holds would stay behind, with the old bytes.
 
 When storages leave, and why others stay, is unknown here.
 """
@@ -18,7 +18,7 @@ from refit.errors import HostMemoryError
 from refit.storages import Place, Stock, place_of, why_tensor_stays
 
 
-def rehouse(
+def swap_fixed(
     stock: Stock,
     others: Mapping[Place, str],
     why_device_stays: Callable[[torch.device], str | None],
@@ -103,7 +103,7 @@ def move(
         raise
 
 
-class Tenants:
+class TensorsByStorage:
     """The tensors of a stock by the storage in which they lie, to be moved while it is empty."""
 
     def __init__(self, stock: Iterable[Any]) -> None:

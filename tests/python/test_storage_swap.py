@@ -10,7 +10,7 @@ torch = pytest.importorskip("torch", reason="PyTorch is not installed")
 
 import numpy as np  # noqa: E402
 import refit  # noqa: E402
-import refit.rehousing  # noqa: E402
+import refit.storage_swap  # noqa: E402
 from training import Run, assert_same  # noqa: E402
 
 
@@ -151,7 +151,7 @@ def test_without_memory_for_the_others_nothing_has_moved(monkeypatch: pytest.Mon
 
     with refit.Controller(run.optimizer, run.model) as controller:
         with monkeypatch.context() as patch:
-            patch.setattr("refit.rehousing.empty_storage", fails)
+            patch.setattr("refit.storage_swap.empty_storage", fails)
             with pytest.raises(refit.HostMemoryError, match="nothing has moved"):
                 controller.clear()
         assert not any(freed(run))
@@ -189,7 +189,7 @@ def test_ctrl_c_between_two_tensors_of_a_buffer_loses_nothing(
     state = run.optimizer.state[next(run.model.parameters())]
     flat = torch.stack([state["exp_avg"], state["exp_avg_sq"]])
     state["exp_avg"], state["exp_avg_sq"] = flat[0], flat[1]
-    put, calls = refit.rehousing._put, []
+    put, calls = refit.storage_swap._put, []
 
     def interrupted(*what: Any) -> None:
         calls.append(what)
@@ -201,7 +201,7 @@ def test_ctrl_c_between_two_tensors_of_a_buffer_loses_nothing(
         controller.clear()
         flat.numpy()
         with monkeypatch.context() as patch:
-            patch.setattr("refit.rehousing._put", interrupted)
+            patch.setattr("refit.storage_swap._put", interrupted)
             with pytest.raises(KeyboardInterrupt):
                 controller.restore()
         controller.restore()
