@@ -22,11 +22,10 @@ from typing import TYPE_CHECKING, Any
 from refit import load
 from refit._call_lock import CallLock
 from refit._handle import Handle
-from refit._kept import Kept
 from refit._library import call, lib
 from refit.bound import Bound
 from refit.errors import NotFoundError, RefitError, StateError
-from refit.view import View, entries_of
+from refit.view import Lifetime, View, entries_of
 
 if TYPE_CHECKING:
     import numpy
@@ -69,7 +68,7 @@ class Update(Handle):
         self._cuda = device
         self._lent = False
         self._tensors: list[weakref.ref[Any]] = []
-        self._kept: Kept | None = None
+        self._lifetime: Lifetime | None = None
         self._keeping = threading.RLock()  # a signal handler may come back into it
         self._adopt(pointer)
         self._version = int(lib.refit_update_version(pointer))
@@ -244,7 +243,7 @@ class Update(Handle):
         finally:
             self._end(pointer)
             self._call_back()
-            self._kept = None
+            self._lifetime = None
 
     def _end(self, pointer: int) -> None:
         """Ends it in C, in a call of its own: the collector may come in the middle of another
@@ -280,15 +279,15 @@ class Update(Handle):
         self._check()
         self._lent = True
 
-    def _keep(self) -> Kept:
+    def _keep(self) -> Lifetime:
         with self._keeping:  # views may be taken by several threads
-            if self._kept is None:
-                self._kept = Kept(self._live)
-            return self._kept
+            if self._lifetime is None:
+                self._lifetime = Lifetime(self._live)
+            return self._lifetime
 
-    def _room(self, nbytes: int) -> Kept:
+    def _room(self, nbytes: int) -> Lifetime:
         with self._keeping:
-            return Kept(self._live, nbytes)
+            return Lifetime(self._live, nbytes)
 
     def _remember(self, tensor: Any) -> None:
         self._tensors.append(weakref.ref(tensor))

@@ -13,7 +13,8 @@ import ctypes
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
-from refit import _abi, _buffers, _kept, dtypes
+from refit import _abi, _buffers, dtypes
+from refit._library import call, lib
 from refit.errors import InvalidError, UnsupportedError
 
 if TYPE_CHECKING:
@@ -87,6 +88,40 @@ class _CudaBytes:
 
 _libc = ctypes.CDLL(None)
 _libc.memcmp.argtypes = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t)
+
+release_lifetime = lib.refit_update_unkeep
+"""The C function that gives the room of a ``Lifetime`` back, on any thread."""
+
+
+class Lifetime:
+    """Keeps an update's bytes mapped for as long as this object lives.
+
+    A view may be left in a variable, and read after its update or its subscriber is closed. It
+    holds a ``Lifetime``, or the room of one, so that it then reads other bytes, and no memory that
+    is gone. With ``mine`` set to False the bytes stay mapped until ``release_lifetime`` of its
+    ``address``, where ``nbytes`` are for the caller of that.
+    """
+
+    mine = True
+    _out: ctypes.c_void_p | None = None
+
+    def __init__(self, update: int, nbytes: int = 0) -> None:
+        self._out = ctypes.c_void_p()  # here before C fills it: Ctrl-C may come right behind
+        call(lib.refit_update_keep, update, nbytes, ctypes.byref(self._out))
+
+    @property
+    def address(self) -> int:
+        """Where its room is."""
+        assert self._out is not None
+        assert self._out.value is not None
+        return self._out.value
+
+    def __del__(
+        self, _release: Callable[[ctypes.c_void_p | None], None] = release_lifetime
+    ) -> None:
+        if self.mine:
+            _release(self._out)
+
 
 _COMPARED = 64 << 20
 
@@ -223,7 +258,7 @@ class View:
         if owner._cuda >= 0:
             return _buffers.to_dlpack(entry.dtype, self.shape, entry.pointer, owner._cuda)
         return _buffers.to_dlpack(
-            entry.dtype, self.shape, entry.pointer, -1, owner._room, _kept.release
+            entry.dtype, self.shape, entry.pointer, -1, owner._room, release_lifetime
         )
 
     def _memory(self, what: str) -> Any:
@@ -234,7 +269,7 @@ class View:
         self._owner._lend()
         memory: Any = (ctypes.c_char * self.nbytes).from_address(self._entry.pointer)
         memory._owner = self._owner  # what reads the memory holds the update,
-        memory._kept = self._owner._keep()  # and its memory, which the update's end does not
+        memory._lifetime = self._owner._keep()  # and its memory, which the update's end does not
         return memory
 
     def __len__(self) -> int:
