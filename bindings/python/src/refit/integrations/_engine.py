@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 from refit.errors import ConfigError, StateError
-from refit.integrations._intake import Intake, subscribe
-from refit.integrations._outlet import Outlet, run_to_the_end
+from refit.integrations._receiver import Receiver, subscribe
+from refit.integrations._sender import Sender, run_to_the_end
 
 if TYPE_CHECKING:
     from refit.publisher import Publisher
@@ -58,8 +58,8 @@ class Engine:
         self._timeout_s = timeout_s
         self._config = config
         self._publisher: Publisher | None = None
-        self._outlet: Outlet | None = None
-        self._intake: Intake | None = None
+        self._sender: Sender | None = None
+        self._receiver: Receiver | None = None
         self._expected = 0
 
     @property
@@ -74,13 +74,13 @@ class Engine:
         """The version that was published, or loaded whole; 0 for none."""
         if self._publisher is not None:
             return self._publisher.version
-        return 0 if self._intake is None else self._intake.version
+        return 0 if self._receiver is None else self._receiver.version
 
     def stats(self) -> dict[str, float]:
         """The figures of the end that this one has; empty on ranks that have none."""
         if self._publisher is not None:
             return self._publisher.stats()
-        return {} if self._intake is None else self._intake.subscriber.stats()
+        return {} if self._receiver is None else self._receiver.subscriber.stats()
 
     def announce(self) -> str:
         """Where workers will connect, for those who do not know their side yet. A free port or name
@@ -96,7 +96,7 @@ class Engine:
             from refit.publisher import Publisher
 
             self._publisher = Publisher(self._bind, config=self._config)
-            self._outlet = Outlet(self._publisher)
+            self._sender = Sender(self._publisher)
         return reachable(self._publisher.endpoint, self._host)
 
     def expect(self, workers: int) -> None:
@@ -110,41 +110,41 @@ class Engine:
     def connect(self, endpoint: str, worker: str) -> None:
         """Subscribes to the trainer; does nothing if that was done already."""
         self._close_publisher()
-        if self._intake is None:
-            self._intake = subscribe(endpoint, worker, self._config)
+        if self._receiver is None:
+            self._receiver = subscribe(endpoint, worker, self._config)
 
     def let_go(self) -> None:
         """Ends the views of the version in hand."""
-        if self._intake is not None:
-            self._intake.let_go()
+        if self._receiver is not None:
+            self._receiver.let_go()
 
     def close(self) -> None:
         """Closes whichever end there is. Idempotent."""
         self._close_publisher()
-        intake, self._intake = self._intake, None
-        if intake is not None:
-            intake.close()
+        receiver, self._receiver = self._receiver, None
+        if receiver is not None:
+            receiver.close()
 
     async def publish(self, weights: Iterable[tuple[str, Any]], version: int | None = None) -> int:
         """Publishes `weights` as one version, or only runs them where nothing is published."""
-        if self._publisher is None or self._outlet is None:
+        if self._publisher is None or self._sender is None:
             run_to_the_end(iter(weights))
             return 0
         left = iter(weights)
         try:
             wait = self._publisher.wait_workers
-            await self._outlet.beside(wait, self._expected, self._timeout_s)
-            return await self._outlet.send_from_loop(left, version)
+            await self._sender.beside(wait, self._expected, self._timeout_s)
+            return await self._sender.send_from_loop(left, version)
         finally:
             run_to_the_end(left)
 
     async def batches(self) -> AsyncGenerator[list[tuple[str, Any]], None]:
         """The next version in batches. It is accepted when the last one has been taken and more is
         asked for, and refused if the reader stops before. Views stay until ``let_go``."""
-        if self._intake is None:
+        if self._receiver is None:
             raise StateError("this worker knows no trainer: its process group was not initialized")
-        update = await self._intake.arrival(self._timeout_s)
-        with self._intake.loading(update):
+        update = await self._receiver.arrival(self._timeout_s)
+        with self._receiver.loading(update):
             for batch in _batched(update.tensors(), self.bucket_size):
                 yield [(name, self._placed(tensor)) for name, tensor in batch]
 
@@ -152,7 +152,7 @@ class Engine:
         return tensor if self._device is None else tensor.to(self._device, copy=True)
 
     def _close_publisher(self) -> None:
-        publisher, self._publisher, self._outlet = self._publisher, None, None
+        publisher, self._publisher, self._sender = self._publisher, None, None
         if publisher is not None:
             publisher.close()
 

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 from refit import dtypes
 from refit.errors import StateError
-from refit.integrations._outlet import run_to_the_end
+from refit.integrations._sender import run_to_the_end
 from refit.manifest import TensorSpec
 
 if TYPE_CHECKING:

@@ -26,13 +26,13 @@ from typing import Any
 import torch
 
 from refit.errors import InvalidError
-from refit.integrations._intake import Intake, subscribe
+from refit.integrations._receiver import Receiver, subscribe
 
 Named = Iterable[tuple[str, torch.Tensor]]
 
 ENDPOINT = "refit.endpoint"
 VERSION = "refit.version"
-_INTAKE = "_refit_intake"
+_RECEIVER = "_refit_receiver"
 
 
 def load(model: Any, named_tensors: Named) -> None:
@@ -69,31 +69,31 @@ def pull(model: Any, named_tensors: Named) -> None:
     tensors are no order, DeadlineError, and what the model raises. Since 0.1.
     """
     endpoint, version = _read_order(dict(named_tensors))
-    intake = _intake_of(model, endpoint)
-    _fetch(model, intake, version, None)
+    receiver = _receiver_of(model, endpoint)
+    _fetch(model, receiver, version, None)
 
 
 class RefitReceiver:
     """A weight update receiver, one for each worker of a server. Since 0.1."""
 
-    def __init__(self, model: Any, intake: Intake) -> None:
+    def __init__(self, model: Any, receiver: Receiver) -> None:
         self._model = model
-        self._intake = intake
+        self._receiver = receiver
 
     @property
     def version(self) -> int:
         """The version that was loaded whole; 0 before the first, and after a load that failed."""
-        return self._intake.version
+        return self._receiver.version
 
     def receive(self, payload: Mapping[str, Any] | None = None) -> None:
         """Fetches a version and loads it. `payload` may say ``version`` and ``timeout_s``. Since
         0.1."""
         said = dict(payload or {})
-        _fetch(self._model, self._intake, int(said.get("version") or 0), said.get("timeout_s"))
+        _fetch(self._model, self._receiver, int(said.get("version") or 0), said.get("timeout_s"))
 
     def destroy(self) -> None:
         """Leaves the trainer. Idempotent. Since 0.1."""
-        self._intake.close()
+        self._receiver.close()
 
 
 def receiver(context: Any) -> RefitReceiver:
@@ -111,31 +111,31 @@ def receiver(context: Any) -> RefitReceiver:
 
 def close(model: Any) -> None:
     """Leaves the trainer that ``pull`` subscribed `model` to. Idempotent. Since 0.1."""
-    known: tuple[str, Intake] | None = getattr(model, _INTAKE, None)
+    known: tuple[str, Receiver] | None = getattr(model, _RECEIVER, None)
     if known is not None:
         known[1].close()
-        delattr(model, _INTAKE)
+        delattr(model, _RECEIVER)
 
 
-def _fetch(model: Any, intake: Intake, version: int, timeout: float | None) -> None:
-    if version and intake.version == version:
+def _fetch(model: Any, receiver: Receiver, version: int, timeout: float | None) -> None:
+    if version and receiver.version == version:
         return
-    update = intake.take(version or None, timeout)
-    with intake.loading(update):
+    update = receiver.take(version or None, timeout)
+    with receiver.loading(update):
         model.load_weights(list(update.tensors()))
         _synchronize(model)
-    intake.let_go()
+    receiver.let_go()
 
 
-def _intake_of(model: Any, endpoint: str) -> Intake:
+def _receiver_of(model: Any, endpoint: str) -> Receiver:
     """The model's subscription. It hangs on the model, whose life it shares."""
-    known: tuple[str, Intake] | None = getattr(model, _INTAKE, None)
+    known: tuple[str, Receiver] | None = getattr(model, _RECEIVER, None)
     if known is not None and known[0] == endpoint:
         return known[1]
     close(model)
-    intake = subscribe(endpoint, _worker_name(None))
-    setattr(model, _INTAKE, (endpoint, intake))
-    return intake
+    receiver = subscribe(endpoint, _worker_name(None))
+    setattr(model, _RECEIVER, (endpoint, receiver))
+    return receiver
 
 
 def _read_order(said: dict[str, torch.Tensor]) -> tuple[str, int]:

@@ -28,7 +28,7 @@ from dataclasses import dataclass, field, make_dataclass
 from typing import Any
 
 from refit.errors import StateError, UnsupportedError
-from refit.integrations._intake import Intake, subscribe
+from refit.integrations._receiver import Receiver, subscribe
 
 Named = Iterable[tuple[str, Any]]
 
@@ -44,7 +44,7 @@ class RefitWorkerExtension:
 
     model_runner: Any
     vllm_config: Any
-    _refit_intake: Intake
+    _refit_receiver: Receiver
 
     def refit_connect(self, endpoint: str, worker: str | None = None, config: Any = None) -> str:
         """Subscribes to the trainer and returns this worker's name; a second call moves it to
@@ -52,7 +52,7 @@ class RefitWorkerExtension:
         """
         self.refit_close()
         name = worker or _worker_name(getattr(self, "rank", None))
-        self._refit_intake = subscribe(endpoint, name, config)
+        self._refit_receiver = subscribe(endpoint, name, config)
         return name
 
     def refit_update(self, version: int | None = None, timeout: float | None = None) -> int:
@@ -62,34 +62,34 @@ class RefitWorkerExtension:
         configured deadline). A failed load is refused, and raised here: StateError before
         refit_connect, DeadlineError, UnsupportedError, and what vLLM raises. Since 0.1.
         """
-        intake = self._refit_connected()
-        if version is not None and intake.version == version:
+        receiver = self._refit_connected()
+        if version is not None and receiver.version == version:
             return version
-        update = intake.take(version, timeout)
-        with intake.loading(update):
+        update = receiver.take(version, timeout)
+        with receiver.loading(update):
             load(self.model_runner, update.tensors(), getattr(self, "vllm_config", None))
             _synchronize(getattr(self, "device", None))
-        intake.let_go()
-        return intake.version
+        receiver.let_go()
+        return receiver.version
 
     def refit_version(self) -> int:
         """The version that was loaded whole; 0 before the first, and after a load that failed.
         Since 0.1."""
-        intake: Intake | None = getattr(self, "_refit_intake", None)
-        return 0 if intake is None else intake.version
+        receiver: Receiver | None = getattr(self, "_refit_receiver", None)
+        return 0 if receiver is None else receiver.version
 
     def refit_close(self) -> None:
         """Leaves the trainer. Idempotent. Since 0.1."""
-        intake: Intake | None = getattr(self, "_refit_intake", None)
-        if intake is not None:
-            intake.close()
-            del self._refit_intake
+        receiver: Receiver | None = getattr(self, "_refit_receiver", None)
+        if receiver is not None:
+            receiver.close()
+            del self._refit_receiver
 
-    def _refit_connected(self) -> Intake:
-        intake: Intake | None = getattr(self, "_refit_intake", None)
-        if intake is None:
+    def _refit_connected(self) -> Receiver:
+        receiver: Receiver | None = getattr(self, "_refit_receiver", None)
+        if receiver is None:
             raise StateError('this worker knows no trainer: call "refit_connect" first')
-        return intake
+        return receiver
 
 
 def load(model_runner: Any, weights: Named, vllm_config: Any = None) -> None:
@@ -134,34 +134,34 @@ class _Engine:
     """What the engines of all generations have in common. vLLM's base class is added below."""
 
     supports_draft_weight_update = False
-    _intake: Intake | None = None
+    _receiver: Receiver | None = None
 
     def init_transfer_engine(self, init_info: Any) -> None:
         """Subscribes to the trainer."""
         self.shutdown()
         rank = getattr(getattr(self, "parallel_config", None), "rank", None)
         name = init_info.worker or _worker_name(rank)
-        self._intake = subscribe(init_info.endpoint, name, init_info.config)
+        self._receiver = subscribe(init_info.endpoint, name, init_info.config)
 
     def shutdown(self) -> None:
         """Leaves the trainer. Idempotent."""
-        if self._intake is not None:
-            self._intake.close()
-            self._intake = None
+        if self._receiver is not None:
+            self._receiver.close()
+            self._receiver = None
 
-    def _connected(self) -> Intake:
-        if self._intake is None:
+    def _connected(self) -> Receiver:
+        if self._receiver is None:
             raise StateError("this worker knows no trainer: init_weight_transfer_engine first")
-        return self._intake
+        return self._receiver
 
     @staticmethod
     def trainer_send_weights(iterator: Iterator[tuple[str, Any]], trainer_args: Any) -> None:
         """Publishes what `iterator` gives, by ``trainer_args["publisher"]``; blocks until all
         workers have applied it, so their update_weights must be under way.
         """
-        from refit.integrations._outlet import Outlet
+        from refit.integrations._sender import Sender
 
-        Outlet(trainer_args["publisher"]).send(iterator, trainer_args.get("version"))
+        Sender(trainer_args["publisher"]).send(iterator, trainer_args.get("version"))
 
 
 class _EngineWithCallback(_Engine):
@@ -169,9 +169,9 @@ class _EngineWithCallback(_Engine):
 
     def receive_weights(self, update_info: Any, load_weights: Any) -> None:
         """Loads the next version by `load_weights`; its memory stays until the next one."""
-        intake = self._connected()
-        update = intake.take(update_info.version, update_info.timeout_s)
-        with intake.loading(update):
+        receiver = self._connected()
+        update = receiver.take(update_info.version, update_info.timeout_s)
+        with receiver.loading(update):
             load_weights(list(update.tensors()))
 
 
@@ -194,24 +194,24 @@ class _EngineWithModel(_Engine):
         The trainer is told here that it was applied, for it waits for that before it goes on to
         finish; a finish that fails is raised to it by vLLM itself.
         """
-        intake = self._connected()
-        update = intake.take(update_info.version, update_info.timeout_s)
-        with intake.loading(update):
+        receiver = self._connected()
+        update = receiver.take(update_info.version, update_info.timeout_s)
+        with receiver.loading(update):
             self.model.load_weights(update.tensors())
 
     def finish_weight_update(self) -> None:
         """Finishes the layers; then the version's memory is let go."""
-        intake = self._connected()
+        receiver = self._connected()
         try:
             with self._surroundings():
                 reload = importlib.import_module(RELOAD)
                 reload.finalize_layerwise_reload(self.model, self.model_config)
             _synchronize(self.device)
         except BaseException:
-            intake.version = 0
+            receiver.version = 0
             raise
         finally:
-            intake.let_go()
+            receiver.let_go()
 
     def _surroundings(self) -> AbstractContextManager[Any]:
         """Layers make new parameters while they are reloaded: on the worker's device."""

@@ -25,14 +25,14 @@ PATIENCE_S = 600.0
 then reported, instead of an engine that hangs."""
 
 
-def subscribe(endpoint: str, worker: str | None = None, config: Any = None) -> "Intake":
+def subscribe(endpoint: str, worker: str | None = None, config: Any = None) -> "Receiver":
     """Subscribes at `endpoint`; returns at once, whether or not the trainer is there."""
     from refit.subscriber import Subscriber
 
-    return Intake(Subscriber(endpoint, worker=worker, config=config, timeout=PATIENCE_S))
+    return Receiver(Subscriber(endpoint, worker=worker, config=config, timeout=PATIENCE_S))
 
 
-class Intake:
+class Receiver:
     """A subscriber, the version in hand, and the number of the one that was loaded whole.
 
     It owns the subscriber. One thread at a time.

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 Named = Iterable[tuple[str, Any]]
 
 
-class Outlet:
+class Sender:
     """A publisher, and whether it knows the weights' names already. Borrows it. One thread."""
 
     def __init__(self, publisher: "Publisher") -> None:
