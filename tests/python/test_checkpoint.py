@@ -56,7 +56,7 @@ def test_a_closed_image_shows_nothing(run: Run) -> None:
     with refit.Controller(run.optimizer) as controller:
         controller.clear()
         away = run.optimizer.state[next(run.model.parameters())]["exp_avg"]
-        image = Image(controller._cycle.lanes)
+        image = Image(controller._cycle.per_device)
         assert image.view(away) is not None
         image.close()
         assert image.view(away) is None

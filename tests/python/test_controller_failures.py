@@ -143,7 +143,7 @@ def test_every_verb_that_failed_counts_once(run: Run, monkeypatch: pytest.Monkey
         with controller.checkpoint():
             attempt(controller.clear, BusyError)
             attempt(clear_in_a_refit, BusyError)
-        assert controller._cycle.tally._counted is None
+        assert controller._cycle.figures._counted is None
         before = failures()
         whole_cycle(controller)
         commit()

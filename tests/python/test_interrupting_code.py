@@ -187,8 +187,8 @@ def test_storages_that_nothing_holds_do_not_leave(monkeypatch: pytest.MonkeyPatc
 
         def forget() -> None:
             guard()
-            for lane in cycle.lanes:
-                lane.forget()
+            for regions in cycle.per_device:
+                regions.forget()
 
         with monkeypatch.context() as patch:
             patch.setattr(cycle, "_guard", forget)

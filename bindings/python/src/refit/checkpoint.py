@@ -32,9 +32,9 @@ def reading(cycle: Cycle) -> Iterator[list[dict[str, Any]]]:
 
 
 def _state_dicts(cycle: Cycle, stack: ExitStack) -> list[dict[str, Any]]:
-    pieces = any(lane.has_pieces for lane in cycle.lanes)
+    pieces = any(regions.has_pieces for regions in cycle.per_device)
     if cycle.phase == CLEARED and not pieces and all(map(_is_plain, cycle.optimizers)):
-        image = Image(cycle.lanes)
+        image = Image(cycle.per_device)
         try:
             shown = [_shown(image, _references(one)) for one in cycle.optimizers]
         except (Unshowable, LookupError):

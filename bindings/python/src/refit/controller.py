@@ -159,7 +159,7 @@ class Controller(Closing):
         if isinstance(publisher, str):
             raise InvalidError(f'publisher="{publisher}" is a text: give a refit.Publisher')
         self._publisher = weakref.ref(publisher) if isinstance(publisher, Publisher) else None
-        with self._cycle.tally.verb():
+        with self._cycle.figures.verb():
             transaction = Transaction(
                 publisher,
                 version,
@@ -287,9 +287,9 @@ class Controller(Closing):
     def __repr__(self) -> str:
         if not self._end.alive or self._process != os.getpid():
             return "Controller(closed)" if not self._end.alive else "Controller(of another process)"
-        lanes = self._cycle.lanes
-        tensors = sum(len(lane.slots) for lane in lanes)
-        return f"Controller({self.state}, tensors={tensors}, bytes={lanes.nbytes})"
+        per_device = self._cycle.per_device
+        tensors = sum(len(regions.slots) for regions in per_device)
+        return f"Controller({self.state}, tensors={tensors}, bytes={per_device.nbytes})"
 
     def __reduce__(self) -> NoReturn:
         raise TypeError(

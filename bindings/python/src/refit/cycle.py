@@ -10,7 +10,13 @@ Code that a thread runs in the middle of a verb of its own, as a signal handler 
 use the states: it gets a BusyError. If the handler lets it pass, it ends the verb as Ctrl-C does.
 Other threads wait. Methods with an underscore are called with the call lock held.
 
-What there is says an ``Inventory``, where it is ``Lanes``, how it went a ``Tally``. Hooks,
+``refit_controller`` (refit/controller.h) is the cycle of C callers. This one calls the offloaders
+itself, for three reasons. PyTorch frees and takes memory between two calls of an offloader, on the
+thread whose streams PyTorch uses. An exception may end a verb between any two lines. And a tensor
+counts as away before its first copy starts: a phase here says what a use of a tensor does first,
+and a state in C what the offloaders have done.
+
+``Inventory`` says what there is, ``PerDevice`` where it is, ``Figures`` how it went. Hooks,
 publishers and options of the user are unknown here.
 """
 
@@ -21,6 +27,7 @@ from typing import Any, cast
 
 import torch
 
+from refit import _abi
 from refit._call_lock import WaitingCallLock
 from refit.away import Absence, Away, untouched
 from refit.config import Config
@@ -28,17 +35,95 @@ from refit.errors import BusyError, NotFoundError, StateError
 from refit.grads import Accumulation, Policy
 from refit.image import Image
 from refit.inventory import Inventory
-from refit.lanes import Lanes
 from refit.observers import Observers
 from refit.offloader import KEEP, ZERO
-from refit.regions import refuse_capture
+from refit.regions import PerDevice, refuse_capture
 from refit.stats import flatten
 from refit.storages import GRADS, STATES, Scan, Stock, is_emptied
-from refit.tally import Tally
 
 TRAINING = "training"
 CLEARED = "cleared"
 RETURNING = "returning"
+
+ARENA = "refit's arena"
+COPIES = "copies behind"
+"""Names of memory and copies in pictures."""
+
+
+class Figures:
+    """What a cycle counts: how often it ran and failed, how long it took; tells the observers.
+
+    A verb that raises counts once, also when it was called by another verb that raises the same.
+    Seconds are those of ``time.perf_counter``: with PyTorch's part of a verb, which C cannot see.
+    """
+
+    def __init__(self, observers: Observers) -> None:
+        self._observers = observers
+        self._cycles = 0
+        self._failures = 0
+        self.early_returns = 0
+        self._verbs = 0
+        self._counted: BaseException | None = None
+        self._began = self._returned = self._exposed = 0.0
+        self._cycle_s = self._exposed_s = 0.0
+
+    @contextmanager
+    def verb(self) -> Iterator[None]:
+        """Around a verb of the cycle: if it raises, that counts. Verbs may call each other."""
+        self._verbs += 1
+        try:
+            yield
+        except BaseException as why:
+            if why is not self._counted:
+                self._failures += 1
+                self._counted = why
+            raise
+        finally:
+            self._verbs -= 1
+            if self._verbs == 0:
+                self._counted = None  # it holds the frames that it came through
+
+    def early(self) -> None:
+        """What is away comes back before ``restore``, because something uses it."""
+        self.early_returns += 1
+
+    def begin(self, now: float) -> None:
+        """A cycle begins."""
+        self._began, self._exposed = now, 0.0
+
+    def waited(self, since: float) -> None:
+        """The caller has waited for the cycle since then."""
+        self._exposed += time.perf_counter() - since
+
+    def returns(self, now: float) -> None:
+        """The way back begins."""
+        self._returned = now
+
+    def end(self, since: float, per_device: PerDevice) -> None:
+        """A cycle is over; for its last verb the caller has waited since ``since``."""
+        now = time.perf_counter()
+        self._cycles += 1
+        self._cycle_s, self._exposed_s = now - self._began, self._exposed + now - since
+        self._tell_way_back(now, per_device)
+
+    def fill(self, figures: _abi.refit_stats) -> None:
+        """Writes what was counted into the struct of all figures."""
+        figures.cycles = self._cycles
+        figures.cycle_failures = self._failures
+        figures.cycle_seconds_last = self._cycle_s
+        figures.cycle_exposed_seconds_last = self._exposed_s
+
+    def tell_host_memory(self, per_device: PerDevice) -> None:
+        """Tells the timeline what the arenas take."""
+        if self._observers.drawn:
+            self._observers.hold(ARENA, int(per_device.stats().host_bytes))
+
+    def _tell_way_back(self, now: float, per_device: PerDevice) -> None:
+        """Tells the timeline how long the copies back took; on a GPU they may not be done."""
+        if not self._observers.drawn or not per_device.home:
+            return
+        took = float(per_device.stats().restore_seconds_last)
+        self._observers.past(COPIES, now - self._returned, took, per_device.nbytes)
 
 
 class Cycle:
@@ -47,7 +132,7 @@ class Cycle:
     def __init__(
         self, inventory: Inventory, config: Config, grads: Policy, observers: Observers
     ) -> None:
-        self.tally = Tally(observers)
+        self.figures = Figures(observers)
         self.accumulation = Accumulation(self._gradients, self._holds)
         self.phase = TRAINING
         self.readers = 0
@@ -59,7 +144,7 @@ class Cycle:
         self._moving = WaitingCallLock("controller")
         bring_all = cast(Any, torch.compiler).disable(self._bring_all)  # it is no part of a graph
         self._absence = Absence(bring_all, self._moving, zeroable=GRADS)
-        self.lanes = Lanes(config, inventory.arenas_of)
+        self.per_device = PerDevice(config, inventory.arenas_of)
         self._stock: Stock | None = None
         self._scan: Scan | None = None
         self._grads_lost = False
@@ -86,7 +171,7 @@ class Cycle:
         with untouched():
             if not is_emptied(grad):
                 return bool(grad.any())
-        with Image(lane for lane in self.lanes if not lane.home) as image:
+        with Image(regions for regions in self.per_device if not regions.home) as image:
             try:
                 view = image.view(grad)
             except NotFoundError:
@@ -97,29 +182,29 @@ class Cycle:
 
     def clear(self) -> None:
         """States, and gradients by their policy, leave; returns when their memory is free."""
-        with self._moving, self.tally.verb():
+        with self._moving, self.figures.verb():
             began = time.perf_counter()
             if self.phase == CLEARED and self._stock is None:
                 self._restore()  # copies back had failed: gradients are in use, storages let go of
             if self.phase == RETURNING:
                 self._join()
             if self.phase == TRAINING:
-                self.tally.begin(began)
+                self.figures.begin(began)
                 self._refuse_clear()
                 self._refresh()
                 self._grads_lost = False
-                self.tally.tell_host_memory(self.lanes)
+                self.figures.tell_host_memory(self.per_device)
             else:
                 self._refuse_moved()
             try:
-                with self._told("offload", self.lanes.nbytes):
+                with self._told("offload", self.per_device.nbytes):
                     if self.phase == RETURNING:
                         self._join()
-                    if self.phase == TRAINING and not self.lanes.held:
+                    if self.phase == TRAINING and not self.per_device.held:
                         self._refresh()
                     self._leave()
             finally:
-                self.tally.waited(began)
+                self.figures.waited(began)
 
     @contextmanager
     def _told(self, phase: str, nbytes: int = 0) -> Iterator[None]:
@@ -148,12 +233,12 @@ class Cycle:
         self.phase = CLEARED  # from here on restore() settles what was begun
         try:
             self._guard()  # first: what is leaving must not be written to
-            for lane in self.lanes:
-                lane.leave()
-            for lane in self.lanes:
-                lane.free()
+            for regions in self.per_device:
+                regions.leave()
+            for regions in self.per_device:
+                regions.free()
         except BaseException:
-            if self.lanes.home:
+            if self.per_device.home:
                 self._absence.lift(STATES, GRADS)
                 self.phase = TRAINING
             raise
@@ -192,7 +277,7 @@ class Cycle:
             found = self._inventory.decide(stock)
             self._scan, self.resident = None, found.resident
             policies = {STATES: KEEP, GRADS: KEEP if self._grads == "keep" else ZERO}
-            self.lanes.plan(found, stock, policies)
+            self.per_device.plan(found, stock, policies)
             self._scan, self._identities = found, identities
             self._addresses = stock.addresses(found.others)
         self._stock = stock
@@ -201,15 +286,15 @@ class Cycle:
         """Whether what was decided is right for a stock (see ``storages``); then its storages are
         held."""
         known = self._scan
-        if known is None or known.passing or not self.lanes.home:
+        if known is None or known.passing or not self.per_device.home:
             return False
         if identities != self._identities or stock.addresses(known.others) != self._addresses:
             return False
-        return self.lanes.hold(known, stock)
+        return self.per_device.hold(known, stock)
 
     def _refuse_moved(self) -> None:
         """A clear that failed goes on: what is still here leaves from where it was."""
-        if self._scan and self._stock and not self.lanes.hold(self._scan, self._stock):
+        if self._scan and self._stock and not self.per_device.hold(self._scan, self._stock):
             raise StateError(
                 "a state's memory was resized or replaced after a clear() had begun and failed: "
                 "call restore(), then clear()"
@@ -218,9 +303,9 @@ class Cycle:
     def _settle(self) -> None:
         """Waits for copies that a join on a GPU has only queued a stream behind."""
         try:
-            self.lanes.settle()
+            self.per_device.settle()
         except BaseException:
-            if not self.lanes.back:
+            if not self.per_device.back:
                 self.phase = CLEARED  # they have failed: restore() moves what is still on the host
             raise
 
@@ -237,21 +322,21 @@ class Cycle:
         if self.phase != CLEARED:  # another thread did it meanwhile
             return
         began = time.perf_counter()
-        self.tally.returns(began)
-        with self.tally.verb():
+        self.figures.returns(began)
+        with self.figures.verb():
             try:
-                with self._told("restore", self.lanes.nbytes):
+                with self._told("restore", self.per_device.nbytes):
                     if self.phase == CLEARED:
                         self._come_back()
             finally:
-                self.tally.waited(began)
+                self.figures.waited(began)
 
     def _come_back(self) -> None:
-        for lane in self.lanes:
-            refuse_capture(lane.device)
-            lane.come_back()
-        for lane in self.lanes:
-            lane.join(GRADS)  # a backward pass adds to them, long before the step
+        for regions in self.per_device:
+            refuse_capture(regions.device)
+            regions.come_back()
+        for regions in self.per_device:
+            regions.join(GRADS)  # a backward pass adds to them, long before the step
         self._absence.lift(GRADS)
         if self._stock is not None and self._scan is not None and self._scan.others_move:
             self._addresses = self._stock.addresses(self._scan.others)
@@ -268,29 +353,29 @@ class Cycle:
 
     def _join(self) -> None:
         began = time.perf_counter()
-        with self.tally.verb():
+        with self.figures.verb():
             self._refuse_join()
             with self._told("join"):
                 self._refuse_join()
-                self._join_lanes()
+                self._join_devices()
                 self._absence.lift(GRADS, STATES)
                 joined, self.phase = self.phase, TRAINING
             if joined == RETURNING:
-                self.tally.end(began, self.lanes)
+                self.figures.end(began, self.per_device)
 
     def _refuse_join(self) -> None:
         if self.phase == CLEARED:
             raise StateError("the states are away: restore() brings them back, then join()")
         if self.phase == RETURNING:
-            for lane in self.lanes:
-                refuse_capture(lane.device)  # it would wait for what is outside of the graph
+            for regions in self.per_device:
+                refuse_capture(regions.device)  # it would wait for what is outside of the graph
 
-    def _join_lanes(self) -> None:
+    def _join_devices(self) -> None:
         try:
-            for lane in self.lanes:
-                lane.join()
+            for regions in self.per_device:
+                regions.join()
         except BaseException:
-            if not self.lanes.back:
+            if not self.per_device.back:
                 self.phase = CLEARED  # copies failed: restore() moves what is still on the host
             raise
 
@@ -302,14 +387,14 @@ class Cycle:
 
     def _count_early(self) -> None:
         if self.phase == CLEARED:
-            self.tally.early()
+            self.figures.early()
 
     def _bring_back(self) -> None:
         self._restore()
         if self.phase == RETURNING:
             self._join()
-        for lane in self.lanes:
-            lane.forget()
+        for regions in self.per_device:
+            regions.forget()
 
     def _bring_all(self) -> None:
         """As ``bring_back``, for a tensor that is used while it is away, on any stream: no copy is
@@ -340,10 +425,10 @@ class Cycle:
 
     def stats(self, *others: tuple[Callable[..., int], int]) -> dict[str, float]:
         """The figures of all devices, and of ``others`` (see ``gather``), as one flat dict."""
-        figures = self.lanes.stats(*others)
-        self.tally.fill(figures)
-        figures.offload_reclaimed_bytes_last = sum(lane.reclaimed for lane in self.lanes)
-        return flatten(figures, {"early_returns": self.tally.early_returns})
+        figures = self.per_device.stats(*others)
+        self.figures.fill(figures)
+        figures.offload_reclaimed_bytes_last = sum(regions.reclaimed for regions in self.per_device)
+        return flatten(figures, {"early_returns": self.figures.early_returns})
 
     def trim(self) -> None:
         """Gives the host memory back. StateError while states are away."""
@@ -352,15 +437,15 @@ class Cycle:
                 self._join()
             if self.phase == CLEARED:
                 raise StateError("the states are in that memory: restore() them first")
-            self.lanes.trim()
-            self.tally.tell_host_memory(self.lanes)
+            self.per_device.trim()
+            self.figures.tell_host_memory(self.per_device)
 
     def close(self) -> None:
         """Brings back what is away, then closes all. Fails, and stays open, if that fails."""
         with self._moving:
             self._bring_back()
-            self.lanes.close()
-            self.tally.tell_host_memory(self.lanes)
+            self.per_device.close()
+            self.figures.tell_host_memory(self.per_device)
 
     def abandon(self) -> None:
         """Nobody will call any more: the states return now, and all is closed behind the last

@@ -27,15 +27,15 @@ class Image(Closing):
     """Views over the image of some devices' regions, which are away. ``close`` empties them and
     lets the image go. StateError unless the image is whole."""
 
-    def __init__(self, lanes: Iterable["Regions"]) -> None:
+    def __init__(self, per_device: Iterable["Regions"]) -> None:
         self._leases: list[Lease] = []
         self._regions: dict[int, tuple[Lease, int]] = {}
         self._storages: dict[int, torch.UntypedStorage] = {}
         self._made: list[torch.Tensor] = []
         try:
-            for lane in lanes:
-                if lane.slots:
-                    self._hold(lane.lease(), lane.region_of())
+            for regions in per_device:
+                if regions.slots:
+                    self._hold(regions.lease(), regions.region_of())
         except BaseException:
             self.close()
             raise

@@ -1,4 +1,4 @@
-"""The storages of one device, as regions of one offloader: they leave, are freed, and come back.
+"""The storages of each device, as regions of one offloader: they leave, are freed, and come back.
 
 The order is what keeps bytes safe. Out: copied, waited for, unbound, freed. Back: allocated on the
 current stream, bound, copied; a storage is emptied only when the C library holds its bytes on the
@@ -9,20 +9,22 @@ Which storages those are, and when they leave, is unknown here.
 """
 
 import ctypes
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
 
 from refit import _abi, _memory_now
+from refit._library import lib
 from refit.away import untouched
 from refit.config import Config
 from refit.device import Device
 from refit.errors import DeviceMemoryError, RefitError, StateError
 from refit.offloader import NO_STREAM, Future, Lease, Offloader
+from refit.stats import gather
 from refit.storage_swap import TensorsByStorage, empty_storage
-from refit.storages import Slots
+from refit.storages import Scan, Slots, Stock
 
 _LEGACY_STREAM = 1
 """cudaStreamLegacy: what PyTorch shows as stream 0 (see refit/device.h)."""
@@ -361,3 +363,100 @@ class Regions:
         self.offloader.close()
         if self._owns_handle:
             self._handle.close()
+
+
+class PerDevice:
+    """The regions of all devices that hold states, made when a device is first needed.
+
+    Iterates over those that are open. Used by one thread at a time.
+    """
+
+    def __init__(self, config: Config, arenas_of: Callable[[torch.device], Device | None]) -> None:
+        """``arenas_of`` gives the handle that knows a device's arenas, if there is one."""
+        self._config = config
+        self._arenas_of = arenas_of
+        self._by_device: dict[torch.device, Regions] = {}
+
+    def __iter__(self) -> Iterator[Regions]:
+        """A close that Ctrl-C cut short leaves regions behind that are not open; they are home."""
+        return iter([regions for regions in self._by_device.values() if not regions.closed])
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all storages that leave."""
+        return sum(regions.nbytes for regions in self)
+
+    @property
+    def home(self) -> bool:
+        """Whether all bytes are on their devices and no copy uses them. Does not block."""
+        return all(regions.home for regions in self)
+
+    @property
+    def held(self) -> bool:
+        """Whether all storages of the plan are held."""
+        return all(regions.held for regions in self)
+
+    @property
+    def back(self) -> bool:
+        """Whether all bytes are on their devices or surely on their way. Does not block."""
+        return all(regions.back for regions in self)
+
+    def plan(self, decided: Scan, stock: Stock, policies: dict[int, int]) -> None:
+        """Makes what was decided the regions; only while all are home. See ``Regions.plan``."""
+        for device in {**self._by_device, **decided.slots}:
+            self._open(device)
+            slots = decided.slots.get(device, Slots())
+            storages = _storages(slots, stock)
+            self._by_device[device].plan(slots, storages, policies, stock.tensors)
+
+    def _open(self, device: torch.device) -> None:
+        known = self._by_device.get(device)
+        if known is not None and known.closed:
+            known.close()  # what Ctrl-C has left of it
+        if known is None or known.closed:
+            self._by_device[device] = Regions(device, self._config, self._arenas_of(device))
+
+    def hold(self, decided: Scan, stock: Stock) -> bool:
+        """Holds the storages of the plan whose regions are home: they are held only while they are
+        to leave. False, and nothing is held, if one is not what was planned."""
+        if any(regions.closed for regions in self._by_device.values()):
+            return False
+        held = {
+            regions: _storages(decided.slots.get(device, Slots()), stock)
+            for device, regions in self._by_device.items()
+            if regions.home
+        }
+        if not all(regions.fits(storages) for regions, storages in held.items()):
+            return False
+        for regions, storages in held.items():
+            regions.hold(storages, stock.tensors)
+        return True
+
+    def settle(self) -> None:
+        """Waits, on the CPU, until no copy is under way. CopyError, DeadlineError."""
+        for regions in self:
+            regions.settle()
+
+    def trim(self) -> None:
+        """Gives the host memory back. StateError while anything is away."""
+        for regions in self:
+            regions.settle()
+            regions.offloader.trim()
+
+    def stats(self, *others: tuple[Callable[..., int], int]) -> _abi.refit_stats:
+        """The figures of all devices, and of ``others``, in one struct (see ``stats.gather``)."""
+        return gather(
+            *((lib.refit_offloader_stats, regions.offloader._live) for regions in self), *others
+        )
+
+    def close(self) -> None:
+        """Closes all, which are home. After a failure the rest is still there, and after Ctrl-C
+        what it was in the middle of: call again."""
+        for device, regions in list(self._by_device.items()):
+            regions.settle()
+            regions.close()
+            del self._by_device[device]
+
+
+def _storages(slots: Slots, stock: Stock) -> list[torch.UntypedStorage]:
+    return [stock.tensors[number].untyped_storage() for number in slots.tensors]
