@@ -1,10 +1,16 @@
 /*
- * The trainer's end of a weight update: opening, declaring and closing it. What happens to one
- * version is in publisher_version.c.
+ * The trainer's end of a weight update: refit_publisher_*, but for writing (publisher_write.c).
  *
- * Each call takes a step of the hub under the lock, wakes the service thread, and waits until the
- * hub has come where the call promises. Close waits for the linger time, and a moment for the
- * transport to give back what it holds.
+ * Each call takes a step of the server under the lock, wakes the service thread
+ * (publisher_service.c), and waits until the server has reached the state that the call promises.
+ *
+ * The bytes of a slot change only when no frame of it is being made (`sending`), none is in flight
+ * (the pending references of its buffer), and no worker may be reading it; where that cannot be had
+ * in time, the slot gets fresh memory instead, private memory if need be. The calls that wait:
+ * begin for readers, until the staging timeout; commit for its two phases, whose deadlines the
+ * service thread keeps; close for the linger time, and a moment for the transport to give back what
+ * it holds. The waits of begin, commit and wait_workers look for a cancel after every pass of the
+ * service thread, and cancel wakes it.
  */
 #include "publisher/publisher.h"
 
@@ -16,9 +22,11 @@
 #include "base/log.h"
 #include "base/random.h"
 #include "config/resolve.h"
+#include "device/device_uuid.h"
 #include "net/wake_fd.h"
 
 #define CLOSE_MORE_MS 2000 /* beyond the linger time, for the transport to let go */
+#define WAIT_STEP_MS  1000 /* waits look again at least so often */
 
 /* ---- Opening and closing */
 
@@ -123,7 +131,7 @@ static void report_left(uint32_t left)
     rft_log(REFIT_LOG_ERROR, "the transport did not give back %" PRIu32 " buffers", left);
 }
 
-/* Copies first, then what they go to. */
+/* Copies first, then their targets. */
 static void memory_close(refit_publisher *publisher, int64_t deadline)
 {
     bool done = rft_copy_queue_close(publisher->copy_queue, deadline);
@@ -157,9 +165,10 @@ void refit_publisher_close(refit_publisher *publisher)
     rft_free(publisher);
 }
 
-/* ---- Declaring */
+/* ---- Between two calls */
 
-refit_status rft_publisher_check_idle(refit_publisher *publisher, refit_error *error)
+/* REFIT_ERR_STATE: a version is under way. */
+static refit_status check_idle(refit_publisher *publisher, refit_error *error)
 {
     rft_lock(&publisher->lock);
     bool idle = publisher->server.transaction.state == RFT_TRANSACTION_IDLE;
@@ -169,6 +178,152 @@ refit_status rft_publisher_check_idle(refit_publisher *publisher, refit_error *e
                   "version %" PRIu64 " is under way: commit or abort it first", version);
     return REFIT_OK;
 }
+
+/* Waits until the service thread uses neither store nor frames. Called with the lock held. */
+static void await_sending(refit_publisher *publisher)
+{
+    while (publisher->sending) {
+        (void)rft_cond_wait(&publisher->changed, &publisher->lock, rft_deadline(WAIT_STEP_MS));
+    }
+}
+
+/*
+ * ---- The GPU that versions are shown on
+ *
+ * Memory of a GPU is scarce where trainers and workers share it, so with broadcast.gpu: auto it is
+ * taken only while a worker on that GPU is subscribed, and a version for which there is none goes
+ * the other ways; with require there is no other way, and it is an error.
+ */
+
+static bool is_required(const refit_publisher *publisher)
+{
+    return publisher->config.broadcast_gpu == REFIT_GPU_REQUIRE;
+}
+
+/* REFIT_ERR_UNSUPPORTED, REFIT_ERR_SYSTEM: why the device's memory cannot be shown. */
+static refit_status check_shares(const refit_publisher *publisher, refit_device *device,
+                                 refit_error *error)
+{
+    rft_device_caps caps = rft_device_get_caps(device);
+    RFT_REFUSE_IF(!caps.shares || rft_uuid_is_none(caps.uuid), error, REFIT_ERR_UNSUPPORTED,
+                  "this device's memory cannot be shown to other processes");
+    RFT_REFUSE_IF(publisher->probe.memory == NULL, error, REFIT_ERR_SYSTEM,
+                  "there is no shared memory in which workers could mark that they read the GPU's");
+    return REFIT_OK;
+}
+
+static refit_status use(refit_publisher *publisher, refit_device *device, refit_error *error)
+{
+    rft_gpu_store *gpu = NULL;
+    RFT_TRY(rft_gpu_store_open(device, &gpu, error));
+    publisher->gpu = gpu;
+    rft_lock(&publisher->lock);
+    rft_server_use_gpu(&publisher->server, gpu);
+    rft_unlock(&publisher->lock);
+    rft_wake_fd_set(publisher->wake);
+    return REFIT_OK;
+}
+
+refit_status refit_publisher_use_device(refit_publisher *publisher, refit_device *device,
+                                        refit_error *error)
+{
+    refit_error why;
+    RFT_REFUSE_IF(publisher == NULL || device == NULL, error, REFIT_ERR_INVALID,
+                  "use_device needs a publisher and a device");
+    RFT_TRY(check_idle(publisher, error));
+    if (publisher->config.broadcast_gpu == REFIT_GPU_OFF) return REFIT_OK;
+    if (publisher->gpu != NULL) {
+        RFT_REFUSE_IF(publisher->gpu->device != device, error, REFIT_ERR_STATE,
+                      "the publisher has another device already, until it is closed");
+        return REFIT_OK;
+    }
+    refit_status status = check_shares(publisher, device, &why);
+    if (status == REFIT_OK) return use(publisher, device, error);
+    RFT_REFUSE_IF(is_required(publisher), error, status, "broadcast.gpu is require, but %s",
+                  why.text);
+    rft_log(REFIT_LOG_INFO, "no version is shown in a GPU's memory: %s", why.text);
+    return REFIT_OK;
+}
+
+/* ---- The GPU's slot of a version */
+
+static bool is_wanted(refit_publisher *publisher)
+{
+    bool wanted = is_required(publisher);
+    rft_lock(&publisher->lock);
+    for (uint32_t i = 0; i < publisher->server.peers.count; i++) {
+        const rft_peer *peer = publisher->server.peers.live[i];
+        wanted = wanted || (peer->subscribed && peer->gpu);
+    }
+    rft_unlock(&publisher->lock);
+    return wanted;
+}
+
+/* Workers are told to unmap memory that is no longer needed. */
+static void recall(refit_publisher *publisher)
+{
+    rft_lock(&publisher->lock);
+    rft_server_recall_gpu(&publisher->server);
+    rft_unlock(&publisher->lock);
+    rft_wake_fd_set(publisher->wake);
+}
+
+/* Memory that is only still mapped may come free in a moment. */
+static refit_status gpu_slot_clear(refit_publisher *publisher, uint32_t slot, refit_error *error)
+{
+    rft_gpu_store *gpu = publisher->gpu;
+    uint64_t bytes = publisher->store->manifest->store_bytes;
+    rft_looks looks = rft_looks_until(rft_deadline(publisher->config.broadcast_linger_ms));
+    refit_status status = rft_gpu_store_clear(gpu, slot, bytes, error);
+    if (gpu->retired != NULL) recall(publisher);
+    uint64_t taken = rft_gpu_store_bytes(gpu);
+    while (status == REFIT_ERR_DEVICE_MEMORY && gpu->retired != NULL && rft_look_again(&looks)) {
+        (void)rft_gpu_store_sweep(gpu);
+        if (rft_gpu_store_bytes(gpu) == taken) continue;
+        status = rft_gpu_store_clear(gpu, slot, bytes, error);
+        taken = rft_gpu_store_bytes(gpu);
+    }
+    return status;
+}
+
+static void count_bytes(refit_publisher *publisher)
+{
+    uint64_t bytes = rft_gpu_store_bytes(publisher->gpu);
+    rft_lock(&publisher->lock);
+    publisher->gpu_bytes = bytes;
+    rft_unlock(&publisher->lock);
+}
+
+/* No version lies in the GPU's memory any more. */
+static void gpu_empty(refit_publisher *publisher)
+{
+    if (publisher->gpu == NULL) return;
+    rft_gpu_store_empty(publisher->gpu);
+    count_bytes(publisher);
+}
+
+/* The GPU's part of begin: its slot for the version is cleared, if a worker takes it there. With
+ * broadcast.gpu: require, REFIT_ERR_DEVICE_MEMORY and every other obstacle are errors; with auto
+ * that version lies in host memory only. */
+static refit_status gpu_clear(refit_publisher *publisher, uint32_t slot, refit_error *error)
+{
+    refit_error why;
+    if (publisher->gpu == NULL) return REFIT_OK;
+    bool wanted = is_wanted(publisher);
+    refit_status status = wanted ? gpu_slot_clear(publisher, slot, &why) : REFIT_OK;
+    if (!wanted) rft_gpu_store_empty(publisher->gpu);
+    count_bytes(publisher);
+    if (status == REFIT_OK) return REFIT_OK;
+    RFT_REFUSE_IF(is_required(publisher), error, status,
+                  "broadcast.gpu is require, but there is no room for a version on the GPU: %s",
+                  why.text);
+    rft_log(REFIT_LOG_WARNING,
+            "this version is not shown in the GPU's memory, its workers take it another way: %s",
+            why.text);
+    return REFIT_OK;
+}
+
+/* ---- Declaring */
 
 static refit_status manifest_make(refit_publisher *publisher, const refit_tensor *tensors,
                                   uint32_t count, rft_manifest **out, refit_error *error)
@@ -211,14 +366,14 @@ static void store_adopt(refit_publisher *publisher, rft_store *store, rft_frames
     rft_store *old_store = publisher->store;
     rft_frames *old_frames = publisher->frames;
     rft_lock(&publisher->lock);
-    rft_publisher_await_sending(publisher);
+    await_sending(publisher);
     rft_server_adopt(&publisher->server, store);
     publisher->store = store;
     publisher->frames = frames;
     rft_unlock(&publisher->lock);
     rft_wake_fd_set(publisher->wake);
     publisher->unsettled.count = 0;
-    rft_publisher_empty_gpu(publisher);
+    gpu_empty(publisher);
     rft_publisher_count_pinned(publisher);
     rft_frames_close(old_frames, &publisher->retired);
     rft_store_close(old_store);
@@ -238,7 +393,7 @@ refit_status refit_publisher_declare(refit_publisher *publisher, const refit_ten
     rft_frames *frames = NULL;
     RFT_REFUSE_IF(publisher == NULL || tensors == NULL || count == 0, error, REFIT_ERR_INVALID,
                   "declare needs a publisher and at least one tensor");
-    RFT_TRY(rft_publisher_check_idle(publisher, error));
+    RFT_TRY(check_idle(publisher, error));
     RFT_REFUSE_IF(publisher->config.broadcast_gpu == REFIT_GPU_REQUIRE && publisher->gpu == NULL,
                   error, REFIT_ERR_STATE,
                   "broadcast.gpu is require: say on which GPU with refit_publisher_use_device");
@@ -256,4 +411,353 @@ refit_status refit_publisher_declare(refit_publisher *publisher, const refit_ten
         rft_store_close(store);
     }
     return status;
+}
+
+/* ---- Cancelling */
+
+void refit_publisher_cancel(refit_publisher *publisher)
+{
+    if (publisher == NULL) return;
+    atomic_store(&publisher->cancelled, true);
+    rft_wake_fd_set(publisher->wake);
+}
+
+/* Whether refit_publisher_cancel was called since the last time: it is told once. A wait that is
+ * under way asks with the lock held. */
+static bool take_cancel(refit_publisher *publisher)
+{
+    return atomic_exchange(&publisher->cancelled, false);
+}
+
+/* ---- Beginning */
+
+static refit_status check_begin(refit_publisher *publisher, refit_error *error)
+{
+    RFT_REFUSE_IF(take_cancel(publisher), error, REFIT_ERR_CANCELLED,
+                  "refit_publisher_cancel came before version %" PRIu64 " had begun",
+                  publisher->server.transaction.version);
+    return REFIT_OK;
+}
+
+/* Waits until no worker reads the slot that comes next, and evicts those that do not let go. Called
+ * with the lock held. */
+static refit_status await_readers(refit_publisher *publisher, int64_t deadline, refit_error *error)
+{
+    bool blocked = rft_server_has_readers(&publisher->server);
+    refit_status status = check_begin(publisher, error);
+    while (status == REFIT_OK && blocked && rft_ms_until(deadline) > 0) {
+        (void)rft_cond_wait(&publisher->changed, &publisher->lock, deadline);
+        blocked = rft_server_has_readers(&publisher->server);
+        status = check_begin(publisher, error);
+    }
+    if (status == REFIT_OK && blocked) rft_server_evict_readers(&publisher->server, rft_now());
+    await_sending(publisher);
+    return status;
+}
+
+/* Shared memory that is lost to a crashed reader must not end the training where sockets will do:
+ * with broadcast.shm: auto the slot gets private memory, and no worker is offered to map the store
+ * from now on, until other tensors are declared. */
+static refit_status slot_renew(refit_publisher *publisher, uint32_t slot, refit_error *error)
+{
+    refit_error why = {0};
+    rft_store *store = publisher->store;
+    refit_status status = rft_store_renew(store, slot, &why);
+    if (status == REFIT_OK) return REFIT_OK;
+    bool retry = store->shared && status == REFIT_ERR_SYSTEM &&
+                 publisher->config.broadcast_shm == REFIT_SHM_AUTO;
+    if (!retry) return rft_fail_sub(error, status, why.subsystem, "%s", why.text);
+    rft_log(REFIT_LOG_WARNING, "weights travel through sockets only from now on: %s", why.text);
+    rft_lock(&publisher->lock);
+    store->shared = false;
+    rft_unlock(&publisher->lock);
+    return rft_store_renew(store, slot, error);
+}
+
+/* Makes a slot's memory safe to write: as it is, or fresh. */
+static refit_status slot_clear(refit_publisher *publisher, uint32_t slot, refit_error *error)
+{
+    rft_slot *place = &publisher->store->slots[slot];
+    int64_t deadline = rft_deadline(publisher->config.broadcast_linger_ms);
+    if (!publisher->store->hosted) return REFIT_OK;
+    rft_retire_list_sweep(&publisher->retired);
+    bool usable = place->buffer != NULL && !place->tainted;
+    if (usable && rft_pending_wait(&place->buffer->pending, deadline)) return REFIT_OK;
+    rft_log(REFIT_LOG_INFO, "a slot of the store is replaced: a worker may still read it");
+    refit_status status = slot_renew(publisher, slot, error);
+    rft_publisher_count_pinned(publisher);
+    return status;
+}
+
+/* The same for the version's place in every store, once no copy goes there any more. */
+static refit_status place_clear(refit_publisher *publisher, uint32_t slot, refit_error *error)
+{
+    rft_publisher_await_copies(publisher, rft_deadline(publisher->config.broadcast_linger_ms));
+    RFT_TRY(slot_clear(publisher, slot, error));
+    return gpu_clear(publisher, slot, error);
+}
+
+refit_status refit_publisher_begin(refit_publisher *publisher, uint64_t version, refit_error *error)
+{
+    RFT_REFUSE_IF(publisher == NULL, error, REFIT_ERR_INVALID, "begin needs a publisher");
+    rft_server *server = &publisher->server;
+    int64_t deadline = rft_deadline(publisher->config.broadcast_stage_timeout_ms);
+    rft_lock(&publisher->lock);
+    refit_status status = rft_transaction_prepare(server, &version, error);
+    bool prepared = status == REFIT_OK;
+    if (prepared) status = await_readers(publisher, deadline, error);
+    rft_unlock(&publisher->lock);
+    if (!prepared) return status;
+
+    uint32_t slot = rft_store_target(publisher->store);
+    if (status == REFIT_OK) status = place_clear(publisher, slot, error);
+    rft_lock(&publisher->lock);
+    if (status == REFIT_OK) status = check_begin(publisher, error);
+    if (status == REFIT_OK) {
+        rft_store_begin(publisher->store, version);
+        if (publisher->gpu != NULL) rft_gpu_store_begin(publisher->gpu, slot, version);
+        rft_transaction_begin(server, rft_now());
+        publisher->write_seconds = 0;
+    } else {
+        rft_transaction_give_up(server, rft_now());
+    }
+    rft_unlock(&publisher->lock);
+    rft_wake_fd_set(publisher->wake);
+    return status;
+}
+
+/* ---- Ending */
+
+/* Whether the committed version's bytes can be put back where the one that is gone was written.
+ * Frames of the latter that are still in flight are useless, but their bytes must not
+ * change: the slot gets fresh memory. If there is none the old bytes are put back all the same:
+ * workers drop frames of an aborted version. But not where a device may still write. */
+static bool is_restorable(refit_publisher *publisher)
+{
+    const rft_store *store = publisher->store;
+    if (!store->hosted || store->writing_slot != store->committed_slot) return true;
+    const rft_pending *pending = &store->slots[store->writing_slot].buffer->pending;
+    bool written = rft_copy_queue_holds(publisher->copy_queue, pending) ||
+                   rft_copy_queue_holds(publisher->gpu_copy_queue, pending);
+    return slot_clear(publisher, store->writing_slot, NULL) == REFIT_OK || !written;
+}
+
+/* The version is aborted and all workers are told so. */
+static void roll_back(refit_publisher *publisher)
+{
+    rft_store *store = publisher->store;
+    rft_wake_fd_set(publisher->wake);
+    rft_lock(&publisher->lock);
+    await_sending(publisher);
+    rft_unlock(&publisher->lock);
+    publisher->unsettled.count = 0;
+    rft_publisher_await_copies(publisher, rft_deadline(publisher->config.broadcast_linger_ms));
+    bool restorable = is_restorable(publisher);
+    if (!restorable) {
+        rft_log(REFIT_LOG_ERROR, "a copy that does not end takes the committed version's place: "
+                                 "nothing is served until the next one");
+    }
+    rft_store_undo(store);
+    rft_lock(&publisher->lock);
+    rft_store_rollback(store, restorable);
+    if (publisher->gpu != NULL) rft_gpu_store_rollback(publisher->gpu);
+    rft_transaction_settle(&publisher->server, rft_now());
+    rft_unlock(&publisher->lock);
+    rft_wake_fd_set(publisher->wake);
+}
+
+/* Both deadlines are kept by the service thread. Called with the lock held. */
+static void await_outcome(refit_publisher *publisher)
+{
+    const rft_transaction *transaction = &publisher->server.transaction;
+    while (transaction->state == RFT_TRANSACTION_STAGING ||
+           transaction->state == RFT_TRANSACTION_COMMITTING) {
+        if (take_cancel(publisher)) {
+            rft_transaction_cancel(&publisher->server, rft_now());
+        } else {
+            (void)rft_cond_wait(&publisher->changed, &publisher->lock, rft_deadline(WAIT_STEP_MS));
+        }
+    }
+}
+
+/* Called with the lock held. */
+static refit_status seal(refit_publisher *publisher, refit_error *error)
+{
+    if (take_cancel(publisher)) {
+        rft_transaction_cancel(&publisher->server, rft_now());
+        return REFIT_OK;
+    }
+    RFT_TRY(rft_store_seal(publisher->store, error));
+    if (publisher->gpu != NULL) rft_gpu_store_seal(publisher->gpu);
+    rft_transaction_seal(&publisher->server, rft_now());
+    rft_wake_fd_set(publisher->wake);
+    return REFIT_OK;
+}
+
+refit_status refit_publisher_commit(refit_publisher *publisher, refit_error *error)
+{
+    RFT_REFUSE_IF(publisher == NULL, error, REFIT_ERR_INVALID, "commit needs a publisher");
+    RFT_TRY(rft_publisher_check_writing(publisher, "commit", error));
+    rft_publisher_settle(publisher);
+    rft_lock(&publisher->lock);
+    /* With no worker to wait for, seal commits: no frame may be made while slots change roles. */
+    await_sending(publisher);
+    refit_status status = seal(publisher, error);
+    if (status == REFIT_OK) await_outcome(publisher);
+    refit_error result = publisher->server.transaction.result;
+    bool aborted = publisher->server.transaction.state == RFT_TRANSACTION_ABORTED;
+    rft_unlock(&publisher->lock);
+    if (status != REFIT_OK) return status;
+    if (aborted) roll_back(publisher);
+    if (result.status == REFIT_OK) return REFIT_OK;
+    return rft_fail(error, (refit_status)result.status, "%s", result.text);
+}
+
+refit_status refit_publisher_abort(refit_publisher *publisher, refit_error *error)
+{
+    RFT_REFUSE_IF(publisher == NULL, error, REFIT_ERR_INVALID, "abort needs a publisher");
+    RFT_TRY(rft_publisher_check_writing(publisher, "abort", error));
+    rft_lock(&publisher->lock);
+    rft_transaction_abort(&publisher->server, REFIT_ERR_CANCELLED, "the trainer dropped it");
+    rft_unlock(&publisher->lock);
+    roll_back(publisher);
+    return REFIT_OK;
+}
+
+/*
+ * ---- Reports
+ *
+ * Copies taken under the lock; nothing here changes anything.
+ */
+
+const char *refit_publisher_endpoint(const refit_publisher *publisher)
+{
+    return publisher == NULL ? NULL : rft_channel_endpoint(publisher->channel);
+}
+
+uint64_t refit_publisher_version(refit_publisher *publisher)
+{
+    if (publisher == NULL) return 0;
+    rft_lock(&publisher->lock);
+    uint64_t version = publisher->server.current.version;
+    rft_unlock(&publisher->lock);
+    return version;
+}
+
+refit_status refit_publisher_wait_workers(refit_publisher *publisher, uint32_t count,
+                                          uint32_t timeout_ms, refit_error *error)
+{
+    RFT_REFUSE_IF(publisher == NULL, error, REFIT_ERR_INVALID, "wait_workers needs a publisher");
+    int64_t deadline = rft_deadline(timeout_ms);
+    rft_lock(&publisher->lock);
+    bool cancelled = take_cancel(publisher);
+    uint32_t there = rft_peers_count_subscribed(&publisher->server.peers);
+    while (!cancelled && there < count && rft_ms_until(deadline) > 0) {
+        (void)rft_cond_wait(&publisher->changed, &publisher->lock, deadline);
+        cancelled = take_cancel(publisher);
+        there = rft_peers_count_subscribed(&publisher->server.peers);
+    }
+    char gone[sizeof publisher->server.gone];
+    memcpy(gone, publisher->server.gone, sizeof gone);
+    rft_unlock(&publisher->lock);
+    RFT_REFUSE_IF(cancelled, error, REFIT_ERR_CANCELLED,
+                  "refit_publisher_cancel ended the wait for workers");
+    RFT_REFUSE_IF(there < count, error, REFIT_ERR_TIMEOUT,
+                  "%" PRIu32 " of %" PRIu32 " worker%s subscribed to %s in time: %s%s", there,
+                  count, count == 1 ? " has" : "s have", refit_publisher_endpoint(publisher),
+                  gone[0] == '\0' ? "see whether the others run, and what they say"
+                                  : "the last one lost or refused is ",
+                  gone);
+    return REFIT_OK;
+}
+
+/* ---- Workers */
+
+/* Live ones first, then the lost. A worker that joins for the first time is neither; one that joins
+ * anew has had its part in the version that counted on it. */
+static const rft_peer *peer_at(const rft_peers *peers, uint32_t index)
+{
+    for (uint32_t i = 0; i < peers->count; i++) {
+        const rft_peer *peer = peers->live[i];
+        if ((peer->subscribed || peer->member) && index-- == 0) return peer;
+    }
+    return index < peers->lost_count ? peers->lost[index] : NULL;
+}
+
+refit_status refit_publisher_worker(refit_publisher *publisher, uint32_t index,
+                                    refit_worker_info *info, refit_error *error)
+{
+    RFT_REFUSE_IF(publisher == NULL || info == NULL || info->size < sizeof info->size, error,
+                  REFIT_ERR_INVALID,
+                  "worker needs a publisher and an info with its size filled in");
+    refit_worker_info full = {0};
+    rft_lock(&publisher->lock);
+    const rft_peer *peer = peer_at(&publisher->server.peers, index);
+    if (peer != NULL) rft_peer_describe(peer, &full);
+    rft_unlock(&publisher->lock);
+    RFT_REFUSE_IF(peer == NULL, error, REFIT_ERR_NOT_FOUND, "there is no worker %" PRIu32, index);
+    full.size = info->size;
+    memcpy(info, &full, full.size < sizeof full ? full.size : sizeof full);
+    return REFIT_OK;
+}
+
+/* ---- Figures */
+
+static void stats_fill_coded(const refit_publisher *publisher, refit_stats *stats)
+{
+    const rft_frames_counts *coded = &publisher->coded;
+    if (coded->version != publisher->server.current.version) return;
+    stats->publish_sparse_blocks_last = coded->blocks.sparse;
+    stats->publish_dense_blocks_last = coded->blocks.dense;
+    stats->publish_changed_elements_last = coded->blocks.changed;
+    stats->publish_delta_bytes_last = coded->bytes;
+    stats->publish_encode_seconds_last = coded->seconds;
+}
+
+/* Called with the lock held. */
+static void stats_fill(const refit_publisher *publisher, refit_stats *stats)
+{
+    const rft_server *server = &publisher->server;
+    const rft_store *store = publisher->store;
+    stats->publish_version = server->current.version;
+    stats->publish_count += server->counts.committed;
+    stats->publish_aborts += server->counts.aborted;
+    stats->publish_sent_bytes_total += publisher->sent_bytes;
+    stats->publish_resent_frames += server->counts.resent;
+    stats->publish_write_seconds_last = publisher->write_seconds;
+    stats->publish_stage_seconds_last = server->counts.stage_seconds;
+    stats->publish_commit_seconds_last = server->counts.commit_seconds;
+    stats->workers = rft_peers_count_subscribed(&server->peers);
+    stats->workers_shm = rft_peers_count_path(&server->peers, REFIT_PATH_SHM);
+    stats->workers_gpu = rft_peers_count_path(&server->peers, REFIT_PATH_CUDA_IPC);
+    stats->publish_shm_bytes_total += server->counts.shm_bytes;
+    stats->publish_gpu_bytes_total += server->counts.gpu_bytes;
+    stats->publish_pinned_bytes = publisher->pinned_bytes;
+    stats->publish_gpu_bytes = publisher->gpu_bytes;
+    stats->workers_committed_last = server->counts.applied_last;
+    stats->workers_evicted += server->counts.evicted;
+    stats->messages_refused += server->counts.refused;
+    stats->connections_unclaimed = publisher->connections.unclaimed;
+    stats->connections_ended += publisher->connections.ended;
+    stats->connections_refused += publisher->connections.refused;
+    stats->connections_held_off += publisher->connections.pauses;
+    if (store == NULL || store->committed.version == 0) return;
+    stats->publish_bytes_last = store->manifest->payload_bytes;
+    stats->publish_same_blocks_last = server->counts.same_blocks;
+    stats_fill_coded(publisher, stats);
+}
+
+refit_status refit_publisher_stats(refit_publisher *publisher, refit_stats *stats,
+                                   refit_error *error)
+{
+    RFT_REFUSE_IF(publisher == NULL || stats == NULL || stats->size < sizeof stats->size, error,
+                  REFIT_ERR_INVALID, "stats needs a publisher and a stats with its size filled in");
+    refit_stats full = {0};
+    size_t size = stats->size < sizeof full ? stats->size : sizeof full;
+    memcpy(&full, stats, size);
+    rft_lock(&publisher->lock);
+    stats_fill(publisher, &full);
+    rft_unlock(&publisher->lock);
+    memcpy(stats, &full, size);
+    return REFIT_OK;
 }

@@ -1,10 +1,10 @@
 /*
- * publisher: what the door's object is made of, and what the door and its service thread say to
- * each other.
+ * publisher: the parts of a refit_publisher, and what the caller's thread and the service thread
+ * share.
  *
- * The hub has all that is shared, under one lock. The caller's thread takes steps of the round
- * there and waits for `changed`; the service thread owns the channel, hands messages in and sends
- * what comes out. Bytes are written and sent without the lock: see `sending`.
+ * The server has all shared state, under one lock. The caller's thread takes steps of the
+ * transaction there and waits for `changed`; the service thread owns the channel, hands messages to
+ * the server and sends the server's. Bytes are written and sent without the lock: see `sending`.
  */
 #ifndef RFT_PUBLISHER_H
 #define RFT_PUBLISHER_H
@@ -17,8 +17,8 @@
 #include "store/copy_queue.h"
 #include "store/frames.h"
 
-/* Tensors whose bytes are in the store, but not yet compared (and digested): that is done while the
- * next ones come. */
+/* Tensors whose bytes are in the store, but not yet compared (and digested): the next
+ * ones are copied meanwhile. */
 typedef struct rft_unsettled {
     uint32_t count;
     bool digested; /* by the device: `sums` */
@@ -35,7 +35,7 @@ struct refit_publisher {
     rft_thread thread;
 
     rft_mutex lock;
-    rft_cond changed;    /* something in the hub may have changed, or `sending` has ended */
+    rft_cond changed;    /* the server may have changed, or `sending` has ended */
     rft_server server;   /* guarded by lock */
     bool stopping;       /* guarded by lock */
     bool sending;        /* guarded by lock: the service thread uses store and frames unlocked */
@@ -48,25 +48,18 @@ struct refit_publisher {
 
     rft_store *store;        /* the caller's; changed only under lock and while nothing is sent */
     rft_encoders encoders;   /* the service thread's while `sending` */
-    rft_frames *frames;      /* likewise, and the service thread's while `sending` */
+    rft_frames *frames;      /* as store; and the service thread's while `sending` */
     rft_retire_list retired; /* the caller's */
 
     rft_gpu_store *gpu; /* the caller's, like store; NULL: no versions in a GPU's memory */
     /* These are the caller's. */
     rft_copy_queue *copy_queue;     /* of the device that was written from last; NULL: of none */
-    rft_copy_queue *gpu_copy_queue; /* of the GPU of `gpu`, likewise */
+    rft_copy_queue *gpu_copy_queue; /* of the GPU of `gpu`; NULL: none */
     rft_unsettled unsettled;
 };
 
-/* Waits until the service thread uses neither store nor frames. Called with the lock held. */
-void rft_publisher_await_sending(refit_publisher *publisher);
+/* ---- publisher_write.c */
 
-/* Whether refit_publisher_cancel was called since the last time: it is told once. What is to be
- * seen by a wait that is under way is asked for with the lock held. */
-bool rft_publisher_take_cancel(refit_publisher *publisher);
-
-/* REFIT_ERR_STATE: a version is under way. */
-refit_status rft_publisher_check_idle(refit_publisher *publisher, refit_error *error);
 /* REFIT_ERR_STATE: there is no version to `verb`. */
 refit_status rft_publisher_check_writing(refit_publisher *publisher, const char *verb,
                                          refit_error *error);
@@ -77,12 +70,7 @@ void rft_publisher_await_copies(refit_publisher *publisher, int64_t deadline);
 /* Sums up what is page-locked. */
 void rft_publisher_count_pinned(refit_publisher *publisher);
 
-/* The GPU's part of begin: its slot for the version is cleared, if somebody wants it there. With
- * broadcast.gpu: require, REFIT_ERR_DEVICE_MEMORY and what else stands in the way; with auto that
- * version lies in host memory only. */
-refit_status rft_publisher_clear_gpu(refit_publisher *publisher, uint32_t slot, refit_error *error);
-/* No version lies in the GPU's memory any more. */
-void rft_publisher_empty_gpu(refit_publisher *publisher);
+/* ---- publisher_service.c */
 
 /* The service thread: sends, receives, beats, until `stopping`. `user` is the publisher. */
 void *rft_publisher_serve(void *user);

@@ -1,5 +1,5 @@
 /*
- * Writing a tensor of a version: from wherever it lies to wherever workers read it.
+ * Writing tensors of a version: from wherever they lie to wherever workers read them.
  *
  *     from \ to            the store's slot               the GPU's slot, if there is one
  *     host memory          by the CPU, digest on the way  copied up by the device
@@ -8,8 +8,16 @@
  *
  * Copies of a device go on a stream of the publisher's own, behind the caller's; nothing waits for
  * the caller's work before they are put there, and write returns when the caller's memory may
- * change. What is then still to be done for a tensor by the CPU (its digest where the device takes
- * none, the comparison with the version before) is done while the next one is being copied.
+ * change. The CPU's part of a tensor that is then left (its digest where the device takes none, the
+ * comparison with the version before) is done while the next one is being copied.
+ *
+ * Of a list, all is checked before the first byte moves. A device that takes digests itself then
+ * brings tensors in batches: their copies and digests are put on the stream, the CPU settles the
+ * batch before meanwhile, and there is one wait for all of them. A batch ends where the digest
+ * batch is full, or with so many bytes that a wait costs next to nothing and workers can fetch what
+ * is there while more comes. Everything else goes one by one.
+ *
+ * The caller's thread only.
  */
 #include <inttypes.h>
 
@@ -18,7 +26,21 @@
 #include "device/device_uuid.h"
 #include "kernels/digest.h"
 #include "net/wake_fd.h"
-#include "publisher/publisher_write.h"
+#include "publisher/publisher.h"
+
+#define BATCH_BYTES (UINT64_C(64) << 20)
+
+/* One tensor on its way. */
+typedef struct write_job {
+    uint32_t tensor;
+    const void *memory;
+    uint64_t bytes;
+    refit_device *device;
+    refit_stream_ref after;
+    unsigned char *image;  /* its place in the store; NULL: the store keeps no bytes */
+    rft_gpu_block *block;  /* of the GPU that it goes to; NULL: none */
+    unsigned char *shared; /* its place there */
+} write_job;
 
 refit_status rft_publisher_check_writing(refit_publisher *publisher, const char *verb,
                                          refit_error *error)
@@ -51,9 +73,10 @@ void rft_publisher_settle(refit_publisher *publisher)
     last->count = 0;
 }
 
-/* ---- Carriers */
+/* ---- Copy queues */
 
-/* Idle, or not: then what was under way in an earlier call still is. */
+/* Waits until the copy queue is idle. A failure means that work of an earlier call is still under
+ * way. */
 static refit_status await_idle(const refit_publisher *publisher, rft_copy_queue *copy_queue,
                                refit_error *error)
 {
@@ -66,19 +89,19 @@ static refit_status await_idle(const refit_publisher *publisher, rft_copy_queue 
                         earlier.text);
 }
 
-rft_buffer *rft_write_buffer(const refit_publisher *publisher)
+/* NULL: the store has no memory. */
+static rft_buffer *target_buffer(const refit_publisher *publisher)
 {
     const rft_store *store = publisher->store;
     return store->hosted ? store->slots[store->writing_slot].buffer : NULL;
 }
 
-/* Whatever brings a tensor now, and from wherever: a late copy of an earlier call would write over
- * it. */
-refit_status rft_write_await_earlier(const refit_publisher *publisher, const rft_gpu_block *block,
-                                     refit_error *error)
+/* Whichever way a tensor comes now, a late copy of an earlier call would write over it. */
+static refit_status await_earlier(const refit_publisher *publisher, const rft_gpu_block *block,
+                                  refit_error *error)
 {
     rft_copy_queue *copy_queues[] = {publisher->copy_queue, publisher->gpu_copy_queue};
-    const rft_buffer *buffer = rft_write_buffer(publisher);
+    const rft_buffer *buffer = target_buffer(publisher);
     for (size_t i = 0; i < sizeof copy_queues / sizeof *copy_queues; i++) {
         bool here = (buffer != NULL && rft_copy_queue_holds(copy_queues[i], &buffer->pending)) ||
                     (block != NULL && rft_copy_queue_holds(copy_queues[i], &block->pending));
@@ -87,9 +110,9 @@ refit_status rft_write_await_earlier(const refit_publisher *publisher, const rft
     return REFIT_OK;
 }
 
-/* The carrier of `device` in `*place`, which may hold another device's. */
-refit_status rft_write_get_copy_queue(const refit_publisher *publisher, refit_device *device,
-                                      rft_copy_queue **place, refit_error *error)
+/* The copy queue of `device`, idle, in `*place`, which may hold another device's. */
+static refit_status get_copy_queue(const refit_publisher *publisher, refit_device *device,
+                                   rft_copy_queue **place, refit_error *error)
 {
     RFT_TRY(await_idle(publisher, *place, error));
     if (*place != NULL && rft_copy_queue_device(*place) == device) return REFIT_OK;
@@ -98,16 +121,26 @@ refit_status rft_write_get_copy_queue(const refit_publisher *publisher, refit_de
     return rft_copy_queue_open(device, &publisher->config, place, error);
 }
 
-bool rft_write_is_gpu(const refit_publisher *publisher, refit_device *device)
+/* Whether it is the GPU that versions are shown on. */
+static bool is_gpu(const refit_publisher *publisher, refit_device *device)
 {
     rft_device_caps caps = rft_device_get_caps(device);
     return publisher->gpu != NULL && rft_uuid_equal(caps.uuid, publisher->gpu->uuid);
 }
 
+void rft_publisher_await_copies(refit_publisher *publisher, int64_t deadline)
+{
+    rft_copy_queue *copy_queues[] = {publisher->copy_queue, publisher->gpu_copy_queue};
+    for (size_t i = 0; i < sizeof copy_queues / sizeof *copy_queues; i++) {
+        if (!rft_copy_queue_is_busy(copy_queues[i])) continue;
+        (void)rft_copy_queue_wait(copy_queues[i], (uint32_t)rft_ms_until(deadline), NULL);
+    }
+}
+
 /* ---- Page-locks */
 
 /* Where the memory cannot be locked, copies are slower and the figures say so. */
-void rft_write_pin_slot(refit_publisher *publisher, refit_device *device)
+static void pin_slot(refit_publisher *publisher, refit_device *device)
 {
     refit_error why;
     rft_store *store = publisher->store;
@@ -138,8 +171,8 @@ void rft_publisher_count_pinned(refit_publisher *publisher)
 
 /* ---- From a device */
 
-/* The block is of the device that the carrier works on. */
-static refit_status issue(rft_copy_queue *copy_queue, const rft_write_job *job,
+/* The block is of the device of the copy queue. */
+static refit_status issue(rft_copy_queue *copy_queue, const write_job *job,
                           const rft_buffer *buffer, bool same_gpu, refit_error *error)
 {
     RFT_TRY(rft_copy_queue_follow(copy_queue, job->after, error));
@@ -155,9 +188,10 @@ static refit_status issue(rft_copy_queue *copy_queue, const rft_write_job *job,
     return needed ? rft_copy_queue_digest(copy_queue, job->memory, job->bytes, 0, error) : REFIT_OK;
 }
 
-/* The first failure is the story, but what was put on the stream before it is waited for. */
-refit_status rft_write_finish(const refit_publisher *publisher, rft_copy_queue *copy_queue,
-                              refit_status issued, refit_error *error)
+/* Waits. The first failure is reported, but copies that were put on the stream before it are waited
+ * for. */
+static refit_status finish(const refit_publisher *publisher, rft_copy_queue *copy_queue,
+                           refit_status issued, refit_error *error)
 {
     refit_error later;
     uint32_t timeout_ms = publisher->config.broadcast_stage_timeout_ms;
@@ -167,44 +201,45 @@ refit_status rft_write_finish(const refit_publisher *publisher, rft_copy_queue *
 }
 
 /* Between host memory (the store's own, or the caller's) and the GPU's block. */
-static refit_status carry_up(refit_publisher *publisher, const rft_write_job *job, const void *from,
+static refit_status carry_up(refit_publisher *publisher, const write_job *job, const void *from,
                              refit_error *error)
 {
     rft_copy_queue **place = &publisher->gpu_copy_queue;
-    rft_buffer *buffer = rft_write_buffer(publisher);
-    RFT_TRY(rft_write_get_copy_queue(publisher, publisher->gpu->device, place, error));
+    rft_buffer *buffer = target_buffer(publisher);
+    RFT_TRY(get_copy_queue(publisher, publisher->gpu->device, place, error));
     rft_copy_queue_hold(*place, &job->block->pending);
     if (from == job->image) rft_copy_queue_hold(*place, &buffer->pending);
     refit_status status = rft_copy_queue_copy(*place, job->shared, from, job->bytes,
                                               buffer == NULL ? NULL : &buffer->pinning, error);
-    return rft_write_finish(publisher, *place, status, error);
+    return finish(publisher, *place, status, error);
 }
 
-static refit_status bring(refit_publisher *publisher, const rft_write_job *job, uint64_t *sum,
+static refit_status bring(refit_publisher *publisher, const write_job *job, uint64_t *sum,
                           bool *digested, refit_error *error)
 {
-    bool same_gpu = job->block != NULL && rft_write_is_gpu(publisher, job->device);
+    bool same_gpu = job->block != NULL && is_gpu(publisher, job->device);
     rft_copy_queue **place = same_gpu ? &publisher->gpu_copy_queue : &publisher->copy_queue;
-    rft_buffer *buffer = rft_write_buffer(publisher);
-    RFT_TRY(rft_write_get_copy_queue(publisher, job->device, place, error));
+    rft_buffer *buffer = target_buffer(publisher);
+    RFT_TRY(get_copy_queue(publisher, job->device, place, error));
     if (buffer != NULL) rft_copy_queue_hold(*place, &buffer->pending);
     if (same_gpu) rft_copy_queue_hold(*place, &job->block->pending);
     refit_status status = issue(*place, job, buffer, same_gpu, error);
     rft_publisher_settle(publisher);
-    RFT_TRY(rft_write_finish(publisher, *place, status, error));
+    RFT_TRY(finish(publisher, *place, status, error));
     *digested = rft_copy_queue_digests(*place) || job->image == NULL;
     *sum = rft_copy_queue_sum(*place);
     bool further = job->block != NULL && !same_gpu;
     return further ? carry_up(publisher, job, job->image, error) : REFIT_OK;
 }
 
-refit_status rft_write_check_source(const refit_publisher *publisher, const rft_write_job *job,
-                                    refit_error *error)
+/* Whether the tensor lies on its device, and on one that it may be written from. */
+static refit_status check_source(const refit_publisher *publisher, const write_job *job,
+                                 refit_error *error)
 {
     const void *whole;
     char theirs[RFT_UUID_TEXT_BYTES], ours[RFT_UUID_TEXT_BYTES];
     RFT_TRY(rft_device_memory_check(job->device, job->memory, job->bytes, &whole, error));
-    if (publisher->store->hosted || rft_write_is_gpu(publisher, job->device)) return REFIT_OK;
+    if (publisher->store->hosted || is_gpu(publisher, job->device)) return REFIT_OK;
     rft_uuid_print(rft_device_get_caps(job->device).uuid, theirs);
     rft_uuid_print(publisher->gpu->uuid, ours);
     return rft_fail(error, REFIT_ERR_INVALID,
@@ -213,14 +248,14 @@ refit_status rft_write_check_source(const refit_publisher *publisher, const rft_
                     theirs, ours);
 }
 
-static refit_status write_from_device(refit_publisher *publisher, rft_write_job *job,
+static refit_status write_from_device(refit_publisher *publisher, write_job *job,
                                       refit_error *error)
 {
     uint64_t sum = 0;
     bool digested = false;
     if (job->bytes > 0) {
-        RFT_TRY(rft_write_check_source(publisher, job, error));
-        if (publisher->store->hosted) rft_write_pin_slot(publisher, job->device);
+        RFT_TRY(check_source(publisher, job, error));
+        if (publisher->store->hosted) pin_slot(publisher, job->device);
         job->image = rft_store_prepare(publisher->store, job->tensor);
         RFT_TRY(bring(publisher, job, &sum, &digested, error));
     } else {
@@ -236,8 +271,8 @@ static refit_status write_from_device(refit_publisher *publisher, rft_write_job 
 
 /* ---- From the host */
 
-/* Waits until what the caller has put on the stream is done. */
-static refit_status await_stream(const refit_publisher *publisher, const rft_write_job *job,
+/* Waits until the work that the caller has put on the stream is done. */
+static refit_status await_stream(const refit_publisher *publisher, const write_job *job,
                                  refit_error *error)
 {
     rft_event *event = NULL;
@@ -253,7 +288,7 @@ static refit_status await_stream(const refit_publisher *publisher, const rft_wri
     return status;
 }
 
-static refit_status write_from_host(refit_publisher *publisher, const rft_write_job *job,
+static refit_status write_from_host(refit_publisher *publisher, const write_job *job,
                                     refit_error *error)
 {
     rft_store *store = publisher->store;
@@ -272,13 +307,14 @@ static refit_status write_from_host(refit_publisher *publisher, const rft_write_
     return REFIT_OK;
 }
 
-/* ---- From either */
+/* ---- One tensor */
 
-rft_write_job rft_write_make_job(const refit_publisher *publisher, const refit_weight *weight,
-                                 refit_device *device, refit_stream_ref after)
+/* All but `image`. */
+static write_job make_job(const refit_publisher *publisher, const refit_weight *weight,
+                          refit_device *device, refit_stream_ref after)
 {
-    rft_write_job job = {weight->tensor, weight->memory, weight->bytes, device,
-                         after,          NULL,           NULL,          NULL};
+    write_job job = {weight->tensor, weight->memory, weight->bytes, device,
+                     after,          NULL,           NULL,          NULL};
     job.block = rft_gpu_store_writing(publisher->gpu);
     if (job.block != NULL) {
         job.shared = job.block->memory + publisher->store->manifest->tensors[job.tensor].offset;
@@ -286,17 +322,19 @@ rft_write_job rft_write_make_job(const refit_publisher *publisher, const refit_w
     return job;
 }
 
-refit_status rft_write_one(refit_publisher *publisher, const refit_weight *weight,
-                           refit_device *device, refit_stream_ref after, refit_error *error)
+/* Writes a tensor that the store has checked. */
+static refit_status write_one(refit_publisher *publisher, const refit_weight *weight,
+                              refit_device *device, refit_stream_ref after, refit_error *error)
 {
     bool here = device == NULL || rft_device_get_caps(device).host_addressable;
-    rft_write_job job = rft_write_make_job(publisher, weight, device, after);
-    RFT_TRY(rft_write_await_earlier(publisher, job.block, error));
+    write_job job = make_job(publisher, weight, device, after);
+    RFT_TRY(await_earlier(publisher, job.block, error));
     return here ? write_from_host(publisher, &job, error)
                 : write_from_device(publisher, &job, error);
 }
 
-void rft_write_count(refit_publisher *publisher, int64_t began)
+/* Counts the time since `began` as spent on writing. */
+static void count_seconds(refit_publisher *publisher, int64_t began)
 {
     rft_lock(&publisher->lock);
     publisher->write_seconds += rft_seconds(rft_now() - began);
@@ -312,16 +350,224 @@ refit_status refit_publisher_write(refit_publisher *publisher, uint32_t tensor, 
     RFT_TRY(rft_store_check(publisher->store, tensor, memory, bytes, error));
     int64_t began = rft_now();
     const refit_weight weight = {tensor, memory, bytes};
-    refit_status status = rft_write_one(publisher, &weight, device, after, error);
-    rft_write_count(publisher, began);
+    refit_status status = write_one(publisher, &weight, device, after, error);
+    count_seconds(publisher, began);
     return status;
 }
 
-void rft_publisher_await_copies(refit_publisher *publisher, int64_t deadline)
+/* ---- Many tensors */
+
+/* What one call writes. */
+typedef struct write_list {
+    const refit_weight *weights;
+    uint32_t count;
+    refit_device *device;
+    refit_stream_ref after;
+} write_list;
+
+static const char *name_of(const refit_publisher *publisher, uint32_t tensor)
 {
-    rft_copy_queue *copy_queues[] = {publisher->copy_queue, publisher->gpu_copy_queue};
-    for (size_t i = 0; i < sizeof copy_queues / sizeof *copy_queues; i++) {
-        if (!rft_copy_queue_is_busy(copy_queues[i])) continue;
-        (void)rft_copy_queue_wait(copy_queues[i], (uint32_t)rft_ms_until(deadline), NULL);
+    return publisher->store->manifest->tensors[tensor].name;
+}
+
+/* The failure, with the name of its tensor. */
+static refit_status blame(const refit_publisher *publisher, uint32_t tensor, refit_status status,
+                          const refit_error *why, refit_error *error)
+{
+    return rft_fail_sub(error, status, why->subsystem, "tensor \"%s\" could not be written: %s",
+                        name_of(publisher, tensor), why->text);
+}
+
+/* ---- Before anything is written */
+
+static bool is_from_device(const write_list *list)
+{
+    return list->device != NULL && !rft_device_get_caps(list->device).host_addressable;
+}
+
+static refit_status check_one(const refit_publisher *publisher, const write_list *list,
+                              const refit_weight *weight, refit_error *error)
+{
+    refit_error why;
+    RFT_TRY(
+        rft_store_check(publisher->store, weight->tensor, weight->memory, weight->bytes, error));
+    if (weight->bytes == 0 || !is_from_device(list)) return REFIT_OK;
+    write_job job = make_job(publisher, weight, list->device, list->after);
+    refit_status status = check_source(publisher, &job, &why);
+    return status == REFIT_OK ? REFIT_OK : blame(publisher, weight->tensor, status, &why, error);
+}
+
+/* While it looks, tensors that were seen count as written, so that one that comes twice is. */
+static refit_status check_list(const refit_publisher *publisher, const write_list *list,
+                               refit_error *error)
+{
+    unsigned char *written = publisher->store->written;
+    refit_status status = REFIT_OK;
+    uint32_t seen = 0;
+    for (; seen < list->count && status == REFIT_OK; seen++) {
+        status = check_one(publisher, list, &list->weights[seen], error);
+        if (status == REFIT_OK) written[list->weights[seen].tensor] = 1;
     }
+    if (status != REFIT_OK) seen--;
+    for (uint32_t i = 0; i < seen; i++) {
+        written[list->weights[i].tensor] = 0;
+    }
+    return status;
+}
+
+static refit_status write_singly(refit_publisher *publisher, const write_list *list, uint32_t first,
+                                 refit_error *error)
+{
+    refit_error why = {0};
+    for (uint32_t i = first; i < list->count; i++) {
+        const refit_weight *weight = &list->weights[i];
+        refit_status status = write_one(publisher, weight, list->device, list->after, &why);
+        if (status != REFIT_OK) return blame(publisher, weight->tensor, status, &why, error);
+    }
+    return REFIT_OK;
+}
+
+/* ---- In batches */
+
+/* Tensors that come behind one wait. */
+typedef struct batch {
+    const refit_weight *weights;
+    uint32_t count;
+    rft_copy_queue *copy_queue;
+    rft_buffer *buffer;   /* NULL: the store keeps no bytes */
+    rft_gpu_block *block; /* NULL: they go to no GPU's memory */
+} batch;
+
+/* At least one. */
+static uint32_t batch_length(const write_list *list, uint32_t first)
+{
+    uint64_t bytes = 0;
+    uint32_t length = 0;
+    while (length < RFT_DIGEST_BATCH_MOST && first + length < list->count && bytes < BATCH_BYTES) {
+        bytes += list->weights[first + length++].bytes;
+    }
+    return length;
+}
+
+/* A failure that concerns all tensors of the batch. */
+static refit_status blame_all(const refit_publisher *publisher, const batch *on,
+                              refit_status status, const refit_error *why, refit_error *error)
+{
+    return rft_fail_sub(error, status, why->subsystem,
+                        "%" PRIu32 " tensors from \"%s\" on could not be written: %s", on->count,
+                        name_of(publisher, on->weights[0].tensor), why->text);
+}
+
+/* Copied down, and within the GPU with the digest on the way, or only digested. */
+static refit_status issue_one(refit_publisher *publisher, const batch *on, uint32_t index,
+                              const write_list *list, refit_error *error)
+{
+    const refit_weight *weight = &on->weights[index];
+    if (weight->bytes == 0) return REFIT_OK;
+    write_job job = make_job(publisher, weight, list->device, list->after);
+    unsigned char *image = rft_store_prepare(publisher->store, weight->tensor);
+    if (image != NULL) {
+        RFT_TRY(rft_copy_queue_copy(on->copy_queue, image, weight->memory, weight->bytes,
+                                    &on->buffer->pinning, error));
+    }
+    return rft_copy_queue_batch_add(on->copy_queue, index, on->block != NULL ? job.shared : NULL,
+                                    weight->memory, weight->bytes, error);
+}
+
+static refit_status issue_all(refit_publisher *publisher, const batch *on, const write_list *list,
+                              refit_error *error)
+{
+    refit_error why = {0};
+    for (uint32_t i = 0; i < on->count; i++) {
+        refit_status status = issue_one(publisher, on, i, list, &why);
+        if (status != REFIT_OK) return blame(publisher, on->weights[i].tensor, status, &why, error);
+    }
+    refit_status status = rft_copy_queue_batch_end(on->copy_queue, on->count, &why);
+    return status == REFIT_OK ? REFIT_OK : blame_all(publisher, on, status, &why, error);
+}
+
+static void land_all(refit_publisher *publisher, const batch *on)
+{
+    rft_unsettled *last = &publisher->unsettled;
+    const uint64_t *sums = rft_copy_queue_batch_sums(on->copy_queue);
+    for (uint32_t i = 0; i < on->count; i++) {
+        rft_store_land(publisher->store, on->weights[i].tensor);
+        last->tensors[i] = on->weights[i].tensor;
+        last->sums[i] = sums[i];
+    }
+    last->digested = true;
+    last->count = on->count;
+}
+
+static refit_status batch_write(refit_publisher *publisher, const batch *on, const write_list *list,
+                                refit_error *error)
+{
+    refit_error why = {0};
+    if (on->buffer != NULL) rft_copy_queue_hold(on->copy_queue, &on->buffer->pending);
+    if (on->block != NULL) rft_copy_queue_hold(on->copy_queue, &on->block->pending);
+    refit_status issued = rft_copy_queue_follow(on->copy_queue, list->after, &why);
+    if (issued == REFIT_OK) issued = rft_copy_queue_batch_begin(on->copy_queue, &why);
+    issued = issued == REFIT_OK ? issue_all(publisher, on, list, error)
+                                : blame_all(publisher, on, issued, &why, error);
+    rft_publisher_settle(publisher);
+    refit_status status =
+        finish(publisher, on->copy_queue, issued, issued == REFIT_OK ? &why : error);
+    if (status == REFIT_OK) {
+        land_all(publisher, on);
+    } else if (issued == REFIT_OK) {
+        (void)blame_all(publisher, on, status, &why, error);
+    }
+    return status;
+}
+
+/* Whether the device can bring them in batches; then `*copy_queue` is idle and has its digest
+ * batch. */
+static bool can_batch(refit_publisher *publisher, const write_list *list, bool same_gpu,
+                      rft_copy_queue **copy_queue)
+{
+    refit_error why;
+    rft_copy_queue **place = same_gpu ? &publisher->gpu_copy_queue : &publisher->copy_queue;
+    refit_status status = get_copy_queue(publisher, list->device, place, &why);
+    if (status == REFIT_OK) status = rft_copy_queue_batch_open(*place, &why);
+    *copy_queue = *place;
+    if (status == REFIT_OK) return true;
+    rft_log(REFIT_LOG_INFO, "tensors are written one by one: %s", why.text);
+    return false;
+}
+
+static refit_status write_batches(refit_publisher *publisher, const write_list *list,
+                                  refit_error *error)
+{
+    bool same_gpu = is_gpu(publisher, list->device);
+    rft_gpu_block *block = rft_gpu_store_writing(publisher->gpu);
+    if (block != NULL && !same_gpu) return write_singly(publisher, list, 0, error);
+    if (publisher->store->hosted) pin_slot(publisher, list->device);
+    for (uint32_t at = 0; at < list->count;) {
+        batch on = {&list->weights[at], batch_length(list, at), NULL, NULL, block};
+        RFT_TRY(await_earlier(publisher, block, error));
+        if (!can_batch(publisher, list, block != NULL, &on.copy_queue)) {
+            return write_singly(publisher, list, at, error);
+        }
+        on.buffer = target_buffer(publisher);
+        RFT_TRY(batch_write(publisher, &on, list, error));
+        at += on.count;
+    }
+    return REFIT_OK;
+}
+
+refit_status refit_publisher_write_all(refit_publisher *publisher, const refit_weight *weights,
+                                       uint32_t count, refit_device *device, refit_stream_ref after,
+                                       refit_error *error)
+{
+    const write_list list = {weights, count, device, after};
+    RFT_REFUSE_IF(publisher == NULL || (weights == NULL && count > 0), error, REFIT_ERR_INVALID,
+                  "write_all needs a publisher and the list of weights");
+    RFT_TRY(rft_publisher_check_writing(publisher, "write to", error));
+    RFT_TRY(check_list(publisher, &list, error));
+    int64_t began = rft_now();
+    bool batches = is_from_device(&list) && rft_device_get_caps(device).digests;
+    refit_status status =
+        batches ? write_batches(publisher, &list, error) : write_singly(publisher, &list, 0, error);
+    count_seconds(publisher, began);
+    return status;
 }

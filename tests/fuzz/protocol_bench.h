@@ -2,7 +2,7 @@
  * protocol_bench: a trainer, its workers and some liars, all of their state machines in one thread,
  * with a clock that stands still until it is moved. The hub, the store, the frames, the sessions
  * and every message as bytes are the library's own; sockets are queues here, and the trainer's
- * calls are made step by step, as publisher_version.c makes them.
+ * calls are made step by step, as publisher.c makes them.
  *
  * protocol_bench.c has the trainer and the lines, protocol_workers.c the workers, protocol_lies.c
  * what liars say, and protocol_laws.c what must hold after every step.
