@@ -1,23 +1,228 @@
 /*
  * Arenas: one reservation of addresses, cut into pieces of whole pages.
  *
- * Pieces are remembered (suballocations.c), so that only what refit_arena_alloc gave can be
+ * Pieces (suballocations) are remembered, so that only what refit_arena_alloc gave can be
  * committed and decommitted, never a part that shares a page with a neighbour. The arenas of a
  * device form a list, so that the arena of a region is found by its address; the list and the books
  * are guarded by the device's lock. The device itself, which may take its time, is called without
  * it: a piece whose memory is coming or going for good is not settled meanwhile, and nobody else
  * finds it.
  *
- * Who needs a piece is in arena_references.c. Knows nothing of copies, nor of what the bytes mean.
+ * Knows nothing of copies, nor of what the bytes mean.
  */
+#include "memory/device_arena.h"
+
 #include <inttypes.h>
+#include <stdbool.h>
+#include <string.h>
 
 #include "base/alloc.h"
-#include "memory/arena_inside.h"
+#include "base/checked.h"
+#include "base/error.h"
 
-#define FAILURES_MOST 64u /* streams of an arena whose work has failed */
+/* ---- Suballocations --------------------------------------------------------------------------
+ * Which pieces an arena has, by offset, and where the next one fits. Arithmetic only; the arena's
+ * lock guards it.
+ *
+ * A sorted array of pieces. What is free is what lies between them, so that neighbours which are
+ * given back are one hole without further ado. As long as nothing was given back the next piece
+ * goes behind the last, and nothing is searched.
+ */
+
+typedef struct rft_suballocation {
+    uint64_t offset;
+    uint64_t bytes; /* as asked for; its pages are these rounded up */
+    uint32_t holds; /* of refit_arena_hold, whose memory must stay */
+    bool moved;     /* by an offloader, of which it is a region */
+    bool settled;   /* false: its memory is coming for the first time, or going for good */
+    bool doomed;    /* its owner has let go of it: it goes once nobody needs it */
+} rft_suballocation;
+
+/* All zero but for the granule is empty. */
+typedef struct rft_suballocations {
+    uint64_t granule;        /* a power of two */
+    rft_suballocation *list; /* owned; by offset; no two share a page */
+    uint32_t count;
+    uint32_t room;
+    uint64_t holes; /* bytes between pieces */
+} rft_suballocations;
+
+#define ROOM_FIRST 64u
+
+static void suballocations_close(rft_suballocations *subs)
+{
+    rft_free(subs->list);
+}
+
+/* `bytes` in whole pages; they are no more than there are addresses. */
+static uint64_t suballocations_round(const rft_suballocations *subs, uint64_t bytes)
+{
+    return (bytes + subs->granule - 1) & ~(subs->granule - 1);
+}
+
+/* The first byte behind the pages of the `count` first pieces. */
+static uint64_t end_of(const rft_suballocations *subs, uint32_t count)
+{
+    if (count == 0) return 0;
+    const rft_suballocation *last = &subs->list[count - 1];
+    return last->offset + suballocations_round(subs, last->bytes);
+}
+
+/* How many pieces begin before `offset`. */
+static uint32_t count_before(const rft_suballocations *subs, uint64_t offset)
+{
+    uint32_t low = 0, high = subs->count;
+    while (low < high) {
+        uint32_t middle = low + (high - low) / 2;
+        if (subs->list[middle].offset < offset) {
+            low = middle + 1;
+        } else {
+            high = middle;
+        }
+    }
+    return low;
+}
+
+static refit_status grow(rft_suballocations *subs, refit_error *error)
+{
+    if (subs->count < subs->room) return REFIT_OK;
+    uint32_t room = subs->room == 0 ? ROOM_FIRST : subs->room * 2;
+    rft_suballocation *list =
+        room < subs->room ? NULL : rft_realloc(subs->list, room, sizeof *list);
+    RFT_REFUSE_IF(list == NULL, error, REFIT_ERR_HOST_MEMORY,
+                  "no host memory to remember %" PRIu32 " pieces of an arena", room);
+    subs->list = list;
+    subs->room = room;
+    return REFIT_OK;
+}
+
+/* The place in front of which the smallest hole of at least `whole` bytes lies; `count` if there is
+ * none. `*largest`: the largest of all. */
+static uint32_t find_hole(const rft_suballocations *subs, uint64_t whole, uint64_t *largest)
+{
+    uint32_t best = subs->count;
+    uint64_t smallest = UINT64_MAX;
+    *largest = 0;
+    if (subs->holes == 0) return best;
+    for (uint32_t at = 0; at < subs->count; at++) {
+        uint64_t hole = subs->list[at].offset - end_of(subs, at);
+        *largest = rft_max_u64(*largest, hole);
+        if (hole < whole || hole >= smallest) continue;
+        smallest = hole;
+        best = at;
+    }
+    return best;
+}
+
+static void insert(rft_suballocations *subs, uint32_t at, rft_suballocation sub)
+{
+    rft_suballocation *place = &subs->list[at];
+    uint64_t whole = suballocations_round(subs, sub.bytes);
+    if (at < subs->count) subs->holes -= whole;
+    memmove(place + 1, place, (subs->count - at) * sizeof *place);
+    *place = sub;
+    subs->count++;
+}
+
+/* Adds a piece, not settled, where it fits best: in the smallest hole that is large enough, or
+ * behind the last. REFIT_ERR_LIMIT: nowhere below `end`; REFIT_ERR_HOST_MEMORY. */
+static refit_status suballocations_add(rft_suballocations *subs, uint64_t bytes, uint64_t end,
+                                       uint64_t *offset, refit_error *error)
+{
+    uint64_t whole, largest;
+    RFT_TRY(grow(subs, error));
+    if (!rft_align_u64(bytes, subs->granule, &whole)) whole = UINT64_MAX;
+    uint32_t at = find_hole(subs, whole, &largest);
+    uint64_t behind = end - end_of(subs, subs->count);
+    RFT_REFUSE_IF(at == subs->count && whole > behind, error, REFIT_ERR_LIMIT,
+                  "%" PRIu64 " bytes do not fit into the arena: %" PRIu64 " of %" PRIu64
+                  " are left in one stretch, in pages of %" PRIu64
+                  "; open it with more, addresses cost nothing",
+                  bytes, rft_max_u64(largest, behind), end, subs->granule);
+    *offset = end_of(subs, at);
+    insert(subs, at, (rft_suballocation){.offset = *offset, .bytes = bytes});
+    return REFIT_OK;
+}
+
+/* The piece that begins at `offset`, or NULL. Good until the next add or remove. */
+static rft_suballocation *suballocations_find(const rft_suballocations *subs, uint64_t offset)
+{
+    uint32_t at = count_before(subs, offset);
+    bool found = at < subs->count && subs->list[at].offset == offset;
+    return found ? &subs->list[at] : NULL;
+}
+
+static void suballocations_remove(rft_suballocations *subs, uint64_t offset)
+{
+    uint32_t at = count_before(subs, offset);
+    uint64_t before = end_of(subs, at);
+    uint64_t behind = end_of(subs, at + 1);
+    bool last = at + 1 == subs->count;
+    /* Behind the last piece nothing is a hole. */
+    if (last) {
+        subs->holes -= offset - before;
+    } else {
+        subs->holes += behind - offset;
+    }
+    subs->count--;
+    memmove(&subs->list[at], &subs->list[at + 1], (subs->count - at) * sizeof *subs->list);
+}
+
+/* Is [offset, offset + bytes), its end rounded up, settled pieces from end to end? `*held`: whether
+ * one of them is held. */
+static bool suballocations_are_run(const rft_suballocations *subs, uint64_t offset, uint64_t bytes,
+                                   bool *held)
+{
+    uint64_t end;
+    *held = false;
+    if (!rft_add_u64(offset, bytes, &end) || !rft_align_u64(end, subs->granule, &end)) return false;
+    uint32_t at = count_before(subs, offset);
+    while (offset < end && at < subs->count) {
+        const rft_suballocation *sub = &subs->list[at++];
+        if (sub->offset != offset || !sub->settled) return false;
+        *held = *held || sub->holds > 0;
+        offset = end_of(subs, at);
+    }
+    return offset == end;
+}
+
+/* ---- The arena ---------------------------------------------------------------------------- */
+
+struct refit_arena {
+    refit_device *device; /* retained */
+    char *base;
+    uint64_t bytes;          /* reserved, whole granules */
+    refit_arena *next;       /* in the device's list; guarded by device->lock, like the rest */
+    rft_suballocations subs; /* its granule never changes */
+    uint32_t doomed;         /* pieces that are */
+    bool attached;
+};
+
+static inline void rft_arena_lock(const refit_arena *arena)
+{
+    rft_lock(&arena->device->lock);
+}
+
+static inline void rft_arena_unlock(const refit_arena *arena)
+{
+    rft_unlock(&arena->device->lock);
+}
+
+static inline uint64_t rft_arena_offset(const refit_arena *arena, const void *memory)
+{
+    return (uintptr_t)memory - (uintptr_t)arena->base;
+}
+
+/* The settled piece that begins at `memory`, or NULL. Under the lock. */
+static inline rft_suballocation *rft_arena_find(const refit_arena *arena, const void *memory)
+{
+    rft_suballocation *sub = suballocations_find(&arena->subs, rft_arena_offset(arena, memory));
+    return sub != NULL && sub->settled ? sub : NULL;
+}
 
 /* ---- Open and close ---------------------------------------------------------------------- */
+
+#define FAILURES_MOST 64u /* streams of an arena whose work has failed */
 
 static void link_arena(refit_arena *arena)
 {
@@ -115,14 +320,14 @@ refit_status refit_arena_close(refit_arena *arena, refit_error *error)
     unlink_arena(arena);
     rft_device_unreserve(arena->device, arena->base, arena->bytes);
     rft_device_release(arena->device);
-    rft_suballocations_close(&arena->subs);
+    suballocations_close(&arena->subs);
     rft_free(arena);
     return REFIT_OK;
 }
 
 uint64_t rft_arena_round(const refit_arena *arena, uint64_t bytes)
 {
-    return rft_suballocations_round(&arena->subs, bytes);
+    return suballocations_round(&arena->subs, bytes);
 }
 
 refit_device *rft_arena_device(const refit_arena *arena)
@@ -144,9 +349,9 @@ static void settle(refit_arena *arena, uint64_t offset, bool there)
 {
     rft_arena_lock(arena);
     if (there) {
-        rft_suballocations_find(&arena->subs, offset)->settled = true;
+        suballocations_find(&arena->subs, offset)->settled = true;
     } else {
-        rft_suballocations_remove(&arena->subs, offset);
+        suballocations_remove(&arena->subs, offset);
     }
     rft_arena_unlock(arena);
 }
@@ -157,7 +362,7 @@ refit_status refit_arena_alloc(refit_arena *arena, uint64_t bytes, void **out, r
                   "a piece needs an arena, at least one byte, and a place for the result");
     uint64_t offset = 0;
     rft_arena_lock(arena);
-    refit_status status = rft_suballocations_add(&arena->subs, bytes, arena->bytes, &offset, error);
+    refit_status status = suballocations_add(&arena->subs, bytes, arena->bytes, &offset, error);
     rft_arena_unlock(arena);
     if (status != REFIT_OK) return status;
     void *memory = arena->base + offset;
@@ -196,13 +401,14 @@ static void end_free(refit_arena *arena, const void *memory, bool gone)
     uint64_t offset = rft_arena_offset(arena, memory);
     if (gone) {
         rft_arena_lock(arena);
-        arena->doomed -= rft_suballocations_find(&arena->subs, offset)->doomed;
+        arena->doomed -= suballocations_find(&arena->subs, offset)->doomed;
         rft_arena_unlock(arena);
     }
     settle(arena, offset, !gone);
 }
 
-refit_status rft_arena_give(refit_arena *arena, void *memory, refit_error *error)
+/* What refit_arena_free does. */
+static refit_status arena_give(refit_arena *arena, void *memory, refit_error *error)
 {
     uint64_t bytes = 0;
     rft_arena_lock(arena);
@@ -217,7 +423,7 @@ refit_status rft_arena_give(refit_arena *arena, void *memory, refit_error *error
 refit_status refit_arena_free(refit_arena *arena, void *memory, refit_error *error)
 {
     RFT_REFUSE_IF(arena == NULL, error, REFIT_ERR_INVALID, "there is no arena");
-    return memory == NULL ? REFIT_OK : rft_arena_give(arena, memory, error);
+    return memory == NULL ? REFIT_OK : arena_give(arena, memory, error);
 }
 
 refit_status refit_arena_piece(refit_arena *arena, uint32_t index, void **memory, uint64_t *bytes,
@@ -249,8 +455,7 @@ static refit_status check_run(refit_arena *arena, const void *memory, uint64_t b
 {
     bool held;
     rft_arena_lock(arena);
-    bool run =
-        rft_suballocations_are_run(&arena->subs, rft_arena_offset(arena, memory), bytes, &held);
+    bool run = suballocations_are_run(&arena->subs, rft_arena_offset(arena, memory), bytes, &held);
     rft_arena_unlock(arena);
     RFT_REFUSE_IF(!run, error, REFIT_ERR_INVALID,
                   "%" PRIu64 " bytes at %p are not pieces that refit_arena_alloc gave", bytes,
@@ -286,4 +491,158 @@ refit_status refit_arena_unuse(refit_arena *arena, refit_stream_ref stream, refi
 {
     RFT_REFUSE_IF(arena == NULL, error, REFIT_ERR_INVALID, "there is no arena");
     return rft_device_reserve_unuse(arena->device, arena->base, stream, error);
+}
+
+/* ---- References ------------------------------------------------------------------------------
+ * Who needs the pieces of an arena: the one offloader of which it is a region, whose memory comes
+ * and goes; holds, whose memory must stay; and owners that have let go of a piece while somebody
+ * still needed it, so that it is to go later. The two first exclude each other. Counts only.
+ */
+
+/* One that is doomed and not needed any more, from `from` on; NULL if there is none. */
+static void *next_doomed(refit_arena *arena, uint64_t *from)
+{
+    void *memory = NULL;
+    rft_arena_lock(arena);
+    for (uint32_t at = 0; at < arena->subs.count && arena->doomed > 0; at++) {
+        const rft_suballocation *sub = &arena->subs.list[at];
+        bool free = sub->settled && !sub->moved && sub->holds == 0;
+        if (sub->offset < *from || !sub->doomed || !free) continue;
+        memory = arena->base + sub->offset;
+        *from = sub->offset + 1;
+        break;
+    }
+    rft_arena_unlock(arena);
+    return memory;
+}
+
+void rft_arena_sweep(refit_arena *arena)
+{
+    uint64_t from = 0;
+    refit_status status = REFIT_OK;
+    void *memory = next_doomed(arena, &from);
+    while (memory != NULL && status != REFIT_ERR_TIMEOUT) {
+        status = arena_give(arena, memory, NULL);
+        memory = next_doomed(arena, &from);
+    }
+}
+
+refit_status rft_arena_abandon(refit_arena *arena, void *memory, refit_error *error)
+{
+    rft_arena_sweep(arena);
+    refit_status status = arena_give(arena, memory, error);
+    if (status == REFIT_OK || status == REFIT_ERR_INVALID) return status;
+    rft_arena_lock(arena);
+    rft_suballocation *sub = rft_arena_find(arena, memory);
+    if (sub != NULL && !sub->doomed) {
+        sub->doomed = true;
+        arena->doomed++;
+    }
+    rft_arena_unlock(arena);
+    return status;
+}
+
+/* ---- Regions and holds ------------------------------------------------------------------- */
+
+/* NULL: no arena of the device has exactly this piece. Under the lock. */
+static rft_suballocation *find_exact(refit_device *device, const void *memory, uint64_t bytes,
+                                     refit_arena **out)
+{
+    for (refit_arena *arena = device->arenas; arena != NULL; arena = arena->next) {
+        rft_suballocation *sub = rft_arena_find(arena, memory);
+        if (sub == NULL || sub->bytes != bytes) continue;
+        *out = arena;
+        return sub;
+    }
+    return NULL;
+}
+
+/* Two that moved it would write over each other's bytes, or copy memory that has gone. */
+static refit_status check_enter(const rft_suballocation *sub, const void *memory,
+                                refit_error *error)
+{
+    RFT_REFUSE_IF(sub->doomed, error, REFIT_ERR_INVALID,
+                  "the piece at %p was given back, and goes as soon as it can", memory);
+    RFT_REFUSE_IF(sub->holds > 0, error, REFIT_ERR_BUSY,
+                  "the piece at %p is held: NCCL or a network card knows its memory, which must "
+                  "stay; set NCCL_GRAPH_REGISTER=0 or keep such buffers outside of arenas",
+                  memory);
+    RFT_REFUSE_IF(sub->moved, error, REFIT_ERR_BUSY,
+                  "another offloader moves the piece at %p: close it or clear its regions first",
+                  memory);
+    return REFIT_OK;
+}
+
+refit_status rft_arena_enter(refit_device *device, const void *memory, uint64_t bytes,
+                             refit_arena **out, refit_error *error)
+{
+    refit_arena *arena = NULL;
+    rft_lock(&device->lock);
+    rft_suballocation *sub = find_exact(device, memory, bytes, &arena);
+    refit_status status = sub == NULL ? REFIT_OK : check_enter(sub, memory, error);
+    if (sub != NULL && status == REFIT_OK) sub->moved = true;
+    rft_unlock(&device->lock);
+    if (status == REFIT_OK) *out = arena;
+    return status;
+}
+
+void rft_arena_leave(refit_arena *arena, const void *memory)
+{
+    rft_arena_lock(arena);
+    suballocations_find(&arena->subs, rft_arena_offset(arena, memory))->moved = false;
+    bool doomed = arena->doomed > 0;
+    rft_arena_unlock(arena);
+    if (doomed) rft_arena_sweep(arena);
+}
+
+static refit_status begin_hold(refit_arena *arena, const void *memory, uint64_t *bytes,
+                               refit_error *error)
+{
+    rft_suballocation *sub = rft_arena_find(arena, memory);
+    RFT_REFUSE_IF(sub == NULL, error, REFIT_ERR_INVALID,
+                  "%p is no piece that refit_arena_alloc gave", memory);
+    RFT_REFUSE_IF(sub->moved, error, REFIT_ERR_BUSY,
+                  "an offloader moves the piece at %p, so its memory cannot stay: set "
+                  "NCCL_GRAPH_REGISTER=0, or keep buffers that are registered elsewhere",
+                  memory);
+    sub->holds++;
+    *bytes = sub->bytes;
+    return REFIT_OK;
+}
+
+static refit_status end_hold(refit_arena *arena, const void *memory, refit_error *error)
+{
+    rft_suballocation *sub = rft_arena_find(arena, memory);
+    RFT_REFUSE_IF(sub == NULL || sub->holds == 0, error, REFIT_ERR_INVALID,
+                  "%p is no piece that is held", memory);
+    sub->holds--;
+    return REFIT_OK;
+}
+
+refit_status refit_arena_unhold(refit_arena *arena, void *memory, refit_error *error)
+{
+    RFT_REFUSE_IF(arena == NULL, error, REFIT_ERR_INVALID, "there is no arena");
+    rft_arena_lock(arena);
+    refit_status status = end_hold(arena, memory, error);
+    bool doomed = arena->doomed > 0;
+    rft_arena_unlock(arena);
+    if (status == REFIT_OK && doomed) rft_arena_sweep(arena);
+    return status;
+}
+
+/* A piece that an offloader left behind without memory gets it again. */
+refit_status refit_arena_hold(refit_arena *arena, void *memory, refit_error *error)
+{
+    RFT_REFUSE_IF(arena == NULL, error, REFIT_ERR_INVALID, "there is no arena");
+    uint64_t bytes = 0;
+    rft_arena_lock(arena);
+    refit_status status = begin_hold(arena, memory, &bytes, error);
+    rft_arena_unlock(arena);
+    if (status != REFIT_OK) return status;
+    status = rft_device_commit(arena->device, memory, rft_arena_round(arena, bytes), error);
+    if (status == REFIT_OK) return REFIT_OK;
+    rft_arena_lock(arena);
+    (void)end_hold(arena, memory, NULL);
+    rft_arena_unlock(arena);
+    return status;
 }

@@ -1,5 +1,6 @@
 /*
- * The arena as an object: what it is for, who takes its memory, and how that ended.
+ * The arena of host memory: what it is for, who takes its memory, and how that ended; and that
+ * memory, from nothing to page-locked, and back.
  *
  * While its thread is at work, `memory` is that thread's alone; others see the progress
  * (cancel_token.h) and whether it has ended. The thread ends with the taking, whichever way that
@@ -7,14 +8,215 @@
  */
 #include "memory/host_arena.h"
 
+#include <errno.h>
 #include <inttypes.h>
+#include <stdint.h>
 #include <string.h>
+#include <sys/mman.h>
 #include <unistd.h>
+
+#include <refit/config.h>
 
 #include "base/alloc.h"
 #include "base/checked.h"
 #include "base/clock.h"
-#include "memory/image_memory.h"
+#include "memory/budget.h"
+#include "memory/machine_lock.h"
+#include "memory/numa.h"
+#include "memory/procfile.h"
+#include "memory/slab_pins.h"
+#include "memory/touch.h"
+
+/* ---- Huge pages ------------------------------------------------------------------------------
+ * Transparent huge pages, by madvise, and the probe.
+ *
+ * The probe touches the beginning of the range itself, so its work is not lost, and it ends early
+ * when it is slow. A slow rate alone proves nothing (in a virtual machine the host may be fetching
+ * the memory, whatever the page size): then small pages are tried on the next stretch, and huge
+ * ones are given up if they cost many times as much. What a busy machine takes away is left
+ * out of the time: it would decide by chance.
+ */
+
+#define PROBE_BYTES  (UINT64_C(64) << 20)
+#define SECOND_BYTES (UINT64_C(16) << 20)
+#define CHEAP_RATE   1e9 /* bytes per second */
+#define MUCH_FASTER  4   /* small pages, for them to win: they cost again at the lock */
+#define PROBE_TIME   INT64_C(64000000) /* what PROBE_BYTES take at CHEAP_RATE, about */
+
+/* How long this thread has stood in line for a CPU, in ns: the second number; 0 where the kernel
+ * does not count it. */
+static int64_t queued_time(void)
+{
+    char text[128];
+    uint64_t waited;
+    if (!rft_procfile_read("/proc/thread-self/schedstat", text, sizeof text)) return 0;
+    const char *second = strchr(text, ' ');
+    if (second == NULL || !rft_procfile_number(second, &waited)) return 0;
+    return waited > INT64_MAX ? 0 : (int64_t)waited;
+}
+
+/* Bytes per second of touching from `*at` on, which it moves; up to `bytes`, or until PROBE_TIME is
+ * up. 0 if nothing could be touched: the touch of the whole will say why. */
+static double probe_rate(char **at, uint64_t bytes)
+{
+    int64_t start = rft_now() - queued_time();
+    int64_t taken = 0;
+    uint64_t done = 0;
+    while (done < bytes && taken < PROBE_TIME) {
+        if (rft_touch_range(*at, RFT_HUGE_PAGE, NULL) != REFIT_OK) break;
+        *at += RFT_HUGE_PAGE;
+        done += RFT_HUGE_PAGE;
+        taken = rft_now() - queued_time() - start;
+    }
+    return taken <= 0 ? 0 : (double)done / rft_seconds(taken);
+}
+
+static bool are_cheap(char *base, uint64_t bytes)
+{
+    char *at = base;
+    double huge = probe_rate(&at, rft_min_u64(bytes, PROBE_BYTES) & ~(RFT_HUGE_PAGE - 1));
+    uint64_t left = bytes - (uint64_t)(at - base);
+    if (huge >= CHEAP_RATE || left < SECOND_BYTES) return true;
+    if (madvise(at, SECOND_BYTES, MADV_NOHUGEPAGE) != 0) return true;
+    return huge * MUCH_FASTER >= probe_rate(&at, SECOND_BYTES);
+}
+
+bool rft_huge_pages_ask(void *base, uint64_t bytes, refit_huge_pages wanted)
+{
+    bool asked = wanted != REFIT_HUGE_PAGES_NEVER && bytes >= RFT_HUGE_PAGE &&
+                 madvise(base, bytes, MADV_HUGEPAGE) == 0;
+    if (asked && wanted == REFIT_HUGE_PAGES_AUTO) asked = are_cheap(base, bytes);
+    (void)madvise(base, bytes, asked ? MADV_HUGEPAGE : MADV_NOHUGEPAGE);
+    return asked;
+}
+
+/* ---- The memory of the image -----------------------------------------------------------------
+ * One mapping of exactly the image's size (rounded up to a page), placed on the wanted NUMA node,
+ * with huge pages where a probe shows that they come cheap, touched by several threads and page-
+ * locked slab by slab.
+ *
+ *     machine-wide lock ─► budget ─► map ─► place (NUMA) ─► huge pages
+ *         ─► touch and page-lock, slab by slab
+ *
+ * Placement comes before the first touch, which decides where a page lies; the touch comes before
+ * the page-lock, which would otherwise touch page by page on one thread. Whatever step fails, the
+ * drop takes back those before it. Knows nothing of what the bytes are.
+ *
+ * The mapping is kept from forked children (MADV_DONTFORK): page locks are not inherited, a fork
+ * would have to copy the page tables of the whole image, and a write after it would move the page
+ * away from under a device that copies to its old place.
+ */
+
+typedef struct rft_image_memory {
+    rft_slab_pins pins; /* pins.base NULL: nothing is mapped */
+    bool huge_pages;    /* asked for, after the probe */
+    int numa_node;      /* the node it is placed on, or a REFIT_NUMA_* */
+    int64_t spent;      /* ns of touch and page-lock */
+} rft_image_memory;
+
+static refit_status check_budget(uint64_t bytes, const refit_config *config, refit_error *error)
+{
+    rft_budget budget;
+    RFT_TRY(rft_budget_read("", config, 0, &budget, error));
+    RFT_REFUSE_IF(bytes > budget.bytes, error, REFIT_ERR_BUDGET,
+                  "the host image needs %" PRIu64 " bytes, the budget is %" PRIu64 " (%s; %" PRIu64
+                  " free): offload less, raise offload.budget_bytes or "
+                  "offload.budget_share, or free memory",
+                  bytes, budget.bytes, budget.source, budget.free_bytes);
+    return REFIT_OK;
+}
+
+static refit_status fail_map(uint64_t bytes, refit_error *error)
+{
+    return rft_fail_sub(error, REFIT_ERR_HOST_MEMORY, errno,
+                        "no addresses for a host image of %" PRIu64
+                        " bytes: %s; see ulimit -v and vm.overcommit_memory",
+                        bytes, strerror(errno));
+}
+
+/* Maps `bytes` (whole pages) from a huge page's beginning on, and nothing around them. */
+static refit_status map_image(uint64_t bytes, char **out, refit_error *error)
+{
+    uint64_t room;
+    errno = ENOMEM;
+    if (!rft_add_u64(bytes, RFT_HUGE_PAGE, &room) || room > SIZE_MAX) return fail_map(bytes, error);
+    char *mapped = mmap(NULL, room, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (mapped == MAP_FAILED) return fail_map(bytes, error);
+    uint64_t head = -(uintptr_t)mapped & (RFT_HUGE_PAGE - 1);
+    if (head > 0) (void)munmap(mapped, head);
+    (void)munmap(mapped + head + bytes, RFT_HUGE_PAGE - head);
+    (void)madvise(mapped + head, bytes, MADV_DONTFORK);
+    (void)madvise(mapped + head, bytes, MADV_DONTDUMP);
+    *out = mapped + head;
+    return REFIT_OK;
+}
+
+static refit_pin choose_pin(refit_device *device, const refit_config *config)
+{
+    refit_pin wanted = (refit_pin)config->offload_pin;
+    if (wanted != REFIT_PIN_AUTO) return wanted;
+    return rft_device_get_caps(device).needs_pinned ? REFIT_PIN_REQUIRE : REFIT_PIN_PREFER;
+}
+
+/* Where the kernel does not place memory on the node that is wanted, the threads that touch it go
+ * there. */
+static refit_status place(rft_image_memory *memory, const refit_config *config, refit_error *error)
+{
+    rft_slab_pins *pins = &memory->pins;
+    int device_node = rft_device_get_caps(pins->device).numa_node;
+    int node = rft_numa_choose("", config->offload_numa, device_node, pins->bytes);
+    RFT_TRY(rft_numa_place(pins->base, pins->bytes, node, &memory->numa_node, error));
+    pins->near = memory->numa_node == REFIT_NUMA_OFF && node >= 0 ? node : -1;
+    return REFIT_OK;
+}
+
+static refit_status take_steps(rft_image_memory *memory, const refit_config *config,
+                               rft_cancel_token *token, refit_error *error)
+{
+    rft_slab_pins *pins = &memory->pins;
+    RFT_TRY(check_budget(pins->bytes, config, error));
+    RFT_TRY(map_image(pins->bytes, &pins->base, error));
+    RFT_TRY(place(memory, config, error));
+    int64_t start = rft_now();
+    memory->huge_pages =
+        rft_huge_pages_ask(pins->base, pins->bytes, (refit_huge_pages)config->offload_huge_pages);
+    pins->touch_threads = config->offload_touch_threads;
+    RFT_TRY(rft_slab_pins_take(pins, choose_pin(pins->device, config), token, error));
+    memory->spent = rft_now() - start;
+    return REFIT_OK;
+}
+
+/* Gives back what there is. No copy may use it any more. */
+static void image_memory_drop(rft_image_memory *memory)
+{
+    rft_slab_pins_drop(&memory->pins);
+    if (memory->pins.base != NULL) (void)munmap(memory->pins.base, memory->pins.bytes);
+    memory->pins.base = NULL;
+    memory->huge_pages = false;
+    memory->numa_node = REFIT_NUMA_OFF;
+    memory->spent = 0;
+}
+
+/* Takes pins.bytes, cut into pins.slabs, for pins.device; the caller has filled in these. With
+ * offload.take_turns it waits for `machine_lock` first, and holds it until it is done. Blocks. On
+ * failure nothing is held. REFIT_ERR_BUDGET names need, budget and where the budget comes from;
+ * REFIT_ERR_PIN the slab, the limit and how to raise it; REFIT_ERR_HOST_MEMORY, REFIT_ERR_CONFIG (a
+ * NUMA node that is not there), REFIT_ERR_SYSTEM, REFIT_ERR_TIMEOUT (the lock), REFIT_ERR_CANCELLED
+ * (`token`). */
+static refit_status image_memory_take(rft_image_memory *memory, const refit_config *config,
+                                      rft_machine_lock *machine_lock, rft_cancel_token *token,
+                                      refit_error *error)
+{
+    if (config->offload_take_turns) {
+        RFT_TRY(rft_machine_lock_take(machine_lock, config->offload_timeout_ms, token, error));
+    }
+    refit_status status = take_steps(memory, config, token, error);
+    if (status != REFIT_OK) image_memory_drop(memory);
+    rft_machine_lock_give(machine_lock);
+    return status;
+}
+
+/* ---- The arena ---------------------------------------------------------------------------- */
 
 struct rft_host_arena {
     refit_device *device; /* retained */
@@ -83,8 +285,8 @@ static refit_status take_memory(rft_host_arena *arena, refit_error *error)
                                          .bytes = arena->bytes,
                                          .slabs = arena->slabs,
                                          .count = arena->slab_count};
-    return rft_image_memory_take(&arena->memory, &arena->config, &arena->machine_lock,
-                                 &arena->token, error);
+    return image_memory_take(&arena->memory, &arena->config, &arena->machine_lock, &arena->token,
+                             error);
 }
 
 static void *run_take(void *user)
@@ -170,7 +372,7 @@ void rft_host_arena_close(rft_host_arena *arena)
         rft_cancel_token_stop(&arena->token);
         rft_thread_join(arena->thread);
     }
-    rft_image_memory_drop(&arena->memory);
+    image_memory_drop(&arena->memory);
     rft_cancel_token_close(&arena->token);
     rft_device_release(arena->device);
     rft_free(arena->slabs);

@@ -82,7 +82,7 @@ struct refit_offloader {
     rft_mutex checking; /* digests are being taken */
 };
 
-/* ---- offloader.c */
+/* ---- operation.c: operations begin, are noticed to have ended, and are waited for */
 
 /* Is an operation under way? Lock held. */
 bool rft_offloader_is_moving(const refit_offloader *offloader);
@@ -93,8 +93,6 @@ bool rft_offloader_is_away(const refit_offloader *offloader);
 /* REFIT_ERR_DEVICE: copies of an operation that failed to start hang. They may still use the image,
  * and the plan, so nothing may change either; all that is left is to close. */
 refit_status rft_offloader_check_movers(refit_offloader *offloader, refit_error *error);
-
-/* ---- operation.c: operations begin, are noticed to have ended, and are waited for */
 
 /* The operation has been started; `future` (may be NULL) is the caller's. */
 void rft_operation_begin(refit_offloader *offloader, const rft_operation *operation,
@@ -114,6 +112,10 @@ void rft_operation_expose(refit_offloader *offloader, uint64_t number, int64_t b
 /* Counts an operation that failed before it began, and passes its status on. */
 refit_status rft_operation_not_begun(refit_offloader *offloader, refit_future *future,
                                      refit_status status);
+
+/* Takes or compares the digests of what operation `number` moves in `groups`. Nothing if it has
+ * ended. `checking` held. */
+void rft_check_groups(refit_offloader *offloader, uint64_t number, uint64_t groups);
 
 /* ---- future.c */
 
@@ -144,8 +146,8 @@ uint64_t rft_image_held(refit_offloader *offloader);
 /* The host copy of a KEEP region. */
 void *rft_image_of(const refit_offloader *offloader, const rft_region *region);
 
-/* ---- pageable_path.c: offload and restore, one tensor at a time */
-
+/* The pageable path (use_pinned_optimizer_offload: false): offload and restore, one tensor at a
+ * time. */
 refit_status rft_pageable_offload(refit_offloader *offloader, refit_stream_ref after,
                                   rft_operation *operation, refit_error *error);
 refit_status rft_pageable_restore(refit_offloader *offloader, refit_stream_ref after,
@@ -157,18 +159,12 @@ void rft_pageable_trim(refit_offloader *offloader);
 /* What there are host copies of now. Lock held. */
 uint64_t rft_pageable_bytes(const refit_offloader *offloader);
 
-/* ---- region_memory.c: device memory comes and goes */
+/* ---- offloader_regions.c: device memory comes and goes */
 
 /* Gives back the memory of regions that are away. Stops at the first failure; again goes on. */
 refit_status rft_regions_give_back(refit_offloader *offloader, refit_error *error);
 
 /* Takes memory for regions that are away. Likewise. */
 refit_status rft_regions_take(refit_offloader *offloader, refit_error *error);
-
-/* ---- digest_check.c (offload.verify) */
-
-/* Takes or compares the digests of what operation `number` moves in `groups`. Nothing if it has
- * ended. `checking` held. */
-void rft_check_groups(refit_offloader *offloader, uint64_t number, uint64_t groups);
 
 #endif

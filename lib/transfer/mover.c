@@ -20,19 +20,434 @@
  * - An operation that fails to start never was: what it had submitted is waited for, and only its
  *   caller hears of it.
  * - Nothing is cancelled: copies end by themselves. Close waits for them, or is refused.
- *
- * Completion itself is in mover_wait.c.
  */
 #include "transfer/mover.h"
 
 #include <inttypes.h>
+#include <string.h>
+
+#include <refit/offload.h>
 
 #include "base/alloc.h"
 #include "base/clock.h"
-#include "transfer/mover_state.h"
-#include "transfer/submit.h"
+#include "base/thread.h"
+#include "transfer/plan.h"
+#include "transfer/rate_limiter.h"
 
-/* ---- Issuing, by the one thread that starts ---------------------------------------------- */
+/* ---- Completion: the events of one operation -------------------------------------------------
+ * The events that one operation leaves on its stream, and how it went, read off them.
+ *
+ * One event stands on the caller's stream, one behind the last batch of each group, one behind
+ * everything. The device gives a failure to the event behind it, once; a group's batches may lie
+ * between events of other groups. So the status of a group is the first failure of any event from
+ * its first batch to its own event, and the status of all that of any event. The caller's stream
+ * counts first in both: what is moved was to be what it had made.
+ *
+ * No lock: one thread records, then any thread reads; the mover keeps the two apart. An index into
+ * `recorded` is a place in the order of the stream, so "from its first batch to its own event" is a
+ * range of it. Knows nothing of waiters or time.
+ */
+
+typedef struct rft_completion_group {
+    bool used;
+    uint32_t last_batch;
+    uint32_t first_event; /* in `recorded`: the first behind its first batch */
+    uint32_t own_event;   /* behind its last batch */
+} rft_completion_group;
+
+typedef struct rft_completion {
+    refit_device *device; /* borrowed */
+    bool follows;         /* `before` belongs to this operation */
+    rft_event *before;
+    rft_event *all;
+    rft_event *events[REFIT_GROUPS]; /* by group */
+    rft_completion_group groups[REFIT_GROUPS];
+    uint32_t recorded[REFIT_GROUPS]; /* groups in the order of their events */
+    uint32_t recorded_count;
+} rft_completion;
+
+static refit_status open_groups(rft_completion *completion, refit_error *error)
+{
+    for (uint32_t group = 0; group < REFIT_GROUPS; group++) {
+        RFT_TRY(rft_device_event_open(completion->device, &completion->events[group], error));
+    }
+    return REFIT_OK;
+}
+
+static void completion_close(rft_completion *completion)
+{
+    rft_device_event_close(completion->device, completion->before);
+    rft_device_event_close(completion->device, completion->all);
+    for (uint32_t group = 0; group < REFIT_GROUPS; group++) {
+        rft_device_event_close(completion->device, completion->events[group]);
+    }
+}
+
+/* Opens all events, so that recording takes nothing. On failure nothing is owned. */
+static refit_status completion_open(rft_completion *completion, refit_device *device,
+                                    refit_error *error)
+{
+    refit_status status;
+    memset(completion, 0, sizeof *completion);
+    completion->device = device;
+    RFT_TRY_GOTO(rft_device_event_open(device, &completion->before, error), close_events);
+    RFT_TRY_GOTO(rft_device_event_open(device, &completion->all, error), close_events);
+    RFT_TRY_GOTO(open_groups(completion, error), close_events);
+    return REFIT_OK;
+
+close_events:
+    completion_close(completion);
+    return status;
+}
+
+static refit_status mark_groups(rft_completion *completion, const rft_plan *plan,
+                                refit_error *error)
+{
+    memset(completion->groups, 0, sizeof completion->groups);
+    completion->recorded_count = 0;
+    for (uint32_t i = 0; i < plan->batch_count; i++) {
+        uint32_t group = plan->batches[i].group;
+        RFT_REFUSE_IF(group >= REFIT_GROUPS, error, REFIT_ERR_INVALID,
+                      "group %" PRIu32 " is not below %d", group, REFIT_GROUPS);
+        completion->groups[group].last_batch = i;
+    }
+    return REFIT_OK;
+}
+
+/* A new operation that submits `plan` on `stream` behind what `after` has queued.
+ * REFIT_ERR_INVALID for a group that is not below REFIT_GROUPS. For REFIT_STREAM_NONE there is
+ * nothing to follow: all that the caller did is done. */
+static refit_status completion_begin(rft_completion *completion, const rft_plan *plan,
+                                     refit_stream_ref after, refit_stream_ref stream,
+                                     refit_error *error)
+{
+    completion->follows = false;
+    RFT_TRY(mark_groups(completion, plan, error));
+    if (after.native == NULL) return REFIT_OK;
+    RFT_TRY(rft_device_event_record(completion->device, completion->before, after, error));
+    completion->follows = true;
+    return rft_device_event_join(completion->device, completion->before, stream, error);
+}
+
+/* Around each batch, in order. */
+static void completion_enter(rft_completion *completion, const rft_plan *plan, uint32_t batch)
+{
+    rft_completion_group *group = &completion->groups[plan->batches[batch].group];
+    if (!group->used) group->first_event = completion->recorded_count;
+    group->used = true;
+}
+
+static refit_status completion_leave(rft_completion *completion, const rft_plan *plan,
+                                     uint32_t batch, refit_stream_ref stream, refit_error *error)
+{
+    uint32_t number = plan->batches[batch].group;
+    rft_completion_group *group = &completion->groups[number];
+    if (batch != group->last_batch) return REFIT_OK;
+    RFT_TRY(rft_device_event_record(completion->device, completion->events[number], stream, error));
+    group->own_event = completion->recorded_count;
+    completion->recorded[completion->recorded_count++] = number;
+    return REFIT_OK;
+}
+
+/* Behind everything. */
+static refit_status completion_end(rft_completion *completion, refit_stream_ref stream,
+                                   refit_error *error)
+{
+    return rft_device_event_record(completion->device, completion->all, stream, error);
+}
+
+/* The first failure among the caller's stream and the events from place `from` up to `to`, all of
+ * which are over. */
+static refit_status first_failure(rft_completion *completion, uint32_t from, uint32_t to,
+                                  refit_error *error)
+{
+    refit_status status = REFIT_OK;
+    if (completion->follows)
+        status = rft_device_event_wait(completion->device, completion->before, 0, error);
+    for (uint32_t i = from; i < to && status == REFIT_OK; i++) {
+        rft_event *event = completion->events[completion->recorded[i]];
+        status = rft_device_event_wait(completion->device, event, 0, error);
+    }
+    return status;
+}
+
+/* Once the last event is done, `last` being what it was done with: how the operation went. */
+static refit_status completion_outcome(rft_completion *completion, refit_status last,
+                                       refit_error *error)
+{
+    refit_error earlier;
+    refit_status status = first_failure(completion, 0, completion->recorded_count, &earlier);
+    if (status == REFIT_OK) return last;
+    if (error != NULL) *error = earlier;
+    return status;
+}
+
+/* Once the group's event is done: how its part went. */
+static refit_status completion_group_outcome(rft_completion *completion, uint32_t group,
+                                             refit_error *error)
+{
+    const rft_completion_group *part = &completion->groups[group];
+    return first_failure(completion, part->first_event, part->own_event + 1, error);
+}
+
+/* ---- Submitting a plan -----------------------------------------------------------------------
+ * From batches to calls of the device: a batch of copies in as many submissions as the device
+ * takes, a batch of zeroes one by one, and before each batch the rate limiter. Knows nothing of who
+ * waits.
+ */
+
+/* What goes where, and how. */
+typedef struct rft_submission {
+    const rft_plan *plan;
+    refit_stream_ref stream;
+    rft_copy_order order;
+    rft_completion *completion;
+    rft_rate_limiter *limiter; /* NULL: as fast as the link goes */
+} rft_submission;
+
+static refit_status submit_zeroes(const rft_submission *submission, const rft_batch *batch,
+                                  refit_error *error)
+{
+    const rft_copy *copies = &submission->plan->copies[batch->first];
+    for (uint32_t i = 0; i < batch->count; i++) {
+        RFT_TRY(rft_device_zero(submission->completion->device, submission->stream, copies[i].to,
+                                copies[i].bytes, error));
+    }
+    return REFIT_OK;
+}
+
+static refit_status submit_copies(const rft_submission *submission, const rft_batch *batch,
+                                  refit_error *error)
+{
+    refit_device *device = submission->completion->device;
+    uint32_t most = rft_device_get_caps(device).batch_most;
+    const rft_copy *copies = &submission->plan->copies[batch->first];
+    for (uint32_t left = batch->count; left > 0;) {
+        uint32_t now = left < most ? left : most;
+        RFT_TRY(rft_device_copy_batch(device, submission->stream, copies, now, submission->order,
+                                      error));
+        copies += now;
+        left -= now;
+    }
+    return REFIT_OK;
+}
+
+static refit_status submit_batch(const rft_submission *submission, const rft_batch *batch,
+                                 refit_error *error)
+{
+    if (submission->plan->copies[batch->first].from == NULL)
+        return submit_zeroes(submission, batch, error);
+    if (submission->limiter != NULL) {
+        RFT_TRY(rft_rate_limiter_put(submission->limiter, submission->completion->device,
+                                     submission->stream, error));
+    }
+    return submit_copies(submission, batch, error);
+}
+
+/* Takes nothing and does not wait. On failure some of it may be on the stream.
+ * REFIT_ERR_UNSUPPORTED: there is a rate limiter, and streams of the device cannot call it. */
+static refit_status submit_plan(const rft_submission *submission, refit_error *error)
+{
+    for (uint32_t i = 0; i < submission->plan->batch_count; i++) {
+        completion_enter(submission->completion, submission->plan, i);
+        RFT_TRY(submit_batch(submission, &submission->plan->batches[i], error));
+        RFT_TRY(completion_leave(submission->completion, submission->plan, i, submission->stream,
+                                 error));
+    }
+    return REFIT_OK;
+}
+
+/* ---- The mover ---------------------------------------------------------------------------- */
+
+#define RFT_MOVER_SHORT_MS 30000 /* for what ends by itself, unless the device hangs */
+
+typedef enum rft_mover_state {
+    RFT_MOVER_IDLE,
+    RFT_MOVER_STARTING,
+    RFT_MOVER_MOVING,
+    RFT_MOVER_DONE,
+    RFT_MOVER_BROKEN,
+} rft_mover_state;
+
+struct rft_mover {
+    refit_device *device; /* retained */
+    rft_mutex lock;
+    rft_cond changed;             /* the state, or the last waiter has left */
+    rft_mover_state state;        /* guarded by lock */
+    uint32_t waiters;             /* threads in an event's wait; guarded by lock */
+    refit_status status;          /* in DONE and BROKEN; guarded by lock */
+    refit_error failure;          /* its sentence; guarded by lock */
+    atomic_int_fast64_t finished; /* when the last byte moved, or 0 */
+    rft_rate_limiter *limiter;    /* owned; NULL: as fast as the link goes */
+    /* The thread that is STARTING writes these without the lock; else guarded by lock. */
+    refit_stream_ref stream; /* owned; none after a failure: the next start opens it */
+    rft_completion completion;
+};
+
+/* ---- Waiting ---------------------------------------------------------------------------------
+ * How the end of a mover's operation is noticed, and told: exactly once, as promised above.
+ */
+
+/* Is the event over? A wait that itself fails does not say so. */
+static bool is_over(rft_mover *mover, rft_event *event)
+{
+    return rft_device_event_wait(mover->device, event, 0, NULL) != REFIT_ERR_TIMEOUT;
+}
+
+/* Nothing that is locked may block on the device, and no event may move while somebody does. */
+static refit_status wait_event(rft_mover *mover, rft_event *event, int64_t deadline,
+                               refit_error *error)
+{
+    mover->waiters++;
+    rft_unlock(&mover->lock);
+    refit_status status =
+        rft_device_event_wait(mover->device, event, (uint32_t)rft_ms_until(deadline), error);
+    rft_lock(&mover->lock);
+    mover->waiters--;
+    if (mover->waiters == 0) rft_cond_wake_all(&mover->changed);
+    return status;
+}
+
+/* Only a thread that starts keeps others waiting here, and only while it submits. */
+static refit_status wait_started(rft_mover *mover, int64_t deadline, refit_error *error)
+{
+    while (mover->state == RFT_MOVER_STARTING) {
+        RFT_REFUSE_IF(!rft_cond_wait(&mover->changed, &mover->lock, deadline), error,
+                      REFIT_ERR_TIMEOUT, "the copies were not yet submitted when the time was up");
+    }
+    return REFIT_OK;
+}
+
+/* The last event is done with `last` and its sentence: the operation is over. */
+static void complete(rft_mover *mover, refit_status last, const refit_error *sentence)
+{
+    mover->failure = *sentence;
+    mover->status = completion_outcome(&mover->completion, last, &mover->failure);
+    if (atomic_load(&mover->finished) == 0) atomic_store(&mover->finished, rft_now());
+    mover->state = RFT_MOVER_DONE;
+    rft_cond_wake_all(&mover->changed);
+}
+
+static refit_status answer(const rft_mover *mover, refit_error *error)
+{
+    if (mover->state != RFT_MOVER_DONE && mover->state != RFT_MOVER_BROKEN) return REFIT_OK;
+    if (mover->status != REFIT_OK && error != NULL) *error = mover->failure;
+    return mover->status;
+}
+
+/* rft_mover_wait and what a finished or broken operation answers, with the lock held. */
+static refit_status wait_all(rft_mover *mover, int64_t deadline, refit_error *error)
+{
+    refit_error sentence = {0};
+    RFT_TRY(wait_started(mover, deadline, error));
+    if (mover->state != RFT_MOVER_MOVING) return answer(mover, error);
+    refit_status last = wait_event(mover, mover->completion.all, deadline, &sentence);
+    bool over =
+        last == REFIT_OK || (last != REFIT_ERR_TIMEOUT && is_over(mover, mover->completion.all));
+    if (mover->state == RFT_MOVER_MOVING && !over) {
+        if (error != NULL) *error = sentence;
+        return last;
+    }
+    if (mover->state == RFT_MOVER_MOVING) complete(mover, last, &sentence);
+    return answer(mover, error);
+}
+
+static refit_status wait_group(rft_mover *mover, uint32_t group, int64_t deadline,
+                               refit_error *error)
+{
+    RFT_TRY(wait_started(mover, deadline, error));
+    if (mover->state != RFT_MOVER_MOVING && mover->state != RFT_MOVER_DONE)
+        return answer(mover, error);
+    if (!mover->completion.groups[group].used) return REFIT_OK;
+    /* What came before may have failed long ago: that is told once the group's copies are over. */
+    rft_event *event = mover->completion.events[group];
+    refit_status own = wait_event(mover, event, deadline, error);
+    if (own == REFIT_ERR_TIMEOUT || (own != REFIT_OK && !is_over(mover, event))) return own;
+    return completion_group_outcome(&mover->completion, group, error);
+}
+
+static refit_status check_group(uint32_t group, refit_error *error)
+{
+    RFT_REFUSE_IF(group >= REFIT_GROUPS, error, REFIT_ERR_INVALID,
+                  "group %" PRIu32 " is not below %d", group, REFIT_GROUPS);
+    return REFIT_OK;
+}
+
+/* ---- Calls that wait and join ------------------------------------------------------------- */
+
+refit_status rft_mover_check(rft_mover *mover, refit_error *error)
+{
+    rft_lock(&mover->lock);
+    bool broken = mover->state == RFT_MOVER_BROKEN;
+    refit_status status = broken ? answer(mover, error) : REFIT_OK;
+    rft_unlock(&mover->lock);
+    return status;
+}
+
+refit_status rft_mover_wait(rft_mover *mover, uint32_t timeout_ms, refit_error *error)
+{
+    rft_lock(&mover->lock);
+    refit_status status = wait_all(mover, rft_deadline(timeout_ms), error);
+    rft_unlock(&mover->lock);
+    return status;
+}
+
+refit_status rft_mover_wait_group(rft_mover *mover, uint32_t group, uint32_t timeout_ms,
+                                  refit_error *error)
+{
+    RFT_TRY(check_group(group, error));
+    rft_lock(&mover->lock);
+    refit_status status = wait_group(mover, group, rft_deadline(timeout_ms), error);
+    rft_unlock(&mover->lock);
+    return status;
+}
+
+static refit_status check_joins(refit_stream_ref stream, refit_error *error)
+{
+    RFT_REFUSE_IF(stream.native == NULL, error, REFIT_ERR_INVALID,
+                  "the calling thread cannot be made to wait on the device: it waits itself");
+    return REFIT_OK;
+}
+
+/* Queues the wait with the lock held, so that the event stays where it is; that does not block. */
+static refit_status join_event(rft_mover *mover, rft_event *event, refit_stream_ref stream,
+                               refit_error *error)
+{
+    if (mover->state == RFT_MOVER_BROKEN) return answer(mover, error);
+    if (mover->state != RFT_MOVER_MOVING) return REFIT_OK;
+    return rft_device_event_join(mover->device, event, stream, error);
+}
+
+refit_status rft_mover_join(rft_mover *mover, refit_stream_ref stream, refit_error *error)
+{
+    RFT_TRY(check_joins(stream, error));
+    rft_lock(&mover->lock);
+    refit_status status = wait_started(mover, rft_deadline(RFT_MOVER_SHORT_MS), error);
+    if (status == REFIT_OK) status = join_event(mover, mover->completion.all, stream, error);
+    rft_unlock(&mover->lock);
+    return status;
+}
+
+refit_status rft_mover_join_group(rft_mover *mover, uint32_t group, refit_stream_ref stream,
+                                  refit_error *error)
+{
+    RFT_TRY(check_joins(stream, error));
+    RFT_TRY(check_group(group, error));
+    rft_lock(&mover->lock);
+    refit_status status = wait_started(mover, rft_deadline(RFT_MOVER_SHORT_MS), error);
+    if (status == REFIT_OK && mover->completion.groups[group].used) {
+        status = join_event(mover, mover->completion.events[group], stream, error);
+    }
+    rft_unlock(&mover->lock);
+    return status;
+}
+
+int64_t rft_mover_finished_at(const rft_mover *mover)
+{
+    return atomic_load(&mover->finished);
+}
+
+/* ---- Submitting, by the one thread that starts ---------------------------------------------- */
 
 /* On the stream's thread. */
 static void note_finish(void *user)
@@ -41,24 +456,24 @@ static void note_finish(void *user)
     atomic_store(&mover->finished, rft_now());
 }
 
-static refit_status submission(rft_mover *mover, const rft_plan *plan, refit_stream_ref after,
+static refit_status submit_all(rft_mover *mover, const rft_plan *plan, refit_stream_ref after,
                                rft_copy_order order, refit_error *error)
 {
     if (mover->stream.native == NULL) {
         RFT_TRY(refit_stream_open(mover->device, &mover->stream, error));
     }
     if (mover->limiter != NULL) rft_rate_limiter_begin(mover->limiter, plan);
-    RFT_TRY(rft_completion_begin(&mover->completion, plan, after, mover->stream, error));
-    RFT_TRY(rft_submit_plan(&(rft_submission){.plan = plan,
-                                              .stream = mover->stream,
-                                              .order = order,
-                                              .completion = &mover->completion,
-                                              .limiter = mover->limiter},
-                            error));
+    RFT_TRY(completion_begin(&mover->completion, plan, after, mover->stream, error));
+    RFT_TRY(submit_plan(&(rft_submission){.plan = plan,
+                                          .stream = mover->stream,
+                                          .order = order,
+                                          .completion = &mover->completion,
+                                          .limiter = mover->limiter},
+                        error));
     refit_status status =
         refit_stream_call(mover->device, mover->stream, note_finish, mover, error);
     if (status != REFIT_OK && status != REFIT_ERR_UNSUPPORTED) return status;
-    return rft_completion_end(&mover->completion, mover->stream, error);
+    return completion_end(&mover->completion, mover->stream, error);
 }
 
 /* Waits for what was submitted before a failure; false if it hangs. A stream that takes no event is
@@ -67,16 +482,16 @@ static bool drain(rft_mover *mover)
 {
     if (mover->stream.native == NULL) return true;
     rft_rate_limiter_hurry(mover->limiter);
-    if (rft_completion_end(&mover->completion, mover->stream, NULL) == REFIT_OK) {
+    if (completion_end(&mover->completion, mover->stream, NULL) == REFIT_OK) {
         (void)rft_device_event_wait(mover->device, mover->completion.all, RFT_MOVER_SHORT_MS, NULL);
-        if (rft_mover_is_over(mover, mover->completion.all)) return true;
+        if (is_over(mover, mover->completion.all)) return true;
     }
     if (refit_stream_close(mover->device, mover->stream, NULL) != REFIT_OK) return false;
     mover->stream = REFIT_STREAM_NONE;
     return true;
 }
 
-/* ---- The calls --------------------------------------------------------------------------- */
+/* ---- Open, close, start ------------------------------------------------------------------- */
 
 refit_status rft_mover_open(refit_device *device, uint64_t rate_limit, rft_mover **out,
                             refit_error *error)
@@ -89,14 +504,14 @@ refit_status rft_mover_open(refit_device *device, uint64_t rate_limit, rft_mover
     RFT_TRY_GOTO(rft_mutex_open(&mover->lock, error), free_mover);
     RFT_TRY_GOTO(rft_cond_open(&mover->changed, error), close_lock);
     RFT_TRY_GOTO(rft_rate_limiter_open(rate_limit, &mover->limiter, error), close_changed);
-    RFT_TRY_GOTO(rft_completion_open(&mover->completion, device, error), close_limiter);
+    RFT_TRY_GOTO(completion_open(&mover->completion, device, error), close_limiter);
     RFT_TRY_GOTO(refit_stream_open(device, &mover->stream, error), close_completion);
     rft_device_retain(device);
     *out = mover;
     return REFIT_OK;
 
 close_completion:
-    rft_completion_close(&mover->completion);
+    completion_close(&mover->completion);
 close_limiter:
     rft_rate_limiter_close(mover->limiter);
 close_changed:
@@ -119,7 +534,7 @@ refit_status rft_mover_close(rft_mover *mover, uint32_t timeout_ms, refit_error 
     if (mover->stream.native != NULL) {
         RFT_TRY(refit_stream_close(mover->device, mover->stream, error));
     }
-    rft_completion_close(&mover->completion);
+    completion_close(&mover->completion);
     rft_rate_limiter_close(mover->limiter);
     rft_cond_close(&mover->changed);
     rft_mutex_close(&mover->lock);
@@ -132,14 +547,14 @@ refit_status rft_mover_close(rft_mover *mover, uint32_t timeout_ms, refit_error 
 static refit_status begin_start(rft_mover *mover, refit_error *error)
 {
     int64_t deadline = rft_deadline(RFT_MOVER_SHORT_MS);
-    (void)rft_mover_wait_all(mover, rft_now(), NULL);
+    (void)wait_all(mover, rft_now(), NULL);
     while ((mover->state == RFT_MOVER_IDLE || mover->state == RFT_MOVER_DONE) &&
            mover->waiters > 0) {
         RFT_REFUSE_IF(
             !rft_cond_wait(&mover->changed, &mover->lock, deadline), error, REFIT_ERR_TIMEOUT,
             "%" PRIu32 " threads did not stop waiting for the last operation", mover->waiters);
     }
-    if (mover->state == RFT_MOVER_BROKEN) return rft_mover_answer(mover, error);
+    if (mover->state == RFT_MOVER_BROKEN) return answer(mover, error);
     RFT_REFUSE_IF(mover->state != RFT_MOVER_IDLE && mover->state != RFT_MOVER_DONE, error,
                   REFIT_ERR_STATE,
                   "copies are under way: wait for them before the next are started");
@@ -168,7 +583,7 @@ refit_status rft_mover_start(rft_mover *mover, const rft_plan *plan, refit_strea
     refit_status status = begin_start(mover, error);
     rft_unlock(&mover->lock);
     RFT_TRY(status);
-    status = submission(mover, plan, after, order, &failure);
+    status = submit_all(mover, plan, after, order, &failure);
     if (status == REFIT_OK) {
         end_start(mover, RFT_MOVER_MOVING, REFIT_OK, &failure);
         return REFIT_OK;

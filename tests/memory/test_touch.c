@@ -9,7 +9,7 @@
 
 #include <cmocka.h>
 
-#include "memory/huge_pages.h"
+#include "memory/host_arena.h"
 #include "memory/touch.h"
 
 #define MIB   (UINT64_C(1) << 20)
