@@ -2,11 +2,13 @@
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
+#include <stdlib.h>
 #include <string.h>
 
 #include <cmocka.h>
 
 #include "device/device.h"
+#include "tests/support/bare_device.h"
 
 static void assert_opens(const char *spec, const refit_config *config, uint64_t capacity)
 {
@@ -107,119 +109,6 @@ static void operations_of_another_version_are_refused(void **state)
     assert_int_equal(rft_device_make(&ops, NULL, &device, NULL), REFIT_ERR_INVALID);
 }
 
-/* A slot that only stands in the table. */
-static void unused_void(void *self)
-{
-    (void)self;
-}
-
-static void unused_describe(void *self, refit_device_info *info)
-{
-    (void)self;
-    (void)info;
-}
-
-static void unused_caps(void *self, rft_device_caps *caps)
-{
-    (void)self;
-    (void)caps;
-}
-
-static refit_status unused_alloc(void *self, uint64_t bytes, void **out, refit_error *error)
-{
-    (void)self;
-    (void)bytes;
-    (void)out;
-    return rft_fail(error, REFIT_ERR_DEVICE, "unused");
-}
-
-static refit_status unused_free(void *self, void *memory, refit_error *error)
-{
-    (void)self;
-    (void)memory;
-    return rft_fail(error, REFIT_ERR_DEVICE, "unused");
-}
-
-static refit_status unused_stream_open(void *self, refit_stream_ref *out, refit_error *error)
-{
-    (void)self;
-    (void)out;
-    return rft_fail(error, REFIT_ERR_DEVICE, "unused");
-}
-
-static refit_status unused_stream(void *self, refit_stream_ref stream, refit_error *error)
-{
-    (void)self;
-    (void)stream;
-    return rft_fail(error, REFIT_ERR_DEVICE, "unused");
-}
-
-static refit_status unused_copy(void *self, refit_stream_ref stream, const rft_copy *copies,
-                                uint32_t count, rft_copy_order order, refit_error *error)
-{
-    (void)copies;
-    (void)count;
-    (void)order;
-    return unused_stream(self, stream, error);
-}
-
-static refit_status unused_zero(void *self, refit_stream_ref stream, void *memory, uint64_t bytes,
-                                refit_error *error)
-{
-    (void)memory;
-    (void)bytes;
-    return unused_stream(self, stream, error);
-}
-
-static refit_status unused_event_open(void *self, rft_event **out, refit_error *error)
-{
-    (void)self;
-    (void)out;
-    return rft_fail(error, REFIT_ERR_DEVICE, "unused");
-}
-
-static void unused_event_close(void *self, rft_event *event)
-{
-    (void)self;
-    (void)event;
-}
-
-static refit_status unused_event(void *self, rft_event *event, refit_stream_ref stream,
-                                 refit_error *error)
-{
-    (void)event;
-    return unused_stream(self, stream, error);
-}
-
-static refit_status unused_event_wait(void *self, rft_event *event, uint32_t timeout_ms,
-                                      refit_error *error)
-{
-    (void)self;
-    (void)event;
-    (void)timeout_ms;
-    return rft_fail(error, REFIT_ERR_DEVICE, "unused");
-}
-
-static const rft_device_ops required = {
-    .version = RFT_DEVICE_OPS_VERSION,
-    .size = sizeof required,
-    .kind = "bare",
-    .close = unused_void,
-    .describe = unused_describe,
-    .caps = unused_caps,
-    .memory_alloc = unused_alloc,
-    .memory_free = unused_free,
-    .stream_open = unused_stream_open,
-    .stream_close = unused_stream,
-    .copy_batch = unused_copy,
-    .zero = unused_zero,
-    .event_open = unused_event_open,
-    .event_close = unused_event_close,
-    .event_record = unused_event,
-    .event_join = unused_event,
-    .event_wait = unused_event_wait,
-};
-
 static void optional_operations_that_are_missing_say_so(void **state)
 {
     (void)state;
@@ -233,7 +122,7 @@ static void optional_operations_that_are_missing_say_so(void **state)
     uint16_t half;
     float single = 0;
     char byte = 0;
-    assert_int_equal(rft_device_make(&required, NULL, &device, NULL), REFIT_OK);
+    assert_int_equal(rft_device_make(&bare_device_ops, NULL, &device, NULL), REFIT_OK);
     assert_int_equal(refit_device_describe(device, &info, NULL), REFIT_OK);
     assert_string_equal(info.kind, "bare");
     assert_int_equal(rft_device_get_caps(device).batch_most, 0);
@@ -244,8 +133,7 @@ static void optional_operations_that_are_missing_say_so(void **state)
     assert_int_equal(rft_device_decommit(device, &byte, 1, NULL, NULL), REFIT_ERR_UNSUPPORTED);
     assert_int_equal(rft_device_host_pin(device, &byte, 1, NULL), REFIT_ERR_UNSUPPORTED);
     rft_device_host_unpin(device, &byte, 1);
-    assert_int_equal(refit_stream_call(device, stream, unused_void, NULL, NULL),
-                     REFIT_ERR_UNSUPPORTED);
+    assert_int_equal(refit_stream_call(device, stream, free, NULL, NULL), REFIT_ERR_UNSUPPORTED);
     assert_int_equal(rft_device_digest(device, stream, &byte, 1, 0, &sum, NULL),
                      REFIT_ERR_UNSUPPORTED);
     assert_int_equal(refit_stream_cast_bf16(device, stream, &half, &single, 1, NULL),
@@ -277,7 +165,7 @@ static void a_required_operation_that_is_missing_is_named(void **state)
         {offsetof(rft_device_ops, event_wait), "event_wait"},
     };
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
-        rft_device_ops ops = required;
+        rft_device_ops ops = bare_device_ops;
         refit_device *device;
         refit_error error = {0};
         memset((char *)&ops + cases[i].slot, 0, sizeof ops.close);

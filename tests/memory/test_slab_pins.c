@@ -11,6 +11,7 @@
 #include <cmocka.h>
 
 #include "memory/slab_pins.h"
+#include "tests/support/bare_device.h"
 
 #define MIB        (UINT64_C(1) << 20)
 #define SLABS      4
@@ -64,11 +65,6 @@ static void unlock_slab(void *self, void *memory, uint64_t bytes)
     ((locker *)self)->unlocks++;
 }
 
-static void close_locker(void *self)
-{
-    (void)self;
-}
-
 typedef struct fixture {
     locker locker;
     refit_device *device;
@@ -80,12 +76,10 @@ typedef struct fixture {
 
 static int set_up(void **state)
 {
-    static const rft_device_ops ops = {.version = RFT_DEVICE_OPS_VERSION,
-                                       .size = sizeof ops,
-                                       .kind = "locker",
-                                       .close = close_locker,
-                                       .host_pin = lock_slab,
-                                       .host_unpin = unlock_slab};
+    rft_device_ops ops = bare_device_ops;
+    ops.kind = "locker";
+    ops.host_pin = lock_slab;
+    ops.host_unpin = unlock_slab;
     static fixture all;
     memset(&all, 0, sizeof all);
     assert_int_equal(rft_cancel_token_open(&all.token, NULL), REFIT_OK);
