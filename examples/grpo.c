@@ -681,14 +681,15 @@ static void training_run(const run_options *options, run_result *out)
     trainer it;
     show lines;
     double start = now();
-    *out = (run_result){.cycles = options->cycles};
-    out->rewards = calloc_or_die(options->cycles, sizeof(float));
-    out->losses = calloc_or_die(options->cycles, sizeof(float));
+    const uint32_t cycles = options->cycles;
+    *out = (run_result){.cycles = cycles};
+    out->rewards = calloc_or_die(cycles, sizeof(float));
+    out->losses = calloc_or_die(cycles, sizeof(float));
     out->states = calloc_or_die(3 * policy_parameters, sizeof(float));
     out->weights = calloc_or_die(policy_parameters, sizeof(uint16_t));
     trainer_open(&it, options);
     show_open(&lines, options);
-    for (uint32_t cycle = 0; cycle < options->cycles; cycle++) {
+    for (uint32_t cycle = 0; cycle < cycles; cycle++) {
         cycle_report report = {.cycle = cycle + 1};
         run_cycle(&it, &report);
         out->rewards[cycle] = report.reward;

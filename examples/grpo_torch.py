@@ -9,25 +9,40 @@ cycle
     restore    the states start to come back; the objective and the backward pass do not need them
     step       waits for them by itself
 
-Read `train` for the trainer's end and `work` for the workers'. What is not about refit (policy,
-objectives, processes, output) is in grpo_torch_parts/.
+Read `train` for the trainer's end and `work` for the workers'. grpo_torch_model.py has what is not
+about refit: the task, the policy and the objectives.
 """
 
 import argparse
+import importlib.util
+import json
+import multiprocessing
+import os
+import pickle
+import signal
 import sys
 import time
+from collections.abc import Callable, Iterator
 from functools import partial
-from multiprocessing.connection import Connection
+from multiprocessing.connection import Connection, wait
 from pathlib import Path
-from typing import NamedTuple
+from types import TracebackType
+from typing import Any, NamedTuple, Self
 
 import refit
 import torch
-from grpo_torch_parts import checkpoint, fleet, learner
-from grpo_torch_parts.fleet import Fleet, WorkerLost
-from grpo_torch_parts.policy import HEADS, Batch, Policy, Size, roll_out
-from grpo_torch_parts.show import Show
-from grpo_torch_parts.task import REWARD_MOST
+from grpo_torch_model import (
+    HEADS,
+    REWARD_MOST,
+    Batch,
+    Policy,
+    Size,
+    grpo_samples,
+    objective,
+    ppo_samples,
+    roll_out,
+    shuffled,
+)
 from refit.errors import DeadlineError, PeerError, RefitError
 
 EPOCHS = 2
@@ -40,7 +55,7 @@ WORKERS_TIMEOUT_S = 120.0
 
 
 class Result(NamedTuple):
-    """What a run has come to."""
+    """A run's figures, and what it has trained."""
 
     rewards: list[float]
     losses: list[float]
@@ -53,21 +68,21 @@ class Result(NamedTuple):
 
 def work(size: Size, endpoint: str, worker: int, seed: int, pipe: Connection) -> None:
     """A rollout worker: takes each version, loads it, and samples from it."""
-    fleet.obey_the_trainer()
+    obey_the_trainer()
     be_deterministic()
     policy = Policy(size)
     with refit.Subscriber(endpoint, worker=f"rollout-{worker}") as subscriber:
-        for update in fleet.versions(subscriber):  # whole, verified, committed versions only
+        for update in versions(subscriber):  # whole, verified, committed versions only
             with update:  # accepted at its end; refused if loading fails
                 update.load_into(policy)
                 version = update.version
-            fleet.send_batch(pipe, roll_out(policy, seed, version, worker))
+            send_batch(pipe, roll_out(policy, seed, version, worker))
 
 
 # ---- The trainer's end ---------------------------------------------------------------------------
 
 
-def train(options: argparse.Namespace, show: Show) -> Result:
+def train(options: argparse.Namespace, show: "Show") -> Result:
     """The loop, with refit."""
     policy, optimizer = make_policy(options)
     result = Result([], [], {}, [])
@@ -92,7 +107,7 @@ def train(options: argparse.Namespace, show: Show) -> Result:
 
 
 def refit_workers(
-    controller: refit.Controller, publisher: refit.Publisher, workers: Fleet, policy: Policy
+    controller: refit.Controller, publisher: refit.Publisher, workers: "Fleet", policy: Policy
 ) -> int:
     """States off the device, weights to the workers. A worker that died is named and replaced."""
     before = publisher.version
@@ -103,11 +118,23 @@ def refit_workers(
             return publisher.version
         except (PeerError, DeadlineError) as why:
             print(f"grpo: {why}", file=sys.stderr)
-            workers.repair()
-            publisher.wait_workers(workers.count, WORKERS_TIMEOUT_S)
+            replace_lost_workers(publisher, workers)
             if publisher.version != before:
                 return publisher.version  # the others have it, and who is new is brought to it
     raise WorkerLost(f"the workers did not hold in {TRIES} tries")
+
+
+def replace_lost_workers(publisher: refit.Publisher, workers: "Fleet") -> None:
+    """Until all have subscribed. A process may be seen to have ended later than its connection."""
+    deadline = time.monotonic() + WORKERS_TIMEOUT_S
+    while True:
+        workers.repair()
+        try:
+            publisher.wait_workers(workers.count, 0.2)
+            return
+        except DeadlineError:
+            if time.monotonic() > deadline:
+                raise
 
 
 def without_critic(name: str) -> str | None:
@@ -118,7 +145,176 @@ def without_critic(name: str) -> str | None:
 def save(controller: refit.Controller, policy: Policy, cycle: int, folder: Path) -> None:
     """A checkpoint. The states can be read wherever they are, and nothing tears them meanwhile."""
     with controller.checkpoint() as states:
-        checkpoint.write(folder, cycle, policy, states)
+        write_checkpoint(folder, cycle, policy, states)
+
+
+# ---- The worker processes ------------------------------------------------------------------------
+
+# Each is spawned, not forked: a forked process would share the trainer's threads and sockets, which
+# no library survives. Batches come back through a pipe of its own.
+
+GATHER_TIMEOUT_S = 120.0
+END_TIMEOUT_S = 10.0
+REPLACEMENTS_MOST = 8
+
+Work = Callable[[str, int, int, Connection], None]
+
+
+class WorkerLost(Exception):
+    """A worker died too often."""
+
+
+class _Worker(NamedTuple):
+    process: Any
+    pipe: Connection
+
+
+class Fleet:
+    """`count` processes that run `work`. A context manager: they have ended when it has."""
+
+    def __init__(self, count: int, work: Work, endpoint: str, seed: int) -> None:
+        self.count = count
+        self._work = work
+        self._endpoint = endpoint
+        self._seed = seed
+        self._spawn = multiprocessing.get_context("spawn")
+        self._workers: list[_Worker] = []
+
+    def __enter__(self) -> Self:
+        for index in range(self.count):
+            self._workers.append(self._start(index))
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        value: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        for worker in self._workers:
+            worker.process.terminate()
+        for worker in self._workers:
+            worker.process.join(END_TIMEOUT_S)
+            worker.process.kill()
+            worker.process.join()
+            worker.pipe.close()
+
+    def gather(self, version: int) -> list[Batch]:
+        """What each worker has sampled from `version`."""
+        return [self._receive(index, version) for index in range(self.count)]
+
+    def repair(self) -> None:
+        """Replaces the workers that have died."""
+        for index, worker in enumerate(self._workers):
+            if not worker.process.is_alive():
+                self._replace(index)
+
+    def _receive(self, index: int, version: int) -> Batch:
+        for _ in range(REPLACEMENTS_MOST):
+            batch = self._read(index)
+            while batch is not None and batch.version < version:  # of a publish that was repeated
+                batch = self._read(index)
+            if batch is not None:
+                return batch
+            self._replace(index)
+        raise WorkerLost(f"worker {index} died {REPLACEMENTS_MOST} times: giving up")
+
+    def _read(self, index: int) -> Batch | None:
+        """None if the worker is gone, or says nothing for too long."""
+        pipe = self._workers[index].pipe
+        try:
+            if not pipe.poll(GATHER_TIMEOUT_S):
+                return None
+            version, *arrays = pipe.recv()
+        except (EOFError, ConnectionResetError):
+            return None
+        return Batch(version, *map(torch.from_numpy, arrays))
+
+    def _replace(self, index: int) -> None:
+        old = self._workers[index]
+        old.process.kill()
+        old.process.join()
+        old.pipe.close()
+        print(
+            f"grpo: worker rollout-{index} (pid {old.process.pid}) ended with "
+            f"{old.process.exitcode}; a new one takes its place",
+            file=sys.stderr,
+        )
+        self._workers[index] = self._start(index)
+
+    def _start(self, index: int) -> _Worker:
+        mine, theirs = self._spawn.Pipe(duplex=False)
+        arguments = (self._endpoint, index, self._seed, theirs)
+        process = self._spawn.Process(target=self._work, args=arguments, daemon=True)
+        process.start()
+        theirs.close()
+        return _Worker(process, mine)
+
+
+def obey_the_trainer() -> None:
+    """In a worker: Ctrl-C is the trainer's, which then asks its workers to end, in good order."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
+
+
+def versions(subscriber: refit.Subscriber) -> Iterator[refit.Update]:
+    """Like iterating the subscriber, but it ends when the trainer's process is gone, too."""
+    trainer = multiprocessing.parent_process()
+    gone = [] if trainer is None else [trainer.sentinel]
+    while not any(one in gone for one in wait([*gone, subscriber.fileno()])):
+        try:
+            update = subscriber.next(0)
+        except DeadlineError:
+            continue
+        yield update
+
+
+def send_batch(pipe: Connection, batch: Batch) -> None:
+    """Through the pipe as arrays: torch would share each tensor's memory by a file of its own."""
+    pipe.send((batch.version, *(tensor.numpy() for tensor in batch[1:])))
+
+
+# ---- Checkpoints: a .pt to go on from, and the weights alone for inference engines ---------------
+
+
+class CheckpointError(Exception):
+    """A checkpoint that cannot be written or loaded."""
+
+
+def write_checkpoint(folder: Path, cycle: int, policy: Policy, optimizer: dict[str, Any]) -> None:
+    """Both files of a cycle; each gets its name when it is whole."""
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / f"cycle-{cycle:05d}.pt"
+    _write_weights(path.with_suffix(".safetensors"), policy)
+    part = path.with_suffix(".pt.part")
+    torch.save({"cycle": cycle, "policy": policy.state_dict(), "optimizer": optimizer}, part)
+    os.replace(part, path)
+
+
+def load_weights(path: Path, policy: Policy) -> None:
+    """The weights of an earlier run's .pt; its optimizer's states are left where they are."""
+    try:
+        policy.load_state_dict(torch.load(path, weights_only=True)["policy"])
+    except (OSError, RuntimeError, KeyError, TypeError, EOFError, pickle.UnpicklingError) as why:
+        raise CheckpointError(
+            f"{path} does not hold the weights of a policy like this one (with these --width, "
+            f"--layers, --ppo): {why}"
+        ) from why
+
+
+def require_safetensors() -> None:
+    """CheckpointError if weights cannot be written as safetensors, before any work is lost."""
+    if importlib.util.find_spec("safetensors") is None:
+        raise CheckpointError("--save-every writes safetensors: pip install safetensors")
+
+
+def _write_weights(path: Path, policy: Policy) -> None:
+    from safetensors.torch import save_file
+
+    weights = {name: one.to(torch.bfloat16).clone() for name, one in policy.named_parameters()}
+    part = path.with_suffix(".safetensors.part")
+    save_file(weights, part)
+    os.replace(part, path)
 
 
 # ---- What is the same without refit --------------------------------------------------------------
@@ -135,10 +331,10 @@ def update_policy(
     ahead = left(cycle, options)
     optimizer.param_groups[0]["lr"] = options.learning_rate * ahead
     ppo = policy.value is not None
-    samples = learner.ppo_samples(policy, batches) if ppo else learner.grpo_samples(batches)
+    samples = ppo_samples(policy, batches) if ppo else grpo_samples(batches)
     for _ in range(EPOCHS):
-        for part in learner.shuffled(samples, MINIBATCHES):
-            loss = learner.objective(policy, part, ENTROPY * ahead)
+        for part in shuffled(samples, MINIBATCHES):
+            loss = objective(policy, part, ENTROPY * ahead)
             optimizer.zero_grad(set_to_none=True)
             loss.backward()
             torch.nn.utils.clip_grad_norm_(policy.parameters(), 1.0)
@@ -156,7 +352,7 @@ def make_policy(options: argparse.Namespace) -> tuple[Policy, torch.optim.Optimi
     torch.manual_seed(options.seed)
     policy = Policy(size_of(options), critic=options.ppo)
     if options.start:
-        checkpoint.load_weights(options.start, policy)
+        load_weights(options.start, policy)
     rate = options.learning_rate
     return policy, torch.optim.AdamW(policy.parameters(), lr=rate, betas=(0.9, 0.95))
 
@@ -191,6 +387,83 @@ def be_deterministic() -> None:
     """The same bits in each run and in each process."""
     torch.use_deterministic_algorithms(True)
     torch.set_num_threads(1)
+
+
+# ---- What is printed: a line every ten cycles, a bar on a terminal, JSON -------------------------
+
+
+HEADER = (
+    "cycle  version  reward     loss   out MB  out ms  publish ms  commit ms  exposed ms  workers"
+)
+EVERY = 10
+
+
+class Show:
+    """A context manager; `quiet` leaves the JSON only."""
+
+    def __init__(self, cycles: int, path: Path | None, quiet: bool = False) -> None:
+        self._cycles = cycles
+        self._json = path.open("w") if path is not None else None
+        self._quiet = quiet
+        self._bar = None if quiet else _bar(cycles)
+        if not quiet:
+            print(HEADER)
+
+    def cycle(
+        self, cycle: int, version: int, reward: float, loss: float, stats: dict[str, float]
+    ) -> None:
+        """Shows one cycle; `stats` are those of the controller."""
+        if self._json is not None:
+            line = {"cycle": cycle, "version": version, "reward": reward, "loss": loss}
+            print(json.dumps({**line, "stats": stats}), file=self._json, flush=True)
+        if self._bar is not None:
+            self._bar.update()
+        if not self._quiet and (cycle % EVERY == 0 or cycle in (1, self._cycles)):
+            self._print(_line(cycle, version, reward, loss, stats))
+
+    def _print(self, line: str) -> None:
+        if self._bar is not None:
+            self._bar.write(line)
+        else:
+            print(line, flush=True)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        value: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if self._bar is not None:
+            self._bar.close()
+        if self._json is not None:
+            self._json.close()
+
+
+def _bar(cycles: int) -> Any:
+    """On a terminal, where tqdm is installed."""
+    if not sys.stderr.isatty():
+        return None
+    try:
+        from tqdm import tqdm
+    except ImportError:
+        return None
+    return tqdm(total=cycles, unit="cycle", leave=False)
+
+
+def _line(cycle: int, version: int, reward: float, loss: float, stats: dict[str, float]) -> str:
+    def of(name: str, scale: float) -> float:
+        return stats.get(name, 0.0) * scale
+
+    return (
+        f"{cycle:5}  {version:7}  {reward:6.3f}  {loss:7.4f}"
+        f"  {of('refit/offload_bytes', 1e-6):7.2f}  {of('refit/offload_s', 1e3):6.2f}"
+        f"  {of('refit/publish_s', 1e3):10.2f}"
+        f"  {of('refit/commit_s', 1e3):9.2f}  {of('refit/restore_exposed_s', 1e3):10.2f}"
+        f"  {of('refit/workers_committed', 1):7.0f}"
+    )
 
 
 # ---- The program ---------------------------------------------------------------------------------
@@ -284,11 +557,11 @@ def main() -> int:
     be_deterministic()
     try:
         if options.save_every:
-            checkpoint.require_safetensors()
+            require_safetensors()
         return check(options) if options.check else run(options)
     except KeyboardInterrupt:
         return 130  # the workers are gone: the fleet ends them on its way out
-    except (RefitError, WorkerLost, checkpoint.CheckpointError) as why:
+    except (RefitError, WorkerLost, CheckpointError) as why:
         print(f"grpo: {why}", file=sys.stderr)
         return 1
 

@@ -182,8 +182,7 @@ def test_options_that_mean_nothing_are_refused(root: Path, arguments: list[str])
 
 def work_that_dies_once(endpoint: str, worker: int, seed: int, pipe: Connection) -> None:
     """A worker; the first one dies while it applies version 2, if it has not died before."""
-    from grpo_torch_parts.fleet import send_batch
-    from grpo_torch_parts.policy import Batch
+    from grpo_torch import Batch, send_batch
 
     with refit.Subscriber(endpoint, worker=f"rollout-{worker}") as subscriber:
         for update in subscriber:
