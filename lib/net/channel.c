@@ -9,9 +9,9 @@
  * What is not bounded: ZeroMQ limits the bytes of a part and the number of whole messages, but it
  * keeps the parts of a message that has no end yet, however many, until the connection ends. No
  * option of 4.3 changes that. A connection that belongs to no worker is ended (connections.c), but
- * only after a while. So who may talk can fill this process's memory: a key that is allowed; for
- * that while one that was taken from the list, through a connection that stands; and where there
- * are no keys, whoever reaches the address.
+ * only after a while. So a peer that is let in can fill this process's memory: the owner of an
+ * allowed key; for that while the owner of a removed one, through a connection that stands; and
+ * where there are no keys, all that reach the address.
  */
 #include "net/channel.h"
 
@@ -63,9 +63,9 @@ struct rft_channel {
     void *context;
     void *socket;
     bool router;
-    bool full;     /* a DEALER that took no message: the next poll ends when it has room, too */
-    bool keys;     /* CURVE */
-    rft_zap *gate; /* of a ROUTER with keys */
+    bool full;    /* a DEALER that took no message: the next poll ends when it has room, too */
+    bool keys;    /* CURVE */
+    rft_zap *zap; /* of a ROUTER with keys */
     rft_connections *connections; /* of a ROUTER that can be reached from outside the process */
     rft_handshake handshake;      /* of a DEALER */
     rft_ipc ipc;
@@ -158,8 +158,8 @@ static refit_status keys_open(rft_channel *channel, const refit_config *config, 
     RFT_REFUSE_IF(config->security_allow[0] == '\0', error, REFIT_ERR_CONFIG,
                   "security.key is set but security.allow is not: a trainer with keys needs the "
                   "folder of its workers' public ones");
-    RFT_TRY(rft_zap_open(channel->context, config->security_allow, &channel->gate, error));
-    return rft_curve_serve(channel->socket, config, rft_zap_domain(channel->gate), error);
+    RFT_TRY(rft_zap_open(channel->context, config->security_allow, &channel->zap, error));
+    return rft_curve_serve(channel->socket, config, rft_zap_domain(channel->zap), error);
 }
 
 static refit_status check_side(const rft_channel *channel, refit_error *error)
@@ -186,8 +186,8 @@ static refit_status check_path(const rft_channel *channel, refit_error *error)
     return channel->router ? REFIT_OK : rft_ipc_check_socket(channel->asked.rest, error);
 }
 
-/* Beyond this host whoever reaches a port could read the weights, and whoever answers at an address
- * could give others. */
+/* Beyond this host all that reach a port could read the weights, and a host that answers at an
+ * address could give others. */
 static refit_status check_trust(const rft_channel *channel, const refit_config *config,
                                 refit_error *error)
 {
@@ -229,7 +229,8 @@ static refit_status socket_open(rft_channel *channel, const refit_config *config
     return socket_failed(error);
 }
 
-/* Of a DEALER that has to look who listens; NULL: it has not. Keys show who it is. */
+/* Of a DEALER that has to check the owner of the listening socket; NULL: it has not. Keys prove the
+ * trainer. */
 static const char *guarded_path(const rft_channel *channel)
 {
     bool guarded =
@@ -237,8 +238,8 @@ static const char *guarded_path(const rft_channel *channel)
     return guarded ? channel->asked.rest : NULL;
 }
 
-/* A domain for questions makes ZeroMQ refuse ZMTP before 3.0 (see connections.c); without keys the
- * gate has no objection, and need not be there. */
+/* With a ZAP domain ZeroMQ refuses ZMTP before 3.0 (see connections.c); without keys the handler
+ * admits all, and need not be there. */
 static refit_status watch_connections(rft_channel *channel, const refit_config *config,
                                       refit_error *error)
 {
@@ -392,7 +393,7 @@ refit_status rft_channel_connect(const char *endpoint, const refit_config *confi
 }
 
 /* ZeroMQ closes a listener on its own thread, some time after it was told to; until then the port
- * is busy for whoever opens the next publisher. */
+ * is busy for the next publisher. */
 static void unbind(rft_channel *channel)
 {
     char name[64];
@@ -420,7 +421,7 @@ void rft_channel_close(rft_channel *channel)
     }
     rft_handshake_close(&channel->handshake, channel->socket);
     if (channel->socket != NULL) zmq_close(channel->socket);
-    rft_zap_close(channel->gate);
+    rft_zap_close(channel->zap);
     rft_ipc_close(&channel->ipc);
     if (channel->context != NULL) rft_context_release(channel->context);
     rft_free(channel);
@@ -438,12 +439,12 @@ bool rft_channel_is_local(const rft_channel *channel)
 
 rft_allow_list *rft_channel_allow_list(const rft_channel *channel)
 {
-    return channel->gate == NULL ? NULL : rft_zap_list(channel->gate);
+    return channel->zap == NULL ? NULL : rft_zap_list(channel->zap);
 }
 
 void rft_channel_watch_keys(rft_channel *channel, int wake)
 {
-    if (channel->gate != NULL) rft_zap_set_waker(channel->gate, wake);
+    if (channel->zap != NULL) rft_zap_set_wake(channel->zap, wake);
 }
 
 refit_status rft_channel_take_failure(rft_channel *channel, refit_error *why)
@@ -595,7 +596,7 @@ refit_status rft_channel_receive(rft_channel *channel, rft_envelope *out, refit_
     memset(out, 0, sizeof *out);
     RFT_REFUSE_IF(channel->router && !sender_read(channel, &out->from), error, REFIT_ERR_PROTOCOL,
                   "a peer chose an id of more than %d bytes", RFT_PEER_ID_BYTES);
-    if (channel->gate != NULL && count > head) key_read(&channel->parts[head], &out->from);
+    if (channel->zap != NULL && count > head) key_read(&channel->parts[head], &out->from);
     out->connection = count > head ? zmq_msg_get(&channel->parts[head], ZMQ_SRCFD) : -1;
     RFT_REFUSE_IF(count <= head || count > head + 2, error, REFIT_ERR_PROTOCOL,
                   "a message of %u parts instead of one or two", count - head);

@@ -22,8 +22,8 @@ typedef struct rft_channel rft_channel;
 
 #define RFT_PEER_ID_BYTES 8
 
-/* Who a ROUTER's message came from and goes to: ZeroMQ's routing id, at most 8 bytes of it, and the
- * public key that its connection was opened with. */
+/* The peer that a ROUTER's message came from or goes to: ZeroMQ's routing id, at most 8 bytes of
+ * it, and the public key that its connection was opened with. */
 typedef struct rft_peer_id {
     unsigned char bytes[RFT_PEER_ID_BYTES];
     uint8_t count;
@@ -67,7 +67,7 @@ bool rft_channel_is_local(const rft_channel *channel);
 
 /* Whose keys may come in; NULL: the channel uses none (nor does any by inproc). Borrowed. */
 rft_allow_list *rft_channel_allow_list(const rft_channel *channel);
-/* This waker (of waker.h) is set whenever that list has another edition. */
+/* This wake descriptor (wake_fd.h) is set whenever that list has another edition. */
 void rft_channel_watch_keys(rft_channel *channel, int wake);
 
 /* On a DEALER: why the last handshake failed, once (see handshake.h); REFIT_OK: none has. */
@@ -92,10 +92,10 @@ rft_connection_counts rft_channel_count_connections(const rft_channel *channel);
 bool rft_peer_id_equal(const rft_peer_id *a, const rft_peer_id *b);
 
 /* `to` is NULL on a DEALER; `payload` may be NULL. REFIT_ERR_BUSY: its queue is full, try later.
- * REFIT_ERR_PEER: nobody there by that id. */
+ * REFIT_ERR_PEER: there is no peer of that id. */
 refit_status rft_channel_send(rft_channel *channel, const rft_peer_id *to, rft_view message,
                               const rft_payload *payload, refit_error *error);
-/* Likewise, of a message that is not copied itself. */
+/* The same, of a message that is not copied itself. */
 refit_status rft_channel_send_lent(rft_channel *channel, const rft_peer_id *to,
                                    const rft_payload *message, refit_error *error);
 

@@ -9,10 +9,10 @@
  *
  * Why it is needed. ZeroMQ (4.3.4, 4.3.5, and its master of July 2026) gives a peer without a
  * routing id the next number of a counter, a zero byte and 32 bits, and lets any peer claim such an
- * id. A peer that is given an id which another one claims makes ZeroMQ abort the process. Whoever
- * finishes a handshake can claim: where there are no keys, all who reach the address; with keys,
- * the owners of allowed ones. No option forbids either half, so what is left is to make the number
- * hard to hit:
+ * id. A peer that is given an id which another one claims makes ZeroMQ abort the process. Every
+ * peer that finishes a handshake can claim: where there are no keys, all that reach the address;
+ * with keys, the owners of allowed ones. No option forbids either half, so what is left is to make
+ * the number hard to hit:
  *
  *   - The counter begins at random bits (rft_context_router).
  *   - Few connections stand at once, workers and unclaimed ones: H. A claim that gets no answer
@@ -21,20 +21,20 @@
  *     listener is held off. Connections that stand are not touched by that.
  *   - ZMTP before 3.0 is refused (rft_channel): its handshake ends without an event.
  *
- * An attacker who holds all of H then needs 2^32 / H * RATE_NS on average. With the defaults, H is
+ * An attacker that holds all of H then needs 2^32 / H * RATE_NS on average. With the defaults, H is
  * 256 workers and the 100 connections that are made in the time for which one of a former worker
  * stays: 140 days. The burst adds a chance of 1 in 2,700 at the most, once. What remains: it is a
- * chance, not an impossibility; and whoever may finish handshakes can use up the rate, and so keep
- * new workers out. Workers that are in stay in. Workers go without a routing id of their own:
+ * chance, not an impossibility; and peers that may finish handshakes can use up the rate, and so
+ * keep new workers out. Workers that are in stay in. Workers go without a routing id of their own:
  * ZeroMQ connects anew under the same one, and a ROUTER ignores a second connection of that name
  * for ever while the first has not been found dead.
  *
- * Before the handshake, anybody may cost a descriptor and some 150 KB. Unclaimed connections are
- * bounded in number, oldest first out; and in number to CROWDED where descriptors reach into the
- * last of what the process may open (RESERVE). That is noticed behind ZeroMQ's back: on a machine
- * that is overloaded the last descriptors may be taken for a moment. When accept(2) fails for want
- * of descriptors, ZeroMQ tries again at once, for ever: so the listener is emptied by means of a
- * spare descriptor, and held off. On ipc ZeroMQ aborts on that failure instead
+ * Before the handshake, each connection costs a descriptor and some 150 KB. Unclaimed connections
+ * are bounded in number, oldest first out; and in number to CROWDED where descriptors reach into
+ * the last of what the process may open (RESERVE). That is noticed behind ZeroMQ's back: on a
+ * machine that is overloaded the last descriptors may be taken for a moment. When accept(2) fails
+ * for want of descriptors, ZeroMQ tries again at once, for ever: so the listener is emptied by
+ * means of a spare descriptor, and held off. On ipc ZeroMQ aborts on that failure instead
  * (ipc_listener.cpp). So there the number of free descriptors is looked at all the time (LOOK_MS),
  * and the listener is held off while few are left (IPC_RESERVE): more than may wait to be accepted.
  * What remains: a process that takes all of these within LOOK_MS, while a worker connects.
@@ -42,7 +42,7 @@
  * The listener is held off on TCP by a filter on its socket that drops what arrives: the system of
  * the other side tries again by itself, and nothing is closed. (zmq_unbind would end all
  * connections.) An ipc socket takes no filter, and its file is renamed; its workers try again. On
- * ipc no rate is bounded: a socket file lets in its owner alone, who can end the process anyway.
+ * ipc no rate is bounded: a socket file lets in its owner alone, which can end the process anyway.
  *
  * Ending a connection. ZeroMQ owns the descriptor, so it is shut down, never closed. ZeroMQ tells
  * DISCONNECTED before it closes one, and all that was told is read before anything is ended: so the
@@ -306,7 +306,8 @@ static void end_surplus(rft_connections *all, int64_t now)
     all->crowd = 0;
     if (unclaimed->count < before && may_log(all, now)) {
         rft_log(REFIT_LOG_WARNING,
-                "connections that belong to no worker were closed: there were %u; see who connects "
+                "connections that belong to no worker were closed: there were %u; look which "
+                "processes connect "
                 "to the trainer's endpoint",
                 before);
     }
@@ -409,7 +410,7 @@ static void hold_to_rate(rft_connections *all, int64_t now)
         hold_off(all, now, all->spent - all->burst_ns + REGAIN * RATE_NS) && may_log(all, now)) {
         rft_log(REFIT_LOG_WARNING,
                 "new connections are held off for a while: far more came than there may be "
-                "workers; see who connects to the trainer's endpoint");
+                "workers; look which processes connect to the trainer's endpoint");
     }
 }
 

@@ -1,6 +1,6 @@
 /*
  * connections: those that a publisher's socket has accepted, and above all those that belong to no
- * worker: half open, finished but silent, or of workers that were turned out. How many there may
+ * worker: half open, finished but silent, or of workers that were evicted. How many there may
  * be, how long, and how many handshakes may succeed in a time is bounded here.
  *
  * It belongs to the thread that owns the socket, and blocks nowhere.

@@ -1,5 +1,5 @@
 /*
- * Keys as socket options. A socket has one mechanism: with CURVE it talks to nobody who has none.
+ * Keys as socket options. A socket has one mechanism: with CURVE it talks to no peer without.
  *
  * A secret is in memory of secret.h until ZeroMQ has its copy.
  */
@@ -7,6 +7,8 @@
 
 #include <fcntl.h>
 #include <string.h>
+
+#include <refit/keys.h>
 
 #include <zmq.h>
 
@@ -117,5 +119,22 @@ refit_status rft_curve_join(void *socket, const refit_config *config, refit_erro
     RFT_TRY(rft_secret_open(sizeof(own_pair), &own, error));
     refit_status status = join_with(socket, config, own, error);
     rft_secret_close(own, sizeof(own_pair));
+    return status;
+}
+
+/* ---- Pairs as files */
+
+refit_status refit_keys_generate(const char *folder, const char *name, int replace,
+                                 refit_error *error)
+{
+    rft_key public_key;
+    void *secret_key = NULL;
+    RFT_REFUSE_IF(folder == NULL || name == NULL || folder[0] == '\0', error, REFIT_ERR_INVALID,
+                  "keys need a folder and a name");
+    RFT_TRY(rft_secret_open(sizeof(rft_key), &secret_key, error));
+    refit_status status = rft_curve_make_pair(&public_key, secret_key, error);
+    if (status == REFIT_OK)
+        status = rft_key_files_write(folder, name, &public_key, secret_key, replace != 0, error);
+    rft_secret_close(secret_key, sizeof(rft_key));
     return status;
 }

@@ -5,9 +5,9 @@
  * the protocol, it says that the connection is gone, and nothing more comes. So every end of a
  * connection sets a moment to connect anew, and every try of ZeroMQ's own takes it back.
  *
- * At an ipc path it looks who listens, as soon as a connection stands. That gives the sentence, and
- * ends the connection; but messages may have come meanwhile, or the connection may be gone already.
- * So the channel looks at each message, too.
+ * At an ipc path it checks which user listens, as soon as a connection stands. That gives the
+ * sentence, and ends the connection; but messages may have come meanwhile, or the connection may be
+ * gone already. So the channel looks at each message, too.
  */
 #include "net/handshake.h"
 

@@ -40,7 +40,7 @@ bool rft_ipc_hide(const rft_ipc *ipc);
 bool rft_ipc_show(const rft_ipc *ipc);
 
 /* Whether the path, or the name that it has while it is hidden, still leads to the socket: not
- * after the system has removed the folder of a user who logged out, for example. A connection that
+ * after the system has removed the folder of a user that logged out, for example. A connection that
  * stands is not touched by that. */
 bool rft_ipc_is_named(const rft_ipc *ipc);
 

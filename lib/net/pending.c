@@ -1,9 +1,9 @@
 /*
  * A counter on a futex.
  *
- * Raising and lowering are one atomic addition. Whoever waits sets the top bit first; the lowering
+ * Raising and lowering are one atomic addition. The waiter sets the top bit first; the lowering
  * that leaves nothing but that bit wakes it. A wake-up that comes after the owner has freed the
- * word goes to an address where nobody waits, which the kernel allows: like sem_post, it reads
+ * word goes to an address without a waiter, which the kernel allows: like sem_post, it reads
  * nothing there.
  */
 #include "net/pending.h"

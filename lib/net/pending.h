@@ -12,7 +12,7 @@
 
 /* {0} is ready to use. It must live until the count is 0. */
 typedef struct rft_pending {
-    _Atomic uint32_t word; /* the count, and one bit for "somebody waits" */
+    _Atomic uint32_t word; /* the count, and one bit for "a thread waits" */
 } rft_pending;
 
 void rft_pending_raise(rft_pending *pending);

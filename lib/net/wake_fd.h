@@ -1,5 +1,5 @@
 /*
- * waker: an eventfd that polls readable while it is set. How another thread, or a signal handler,
+ * wake_fd: an eventfd that polls readable while it is set. How another thread, or a signal handler,
  * ends a service thread's poll, and how a caller's event loop learns that something is there.
  */
 #ifndef RFT_WAKE_FD_H

@@ -1,19 +1,20 @@
 /*
- * The doorkeeper: one thread that answers ZAP (ZeroMQ's RFC 27) for every publisher of the process,
- * since a context has one place to ask. It starts with the first gate and ends with the last.
+ * The ZAP handler: one thread that answers ZAP (ZeroMQ's RFC 27) for every publisher of the
+ * process, since a context has one place to ask. It starts with the first domain and ends with the
+ * last.
  *
- *     ZeroMQ ── domain, key ──► doorkeeper ── 200, the key as User-Id; or 400 ──► ZeroMQ
- *                                  │ every LOOK_MS, and for questions
+ *     ZeroMQ ── domain, key ──► ZAP handler ── 200, the key as User-Id; or 400 ──► ZeroMQ
+ *                                  │ every LOOK_MS, and for requests
  *                                  ▼
- *                               allow list ── another edition ──► the publisher's waker
+ *                               allow list ── another edition ──► the publisher's wake descriptor
  *
- * A question makes it look at the folder, too, but neither those about keys that are in nor those
- * about others can keep the disk busy: there is a brake for each, LOOK_KNOWN_MS and LOOK_FRESH_MS.
- * So a key that was taken out is refused LOOK_KNOWN_MS later; whoever came in before the look that
- * misses it is turned out by that look, as all whose connection stands (hub_keys). Two locks:
- * `turn` is held while the doorkeeper starts or ends, `guard` while the gates are read or changed.
- * Either may be held when the process forks, by a thread that the child does not have: it gets both
- * anew. Taking them before the fork instead would have it wait for the folder's disk.
+ * A request makes it read the folder, too, but requests cannot keep the disk busy: for keys that
+ * are allowed it is read once in LOOK_KNOWN_MS at most, for others once in LOOK_FRESH_MS. So a
+ * removed key is refused LOOK_KNOWN_MS later. A worker that came in before that reading is evicted
+ * by it, as are all workers of that key (server.c). Two locks: `turn` is held while the handler
+ * starts or ends, `guard` while the domains are read or changed. Either may be held when the
+ * process forks, by a thread that the child does not have: it gets both anew. Taking them before
+ * the fork instead would have it wait for the folder's disk.
  */
 #include "net/zap.h"
 
@@ -38,36 +39,36 @@
 #define LOOK_MS       200
 #define LOOK_FRESH_MS 50
 #define LOOK_KNOWN_MS 10
-#define LOG_MS        1000 /* a stranger who knocks is not written down more often */
+#define LOG_MS        1000 /* a refused key is not logged more often */
 
 struct rft_zap {
     rft_allow_list *list;
     char domain[RFT_ZAP_REQUEST_DOMAIN];
     int wake;         /* guarded by guard */
-    uint64_t edition; /* the doorkeeper's: of the list when the waker was last set */
-    int64_t looked;   /* the doorkeeper's */
-    int64_t logged;   /* the doorkeeper's */
+    uint64_t edition; /* the handler's: of the list when the wake descriptor was last set */
+    int64_t looked;   /* the handler's */
+    int64_t logged;   /* the handler's */
     rft_zap *next;    /* guarded by guard */
 };
 
 static rft_mutex turn = PTHREAD_MUTEX_INITIALIZER;
 static rft_mutex guard = PTHREAD_MUTEX_INITIALIZER;
-static rft_zap *gates; /* guarded by guard */
+static rft_zap *domains; /* guarded by guard */
 
 /* From start to end it belongs to its thread. A child of a fork has none of it. */
-static struct doorkeeper {
+static struct zap_handler {
     void *socket;
     int wake;
     rft_thread thread;
     atomic_bool ends;
-    pid_t process;  /* guarded by turn */
-    uint32_t gates; /* guarded by turn */
-} doorkeeper;
+    pid_t process;    /* guarded by turn */
+    uint32_t domains; /* guarded by turn */
+} handler;
 
-/* ---- A question */
+/* ---- A request */
 
 /* False: there is none. */
-static bool hear_question(void *socket, rft_zap_request *asked)
+static bool hear_request(void *socket, rft_zap_request *asked)
 {
     zmq_msg_t part;
     uint32_t count = 0;
@@ -105,49 +106,49 @@ static void answer(void *socket, const rft_zap_request *asked, bool admitted, co
     }
 }
 
-/* ---- The gates */
+/* ---- The domains */
 
 /* Called with guard held. */
-static void look(rft_zap *gate)
+static void look(rft_zap *zap)
 {
-    rft_allow_list_refresh(gate->list);
-    gate->looked = rft_now();
-    uint64_t edition = rft_allow_list_edition(gate->list);
-    if (edition != gate->edition && gate->wake >= 0) rft_wake_fd_set(gate->wake);
-    gate->edition = edition;
+    rft_allow_list_refresh(zap->list);
+    zap->looked = rft_now();
+    uint64_t edition = rft_allow_list_edition(zap->list);
+    if (edition != zap->edition && zap->wake >= 0) rft_wake_fd_set(zap->wake);
+    zap->edition = edition;
 }
 
-static bool looked_within(const rft_zap *gate, uint32_t ms)
+static bool looked_within(const rft_zap *zap, uint32_t ms)
 {
-    return rft_now() < rft_after_ms(gate->looked, ms);
+    return rft_now() < rft_after_ms(zap->looked, ms);
 }
 
 /* Called with guard held. */
-static bool admits(rft_zap *gate, const rft_zap_request *asked, const char *user)
+static bool admits(rft_zap *zap, const rft_zap_request *asked, const char *user)
 {
     char name[RFT_KEY_NAME_BYTES];
-    bool known = rft_allow_list_has(gate->list, user, NULL);
-    if (!looked_within(gate, known ? LOOK_KNOWN_MS : LOOK_FRESH_MS)) look(gate);
-    if (rft_allow_list_has(gate->list, user, name)) {
+    bool known = rft_allow_list_has(zap->list, user, NULL);
+    if (!looked_within(zap, known ? LOOK_KNOWN_MS : LOOK_FRESH_MS)) look(zap);
+    if (rft_allow_list_has(zap->list, user, name)) {
         rft_log(REFIT_LOG_INFO, "key %s comes in from %s", name, asked->address);
         return true;
     }
-    if (rft_now() >= gate->logged) {
+    if (rft_now() >= zap->logged) {
         rft_log(REFIT_LOG_WARNING, "a key that is not in security.allow is refused: %s, from %s",
                 user, asked->address);
-        gate->logged = rft_deadline(LOG_MS);
+        zap->logged = rft_deadline(LOG_MS);
     }
     return false;
 }
 
-static void answer_question(struct doorkeeper *keeper, const rft_zap_request *asked)
+static void answer_request(struct zap_handler *keeper, const rft_zap_request *asked)
 {
     char user[RFT_KEY_TEXT];
     bool admitted = strcmp(asked->domain, RFT_ZAP_OPEN) == 0;
     rft_key_print(&asked->key, user);
     rft_lock(&guard);
-    for (rft_zap *gate = asked->whole ? gates : NULL; gate != NULL; gate = gate->next) {
-        if (strcmp(gate->domain, asked->domain) == 0) admitted = admits(gate, asked, user);
+    for (rft_zap *zap = asked->whole ? domains : NULL; zap != NULL; zap = zap->next) {
+        if (strcmp(zap->domain, asked->domain) == 0) admitted = admits(zap, asked, user);
     }
     rft_unlock(&guard);
     answer(keeper->socket, asked, admitted, user);
@@ -156,15 +157,15 @@ static void answer_question(struct doorkeeper *keeper, const rft_zap_request *as
 static void look_everywhere(void)
 {
     rft_lock(&guard);
-    for (rft_zap *gate = gates; gate != NULL; gate = gate->next) {
-        if (!looked_within(gate, LOOK_MS)) look(gate);
+    for (rft_zap *zap = domains; zap != NULL; zap = zap->next) {
+        if (!looked_within(zap, LOOK_MS)) look(zap);
     }
     rft_unlock(&guard);
 }
 
 static void *keep_doors(void *user)
 {
-    struct doorkeeper *keeper = user;
+    struct zap_handler *keeper = user;
     rft_zap_request asked;
     while (!atomic_load(&keeper->ends)) {
         zmq_pollitem_t items[] = {
@@ -173,7 +174,7 @@ static void *keep_doors(void *user)
         };
         (void)zmq_poll(items, 2, LOOK_MS);
         rft_wake_fd_clear(keeper->wake);
-        if (hear_question(keeper->socket, &asked)) answer_question(keeper, &asked);
+        if (hear_request(keeper->socket, &asked)) answer_request(keeper, &asked);
         look_everywhere();
     }
     return NULL;
@@ -185,12 +186,12 @@ static refit_status fail_zmq(refit_error *error)
 {
     int code = zmq_errno();
     RFT_REFUSE_IF(code == EADDRINUSE, error, REFIT_ERR_BUSY,
-                  "something else in this process answers ZeroMQ's questions about keys");
-    return rft_fail_sub(error, REFIT_ERR_SYSTEM, code, "no answer to questions about keys: %s",
-                        zmq_strerror(code));
+                  "another part of this process answers ZeroMQ's requests about keys (ZAP)");
+    return rft_fail_sub(error, REFIT_ERR_SYSTEM, code,
+                        "requests about keys (ZAP) cannot be answered: %s", zmq_strerror(code));
 }
 
-static refit_status place_open(struct doorkeeper *keeper, void *context, refit_error *error)
+static refit_status place_open(struct zap_handler *keeper, void *context, refit_error *error)
 {
     const int none = 0;
     keeper->socket = zmq_socket(context, ZMQ_REP);
@@ -205,15 +206,15 @@ static refit_status place_open(struct doorkeeper *keeper, void *context, refit_e
 }
 
 /* A closed socket keeps its name for a while, but not one that was unbound. */
-static void place_close(struct doorkeeper *keeper)
+static void place_close(struct zap_handler *keeper)
 {
     (void)zmq_unbind(keeper->socket, ZAP_PLACE);
     zmq_close(keeper->socket);
 }
 
-static refit_status doorkeeper_start(void *context, refit_error *error)
+static refit_status handler_start(void *context, refit_error *error)
 {
-    struct doorkeeper *keeper = &doorkeeper;
+    struct zap_handler *keeper = &handler;
     refit_status status;
     atomic_store(&keeper->ends, false);
     RFT_TRY(rft_wake_fd_open(&keeper->wake, error));
@@ -229,9 +230,9 @@ undo_wake:
     return status;
 }
 
-static void doorkeeper_end(void)
+static void handler_end(void)
 {
-    struct doorkeeper *keeper = &doorkeeper;
+    struct zap_handler *keeper = &handler;
     atomic_store(&keeper->ends, true);
     rft_wake_fd_set(keeper->wake);
     rft_thread_join(keeper->thread);
@@ -257,53 +258,53 @@ static refit_status prepare_for_forks(refit_error *error)
     int code = pthread_atfork(NULL, NULL, forget_locks);
     if (code != 0) {
         return rft_fail_sub(error, REFIT_ERR_HOST_MEMORY, code,
-                            "the gate cannot be made ready for forks: %s", strerror(code));
+                            "the ZAP handler cannot be made ready for forks: %s", strerror(code));
     }
     atomic_store(&prepared, true);
     return REFIT_OK;
 }
 
-/* ---- Opening and closing a gate */
+/* ---- Opening and closing a domain */
 
-static void zap_free(rft_zap *gate)
+static void zap_free(rft_zap *zap)
 {
-    rft_allow_list_close(gate->list);
-    rft_free(gate);
+    rft_allow_list_close(zap->list);
+    rft_free(zap);
 }
 
 static refit_status zap_make(const char *folder, rft_zap **out, refit_error *error)
 {
     uint64_t unique;
     RFT_TRY(rft_random_u64(&unique, error));
-    rft_zap *gate = rft_calloc(1, sizeof *gate);
-    RFT_REFUSE_IF(gate == NULL, error, REFIT_ERR_HOST_MEMORY, "no memory for a gate");
-    gate->wake = -1;
-    snprintf(gate->domain, sizeof gate->domain, "refit-%016" PRIx64, unique);
-    refit_status status = rft_allow_list_open(folder, &gate->list, error);
+    rft_zap *zap = rft_calloc(1, sizeof *zap);
+    RFT_REFUSE_IF(zap == NULL, error, REFIT_ERR_HOST_MEMORY, "no memory for an allow list");
+    zap->wake = -1;
+    snprintf(zap->domain, sizeof zap->domain, "refit-%016" PRIx64, unique);
+    refit_status status = rft_allow_list_open(folder, &zap->list, error);
     if (status != REFIT_OK) {
-        rft_free(gate);
+        rft_free(zap);
         return status;
     }
-    gate->edition = rft_allow_list_edition(gate->list);
-    gate->looked = rft_now();
-    *out = gate;
+    zap->edition = rft_allow_list_edition(zap->list);
+    zap->looked = rft_now();
+    *out = zap;
     return REFIT_OK;
 }
 
-static void zap_add(rft_zap *gate)
+static void zap_add(rft_zap *zap)
 {
     rft_lock(&guard);
-    gate->next = gates;
-    gates = gate;
+    zap->next = domains;
+    domains = zap;
     rft_unlock(&guard);
 }
 
-static void zap_remove(const rft_zap *gate)
+static void zap_remove(const rft_zap *zap)
 {
     rft_lock(&guard);
-    for (rft_zap **at = &gates; *at != NULL; at = &(*at)->next) {
-        if (*at != gate) continue;
-        *at = gate->next;
+    for (rft_zap **at = &domains; *at != NULL; at = &(*at)->next) {
+        if (*at != zap) continue;
+        *at = zap->next;
         break;
     }
     rft_unlock(&guard);
@@ -311,50 +312,50 @@ static void zap_remove(const rft_zap *gate)
 
 refit_status rft_zap_open(void *context, const char *folder, rft_zap **out, refit_error *error)
 {
-    rft_zap *gate = NULL;
+    rft_zap *zap = NULL;
     refit_status status = REFIT_OK;
     RFT_TRY(prepare_for_forks(error));
-    RFT_TRY(zap_make(folder, &gate, error));
+    RFT_TRY(zap_make(folder, &zap, error));
     rft_lock(&turn);
-    if (doorkeeper.process != getpid()) { /* what a parent left is not ours */
-        doorkeeper.process = getpid();
-        doorkeeper.gates = 0;
-        gates = NULL;
+    if (handler.process != getpid()) { /* what a parent left is not ours */
+        handler.process = getpid();
+        handler.domains = 0;
+        domains = NULL;
     }
-    if (doorkeeper.gates == 0) status = doorkeeper_start(context, error);
+    if (handler.domains == 0) status = handler_start(context, error);
     if (status == REFIT_OK) {
-        doorkeeper.gates++;
-        zap_add(gate);
-        *out = gate;
+        handler.domains++;
+        zap_add(zap);
+        *out = zap;
     }
     rft_unlock(&turn);
-    if (status != REFIT_OK) zap_free(gate);
+    if (status != REFIT_OK) zap_free(zap);
     return status;
 }
 
-void rft_zap_close(rft_zap *gate)
+void rft_zap_close(rft_zap *zap)
 {
-    if (gate == NULL) return;
+    if (zap == NULL) return;
     rft_lock(&turn);
-    zap_remove(gate);
-    if (doorkeeper.process == getpid() && --doorkeeper.gates == 0) doorkeeper_end();
+    zap_remove(zap);
+    if (handler.process == getpid() && --handler.domains == 0) handler_end();
     rft_unlock(&turn);
-    zap_free(gate);
+    zap_free(zap);
 }
 
-const char *rft_zap_domain(const rft_zap *gate)
+const char *rft_zap_domain(const rft_zap *zap)
 {
-    return gate->domain;
+    return zap->domain;
 }
 
-rft_allow_list *rft_zap_list(const rft_zap *gate)
+rft_allow_list *rft_zap_list(const rft_zap *zap)
 {
-    return gate->list;
+    return zap->list;
 }
 
-void rft_zap_set_waker(rft_zap *gate, int wake)
+void rft_zap_set_wake(rft_zap *zap, int wake)
 {
     rft_lock(&guard);
-    gate->wake = wake;
+    zap->wake = wake;
     rft_unlock(&guard);
 }

@@ -1,4 +1,4 @@
-/* The frames of a question: version, id, domain, address, routing id, mechanism, key. */
+/* The frames of a ZAP request: version, id, domain, address, routing id, mechanism, key. */
 #include "net/zap_request.h"
 
 #include <string.h>

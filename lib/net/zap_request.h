@@ -1,5 +1,5 @@
 /*
- * question: what ZeroMQ asks about a key that connects (ZAP, its RFC 27), frame by frame.
+ * zap_request: ZeroMQ's request about a key that connects (ZAP, its RFC 27), frame by frame.
  *
  * ZeroMQ writes the frames, but what a stranger sent is in them: his key and his routing id. Knows
  * no sockets and no lists.
@@ -25,7 +25,7 @@ typedef struct rft_zap_request {
     bool whole; /* seven frames of the right version, and a key in the last: CURVE */
 } rft_zap_request;
 
-/* Takes frame `at` of a question that was {0} before its first. Too long a text counts as none. */
+/* Takes frame `at` of a request that was {0} before its first. Too long a text counts as none. */
 void rft_zap_request_take(rft_zap_request *asked, uint32_t at, rft_view part);
 
 /* There were so many. */

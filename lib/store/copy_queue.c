@@ -170,7 +170,7 @@ static void finish(rft_copy_queue *queue)
     queue->busy = false;
 }
 
-/* It is idle; and who closes a publisher cannot ask again, so a refusal is not taken at once. */
+/* It is idle. The caller that closes a publisher cannot try again, so this tries twice. */
 static bool stream_close(rft_copy_queue *queue)
 {
     refit_status status = refit_stream_close(queue->device, queue->stream, NULL);

@@ -64,9 +64,9 @@ const uint64_t *rft_copy_queue_batch_sums(const rft_copy_queue *queue);
 /* Waits until all that is on the stream is done. REFIT_ERR_TIMEOUT: it is not, and the queue is
  * busy; else how it went. */
 refit_status rft_copy_queue_wait(rft_copy_queue *queue, uint32_t timeout_ms, refit_error *error);
-/* Whether work may be under way that nobody has seen the end of. NULL is not busy. */
+/* Whether work may be under way: no wait has seen its end. NULL is not busy. */
 bool rft_copy_queue_is_busy(const rft_copy_queue *queue);
-/* Likewise, in the memory that `pending` counts for. */
+/* The same, in the memory that `pending` counts for. */
 bool rft_copy_queue_holds(const rft_copy_queue *queue, const rft_pending *pending);
 
 #endif

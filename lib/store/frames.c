@@ -1,6 +1,6 @@
 /*
- * The cache of encoded frames. An entry is good for one (version, slot memory); nobody has to
- * invalidate it: an entry made for another pair is made again.
+ * The cache of encoded frames. An entry is good for one (version, slot memory); it is never
+ * invalidated: an entry made for another pair is made again.
  *
  * A frame is gathered in one scratch buffer and then copied to one of its own size, because a frame
  * of which little has changed is a hundredth of what it may be. An entry's buffer is used again for
@@ -8,8 +8,8 @@
  * retire list. Their number in flight is bounded by the windows.
  *
  * Coding against the base is the one thing that takes long, so frames that will be wanted next are
- * coded together with the one that is wanted now, each by one thread with a desk of its own: they
- * share nothing that is written but the allocator. Nothing is coded while nobody asks.
+ * coded together with the one that is wanted now, each by one thread with working memory of its
+ * own: they share nothing that is written but the allocator. Nothing is coded before a worker asks.
  */
 #include "store/frames.h"
 

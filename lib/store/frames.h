@@ -3,8 +3,8 @@
  * workers. A frame whose blocks are all sent whole is the slot's own memory; any other is gathered
  * into a buffer, which lives until the frame is made for a later version and the transport is done
  * with it. So what was coded against the version before can be sent again, and to workers that are
- * slow, when that version's bytes are long gone; a frame that nobody has asked for by then is coded
- * without them: what changed in it travels whole.
+ * slow, when that version's bytes are long gone; a frame that no worker has asked for by then is
+ * coded without them: what changed in it travels whole.
  *
  * Buffers of one coding take at most the store's size together. Belongs to the publisher's service
  * thread, which lets others help it with what takes long.
@@ -20,8 +20,8 @@
 typedef enum rft_coding {
     RFT_CODING_WHOLE,  /* for a worker that has no base */
     RFT_CODING_SAME,   /* blocks that are as in the base are left out */
-    RFT_CODING_SPARSE, /* likewise, and others are sent as what changed */
-    RFT_CODING_PACKED, /* likewise, compressed */
+    RFT_CODING_SPARSE, /* the same, and others are sent as what changed */
+    RFT_CODING_PACKED, /* the same, compressed */
     RFT_CODINGS
 } rft_coding;
 

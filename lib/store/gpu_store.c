@@ -1,11 +1,11 @@
 /*
  * Blocks of device memory with leashes.
  *
- * A slot is cleared in this order: its mark is made odd, so that whoever begins to read from now on
- * sees it; then the leash says whether somebody had begun before. If so, the bytes stay as they are
- * for that reader, who has been turned out, and the slot gets another block: a version read in
- * place never changes, but it can no longer be accepted. Likewise a block is first marked as gone,
- * then looked at, then freed.
+ * A slot is cleared in this order: its seqlock is made odd, so that a reader that begins from now
+ * on sees it; then the share lock says whether a reader had begun before. If so, the bytes stay as
+ * they are for that reader, which has been evicted, and the slot gets another block: a version read
+ * in place never changes, but it can no longer be accepted. In the same way a block is first marked
+ * as gone, then looked at, then freed.
  */
 #include "store/gpu_store.h"
 
@@ -70,7 +70,8 @@ static refit_status block_open(rft_gpu_store *store, uint64_t bytes, rft_gpu_blo
     return status;
 }
 
-/* False: somebody has it, or the device would not have its memory back, and the block stays. */
+/* False: a worker has it mapped, or the device would not take its memory back, and the block stays.
+ */
 static bool block_close(refit_device *device, rft_gpu_block *block)
 {
     if (rft_pending_count(&block->pending) > 0 || rft_share_lock_is_mapped(&block->share_lock))
@@ -138,7 +139,7 @@ uint32_t rft_gpu_store_close(rft_gpu_store *store, int64_t deadline)
 
 /* ---- Slots */
 
-/* The mark is odd from here on. */
+/* The seqlock is odd from here on. */
 static bool is_usable(rft_gpu_block *block, uint64_t bytes)
 {
     rft_seqlock_begin(rft_share_lock_seqlock(&block->share_lock));

@@ -4,9 +4,9 @@
  *
  * Its slots are those of the store beside it: version and number of a slot are the same, and a
  * version may lie in both, in one, or (a slot without a block) in the other only. Each block is one
- * allocation, exported once and kept from version to version, on a leash that tells who has it
- * mapped: it is written only while nobody reads it, and freed only when nobody maps it, however
- * long that takes.
+ * allocation, exported once and kept from version to version, with a share lock that tells which
+ * workers map it: it is written only while no worker reads it, and freed only when none maps it,
+ * however long that takes.
  *
  * Slots change on the caller's thread while nothing is offered; the service thread reads them under
  * the publisher's lock.
@@ -43,19 +43,20 @@ typedef struct rft_gpu_store {
 
 /* The device shares memory. */
 refit_status rft_gpu_store_open(refit_device *device, rft_gpu_store **out, refit_error *error);
-/* Waits until nobody maps any block, until `deadline`; the others are left to the device, since
- * somebody would read what was freed. Returns how many those are. NULL is allowed. */
+/* Waits until no worker maps any block, until `deadline`; the others are left to the device, since
+ * a worker would read what was freed. Returns how many those are. NULL is allowed. */
 uint32_t rft_gpu_store_close(rft_gpu_store *store, int64_t deadline);
 
 /* Makes the slot safe to write, with `bytes` of memory: as it is, or fresh. From now on no reader's
  * update of what lay there can be accepted. REFIT_ERR_DEVICE_MEMORY, REFIT_ERR_SYSTEM (no shared
- * memory for a leash), REFIT_ERR_HOST_MEMORY, and what export answers: the slot has no block then.
+ * memory for a share lock), REFIT_ERR_HOST_MEMORY, and what export answers: the slot has no block
+ * then.
  */
 refit_status rft_gpu_store_clear(rft_gpu_store *store, uint32_t slot, uint64_t bytes,
                                  refit_error *error);
 /* Takes the slots' blocks away. */
 void rft_gpu_store_empty(rft_gpu_store *store);
-/* Frees the blocks taken away that nobody maps any more. False: there are others. */
+/* Frees the blocks taken away that no worker maps any more. False: there are others. */
 bool rft_gpu_store_sweep(rft_gpu_store *store);
 
 /* A version begins in a cleared slot; it is written whole; it is kept; it is not. */

@@ -24,7 +24,7 @@
 
 #define RFT_SEGMENT_NAME_BYTES 48
 
-/* Mapped memory, for who reads it beyond the segment's close. */
+/* Mapped memory, for readers of it beyond the segment's close. */
 typedef struct rft_kept rft_kept;
 
 typedef struct rft_segment {
@@ -39,11 +39,11 @@ typedef struct rft_segment {
  * of it, or another process kept the memory open for writing while it was made. */
 refit_status rft_segment_create(rft_segment *segment, uint64_t bytes, refit_error *error);
 
-/* Likewise private memory of this process, for where no worker shares it. */
+/* Private memory of this process, for where no worker shares it. */
 refit_status rft_segment_create_private(rft_segment *segment, uint64_t bytes, refit_error *error);
 
-/* Likewise for a worst case, of which little is used as a rule: its memory is taken page by page,
- * and the system is not asked whether there is so much of it. */
+/* Private memory for a worst case, of which little is used as a rule: its memory is taken page by
+ * page, and the system is not asked whether there is so much of it. */
 refit_status rft_segment_create_sparse(rft_segment *segment, uint64_t bytes, refit_error *error);
 
 /* Maps another process's, read-only. REFIT_ERR_PROTOCOL: not the name of a segment, or shorter than

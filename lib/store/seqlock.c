@@ -8,37 +8,37 @@ void rft_seqlock_fence(void)
     atomic_thread_fence(memory_order_seq_cst);
 }
 
-void rft_seqlock_begin(rft_seqlock *mark)
+void rft_seqlock_begin(rft_seqlock *lock)
 {
-    uint64_t generation = atomic_load(&mark->generation);
-    atomic_store(&mark->generation, (generation | 1) + (generation & 1) * 2);
+    uint64_t generation = atomic_load(&lock->generation);
+    atomic_store(&lock->generation, (generation | 1) + (generation & 1) * 2);
     atomic_thread_fence(memory_order_seq_cst);
 }
 
-void rft_seqlock_end(rft_seqlock *mark)
+void rft_seqlock_end(rft_seqlock *lock)
 {
-    atomic_fetch_add(&mark->generation, 1);
+    atomic_fetch_add(&lock->generation, 1);
 }
 
-void rft_seqlock_retire(rft_seqlock *mark)
+void rft_seqlock_retire(rft_seqlock *lock)
 {
-    atomic_store(&mark->generation, RETIRED);
+    atomic_store(&lock->generation, RETIRED);
 }
 
-bool rft_seqlock_note(const rft_seqlock *mark, uint64_t *generation)
+bool rft_seqlock_note(const rft_seqlock *lock, uint64_t *generation)
 {
-    *generation = atomic_load_explicit(&mark->generation, memory_order_acquire);
+    *generation = atomic_load_explicit(&lock->generation, memory_order_acquire);
     return *generation % 2 == 0;
 }
 
-bool rft_seqlock_holds(const rft_seqlock *mark, uint64_t generation)
+bool rft_seqlock_holds(const rft_seqlock *lock, uint64_t generation)
 {
-    /* The user's reads come before this look at the mark, as in any sequence lock. */
+    /* The user's reads come before this look at the number, as in any sequence lock. */
     atomic_thread_fence(memory_order_acquire);
-    return atomic_load_explicit(&mark->generation, memory_order_relaxed) == generation;
+    return atomic_load_explicit(&lock->generation, memory_order_relaxed) == generation;
 }
 
-bool rft_seqlock_is_retired(const rft_seqlock *mark)
+bool rft_seqlock_is_retired(const rft_seqlock *lock)
 {
-    return atomic_load(&mark->generation) == RETIRED;
+    return atomic_load(&lock->generation) == RETIRED;
 }

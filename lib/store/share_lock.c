@@ -1,8 +1,8 @@
 /*
- * Locks of open file descriptions: the kernel's own count of who has the file open and says so,
- * which no crash leaves behind, and which two ends in one process keep apart as well. A forked
- * child shares its parent's, so a lock may outlive the process that took it: never the other way
- * round.
+ * Locks of open file descriptions: the kernel's own account of the processes that have the file
+ * open and hold a lock, which no crash leaves behind, and which two ends in one process keep apart
+ * as well. A forked child shares its parent's, so a lock may outlive the process that took it:
+ * never the other way round.
  */
 #include "store/share_lock.h"
 
@@ -28,8 +28,8 @@ void rft_share_lock_retire(rft_share_lock *share_lock)
     rft_seqlock_retire(rft_share_lock_seqlock(share_lock));
 }
 
-/* The mark's change comes before the look at the lock, and the lock before the look at the mark. A
- * system call orders nothing by itself. */
+/* The seqlock's change comes before the look at the lock, and the lock before the look at the
+ * seqlock. A system call orders nothing by itself. */
 static bool is_locked(const rft_share_lock *share_lock, leash_byte byte)
 {
     struct flock other = range(F_WRLCK, byte);
@@ -55,10 +55,11 @@ static refit_status take_lock(const rft_share_lock *share_lock, leash_byte byte,
         return REFIT_OK;
     }
     int code = errno;
-    return rft_fail_sub(error, REFIT_ERR_SYSTEM, code,
-                        "%s could not be locked, so the trainer cannot know who reads its GPU's "
-                        "memory: %s",
-                        share_lock->segment.name, strerror(code));
+    return rft_fail_sub(
+        error, REFIT_ERR_SYSTEM, code,
+        "%s could not be locked, so the trainer cannot know which process reads its GPU's "
+        "memory: %s",
+        share_lock->segment.name, strerror(code));
 }
 
 static refit_status hold(rft_share_lock *share_lock, refit_error *error)

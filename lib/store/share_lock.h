@@ -1,16 +1,17 @@
 /*
- * leash: who still has a piece of the publisher's device memory, known in whatever way they end.
+ * share_lock: which workers still map a piece of the publisher's device memory, however they end.
  *
- * Shared host memory stays for whoever maps it, even when its owner lets go. Memory of a GPU does
+ * Shared host memory stays for all that map it, even when its owner lets go. Memory of a GPU does
  * not: its owner must not free it while another process has it mapped, nor write it while one reads
- * it, and a worker that was killed says nothing. So each piece has a leash: a segment of one mark,
- * and two locks on the segment's file that the kernel takes from a holder that dies.
+ * it, and a worker that was killed says nothing. So each piece has a share lock: a segment of one
+ * seqlock, and two locks on the segment's file that the kernel takes from a holder that dies.
  *
  *     mapped  held by a worker from before it maps the memory until after it has unmapped it
  *     read    held besides while its user has an update that lies there
  *
- * Both ends first do their part and then look at the other's: the owner changes the mark, then
- * looks for locks; a worker takes its lock, then looks at the mark. So one of them sees the other.
+ * Both ends first do their part and then look at the other's: the owner changes the seqlock, then
+ * looks for locks; a worker takes its lock, then looks at the seqlock. So one of them sees the
+ * other.
  */
 #ifndef RFT_SHARE_LOCK_H
 #define RFT_SHARE_LOCK_H
@@ -25,7 +26,7 @@ typedef struct rft_share_lock {
 
 /* REFIT_ERR_SYSTEM: no shared memory. */
 refit_status rft_share_lock_open(rft_share_lock *share_lock, refit_error *error);
-/* Nobody can take hold from now on. */
+/* No worker can take hold from now on. */
 void rft_share_lock_retire(rft_share_lock *share_lock);
 /* Whether a holder has the lock; where the kernel does not say, it is taken to be so. */
 bool rft_share_lock_is_mapped(const rft_share_lock *share_lock);
@@ -37,7 +38,7 @@ bool rft_share_lock_is_read(const rft_share_lock *share_lock);
  * retired; REFIT_ERR_PROTOCOL: not the name of a segment; REFIT_ERR_SECURITY: another user's, or
  * not sealed; REFIT_ERR_SYSTEM. */
 refit_status rft_share_lock_hold(rft_share_lock *share_lock, const char *name, refit_error *error);
-/* REFIT_ERR_SYSTEM. Look at the mark afterwards. */
+/* REFIT_ERR_SYSTEM. Look at the seqlock afterwards. */
 refit_status rft_share_lock_read(rft_share_lock *share_lock, refit_error *error);
 void rft_share_lock_unread(rft_share_lock *share_lock);
 

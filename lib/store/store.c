@@ -9,7 +9,7 @@
  *
  * decided        `committed` lies in committed_slot (or there is none); all its frames are ready;
  *                `same` holds its differences to `base`.
- * being written  writing_slot's mark is odd until it is sealed; frames become ready one by one.
+ * being written  writing_slot's seqlock is odd until it is sealed; frames become ready one by one.
  */
 #include "store/store.h"
 
@@ -81,7 +81,7 @@ unsigned char *rft_slot_image(const rft_slot *slot)
     return slot->buffer->segment.memory + RFT_SEQLOCK_BYTES;
 }
 
-static rft_seqlock *slot_mark(const rft_slot *slot)
+static rft_seqlock *slot_lock(const rft_slot *slot)
 {
     return (rft_seqlock *)(void *)slot->buffer->segment.memory;
 }
@@ -303,7 +303,7 @@ void rft_store_begin(rft_store *store, uint64_t version)
     store->writing_slot = rft_store_target(store);
     rft_slot *slot = &store->slots[store->writing_slot];
     slot->version = version;
-    if (store->hosted) rft_seqlock_begin(slot_mark(slot));
+    if (store->hosted) rft_seqlock_begin(slot_lock(slot));
     store->next.version = version;
     memset(store->next.sums, 0, store->manifest->originals * sizeof store->next.sums[0]);
     memset(store->next.known, 0, store->manifest->block_count);
@@ -332,7 +332,7 @@ refit_status rft_store_seal(rft_store *store, refit_error *error)
         store->next.sums[store->originals[i]] = rft_digest_finish(0, 0);
     }
     store->next.digest = rft_version_digest(manifest, store->next.sums);
-    if (store->hosted) rft_seqlock_end(slot_mark(&store->slots[store->writing_slot]));
+    if (store->hosted) rft_seqlock_end(slot_lock(&store->slots[store->writing_slot]));
     return REFIT_OK;
 }
 
@@ -358,10 +358,10 @@ void rft_store_undo(rft_store *store)
 {
     if (!store->hosted) return;
     const rft_slot *slot = &store->slots[store->writing_slot];
-    rft_seqlock_begin(slot_mark(slot));
+    rft_seqlock_begin(slot_lock(slot));
     if (store->writing_slot == store->committed_slot) {
         undo_restore(&store->undo, rft_slot_image(slot));
-        rft_seqlock_end(slot_mark(slot));
+        rft_seqlock_end(slot_lock(slot));
     }
     undo_reset(&store->undo);
 }

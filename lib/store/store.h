@@ -1,16 +1,16 @@
 /*
  * store: the publisher's host copy of the last committed version, and the one being written.
  *
- * Each slot is one image in memory of its own, behind its mark. With two slots a version is written
- * into the one that does not hold the committed version; with one it is written over it, and an
- * undo log gives the old bytes back. Every block is held against the committed version while it is
- * written, so that frames can leave out what did not change.
+ * Each slot is one image in memory of its own, behind its seqlock. With two slots a version is
+ * written into the one that does not hold the committed version; with one it is written over it,
+ * and an undo log gives the old bytes back. Every block is held against the committed version while
+ * it is written, so that frames can leave out what did not change.
  *
  * Where all workers read the versions in a GPU's memory (gpu_store.h), a store keeps no bytes at
  * all: its slots are only numbers, and it knows of each version what it is, but not what it says.
  *
- * Who may read a slot is not known here: whoever calls begin or rollback makes sure that nobody
- * does, or calls renew first. The writer's thread writes; `ready` alone is read meanwhile by
+ * The readers of a slot are not known here: the caller of begin or rollback makes sure that there
+ * are none, or calls renew first. The writer's thread writes; `ready` alone is read meanwhile by
  * others: it and `ready_count` are guarded by the lock of the publisher.
  */
 #ifndef RFT_STORE_H
@@ -36,7 +36,7 @@ typedef struct rft_slot {
     rft_buffer
         *buffer; /* NULL: there was no memory for it, renew before it is written; or unhosted */
     uint64_t version; /* whose bytes lie there; 0: none's */
-    bool tainted;     /* somebody out of reach may still read it: renew, do not rewrite */
+    bool tainted;     /* a worker out of reach may still read it: renew, do not rewrite */
 } rft_slot;
 
 /* The old bytes of what a version overwrites, for a store with one slot. Its memory is reserved at
@@ -77,7 +77,7 @@ typedef struct rft_store {
 /* Takes the manifest, on failure too. `shared`: slots in shared memory, or REFIT_ERR_SYSTEM. */
 refit_status rft_store_open(rft_manifest *manifest, uint32_t slots, bool shared,
                             rft_retire_list *retired, rft_store **out, refit_error *error);
-/* Likewise, without memory for the bytes. */
+/* The same, without memory for the bytes. */
 refit_status rft_store_open_unhosted(rft_manifest *manifest, uint32_t slots,
                                      rft_retire_list *retired, rft_store **out, refit_error *error);
 /* Its slots are retired. NULL is allowed. */
@@ -100,8 +100,8 @@ typedef void (*rft_ready_fn)(void *user, uint32_t frame);
 refit_status rft_store_check(const rft_store *store, uint32_t tensor, const void *bytes,
                              uint64_t count, refit_error *error);
 
-/* Copies and digests one tensor; `ready` is told each frame that became complete, so that whoever
- * holds the lock can append it. As rft_store_check. */
+/* Copies and digests one tensor; `ready` is told each frame that became complete, so that the
+ * holder of the lock can append it. As rft_store_check. */
 refit_status rft_store_write(rft_store *store, uint32_t tensor, const void *bytes, uint64_t count,
                              rft_ready_fn ready, void *user, refit_error *error);
 /* A tensor that a device brings, in steps: prepare says where it goes and saves
@@ -115,7 +115,7 @@ void rft_store_settle(rft_store *store, uint32_t tensor, const uint64_t *sum, rf
 /* Appends a frame to `ready`. */
 void rft_store_add_ready(rft_store *store, uint32_t frame);
 
-/* REFIT_ERR_STATE names a tensor that was not written. Makes the digests, and the mark even. */
+/* REFIT_ERR_STATE names a tensor that was not written. Makes the digests, and the seqlock even. */
 refit_status rft_store_seal(rft_store *store, refit_error *error);
 /* The sealed version is the committed one. */
 void rft_store_commit(rft_store *store);

@@ -127,12 +127,13 @@ static refit_status fail_errno(const rft_allow_list *list, int code, refit_error
 static refit_status check_folder(const rft_allow_list *list, const struct stat *found,
                                  refit_error *error)
 {
-    RFT_REFUSE_IF(found->st_uid != geteuid() && found->st_uid != 0, error, REFIT_ERR_SECURITY,
-                  "security.allow: folder %.120s belongs to user %u, who could let anybody in: own "
-                  "it (chown)",
-                  list->folder, (unsigned)found->st_uid);
+    RFT_REFUSE_IF(
+        found->st_uid != geteuid() && found->st_uid != 0, error, REFIT_ERR_SECURITY,
+        "security.allow: folder %.120s belongs to user %u, which could admit any key: own "
+        "it (chown)",
+        list->folder, (unsigned)found->st_uid);
     RFT_REFUSE_IF((found->st_mode & 022) != 0, error, REFIT_ERR_SECURITY,
-                  "security.allow: others may write to folder %.120s, and so let anybody in: chmod "
+                  "security.allow: others may write to folder %.120s, and so admit any key: chmod "
                   "go-w",
                   list->folder);
     return REFIT_OK;
@@ -167,7 +168,7 @@ static refit_status folder_open(const rft_allow_list *list, DIR **out, look *see
     return REFIT_OK;
 }
 
-/* What will be right again without anybody's doing says nothing about who may come in. */
+/* A failure that passes by itself says nothing about which keys are allowed. */
 static bool is_passing(refit_status status, int code)
 {
     static const int passing[] = {EMFILE, ENFILE, ENOMEM, EIO, ESTALE, EINTR, EAGAIN, ETIMEDOUT};
@@ -235,8 +236,8 @@ static bool is_there(int folder, const char *file)
     return fstatat(folder, file, &found, 0) == 0 || is_passing(REFIT_ERR_IO, errno);
 }
 
-/* One bad file turns out nobody but itself; one that cannot be read for now is taken without a key,
- * and `error` says why. `again`: what is wrong there has been said. */
+/* One bad file takes its own key out and no other; one that cannot be read for now is taken without
+ * a key, and `error` says why. `again`: what is wrong there has been said. */
 static refit_status take_file(int folder, const char *file, bool again, table *into,
                               refit_error *error)
 {
@@ -417,7 +418,8 @@ void rft_allow_list_refresh(rft_allow_list *list)
     refit_status status = look_and_read(list, &why);
     if (status != REFIT_OK && !is_passing(status, why.subsystem)) {
         if (list->last != status) {
-            rft_log(REFIT_LOG_ERROR, "%s; nobody is let in, all are turned out", why.text);
+            rft_log(REFIT_LOG_ERROR, "%s; no key is admitted, and all workers are evicted",
+                    why.text);
         }
         adopt(list, &none);
     } else if (status != REFIT_OK && list->last != status) {
@@ -452,7 +454,7 @@ refit_status rft_allow_list_open(const char *folder, rft_allow_list **out, refit
         return status;
     }
     if (list->keys.count == 0) {
-        rft_log(REFIT_LOG_WARNING, "security.allow: no key in folder %.120s: nobody is let in",
+        rft_log(REFIT_LOG_WARNING, "security.allow: no key in folder %.120s: no worker is admitted",
                 folder);
     }
     *out = list;

@@ -2,10 +2,10 @@
  * allow_list: the public keys that may come in: the files NAME.public of one folder, as they are
  * now.
  *
- * One thread looks at the folder again and again, any other asks who is in: what it asks is
- * answered from memory, so nobody waits for a file system. Files that are no public keys are passed
- * over, and said so. Whoever can write into the folder can let himself in, so a folder or file that
- * others can write to lets nobody in, nor does one that others could put another in the place of.
+ * One thread looks at the folder again and again, any other asks which keys are in: that is
+ * answered from memory, so no thread waits for a file system. Files that are no public keys are
+ * passed over, and said so. A user that can write into the folder can admit keys, so a folder or
+ * file that other users can write to admits none, nor does one that other users could replace.
  */
 #ifndef RFT_ALLOW_LIST_H
 #define RFT_ALLOW_LIST_H
@@ -27,7 +27,7 @@ void rft_allow_list_close(rft_allow_list *list);
  * want of descriptors or memory, or because the disk failed, keeps the key that it had; a folder
  * that cannot be opened so is listed by the descriptor of the last look. Only if that cannot be
  * done either, or another folder has come in its place, all stays as it was. If the folder is gone
- * or not to be trusted, nobody is in. Reads files (blocks). One thread at a time. */
+ * or not to be trusted, no key is in. Reads files (blocks). One thread at a time. */
 void rft_allow_list_refresh(rft_allow_list *list);
 
 /* Another number once other keys, or names, are in. Any thread. */

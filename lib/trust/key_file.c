@@ -4,7 +4,7 @@
  * A file is judged by its descriptor, so nothing can change between the look and the read: it is a
  * regular file of this user's (or root's), closed to others; the way to it is judged by
  * trusted_open. New files are made with O_EXCL, so no
- * link that somebody laid there is followed; a file that takes the place of another is complete
+ * link that another user put there is followed; a file that takes the place of another is complete
  * before it gets the name, and a secret that was replaced stays until its public half is, too. A
  * secret passes through memory of secret.h alone.
  */
@@ -40,7 +40,7 @@ static refit_status check_file(const struct stat *found, const char *path, refit
     RFT_REFUSE_IF(!S_ISREG(found->st_mode), error, REFIT_ERR_SECURITY,
                   "key file %.120s is no regular file", path);
     RFT_REFUSE_IF(found->st_uid != geteuid() && found->st_uid != 0, error, REFIT_ERR_SECURITY,
-                  "key file %.120s belongs to user %u, who could change it: own it (chown)", path,
+                  "key file %.120s belongs to user %u, which could change it: own it (chown)", path,
                   (unsigned)found->st_uid);
     return REFIT_OK;
 }
@@ -50,7 +50,7 @@ static refit_status check_mode(const struct stat *found, const char *path, rft_k
 {
     RFT_REFUSE_IF(half == RFT_KEY_SECRET && (found->st_mode & 077) != 0, error, REFIT_ERR_SECURITY,
                   "secret key file %.100s has mode %04o, so others may read it: make a new pair "
-                  "(refit keygen), or chmod 600 if nobody can have",
+                  "(refit keygen), or chmod 600 if no other user can have",
                   path, (unsigned)found->st_mode & 07777);
     RFT_REFUSE_IF((found->st_mode & 022) != 0, error, REFIT_ERR_SECURITY,
                   "key file %.120s has mode %04o, so others may change it: chmod 644", path,

@@ -2,7 +2,7 @@
  * key_file: keys in files, one each: NAME.secret and NAME.public.
  *
  * A line of comment says whose key it is and which half; the key's 40 characters stand on a line of
- * their own. A secret is read only from a file that nobody but its owner can read or write; what
+ * their own. A secret is read only from a file that its owner alone can read or write; what
  * counts is the file that a symbolic link leads to, and every folder on the way. Every refusal is a
  * sentence that says what to do.
  */

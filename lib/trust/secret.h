@@ -4,7 +4,7 @@
  * of forked children, wiped before they are given back.
  *
  * This holds for the copies of this library. ZeroMQ keeps one of its own for as long as the socket
- * lives, in memory that it takes by malloc and shows to nobody: a core dump of a process with keys
+ * lives, in memory that it takes by malloc and does not show: a core dump of a process with keys
  * has that one, so no such process should write any (`ulimit -c 0`) where others read them.
  */
 #ifndef RFT_SECRET_H

@@ -1,9 +1,9 @@
 /*
- * trusted_open: a path followed as open() does, but only where nobody else could have led it
+ * trusted_open: a path followed as open() does, but only where no other user could have led it
  * elsewhere.
  *
  * Every folder on the way, those that links lead through too, belongs to this user, to root or to
- * whoever owns "/", and others may not write to it unless it is sticky as /tmp is; so does every
+ * the owner of "/", and others may not write to it unless it is sticky as /tmp is; so does every
  * link. The folder and the file that it ends at are the caller's to judge, by their descriptor.
  * What a kernel makes up (procfs and its like) is refused: a process chooses text there, and it
  * belongs to root.

@@ -89,7 +89,7 @@ static void a_key_that_is_taken_out_comes_in_no_more(void **state)
     int wake;
     scene_open(&play);
     assert_int_equal(rft_wake_fd_open(&wake, NULL), REFIT_OK);
-    rft_zap_set_waker(play.gate, wake);
+    rft_zap_set_wake(play.gate, wake);
     rft_key other = play.key;
     other.bytes[0] ^= 1;
     assert_true(comes_in(&play, &play.key));

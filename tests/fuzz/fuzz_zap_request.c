@@ -1,6 +1,6 @@
 /*
- * A question about a key: frames, a byte for the length of each and then its bytes. Whatever they
- * are, texts end within their room, and only a whole question has a key.
+ * A request about a key: frames, a byte for the length of each and then its bytes. Whatever they
+ * are, texts end within their room, and only a whole request has a key.
  */
 #include "fuzz.h"
 #include "net/zap_request.h"
