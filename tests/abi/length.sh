@@ -3,4 +3,4 @@
 # so that one looks at them again.
 set -euo pipefail
 here=$(dirname "${BASH_SOURCE[0]}")
-find lib kernels bindings examples -name '*.c' -print0 | sort -z | xargs -0 awk -f "$here/length.awk"
+find lib kernels bench bindings examples -name '*.c' -print0 | sort -z | xargs -0 awk -f "$here/length.awk"

@@ -81,15 +81,15 @@ check_user() {
         text=${text#*\"}
         text=${text%%\"*}
         # A benchmark of the kernels that code deltas, and what judges free memory; no more of refit.
-        case $file:$text in bindings/cli/bench_codec.c:kernels/delta.h | \
-            bindings/cli/bench_codec.c:kernels/digest.h | \
+        case $file:$text in bench/bench_codec.c:kernels/delta.h | \
+            bench/bench_codec.c:kernels/digest.h | \
             bindings/cli/complain.c:base/text.h | \
-            bindings/cli/bench_room.c:memory/budget.h) continue ;; esac
+            bench/bench_memory.c:memory/budget.h) continue ;; esac
+        [ "$folder" = bench ] && [ -f "bindings/cli/$text" ] && continue
         [ -f "$folder/$text" ] || complain "$file" "$line" "\"$text\" is not a public header"
     done < <(grep -nE '^[[:space:]]*#[[:space:]]*include[[:space:]]*"' "$file")
     # What refit is measured against is made of the same parts.
-    case $file in bindings/cli/bench_raw.c | bindings/cli/bench_limit.c | \
-        bindings/cli/bench_codec_rivals.c) return ;; esac
+    case $file in bench/bench_raw.c | bench/bench_limit.c | bench/bench_codec_baselines.c) return ;; esac
     while IFS=: read -r line text; do
         complain "$file" "$line" "users of refit do not see its parts"
     done < <(grep -nE '#[[:space:]]*include[[:space:]]*<(zmq|msgpack|yaml|xxhash|zstd)' "$file")
@@ -107,14 +107,14 @@ for file in kernels/*.[ch]; do
 done
 while read -r file; do
     check_user "$file"
-done < <(find bindings examples -name '*.[ch]' | sort)
+done < <(find bench bindings examples -name '*.[ch]' | sort)
 
 # No two sources or headers share a name. (The public headers refit.h and refit/NAME.h may: their
 # names are those of what they declare.)
-twice=$(find lib kernels bindings examples tests -name '*.[ch]' -not -path 'lib/include/*' \
+twice=$(find lib kernels bench bindings examples tests -name '*.[ch]' -not -path 'lib/include/*' \
     -not -path '*/build*' -printf '%f\n' | sort | uniq -d)
 for name in $twice; do
-    complain "$(find lib kernels bindings examples tests -name "$name" | paste -sd ' ')" 1 \
+    complain "$(find lib kernels bench bindings examples tests -name "$name" | paste -sd ' ')" 1 \
         "$name is the name of more than one file"
 done
 exit $failed

@@ -9,7 +9,7 @@
 
 #include <cmocka.h>
 
-#include "bindings/cli/bench_updates.h"
+#include "bench/bench_updates.h"
 #include "kernels/delta.h"
 
 #define BLOCKS   16u

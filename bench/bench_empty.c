@@ -5,7 +5,7 @@
 #include <stdio.h>
 
 #include "bench.h"
-#include "bench_crew.h"
+#include "bench_workers.h"
 #include "cli.h"
 
 enum { ROUNDS = 50, WORKERS = 4, PART = 64, WAIT_MS = 60000 };
@@ -77,13 +77,13 @@ static refit_status run_cycles(const bench_options *options, refit_offloader *of
     const refit_config *config = &options->config;
     refit_publisher *publisher = NULL;
     refit_controller *controller = NULL;
-    bench_crew crew = {0};
+    bench_workers workers = {0};
     uint64_t bytes = BENCH_TENSORS * PART;
     refit_status status = refit_publisher_open("user://*", config, &publisher, error);
     if (status == REFIT_OK) status = bench_declare(publisher, bytes, error);
     bench_duty duty = {.kind = "shm", .bytes = bytes, .settings = options->settings};
     if (status == REFIT_OK) duty.endpoint = refit_publisher_endpoint(publisher);
-    if (status == REFIT_OK && !bench_crew_start(&crew, WORKERS, &duty))
+    if (status == REFIT_OK && !bench_workers_start(&workers, WORKERS, &duty))
         status = cli_refuse(error, REFIT_ERR_SYSTEM, 0, "a worker process could not be started");
     if (status == REFIT_OK)
         status = refit_publisher_wait_workers(publisher, WORKERS, WAIT_MS, error);
@@ -91,7 +91,7 @@ static refit_status run_cycles(const bench_options *options, refit_offloader *of
         status = refit_controller_open(offloader, publisher, config, &controller, error);
     if (status == REFIT_OK) status = time_cycles(controller, series, error);
     refit_controller_close(controller);
-    bench_crew_stop(&crew);
+    bench_workers_stop(&workers);
     refit_publisher_close(publisher);
     return status;
 }

@@ -1,5 +1,5 @@
 /*
- * bench_room: how large a benchmark may be. What it takes is counted in all that it and its
+ * bench_memory: how large a benchmark may be. What it takes is counted in all that it and its
  * baselines hold at once; what is free is judged as the library judges it for its arena.
  */
 #include <inttypes.h>
@@ -34,7 +34,7 @@ uint64_t bench_memory_for(uint64_t wanted, uint64_t copies)
     return fits;
 }
 
-refit_status bench_room_check(uint64_t bytes, uint64_t copies, refit_error *error)
+refit_status bench_memory_check(uint64_t bytes, uint64_t copies, refit_error *error)
 {
     char asked[CLI_SIZE_TEXT], there[CLI_SIZE_TEXT];
     const uint64_t fits = room() / copies;

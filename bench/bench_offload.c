@@ -15,8 +15,8 @@
 #include <unistd.h>
 
 #include "bench.h"
-#include "bench_arm.h"
-#include "bench_rival.h"
+#include "bench_baseline.h"
+#include "bench_case.h"
 #include "bench_step.h"
 #include "cli.h"
 
@@ -55,37 +55,37 @@ typedef struct result {
 } result;
 
 /* One round: every way once, next to each other. */
-static refit_status run_round(bench_arm *ours, bench_rivals *rivals, uint32_t round, result *out,
-                              refit_error *error)
+static refit_status run_round(bench_case *ours, bench_baselines *baselines, uint32_t round,
+                              result *out, refit_error *error)
 {
     uint64_t before = atomic_load(&allocations);
-    BENCH_TRY(bench_time_both(ours, bench_arm_out, bench_arm_back, round, &out->times, error));
+    BENCH_TRY(bench_time_both(ours, bench_case_out, bench_case_back, round, &out->times, error));
     out->allocations = atomic_load(&allocations) - before;
-    bench_rivals_round(rivals, round);
+    bench_baselines_round(baselines, round);
     if (round == 0) return REFIT_OK;
     double back = out->times.back.seconds[out->times.back.count - 1];
     BENCH_TRY(bench_behind_pause(ours, back, &out->exposed, error));
-    if (rivals->cuda == NULL) return REFIT_OK;
-    return bench_behind_work(ours, rivals->cuda, back, &out->busy, error);
+    if (baselines->cuda == NULL) return REFIT_OK;
+    return bench_behind_work(ours, baselines->cuda, back, &out->busy, error);
 }
 
-static refit_status run_rounds(const bench_options *options, bench_arm *ours, bench_rivals *rivals,
-                               result *out, refit_error *error)
+static refit_status run_rounds(const bench_options *options, bench_case *ours,
+                               bench_baselines *baselines, result *out, refit_error *error)
 {
     uint32_t rounds = options->rounds > 0 ? options->rounds : ROUNDS;
     for (uint32_t i = 0; i <= rounds; i++)
-        BENCH_TRY(run_round(ours, rivals, i, out, error));
+        BENCH_TRY(run_round(ours, baselines, i, out, error));
     out->times.cold_out += ours->seal_seconds;
     refit_stats_init(&out->stats, sizeof out->stats);
     BENCH_TRY(refit_offloader_stats(ours->offloader, &out->stats, error));
-    return bench_arm_check(ours, error);
+    return bench_case_check(ours, error);
 }
 
-static json_t *describe(const bench_arm *ours, const bench_rivals *rivals, const result *it)
+static json_t *describe(const bench_case *ours, const bench_baselines *baselines, const result *it)
 {
     uint64_t bytes = ours->list->bytes;
-    const bench_times *limit = &rivals->all[0].times;
-    const bench_times *pageable = &rivals->all[1].times;
+    const bench_times *limit = &baselines->all[0].times;
+    const bench_times *pageable = &baselines->all[1].times;
     json_t *object =
         json_pack("{s:s, s:b, s:i, s:I}", "bench", "offload", "reclaim", ours->arena != NULL,
                   "tensors", (int)ours->list->count, "bytes", (json_int_t)bytes);
@@ -101,17 +101,17 @@ static json_t *describe(const bench_arm *ours, const bench_rivals *rivals, const
         "exposed_restore_ratio", bench_ratio(&it->exposed, &it->times.back), "host_pinned_bytes",
         (json_int_t)it->stats.host_pinned_bytes, "cycle_seconds_median",
         bench_median(&it->times.both), "cycle_seconds_p95", bench_p95(&it->times.both),
-        "limit_loop", rivals->ceiling);
+        "limit_loop", baselines->ceiling);
     json_object_update(object, figures);
     json_decref(figures);
     return object;
 }
 
 /* What only a GPU has: each way apart, and the step that keeps it busy. */
-static void describe_gpu(json_t *object, const bench_arm *ours, const bench_rivals *rivals,
+static void describe_gpu(json_t *object, const bench_case *ours, const bench_baselines *baselines,
                          const result *it)
 {
-    const bench_times *limit = &rivals->all[0].times;
+    const bench_times *limit = &baselines->all[0].times;
     json_t *figures =
         json_pack("{s:s, s:f, s:f, s:f, s:f, s:f}", "list", ours->list->name, "ratio_to_limit_out",
                   bench_ratio(&limit->out, &it->times.out), "ratio_to_limit_back",
@@ -122,15 +122,15 @@ static void describe_gpu(json_t *object, const bench_arm *ours, const bench_riva
     json_decref(figures);
 }
 
-static json_t *describe_rival(const bench_arm *ours, const bench_rival *rival,
-                              const bench_times *it)
+static json_t *describe_baseline(const bench_case *ours, const bench_baseline *baseline,
+                                 const bench_times *it)
 {
-    const bench_times *times = &rival->times;
+    const bench_times *times = &baseline->times;
     uint64_t bytes = ours->list->bytes;
     return json_pack(
         "{s:s, s:s, s:b, s:s, s:i, s:f, s:f, s:f, s:f, s:f, s:f, s:f, s:f, s:f, s:f}", "bench",
-        "offload rival", "list", ours->list->name, "reclaim", ours->arena != NULL, "way",
-        rival->name, "rounds", (int)times->both.count, "offload_gbps",
+        "offload baseline", "list", ours->list->name, "reclaim", ours->arena != NULL, "way",
+        baseline->name, "rounds", (int)times->both.count, "offload_gbps",
         bench_gbps(bytes, &times->out), "restore_gbps", bench_gbps(bytes, &times->back),
         "out_seconds_median", bench_median(&times->out), "out_seconds_p95", bench_p95(&times->out),
         "back_seconds_median", bench_median(&times->back), "back_seconds_p95",
@@ -139,17 +139,17 @@ static json_t *describe_rival(const bench_arm *ours, const bench_rival *rival,
         "refit_speedup_back", bench_ratio(&times->back, &it->back));
 }
 
-static void report(const bench_options *options, const bench_arm *ours, const bench_rivals *rivals,
-                   const result *it)
+static void report(const bench_options *options, const bench_case *ours,
+                   const bench_baselines *baselines, const result *it)
 {
-    json_t *object = describe(ours, rivals, it);
-    if (rivals->cuda != NULL) describe_gpu(object, ours, rivals, it);
+    json_t *object = describe(ours, baselines, it);
+    if (baselines->cuda != NULL) describe_gpu(object, ours, baselines, it);
     bench_device(object, options, ours->device);
     bench_machine(object);
     bench_print(options, object);
-    for (uint32_t i = 0; rivals->cuda != NULL && i < rivals->count; i++)
-        if (!rivals->all[i].failed)
-            bench_print(options, describe_rival(ours, &rivals->all[i], &it->times));
+    for (uint32_t i = 0; baselines->cuda != NULL && i < baselines->count; i++)
+        if (!baselines->all[i].failed)
+            bench_print(options, describe_baseline(ours, &baselines->all[i], &it->times));
 }
 
 static uint32_t copy_threads(const bench_options *options)
@@ -163,22 +163,22 @@ static uint32_t copy_threads(const bench_options *options)
 static refit_status run_mode(const bench_options *options, const bench_list *list, bool reclaim,
                              refit_error *error)
 {
-    bench_arm ours = {0};
-    bench_rivals rivals = {0};
+    bench_case ours = {0};
+    bench_baselines baselines = {0};
     refit_error closing;
-    bench_arm_kind kind = {.pinned = true, .reclaim = reclaim};
+    bench_case_kind kind = {.pinned = true, .reclaim = reclaim};
     result *out = calloc(1, sizeof *out);
     if (out == NULL) return cli_refuse(error, REFIT_ERR_HOST_MEMORY, 0, "no memory for results");
-    refit_status status = bench_arm_open(&ours, options, list, kind, error);
+    refit_status status = bench_case_open(&ours, options, list, kind, error);
     if (status == REFIT_OK)
-        status = bench_rivals_open(&rivals, options, &ours, copy_threads(options), error);
-    if (status == REFIT_OK) status = run_rounds(options, &ours, &rivals, out, error);
-    if (status == REFIT_OK) report(options, &ours, &rivals, out);
+        status = bench_baselines_open(&baselines, options, &ours, copy_threads(options), error);
+    if (status == REFIT_OK) status = run_rounds(options, &ours, &baselines, out, error);
+    if (status == REFIT_OK) report(options, &ours, &baselines, out);
     if (status == REFIT_OK) status = bench_written(error);
-    if (status == REFIT_OK && rivals.failures > 0)
+    if (status == REFIT_OK && baselines.failures > 0)
         status = cli_refuse(error, REFIT_ERR_DEVICE, 0, "not every baseline could be run");
-    bench_rivals_close(&rivals);
-    refit_status closed = bench_arm_close(&ours, status == REFIT_OK ? error : &closing);
+    bench_baselines_close(&baselines);
+    refit_status closed = bench_case_close(&ours, status == REFIT_OK ? error : &closing);
     free(out);
     return status == REFIT_OK ? closed : status;
 }
@@ -238,7 +238,8 @@ int bench_offload(const bench_options *options)
     if (refit_set_allocator(&counting) != REFIT_OK) return 1;
     if (open_list(options, &list, &error) != REFIT_OK) return cli_complain_error(&error);
     int failed = 0;
-    bool goes_on = bench_room_check(list.bytes, copies_of(options, list.name), &error) == REFIT_OK;
+    bool goes_on =
+        bench_memory_check(list.bytes, copies_of(options, list.name), &error) == REFIT_OK;
     if (!goes_on) failed = cli_complain_error(&error);
     for (int reclaim = 0; reclaim < 2 && goes_on; reclaim++) {
         if (reclaim == 1 && list.apart) continue;

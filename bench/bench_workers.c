@@ -1,5 +1,5 @@
-/* bench_crew: posix_spawn, a pipe each, and the wait for their end. */
-#include "bench_crew.h"
+/* bench_workers: posix_spawn, a pipe each, and the wait for their end. */
+#include "bench_workers.h"
 
 #include <fcntl.h>
 #include <inttypes.h>
@@ -55,40 +55,40 @@ static bool write_line(command_line *line, const bench_duty *duty)
     return true;
 }
 
-static bool start_one(bench_crew *crew, const command_line *line)
+static bool start_one(bench_workers *workers, const command_line *line)
 {
     int ends[2];
     posix_spawn_file_actions_t actions;
     if (pipe2(ends, O_CLOEXEC) != 0) return false;
     posix_spawn_file_actions_init(&actions);
     posix_spawn_file_actions_adddup2(&actions, ends[0], STDIN_FILENO);
-    int code = posix_spawnp(&crew->pids[crew->count], line->words[0], &actions, NULL, line->words,
-                            environ);
+    int code = posix_spawnp(&workers->pids[workers->count], line->words[0], &actions, NULL,
+                            line->words, environ);
     posix_spawn_file_actions_destroy(&actions);
     close(ends[0]);
     if (code != 0) {
         close(ends[1]);
         return false;
     }
-    crew->inputs[crew->count++] = ends[1];
+    workers->inputs[workers->count++] = ends[1];
     return true;
 }
 
-bool bench_crew_start(bench_crew *crew, uint32_t count, const bench_duty *duty)
+bool bench_workers_start(bench_workers *workers, uint32_t count, const bench_duty *duty)
 {
     command_line line;
-    *crew = (bench_crew){0};
+    *workers = (bench_workers){0};
     if (!write_line(&line, duty)) return false;
-    while (crew->count < count && crew->count < BENCH_CREW_MOST)
-        if (!start_one(crew, &line)) return false;
-    return crew->count == count;
+    while (workers->count < count && workers->count < BENCH_WORKERS_MOST)
+        if (!start_one(workers, &line)) return false;
+    return workers->count == count;
 }
 
-void bench_crew_stop(bench_crew *crew)
+void bench_workers_stop(bench_workers *workers)
 {
-    for (uint32_t i = 0; i < crew->count; i++)
-        close(crew->inputs[i]);
-    for (uint32_t i = 0; i < crew->count; i++)
-        waitpid(crew->pids[i], NULL, 0);
-    crew->count = 0;
+    for (uint32_t i = 0; i < workers->count; i++)
+        close(workers->inputs[i]);
+    for (uint32_t i = 0; i < workers->count; i++)
+        waitpid(workers->pids[i], NULL, 0);
+    workers->count = 0;
 }

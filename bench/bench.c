@@ -10,7 +10,7 @@
 
 #include "args.h"
 #include "bench.h"
-#include "bench_crew.h"
+#include "bench_workers.h"
 #include "cli.h"
 #include "settings.h"
 
@@ -94,14 +94,14 @@ static bool take_workers(const char *value, bench_request *request)
     for (const char *at = value; count < BENCH_COUNTS_MOST; at++) {
         char *end;
         unsigned long number = *at >= '1' && *at <= '9' ? strtoul(at, &end, 10) : 0;
-        if (number == 0 || number > BENCH_CREW_MOST || (*end != ',' && *end != '\0')) break;
+        if (number == 0 || number > BENCH_WORKERS_MOST || (*end != ',' && *end != '\0')) break;
         counts[count++] = (uint32_t)number;
         if (*end == '\0') return true;
         at = end;
     }
     cli_complain(CLI_USAGE,
                  "--workers cannot be %s: write up to %d numbers of 1 to %d, with commas", value,
-                 BENCH_COUNTS_MOST, BENCH_CREW_MOST);
+                 BENCH_COUNTS_MOST, BENCH_WORKERS_MOST);
     return false;
 }
 

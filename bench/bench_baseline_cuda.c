@@ -1,6 +1,6 @@
 /*
- * bench_rival_cuda: the rivals on a GPU: which ways are run beside an arm of refit, and the device
- * memory that they move.
+ * bench_baseline_cuda: the baselines on a GPU: which ways are run beside a case of refit, and the
+ * device memory that they move.
  */
 #include <stdlib.h>
 
@@ -22,11 +22,11 @@ static bool take_one(bench_mover *it, uint32_t at, bench_memory_kind kind)
     return it->device[at] != NULL && bench_cuda_fill(it->cuda, it->device[at], 0x5A, bytes);
 }
 
-static bool take_memory(bench_mover *it, const bench_arm *arm, bench_memory_kind kind)
+static bool take_memory(bench_mover *it, const bench_case *tested, bench_memory_kind kind)
 {
     it->given = kind == BENCH_GIVEN;
     for (uint32_t i = 0; i < it->list->count && kind != BENCH_NO_MEMORY; i++) {
-        if (it->given) it->device[i] = arm->memory[i];
+        if (it->given) it->device[i] = tested->memory[i];
         if (!it->given && !take_one(it, i, kind)) return false;
     }
     return bench_cuda_wait(it->cuda);
@@ -41,37 +41,38 @@ static void close_mover(void *self)
     free(it);
 }
 
-static refit_status add_rival(bench_rivals *rivals, const bench_arm *arm, const bench_way *way,
-                              bench_memory_kind kind, refit_error *error)
+static refit_status add_baseline(bench_baselines *baselines, const bench_case *tested,
+                                 const bench_way *way, bench_memory_kind kind, refit_error *error)
 {
     bench_mover *it = calloc(1, sizeof *it);
     if (it == NULL) return cli_refuse(error, REFIT_ERR_HOST_MEMORY, 0, "no memory for a baseline");
-    it->cuda = rivals->cuda;
-    it->list = arm->list;
+    it->cuda = baselines->cuda;
+    it->list = tested->list;
     it->retained = way->retained;
     it->drop = way->drop;
-    it->host = calloc(arm->list->count, sizeof *it->host);
-    it->device = calloc(arm->list->count, sizeof *it->device);
-    bench_rival *rival = &rivals->all[rivals->count++];
-    *rival = (bench_rival){
+    it->host = calloc(tested->list->count, sizeof *it->host);
+    it->device = calloc(tested->list->count, sizeof *it->device);
+    bench_baseline *baseline = &baselines->all[baselines->count++];
+    *baseline = (bench_baseline){
         .name = way->name, .self = it, .out = way->out, .back = way->back, .close = close_mover};
     if (it->host == NULL || it->device == NULL)
         return cli_refuse(error, REFIT_ERR_HOST_MEMORY, 0, "no memory for a baseline");
-    if (take_memory(it, arm, kind)) return REFIT_OK;
-    cli_refuse(error, REFIT_ERR_DEVICE, 0, "%s", bench_cuda_why(rivals->cuda));
-    bench_rival_fails(rivals, rival, error);
+    if (take_memory(it, tested, kind)) return REFIT_OK;
+    cli_refuse(error, REFIT_ERR_DEVICE, 0, "%s", bench_cuda_why(baselines->cuda));
+    bench_baseline_fails(baselines, baseline, error);
     return REFIT_OK;
 }
 
-refit_status bench_rivals_on_cuda(bench_rivals *rivals, const bench_arm *arm, refit_error *error)
+refit_status bench_baselines_on_cuda(bench_baselines *baselines, const bench_case *tested,
+                                     refit_error *error)
 {
-    rivals->ceiling = "cuMemcpyAsync";
+    baselines->ceiling = "cuMemcpyAsync";
     for (uint32_t i = 0; i < BENCH_WAYS; i++) {
         const bench_way *way = &bench_ways[i];
-        bench_memory_kind kind = arm->arena != NULL ? way->reclaim : way->stays;
+        bench_memory_kind kind = tested->arena != NULL ? way->reclaim : way->stays;
         if (kind == BENCH_NOT_RUN) continue;
-        if (way->pins_each && arm->list->count > PINNED_EACH_MOST) continue;
-        BENCH_TRY(add_rival(rivals, arm, way, kind, error));
+        if (way->pins_each && tested->list->count > PINNED_EACH_MOST) continue;
+        BENCH_TRY(add_baseline(baselines, tested, way, kind, error));
     }
     return REFIT_OK;
 }

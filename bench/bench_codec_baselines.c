@@ -249,7 +249,7 @@ static bool decode_gaps(bench_coder *coder, const bench_pairs *pairs)
     return next == coder->coded + coder->bytes;
 }
 
-const bench_codec bench_codec_rivals[BENCH_CODEC_RIVALS] = {
+const bench_codec bench_codec_baselines[BENCH_CODEC_RIVALS] = {
     {"int32_value",
      {{"encode", BENCH_ENCODES, encode_values}, {"decode", BENCH_APPLIES, decode_values}}},
     {"xor_zstd1",

@@ -8,8 +8,8 @@
 #include <stdlib.h>
 
 #include "bench.h"
-#include "bench_crew.h"
 #include "bench_cuda.h"
+#include "bench_workers.h"
 #include "cli.h"
 
 enum { ROUNDS = 15, WAIT_MS = 60000 };
@@ -20,7 +20,7 @@ typedef struct handover {
     refit_device *device;
     refit_publisher *publisher;
     bench_cuda *cuda;
-    bench_crew crew;
+    bench_workers workers;
     char *weights; /* on the device, all in a row */
     char *copied;  /* likewise */
     bench_series staged;
@@ -73,14 +73,14 @@ static refit_status open_all(handover *it, refit_error *error)
     bench_duty duty = {.kind = spec,
                        .endpoint = refit_publisher_endpoint(it->publisher),
                        .settings = it->options->settings};
-    if (!bench_crew_start(&it->crew, 1, &duty))
+    if (!bench_workers_start(&it->workers, 1, &duty))
         return cli_refuse(error, REFIT_ERR_SYSTEM, 0, "no worker process could be started");
     return refit_publisher_wait_workers(it->publisher, 1, WAIT_MS, error);
 }
 
 static refit_status close_all(handover *it, refit_error *error)
 {
-    bench_crew_stop(&it->crew);
+    bench_workers_stop(&it->workers);
     refit_publisher_close(it->publisher);
     if (it->weights != NULL) bench_cuda_free(it->cuda, it->weights);
     if (it->copied != NULL) bench_cuda_free(it->cuda, it->copied);

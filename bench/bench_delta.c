@@ -31,7 +31,7 @@ typedef struct run_state {
     bench_coder coder;
     bench_bound *bound;
     uint64_t changed, same, sparse, dense;
-    result refit, rivals[RIVALS];
+    result refit, baselines[RIVALS];
     bench_series in_place;
 } run_state;
 
@@ -82,10 +82,10 @@ static refit_status one_round(run_state *run, refit_error *error)
     run->sparse = run->coder.sparse;
     run->dense = run->coder.dense;
     for (int i = 0; i < RIVALS; i++) {
-        BENCH_TRY(one_codec(run, &bench_codec_rivals[i], &run->rivals[i], error));
+        BENCH_TRY(one_codec(run, &bench_codec_baselines[i], &run->baselines[i], error));
         if (run->coder.changed == run->changed) continue;
         return cli_refuse(error, REFIT_ERR_CORRUPT, 0, "%s counts other changes than refit",
-                          bench_codec_rivals[i].name);
+                          bench_codec_baselines[i].name);
     }
     return REFIT_OK;
 }
@@ -104,7 +104,7 @@ static refit_status run_rounds(run_state *run, uint32_t rounds, refit_error *err
     forget(&run->refit);
     run->in_place.count = 0;
     for (int i = 0; i < RIVALS; i++)
-        forget(&run->rivals[i]);
+        forget(&run->baselines[i]);
     for (uint32_t i = 0; i < rounds; i++)
         BENCH_TRY(one_round(run, error));
     return REFIT_OK;
@@ -132,17 +132,17 @@ static void add_result(json_t *object, const run_state *run, const bench_codec *
 
 /* Ratios above 1 are for refit: it sends less, or is faster, without digests and in place as the
  * other is. */
-static json_t *rival_row(const run_state *run, int which)
+static json_t *baseline_row(const run_state *run, int which)
 {
-    const result *refit = &run->refit, *rival = &run->rivals[which];
+    const result *refit = &run->refit, *baseline = &run->baselines[which];
     uint32_t apply = 0;
     while (strcmp(bench_codec_refit.moves[apply].name, "apply") != 0)
         apply++;
     json_t *object = json_object();
-    add_result(object, run, &bench_codec_rivals[which], rival);
-    set_real(object, "size_ratio", "", (double)rival->bytes / (double)refit->bytes);
-    set_real(object, "encode_ratio", "", bench_ratio(&rival->moves[0], &refit->moves[0]));
-    set_real(object, "decode_ratio", "", bench_ratio(&rival->moves[1], &refit->moves[apply]));
+    add_result(object, run, &bench_codec_baselines[which], baseline);
+    set_real(object, "size_ratio", "", (double)baseline->bytes / (double)refit->bytes);
+    set_real(object, "encode_ratio", "", bench_ratio(&baseline->moves[0], &refit->moves[0]));
+    set_real(object, "decode_ratio", "", bench_ratio(&baseline->moves[1], &refit->moves[apply]));
     return object;
 }
 
@@ -160,7 +160,7 @@ static void report(const bench_options *options, const run_state *run, uint32_t 
                         json_pack("{s:I, s:I, s:I}", "same", (json_int_t)run->same, "sparse",
                                   (json_int_t)run->sparse, "dense", (json_int_t)run->dense));
     for (int i = 0; i < RIVALS; i++)
-        json_object_set_new(object, bench_codec_rivals[i].name, rival_row(run, i));
+        json_object_set_new(object, bench_codec_baselines[i].name, baseline_row(run, i));
     if (options->from != NULL) {
         json_object_set_new(object, "from", json_string(options->from));
         json_object_set_new(object, "to", json_string(options->to));

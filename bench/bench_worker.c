@@ -1,6 +1,6 @@
 /*
  * bench worker: a process that takes versions until its standard input ends, for the benchmarks
- * that start it (bench_crew).
+ * that start it (bench_workers).
  */
 #include <stdlib.h>
 #include <string.h>

@@ -12,7 +12,7 @@
 #include "bench_cuda.h"
 #include "cli.h"
 
-/* COPIES: the arena, or its rival; nothing touches the states. */
+/* COPIES: the arena, or its baseline; nothing touches the states. */
 enum { ROUNDS = 5, WAIT_MS = 600000, COPIES = 1 };
 static const uint64_t host_bytes = UINT64_C(2000000000);
 static const uint64_t cuda_bytes = UINT64_C(4) << 30;
@@ -24,9 +24,9 @@ typedef struct pin_bench {
     void *states;     /* on the device */
     bench_cuda *cuda; /* NULL: on the host */
     bench_series ours;
-    bench_series rival;
+    bench_series baseline;
     refit_stats stats; /* of the last round */
-    bool locked;       /* the host's rival could lock its pages */
+    bool locked;       /* the host's baseline could lock its pages */
 } pin_bench;
 
 /* One thread, one byte per page, one mlock; the limit may not allow it. */
@@ -42,7 +42,7 @@ static refit_status touch_and_lock(pin_bench *it, refit_error *error)
     for (size_t at = 0; at < it->bytes; at += page)
         ((volatile char *)memory)[at] = 0;
     it->locked = mlock(memory, it->bytes) == 0;
-    bench_add(&it->rival, bench_now() - start);
+    bench_add(&it->baseline, bench_now() - start);
     munmap(memory, it->bytes);
     return REFIT_OK;
 }
@@ -51,7 +51,7 @@ static refit_status host_alloc(pin_bench *it, refit_error *error)
 {
     double start = bench_now();
     void *memory = bench_cuda_pin(it->cuda, it->bytes);
-    bench_add(&it->rival, bench_now() - start);
+    bench_add(&it->baseline, bench_now() - start);
     if (memory != NULL && bench_cuda_unpin(it->cuda, memory)) return REFIT_OK;
     return cli_refuse(error, REFIT_ERR_PIN, 0, "%s", bench_cuda_why(it->cuda));
 }
@@ -85,7 +85,7 @@ static refit_status run_rounds(pin_bench *it, refit_error *error)
 {
     uint32_t rounds = it->options->rounds > 0 ? it->options->rounds : ROUNDS;
     for (uint32_t i = 0; i <= rounds; i++) {
-        if (i == 1) it->ours.count = it->rival.count = 0; /* a machine fetches its memory once */
+        if (i == 1) it->ours.count = it->baseline.count = 0; /* a machine fetches its memory once */
         BENCH_TRY(it->cuda != NULL ? host_alloc(it, error) : touch_and_lock(it, error));
         BENCH_TRY(first_use(it, error));
     }
@@ -99,17 +99,17 @@ static void report(const pin_bench *it)
         "seconds_median", bench_median(&it->ours), "seconds_p95", bench_p95(&it->ours), "gbps",
         bench_gbps(it->bytes, &it->ours), "pinned_bytes", (json_int_t)it->stats.host_pinned_bytes,
         "huge_pages", it->stats.host_huge_pages != 0);
-    json_t *rival =
+    json_t *baseline =
         it->cuda != NULL
-            ? json_pack("{s:f, s:f, s:f}", "host_alloc_seconds_median", bench_median(&it->rival),
-                        "host_alloc_gbps", bench_gbps(it->bytes, &it->rival),
-                        "speedup_over_host_alloc", bench_ratio(&it->rival, &it->ours))
+            ? json_pack("{s:f, s:f, s:f}", "host_alloc_seconds_median", bench_median(&it->baseline),
+                        "host_alloc_gbps", bench_gbps(it->bytes, &it->baseline),
+                        "speedup_over_host_alloc", bench_ratio(&it->baseline, &it->ours))
             : json_pack("{s:f, s:f, s:f, s:b}", "one_thread_seconds_median",
-                        bench_median(&it->rival), "one_thread_gbps",
-                        bench_gbps(it->bytes, &it->rival), "speedup_over_one_thread",
-                        bench_ratio(&it->rival, &it->ours), "one_thread_locked", it->locked);
-    json_object_update(object, rival);
-    json_decref(rival);
+                        bench_median(&it->baseline), "one_thread_gbps",
+                        bench_gbps(it->bytes, &it->baseline), "speedup_over_one_thread",
+                        bench_ratio(&it->baseline, &it->ours), "one_thread_locked", it->locked);
+    json_object_update(object, baseline);
+    json_decref(baseline);
     bench_device(object, it->options, it->device);
     bench_machine(object);
     bench_print(it->options, object);

@@ -9,13 +9,13 @@
 #define BENCH_STEP_H
 
 #include "bench.h"
-#include "bench_arm.h"
+#include "bench_case.h"
 #include "bench_cuda.h"
 
 /* Both begin and end with the tensors on the device. `back`: seconds of a way back by itself. */
-refit_status bench_behind_pause(bench_arm *it, double back, bench_series *exposed,
+refit_status bench_behind_pause(bench_case *it, double back, bench_series *exposed,
                                 refit_error *error);
-refit_status bench_behind_work(bench_arm *it, bench_cuda *cuda, double back, bench_series *exposed,
+refit_status bench_behind_work(bench_case *it, bench_cuda *cuda, double back, bench_series *exposed,
                                refit_error *error);
 
 #endif

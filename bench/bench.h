@@ -84,7 +84,7 @@ double bench_ratio(const bench_series *a, const bench_series *b);
 /* GB/s (10^9) of `bytes` moved in the median time. */
 double bench_gbps(uint64_t bytes, const bench_series *series);
 
-/* ---- bench_room.c
+/* ---- bench_memory.c
  * ------------------------------------------------------------------------------ */
 
 /* What may be taken for tensors of which the benchmark and its baselines hold so many copies at
@@ -93,7 +93,7 @@ double bench_gbps(uint64_t bytes, const bench_series *series);
 uint64_t bench_memory_for(uint64_t wanted, uint64_t copies);
 
 /* For tensors whose number is not to be chosen. REFIT_ERR_HOST_MEMORY if they do not fit. */
-refit_status bench_room_check(uint64_t bytes, uint64_t copies, refit_error *error);
+refit_status bench_memory_check(uint64_t bytes, uint64_t copies, refit_error *error);
 
 /* The versions that come first and do not count: those for which a worker has no image yet. */
 enum { BENCH_FRESH_VERSIONS = 2 };

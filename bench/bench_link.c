@@ -13,14 +13,14 @@
 #include <unistd.h>
 
 #include "bench.h"
-#include "bench_crew.h"
 #include "bench_keys.h"
 #include "bench_raw.h"
 #include "bench_versions.h"
+#include "bench_workers.h"
 #include "cli.h"
 #include "interrupt.h"
 
-enum { ROUNDS = 5, WAIT_MS = 60000, WAYS = 3, ARMS = 2 * WAYS };
+enum { ROUNDS = 5, WAIT_MS = 60000, WAYS = 3, CASES = 2 * WAYS };
 static const uint64_t default_bytes = UINT64_C(256) << 20;
 static const double default_density = 0.01;
 static const char loopback[] = "tcp://127.0.0.1:0";
@@ -31,34 +31,34 @@ static const struct {
 } ways[WAYS] = {{"dense", true, false}, {"delta", false, false}, {"delta+zstd", false, true}};
 
 /* One way, without keys or with them. */
-typedef struct link_arm {
+typedef struct link_case {
     refit_publisher *publisher;
-    bench_crew crew;
+    bench_workers workers;
     bench_version_figures last;
     double cold_seconds;
     uint64_t cold_sent_bytes;
     bench_series seconds, staged;
-} link_arm;
+} link_case;
 
 typedef struct link_state {
     const bench_options *options;
     bench_versions versions;
     bench_keys keys;
-    link_arm arms[ARMS]; /* all ways without keys, then all with them */
+    link_case cases[CASES]; /* all ways without keys, then all with them */
     bench_raw *raw;
-    bench_crew raw_crew;
+    bench_workers raw_workers;
     bench_series limit;
 } link_state;
 
-/* ---- Both ends of all arms ---- */
+/* ---- Both ends of all cases ---- */
 
 static const char *address_of(const link_state *it)
 {
     return it->options->bind != NULL ? it->options->bind : loopback;
 }
 
-static refit_status arm_config(const link_state *it, int which, refit_config *config,
-                               refit_error *error)
+static refit_status case_config(const link_state *it, int which, refit_config *config,
+                                refit_error *error)
 {
     *config = it->options->config;
     config->broadcast_shm = REFIT_SHM_OFF;
@@ -74,20 +74,20 @@ static refit_status cannot_start(refit_error *error)
     return cli_refuse(error, REFIT_ERR_SYSTEM, 0, "a worker process could not be started");
 }
 
-static refit_status arm_open(link_state *it, int which, refit_error *error)
+static refit_status case_open(link_state *it, int which, refit_error *error)
 {
-    link_arm *arm = &it->arms[which];
+    link_case *tested = &it->cases[which];
     refit_config config;
     cli_settings settings = *it->options->settings;
-    BENCH_TRY(arm_config(it, which, &config, error));
-    BENCH_TRY(refit_publisher_open(address_of(it), &config, &arm->publisher, error));
-    BENCH_TRY(bench_declare(arm->publisher, it->versions.bytes, error));
+    BENCH_TRY(case_config(it, which, &config, error));
+    BENCH_TRY(refit_publisher_open(address_of(it), &config, &tested->publisher, error));
+    BENCH_TRY(bench_declare(tested->publisher, it->versions.bytes, error));
     if (!cli_settings_add(&settings, "broadcast.insecure=true")) return cannot_start(error);
     if (which >= WAYS && !bench_keys_for_worker(&it->keys, &settings)) return cannot_start(error);
-    bench_duty duty = {"tcp", refit_publisher_endpoint(arm->publisher), it->versions.bytes,
+    bench_duty duty = {"tcp", refit_publisher_endpoint(tested->publisher), it->versions.bytes,
                        &settings, it->options->netns};
-    if (!bench_crew_start(&arm->crew, 1, &duty)) return cannot_start(error);
-    return refit_publisher_wait_workers(arm->publisher, 1, WAIT_MS, error);
+    if (!bench_workers_start(&tested->workers, 1, &duty)) return cannot_start(error);
+    return refit_publisher_wait_workers(tested->publisher, 1, WAIT_MS, error);
 }
 
 static refit_status raw_open(link_state *it, refit_error *error)
@@ -100,7 +100,7 @@ static refit_status raw_open(link_state *it, refit_error *error)
                           address_of(it));
     bench_duty duty = {"raw", bench_raw_endpoint(it->raw), it->versions.bytes,
                        it->options->settings, it->options->netns};
-    if (!bench_crew_start(&it->raw_crew, 1, &duty) || !bench_raw_wait(it->raw, 1))
+    if (!bench_workers_start(&it->raw_workers, 1, &duty) || !bench_raw_wait(it->raw, 1))
         return cannot_start(error);
     return REFIT_OK;
 }
@@ -111,18 +111,18 @@ static refit_status open_all(link_state *it, uint64_t bytes, refit_error *error)
     BENCH_TRY(bench_versions_open(bytes, density, &it->versions, error));
     BENCH_TRY(bench_keys_open(&it->keys, error));
     BENCH_TRY(raw_open(it, error));
-    for (int i = 0; i < ARMS; i++)
-        BENCH_TRY(arm_open(it, i, error));
+    for (int i = 0; i < CASES; i++)
+        BENCH_TRY(case_open(it, i, error));
     return REFIT_OK;
 }
 
 static void close_all(link_state *it)
 {
-    for (int i = 0; i < ARMS; i++) {
-        bench_crew_stop(&it->arms[i].crew);
-        refit_publisher_close(it->arms[i].publisher);
+    for (int i = 0; i < CASES; i++) {
+        bench_workers_stop(&it->cases[i].workers);
+        refit_publisher_close(it->cases[i].publisher);
     }
-    bench_crew_stop(&it->raw_crew);
+    bench_workers_stop(&it->raw_workers);
     bench_raw_close(it->raw);
     bench_keys_close(&it->keys);
     bench_versions_close(&it->versions);
@@ -130,16 +130,17 @@ static void close_all(link_state *it)
 
 /* ---- The rounds ---- */
 
-static refit_status publish(const link_state *it, link_arm *arm, uint32_t round, refit_error *error)
+static refit_status publish(const link_state *it, link_case *tested, uint32_t round,
+                            refit_error *error)
 {
-    BENCH_TRY(bench_versions_publish(&it->versions, arm->publisher, &arm->last, error));
+    BENCH_TRY(bench_versions_publish(&it->versions, tested->publisher, &tested->last, error));
     if (round == 0) {
-        arm->cold_seconds = arm->last.seconds;
-        arm->cold_sent_bytes = arm->last.sent_bytes;
+        tested->cold_seconds = tested->last.seconds;
+        tested->cold_sent_bytes = tested->last.sent_bytes;
     }
     if (round < BENCH_FRESH_VERSIONS) return REFIT_OK;
-    bench_add(&arm->seconds, arm->last.seconds);
-    bench_add(&arm->staged, arm->last.stats.publish_stage_seconds_last);
+    bench_add(&tested->seconds, tested->last.seconds);
+    bench_add(&tested->staged, tested->last.stats.publish_stage_seconds_last);
     return REFIT_OK;
 }
 
@@ -147,8 +148,8 @@ static refit_status run_rounds(link_state *it, uint32_t rounds, refit_error *err
 {
     for (uint32_t round = 0; round < rounds + BENCH_FRESH_VERSIONS; round++) {
         bench_versions_next(&it->versions);
-        for (int i = 0; i < ARMS; i++)
-            BENCH_TRY(publish(it, &it->arms[i], round, error));
+        for (int i = 0; i < CASES; i++)
+            BENCH_TRY(publish(it, &it->cases[i], round, error));
         double limit = bench_raw_send(it->raw, 1);
         if (limit < 0.0)
             return cli_refuse(error, REFIT_ERR_PEER, 0, "the raw socket's worker was lost");
@@ -163,22 +164,22 @@ static refit_status run_rounds(link_state *it, uint32_t rounds, refit_error *err
 
 static json_t *describe(const link_state *it, int which, uint32_t rounds)
 {
-    const link_arm *arm = &it->arms[which], *plain = &it->arms[which % WAYS],
-                   *dense = &it->arms[which - which % WAYS];
-    const refit_stats *stats = &arm->last.stats;
+    const link_case *tested = &it->cases[which], *plain = &it->cases[which % WAYS],
+                    *dense = &it->cases[which - which % WAYS];
+    const refit_stats *stats = &tested->last.stats;
     uint64_t bytes = it->versions.bytes;
     json_t *object = json_pack(
         "{s:s, s:s, s:b, s:i, s:I, s:f, s:I, s:I, s:I, s:f, s:f, s:f, s:f, s:I, s:f, s:f, s:f}",
         "bench", "link", "way", ways[which % WAYS].name, "curve", which >= WAYS, "rounds",
         (int)rounds, "bytes", (json_int_t)bytes, "density", it->versions.density, "sent_bytes",
-        (json_int_t)arm->last.sent_bytes, "sparse_blocks",
+        (json_int_t)tested->last.sent_bytes, "sparse_blocks",
         (json_int_t)stats->publish_sparse_blocks_last, "dense_blocks",
-        (json_int_t)stats->publish_dense_blocks_last, "seconds_median", bench_median(&arm->seconds),
-        "seconds_p95", bench_p95(&arm->seconds), "staged_seconds_median",
-        bench_median(&arm->staged), "cold_seconds", arm->cold_seconds, "cold_sent_bytes",
-        (json_int_t)arm->cold_sent_bytes, "speedup_over_dense",
-        bench_ratio(&dense->seconds, &arm->seconds), "times_without_keys",
-        bench_ratio(&arm->seconds, &plain->seconds), "link_gbit",
+        (json_int_t)stats->publish_dense_blocks_last, "seconds_median",
+        bench_median(&tested->seconds), "seconds_p95", bench_p95(&tested->seconds),
+        "staged_seconds_median", bench_median(&tested->staged), "cold_seconds",
+        tested->cold_seconds, "cold_sent_bytes", (json_int_t)tested->cold_sent_bytes,
+        "speedup_over_dense", bench_ratio(&dense->seconds, &tested->seconds), "times_without_keys",
+        bench_ratio(&tested->seconds, &plain->seconds), "link_gbit",
         8.0 * bench_gbps(bytes, &it->limit));
     bench_machine(object);
     return object;
@@ -189,7 +190,7 @@ static refit_status measure(link_state *it, uint64_t bytes, refit_error *error)
     uint32_t rounds = it->options->rounds > 0 ? it->options->rounds : ROUNDS;
     BENCH_TRY(open_all(it, bytes, error));
     BENCH_TRY(run_rounds(it, rounds, error));
-    for (int i = 0; i < ARMS; i++)
+    for (int i = 0; i < CASES; i++)
         bench_print(it->options, describe(it, i, rounds));
     return REFIT_OK;
 }
@@ -210,8 +211,8 @@ int bench_link(const bench_options *options)
     refit_error error = {.text = "out of memory"};
     link_state it = {.options = options};
     uint64_t wanted = options->bytes ? options->bytes : default_bytes;
-    /* Two slots and a worker's two images for each arm, and what the raw socket sends. */
-    uint64_t bytes = bench_memory_for(wanted, BENCH_VERSIONS_IMAGES + 4 * ARMS + 1);
+    /* Two slots and a worker's two images for each case, and what the raw socket sends. */
+    uint64_t bytes = bench_memory_for(wanted, BENCH_VERSIONS_IMAGES + 4 * CASES + 1);
     cli_interrupt_catch(); /* keys lie in a folder that is to be removed */
     refit_status status = measure(&it, bytes, &error);
     close_all(&it);

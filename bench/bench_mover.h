@@ -15,8 +15,8 @@
 #define BENCH_MOVER_H
 
 #include "bench.h"
+#include "bench_baseline.h"
 #include "bench_cuda.h"
-#include "bench_rival.h"
 
 typedef struct bench_mover {
     bench_cuda *cuda;

@@ -1,5 +1,5 @@
-/* bench_arm: device, memory, offloader; opened from left to right, closed back. */
-#include "bench_arm.h"
+/* bench_case: device, memory, offloader; opened from left to right, closed back. */
+#include "bench_case.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -12,7 +12,7 @@ static const uint64_t page_bytes = UINT64_C(4)
 
 /* ---- what the tensors hold ---- */
 
-static bool make_sample(bench_arm *it)
+static bool make_sample(bench_case *it)
 {
     uint64_t *words = malloc(2 * sample_bytes); /* and as much again to read back into */
     uint64_t random = 1;
@@ -33,7 +33,7 @@ typedef struct span {
 } span;
 
 /* What lies at `offset` of a span: a part of the sample, and how long it is. */
-static uint64_t part_of(const bench_arm *it, const span *of, uint64_t offset, const char **sample)
+static uint64_t part_of(const bench_case *it, const span *of, uint64_t offset, const char **sample)
 {
     uint64_t begin = (of->seed + offset) % sample_bytes;
     uint64_t left = of->bytes - offset;
@@ -41,7 +41,7 @@ static uint64_t part_of(const bench_arm *it, const span *of, uint64_t offset, co
     return left < sample_bytes - begin ? left : sample_bytes - begin;
 }
 
-static refit_status fill_span(const bench_arm *it, const span *of, refit_error *error)
+static refit_status fill_span(const bench_case *it, const span *of, refit_error *error)
 {
     const char *sample;
     for (uint64_t offset = 0, bytes; offset < of->bytes; offset += bytes) {
@@ -52,7 +52,7 @@ static refit_status fill_span(const bench_arm *it, const span *of, refit_error *
     return REFIT_OK;
 }
 
-static refit_status check_span(const bench_arm *it, const span *of, refit_error *error)
+static refit_status check_span(const bench_case *it, const span *of, refit_error *error)
 {
     const char *sample;
     char *read = it->sample + sample_bytes;
@@ -68,7 +68,7 @@ static refit_status check_span(const bench_arm *it, const span *of, refit_error 
 }
 
 /* Span `at`: the block, what lies between the tensors too, or a tensor. */
-static bool span_at(const bench_arm *it, uint32_t at, span *out)
+static bool span_at(const bench_case *it, uint32_t at, span *out)
 {
     *out = (span){"a tensor or what lies between two", it->block, it->block_bytes, 0};
     if (it->block != NULL) return at == 0;
@@ -78,7 +78,7 @@ static bool span_at(const bench_arm *it, uint32_t at, span *out)
     return true;
 }
 
-static refit_status fill_all(const bench_arm *it, refit_error *error)
+static refit_status fill_all(const bench_case *it, refit_error *error)
 {
     span each;
     for (uint32_t i = 0; span_at(it, i, &each); i++)
@@ -86,7 +86,7 @@ static refit_status fill_all(const bench_arm *it, refit_error *error)
     return REFIT_OK;
 }
 
-refit_status bench_arm_check(const bench_arm *it, refit_error *error)
+refit_status bench_case_check(const bench_case *it, refit_error *error)
 {
     span each;
     for (uint32_t i = 0; span_at(it, i, &each); i++)
@@ -108,7 +108,7 @@ static uint64_t place_behind(const bench_list *list, uint32_t at)
     return (list->all[at].bytes + 511) / 512 * 512 + gap_behind(list, at);
 }
 
-static refit_status take_block(bench_arm *it, refit_error *error)
+static refit_status take_block(bench_case *it, refit_error *error)
 {
     for (uint32_t i = 0; i < it->list->count; i++)
         it->block_bytes += place_behind(it->list, i);
@@ -121,7 +121,7 @@ static refit_status take_block(bench_arm *it, refit_error *error)
     return REFIT_OK;
 }
 
-static refit_status take_each(bench_arm *it, refit_error *error)
+static refit_status take_each(bench_case *it, refit_error *error)
 {
     for (uint32_t i = 0; i < it->list->count; i++) {
         uint64_t bytes = it->list->all[i].bytes;
@@ -131,7 +131,7 @@ static refit_status take_each(bench_arm *it, refit_error *error)
     return REFIT_OK;
 }
 
-static refit_status add_regions(bench_arm *it, refit_policy policy, refit_error *error)
+static refit_status add_regions(bench_case *it, refit_policy policy, refit_error *error)
 {
     BENCH_TRY(fill_all(it, error));
     for (uint32_t i = 0; i < it->list->count; i++) {
@@ -154,12 +154,12 @@ static uint64_t reservation(const bench_list *list)
     return list->bytes + list->count * page_bytes;
 }
 
-refit_status bench_arm_open(bench_arm *it, const bench_options *options, const bench_list *list,
-                            bench_arm_kind kind, refit_error *error)
+refit_status bench_case_open(bench_case *it, const bench_options *options, const bench_list *list,
+                             bench_case_kind kind, refit_error *error)
 {
     refit_config config = options->config;
     config.use_pinned_optimizer_offload = kind.pinned;
-    *it = (bench_arm){.list = list, .memory = calloc(list->count, sizeof(void *))};
+    *it = (bench_case){.list = list, .memory = calloc(list->count, sizeof(void *))};
     if (it->memory == NULL || !make_sample(it))
         return cli_refuse(error, REFIT_ERR_HOST_MEMORY, 0, "no memory for the benchmark itself");
     BENCH_TRY(refit_device_open(options->device, &config, &it->device, error));
@@ -169,7 +169,7 @@ refit_status bench_arm_open(bench_arm *it, const bench_options *options, const b
     return add_regions(it, kind.policy, error);
 }
 
-refit_status bench_arm_close(bench_arm *it, refit_error *error)
+refit_status bench_case_close(bench_case *it, refit_error *error)
 {
     refit_status status = refit_offloader_close(it->offloader, error);
     bool each = it->memory != NULL && it->arena == NULL && it->block == NULL;
@@ -181,22 +181,22 @@ refit_status bench_arm_close(bench_arm *it, refit_error *error)
     if (status == REFIT_OK) status = refit_device_close(it->device, error);
     free(it->memory);
     free(it->sample);
-    *it = (bench_arm){0};
+    *it = (bench_case){0};
     return status;
 }
 
 /* ---- the moves ---- */
 
-refit_status bench_arm_out(void *self, refit_error *error)
+refit_status bench_case_out(void *self, refit_error *error)
 {
-    bench_arm *it = self;
+    bench_case *it = self;
     BENCH_TRY(refit_offloader_offload(it->offloader, REFIT_STREAM_NONE, NULL, error));
     return refit_offloader_finish(it->offloader, BENCH_WAIT_MS, error);
 }
 
-refit_status bench_arm_back(void *self, refit_error *error)
+refit_status bench_case_back(void *self, refit_error *error)
 {
-    bench_arm *it = self;
+    bench_case *it = self;
     BENCH_TRY(refit_offloader_restore(it->offloader, REFIT_STREAM_NONE, NULL, error));
     return refit_offloader_finish(it->offloader, BENCH_WAIT_MS, error);
 }

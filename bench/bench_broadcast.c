@@ -10,9 +10,9 @@
  * of bench_empty.c.
  */
 #include "bench.h"
-#include "bench_crew.h"
 #include "bench_raw.h"
 #include "bench_versions.h"
+#include "bench_workers.h"
 #include "cli.h"
 
 enum { ROUNDS = 7, WAIT_MS = 60000 };
@@ -29,14 +29,14 @@ typedef struct scene {
 /* The raw socket and its workers. */
 typedef struct ceiling {
     bench_raw *raw;
-    bench_crew crew;
+    bench_workers processes;
 } ceiling;
 
 typedef struct row {
     bool tcp;
     uint32_t workers;
     refit_publisher *publisher;
-    bench_crew crew;
+    bench_workers processes;
     ceiling ceiling; /* with TCP */
     bench_series stage, version, limit;
     bench_series copies; /* a copy of the bytes for every worker */
@@ -122,7 +122,7 @@ static bool ceiling_open(ceiling *it, const scene *in, uint32_t workers)
     if (it->raw == NULL) return false;
     bench_duty duty = {"raw", bench_raw_endpoint(it->raw), in->versions.bytes,
                        in->options->settings, NULL};
-    return bench_crew_start(&it->crew, workers, &duty) && bench_raw_wait(it->raw, workers);
+    return bench_workers_start(&it->processes, workers, &duty) && bench_raw_wait(it->raw, workers);
 }
 
 static bool start_workers(const scene *in, row *it)
@@ -131,7 +131,7 @@ static bool start_workers(const scene *in, row *it)
     bench_duty duty = {it->tcp ? "tcp" : "shm", refit_publisher_endpoint(it->publisher),
                        in->versions.bytes, &settings, NULL};
     return cli_settings_add(&settings, "broadcast.insecure=true") &&
-           bench_crew_start(&it->crew, it->workers, &duty) &&
+           bench_workers_start(&it->processes, it->workers, &duty) &&
            (!it->tcp || ceiling_open(&it->ceiling, in, it->workers));
 }
 
@@ -151,9 +151,9 @@ static refit_status row_open(const scene *in, row *it, refit_error *error)
 
 static void row_close(row *it)
 {
-    bench_crew_stop(&it->crew);
+    bench_workers_stop(&it->processes);
     refit_publisher_close(it->publisher);
-    bench_crew_stop(&it->ceiling.crew);
+    bench_workers_stop(&it->ceiling.processes);
     bench_raw_close(it->ceiling.raw);
 }
 
@@ -189,7 +189,7 @@ static uint32_t most_workers(const bench_options *options)
     uint32_t most = 0;
     for (uint32_t i = 0; i < BENCH_COUNTS_MOST; i++)
         if (options->workers[i] > most) most = options->workers[i];
-    return most > 0 ? most : BENCH_CREW_MOST;
+    return most > 0 ? most : BENCH_WORKERS_MOST;
 }
 
 int bench_broadcast(const bench_options *options)

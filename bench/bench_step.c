@@ -9,13 +9,13 @@
 enum { LONGER = 2, TRIAL = 8 };
 static const uint64_t scratch_most = UINT64_C(1) << 30;
 
-refit_status bench_behind_pause(bench_arm *it, double back, bench_series *exposed,
+refit_status bench_behind_pause(bench_case *it, double back, bench_series *exposed,
                                 refit_error *error)
 {
     double step = LONGER * back;
     struct timespec pause = {.tv_sec = (time_t)step,
                              .tv_nsec = (long)((step - (double)(time_t)step) * 1e9)};
-    BENCH_TRY(bench_arm_out(it, error));
+    BENCH_TRY(bench_case_out(it, error));
     double start = bench_now();
     BENCH_TRY(refit_offloader_restore(it->offloader, REFIT_STREAM_NONE, NULL, error));
     double waited = bench_now() - start;
@@ -48,7 +48,7 @@ static double alone(const work *on, uint32_t writes)
 }
 
 /* Seconds of a step that the way back runs behind; negative: the driver refused. */
-static refit_status together(bench_arm *it, const work *on, uint32_t writes, double *seconds,
+static refit_status together(bench_case *it, const work *on, uint32_t writes, double *seconds,
                              refit_error *error)
 {
     refit_stream_ref stream = {bench_cuda_stream(on->cuda)};
@@ -64,14 +64,14 @@ static refit_status together(bench_arm *it, const work *on, uint32_t writes, dou
     return refit_offloader_finish(it->offloader, BENCH_WAIT_MS, error);
 }
 
-static refit_status compare(bench_arm *it, const work *on, double back, bench_series *exposed,
+static refit_status compare(bench_case *it, const work *on, double back, bench_series *exposed,
                             refit_error *error)
 {
     double with = -1.0;
     double trial = alone(on, TRIAL);
     uint32_t writes = trial > 0.0 ? (uint32_t)(LONGER * back * TRIAL / trial) + 1 : 1;
     double without = alone(on, writes);
-    BENCH_TRY(bench_arm_out(it, error));
+    BENCH_TRY(bench_case_out(it, error));
     BENCH_TRY(together(it, on, writes, &with, error));
     if (trial < 0.0 || with < 0.0 || without < 0.0)
         return cli_refuse(error, REFIT_ERR_DEVICE, 0, "%s", bench_cuda_why(on->cuda));
@@ -79,7 +79,7 @@ static refit_status compare(bench_arm *it, const work *on, double back, bench_se
     return REFIT_OK;
 }
 
-refit_status bench_behind_work(bench_arm *it, bench_cuda *cuda, double back, bench_series *exposed,
+refit_status bench_behind_work(bench_case *it, bench_cuda *cuda, double back, bench_series *exposed,
                                refit_error *error)
 {
     work on = {.cuda = cuda};

@@ -53,12 +53,12 @@ typedef struct bench_codec {
  * before and after, are made and checked where it says so. */
 extern const bench_codec bench_codec_refit;
 
-/* bench_codec_rivals.c: positions and values; the whole tensor's XOR, compressed; gaps of 16 bits
- * and the XOR of what changed, both compressed. */
+/* bench_codec_baselines.c: positions and values; the whole tensor's XOR, compressed; gaps of 16
+ * bits and the XOR of what changed, both compressed. */
 enum { BENCH_CODEC_RIVALS = 3 };
-extern const bench_codec bench_codec_rivals[BENCH_CODEC_RIVALS];
+extern const bench_codec bench_codec_baselines[BENCH_CODEC_RIVALS];
 
-/* Of bench_codec_rivals.c, for bench_coder_open and _close. */
+/* Of bench_codec_baselines.c, for bench_coder_open and _close. */
 bool bench_codec_open_zstd(bench_coder *coder);
 void bench_codec_close_zstd(bench_coder *coder);
 
