@@ -1,11 +1,11 @@
 /*
- * staging: the images that a worker's versions lie in.
+ * images: the memory that a worker's versions lie in.
  *
  * A private image is memory of this process, filled with frames (the socket path); there are two,
  * allocated when they are first needed. A mapped image is a slot of the publisher's store, read
- * where it is (the shared-memory path), or lies in the memory of the GPU that both are on
- * (gpu_stage.h). Each kind is in use while it is being staged, held as the
- * base of the next version, or lent to the user as an open update.
+ * where it is (the shared-memory path), or lies in the publisher's memory of the GPU that both are
+ * on. Each kind is in use while it is being staged, held as the base of the next version, or lent
+ * to the user as an open update.
  *
  * The rule: an image is taken for a new version only when nothing uses it. So with two private
  * images a version can be fetched while the update before it, accepted, is still open; but not
@@ -45,7 +45,7 @@ typedef struct rft_mapping {
     uint32_t users;
 } rft_mapping;
 
-/* Likewise a block of the publisher's in the GPU's memory. */
+/* One block of the publisher in the GPU's memory, mapped once for all images in it. */
 typedef struct rft_gpu_mapping {
     void *memory; /* of the device; NULL: not open */
     rft_share share;
@@ -63,8 +63,8 @@ typedef struct rft_image {
     rft_segment memory;         /* private images: kept while free, for the next version */
     rft_mapping *mapping;       /* images in shared memory */
     rft_gpu_mapping *gpu;       /* images in a GPU's memory */
-    const rft_seqlock *mark;    /* of both: the slot's; NULL marks a private one */
-    uint64_t generation;        /* of the mark when the image was verified */
+    const rft_seqlock *seqlock; /* of both: the slot's; NULL: a private image */
+    uint64_t generation;        /* of the seqlock when the image was verified */
 } rft_image;
 
 #define RFT_IMAGES_MOST 2u
@@ -87,11 +87,19 @@ void rft_images_close(rft_images *images);
 refit_status rft_images_take_owned(rft_images *images, rft_catalog *catalog, rft_image **out,
                                    refit_error *error);
 
-/* Likewise the slot at `offset` of the segment `name`. REFIT_ERR_PROTOCOL (the offset is not
- * aligned, or the segment is too short), REFIT_ERR_NOT_FOUND, REFIT_ERR_SECURITY, REFIT_ERR_SYSTEM.
+/* The same for the slot at `offset` of the segment `name`. Also REFIT_ERR_PROTOCOL (the offset is
+ * not aligned, or the segment is too short), REFIT_ERR_NOT_FOUND, REFIT_ERR_SECURITY,
+ * REFIT_ERR_SYSTEM.
  */
 refit_status rft_images_take_mapped(rft_images *images, rft_catalog *catalog, const char *name,
                                     uint64_t offset, rft_image **out, refit_error *error);
+
+/* The version's image where `share` says, in the memory of `device`, under the share lock `lock`;
+ * in use as STAGED. REFIT_ERR_BUSY: as for the other kinds. REFIT_ERR_NOT_FOUND: the publisher has
+ * given it up, another offer follows. REFIT_ERR_PROTOCOL: it cannot hold the version. Else it could
+ * not be mapped, and the status says why. */
+refit_status rft_images_take_gpu(rft_images *images, rft_catalog *catalog, const rft_share *share,
+                                 const char *lock, rft_image **out, refit_error *error);
 
 /* The memory to write frames to: of a private image that is STAGED and nothing else. */
 unsigned char *rft_image_writable(rft_image *image);
@@ -102,26 +110,24 @@ refit_status rft_image_lend(rft_image *image, refit_error *error);
 /* NULL is allowed. */
 void rft_image_drop_use(rft_image *image, rft_image_use use);
 
-/* Notes the mark. False while the publisher is writing there. */
-bool rft_image_note_mark(rft_image *image);
-/* Whether the bytes are still those that were verified: always for a private image. Any thread that
+/* Notes the seqlock. False while the publisher is writing there. */
+bool rft_image_note_seqlock(rft_image *image);
+/* Whether the bytes are still the verified ones: always for a private image. Any thread that
  * has the image lent. */
 bool rft_image_is_intact(const rft_image *image);
 
 /* Gives back the memory of private images that nothing uses. */
 void rft_images_trim_owned(rft_images *images);
-/* Likewise the mappings, of shared memory and of the GPU's. */
+/* Gives back the mappings that nothing uses, of shared memory and of the GPU's. */
 void rft_images_trim_mapped(rft_images *images);
 
 /* Gives back unused mappings of shared memory that the publisher has replaced by other: it would
  * stay in memory for their sake. */
 void rft_images_trim_replaced(rft_images *images);
 
-/* ---- Between images.c and gpu_stage.c */
-
-/* Of RFT_IMAGES_MOST; NULL: REFIT_ERR_BUSY. */
-rft_image *rft_image_find_free(rft_image *images, refit_error *error);
-/* As STAGED. */
-void rft_image_begin_use(rft_image *image, rft_catalog *catalog, const unsigned char *bytes);
+/* Unmaps the GPU's memory that nothing uses. */
+void rft_images_trim_gpu(rft_images *images);
+/* The same, but only memory that the publisher has given up. */
+void rft_images_trim_retired(rft_images *images);
 
 #endif

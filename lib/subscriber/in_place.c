@@ -1,15 +1,25 @@
 /*
- * An update into destinations, step by step: apply_plan.c checks that it fits, apply_write.c writes
- * what differs, apply_verify.c looks again where that is wanted, and here what fails is taken back.
+ * An update into destinations: check that it fits, write the differences, verify where that is
+ * wanted, and take back a failure.
+ *
+ * The bytes come from a verified image, but in the publisher's shared memory they may be
+ * overwritten meanwhile: nothing here depends on their staying as they are, and the seqlock tells
+ * at the end.
  */
 #include "subscriber/in_place.h"
+
+#include <string.h>
 
 #include "base/alloc.h"
 #include "base/clock.h"
 #include "base/log.h"
-#include "subscriber/apply_plan.h"
-#include "subscriber/apply_verify.h"
-#include "subscriber/apply_write.h"
+#include "kernels/cast.h"
+#include "kernels/digest.h"
+#include "kernels/floats.h"
+#include "wire/sparse.h"
+
+#define NO_TENSOR UINT32_MAX
+#define PIECE     1024u
 
 /* ---- Binding */
 
@@ -61,48 +71,520 @@ bool rft_in_place_has_failed(const rft_in_place *place)
     return place->failed;
 }
 
+/*
+ * ---- Conversion
+ *
+ * Elements of one floating-point type to those of another, for a worker whose tensors have another
+ * type than the trainer's, as PyTorch's `to` does it: to nearest even; but every NaN that gets
+ * shorter becomes 0x7FFF. Between F32, F16 and BF16. From one half type to the other it goes
+ * through fp32, piece by piece: only the last step rounds.
+ */
+
+static bool is_known(refit_dtype dtype)
+{
+    return dtype == REFIT_F32 || dtype == REFIT_F16 || dtype == REFIT_BF16;
+}
+
+static bool converts(refit_dtype from, refit_dtype to)
+{
+    return from != to && is_known(from) && is_known(to);
+}
+
+static void widen(refit_dtype from, float *out, const uint16_t *in, size_t count)
+{
+    if (from == REFIT_BF16) {
+        rft_floats_from_bf16(out, in, count);
+    } else {
+        rft_floats_from_half(out, in, count);
+    }
+}
+
+static void narrow(refit_dtype to, uint16_t *out, const float *in, size_t count)
+{
+    if (to == REFIT_BF16) {
+        rft_cast_bf16(out, in, count);
+    } else {
+        rft_floats_to_half(out, in, count);
+    }
+}
+
+static void change_half(refit_dtype from, refit_dtype to, uint16_t *out, const uint16_t *in,
+                        size_t count)
+{
+    float between[PIECE];
+    for (size_t done = 0, piece; done < count; done += piece) {
+        piece = count - done < PIECE ? count - done : PIECE;
+        widen(from, between, in + done, piece);
+        narrow(to, out + done, between, piece);
+    }
+}
+
+/* Of types that `converts` allows. `out` and `in` are apart and aligned to their elements. */
+static void convert(refit_dtype from, refit_dtype to, void *out, const void *in, size_t count)
+{
+    if (to == REFIT_F32) {
+        widen(from, out, in, count);
+    } else if (from == REFIT_F32) {
+        narrow(to, out, in, count);
+    } else {
+        change_half(from, to, out, in, count);
+    }
+}
+
+/*
+ * ---- Runs
+ *
+ * A run is as many blocks of a tensor as a window of a device's memory holds.
+ */
+
+/* From the elements of a tensor to those of its destination. */
+typedef struct apply_cast {
+    refit_dtype from;
+    refit_dtype to;
+    uint32_t from_width; /* bytes of an element; 1 where nothing is converted, and of both */
+    uint32_t to_width;
+} apply_cast;
+
+/* A run of blocks of one tensor, on its way. */
+typedef struct apply_run {
+    const rft_block *blocks;
+    apply_cast cast;
+    uint32_t count;
+    uint64_t offset; /* in the tensor */
+    uint64_t bytes;
+} apply_run;
+
+static apply_cast cast_of(const rft_destination *one, const rft_manifest_tensor *tensor)
+{
+    apply_cast none = {.from_width = 1, .to_width = 1};
+    if (!one->cast || !converts(tensor->dtype, one->dtype)) return none;
+    return (apply_cast){
+        .from = tensor->dtype,
+        .to = one->dtype,
+        .from_width = refit_dtype_bits(tensor->dtype) / 8,
+        .to_width = refit_dtype_bits(one->dtype) / 8,
+    };
+}
+
+static bool casts(apply_cast cast)
+{
+    return cast.from != cast.to;
+}
+
+/* Bytes of the tensor, or an offset in it, as those of the destination. */
+static uint64_t bytes_there(apply_cast cast, uint64_t bytes)
+{
+    return bytes / cast.from_width * cast.to_width;
+}
+
+static bool fits(const apply_run *run)
+{
+    uint64_t bytes = run->bytes + run->blocks[run->count].bytes;
+    return bytes <= RFT_WINDOW_BYTES && bytes_there(run->cast, bytes) <= RFT_WINDOW_BYTES;
+}
+
+/* As many blocks, from the first on, as a window holds before and after they are converted, and
+ * `most` at most. */
+static apply_run run_of(const rft_block *blocks, uint32_t most, apply_cast cast)
+{
+    apply_run run = {.blocks = blocks, .cast = cast, .offset = blocks[0].tensor_offset};
+    while (run.count < most && fits(&run))
+        run.bytes += blocks[run.count++].bytes;
+    return run;
+}
+
+/* Makes bytes of the image readable for the CPU: bytes on a device are fetched into `window`. */
+static refit_status read_image(const rft_in_place_source *source, uint64_t offset, uint64_t bytes,
+                               unsigned char *window, const unsigned char **out, refit_error *error)
+{
+    const unsigned char *from = source->image->bytes + offset;
+    *out = source->device == NULL ? from : window;
+    if (source->device == NULL) return REFIT_OK;
+    return refit_stream_copy(source->device, REFIT_STREAM_NONE, window, from, bytes, error);
+}
+
+/* Makes the run readable for the CPU, as the destination is to have it, until the next call. */
+static refit_status read_run(const rft_in_place *place, const rft_in_place_source *source,
+                             const apply_run *run, const unsigned char **out, refit_error *error)
+{
+    RFT_TRY(read_image(source, run->blocks[0].offset, run->bytes, place->to.source, out, error));
+    if (!casts(run->cast)) return REFIT_OK;
+    convert(run->cast.from, run->cast.to, place->to.converted, *out,
+            run->bytes / run->cast.from_width);
+    *out = place->to.converted;
+    return REFIT_OK;
+}
+
+/*
+ * ---- The plan
+ *
+ * Decides which tensor of a version goes into which destination; they meet by name. Every objection
+ * is raised here, before the first byte is written: names, sizes and types are the manifest's, and
+ * two tensors which are one memory here are tied at the trainer's end, too, or have equal bytes in
+ * this version, which are compared.
+ */
+
+/* The blocks to write, and the tensors and destinations that are left over. */
+typedef struct apply_plan {
+    const rft_manifest *manifest;
+    uint64_t blocks;
+    uint64_t bytes;
+    uint32_t left; /* tensors without a destination */
+    uint32_t first_left;
+    const char *absent;     /* a destination without a tensor; NULL: there is none */
+    unsigned char *covered; /* per tensor, while it is made */
+} apply_plan;
+
+static refit_status check_fit(const rft_destination *one, const rft_manifest_tensor *tensor,
+                              refit_error *error)
+{
+    apply_cast cast = cast_of(one, tensor);
+    RFT_REFUSE_IF(one->cast && one->dtype != tensor->dtype && !casts(cast), error,
+                  REFIT_ERR_INVALID,
+                  "'%.140s' is %s, which is not converted to %s in place: only F32, F16 and BF16 "
+                  "are, to each other",
+                  one->name, refit_dtype_name(tensor->dtype), refit_dtype_name(one->dtype));
+    RFT_REFUSE_IF(casts(cast) && one->bytes != bytes_there(cast, tensor->bytes), error,
+                  REFIT_ERR_INVALID, "'%.160s' has %llu bytes as %s, and its destination %llu",
+                  one->name, (unsigned long long)bytes_there(cast, tensor->bytes),
+                  refit_dtype_name(one->dtype), (unsigned long long)one->bytes);
+    if (casts(cast)) return REFIT_OK;
+    RFT_REFUSE_IF(one->bytes != tensor->bytes, error, REFIT_ERR_INVALID,
+                  "'%.160s' has %llu bytes, and its destination %llu", one->name,
+                  (unsigned long long)tensor->bytes, (unsigned long long)one->bytes);
+    RFT_REFUSE_IF((int)one->dtype != 0 && one->dtype != tensor->dtype, error, REFIT_ERR_INVALID,
+                  "'%.160s' is %s, and its destination %s", one->name,
+                  refit_dtype_name(tensor->dtype), refit_dtype_name(one->dtype));
+    return REFIT_OK;
+}
+
+static uint32_t original_of(const rft_manifest *manifest, uint32_t tensor)
+{
+    uint32_t alias = manifest->tensors[tensor].alias_of;
+    return alias == REFIT_NO_ALIAS ? tensor : alias;
+}
+
+/* ---- Two tensors for one memory */
+
+#define COMPARE_BYTES (RFT_WINDOW_BYTES / 2)
+
+static refit_status compare(const rft_in_place *place, const rft_in_place_source *source,
+                            const rft_manifest_tensor *a, const rft_manifest_tensor *b, bool *equal,
+                            refit_error *error)
+{
+    unsigned char *window = place->to.source;
+    *equal = a->dtype == b->dtype && a->bytes == b->bytes;
+    for (uint64_t done = 0, bytes; *equal && done < a->bytes; done += bytes) {
+        const unsigned char *one, *other;
+        bytes = a->bytes - done < COMPARE_BYTES ? a->bytes - done : COMPARE_BYTES;
+        RFT_TRY(read_image(source, a->offset + done, bytes, window, &one, error));
+        RFT_TRY(read_image(source, b->offset + done, bytes, window + COMPARE_BYTES, &other, error));
+        *equal = memcmp(one, other, bytes) == 0;
+    }
+    return REFIT_OK;
+}
+
+/* The digests of tensors do not come this far, and a read of both costs less than writing one. */
+static refit_status check_equal(const rft_in_place *place, const rft_in_place_source *source,
+                                uint32_t tensor, const rft_destination *two, uint32_t other,
+                                refit_error *error)
+{
+    const rft_manifest *manifest = source->image->catalog->manifest;
+    bool equal;
+    RFT_TRY(compare(place, source, &manifest->tensors[tensor], &manifest->tensors[other], &equal,
+                    error));
+    RFT_REFUSE_IF(!equal, error, REFIT_ERR_INVALID,
+                  "'%.64s' and '%.64s' have one memory here, but differ in the version: untie them "
+                  "here, so that each has its own memory, or tie them at the trainer",
+                  manifest->tensors[tensor].name, two->name);
+    return REFIT_OK;
+}
+
+/* Twins are one memory, so the tensor that is written there is noted with the first of them. */
+static refit_status plan_one(rft_in_place *place, const rft_in_place_source *source,
+                             apply_plan *plan, const rft_destination *one, refit_error *error)
+{
+    const rft_manifest *manifest = plan->manifest;
+    uint32_t tensor = rft_manifest_find(manifest, one->name);
+    if (tensor == UINT32_MAX) return REFIT_OK;
+    RFT_TRY(check_fit(one, &manifest->tensors[tensor], error));
+    uint32_t original = original_of(manifest, tensor), *there = &place->tensors[one->twin];
+    plan->covered[original] = 1;
+    if (*there == original) return REFIT_OK;
+    if (*there != NO_TENSOR) return check_equal(place, source, *there, one, original, error);
+    *there = original;
+    plan->blocks += manifest->tensors[original].blocks;
+    plan->bytes += one->bytes;
+    return REFIT_OK;
+}
+
+static void find_rest(const rft_in_place *place, apply_plan *plan)
+{
+    const rft_manifest *manifest = plan->manifest;
+    for (uint32_t i = 0; i < manifest->count; i++) {
+        const rft_manifest_tensor *tensor = &manifest->tensors[i];
+        if (tensor->alias_of != REFIT_NO_ALIAS || tensor->bytes == 0 || plan->covered[i]) continue;
+        if (plan->left++ == 0) plan->first_left = i;
+    }
+    for (uint32_t i = 0; i < place->to.count && plan->absent == NULL; i++) {
+        const rft_destination *one = &place->to.list[i];
+        if (one->bytes > 0 && place->tensors[one->twin] == NO_TENSOR) plan->absent = one->name;
+    }
+}
+
+static refit_status check_rest(const apply_plan *plan, refit_error *error)
+{
+    RFT_REFUSE_IF(plan->left > 0, error, REFIT_ERR_NOT_FOUND,
+                  "%u tensors of the version have no destination, the first is '%.160s'",
+                  plan->left, plan->manifest->tensors[plan->first_left].name);
+    RFT_REFUSE_IF(plan->absent != NULL, error, REFIT_ERR_NOT_FOUND,
+                  "the version has nothing for the destination of '%.160s'", plan->absent);
+    return REFIT_OK;
+}
+
+static refit_status plan_fill(rft_in_place *place, const rft_in_place_source *source,
+                              apply_plan *plan, bool strict, refit_error *error)
+{
+    for (uint32_t i = 0; i < place->to.count; i++)
+        place->tensors[i] = NO_TENSOR;
+    for (uint32_t i = 0; i < place->to.count; i++)
+        RFT_TRY(plan_one(place, source, plan, &place->to.list[i], error));
+    find_rest(place, plan);
+    return strict ? check_rest(plan, error) : REFIT_OK;
+}
+
+/* Fills place->tensors as well: NO_TENSOR where nothing is to be written. `strict`: tensors
+ * and destinations that are left over are REFIT_ERR_NOT_FOUND. REFIT_ERR_INVALID (it does not fit),
+ * REFIT_ERR_HOST_MEMORY, and what the source's device says of a copy. */
+static refit_status plan_make(rft_in_place *place, const rft_in_place_source *source, bool strict,
+                              apply_plan *plan, refit_error *error)
+{
+    const rft_manifest *manifest = source->image->catalog->manifest;
+    *plan = (apply_plan){.manifest = manifest};
+    plan->covered = rft_calloc((size_t)manifest->count + 1, 1);
+    RFT_REFUSE_IF(plan->covered == NULL, error, REFIT_ERR_HOST_MEMORY,
+                  "no memory to look where %u tensors go", manifest->count);
+    refit_status status = plan_fill(place, source, plan, strict, error);
+    rft_free(plan->covered);
+    plan->covered = NULL;
+    return status;
+}
+
+/* ---- Writing */
+
+/* Of a block as it is in the destination. */
+static rft_delta_shape shape_of(const rft_in_place_source *source, const apply_run *run,
+                                const rft_block *block)
+{
+    rft_delta_shape shape = rft_sparse_shape(source->image->catalog->manifest, block);
+    if (casts(run->cast)) shape.width = run->cast.to_width;
+    return shape;
+}
+
+/* Notes and changes the window; the changed part lies from *first to *end. */
+static refit_status change_window(rft_in_place *place, uint32_t index,
+                                  const rft_in_place_source *source, const apply_run *run,
+                                  const unsigned char *from, unsigned char *window, uint64_t *first,
+                                  uint64_t *end, refit_error *error)
+{
+    uint64_t at = 0, bytes;
+    *first = *end = 0;
+    for (uint32_t i = 0; i < run->count; i++, at += bytes) {
+        const rft_block *block = &run->blocks[i];
+        rft_note_place where = {index, bytes_there(run->cast, block->tensor_offset)};
+        rft_delta_shape shape = shape_of(source, run, block);
+        uint32_t changed;
+        bytes = bytes_there(run->cast, block->bytes);
+        RFT_TRY(rft_rollback_change(&place->old, where, shape, window + at, from + at, &changed,
+                                    error));
+        if (changed == 0) continue;
+        place->changed += (uint64_t)changed * shape.width;
+        if (*end == 0) *first = at;
+        *end = at + bytes;
+    }
+    return REFIT_OK;
+}
+
+static refit_status write_run(rft_in_place *place, uint32_t index,
+                              const rft_in_place_source *source, const apply_run *run,
+                              refit_error *error)
+{
+    const rft_destination *one = &place->to.list[index];
+    const unsigned char *from;
+    unsigned char *window;
+    uint64_t first, end;
+    uint64_t offset = bytes_there(run->cast, run->offset);
+    RFT_TRY(read_run(place, source, run, &from, error));
+    RFT_TRY(rft_destinations_fetch(&place->to, one, offset, bytes_there(run->cast, run->bytes),
+                                   &window, error));
+    RFT_TRY(change_window(place, index, source, run, from, window, &first, &end, error));
+    if (end == 0) return REFIT_OK;
+    return rft_destinations_put(one, offset + first, window + first, end - first, error);
+}
+
+/* Writes destination `index` by place->tensors. Done when rft_destinations_flush says so; on
+ * failure the notes say what was changed. */
+static refit_status write_tensor(rft_in_place *place, uint32_t index,
+                                 const rft_in_place_source *source, refit_error *error)
+{
+    const rft_manifest *manifest = source->image->catalog->manifest;
+    const rft_manifest_tensor *tensor = &manifest->tensors[place->tensors[index]];
+    apply_cast cast = cast_of(&place->to.list[index], tensor);
+    for (uint32_t done = 0; done < tensor->blocks;) {
+        apply_run run =
+            run_of(&manifest->blocks[tensor->first_block + done], tensor->blocks - done, cast);
+        RFT_TRY(write_run(place, index, source, &run, error));
+        done += run.count;
+    }
+    return REFIT_OK;
+}
+
+/*
+ * ---- Verifying
+ *
+ * A destination equals the image where it was compared, so this is for broadcast.verify: always:
+ * the digests of the bytes in the destinations, a device's memory included, up to the digest of the
+ * version.
+ */
+
+static refit_status digest_source(const rft_in_place *place, const rft_in_place_source *source,
+                                  const rft_manifest_tensor *tensor, apply_cast cast, uint64_t *sum,
+                                  refit_error *error)
+{
+    *sum = 0;
+    for (uint32_t done = 0; done < tensor->blocks;) {
+        const rft_manifest *manifest = source->image->catalog->manifest;
+        apply_run run =
+            run_of(&manifest->blocks[tensor->first_block + done], tensor->blocks - done, cast);
+        const unsigned char *bytes;
+        RFT_TRY(read_run(place, source, &run, &bytes, error));
+        *sum += rft_digest_part(bytes, bytes_there(cast, run.bytes), bytes_there(cast, run.offset));
+        done += run.count;
+    }
+    return REFIT_OK;
+}
+
+/* Converted bytes are compared with the image converted once more. */
+static refit_status check_converted(const rft_in_place *place, const rft_in_place_source *source,
+                                    const rft_destination *one, const rft_manifest_tensor *tensor,
+                                    refit_error *error)
+{
+    uint64_t sum, expected;
+    RFT_TRY(rft_destinations_digest(&place->to, one, &sum, error));
+    RFT_TRY(digest_source(place, source, tensor, cast_of(one, tensor), &expected, error));
+    RFT_REFUSE_IF(sum != expected, error, REFIT_ERR_CORRUPT,
+                  "the destination of '%.160s' is not what was written there", one->name);
+    return REFIT_OK;
+}
+
+/* Of all tensors: one without a destination counts as it lies in the image, so that the result is
+ * the version's digest. Where one has several, each is compared with the first. */
+static refit_status digest_tensors(const rft_in_place *place, const rft_in_place_source *source,
+                                   uint64_t *digests, unsigned char *known, refit_error *error)
+{
+    const rft_manifest *manifest = source->image->catalog->manifest;
+    const apply_cast none = {.from_width = 1, .to_width = 1};
+    for (uint32_t i = 0; i < place->to.count; i++) {
+        uint32_t tensor = place->tensors[i];
+        if (tensor == NO_TENSOR) continue;
+        const rft_destination *one = &place->to.list[i];
+        if (casts(cast_of(one, &manifest->tensors[tensor]))) {
+            RFT_TRY(check_converted(place, source, one, &manifest->tensors[tensor], error));
+            continue;
+        }
+        uint64_t sum;
+        RFT_TRY(rft_destinations_digest(&place->to, one, &sum, error));
+        sum = rft_digest_finish(sum, manifest->tensors[tensor].bytes);
+        RFT_REFUSE_IF(known[tensor] && digests[tensor] != sum, error, REFIT_ERR_CORRUPT,
+                      "the destination of '%.160s' is not what was written there", one->name);
+        digests[tensor] = sum;
+        known[tensor] = 1;
+    }
+    for (uint32_t i = 0; i < manifest->count; i++) {
+        if (known[i] || manifest->tensors[i].alias_of != REFIT_NO_ALIAS) continue;
+        RFT_TRY(digest_source(place, source, &manifest->tensors[i], none, &digests[i], error));
+        digests[i] = rft_digest_finish(digests[i], manifest->tensors[i].bytes);
+    }
+    return REFIT_OK;
+}
+
+/* rft_version_digest takes the digests of originals, in order. */
+static refit_status check_digest(const rft_manifest *manifest, const rft_image *image,
+                                 uint64_t *digests, refit_error *error)
+{
+    uint32_t count = 0;
+    for (uint32_t i = 0; i < manifest->count; i++) {
+        if (manifest->tensors[i].alias_of == REFIT_NO_ALIAS) digests[count++] = digests[i];
+    }
+    rft_digest128 digest = rft_version_digest(manifest, digests);
+    RFT_REFUSE_IF(!rft_digest128_equal(&digest, &image->held.digest), error, REFIT_ERR_CORRUPT,
+                  "the digest of what was written is not that of version %llu",
+                  (unsigned long long)image->held.version);
+    return REFIT_OK;
+}
+
+/* Reads all that was written, where it lies. REFIT_ERR_CORRUPT: it is not the version;
+ * REFIT_ERR_HOST_MEMORY, and the device's errors. */
+static refit_status verify_digests(const rft_in_place *place, const rft_in_place_source *source,
+                                   refit_error *error)
+{
+    const rft_manifest *manifest = source->image->catalog->manifest;
+    uint64_t *digests = rft_calloc((size_t)manifest->count + 1, sizeof *digests);
+    unsigned char *known = rft_calloc((size_t)manifest->count + 1, 1);
+    refit_status status = REFIT_OK;
+    if (digests == NULL || known == NULL) {
+        status =
+            rft_fail(error, REFIT_ERR_HOST_MEMORY, "no memory for %u digests", manifest->count);
+    }
+    if (status == REFIT_OK) status = digest_tensors(place, source, digests, known, error);
+    if (status == REFIT_OK) status = check_digest(manifest, source->image, digests, error);
+    rft_free(digests);
+    rft_free(known);
+    return status;
+}
+
 /* ---- The verbs */
 
-static refit_status check_mark(const rft_in_place_source *source, refit_error *error)
+static refit_status check_seqlock(const rft_in_place_source *source, refit_error *error)
 {
     RFT_REFUSE_IF(!rft_image_is_intact(source->image), error, REFIT_ERR_STALE,
-                  "the trainer had turned this worker out and overwrites version %llu",
+                  "the trainer has evicted this worker and overwrites version %llu",
                   (unsigned long long)source->image->held.version);
     return REFIT_OK;
 }
 
-/* Both read the image as well: what is found wrong there may be the next version. */
+/* Planning and verifying read the image as well: a mismatch there may be the next version. */
 static refit_status plan_all(rft_in_place *place, const rft_in_place_source *source, bool strict,
-                             rft_apply_plan *plan, refit_error *error)
+                             apply_plan *plan, refit_error *error)
 {
-    refit_status status = rft_apply_plan_make(place, source, strict, plan, error);
-    if (status == REFIT_ERR_INVALID) RFT_TRY(check_mark(source, error));
+    refit_status status = plan_make(place, source, strict, plan, error);
+    if (status == REFIT_ERR_INVALID) RFT_TRY(check_seqlock(source, error));
     return status;
 }
 
 static refit_status verify(const rft_in_place *place, const rft_in_place_source *source,
                            refit_error *error)
 {
-    refit_status status = rft_apply_verify(place, source, error);
-    if (status == REFIT_ERR_CORRUPT) RFT_TRY(check_mark(source, error));
+    refit_status status = verify_digests(place, source, error);
+    if (status == REFIT_ERR_CORRUPT) RFT_TRY(check_seqlock(source, error));
     return status;
 }
 
 static refit_status write_all(rft_in_place *place, const rft_in_place_source *source,
-                              const rft_apply_plan *plan, refit_error *error)
+                              const apply_plan *plan, refit_error *error)
 {
-    /* What an apply before this one left half put is no old bytes: first it is there. */
+    /* Finishes the interrupted write of an earlier apply before undo data is recorded. */
     if (!rft_rollback_is_empty(&place->old)) RFT_TRY(rft_destinations_repair(&place->to, error));
     RFT_TRY(rft_rollback_prepare(&place->old, plan->blocks, plan->bytes, error));
     for (uint32_t i = 0; i < place->to.count; i++) {
-        if (place->tensors[i] != RFT_NO_TENSOR) RFT_TRY(rft_apply_write(place, i, source, error));
+        if (place->tensors[i] != NO_TENSOR) RFT_TRY(write_tensor(place, i, source, error));
     }
     RFT_TRY(rft_destinations_flush(&place->to, error));
-    RFT_TRY(check_mark(source, error));
+    RFT_TRY(check_seqlock(source, error));
     return source->verify ? verify(place, source, error) : REFIT_OK;
 }
 
-/* What failed is told; that it could not be taken back is told as well. */
+/* The error tells the failure, and also that it could not be taken back. */
 static void take_back(rft_in_place *place, refit_error *error)
 {
     refit_error why;
@@ -118,7 +600,7 @@ static void take_back(rft_in_place *place, refit_error *error)
 refit_status rft_in_place_apply(rft_in_place *place, const rft_in_place_source *source,
                                 uint32_t *left, refit_error *error)
 {
-    rft_apply_plan plan;
+    apply_plan plan;
     int64_t began = rft_now();
     place->changed = 0;
     refit_status status = plan_all(place, source, left == NULL, &plan, error);

@@ -28,7 +28,8 @@ typedef struct rft_in_place_figures {
 
 typedef struct rft_in_place {
     rft_destinations to;
-    uint32_t *tensors; /* owned; for each destination, what is written there: scratch of apply */
+    uint32_t *tensors; /* owned; for each destination, the tensor that is written there: scratch of
+                          apply */
     rft_rollback old;
     bool applied;     /* an update is in them, neither kept nor undone */
     bool failed;      /* the update under way: its last apply */
@@ -38,7 +39,7 @@ typedef struct rft_in_place {
 
 refit_status rft_in_place_bind(rft_in_place *place, const refit_destination *list, uint32_t count,
                                const refit_config *config, refit_error *error);
-/* Takes back what is torn; if a device does not let it, they stay bound. */
+/* Takes back a torn version; if a device does not let it, they stay bound. */
 refit_status rft_in_place_unbind(rft_in_place *place, refit_error *error);
 /* They stay as they are. Harmless on {0}. */
 void rft_in_place_close(rft_in_place *place);
@@ -47,7 +48,7 @@ bool rft_in_place_is_bound(const rft_in_place *place);
 typedef struct rft_in_place_source {
     const rft_image *image;
     refit_device *device; /* where its bytes lie; NULL: host memory */
-    bool verify;          /* digest what is in the destinations at the end */
+    bool verify;          /* digest the bytes in the destinations at the end */
 } rft_in_place_source;
 
 /* `left` as refit_update_apply has it. */

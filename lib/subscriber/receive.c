@@ -2,9 +2,14 @@
  * One version on its way in.
  *
  * Through the socket: the window of credits is kept full, frames go into the assembly (which copies
- * and digests them), and when all are in and SEAL is known, the assembly verifies. What lies in
- * memory of the publisher is in intake_mapped.c. The window bounds the credits granted with PULL
- * (wire/credit.h); as many frames may be asked for again with RESEND, and no more wait at once.
+ * and digests them), and when all are in and SEAL is known, the assembly verifies. The window
+ * bounds the credits granted with PULL (wire/credit.h); as many frames may be asked for again with
+ * RESEND, and no more wait at once.
+ *
+ * In memory of the publisher (its shared memory, or its memory of the GPU that both are on) the
+ * version does not travel: it is mapped, and SEAL's digests are checked against each other, or,
+ * with broadcast.verify: always, against the bytes, part by part.
+ *
  * Knows nothing of connections, commits or users.
  */
 #include "subscriber/receive.h"
@@ -13,12 +18,132 @@
 
 #include "base/alloc.h"
 #include "base/clock.h"
+#include "base/log.h"
 #include "wire/credit.h"
+#include "wire/seal.h"
+#include "wire/share.h"
 
 /* Missing frames named in one RESEND; what is missing beyond them follows at the next beat. */
 #define RESEND_MOST 64u
 /* Some ten milliseconds of digesting, which no heartbeat notices. */
 #define VERIFY_BYTES (UINT64_C(64) << 20)
+/* A call waits for the GPU this long at most: work that is not done by then is asked for in the
+ * next one. */
+#define GPU_WAIT_MS 20u
+
+/*
+ * ---- Verifying an image in a GPU's memory (broadcast.verify: always)
+ *
+ * The device digests the tensors, one part after the other, on a stream of the worker's own; the
+ * sums are compared with SEAL when all are there. A part that is under way when its version is
+ * dropped still reads its bytes: until it has ended, the mapping counts as used, and the next
+ * version waits.
+ */
+
+/* Begins with an image of the device. */
+static void gpu_verify_begin(rft_gpu_verify *verify, refit_device *device,
+                             const refit_config *config, rft_image *image)
+{
+    verify->device = device;
+    verify->config = config;
+    verify->image = image;
+    verify->started = false;
+    verify->done = false;
+}
+
+/* Drops the mapping if nothing reads there any more. */
+static void let_go(rft_gpu_verify *verify, uint32_t timeout_ms)
+{
+    if (rft_copy_queue_is_busy(verify->copy_queue)) {
+        (void)rft_copy_queue_wait(verify->copy_queue, timeout_ms, NULL);
+    }
+    if (rft_copy_queue_is_busy(verify->copy_queue) || verify->mapping == NULL) return;
+    verify->mapping->users--;
+    verify->mapping = NULL;
+}
+
+static refit_status start(rft_gpu_verify *verify, refit_error *error)
+{
+    if (verify->copy_queue == NULL) {
+        RFT_TRY(rft_copy_queue_open(verify->device, verify->config, &verify->copy_queue, error));
+    }
+    uint32_t tensors = verify->image->catalog->manifest->count;
+    rft_free(verify->sums);
+    verify->sums = rft_calloc(tensors, sizeof *verify->sums);
+    RFT_REFUSE_IF(verify->sums == NULL, error, REFIT_ERR_HOST_MEMORY,
+                  "no memory for the digests of %u tensors", tensors);
+    verify->tensor = 0;
+    verify->offset = 0;
+    verify->asked = 0;
+    verify->mapping = verify->image->gpu;
+    verify->mapping->users++;
+    verify->started = true;
+    return REFIT_OK;
+}
+
+/* Asks for the next part, unless all are there. */
+static refit_status ask(rft_gpu_verify *verify, uint64_t most, refit_error *error)
+{
+    const rft_manifest *manifest = verify->image->catalog->manifest;
+    for (; verify->tensor < manifest->count; verify->tensor++, verify->offset = 0) {
+        const rft_manifest_tensor *tensor = &manifest->tensors[verify->tensor];
+        if (tensor->alias_of != REFIT_NO_ALIAS || verify->offset == tensor->bytes) continue;
+        uint64_t left = tensor->bytes - verify->offset;
+        verify->asked = left <= most ? left : most - most % sizeof(uint64_t);
+        return rft_copy_queue_digest(verify->copy_queue,
+                                     verify->image->bytes + tensor->offset + verify->offset,
+                                     verify->asked, verify->offset, error);
+    }
+    return REFIT_OK;
+}
+
+/* The requested digest is there, or not yet. */
+static refit_status answer(rft_gpu_verify *verify, refit_error *error)
+{
+    refit_status status = rft_copy_queue_wait(verify->copy_queue, GPU_WAIT_MS, error);
+    if (status != REFIT_OK) return status == REFIT_ERR_TIMEOUT ? REFIT_OK : status;
+    verify->sums[verify->tensor] += rft_copy_queue_sum(verify->copy_queue);
+    verify->offset += verify->asked;
+    verify->asked = 0;
+    return REFIT_OK;
+}
+
+/* Goes on by `most` bytes (8 or more) at most. REFIT_ERR_CORRUPT, as rft_seal_check;
+ * REFIT_ERR_HOST_MEMORY, and the device's errors. */
+static refit_status gpu_verify_part(rft_gpu_verify *verify, const rft_message *seal, uint64_t most,
+                                    refit_error *error)
+{
+    if (!verify->started) {
+        let_go(verify, GPU_WAIT_MS);
+        return verify->mapping == NULL ? start(verify, error) : REFIT_OK;
+    }
+    if (verify->asked == 0) RFT_TRY(ask(verify, most, error));
+    if (verify->asked > 0) return answer(verify, error);
+    RFT_TRY(rft_seal_check(verify->image->catalog->manifest, verify->sums, seal, error));
+    verify->done = true;
+    return REFIT_OK;
+}
+
+/* The image is wanted no longer. Memory that the device still reads stays mapped until it has
+ * ended. */
+static void gpu_verify_end(rft_gpu_verify *verify)
+{
+    verify->image = NULL;
+    let_go(verify, 0);
+}
+
+/* Waits for that, at most `timeout_ms`: after that it stays mapped for ever. */
+static void gpu_verify_close(rft_gpu_verify *verify, uint32_t timeout_ms)
+{
+    let_go(verify, timeout_ms);
+    if (!rft_copy_queue_close(verify->copy_queue, 0)) {
+        rft_log(REFIT_LOG_ERROR, "a GPU does not end its work: it stays open");
+    }
+    rft_free(verify->sums);
+    *verify = (rft_gpu_verify){0};
+}
+
+/* ---- Opening and dropping */
 
 void rft_receive_init(rft_receive *receive, const refit_config *config, rft_images *images,
                       rft_sender sender)
@@ -40,14 +165,14 @@ static void close_assembly(rft_receive *receive)
 void rft_receive_close(rft_receive *receive)
 {
     rft_receive_drop(receive);
-    rft_gpu_verify_close(&receive->gpu, receive->config->broadcast_linger_ms);
+    gpu_verify_close(&receive->gpu, receive->config->broadcast_linger_ms);
     close_assembly(receive);
     rft_bytes_close(&receive->tensor_digests);
 }
 
 void rft_receive_drop(rft_receive *receive)
 {
-    rft_gpu_verify_end(&receive->gpu);
+    gpu_verify_end(&receive->gpu);
     rft_image_drop_use(receive->image, RFT_IMAGE_STAGED);
     receive->image = NULL;
     rft_catalog_release(receive->catalog);
@@ -62,6 +187,20 @@ rft_image *rft_receive_take(rft_receive *receive)
     receive->image = NULL;
     rft_receive_drop(receive);
     return image;
+}
+
+/* ---- The offer */
+
+/* Notes where the version lies, or that it comes in frames. */
+static void place(rft_receive *receive, const rft_message *offer)
+{
+    rft_view share = offer->as.offer.share;
+    bool gpu = share.count > 0;
+    rft_view name = gpu ? offer->as.offer.mark : offer->as.offer.segment;
+    receive->path = gpu ? REFIT_PATH_CUDA_IPC : name.count > 0 ? REFIT_PATH_SHM : REFIT_PATH_SOCKET;
+    rft_view_print(name, receive->segment, sizeof receive->segment);
+    receive->segment_offset = offer->as.offer.segment_offset;
+    if (gpu) (void)rft_share_read(share, &receive->share, NULL); /* its length is the decoder's */
 }
 
 static refit_status check_offer(const rft_message *offer, const rft_manifest *manifest,
@@ -91,7 +230,7 @@ refit_status rft_receive_offer(rft_receive *receive, const rft_message *offer, r
     receive->catalog = rft_catalog_acquire(catalog);
     receive->version = offer->as.offer.version;
     receive->base = offer->as.offer.base;
-    rft_receive_place(receive, offer);
+    place(receive, offer);
     receive->offered_at = now;
     receive->deadline = rft_after_ms(now, offer->as.offer.deadline_ms);
     receive->sealed = false;
@@ -100,6 +239,8 @@ refit_status rft_receive_offer(rft_receive *receive, const rft_message *offer, r
     receive->quiet_since = 0;
     return REFIT_OK;
 }
+
+/* ---- In frames */
 
 static refit_status check_base(const rft_receive *receive, const rft_image *held,
                                refit_error *error)
@@ -149,8 +290,8 @@ static void pull(rft_receive *receive)
     receive->sender.send(receive->sender.user, &message);
 }
 
-/* What has arrived no longer counts. One that comes twice counts twice, though it was sent once
- * without a credit: then a frame more may be in flight, never one less. */
+/* Returns a received frame's credit. A duplicate is credited twice, so at most one extra frame is
+ * in flight. */
 static void use_credit(rft_receive *receive, uint32_t sequence, uint64_t payload)
 {
     const rft_manifest *manifest = receive->catalog->manifest;
@@ -158,13 +299,89 @@ static void use_credit(rft_receive *receive, uint32_t sequence, uint64_t payload
     receive->in_flight -= rft_credit_cost(payload, manifest->frames[sequence].bytes);
 }
 
+/* ---- In the publisher's memory */
+
+/* Gets the image in the publisher's memory. */
+static refit_status map_image(rft_receive *receive, refit_error *error)
+{
+    if (receive->path == REFIT_PATH_CUDA_IPC) {
+        return rft_images_take_gpu(receive->images, receive->catalog, &receive->share,
+                                   receive->segment, &receive->image, error);
+    }
+    return rft_images_take_mapped(receive->images, receive->catalog, receive->segment,
+                                  receive->segment_offset, &receive->image, error);
+}
+
+bool rft_receive_is_unmappable(const rft_receive *receive, const refit_error *why)
+{
+    bool mapping = receive->phase == RFT_RECEIVE_WAITING && receive->path == REFIT_PATH_CUDA_IPC;
+    return mapping && why->status != REFIT_ERR_NOT_FOUND && why->status != REFIT_ERR_PROTOCOL;
+}
+
+/* SEAL, as it came. */
+static rft_message seal_of(const rft_receive *receive)
+{
+    rft_message seal = {.kind = RFT_SEAL};
+    seal.as.seal.version = receive->version;
+    seal.as.seal.digest = receive->digest;
+    seal.as.seal.tensors = (rft_view){receive->tensor_digests.data, receive->tensor_digests.count};
+    return seal;
+}
+
+static refit_status refuse_overwritten(const rft_receive *receive, refit_error *error)
+{
+    return rft_fail(error, REFIT_ERR_STALE, "the publisher is writing over version %llu",
+                    (unsigned long long)receive->version);
+}
+
+/* SEAL is there: the digests are checked here and now, or the bytes are from now on. */
+static refit_status settle_mapped(rft_receive *receive, refit_error *error)
+{
+    if (!rft_image_note_seqlock(receive->image)) return refuse_overwritten(receive, error);
+    if (receive->config->broadcast_verify == REFIT_VERIFY_ALWAYS) {
+        receive->cursor = (rft_image_cursor){0};
+        if (receive->path == REFIT_PATH_CUDA_IPC) {
+            gpu_verify_begin(&receive->gpu, receive->images->device, receive->config,
+                             receive->image);
+        }
+        receive->phase = RFT_RECEIVE_VERIFYING;
+        return REFIT_OK;
+    }
+    rft_message seal = seal_of(receive);
+    rft_digest128 expected =
+        rft_version_digest_encoded(receive->catalog->manifest, seal.as.seal.tensors);
+    RFT_REFUSE_IF(!rft_digest128_equal(&expected, &receive->digest), error, REFIT_ERR_CORRUPT,
+                  "the digest of version %llu does not follow from its tensors'",
+                  (unsigned long long)receive->version);
+    receive->phase = RFT_RECEIVE_COMPLETE;
+    return REFIT_OK;
+}
+
+refit_status rft_receive_verify(rft_receive *receive, refit_error *error)
+{
+    if (receive->phase != RFT_RECEIVE_VERIFYING) return REFIT_OK;
+    if (!rft_image_is_intact(receive->image)) return refuse_overwritten(receive, error);
+    rft_message seal = seal_of(receive);
+    bool gpu = receive->path == REFIT_PATH_CUDA_IPC;
+    if (gpu) {
+        RFT_TRY(gpu_verify_part(&receive->gpu, &seal, receive->verify_bytes, error));
+    } else {
+        RFT_TRY(rft_image_verify_part(receive->catalog->manifest, receive->image->bytes, &seal,
+                                      receive->verify_bytes, &receive->cursor, error));
+    }
+    if (gpu ? receive->gpu.done : receive->cursor.done) receive->phase = RFT_RECEIVE_COMPLETE;
+    return REFIT_OK;
+}
+
+/* ---- Progress */
+
 /* Verifies once SEAL and all frames are there. */
 static refit_status settle(rft_receive *receive, refit_error *error)
 {
     if (receive->phase != RFT_RECEIVE_FETCHING || !receive->sealed) return REFIT_OK;
-    if (receive->path != REFIT_PATH_SOCKET) return rft_receive_settle_mapped(receive, error);
+    if (receive->path != REFIT_PATH_SOCKET) return settle_mapped(receive, error);
     if (!rft_assembly_complete(receive->assembly)) return REFIT_OK;
-    rft_message seal = rft_receive_seal_of(receive);
+    rft_message seal = seal_of(receive);
     RFT_TRY(rft_assembly_verify(receive->assembly, &seal, error));
     receive->phase = RFT_RECEIVE_COMPLETE;
     return REFIT_OK;
@@ -172,7 +389,7 @@ static refit_status settle(rft_receive *receive, refit_error *error)
 
 static refit_status take_image(rft_receive *receive, const rft_image *held, refit_error *error)
 {
-    if (receive->path != REFIT_PATH_SOCKET) return rft_receive_map(receive, error);
+    if (receive->path != REFIT_PATH_SOCKET) return map_image(receive, error);
     RFT_TRY(check_base(receive, held, error));
     RFT_TRY(rft_images_take_owned(receive->images, receive->catalog, &receive->image, error));
     return prepare_assembly(receive, receive->base == 0 ? NULL : held->bytes, error);
@@ -245,8 +462,8 @@ refit_status rft_receive_seal(rft_receive *receive, const rft_message *seal, ref
     return settle(receive, error);
 }
 
-/* Whether beats have come for a heartbeat and a half with no frame and no asking among them: two of
- * them were sent after the first, so late that what was asked for before would have been sent. The
+/* Whether beats have come for a heartbeat and a half with no frame and no request among them: two
+ * of them were sent after the first, so late that frames requested before would have been sent. The
  * clock is this worker's own, because beats that queued up while it did not run are read at once.
  */
 static bool is_quiet(rft_receive *receive, uint32_t heartbeat_ms, int64_t now)

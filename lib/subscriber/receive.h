@@ -1,5 +1,5 @@
 /*
- * intake: one version on its way in, from its OFFER until it is complete and verified.
+ * receive: one version on its way in, from its OFFER until it is complete and verified.
  *
  *     NONE ──offer──► WAITING ──start──► FETCHING ──frames, seal──► COMPLETE
  *       ▲                │                  │                       ▲   │
@@ -10,22 +10,37 @@
  *       └────────────────┴──────drop────────┴───────────drop────────────┘
  *
  * It checks what the publisher offers against the manifest and the limits, asks for frames by
- * credits, has damaged and missing ones sent again, and holds the digests of SEAL against what
- * arrived. Every call that fails says with which status the version is to be refused; the session
- * sends that and drops the intake. No socket, no clock, no thread.
+ * credits, has damaged and missing ones sent again, and compares the digests of SEAL with the bytes
+ * that arrived. Every call that fails says with which status the version is to be refused; the
+ * session sends that and drops the version. No socket, no clock, no thread.
  */
 #ifndef RFT_RECEIVE_H
 #define RFT_RECEIVE_H
 
-#include "subscriber/gpu_stage.h"
-#include "subscriber/gpu_verify.h"
+#include "store/copy_queue.h"
+#include "subscriber/images.h"
 #include "wire/assembly.h"
 
-/* How a part without a socket says something: queues one message for the publisher. */
+/* Queues one message for the publisher. */
 typedef struct rft_sender {
     void (*send)(void *user, const rft_message *message);
     void *user;
 } rft_sender;
+
+/* How far the digests of an image in a GPU's memory are. {0} is not open. */
+typedef struct rft_gpu_verify {
+    refit_device *device;       /* borrowed; NULL: not open */
+    const refit_config *config; /* borrowed */
+    rft_copy_queue *copy_queue;
+    rft_image *image;         /* to verify; NULL: none */
+    rft_gpu_mapping *mapping; /* in use while its bytes may be read; NULL: none is */
+    uint64_t *sums;           /* per tensor */
+    uint32_t tensor;          /* reached */
+    uint64_t offset;          /* in it */
+    uint64_t asked;           /* bytes whose digest is under way */
+    bool started;             /* nothing else is under way any more */
+    bool done;                /* all of the image is what the publisher wrote */
+} rft_gpu_verify;
 
 typedef enum rft_receive_phase {
     RFT_RECEIVE_NONE,
@@ -47,7 +62,7 @@ typedef struct rft_receive {
     uint64_t version;
     uint64_t base;
     refit_path path;
-    char segment[RFT_SEGMENT_NAME_BYTES]; /* of the store, or of the mark */
+    char segment[RFT_SEGMENT_NAME_BYTES]; /* of the store, or of the share lock */
     uint64_t segment_offset;
     rft_share share;
     int64_t offered_at;
@@ -67,7 +82,7 @@ typedef struct rft_receive {
                                       what has arrived; a frame may use more than is left */
     int64_t quiet_since; /* first beat since the last frame, or the last asking; 0: none */
 
-    uint64_t bytes_received; /* payload, since the intake was opened */
+    uint64_t bytes_received; /* payload, since it was opened */
     uint64_t bad_frames;     /* likewise */
 } rft_receive;
 
@@ -108,16 +123,5 @@ refit_status rft_receive_beat(rft_receive *receive, uint32_t heartbeat_ms, int64
 /* Hands the verified image over, in use as STAGED, and is NONE again. */
 rft_image *rft_receive_take(rft_receive *receive);
 void rft_receive_drop(rft_receive *receive);
-
-/* ---- Between intake.c and intake_mapped.c */
-
-/* Notes where the version lies, or that it comes in frames. */
-void rft_receive_place(rft_receive *receive, const rft_message *offer);
-/* Gets the image there. */
-refit_status rft_receive_map(rft_receive *receive, refit_error *error);
-/* SEAL is there: the digests are checked here and now, or the bytes are from now on. */
-refit_status rft_receive_settle_mapped(rft_receive *receive, refit_error *error);
-/* SEAL, as it came. */
-rft_message rft_receive_seal_of(const rft_receive *receive);
 
 #endif

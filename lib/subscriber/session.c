@@ -1,6 +1,6 @@
 /*
- * The worker's state machine: what time and the user bring. What the publisher's messages bring is
- * in session_answer.c.
+ * The worker's state machine: what it makes of time, of the user's decisions and of the publisher's
+ * messages.
  *
  *   ┌─► CONNECTING ──WELCOME──► JOINING ──BEAT, MANIFEST, OFFER──► CURRENT ◄──────────────┐
  *   │                                                               │                    │
@@ -23,16 +23,18 @@
  *   STAGED      It is complete and verified; nothing of it is visible. Every beat repeats it.
  *   APPLYING    It is committed and the user has it, or may take it; the user decides.
  *
- * A user who refuses a version and has nothing left goes from APPLYING to CONNECTING, for that is
- * how a worker comes to be offered the current version once more.
+ * If the user refuses a version and has nothing left, the session goes from APPLYING to CONNECTING,
+ * because that is how a worker comes to be offered the current version once more.
  *
- * A committed version that the user has not taken is withdrawn when the connection is lost: who
- * comes back is offered the current version anyway. One that the user has taken stays his to decide
- * on in any state (`applying`); accepting it makes it what is held, and the next HELLO or BEAT says
- * so. While it is undecided no other version is started: the offer waits, within its deadline.
+ * A committed version that the user has not taken is withdrawn when the connection is lost: a
+ * worker that comes back is offered the current version anyway. The user decides on a version that
+ * it has taken in any state (`applying`); an accepted one becomes the held one, and the next HELLO
+ * or BEAT says so. While it is undecided no other version is started: the offer waits, within its
+ * deadline.
  */
 #include "subscriber/session.h"
 
+#include <inttypes.h>
 #include <stdio.h>
 #include <string.h>
 #include <sys/sysinfo.h>
@@ -40,13 +42,24 @@
 #include "base/clock.h"
 #include "base/log.h"
 #include "base/text.h"
+#include "device/device_uuid.h"
 
-static void intake_send(void *user, const rft_message *message)
+#define HEARTBEAT_MOST_MS (60u * 60 * 1000)
+#define PROOF_BYTES       8u
+
+/* ---- Opening and closing */
+
+static void session_send(rft_session *session, const rft_message *message)
 {
-    rft_session_send(user, message);
+    session->host.send(session->host.user, message);
 }
 
-/* What no version can be larger than, wherever it lies: shared memory can be swapped out. */
+static void receive_send(void *user, const rft_message *message)
+{
+    session_send(user, message);
+}
+
+/* No version can be larger, wherever it lies: shared memory can be swapped out. */
 static uint64_t machine_memory(void)
 {
     struct sysinfo info;
@@ -68,7 +81,7 @@ void rft_session_init(rft_session *session, const refit_config *config,
     };
     session->limits.memory_bytes = machine_memory();
     rft_receive_init(&session->receive, config, &session->images,
-                     (rft_sender){intake_send, session});
+                     (rft_sender){receive_send, session});
 }
 
 void rft_session_close(rft_session *session)
@@ -89,7 +102,7 @@ const char *rft_session_state_name(rft_session_state state)
     return names[state];
 }
 
-bool rft_session_is_joined(const rft_session *session)
+static bool is_joined(const rft_session *session)
 {
     return session->report.state >= RFT_SESSION_JOINING;
 }
@@ -100,11 +113,24 @@ bool rft_session_holds(const rft_session *session, uint64_t version)
            session->held.epoch == session->report.epoch;
 }
 
-/* ---- What the worker says */
+/* ---- Messages of the worker */
 
-void rft_session_send(rft_session *session, const rft_message *message)
+static bool is_required(const rft_session *session)
 {
-    session->host.send(session->host.user, message);
+    return session->config->broadcast_gpu == REFIT_GPU_REQUIRE;
+}
+
+/* Whether it may say HELLO: with broadcast.gpu: require not before it has a device. */
+static bool is_ready(const rft_session *session)
+{
+    return session->images.device != NULL || !is_required(session);
+}
+
+/* The GPU to name with HELLO; empty: none. */
+static rft_view gpu_to_name(const rft_session *session)
+{
+    bool named = session->images.device != NULL && session->no_gpu[0] == '\0';
+    return named ? (rft_view){session->uuid, sizeof session->uuid} : (rft_view){0};
 }
 
 static void send_hello(rft_session *session)
@@ -118,11 +144,11 @@ static void send_hello(rft_session *session)
     message.as.hello.shm = config->broadcast_shm != REFIT_SHM_OFF;
     message.as.hello.window = config->broadcast_window;
     message.as.hello.held = session->held;
-    message.as.hello.gpu = rft_session_gpu(session);
+    message.as.hello.gpu = gpu_to_name(session);
     message.as.hello.delta = config->broadcast_delta != REFIT_DELTA_NEVER;
     message.as.hello.zstd = message.as.hello.delta;
     session->names_gpu = false;
-    rft_session_send(session, &message);
+    session_send(session, &message);
 }
 
 static void send_staged(rft_session *session)
@@ -130,22 +156,22 @@ static void send_staged(rft_session *session)
     rft_message message = {.kind = RFT_STAGED};
     message.as.staged.version = session->receive.version;
     message.as.staged.digest = session->receive.digest;
-    rft_session_send(session, &message);
+    session_send(session, &message);
 }
 
-void rft_session_send_beat(rft_session *session, int64_t now)
+static void send_beat(rft_session *session, int64_t now)
 {
     bool staged = session->report.state == RFT_SESSION_STAGED;
     rft_message message = {.kind = RFT_BEAT};
     message.as.beat.held = session->held;
     message.as.beat.staged = staged ? session->receive.version : 0;
-    rft_session_send(session, &message);
+    session_send(session, &message);
     if (staged) send_staged(session);
     session->next_beat = rft_after_ms(now, session->heartbeat_ms);
 }
 
-void rft_session_send_failed(rft_session *session, uint64_t version, const refit_error *why,
-                             bool kept)
+/* Says that a version failed. */
+static void send_failed(rft_session *session, uint64_t version, const refit_error *why, bool kept)
 {
     char reason[RFT_SENTENCE_BYTES];
     rft_view_print(rft_view_text(why->text), reason, sizeof reason);
@@ -154,7 +180,7 @@ void rft_session_send_failed(rft_session *session, uint64_t version, const refit
     message.as.failed.code = (uint32_t)why->status;
     message.as.failed.kept = kept;
     message.as.failed.reason = rft_view_text(reason);
-    rft_session_send(session, &message);
+    session_send(session, &message);
 }
 
 static void send_bye(rft_session *session, refit_status code, const char *words)
@@ -164,7 +190,7 @@ static void send_bye(rft_session *session, refit_status code, const char *words)
     rft_message message = {.kind = RFT_BYE};
     message.as.bye.code = (uint32_t)code;
     message.as.bye.reason = rft_view_text(reason);
-    rft_session_send(session, &message);
+    session_send(session, &message);
 }
 
 /* ---- Losing the publisher */
@@ -188,29 +214,32 @@ void rft_session_disconnect(rft_session *session, uint32_t pause_ms, int64_t now
 
 void rft_session_lost(rft_session *session, const char *why, int64_t now)
 {
-    if (!rft_session_is_joined(session)) return;
+    if (!is_joined(session)) return;
     rft_log(REFIT_LOG_WARNING, "worker %s lost its trainer: %s", session->identity->worker, why);
     rft_session_disconnect(session, 0, now);
 }
 
-void rft_session_break(rft_session *session, const refit_error *why, int64_t now)
+/* Counts and logs a breach of the protocol, says BYE, and connects anew. */
+static void break_off(rft_session *session, const refit_error *why, int64_t now)
 {
     session->report.refused++;
     rft_log(REFIT_LOG_WARNING, "worker %s: the trainer broke the protocol: %s",
             session->identity->worker, why->text);
-    if (rft_session_is_joined(session)) send_bye(session, (refit_status)why->status, why->text);
+    if (is_joined(session)) send_bye(session, (refit_status)why->status, why->text);
     rft_session_disconnect(session, session->config->broadcast_heartbeat_ms, now);
 }
 
-void rft_session_end(rft_session *session, refit_status status, const char *reason, int64_t now)
+/* Nothing is tried any more; the user is told. */
+static void end_session(rft_session *session, refit_status status, const char *reason, int64_t now)
 {
     (void)rft_fail(&session->report.final, status, "the trainer and this worker cannot agree: %s",
                    reason);
-    if (rft_session_is_joined(session)) send_bye(session, status, reason);
+    if (is_joined(session)) send_bye(session, status, reason);
     rft_session_disconnect(session, 0, now);
 }
 
-void rft_session_put_off(rft_session *session, const char *reason, int64_t now)
+/* The trainer does not take this worker for now: it is asked again later. */
+static void put_off(rft_session *session, const char *reason, int64_t now)
 {
     bool known = strcmp(session->report.refusal, reason) == 0; /* it asks again and again */
     rft_log(known ? REFIT_LOG_DEBUG : REFIT_LOG_WARNING, "worker %s was refused for now: %s",
@@ -219,8 +248,9 @@ void rft_session_put_off(rft_session *session, const char *reason, int64_t now)
     rft_session_disconnect(session, session->config->broadcast_heartbeat_ms, now);
 }
 
-/* Where the trainer has no keys, ZeroMQ tells of what is known and of what may be a thousand things
- * in turn, again and again: what was known a moment ago explains the other. */
+/* Where the trainer has no keys, ZeroMQ reports a definite failure and an ambiguous one in turn,
+ * again and again. Ignores an ambiguous failure that follows a definite one within the heartbeat
+ * timeout. */
 static bool is_explained(const rft_session *session, const refit_error *why, int64_t now)
 {
     return why->status != REFIT_ERR_SECURITY && session->shut_out_since != 0 &&
@@ -229,11 +259,11 @@ static bool is_explained(const rft_session *session, const refit_error *why, int
 }
 
 /* A trainer may be started again with other keys while its workers look for it, so one failure ends
- * nothing. What only may be the keys' fault never does: a tunnel whose far end is away looks alike.
+ * nothing. An ambiguous failure never does: a tunnel whose far end is away looks alike.
  */
 void rft_session_shut_out(rft_session *session, const refit_error *why, int64_t now)
 {
-    bool joined = rft_session_is_joined(session);
+    bool joined = is_joined(session);
     if (session->report.final.status != REFIT_OK || is_explained(session, why, now)) return;
     char *refusal = session->report.refusal;
     if (strcmp(refusal, why->text) != 0) {
@@ -247,32 +277,122 @@ void rft_session_shut_out(rft_session *session, const refit_error *why, int64_t 
         session->shut_out_since = now;
     } else if (now >= rft_after_ms(session->shut_out_since,
                                    session->config->broadcast_heartbeat_timeout_ms)) {
-        rft_session_end(session, REFIT_ERR_SECURITY, why->text, now);
+        end_session(session, REFIT_ERR_SECURITY, why->text, now);
     }
 }
 
 void rft_session_leave(rft_session *session)
 {
-    if (rft_session_is_joined(session)) send_bye(session, REFIT_OK, "the worker closed");
+    if (is_joined(session)) send_bye(session, REFIT_OK, "the worker closed");
     session->report.state = RFT_SESSION_CONNECTING;
     session->next_beat = INT64_MAX;
 }
 
+/*
+ * ---- The GPU that worker and trainer may share
+ *
+ * The worker names its GPU with HELLO, and joins on it if WELCOME names the same and the probe
+ * could be opened; without shared memory the publisher would not know which workers read the GPU.
+ * Where the memory can then not be mapped after all (another container, a driver that refuses), the
+ * worker joins once more without its GPU, and takes its versions another way, unless its own
+ * broadcast.gpu is require.
+ */
+
+void rft_session_use_device(rft_session *session, refit_device *device, int64_t now)
+{
+    rft_device_caps caps = rft_device_get_caps(device);
+    memcpy(session->uuid, caps.uuid, sizeof session->uuid);
+    session->images.device = device;
+    session->no_gpu[0] = '\0';
+    rft_session_disconnect(session, 0, now);
+    session->names_gpu = true;
+}
+
+/* Empty: the worker is on the trainer's GPU, and can share it. */
+static void find_obstacle(const rft_session *session, rft_view theirs, char *text, size_t room)
+{
+    char uuid[RFT_UUID_TEXT_BYTES];
+    text[0] = '\0';
+    if (session->no_gpu[0] != '\0') {
+        rft_text_say(text, room, "%s", session->no_gpu);
+    } else if (session->proof == 0) {
+        rft_text_say(text, room, "no shared memory to say who reads the GPU: %s", session->why_not);
+    } else if (theirs.count == 0) {
+        snprintf(text, room, "the trainer shows no GPU's memory");
+    } else if (!rft_uuid_equal(theirs.data, session->uuid)) {
+        rft_uuid_print(theirs.data, uuid);
+        snprintf(text, room, "the trainer is on another GPU, %s", uuid);
+    }
+}
+
+/* Takes the trainer's GPU for the path if it is this worker's, else notes the reason in `why_not`.
+ */
+static void find_gpu(rft_session *session, rft_view theirs)
+{
+    char why[sizeof session->why_not];
+    session->on_gpu = false;
+    if (session->images.device == NULL) return;
+    find_obstacle(session, theirs, why, sizeof why);
+    session->on_gpu = why[0] == '\0';
+    if (session->on_gpu) session->report.path = REFIT_PATH_CUDA_IPC;
+    memcpy(session->why_not, why, sizeof why);
+}
+
+/* Whether it has joined another way, and a WELCOME that names this GPU shows that it could be on
+ * it: the trainer said so between two HELLOs. */
+static bool could_use_gpu(const rft_session *session, rft_view theirs)
+{
+    char why[sizeof session->why_not];
+    if (session->on_gpu || session->images.device == NULL) return false;
+    find_obstacle(session, theirs, why, sizeof why);
+    return why[0] == '\0';
+}
+
+/* With broadcast.gpu: require. True: there is no such path, and the connection has ended. */
+static bool needs_gpu(rft_session *session, rft_view theirs, int64_t now)
+{
+    if (!is_required(session) || session->on_gpu) return false;
+    bool later = theirs.count == 0 && session->proof != 0;
+    if (later) {
+        put_off(session,
+                "broadcast.gpu is require here, and the trainer shows no GPU's "
+                "memory",
+                now);
+    } else {
+        end_session(session, REFIT_ERR_UNSUPPORTED, session->why_not, now);
+    }
+    return true;
+}
+
+/* The GPU's memory could not be mapped: joins without it, or ends. */
+static void leave_gpu(rft_session *session, const refit_error *why, int64_t now)
+{
+    if (is_required(session)) {
+        send_failed(session, session->receive.version, why, true);
+        end_session(session, (refit_status)why->status, why->text, now);
+        return;
+    }
+    rft_log(REFIT_LOG_WARNING, "worker %s takes its versions another way than from its GPU: %s",
+            session->identity->worker, why->text);
+    rft_session_disconnect(session, 0, now);
+    rft_text_say(session->no_gpu, sizeof session->no_gpu, "%s", why->text);
+}
+
 /* ---- The offered version */
 
-void rft_session_give_up(rft_session *session, uint64_t version, const refit_error *why,
-                         int64_t now)
+/* Refuses the offered version and drops it. */
+static void give_up(rft_session *session, uint64_t version, const refit_error *why, int64_t now)
 {
     bool broken = why->status == REFIT_ERR_PROTOCOL;
     rft_log(REFIT_LOG_WARNING, "worker %s could not stage version %llu: %s",
             session->identity->worker, (unsigned long long)version, why->text);
-    rft_session_send_failed(session, version, why, true);
+    send_failed(session, version, why, true);
     rft_receive_drop(&session->receive);
     if (session->report.state != RFT_SESSION_APPLYING) session->report.state = RFT_SESSION_CURRENT;
-    if (broken) rft_session_break(session, why, now);
+    if (broken) break_off(session, why, now);
 }
 
-/* Whether the version offered is what the worker holds: then there is nothing to fetch. */
+/* The offered version is the one that the worker holds: there is nothing to fetch. */
 static refit_status recognise_held(rft_session *session, bool *staged, refit_error *error)
 {
     *staged = false;
@@ -293,7 +413,8 @@ static refit_status advance(rft_session *session, bool *staged, refit_error *err
     return status == REFIT_ERR_BUSY ? REFIT_OK : status;
 }
 
-void rft_session_proceed(rft_session *session, int64_t now)
+/* Goes as far with the offered version as it can: start, staged, or failed. */
+static void proceed(rft_session *session, int64_t now)
 {
     bool idle = session->receive.phase == RFT_RECEIVE_NONE ||
                 session->report.state == RFT_SESSION_STAGED || session->applying != NULL;
@@ -303,14 +424,448 @@ void rft_session_proceed(rft_session *session, int64_t now)
     session->report.state = RFT_SESSION_STAGING;
     refit_status status = advance(session, &staged, &why);
     if (status != REFIT_OK && rft_receive_is_unmappable(&session->receive, &why)) {
-        rft_session_leave_gpu(session, &why, now);
+        leave_gpu(session, &why, now);
     } else if (status != REFIT_OK) {
-        rft_session_give_up(session, session->receive.version, &why, now);
+        give_up(session, session->receive.version, &why, now);
     } else if (staged) {
         session->report.state = RFT_SESSION_STAGED;
         session->report.stage_seconds = rft_seconds(now - session->receive.offered_at);
         send_staged(session);
     }
+}
+
+/*
+ * ---- Messages of the publisher
+ *
+ * One function for each kind. A message that names another epoch comes from a publisher that is not
+ * the joined one (or from its past) and is passed over; so is a late one, about a version that was
+ * dropped. A message that a publisher never sends, or one against its own manifest, breaks the
+ * connection.
+ */
+
+/* ---- Joining */
+
+static refit_status check_welcome(const rft_message *welcome, refit_error *error)
+{
+    uint32_t beat = welcome->as.welcome.heartbeat_ms;
+    uint32_t timeout = welcome->as.welcome.heartbeat_timeout_ms;
+    RFT_REFUSE_IF(welcome->as.welcome.epoch == 0 || welcome->as.welcome.frame_bytes == 0 ||
+                      welcome->as.welcome.window == 0,
+                  error, REFIT_ERR_PROTOCOL,
+                  "a welcome without an epoch, a frame size or a window");
+    RFT_REFUSE_IF(
+        beat == 0 || timeout <= beat || timeout > HEARTBEAT_MOST_MS, error, REFIT_ERR_PROTOCOL,
+        "a welcome asks for a heartbeat of %" PRIu32 " ms with a timeout of %" PRIu32 " ms", beat,
+        timeout);
+    return REFIT_OK;
+}
+
+static refit_status read_proof(rft_view name, uint64_t *proof, refit_error *error)
+{
+    char text[RFT_SEGMENT_NAME_BYTES];
+    RFT_REFUSE_IF(name.count == 0, error, REFIT_ERR_UNSUPPORTED,
+                  "the trainer does not share memory (its broadcast.shm is off)");
+    RFT_REFUSE_IF(name.count >= sizeof text, error, REFIT_ERR_PROTOCOL,
+                  "the probe's name is too long");
+    rft_view_print(name, text, sizeof text);
+    rft_segment probe;
+    RFT_TRY(rft_segment_attach(&probe, text, PROOF_BYTES, error));
+    memcpy(proof, probe.memory, sizeof *proof);
+    rft_segment_close(&probe);
+    return REFIT_OK;
+}
+
+/* On one host shared memory is expected to work. The trainer is joined again and again, and the
+ * cause stays the same. */
+static void warn_of_socket(rft_session *session)
+{
+    if (!session->identity->near || strcmp(session->warned, session->why_not) == 0) return;
+    strcpy(session->warned, session->why_not);
+    rft_log(REFIT_LOG_WARNING, "worker %s takes versions through the socket: %s",
+            session->identity->worker, session->why_not);
+}
+
+/* That the probe can be opened shows that both ends share a host; addresses do not show it. */
+static void find_path(rft_session *session, const rft_message *welcome)
+{
+    refit_error why = {.text = "broadcast.shm is off here"};
+    session->proof = 0;
+    session->report.path = REFIT_PATH_SOCKET;
+    if (session->config->broadcast_shm != REFIT_SHM_OFF &&
+        read_proof(welcome->as.welcome.probe, &session->proof, &why) == REFIT_OK) {
+        session->report.path = REFIT_PATH_SHM;
+        why.text[0] = '\0';
+    }
+    rft_view_print(rft_view_text(why.text), session->why_not, sizeof session->why_not);
+    bool chosen = session->config->broadcast_shm == REFIT_SHM_OFF ||
+                  welcome->as.welcome.probe.count == 0; /* by the configuration of an end */
+    if (session->proof == 0 && !chosen) warn_of_socket(session);
+    find_gpu(session, welcome->as.welcome.gpu);
+}
+
+static void send_join(rft_session *session)
+{
+    rft_message message = {.kind = RFT_JOIN};
+    message.as.join.epoch = session->report.epoch;
+    message.as.join.shm = session->proof != 0;
+    message.as.join.proof = session->proof;
+    message.as.join.reason = rft_view_text(session->why_not);
+    message.as.join.gpu = session->on_gpu;
+    session_send(session, &message);
+}
+
+static void adopt(rft_session *session, const rft_message *welcome, int64_t now)
+{
+    uint32_t window = session->config->broadcast_window;
+    session->report.epoch = welcome->as.welcome.epoch;
+    session->frame_bytes = welcome->as.welcome.frame_bytes;
+    session->window = welcome->as.welcome.window < window ? welcome->as.welcome.window : window;
+    session->heartbeat_ms = welcome->as.welcome.heartbeat_ms;
+    session->heartbeat_timeout_ms = welcome->as.welcome.heartbeat_timeout_ms;
+    session->next_beat = rft_after_ms(now, session->heartbeat_ms);
+    session->report.state = RFT_SESSION_JOINING;
+    session->report.refusal[0] = '\0';
+    session->shut_out_since = 0;
+    rft_catalog_release(session->catalog);
+    session->catalog = NULL;
+    session->manifest_failure.status = REFIT_OK;
+}
+
+/* Bytes of another epoch, or of a path that does not build on them, are a base for nothing. */
+static void drop_useless_base(rft_session *session)
+{
+    bool useful =
+        session->held.epoch == session->report.epoch && session->report.path == REFIT_PATH_SOCKET;
+    if (useful || session->held_image == NULL) return;
+    rft_image_drop_use(session->held_image, RFT_IMAGE_HELD);
+    session->held_image = NULL;
+    rft_images_trim_owned(&session->images);
+}
+
+/* WELCOME to a HELLO that was said twice. */
+static void answer_again(rft_session *session, const rft_message *welcome, int64_t now)
+{
+    if (could_use_gpu(session, welcome->as.welcome.gpu)) {
+        rft_session_disconnect(session, 0, now);
+    } else {
+        send_join(session);
+    }
+}
+
+static void answer_welcome(rft_session *session, const rft_message *message, rft_view payload,
+                           int64_t now)
+{
+    (void)payload;
+    refit_error why;
+    if (message->as.welcome.protocol != RFT_PROTOCOL) {
+        rft_message_say_protocols(message->as.welcome.protocol, RFT_PROTOCOL, why.text);
+        end_session(session, REFIT_ERR_PROTOCOL, why.text, now);
+        return;
+    }
+    if (check_welcome(message, &why) != REFIT_OK) {
+        break_off(session, &why, now);
+        return;
+    }
+    if (session->names_gpu) return;
+    if (is_joined(session) && message->as.welcome.epoch == session->report.epoch) {
+        answer_again(session, message, now);
+        return;
+    }
+    if (is_joined(session)) rft_session_disconnect(session, 0, now);
+    adopt(session, message, now);
+    find_path(session, message);
+    if (session->config->broadcast_shm == REFIT_SHM_REQUIRE && session->proof == 0) {
+        end_session(session, REFIT_ERR_SYSTEM, session->why_not, now);
+        return;
+    }
+    if (needs_gpu(session, message->as.welcome.gpu, now)) return;
+    drop_useless_base(session);
+    send_join(session);
+}
+
+static refit_status final_status(uint32_t code)
+{
+    return code == REFIT_ERR_SECURITY ? REFIT_ERR_SECURITY : REFIT_ERR_PROTOCOL;
+}
+
+static void answer_refuse(rft_session *session, const rft_message *message, rft_view payload,
+                          int64_t now)
+{
+    (void)payload;
+    char reason[RFT_SENTENCE_BYTES];
+    rft_view_print(message->as.refuse.reason, reason, sizeof reason);
+    if (message->as.refuse.final) {
+        end_session(session, final_status(message->as.refuse.code), reason, now);
+        return;
+    }
+    put_off(session, reason, now);
+}
+
+static void answer_bye(rft_session *session, const rft_message *message, rft_view payload,
+                       int64_t now)
+{
+    (void)payload;
+    char reason[RFT_SENTENCE_BYTES];
+    rft_view_print(message->as.bye.reason, reason, sizeof reason);
+    rft_log(REFIT_LOG_INFO, "worker %s: the trainer says goodbye: %s", session->identity->worker,
+            reason);
+    rft_session_disconnect(session, session->config->broadcast_heartbeat_ms, now);
+}
+
+/* ---- A version */
+
+static void take_manifest(rft_session *session, const rft_message *message, refit_error *error)
+{
+    rft_manifest *manifest = NULL;
+    rft_limits limits = session->limits;
+    if (session->on_gpu) limits.memory_bytes = 0; /* the GPU's memory holds it */
+    refit_status status = rft_manifest_decode(message->as.manifest.tensors, session->frame_bytes,
+                                              &limits, &manifest, error);
+    if (status == REFIT_OK &&
+        !rft_digest128_equal(&manifest->digest, &message->as.manifest.digest)) {
+        rft_manifest_close(manifest);
+        status = rft_fail(error, REFIT_ERR_PROTOCOL, "a manifest does not match its digest");
+    }
+    if (status == REFIT_OK) status = rft_catalog_open(manifest, &session->catalog, error);
+    if (status == REFIT_OK) error->status = REFIT_OK;
+}
+
+static void answer_manifest(rft_session *session, const rft_message *message, rft_view payload,
+                            int64_t now)
+{
+    (void)payload;
+    refit_error *failure = &session->manifest_failure;
+    rft_catalog_release(session->catalog);
+    session->catalog = NULL;
+    take_manifest(session, message, failure);
+    if (failure->status == REFIT_ERR_PROTOCOL) break_off(session, failure, now);
+    if (failure->status != REFIT_OK) return;
+    rft_images_trim_owned(&session->images);
+    rft_images_trim_mapped(&session->images);
+}
+
+static refit_status check_offer(const rft_session *session, const rft_message *offer,
+                                refit_error *error)
+{
+    const rft_held *held = &session->held;
+    uint64_t version = offer->as.offer.version;
+    RFT_REFUSE_IF(version == 0 || (held->epoch == session->report.epoch && version < held->version),
+                  error, REFIT_ERR_PROTOCOL,
+                  "version %" PRIu64 " is offered after version %" PRIu64, version, held->version);
+    RFT_REFUSE_IF(offer->as.offer.segment.count > 0 && session->proof == 0, error,
+                  REFIT_ERR_PROTOCOL, "shared memory is offered to a worker that cannot open it");
+    RFT_REFUSE_IF(offer->as.offer.share.count > 0 && !session->on_gpu, error, REFIT_ERR_PROTOCOL,
+                  "a GPU's memory is offered to a worker that is not on it");
+    bool known =
+        session->catalog != NULL &&
+        rft_digest128_equal(&session->catalog->manifest->digest, &offer->as.offer.manifest);
+    RFT_REFUSE_IF(!known && session->manifest_failure.status != REFIT_OK, error,
+                  (refit_status)session->manifest_failure.status, "%s",
+                  session->manifest_failure.text);
+    RFT_REFUSE_IF(!known, error, REFIT_ERR_PROTOCOL,
+                  "version %" PRIu64 " is offered without its manifest", version);
+    return REFIT_OK;
+}
+
+static void answer_offer(rft_session *session, const rft_message *message, rft_view payload,
+                         int64_t now)
+{
+    (void)payload;
+    refit_error why;
+    rft_receive_drop(&session->receive);
+    if (session->report.state != RFT_SESSION_APPLYING) session->report.state = RFT_SESSION_CURRENT;
+    refit_status status = check_offer(session, message, &why);
+    if (status == REFIT_OK) {
+        status = rft_receive_offer(&session->receive, message, session->catalog, session->window,
+                                   now, &why);
+    }
+    if (status == REFIT_OK) {
+        session->report.path = session->receive.path;
+        proceed(session, now);
+        return;
+    }
+    give_up(session, message->as.offer.version, &why, now);
+}
+
+/* After a step of receiving: proceeds, or gives up the version. */
+static void follow(rft_session *session, refit_status status, const refit_error *why, int64_t now)
+{
+    if (status != REFIT_OK) {
+        give_up(session, session->receive.version, why, now);
+    } else {
+        proceed(session, now);
+    }
+}
+
+static void answer_frame(rft_session *session, const rft_message *message, rft_view payload,
+                         int64_t now)
+{
+    refit_error why;
+    refit_status status = rft_receive_frame(&session->receive, message, payload, &why);
+    follow(session, status, &why, now);
+}
+
+static void answer_seal(rft_session *session, const rft_message *message, rft_view payload,
+                        int64_t now)
+{
+    (void)payload;
+    refit_error why;
+    refit_status status = rft_receive_seal(&session->receive, message, &why);
+    follow(session, status, &why, now);
+}
+
+/* ---- Commit and abort */
+
+static void deliver(rft_session *session, int64_t now)
+{
+    refit_error why;
+    rft_held held = {session->report.epoch, session->receive.version, session->receive.digest};
+    if (rft_image_lend(session->receive.image, &why) != REFIT_OK) {
+        session->report.state = RFT_SESSION_CURRENT;
+        give_up(session, session->receive.version, &why, now);
+        return;
+    }
+    rft_image *image = rft_receive_take(&session->receive);
+    image->held = held;
+    rft_image_drop_use(image, RFT_IMAGE_STAGED);
+    session->applying = image;
+    session->report.state = RFT_SESSION_APPLYING;
+    session->host.deliver(session->host.user, image);
+}
+
+static void repeat_committed(rft_session *session, uint64_t version)
+{
+    if (session->receive.version == version) {
+        rft_receive_drop(&session->receive);
+        if (session->report.state != RFT_SESSION_APPLYING) {
+            session->report.state = RFT_SESSION_CURRENT;
+        }
+    }
+    rft_message message = {.kind = RFT_COMMITTED};
+    message.as.staged.version = version;
+    message.as.staged.digest = session->held.digest;
+    session_send(session, &message);
+}
+
+static void answer_commit(rft_session *session, const rft_message *message, rft_view payload,
+                          int64_t now)
+{
+    (void)payload;
+    uint64_t version = message->as.commit.version;
+    bool applying =
+        session->report.state == RFT_SESSION_APPLYING && session->applying->held.version == version;
+    if (rft_session_holds(session, version)) {
+        repeat_committed(session, version);
+    } else if (session->report.state == RFT_SESSION_STAGED && session->receive.version == version) {
+        deliver(session, now);
+    } else if (!applying) {
+        refit_error why;
+        (void)rft_fail(&why, REFIT_ERR_STATE, "version %" PRIu64 " is not staged here", version);
+        send_failed(session, version, &why, true);
+    }
+}
+
+static void answer_abort(rft_session *session, const rft_message *message, rft_view payload,
+                         int64_t now)
+{
+    (void)payload;
+    (void)now;
+    bool ours = session->receive.phase != RFT_RECEIVE_NONE &&
+                session->receive.version == message->as.failed.version;
+    if (!ours) return;
+    rft_receive_drop(&session->receive);
+    session->report.aborted++;
+    if (session->report.state != RFT_SESSION_APPLYING) session->report.state = RFT_SESSION_CURRENT;
+}
+
+static void answer_beat(rft_session *session, const rft_message *message, rft_view payload,
+                        int64_t now)
+{
+    (void)message;
+    (void)payload;
+    refit_error why;
+    rft_images_trim_retired(&session->images);
+    rft_images_trim_replaced(&session->images);
+    refit_status status = rft_receive_beat(&session->receive, session->heartbeat_ms, now, &why);
+    follow(session, status, &why, now);
+}
+
+/* ---- Dispatch */
+
+typedef void (*answer_fn)(rft_session *session, const rft_message *message, rft_view payload,
+                          int64_t now);
+
+/* The messages that a publisher may send, and whether they are valid before the worker has joined.
+ */
+static const struct answer_rule {
+    answer_fn answer;
+    bool while_connecting;
+} rules[RFT_MESSAGE_KINDS] = {
+    [RFT_WELCOME] = {answer_welcome, true}, [RFT_REFUSE] = {answer_refuse, true},
+    [RFT_BYE] = {answer_bye, true},         [RFT_MANIFEST] = {answer_manifest, false},
+    [RFT_OFFER] = {answer_offer, false},    [RFT_FRAME] = {answer_frame, false},
+    [RFT_SEAL] = {answer_seal, false},      [RFT_COMMIT] = {answer_commit, false},
+    [RFT_ABORT] = {answer_abort, false},    [RFT_BEAT] = {answer_beat, false},
+};
+
+/* The epoch that a message names, or ours if its kind names none. */
+static uint64_t epoch_of(const rft_session *session, const rft_message *message)
+{
+    switch (message->kind) {
+    case RFT_MANIFEST: return message->as.manifest.epoch;
+    case RFT_OFFER: return message->as.offer.epoch;
+    case RFT_BEAT: return message->as.beat.held.epoch;
+    default: return session->report.epoch;
+    }
+}
+
+/* Handles the publisher's message in the state that the session is in. */
+static void answer_publisher(rft_session *session, const rft_message *message, rft_view payload,
+                             int64_t now)
+{
+    const struct answer_rule *rule = &rules[message->kind];
+    if (rule->answer == NULL) {
+        refit_error why;
+        (void)rft_fail(&why, REFIT_ERR_PROTOCOL, "a publisher does not say %s",
+                       rft_message_kind_name(message->kind));
+        break_off(session, &why, now);
+        return;
+    }
+    if (!rule->while_connecting) {
+        if (!is_joined(session)) return;
+        if (epoch_of(session, message) != session->report.epoch) return;
+        if (session->report.state == RFT_SESSION_JOINING) {
+            session->report.state = RFT_SESSION_CURRENT;
+        }
+    }
+    session->heard = now;
+    session->asked = 0;
+    rule->answer(session, message, payload, now);
+}
+
+void rft_session_message(rft_session *session, const rft_message *message, rft_view payload,
+                         int64_t now)
+{
+    if (session->report.final.status == REFIT_OK) {
+        answer_publisher(session, message, payload, now);
+    }
+    session->report.bytes_received = session->receive.bytes_received;
+    session->report.bad_frames = session->receive.bad_frames;
+}
+
+void rft_session_garbage(rft_session *session, const refit_error *why, int64_t now)
+{
+    if (session->report.final.status != REFIT_OK) return;
+    if (why->status != REFIT_ERR_LIMIT || !is_joined(session)) {
+        break_off(session, why, now);
+        return;
+    }
+    /* Well formed, but more than this worker may take: connecting anew would bring it again. Its
+     * kind is unknown: a manifest is missed by the offers that follow, and any other message
+     * costs the version under way, which the publisher knows (0) if this session does not. */
+    session->report.refused++;
+    session->manifest_failure = *why;
+    give_up(session, session->receive.version, why, now);
 }
 
 /* ---- Time */
@@ -345,25 +900,25 @@ static void tick_joined(rft_session *session, int64_t now)
     if (has_deadline(session) && now >= session->receive.deadline) {
         refit_error why;
         (void)rft_fail(&why, REFIT_ERR_TIMEOUT, "not all of the version was here by its deadline");
-        rft_session_give_up(session, session->receive.version, &why, now);
+        give_up(session, session->receive.version, &why, now);
     }
     if (now < session->next_beat) return;
     if (rejoins_now(session)) {
         rft_session_disconnect(session, 0, now);
     } else {
-        rft_session_send_beat(session, now);
+        send_beat(session, now);
     }
 }
 
-/* One part a tick: beats, messages and the user's decisions have their turn between two. */
+/* One part a tick: beats, messages and the user's decisions come between two. */
 static void tick_verifying(rft_session *session, int64_t now)
 {
     refit_error why;
     if (session->receive.phase != RFT_RECEIVE_VERIFYING) return;
     if (rft_receive_verify(&session->receive, &why) != REFIT_OK) {
-        rft_session_give_up(session, session->receive.version, &why, now);
+        give_up(session, session->receive.version, &why, now);
     } else {
-        rft_session_proceed(session, now);
+        proceed(session, now);
     }
 }
 
@@ -389,7 +944,7 @@ static void tick_connecting(rft_session *session, int64_t now)
         return;
     }
     if (now < session->next_beat) return;
-    if (rft_session_is_ready(session)) {
+    if (is_ready(session)) {
         send_hello(session);
         if (session->asked == 0) session->asked = now;
     }
@@ -399,16 +954,16 @@ static void tick_connecting(rft_session *session, int64_t now)
 void rft_session_tick(rft_session *session, int64_t now)
 {
     if (session->report.final.status != REFIT_OK) return;
-    if (rft_session_is_joined(session)) tick_joined(session, now);
+    if (is_joined(session)) tick_joined(session, now);
     tick_verifying(session, now);
-    if (!rft_session_is_joined(session)) tick_connecting(session, now);
+    if (!is_joined(session)) tick_connecting(session, now);
 }
 
 int64_t rft_session_tick_at(const rft_session *session)
 {
     if (session->report.final.status != REFIT_OK) return INT64_MAX;
     int64_t at = session->next_beat;
-    if (!rft_session_is_joined(session)) return idle_at(session) < at ? idle_at(session) : at;
+    if (!is_joined(session)) return idle_at(session) < at ? idle_at(session) : at;
     if (session->receive.phase == RFT_RECEIVE_VERIFYING) return session->heard; /* that is: now */
     if (silence_at(session) < at) at = silence_at(session);
     if (has_deadline(session) && session->receive.deadline < at) at = session->receive.deadline;
@@ -421,7 +976,7 @@ int64_t rft_session_tick_at(const rft_session *session)
 static void hold_image(rft_session *session, rft_image *image)
 {
     rft_image_drop_use(session->held_image, RFT_IMAGE_HELD);
-    bool base = image != NULL && image->mark == NULL && image->held.epoch == session->report.epoch;
+    bool base = image != NULL && image->seqlock == NULL && image->held.epoch == session->report.epoch;
     session->held_image = base ? image : NULL;
     if (base) rft_image_add_use(image, RFT_IMAGE_HELD);
 }
@@ -433,11 +988,11 @@ static void settle_decision(rft_session *session, const rft_message *answer, int
     session->applying = NULL;
     if (session->report.state == RFT_SESSION_APPLYING) {
         session->report.state = RFT_SESSION_CURRENT;
-        rft_session_send(session, answer);
-    } else if (rft_session_is_joined(session)) {
-        rft_session_send_beat(session, now);
+        session_send(session, answer);
+    } else if (is_joined(session)) {
+        send_beat(session, now);
     }
-    rft_session_proceed(session, now);
+    proceed(session, now);
 }
 
 void rft_session_accept(rft_session *session, int64_t now)
@@ -468,7 +1023,7 @@ void rft_session_refuse(rft_session *session, refit_status code, bool kept, cons
     message.as.failed.kept = kept;
     message.as.failed.reason = rft_view_text(reason);
     settle_decision(session, &message, now);
-    session->rejoins = !kept && rft_session_is_joined(session);
+    session->rejoins = !kept && is_joined(session);
     if (session->rejoins) session->next_beat = rft_after_ms(now, session->heartbeat_ms);
 }
 
@@ -477,37 +1032,10 @@ void rft_session_release(rft_session *session, int64_t now)
     rft_message message = {.kind = RFT_RELEASED};
     message.as.commit.version = session->open->held.version;
     bool known = session->open->held.epoch == session->report.epoch;
-    bool joined = rft_session_is_joined(session);
+    bool joined = is_joined(session);
     rft_image_drop_use(session->open, RFT_IMAGE_LENT);
     session->open = NULL;
     if (!joined) rft_images_trim_mapped(&session->images); /* a trainer that leaves waits for it */
-    if (joined && known) rft_session_send(session, &message);
-    rft_session_proceed(session, now);
-}
-
-/* ---- The publisher */
-
-void rft_session_message(rft_session *session, const rft_message *message, rft_view payload,
-                         int64_t now)
-{
-    if (session->report.final.status == REFIT_OK) {
-        rft_session_answer(session, message, payload, now);
-    }
-    session->report.bytes_received = session->receive.bytes_received;
-    session->report.bad_frames = session->receive.bad_frames;
-}
-
-void rft_session_garbage(rft_session *session, const refit_error *why, int64_t now)
-{
-    if (session->report.final.status != REFIT_OK) return;
-    if (why->status != REFIT_ERR_LIMIT || !rft_session_is_joined(session)) {
-        rft_session_break(session, why, now);
-        return;
-    }
-    /* Well formed, but more than this worker may take: connecting anew would bring it again. What
-     * it was cannot be known: a manifest is missed by the offers that follow, and anything else
-     * costs the version under way, which the publisher knows (0) if this session does not. */
-    session->report.refused++;
-    session->manifest_failure = *why;
-    rft_session_give_up(session, session->receive.version, why, now);
+    if (joined && known) session_send(session, &message);
+    proceed(session, now);
 }

@@ -23,7 +23,7 @@ typedef enum rft_session_state {
 /* "connecting", "joining", …: what refit_subscriber_describe says. */
 const char *rft_session_state_name(rft_session_state state);
 
-/* Who the worker says it is. */
+/* The names under which the worker says HELLO. */
 typedef struct rft_session_identity {
     char worker[64];
     char host[64];
@@ -31,7 +31,7 @@ typedef struct rft_session_identity {
     uint64_t instance; /* drawn when the subscriber opened */
 } rft_session_identity;
 
-/* What a session needs from whoever runs it. */
+/* The services that a session needs from its owner. */
 typedef struct rft_session_host {
     void *user;
     void (*send)(void *user, const rft_message *message);
@@ -41,7 +41,7 @@ typedef struct rft_session_host {
     bool (*withdraw)(void *user);
 } rft_session_host;
 
-/* What others may know of a session; a copy. */
+/* The public part of a session's state; a copy. */
 typedef struct rft_session_report {
     rft_session_state state;
     refit_path path;
@@ -64,9 +64,9 @@ typedef struct rft_session {
     rft_session_host host;
     rft_limits limits;
 
-    rft_session_report report; /* what is in it is kept nowhere else */
-    rft_held held;             /* what the user's engine runs on */
-    rft_image *held_image;     /* its bytes, as base of the next version; NULL: not to be had */
+    rft_session_report report; /* its fields are kept nowhere else */
+    rft_held held;             /* the version that the user's engine runs */
+    rft_image *held_image;     /* its bytes, as base of the next version; NULL: there are none */
     rft_image *applying;       /* with the user, undecided; outlives the connection */
     rft_image *open;           /* decided, its update not yet closed */
     rft_receive receive;
@@ -106,7 +106,7 @@ void rft_session_message(rft_session *session, const rft_message *message, rft_v
  * whose manifest it may have been; else the connection. */
 void rft_session_garbage(rft_session *session, const refit_error *why, int64_t now);
 
-/* What time brings: HELLO, BEAT, the publisher's silence, an offer's deadline, and the next part of
+/* Acts on the time: HELLO, BEAT, the publisher's silence, an offer's deadline, and the next part of
  * an image to verify. */
 void rft_session_tick(rft_session *session, int64_t now);
 /* When tick has something to do at the latest. */
@@ -127,51 +127,12 @@ void rft_session_use_device(rft_session *session, refit_device *device, int64_t 
 void rft_session_shut_out(rft_session *session, const refit_error *why, int64_t now);
 /* The messages to the publisher could not be sent: the connection counts as lost. */
 void rft_session_lost(rft_session *session, const char *why, int64_t now);
-/* Says goodbye. */
+/* Says BYE. */
 void rft_session_leave(rft_session *session);
 
-/* ---- Between session.c, session_answer.c and session_gpu.c ---- */
-
-/* What the publisher's message means in the state the session is in. */
-void rft_session_answer(rft_session *session, const rft_message *message, rft_view payload,
-                        int64_t now);
-
-bool rft_session_is_joined(const rft_session *session);
 /* Whether the worker holds this version of the trainer it is connected to. */
 bool rft_session_holds(const rft_session *session, uint64_t version);
-void rft_session_send(rft_session *session, const rft_message *message);
-void rft_session_send_beat(rft_session *session, int64_t now);
-/* Says that a version failed. */
-void rft_session_send_failed(rft_session *session, uint64_t version, const refit_error *why,
-                             bool kept);
-
-/* Goes as far with the offered version as it can: start, staged, or failed. */
-void rft_session_proceed(rft_session *session, int64_t now);
-/* Refuses the offered version and drops it. */
-void rft_session_give_up(rft_session *session, uint64_t version, const refit_error *why,
-                         int64_t now);
 /* Forgets the connection; says HELLO again after `pause_ms`. */
 void rft_session_disconnect(rft_session *session, uint32_t pause_ms, int64_t now);
-/* Counts and logs a breach of the protocol, says goodbye, and connects anew. */
-void rft_session_break(rft_session *session, const refit_error *why, int64_t now);
-/* The trainer does not take this worker for now: it is asked again later. */
-void rft_session_put_off(rft_session *session, const char *reason, int64_t now);
-
-/* Whether it may say HELLO: with broadcast.gpu: require not before it has a device. */
-bool rft_session_is_ready(const rft_session *session);
-/* The GPU to name with HELLO; empty: none. */
-rft_view rft_session_gpu(const rft_session *session);
-/* Takes the trainer's GPU for the path if it is this worker's, else says in `why_not` why not. */
-void rft_session_find_gpu(rft_session *session, rft_view theirs);
-/* Whether it has joined another way, and a WELCOME that names this GPU shows that it could be on
- * it: the trainer said so between two HELLOs. */
-bool rft_session_could_use_gpu(const rft_session *session, rft_view theirs);
-/* With broadcast.gpu: require. True: there is no such path, and the connection has ended. */
-bool rft_session_needs_gpu(rft_session *session, rft_view theirs, int64_t now);
-/* The GPU's memory could not be mapped: joins without it, or ends. */
-void rft_session_leave_gpu(rft_session *session, const refit_error *why, int64_t now);
-
-/* Nothing is tried any more; the user is told. */
-void rft_session_end(rft_session *session, refit_status status, const char *reason, int64_t now);
 
 #endif

@@ -1,18 +1,40 @@
 /*
- * The worker's end of the door: refit_subscriber_*.
+ * The worker's end: refit_subscriber_*, and refit_update_* for the version in the caller's hands.
  *
- * Everything happens on the service thread (listener.c, session.c); a call here meets it at the
- * desk and never waits for it, but for close, which joins it. What an open update can do is in
- * update.c.
+ * The protocol runs on the service thread (subscriber_service.c, session.c); a call here exchanges
+ * data with it in the mailbox and never waits for it, but for close, which joins it.
+ *
+ * The image and its manifest stay as they are while the update is open (the session's rule), so
+ * they are read here without a lock. Decisions go to the mailbox as orders. Bytes in the trainer's
+ * shared memory are checked once more at accept: the seqlock before them tells whether the trainer
+ * has evicted this worker and begun to overwrite them. Bytes that were written into bound memory
+ * (in_place.h) are final with accept, and taken back by every other end.
  */
-#include "subscriber/subscriber.h"
-
 #include <string.h>
 
 #include "base/alloc.h"
 #include "base/log.h"
 #include "config/resolve.h"
 #include "device/device_uuid.h"
+#include "subscriber/in_place.h"
+#include "subscriber/subscriber_service.h"
+
+/* One received version in the caller's hands. There is one in each subscriber, so that receiving
+ * versions allocates nothing. It belongs to the caller's thread. */
+struct refit_update {
+    refit_subscriber *subscriber;
+    rft_image *image; /* lent by the session; NULL: no update is open */
+    bool decided;
+};
+
+struct refit_subscriber {
+    rft_subscriber_service service;
+    refit_device *device; /* retained; NULL: none was given, or it shares nothing */
+    rft_in_place engine;  /* memory that updates are applied into, if any was bound */
+    refit_update update;
+};
+
+/* ---- Opening, devices and destinations */
 
 refit_status refit_subscriber_open(const char *endpoint, const refit_config *config,
                                    refit_subscriber **out, refit_error *error)
@@ -50,8 +72,9 @@ static refit_status check_shares(const refit_config *config, refit_device *devic
     rft_device_caps caps = rft_device_get_caps(device);
     RFT_REFUSE_IF(!caps.shares || rft_uuid_is_none(caps.uuid), error, REFIT_ERR_UNSUPPORTED,
                   "this device cannot map memory of other processes");
-    RFT_REFUSE_IF(config->broadcast_shm == REFIT_SHM_OFF, error, REFIT_ERR_UNSUPPORTED,
-                  "broadcast.shm is off, by which the trainer knows who reads its GPU's memory");
+    RFT_REFUSE_IF(
+        config->broadcast_shm == REFIT_SHM_OFF, error, REFIT_ERR_UNSUPPORTED,
+        "broadcast.shm is off, by which the trainer knows which workers read its GPU's memory");
     return REFIT_OK;
 }
 
@@ -98,6 +121,8 @@ refit_status refit_subscriber_unbind(refit_subscriber *subscriber, refit_error *
     return rft_in_place_unbind(&subscriber->engine, error);
 }
 
+/* ---- Receiving */
+
 refit_status refit_subscriber_next(refit_subscriber *subscriber, uint32_t timeout_ms,
                                    refit_update **out, refit_error *error)
 {
@@ -126,6 +151,8 @@ int refit_subscriber_fd(const refit_subscriber *subscriber)
 {
     return subscriber == NULL ? -1 : subscriber->service.mailbox.ready_fd;
 }
+
+/* ---- Reports */
 
 refit_status refit_subscriber_describe(refit_subscriber *subscriber, refit_subscriber_info *info,
                                        refit_error *error)
@@ -175,4 +202,195 @@ refit_status refit_subscriber_stats(refit_subscriber *subscriber, refit_stats *s
     rft_in_place_report(&subscriber->engine, &full);
     memcpy(stats, &full, known);
     return REFIT_OK;
+}
+
+/* ---- An update: reading */
+
+static const rft_manifest *manifest_of(const refit_update *update)
+{
+    return update->image->catalog->manifest;
+}
+
+uint64_t refit_update_version(const refit_update *update)
+{
+    return update == NULL || update->image == NULL ? 0 : update->image->held.version;
+}
+
+uint64_t refit_update_epoch(const refit_update *update)
+{
+    return update == NULL || update->image == NULL ? 0 : update->image->held.epoch;
+}
+
+uint32_t refit_update_count(const refit_update *update)
+{
+    return update == NULL || update->image == NULL ? 0 : manifest_of(update)->count;
+}
+
+static refit_status check_open(const refit_update *update, refit_error *error)
+{
+    RFT_REFUSE_IF(update == NULL, error, REFIT_ERR_INVALID, "there is no update: it is NULL");
+    RFT_REFUSE_IF(update->image == NULL, error, REFIT_ERR_STATE, "the update is closed");
+    return REFIT_OK;
+}
+
+refit_status refit_update_digest(const refit_update *update, unsigned char digest[16],
+                                 refit_error *error)
+{
+    RFT_TRY(check_open(update, error));
+    RFT_REFUSE_IF(digest == NULL, error, REFIT_ERR_INVALID, "refit_update_digest needs `digest`");
+    memcpy(digest, update->image->held.digest.bytes, 16);
+    return REFIT_OK;
+}
+
+refit_status refit_update_tensor(const refit_update *update, uint32_t index, refit_tensor *tensor,
+                                 const void **bytes, refit_error *error)
+{
+    RFT_TRY(check_open(update, error));
+    const rft_manifest *manifest = manifest_of(update);
+    RFT_REFUSE_IF(index >= manifest->count, error, REFIT_ERR_NOT_FOUND,
+                  "there is no tensor %u: the version has %u", index, manifest->count);
+    RFT_REFUSE_IF(tensor != NULL && tensor->size < sizeof *tensor, error, REFIT_ERR_INVALID,
+                  "tensor.size is %zu: set it to sizeof(refit_tensor), %zu", tensor->size,
+                  sizeof *tensor);
+    if (tensor != NULL) rft_manifest_describe(manifest, index, tensor);
+    if (bytes != NULL) *bytes = update->image->bytes + manifest->tensors[index].offset;
+    return REFIT_OK;
+}
+
+refit_device *refit_update_device(const refit_update *update)
+{
+    bool gpu = update != NULL && update->image != NULL && update->image->gpu != NULL;
+    return gpu ? update->subscriber->device : NULL;
+}
+
+refit_status refit_update_find(const refit_update *update, const char *name, uint32_t *index,
+                               refit_error *error)
+{
+    RFT_TRY(check_open(update, error));
+    RFT_REFUSE_IF(name == NULL || index == NULL, error, REFIT_ERR_INVALID,
+                  "refit_update_find needs a name and `index`");
+    uint32_t found = rft_manifest_find(manifest_of(update), name);
+    RFT_REFUSE_IF(found == UINT32_MAX, error, REFIT_ERR_NOT_FOUND, "there is no tensor '%.160s'",
+                  name);
+    *index = found;
+    return REFIT_OK;
+}
+
+refit_status refit_update_keep(refit_update *update, size_t room, void **out, refit_error *error)
+{
+    RFT_TRY(check_open(update, error));
+    RFT_REFUSE_IF(out == NULL, error, REFIT_ERR_INVALID, "refit_update_keep needs `out`");
+    rft_image *image = update->image;
+    RFT_REFUSE_IF(image->gpu != NULL, error, REFIT_ERR_UNSUPPORTED,
+                  "a GPU's memory cannot be kept beyond the update");
+    rft_segment *memory = image->mapping != NULL ? &image->mapping->segment : &image->memory;
+    return rft_segment_keep(memory, room, out, error);
+}
+
+void refit_update_unkeep(void *kept)
+{
+    rft_segment_unkeep(kept);
+}
+
+/* ---- An update: deciding */
+
+static void decide(refit_update *update, const rft_order *order)
+{
+    update->decided = true;
+    rft_mailbox_order(&update->subscriber->service.mailbox, order, update->image->held.version);
+}
+
+static void decide_refuse(refit_update *update, refit_status code, const char *reason, int kept)
+{
+    rft_order order = {.kind = RFT_ORDER_REFUSE, .code = code, .kept = kept != 0};
+    rft_view_print(rft_view_text(reason), order.reason, sizeof order.reason);
+    decide(update, &order);
+}
+
+static refit_status check_undecided(const refit_update *update, refit_error *error)
+{
+    RFT_TRY(check_open(update, error));
+    RFT_REFUSE_IF(update->decided, error, REFIT_ERR_STATE,
+                  "version %llu was accepted or refused before",
+                  (unsigned long long)update->image->held.version);
+    return REFIT_OK;
+}
+
+refit_status refit_update_apply(refit_update *update, uint32_t *left, refit_error *error)
+{
+    RFT_TRY(check_undecided(update, error));
+    refit_subscriber *subscriber = update->subscriber;
+    RFT_REFUSE_IF(!rft_in_place_is_bound(&subscriber->engine), error, REFIT_ERR_STATE,
+                  "nothing is bound that version %llu could be applied into: call "
+                  "refit_subscriber_bind first",
+                  (unsigned long long)update->image->held.version);
+    rft_in_place_source source = {
+        .image = update->image,
+        .device = refit_update_device(update),
+        .verify = subscriber->service.config.broadcast_verify == REFIT_VERIFY_ALWAYS,
+    };
+    return rft_in_place_apply(&subscriber->engine, &source, left, error);
+}
+
+/* Destinations that this update was applied into are as they were before. */
+static refit_status take_back(refit_update *update, refit_error *error)
+{
+    refit_error why;
+    refit_status status = rft_in_place_undo(&update->subscriber->engine, &why);
+    if (status == REFIT_OK) return REFIT_OK;
+    rft_log(REFIT_LOG_ERROR, "version %llu could not be taken back: %s",
+            (unsigned long long)update->image->held.version, why.text);
+    return rft_fail(
+        error, status,
+        "version %llu could not be taken back, and the destinations hold neither it nor "
+        "the one before: %s",
+        (unsigned long long)update->image->held.version, why.text);
+}
+
+refit_status refit_update_accept(refit_update *update, refit_error *error)
+{
+    RFT_TRY(check_undecided(update, error));
+    RFT_REFUSE_IF(
+        rft_in_place_is_torn(&update->subscriber->engine), error, REFIT_ERR_STATE,
+        "the destinations hold no version whole, since one could not be taken back: apply "
+        "version %llu, or refuse it",
+        (unsigned long long)update->image->held.version);
+    RFT_REFUSE_IF(rft_in_place_has_failed(&update->subscriber->engine), error, REFIT_ERR_STATE,
+                  "version %llu could not be applied: apply it again, or refuse it; if it was "
+                  "loaded in another way, call refit_subscriber_unbind first",
+                  (unsigned long long)update->image->held.version);
+    if (!rft_image_is_intact(update->image)) {
+        (void)take_back(update, NULL);
+        decide_refuse(update, REFIT_ERR_STALE, "overwritten by the trainer before it was accepted",
+                      0);
+        return rft_fail(error, REFIT_ERR_STALE,
+                        "the trainer has evicted this worker and overwrites version %llu: bytes "
+                        "read from it may be torn, wait for the next",
+                        (unsigned long long)update->image->held.version);
+    }
+    rft_in_place_keep(&update->subscriber->engine);
+    decide(update, &(rft_order){.kind = RFT_ORDER_ACCEPT});
+    return REFIT_OK;
+}
+
+refit_status refit_update_refuse(refit_update *update, const char *reason, int kept,
+                                 refit_error *error)
+{
+    RFT_TRY(check_undecided(update, error));
+    refit_status status = take_back(update, error);
+    decide_refuse(update, REFIT_ERR_PEER, reason == NULL ? "" : reason, kept && status == REFIT_OK);
+    return status;
+}
+
+void refit_update_close(refit_update *update)
+{
+    if (update == NULL || update->image == NULL) return;
+    if (!update->decided) {
+        (void)take_back(update, NULL);
+        decide_refuse(update, REFIT_ERR_CANCELLED, "closed without a decision", 0);
+    }
+    rft_order release = {.kind = RFT_ORDER_RELEASE};
+    rft_mailbox_order(&update->subscriber->service.mailbox, &release, update->image->held.version);
+    rft_in_place_forget(&update->subscriber->engine);
+    update->image = NULL;
 }

@@ -1,6 +1,6 @@
 /*
- * A trainer that has turned this worker out overwrites a version in its shared memory while what
- * was applied is looked at again: here when the look begins, which the linker lets this file do.
+ * A trainer that has evicted this worker overwrites a version in its shared memory while the
+ * applied bytes are verified: the linker puts this file's function before the first digest.
  */
 #include <setjmp.h>
 #include <stdarg.h>
@@ -11,24 +11,29 @@
 
 #include <cmocka.h>
 
-#include "subscriber/apply_verify.h"
+#include "subscriber/destinations.h"
 #include "tests/support/bound_engine.h"
 #include "tests/support/pairing.h"
 
 static rft_segment slot;
-static bool marked; /* the trainer says that it overwrites */
+static bool marked;      /* the trainer says that it overwrites */
+static bool overwritten; /* it has */
 
-refit_status __real_rft_apply_verify(const rft_in_place *place, const rft_in_place_source *source,
-                                     refit_error *error);
-refit_status __wrap_rft_apply_verify(const rft_in_place *place, const rft_in_place_source *source,
-                                     refit_error *error);
+refit_status __real_rft_destinations_digest(const rft_destinations *all, const rft_destination *one,
+                                            uint64_t *sum, refit_error *error);
+refit_status __wrap_rft_destinations_digest(const rft_destinations *all, const rft_destination *one,
+                                            uint64_t *sum, refit_error *error);
 
-refit_status __wrap_rft_apply_verify(const rft_in_place *place, const rft_in_place_source *source,
-                                     refit_error *error)
+/* Overwrites the version at the first digest. */
+refit_status __wrap_rft_destinations_digest(const rft_destinations *all, const rft_destination *one,
+                                            uint64_t *sum, refit_error *error)
 {
-    if (marked) atomic_fetch_add(&raw_slot_mark(&slot)->generation, 1);
-    slot.memory[RFT_SEQLOCK_BYTES] ^= 1;
-    return __real_rft_apply_verify(place, source, error);
+    if (!overwritten) {
+        if (marked) atomic_fetch_add(&raw_slot_mark(&slot)->generation, 1);
+        slot.memory[RFT_SEQLOCK_BYTES] ^= 1;
+        overwritten = true;
+    }
+    return __real_rft_destinations_digest(all, one, sum, error);
 }
 
 static void verify_always(refit_config *config)
@@ -36,13 +41,14 @@ static void verify_always(refit_config *config)
     config->broadcast_verify = REFIT_VERIFY_ALWAYS;
 }
 
-/* What applying says when a byte changes that has no destination. */
+/* The status of an apply during which a byte changes that has no destination. */
 static refit_status apply_meanwhile(bool mark, refit_error *error)
 {
     pairing pair;
     engine one;
     uint32_t left = 0;
     marked = mark;
+    overwritten = false;
     pair_open(&pair, true, verify_always);
     const sample_version *sample = &pair.samples[0];
     engine_open(&one, NULL, sample_tensors(), SAMPLE_TENSORS, 0, 1);
@@ -65,7 +71,7 @@ static refit_status apply_meanwhile(bool mark, refit_error *error)
     return status;
 }
 
-static void a_version_overwritten_while_it_is_looked_at_again_is_stale(void **state)
+static void a_version_overwritten_while_it_is_verified_is_stale(void **state)
 {
     (void)state;
     refit_error error;
@@ -73,7 +79,7 @@ static void a_version_overwritten_while_it_is_looked_at_again_is_stale(void **st
     assert_non_null(strstr(error.text, "overwrites version 1"));
 }
 
-static void bytes_that_change_without_a_word_are_damage(void **state)
+static void bytes_that_change_unannounced_are_corrupt(void **state)
 {
     (void)state;
     refit_error error;
@@ -83,8 +89,8 @@ static void bytes_that_change_without_a_word_are_damage(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(a_version_overwritten_while_it_is_looked_at_again_is_stale),
-        cmocka_unit_test(bytes_that_change_without_a_word_are_damage),
+        cmocka_unit_test(a_version_overwritten_while_it_is_verified_is_stale),
+        cmocka_unit_test(bytes_that_change_unannounced_are_corrupt),
     };
     return cmocka_run_group_tests_name("apply_overwritten", tests, NULL, NULL);
 }

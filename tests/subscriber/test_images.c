@@ -197,9 +197,9 @@ static void the_mark_tells_whether_the_bytes_were_written_over(void **state)
                                             RFT_SEQLOCK_BYTES, &image, NULL),
                      REFIT_OK);
     atomic_store(&raw_slot_mark(&slot)->generation, 3);
-    assert_false(rft_image_note_mark(image)); /* being written */
+    assert_false(rft_image_note_seqlock(image)); /* being written */
     atomic_store(&raw_slot_mark(&slot)->generation, 4);
-    assert_true(rft_image_note_mark(image));
+    assert_true(rft_image_note_seqlock(image));
     assert_true(rft_image_is_intact(image));
     atomic_store(&raw_slot_mark(&slot)->generation, 6);
     assert_false(rft_image_is_intact(image));

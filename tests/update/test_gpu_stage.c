@@ -8,7 +8,7 @@
 #include <cmocka.h>
 
 #include "fake_cuda.h"
-#include "subscriber/gpu_stage.h"
+#include "subscriber/images.h"
 #include "tests/support/sample_version.h"
 
 #define BLOCKS 3
@@ -167,7 +167,7 @@ static void a_reader_is_seen_until_its_last_image_is_back(void **state)
     scene_open(&on);
     rft_image *first = take_ok(&on, 0), *second = take_ok(&on, 0);
     assert_ptr_equal(first->gpu, second->gpu);
-    assert_true(rft_image_note_mark(first) && rft_image_note_mark(second));
+    assert_true(rft_image_note_seqlock(first) && rft_image_note_seqlock(second));
     assert_int_equal(rft_image_lend(first, NULL), REFIT_OK);
     assert_int_equal(rft_image_lend(second, NULL), REFIT_OK);
     rft_image_drop_use(first, RFT_IMAGE_LENT);
