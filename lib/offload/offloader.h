@@ -113,12 +113,6 @@ void rft_operation_expose(refit_offloader *offloader, uint64_t number, int64_t b
 refit_status rft_operation_not_begun(refit_offloader *offloader, refit_future *future,
                                      refit_status status);
 
-/* Takes or compares the digests of what operation `number` moves in `groups`. Nothing if it has
- * ended. `checking` held. */
-void rft_check_groups(refit_offloader *offloader, uint64_t number, uint64_t groups);
-
-/* ---- future.c */
-
 /* A future of the operation now or, with `next`, of the one about to begin. Lock held.
  * REFIT_ERR_BUSY. */
 refit_status rft_future_take(refit_offloader *offloader, bool next, refit_future **out,
