@@ -1,12 +1,13 @@
 #!/bin/bash
-# Compiles the GPU's kernels and writes them as the arrays of cuda_image.c (or of FILE): the same
-# bytes from the same sources and the same nvcc, in any folder.
+# Compiles the GPU's kernels into kernels/ (or FOLDER): cuda_image.fatbin, cuda_image.ptx, and in
+# cuda_image.made what they were made from. The same sources and the same nvcc make the same bytes,
+# in any folder. cuda_image.c includes the first two.
 #
 # The machine code is made from PTX that is marked as PTX ISA 7.0, which has all that the kernels
 # use: so drivers as old as refit takes (CUDA 12.0) can compile it for their GPU, which they refuse
 # to do with what nvcc marks as its own.
 #
-#     kernels/make_image.sh [FILE]     writes; needs nvcc
+#     kernels/make_image.sh [FOLDER]   writes; needs nvcc
 #     kernels/make_image.sh --sources  prints the hash of all that goes into the image
 #     kernels/make_image.sh --compiler prints which nvcc is installed; nothing if none is
 set -euo pipefail
@@ -37,31 +38,12 @@ name_compiler() {
     "$1" --version | sed -n 's/^Cuda compilation tools, release.*, V/nvcc /p'
 }
 
-# to_array NAME FILE: as C. The driver reads machine code in words.
-to_array() {
-    printf '\nconst unsigned char _Alignas(16) %s[] = {\n' "$1"
-    od -An -v -tu1 -w40 "$2" | sed -E 's/^ +//; s/ +/,/g; s/$/,/'
-    echo '};'
-}
-
-# build NVCC: leaves image.fatbin and image.ptx, which ends with a NUL, in $work.
+# build NVCC: leaves image.fatbin and image.ptx in $work.
 build() {
     "$1" "${ptx_flags[@]}" -o "$work/made.ptx" kernels/cuda_image.cu
     sed -e '/^[[:space:]]*\/\//d' -e "s/^\.version .*/.version $ptx_version/" "$work/made.ptx" \
         >"$work/image.ptx"
     (cd "$work" && "$1" "${image_flags[@]}" -o image.fatbin image.ptx)
-    printf '\0' >>"$work/image.ptx"
-}
-
-# print NVCC: the whole file.
-print() {
-    echo "/* Made by kernels/make_image.sh from the kernels' sources; not to be edited."
-    echo " * sources $(hash_sources)"
-    echo " * compiler $(name_compiler "$1") */"
-    echo '// clang-format off'
-    echo '#include "kernels/cuda_image.h"'
-    to_array rft_cuda_image "$work/image.fatbin"
-    to_array rft_cuda_ptx "$work/image.ptx"
 }
 
 case ${1:-} in
@@ -81,5 +63,7 @@ nvcc=$(find_compiler) || {
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 build "$nvcc"
-print "$nvcc" >"$work/cuda_image.c"
-mv "$work/cuda_image.c" "${1:-kernels/cuda_image.c}"
+folder=${1:-kernels}
+printf 'sources %s\ncompiler %s\n' "$(hash_sources)" "$(name_compiler "$nvcc")" >"$folder/cuda_image.made"
+mv "$work/image.fatbin" "$folder/cuda_image.fatbin"
+mv "$work/image.ptx" "$folder/cuda_image.ptx"
