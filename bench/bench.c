@@ -68,7 +68,7 @@ static bool take_word(const char *value, bench_request *request)
     return false;
 }
 
-/* The first GPU or the host, whichever it may be, is nothing to compare figures by. */
+/* "auto" is refused: figures of unknown devices cannot be compared. */
 static bool take_device(const char *value, bench_request *request)
 {
     request->options.device = value;
@@ -163,7 +163,7 @@ static void name_takers(int flag, char *out, size_t room)
     }
 }
 
-/* An option that is passed over in silence makes figures of something else. */
+/* An option that was ignored would give figures of something else. */
 static int check_given(const struct benchmark *which, uint32_t given)
 {
     char takers[128];

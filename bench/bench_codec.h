@@ -55,8 +55,8 @@ extern const bench_codec bench_codec_refit;
 
 /* bench_codec_baselines.c: positions and values; the whole tensor's XOR, compressed; gaps of 16
  * bits and the XOR of what changed, both compressed. */
-enum { BENCH_CODEC_RIVALS = 3 };
-extern const bench_codec bench_codec_baselines[BENCH_CODEC_RIVALS];
+enum { BENCH_CODEC_BASELINES = 3 };
+extern const bench_codec bench_codec_baselines[BENCH_CODEC_BASELINES];
 
 /* Of bench_codec_baselines.c, for bench_coder_open and _close. */
 bool bench_codec_open_zstd(bench_coder *coder);

@@ -5,20 +5,179 @@
  * the kernels do by themselves, "apply_in_place" is a worker's refit_update_apply, through the
  * door.
  */
+#include <pthread.h>
+#include <stdlib.h>
 #include <string.h>
 
 #include "bench.h"
-#include "bench_bound.h"
 #include "bench_codec.h"
+#include "bench_pairs.h"
 #include "cli.h"
 
-enum { ROUNDS = 9, RIVALS = BENCH_CODEC_RIVALS };
+enum { ROUNDS = 9, BASELINES = BENCH_CODEC_BASELINES };
 static const uint64_t default_bytes = UINT64_C(64) << 20;
 static const double densities[] = {0.0001, 0.001, 0.003, 0.006, 0.01, 0.037, 0.063, 0.125, 0.26, 1};
 
 /* The images, what the codecs work with, the way there, and what a trainer and a worker hold: so
  * many times the weights' bytes. */
 enum { MEMORY_FACTOR = 14 };
+
+/* ---- A trainer and a worker in one process, whose engine is bound memory ---- */
+
+/* What an update costs from the worker's verified copy into the engine, with undo data kept.
+ * Versions travel through inproc, so that the worker has a copy of its own as one on another
+ * machine has. The trainer commits on a thread; what is measured runs while it waits. */
+
+enum { WAIT_MS = 60000, NAME_ROOM = 16 };
+
+typedef struct piece {
+    char name[NAME_ROOM];
+} piece;
+
+typedef struct bound_engine {
+    const bench_pairs *pairs;
+    refit_publisher *publisher;
+    refit_subscriber *subscriber;
+    piece *names;
+    refit_tensor *tensors;
+    refit_destination *places;
+} bound_engine;
+
+static refit_dtype dtype_of(const bench_pair *pair)
+{
+    switch (pair->width) {
+    case 1: return REFIT_U8;
+    case 2: return pair->half ? REFIT_BF16 : REFIT_I16;
+    case 4: return REFIT_F32;
+    default: return REFIT_F64;
+    }
+}
+
+static void describe(bound_engine *it)
+{
+    for (uint32_t i = 0; i < it->pairs->count; i++) {
+        const bench_pair *pair = &it->pairs->all[i];
+        snprintf(it->names[i].name, NAME_ROOM, "%u", i);
+        it->tensors[i] = (refit_tensor){.size = sizeof(refit_tensor),
+                                        .name = it->names[i].name,
+                                        .dtype = dtype_of(pair),
+                                        .rank = 1,
+                                        .shape = {pair->elements},
+                                        .bytes = pair->elements * pair->width,
+                                        .alias_of = REFIT_NO_ALIAS};
+        it->places[i] = (refit_destination){.size = sizeof(refit_destination),
+                                            .name = it->names[i].name,
+                                            .memory = it->pairs->into + pair->offset,
+                                            .bytes = it->tensors[i].bytes,
+                                            .dtype = it->tensors[i].dtype};
+    }
+}
+
+static refit_status open_ends(bound_engine *it, const bench_options *options, refit_error *error)
+{
+    refit_config config = options->config;
+    config.broadcast_shm = REFIT_SHM_OFF;
+    config.broadcast_slots = 1;
+    BENCH_TRY(refit_publisher_open("inproc://bench-bound", &config, &it->publisher, error));
+    BENCH_TRY(refit_publisher_declare(it->publisher, it->tensors, it->pairs->count, error));
+    BENCH_TRY(refit_subscriber_open(refit_publisher_endpoint(it->publisher), &config,
+                                    &it->subscriber, error));
+    BENCH_TRY(refit_subscriber_bind(it->subscriber, it->places, it->pairs->count, error));
+    return refit_publisher_wait_workers(it->publisher, 1, WAIT_MS, error);
+}
+
+static void bound_close(bound_engine *bound)
+{
+    if (bound == NULL) return;
+    refit_subscriber_close(bound->subscriber);
+    refit_publisher_close(bound->publisher);
+    free(bound->places);
+    free(bound->tensors);
+    free(bound->names);
+    free(bound);
+}
+
+/* Binds pairs->into, which stay the caller's. NULL is allowed for close. */
+static refit_status bound_open(const bench_options *options, const bench_pairs *pairs,
+                               bound_engine **out, refit_error *error)
+{
+    bound_engine *it = calloc(1, sizeof *it);
+    if (it == NULL) return cli_refuse(error, REFIT_ERR_HOST_MEMORY, 0, "no memory for a worker");
+    it->pairs = pairs;
+    it->names = calloc(pairs->count, sizeof *it->names);
+    it->tensors = calloc(pairs->count, sizeof *it->tensors);
+    it->places = calloc(pairs->count, sizeof *it->places);
+    bool taken = it->names != NULL && it->tensors != NULL && it->places != NULL;
+    if (taken) describe(it);
+    refit_status status =
+        taken ? open_ends(it, options, error)
+              : cli_refuse(error, REFIT_ERR_HOST_MEMORY, 0, "no memory for a list of tensors");
+    if (status == REFIT_OK) {
+        *out = it;
+    } else {
+        bound_close(it);
+    }
+    return status;
+}
+
+typedef struct commit {
+    refit_publisher *publisher;
+    refit_status status;
+    refit_error error;
+} commit;
+
+static void *run_commit(void *user)
+{
+    commit *it = user;
+    it->status = refit_publisher_commit(it->publisher, &it->error);
+    return NULL;
+}
+
+static refit_status apply(refit_subscriber *subscriber, double *seconds, refit_error *error)
+{
+    refit_update *update;
+    BENCH_TRY(refit_subscriber_next(subscriber, WAIT_MS, &update, error));
+    double start = bench_now();
+    refit_status status = refit_update_apply(update, NULL, error);
+    *seconds = bench_now() - start;
+    if (status == REFIT_OK) status = refit_update_accept(update, error);
+    refit_update_close(update);
+    return status;
+}
+
+static refit_status write_all(const bound_engine *it, const unsigned char *image,
+                              refit_error *error)
+{
+    BENCH_TRY(refit_publisher_begin(it->publisher, 0, error));
+    for (uint32_t i = 0; i < it->pairs->count; i++)
+        BENCH_TRY(refit_publisher_write(it->publisher, i, image + it->pairs->all[i].offset,
+                                        it->tensors[i].bytes, NULL, REFIT_STREAM_NONE, error));
+    return REFIT_OK;
+}
+
+static refit_status bring(bound_engine *it, const unsigned char *image, double *seconds,
+                          refit_error *error)
+{
+    pthread_t thread;
+    commit way = {.publisher = it->publisher};
+    BENCH_TRY(write_all(it, image, error));
+    if (pthread_create(&thread, NULL, run_commit, &way) != 0)
+        return cli_refuse(error, REFIT_ERR_SYSTEM, 0, "no thread for a trainer");
+    refit_status status = apply(it->subscriber, seconds, error);
+    pthread_join(thread, NULL);
+    if (status == REFIT_OK && way.status != REFIT_OK) *error = way.error;
+    return status == REFIT_OK ? way.status : status;
+}
+
+/* Brings pairs->before into the engine, and then pairs->after: `seconds` of the apply of this one.
+ */
+static refit_status bound_run(bound_engine *bound, double *seconds, refit_error *error)
+{
+    BENCH_TRY(bring(bound, bound->pairs->before, seconds, error));
+    return bring(bound, bound->pairs->after, seconds, error);
+}
+
+/* ---- The codecs ---- */
 
 /* What came of one codec. */
 typedef struct result {
@@ -29,9 +188,9 @@ typedef struct result {
 typedef struct run_state {
     const bench_pairs *pairs;
     bench_coder coder;
-    bench_bound *bound;
+    bound_engine *bound;
     uint64_t changed, same, sparse, dense;
-    result refit, baselines[RIVALS];
+    result refit, baselines[BASELINES];
     bench_series in_place;
 } run_state;
 
@@ -67,7 +226,7 @@ static refit_status one_apply(run_state *run, refit_error *error)
 {
     const bench_pairs *pairs = run->pairs;
     double seconds = 0.0;
-    BENCH_TRY(bench_bound_run(run->bound, &seconds, error));
+    BENCH_TRY(bound_run(run->bound, &seconds, error));
     bench_add(&run->in_place, seconds);
     if (memcmp(pairs->into, pairs->after, pairs->image_bytes) == 0) return REFIT_OK;
     return cli_refuse(error, REFIT_ERR_CORRUPT, 0, "what was applied is not the version");
@@ -81,7 +240,7 @@ static refit_status one_round(run_state *run, refit_error *error)
     run->same = run->coder.same;
     run->sparse = run->coder.sparse;
     run->dense = run->coder.dense;
-    for (int i = 0; i < RIVALS; i++) {
+    for (int i = 0; i < BASELINES; i++) {
         BENCH_TRY(one_codec(run, &bench_codec_baselines[i], &run->baselines[i], error));
         if (run->coder.changed == run->changed) continue;
         return cli_refuse(error, REFIT_ERR_CORRUPT, 0, "%s counts other changes than refit",
@@ -103,7 +262,7 @@ static refit_status run_rounds(run_state *run, uint32_t rounds, refit_error *err
         return cli_refuse(error, REFIT_ERR_INVALID, 0, "the two versions are the same");
     forget(&run->refit);
     run->in_place.count = 0;
-    for (int i = 0; i < RIVALS; i++)
+    for (int i = 0; i < BASELINES; i++)
         forget(&run->baselines[i]);
     for (uint32_t i = 0; i < rounds; i++)
         BENCH_TRY(one_round(run, error));
@@ -159,7 +318,7 @@ static void report(const bench_options *options, const run_state *run, uint32_t 
     json_object_set_new(object, "mode_mix",
                         json_pack("{s:I, s:I, s:I}", "same", (json_int_t)run->same, "sparse",
                                   (json_int_t)run->sparse, "dense", (json_int_t)run->dense));
-    for (int i = 0; i < RIVALS; i++)
+    for (int i = 0; i < BASELINES; i++)
         json_object_set_new(object, bench_codec_baselines[i].name, baseline_row(run, i));
     if (options->from != NULL) {
         json_object_set_new(object, "from", json_string(options->from));
@@ -177,13 +336,13 @@ static refit_status measure(const bench_options *options, const bench_pairs *pai
     refit_status status = REFIT_OK;
     if (!bench_coder_open(&run.coder, pairs))
         status = cli_refuse(error, REFIT_ERR_HOST_MEMORY, 0, "no memory for the benchmark itself");
-    if (status == REFIT_OK) status = bench_bound_open(options, pairs, &run.bound, error);
+    if (status == REFIT_OK) status = bound_open(options, pairs, &run.bound, error);
     if (status == REFIT_OK) status = run_rounds(&run, rounds, error);
     if (status == REFIT_OK) {
         report(options, &run, rounds);
         status = bench_written(error);
     }
-    bench_bound_close(run.bound);
+    bound_close(run.bound);
     bench_coder_close(&run.coder);
     return status;
 }

@@ -2,23 +2,29 @@
  * bench link: an update of a density to one worker over a link, as a whole version, as what
  * changed, and as that compressed; without keys and with them (CURVE).
  *
- * What the link is, others arrange (tests/system/bench_link.sh holds one to a rate): the publisher
- * binds an address of one end, the worker lives at the other. Each way has a publisher and a worker
- * of its own; in each round all of them publish the same version, one after the other, and behind
- * them a raw ZeroMQ socket sends as many bytes, which is what the link can carry. `seconds` runs
- * from begin until the publisher's commit has returned, `staged_seconds` until the worker has
- * staged the version. `cold_seconds` is the first version, which travels whole in every way.
+ * The caller makes the link (tests/system/bench_link.sh holds one to a rate): the publisher binds
+ * an address of one end, and the worker runs at the other. Each way has a publisher and a worker of
+ * its own; in each round all of them publish the same version, one after the other, and behind them
+ * a raw ZeroMQ socket sends as many bytes, which is what the link can carry. `seconds` runs from
+ * begin until the publisher's commit has returned, `staged_seconds` until the worker has staged the
+ * version. `cold_seconds` is the first version, which travels whole in every way.
  */
+#include <errno.h>
 #include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
 #include <unistd.h>
 
+#include <refit/config.h>
+#include <refit/keys.h>
+
 #include "bench.h"
-#include "bench_keys.h"
 #include "bench_raw.h"
 #include "bench_versions.h"
 #include "bench_workers.h"
 #include "cli.h"
 #include "interrupt.h"
+#include "settings.h"
 
 enum { ROUNDS = 5, WAIT_MS = 60000, WAYS = 3, CASES = 2 * WAYS };
 static const uint64_t default_bytes = UINT64_C(256) << 20;
@@ -29,6 +35,74 @@ static const struct {
     const char *name;
     bool whole, compressed;
 } ways[WAYS] = {{"dense", true, false}, {"delta", false, false}, {"delta+zstd", false, true}};
+
+/* ---- Keys for both ends, in a folder of their own, for as long as the benchmark runs ---- */
+
+typedef struct link_keys {
+    char folder[128]; /* empty: none were made */
+    char worker_sets[2][256];
+} link_keys;
+
+/* The worker's own pair lies in the folder of those that are allowed. */
+static const char *const files[] = {"trainer.secret", "trainer.public", "allow/worker.secret",
+                                    "allow/worker.public"};
+
+/* On failure keys_close removes what there is. */
+static refit_status keys_open(link_keys *keys, refit_error *error)
+{
+    char allow[sizeof keys->folder + 8];
+    const char *where = getenv("TMPDIR");
+    *keys = (link_keys){.folder = ""};
+    if (where == NULL || where[0] == '\0' || strlen(where) > sizeof keys->folder - 32)
+        where = "/tmp";
+    snprintf(keys->folder, sizeof keys->folder, "%s/refit-bench-XXXXXX", where);
+    if (mkdtemp(keys->folder) == NULL) {
+        keys->folder[0] = '\0';
+        return cli_refuse(error, REFIT_ERR_IO, errno, "no folder for keys can be made in %s",
+                          where);
+    }
+    snprintf(allow, sizeof allow, "%s/allow", keys->folder);
+    BENCH_TRY(refit_keys_generate(keys->folder, "trainer", 0, error));
+    BENCH_TRY(refit_keys_generate(allow, "worker", 0, error));
+    snprintf(keys->worker_sets[0], sizeof keys->worker_sets[0], "security.key=%s/%s", keys->folder,
+             files[2]);
+    snprintf(keys->worker_sets[1], sizeof keys->worker_sets[1], "security.server_key=%s/%s",
+             keys->folder, files[1]);
+    return REFIT_OK;
+}
+
+static void keys_close(link_keys *keys)
+{
+    char path[sizeof keys->folder + 32];
+    if (keys->folder[0] == '\0') return;
+    for (size_t i = 0; i < sizeof files / sizeof *files; i++) {
+        snprintf(path, sizeof path, "%s/%s", keys->folder, files[i]);
+        (void)unlink(path);
+    }
+    snprintf(path, sizeof path, "%s/allow", keys->folder);
+    (void)rmdir(path);
+    (void)rmdir(keys->folder);
+    keys->folder[0] = '\0';
+}
+
+/* Gives a configuration the trainer's; the settings the worker's, borrowed from `keys`. */
+static refit_status keys_for_trainer(const link_keys *keys, refit_config *config,
+                                     refit_error *error)
+{
+    char path[sizeof keys->folder + 32];
+    snprintf(path, sizeof path, "%s/%s", keys->folder, files[0]);
+    BENCH_TRY(refit_config_set(config, "security.key", path, error));
+    snprintf(path, sizeof path, "%s/allow", keys->folder);
+    return refit_config_set(config, "security.allow", path, error);
+}
+
+static bool keys_for_worker(const link_keys *keys, cli_settings *settings)
+{
+    return cli_settings_add(settings, keys->worker_sets[0]) &&
+           cli_settings_add(settings, keys->worker_sets[1]);
+}
+
+/* ---- What is measured ---- */
 
 /* One way, without keys or with them. */
 typedef struct link_case {
@@ -43,7 +117,7 @@ typedef struct link_case {
 typedef struct link_state {
     const bench_options *options;
     bench_versions versions;
-    bench_keys keys;
+    link_keys keys;
     link_case cases[CASES]; /* all ways without keys, then all with them */
     bench_raw *raw;
     bench_workers raw_workers;
@@ -66,7 +140,7 @@ static refit_status case_config(const link_state *it, int which, refit_config *c
     if (ways[which % WAYS].whole) config->broadcast_delta = REFIT_DELTA_NEVER;
     config->broadcast_compress =
         ways[which % WAYS].compressed ? REFIT_COMPRESS_ZSTD : REFIT_COMPRESS_NONE;
-    return which < WAYS ? REFIT_OK : bench_keys_for_trainer(&it->keys, config, error);
+    return which < WAYS ? REFIT_OK : keys_for_trainer(&it->keys, config, error);
 }
 
 static refit_status cannot_start(refit_error *error)
@@ -83,7 +157,7 @@ static refit_status case_open(link_state *it, int which, refit_error *error)
     BENCH_TRY(refit_publisher_open(address_of(it), &config, &tested->publisher, error));
     BENCH_TRY(bench_declare(tested->publisher, it->versions.bytes, error));
     if (!cli_settings_add(&settings, "broadcast.insecure=true")) return cannot_start(error);
-    if (which >= WAYS && !bench_keys_for_worker(&it->keys, &settings)) return cannot_start(error);
+    if (which >= WAYS && !keys_for_worker(&it->keys, &settings)) return cannot_start(error);
     bench_duty duty = {"tcp", refit_publisher_endpoint(tested->publisher), it->versions.bytes,
                        &settings, it->options->netns};
     if (!bench_workers_start(&tested->workers, 1, &duty)) return cannot_start(error);
@@ -109,7 +183,7 @@ static refit_status open_all(link_state *it, uint64_t bytes, refit_error *error)
 {
     double density = it->options->density > 0 ? it->options->density : default_density;
     BENCH_TRY(bench_versions_open(bytes, density, &it->versions, error));
-    BENCH_TRY(bench_keys_open(&it->keys, error));
+    BENCH_TRY(keys_open(&it->keys, error));
     BENCH_TRY(raw_open(it, error));
     for (int i = 0; i < CASES; i++)
         BENCH_TRY(case_open(it, i, error));
@@ -124,7 +198,7 @@ static void close_all(link_state *it)
     }
     bench_workers_stop(&it->raw_workers);
     bench_raw_close(it->raw);
-    bench_keys_close(&it->keys);
+    keys_close(&it->keys);
     bench_versions_close(&it->versions);
 }
 

@@ -1,6 +1,6 @@
 /*
  * bench remap: device memory given back and taken again while its addresses stay: the regions are
- * REFIT_DISCARD, so that a way out and back copies nothing.
+ * REFIT_DISCARD, so that an offload and a restore copy nothing.
  */
 #include <stdlib.h>
 

@@ -1,13 +1,24 @@
-/* bench_workers: posix_spawn, a pipe each, and the wait for their end. */
-#include "bench_workers.h"
-
+/*
+ * bench_workers: worker processes. The benchmark's side: posix_spawn, a pipe each, and the wait for
+ * their end. The worker's side: it takes versions until its standard input ends.
+ */
 #include <fcntl.h>
 #include <inttypes.h>
 #include <limits.h>
 #include <spawn.h>
 #include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
 #include <sys/wait.h>
 #include <unistd.h>
+
+#include "bench.h"
+#include "bench_cuda.h"
+#include "bench_raw.h"
+#include "bench_workers.h"
+#include "cli.h"
+
+/* ---- The benchmark's side ---- */
 
 extern char **environ;
 
@@ -91,4 +102,52 @@ void bench_workers_stop(bench_workers *workers)
     for (uint32_t i = 0; i < workers->count; i++)
         waitpid(workers->pids[i], NULL, 0);
     workers->count = 0;
+}
+
+/* ---- The worker's side: refit bench worker ---- */
+
+static refit_status take_versions(refit_subscriber *subscriber, refit_error *error)
+{
+    refit_update *update;
+    for (;;) {
+        refit_status status = refit_subscriber_next(subscriber, 200, &update, error);
+        if (status == REFIT_ERR_TIMEOUT && bench_input_ended()) return REFIT_OK;
+        if (status == REFIT_ERR_TIMEOUT) continue;
+        if (status != REFIT_OK) return status;
+        BENCH_TRY(refit_update_accept(update, error));
+        refit_update_close(update);
+    }
+}
+
+static int work(const char *endpoint, const bench_options *options)
+{
+    refit_error error;
+    refit_subscriber *subscriber = NULL;
+    refit_device *device = NULL;
+    refit_status status = refit_subscriber_open(endpoint, &options->config, &subscriber, &error);
+    if (status == REFIT_OK && options->device != NULL)
+        status = refit_device_open(options->device, &options->config, &device, &error);
+    if (status == REFIT_OK && device != NULL)
+        status = refit_subscriber_use_device(subscriber, device, &error);
+    if (status == REFIT_OK) status = take_versions(subscriber, &error);
+    if (status != REFIT_OK) cli_complain_error(&error);
+    refit_subscriber_close(subscriber);
+    if (refit_device_close(device, &error) != REFIT_OK) return cli_complain_error(&error);
+    return status == REFIT_OK ? 0 : 1;
+}
+
+int bench_worker(const char *kind, const char *endpoint, const char *bytes,
+                 const bench_options *options)
+{
+    bench_options mine = *options;
+    mine.bytes = strtoull(bytes, NULL, 10);
+    if (strcmp(kind, "raw") == 0)
+        return bench_raw_receive(endpoint, mine.bytes, mine.config.broadcast_window);
+    mine.config.broadcast_shm = strcmp(kind, "shm") == 0 ? REFIT_SHM_REQUIRE : REFIT_SHM_OFF;
+    mine.device = bench_cuda_ordinal(kind) >= 0 ? kind : NULL;
+    if (mine.device != NULL) {
+        mine.config.broadcast_gpu = REFIT_GPU_REQUIRE;
+        mine.config.broadcast_shm = options->config.broadcast_shm;
+    }
+    return work(endpoint, &mine);
 }
