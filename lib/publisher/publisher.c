@@ -73,16 +73,16 @@ static refit_status parts_open(refit_publisher *publisher, const char *endpoint,
     publisher->server.allow = rft_channel_allow_list(publisher->channel);
     rft_channel_watch_keys(publisher->channel, publisher->wake);
     RFT_TRY_GOTO(lock_open(publisher, error), undo_channel);
-    RFT_TRY_GOTO(
-        rft_encoders_open(&publisher->encoders, publisher->config.broadcast_encode_threads, error),
-        undo_lock);
+    RFT_TRY_GOTO(rft_frames_open_pool(&publisher->encoders,
+                                      publisher->config.broadcast_encode_threads, error),
+                 undo_lock);
     RFT_TRY_GOTO(rft_thread_start(&publisher->thread, "refit-publish", rft_publisher_serve,
                                   publisher, error),
                  undo_encoders);
     return REFIT_OK;
 
 undo_encoders:
-    rft_encoders_close(&publisher->encoders);
+    rft_pool_close(&publisher->encoders);
 undo_lock:
     lock_close(publisher);
 undo_channel:
@@ -154,7 +154,7 @@ void refit_publisher_close(refit_publisher *publisher)
     if (publisher == NULL) return;
     say_goodbye(publisher);
     rft_channel_close(publisher->channel);
-    rft_encoders_close(&publisher->encoders);
+    rft_pool_close(&publisher->encoders);
     rft_frames_close(publisher->frames, &publisher->retired);
     int64_t deadline = rft_deadline(publisher->config.broadcast_linger_ms + CLOSE_MORE_MS);
     memory_close(publisher, deadline);

@@ -47,7 +47,7 @@ struct refit_publisher {
     uint64_t gpu_bytes;    /* guarded by lock: of the GPU */
 
     rft_store *store;        /* the caller's; changed only under lock and while nothing is sent */
-    rft_encoders encoders;   /* the service thread's while `sending` */
+    rft_pool encoders;       /* the service thread's while `sending` */
     rft_frames *frames;      /* as store; and the service thread's while `sending` */
     rft_retire_list retired; /* the caller's */
 

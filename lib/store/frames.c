@@ -56,7 +56,7 @@ typedef struct frame_batch {
     const rft_store *store;
     rft_coding coding;
     uint32_t count;
-    uint32_t sequences[RFT_ENCODERS_MOST * BATCH_EACH];
+    uint32_t sequences[RFT_POOL_MOST * BATCH_EACH];
 } frame_batch;
 
 struct rft_frames {
@@ -64,9 +64,9 @@ struct rft_frames {
     rft_limits limits;
     refit_delta delta;
     uint32_t level;                    /* of compression */
-    rft_encoders *encoders;            /* NULL: there are none */
+    rft_pool *encoders;                /* NULL: there are none */
     frame_entry *entries[RFT_CODINGS]; /* per frame */
-    frame_mailbox mailboxes[RFT_ENCODERS_MOST];
+    frame_mailbox mailboxes[RFT_POOL_MOST];
     uint64_t cursor_version; /* whose ready frames were looked through, up to `cursor` */
     rft_coding cursor_coding;
     uint32_t cursor;
@@ -75,8 +75,14 @@ struct rft_frames {
     frame_batch batch;
 };
 
+refit_status rft_frames_open_pool(rft_pool *pool, uint32_t threads, refit_error *error)
+{
+    static const rft_pool_kind frames = {.thread = "refit-encode", .work = "codings of frames"};
+    return rft_pool_open(pool, &frames, threads, error);
+}
+
 refit_status rft_frames_open(const rft_manifest *manifest, const refit_config *config,
-                             rft_encoders *encoders, rft_frames **out, refit_error *error)
+                             rft_pool *encoders, rft_frames **out, refit_error *error)
 {
     rft_frames *frames = rft_calloc(1, sizeof *frames);
     RFT_REFUSE_IF(frames == NULL, error, REFIT_ERR_HOST_MEMORY, "no memory for frames");
@@ -114,7 +120,7 @@ void rft_frames_close(rft_frames *frames, rft_retire_list *retired)
     for (uint32_t i = 0; i < RFT_CODINGS; i++) {
         entries_close(frames, frames->entries[i], retired);
     }
-    for (uint32_t i = 0; i < RFT_ENCODERS_MOST; i++) {
+    for (uint32_t i = 0; i < RFT_POOL_MOST; i++) {
         rft_retire_list_move(retired, &frames->mailboxes[i].retired);
         rft_bytes_close(&frames->mailboxes[i].modes);
         rft_bytes_close(&frames->mailboxes[i].scratch);
@@ -273,7 +279,7 @@ static void make_ahead(rft_frames *frames, const rft_store *store, uint32_t sequ
                        rft_coding coding, uint32_t ready)
 {
     batch_choose(frames, store, sequence, coding, ready);
-    rft_encoders_run(frames->encoders, frames->batch.count, encode_item, &frames->batch);
+    rft_pool_items(frames->encoders, frames->batch.count, encode_item, &frames->batch);
 }
 
 static refit_status make(rft_frames *frames, const rft_store *store, uint32_t sequence,
@@ -295,7 +301,7 @@ static refit_status make(rft_frames *frames, const rft_store *store, uint32_t se
 rft_frames_counts rft_frames_count(const rft_frames *frames)
 {
     rft_frames_counts sum = {.version = frames->counted, .seconds = frames->seconds};
-    for (uint32_t i = 0; i < RFT_ENCODERS_MOST; i++) {
+    for (uint32_t i = 0; i < RFT_POOL_MOST; i++) {
         const rft_frames_counts *counts = &frames->mailboxes[i].counts;
         if (counts->version != sum.version) continue;
         sum.blocks.same += counts->blocks.same;

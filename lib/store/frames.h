@@ -12,8 +12,8 @@
 #ifndef RFT_FRAMES_H
 #define RFT_FRAMES_H
 
+#include "base/pool.h"
 #include "net/channel.h"
-#include "store/encoders.h"
 #include "store/store.h"
 #include "wire/assembly.h"
 
@@ -36,10 +36,14 @@ typedef struct rft_frames_counts {
 
 typedef struct rft_frames rft_frames;
 
+/* A pool whose threads share the coding of frames; close it with rft_pool_close. `threads` 0: one
+ * per core, at most 8. */
+refit_status rft_frames_open_pool(rft_pool *pool, uint32_t threads, refit_error *error);
+
 /* `manifest` and `encoders` are borrowed, the latter until close; NULL: the calling thread alone.
  */
 refit_status rft_frames_open(const rft_manifest *manifest, const refit_config *config,
-                             rft_encoders *encoders, rft_frames **out, refit_error *error);
+                             rft_pool *encoders, rft_frames **out, refit_error *error);
 /* Buffers are retired. NULL is allowed. */
 void rft_frames_close(rft_frames *frames, rft_retire_list *retired);
 

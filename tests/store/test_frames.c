@@ -204,8 +204,8 @@ static void commit_near(rft_store *store, uint64_t version)
 static void frames_that_are_wanted_next_are_made_along(void **state)
 {
     (void)state;
-    rft_encoders encoders;
-    assert_int_equal(rft_encoders_open(&encoders, 3, NULL), REFIT_OK);
+    rft_pool encoders;
+    assert_int_equal(rft_frames_open_pool(&encoders, 3, NULL), REFIT_OK);
     for (uint64_t version = 4; version < 8; version++) {
         frames_bench alone, helped;
         refit_config config = quick_config();
@@ -241,7 +241,7 @@ static void frames_that_are_wanted_next_are_made_along(void **state)
         close_bench(&alone);
         close_bench(&helped);
     }
-    rft_encoders_close(&encoders);
+    rft_pool_close(&encoders);
 }
 
 /* With one slot the bytes before go when the version is committed: what was coded by then stays as

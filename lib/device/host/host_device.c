@@ -3,7 +3,7 @@
  * and the failures of one. It is the oracle for every other device.
  *
  * Memory, page locks and arithmetic are in host_memory.c, streams in host_stream.c, events in
- * host_event.c, the threads that share large copies in host_pool.c. This file puts them behind the
+ * host_event.c, the threads that share large copies in host_copy.c. This file puts them behind the
  * slots of device.h.
  */
 #include <stdio.h>
@@ -15,7 +15,7 @@
 
 typedef struct host_device {
     rft_host_memory memory;
-    rft_host_pool pool;
+    rft_pool pool;
     rft_host_streams streams;
     uint32_t block_ms; /* a call that has to block waits no longer */
 } host_device;
@@ -23,7 +23,7 @@ typedef struct host_device {
 static void host_close(void *self)
 {
     host_device *host = self;
-    rft_host_pool_close(&host->pool);
+    rft_pool_close(&host->pool);
     rft_host_memory_close(&host->memory);
     rft_host_streams_close(&host->streams);
     rft_free(host);
@@ -269,7 +269,7 @@ static refit_status open_parts(host_device *host, uint64_t capacity, const refit
     refit_status status = REFIT_OK;
     RFT_TRY(rft_host_streams_open(&host->streams, error));
     RFT_TRY_GOTO(rft_host_memory_open(&host->memory, capacity, error), close_streams);
-    RFT_TRY_GOTO(rft_host_pool_open(&host->pool, config->offload_copy_threads, error),
+    RFT_TRY_GOTO(rft_host_copy_open(&host->pool, config->offload_copy_threads, error),
                  close_memory);
     return REFIT_OK;
 

@@ -140,7 +140,7 @@ static rft_copy *command_copies(rft_host_command *command)
 
 struct rft_host_stream {
     rft_host_memory *memory;
-    rft_host_pool *pool;
+    rft_pool *pool;
     rft_host_line *line;
     rft_host_failure failure; /* the thread's own */
     rft_thread thread;
@@ -151,7 +151,7 @@ struct rft_host_stream {
     bool closing;
 };
 
-refit_status rft_host_copy_now(rft_host_memory *memory, rft_host_pool *pool, const rft_copy *copies,
+refit_status rft_host_copy_now(rft_host_memory *memory, rft_pool *pool, const rft_copy *copies,
                                uint32_t count, refit_error *error)
 {
     uint32_t lost = rft_host_memory_find_lost(memory, copies, count);
@@ -159,7 +159,7 @@ refit_status rft_host_copy_now(rft_host_memory *memory, rft_host_pool *pool, con
                   "%" PRIu64 " bytes from %p to %p touch memory of an arena that is not there now: "
                   "commit it first",
                   copies[lost].bytes, copies[lost].from, copies[lost].to);
-    rft_host_pool_copy(pool, copies, count);
+    rft_host_copy(pool, copies, count);
     return REFIT_OK;
 }
 
@@ -277,7 +277,7 @@ static void close_locks(rft_host_stream *stream)
 }
 
 /* `memory` and `pool` are borrowed and outlive the stream. */
-static refit_status stream_open(rft_host_memory *memory, rft_host_pool *pool, rft_host_stream **out,
+static refit_status stream_open(rft_host_memory *memory, rft_pool *pool, rft_host_stream **out,
                                 refit_error *error)
 {
     rft_host_stream *stream = rft_calloc(1, sizeof *stream);
@@ -501,7 +501,7 @@ static refit_status grow(rft_host_streams *streams, refit_error *error)
 }
 
 refit_status rft_host_streams_start(rft_host_streams *streams, rft_host_memory *memory,
-                                    rft_host_pool *pool, refit_stream_ref *out, refit_error *error)
+                                    rft_pool *pool, refit_stream_ref *out, refit_error *error)
 {
     rft_host_stream *stream = NULL;
     rft_lock(&streams->lock);

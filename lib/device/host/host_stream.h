@@ -4,9 +4,9 @@
 #ifndef RFT_HOST_STREAM_H
 #define RFT_HOST_STREAM_H
 
+#include "device/host/host_copy.h"
 #include "device/host/host_event.h"
 #include "device/host/host_memory.h"
-#include "device/host/host_pool.h"
 
 /* ---- The queue -------------------------------------------------------------------------------
  * What a stream still has to do, first in first out. Not thread-safe.
@@ -82,7 +82,7 @@ refit_status rft_host_stream_join(rft_host_stream *stream, rft_host_event *event
 
 /* Does copies (one without a source is zeroed) on the calling thread. REFIT_ERR_COPY, nothing
  * copied, if one of them touches memory of an arena that is not committed. */
-refit_status rft_host_copy_now(rft_host_memory *memory, rft_host_pool *pool, const rft_copy *copies,
+refit_status rft_host_copy_now(rft_host_memory *memory, rft_pool *pool, const rft_copy *copies,
                                uint32_t count, refit_error *error);
 
 /* ---- The open streams ------------------------------------------------------------------------
@@ -106,7 +106,7 @@ refit_status rft_host_streams_check(rft_host_streams *streams, refit_stream_ref 
 
 /* Opens a stream and lists it. */
 refit_status rft_host_streams_start(rft_host_streams *streams, rft_host_memory *memory,
-                                    rft_host_pool *pool, refit_stream_ref *out, refit_error *error);
+                                    rft_pool *pool, refit_stream_ref *out, refit_error *error);
 
 /* Ends a stream that has nothing to do. REFIT_ERR_TIMEOUT: it has, and stays. */
 refit_status rft_host_streams_end(rft_host_streams *streams, refit_stream_ref stream,
