@@ -24,7 +24,27 @@
  * cuCtxEnablePeerAccess has allowed: its own, and every other one that this process uses by then
  * (its primary context is active) and that the machine lets reach it. A process with one GPU, as
  * trainers have, names that one.
+ *
+ *     EMPTY ──create──► HELD ──map──► MAPPED ──set_access──► OPEN
+ *       ▲                │ ▲                                  │
+ *       └────release─────┘ └──────────────unmap───────────────┘
+ *
+ * Both directions stop where the driver fails, and the state says where that is: the next call goes
+ * on from there.
  */
+
+typedef enum rft_cuda_chunk_state {
+    RFT_CHUNK_EMPTY = 0,
+    RFT_CHUNK_HELD = 1,   /* there is memory, which nobody can reach */
+    RFT_CHUNK_MAPPED = 2, /* likewise */
+    RFT_CHUNK_OPEN = 3,
+} rft_cuda_chunk_state;
+
+typedef struct rft_cuda_chunk {
+    rft_cu_handle handle; /* unless EMPTY */
+    rft_cuda_chunk_state state;
+    uint32_t live; /* granules of it that are committed */
+} rft_cuda_chunk;
 
 #define REACHED_MOST 32u
 
@@ -146,6 +166,31 @@ static rft_cu_result chunk_lower(rft_cuda_device *cuda, rft_cuda_chunk *chunk, r
  * its bytes; a chunk without one is EMPTY, or where the driver stopped, and the next
  * call that touches it goes on from there. The memory that a failed commit took it gives back.
  */
+
+/* How all ranges of a device are made. */
+typedef struct rft_cuda_pages {
+    uint64_t granule;             /* what addresses and bytes are multiples of; a power of two */
+    uint64_t chunk_bytes;         /* likewise, and of the granule */
+    rft_cu_allocation properties; /* of the physical memory */
+} rft_cuda_pages;
+
+typedef struct rft_cuda_range {
+    struct rft_cuda_range *next; /* its owner's */
+    const rft_cuda_pages *pages; /* borrowed */
+    rft_cu_ptr base;
+    uint64_t granules;
+    uint64_t per_chunk; /* granules; the last chunk may have fewer */
+    uint64_t chunk_count;
+    rft_mutex lock;
+    rft_cuda_chunk *chunks; /* owned; guarded by lock, like the rest */
+    uint64_t *live;         /* owned; one bit a granule */
+} rft_cuda_range;
+
+/* Some granules of a range. */
+typedef struct rft_cuda_part {
+    uint64_t from;
+    uint64_t to; /* the first behind them */
+} rft_cuda_part;
 
 #define WORD_BITS 64u
 
