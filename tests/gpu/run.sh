@@ -228,7 +228,7 @@ bench "bench pin" 60 "$refit" bench pin --json --device $device "${sizes[@]:0:2}
 bench "bench handover" 60 "$refit" bench handover --json --device $device "${sizes[@]}" "${few[@]}"
 if timeout 60 python3 -c 'import torch; assert torch.cuda.is_available()' 2>/dev/null; then
     timeout 30 "$refit" bench tensors --device $device "${sizes[@]}" >"$out/rows/list"
-    bench "torch" 80 "${as_package[@]}" python3 "$here/torch_arms.py" "$out/rows/list" --seconds 50
+    bench "torch" 80 "${as_package[@]}" python3 "$here/torch_cases.py" "$out/rows/list" --seconds 50
     # Of each way the last line counts: one is written after each round.
     tac "$out/rows/benches" | awk '!/"bench":"torch"/ { print; next }
         match($0, /"way":"[^"]*"/) && !seen[substr($0, RSTART, RLENGTH)]++' | tac >"$out/rows/kept"

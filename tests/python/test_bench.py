@@ -11,8 +11,7 @@ import pytest
 import torch
 from refit.bench import __main__ as entry
 from refit.bench import (
-    arms,
-    crew,
+    cases,
     machine,
     offload,
     overhead,
@@ -21,15 +20,16 @@ from refit.bench import (
     table,
     ways,
     weights,
+    workers,
 )
-from refit.bench.room import Room
+from refit.bench.memory import MemoryNeed
 from refit.bench.series import Series, both, p95, ratio
 from refit.errors import HostMemoryError
 from refit.timeline import Timeline
 
 TINY = 2e5
 
-Make = Callable[[list[torch.Tensor], bool], arms.Arm]
+Make = Callable[[list[torch.Tensor], bool], cases.Case]
 
 
 # ---- series ----
@@ -75,27 +75,27 @@ def test_a_smaller_model_has_about_the_parameters_asked_for(parameters: float) -
     assert len({name for name, _ in found}) == len(found)
 
 
-@pytest.mark.parametrize("room", [states.ROOM, weights.room((1, 8)), picture.ROOM])
-def test_short_memory_makes_a_smaller_model_and_never_a_larger(room: Room) -> None:
-    assert room.fitting(1e6, 1 << 40) == 1e6
-    short = room.fitting(0.6e9, 4 << 30)
+@pytest.mark.parametrize("need", [states.NEED, weights.need((1, 8)), picture.NEED])
+def test_short_memory_makes_a_smaller_model_and_never_a_larger(need: MemoryNeed) -> None:
+    assert need.fitting(1e6, 1 << 40) == 1e6
+    short = need.fitting(0.6e9, 4 << 30)
     assert short < 0.6e9
-    assert room.takes(short) == pytest.approx(4 << 30)
+    assert need.takes(short) == pytest.approx(4 << 30)
 
 
-@pytest.mark.parametrize("room", [states.ROOM, weights.room((1, 8)), picture.ROOM])
-def test_too_little_memory_is_refused_with_what_it_takes(room: Room) -> None:
-    with pytest.raises(HostMemoryError, match=rf"{room.part} asks for .* there are 0.0 GB: end"):
-        room.fitting(0.6e9, 1e6)
+@pytest.mark.parametrize("need", [states.NEED, weights.need((1, 8)), picture.NEED])
+def test_too_little_memory_is_refused_with_what_it_takes(need: MemoryNeed) -> None:
+    with pytest.raises(HostMemoryError, match=rf"{need.part} asks for .* there are 0.0 GB: end"):
+        need.fitting(0.6e9, 1e6)
 
 
 def test_workers_ask_for_what_a_process_takes_before_it_has_weights() -> None:
-    say = "from refit.bench import crew, machine; print(machine.status_bytes('RssAnon'))"
+    say = "from refit.bench import workers, machine; print(machine.status_bytes('RssAnon'))"
     done = subprocess.run([sys.executable, "-c", say], capture_output=True, text=True, check=True)
     one = int(done.stdout)
     assert one > 0
-    assert weights.room((1, 4)).takes(0) >= 5 * one
-    assert weights.room((1, 8)).takes(0) >= 9 * one
+    assert weights.need((1, 4)).takes(0) >= 5 * one
+    assert weights.need((1, 8)).takes(0) >= 9 * one
 
 
 def test_a_containers_limit_counts_and_its_cached_files_do_not(tmp_path: Path) -> None:
@@ -112,9 +112,9 @@ def test_a_containers_limit_counts_and_its_cached_files_do_not(tmp_path: Path) -
 
 
 def test_a_machine_that_is_too_small_is_told_what_is_measured_instead() -> None:
-    room = Room("offload", 40, 0)
-    assert room.told(1e8, 8e9) == "offload: 100 M parameters, which ask for 4.0 GB of free memory"
-    assert room.told(6e8, 8e9).endswith("of free memory, and there are 8.0 GB: 200 M are measured")
+    need = MemoryNeed("offload", 40, 0)
+    assert need.told(1e8, 8e9) == "offload: 100 M parameters, which ask for 4.0 GB of free memory"
+    assert need.told(6e8, 8e9).endswith("of free memory, and there are 8.0 GB: 200 M are measured")
 
 
 def test_a_changed_byte_changes_the_checksum() -> None:
@@ -128,40 +128,40 @@ def test_a_changed_byte_changes_the_checksum() -> None:
 
 
 @pytest.mark.parametrize("keep", [True, False], ids=["kept", "re-allocated"])
-@pytest.mark.parametrize("make", offload.ARMS, ids=lambda make: make.name)
+@pytest.mark.parametrize("make", offload.CASES, ids=lambda make: make.name)
 def test_every_way_brings_every_byte_back(make: Make, keep: bool) -> None:
     tensors = states.adamw_states(TINY)
     before = states.checksum(tensors)
-    arm = make(tensors, keep)
+    case = make(tensors, keep)
     for _ in range(2):
-        arm.ready()
-        arm.out()
-        if keep and isinstance(arm, arms.OnTensors):
+        case.ready()
+        case.out()
+        if keep and isinstance(case, cases.OnTensors):
             for it in tensors:
                 it.zero_()
-        arm.back()
+        case.back()
         assert states.checksum(tensors) == before
-    arm.close()
+    case.close()
 
 
-@pytest.mark.parametrize("make", offload.ARMS[:3], ids=lambda make: make.name)
+@pytest.mark.parametrize("make", offload.CASES[:3], ids=lambda make: make.name)
 def test_storages_are_really_freed_or_really_kept(make: Make) -> None:
     tensors = states.adamw_states(TINY)
     for keep in (True, False):
-        arm = make(tensors, keep)
-        arm.ready()
-        arm.out()
+        case = make(tensors, keep)
+        case.ready()
+        case.out()
         sizes = {it.untyped_storage().nbytes() for it in tensors}
         assert (0 in sizes) != keep
-        arm.back()
-        arm.close()
+        case.back()
+        case.close()
 
 
 def test_the_report_has_every_way_with_storages_kept_and_allocated_again() -> None:
     result = offload.measure(TINY, rounds=2)
     assert set(result["storages"]) == {"kept", "re-allocated"}
     for rows in result["storages"].values():
-        assert [row["way"] for row in rows] == [make.name for make in offload.ARMS]
+        assert [row["way"] for row in rows] == [make.name for make in offload.CASES]
         assert rows[0]["refit_speedup"] == 1.0
         for row in rows:
             assert row["cycle_seconds_median"] > 0
@@ -174,13 +174,13 @@ def test_the_report_has_every_way_with_storages_kept_and_allocated_again() -> No
 
 
 def test_states_that_come_back_changed_make_no_report(monkeypatch: pytest.MonkeyPatch) -> None:
-    whole = arms.Flat.back
+    whole = cases.Flat.back
 
-    def spoil(self: arms.Flat) -> None:
+    def spoil(self: cases.Flat) -> None:
         whole(self)
         self._tensors[0].view(torch.int32).zero_()
 
-    monkeypatch.setattr(arms.Flat, "back", spoil)
+    monkeypatch.setattr(cases.Flat, "back", spoil)
     with pytest.raises(RuntimeError, match="came back changed"):
         offload.measure(TINY, rounds=1)
 
@@ -213,10 +213,10 @@ def _fails(number: int) -> None:
 
 
 def test_what_fails_in_a_worker_is_said_by_the_trainer() -> None:
-    with crew.Crew(1) as workers:
-        workers.begin(1, _fails)
+    with workers.WorkerProcesses(1) as processes:
+        processes.begin(1, _fails)
         with pytest.raises(RuntimeError, match="worker 0 has no luck"):
-            workers.end(1)
+            processes.end(1)
 
 
 @pytest.mark.slow
@@ -304,7 +304,7 @@ def test_the_help_says_how_long_it_takes_and_what(capsys: pytest.CaptureFixture[
         entry.main(["--help"])
     assert ended.value.code == 0
     said = capsys.readouterr().out
-    asked = round(states.ROOM.takes(entry.PARAMETERS) / 1e9)
+    asked = round(states.NEED.takes(entry.PARAMETERS) / 1e9)
     assert f"{asked} GB of free memory" in said
     assert "minutes" in said
     assert "python -m refit.bench picture" in said

@@ -60,16 +60,16 @@ def _measure(options: argparse.Namespace) -> int:
 
 
 def _rooms(options: argparse.Namespace) -> list[str]:
-    """A line for each part that needs much. HostMemoryError if one has no room at all."""
+    """A line for each part that needs much. HostMemoryError if one has too little."""
     from refit.bench import states, weights
 
     available = machine.available_bytes()
     lines = []
     if "offload" in options.only:
-        lines.append(states.ROOM.told(options.parameters, available))
+        lines.append(states.NEED.told(options.parameters, available))
     if "weights" in options.only:
         wanted = min(options.parameters, weights.PARAMETERS)
-        lines.append(weights.room(tuple(options.workers)).told(wanted, available))
+        lines.append(weights.need(tuple(options.workers)).told(wanted, available))
     return lines
 
 

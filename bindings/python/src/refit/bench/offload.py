@@ -8,11 +8,11 @@ from typing import Any
 import torch
 
 from refit.bench import machine
-from refit.bench.arms import Arm, Flat, OneCopy, PerTensor, Refit
+from refit.bench.cases import Case, Flat, OneCopy, PerTensor, Refit
 from refit.bench.series import Series, both, ratio
-from refit.bench.states import ROOM, adamw_states, checksum
+from refit.bench.states import NEED, adamw_states, checksum
 
-ARMS: tuple[Callable[[list[torch.Tensor], bool], Arm], ...] = (Refit, PerTensor, Flat, OneCopy)
+CASES: tuple[Callable[[list[torch.Tensor], bool], Case], ...] = (Refit, PerTensor, Flat, OneCopy)
 
 
 @dataclass
@@ -32,7 +32,7 @@ def measure(parameters: float, rounds: int) -> dict[str, Any]:
 
     HostMemoryError if even a small model does not fit.
     """
-    fits = ROOM.fitting(parameters, machine.available_bytes())
+    fits = NEED.fitting(parameters, machine.available_bytes())
     tensors = adamw_states(fits)
     nbytes = sum(it.nbytes for it in tensors)
     before = checksum(tensors)
@@ -55,59 +55,59 @@ def measure(parameters: float, rounds: int) -> dict[str, Any]:
 
 
 def _mode(tensors: list[torch.Tensor], keep: bool, rounds: int) -> list[Measured]:
-    arms: list[Arm] = []
+    cases: list[Case] = []
     try:
         found = []
-        for make in ARMS:
-            found.append(_first(make, tensors, keep, arms))
+        for make in CASES:
+            found.append(_first(make, tensors, keep, cases))
         for _ in range(rounds):
-            for arm, it in zip(arms, found, strict=True):
-                _round(arm, it)
-        for arm, it in zip(arms, found, strict=True):
-            it.allocations, it.page_faults = _count(arm)
+            for case, it in zip(cases, found, strict=True):
+                _round(case, it)
+        for case, it in zip(cases, found, strict=True):
+            it.allocations, it.page_faults = _count(case)
         return found
     finally:
-        for arm in reversed(arms):
-            arm.close()
+        for case in reversed(cases):
+            case.close()
 
 
 def _first(
-    make: Callable[[list[torch.Tensor], bool], Arm],
+    make: Callable[[list[torch.Tensor], bool], Case],
     tensors: list[torch.Tensor],
     keep: bool,
-    arms: list[Arm],
+    cases: list[Case],
 ) -> Measured:
     """The cold round, what it takes to get ready included, and the peak of memory in it."""
     resident = machine.status_bytes("VmRSS")
     machine.begin_peak()
     start = time.perf_counter()
-    arms.append(make(tensors, keep))
+    cases.append(make(tensors, keep))
     ready = time.perf_counter() - start
-    it = Measured(arms[-1].name)
-    _round(arms[-1], it)
+    it = Measured(cases[-1].name)
+    _round(cases[-1], it)
     it.out.cold += ready
     it.peak_bytes = max(0, machine.status_bytes("VmHWM") - resident)
     return it
 
 
-def _round(arm: Arm, it: Measured) -> None:
-    arm.ready()
+def _round(case: Case, it: Measured) -> None:
+    case.ready()
     start = time.perf_counter()
-    arm.out()
+    case.out()
     between = time.perf_counter()
-    arm.back()
+    case.back()
     end = time.perf_counter()
     it.out.add(between - start)
     it.back.add(end - between)
 
 
-def _count(arm: Arm) -> tuple[int, int]:
+def _count(case: Case) -> tuple[int, int]:
     """Tensors allocated and pages touched for the first time in one more round, not timed."""
-    arm.ready()
-    allocations, faults = arm.allocations, machine.page_faults()
-    arm.out()
-    arm.back()
-    return arm.allocations - allocations, machine.page_faults() - faults
+    case.ready()
+    allocations, faults = case.allocations, machine.page_faults()
+    case.out()
+    case.back()
+    return case.allocations - allocations, machine.page_faults() - faults
 
 
 def _report(found: list[Measured], nbytes: int) -> list[dict[str, Any]]:

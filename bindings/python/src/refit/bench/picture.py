@@ -13,9 +13,9 @@ from collections.abc import Sequence
 import torch
 
 from refit.bench import machine
-from refit.bench.crew import PATIENCE_S, Crew
+from refit.bench.memory import MemoryNeed
 from refit.bench.options import file_to_write, packages_missing, picture_to_write, positive
-from refit.bench.room import Room
+from refit.bench.workers import PATIENCE_S, WorkerProcesses
 from refit.controller import Controller
 from refit.errors import HostMemoryError
 from refit.publisher import Publisher
@@ -25,7 +25,9 @@ from refit.timeline import Timeline
 WIDTH, BATCH, ROLLOUTS = 1024, 64, 4
 CYCLES, WORKERS = 2, 2
 EVERY_S = 0.01
-ROOM = Room("picture", 40, 1 << 30)  # weights, gradients, states, their image, the workers' store
+NEED = MemoryNeed(
+    "picture", 40, 1 << 30
+)  # weights, gradients, states, their image, the workers' store
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -35,8 +37,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """
     options = _options(arguments)
     try:
-        told = ROOM.told(options.parameters, machine.available_bytes())
-        parameters = ROOM.fitting(options.parameters, machine.available_bytes())
+        told = NEED.told(options.parameters, machine.available_bytes())
+        parameters = NEED.fitting(options.parameters, machine.available_bytes())
     except HostMemoryError as why:
         sys.stderr.write(f"{why}\n")
         return 1
@@ -83,8 +85,8 @@ def record(parameters: float) -> Timeline:
     inputs = torch.randn(BATCH, WIDTH)
     _step(model, optimizer, inputs)
     timeline = Timeline(sample_every_s=EVERY_S)
-    with Crew(WORKERS) as crew, Publisher("user://*") as publisher:
-        crew.begin(WORKERS, _follow, publisher.endpoint, CYCLES + 1)
+    with WorkerProcesses(WORKERS) as processes, Publisher("user://*") as publisher:
+        processes.begin(WORKERS, _follow, publisher.endpoint, CYCLES + 1)
         publisher.wait_workers(WORKERS, PATIENCE_S)
         with Controller(optimizer, model, device="host", timeline=timeline) as controller:
             _cycle(controller, publisher, model, optimizer, inputs, timeline)
@@ -92,7 +94,7 @@ def record(parameters: float) -> Timeline:
             with timeline:
                 for _ in range(CYCLES):
                     _cycle(controller, publisher, model, optimizer, inputs, timeline)
-        crew.end(WORKERS)
+        processes.end(WORKERS)
     return timeline
 
 

@@ -9,7 +9,7 @@ from math import prod
 
 import torch
 
-from refit.bench.room import Room
+from refit.bench.memory import MemoryNeed
 
 LAYERS = 28
 WIDTH, SMALL_WIDTH = 1024, 64
@@ -18,7 +18,7 @@ STATES_PER_PARAMETER = 2
 BYTES_PER_STATE = 4
 IN_LAYERS = 0.74  # the part of the parameters that is not the embedding
 COPIES = 5  # the states, a copy of them for each of three ways, and one more while they are made
-ROOM = Room("offload", STATES_PER_PARAMETER * BYTES_PER_STATE * COPIES, 1 << 30)
+NEED = MemoryNeed("offload", STATES_PER_PARAMETER * BYTES_PER_STATE * COPIES, 1 << 30)
 
 
 def shapes(parameters: float) -> Iterator[tuple[str, tuple[int, ...]]]:

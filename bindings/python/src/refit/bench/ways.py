@@ -12,7 +12,7 @@ from typing import Any, Protocol
 
 import torch
 
-from refit.bench.crew import PATIENCE_S, Crew
+from refit.bench.workers import PATIENCE_S, WorkerProcesses
 from refit.publisher import Publisher
 from refit.subscriber import Subscriber
 
@@ -27,7 +27,7 @@ class Way(Protocol):
     name: str
 
     def __init__(
-        self, crew: Crew, count: int, weights: Weights, versions: int, load: bool
+        self, processes: WorkerProcesses, count: int, weights: Weights, versions: int, load: bool
     ) -> None: ...
 
     def send(self, weights: Weights) -> None:
@@ -83,10 +83,12 @@ class RefitWay:
 
     name = "refit"
 
-    def __init__(self, crew: Crew, count: int, weights: Weights, versions: int, load: bool) -> None:
+    def __init__(
+        self, processes: WorkerProcesses, count: int, weights: Weights, versions: int, load: bool
+    ) -> None:
         self._publisher = Publisher("user://*")
         endpoint = self._publisher.endpoint
-        crew.begin(count, _refit_worker, endpoint, shapes_of(weights), versions, load)
+        processes.begin(count, _refit_worker, endpoint, shapes_of(weights), versions, load)
         self._publisher.wait_workers(count, PATIENCE_S)
 
     def send(self, weights: Weights) -> None:
@@ -112,7 +114,9 @@ class PickleWay:
 
     name = "pyzmq, pickled tensors"
 
-    def __init__(self, crew: Crew, count: int, weights: Weights, versions: int, load: bool) -> None:
+    def __init__(
+        self, processes: WorkerProcesses, count: int, weights: Weights, versions: int, load: bool
+    ) -> None:
         import zmq
 
         self._context = zmq.Context()
@@ -121,7 +125,7 @@ class PickleWay:
         self._socket.setsockopt(zmq.LINGER, 0)
         port = self._socket.bind_to_random_port("tcp://127.0.0.1")
         endpoint = f"tcp://127.0.0.1:{port}"
-        crew.begin(count, _pickle_worker, endpoint, shapes_of(weights), versions, load)
+        processes.begin(count, _pickle_worker, endpoint, shapes_of(weights), versions, load)
         self._workers = [self._answer() for _ in range(count)]
 
     def _answer(self) -> bytes:
@@ -161,9 +165,11 @@ class GlooWay:
 
     name = "torch.distributed, gloo"
 
-    def __init__(self, crew: Crew, count: int, weights: Weights, versions: int, load: bool) -> None:
+    def __init__(
+        self, processes: WorkerProcesses, count: int, weights: Weights, versions: int, load: bool
+    ) -> None:
         store = _store(0, is_master=True)
-        crew.begin(count, _gloo_worker, store.port, count + 1, shapes_of(weights), versions)
+        processes.begin(count, _gloo_worker, store.port, count + 1, shapes_of(weights), versions)
         self._store = store
         _join_group(store, 0, count + 1)
 

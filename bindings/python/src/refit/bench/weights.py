@@ -9,11 +9,11 @@ import time
 from typing import Any
 
 from refit.bench import machine
-from refit.bench.crew import Crew
-from refit.bench.room import Room
+from refit.bench.memory import MemoryNeed
 from refit.bench.series import Series
 from refit.bench.states import shapes
 from refit.bench.ways import WAYS, Way, Weights, blank, change
+from refit.bench.workers import WorkerProcesses
 
 PARAMETERS = 0.12e9
 COUNTS = (1, 2, 4, 8)
@@ -25,11 +25,11 @@ COPIES_PER_WORKER = 3  # a message, what is made of it, and the worker's own
 def measure(parameters: float, rounds: int, counts: tuple[int, ...] = COUNTS) -> dict[str, Any]:
     """All ways to each number of workers. HostMemoryError if even a small model does not fit."""
     wanted = min(parameters, PARAMETERS)
-    fits = room(counts).fitting(wanted, machine.available_bytes())
+    fits = need(counts).fitting(wanted, machine.available_bytes())
     weights = blank(dict(shapes(fits)))
     nbytes = sum(it.nbytes for it in weights.values())
-    with Crew(max(counts)) as crew:
-        rows = [row for count in counts for row in _to(crew, count, weights, rounds, nbytes)]
+    with WorkerProcesses(max(counts)) as processes:
+        rows = [row for count in counts for row in _to(processes, count, weights, rounds, nbytes)]
     return {
         "bench": "weights",
         "parameters": sum(it.numel() for it in weights.values()),
@@ -41,15 +41,17 @@ def measure(parameters: float, rounds: int, counts: tuple[int, ...] = COUNTS) ->
     }
 
 
-def room(counts: tuple[int, ...]) -> Room:
+def need(counts: tuple[int, ...]) -> MemoryNeed:
     """What it takes for so many workers and the trainer, with as many weights left free."""
     copies = COPIES_PER_WORKER * (max(counts) + 2)
-    return Room("weights", 2 * BYTES_PER_WEIGHT * copies, (max(counts) + 1) * PROCESS_BYTES)
+    return MemoryNeed("weights", 2 * BYTES_PER_WEIGHT * copies, (max(counts) + 1) * PROCESS_BYTES)
 
 
-def _to(crew: Crew, count: int, weights: Weights, rounds: int, nbytes: int) -> list[dict[str, Any]]:
+def _to(
+    processes: WorkerProcesses, count: int, weights: Weights, rounds: int, nbytes: int
+) -> list[dict[str, Any]]:
     found = {
-        (way.name, load): _time(way, crew, count, weights, rounds, load)
+        (way.name, load): _time(way, processes, count, weights, rounds, load)
         for way in WAYS
         for load in (False, True)
     }
@@ -80,12 +82,17 @@ def _figures(it: Series, ours: Series, nbytes: int) -> dict[str, float]:
 
 
 def _time(
-    make: type[Way], crew: Crew, count: int, weights: Weights, rounds: int, load: bool
+    make: type[Way],
+    processes: WorkerProcesses,
+    count: int,
+    weights: Weights,
+    rounds: int,
+    load: bool,
 ) -> Series:
     """One way: a cold version, and one for each round."""
     for it in weights.values():
         _first_version(it)
-    way = make(crew, count, weights, rounds + 1, load)
+    way = make(processes, count, weights, rounds + 1, load)
     series = Series()
     try:
         for _ in range(rounds + 1):
@@ -93,7 +100,7 @@ def _time(
             start = time.perf_counter()
             way.send(weights)
             series.add(time.perf_counter() - start)
-        crew.end(count)
+        processes.end(count)
     finally:
         way.close()
     return series

@@ -21,7 +21,7 @@ from refit.offloader import Offloader
 LIMIT_BYTES = 1 << 29
 
 
-class Arm(Protocol):
+class Case(Protocol):
     """One way: its memory is taken by its constructor and given back by ``close``."""
 
     name: str

@@ -17,7 +17,7 @@ def test_every_way_moves_the_list_and_says_how_fast(root: Path, tmp_path: Path) 
     listed = [*sizes, 2 << 20]  # the last is more than --mib leaves room for
     (tmp_path / "list").write_text("".join(f"state.{i} {size}\n" for i, size in enumerate(listed)))
     sources = str(Path(refit.__file__).parents[1])
-    script, names = root / "tests" / "gpu" / "torch_arms.py", tmp_path / "list"
+    script, names = root / "tests" / "gpu" / "torch_cases.py", tmp_path / "list"
     done = subprocess.run(
         [sys.executable, str(script), str(names), "--device", "cpu", "--rounds", "2", "--mib", "1"],
         capture_output=True,

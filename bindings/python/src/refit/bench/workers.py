@@ -1,6 +1,6 @@
-"""Worker processes of a benchmark: started once, told what to do, and heard when it is done.
+"""Worker processes of a benchmark: started once, given tasks, and read when each is done.
 
-They are spawned, not forked: nothing of the trainer is in them. What fails in one is raised in the
+They are spawned, not forked: nothing of the trainer is in them. A failure in one is raised in the
 trainer with its sentence.
 """
 
@@ -25,7 +25,7 @@ def serve(ends: Connection) -> None:
             ends.send(None)
 
 
-class Crew:
+class WorkerProcesses:
     """So many processes, closed as a context manager."""
 
     def __init__(self, count: int) -> None:

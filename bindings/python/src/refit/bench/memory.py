@@ -14,7 +14,7 @@ SMALLEST = 1e6
 
 
 @dataclass(frozen=True)
-class Room:
+class MemoryNeed:
     """What a part of the bench takes: bytes for each parameter, and bytes that it takes besides."""
 
     part: str

@@ -1,4 +1,4 @@
-"""torch_arms.py LIST [--rounds N] [--seconds N] [--mib N]: how PyTorch itself, and refit from
+"""torch_cases.py LIST [--rounds N] [--seconds N] [--mib N]: how PyTorch itself, and refit from
 Python, move the same tensors.
 
 LIST has a name and a number of bytes a line (`refit bench tensors`). Each way is timed by the wall
