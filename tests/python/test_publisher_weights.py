@@ -268,7 +268,7 @@ def test_ctrl_c_right_behind_a_step_leaves_nothing_open(
 
     with pair() as (publisher, worker):
         with monkeypatch.context() as patch:
-            for module in ("_round", "_writer"):
+            for module in ("publisher", "_writer"):
                 patch.setattr(f"refit.{module}.run_interruptibly", run)
             with pytest.raises(KeyboardInterrupt):
                 publisher.publish(ONE)

@@ -10,24 +10,26 @@ beat of the heart are the C library's (refit/broadcast.h). Whose weights they ar
 to optimizer states meanwhile, is unknown here.
 """
 
+import ctypes
+import operator
 import os
 import threading
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from refit import _round, manifest, stats
+from refit import _abi, manifest, stats
 from refit._call_lock import CallLock
 from refit._devices import open_device
 from refit._handle import Handle
 from refit._library import call, encoded, lib
 from refit._settled import settled
-from refit._waiting import wait_in_slices
+from refit._waiting import run_interruptibly, wait_in_slices
 from refit._writer import Writer
 from refit.config import ConfigLike, make_config
 from refit.device import Device
-from refit.errors import InvalidError, RefitError
+from refit.errors import CancelledError, InvalidError, NotFoundError, RefitError, StateError
 from refit.manifest import Declared, Tensors, TensorSpec, is_settled
-from refit.worker import Worker
+from refit.worker import Worker, worker_of
 
 
 class Publisher(Handle):
@@ -110,9 +112,9 @@ class Publisher(Handle):
             self._begin(version)
             try:
                 send()
-                _round.commit(self._live)
+                _commit(self._live)
             except BaseException:
-                _round.drop(self._live)
+                _drop(self._live)
                 raise
             return self.version
 
@@ -195,7 +197,7 @@ class Publisher(Handle):
         tensor and stays open. Since 0.1.
         """
         with self._call_lock:
-            _round.commit(self._live)
+            _commit(self._live)
             self._writer.forget()
 
     def cancel(self) -> None:
@@ -239,7 +241,7 @@ class Publisher(Handle):
         """The subscribed workers and those of the last version that join anew, then those lost
         since it began. Since 0.1."""
         with self._guard:
-            return _round.workers(self._live)
+            return _workers(self._live)
 
     def stats(self) -> dict[str, float]:
         """Its figures under their names in refit/stats.h. Any thread. Since 0.1."""
@@ -280,7 +282,7 @@ class Publisher(Handle):
     # ---- Below: the call lock is held
 
     def _begin(self, version: int | None) -> None:
-        _round.begin(self._live, version)
+        _begin(self._live, version)
         self._writer.forget()
 
     def _prepare(self, weights: Tensors) -> Callable[[], None]:
@@ -312,3 +314,84 @@ class Publisher(Handle):
         declared = self._declared or Declared(())
         write = self._writer.write_together if together else self._writer.write_each
         write(self._live, declared, weights)
+
+
+# ---- One version, as calls of the C library that wait. Ctrl-C ends each wait, and what it leaves
+# is known: a begin that it ended has begun nothing, and a commit's outcome is the publisher's
+# version.
+
+
+def _begin(publisher: int, version: int | None) -> None:
+    """Begins it; nothing has begun if that fails. None: the next number. InvalidError."""
+    number = _number(version)
+    try:
+        _wait(publisher, lambda: call(lib.refit_publisher_begin, publisher, number))
+    except RefitError:
+        raise
+    except BaseException:  # Ctrl-C is raised also where the call had succeeded
+        _drop(publisher)
+        raise
+
+
+def _commit(publisher: int) -> None:
+    """Ends it; whose fault a failure is, is in the exception's ``workers``."""
+    try:
+        _wait(publisher, lambda: call(lib.refit_publisher_commit, publisher))
+    except RefitError as why:
+        why.workers = tuple(worker for worker in _workers(publisher) if worker.status)
+        raise
+
+
+def _drop(publisher: int) -> None:
+    """Aborts it; a commit that failed has done so already."""
+    try:
+        call(lib.refit_publisher_abort, publisher)
+    except StateError:
+        return
+
+
+def _workers(publisher: int) -> list[Worker]:
+    """Subscribed workers and those that join anew, then those lost since the last version began."""
+    found: list[Worker] = []
+    raw = _abi.refit_worker_info(size=ctypes.sizeof(_abi.refit_worker_info))
+    while True:
+        try:
+            call(lib.refit_publisher_worker, publisher, len(found), ctypes.byref(raw))
+        except NotFoundError:
+            return found
+        found.append(worker_of(raw))
+
+
+def _wait(publisher: int, function: Callable[[], None]) -> None:
+    """Runs a call that waits; Ctrl-C cancels it."""
+    cancelled = threading.Event()
+
+    def cancel() -> None:
+        cancelled.set()
+        lib.refit_publisher_cancel(publisher)
+
+    try:
+        run_interruptibly(function, cancel)
+    finally:
+        if cancelled.is_set():
+            _take_back_cancel(publisher)
+
+
+def _take_back_cancel(publisher: int) -> None:
+    """One that came too late for its call is not to end the next one."""
+    try:
+        call(lib.refit_publisher_wait_workers, publisher, 0, 0)
+    except CancelledError:
+        return
+
+
+def _number(version: int | None) -> int:
+    if version is None:
+        return 0
+    number = operator.index(version)  # of NumPy's and PyTorch's, too
+    if not 1 <= number < 2**64:
+        raise InvalidError(
+            f"{number} cannot be a version: they count from 1 (0 means that a worker holds "
+            "nothing); None takes the next number"
+        )
+    return number
