@@ -95,7 +95,7 @@ def test_weights_that_say_what_they_are_need_not_be_held_together(
                 Counted.most = max(Counted.most, Counted.alive)
                 yield f"w{i}", made
 
-    monkeypatch.setattr("refit._batch.HELD_BYTES", 300)
+    monkeypatch.setattr("refit._writer.HELD_BYTES", 300)
     with pair() as (publisher, worker):
         publisher.publish(Gathered())
     assert worker.seen[0] == {f"w{i}": bytes([i]) * 100 for i in range(50)}
@@ -121,7 +121,7 @@ def whole(sizes: list[int], start: int = 0) -> dict[str, bytes]:
 def test_a_generator_may_reuse_one_buffer_for_all_trap_31(
     monkeypatch: pytest.MonkeyPatch, sizes: list[int]
 ) -> None:
-    monkeypatch.setattr("refit._settled.COPIED_BYTES", 64)
+    monkeypatch.setattr("refit._writer.COPIED_BYTES", 64)
     with pair() as (publisher, worker):
         publisher.publish(reusing(sizes))
         assert [one.alias_of for one in publisher.declared] == [None] * 3
@@ -199,7 +199,7 @@ def test_copies_of_scattered_tensors_are_bounded(
     monkeypatch: pytest.MonkeyPatch, torch_device: str
 ) -> None:
     # trap 30: one that is larger than the bound travels alone
-    monkeypatch.setattr("refit._batch.HELD_BYTES", 64)
+    monkeypatch.setattr("refit._writer.HELD_BYTES", 64)
     scattered = {
         f"w{i}": torch.arange(8 * (i + 1.0), device=torch_device).view(-1, 4).t() for i in range(12)
     }
@@ -220,7 +220,7 @@ def test_casts_of_a_model_are_held_until_they_are_written_trap_31() -> None:
 
 
 def test_many_bytes_are_written_part_by_part(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("refit._batch.PART_BYTES", 100)
+    monkeypatch.setattr("refit._writer.PART_BYTES", 100)
     weights = {f"w{i}": os.urandom(size) for i, size in enumerate([10, 300, 0, 60, 40, 1, 99])}
     with pair() as (publisher, worker):
         publisher.publish(weights)
@@ -243,7 +243,7 @@ def test_ctrl_c_is_heard_between_two_parts(monkeypatch: pytest.MonkeyPatch) -> N
 
     with pair() as (publisher, worker):
         with monkeypatch.context() as patch:
-            patch.setattr("refit._batch.PART_BYTES", 100)
+            patch.setattr("refit._writer.PART_BYTES", 100)
             patch.setattr("refit._writer.run_interruptibly", run)
             patch.setattr(lib, "refit_publisher_write_all", write_all)
             with pytest.raises(CancelledError, match="interrupted"):

@@ -6,19 +6,140 @@ at a time, and large ones are written at once. What came before in the version i
 its ties go. When a version begins and ends is unknown here.
 """
 
+import ctypes
+import struct
+import sys
 import threading
+from collections.abc import Iterator
+from typing import Any
 
 from refit import _abi, manifest
-from refit._batch import Batch
 from refit._devices import stream_of
 from refit._library import call, lib
-from refit._settled import copied
 from refit._ties import TieCheck
 from refit._waiting import run_interruptibly
 from refit.device import Device
-from refit.errors import CancelledError
-from refit.manifest import Collected, Declared, Tensors
-from refit.source import Weight
+from refit.errors import CancelledError, UnsupportedError
+from refit.manifest import Alias, Collected, Declared, Tensors, is_settled, pairs_of
+from refit.source import Typed, Weight, in_row_order, weight_of
+
+# ---- Copies of weights that do not stay what they are while others are looked at.
+#
+# The tensors of a mapping or a list are there together: they may all be held, and two that
+# lie in the same memory are tied. An iterator may make each tensor in the memory of the one
+# before, or put back afterwards what it changed: the tensor that it gave counts only until
+# the next one is asked for.
+
+COPIED_BYTES = 1 << 20
+"""Up to here a copy is cheaper than a call of the C library for this tensor alone."""
+
+
+def settled(weights: Tensors) -> Tensors:
+    """Weights that can be looked at before they are sent: of what an iterator gives, copies."""
+    if is_settled(weights) or callable(getattr(weights, "manifest", None)):
+        return weights
+    return [(name, _copy_of(tensor)) for name, tensor in pairs_of(weights)]
+
+
+def copied(weight: Weight) -> Weight | None:
+    """The same in memory of its own; None for what is better, or can only be, read where it is."""
+    if weight.layout is not None:
+        return in_row_order(weight)
+    if weight.nbytes > COPIED_BYTES:
+        return None
+    if weight.device < 0:
+        raw = ctypes.string_at(weight.pointer, weight.nbytes) if weight.nbytes else b""
+        place = ctypes.cast(ctypes.c_char_p(raw), ctypes.c_void_p).value
+        return weight._replace(tensor=raw, pointer=place or 0)
+    if not hasattr(weight.tensor, "data_ptr"):
+        return None
+    import torch
+
+    made = weight.tensor.detach().reshape(-1).view(torch.uint8).clone()
+    return weight._replace(tensor=made, pointer=made.data_ptr())
+
+
+def _copy_of(tensor: Any) -> Any:
+    torch = sys.modules.get("torch")
+    if torch is not None and isinstance(tensor, torch.Tensor):
+        return tensor.detach().to("cpu", copy=True)
+    if isinstance(tensor, Alias):
+        return tensor
+    if hasattr(tensor, "copy"):
+        return tensor.copy()
+    return _copy_of_bytes(weight_of(tensor))
+
+
+def _copy_of_bytes(weight: Weight) -> Typed:
+    """Of what cannot copy itself: ``Typed`` bytes, a memoryview, a view of an update."""
+    if weight.device >= 0:
+        raise UnsupportedError(
+            "an iterator that says first what there is gave memory of a GPU that cannot be copied: "
+            "declare the tensors before (publisher.declare), or give a mapping"
+        )
+    raw = bytearray()  # not bytes: Python has one object for all that are one byte long and equal
+    if weight.nbytes:
+        raw += (ctypes.c_char * weight.nbytes).from_address(weight.pointer)
+    return Typed(raw, weight.dtype.name, weight.shape)
+
+
+# ---- Many tensors' bytes on their way into a version, as one list for C.
+#
+# A batch is of one device. It holds what would go away before it is written: tensors that a
+# generator made, and copies in row order of those that are scattered. So much of that makes
+# it full.
+
+HELD_BYTES = 64 << 20
+PART_BYTES = 256 << 20
+
+_ENTRY = struct.Struct("@IPQ")  # refit_weight
+assert _ENTRY.size == ctypes.sizeof(_abi.refit_weight)
+
+
+class Batch:
+    """Tensors of one device; ``device`` is a CUDA device's number, or -1."""
+
+    def __init__(self, device: int) -> None:
+        self.device = device
+        self._items: list[tuple[int, int, int]] = []
+        self._held: list[Any] = []
+        self._held_bytes = 0
+
+    def __len__(self) -> int:
+        return len(self._items)
+
+    @property
+    def full(self) -> bool:
+        """Whether it holds as much as it should."""
+        return self._held_bytes >= HELD_BYTES
+
+    def add(self, index: int, weight: Weight, *, hold: bool) -> None:
+        """Adds tensor ``index`` of the manifest; without ``hold`` the caller holds it."""
+        if hold or weight.layout is not None:
+            weight = in_row_order(weight)
+            self._held.append(weight.tensor)
+            self._held_bytes += weight.nbytes
+        self._items.append((index, weight.pointer, weight.nbytes))
+
+    def parts(self) -> Iterator[Any]:
+        """Arrays of refit_weight: so few bytes in each that Ctrl-C is heard between them."""
+        first, nbytes = 0, 0
+        for i, (_, _, more) in enumerate(self._items):
+            if nbytes and nbytes + more > PART_BYTES:
+                yield _pack(self._items[first:i])
+                first, nbytes = i, 0
+            nbytes += more
+        yield _pack(self._items[first:])
+
+
+def _pack(items: list[tuple[int, int, int]]) -> Any:
+    packed = bytearray(len(items) * _ENTRY.size)
+    for i, item in enumerate(items):
+        _ENTRY.pack_into(packed, i * _ENTRY.size, *item)
+    return (_abi.refit_weight * len(items)).from_buffer(packed)
+
+
+# ---- The writer
 
 
 class Writer:

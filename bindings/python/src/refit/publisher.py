@@ -22,9 +22,8 @@ from refit._call_lock import CallLock
 from refit._devices import open_device
 from refit._handle import Handle
 from refit._library import call, encoded, lib
-from refit._settled import settled
 from refit._waiting import run_interruptibly, wait_in_slices
-from refit._writer import Writer
+from refit._writer import Writer, settled
 from refit.config import ConfigLike, make_config
 from refit.device import Device
 from refit.errors import CancelledError, InvalidError, NotFoundError, RefitError, StateError

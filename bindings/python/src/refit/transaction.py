@@ -16,7 +16,7 @@ from contextlib import AbstractContextManager, nullcontext
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
-from refit._settled import settled
+from refit._writer import settled
 from refit.errors import InvalidError, RefitError, StateError
 from refit.manifest import Tensors, TensorSpec, collect, is_settled, pairs_of
 
