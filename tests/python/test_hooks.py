@@ -29,7 +29,7 @@ class WrappingOptimizer(torch.optim.Optimizer):
 
 
 class Held:
-    """What a framework hands over: see ``refit.held.Held``."""
+    """What a framework hands over: see ``refit.inventory.Held``."""
 
     def __init__(self, *inner: Any) -> None:
         self.inner = list(inner)

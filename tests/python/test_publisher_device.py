@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 import torch
 from broadcasting import LOCAL, pair
-from refit import _abi, _devices
+from refit import _abi
+from refit import device as devices
 from refit._library import call as call_c
 from refit._library import lib
 from refit.device import Device
@@ -146,7 +147,7 @@ def test_work_of_another_library_comes_before_the_stream_that_reads_trap_17(
     assert weight_of(other).device == 3
     monkeypatch.delitem(sys.modules, "torch")
     weight_of(other)
-    assert _devices.stream_of(3) == 1
+    assert devices.stream_of(3) == 1
     assert other.asked == [0x7F00, 1]
 
 
@@ -155,9 +156,9 @@ def test_the_default_stream_is_not_none_trap_17(monkeypatch: pytest.MonkeyPatch)
         cuda_stream = 0
 
     monkeypatch.setattr(torch.cuda, "current_stream", lambda _device: Stream)
-    assert _devices.stream_of(0) == 1
+    assert devices.stream_of(0) == 1
     Stream.cuda_stream = 0x7F00
-    assert _devices.stream_of(0) == 0x7F00
+    assert devices.stream_of(0) == 0x7F00
 
 
 @pytest.mark.parametrize(
@@ -170,7 +171,7 @@ def test_the_default_stream_is_not_none_trap_17(monkeypatch: pytest.MonkeyPatch)
     ],
 )
 def test_devices_by_any_name(device: Any, spec: str) -> None:
-    assert _devices.spec_of(device) == spec
+    assert devices.spec_of(device) == spec
 
 
 def test_a_publisher_keeps_the_devices_that_it_opened_until_it_is_closed(

@@ -5,7 +5,7 @@ import types
 from contextlib import contextmanager
 
 import pytest
-from refit.ranges import nvtx_range
+from refit.observers import nvtx_range
 
 
 class Recorder:

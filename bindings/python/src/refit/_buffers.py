@@ -8,7 +8,7 @@ import ctypes
 from collections.abc import Callable
 from typing import Any, Final, NamedTuple, Protocol
 
-from refit._devices import stream_of
+from refit.device import stream_of
 from refit.dtypes import DTYPES, Dtype
 from refit.errors import InvalidError, UnsupportedError
 

@@ -14,11 +14,10 @@ from collections.abc import Iterator
 from typing import Any
 
 from refit import _abi, manifest
-from refit._devices import stream_of
 from refit._library import call, lib
 from refit._ties import TieCheck
 from refit._waiting import run_interruptibly
-from refit.device import Device
+from refit.device import Device, stream_of
 from refit.errors import CancelledError, UnsupportedError
 from refit.manifest import Alias, Collected, Declared, Tensors, is_settled, pairs_of
 from refit.source import Typed, Weight, in_row_order, weight_of

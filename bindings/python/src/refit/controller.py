@@ -25,9 +25,8 @@ from refit.config import ConfigLike, make_config
 from refit.cycle import CLEARED, TRAINING, Cycle
 from refit.errors import BusyError, InvalidError, StateError
 from refit.grads import Policy, policy_of
-from refit.held import Holdings
 from refit.hooks import Hooks
-from refit.inventory import Inventory
+from refit.inventory import Holdings, Inventory
 from refit.memory_pool import MemPool
 from refit.observers import Observers, PhaseWatcher, TimerLike
 from refit.publisher import Publisher

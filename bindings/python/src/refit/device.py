@@ -5,6 +5,7 @@ they are given. What a device is made of is unknown here.
 """
 
 import ctypes
+import sys
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,6 +13,7 @@ from refit import _abi
 from refit._handle import Handle
 from refit._library import call, encoded, lib
 from refit.config import ConfigLike, make_config
+from refit.errors import InvalidError
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,3 +94,52 @@ def _info_of(raw: Any) -> DeviceInfo:
         uuid=raw.uuid.decode(),
         small_bytes=raw.small_bytes,
     )
+
+
+# ---- Devices by what callers name them with: a torch.device, a number, a spec, or a Device.
+
+_LEGACY_STREAM = 1
+"""cudaStreamLegacy, to the C library and to DLPack alike."""
+
+
+def spec_of(device: Any) -> str:
+    """The C library's spec of a torch.device ("cuda:1"), of a CUDA device's number, or of a spec.
+
+    InvalidError for anything else. A torch.device without a number is the current one.
+    """
+    if isinstance(device, str):
+        return device
+    if isinstance(device, int) and not isinstance(device, bool) and device >= 0:
+        return f"cuda:{device}"
+    kind = getattr(device, "type", None)
+    if kind == "cpu":
+        return "host"
+    if kind == "cuda":
+        if device.index is not None:
+            return f"cuda:{device.index}"
+        import torch
+
+        return f"cuda:{torch.cuda.current_device()}"
+    raise InvalidError(
+        f"{device!r} is no device of refit: give a torch.device, a spec such as 'cuda:0', or a "
+        "refit.Device"
+    )
+
+
+def open_device(device: Any) -> tuple[Device, bool]:
+    """The device, and whether it was opened here (then the caller closes it)."""
+    if isinstance(device, Device):
+        return device, False
+    return Device(spec_of(device)), True
+
+
+def stream_of(device: int) -> int:
+    """PyTorch's current stream on a CUDA device, as the C library takes it.
+
+    Without PyTorch, the default one.
+    """
+    torch = sys.modules.get("torch")
+    if torch is None:
+        return _LEGACY_STREAM
+    # PyTorch shows the default stream as 0; to the C library that is cudaStreamLegacy.
+    return int(torch.cuda.current_stream(device).cuda_stream) or _LEGACY_STREAM

@@ -6,20 +6,88 @@ decides what can leave. How and when that leaves is unknown here.
 
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 import torch
 
 from refit.config import Config
 from refit.device import Device
 from refit.grads import Policy
-from refit.held import Holdings
+from refit.hooks import innermost_of
 from refit.regions import spec_of
 from refit.storage_swap import swap_fixed
 from refit.storages import STATES, Place, Scan, Stock, places, scan, take_stock
 
 if TYPE_CHECKING:
     from refit.memory_pool import MemPool
+
+
+# ---- What a controller is given: torch optimizers, or wrappers that keep tensors of their own
+# beside the state of a torch optimizer, such as fp32 masters of bf16 weights. A ``Held`` stands for
+# a wrapper; Megatron's are recognized.
+
+
+@runtime_checkable
+class Held(Protocol):
+    """Stands for an optimizer that is not torch's. Asked anew at each clear."""
+
+    @property
+    def inner(self) -> Sequence[torch.optim.Optimizer]:
+        """The torch optimizers that step."""
+        ...
+
+    def tensors(self) -> Iterable[tuple[str, torch.Tensor]]:
+        """What leaves besides their states, by name; none that somebody else uses meanwhile."""
+        ...
+
+    def others(self) -> Iterable[tuple[str, torch.Tensor]]:
+        """Whose memory stays whatever lies in it: buffers that a framework moves by itself."""
+        ...
+
+    @property
+    def resident(self) -> list[tuple[str, str]]:
+        """What it leaves where it is, and why."""
+        ...
+
+
+class Holdings:
+    """The torch optimizers in what was given, and the tensors beside their states.
+
+    InvalidError if there is no optimizer.
+    """
+
+    def __init__(self, given: Any, model: Any = None) -> None:
+        several = given if isinstance(given, list | tuple) else [given]
+        opened = [_recognized(one, model) for one in several]
+        self._held = [one for one in opened if isinstance(one, Held)]
+        found: list[Any] = []
+        for one in opened:
+            found += one.inner if isinstance(one, Held) else [one]
+        self.optimizers = innermost_of(found)
+
+    def tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
+        """What leaves besides the states."""
+        for one in self._held:
+            yield from one.tensors()
+
+    def others(self) -> Iterator[tuple[str, torch.Tensor]]:
+        """Whose memory stays."""
+        for one in self._held:
+            yield from one.others()
+
+    def resident(self) -> Iterator[tuple[str, str]]:
+        """What stays, by those who know why."""
+        for one in self._held:
+            yield from one.resident
+
+
+def _recognized(optimizer: Any, model: Any) -> Any:
+    from refit.integrations.megatron import is_megatron, unwrap
+
+    return unwrap(optimizer, model) if is_megatron(optimizer) else optimizer
+
+
+# ---- What there is.
 
 
 class Inventory:

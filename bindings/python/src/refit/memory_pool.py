@@ -23,9 +23,8 @@ from refit.adoption import adopt
 from refit.config import ConfigLike, make_config
 from refit.device import Device
 from refit.errors import BusyError, InvalidError, NotFoundError, UnsupportedError
-from refit.held import Holdings
 from refit.hooks import refuse_second
-from refit.inventory import Inventory
+from refit.inventory import Holdings, Inventory
 from refit.regions import refuse_capture
 
 

@@ -7,13 +7,13 @@ on. Phases have four names, ``offload``, ``publish``, ``commit`` and ``restore``
 What happens in a phase is unknown here.
 """
 
+import sys
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from typing import Any, Protocol
 
 from refit.errors import InvalidError
 from refit.progress import Bar, bar
-from refit.ranges import nvtx_range
 from refit.stats import PREFIX
 
 
@@ -133,3 +133,16 @@ def _measure_of(timer: TimerLike) -> Callable[[str], AbstractContextManager[Any]
         return made
 
     return measured
+
+
+def nvtx_range(label: str) -> AbstractContextManager[Any]:
+    """A context manager that shows ``label`` in Nsight Systems, beside the kernels and copies.
+
+    Without a GPU that torch uses it does nothing; torch is never imported for it. Does not block.
+    Since 0.1.
+    """
+    torch = sys.modules.get("torch")
+    if torch is None or not torch.cuda.is_available():
+        return nullcontext()
+    shown: AbstractContextManager[Any] = torch.cuda.nvtx.range(label)
+    return shown

@@ -19,13 +19,12 @@ from typing import Any
 
 from refit import _abi, manifest, stats
 from refit._call_lock import CallLock
-from refit._devices import open_device
 from refit._handle import Handle
 from refit._library import call, encoded, lib
 from refit._waiting import run_interruptibly, wait_in_slices
 from refit._writer import Writer, settled
 from refit.config import ConfigLike, make_config
-from refit.device import Device
+from refit.device import Device, open_device
 from refit.errors import CancelledError, InvalidError, NotFoundError, RefitError, StateError
 from refit.manifest import Declared, Tensors, TensorSpec, is_settled
 from refit.worker import Worker, worker_of

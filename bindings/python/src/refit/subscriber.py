@@ -22,13 +22,12 @@ from typing import Any
 
 from refit import _abi, stats
 from refit._call_lock import CallLock
-from refit._devices import open_device
 from refit._handle import Handle
 from refit._library import call, encoded, lib
 from refit._waiting import SLICE_MS
 from refit.bound import Bound
 from refit.config import ConfigLike, make_config
-from refit.device import Device
+from refit.device import Device, open_device
 from refit.errors import (
     CancelledError,
     ClosedError,
