@@ -114,7 +114,7 @@ __all__ = [
 ]
 
 # Where the other public names are. They are imported when they are first asked for, so that what
-# needs PyTorch is only paid by who uses it.
+# needs PyTorch is loaded only for its users.
 _PLACES = {
     "Alias": "refit.manifest",
     "Archive": "refit.archive",

@@ -178,7 +178,7 @@ def of_dlpack(source: Any) -> Span:
 
 
 class Room(Protocol):
-    """Memory at ``address``, given back when nobody refers to it, unless ``mine`` is False."""
+    """Memory at ``address``, given back with its last reference, unless ``mine`` is False."""
 
     mine: bool
 
@@ -239,5 +239,5 @@ def to_dlpack(
     managed.context = None
     managed.deleter = ctypes.cast(release, ctypes.c_void_p).value
     capsule = _new_capsule(block, _KIND, None)
-    held.mine = False  # by no call: Ctrl-C would be raised behind it, and nobody have the capsule
+    held.mine = False  # by no call: Ctrl-C would be raised behind it, and the capsule be lost
     return capsule

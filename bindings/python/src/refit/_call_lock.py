@@ -55,7 +55,7 @@ class CallLock(_RLock):  # type: ignore[misc]
         return bool(self._is_owned())
 
     def wait(self) -> None:
-        """Waits until no other thread holds it. Not for who holds it."""
+        """Waits until no other thread holds it. Not for a thread that holds it."""
         try:
             self.acquire()
         finally:

@@ -1,9 +1,9 @@
 """What all objects that own something of the C library have in common.
 
 Such an object belongs to the process that opened it and to no other: a forked child is refused, and
-so is pickling, each with a sentence. It is closed once, by ``close``, by ``with``, when nobody
-refers to it any more, or when the interpreter ends, the youngest first; a second close does
-nothing. What cannot be closed where nobody could catch an exception is told in a ResourceWarning.
+so is pickling, each with a sentence. It is closed once, by ``close``, by ``with``, when no
+reference to it is left, or when the interpreter ends, the youngest first; a second close does
+nothing. A close that fails where no caller could catch it is a ResourceWarning.
 """
 
 import ctypes
@@ -96,7 +96,7 @@ class Handle(Closing):
 
 
 def _close_silently(handle: Handle) -> None:
-    """Closes it where nobody could catch an exception."""
+    """Closes it where no caller could catch an exception."""
     try:
         handle.close()
     except RefitError as why:

@@ -73,7 +73,7 @@ def call(function: Any, *arguments: Any) -> None:
 
 
 def status_of(function: Any, *arguments: Any) -> int:
-    """Likewise, but a deadline that passed is no failure here: returns whether it was met.
+    """As ``call``, but a deadline that passed is no failure here: returns whether it was met.
 
     ``REFIT_OK`` or ``REFIT_ERR_TIMEOUT``; everything else is raised.
     """

@@ -5,8 +5,8 @@ for as long as it blocks, Ctrl-C does nothing. So C calls that take a timeout ar
 and those that take none run on a helper thread while the main thread waits where signals reach it.
 That thread has ended when the wait returns: nothing goes on behind the caller's back.
 
-An exception that a signal handler raises comes after the C call under way has returned. Whoever
-waits for an object to be given by C keeps the pointer where it is found then, to close it.
+An exception that a signal handler raises comes after the C call under way has returned. Code
+that waits for an object of the C library keeps the pointer where it is found then, to close it.
 """
 
 import math
@@ -73,7 +73,7 @@ def run_interruptibly(function: Callable[[], T], cancel: Callable[[], object] | 
 class _Call(Generic[T]):
     """A function on a thread of its own.
 
-    A handler may raise while the thread is started, and nobody can tell then whether it was. So the
+    A handler may raise while the thread is started; then it is unknown whether it was. So the
     thread begins with a look at whether it is still wanted: one that is not ends by itself.
     """
 

@@ -88,7 +88,7 @@ class Snapshot(Mapping[str, View]):
 
     A mapping of names to ``View``, in the trainer's order, tied names included. There is nothing to
     close: the memory, all of it, goes when neither the snapshot nor a tensor or an array of it is
-    referred to. Nobody else reads it, so its tensors may be written to. Since 0.1.
+    referred to. It has no other reader, so its tensors may be written to. Since 0.1.
     """
 
     _cuda = -1
@@ -144,7 +144,7 @@ class Snapshot(Mapping[str, View]):
             yield name, view.torch()
 
     def arrays(self, *, bits: bool = False) -> Iterator[tuple[str, "numpy.ndarray[Any, Any]"]]:
-        """(name, read-only NumPy array) of all, likewise. ``bits``: see ``View.numpy``.
+        """(name, read-only NumPy array) of all. ``bits``: see ``View.numpy``.
         UnsupportedError. Since 0.1."""
         for name, view in self.items():
             yield name, view.numpy(bits=bits)
@@ -256,7 +256,7 @@ class Archive(Handle):
         bytes are on the disk, and only if they are those that the trainer has digested. Blocks for
         the disk. Raises StateError (not opened to write, or the update is closed), ExistsError
         (this version is there, with other bytes), UnsupportedError (it lies in a GPU's memory),
-        CorruptError, LimitError, NotFoundError (somebody has removed the folder), InputOutputError,
+        CorruptError, LimitError, NotFoundError (the folder was removed), InputOutputError,
         HostMemoryError, and what ``versions`` raises for a file of this version that is there;
         nothing of it is left then (if the disk refuses even that, ``len`` counts it), and the
         version after it can be kept all the same. Since 0.1.

@@ -46,14 +46,14 @@ class Controller(Closing):
     it, ``use_pinned_optimizer_offload=False`` say, and None is as if not given. ``grads``: what
     becomes of gradients that are there when states leave: "keep", "discard" or "zero", see
     ``refit.grads``. ``pool``: what ``refit.mem_pool`` gave; states that were born in it keep their
-    addresses. ``timer``, ``timeline``, ``progress``: who is told of the phases, see
+    addresses. ``timer``, ``timeline``, ``progress``: what is told of the phases, see
     ``refit.observers``.
 
     What reads or writes a state or a gradient while it is away brings all back first, or raises
     what ``restore`` raises; ``refit.away`` names what is not seen.
 
     Used by one thread at a time. It holds the optimizers; it is closed by ``close`` or ``with``, or
-    when nobody refers to it any more, and brings the states back in each case. InvalidError,
+    when no reference to it is left, and brings the states back in each case. InvalidError,
     ConfigError, BusyError (an optimizer has a controller already).
     """
 
@@ -86,7 +86,7 @@ class Controller(Closing):
         self._several = isinstance(optimizer, list | tuple)
         self._process = os.getpid()
         self._end = weakref.finalize(self, _end, self._cycle, self._hooks, self._process)
-        self._end.atexit = False  # the process ends: nobody is left to step
+        self._end.atexit = False  # the process ends: no step follows
 
     def _open(self) -> Cycle:
         if not self._end.alive:
@@ -304,7 +304,7 @@ def _checkpoint(cycle: Cycle, several: bool) -> Iterator[Any]:
 
 
 def _end(cycle: Cycle, hooks: Hooks, process: int) -> None:
-    """Nobody refers to the controller any more: the states are brought back, not lost with it."""
+    """No reference to the controller is left: the states are brought back, not lost with it."""
     if process == os.getpid():
         with log.quiet():
             hooks.remove()

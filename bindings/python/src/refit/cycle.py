@@ -448,7 +448,7 @@ class Cycle:
             self.figures.tell_host_memory(self.per_device)
 
     def abandon(self) -> None:
-        """Nobody will call any more: the states return now, and all is closed behind the last
+        """No call follows: the states return now, and all is closed behind the last
         reader."""
         self.abandoned = True
         if self._moving.is_mine:  # the controller was collected in the middle of ``_bring_all``

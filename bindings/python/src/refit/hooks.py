@@ -49,7 +49,7 @@ def innermost(optimizer: Any) -> torch.optim.Optimizer:
 
 
 def innermost_of(optimizers: Any) -> list[torch.optim.Optimizer]:
-    """Likewise for one or several; each counts once."""
+    """The same for one or several; each counts once."""
     several = isinstance(optimizers, list | tuple)
     found = [innermost(one) for one in (optimizers if several else [optimizers])]
     if not found:
@@ -95,7 +95,7 @@ class _CopyGate:
         return state
 
     def remove(self) -> None:
-        """Takes it away, but nobody else's."""
+        """Takes it away, and no other one."""
         optimizer = self._optimizer()
         if optimizer is not None and vars(optimizer).get("__getstate__") is self:
             del vars(optimizer)["__getstate__"]

@@ -37,7 +37,7 @@ class Held(Protocol):
         ...
 
     def tensors(self) -> Iterable[tuple[str, torch.Tensor]]:
-        """What leaves besides their states, by name; none that somebody else uses meanwhile."""
+        """What leaves besides their states, by name; none that other code uses meanwhile."""
         ...
 
     def others(self) -> Iterable[tuple[str, torch.Tensor]]:
@@ -76,7 +76,7 @@ class Holdings:
             yield from one.others()
 
     def resident(self) -> Iterator[tuple[str, str]]:
-        """What stays, by those who know why."""
+        """What the wrappers leave in place, and why."""
         for one in self._held:
             yield from one.resident
 

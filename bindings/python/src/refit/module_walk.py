@@ -118,7 +118,7 @@ def _inside(module: nn.Module, prefix: str) -> nn.Module | None:
 
 
 def _inside_peft(module: nn.Module, prefix: str) -> nn.Module | None:
-    """Likewise for what PEFT puts in, told by its attributes: the package may not be there."""
+    """The same for what PEFT puts in, told by its attributes: the package may not be there."""
     if hasattr(module, "peft_config") and "base_model" in module._modules:
         if any(True for _ in getattr(module, "prompt_encoder", nn.Module()).parameters()):
             raise UnsupportedError(

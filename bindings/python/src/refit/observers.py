@@ -1,8 +1,8 @@
-"""Who is told of the phases of a cycle: a timer, a timeline, a profiler, a bar.
+"""What is told of the phases of a cycle: a timer, a timeline, a profiler, a bar.
 
-A controller enters ``Observers.phase("offload")`` around each phase and knows nothing of who looks
-on. Phases have four names, ``offload``, ``publish``, ``commit`` and ``restore``, and one more,
-``join``, for the time in which the optimizer step waits.
+A controller enters ``Observers.phase("offload")`` around each phase and knows nothing of the
+observers. Phases have four names, ``offload``, ``publish``, ``commit`` and ``restore``, and one
+more, ``join``, for the time in which the optimizer step waits.
 
 What happens in a phase is unknown here.
 """
@@ -51,7 +51,7 @@ class PhaseWatcher(Protocol):
 
 
 class Observers:
-    """All who look on, as one. Used by one thread.
+    """All observers, as one. Used by one thread.
 
     ``timer``: see ``TimerLike``; its labels are ``refit/offload`` and so on. A phase within one of
     the same name is measured once: timers refuse a label that is running. ``timeline``: a

@@ -73,7 +73,7 @@ class Future:
             self._offloader._wait(lib.refit_future_wait, timeout, self._pointer)
 
     def wait_group(self, group: int, timeout: float | None = None) -> None:
-        """Likewise for the regions of one group. Since 0.1."""
+        """The same for the regions of one group. Since 0.1."""
         if not self._gone:
             self._offloader._wait(lib.refit_future_wait_group, timeout, self._pointer, group)
 
@@ -83,7 +83,7 @@ class Future:
             call(lib.refit_future_join, self._pointer, _abi.refit_stream_ref(stream))
 
     def join_group(self, group: int, stream: int) -> None:
-        """Likewise for the regions of one group. Since 0.1."""
+        """The same for the regions of one group. Since 0.1."""
         if not self._gone:
             call(lib.refit_future_join_group, self._pointer, group, _abi.refit_stream_ref(stream))
 
@@ -331,5 +331,7 @@ class Offloader(Handle):
             assert out.value is not None
             return Lease(out.value)
         except BaseException:
-            lib.refit_lease_release(out)  # Ctrl-C may come right behind: nobody could end it
+            lib.refit_lease_release(
+                out
+            )  # Ctrl-C may come right behind, and leave it without an owner
             raise

@@ -1,7 +1,7 @@
 """Bars for work that takes long: a large offload, a large way back.
 
-A bar is shown with tqdm, if that is installed, by rank 0 alone, and only where somebody looks: on a
-terminal. Otherwise it is a counter that nobody sees.
+A bar is shown with tqdm, if that is installed, by rank 0 alone, and only on a terminal.
+Otherwise it is a counter that is not shown.
 
 It moves when it is told, and no thread of refit's own looks after it. A controller tells it at the
 end of a phase: it shows that something goes on and how much that is, then that it is done, and

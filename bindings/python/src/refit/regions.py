@@ -129,8 +129,8 @@ class Regions:
     def fits(self, storages: Sequence[torch.UntypedStorage]) -> bool:
         """Whether the storages of the plan are where the C library was told, and as long.
 
-        They are not if somebody has resized them, made them fixed (one ``.numpy()`` does), or given
-        their tensors other ones.
+        They are not if other code has resized them, made them fixed (one ``.numpy()`` does), or
+        given their tensors other ones.
         """
         count = len(storages)
         return (
@@ -303,7 +303,7 @@ class Regions:
     def _replace(
         self, number: int, fixed: torch.UntypedStorage, by_storage: TensorsByStorage
     ) -> None:
-        """A storage that became fixed while it was empty is left to whoever did that."""
+        """A storage that became fixed while it was empty is left to the code that did that."""
         if number not in self._fresh:  # else Ctrl-C came when some tensors had moved
             self._fresh[number] = empty_storage(self.slots.nbytes[number], self.device)
         with untouched():

@@ -139,7 +139,7 @@ class Scan:
     fixed: bool = False
     """Whether something stays because of its storage alone: see ``storage_swap``."""
     passing: bool = False
-    """Whether something stays only as long as somebody else holds its memory."""
+    """Whether something stays only as long as other code holds its memory."""
 
 
 def take_stock(

@@ -264,7 +264,7 @@ class Update(Handle):
             torch.cuda.synchronize(self._cuda)
 
     def _call_back(self) -> None:
-        """Empties the PyTorch tensors that somebody still has."""
+        """Empties the PyTorch tensors that are still referred to."""
         kept = [tensor for ref in self._tensors if (tensor := ref()) is not None]
         self._tensors.clear()
         if not kept:

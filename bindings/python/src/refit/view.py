@@ -5,7 +5,7 @@ the update is closed: a view is asked for through the update, which refuses then
 that was made of a view before is emptied. A NumPy array, a memoryview, what DLPack gave, and what
 was made of a PyTorch tensor (a slice) cannot be called back: on the host their memory stays mapped
 for as long as they live, but a later version may be written there. A GPU's memory cannot be kept.
-Nobody writes to the memory. An archive's snapshot has memory of its own, which stays as long as
+The memory is never written to. An archive's snapshot has memory of its own, which stays as long as
 anything made of it: what is said here of an update's end does not concern its views.
 """
 
@@ -69,7 +69,7 @@ class Owner(Protocol):
         """What keeps its host memory mapped."""
 
     def _room(self, nbytes: int) -> _buffers.Room:
-        """Likewise, with so many bytes of the C library's."""
+        """A lifetime with so many bytes of the C library's."""
 
 
 class _CudaBytes:

@@ -104,7 +104,7 @@ class NamedWeights:
         return [one.spec for one in ordered(self._plan())]
 
     def planned(self) -> "NamedWeights | PlannedWeights":
-        """Likewise, looked at once: for who asks for the manifest and iterates right after it."""
+        """The same, looked at once: for a caller that takes the manifest and iterates at once."""
         return self if self.collective else PlannedWeights(ordered(self._plan()))
 
     def __iter__(self) -> Iterator[tuple[str, torch.Tensor]]:

@@ -26,7 +26,7 @@ class Worker:
     status: int
     """Why it failed in the last version (refit.errors), or 0."""
     reason: str
-    """Likewise, in words; empty if it did not fail."""
+    """Why it failed, in words; empty if it did not fail."""
 
 
 def worker_of(raw: Any) -> Worker:

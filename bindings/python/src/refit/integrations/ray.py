@@ -82,7 +82,7 @@ class RefitTrainer:
     def publish(self, version: int | None = None) -> int:
         """Clears the states, publishes the weights as one version, and returns its number.
 
-        Blocks until all rollouts hold it. PeerError and DeadlineError name who does not. Everybody
+        Blocks until all rollouts hold it. PeerError and DeadlineError name those that do not. All
         keeps the version before then; if it was lost only while it loaded the new one, the others
         hold that: ``workers`` says who holds what. Since 0.1.
         """
