@@ -30,7 +30,7 @@ check_refit() {
     fi
     for word in "$@"; do
         case $word in
-        --*) grep -qe "${word%%=*}" <<<"$help" || complain "$document" "refit $command has no $word" ;;
+        --*) grep -qwe "${word%%=*}" <<<"$help" || complain "$document" "refit $command has no $word" ;;
         [a-z]*.[a-z_]*=*)
             grep -q "^${word%%=*}:" <<<"$options" || complain "$document" "no option ${word%%=*}"
             ;;
