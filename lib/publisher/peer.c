@@ -1,9 +1,9 @@
 /*
- * The table of workers. It is small and searched from end to end; what is looked for most, the
- * sender of a message, is compared by eight bytes.
+ * The table of workers. It is small and searched from end to end; the most frequent search, for the
+ * sender of a message, compares eight bytes.
  *
  * The lost are kept until the next version begins, so that a report can name them. Their room is
- * taken when they come, not when they go: turning a worker out must never fail.
+ * taken when they come, not when they go: evicting a worker must never fail.
  */
 #include "publisher/peer.h"
 

@@ -1,6 +1,6 @@
 /*
- * peer: one worker as its publisher knows it, and the table of all of them. Plain state: what
- * happens to it is decided in hub.h.
+ * peer: one worker as its publisher knows it, and the table of all of them. Plain state: the server
+ * decides about it (server.h).
  */
 #ifndef RFT_PEER_H
 #define RFT_PEER_H
@@ -57,12 +57,12 @@ typedef struct rft_peer {
     uint64_t instance;
     bool subscribed; /* it has sent JOIN */
     bool shm;        /* it has proved that it shares memory */
-    bool gpu;        /* likewise, and it is on the publisher's GPU */
+    bool gpu;        /* it has proved the same, and is on the publisher's GPU */
     bool named_gpu;  /* it said which GPU it is on: `uuid` */
     unsigned char uuid[RFT_UUID_BYTES];
     bool delta;      /* it takes sparse blocks */
-    bool zstd;       /* likewise, packed */
-    refit_path path; /* of what it was offered last; before that, of what it will be */
+    bool zstd;       /* it takes packed ones */
+    refit_path path; /* of its last offer; before the first, of the next one */
     uint32_t window;
     int64_t heard; /* when it last said anything */
     int64_t due;   /* when it must have answered, or it is evicted; 0: no such moment */
@@ -95,8 +95,8 @@ void rft_peers_close(rft_peers *peers);
 
 /* The name by which a worker is known. With a key it is the key's name, or begins with it and
  * RFT_PEER_NAME_MARK, so that no key can take a name of another: a name that the worker gives
- * itself, and that does not begin so, is put behind both. What is too long loses its beginning,
- * because names of workers differ at their ends. */
+ * itself, and that does not begin so, is put behind both. A name that is too long loses its
+ * beginning, because names of workers differ at their ends. */
 void rft_peer_name_bind(const char *key_name, const char *own_name, char name[RFT_PEER_NAME_BYTES]);
 
 /* NULL: none. */
@@ -110,7 +110,7 @@ uint32_t rft_peers_count_path(const rft_peers *peers, refit_path path);
 refit_status rft_peers_add(rft_peers *peers, rft_peer **out, refit_error *error);
 /* From the living to the lost, in the place of an earlier one by that name. */
 void rft_peers_lose(rft_peers *peers, rft_peer *peer);
-/* Frees a living one that nobody will ask about. */
+/* Frees a living one that no report names. */
 void rft_peers_drop(rft_peers *peers, rft_peer *peer);
 void rft_peers_forget_lost(rft_peers *peers);
 
@@ -119,12 +119,12 @@ refit_path rft_peer_reads(const rft_peer *peer, uint64_t version);
 void rft_peer_lend(rft_peer *peer, uint64_t version, refit_path path);
 void rft_peer_take_back(rft_peer *peer, uint64_t version);
 
-/* Whether it may be sent a frame that nobody asked for again. */
+/* Whether it may be sent a frame that is not a repeated one. */
 bool rft_peer_has_credit(const rft_peer *peer);
 /* The next frame to send it: its place among `ready`, or one asked for again, which takes no
  * credit. False: none now. */
 bool rft_peer_next_frame(rft_peer *peer, const rft_store *store, uint32_t *sequence, bool *again);
-/* Gives back what of its credit the frame did not take, once that is known: so much of its bytes
+/* Returns the part of its credit that the frame did not use, once it is known how many of its bytes
  * travelled. */
 void rft_peer_refund(rft_peer *peer, uint64_t payload, uint64_t bytes);
 

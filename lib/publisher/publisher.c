@@ -8,9 +8,9 @@
  * (the pending references of its buffer), and no worker may be reading it; where that cannot be had
  * in time, the slot gets fresh memory instead, private memory if need be. The calls that wait:
  * begin for readers, until the staging timeout; commit for its two phases, whose deadlines the
- * service thread keeps; close for the linger time, and a moment for the transport to give back what
- * it holds. The waits of begin, commit and wait_workers look for a cancel after every pass of the
- * service thread, and cancel wakes it.
+ * service thread keeps; close for the linger time, and a moment for the transport to give back the
+ * buffers that it holds. The waits of begin, commit and wait_workers look for a cancel after every
+ * pass of the service thread, and cancel wakes it.
  */
 #include "publisher/publisher.h"
 
@@ -529,9 +529,9 @@ refit_status refit_publisher_begin(refit_publisher *publisher, uint64_t version,
 /* ---- Ending */
 
 /* Whether the committed version's bytes can be put back where the one that is gone was written.
- * Frames of the latter that are still in flight are useless, but their bytes must not
- * change: the slot gets fresh memory. If there is none the old bytes are put back all the same:
- * workers drop frames of an aborted version. But not where a device may still write. */
+ * Frames of the latter that are still in flight are useless, but their bytes must not change: the
+ * slot gets fresh memory. If there is none the old bytes are put back nevertheless: workers drop
+ * frames of an aborted version. But not where a device may still write. */
 static bool is_restorable(refit_publisher *publisher)
 {
     const rft_store *store = publisher->store;
@@ -665,7 +665,7 @@ refit_status refit_publisher_wait_workers(refit_publisher *publisher, uint32_t c
     RFT_REFUSE_IF(there < count, error, REFIT_ERR_TIMEOUT,
                   "%" PRIu32 " of %" PRIu32 " worker%s subscribed to %s in time: %s%s", there,
                   count, count == 1 ? " has" : "s have", refit_publisher_endpoint(publisher),
-                  gone[0] == '\0' ? "see whether the others run, and what they say"
+                  gone[0] == '\0' ? "check that the others run, and read their logs"
                                   : "the last one lost or refused is ",
                   gone);
     return REFIT_OK;

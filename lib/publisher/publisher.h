@@ -40,7 +40,7 @@ struct refit_publisher {
     bool stopping;       /* guarded by lock */
     bool sending;        /* guarded by lock: the service thread uses store and frames unlocked */
     uint64_t sent_bytes; /* guarded by lock */
-    rft_frames_counts coded; /* guarded by lock: what `frames` had counted when it was used last */
+    rft_frames_counts coded; /* guarded by lock: the counts of `frames` after its last use */
     rft_connection_counts connections; /* guarded by lock: as the service thread saw them last */
     double write_seconds;  /* guarded by lock: of the version under way, or the last one */
     uint64_t pinned_bytes; /* guarded by lock: of the store */
@@ -67,7 +67,7 @@ refit_status rft_publisher_check_writing(refit_publisher *publisher, const char 
 void rft_publisher_settle(refit_publisher *publisher);
 /* Waits for copies that an earlier write gave up waiting for. */
 void rft_publisher_await_copies(refit_publisher *publisher, int64_t deadline);
-/* Sums up what is page-locked. */
+/* Sums up the page-locked bytes. */
 void rft_publisher_count_pinned(refit_publisher *publisher);
 
 /* ---- publisher_service.c */

@@ -1,9 +1,9 @@
 /*
- * The publisher's service thread. One turn of its loop:
+ * The publisher's service thread. One pass of its loop:
  *
- *     wait for a message, the waker, or the hub's next moment
- *     hand every message to the hub, then the time
- *     send what the hub has put into its outbox
+ *     wait for a message, the wake descriptor, or the server's next moment
+ *     hand every message to the server, then the time
+ *     send the messages in the server's send queue
  *     send a few frames, and look for messages again before more
  *
  * Messages are received before the time is handed in: a trainer that was stopped and goes on must
@@ -15,8 +15,8 @@
 #include "base/log.h"
 #include "net/wake_fd.h"
 
-#define FRAMES_PER_TURN   8u
-#define MESSAGES_PER_TURN 256u
+#define FRAMES_PER_PASS   8u
+#define MESSAGES_PER_PASS 256u
 
 /* ---- Messages in */
 
@@ -41,7 +41,7 @@ static void hand_in(refit_publisher *publisher, const rft_envelope *envelope, re
 
 static void receive_all(refit_publisher *publisher)
 {
-    for (uint32_t i = 0; i < MESSAGES_PER_TURN; i++) {
+    for (uint32_t i = 0; i < MESSAGES_PER_PASS; i++) {
         rft_envelope envelope;
         refit_error why;
         refit_status status = rft_channel_receive(publisher->channel, &envelope, &why);
@@ -107,7 +107,7 @@ static bool send_frames(refit_publisher *publisher)
     rft_frame_order order;
     bool more = true;
     rft_lock(&publisher->lock);
-    for (uint32_t i = 0; more && i < FRAMES_PER_TURN; i++) {
+    for (uint32_t i = 0; more && i < FRAMES_PER_PASS; i++) {
         more = rft_server_next_frame(&publisher->server, &order);
         if (!more) break;
         publisher->sending = true;

@@ -14,8 +14,8 @@
  * Of a list, all is checked before the first byte moves. A device that takes digests itself then
  * brings tensors in batches: their copies and digests are put on the stream, the CPU settles the
  * batch before meanwhile, and there is one wait for all of them. A batch ends where the digest
- * batch is full, or with so many bytes that a wait costs next to nothing and workers can fetch what
- * is there while more comes. Everything else goes one by one.
+ * batch is full, or with so many bytes that a wait costs almost nothing and workers can fetch the
+ * first frames while more comes. Everything else goes one by one.
  *
  * The caller's thread only.
  */
@@ -357,7 +357,7 @@ refit_status refit_publisher_write(refit_publisher *publisher, uint32_t tensor, 
 
 /* ---- Many tensors */
 
-/* What one call writes. */
+/* The arguments of refit_publisher_write_all. */
 typedef struct write_list {
     const refit_weight *weights;
     uint32_t count;
@@ -397,7 +397,7 @@ static refit_status check_one(const refit_publisher *publisher, const write_list
     return status == REFIT_OK ? REFIT_OK : blame(publisher, weight->tensor, status, &why, error);
 }
 
-/* While it looks, tensors that were seen count as written, so that one that comes twice is. */
+/* During the check, tensors that were seen count as written, so that a duplicate is refused. */
 static refit_status check_list(const refit_publisher *publisher, const write_list *list,
                                refit_error *error)
 {

@@ -1,6 +1,6 @@
 /*
- * The workers of a publisher: how they come and go, what is made of each of their messages, when
- * they are given up, and which of them is sent the next frame.
+ * The workers of a publisher: how they come and go, the answer to each of their messages, when they
+ * are evicted, and which of them is sent the next frame.
  *
  *     (unknown) ──HELLO──► greeted ──JOIN──► subscribed ──BYE, eviction──► (unknown)
  *                             ▲                  │
@@ -80,7 +80,7 @@ static void reset_peer(rft_server *server, rft_peer *peer)
     peer->failed_version = 0;
     peer->has_manifest = false;
     peer->subscribed = false;
-    /* What it had staged no longer counts: it must stage once more, in what time is left. */
+    /* Its staged version no longer counts: it must stage once more, in the time that is left. */
     bool counts = server->transaction.state == RFT_TRANSACTION_STAGING && peer->member;
     if (counts && peer->status == REFIT_OK) peer->due = server->transaction.deadline;
 }
@@ -386,7 +386,7 @@ static rft_peer *admit(rft_server *server, const caller *from)
     return NULL;
 }
 
-/* With broadcast.gpu: require. Whether the worker may come in; if not it is told why. */
+/* With broadcast.gpu: require. Whether the worker may come in; if not it is told the reason. */
 static bool admits_gpu(rft_server *server, const caller *from, const rft_message *hello)
 {
     rft_view theirs = hello->as.hello.gpu;
@@ -607,8 +607,8 @@ static uint32_t resend_room(const rft_peer *peer)
     return peer->window < RFT_RESEND_ROOM ? peer->window : RFT_RESEND_ROOM;
 }
 
-/* No more wait than its window: so many can be lost at once, and what is missing beyond them is
- * asked for again. */
+/* No more frames wait than its window has: so many can be lost at once, and others that are missing
+ * are asked for again. */
 static void answer_resend(rft_server *server, rft_peer *peer, const rft_message *message,
                           int64_t now)
 {
@@ -648,7 +648,7 @@ static void answer_stray(rft_server *server, rft_peer *peer, uint64_t version)
 static void fail_digest(rft_server *server, rft_peer *peer)
 {
     uint64_t version = peer->task.version;
-    const char *reason = "what it staged has another digest than what was written";
+    const char *reason = "its staged version has another digest than the written one";
     rft_server_send_abort(server, peer, version, REFIT_ERR_CORRUPT, reason);
     peer->task = (rft_task){0};
     peer->failed_version = version;
@@ -670,7 +670,8 @@ static void answer_staged(rft_server *server, rft_peer *peer, const rft_message 
         return;
     }
     if (transaction->state == RFT_TRANSACTION_WRITING && version == transaction->version) {
-        break_off(server, peer, REFIT_ERR_PROTOCOL, "it has staged what is not yet written");
+        break_off(server, peer, REFIT_ERR_PROTOCOL,
+                  "it has staged a version that is not yet written");
         return;
     }
     if (!rft_digest128_equal(&message->as.staged.digest,
@@ -778,7 +779,7 @@ static void answer_failed(rft_server *server, rft_peer *peer, const rft_message 
     rft_transaction_blame(server, peer, code, reason);
 }
 
-/* A beat says again what other messages said, should one of them have been lost. */
+/* A beat repeats the state that other messages reported, in case one of them was lost. */
 static void answer_beat(rft_server *server, rft_peer *peer, const rft_message *message, int64_t now)
 {
     (void)now;

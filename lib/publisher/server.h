@@ -9,7 +9,7 @@
  *        └───────────────────────────────►┘
  *
  * server.c has the workers and their messages, transaction.c one version from begin to its end (its
- * states are drawn there), server_send.c what workers are told. Calls go along the arrows only.
+ * states are drawn there), server_send.c the messages to workers. Calls go along the arrows only.
  */
 #ifndef RFT_SERVER_H
 #define RFT_SERVER_H
@@ -73,7 +73,7 @@ typedef struct rft_server {
     rft_allow_list *allow; /* borrowed; NULL: no keys are asked for */
     uint64_t keys_edition; /* of allow, at the last look */
     uint64_t epoch;
-    uint64_t proof;                     /* what the probe segment holds */
+    uint64_t proof;                     /* content of the probe segment */
     char probe[RFT_SEGMENT_NAME_BYTES]; /* empty: no shared memory */
     rft_store *store;                   /* borrowed; NULL before the first declaration */
     rft_gpu_store *gpu;                 /* borrowed; NULL: the publisher shows no GPU's memory */
@@ -191,7 +191,7 @@ void rft_transaction_forgive(rft_server *server, rft_peer *peer);
 /* Decides or finishes the version if it can be: called at the end of every event. */
 void rft_transaction_evaluate(rft_server *server, int64_t now);
 
-/* ---- What workers are told (server_send.c) */
+/* ---- Messages to workers (server_send.c) */
 
 bool rft_server_send(rft_server *server, rft_peer *peer, const rft_message *message);
 /* To an id that need not be a worker's. */

@@ -1,5 +1,5 @@
 /*
- * What a publisher tells its workers: versions and messages.
+ * Everything that a publisher sends to its workers: offers of versions and other messages.
  *
  * A message goes into the send queue; its receiver is looked up when it is sent. Where there is no
  * memory for one, the worker would wait for it in vain: it is marked, and evicted by the next tick.
@@ -61,19 +61,19 @@ void rft_server_send_beat(rft_server *server, rft_peer *peer)
 }
 
 /* Writes the cached message first, unless it says the same already. */
-static bool send_cached(rft_server *server, rft_peer *peer, rft_cached_message *notice,
+static bool send_cached(rft_server *server, rft_peer *peer, rft_cached_message *cached,
                         const rft_message *message, uint64_t version, const rft_digest128 *digest)
 {
     refit_error why;
     refit_status status = REFIT_OK;
-    if (!rft_cached_message_is_about(notice, version, digest)) {
-        status = rft_cached_message_write(notice, message, version, digest, &server->limits,
+    if (!rft_cached_message_is_about(cached, version, digest)) {
+        status = rft_cached_message_write(cached, message, version, digest, &server->limits,
                                           &server->retired, &why);
     }
     if (status == REFIT_OK) {
         status = rft_send_queue_put_shared(&server->send_queue, &peer->id,
-                                           rft_bytes_view(&notice->buffer->gathered),
-                                           &notice->buffer->pending, &why);
+                                           rft_bytes_view(&cached->buffer->gathered),
+                                           &cached->buffer->pending, &why);
     }
     if (status == REFIT_OK) return true;
     cannot_tell(peer, message, &why);
@@ -106,11 +106,11 @@ static refit_status gather_sums(rft_server *server, const rft_edition *edition, 
     return REFIT_OK;
 }
 
-static void send_sums(rft_server *server, rft_peer *peer, rft_cached_message *notice,
+static void send_sums(rft_server *server, rft_peer *peer, rft_cached_message *cached,
                       const rft_edition *edition)
 {
     rft_message message = {.kind = RFT_SEAL};
-    bool written = rft_cached_message_is_about(notice, edition->version, &edition->digest);
+    bool written = rft_cached_message_is_about(cached, edition->version, &edition->digest);
     if (!written && gather_sums(server, edition, NULL) != REFIT_OK) {
         peer->missed = true;
         return;
@@ -118,7 +118,7 @@ static void send_sums(rft_server *server, rft_peer *peer, rft_cached_message *no
     message.as.seal.version = edition->version;
     message.as.seal.digest = edition->digest;
     message.as.seal.tensors = rft_bytes_view(&server->scratch);
-    (void)send_cached(server, peer, notice, &message, edition->version, &edition->digest);
+    (void)send_cached(server, peer, cached, &message, edition->version, &edition->digest);
 }
 
 void rft_server_send_seal(rft_server *server, rft_peer *peer)

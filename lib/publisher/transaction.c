@@ -12,8 +12,8 @@
  *
  *   IDLE        The committed version, if any, is served: workers that are behind are offered it.
  *   PREPARING   Nothing is served: a slot must become free. Newcomers wait.
- *   WRITING     Members have been offered the version and fetch what is ready. Newcomers are
- *               offered it as guests, who do not count.
+ *   WRITING     Members have been offered the version and fetch ready frames. Newcomers are
+ *               offered it as guests that do not count.
  *   STAGING     All is written, SEAL went out; STAGED, FAILED and losses decide.
  *   COMMITTING  The version is committed. Staged members have until their due to say COMMITTED;
  *               a worker that stages only now is told COMMIT at once.
@@ -287,7 +287,7 @@ static void evaluate_staging(rft_server *server, int64_t now)
     if (staged >= needed(server) && (!all || transaction->lost == 0)) {
         commit_version(server, now);
     } else if (transaction->members < needed(server) + transaction->lost) {
-        char text[sizeof transaction->result.text], kept[32] = "what they had";
+        char text[sizeof transaction->result.text], kept[32] = "the version that they had";
         uint64_t before = server->current.version;
         bool blamed = transaction->result.status != REFIT_OK;
         rft_text_say(text, sizeof text, "%s",

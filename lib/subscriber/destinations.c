@@ -2,7 +2,7 @@
  * The list is checked whole before any of it counts: names once, memory that overlaps only where it
  * is the same memory under two names (tied tensors), and a device's memory shown to be its own.
  *
- * The windows of a device are page-locked where that can be had. A put and the fetch behind it
+ * The windows of a device are page-locked where that is possible. A put and the fetch behind it
  * share a stream and one wait; it is the other window that is fetched into, so the bytes of a put
  * that failed are still there to be put again.
  */
@@ -279,7 +279,7 @@ refit_status rft_destinations_flush(const rft_destinations *all, refit_error *er
     return REFIT_OK;
 }
 
-/* Work that failed before may show only now: it is waited for, and what it says is known. */
+/* An earlier failure may show only now: the work is waited for, and its status is known. */
 refit_status rft_destinations_repair(const rft_destinations *all, refit_error *error)
 {
     for (uint32_t i = 0; i < all->port_count; i++) {

@@ -2,9 +2,9 @@
  * destinations: memory of the worker's engine that versions are written into, in place.
  *
  * Each has the name of a tensor, and lies in host memory, or in that of a device. The memory is the
- * caller's until close. What is in a device's memory is looked at and changed window by window, in
- * memory of the host: fetch brings a window, put takes it back; both are nothing for host memory,
- * whose windows are the memory itself. Which version is written is unknown here.
+ * caller's until close. A device's memory is compared and changed window by window, in memory of
+ * the host: fetch brings a window, put takes it back; both are nothing for host memory, whose
+ * windows are the memory itself. Which version is written is unknown here.
  *
  * Belongs to one thread.
  */
@@ -23,7 +23,7 @@ typedef struct rft_port {
     bool pinned;
     uint32_t turn;              /* the window that was fetched last */
     unsigned char *unsure;      /* where the last put went, until it is known to be done; or NULL */
-    const unsigned char *bytes; /* what it put there, in a window */
+    const unsigned char *bytes; /* its bytes, in a window */
     uint64_t unsure_bytes;
 } rft_port;
 
@@ -46,13 +46,13 @@ typedef struct rft_destinations {
     char *names;     /* owned */
     rft_port *ports; /* owned */
     uint32_t port_count;
-    unsigned char *source;    /* owned; a window for what is written, where that lies on a device */
-    unsigned char *converted; /* owned; a window for what is converted; NULL: nothing is */
+    unsigned char *source;    /* owned; a window for the new bytes, where they lie on a device */
+    unsigned char *converted; /* owned; a window for converted bytes; NULL: none are */
     uint32_t wait_ms;         /* for a window */
     uint32_t linger_ms;       /* at close */
 } rft_destinations;
 
-/* Copies the list. REFIT_ERR_INVALID names what is wrong with it; what a device says of its memory;
+/* Copies the list. REFIT_ERR_INVALID names the mistake in it; a device's errors about its memory;
  * REFIT_ERR_HOST_MEMORY. On failure nothing is open. */
 refit_status rft_destinations_open(rft_destinations *all, const refit_destination *list,
                                    uint32_t count, const refit_config *config, refit_error *error);
@@ -60,7 +60,7 @@ refit_status rft_destinations_open(rft_destinations *all, const refit_destinatio
 void rft_destinations_close(rft_destinations *all);
 
 /* At most RFT_WINDOW_BYTES of one destination, where the CPU may read and change them, until the
- * next fetch. Fails as well if what was put before could not be. */
+ * next fetch. Fails as well if an earlier put has failed. */
 refit_status rft_destinations_fetch(const rft_destinations *all, const rft_destination *one,
                                     uint64_t offset, uint64_t bytes, unsigned char **window,
                                     refit_error *error);
@@ -69,7 +69,8 @@ refit_status rft_destinations_put(const rft_destination *one, uint64_t offset,
                                   const unsigned char *window, uint64_t bytes, refit_error *error);
 /* Waits for all puts. */
 refit_status rft_destinations_flush(const rft_destinations *all, refit_error *error);
-/* After a failure: what was being put may lie there in part, or be anything. Puts it once more. */
+/* After a failure: the bytes of the last put may lie there in part, or be undefined. Puts them once
+ * more. */
 refit_status rft_destinations_repair(const rft_destinations *all, refit_error *error);
 
 /* The sum of the digest of all its bytes, as they are now. */

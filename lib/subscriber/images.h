@@ -79,7 +79,7 @@ typedef struct rft_images {
     rft_gpu_mapping gpu_mappings[RFT_IMAGES_MOST];
 } rft_images;
 
-/* {0} is an empty one. Close frees all, whatever is in use. */
+/* {0} is an empty one. Close frees all, also images in use. */
 void rft_images_close(rft_images *images);
 
 /* A private image for a version of `catalog`, in use as STAGED. REFIT_ERR_BUSY: both are in use,
@@ -105,7 +105,7 @@ refit_status rft_images_take_gpu(rft_images *images, rft_catalog *catalog, const
 unsigned char *rft_image_writable(rft_image *image);
 
 void rft_image_add_use(rft_image *image, rft_image_use use);
-/* Adds LENT. REFIT_ERR_STALE: the bytes are no longer what was verified; REFIT_ERR_SYSTEM. */
+/* Adds LENT. REFIT_ERR_STALE: the bytes are no longer the verified ones; REFIT_ERR_SYSTEM. */
 refit_status rft_image_lend(rft_image *image, refit_error *error);
 /* NULL is allowed. */
 void rft_image_drop_use(rft_image *image, rft_image_use use);

@@ -353,9 +353,9 @@ static refit_status plan_fill(rft_in_place *place, const rft_in_place_source *so
     return strict ? check_rest(plan, error) : REFIT_OK;
 }
 
-/* Fills place->tensors as well: NO_TENSOR where nothing is to be written. `strict`: tensors
- * and destinations that are left over are REFIT_ERR_NOT_FOUND. REFIT_ERR_INVALID (it does not fit),
- * REFIT_ERR_HOST_MEMORY, and what the source's device says of a copy. */
+/* Fills place->tensors as well: NO_TENSOR where nothing is to be written. `strict`: tensors and
+ * destinations that are left over are REFIT_ERR_NOT_FOUND. REFIT_ERR_INVALID (it does not fit),
+ * REFIT_ERR_HOST_MEMORY, and the errors of the source's device. */
 static refit_status plan_make(rft_in_place *place, const rft_in_place_source *source, bool strict,
                               apply_plan *plan, refit_error *error)
 {
@@ -423,7 +423,7 @@ static refit_status write_run(rft_in_place *place, uint32_t index,
 }
 
 /* Writes destination `index` by place->tensors. Done when rft_destinations_flush says so; on
- * failure the notes say what was changed. */
+ * failure the notes tell the changes. */
 static refit_status write_tensor(rft_in_place *place, uint32_t index,
                                  const rft_in_place_source *source, refit_error *error)
 {
@@ -473,7 +473,7 @@ static refit_status check_converted(const rft_in_place *place, const rft_in_plac
     RFT_TRY(rft_destinations_digest(&place->to, one, &sum, error));
     RFT_TRY(digest_source(place, source, tensor, cast_of(one, tensor), &expected, error));
     RFT_REFUSE_IF(sum != expected, error, REFIT_ERR_CORRUPT,
-                  "the destination of '%.160s' is not what was written there", one->name);
+                  "the destination of '%.160s' does not hold the written bytes", one->name);
     return REFIT_OK;
 }
 
@@ -496,7 +496,7 @@ static refit_status digest_tensors(const rft_in_place *place, const rft_in_place
         RFT_TRY(rft_destinations_digest(&place->to, one, &sum, error));
         sum = rft_digest_finish(sum, manifest->tensors[tensor].bytes);
         RFT_REFUSE_IF(known[tensor] && digests[tensor] != sum, error, REFIT_ERR_CORRUPT,
-                      "the destination of '%.160s' is not what was written there", one->name);
+                      "the destination of '%.160s' does not hold the written bytes", one->name);
         digests[tensor] = sum;
         known[tensor] = 1;
     }
@@ -518,7 +518,7 @@ static refit_status check_digest(const rft_manifest *manifest, const rft_image *
     }
     rft_digest128 digest = rft_version_digest(manifest, digests);
     RFT_REFUSE_IF(!rft_digest128_equal(&digest, &image->held.digest), error, REFIT_ERR_CORRUPT,
-                  "the digest of what was written is not that of version %llu",
+                  "the written bytes do not have the digest of version %llu",
                   (unsigned long long)image->held.version);
     return REFIT_OK;
 }

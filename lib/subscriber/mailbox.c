@@ -1,10 +1,10 @@
 /*
- * The desk between a subscriber's two threads.
+ * The mailbox between a subscriber's two threads.
  *
- * A caller who waits polls ready_fd and looks again, so the same descriptor serves refit's own wait
+ * A waiting caller polls ready_fd and looks again, so the same descriptor serves refit's own wait
  * and the caller's event loop, and a signal handler can end either. After every change the
- * descriptor is made to tell the truth: cleared first, then set if there is something, so that a
- * cancel that comes in between is not lost.
+ * descriptor is updated: cleared first, then set if a take would return at once, so that a cancel
+ * that comes in between is not lost.
  */
 #include "subscriber/mailbox.h"
 
@@ -96,7 +96,7 @@ void rft_mailbox_cancel(rft_mailbox *mailbox)
     rft_wake_fd_set(mailbox->ready_fd);
 }
 
-/* What the caller decided is true at once for whoever asks, before the service thread knows. */
+/* The caller's decision shows in reports at once, before the service thread knows. */
 static void report_order(rft_mailbox *mailbox, const rft_order *order, uint64_t version)
 {
     if (order->kind == RFT_ORDER_ACCEPT) mailbox->report.version = version;

@@ -1,7 +1,7 @@
 /*
- * desk: where a subscriber's service thread and its caller meet.
+ * mailbox: the exchange between a subscriber's service thread and its caller.
  *
- * The service thread puts a committed version there and copies of what may be known; the caller
+ * The service thread puts a committed version there and a copy of the session's report; the caller
  * takes the version and leaves orders. One lock guards it, held for a few copies at most; neither
  * side ever waits for the other with it.
  */
@@ -72,7 +72,7 @@ void rft_mailbox_deliver(rft_mailbox *mailbox, rft_image *image);
 bool rft_mailbox_withdraw(rft_mailbox *mailbox);
 /* Takes the oldest order; false if there is none. */
 bool rft_mailbox_next_order(rft_mailbox *mailbox, rft_order *out);
-/* What was brought since; NULL: nothing. */
+/* The device that was brought since; NULL: none. */
 refit_device *rft_mailbox_take_device(rft_mailbox *mailbox);
 /* Copies the report; while an order waits, the version stays what the caller has decided. False
  * once it is shut and no order is left. */

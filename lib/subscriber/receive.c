@@ -23,7 +23,7 @@
 #include "wire/seal.h"
 #include "wire/share.h"
 
-/* Missing frames named in one RESEND; what is missing beyond them follows at the next beat. */
+/* Missing frames named in one RESEND; others follow at the next beat. */
 #define RESEND_MOST 64u
 /* Some ten milliseconds of digesting, which no heartbeat notices. */
 #define VERIFY_BYTES (UINT64_C(64) << 20)

@@ -9,10 +9,10 @@
  *       │                │                  │                           │
  *       └────────────────┴──────drop────────┴───────────drop────────────┘
  *
- * It checks what the publisher offers against the manifest and the limits, asks for frames by
- * credits, has damaged and missing ones sent again, and compares the digests of SEAL with the bytes
- * that arrived. Every call that fails says with which status the version is to be refused; the
- * session sends that and drops the version. No socket, no clock, no thread.
+ * It checks the publisher's offer against the manifest and the limits, asks for frames by credits,
+ * has damaged and missing ones sent again, and compares the digests of SEAL with the bytes that
+ * arrived. Every call that fails says with which status the version is to be refused; the session
+ * sends that and drops the version. No socket, no clock, no thread.
  */
 #ifndef RFT_RECEIVE_H
 #define RFT_RECEIVE_H
@@ -39,12 +39,12 @@ typedef struct rft_gpu_verify {
     uint64_t offset;          /* in it */
     uint64_t asked;           /* bytes whose digest is under way */
     bool started;             /* nothing else is under way any more */
-    bool done;                /* all of the image is what the publisher wrote */
+    bool done;                /* all of the image is verified */
 } rft_gpu_verify;
 
 typedef enum rft_receive_phase {
     RFT_RECEIVE_NONE,
-    RFT_RECEIVE_WAITING,   /* offered; no image is free, or it is what the worker holds already */
+    RFT_RECEIVE_WAITING,   /* offered; no image is free, or the worker holds it already */
     RFT_RECEIVE_FETCHING,  /* it has an image; frames or SEAL are missing */
     RFT_RECEIVE_VERIFYING, /* all is here, in the publisher's memory; its bytes are being digested
                             */
@@ -71,7 +71,7 @@ typedef struct rft_receive {
     rft_digest128 digest;     /* of SEAL */
     rft_bytes tensor_digests; /* of SEAL */
     rft_image_cursor cursor;  /* while VERIFYING: how far it is */
-    rft_gpu_verify gpu;       /* likewise, in the GPU's memory */
+    rft_gpu_verify gpu;       /* the same in the GPU's memory */
     uint64_t verify_bytes;    /* that one call of verify reads at most */
 
     rft_assembly *assembly;        /* of assembly_catalog; kept for the next version */
@@ -83,7 +83,7 @@ typedef struct rft_receive {
     int64_t quiet_since; /* first beat since the last frame, or the last asking; 0: none */
 
     uint64_t bytes_received; /* payload, since it was opened */
-    uint64_t bad_frames;     /* likewise */
+    uint64_t bad_frames;     /* since it was opened */
 } rft_receive;
 
 void rft_receive_init(rft_receive *receive, const refit_config *config, rft_images *images,
@@ -99,9 +99,9 @@ refit_status rft_receive_offer(rft_receive *receive, const rft_message *offer, r
  * start. */
 bool rft_receive_is_unmappable(const rft_receive *receive, const refit_error *why);
 
-/* Gets an image and asks for frames. `held` is what the worker holds in this epoch, with the image
- * it lies in; NULL if that is nothing. REFIT_ERR_BUSY: no image is free, start again later.
- * REFIT_ERR_STALE: the base is not what the worker holds. REFIT_ERR_HOST_MEMORY, _SYSTEM, … */
+/* Gets an image and asks for frames. `held` is the version that the worker holds in this epoch,
+ * with its image; NULL: none. REFIT_ERR_BUSY: no image is free, start again later. REFIT_ERR_STALE:
+ * the worker does not hold the base. REFIT_ERR_HOST_MEMORY, _SYSTEM, … */
 refit_status rft_receive_start(rft_receive *receive, const rft_image *held, refit_error *error);
 
 /* Messages about another version are ignored. */
@@ -113,10 +113,10 @@ refit_status rft_receive_seal(rft_receive *receive, const rft_message *seal, ref
  * caller can speak and hear between two. */
 refit_status rft_receive_verify(rft_receive *receive, refit_error *error);
 
-/* The publisher's heart beat, one each `heartbeat_ms`: what has not come while several were heard,
- * though it was asked for and all is written, is lost and asked for again. Beats queue behind
- * frames, so a slow line is no loss; and many beats heard at once are no more than one, so neither
- * is a worker that was stopped. */
+/* The publisher's heart beat, one each `heartbeat_ms`: frames that have not come while several were
+ * heard, though they were asked for and all is written, are lost and asked for again. Beats queue
+ * behind frames, so a slow line is no loss; and many beats heard at once are no more than one, so
+ * neither is a worker that was stopped. */
 refit_status rft_receive_beat(rft_receive *receive, uint32_t heartbeat_ms, int64_t now,
                               refit_error *error);
 

@@ -13,7 +13,7 @@
 
 #define NOTHING UINT64_MAX
 
-/* In front of what is coded, on a boundary of 8 bytes. */
+/* In front of the coded elements, on a boundary of 8 bytes. */
 typedef struct note_head {
     uint64_t before; /* the note before it */
     rft_note_place place;
@@ -21,7 +21,7 @@ typedef struct note_head {
     rft_delta_entry entry;
 } note_head;
 
-/* The coder may write so much for one block, whatever comes of it. */
+/* The coder may write so much for one block before the result is known. */
 static uint64_t slack(void)
 {
     return rft_delta_bound((rft_delta_shape){RFT_DELTA_ELEMENTS, 8, RFT_DELTA_RAW}) + 8;

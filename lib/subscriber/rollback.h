@@ -1,11 +1,11 @@
 /*
- * rollback: the old bytes of what an update overwrites in the worker's destinations, so that they
- * can be put back, bit for bit.
+ * rollback: the bytes that an update overwrites in the worker's destinations, so that they can be
+ * put back, bit for bit.
  *
- * Before a block is changed, what changes in it is noted: positions and old elements (in the form
- * of kernels/delta.h), or the whole block where that is smaller. Notes are put back newest first,
- * so a destination that was written twice is as it was before the first time. The elements
- * themselves are kept, not what they differ by: putting back does not depend on what is there.
+ * Before a block is changed, its changing elements are noted: positions and old elements (in the
+ * form of kernels/delta.h), or the whole block where that is smaller. Notes are put back newest
+ * first, so a destination that was written twice is as it was before the first time. The elements
+ * themselves are kept, not their differences: putting back does not depend on the present bytes.
  *
  * Memory for the worst case, the old bytes of everything, is reserved when the first note of an
  * update is to be taken, and used page by page; reset gives it back.
@@ -36,9 +36,9 @@ bool rft_rollback_is_empty(const rft_rollback *rollback);
 /* Forgets all notes, and gives the memory back. Harmless on one that is not open. */
 void rft_rollback_reset(rft_rollback *rollback);
 
-/* Makes `block`, which lies at that place, as `after`, and notes what it was; tells how many
- * elements differed, and takes no note if that is 0. `after` may change meanwhile: what is noted is
- * what was overwritten. REFIT_ERR_HOST_MEMORY: there is no room, and nothing is changed. */
+/* Makes `block`, which lies at that place, as `after`, and notes its old elements; tells how many
+ * elements differed, and takes no note if that is 0. `after` may change meanwhile: the note has the
+ * overwritten elements. REFIT_ERR_HOST_MEMORY: there is no room, and nothing is changed. */
 refit_status rft_rollback_change(rft_rollback *rollback, rft_note_place place,
                                  rft_delta_shape shape, void *block, const void *after,
                                  uint32_t *changed, refit_error *error);

@@ -1,5 +1,5 @@
 /*
- * The worker's state machine: what it makes of time, of the user's decisions and of the publisher's
+ * The worker's state machine: it reacts to the time, the user's decisions and the publisher's
  * messages.
  *
  *   ┌─► CONNECTING ──WELCOME──► JOINING ──BEAT, MANIFEST, OFFER──► CURRENT ◄──────────────┐
@@ -316,7 +316,8 @@ static void find_obstacle(const rft_session *session, rft_view theirs, char *tex
     if (session->no_gpu[0] != '\0') {
         rft_text_say(text, room, "%s", session->no_gpu);
     } else if (session->proof == 0) {
-        rft_text_say(text, room, "no shared memory to say who reads the GPU: %s", session->why_not);
+        rft_text_say(text, room, "no shared memory in which to mark readers of the GPU: %s",
+                     session->why_not);
     } else if (theirs.count == 0) {
         snprintf(text, room, "the trainer shows no GPU's memory");
     } else if (!rft_uuid_equal(theirs.data, session->uuid)) {
@@ -542,7 +543,7 @@ static void drop_useless_base(rft_session *session)
     rft_images_trim_owned(&session->images);
 }
 
-/* WELCOME to a HELLO that was said twice. */
+/* WELCOME to a HELLO that was sent twice. */
 static void answer_again(rft_session *session, const rft_message *welcome, int64_t now)
 {
     if (could_use_gpu(session, welcome->as.welcome.gpu)) {
@@ -976,7 +977,8 @@ int64_t rft_session_tick_at(const rft_session *session)
 static void hold_image(rft_session *session, rft_image *image)
 {
     rft_image_drop_use(session->held_image, RFT_IMAGE_HELD);
-    bool base = image != NULL && image->seqlock == NULL && image->held.epoch == session->report.epoch;
+    bool base =
+        image != NULL && image->seqlock == NULL && image->held.epoch == session->report.epoch;
     session->held_image = base ? image : NULL;
     if (base) rft_image_add_use(image, RFT_IMAGE_HELD);
 }

@@ -3,8 +3,8 @@
  *
  * Events go in: a message of the publisher, the time, a decision of the user. Messages for the
  * publisher come out through the host, and so does a version that is ready for the user. No socket,
- * no clock, no thread: the time is handed in, so every test decides what it is. It belongs to one
- * thread (the subscriber's service thread). The states are drawn in session.c.
+ * no clock, no thread: the time is handed in, so every test chooses it. It belongs to one thread
+ * (the subscriber's service thread). The states are drawn in session.c.
  */
 #ifndef RFT_SESSION_H
 #define RFT_SESSION_H
@@ -20,7 +20,7 @@ typedef enum rft_session_state {
     RFT_SESSION_APPLYING,
 } rft_session_state;
 
-/* "connecting", "joining", …: what refit_subscriber_describe says. */
+/* "connecting", "joining", …: for refit_subscriber_describe. */
 const char *rft_session_state_name(rft_session_state state);
 
 /* The names under which the worker says HELLO. */
@@ -37,7 +37,7 @@ typedef struct rft_session_host {
     void (*send)(void *user, const rft_message *message);
     /* A committed version is there for the user. */
     void (*deliver)(void *user, rft_image *image);
-    /* Takes back what deliver gave; false if the user has taken it already. */
+    /* Takes back the delivered version; false if the user has taken it already. */
     bool (*withdraw)(void *user);
 } rft_session_host;
 
@@ -112,7 +112,7 @@ void rft_session_tick(rft_session *session, int64_t now);
 /* When tick has something to do at the latest. */
 int64_t rft_session_tick_at(const rft_session *session);
 
-/* The user's decision about what deliver gave; `reason` is clean UTF-8. */
+/* The user's decision about the delivered version; `reason` is clean UTF-8. */
 void rft_session_accept(rft_session *session, int64_t now);
 void rft_session_refuse(rft_session *session, refit_status code, bool kept, const char *reason,
                         int64_t now);

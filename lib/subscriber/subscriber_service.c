@@ -2,7 +2,7 @@
  * The loop of a subscriber's service thread: wait for the socket, the caller or the clock; carry
  * out the caller's orders; hear some messages; let the session act on the time; send; report.
  *
- * The session decides everything; this file only runs it. A round hears a bounded number of
+ * The session decides everything; this file only runs it. A pass receives a bounded number of
  * messages, so that orders and beats do not wait behind a long stream of frames.
  */
 #include "subscriber/subscriber_service.h"
@@ -14,11 +14,11 @@
 #include "base/random.h"
 #include "net/wake_fd.h"
 
-#define MESSAGES_WAITING 32u /* for a socket that takes none */
-#define MESSAGES_A_ROUND 16u
-#define WAIT_MOST_MS     60000
+#define MESSAGES_WAITING  32u /* for a socket that takes none */
+#define MESSAGES_PER_PASS 16u
+#define WAIT_MOST_MS      60000
 
-/* ---- What the session asks for */
+/* ---- Services for the session */
 
 static void host_send(void *user, const rft_message *message)
 {
@@ -43,7 +43,7 @@ static bool host_withdraw(void *user)
     return rft_mailbox_withdraw(&service->mailbox);
 }
 
-/* ---- One round */
+/* ---- One pass */
 
 static void wait_for_something(rft_subscriber_service *service)
 {
@@ -92,7 +92,7 @@ static void hear(rft_subscriber_service *service)
 {
     rft_envelope envelope;
     refit_error why;
-    for (uint32_t i = 0; i < MESSAGES_A_ROUND; i++) {
+    for (uint32_t i = 0; i < MESSAGES_PER_PASS; i++) {
         refit_status status = rft_channel_receive(service->channel, &envelope, &why);
         if (status == REFIT_ERR_TIMEOUT) return;
         hear_one(service, status, &envelope, &why);

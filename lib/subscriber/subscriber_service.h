@@ -1,6 +1,6 @@
 /*
- * listener: a subscriber's service thread. It owns the channel and the session, and meets the
- * caller at the desk.
+ * subscriber_service: a subscriber's service thread. It owns the channel and the session, and
+ * exchanges data with the caller in the mailbox.
  */
 #ifndef RFT_SUBSCRIBER_SERVICE_H
 #define RFT_SUBSCRIBER_SERVICE_H
@@ -23,7 +23,7 @@ typedef struct rft_subscriber_service {
 /* Connects and starts the thread; config is copied. */
 refit_status rft_subscriber_service_start(rft_subscriber_service *service, const char *endpoint,
                                           const refit_config *config, refit_error *error);
-/* Says goodbye, joins the thread and frees all. */
+/* Says BYE, joins the thread and frees all. */
 void rft_subscriber_service_stop(rft_subscriber_service *service);
 
 #endif

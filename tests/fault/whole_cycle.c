@@ -170,7 +170,7 @@ void whole_prove(whole *on)
     refit_status status;
     whole_settle(on);
     do {
-        /* A worker that has not noticed yet that it was turned out may cost another version. */
+        /* A worker that has not noticed yet that it was evicted may cost another version. */
         assert_ok(refit_publisher_wait_workers(on->publisher, 1, PATIENCE_MS, &on->error));
         status = whole_cycle(on);
         if (status != REFIT_OK) whole_settle(on);

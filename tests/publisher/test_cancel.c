@@ -174,7 +174,7 @@ static void a_begin_that_was_cancelled_before_has_begun_nothing(void **state)
 }
 
 /* With one slot and shared memory begin waits for whoever has the version before. */
-static void a_begin_that_waits_for_a_reader_ends_and_evicts_nobody(void **state)
+static void a_begin_that_waits_for_a_reader_ends_and_evicts_no_worker(void **state)
 {
     (void)state;
     scene on;
@@ -267,9 +267,9 @@ static void a_commit_that_waits_for_applies_leaves_the_version(void **state)
     scene_close(&on);
 }
 
-/* Who was not awaited any more is not turned out for silence about the old version, and is offered
- * the next one. */
-static void who_never_said_that_it_applied_is_offered_the_next_version(void **state)
+/* A worker that is no longer awaited is not evicted for silence about the old version, and is
+ * offered the next one. */
+static void worker_that_never_said_committed_is_offered_the_next_version(void **state)
 {
     (void)state;
     scene on;
@@ -291,11 +291,11 @@ int main(void)
         cmocka_unit_test(one_with_nothing_to_end_is_for_the_next_wait_and_told_once),
         cmocka_unit_test(a_signal_handler_may_cancel),
         cmocka_unit_test(a_begin_that_was_cancelled_before_has_begun_nothing),
-        cmocka_unit_test(a_begin_that_waits_for_a_reader_ends_and_evicts_nobody),
+        cmocka_unit_test(a_begin_that_waits_for_a_reader_ends_and_evicts_no_worker),
         cmocka_unit_test(a_commit_that_was_cancelled_before_aborts_the_version),
         cmocka_unit_test(a_commit_that_waits_for_stages_aborts_the_version),
         cmocka_unit_test(a_commit_that_waits_for_applies_leaves_the_version),
-        cmocka_unit_test(who_never_said_that_it_applied_is_offered_the_next_version),
+        cmocka_unit_test(worker_that_never_said_committed_is_offered_the_next_version),
     };
     return cmocka_run_group_tests_name("cancel", tests, NULL, NULL);
 }

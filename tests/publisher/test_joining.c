@@ -57,7 +57,7 @@ static void open_applied(test_trainer *trainer, raw_worker *worker)
 
 /* A trainer that stood still comes back to workers that have lost it and greet it again: what they
  * did for its version stands in the report all the same. */
-static void who_joins_anew_is_still_named_for_the_version_it_applied(void **state)
+static void worker_that_joins_anew_is_still_named_for_the_version_it_applied(void **state)
 {
     (void)state;
     test_trainer trainer;
@@ -117,7 +117,7 @@ static void join_of_another_epoch_is_refused(void **state)
     close_both(&trainer, &worker);
 }
 
-static void false_proof_is_turned_out(void **state)
+static void worker_with_a_false_proof_is_evicted(void **state)
 {
     (void)state;
     test_trainer trainer;
@@ -261,11 +261,11 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(hello_said_twice_is_welcomed_twice),
-        cmocka_unit_test(who_joins_anew_is_still_named_for_the_version_it_applied),
+        cmocka_unit_test(worker_that_joins_anew_is_still_named_for_the_version_it_applied),
         cmocka_unit_test(other_protocol_is_refused_for_good),
         cmocka_unit_test(stranger_is_told_to_say_hello),
         cmocka_unit_test(join_of_another_epoch_is_refused),
-        cmocka_unit_test(false_proof_is_turned_out),
+        cmocka_unit_test(worker_with_a_false_proof_is_evicted),
         cmocka_unit_test(without_shared_memory_there_is_no_probe),
         cmocka_unit_test(full_house_is_refused_for_now),
         cmocka_unit_test(name_of_a_living_worker_is_taken),

@@ -209,8 +209,8 @@ static void worker_that_never_applies_is_evicted(void **state)
     scene_close(&scene);
 }
 
-/* With one slot begin turns out who does not let go; with two the worker goes by itself. What it
- * has mapped never changes, however long it stays. */
+/* With one slot begin evicts a worker that does not let go; with two the worker goes by itself.
+ * What it has mapped never changes, however long it stays. */
 static void bytes_that_a_lost_worker_maps_never_change(void **state)
 {
     (void)state;
@@ -368,7 +368,7 @@ static void garbage_costs_only_its_sender(void **state)
     }
 }
 
-static void worker_that_asks_for_the_impossible_is_turned_out(void **state)
+static void worker_that_asks_for_the_impossible_is_evicted(void **state)
 {
     (void)state;
     fault_scene scene;
@@ -425,7 +425,7 @@ int main(void)
         cmocka_unit_test(what_is_said_twice_is_answered_twice),
         cmocka_unit_test(beat_makes_up_for_a_lost_answer),
         cmocka_unit_test(garbage_costs_only_its_sender),
-        cmocka_unit_test(worker_that_asks_for_the_impossible_is_turned_out),
+        cmocka_unit_test(worker_that_asks_for_the_impossible_is_evicted),
         cmocka_unit_test(close_in_every_phase_tells_the_workers),
     };
     return cmocka_run_group_tests_name("publish_faults", tests, NULL, NULL);

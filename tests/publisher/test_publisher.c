@@ -215,7 +215,7 @@ static void endpoints_are_guarded(void **state)
     assert_int_equal(refit_publisher_open("inproc://x", &config, &first, NULL), REFIT_ERR_CONFIG);
 }
 
-static void nobody_is_waited_for_in_vain(void **state)
+static void wait_for_workers_ends_at_its_timeout(void **state)
 {
     (void)state;
     refit_publisher *publisher = open_bare();
@@ -348,7 +348,7 @@ int main(void)
         cmocka_unit_test(bad_manifests_are_refused),
         cmocka_unit_test(store_that_does_not_fit_is_an_error_where_shm_is_required),
         cmocka_unit_test(endpoints_are_guarded),
-        cmocka_unit_test(nobody_is_waited_for_in_vain),
+        cmocka_unit_test(wait_for_workers_ends_at_its_timeout),
         cmocka_unit_test(without_workers_a_version_commits_at_once),
         cmocka_unit_test(quorum_without_workers_is_aborted),
         cmocka_unit_test(changed_tensors_make_a_new_store),

@@ -327,7 +327,7 @@ static void lost_member_is_named_however_often_it_comes_back(void **state)
     server_bench_close(&bench);
 }
 
-/* Turned out while its user was loading, it joined again; then the user was done. */
+/* Evicted while its user was loading, it joined again; then the user was done. */
 static void beat_tells_what_was_applied_after_all(void **state)
 {
     (void)state;
@@ -372,8 +372,8 @@ static void go_through_the_rest(server_bench *bench)
     rft_server_tick(&bench->server, bench->now);
 }
 
-/* Whoever could not be told something is turned out by the next tick; the version is decided all
- * the same. */
+/* A worker to which a message was lost is evicted by the next tick; the version is decided all the
+ * same. */
 static void failed_allocation_costs_at_most_its_worker(void **state)
 {
     (void)state;

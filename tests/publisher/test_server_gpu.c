@@ -102,7 +102,7 @@ static void a_welcome_names_the_gpu_once_there_is_one(void **state)
     scene_close(&on);
 }
 
-static void only_who_is_on_the_gpu_is_told_to_join_once_more(void **state)
+static void only_workers_on_the_gpu_are_told_to_join_once_more(void **state)
 {
     (void)state;
     scene on;
@@ -178,7 +178,7 @@ static void with_require_only_workers_on_the_gpu_come_in(void **state)
     scene_close(&on);
 }
 
-static void who_comes_back_without_the_gpu_is_lost_where_it_is_required(void **state)
+static void worker_that_comes_back_without_the_gpu_is_lost_where_it_is_required(void **state)
 {
     (void)state;
     scene on;
@@ -295,10 +295,10 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(a_welcome_names_the_gpu_once_there_is_one),
-        cmocka_unit_test(only_who_is_on_the_gpu_is_told_to_join_once_more),
+        cmocka_unit_test(only_workers_on_the_gpu_are_told_to_join_once_more),
         cmocka_unit_test(joining_on_the_gpu_takes_the_proof_and_the_same_gpu),
         cmocka_unit_test(with_require_only_workers_on_the_gpu_come_in),
-        cmocka_unit_test(who_comes_back_without_the_gpu_is_lost_where_it_is_required),
+        cmocka_unit_test(worker_that_comes_back_without_the_gpu_is_lost_where_it_is_required),
         cmocka_unit_test(an_offer_names_the_block_where_the_version_lies_there),
         cmocka_unit_test(a_reader_on_the_gpu_taints_no_slot_of_the_host),
         cmocka_unit_test(a_reader_on_the_gpu_blocks_the_slot_until_it_lets_go),

@@ -93,7 +93,7 @@ static void manifests_asked_for_again_and_again_are_one(void **state)
     assert_true(bench->server.peers.count <= 2);
 }
 
-static void a_notice_that_is_still_read_outlives_its_version(void **state)
+static void a_cached_message_that_is_still_read_outlives_its_version(void **state)
 {
     server_bench *bench = *state;
     server_bench_join(bench, 1, false);
@@ -201,7 +201,7 @@ static void no_more_frames_wait_than_the_window(void **state)
     assert_int_equal(frames_to_send(bench), window);
 }
 
-static void who_asks_for_ever_is_turned_out(void **state)
+static void worker_that_asks_for_ever_is_evicted(void **state)
 {
     server_bench *bench = *state;
     server_bench_join(bench, 1, false);
@@ -446,11 +446,11 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         ON_BENCH(manifests_asked_for_again_and_again_are_one),
-        ON_BENCH(a_notice_that_is_still_read_outlives_its_version),
+        ON_BENCH(a_cached_message_that_is_still_read_outlives_its_version),
         ON_BENCH(observers_that_ask_on_and_on_are_answered_once_a_second),
         ON_BENCH(a_crowd_of_observers_is_answered_in_part),
         ON_BENCH(no_more_frames_wait_than_the_window),
-        ON_BENCH(who_asks_for_ever_is_turned_out),
+        ON_BENCH(worker_that_asks_for_ever_is_evicted),
         ON_BENCH(a_version_that_was_never_committed_is_held_by_no_worker),
         ON_BENCH(a_place_goes_back_to_the_key_that_had_it),
         ON_BENCH(a_name_begins_with_that_of_the_key),

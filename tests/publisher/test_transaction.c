@@ -176,9 +176,9 @@ static void lost_member_aborts_while_staging(void **state)
         assert_int_equal(bench.server.transaction.result.status, LOSSES[i].status);
         assert_non_null(strstr(bench.server.transaction.result.text, "w2"));
         assert_true(rft_view_is_text(rft_view_text(bench.server.transaction.result.text)));
-        assert_non_null(
-            strstr(bench.server.transaction.result.text,
-                   "; workers keep what they had: refit again, with those that are left"));
+        assert_non_null(strstr(
+            bench.server.transaction.result.text,
+            "; workers keep the version that they had: refit again, with those that are left"));
         assert_int_equal(server_bench_told(&bench, 1, RFT_ABORT)->as.failed.version, 1);
         server_bench_settle(&bench);
         assert_int_equal(bench.server.transaction.state, RFT_TRANSACTION_IDLE);
@@ -222,7 +222,7 @@ static void lost_member_is_forgiven_by_a_quorum(void **state)
     }
 }
 
-static void deadline_evicts_whoever_is_late(void **state)
+static void deadline_evicts_late_workers(void **state)
 {
     (void)state;
     server_bench bench;
@@ -482,7 +482,7 @@ static void newer_version_ends_what_is_still_fetched(void **state)
     server_bench_close(&bench);
 }
 
-static void whoever_is_behind_after_an_abort_is_brought_up(void **state)
+static void workers_behind_after_an_abort_catch_up(void **state)
 {
     (void)state;
     server_bench bench;
@@ -508,7 +508,7 @@ static void whoever_is_behind_after_an_abort_is_brought_up(void **state)
 
 /* The worker is offered a version, staged it, is told to drop it for a newer one, which is aborted;
  * what it had said first comes before it is offered the version again, or after that. */
-static void what_was_staged_of_an_earlier_offer_loses_nobody_the_version(void **state)
+static void staged_of_an_earlier_offer_loses_no_worker_the_version(void **state)
 {
     (void)state;
     for (int after = 0; after < 2; after++) {
@@ -617,7 +617,7 @@ int main(void)
         cmocka_unit_test(lost_member_aborts_while_staging),
         cmocka_unit_test(lost_member_aborts_when_all_is_written),
         cmocka_unit_test(lost_member_is_forgiven_by_a_quorum),
-        cmocka_unit_test(deadline_evicts_whoever_is_late),
+        cmocka_unit_test(deadline_evicts_late_workers),
         cmocka_unit_test(worker_that_starts_over_has_the_time_that_is_left),
         cmocka_unit_test(staged_worker_that_fails_after_all_is_not_asked_again),
         cmocka_unit_test(commit_stands_whatever_happens_after_it),
@@ -629,8 +629,8 @@ int main(void)
         cmocka_unit_test(member_that_fails_a_second_time_is_lost_again),
         cmocka_unit_test(readers_block_the_slot_that_comes_next),
         cmocka_unit_test(newer_version_ends_what_is_still_fetched),
-        cmocka_unit_test(whoever_is_behind_after_an_abort_is_brought_up),
-        cmocka_unit_test(what_was_staged_of_an_earlier_offer_loses_nobody_the_version),
+        cmocka_unit_test(workers_behind_after_an_abort_catch_up),
+        cmocka_unit_test(staged_of_an_earlier_offer_loses_no_worker_the_version),
         cmocka_unit_test(version_that_failed_is_not_offered_again),
         cmocka_unit_test(base_that_is_not_right_makes_the_offer_a_whole_one),
         cmocka_unit_test(whole_version_that_fails_is_not_offered_again),

@@ -302,7 +302,7 @@ static uint32_t written_of(const scene *on, const refit_weight *weights, uint32_
 }
 
 /* Each driver call fails in turn: the rest of the list goes the next time. (Without memory for the
- * tally nothing fails: the tensors go one by one.) */
+ * digest batch nothing fails: the tensors go one by one.) */
 static void a_call_that_fails_leaves_the_rest_to_be_written(void **state)
 {
     (void)state;
@@ -363,7 +363,7 @@ static void a_lost_gpu_is_told_and_the_publisher_goes_on_from_the_host(void **st
     }
 }
 
-/* The late copies may come at any time: neither their place nor the tally is used meanwhile. */
+/* The late copies may come at any time: neither their place nor the digest batch is used. */
 static void a_stream_that_stands_costs_the_version_and_no_bytes(void **state)
 {
     (void)state;

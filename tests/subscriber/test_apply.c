@@ -252,7 +252,7 @@ static void bytes_overwritten_under_an_update_are_taken_back(void **state)
             assert_int_equal(refit_update_apply(update, NULL, NULL), REFIT_OK);
             assert_true(engine_is_like(&one, update));
         }
-        atomic_fetch_add(&raw_slot_mark(&slot)->generation, 1);
+        atomic_fetch_add(&raw_slot_seqlock(&slot)->generation, 1);
         memset(slot.memory + RFT_SEQLOCK_BYTES, 1, 100000);
         refit_status status =
             late == 1 ? refit_update_accept(update, NULL) : refit_update_apply(update, NULL, NULL);
@@ -308,7 +308,7 @@ static void bytes_that_change_while_they_are_applied_are_taken_back(void **state
                one.list[i].bytes);
     engine_save(&one);
     scribbler trainer = {.memory = slot.memory + RFT_SEQLOCK_BYTES};
-    atomic_fetch_add(&raw_slot_mark(&slot)->generation, 1);
+    atomic_fetch_add(&raw_slot_seqlock(&slot)->generation, 1);
     assert_int_equal(rft_thread_start(&trainer.thread, "scribbler", scribble, &trainer, NULL),
                      REFIT_OK);
     for (uint32_t i = 0; i < 300; i++) {

@@ -98,7 +98,7 @@ static void a_device_that_fails_at_any_step_leaves_the_old_version(void **state)
 }
 
 /* The device is gone when it is to be taken back, too. */
-static void what_cannot_be_taken_back_serves_nobody(void **state)
+static void destinations_that_cannot_be_restored_serve_no_version(void **state)
 {
     (void)state;
     bound_pair it;
@@ -275,7 +275,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(a_wrong_digest_is_taken_back),
         cmocka_unit_test(a_device_that_fails_at_any_step_leaves_the_old_version),
-        cmocka_unit_test(what_cannot_be_taken_back_serves_nobody),
+        cmocka_unit_test(destinations_that_cannot_be_restored_serve_no_version),
         cmocka_unit_test(a_second_attempt_to_take_back_does),
         cmocka_unit_test(what_a_broken_copy_left_is_not_what_was_there),
         cmocka_unit_test(unbinding_takes_back_what_is_torn_or_does_not_unbind),

@@ -29,7 +29,7 @@ refit_status __wrap_rft_destinations_digest(const rft_destinations *all, const r
                                             uint64_t *sum, refit_error *error)
 {
     if (!overwritten) {
-        if (marked) atomic_fetch_add(&raw_slot_mark(&slot)->generation, 1);
+        if (marked) atomic_fetch_add(&raw_slot_seqlock(&slot)->generation, 1);
         slot.memory[RFT_SEQLOCK_BYTES] ^= 1;
         overwritten = true;
     }

@@ -184,7 +184,7 @@ static void what_the_publisher_has_replaced_is_not_kept(void **state)
     close_bench(&bench);
 }
 
-static void the_mark_tells_whether_the_bytes_were_written_over(void **state)
+static void the_seqlock_tells_whether_the_bytes_were_overwritten(void **state)
 {
     (void)state;
     pool bench;
@@ -196,12 +196,12 @@ static void the_mark_tells_whether_the_bytes_were_written_over(void **state)
     assert_int_equal(rft_images_take_mapped(&bench.images, bench.catalog, slot.name,
                                             RFT_SEQLOCK_BYTES, &image, NULL),
                      REFIT_OK);
-    atomic_store(&raw_slot_mark(&slot)->generation, 3);
+    atomic_store(&raw_slot_seqlock(&slot)->generation, 3);
     assert_false(rft_image_note_seqlock(image)); /* being written */
-    atomic_store(&raw_slot_mark(&slot)->generation, 4);
+    atomic_store(&raw_slot_seqlock(&slot)->generation, 4);
     assert_true(rft_image_note_seqlock(image));
     assert_true(rft_image_is_intact(image));
-    atomic_store(&raw_slot_mark(&slot)->generation, 6);
+    atomic_store(&raw_slot_seqlock(&slot)->generation, 6);
     assert_false(rft_image_is_intact(image));
     rft_segment_close(&slot);
     close_bench(&bench);
@@ -239,7 +239,7 @@ int main(void)
         cmocka_unit_test(a_segment_is_mapped_once_for_all_its_images),
         cmocka_unit_test(both_slots_of_a_publisher_stay_mapped),
         cmocka_unit_test(what_the_publisher_has_replaced_is_not_kept),
-        cmocka_unit_test(the_mark_tells_whether_the_bytes_were_written_over),
+        cmocka_unit_test(the_seqlock_tells_whether_the_bytes_were_overwritten),
         cmocka_unit_test(a_manifest_is_closed_where_it_cannot_be_kept),
     };
     return cmocka_run_group_tests_name("images", tests, NULL, NULL);

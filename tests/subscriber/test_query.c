@@ -100,7 +100,7 @@ static void assert_no_workers(refit_publisher *publisher)
     assert_int_equal(refit_publisher_worker(publisher, 0, &worker, NULL), REFIT_ERR_NOT_FOUND);
 }
 
-static void no_version_waits_for_one_who_looks(void **state)
+static void no_version_waits_for_an_observer(void **state)
 {
     (void)state;
     test_trainer trainer;
@@ -121,7 +121,7 @@ static void no_version_waits_for_one_who_looks(void **state)
     trainer_close(&trainer);
 }
 
-static void where_nobody_answers_the_wait_ends(void **state)
+static void without_an_answer_the_wait_ends(void **state)
 {
     (void)state;
     refit_glance *glance;
@@ -302,7 +302,7 @@ static void what_comes_behind_bye_is_not_heard(void **state)
 }
 
 /* It says its tensors faster than anybody can read them. */
-static void a_trainer_that_never_stops_talking_keeps_nobody(void **state)
+static void a_trainer_that_never_stops_sending_does_not_extend_the_wait(void **state)
 {
     (void)state;
     raw_publisher raw;
@@ -320,7 +320,7 @@ static void a_trainer_that_never_stops_talking_keeps_nobody(void **state)
     raw_say(&raw, sample_welcome(7, ""));
     for (int64_t until = rft_deadline(WAIT_MS); !atomic_load(&it.done);) {
         (void)!rft_channel_send(raw.channel, &raw.worker, rft_bytes_view(&bytes), NULL, NULL);
-        if (rft_ms_until(until) == 0) fail_msg("a glance of 300 ms has not ended");
+        if (rft_ms_until(until) == 0) fail_msg("a query of 300 ms has not ended");
     }
     rft_thread_join(thread);
     assert_int_equal(it.status, REFIT_OK);
@@ -336,14 +336,14 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(what_is_not_there_yet_is_not_told),
         cmocka_unit_test(a_committed_version_is_told_with_its_digests),
-        cmocka_unit_test(no_version_waits_for_one_who_looks),
-        cmocka_unit_test(where_nobody_answers_the_wait_ends),
+        cmocka_unit_test(no_version_waits_for_an_observer),
+        cmocka_unit_test(without_an_answer_the_wait_ends),
         cmocka_unit_test(a_publisher_that_knows_no_observers_tells_its_version),
         cmocka_unit_test(a_refusal_is_told),
         cmocka_unit_test(lies_are_found),
         cmocka_unit_test(a_seal_is_of_the_tensors_before_it_and_of_no_others),
         cmocka_unit_test(what_comes_behind_bye_is_not_heard),
-        cmocka_unit_test(a_trainer_that_never_stops_talking_keeps_nobody),
+        cmocka_unit_test(a_trainer_that_never_stops_sending_does_not_extend_the_wait),
     };
-    return cmocka_run_group_tests_name("glance", tests, NULL, NULL);
+    return cmocka_run_group_tests_name("query", tests, NULL, NULL);
 }

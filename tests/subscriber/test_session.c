@@ -144,7 +144,7 @@ static bool has_ended(const session_bench *bench)
     return bench->session.report.final.status != REFIT_OK;
 }
 
-/* Ticks as the listener would, until just before `ms` from now; 0 ms: the moment itself. */
+/* Ticks as the service thread would, until just before `ms` from now; 0 ms: the moment itself. */
 static void wait_for(session_bench *bench, uint32_t ms)
 {
     const int64_t end = bench->now + (int64_t)ms * 1000000;

@@ -50,7 +50,7 @@ static void a_refusal_that_does_not_keep_leaves_nothing(void **state)
 }
 
 /* What it refused is offered to it again only once it has said HELLO. */
-static void who_has_nothing_says_hello_after_an_aborted_version_too(void **state)
+static void worker_without_a_version_says_hello_after_an_aborted_version_too(void **state)
 {
     session_bench *bench = *state;
     bench_reach(bench, APPLYING);
@@ -188,7 +188,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         BENCH_TEST(a_refusal_that_keeps_leaves_the_version_before),
         BENCH_TEST(a_refusal_that_does_not_keep_leaves_nothing),
-        BENCH_TEST(who_has_nothing_says_hello_after_an_aborted_version_too),
+        BENCH_TEST(worker_without_a_version_says_hello_after_an_aborted_version_too),
         BENCH_TEST(an_open_update_is_not_written_while_the_next_is_staged),
         BENCH_TEST(an_offer_waits_while_an_update_is_undecided),
         BENCH_TEST(an_offer_waits_until_a_refused_update_is_closed),

@@ -122,7 +122,7 @@ static void bytes_overwritten_between_two_parts_fail_the_version(void **state)
     offer_and_seal(fixture);
     bench_tick(bench, 0);
     assert_int_equal(bench_state(bench), STAGING);
-    atomic_fetch_add(&raw_slot_mark(&fixture->slot)->generation, 1);
+    atomic_fetch_add(&raw_slot_seqlock(&fixture->slot)->generation, 1);
     bench_tick(bench, 0);
     assert_int_equal(bench_state(bench), CURRENT);
     assert_int_equal(bench_said(bench, RFT_FAILED)->as.failed.code, REFIT_ERR_STALE);

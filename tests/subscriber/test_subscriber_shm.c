@@ -67,7 +67,7 @@ static void bytes_overwritten_under_an_update_are_not_accepted(void **state)
     raw_hear(&pair.raw, RFT_STAGED);
     raw_say(&pair.raw, sample_commit(&pair.samples[0]));
     refit_update *update = pair_next(&pair);
-    atomic_fetch_add(&raw_slot_mark(&slot)->generation, 1);
+    atomic_fetch_add(&raw_slot_seqlock(&slot)->generation, 1);
     assert_int_equal(refit_update_accept(update, &error), REFIT_ERR_STALE);
     assert_int_equal(refit_update_accept(update, &error), REFIT_ERR_STATE);
     raw_hear(&pair.raw, RFT_FAILED);
@@ -101,7 +101,7 @@ static uint32_t try_slot(int wrong, void (*change)(refit_config *config))
     if (wrong == 4) offset = 0;
     if (wrong == 5) offset = RFT_SEQLOCK_BYTES + 8;
     if (wrong == 6) offset = UINT64_MAX - 63;
-    if (wrong == 7) atomic_store(&raw_slot_mark(&slot)->generation, 3);
+    if (wrong == 7) atomic_store(&raw_slot_seqlock(&slot)->generation, 3);
     if (wrong == 8) seal.as.seal.digest.bytes[0] ^= 1;
     if (wrong == 9) slot.memory[RFT_SEQLOCK_BYTES + 5] ^= 1;
     offer_slot(&pair, 0, name, offset);

@@ -161,10 +161,10 @@ void raw_slot_open(rft_segment *segment, const sample_version *sample)
     uint64_t bytes = sample->manifest->store_bytes;
     assert_int_equal(rft_segment_create(segment, RFT_SEQLOCK_BYTES + bytes, NULL), REFIT_OK);
     memcpy(segment->memory + RFT_SEQLOCK_BYTES, sample->image, bytes);
-    atomic_store(&raw_slot_mark(segment)->generation, 2);
+    atomic_store(&raw_slot_seqlock(segment)->generation, 2);
 }
 
-rft_seqlock *raw_slot_mark(const rft_segment *segment)
+rft_seqlock *raw_slot_seqlock(const rft_segment *segment)
 {
     return (rft_seqlock *)(void *)segment->memory;
 }

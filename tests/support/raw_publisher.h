@@ -47,8 +47,8 @@ void raw_frames(raw_publisher *raw, sample_version *sample, const sample_version
 /* Offer, frames, SEAL, and STAGED heard. */
 void raw_stage(raw_publisher *raw, sample_version *sample, const sample_version *base);
 
-/* A version as a store keeps it: its mark, then its bytes. */
+/* A version as a store keeps it: its seqlock, then its bytes. */
 void raw_slot_open(rft_segment *segment, const sample_version *sample);
-rft_seqlock *raw_slot_mark(const rft_segment *segment);
+rft_seqlock *raw_slot_seqlock(const rft_segment *segment);
 
 #endif

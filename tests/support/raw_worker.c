@@ -120,8 +120,8 @@ static bool hear(raw_worker *worker)
 }
 
 /* Answers to an earlier message may come first: a second welcome; a refusal of a beat that a worker
- * sent before it knew that it was turned out; a second abort, for a beat that still said the
- * version was staged. */
+ * sent before it knew that it was evicted; a second abort, for a beat that still said the version
+ * was staged. */
 static bool is_passed_over(rft_message_kind kind, rft_message_kind awaited)
 {
     bool late = (kind == RFT_WELCOME && awaited == RFT_BEAT) ||

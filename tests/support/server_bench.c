@@ -62,7 +62,7 @@ static rft_peer_id id_of(unsigned worker)
     return (rft_peer_id){.bytes = {(unsigned char)worker}, .count = 1};
 }
 
-/* Decodes what the hub has put into its outbox. */
+/* Decodes the messages in the server's send queue. */
 static void listen(server_bench *bench)
 {
     rft_outgoing next;

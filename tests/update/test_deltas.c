@@ -359,7 +359,7 @@ static void publish_first(theatre *play, raw_worker *raw, bool delta)
     take_committed(play, raw);
 }
 
-static void who_does_not_say_it_can_gets_no_sparse_blocks(void **state)
+static void worker_that_does_not_announce_it_gets_no_sparse_blocks(void **state)
 {
     (void)state;
     theatre play;
@@ -549,7 +549,7 @@ int main(void)
         cmocka_unit_test(auto_sends_whole_what_nearly_all_changed),
         cmocka_unit_test(always_codes_what_nearly_all_changed),
         cmocka_unit_test(never_sends_every_version_whole),
-        cmocka_unit_test(who_does_not_say_it_can_gets_no_sparse_blocks),
+        cmocka_unit_test(worker_that_does_not_announce_it_gets_no_sparse_blocks),
         cmocka_unit_test(a_straggler_gets_what_was_coded_for_others),
         cmocka_unit_test(a_straggler_alone_gets_the_same_bytes),
         cmocka_unit_test(frames_of_all_sizes_fit_through_the_smallest_window),

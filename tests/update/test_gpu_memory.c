@@ -30,7 +30,7 @@ static void required_one_slot(refit_config *config)
     one_slot(config);
 }
 
-/* Readers who do not let go are turned out soon. */
+/* Readers that do not let go are evicted soon. */
 static void impatient(refit_config *config)
 {
     config->broadcast_stage_timeout_ms = 300;
@@ -66,7 +66,7 @@ static uint64_t gpu_bytes(gpu_play *play)
     return trainer_stats(&play->trainer).publish_gpu_bytes;
 }
 
-/* Who says goodbye is heard a moment later. */
+/* A BYE is received a moment later. */
 static void await_nobody(gpu_play *play)
 {
     int64_t deadline = rft_deadline(PATIENT_MS);
@@ -76,7 +76,7 @@ static void await_nobody(gpu_play *play)
     }
 }
 
-static void memory_is_taken_while_somebody_wants_it(void **state)
+static void memory_is_taken_while_a_worker_wants_it(void **state)
 {
     (void)state;
     gpu_play play;
@@ -148,7 +148,7 @@ static refit_update *next_of(refit_subscriber *subscriber)
 }
 
 /* The worker takes its time over version 1, and the trainer goes on without it. */
-static void who_was_turned_out_cannot_accept_what_it_read(void **state)
+static void evicted_worker_cannot_accept_the_bytes_it_read(void **state)
 {
     (void)state;
     gpu_play play;
@@ -222,7 +222,7 @@ static void where_the_gpu_is_full_and_required_begin_says_so(void **state)
     gpu_play_close(&play);
 }
 
-/* A reader who was turned out keeps the block, and there is no room for another. */
+/* An evicted reader keeps the block, and there is no room for another. */
 static void a_stuck_reader_and_a_full_gpu_do_not_tear_anything(void **state)
 {
     (void)state;
@@ -343,7 +343,7 @@ static void await_goodbye(crew_member *member)
 }
 
 /* The memory is freed when the reader lets go, and only then. */
-static void close_waits_for_who_still_reads(void **state)
+static void close_waits_for_readers(void **state)
 {
     (void)state;
     gpu_play play;
@@ -493,15 +493,15 @@ static void a_driver_that_fails_costs_a_version_and_nothing_else(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(memory_is_taken_while_somebody_wants_it),
+        cmocka_unit_test(memory_is_taken_while_a_worker_wants_it),
         cmocka_unit_test(a_kept_version_stays_as_it_was_while_others_come),
-        cmocka_unit_test(who_was_turned_out_cannot_accept_what_it_read),
+        cmocka_unit_test(evicted_worker_cannot_accept_the_bytes_it_read),
         cmocka_unit_test(where_the_gpu_is_full_versions_go_another_way),
         cmocka_unit_test(where_the_gpu_is_full_and_required_begin_says_so),
         cmocka_unit_test(a_stuck_reader_and_a_full_gpu_do_not_tear_anything),
         cmocka_unit_test(other_tensors_take_other_memory_when_the_old_is_let_go),
         cmocka_unit_test(begin_waits_for_memory_that_is_about_to_come_free),
-        cmocka_unit_test(close_waits_for_who_still_reads),
+        cmocka_unit_test(close_waits_for_readers),
         cmocka_unit_test(what_is_read_beyond_the_close_is_freed_with_the_device),
         cmocka_unit_test(an_aborted_version_leaves_what_can_be_served),
         cmocka_unit_test(weights_of_the_host_and_of_another_gpu_are_brought_there),

@@ -159,7 +159,7 @@ static void with_require_a_late_worker_finds_the_version_on_the_gpu(void **state
 }
 
 /* The trainer names its GPU after the worker has joined. */
-static void who_is_there_already_joins_once_more(void **state)
+static void present_workers_join_once_more(void **state)
 {
     (void)state;
     gpu_play play;
@@ -192,7 +192,7 @@ int main(void)
         cmocka_unit_test(workers_on_the_gpu_and_elsewhere_switch_together),
         cmocka_unit_test(a_late_worker_on_the_gpu_takes_what_there_is),
         cmocka_unit_test(with_require_a_late_worker_finds_the_version_on_the_gpu),
-        cmocka_unit_test(who_is_there_already_joins_once_more),
+        cmocka_unit_test(present_workers_join_once_more),
     };
     return cmocka_run_group_tests_name("gpu_path", tests, NULL, NULL);
 }

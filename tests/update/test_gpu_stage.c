@@ -1,5 +1,5 @@
-/* A worker's mappings of its trainer's memory of the GPU: each on its leash, made once, and never
- * ended under somebody who reads there. */
+/* A worker's mappings of its trainer's memory of the GPU: each under its share lock, made once, and
+ * never ended while a reader uses it. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
