@@ -1,6 +1,7 @@
 /*
  * The archive as an object: opening, closing, and what it tells about its files.
  */
+#include <errno.h>
 #include <unistd.h>
 
 #include "archive/archive_disk.h"
@@ -45,25 +46,6 @@ refit_status refit_archive_open(const char *folder, refit_archive_mode mode,
     return status;
 }
 
-void rft_archive_forget(refit_archive *archive)
-{
-    rft_manifest_close(archive->manifest);
-    rft_free(archive->image);
-    rft_free(archive->frame);
-    rft_free(archive->same);
-    rft_free(archive->changes);
-    rft_free(archive->sums);
-    rft_free(archive->digests);
-    archive->manifest = NULL;
-    archive->image = NULL;
-    archive->frame = NULL;
-    archive->same = NULL;
-    archive->changes = NULL;
-    archive->sums = NULL;
-    archive->digests = NULL;
-    archive->held = (rft_held){0};
-}
-
 void refit_archive_close(refit_archive *archive)
 {
     if (archive == NULL) return;
@@ -96,5 +78,97 @@ refit_status refit_archive_describe(const refit_archive *archive, uint32_t index
     rft_archive_entry_name(&archive->folder.entries[index], name);
     refit_status status = rft_archive_header_describe(&reader.header, name, info, error);
     rft_archive_reader_close(&reader);
+    return status;
+}
+
+/* ---- Removing old versions
+ *
+ * Old versions removed: refit_archive_prune.
+ *
+ *     [anchor delta delta][anchor delta][anchor delta delta]      with two anchors kept:
+ *      3rd    2nd   1st                                            removed in this order
+ *
+ * Chain by chain, the oldest first, and each from its last file to its anchor, which goes when the
+ * others are seen to be gone from the disk. So wherever it ends, killed or refused, every file that
+ * is left has all the files that it builds on.
+ */
+
+/* Looks at the file, once. One that cannot be read begins no chain: it goes with the one before. */
+static bool is_anchor(refit_archive *archive, rft_archive_entry *entry)
+{
+    rft_archive_reader reader;
+    if (entry->kind == RFT_ARCHIVE_UNSEEN) {
+        entry->kind = RFT_ARCHIVE_DELTA;
+        if (rft_archive_reader_find(&archive->folder, entry, &archive->limits, &reader, NULL) ==
+            REFIT_OK) {
+            if (reader.header.base == 0) entry->kind = RFT_ARCHIVE_ANCHOR;
+            rft_archive_reader_close(&reader);
+        }
+    }
+    return entry->kind == RFT_ARCHIVE_ANCHOR;
+}
+
+/* Where the last so many chains begin; 0 if there are no more than that. */
+static uint32_t find_cut(refit_archive *archive, uint32_t anchors)
+{
+    for (uint32_t i = archive->folder.count; i-- > 0;) {
+        if (is_anchor(archive, &archive->folder.entries[i]) && --anchors == 0) return i;
+    }
+    return 0;
+}
+
+static refit_status sync_folder(const refit_archive *archive, refit_error *error)
+{
+    return fsync(archive->folder.dir) == 0 ? REFIT_OK : rft_disk_fail(error, "write", "the folder");
+}
+
+static refit_status remove_file(refit_archive *archive, rft_archive_entry *entry,
+                                refit_error *error)
+{
+    char name[RFT_ARCHIVE_NAME];
+    rft_archive_entry_name(entry, name);
+    if (unlinkat(archive->folder.dir, name, 0) != 0 && errno != ENOENT) {
+        return rft_disk_fail(error, "remove", name);
+    }
+    const rft_held *held = &archive->held;
+    if (held->version == entry->version && held->epoch == entry->epoch)
+        archive->held = (rft_held){0};
+    entry->kind = RFT_ARCHIVE_REMOVED;
+    return REFIT_OK;
+}
+
+/* The files from `first` on, before `end`: what an anchor begins, or what has lost its anchor. */
+static refit_status remove_chain(refit_archive *archive, uint32_t first, uint32_t end,
+                                 refit_error *error)
+{
+    rft_archive_entry *entries = archive->folder.entries;
+    for (uint32_t i = end; i-- > first + 1;)
+        RFT_TRY(remove_file(archive, &entries[i], error));
+    if (end - first > 1) RFT_TRY(sync_folder(archive, error));
+    return remove_file(archive, &entries[first], error);
+}
+
+static refit_status remove_before(refit_archive *archive, uint32_t cut, refit_error *error)
+{
+    for (uint32_t first = 0, end; first < cut; first = end) {
+        end = first + 1;
+        while (end < cut && !is_anchor(archive, &archive->folder.entries[end]))
+            end++;
+        RFT_TRY(remove_chain(archive, first, end, error));
+    }
+    return sync_folder(archive, error);
+}
+
+refit_status refit_archive_prune(refit_archive *archive, uint32_t anchors, uint32_t *removed,
+                                 refit_error *error)
+{
+    RFT_REFUSE_IF(archive == NULL || anchors == 0, error, REFIT_ERR_INVALID,
+                  "refit_archive_prune needs an archive, and at least one anchor to keep");
+    RFT_REFUSE_IF(archive->folder.lock < 0 || archive->written, error, REFIT_ERR_STATE,
+                  "files are removed from an archive that is open for writing, between versions");
+    const uint32_t before = archive->folder.count, cut = find_cut(archive, anchors);
+    refit_status status = cut == 0 ? REFIT_OK : remove_before(archive, cut, error);
+    rft_archive_folder_drop(&archive->folder);
+    if (removed != NULL) *removed = before - archive->folder.count;
     return status;
 }
