@@ -11,8 +11,8 @@
 #include "kernels/delta.h"
 #include "kernels/digest.h"
 
-/* ---- refit's, block by block, by the kernels; wire/sparse.c and wire/assembly.c do the same with
- * the version around it ---- */
+/* ---- refit's, block by block, by the kernels; wire/sparse.c and wire/reassembly.c do the same
+ * with the version around it ---- */
 
 typedef enum block_mode { MODE_SAME, MODE_SPARSE, MODE_DENSE } block_mode;
 

@@ -20,7 +20,7 @@ static refit_status read_config(const refit_config *config, refit_archive_mode m
     archive->anchor_every = own.archive_anchor_every;
     if (mode != REFIT_ARCHIVE_WRITE || own.broadcast_compress == REFIT_COMPRESS_NONE)
         return REFIT_OK;
-    return rft_packer_open(own.broadcast_compress_level, &archive->packer, error);
+    return rft_frame_codec_open(own.broadcast_compress_level, &archive->codec, error);
 }
 
 refit_status refit_archive_open(const char *folder, refit_archive_mode mode,
@@ -40,7 +40,7 @@ refit_status refit_archive_open(const char *folder, refit_archive_mode mode,
     if (status == REFIT_OK) {
         *out = archive;
     } else {
-        rft_packer_close(archive->packer);
+        rft_frame_codec_close(archive->codec);
         rft_free(archive);
     }
     return status;
@@ -54,7 +54,7 @@ void refit_archive_close(refit_archive *archive)
     rft_archive_folder_close(&archive->folder);
     rft_bytes_close(&archive->modes);
     rft_bytes_close(&archive->scratch);
-    rft_packer_close(archive->packer);
+    rft_frame_codec_close(archive->codec);
     rft_free(archive->slice);
     rft_free(archive);
 }

@@ -76,7 +76,7 @@ void rft_archive_reader_close(rft_archive_reader *reader)
     rft_free(reader->digests);
     rft_free(reader->changes);
     rft_free(reader->seen);
-    rft_packer_close(reader->packer);
+    rft_frame_codec_close(reader->codec);
     rft_free(reader->slice);
     rft_free(reader->begin);
     rft_free(reader->payload);
@@ -242,7 +242,7 @@ refit_status rft_archive_reader_verify(const rft_archive_reader *reader, const u
  *
  * Reading the frames of an archive's file.
  *
- * A frame is applied in a buffer of its own (wire/assembly, over a slice of the base) and then
+ * A frame is applied in a buffer of its own (wire/reassembly, over a slice of the base) and then
  * takes its place in the image: one image suffices for a chain of any length. The modes of blocks
  * are counted, tensor by tensor, against what the file says of its changes, so that what it says
  * about itself is what it holds. Format 1 says nothing of tensors: there the blocks are asked.
@@ -305,9 +305,9 @@ static refit_status unpack(rft_archive_reader *reader, const rft_archive_frame *
                            rft_view *payload, refit_error *error)
 {
     const rft_view planes = {frame->planes, sizeof frame->planes};
-    if (reader->packer == NULL) RFT_TRY(rft_packer_open(1, &reader->packer, error));
-    return rft_packer_unpack(reader->packer, &reader->slice->manifest, &reader->slice->frame,
-                             modes_of(reader), planes, *payload, payload, error);
+    if (reader->codec == NULL) RFT_TRY(rft_frame_codec_open(1, &reader->codec, error));
+    return rft_frame_codec_unpack(reader->codec, &reader->slice->manifest, &reader->slice->frame,
+                                  modes_of(reader), planes, *payload, payload, error);
 }
 
 /* Dense blocks that were packed: one behind the other, as long as they must be. */
@@ -329,11 +329,11 @@ static refit_status assemble(rft_archive_reader *reader, uint64_t hash, rft_view
     rft_message message = {.kind = RFT_FRAME};
     message.as.frame.hash = hash;
     message.as.frame.modes = (rft_view){modes_of(reader), slice->frame.blocks};
-    rft_assembly *assembly;
-    RFT_TRY(rft_assembly_open(&slice->manifest, reader->staging,
-                              reader->header.base == 0 ? NULL : place, &assembly, error));
-    refit_status status = rft_assembly_take(assembly, &message, payload, error);
-    rft_assembly_close(assembly);
+    rft_reassembly *reassembly;
+    RFT_TRY(rft_reassembly_open(&slice->manifest, reader->staging,
+                                reader->header.base == 0 ? NULL : place, &reassembly, error));
+    refit_status status = rft_reassembly_take(reassembly, &message, payload, error);
+    rft_reassembly_close(reassembly);
     RFT_TRY(status);
     for (uint32_t i = 0; i < slice->frame.blocks; i++) {
         const rft_block *block = &slice->blocks[i];

@@ -18,7 +18,7 @@ typedef struct rft_archive_reader {
     /* while frames are read */
     rft_archive_change *seen; /* owned; a tensor: what the frames had so far */
     uint32_t packed;          /* frames that were */
-    rft_packer *packer;       /* owned; NULL: no frame was packed so far */
+    rft_frame_codec *codec;   /* owned; NULL: no frame was packed so far */
     rft_archive_slice *slice; /* owned */
     unsigned char *begin;     /* owned: a frame's beginning, its modes, its hash */
     unsigned char *payload;   /* owned: of the longest frame */

@@ -7,7 +7,7 @@
 #ifndef RFT_ARCHIVE_SLICE_H
 #define RFT_ARCHIVE_SLICE_H
 
-#include "wire/assembly.h"
+#include "wire/reassembly.h"
 
 /* Valid until the next cut; names and shapes are borrowed from the manifest. */
 typedef struct rft_archive_slice {

@@ -30,7 +30,7 @@ struct refit_archive {
     unsigned char *frame;        /* the new version's bytes */
     unsigned char *same;         /* a byte a block */
     rft_bytes modes, scratch;    /* of rft_frame_encode */
-    rft_packer *packer;          /* owned; NULL: files are not packed */
+    rft_frame_codec *codec;      /* owned; NULL: files are not packed */
     rft_archive_change *changes; /* a tensor */
     uint64_t *sums;              /* a tensor: of the digests of its parts */
     unsigned char *digests;      /* 8 bytes an original */

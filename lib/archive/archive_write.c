@@ -299,8 +299,9 @@ static refit_status pack_dense(refit_archive *archive, rft_frame *frame, refit_e
         const unsigned char *from = archive->frame + slice->blocks[i].offset;
         RFT_TRY(rft_bytes_append(blocks, from, (size_t)slice->blocks[i].bytes, error));
     }
-    RFT_TRY(rft_packer_pack(archive->packer, &slice->manifest, &slice->frame, archive->modes.data,
-                            rft_bytes_view(blocks), &packed, frame->planes, error));
+    RFT_TRY(rft_frame_codec_pack(archive->codec, &slice->manifest, &slice->frame,
+                                 archive->modes.data, rft_bytes_view(blocks), &packed,
+                                 frame->planes, error));
     if (packed.count == 0) return REFIT_OK;
     frame->payload = packed;
     frame->packed = true;
@@ -316,11 +317,11 @@ static refit_status encode(refit_archive *archive, bool anchor, rft_frame *frame
         .image = archive->frame,
         .same = anchor ? NULL : archive->same,
         .base = anchor ? NULL : archive->image + slice->offset,
-        .packer = archive->packer,
+        .codec = archive->codec,
     };
     RFT_TRY(rft_frame_encode(&slice->manifest, 0, &source, &archive->modes, &archive->scratch,
                              frame, error));
-    if (archive->packer == NULL || frame->counts.dense < slice->frame.blocks) return REFIT_OK;
+    if (archive->codec == NULL || frame->counts.dense < slice->frame.blocks) return REFIT_OK;
     return pack_dense(archive, frame, error);
 }
 

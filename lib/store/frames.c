@@ -45,7 +45,7 @@ typedef struct frame_entry {
 typedef struct frame_mailbox {
     rft_bytes modes;
     rft_bytes scratch;
-    rft_packer *packer;      /* NULL: not needed so far */
+    rft_frame_codec *codec;  /* NULL: not needed so far */
     rft_retire_list retired; /* buffers that are still in flight */
     rft_frames_counts counts;
 } frame_mailbox;
@@ -124,7 +124,7 @@ void rft_frames_close(rft_frames *frames, rft_retire_list *retired)
         rft_retire_list_move(retired, &frames->mailboxes[i].retired);
         rft_bytes_close(&frames->mailboxes[i].modes);
         rft_bytes_close(&frames->mailboxes[i].scratch);
-        rft_packer_close(frames->mailboxes[i].packer);
+        rft_frame_codec_close(frames->mailboxes[i].codec);
     }
     rft_free(frames);
 }
@@ -223,9 +223,9 @@ static refit_status entry_fill(rft_frames *frames, frame_mailbox *mailbox, const
     rft_frame_source source = source_for(frames, store, sequence, coding);
     entry->version = 0;
     if (coding == RFT_CODING_PACKED) {
-        if (mailbox->packer == NULL)
-            RFT_TRY(rft_packer_open(frames->level, &mailbox->packer, error));
-        source.packer = mailbox->packer;
+        if (mailbox->codec == NULL)
+            RFT_TRY(rft_frame_codec_open(frames->level, &mailbox->codec, error));
+        source.codec = mailbox->codec;
     }
     RFT_TRY(rft_frame_encode(frames->manifest, sequence, &source, &mailbox->modes,
                              &mailbox->scratch, &frame, error));

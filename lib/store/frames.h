@@ -15,7 +15,7 @@
 #include "base/pool.h"
 #include "net/channel.h"
 #include "store/store.h"
-#include "wire/assembly.h"
+#include "wire/reassembly.h"
 
 typedef enum rft_coding {
     RFT_CODING_WHOLE,  /* for a worker that has no base */

@@ -1,10 +1,10 @@
 /*
  * One version on its way in.
  *
- * Through the socket: the window of credits is kept full, frames go into the assembly (which copies
- * and digests them), and when all are in and SEAL is known, the assembly verifies. The window
- * bounds the credits granted with PULL (wire/credit.h); as many frames may be asked for again with
- * RESEND, and no more wait at once.
+ * Through the socket: the window of credits is kept full, frames go into the reassembly (which
+ * copies and digests them), and when all are in and SEAL is known, the reassembly verifies. The
+ * window bounds the credits granted with PULL (wire/credit.h); as many frames may be asked for
+ * again with RESEND, and no more wait at once.
  *
  * In memory of the publisher (its shared memory, or its memory of the GPU that both are on) the
  * version does not travel: it is mapped, and SEAL's digests are checked against each other, or,
@@ -20,7 +20,6 @@
 #include "base/clock.h"
 #include "base/log.h"
 #include "wire/credit.h"
-#include "wire/seal.h"
 #include "wire/share.h"
 
 /* Missing frames named in one RESEND; others follow at the next beat. */
@@ -152,21 +151,21 @@ void rft_receive_init(rft_receive *receive, const refit_config *config, rft_imag
         .config = config, .images = images, .sender = sender, .verify_bytes = VERIFY_BYTES};
 }
 
-static void close_assembly(rft_receive *receive)
+static void close_reassembly(rft_receive *receive)
 {
-    rft_assembly_close(receive->assembly);
-    receive->assembly = NULL;
+    rft_reassembly_close(receive->reassembly);
+    receive->reassembly = NULL;
     rft_free(receive->resends);
     receive->resends = NULL;
-    rft_catalog_release(receive->assembly_catalog);
-    receive->assembly_catalog = NULL;
+    rft_catalog_release(receive->reassembly_catalog);
+    receive->reassembly_catalog = NULL;
 }
 
 void rft_receive_close(rft_receive *receive)
 {
     rft_receive_drop(receive);
     gpu_verify_close(&receive->gpu, receive->config->broadcast_linger_ms);
-    close_assembly(receive);
+    close_reassembly(receive);
     rft_bytes_close(&receive->tensor_digests);
 }
 
@@ -254,23 +253,23 @@ static refit_status check_base(const rft_receive *receive, const rft_image *held
     return REFIT_OK;
 }
 
-/* The assembly belongs to a manifest; versions of one manifest share it. */
-static refit_status prepare_assembly(rft_receive *receive, const unsigned char *base,
-                                     refit_error *error)
+/* The reassembly belongs to a manifest; versions of one manifest share it. */
+static refit_status prepare_reassembly(rft_receive *receive, const unsigned char *base,
+                                       refit_error *error)
 {
     const rft_manifest *manifest = receive->catalog->manifest;
     unsigned char *memory = rft_image_writable(receive->image);
-    if (receive->assembly_catalog == receive->catalog) {
-        rft_assembly_reset(receive->assembly, memory, base);
+    if (receive->reassembly_catalog == receive->catalog) {
+        rft_reassembly_reset(receive->reassembly, memory, base);
         memset(receive->resends, 0, manifest->frame_count * sizeof *receive->resends);
         return REFIT_OK;
     }
-    close_assembly(receive);
+    close_reassembly(receive);
     receive->resends = rft_calloc((size_t)manifest->frame_count + 1, sizeof *receive->resends);
     RFT_REFUSE_IF(receive->resends == NULL, error, REFIT_ERR_HOST_MEMORY,
                   "no memory to follow %u frames", manifest->frame_count);
-    RFT_TRY(rft_assembly_open(manifest, memory, base, &receive->assembly, error));
-    receive->assembly_catalog = rft_catalog_acquire(receive->catalog);
+    RFT_TRY(rft_reassembly_open(manifest, memory, base, &receive->reassembly, error));
+    receive->reassembly_catalog = rft_catalog_acquire(receive->catalog);
     return REFIT_OK;
 }
 
@@ -278,7 +277,8 @@ static refit_status prepare_assembly(rft_receive *receive, const unsigned char *
  * grants none that no frame is left for. */
 static void pull(rft_receive *receive)
 {
-    uint32_t left = receive->catalog->manifest->frame_count - rft_assembly_taken(receive->assembly);
+    uint32_t left =
+        receive->catalog->manifest->frame_count - rft_reassembly_taken(receive->reassembly);
     bool last = left <= receive->window;
     int32_t room = (int32_t)(last ? left : receive->window) * RFT_CREDIT - receive->in_flight;
     bool waits = !last && receive->in_flight > (int32_t)receive->window * RFT_CREDIT / 2;
@@ -380,9 +380,9 @@ static refit_status settle(rft_receive *receive, refit_error *error)
 {
     if (receive->phase != RFT_RECEIVE_FETCHING || !receive->sealed) return REFIT_OK;
     if (receive->path != REFIT_PATH_SOCKET) return settle_mapped(receive, error);
-    if (!rft_assembly_complete(receive->assembly)) return REFIT_OK;
+    if (!rft_reassembly_complete(receive->reassembly)) return REFIT_OK;
     rft_message seal = seal_of(receive);
-    RFT_TRY(rft_assembly_verify(receive->assembly, &seal, error));
+    RFT_TRY(rft_reassembly_verify(receive->reassembly, &seal, error));
     receive->phase = RFT_RECEIVE_COMPLETE;
     return REFIT_OK;
 }
@@ -392,7 +392,7 @@ static refit_status take_image(rft_receive *receive, const rft_image *held, refi
     if (receive->path != REFIT_PATH_SOCKET) return map_image(receive, error);
     RFT_TRY(check_base(receive, held, error));
     RFT_TRY(rft_images_take_owned(receive->images, receive->catalog, &receive->image, error));
-    return prepare_assembly(receive, receive->base == 0 ? NULL : held->bytes, error);
+    return prepare_reassembly(receive, receive->base == 0 ? NULL : held->bytes, error);
 }
 
 refit_status rft_receive_start(rft_receive *receive, const rft_image *held, refit_error *error)
@@ -433,7 +433,7 @@ refit_status rft_receive_frame(rft_receive *receive, const rft_message *frame, r
     if (!ours) return REFIT_OK;
     receive->quiet_since = 0;
     receive->bytes_received += payload.count;
-    refit_status status = rft_assembly_take(receive->assembly, frame, payload, error);
+    refit_status status = rft_reassembly_take(receive->reassembly, frame, payload, error);
     if (status == REFIT_ERR_CORRUPT) {
         receive->bad_frames++;
         status = ask_again(receive, &frame->as.frame.sequence, 1, error);
@@ -484,10 +484,10 @@ refit_status rft_receive_beat(rft_receive *receive, uint32_t heartbeat_ms, int64
     uint32_t lost = receive->window;
     uint32_t missing[RESEND_MOST];
     uint32_t count = 0;
-    uint32_t next = rft_assembly_missing(receive->assembly, 0, frames);
+    uint32_t next = rft_reassembly_missing(receive->reassembly, 0, frames);
     while (next != UINT32_MAX && count < lost && count < RESEND_MOST) {
         missing[count++] = next;
-        next = rft_assembly_missing(receive->assembly, next + 1, frames);
+        next = rft_reassembly_missing(receive->reassembly, next + 1, frames);
     }
     return count == 0 ? REFIT_OK : ask_again(receive, missing, count, error);
 }

@@ -19,7 +19,7 @@
 
 #include "store/copy_queue.h"
 #include "subscriber/images.h"
-#include "wire/assembly.h"
+#include "wire/reassembly.h"
 
 /* Queues one message for the publisher. */
 typedef struct rft_sender {
@@ -74,12 +74,12 @@ typedef struct rft_receive {
     rft_gpu_verify gpu;       /* the same in the GPU's memory */
     uint64_t verify_bytes;    /* that one call of verify reads at most */
 
-    rft_assembly *assembly;        /* of assembly_catalog; kept for the next version */
-    rft_catalog *assembly_catalog; /* the manifest it was opened for */
-    uint16_t *resends;             /* how often each frame was asked for again */
-    uint32_t window;               /* credits in flight at most */
-    int32_t in_flight;             /* parts of credits that were granted and are not used up by
-                                      what has arrived; a frame may use more than is left */
+    rft_reassembly *reassembly;      /* of reassembly_catalog; kept for the next version */
+    rft_catalog *reassembly_catalog; /* the manifest it was opened for */
+    uint16_t *resends;               /* how often each frame was asked for again */
+    uint32_t window;                 /* credits in flight at most */
+    int32_t in_flight;               /* parts of credits that were granted and are not used up by
+                                        what has arrived; a frame may use more than is left */
     int64_t quiet_since; /* first beat since the last frame, or the last asking; 0: none */
 
     uint64_t bytes_received; /* payload, since it was opened */

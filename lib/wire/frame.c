@@ -14,7 +14,7 @@
 
 #include "base/checked.h"
 #include "kernels/digest.h"
-#include "wire/assembly.h"
+#include "wire/reassembly.h"
 #include "wire/sparse.h"
 
 typedef struct frame_gather {
@@ -146,11 +146,11 @@ static rft_view whole(frame_gather *gather)
 
 static refit_status pack(const frame_gather *gather, rft_frame *frame, refit_error *error)
 {
-    rft_packer *packer = gather->source->packer;
+    rft_frame_codec *codec = gather->source->codec;
     rft_view packed = {0};
-    if (packer == NULL || frame->payload.count == 0) return REFIT_OK;
-    RFT_TRY(rft_packer_pack(packer, gather->manifest, gather->span, gather->modes, frame->payload,
-                            &packed, frame->planes, error));
+    if (codec == NULL || frame->payload.count == 0) return REFIT_OK;
+    RFT_TRY(rft_frame_codec_pack(codec, gather->manifest, gather->span, gather->modes,
+                                 frame->payload, &packed, frame->planes, error));
     frame->packed = packed.count > 0;
     if (frame->packed) frame->payload = packed;
     return REFIT_OK;

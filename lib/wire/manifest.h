@@ -1,5 +1,6 @@
 /*
- * manifest: which tensors a version has, where each lies in the store, and how frames cut it up.
+ * manifest: which tensors a version has, where each lies in the store, and how it is partitioned
+ * into frames.
  *
  * Everything here follows from the list of tensors and the frame size alone, so both ends compute
  * the same. Tensors lie one behind the other, each aligned to 64 bytes (tied ones lie where their

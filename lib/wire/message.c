@@ -12,8 +12,8 @@
 #include "base/checked.h"
 #include "base/text.h"
 #include "wire/fields.h"
+#include "wire/frame_codec.h"
 #include "wire/manifest.h"
-#include "wire/packer.h"
 #include "wire/share.h"
 
 #define WORKER_MOST  63u  /* what refit_worker_info can show */
@@ -259,4 +259,24 @@ void rft_message_say_protocols(uint32_t trainer, uint32_t worker, char text[RFT_
                  "release of refit on the %s's side",
                  trainer, worker, trainer > worker ? "trainer" : "worker",
                  trainer > worker ? "worker" : "trainer");
+}
+
+/* ---- Limits
+ *
+ * Taken from a configuration that was checked when its object was opened.
+ */
+
+rft_limits rft_limits_from(const refit_config *config)
+{
+    return (rft_limits){
+        .tensors = config->limits_tensors,
+        .rank = config->limits_rank,
+        .name_bytes = config->limits_name_bytes,
+        .message_bytes = config->limits_message_bytes,
+        .manifest_bytes = config->limits_manifest_bytes,
+        .frame_bytes = config->limits_frame_bytes,
+        .version_bytes = config->limits_version_bytes,
+        .blocks = config->limits_blocks,
+        .window = config->limits_window,
+    };
 }

@@ -15,8 +15,26 @@
 
 #include <stdbool.h>
 
+#include <refit/config.h>
+
 #include "wire/bytes.h"
-#include "wire/limits.h"
+
+/* What the wire accepts at most, from limits.* of the configuration. */
+typedef struct rft_limits {
+    uint32_t tensors;
+    uint32_t rank;
+    uint32_t name_bytes;
+    uint64_t message_bytes;
+    uint64_t manifest_bytes;
+    uint64_t frame_bytes;
+    uint64_t version_bytes;
+    uint64_t memory_bytes; /* of this machine, which has to hold a version; 0: not looked at */
+    uint32_t blocks;
+    bool blocks_told; /* `blocks` is what those who sent the list said, and not the user's choice */
+    uint32_t window;
+} rft_limits;
+
+rft_limits rft_limits_from(const refit_config *config);
 
 #define RFT_PROTOCOL 1
 
@@ -128,7 +146,7 @@ typedef struct rft_message {
             uint32_t sequence;
             uint64_t hash;   /* XXH3-64 of the payload */
             rft_view modes;  /* one rft_block_mode byte per block of the frame */
-            rft_view planes; /* RFT_PACK_BYTES of packer.h; empty: the payload is not packed */
+            rft_view planes; /* RFT_PACK_BYTES of frame_codec.h; empty: the payload is not packed */
         } frame;
         struct {
             uint64_t version;

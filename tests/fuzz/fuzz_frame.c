@@ -21,7 +21,7 @@
 #include "frame_manifest.h"
 #include "fuzz.h"
 #include "kernels/digest.h"
-#include "wire/assembly.h"
+#include "wire/reassembly.h"
 #include "wire/sparse.h"
 
 #define HEADER     7u
@@ -35,7 +35,7 @@
 
 typedef struct fixture {
     rft_manifest *manifest;
-    rft_assembly *assembly;
+    rft_reassembly *reassembly;
     unsigned char *staging;
     unsigned char *base;
     fuzz_room room;         /* of the payload, as of all that a sanitizer watches */
@@ -54,7 +54,7 @@ static fixture *fixture_for_all(void)
     f.base = calloc(1, f.manifest->store_bytes);
     FUZZ_REQUIRE(f.staging != NULL && f.base != NULL);
     memset(f.base, FRAME_BASE_BYTE, f.manifest->store_bytes);
-    FUZZ_REQUIRE(rft_assembly_open(f.manifest, f.staging, NULL, &f.assembly, NULL) == REFIT_OK);
+    FUZZ_REQUIRE(rft_reassembly_open(f.manifest, f.staging, NULL, &f.reassembly, NULL) == REFIT_OK);
     return &f;
 }
 
@@ -111,10 +111,10 @@ static void set_all_parts(fixture *f, uint32_t sequence, rft_view modes, size_t 
 
 static void take(fixture *f, const rft_message *frame, size_t count)
 {
-    uint32_t before = rft_assembly_taken(f->assembly);
+    uint32_t before = rft_reassembly_taken(f->reassembly);
     refit_status status =
-        rft_assembly_take(f->assembly, frame, (rft_view){f->payload, count}, NULL);
-    uint32_t more = rft_assembly_taken(f->assembly) - before;
+        rft_reassembly_take(f->reassembly, frame, (rft_view){f->payload, count}, NULL);
+    uint32_t more = rft_reassembly_taken(f->reassembly) - before;
     FUZZ_REQUIRE(status == REFIT_OK ? more <= 1 : more == 0);
     FUZZ_REQUIRE(status == REFIT_OK || status == REFIT_ERR_PROTOCOL ||
                  status == REFIT_ERR_CORRUPT || status == REFIT_ERR_STALE);
@@ -153,7 +153,7 @@ static size_t run_frame(fixture *f, const uint8_t *at, size_t left)
     if ((at[0] & HAS_PARTS) != 0 && !packed) set_all_parts(f, at[1], frame.as.frame.modes, count);
     frame.as.frame.hash = XXH3_64bits(f->payload, count) ^ ((at[0] & HAS_HASH) == 0 ? 1 : 0);
     if ((at[0] & STARTS) != 0)
-        rft_assembly_reset(f->assembly, f->staging, (at[0] & HAS_BASE) != 0 ? f->base : NULL);
+        rft_reassembly_reset(f->reassembly, f->staging, (at[0] & HAS_BASE) != 0 ? f->base : NULL);
     take(f, &frame, count);
     return used;
 }
@@ -174,22 +174,22 @@ static void check_complete(const fixture *f)
     rft_message seal = {.kind = RFT_SEAL};
     seal.as.seal.digest = rft_version_digest(f->manifest, numbers);
     seal.as.seal.tensors = (rft_view){bytes, 8 * (size_t)next};
-    FUZZ_REQUIRE(rft_assembly_verify(f->assembly, &seal, NULL) == REFIT_OK);
+    FUZZ_REQUIRE(rft_reassembly_verify(f->reassembly, &seal, NULL) == REFIT_OK);
     FUZZ_REQUIRE(rft_image_verify(f->manifest, f->staging, &seal, NULL) == REFIT_OK);
     bytes[0] ^= 1;
-    FUZZ_REQUIRE(rft_assembly_verify(f->assembly, &seal, NULL) == REFIT_ERR_CORRUPT);
+    FUZZ_REQUIRE(rft_reassembly_verify(f->reassembly, &seal, NULL) == REFIT_ERR_CORRUPT);
     fuzz_taken++;
 }
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 {
     fixture *f = fixture_for_all();
-    rft_assembly_reset(f->assembly, f->staging, NULL);
+    rft_reassembly_reset(f->reassembly, f->staging, NULL);
     while (size >= HEADER) {
         size_t used = run_frame(f, data, size);
         data += used;
         size -= used;
     }
-    if (rft_assembly_complete(f->assembly)) check_complete(f);
+    if (rft_reassembly_complete(f->reassembly)) check_complete(f);
     return 0;
 }

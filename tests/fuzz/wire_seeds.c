@@ -1,6 +1,6 @@
 /*
  * Writes the seeds of the wire's fuzz targets: FOLDER/message, FOLDER/manifest, FOLDER/frame and
- * FOLDER/packer, which must exist. Run it again after a change of the message tables.
+ * FOLDER/codec, which must exist. Run it again after a change of the message tables.
  */
 #include <stdio.h>
 #include <stdlib.h>
@@ -10,8 +10,8 @@
 #include "tests/support/seeded.h"
 #include "tests/wire/tensor_samples.h"
 #include "tests/wire/wire_samples.h"
-#include "wire/assembly.h"
-#include "wire/packer.h"
+#include "wire/frame_codec.h"
+#include "wire/reassembly.h"
 #include "wire/sparse.h"
 
 static void write_seed(const char *folder, const char *target, const char *name, rft_view bytes)
@@ -107,7 +107,7 @@ static void write_dense_frames(const char *folder)
 
 /* One frame of which `every` so many bytes changed, by `step`, as its publisher codes it. */
 static void write_coded_frame(const char *folder, uint32_t sequence, uint32_t every,
-                              unsigned char step, rft_packer *packer)
+                              unsigned char step, rft_frame_codec *codec)
 {
     rft_manifest *manifest = frame_manifest_open();
     unsigned char *images = malloc(2 * manifest->store_bytes), *image = images;
@@ -116,7 +116,7 @@ static void write_coded_frame(const char *folder, uint32_t sequence, uint32_t ev
     for (uint64_t at = 3; at < manifest->store_bytes; at += every)
         image[at] = (unsigned char)(image[at] + step);
     const rft_frame_source source = {
-        .image = image, .base = images + manifest->store_bytes, .packer = packer};
+        .image = image, .base = images + manifest->store_bytes, .codec = packer};
     rft_bytes modes = {0}, scratch = {0}, seed = {0};
     rft_frame frame;
     if (rft_frame_encode(manifest, sequence, &source, &modes, &scratch, &frame, NULL) != REFIT_OK)
@@ -146,17 +146,17 @@ static void write_coded_frame(const char *folder, uint32_t sequence, uint32_t ev
 static void write_frames(const char *folder)
 {
     write_dense_frames(folder);
-    rft_packer *packer = NULL;
-    if (rft_packer_open(3, &packer, NULL) != REFIT_OK) exit(1);
+    rft_frame_codec *codec = NULL;
+    if (rft_frame_codec_open(3, &codec, NULL) != REFIT_OK) exit(1);
     for (int packed = 0; packed < 2; packed++) {
-        rft_packer *with = packed != 0 ? packer : NULL;
+        rft_frame_codec *with = packed != 0 ? packer : NULL;
         write_coded_frame(folder, 0, 400, 1, with);
         write_coded_frame(folder, 1, 2000, 7, with);
         write_coded_frame(folder, 2, 6, 1, with);
         write_coded_frame(folder, 2, 50, 40, with);
         write_coded_frame(folder, 2, 14, 0x85, with);
     }
-    rft_packer_close(packer);
+    rft_frame_codec_close(codec);
 }
 
 /* Its blocks' parts go to the planes that they travel in. */
@@ -206,7 +206,7 @@ static void write_planes(const char *folder, uint32_t sequence, uint32_t every, 
     }
     char name[48];
     (void)snprintf(name, sizeof name, "planes-%u-%u-%u", sequence, every, flags);
-    write_seed(folder, "packer", name, rft_bytes_view(&seed));
+    write_seed(folder, "frame_codec", name, rft_bytes_view(&seed));
     rft_bytes_close(&seed);
     free(images);
     rft_manifest_close(manifest);

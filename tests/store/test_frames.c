@@ -100,31 +100,31 @@ static void frames_make_the_version_again(void **state)
     for (rft_coding coding = 0; coding < RFT_CODINGS; coding++) {
         frames_bench bench;
         sample_version base, now;
-        rft_assembly *assembly = NULL;
+        rft_reassembly *reassembly = NULL;
         open_bench(&bench);
         const rft_manifest *manifest = bench.store->manifest;
         sample_open(&base, 2);
         sample_open(&now, 3);
         unsigned char *image = calloc(1, manifest->store_bytes);
         assert_non_null(image);
-        assert_int_equal(rft_assembly_open(manifest, image,
-                                           coding == RFT_CODING_WHOLE ? NULL : base.image,
-                                           &assembly, NULL),
+        assert_int_equal(rft_reassembly_open(manifest, image,
+                                             coding == RFT_CODING_WHOLE ? NULL : base.image,
+                                             &reassembly, NULL),
                          REFIT_OK);
         for (uint32_t i = 0; i < manifest->frame_count; i++) {
             rft_message message;
             rft_encoded frame = encode(&bench, i, coding);
             assert_int_equal(rft_message_decode(frame.message, &bench.limits, &message, NULL),
                              REFIT_OK);
-            assert_int_equal(rft_assembly_take(assembly, &message, frame.payload.bytes, NULL),
+            assert_int_equal(rft_reassembly_take(reassembly, &message, frame.payload.bytes, NULL),
                              REFIT_OK);
         }
-        assert_true(rft_assembly_complete(assembly));
+        assert_true(rft_reassembly_complete(reassembly));
         for (uint32_t i = 0; i < manifest->count; i++) {
             const rft_manifest_tensor *tensor = &manifest->tensors[i];
             assert_memory_equal(image + tensor->offset, now.image + tensor->offset, tensor->bytes);
         }
-        rft_assembly_close(assembly);
+        rft_reassembly_close(reassembly);
         free(image);
         sample_close(&base);
         sample_close(&now);

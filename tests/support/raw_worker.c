@@ -34,11 +34,11 @@ void raw_worker_open_as(raw_worker *worker, const char *endpoint, const char *na
 
 static void drop_images(raw_worker *worker)
 {
-    rft_assembly_close(worker->assembly);
+    rft_reassembly_close(worker->reassembly);
     free(worker->staging);
     free(worker->base);
     rft_segment_close(&worker->mapped);
-    worker->assembly = NULL;
+    worker->reassembly = NULL;
     worker->staging = NULL;
     worker->base = NULL;
 }
@@ -85,13 +85,13 @@ static void take_manifest(raw_worker *worker)
 
 static void take_frame(raw_worker *worker)
 {
-    bool ours = worker->assembly != NULL &&
+    bool ours = worker->reassembly != NULL &&
                 worker->heard.as.frame.version == worker->offer.as.offer.version;
     if (!ours) return;
     const unsigned char *modes = worker->heard.as.frame.modes.data;
     for (size_t i = 0; i < worker->heard.as.frame.modes.count; i++)
         worker->sparse_blocks += modes[i] == RFT_BLOCK_SPARSE;
-    assert_int_equal(rft_assembly_take(worker->assembly, &worker->heard, worker->payload, NULL),
+    assert_int_equal(rft_reassembly_take(worker->reassembly, &worker->heard, worker->payload, NULL),
                      REFIT_OK);
 }
 
@@ -203,8 +203,8 @@ void raw_worker_join(raw_worker *worker)
 static void prepare_images(raw_worker *worker)
 {
     bool base = worker->offer.as.offer.base != 0;
-    rft_assembly_close(worker->assembly);
-    worker->assembly = NULL;
+    rft_reassembly_close(worker->reassembly);
+    worker->reassembly = NULL;
     if (!base) {
         free(worker->base);
         worker->base = NULL;
@@ -213,9 +213,9 @@ static void prepare_images(raw_worker *worker)
     worker->staging = calloc(1, worker->manifest->store_bytes);
     assert_non_null(worker->staging);
     assert_true(!base || worker->base != NULL);
-    assert_int_equal(
-        rft_assembly_open(worker->manifest, worker->staging, worker->base, &worker->assembly, NULL),
-        REFIT_OK);
+    assert_int_equal(rft_reassembly_open(worker->manifest, worker->staging, worker->base,
+                                         &worker->reassembly, NULL),
+                     REFIT_OK);
 }
 
 void raw_worker_offer(raw_worker *worker)
@@ -260,8 +260,8 @@ void raw_worker_fetch(raw_worker *worker)
 {
     uint32_t asked = 0, frames = worker->offer.as.offer.frames;
     if (worker->segment[0] != '\0') map_slot(worker);
-    while (worker->segment[0] == '\0' && !rft_assembly_complete(worker->assembly)) {
-        if (rft_assembly_taken(worker->assembly) == asked && asked < frames) {
+    while (worker->segment[0] == '\0' && !rft_reassembly_complete(worker->reassembly)) {
+        if (rft_reassembly_taken(worker->reassembly) == asked && asked < frames) {
             raw_worker_pull(worker, 1);
             asked++;
         }

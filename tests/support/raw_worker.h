@@ -11,7 +11,7 @@
 
 #include "net/channel.h"
 #include "store/segment.h"
-#include "wire/assembly.h"
+#include "wire/reassembly.h"
 
 #define RAW_WAIT_MS 20000u
 
@@ -36,7 +36,7 @@ typedef struct raw_worker {
     rft_digest128 digest; /* of the seal */
     uint64_t sums[256];   /* of the seal */
 
-    rft_assembly *assembly;
+    rft_reassembly *reassembly;
     uint32_t sparse_blocks; /* in the frames that it took, ever */
     unsigned char *staging; /* filled with frames */
     unsigned char *base;    /* the version held, if it came in frames */

@@ -6,7 +6,7 @@
 #ifndef SAMPLE_VERSION_H
 #define SAMPLE_VERSION_H
 
-#include "wire/assembly.h"
+#include "wire/reassembly.h"
 
 #define SAMPLE_TENSORS     6u
 #define SAMPLE_FRAME_BYTES (64u * 1024)

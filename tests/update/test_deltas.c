@@ -405,7 +405,7 @@ static void a_straggler_gets_what_was_coded_for_others(void **state)
             (void)raw_worker_expect(&raw, RFT_FRAME);
         }
         assert_true(raw.sparse_blocks > 0);
-        assert_int_equal(rft_assembly_taken(raw.assembly), frames);
+        assert_int_equal(rft_reassembly_taken(raw.reassembly), frames);
         check_raw(&play, &raw);
         raw_worker_close(&raw);
         end_play(&play);

@@ -39,14 +39,14 @@ void frame_rig_seal(frame_rig *f)
 
 void frame_rig_assemble(frame_rig *f)
 {
-    assert_int_equal(rft_assembly_open(f->manifest, f->staging, f->base, &f->assembly, NULL),
+    assert_int_equal(rft_reassembly_open(f->manifest, f->staging, f->base, &f->reassembly, NULL),
                      REFIT_OK);
 }
 
 void frame_rig_close(frame_rig *f)
 {
-    rft_packer_close(f->packer);
-    rft_assembly_close(f->assembly);
+    rft_frame_codec_close(f->codec);
+    rft_reassembly_close(f->reassembly);
     rft_manifest_close(f->manifest);
     rft_bytes_close(&f->modes);
     rft_bytes_close(&f->scratch);
@@ -79,8 +79,8 @@ rft_message frame_rig_encode(frame_rig *f, uint32_t sequence, const rft_frame_so
 
 void assert_staged(const frame_rig *f)
 {
-    assert_true(rft_assembly_complete(f->assembly));
-    assert_int_equal(rft_assembly_verify(f->assembly, &f->seal, NULL), REFIT_OK);
+    assert_true(rft_reassembly_complete(f->reassembly));
+    assert_int_equal(rft_reassembly_verify(f->reassembly, &f->seal, NULL), REFIT_OK);
     for (uint32_t i = 0; i < f->manifest->count; i++) {
         const rft_manifest_tensor *tensor = &f->manifest->tensors[i];
         assert_memory_equal(f->staging + tensor->offset, f->image + tensor->offset, tensor->bytes);
@@ -96,7 +96,7 @@ refit_status frame_rig_take_copy(frame_rig *f, const rft_message *frame, rft_vie
         memcpy(exact, payload.data, payload.count);
     }
     refit_status status =
-        rft_assembly_take(f->assembly, frame, bytes_view(exact, payload.count), NULL);
+        rft_reassembly_take(f->reassembly, frame, bytes_view(exact, payload.count), NULL);
     free(exact);
     return status;
 }
@@ -108,6 +108,6 @@ void assert_frame_refused(frame_rig *f, const rft_message *frame, rft_view paylo
     memcpy(before, f->staging, f->manifest->store_bytes);
     assert_int_equal(frame_rig_take_copy(f, frame, payload), REFIT_ERR_PROTOCOL);
     assert_memory_equal(before, f->staging, f->manifest->store_bytes);
-    assert_int_equal(rft_assembly_taken(f->assembly), 0);
+    assert_int_equal(rft_reassembly_taken(f->reassembly), 0);
     free(before);
 }

@@ -2,7 +2,7 @@
 #ifndef FRAME_RIG_H
 #define FRAME_RIG_H
 
-#include "wire/assembly.h"
+#include "wire/reassembly.h"
 
 #define FRAME_RIG_TENSORS 12u
 
@@ -14,11 +14,11 @@ typedef struct frame_rig {
     unsigned char *same; /* per block: 1 where image and base are equal */
     unsigned char digests[8 * FRAME_RIG_TENSORS];
     rft_message seal;
-    rft_assembly *assembly;
+    rft_reassembly *reassembly;
     rft_bytes modes;
     rft_bytes scratch;
     rft_frame_counts counts; /* of the frame that was encoded last */
-    rft_packer *packer;      /* NULL: frames travel unpacked */
+    rft_frame_codec *codec;  /* NULL: frames travel unpacked */
     uint32_t price;          /* of a changed element */
     rft_parts before, after; /* {0}: none are known */
     unsigned char planes[RFT_PACK_BYTES];

@@ -5,7 +5,7 @@
 
 #include <cmocka.h>
 
-#include "wire/limits.h"
+#include "wire/message.h"
 
 static void every_limit_has_its_key(void **state)
 {

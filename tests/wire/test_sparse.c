@@ -57,13 +57,13 @@ static void open_fixture(frame_rig *f, uint64_t seed)
 static void open_packing(frame_rig *f, uint64_t seed)
 {
     open_fixture(f, seed);
-    assert_int_equal(rft_packer_open(1 + (uint32_t)(seed % 5), &f->packer, NULL), REFIT_OK);
+    assert_int_equal(rft_frame_codec_open(1 + (uint32_t)(seed % 5), &f->codec, NULL), REFIT_OK);
 }
 
 static rft_message encode(frame_rig *f, uint32_t sequence, uint64_t worth, rft_view *payload)
 {
-    const rft_frame_source source = {f->image,  f->same,  f->base,   worth,
-                                     f->packer, f->price, f->before, f->after};
+    const rft_frame_source source = {f->image, f->same,  f->base,   worth,
+                                     f->codec, f->price, f->before, f->after};
     return frame_rig_encode(f, sequence, &source, payload);
 }
 
@@ -72,7 +72,7 @@ static void take_rest(frame_rig *f)
     for (uint32_t i = 0; i < f->manifest->frame_count; i++) {
         rft_view payload;
         rft_message frame = encode(f, i, 0, &payload);
-        assert_int_equal(rft_assembly_take(f->assembly, &frame, payload, NULL), REFIT_OK);
+        assert_int_equal(rft_reassembly_take(f->reassembly, &frame, payload, NULL), REFIT_OK);
     }
 }
 
@@ -128,11 +128,11 @@ static void packed_changes_make_the_version(void **state)
         open_packing(&f, seed);
         if (seed % 2 == 0) flatten(&f);
         for (uint32_t i = 0; i < f.manifest->frame_count; i++) {
-            rft_packer *packer = f.packer;
+            rft_frame_codec *codec = f.codec;
             rft_view plain, payload;
-            f.packer = NULL;
+            f.codec = NULL;
             (void)encode(&f, i, 0, &plain);
-            f.packer = packer;
+            f.codec = codec;
             rft_message frame = encode(&f, i, 0, &payload);
             assert_true(payload.count <= plain.count);
             packed += frame.as.frame.planes.count > 0;
@@ -141,7 +141,7 @@ static void packed_changes_make_the_version(void **state)
         take_rest(&f);
         assert_staged(&f);
         uint64_t before = rft_alloc_count();
-        rft_assembly_reset(f.assembly, f.staging, f.base);
+        rft_reassembly_reset(f.reassembly, f.staging, f.base);
         take_rest(&f);
         assert_int_equal(rft_alloc_count(), before);
         assert_staged(&f);
@@ -158,8 +158,8 @@ static void nothing_is_packed_of_a_frame_without_changes(void **state)
     unsigned char modes[RFT_FRAME_BLOCKS];
     memset(modes, RFT_BLOCK_SAME, sizeof modes);
     open_packing(&f, 2); /* a packer that has no memory yet */
-    assert_int_equal(rft_packer_pack(f.packer, f.manifest, &f.manifest->frames[0], modes,
-                                     bytes_view("", 0), &packed, f.planes, NULL),
+    assert_int_equal(rft_frame_codec_pack(f.codec, f.manifest, &f.manifest->frames[0], modes,
+                                          bytes_view("", 0), &packed, f.planes, NULL),
                      REFIT_OK);
     assert_int_equal(packed.count, 0);
     frame_rig_close(&f);
@@ -175,14 +175,14 @@ static void the_smallest_plane_that_is_compressed(void **state)
         rft_manifest *manifest = sample_manifest(&tensor, 1, 4096);
         const unsigned char mode = RFT_BLOCK_DENSE;
         unsigned char planes[RFT_PACK_BYTES];
-        rft_packer *packer = NULL;
+        rft_frame_codec *codec = NULL;
         rft_view packed;
-        assert_int_equal(rft_packer_open(1, &packer, NULL), REFIT_OK);
-        assert_int_equal(rft_packer_pack(packer, manifest, &manifest->frames[0], &mode,
-                                         bytes_view(zeroes, bytes), &packed, planes, NULL),
+        assert_int_equal(rft_frame_codec_open(1, &codec, NULL), REFIT_OK);
+        assert_int_equal(rft_frame_codec_pack(codec, manifest, &manifest->frames[0], &mode,
+                                              bytes_view(zeroes, bytes), &packed, planes, NULL),
                          REFIT_OK);
         assert_true(bytes < 32 ? packed.count == 0 : packed.count > 0 && packed.count < bytes);
-        rft_packer_close(packer);
+        rft_frame_codec_close(codec);
         rft_manifest_close(manifest);
     }
 }
@@ -290,13 +290,13 @@ static void parts_that_are_known_are_not_taken_again(void **state)
     f.after = (rft_parts){parts[1], known};
     take_rest(&f);
     assert_staged(&f);
-    rft_assembly_reset(f.assembly, f.staging, f.base);
+    rft_reassembly_reset(f.reassembly, f.staging, f.base);
     memset(known, 1, blocks);
     uint32_t refused = 0;
     for (uint32_t i = 0; i < f.manifest->frame_count; i++) {
         rft_view payload;
         rft_message frame = encode(&f, i, 0, &payload);
-        refused += rft_assembly_take(f.assembly, &frame, payload, NULL) == REFIT_ERR_STALE;
+        refused += rft_reassembly_take(f.reassembly, &frame, payload, NULL) == REFIT_ERR_STALE;
     }
     assert_true(refused > 0);
     free(parts[0]);
@@ -314,7 +314,7 @@ static void the_same_frame_again_changes_nothing(void **state)
     take_rest(&f);
     assert_staged(&f);
     uint64_t before = rft_alloc_count();
-    rft_assembly_reset(f.assembly, f.staging, f.base);
+    rft_reassembly_reset(f.reassembly, f.staging, f.base);
     take_rest(&f);
     assert_int_equal(rft_alloc_count(), before);
     assert_staged(&f);
@@ -343,7 +343,7 @@ static void see_damage(frame_rig *f)
         assert_int_equal(frame_rig_take_copy(f, &frame, bytes_view(damaged, payload.count)),
                          REFIT_ERR_CORRUPT);
     }
-    assert_int_equal(rft_assembly_taken(f->assembly), 0);
+    assert_int_equal(rft_reassembly_taken(f->reassembly), 0);
     free(damaged);
     take_rest(f);
     assert_staged(f);
@@ -386,7 +386,7 @@ static void lies_never_make_another_version(void **state)
             lie[at] = (unsigned char)seeded_next(&f.seed);
         }
         size_t count = payload.count - seeded_below(&f.seed, 3) % payload.count;
-        if (f.packer != NULL && seeded_below(&f.seed, 2) != 0)
+        if (f.codec != NULL && seeded_below(&f.seed, 2) != 0)
             f.planes[seeded_below(&f.seed, RFT_PACK_BYTES)] = (unsigned char)seeded_next(&f.seed);
         frame.as.frame.hash = XXH3_64bits(lie, count);
         refit_status status = frame_rig_take_copy(&f, &frame, bytes_view(lie, count));
@@ -394,9 +394,9 @@ static void lies_never_make_another_version(void **state)
         refused += status != REFIT_OK;
         assert_true(status == REFIT_OK || status == REFIT_ERR_PROTOCOL ||
                     status == REFIT_ERR_STALE || status == REFIT_ERR_CORRUPT);
-        assert_int_equal(rft_assembly_taken(f.assembly), status == REFIT_OK ? 1 : 0);
+        assert_int_equal(rft_reassembly_taken(f.reassembly), status == REFIT_OK ? 1 : 0);
         take_rest(&f);
-        if (rft_assembly_verify(f.assembly, &f.seal, NULL) == REFIT_OK) assert_staged(&f);
+        if (rft_reassembly_verify(f.reassembly, &f.seal, NULL) == REFIT_OK) assert_staged(&f);
         if (status != REFIT_OK) assert_staged(&f);
         frame_rig_close(&f);
     }
@@ -427,7 +427,7 @@ static void lengths_that_lie_change_nothing(void **state)
     assert_refused(&f, &frame, lie, 0);
     memset(lie, 0xff, 4); /* more escapes than there can be */
     assert_refused(&f, &frame, lie, payload.count);
-    rft_assembly_reset(f.assembly, f.staging, NULL);
+    rft_reassembly_reset(f.reassembly, f.staging, NULL);
     assert_refused(&f, &frame, payload.data, payload.count);
     free(lie);
     frame_rig_close(&f);
@@ -474,7 +474,7 @@ static void another_base_is_not_changed(void **state)
     unsigned char *byte = f.base + f.manifest->blocks[span->first_block + at].offset;
     *byte ^= 1;
     refit_error error;
-    assert_int_equal(rft_assembly_take(f.assembly, &frame, payload, &error), REFIT_ERR_STALE);
+    assert_int_equal(rft_reassembly_take(f.reassembly, &frame, payload, &error), REFIT_ERR_STALE);
     assert_non_null(strstr(error.text, "other bytes"));
     *byte ^= 1;
     take_rest(&f);

@@ -9,7 +9,7 @@
 
 #include <cmocka.h>
 
-#include "wire/packer.h"
+#include "wire/frame_codec.h"
 #include "wire/share.h"
 
 static const char long_text[512] = "words";
@@ -385,16 +385,16 @@ rft_bytes sample_rebuild(const rft_bytes *encoded, uint32_t changed, sample_valu
     msgpack_unpacked unpacked;
     msgpack_object_map map = unpack(encoded, &unpacked);
     rft_bytes out = {0};
-    msgpack_packer packer;
-    msgpack_packer_init(&packer, &out, append);
-    msgpack_pack_map(&packer, map.size - (value == NULL && changed < map.size ? 1 : 0));
+    msgpack_packer codec;
+    msgpack_packer_init(&codec, &out, append);
+    msgpack_pack_map(&codec, map.size - (value == NULL && changed < map.size ? 1 : 0));
     for (uint32_t i = 0; i < map.size; i++) {
         if (i == changed && value == NULL) continue;
-        msgpack_pack_object(&packer, map.ptr[i].key);
+        msgpack_pack_object(&codec, map.ptr[i].key);
         if (i == changed)
-            value(&packer);
+            value(&codec);
         else
-            msgpack_pack_object(&packer, map.ptr[i].val);
+            msgpack_pack_object(&codec, map.ptr[i].val);
     }
     msgpack_unpacked_destroy(&unpacked);
     return out;
@@ -405,16 +405,16 @@ rft_bytes sample_extend(const rft_bytes *encoded, const char *key, sample_value_
     msgpack_unpacked unpacked;
     msgpack_object_map map = unpack(encoded, &unpacked);
     rft_bytes out = {0};
-    msgpack_packer packer;
-    msgpack_packer_init(&packer, &out, append);
-    msgpack_pack_map(&packer, map.size + 1);
+    msgpack_packer codec;
+    msgpack_packer_init(&codec, &out, append);
+    msgpack_pack_map(&codec, map.size + 1);
     for (uint32_t i = 0; i < map.size; i++) {
-        msgpack_pack_object(&packer, map.ptr[i].key);
-        msgpack_pack_object(&packer, map.ptr[i].val);
+        msgpack_pack_object(&codec, map.ptr[i].key);
+        msgpack_pack_object(&codec, map.ptr[i].val);
     }
-    msgpack_pack_str(&packer, strlen(key));
-    msgpack_pack_str_body(&packer, key, strlen(key));
-    value(&packer);
+    msgpack_pack_str(&codec, strlen(key));
+    msgpack_pack_str_body(&codec, key, strlen(key));
+    value(&codec);
     msgpack_unpacked_destroy(&unpacked);
     return out;
 }

@@ -8,7 +8,7 @@
  * all planes as they are. Unpacking goes plane by plane, because only the directory says how long
  * the next ones are, the escapes how long the far ones, and those how many values there are.
  */
-#include "wire/packer.h"
+#include "wire/frame_codec.h"
 
 #include <string.h>
 
@@ -16,7 +16,7 @@
 
 #include "base/alloc.h"
 #include "kernels/delta_plan.h"
-#include "wire/assembly.h"
+#include "wire/reassembly.h"
 #include "wire/sparse.h"
 
 #define DIRECTORY 0u
@@ -25,7 +25,7 @@
 /* Less is not worth a try. */
 #define LEAST 32u
 
-struct rft_packer {
+struct rft_frame_codec {
     int level;
     ZSTD_CCtx *compressor;   /* NULL: not needed so far */
     ZSTD_DCtx *decompressor; /* likewise */
@@ -43,23 +43,23 @@ typedef struct frame_walk {
     uint64_t bytes[RFT_PACK_PLANES];    /* of each plane */
 } frame_walk;
 
-refit_status rft_packer_open(uint32_t level, rft_packer **out, refit_error *error)
+refit_status rft_frame_codec_open(uint32_t level, rft_frame_codec **out, refit_error *error)
 {
-    rft_packer *packer = rft_calloc(1, sizeof *packer);
-    RFT_REFUSE_IF(packer == NULL, error, REFIT_ERR_HOST_MEMORY, "no memory to pack frames");
-    packer->level = (int)level;
-    *out = packer;
+    rft_frame_codec *codec = rft_calloc(1, sizeof *codec);
+    RFT_REFUSE_IF(codec == NULL, error, REFIT_ERR_HOST_MEMORY, "no memory to pack frames");
+    codec->level = (int)level;
+    *out = codec;
     return REFIT_OK;
 }
 
-void rft_packer_close(rft_packer *packer)
+void rft_frame_codec_close(rft_frame_codec *codec)
 {
-    if (packer == NULL) return;
-    (void)ZSTD_freeCCtx(packer->compressor);
-    (void)ZSTD_freeDCtx(packer->decompressor);
-    rft_bytes_close(&packer->apart);
-    rft_bytes_close(&packer->made);
-    rft_free(packer);
+    if (codec == NULL) return;
+    (void)ZSTD_freeCCtx(codec->compressor);
+    (void)ZSTD_freeDCtx(codec->decompressor);
+    rft_bytes_close(&codec->apart);
+    rft_bytes_close(&codec->made);
+    rft_free(codec);
 }
 
 static frame_walk walk_start(const rft_manifest *manifest, const rft_frame_span *span,
@@ -123,16 +123,16 @@ static void take_apart(frame_walk *walk, rft_view payload, bool copies)
 }
 
 /* Appends the plane as it is shortest; its length if that is compressed, else 0. */
-static refit_status add_plane(rft_packer *packer, const unsigned char *plane, size_t bytes,
+static refit_status add_plane(rft_frame_codec *codec, const unsigned char *plane, size_t bytes,
                               uint32_t *length, refit_error *error)
 {
-    rft_bytes *made = &packer->made;
+    rft_bytes *made = &codec->made;
     *length = 0;
     RFT_TRY(rft_bytes_reserve(made, ZSTD_compressBound(bytes), error));
     size_t shrunk = bytes < LEAST
                         ? bytes
-                        : ZSTD_compressCCtx(packer->compressor, made->data + made->count,
-                                            made->room - made->count, plane, bytes, packer->level);
+                        : ZSTD_compressCCtx(codec->compressor, made->data + made->count,
+                                            made->room - made->count, plane, bytes, codec->level);
     if (ZSTD_isError(shrunk) != 0 || shrunk >= bytes) {
         return rft_bytes_append(made, plane, bytes, error);
     }
@@ -141,31 +141,31 @@ static refit_status add_plane(rft_packer *packer, const unsigned char *plane, si
     return REFIT_OK;
 }
 
-refit_status rft_packer_pack(rft_packer *packer, const rft_manifest *manifest,
-                             const rft_frame_span *span, const unsigned char *modes,
-                             rft_view payload, rft_view *packed,
-                             unsigned char planes[RFT_PACK_BYTES], refit_error *error)
+refit_status rft_frame_codec_pack(rft_frame_codec *codec, const rft_manifest *manifest,
+                                  const rft_frame_span *span, const unsigned char *modes,
+                                  rft_view payload, rft_view *packed,
+                                  unsigned char planes[RFT_PACK_BYTES], refit_error *error)
 {
     frame_walk walk = walk_start(manifest, span, modes);
     *packed = (rft_view){0};
     if (payload.count == 0) return REFIT_OK; /* and so no memory, which planes could lie in */
-    if (packer->compressor == NULL) packer->compressor = ZSTD_createCCtx();
-    RFT_REFUSE_IF(packer->compressor == NULL, error, REFIT_ERR_HOST_MEMORY,
+    if (codec->compressor == NULL) codec->compressor = ZSTD_createCCtx();
+    RFT_REFUSE_IF(codec->compressor == NULL, error, REFIT_ERR_HOST_MEMORY,
                   "no memory to compress a frame");
-    rft_bytes_reset(&packer->apart);
-    rft_bytes_reset(&packer->made);
-    RFT_TRY(rft_bytes_reserve(&packer->apart, payload.count, error));
+    rft_bytes_reset(&codec->apart);
+    rft_bytes_reset(&codec->made);
+    RFT_TRY(rft_bytes_reserve(&codec->apart, payload.count, error));
     take_apart(&walk, payload, false);
-    (void)walk_place(&walk, packer->apart.data);
+    (void)walk_place(&walk, codec->apart.data);
     take_apart(&walk, payload, true);
-    const unsigned char *next = packer->apart.data;
+    const unsigned char *next = codec->apart.data;
     for (uint32_t i = 0; i < RFT_PACK_PLANES; i++) {
         uint32_t length;
-        RFT_TRY(add_plane(packer, next, walk.bytes[i], &length, error));
+        RFT_TRY(add_plane(codec, next, walk.bytes[i], &length, error));
         rft_put_u32(planes + 4 * i, length);
         next += walk.bytes[i];
     }
-    if (packer->made.count < payload.count) *packed = rft_bytes_view(&packer->made);
+    if (codec->made.count < payload.count) *packed = rft_bytes_view(&codec->made);
     return REFIT_OK;
 }
 
@@ -173,7 +173,7 @@ refit_status rft_packer_pack(rft_packer *packer, const rft_manifest *manifest,
 
 typedef struct unpack_state {
     frame_walk walk;
-    rft_packer *packer;
+    rft_frame_codec *codec;
     const unsigned char *lengths; /* of FRAME */
     const unsigned char *next;    /* in the packed payload */
     size_t left;                  /* of it */
@@ -192,7 +192,7 @@ static bool unpack_plane(unpack_state *state, uint32_t plane)
         return false;
     if (coded == 0) {
         if (bytes != 0) memcpy(state->room, state->next, bytes);
-    } else if (ZSTD_decompressDCtx(state->packer->decompressor, state->room, bytes, state->next,
+    } else if (ZSTD_decompressDCtx(state->codec->decompressor, state->room, bytes, state->next,
                                    coded) != bytes) {
         return false;
     }
@@ -296,33 +296,33 @@ static void put_together(const frame_walk *walk, unsigned char *to)
     }
 }
 
-refit_status rft_packer_unpack(rft_packer *packer, const rft_manifest *manifest,
-                               const rft_frame_span *span, const unsigned char *modes,
-                               rft_view planes, rft_view packed, rft_view *payload,
-                               refit_error *error)
+refit_status rft_frame_codec_unpack(rft_frame_codec *codec, const rft_manifest *manifest,
+                                    const rft_frame_span *span, const unsigned char *modes,
+                                    rft_view planes, rft_view packed, rft_view *payload,
+                                    refit_error *error)
 {
     RFT_REFUSE_IF(planes.count != RFT_PACK_BYTES, error, REFIT_ERR_PROTOCOL,
                   "a frame has %zu bytes of planes", planes.count);
-    if (packer->decompressor == NULL) packer->decompressor = ZSTD_createDCtx();
-    RFT_REFUSE_IF(packer->decompressor == NULL, error, REFIT_ERR_HOST_MEMORY,
+    if (codec->decompressor == NULL) codec->decompressor = ZSTD_createDCtx();
+    RFT_REFUSE_IF(codec->decompressor == NULL, error, REFIT_ERR_HOST_MEMORY,
                   "no memory to unpack a frame");
-    rft_bytes_reset(&packer->apart);
-    rft_bytes_reset(&packer->made);
-    RFT_TRY(rft_bytes_reserve(&packer->apart, span->bytes, error));
-    RFT_TRY(rft_bytes_reserve(&packer->made, span->bytes, error));
+    rft_bytes_reset(&codec->apart);
+    rft_bytes_reset(&codec->made);
+    RFT_TRY(rft_bytes_reserve(&codec->apart, span->bytes, error));
+    RFT_TRY(rft_bytes_reserve(&codec->made, span->bytes, error));
     unpack_state state = {
         .walk = walk_start(manifest, span, modes),
-        .packer = packer,
+        .codec = codec,
         .lengths = planes.data,
         .next = packed.data,
         .left = packed.count,
-        .room = packer->apart.data,
+        .room = codec->apart.data,
         .most = span->bytes,
     };
     RFT_REFUSE_IF(!unpack_planes(&state), error, REFIT_ERR_PROTOCOL,
                   "a frame's planes contradict each other, or are not as long as they should be");
-    put_together(&state.walk, packer->made.data);
-    packer->made.count = span->bytes - state.most;
-    *payload = rft_bytes_view(&packer->made);
+    put_together(&state.walk, codec->made.data);
+    codec->made.count = span->bytes - state.most;
+    *payload = rft_bytes_view(&codec->made);
     return REFIT_OK;
 }

@@ -15,8 +15,8 @@
 
 #include "frame_manifest.h"
 #include "fuzz.h"
-#include "wire/assembly.h"
-#include "wire/packer.h"
+#include "wire/frame_codec.h"
+#include "wire/reassembly.h"
 #include "wire/sparse.h"
 
 #define HEADER       4u
@@ -35,8 +35,8 @@ typedef struct travelling {
 
 typedef struct fixture {
     rft_manifest *manifest;
-    rft_packer *packer;
-    rft_packer *again; /* packs what the first has unpacked */
+    rft_frame_codec *codec;
+    rft_frame_codec *again; /* packs what the first has unpacked */
     ZSTD_CCtx *compressor;
     unsigned char plain[PLANE_MOST];
     travelling frame;
@@ -50,8 +50,8 @@ static fixture *fixture_for_all(void)
     f.manifest = frame_manifest_open();
     f.compressor = ZSTD_createCCtx();
     FUZZ_REQUIRE(f.compressor != NULL);
-    FUZZ_REQUIRE(rft_packer_open(1, &f.packer, NULL) == REFIT_OK);
-    FUZZ_REQUIRE(rft_packer_open(1, &f.again, NULL) == REFIT_OK);
+    FUZZ_REQUIRE(rft_frame_codec_open(1, &f.codec, NULL) == REFIT_OK);
+    FUZZ_REQUIRE(rft_frame_codec_open(1, &f.again, NULL) == REFIT_OK);
     return &f;
 }
 
@@ -135,14 +135,14 @@ static void pack_again(fixture *f, const rft_frame_span *span, rft_view payload)
 {
     rft_view packed, unpacked;
     unsigned char planes[RFT_PACK_BYTES];
-    FUZZ_REQUIRE(rft_packer_pack(f->again, f->manifest, span, f->frame.modes, payload, &packed,
-                                 planes, NULL) == REFIT_OK);
+    FUZZ_REQUIRE(rft_frame_codec_pack(f->again, f->manifest, span, f->frame.modes, payload, &packed,
+                                      planes, NULL) == REFIT_OK);
     if (packed.count == 0) return;
     FUZZ_REQUIRE(packed.count < payload.count);
     packed.data = fuzz_room_take(&f->packed, packed.data, packed.count);
-    FUZZ_REQUIRE(rft_packer_unpack(f->packer, f->manifest, span, f->frame.modes,
-                                   (rft_view){planes, sizeof planes}, packed, &unpacked,
-                                   NULL) == REFIT_OK);
+    FUZZ_REQUIRE(rft_frame_codec_unpack(f->codec, f->manifest, span, f->frame.modes,
+                                        (rft_view){planes, sizeof planes}, packed, &unpacked,
+                                        NULL) == REFIT_OK);
     FUZZ_REQUIRE(unpacked.count == payload.count &&
                  memcmp(unpacked.data, payload.data, payload.count) == 0);
 }
@@ -157,8 +157,8 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     const rft_view packed = {fuzz_room_take(&f->packed, f->frame.packed, f->frame.count),
                              f->frame.count};
     rft_view payload, planes = {f->frame.planes, sizeof f->frame.planes};
-    refit_status status = rft_packer_unpack(f->packer, f->manifest, span, f->frame.modes, planes,
-                                            packed, &payload, NULL);
+    refit_status status = rft_frame_codec_unpack(f->codec, f->manifest, span, f->frame.modes,
+                                                 planes, packed, &payload, NULL);
     FUZZ_REQUIRE(status == REFIT_OK || status == REFIT_ERR_PROTOCOL);
     if (status != REFIT_OK) return 0;
     fuzz_taken++;

@@ -151,5 +151,5 @@ int main(void)
         cmocka_unit_test(block_edges_are_exact),
         cmocka_unit_test(a_frame_has_at_most_1024_blocks),
     };
-    return cmocka_run_group_tests_name("cut", tests, NULL, NULL);
+    return cmocka_run_group_tests_name("partition", tests, NULL, NULL);
 }

@@ -44,7 +44,7 @@ static void take(frame_rig *f, uint32_t sequence, const unsigned char *same)
 {
     rft_view payload;
     rft_message frame = encode(f, sequence, same, &payload);
-    assert_int_equal(rft_assembly_take(f->assembly, &frame, payload, NULL), REFIT_OK);
+    assert_int_equal(rft_reassembly_take(f->reassembly, &frame, payload, NULL), REFIT_OK);
 }
 
 static void take_all(frame_rig *f, const unsigned char *same)
@@ -55,7 +55,7 @@ static void take_all(frame_rig *f, const unsigned char *same)
 
 static refit_status verify(const frame_rig *f)
 {
-    return rft_assembly_verify(f->assembly, &f->seal, NULL);
+    return rft_reassembly_verify(f->reassembly, &f->seal, NULL);
 }
 
 static void any_order_with_repeats_makes_the_version(void **state)
@@ -65,12 +65,12 @@ static void any_order_with_repeats_makes_the_version(void **state)
         frame_rig f;
         open_fixture_with(&f, seed, 60000);
         uint32_t count = f.manifest->frame_count;
-        while (!rft_assembly_complete(f.assembly)) {
-            uint32_t before = rft_assembly_taken(f.assembly);
+        while (!rft_reassembly_complete(f.reassembly)) {
+            uint32_t before = rft_reassembly_taken(f.reassembly);
             uint32_t sequence = (uint32_t)seeded_below(&f.seed, count);
-            bool is_new = rft_assembly_missing(f.assembly, sequence, sequence + 1) == sequence;
+            bool is_new = rft_reassembly_missing(f.reassembly, sequence, sequence + 1) == sequence;
             take(&f, sequence, seeded_below(&f.seed, 2) != 0 ? f.same : NULL);
-            assert_int_equal(rft_assembly_taken(f.assembly), before + (is_new ? 1 : 0));
+            assert_int_equal(rft_reassembly_taken(f.reassembly), before + (is_new ? 1 : 0));
         }
         assert_staged(&f);
         frame_rig_close(&f);
@@ -130,7 +130,7 @@ static void a_frame_of_nothing_new_has_no_payload(void **state)
         rft_message frame = encode(&f, i, f.same, &payload);
         assert_int_equal(payload.count, 0);
         payload.data = NULL;
-        assert_int_equal(rft_assembly_take(f.assembly, &frame, payload, NULL), REFIT_OK);
+        assert_int_equal(rft_reassembly_take(f.reassembly, &frame, payload, NULL), REFIT_OK);
     }
     assert_staged(&f);
     frame_rig_close(&f);
@@ -149,10 +149,10 @@ static void a_damaged_payload_is_seen_and_can_be_sent_again(void **state)
         memcpy(damaged, payload.data, payload.count);
         damaged[seeded_below(&f.seed, payload.count)] ^= 0x10;
         assert_int_equal(
-            rft_assembly_take(f.assembly, &frame, bytes_view(damaged, payload.count), NULL),
+            rft_reassembly_take(f.reassembly, &frame, bytes_view(damaged, payload.count), NULL),
             REFIT_ERR_CORRUPT);
-        assert_int_equal(rft_assembly_missing(f.assembly, 0, UINT32_MAX), i);
-        assert_int_equal(rft_assembly_take(f.assembly, &frame, payload, NULL), REFIT_OK);
+        assert_int_equal(rft_reassembly_missing(f.reassembly, 0, UINT32_MAX), i);
+        assert_int_equal(rft_reassembly_take(f.reassembly, &frame, payload, NULL), REFIT_OK);
         free(damaged);
     }
     assert_staged(&f);
@@ -188,7 +188,7 @@ static void same_without_a_base_is_refused(void **state)
     (void)state;
     frame_rig f;
     open_fixture(&f);
-    rft_assembly_reset(f.assembly, f.staging, NULL);
+    rft_reassembly_reset(f.reassembly, f.staging, NULL);
     rft_view payload;
     rft_message frame = encode(&f, 0, f.same, &payload);
     assert_int_equal(f.modes.data[0], RFT_BLOCK_SAME);
@@ -207,11 +207,11 @@ static void missing_frames_are_named(void **state)
     assert_true(count >= 3);
     take(&f, 0, NULL);
     take(&f, 2, NULL);
-    assert_int_equal(rft_assembly_missing(f.assembly, 0, count), 1);
-    assert_int_equal(rft_assembly_missing(f.assembly, 2, 3), UINT32_MAX);
-    assert_int_equal(rft_assembly_missing(f.assembly, 0, 1), UINT32_MAX);
-    assert_int_equal(rft_assembly_missing(f.assembly, count, UINT32_MAX), UINT32_MAX);
-    assert_false(rft_assembly_complete(f.assembly));
+    assert_int_equal(rft_reassembly_missing(f.reassembly, 0, count), 1);
+    assert_int_equal(rft_reassembly_missing(f.reassembly, 2, 3), UINT32_MAX);
+    assert_int_equal(rft_reassembly_missing(f.reassembly, 0, 1), UINT32_MAX);
+    assert_int_equal(rft_reassembly_missing(f.reassembly, count, UINT32_MAX), UINT32_MAX);
+    assert_false(rft_reassembly_complete(f.reassembly));
     assert_int_equal(verify(&f), REFIT_ERR_STATE);
     frame_rig_close(&f);
 }
@@ -225,12 +225,12 @@ static void a_wrong_digest_names_the_first_tensor(void **state)
     refit_error error;
     size_t last = 8 * ((size_t)f.manifest->originals - 1);
     f.digests[last] ^= 1;
-    assert_int_equal(rft_assembly_verify(f.assembly, &f.seal, &error), REFIT_ERR_CORRUPT);
+    assert_int_equal(rft_reassembly_verify(f.reassembly, &f.seal, &error), REFIT_ERR_CORRUPT);
     assert_non_null(strstr(error.text, "'last'"));
     assert_int_equal(rft_image_verify(f.manifest, f.image, &f.seal, &error), REFIT_ERR_CORRUPT);
     assert_non_null(strstr(error.text, "'last'"));
     f.digests[0] ^= 1;
-    assert_int_equal(rft_assembly_verify(f.assembly, &f.seal, &error), REFIT_ERR_CORRUPT);
+    assert_int_equal(rft_reassembly_verify(f.reassembly, &f.seal, &error), REFIT_ERR_CORRUPT);
     assert_non_null(strstr(error.text, f.manifest->tensors[0].name));
     frame_rig_close(&f);
 }
@@ -320,12 +320,12 @@ static void padding_belongs_to_no_tensor(void **state)
     rft_view payload;
     rft_message frame = encode(&f, 0, NULL, &payload);
     assert_int_equal(payload.count, 69);
-    assert_int_equal(rft_assembly_open(manifest, staging, NULL, &f.assembly, NULL), REFIT_OK);
-    assert_int_equal(rft_assembly_take(f.assembly, &frame, payload, NULL), REFIT_OK);
-    assert_int_equal(rft_assembly_verify(f.assembly, &seal, NULL), REFIT_OK);
+    assert_int_equal(rft_reassembly_open(manifest, staging, NULL, &f.reassembly, NULL), REFIT_OK);
+    assert_int_equal(rft_reassembly_take(f.reassembly, &frame, payload, NULL), REFIT_OK);
+    assert_int_equal(rft_reassembly_verify(f.reassembly, &seal, NULL), REFIT_OK);
     assert_int_equal(staging[5], 0xee);
     assert_int_equal(staging[69], 0xee);
-    rft_assembly_close(f.assembly);
+    rft_reassembly_close(f.reassembly);
     rft_bytes_close(&f.modes);
     rft_manifest_close(manifest);
 }
@@ -337,15 +337,15 @@ static void a_version_of_empty_tensors_is_complete_at_once(void **state)
     frame_rig f = {.manifest = sample_manifest(&tensor, 1, 4096)};
     unsigned char image[64] = {0};
     f.seal = sample_seal(f.manifest, image, f.digests);
-    assert_int_equal(rft_assembly_open(f.manifest, image, NULL, &f.assembly, NULL), REFIT_OK);
-    assert_true(rft_assembly_complete(f.assembly));
-    assert_int_equal(rft_assembly_missing(f.assembly, 0, UINT32_MAX), UINT32_MAX);
+    assert_int_equal(rft_reassembly_open(f.manifest, image, NULL, &f.reassembly, NULL), REFIT_OK);
+    assert_true(rft_reassembly_complete(f.reassembly));
+    assert_int_equal(rft_reassembly_missing(f.reassembly, 0, UINT32_MAX), UINT32_MAX);
     assert_int_equal(verify(&f), REFIT_OK);
     const rft_frame_source source = {.image = image};
     rft_frame frame;
     assert_int_equal(rft_frame_encode(f.manifest, 0, &source, &f.modes, &f.scratch, &frame, NULL),
                      REFIT_ERR_INVALID);
-    rft_assembly_close(f.assembly);
+    rft_reassembly_close(f.reassembly);
     rft_manifest_close(f.manifest);
 }
 
@@ -357,8 +357,8 @@ static void a_second_version_starts_over_and_allocates_nothing(void **state)
     take_all(&f, f.same);
     assert_staged(&f);
     uint64_t before = rft_alloc_count();
-    rft_assembly_reset(f.assembly, f.staging, f.base);
-    assert_int_equal(rft_assembly_taken(f.assembly), 0);
+    rft_reassembly_reset(f.reassembly, f.staging, f.base);
+    assert_int_equal(rft_reassembly_taken(f.reassembly), 0);
     memset(f.staging, 0, f.manifest->store_bytes);
     take_all(&f, f.same);
     assert_staged(&f);
@@ -371,8 +371,8 @@ static void failed_allocations_are_errors(void **state)
     (void)state;
     frame_rig f;
     open_fixture(&f);
-    rft_assembly_close(f.assembly);
-    f.assembly = NULL;
+    rft_reassembly_close(f.reassembly);
+    f.reassembly = NULL;
     rft_manifest *kept = f.manifest;
     rft_manifest copy = *kept; /* the manifest's own blocks may not be held while it is swapped */
     copy.tensors = malloc(kept->count * sizeof *kept->tensors);
@@ -385,15 +385,15 @@ static void failed_allocations_are_errors(void **state)
     rft_manifest_close(kept);
     f.manifest = NULL;
     for (uint64_t nth = 1;; nth++) {
-        rft_assembly *assembly = NULL;
+        rft_reassembly *reassembly = NULL;
         const rft_frame_source source = {.image = f.image, .same = f.same, .base = f.base};
         rft_frame frame;
         failing_alloc_begin(nth);
-        refit_status status = rft_assembly_open(&copy, f.staging, f.base, &assembly, NULL);
+        refit_status status = rft_reassembly_open(&copy, f.staging, f.base, &reassembly, NULL);
         if (status == REFIT_OK) {
             status = rft_frame_encode(&copy, 0, &source, &f.modes, &f.scratch, &frame, NULL);
         }
-        rft_assembly_close(assembly);
+        rft_reassembly_close(reassembly);
         rft_bytes_close(&f.modes);
         rft_bytes_close(&f.scratch);
         if (!failing_alloc_end()) break;
@@ -426,5 +426,5 @@ int main(void)
         cmocka_unit_test(a_second_version_starts_over_and_allocates_nothing),
         cmocka_unit_test(failed_allocations_are_errors),
     };
-    return cmocka_run_group_tests_name("assembly", tests, NULL, NULL);
+    return cmocka_run_group_tests_name("reassembly", tests, NULL, NULL);
 }
