@@ -15,10 +15,12 @@
 It knows nothing of publishers. Torch is imported here.
 """
 
+import hashlib
+from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Sequence
 from fnmatch import fnmatchcase
 from itertools import chain
-from typing import Literal, TypeAlias
+from typing import Any, Literal, NamedTuple, TypeAlias
 
 import torch
 from torch import nn
@@ -26,20 +28,14 @@ from torch.distributed import ProcessGroup
 from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
 
-from refit import lockstep
+from refit import dtypes, lockstep
 from refit._adapters import adapter_weights
+from refit._merged import MergedLayer
 from refit._ties import Ties
-from refit._weight_plan import (
-    PlannedWeight,
-    digest_of,
-    ordered,
-    planned,
-    refuse_duplicates,
-    some,
-)
-from refit.errors import InvalidError, NotFoundError
+from refit.errors import InvalidError, NotFoundError, StateError, UnsupportedError
 from refit.manifest import TensorSpec
 from refit.module_walk import Found, walk_weights
+from refit.source import layout_of
 
 Names: TypeAlias = Collection[str] | Callable[[str], str | None]
 Keep: TypeAlias = Sequence[str] | Callable[[str, torch.Tensor], bool]
@@ -48,6 +44,128 @@ Lora: TypeAlias = Literal["merged", "adapter"]
 
 _CASTABLE = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
 """What a dtype policy applies to. Integers, booleans and fp8 mean something else by their bits."""
+
+
+# ---- The plan: which weights a refit publishes, in which order, and which of them are one tensor.
+#
+# Weights are tied if they share all their bytes: the same memory, read the same way, in the same
+# type on the wire. Those tied to one come right behind it, since its bytes are taken once.
+
+
+class PlannedWeight(NamedTuple):
+    """One weight as it is named now, the type that it travels in, and what it is tied to."""
+
+    name: str
+    tensor: torch.Tensor
+    dtype: torch.dtype
+    tie: str | None
+    merged: MergedLayer | None = None
+    """What gives its values; None: `tensor` has them."""
+    parameter: str = ""
+    """Its name there."""
+
+    @property
+    def spec(self) -> TensorSpec:
+        """What is declared of it."""
+        dtype = dtypes.of_torch(self.dtype)
+        shape = tuple(self.tensor.shape)
+        if dtype.pack > 1 and shape:
+            shape = (*shape[:-1], shape[-1] * dtype.pack)
+        return TensorSpec(self.name, dtype.name, shape, self.tie)
+
+    @property
+    def identity(self) -> Any:
+        """Equal for weights that share all their bytes, if they begin at the same place."""
+        tensor = self.tensor
+        layer = None if self.merged is None else id(self.merged.layer)
+        if isinstance(tensor, DTensor):
+            return layer, self.dtype, id(tensor)
+        return layer, self.dtype, tensor.dtype, tensor.shape, layout_of(tensor)
+
+    def gather(self) -> torch.Tensor:
+        """All of it, in the type that it has; on all ranks, where it is sharded."""
+        if self.merged is not None:
+            return self._merged_one(self.merged.take(self.parameter))
+        whole = self.tensor.detach()
+        return whole.full_tensor() if isinstance(whole, DTensor) else whole
+
+    def _merged_one(self, made: torch.Tensor) -> torch.Tensor:
+        if made.dtype != self.tensor.dtype or made.shape != self.tensor.shape:
+            raise UnsupportedError(
+                f'weight "{self.name}" is {made.dtype} {list(made.shape)} once its adapter is '
+                f"merged, and not {self.tensor.dtype} {list(self.tensor.shape)}: merge it before"
+            )
+        return made
+
+
+def _planned(ties: Ties, name: str, found: Found, dtype: torch.dtype) -> PlannedWeight:
+    """The weight, and what it is tied to of those before. StateError, UnsupportedError."""
+    parameter = found.name.rpartition(".")[2]
+    one = PlannedWeight(name, found.tensor, dtype, None, found.merged, parameter)
+    tie = ties.find(name, _place(name, found.tensor), one)
+    if tie is None and found.merged is not None:
+        found.merged.want(parameter)
+    return one if tie is None else one._replace(tie=tie)
+
+
+def _place(name: str, tensor: torch.Tensor) -> int | tuple[str, int]:
+    """Equal for two names if they may share all their bytes. Raises what has no plain bytes."""
+    if isinstance(tensor, DTensor):
+        _refuse_strange(name, tensor._local_tensor)
+        return ("sharded", id(tensor))
+    _refuse_strange(name, tensor)
+    place = tensor.data_ptr()
+    if place:
+        return place
+    if tensor.numel():
+        raise StateError(f'weight "{name}" has no memory now: bring it back before you publish it')
+    return ("empty", id(tensor))
+
+
+def _refuse_strange(name: str, tensor: torch.Tensor) -> None:
+    kind = type(tensor)
+    plain = kind is nn.Parameter or kind is torch.Tensor
+    if not plain or tensor.layout is not torch.strided:
+        what = kind.__name__ if not plain else f"tensor with layout {tensor.layout}"
+        raise UnsupportedError(
+            f'weight "{name}" is a {what}, which has no plain bytes of its own: leave it out by '
+            "names=, and send its plain parts or a dequantized copy under names of their own"
+        )
+    if tensor.is_meta:
+        raise StateError(f'weight "{name}" is on the meta device: it has no values')
+
+
+def _ordered(plan: list[PlannedWeight]) -> list[PlannedWeight]:
+    """Right behind each weight those that are tied to it, which may have come much later."""
+    if all(one.tie is None for one in plan):
+        return plan
+    groups: dict[str, list[PlannedWeight]] = {}
+    for one in plan:
+        groups.setdefault(one.tie or one.name, []).append(one)
+    return [one for group in groups.values() for one in group]
+
+
+def _refuse_duplicates(names: list[str]) -> None:
+    """InvalidError names those that are there twice."""
+    if len(set(names)) == len(names):
+        return
+    twice = sorted(name for name, count in Counter(names).items() if count > 1)
+    raise InvalidError(f"more than one weight would be published as {_some(twice)}")
+
+
+def _digest_of(plan: list[PlannedWeight]) -> str:
+    """Equal on ranks that will gather the same."""
+    text = "\n".join(str(one.spec) for one in plan)
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def _some(names: list[str], most: int = 5) -> str:
+    """Names for a sentence."""
+    shown = ", ".join(f'"{name}"' for name in names[:most])
+    return shown if len(names) <= most else f"{shown} and {len(names) - most} more"
+
+
+# ---- The weights of a model
 
 
 class NamedWeights:
@@ -101,19 +219,19 @@ class NamedWeights:
 
     def manifest(self) -> list[TensorSpec]:
         """All names, tied ones included, with dtype and full shape. Gathers nothing. Since 0.1."""
-        return [one.spec for one in ordered(self._plan())]
+        return [one.spec for one in _ordered(self._plan())]
 
     def planned(self) -> "NamedWeights | PlannedWeights":
         """The same, looked at once: for a caller that takes the manifest and iterates at once."""
-        return self if self.collective else PlannedWeights(ordered(self._plan()))
+        return self if self.collective else PlannedWeights(_ordered(self._plan()))
 
     def __iter__(self) -> Iterator[tuple[str, torch.Tensor]]:
         if self.collective:
             return self._iterate_together()
-        return iter(PlannedWeights(ordered(self._plan())))
+        return iter(PlannedWeights(_ordered(self._plan())))
 
     def _iterate_together(self) -> Iterator[tuple[str, torch.Tensor]]:
-        left = iter(ordered(self._plan_together()))
+        left = iter(_ordered(self._plan_together()))
         mine = self._is_root
         try:
             for one in left:
@@ -136,7 +254,7 @@ class NamedWeights:
         except Exception as why:
             lockstep.agree(self.group, "beginning", error=lockstep.sentence_of(why))
             raise
-        lockstep.agree(self.group, "beginning", detail=digest_of(plan))
+        lockstep.agree(self.group, "beginning", detail=_digest_of(plan))
         return plan
 
     def _check_root(self) -> None:
@@ -150,8 +268,8 @@ class NamedWeights:
         for name, found in self._chosen():
             own = found.tensor.dtype
             dtype = own if self._dtype is None else self._dtype_of(name, found)
-            plan.append(planned(ties, name, found, dtype))
-        refuse_duplicates([one.name for one in plan])
+            plan.append(_planned(ties, name, found, dtype))
+        _refuse_duplicates([one.name for one in plan])
         return plan
 
     def _chosen(self) -> Iterator[tuple[str, Found]]:
@@ -166,7 +284,7 @@ class NamedWeights:
         if self._names is not None and not callable(self._names):
             missing = sorted(set(self._names) - seen)
             if missing:
-                raise NotFoundError(f"the model has no weight {some(missing)}")
+                raise NotFoundError(f"the model has no weight {_some(missing)}")
 
     def _walk(self) -> list[Found]:
         if self._lora == "adapter":
