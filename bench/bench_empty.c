@@ -2,7 +2,6 @@
  * bench_empty: what a refit costs when there is next to nothing to move: a page of states, a KiB of
  * weights, four workers through shared memory; from clear to join.
  */
-#include <stdio.h>
 
 #include "bench.h"
 #include "bench_workers.h"
@@ -10,36 +9,13 @@
 
 enum { ROUNDS = 50, WORKERS = 4, PART = 64, WAIT_MS = 60000 };
 
-#define TRY(call)                                                                                  \
-    do {                                                                                           \
-        refit_status status_ = (call);                                                             \
-        if (status_ != REFIT_OK) return status_;                                                   \
-    } while (0)
-
-refit_status bench_declare(refit_publisher *publisher, uint64_t bytes, refit_error *error)
-{
-    refit_tensor tensors[BENCH_TENSORS];
-    char names[BENCH_TENSORS][16];
-    for (uint32_t i = 0; i < BENCH_TENSORS; i++) {
-        snprintf(names[i], sizeof names[i], "tensor.%u", i);
-        tensors[i] = (refit_tensor){.size = sizeof tensors[i],
-                                    .name = names[i],
-                                    .dtype = REFIT_BF16,
-                                    .rank = 1,
-                                    .shape = {bytes / BENCH_TENSORS / 2},
-                                    .bytes = bytes / BENCH_TENSORS,
-                                    .alias_of = REFIT_NO_ALIAS};
-    }
-    return refit_publisher_declare(publisher, tensors, BENCH_TENSORS, error);
-}
-
 static refit_status cycle(refit_controller *controller, const refit_weight *weights,
                           refit_error *error)
 {
-    TRY(refit_controller_clear(controller, REFIT_STREAM_NONE, error));
-    TRY(refit_controller_publish(controller, 0, weights, BENCH_TENSORS, NULL, REFIT_STREAM_NONE,
-                                 error));
-    TRY(refit_controller_return(controller, REFIT_STREAM_NONE, error));
+    BENCH_TRY(refit_controller_clear(controller, REFIT_STREAM_NONE, error));
+    BENCH_TRY(refit_controller_publish(controller, 0, weights, BENCH_TENSORS, NULL,
+                                       REFIT_STREAM_NONE, error));
+    BENCH_TRY(refit_controller_return(controller, REFIT_STREAM_NONE, error));
     return refit_controller_join(controller, REFIT_STREAM_NONE, error);
 }
 
@@ -52,7 +28,7 @@ static refit_status time_cycles(refit_controller *controller, bench_series *seri
         weights[i] = (refit_weight){.tensor = i, .memory = bytes[i], .bytes = PART};
     for (uint32_t i = 0; i <= ROUNDS; i++) {
         double start = bench_now();
-        TRY(cycle(controller, weights, error));
+        BENCH_TRY(cycle(controller, weights, error));
         if (i > 0) bench_add(series, bench_now() - start);
     }
     return REFIT_OK;
@@ -63,9 +39,9 @@ static refit_status states_open(refit_device **device, refit_offloader **offload
 {
     refit_region_id id;
     refit_region_desc region = {.size = sizeof region, .name = "states", .bytes = 4096};
-    TRY(refit_device_open("host", NULL, device, error));
-    TRY(refit_memory_alloc(*device, region.bytes, states, error));
-    TRY(refit_offloader_open(*device, NULL, offloader, error));
+    BENCH_TRY(refit_device_open("host", NULL, device, error));
+    BENCH_TRY(refit_memory_alloc(*device, region.bytes, states, error));
+    BENCH_TRY(refit_offloader_open(*device, NULL, offloader, error));
     region.memory = *states;
     return refit_offloader_add(*offloader, &region, &id, error);
 }
@@ -102,13 +78,13 @@ refit_status bench_empty_cycle(const bench_options *options, refit_error *error)
     refit_offloader *offloader;
     void *states;
     bench_series series = {0};
-    TRY(states_open(&device, &offloader, &states, error));
-    TRY(run_cycles(options, offloader, &series, error));
+    BENCH_TRY(states_open(&device, &offloader, &states, error));
+    BENCH_TRY(run_cycles(options, offloader, &series, error));
     json_t *object = json_pack("{s:s, s:s, s:i, s:f, s:f}", "bench", "broadcast", "transport",
                                "empty cycle", "workers", WORKERS, "seconds_median",
                                bench_median(&series), "seconds_p95", bench_p95(&series));
     bench_print(options, object);
-    TRY(refit_offloader_close(offloader, error));
-    TRY(refit_memory_free(device, states, error));
+    BENCH_TRY(refit_offloader_close(offloader, error));
+    BENCH_TRY(refit_memory_free(device, states, error));
     return refit_device_close(device, error);
 }

@@ -48,6 +48,23 @@ static const char *image_of(const bench_versions *versions)
     return versions->images[versions->images[1] == NULL ? 0 : versions->turn % 2];
 }
 
+refit_status bench_declare(refit_publisher *publisher, uint64_t bytes, refit_error *error)
+{
+    refit_tensor tensors[BENCH_TENSORS];
+    char names[BENCH_TENSORS][16];
+    for (uint32_t i = 0; i < BENCH_TENSORS; i++) {
+        snprintf(names[i], sizeof names[i], "tensor.%u", i);
+        tensors[i] = (refit_tensor){.size = sizeof tensors[i],
+                                    .name = names[i],
+                                    .dtype = REFIT_BF16,
+                                    .rank = 1,
+                                    .shape = {bytes / BENCH_TENSORS / 2},
+                                    .bytes = bytes / BENCH_TENSORS,
+                                    .alias_of = REFIT_NO_ALIAS};
+    }
+    return refit_publisher_declare(publisher, tensors, BENCH_TENSORS, error);
+}
+
 refit_status bench_versions_publish(const bench_versions *versions, refit_publisher *publisher,
                                     bench_version_figures *out, refit_error *error)
 {
