@@ -1,4 +1,4 @@
-/* Time: one monotonic clock, and deadlines made from it. Nobody in refit waits without one. */
+/* Time: one monotonic clock, and deadlines made from it. No wait in refit is without one. */
 #ifndef RFT_CLOCK_H
 #define RFT_CLOCK_H
 

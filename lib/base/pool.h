@@ -62,7 +62,8 @@ void rft_pool_close(rft_pool *pool);
  * thread. */
 void rft_pool_share(rft_pool *pool, rft_pool_job *job);
 
-/* Does items 0 to count - 1, in any order, likewise; a single one on the calling thread. */
+/* Does items 0 to count - 1, in any order, and returns when all are done; a single one on the
+ * calling thread. */
 typedef void (*rft_pool_item_fn)(void *user, uint32_t item, uint32_t worker);
 void rft_pool_items(rft_pool *pool, uint32_t count, rft_pool_item_fn run, void *user);
 

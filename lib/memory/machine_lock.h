@@ -32,10 +32,10 @@ typedef struct rft_machine_lock {
 /* Finds out where the file may lie. `root` is put before /dev/shm: "" in life. */
 void rft_machine_lock_find(rft_machine_lock *machine_lock, const char *root);
 
-/* Waits until nobody else of this user has the lock, and no longer than `timeout_ms` for each who
- * has: many may come first, but one that does not go on stops nobody for ever. Where no file can be
- * had that is this user's alone, it goes on without one, with a line in the log. REFIT_ERR_TIMEOUT,
- * REFIT_ERR_CANCELLED (`token`). Blocks. */
+/* Waits until no other process of this user has the lock, at most `timeout_ms` for each holder:
+ * many may come first, but a holder that hangs does not block others for ever. Where no file can be
+ * had that is this user's alone, it goes on without the lock, with a line in the log.
+ * REFIT_ERR_TIMEOUT, REFIT_ERR_CANCELLED (`token`). Blocks. */
 refit_status rft_machine_lock_take(rft_machine_lock *machine_lock, uint32_t timeout_ms,
                                    rft_cancel_token *token, refit_error *error);
 

@@ -28,7 +28,7 @@ typedef struct rft_touch {
     uint32_t helper_count;
     rft_mutex lock;
     rft_cond moved;
-    uint64_t next;                      /* the first byte that nobody has taken; guarded by lock */
+    uint64_t next; /* the first byte that no thread has taken; guarded by lock */
     uint64_t at[RFT_TOUCH_THREADS + 1]; /* where each thread is, UINT64_MAX: nowhere; guarded */
     uint32_t seats;                     /* of `at` that are given away; guarded */
     refit_status status;                /* of the first failure; guarded, like its sentence */

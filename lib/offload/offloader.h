@@ -124,14 +124,14 @@ refit_status rft_future_take(refit_offloader *offloader, bool next, refit_future
  * REFIT_ERR_BUDGET, _PIN, _HOST_MEMORY, _TIMEOUT. */
 refit_status rft_image_begin(refit_offloader *offloader, refit_error *error);
 
-/* Likewise, and waits for its memory. One whose memory could not be taken says why, once, and the
- * next call takes it anew. REFIT_ERR_TIMEOUT also says how far it is. */
+/* Does the same, and waits for its memory. One whose memory could not be taken says why, once, and
+ * the next call takes it anew. REFIT_ERR_TIMEOUT also says how far it is. */
 refit_status rft_image_await(refit_offloader *offloader, uint32_t timeout_ms, refit_error *error);
 
 /* Ends the taking, if it is under way. REFIT_ERR_TIMEOUT: end it again. */
 refit_status rft_image_end(refit_offloader *offloader, refit_error *error);
 
-/* Gives all of it back; ends it first, likewise. */
+/* Gives all of it back; ends the taking first, as above. */
 refit_status rft_image_drop(refit_offloader *offloader, refit_error *error);
 
 /* Bytes of host memory that it has now. */
@@ -158,7 +158,7 @@ uint64_t rft_pageable_bytes(const refit_offloader *offloader);
 /* Gives back the memory of regions that are away. Stops at the first failure; again goes on. */
 refit_status rft_regions_give_back(refit_offloader *offloader, refit_error *error);
 
-/* Takes memory for regions that are away. Likewise. */
+/* Takes memory for regions that are away. Stops and goes on in the same way. */
 refit_status rft_regions_take(refit_offloader *offloader, refit_error *error);
 
 #endif

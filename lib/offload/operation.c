@@ -356,34 +356,34 @@ void refit_future_close(refit_future *future)
 }
 
 /* A look at a future: how its operation ended, or which mover makes its copies. */
-typedef struct glance {
+typedef struct future_view {
     bool done;
     bool arrived; /* the groups that were asked for */
     refit_error end;
     uint64_t operation;
     rft_mover *mover;
-} glance;
+} future_view;
 
 /* Lock held. */
-static glance look(const refit_future *future, uint64_t groups)
+static future_view look(const refit_future *future, uint64_t groups)
 {
-    return (glance){.done = future->done,
-                    .arrived = (future->good_groups & groups) == groups,
-                    .end = future->end,
-                    .operation = future->operation,
-                    .mover = future->offloader->operation.mover};
+    return (future_view){.done = future->done,
+                         .arrived = (future->good_groups & groups) == groups,
+                         .end = future->end,
+                         .operation = future->operation,
+                         .mover = future->offloader->operation.mover};
 }
 
-static glance look_locked(const refit_future *future, uint64_t groups)
+static future_view look_locked(const refit_future *future, uint64_t groups)
 {
     rft_lock(&future->offloader->lock);
-    glance now = look(future, groups);
+    future_view now = look(future, groups);
     rft_unlock(&future->offloader->lock);
     return now;
 }
 
 /* What a wait for `groups` of a done future answers. */
-static refit_status answer(const glance *now, refit_error *error)
+static refit_status answer(const future_view *now, refit_error *error)
 {
     if (now->arrived || now->end.status == REFIT_OK) return REFIT_OK;
     if (error != NULL) *error = now->end;
@@ -393,7 +393,7 @@ static refit_status answer(const glance *now, refit_error *error)
 refit_status refit_future_wait(refit_future *future, uint32_t timeout_ms, refit_error *error)
 {
     RFT_REFUSE_IF(future == NULL, error, REFIT_ERR_INVALID, "there is no future to wait for");
-    glance now = look_locked(future, RFT_ALL_GROUPS);
+    future_view now = look_locked(future, RFT_ALL_GROUPS);
     if (!now.done) {
         RFT_TRY(rft_operation_wait(future->offloader, now.operation, timeout_ms, error));
         now = look_locked(future, RFT_ALL_GROUPS);
@@ -431,7 +431,7 @@ refit_status refit_future_wait_group(refit_future *future, uint32_t group, uint3
 {
     RFT_TRY(check_group(future, group, error));
     uint64_t groups = UINT64_C(1) << group;
-    glance now = look_locked(future, groups);
+    future_view now = look_locked(future, groups);
     if (now.done) return answer(&now, error);
 
     int64_t began = rft_now();
@@ -477,7 +477,7 @@ refit_status refit_future_join(refit_future *future, refit_stream_ref stream, re
     }
     rft_lock(&offloader->lock);
     rft_operation_notice(offloader);
-    glance now = look(future, RFT_ALL_GROUPS);
+    future_view now = look(future, RFT_ALL_GROUPS);
     refit_status status = now.done ? answer(&now, error) : rft_mover_join(now.mover, stream, error);
     rft_unlock(&offloader->lock);
     return status;
@@ -493,7 +493,7 @@ refit_status refit_future_join_group(refit_future *future, uint32_t group, refit
     }
     rft_lock(&offloader->lock);
     rft_operation_notice(offloader);
-    glance now = look(future, UINT64_C(1) << group);
+    future_view now = look(future, UINT64_C(1) << group);
     refit_status status =
         now.done ? answer(&now, error) : rft_mover_join_group(now.mover, group, stream, error);
     rft_unlock(&offloader->lock);

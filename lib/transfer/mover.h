@@ -36,7 +36,7 @@ refit_status rft_mover_close(rft_mover *mover, uint32_t timeout_ms, refit_error 
 refit_status rft_mover_start(rft_mover *mover, const rft_plan *plan, refit_stream_ref after,
                              rft_copy_order order, refit_error *error);
 
-/* What broke the mover, or REFIT_OK: is its memory free of copies that nobody can wait for? Does
+/* What broke the mover, or REFIT_OK: is its memory free of copies that cannot be waited for? Does
  * not block. Any thread. */
 refit_status rft_mover_check(rft_mover *mover, refit_error *error);
 
@@ -54,7 +54,7 @@ refit_status rft_mover_join_group(rft_mover *mover, uint32_t group, refit_stream
                                   refit_error *error);
 
 /* When the last byte moved (rft_now), once done; 0 before. On a device whose streams cannot call
- * back: when somebody first saw that it was done. Any thread. */
+ * back: when a call first saw that it was done. Any thread. */
 int64_t rft_mover_finished_at(const rft_mover *mover);
 
 #endif

@@ -3,7 +3,7 @@
  * than offload.rate_limit, on average over two of its steps.
  *
  * The stream itself stands: a call on it returns once the bytes before it were due. Steps are short
- * (rft_rate_limiter_step bounds a batch), so nobody else who has a call on the device waits long.
+ * (rft_rate_limiter_step bounds a batch), so other calls on the device do not wait long.
  */
 #ifndef RFT_RATE_LIMITER_H
 #define RFT_RATE_LIMITER_H
@@ -30,7 +30,7 @@ void rft_rate_limiter_begin(rft_rate_limiter *limiter, const rft_plan *plan);
 refit_status rft_rate_limiter_put(rft_rate_limiter *limiter, refit_device *device,
                                   refit_stream_ref stream, refit_error *error);
 
-/* What is under way goes on as fast as it can: somebody wants to close. Any thread. */
+/* What is under way goes on as fast as it can, before a close. Any thread. */
 void rft_rate_limiter_hurry(rft_rate_limiter *limiter);
 
 #endif

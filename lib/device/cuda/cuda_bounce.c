@@ -196,8 +196,8 @@ static refit_status follow(rft_cuda_device *cuda, rft_cu_stream stream, rft_cu_e
 
 /* ---- Gathering --------------------------------------------------------------------------- */
 
-/* The next section begins, once the GPU has left it. Who found that it does not is not kept
- * waiting again before it has. */
+/* The next section begins, once the GPU has left it. After one timeout, polls instead of
+ * waiting until the GPU catches up. */
 static bool next_section(rft_cuda_device *cuda, rft_cuda_bounce *bounce)
 {
     if (record(cuda, bounce->sections[bounce->section].done, bounce->caller, NULL) != REFIT_OK) {

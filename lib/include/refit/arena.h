@@ -13,7 +13,7 @@
  * it comes, and the machine lets them: cuCtxEnablePeerAccess means nothing for memory of this kind.
  * A GPU that comes into use later reaches it once it has been away and is back.
  *
- * What the memory is to keep from whoever else knows it:
+ * Other users of the memory have to be named:
  *  - Streams whose queued work uses the arena are named once (refit_arena_use): memory then goes
  *    only when that work is done.
  *  - NCCL, where it registers buffers of captured graphs (its default; NCCL_GRAPH_REGISTER=0 turns
@@ -77,9 +77,9 @@ REFIT_API REFIT_MUST_CHECK refit_status refit_arena_piece(refit_arena *arena, ui
                                                           refit_error *error);
 
 /*
- * Says that work on `stream` uses the arena, whoever queues it: before memory of the arena goes
+ * Says that work on `stream` uses the arena: before memory of the arena goes
  * (refit_offloader_finish, refit_arena_free, refit_arena_close), what is queued there by then is
- * waited for, at most offload.timeout_ms of the device's configuration. Once or often is the same;
+ * waited for, at most offload.timeout_ms of the device's configuration. Idempotent;
  * it ends with refit_arena_unuse, or with refit_stream_close. A stream that refit did not open must
  * end its use before it is destroyed: CUDA knows no dead handles, and gives them to new streams.
  * For REFIT_STREAM_NONE it does nothing. Any thread. REFIT_ERR_INVALID (no stream of this device),
@@ -96,11 +96,11 @@ REFIT_API REFIT_MUST_CHECK refit_status refit_arena_unuse(refit_arena *arena,
                                                           refit_error *error);
 
 /*
- * Says that somebody else knows the physical memory of a piece: NCCL, a network card, the buffers
- * of a captured graph. Its memory is there and stays until refit_arena_unhold, once for each hold;
- * an offloader that is given it as a region answers REFIT_ERR_BUSY. May block for the driver. Any
- * thread. REFIT_ERR_BUSY while an offloader has it as a region, REFIT_ERR_INVALID for what is no
- * piece, REFIT_ERR_DEVICE_MEMORY. Since 0.1.
+ * Says that the physical memory of a piece is known outside of refit: to NCCL, to a network card,
+ * to the buffers of a captured graph. Its memory is there and stays until refit_arena_unhold, once
+ * for each hold; an offloader that is given it as a region answers REFIT_ERR_BUSY. May block for
+ * the driver. Any thread. REFIT_ERR_BUSY while an offloader has it as a region, REFIT_ERR_INVALID
+ * for what is no piece, REFIT_ERR_DEVICE_MEMORY. Since 0.1.
  */
 REFIT_API REFIT_MUST_CHECK refit_status refit_arena_hold(refit_arena *arena, void *memory,
                                                          refit_error *error);

@@ -2,9 +2,9 @@
  * refit/device.h: where tensors live, and the streams that order work on them.
  *
  *     "host"                this machine's memory, driven like a device
- *     "host:capacity=2GiB"  likewise, but no more of it (KiB, MiB, GiB, TiB)
+ *     "host:capacity=2GiB"  the same, but no more of it (KiB, MiB, GiB, TiB)
  *     "cuda:0"              a GPU, through the driver found at run time ("cuda" is the first)
- *     "cuda:0:capacity=2GiB"  likewise, but refit takes no more of its memory
+ *     "cuda:0:capacity=2GiB"  the same, but refit takes no more of its memory
  *     "auto"                the first GPU, or the host if there is no driver or no GPU
  */
 #ifndef REFIT_DEVICE_H

@@ -117,8 +117,8 @@ REFIT_API REFIT_MUST_CHECK refit_status refit_offloader_open(refit_device *devic
                                                              refit_error *error);
 
 /*
- * Closes it in whatever state; NULL is allowed. Copies under way are finished first (blocks, at
- * most offload.timeout_ms), host memory that is still being taken is given up (likewise). Bytes
+ * Closes it in whatever state; NULL is allowed. Copies under way are finished first, and host
+ * memory that is still being taken is given up (each blocks, at most offload.timeout_ms). Bytes
  * that are still away are lost with it, so restore before, if they matter. Its futures end with it.
  * REFIT_ERR_BUSY while a lease is open, and REFIT_ERR_TIMEOUT if either does not end; in both cases
  * nothing is closed. If the device does not close a stream
@@ -260,8 +260,8 @@ REFIT_API REFIT_MUST_CHECK refit_status refit_offloader_bind(refit_offloader *of
                                                              refit_region_id region, void *memory,
                                                              refit_error *error);
 
-/* The two for `count` regions at once, for callers to whom a call is dear. One after the other: it
- * stops at the first that fails, and those before it have changed, so call again. What unbind and
+/* Batch forms of the two. Regions are handled in order: the call stops at the first failure, and
+ * those before it have changed, so call again. What unbind and
  * bind return, and REFIT_ERR_INVALID without a list. Since 0.1. */
 REFIT_API REFIT_MUST_CHECK refit_status refit_offloader_unbind_each(refit_offloader *offloader,
                                                                     const refit_region_id *regions,
@@ -329,8 +329,8 @@ REFIT_API REFIT_MUST_CHECK refit_status refit_future_wait_group(refit_future *fu
                                                                 uint32_t group, uint32_t timeout_ms,
                                                                 refit_error *error);
 
-/* 1 if the whole operation is done, however it ended; with offload.verify only once somebody has
- * waited. 0 for NULL. Does not block. Since 0.1. */
+/* 1 if the whole operation is done, however it ended; with offload.verify only after a wait. 0 for
+ * NULL. Does not block. Since 0.1. */
 REFIT_API int refit_future_done(refit_future *future);
 
 /* Makes `stream` wait, on the device, for the whole operation; the CPU goes on (with
@@ -339,7 +339,7 @@ REFIT_API REFIT_MUST_CHECK refit_status refit_future_join(refit_future *future,
                                                           refit_stream_ref stream,
                                                           refit_error *error);
 
-/* Likewise for the regions of one group. Since 0.1. */
+/* The join for the regions of one group. Since 0.1. */
 REFIT_API REFIT_MUST_CHECK refit_status refit_future_join_group(refit_future *future,
                                                                 uint32_t group,
                                                                 refit_stream_ref stream,

@@ -60,7 +60,7 @@ REFIT_API void *refit_torch_alloc(ptrdiff_t size, int device, void *stream);
  * Called by PyTorch: gives a piece back, once the streams that use the arena have done what is
  * queued. NULL is allowed; `size` is not looked at. A piece that cannot go now (an offloader has it
  * as a region, it is held, a graph is being captured) goes with the call that ends that, or with
- * PyTorch's next one, which then waits likewise, and the log says so.
+ * PyTorch's next one, which then waits for it, and the log says so.
  * Blocks for streams, at most offload.timeout_ms of the device's configuration. Any thread.
  * Since 0.1.
  */
