@@ -2,7 +2,6 @@
  * bench_empty: what a refit costs when there is next to nothing to move: a page of states, a KiB of
  * weights, four workers through shared memory; from clear to join.
  */
-
 #include "bench.h"
 #include "bench_workers.h"
 #include "cli.h"
