@@ -3,7 +3,8 @@
  *
  * make_image.sh makes cuda_image.fatbin and cuda_image.ptx, which are kept in the tree, so that a
  * machine without CUDA's toolkit builds the same library; tests/kernels/image_fresh.sh fails when
- * they are older than the sources. The assembler includes them (cuda_image.c). To change a kernel: change its .cu and its C twin, run the script, run the tests.
+ * they are older than the sources. The assembler includes them (cuda_image.c). To change a kernel:
+ * change its .cu and its C twin, run the script, run the tests.
  */
 #ifndef RFT_KERNEL_CUDA_IMAGE_H
 #define RFT_KERNEL_CUDA_IMAGE_H
