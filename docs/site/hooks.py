@@ -167,6 +167,8 @@ def prose(comment: str, known: dict[str, str], page: str) -> str:
             found += ["```", ""]
         drawing = starts if line or drawing else False
         found.append(line[4:] if drawing else linked(line.strip(), known, page))
+        if line == "Errors:":
+            found.append("")  # Markdown wants a blank line before a list
     if drawing:
         found.append("```")
     text = re.sub(r"\n{3,}", "\n\n", "\n".join(found)).strip()

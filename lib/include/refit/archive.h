@@ -13,8 +13,8 @@
  * in it, a version is kept whole, as an anchor; the others as what changed since the one before, so
  * they need the files back to their anchor. A file is RUN-VERSION-EPOCH.refit: trainers count from
  * 1 again when they start anew, so a version is named by its number and its trainer's epoch, and
- * runs number the epochs in the order in which they came. Whoever looks into the folder sees whole
- * files only, whenever the writer dies.
+ * runs number the epochs in the order in which they came. A process that reads the folder sees
+ * whole files only, whenever the writer dies.
  *
  * A writer that starts anew goes on from the version before, which it reads back; where that cannot
  * be, it says why in the log and begins with an anchor.
@@ -36,27 +36,29 @@ typedef struct refit_snapshot refit_snapshot;
 
 typedef enum refit_archive_mode {
     REFIT_ARCHIVE_READ = 0,  /* the versions that are there now */
-    REFIT_ARCHIVE_WRITE = 1, /* likewise; and more may be added */
+    REFIT_ARCHIVE_WRITE = 1, /* the same; and more may be added */
 } refit_archive_mode;
 
 /*
  * Opens a folder; for writing it is made if it is missing (its parent must be there; mode 0700, so
  * that other users read it only if you let them: files in it have the modes that the umask gives),
  * taken for this object alone, and what a writer that died has left is removed. One user writes to
- * an archive, also in a folder that a group may write to: only the user who first wrote to it can
- * take its lock. `config` may be
- * NULL; it is copied: archive.*, limits.*, broadcast.frame_bytes and, for what is written,
- * broadcast.compress and its level count. Blocks for the disk. REFIT_ERR_INVALID, REFIT_ERR_BUSY
- * (another writer has it), REFIT_ERR_NOT_FOUND (no such folder), REFIT_ERR_IO (also: another user
- * writes to it), REFIT_ERR_CONFIG,
- * REFIT_ERR_HOST_MEMORY. Since 0.1.
+ * an archive, also in a folder that a group may write to: only the user that first wrote to it can
+ * take its lock. `config` may be NULL; it is copied: archive.*, limits.*, broadcast.frame_bytes
+ * and, for what is written, broadcast.compress and its level count. Blocks for the disk.
+ *
+ * Errors:
+ * - REFIT_ERR_BUSY: another writer has it
+ * - REFIT_ERR_NOT_FOUND: no such folder
+ * - REFIT_ERR_IO: also where another user writes to it
+ * - REFIT_ERR_INVALID, REFIT_ERR_CONFIG, REFIT_ERR_HOST_MEMORY
  */
 REFIT_API REFIT_MUST_CHECK refit_status refit_archive_open(const char *folder,
                                                            refit_archive_mode mode,
                                                            const refit_config *config,
                                                            refit_archive **out, refit_error *error);
 
-/* Aborts a version that was not committed, and frees all; NULL is allowed. Since 0.1. */
+/* Aborts a version that was not committed, and frees all; NULL is allowed. */
 REFIT_API void refit_archive_close(refit_archive *archive);
 
 /* A version as refit_archive_write takes it; all is borrowed for the call. */
@@ -101,59 +103,83 @@ typedef struct refit_tensor_change {
     uint64_t elements;      /* bytes, of types whose elements have fewer bits or an odd number */
     uint64_t changed;       /* of an anchor all; REFIT_CHANGED_UNKNOWN: an early file says not */
     uint32_t blocks_same;   /* as in refit_archive_info */
-    uint32_t blocks_sparse; /* likewise */
-    uint32_t blocks_dense;  /* likewise */
+    uint32_t blocks_sparse; /* as in refit_archive_info */
+    uint32_t blocks_dense;  /* as in refit_archive_info */
 } refit_tensor_change;
 
 /*
- * Writes a version to the disk, under a name that no reader looks at: commit or abort it. A version
- * that is in the archive already is compared by its digest, and nothing is written. Blocks for the
- * disk. REFIT_ERR_STATE (not open for writing, or one is neither committed nor aborted),
- * REFIT_ERR_INVALID, REFIT_ERR_LIMIT, REFIT_ERR_EXISTS (this version is there, with other bytes),
- * REFIT_ERR_CORRUPT (the bytes do not give `digest`), REFIT_ERR_NOT_FOUND (somebody has removed the
- * folder), REFIT_ERR_IO, REFIT_ERR_HOST_MEMORY; where the archive has a file of this version
- * already, what refit_archive_describe says of that. After a failure nothing of it is left, and the
- * next version builds on what the disk has. The version before this one is read back first where it
- * is not in memory; that takes no memory of its own. Since 0.1.
+ * Writes a version to the disk, under a name that no reader opens: commit or abort it. A version
+ * that is in the archive already is compared by its digest, and nothing is written. After a failure
+ * nothing of the version is left, and the next one builds on the newest version on the disk. The
+ * version before this one is read back first where it is not in memory; that takes no further
+ * memory. Blocks for the disk.
+ *
+ * Errors:
+ * - REFIT_ERR_STATE: not open for writing, or a version is neither committed nor aborted
+ * - REFIT_ERR_EXISTS: this version is there, with other bytes
+ * - REFIT_ERR_CORRUPT: the bytes do not give `digest`
+ * - REFIT_ERR_NOT_FOUND: the folder was removed
+ * - REFIT_ERR_INVALID, REFIT_ERR_LIMIT, REFIT_ERR_IO, REFIT_ERR_HOST_MEMORY
+ * - where the archive has a file of this version already: those of refit_archive_describe
  */
 REFIT_API REFIT_MUST_CHECK refit_status refit_archive_write(refit_archive *archive,
                                                             const refit_archive_version *version,
                                                             refit_error *error);
 
-/* Gives the version that was written its name; `info` (may be NULL) says what its file is. Blocks
- * for the disk. REFIT_ERR_STATE (nothing is written), REFIT_ERR_INVALID (info->size: nothing
- * happened), REFIT_ERR_NOT_FOUND (somebody has removed it, or the folder), REFIT_ERR_IO (nothing of
- * it is left; where not even that can be had from the disk, refit_archive_count counts it). Since
- * 0.1. */
+/*
+ * Gives the version that was written its name; `info` (may be NULL) says what its file is. Blocks
+ * for the disk.
+ *
+ * Errors:
+ * - REFIT_ERR_STATE: nothing is written
+ * - REFIT_ERR_INVALID: info->size; nothing happened
+ * - REFIT_ERR_NOT_FOUND: the file or the folder was removed
+ * - REFIT_ERR_IO: nothing of it is left; where not even that can be had from the disk,
+ *   refit_archive_count counts it
+ */
 REFIT_API REFIT_MUST_CHECK refit_status refit_archive_commit(refit_archive *archive,
                                                              refit_archive_info *info,
                                                              refit_error *error);
 
-/* Removes what was written and is not committed. REFIT_ERR_STATE if there is nothing; REFIT_ERR_IO
- * (the next write, or open for writing, removes it). Since 0.1. */
+/*
+ * Removes the version that was written and not committed.
+ *
+ * Errors:
+ * - REFIT_ERR_STATE: there is none
+ * - REFIT_ERR_IO: its file is still there; the next write, or open for writing, removes it
+ */
 REFIT_API REFIT_MUST_CHECK refit_status refit_archive_abort(refit_archive *archive,
                                                             refit_error *error);
 
 /*
- * Removes old files: all that are older than the last `anchors` anchors (1 or more) and what builds
- * on those. `*removed` (may be NULL) is their number, also after a failure. Goes in an order in
- * which every file that is left has the files that it builds on, wherever it ends; a reader whose
- * files go meanwhile is told REFIT_ERR_NOT_FOUND. Reads the first bytes of each file once (blocks).
- * REFIT_ERR_STATE (not open for writing, or a version is neither committed nor aborted),
- * REFIT_ERR_INVALID, REFIT_ERR_IO (call again). Since 0.1.
+ * Removes old files: all that are older than the last `anchors` anchors (1 or more) and the files
+ * that build on those. `*removed` (may be NULL) is their number, also after a failure. The order of
+ * removal leaves, wherever it ends, every remaining file with the files that it builds on; a reader
+ * whose files are removed meanwhile gets REFIT_ERR_NOT_FOUND. Reads the first bytes of each file
+ * once (blocks).
+ *
+ * Errors:
+ * - REFIT_ERR_STATE: not open for writing, or a version is neither committed nor aborted
+ * - REFIT_ERR_IO: call again
+ * - REFIT_ERR_INVALID
  */
 REFIT_API REFIT_MUST_CHECK refit_status refit_archive_prune(refit_archive *archive,
                                                             uint32_t anchors, uint32_t *removed,
                                                             refit_error *error);
 
-/* How many versions the archive has, of all trainers. Since 0.1. */
+/* How many versions the archive has, of all trainers. */
 REFIT_API uint32_t refit_archive_count(const refit_archive *archive);
 
-/* Describes file `index`, in the order of runs and versions, below refit_archive_count. Reads its
- * first bytes only (blocks). REFIT_ERR_CORRUPT (damaged, or no file of an archive at all),
- * REFIT_ERR_STALE (it holds another version than its name says), REFIT_ERR_UNSUPPORTED,
- * REFIT_ERR_LIMIT, REFIT_ERR_NOT_FOUND (no such index, or it was removed since the archive was
- * opened), REFIT_ERR_IO: this file cannot be used, the others may be. Since 0.1. */
+/*
+ * Describes file `index`, in the order of runs and versions, below refit_archive_count. A failure
+ * means that this file cannot be used; others may be. Reads its first bytes only (blocks).
+ *
+ * Errors:
+ * - REFIT_ERR_CORRUPT: damaged, or no file of an archive at all
+ * - REFIT_ERR_STALE: it holds another version than its name says
+ * - REFIT_ERR_NOT_FOUND: no such index, or it was removed since the archive was opened
+ * - REFIT_ERR_UNSUPPORTED, REFIT_ERR_LIMIT, REFIT_ERR_IO
+ */
 REFIT_API REFIT_MUST_CHECK refit_status refit_archive_describe(const refit_archive *archive,
                                                                uint32_t index,
                                                                refit_archive_info *info,
@@ -161,65 +187,87 @@ REFIT_API REFIT_MUST_CHECK refit_status refit_archive_describe(const refit_archi
 
 /*
  * Rebuilds a version: reads its anchor and all files from there on, checks every section, and in
- * the end the digest of every tensor. `epoch` 0: of whichever trainer, if only one has this
- * version. Blocks for the disk. REFIT_ERR_NOT_FOUND (the version, or one that it builds on, is not
- * there), REFIT_ERR_EXISTS (`epoch` is 0 and several trainers have it), REFIT_ERR_CORRUPT (a file
- * is damaged, or no file of an archive at all), REFIT_ERR_STALE (a file builds on another version
- * than the one that is there, or holds another than its name says),
- * REFIT_ERR_UNSUPPORTED (a format that this refit does not know), REFIT_ERR_LIMIT, REFIT_ERR_IO,
- * REFIT_ERR_HOST_MEMORY. Since 0.1.
+ * the end the digest of every tensor. `epoch` 0: of any trainer, if only one has this
+ * version. Blocks for the disk.
+ *
+ * Errors:
+ * - REFIT_ERR_NOT_FOUND: the version, or one that it builds on, is not there
+ * - REFIT_ERR_EXISTS: `epoch` is 0 and several trainers have it
+ * - REFIT_ERR_CORRUPT: a file is damaged, or no file of an archive at all
+ * - REFIT_ERR_STALE: a file builds on another version than the one that is there, or holds another
+ *   than its name says
+ * - REFIT_ERR_UNSUPPORTED: a format that this refit does not know
+ * - REFIT_ERR_LIMIT, REFIT_ERR_IO, REFIT_ERR_HOST_MEMORY
  */
 REFIT_API REFIT_MUST_CHECK refit_status refit_archive_read(const refit_archive *archive,
                                                            uint64_t epoch, uint64_t version,
                                                            refit_snapshot **out,
                                                            refit_error *error);
 
-/* Reads one file, wherever it lies, and checks every section, without the files that it builds on:
- * the snapshot has no bytes. `config` may be NULL. REFIT_ERR_INVALID (not a file of an archive, an
- * empty path),
- * and as refit_archive_read. Since 0.1. */
+/*
+ * Reads one file, wherever it lies, and checks every section, without the files that it builds on:
+ * the snapshot has no bytes. `config` may be NULL.
+ *
+ * Errors:
+ * - REFIT_ERR_INVALID: not a file of an archive, an empty path
+ * - those of refit_archive_read
+ */
 REFIT_API REFIT_MUST_CHECK refit_status refit_snapshot_open(const char *path,
                                                             const refit_config *config,
                                                             refit_snapshot **out,
                                                             refit_error *error);
 
 /*
- * Reads the lists of file `index`, not its weights: what refit_snapshot_describe, _tensor (without
- * bytes) and _change say of it. Of a file that an early refit wrote the blocks are read, too.
+ * Reads the lists of file `index`, not its weights: refit_snapshot_describe, _tensor (without
+ * bytes) and _change then tell of it. Of a file that an early refit wrote the blocks are read, too.
  * `*snapshot` is NULL, or one that this call has made before and that becomes this file's: that is
- * quick where the tensors are the same. Close it in the end; after a failure it is as it was. As
- * refit_archive_describe, and REFIT_ERR_LIMIT, REFIT_ERR_HOST_MEMORY. Since 0.1.
+ * quick where the tensors are the same. The caller closes it; after a failure it is unchanged.
+ *
+ * Errors:
+ * - REFIT_ERR_LIMIT, REFIT_ERR_HOST_MEMORY
+ * - those of refit_archive_describe
  */
 REFIT_API REFIT_MUST_CHECK refit_status refit_archive_outline(const refit_archive *archive,
                                                               uint32_t index,
                                                               refit_snapshot **snapshot,
                                                               refit_error *error);
 
-/* Frees the weights; NULL is allowed. Since 0.1. */
+/* Frees the weights; NULL is allowed. */
 REFIT_API void refit_snapshot_close(refit_snapshot *snapshot);
 
-/* What its file says. REFIT_ERR_INVALID. Since 0.1. */
+/*
+ * What its file says.
+ *
+ * Errors:
+ * - REFIT_ERR_INVALID
+ */
 REFIT_API REFIT_MUST_CHECK refit_status refit_snapshot_describe(const refit_snapshot *snapshot,
                                                                 refit_archive_info *info,
                                                                 refit_error *error);
 
-/* How many tensors it has, tied ones included. Since 0.1. */
+/* How many tensors it has, tied ones included. */
 REFIT_API uint32_t refit_snapshot_count(const refit_snapshot *snapshot);
 
 /*
  * Tensor `index`: what it is, its bytes (read-only, aligned to 64; NULL after refit_snapshot_open)
  * and the digest of its bytes (that of kernels/digest.h), each of which may be NULL. All is
- * borrowed until refit_snapshot_close. Tied tensors share one pointer. REFIT_ERR_NOT_FOUND,
- * REFIT_ERR_INVALID. Since 0.1.
+ * borrowed until refit_snapshot_close. Tied tensors share one pointer.
+ *
+ * Errors:
+ * - REFIT_ERR_NOT_FOUND, REFIT_ERR_INVALID
  */
 REFIT_API REFIT_MUST_CHECK refit_status refit_snapshot_tensor(const refit_snapshot *snapshot,
                                                               uint32_t index, refit_tensor *tensor,
                                                               const void **bytes, uint64_t *digest,
                                                               refit_error *error);
 
-/* What became of tensor `index` in the file that was read last: for one that refit_archive_read has
+/*
+ * What became of tensor `index` in the file that was read last: for one that refit_archive_read has
  * rebuilt, against the version before; of a tied tensor, that of the one whose bytes it shares.
- * REFIT_ERR_NOT_FOUND, REFIT_ERR_INVALID. Since 0.1. */
+ *
+ * Errors:
+ * - REFIT_ERR_NOT_FOUND, REFIT_ERR_INVALID
+ */
 REFIT_API REFIT_MUST_CHECK refit_status refit_snapshot_change(const refit_snapshot *snapshot,
                                                               uint32_t index,
                                                               refit_tensor_change *change,

@@ -34,44 +34,65 @@ typedef struct refit_arena refit_arena;
 
 /*
  * Reserves `bytes` of addresses on the device; no memory is taken yet. The caller closes it before
- * the device. Any thread. REFIT_ERR_UNSUPPORTED, REFIT_ERR_INVALID, REFIT_ERR_HOST_MEMORY,
- * REFIT_ERR_DEVICE_MEMORY (no such stretch of addresses). Since 0.1.
+ * the device. Any thread.
+ *
+ * Errors:
+ * - REFIT_ERR_DEVICE_MEMORY: no such stretch of addresses
+ * - REFIT_ERR_UNSUPPORTED, REFIT_ERR_INVALID, REFIT_ERR_HOST_MEMORY
  */
 REFIT_API REFIT_MUST_CHECK refit_status refit_arena_open(refit_device *device, uint64_t bytes,
                                                          refit_arena **out, refit_error *error);
 
-/* Gives everything back; NULL is allowed. Waits, at most offload.timeout_ms of the device's
+/*
+ * Gives everything back; NULL is allowed. Waits, at most offload.timeout_ms of the device's
  * configuration, for the streams of refit_arena_use; no other queued work may still use its pieces.
- * Any thread, once no other uses it. REFIT_ERR_BUSY while an offloader has a region in it, a piece
- * is held, or torch allocates from it; REFIT_ERR_TIMEOUT, and REFIT_ERR_STATE while a graph is
- * being captured from such a stream: then it stays open, call again. Since 0.1. */
+ * Any thread, once no other uses it.
+ *
+ * Errors:
+ * - REFIT_ERR_BUSY: an offloader has a region in it, a piece is held, or torch allocates from
+ *   it
+ * - REFIT_ERR_STATE: a graph is being captured from such a stream: then it stays open, call
+ *   again
+ * - REFIT_ERR_TIMEOUT
+ */
 REFIT_API REFIT_MUST_CHECK refit_status refit_arena_close(refit_arena *arena, refit_error *error);
 
 /*
  * Gives a piece of `bytes`, with memory behind it (zeroed on the host device, undefined elsewhere),
  * aligned so that no two pieces share a page: where pieces were given back, in the smallest hole
  * that is large enough, else behind the last one. It never moves. A region that is to leave with
- * its memory is one whole piece. May block for the driver. Any thread. REFIT_ERR_DEVICE_MEMORY
- * (capacity), REFIT_ERR_LIMIT (no stretch of addresses that long is left), REFIT_ERR_INVALID,
- * REFIT_ERR_HOST_MEMORY. Since 0.1.
+ * its memory is one whole piece. May block for the driver. Any thread.
+ *
+ * Errors:
+ * - REFIT_ERR_DEVICE_MEMORY: capacity
+ * - REFIT_ERR_LIMIT: no stretch of addresses that long is left
+ * - REFIT_ERR_INVALID, REFIT_ERR_HOST_MEMORY
  */
 REFIT_API REFIT_MUST_CHECK refit_status refit_arena_alloc(refit_arena *arena, uint64_t bytes,
                                                           void **out, refit_error *error);
 
 /*
  * Gives a piece back, memory and addresses; NULL is allowed. Waits like refit_arena_close for
- * streams. On failure the piece stays. Any thread. REFIT_ERR_BUSY while an offloader has it as a
- * region or it is held, REFIT_ERR_INVALID for what is no piece of the arena, REFIT_ERR_TIMEOUT,
- * REFIT_ERR_STATE, REFIT_ERR_DEVICE (call again), or the failure of work on a stream that uses it,
- * which is told once. Since 0.1.
+ * streams. On failure the piece stays. Any thread.
+ *
+ * Errors:
+ * - REFIT_ERR_BUSY: an offloader has it as a region or it is held
+ * - REFIT_ERR_INVALID: no piece of the arena
+ * - REFIT_ERR_DEVICE: call again
+ * - REFIT_ERR_TIMEOUT, REFIT_ERR_STATE
+ * - the failure of work on a stream that uses it, which is told once
  */
 REFIT_API REFIT_MUST_CHECK refit_status refit_arena_free(refit_arena *arena, void *memory,
                                                          refit_error *error);
 
-/* Piece number `index` (0, 1, 2 … in the order of addresses, as long as none comes or goes): its
+/*
+ * Piece number `index` (0, 1, 2 … in the order of addresses, as long as none comes or goes): its
  * address, and its bytes as they were asked for. Not one that was given back and is still to go
- * (refit_torch_free). Does not block. Any thread. REFIT_ERR_NOT_FOUND
- * behind the last. Since 0.1. */
+ * (refit_torch_free). Does not block. Any thread.
+ *
+ * Errors:
+ * - REFIT_ERR_NOT_FOUND: behind the last
+ */
 REFIT_API REFIT_MUST_CHECK refit_status refit_arena_piece(refit_arena *arena, uint32_t index,
                                                           void **memory, uint64_t *bytes,
                                                           refit_error *error);
@@ -79,18 +100,26 @@ REFIT_API REFIT_MUST_CHECK refit_status refit_arena_piece(refit_arena *arena, ui
 /*
  * Says that work on `stream` uses the arena: before memory of the arena goes
  * (refit_offloader_finish, refit_arena_free, refit_arena_close), what is queued there by then is
- * waited for, at most offload.timeout_ms of the device's configuration. Idempotent;
- * it ends with refit_arena_unuse, or with refit_stream_close. A stream that refit did not open must
- * end its use before it is destroyed: CUDA knows no dead handles, and gives them to new streams.
- * For REFIT_STREAM_NONE it does nothing. Any thread. REFIT_ERR_INVALID (no stream of this device),
- * REFIT_ERR_HOST_MEMORY. Since 0.1.
+ * waited for, at most offload.timeout_ms of the device's configuration. Idempotent; it ends with
+ * refit_arena_unuse, or with refit_stream_close. A stream that refit did not open must end its use
+ * before it is destroyed: CUDA knows no dead handles, and gives them to new streams. For
+ * REFIT_STREAM_NONE it does nothing. Any thread.
+ *
+ * Errors:
+ * - REFIT_ERR_INVALID: no stream of this device
+ * - REFIT_ERR_HOST_MEMORY
  */
 REFIT_API REFIT_MUST_CHECK refit_status refit_arena_use(refit_arena *arena, refit_stream_ref stream,
                                                         refit_error *error);
 
-/* Ends it, once what is queued there is done (waits as above). REFIT_ERR_TIMEOUT, and
- * REFIT_ERR_STATE while a graph is being captured from the stream: it goes on; another failure is
- * that of the work, and it has ended. Any thread. Since 0.1. */
+/*
+ * Ends it, once what is queued there is done (waits as above). Any thread.
+ *
+ * Errors:
+ * - REFIT_ERR_STATE: a graph is being captured from the stream: it goes on; another failure
+ *   is that of the work, and it has ended
+ * - REFIT_ERR_TIMEOUT
+ */
 REFIT_API REFIT_MUST_CHECK refit_status refit_arena_unuse(refit_arena *arena,
                                                           refit_stream_ref stream,
                                                           refit_error *error);
@@ -99,13 +128,22 @@ REFIT_API REFIT_MUST_CHECK refit_status refit_arena_unuse(refit_arena *arena,
  * Says that the physical memory of a piece is known outside of refit: to NCCL, to a network card,
  * to the buffers of a captured graph. Its memory is there and stays until refit_arena_unhold, once
  * for each hold; an offloader that is given it as a region answers REFIT_ERR_BUSY. May block for
- * the driver. Any thread. REFIT_ERR_BUSY while an offloader has it as a region, REFIT_ERR_INVALID
- * for what is no piece, REFIT_ERR_DEVICE_MEMORY. Since 0.1.
+ * the driver. Any thread.
+ *
+ * Errors:
+ * - REFIT_ERR_BUSY: an offloader has it as a region
+ * - REFIT_ERR_INVALID: no piece of the arena
+ * - REFIT_ERR_DEVICE_MEMORY
  */
 REFIT_API REFIT_MUST_CHECK refit_status refit_arena_hold(refit_arena *arena, void *memory,
                                                          refit_error *error);
 
-/* Ends one hold. Any thread. REFIT_ERR_INVALID for what is not held. Since 0.1. */
+/*
+ * Ends one hold. Any thread.
+ *
+ * Errors:
+ * - REFIT_ERR_INVALID: it is not held
+ */
 REFIT_API REFIT_MUST_CHECK refit_status refit_arena_unhold(refit_arena *arena, void *memory,
                                                            refit_error *error);
 

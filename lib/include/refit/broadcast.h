@@ -63,13 +63,18 @@ typedef enum refit_dtype {
 #undef REFIT_DTYPE_ENUM
 } refit_dtype;
 
-/* The type's name ("BF16"), a constant, or NULL. Since 0.1. */
+/* The type's name ("BF16"), a constant, or NULL. */
 REFIT_API const char *refit_dtype_name(refit_dtype dtype);
 
-/* Bits per element, or 0 for no such type. Since 0.1. */
+/* Bits per element, or 0 for no such type. */
 REFIT_API uint32_t refit_dtype_bits(refit_dtype dtype);
 
-/* Finds a type by name. REFIT_ERR_NOT_FOUND. Since 0.1. */
+/*
+ * Finds a type by name.
+ *
+ * Errors:
+ * - REFIT_ERR_NOT_FOUND
+ */
 REFIT_API REFIT_MUST_CHECK refit_status refit_dtype_parse(const char *name, refit_dtype *out);
 
 #define REFIT_RANK_MAX 8
@@ -87,14 +92,19 @@ typedef struct refit_tensor {
     uint32_t alias_of; /* index of the tensor it shares bytes with, or REFIT_NO_ALIAS */
 } refit_tensor;
 
-/* The digest of a tensor's bytes in host memory, as versions have it: equal for equal bytes on
- * every CPU and GPU. It guards against accidents, not against an adversary. Any thread. Since 0.1.
+/*
+ * The digest of a tensor's bytes in host memory, as versions have it: equal for equal bytes on
+ * every CPU and GPU. It guards against accidents, not against an adversary. Any thread.
  */
 REFIT_API uint64_t refit_tensor_digest(const void *memory, uint64_t bytes);
 
-/* The digest of a version that has these tensors (as refit_publisher_declare takes them), from the
- * digests of those that are not tied, in their order. Any thread. REFIT_ERR_INVALID,
- * REFIT_ERR_LIMIT, REFIT_ERR_HOST_MEMORY. Since 0.1. */
+/*
+ * The digest of a version that has these tensors (as refit_publisher_declare takes them), from the
+ * digests of those that are not tied, in their order. Any thread.
+ *
+ * Errors:
+ * - REFIT_ERR_INVALID, REFIT_ERR_LIMIT, REFIT_ERR_HOST_MEMORY
+ */
 REFIT_API REFIT_MUST_CHECK refit_status refit_version_digest(const refit_tensor *tensors,
                                                              uint32_t count,
                                                              const uint64_t *digests,
@@ -108,54 +118,68 @@ REFIT_API REFIT_MUST_CHECK refit_status refit_version_digest(const refit_tensor 
  * Binds `endpoint` (NULL: broadcast.endpoint of `config`): "user://NAME", a socket that only this
  * user reaches (NAME.sock in $XDG_RUNTIME_DIR/refit, /run/user/UID/refit or /tmp/refit-UID, the
  * first that is the user's own and not too long for a socket; an asterisk as NAME: one that is
- * free), "ipc:///run/refit.sock",
- * "tcp://127.0.0.1:0" (0: any free port), "inproc://name". An address beyond this host needs keys
- * (security.key and security.allow; see refit/keys.h) or broadcast.insecure: true; one of this host
- * without keys is open to all of its users, and a warning in the log says so. `config` may be NULL;
- * it is copied. One thread at a time uses a publisher, but for what is marked "any thread".
- * REFIT_ERR_BUSY (another process has the endpoint, or the socket of another user lies at its
- * path), REFIT_ERR_EXISTS (a file that is no socket has the place of an ipc:// endpoint),
- * REFIT_ERR_SECURITY (also: without keys, other users could replace the socket; another user made
- * the folder of user:// first), REFIT_ERR_CONFIG, REFIT_ERR_INVALID, REFIT_ERR_IO (a key file, or
- * the folder of user:// cannot be made), REFIT_ERR_UNSUPPORTED (no CURVE), REFIT_ERR_HOST_MEMORY,
- * REFIT_ERR_SYSTEM. Since 0.1.
+ * free), "ipc:///run/refit.sock", "tcp://127.0.0.1:0" (0: any free port), "inproc://name". An
+ * address beyond this host needs keys (security.key and security.allow; see refit/keys.h) or
+ * broadcast.insecure: true; one of this host without keys is open to all of its users, and a
+ * warning in the log says so. `config` may be NULL; it is copied. One thread at a time uses a
+ * publisher, but for what is marked "any thread".
+ *
+ * Errors:
+ * - REFIT_ERR_BUSY: another process has the endpoint, or the socket of another user lies at its
+ *   path
+ * - REFIT_ERR_EXISTS: a file that is no socket has the place of an ipc:// endpoint
+ * - REFIT_ERR_SECURITY: also where other users could replace the socket and there are no keys, or
+ *   where another user made the folder of user:// first
+ * - REFIT_ERR_IO: a key file, or the folder of user:// cannot be made
+ * - REFIT_ERR_UNSUPPORTED: no CURVE
+ * - REFIT_ERR_CONFIG, REFIT_ERR_INVALID, REFIT_ERR_HOST_MEMORY, REFIT_ERR_SYSTEM
  */
 REFIT_API REFIT_MUST_CHECK refit_status refit_publisher_open(const char *endpoint,
                                                              const refit_config *config,
                                                              refit_publisher **out,
                                                              refit_error *error);
 
-/* Aborts a version under way, says goodbye to the workers, and frees all; NULL is allowed. Blocks
- * at most broadcast.linger_ms and a moment. Since 0.1. */
+/*
+ * Aborts a version under way, says goodbye to the workers, and frees all; NULL is allowed. Blocks
+ * at most broadcast.linger_ms and a moment.
+ */
 REFIT_API void refit_publisher_close(refit_publisher *publisher);
 
-/* The endpoint that workers connect to, with the port that was found; borrowed until close. Any
- * thread. Since 0.1. */
+/*
+ * The endpoint that workers connect to, with the port that was found; borrowed until close. Any
+ * thread.
+ */
 REFIT_API const char *refit_publisher_endpoint(const refit_publisher *publisher);
 
 /*
- * Says which GPU the trainer is on, so that workers on the same one (by its UUID, in whatever
- * container) read the weights in its memory. Call it right after open, and before declare with
- * broadcast.gpu: require; once, with one device; the device stays in use until close. For each
- * version the publisher then keeps a copy of the weights in the GPU's memory, in so many slots as
- * broadcast.slots says: with require always, with auto while a worker on that GPU is subscribed,
- * besides the one in host memory for all others. Nothing happens with broadcast.gpu: off, or, with
- * auto, for a device whose memory cannot be shown to other processes (the host device). Between
- * versions only. Does not block. REFIT_ERR_STATE (a version is under way; another device),
- * REFIT_ERR_INVALID; with require REFIT_ERR_UNSUPPORTED, REFIT_ERR_SYSTEM (no shared memory);
- * REFIT_ERR_HOST_MEMORY. Since 0.1.
+ * Says which GPU the trainer is on, so that workers on the same one (by its UUID, in any container)
+ * read the weights in its memory. Call it right after open, and before declare with broadcast.gpu:
+ * require; once, with one device, which stays in use until close.
+ *
+ * For each version the publisher then keeps a copy of the weights in the GPU's memory, in
+ * broadcast.slots slots: with broadcast.gpu: require always; with auto while a worker on that GPU
+ * is subscribed, besides the copy in host memory for all others. Nothing happens with
+ * broadcast.gpu: off, or, with auto, for a device whose memory cannot be shown to other processes
+ * (the host device). Between versions only. Does not block.
+ *
+ * Errors:
+ * - REFIT_ERR_STATE: a version is under way, or another device was given before
+ * - REFIT_ERR_UNSUPPORTED, REFIT_ERR_SYSTEM (no shared memory): with broadcast.gpu: require only
+ * - REFIT_ERR_INVALID, REFIT_ERR_HOST_MEMORY
  */
 REFIT_API REFIT_MUST_CHECK refit_status refit_publisher_use_device(refit_publisher *publisher,
                                                                    refit_device *device,
                                                                    refit_error *error);
 
 /*
- * Says which tensors there are; copied. Takes the store (broadcast.slots copies of the weights, in
- * shared memory where that is on). Again only between versions: a changed manifest makes
- * a new store, and the next version is a full one for everybody. REFIT_ERR_STATE, REFIT_ERR_INVALID
- * (sizes that do not fit shapes, duplicate names, bad aliases), REFIT_ERR_LIMIT,
- * REFIT_ERR_HOST_MEMORY, REFIT_ERR_SYSTEM (no shared memory, with broadcast.shm: require). Since
- * 0.1.
+ * Declares the tensors of the versions; the list is copied. Takes the store (broadcast.slots copies
+ * of the weights, in shared memory where that is on). It may be called again between versions: a
+ * changed list makes a new store, and the next version is sent whole to every worker.
+ *
+ * Errors:
+ * - REFIT_ERR_INVALID: sizes that do not fit shapes, duplicate names, bad aliases
+ * - REFIT_ERR_SYSTEM: no shared memory, with broadcast.shm: require
+ * - REFIT_ERR_STATE, REFIT_ERR_LIMIT, REFIT_ERR_HOST_MEMORY
  */
 REFIT_API REFIT_MUST_CHECK refit_status refit_publisher_declare(refit_publisher *publisher,
                                                                 const refit_tensor *tensors,
@@ -164,14 +188,19 @@ REFIT_API REFIT_MUST_CHECK refit_status refit_publisher_declare(refit_publisher 
 /*
  * Ends a wait: makes the refit_publisher_wait_workers, _begin or _commit that is under way (also
  * inside refit_controller_publish), or else the next one, return REFIT_ERR_CANCELLED; each says
- * below what that leaves. Any thread, and safe in a signal handler; not after close. Twice is once,
- * and NULL is allowed. One that came too late for its call is for the next: waiting for 0 workers
- * takes it back. Since 0.1.
+ * below what state that leaves. Idempotent; NULL is allowed. A cancel that came too late for its
+ * call is pending for the next one: refit_publisher_wait_workers for 0 workers clears it. Any
+ * thread, and safe in a signal handler; not after close.
  */
 REFIT_API void refit_publisher_cancel(refit_publisher *publisher);
 
-/* Waits until `count` workers are subscribed. REFIT_ERR_TIMEOUT says how many there are;
- * REFIT_ERR_CANCELLED. Since 0.1. */
+/*
+ * Waits until `count` workers are subscribed. Blocks, at most `timeout_ms`.
+ *
+ * Errors:
+ * - REFIT_ERR_TIMEOUT: the sentence says how many there are
+ * - REFIT_ERR_CANCELLED
+ */
 REFIT_API REFIT_MUST_CHECK refit_status refit_publisher_wait_workers(refit_publisher *publisher,
                                                                      uint32_t count,
                                                                      uint32_t timeout_ms,
@@ -179,19 +208,26 @@ REFIT_API REFIT_MUST_CHECK refit_status refit_publisher_wait_workers(refit_publi
 
 /*
  * Begins a version: a number above all before it in this epoch, or 0 for the next one. The workers
- * subscribed now are its members; they are offered it at once and fetch what is written while the
- * rest still comes. It waits until all workers have let go of the version whose slot it takes (with
- * one slot the version before, with two the one before that), at most broadcast.stage_timeout_ms;
- * who does not is evicted. Then it waits until the transport has sent what lies in that slot, at
- * most broadcast.linger_ms. A slot that somebody may still read after that gets fresh memory; where
- * no shared memory is left, broadcast.shm: auto makes it private, and all workers fetch through
- * sockets until other tensors are declared. Likewise for the GPU's memory, if workers read the
- * version there: who was turned out can no longer accept what it reads; where the GPU has no fresh
- * memory, broadcast.gpu: auto sends this version the other ways. REFIT_ERR_STATE (nothing declared,
- * or one is under way), REFIT_ERR_STALE (number used, or none is left); REFIT_ERR_HOST_MEMORY,
- * REFIT_ERR_SYSTEM (no fresh memory), REFIT_ERR_DEVICE_MEMORY (no fresh memory, with broadcast.gpu:
- * require), REFIT_ERR_CANCELLED (no worker is evicted then; the wait for the transport is not cut
- * short): nothing has begun then, and a later begin tries again. Since 0.1.
+ * subscribed now are its members; they are offered it at once and fetch the tensors that are
+ * written while the rest still comes.
+ *
+ * It waits until all workers have let go of the version whose slot it takes (with one slot the
+ * version before, with two the one before that), at most broadcast.stage_timeout_ms; a worker that
+ * does not is evicted. Then it waits until the transport has sent the frames that lie in that slot,
+ * at most broadcast.linger_ms. A slot that a worker may still read after that gets fresh memory;
+ * where no shared memory is left, broadcast.shm: auto makes it private, and all workers fetch
+ * through sockets until other tensors are declared. The same holds for the GPU's memory, if workers
+ * read the version there: an evicted worker can no longer accept the version that it reads; where
+ * the GPU has no fresh memory, broadcast.gpu: auto sends this version the other ways.
+ *
+ * After a failure nothing has begun, and a later begin tries again.
+ *
+ * Errors:
+ * - REFIT_ERR_STATE: nothing is declared, or a version is under way
+ * - REFIT_ERR_STALE: the number is used, or none is left
+ * - REFIT_ERR_HOST_MEMORY, REFIT_ERR_SYSTEM: no fresh memory
+ * - REFIT_ERR_DEVICE_MEMORY: no fresh memory on the GPU, with broadcast.gpu: require
+ * - REFIT_ERR_CANCELLED: no worker is evicted then; the wait for the transport is not cut short
  */
 REFIT_API REFIT_MUST_CHECK refit_status refit_publisher_begin(refit_publisher *publisher,
                                                               uint64_t version, refit_error *error);
@@ -203,11 +239,14 @@ REFIT_API REFIT_MUST_CHECK refit_status refit_publisher_begin(refit_publisher *p
  * behind; with REFIT_STREAM_NONE the bytes are there already. Blocks for the copy, which a device
  * makes on a stream of the publisher's own as soon as `after` has come so far, into page-locked
  * memory where that can be had; at most broadcast.stage_timeout_ms. A device that was written from
- * stays in use until the publisher is closed. REFIT_ERR_STATE (not begun, or written already),
- * REFIT_ERR_INVALID (index, size, a stream without its device, memory that is not the device's, or
- * of another GPU than broadcast.gpu: require shows), REFIT_ERR_TIMEOUT (the stream is not done: the
- * device may read `memory` until it is), and what the device reports of the stream and the copy.
- * Since 0.1.
+ * stays in use until the publisher is closed.
+ *
+ * Errors:
+ * - REFIT_ERR_STATE: not begun, or written already
+ * - REFIT_ERR_INVALID: index, size, a stream without its device, memory that is not the device's,
+ *   or of another GPU than broadcast.gpu: require shows
+ * - REFIT_ERR_TIMEOUT: the stream is not done: the device may read `memory` until it is
+ * - what the device reports of the stream and the copy
  */
 REFIT_API REFIT_MUST_CHECK refit_status refit_publisher_write(refit_publisher *publisher,
                                                               uint32_t tensor, const void *memory,
@@ -224,13 +263,17 @@ typedef struct refit_weight {
 
 /*
  * Writes many tensors of the version as refit_publisher_write writes one, all of them from `device`
- * and behind `after`; in all, or part by part. A GPU that takes digests itself is waited for once
- * every 1,024 tensors or 64 MiB, instead of once a tensor. Blocks for the copies, each wait at most
- * broadcast.stage_timeout_ms. The whole list is checked first: what refit_publisher_write answers
- * with REFIT_ERR_INVALID and REFIT_ERR_STATE, a tensor that comes twice among it, is answered
- * before anything is written. After any other failure the version stays open, the sentence names
- * the tensor, or the first of those that were waited for together; all before it are written, and
- * none from it on. What REFIT_ERR_* it may be: as refit_publisher_write. Since 0.1.
+ * and behind `after`; the list may be the whole version or a part of it. A GPU that takes digests
+ * itself is waited for once every 1,024 tensors or 64 MiB, instead of once a tensor. Blocks for the
+ * copies, each wait at most broadcast.stage_timeout_ms.
+ *
+ * The whole list is checked before the first write: REFIT_ERR_INVALID and REFIT_ERR_STATE, also for
+ * a tensor that comes twice, mean that none was written. After any other failure the version stays
+ * open, and the sentence names the tensor, or the first of those that were waited for together; all
+ * before it are written, and none from it on.
+ *
+ * Errors:
+ * - those of refit_publisher_write
  */
 REFIT_API REFIT_MUST_CHECK refit_status
 refit_publisher_write_all(refit_publisher *publisher, const refit_weight *weights, uint32_t count,
@@ -239,28 +282,39 @@ refit_publisher_write_all(refit_publisher *publisher, const refit_weight *weight
 /*
  * Ends a version: waits until all members (or the quorum) have staged it, at most
  * broadcast.stage_timeout_ms, tells them to commit, and waits until they have applied it, at most
- * broadcast.commit_timeout_ms. REFIT_OK: the version is the current one. With fewer than needed it
- * is aborted, everybody keeps the version before, and the store too (but for one slot with
- * broadcast.gpu: require, or with a copy that a write gave up waiting for and no memory out of its
- * way, which then serves nothing until the next version); REFIT_ERR_PEER or
- * REFIT_ERR_TIMEOUT, and refit_publisher_worker names who and why. Once committed, workers that
- * fail to apply are named but do not undo it, and those that have not said in time are evicted as
- * well: REFIT_ERR_PEER, with publish_version at the new one. REFIT_ERR_CANCELLED before the workers
- * are told to commit aborts the version, complete or not; after that the version stands
- * (publish_version is the new one), and only the wait ends: who has not yet said that it applied it
- * may say so later, and is not evicted. A version that lacks a tensor is
- * REFIT_ERR_STATE and stays open. With no workers at all (and commit: all) it commits at once: the
- * store serves who comes later. Since 0.1.
+ * broadcast.commit_timeout_ms. REFIT_OK: the version is the current one. Without workers (and with
+ * broadcast.commit: all) it commits at once: the store serves workers that come later.
+ *
+ * With fewer members than needed it is aborted: every worker keeps the version before, and so does
+ * the store. (An exception is one slot with broadcast.gpu: require, or with a copy that a write
+ * gave up waiting for and no memory to replace its slot: such a store serves nothing until the next
+ * version.) Once committed, workers that fail to apply are named but do not undo the version, and
+ * those that have not answered in time are evicted.
+ *
+ * A cancel before the workers are told to commit aborts the version, complete or not. After that
+ * the version stands (publish_version is the new one), and only the wait ends: a worker that has
+ * not answered yet may do so later, and is not evicted.
+ *
+ * Errors:
+ * - REFIT_ERR_PEER, REFIT_ERR_TIMEOUT: aborted; refit_publisher_worker names the workers and the
+ *   reasons
+ * - REFIT_ERR_PEER with publish_version at the new one: committed, and workers failed to apply it
+ * - REFIT_ERR_CANCELLED
+ * - REFIT_ERR_STATE: no version is under way, or it lacks a tensor; it stays open
  */
 REFIT_API REFIT_MUST_CHECK refit_status refit_publisher_commit(refit_publisher *publisher,
                                                                refit_error *error);
 
-/* Drops the version under way; workers keep the one before. REFIT_ERR_STATE if there is none. Since
- * 0.1. */
+/*
+ * Drops the version under way; workers keep the one before.
+ *
+ * Errors:
+ * - REFIT_ERR_STATE: there is none
+ */
 REFIT_API REFIT_MUST_CHECK refit_status refit_publisher_abort(refit_publisher *publisher,
                                                               refit_error *error);
 
-/* The last committed version, 0 if there is none. Any thread. Since 0.1. */
+/* The last committed version, 0 if there is none. Any thread. */
 REFIT_API uint64_t refit_publisher_version(refit_publisher *publisher);
 
 typedef enum refit_path {
@@ -280,17 +334,19 @@ typedef struct refit_worker_info {
     uint8_t member;      /* 1: the last version counted on it */
     uint8_t committed;   /* 1: it applied the last version */
     refit_status status; /* why it failed in the last version, or REFIT_OK */
-    char reason[160];    /* likewise, in words */
+    char reason[160];    /* the reason, in words */
 } refit_worker_info;
 
-/* Describes worker `index` (0, 1, … until REFIT_ERR_NOT_FOUND) as of now: subscribed ones and those
- * of the last version that join anew, then those lost since it began. Since 0.1. */
+/*
+ * Describes worker `index` (0, 1, …) as of now: subscribed ones and those of the last version that
+ * join anew, then those lost since it began.
+ */
 REFIT_API REFIT_MUST_CHECK refit_status refit_publisher_worker(refit_publisher *publisher,
                                                                uint32_t index,
                                                                refit_worker_info *info,
                                                                refit_error *error);
 
-/* Adds the publisher's figures to `stats`. Any thread. Since 0.1. */
+/* Adds the publisher's figures to `stats`. Any thread. */
 REFIT_API REFIT_MUST_CHECK refit_status refit_publisher_stats(refit_publisher *publisher,
                                                               refit_stats *stats,
                                                               refit_error *error);
@@ -300,69 +356,86 @@ REFIT_API REFIT_MUST_CHECK refit_status refit_publisher_stats(refit_publisher *p
 
 /*
  * Starts to subscribe at `endpoint` (NULL: broadcast.endpoint). Returns at once, whether or not the
- * trainer is there; it is looked for until close, with user:// in all folders in which a trainer
- * of this user may have bound (as they are called at this call). `config` may be NULL; it is
- * copied. One thread at a time uses a subscriber, but for what is marked "any thread". An address
- * beyond this host needs keys (security.key and security.server_key) or broadcast.insecure: true.
- * With security.key the trainer's keys are checked whenever it is found: see refit_subscriber_next.
+ * trainer is there; it is looked for until close, with user:// in all folders in which a trainer of
+ * this user may have bound (as they are called at this call). `config` may be NULL; it is copied.
+ * One thread at a time uses a subscriber, but for what is marked "any thread". An address beyond
+ * this host needs keys (security.key and security.server_key) or broadcast.insecure: true. With
+ * security.key the trainer's keys are checked whenever it is found: see refit_subscriber_next.
  * Without, the process that listens at an ipc path (user:// is one) must be of this user or root,
  * at a path that others cannot lead elsewhere; that is looked at here, and again at each
- * connection. REFIT_ERR_INVALID (port 0 or * among it, which only a publisher binds),
- * REFIT_ERR_CONFIG, REFIT_ERR_SECURITY, REFIT_ERR_IO (a key file, or the folder of user:// cannot
- * be made), REFIT_ERR_UNSUPPORTED (no CURVE), REFIT_ERR_HOST_MEMORY, REFIT_ERR_SYSTEM. Since 0.1.
+ * connection.
+ *
+ * Errors:
+ * - REFIT_ERR_INVALID: port 0 or * among it, which only a publisher binds
+ * - REFIT_ERR_IO: a key file, or the folder of user:// cannot be made
+ * - REFIT_ERR_UNSUPPORTED: no CURVE
+ * - REFIT_ERR_CONFIG, REFIT_ERR_SECURITY, REFIT_ERR_HOST_MEMORY, REFIT_ERR_SYSTEM
  */
 REFIT_API REFIT_MUST_CHECK refit_status refit_subscriber_open(const char *endpoint,
                                                               const refit_config *config,
                                                               refit_subscriber **out,
                                                               refit_error *error);
 
-/* Leaves in good order; NULL is allowed. An open update ends with it (and is refused, if it was
+/*
+ * Leaves in good order; NULL is allowed. An open update ends with it (and is refused, if it was
  * undecided): it must not be closed afterwards. Blocks at most for the message that is being
- * handled; what is still to be sent has broadcast.linger_ms. Since 0.1. */
+ * handled; what is still to be sent has broadcast.linger_ms.
+ */
 REFIT_API void refit_subscriber_close(refit_subscriber *subscriber);
 
 /*
  * Says which GPU the worker is on, so that it reads the weights in the trainer's memory there if
- * the trainer is on the same one (by its UUID) and has said so, too. Call it right after open: who
- * is connected already joins once more. Once, with one device, which stays in use until close.
- * Nothing happens with broadcast.gpu: off, or, with auto, for a device that cannot map other
+ * the trainer is on the same one (by its UUID) and has said so, too. Call it right after open: a
+ * worker that is connected already joins once more. Once, with one device, which stays in use until
+ * close. Nothing happens with broadcast.gpu: off, or, with auto, for a device that cannot map other
  * processes' memory (the host device). Where the memory cannot be mapped, versions come another way
- * (with require: refit_subscriber_next says why). Does not block. REFIT_ERR_STATE (another device),
- * REFIT_ERR_INVALID; with require REFIT_ERR_UNSUPPORTED. Since 0.1.
+ * (with require: refit_subscriber_next says why). Does not block.
+ *
+ * Errors:
+ * - REFIT_ERR_STATE: another device was given before
+ * - REFIT_ERR_UNSUPPORTED: with broadcast.gpu: require only
+ * - REFIT_ERR_INVALID
  */
 REFIT_API REFIT_MUST_CHECK refit_status refit_subscriber_use_device(refit_subscriber *subscriber,
                                                                     refit_device *device,
                                                                     refit_error *error);
 
 /*
- * Waits for the next committed version and gives it as an update that the caller closes. One update
- * is open at a time (REFIT_ERR_STATE otherwise). REFIT_ERR_TIMEOUT: nothing new yet; the sentence
- * says whether there is a trainer. REFIT_ERR_SECURITY, REFIT_ERR_PROTOCOL: the trainer refused this
- * worker for good: its key was taken back, or for broadcast.heartbeat_timeout_ms the trainer has
- * not allowed it, or one of the two has keys and the other none, or for as long another user has
- * listened at an ipc path that is used without keys; or it speaks another version of the protocol.
- * Where something may only be in
- * between, and with a wrong security.server_key, it is REFIT_ERR_TIMEOUT, and the sentence says
- * that the handshake failed. REFIT_ERR_SYSTEM: broadcast.shm is require and its memory cannot be
- * shared. With broadcast.gpu: require, REFIT_ERR_STATE before refit_subscriber_use_device,
- * REFIT_ERR_UNSUPPORTED if the trainer is on another GPU, and what the device says if its memory
- * cannot be mapped.
- * REFIT_ERR_CLOSED, from then on: no trainer was heard for broadcast.idle_timeout_ms; a trainer
- * that is there is heard however long it trains. REFIT_ERR_CANCELLED after refit_subscriber_wake. A
- * version that was not taken before the trainer was lost is withdrawn: a trainer that comes
- * back brings the current one. Since 0.1.
+ * Waits for the next committed version and gives it as an update that the caller closes; one update
+ * is open at a time. A version that was not taken before the trainer was lost is withdrawn: a
+ * trainer that comes back brings the current one. Blocks, at most `timeout_ms`.
+ *
+ * Errors:
+ * - REFIT_ERR_TIMEOUT: nothing new yet; the sentence says whether there is a trainer, or that the
+ *   handshake failed, which may pass (a wrong security.server_key is reported so, too)
+ * - REFIT_ERR_STATE: an update is open; or broadcast.gpu is require and refit_subscriber_use_device
+ *   was not called
+ * - REFIT_ERR_SECURITY, REFIT_ERR_PROTOCOL: the trainer refused this worker for good. Its key was
+ *   removed; or the trainer has not allowed it, one end has keys and the other none, or another
+ *   user has listened at an ipc path that is used without keys, each for
+ *   broadcast.heartbeat_timeout_ms; or the trainer speaks another version of the protocol
+ * - REFIT_ERR_CLOSED, from then on: no trainer was heard for broadcast.idle_timeout_ms; a trainer
+ *   that is there is heard however long it trains
+ * - REFIT_ERR_CANCELLED: after refit_subscriber_wake
+ * - REFIT_ERR_SYSTEM: broadcast.shm is require and the trainer's memory cannot be shared
+ * - with broadcast.gpu: require: REFIT_ERR_UNSUPPORTED if the trainer is on another GPU, and those
+ *   of the device if its memory cannot be mapped
  */
 REFIT_API REFIT_MUST_CHECK refit_status refit_subscriber_next(refit_subscriber *subscriber,
                                                               uint32_t timeout_ms,
                                                               refit_update **out,
                                                               refit_error *error);
 
-/* Makes a waiting or the next refit_subscriber_next return REFIT_ERR_CANCELLED. Any thread, and
- * safe in a signal handler. Since 0.1. */
+/*
+ * Makes a waiting refit_subscriber_next, or else the next one, return REFIT_ERR_CANCELLED. Any
+ * thread, and safe in a signal handler.
+ */
 REFIT_API void refit_subscriber_wake(refit_subscriber *subscriber);
 
-/* A descriptor that polls readable while refit_subscriber_next would not wait; borrowed until
- * close. Do not read it. Since 0.1. */
+/*
+ * A descriptor that polls readable while refit_subscriber_next would not wait; borrowed until
+ * close. Do not read it.
+ */
 REFIT_API int refit_subscriber_fd(const refit_subscriber *subscriber);
 
 typedef struct refit_subscriber_info {
@@ -375,12 +448,12 @@ typedef struct refit_subscriber_info {
     char state[16];   /* "connecting", "joining", "current", "staging", "staged", "applying" */
 } refit_subscriber_info;
 
-/* Describes the subscriber as of now. Any thread. Since 0.1. */
+/* Describes the subscriber as of now. Any thread. */
 REFIT_API REFIT_MUST_CHECK refit_status refit_subscriber_describe(refit_subscriber *subscriber,
                                                                   refit_subscriber_info *info,
                                                                   refit_error *error);
 
-/* Adds the subscriber's figures to `stats`. Any thread. Since 0.1. */
+/* Adds the subscriber's figures to `stats`. Any thread. */
 REFIT_API REFIT_MUST_CHECK refit_status refit_subscriber_stats(refit_subscriber *subscriber,
                                                                refit_stats *stats,
                                                                refit_error *error);
@@ -399,77 +472,108 @@ typedef struct refit_destination {
 /*
  * Says where the engine has its weights, so that refit_update_apply writes versions into them. Each
  * name once. Two names may have one memory, whole and of one device: for tensors that the trainer
- * ties, or that have the same bytes in a version, which is looked at for each. Any other overlap is
- * refused. With `cast`, elements of F32, F16 and BF16 are converted to each other, to nearest even;
- * a NaN that gets shorter becomes 0x7FFF. What is compared, noted and put back are the elements of
- * the destination. Once, until unbind. A device stays in use until then, and takes 4 MiB of host
- * memory.
- * Does not block. REFIT_ERR_STATE (bound already), REFIT_ERR_INVALID, REFIT_ERR_HOST_MEMORY, and
- * what a device says of its memory and of a stream of its own. Since 0.1.
+ * ties, or that have the same bytes in a version, which is checked for each version. Any other
+ * overlap is refused. With `cast`, elements of F32, F16 and BF16 are converted to each other, to
+ * nearest even; a NaN that gets shorter becomes 0x7FFF. Elements of the destination are what is
+ * compared, noted and put back. Once, until unbind. A device stays in use until then, and takes 4
+ * MiB of host memory. Does not block.
+ *
+ * Errors:
+ * - REFIT_ERR_STATE: bound already
+ * - REFIT_ERR_INVALID, REFIT_ERR_HOST_MEMORY
+ * - those of a device, for its memory and for a stream of its own
  */
 REFIT_API REFIT_MUST_CHECK refit_status refit_subscriber_bind(refit_subscriber *subscriber,
                                                               const refit_destination *list,
                                                               uint32_t count, refit_error *error);
 
-/* Gives the destinations back, as they are; refit_subscriber_close does it, too. None bound is
+/*
+ * Gives the destinations back, as they are; refit_subscriber_close does it, too. None bound is
  * allowed. What a device had kept from being taken back is taken back now; if that fails again it
  * is the device's error, and they stay bound. Blocks for that, and at most broadcast.linger_ms for
- * a device that failed. REFIT_ERR_STATE: an update is applied, and neither accepted nor refused.
- * Since 0.1. */
+ * a device that failed.
+ *
+ * Errors:
+ * - REFIT_ERR_STATE: an update is applied, and neither accepted nor refused
+ */
 REFIT_API REFIT_MUST_CHECK refit_status refit_subscriber_unbind(refit_subscriber *subscriber,
                                                                 refit_error *error);
 
-/* The version's number. Since 0.1. */
+/* The version's number. */
 REFIT_API uint64_t refit_update_version(const refit_update *update);
 
-/* The epoch of the trainer that it comes from: a trainer that starts anew has another one, and
- * counts from 1 again. 0 for a closed update. Since 0.1. */
+/*
+ * The epoch of the trainer that it comes from: a trainer that starts anew has another one, and
+ * counts from 1 again. 0 for a closed update.
+ */
 REFIT_API uint64_t refit_update_epoch(const refit_update *update);
 
-/* The version's digest, 16 bytes: equal for equal tensors with equal bytes. REFIT_ERR_INVALID,
- * REFIT_ERR_STATE (closed). Since 0.1. */
+/*
+ * The version's digest, 16 bytes: equal for equal tensors with equal bytes.
+ *
+ * Errors:
+ * - REFIT_ERR_STATE: closed
+ * - REFIT_ERR_INVALID
+ */
 REFIT_API REFIT_MUST_CHECK refit_status refit_update_digest(const refit_update *update,
                                                             unsigned char digest[16],
                                                             refit_error *error);
 
-/* How many tensors it has, tied ones included. Since 0.1. */
+/* How many tensors it has, tied ones included. */
 REFIT_API uint32_t refit_update_count(const refit_update *update);
 
-/* Where the update's bytes lie: NULL: in host memory; else in the memory of this device, the one
- * of refit_subscriber_use_device. They are all there when the update is: work on any stream may
- * read them at once, and must be done before the update is closed. Since 0.1. */
+/*
+ * Where the update's bytes lie: NULL: in host memory; else in the memory of this device, the one of
+ * refit_subscriber_use_device. They are all there when the update is: work on any stream may read
+ * them at once, and must be done before the update is closed.
+ */
 REFIT_API refit_device *refit_update_device(const refit_update *update);
 
 /*
  * Tensor `index`: what it is, and its bytes, read-only, aligned to 64, in the memory that
  * refit_update_device names. Both are borrowed until refit_update_close. Tied tensors share one
- * pointer. REFIT_ERR_NOT_FOUND, REFIT_ERR_INVALID. Since
- * 0.1.
+ * pointer.
+ *
+ * Errors:
+ * - REFIT_ERR_NOT_FOUND, REFIT_ERR_INVALID
  */
 REFIT_API REFIT_MUST_CHECK refit_status refit_update_tensor(const refit_update *update,
                                                             uint32_t index, refit_tensor *tensor,
                                                             const void **bytes, refit_error *error);
 
-/* Finds a tensor's index by name. REFIT_ERR_NOT_FOUND. Since 0.1. */
+/*
+ * Finds a tensor's index by name.
+ *
+ * Errors:
+ * - REFIT_ERR_NOT_FOUND
+ */
 REFIT_API REFIT_MUST_CHECK refit_status refit_update_find(const refit_update *update,
                                                           const char *name, uint32_t *index,
                                                           refit_error *error);
 
 /*
- * Writes the version into the bound destinations, whatever they hold: what differs is written, and
- * its old bytes are noted. Then accept, which makes it final; refuse, or close without a decision,
- * puts the old bytes back, and so does this call if it fails. The engine must not use the
- * destinations meanwhile: what it has queued on a device's streams is to be done before. When it
- * returns all is there. With broadcast.verify: always what was written is read once more, and held
- * against the version's digest. Tied tensors need one destination among them. `left` NULL: every
- * tensor with bytes must have a destination, and every destination a tensor, or nothing is written
- * and it is REFIT_ERR_NOT_FOUND. Else so many tensors have none: they are the caller's to load.
- * Blocks for the copies. REFIT_ERR_STATE (nothing is bound; it is decided), REFIT_ERR_INVALID
- * (other sizes or types than the version's, or one memory for two tensors that differ),
- * REFIT_ERR_HOST_MEMORY, REFIT_ERR_STALE (the trainer turned this worker out and took the memory
- * for a newer version), REFIT_ERR_CORRUPT, and what a device says of a copy. If what was written
- * could not be taken back either, the sentence says so: no version is accepted then but by an apply
- * that succeeds, and a refusal counts with `kept` 0. Since 0.1.
+ * Writes the version into the bound destinations, whatever bytes they hold: elements that differ
+ * are written, and their old bytes are noted. refit_update_accept then makes it final; refuse, or
+ * close without a decision, puts the old bytes back, and so does this call if it fails. The engine
+ * must not use the destinations meanwhile: its work queued on a device's streams must be done
+ * before. When the call returns all bytes are there. With broadcast.verify: always they are read
+ * once more, and compared with the version's digest. Blocks for the copies.
+ *
+ * Tied tensors need one destination among them. With `left` NULL every tensor with bytes must have
+ * a destination, and every destination a tensor, or nothing is written (REFIT_ERR_NOT_FOUND).
+ * Otherwise `*left` is the number of tensors without one, which the caller loads.
+ *
+ * If bytes could not be put back either, the sentence says so: from then on only an apply that
+ * succeeds makes an accept possible, and a refusal counts with `kept` 0.
+ *
+ * Errors:
+ * - REFIT_ERR_STATE: nothing is bound, or the update is decided
+ * - REFIT_ERR_INVALID: other sizes or types than the version's, or one memory for two tensors that
+ *   differ
+ * - REFIT_ERR_NOT_FOUND: see `left`
+ * - REFIT_ERR_STALE: the trainer evicted this worker and took the memory for a newer version
+ * - REFIT_ERR_HOST_MEMORY, REFIT_ERR_CORRUPT
+ * - those of a device's copies
  */
 REFIT_API REFIT_MUST_CHECK refit_status refit_update_apply(refit_update *update, uint32_t *left,
                                                            refit_error *error);
@@ -477,23 +581,30 @@ REFIT_API REFIT_MUST_CHECK refit_status refit_update_apply(refit_update *update,
 /*
  * Tells the trainer that the engine runs on this version from now on. The views stay until close; a
  * trainer with one slot waits for that. REFIT_OK also if the trainer was lost meanwhile: the engine
- * does run on the version, and the next trainer is told so. REFIT_ERR_STALE: the trainer had turned
- * this worker out and took the memory for a newer version; what was read may be torn, and the
- * update counts as refused with nothing kept, and what was applied is taken back. REFIT_ERR_STATE
- * if it was accepted or refused before, if bound destinations hold no version whole, or if the last
- * refit_update_apply failed and they are still bound: an engine without the version must not say
- * that it has it. Since 0.1.
+ * does run on the version, and the next trainer is told so.
+ *
+ * Errors:
+ * - REFIT_ERR_STALE: the trainer had evicted this worker and took the memory for a newer version.
+ *   Bytes that were read may be torn: the update counts as refused with nothing kept, and applied
+ *   bytes are put back
+ * - REFIT_ERR_STATE: it was accepted or refused before; or bound destinations hold no whole
+ *   version; or the last refit_update_apply failed and they are still bound: an engine without the
+ *   version must not report it
  */
 REFIT_API REFIT_MUST_CHECK refit_status refit_update_accept(refit_update *update,
                                                             refit_error *error);
 
 /*
- * Tells the trainer that it could not be applied, and why (NULL for no words; cut to 160 bytes).
- * `kept` is 1 if the engine still runs on the version before, 0 if it holds nothing that may serve.
- * The trainer names this worker in its report. With `kept` 0 the worker joins anew and is offered
- * the current version in full; with 1 it is offered the next one. What was applied is taken back
- * first; if a device cannot, the call says why, and the update counts as refused with `kept` 0.
- * REFIT_ERR_STATE if it was accepted or refused before. Since 0.1.
+ * Tells the trainer that the version could not be applied, and why (`reason`: NULL for no words;
+ * cut to 160 bytes). `kept` is 1 if the engine still runs on the version before, 0 if it holds no
+ * version that may serve. The trainer names this worker in its report. With `kept` 0 the worker
+ * joins anew and is offered the current version in full; with 1 it is offered the next one. Applied
+ * bytes are put back first; if a device cannot, the call returns that device's error, and the
+ * update counts as refused with `kept` 0.
+ *
+ * Errors:
+ * - REFIT_ERR_STATE: it was accepted or refused before
+ * - those of a device's copies
  */
 REFIT_API REFIT_MUST_CHECK refit_status refit_update_refuse(refit_update *update,
                                                             const char *reason, int kept,
@@ -503,40 +614,51 @@ REFIT_API REFIT_MUST_CHECK refit_status refit_update_refuse(refit_update *update
  * For views that may outlive the update: its bytes in host memory stay mapped, beyond its close and
  * its subscriber's, until refit_update_unkeep(*out). What lies there after the close may be bytes
  * of another version. `*out` is `room` zeroed bytes for the caller's use, aligned for any type.
- * REFIT_ERR_UNSUPPORTED (a GPU's memory), REFIT_ERR_STATE, REFIT_ERR_HOST_MEMORY. Since 0.1.
+ *
+ * Errors:
+ * - REFIT_ERR_UNSUPPORTED: a GPU's memory
+ * - REFIT_ERR_STATE, REFIT_ERR_HOST_MEMORY
  */
 REFIT_API REFIT_MUST_CHECK refit_status refit_update_keep(refit_update *update, size_t room,
                                                           void **out, refit_error *error);
 
-/* Gives back what one refit_update_keep gave; NULL is allowed. Any thread, also when update and
- * subscriber are closed, and in a forked child, where it unmaps nothing. Since 0.1. */
+/*
+ * Gives back what one refit_update_keep gave; NULL is allowed. Any thread, also when update and
+ * subscriber are closed, and in a forked child, where it unmaps nothing.
+ */
 REFIT_API void refit_update_unkeep(void *kept);
 
-/* Ends the views; NULL is allowed. Nothing may read them any more, but for what was kept, work on a
- * GPU's streams included. An update neither accepted nor refused is refused, with nothing
- * held, and what was applied is taken back. Since 0.1. */
+/*
+ * Ends the views; NULL is allowed. Nothing may read them any more, but for what was kept, work on a
+ * GPU's streams included. An update neither accepted nor refused is refused, with nothing held, and
+ * what was applied is taken back.
+ */
 REFIT_API void refit_update_close(refit_update *update);
 
-/* ---- Who only looks
+/* ---- Observers
  * ------------------------------------------------------------------------------------ */
 
 /* What a publisher holds, asked once. */
 typedef struct refit_glance refit_glance;
 
 /*
- * Asks the publisher at `endpoint` (NULL: broadcast.endpoint) what it holds. It is no subscriber:
- * no version waits for it, no report names it, and no weights travel. `config` may be NULL;
- * security.* counts as for a subscriber. A publisher answers 64 who look in a second, and none of
- * them twice. Blocks for the answer, at most `timeout_ms`.
- * REFIT_ERR_TIMEOUT (nobody answers), REFIT_ERR_PEER (it refuses), REFIT_ERR_PROTOCOL,
- * REFIT_ERR_LIMIT, REFIT_ERR_CORRUPT, and what refit_subscriber_open answers. Since 0.1.
+ * Asks the publisher at `endpoint` (NULL: broadcast.endpoint) which version it holds. The caller is
+ * no subscriber: no version waits for it, no report names it, and no weights travel. `config` may
+ * be NULL; security.* counts as for a subscriber. A publisher answers 64 observers in a second, and
+ * none of them twice. Blocks for the answer, at most `timeout_ms`.
+ *
+ * Errors:
+ * - REFIT_ERR_TIMEOUT: no publisher answers
+ * - REFIT_ERR_PEER: it refuses
+ * - REFIT_ERR_PROTOCOL, REFIT_ERR_LIMIT, REFIT_ERR_CORRUPT
+ * - those of refit_subscriber_open
  */
 REFIT_API REFIT_MUST_CHECK refit_status refit_glance_open(const char *endpoint,
                                                           const refit_config *config,
                                                           uint32_t timeout_ms, refit_glance **out,
                                                           refit_error *error);
 
-/* NULL is allowed. Since 0.1. */
+/* NULL is allowed. */
 REFIT_API void refit_glance_close(refit_glance *glance);
 
 typedef struct refit_glance_info {
@@ -551,13 +673,23 @@ typedef struct refit_glance_info {
     unsigned char manifest[16]; /* of the list of tensors */
 } refit_glance_info;
 
-/* Describes it. REFIT_ERR_INVALID. Since 0.1. */
+/*
+ * Describes it.
+ *
+ * Errors:
+ * - REFIT_ERR_INVALID
+ */
 REFIT_API REFIT_MUST_CHECK refit_status refit_glance_describe(const refit_glance *glance,
                                                               refit_glance_info *info,
                                                               refit_error *error);
 
-/* Tensor `index`: what it is, borrowed until refit_glance_close, and the digest of its bytes (0 if
- * not known), each of which may be NULL. REFIT_ERR_NOT_FOUND, REFIT_ERR_INVALID. Since 0.1. */
+/*
+ * Tensor `index`: what it is, borrowed until refit_glance_close, and the digest of its bytes (0 if
+ * not known), each of which may be NULL.
+ *
+ * Errors:
+ * - REFIT_ERR_NOT_FOUND, REFIT_ERR_INVALID
+ */
 REFIT_API REFIT_MUST_CHECK refit_status refit_glance_tensor(const refit_glance *glance,
                                                             uint32_t index, refit_tensor *tensor,
                                                             uint64_t *digest, refit_error *error);

@@ -62,7 +62,7 @@ typedef enum refit_verify {
 
 typedef enum refit_delta {
     REFIT_DELTA_AUTO = 0,   /* workers that hold the version before get what changed */
-    REFIT_DELTA_ALWAYS = 1, /* likewise, however little that saves */
+    REFIT_DELTA_ALWAYS = 1, /* the same, however little that saves */
     REFIT_DELTA_NEVER = 2,  /* every version travels whole */
 } refit_delta;
 
@@ -162,7 +162,7 @@ typedef struct refit_config {
 /*
  * Fills in the defaults. `size` is sizeof(refit_config) as the caller was compiled; a smaller one
  * than the library's writes only so many bytes. Does nothing for NULL or a size that cannot hold
- * the first fields. Does not block. Since 0.1.
+ * the first fields. Does not block.
  */
 REFIT_API void refit_config_init(refit_config *config, size_t size);
 
@@ -171,8 +171,11 @@ REFIT_API void refit_config_init(refit_config *config, size_t size);
  * known key; a value out of range with its range. `include: FILE`, which must come first, reads
  * that file (relative to this one) before the rest. What is no regular file (a FIFO, a device) is
  * refused. On failure `config` is unchanged. Reads the file (blocks). Any thread, one at a time per
- * config. REFIT_ERR_INVALID (no path), REFIT_ERR_IO, REFIT_ERR_CONFIG, REFIT_ERR_HOST_MEMORY. Since
- * 0.1.
+ * config.
+ *
+ * Errors:
+ * - REFIT_ERR_INVALID: no path
+ * - REFIT_ERR_IO, REFIT_ERR_CONFIG, REFIT_ERR_HOST_MEMORY
  */
 REFIT_API REFIT_MUST_CHECK refit_status refit_config_load(refit_config *config, const char *path,
                                                           refit_error *error);
@@ -180,16 +183,21 @@ REFIT_API REFIT_MUST_CHECK refit_status refit_config_load(refit_config *config, 
 /*
  * Takes every REFIT_* variable of the environment that names a key; one that names none is refused,
  * with the nearest key, but for REFIT_LIBRARY, which is the Python package's. On failure `config`
- * is unchanged. Does not block; the environment must not change meanwhile. REFIT_ERR_CONFIG. Since
- * 0.1.
+ * is unchanged. Does not block; the environment must not change meanwhile.
+ *
+ * Errors:
+ * - REFIT_ERR_CONFIG
  */
 REFIT_API REFIT_MUST_CHECK refit_status refit_config_load_env(refit_config *config,
                                                               refit_error *error);
 
 /*
  * Sets one key from text, in the units that the file takes ("1GiB", "30s", "true"). On failure
- * `config` is unchanged. Does not block. REFIT_ERR_NOT_FOUND (with the nearest key),
- * REFIT_ERR_CONFIG. Since 0.1.
+ * `config` is unchanged. Does not block.
+ *
+ * Errors:
+ * - REFIT_ERR_NOT_FOUND: with the nearest key
+ * - REFIT_ERR_CONFIG
  */
 REFIT_API REFIT_MUST_CHECK refit_status refit_config_set(refit_config *config, const char *key,
                                                          const char *value, refit_error *error);
@@ -197,7 +205,9 @@ REFIT_API REFIT_MUST_CHECK refit_status refit_config_set(refit_config *config, c
 /*
  * Checks what single values cannot show: that they fit together (a frame under its limit, a quorum
  * with its policy, …). Every open does it; call it to know earlier. Does not block.
- * REFIT_ERR_CONFIG. Since 0.1.
+ *
+ * Errors:
+ * - REFIT_ERR_CONFIG
  */
 REFIT_API REFIT_MUST_CHECK refit_status refit_config_check(const refit_config *config,
                                                            refit_error *error);
@@ -207,7 +217,7 @@ typedef struct refit_option {
     size_t size;
     const char *key;           /* "offload.slab_bytes" */
     const char *value;         /* the effective value, as the file would say it */
-    const char *default_value; /* likewise */
+    const char *default_value; /* as text, too */
     const char *unit;          /* "bytes", "ms", "bool", "auto|always|never", … */
     const char *help;          /* why one would change it */
     refit_config_origin origin;
@@ -216,8 +226,7 @@ typedef struct refit_option {
 
 typedef void (*refit_option_fn)(void *user, const refit_option *option);
 
-/* Calls `function` for every option, in the order of configs/refit.yaml, on the caller's thread.
- * Since 0.1. */
+/* Calls `function` for every option, in the order of configs/refit.yaml, on the caller's thread. */
 REFIT_API void refit_config_each(const refit_config *config, refit_option_fn function, void *user);
 
 #ifdef __cplusplus

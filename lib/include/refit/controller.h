@@ -31,16 +31,19 @@ typedef struct refit_controller refit_controller;
 typedef enum refit_controller_state {
     REFIT_TRAINING = 0,  /* states on the device, free to be stepped */
     REFIT_CLEARED = 1,   /* states in the host image, their device memory given back */
-    REFIT_REFITTED = 2,  /* likewise, and the workers hold the new version */
+    REFIT_REFITTED = 2,  /* the same, and the workers hold the new version */
     REFIT_RETURNING = 3, /* states on their way back; do not step yet */
 } refit_controller_state;
 
 /*
  * Joins an offloader and a publisher (either may be NULL: then its phases do nothing) into a cycle.
  * Both are borrowed: close the controller first. Seals the offloader if it is not. `config` may be
- * NULL; it is copied. One thread at a time. REFIT_ERR_INVALID (both NULL), and what
- * refit_offloader_seal returns. An offloader whose states are away makes it begin in CLEARED, or in
- * RETURNING. Does not block, but for the seal. Since 0.1.
+ * NULL; it is copied. An offloader whose states are away makes it begin in CLEARED, or in
+ * RETURNING. One thread at a time. Does not block, but for the seal.
+ *
+ * Errors:
+ * - REFIT_ERR_INVALID: both are NULL
+ * - those of refit_offloader_seal
  */
 REFIT_API REFIT_MUST_CHECK refit_status refit_controller_open(refit_offloader *offloader,
                                                               refit_publisher *publisher,
@@ -55,28 +58,35 @@ REFIT_API REFIT_MUST_CHECK refit_status refit_controller_open(refit_offloader *o
  * offloader again, in any state, only changes its stream.
  * The offloader is borrowed: close the controller first. The stream stays open until another one is
  * given, or the controller is closed. Seals the offloader if it is not, and blocks for that alone.
+ *
  * Errors:
- *   REFIT_ERR_STATE        the states of the controller, or of the offloader, are away
- *   REFIT_ERR_INVALID, REFIT_ERR_HOST_MEMORY, and what refit_offloader_seal returns
- * Since 0.1.
+ * - REFIT_ERR_STATE: the states of the controller, or of the offloader, are away
+ * - REFIT_ERR_INVALID, REFIT_ERR_HOST_MEMORY
+ * - those of refit_offloader_seal
+ *
  */
 REFIT_API REFIT_MUST_CHECK refit_status refit_controller_add(refit_controller *controller,
                                                              refit_offloader *offloader,
                                                              refit_stream_ref stream,
                                                              refit_error *error);
 
-/* Frees the controller, in whatever state; offloaders and the publisher stay as they are. NULL is
- * allowed. Since 0.1. */
+/*
+ * Frees the controller, in whatever state; offloaders and the publisher stay as they are. NULL is
+ * allowed.
+ */
 REFIT_API void refit_controller_close(refit_controller *controller);
 
 /*
- * States leave the device behind what `after` has queued; returns when they have left and their
- * memory is given back. Blocks, at most offload.timeout_ms, and with offload.background before as
- * long for host memory that is not there yet. If all have left but their memory could not be given
- * back, the state is CLEARED all the same; calling it again goes on with that. In TRAINING after a
- * failure the optimizer steps only once refit_controller_join agrees.
- * REFIT_ERR_STATE (RETURNING), what refit_offloader_offload and _finish return, and once, if copies
- * failed that the last join had only queued a stream behind, how they did. Since 0.1.
+ * States leave the device behind the work that `after` has queued; returns when they have left and
+ * their memory is given back. If all have left but their memory could not be given back, the state
+ * is CLEARED all the same; calling it again goes on with that. In TRAINING after a failure the
+ * optimizer steps only once refit_controller_join agrees. Blocks, at most offload.timeout_ms, and
+ * with offload.background before as long for host memory that is not there yet.
+ *
+ * Errors:
+ * - REFIT_ERR_STATE: in RETURNING
+ * - those of refit_offloader_offload and refit_offloader_finish
+ * - once, if copies failed that the last join had only queued a stream behind: their error
  */
 REFIT_API REFIT_MUST_CHECK refit_status refit_controller_clear(refit_controller *controller,
                                                                refit_stream_ref after,
@@ -85,38 +95,51 @@ REFIT_API REFIT_MUST_CHECK refit_status refit_controller_clear(refit_controller 
 /*
  * Publishes one version (0: the next number) from the weights given, which live on `device` behind
  * `after` (NULL and REFIT_STREAM_NONE: host memory). Returns when it is committed and applied, or
- * aborted. Blocks within the deadlines of refit_publisher_commit. Also allowed in TRAINING, where
- * the states stay. Nothing if `version` is the current one already. REFIT_ERR_STATE (RETURNING),
- * and what refit_publisher_begin, _write_all and _commit return; where a commit fails because
- * workers were lost after it, the version holds, and so does REFITTED. Since 0.1.
+ * aborted. Also allowed in TRAINING, where the states stay. Nothing if `version` is the current one
+ * already. Where a commit fails because workers were lost after it, the version holds, and so does
+ * REFITTED. Blocks within the deadlines of refit_publisher_commit.
+ *
+ * Errors:
+ * - REFIT_ERR_STATE: in RETURNING
+ * - those of refit_publisher_begin, refit_publisher_write_all and refit_publisher_commit
  */
 REFIT_API REFIT_MUST_CHECK refit_status refit_controller_publish(
     refit_controller *controller, uint64_t version, const refit_weight *weights, uint32_t count,
     refit_device *device, refit_stream_ref after, refit_error *error);
 
-/* Starts the way back of the states, without waiting for it; nothing if they are there. What
+/*
+ * Starts the way back of the states, without waiting for it; nothing if they are there. What
  * refit_offloader_restore returns; after a failure (no device memory yet, say, or copies that
- * failed) call it again. After a clear that timed out it waits for that first. Since 0.1. */
+ * failed) call it again. After a clear that timed out it waits for that first.
+ */
 REFIT_API REFIT_MUST_CHECK refit_status refit_controller_return(refit_controller *controller,
                                                                 refit_stream_ref after,
                                                                 refit_error *error);
 
-/* Makes `stream` wait for the states; with REFIT_STREAM_NONE, blocks until they are back (at most
- * offload.timeout_ms). Call it before the optimizer step. Nothing in TRAINING. REFIT_ERR_STATE
- * before the return, also in TRAINING where a phase has failed and states are away or leaving; and
- * how the way back failed; then `return` again. Since 0.1. */
+/*
+ * Makes `stream` wait for the states; with REFIT_STREAM_NONE, blocks until they are back (at most
+ * offload.timeout_ms). Call it before the optimizer step. Nothing in TRAINING with the states
+ * there.
+ *
+ * Errors:
+ * - REFIT_ERR_STATE: before the return, also in TRAINING where a phase has failed and states are
+ *   away or leaving
+ * - the error of the way back; then call refit_controller_return again
+ */
 REFIT_API REFIT_MUST_CHECK refit_status refit_controller_join(refit_controller *controller,
                                                               refit_stream_ref stream,
                                                               refit_error *error);
 
-/* The state now. Since 0.1. */
+/* The state now. */
 REFIT_API refit_controller_state refit_controller_get_state(const refit_controller *controller);
 
-/* The state's name ("CLEARED"), a constant. Since 0.1. */
+/* The state's name ("CLEARED"), a constant. */
 REFIT_API const char *refit_controller_state_name(refit_controller_state state);
 
-/* The whole picture: the figures of the offloaders (see refit_stats_merge), the publisher and the
- * cycle. `stats->size` set by the caller. Since 0.1. */
+/*
+ * The whole picture: the figures of the offloaders (see refit_stats_merge), the publisher and the
+ * cycle. `stats->size` set by the caller.
+ */
 REFIT_API REFIT_MUST_CHECK refit_status refit_controller_stats(refit_controller *controller,
                                                                refit_stats *stats,
                                                                refit_error *error);
@@ -124,18 +147,17 @@ REFIT_API REFIT_MUST_CHECK refit_status refit_controller_stats(refit_controller 
 /* ---- The same verbs under the names that NeMo-RL's loops use
  * ------------------------------------- */
 
-/* refit_controller_clear. Since 0.1. */
+/* refit_controller_clear. */
 REFIT_API REFIT_MUST_CHECK refit_status refit_offload_before_refit(refit_controller *controller,
                                                                    refit_stream_ref after,
                                                                    refit_error *error);
 
-/* Nothing if the states are away already; else refit_controller_clear. Since 0.1. */
+/* Nothing if the states are away already; else refit_controller_clear. */
 REFIT_API REFIT_MUST_CHECK refit_status refit_offload_after_refit(refit_controller *controller,
                                                                   refit_stream_ref after,
                                                                   refit_error *error);
 
-/* refit_controller_return and refit_controller_join in one: afterwards the optimizer may step.
- * Since 0.1. */
+/* refit_controller_return and refit_controller_join in one: afterwards the optimizer may step. */
 REFIT_API REFIT_MUST_CHECK refit_status refit_prepare_for_training(refit_controller *controller,
                                                                    refit_stream_ref stream,
                                                                    refit_error *error);

@@ -57,26 +57,37 @@ typedef struct refit_device_info {
 /*
  * Opens a device. `spec` as above, NULL: what `config` says; `config` may be NULL for the defaults
  * and is not kept. The device outlives everything opened on it: closing it earlier answers
- * REFIT_ERR_BUSY. Starts no thread before the first stream or the first large copy. Any thread.
- * A CUDA device belongs to the process that opened it: in a forked child its calls answer
- * REFIT_ERR_STATE. REFIT_ERR_INVALID (a spec that cannot be read), REFIT_ERR_NOT_FOUND (no driver,
- * no such GPU), REFIT_ERR_UNSUPPORTED (the driver is too old), REFIT_ERR_BUSY (another process
- * holds the GPU in exclusive mode), REFIT_ERR_DEVICE, REFIT_ERR_DEVICE_MEMORY,
- * REFIT_ERR_HOST_MEMORY. Since 0.1.
+ * REFIT_ERR_BUSY. Starts no thread before the first stream or the first large copy. Any thread. A
+ * CUDA device belongs to the process that opened it: in a forked child its calls answer
+ * REFIT_ERR_STATE.
+ *
+ * Errors:
+ * - REFIT_ERR_INVALID: a spec that cannot be read
+ * - REFIT_ERR_NOT_FOUND: no driver, no such GPU
+ * - REFIT_ERR_UNSUPPORTED: the driver is too old
+ * - REFIT_ERR_BUSY: another process holds the GPU in exclusive mode
+ * - REFIT_ERR_DEVICE, REFIT_ERR_DEVICE_MEMORY, REFIT_ERR_HOST_MEMORY
  */
 REFIT_API REFIT_MUST_CHECK refit_status refit_device_open(const char *spec,
                                                           const refit_config *config,
                                                           refit_device **out, refit_error *error);
 
-/* Closes a device; NULL is allowed. REFIT_ERR_BUSY, and nothing is closed, while memory, streams or
- * objects on it are open, or a worker still reads what a publisher, closed since, showed it there:
- * the memory is freed by the first close after it has let go. Joins the device's threads. Any
- * thread, once no other uses it. Since 0.1.
+/*
+ * Closes a device; NULL is allowed. Joins the device's threads. Any thread, once no other uses it.
+ *
+ * Errors:
+ * - REFIT_ERR_BUSY: memory, streams or objects on it are open, or a worker still reads memory that
+ *   a publisher, closed since, showed it there. Nothing is closed; the first close after the worker
+ *   has let go frees that memory
  */
 REFIT_API REFIT_MUST_CHECK refit_status refit_device_close(refit_device *device,
                                                            refit_error *error);
 
-/* Fills `info` up to the size it names. Does not block. Any thread. REFIT_ERR_INVALID. Since 0.1.
+/*
+ * Fills `info` up to the size it names. Does not block. Any thread.
+ *
+ * Errors:
+ * - REFIT_ERR_INVALID
  */
 REFIT_API REFIT_MUST_CHECK refit_status refit_device_describe(refit_device *device,
                                                               refit_device_info *info,
@@ -85,34 +96,53 @@ REFIT_API REFIT_MUST_CHECK refit_status refit_device_describe(refit_device *devi
 /*
  * Allocates `bytes` (> 0) of device memory, aligned to 512 bytes, contents undefined. The caller
  * owns it and gives it back with refit_memory_free. May block for the driver. Any thread.
- * REFIT_ERR_DEVICE_MEMORY, REFIT_ERR_INVALID. Since 0.1.
+ *
+ * Errors:
+ * - REFIT_ERR_DEVICE_MEMORY, REFIT_ERR_INVALID
  */
 REFIT_API REFIT_MUST_CHECK refit_status refit_memory_alloc(refit_device *device, uint64_t bytes,
                                                            void **out, refit_error *error);
 
-/* Gives memory back; NULL is allowed. No queued work may still use it. A GPU's driver may wait for
+/*
+ * Gives memory back; NULL is allowed. No queued work may still use it. A GPU's driver may wait for
  * all work on it: let an arena (refit/arena.h) keep what comes and goes. Any thread.
- * REFIT_ERR_INVALID for a pointer that refit_memory_alloc did not give. Since 0.1. */
+ *
+ * Errors:
+ * - REFIT_ERR_INVALID: a pointer that refit_memory_alloc did not give
+ */
 REFIT_API REFIT_MUST_CHECK refit_status refit_memory_free(refit_device *device, void *memory,
                                                           refit_error *error);
 
 /*
  * Opens a stream of the device's own; the caller closes it. On the host device this is a thread and
- * a FIFO. Any thread. REFIT_ERR_DEVICE, REFIT_ERR_HOST_MEMORY. Since 0.1.
+ * a FIFO. Any thread.
+ *
+ * Errors:
+ * - REFIT_ERR_DEVICE, REFIT_ERR_HOST_MEMORY
  */
 REFIT_API REFIT_MUST_CHECK refit_status refit_stream_open(refit_device *device,
                                                           refit_stream_ref *out,
                                                           refit_error *error);
 
-/* Finishes what is queued, then closes the stream. Blocks, at most for offload.timeout_ms of the
- * device's configuration: then REFIT_ERR_TIMEOUT, and nothing is closed. Any thread, once no other
- * uses the stream. REFIT_ERR_INVALID. Since 0.1. */
+/*
+ * Finishes the queued work, then closes the stream. Blocks, at most offload.timeout_ms of the
+ * device's configuration. Any thread, once no other uses the stream.
+ *
+ * Errors:
+ * - REFIT_ERR_TIMEOUT: nothing is closed
+ * - REFIT_ERR_INVALID
+ */
 REFIT_API REFIT_MUST_CHECK refit_status refit_stream_close(refit_device *device,
                                                            refit_stream_ref stream,
                                                            refit_error *error);
 
-/* Waits until all that was queued so far is done, at most `timeout_ms`. REFIT_ERR_TIMEOUT, or the
- * first failure of the work queued since the last wait. Any thread. Since 0.1. */
+/*
+ * Waits until all work that was queued so far is done, at most `timeout_ms`. Any thread.
+ *
+ * Errors:
+ * - REFIT_ERR_TIMEOUT
+ * - the first failure of the work queued since the last wait
+ */
 REFIT_API REFIT_MUST_CHECK refit_status refit_stream_wait(refit_device *device,
                                                           refit_stream_ref stream,
                                                           uint32_t timeout_ms, refit_error *error);
@@ -121,18 +151,28 @@ REFIT_API REFIT_MUST_CHECK refit_status refit_stream_wait(refit_device *device,
  * neither refit nor CUDA. */
 typedef void (*refit_stream_fn)(void *user);
 
-/* Queues `function(user)`; `user` stays the caller's and must live until it ran; it does not run
+/*
+ * Queues `function(user)`; `user` stays the caller's and must live until it ran; it does not run
  * once a GPU is lost. With REFIT_STREAM_NONE it is called at once. On CUDA (cuLaunchHostFunc) it
- * may block while the driver's queue is full, elsewhere it does not. Any thread. REFIT_ERR_INVALID,
- * REFIT_ERR_HOST_MEMORY, REFIT_ERR_DEVICE, REFIT_ERR_LIMIT (too much is queued). Since 0.1. */
+ * may block while the driver's queue is full, elsewhere it does not. Any thread.
+ *
+ * Errors:
+ * - REFIT_ERR_LIMIT: too much is queued
+ * - REFIT_ERR_INVALID, REFIT_ERR_HOST_MEMORY, REFIT_ERR_DEVICE
+ */
 REFIT_API REFIT_MUST_CHECK refit_status refit_stream_call(refit_device *device,
                                                           refit_stream_ref stream,
                                                           refit_stream_fn function, void *user,
                                                           refit_error *error);
 
-/* Queues one copy between any two of host and device memory, which do not overlap; both sides must
- * stay until it is done. With REFIT_STREAM_NONE it blocks until done. Any thread. REFIT_ERR_COPY,
- * REFIT_ERR_INVALID, REFIT_ERR_HOST_MEMORY, REFIT_ERR_LIMIT (too much is queued). Since 0.1. */
+/*
+ * Queues one copy between any two of host and device memory, which do not overlap; both sides must
+ * stay until it is done. With REFIT_STREAM_NONE it blocks until done. Any thread.
+ *
+ * Errors:
+ * - REFIT_ERR_LIMIT: too much is queued
+ * - REFIT_ERR_COPY, REFIT_ERR_INVALID, REFIT_ERR_HOST_MEMORY
+ */
 REFIT_API REFIT_MUST_CHECK refit_status refit_stream_copy(refit_device *device,
                                                           refit_stream_ref stream, void *to,
                                                           const void *from, uint64_t bytes,
@@ -143,10 +183,14 @@ REFIT_API REFIT_MUST_CHECK refit_status refit_stream_copy(refit_device *device,
  * 0x7FFF: for trainers that keep fp32 masters and publish bf16. All devices give the same bits.
  * `to` and `from` are memory of the device (on the host device any memory), do not overlap, may lie
  * at any alignment and must stay until it is done. With REFIT_STREAM_NONE it blocks until done; 0
- * numbers are no work. Any thread. REFIT_ERR_INVALID, REFIT_ERR_UNSUPPORTED (this GPU or driver
- * could not load refit's kernels; refit_device_info.kernels tells before), REFIT_ERR_COPY (memory
- * of an arena that is not there now), REFIT_ERR_DEVICE, REFIT_ERR_HOST_MEMORY, REFIT_ERR_LIMIT (too
- * much is queued). Since 0.1.
+ * numbers are no work. Any thread.
+ *
+ * Errors:
+ * - REFIT_ERR_UNSUPPORTED: this GPU or driver could not load refit's kernels;
+ *   refit_device_info.kernels tells before
+ * - REFIT_ERR_COPY: memory of an arena that is not there now
+ * - REFIT_ERR_LIMIT: too much is queued
+ * - REFIT_ERR_INVALID, REFIT_ERR_DEVICE, REFIT_ERR_HOST_MEMORY
  */
 REFIT_API REFIT_MUST_CHECK refit_status refit_stream_cast_bf16(refit_device *device,
                                                                refit_stream_ref stream,

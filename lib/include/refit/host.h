@@ -26,8 +26,11 @@ typedef struct refit_allocator {
 
 /*
  * Installs an allocator for the whole process; NULL brings malloc back. Call it before any other
- * refit call: it answers REFIT_ERR_STATE while a refit object exists, and REFIT_ERR_INVALID if a
- * function is missing. Does not block. Not thread-safe against other refit calls. Since 0.1.
+ * refit call. Does not block. Not thread-safe against other refit calls.
+ *
+ * Errors:
+ * - REFIT_ERR_STATE: a refit object exists
+ * - REFIT_ERR_INVALID: a function is missing
  */
 REFIT_API REFIT_MUST_CHECK refit_status refit_set_allocator(const refit_allocator *allocator);
 
@@ -46,7 +49,7 @@ typedef void (*refit_log_fn)(void *user, refit_log_level level, const char *line
  * Where refit says things, and from which level on. refit prints nothing by itself: without a
  * function (the default, or NULL) it is silent. Replaces the one before; when the call returns the
  * old function is no longer running. May wait for a line that is being written. Any thread but the
- * log function's. Since 0.1.
+ * log function's.
  */
 REFIT_API void refit_set_log(refit_log_fn function, void *user, refit_log_level most);
 
@@ -60,31 +63,44 @@ typedef struct refit_log_ring refit_log_ring;
 /*
  * Opens one with room for `lines` lines of at most 400 bytes, its NUL among them. When it is full,
  * further lines are counted and lost. A forked child's is empty and goes on. The caller closes it.
- * Does not block. Any thread. REFIT_ERR_INVALID for 0 lines, REFIT_ERR_HOST_MEMORY. Since 0.1.
+ * Does not block. Any thread.
+ *
+ * Errors:
+ * - REFIT_ERR_INVALID: 0 lines
+ * - REFIT_ERR_HOST_MEMORY
  */
 REFIT_API REFIT_MUST_CHECK refit_status refit_log_ring_open(uint32_t lines, refit_log_level most,
                                                             refit_log_ring **out,
                                                             refit_error *error);
 
-/* The level from which on it hears lines, from now on. Any thread. May wait for a line that is
- * being written, as the functions below do. Since 0.1. */
+/*
+ * The level from which on it hears lines, from now on. Any thread. May wait for a line that is
+ * being written, as the functions below do.
+ */
 REFIT_API void refit_log_ring_set_level(refit_log_ring *ring, refit_log_level most);
 
-/* Where to look, without a call, whether there is anything new: a number that grows with every line
+/*
+ * Where to look, without a call, whether there is anything new: a number that grows with every line
  * that is kept or lost. Read it as one 8-byte word; valid until refit_log_ring_close. Does not
- * block. Any thread. Since 0.1. */
+ * block. Any thread.
+ */
 REFIT_API const uint64_t *refit_log_ring_count(const refit_log_ring *ring);
 
-/* Takes the oldest line out of it, as much of it as `room` bytes hold, with a NUL. Any thread.
- * REFIT_ERR_NOT_FOUND if there is none, REFIT_ERR_INVALID without room. Since 0.1. */
+/*
+ * Takes the oldest line out of it, as much of it as `room` bytes hold, with a NUL. Any thread.
+ *
+ * Errors:
+ * - REFIT_ERR_NOT_FOUND: there is none
+ * - REFIT_ERR_INVALID: without room
+ */
 REFIT_API REFIT_MUST_CHECK refit_status refit_log_ring_read(refit_log_ring *ring,
                                                             refit_log_level *level, char *line,
                                                             size_t room, refit_error *error);
 
-/* How many lines were lost since this was last asked. Any thread. Since 0.1. */
+/* How many lines were lost since this was last asked. Any thread. */
 REFIT_API uint64_t refit_log_ring_lost(refit_log_ring *ring);
 
-/* Ends it, with the lines in it; NULL is allowed. Any thread, once no other uses it. Since 0.1. */
+/* Ends it, with the lines in it; NULL is allowed. Any thread, once no other uses it. */
 REFIT_API void refit_log_ring_close(refit_log_ring *ring);
 
 #ifdef __cplusplus

@@ -20,9 +20,9 @@
  * offload that failed all are still on the device; after a restore, the groups that arrived whole
  * are. Both verbs may be called again from FAILED: they move what is not yet where it should be.
  *
- * With offload.verify the bytes are checked by those who wait: refit_offloader_finish, the waits of
- * a future, and its joins, which then wait too. Until one of them has, the state stays OFFLOADING
- * or RESTORING.
+ * With offload.verify the bytes are checked by the calls that wait: refit_offloader_finish, the
+ * waits of a future, and its joins, which then wait too. Until one of them has, the state stays
+ * OFFLOADING or RESTORING.
  *
  * An offloader is used by one thread at a time, but for what is marked "any thread".
  */
@@ -108,8 +108,10 @@ typedef struct refit_memory_hooks {
 /*
  * Opens an offloader on a device, which must outlive it, and two streams there, one for each
  * direction (on the host device a thread each), but with use_pinned_optimizer_offload: false.
- * `config` may be NULL; it is copied. Takes no arena memory yet. REFIT_ERR_CONFIG,
- * REFIT_ERR_HOST_MEMORY, REFIT_ERR_DEVICE. Since 0.1.
+ * `config` may be NULL; it is copied. Takes no arena memory yet.
+ *
+ * Errors:
+ * - REFIT_ERR_CONFIG, REFIT_ERR_HOST_MEMORY, REFIT_ERR_DEVICE
  */
 REFIT_API REFIT_MUST_CHECK refit_status refit_offloader_open(refit_device *device,
                                                              const refit_config *config,
@@ -117,22 +119,29 @@ REFIT_API REFIT_MUST_CHECK refit_status refit_offloader_open(refit_device *devic
                                                              refit_error *error);
 
 /*
- * Closes it in whatever state; NULL is allowed. Copies under way are finished first, and host
- * memory that is still being taken is given up (each blocks, at most offload.timeout_ms). Bytes
- * that are still away are lost with it, so restore before, if they matter. Its futures end with it.
- * REFIT_ERR_BUSY while a lease is open, and REFIT_ERR_TIMEOUT if either does not end; in both cases
- * nothing is closed. If the device does not close a stream
- * (REFIT_ERR_DEVICE, REFIT_ERR_TIMEOUT) it starts nothing any more: close it again. Since 0.1.
+ * Closes it in any state; NULL is allowed. Copies under way are finished first, and host memory
+ * that is still being taken is given up (each blocks, at most offload.timeout_ms). Bytes that are
+ * still away are lost with it: restore before, if they matter. Its futures end with it.
+ *
+ * Errors:
+ * - REFIT_ERR_BUSY: a lease is open; nothing is closed
+ * - REFIT_ERR_TIMEOUT: a copy or the taking of memory does not end; nothing is closed
+ * - REFIT_ERR_DEVICE, REFIT_ERR_TIMEOUT: the device does not close a stream; it starts nothing any
+ *   more: close it again
  */
 REFIT_API REFIT_MUST_CHECK refit_status refit_offloader_close(refit_offloader *offloader,
                                                               refit_error *error);
 
 /*
  * Adds a region and writes its number. A piece of an arena whose memory went with another offloader
- * gets it again (REFIT_ERR_DEVICE_MEMORY; may block for the driver, nothing else here blocks); one
- * that is held (refit_arena_hold), or still a region of another offloader, is REFIT_ERR_BUSY.
- * REFIT_ERR_STATE once sealed, REFIT_ERR_EXISTS for a name or an overlapping address that is there
- * already, REFIT_ERR_LIMIT, REFIT_ERR_HOST_MEMORY, REFIT_ERR_INVALID. Since 0.1.
+ * gets it again (this may block for the driver; nothing else here blocks).
+ *
+ * Errors:
+ * - REFIT_ERR_STATE: sealed
+ * - REFIT_ERR_EXISTS: the name, or an overlapping address, is there already
+ * - REFIT_ERR_BUSY: a piece that is held (refit_arena_hold), or still a region of another offloader
+ * - REFIT_ERR_DEVICE_MEMORY: a piece cannot get its memory again
+ * - REFIT_ERR_LIMIT, REFIT_ERR_HOST_MEMORY, REFIT_ERR_INVALID
  */
 REFIT_API REFIT_MUST_CHECK refit_status refit_offloader_add(refit_offloader *offloader,
                                                             const refit_region_desc *region,
@@ -142,23 +151,31 @@ REFIT_API REFIT_MUST_CHECK refit_status refit_offloader_add(refit_offloader *off
 /*
  * Batch form of refit_offloader_add: adds `count` regions, numbered in this order. `size` is the
  * same in all elements, and is the distance between them. Stops at the first that fails; those
- * before it stay added (see refit_offloader_count). What add returns, and REFIT_ERR_INVALID without
- * a list. Blocks as add does. Since 0.1.
+ * before it stay added (see refit_offloader_count). Blocks as add does.
+ *
+ * Errors:
+ * - REFIT_ERR_INVALID: no list
+ * - those of refit_offloader_add
  */
 REFIT_API REFIT_MUST_CHECK refit_status refit_offloader_add_each(refit_offloader *offloader,
                                                                  const refit_region_desc *regions,
                                                                  uint32_t count,
                                                                  refit_error *error);
 
-/* What sealing would take, without taking it: host bytes, and the budget they are held against, in
- * which the host memory that the offloader has already counts as free. Does not block. Since 0.1.
+/*
+ * What sealing would take, without taking it: host bytes, and the budget they are held against, in
+ * which the host memory that the offloader has already counts as free. Does not block.
  */
 REFIT_API REFIT_MUST_CHECK refit_status refit_offloader_estimate(refit_offloader *offloader,
                                                                  uint64_t *host_bytes,
                                                                  uint64_t *budget_bytes,
                                                                  refit_error *error);
 
-/* Sets the hooks (copied); NULL removes them. REFIT_ERR_STATE unless OPEN or RESIDENT. Since 0.1.
+/*
+ * Sets the hooks (copied); NULL removes them.
+ *
+ * Errors:
+ * - REFIT_ERR_STATE: not OPEN or RESIDENT
  */
 REFIT_API REFIT_MUST_CHECK refit_status refit_offloader_set_memory(refit_offloader *offloader,
                                                                    const refit_memory_hooks *hooks,
@@ -170,60 +187,84 @@ REFIT_API REFIT_MUST_CHECK refit_status refit_offloader_set_memory(refit_offload
  * that are at theirs (offload.take_turns; at most offload.timeout_ms for each). With
  * offload.background it returns at once, and a thread of its own takes the memory (see
  * refit_offloader_prepare); only one that is still taking too little is ended first, which may last
- * offload.timeout_ms. On failure the offloader is OPEN as before and nothing is held. A second
- * call does nothing. REFIT_ERR_BUDGET, REFIT_ERR_PIN, REFIT_ERR_HOST_MEMORY, REFIT_ERR_TIMEOUT (not
- * its turn), REFIT_ERR_LIMIT (more regions or bytes than can be planned), REFIT_ERR_CONFIG (a NUMA
- * node that is not there), REFIT_ERR_SYSTEM, REFIT_ERR_DEVICE. Since 0.1.
+ * offload.timeout_ms. On failure the offloader is OPEN as before and nothing is held. A second call
+ * does nothing.
+ *
+ * Errors:
+ * - REFIT_ERR_TIMEOUT: not its turn
+ * - REFIT_ERR_LIMIT: more regions or bytes than can be planned
+ * - REFIT_ERR_CONFIG: a NUMA node that is not there
+ * - REFIT_ERR_BUDGET, REFIT_ERR_PIN, REFIT_ERR_HOST_MEMORY, REFIT_ERR_SYSTEM, REFIT_ERR_DEVICE
  */
 REFIT_API REFIT_MUST_CHECK refit_status refit_offloader_seal(refit_offloader *offloader,
                                                              refit_error *error);
 
 /*
  * Waits until the host memory is ready, at most `timeout_ms` (0: only look). Every offload waits
- * for it too, so this is for those who want to know, or to have it settled, before.
- * REFIT_ERR_TIMEOUT says how far it is; call again. If it could not be taken, the first who needs
- * it is told what refit_offloader_seal would have returned (REFIT_ERR_CANCELLED if a trim or a
- * close has stopped it, and had no time to end it), and the next call takes it anew. After a trim
- * it begins to take it; without offload.background it does so itself, as seal does, whatever
- * `timeout_ms` says. REFIT_ERR_STATE unless sealed. Since 0.1.
+ * for it too, so this is for callers that want to know it, or to have it settled, before. If the
+ * memory could not be taken, the first call that needs it returns the error that
+ * refit_offloader_seal would have returned (REFIT_ERR_CANCELLED if a trim or a close has stopped
+ * it, and had no time to end it), and the next call takes it anew. After a trim it begins to take
+ * it; without offload.background it takes it itself, as seal does, whatever `timeout_ms` is.
+ *
+ * Errors:
+ * - REFIT_ERR_TIMEOUT: the sentence says how far it is; call again
+ * - REFIT_ERR_STATE: not sealed
+ * - those of refit_offloader_seal
  */
 REFIT_API REFIT_MUST_CHECK refit_status refit_offloader_prepare(refit_offloader *offloader,
                                                                 uint32_t timeout_ms,
                                                                 refit_error *error);
 
-/* Undoes seal, so that regions can be added or removed (re-planned) again; the host memory is kept
- * for the next seal. REFIT_ERR_STATE unless RESIDENT, REFIT_ERR_BUSY under a lease,
- * REFIT_ERR_DEVICE once copies hang that failed to start (all that is left is to close). Does not
- * block. Since 0.1. */
+/*
+ * Undoes seal, so that regions can be added or removed (re-planned) again; the host memory is kept
+ * for the next seal. Does not block.
+ *
+ * Errors:
+ * - REFIT_ERR_STATE: not RESIDENT
+ * - REFIT_ERR_BUSY: a lease is open
+ * - REFIT_ERR_DEVICE: copies hang that failed to start; it can only be closed
+ */
 REFIT_API REFIT_MUST_CHECK refit_status refit_offloader_unseal(refit_offloader *offloader,
                                                                refit_error *error);
 
-/* Removes all regions. Only while OPEN (REFIT_ERR_STATE). Does not block, but for pieces of an
- * arena that PyTorch has given back meanwhile: see refit_torch_free. Since 0.1. */
+/*
+ * Removes all regions. Does not block, but for pieces of an arena that PyTorch has given back
+ * meanwhile: see refit_torch_free.
+ *
+ * Errors:
+ * - REFIT_ERR_STATE: not OPEN
+ */
 REFIT_API REFIT_MUST_CHECK refit_status refit_offloader_clear(refit_offloader *offloader,
                                                               refit_error *error);
 
 /*
  * Says that a gradient accumulation is open (1) or closed (0). While it is open, an offload that
- * would discard or zero a region is refused with REFIT_ERR_STATE. Since 0.1.
+ * would discard or zero a region is refused (REFIT_ERR_STATE).
  */
 REFIT_API REFIT_MUST_CHECK refit_status refit_offloader_set_accumulating(refit_offloader *offloader,
                                                                          int open,
                                                                          refit_error *error);
 
 /*
- * Starts the offload: the copies wait for what `after` has queued, and the call returns. With `out`
- * the caller gets a future (close it); NULL if it does not want one. If regions in arenas or hooks
- * are to give memory back, that happens in refit_offloader_finish, once the copies are done. From
- * OFFLOADING or OFFLOADED it does nothing and gives the future of what is under way or done.
- * Does not block, except for REFIT_STREAM_NONE semantics of `after`, for host memory that
- * offload.background has not taken yet (at most offload.timeout_ms; REFIT_ERR_TIMEOUT, call again),
- * with use_pinned_optimizer_offload: false, where it copies before it returns, and on a GPU with a
- * low offload.rate_limit, once the driver's queue is full of what is to wait. REFIT_ERR_STATE
- * (not sealed, accumulating, restoring), REFIT_ERR_BUSY (a lease holds the image, or 64 futures are
- * open), REFIT_ERR_LIMIT (more copies than a stream of the device queues), REFIT_ERR_COPY,
- * REFIT_ERR_DEVICE; after a trim and with offload.background, what refit_offloader_seal returns.
- * Since 0.1.
+ * Starts the offload: the copies wait for the work that `after` has queued, and the call returns.
+ * With `out` the caller gets a future (close it); NULL if it does not want one. If regions in
+ * arenas or hooks are to give memory back, that happens in refit_offloader_finish, once the copies
+ * are done. From OFFLOADING or OFFLOADED it does nothing and gives the future of the operation
+ * under way or done.
+ *
+ * Does not block, with these exceptions: the semantics of REFIT_STREAM_NONE for `after`; host
+ * memory that offload.background has not taken yet (at most offload.timeout_ms);
+ * use_pinned_optimizer_offload: false, where it copies before it returns; and a GPU with a low
+ * offload.rate_limit, once the driver's queue is full.
+ *
+ * Errors:
+ * - REFIT_ERR_STATE: not sealed, accumulating, or restoring
+ * - REFIT_ERR_BUSY: a lease holds the image, or 64 futures are open
+ * - REFIT_ERR_TIMEOUT: the host memory is not there yet; call again
+ * - REFIT_ERR_LIMIT: more copies than a stream of the device queues
+ * - REFIT_ERR_COPY, REFIT_ERR_DEVICE
+ * - after a trim and with offload.background: those of refit_offloader_seal
  */
 REFIT_API REFIT_MUST_CHECK refit_status refit_offloader_offload(refit_offloader *offloader,
                                                                 refit_stream_ref after,
@@ -231,38 +272,57 @@ REFIT_API REFIT_MUST_CHECK refit_status refit_offloader_offload(refit_offloader 
                                                                 refit_error *error);
 
 /*
- * Waits for the operation under way and completes it. After an offload: the device memory of
- * arena regions, and of others through the hooks, is given back; that first waits for streams that
- * use the arena (refit_arena_use, which says how long, and what it answers). An arena or a hook
- * that fails leaves the state OFFLOADED, and the next call goes on where it was. After a restore:
- * nothing but the wait.
- * Idempotent; in a settled state it returns REFIT_OK at once, in FAILED how the operation failed.
- * REFIT_ERR_TIMEOUT (call again), REFIT_ERR_COPY, REFIT_ERR_DEVICE, REFIT_ERR_CALLBACK,
- * REFIT_ERR_CORRUPT (offload.verify). Since 0.1.
+ * Waits for the operation under way and completes it. After an offload: the device memory of arena
+ * regions, and of others through the hooks, is given back; that first waits for streams that use
+ * the arena (refit_arena_use, which says how long, and what it answers). An arena or a hook that
+ * fails leaves the state OFFLOADED, and the next call goes on where it was. After a restore:
+ * nothing but the wait. Idempotent; in a settled state it returns REFIT_OK at once, in FAILED how
+ * the operation failed.
+ *
+ * Errors:
+ * - REFIT_ERR_TIMEOUT: call again
+ * - REFIT_ERR_CORRUPT: offload.verify
+ * - REFIT_ERR_COPY, REFIT_ERR_DEVICE, REFIT_ERR_CALLBACK
  */
 REFIT_API REFIT_MUST_CHECK refit_status refit_offloader_finish(refit_offloader *offloader,
                                                                uint32_t timeout_ms,
                                                                refit_error *error);
 
-/* Says that the caller has freed the region's memory. Only in OFFLOADED or FAILED, for a region
- * whose bytes are on the host. Idempotent. REFIT_ERR_STATE, REFIT_ERR_NOT_FOUND, REFIT_ERR_INVALID
- * for a region in an arena. Since 0.1. */
+/*
+ * Says that the caller has freed the region's memory. Only in OFFLOADED or FAILED, for a region
+ * whose bytes are on the host. Idempotent.
+ *
+ * Errors:
+ * - REFIT_ERR_INVALID: a region in an arena
+ * - REFIT_ERR_STATE, REFIT_ERR_NOT_FOUND
+ */
 REFIT_API REFIT_MUST_CHECK refit_status refit_offloader_unbind(refit_offloader *offloader,
                                                                refit_region_id region,
                                                                refit_error *error);
 
-/* Gives the region new device memory (borrowed until unbind or close). In RESIDENT it says that the
- * caller has moved the storage. REFIT_ERR_STATE while copies run, REFIT_ERR_EXISTS for an overlap,
- * REFIT_ERR_NOT_FOUND, REFIT_ERR_INVALID, REFIT_ERR_DEVICE_MEMORY (an arena that cannot take its
- * memory back), REFIT_ERR_BUSY (as for add). On failure the region keeps the memory it has. Blocks
- * as add does. Since 0.1. */
+/*
+ * Gives the region new device memory (borrowed until unbind or close). In RESIDENT it says that the
+ * caller has moved the storage. On failure the region keeps the memory it has. Blocks as add does.
+ *
+ * Errors:
+ * - REFIT_ERR_STATE: copies run
+ * - REFIT_ERR_EXISTS: an overlap
+ * - REFIT_ERR_DEVICE_MEMORY: an arena that cannot take its memory back
+ * - REFIT_ERR_BUSY: as for add
+ * - REFIT_ERR_NOT_FOUND, REFIT_ERR_INVALID
+ */
 REFIT_API REFIT_MUST_CHECK refit_status refit_offloader_bind(refit_offloader *offloader,
                                                              refit_region_id region, void *memory,
                                                              refit_error *error);
 
-/* Batch forms of the two. Regions are handled in order: the call stops at the first failure, and
- * those before it have changed, so call again. What unbind and
- * bind return, and REFIT_ERR_INVALID without a list. Since 0.1. */
+/*
+ * Batch forms of the two. Regions are handled in order: the call stops at the first failure, and
+ * those before it have changed, so call again.
+ *
+ * Errors:
+ * - REFIT_ERR_INVALID: no list
+ * - those of refit_offloader_unbind and refit_offloader_bind
+ */
 REFIT_API REFIT_MUST_CHECK refit_status refit_offloader_unbind_each(refit_offloader *offloader,
                                                                     const refit_region_id *regions,
                                                                     uint32_t count,
@@ -274,43 +334,59 @@ REFIT_API REFIT_MUST_CHECK refit_status refit_offloader_bind_each(refit_offloade
                                                                   refit_error *error);
 
 /*
- * Starts the restore, highest priority first, behind what `after` has queued (that is where the
- * new memory was allocated). Unbound regions get memory first: from their arena, or through the
- * hooks; one that has neither is REFIT_ERR_STATE with its name. From RESTORING or RESIDENT it does
- * nothing; from OFFLOADING it is REFIT_ERR_STATE: finish first. Does not wait for copies (see
- * offload for the two exceptions). REFIT_ERR_DEVICE_MEMORY and REFIT_ERR_CALLBACK leave what was
- * taken bound and the call retryable; nothing is lost. Since 0.1.
+ * Starts the restore, highest priority first, behind the work that `after` has queued (that is
+ * where the new memory was allocated). Unbound regions get memory first: from their arena, or
+ * through the hooks. From RESTORING or RESIDENT it does nothing. Does not wait for copies (see
+ * offload for the exceptions).
+ *
+ * Errors:
+ * - REFIT_ERR_STATE: a region has neither arena nor hooks (the sentence names it), or the offload
+ *   is not finished
+ * - REFIT_ERR_DEVICE_MEMORY, REFIT_ERR_CALLBACK: memory taken so far stays bound, and the call can
+ *   be repeated; nothing is lost
  */
 REFIT_API REFIT_MUST_CHECK refit_status refit_offloader_restore(refit_offloader *offloader,
                                                                 refit_stream_ref after,
                                                                 refit_future **out,
                                                                 refit_error *error);
 
-/* The state now; a finished copy is noticed, but with offload.verify. Memory that
+/*
+ * The state now; a finished copy is noticed, but with offload.verify. Memory that
  * refit_offloader_finish is to give back is still taken in an OFFLOADED seen here. OPEN for NULL.
- * Any thread. Does not block. Since 0.1. */
+ * Any thread. Does not block.
+ */
 REFIT_API refit_offloader_state refit_offloader_get_state(refit_offloader *offloader);
 
-/* The state's name ("OFFLOADED"), a constant. Since 0.1. */
+/* The state's name ("OFFLOADED"), a constant. */
 REFIT_API const char *refit_offloader_state_name(refit_offloader_state state);
 
-/* How many regions there are. Since 0.1. */
+/* How many regions there are. */
 REFIT_API uint32_t refit_offloader_count(const refit_offloader *offloader);
 
-/* Describes one region. REFIT_ERR_NOT_FOUND, REFIT_ERR_INVALID. Since 0.1. */
+/*
+ * Describes one region.
+ *
+ * Errors:
+ * - REFIT_ERR_NOT_FOUND, REFIT_ERR_INVALID
+ */
 REFIT_API REFIT_MUST_CHECK refit_status refit_offloader_region(refit_offloader *offloader,
                                                                refit_region_id region,
                                                                refit_region_info *info,
                                                                refit_error *error);
 
-/* Adds the offloader's figures to `stats` (see refit/stats.h). Does not block. Since 0.1. */
+/* Adds the offloader's figures to `stats` (see refit/stats.h). Does not block. */
 REFIT_API REFIT_MUST_CHECK refit_status refit_offloader_stats(refit_offloader *offloader,
                                                               refit_stats *stats,
                                                               refit_error *error);
 
-/* Gives the host memory back while nothing is away, also what is still being taken (blocks, at most
- * offload.timeout_ms); the next offload takes it again. REFIT_ERR_STATE, REFIT_ERR_BUSY,
- * REFIT_ERR_TIMEOUT (call again), REFIT_ERR_DEVICE as for unseal. Since 0.1. */
+/*
+ * Gives the host memory back while nothing is away, also memory that is still being taken (blocks,
+ * at most offload.timeout_ms); the next offload takes it again.
+ *
+ * Errors:
+ * - REFIT_ERR_TIMEOUT: call again
+ * - REFIT_ERR_STATE, REFIT_ERR_BUSY, REFIT_ERR_DEVICE: as for unseal
+ */
 REFIT_API REFIT_MUST_CHECK refit_status refit_offloader_trim(refit_offloader *offloader,
                                                              refit_error *error);
 
@@ -318,52 +394,71 @@ REFIT_API REFIT_MUST_CHECK refit_status refit_offloader_trim(refit_offloader *of
  * An operation that failed to start has none; one that started completes exactly once, with one
  * status that every wait returns. Any thread may wait; close it from one. */
 
-/* Waits until the whole operation is done. REFIT_ERR_TIMEOUT, or how the operation ended. Since
- * 0.1. */
+/*
+ * Waits until the whole operation is done.
+ *
+ * Errors:
+ * - REFIT_ERR_TIMEOUT
+ * - the operation's own error
+ */
 REFIT_API REFIT_MUST_CHECK refit_status refit_future_wait(refit_future *future, uint32_t timeout_ms,
                                                           refit_error *error);
 
-/* Waits until the regions of one group are done. During an offload their memory must stay as it is
- * until the whole operation is. A group without regions is done. Since 0.1. */
+/*
+ * Waits until the regions of one group are done. During an offload their memory must stay as it is
+ * until the whole operation is. A group without regions is done.
+ */
 REFIT_API REFIT_MUST_CHECK refit_status refit_future_wait_group(refit_future *future,
                                                                 uint32_t group, uint32_t timeout_ms,
                                                                 refit_error *error);
 
-/* 1 if the whole operation is done, however it ended; with offload.verify only after a wait. 0 for
- * NULL. Does not block. Since 0.1. */
+/*
+ * 1 if the whole operation is done, however it ended; with offload.verify only after a wait. 0 for
+ * NULL. Does not block.
+ */
 REFIT_API int refit_future_done(refit_future *future);
 
-/* Makes `stream` wait, on the device, for the whole operation; the CPU goes on (with
- * REFIT_STREAM_NONE it blocks). Use it on every stream that reads the regions. Since 0.1. */
+/*
+ * Makes `stream` wait, on the device, for the whole operation; the CPU goes on (with
+ * REFIT_STREAM_NONE it blocks). Use it on every stream that reads the regions.
+ */
 REFIT_API REFIT_MUST_CHECK refit_status refit_future_join(refit_future *future,
                                                           refit_stream_ref stream,
                                                           refit_error *error);
 
-/* The join for the regions of one group. Since 0.1. */
+/* The join for the regions of one group. */
 REFIT_API REFIT_MUST_CHECK refit_status refit_future_join_group(refit_future *future,
                                                                 uint32_t group,
                                                                 refit_stream_ref stream,
                                                                 refit_error *error);
 
-/* Ends the caller's use of it; NULL is allowed. The operation goes on. Does not block. Since 0.1.
- */
+/* Ends the caller's use of it; NULL is allowed. The operation goes on. Does not block. */
 REFIT_API void refit_future_close(refit_future *future);
 
 /* ---- Leases: reading the host image while states are away --------------------------------------
  * A checkpoint writer holds a lease; until it ends, no offload overwrites what it reads. */
 
-/* Starts a lease. Only in OFFLOADED or RESTORING (REFIT_ERR_STATE): then the image is whole, unless
- * the restore is the second one after a failure. Several may be open. Any thread. Since 0.1. */
+/*
+ * Starts a lease. Only in OFFLOADED or RESTORING: then the image is whole, unless the restore is
+ * the second one after a failure. Several may be open. Any thread.
+ *
+ * Errors:
+ * - REFIT_ERR_STATE: another state
+ */
 REFIT_API REFIT_MUST_CHECK refit_status refit_lease_acquire(refit_offloader *offloader,
                                                             refit_lease **out, refit_error *error);
 
-/* The host bytes of a KEEP region, read-only, valid until the lease is released.
- * REFIT_ERR_NOT_FOUND for a region without a host image. Any thread. Since 0.1. */
+/*
+ * The host bytes of a KEEP region, read-only, valid until the lease is released. Any thread.
+ *
+ * Errors:
+ * - REFIT_ERR_NOT_FOUND: a region without a host image
+ */
 REFIT_API REFIT_MUST_CHECK refit_status refit_lease_read(const refit_lease *lease,
                                                          refit_region_id region, const void **bytes,
                                                          uint64_t *count, refit_error *error);
 
-/* Ends a lease; NULL is allowed. Any thread. Since 0.1. */
+/* Ends a lease; NULL is allowed. Any thread. */
 REFIT_API void refit_lease_release(refit_lease *lease);
 
 #ifdef __cplusplus

@@ -52,7 +52,7 @@ extern "C" {
     X(u64, workers, gauge, "workers subscribed now")                                               \
     X(u64, workers_shm, gauge, "of these, through shared memory")                                  \
     X(u64, workers_committed_last, gauge, "workers that applied the last version")                 \
-    X(u64, workers_evicted, counter, "workers lost or turned out")                                 \
+    X(u64, workers_evicted, counter, "workers lost or evicted")                                    \
     X(u64, messages_refused, counter, "messages that broke the protocol")                          \
     X(u64, receive_version, gauge, "subscriber: version held")                                     \
     X(u64, receive_count, counter, "subscriber: versions applied")                                 \
@@ -75,9 +75,9 @@ extern "C" {
     X(u64, publish_gpu_bytes, gauge, "memory of the GPU that is kept for workers on it")           \
     X(u64, publish_pinned_bytes, gauge, "bytes of the store that are page-locked")                 \
     X(u64, publish_sparse_blocks_last, gauge, "blocks of the last version sent as changes")        \
-    X(u64, publish_dense_blocks_last, gauge, "blocks sent whole to who held the version before")   \
+    X(u64, publish_dense_blocks_last, gauge, "blocks sent whole to holders of the version before") \
     X(u64, publish_changed_elements_last, gauge, "elements that changed in those sent as changes") \
-    X(u64, publish_delta_bytes_last, gauge, "payload to who held the version before; 0: nobody")   \
+    X(u64, publish_delta_bytes_last, gauge, "payload to holders of the version before; 0: none")   \
     X(f64, publish_encode_seconds_last, gauge, "time spent on finding and coding what changed")    \
     X(u64, receive_bound, gauge, "subscriber: destinations that are bound")                        \
     X(u64, receive_applied_bytes_total, counter, "subscriber: bytes that changed in destinations") \
@@ -100,8 +100,8 @@ typedef struct refit_stats {
 #undef REFIT_STATS_FIELD_u64
 } refit_stats;
 
-/* Zeroes every figure and sets the size. `size` is sizeof(refit_stats) as the caller was compiled.
- * Since 0.1.
+/*
+ * Zeroes every figure and sets the size. `size` is sizeof(refit_stats) as the caller was compiled.
  */
 REFIT_API void refit_stats_init(refit_stats *stats, size_t size);
 
@@ -110,7 +110,7 @@ REFIT_API void refit_stats_init(refit_stats *stats, size_t size);
  * Counts, bytes, the time that callers waited and host_pin_seconds add up. Of other seconds, of
  * versions and of host_huge_pages the larger figure stays, for devices work side by side. Figures
  * that one of the two structs has no room for stay as they are. NULL adds nothing. Does not block.
- * Any thread. Since 0.1.
+ * Any thread.
  */
 REFIT_API void refit_stats_merge(refit_stats *into, const refit_stats *from);
 
@@ -118,11 +118,11 @@ REFIT_API void refit_stats_merge(refit_stats *into, const refit_stats *from);
  * Writes one JSON object on one line, keys as in the list, always NUL-terminated if `capacity` > 0.
  * Returns the length it has in full, like snprintf: larger than `capacity` - 1 means cut short.
  * Figures that `stats` has no room for are left out; NULL has none. `text` may be NULL. The same in
- * every locale. Does not block. Any thread. Since 0.1.
+ * every locale. Does not block. Any thread.
  */
 REFIT_API size_t refit_stats_json(const refit_stats *stats, char *text, size_t capacity);
 
-/* Likewise in the Prometheus text format, each name with the prefix "refit_". Since 0.1. */
+/* The same in the Prometheus text format, each name with the prefix "refit_". */
 REFIT_API size_t refit_stats_prometheus(const refit_stats *stats, char *text, size_t capacity);
 
 #ifdef __cplusplus

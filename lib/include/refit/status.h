@@ -47,7 +47,7 @@ extern "C" {
     X(ERR_UNSUPPORTED, 11, "not supported by this build, device or file")                          \
     X(ERR_NOT_FOUND, 12, "no such thing")                                                          \
     X(ERR_EXISTS, 13, "it exists already")                                                         \
-    X(ERR_BUSY, 14, "in use by somebody else")                                                     \
+    X(ERR_BUSY, 14, "in use by another object, process or user")                                   \
     X(ERR_IO, 15, "reading or writing failed")                                                     \
     X(ERR_CONFIG, 16, "the configuration is not valid")                                            \
     X(ERR_PROTOCOL, 17, "a message broke the protocol")                                            \
@@ -77,12 +77,13 @@ typedef struct refit_error {
     char text[248]; /* one sentence: what failed, and what to do; always NUL-terminated */
 } refit_error;
 
-/* The status's name without its prefix ("ERR_TIMEOUT"), a constant. Never NULL: an unknown number
- * gives "ERR_UNKNOWN". Any thread. Since 0.1. */
+/*
+ * The status's name without its prefix ("ERR_TIMEOUT"), a constant. Never NULL: an unknown number
+ * gives "ERR_UNKNOWN". Any thread.
+ */
 REFIT_API const char *refit_status_name(refit_status status);
 
-/* The status in a few words ("the deadline passed"), a constant. Never NULL. Any thread. Since 0.1.
- */
+/* The status in a few words ("the deadline passed"), a constant. Never NULL. Any thread. */
 REFIT_API const char *refit_status_text(refit_status status);
 
 #ifdef __cplusplus

@@ -37,14 +37,22 @@ extern "C" {
 
 /*
  * From now on refit_torch_alloc takes memory for the arena's device from it. The arena cannot close
- * meanwhile. Does not block. Any thread. REFIT_ERR_EXISTS if the device has one, REFIT_ERR_LIMIT
- * for device 64 and above. Since 0.1.
+ * meanwhile. Does not block. Any thread.
+ *
+ * Errors:
+ * - REFIT_ERR_EXISTS: the device has one
+ * - REFIT_ERR_LIMIT: device 64 and above
  */
 REFIT_API REFIT_MUST_CHECK refit_status refit_torch_attach(refit_arena *arena, refit_error *error);
 
-/* Ends that, before the process does: PyTorch may free as late as at its exit, when the driver is
- * gone. Does not block. Any thread. REFIT_ERR_BUSY while PyTorch has pieces of it or is allocating
- * one, REFIT_ERR_NOT_FOUND if it is not attached. Since 0.1. */
+/*
+ * Ends that, before the process does: PyTorch may free as late as at its exit, when the driver is
+ * gone. Does not block. Any thread.
+ *
+ * Errors:
+ * - REFIT_ERR_BUSY: PyTorch has pieces of it or is allocating one
+ * - REFIT_ERR_NOT_FOUND: it is not attached
+ */
 REFIT_API REFIT_MUST_CHECK refit_status refit_torch_detach(refit_arena *arena, refit_error *error);
 
 /*
@@ -52,7 +60,6 @@ REFIT_API REFIT_MUST_CHECK refit_status refit_torch_detach(refit_arena *arena, r
  * of it; `stream` (0: the default stream) uses the arena from now on. NULL for a size of 0, and for
  * every failure, which PyTorch reports as out of memory; the reason is in the log. May block for
  * the driver, and for streams as refit_torch_free does while pieces are still to go. Any thread.
- * Since 0.1.
  */
 REFIT_API void *refit_torch_alloc(ptrdiff_t size, int device, void *stream);
 
@@ -60,9 +67,8 @@ REFIT_API void *refit_torch_alloc(ptrdiff_t size, int device, void *stream);
  * Called by PyTorch: gives a piece back, once the streams that use the arena have done what is
  * queued. NULL is allowed; `size` is not looked at. A piece that cannot go now (an offloader has it
  * as a region, it is held, a graph is being captured) goes with the call that ends that, or with
- * PyTorch's next one, which then waits for it, and the log says so.
- * Blocks for streams, at most offload.timeout_ms of the device's configuration. Any thread.
- * Since 0.1.
+ * PyTorch's next one, which then waits for it, and the log says so. Blocks for streams, at most
+ * offload.timeout_ms of the device's configuration. Any thread.
  */
 REFIT_API void refit_torch_free(void *memory, ptrdiff_t size, int device, void *stream);
 

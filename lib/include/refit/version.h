@@ -13,8 +13,10 @@ extern "C" {
 #define REFIT_VERSION_PATCH  0
 #define REFIT_VERSION_STRING "0.1.0"
 
-/* The version of the library that is loaded, as "MAJOR.MINOR.PATCH"; a constant. It can differ from
- * REFIT_VERSION_STRING, which is that of the header. Any thread. Since 0.1. */
+/*
+ * The version of the library that is loaded, as "MAJOR.MINOR.PATCH"; a constant. It can differ from
+ * REFIT_VERSION_STRING, which is that of the header. Any thread.
+ */
 REFIT_API const char *refit_version(void);
 
 #ifdef __cplusplus

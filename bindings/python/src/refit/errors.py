@@ -109,7 +109,7 @@ class ExistsError(RefitError, ValueError):
 
 
 class BusyError(RefitError, RuntimeError):
-    """In use by somebody else."""
+    """In use by another object, process or user."""
 
     default_status = _abi.REFIT_ERR_BUSY
 
