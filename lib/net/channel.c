@@ -256,6 +256,20 @@ static refit_status watch_connections(rft_channel *channel, const refit_config *
                                 &channel->connections, error);
 }
 
+/* A worker of this name would find that one, whichever folder this one is in. */
+static refit_status check_name(const rft_endpoint *asked, refit_error *error)
+{
+    rft_own_places places;
+    rft_endpoint found;
+    if (asked->transport != RFT_TRANSPORT_USER || asked->open) return REFIT_OK;
+    rft_own_places_list(&places);
+    RFT_REFUSE_IF(rft_endpoint_seek(asked->rest, &places, &found), error, REFIT_ERR_BUSY,
+                  "another publisher has the name %.60s: it listens at %.100s; close it, or use "
+                  "another name",
+                  asked->text, found.text);
+    return REFIT_OK;
+}
+
 /* A worker goes where its trainer is; while there is none, where it would bind itself. */
 static refit_status settle(rft_channel *channel, refit_error *error)
 {
@@ -266,6 +280,7 @@ static refit_status settle(rft_channel *channel, refit_error *error)
         if (rft_endpoint_seek(channel->user_name, &channel->places, &found))
             return rft_endpoint_parse(found.text, &channel->asked, error);
     }
+    if (channel->router) RFT_TRY(check_name(&channel->asked, error));
     return rft_endpoint_settle(&channel->asked, error);
 }
 
@@ -467,7 +482,10 @@ static void connect_anew(rft_channel *channel)
 {
     rft_endpoint found;
     (void)zmq_disconnect(channel->socket, channel->asked.text);
-    if (is_elsewhere(channel, &found)) (void)rft_endpoint_parse(found.text, &channel->asked, NULL);
+    if (is_elsewhere(channel, &found)) {
+        rft_log(REFIT_LOG_INFO, "the trainer listens at %s now", found.text);
+        (void)rft_endpoint_parse(found.text, &channel->asked, NULL);
+    }
     if (zmq_connect(channel->socket, channel->asked.text) != 0) {
         rft_log(REFIT_LOG_WARNING, "%s could not be connected to again: %s", channel->asked.text,
                 TEXT_OF(zmq_errno()));

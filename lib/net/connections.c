@@ -35,9 +35,10 @@
  * machine that is overloaded the last descriptors may be taken for a moment. When accept(2) fails
  * for want of descriptors, ZeroMQ tries again at once, for ever: so the listener is emptied by
  * means of a spare descriptor, and held off. On ipc ZeroMQ aborts on that failure instead
- * (ipc_listener.cpp). So there the number of free descriptors is looked at all the time (LOOK_MS),
- * and the listener is held off while few are left (IPC_RESERVE): more than may wait to be accepted.
- * What remains: a process that takes all of these within LOOK_MS, while a worker connects.
+ * (ipc_listener.cpp). So there the free descriptors are counted all the time (LOOK_MS, and after
+ * each connection), and the listener is held off while few are left (IPC_RESERVE): four times as
+ * many as may wait to be accepted. What remains: all of these are taken before they are counted
+ * again, by the process or by workers that connect together, while one more worker connects.
  *
  * The listener is held off on TCP by a filter on its socket that drops what arrives: the system of
  * the other side tries again by itself, and nothing is closed. (zmq_unbind would end all
@@ -57,6 +58,7 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <linux/filter.h>
+#include <poll.h>
 #include <string.h>
 #include <sys/resource.h>
 #include <sys/socket.h>
@@ -80,8 +82,9 @@
 #define STAY_LEAST_MS   5000u
 #define STAY_MOST_MS    60000u
 #define HOLD_MS         1000 /* without descriptors */
-#define IPC_RESERVE     64   /* descriptors, or an eighth of all */
+#define IPC_RESERVE     128  /* descriptors, or a quarter of all; 4 times as many as may wait */
 #define LOOK_MS         20
+#define COUNTED_MOST    4096
 #define LOG_MS          10000
 #define EVENTS                                                                                     \
     (ZMQ_EVENT_LISTENING | ZMQ_EVENT_ACCEPTED | ZMQ_EVENT_ACCEPT_FAILED |                          \
@@ -128,8 +131,12 @@ struct rft_connections {
     int64_t hold_to;  /* when the listener opens again; 0: it is open */
     int64_t count_at; /* when free descriptors are counted again */
     uint32_t crowd;   /* accepted into the reserve since the last look */
+    bool accepted;    /* any, since descriptors were counted */
     int failure;      /* of accept, since the last look; 0: none */
-    int64_t log_at;
+    int64_t log_at;   /* of connections that were closed */
+    int64_t hold_log_at;
+    struct pollfd *asked; /* room to count open descriptors; NULL: not needed so far */
+    int asked_room;
     rft_connection_counts counts;
 };
 
@@ -188,11 +195,56 @@ static int descriptors_most(void)
     return (int)limit.rlim_cur;
 }
 
-/* Descriptors are given out lowest first: the number of a new one says how many there are. */
+/* Descriptors are given out lowest first: as a rule the number of a new one says how many there
+ * are. */
 static bool is_in_last(int fd, uint64_t count, uint64_t share)
 {
     int most = descriptors_most();
     return fd >= most - (int)rft_min_u64(count, (uint64_t)most / share);
+}
+
+static int take_descriptor(const rft_connections *all)
+{
+    return all->null_fd < 0 ? -1 : fcntl(all->null_fd, F_DUPFD_CLOEXEC, 0);
+}
+
+/* How many of the first `most` descriptors are open. */
+static int count_open(rft_connections *all, int most)
+{
+    int open = 0;
+    if (all->asked == NULL || all->asked_room < most) {
+        struct pollfd *asked = rft_realloc(all->asked, (size_t)most, sizeof *asked);
+        if (asked == NULL) return 0;
+        for (int i = 0; i < most; i++)
+            asked[i] = (struct pollfd){.fd = i};
+        all->asked = asked;
+        all->asked_room = most;
+    }
+    if (poll(all->asked, (nfds_t)most, 0) < 0) return 0;
+    for (int i = 0; i < most; i++)
+        open += (all->asked[i].revents & POLLNVAL) == 0;
+    return open;
+}
+
+/* How many descriptors the process may still open. Since Linux 6.2 the size of the folder says how
+ * many are open. Before, a limit that is not too high lets them be counted; else the lowest free
+ * number has to do. */
+static int descriptors_free(rft_connections *all)
+{
+    struct stat folder;
+    int most = descriptors_most();
+    if (stat("/proc/self/fd", &folder) == 0 && folder.st_size > 0)
+        return folder.st_size < most ? most - (int)folder.st_size : 0;
+    if (most <= COUNTED_MOST) return most - count_open(all, most);
+    int fd = take_descriptor(all);
+    if (fd < 0) return 0;
+    close(fd);
+    return most - fd;
+}
+
+static int ipc_reserve(void)
+{
+    return (int)rft_min_u64(IPC_RESERVE, (uint64_t)descriptors_most() / 4);
 }
 
 /* fstat(2), of a descriptor that another thread may have closed by now: ThreadSanitizer takes a
@@ -207,6 +259,7 @@ static void note_accepted(rft_connections *all, int fd, int64_t now)
     struct stat about;
     if (fd < 0 || !make_room(all, fd)) return;
     row_remove(all, fd);
+    all->accepted = true;
     if (!look_at(fd, &about)) return; /* it has ended already */
     all->of[fd].device = about.st_dev;
     all->of[fd].inode = about.st_ino;
@@ -229,6 +282,7 @@ static void note_listener(rft_connections *all, int fd)
     if (flags >= 0) (void)fcntl(fd, F_SETFL, flags | O_NONBLOCK);
     (void)getsockopt(fd, SOL_SOCKET, SO_DOMAIN, &domain, &room);
     all->tcp = domain == AF_INET || domain == AF_INET6;
+    if (!all->tcp) (void)listen(fd, ipc_reserve() / 4); /* again: the backlog changes */
     all->listener = fd;
 }
 
@@ -260,11 +314,6 @@ static void read_all(rft_connections *all, int64_t now)
 
 /* ---- What is done about it */
 
-static int take_descriptor(const rft_connections *all)
-{
-    return all->null_fd < 0 ? -1 : fcntl(all->null_fd, F_DUPFD_CLOEXEC, 0);
-}
-
 static bool is_socket_of(int fd, const connection *it)
 {
     struct stat about;
@@ -286,10 +335,10 @@ static void end(rft_connections *all, int fd)
     (void)dup3(all->null_fd, all->spare_fd, O_CLOEXEC);
 }
 
-static bool may_log(rft_connections *all, int64_t now)
+static bool may_log(int64_t *log_at, int64_t now)
 {
-    if (now < all->log_at) return false;
-    all->log_at = rft_after_ms(now, LOG_MS);
+    if (now < *log_at) return false;
+    *log_at = rft_after_ms(now, LOG_MS);
     return true;
 }
 
@@ -304,7 +353,7 @@ static void end_surplus(rft_connections *all, int64_t now)
         end(all, unclaimed->first);
     }
     all->crowd = 0;
-    if (unclaimed->count < before && may_log(all, now)) {
+    if (unclaimed->count < before && may_log(&all->log_at, now)) {
         rft_log(REFIT_LOG_WARNING,
                 "connections that belong to no worker were closed: there were %u; look which "
                 "processes connect "
@@ -378,7 +427,7 @@ static bool hold_off(rft_connections *all, int64_t now, int64_t until)
     bool open = all->hold_to == 0;
     if (all->listener < 0) return false;
     if (open && !listener_shut(all)) {
-        if (may_log(all, now)) {
+        if (may_log(&all->hold_log_at, now)) {
             rft_log(REFIT_LOG_ERROR, "new connections cannot be held off: %s", strerror(errno));
         }
         return false;
@@ -397,7 +446,7 @@ static void answer_failure(rft_connections *all, int64_t now)
     }
     refuse_waiting(all);
     (void)hold_off(all, now, rft_after_ms(now, HOLD_MS));
-    if (may_log(all, now)) {
+    if (may_log(&all->hold_log_at, now)) {
         rft_log(REFIT_LOG_ERROR,
                 "new connections are refused: the process has no descriptor left; raise its limit "
                 "(ulimit -n)");
@@ -407,7 +456,8 @@ static void answer_failure(rft_connections *all, int64_t now)
 static void hold_to_rate(rft_connections *all, int64_t now)
 {
     if (all->tcp && all->spent - now > all->burst_ns &&
-        hold_off(all, now, all->spent - all->burst_ns + REGAIN * RATE_NS) && may_log(all, now)) {
+        hold_off(all, now, all->spent - all->burst_ns + REGAIN * RATE_NS) &&
+        may_log(&all->hold_log_at, now)) {
         rft_log(REFIT_LOG_WARNING,
                 "new connections are held off for a while: far more came than there may be "
                 "workers; look which processes connect to the trainer's endpoint");
@@ -421,12 +471,11 @@ static bool is_watched(const rft_connections *all)
 
 static void keep_descriptors(rft_connections *all, int64_t now)
 {
-    if (!is_watched(all) || now < all->count_at) return;
+    if (!is_watched(all) || (now < all->count_at && !all->accepted)) return;
+    all->accepted = false;
     all->count_at = rft_after_ms(now, LOOK_MS);
-    int fd = take_descriptor(all);
-    bool few = fd < 0 || is_in_last(fd, IPC_RESERVE, 8);
-    if (fd >= 0) close(fd);
-    if (few && hold_off(all, now, rft_after_ms(now, HOLD_MS)) && may_log(all, now)) {
+    if (descriptors_free(all) < ipc_reserve() && hold_off(all, now, rft_after_ms(now, HOLD_MS)) &&
+        may_log(&all->hold_log_at, now)) {
         rft_log(REFIT_LOG_ERROR,
                 "new workers are refused for a while: the process has hardly a descriptor left; "
                 "raise its limit (ulimit -n)");
@@ -436,7 +485,17 @@ static void keep_descriptors(rft_connections *all, int64_t now)
 static void open_again(rft_connections *all, int64_t now)
 {
     if (all->hold_to == 0 || now < all->hold_to) return;
-    all->hold_to = listener_reopen(all) ? 0 : rft_after_ms(now, HOLD_MS);
+    if (listener_reopen(all)) {
+        all->hold_to = 0;
+        return;
+    }
+    int code = errno;
+    all->hold_to = rft_after_ms(now, HOLD_MS);
+    if (may_log(&all->hold_log_at, now)) {
+        rft_log(REFIT_LOG_ERROR,
+                "new workers cannot connect: the listener cannot be opened again: %s",
+                strerror(code));
+    }
 }
 
 void rft_connections_tend(rft_connections *connections, int64_t now)
@@ -532,6 +591,7 @@ void rft_connections_close(rft_connections *connections)
     if (connections->entry_fd >= 0) close(connections->entry_fd);
     if (connections->spare_fd >= 0) close(connections->spare_fd);
     if (connections->null_fd >= 0) close(connections->null_fd);
+    rft_free(connections->asked);
     rft_free(connections->of);
     rft_free(connections);
 }

@@ -193,15 +193,13 @@ static hidden_path hidden_of(const rft_ipc *ipc)
     return hidden;
 }
 
-/* What a process left that died while its socket was hidden, or the socket itself. */
-static void hidden_clear(const rft_ipc *ipc)
+/* What a process left that died while its socket was hidden. */
+static refit_status hidden_clear(const rft_ipc *ipc, refit_error *error)
 {
-    struct stat found;
     hidden_path hidden = hidden_of(ipc);
-    if (lstat(hidden.text, &found) == 0 && S_ISSOCK(found.st_mode)) (void)unlink(hidden.text);
+    return path_clear(hidden.text, error);
 }
 
-/* Sets errno. */
 static bool is_socket_of(const rft_ipc *ipc, const char *path)
 {
     struct stat found;
@@ -210,9 +208,24 @@ static bool is_socket_of(const rft_ipc *ipc, const char *path)
     return found.st_dev == ipc->device && found.st_ino == ipc->inode;
 }
 
+static void hidden_remove(const rft_ipc *ipc)
+{
+    hidden_path hidden = hidden_of(ipc);
+    if (is_socket_of(ipc, hidden.text)) (void)unlink(hidden.text);
+}
+
+/* A file that has the other name stays. Not every file system can promise that in one step. */
 static bool rename_own(const rft_ipc *ipc, const char *from, const char *to)
 {
-    return is_socket_of(ipc, from) && rename(from, to) == 0;
+    struct stat other;
+    if (!is_socket_of(ipc, from)) return false;
+    if (renameat2(AT_FDCWD, from, AT_FDCWD, to, RENAME_NOREPLACE) == 0) return true;
+    if (errno != EINVAL && errno != ENOSYS) return false;
+    if (lstat(to, &other) == 0) {
+        errno = EEXIST;
+        return false;
+    }
+    return rename(from, to) == 0;
 }
 
 bool rft_ipc_hide(const rft_ipc *ipc)
@@ -236,8 +249,8 @@ refit_status rft_ipc_open(rft_ipc *ipc, const char *path, int *listen_fd, refit_
     snprintf(ipc->path, sizeof ipc->path, "%s", path);
     RFT_TRY(lock_take(ipc, error));
     RFT_TRY_GOTO(path_clear(path, error), undo_lock);
+    RFT_TRY_GOTO(hidden_clear(ipc, error), undo_lock);
     RFT_TRY_GOTO(socket_listen(ipc, listen_fd, error), undo_lock);
-    hidden_clear(ipc);
     return REFIT_OK;
 
 undo_lock:
@@ -251,9 +264,9 @@ void rft_ipc_close(rft_ipc *ipc)
 {
     if (ipc->lock_fd < 0) return;
     if (same_file(ipc->lock_fd, ipc->lock)) { /* else the files are another publisher's by now */
+        hidden_remove(ipc);
         (void)unlink(ipc->path);
         (void)unlink(ipc->lock);
-        hidden_clear(ipc);
     }
     close(ipc->lock_fd);
     ipc->lock_fd = -1;

@@ -80,9 +80,19 @@ static bool empty(serving *it)
     return put(it, "e", 1);
 }
 
+static bool free_lowest(serving *it, uint32_t count)
+{
+    for (uint32_t i = 0; i < count; i++)
+        close(it->files[i]);
+    memmove(it->files, it->files + count, (it->filled - count) * sizeof it->files[0]);
+    it->filled -= count;
+    return put(it, "l", 1);
+}
+
 static bool obey(serving *it, char order)
 {
     if (order == '?') return answer(it);
+    if (order >= '0' && order <= '9') return free_lowest(it, (uint32_t)(order - '0'));
     return order == 'f' ? fill(it) : empty(it);
 }
 
@@ -163,6 +173,11 @@ trainer_report trainer_process_ask(trainer_process *trainer)
 void trainer_process_fill(trainer_process *trainer)
 {
     order(trainer, 'f');
+}
+
+void trainer_process_free(trainer_process *trainer, uint32_t count)
+{
+    order(trainer, (char)('0' + count));
 }
 
 void trainer_process_empty(trainer_process *trainer)

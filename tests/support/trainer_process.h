@@ -32,6 +32,8 @@ trainer_report trainer_process_ask(trainer_process *trainer);
 /* Opens files until no descriptor is left; closes them again. */
 void trainer_process_fill(trainer_process *trainer);
 void trainer_process_empty(trainer_process *trainer);
+/* Closes the first `count` of those files, with the lowest numbers; at most 9. */
+void trainer_process_free(trainer_process *trainer, uint32_t count);
 /* Ends it; whether it had lived until then, and closed in order. */
 bool trainer_process_end(trainer_process *trainer);
 /* By SIGKILL. */

@@ -122,6 +122,22 @@ static void a_worker_that_waits_finds_each_trainer(void **state)
     file_tree_close(&it.tree);
 }
 
+static void a_name_has_one_trainer_whichever_folder_it_is_in(void **state)
+{
+    (void)state;
+    refit_error why;
+    refit_publisher *second = NULL;
+    scene it = scene_open();
+    refit_publisher *publisher = trainer_elsewhere(&it);
+    assert_int_equal(setenv("XDG_RUNTIME_DIR", it.tree.root, 1), 0);
+    assert_int_equal(refit_publisher_open(it.name, &it.config, &second, &why), REFIT_ERR_BUSY);
+    assert_non_null(strstr(why.text, refit_publisher_endpoint(publisher)));
+    refit_publisher_close(publisher);
+    assert_int_equal(refit_publisher_open(it.name, &it.config, &second, &why), REFIT_OK);
+    refit_publisher_close(second);
+    file_tree_close(&it.tree);
+}
+
 static void a_worker_without_a_trainer_names_the_endpoint(void **state)
 {
     (void)state;
@@ -178,6 +194,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(a_worker_that_comes_later_finds_its_trainer),
         cmocka_unit_test(a_worker_that_waits_finds_each_trainer),
+        cmocka_unit_test(a_name_has_one_trainer_whichever_folder_it_is_in),
         cmocka_unit_test(a_worker_without_a_trainer_names_the_endpoint),
         cmocka_unit_test(a_trainer_whose_socket_was_removed_says_so),
     };

@@ -10,11 +10,14 @@
 
 #include <cmocka.h>
 
+#include <fcntl.h>
 #include <stdio.h>
 #include <string.h>
 #include <sys/socket.h>
 #include <sys/un.h>
 #include <unistd.h>
+
+#include <refit/broadcast.h>
 
 #include "base/clock.h"
 #include "tests/support/crew.h"
@@ -29,6 +32,7 @@
 #define BOUND       64u /* connections that belong to no worker, of quick_config's 16 workers */
 #define BURST       1024u
 #define STRANGERS   1400u
+#define HOLD_US     1000000u /* HOLD_MS of connections.c */
 
 static int fds[STRANGERS];
 
@@ -149,6 +153,11 @@ static void no_descriptor_at_all_costs_no_core_and_ends_by_itself(void **state)
     assert_true(trainer_process_end(&trainer));
 }
 
+static bool has_strangers(trainer_process *trainer)
+{
+    return trainer_process_ask(trainer).stats.connections_unclaimed > 0;
+}
+
 /* ---- On ipc, ZeroMQ would abort */
 
 typedef struct ipc_place {
@@ -192,6 +201,56 @@ static void wait_until_held_off(trainer_process *trainer, uint64_t times)
     assert_int_equal(trainer_process_ask(trainer).stats.connections_held_off, times);
 }
 
+/* One that has come and gone: none waits to be accepted. */
+static void wait_for_a_connection(trainer_process *trainer, const ipc_place *place)
+{
+    int64_t deadline = rft_deadline(WAIT_MS);
+    int fd = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0);
+    assert_int_equal(connect(fd, (const struct sockaddr *)&place->address, sizeof place->address),
+                     0);
+    while (!has_strangers(trainer) && rft_ms_until(deadline) > 0)
+        (void)usleep(5000);
+    assert_true(has_strangers(trainer));
+    close(fd);
+}
+
+/* A few low numbers are free again, as when workers have left: they are still few. */
+static void a_gap_among_the_descriptors_does_not_open_the_listener(void **state)
+{
+    (void)state;
+    trainer_process trainer;
+    ipc_place place = ipc_place_make();
+    trainer_process_start(&trainer, &place.config, DESCRIPTORS);
+    trainer_process_fill(&trainer);
+    wait_until_held_off(&trainer, 1);
+    trainer_process_free(&trainer, 3);
+    (void)usleep(2 * HOLD_US);
+    for (int i = 0; i < 20; i++)
+        assert_false(can_connect(&place));
+    assert_int_equal(trainer_process_ask(&trainer).stats.connections_held_off, 1);
+    assert_true(trainer_process_end(&trainer));
+    ipc_place_remove(&place);
+}
+
+static void another_file_with_the_second_name_stays_and_is_refused(void **state)
+{
+    (void)state;
+    refit_error why;
+    refit_publisher *publisher;
+    char second[128];
+    ipc_place place = ipc_place_make();
+    (void)snprintf(second, sizeof second, "%s.held", place.address.sun_path);
+    int fd = open(second, O_CREAT | O_EXCL | O_RDWR | O_CLOEXEC, 0600);
+    assert_true(fd >= 0);
+    close(fd);
+    assert_int_equal(
+        refit_publisher_open(place.config.broadcast_endpoint, &place.config, &publisher, &why),
+        REFIT_ERR_EXISTS);
+    assert_non_null(strstr(why.text, second));
+    assert_int_equal(unlink(second), 0);
+    ipc_place_remove(&place);
+}
+
 static void an_ipc_trainer_without_descriptors_goes_on_and_takes_workers_later(void **state)
 {
     (void)state;
@@ -232,7 +291,7 @@ static void an_ipc_trainer_that_closes_or_dies_held_off_leaves_a_path_to_bind(vo
     trainer_process_kill(&trainer);
     assert_false(can_connect(&place));
     trainer_process_start(&trainer, &place.config, DESCRIPTORS);
-    assert_true(can_connect(&place));
+    wait_for_a_connection(&trainer, &place);
     trainer_process_fill(&trainer);
     wait_until_held_off(&trainer, 1);
     assert_true(trainer_process_end(&trainer));
@@ -240,11 +299,6 @@ static void an_ipc_trainer_that_closes_or_dies_held_off_leaves_a_path_to_bind(vo
 }
 
 /* ---- After the handshake */
-
-static bool has_strangers(trainer_process *trainer)
-{
-    return trainer_process_ask(trainer).stats.connections_unclaimed > 0;
-}
 
 /* And waits until the trainer has counted it: handshakes beyond the burst make it hold off longer.
  */
@@ -300,6 +354,8 @@ int main(void)
         cmocka_unit_test(more_handshakes_than_workers_make_are_held_off),
         cmocka_unit_test(an_ipc_trainer_without_descriptors_goes_on_and_takes_workers_later),
         cmocka_unit_test(an_ipc_trainer_that_closes_or_dies_held_off_leaves_a_path_to_bind),
+        cmocka_unit_test(a_gap_among_the_descriptors_does_not_open_the_listener),
+        cmocka_unit_test(another_file_with_the_second_name_stays_and_is_refused),
     };
     return cmocka_run_group_tests_name("strangers", tests, NULL, NULL);
 }
