@@ -92,9 +92,9 @@ exec 3<"$scratch/said"
 read -r _ endpoint <&3
 says "is security.server_key the trainer's public key?" "$endpoint" \
     --set "security.key=$keys/w0.secret" --set "security.server_key=$keys/stranger.public"
-refuses 4 "is security.server_key the trainer's public key?" inspect "$endpoint" --timeout 1 \
+refuses 4 "is security.server_key the trainer's public key?" inspect "$endpoint" --timeout 5 \
     --set "security.key=$keys/w0.secret" --set "security.server_key=$keys/stranger.public"
-run 4 inspect "$endpoint" --timeout 1
+run 4 inspect "$endpoint" --timeout 5
 grep -qF "the trainer asks for keys; set security.key and security.server_key" "$scratch/err" ||
     complain "inspect does not say that keys are missing: $(cat "$scratch/err")"
 kill -TERM "$publisher"
