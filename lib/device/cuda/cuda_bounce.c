@@ -155,7 +155,7 @@ static void close_memory(rft_cuda_device *cuda, rft_cuda_bounce *bounce)
     if (bounce->memory != NULL) (void)rft_cuda_memory_free(cuda, bounce->memory, NULL);
 }
 
-/* Likewise where the driver must not be called: frees our side of it. Outside a context guard. */
+/* The same where the driver must not be called: frees our side of it. Outside a context guard. */
 static void bounce_forget(rft_cuda_bounce *bounce)
 {
     rft_free(bounce->stretches);
@@ -505,7 +505,7 @@ static refit_status open_timing(rft_cuda_device *cuda, rft_cu_event *event, refi
                           "an event with a clock could not be opened");
 }
 
-/* Measures on a bounce buffer that nobody uses, by the GPU's own clock. Takes some milliseconds,
+/* Measures on an unused bounce buffer, by the GPU's own clock. Takes some milliseconds,
  * and no more than 50: REFIT_ERR_TIMEOUT, and some of it may still be under way. REFIT_ERR_BUSY:
  * see above. Inside a context guard. */
 static refit_status cutoff_find(rft_cuda_device *cuda, rft_cuda_bounce *bounce, uint64_t *bytes,
@@ -557,7 +557,7 @@ uint64_t rft_cuda_cutoff_choose(const rft_cuda_cutoff_times *times)
  * Bounce buffers, opened when a batch first wants one and kept until the device closes.
  *
  * A stream keeps its bounce buffer while its work is on it. Another stream gets an idle one, or a
- * new one, or none: nobody waits for the work of another stream, which may be held up for as long
+ * new one, or none: no copy waits for the work of another stream, which may be held up for as long
  * as its owner likes. Two bounce buffers serve states that leave while others come back.
  *
  * What goes wrong here is never a failure of the copies: the copy engines do them. It is said once,
@@ -692,7 +692,7 @@ void rft_cuda_staging_give(rft_cuda_staging *staging, rft_cuda_bounce *bounce)
     rft_unlock(&staging->lock);
 }
 
-/* After a failure its caller is nobody: some of it may be under way. */
+/* After a failure no caller owns it: some of it may be under way. */
 static bool find_small(rft_cuda_device *cuda, rft_cuda_staging *staging, rft_cuda_bounce *bounce,
                        uint64_t *small)
 {

@@ -7,7 +7,7 @@
  *
  * The first step of a portion is put on a stream of the bounce buffer's own, the second on the
  * caller's, so that the packing of one half goes on beside the copies of the other. One caller's
- * stream at a time uses a bounce buffer, so nobody ever waits for the work of another stream.
+ * stream at a time uses a bounce buffer, so no copy waits for the work of another stream.
  *
  * A portion is what one half takes at once: entries for the pack kernel, in host memory that the
  * GPU reads, and stretches of host memory, each one copy. A stretch joins small copies whose host
