@@ -10,7 +10,6 @@
 #include <string.h>
 
 #include "base/alloc.h"
-#include "device/cuda/cuda_compute.h"
 #include "device/cuda/cuda_context.h"
 #include "device/cuda/cuda_copy.h"
 #include "device/cuda/cuda_kernels.h"

@@ -41,7 +41,7 @@ typedef struct rft_cuda_ranges rft_cuda_ranges;   /* cuda_vmm.h: addresses that 
 typedef struct rft_cuda_streams rft_cuda_streams; /* cuda_stream.h: own streams, callers' checked */
 typedef struct rft_cuda_copier rft_cuda_copier;   /* cuda_copy.h: batches, small copies, cut-off */
 typedef struct rft_cuda_kernels rft_cuda_kernels; /* cuda_kernels.h: the embedded image */
-typedef struct rft_cuda_compute rft_cuda_compute; /* cuda_compute.h: digests and casts */
+typedef struct rft_cuda_compute rft_cuda_compute; /* cuda_kernels.h: digests and casts */
 typedef struct rft_cuda_shares rft_cuda_shares; /* cuda_share.h: memory shown to other processes */
 
 typedef struct rft_cuda_device {

@@ -54,4 +54,16 @@ refit_status rft_cuda_launch_delta_encode(rft_cuda_device *cuda, rft_cu_stream s
 refit_status rft_cuda_launch_delta_apply(rft_cuda_device *cuda, rft_cu_stream stream,
                                          rft_cu_ptr jobs, uint32_t count, refit_error *error);
 
+/* ---- Digests and casts: the slots digest, digest_copy and cast_bf16 of device.h -------------- */
+
+refit_status rft_cuda_compute_open(rft_cuda_device *cuda, rft_cuda_compute **out,
+                                   refit_error *error);
+/* NULL is allowed; it enters the context by itself. Waits for digests that are still under way,
+ * since their callers gave up, at most offload.timeout_ms; the memory of those that do not end
+ * stays with the driver, and cuda->stuck says so. */
+void rft_cuda_compute_close(rft_cuda_device *cuda, rft_cuda_compute *compute);
+
+/* Fills the slots that this file has. */
+void rft_cuda_compute_slots(rft_device_ops *ops);
+
 #endif
