@@ -5,7 +5,7 @@
  * another thread forbids nothing here and is not broken by what is done here; leaving takes both
  * back. In a forked child entering is refused: the driver does not survive a fork.
  */
-#include "device/cuda/cuda_context.h"
+#include "device/cuda/cuda_device.h"
 
 #include <inttypes.h>
 #include <stdio.h>

@@ -12,7 +12,7 @@
  * asked: copy engines refuse what they cannot reach, but a kernel that touches it loses the
  * context, so only copies whose memory was checked go through a bounce buffer.
  */
-#include "device/cuda/cuda_copy.h"
+#include "device/cuda/cuda_device.h"
 
 #include "base/alloc.h"
 #include "base/checked.h"

@@ -10,13 +10,9 @@
 #include <string.h>
 
 #include "base/alloc.h"
-#include "device/cuda/cuda_context.h"
-#include "device/cuda/cuda_copy.h"
 #include "device/cuda/cuda_kernels.h"
 #include "device/cuda/cuda_memory.h"
-#include "device/cuda/cuda_share.h"
 #include "device/cuda/cuda_stream.h"
-#include "device/cuda/cuda_vmm.h"
 #include "device/device_uuid.h"
 
 static void close_parts(rft_cuda_device *cuda)

@@ -34,15 +34,15 @@ typedef struct rft_cuda_facts {
     bool host_pointers;    /* the GPU finds registered memory at the host's addresses */
 } rft_cuda_facts;
 
-/* The parts are opaque here; each has its own header and is opened by cuda_device.c. */
+/* The parts, opaque here: cuda_device.c opens them. */
 typedef struct rft_cuda_memory rft_cuda_memory;   /* cuda_memory.h: allocations and their checks */
 typedef struct rft_cuda_pins rft_cuda_pins;       /* cuda_memory.h: registered host memory */
-typedef struct rft_cuda_ranges rft_cuda_ranges;   /* cuda_vmm.h: addresses that stay */
+typedef struct rft_cuda_ranges rft_cuda_ranges;   /* cuda_vmm.c: addresses that stay */
 typedef struct rft_cuda_streams rft_cuda_streams; /* cuda_stream.h: own streams, callers' checked */
-typedef struct rft_cuda_copier rft_cuda_copier;   /* cuda_copy.h: batches, small copies, cut-off */
+typedef struct rft_cuda_copier rft_cuda_copier;   /* cuda_copy.c: batches, small copies, cut-off */
 typedef struct rft_cuda_kernels rft_cuda_kernels; /* cuda_kernels.h: the embedded image */
 typedef struct rft_cuda_compute rft_cuda_compute; /* cuda_kernels.h: digests and casts */
-typedef struct rft_cuda_shares rft_cuda_shares; /* cuda_share.h: memory shown to other processes */
+typedef struct rft_cuda_shares rft_cuda_shares; /* cuda_share.c: memory shown to other processes */
 
 typedef struct rft_cuda_device {
     rft_cuda_driver driver;
@@ -92,5 +92,57 @@ refit_status rft_cuda_enter_to_free(rft_cuda_device *cuda, rft_cuda_guard *guard
         rft_cuda_leave((cuda), &rft_guard);                                                        \
         return rft_guard_status;                                                                   \
     } while (0)
+
+/* ---- Parts without a header of their own -----------------------------------------------------
+ * Only cuda_device.c calls these. `slots` fills the slots of device.h that the part's file has.
+ */
+
+/* cuda_context.c: which GPU, what it can do, and its primary context. Fills ordinal, pid, handle,
+ * facts and context; the driver is open. REFIT_ERR_NOT_FOUND: no such GPU; REFIT_ERR_BUSY: another
+ * process holds it in exclusive mode; REFIT_ERR_DEVICE. */
+refit_status rft_cuda_context_open(rft_cuda_device *cuda, int ordinal, refit_error *error);
+/* Where cuda->stuck says so the context stays, for the work that is still in it. */
+void rft_cuda_context_close(rft_cuda_device *cuda);
+
+/* cuda_vmm.c: addresses of a GPU that stay while memory behind them comes and goes, in chunks of
+ * offload.chunk_bytes. Open is called inside a context guard. `*out` stays NULL, and it is no
+ * failure, where the GPU or its driver has no virtual memory management: reserve then answers
+ * REFIT_ERR_UNSUPPORTED. */
+refit_status rft_cuda_ranges_open(rft_cuda_device *cuda, rft_cuda_ranges **out, refit_error *error);
+
+/* NULL is allowed. Gives back the ranges that are left. Enters the context by itself. */
+void rft_cuda_ranges_close(rft_cuda_device *cuda, rft_cuda_ranges *ranges);
+
+/* What caps.chunk_bytes says: 0 for NULL. */
+uint64_t rft_cuda_ranges_chunk(const rft_cuda_ranges *ranges);
+
+void rft_cuda_vmm_slots(rft_device_ops *ops);
+
+/* cuda_copy.c: batches of copies: the large ones by the copy engines, the small ones gathered for
+ * them by a kernel. */
+
+/* The most copies of one batch. cuda_copy.c cuts a batch into calls of the driver; a large batch
+ * keeps the kernel that gathers small copies ahead of the copy engines. */
+#define RFT_CUDA_BATCH_MOST 65536u
+
+/* NULL is allowed for close; it enters the context by itself. */
+refit_status rft_cuda_copier_open(rft_cuda_device *cuda, rft_cuda_copier **out, refit_error *error);
+void rft_cuda_copier_close(rft_cuda_device *cuda, rft_cuda_copier *copier);
+
+/* Below so many bytes copies are small; 0: not known yet, or nothing is. Any thread. */
+uint64_t rft_cuda_copier_small_bytes(const rft_cuda_device *cuda);
+
+void rft_cuda_copy_slots(rft_device_ops *ops);
+
+/* cuda_share.c: device memory shown to other processes on the same GPU. */
+
+refit_status rft_cuda_shares_open(rft_cuda_device *cuda, rft_cuda_shares **out, refit_error *error);
+/* NULL is allowed. Closes what is still mapped. */
+void rft_cuda_shares_close(rft_cuda_device *cuda, rft_cuda_shares *shares);
+
+/* Whether the driver has what sharing needs: caps.shares. */
+bool rft_cuda_can_share(const rft_cuda_device *cuda);
+
+void rft_cuda_share_slots(rft_device_ops *ops);
 
 #endif

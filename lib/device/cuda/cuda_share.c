@@ -1,5 +1,11 @@
 /*
- * Sharing by inter-process handles.
+ * Device memory shown to other processes on the same GPU, by CUDA's inter-process handles: those of
+ * memory that cuMemAlloc gave. A handle stands for a whole allocation; the place of the memory in
+ * it travels beside it.
+ *
+ * The importer opens a handle once, however often it is asked for, and closes it when the last user
+ * has let go. The process that made a handle cannot open it: it is known by the allocation that the
+ * share names, whose handle is the same, and that memory is given as it is.
  *
  * Export looks at the pointer first, because the driver's answer for memory that cannot be shared
  * is a bare "invalid value". Import believes nothing of a share but what the driver confirms: the
@@ -12,7 +18,7 @@
  * while a handle is opened: two threads that want one allocation must not open it twice. Knows
  * nothing of what the memory holds.
  */
-#include "device/cuda/cuda_share.h"
+#include "device/cuda/cuda_device.h"
 
 #include <inttypes.h>
 #include <string.h>

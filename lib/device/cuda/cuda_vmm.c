@@ -6,7 +6,7 @@
  * Streams that use a range are waited for before decommit comes here (device_calls.c). Where the
  * driver or the platform has no such management there is no list, and reserve says so.
  */
-#include "device/cuda/cuda_vmm.h"
+#include "device/cuda/cuda_device.h"
 
 #include <inttypes.h>
 
