@@ -2,14 +2,12 @@
  * The host device: this machine's memory driven like a device, with the asynchrony, the capacity
  * and the failures of one. It is the oracle for every other device.
  *
- * Memory, page locks and arithmetic are in host_memory.c, streams in host_stream.c, events in
- * host_event.c, the threads that share large copies in host_copy.c. This file puts them behind the
- * slots of device.h.
+ * Memory, page locks, copies and arithmetic are in host_memory.c, streams and events in
+ * host_stream.c. This file puts them behind the slots of device.h.
  */
 #include <stdio.h>
 
 #include "base/alloc.h"
-#include "base/clock.h"
 #include "device/host/host_memory.h"
 #include "device/host/host_stream.h"
 
@@ -199,7 +197,7 @@ static refit_status host_event_record(void *self, rft_event *event, refit_stream
 {
     host_device *host = self;
     if (stream.native == NULL) {
-        rft_host_event_move((rft_host_event *)event, NULL, 0);
+        rft_host_event_pass((rft_host_event *)event);
         return REFIT_OK;
     }
     RFT_TRY(rft_host_streams_check(&host->streams, stream, error));
@@ -208,11 +206,7 @@ static refit_status host_event_record(void *self, rft_event *event, refit_stream
 
 static refit_status join_here(const host_device *host, rft_host_event *event, refit_error *error)
 {
-    uint64_t place;
-    rft_host_line *line = rft_host_event_where(event, &place);
-    bool passed = line == NULL || rft_host_line_wait(line, place, rft_deadline(host->block_ms));
-    rft_host_line_release(line);
-    RFT_REFUSE_IF(!passed, error, REFIT_ERR_TIMEOUT,
+    RFT_REFUSE_IF(!rft_host_event_await(event, host->block_ms), error, REFIT_ERR_TIMEOUT,
                   "the work to be joined was not done within %u ms", host->block_ms);
     return REFIT_OK;
 }

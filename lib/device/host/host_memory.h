@@ -8,6 +8,7 @@
 #include <stdint.h>
 
 #include "base/error.h"
+#include "base/pool.h"
 #include "base/thread.h"
 #include "device/blocks.h"
 #include "device/device.h"
@@ -71,6 +72,19 @@ uint32_t rft_host_memory_find_lost(rft_host_memory *memory, const rft_copy *copi
 /* REFIT_ERR_PIN names the limit and how to raise it. */
 refit_status rft_host_pin(const void *memory, uint64_t bytes, refit_error *error);
 void rft_host_unpin(const void *memory, uint64_t bytes);
+
+/* ---- Copies ----------------------------------------------------------------------------------
+ * Copies on the CPU. Large ones are shared by a pool, whose threads start with the first copy that
+ * is worth sharing; smaller ones are done by the thread that asks. */
+
+/* A pool for copies; close it with rft_pool_close. `threads` 0: one per core, at most 8. */
+refit_status rft_host_copy_open(rft_pool *pool, uint32_t threads, refit_error *error);
+
+/* Does all `copies` and returns when they are done; one without a source is zeroed. Any thread.
+ * REFIT_ERR_COPY, and nothing is copied, if one of them touches memory of an arena that is not
+ * committed. */
+refit_status rft_host_copy_now(rft_host_memory *memory, rft_pool *pool, const rft_copy *copies,
+                               uint32_t count, refit_error *error);
 
 /* ---- Digests and casts -----------------------------------------------------------------------
  * The arithmetic of kernels/ on the host device's memory, on the calling thread. */

@@ -1,12 +1,12 @@
 /*
- * Streams of the host device: commands are queued by any thread and carried out, one after the
- * other, by the stream's own.
+ * Streams and events of the host device: commands are queued by any thread and carried out, one
+ * after the other, by the stream's own.
  *
  *              push                     first                  pop
  *     caller ────────► queue (under lock) ────► done without the lock ────► idle, or the next
  *
  * A command that fails leaves its failure with the stream until the next record takes it; what is
- * queued behind it is done all the same, as on a GPU. Knows nothing of who orders the work.
+ * queued behind it is done all the same, as on a GPU. Knows nothing of the callers of a device.
  */
 #include "device/host/host_stream.h"
 
@@ -15,6 +15,231 @@
 #include "base/alloc.h"
 #include "base/clock.h"
 #include "device/host/host_memory.h"
+
+/* ---- Events ----------------------------------------------------------------------------------
+ * Every stream has a line: it numbers the records that are queued on it and says how many are
+ * passed. An event is a place on a line. So an event may be recorded again, on another stream,
+ * while a thread still waits for its old place, and a stream may be closed while its events live:
+ * the line stays until its last holder lets go.
+ *
+ *     never recorded ──move──► under way ──reach──► done (REFIT_OK, or the failure it took)
+ *                                  ▲                  │
+ *                                  └──────move────────┘
+ *
+ * A failure goes to the event whose record the stream reaches next. An event that was moved or
+ * closed meanwhile takes nothing. One that is closed before its failure was asked for gives it back
+ * to the line: the failure waits for the next record, so that none is lost.
+ */
+
+/* The first failure of a stream's work that no event has taken yet; REFIT_OK: none. */
+typedef struct host_failure {
+    refit_status status;
+    refit_error error;
+} host_failure;
+
+/* The records of one stream, numbered 1, 2, … Outlives the stream while an event or a join knows
+ * it. */
+typedef struct host_line {
+    atomic_uint_fast32_t holders;
+    rft_mutex lock;
+    rft_cond moved;
+    uint64_t passed;       /* the records up to this one are done; guarded by lock */
+    host_failure returned; /* of an event that closed before it was asked for; guarded by lock */
+} host_line;
+
+struct rft_host_event {
+    atomic_uint_fast32_t holders; /* the owner, and each queued record */
+    rft_mutex lock;
+    bool open;            /* guarded by lock, like the rest */
+    host_line *line;      /* retained; NULL: nothing to wait for */
+    uint64_t place;       /* on it */
+    host_failure failure; /* of the work before the place */
+    bool untold;          /* there is one, and it was not asked for */
+};
+
+static refit_status line_open(host_line **out, refit_error *error)
+{
+    host_line *line = rft_calloc(1, sizeof *line);
+    RFT_REFUSE_IF(line == NULL, error, REFIT_ERR_HOST_MEMORY, "no host memory for a stream");
+    refit_status status = REFIT_OK;
+    RFT_TRY_GOTO(rft_mutex_open(&line->lock, error), free_line);
+    RFT_TRY_GOTO(rft_cond_open(&line->moved, error), close_lock);
+    atomic_init(&line->holders, 1);
+    *out = line;
+    return REFIT_OK;
+
+close_lock:
+    rft_mutex_close(&line->lock);
+free_line:
+    rft_free(line);
+    return status;
+}
+
+static host_line *line_retain(host_line *line)
+{
+    atomic_fetch_add(&line->holders, 1);
+    return line;
+}
+
+static void line_release(host_line *line)
+{
+    if (line == NULL || atomic_fetch_sub(&line->holders, 1) != 1) return;
+    rft_cond_close(&line->moved);
+    rft_mutex_close(&line->lock);
+    rft_free(line);
+}
+
+/* Record `place` is done; the threads that wait for it go on. */
+static void line_pass(host_line *line, uint64_t place)
+{
+    rft_lock(&line->lock);
+    line->passed = place;
+    rft_cond_wake_all(&line->moved);
+    rft_unlock(&line->lock);
+}
+
+static void return_failure(host_line *line, const host_failure *failure)
+{
+    rft_lock(&line->lock);
+    if (line->returned.status == REFIT_OK) line->returned = *failure;
+    rft_unlock(&line->lock);
+}
+
+/* If a failure came back to the line, it takes the place of `failure`, which is younger. */
+static void line_take_returned(host_line *line, host_failure *failure)
+{
+    rft_lock(&line->lock);
+    if (line->returned.status != REFIT_OK) *failure = line->returned;
+    line->returned.status = REFIT_OK;
+    rft_unlock(&line->lock);
+}
+
+/* Waits until record `place` is done; false at the deadline. */
+static bool line_wait(host_line *line, uint64_t place, int64_t deadline)
+{
+    rft_lock(&line->lock);
+    while (line->passed < place && rft_cond_wait(&line->moved, &line->lock, deadline)) {
+    }
+    bool passed = line->passed >= place;
+    rft_unlock(&line->lock);
+    return passed;
+}
+
+/* Waits until record `place` is done, without a deadline: for the thread of a stream, which has no
+ * caller. */
+static void line_follow(host_line *line, uint64_t place)
+{
+    rft_lock(&line->lock);
+    while (line->passed < place) {
+        rft_cond_wait_idle(&line->moved, &line->lock);
+    }
+    rft_unlock(&line->lock);
+}
+
+refit_status rft_host_event_open(rft_host_event **out, refit_error *error)
+{
+    rft_host_event *event = rft_calloc(1, sizeof *event);
+    RFT_REFUSE_IF(event == NULL, error, REFIT_ERR_HOST_MEMORY, "no host memory for an event");
+    refit_status status = rft_mutex_open(&event->lock, error);
+    if (status != REFIT_OK) {
+        rft_free(event);
+        return status;
+    }
+    atomic_init(&event->holders, 1);
+    event->open = true;
+    *out = event;
+    return REFIT_OK;
+}
+
+static void let_go(rft_host_event *event)
+{
+    if (atomic_fetch_sub(&event->holders, 1) != 1) return;
+    line_release(event->line);
+    rft_mutex_close(&event->lock);
+    rft_free(event);
+}
+
+void rft_host_event_close(rft_host_event *event)
+{
+    rft_lock(&event->lock);
+    event->open = false;
+    if (event->untold) return_failure(event->line, &event->failure);
+    rft_unlock(&event->lock);
+    let_go(event);
+}
+
+/* Moves the event to `place` of `line`, which will be passed; holds the event until event_reach.
+ * `line` NULL: a place that is passed already, and nothing is held. */
+static void event_move(rft_host_event *event, host_line *line, uint64_t place)
+{
+    if (line != NULL) {
+        line_retain(line);
+        atomic_fetch_add(&event->holders, 1);
+    }
+    rft_lock(&event->lock);
+    host_line *before = event->line;
+    event->line = line;
+    event->place = place;
+    event->failure.status = REFIT_OK;
+    event->untold = false;
+    rft_unlock(&event->lock);
+    line_release(before);
+}
+
+/* The stream has come to the record: takes the failure along, if the event is still there. */
+static void event_reach(rft_host_event *event, const host_line *line, uint64_t place,
+                        host_failure *failure)
+{
+    rft_lock(&event->lock);
+    if (event->open && event->line == line && event->place == place) {
+        event->failure = *failure;
+        event->untold = failure->status != REFIT_OK;
+        failure->status = REFIT_OK;
+    }
+    rft_unlock(&event->lock);
+    let_go(event);
+}
+
+/* Where the event is now; retains the line. NULL: there is nothing to wait for. */
+static host_line *event_where(rft_host_event *event, uint64_t *place)
+{
+    rft_lock(&event->lock);
+    *place = event->place;
+    host_line *line = event->line == NULL ? NULL : line_retain(event->line);
+    rft_unlock(&event->lock);
+    return line;
+}
+
+static refit_status outcome(rft_host_event *event, refit_error *error)
+{
+    rft_lock(&event->lock);
+    refit_status status = event->failure.status;
+    if (status != REFIT_OK && error != NULL) *error = event->failure.error;
+    event->untold = false;
+    rft_unlock(&event->lock);
+    return status;
+}
+
+void rft_host_event_pass(rft_host_event *event)
+{
+    event_move(event, NULL, 0);
+}
+
+bool rft_host_event_await(rft_host_event *event, uint32_t timeout_ms)
+{
+    uint64_t place;
+    host_line *line = event_where(event, &place);
+    bool passed = line == NULL || line_wait(line, place, rft_deadline(timeout_ms));
+    line_release(line);
+    return passed;
+}
+
+refit_status rft_host_event_wait(rft_host_event *event, uint32_t timeout_ms, refit_error *error)
+{
+    RFT_REFUSE_IF(!rft_host_event_await(event, timeout_ms), error, REFIT_ERR_TIMEOUT,
+                  "the stream's work was not done within %u ms", timeout_ms);
+    return outcome(event, error);
+}
 
 /* ---- The queue -------------------------------------------------------------------------------
  * A FIFO in chunks. A command never moves, so the stream's thread reads it without a lock while
@@ -25,39 +250,84 @@
 #define CHUNK_CELLS 2048u
 #define CHUNKS_MOST 256u /* half a million commands, 16 MiB */
 
+typedef enum host_verb {
+    HOST_COPY,        /* `count` copies follow; one without a source is zeroed */
+    HOST_DIGEST,      /* one copy follows: the sum, the memory, its bytes */
+    HOST_DIGEST_COPY, /* one copy follows */
+    HOST_CAST,        /* one copy follows: the results, the numbers, the numbers' bytes */
+    HOST_CALL,
+    HOST_RECORD,
+    HOST_JOIN,
+} host_verb;
+
+typedef struct host_command {
+    host_verb verb;
+    uint32_t count; /* of copies */
+    union {
+        struct {
+            refit_stream_fn function;
+            void *user;
+        } call;
+        struct {
+            uint64_t offset;
+            uint64_t *sum; /* of DIGEST_COPY */
+        } digest;
+        struct {
+            rft_host_event *event; /* held */
+            uint64_t place;
+        } record;
+        struct {
+            host_line *line; /* retained */
+            uint64_t place;
+        } join;
+    };
+} host_command;
+
+typedef struct host_chunk host_chunk;
+
+/* All zero is an empty queue. */
+typedef struct host_queue {
+    host_chunk *first; /* where commands are taken */
+    host_chunk *last;  /* where they are put */
+    host_chunk *spare;
+    uint32_t head; /* in first */
+    uint32_t tail; /* in last */
+    uint32_t chunks;
+} host_queue;
+
 /* A command, or one of the copies behind it, which lie in a row. */
 typedef union cell {
-    rft_host_command command;
+    host_command command;
     rft_copy copy;
 } cell;
 
 _Static_assert(sizeof(cell) == sizeof(rft_copy), "copies lie in a row");
 _Static_assert(CHUNK_CELLS > RFT_HOST_BATCH_MOST, "a batch fits into a chunk");
 
-struct rft_host_chunk {
-    rft_host_chunk *next;
+struct host_chunk {
+    host_chunk *next;
     uint32_t end; /* cells in use, once another chunk follows */
     cell cells[CHUNK_CELLS];
 };
 
-static void close_chunks(rft_host_chunk *chunk)
+static void close_chunks(host_chunk *chunk)
 {
     while (chunk != NULL) {
-        rft_host_chunk *next = chunk->next;
+        host_chunk *next = chunk->next;
         rft_free(chunk);
         chunk = next;
     }
 }
 
-static void queue_close(rft_host_queue *queue)
+static void queue_close(host_queue *queue)
 {
     close_chunks(queue->first);
     close_chunks(queue->spare);
 }
 
-static rft_host_chunk *take_chunk(rft_host_queue *queue)
+static host_chunk *take_chunk(host_queue *queue)
 {
-    rft_host_chunk *chunk = queue->spare;
+    host_chunk *chunk = queue->spare;
     if (chunk != NULL) {
         queue->spare = chunk->next;
         chunk->next = NULL;
@@ -68,12 +338,12 @@ static rft_host_chunk *take_chunk(rft_host_queue *queue)
     return chunk;
 }
 
-static refit_status append_chunk(rft_host_queue *queue, refit_error *error)
+static refit_status append_chunk(host_queue *queue, refit_error *error)
 {
     RFT_REFUSE_IF(queue->spare == NULL && queue->chunks == CHUNKS_MOST, error, REFIT_ERR_LIMIT,
                   "%u commands are queued on the stream: wait for some of them",
                   CHUNKS_MOST * CHUNK_CELLS);
-    rft_host_chunk *chunk = take_chunk(queue);
+    host_chunk *chunk = take_chunk(queue);
     RFT_REFUSE_IF(chunk == NULL, error, REFIT_ERR_HOST_MEMORY,
                   "no host memory to queue more on the stream");
     if (queue->last == NULL) {
@@ -89,13 +359,13 @@ static refit_status append_chunk(rft_host_queue *queue, refit_error *error)
 
 /* Room for one command and `copies` copies behind it. REFIT_ERR_HOST_MEMORY; REFIT_ERR_LIMIT if
  * very much is queued already. */
-static refit_status queue_push(rft_host_queue *queue, uint32_t copies, rft_host_command **out,
+static refit_status queue_push(host_queue *queue, uint32_t copies, host_command **out,
                                refit_error *error)
 {
     if (queue->last == NULL || CHUNK_CELLS - queue->tail < 1 + copies) {
         RFT_TRY(append_chunk(queue, error));
     }
-    rft_host_command *command = &queue->last->cells[queue->tail].command;
+    host_command *command = &queue->last->cells[queue->tail].command;
     command->count = copies;
     queue->tail += 1 + copies;
     *out = command;
@@ -103,9 +373,9 @@ static refit_status queue_push(rft_host_queue *queue, uint32_t copies, rft_host_
 }
 
 /* Goes on to the next chunk when the first one is read to its end. */
-static void drop_read_chunk(rft_host_queue *queue)
+static void drop_read_chunk(host_queue *queue)
 {
-    rft_host_chunk *read = queue->first;
+    host_chunk *read = queue->first;
     if (read->next == NULL || queue->head < read->end) return;
     queue->first = read->next;
     queue->head = 0;
@@ -114,7 +384,7 @@ static void drop_read_chunk(rft_host_queue *queue)
 }
 
 /* The oldest command, or NULL. It stays where it is until it is popped. */
-static rft_host_command *queue_first(rft_host_queue *queue)
+static host_command *queue_first(host_queue *queue)
 {
     if (queue->first == NULL) return NULL;
     drop_read_chunk(queue);
@@ -125,13 +395,13 @@ static rft_host_command *queue_first(rft_host_queue *queue)
     return &queue->first->cells[queue->head].command;
 }
 
-static void queue_pop(rft_host_queue *queue)
+static void queue_pop(host_queue *queue)
 {
     queue->head += 1 + queue->first->cells[queue->head].command.count;
 }
 
 /* What follows a command of a verb that says so. */
-static rft_copy *command_copies(rft_host_command *command)
+static rft_copy *command_copies(host_command *command)
 {
     return &((cell *)command + 1)->copy;
 }
@@ -141,35 +411,23 @@ static rft_copy *command_copies(rft_host_command *command)
 struct rft_host_stream {
     rft_host_memory *memory;
     rft_pool *pool;
-    rft_host_line *line;
-    rft_host_failure failure; /* the thread's own */
+    host_line *line;
+    host_failure failure; /* the thread's own */
     rft_thread thread;
     rft_mutex lock;
-    rft_cond work;        /* the queue is not empty, or closing */
-    rft_host_queue queue; /* guarded by lock, like the rest */
-    uint64_t recorded;    /* records queued: the last place on the line */
+    rft_cond work;     /* the queue is not empty, or closing */
+    host_queue queue;  /* guarded by lock, like the rest */
+    uint64_t recorded; /* records queued: the last place on the line */
     bool closing;
 };
-
-refit_status rft_host_copy_now(rft_host_memory *memory, rft_pool *pool, const rft_copy *copies,
-                               uint32_t count, refit_error *error)
-{
-    uint32_t lost = rft_host_memory_find_lost(memory, copies, count);
-    RFT_REFUSE_IF(lost != count, error, REFIT_ERR_COPY,
-                  "%" PRIu64 " bytes from %p to %p touch memory of an arena that is not there now: "
-                  "commit it first",
-                  copies[lost].bytes, copies[lost].from, copies[lost].to);
-    rft_host_copy(pool, copies, count);
-    return REFIT_OK;
-}
 
 static void keep_failure(rft_host_stream *stream, refit_status status, const refit_error *error)
 {
     if (status == REFIT_OK || stream->failure.status != REFIT_OK) return;
-    stream->failure = (rft_host_failure){status, *error};
+    stream->failure = (host_failure){status, *error};
 }
 
-static void do_copies(rft_host_stream *stream, rft_host_command *command)
+static void do_copies(rft_host_stream *stream, host_command *command)
 {
     refit_error error;
     refit_status status = rft_host_copy_now(stream->memory, stream->pool, command_copies(command),
@@ -177,7 +435,7 @@ static void do_copies(rft_host_stream *stream, rft_host_command *command)
     keep_failure(stream, status, &error);
 }
 
-static void do_digest(rft_host_stream *stream, rft_host_command *command)
+static void do_digest(rft_host_stream *stream, host_command *command)
 {
     refit_error error;
     const rft_copy *work = command_copies(command);
@@ -186,7 +444,7 @@ static void do_digest(rft_host_stream *stream, rft_host_command *command)
     keep_failure(stream, status, &error);
 }
 
-static void do_digest_copy(rft_host_stream *stream, rft_host_command *command)
+static void do_digest_copy(rft_host_stream *stream, host_command *command)
 {
     refit_error error;
     const rft_copy *work = command_copies(command);
@@ -196,7 +454,7 @@ static void do_digest_copy(rft_host_stream *stream, rft_host_command *command)
     keep_failure(stream, status, &error);
 }
 
-static void do_cast(rft_host_stream *stream, rft_host_command *command)
+static void do_cast(rft_host_stream *stream, host_command *command)
 {
     refit_error error;
     const rft_copy *work = command_copies(command);
@@ -205,35 +463,35 @@ static void do_cast(rft_host_stream *stream, rft_host_command *command)
     keep_failure(stream, status, &error);
 }
 
-static void do_record(rft_host_stream *stream, const rft_host_command *command)
+static void do_record(rft_host_stream *stream, const host_command *command)
 {
     uint64_t place = command->record.place;
-    rft_host_line_take_returned(stream->line, &stream->failure);
-    rft_host_event_reach(command->record.event, stream->line, place, &stream->failure);
-    rft_host_line_pass(stream->line, place);
+    line_take_returned(stream->line, &stream->failure);
+    event_reach(command->record.event, stream->line, place, &stream->failure);
+    line_pass(stream->line, place);
 }
 
-static void do_join(const rft_host_command *command)
+static void do_join(const host_command *command)
 {
-    rft_host_line_follow(command->join.line, command->join.place);
-    rft_host_line_release(command->join.line);
+    line_follow(command->join.line, command->join.place);
+    line_release(command->join.line);
 }
 
-static void do_command(rft_host_stream *stream, rft_host_command *command)
+static void do_command(rft_host_stream *stream, host_command *command)
 {
     switch (command->verb) {
-    case RFT_HOST_COPY: do_copies(stream, command); break;
-    case RFT_HOST_DIGEST: do_digest(stream, command); break;
-    case RFT_HOST_DIGEST_COPY: do_digest_copy(stream, command); break;
-    case RFT_HOST_CAST: do_cast(stream, command); break;
-    case RFT_HOST_CALL: command->call.function(command->call.user); break;
-    case RFT_HOST_RECORD: do_record(stream, command); break;
-    case RFT_HOST_JOIN: do_join(command); break;
+    case HOST_COPY: do_copies(stream, command); break;
+    case HOST_DIGEST: do_digest(stream, command); break;
+    case HOST_DIGEST_COPY: do_digest_copy(stream, command); break;
+    case HOST_CAST: do_cast(stream, command); break;
+    case HOST_CALL: command->call.function(command->call.user); break;
+    case HOST_RECORD: do_record(stream, command); break;
+    case HOST_JOIN: do_join(command); break;
     }
 }
 
 /* Takes the lock off while the command is carried out. */
-static void do_next(rft_host_stream *stream, rft_host_command *command)
+static void do_next(rft_host_stream *stream, host_command *command)
 {
     rft_unlock(&stream->lock);
     do_command(stream, command);
@@ -246,7 +504,7 @@ static void *run(void *user)
     rft_host_stream *stream = user;
     rft_lock(&stream->lock);
     for (;;) {
-        rft_host_command *command = queue_first(&stream->queue);
+        host_command *command = queue_first(&stream->queue);
         if (command != NULL) {
             do_next(stream, command);
             continue;
@@ -285,7 +543,7 @@ static refit_status stream_open(rft_host_memory *memory, rft_pool *pool, rft_hos
     stream->memory = memory;
     stream->pool = pool;
     refit_status status = REFIT_OK;
-    RFT_TRY_GOTO(rft_host_line_open(&stream->line, error), free_stream);
+    RFT_TRY_GOTO(line_open(&stream->line, error), free_stream);
     RFT_TRY_GOTO(open_locks(stream, error), close_line);
     RFT_TRY_GOTO(rft_thread_start(&stream->thread, "refit-stream", run, stream, error),
                  close_locks);
@@ -295,7 +553,7 @@ static refit_status stream_open(rft_host_memory *memory, rft_pool *pool, rft_hos
 close_locks:
     close_locks(stream);
 close_line:
-    rft_host_line_release(stream->line);
+    line_release(stream->line);
 free_stream:
     rft_free(stream);
     return status;
@@ -320,13 +578,13 @@ static void stream_close(rft_host_stream *stream)
     rft_thread_join(stream->thread);
     queue_close(&stream->queue);
     close_locks(stream);
-    rft_host_line_release(stream->line);
+    line_release(stream->line);
     rft_free(stream);
 }
 
 /* Room for a command, the lock taken; if there is none the lock is given back. */
-static refit_status begin_command(rft_host_stream *stream, rft_host_verb verb, uint32_t copies,
-                                  rft_host_command **out, refit_error *error)
+static refit_status begin_command(rft_host_stream *stream, host_verb verb, uint32_t copies,
+                                  host_command **out, refit_error *error)
 {
     rft_lock(&stream->lock);
     refit_status status = queue_push(&stream->queue, copies, out, error);
@@ -347,8 +605,8 @@ static void end_command(rft_host_stream *stream)
 refit_status rft_host_stream_call(rft_host_stream *stream, refit_stream_fn function, void *user,
                                   refit_error *error)
 {
-    rft_host_command *command;
-    RFT_TRY(begin_command(stream, RFT_HOST_CALL, 0, &command, error));
+    host_command *command;
+    RFT_TRY(begin_command(stream, HOST_CALL, 0, &command, error));
     command->call.function = function;
     command->call.user = user;
     end_command(stream);
@@ -358,8 +616,8 @@ refit_status rft_host_stream_call(rft_host_stream *stream, refit_stream_fn funct
 refit_status rft_host_stream_copy(rft_host_stream *stream, const rft_copy *copies, uint32_t count,
                                   refit_error *error)
 {
-    rft_host_command *command;
-    RFT_TRY(begin_command(stream, RFT_HOST_COPY, count, &command, error));
+    host_command *command;
+    RFT_TRY(begin_command(stream, HOST_COPY, count, &command, error));
     rft_copy *queued = command_copies(command);
     for (uint32_t i = 0; i < count; i++) {
         queued[i] = copies[i];
@@ -369,8 +627,8 @@ refit_status rft_host_stream_copy(rft_host_stream *stream, const rft_copy *copie
 }
 
 /* What a command of one copy works on. */
-static refit_status begin_work(rft_host_stream *stream, rft_host_verb verb, const rft_copy *work,
-                               rft_host_command **out, refit_error *error)
+static refit_status begin_work(rft_host_stream *stream, host_verb verb, const rft_copy *work,
+                               host_command **out, refit_error *error)
 {
     RFT_TRY(begin_command(stream, verb, 1, out, error));
     *command_copies(*out) = *work;
@@ -380,9 +638,9 @@ static refit_status begin_work(rft_host_stream *stream, rft_host_verb verb, cons
 refit_status rft_host_stream_digest(rft_host_stream *stream, const void *memory, uint64_t bytes,
                                     uint64_t offset, uint64_t *sum, refit_error *error)
 {
-    rft_host_command *command;
+    host_command *command;
     rft_copy work = {.to = sum, .from = memory, .bytes = bytes};
-    RFT_TRY(begin_work(stream, RFT_HOST_DIGEST, &work, &command, error));
+    RFT_TRY(begin_work(stream, HOST_DIGEST, &work, &command, error));
     command->digest.offset = offset;
     end_command(stream);
     return REFIT_OK;
@@ -392,9 +650,9 @@ refit_status rft_host_stream_digest_copy(rft_host_stream *stream, void *to, cons
                                          uint64_t bytes, uint64_t offset, uint64_t *sum,
                                          refit_error *error)
 {
-    rft_host_command *command;
+    host_command *command;
     rft_copy work = {.to = to, .from = from, .bytes = bytes};
-    RFT_TRY(begin_work(stream, RFT_HOST_DIGEST_COPY, &work, &command, error));
+    RFT_TRY(begin_work(stream, HOST_DIGEST_COPY, &work, &command, error));
     command->digest.offset = offset;
     command->digest.sum = sum;
     end_command(stream);
@@ -404,9 +662,9 @@ refit_status rft_host_stream_digest_copy(rft_host_stream *stream, void *to, cons
 refit_status rft_host_stream_cast(rft_host_stream *stream, uint16_t *to, const float *from,
                                   uint64_t count, refit_error *error)
 {
-    rft_host_command *command;
+    host_command *command;
     rft_copy work = {.to = to, .from = from, .bytes = count * sizeof *from};
-    RFT_TRY(begin_work(stream, RFT_HOST_CAST, &work, &command, error));
+    RFT_TRY(begin_work(stream, HOST_CAST, &work, &command, error));
     end_command(stream);
     return REFIT_OK;
 }
@@ -414,10 +672,10 @@ refit_status rft_host_stream_cast(rft_host_stream *stream, uint16_t *to, const f
 refit_status rft_host_stream_record(rft_host_stream *stream, rft_host_event *event,
                                     refit_error *error)
 {
-    rft_host_command *command;
-    RFT_TRY(begin_command(stream, RFT_HOST_RECORD, 0, &command, error));
+    host_command *command;
+    RFT_TRY(begin_command(stream, HOST_RECORD, 0, &command, error));
     uint64_t place = ++stream->recorded;
-    rft_host_event_move(event, stream->line, place);
+    event_move(event, stream->line, place);
     command->record.event = event;
     command->record.place = place;
     end_command(stream);
@@ -428,16 +686,16 @@ refit_status rft_host_stream_join(rft_host_stream *stream, rft_host_event *event
                                   refit_error *error)
 {
     uint64_t place;
-    rft_host_line *line = rft_host_event_where(event, &place);
+    host_line *line = event_where(event, &place);
     /* What was put on this very stream comes first anyway. */
     if (line == NULL || line == stream->line) {
-        rft_host_line_release(line);
+        line_release(line);
         return REFIT_OK;
     }
-    rft_host_command *command;
-    refit_status status = begin_command(stream, RFT_HOST_JOIN, 0, &command, error);
+    host_command *command;
+    refit_status status = begin_command(stream, HOST_JOIN, 0, &command, error);
     if (status != REFIT_OK) {
-        rft_host_line_release(line);
+        line_release(line);
         return status;
     }
     command->join.line = line;

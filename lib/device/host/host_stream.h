@@ -1,64 +1,31 @@
 /*
- * host_stream: a thread and a FIFO.
+ * host_stream: a stream is a thread and a FIFO; an event is a place on a stream.
  */
 #ifndef RFT_HOST_STREAM_H
 #define RFT_HOST_STREAM_H
 
-#include "device/host/host_copy.h"
-#include "device/host/host_event.h"
 #include "device/host/host_memory.h"
-
-/* ---- The queue -------------------------------------------------------------------------------
- * What a stream still has to do, first in first out. Not thread-safe.
- */
 
 /* Most copies in one command. */
 #define RFT_HOST_BATCH_MOST 1024u
 
-typedef enum rft_host_verb {
-    RFT_HOST_COPY,        /* `count` copies follow; one without a source is zeroed */
-    RFT_HOST_DIGEST,      /* one copy follows: the sum, the memory, its bytes */
-    RFT_HOST_DIGEST_COPY, /* one copy follows */
-    RFT_HOST_CAST,        /* one copy follows: the results, the numbers, the numbers' bytes */
-    RFT_HOST_CALL,
-    RFT_HOST_RECORD,
-    RFT_HOST_JOIN,
-} rft_host_verb;
+/* ---- Events ------------------------------------------------------------------------------- */
 
-typedef struct rft_host_command {
-    rft_host_verb verb;
-    uint32_t count; /* of copies */
-    union {
-        struct {
-            refit_stream_fn function;
-            void *user;
-        } call;
-        struct {
-            uint64_t offset;
-            uint64_t *sum; /* of DIGEST_COPY */
-        } digest;
-        struct {
-            rft_host_event *event; /* held */
-            uint64_t place;
-        } record;
-        struct {
-            rft_host_line *line; /* retained */
-            uint64_t place;
-        } join;
-    };
-} rft_host_command;
+typedef struct rft_host_event rft_host_event;
 
-typedef struct rft_host_chunk rft_host_chunk;
+refit_status rft_host_event_open(rft_host_event **out, refit_error *error);
 
-/* All zero is an empty queue. */
-typedef struct rft_host_queue {
-    rft_host_chunk *first; /* where commands are taken */
-    rft_host_chunk *last;  /* where they are put */
-    rft_host_chunk *spare;
-    uint32_t head; /* in first */
-    uint32_t tail; /* in last */
-    uint32_t chunks;
-} rft_host_queue;
+/* Closed by its owner; queued records still hold it. */
+void rft_host_event_close(rft_host_event *event);
+
+/* Recorded by the calling thread: its place is passed already. */
+void rft_host_event_pass(rft_host_event *event);
+
+/* Waits until its place is passed; false after `timeout_ms`. Its failure stays with it. */
+bool rft_host_event_await(rft_host_event *event, uint32_t timeout_ms);
+
+/* The slot event_wait of device.h: waits likewise, and takes the failure. */
+refit_status rft_host_event_wait(rft_host_event *event, uint32_t timeout_ms, refit_error *error);
 
 /* ---- The stream --------------------------------------------------------------------------- */
 
@@ -79,11 +46,6 @@ refit_status rft_host_stream_record(rft_host_stream *stream, rft_host_event *eve
                                     refit_error *error);
 refit_status rft_host_stream_join(rft_host_stream *stream, rft_host_event *event,
                                   refit_error *error);
-
-/* Does copies (one without a source is zeroed) on the calling thread. REFIT_ERR_COPY, nothing
- * copied, if one of them touches memory of an arena that is not committed. */
-refit_status rft_host_copy_now(rft_host_memory *memory, rft_pool *pool, const rft_copy *copies,
-                               uint32_t count, refit_error *error);
 
 /* ---- The open streams ------------------------------------------------------------------------
  * The open streams of one host device, so that a handle which is none is refused. */
