@@ -33,17 +33,17 @@
 #include "base/random.h"
 #include "base/thread.h"
 #include "net/wake_fd.h"
-#include "net/zap_request.h"
 
-#define ZAP_PLACE     "inproc://zeromq.zap.01"
-#define LOOK_MS       200
-#define LOOK_FRESH_MS 50
-#define LOOK_KNOWN_MS 10
-#define LOG_MS        1000 /* a refused key is not logged more often */
+#define ZAP_PLACE      "inproc://zeromq.zap.01"
+#define LOOK_MS        200
+#define LOOK_FRESH_MS  50
+#define LOOK_KNOWN_MS  10
+#define REQUEST_FRAMES 7u
+#define LOG_MS         1000 /* a refused key is not logged more often */
 
 struct rft_zap {
     rft_allow_list *list;
-    char domain[RFT_ZAP_REQUEST_DOMAIN];
+    char domain[RFT_ZAP_DOMAIN_BYTES];
     int wake;         /* guarded by guard */
     uint64_t edition; /* the handler's: of the list when the wake descriptor was last set */
     int64_t looked;   /* the handler's */
@@ -65,7 +65,43 @@ static struct zap_handler {
     uint32_t domains; /* guarded by turn */
 } handler;
 
-/* ---- A request */
+/* ---- A request: version, id, domain, address, routing id, mechanism, key */
+
+static void take_text(rft_view part, char *text, size_t room)
+{
+    size_t count = part.count < room ? part.count : 0;
+    if (count != 0) memcpy(text, part.data, count);
+    text[count] = '\0';
+}
+
+void rft_zap_request_take(rft_zap_request *asked, uint32_t at, rft_view part)
+{
+    char version[4];
+    switch (at) {
+    case 0:
+        take_text(part, version, sizeof version);
+        asked->whole = strcmp(version, "1.0") == 0;
+        break;
+    case 1:
+        asked->id_bytes = part.count <= sizeof asked->id ? part.count : 0;
+        if (asked->id_bytes != 0) memcpy(asked->id, part.data, asked->id_bytes);
+        break;
+    case 2: take_text(part, asked->domain, sizeof asked->domain); break;
+    case 3: take_text(part, asked->address, sizeof asked->address); break;
+    case 5: take_text(part, asked->mechanism, sizeof asked->mechanism); break;
+    case 6:
+        asked->whole = asked->whole && part.count == RFT_KEY_BYTES;
+        if (asked->whole) memcpy(asked->key.bytes, part.data, RFT_KEY_BYTES);
+        break;
+    default: break;
+    }
+}
+
+void rft_zap_request_end(rft_zap_request *asked, uint32_t count)
+{
+    asked->whole =
+        asked->whole && count == REQUEST_FRAMES && strcmp(asked->mechanism, "CURVE") == 0;
+}
 
 /* False: there is none. */
 static bool hear_request(void *socket, rft_zap_request *asked)

@@ -10,7 +10,11 @@
 #ifndef RFT_ZAP_H
 #define RFT_ZAP_H
 
+#include <stdbool.h>
+#include <stdint.h>
+
 #include "trust/allow_list.h"
+#include "wire/bytes.h"
 
 /* The domain of publishers without keys: the handler, if there is one, admits all of its requests.
  */
@@ -31,7 +35,27 @@ const char *rft_zap_domain(const rft_zap *zap);
 /* Borrowed. The handler refreshes it, several times a second. */
 rft_allow_list *rft_zap_list(const rft_zap *zap);
 
-/* This wake descriptor (wake_fd.h; -1: none) is set whenever the list has another edition. */
+/* This wake descriptor (-1: none) is set whenever the list has another edition. */
 void rft_zap_set_wake(rft_zap *zap, int wake);
+
+#define RFT_ZAP_DOMAIN_BYTES 32 /* with the end */
+
+/* ZeroMQ's request about a key that connects, frame by frame. ZeroMQ writes the frames, but the key
+ * and the routing id in them are what the peer sent. */
+typedef struct rft_zap_request {
+    unsigned char id[256];
+    size_t id_bytes;
+    char domain[RFT_ZAP_DOMAIN_BYTES];
+    char address[64];
+    char mechanism[8];
+    rft_key key;
+    bool whole; /* seven frames of the right version, and a key in the last: CURVE */
+} rft_zap_request;
+
+/* Takes frame `at` of a request that was {0} before its first. A text that is too long counts as
+ * empty. */
+void rft_zap_request_take(rft_zap_request *asked, uint32_t at, rft_view part);
+/* The request had `count` frames. */
+void rft_zap_request_end(rft_zap_request *asked, uint32_t count);
 
 #endif

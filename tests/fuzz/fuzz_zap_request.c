@@ -3,7 +3,7 @@
  * are, texts end within their room, and only a whole request has a key.
  */
 #include "fuzz.h"
-#include "net/zap_request.h"
+#include "net/zap.h"
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 {
