@@ -13,8 +13,8 @@
 
 #include <refit/config.h>
 
+#include "base/thread.h"
 #include "net/connections.h"
-#include "net/pending.h"
 #include "trust/allow_list.h"
 #include "wire/bytes.h"
 
@@ -67,7 +67,7 @@ bool rft_channel_is_local(const rft_channel *channel);
 
 /* Whose keys may come in; NULL: the channel uses none (nor does any by inproc). Borrowed. */
 rft_allow_list *rft_channel_allow_list(const rft_channel *channel);
-/* This wake descriptor (wake_fd.h) is set whenever that list has another edition. */
+/* This wake descriptor is set whenever that list has another edition. */
 void rft_channel_watch_keys(rft_channel *channel, int wake);
 
 /* On a DEALER: why the last handshake failed, once (see handshake.h); REFIT_OK: none has. */

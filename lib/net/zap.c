@@ -32,7 +32,6 @@
 #include "base/log.h"
 #include "base/random.h"
 #include "base/thread.h"
-#include "net/wake_fd.h"
 
 #define ZAP_PLACE      "inproc://zeromq.zap.01"
 #define LOOK_MS        200

@@ -21,9 +21,9 @@
 #include "base/clock.h"
 #include "base/log.h"
 #include "base/random.h"
+#include "base/thread.h"
 #include "config/resolve.h"
 #include "device/device_uuid.h"
-#include "net/wake_fd.h"
 
 #define CLOSE_MORE_MS 2000 /* beyond the linger time, for the transport to let go */
 #define WAIT_STEP_MS  1000 /* waits look again at least so often */

@@ -13,7 +13,7 @@
 
 #include "base/clock.h"
 #include "base/log.h"
-#include "net/wake_fd.h"
+#include "base/thread.h"
 
 #define FRAMES_PER_PASS   8u
 #define MESSAGES_PER_PASS 256u

@@ -23,9 +23,9 @@
 
 #include "base/clock.h"
 #include "base/log.h"
+#include "base/thread.h"
 #include "device/device_uuid.h"
 #include "kernels/digest.h"
-#include "net/wake_fd.h"
 #include "publisher/publisher.h"
 
 #define BATCH_BYTES (UINT64_C(64) << 20)

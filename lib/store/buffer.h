@@ -7,7 +7,7 @@
 #ifndef RFT_BUFFER_H
 #define RFT_BUFFER_H
 
-#include "net/pending.h"
+#include "base/thread.h"
 #include "store/pinning.h"
 #include "store/segment.h"
 #include "wire/message.h"

@@ -11,7 +11,7 @@
 #ifndef RFT_COPY_QUEUE_H
 #define RFT_COPY_QUEUE_H
 
-#include "net/pending.h"
+#include "base/thread.h"
 #include "store/pinning.h"
 #include "store/segment.h"
 

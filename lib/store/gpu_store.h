@@ -14,7 +14,7 @@
 #ifndef RFT_GPU_STORE_H
 #define RFT_GPU_STORE_H
 
-#include "net/pending.h"
+#include "base/thread.h"
 #include "store/share_lock.h"
 #include "store/store.h"
 

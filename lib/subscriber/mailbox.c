@@ -12,7 +12,7 @@
 #include <string.h>
 
 #include "base/clock.h"
-#include "net/wake_fd.h"
+#include "base/thread.h"
 
 refit_status rft_mailbox_open(rft_mailbox *mailbox, refit_error *error)
 {

@@ -12,7 +12,7 @@
 
 #include "base/clock.h"
 #include "base/random.h"
-#include "net/wake_fd.h"
+#include "base/thread.h"
 
 #define MESSAGES_WAITING  32u /* for a socket that takes none */
 #define MESSAGES_PER_PASS 16u

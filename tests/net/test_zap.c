@@ -16,8 +16,8 @@
 #include <zmq.h>
 
 #include "base/clock.h"
+#include "base/thread.h"
 #include "net/context.h"
-#include "net/wake_fd.h"
 #include "net/zap.h"
 #include "tests/support/locksmith.h"
 

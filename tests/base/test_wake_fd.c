@@ -9,7 +9,7 @@
 #include <errno.h>
 #include <poll.h>
 
-#include "net/wake_fd.h"
+#include "base/thread.h"
 
 static int is_set(int fd)
 {

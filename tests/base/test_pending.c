@@ -7,7 +7,6 @@
 
 #include "base/clock.h"
 #include "base/thread.h"
-#include "net/pending.h"
 
 #define ROUNDS 2000
 
