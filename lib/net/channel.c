@@ -29,11 +29,10 @@
 #include "base/log.h"
 #include "base/random.h"
 #include "net/connections.h"
-#include "net/context.h"
-#include "net/curve.h"
 #include "net/endpoint.h"
 #include "net/handshake.h"
 #include "net/ipc.h"
+#include "net/socket.h"
 #include "net/zap.h"
 #include "wire/credit.h"
 

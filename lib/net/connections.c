@@ -71,7 +71,7 @@
 #include "base/checked.h"
 #include "base/clock.h"
 #include "base/log.h"
-#include "net/monitor.h"
+#include "net/socket.h"
 
 #define UNCLAIMED_LEAST 64u  /* how many may be unclaimed, with few workers */
 #define BURST_LEAST     1024 /* handshakes */

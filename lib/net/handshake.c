@@ -15,7 +15,7 @@
 
 #include "base/clock.h"
 #include "net/ipc.h"
-#include "net/monitor.h"
+#include "net/socket.h"
 
 #define RETRY_MS 250
 

@@ -19,7 +19,7 @@
 
 #include "base/clock.h"
 #include "net/connections.h"
-#include "net/context.h"
+#include "net/socket.h"
 #include "tests/support/quick_config.h"
 #include "tests/support/zmtp_client.h"
 

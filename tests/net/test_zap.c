@@ -17,7 +17,7 @@
 
 #include "base/clock.h"
 #include "base/thread.h"
-#include "net/context.h"
+#include "net/socket.h"
 #include "net/zap.h"
 #include "tests/support/locksmith.h"
 

@@ -19,7 +19,7 @@
 #include <refit/host.h>
 
 #include "base/thread.h"
-#include "net/context.h"
+#include "net/socket.h"
 #include "net/zap.h"
 #include "tests/support/locksmith.h"
 

@@ -24,9 +24,7 @@
 #include <zmq.h>
 
 #include "base/clock.h"
-#include "net/context.h"
-#include "net/curve.h"
-#include "net/monitor.h"
+#include "net/socket.h"
 #include "tests/support/crew.h"
 #include "tests/support/locksmith.h"
 #include "tests/support/quick_config.h"
