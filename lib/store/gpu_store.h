@@ -15,7 +15,7 @@
 #define RFT_GPU_STORE_H
 
 #include "base/thread.h"
-#include "store/share_lock.h"
+#include "store/segment.h"
 #include "store/store.h"
 
 typedef struct rft_gpu_block {

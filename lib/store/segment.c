@@ -1,7 +1,7 @@
 /*
- * Sealed memory. F_SEAL_SHRINK and F_SEAL_GROW keep its length, F_SEAL_FUTURE_WRITE (Linux 5.1)
- * leaves the mappings that are there writable and refuses every other way to write: so the owner
- * maps it first, and seals it then.
+ * Sealed memory, and the two locks that lie in it. F_SEAL_SHRINK and F_SEAL_GROW keep its length,
+ * F_SEAL_FUTURE_WRITE (Linux 5.1) leaves the mappings that are there writable and refuses every
+ * other way to write: so the owner maps it first, and seals it then.
  *
  * Another process of the owner's user can open the descriptor in /proc before it is sealed. To have
  * a writable mapping it has to have opened it for writing; the kernel grants a read lease only
@@ -419,4 +419,139 @@ void rft_segment_close(rft_segment *segment)
         munmap(segment->memory, segment->bytes);
     }
     segment_reset(segment);
+}
+
+/* ---- The seqlock: one writer, and readers that never wait */
+
+#define RETIRED UINT64_MAX /* odd */
+
+void rft_seqlock_begin(rft_seqlock *lock)
+{
+    uint64_t generation = atomic_load(&lock->generation);
+    atomic_store(&lock->generation, (generation | 1) + (generation & 1) * 2);
+    atomic_thread_fence(memory_order_seq_cst);
+}
+
+void rft_seqlock_end(rft_seqlock *lock)
+{
+    atomic_fetch_add(&lock->generation, 1);
+}
+
+void rft_seqlock_retire(rft_seqlock *lock)
+{
+    atomic_store(&lock->generation, RETIRED);
+}
+
+bool rft_seqlock_note(const rft_seqlock *lock, uint64_t *generation)
+{
+    *generation = atomic_load_explicit(&lock->generation, memory_order_acquire);
+    return *generation % 2 == 0;
+}
+
+bool rft_seqlock_holds(const rft_seqlock *lock, uint64_t generation)
+{
+    /* The user's reads come before this look at the number, as in any sequence lock. */
+    atomic_thread_fence(memory_order_acquire);
+    return atomic_load_explicit(&lock->generation, memory_order_relaxed) == generation;
+}
+
+bool rft_seqlock_is_retired(const rft_seqlock *lock)
+{
+    return atomic_load(&lock->generation) == RETIRED;
+}
+
+/* ---- The share lock
+ *
+ * Its locks are those of open file descriptions: the kernel's own account of the processes that
+ * have the file open and hold a lock, which no crash leaves behind, and which keep two ends in one
+ * process apart as well. A forked child shares its parent's, so a lock may outlive the process that
+ * took it: never the other way round. */
+
+/* The bytes of the file that the locks lie on. */
+typedef enum lock_byte { BYTE_MAPPED, BYTE_READ } lock_byte;
+
+static struct flock range(short type, lock_byte byte)
+{
+    return (struct flock){.l_type = type, .l_whence = SEEK_SET, .l_start = byte, .l_len = 1};
+}
+
+refit_status rft_share_lock_open(rft_share_lock *share_lock, refit_error *error)
+{
+    return rft_segment_create(&share_lock->segment, RFT_SEQLOCK_BYTES, error);
+}
+
+void rft_share_lock_retire(rft_share_lock *share_lock)
+{
+    rft_seqlock_retire(rft_share_lock_seqlock(share_lock));
+}
+
+/* The seqlock's change comes before the look at the lock, and the lock before the look at the
+ * seqlock. A system call orders nothing by itself. */
+static bool is_locked(const rft_share_lock *share_lock, lock_byte byte)
+{
+    struct flock other = range(F_WRLCK, byte);
+    atomic_thread_fence(memory_order_seq_cst);
+    return fcntl(share_lock->segment.fd, F_OFD_GETLK, &other) != 0 || other.l_type != F_UNLCK;
+}
+
+bool rft_share_lock_is_mapped(const rft_share_lock *share_lock)
+{
+    return is_locked(share_lock, BYTE_MAPPED);
+}
+
+bool rft_share_lock_is_read(const rft_share_lock *share_lock)
+{
+    return is_locked(share_lock, BYTE_READ);
+}
+
+static refit_status take_lock(const rft_share_lock *share_lock, lock_byte byte, refit_error *error)
+{
+    struct flock mine = range(F_RDLCK, byte);
+    if (fcntl(share_lock->segment.fd, F_OFD_SETLK, &mine) == 0) {
+        atomic_thread_fence(memory_order_seq_cst);
+        return REFIT_OK;
+    }
+    int code = errno;
+    return rft_fail_sub(
+        error, REFIT_ERR_SYSTEM, code,
+        "%s could not be locked, so the trainer cannot know which process reads its GPU's "
+        "memory: %s",
+        share_lock->segment.name, strerror(code));
+}
+
+static refit_status hold(rft_share_lock *share_lock, refit_error *error)
+{
+    RFT_TRY(take_lock(share_lock, BYTE_MAPPED, error));
+    RFT_REFUSE_IF(rft_seqlock_is_retired(rft_share_lock_seqlock(share_lock)), error,
+                  REFIT_ERR_NOT_FOUND, "the trainer has given up the GPU's memory that it offered");
+    return REFIT_OK;
+}
+
+refit_status rft_share_lock_hold(rft_share_lock *share_lock, const char *name, refit_error *error)
+{
+    RFT_TRY(rft_segment_attach_open(&share_lock->segment, name, RFT_SEQLOCK_BYTES, error));
+    refit_status status = hold(share_lock, error);
+    if (status != REFIT_OK) rft_share_lock_close(share_lock);
+    return status;
+}
+
+refit_status rft_share_lock_read(rft_share_lock *share_lock, refit_error *error)
+{
+    return take_lock(share_lock, BYTE_READ, error);
+}
+
+void rft_share_lock_unread(rft_share_lock *share_lock)
+{
+    struct flock mine = range(F_UNLCK, BYTE_READ);
+    (void)fcntl(share_lock->segment.fd, F_OFD_SETLK, &mine); /* to give up a lock takes no memory */
+}
+
+void rft_share_lock_close(rft_share_lock *share_lock)
+{
+    rft_segment_close(&share_lock->segment);
+}
+
+rft_seqlock *rft_share_lock_seqlock(const rft_share_lock *share_lock)
+{
+    return (rft_seqlock *)(void *)share_lock->segment.memory;
 }

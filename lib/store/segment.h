@@ -1,6 +1,7 @@
 /*
  * segment: memory that the trainer writes and workers of the same user read, and that no other
- * process can change.
+ * process can change; and how both ends know what the other does there: the seqlock before a
+ * version's bytes, and the share lock of memory that is a GPU's.
  *
  * It is sealed (memfd_create): it keeps its length, so that no access to it can fail with SIGBUS,
  * and it is written through the mapping of its owner alone. A reader believes the kernel for that,
@@ -15,12 +16,12 @@
 #ifndef RFT_SEGMENT_H
 #define RFT_SEGMENT_H
 
+#include <stdatomic.h>
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
 
 #include "base/error.h"
-#include "store/seqlock.h"
 
 #define RFT_SEGMENT_NAME_BYTES 48
 
@@ -74,5 +75,80 @@ void rft_segment_unkeep(void *out);
 /* Unmaps; the owner retires it too. Mappings of other processes stay valid. Harmless on a closed
  * one. */
 void rft_segment_close(rft_segment *segment);
+
+/* ---- The seqlock: a number before the bytes of a version, by which a reader knows that they were
+ * not written while it read.
+ *
+ * The publisher raises `generation` before it changes the first byte of the slot (odd: being
+ * written) and again when all is written, before it sends SEAL (even). A worker notes the number
+ * when it stages, and reads the number again when its user accepts: if it moved, the worker had
+ * been evicted meanwhile and what the user read may be torn, so nothing is accepted. */
+
+/* A version in a shared store lies behind its seqlock: the RFT_SEQLOCK_BYTES before OFFER's
+ * segment_offset. That of a version in a GPU's memory has a segment of its own, the share
+ * lock. */
+#define RFT_SEQLOCK_BYTES 64u
+
+typedef struct rft_seqlock {
+    atomic_uint_fast64_t generation;
+} rft_seqlock;
+
+/* Odd from now on, if it was not. */
+void rft_seqlock_begin(rft_seqlock *lock);
+/* Even again. */
+void rft_seqlock_end(rft_seqlock *lock);
+/* The bytes are gone, for ever. */
+void rft_seqlock_retire(rft_seqlock *lock);
+
+/* Notes the number. False while the bytes are being written, or gone. */
+bool rft_seqlock_note(const rft_seqlock *lock, uint64_t *generation);
+/* Whether the bytes that were read since are those of then. */
+bool rft_seqlock_holds(const rft_seqlock *lock, uint64_t generation);
+bool rft_seqlock_is_retired(const rft_seqlock *lock);
+
+/* ---- The share lock: which workers still map a piece of the publisher's GPU memory, however they
+ * end.
+ *
+ * Shared host memory stays for all that map it, even when its owner lets go. Memory of a GPU does
+ * not: its owner must not free it while another process has it mapped, nor write it while one reads
+ * it, and a worker that was killed says nothing. So each piece has a share lock: a segment of one
+ * seqlock, and two locks on the segment's file that the kernel takes from a holder that dies.
+ *
+ *     mapped  held by a worker from before it maps the memory until after it has unmapped it
+ *     read    held besides while its user has an update that lies there
+ *
+ * Both ends first do their part and then look at the other's: the owner changes the seqlock, then
+ * looks for locks; a worker takes its lock, then looks at the seqlock. So one of them sees the
+ * other. */
+
+typedef struct rft_share_lock {
+    rft_segment segment; /* a holder's descriptor has its locks */
+} rft_share_lock;
+
+/* Of the owner. */
+
+/* REFIT_ERR_SYSTEM: no shared memory. */
+refit_status rft_share_lock_open(rft_share_lock *share_lock, refit_error *error);
+/* No worker can take hold from now on. */
+void rft_share_lock_retire(rft_share_lock *share_lock);
+/* Whether a holder has the lock; where the kernel does not say, it is taken to be so. */
+bool rft_share_lock_is_mapped(const rft_share_lock *share_lock);
+bool rft_share_lock_is_read(const rft_share_lock *share_lock);
+
+/* Of a holder. */
+
+/* Takes hold, as "mapped". REFIT_ERR_NOT_FOUND: there is none of that name any more, or it was
+ * retired; REFIT_ERR_PROTOCOL: not the name of a segment; REFIT_ERR_SECURITY: another user's, or
+ * not sealed; REFIT_ERR_SYSTEM. */
+refit_status rft_share_lock_hold(rft_share_lock *share_lock, const char *name, refit_error *error);
+/* REFIT_ERR_SYSTEM. Look at the seqlock afterwards. */
+refit_status rft_share_lock_read(rft_share_lock *share_lock, refit_error *error);
+void rft_share_lock_unread(rft_share_lock *share_lock);
+
+/* Of both. */
+
+/* Harmless on one that is not open ({0} is not). */
+void rft_share_lock_close(rft_share_lock *share_lock);
+rft_seqlock *rft_share_lock_seqlock(const rft_share_lock *share_lock);
 
 #endif

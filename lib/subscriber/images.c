@@ -144,8 +144,8 @@ refit_status rft_images_take_mapped(rft_images *images, rft_catalog *catalog, co
  * ---- Memory of a GPU
  *
  * Each block of the publisher is mapped once and kept from version to version, under its share lock
- * (store/share_lock.h), by whose name it is known; it is unmapped when the publisher has given it
- * up or another one needs the place. The order is that of share_lock.h: the lock is taken before
+ * (store/segment.h), by whose name it is known; it is unmapped when the publisher has given it
+ * up or another one needs the place. The order is that of segment.h: the lock is taken before
  * the memory is mapped and given back after it is unmapped, so that the publisher never frees
  * memory that is mapped here; and a reader marks itself first and then looks at the seqlock. A
  * publisher's offer is believed only as far as the device confirms it.

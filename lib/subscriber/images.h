@@ -18,7 +18,7 @@
 #define RFT_IMAGES_H
 
 #include "device/device.h"
-#include "store/share_lock.h"
+#include "store/segment.h"
 #include "wire/manifest.h"
 
 /* A manifest and how many images and sessions refer to it. */

@@ -11,7 +11,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#include "store/share_lock.h"
+#include "store/segment.h"
 
 static rft_share_lock owner_open(void)
 {

@@ -8,7 +8,7 @@
 #include <cmocka.h>
 
 #include "fake_cuda.h"
-#include "store/share_lock.h"
+#include "store/segment.h"
 #include "tests/support/pairing.h"
 #include "wire/share.h"
 
