@@ -8,9 +8,30 @@
 #define RFT_BUFFER_H
 
 #include "base/thread.h"
-#include "store/pinning.h"
+#include "device/device.h"
 #include "store/segment.h"
 #include "wire/message.h"
+
+/* The page-lock of such memory, by which a device copies at full speed. It is taken in pieces,
+ * because drivers and kernels bound one registration; a copy must not lie across two. */
+
+/* {0} is open on nothing: closing it is harmless. */
+typedef struct rft_pinning {
+    refit_device *device; /* that locked it; NULL: nothing is */
+    unsigned char *memory;
+    uint64_t bytes;
+    uint64_t piece_bytes;
+} rft_pinning;
+
+/* All of it or nothing. The device stays in use until close. */
+refit_status rft_pinning_open(rft_pinning *pinning, refit_device *device, void *memory,
+                              uint64_t bytes, uint64_t piece_bytes, refit_error *error);
+/* Before the memory is unmapped, and with no copy under way. */
+void rft_pinning_close(rft_pinning *pinning);
+
+/* How many of `bytes` at `memory` may be one copy: those up to the next piece; all where nothing is
+ * locked. NULL is allowed. */
+uint64_t rft_pinning_reach(const rft_pinning *pinning, const void *memory, uint64_t bytes);
 
 typedef struct rft_buffer {
     rft_segment segment;     /* a slot's; may be closed */

@@ -11,9 +11,7 @@
 #ifndef RFT_COPY_QUEUE_H
 #define RFT_COPY_QUEUE_H
 
-#include "base/thread.h"
-#include "store/pinning.h"
-#include "store/segment.h"
+#include "store/buffer.h"
 
 #define RFT_DIGEST_BATCH_MOST 1024u /* digests at a time */
 
