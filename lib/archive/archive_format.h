@@ -2,7 +2,7 @@
  * archive_format: one version as a file.
  *
  *     header     176 bytes, below
- *     manifest   the list of tensors as MANIFEST has it (wire/tensor_list.h)
+ *     manifest   the list of tensors as MANIFEST has it (wire/manifest.h)
  *     digests    8 bytes for each tensor that is not tied: those of SEAL
  *     changes    20 bytes for each of those: u64 elements that changed, u32 blocks that are same,
  *                u32 sparse, u32 dense; then u64 XXH3-64 of them all

@@ -19,7 +19,6 @@
 #include "base/alloc.h"
 #include "base/checked.h"
 #include "kernels/digest.h"
-#include "wire/tensor_list.h"
 
 /* ---- Element types
  *
@@ -63,6 +62,73 @@ refit_status refit_dtype_parse(const char *name, refit_dtype *out)
         return REFIT_OK;
     }
     return REFIT_ERR_NOT_FOUND;
+}
+
+/* ---- The list of tensors as bytes
+ *
+ * One map a tensor, by the same tables and loops as messages (fields.h). Counting walks the bytes
+ * without unpacking them, so that the caller can reserve exactly what it needs, after the limit has
+ * been checked. Only the form is checked here.
+ */
+
+/* The map of the MANIFEST message around the list, with room to spare. */
+#define MESSAGE_ROOM 256u
+
+#define FIELD(kind, member) .type = RFT_FIELD_##kind, .offset = offsetof(rft_listed_tensor, member)
+
+static const rft_field tensor_fields[] = {
+    {"name", FIELD(TEXT, name)},
+    {"dtype", FIELD(U32, dtype)},
+    {"shape", FIELD(DIMS, shape)},
+    {"bytes", FIELD(U64, bytes)},
+    {"tied", FIELD(U32, original), .optional = true},
+};
+
+static const rft_fields tensor_table = {
+    .name = "tensor",
+    .count = sizeof tensor_fields / sizeof tensor_fields[0],
+    .list = tensor_fields,
+};
+
+refit_status rft_tensor_list_append(const rft_listed_tensor *tensor, const rft_limits *limits,
+                                    rft_bytes *out, refit_error *error)
+{
+    uint64_t taken = (uint64_t)out->count + MESSAGE_ROOM;
+    uint64_t left = limits->manifest_bytes > taken ? limits->manifest_bytes - taken : 0;
+    return rft_fields_encode(&tensor_table, tensor, limits, left, out, error);
+}
+
+static rft_view skip(rft_view view, size_t count)
+{
+    return (rft_view){(const unsigned char *)view.data + count, view.count - count};
+}
+
+static refit_status list_count(rft_view encoded, const rft_limits *limits, uint32_t *count,
+                               refit_error *error)
+{
+    rft_walk_limits walk = rft_fields_walk_limits(limits);
+    uint32_t found = 0;
+    for (rft_view rest = encoded; rest.count > 0; found++) {
+        size_t used;
+        RFT_REFUSE_IF(found == limits->tensors, error, REFIT_ERR_LIMIT,
+                      "the manifest has more tensors than limits.tensors allows: %u",
+                      limits->tensors);
+        RFT_TRY(rft_validate(rest, &walk, &used, error));
+        rest = skip(rest, used);
+    }
+    *count = found;
+    return REFIT_OK;
+}
+
+static refit_status list_take(rft_view *rest, const rft_limits *limits, rft_listed_tensor *out,
+                              refit_error *error)
+{
+    rft_map map;
+    size_t used;
+    RFT_TRY(rft_map_open(*rest, limits, &map, &used, error));
+    RFT_TRY(rft_map_read(&map, &tensor_table, limits, out, error));
+    *rest = skip(*rest, used);
+    return REFIT_OK;
 }
 
 /* What a manifest is held against, and how a breach is answered. */
@@ -600,7 +666,7 @@ static refit_status fill_from_bytes(rft_manifest *manifest, rft_view encoded,
     rft_view rest = encoded;
     for (uint32_t i = 0; i < manifest->count; i++) {
         rft_listed_tensor listed;
-        RFT_TRY(rft_tensor_list_take(&rest, rules->limits, &listed, rules->error));
+        RFT_TRY(list_take(&rest, rules->limits, &listed, rules->error));
         RFT_TRY(check_tensor(&listed, rules));
         names = store_tensor(&manifest->tensors[i], &listed, names);
     }
@@ -616,8 +682,8 @@ refit_status rft_manifest_decode(rft_view encoded, uint64_t frame_bytes, const r
     RFT_REFUSE_IF(encoded.count > limits->manifest_bytes, error, REFIT_ERR_LIMIT,
                   "a manifest of %zu bytes; limits.manifest_bytes allows %llu", encoded.count,
                   (unsigned long long)limits->manifest_bytes);
-    uint32_t count;
-    RFT_TRY(rft_tensor_list_count(encoded, limits, &count, error));
+    uint32_t count = 0;
+    RFT_TRY(list_count(encoded, limits, &count, error));
     RFT_TRY(check_count(count, &rules));
     rft_manifest *manifest;
     /* A name's entry is longer than the name and a NUL, so all names fit. */

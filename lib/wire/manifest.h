@@ -14,7 +14,7 @@
 
 #include <refit/broadcast.h>
 
-#include "wire/message.h"
+#include "wire/fields.h"
 
 #define RFT_BLOCK_ELEMENTS   65536u
 #define RFT_FRAME_BLOCKS     1024u
@@ -67,6 +67,21 @@ typedef struct rft_manifest {
     rft_digest128 digest;   /* XXH3-128 of the encoded list */
     rft_bytes encoded;      /* the list as it travels */
 } rft_manifest;
+
+/* One tensor in the list as it travels: one msgpack map each, one behind the other. The list is not
+ * one array, so it is read one tensor at a time, and the memory to unpack it does not grow with a
+ * peer's claims. The name lies in the bytes that it was read from. */
+typedef struct rft_listed_tensor {
+    rft_view name;
+    uint32_t dtype;
+    uint32_t original; /* 1 + the index of the tensor it shares bytes with; 0: its own bytes */
+    rft_dims shape;
+    uint64_t bytes;
+} rft_listed_tensor;
+
+/* Appends one tensor to a list; `out` grows to at most limits.manifest_bytes. */
+refit_status rft_tensor_list_append(const rft_listed_tensor *tensor, const rft_limits *limits,
+                                    rft_bytes *out, refit_error *error);
 
 /* From the caller's list; checks everything that refit_publisher_declare promises.
  * REFIT_ERR_INVALID, REFIT_ERR_LIMIT, REFIT_ERR_HOST_MEMORY. */

@@ -1,6 +1,6 @@
 #!/bin/bash
 # The tables of docs/protocol.md have every kind of message, with the keys that lib/wire/message.c and
-# lib/wire/tensor_list.c give it and whether each is required, in their order.
+# lib/wire/manifest.c give it and whether each is required, in their order.
 set -euo pipefail
 
 # "KIND KEY yes|no", one a line; KIND as the name of its table begins.
@@ -13,7 +13,7 @@ in_code() {
             match(entry, /"[a-z]+"/)
             print kind, substr(entry, RSTART + 1, RLENGTH - 2), entry ~ /\.optional = true/ ? "no" : "yes"
             entry = ""
-        }' lib/wire/message.c lib/wire/tensor_list.c
+        }' lib/wire/message.c lib/wire/manifest.c
 }
 
 in_document() {

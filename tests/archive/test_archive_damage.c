@@ -19,7 +19,6 @@
 #include "archive/archive_format.h"
 #include "archive_rig.h"
 #include "tests/support/descriptors.h"
-#include "wire/tensor_list.h"
 
 /* An anchor, 1, and a delta, 2, of some hundred bytes each. */
 static void open_small(archive_rig *rig)

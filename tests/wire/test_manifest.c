@@ -12,7 +12,6 @@
 #include "tensor_samples.h"
 #include "tests/support/failing_alloc.h"
 #include "tests/support/seeded.h"
-#include "wire/tensor_list.h"
 #include "wire_samples.h"
 
 #define FRAME 65536u
