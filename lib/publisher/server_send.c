@@ -12,7 +12,6 @@
 
 #include "base/log.h"
 #include "publisher/server.h"
-#include "wire/share.h"
 
 /* ---- Messages */
 

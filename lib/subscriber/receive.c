@@ -20,7 +20,6 @@
 #include "base/clock.h"
 #include "base/log.h"
 #include "wire/credit.h"
-#include "wire/share.h"
 
 /* Missing frames named in one RESEND; others follow at the next beat. */
 #define RESEND_MOST 64u

@@ -11,10 +11,10 @@
 
 #include "base/checked.h"
 #include "base/text.h"
+#include "device/device.h"
 #include "wire/fields.h"
 #include "wire/frame_codec.h"
 #include "wire/manifest.h"
-#include "wire/share.h"
 
 #define WORKER_MOST  63u  /* what refit_worker_info can show */
 #define SEGMENT_MOST 63u  /* a shared-memory name */
@@ -279,4 +279,39 @@ rft_limits rft_limits_from(const refit_config *config)
         .blocks = config->limits_blocks,
         .window = config->limits_window,
     };
+}
+
+/* ---- A share of GPU memory
+ *
+ * Its fields one by one: the struct's own layout is no part of the wire.
+ */
+
+_Static_assert(RFT_SHARE_BYTES == RFT_UUID_BYTES + sizeof(((rft_share *)NULL)->handle) + 3 * 8,
+               "every field of a share travels");
+
+void rft_share_write(const rft_share *share, unsigned char bytes[RFT_SHARE_BYTES])
+{
+    unsigned char *at = bytes;
+    memcpy(at, share->uuid, sizeof share->uuid);
+    at += sizeof share->uuid;
+    memcpy(at, share->handle, sizeof share->handle);
+    at += sizeof share->handle;
+    rft_put_u64(at, share->offset);
+    rft_put_u64(at + 8, share->bytes);
+    rft_put_u64(at + 16, share->address);
+}
+
+refit_status rft_share_read(rft_view bytes, rft_share *out, refit_error *error)
+{
+    RFT_REFUSE_IF(bytes.count != RFT_SHARE_BYTES, error, REFIT_ERR_PROTOCOL,
+                  "a share of %zu bytes instead of %u", bytes.count, RFT_SHARE_BYTES);
+    const unsigned char *at = bytes.data;
+    memcpy(out->uuid, at, sizeof out->uuid);
+    at += sizeof out->uuid;
+    memcpy(out->handle, at, sizeof out->handle);
+    at += sizeof out->handle;
+    out->offset = rft_get_u64(at);
+    out->bytes = rft_get_u64(at + 8);
+    out->address = rft_get_u64(at + 16);
+    return REFIT_OK;
 }

@@ -133,7 +133,7 @@ typedef struct rft_message {
             uint32_t deadline_ms; /* from now, to be staged; UINT32_MAX while it is being written */
             rft_view segment;     /* shm path: the store's segment; else empty */
             uint64_t segment_offset; /* of the version in it */
-            rft_view share;          /* cuda-ipc path: RFT_SHARE_BYTES of share.h, where the version
+            rft_view share;          /* cuda-ipc path: RFT_SHARE_BYTES of a share, where the version
                                         lies in the GPU's memory; else empty */
             rft_view mark; /* with share: the segment of its mark, in which readers hold locks */
         } offer;
@@ -196,5 +196,17 @@ refit_status rft_message_encode(const rft_message *message, const rft_limits *li
 /* Decodes exactly `bytes`. REFIT_ERR_PROTOCOL, REFIT_ERR_LIMIT, REFIT_ERR_HOST_MEMORY. */
 refit_status rft_message_decode(rft_view bytes, const rft_limits *limits, rft_message *out,
                                 refit_error *error);
+
+/* Memory of a GPU as OFFER names it: UUID, handle, then offset, bytes and address, 8 bytes each,
+ * little-endian. Any bytes of that length can be read; rft_device_share_map checks what they say.
+ */
+#define RFT_SHARE_BYTES 104u
+
+struct rft_share;
+
+void rft_share_write(const struct rft_share *share, unsigned char bytes[RFT_SHARE_BYTES]);
+
+/* REFIT_ERR_PROTOCOL: another length. */
+refit_status rft_share_read(rft_view bytes, struct rft_share *out, refit_error *error);
 
 #endif

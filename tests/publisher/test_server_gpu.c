@@ -8,7 +8,6 @@
 #include <cmocka.h>
 
 #include "tests/support/server_bench.h"
-#include "wire/share.h"
 
 typedef struct scene {
     server_bench bench;

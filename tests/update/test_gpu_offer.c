@@ -7,10 +7,10 @@
 
 #include <cmocka.h>
 
+#include "device/device.h"
 #include "fake_cuda.h"
 #include "store/segment.h"
 #include "tests/support/pairing.h"
-#include "wire/share.h"
 
 /* A publisher's block of the GPU's memory, by hand. */
 typedef struct block {

@@ -7,7 +7,8 @@
 
 #include <cmocka.h>
 
-#include "wire/share.h"
+#include "device/device.h"
+#include "wire/message.h"
 
 static rft_share sample(void)
 {
