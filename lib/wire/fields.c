@@ -1,16 +1,277 @@
 /*
  * Structs to msgpack maps and back, and the checks that both directions share.
  *
+ *     struct ─► per field: bounds ─► msgpack's packer ─► bytes
+ *     bytes ─► validator ─► the place of each key's value ─► no key twice ─► per field: type,
+ * bounds
+ *
+ * Lengths in received bytes may lie, so the validator walks them before anything is read from them.
+ *
  * A field's value is looked at as one number (`measure`): an integer's value, a view's units, a
  * shape's rank. That number is held against the table's bounds and the configured limit, so one
  * check serves all types. Packing writes straight into the growing bytes through msgpack's writer
- * callback.
+ * callback. Knows nothing of messages.
  */
 #include "wire/fields.h"
 
 #include <string.h>
 
 #include <msgpack.h>
+
+#include "base/checked.h"
+
+/* ---- The validator
+ *
+ * One loop over the bytes, one small stack, no recursion and no memory. Every open array or map is
+ * a level with the number of values it still expects (a map: keys and values). `due` is their sum
+ * over all levels. A value takes at least one byte, so as soon as more values are due than bytes
+ * are left the message lies, and that is found before memory is reserved for it.
+ */
+
+typedef enum format_class {
+    REFUSED = 0, /* floats, extension types, and the byte that msgpack never uses */
+    VALUE,
+    TEXT,
+    BLOB,
+    ARRAY,
+    MAP,
+} format_class;
+
+/* The formats 0xc0 to 0xdf; `width` is the bytes of a number, or of the length that follows. */
+static const struct {
+    unsigned char class;
+    unsigned char width;
+} long_formats[32] = {
+    [0x00] = {VALUE, 0}, [0x02] = {VALUE, 0}, [0x03] = {VALUE, 0}, /* nil, false, true */
+    [0x04] = {BLOB, 1},  [0x05] = {BLOB, 2},  [0x06] = {BLOB, 4},  [0x0c] = {VALUE, 1},
+    [0x0d] = {VALUE, 2}, [0x0e] = {VALUE, 4}, [0x0f] = {VALUE, 8}, [0x10] = {VALUE, 1},
+    [0x11] = {VALUE, 2}, [0x12] = {VALUE, 4}, [0x13] = {VALUE, 8}, [0x19] = {TEXT, 1},
+    [0x1a] = {TEXT, 2},  [0x1b] = {TEXT, 4},  [0x1c] = {ARRAY, 2}, [0x1d] = {ARRAY, 4},
+    [0x1e] = {MAP, 2},   [0x1f] = {MAP, 4},
+};
+
+/* One value's head. `count`: the bytes of its body, or an array's values, or a map's pairs. */
+typedef struct value_head {
+    format_class class;
+    uint64_t count;
+} value_head;
+
+typedef struct walk_level {
+    uint64_t expected; /* values still to come; even in a map when a key is next */
+    bool map;
+} walk_level;
+
+typedef struct byte_walk {
+    const unsigned char *at;
+    size_t left;
+    uint64_t due;
+    uint32_t nodes;
+    uint32_t open; /* arrays and maps; levels[open] is the innermost, levels[0] the whole */
+    walk_level levels[RFT_WALK_DEPTH + 1];
+} byte_walk;
+
+static void skip(byte_walk *walk, size_t count)
+{
+    walk->at += count;
+    walk->left -= count;
+}
+
+/* Big-endian, as msgpack has it. */
+static uint64_t read_length(const unsigned char *at, unsigned width)
+{
+    uint64_t value = 0;
+    for (unsigned i = 0; i < width; i++)
+        value = value << 8 | at[i];
+    return value;
+}
+
+static bool read_long_head(byte_walk *walk, unsigned char first, value_head *out)
+{
+    unsigned width = long_formats[first - 0xc0].width;
+    out->class = (format_class)long_formats[first - 0xc0].class;
+    if (out->class == VALUE) {
+        out->count = width;
+        return true;
+    }
+    if (width > walk->left) return false;
+    out->count = read_length(walk->at, width);
+    skip(walk, width);
+    return true;
+}
+
+/* False if the bytes end inside the head. */
+static bool read_head(byte_walk *walk, value_head *out)
+{
+    if (walk->left == 0) return false;
+    unsigned char first = walk->at[0];
+    skip(walk, 1);
+    if (first >= 0xc0 && first < 0xe0) return read_long_head(walk, first, out);
+    if (first < 0x80 || first >= 0xe0)
+        *out = (value_head){VALUE, 0};
+    else if (first < 0x90)
+        *out = (value_head){MAP, first & 0x0f};
+    else if (first < 0xa0)
+        *out = (value_head){ARRAY, first & 0x0f};
+    else
+        *out = (value_head){TEXT, first & 0x1f};
+    return true;
+}
+
+static refit_status enter(byte_walk *walk, const value_head *head, refit_error *error)
+{
+    uint64_t values = head->class == MAP ? 2 * head->count : head->count;
+    RFT_REFUSE_IF(walk->open == RFT_WALK_DEPTH, error, REFIT_ERR_PROTOCOL,
+                  "the message nests deeper than %u levels", RFT_WALK_DEPTH);
+    walk->due += values;
+    RFT_REFUSE_IF(walk->due > walk->left, error, REFIT_ERR_PROTOCOL,
+                  "the message promises %llu more values and has %zu bytes left",
+                  (unsigned long long)walk->due, walk->left);
+    walk->levels[++walk->open] = (walk_level){values, head->class == MAP};
+    return REFIT_OK;
+}
+
+static refit_status pass_body(byte_walk *walk, const value_head *head,
+                              const rft_walk_limits *limits, refit_error *error)
+{
+    RFT_REFUSE_IF(head->count > walk->left, error, REFIT_ERR_PROTOCOL,
+                  "the message ends inside a value of %llu bytes; %zu are left",
+                  (unsigned long long)head->count, walk->left);
+    RFT_REFUSE_IF(head->class == TEXT && head->count > limits->text_bytes, error, REFIT_ERR_LIMIT,
+                  "the message has a string of %llu bytes; at most %llu are allowed",
+                  (unsigned long long)head->count, (unsigned long long)limits->text_bytes);
+    skip(walk, (size_t)head->count);
+    return REFIT_OK;
+}
+
+/* Counts one value as arrived. */
+static refit_status arrive(byte_walk *walk, const value_head *head, const rft_walk_limits *limits,
+                           refit_error *error)
+{
+    walk_level *inner = &walk->levels[walk->open];
+    bool is_key = inner->map && inner->expected % 2 == 0;
+    RFT_REFUSE_IF(head->class == REFUSED, error, REFIT_ERR_PROTOCOL,
+                  "the message has a float, an extension or an unused format: byte 0x%02x",
+                  walk->at[-1]);
+    RFT_REFUSE_IF(is_key && head->class != TEXT, error, REFIT_ERR_PROTOCOL,
+                  "the message has a map key that is not a string");
+    RFT_REFUSE_IF(walk->nodes == limits->nodes, error, REFIT_ERR_LIMIT,
+                  "the message has more than %u values", limits->nodes);
+    walk->nodes++;
+    walk->due--;
+    inner->expected--;
+    return REFIT_OK;
+}
+
+static void leave_finished(byte_walk *walk)
+{
+    while (walk->open > 0 && walk->levels[walk->open].expected == 0)
+        walk->open--;
+}
+
+static refit_status step(byte_walk *walk, const rft_walk_limits *limits, refit_error *error)
+{
+    value_head head;
+    RFT_REFUSE_IF(!read_head(walk, &head), error, REFIT_ERR_PROTOCOL,
+                  "the message ends where %llu more values should be",
+                  (unsigned long long)walk->due);
+    RFT_TRY(arrive(walk, &head, limits, error));
+    if (head.class == ARRAY || head.class == MAP)
+        RFT_TRY(enter(walk, &head, error));
+    else
+        RFT_TRY(pass_body(walk, &head, limits, error));
+    leave_finished(walk);
+    return REFIT_OK;
+}
+
+refit_status rft_validate(rft_view bytes, const rft_walk_limits *limits, size_t *used,
+                          refit_error *error)
+{
+    byte_walk walk = {.at = bytes.data, .left = bytes.count, .due = 1, .levels = {{.expected = 1}}};
+    while (walk.due > 0)
+        RFT_TRY(step(&walk, limits, error));
+    *used = bytes.count - walk.left;
+    return REFIT_OK;
+}
+
+/* ---- Values
+ *
+ * Bytes that have passed are read where they lie, by the same heads and without another check.
+ */
+
+/* What a value is; of integers, those below 0 are OTHER, as is nil. */
+typedef enum value_class {
+    VALUE_OTHER,
+    VALUE_NUMBER,
+    VALUE_BOOL,
+    VALUE_TEXT,
+    VALUE_BYTES,
+    VALUE_ARRAY,
+    VALUE_MAP,
+} value_class;
+
+typedef struct wire_value {
+    value_class class;
+    uint64_t number; /* a number, 0 or 1, an array's values, a map's pairs */
+    rft_view bytes;  /* of a string or byte string */
+} wire_value;
+
+/* The two's complement of `width` bytes; below 0 it is no number for us. */
+static wire_value signed_value(uint64_t bits, unsigned width)
+{
+    bool negative = bits >> (8 * width - 1) != 0;
+    return (wire_value){negative ? VALUE_OTHER : VALUE_NUMBER, bits, {0}};
+}
+
+/* A value without a body: `first` is its format, `bits` the number behind it. */
+static wire_value plain_value(unsigned char first, uint64_t bits)
+{
+    if (first < 0x80) return (wire_value){VALUE_NUMBER, first, {0}};
+    if (first == 0xc2 || first == 0xc3) return (wire_value){VALUE_BOOL, first & 1, {0}};
+    if (first >= 0xcc && first <= 0xcf) return (wire_value){VALUE_NUMBER, bits, {0}};
+    if (first >= 0xd0 && first <= 0xd3) return signed_value(bits, 1u << (first - 0xd0));
+    return (wire_value){VALUE_OTHER, 0, {0}};
+}
+
+static value_class class_of(format_class class)
+{
+    switch (class) {
+    case TEXT: return VALUE_TEXT;
+    case BLOB: return VALUE_BYTES;
+    case ARRAY: return VALUE_ARRAY;
+    case MAP: return VALUE_MAP;
+    case VALUE:
+    case REFUSED: break;
+    }
+    return VALUE_OTHER;
+}
+
+/* Reads the value at `*at`, in bytes that rft_validate has passed, and moves behind it; of an array
+ * or a map behind its head, to its first value. */
+static wire_value take_value_at(const unsigned char **at)
+{
+    unsigned char first = **at;
+    byte_walk walk = {.at = *at, .left = SIZE_MAX}; /* all of it is there: it has passed */
+    value_head head;
+    (void)read_head(&walk, &head);
+    wire_value value = {class_of(head.class), head.count, {0}};
+    if (head.class == VALUE) value = plain_value(first, read_length(walk.at, (unsigned)head.count));
+    if (head.class == TEXT || head.class == BLOB) value.bytes = (rft_view){walk.at, head.count};
+    bool holds = head.class == ARRAY || head.class == MAP;
+    *at = holds ? walk.at : walk.at + head.count;
+    return value;
+}
+
+/* Moves behind the value, with all that it holds. */
+static void pass_value(const unsigned char **at)
+{
+    for (uint64_t due = 1; due > 0; due--) {
+        wire_value value = take_value_at(at);
+        if (value.class == VALUE_ARRAY) due += value.number;
+        if (value.class == VALUE_MAP) due += 2 * value.number;
+    }
+}
+
+/* ---- Fields: their bounds, and packing ---- */
 
 static uint64_t limit_value(const rft_limits *limits, rft_limit which)
 {
@@ -218,12 +479,8 @@ refit_status rft_fields_encode(const rft_fields *fields, const void *object,
 
 /* ---- Maps
  *
- * msgpack maps to structs: reading by table.
- *
- *     bytes ─► rft_validate ─► where each key's value is ─► no key twice ─► per field: type, bounds
- *
- * What the validator has passed is read where it lies, so reading takes no memory; strings and byte
- * strings point into the bytes themselves. Keys that the table does not know are passed over.
+ * Validated bytes are read where they lie, so reading takes no memory; strings and byte strings
+ * point into the bytes themselves. Keys that the table does not know are passed over.
  */
 
 #define VALUES_MOST 512u  /* of one map, whatever nests in unknown keys included */
@@ -248,17 +505,17 @@ static refit_status check_keys(const rft_map *map, refit_error *error)
 /* Of validated bytes. */
 static refit_status index_pairs(const unsigned char *at, rft_map *map, refit_error *error)
 {
-    rft_value head = rft_value_take(&at);
-    RFT_REFUSE_IF(head.class != RFT_VALUE_MAP, error, REFIT_ERR_PROTOCOL,
+    wire_value head = take_value_at(&at);
+    RFT_REFUSE_IF(head.class != VALUE_MAP, error, REFIT_ERR_PROTOCOL,
                   "a message is not a msgpack map");
     RFT_REFUSE_IF(head.number > RFT_FIELDS_KEYS_MOST, error, REFIT_ERR_PROTOCOL,
                   "a message has %llu keys; at most %u are allowed",
                   (unsigned long long)head.number, RFT_FIELDS_KEYS_MOST);
     map->count = (uint32_t)head.number;
     for (uint32_t i = 0; i < map->count; i++) {
-        map->pairs[i].key = rft_value_take(&at).bytes;
+        map->pairs[i].key = take_value_at(&at).bytes;
         map->pairs[i].value = at;
-        rft_value_pass(&at);
+        pass_value(&at);
     }
     return check_keys(map, error);
 }
@@ -292,14 +549,14 @@ static const unsigned char *find(const rft_map *map, const char *key)
 rft_view rft_map_text(const rft_map *map, const char *key)
 {
     const unsigned char *at = find(map, key);
-    rft_value value = at == NULL ? (rft_value){0} : rft_value_take(&at);
-    return value.class == RFT_VALUE_TEXT ? value.bytes : (rft_view){0};
+    wire_value value = at == NULL ? (wire_value){0} : take_value_at(&at);
+    return value.class == VALUE_TEXT ? value.bytes : (rft_view){0};
 }
 
 static bool take_integer(const unsigned char **at, uint64_t most, uint64_t *out)
 {
-    rft_value value = rft_value_take(at);
-    if (value.class != RFT_VALUE_NUMBER || value.number > most) return false;
+    wire_value value = take_value_at(at);
+    if (value.class != VALUE_NUMBER || value.number > most) return false;
     *out = value.number;
     return true;
 }
@@ -314,15 +571,15 @@ static bool take_u32(const unsigned char *at, uint32_t *out)
 
 static bool take_bool(const unsigned char *at, bool *out)
 {
-    rft_value value = rft_value_take(&at);
-    if (value.class != RFT_VALUE_BOOL) return false;
+    wire_value value = take_value_at(&at);
+    if (value.class != VALUE_BOOL) return false;
     *out = value.number != 0;
     return true;
 }
 
-static bool take_view(const unsigned char *at, rft_value_class class, rft_view *out)
+static bool take_view(const unsigned char *at, value_class class, rft_view *out)
 {
-    rft_value value = rft_value_take(&at);
+    wire_value value = take_value_at(&at);
     if (value.class != class) return false;
     *out = value.bytes;
     return true;
@@ -331,15 +588,15 @@ static bool take_view(const unsigned char *at, rft_value_class class, rft_view *
 static bool take_digest(const unsigned char *at, rft_digest128 *out)
 {
     rft_view bytes;
-    if (!take_view(at, RFT_VALUE_BYTES, &bytes) || bytes.count != sizeof out->bytes) return false;
+    if (!take_view(at, VALUE_BYTES, &bytes) || bytes.count != sizeof out->bytes) return false;
     memcpy(out->bytes, bytes.data, sizeof out->bytes);
     return true;
 }
 
 static bool take_dims(const unsigned char *at, rft_dims *out)
 {
-    rft_value head = rft_value_take(&at);
-    if (head.class != RFT_VALUE_ARRAY || head.number > REFIT_RANK_MAX) return false;
+    wire_value head = take_value_at(&at);
+    if (head.class != VALUE_ARRAY || head.number > REFIT_RANK_MAX) return false;
     out->rank = (uint32_t)head.number;
     for (uint32_t i = 0; i < out->rank; i++) {
         if (!take_integer(&at, UINT64_MAX, &out->at[i])) return false;
@@ -353,8 +610,8 @@ static bool take_value(const unsigned char *at, const rft_field *field, void *va
     case RFT_FIELD_U32: return take_u32(at, value);
     case RFT_FIELD_U64: return take_integer(&at, UINT64_MAX, value);
     case RFT_FIELD_BOOL: return take_bool(at, value);
-    case RFT_FIELD_TEXT: return take_view(at, RFT_VALUE_TEXT, value);
-    case RFT_FIELD_BYTES: return take_view(at, RFT_VALUE_BYTES, value);
+    case RFT_FIELD_TEXT: return take_view(at, VALUE_TEXT, value);
+    case RFT_FIELD_BYTES: return take_view(at, VALUE_BYTES, value);
     case RFT_FIELD_DIGEST: return take_digest(at, value);
     case RFT_FIELD_DIMS: return take_dims(at, value);
     }

@@ -11,7 +11,31 @@
 #include <refit/broadcast.h>
 
 #include "wire/message.h"
-#include "wire/validate.h"
+
+/* ---- The validator
+ *
+ * Walks msgpack bytes before they are read. Lengths may lie: five bytes can promise gigabytes.
+ * Accepted are nil, booleans, integers, strings, byte strings, arrays, and maps whose keys are
+ * strings; refused are floats, extension types, and anything that owes more values than there are
+ * bytes left.
+ */
+
+#define RFT_WALK_DEPTH 8u
+
+typedef struct rft_walk_limits {
+    uint32_t nodes;      /* values and keys together */
+    uint64_t text_bytes; /* of one string */
+} rft_walk_limits;
+
+/* Walks one value at the start of `bytes` and says how many it took. REFIT_ERR_PROTOCOL: it is not
+ * whole, too deep, or not acceptable; REFIT_ERR_LIMIT: above `limits`. */
+refit_status rft_validate(rft_view bytes, const rft_walk_limits *limits, size_t *used,
+                          refit_error *error);
+
+/* The limits of a walk that follow from those of the configuration. */
+rft_walk_limits rft_fields_walk_limits(const rft_limits *limits);
+
+/* ---- Fields and maps ---- */
 
 typedef enum rft_field_type {
     RFT_FIELD_U32,
@@ -86,8 +110,5 @@ rft_view rft_map_text(const rft_map *map, const char *key);
  * REFIT_ERR_LIMIT. */
 refit_status rft_map_read(const rft_map *map, const rft_fields *fields, const rft_limits *limits,
                           void *object, refit_error *error);
-
-/* How a value under `limits` may be walked: shared by everybody who validates. */
-rft_walk_limits rft_fields_walk_limits(const rft_limits *limits);
 
 #endif

@@ -8,7 +8,7 @@
 #include <cmocka.h>
 
 #include "tests/support/seeded.h"
-#include "wire/validate.h"
+#include "wire/fields.h"
 
 static const rft_walk_limits ordinary = {.nodes = 64, .text_bytes = 16};
 
