@@ -8,7 +8,7 @@
 
 #include <xxhash.h>
 
-#include "wire/sparse.h"
+#include "wire/frame.h"
 
 static const unsigned char magic[8] = {0x89, 'R', 'F', 'T', 'A', 'R', 'C', '\n'};
 

@@ -28,7 +28,7 @@
  *
  *       0  u32 sequence                    8  u64 bytes of the payload
  *       4  u32 blocks                     16  u64 XXH3-64 of the payload
- *      24  u32 × 8: what FRAME has in `planes` (wire/frame_codec.h); all 0: it is not packed
+ *      24  u32 × 8: what FRAME has in `planes` (wire/frame.h); all 0: it is not packed
  *      56  a byte a block: its rft_block_mode
  *       …  u64 XXH3-64 of all before
  *       …  payload
@@ -49,7 +49,7 @@
 
 #include <refit/archive.h>
 
-#include "wire/frame_codec.h"
+#include "wire/frame.h"
 
 #define RFT_ARCHIVE_HEADER_BYTES 176u /* at most; format 1 has less */
 #define RFT_ARCHIVE_HEADER_LEAST 168u

@@ -13,7 +13,7 @@
 #include "archive/archive_disk.h"
 #include "base/alloc.h"
 #include "base/checked.h"
-#include "wire/sparse.h"
+#include "wire/frame.h"
 
 /* As much of the header as the file has. */
 static refit_status read_header(int file, uint64_t bytes, const rft_limits *limits,

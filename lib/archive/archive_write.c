@@ -23,7 +23,7 @@
 #include "base/checked.h"
 #include "base/log.h"
 #include "kernels/digest.h"
-#include "wire/sparse.h"
+#include "wire/frame.h"
 
 /* One version on its way into an archive. */
 typedef struct archive_work {

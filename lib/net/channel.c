@@ -34,7 +34,7 @@
 #include "net/ipc.h"
 #include "net/socket.h"
 #include "net/zap.h"
-#include "wire/credit.h"
+#include "wire/frame.h"
 
 /* Between two ends in one process (inproc) a message changes threads inside libzmq, which is not
  * instrumented: ThreadSanitizer is told that what was written before a send is seen after the

@@ -9,7 +9,7 @@
 
 #include "net/channel.h"
 #include "store/store.h"
-#include "wire/credit.h"
+#include "wire/frame.h"
 #include "wire/message.h"
 
 #define RFT_RESEND_ROOM     64u
@@ -36,7 +36,7 @@ typedef struct rft_task {
     uint64_t version;
     uint64_t base;   /* version that its frames may leave blocks out against; 0: none */
     refit_path path; /* anything but SOCKET: it reads the slot, no frames are sent */
-    int32_t credits; /* in parts (wire/credit.h): while any is left it may be sent a frame */
+    int32_t credits; /* in parts (wire/frame.h): while any is left it may be sent a frame */
     uint32_t cursor; /* how many of the ready frames it has been sent */
     uint32_t resend[RFT_RESEND_ROOM];
     uint32_t resend_count;

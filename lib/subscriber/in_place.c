@@ -16,7 +16,7 @@
 #include "kernels/cast.h"
 #include "kernels/digest.h"
 #include "kernels/floats.h"
-#include "wire/sparse.h"
+#include "wire/frame.h"
 
 #define NO_TENSOR UINT32_MAX
 #define PIECE     1024u

@@ -3,7 +3,7 @@
  *
  * Through the socket: the window of credits is kept full, frames go into the reassembly (which
  * copies and digests them), and when all are in and SEAL is known, the reassembly verifies. The
- * window bounds the credits granted with PULL (wire/credit.h); as many frames may be asked for
+ * window bounds the credits granted with PULL (wire/frame.h); as many frames may be asked for
  * again with RESEND, and no more wait at once.
  *
  * In memory of the publisher (its shared memory, or its memory of the GPU that both are on) the
@@ -19,7 +19,7 @@
 #include "base/alloc.h"
 #include "base/clock.h"
 #include "base/log.h"
-#include "wire/credit.h"
+#include "wire/frame.h"
 
 /* Missing frames named in one RESEND; others follow at the next beat. */
 #define RESEND_MOST 64u

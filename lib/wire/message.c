@@ -13,7 +13,7 @@
 #include "base/text.h"
 #include "device/device.h"
 #include "wire/fields.h"
-#include "wire/frame_codec.h"
+#include "wire/frame.h"
 #include "wire/manifest.h"
 
 #define WORKER_MOST  63u  /* what refit_worker_info can show */

@@ -146,7 +146,7 @@ typedef struct rft_message {
             uint32_t sequence;
             uint64_t hash;   /* XXH3-64 of the payload */
             rft_view modes;  /* one rft_block_mode byte per block of the frame */
-            rft_view planes; /* RFT_PACK_BYTES of frame_codec.h; empty: the payload is not packed */
+            rft_view planes; /* RFT_PACK_BYTES of frame.h; empty: the payload is not packed */
         } frame;
         struct {
             uint64_t version;

@@ -23,7 +23,6 @@
 
 #include "base/alloc.h"
 #include "kernels/digest.h"
-#include "wire/sparse.h"
 
 /* ---- SEAL
  *

@@ -11,14 +11,7 @@
 #ifndef RFT_REASSEMBLY_H
 #define RFT_REASSEMBLY_H
 
-#include "wire/frame_codec.h"
-#include "wire/manifest.h"
-
-typedef enum rft_block_mode {
-    RFT_BLOCK_DENSE = 0,  /* the block as it is */
-    RFT_BLOCK_SAME = 1,   /* as in the base; nothing in the payload */
-    RFT_BLOCK_SPARSE = 2, /* what changed against the base (sparse.h) */
-} rft_block_mode;
+#include "wire/frame.h"
 
 typedef struct rft_reassembly rft_reassembly;
 
@@ -73,51 +66,6 @@ typedef struct rft_image_cursor {
 refit_status rft_image_verify_part(const rft_manifest *manifest, const unsigned char *image,
                                    const rft_message *seal, uint64_t most, rft_image_cursor *cursor,
                                    refit_error *error);
-
-/* ---- The publisher's side (frame.c) */
-
-/* The digest parts of a version's blocks, where somebody has taken them already. */
-typedef struct rft_parts {
-    const uint64_t *parts;      /* per block of the version */
-    const unsigned char *known; /* likewise, 0: not taken; NULL: none is */
-} rft_parts;
-
-/* What a frame is made of. */
-typedef struct rft_frame_source {
-    const unsigned char *image;
-    const unsigned char *same; /* per block of the version, 1: as in the base; NULL: none is */
-    const unsigned char *base; /* an image in which at least the other blocks are as in the base;
-                                  NULL: no block is sparse */
-    uint64_t worth; /* bytes that must be saved, or the frame goes whole: 0 for any, if need be */
-    rft_frame_codec *codec; /* NULL: what is gathered travels as it is */
-    uint32_t price;         /* of coding a changed element, in bytes: 0 for whatever is smaller */
-    rft_parts before;       /* of the base */
-    rft_parts after;        /* of the image */
-} rft_frame_source;
-
-/* Its blocks by mode, and the elements that changed in the sparse ones. */
-typedef struct rft_frame_counts {
-    uint32_t same;
-    uint32_t sparse;
-    uint32_t dense;
-    uint64_t changed;
-} rft_frame_counts;
-
-typedef struct rft_frame {
-    rft_view payload;
-    uint64_t hash;
-    rft_frame_counts counts;
-    bool packed; /* plane by plane */
-    unsigned char planes[RFT_PACK_BYTES];
-} rft_frame;
-
-/* Frame `sequence` as modes and payload. If all blocks are dense the payload is a view of the image
- * itself (nothing is copied), padding between tensors included; else what each block needs, without
- * padding, is gathered into `scratch`, which holds the payload until its next use, or the frame
- * codec does. Reused, `modes`, `scratch` and the codec allocate only at first. */
-refit_status rft_frame_encode(const rft_manifest *manifest, uint32_t sequence,
-                              const rft_frame_source *source, rft_bytes *modes, rft_bytes *scratch,
-                              rft_frame *out, refit_error *error);
 
 /* Whether bytes are the version that a SEAL message describes. `sums`: per tensor, the sum of its
  * digest's parts; aliases' are not looked at. REFIT_ERR_CORRUPT names the first tensor that

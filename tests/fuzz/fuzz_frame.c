@@ -21,8 +21,8 @@
 #include "frame_manifest.h"
 #include "fuzz.h"
 #include "kernels/digest.h"
+#include "wire/frame.h"
 #include "wire/reassembly.h"
-#include "wire/sparse.h"
 
 #define HEADER     7u
 #define PAYLOAD    (1u << 16)

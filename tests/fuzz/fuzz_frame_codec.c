@@ -15,9 +15,8 @@
 
 #include "frame_manifest.h"
 #include "fuzz.h"
-#include "wire/frame_codec.h"
+#include "wire/frame.h"
 #include "wire/reassembly.h"
-#include "wire/sparse.h"
 
 #define HEADER       4u
 #define SHRUNK       1u

@@ -10,9 +10,8 @@
 #include "tests/support/seeded.h"
 #include "tests/wire/tensor_samples.h"
 #include "tests/wire/wire_samples.h"
-#include "wire/frame_codec.h"
+#include "wire/frame.h"
 #include "wire/reassembly.h"
-#include "wire/sparse.h"
 
 static void write_seed(const char *folder, const char *target, const char *name, rft_view bytes)
 {

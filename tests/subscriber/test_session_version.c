@@ -12,7 +12,7 @@
 #include "base/clock.h"
 #include "tests/support/failing_alloc.h"
 #include "tests/support/session_bench.h"
-#include "wire/credit.h"
+#include "wire/frame.h"
 
 /* ---- A version */
 

@@ -6,7 +6,7 @@
 
 #include <cmocka.h>
 
-#include "wire/credit.h"
+#include "wire/frame.h"
 
 static void a_whole_frame_takes_a_whole_credit(void **state)
 {

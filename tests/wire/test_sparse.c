@@ -13,7 +13,7 @@
 #include "kernels/digest.h"
 #include "tensor_samples.h"
 #include "tests/support/seeded.h"
-#include "wire/sparse.h"
+#include "wire/frame.h"
 #include "wire_samples.h"
 
 #ifndef LIES /* that are told: fewer, where all takes many times as long */

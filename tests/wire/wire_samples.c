@@ -10,7 +10,7 @@
 #include <cmocka.h>
 
 #include "device/device.h"
-#include "wire/frame_codec.h"
+#include "wire/frame.h"
 
 static const char long_text[512] = "words";
 static const char long_name[63] = "a worker's name of as many bytes as the protocol lets it have";
