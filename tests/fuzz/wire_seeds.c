@@ -115,7 +115,7 @@ static void write_coded_frame(const char *folder, uint32_t sequence, uint32_t ev
     for (uint64_t at = 3; at < manifest->store_bytes; at += every)
         image[at] = (unsigned char)(image[at] + step);
     const rft_frame_source source = {
-        .image = image, .base = images + manifest->store_bytes, .codec = packer};
+        .image = image, .base = images + manifest->store_bytes, .codec = codec};
     rft_bytes modes = {0}, scratch = {0}, seed = {0};
     rft_frame frame;
     if (rft_frame_encode(manifest, sequence, &source, &modes, &scratch, &frame, NULL) != REFIT_OK)
@@ -148,7 +148,7 @@ static void write_frames(const char *folder)
     rft_frame_codec *codec = NULL;
     if (rft_frame_codec_open(3, &codec, NULL) != REFIT_OK) exit(1);
     for (int packed = 0; packed < 2; packed++) {
-        rft_frame_codec *with = packed != 0 ? packer : NULL;
+        rft_frame_codec *with = packed != 0 ? codec : NULL;
         write_coded_frame(folder, 0, 400, 1, with);
         write_coded_frame(folder, 1, 2000, 7, with);
         write_coded_frame(folder, 2, 6, 1, with);
@@ -167,7 +167,7 @@ static void add_block(const rft_manifest *manifest, const rft_block *block,
     unsigned char entry[RFT_SPARSE_ENTRY_BYTES];
     const unsigned char *next = coded;
     rft_sparse sparse;
-    if (!rft_sparse_encode(manifest, block, base + block->offset, image + block->offset, coded,
+    if (!rft_sparse_encode(manifest, block, 0, base + block->offset, image + block->offset, coded,
                            &sparse))
         exit(1);
     rft_sparse_write_entry(&sparse, entry);
