@@ -14,6 +14,7 @@
 
 #include <refit.h>
 
+#include "bench_series.h"
 #include "settings.h"
 
 enum { BENCH_COUNTS_MOST = 8 };
@@ -45,9 +46,6 @@ int bench_delta(const bench_options *options);
 /* The tensors that bench_offload takes, one a line: their name and their bytes. */
 int bench_show_list(const bench_options *options);
 
-/* The last part of bench_broadcast: the cycle alone, without bytes to speak of. */
-refit_status bench_empty_cycle(const bench_options *options, refit_error *error);
-
 /* Declares BENCH_TENSORS equal bf16 tensors of `bytes` in all. */
 enum { BENCH_TENSORS = 16 };
 refit_status bench_declare(refit_publisher *publisher, uint64_t bytes, refit_error *error);
@@ -63,40 +61,15 @@ int bench_worker(const char *kind, const char *endpoint, const char *bytes,
         if (status_ != REFIT_OK) return status_;                                                   \
     } while (0)
 
-/* ---- what they share
- * ------------------------------------------------------------------------------ */
+/* ---- bench_report.c ---- */
 
-/* Seconds of several rounds. */
-enum { BENCH_ROUNDS_MOST = 64 };
-typedef struct bench_series {
-    double seconds[BENCH_ROUNDS_MOST];
-    uint32_t count;
-} bench_series;
-
-double bench_now(void);
-void bench_add(bench_series *series, double seconds);
-double bench_median(const bench_series *series);
-double bench_p95(const bench_series *series);
-
-/* The median of a[i] / b[i]: rounds that ran next to each other are compared with each other. */
-double bench_ratio(const bench_series *a, const bench_series *b);
-
-/* GB/s (10^9) of `bytes` moved in the median time. */
-double bench_gbps(uint64_t bytes, const bench_series *series);
-
-/* ---- bench_memory.c
- * ------------------------------------------------------------------------------ */
-
-/* What may be taken for tensors of which the benchmark and its baselines hold so many copies at
- * once, themselves included: `wanted`, or what fits, and then a line on stderr says so. UINT64_MAX:
- * what fits. */
+/* Memory for `copies` of the tensors, all that the benchmark and its baselines hold at once:
+ * returns `wanted`, or the bytes that fit, and says on stderr that they are fewer. UINT64_MAX: as
+ * many bytes as fit. */
 uint64_t bench_memory_for(uint64_t wanted, uint64_t copies);
 
-/* For tensors whose number is not to be chosen. REFIT_ERR_HOST_MEMORY if they do not fit. */
+/* For a list that cannot be made smaller. REFIT_ERR_HOST_MEMORY if it does not fit. */
 refit_status bench_memory_check(uint64_t bytes, uint64_t copies, refit_error *error);
-
-/* The versions that come first and do not count: those for which a worker has no image yet. */
-enum { BENCH_FRESH_VERSIONS = 2 };
 
 /* This machine, for the reader of a figure: processor, cores, memory. */
 void bench_machine(json_t *object);
@@ -104,9 +77,8 @@ void bench_machine(json_t *object);
 /* The device that was measured, unless it is the host: its spec, name and driver. */
 void bench_device(json_t *object, const bench_options *options, refit_device *device);
 
-/* For worker processes: 1 once their standard input has ended, which is how they are told to stop.
- */
-int bench_input_ended(void);
+/* Moves the members of `more` behind those of `object`. */
+void bench_extend(json_t *object, json_t *more);
 
 /* One object on one line, or its members as a table of two columns. Takes `object`. */
 void bench_print(const bench_options *options, json_t *object);
@@ -114,8 +86,7 @@ void bench_print(const bench_options *options, json_t *object);
 /* REFIT_ERR_IO if the output could not be written: its reader has gone, so the bench can stop. */
 refit_status bench_written(refit_error *error);
 
-/* ---- bench_list.c
- * ------------------------------------------------------------------------------ */
+/* ---- bench_list.c ---- */
 
 enum { BENCH_NAME = 96 };
 typedef struct bench_tensor {
@@ -139,8 +110,7 @@ refit_status bench_list_open(const char *which, uint64_t bytes, bench_list *out,
                              refit_error *error);
 void bench_list_close(bench_list *list);
 
-/* ---- bench_limit.c: the machine's own ceilings
- * ------------------------------------------------------ */
+/* ---- bench_limit.c: the machine's own ceilings ---- */
 
 typedef struct bench_limit bench_limit;
 

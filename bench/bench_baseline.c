@@ -17,21 +17,16 @@ refit_status bench_time_both(void *self, bench_move out, bench_move back, uint32
     double between = bench_now();
     BENCH_TRY(back(self, error));
     double end = bench_now();
-    if (round == 0) {
-        times->cold_out = between - start;
-        times->cold_back = end - between;
-        return REFIT_OK;
-    }
-    bench_add(&times->out, between - start);
-    bench_add(&times->back, end - between);
-    bench_add(&times->both, end - start);
+    bench_add(&times->out, round, between - start);
+    bench_add(&times->back, round, end - between);
+    bench_add(&times->both, round, end - start);
     return REFIT_OK;
 }
 
 /* A slow way is not run in every round. */
 static bool has_had_its_time(const bench_times *times)
 {
-    double seconds = times->cold_out + times->cold_back;
+    double seconds = times->both.cold;
     for (uint32_t i = 0; i < times->both.count; i++)
         seconds += times->both.seconds[i];
     return times->both.count >= ROUNDS_LEAST && seconds > SECONDS_MOST;

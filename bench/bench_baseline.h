@@ -16,8 +16,6 @@ typedef struct bench_times {
     bench_series out;
     bench_series back;
     bench_series both;
-    double cold_out; /* the first time */
-    double cold_back;
 } bench_times;
 
 /* Moves once out and once back; `round` 0 is the cold one. */

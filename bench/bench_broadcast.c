@@ -6,8 +6,8 @@
  * switch; `version_seconds` until the publisher's commit has returned. Ceilings, measured in turn
  * in the same run: for shared memory one streaming copy and one pass of a fast hash over the bytes;
  * for TCP a raw ZeroMQ socket with the frames of a whole version to as many workers. Beside them
- * what many trainers do on one host: a copy of the weights for every worker. Last, the empty cycle
- * of bench_empty.c.
+ * what many trainers do on one host: a copy of the weights for every worker. Last, an
+ * empty cycle.
  */
 #include "bench.h"
 #include "bench_raw.h"
@@ -69,15 +69,15 @@ static double ceiling_seconds(const scene *in, const row *it)
 static refit_status run_rounds(scene *in, row *it, refit_error *error)
 {
     uint32_t rounds = in->options->rounds > 0 ? in->options->rounds : ROUNDS;
-    for (uint32_t i = 0; i < rounds + BENCH_FRESH_VERSIONS; i++) {
+    for (uint32_t i = 1; i <= rounds + BENCH_FRESH_VERSIONS; i++) {
+        uint32_t round = bench_versions_round(i);
         bench_versions_next(&in->versions);
         BENCH_TRY(bench_versions_publish(&in->versions, it->publisher, &it->last, error));
         double limit = ceiling_seconds(in, it);
-        if (i < BENCH_FRESH_VERSIONS) continue;
-        bench_add(&it->stage, it->last.stats.publish_stage_seconds_last);
-        bench_add(&it->version, it->last.seconds);
-        bench_add(&it->limit, limit);
-        bench_add(&it->copies, copy_per_worker(in->limit, it->workers));
+        bench_add(&it->stage, round, it->last.stats.publish_stage_seconds_last);
+        bench_add(&it->version, round, it->last.seconds);
+        bench_add(&it->limit, round, limit);
+        bench_add(&it->copies, round, copy_per_worker(in->limit, it->workers));
     }
     return REFIT_OK;
 }
@@ -97,16 +97,18 @@ static json_t *describe(const scene *in, const row *it, const origin *from)
 {
     uint64_t bytes = in->versions.bytes;
     uint64_t moved = it->tcp ? bytes * it->workers : bytes;
-    json_t *object = json_pack(
-        "{s:s, s:s, s:i, s:I, s:f, s:I, s:f, s:f, s:f, s:f, s:f, s:f, s:f, s:f}", "bench",
-        "broadcast", "transport", it->tcp ? "tcp" : "shm", "workers", (int)it->workers, "bytes",
-        (json_int_t)bytes, "density", in->versions.density > 0 ? in->versions.density : 1.0,
-        "sent_bytes", (json_int_t)it->last.sent_bytes, "seconds_median", bench_median(&it->stage),
-        "seconds_p95", bench_p95(&it->stage), "version_seconds_median", bench_median(&it->version),
-        "version_seconds_p95", bench_p95(&it->version), "gbps", bench_gbps(moved, &it->stage),
-        "limit_gbps", bench_gbps(moved, &it->limit), "ratio_to_limit",
-        bench_ratio(&it->limit, &it->stage), "speedup_over_copy_per_worker",
-        bench_ratio(&it->copies, &it->stage));
+    json_t *object =
+        json_pack("{s:s, s:s, s:i, s:I, s:f, s:I}", "bench", "broadcast", "transport",
+                  it->tcp ? "tcp" : "shm", "workers", (int)it->workers, "bytes", (json_int_t)bytes,
+                  "density", in->versions.density > 0 ? in->versions.density : 1.0, "sent_bytes",
+                  (json_int_t)it->last.sent_bytes);
+    bench_set_seconds(object, "", &it->stage);
+    bench_set_seconds(object, "version_", &it->version);
+    bench_extend(object,
+                 json_pack("{s:f, s:f, s:f, s:f}", "gbps", bench_gbps(moved, &it->stage),
+                           "limit_gbps", bench_gbps(moved, &it->limit), "ratio_to_limit",
+                           bench_ratio(&it->limit, &it->stage), "speedup_over_copy_per_worker",
+                           bench_ratio(&it->copies, &it->stage)));
     add_growth(object, it, from);
     bench_machine(object);
     return object;
@@ -171,6 +173,94 @@ static refit_status run_row(scene *in, bool tcp, uint32_t workers, origin *from,
     return status;
 }
 
+/* ---- The empty cycle ---- */
+
+/* What a refit costs when there is next to nothing to move: a page of states and a KiB of weights
+ * to workers through shared memory, from clear to join. */
+enum { EMPTY_ROUNDS = 50, EMPTY_WORKERS = 4, EMPTY_PART = 64 };
+
+static refit_status cycle(refit_controller *controller, const refit_weight *weights,
+                          refit_error *error)
+{
+    BENCH_TRY(refit_controller_clear(controller, REFIT_STREAM_NONE, error));
+    BENCH_TRY(refit_controller_publish(controller, 0, weights, BENCH_TENSORS, NULL,
+                                       REFIT_STREAM_NONE, error));
+    BENCH_TRY(refit_controller_return(controller, REFIT_STREAM_NONE, error));
+    return refit_controller_join(controller, REFIT_STREAM_NONE, error);
+}
+
+static refit_status time_cycles(refit_controller *controller, bench_series *series,
+                                refit_error *error)
+{
+    static const char bytes[BENCH_TENSORS][EMPTY_PART];
+    refit_weight weights[BENCH_TENSORS];
+    for (uint32_t i = 0; i < BENCH_TENSORS; i++)
+        weights[i] = (refit_weight){.tensor = i, .memory = bytes[i], .bytes = EMPTY_PART};
+    for (uint32_t i = 0; i <= EMPTY_ROUNDS; i++) {
+        double start = bench_now();
+        BENCH_TRY(cycle(controller, weights, error));
+        bench_add(series, i, bench_now() - start);
+    }
+    return REFIT_OK;
+}
+
+static refit_status states_open(refit_device **device, refit_offloader **offloader, void **states,
+                                refit_error *error)
+{
+    refit_region_id id;
+    refit_region_desc region = {.size = sizeof region, .name = "states", .bytes = 4096};
+    BENCH_TRY(refit_device_open("host", NULL, device, error));
+    BENCH_TRY(refit_memory_alloc(*device, region.bytes, states, error));
+    BENCH_TRY(refit_offloader_open(*device, NULL, offloader, error));
+    region.memory = *states;
+    return refit_offloader_add(*offloader, &region, &id, error);
+}
+
+/* Four workers, a publisher, and the cycles between them. */
+static refit_status run_cycles(const bench_options *options, refit_offloader *offloader,
+                               bench_series *series, refit_error *error)
+{
+    const refit_config *config = &options->config;
+    refit_publisher *publisher = NULL;
+    refit_controller *controller = NULL;
+    bench_workers workers = {0};
+    uint64_t bytes = BENCH_TENSORS * EMPTY_PART;
+    refit_status status = refit_publisher_open("user://*", config, &publisher, error);
+    if (status == REFIT_OK) status = bench_declare(publisher, bytes, error);
+    bench_duty duty = {.kind = "shm", .bytes = bytes, .settings = options->settings};
+    if (status == REFIT_OK) duty.endpoint = refit_publisher_endpoint(publisher);
+    if (status == REFIT_OK && !bench_workers_start(&workers, EMPTY_WORKERS, &duty))
+        status = cli_refuse(error, REFIT_ERR_SYSTEM, 0, "a worker process could not be started");
+    if (status == REFIT_OK)
+        status = refit_publisher_wait_workers(publisher, EMPTY_WORKERS, WAIT_MS, error);
+    if (status == REFIT_OK)
+        status = refit_controller_open(offloader, publisher, config, &controller, error);
+    if (status == REFIT_OK) status = time_cycles(controller, series, error);
+    refit_controller_close(controller);
+    bench_workers_stop(&workers);
+    refit_publisher_close(publisher);
+    return status;
+}
+
+static refit_status empty_cycle(const bench_options *options, refit_error *error)
+{
+    refit_device *device;
+    refit_offloader *offloader;
+    void *states;
+    bench_series series = {0};
+    BENCH_TRY(states_open(&device, &offloader, &states, error));
+    BENCH_TRY(run_cycles(options, offloader, &series, error));
+    json_t *object = json_pack("{s:s, s:s, s:i}", "bench", "broadcast", "transport", "empty cycle",
+                               "workers", EMPTY_WORKERS);
+    bench_set_seconds(object, "", &series);
+    bench_print(options, object);
+    BENCH_TRY(refit_offloader_close(offloader, error));
+    BENCH_TRY(refit_memory_free(device, states, error));
+    return refit_device_close(device, error);
+}
+
+/* ---- All rows ---- */
+
 static refit_status run_all(scene *in, refit_error *error)
 {
     const uint32_t *counts = in->options->workers[0] > 0 ? in->options->workers : worker_counts;
@@ -179,10 +269,8 @@ static refit_status run_all(scene *in, refit_error *error)
         for (uint32_t i = 0; i < BENCH_COUNTS_MOST && counts[i] > 0; i++)
             BENCH_TRY(run_row(in, tcp != 0, counts[i], &from, error));
     }
-    return bench_empty_cycle(in->options, error);
+    return empty_cycle(in->options, error);
 }
-
-/* ---- All rows ---- */
 
 static uint32_t most_workers(const bench_options *options)
 {

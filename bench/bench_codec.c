@@ -43,12 +43,15 @@ bool bench_coder_open(bench_coder *coder, const bench_pairs *pairs)
     coder->blocks = calloc(coder->block_count + 1, sizeof *coder->blocks);
     if (coder->coded == NULL || coder->scratch == NULL || coder->blocks == NULL) return false;
     memset(coder->coded, 1, coder->coded_room); /* the first use is none of the figures */
-    return bench_codec_open_zstd(coder);
+    coder->zstd_in = ZSTD_createCCtx();
+    coder->zstd_out = ZSTD_createDCtx();
+    return coder->zstd_in != NULL && coder->zstd_out != NULL;
 }
 
 void bench_coder_close(bench_coder *coder)
 {
-    bench_codec_close_zstd(coder);
+    (void)ZSTD_freeCCtx(coder->zstd_in);
+    (void)ZSTD_freeDCtx(coder->zstd_out);
     free(coder->coded);
     free(coder->scratch);
     free(coder->blocks);
@@ -330,19 +333,6 @@ static bool decode_values(bench_coder *coder, const bench_pairs *pairs)
 }
 
 /* ---- With the compressor ---- */
-
-bool bench_codec_open_zstd(bench_coder *coder)
-{
-    coder->zstd_in = ZSTD_createCCtx();
-    coder->zstd_out = ZSTD_createDCtx();
-    return coder->zstd_in != NULL && coder->zstd_out != NULL;
-}
-
-void bench_codec_close_zstd(bench_coder *coder)
-{
-    (void)ZSTD_freeCCtx(coder->zstd_in);
-    (void)ZSTD_freeDCtx(coder->zstd_out);
-}
 
 /* Appends how long it is compressed, and that. */
 static bool append_compressed(bench_coder *coder, const void *bytes, uint64_t count)

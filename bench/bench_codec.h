@@ -8,7 +8,21 @@
 #include <stdbool.h>
 #include <stdint.h>
 
-#include "bench_pairs.h"
+/* Two versions of the same tensors, and room for a third. */
+typedef struct bench_pair {
+    uint64_t offset; /* in each of the images; a multiple of 64 */
+    uint64_t elements;
+    uint32_t width; /* bytes of an element: 1, 2, 4, 8 */
+    bool half;      /* bf16, fp16 */
+} bench_pair;
+
+typedef struct bench_pairs {
+    bench_pair *all; /* none is empty */
+    uint32_t count;
+    unsigned char *before, *after, *into; /* images; what lies between the tensors is 0 in all */
+    uint64_t image_bytes;
+    uint64_t bytes, elements; /* of all tensors */
+} bench_pairs;
 
 /* What one way has made of a pair of versions, and what it works with. */
 typedef struct bench_coder {
@@ -48,18 +62,14 @@ typedef struct bench_codec {
     bench_delta_move moves[BENCH_DELTA_MOVES + 1]; /* the first one encodes */
 } bench_codec;
 
-/* bench_codec.c: blocks as they travel, each with its entry of 20 bytes and no compressor; "decode"
+/* Blocks as they travel, each with its entry of 20 bytes and no compressor; "decode"
  * is a worker's way into a copy of its own, "apply" that in place. Digests of each changed block,
  * before and after, are made and checked where it says so. */
 extern const bench_codec bench_codec_refit;
 
-/* bench_codec_baselines.c: positions and values; the whole tensor's XOR, compressed; gaps of 16
+/* Positions and values; the whole tensor's XOR, compressed; gaps of 16
  * bits and the XOR of what changed, both compressed. */
 enum { BENCH_CODEC_BASELINES = 3 };
 extern const bench_codec bench_codec_baselines[BENCH_CODEC_BASELINES];
-
-/* Of bench_codec_baselines.c, for bench_coder_open and _close. */
-bool bench_codec_open_zstd(bench_coder *coder);
-void bench_codec_close_zstd(bench_coder *coder);
 
 #endif

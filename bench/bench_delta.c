@@ -11,8 +11,9 @@
 
 #include "bench.h"
 #include "bench_codec.h"
-#include "bench_pairs.h"
+#include "bench_updates.h"
 #include "cli.h"
+#include "safetensors.h"
 
 enum { ROUNDS = 9, BASELINES = BENCH_CODEC_BASELINES };
 static const uint64_t default_bytes = UINT64_C(64) << 20;
@@ -21,6 +22,125 @@ static const double densities[] = {0.0001, 0.001, 0.003, 0.006, 0.01, 0.037, 0.0
 /* The images, what the codecs work with, the way there, and what a trainer and a worker hold: so
  * many times the weights' bytes. */
 enum { MEMORY_FACTOR = 14 };
+
+/* ---- Two versions, made up or read from files: all is written before anything is timed ---- */
+
+enum { ALIGNMENT = 64 };
+
+static void pairs_close(bench_pairs *pairs)
+{
+    free(pairs->all);
+    free(pairs->before);
+    free(pairs->after);
+    free(pairs->into);
+    *pairs = (bench_pairs){0};
+}
+
+static void add_pair(bench_pairs *pairs, uint64_t bytes, uint32_t width, bool half)
+{
+    pairs->all[pairs->count++] = (bench_pair){pairs->image_bytes, bytes / width, width, half};
+    pairs->image_bytes += (bytes + ALIGNMENT - 1) / ALIGNMENT * ALIGNMENT;
+    pairs->bytes += bytes;
+    pairs->elements += bytes / width;
+}
+
+static refit_status take_images(bench_pairs *pairs, refit_error *error)
+{
+    unsigned char **images[] = {&pairs->before, &pairs->after, &pairs->into};
+    for (int i = 0; i < 3; i++) {
+        *images[i] = aligned_alloc(ALIGNMENT, pairs->image_bytes + ALIGNMENT);
+        if (*images[i] == NULL)
+            return cli_refuse(error, REFIT_ERR_HOST_MEMORY, 0, "no memory for the two versions");
+        memset(*images[i], 0, pairs->image_bytes + ALIGNMENT);
+    }
+    return REFIT_OK;
+}
+
+/* One bf16 tensor of `bytes`, which pairs_make fills. */
+static refit_status pairs_open(uint64_t bytes, bench_pairs *out, refit_error *error)
+{
+    *out = (bench_pairs){.all = calloc(1, sizeof *out->all)};
+    if (out->all == NULL)
+        return cli_refuse(error, REFIT_ERR_HOST_MEMORY, 0, "no memory for the two versions");
+    add_pair(out, bytes / 2 * 2, 2, true);
+    refit_status status = take_images(out, error);
+    if (status != REFIT_OK) pairs_close(out);
+    return status;
+}
+
+/* Fills it with an update of that density, see bench_updates.h. */
+static void pairs_make(const bench_pairs *pairs, double density)
+{
+    (void)bench_updates_make(1, density, (uint16_t *)(void *)pairs->before,
+                             (uint16_t *)(void *)pairs->after, (size_t)pairs->elements);
+}
+
+/* As versions are cut: of what is smaller than a byte, bytes. */
+static void add_tensor(bench_pairs *pairs, const refit_tensor *tensor)
+{
+    uint32_t bits = refit_dtype_bits(tensor->dtype);
+    bool half = tensor->dtype == REFIT_BF16 || tensor->dtype == REFIT_F16;
+    if (tensor->bytes > 0) add_pair(pairs, tensor->bytes, bits % 8 == 0 ? bits / 8 : 1, half);
+}
+
+/* A failure, with the file that it is about. */
+static refit_status name_file(refit_status status, const char *path, refit_error *error)
+{
+    const refit_error unnamed = *error;
+    if (status == REFIT_OK) return REFIT_OK;
+    return cli_refuse(error, status, unnamed.subsystem, "%s: %s", path, unnamed.text);
+}
+
+static refit_status load_image(const char *path, const cli_weights *weights,
+                               const bench_pairs *pairs, unsigned char *image, refit_error *error)
+{
+    const bench_pair *pair = pairs->all;
+    for (uint32_t i = 0; i < weights->count; i++) {
+        if (weights->tensors[i].bytes == 0) continue;
+        refit_status status = cli_weights_load(weights, i, image + pair->offset, error);
+        BENCH_TRY(name_file(status, path, error));
+        pair++;
+    }
+    return REFIT_OK;
+}
+
+/* Two files that are open. */
+typedef struct files {
+    const char *from_path, *to_path;
+    cli_weights from, to;
+} files;
+
+static refit_status load_both(const files *both, bench_pairs *out, refit_error *error)
+{
+    if (!cli_weights_alike(&both->from, &both->to))
+        return cli_refuse(error, REFIT_ERR_INVALID, 0, "the two files have not the same tensors");
+    *out = (bench_pairs){.all = calloc((size_t)both->from.count + 1, sizeof *out->all)};
+    if (out->all == NULL)
+        return cli_refuse(error, REFIT_ERR_HOST_MEMORY, 0, "no memory for the two versions");
+    for (uint32_t i = 0; i < both->from.count; i++)
+        add_tensor(out, &both->from.tensors[i]);
+    refit_status status = take_images(out, error);
+    if (status == REFIT_OK)
+        status = load_image(both->from_path, &both->from, out, out->before, error);
+    if (status == REFIT_OK) status = load_image(both->to_path, &both->to, out, out->after, error);
+    if (status != REFIT_OK) pairs_close(out);
+    return status;
+}
+
+/* The tensors of two safetensors files. REFIT_ERR_INVALID: not the same tensors. */
+static refit_status pairs_load(const char *from, const char *to, bench_pairs *out,
+                               refit_error *error)
+{
+    files both = {.from_path = from, .to_path = to};
+    BENCH_TRY(name_file(cli_weights_open(from, &both.from, error), from, error));
+    refit_status status = name_file(cli_weights_open(to, &both.to, error), to, error);
+    if (status == REFIT_OK) {
+        status = load_both(&both, out, error);
+        cli_weights_close(&both.to);
+    }
+    cli_weights_close(&both.from);
+    return status;
+}
 
 /* ---- A trainer and a worker in one process, whose engine is bound memory ---- */
 
@@ -196,15 +316,16 @@ typedef struct run_state {
 
 /* ---- The rounds ---- */
 
-static refit_status one_move(run_state *run, const bench_codec *codec, const bench_delta_move *move,
-                             bench_series *series, refit_error *error)
+static refit_status one_move(run_state *run, const bench_codec *codec, uint32_t at, uint32_t round,
+                             result *out, refit_error *error)
 {
     const bench_pairs *pairs = run->pairs;
+    const bench_delta_move *move = &codec->moves[at];
     if (move->kind == BENCH_APPLIES) memcpy(pairs->into, pairs->before, pairs->image_bytes);
     if (move->kind == BENCH_COPIES) memset(pairs->into, 0, pairs->image_bytes);
     double start = bench_now();
     bool done = move->run(&run->coder, pairs);
-    bench_add(series, bench_now() - start);
+    bench_add(&out->moves[at], round, bench_now() - start);
     if (done && move->kind != BENCH_ENCODES)
         done = memcmp(pairs->into, pairs->after, pairs->image_bytes) == 0;
     if (done) return REFIT_OK;
@@ -212,36 +333,36 @@ static refit_status one_move(run_state *run, const bench_codec *codec, const ben
                       codec->name, move->name);
 }
 
-static refit_status one_codec(run_state *run, const bench_codec *codec, result *out,
+static refit_status one_codec(run_state *run, const bench_codec *codec, uint32_t round, result *out,
                               refit_error *error)
 {
     for (uint32_t i = 0; codec->moves[i].name != NULL; i++) {
-        BENCH_TRY(one_move(run, codec, &codec->moves[i], &out->moves[i], error));
+        BENCH_TRY(one_move(run, codec, i, round, out, error));
     }
     out->bytes = run->coder.bytes;
     return REFIT_OK;
 }
 
-static refit_status one_apply(run_state *run, refit_error *error)
+static refit_status one_apply(run_state *run, uint32_t round, refit_error *error)
 {
     const bench_pairs *pairs = run->pairs;
     double seconds = 0.0;
     BENCH_TRY(bound_run(run->bound, &seconds, error));
-    bench_add(&run->in_place, seconds);
+    bench_add(&run->in_place, round, seconds);
     if (memcmp(pairs->into, pairs->after, pairs->image_bytes) == 0) return REFIT_OK;
     return cli_refuse(error, REFIT_ERR_CORRUPT, 0, "what was applied is not the version");
 }
 
-static refit_status one_round(run_state *run, refit_error *error)
+static refit_status one_round(run_state *run, uint32_t round, refit_error *error)
 {
-    BENCH_TRY(one_apply(run, error));
-    BENCH_TRY(one_codec(run, &bench_codec_refit, &run->refit, error));
+    BENCH_TRY(one_apply(run, round, error));
+    BENCH_TRY(one_codec(run, &bench_codec_refit, round, &run->refit, error));
     run->changed = run->coder.changed;
     run->same = run->coder.same;
     run->sparse = run->coder.sparse;
     run->dense = run->coder.dense;
     for (int i = 0; i < BASELINES; i++) {
-        BENCH_TRY(one_codec(run, &bench_codec_baselines[i], &run->baselines[i], error));
+        BENCH_TRY(one_codec(run, &bench_codec_baselines[i], round, &run->baselines[i], error));
         if (run->coder.changed == run->changed) continue;
         return cli_refuse(error, REFIT_ERR_CORRUPT, 0, "%s counts other changes than refit",
                           bench_codec_baselines[i].name);
@@ -249,23 +370,13 @@ static refit_status one_round(run_state *run, refit_error *error)
     return REFIT_OK;
 }
 
-static void forget(result *of)
-{
-    for (int i = 0; i < BENCH_DELTA_MOVES; i++)
-        of->moves[i].count = 0;
-}
-
 static refit_status run_rounds(run_state *run, uint32_t rounds, refit_error *error)
 {
-    BENCH_TRY(one_round(run, error)); /* not counted */
+    BENCH_TRY(one_round(run, 0, error));
     if (run->changed == 0)
         return cli_refuse(error, REFIT_ERR_INVALID, 0, "the two versions are the same");
-    forget(&run->refit);
-    run->in_place.count = 0;
-    for (int i = 0; i < BASELINES; i++)
-        forget(&run->baselines[i]);
-    for (uint32_t i = 0; i < rounds; i++)
-        BENCH_TRY(one_round(run, error));
+    for (uint32_t i = 1; i <= rounds; i++)
+        BENCH_TRY(one_round(run, i, error));
     return REFIT_OK;
 }
 
@@ -351,12 +462,12 @@ static int measure_files(const bench_options *options)
 {
     refit_error error = {.text = "out of memory"};
     bench_pairs pairs;
-    if (bench_pairs_load(options->from, options->to, &pairs, &error) != REFIT_OK)
+    if (pairs_load(options->from, options->to, &pairs, &error) != REFIT_OK)
         return cli_complain_file(&error);
     refit_status status = pairs.count == 0
                               ? cli_refuse(&error, REFIT_ERR_INVALID, 0, "the files are empty")
                               : measure(options, &pairs, &error);
-    bench_pairs_close(&pairs);
+    pairs_close(&pairs);
     if (status == REFIT_OK) return CLI_DONE;
     return status == REFIT_ERR_INVALID ? cli_complain_file(&error) : cli_complain_error(&error);
 }
@@ -367,13 +478,13 @@ static int measure_densities(const bench_options *options)
     bench_pairs pairs;
     uint64_t wanted = options->bytes ? options->bytes : default_bytes;
     uint64_t bytes = bench_memory_for(wanted, MEMORY_FACTOR);
-    refit_status status = bench_pairs_open(bytes, &pairs, &error);
+    refit_status status = pairs_open(bytes, &pairs, &error);
     if (status != REFIT_OK) return cli_complain_error(&error);
     for (size_t i = 0; status == REFIT_OK && i < sizeof densities / sizeof *densities; i++) {
-        bench_pairs_make(&pairs, densities[i]);
+        pairs_make(&pairs, densities[i]);
         status = measure(options, &pairs, &error);
     }
-    bench_pairs_close(&pairs);
+    pairs_close(&pairs);
     return status == REFIT_OK ? CLI_DONE : cli_complain_error(&error);
 }
 

@@ -125,10 +125,9 @@ static refit_status run_round(handover *it, uint32_t round, refit_error *error)
     BENCH_TRY(refit_publisher_stats(it->publisher, &stats, error));
     double copied = copy_once(it);
     if (copied < 0.0) return refused(it, error);
-    if (round == 0) return REFIT_OK; /* memory is taken and mapped then */
-    bench_add(&it->whole, end - start);
-    bench_add(&it->staged, stats.publish_stage_seconds_last);
-    bench_add(&it->copies, copied);
+    bench_add(&it->whole, round, end - start);
+    bench_add(&it->staged, round, stats.publish_stage_seconds_last);
+    bench_add(&it->copies, round, copied);
     return REFIT_OK;
 }
 

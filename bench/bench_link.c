@@ -109,7 +109,6 @@ typedef struct link_case {
     refit_publisher *publisher;
     bench_workers workers;
     bench_version_figures last;
-    double cold_seconds;
     uint64_t cold_sent_bytes;
     bench_series seconds, staged;
 } link_case;
@@ -208,26 +207,23 @@ static refit_status publish(const link_state *it, link_case *tested, uint32_t ro
                             refit_error *error)
 {
     BENCH_TRY(bench_versions_publish(&it->versions, tested->publisher, &tested->last, error));
-    if (round == 0) {
-        tested->cold_seconds = tested->last.seconds;
-        tested->cold_sent_bytes = tested->last.sent_bytes;
-    }
-    if (round < BENCH_FRESH_VERSIONS) return REFIT_OK;
-    bench_add(&tested->seconds, tested->last.seconds);
-    bench_add(&tested->staged, tested->last.stats.publish_stage_seconds_last);
+    if (tested->seconds.cold == 0.0) tested->cold_sent_bytes = tested->last.sent_bytes;
+    bench_add(&tested->seconds, round, tested->last.seconds);
+    bench_add(&tested->staged, round, tested->last.stats.publish_stage_seconds_last);
     return REFIT_OK;
 }
 
 static refit_status run_rounds(link_state *it, uint32_t rounds, refit_error *error)
 {
-    for (uint32_t round = 0; round < rounds + BENCH_FRESH_VERSIONS; round++) {
+    for (uint32_t version = 1; version <= rounds + BENCH_FRESH_VERSIONS; version++) {
+        uint32_t round = bench_versions_round(version);
         bench_versions_next(&it->versions);
         for (int i = 0; i < CASES; i++)
             BENCH_TRY(publish(it, &it->cases[i], round, error));
         double limit = bench_raw_send(it->raw, 1);
         if (limit < 0.0)
             return cli_refuse(error, REFIT_ERR_PEER, 0, "the raw socket's worker was lost");
-        if (round >= BENCH_FRESH_VERSIONS) bench_add(&it->limit, limit);
+        bench_add(&it->limit, round, limit);
         if (cli_interrupt_signal() != 0)
             return cli_refuse(error, REFIT_ERR_CANCELLED, 0, "interrupted");
     }
@@ -242,19 +238,22 @@ static json_t *describe(const link_state *it, int which, uint32_t rounds)
                     *dense = &it->cases[which - which % WAYS];
     const refit_stats *stats = &tested->last.stats;
     uint64_t bytes = it->versions.bytes;
-    json_t *object = json_pack(
-        "{s:s, s:s, s:b, s:i, s:I, s:f, s:I, s:I, s:I, s:f, s:f, s:f, s:f, s:I, s:f, s:f, s:f}",
-        "bench", "link", "way", ways[which % WAYS].name, "curve", which >= WAYS, "rounds",
-        (int)rounds, "bytes", (json_int_t)bytes, "density", it->versions.density, "sent_bytes",
-        (json_int_t)tested->last.sent_bytes, "sparse_blocks",
-        (json_int_t)stats->publish_sparse_blocks_last, "dense_blocks",
-        (json_int_t)stats->publish_dense_blocks_last, "seconds_median",
-        bench_median(&tested->seconds), "seconds_p95", bench_p95(&tested->seconds),
-        "staged_seconds_median", bench_median(&tested->staged), "cold_seconds",
-        tested->cold_seconds, "cold_sent_bytes", (json_int_t)tested->cold_sent_bytes,
-        "speedup_over_dense", bench_ratio(&dense->seconds, &tested->seconds), "times_without_keys",
-        bench_ratio(&tested->seconds, &plain->seconds), "link_gbit",
-        8.0 * bench_gbps(bytes, &it->limit));
+    json_t *object =
+        json_pack("{s:s, s:s, s:b, s:i, s:I, s:f, s:I, s:I, s:I}", "bench", "link", "way",
+                  ways[which % WAYS].name, "curve", which >= WAYS, "rounds", (int)rounds, "bytes",
+                  (json_int_t)bytes, "density", it->versions.density, "sent_bytes",
+                  (json_int_t)tested->last.sent_bytes, "sparse_blocks",
+                  (json_int_t)stats->publish_sparse_blocks_last, "dense_blocks",
+                  (json_int_t)stats->publish_dense_blocks_last);
+    bench_set_seconds(object, "", &tested->seconds);
+    json_object_set_new(object, "staged_seconds_median", json_real(bench_median(&tested->staged)));
+    bench_set_cold(object, "", &tested->seconds);
+    bench_extend(object,
+                 json_pack("{s:I, s:f, s:f, s:f}", "cold_sent_bytes",
+                           (json_int_t)tested->cold_sent_bytes, "speedup_over_dense",
+                           bench_ratio(&dense->seconds, &tested->seconds), "times_without_keys",
+                           bench_ratio(&tested->seconds, &plain->seconds), "link_gbit",
+                           8.0 * bench_gbps(bytes, &it->limit)));
     bench_machine(object);
     return object;
 }

@@ -58,8 +58,7 @@ static void count_release(void *user, void *block)
 enum { LONGER = 2, TRIAL = 8 };
 static const uint64_t scratch_most = UINT64_C(1) << 30;
 
-static refit_status behind_pause(bench_case *it, double back, bench_series *exposed,
-                                 refit_error *error)
+static refit_status behind_pause(bench_case *it, double back, double *exposed, refit_error *error)
 {
     double step = LONGER * back;
     struct timespec pause = {.tv_sec = (time_t)step,
@@ -71,7 +70,7 @@ static refit_status behind_pause(bench_case *it, double back, bench_series *expo
     nanosleep(&pause, NULL);
     start = bench_now();
     BENCH_TRY(refit_offloader_finish(it->offloader, BENCH_WAIT_MS, error));
-    bench_add(exposed, waited + bench_now() - start);
+    *exposed = waited + bench_now() - start;
     return REFIT_OK;
 }
 
@@ -113,7 +112,7 @@ static refit_status together(bench_case *it, const work *on, uint32_t writes, do
     return refit_offloader_finish(it->offloader, BENCH_WAIT_MS, error);
 }
 
-static refit_status compare(bench_case *it, const work *on, double back, bench_series *exposed,
+static refit_status compare(bench_case *it, const work *on, double back, double *exposed,
                             refit_error *error)
 {
     double with = -1.0;
@@ -124,12 +123,12 @@ static refit_status compare(bench_case *it, const work *on, double back, bench_s
     BENCH_TRY(together(it, on, writes, &with, error));
     if (trial < 0.0 || with < 0.0 || without < 0.0)
         return cli_refuse(error, REFIT_ERR_DEVICE, 0, "%s", bench_cuda_why(on->cuda));
-    bench_add(exposed, with - without);
+    *exposed = with - without;
     return REFIT_OK;
 }
 
-static refit_status behind_work(bench_case *it, bench_cuda *cuda, double back,
-                                bench_series *exposed, refit_error *error)
+static refit_status behind_work(bench_case *it, bench_cuda *cuda, double back, double *exposed,
+                                refit_error *error)
 {
     work on = {.cuda = cuda};
     on.bytes = it->list->bytes < scratch_most ? it->list->bytes : scratch_most;
@@ -161,10 +160,13 @@ static refit_status run_round(bench_case *ours, bench_baselines *baselines, uint
     out->allocations = atomic_load(&allocations) - before;
     bench_baselines_round(baselines, round);
     if (round == 0) return REFIT_OK;
-    double back = out->times.back.seconds[out->times.back.count - 1];
-    BENCH_TRY(behind_pause(ours, back, &out->exposed, error));
+    double exposed, back = out->times.back.seconds[out->times.back.count - 1];
+    BENCH_TRY(behind_pause(ours, back, &exposed, error));
+    bench_add(&out->exposed, round, exposed);
     if (baselines->cuda == NULL) return REFIT_OK;
-    return behind_work(ours, baselines->cuda, back, &out->busy, error);
+    BENCH_TRY(behind_work(ours, baselines->cuda, back, &exposed, error));
+    bench_add(&out->busy, round, exposed);
+    return REFIT_OK;
 }
 
 static refit_status run_rounds(const bench_options *options, bench_case *ours,
@@ -173,7 +175,7 @@ static refit_status run_rounds(const bench_options *options, bench_case *ours,
     uint32_t rounds = options->rounds > 0 ? options->rounds : ROUNDS;
     for (uint32_t i = 0; i <= rounds; i++)
         BENCH_TRY(run_round(ours, baselines, i, out, error));
-    out->times.cold_out += ours->seal_seconds;
+    out->times.out.cold += ours->seal_seconds;
     refit_stats_init(&out->stats, sizeof out->stats);
     BENCH_TRY(refit_offloader_stats(ours->offloader, &out->stats, error));
     return bench_case_check(ours, error);
@@ -188,7 +190,7 @@ static json_t *describe(const bench_case *ours, const bench_baselines *baselines
         json_pack("{s:s, s:b, s:i, s:I}", "bench", "offload", "reclaim", ours->arena != NULL,
                   "tensors", (int)ours->list->count, "bytes", (json_int_t)bytes);
     json_t *figures = json_pack(
-        "{s:f, s:f, s:f, s:f, s:f, s:f, s:I, s:f, s:f, s:I, s:f, s:f, s:s}", "offload_gbps",
+        "{s:f, s:f, s:f, s:f, s:f, s:f, s:I, s:f, s:f, s:I}", "offload_gbps",
         bench_gbps(bytes, &it->times.out), "restore_gbps", bench_gbps(bytes, &it->times.back),
         "limit_gbps", bench_gbps(2 * bytes, &limit->both), "pageable_gbps",
         bench_gbps(2 * bytes, &pageable->both), "ratio_to_limit",
@@ -197,11 +199,10 @@ static json_t *describe(const bench_case *ours, const bench_baselines *baselines
         (json_int_t)it->allocations, "host_bytes_over_payload",
         (double)it->stats.host_bytes / (double)it->stats.host_payload_bytes - 1.0,
         "exposed_restore_ratio", bench_ratio(&it->exposed, &it->times.back), "host_pinned_bytes",
-        (json_int_t)it->stats.host_pinned_bytes, "cycle_seconds_median",
-        bench_median(&it->times.both), "cycle_seconds_p95", bench_p95(&it->times.both),
-        "limit_loop", baselines->ceiling);
-    json_object_update(object, figures);
-    json_decref(figures);
+        (json_int_t)it->stats.host_pinned_bytes);
+    bench_extend(object, figures);
+    bench_set_seconds(object, "cycle_", &it->times.both);
+    json_object_set_new(object, "limit_loop", json_string(baselines->ceiling));
     return object;
 }
 
@@ -210,14 +211,13 @@ static void describe_gpu(json_t *object, const bench_case *ours, const bench_bas
                          const result *it)
 {
     const bench_times *limit = &baselines->all[0].times;
-    json_t *figures =
-        json_pack("{s:s, s:f, s:f, s:f, s:f, s:f}", "list", ours->list->name, "ratio_to_limit_out",
-                  bench_ratio(&limit->out, &it->times.out), "ratio_to_limit_back",
-                  bench_ratio(&limit->back, &it->times.back), "exposed_busy_ratio",
-                  bench_ratio(&it->busy, &it->times.back), "cold_out_seconds", it->times.cold_out,
-                  "cold_back_seconds", it->times.cold_back);
-    json_object_update(object, figures);
-    json_decref(figures);
+    json_t *figures = json_pack("{s:s, s:f, s:f, s:f}", "list", ours->list->name,
+                                "ratio_to_limit_out", bench_ratio(&limit->out, &it->times.out),
+                                "ratio_to_limit_back", bench_ratio(&limit->back, &it->times.back),
+                                "exposed_busy_ratio", bench_ratio(&it->busy, &it->times.back));
+    bench_extend(object, figures);
+    bench_set_cold(object, "out_", &it->times.out);
+    bench_set_cold(object, "back_", &it->times.back);
 }
 
 static json_t *describe_baseline(const bench_case *ours, const bench_baseline *baseline,
@@ -225,16 +225,19 @@ static json_t *describe_baseline(const bench_case *ours, const bench_baseline *b
 {
     const bench_times *times = &baseline->times;
     uint64_t bytes = ours->list->bytes;
-    return json_pack(
-        "{s:s, s:s, s:b, s:s, s:i, s:f, s:f, s:f, s:f, s:f, s:f, s:f, s:f, s:f, s:f}", "bench",
-        "offload baseline", "list", ours->list->name, "reclaim", ours->arena != NULL, "way",
-        baseline->name, "rounds", (int)times->both.count, "offload_gbps",
-        bench_gbps(bytes, &times->out), "restore_gbps", bench_gbps(bytes, &times->back),
-        "out_seconds_median", bench_median(&times->out), "out_seconds_p95", bench_p95(&times->out),
-        "back_seconds_median", bench_median(&times->back), "back_seconds_p95",
-        bench_p95(&times->back), "cold_out_seconds", times->cold_out, "cold_back_seconds",
-        times->cold_back, "refit_speedup_out", bench_ratio(&times->out, &it->out),
-        "refit_speedup_back", bench_ratio(&times->back, &it->back));
+    json_t *object =
+        json_pack("{s:s, s:s, s:b, s:s, s:i, s:f, s:f}", "bench", "offload baseline", "list",
+                  ours->list->name, "reclaim", ours->arena != NULL, "way", baseline->name, "rounds",
+                  (int)times->both.count, "offload_gbps", bench_gbps(bytes, &times->out),
+                  "restore_gbps", bench_gbps(bytes, &times->back));
+    bench_set_seconds(object, "out_", &times->out);
+    bench_set_seconds(object, "back_", &times->back);
+    bench_set_cold(object, "out_", &times->out);
+    bench_set_cold(object, "back_", &times->back);
+    bench_extend(object,
+                 json_pack("{s:f, s:f}", "refit_speedup_out", bench_ratio(&times->out, &it->out),
+                           "refit_speedup_back", bench_ratio(&times->back, &it->back)));
+    return object;
 }
 
 static void report(const bench_options *options, const bench_case *ours,
@@ -282,9 +285,9 @@ static refit_status run_mode(const bench_options *options, const bench_list *lis
 }
 
 /* Host memory that is taken at once, in copies of the list. On a GPU: refit's arena and four ways
- * of bench_mover.h. On the host: the states, refit's arena, two buffers of one large copy, and the
- * states of the pageable path and what it copies them to; where other memory lies between the
- * tensors, as much again for both states. */
+ * of bench_baseline_cuda.c. On the host: the states, refit's arena, two buffers of one large copy,
+ * and the states of the pageable path and what it copies them to; where other memory lies between
+ * the tensors, as much again for both states. */
 static uint64_t copies_of(const bench_options *options, const char *which)
 {
     if (bench_cuda_ordinal(options->device) >= 0) return 5;

@@ -30,7 +30,7 @@ typedef struct pin_bench {
 } pin_bench;
 
 /* One thread, one byte per page, one mlock; the limit may not allow it. */
-static refit_status touch_and_lock(pin_bench *it, refit_error *error)
+static refit_status touch_and_lock(pin_bench *it, uint32_t round, refit_error *error)
 {
     size_t page = (size_t)sysconf(_SC_PAGESIZE);
     double start = bench_now();
@@ -42,21 +42,22 @@ static refit_status touch_and_lock(pin_bench *it, refit_error *error)
     for (size_t at = 0; at < it->bytes; at += page)
         ((volatile char *)memory)[at] = 0;
     it->locked = mlock(memory, it->bytes) == 0;
-    bench_add(&it->baseline, bench_now() - start);
+    bench_add(&it->baseline, round, bench_now() - start);
     munmap(memory, it->bytes);
     return REFIT_OK;
 }
 
-static refit_status host_alloc(pin_bench *it, refit_error *error)
+static refit_status host_alloc(pin_bench *it, uint32_t round, refit_error *error)
 {
     double start = bench_now();
     void *memory = bench_cuda_pin(it->cuda, it->bytes);
-    bench_add(&it->baseline, bench_now() - start);
+    bench_add(&it->baseline, round, bench_now() - start);
     if (memory != NULL && bench_cuda_unpin(it->cuda, memory)) return REFIT_OK;
     return cli_refuse(error, REFIT_ERR_PIN, 0, "%s", bench_cuda_why(it->cuda));
 }
 
-static refit_status time_seal(pin_bench *it, refit_offloader *offloader, refit_error *error)
+static refit_status time_seal(pin_bench *it, refit_offloader *offloader, uint32_t round,
+                              refit_error *error)
 {
     refit_region_id id;
     const refit_region_desc region = {
@@ -65,18 +66,18 @@ static refit_status time_seal(pin_bench *it, refit_offloader *offloader, refit_e
     double start = bench_now();
     BENCH_TRY(refit_offloader_seal(offloader, error));
     BENCH_TRY(refit_offloader_prepare(offloader, WAIT_MS, error));
-    bench_add(&it->ours, bench_now() - start);
+    bench_add(&it->ours, round, bench_now() - start);
     refit_stats_init(&it->stats, sizeof it->stats);
     return refit_offloader_stats(offloader, &it->stats, error);
 }
 
 /* From an offloader's point of view: nothing there, then an arena ready for DMA. */
-static refit_status first_use(pin_bench *it, refit_error *error)
+static refit_status first_use(pin_bench *it, uint32_t round, refit_error *error)
 {
     refit_offloader *offloader;
     refit_error closing;
     BENCH_TRY(refit_offloader_open(it->device, &it->options->config, &offloader, error));
-    refit_status status = time_seal(it, offloader, error);
+    refit_status status = time_seal(it, offloader, round, error);
     refit_status closed = refit_offloader_close(offloader, status == REFIT_OK ? error : &closing);
     return status != REFIT_OK ? status : closed;
 }
@@ -85,9 +86,8 @@ static refit_status run_rounds(pin_bench *it, refit_error *error)
 {
     uint32_t rounds = it->options->rounds > 0 ? it->options->rounds : ROUNDS;
     for (uint32_t i = 0; i <= rounds; i++) {
-        if (i == 1) it->ours.count = it->baseline.count = 0; /* a machine fetches its memory once */
-        BENCH_TRY(it->cuda != NULL ? host_alloc(it, error) : touch_and_lock(it, error));
-        BENCH_TRY(first_use(it, error));
+        BENCH_TRY(it->cuda != NULL ? host_alloc(it, i, error) : touch_and_lock(it, i, error));
+        BENCH_TRY(first_use(it, i, error));
     }
     return REFIT_OK;
 }
@@ -108,8 +108,7 @@ static void report(const pin_bench *it)
                         bench_median(&it->baseline), "one_thread_gbps",
                         bench_gbps(it->bytes, &it->baseline), "speedup_over_one_thread",
                         bench_ratio(&it->baseline, &it->ours), "one_thread_locked", it->locked);
-    json_object_update(object, baseline);
-    json_decref(baseline);
+    bench_extend(object, baseline);
     bench_device(object, it->options, it->device);
     bench_machine(object);
     bench_print(it->options, object);

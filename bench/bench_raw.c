@@ -8,8 +8,10 @@
  */
 #include "bench_raw.h"
 
+#include <poll.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 #include <zmq.h>
 
 #include "bench.h"
@@ -158,6 +160,12 @@ double bench_raw_send(bench_raw *raw, uint32_t workers)
         worker->done = false;
     }
     return bench_now() - start;
+}
+
+bool bench_input_ended(void)
+{
+    struct pollfd input = {.fd = STDIN_FILENO, .events = POLLIN};
+    return poll(&input, 1, 0) > 0;
 }
 
 /* False when there is nothing more to come. */

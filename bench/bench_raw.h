@@ -25,6 +25,10 @@ bool bench_raw_wait(bench_raw *raw, uint32_t workers);
  * negative number. */
 double bench_raw_send(bench_raw *raw, uint32_t workers);
 
+/* The worker's side: true once its standard input has ended, which is how the benchmark stops it.
+ */
+bool bench_input_ended(void);
+
 /* The worker's side: receives until its standard input ends. Returns an exit status. */
 int bench_raw_receive(const char *endpoint, uint64_t bytes, uint32_t window);
 

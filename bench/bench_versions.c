@@ -43,6 +43,11 @@ void bench_versions_next(bench_versions *versions)
         words[i] = (i + 1) * (UINT64_C(0x9E3779B97F4A7C15) + factor);
 }
 
+uint32_t bench_versions_round(uint32_t version)
+{
+    return version > BENCH_FRESH_VERSIONS ? version - BENCH_FRESH_VERSIONS : 0;
+}
+
 static const char *image_of(const bench_versions *versions)
 {
     return versions->images[versions->images[1] == NULL ? 0 : versions->turn % 2];

@@ -12,6 +12,9 @@
 
 #include <refit/broadcast.h>
 
+/* Versions that come before the counted rounds. */
+enum { BENCH_FRESH_VERSIONS = 2 };
+
 /* What the images take, as a multiple of the bytes of a version. */
 enum { BENCH_VERSIONS_IMAGES = 2 };
 
@@ -29,6 +32,10 @@ void bench_versions_close(bench_versions *versions);
 
 /* Makes the next one. */
 void bench_versions_next(bench_versions *versions);
+
+/* The round of `version`, counted from 1. The first versions are cold: while they are published the
+ * slots and both images of each worker are touched for the first time. */
+uint32_t bench_versions_round(uint32_t version);
 
 /* What one version took. */
 typedef struct bench_version_figures {

@@ -1,4 +1,8 @@
-"""Seconds of several rounds, the first of which is cold and told apart."""
+"""The seconds of one way, round by round, and the figures made from them.
+
+``bench/bench_series.c`` has the same definitions for ``refit bench``; ``tests/bench/series.json``
+holds samples and figures that both must give.
+"""
 
 import statistics
 from collections.abc import Sequence
@@ -7,13 +11,13 @@ from dataclasses import dataclass, field
 
 @dataclass
 class Series:
-    """What one way took, round by round; ``cold`` is the round before those."""
+    """``cold`` is the first round, which takes memory and is not counted."""
 
     cold: float = 0.0
     seconds: list[float] = field(default_factory=list)
 
     def add(self, seconds: float) -> None:
-        """One more round; the very first is the cold one."""
+        """One more round. The first one is the cold one."""
         if self.cold == 0.0:
             self.cold = seconds
         else:
@@ -21,7 +25,7 @@ class Series:
 
     @property
     def median(self) -> float:
-        return statistics.median(self.seconds) if self.seconds else self.cold
+        return statistics.median(self.seconds or [self.cold])
 
     @property
     def p95(self) -> float:
@@ -31,19 +35,27 @@ class Series:
         """GB/s (10^9) of ``nbytes`` moved in the median time."""
         return nbytes / self.median / 1e9
 
+    def figures(self, prefix: str = "") -> dict[str, float]:
+        """The median and the p95 under their names in a result."""
+        return {f"{prefix}seconds_median": self.median, f"{prefix}seconds_p95": self.p95}
+
+    def cold_figure(self, prefix: str = "") -> dict[str, float]:
+        """The cold round under its name in a result."""
+        return {f"cold_{prefix}seconds": self.cold}
+
 
 def p95(values: Sequence[float]) -> float:
-    """The value that 95 of 100 do not exceed; the largest of less than 20."""
-    ordered = sorted(values)
-    return ordered[min(len(ordered) - 1, len(ordered) * 95 // 100)]
+    """The smallest value that at least 95 of 100 do not exceed: the largest of fewer than 20."""
+    return sorted(values)[(len(values) * 95 + 99) // 100 - 1]
 
 
 def ratio(slow: Series, fast: Series) -> float:
-    """The median of how many times as long ``slow`` took: rounds that ran next to each other are
-    compared with each other."""
+    """The median of how many times as long ``slow`` took.
+
+    Rounds that ran next to each other are compared with each other.
+    """
     pairs = list(zip(slow.seconds, fast.seconds, strict=False))
-    pairs = pairs or [(slow.cold, fast.cold)]
-    return statistics.median(a / b for a, b in pairs)
+    return statistics.median(a / b for a, b in pairs or [(slow.cold, fast.cold)])
 
 
 def both(out: Series, back: Series) -> Series:

@@ -73,9 +73,8 @@ def _to(
 
 def _figures(it: Series, ours: Series, nbytes: int) -> dict[str, float]:
     return {
-        "seconds_median": it.median,
-        "seconds_p95": it.p95,
-        "cold_seconds": it.cold,
+        **it.figures(),
+        **it.cold_figure(),
         "gbps_per_worker": it.gbps(nbytes),
         "refit_speedup": it.median / ours.median,
     }

@@ -1,0 +1,109 @@
+/* bench_series: the figures of series.json, which refit.bench.series of the Python package gives as
+ * well (tests/python/test_bench.py). */
+#include <math.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdio.h>
+
+#include <cmocka.h>
+#include <jansson.h>
+
+#include "bench/bench_series.h"
+
+static double number(const json_t *object, const char *key)
+{
+    const json_t *value = json_object_get(object, key);
+    assert_true(json_is_number(value));
+    return json_number_value(value);
+}
+
+static bench_series series_of(const json_t *samples)
+{
+    bench_series series = {0};
+    size_t i;
+    json_t *seconds;
+    bench_add(&series, 0, number(samples, "cold"));
+    json_array_foreach(json_object_get(samples, "seconds"), i, seconds)
+        bench_add(&series, (uint32_t)i + 1, json_number_value(seconds));
+    assert_int_equal(series.count, json_array_size(json_object_get(samples, "seconds")));
+    return series;
+}
+
+static void same(const char *name, const char *figure, double found, double expected)
+{
+    if (fabs(found - expected) <= 1e-12 * fabs(expected)) return;
+    print_error("%s: %s is %.17g, not %.17g\n", name, figure, found, expected);
+    fail();
+}
+
+static void check(json_t *samples)
+{
+    const char *name = json_string_value(json_object_get(samples, "name")), *key;
+    json_t *expected = json_object_get(samples, "figures"), *found = json_object(), *value;
+    bench_series series = series_of(samples),
+                 beside = series_of(json_object_get(samples, "beside"));
+    bench_set_seconds(found, "case_", &series);
+    bench_set_cold(found, "case_", &series);
+    assert_int_equal(json_object_size(found), json_object_size(expected));
+    json_object_foreach(expected, key, value)
+        same(name, key, number(found, key), json_number_value(value));
+    same(name, "ratio", bench_ratio(&series, &beside), number(samples, "ratio"));
+    same(name, "gbps", bench_gbps((uint64_t)number(samples, "bytes"), &series),
+         number(samples, "gbps"));
+    json_decref(found);
+}
+
+static void samples_have_the_figures_that_python_gives_them(void **state)
+{
+    json_error_t why;
+    json_t *all = json_load_file("tests/bench/series.json", 0, &why), *samples;
+    size_t i;
+    (void)state;
+    if (all == NULL) fail_msg("series.json, line %d: %s", why.line, why.text);
+    assert_true(json_array_size(all) > 0);
+    json_array_foreach(all, i, samples) check(samples);
+    json_decref(all);
+}
+
+static void of_several_cold_rounds_the_first_stays(void **state)
+{
+    bench_series series = {0};
+    (void)state;
+    bench_add(&series, 0, 3.0);
+    bench_add(&series, 0, 2.0);
+    assert_true(series.cold == 3.0);
+    assert_int_equal(series.count, 0);
+}
+
+static void rounds_beyond_the_most_are_left_out(void **state)
+{
+    bench_series series = {0};
+    (void)state;
+    for (uint32_t i = 0; i <= BENCH_ROUNDS_MOST + 2; i++)
+        bench_add(&series, i, i <= BENCH_ROUNDS_MOST ? 1.0 : 100.0);
+    assert_int_equal(series.count, BENCH_ROUNDS_MOST);
+    assert_true(bench_p95(&series) == 1.0);
+}
+
+static void a_series_of_nothing_has_figures_of_0(void **state)
+{
+    const bench_series none = {0};
+    (void)state;
+    assert_true(bench_median(&none) == 0.0);
+    assert_true(bench_p95(&none) == 0.0);
+    assert_true(bench_ratio(&none, &none) == 0.0);
+    assert_true(bench_gbps(1, &none) == 0.0);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(samples_have_the_figures_that_python_gives_them),
+        cmocka_unit_test(of_several_cold_rounds_the_first_stays),
+        cmocka_unit_test(rounds_beyond_the_most_are_left_out),
+        cmocka_unit_test(a_series_of_nothing_has_figures_of_0),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
