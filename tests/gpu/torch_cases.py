@@ -13,11 +13,11 @@ With --device cpu it proves itself on a machine without a GPU; no figure means a
 
 import argparse
 import json
-import statistics
 import time
 
 import refit
 import torch
+from refit.bench.series import Series
 
 GIB = 1 << 30
 
@@ -159,27 +159,20 @@ def within(sizes, most):
     return kept or [most]
 
 
-def p95(series):
-    return sorted(series)[int(0.95 * (len(series) - 1) + 0.5)]
-
-
-def row(way, sizes, outs, backs):
+def row(way, sizes, out, back):
     total = sum(sizes)
-    warm_out, warm_back = outs[1:] or outs, backs[1:] or backs
     return {
         "bench": "torch",
         "way": way.name,
         "tensors": len(sizes),
         "bytes": total,
-        "rounds": len(outs) - 1,
-        "offload_gbps": total / statistics.median(warm_out) * 1e-9,
-        "restore_gbps": total / statistics.median(warm_back) * 1e-9,
-        "out_seconds_median": statistics.median(warm_out),
-        "out_seconds_p95": p95(warm_out),
-        "back_seconds_median": statistics.median(warm_back),
-        "back_seconds_p95": p95(warm_back),
-        "cold_out_seconds": outs[0],
-        "cold_back_seconds": backs[0],
+        "rounds": len(out.seconds),
+        "offload_gbps": out.gbps(total),
+        "restore_gbps": back.gbps(total),
+        **out.figures("out_"),
+        **back.figures("back_"),
+        **out.cold_figure("out_"),
+        **back.cold_figure("back_"),
         "torch": torch.__version__,
         "device_name": torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu",
     }
@@ -197,12 +190,12 @@ def main():
         sizes = within([int(line.split()[1]) for line in file], options.mib << 20)
     end = time.monotonic() + options.seconds
     makers = (Large, Pageable, Pinned, Coalesced, Refit)
-    ways = [(make(sizes, options.device), [], []) for make in makers]
+    ways = [(make(sizes, options.device), Series(), Series()) for make in makers]
     for _ in range(options.rounds + 1):
-        for way, outs, backs in ways:
-            outs.append(timed(way.out))
-            backs.append(timed(way.back))
-            print(json.dumps(row(way, sizes, outs, backs), separators=(",", ":")), flush=True)
+        for way, out, back in ways:
+            out.add(timed(way.out))
+            back.add(timed(way.back))
+            print(json.dumps(row(way, sizes, out, back), separators=(",", ":")), flush=True)
         if time.monotonic() > end:
             break
 
