@@ -14,7 +14,7 @@
 #include "base/random.h"
 #include "base/text.h"
 #include "net/ipc.h"
-#include "trust/key_file.h"
+#include "trust/key.h"
 
 #define LOOPBACK          "lo"
 #define LOCK_SUFFIX_BYTES 8 /* room for ".lock" behind an ipc path */

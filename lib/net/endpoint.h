@@ -8,7 +8,7 @@
 #include <stdbool.h>
 
 #include "base/error.h"
-#include "trust/own_folder.h"
+#include "trust/trusted_path.h"
 
 #define RFT_ENDPOINT_BYTES 256
 

@@ -33,8 +33,7 @@
 #include <sys/un.h>
 #include <unistd.h>
 
-#include "trust/own_folder.h"
-#include "trust/trusted_open.h"
+#include "trust/trusted_path.h"
 
 #define BACKLOG     32 /* fewer than the descriptors that connections.c keeps free */
 #define HIDDEN      ".held"

@@ -9,7 +9,7 @@
  * one for the process, too.
  *
  * A socket has one security mechanism: with CURVE it talks to no peer without. A secret key is in
- * memory of secret.h until ZeroMQ has its copy.
+ * memory of rft_secret_open until ZeroMQ has its copy.
  */
 #include "net/socket.h"
 
@@ -28,8 +28,7 @@
 
 #include "base/random.h"
 #include "base/thread.h"
-#include "trust/key_file.h"
-#include "trust/secret.h"
+#include "trust/key.h"
 
 /* ZeroMQ 4.3 knows it in every build, but its header names it to some only. One that does not know
  * it refuses it, and so does rft_curve_serve. */

@@ -25,7 +25,7 @@
 #include "base/alloc.h"
 #include "base/log.h"
 #include "base/thread.h"
-#include "trust/trusted_open.h"
+#include "trust/trusted_path.h"
 
 #define SETTLED_S 2 /* times are no coarser than that */
 

@@ -12,7 +12,7 @@
 
 #include <stdint.h>
 
-#include "trust/key_file.h"
+#include "trust/key.h"
 
 #define RFT_ALLOW_MOST 65536u /* keys of one folder: as many as limits.workers can be */
 

@@ -9,7 +9,7 @@
 #include <unistd.h>
 
 #include "fuzz.h"
-#include "trust/key_file.h"
+#include "trust/key.h"
 
 #define IS_SECRET 1u
 #define TEXT_MOST 2048u /* what is longer than a key file may be is refused all the same */

@@ -5,7 +5,7 @@
  */
 #include "archive/archive_folder.h"
 #include "fuzz.h"
-#include "trust/key_file.h"
+#include "trust/key.h"
 #include "wire/bytes.h"
 
 #define NUMBERS 20u

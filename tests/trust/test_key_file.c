@@ -17,7 +17,7 @@
 #include <refit/keys.h>
 
 #include "tests/support/locksmith.h"
-#include "trust/key_file.h"
+#include "trust/key.h"
 
 static const char good[] = "Yne@$w-vo<fVvi]a<NY6T1ed:M$fCG*[IaLV{hID";
 

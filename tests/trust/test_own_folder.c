@@ -13,7 +13,7 @@
 #include <unistd.h>
 
 #include "tests/support/file_tree.h"
-#include "trust/own_folder.h"
+#include "trust/trusted_path.h"
 
 #define STRANGER 61002u
 

@@ -23,7 +23,7 @@
 
 #include "tests/support/locksmith.h"
 #include "tests/support/quick_config.h"
-#include "trust/secret.h"
+#include "trust/key.h"
 
 #define COUNT 100u
 

@@ -16,7 +16,7 @@
 #include <unistd.h>
 
 #include "tests/support/file_tree.h"
-#include "trust/trusted_open.h"
+#include "trust/trusted_path.h"
 
 #define STRANGER 12345
 
