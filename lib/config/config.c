@@ -10,7 +10,6 @@
 #include <string.h>
 
 #include "base/checked.h"
-#include "config/nearest.h"
 #include "config/options.h"
 #include "config/resolve.h"
 

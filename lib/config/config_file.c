@@ -15,7 +15,6 @@
 #include <unistd.h>
 
 #include "base/alloc.h"
-#include "config/nearest.h"
 #include "config/options.h"
 #include "config/resolve.h"
 #include "config/yaml.h"

@@ -18,7 +18,6 @@
 #include <yaml.h>
 
 #include "base/text.h"
-#include "config/nearest.h"
 #include "config/options.h"
 #include "config/resolve.h"
 

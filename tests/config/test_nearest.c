@@ -6,7 +6,7 @@
 
 #include <cmocka.h>
 
-#include "config/nearest.h"
+#include "config/options.h"
 
 static size_t distance(const char *a, const char *b)
 {
