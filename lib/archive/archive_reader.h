@@ -6,7 +6,32 @@
 
 #include "archive/archive_folder.h"
 #include "archive/archive_format.h"
-#include "archive/archive_slice.h"
+#include "wire/reassembly.h"
+
+/* ---- One frame as a version of its own
+ *
+ * A slice begins at byte 0, so that wire's coding of frames works on a buffer of one frame. A
+ * second image of all weights is needed neither to write a version that lies elsewhere, nor to
+ * apply one file after another.
+ */
+
+/* Valid until the next cut; names and shapes are borrowed from the manifest. */
+typedef struct rft_archive_slice {
+    rft_manifest manifest; /* tensors from `tensor` on; one frame; no names' index, no encoding */
+    rft_frame_span frame;  /* its only one */
+    uint32_t tensor;       /* number of its first tensor in the version */
+    uint64_t offset;       /* of its first byte in the version's image */
+    rft_block blocks[RFT_FRAME_BLOCKS];
+} rft_archive_slice;
+
+/* Frame `sequence` of a manifest that has it. */
+void rft_archive_slice_cut(rft_archive_slice *slice, const rft_manifest *manifest,
+                           uint32_t sequence);
+
+/* Bytes of the longest frame. */
+uint64_t rft_archive_slice_most(const rft_manifest *manifest);
+
+/* ---- One file ---- */
 
 typedef struct rft_archive_reader {
     int file;

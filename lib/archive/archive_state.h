@@ -11,9 +11,7 @@
 #ifndef RFT_ARCHIVE_STATE_H
 #define RFT_ARCHIVE_STATE_H
 
-#include "archive/archive_folder.h"
-#include "archive/archive_format.h"
-#include "archive/archive_slice.h"
+#include "archive/archive_reader.h"
 
 struct refit_archive {
     rft_archive_folder folder;
