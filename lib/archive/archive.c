@@ -4,7 +4,6 @@
 #include <errno.h>
 #include <unistd.h>
 
-#include "archive/archive_disk.h"
 #include "archive/archive_reader.h"
 #include "archive/archive_state.h"
 #include "base/alloc.h"

@@ -8,7 +8,6 @@
  */
 #include "archive/archive_chain.h"
 
-#include "archive/archive_disk.h"
 #include "base/alloc.h"
 #include "base/checked.h"
 

@@ -10,7 +10,6 @@
 
 #include <xxhash.h>
 
-#include "archive/archive_disk.h"
 #include "base/alloc.h"
 #include "base/checked.h"
 #include "wire/frame.h"

@@ -16,7 +16,6 @@
 #include <xxhash.h>
 
 #include "archive/archive_chain.h"
-#include "archive/archive_disk.h"
 #include "archive/archive_reader.h"
 #include "archive/archive_state.h"
 #include "base/alloc.h"

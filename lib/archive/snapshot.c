@@ -6,7 +6,6 @@
 #include <string.h>
 
 #include "archive/archive_chain.h"
-#include "archive/archive_disk.h"
 #include "base/alloc.h"
 #include "config/resolve.h"
 
