@@ -4,8 +4,7 @@
 #include <errno.h>
 #include <unistd.h>
 
-#include "archive/archive_reader.h"
-#include "archive/archive_state.h"
+#include "archive/archive.h"
 #include "base/alloc.h"
 #include "config/resolve.h"
 

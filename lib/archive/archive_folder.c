@@ -1,9 +1,10 @@
 /*
- * The folder of an archive: names to entries and back, and the writer's lock.
+ * The folder of an archive: its files, their names to entries and back, and the writer's lock.
  *
- * No index is kept on the disk: the names say it all, so nothing can disagree with them after a
- * crash. The lock is the kernel's and goes with the process that had it; its file stays, because a
- * lock on a file that another process removes is no lock.
+ * No index is kept on the disk: the names alone list the versions, so there is nothing that a crash
+ * could leave inconsistent. The lock is the kernel's and ends with the process that holds it; its
+ * file stays, because a lock on a file that another process removes is no lock. Knows nothing of a
+ * file's content.
  */
 #include "archive/archive_folder.h"
 

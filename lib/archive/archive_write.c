@@ -15,9 +15,7 @@
 
 #include <xxhash.h>
 
-#include "archive/archive_chain.h"
-#include "archive/archive_reader.h"
-#include "archive/archive_state.h"
+#include "archive/archive.h"
 #include "base/alloc.h"
 #include "base/checked.h"
 #include "base/log.h"
