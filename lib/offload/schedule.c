@@ -9,7 +9,7 @@
 
 #include "base/alloc.h"
 #include "base/checked.h"
-#include "transfer/rate_limiter.h"
+#include "transfer/mover.h"
 
 /* calloc of nothing is no memory; an offloader without regions is allowed. */
 static uint32_t at_least_one(uint32_t count)
@@ -91,7 +91,7 @@ static refit_status open_room(rft_schedule *schedule, const rft_region_table *re
 {
     rft_plan_limits limits = {.piece_bytes = config->offload_piece_bytes,
                               .batch_most = batch_most,
-                              .batch_bytes = rft_rate_limiter_step(config->offload_rate_limit)};
+                              .batch_bytes = rft_mover_step_bytes(config->offload_rate_limit)};
     uint64_t pieces = (uint64_t)at_least_one(regions->count) + schedule->layout.slab_count;
     RFT_REFUSE_IF(pieces > UINT32_MAX, error, REFIT_ERR_LIMIT,
                   "%u regions in %u slabs are too many: raise offload.slab_bytes", regions->count,

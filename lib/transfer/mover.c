@@ -29,10 +29,10 @@
 #include <refit/offload.h>
 
 #include "base/alloc.h"
+#include "base/checked.h"
 #include "base/clock.h"
 #include "base/thread.h"
 #include "transfer/plan.h"
-#include "transfer/rate_limiter.h"
 
 /* ---- Completion: the events of one operation -------------------------------------------------
  * The events that one operation leaves on its stream, and how it went, read off them.
@@ -190,6 +190,135 @@ static refit_status completion_group_outcome(rft_completion *completion, uint32_
     return first_failure(completion, part->first_event, part->own_event + 1, error);
 }
 
+/* ---- The rate limiter ------------------------------------------------------------------------
+ * Holds a stream back between batches, so that an operation takes no more of the link than
+ * offload.rate_limit, on average over two of its steps.
+ *
+ * The stream itself stands: a call on it, on the stream's thread, returns once the bytes of the
+ * batch before it were due at the given rate. Steps are short (rft_mover_step_bytes bounds a
+ * batch), so other calls on the device do not wait long. Calls run one after the other, so the
+ * place of the operation is known without a question to the device. A stream that was held up by
+ * other work makes up for one step at most: the limit is there for that work. Knows nothing of
+ * events or waiters.
+ */
+
+#define STEPS_A_SECOND 20u
+#define LEAST_STEP     UINT64_C(65536)
+
+typedef struct rate_limiter {
+    uint64_t rate;
+    rft_mutex lock;
+    rft_cond hurried;
+    bool hurry;           /* guarded by lock, like the rest */
+    const rft_plan *plan; /* of the operation under way */
+    uint32_t at;          /* its next batch */
+    int64_t due;          /* when that one has its turn; 0: at once, as the first */
+} rate_limiter;
+
+/* `rate`: bytes a second; 0: no rate limiter (`*out` is NULL). */
+static refit_status limiter_open(uint64_t rate, rate_limiter **out, refit_error *error)
+{
+    refit_status status = REFIT_OK;
+    *out = NULL;
+    if (rate == 0) return REFIT_OK;
+    rate_limiter *limiter = rft_calloc(1, sizeof *limiter);
+    RFT_REFUSE_IF(limiter == NULL, error, REFIT_ERR_HOST_MEMORY, "no memory for a rate limiter");
+    limiter->rate = rate;
+    RFT_TRY_GOTO(rft_mutex_open(&limiter->lock, error), free_limiter);
+    RFT_TRY_GOTO(rft_cond_open(&limiter->hurried, error), close_lock);
+    *out = limiter;
+    return REFIT_OK;
+
+close_lock:
+    rft_mutex_close(&limiter->lock);
+free_limiter:
+    rft_free(limiter);
+    return status;
+}
+
+/* No call of it may be on a stream any more. NULL is allowed. */
+static void limiter_close(rate_limiter *limiter)
+{
+    if (limiter == NULL) return;
+    rft_cond_close(&limiter->hurried);
+    rft_mutex_close(&limiter->lock);
+    rft_free(limiter);
+}
+
+uint64_t rft_mover_step_bytes(uint64_t rate)
+{
+    return rate == 0 ? 0 : rft_max_u64(rate / STEPS_A_SECOND, LEAST_STEP);
+}
+
+/* A new operation begins; the plan must stay until its last call has run. */
+static void limiter_begin(rate_limiter *limiter, const rft_plan *plan)
+{
+    rft_lock(&limiter->lock);
+    limiter->hurry = false;
+    limiter->plan = plan;
+    limiter->at = 0;
+    limiter->due = 0;
+    rft_unlock(&limiter->lock);
+}
+
+/* The batch that has its turn now: zeroes have none. */
+static const rft_batch *next_batch(rate_limiter *limiter)
+{
+    const rft_plan *plan = limiter->plan;
+    while (plan->copies[plan->batches[limiter->at].first].from == NULL) {
+        limiter->at++;
+    }
+    return &plan->batches[limiter->at++];
+}
+
+static int64_t time_of(const rate_limiter *limiter, uint64_t bytes)
+{
+    return (int64_t)((double)bytes / (double)limiter->rate * 1e9);
+}
+
+/* How late a batch is that begins `now`, as far as that is made up for. */
+static int64_t made_up(const rate_limiter *limiter, int64_t now)
+{
+    if (limiter->due == 0 || now < limiter->due) return 0;
+    int64_t late = now - limiter->due;
+    int64_t most = time_of(limiter, rft_mover_step_bytes(limiter->rate));
+    return late < most ? late : most;
+}
+
+/* On the stream's thread. */
+static void stand(void *user)
+{
+    rate_limiter *limiter = user;
+    rft_lock(&limiter->lock);
+    while (!limiter->hurry && rft_now() < limiter->due) {
+        (void)rft_cond_wait(&limiter->hurried, &limiter->lock, limiter->due);
+    }
+    int64_t now = rft_now();
+    limiter->due = now - made_up(limiter, now) + time_of(limiter, next_batch(limiter)->bytes);
+    rft_unlock(&limiter->lock);
+}
+
+/* Puts the turn of the next batch with a source on the stream. REFIT_ERR_UNSUPPORTED: its streams
+ * cannot call. */
+static refit_status limiter_put(rate_limiter *limiter, refit_device *device,
+                                refit_stream_ref stream, refit_error *error)
+{
+    refit_status status = refit_stream_call(device, stream, stand, limiter, error);
+    RFT_REFUSE_IF(status == REFIT_ERR_UNSUPPORTED, error, status,
+                  "offload.rate_limit needs a device whose streams can call back: set it to 0");
+    return status;
+}
+
+/* What is under way goes on as fast as it can, before a close. Any thread. NULL is allowed. */
+static void limiter_hurry(rate_limiter *limiter)
+{
+    if (limiter == NULL) return;
+    rft_lock(&limiter->lock);
+    limiter->hurry = true;
+    rft_cond_wake_all(&limiter->hurried);
+    rft_unlock(&limiter->lock);
+}
+
 /* ---- Submitting a plan -----------------------------------------------------------------------
  * From batches to calls of the device: a batch of copies in as many submissions as the device
  * takes, a batch of zeroes one by one, and before each batch the rate limiter. Knows nothing of who
@@ -202,7 +331,7 @@ typedef struct rft_submission {
     refit_stream_ref stream;
     rft_copy_order order;
     rft_completion *completion;
-    rft_rate_limiter *limiter; /* NULL: as fast as the link goes */
+    rate_limiter *limiter; /* NULL: as fast as the link goes */
 } rft_submission;
 
 static refit_status submit_zeroes(const rft_submission *submission, const rft_batch *batch,
@@ -238,8 +367,8 @@ static refit_status submit_batch(const rft_submission *submission, const rft_bat
     if (submission->plan->copies[batch->first].from == NULL)
         return submit_zeroes(submission, batch, error);
     if (submission->limiter != NULL) {
-        RFT_TRY(rft_rate_limiter_put(submission->limiter, submission->completion->device,
-                                     submission->stream, error));
+        RFT_TRY(limiter_put(submission->limiter, submission->completion->device, submission->stream,
+                            error));
     }
     return submit_copies(submission, batch, error);
 }
@@ -278,7 +407,7 @@ struct rft_mover {
     refit_status status;          /* in DONE and BROKEN; guarded by lock */
     refit_error failure;          /* its sentence; guarded by lock */
     atomic_int_fast64_t finished; /* when the last byte moved, or 0 */
-    rft_rate_limiter *limiter;    /* owned; NULL: as fast as the link goes */
+    rate_limiter *limiter;        /* owned; NULL: as fast as the link goes */
     /* The thread that is STARTING writes these without the lock; else guarded by lock. */
     refit_stream_ref stream; /* owned; none after a failure: the next start opens it */
     rft_completion completion;
@@ -462,7 +591,7 @@ static refit_status submit_all(rft_mover *mover, const rft_plan *plan, refit_str
     if (mover->stream.native == NULL) {
         RFT_TRY(refit_stream_open(mover->device, &mover->stream, error));
     }
-    if (mover->limiter != NULL) rft_rate_limiter_begin(mover->limiter, plan);
+    if (mover->limiter != NULL) limiter_begin(mover->limiter, plan);
     RFT_TRY(completion_begin(&mover->completion, plan, after, mover->stream, error));
     RFT_TRY(submit_plan(&(rft_submission){.plan = plan,
                                           .stream = mover->stream,
@@ -481,7 +610,7 @@ static refit_status submit_all(rft_mover *mover, const rft_plan *plan, refit_str
 static bool drain(rft_mover *mover)
 {
     if (mover->stream.native == NULL) return true;
-    rft_rate_limiter_hurry(mover->limiter);
+    limiter_hurry(mover->limiter);
     if (completion_end(&mover->completion, mover->stream, NULL) == REFIT_OK) {
         (void)rft_device_event_wait(mover->device, mover->completion.all, RFT_MOVER_SHORT_MS, NULL);
         if (is_over(mover, mover->completion.all)) return true;
@@ -503,7 +632,7 @@ refit_status rft_mover_open(refit_device *device, uint64_t rate_limit, rft_mover
     atomic_init(&mover->finished, 0);
     RFT_TRY_GOTO(rft_mutex_open(&mover->lock, error), free_mover);
     RFT_TRY_GOTO(rft_cond_open(&mover->changed, error), close_lock);
-    RFT_TRY_GOTO(rft_rate_limiter_open(rate_limit, &mover->limiter, error), close_changed);
+    RFT_TRY_GOTO(limiter_open(rate_limit, &mover->limiter, error), close_changed);
     RFT_TRY_GOTO(completion_open(&mover->completion, device, error), close_limiter);
     RFT_TRY_GOTO(refit_stream_open(device, &mover->stream, error), close_completion);
     rft_device_retain(device);
@@ -513,7 +642,7 @@ refit_status rft_mover_open(refit_device *device, uint64_t rate_limit, rft_mover
 close_completion:
     completion_close(&mover->completion);
 close_limiter:
-    rft_rate_limiter_close(mover->limiter);
+    limiter_close(mover->limiter);
 close_changed:
     rft_cond_close(&mover->changed);
 close_lock:
@@ -535,7 +664,7 @@ refit_status rft_mover_close(rft_mover *mover, uint32_t timeout_ms, refit_error 
         RFT_TRY(refit_stream_close(mover->device, mover->stream, error));
     }
     completion_close(&mover->completion);
-    rft_rate_limiter_close(mover->limiter);
+    limiter_close(mover->limiter);
     rft_cond_close(&mover->changed);
     rft_mutex_close(&mover->lock);
     rft_device_release(mover->device);
@@ -595,5 +724,5 @@ refit_status rft_mover_start(rft_mover *mover, const rft_plan *plan, refit_strea
 
 void rft_mover_hurry(rft_mover *mover)
 {
-    rft_rate_limiter_hurry(mover->limiter);
+    limiter_hurry(mover->limiter);
 }

@@ -20,6 +20,10 @@ typedef struct rft_mover rft_mover;
 refit_status rft_mover_open(refit_device *device, uint64_t rate_limit, rft_mover **out,
                             refit_error *error);
 
+/* The most bytes of one batch of a plan at this rate limit: what crosses the link in 50 ms, at
+ * least 64 KiB. 0: no bound, for no limit. */
+uint64_t rft_mover_step_bytes(uint64_t rate_limit);
+
 /* What is under way is not held back by the rate limit any more. Any thread. */
 void rft_mover_hurry(rft_mover *mover);
 

@@ -10,11 +10,9 @@
 #include <cmocka.h>
 
 #include "base/clock.h"
-#include "tests/support/failing_alloc.h"
 #include "tests/support/faulty_device.h"
 #include "tests/support/test_device.h"
 #include "transfer/mover.h"
-#include "transfer/rate_limiter.h"
 
 #define WAIT_MS 20000
 #define MIB     (UINT64_C(1) << 20)
@@ -70,7 +68,7 @@ static void open_moves(uint64_t rate, uint32_t count, bool zeroes)
                               .bytes = count * BYTES,
                               .piece_bytes = BYTES,
                               .batch_most = 16,
-                              .batch_bytes = rft_rate_limiter_step(rate)};
+                              .batch_bytes = rft_mover_step_bytes(rate)};
     for (uint32_t i = 0; i < count; i++) {
         bool zero = zeroes && i % 3 == 2;
         pieces[i] = (rft_piece){.to = to + i % 4 * BYTES,
@@ -90,9 +88,9 @@ static refit_status start(void)
 static void a_step_crosses_the_link_in_a_moment(void **state)
 {
     (void)state;
-    assert_int_equal(rft_rate_limiter_step(0), 0);
-    assert_int_equal(rft_rate_limiter_step(MIB), 65536);
-    assert_int_equal(rft_rate_limiter_step(1000 * MIB), 50 * MIB);
+    assert_int_equal(rft_mover_step_bytes(0), 0);
+    assert_int_equal(rft_mover_step_bytes(MIB), 65536);
+    assert_int_equal(rft_mover_step_bytes(1000 * MIB), 50 * MIB);
 }
 
 /* One call a batch, and the one that notes the end. */
@@ -192,17 +190,6 @@ static void streams_that_cannot_call_cannot_be_paced(void **state)
     assert_int_equal(first_byte(0), 0);
 }
 
-static void every_failed_allocation_is_an_error(void **state)
-{
-    (void)state;
-    rft_rate_limiter *limiter = NULL;
-    failing_alloc_begin(1);
-    assert_int_equal(rft_rate_limiter_open(MIB, &limiter, NULL), REFIT_ERR_HOST_MEMORY);
-    assert_true(failing_alloc_end());
-    assert_null(limiter);
-    rft_rate_limiter_close(limiter);
-}
-
 #define TEST(name) cmocka_unit_test_setup_teardown(name, set_up, tear_down)
 
 int main(void)
@@ -217,7 +204,6 @@ int main(void)
         TEST(a_start_that_fails_does_not_wait_for_the_pace),
         TEST(hurry_is_for_what_is_under_way),
         TEST(streams_that_cannot_call_cannot_be_paced),
-        cmocka_unit_test(every_failed_allocation_is_an_error),
     };
     return cmocka_run_group_tests_name("rate limiter", tests, NULL, NULL);
 }
