@@ -25,7 +25,6 @@
 #include "memory/numa.h"
 #include "memory/procfile.h"
 #include "memory/slab_pins.h"
-#include "memory/touch.h"
 
 /* ---- Huge pages ------------------------------------------------------------------------------
  * Transparent huge pages, by madvise, and the probe.

@@ -1,5 +1,5 @@
 /*
- * Touching and page-locking at once.
+ * Fresh memory made fit for copies: touched by several threads, and page-locked slab by slab.
  *
  *     threads   touch ──────────────────────────────►
  *     caller      └ slab 0 touched: lock it ─ slab 1: lock it ─ … (helps to touch while it waits)
@@ -8,10 +8,176 @@
  */
 #include "memory/slab_pins.h"
 
+#include <errno.h>
 #include <inttypes.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <unistd.h>
 
+#include "base/checked.h"
 #include "base/log.h"
-#include "memory/touch.h"
+#include "memory/numa.h"
+
+/* ---- First touch in parallel -----------------------------------------------------------------
+ * The range is handed out in chunks from its beginning on, so a thread that is held up holds up no
+ * other thread, and what is touched grows from there, up to the first chunk that is still worked
+ * on. The first failure stops all.
+ */
+
+#define CHUNK   (UINT64_C(16) << 20) /* whole huge pages; some hundred system calls per 10 GiB */
+#define THREADS 8                    /* more do not help: the memory is the limit */
+
+#ifndef MADV_POPULATE_WRITE
+#define MADV_POPULATE_WRITE 23
+#endif
+
+#define NOWHERE UINT64_MAX
+
+/* Reads and writes back a byte of each page: the kernel must make it the process's own. */
+static void write_pages(char *base, uint64_t bytes)
+{
+    uint64_t page = (uint64_t)sysconf(_SC_PAGESIZE);
+    for (uint64_t at = 0; at < bytes; at += page) {
+        volatile char *byte = base + at;
+        *byte = *byte;
+    }
+}
+
+refit_status rft_touch_range(void *base, uint64_t bytes, refit_error *error)
+{
+    int result;
+    do {
+        result = madvise(base, bytes, MADV_POPULATE_WRITE);
+    } while (result != 0 && (errno == EINTR || errno == EAGAIN));
+    if (result == 0) return REFIT_OK;
+    if (errno == EINVAL) {
+        write_pages(base, bytes);
+        return REFIT_OK;
+    }
+    return rft_fail_sub(error, REFIT_ERR_HOST_MEMORY, errno,
+                        "the kernel gave no memory for %" PRIu64
+                        " bytes of the host image: %s; lower offload.budget_share or free memory",
+                        bytes, strerror(errno));
+}
+
+/* All before it is touched. Lock held. */
+static uint64_t touched(const rft_touch *touch)
+{
+    uint64_t end = touch->next;
+    for (uint32_t i = 0; i < touch->seats; i++) {
+        end = rft_min_u64(end, touch->at[i]);
+    }
+    return end;
+}
+
+/* Lock held, but while a chunk is touched. False if nobody is to take another. */
+static bool touch_chunk(rft_touch *touch, uint32_t seat)
+{
+    if (touch->status != REFIT_OK || touch->next >= touch->bytes) return false;
+    uint64_t at = touch->next;
+    uint64_t bytes = rft_min_u64(CHUNK, touch->bytes - at);
+    touch->at[seat] = at;
+    touch->next = at + bytes;
+    rft_unlock(&touch->lock);
+    refit_error error = {0};
+    refit_status status = rft_cancel_token_check(touch->token, &error);
+    if (status == REFIT_OK) status = rft_touch_range(touch->base + at, bytes, &error);
+    rft_lock(&touch->lock);
+    if (status != REFIT_OK && touch->status == REFIT_OK) {
+        touch->status = status;
+        touch->error = error;
+    }
+    touch->at[seat] = NOWHERE;
+    if (touch->status == REFIT_OK) atomic_store(&touch->token->taken, touched(touch));
+    rft_cond_wake_all(&touch->moved);
+    return true;
+}
+
+/* Lock held. */
+static uint32_t take_seat(rft_touch *touch)
+{
+    touch->at[touch->seats] = NOWHERE;
+    return touch->seats++;
+}
+
+static void *run_helper(void *user)
+{
+    rft_touch *touch = user;
+    if (touch->near >= 0) (void)rft_numa_go("", touch->near);
+    rft_lock(&touch->lock);
+    uint32_t seat = take_seat(touch);
+    while (touch_chunk(touch, seat)) {
+    }
+    rft_unlock(&touch->lock);
+    return NULL;
+}
+
+static uint32_t count_threads(uint64_t bytes, uint32_t wanted)
+{
+    uint64_t chunks = (bytes + CHUNK - 1) / CHUNK;
+    uint64_t threads = wanted != 0 ? rft_min_u64(wanted, RFT_TOUCH_THREADS)
+                                   : rft_min_u64(rft_cpu_count(), THREADS);
+    return (uint32_t)rft_min_u64(threads, chunks);
+}
+
+static refit_status open_lock(rft_touch *touch, refit_error *error)
+{
+    RFT_TRY(rft_mutex_open(&touch->lock, error));
+    refit_status status = rft_cond_open(&touch->moved, error);
+    if (status != REFIT_OK) rft_mutex_close(&touch->lock);
+    return status;
+}
+
+refit_status rft_touch_open(rft_touch *touch, void *base, uint64_t bytes, uint32_t threads,
+                            int near, rft_cancel_token *token, refit_error *error)
+{
+    touch->base = base;
+    touch->bytes = bytes;
+    touch->token = token;
+    touch->near = near;
+    touch->helper_count = 0;
+    touch->next = 0;
+    touch->seats = 0;
+    touch->status = REFIT_OK;
+    RFT_TRY(open_lock(touch, error));
+    (void)take_seat(touch); /* the caller's */
+    uint32_t most = count_threads(bytes, threads);
+    uint32_t own = near < 0 ? 1u : 0u;
+    while (touch->helper_count + own < most &&
+           rft_thread_start(&touch->helpers[touch->helper_count], "refit-touch", run_helper, touch,
+                            NULL) == REFIT_OK) {
+        touch->helper_count++;
+    }
+    return REFIT_OK;
+}
+
+refit_status rft_touch_reach(rft_touch *touch, uint64_t bytes, refit_error *error)
+{
+    bool helps = touch->near < 0 || touch->helper_count == 0;
+    rft_lock(&touch->lock);
+    while (touch->status == REFIT_OK && touched(touch) < bytes) {
+        /* A chunk that this thread cannot take is at work elsewhere, and its end wakes us. */
+        if (!helps || !touch_chunk(touch, 0)) rft_cond_wait_idle(&touch->moved, &touch->lock);
+    }
+    refit_status status = touch->status;
+    if (status != REFIT_OK && error != NULL) *error = touch->error;
+    rft_unlock(&touch->lock);
+    return status;
+}
+
+void rft_touch_close(rft_touch *touch)
+{
+    rft_lock(&touch->lock);
+    touch->next = touch->bytes;
+    rft_unlock(&touch->lock);
+    for (uint32_t i = 0; i < touch->helper_count; i++) {
+        rft_thread_join(touch->helpers[i]);
+    }
+    rft_cond_close(&touch->moved);
+    rft_mutex_close(&touch->lock);
+}
+
+/* ---- Page locks, slab by slab --------------------------------------------------------------- */
 
 void rft_slab_pins_drop(rft_slab_pins *pins)
 {

@@ -9,9 +9,61 @@
 #ifndef RFT_SLAB_PINS_H
 #define RFT_SLAB_PINS_H
 
+#include <stdint.h>
+
 #include "device/device.h"
 #include "memory/cancel_token.h"
 #include "memory/layout.h"
+
+/* ---- First touch -----------------------------------------------------------------------------
+ * Gives fresh pages their memory, by several threads at once.
+ *
+ * The first touch is what costs (the kernel zeroes every page), and it decides on which node a page
+ * lies. Asked of the kernel by MADV_POPULATE_WRITE, which answers with an error where a plain write
+ * would raise a signal; kernels older than 5.14 do not know it and get the write.
+ *
+ *     rft_touch touch;
+ *     RFT_TRY(rft_touch_open(&touch, base, bytes, 0, -1, token, error)); threads begin
+ *     status = rft_touch_reach(&touch, bytes / 2, error);                half of it can be used
+ *     rft_touch_close(&touch);                                           threads are gone
+ */
+
+#define RFT_TOUCH_THREADS 64 /* at most */
+
+typedef struct rft_touch {
+    char *base;
+    uint64_t bytes;
+    rft_cancel_token *token;
+    int near; /* the node that helpers go to, or -1 */
+    rft_thread helpers[RFT_TOUCH_THREADS];
+    uint32_t helper_count;
+    rft_mutex lock;
+    rft_cond moved;
+    uint64_t next; /* the first byte that no thread has taken; guarded by lock */
+    uint64_t at[RFT_TOUCH_THREADS + 1]; /* where each thread is, UINT64_MAX: nowhere; guarded */
+    uint32_t seats;                     /* of `at` that are given away; guarded */
+    refit_status status;                /* of the first failure; guarded, like its sentence */
+    refit_error error;
+} rft_touch;
+
+/* Touches whole pages on the calling thread. What they held stays. REFIT_ERR_HOST_MEMORY. */
+refit_status rft_touch_range(void *base, uint64_t bytes, refit_error *error);
+
+/* Begins to touch likewise, from `base` on, by `threads` threads, the caller's among them (0: one
+ * per core, at most 8). Fewer, if some cannot be started. With a node as `near` (-1: none) all are
+ * helpers on that node's CPUs, so that the memory lies there. `token` is told how far they are, and
+ * stops them. */
+refit_status rft_touch_open(rft_touch *touch, void *base, uint64_t bytes, uint32_t threads,
+                            int near, rft_cancel_token *token, refit_error *error);
+
+/* Until the first `bytes` of it are touched. Blocks. REFIT_ERR_HOST_MEMORY, REFIT_ERR_CANCELLED
+ * (`token`). */
+refit_status rft_touch_reach(rft_touch *touch, uint64_t bytes, refit_error *error);
+
+/* Ends it where it is. */
+void rft_touch_close(rft_touch *touch);
+
+/* ---- Page locks, slab by slab --------------------------------------------------------------- */
 
 typedef struct rft_slab_pins {
     refit_device *device;

@@ -10,7 +10,7 @@
 #include <cmocka.h>
 
 #include "memory/host_arena.h"
-#include "memory/touch.h"
+#include "memory/slab_pins.h"
 
 #define MIB   (UINT64_C(1) << 20)
 #define BYTES (40 * MIB + 12288)
