@@ -7,8 +7,7 @@
 
 #include <cmocka.h>
 
-#include "offload/name_index.h"
-#include "offload/span_tree.h"
+#include "offload/region.h"
 
 #define SPANS 500
 #define NAMES 3000
