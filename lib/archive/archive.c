@@ -6,7 +6,7 @@
 
 #include "archive/archive.h"
 #include "base/alloc.h"
-#include "config/resolve.h"
+#include "config/config.h"
 
 static refit_status read_config(const refit_config *config, refit_archive_mode mode,
                                 refit_archive *archive, refit_error *error)

@@ -11,7 +11,7 @@
 #include "archive/archive.h"
 #include "base/alloc.h"
 #include "base/checked.h"
-#include "config/resolve.h"
+#include "config/config.h"
 
 /* ---- The chain, by headers
  *

@@ -10,8 +10,8 @@
 #include <string.h>
 
 #include "base/checked.h"
+#include "config/config.h"
 #include "config/options.h"
-#include "config/resolve.h"
 
 /* ---- The struct --------------------------------------------------------------------------- */
 

@@ -32,7 +32,7 @@
 #include "base/alloc.h"
 #include "base/clock.h"
 #include "base/error.h"
-#include "config/resolve.h"
+#include "config/config.h"
 #include "offload/offloader.h"
 
 typedef enum phase {

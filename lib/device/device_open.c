@@ -8,7 +8,7 @@
 #include <string.h>
 
 #include "base/log.h"
-#include "config/resolve.h"
+#include "config/config.h"
 #include "device/device.h"
 
 typedef enum device_kind {

@@ -38,7 +38,7 @@
 #include "base/alloc.h"
 #include "base/checked.h"
 #include "base/clock.h"
-#include "config/resolve.h"
+#include "config/config.h"
 #include "memory/budget.h"
 
 /* ---- Open and close ----------------------------------------------------------------------- */

@@ -22,7 +22,7 @@
 #include "base/log.h"
 #include "base/random.h"
 #include "base/thread.h"
-#include "config/resolve.h"
+#include "config/config.h"
 #include "device/device_uuid.h"
 
 #define CLOSE_MORE_MS 2000 /* beyond the linger time, for the transport to let go */

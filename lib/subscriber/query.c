@@ -14,7 +14,7 @@
 #include "base/alloc.h"
 #include "base/clock.h"
 #include "base/random.h"
-#include "config/resolve.h"
+#include "config/config.h"
 #include "net/channel.h"
 #include "wire/manifest.h"
 

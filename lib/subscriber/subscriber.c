@@ -14,7 +14,7 @@
 
 #include "base/alloc.h"
 #include "base/log.h"
-#include "config/resolve.h"
+#include "config/config.h"
 #include "device/device_uuid.h"
 #include "subscriber/in_place.h"
 #include "subscriber/subscriber_service.h"

@@ -7,8 +7,8 @@
 
 #include <cmocka.h>
 
+#include "config/config.h"
 #include "config/options.h"
-#include "config/resolve.h"
 
 static refit_config config;
 static refit_error error;

@@ -122,6 +122,16 @@ static void chain_of_includes_is_bounded(void **state)
     assert_int_equal(config.offload_batch, 8);
 }
 
+static void include_comes_first_and_once(void **state)
+{
+    (void)state;
+    write_file("base.yaml", "offload: {batch: 77}\n");
+    write_file("top.yaml", "device: host\ninclude: base.yaml\n");
+    assert_load_fails("top.yaml", REFIT_ERR_CONFIG, "top.yaml:2:1: include comes first");
+    write_file("top.yaml", "include: base.yaml\ninclude: base.yaml\n");
+    assert_load_fails("top.yaml", REFIT_ERR_CONFIG, "top.yaml:2:1: include comes first");
+}
+
 static void failure_in_an_included_file_names_its_place(void **state)
 {
     (void)state;
@@ -286,6 +296,7 @@ int main(void)
         cmocka_unit_test_setup_teardown(same_file_may_be_included_by_absolute_path, start, clean),
         cmocka_unit_test_setup_teardown(circle_of_includes_is_refused, start, clean),
         cmocka_unit_test_setup_teardown(chain_of_includes_is_bounded, start, clean),
+        cmocka_unit_test_setup_teardown(include_comes_first_and_once, start, clean),
         cmocka_unit_test_setup_teardown(failure_in_an_included_file_names_its_place, start, clean),
         cmocka_unit_test_setup_teardown(file_that_cannot_be_read_is_an_io_error, start, clean),
         cmocka_unit_test_setup_teardown(what_is_no_regular_file_is_refused_without_waiting, start,

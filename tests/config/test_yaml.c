@@ -8,8 +8,8 @@
 
 #include <cmocka.h>
 
+#include "config/config.h"
 #include "config/options.h"
-#include "config/yaml.h"
 
 static refit_config config;
 static refit_error error;
@@ -24,9 +24,7 @@ static int start(void **state)
 
 static refit_status read_bytes(const char *text, size_t bytes)
 {
-    const rft_yaml_source source = {
-        .name = "x.yaml", .text = text, .bytes = bytes, .caller_size = config.size};
-    return rft_yaml_read(&source, &config, &error);
+    return rft_config_read_text("x.yaml", text, bytes, config.size, &config, &error);
 }
 
 static void assert_reads(const char *text)
@@ -166,38 +164,6 @@ static void depth_and_length_are_bounded(void **state)
     assert_int_equal(read_bytes(text, 604), REFIT_ERR_CONFIG);
 }
 
-static refit_status include_nothing(void *user, const char *where, const char *path,
-                                    refit_config *full, refit_error *inner)
-{
-    assert_string_equal(where, "x.yaml:1:10: ");
-    assert_string_equal(path, "base.yaml");
-    *(int *)user += 1;
-    full->offload_batch = 77;
-    (void)inner;
-    return REFIT_OK;
-}
-
-static void include_comes_first(void **state)
-{
-    (void)state;
-    int calls = 0;
-    rft_yaml_source source = {
-        .name = "x.yaml", .caller_size = config.size, .include = include_nothing, .user = &calls};
-    source.text = "include: base.yaml\noffload: {batch: 5}\n";
-    source.bytes = strlen(source.text);
-    assert_int_equal(rft_yaml_read(&source, &config, &error), REFIT_OK);
-    assert_int_equal(calls, 1);
-    assert_int_equal(config.offload_batch, 5);
-    source.text = "device: host\ninclude: base.yaml\n";
-    source.bytes = strlen(source.text);
-    assert_int_equal(rft_yaml_read(&source, &config, &error), REFIT_ERR_CONFIG);
-    assert_non_null(strstr(error.text, "x.yaml:2:1: include comes first"));
-    source.text = "include: base.yaml\ninclude: base.yaml\n";
-    source.bytes = strlen(source.text);
-    assert_int_equal(rft_yaml_read(&source, &config, &error), REFIT_ERR_CONFIG);
-    assert_int_equal(calls, 2);
-}
-
 static void every_option_can_stand_in_a_file(void **state)
 {
     (void)state;
@@ -226,7 +192,6 @@ int main(void)
         cmocka_unit_test_setup(what_yaml_offers_beyond_values_is_refused, start),
         cmocka_unit_test_setup(broken_yaml_names_its_place, start),
         cmocka_unit_test_setup(depth_and_length_are_bounded, start),
-        cmocka_unit_test_setup(include_comes_first, start),
         cmocka_unit_test_setup(every_option_can_stand_in_a_file, start),
     };
     return cmocka_run_group_tests_name("yaml", tests, NULL, NULL);

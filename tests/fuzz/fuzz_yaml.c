@@ -4,8 +4,8 @@
  */
 #include <string.h>
 
+#include "config/config.h"
 #include "config/options.h"
-#include "config/yaml.h"
 #include "fuzz.h"
 
 /* What the text has set; the others are as they always are. */
@@ -28,11 +28,8 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     refit_error error = {0};
     if (plain.size == 0) refit_config_init(&plain, sizeof plain);
     refit_config config = plain;
-    const rft_yaml_source source = {.name = "fuzz.yaml",
-                                    .text = (const char *)data,
-                                    .bytes = size,
-                                    .caller_size = sizeof config};
-    refit_status status = rft_yaml_read(&source, &config, &error);
+    refit_status status =
+        rft_config_read_text("fuzz.yaml", (const char *)data, size, sizeof config, &config, &error);
     if (status != REFIT_OK) {
         FUZZ_REQUIRE(status == REFIT_ERR_CONFIG);
         FUZZ_REQUIRE(strncmp(error.text, "fuzz.yaml:", 10) == 0);

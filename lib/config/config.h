@@ -1,11 +1,11 @@
 /*
- * resolve: a caller's refit_config, which may be NULL or of another release, as a full one of ours.
+ * config: a caller's refit_config, which may be NULL or of another release, as a full one of ours.
  *
  *     refit_config own;
  *     RFT_TRY(rft_config_resolve(config, &own, error));
  */
-#ifndef RFT_RESOLVE_H
-#define RFT_RESOLVE_H
+#ifndef RFT_CONFIG_H
+#define RFT_CONFIG_H
 
 #include <refit/config.h>
 
@@ -24,5 +24,11 @@ void rft_config_give(refit_config *config, const refit_config *full);
  * `caller_size` cannot be given back and is refused. REFIT_ERR_CONFIG */
 refit_status rft_config_assign(refit_config *full, size_t caller_size, const rft_option *option,
                                const char *text, refit_config_origin origin, refit_error *error);
+
+/* Reads YAML text into `full`, as from a file called `name`, and refuses options beyond
+ * `caller_size`. A text that lies in no file can include none. `full` is changed as far as the text
+ * was read, also on failure. REFIT_ERR_CONFIG, REFIT_ERR_HOST_MEMORY. */
+refit_status rft_config_read_text(const char *name, const char *text, size_t bytes,
+                                  size_t caller_size, refit_config *full, refit_error *error);
 
 #endif
