@@ -2,10 +2,10 @@
  * in_place: versions written into the engine's own memory, whole or not at all.
  *
  * apply makes the destinations equal to the update's image, block by block, independent of what
- * they hold: a block is compared, and where it differs its old bytes are noted (rollback.h) and the
- * new ones written, so that doing it again, or after it was left half done, comes to the same. If
- * anything fails, the written bytes are taken back before apply returns. keep makes it final, undo
- * takes it back. Where taking back fails as well (a device is lost), the notes stay: the
+ * they hold: a block is compared, and where it differs its old bytes are noted (rft_rollback) and
+ * the new ones written, so that doing it again, or after it was left half done, comes to the same.
+ * If anything fails, the written bytes are taken back before apply returns. keep makes it final,
+ * undo takes it back. Where taking back fails as well (a device is lost), the notes stay: the
  * destinations are torn until an undo succeeds, or an apply that is kept.
  *
  * Belongs to the caller's thread, but for the figures, which any thread may read.
@@ -17,7 +17,6 @@
 
 #include "subscriber/destinations.h"
 #include "subscriber/images.h"
-#include "subscriber/rollback.h"
 
 typedef struct rft_in_place_figures {
     atomic_uint_fast64_t bound; /* destinations */

@@ -20,7 +20,7 @@
 #include <cmocka.h>
 
 #include "store/segment.h"
-#include "subscriber/rollback.h"
+#include "subscriber/destinations.h"
 #include "tests/support/descriptors.h"
 #include "tests/support/failing_alloc.h"
 #include "tests/support/mapped.h"

@@ -8,7 +8,7 @@
 
 #include <cmocka.h>
 
-#include "subscriber/rollback.h"
+#include "subscriber/destinations.h"
 #include "tests/support/mapped.h"
 #include "tests/support/seeded.h"
 
