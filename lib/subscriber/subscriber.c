@@ -1,7 +1,7 @@
 /*
  * The worker's end: refit_subscriber_*, and refit_update_* for the version in the caller's hands.
  *
- * The protocol runs on the service thread (subscriber_service.c, session.c); a call here exchanges
+ * The protocol runs on the service thread, which runs the session; a call of the caller exchanges
  * data with it in the mailbox and never waits for it, but for close, which joins it.
  *
  * The image and its manifest stay as they are while the update is open (the session's rule), so
@@ -10,14 +10,208 @@
  * has evicted this worker and begun to overwrite them. Bytes that were written into bound memory
  * (in_place.h) are final with accept, and taken back by every other end.
  */
+#include <stdio.h>
 #include <string.h>
+#include <unistd.h>
 
 #include "base/alloc.h"
+#include "base/clock.h"
 #include "base/log.h"
+#include "base/random.h"
 #include "config/config.h"
 #include "device/device_uuid.h"
+#include "net/send_queue.h"
 #include "subscriber/in_place.h"
-#include "subscriber/subscriber_service.h"
+#include "subscriber/mailbox.h"
+
+/* ---- The service thread
+ *
+ * It owns the channel and the session, and exchanges data with the caller in the mailbox. A pass of
+ * its loop waits for the socket, the caller or the clock; carries out the caller's orders; hears
+ * some messages; lets the session act on the time; sends; reports.
+ *
+ * The session decides everything. A pass receives a bounded number of messages, so that orders and
+ * beats do not wait behind a long stream of frames.
+ */
+
+typedef struct subscriber_service {
+    refit_config config;
+    rft_session_identity identity;
+    rft_mailbox mailbox;
+    rft_thread thread;
+    /* From start to stop these belong to the service thread alone. */
+    rft_channel *channel;
+    rft_session session;
+    rft_send_queue send_queue;
+    bool send_queue_failed; /* a message could not be put in: the connection is lost */
+} subscriber_service;
+
+#define MESSAGES_WAITING  32u /* for a socket that takes none */
+#define MESSAGES_PER_PASS 16u
+#define WAIT_MOST_MS      60000
+
+/* ---- Services for the session */
+
+static void host_send(void *user, const rft_message *message)
+{
+    subscriber_service *service = user;
+    /* HELLO is repeated anyway: one that waits is enough. */
+    if (message->kind == RFT_HELLO) rft_send_queue_reset(&service->send_queue);
+    refit_status status =
+        rft_send_queue_put(&service->send_queue, NULL, message, &service->session.limits, NULL);
+    if (status != REFIT_OK) service->send_queue_failed = true;
+    (void)rft_send_queue_flush(&service->send_queue, service->channel);
+}
+
+static void host_deliver(void *user, rft_image *image)
+{
+    subscriber_service *service = user;
+    rft_mailbox_deliver(&service->mailbox, image);
+}
+
+static bool host_withdraw(void *user)
+{
+    subscriber_service *service = user;
+    return rft_mailbox_withdraw(&service->mailbox);
+}
+
+/* ---- One pass */
+
+static void wait_for_something(subscriber_service *service)
+{
+    int wait_ms = rft_ms_until(rft_session_tick_at(&service->session));
+    if (wait_ms > WAIT_MOST_MS) wait_ms = WAIT_MOST_MS;
+    rft_channel_poll(service->channel, service->mailbox.wake_fd, wait_ms);
+    rft_wake_fd_clear(service->mailbox.wake_fd);
+    refit_error why;
+    if (rft_channel_take_failure(service->channel, &why) != REFIT_OK) {
+        rft_session_shut_out(&service->session, &why, rft_now());
+    }
+}
+
+static void carry_out_orders(subscriber_service *service)
+{
+    rft_order order;
+    refit_device *device = rft_mailbox_take_device(&service->mailbox);
+    if (device != NULL) rft_session_use_device(&service->session, device, rft_now());
+    while (rft_mailbox_next_order(&service->mailbox, &order)) {
+        int64_t now = rft_now();
+        switch (order.kind) {
+        case RFT_ORDER_ACCEPT: rft_session_accept(&service->session, now); break;
+        case RFT_ORDER_REFUSE:
+            rft_session_refuse(&service->session, order.code, order.kept, order.reason, now);
+            break;
+        case RFT_ORDER_RELEASE: rft_session_release(&service->session, now); break;
+        }
+    }
+}
+
+static void hear_one(subscriber_service *service, refit_status status, const rft_envelope *envelope,
+                     refit_error *why)
+{
+    rft_message message;
+    if (status == REFIT_OK) {
+        status = rft_message_decode(envelope->message, &service->session.limits, &message, why);
+    }
+    if (status == REFIT_OK) {
+        rft_session_message(&service->session, &message, envelope->payload, rft_now());
+    } else {
+        rft_session_garbage(&service->session, why, rft_now());
+    }
+}
+
+static void hear(subscriber_service *service)
+{
+    rft_envelope envelope;
+    refit_error why;
+    for (uint32_t i = 0; i < MESSAGES_PER_PASS; i++) {
+        refit_status status = rft_channel_receive(service->channel, &envelope, &why);
+        if (status == REFIT_ERR_TIMEOUT) return;
+        hear_one(service, status, &envelope, &why);
+    }
+}
+
+static void speak(subscriber_service *service)
+{
+    if (service->send_queue_failed) {
+        service->send_queue_failed = false;
+        rft_send_queue_reset(&service->send_queue);
+        rft_session_lost(&service->session, "its messages could not be sent", rft_now());
+    }
+    (void)rft_send_queue_flush(&service->send_queue, service->channel);
+}
+
+static void *listen_on(void *user)
+{
+    subscriber_service *service = user;
+    do {
+        wait_for_something(service);
+        carry_out_orders(service);
+        hear(service);
+        rft_session_tick(&service->session, rft_now());
+        speak(service);
+    } while (rft_mailbox_publish(&service->mailbox, &service->session.report));
+    rft_session_leave(&service->session);
+    speak(service);
+    return NULL;
+}
+
+/* ---- Start and stop */
+
+static refit_status name_worker(subscriber_service *service, refit_error *error)
+{
+    rft_session_identity *identity = &service->identity;
+    char host[sizeof identity->host] = "?";
+    char name[sizeof identity->worker];
+    RFT_TRY(rft_random_u64(&identity->instance, error));
+    (void)gethostname(host, sizeof host - 1);
+    snprintf(name, sizeof name, "%.32s:%ld:%08x", host, (long)getpid(),
+             (unsigned)(identity->instance & 0xffffffffu));
+    bool named = service->config.broadcast_worker[0] != '\0';
+    const char *chosen = named ? service->config.broadcast_worker : name;
+    rft_view_print(rft_view_text(host), identity->host, sizeof identity->host);
+    rft_view_print(rft_view_text(chosen), identity->worker, sizeof identity->worker);
+    return REFIT_OK;
+}
+
+/* Connects and starts the thread; config is copied. */
+static refit_status start_service(subscriber_service *service, const char *endpoint,
+                                  const refit_config *config, refit_error *error)
+{
+    refit_status status;
+    rft_session_host host = {service, host_send, host_deliver, host_withdraw};
+    service->config = *config;
+    service->send_queue.most = MESSAGES_WAITING;
+    RFT_TRY(name_worker(service, error));
+    RFT_TRY(rft_mailbox_open(&service->mailbox, error));
+    RFT_TRY_GOTO(rft_channel_connect(endpoint, config, &service->channel, error), undo_mailbox);
+    service->mailbox.endpoint = rft_channel_endpoint(service->channel);
+    service->identity.near = rft_channel_is_local(service->channel);
+    rft_session_init(&service->session, &service->config, &service->identity, host, rft_now());
+    RFT_TRY_GOTO(rft_thread_start(&service->thread, "refit-worker", listen_on, service, error),
+                 undo_session);
+    return REFIT_OK;
+
+undo_session:
+    rft_session_close(&service->session);
+    rft_channel_close(service->channel);
+undo_mailbox:
+    rft_mailbox_close(&service->mailbox);
+    return status;
+}
+
+/* Says BYE, joins the thread and frees all. */
+static void stop_service(subscriber_service *service)
+{
+    rft_mailbox_shut(&service->mailbox);
+    rft_thread_join(service->thread);
+    rft_session_close(&service->session);
+    rft_channel_close(service->channel);
+    rft_send_queue_close(&service->send_queue);
+    rft_mailbox_close(&service->mailbox);
+}
+
+/* ---- Opening, devices and destinations */
 
 /* One received version in the caller's hands. There is one in each subscriber, so that receiving
  * versions allocates nothing. It belongs to the caller's thread. */
@@ -28,13 +222,11 @@ struct refit_update {
 };
 
 struct refit_subscriber {
-    rft_subscriber_service service;
+    subscriber_service service;
     refit_device *device; /* retained; NULL: none was given, or it shares nothing */
     rft_in_place engine;  /* memory that updates are applied into, if any was bound */
     refit_update update;
 };
-
-/* ---- Opening, devices and destinations */
 
 refit_status refit_subscriber_open(const char *endpoint, const refit_config *config,
                                    refit_subscriber **out, refit_error *error)
@@ -44,7 +236,7 @@ refit_status refit_subscriber_open(const char *endpoint, const refit_config *con
     RFT_TRY(rft_config_resolve(config, &own, error));
     refit_subscriber *subscriber = rft_calloc(1, sizeof *subscriber);
     RFT_REFUSE_IF(subscriber == NULL, error, REFIT_ERR_HOST_MEMORY, "no memory for a subscriber");
-    refit_status status = rft_subscriber_service_start(
+    refit_status status = start_service(
         &subscriber->service, endpoint == NULL ? own.broadcast_endpoint : endpoint, &own, error);
     if (status != REFIT_OK) {
         rft_free(subscriber);
@@ -59,7 +251,7 @@ void refit_subscriber_close(refit_subscriber *subscriber)
 {
     if (subscriber == NULL) return;
     refit_update_close(subscriber->update.image == NULL ? NULL : &subscriber->update);
-    rft_subscriber_service_stop(&subscriber->service);
+    stop_service(&subscriber->service);
     rft_in_place_close(&subscriber->engine);
     if (subscriber->device != NULL) rft_device_release(subscriber->device);
     rft_free(subscriber);

@@ -22,7 +22,7 @@ static uint64_t sent[64];             /* versions of COMMITs, while there is no 
 static uint32_t sent_count;
 static rft_limits limits;
 
-#define MOST 32u /* as in subscriber_service.c */
+#define MOST 32u /* as in subscriber.c */
 
 refit_status __real_rft_channel_send(rft_channel *channel, const rft_peer_id *to, rft_view message,
                                      const rft_payload *payload, refit_error *error);
