@@ -1,5 +1,6 @@
 /*
- * Between archives and what the commands have: updates, files, words on the command line.
+ * Versions into an archive and out of one, from the updates, files and command-line words that the
+ * commands have.
  */
 #include "archiving.h"
 

@@ -1,4 +1,4 @@
-/* archiving: what the commands do with archives: versions into one and out of one. */
+/* archiving: the commands write versions into archives and read them out of archives. */
 #ifndef CLI_ARCHIVING_H
 #define CLI_ARCHIVING_H
 

@@ -1,4 +1,4 @@
-/* cli: what the parts of the refit command share: its commands, its exit statuses, how it speaks.
+/* cli: shared by the parts of the refit command: its commands, its exit statuses, its complaints.
  */
 #ifndef CLI_H
 #define CLI_H
@@ -32,10 +32,10 @@ extern const cli_command cli_publish, cli_subscribe, cli_materialize, cli_inspec
  * shown as '?'; returns `status`. */
 int cli_complain(int status, const char *format, ...) REFIT_PRINTF(2, 3);
 
-/* Likewise, from what a refit call answered. */
+/* As cli_complain, with the sentence and the status of a refit error. */
 int cli_complain_error(const refit_error *error);
 
-/* Likewise, where it speaks of a file or a folder that the user named. */
+/* As cli_complain_error, for an error of a file or folder that the user named. */
 int cli_complain_file(const refit_error *error);
 
 /* As cli_complain_file, for a sentence about a file's content that does not name the file. */

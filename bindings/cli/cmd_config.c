@@ -1,8 +1,8 @@
 /*
  * refit config: every option, its value, where it came from and what it is for.
  *
- * With --defaults it writes configs/refit.yaml, byte for byte: the file is made from the same table
- * as everything else, so a test can hold the two together.
+ * With --defaults it writes configs/refit.yaml, byte for byte: the file is made from the table of
+ * options, and a test compares it with this output.
  */
 #include <stdio.h>
 #include <string.h>
@@ -12,7 +12,6 @@
 #include "args.h"
 #include "cli.h"
 #include "settings.h"
-#include "wrap.h"
 
 #define COLUMNS 79
 
@@ -44,6 +43,24 @@ static void print_value(const refit_option *option, const char *value)
     (void)putchar('"');
 }
 
+/* Prints `text`, broken at spaces, each line behind `prefix`, none longer than `columns` bytes
+ * unless one word is. */
+static void print_wrapped(const char *prefix, const char *text, size_t columns)
+{
+    size_t used = 0;
+    while (*text != '\0') {
+        const size_t word = strcspn(text, " ");
+        if (used > 0 && used + 1 + word > columns) {
+            (void)putchar('\n');
+            used = 0;
+        }
+        used += (size_t)printf("%s%.*s", used == 0 ? prefix : " ", (int)word, text);
+        text += word;
+        text += strspn(text, " ");
+    }
+    (void)putchar('\n');
+}
+
 static void show_option(void *user, const refit_option *option)
 {
     (void)user;
@@ -57,7 +74,7 @@ static void show_option(void *user, const refit_option *option)
     (void)fputs("; takes: ", stdout);
     print_domain(option);
     (void)putchar('\n');
-    cli_wrap(stdout, "    ", option->help, COLUMNS);
+    print_wrapped("    ", option->help, COLUMNS);
 }
 
 /* The part before the last dot, or nothing. */
@@ -79,7 +96,7 @@ static void write_default(void *user, const refit_option *option)
     (void)printf("\n%s# ", indent);
     print_domain(option);
     (void)putchar('\n');
-    cli_wrap(stdout, length > 0 ? "  # " : "# ", option->help, COLUMNS);
+    print_wrapped(length > 0 ? "  # " : "# ", option->help, COLUMNS);
     (void)printf("%s%s: ", indent, option->key + length + (length > 0));
     print_value(option, option->default_value);
     (void)putchar('\n');

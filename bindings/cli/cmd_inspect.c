@@ -1,10 +1,10 @@
 /*
  * refit inspect: what a safetensors file, a file of an archive, an archive, or a publisher holds.
  *
- * Which of them a file is, is told by its first bytes. A file is read and checked whole: its
- * digests are those that a version of it has, so files, archives and versions can be compared.
- * Archives and their files are shown by inspect_archive.c. A publisher is asked as one who only
- * looks asks: no version waits for that, and no weights travel.
+ * The first bytes of a file tell its kind. A file is read and checked whole: its digests are those
+ * of a version with the same tensors, so files, archives and versions can be compared.
+ * inspect_archive.c shows archives and their files. The command asks a publisher as an observer: no
+ * version waits for the answer, and no weights travel.
  */
 #include <inttypes.h>
 #include <stdbool.h>

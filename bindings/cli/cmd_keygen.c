@@ -1,8 +1,8 @@
 /*
  * refit keygen: a key pair for one trainer or worker, as two files.
  *
- * The secret half is shown nowhere and goes into a file that only its owner can read; files that
- * are there are never written over by accident, because a pair that is gone shuts somebody out.
+ * The secret half is shown nowhere and goes into a file that only its owner can read; existing
+ * files are never overwritten by accident, because the owner of a lost pair can connect no more.
  */
 #include <stdio.h>
 

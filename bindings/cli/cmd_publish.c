@@ -1,10 +1,10 @@
 /*
  * refit publish: safetensors files as versions 1, 2, ...
  *
- * All files are opened and checked before a worker is waited for, so that a bad one costs nobody
- * anything. A version counts when at least as many workers as were asked for have applied it; the
- * first that fails ends the command, and its workers are named. The tensors are declared again only
- * where a file has others than the one before it.
+ * All files are opened and checked before a worker is waited for, so that a bad one fails
+ * before workers connect. A version counts when at least as many workers as were asked for have
+ * applied it; the first that fails ends the command, and its workers are named. The tensors are
+ * declared again only where a file has others than the one before it.
  */
 #include <inttypes.h>
 #include <stdio.h>
@@ -231,7 +231,7 @@ static uint32_t count_committed(publish_job *job, bool aborted, cli_progress *pr
     return committed;
 }
 
-/* What the version took for those who held the one before and received it through sockets. */
+/* The bytes of the version for workers that held the one before and received it through sockets. */
 static void report_changes(const publish_job *job)
 {
     char size[CLI_SIZE_TEXT];

@@ -4,8 +4,9 @@
  * A version is accepted once its bytes are on the disk, and its files get their names after that:
  * an accept that fails (the bytes may be torn) leaves no file. A version that cannot be written, or
  * whose file cannot get its name, is refused, so that the publisher knows that this worker still
- * has the version before. Ends after
- * --count versions, on a signal, or when nothing new has come for --timeout seconds.
+ * has the version before. It ends after --count versions, on a signal, or when nothing new has come
+ * for
+ * --timeout seconds.
  */
 #include <errno.h>
 #include <inttypes.h>
@@ -25,7 +26,7 @@
 #include "settings.h"
 
 #define WAIT_MS 60000 /* one wait of those that have no end of their own */
-#define HINT_MS 5000  /* until it is said that nobody has answered */
+#define HINT_MS 5000  /* until the hint that no trainer has answered */
 
 typedef struct subscribe_job {
     cli_settings settings;
@@ -131,7 +132,7 @@ static int prepare(subscribe_job *job)
     return cli_complain(CLI_IO, "%s: %s", job->archive, error.text);
 }
 
-/* Who waits for a trainer that is not there, or somewhere else, should know it; once. */
+/* Says once that no trainer has answered: it may be down, or at another endpoint. */
 static void hint(subscribe_job *job)
 {
     refit_subscriber_info info = {.size = sizeof info};
@@ -344,7 +345,7 @@ const cli_command cli_subscribe = {
              "\n"
              "  ENDPOINT         where the publisher binds; default: broadcast.endpoint\n"
              "  --out DIR        safetensors files; made if missing, for this user alone\n"
-             "  --archive DIR    an archive, likewise; refit materialize reads it\n"
+             "  --archive DIR    an archive, made the same way; refit materialize reads it\n"
              "  --keep N         only the last N anchors of it and what builds on them\n"
              "  --count K        end after K versions; default: go on until a signal\n"
              "  --timeout S      end with status 4 if nothing new came for S seconds\n"
@@ -355,6 +356,6 @@ const cli_command cli_subscribe = {
              "broadcast.idle_timeout_ms=10min ends it, with status 4, without a trainer. A\n"
              "version that cannot be written is refused and ends it with status 6; the files\n"
              "before it stay. __metadata__ does not travel, so the files have none.\n"
-             "A publisher that starts anew counts from 1 again: it replaces files in --out.\n",
+             "A publisher that restarts counts from 1 again: it replaces files in --out.\n",
     .run = run_subscribe,
 };

@@ -1,5 +1,5 @@
 /*
- * How the refit command says that something went wrong: one line, whatever the text holds.
+ * Error messages of the refit command: one line each, whatever the text holds.
  *
  * Names of files and workers come from elsewhere and may hold line breaks or terminal sequences, so
  * control characters, those of C1 too, are replaced before anything reaches the terminal.

@@ -1,8 +1,8 @@
 /*
- * Versions in words and as JSON, in one form wherever they lie.
+ * Versions as text and as JSON, in one form for files, archives and publishers.
  *
- * Tables have their numbers first, in columns that fit 80 together with most names, and the names,
- * which have any length, behind them.
+ * Tables have the numbers first and the names last, because names have any length: with most names
+ * a line fits 80 columns.
  *
  * Digests are hexadecimal texts in JSON as well, as are epochs: numbers of 64 bits do not survive
  * every reader of JSON.
@@ -38,7 +38,7 @@ static void print_kind(const refit_archive_info *info)
 
 #define SHARE_TEXT 16
 
-/* "1.42 %"; "?" if nobody knows. */
+/* "1.42 %"; "?" if it is unknown. */
 static const char *share_text(uint64_t changed, uint64_t elements, char text[SHARE_TEXT])
 {
     const double percent = 100 * share(changed, elements);

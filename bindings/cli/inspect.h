@@ -1,4 +1,4 @@
-/* inspect: what versions, files and archives are, in words or as JSON. */
+/* inspect: shows versions, files and archives, as text or as JSON. */
 #ifndef CLI_INSPECT_H
 #define CLI_INSPECT_H
 
@@ -22,9 +22,9 @@ json_t *cli_inspect_json_glance(const char *endpoint, const refit_glance_info *i
 
 /* Which columns a table of tensors has beside their names. */
 typedef enum cli_columns {
-    CLI_COLUMNS_BYTES,   /* what they are: size, digest, type and shape */
-    CLI_COLUMNS_CHANGE,  /* what became of them: share, blocks by mode, digest */
-    CLI_COLUMNS_CHANGES, /* likewise, in many versions: share, blocks, size */
+    CLI_COLUMNS_BYTES,   /* of a version: size, digest, type and shape */
+    CLI_COLUMNS_CHANGE,  /* of one change: share, blocks by mode, digest */
+    CLI_COLUMNS_CHANGES, /* of many changes: share, blocks, size */
 } cli_columns;
 
 /* A tensor, as a line of the table; as an object. `digest` and `change` are NULL where there is

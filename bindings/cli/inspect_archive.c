@@ -1,9 +1,10 @@
 /*
- * What an archive holds, and what one of its files holds.
+ * Shows an archive, or one of its files.
  *
- * Of a folder only the lists in its files are read, which say what became of each tensor: one line
- * a version, then what became of each tensor in all deltas together. If the tensors are others from
- * some version on, those are shown that the last version has, and only what became of them.
+ * Of an archive only the lists in its files are read, which give the change of each tensor. There
+ * is a line for each version, then a line for each tensor with its changes in all deltas together.
+ * Where the tensors change from one version to the next, only the tensors of the last version and
+ * their changes since then are shown.
  */
 #include "inspect_archive.h"
 

@@ -38,6 +38,6 @@ int cli_interrupt_signal(void)
 void cli_interrupt_wakes(refit_subscriber *subscriber)
 {
     atomic_store(&sleeper, subscriber);
-    /* A signal may have come before it could wake anybody. */
+    /* A signal may have come before there was a subscriber to wake. */
     if (subscriber != NULL && cli_interrupt_signal() != 0) refit_subscriber_wake(subscriber);
 }

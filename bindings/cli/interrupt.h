@@ -1,4 +1,4 @@
-/* interrupt: SIGINT and SIGTERM as something that a command asks for, or is woken by. */
+/* interrupt: SIGINT and SIGTERM: a command asks whether one came, or is woken by it. */
 #ifndef CLI_INTERRUPT_H
 #define CLI_INTERRUPT_H
 

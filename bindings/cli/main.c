@@ -54,7 +54,7 @@ static int run(const cli_command *command, int count, char **arguments)
 
 int main(int count, char **arguments)
 {
-    /* A reader who goes away is a failed write, so that workers and files are left in order. */
+    /* A closed standard output is a failed write, so that workers and files are left in order. */
     (void)signal(SIGPIPE, SIG_IGN);
     cli_say_begin();
     if (count < 2) {

@@ -1,4 +1,4 @@
-/* progress: one line on the terminal that tells how far a version has come; nothing in a pipe. */
+/* progress: one line on the terminal that shows how far a transfer is; nothing in a pipe. */
 #ifndef CLI_PROGRESS_H
 #define CLI_PROGRESS_H
 
@@ -21,7 +21,7 @@ void cli_progress_say(cli_progress *progress, const char *words);
 /* Clears the line. */
 void cli_progress_end(cli_progress *progress);
 
-/* Clears whatever line is shown, for one who does not know which. Any thread. */
+/* Clears the line that is shown, if one is. Any thread. */
 void cli_progress_clear(void);
 
 #define CLI_SIZE_TEXT 32

@@ -33,7 +33,7 @@ typedef struct cli_weights {
  */
 refit_status cli_weights_open(const char *path, cli_weights *out, refit_error *error);
 
-/* Likewise from memory, which is not used after the call. */
+/* As cli_weights_open, from memory, which is not used after the call. */
 refit_status cli_weights_read(const void *memory, uint64_t bytes, cli_weights *out,
                               refit_error *error);
 

@@ -6,12 +6,12 @@
  *     drop   -> nothing
  *     sweep  files without a lock are removed: their writers were killed
  *
- * The kernel releases the lock when its process ends, so a process number that is used again does
- * no harm. Locks are asked for on one host: processes of several hosts need a folder each.
+ * The kernel releases the lock when its process ends, so a reused process number does no
+ * harm. Locks hold on one host: processes of several hosts need a folder each.
  *
  * The header is written by jansson in the form of the reference implementation (compact, in the
  * order of the bytes, filled up with spaces to a multiple of eight), so that a file without
- * __metadata__ comes out as it went in. Whoever reads DIR sees whole files only.
+ * __metadata__ comes out as it went in. Readers of DIR see whole files only.
  */
 #include "safetensors_write.h"
 
@@ -31,7 +31,7 @@
 #include "cli.h"
 
 #define WRITE_MOST ((size_t)16 << 20) /* at once, so that progress is seen */
-#define TRIES_MOST 100                /* one who sweeps comes in between once, if ever */
+#define TRIES_MOST 100                /* a sweep of another process interferes once, if ever */
 
 #define SUFFIX ".safetensors"
 
@@ -165,7 +165,7 @@ static bool is_abandoned(int dir, const char *name, int *file)
 {
     struct stat opened, named;
     *file = openat(dir, name, O_RDONLY | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK);
-    /* A link has nothing to lock; its writer makes it anew. */
+    /* A link has nothing to lock; its writer makes it again. */
     if (*file < 0) return errno == ELOOP;
     return fstat(*file, &opened) == 0 && S_ISREG(opened.st_mode) &&
            flock(*file, LOCK_EX | LOCK_NB) == 0 &&
@@ -206,8 +206,9 @@ void cli_output_sweep(const char *dir)
 
 /* ---- The file ---- */
 
-/* Locks it, and tells whether it has its name still: before, one who sweeps may take it for
- * abandoned. Where the file system has no locks, no file is. */
+/* Locks the file and returns whether it still has its name: before the lock, the sweep of another
+ * process may take it for abandoned. Without locks in the file system no file counts as abandoned.
+ */
 static bool is_ours(int file)
 {
     struct stat found;
@@ -342,8 +343,8 @@ refit_status cli_output_begin_file(const cli_source *source, const char *path,
     return status;
 }
 
-/* A symbolic link cannot be changed, but another can be renamed over it. Who sweeps the folder may
- * remove that one meanwhile. */
+/* A symbolic link cannot be changed, but another can be renamed over it. The sweep of another
+ * process may remove that one meanwhile. */
 static refit_status point_latest(const cli_output *output, refit_error *error)
 {
     char link[64];

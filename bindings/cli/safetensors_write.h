@@ -1,4 +1,4 @@
-/* safetensors_write: a version as a file that is there as a whole or not at all. */
+/* safetensors_write: a version as a file that exists whole or not at all. */
 #ifndef CLI_SAFETENSORS_WRITE_H
 #define CLI_SAFETENSORS_WRITE_H
 
@@ -28,7 +28,7 @@ typedef struct cli_output {
     bool latest;      /* a link of this name points to it */
 } cli_output;
 
-/* Removes what writers who were killed have left in DIR; what cannot be removed stays. */
+/* Removes the unfinished files of killed writers from DIR; what cannot be removed stays. */
 void cli_output_sweep(const char *dir);
 
 /*

@@ -1,7 +1,7 @@
 /*
  * Lines of refit's log on stderr, in the form of the command's own complaints.
  *
- * They may come from service threads, in the middle of a progress line, which is cleared first.
+ * They may come from service threads while a progress line is shown: it is cleared first.
  */
 #include "say.h"
 

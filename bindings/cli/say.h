@@ -1,4 +1,4 @@
-/* say: what refit says by itself, such as that weights cannot travel through shared memory. */
+/* say: warnings of the library, such as that weights cannot travel through shared memory. */
 #ifndef CLI_SAY_H
 #define CLI_SAY_H
 

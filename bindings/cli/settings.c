@@ -1,6 +1,6 @@
 /*
- * Where a run's configuration comes from: defaults, --config FILE, REFIT_* variables, --set, each
- * over the one before. Flags that stand for an option (--timeout, --name) go over all of them.
+ * The configuration of a run: defaults, --config FILE, REFIT_* variables, --set; a later one
+ * overrides an earlier one. Flags that stand for an option (--timeout, --name) override all.
  */
 #include "settings.h"
 
