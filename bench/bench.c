@@ -1,8 +1,8 @@
 /*
  * refit bench: which benchmark, and with what. The measuring is in bench_*.c.
  *
- * `refit bench worker KIND ENDPOINT BYTES` is not for people: it is how a benchmark starts its
- * worker processes.
+ * A benchmark starts its worker processes as `refit bench worker KIND ENDPOINT BYTES`; users do not
+ * call that.
  */
 #include <stdio.h>
 #include <stdlib.h>

@@ -1,8 +1,9 @@
 /*
- * bench: refit measured against its ceilings and against what others do, in one run on one machine.
+ * bench: refit measured beside its ceilings and other methods, in one run on one machine.
  *
  * Every figure of speed stands beside a baseline that was measured in turn with it, and is given as
- * a ratio; medians and 95th percentiles, never the best of. First use and steady state are apart.
+ * a ratio. Figures are medians and 95th percentiles, never the best round. The first use is
+ * reported apart from the steady state.
  */
 #ifndef BENCH_H
 #define BENCH_H

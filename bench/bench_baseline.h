@@ -1,9 +1,9 @@
 /*
- * bench_baseline: another way to move the same tensors off the device and back, in turn with refit:
- * the ceiling of the machine, and what trainers do today.
+ * bench_baseline: other methods to move the same tensors off the device and back, in turn with
+ * refit: the ceiling of the machine, and the methods of trainers.
  *
- * The first round of each is cold: it takes what it needs from the system then. Later rounds are
- * warm, whatever that means for it: a way that takes its memory afresh every time stays slow.
+ * The first round of each is cold: a method that keeps its memory takes it then. A method that
+ * takes fresh memory in every round is slow in every round.
  */
 #ifndef BENCH_BASELINE_H
 #define BENCH_BASELINE_H

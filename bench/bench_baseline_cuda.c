@@ -8,9 +8,9 @@
  *   coalesced                 one page-locked buffer, kept, and still a copy for every tensor;
  *                             the whole device is waited for (NeMo-RL's pull request 2248)
  *   save each                 memory mapped at addresses that stay: page-lock, copy and wait,
- *                             unmap, one tensor after the other, and back likewise
+ *                             unmap, one tensor after the other, and the reverse
  *                             (torch_memory_saver's way)
- *   save each, retained       likewise, the page-locked buffers kept
+ *   save each, retained       the same, the page-locked buffers kept
  */
 #include <stdlib.h>
 

@@ -6,8 +6,7 @@
  * switch; `version_seconds` until the publisher's commit has returned. Ceilings, measured in turn
  * in the same run: for shared memory one streaming copy and one pass of a fast hash over the bytes;
  * for TCP a raw ZeroMQ socket with the frames of a whole version to as many workers. Beside them
- * what many trainers do on one host: a copy of the weights for every worker. Last, an
- * empty cycle.
+ * what many trainers do on one host: a copy of the weights for every worker. Last, an empty cycle.
  */
 #include "bench.h"
 #include "bench_raw.h"

@@ -1,4 +1,4 @@
-/* bench_case: device, memory, offloader; opened from left to right, closed back. */
+/* bench_case: a device, its memory and an offloader, opened in this order and closed in reverse. */
 #include "bench_case.h"
 
 #include <stdlib.h>

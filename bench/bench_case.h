@@ -1,9 +1,8 @@
 /*
  * bench_case: tensors on a device, and refit, which moves them off it and back.
  *
- * Device memory is written and read through copies alone, so that it need not be addressable. What
- * the tensors hold differs from place to place, and bench_case_check says whether it is still
- * there.
+ * Device memory is written and read through copies alone, so that it need not be addressable. The
+ * contents differ from place to place, and bench_case_check compares them.
  */
 #ifndef BENCH_CASE_H
 #define BENCH_CASE_H
@@ -38,7 +37,7 @@ refit_status bench_case_open(bench_case *it, const bench_options *options, const
                              bench_case_kind kind, refit_error *error);
 refit_status bench_case_close(bench_case *it, refit_error *error);
 
-/* All the way out, and all the way back. */
+/* Offload and restore, each until it has finished. */
 refit_status bench_case_out(void *it, refit_error *error);
 refit_status bench_case_back(void *it, refit_error *error);
 

@@ -1,6 +1,6 @@
 /*
- * bench_codec: ways to say what changed between two versions: refit's, and those of today's
- * trainers.
+ * bench_codec: refit's format calls the kernels block by block. The others are written out here:
+ * positions and values, XOR, gaps and XOR, the last two compressed with zstd.
  */
 #include <stdlib.h>
 #include <string.h>

@@ -1,6 +1,6 @@
 /*
- * bench_codec: ways to say what changed between two versions, and to take it in: refit's, and those
- * of today's trainers, each of these in its simplest correct form, on one thread.
+ * bench_codec: formats for the changes between two versions, encoded and decoded on one thread:
+ * refit's, and those of other trainers, each of these in its simplest correct form.
  */
 #ifndef BENCH_CODEC_H
 #define BENCH_CODEC_H
@@ -44,7 +44,7 @@ void bench_coder_close(bench_coder *coder);
 typedef enum bench_delta_kind {
     BENCH_ENCODES, /* writes coder->coded */
     BENCH_COPIES,  /* makes pairs->into of pairs->before and what was coded last */
-    BENCH_APPLIES, /* likewise of pairs->into, which holds the version before */
+    BENCH_APPLIES, /* makes pairs->into, which holds the version before, of what was coded last */
 } bench_delta_kind;
 
 /* False: it failed, or a digest was not what it should be. */

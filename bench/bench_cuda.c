@@ -1,7 +1,7 @@
 /*
  * bench_cuda: the driver, opened by its library's name and asked for each function by name and
  * version (cuGetProcAddress_v2). The declarations are this file's own, so that the baselines do not
- * lean on refit's; numbers and layouts are NVIDIA's binary interface.
+ * depend on refit's; numbers and layouts are NVIDIA's binary interface.
  */
 #include "bench_cuda.h"
 

@@ -1,10 +1,10 @@
 /*
- * bench_cuda: NVIDIA's driver without refit: what baselines on a GPU are made of, each call in its
- * simplest correct form. Calls block the thread that makes them, but for bench_cuda_copy and
+ * bench_cuda: NVIDIA's driver without refit, for the baselines on a GPU: each call in its simplest
+ * correct form. Calls block the thread that makes them, but for bench_cuda_copy and
  * bench_cuda_fill, which queue on the one stream of this object.
  *
- * A call that the driver refuses answers false (or NULL), and bench_cuda_why says which one and
- * with what. One thread at a time.
+ * A call that the driver refuses returns false (or NULL), and bench_cuda_why names the call and the
+ * error. One thread at a time.
  */
 #ifndef BENCH_CUDA_H
 #define BENCH_CUDA_H

@@ -1,9 +1,9 @@
 /*
- * bench delta: what an update costs to encode, to send and to take in, beside what trainers send
- * today; one row for each density of made-up updates, or one for two files. GB/s are of weights, on
- * one thread. Everything that was decoded is compared with the version it should be. Beside what
- * the kernels do by themselves, "apply_in_place" is a worker's refit_update_apply, through the
- * door.
+ * bench delta: the size of an update and the time to encode, decode and apply it, beside the
+ * formats of other trainers: one row for each density of synthetic updates, or one for two files.
+ * GB/s are of weights, on one thread. Each decoded version is compared with the expected bytes. The
+ * kernels are called directly, but "apply_in_place" is a worker's refit_update_apply, through the
+ * public API.
  */
 #include <pthread.h>
 #include <stdlib.h>

@@ -21,8 +21,8 @@ typedef struct handover {
     refit_publisher *publisher;
     bench_cuda *cuda;
     bench_workers workers;
-    char *weights; /* on the device, all in a row */
-    char *copied;  /* likewise */
+    char *weights; /* all tensors, one behind the other, on the device */
+    char *copied;  /* what the copy is made to, on the device */
     bench_series staged;
     bench_series whole; /* from begin to the end of the commit */
     bench_series copies;

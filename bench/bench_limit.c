@@ -1,8 +1,8 @@
 /*
- * bench_limit: how fast this machine copies at all: one large buffer to another, with as many
+ * bench_limit: how fast this machine copies: one large buffer to another, with as many
  * threads as refit uses, by the fastest of several loops (the C library's memcpy and streaming
  * stores of each width that the processor has). The loops are this file's own, so that the ceiling
- * does not lean on refit's.
+ * does not depend on refit's.
  */
 #include <pthread.h>
 #include <stdlib.h>

@@ -1,6 +1,6 @@
 /*
- * bench link: an update of a density to one worker over a link, as a whole version, as what
- * changed, and as that compressed; without keys and with them (CURVE).
+ * bench link: an update of a density to one worker over a link, as a whole version, as a delta, and
+ * as a compressed delta; without keys and with them (CURVE).
  *
  * The caller makes the link (tests/system/bench_link.sh holds one to a rate): the publisher binds
  * an address of one end, and the worker runs at the other. Each way has a publisher and a worker of

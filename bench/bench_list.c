@@ -1,9 +1,9 @@
 /*
- * bench_list: tensors as a model has them. The lists are made from the dimensions of published
+ * bench_list: the tensors of models. The lists are made from the dimensions of published
  * architectures: the moments of Adam in float, and for the larger models the float master of each
  * weight too, or the weights themselves in bf16. Small tensors (norms, biases) keep their size;
- * where fewer bytes are asked for than the model has, the large ones are scaled. `small` is the
- * list that is hard on copies: 100,000 tensors of 4 to 32 KiB. A file has a name and a number of
+ * where fewer bytes are asked for than the model has, the large ones are scaled. `small` has
+ * 100,000 tensors of 4 to 32 KiB, which take many copies. A file has a name and a number of
  * bytes a line.
  */
 #include <errno.h>

@@ -95,7 +95,7 @@ static double alone(const work *on, uint32_t writes)
     return bench_now() - start;
 }
 
-/* Seconds of a step that the way back runs behind; negative: the driver refused. */
+/* Seconds of a step with a restore behind it; negative: the driver refused. */
 static refit_status together(bench_case *it, const work *on, uint32_t writes, double *seconds,
                              refit_error *error)
 {

@@ -1,7 +1,7 @@
 /*
- * bench pin: the first use of the host memory, against what others do for the same bytes: on the
- * host one thread that touches ordinary pages and locks them, on a GPU one call of the driver for
- * page-locked memory of its own (cuMemHostAlloc), which is what frameworks make.
+ * bench pin: the first use of the host memory, beside a baseline for the same bytes: on the host
+ * one thread that touches ordinary pages and locks them, on a GPU one call of cuMemHostAlloc, as
+ * frameworks do.
  */
 #include <stdlib.h>
 #include <string.h>

@@ -1,10 +1,10 @@
 /*
- * bench_raw: see the header. This is the one file outside lib/net that speaks ZeroMQ, because
- * it is what lib/net and lib/publisher are held against.
+ * bench_raw: the one file outside lib/net that uses ZeroMQ, because it is the baseline of lib/net
+ * and lib/publisher.
  *
- * A worker sends "one more" for each frame of its window and for each frame that it has taken; the
- * sender answers each with one frame until all frames of the round are out. A worker that has them
- * all says so with an empty message.
+ * A worker sends a credit for each frame of its window and for each frame that it has received; the
+ * sender answers each credit with a frame until all frames of the round are sent. A worker that has
+ * received all of them sends an empty message.
  */
 #include "bench_raw.h"
 

@@ -1,5 +1,5 @@
 /*
- * Made-up updates. Every number follows from the seed and its index alone, so that the learning
+ * Synthetic updates. Every number follows from the seed and its index alone, so that the learning
  * rate can be found on a sample before anything is written.
  */
 #include "bench_updates.h"

@@ -1,4 +1,4 @@
-/* bench_versions: one image that is written again and again, or two that take turns. */
+/* bench_versions: one image that is filled again for each version, or two that take turns. */
 #include "bench_versions.h"
 
 #include <stdlib.h>

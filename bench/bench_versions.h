@@ -1,9 +1,9 @@
 /*
  * bench_versions: the weights that a benchmark publishes, version after version.
  *
- * Of a density, each version differs from the one before in that share of its bf16 elements, as
- * bench_updates makes them: two images take turns. Without one each version is made anew, and no
- * block of it is like the one before.
+ * With a density, two images made by bench_updates take turns, so each version differs from the one
+ * before in that share of its bf16 elements. Without a density all elements of a version are new,
+ * and no block equals that of the version before.
  */
 #ifndef BENCH_VERSIONS_H
 #define BENCH_VERSIONS_H

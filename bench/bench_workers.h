@@ -1,5 +1,5 @@
-/* bench_workers: worker processes of a benchmark: this program again, ended by closing their
- * standard input. */
+/* bench_workers: worker processes of a benchmark. They run this program, and end when their
+ * standard input is closed. */
 #ifndef BENCH_WORKERS_H
 #define BENCH_WORKERS_H
 
