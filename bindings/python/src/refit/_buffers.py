@@ -188,7 +188,7 @@ class Room(Protocol):
 
 
 class OwnRoom:
-    """Memory that ``free`` of the C library frees, for who holds nothing of what he describes."""
+    """Memory that ``free`` of the C library frees. The owner holds nothing of what it describes."""
 
     mine = True
     address = 0

@@ -1,8 +1,8 @@
 """A timeline as a picture: phases above, the device's memory below them, then the host's.
 
 Refit's phases are shaded in the memory, too; those of the loop, and copies that went on behind
-others, have rows of their own. Colours are those of Okabe and Ito, which people who see colours
-differently can tell apart; the legend says each phase's name and how long it took. matplotlib is
+others, have rows of their own. Colours are those of Okabe and Ito, which colour-blind readers can
+tell apart; the legend says each phase's name and how long it took. matplotlib is
 imported here, and only its drawing half: no window is opened, its global state is left alone.
 """
 

@@ -1,9 +1,9 @@
 """Tied tensors: found where all are there together, and checked where they come one by one.
 
-What is tied travels once, so a tie that is none is another's weights under this name. Tensors that
-are there together are tied if they are the same memory, read the same way. Where a version's
-tensors come in several calls, or out of an iterator, where one lies says nothing of the one before:
-its memory may hold something else by then. A tie that was declared is held against the bytes.
+Tied tensors travel once, so a wrong tie would give a name the weights of another tensor. Tensors
+that are there together are tied if they are the same memory, read the same way. Where the tensors
+of a version come in several calls, or from an iterator, equal addresses prove nothing: the memory
+of an earlier tensor may have been reused. There a declared tie is checked by comparing bytes.
 """
 
 import ctypes

@@ -29,8 +29,9 @@ def wait_in_slices(step: Callable[[int], T], timeout_s: float | None) -> T:
     """Calls ``step`` with slices of the time in milliseconds until it raises no DeadlineError.
 
     Returns what ``step`` returned. Once ``timeout_s`` seconds have passed, the last DeadlineError
-    is raised as it is; 0 only looks, None waits for ever. Anything else that ``step`` or a signal
-    handler raises ends the wait at once. InvalidError for a time that is negative or no number.
+    is raised as it is; 0 polls once, None waits without a limit. Anything else that ``step`` or a
+    signal handler raises ends the wait at once. InvalidError for a time that is negative or no
+    number.
     """
     if timeout_s is not None and not timeout_s >= 0:
         raise InvalidError(f"a timeout of {timeout_s} s: give seconds, 0 or more, or None")

@@ -41,7 +41,7 @@ class ArchivedVersion:
 
     version: int
     epoch: int
-    """Of the trainer: one that starts anew counts from 1 again, in another epoch."""
+    """Of the trainer: a trainer that is restarted counts from 1 again, in another epoch."""
     base: int | None
     """The version that it builds on; None: it is whole, an anchor."""
     file: str

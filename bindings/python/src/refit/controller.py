@@ -1,7 +1,7 @@
 """The refit cycle as a training loop calls it.
 
     controller.clear()                         states off the device, in pinned host memory
-    with controller.refit(version, publisher) as tx:   likewise, and the workers get new weights
+    with controller.refit(version, publisher) as tx:   the same, and the workers get new weights
         tx.send(refit.named_weights(model))
     controller.restore()                       states come back behind the next forward, backward
     optimizer.step()                           waits for them by itself
@@ -119,8 +119,8 @@ class Controller(Closing):
 
         With ``non_blocking`` the next forward and backward pass run meanwhile, and ``step()``
         waits; gradients are there when this returns. False waits for all. Does nothing if they are
-        there. DeviceMemoryError: nothing is lost; free some memory and call again. CopyError
-        likewise. Since 0.1.
+        there. DeviceMemoryError and CopyError: nothing is lost; free some memory and call
+        again. Since 0.1.
         """
         cycle = self._open()
         cycle.restore()

@@ -96,7 +96,7 @@ class Figures:
         self._exposed += time.perf_counter() - since
 
     def returns(self, now: float) -> None:
-        """The way back begins."""
+        """The restore begins."""
         self._returned = now
 
     def end(self, since: float, per_device: PerDevice) -> None:
@@ -178,7 +178,7 @@ class Cycle:
                 return False  # it returns as zeros
             return view is not None and bool(view.any())
 
-    # ---- the way out ----------------------------------------------------------------------------
+    # ---- offload --------------------------------------------------------------------------------
 
     def clear(self) -> None:
         """States, and gradients by their policy, leave; returns when their memory is free."""
@@ -269,7 +269,7 @@ class Cycle:
     # ---- what there is --------------------------------------------------------------------------
 
     def _refresh(self) -> None:
-        """Looks again at what the optimizers hold, and plans anew what has changed."""
+        """Looks again at what the optimizers hold, and makes a new plan if it has changed."""
         self._settle()
         stock = self._inventory.take()
         identities = stock.identities()
@@ -309,7 +309,7 @@ class Cycle:
                 self.phase = CLEARED  # they have failed: restore() moves what is still on the host
             raise
 
-    # ---- the way back ---------------------------------------------------------------------------
+    # ---- restore --------------------------------------------------------------------------------
 
     def restore(self) -> None:
         """Allocates the storages and starts the copies back; nothing if they are back."""

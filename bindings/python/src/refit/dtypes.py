@@ -113,7 +113,7 @@ def to_torch(dtype: Dtype) -> "torch.dtype":
     return found  # type: ignore[no-any-return]
 
 
-@functools.lru_cache(maxsize=64)  # likewise: NumPy makes up a type's name each time
+@functools.lru_cache(maxsize=64)  # NumPy composes a type's name at each call
 def of_numpy(there: "numpy.dtype[Any]") -> Dtype:
     """refit's type of a NumPy type, ml_dtypes' included; UnsupportedError. Since 0.1."""
     found = _BY_NUMPY.get(there.name)

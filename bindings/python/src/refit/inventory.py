@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 @runtime_checkable
 class Held(Protocol):
-    """Stands for an optimizer that is not torch's. Asked anew at each clear."""
+    """Stands for an optimizer that is not torch's. Asked again at each clear."""
 
     @property
     def inner(self) -> Sequence[torch.optim.Optimizer]:

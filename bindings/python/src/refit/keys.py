@@ -1,7 +1,7 @@
 """Key pairs, for weights that leave this host.
 
 A trainer and each of its workers have a pair. The secret half stays in a file that only its owner
-can read; what the files hold, and who may read them, is known to the C library alone.
+can read; the format and the permissions of the files are known to the C library alone.
 """
 
 import os
@@ -27,6 +27,6 @@ def keygen(folder: str | os.PathLike[str], name: str, *, replace: bool = False) 
     Since 0.1.
     """
     path = Path(folder)
-    where, who = encoded(os.fspath(path), "the folder"), encoded(name, "the name")
-    call(lib.refit_keys_generate, where, who, int(replace))
+    where, owner = encoded(os.fspath(path), "the folder"), encoded(name, "the name")
+    call(lib.refit_keys_generate, where, owner, int(replace))
     return KeyFiles(path / f"{name}.secret", path / f"{name}.public")

@@ -1,9 +1,9 @@
 """Ranks that gather sharded weights together either all go on or all stop.
 
 A collective that one rank does not enter hangs the others. So before the first gather, and when a
-transaction ends, each rank says to all how it fares: one small exchange. It is the same exchange at
-both places, so a rank that failed early and is at the end already meets the others at their
-beginning, and they hear of it instead of waiting for it.
+transaction ends, each rank sends its standing to all others: one small exchange. It is the same
+exchange at both places, so a rank that failed early, and is already at the end, meets the other
+ranks at their beginning: they learn of the failure instead of waiting.
 
 It knows nothing of weights; what the ranks compare is text.
 """

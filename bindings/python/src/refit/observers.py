@@ -93,7 +93,7 @@ class Observers:
 
     @property
     def drawn(self) -> bool:
-        """Whether anybody wants to know of memory, and of what goes on behind. Since 0.1."""
+        """Whether memory and background phases are recorded: there is a timeline. Since 0.1."""
         return self._timeline is not None
 
     def past(self, name: str, seconds_ago: float, seconds: float, nbytes: int = 0) -> None:

@@ -2,7 +2,7 @@
 
 One method for each verb of refit/offload.h, which says what the states and regions are; addresses
 are plain numbers. Waits are cut in slices, so that Ctrl-C is seen, and calls that block without a
-deadline run beside the caller, who waits for them.
+deadline run on a thread of their own while the caller waits.
 
 Whose memory a region is, and what its bytes mean, is unknown here.
 """
@@ -223,7 +223,7 @@ class Offloader(Handle):
         call(lib.refit_offloader_set_accumulating, self._live, int(is_open))
 
     def offload(self, after: int = NO_STREAM) -> None:
-        """Starts the way out behind what the stream ``after`` has queued; ``finish`` ends it.
+        """Starts the offload behind what the stream ``after`` has queued; ``finish`` ends it.
 
         StateError, BusyError (a lease holds the image), CopyError and others; then all stays where
         it is. Does not wait for copies, but with use_pinned_optimizer_offload: false. Since 0.1.
@@ -261,7 +261,7 @@ class Offloader(Handle):
         call(lib.refit_offloader_bind_each, self._live, numbers, addresses, len(regions))
 
     def restore(self, after: int = NO_STREAM) -> Future:
-        """Starts the way back behind what ``after`` has queued, and gives its future.
+        """Starts the restore behind what ``after`` has queued, and returns its future.
 
         StateError for a region without memory, or while states are leaving. Since 0.1.
         """

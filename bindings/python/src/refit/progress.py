@@ -1,4 +1,4 @@
-"""Bars for work that takes long: a large offload, a large way back.
+"""Bars for work that takes long: a large offload, a large restore.
 
 A bar is shown with tqdm, if that is installed, by rank 0 alone, and only on a terminal.
 Otherwise it is a counter that is not shown.
@@ -31,7 +31,7 @@ class Bar(Closing):
 
     @property
     def visible(self) -> bool:
-        """Whether anybody sees it."""
+        """Whether it is shown."""
         return self._shown is not None
 
     def advance(self, nbytes: int) -> None:

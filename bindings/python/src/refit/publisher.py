@@ -6,8 +6,8 @@
 
 ``publish`` is the whole of it; ``declare``, ``begin``, ``write``, ``commit`` and ``abort`` are its
 steps, for weights that are made one after another. The store, the digests, the sockets and the
-beat of the heart are the C library's (refit/broadcast.h). Whose weights they are, and what happens
-to optimizer states meanwhile, is unknown here.
+heartbeats are the C library's (refit/broadcast.h). The model that the weights belong to, and the
+optimizer states, are unknown here.
 """
 
 import ctypes
@@ -96,7 +96,7 @@ class Publisher(Handle):
         an iterator's tensors are copied to host memory first, to learn what there is; later ones
         are written as they come, and must be what was declared.
         Weights with a method ``manifest()``, which gives their ``TensorSpec`` before there are
-        bytes, are taken one after another likewise.
+        bytes, are also written as they come.
 
         ``version`` is above all before it, at least 1, or None for the next number. Blocks for the
         copies, until workers let go of an older version (broadcast.stage_timeout_ms), and for what
@@ -236,8 +236,8 @@ class Publisher(Handle):
         return () if self._declared is None else self._declared.specs
 
     def workers(self) -> list[Worker]:
-        """The subscribed workers and those of the last version that join anew, then those lost
-        since it began. Since 0.1."""
+        """The subscribed workers and those of the last version that are joining again, then
+        those lost since it began. Since 0.1."""
         with self._guard:
             return _workers(self._live)
 
@@ -349,7 +349,7 @@ def _drop(publisher: int) -> None:
 
 
 def _workers(publisher: int) -> list[Worker]:
-    """Subscribed workers and those that join anew, then those lost since the last version began."""
+    """Subscribed workers and those joining again, then those lost since the last version began."""
     found: list[Worker] = []
     raw = _abi.refit_worker_info(size=ctypes.sizeof(_abi.refit_worker_info))
     while True:

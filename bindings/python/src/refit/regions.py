@@ -178,7 +178,7 @@ class Regions:
         """Whether pieces of an arena are among what leaves."""
         return len(self.slots) > len(self.slots.tensors)
 
-    # ---- the way out ----------------------------------------------------------------------------
+    # ---- offload --------------------------------------------------------------------------------
 
     def leave(self) -> None:
         """Starts the copies out, behind the current stream. Nothing if they have left. StateError
@@ -250,7 +250,7 @@ class Regions:
         give_heap_back()
         return resident_bytes()
 
-    # ---- the way back ---------------------------------------------------------------------------
+    # ---- restore --------------------------------------------------------------------------------
 
     def come_back(self) -> None:
         """Allocates the storages on the current stream and starts the copies back.

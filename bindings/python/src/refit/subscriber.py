@@ -4,9 +4,9 @@
         with update:                              # accepts, or refuses if the block raises
             model.load_weights(update.tensors())
 
-The trainer is looked for until ``close``, may be started later and may come back as another
-process. Versions arrive while the worker generates: only the wait for one is here. What a version
-is, is in update.py; how it comes, in refit/broadcast.h.
+A subscriber looks for its trainer until ``close``; the trainer may start later, and may come back
+as another process. Versions arrive while the worker generates: only the wait for one is here.
+update.py has the version, and refit/broadcast.h how it travels.
 """
 
 import ctypes
@@ -65,11 +65,11 @@ class Subscriber(Handle):
     once, whether or not the trainer is there. ``worker`` is the name that the trainer reports it
     under (None: made of host, process and a random part); with keys the trainer puts the name of
     the worker's key in front of it (``Worker.name``). ``timeout`` in seconds is for waits that give
-    none of their own; None waits for ever. ``idle_timeout`` in seconds
+    none of their own; None waits without a limit. ``idle_timeout`` in seconds
     (broadcast.idle_timeout_ms) ends a worker whose trainer is gone, however that ended: when it has
     heard no trainer for so long, counted from here on, a ``for`` loop ends and ``next`` raises
     ClosedError, for good. A trainer that is there is heard, however long it trains; give more than
-    one takes to start, and more than broadcast.heartbeat_timeout_ms (5 s). None waits for ever.
+    one takes to start, and more than broadcast.heartbeat_timeout_ms (5 s). None: no limit.
     ``config`` and ``overrides`` are those of ``refit.make_config``. Starts a service thread of the
     C library, joined by ``close``. One thread at a time uses it, but for what is marked "any
     thread". Raises InvalidError, ConfigError, SecurityError (without keys: an address beyond this
@@ -110,15 +110,15 @@ class Subscriber(Handle):
     def next(self, timeout: float | None = None) -> Update:
         """Waits for the next committed version; the caller closes it (``with update:``). Since 0.1.
 
-        ``timeout`` in seconds; 0 only looks, None is the subscriber's own, and that for ever unless
-        it was given (``math.inf``: for ever all the same). Raises DeadlineError (a TimeoutError:
-        nothing new in time; the sentence says whether there is a trainer), CancelledError after
-        ``wake``, ClosedError (no trainer was heard for ``idle_timeout``), StateError (an update is
-        still open, the subscriber was closed meanwhile, or broadcast.gpu requires a GPU and
-        ``use_device`` was not called), InvalidError (no such timeout), SecurityError or
-        ProtocolError (the trainer refused this worker for good), SystemCallError and
-        UnsupportedError (what broadcast.shm or broadcast.gpu require is not to be had). Ctrl-C ends
-        the wait.
+        ``timeout`` in seconds; 0 polls once, None is the subscriber's own, which has no limit
+        unless it was given (``math.inf``: no limit in any case). Raises DeadlineError (a
+        TimeoutError: nothing new in time; the sentence says whether there is a trainer),
+        CancelledError after ``wake``, ClosedError (no trainer was heard for ``idle_timeout``),
+        StateError (an update is still open, the subscriber was closed meanwhile, or broadcast.gpu
+        requires a GPU and ``use_device`` was not called), InvalidError (no such timeout),
+        SecurityError or ProtocolError (the trainer refused this worker for good), SystemCallError
+        and UnsupportedError (what broadcast.shm or broadcast.gpu require is not to be had). Ctrl-C
+        ends the wait.
         """
         seconds = self._timeout if timeout is None else timeout
         if seconds is not None and not seconds >= 0:
@@ -317,7 +317,7 @@ class Subscriber(Handle):
         """
         if self.closed or self._process != os.getpid():
             return
-        if self._call_lock.is_mine:  # a signal handler within next: which closes it on its way out
+        if self._call_lock.is_mine:  # a signal handler within next, which closes it when it returns
             self._ending = True
             lib.refit_subscriber_wake(self._live)
             return

@@ -122,7 +122,7 @@ class Timeline:
                 series.points.append((at, value))
 
     def forget(self) -> None:
-        """Drops what was recorded, to begin anew; what is held by name stays held. Since 0.1."""
+        """Drops what was recorded. Memory that was reported by name is kept. Since 0.1."""
         with self._lock:
             self.spans, self.series = [], {}
 

@@ -33,9 +33,10 @@ if TYPE_CHECKING:
 
 
 class Current:
-    """What a subscriber and its updates share.
+    """State that a subscriber and its updates share.
 
-    Which of them is open: C has one place for all of them, one after another. And what is bound.
+    ``serial`` is the number of the open update: C keeps all updates of a subscriber in one place,
+    one after another. ``bound`` holds the tensors that versions are written into.
     """
 
     def __init__(self) -> None:
@@ -191,7 +192,7 @@ class Update(Handle):
     def accept(self) -> None:
         """Tells the trainer that the engine runs on this version. The views stay until close.
 
-        Raises StaleError if the trainer had turned this worker out meanwhile: what was read may be
+        Raises StaleError if the trainer has evicted this worker meanwhile: what was read may be
         torn, what was applied is put back, and the next version is to be waited for. StateError if
         it is decided or closed, or the last ``apply`` failed, or one could not be put back, and the
         model is still bound (an engine without the version must not say that it has it). With bytes
@@ -214,7 +215,7 @@ class Update(Handle):
         """Tells the trainer that it could not be applied, and why (cut to 160 bytes).
 
         ``kept``: whether the engine still runs on the version before; None asks the attribute.
-        With False the worker joins anew and is offered the current version in full, with True the
+        With False the worker joins again and is offered the current version in full, with True the
         next one. What was applied is put back first; if a GPU cannot, its error is raised, and the
         refusal counts with False. StateError if it is decided or closed. Since 0.1.
         """

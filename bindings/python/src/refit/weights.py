@@ -171,8 +171,8 @@ def _some(names: list[str], most: int = 5) -> str:
 class NamedWeights:
     """The weights of a model; made by ``named_weights``. Iterate it as often as you like.
 
-    It borrows the model, and looks at it anew at each iteration: tensors must not change while one
-    is under way. Since 0.1.
+    It borrows the model, and looks at it again at each iteration: tensors must not change during
+    an iteration. Since 0.1.
     """
 
     settled = True

@@ -18,7 +18,7 @@ class Worker:
     version: int
     """What it holds; 0 for nothing."""
     subscribed: bool
-    """False: evicted, gone, or joining anew."""
+    """False: evicted, gone, or joining again."""
     member: bool
     """Whether the last version counted on it."""
     committed: bool

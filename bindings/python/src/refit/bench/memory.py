@@ -38,7 +38,7 @@ class MemoryNeed:
         return fits
 
     def told(self, parameters: float, available: float) -> str:
-        """One line on what will be measured, and what it takes. HostMemoryError likewise."""
+        """One line on what will be measured, and what it takes. HostMemoryError as ``fitting``."""
         fits = self.fitting(parameters, available)
         if fits < parameters:
             return (

@@ -1,6 +1,6 @@
-"""What the benches take on their command lines: a bad value ends them before minutes of work.
+"""Values on the command lines of the benchmarks: a bad one is refused before minutes of work.
 
-Each function here is a ``type=`` of argparse, or makes one. What values are for is unknown here.
+Each function here is a ``type=`` of argparse, or makes one. The use of the values is unknown here.
 """
 
 import argparse
@@ -57,12 +57,12 @@ def file_to_write(text: str) -> str:
 
 
 def json_to_write(text: str) -> str:
-    """Likewise, or "-" for stdout."""
+    """A path as ``file_to_write`` takes it, or "-" for stdout."""
     return text if text == "-" else file_to_write(text)
 
 
 def picture_to_write(text: str) -> str:
-    """Likewise; its ending is one that is drawn, and matplotlib is there to draw it."""
+    """A path as ``file_to_write`` takes it, with the ending of a picture format."""
     if Path(text).suffix.lower() not in PICTURES:
         raise argparse.ArgumentTypeError(f"{text} does not end in .png, .svg or .pdf")
     return file_to_write(text)

@@ -22,7 +22,7 @@ from refit.controller import Controller
 
 TENSORS = 4000
 PLANNED = (1_000, 10_000, 100_000)
-MOST_ROUNDS = 5  # of plans: each makes an optimizer anew
+MOST_ROUNDS = 5  # of plans: each makes a new optimizer
 ELEMENTS = 16
 FEW = 2
 

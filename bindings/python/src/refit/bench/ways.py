@@ -129,8 +129,8 @@ class PickleWay:
         self._workers = [self._answer() for _ in range(count)]
 
     def _answer(self) -> bytes:
-        who: bytes = self._socket.recv_multipart()[0]
-        return who
+        worker: bytes = self._socket.recv_multipart()[0]
+        return worker
 
     def send(self, weights: Weights) -> None:
         message = pickle.dumps(weights, protocol=pickle.HIGHEST_PROTOCOL)

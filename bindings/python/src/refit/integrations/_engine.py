@@ -83,9 +83,9 @@ class Engine:
         return {} if self._receiver is None else self._receiver.subscriber.stats()
 
     def announce(self) -> str:
-        """Where workers will connect, for those who do not know their side yet. A free port or name
-        must be taken to be known; a fixed one is not, since it is there once for all ranks of a
-        machine."""
+        """Where workers will connect, before the side of this process is known. A free port or name
+        is bound here, because it is not known before. A fixed one is not bound, because all ranks
+        of a machine share it."""
         if self._bind.endswith((":0", "*")):
             return self.open_publisher()
         return reachable(self._bind, self._host)

@@ -67,7 +67,7 @@ class RefitCheckpointEngine(Engine):
         self.connect(metadata[0]["refit"], f"rollout-{rollout_rank}")
 
     def finalize(self) -> None:
-        """Leaves; ``prepare`` begins anew. Since 0.1."""
+        """Closes the connection; ``prepare`` opens another one. Since 0.1."""
         self.close()
 
     async def send_weights(self, weights: Iterable[tuple[str, Any]]) -> None:

@@ -87,7 +87,7 @@ class Sender:
         return gathered
 
     def _begin(self, version: int | None) -> None:
-        # A number that is used up (the trainer's count began anew) is replaced by the next one.
+        # A used number (a restarted trainer counts from 1 again) is replaced by the next one.
         usable = version is not None and version > self.publisher.version
         self.publisher.begin(version if usable else None)
 
@@ -99,8 +99,8 @@ class Sender:
             self.publisher.write(name, tensor)
 
     def _give_up(self) -> None:
-        """Drops the version, if one is open: a commit that failed has done so. The next one learns
-        the names anew, since these may be why it failed."""
+        """Drops the version, if one is open: a commit that failed has done so. The next one
+        declares its names again, since these may be the cause of the failure."""
         self._declared = False
         with suppress(StateError):
             self.publisher.abort()

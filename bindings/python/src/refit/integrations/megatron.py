@@ -38,7 +38,7 @@ Key = tuple[str, int]
 class MegatronOptimizer:
     """The optimizers and tensors behind one Megatron optimizer. Made by ``unwrap``; borrows both.
 
-    What it says is found anew at each question, since states and buffers come and go. Since 0.1.
+    Each call looks at the optimizer again, since states and buffers come and go. Since 0.1.
     """
 
     def __init__(self, optimizer: Any, model: Any = None) -> None:

@@ -166,7 +166,7 @@ def patch_worker(worker: Any) -> Any:
     """Puts refit's mover into a policy worker, or into its class for all workers made from it.
 
     Takes the place of ``move_optimizer`` or ``move_optimizer_to_device``, and makes
-    ``save_checkpoint`` wait for states that are on their way back. A worker's configuration is
+    ``save_checkpoint`` wait for states that are being restored. A worker's configuration is
     checked at once, a class's when a worker first moves. A second call does nothing. Returns
     `worker`. StateError if it has neither method; ConfigError. Since 0.1.
 
@@ -205,8 +205,8 @@ def unpatch_worker(worker: Any) -> Any:
 
 
 def move_optimizer(worker: Any, device: Any) -> None:
-    """As the worker's own method, by refit; for those who call it rather than patch. See
-    OptimizerMover.move. Since 0.1."""
+    """The worker's own method, done by refit, for code that calls a function instead of patching.
+    See OptimizerMover.move. Since 0.1."""
     mover_of(worker).move(device)
 
 

@@ -84,7 +84,7 @@ class RefitTrainer:
 
         Blocks until all rollouts hold it. PeerError and DeadlineError name those that do not. All
         keeps the version before then; if it was lost only while it loaded the new one, the others
-        hold that: ``workers`` says who holds what. Since 0.1.
+        hold that: ``workers`` gives the version of each worker. Since 0.1.
         """
         publisher = self._opened()
         if self.controller is None:
@@ -149,10 +149,10 @@ class RefitRollout:
     ) -> int:
         """Waits for versions and loads them until one above ``above`` is held; returns its number.
 
-        None: above what is held. (Who came late is given the version before, and the trainer waits
-        until that is loaded.) Returns what is held if ``stop_waiting`` is called with the same
-        ticket. An exception of ``load_weights`` refuses the version, and is raised. DeadlineError.
-        Since 0.1.
+        None: above what is held. (A worker that connects late is given the version before, and the
+        trainer waits until that is loaded.) Returns what is held if ``stop_waiting`` is called with
+        the same ticket. An exception of ``load_weights`` refuses the version, and is raised.
+        DeadlineError. Since 0.1.
         """
         if self._subscriber is None:
             raise StateError("not subscribed yet: call subscribe on the rollout first")

@@ -1,4 +1,4 @@
-"""SGLang workers that take their weights from a refit trainer, and from those who hand them over.
+"""SGLang workers that take their weights from a refit trainer, or from a caller of SGLang.
 
 SGLang calls functions that its server was started with; all three here may be named at once:
 
@@ -39,8 +39,7 @@ def load(model: Any, named_tensors: Named) -> None:
     """A custom weight loader: loads what SGLang was handed, each name once.
 
     InvalidError for a name that comes twice (nothing is loaded then), and what the model raises.
-    Blocks until the copies are done: who handed the tensors over may use their memory again. Since
-    0.1.
+    Blocks until the copies are done: the caller may use the memory of the tensors again. Since 0.1.
     """
     weights = list(named_tensors)
     _refuse_twice([name for name, _ in weights])

@@ -5,10 +5,10 @@
 TRL generates at the start of a training step, and says nothing of it. But it does so after every
 ``steps_per_generation * num_iterations`` micro-batches, and the callbacks hear of each micro-batch:
 so this one counts them as the trainer does, and at the event just before one that generates it
-clears the optimizer states and publishes the weights. At an evaluation that the trainer has
-announced it does likewise, for that generates, too. States come back behind the first forward pass
-that records gradients, which is where generation is over, and the optimizer's step waits for them.
-Nothing of the trainer is replaced or wrapped.
+clears the optimizer states and publishes the weights. It does the same at an evaluation that the
+trainer has announced, because an evaluation generates, too. States come back behind the first
+forward pass that records gradients, which is where generation is over, and the optimizer's step
+waits for them. Nothing of the trainer is replaced or wrapped.
 
 It knows nothing of tensors, storages or sockets: it says *when*, and ``refit.Controller`` does it.
 """
@@ -46,8 +46,8 @@ def policy_weights(model: torch.nn.Module) -> Iterable[tuple[str, torch.Tensor]]
 class RefitCallback(TrainerCallback):  # type: ignore[misc]  # transformers is not followed
     """Takes the states off the device while TRL generates, and publishes the policy's weights.
 
-    ``publisher``: where new weights go before a generation, once per optimizer step; it stays the
-    caller's, who closes it. Without one, nothing is published. ``weights``: what is published of
+    ``publisher``: where new weights go before a generation, once per optimizer step; the
+    caller owns and closes it. Without one, nothing is published. ``weights``: what is published of
     the model, as pairs of name and tensor; ``policy_weights`` unless said otherwise, which merges
     adapters, while ``partial(named_weights, lora="adapter")`` sends them alone. ``config``,
     ``overrides``, ``timer``, ``timeline`` and ``progress`` are the controller's; so is ``grads``:
