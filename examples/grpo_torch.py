@@ -120,7 +120,7 @@ def refit_workers(
             print(f"grpo: {why}", file=sys.stderr)
             replace_lost_workers(publisher, workers)
             if publisher.version != before:
-                return publisher.version  # the others have it, and who is new is brought to it
+                return publisher.version  # the others have it, and a new worker is sent it
     raise WorkerLost(f"the workers did not hold in {TRIES} tries")
 
 
@@ -560,7 +560,7 @@ def main() -> int:
             require_safetensors()
         return check(options) if options.check else run(options)
     except KeyboardInterrupt:
-        return 130  # the workers are gone: the fleet ends them on its way out
+        return 130  # the fleet has ended the workers already
     except (RefitError, WorkerLost, CheckpointError) as why:
         print(f"grpo: {why}", file=sys.stderr)
         return 1

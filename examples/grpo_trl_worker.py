@@ -38,7 +38,7 @@ def tiny_model(seed: int = 0) -> "LlamaForCausalLM":
 
 
 def digest(tensors: Iterable[tuple[str, Any]]) -> str:
-    """Of names and bytes: whoever has the same digest holds the same weights."""
+    """A digest of names and bytes: equal digests mean equal weights."""
     total = hashlib.sha256()
     for name, tensor in sorted(tensors, key=lambda pair: pair[0]):
         total.update(name.encode())
