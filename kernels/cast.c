@@ -51,8 +51,8 @@ static bool wide_cast(char *to, const char *from, size_t count, bool streams)
     return false;
 }
 
-/* Elements before the wide form may begin: streaming writes whole lines, which a `to` at an odd
- * address never comes to. */
+/* Elements before the wide form may begin: streaming writes whole lines, and elements at an odd
+ * `to` never begin one. */
 static size_t head_of(const char *to, size_t count, bool *streams)
 {
     *streams = 2 * count >= STREAM_LEAST && (uintptr_t)to % 2 == 0;

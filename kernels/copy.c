@@ -1,6 +1,6 @@
 /*
  * Large copies go round the caches: non-temporal stores write whole lines without reading them
- * first, which saves a third of the traffic and leaves the caches to those who use them. Below the
+ * first, which saves a third of the traffic and leaves the caches to other work. Below the
  * threshold the bytes are likely to be read soon, and the C library's memcpy wins. The source is
  * prefetched a kilobyte ahead, which the hardware does not do well across pages.
  *

@@ -11,8 +11,8 @@
 /* Like memcpy; when it returns, other threads that are told so see the bytes (fenced). */
 void rft_copy_bytes(void *to, const void *from, size_t bytes);
 
-/* Likewise for a piece of something that as a whole is too large for the caches: streams it however
- * small it is, where that pays at all. */
+/* As rft_copy_bytes, for a piece of a copy that as a whole is too large for the caches: streams the
+ * piece however small it is, where streaming pays at all. */
 void rft_copy_piece(void *to, const void *from, size_t bytes);
 
 #endif

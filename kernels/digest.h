@@ -21,11 +21,12 @@
  * the last part of a whole may have a length that is not a multiple of 8. */
 uint64_t rft_digest_part(const void *data, size_t bytes, uint64_t offset);
 
-/* Likewise, copying the bytes to `to` in the same pass (streaming stores where they win). */
+/* As rft_digest_part, and copies the bytes to `to` in the same pass (streaming stores where they
+ * win). */
 uint64_t rft_digest_copy_part(void *to, const void *from, size_t bytes, uint64_t offset);
 
-/* Likewise for a piece of something that as a whole is too large for the caches: streams it however
- * small it is, where that pays at all. */
+/* As rft_digest_copy_part, for a piece of a copy that as a whole is too large for the caches:
+ * streams the piece however small it is, where streaming pays at all. */
 uint64_t rft_digest_copy_piece(void *to, const void *from, size_t bytes, uint64_t offset);
 
 /* rft_digest_part and rft_digest_copy_part, giving in `parts` that of each `each` bytes (a multiple

@@ -3,8 +3,8 @@
  * added at the end; that the digest is a sum makes this exact.
  *
  * One step takes a block of 256 bytes in independent chains, so that the multiplier's latency is
- * hidden and the speed is that of the memory. The reading and the copying forms are the same code,
- * made anew for each by inlining.
+ * hidden and the speed is that of the memory. The reading and the copying form are one inline
+ * function, compiled once for each.
  */
 #include "kernels/digest_x86.h"
 

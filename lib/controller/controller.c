@@ -14,14 +14,14 @@
  *               perhaps still arriving ahead of its work
  *   CLEARED     in the image; memory given back, unless    hold the version before
  *               the last clear said otherwise
- *   REFITTED    likewise                                   hold the new version
+ *   REFITTED    as in CLEARED                              hold the new version
  *   RETURNING   arriving; after a failure partly away      as before
  *
- * The controller decides nothing that the offloader knows: where the states are is asked, never
- * remembered, so that a phase that failed half-way, or a caller who used the offloader directly, is
- * met where it stands. A verb starts its work on all devices before it waits for one, and goes on
- * with the others where one fails: its first failure is told, and the same verb called again finds
- * what is left to do. Must not know how states move or how weights travel.
+ * The controller keeps no record of where the states are: it asks the offloader each time. So a
+ * verb finds the true state after a phase that failed half-way, and after a caller that used the
+ * offloader directly. A verb starts its work on all devices before it waits for one, and goes on
+ * with the others where one fails: it returns the first failure, and the same verb called again
+ * finds what is left to do. Must not know how states move or how weights travel.
  */
 #include <inttypes.h>
 #include <stdbool.h>
@@ -61,7 +61,7 @@ typedef struct member {
     refit_offloader *offloader; /* borrowed */
     bool has_stream;            /* `stream` stands for the one that a verb is given */
     refit_stream_ref stream;
-    refit_future *returning; /* owned; of the way back, until it is joined */
+    refit_future *returning; /* owned; of the restore, until it is joined */
 } member;
 
 /* Used by one thread at a time. */
@@ -78,8 +78,8 @@ struct refit_controller {
 typedef refit_status (*member_verb)(member *on, refit_stream_ref stream, int64_t deadline,
                                     refit_error *error);
 
-/* Does it on all devices, also where it fails on one; tells the first failure. `stream` is for the
- * offloader that has none of its own. */
+/* Does it on all devices, also where it fails on one; returns the first failure. `stream` is for
+ * the offloader that has none of its own. */
 static refit_status for_members(refit_controller *controller, member_verb verb,
                                 refit_stream_ref stream, refit_error *error)
 {
@@ -390,7 +390,7 @@ static refit_status start_return(member *on, refit_stream_ref stream, int64_t de
 {
     if (!is_away(on)) return REFIT_OK;
     if (refit_offloader_get_state(on->offloader) == REFIT_OFFLOADING) {
-        /* A way out that fails is no obstacle: its states have not left. */
+        /* An offload that fails is no obstacle: its states have not left. */
         refit_status status = refit_offloader_finish(on->offloader, ms_until(deadline), error);
         if (status == REFIT_ERR_TIMEOUT) return status;
     }
@@ -414,7 +414,7 @@ refit_status refit_controller_return(refit_controller *controller, refit_stream_
 
 /* ---- join */
 
-/* Keeps the future of a joined stream: its end is told by the next clear. */
+/* Keeps the future of a joined stream: the next clear reports its end. */
 static refit_status join_states(member *on, refit_stream_ref stream, int64_t deadline,
                                 refit_error *error)
 {

@@ -11,8 +11,8 @@
  * returns.
  *
  * Failures of queued work: a stream keeps the first one until the next event is recorded on it;
- * that event completes with it, and the stream is clean again. An event that closes before anybody
- * asked it leaves the failure to the stream.
+ * that event completes with it, and the stream is clean again. An event that closes before its
+ * failure was asked for leaves the failure to the stream.
  */
 #ifndef RFT_DEVICE_H
 #define RFT_DEVICE_H
@@ -31,8 +31,8 @@ typedef struct rft_copy {
     void *to;
     const void *from;
     uint64_t bytes;
-    uint32_t slack; /* bytes right behind the host side that are nobody's (padding): a device may
-                       read them, and may write anything there. 0: keep off */
+    uint32_t slack; /* bytes of padding right behind the host side: a device may read them, and may
+                       write anything there. 0: keep off */
     bool checked;   /* one side is host memory, and the other has passed
                        rft_device_memory_check: code of the device may touch it. Copy engines refuse
                        what they cannot reach; code breaks on it */
@@ -41,7 +41,7 @@ typedef struct rft_copy {
 /* When the source of a batch may be read. */
 typedef enum rft_copy_order {
     RFT_COPY_STREAM = 0, /* after the work before it on the stream: always right */
-    RFT_COPY_ANY = 1,    /* at any time from the call on: for host bytes that nobody writes */
+    RFT_COPY_ANY = 1,    /* at any time from the call on: for host bytes that do not change */
 } rft_copy_order;
 
 typedef struct rft_event rft_event;
@@ -89,8 +89,8 @@ typedef struct rft_device_ops {
     /* Memory, aligned to 512 bytes. */
     refit_status (*memory_alloc)(void *self, uint64_t bytes, void **out, refit_error *error);
     refit_status (*memory_free)(void *self, void *memory, refit_error *error);
-    /* Is [memory, memory + bytes) memory of this device, whoever allocated it, that can be copied
-     * from and to? REFIT_ERR_INVALID says what it is instead (host memory, managed, another
+    /* Is [memory, memory + bytes) memory of this device, allocated by refit or not, that can be
+     * copied from and to? REFIT_ERR_INVALID says what it is instead (host memory, managed, another
      * device's). `*whole` tells apart what no copy may lie across: two addresses of one allocation
      * have the same, and neighbours of two allocations another. */
     refit_status (*memory_check)(void *self, const void *memory, uint64_t bytes, const void **whole,
@@ -203,8 +203,8 @@ bool rft_device_read_capacity(const char *text, uint64_t *bytes);
 void rft_device_retain(refit_device *device);
 void rft_device_release(refit_device *device);
 
-/* Takes it. It is asked again when the device is closed, which fails until it is gone, or
- * by sweep; false: something is left. Any thread. */
+/* Takes `deferred`. It is asked again by sweep and when the device is closed, which fails until it
+ * is gone. Sweep returns false if something is left. Any thread. */
 void rft_device_defer_free(refit_device *device, rft_deferred_free *deferred);
 bool rft_device_sweep(refit_device *device);
 

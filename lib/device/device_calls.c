@@ -88,7 +88,7 @@ static reserve_user *find_user(const rft_reservation *reservation, refit_stream_
     return user;
 }
 
-/* Takes off the list who has left, unless somebody walks it. */
+/* Takes users that have left off the list, unless a thread walks it. */
 static void sweep(refit_device *device, rft_reservation *reservation)
 {
     reserve_user **link = &reservation->users;
@@ -110,7 +110,7 @@ static refit_status record(refit_device *device, const reserve_user *user, refit
     return device->ops.event_record(device->self, user->event, stream, error);
 }
 
-/* The first record shows that there is such a stream. One that captures takes no event now, and
+/* The first record shows that the stream exists. A stream that captures takes no event now, and
  * need not: what it captures has not run. */
 static refit_status open_user(refit_device *device, refit_stream_ref stream, reserve_user **out,
                               refit_error *error)
@@ -301,7 +301,8 @@ refit_status rft_device_reserve_unuse(refit_device *device, void *base, refit_st
     return status;
 }
 
-/* Under the lock, so that nobody records on it between its end and its leaving the lists. */
+/* Under the lock, so that no thread records on the stream between its end and its leaving the
+ * lists. */
 static refit_status try_end(refit_device *device, refit_stream_ref stream, refit_error *error)
 {
     rft_lock(&device->reserve_lock);

@@ -48,7 +48,7 @@ static refit_status parse_spec(const char *text, device_spec *out, refit_error *
 }
 
 /* The first GPU; the host only where there is no driver or no GPU. A GPU that is there and cannot
- * be used is an error: whoever has one wants to know. */
+ * be used is an error: it should not be passed over in silence. */
 static refit_status open_auto(const char *rest, const refit_config *config, refit_device **out,
                               refit_error *error)
 {

@@ -61,8 +61,8 @@
  *    those that the object's header names.
  *  - An object belongs to the process that opened it: a forked child uses none, not even to close
  *    it.
- *  - Structs that cross the door start with their size, so that they can grow.
- *  - Timeouts are in milliseconds; 0 means: do not wait. There is no "for ever".
+ *  - Structs that may grow start with their size.
+ *  - Timeouts are in milliseconds; 0 means: do not wait. No call waits without a limit.
  *  - Strings are UTF-8 and end with NUL.
  */
 #ifndef REFIT_H

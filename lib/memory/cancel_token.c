@@ -1,6 +1,6 @@
 /*
- * Progress in atomics, so that looking never waits for the work; the word to stop in one too, and a
- * condition besides, for work that pauses. Knows nothing of what the work is.
+ * Progress and the order to stop are atomics, so that reading them never waits for the work; a
+ * condition wakes work that pauses. Knows nothing of what the work is.
  */
 #include "memory/cancel_token.h"
 

@@ -1,12 +1,12 @@
 /*
  * Arenas: one reservation of addresses, cut into pieces of whole pages.
  *
- * Pieces (suballocations) are remembered, so that only what refit_arena_alloc gave can be
- * committed and decommitted, never a part that shares a page with a neighbour. The arenas of a
- * device form a list, so that the arena of a region is found by its address; the list and the books
- * are guarded by the device's lock. The device itself, which may take its time, is called without
- * it: a piece whose memory is coming or going for good is not settled meanwhile, and nobody else
- * finds it.
+ * Pieces (suballocations) are remembered, so that only what refit_arena_alloc gave can be committed
+ * and decommitted, never a part that shares a page with a neighbour. The arenas of a device form a
+ * list, so that the arena of a region is found by its address; the list and the books are guarded
+ * by the device's lock. The device itself, which may take its time, is called without it: a piece
+ * whose memory is coming for the first time, or going for good, is not settled meanwhile, and no
+ * other call finds it.
  *
  * Knows nothing of copies, nor of what the bytes mean.
  */
@@ -35,7 +35,7 @@ typedef struct rft_suballocation {
     uint32_t holds; /* of refit_arena_hold, whose memory must stay */
     bool moved;     /* by an offloader, of which it is a region */
     bool settled;   /* false: its memory is coming for the first time, or going for good */
-    bool doomed;    /* its owner has let go of it: it goes once nobody needs it */
+    bool doomed;    /* its owner has let go of it: it goes once it has no reference left */
 } rft_suballocation;
 
 /* All zero but for the granule is empty. */
@@ -385,7 +385,7 @@ static refit_status check_free(const rft_suballocation *sub, const void *memory,
     return REFIT_OK;
 }
 
-/* From here on nobody else finds it. Under the lock. */
+/* From here on no other call finds the piece. Under the lock. */
 static refit_status begin_free(refit_arena *arena, const void *memory, uint64_t *bytes,
                                refit_error *error)
 {
@@ -494,9 +494,9 @@ refit_status refit_arena_unuse(refit_arena *arena, refit_stream_ref stream, refi
 }
 
 /* ---- References ------------------------------------------------------------------------------
- * Who needs the pieces of an arena: the one offloader of which it is a region, whose memory comes
- * and goes; holds, whose memory must stay; and owners that have let go of a piece while somebody
- * still needed it, so that it is to go later. The two first exclude each other. Counts only.
+ * What needs a piece of an arena: the one offloader that has it as a region, while its memory comes
+ * and goes; and holds, while its memory must stay. These two exclude each other. A piece that its
+ * owner gave up while it was needed is doomed: it goes with its last reference. Counts only.
  */
 
 /* One that is doomed and not needed any more, from `from` on; NULL if there is none. */

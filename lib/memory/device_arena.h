@@ -1,8 +1,9 @@
 /*
- * device_arena: what refit_arena_* is inside: addresses that stay, memory that comes and goes.
+ * device_arena: the inner interface of refit_arena_*: addresses that stay, memory that comes and
+ * goes.
  *
- * Rooms above find the arena of a region by its address and decommit or commit the pages of its
- * pieces; pieces never share a page, so one region's leaving does not touch its neighbour. All
+ * Modules above find the arena of a region by its address, and decommit or commit the pages of its
+ * pieces. Pieces never share a page, so a region that leaves does not touch its neighbour. All
  * functions: any thread.
  */
 #ifndef RFT_DEVICE_ARENA_H

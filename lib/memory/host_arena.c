@@ -1,6 +1,6 @@
 /*
- * The arena of host memory: what it is for, who takes its memory, and how that ended; and that
- * memory, from nothing to page-locked, and back.
+ * The arena of host memory: the layout that it serves, the thread that takes its memory, and how
+ * that ended; and the memory itself, from the mapping to the page locks, and back.
  *
  * While its thread is at work, `memory` is that thread's alone; others see the progress
  * (cancel_token.h) and whether it has ended. The thread ends with the taking, whichever way that

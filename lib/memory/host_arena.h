@@ -1,9 +1,9 @@
 /*
  * host_arena: the page-locked host memory that offloaded bytes live in.
  *
- * Opened for a layout, it has no memory yet. That is taken by whoever calls rft_host_arena_take, or
- * by a thread of the arena's own while its owner goes on (rft_host_arena_begin), once. Kept between
- * cycles; given back by close.
+ * Opened for a layout, it has no memory yet. The memory is taken once: by the thread that calls
+ * rft_host_arena_take, or by a thread of the arena's own while its owner goes on
+ * (rft_host_arena_begin). It is kept between cycles and given back by close.
  */
 #ifndef RFT_HOST_ARENA_H
 #define RFT_HOST_ARENA_H
@@ -50,8 +50,8 @@ refit_status rft_host_arena_open(refit_device *device, const rft_layout *layout,
                                  const refit_config *config, rft_host_arena **out,
                                  refit_error *error);
 
-/* Takes the memory on the calling thread. Blocks. On failure it holds nothing. What
- * rft_image_memory_take returns. */
+/* Takes the memory on the calling thread. Blocks. On failure it holds nothing. REFIT_ERR_BUDGET,
+ * _PIN, _HOST_MEMORY, _CONFIG, _SYSTEM, _TIMEOUT, _CANCELLED. */
 refit_status rft_host_arena_take(rft_host_arena *arena, refit_error *error);
 
 /* Lets a thread of its own do that ("refit-pin"). REFIT_ERR_SYSTEM. */
@@ -64,8 +64,8 @@ refit_status rft_host_arena_wait(rft_host_arena *arena, uint32_t timeout_ms, ref
 /* Has it failed? */
 bool rft_host_arena_has_failed(rft_host_arena *arena);
 
-/* Breaks the taking off, if it is under way; at the next slab, since a page-lock cannot be broken
- * off. REFIT_ERR_TIMEOUT: end it again. */
+/* Stops the taking, if it is under way, at the next slab: a page-lock cannot be interrupted.
+ * REFIT_ERR_TIMEOUT: end it again. */
 refit_status rft_host_arena_end(rft_host_arena *arena, uint32_t timeout_ms, refit_error *error);
 
 /* NULL is allowed. No copy may use it any more. Waits for the arena's thread: end it first where

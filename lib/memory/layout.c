@@ -3,8 +3,8 @@
  *
  * One pass over the regions in the order of return, with a cursor: align it, begin a new slab if
  * the region does not fit into what is left of this one, place, cut off full slabs, go on. Slabs
- * have no fixed size, so nothing is lost at their ends but the way to the next page. Knows nothing
- * of memory or devices.
+ * have no fixed size, so nothing is lost at their ends but the bytes up to the next page. Knows
+ * nothing of memory or devices.
  */
 #include "memory/layout.h"
 

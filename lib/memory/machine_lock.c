@@ -50,7 +50,8 @@ void rft_machine_lock_find(rft_machine_lock *machine_lock, const char *root)
     if (runtime != NULL && runtime[0] == '/') name_place(machine_lock->paths[1], "", runtime);
 }
 
-/* Where anybody may write, anybody may have put a file of this name, or a link, and hold it. */
+/* In a folder that every user can write, another user may have put a file of this name, or a link,
+ * and hold its lock. */
 static bool is_own(int fd, struct timespec *since)
 {
     struct stat file;
@@ -62,7 +63,7 @@ static bool is_own(int fd, struct timespec *since)
     return own;
 }
 
-/* Somebody may have removed the file meanwhile: then others lock another. */
+/* The file may have been removed meanwhile: then other processes lock a new one. */
 static bool is_named(int fd)
 {
     struct stat file;
@@ -130,7 +131,7 @@ static void say_without(const rft_machine_lock *machine_lock, int code)
             machine_lock->paths[0], strerror(code));
 }
 
-/* Has somebody else the lock than at the last look? */
+/* Has the holder of the lock changed since the last look? */
 static bool has_passed_on(struct timespec *before, const struct timespec *now)
 {
     bool first = before->tv_sec == 0;

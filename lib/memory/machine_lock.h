@@ -33,8 +33,8 @@ typedef struct rft_machine_lock {
 void rft_machine_lock_find(rft_machine_lock *machine_lock, const char *root);
 
 /* Waits until no other process of this user has the lock, at most `timeout_ms` for each holder:
- * many may come first, but a holder that hangs does not block others for ever. Where no file can be
- * had that is this user's alone, it goes on without the lock, with a line in the log.
+ * many may come first, but a holder that hangs does not block the others for longer. Where no file
+ * can be had that is this user's alone, it goes on without the lock, with a line in the log.
  * REFIT_ERR_TIMEOUT, REFIT_ERR_CANCELLED (`token`). Blocks. */
 refit_status rft_machine_lock_take(rft_machine_lock *machine_lock, uint32_t timeout_ms,
                                    rft_cancel_token *token, refit_error *error);

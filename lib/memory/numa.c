@@ -21,8 +21,8 @@
 #include "base/log.h"
 #include "memory/procfile.h"
 
-#define NODES     1024 /* the most that Linux can be built for */
-#define CPUS      8192 /* likewise */
+#define NODES     1024 /* the most nodes that Linux can be built for */
+#define CPUS      8192 /* the most CPUs */
 #define WORD_BITS (sizeof(unsigned long) * CHAR_BIT)
 
 typedef struct node_set {

@@ -13,12 +13,12 @@
 
 #include "base/error.h"
 
-/* What `wanted` (offload.numa) comes to for `bytes` on a device close to `device_node` (-1: none):
- * a node, REFIT_NUMA_INTERLEAVE or REFIT_NUMA_OFF. `root` is where sys/devices and proc are looked
+/* Resolves `wanted` (offload.numa) for `bytes` on a device close to `device_node` (-1: none): to a
+ * node, REFIT_NUMA_INTERLEAVE or REFIT_NUMA_OFF. `root` is where sys/devices and proc are looked
  * for: "" in life. */
 int rft_numa_choose(const char *root, int wanted, int device_node, uint64_t bytes);
 
-/* Places whole pages that nobody has touched yet on `choice`; a full node overflows to others (a
+/* Places whole pages that were not touched yet on `choice`; a full node overflows to others (a
  * strict binding would call the kernel's OOM killer instead). REFIT_NUMA_INTERLEAVE takes the nodes
  * that have CPUs: the others are memory of GPUs, or slow. Writes what came of it: `choice`, or
  * REFIT_NUMA_OFF, with a line in the log. REFIT_ERR_CONFIG for a node that this process may not

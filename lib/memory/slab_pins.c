@@ -70,7 +70,8 @@ static uint64_t touched(const rft_touch *touch)
     return end;
 }
 
-/* Lock held, but while a chunk is touched. False if nobody is to take another. */
+/* Lock held, but while a chunk is touched. False: no chunk is left, or a failure stopped the touch.
+ */
 static bool touch_chunk(rft_touch *touch, uint32_t seat)
 {
     if (touch->status != REFIT_OK || touch->next >= touch->bytes) return false;

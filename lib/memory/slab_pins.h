@@ -49,7 +49,7 @@ typedef struct rft_touch {
 /* Touches whole pages on the calling thread. What they held stays. REFIT_ERR_HOST_MEMORY. */
 refit_status rft_touch_range(void *base, uint64_t bytes, refit_error *error);
 
-/* Begins to touch likewise, from `base` on, by `threads` threads, the caller's among them (0: one
+/* Begins to touch whole pages from `base` on, by `threads` threads, the caller's among them (0: one
  * per core, at most 8). Fewer, if some cannot be started. With a node as `near` (-1: none) all are
  * helpers on that node's CPUs, so that the memory lies there. `token` is told how far they are, and
  * stops them. */

@@ -1,7 +1,7 @@
 /*
  * Where offloaded bytes lie: in one page-locked arena, or, on the pageable path, in a malloc a
  * region. With offload.background the arena's memory is taken while its owner goes on; how that
- * ends is told to the first that needs it.
+ * ends is reported to the first call that needs it.
  */
 #include <inttypes.h>
 #include <stdlib.h>
@@ -181,7 +181,7 @@ refit_status rft_image_await(refit_offloader *offloader, uint32_t timeout_ms, re
     if (!has_arena(offloader)) RFT_TRY(renew_arena(offloader, error));
     refit_status status = rft_host_arena_wait(offloader->image, timeout_ms, error);
     if (rft_host_arena_has_failed(offloader->image)) {
-        /* It may have, just behind a wait that was too short: then this is who is told. */
+        /* It may have failed just behind a wait that was too short: then this caller is told. */
         status = rft_host_arena_wait(offloader->image, 0, error);
         rft_host_arena_close(offloader->image);
         offloader->image = NULL;

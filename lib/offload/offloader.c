@@ -22,8 +22,8 @@
  * With offload.background the image's memory may still be coming in OPEN and RESIDENT: an
  * offload waits for it.
  *
- * Whoever looks moves the state on when copies have ended: the offloader's thread in its verbs, any
- * thread by a future or refit_offloader_get_state. An offload changes the place of all its regions
+ * When copies have ended, the next look moves the state on: a verb on the offloader's thread, or on
+ * any thread a future or refit_offloader_get_state. An offload changes the place of all its regions
  * at once, when the last copy has ended well. A restore that fails has changed the place of the
  * groups that arrived whole: their users may have gone on with them. A verb that fails before its
  * copies are under way leaves the state as it was.
@@ -228,7 +228,7 @@ refit_status refit_offloader_estimate(refit_offloader *offloader, uint64_t *host
     return REFIT_OK;
 }
 
-/* The arena checks its own budget; single mallocs have nobody else who does. */
+/* The arena checks its own budget; for single mallocs it is checked here. */
 static refit_status check_pageable_budget(refit_offloader *offloader, refit_error *error)
 {
     uint64_t need = offloader->schedule.layout.payload_bytes;
@@ -278,7 +278,7 @@ refit_status refit_offloader_prepare(refit_offloader *offloader, uint32_t timeou
     return rft_image_await(offloader, timeout_ms, error);
 }
 
-/* Is the image, and the plan, nobody's concern? */
+/* Are the image and the plan unused? */
 static refit_status check_unused(refit_offloader *offloader, refit_error *error)
 {
     rft_lock(&offloader->lock);

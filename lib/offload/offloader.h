@@ -1,10 +1,10 @@
 /*
- * offloader: what the files of this room share. offloader.c draws the states.
+ * offloader: what the files of this module share. offloader.c draws the states.
  *
  * Threads: one thread at a time calls the verbs; it owns everything but what names a lock. Any
  * thread may look at the state, wait on a future or hold a lease: those go through `lock`, which is
- * never held while bytes move, hooks run or anybody waits. `checking` is held while digests are
- * taken (offload.verify); whoever needs both takes `checking` first.
+ * never held while bytes move, hooks run or a thread waits. `checking` is held while digests are
+ * taken (offload.verify), and is locked before `lock`.
  */
 #ifndef RFT_OFFLOADER_H
 #define RFT_OFFLOADER_H
@@ -99,7 +99,7 @@ void rft_operation_begin(refit_offloader *offloader, const rft_operation *operat
                          refit_future *future);
 
 /* If the operation's copies have ended, ends it; never waits. With offload.verify it does nothing:
- * only one who waits takes digests. Lock held. */
+ * digests are taken only by a call that waits. Lock held. */
 void rft_operation_notice(refit_offloader *offloader);
 
 /* Waits until operation `number` has ended, however it did. REFIT_ERR_TIMEOUT. Any thread. */
@@ -124,8 +124,8 @@ refit_status rft_future_take(refit_offloader *offloader, bool next, refit_future
  * REFIT_ERR_BUDGET, _PIN, _HOST_MEMORY, _TIMEOUT. */
 refit_status rft_image_begin(refit_offloader *offloader, refit_error *error);
 
-/* Does the same, and waits for its memory. One whose memory could not be taken says why, once, and
- * the next call takes it anew. REFIT_ERR_TIMEOUT also says how far it is. */
+/* Does the same, and waits for its memory. If the memory could not be taken, this says why, once,
+ * and the next call tries again. REFIT_ERR_TIMEOUT also says how far it is. */
 refit_status rft_image_await(refit_offloader *offloader, uint32_t timeout_ms, refit_error *error);
 
 /* Ends the taking, if it is under way. REFIT_ERR_TIMEOUT: end it again. */

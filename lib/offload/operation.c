@@ -1,12 +1,12 @@
 /*
  * One operation, an offload or a restore, from its start to its end. The copies end by themselves;
- * somebody notices, once, and that moves the places, the state, the figures and the futures under
- * one lock.
+ * the first call that notices moves the places, the state, the figures and the futures under one
+ * lock.
  *
  *   begin ──► under way ──notice (never waits), wait──► [digests] ──► end
  *
- * With offload.verify only one who waits ends an operation, because taking digests takes time; so
- * every way to learn of the end goes through them. Does not know how copies are made.
+ * With offload.verify only a call that waits ends an operation, because digests take time: so no
+ * call learns of the end before the digests are compared. Does not know how copies are made.
  */
 #include <inttypes.h>
 
@@ -15,7 +15,7 @@
 #include "offload/offloader.h"
 
 /* ---- Digests (offload.verify) ----------------------------------------------------------------
- * offload.verify: a digest of each region as it leaves, compared when it is back.
+ * A digest of each region is taken as it leaves, and compared when it is back.
  *
  * The digest is that of the device's bytes, taken by the CPU where it can read them and by the
  * device elsewhere: during an offload the image must match it before it counts, during a restore
@@ -225,7 +225,7 @@ static void end_operation(refit_offloader *offloader, refit_status status,
     }
 }
 
-/* The copies of `number` ended with `status`: ends it, unless somebody else has. */
+/* The copies of `number` ended with `status`: ends it, unless another thread has. */
 static void conclude(refit_offloader *offloader, uint64_t number, rft_mover *mover,
                      refit_status status, const refit_error *detail)
 {
@@ -462,7 +462,8 @@ int refit_future_done(refit_future *future)
     return done;
 }
 
-/* Is joining the same as waiting? With offload.verify nobody goes on before the digests agree. */
+/* Is joining the same as waiting? With offload.verify no caller goes on before the digests agree.
+ */
 static bool joins_by_waiting(const refit_future *future, refit_stream_ref stream)
 {
     return stream.native == NULL || future->offloader->config.offload_verify;

@@ -230,8 +230,8 @@ void rft_region_table_clear(rft_region_table *table)
     table->count = 0;
 }
 
-/* As much as the caller has, who may be older or newer: what it lacks is zero, which is the default
- * of each field. */
+/* As much as the caller has, which may be older or newer: a field that it lacks is zero, which is
+ * its default. */
 static refit_status take_desc(const refit_region_desc *desc, refit_region_desc *full,
                               refit_error *error)
 {

@@ -2,7 +2,7 @@
  * region: what the offloader knows of one distinct device storage, and the table of them all.
  *
  * The table belongs to the offloader's one thread. Only `place` and `pageable` are also changed by
- * whoever notices that an operation has ended: while one is under way they are guarded by the
+ * the thread that notices the end of an operation: while one is under way they are guarded by the
  * offloader's lock.
  */
 #ifndef RFT_REGION_H
@@ -82,7 +82,7 @@ typedef struct rft_region {
     uint64_t bytes;
     uint64_t host_offset; /* in the image; KEEP only, once sealed */
     uint64_t digest;      /* of the bytes that went out (offload.verify) */
-    void *pageable; /* the host copy on the pageable path; owned, from malloc; guarded likewise */
+    void *pageable; /* the host copy on the pageable path; owned, from malloc; guarded as `place` */
     refit_arena *arena; /* that holds `memory`, or NULL; entered */
     const void *whole;  /* what no copy may leave: the arena, or an allocation's mark */
     uint32_t group;

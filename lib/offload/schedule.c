@@ -40,7 +40,7 @@ static refit_status lay_out(const rft_region_table *regions, const refit_config 
     return REFIT_OK;
 }
 
-/* What one direction may have to move: nobody copies what is discarded. */
+/* The most that one direction may have to move: discarded regions are not copied. */
 static refit_status sum_moved(const rft_region_table *regions, uint64_t *bytes, refit_error *error)
 {
     *bytes = 0;

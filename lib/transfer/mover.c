@@ -12,14 +12,14 @@
  * BROKEN    Copies may be under way that cannot be waited for; only close is left.
  *
  * Completion, exactly once:
- * - Who completes: the first thread that sees the last event done, whoever it is. No thread of ours
- *   watches, and nothing is lost by looking late: the stream itself notes the time.
- * - Who hears of it: all who wait, and all who ask until the next start, get the same status and
- *   sentence. A start first lets those who still wait for the operation before it pick up theirs
- *   (they no longer block on anything), so no event moves under a waiter.
- * - An operation that fails to start never was: what it had submitted is waited for, and only its
- *   caller hears of it.
- * - Nothing is cancelled: copies end by themselves. Close waits for them, or is refused.
+ * - The first thread that sees the last event done completes the operation. No thread of refit
+ *   watches, and a late look loses nothing: the stream itself notes the time.
+ * - Every call that waits, and every call that asks until the next start, gets the same status and
+ *   sentence. A start first lets the waiters of the operation before it pick up theirs (they no
+ *   longer block on anything), so no event moves under a waiter.
+ * - An operation that fails to start leaves no trace: the copies that it had submitted are waited
+ *   for, and only its caller gets the failure.
+ * - No copy is cancelled: copies end by themselves. Close waits for them, or is refused.
  */
 #include "transfer/mover.h"
 
@@ -41,7 +41,7 @@
  * everything. The device gives a failure to the event behind it, once; a group's batches may lie
  * between events of other groups. So the status of a group is the first failure of any event from
  * its first batch to its own event, and the status of all that of any event. The caller's stream
- * counts first in both: what is moved was to be what it had made.
+ * counts first in both, since the operation moves what that stream has made.
  *
  * No lock: one thread records, then any thread reads; the mover keeps the two apart. An index into
  * `recorded` is a place in the order of the stream, so "from its first batch to its own event" is a
@@ -321,8 +321,8 @@ static void limiter_hurry(rate_limiter *limiter)
 
 /* ---- Submitting a plan -----------------------------------------------------------------------
  * From batches to calls of the device: a batch of copies in as many submissions as the device
- * takes, a batch of zeroes one by one, and before each batch the rate limiter. Knows nothing of who
- * waits.
+ * takes, a batch of zeroes one by one, and before each batch the rate limiter. Knows nothing of
+ * waiters.
  */
 
 /* What goes where, and how. */
@@ -373,7 +373,7 @@ static refit_status submit_batch(const rft_submission *submission, const rft_bat
     return submit_copies(submission, batch, error);
 }
 
-/* Takes nothing and does not wait. On failure some of it may be on the stream.
+/* Takes no memory and does not wait. On failure some of it may be on the stream.
  * REFIT_ERR_UNSUPPORTED: there is a rate limiter, and streams of the device cannot call it. */
 static refit_status submit_plan(const rft_submission *submission, refit_error *error)
 {
@@ -423,7 +423,8 @@ static bool is_over(rft_mover *mover, rft_event *event)
     return rft_device_event_wait(mover->device, event, 0, NULL) != REFIT_ERR_TIMEOUT;
 }
 
-/* Nothing that is locked may block on the device, and no event may move while somebody does. */
+/* Nothing blocks on the device with the lock held, and no event moves while a thread waits for one.
+ */
 static refit_status wait_event(rft_mover *mover, rft_event *event, int64_t deadline,
                                refit_error *error)
 {
@@ -488,7 +489,8 @@ static refit_status wait_group(rft_mover *mover, uint32_t group, int64_t deadlin
     if (mover->state != RFT_MOVER_MOVING && mover->state != RFT_MOVER_DONE)
         return answer(mover, error);
     if (!mover->completion.groups[group].used) return REFIT_OK;
-    /* What came before may have failed long ago: that is told once the group's copies are over. */
+    /* Work before the group may have failed long ago: that is reported once the group's copies are
+     * over. */
     rft_event *event = mover->completion.events[group];
     refit_status own = wait_event(mover, event, deadline, error);
     if (own == REFIT_ERR_TIMEOUT || (own != REFIT_OK && !is_over(mover, event))) return own;
@@ -672,7 +674,7 @@ refit_status rft_mover_close(rft_mover *mover, uint32_t timeout_ms, refit_error 
     return REFIT_OK;
 }
 
-/* To STARTING, once everybody has picked up the status of the operation before. */
+/* To STARTING, once all waiters have picked up the status of the operation before. */
 static refit_status begin_start(rft_mover *mover, refit_error *error)
 {
     int64_t deadline = rft_deadline(RFT_MOVER_SHORT_MS);

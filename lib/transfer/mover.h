@@ -5,7 +5,7 @@
  * device; the CPU goes on. Completion is an event per group and one for all: it happens exactly
  * once per operation, and every waiter gets the same status. If submitting fails half-way, what was
  * submitted is waited for before the failure is returned: then no copy is under way. What
- * completion promises, and to whom, stands at the top of mover.c.
+ * completion promises stands at the top of mover.c.
  */
 #ifndef RFT_MOVER_H
 #define RFT_MOVER_H
@@ -40,8 +40,8 @@ refit_status rft_mover_close(rft_mover *mover, uint32_t timeout_ms, refit_error 
 refit_status rft_mover_start(rft_mover *mover, const rft_plan *plan, refit_stream_ref after,
                              rft_copy_order order, refit_error *error);
 
-/* What broke the mover, or REFIT_OK: is its memory free of copies that cannot be waited for? Does
- * not block. Any thread. */
+/* REFIT_OK, or the failure that broke the mover: then copies that cannot be waited for may use its
+ * memory. Does not block. Any thread. */
 refit_status rft_mover_check(rft_mover *mover, refit_error *error);
 
 /* REFIT_OK, REFIT_ERR_TIMEOUT, or how the operation (or the group's part of it) failed: a failure

@@ -59,7 +59,7 @@ typedef struct rft_plan {
 refit_status rft_plan_open(rft_plan *plan, const rft_plan_limits *limits, refit_error *error);
 void rft_plan_close(rft_plan *plan);
 
-/* Fills the plan anew. `pieces` no more, and of no more bytes, than it was opened for
+/* Fills the plan again. `pieces` no more, and of no more bytes, than it was opened for
  * (REFIT_ERR_LIMIT, and the plan is empty). */
 refit_status rft_plan_fill(rft_plan *plan, const rft_piece *pieces, uint32_t count,
                            refit_error *error);

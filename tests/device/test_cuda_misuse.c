@@ -134,7 +134,7 @@ static void a_callers_stream_takes_work_and_stays_open(void **state)
         assert_ok(refit_stream_wait(device, stream, PATIENCE_MS, NULL));
         assert_int_equal(bytes[4095], 0);
         assert_refused(refit_stream_close(device, stream, error), REFIT_ERR_INVALID,
-                       "whoever created it");
+                       "its creator destroys it");
         fake_cuda_stream_free(stream.native);
     }
     assert_ok(refit_memory_free(device, memory, NULL));

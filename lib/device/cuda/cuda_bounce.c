@@ -3,10 +3,10 @@
  * copy by copy and put on two streams step by step; which copies are small is measured; a device
  * has a few bounce buffers, each lent to one stream at a time.
  *
- * Who waits for whom: the first step for the half to be free (an event that the second step of the
- * portion before last left on the caller's stream), the second for the first. On the way to the
- * host the first step reads what the caller's stream has made, so it follows that stream too; on
- * the way to the device the source may be allowed to be read at once. None of this holds up the
+ * The first step of a portion waits for its half to be free (an event that the second step of the
+ * portion before last left on the caller's stream); the second step waits for the first. Towards
+ * the host the first step reads what the caller's stream has made, so it follows that stream too;
+ * towards the device the caller may allow the source to be read at once. None of this holds up the
  * CPU. Only entries do, which the CPU writes: a section is written again when the GPU has left it.
  *
  * A failure half-way leaves work on either stream. The half gets its events nevertheless (settle),

@@ -100,8 +100,8 @@ refit_status rft_cuda_bounce_flush(rft_cuda_device *cuda, rft_cuda_bounce *bounc
                                    refit_error *error);
 
 /* ---- What counts as small --------------------------------------------------------------------
- * From which size on the copy engines are as fast by themselves as with copies
- * gathered for them, on this GPU and driver. Published figures differ by a factor of eight.
+ * From which size on copies are as fast by the copy engines alone as gathered for them, on this GPU
+ * and driver. Published figures differ by a factor of eight.
  */
 
 /* Sizes that are tried: 4, 8, … 128 KiB. */
@@ -129,8 +129,8 @@ uint64_t rft_cuda_cutoff_choose(const rft_cuda_cutoff_times *times);
 
 typedef struct rft_cuda_staging rft_cuda_staging;
 
-/* Takes nothing of the device. Close takes NULL and enters the context by itself; nobody uses a
- * bounce buffer any more.
+/* Open takes nothing of the device. Close takes NULL and enters the context by itself; no bounce
+ * buffer may be in use.
  */
 refit_status rft_cuda_staging_open(rft_cuda_device *cuda, rft_cuda_staging **out,
                                    refit_error *error);

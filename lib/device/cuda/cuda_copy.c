@@ -1,16 +1,16 @@
 /*
- * One walk over a batch, which parts it.
+ * Batches of copies: one walk over a batch sorts its copies.
  *
- * - Between host memory that is pinned here and anything else: gathered into batches for the copy
- *   engines (cuda_batch.c).
- * - Of those, small ones whose host sides follow each other, at least two: a stretch, which goes
+ * - Copies between host memory that is pinned here and any other memory are gathered into batches
+ *   for the copy engines (cuda_batch.c).
+ * - Of these, two or more small ones whose host sides follow each other are a stretch, which goes
  *   through a bounce buffer (cuda_bounce.c). A single small copy would gain nothing.
- * - All else (pageable memory, device to device): by a call each, since the driver may do such a
- *   copy while the caller waits, or refuse it in a batch.
+ * - All other copies (pageable memory, device to device) take a call each, since the driver may do
+ *   such a copy while the caller waits, or refuse it in a batch.
  *
- * Which side is host memory is known from the list of what is pinned. What the other is, is not
- * asked: copy engines refuse what they cannot reach, but a kernel that touches it loses the
- * context, so only copies whose memory was checked go through a bounce buffer.
+ * The list of pinned memory says which side is host memory. The other side is not looked up: copy
+ * engines refuse memory that they cannot reach, but a kernel that touches it loses the context. So
+ * only copies whose memory was checked go through a bounce buffer.
  */
 #include "device/cuda/cuda_device.h"
 
@@ -170,7 +170,7 @@ static refit_status put_one(copy_walk *walk, const rft_copy *copy, rft_cuda_dire
                               direction == RFT_CUDA_TO_DEVICE, error);
 }
 
-/* What the bounce buffer has no room for is left to the engines, from there to the end of the
+/* Once the bounce buffer has no room, the copy engines take the copies from there to the end of the
  * batch. */
 static refit_status put_stretch(copy_walk *walk, uint32_t end, rft_cuda_direction direction,
                                 bool *full, refit_error *error)

@@ -2,8 +2,8 @@
  * The CUDA device: a GPU through its driver, in the primary context that PyTorch uses too.
  *
  * The parts do the work, a file each: memory, pins, streams, events, copies, kernels. This file
- * opens and closes them and says what came of it; each part fills its slots. A part
- * that this GPU or driver cannot have stays NULL.
+ * opens and closes them and describes the device; each part fills its slots. A part that this GPU
+ * or driver cannot have stays NULL.
  */
 #include <stdio.h>
 #include <stdlib.h>

@@ -125,10 +125,10 @@ void rft_cuda_driver_close(rft_cuda_driver *driver)
 
 /* ---- Failures --------------------------------------------------------------------------------
  * The driver's answers as statuses, and as sentences: what failed, in the driver's own words, and
- * what helps.
+ * what to do.
  *
- * Advice is given only where it is sure to be right wherever the answer comes from; what depends on
- * the call is said by the caller. Knows nothing of devices.
+ * Advice is given only where it is right for every call that the answer may come from; advice that
+ * depends on the call is the caller's. Knows nothing of devices.
  */
 
 typedef struct meaning {
@@ -139,7 +139,7 @@ typedef struct meaning {
 
 static const char only_new_process[] = "the GPU's context is lost: only a new process helps";
 static const char was_reset[] =
-    "somebody reset the GPU (cudaDeviceReset) while refit used it: only a new process helps";
+    "the GPU was reset (cudaDeviceReset) while refit used it: only a new process helps";
 static const char after_fork[] =
     "in a forked child of a process that uses CUDA it never starts: start workers by spawn";
 static const char fabric[] =
@@ -178,7 +178,8 @@ static const meaning meanings[] = {
     {RFT_CU_CAPTURED_EVENT, REFIT_ERR_STATE, "end the capture first"},
 };
 
-/* Those of which NVIDIA says that all further work fails, and what ends the process's use of it. */
+/* Results after which, by NVIDIA's documentation, all further work fails, and those that end the
+ * process's use of the GPU. */
 static const rft_cu_result lost[] = {
     RFT_CU_DEINITIALIZED,        RFT_CU_ECC_UNCORRECTABLE,
     RFT_CU_NVLINK_UNCORRECTABLE, RFT_CU_CONTAINED,

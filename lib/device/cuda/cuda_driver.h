@@ -3,9 +3,8 @@
  *
  * Every symbol is asked for at the version whose binary interface the declaration below was written
  * for (cuGetProcAddress_v2), never at the driver's own: a newer driver then gives the old
- * interface, not another one. What is optional is NULL where the driver lacks it, and whoever uses
- * it has another way; a missing required one makes the driver too old. The driver must know CUDA
- * 12.0.
+ * interface, not another one. An optional symbol is NULL where the driver lacks it, and its callers
+ * have another way. Without a required one the driver is too old. The driver must know CUDA 12.0.
  */
 #ifndef RFT_CUDA_DRIVER_H
 #define RFT_CUDA_DRIVER_H
@@ -155,8 +154,8 @@ const char *rft_cuda_name(const rft_cuda_driver *driver, rft_cu_result result);
 refit_status rft_cuda_check(const rft_cuda_driver *driver, rft_cu_result result, refit_error *error,
                             const char *what);
 
-/* Likewise for work on memory: an address that the driver refuses is REFIT_ERR_COPY, with what may
- * be wrong with it. Nothing was queued, and the GPU is as it was. */
+/* As rft_cuda_check, for work on memory: an address that the driver refuses is REFIT_ERR_COPY, and
+ * the sentence says what may be wrong with it. Nothing was queued, and the GPU is as it was. */
 refit_status rft_cuda_check_copy(const rft_cuda_driver *driver, rft_cu_result result,
                                  refit_error *error, const char *what);
 

@@ -245,7 +245,7 @@ refit_status rft_cuda_launch_delta_apply(rft_cuda_device *cuda, rft_cu_stream st
 
 typedef struct sum_slot {
     rft_cuda_compute *compute;
-    uint64_t *to;  /* NULL: nobody wants it any more; guarded by the lock, like the rest */
+    uint64_t *to;  /* NULL: the caller gave up; guarded by the lock, like the rest */
     uint64_t user; /* the number of the digest that has the slot */
     bool taken;
 } sum_slot;
@@ -452,7 +452,8 @@ static refit_status queue_digest(rft_cuda_device *cuda, rft_cu_stream stream, su
                           "a digest could not be brought to the host");
 }
 
-/* A copy engine refuses what it cannot reach; a kernel breaks on it, and the GPU's context with it.
+/* A copy engine refuses memory that it cannot reach; a kernel that touches it loses the GPU's
+ * context.
  */
 static refit_status check_reach(rft_cuda_device *cuda, const void *memory, uint64_t bytes,
                                 refit_error *error)

@@ -8,7 +8,7 @@
  *         adds to *sum, which the caller has zeroed
  *     rft_digest_copy_kernel(void *to, const void *data, uint64_t bytes, uint64_t offset,
  *                            uint64_t *sum)
- *         likewise, and copies
+ *         the same, and copies
  *     rft_delta_encode_kernel(rft_delta_job *jobs, uint32_t count)
  *     rft_delta_apply_kernel(rft_delta_job *jobs, uint32_t count)
  *

@@ -1,9 +1,9 @@
 /*
  * Memory of a GPU. Bytes are booked before they are taken and given back after they are gone, so
- * that an ordered capacity holds; arenas (cuda_vmm.c) share the books.
+ * that the configured capacity is never exceeded; arenas (cuda_vmm.c) share the books.
  *
- * The driver promises alignment to 256 bytes and this room to 512, so an allocation that comes out
- * odd is taken again with slack; its first byte is then found through the driver.
+ * The driver promises alignment to 256 bytes and this module to 512, so an allocation that is not
+ * aligned to 512 is made again with slack; the driver then tells where it begins.
  */
 #include "device/cuda/cuda_memory.h"
 
@@ -100,7 +100,7 @@ refit_status rft_cuda_memory_full(rft_cuda_device *cuda, rft_cu_result result, u
                         bytes, left, total);
 }
 
-/* Aligned as this room promises, or with slack enough to become so. */
+/* Aligned as this module promises, or with slack enough to become so. */
 static rft_cu_result take_block(rft_cuda_device *cuda, uint64_t bytes, rft_cu_ptr *out)
 {
     rft_cu_ptr block = 0;

@@ -32,7 +32,7 @@ refit_status rft_cuda_memory_alloc(rft_cuda_device *cuda, uint64_t bytes, void *
 refit_status rft_cuda_memory_free(rft_cuda_device *cuda, void *block, refit_error *error);
 
 /* ---- What an address is ----------------------------------------------------------------------
- * What an address is, by what the driver says of it. */
+ * The driver tells what memory an address is. */
 
 /* The slot memory_check of device.h, inside a context guard. */
 refit_status rft_cuda_pointer_check(rft_cuda_device *cuda, const void *memory, uint64_t bytes,

@@ -9,10 +9,11 @@
  *
  * Export looks at the pointer first, because the driver's answer for memory that cannot be shared
  * is a bare "invalid value". Import believes nothing of a share but what the driver confirms: the
- * GPU is compared by UUID, the mapped range is asked for and must hold what the share names, and
- * the address in it is a hint, good only if the allocation there has the very same handle. A driver
- * knows processes by their numbers, which two containers may have in common, and with them
- * addresses and handles: so the address is mixed with what only one process of this machine is.
+ * GPU is compared by UUID, the driver is asked for the mapped range, which must hold what the share
+ * names, and the address in it is a hint, good only if the allocation there has the very same
+ * handle. A driver knows processes by their numbers, which two containers may have in common, and
+ * with them addresses and handles: so the address is mixed with what only one process of this
+ * machine is.
  *
  * The list of imports is short (one a publisher's slot) and walked under a lock, which is also held
  * while a handle is opened: two threads that want one allocation must not open it twice. Knows
@@ -280,8 +281,9 @@ static refit_status get_import(rft_cuda_device *cuda, const rft_share *share, sh
     return REFIT_OK;
 }
 
-/* `share` may come from anybody. REFIT_ERR_INVALID: it is of another GPU, or names more bytes than
- * its allocation has; REFIT_ERR_UNSUPPORTED; and what the driver says of the handle. */
+/* `share` comes from another process and is not trusted. REFIT_ERR_INVALID: it is of another GPU,
+ * or names more bytes than its allocation has; REFIT_ERR_UNSUPPORTED; and what the driver says of
+ * the handle. */
 static refit_status share_map(rft_cuda_device *cuda, const rft_share *share, void **out,
                               refit_error *error)
 {

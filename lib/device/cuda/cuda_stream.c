@@ -125,8 +125,7 @@ static refit_status check_callers(rft_cuda_device *cuda, rft_cu_stream stream, r
     return check_capture(cuda, stream, error);
 }
 
-/* Likewise for recording and joining events only, which the legacy stream (PyTorch's default) may
- * take too. */
+/* For recording and joining events only: the legacy stream (PyTorch's default) takes these too. */
 static refit_status stream_check_joinable(rft_cuda_device *cuda, refit_stream_ref stream,
                                           refit_error *error)
 {
@@ -281,7 +280,7 @@ static refit_status stream_close(rft_cuda_device *cuda, refit_stream_ref stream,
 {
     rft_cuda_streams *streams = cuda->streams;
     RFT_REFUSE_IF(!is_own(streams, stream), error, REFIT_ERR_INVALID,
-                  "%p is no stream that refit_stream_open gave: whoever created it destroys it",
+                  "%p is no stream that refit_stream_open gave: its creator destroys it",
                   stream.native);
     bool inside;
     rft_cuda_guard guard;

@@ -23,8 +23,8 @@ typedef struct rft_cuda_internal_stream {
 
 /*
  * Work on a stream as a slot gets it: checked, or an internal stream for REFIT_STREAM_NONE. `end`
- * waits for a internal stream's work, keeps `status` if that is a failure, and is called once after
- * each `begin` that succeeded.
+ * waits for an internal stream's work, keeps `status` if that is a failure, and is called once
+ * after each `begin` that succeeded.
  *
  *     rft_cuda_work work;
  *     RFT_TRY(rft_cuda_work_begin(cuda, stream, &work, error));

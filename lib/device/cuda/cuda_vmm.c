@@ -1,10 +1,9 @@
 /*
- * Arenas on a GPU, by its driver's virtual memory management: the list of reserved ranges, and
- * which one a call means. A range is a stretch of addresses, a chunk one handle of
- * memory behind it.
+ * Arenas on a GPU, by its driver's virtual memory management: the list of reserved ranges. A range
+ * is a stretch of addresses; a chunk is one handle of memory behind it.
  *
- * Streams that use a range are waited for before decommit comes here (device_calls.c). Where the
- * driver or the platform has no such management there is no list, and reserve says so.
+ * device_calls.c waits for the streams that use a range before it calls decommit. Where the driver
+ * or the platform has no such management there is no list, and reserve says so.
  */
 #include "device/cuda/cuda_device.h"
 
@@ -16,9 +15,9 @@
 #include "device/cuda/cuda_memory.h"
 
 /* ---- Chunks ----------------------------------------------------------------------------------
- * Physical memory of a GPU comes to reserved addresses and goes, one large handle at a time: what
- * these calls cost grows with their number, hardly with the bytes. Knows one chunk and the books,
- * not what lives in it.
+ * Physical memory of a GPU is mapped to reserved addresses and unmapped, one large handle at a
+ * time: the cost of these calls grows with their number, hardly with the bytes. Knows one chunk and
+ * the books, not what the memory holds.
  *
  * Such memory is accessible to those GPUs that are named when it is mapped, whatever
  * cuCtxEnablePeerAccess has allowed: its own, and every other one that this process uses by then
@@ -35,8 +34,8 @@
 
 typedef enum rft_cuda_chunk_state {
     RFT_CHUNK_EMPTY = 0,
-    RFT_CHUNK_HELD = 1,   /* there is memory, which nobody can reach */
-    RFT_CHUNK_MAPPED = 2, /* likewise */
+    RFT_CHUNK_HELD = 1,   /* there is memory, without an address */
+    RFT_CHUNK_MAPPED = 2, /* and an address, without access */
     RFT_CHUNK_OPEN = 3,
 } rft_cuda_chunk_state;
 
@@ -54,7 +53,8 @@ static rft_cu_access access_for(int ordinal)
                            .flags = RFT_CU_ACCESS_READWRITE};
 }
 
-/* This process works on the GPU, and it can reach memory of ours. What cannot be asked is no. */
+/* Does this process use the GPU, and can the GPU reach memory of this one? No, where the driver
+ * does not answer. */
 static bool is_peer(const rft_cuda_device *cuda, int ordinal)
 {
     const rft_cuda_driver *driver = &cuda->driver;
@@ -70,7 +70,7 @@ static bool is_peer(const rft_cuda_device *cuda, int ordinal)
     return driver->peer_reaches(&reaches, other, cuda->handle) == RFT_CU_SUCCESS && reaches != 0;
 }
 
-/* Ourselves first. Returns how many there are. */
+/* This GPU first, then its peers. Returns how many there are. */
 static size_t list_reachers(const rft_cuda_device *cuda, rft_cu_access *list)
 {
     const rft_cuda_driver *driver = &cuda->driver;
@@ -127,7 +127,8 @@ static rft_cu_result chunk_raise(rft_cuda_device *cuda, rft_cuda_chunk *chunk,
     return result;
 }
 
-/* A lost GPU says so at every call, and has taken the memory along: that goes on too. */
+/* A lost GPU answers every call with that, and its memory is gone with it: that answer counts as
+ * success. */
 static bool is_gone(rft_cu_result result)
 {
     return result == RFT_CU_SUCCESS || rft_cuda_is_lost(result);
@@ -162,15 +163,15 @@ static rft_cu_result chunk_lower(rft_cuda_device *cuda, rft_cuda_chunk *chunk, r
  * that few large handles come and go. Room for all bits is taken with the range: commit and
  * decommit ask the host for nothing.
  *
- * What holds after every failure: a granule that is committed has open memory behind it and keeps
- * its bytes; a chunk without one is EMPTY, or where the driver stopped, and the next
- * call that touches it goes on from there. The memory that a failed commit took it gives back.
+ * After every failure: a granule that is committed has open memory behind it and keeps its bytes. A
+ * chunk without such a granule is EMPTY, or in the state where the driver stopped, and the next
+ * call that touches it goes on from there. A failed commit gives back the memory that it took.
  */
 
 /* How all ranges of a device are made. */
 typedef struct rft_cuda_pages {
     uint64_t granule;             /* what addresses and bytes are multiples of; a power of two */
-    uint64_t chunk_bytes;         /* likewise, and of the granule */
+    uint64_t chunk_bytes;         /* a power of two and a multiple of the granule */
     rft_cu_allocation properties; /* of the physical memory */
 } rft_cuda_pages;
 
@@ -220,7 +221,7 @@ static uint32_t count_live(const rft_cuda_range *range, rft_cuda_part part)
     return count;
 }
 
-/* ---- Chunks, likewise -------------------------------------------------------------------- */
+/* ---- Chunks, the lock held --------------------------------------------------------------- */
 
 /* The chunks that `part` touches. */
 static rft_cuda_part touched(const rft_cuda_range *range, rft_cuda_part part)
@@ -279,8 +280,8 @@ static rft_cu_result raise_all(rft_cuda_device *cuda, rft_cuda_range *range, rft
     return result;
 }
 
-/* What was not taken goes off the books; then what was, one by one. Nobody lives in it, nor in what
- * an earlier failure may have left half-way. */
+/* Takes bytes that were not taken off the books, then lowers chunks without live granules, one by
+ * one: those that this call raised, and those that an earlier failure left half-way. */
 static void undo_raise(rft_cuda_device *cuda, rft_cuda_range *range, rft_cuda_part chunks)
 {
     const char *what;

@@ -452,7 +452,7 @@ uint32_t rft_host_memory_find_lost(rft_host_memory *memory, const rft_copy *copi
  * mlock and munlock, and the sentence that helps where the limit is too low.
  *
  * Whole pages are locked, and locks do not nest: two ranges that share a page are both unlocked by
- * the first to go. Those who pin take care to own their pages.
+ * the first to go. Callers pin only pages of their own.
  */
 
 refit_status rft_host_pin(const void *memory, uint64_t bytes, refit_error *error)

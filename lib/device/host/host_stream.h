@@ -24,7 +24,7 @@ void rft_host_event_pass(rft_host_event *event);
 /* Waits until its place is passed; false after `timeout_ms`. Its failure stays with it. */
 bool rft_host_event_await(rft_host_event *event, uint32_t timeout_ms);
 
-/* The slot event_wait of device.h: waits likewise, and takes the failure. */
+/* The slot event_wait of device.h: waits in the same way, and takes the failure. */
 refit_status rft_host_event_wait(rft_host_event *event, uint32_t timeout_ms, refit_error *error);
 
 /* ---- The stream --------------------------------------------------------------------------- */

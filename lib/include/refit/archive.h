@@ -11,13 +11,13 @@
  *
  * An archive is a folder. Every archive.anchor_every versions, and wherever the one before is not
  * in it, a version is kept whole, as an anchor; the others as what changed since the one before, so
- * they need the files back to their anchor. A file is RUN-VERSION-EPOCH.refit: trainers count from
- * 1 again when they start anew, so a version is named by its number and its trainer's epoch, and
- * runs number the epochs in the order in which they came. A process that reads the folder sees
- * whole files only, whenever the writer dies.
+ * they need the files back to their anchor. A file is RUN-VERSION-EPOCH.refit: a restarted trainer
+ * counts from 1 again, so a version is named by its number and its trainer's epoch, and runs number
+ * the epochs in their order in time. A process that reads the folder sees whole files only,
+ * whenever the writer dies.
  *
- * A writer that starts anew goes on from the version before, which it reads back; where that cannot
- * be, it says why in the log and begins with an anchor.
+ * A restarted writer goes on from the last version, which it reads back; where that is not
+ * possible, it says why in the log and begins with an anchor.
  *
  * One process writes, any number read meanwhile. The writer keeps the last version's weights in
  * memory, once, and a few frames; a snapshot has its own weights, once. No thread of its own.

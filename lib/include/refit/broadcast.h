@@ -330,7 +330,7 @@ typedef struct refit_worker_info {
     char name[64]; /* its own; with keys that of its key, or behind that and '/' */
     refit_path path;
     uint64_t version;    /* what it holds; 0 for nothing */
-    uint8_t subscribed;  /* 0: evicted, gone, or joining anew */
+    uint8_t subscribed;  /* 0: evicted, gone, or joining again */
     uint8_t member;      /* 1: the last version counted on it */
     uint8_t committed;   /* 1: it applied the last version */
     refit_status status; /* why it failed in the last version, or REFIT_OK */
@@ -339,7 +339,7 @@ typedef struct refit_worker_info {
 
 /*
  * Describes worker `index` (0, 1, …) as of now: subscribed ones and those of the last version that
- * join anew, then those lost since it began.
+ * join again, then those lost since it began.
  */
 REFIT_API REFIT_MUST_CHECK refit_status refit_publisher_worker(refit_publisher *publisher,
                                                                uint32_t index,
@@ -503,8 +503,8 @@ REFIT_API REFIT_MUST_CHECK refit_status refit_subscriber_unbind(refit_subscriber
 REFIT_API uint64_t refit_update_version(const refit_update *update);
 
 /*
- * The epoch of the trainer that it comes from: a trainer that starts anew has another one, and
- * counts from 1 again. 0 for a closed update.
+ * The epoch of the trainer that it comes from: a restarted trainer has another epoch, and counts
+ * from 1 again. 0 for a closed update.
  */
 REFIT_API uint64_t refit_update_epoch(const refit_update *update);
 
@@ -598,9 +598,9 @@ REFIT_API REFIT_MUST_CHECK refit_status refit_update_accept(refit_update *update
  * Tells the trainer that the version could not be applied, and why (`reason`: NULL for no words;
  * cut to 160 bytes). `kept` is 1 if the engine still runs on the version before, 0 if it holds no
  * version that may serve. The trainer names this worker in its report. With `kept` 0 the worker
- * joins anew and is offered the current version in full; with 1 it is offered the next one. Applied
- * bytes are put back first; if a device cannot, the call returns that device's error, and the
- * update counts as refused with `kept` 0.
+ * joins again and is offered the current version in full; with 1 it is offered the next one.
+ * Applied bytes are put back first; if a device cannot, the call returns that device's error, and
+ * the update counts as refused with `kept` 0.
  *
  * Errors:
  * - REFIT_ERR_STATE: it was accepted or refused before

@@ -104,12 +104,12 @@ typedef struct refit_config {
     uint64_t offload_chunk_bytes;  /* memory of arenas on a GPU comes and goes in such; a power of
                                       two */
     uint32_t offload_batch;        /* most copies in one submission */
-    uint8_t offload_verify;     /* digest each region on the way out and check it on the way back */
-    uint8_t offload_background; /* a seal returns while the arena is still being taken */
-    uint8_t offload_take_turns; /* processes of one user take their arenas one after another */
-    uint32_t offload_timeout_ms;    /* bounds each wait: for states to leave or return, for the
-                                       arena, for the machine-wide lock */
-    uint64_t offload_rate_limit;    /* bytes a second of copies in one direction; 0: no limit */
+    uint8_t offload_verify;      /* digest each region when it leaves and compare when it is back */
+    uint8_t offload_background;  /* a seal returns while the arena is still being taken */
+    uint8_t offload_take_turns;  /* processes of one user take their arenas one after another */
+    uint32_t offload_timeout_ms; /* bounds each wait: for states to leave or return, for the
+                                    arena, for the machine-wide lock */
+    uint64_t offload_rate_limit; /* bytes a second of copies in one direction; 0: no limit */
     uint64_t offload_small_bytes;   /* CUDA: smaller copies are gathered by a kernel; 0: measured */
     uint64_t offload_staging_bytes; /* CUDA: device memory for that, each of two halves */
 

@@ -108,9 +108,9 @@ REFIT_API REFIT_MUST_CHECK refit_status refit_controller_publish(
     refit_device *device, refit_stream_ref after, refit_error *error);
 
 /*
- * Starts the way back of the states, without waiting for it; nothing if they are there. What
- * refit_offloader_restore returns; after a failure (no device memory yet, say, or copies that
- * failed) call it again. After a clear that timed out it waits for that first.
+ * Starts the return of the states, without waiting for it; does nothing if they are on the device.
+ * After a failure (no device memory yet, say, or copies that failed) call it again. After a clear
+ * that timed out it waits for the clear first.
  */
 REFIT_API REFIT_MUST_CHECK refit_status refit_controller_return(refit_controller *controller,
                                                                 refit_stream_ref after,
@@ -124,7 +124,7 @@ REFIT_API REFIT_MUST_CHECK refit_status refit_controller_return(refit_controller
  * Errors:
  * - REFIT_ERR_STATE: before the return, also in TRAINING where a phase has failed and states are
  *   away or leaving
- * - the error of the way back; then call refit_controller_return again
+ * - the error of the return; then call refit_controller_return again
  */
 REFIT_API REFIT_MUST_CHECK refit_status refit_controller_join(refit_controller *controller,
                                                               refit_stream_ref stream,

@@ -201,11 +201,12 @@ REFIT_API REFIT_MUST_CHECK refit_status refit_offloader_seal(refit_offloader *of
 
 /*
  * Waits until the host memory is ready, at most `timeout_ms` (0: only look). Every offload waits
- * for it too, so this is for callers that want to know it, or to have it settled, before. If the
+ * for it too, so this call is for callers that want the memory, or its failure, earlier. If the
  * memory could not be taken, the first call that needs it returns the error that
  * refit_offloader_seal would have returned (REFIT_ERR_CANCELLED if a trim or a close has stopped
- * it, and had no time to end it), and the next call takes it anew. After a trim it begins to take
- * it; without offload.background it takes it itself, as seal does, whatever `timeout_ms` is.
+ * it, and had no time to end it), and the next call tries again. After a trim this call begins to
+ * take the memory; without offload.background it takes all of it before it returns, as seal does,
+ * whatever `timeout_ms` is.
  *
  * Errors:
  * - REFIT_ERR_TIMEOUT: the sentence says how far it is; call again
