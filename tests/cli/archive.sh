@@ -25,7 +25,7 @@ keep() {
     keep_in kept "$count" "$@"
 }
 
-# keep_in FOLDER COUNT ARGUMENT…: likewise, in an archive of that name.
+# keep_in FOLDER COUNT ARGUMENT…: as keep, in an archive of that name.
 keep_in() {
     local folder=$1 count=$2
     shift 2
@@ -46,7 +46,7 @@ prints "version   none yet, of epoch "
 prints "     15 B  -                 bool  BOOL [3, 5]"
 run 0 inspect "$endpoint" --json
 prints '"kind":"publisher"'
-refuses 4 "no trainer has answered" inspect "ipc://$scratch/nobody" --timeout 1
+refuses 4 "no trainer has answered" inspect "ipc://$scratch/absent" --timeout 1
 keep 5 --out "$scratch/out_" --set archive.anchor_every=3
 prints "version 5: $scratch/out_/5.safetensors, "
 prints "version 5: $scratch/kept/0001-00000005-"
@@ -88,7 +88,7 @@ run 0 inspect "$scratch/5.in" --json
 prints "\"digest\":\"$digest\""
 prints '"kind":"safetensors"'
 
-# A worker that starts anew is sent the current version again; another trainer counts from 1.
+# A restarted worker is sent the current version again; another trainer counts from 1.
 publish "$scratch/2.in" "$scratch/3.in"
 keep 2
 run 0 inspect "$scratch/kept"

@@ -15,7 +15,7 @@ tensor() {
     printf '{"dtype":"%s","shape":%s,"data_offsets":[%s,%s]}' "$@"
 }
 
-# refuses_tensor PART DATA DTYPE SHAPE BEGIN END: likewise, for a file with one tensor.
+# refuses_tensor PART DATA DTYPE SHAPE BEGIN END: as refuses_raw, for a file with one tensor.
 refuses_tensor() {
     refuses_raw "$1" - "{\"a\":$(tensor "$3" "$4" "$5" "$6")}" "$2"
 }

@@ -44,7 +44,7 @@ refuses 1 "insecure" publish "$scratch/small" --bind tcp://0.0.0.0:0
 refuses 1 "insecure" subscribe tcp://192.0.2.1:7711 --out "$scratch/kept"
 refuses 1 "insecure" inspect tcp://192.0.2.1:7711
 
-# An endpoint that somebody else has.
+# An endpoint that another publisher has.
 begin publish "$scratch/small" --bind "$socket" --timeout 50
 exec 3<"$scratch/publish.said"
 read -r _ <&3

@@ -1,6 +1,6 @@
 #!/bin/bash
-# Keys: made once, never written over unawares; with them weights leave this host's loopback, and
-# without the right ones they reach nobody.
+# Keys: made once, never overwritten by accident; with them weights leave this host's loopback, and
+# without the right ones they reach no worker.
 # shellcheck source=tests/cli/support.sh
 . "$(dirname "${BASH_SOURCE[0]}")/support.sh"
 make=${TOOLS:?}/make_safetensors
@@ -84,7 +84,7 @@ says() {
     esac
 }
 
-# Who is shut out for what may be the keys' fault waits, and says so.
+# A worker that is refused, perhaps because of its keys, waits and says so.
 "${refit[@]}" publish "$scratch/1.in" --bind tcp://127.0.0.1:0 --timeout 50 "${trainer[@]}" \
     >"$scratch/said" 2>"$scratch/publish.err" </dev/null &
 publisher=$!

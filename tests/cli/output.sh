@@ -1,6 +1,6 @@
 #!/bin/bash
-# A reader of standard output who goes away ends a command in order, with status 6; what refit has to
-# say by itself is said on stderr.
+# When the reader of standard output goes away, a command ends in order, with status 6; warnings of
+# the library go to stderr.
 # shellcheck source=tests/cli/support.sh
 . "$(dirname "${BASH_SOURCE[0]}")/support.sh"
 make=${TOOLS:?}/make_safetensors

@@ -175,7 +175,7 @@ def interrupt_begin() -> None:
 
 
 def interrupt_wait_workers() -> None:
-    """Ctrl-C while nobody comes."""
+    """Ctrl-C while no worker comes."""
     with Publisher("tcp://127.0.0.1:0") as publisher:
         try:
             print("waits", flush=True)

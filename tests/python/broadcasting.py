@@ -80,7 +80,7 @@ def pair(
 
 @contextmanager
 def both(**options: Any) -> Iterator[tuple[Publisher, Subscriber]]:
-    """A publisher and a subscriber, with nobody who takes versions."""
+    """A publisher and a subscriber; no thread takes versions."""
     with (
         Publisher(LOCAL, **options) as publisher,
         Subscriber(publisher.endpoint, worker="w0", **options) as subscriber,

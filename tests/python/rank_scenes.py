@@ -107,7 +107,7 @@ def fsdp2_model_gives_what_it_had(rank: int) -> object:
     plain = {name: tensor.clone() for name, tensor in model.state_dict().items()}
     fully_shard(model[0])
     fully_shard(model, reshard_after_forward=False)
-    model(torch.rand(2, 3))  # leaves the root's parameters whole: they are sharded anew to be read
+    model(torch.rand(2, 3))  # leaves the root's parameters whole: they are sharded again to be read
     given = dict(named_weights(model))
     sharded = all(isinstance(one, DTensor) for one in model.parameters())
     same = all(torch.equal(given[name], plain[name]) for name in given)

@@ -1,4 +1,4 @@
-"""What ctypes is told of the C door is what a C compiler makes of the headers."""
+"""The structs, numbers and functions that ctypes knows are those of the C headers."""
 
 import ctypes
 import os

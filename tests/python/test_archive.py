@@ -84,7 +84,7 @@ def test_materialize_gives_pytorch_tensors_that_own_their_memory(
     expected = torch.from_numpy(weights_of(5)["embed"].view(numpy.int16))
     assert torch.equal(weights["embed"].view(torch.int16), expected)
     assert weights["head"].data_ptr() == weights["embed"].data_ptr()
-    weights["norm"] += 1  # nobody else has it
+    weights["norm"] += 1  # no other snapshot has this memory
     assert refit.materialize(str(folder), 5)["norm"].tolist() == [[5.0] * 5] * 3
 
 

@@ -224,7 +224,7 @@ def test_a_controller_without_references_leaves_no_tensor_behind(run: Run, same:
     assert_same(run, same)
 
 
-# ---- optimizers and those who handle their states ------------------------------------------------
+# ---- optimizers and code that handles their states ----------------------------------------------
 
 
 class Averaging(torch.optim.SGD):
@@ -652,7 +652,7 @@ def test_another_thread_that_uses_a_state_in_the_midst_of_a_clear_finds_its_byte
     assert_same(run, same)
 
 
-def test_who_is_told_of_a_phase_may_use_states_itself(run: Run, same: Run) -> None:
+def test_an_observer_of_a_phase_may_use_states(run: Run, same: Run) -> None:
     class Timer:
         def time(self, _label: str) -> Any:
             from contextlib import contextmanager

@@ -1,4 +1,4 @@
-"""bench: what is measured is what it says, and the figures add up."""
+"""bench: it measures what its names say, and the figures add up."""
 
 import json
 import math
@@ -388,7 +388,7 @@ def test_a_table_is_markdown_with_columns_of_one_width() -> None:
     assert lines[1].endswith(":|")
 
 
-def test_the_peak_of_memory_begins_anew() -> None:
+def test_the_peak_of_memory_is_reset() -> None:
     held = bytearray(b"\1") * (64 << 20)
     assert len(held)
     del held

@@ -1,4 +1,4 @@
-"""A trainer and its workers as processes: what they get, who is lost, who comes back."""
+"""A trainer and its workers as processes: versions, lost processes, returning processes."""
 
 import multiprocessing
 import os
@@ -183,7 +183,7 @@ def test_a_trainer_that_comes_back_is_another_epoch_trap_35(start: Starter) -> N
     again = start(children.train, endpoint, 2, 1, Connection)
     assert again.hear() == endpoint
     versions = [one.hear()]
-    while versions[-1][1] != 2:  # a number below the last one: it counts anew
+    while versions[-1][1] != 2:  # a number below the last one: another count
         versions.append(one.hear())
     assert [seen[2] for seen in versions] == [expected(seen[1]) for seen in versions]
     assert {seen[3]["epoch"] for seen in versions} != {first[3]["epoch"]}
@@ -279,7 +279,7 @@ def test_ctrl_c_ends_a_commit_and_the_version_stands_or_never_was() -> None:
     assert lines[-1] == "then 2"
 
 
-def test_a_forked_process_is_refused_and_hurts_nobody_trap_27() -> None:
+def test_a_forked_process_is_refused_and_its_parent_goes_on_trap_27() -> None:
     lines = run("fork_with_live_objects")
     assert [line.split(" ")[0] for line in lines] == ["StateError", "StateError", "took", "then"]
     assert "belongs to process" in lines[0]

@@ -1,4 +1,4 @@
-"""A call lock belongs to one thread at a time, and ends however its block ends."""
+"""A call lock belongs to one thread at a time, and is released however its block ends."""
 
 import sys
 import threading
@@ -75,7 +75,7 @@ def test_ctrl_c_anywhere_leaves_the_lock_to_others() -> None:  # trap 12
     assert steps >= 3
 
 
-def test_who_waits_goes_on_once_nobody_holds_it() -> None:
+def test_a_waiting_thread_goes_on_once_the_lock_is_free() -> None:
     call_lock, waited = CallLock("Subscriber"), threading.Event()
     waiter = threading.Thread(target=lambda: (call_lock.wait(), waited.set()))
     with call_lock:

@@ -220,7 +220,7 @@ def test_a_controller_dropped_in_its_checkpoint_says_nothing_and_leaves_nothing(
             del controller
             gc.collect()
             assert_same_states(states, values)
-            run.step()  # the states are back: nobody is left to bring them
+            run.step()  # the states are back: no controller is left to bring them
             assert_same_states(states, values)
     else:
         owner = Owner(run)

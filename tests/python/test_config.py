@@ -1,4 +1,4 @@
-"""Configurations are the C library's: same files, same variables, same keys, same sentences."""
+"""Configurations are those of the C library: its files, variables, keys and sentences."""
 
 import pickle
 from collections.abc import Mapping

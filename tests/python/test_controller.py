@@ -231,7 +231,7 @@ def test_close_brings_the_states_back_and_takes_the_hooks_away(run: Run) -> None
             verb()
 
 
-def test_a_controller_that_nobody_refers_to_brings_the_states_back(run: Run) -> None:
+def test_an_unreferenced_controller_brings_the_states_back(run: Run) -> None:
     same = Run(device=run.device)
     run.step(), same.step()
     controller = refit.Controller(run.optimizer)

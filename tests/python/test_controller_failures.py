@@ -275,7 +275,7 @@ def fail_to_copy(_regions: Regions) -> None:
     raise CopyError("the copy failed")
 
 
-def test_a_fork_is_refused_with_a_sentence_and_harms_nobody(run: Run) -> None:
+def test_a_fork_is_refused_with_a_sentence_and_its_parent_goes_on(run: Run) -> None:
     # trap 27
     run.step()
     with refit.Controller(run.optimizer) as controller:

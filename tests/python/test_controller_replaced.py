@@ -38,7 +38,7 @@ def test_states_that_were_replaced_by_hand_are_found_again(run: Run) -> None:
 
 @pytest.mark.parametrize("change", ["longer", "shorter", "set_", "emptied and filled", "data"])
 @pytest.mark.parametrize("hidden", [False, True], ids=["seen", "unseen"])
-def test_a_storage_that_somebody_has_resized_or_replaced_is_found_again(
+def test_a_storage_that_was_resized_or_replaced_is_found_again(
     run: Run, monkeypatch: pytest.MonkeyPatch, change: str, hidden: bool
 ) -> None:
     # trap 3: an allocator may well give the same address again, so tensors may look unchanged

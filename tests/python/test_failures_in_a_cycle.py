@@ -140,14 +140,14 @@ class NoPublisher:
     """A publisher whose every call fails."""
 
     def __getattr__(self, name: str) -> Any:
-        raise ConnectionError(f"{name}: nobody is there")
+        raise ConnectionError(f"{name}: no peer")
 
 
 def test_a_publisher_that_fails_leaves_states_safe(twins: tuple[Run, Run]) -> None:
     alone, moved = twins
     with refit.Controller(moved.optimizer, moved.model) as controller:
         with (
-            pytest.raises(ConnectionError, match="nobody"),
+            pytest.raises(ConnectionError, match="no peer"),
             controller.refit(publisher=NoPublisher()) as tx,
         ):
             tx.send(refit.named_weights(moved.model))

@@ -1,4 +1,4 @@
-"""An object of the C library is closed once, by the process that opened it, and never copied."""
+"""An object of the C library is closed once, by the process that opened it, and is never copied."""
 
 import copy
 import gc
@@ -42,7 +42,7 @@ class Thing(Handle):
 
 class Unopened(Thing):
     def __init__(self) -> None:
-        raise BusyError("somebody else has the endpoint")
+        raise BusyError("another process has the endpoint")
 
 
 def test_second_close_does_nothing() -> None:
@@ -81,7 +81,7 @@ def test_failed_close_can_be_called_again() -> None:
     assert log == [7]
 
 
-def test_one_that_nobody_refers_to_is_closed() -> None:
+def test_an_unreferenced_object_is_closed() -> None:
     log: list[int] = []
     thing = Thing(log)
     del thing
@@ -227,7 +227,7 @@ def test_ctrl_c_right_behind_an_open_leaves_nothing_open_trap_12(
     gc.collect()
     assert len(ended) == len(made) == 1
     monkeypatch.undo()
-    OPENED[what](tmp_path).close()  # nobody has its place
+    OPENED[what](tmp_path).close()  # its endpoint is free
 
 
 @pytest.mark.parametrize("where", ["os.getpid", "weakref.finalize", "weakref.ref"])

@@ -1,4 +1,4 @@
-"""Sharded models: two ranks gather together, or stop together, and neither waits for ever."""
+"""Sharded models: two ranks gather together or stop together, and neither hangs."""
 
 import sys
 from pathlib import Path

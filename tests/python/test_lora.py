@@ -146,7 +146,7 @@ def test_a_plain_worker_computes_what_the_policy_does(kind: str) -> None:
     torch.testing.assert_close(worker(tokens), model(tokens))
 
 
-def test_merged_weights_are_made_anew_at_each_iteration() -> None:
+def test_weights_are_merged_again_at_each_iteration() -> None:
     model = adapted(lora())
     weights = named_weights(model, lora="merged").planned()
     first = {name: one.clone() for name, one in weights}

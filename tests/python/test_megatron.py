@@ -168,7 +168,7 @@ def test_gradients_of_an_open_step_are_not_given_away() -> None:  # trap 11
     assert model.buffers[0].grad_data.untyped_storage().nbytes() > 0
 
 
-def test_what_it_holds_is_asked_anew_each_time() -> None:  # trap 9
+def test_what_it_holds_is_read_at_each_clear() -> None:  # trap 9
     model = _model()
     optimizer = mcore.DistributedOptimizer(model)
     held = megatron.unwrap(optimizer)

@@ -1,7 +1,7 @@
 """The adapter on the classes of Megatron-Core itself, where that is installed.
 
 They are made without their constructors, which ask for a GPU, and given what these would have set;
-what runs is their own code: chains, states, state_dict, and the buffers' way out and back.
+their own code runs: chains, states, state_dict, and the offload and restore of buffers.
 """
 
 import warnings

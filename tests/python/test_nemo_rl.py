@@ -442,7 +442,7 @@ def test_engines_can_be_closed_after_each_refit_and_made_ready_again(cluster: Cl
     assert all(worker.loaded.keys() == WEIGHTS.keys() for worker in cluster.rollouts)
 
 
-def test_the_engine_takes_what_nemo_rl_gives_and_refuses_an_address_nobody_can_reach() -> None:
+def test_the_engine_takes_what_nemo_rl_gives_and_refuses_an_unreachable_address() -> None:
     made = fake.create_checkpoint_engine(
         nemo_rl.RefitWeightSynchronizer.backend,
         bucket_size_bytes=1 << 20,
@@ -504,7 +504,7 @@ def _alone(rollouts: int) -> Any:
 
 
 def test_a_sender_that_is_cancelled_while_it_waits_ends_and_goes_on_later() -> None:
-    engine = _alone(rollouts=1)  # nobody comes
+    engine = _alone(rollouts=1)  # no rollout connects
 
     async def cancel() -> None:
         task = asyncio.create_task(engine.send_weights(iter(WEIGHTS.items())))

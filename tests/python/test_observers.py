@@ -1,4 +1,4 @@
-"""observers: what is told of the phases of a cycle."""
+"""observers: timers and timelines learn of the phases of a cycle."""
 
 import sys
 import types
@@ -95,7 +95,7 @@ def test_a_function_of_a_label_is_a_timer_too() -> None:
     assert timing == {"refit/commit": 1}
 
 
-def test_nobody_needs_to_look_on() -> None:
+def test_a_cycle_needs_no_observers() -> None:
     observers = Observers()
     with observers.phase("offload", nbytes=3):
         observers.hold("arena", 3)

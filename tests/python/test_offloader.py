@@ -192,7 +192,7 @@ def test_verbs_that_do_not_fit_the_state_say_which_would(bench: Bench) -> None:
         bench.offloader.trim()
 
 
-def test_plans_are_made_anew_and_the_host_memory_is_kept(bench: Bench) -> None:
+def test_new_plans_keep_the_host_memory(bench: Bench) -> None:
     before = bench.offloader.stats().host_bytes
     bench.offloader.unseal()
     bench.offloader.clear()

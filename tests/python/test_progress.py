@@ -11,13 +11,13 @@ from refit.progress import LARGE, bar, rank
 
 
 class Terminal(io.StringIO):
-    """A stderr that somebody looks at."""
+    """A stderr that is a terminal."""
 
     def isatty(self) -> bool:
         return True
 
 
-def somebody_looks(monkeypatch: pytest.MonkeyPatch) -> Terminal:
+def show_terminal(monkeypatch: pytest.MonkeyPatch) -> Terminal:
     """Called by a test itself: between its fixtures and it pytest takes stderr again."""
     made = Terminal()
     monkeypatch.delenv("RANK", raising=False)
@@ -27,7 +27,7 @@ def somebody_looks(monkeypatch: pytest.MonkeyPatch) -> Terminal:
 
 def test_large_work_on_a_terminal_shows_a_bar(monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("tqdm")
-    terminal = somebody_looks(monkeypatch)
+    terminal = show_terminal(monkeypatch)
     with bar("offload", LARGE) as shown:
         assert shown.visible
         shown.advance(LARGE // 2)
@@ -36,20 +36,20 @@ def test_large_work_on_a_terminal_shows_a_bar(monkeypatch: pytest.MonkeyPatch) -
 
 def test_small_work_shows_none_unless_it_is_wanted(monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("tqdm")
-    somebody_looks(monkeypatch)
+    show_terminal(monkeypatch)
     assert not bar("offload", LARGE - 1).visible
     with bar("offload", 1, wanted=True) as shown:
         assert shown.visible
 
 
 def test_one_that_is_not_wanted_is_not_shown(monkeypatch: pytest.MonkeyPatch) -> None:
-    terminal = somebody_looks(monkeypatch)
+    terminal = show_terminal(monkeypatch)
     assert not bar("offload", LARGE, wanted=False).visible
     assert terminal.getvalue() == ""
 
 
 def test_another_rank_shows_none(monkeypatch: pytest.MonkeyPatch) -> None:
-    somebody_looks(monkeypatch)
+    show_terminal(monkeypatch)
     monkeypatch.setenv("RANK", "3")
     assert not bar("offload", LARGE, wanted=True).visible
 
@@ -60,7 +60,7 @@ def test_a_file_or_a_pipe_gets_none(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_without_tqdm_the_work_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
-    somebody_looks(monkeypatch)
+    show_terminal(monkeypatch)
     plain = builtins.__import__
 
     def without(name, *rest, **named):
@@ -75,7 +75,7 @@ def test_without_tqdm_the_work_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
     assert shown.done == 5
 
 
-def test_a_bar_that_nobody_sees_counts_all_the_same() -> None:
+def test_a_hidden_bar_counts_all_the_same() -> None:
     hidden = progress.Bar(None, 10)
     hidden.reach(4)
     hidden.reach(2)
@@ -84,7 +84,7 @@ def test_a_bar_that_nobody_sees_counts_all_the_same() -> None:
 
 
 def test_a_bar_closes_when_the_work_fails(monkeypatch: pytest.MonkeyPatch) -> None:
-    somebody_looks(monkeypatch)
+    show_terminal(monkeypatch)
 
     def fail() -> None:
         with bar("publish", LARGE) as shown:

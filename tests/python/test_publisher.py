@@ -182,7 +182,7 @@ def test_a_declaration_that_is_refused_leaves_the_one_before() -> None:
         publisher.abort()
 
 
-def test_who_refused_and_why_is_in_the_exception() -> None:
+def test_a_refusal_names_the_worker_and_its_reason() -> None:
     def refuse(update: Any) -> None:
         raise RuntimeError("no such layer: lm_head")
 
@@ -199,7 +199,7 @@ def test_who_refused_and_why_is_in_the_exception() -> None:
     )
 
 
-def test_who_did_not_decide_in_time_is_in_the_exception() -> None:
+def test_a_missed_deadline_names_the_worker() -> None:
     with both(broadcast_commit_timeout_ms="50ms") as (publisher, subscriber):
         with pytest.raises((PeerError, DeadlineError)) as failed:
             publisher.publish(ONE)
@@ -405,7 +405,7 @@ def test_late_joiners_get_the_current_version_trap_28() -> None:
 
 
 class Bomb:
-    """What would tell that somebody unpickled it."""
+    """Leaves a trace where it is unpickled."""
 
     def __init__(self, path: str) -> None:
         self.path = path

@@ -43,7 +43,7 @@ def test_a_device_is_required_where_there_is_none_to_share() -> None:
 
 
 @pytest.mark.parametrize("end", [Publisher, Subscriber])
-def test_ctrl_c_right_behind_use_device_leaves_the_device_open_for_who_uses_it_trap_12(
+def test_ctrl_c_right_behind_use_device_leaves_the_device_open_for_its_users_trap_12(
     end: type[Publisher | Subscriber], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     what = end.__name__.lower()

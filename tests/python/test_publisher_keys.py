@@ -1,4 +1,4 @@
-"""A publisher with keys: who gets its versions, and who is told why not."""
+"""A publisher with keys: which workers get its versions, and what a refused worker is told."""
 
 from pathlib import Path
 

@@ -297,7 +297,7 @@ def test_a_trainer_killed_in_mid_refit_leaves_the_version_before_and_another_tak
     assert fleet.held() == [(version, before)] * 4
     fleet.start_trainer()
     weights = fleet.train()
-    assert refit(fleet.trainer, fleet.rollouts) == 1  # another trainer counts anew
+    assert refit(fleet.trainer, fleet.rollouts) == 1  # another trainer counts from 1
     assert fleet.held() == [(1, weights)] * 4
 
 
@@ -354,11 +354,11 @@ class Plain(RefitTrainer):
         return {"a": numpy.arange(6, dtype="float32"), "b": numpy.ones(3, dtype="int64")}
 
 
-def test_without_a_controller_any_arrays_are_published_and_who_comes_late_has_them_too() -> None:
+def test_without_a_controller_any_arrays_are_published_and_late_workers_have_them_too() -> None:
     trainer, rollout = Plain(), Rollout()
     endpoint = trainer.open_publisher(config=CONFIG)
     assert trainer.open_publisher() == endpoint
-    assert trainer.publish() == 1  # to nobody yet
+    assert trainer.publish() == 1  # to no worker yet
     rollout.subscribe(endpoint, "late", CONFIG)
     trainer.wait_workers(1, 60.0)
     assert rollout.receive(timeout=60.0) == 1

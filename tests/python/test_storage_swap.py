@@ -161,7 +161,7 @@ def test_without_memory_for_the_others_nothing_has_moved(monkeypatch: pytest.Mon
     assert_same(run, same)
 
 
-def test_without_memory_on_the_way_back_restore_is_called_again(
+def test_without_memory_for_a_restore_it_is_called_again(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     run, same = pair()
@@ -243,5 +243,5 @@ def test_it_is_said_once_that_no_state_leaves() -> None:
         run.step()
         with warnings.catch_warnings():
             warnings.simplefilter("error")
-            state["exp_avg"] = state["exp_avg"].clone().share_memory_()  # decided anew
+            state["exp_avg"] = state["exp_avg"].clone().share_memory_()  # decided again
             controller.clear()

@@ -66,7 +66,7 @@ def test_memory_that_is_shared_or_seen_through_another_tensor_stays(
 
 
 @pytest.mark.parametrize("kind", ["parameter", "buffer", "gradient", "another model's parameter"])
-def test_memory_that_somebody_else_knows_stays(run: Run, kind: str) -> None:
+def test_memory_that_other_code_knows_stays(run: Run, kind: str) -> None:
     # traps 2 and 3
     state = first_state(run)
     parameter = next(run.model.parameters())

@@ -49,7 +49,7 @@ def taken(subscriber: Subscriber) -> dict[str, bytes]:
         return contents(update)
 
 
-def test_nothing_new_in_time_is_a_timeout_that_says_who_is_there() -> None:
+def test_nothing_new_in_time_is_a_timeout_that_says_whether_there_is_a_trainer() -> None:
     with both() as (publisher, subscriber):
         trainer = publish_on_a_thread(publisher)
         taken(subscriber)  # so that it has joined
@@ -91,7 +91,7 @@ def test_its_own_timeout_is_for_loops_and_for_waits_without_one() -> None:
             list(subscriber)
 
 
-def test_a_worker_that_hears_no_trainer_ends_its_loop_and_says_so_to_who_waits() -> None:
+def test_a_worker_that_hears_no_trainer_ends_its_loop_and_its_wait() -> None:
     quick: Any = {"broadcast_heartbeat_ms": "10ms", "broadcast_heartbeat_timeout_ms": "50ms"}
     with Subscriber("tcp://127.0.0.1:9", idle_timeout=0.1, **quick) as subscriber:
         assert list(subscriber) == []

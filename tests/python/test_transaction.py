@@ -1,4 +1,4 @@
-"""Transactions: a version is committed by a clean end, and by nothing else."""
+"""Transactions: only the clean end of a block commits a version."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress

@@ -327,7 +327,7 @@ def test_a_step_that_failed_after_its_micro_batch_was_counted_puts_no_generation
         def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, **_: Any) -> None:
             if state.global_step == 1 and not failed:
                 failed.append(1)
-                raise ZeroDivisionError("the trainer has counted this micro-batch, nobody else")
+                raise ZeroDivisionError("only the trainer has counted this micro-batch")
 
     failed: list[int] = []
     seen = Seen()

@@ -1,4 +1,4 @@
-"""A version in the worker's hands: views, decisions, loading, and the end of it."""
+"""A received version: its views, the decision on it, loading it, and its close."""
 
 import gc
 import pickle
@@ -232,7 +232,7 @@ def test_a_view_holds_its_update() -> None:
             subscriber.next(0)
         assert held[0].tolist() == MATRIX.tolist()
         with pytest.warns(ResourceWarning, match=r"version 1 was dropped .*with update:"):
-            held.clear()  # now nobody refers to it: it is refused
+            held.clear()  # no reference is left: it is refused
         trainer.join()
         assert "closed without a decision" in publisher.workers()[0].reason
 

@@ -200,7 +200,7 @@ def test_a_version_that_is_held_too_long_stays_whole_trap_12() -> None:
         trainer.start()
         update = subscriber.next(PATIENCE)
         update["w"].numpy()
-        trainer.join()  # it did not say in time, and was turned out
+        trainer.join()  # it did not decide in time, and was evicted
         publisher.publish({"w": MATRIX + 1})
         assert update["w"].numpy().tolist() == MATRIX.tolist()  # the new one has other memory
         update.accept()

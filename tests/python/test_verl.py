@@ -282,7 +282,7 @@ def test_a_rollout_that_stops_early_refuses_and_the_next_refit_heals(
         manager.update_weights(_plus(2))
 
 
-def test_other_weights_than_before_are_declared_anew(
+def test_other_weights_than_before_are_declared_again(
     manager: fake.CheckpointEngineManager,
 ) -> None:
     manager.update_weights(_plus(1))

@@ -270,7 +270,7 @@ def test_registering_twice_does_nothing(monkeypatch: pytest.MonkeyPatch) -> None
 
 
 @pytest.mark.parametrize("version", ["0.15.2", "1.0.0", "nightly", "0.x"])
-def test_a_vllm_that_is_not_known_is_refused_with_the_way_out(
+def test_an_unknown_vllm_is_refused_with_a_remedy(
     monkeypatch: pytest.MonkeyPatch, version: str
 ) -> None:
     fake.install(monkeypatch, version, fake.EngineWithModel)

@@ -1,4 +1,4 @@
-"""Ctrl-C works in every wait, none is lost, and no call goes on behind the caller's back.
+"""Ctrl-C ends every wait, none is lost, and no call goes on after it was interrupted.
 
 Signals are real ones, sent to this process while it waits in C.
 """
@@ -332,7 +332,7 @@ def test_second_handler_does_not_leave_the_call_running(bell: Bell) -> None:
         signal.signal(signal.SIGUSR1, before)
 
 
-def test_handler_is_there_again_after_every_way_out() -> None:
+def test_the_handler_is_back_however_the_wait_ends() -> None:
     def fail() -> None:
         raise PeerError("lost")
 

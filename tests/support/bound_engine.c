@@ -1,4 +1,5 @@
-/* A worker's model. Around each destination on the host lies a margin that nobody may write. */
+/* A worker's model. Each destination on the host has a margin around it that must not be written.
+ */
 #include "tests/support/bound_engine.h"
 
 #include <setjmp.h>

@@ -42,10 +42,10 @@ typedef struct crew_member {
 refit_status crew_open(crew_member *member, const char *endpoint, const refit_config *config,
                        crew_habit habit, refit_error *error);
 
-/* Likewise; fails the test where it cannot. */
+/* As crew_open, but fails the test on an error. */
 void crew_start(crew_member *member, const char *endpoint, const refit_config *config,
                 crew_habit habit);
-/* Likewise, on a GPU: `device` may be NULL. */
+/* As crew_start, on a GPU; `device` may be NULL. */
 void crew_start_on(crew_member *member, const char *endpoint, const refit_config *config,
                    refit_device *device, crew_habit habit);
 void crew_stop(crew_member *member);

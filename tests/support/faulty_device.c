@@ -35,7 +35,7 @@ typedef struct broken_stream {
 typedef struct faulty_device {
     refit_device *inner;
     rft_mutex lock;
-    rft_cond go;                /* what somebody waits for below has changed */
+    rft_cond go;                /* signalled when a state below changes */
     order orders[FAULTY_SLOTS]; /* guarded by lock, like the rest */
     uint32_t calls[FAULTY_SLOTS];
     broken_stream broken[STREAMS_MOST];

@@ -51,7 +51,8 @@ refit_status faulty_device_open_with(const char *spec, const refit_config *confi
  * per slot: a new one takes the place of the old one. */
 void faulty_device_fail(refit_device *device, faulty_slot slot, uint32_t nth, refit_status status);
 
-/* Likewise, and the `times - 1` calls after it too; FAULTY_ALWAYS: every one from the nth on. */
+/* Fails the nth call and the `times - 1` calls after it; FAULTY_ALWAYS: all calls from the nth on.
+ */
 void faulty_device_fail_times(refit_device *device, faulty_slot slot, uint32_t nth, uint32_t times,
                               refit_status status);
 

@@ -89,12 +89,12 @@ void gpu_play_expect(gpu_play *play, uint64_t version, uint64_t digest)
 
 refit_path gpu_play_path(gpu_play *play, const crew_member *member)
 {
-    refit_subscriber_info who = {.size = sizeof who};
+    refit_subscriber_info subscriber = {.size = sizeof subscriber};
     refit_worker_info info = {.size = sizeof info};
-    assert_int_equal(refit_subscriber_describe(member->subscriber, &who, NULL), REFIT_OK);
+    assert_int_equal(refit_subscriber_describe(member->subscriber, &subscriber, NULL), REFIT_OK);
     for (uint32_t i = 0;
          refit_publisher_worker(play->trainer.publisher, i, &info, NULL) == REFIT_OK; i++) {
-        if (strcmp(info.name, who.worker) == 0) return info.path;
+        if (strcmp(info.name, subscriber.worker) == 0) return info.path;
     }
     return REFIT_PATH_NONE;
 }

@@ -26,7 +26,7 @@ void gpu_play_close(gpu_play *play);
 
 /* A worker on the GPU, or on none, with the play's configuration; subscribed when it returns. */
 crew_member *gpu_play_hire(gpu_play *play, bool on_gpu, crew_habit habit);
-/* Likewise with its own configuration and device, and without waiting. */
+/* A worker with its own configuration and device; does not wait. */
 crew_member *gpu_play_hire_as(gpu_play *play, const refit_config *config, refit_device *device,
                               crew_habit habit);
 

@@ -13,7 +13,7 @@ typedef struct locksmith {
     file_tree tree;
 } locksmith;
 
-/* With the pair "trainer", and nobody allowed. */
+/* With the pair "trainer", and no worker allowed. */
 locksmith locksmith_open(void);
 void locksmith_close(locksmith *smith);
 

@@ -29,7 +29,8 @@ other_user other_user_start(uid_t user, bool (*act)(const other_self *self, cons
 void other_user_await(other_user *other);
 /* Ends a wait in other_until_told. */
 void other_user_tell(other_user *other);
-/* Likewise; then waits for its end, and fails the test if not all went well. */
+/* Ends the wait in other_until_told, waits for the end of the process, and fails the test unless it
+ * succeeded. */
 void other_user_end(other_user *other);
 /* Starts, and ends. */
 void other_user_do(uid_t user, bool (*act)(const other_self *self, const void *with),

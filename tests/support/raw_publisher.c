@@ -16,7 +16,7 @@
 
 #define WAIT_MS 20000u
 
-/* ZeroMQ gives an endpoint up in the background and tells nobody when. */
+/* ZeroMQ releases an endpoint in the background and does not tell when. */
 static void bind_when_free(raw_publisher *raw, const char *endpoint)
 {
     refit_error error;

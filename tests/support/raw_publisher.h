@@ -18,7 +18,7 @@ typedef struct raw_publisher {
     uint64_t epoch;
     bool silent;
     rft_segment probe;  /* not open: no shared memory is proposed */
-    rft_peer_id worker; /* who was last heard */
+    rft_peer_id worker; /* the sender of `heard` */
     rft_message heard;
     rft_bytes heard_bytes; /* what `heard` points into */
     rft_pending pending;
@@ -31,7 +31,7 @@ void raw_close(raw_publisher *raw);
 
 /* Waits for a message of that kind; others are passed over. */
 const rft_message *raw_hear(raw_publisher *raw, rft_message_kind kind);
-/* Likewise for any. */
+/* Waits for a message of any kind. */
 const rft_message *raw_hear_any(raw_publisher *raw);
 
 void raw_say(raw_publisher *raw, rft_message message);

@@ -49,7 +49,7 @@ typedef struct raw_worker {
 
 /* Connects; nothing is said yet. */
 void raw_worker_open(raw_worker *worker, const char *endpoint, const char *name, bool shm);
-/* Likewise, with another configuration than quick_config. */
+/* As raw_worker_open, with another configuration than quick_config. */
 void raw_worker_open_as(raw_worker *worker, const char *endpoint, const char *name, bool shm,
                         const refit_config *config);
 /* Without a word, like a process that was killed. */

@@ -37,7 +37,7 @@ refit_config trainer_config(void);
 
 /* Opens and declares. */
 void trainer_open(test_trainer *trainer, const refit_config *config);
-/* Likewise on a GPU: it shows its versions there, and the weights lie there. NULL: the host. */
+/* As trainer_open, on a GPU, which has the weights and the versions. NULL: the host. */
 void trainer_open_on(test_trainer *trainer, const refit_config *config, refit_device *device);
 void trainer_close(test_trainer *trainer);
 

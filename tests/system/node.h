@@ -23,8 +23,8 @@ typedef struct test_node {
     atomic_int without_lock; /* memory taken without the lock, or without a look at what is free */
     atomic_int waits;        /* how often one found the lock taken */
     atomic_int takings;      /* images taken */
-    atomic_bool held;        /* who takes memory stands in the middle of it while this is so */
-    atomic_int standing;     /* who does */
+    atomic_bool held;        /* while true, a rank that takes memory stops in the middle of it */
+    atomic_int standing;     /* ranks that have stopped there */
     atomic_llong taken[NODE_RANKS]; /* by rank */
 } test_node;
 

@@ -166,7 +166,7 @@ void worker_await(puppet *worker, const char *state)
         const char *words = puppet_ask(worker, "describe");
         if (strncmp(words, state, length) == 0 && words[length] == ' ') return;
         if (rft_ms_until(deadline) == 0) fail_msg("a worker is '%s', not %s", words, state);
-        (void)poll(NULL, 0, 2); /* another process changes it, and tells only who asks */
+        (void)poll(NULL, 0, 2); /* another process changes it, without an event */
     }
 }
 
@@ -281,7 +281,7 @@ unsigned process_segments(pid_t pid)
     FILE *maps = fopen(path, "r");
     assert_non_null(maps);
     while (fgets(line, sizeof line, maps) != NULL) {
-        assert_null(strstr(line, "/dev/shm/refit-")); /* a file would be left by who is killed */
+        assert_null(strstr(line, "/dev/shm/refit-")); /* a killed process would leave a file */
         count += strstr(line, "/memfd:refit ") != NULL;
     }
     fclose(maps);

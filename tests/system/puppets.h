@@ -19,7 +19,7 @@ typedef struct puppet_process {
     bool accepted;    /* the last update it took */
     char answer[512]; /* the last, without its newline */
     uint64_t version; /* of the last update it took */
-    char digest[17];  /* likewise */
+    char digest[17];  /* of the last update it took */
 } puppet;
 
 void puppet_start(puppet *one);

@@ -24,8 +24,8 @@ int scenes_play(const scene_kind *kinds, size_t count, const char *const *points
 
 #define SCENES_ENDPOINT 128
 
-/* Any free port of an address that is this scene's alone: who binds the port again after a trainer
- * was killed finds nobody else on it. */
+/* Any free port of an address that only this scene uses: after a trainer was killed, the port can
+ * be bound again. */
 void scenes_endpoint(char endpoint[SCENES_ENDPOINT]);
 
 #endif

@@ -31,7 +31,7 @@ static refit_path path_of(puppet *worker)
     return (refit_path)atoi(strrchr(puppet_ask(worker, "describe"), ' ') + 1);
 }
 
-/* Who has just been told its device joins on it in a moment. */
+/* A worker that has just been told its device joins on it soon after. */
 static void await_gpu(puppet *worker)
 {
     int64_t deadline = rft_deadline(PATIENT_MS);
@@ -106,7 +106,7 @@ static void a_worker_killed_while_it_reads_leaves_the_memory_free(void **state)
     }
 }
 
-/* It is turned out meanwhile; what it read it can only throw away, or it was whole. */
+/* It is evicted meanwhile: it must drop what it read, unless that was whole. */
 static void a_worker_stopped_while_it_reads_sees_nothing_torn(void **state)
 {
     (void)state;

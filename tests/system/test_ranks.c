@@ -1,6 +1,6 @@
 /* Ranks of one node, each with its controller and its GPU, in processes and in threads: never two
- * take host memory at once, so that none takes what another has just taken; whoever dies or fails
- * at it harms nobody; and everybody's states come back to where they were. */
+ * take host memory at once, so that none takes what another has just taken; a rank that dies or
+ * fails meanwhile harms no other; and the states of all ranks come back to where they were. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -204,7 +204,7 @@ static void one_that_is_killed_with_the_lock_leaves_it_to_the_next(void **state)
     close_rank(second);
 }
 
-static void a_failing_pin_harms_nobody_else(void **state)
+static void a_failing_pin_harms_no_other_rank(void **state)
 {
     fixture *all = *state;
     puppet *first = open_rank(all, 0, SHARE), *second = open_rank(all, 1, SHARE);
@@ -323,7 +323,7 @@ int main(void)
         TEST(the_second_sees_what_the_first_has_taken),
         TEST(as_many_as_fit_and_no_more),
         TEST(one_that_is_killed_with_the_lock_leaves_it_to_the_next),
-        TEST(a_failing_pin_harms_nobody_else),
+        TEST(a_failing_pin_harms_no_other_rank),
         TEST(one_process_may_have_a_controller_for_each_gpu),
         TEST(memory_of_the_other_gpu_is_refused),
     };

@@ -21,7 +21,7 @@ typedef enum point {
     AT_WRITTEN,
     AT_STAGING,   /* in commit, held up by a stopped worker */
     AT_COMMITTED, /* in commit, the version not yet taken by a worker's user */
-    AT_TAKEN,     /* likewise, taken and undecided */
+    AT_TAKEN,     /* in commit, the version taken by a worker's user and undecided */
     POINTS,
 } point;
 

@@ -1,5 +1,5 @@
 /* Workers in processes of their own, killed, stopped or deaf at every point of a version: the
- * trainer is not held up, and everybody who lives ends with the trainer's bytes. */
+ * trainer is not held up, and all surviving workers end with the trainer's bytes. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -77,7 +77,7 @@ static void reach(scene *the, point at)
     if (at == AT_ACCEPTED) (void)puppet_ask(&the->victim, "accept");
 }
 
-/* The version comes to an end, whichever; it is whole for whoever sees it. */
+/* The version is committed or aborted; it is whole for each worker that sees it. */
 static void finish_version(scene *the, point at)
 {
     puppet *const left[] = {&the->survivor};
@@ -93,7 +93,7 @@ static void finish_version(scene *the, point at)
     }
 }
 
-/* Everybody who is to live meets in the next version. */
+/* All workers that are to survive take the next version. */
 static void meet_again(scene *the, point at)
 {
     puppet *const all[] = {&the->survivor, &the->victim, &the->brake};
@@ -110,7 +110,7 @@ static void close_scene(scene *the)
     puppet_end(&the->trainer);
 }
 
-static void a_worker_killed_holds_up_nobody(unsigned at, bool shm, unsigned slots)
+static void a_killed_worker_holds_up_no_other(unsigned at, bool shm, unsigned slots)
 {
     scene the;
     open_scene(&the, at, shm, slots);
@@ -122,7 +122,7 @@ static void a_worker_killed_holds_up_nobody(unsigned at, bool shm, unsigned slot
     close_scene(&the);
 }
 
-static void a_worker_stopped_holds_up_nobody_and_returns(unsigned at, bool shm, unsigned slots)
+static void a_stopped_worker_holds_up_no_other_and_returns(unsigned at, bool shm, unsigned slots)
 {
     scene the;
     open_scene(&the, at, shm, slots);
@@ -143,8 +143,8 @@ static void a_worker_stopped_holds_up_nobody_and_returns(unsigned at, bool shm, 
 }
 
 /* Its service thread lives and beats; its user never takes, or never decides. */
-static void a_worker_that_never_answers_is_turned_out_and_may_return(unsigned at, bool shm,
-                                                                     unsigned slots)
+static void a_worker_that_never_answers_is_evicted_and_may_return(unsigned at, bool shm,
+                                                                  unsigned slots)
 {
     scene the;
     open_scene(&the, at, shm, slots);
@@ -158,13 +158,13 @@ static void a_worker_that_never_answers_is_turned_out_and_may_return(unsigned at
 int main(void)
 {
     static const scene_kind kinds[] = {
-        {"killed", a_worker_killed_holds_up_nobody, false, 2, 0, POINTS},
-        {"killed", a_worker_killed_holds_up_nobody, true, 2, 0, POINTS},
-        {"stopped", a_worker_stopped_holds_up_nobody_and_returns, false, 2, 0, POINTS},
-        {"stopped", a_worker_stopped_holds_up_nobody_and_returns, true, 2, 0, POINTS},
-        {"deaf", a_worker_that_never_answers_is_turned_out_and_may_return, false, 2, AT_READY,
+        {"killed", a_killed_worker_holds_up_no_other, false, 2, 0, POINTS},
+        {"killed", a_killed_worker_holds_up_no_other, true, 2, 0, POINTS},
+        {"stopped", a_stopped_worker_holds_up_no_other_and_returns, false, 2, 0, POINTS},
+        {"stopped", a_stopped_worker_holds_up_no_other_and_returns, true, 2, 0, POINTS},
+        {"deaf", a_worker_that_never_answers_is_evicted_and_may_return, false, 2, AT_READY,
          AT_TAKEN + 1},
-        {"deaf", a_worker_that_never_answers_is_turned_out_and_may_return, true, 2, AT_READY,
+        {"deaf", a_worker_that_never_answers_is_evicted_and_may_return, true, 2, AT_READY,
          AT_TAKEN + 1},
     };
     return scenes_play(kinds, sizeof kinds / sizeof *kinds, points);

@@ -127,9 +127,9 @@ class CheckpointEngineManager:
     def update_weights(
         self, weights: dict[str, torch.Tensor], global_steps: int | None = None
     ) -> list[Any]:
-        everybody = [one.checkpoint_engine for one in self.trainer + self.rollout]
-        metadata = [one.prepare() for one in everybody]
-        given = type(everybody[0]).build_topology(len(self.trainer), len(self.rollout), metadata)
+        engines = [one.checkpoint_engine for one in self.trainer + self.rollout]
+        metadata = [one.prepare() for one in engines]
+        given = type(engines[0]).build_topology(len(self.trainer), len(self.rollout), metadata)
         for side, told in zip((self.trainer, self.rollout), given, strict=True):
             assert all(len(value) == len(side) for value in told.values())
             for at, worker in enumerate(side):
@@ -139,7 +139,7 @@ class CheckpointEngineManager:
         try:
             return self._exchange(weights, global_steps)
         finally:
-            for one in everybody:
+            for one in engines:
                 one.finalize()
 
     def _exchange(self, weights: dict[str, torch.Tensor], global_steps: int | None) -> list[Any]:

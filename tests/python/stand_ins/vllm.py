@@ -157,7 +157,7 @@ class EngineWithModel(_Parsing):
 
 
 class EngineOfTomorrow(_Parsing):
-    """A generation that nobody has seen."""
+    """A generation that refit does not know."""
 
     def __init__(self, everything: Any) -> None:
         self.everything = everything

@@ -3,7 +3,7 @@
  * connect to the trainer itself, past the proxy.
  *
  * A stranger has no key and speaks ZMTP at most; a liar is a worker, with a key where there are
- * any, that says what is not so; an evicted worker joins, is turned out, and goes on.
+ * any, that sends false messages; an evicted worker joins, is evicted, and goes on.
  */
 #ifndef CHAOS_ATTACKER_H
 #define CHAOS_ATTACKER_H

@@ -45,7 +45,7 @@
     X(CANCEL, "the trainer is cancelled", TRAINER, 3, 0, 0, 0, 0)                                  \
     X(STRANGER, "a stranger comes, in the manner of this number, for ms", ATTACK, 3, 0,            \
       STRANGER_MANNERS - 1, 50, 600)                                                               \
-    X(EVICTED, "a worker is turned out, and goes on, for ms", ATTACK, 2, 0, 1, 100, 600)           \
+    X(EVICTED, "a worker is evicted, and goes on, for ms", ATTACK, 2, 0, 1, 100, 600)              \
     X(LIAR, "a worker lies, in the manner of this number, for ms", ATTACK, 4, 0, LIAR_MANNERS - 1, \
       100, 900)                                                                                    \
     X(KILL_ALL, "all workers are killed at once, and replaced after ms", TRAINER, 1, 0, 0, 0, 100)

@@ -19,9 +19,9 @@ static void mend_later(chaos_run *run, chaos_deed_kind kind, uint32_t worker, ui
 
 /* ---- Workers */
 
-static void rename_worker(run_worker *one, uint32_t at, bool anew)
+static void rename_worker(run_worker *one, uint32_t at, bool new_name)
 {
-    if (anew) snprintf(one->name, sizeof one->name, "w%" PRIu32 ".%" PRIu32, at, one->times);
+    if (new_name) snprintf(one->name, sizeof one->name, "w%" PRIu32 ".%" PRIu32, at, one->times);
 }
 
 /* A stopped process has said all that it will say before it is killed. Nothing is mended meanwhile:

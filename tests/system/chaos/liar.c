@@ -1,5 +1,5 @@
-/* A worker that says what is not so; and one that was turned out and goes on. It speaks through the
- * library's channel and its messages, so that what it says is well formed. */
+/* A worker that sends false messages, and one that goes on after it was evicted. Both use the
+ * library's channel and messages, so that what they send is well formed. */
 #include <stdio.h>
 #include <string.h>
 
@@ -24,7 +24,7 @@ typedef struct liar {
     char name[64];
     uint64_t instance;
     bool welcome;  /* it has been answered */
-    bool evicting; /* it is to be turned out, and says HELLO only once */
+    bool evicting; /* it is to be evicted, and sends HELLO only once */
     bool revoked;  /* its key is off the list */
     uint32_t joins;
     uint64_t epoch;

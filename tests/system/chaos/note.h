@@ -87,7 +87,7 @@ bool note_send(int line, const chaos_note *note);
 /* 1: read; 0: none is there now; -1: the other end is gone. */
 int note_receive(int line, chaos_note *note);
 
-/* Waits for it, at most so long; -1: for ever. False: it is late, or the other end is gone. */
+/* Waits at most so long; -1: without a limit. False: it is late, or the other end is gone. */
 bool note_await(int line, chaos_note *note, int timeout_ms);
 
 #endif

@@ -1,5 +1,5 @@
 /*
- * slow_link: a network namespace for the workers, whose only way out is a pair of virtual cables
+ * slow_link: a network namespace for the workers, connected only by a pair of virtual cables
  * that the kernel's token buckets keep slow, as a link between hosts is. Needs root, ip and tc.
  */
 #ifndef CHAOS_SLOW_LINK_H

@@ -104,7 +104,7 @@ class Figures:
         now = time.perf_counter()
         self._cycles += 1
         self._cycle_s, self._exposed_s = now - self._began, self._exposed + now - since
-        self._tell_way_back(now, per_device)
+        self._tell_restore(now, per_device)
 
     def fill(self, figures: _abi.refit_stats) -> None:
         """Writes what was counted into the struct of all figures."""
@@ -118,7 +118,7 @@ class Figures:
         if self._observers.drawn:
             self._observers.hold(ARENA, int(per_device.stats().host_bytes))
 
-    def _tell_way_back(self, now: float, per_device: PerDevice) -> None:
+    def _tell_restore(self, now: float, per_device: PerDevice) -> None:
         """Tells the timeline how long the copies back took; on a GPU they may not be done."""
         if not self._observers.drawn or not per_device.home:
             return

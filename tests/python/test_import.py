@@ -1,4 +1,4 @@
-"""`import refit` is quick and alone: it brings no PyTorch, no pyzmq, no thread."""
+"""`import refit` is quick: it imports no PyTorch and no pyzmq, and starts no thread."""
 
 import subprocess
 import sys
