@@ -1,5 +1,5 @@
 /* One controller over the offloaders of two and three devices: all take part in each verb, and one
- * that fails keeps no other from its work. */
+ * that fails does not stop the others. */
 #include "tests/controller/cycle_bench.h"
 
 #include <string.h>

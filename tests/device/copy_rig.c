@@ -134,7 +134,7 @@ static void check_gap(const char *from, const char *end, uint64_t padding)
     memset(marks, MARK, rft_min_u64((uint64_t)(end - from), ROW));
     while (from < end) {
         uint64_t count = rft_min_u64((uint64_t)(end - from), ROW);
-        if (memcmp(from, marks, count) != 0) fail_msg("a byte that is nobody's was written");
+        if (memcmp(from, marks, count) != 0) fail_msg("a byte outside all copies was written");
         from += count;
     }
 }

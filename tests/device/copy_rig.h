@@ -1,6 +1,6 @@
 /*
  * Batches on the CUDA device with the fake driver: memory on the device, pinned memory on the host,
- * and a list of copies between them, with bytes on both sides that nobody may touch.
+ * and a list of copies between them, with bytes on both sides that no copy may touch.
  */
 #ifndef COPY_RIG_H
 #define COPY_RIG_H

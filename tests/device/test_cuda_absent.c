@@ -1,6 +1,6 @@
-/* No driver, the toolkit's stub, one that is too old, a file that is none: each is told as what it
- * is, and "auto" takes the host only where there is no driver at all. ABSENT_CUDA_KIND, set by
- * CMakeLists.txt, says which libcuda.so.1 this process finds. */
+/* No driver, the toolkit's stub, a driver that is too old, a file that is no library: each has its
+ * own error, and "auto" takes the host only where there is no driver at all. ABSENT_CUDA_KIND, set
+ * by CMakeLists.txt, says which libcuda.so.1 this process finds. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>

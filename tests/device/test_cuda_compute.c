@@ -1,5 +1,5 @@
-/* Digests on a GPU when the driver fails or is late: told, nothing is written afterwards, and the
- * next one works. */
+/* Digests on a GPU when the driver fails or is late: the failure is returned, no sum is written
+ * afterwards, and the next digest works. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -172,7 +172,8 @@ static void a_device_that_closes_waits_for_a_late_digest(void **state)
     check_digest();
 }
 
-/* What the GPU still uses then stays with the driver, and who comes last frees our side. */
+/* Memory that the GPU still uses then stays with the driver; the close or the late digest,
+ * whichever comes last, frees the memory of refit. */
 static void a_device_closes_before_a_digest_that_hangs(void **state)
 {
     (void)state;

@@ -1,5 +1,5 @@
-/* From which size on the copy engines are left alone: read off the times, measured once, and never
- * a failure of the copies. */
+/* The size from which on copies go to the copy engines alone: it is chosen from measured times,
+ * measured once, and never makes copies fail. */
 #include "tests/device/copy_rig.h"
 
 #include <refit/host.h>
@@ -102,7 +102,7 @@ static void open_mixed(copy_rig *rig)
     rig->slack = 0;
 }
 
-/* How fast the fake driver is, nobody knows: either the size is found, or it is said why not. */
+/* The fake driver has no fixed speed: either a size is found, or the log says why not. */
 static void measuring_leaves_the_copies_right(void **state)
 {
     (void)state;

@@ -1,5 +1,5 @@
-/* The CUDA device when the GPU, the driver or time fails it: every call says so, nothing is lost or
- * left, and all can be closed. */
+/* The CUDA device when the GPU is lost, the driver fails or work is late: every call returns the
+ * failure, nothing leaks, and all objects can be closed. */
 #include "tests/device/cuda_case.h"
 
 #include <stdlib.h>
@@ -108,8 +108,8 @@ static void a_lost_gpu_is_told_by_every_call_and_can_be_closed(void **state)
     }
 }
 
-/* As when the process ends and its objects are closed after the driver has gone, or somebody has
- * reset the GPU: the context cannot even be made current. */
+/* As when the process ends and its objects are closed after the driver has gone, or when the GPU
+ * was reset: the context cannot even be made current. */
 static void a_context_that_is_gone_can_be_closed(void **state)
 {
     (void)state;

@@ -1,5 +1,5 @@
-/* The CUDA device: what a caller may not bring is refused with a sentence, and what a caller has is
- * left as it was. */
+/* The CUDA device refuses streams, memory and contexts that it cannot use, with a sentence, and
+ * leaves the caller's context and capture mode as they were. */
 #include "tests/device/cuda_case.h"
 
 #include <stdlib.h>

@@ -224,7 +224,7 @@ static void whatever_call_fails_the_opening_fails_and_leaves_nothing(void **stat
     for (size_t i = 0; i < SYMBOLS * 5; i++) {
         refit_device *device = NULL;
         refit_error error = {0};
-        /* Whoever cannot leave a context stays in it. */
+        /* A context that cannot be left stays current. */
         if (strcmp(symbols[i / 5].name, "cuCtxPopCurrent") == 0) continue;
         fake_cuda_reset();
         fake_cuda_fail(symbols[i / 5].name, 1, 1, results[i % 5]);

@@ -1,5 +1,5 @@
-/* Host memory on the CUDA device: registered once and whole, known while it is, and refused with
- * the sentence that helps. */
+/* Host memory on the CUDA device is registered once and whole, found while it is registered, and
+ * refused with advice. */
 #include "tests/device/cuda_case.h"
 
 #include <stdlib.h>

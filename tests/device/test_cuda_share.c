@@ -1,6 +1,6 @@
 /*
- * Memory of a GPU in two processes: what one exports the other maps, once and for as long as
- * anybody uses it; and whatever a share says, nothing is mapped but what the driver confirms.
+ * Memory of a GPU in two processes: what one exports the other maps, once and for as long as it has
+ * a user; and only memory that the driver confirms is mapped, whatever a share says.
  *
  * Called with a word the program is the other process: it does what it is told, a letter a step,
  * and answers each with a status.

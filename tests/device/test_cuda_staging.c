@@ -1,5 +1,5 @@
-/* Small copies on a GPU: in stream order, for several streams at once, without ever waiting for
- * another stream; what goes wrong costs speed, or fails one batch and no more. */
+/* Small copies on a GPU are in stream order, serve several streams at once and never wait for
+ * another stream. A failure costs speed, or fails one batch and no more. */
 #include "tests/device/copy_rig.h"
 
 #include <stdlib.h>

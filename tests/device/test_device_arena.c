@@ -427,7 +427,7 @@ static void work_that_failed_is_told_once_and_keeps_the_memory(void **state)
     unreserve(on, &in);
 }
 
-/* As when a wait timed out, the work then failed, and somebody tries again. */
+/* As when a wait timed out, the work then failed, and the caller tries again. */
 static void work_that_failed_behind_a_timeout_is_told(void **state)
 {
     fixture *on = *state;
@@ -470,7 +470,7 @@ static void only_streams_and_reservations_are_used(void **state)
 typedef struct user_thread {
     refit_device *device;
     void *base;
-    char *at; /* the byte that it writes, and nobody else */
+    char *at; /* the byte that only this thread writes */
     rft_thread thread;
     refit_status status;
 } user_thread;

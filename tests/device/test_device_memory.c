@@ -1,4 +1,5 @@
-/* Every device: memory is given, bounded by the capacity, taken back; strangers are refused. */
+/* Every device: memory is given, bounded by the capacity, taken back; memory of others is refused.
+ */
 #include "tests/device/every_device.h"
 
 #include <stdlib.h>
@@ -51,8 +52,8 @@ static void a_full_device_refuses_and_recovers(void **state)
     assert_int_equal(device_used(on), 0);
 }
 
-/* Where two allocations are neighbours, a copy of both at once may be refused: whoever joins copies
- * can tell them apart. */
+/* Where two allocations are neighbours, a copy of both at once may be refused: a caller that joins
+ * copies can tell them apart. */
 static void what_may_be_copied_as_one_can_be_told(void **state)
 {
     fixture *on = *state;

@@ -1,4 +1,4 @@
-/* Device specs: what can be read opens the right device, what cannot is refused with a sentence. */
+/* Device specs: a valid spec opens the right device, any other is refused with a sentence. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>

@@ -1,4 +1,5 @@
-/* The faulty device does what it is ordered to, once or as often as ordered, and nothing else. */
+/* The faulty device fails the calls that it is ordered to fail, as often as ordered, and no others.
+ */
 #include "tests/device/every_device.h"
 
 #include <stdlib.h>

@@ -5,7 +5,7 @@
  *
  * What it models
  * - Addresses. Device memory is address space without access rights; the bytes lie elsewhere, where
- *   only the driver's own work finds them. Whoever touches a device pointer with the CPU crashes.
+ *   only the driver's own work finds them. A process whose CPU touches a device pointer crashes.
  * - Copies: checked when they are called (INVALID_VALUE) and once more when the stream gets to them
  *   (ILLEGAL_ADDRESS, and the context is lost). Unregistered host memory is copied while the caller
  *   waits, and is counted. A copy across two registrations, or out of one, is INVALID_VALUE. Source
@@ -73,8 +73,8 @@ void fake_cuda_set_taken(int device, uint64_t bytes);
  * `result`; all versions of a symbol have its name. "*" is every symbol but those that end
  * something or tell about errors: each of these calls may fail, and nothing is left behind. */
 void fake_cuda_fail(const char *symbol, unsigned nth, unsigned times, rft_cu_result result);
-/* Likewise, but the call succeeds, and the work that it queues fails when the stream gets there;
- * the context is lost. */
+/* As fake_cuda_fail, but the call succeeds, and the work that it queues fails when the stream gets
+ * there; the context is lost. */
 void fake_cuda_fail_later(const char *symbol, unsigned nth, rft_cu_result result);
 /* The context is lost now. */
 void fake_cuda_lose(int device, rft_cu_result result);

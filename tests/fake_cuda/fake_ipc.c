@@ -1,8 +1,8 @@
 /*
  * Memory of cuMemAlloc shown to other processes on the same device. A handle says which process has
- * which file open, and where in it the allocation lies; whoever opens it maps those pages of the
- * file. A read lock on them tells the exporter, who must not free before, that they are in use; it
- * goes with the importer's process, whatever ends that.
+ * which file open, and where in it the allocation lies; the process that opens it maps those pages
+ * of the file. A read lock on them tells the exporter, which must not free them before, that they
+ * are in use; it goes with the importer's process, whatever ends that.
  */
 #include <fcntl.h>
 #include <stdio.h>

@@ -1,7 +1,7 @@
 /*
- * From addresses to bytes: what lies where, who may read and write it, and whether queued work uses
- * it. Everything at an address is one span; a range may go on from one mapping into the next, as
- * long as both lie in one reservation, and over nothing else.
+ * From addresses to bytes: what lies at an address, which calls may read and write it, and whether
+ * queued work uses it. Everything at an address is one span; a range may go on from one mapping
+ * into the next, as long as both lie in one reservation, and over nothing else.
  */
 #include <stdlib.h>
 

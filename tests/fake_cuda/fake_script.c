@@ -38,7 +38,8 @@ bool fake_script_hides(const char *symbol, int version)
     return false;
 }
 
-/* Calls that "*" does not mean: what they do must be done, or somebody is left with an object. */
+/* Calls that "*" does not mean: they end objects, which would stay if they failed, or tell about
+ * errors. */
 static bool ends_or_tells(const char *symbol)
 {
     static const char *const these[] = {

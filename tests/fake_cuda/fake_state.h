@@ -3,7 +3,7 @@
  *
  * Every call into the driver is fake_begin … fake_end, which take and give back the lock; what has
  * no other word about it runs with the lock held. Bytes move without it: between fake_touch and
- * fake_touched no address range ends (whoever ends one waits in fake_change), so that what was
+ * fake_touched no address range ends (a call that ends one waits in fake_change), so that what was
  * found by fake_reach stays.
  */
 #ifndef FAKE_STATE_H
@@ -102,7 +102,7 @@ typedef struct fake_span {
 
 typedef struct fake_state {
     pthread_mutex_t lock;
-    pthread_cond_t changed; /* whenever anything did that somebody may wait for */
+    pthread_cond_t changed; /* after any change that a thread may wait for */
     pid_t process;          /* 0: cuInit was not called */
     int version;
     int device_count;

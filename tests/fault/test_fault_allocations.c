@@ -1,13 +1,13 @@
-/* Whatever allocation fails in a whole refit, and whenever: it is told or made good, nothing leaks,
- * nothing torn is shown, and the next refit succeeds. */
+/* Each allocation of a whole refit fails once: the call returns the failure or does without,
+ * nothing leaks, no worker sees a torn version, and the next refit succeeds. */
 #include "tests/fault/ledger.h"
 #include "tests/fault/whole.h"
 #include "tests/support/failing_alloc.h"
 
 #define MOST 5000u /* more allocations than a cycle can have */
 
-/* Who was refused memory says so; who waited for somebody who was, that it waited in vain; and a
- * hook of the caller has nothing but its number. */
+/* The call that was refused memory says so; a call that waited for it reports a timeout or a
+ * failure; and a hook of the caller returns only its number. */
 static void check_status(refit_status status)
 {
     bool known = status == REFIT_OK || status == REFIT_ERR_HOST_MEMORY ||

@@ -1,5 +1,6 @@
-/* Whatever the device refuses or breaks in a whole refit, and whenever: it is told or made good, no
- * byte of a state is lost, nothing torn is shown, and the next refit succeeds. */
+/* Each call of the device in a whole refit is refused or broken once: the failure is returned or
+ * made up for, no byte of a state is lost, no worker sees a torn version, and the next refit
+ * succeeds. */
 #include "tests/fault/ledger.h"
 #include "tests/fault/whole.h"
 

@@ -1,5 +1,6 @@
-/* Too little of what lasts: device memory that somebody else has taken, a host budget, a limit on
- * locked memory, hooks that have nothing to give. Each is told, and over when there is more. */
+/* Lasting shortages: device memory that another user has taken, a host budget, a limit on locked
+ * memory, hooks that have no memory to give. Each is returned as an error, and is over when there
+ * is more. */
 #include <string.h>
 #include <sys/mman.h>
 #include <sys/resource.h>
@@ -101,7 +102,7 @@ static refit_status seal_one(const char *pin, refit_stats *stats, refit_error *e
 #define CHILD_FINE    0
 #define CHILD_SKIPPED 77
 
-/* As an ordinary user who may lock 64 KiB. */
+/* As an ordinary user that may lock 64 KiB. */
 static int lock_little(void)
 {
     refit_stats stats;

@@ -1,4 +1,4 @@
-/* Whole refits that are met in the middle: by a reader, by a close, by a fork. */
+/* Whole refits that a reader, a close or a fork interrupts. */
 #include <string.h>
 #include <sys/wait.h>
 #include <unistd.h>

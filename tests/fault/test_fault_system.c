@@ -1,5 +1,5 @@
-/* Whatever the operating system refuses in a whole refit, and whenever (memory, descriptors,
- * threads, shared memory, locking): it is told or made good, and the next refit succeeds. */
+/* Each system call of a whole refit is refused once (memory, descriptors, threads, shared memory,
+ * locking): the failure is returned or made up for, and the next refit succeeds. */
 #include "tests/fault/ledger.h"
 #include "tests/fault/whole.h"
 

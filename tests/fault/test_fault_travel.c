@@ -1,6 +1,6 @@
-/* Whatever allocation fails, and whatever the operating system refuses, while weights travel with
- * keys or as what changed: it is told or made good, nothing leaks, nothing torn is shown, and the
- * next refit succeeds. */
+/* Allocations and system calls fail one by one while weights travel, with keys and as deltas: the
+ * failure is returned or made up for, nothing leaks, no worker sees a torn version, and the next
+ * refit succeeds. */
 #include <string.h>
 
 #include "tests/fault/ledger.h"

@@ -1,5 +1,6 @@
-/* Whatever happens to any one message of a whole refit: it is made good or told within the
- * deadlines, nothing torn is shown, and the next refit succeeds. */
+/* Each message of a whole refit meets each fault once (refused, lost, damaged, no memory): the
+ * fault is made up for or returned within the deadlines, no worker sees a torn version, and the
+ * next refit succeeds. */
 #include <string.h>
 
 #include "net/channel.h"

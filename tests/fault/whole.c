@@ -1,7 +1,7 @@
 /*
- * The whole library at once, opened and closed. Opening goes from left to right through the rooms,
- * closing back; each pointer that is not NULL is open, so that closing is right wherever opening
- * stopped. Knows nothing of who orders the faults.
+ * The whole library at once, opened and closed. It opens the modules from left to right and closes
+ * them from right to left; each pointer that is not NULL is open, so that closing is right wherever
+ * opening stopped. Knows nothing of the faults.
  */
 #include "tests/fault/whole.h"
 

@@ -89,7 +89,7 @@ uint64_t whole_weight_offset(uint32_t tensor);
 /* Opens all. `settings`: "key", "value", … ended by NULL; may itself be NULL. */
 refit_status whole_open(whole *on, whole_path path, const char *const *settings);
 
-/* Likewise, on a device with an order, which must stay. */
+/* Opens all on a device with an order, which must stay. */
 refit_status whole_open_ordered(whole *on, whole_path path, const char *const *settings,
                                 const whole_order *order);
 

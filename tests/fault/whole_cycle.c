@@ -1,7 +1,7 @@
 /*
  * The whole library at once, at work. Every version has bytes of its own, and so has every `whole`:
  * a worker that is shown something old, half of something, or of another trainer, has the wrong
- * digest. Knows nothing of who orders the faults.
+ * digest. Knows nothing of the faults.
  */
 #include <stdio.h>
 #include <string.h>

@@ -19,7 +19,7 @@ static _Atomic(wire_fault) fault;
 static atomic_uint_fast64_t left; /* until the fault; 0: it was met */
 
 static _Thread_local bool inside_sent;     /* the part before had more behind it */
-static _Thread_local bool inside_received; /* likewise */
+static _Thread_local bool inside_received; /* the same for received parts */
 static _Thread_local bool swallows;        /* the rest of the message that is being sent */
 
 const char *wire_fault_name(wire_fault which)

@@ -48,8 +48,8 @@ function goal(words, figure, sign, bound,    met) {
 function hold_against_goals(    small) {
     small = value["list"] == "small"
     if (value["bench"] == "offload" && value["reclaim"] == "false") {
-        goal("way out over one large copy", "ratio_to_limit_out", ">=", small ? 0.8 : 0.95)
-        goal("way back over one large copy", "ratio_to_limit_back", ">=", small ? 0.8 : 0.95)
+        goal("offload over one large copy", "ratio_to_limit_out", ">=", small ? 0.8 : 0.95)
+        goal("restore over one large copy", "ratio_to_limit_back", ">=", small ? 0.8 : 0.95)
         if (!small) goal("speed-up over the pageable path", "speedup_over_pageable", ">=", 10)
         goal("exposed behind a pause", "exposed_restore_ratio", "<=", 0.02)
         goal("exposed behind work", "exposed_busy_ratio", "<=", 0.02)

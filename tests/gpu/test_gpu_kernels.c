@@ -51,7 +51,7 @@ static void scramble(fixture *on, void *memory, uint64_t bytes)
         words[i] = next(on);
 }
 
-/* Both sides anew, and their twins the same. */
+/* Fills both sides with new bytes, and their twins with the same. */
 static void fill(fixture *on)
 {
     scramble(on, on->there_twin, ROOM);

@@ -1,5 +1,5 @@
-/* Coded bytes that lie are found out, or at worst give wrong elements: nothing outside the block is
- * touched, nothing beyond the bytes is read, and all forms judge alike. */
+/* Malformed coded bytes are refused, or at worst give wrong elements: nothing outside the block is
+ * touched, nothing beyond the bytes is read, and all forms agree. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>

@@ -136,7 +136,7 @@ static void check_applied(const batch *all, unsigned threads)
     rft_delta_job jobs[JOBS];
     unsigned char *planes[JOBS];
     open_apply(all, jobs, planes);
-    for (uint32_t round = 0; round < 2; round++) { /* twice is once */
+    for (uint32_t round = 0; round < 2; round++) { /* idempotent */
         grid_launch(2, 1, threads, do_apply, jobs);
         for (uint32_t i = 0; i < JOBS; i++) {
             assert_int_equal(jobs[i].good, all->coded[i]);

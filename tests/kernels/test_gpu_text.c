@@ -106,7 +106,7 @@ static void do_digest_copy(void *user)
     rft_digest_copy_kernel(call->to, call->data, call->bytes, call->offset, &call->sum);
 }
 
-/* Likewise; what lies around the copy must stay. */
+/* As for a digest; bytes around the copy must stay. */
 static void check_digest_copy(shape grid, size_t to_aside, size_t aside, size_t bytes,
                               uint64_t offset)
 {

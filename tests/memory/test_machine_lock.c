@@ -1,5 +1,5 @@
-/* The machine-wide lock: never two inside at once, whoever dies, forks or waits too long; and never
- * a stranger's file. */
+/* The machine-wide lock: it never has two holders, also when a holder dies, forks or keeps it too
+ * long; and a file of another user is never locked. */
 #include <fcntl.h>
 #include <sched.h>
 #include <setjmp.h>
@@ -69,7 +69,7 @@ static int tear_down(void **state)
     return 0;
 }
 
-/* Another one who wants the lock, and does not wait for it. */
+/* Tries the lock as another holder would, without a wait. */
 static bool is_taken(fixture *all)
 {
     rft_machine_lock other;
@@ -168,7 +168,7 @@ static void the_deadline_is_for_each_holder_not_for_all(void **state)
 
 typedef struct shared {
     atomic_int inside;
-    atomic_int together; /* how often somebody was not alone */
+    atomic_int together; /* how often two were inside */
     int entries;         /* changed inside only */
 } shared;
 
@@ -181,7 +181,7 @@ static void enter_often(fixture *all, shared *with)
             _exit(1);
         if (atomic_fetch_add(&with->inside, 1) != 0) atomic_fetch_add(&with->together, 1);
         int entries = with->entries;
-        (void)sched_yield(); /* a chance for whoever should not be here */
+        (void)sched_yield(); /* a chance for a process that should not be inside */
         with->entries = entries + 1;
         atomic_fetch_sub(&with->inside, 1);
         rft_machine_lock_give(&machine_lock);
@@ -213,7 +213,7 @@ static void no_two_processes_are_ever_inside_at_once(void **state)
     munmap(with, sizeof *with);
 }
 
-/* Until it is killed; not for ever, should nobody be left who would. */
+/* Until it is killed, or after a while ends by itself, in case its killer is gone. */
 static _Noreturn void stand(void)
 {
     (void)alarm(60);
@@ -395,7 +395,7 @@ static void the_second_place_is_the_runtime_folder(void **state)
     unsetenv("XDG_RUNTIME_DIR");
 }
 
-/* Then others lock another file: that it is gone must at least keep nobody waiting. */
+/* Then other processes lock a new file: at least none may wait for the removed one. */
 static void a_file_that_was_removed_is_made_anew(void **state)
 {
     fixture *all = *state;

@@ -1,5 +1,5 @@
-/* PyTorch's two entry points: which arena they mean, what they answer when something is wrong, and
- * that no memory is lost on the way. On the host device, and on GPUs of the fake driver. */
+/* PyTorch's two entry points: which arena they use, what they return on a failure, and that no
+ * memory leaks. On the host device, and on GPUs of the fake driver. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>

@@ -42,7 +42,7 @@ static void set_up_config(rig *on, const char *const *settings)
     assert_ok(refit_config_set(&on->config, "offload.slab_bytes", "512KiB", NULL));
     assert_ok(refit_config_set(&on->config, "offload.batch", "3", NULL));
     assert_ok(refit_config_set(&on->config, "offload.timeout_ms", "20s", NULL));
-    /* Other tests that run at the same time are nobody whom this one waits for. */
+    /* This test does not wait for other tests that run at the same time. */
     assert_ok(refit_config_set(&on->config, "offload.take_turns", "false", NULL));
     for (; settings != NULL && *settings != NULL; settings++) {
         char key[64];

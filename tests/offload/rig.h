@@ -31,9 +31,9 @@
 
 #define assert_ok(call) assert_int_equal((call), REFIT_OK)
 
-/* Who gives the regions' memory back and takes it again. */
+/* What gives the regions' memory back and takes it again. */
 typedef enum rig_memory {
-    RIG_BOUND, /* nobody: it stays */
+    RIG_BOUND, /* nothing: it stays */
     RIG_HOOKS,
     RIG_ARENA,
 } rig_memory;
@@ -66,7 +66,7 @@ typedef struct rig {
 /* `settings`: "key=value" strings, ended by NULL; may itself be NULL. The offloader is sealed. */
 void rig_open(rig *on, rig_memory memory, const char *const *settings);
 
-/* Likewise, not sealed. */
+/* The same, not sealed. */
 void rig_open_unsealed(rig *on, rig_memory memory, const char *const *settings);
 
 /* Closes all; lets a stopped device go first. */

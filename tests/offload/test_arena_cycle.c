@@ -168,7 +168,7 @@ static void states_side_by_side_go_in_whole_chunks(void **state)
     }
 }
 
-/* State 3, in the second chunk, is nobody's region: its chunk stays, and that is what is told. */
+/* State 3, in the second chunk, is no region: its chunk stays, and is not reported as freed. */
 static void a_chunk_of_which_a_piece_stays_is_not_counted(void **state)
 {
     (void)state;

@@ -1,5 +1,5 @@
-/* Pieces of an arena as regions: one offloader at a time moves a piece, and who binds a region to
- * the piece that it has keeps it. */
+/* Pieces of an arena as regions: one offloader at a time moves a piece, and an offloader that binds
+ * a region again to its piece keeps it. */
 #include "tests/support/test_device.h"
 
 #include <string.h>
@@ -85,7 +85,8 @@ static void assert_back(fixture *all)
     assert_device_equal(all->device, all->piece, expected, BYTES);
 }
 
-/* While one has it away, the other would be given memory that the first writes to on its way back.
+/* While the first has the piece away, the second would get memory that the restore of the first
+ * writes to.
  */
 static void one_offloader_at_a_time_moves_a_piece(void **state)
 {
@@ -151,10 +152,10 @@ static void a_region_may_be_bound_to_the_piece_that_it_has(void **state)
     assert_back(all);
     assert_ok(refit_offloader_unseal(all->offloader, &all->error));
     assert_ok(refit_offloader_clear(all->offloader, &all->error));
-    assert_ok(refit_arena_free(all->arena, all->piece, &all->error)); /* nobody's any more */
+    assert_ok(refit_arena_free(all->arena, all->piece, &all->error)); /* no region any more */
 }
 
-/* Memory comes and goes, behind a stream that uses it, and nothing is remembered anew. */
+/* Memory comes and goes behind a stream that uses it, and no bookkeeping grows. */
 static void a_warm_cycle_allocates_nothing(void **state)
 {
     fixture *all = *state;

@@ -1,5 +1,5 @@
-/* Host memory that is taken while its owner goes on: who waits for it, how it fails, and what a
- * close, a trim or a new plan does to it. */
+/* Host memory that is taken while its owner goes on: which calls wait for it, how it fails, and
+ * what a close, a trim or a new plan does to it. */
 #include "tests/offload/rig.h"
 
 #include <errno.h>
@@ -16,7 +16,7 @@
 static const char *const background[] = {"offload.background=true", "offload.pin=require",
                                          "offload.huge_pages=never", NULL};
 
-/* Likewise, and nobody waits for long. */
+/* The same with short waits. */
 static const char *const impatient[] = {"offload.background=true", "offload.pin=require",
                                         "offload.huge_pages=never", "offload.timeout_ms=20ms",
                                         NULL};
@@ -155,7 +155,7 @@ static void a_failure_is_told_to_the_first_who_needs_it(void **state)
             assert_non_null(strstr(on.error.text, slab));
             assert_int_equal(rig_state(&on), REFIT_RESIDENT);
             assert_int_equal(rig_stats(&on).host_bytes, 0);
-            assert_ok(prepare(&on, PATIENCE_MS)); /* anew */
+            assert_ok(prepare(&on, PATIENCE_MS)); /* tries again */
             check_cycle(&on);
             rig_close(&on);
         }
@@ -357,7 +357,7 @@ static void take_lock(rft_machine_lock *machine_lock)
     rft_cancel_token_close(&token);
 }
 
-/* Somebody who wants it, and does not wait for it. */
+/* Tries the lock as another process would, without a wait. */
 static bool is_taken(void)
 {
     rft_machine_lock other;

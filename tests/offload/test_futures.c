@@ -1,4 +1,4 @@
-/* Futures: each tells how its own operation ended, to any thread, however late it is asked. */
+/* Futures: each gives the end of its own operation to any thread, however late it is asked. */
 #include "tests/offload/rig.h"
 
 #include <string.h>

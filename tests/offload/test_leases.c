@@ -1,4 +1,4 @@
-/* Leases: what a reader holds is neither overwritten nor freed until it lets go. */
+/* Leases: bytes under a lease are neither overwritten nor freed until the lease is released. */
 #include "tests/offload/rig.h"
 
 #include "base/thread.h"

@@ -1,4 +1,4 @@
-/* Faults: whatever call fails, and whenever, no byte is lost and both verbs go on. */
+/* Faults: each device call fails in turn; no byte is lost, and both verbs can be called again. */
 #include "tests/offload/rig.h"
 
 #include <string.h>

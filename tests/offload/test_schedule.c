@@ -1,5 +1,5 @@
 /* Schedule: every kept byte has its place in the image, no copy lies across two registrations, and
- * what a copy calls padding belongs to nobody. */
+ * the padding of a copy belongs to no region. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -96,7 +96,7 @@ static uint64_t slab_of(uint64_t offset)
     return UINT64_MAX;
 }
 
-/* Nobody's bytes: inside the slab, and of no region. */
+/* Padding: bytes inside the slab that belong to no region. */
 static void assert_padding(uint64_t from, uint64_t bytes)
 {
     assert_int_equal(slab_of(from - 1), slab_of(from + bytes - 1));

@@ -133,9 +133,9 @@ static void small_regions_come_back_verified(void **state)
     regions_come_back("true");
 }
 
-/* On the host device a queue grows to what it once had to hold, which depends on who is faster. A
- * stream that stands until all is queued makes it the most. (A GPU's queue does not grow, and who
- * fills it waits.) */
+/* On the host device a queue grows to the most that it ever held, which depends on the speed of its
+ * two ends. A stream that stands until all is queued makes it the most. (A GPU's queue does not
+ * grow; a caller that fills it waits.) */
 typedef struct gate {
     rft_mutex lock;
     rft_cond opened;

@@ -1,4 +1,4 @@
-/* Every verb from every state: what it answers, and which state follows. */
+/* Every verb in every state: its status, and the state that follows. */
 #include "tests/offload/rig.h"
 
 #include <string.h>

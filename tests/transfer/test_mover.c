@@ -1,4 +1,4 @@
-/* Mover: bytes arrive behind the caller's work; all who wait hear the same, once it is over. */
+/* Mover: bytes arrive behind the caller's work, and every waiter gets the same status. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>

@@ -1,4 +1,5 @@
-/* Mover on a device that fails: each failure reaches those it concerns, and the next start works.
+/* Mover on a device that fails: each failure is returned to its own waiters, and the next start
+ * works.
  */
 #include <setjmp.h>
 #include <stdarg.h>
@@ -145,7 +146,8 @@ static void failure_of_the_caller_s_work_is_the_operation_s(void **state)
     assert_next_start_works();
 }
 
-/* Who hears of the failure may take the group's memory: no copy may still write there. */
+/* A caller that is told of the failure may reuse the group's memory: no copy may still write there.
+ */
 static void failure_is_told_once_the_group_s_copies_are_over(void **state)
 {
     (void)state;
@@ -162,7 +164,8 @@ static void failure_is_told_once_the_group_s_copies_are_over(void **state)
     assert_next_start_works();
 }
 
-/* Each call that starting makes fails once: the start fails, nothing is under way, nobody hears. */
+/* Each call that a start makes fails once: the start fails, nothing is under way, and no waiter is
+ * told. */
 static void every_failure_to_issue_is_returned_and_drained(void **state)
 {
     (void)state;
