@@ -447,27 +447,20 @@ def test_wrappers_and_what_is_in_them_are_found(torch_device: str) -> None:
         assert torch.equal(inner + 0, 3 * expected)
 
 
-def test_a_wrapper_in_a_wrapper_is_found(torch_device: str) -> None:
-    codes, scale = torch.arange(6.0, device=torch_device), torch.ones(6, device=torch_device)
-    middle = Scaled(codes, scale)
-    outer = Final(middle)
-    with refit.Controller(holding(outer, torch_device)) as controller:
-        for use in (lambda: middle + 0, lambda: outer + 0):
-            controller.clear()
-            assert codes.untyped_storage().nbytes() == 0
-            assert torch.equal(use(), torch.arange(6.0, device=torch_device))
-            assert controller.state == "training"
-
-
-def test_a_wrapper_whose_class_is_final_is_found_by_what_is_in_it(torch_device: str) -> None:
-    inner = torch.arange(6.0, device=torch_device)
+@pytest.mark.parametrize("wrapped", [False, True])
+def test_a_wrapper_whose_class_is_final_is_found_by_what_is_in_it(
+    torch_device: str, wrapped: bool
+) -> None:
+    bytes_of, expected = (torch.arange(6.0, device=torch_device) for _ in range(2))
+    inner = Scaled(bytes_of, torch.ones(6, device=torch_device)) if wrapped else bytes_of
     state = Final(inner)
     with refit.Controller(holding(state, torch_device)) as controller:
-        controller.clear()
-        assert inner.untyped_storage().nbytes() == 0
-        assert type(state) is Final
-        assert torch.equal(state + 1, torch.arange(1.0, 7.0, device=torch_device))
-        assert controller.state == "training"
+        for use in (lambda: inner + 0, lambda: state + 0):
+            controller.clear()
+            assert bytes_of.untyped_storage().nbytes() == 0
+            assert type(state) is Final
+            assert torch.equal(use(), expected)
+            assert controller.state == "training"
 
 
 def test_a_parameter_that_is_a_state_stays_a_parameter(torch_device: str) -> None:

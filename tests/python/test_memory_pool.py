@@ -177,15 +177,6 @@ def test_without_a_gpu_a_pool_is_refused_with_a_sentence() -> None:
         refit.mem_pool("cuda:0", 1 << 20)
 
 
-def test_a_pool_for_nothing_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(torch.cuda.memory, "get_allocator_backend", lambda: "native")
-    with pytest.raises(InvalidError, match="cpu is none"):
-        refit.mem_pool("cpu", 1 << 20)
-    with pytest.raises(InvalidError, match="holds nothing"):
-        refit.mem_pool("cuda:0", 0)
-
-
 # ---- PyTorch's part, played by a stand-in that keeps its rules --------------------------------
 
 
@@ -489,26 +480,22 @@ def test_states_that_share_memory_stay_together(cuda: StandIn, pool: MemPool) ->
     assert all(map(torch.equal, run.moments(), expected))
 
 
-def test_a_state_with_a_view_that_is_held_stays(cuda: StandIn, pool: MemPool) -> None:
-    run = Run()
-    run.step()
-    state = next(iter(run.optimizer.state.values()))
-    view = state["exp_avg"][0]
-    where = state["exp_avg"].data_ptr()
-    stays = dict(pool.adopt(run.optimizer, run.model))
-    assert "a view of it is held" in stays["0.weight.exp_avg"]
-    assert state["exp_avg"].data_ptr() == where == view.data_ptr()
-
-
-def test_weights_stay_where_they_are(cuda: StandIn, pool: MemPool) -> None:
+@pytest.mark.parametrize(
+    ("name", "reason"), [("exp_avg", "a view of it is held"), ("master", "also that of")]
+)
+def test_a_state_with_other_users_stays_where_it_is(
+    cuda: StandIn, pool: MemPool, name: str, reason: str
+) -> None:
     run = Run()
     run.step()
     weight = next(run.model.parameters())
-    run.optimizer.state[weight]["master"] = weight.data
-    where = weight.data_ptr()
+    state = run.optimizer.state[weight]
+    state["master"] = weight.data
+    user = {"exp_avg": state["exp_avg"][0], "master": weight}[name]
+    where = state[name].data_ptr()
     stays = dict(pool.adopt(run.optimizer, run.model))
-    assert "also that of" in stays["0.weight.master"]
-    assert weight.data_ptr() == where
+    assert reason in stays[f"0.weight.{name}"]
+    assert state[name].data_ptr() == where == user.data_ptr()
 
 
 def test_states_of_an_optimizer_with_a_controller_are_not_moved(
@@ -565,16 +552,6 @@ def test_the_scene_for_a_gpu_plays(
     assert script.main() == 77 or torch.cuda.is_available()
 
 
-@pytest.mark.parametrize("version", ["2.6.0", "2.7.1+cu126"])
-def test_a_pytorch_that_frees_what_is_in_use_is_refused(
-    cuda: StandIn, monkeypatch: pytest.MonkeyPatch, version: str
-) -> None:
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(torch, "__version__", version)
-    with pytest.raises(UnsupportedError, match=r"2\.8 or later.*2\.11"):
-        refit.mem_pool("cuda:0", 1 << 20)
-
-
 @pytest.mark.parametrize("version", ["2.8.0a0+git1234", "2.13.0", "3.0"])
 def test_a_later_pytorch_is_taken(
     cuda: StandIn, monkeypatch: pytest.MonkeyPatch, version: str
@@ -583,10 +560,35 @@ def test_a_later_pytorch_is_taken(
     _torch_pool.refuse_unfit()
 
 
-def test_another_allocator_of_pytorch_is_refused(
-    cuda: StandIn, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("version", "backend", "device", "size", "error", "sentence"),
+    [
+        ("2.6.0", "native", "cuda:0", 1 << 20, UnsupportedError, r"2\.8 or later.*2\.11"),
+        ("2.7.1+cu126", "native", "cuda:0", 1 << 20, UnsupportedError, r"2\.8 or later.*2\.11"),
+        (
+            "2.13.0",
+            "cudaMallocAsync",
+            "cuda:0",
+            1 << 20,
+            UnsupportedError,
+            "backend:cudaMallocAsync",
+        ),
+        ("2.13.0", "native", "cpu", 1 << 20, InvalidError, "cpu is none"),
+        ("2.13.0", "native", "cuda:0", 0, InvalidError, "holds nothing"),
+    ],
+)
+def test_a_pool_that_cannot_be_is_refused_with_a_sentence(
+    cuda: StandIn,
+    monkeypatch: pytest.MonkeyPatch,
+    version: str,
+    backend: str,
+    device: str,
+    size: int,
+    error: type[Exception],
+    sentence: str,
 ) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(torch.cuda.memory, "get_allocator_backend", lambda: "cudaMallocAsync")
-    with pytest.raises(UnsupportedError, match="backend:cudaMallocAsync"):
-        refit.mem_pool("cuda:0", 1 << 20)
+    monkeypatch.setattr(torch, "__version__", version)
+    monkeypatch.setattr(torch.cuda.memory, "get_allocator_backend", lambda: backend)
+    with pytest.raises(error, match=sentence):
+        refit.mem_pool(device, size)

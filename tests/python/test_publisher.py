@@ -169,9 +169,6 @@ def manifest_of(weights: Any) -> tuple[TensorSpec, ...]:
     return tuple(TensorSpec(name, "F32", array.shape) for name, array in weights.items())
 
 
-"""Of the tensors below, with COPIED_BYTES at 64: some are copied, some are written at once."""
-
-
 def test_a_declaration_that_is_refused_leaves_the_one_before() -> None:
     with pair() as (publisher, _worker):
         publisher.publish(ONE)
@@ -250,19 +247,27 @@ def test_limits_are_checked_before_memory_is_taken() -> None:
         assert publisher.publish({"a": b"x"}) == 1
 
 
-def test_an_endpoint_that_cannot_be_is_refused_with_a_sentence() -> None:
+@pytest.mark.parametrize(
+    ("endpoint", "options", "error", "sentence"),
+    [
+        ("tcp://0.0.0.0:0", {}, SecurityError, "insecure"),
+        ("nonsense", {}, InvalidError, "nonsense"),
+        ("tcp://127.0.0.1:0\0", {}, InvalidError, "NUL"),
+        (LOCAL, {"broadcast_slots": 3}, ConfigError, "slots"),
+    ],
+)
+def test_a_publisher_that_cannot_be_is_refused_with_a_sentence(
+    endpoint: str, options: dict[str, Any], error: type[Exception], sentence: str
+) -> None:
+    with pytest.raises(error, match=sentence):
+        Publisher(endpoint, **options)
+
+
+def test_an_endpoint_in_use_is_refused() -> None:
     with Publisher(LOCAL) as publisher:
         assert publisher.endpoint.startswith("tcp://127.0.0.1:")
         with pytest.raises(BusyError):
             Publisher(publisher.endpoint)
-    with pytest.raises(SecurityError, match="insecure"):
-        Publisher("tcp://0.0.0.0:0")
-    with pytest.raises(InvalidError):
-        Publisher("nonsense")
-    with pytest.raises(InvalidError, match="NUL"):
-        Publisher("tcp://127.0.0.1:0\0")
-    with pytest.raises(ConfigError, match="slots"):
-        Publisher(LOCAL, broadcast_slots=3)
 
 
 def test_both_ends_meet_without_an_endpoint(

@@ -29,6 +29,8 @@ from refit.publisher import Publisher
 from refit.subscriber import Subscriber
 
 ONE = {"w": np.arange(4, dtype=np.float32)}
+UNUSED = "tcp://127.0.0.1:9"
+"""An endpoint where no trainer is."""
 
 
 def publish_on_a_thread(publisher: Publisher, weights: Any = ONE) -> threading.Thread:
@@ -60,7 +62,7 @@ def test_nothing_new_in_time_is_a_timeout_that_says_whether_there_is_a_trainer()
         with pytest.raises(TimeoutError):
             subscriber.next(0)
     with (
-        Subscriber("tcp://127.0.0.1:9") as subscriber,
+        Subscriber(UNUSED) as subscriber,
         pytest.raises(DeadlineError, match="no trainer has answered"),
     ):
         subscriber.next(0.01)
@@ -77,14 +79,14 @@ def test_a_trainer_beyond_this_host_needs_keys_or_leave() -> None:
 
 
 def test_a_time_that_is_none_is_refused() -> None:
-    with Subscriber(LOCAL.replace(":0", ":9")) as subscriber:
+    with Subscriber(UNUSED) as subscriber:
         for bad in (-1, float("nan")):
             with pytest.raises(InvalidError, match="a timeout of"):
                 subscriber.next(bad)
 
 
 def test_its_own_timeout_is_for_loops_and_for_waits_without_one() -> None:
-    with Subscriber("tcp://127.0.0.1:9", timeout=0.01) as subscriber:
+    with Subscriber(UNUSED, timeout=0.01) as subscriber:
         with pytest.raises(DeadlineError):
             subscriber.next()
         with pytest.raises(DeadlineError):
@@ -93,19 +95,11 @@ def test_its_own_timeout_is_for_loops_and_for_waits_without_one() -> None:
 
 def test_a_worker_that_hears_no_trainer_ends_its_loop_and_its_wait() -> None:
     quick: Any = {"broadcast_heartbeat_ms": "10ms", "broadcast_heartbeat_timeout_ms": "50ms"}
-    with Subscriber("tcp://127.0.0.1:9", idle_timeout=0.1, **quick) as subscriber:
+    with Subscriber(UNUSED, idle_timeout=0.1, **quick) as subscriber:
         assert list(subscriber) == []
         for _ in range(2):
             with pytest.raises(ClosedError, match="no trainer was heard for 100 ms"):
                 subscriber.next(0)
-
-
-def test_an_idle_timeout_that_is_none_is_refused() -> None:
-    for bad in ("10m", 0, -1, float("nan"), math.inf):
-        with pytest.raises(InvalidError, match="an idle_timeout of"):
-            Subscriber("tcp://127.0.0.1:9", idle_timeout=bad)
-    with pytest.raises(ConfigError, match=r"must be 0 or above broadcast\.heartbeat_timeout_ms"):
-        Subscriber("tcp://127.0.0.1:9", idle_timeout=5)
 
 
 def test_a_trainer_may_come_later() -> None:
@@ -152,7 +146,7 @@ def test_a_loop_takes_version_after_version() -> None:
 
 
 def test_wake_ends_a_wait_of_another_thread() -> None:
-    with Subscriber("tcp://127.0.0.1:9") as subscriber:
+    with Subscriber(UNUSED) as subscriber:
         waker = threading.Thread(target=subscriber.wake)
         waker.start()
         with pytest.raises(CancelledError):
@@ -161,7 +155,7 @@ def test_wake_ends_a_wait_of_another_thread() -> None:
 
 
 def test_wake_ends_the_next_wait_once() -> None:
-    with Subscriber("tcp://127.0.0.1:9") as subscriber:
+    with Subscriber(UNUSED) as subscriber:
         subscriber.wake()
         with pytest.raises(CancelledError):
             subscriber.next(PATIENCE)
@@ -173,7 +167,7 @@ def test_wake_ends_the_next_wait_once() -> None:
 
 @pytest.mark.parametrize("looping", [False, True])
 def test_close_in_another_thread_ends_a_wait(looping: bool) -> None:
-    subscriber = Subscriber("tcp://127.0.0.1:9")
+    subscriber = Subscriber(UNUSED)
     outcome: list[Any] = []
 
     def wait() -> None:
@@ -198,7 +192,7 @@ def test_close_in_another_thread_ends_a_wait(looping: bool) -> None:
 
 
 def test_a_signal_handler_may_close_what_is_waiting() -> None:
-    subscriber = Subscriber("tcp://127.0.0.1:9")
+    subscriber = Subscriber(UNUSED)
     before = signal.signal(signal.SIGALRM, lambda *_: subscriber.close())
     try:
         signal.setitimer(signal.ITIMER_REAL, 0.05)
@@ -209,24 +203,33 @@ def test_a_signal_handler_may_close_what_is_waiting() -> None:
     assert subscriber.closed
 
 
-def test_an_exception_of_a_signal_handler_ends_a_wait_and_nothing_is_lost() -> None:
+@pytest.mark.parametrize("taker", ["the waiting thread", "another thread"])
+def test_an_exception_of_a_signal_handler_ends_a_wait_and_nothing_is_lost(taker: str) -> None:
     class Alarm(Exception):
         pass
 
     def ring(*_: object) -> None:
         raise Alarm
 
-    before = signal.signal(signal.SIGALRM, ring)
+    def take() -> None:
+        target = (
+            threading.get_ident() if taker == "another thread" else threading.main_thread().ident
+        )
+        signal.pthread_kill(target or 0, signal.SIGUSR1)
+
+    before = signal.signal(signal.SIGUSR1, ring)
     try:
         with both() as (publisher, subscriber):
-            signal.setitimer(signal.ITIMER_REAL, 0.05)
+            timer = threading.Timer(0.05, take)
+            timer.start()
             with pytest.raises(Alarm):
                 subscriber.next(PATIENCE)
+            timer.join()
             trainer = publish_on_a_thread(publisher)
             assert taken(subscriber) == {"w": ONE["w"].tobytes()}
             trainer.join()
     finally:
-        signal.signal(signal.SIGALRM, before)
+        signal.signal(signal.SIGUSR1, before)
 
 
 def test_an_update_that_did_not_reach_the_caller_is_given_again(
@@ -274,7 +277,7 @@ def test_it_waits_in_asyncio() -> None:
 
 
 def test_one_thread_at_a_time_waits() -> None:
-    with Subscriber("tcp://127.0.0.1:9") as subscriber:
+    with Subscriber(UNUSED) as subscriber:
         waiter = threading.Thread(target=lambda: list(subscriber))
         waiter.start()
         end = time.monotonic() + PATIENCE
@@ -389,30 +392,45 @@ def test_it_describes_itself() -> None:
         figures = subscriber.stats()
         assert figures["receive_count"] >= 1  # the last one may still be on its way to the figures
         assert all(isinstance(value, (int, float)) for value in figures.values())
-    with Subscriber("tcp://127.0.0.1:9") as subscriber:
+    with Subscriber(UNUSED) as subscriber:
         assert subscriber.describe().worker
         assert not subscriber.describe().connected
 
 
-def test_what_cannot_be_is_refused_when_it_is_made() -> None:
-    with pytest.raises(InvalidError):
-        Subscriber("nonsense")
-    with pytest.raises(InvalidError, match="NUL"):
-        Subscriber("tcp://127.0.0.1:9\0")
-    with pytest.raises(ConfigError, match="worker"):
-        Subscriber("tcp://127.0.0.1:9", worker="w" * 64)
-    with pytest.raises(NotFoundError, match="broadcast_slot"):
-        Subscriber("tcp://127.0.0.1:9", broadcast_slot=1)
+@pytest.mark.parametrize(
+    ("endpoint", "options", "error", "sentence"),
+    [
+        ("nonsense", {}, InvalidError, "nonsense"),
+        (f"{UNUSED}\0", {}, InvalidError, "NUL"),
+        (UNUSED, {"worker": "w" * 64}, ConfigError, "worker"),
+        (UNUSED, {"broadcast_slot": 1}, NotFoundError, "broadcast_slot"),
+        *(
+            (UNUSED, {"idle_timeout": bad}, InvalidError, "an idle_timeout of")
+            for bad in ("10m", 0, -1, math.nan, math.inf)
+        ),
+        (
+            UNUSED,
+            {"idle_timeout": 5},
+            ConfigError,
+            r"must be 0 or above broadcast\.heartbeat_timeout_ms",
+        ),
+    ],
+)
+def test_a_subscriber_that_cannot_be_is_refused_with_a_sentence(
+    endpoint: str, options: dict[str, Any], error: type[Exception], sentence: str
+) -> None:
+    with pytest.raises(error, match=sentence):
+        Subscriber(endpoint, **options)
 
 
 def test_a_device_is_named_in_the_callers_words() -> None:
-    with Subscriber("tcp://127.0.0.1:9") as subscriber:
+    with Subscriber(UNUSED) as subscriber:
         subscriber.use_device("host")
         with pytest.raises(StateError, match="has a device already"):
             subscriber.use_device("host")
         with pytest.raises(InvalidError):
             subscriber.use_device(None)
-    with Subscriber("tcp://127.0.0.1:9", broadcast_gpu="require") as subscriber:
+    with Subscriber(UNUSED, broadcast_gpu="require") as subscriber:
         with pytest.raises(StateError, match="refit_subscriber_use_device"):
             subscriber.next(0)
         with pytest.raises(UnsupportedError):
@@ -420,7 +438,7 @@ def test_a_device_is_named_in_the_callers_words() -> None:
 
 
 def test_after_close_everything_is_refused_and_a_second_close_does_nothing() -> None:
-    subscriber = Subscriber("tcp://127.0.0.1:9")
+    subscriber = Subscriber(UNUSED)
     subscriber.close()
     subscriber.close()
     for call in (
@@ -438,28 +456,7 @@ def test_after_close_everything_is_refused_and_a_second_close_does_nothing() -> 
 
 def test_it_cannot_be_pickled_trap_27() -> None:
     with (
-        Subscriber("tcp://127.0.0.1:9") as subscriber,
+        Subscriber(UNUSED) as subscriber,
         pytest.raises(TypeError, match="cannot be pickled"),
     ):
         pickle.dumps(subscriber)
-
-
-def test_a_signal_that_another_thread_took_ends_a_wait() -> None:
-    class Alarm(Exception):
-        pass
-
-    def ring(*_: object) -> None:
-        raise Alarm
-
-    before = signal.signal(signal.SIGUSR1, ring)
-    taker = threading.Thread(target=lambda: signal.pthread_kill(taker.ident or 0, signal.SIGUSR1))
-    try:
-        with Subscriber("tcp://127.0.0.1:9") as subscriber:
-            timer = threading.Timer(0.05, taker.start)
-            timer.start()
-            with pytest.raises(Alarm):
-                subscriber.next(PATIENCE)
-            timer.join()
-            taker.join()
-    finally:
-        signal.signal(signal.SIGUSR1, before)

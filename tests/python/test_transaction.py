@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from functools import partial
 from typing import Any
 
 import pytest
@@ -61,42 +62,52 @@ def test_a_model_arrives_with_its_tied_names_and_its_buffers() -> None:  # traps
     assert tied == {"embed.weight": None, "head.weight": "embed.weight", "steps": None}
 
 
-def test_an_exception_aborts_and_the_worker_keeps_the_version_before() -> None:  # trap 12
-    with pair() as (publisher, worker):
-        with Transaction(publisher) as tx:
-            tx.send(weights())
-        broken = Transaction(publisher)
-        with pytest.raises(KeyError):
-            play(broken, lambda: broken.send(weights(2.0)), fail)
-        assert (broken.committed, publisher.version) == (False, 1)
-        with Transaction(publisher) as tx:
-            tx.send(weights(3.0))
-    assert worker.seen == [bytes_of(weights()), bytes_of(weights(3.0))]
+def behind_a_send(tx: Transaction) -> None:
+    tx.send(weights(2.0))
+    fail()
 
 
-def test_an_exception_while_weights_are_made_aborts() -> None:  # trap 12
+def within_a_send(tx: Transaction) -> None:
     def failing() -> Iterator[tuple[str, torch.Tensor]]:
         yield "a", torch.zeros(3)
-        raise MemoryError("no room to gather the next one")
+        fail()
 
+    tx.send(failing())
+
+
+def before_a_send(tx: Transaction) -> None:
+    fail()
+
+
+def right_behind_begin(tx: Transaction) -> None:
+    real = Publisher.begin
+
+    def begin(publisher: Publisher, version: int | None = None) -> None:
+        real(publisher, version)
+        raise KeyboardInterrupt
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Publisher, "begin", begin)
+        tx.send(weights(2.0))
+
+
+@pytest.mark.parametrize("declared", [True, False])
+@pytest.mark.parametrize("step", [behind_a_send, within_a_send, before_a_send, right_behind_begin])
+def test_an_exception_aborts_and_the_worker_keeps_the_version_before(  # trap 12
+    step: Callable[[Transaction], None], declared: bool
+) -> None:
     with pair() as (publisher, worker):
-        publisher.declare(weights())
-        tx = Transaction(publisher)
-        with pytest.raises(MemoryError), tx:
-            tx.send(failing())
-        with Transaction(publisher) as after:
-            after.send(weights())
-        assert after.committed
-    assert len(worker.seen) == 1
-
-
-def test_an_exception_before_anything_was_sent_leaves_no_version_under_way() -> None:  # trap 12
-    with Publisher(LOCAL) as publisher:
-        tx = Transaction(publisher)
-        with pytest.raises(KeyError):
-            play(tx, fail)
-        publisher.publish(weights())
-        assert publisher.version > 0
+        if declared:
+            with Transaction(publisher) as tx:
+                tx.send(weights())
+        broken = Transaction(publisher)
+        with pytest.raises((KeyError, KeyboardInterrupt)):
+            play(broken, lambda: step(broken))
+        assert (broken.committed, publisher.version) == (False, int(declared))
+        with Transaction(publisher) as tx:
+            tx.send(weights(3.0))
+        assert tx.committed
+    assert worker.seen == [bytes_of(weights())] * declared + [bytes_of(weights(3.0))]
 
 
 def test_weights_may_be_sent_in_parts_once_they_are_declared() -> None:
@@ -118,35 +129,31 @@ def test_several_parts_in_one_call_are_declared_together() -> None:
     assert set(worker.seen[0]) == {"one.weight", "one.bias", "other.weight", "other.bias"}
 
 
-def test_a_part_that_was_not_declared_is_named_with_what_to_do() -> None:  # trap 33
+A, B, OTHER_A = ({name: tensor} for name, tensor in (*weights().items(), ("a", torch.ones(3))))
+
+
+@pytest.mark.parametrize(
+    ("declared", "parts", "sentence"),
+    [
+        pytest.param(False, [A, B], r'"b" came after.*publisher\.declare', id="not declared"),
+        pytest.param(True, [[*A.items(), *OTHER_A.items()]], '"a" is sent twice', id="in a send"),
+        pytest.param(True, [[*A.items()], [*A.items()]], '"a" is sent twice', id="in two sends"),
+        pytest.param(True, [A], 'lacks "b"', id="not all"),
+    ],
+)
+def test_other_weights_than_declared_are_named_and_the_version_aborted(  # trap 33
+    declared: bool, parts: list[Any], sentence: str
+) -> None:
     with pair() as (publisher, worker):
+        if declared:
+            publisher.declare(weights())
         tx = Transaction(publisher)
-        parts = [{name: tensor} for name, tensor in weights().items()]
-        with pytest.raises(InvalidError, match=r'"b" came after.*publisher\.declare'):
-            play(tx, lambda: tx.send(parts[0]), lambda: tx.send(parts[1]))
-        assert publisher.version == 0
-    assert worker.seen == []
-
-
-@pytest.mark.parametrize("sends", [1, 2])
-def test_a_name_sent_twice_is_refused_and_the_version_aborted(sends: int) -> None:  # trap 33
-    twice = [[("a", torch.zeros(3)), ("a", torch.ones(3))], [("a", torch.zeros(3))]][sends - 1]
-    with Publisher(LOCAL) as publisher:
-        publisher.declare(weights())
-        tx = Transaction(publisher)
-        with pytest.raises(InvalidError, match='"a" is sent twice'):
-            play(tx, *[lambda: tx.send(iter(twice))] * sends)
-        assert publisher.version == 0
-
-
-def test_a_version_that_lacks_a_weight_is_aborted_and_the_weight_named() -> None:  # trap 33
-    with Publisher(LOCAL) as publisher:
-        publisher.declare(weights())
-        tx = Transaction(publisher)
-        with pytest.raises(InvalidError, match='lacks "b"'), tx:
-            tx.send({"a": weights()["a"]})
-        assert publisher.version == 0
+        given = [one if isinstance(one, dict) else iter(one) for one in parts]
+        with pytest.raises(InvalidError, match=sentence):
+            play(tx, *[partial(tx.send, one) for one in given])
+        assert (tx.committed, publisher.version) == (False, 0)
         publisher.publish(weights())
+    assert worker.seen == [bytes_of(weights())]
 
 
 def test_new_weights_are_declared_by_the_next_transaction() -> None:
@@ -189,25 +196,6 @@ def test_an_iterator_may_reuse_bytes_that_cannot_copy_themselves(kind: Any) -> N
             tx.send(given())
         assert [one.alias_of for one in publisher.declared] == [None] * 3
     assert worker.seen == [{name: bytes([i] * 4) for i, name in enumerate("abc")}]
-
-
-def test_ctrl_c_right_behind_begin_leaves_no_version_under_way(  # trap 12
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    real = Publisher.begin
-
-    def begin(publisher: Publisher, version: int | None = None) -> None:
-        real(publisher, version)
-        raise KeyboardInterrupt
-
-    with pair() as (publisher, worker):
-        monkeypatch.setattr(Publisher, "begin", begin)
-        with pytest.raises(KeyboardInterrupt), Transaction(publisher) as tx:
-            tx.send(weights())
-        monkeypatch.undo()
-        with Transaction(publisher) as tx:
-            tx.send(weights())
-    assert worker.seen == [bytes_of(weights())]
 
 
 def test_weights_may_change_when_send_has_returned() -> None:  # trap 21

@@ -4,6 +4,7 @@ import gc
 import pickle
 import signal
 import threading
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -150,22 +151,30 @@ def test_packed_types_have_pytorchs_shape() -> None:
         assert tensor.view(torch.uint8).flatten().tolist() == list(raw)
 
 
-def test_tensors_behind_odd_sizes_are_aligned_trap_29() -> None:
-    weights = {
-        "odd": torch.ones(3, dtype=torch.bfloat16),
-        "wide": torch.arange(4, dtype=torch.float64),
-        "byte": torch.ones(1, dtype=torch.uint8),
-        "complex": torch.tensor([1j]),
-    }
-    with published(weights, broadcast_shm="off") as update:
+ODD_SIZES = {
+    "odd": torch.ones(3, dtype=torch.bfloat16),
+    "wide": torch.arange(4, dtype=torch.float64),
+    "byte": torch.ones(1, dtype=torch.uint8),
+    "complex": torch.tensor([1j]),
+}
+
+
+@pytest.mark.parametrize(
+    ("weights", "frame_bytes"),
+    [
+        pytest.param(ODD_SIZES, "1MiB", id="odd sizes, trap 29"),
+        pytest.param(
+            {"w": torch.arange(100_000, dtype=torch.int32)}, "64KiB", id="several frames, trap 30"
+        ),
+    ],
+)
+def test_tensors_from_a_socket_are_whole_and_aligned(
+    weights: dict[str, torch.Tensor], frame_bytes: str
+) -> None:
+    options = {"broadcast_shm": "off", "broadcast_frame_bytes": frame_bytes}
+    with published(weights, **options) as update:
         assert equal(dict(update.tensors(copy=True)), weights)
         assert {tensor.data_ptr() % 64 for _, tensor in update.tensors()} == {0}
-
-
-def test_a_tensor_larger_than_a_frame_comes_whole_trap_30() -> None:
-    weights = {"w": torch.arange(100_000, dtype=torch.int32)}
-    with published(weights, broadcast_shm="off", broadcast_frame_bytes="64KiB") as update:
-        assert equal(dict(update.tensors(copy=True)), weights)
 
 
 def test_references_that_a_loader_keeps_can_be_owned_trap_31() -> None:
@@ -352,14 +361,6 @@ def test_a_memory_that_cannot_be_kept_is_an_error_and_no_view(
 # ---- Decisions
 
 
-def refused_with(apply: Any) -> list[Any]:
-    """What the trainer is told of a worker that fails like this."""
-    with pair(apply) as (publisher, _worker):
-        with pytest.raises(PeerError) as failed:
-            publisher.publish({"w": MATRIX})
-        return list(failed.value.workers)
-
-
 def test_a_clean_exit_accepts() -> None:
     with pair(lambda update: update.version) as (publisher, worker):
         publisher.publish({"w": MATRIX})
@@ -367,20 +368,34 @@ def test_a_clean_exit_accepts() -> None:
         assert worker.seen == [1]
 
 
-def test_an_exception_refuses_with_its_text_and_goes_on() -> None:
-    def fail(update: Update) -> None:
-        raise ValueError("the engine is asleep\0!")
-
-    (one,) = refused_with(fail)
-    assert "ValueError: the engine is asleep" in one.reason
+def asleep(update: Update) -> None:
+    raise ValueError("the engine is asleep\0!")
 
 
-def test_an_exception_without_text_refuses_with_its_name() -> None:
-    def fail(update: Update) -> None:
-        raise ZeroDivisionError
+def without_text(update: Update) -> None:
+    raise ZeroDivisionError
 
-    (one,) = refused_with(fail)
-    assert "ZeroDivisionError" in one.reason
+
+def refusing(update: Update) -> None:
+    update.refuse("too hot", kept=False)
+
+
+@pytest.mark.parametrize(
+    ("apply", "reason"),
+    [
+        (asleep, "ValueError: the engine is asleep"),
+        (without_text, "ZeroDivisionError"),
+        (refusing, "too hot"),
+    ],
+)
+def test_the_trainer_is_told_why_a_worker_refused(
+    apply: Callable[[Update], None], reason: str
+) -> None:
+    with pair(apply) as (publisher, _worker):
+        with pytest.raises(PeerError) as failed:
+            publisher.publish({"w": MATRIX})
+        (one,) = failed.value.workers
+        assert reason in one.reason
 
 
 def test_a_base_exception_refuses_too() -> None:
@@ -436,23 +451,15 @@ def test_a_decision_is_made_once() -> None:
             pass
 
 
-def test_an_explicit_refusal_has_the_callers_words() -> None:
-    def refuse(update: Update) -> None:
-        update.refuse("too hot", kept=False)
-
-    (one,) = refused_with(refuse)
-    assert "too hot" in one.reason
-
-
 def test_a_failed_refusal_does_not_hide_the_failure(monkeypatch: pytest.MonkeyPatch) -> None:
     def unable(*_: object) -> None:
-        raise StateError("no desk")
+        raise StateError("no mailbox")
 
     with published({"w": MATRIX}) as update:
         monkeypatch.setattr(update, "refuse", unable)
         with pytest.raises(ValueError, match="mine") as failed, update:
             raise ValueError("mine")
-        assert failed.value.__notes__ == ["refit: the trainer could not be told: no desk"]
+        assert failed.value.__notes__ == ["refit: the trainer could not be told: no mailbox"]
         assert update.closed
 
 
@@ -499,38 +506,25 @@ def test_a_gpus_memory_is_shown_to_pytorch_and_dlpack_only(
         update.refuse()
 
 
-def test_work_on_what_dlpack_gave_is_waited_for_too_trap_19(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    with published({"w": MATRIX}) as update:
-        gpu = OnAGpu(monkeypatch, update)
-        update.accept()
-        assert gpu.waited == []
-    with published({"w": MATRIX}) as update:
-        gpu = OnAGpu(monkeypatch, update)
-        update["w"].__dlpack__()
-        update.accept()
-        assert gpu.waited == [3]
-
-
+@pytest.mark.parametrize(
+    ("take", "waits"),
+    [
+        pytest.param(lambda view: None, 0, id="nothing"),
+        pytest.param(lambda view: view.__dlpack__(), 1, id="dlpack"),
+        pytest.param(lambda view: view.torch(), 1, id="torch"),
+    ],
+)
 def test_work_on_the_gpu_is_waited_for_before_the_memory_may_go_trap_19(
-    monkeypatch: pytest.MonkeyPatch,
+    monkeypatch: pytest.MonkeyPatch, take: Callable[[View], Any], waits: int
 ) -> None:
     with published({"w": MATRIX}) as update:
-        kept = update["w"].torch()
+        kept = take(update["w"])
         gpu = OnAGpu(monkeypatch, update)
         update.accept()
-        assert gpu.waited == [3]
+        assert gpu.waited == [3] * waits
         update.close()
-        assert gpu.waited == [3, 3]
-        assert kept.numel() == 0
-
-
-def test_nothing_is_waited_for_if_no_tensor_was_made(monkeypatch: pytest.MonkeyPatch) -> None:
-    with published({"w": MATRIX}) as update:
-        gpu = OnAGpu(monkeypatch, update)
-        update.accept()
-        assert gpu.waited == []
+        assert gpu.waited == [3, 3] * waits
+        assert not isinstance(kept, torch.Tensor) or kept.numel() == 0
 
 
 def test_device_memory_is_described_to_pytorch_as_bytes() -> None:
