@@ -46,7 +46,7 @@ static void go_round(bool with_offloader, bool with_publisher)
     bench_close(&on);
 }
 
-static void the_cycle_goes_round(void **state)
+static void a_cycle_passes_through_its_states(void **state)
 {
     (void)state;
     go_round(true, true);
@@ -247,7 +247,7 @@ static void state_names_are_constants(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(the_cycle_goes_round),
+        cmocka_unit_test(a_cycle_passes_through_its_states),
         cmocka_unit_test(every_verb_from_every_state),
         cmocka_unit_test(a_refusal_names_the_verb_that_would_do),
         cmocka_unit_test(other_names_do_the_same),

@@ -87,7 +87,7 @@ static void finish_cycle(fleet *ours)
     check_home(ours);
 }
 
-static void all_devices_go_round(void **state)
+static void all_devices_take_part_in_a_cycle(void **state)
 {
     (void)state;
     for (int count = 1; count <= MOST; count++) {
@@ -113,7 +113,7 @@ static void all_devices_go_round(void **state)
 }
 
 /* The states of the others leave; then the clear goes on with the rest, or `return` gives it up. */
-static void a_device_that_breaks_on_the_way_out(void **state)
+static void a_device_that_breaks_during_the_offload(void **state)
 {
     (void)state;
     for (int broken = 0; broken < MOST; broken++) {
@@ -189,7 +189,7 @@ static void memory_that_one_device_lacks_can_be_asked_for_again(void **state)
     }
 }
 
-static void a_device_that_breaks_on_the_way_back_is_told_by_join(void **state)
+static void a_device_that_breaks_during_the_restore_is_reported_by_join(void **state)
 {
     (void)state;
     for (int broken = 0; broken < MOST; broken++) {
@@ -305,7 +305,7 @@ static void each_device_has_its_stream(void **state)
 }
 
 /* All copies fail behind joined streams: `clear` tells one, and until then no step is agreed to. */
-static void copies_that_broke_behind_joined_streams_are_told_by_clear(void **state)
+static void copies_that_broke_behind_joined_streams_are_reported_by_clear(void **state)
 {
     (void)state;
     fleet ours;
@@ -376,15 +376,15 @@ static void what_can_be_added(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(all_devices_go_round),
-        cmocka_unit_test(a_device_that_breaks_on_the_way_out),
+        cmocka_unit_test(all_devices_take_part_in_a_cycle),
+        cmocka_unit_test(a_device_that_breaks_during_the_offload),
         cmocka_unit_test(memory_that_one_device_keeps_leaves_cleared),
         cmocka_unit_test(memory_that_one_device_lacks_can_be_asked_for_again),
-        cmocka_unit_test(a_device_that_breaks_on_the_way_back_is_told_by_join),
+        cmocka_unit_test(a_device_that_breaks_during_the_restore_is_reported_by_join),
         cmocka_unit_test(one_deadline_holds_for_all_devices),
         cmocka_unit_test(states_that_left_behind_a_deadline_are_not_joined),
         cmocka_unit_test(each_device_has_its_stream),
-        cmocka_unit_test(copies_that_broke_behind_joined_streams_are_told_by_clear),
+        cmocka_unit_test(copies_that_broke_behind_joined_streams_are_reported_by_clear),
         cmocka_unit_test(what_can_be_added),
     };
     return cmocka_run_group_tests_name("controller_devices", tests, NULL, NULL);

@@ -26,7 +26,7 @@ static void finish_cycle(cycle_bench *on)
     bench_check(on);
 }
 
-static void a_way_out_that_breaks_leaves_training(void **state)
+static void a_failed_offload_leaves_training(void **state)
 {
     (void)state;
     cycle_bench on;
@@ -43,7 +43,7 @@ static void a_way_out_that_breaks_leaves_training(void **state)
     bench_close(&on);
 }
 
-static void a_way_out_that_breaks_can_be_given_up(void **state)
+static void a_failed_offload_can_be_given_up(void **state)
 {
     (void)state;
     cycle_bench on;
@@ -108,7 +108,7 @@ static void memory_that_is_not_to_be_had_can_be_asked_for_again(void **state)
     bench_close(&on);
 }
 
-static void a_way_back_that_breaks_is_told_by_join_and_begun_again(void **state)
+static void a_failed_restore_is_reported_by_join_and_retried(void **state)
 {
     (void)state;
     cycle_bench on;
@@ -149,7 +149,7 @@ static void a_joined_stream_waits_on_the_device(void **state)
     bench_close(&on);
 }
 
-static void a_way_back_that_breaks_behind_a_joined_stream_is_told_by_clear(void **state)
+static void a_restore_that_fails_behind_a_joined_stream_is_reported_by_clear(void **state)
 {
     (void)state;
     cycle_bench on;
@@ -256,14 +256,14 @@ static void states_that_the_offloader_brought_back_can_be_joined(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(a_way_out_that_breaks_leaves_training),
-        cmocka_unit_test(a_way_out_that_breaks_can_be_given_up),
+        cmocka_unit_test(a_failed_offload_leaves_training),
+        cmocka_unit_test(a_failed_offload_can_be_given_up),
         cmocka_unit_test(memory_that_is_not_given_back_leaves_cleared),
         cmocka_unit_test(a_clear_that_times_out_is_gone_on_with),
         cmocka_unit_test(memory_that_is_not_to_be_had_can_be_asked_for_again),
-        cmocka_unit_test(a_way_back_that_breaks_is_told_by_join_and_begun_again),
+        cmocka_unit_test(a_failed_restore_is_reported_by_join_and_retried),
         cmocka_unit_test(a_joined_stream_waits_on_the_device),
-        cmocka_unit_test(a_way_back_that_breaks_behind_a_joined_stream_is_told_by_clear),
+        cmocka_unit_test(a_restore_that_fails_behind_a_joined_stream_is_reported_by_clear),
         cmocka_unit_test(states_that_the_offloader_brought_back_can_be_joined),
         cmocka_unit_test(a_version_that_cannot_be_written_is_dropped),
         cmocka_unit_test(a_failed_publish_can_be_skipped),

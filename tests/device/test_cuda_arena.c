@@ -380,7 +380,7 @@ static void memory_waits_for_the_end_of_a_capture(void **state)
 /* ---- GPUs that are lost, or cannot do it -------------------------------------------------------
  */
 
-static void a_lost_gpu_is_told_and_leaves_nothing_of_ours(void **state)
+static void a_lost_gpu_is_reported_and_leaks_nothing(void **state)
 {
     (void)state;
     uint64_t freed;
@@ -596,7 +596,7 @@ int main(void)
         TEST(the_legacy_stream_may_use_it_too),
         TEST(a_stream_of_another_context_is_refused),
         TEST(memory_waits_for_the_end_of_a_capture),
-        TEST(a_lost_gpu_is_told_and_leaves_nothing_of_ours),
+        TEST(a_lost_gpu_is_reported_and_leaks_nothing),
         TEST(what_the_driver_does_not_take_back_is_logged),
         TEST(gpus_that_the_process_uses_reach_an_arena),
         TEST(gpus_that_cannot_reach_it_are_left_out),

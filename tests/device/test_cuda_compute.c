@@ -70,7 +70,7 @@ static void check_digest(void)
     assert_int_equal(sum, rft_digest_part(zeros, BYTES, 0));
 }
 
-static void a_call_that_fails_is_told_and_the_next_digest_works(void **state)
+static void a_failed_call_is_returned_and_the_next_digest_works(void **state)
 {
     (void)state;
     static const char *const calls[] = {"cuMemsetD8Async", "cuLaunchKernel", "cuMemcpyAsync",
@@ -89,7 +89,7 @@ static void a_call_that_fails_is_told_and_the_next_digest_works(void **state)
 }
 
 /* More often than there are places for sums. */
-static void failures_use_nothing_up(void **state)
+static void failures_use_up_no_slots(void **state)
 {
     (void)state;
     uint64_t sum = UNTOUCHED;
@@ -208,8 +208,8 @@ int main(void)
 {
 #define T(name) cmocka_unit_test_setup_teardown(name, set_up, tear_down)
     const struct CMUnitTest tests[] = {
-        T(a_call_that_fails_is_told_and_the_next_digest_works),
-        T(failures_use_nothing_up),
+        T(a_failed_call_is_returned_and_the_next_digest_works),
+        T(failures_use_up_no_slots),
         T(memory_for_sums_may_be_had_later),
         T(too_many_at_once_are_refused_and_none_is_lost),
         T(a_digest_that_comes_too_late_writes_nothing),

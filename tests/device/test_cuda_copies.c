@@ -84,7 +84,7 @@ static void batches_that_are_refused_are_copied_one_by_one(void **state)
 }
 
 /* The copy at fault is refused, not the batch. */
-static void a_copy_of_a_batch_that_cannot_be_is_told(void **state)
+static void an_impossible_copy_of_a_batch_is_reported(void **state)
 {
     (void)state;
     copy_rig rig;
@@ -282,7 +282,7 @@ int main(void)
         cuda_case(the_older_batch_is_taken_where_the_newer_one_is_not),
         cuda_case(drivers_without_batches_copy_one_by_one),
         cuda_case(batches_that_are_refused_are_copied_one_by_one),
-        cuda_case(a_copy_of_a_batch_that_cannot_be_is_told),
+        cuda_case(an_impossible_copy_of_a_batch_is_reported),
         cuda_case(registered_memory_at_other_addresses_is_kept_out_of_batches),
         cuda_case(copies_of_nothing_are_left_out),
         cuda_case(pageable_memory_is_kept_out_of_batches),

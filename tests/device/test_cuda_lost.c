@@ -87,7 +87,7 @@ static void assert_every_call_refuses(bench *on, refit_status status, const char
     assert_refused(rft_device_event_wait(device, on->event, 0, error), status, words);
 }
 
-static void a_lost_gpu_is_told_by_every_call_and_can_be_closed(void **state)
+static void every_call_on_a_lost_gpu_fails_and_it_can_be_closed(void **state)
 {
     (void)state;
     static const rft_cu_result results[] = {RFT_CU_ILLEGAL_ADDRESS, RFT_CU_ECC_UNCORRECTABLE,
@@ -200,7 +200,7 @@ static void *close_stream(void *user)
     return NULL;
 }
 
-static void who_closes_a_stream_with_work_keeps_nobody_waiting(void **state)
+static void a_close_that_waits_for_work_blocks_no_other_call(void **state)
 {
     (void)state;
     bench on;
@@ -377,12 +377,12 @@ static void a_forked_child_is_refused_and_harms_nothing(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cuda_case(a_lost_gpu_is_told_by_every_call_and_can_be_closed),
+        cuda_case(every_call_on_a_lost_gpu_fails_and_it_can_be_closed),
         cuda_case(a_context_that_is_gone_can_be_closed),
         cuda_case(work_that_fails_in_the_queue_loses_the_gpu),
         cuda_case(a_full_gpu_says_what_is_free_and_recovers),
         cuda_case(a_stream_with_work_is_closed_when_it_is_done),
-        cuda_case(who_closes_a_stream_with_work_keeps_nobody_waiting),
+        cuda_case(a_close_that_waits_for_work_blocks_no_other_call),
         cuda_case(work_on_the_calling_thread_has_a_deadline),
         cuda_case(a_call_that_fails_once_leaves_the_device_usable),
         cuda_case(memory_that_could_not_be_freed_is_kept_on_the_books),

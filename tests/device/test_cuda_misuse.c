@@ -224,7 +224,7 @@ static void memory_is_aligned_on_a_driver_that_promises_less(void **state)
     cuda_close(device);
 }
 
-static void what_is_not_its_memory_is_called_by_its_name(void **state)
+static void memory_of_other_kinds_is_refused_by_name(void **state)
 {
     (void)state;
     refit_device *device = cuda_open(), *other = NULL;
@@ -377,7 +377,7 @@ int main(void)
         cuda_case(a_capture_elsewhere_is_not_broken),
         cuda_case(nothing_is_said_on_the_legacy_stream),
         cuda_case(memory_is_aligned_on_a_driver_that_promises_less),
-        cuda_case(what_is_not_its_memory_is_called_by_its_name),
+        cuda_case(memory_of_other_kinds_is_refused_by_name),
         cuda_case(a_copy_to_memory_that_is_gone_is_refused_and_costs_nothing),
         cuda_case(where_memory_ends_is_asked_twice),
         cuda_case(memory_of_many_mappings_is_one_and_a_hole_is_seen),

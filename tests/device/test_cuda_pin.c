@@ -70,7 +70,7 @@ static void many_ranges_are_found_in_any_order(void **state)
     free(memory);
 }
 
-static void what_was_not_pinned_here_is_let_alone(void **state)
+static void memory_pinned_elsewhere_is_left_alone(void **state)
 {
     (void)state;
     refit_device *device = cuda_open();
@@ -165,7 +165,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cuda_case(a_range_is_known_from_pin_to_unpin),
         cuda_case(many_ranges_are_found_in_any_order),
-        cuda_case(what_was_not_pinned_here_is_let_alone),
+        cuda_case(memory_pinned_elsewhere_is_left_alone),
         cuda_case(a_refusal_says_what_helps),
         cuda_case(closing_takes_back_what_is_left),
         cuda_case(a_list_that_cannot_grow_leaves_nothing_pinned),

@@ -282,7 +282,7 @@ static void bytes_beyond_the_allocation_are_refused(void **state)
 }
 
 /* The address is only a hint: without a handle that fits, it leads nowhere. */
-static void a_lying_address_or_handle_gives_nothing(void **state)
+static void a_false_address_or_handle_maps_nothing(void **state)
 {
     scene *on = *state;
     void *private_memory = NULL;
@@ -357,7 +357,7 @@ static void virtual_memory_is_refused_by_the_name_that_pytorch_gives_it(void **s
     rft_device_unreserve(on->device, base, granule);
 }
 
-static void a_driver_that_fails_is_heard(void **state)
+static void a_failure_of_the_driver_is_returned(void **state)
 {
     scene *on = *state;
     rft_share share;
@@ -419,12 +419,12 @@ int main(int argc, char **argv)
         SHARE_TEST(in_the_process_that_exported_it_the_memory_is_given_as_it_is),
         SHARE_TEST(memory_of_another_gpu_is_refused_by_both_names),
         SHARE_TEST(bytes_beyond_the_allocation_are_refused),
-        SHARE_TEST(a_lying_address_or_handle_gives_nothing),
+        SHARE_TEST(a_false_address_or_handle_maps_nothing),
         SHARE_TEST(a_process_of_the_same_number_is_another),
         SHARE_TEST(memory_that_is_gone_cannot_be_mapped),
         SHARE_TEST(memory_that_cannot_be_exported_says_why),
         SHARE_TEST(virtual_memory_is_refused_by_the_name_that_pytorch_gives_it),
-        SHARE_TEST(a_driver_that_fails_is_heard),
+        SHARE_TEST(a_failure_of_the_driver_is_returned),
         SHARE_TEST(an_import_that_fails_halfway_leaves_nothing_open),
         SHARE_TEST(a_driver_without_sharing_is_unsupported),
     };

@@ -316,7 +316,7 @@ static void every_failed_call_leaves_the_stream_usable(void **state)
 }
 
 /* Once a bounce buffer's events cannot be told any more, others take its place, or the engines. */
-static void bays_that_break_are_not_used_again(void **state)
+static void bounce_buffers_that_break_are_not_used_again(void **state)
 {
     (void)state;
     copy_rig rig;
@@ -336,7 +336,7 @@ static void bays_that_break_are_not_used_again(void **state)
     rig_close(&rig);
 }
 
-static void a_lost_gpu_is_told_and_closes(void **state)
+static void a_lost_gpu_is_reported_and_closes(void **state)
 {
     (void)state;
     copy_rig rig;
@@ -348,7 +348,7 @@ static void a_lost_gpu_is_told_and_closes(void **state)
 }
 
 /* Work that does not end, on a bounce buffer that closes: what it uses stays. */
-static void a_bay_that_hangs_keeps_its_memory(void **state)
+static void a_bounce_buffer_that_hangs_keeps_its_memory(void **state)
 {
     (void)state;
     refit_device *device = cuda_open();
@@ -391,9 +391,9 @@ int main(void)
         TEST(without_kernels_the_engines_do_the_work),
         TEST(without_memory_the_engines_do_the_work_for_now),
         TEST(every_failed_call_leaves_the_stream_usable),
-        TEST(bays_that_break_are_not_used_again),
-        TEST(a_lost_gpu_is_told_and_closes),
-        TEST(a_bay_that_hangs_keeps_its_memory),
+        TEST(bounce_buffers_that_break_are_not_used_again),
+        TEST(a_lost_gpu_is_reported_and_closes),
+        TEST(a_bounce_buffer_that_hangs_keeps_its_memory),
     };
     return cmocka_run_group_tests_name("cuda_staging", tests, NULL, NULL);
 }

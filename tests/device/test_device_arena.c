@@ -316,7 +316,7 @@ static void a_failure_outlives_an_event_that_left(void **state)
 }
 
 /* As when a wait times out just before the work fails, and its event is closed just after. */
-static void a_failure_outlives_an_event_that_nobody_asked(void **state)
+static void a_failure_outlives_an_event_that_was_not_asked(void **state)
 {
     fixture *on = *state;
     if (!on->strict) skip();
@@ -411,7 +411,7 @@ static void a_closed_stream_uses_nothing(void **state)
     unreserve(on, &in);
 }
 
-static void work_that_failed_is_told_once_and_keeps_the_memory(void **state)
+static void work_that_failed_is_reported_once_and_keeps_the_memory(void **state)
 {
     fixture *on = *state;
     if (!on->strict) skip();
@@ -428,7 +428,7 @@ static void work_that_failed_is_told_once_and_keeps_the_memory(void **state)
 }
 
 /* As when a wait timed out, the work then failed, and the caller tries again. */
-static void work_that_failed_behind_a_timeout_is_told(void **state)
+static void work_that_failed_behind_a_timeout_is_reported(void **state)
 {
     fixture *on = *state;
     if (!on->strict) skip();
@@ -532,12 +532,12 @@ int main(void)
         cmocka_unit_test(a_copy_to_memory_that_is_gone_fails),
         cmocka_unit_test(a_copy_to_memory_that_is_gone_fails_once),
         cmocka_unit_test(a_failure_outlives_an_event_that_left),
-        cmocka_unit_test(a_failure_outlives_an_event_that_nobody_asked),
+        cmocka_unit_test(a_failure_outlives_an_event_that_was_not_asked),
         cmocka_unit_test(memory_stays_while_a_stream_uses_it),
         cmocka_unit_test(a_stream_that_has_ended_its_use_is_not_waited_for),
         cmocka_unit_test(a_closed_stream_uses_nothing),
-        cmocka_unit_test(work_that_failed_is_told_once_and_keeps_the_memory),
-        cmocka_unit_test(work_that_failed_behind_a_timeout_is_told),
+        cmocka_unit_test(work_that_failed_is_reported_once_and_keeps_the_memory),
+        cmocka_unit_test(work_that_failed_behind_a_timeout_is_reported),
         cmocka_unit_test(only_streams_and_reservations_are_used),
         cmocka_unit_test(streams_of_many_threads_come_and_go),
     };

@@ -57,7 +57,7 @@ static void a_copy_that_breaks_later_is_told_by_the_event(void **state)
     assert_memory_equal(to, from, sizeof to);
 }
 
-static void the_first_of_two_failures_is_told(void **state)
+static void the_first_of_two_failures_is_reported(void **state)
 {
     fixture *on = *state;
     char from[8] = {0}, to[8];
@@ -118,7 +118,7 @@ int main(void)
         FAULTY_TEST(the_nth_call_fails_and_the_next_does_not),
         FAULTY_TEST(calls_fail_as_often_as_ordered),
         FAULTY_TEST(a_copy_that_breaks_later_is_told_by_the_event),
-        FAULTY_TEST(the_first_of_two_failures_is_told),
+        FAULTY_TEST(the_first_of_two_failures_is_reported),
         FAULTY_TEST(a_copy_on_the_calling_thread_breaks_at_once),
         FAULTY_TEST(a_stopped_stream_goes_on_when_told),
     };

@@ -120,7 +120,7 @@ static coded every_kind(uint32_t i)
 }
 #define EVERY_KIND 6u
 
-static void a_count_that_lies_is_found_out(void **state)
+static void wrong_counts_are_refused(void **state)
 {
     (void)state;
     for (uint32_t i = 0; i < EVERY_KIND; i++) {
@@ -143,7 +143,7 @@ static void a_count_that_lies_is_found_out(void **state)
 }
 
 /* Counts that lie are measured with more bytes behind the planes, so that they may seem to fit. */
-static void a_count_that_lies_is_measured(void **state)
+static void wrong_counts_stay_within_the_block(void **state)
 {
     (void)state;
     for (uint32_t i = 0; i < EVERY_KIND; i++) {
@@ -294,8 +294,8 @@ static void remainders_stay_in_range_and_settle(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(a_count_that_lies_is_found_out),
-        cmocka_unit_test(a_count_that_lies_is_measured),
+        cmocka_unit_test(wrong_counts_are_refused),
+        cmocka_unit_test(wrong_counts_stay_within_the_block),
         cmocka_unit_test(impossible_counts_are_not_measured),
         cmocka_unit_test(every_truncation_is_found_out),
         cmocka_unit_test(every_flipped_bit_is_judged_alike),

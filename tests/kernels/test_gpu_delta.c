@@ -210,7 +210,7 @@ static void same_blocks_are_nothing(void **state)
 }
 
 /* The verdict is the twin's; a block that is refused stays as it was. */
-static void planes_that_lie_are_judged_as_by_the_twin(void **state)
+static void malformed_planes_are_judged_as_by_the_twin(void **state)
 {
     (void)state;
     uint32_t refused = 0;
@@ -255,7 +255,7 @@ int main(void)
         cmocka_unit_test(blocks_of_every_length_are_equal),
         cmocka_unit_test(whole_blocks_are_equal),
         cmocka_unit_test(same_blocks_are_nothing),
-        cmocka_unit_test(planes_that_lie_are_judged_as_by_the_twin),
+        cmocka_unit_test(malformed_planes_are_judged_as_by_the_twin),
     };
     return cmocka_run_group_tests_name("gpu_delta", tests, NULL, NULL);
 }

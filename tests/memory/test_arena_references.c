@@ -88,7 +88,7 @@ static void an_abandoned_piece_that_the_device_kept_goes_at_the_next_sweep(void 
     faulty_device_fail_times(all->device, FAULTY_DECOMMIT, 1, 3, REFIT_ERR_DEVICE);
     assert_int_equal(rft_arena_abandon(all->arena, first, NULL), REFIT_ERR_DEVICE);
     assert_int_equal(rft_arena_enter(all->device, first, PAGE, &arena, NULL), REFIT_ERR_INVALID);
-    assert_null(arena); /* no arena of this device holds it */
+    assert_null(arena); /* not entered */
     assert_int_equal(rft_arena_abandon(all->arena, second, NULL), REFIT_ERR_DEVICE);
     assert_int_equal(arena_used(all), 2 * PAGE);
     rft_arena_sweep(all->arena);

@@ -303,7 +303,7 @@ static void *wait_for_lock(void *user)
     return (void *)(uintptr_t)status;
 }
 
-static void who_waits_can_be_told_to_stop(void **state)
+static void a_wait_can_be_stopped(void **state)
 {
     fixture *all = *state;
     rft_thread thread;
@@ -342,7 +342,7 @@ static void a_file_that_others_may_open_is_not_used(void **state)
     assert_false(is_taken(all));
 }
 
-static void a_file_of_somebody_else_is_not_used(void **state)
+static void a_file_of_another_user_is_not_used(void **state)
 {
     fixture *all = *state;
     if (geteuid() != 0) skip();
@@ -396,7 +396,7 @@ static void the_second_place_is_the_runtime_folder(void **state)
 }
 
 /* Then other processes lock a new file: at least none may wait for the removed one. */
-static void a_file_that_was_removed_is_made_anew(void **state)
+static void a_file_that_was_removed_is_made_again(void **state)
 {
     fixture *all = *state;
     assert_int_equal(rft_machine_lock_take(&all->machine_lock, 0, &all->token, NULL), REFIT_OK);
@@ -420,13 +420,13 @@ int main(void)
         TEST(the_lock_of_a_killed_process_is_free),
         TEST(a_child_of_a_killed_process_does_not_keep_its_lock),
         TEST(a_child_does_not_keep_the_lock_that_its_parent_gives),
-        TEST(who_waits_can_be_told_to_stop),
+        TEST(a_wait_can_be_stopped),
         TEST(a_file_that_others_may_open_is_not_used),
-        TEST(a_file_of_somebody_else_is_not_used),
+        TEST(a_file_of_another_user_is_not_used),
         TEST(what_is_no_file_is_not_used),
         TEST(without_any_place_it_goes_on_and_says_so_once),
         TEST(the_second_place_is_the_runtime_folder),
-        TEST(a_file_that_was_removed_is_made_anew),
+        TEST(a_file_that_was_removed_is_made_again),
     };
     return cmocka_run_group_tests_name("machine_lock", tests, NULL, NULL);
 }

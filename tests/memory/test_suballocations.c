@@ -244,7 +244,7 @@ static void *free_piece(void *user)
 }
 
 /* From the call on, though its memory still waits for a stream. */
-static void a_piece_that_is_going_is_nobodys(void **state)
+static void a_piece_that_is_going_cannot_be_used(void **state)
 {
     arena_rig *all = *state;
     refit_stream_ref stream;
@@ -282,7 +282,7 @@ int main(void)
         TEST(pieces_are_listed_by_address),
         TEST(pieces_side_by_side_come_and_go_in_one_call),
         TEST(threads_take_and_give_at_once),
-        TEST(a_piece_that_is_going_is_nobodys),
+        TEST(a_piece_that_is_going_cannot_be_used),
     };
     return cmocka_run_group_tests_name("suballocations", tests, NULL, NULL);
 }

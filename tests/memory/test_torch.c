@@ -306,7 +306,7 @@ static void a_segment_waits_for_the_stream_it_was_made_on(void **state)
     fake_cuda_stream_free(side);
 }
 
-static void segments_are_born_while_a_graph_is_captured(void **state)
+static void segments_are_made_while_a_graph_is_captured(void **state)
 {
     fixture *all = *state;
     rft_cu_stream side = fake_cuda_stream(fake_cuda_primary(1), RFT_CU_STREAM_NON_BLOCKING);
@@ -356,7 +356,7 @@ int main(void)
         HOST(threads_allocate_while_it_cannot_be_detached),
         GPU(each_gpu_has_its_own_arena),
         GPU(a_segment_waits_for_the_stream_it_was_made_on),
-        GPU(segments_are_born_while_a_graph_is_captured),
+        GPU(segments_are_made_while_a_graph_is_captured),
         GPU(a_stream_of_another_gpu_frees_nothing),
     };
     return cmocka_run_group_tests_name("torch", tests, NULL, NULL);

@@ -316,7 +316,7 @@ static void a_piece_that_is_held_is_no_region(void **state)
     assert_ok(refit_arena_unhold(all.arena, buffer, &all.error));
 }
 
-static void a_lost_gpu_is_told_and_everything_closes(void **state)
+static void a_lost_gpu_is_reported_and_everything_closes(void **state)
 {
     (void)state;
     const refit_stream_ref legacy = {RFT_CU_STREAM_LEGACY};
@@ -341,7 +341,7 @@ int main(void)
         TEST(memory_waits_for_the_callers_stream),
         TEST(memory_waits_for_the_end_of_a_capture),
         TEST(a_piece_that_is_held_is_no_region),
-        TEST(a_lost_gpu_is_told_and_everything_closes),
+        TEST(a_lost_gpu_is_reported_and_everything_closes),
     };
     return cmocka_run_group_tests_name("arena_cycle", tests, NULL, NULL);
 }

@@ -138,7 +138,7 @@ static refit_status prepare_patiently(rig *on)
     return prepare(on, PATIENCE_MS);
 }
 
-static void a_failure_is_told_to_the_first_who_needs_it(void **state)
+static void a_failure_is_returned_to_the_first_call_that_needs_the_memory(void **state)
 {
     (void)state;
     refit_status (*const needs[])(rig *) = {prepare_patiently, offload};
@@ -162,7 +162,7 @@ static void a_failure_is_told_to_the_first_who_needs_it(void **state)
     }
 }
 
-static void a_failure_that_lasts_is_told_each_time(void **state)
+static void a_failure_that_lasts_is_returned_each_time(void **state)
 {
     (void)state;
     rig on;
@@ -311,7 +311,7 @@ static void a_new_plan_that_does_not_fit_takes_its_place(void **state)
 }
 
 /* The failed one must not be kept because it would have fitted. */
-static void a_seal_after_a_failure_takes_it_anew(void **state)
+static void a_seal_after_a_failure_tries_again(void **state)
 {
     (void)state;
     rig on;
@@ -370,7 +370,7 @@ static bool is_taken(void)
     return status == REFIT_ERR_TIMEOUT;
 }
 
-static void whoever_takes_memory_keeps_others_out(void **state)
+static void the_machine_lock_is_held_while_memory_is_taken(void **state)
 {
     (void)state;
     rig on;
@@ -473,7 +473,7 @@ static void an_estimate_does_not_count_its_own_image_as_used(void **state)
 
 /* ---- Memory for bookkeeping */
 
-/* Opens, adds a region, seals, goes out and back; the first failure. */
+/* Opens, adds a region, seals, offloads and restores; the first failure. */
 static refit_status live_once(refit_device *device, refit_error *error)
 {
     static char memory[1000];
@@ -527,8 +527,8 @@ int main(void)
         cmocka_unit_test(an_offload_waits_for_memory_on_its_way),
         cmocka_unit_test(there_is_nothing_to_prepare_on_the_pageable_path),
         cmocka_unit_test(without_background_all_is_ready_once_sealed),
-        cmocka_unit_test(a_failure_is_told_to_the_first_who_needs_it),
-        cmocka_unit_test(a_failure_that_lasts_is_told_each_time),
+        cmocka_unit_test(a_failure_is_returned_to_the_first_call_that_needs_the_memory),
+        cmocka_unit_test(a_failure_that_lasts_is_returned_each_time),
         cmocka_unit_test(a_preferred_lock_that_fails_is_visible),
         cmocka_unit_test(a_thread_that_does_not_start_fails_the_seal),
         cmocka_unit_test(a_close_ends_it_or_closes_nothing),
@@ -536,9 +536,9 @@ int main(void)
         cmocka_unit_test(a_trim_gives_up_what_is_being_taken),
         cmocka_unit_test(a_new_plan_that_fits_keeps_what_is_being_taken),
         cmocka_unit_test(a_new_plan_that_does_not_fit_takes_its_place),
-        cmocka_unit_test(a_seal_after_a_failure_takes_it_anew),
+        cmocka_unit_test(a_seal_after_a_failure_tries_again),
         cmocka_unit_test(a_fork_meanwhile_disturbs_nothing),
-        cmocka_unit_test(whoever_takes_memory_keeps_others_out),
+        cmocka_unit_test(the_machine_lock_is_held_while_memory_is_taken),
         cmocka_unit_test(a_seal_that_never_gets_the_lock_fails),
         cmocka_unit_test(a_wait_for_memory_says_that_it_waits_for_the_lock),
         cmocka_unit_test(an_estimate_does_not_count_its_own_image_as_used),

@@ -106,7 +106,7 @@ static void a_copy_that_finds_no_memory_changes_nothing(void **state)
     }
 }
 
-static void leaving_twice_and_coming_twice_is_harmless(void **state)
+static void offload_and_restore_are_idempotent(void **state)
 {
     (void)state;
     rig on;
@@ -136,7 +136,7 @@ int main(void)
         cmocka_unit_test(copies_are_counted_while_they_exist),
         cmocka_unit_test(it_waits_for_the_callers_stream),
         cmocka_unit_test(a_copy_that_finds_no_memory_changes_nothing),
-        cmocka_unit_test(leaving_twice_and_coming_twice_is_harmless),
+        cmocka_unit_test(offload_and_restore_are_idempotent),
         cmocka_unit_test(closing_while_away_frees_the_copies),
     };
     return cmocka_run_group_tests_name("pageable", tests, NULL, NULL);

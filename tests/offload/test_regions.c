@@ -388,7 +388,7 @@ static void trim_gives_host_memory_back_and_offload_takes_it_again(void **state)
     rig_close(&on);
 }
 
-/* Opens, adds three regions, seals, goes out and back; the first failure. */
+/* Opens, adds three regions, seals, offloads and restores; the first failure. */
 static refit_status live_once(refit_device *device, refit_error *error)
 {
     void *memory[3] = {NULL};

@@ -48,7 +48,7 @@ static void host_memory_that_changed_is_found(void **state)
     a_changed_image_is_found(verified_pageable);
 }
 
-static void a_group_that_changed_is_found_by_who_waits_for_it(void **state)
+static void a_wait_for_a_group_finds_what_changed_in_it(void **state)
 {
     (void)state;
     rig on;
@@ -73,7 +73,7 @@ static void a_group_that_changed_is_found_by_who_waits_for_it(void **state)
     rig_close(&on);
 }
 
-static void only_those_who_wait_see_the_end(void **state)
+static void only_a_call_that_waits_sees_the_end(void **state)
 {
     (void)state;
     rig on;
@@ -175,8 +175,8 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(host_memory_that_changed_is_found),
-        cmocka_unit_test(a_group_that_changed_is_found_by_who_waits_for_it),
-        cmocka_unit_test(only_those_who_wait_see_the_end),
+        cmocka_unit_test(a_wait_for_a_group_finds_what_changed_in_it),
+        cmocka_unit_test(only_a_call_that_waits_sees_the_end),
         cmocka_unit_test(a_copy_that_went_wrong_on_the_offload_is_found),
         cmocka_unit_test(a_copy_that_went_wrong_on_the_restore_is_found),
         cmocka_unit_test(a_digest_that_cannot_be_taken_is_told_as_what_it_is),

@@ -148,7 +148,7 @@ static void failure_of_the_caller_s_work_is_the_operation_s(void **state)
 
 /* A caller that is told of the failure may reuse the group's memory: no copy may still write there.
  */
-static void failure_is_told_once_the_group_s_copies_are_over(void **state)
+static void failure_is_returned_once_the_group_s_copies_are_over(void **state)
 {
     (void)state;
     faulty_device_fail_later(all.device, FAULTY_COPY_BATCH, 1, REFIT_ERR_COPY);
@@ -247,7 +247,7 @@ static void wait_that_fails_does_not_complete_the_operation(void **state)
 }
 
 /* A device whose streams cannot call back: the time is that of the first look. */
-static void finish_is_noted_by_who_sees_it_where_streams_cannot_call(void **state)
+static void the_first_look_notes_the_end_where_streams_cannot_call(void **state)
 {
     (void)state;
     faulty_device_fail_times(all.device, FAULTY_STREAM_CALL, 1, FAULTY_ALWAYS,
@@ -325,13 +325,13 @@ int main(void)
         TEST(copy_that_breaks_fails_its_group_and_the_whole),
         TEST(failure_before_another_group_s_event_is_not_lost),
         TEST(failure_of_the_caller_s_work_is_the_operation_s),
-        TEST(failure_is_told_once_the_group_s_copies_are_over),
+        TEST(failure_is_returned_once_the_group_s_copies_are_over),
         TEST(every_failure_to_issue_is_returned_and_drained),
         TEST(stream_that_takes_no_event_is_replaced),
         TEST(what_cannot_be_waited_for_breaks_the_mover),
         TEST(a_mover_that_a_timeout_broke_can_be_closed),
         TEST(wait_that_fails_does_not_complete_the_operation),
-        TEST(finish_is_noted_by_who_sees_it_where_streams_cannot_call),
+        TEST(the_first_look_notes_the_end_where_streams_cannot_call),
         TEST(stream_that_does_not_close_keeps_the_mover),
         TEST(every_failure_to_open_leaves_nothing),
         cmocka_unit_test(every_failed_allocation_is_an_error),

@@ -145,7 +145,7 @@ static void without_a_limit_no_call_is_made(void **state)
 }
 
 /* The second batch has its turn in a quarter of an hour. */
-static void close_does_not_wait_for_the_pace(void **state)
+static void close_does_not_wait_for_the_rate_limit(void **state)
 {
     (void)state;
     open_moves(64, PIECES, false);
@@ -158,7 +158,7 @@ static void close_does_not_wait_for_the_pace(void **state)
     assert_int_equal(first_byte(0), 'a');
 }
 
-static void a_start_that_fails_does_not_wait_for_the_pace(void **state)
+static void a_start_that_fails_does_not_wait_for_the_rate_limit(void **state)
 {
     (void)state;
     open_moves(MIB, PIECES, false);
@@ -178,7 +178,7 @@ static void hurry_is_for_what_is_under_way(void **state)
     assert_true(rft_mover_finished_at(mover) - began >= INT64_C(2) * 1000000000 / 16);
 }
 
-static void streams_that_cannot_call_cannot_be_paced(void **state)
+static void a_rate_limit_needs_streams_that_call_back(void **state)
 {
     (void)state;
     refit_error error = {0};
@@ -200,10 +200,10 @@ int main(void)
         TEST(nothing_is_faster_than_the_limit),
         TEST(what_others_held_up_is_not_made_up_for),
         TEST(without_a_limit_no_call_is_made),
-        TEST(close_does_not_wait_for_the_pace),
-        TEST(a_start_that_fails_does_not_wait_for_the_pace),
+        TEST(close_does_not_wait_for_the_rate_limit),
+        TEST(a_start_that_fails_does_not_wait_for_the_rate_limit),
         TEST(hurry_is_for_what_is_under_way),
-        TEST(streams_that_cannot_call_cannot_be_paced),
+        TEST(a_rate_limit_needs_streams_that_call_back),
     };
     return cmocka_run_group_tests_name("rate limiter", tests, NULL, NULL);
 }
