@@ -45,103 +45,132 @@ static void without_cgroups_memavailable_counts(void **state)
     file_tree_close(&tree);
 }
 
-static void cgroup_v2_limit_less_what_cannot_be_reclaimed_counts(void **state)
-{
-    (void)state;
-    file_tree tree = open_machine();
-    file_tree_write(&tree, "/proc/self/cgroup", "0::/user/job\n");
-    file_tree_write(&tree, "/sys/fs/cgroup/user/job/memory.max", "1073741824\n");
-    file_tree_write(&tree, "/sys/fs/cgroup/user/job/memory.current", "536870912\n");
-    file_tree_write(&tree, "/sys/fs/cgroup/user/job/memory.stat",
-                    "anon 402653184\nfile 134217728\nactive_file 0\ninactive_file 134217728\n");
-    rft_budget budget = read_budget(&tree, 1.0, 0);
-    assert_int_equal(budget.bytes, 640 * MIB);
-    assert_string_equal(budget.source, "cgroup memory limit");
-    file_tree_close(&tree);
-}
+/* The files of a machine with 2 GiB available, beside /proc/meminfo, and what they leave. */
+typedef struct machine_case {
+    const char *name;
+    struct {
+        const char *path;
+        const char *text;
+    } files[6];
+    double share;
+    uint64_t bytes;
+    const char *source;
+} machine_case;
 
-static void every_level_above_counts(void **state)
-{
-    (void)state;
-    file_tree tree = open_machine();
-    file_tree_write(&tree, "/proc/self/cgroup", "0::/pod/job\n");
-    file_tree_write(&tree, "/sys/fs/cgroup/pod/job/memory.max", "max\n");
-    file_tree_write(&tree, "/sys/fs/cgroup/pod/job/memory.current", "1\n");
-    file_tree_write(&tree, "/sys/fs/cgroup/pod/memory.max", "209715200\n");
-    file_tree_write(&tree, "/sys/fs/cgroup/pod/memory.current", "104857600\n");
-    assert_int_equal(read_budget(&tree, 1.0, 0).bytes, 100 * MIB);
-    file_tree_write(&tree, "/sys/fs/cgroup/pod/memory.high", "157286400\n");
-    assert_int_equal(read_budget(&tree, 1.0, 0).bytes, 50 * MIB);
-    file_tree_close(&tree);
-}
+#define CGROUP      "/sys/fs/cgroup"
+#define CGROUP_SAYS "cgroup memory limit"
 
-static void cgroup_v1_is_read_by_its_own_names(void **state)
-{
-    (void)state;
-    file_tree tree = open_machine();
-    file_tree_write(&tree, "/proc/self/cgroup",
-                    "12:cpu,cpuacct:/other\n4:hugetlb,memory:/a/b\n1:name=systemd:/x\n0::/\n");
-    file_tree_write(&tree, "/sys/fs/cgroup/memory/a/b/memory.limit_in_bytes", "314572800\n");
-    file_tree_write(&tree, "/sys/fs/cgroup/memory/a/b/memory.usage_in_bytes", "209715200\n");
-    file_tree_write(&tree, "/sys/fs/cgroup/memory/a/b/memory.stat",
-                    "inactive_file 5\ntotal_inactive_file 104857600\n");
-    file_tree_write(&tree, "/sys/fs/cgroup/memory/memory.limit_in_bytes", "9223372036854771712\n");
-    file_tree_write(&tree, "/sys/fs/cgroup/memory/memory.usage_in_bytes", "1\n");
-    assert_int_equal(read_budget(&tree, 1.0, 0).bytes, 200 * MIB);
-    file_tree_close(&tree);
-}
+static const machine_case machines[] = {
+    {"the limit of cgroup v2 less what cannot be reclaimed",
+     {{"/proc/self/cgroup", "0::/user/job\n"},
+      {CGROUP "/user/job/memory.max", "1073741824\n"},
+      {CGROUP "/user/job/memory.current", "536870912\n"},
+      {CGROUP "/user/job/memory.stat",
+       "anon 402653184\nfile 134217728\nactive_file 0\ninactive_file 134217728\n"}},
+     1.0,
+     640 * MIB,
+     CGROUP_SAYS},
+    {"a level above is the bound",
+     {{"/proc/self/cgroup", "0::/pod/job\n"},
+      {CGROUP "/pod/job/memory.max", "max\n"},
+      {CGROUP "/pod/job/memory.current", "1\n"},
+      {CGROUP "/pod/memory.max", "209715200\n"},
+      {CGROUP "/pod/memory.current", "104857600\n"}},
+     1.0,
+     100 * MIB,
+     CGROUP_SAYS},
+    {"memory.high of a level above is the bound",
+     {{"/proc/self/cgroup", "0::/pod/job\n"},
+      {CGROUP "/pod/job/memory.max", "max\n"},
+      {CGROUP "/pod/job/memory.current", "1\n"},
+      {CGROUP "/pod/memory.max", "209715200\n"},
+      {CGROUP "/pod/memory.current", "104857600\n"},
+      {CGROUP "/pod/memory.high", "157286400\n"}},
+     1.0,
+     50 * MIB,
+     CGROUP_SAYS},
+    {"cgroup v1 has names of its own",
+     {{"/proc/self/cgroup",
+       "12:cpu,cpuacct:/other\n4:hugetlb,memory:/a/b\n1:name=systemd:/x\n0::/\n"},
+      {CGROUP "/memory/a/b/memory.limit_in_bytes", "314572800\n"},
+      {CGROUP "/memory/a/b/memory.usage_in_bytes", "209715200\n"},
+      {CGROUP "/memory/a/b/memory.stat", "inactive_file 5\ntotal_inactive_file 104857600\n"},
+      {CGROUP "/memory/memory.limit_in_bytes", "9223372036854771712\n"},
+      {CGROUP "/memory/memory.usage_in_bytes", "1\n"}},
+     1.0,
+     200 * MIB,
+     CGROUP_SAYS},
+    /* Docker with cgroup v1: the path is that of the host, the container sees its own at the root.
+     */
+    {"a path that is not visible ends at the root",
+     {{"/proc/self/cgroup", "4:memory:/docker/0123456789ab\n"},
+      {CGROUP "/memory/memory.limit_in_bytes", "104857600\n"},
+      {CGROUP "/memory/memory.usage_in_bytes", "0\n"}},
+     1.0,
+     100 * MIB,
+     CGROUP_SAYS},
+    {"a hybrid hierarchy",
+     {{"/proc/self/cgroup", "0::/job\n"},
+      {CGROUP "/unified/job/memory.max", "104857600"},
+      {CGROUP "/unified/job/memory.current", "0"}},
+     1.0,
+     100 * MIB,
+     CGROUP_SAYS},
+    {"a full cgroup leaves nothing",
+     {{"/proc/self/cgroup", "0::/\n"},
+      {CGROUP "/memory.max", "1000\n"},
+      {CGROUP "/memory.current", "2000\n"}},
+     0.8,
+     0,
+     CGROUP_SAYS},
+    /* A limit whose usage cannot be read still holds; what the process has itself is surely used.
+     */
+    {"a limit without a usage",
+     {{"/proc/self/cgroup", "0::/job\n"}, {CGROUP "/job/memory.max", "209715200\n"}},
+     1.0,
+     200 * MIB,
+     CGROUP_SAYS},
+    {"a limit without a usage, less the process's own",
+     {{"/proc/self/cgroup", "0::/job\n"},
+      {CGROUP "/job/memory.max", "209715200\n"},
+      {"/proc/self/status", "Name:\tx\nVmRSS:\t 99999 kB\nRssAnon:\t 51200 kB\n"}},
+     1.0,
+     150 * MIB,
+     CGROUP_SAYS},
+    {"a usage that is no number",
+     {{"/proc/self/cgroup", "0::/job\n"},
+      {CGROUP "/job/memory.max", "209715200\n"},
+      {"/proc/self/status", "Name:\tx\nVmRSS:\t 99999 kB\nRssAnon:\t 51200 kB\n"},
+      {CGROUP "/job/memory.current", "not a number\n"}},
+     1.0,
+     150 * MIB,
+     CGROUP_SAYS},
+    {"a usage beside the process's own",
+     {{"/proc/self/cgroup", "0::/job\n"},
+      {CGROUP "/job/memory.max", "209715200\n"},
+      {"/proc/self/status", "Name:\tx\nVmRSS:\t 99999 kB\nRssAnon:\t 51200 kB\n"},
+      {CGROUP "/job/memory.current", "104857600\n"}},
+     1.0,
+     100 * MIB,
+     CGROUP_SAYS},
+};
 
-/* Docker with cgroup v1: the path is that of the host, the container sees its own at the root. */
-static void path_that_is_not_visible_ends_at_the_root(void **state)
+static void the_least_of_machine_and_cgroups_counts(void **state)
 {
     (void)state;
-    file_tree tree = open_machine();
-    file_tree_write(&tree, "/proc/self/cgroup", "4:memory:/docker/0123456789ab\n");
-    file_tree_write(&tree, "/sys/fs/cgroup/memory/memory.limit_in_bytes", "104857600\n");
-    file_tree_write(&tree, "/sys/fs/cgroup/memory/memory.usage_in_bytes", "0\n");
-    assert_int_equal(read_budget(&tree, 1.0, 0).bytes, 100 * MIB);
-    file_tree_close(&tree);
-}
-
-static void hybrid_hierarchy_is_seen(void **state)
-{
-    (void)state;
-    file_tree tree = open_machine();
-    file_tree_write(&tree, "/proc/self/cgroup", "0::/job\n");
-    file_tree_write(&tree, "/sys/fs/cgroup/unified/job/memory.max", "104857600");
-    file_tree_write(&tree, "/sys/fs/cgroup/unified/job/memory.current", "0");
-    assert_int_equal(read_budget(&tree, 1.0, 0).bytes, 100 * MIB);
-    file_tree_close(&tree);
-}
-
-static void full_cgroup_leaves_nothing(void **state)
-{
-    (void)state;
-    file_tree tree = open_machine();
-    file_tree_write(&tree, "/proc/self/cgroup", "0::/\n");
-    file_tree_write(&tree, "/sys/fs/cgroup/memory.max", "1000\n");
-    file_tree_write(&tree, "/sys/fs/cgroup/memory.current", "2000\n");
-    assert_int_equal(read_budget(&tree, 0.8, 0).bytes, 0);
-    file_tree_close(&tree);
-}
-
-/* A limit whose usage is not told still holds; what the process has itself is surely used. */
-static void limit_without_a_usage_counts_less_the_process_s_own(void **state)
-{
-    (void)state;
-    file_tree tree = open_machine();
-    file_tree_write(&tree, "/proc/self/cgroup", "0::/job\n");
-    file_tree_write(&tree, "/sys/fs/cgroup/job/memory.max", "209715200\n");
-    assert_int_equal(read_budget(&tree, 1.0, 0).bytes, 200 * MIB);
-    assert_string_equal(read_budget(&tree, 1.0, 0).source, "cgroup memory limit");
-    file_tree_write(&tree, "/proc/self/status",
-                    "Name:\tx\nVmRSS:\t 99999 kB\nRssAnon:\t 51200 kB\n");
-    assert_int_equal(read_budget(&tree, 1.0, 0).bytes, 150 * MIB);
-    file_tree_write(&tree, "/sys/fs/cgroup/job/memory.current", "not a number\n");
-    assert_int_equal(read_budget(&tree, 1.0, 0).bytes, 150 * MIB);
-    file_tree_write(&tree, "/sys/fs/cgroup/job/memory.current", "104857600\n");
-    assert_int_equal(read_budget(&tree, 1.0, 0).bytes, 100 * MIB);
-    file_tree_close(&tree);
+    for (size_t i = 0; i < sizeof machines / sizeof machines[0]; i++) {
+        const machine_case *it = &machines[i];
+        file_tree tree = open_machine();
+        for (size_t at = 0; at < 6 && it->files[at].path != NULL; at++) {
+            file_tree_write(&tree, it->files[at].path, it->files[at].text);
+        }
+        rft_budget budget = read_budget(&tree, it->share, 0);
+        file_tree_close(&tree);
+        if (budget.bytes != it->bytes || strcmp(budget.source, it->source) != 0) {
+            fail_msg("%s: %llu bytes, by %s", it->name, (unsigned long long)budget.bytes,
+                     budget.source);
+        }
+    }
 }
 
 static void asker_s_own_memory_counts_as_free(void **state)
@@ -271,13 +300,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(without_cgroups_memavailable_counts),
-        cmocka_unit_test(cgroup_v2_limit_less_what_cannot_be_reclaimed_counts),
-        cmocka_unit_test(every_level_above_counts),
-        cmocka_unit_test(cgroup_v1_is_read_by_its_own_names),
-        cmocka_unit_test(path_that_is_not_visible_ends_at_the_root),
-        cmocka_unit_test(hybrid_hierarchy_is_seen),
-        cmocka_unit_test(full_cgroup_leaves_nothing),
-        cmocka_unit_test(limit_without_a_usage_counts_less_the_process_s_own),
+        cmocka_unit_test(the_least_of_machine_and_cgroups_counts),
         cmocka_unit_test(asker_s_own_memory_counts_as_free),
         cmocka_unit_test(nonsense_bounds_nothing),
         cmocka_unit_test(budget_in_bytes_counts_up_to_what_is_free),

@@ -98,72 +98,81 @@ static uint32_t count_calls(rig_memory memory, const char *const *settings, faul
     return calls;
 }
 
-/* Fails each call of `slot` in a cycle in turn; afterwards recovers one direction, then the other.
- */
-static void sweep(rig_memory memory, const char *const *settings, faulty_slot slot,
-                  order_fault order, refit_status fault)
+/* Each call of one kind in a cycle fails in turn. */
+typedef struct fault_case {
+    const char *name;
+    rig_memory memory;
+    const char *const *settings;
+    faulty_slot slot;
+    order_fault order;
+    refit_status fault;
+} fault_case;
+
+static const fault_case faults[] = {
+    {"a copy is refused, memory bound", RIG_BOUND, NULL, FAULTY_COPY_BATCH, fail_at_once,
+     REFIT_ERR_COPY},
+    {"a copy is refused, with hooks", RIG_HOOKS, NULL, FAULTY_COPY_BATCH, fail_at_once,
+     REFIT_ERR_COPY},
+    {"a copy is refused, in an arena, verified", RIG_ARENA, verified, FAULTY_COPY_BATCH,
+     fail_at_once, REFIT_ERR_COPY},
+    {"a copy breaks, memory bound", RIG_BOUND, NULL, FAULTY_COPY_BATCH, fail_under_way,
+     REFIT_ERR_COPY},
+    {"a copy breaks, with hooks", RIG_HOOKS, NULL, FAULTY_COPY_BATCH, fail_under_way,
+     REFIT_ERR_COPY},
+    {"a copy breaks, in an arena", RIG_ARENA, NULL, FAULTY_COPY_BATCH, fail_under_way,
+     REFIT_ERR_COPY},
+    {"a copy breaks, in an arena, verified", RIG_ARENA, verified, FAULTY_COPY_BATCH, fail_under_way,
+     REFIT_ERR_COPY},
+    {"zeroing is refused", RIG_HOOKS, NULL, FAULTY_ZERO, fail_at_once, REFIT_ERR_COPY},
+    {"zeroing breaks", RIG_HOOKS, NULL, FAULTY_ZERO, fail_under_way, REFIT_ERR_COPY},
+    {"zeroing is refused, pageable", RIG_ARENA, pageable, FAULTY_ZERO, fail_at_once,
+     REFIT_ERR_COPY},
+    {"no device memory", RIG_ARENA, NULL, FAULTY_COMMIT, fail_at_once, REFIT_ERR_DEVICE_MEMORY},
+    {"no device memory, pageable", RIG_ARENA, pageable, FAULTY_COMMIT, fail_at_once,
+     REFIT_ERR_DEVICE_MEMORY},
+    {"device memory is not given back", RIG_ARENA, NULL, FAULTY_DECOMMIT, fail_at_once,
+     REFIT_ERR_DEVICE},
+    {"no event is recorded", RIG_HOOKS, NULL, FAULTY_EVENT_RECORD, fail_at_once, REFIT_ERR_DEVICE},
+    {"a wait for an event fails", RIG_HOOKS, NULL, FAULTY_EVENT_WAIT, fail_at_once,
+     REFIT_ERR_DEVICE},
+    {"a wait for an event fails, verified", RIG_ARENA, verified, FAULTY_EVENT_WAIT, fail_at_once,
+     REFIT_ERR_DEVICE},
+};
+enum { FAULTS = sizeof faults / sizeof faults[0] };
+
+static void recover(rig *on, bool by_offload)
 {
-    uint32_t calls = count_calls(memory, settings, slot);
-    assert_true(calls > 0);
-    for (uint32_t nth = 1; nth <= calls; nth++) {
-        for (int by_offload = 0; by_offload < 2; by_offload++) {
-            rig on;
-            rig_open(&on, memory, settings);
-            order(&on, slot, nth, fault);
-            refit_status status = try_cycle(&on);
-            if (slot != FAULTY_EVENT_WAIT) assert_int_equal(status, fault);
-            if (status != REFIT_OK) assert_int_equal(on.error.status, status);
-            faulty_device_reset(on.device);
-            settle(&on);
-            if (by_offload) {
-                recover_by_offload(&on);
-            } else {
-                recover_by_restore(&on);
-            }
-            rig_close(&on);
-        }
+    if (by_offload) {
+        recover_by_offload(on);
+    } else {
+        recover_by_restore(on);
     }
 }
 
-static void a_copy_that_is_refused_loses_nothing(void **state)
+static void fail_nth(const fault_case *it, uint32_t nth, bool by_offload)
 {
-    (void)state;
-    sweep(RIG_BOUND, NULL, FAULTY_COPY_BATCH, fail_at_once, REFIT_ERR_COPY);
-    sweep(RIG_HOOKS, NULL, FAULTY_COPY_BATCH, fail_at_once, REFIT_ERR_COPY);
-    sweep(RIG_ARENA, verified, FAULTY_COPY_BATCH, fail_at_once, REFIT_ERR_COPY);
+    rig on;
+    rig_open(&on, it->memory, it->settings);
+    it->order(&on, it->slot, nth, it->fault);
+    refit_status status = try_cycle(&on);
+    if (it->slot != FAULTY_EVENT_WAIT) assert_int_equal(status, it->fault);
+    if (status != REFIT_OK) assert_int_equal(on.error.status, status);
+    faulty_device_reset(on.device);
+    settle(&on);
+    recover(&on, by_offload);
+    rig_close(&on);
 }
 
-static void a_copy_that_breaks_loses_nothing(void **state)
+/* Recovers by a restore, then by an offload: no byte is lost. */
+static void a_fault_loses_nothing(void **state)
 {
-    (void)state;
-    sweep(RIG_BOUND, NULL, FAULTY_COPY_BATCH, fail_under_way, REFIT_ERR_COPY);
-    sweep(RIG_HOOKS, NULL, FAULTY_COPY_BATCH, fail_under_way, REFIT_ERR_COPY);
-    sweep(RIG_ARENA, NULL, FAULTY_COPY_BATCH, fail_under_way, REFIT_ERR_COPY);
-    sweep(RIG_ARENA, verified, FAULTY_COPY_BATCH, fail_under_way, REFIT_ERR_COPY);
-}
-
-static void zeroing_that_fails_loses_nothing(void **state)
-{
-    (void)state;
-    sweep(RIG_HOOKS, NULL, FAULTY_ZERO, fail_at_once, REFIT_ERR_COPY);
-    sweep(RIG_HOOKS, NULL, FAULTY_ZERO, fail_under_way, REFIT_ERR_COPY);
-    sweep(RIG_ARENA, pageable, FAULTY_ZERO, fail_at_once, REFIT_ERR_COPY);
-}
-
-static void memory_that_is_not_to_be_had_loses_nothing(void **state)
-{
-    (void)state;
-    sweep(RIG_ARENA, NULL, FAULTY_COMMIT, fail_at_once, REFIT_ERR_DEVICE_MEMORY);
-    sweep(RIG_ARENA, pageable, FAULTY_COMMIT, fail_at_once, REFIT_ERR_DEVICE_MEMORY);
-    sweep(RIG_ARENA, NULL, FAULTY_DECOMMIT, fail_at_once, REFIT_ERR_DEVICE);
-}
-
-static void events_that_fail_lose_nothing(void **state)
-{
-    (void)state;
-    sweep(RIG_HOOKS, NULL, FAULTY_EVENT_RECORD, fail_at_once, REFIT_ERR_DEVICE);
-    sweep(RIG_HOOKS, NULL, FAULTY_EVENT_WAIT, fail_at_once, REFIT_ERR_DEVICE);
-    sweep(RIG_ARENA, verified, FAULTY_EVENT_WAIT, fail_at_once, REFIT_ERR_DEVICE);
+    const fault_case *it = *state;
+    uint32_t calls = count_calls(it->memory, it->settings, it->slot);
+    assert_true(calls > 0);
+    for (uint32_t nth = 1; nth <= calls; nth++) {
+        fail_nth(it, nth, false);
+        fail_nth(it, nth, true);
+    }
 }
 
 static void hooks_that_fail_lose_nothing(bool release, const char *const *settings)
@@ -176,11 +185,7 @@ static void hooks_that_fail_lose_nothing(bool release, const char *const *settin
             assert_int_equal(try_cycle(&on), REFIT_ERR_CALLBACK);
             assert_int_equal(on.error.subsystem, release ? 17 : 18);
             assert_int_equal(rig_state(&on), REFIT_OFFLOADED);
-            if (by_offload) {
-                recover_by_offload(&on);
-            } else {
-                recover_by_restore(&on);
-            }
+            recover(&on, by_offload == 1);
             rig_close(&on);
         }
     }
@@ -300,19 +305,27 @@ static void copies_that_hang_on_the_restore_keep_the_image(void **state)
     rig_close(&on);
 }
 
+/* A test for each fault, with its name. */
+static int run_faults(void)
+{
+    struct CMUnitTest tests[FAULTS] = {{0}};
+    for (int i = 0; i < FAULTS; i++) {
+        tests[i] = (struct CMUnitTest){.name = faults[i].name,
+                                       .test_func = a_fault_loses_nothing,
+                                       .initial_state = (void *)(uintptr_t)&faults[i]};
+    }
+    return cmocka_run_group_tests_name("device_faults", tests, NULL, NULL);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(a_copy_that_is_refused_loses_nothing),
-        cmocka_unit_test(a_copy_that_breaks_loses_nothing),
-        cmocka_unit_test(zeroing_that_fails_loses_nothing),
-        cmocka_unit_test(memory_that_is_not_to_be_had_loses_nothing),
-        cmocka_unit_test(events_that_fail_lose_nothing),
         cmocka_unit_test(failing_hooks_lose_nothing),
         cmocka_unit_test(groups_that_arrived_are_not_restored_again),
         cmocka_unit_test(a_stream_that_failed_before_is_not_copied_after),
         cmocka_unit_test(copies_that_hang_keep_the_image_and_the_plan),
         cmocka_unit_test(copies_that_hang_on_the_restore_keep_the_image),
     };
-    return cmocka_run_group_tests_name("offload_faults", tests, NULL, NULL);
+    int failed = run_faults();
+    return failed + cmocka_run_group_tests_name("offload_faults", tests, NULL, NULL);
 }

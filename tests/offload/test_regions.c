@@ -12,11 +12,57 @@ static refit_region_desc desc_of(const char *name, void *memory, uint64_t bytes)
         .size = sizeof(refit_region_desc), .name = name, .memory = memory, .bytes = bytes};
 }
 
-static void refuse(rig *on, refit_region_desc desc, refit_status expected)
+/* What makes a good description bad, and the words of the refusal. */
+typedef struct bad_region {
+    const char *name;
+    void (*spoil)(const rig *on, refit_region_desc *desc);
+    refit_status status;
+    const char *words;
+} bad_region;
+
+#define SPOIL(what, ...)                                                                           \
+    static void what(const rig *on, refit_region_desc *desc)                                       \
+    {                                                                                              \
+        (void)on;                                                                                  \
+        __VA_ARGS__;                                                                               \
+    }
+
+SPOIL(short_struct, desc->size = offsetof(refit_region_desc, policy) - 1)
+SPOIL(no_name, desc->name = NULL)
+SPOIL(empty_name, desc->name = "")
+SPOIL(taken_name, desc->name = "state.3")
+SPOIL(no_memory, desc->memory = NULL)
+SPOIL(no_bytes, desc->bytes = 0)
+SPOIL(all_bytes, desc->bytes = UINT64_MAX)
+SPOIL(too_many_bytes, desc->bytes = UINT64_C(1) << 62)
+SPOIL(unknown_policy, desc->policy = (refit_policy)3)
+SPOIL(unknown_group, desc->group = REFIT_GROUPS)
+SPOIL(overlap, desc->memory = (char *)on->regions[3].memory + on->regions[3].bytes - 1,
+      desc->bytes = 1)
+
+static const bad_region bad_regions[] = {
+    {"a struct that is too short", short_struct, REFIT_ERR_INVALID, "size"},
+    {"no name", no_name, REFIT_ERR_INVALID, "no name"},
+    {"an empty name", empty_name, REFIT_ERR_INVALID, "no name"},
+    {"a name that is taken", taken_name, REFIT_ERR_EXISTS, "state.3"},
+    {"no memory", no_memory, REFIT_ERR_INVALID, "region new"},
+    {"no bytes", no_bytes, REFIT_ERR_INVALID, "region new"},
+    {"all bytes that there are", all_bytes, REFIT_ERR_INVALID, "region new"},
+    {"more bytes than the device has", too_many_bytes, REFIT_ERR_INVALID, "region new"},
+    {"a policy that there is not", unknown_policy, REFIT_ERR_INVALID, "policy 3"},
+    {"a group that there is not", unknown_group, REFIT_ERR_INVALID, "group"},
+    {"a byte of another region", overlap, REFIT_ERR_EXISTS, "state.3"},
+};
+
+static void refuse(rig *on, const bad_region *it, refit_region_desc desc)
 {
     refit_region_id id = 999;
-    assert_int_equal(refit_offloader_add(on->offloader, &desc, &id, &on->error), expected);
-    assert_int_equal(on->error.status, expected);
+    it->spoil(on, &desc);
+    refit_status status = refit_offloader_add(on->offloader, &desc, &id, &on->error);
+    if (status != it->status || strstr(on->error.text, it->words) == NULL) {
+        fail_msg("%s: %s: %s", it->name, refit_status_name(status), on->error.text);
+    }
+    assert_int_equal(on->error.status, status);
     assert_int_equal(id, 999);
     assert_int_equal(refit_offloader_count(on->offloader), RIG_REGIONS);
 }
@@ -27,31 +73,9 @@ static void bad_regions_are_refused(void **state)
     rig on;
     rig_open_unsealed(&on, RIG_BOUND, NULL);
     refit_region_desc good = desc_of("new", rig_extra(&on, 64), 64);
-    refit_region_desc bad = good;
-    bad.size = offsetof(refit_region_desc, policy) - 1;
-    refuse(&on, bad, REFIT_ERR_INVALID);
-    bad = good, bad.name = NULL;
-    refuse(&on, bad, REFIT_ERR_INVALID);
-    bad = good, bad.name = "";
-    refuse(&on, bad, REFIT_ERR_INVALID);
-    bad = good, bad.name = "state.3";
-    refuse(&on, bad, REFIT_ERR_EXISTS);
-    bad = good, bad.memory = NULL;
-    refuse(&on, bad, REFIT_ERR_INVALID);
-    bad = good, bad.bytes = 0;
-    refuse(&on, bad, REFIT_ERR_INVALID);
-    bad = good, bad.bytes = UINT64_MAX;
-    refuse(&on, bad, REFIT_ERR_INVALID);
-    bad = good, bad.bytes = UINT64_C(1) << 62;
-    refuse(&on, bad, REFIT_ERR_INVALID);
-    assert_non_null(strstr(on.error.text, "region new"));
-    bad = good, bad.policy = (refit_policy)3;
-    refuse(&on, bad, REFIT_ERR_INVALID);
-    bad = good, bad.group = REFIT_GROUPS;
-    refuse(&on, bad, REFIT_ERR_INVALID);
-    char *inside = (char *)on.regions[3].memory + on.regions[3].bytes - 1;
-    refuse(&on, desc_of("new", inside, 1), REFIT_ERR_EXISTS);
-    assert_non_null(strstr(on.error.text, "state.3"));
+    for (size_t i = 0; i < sizeof bad_regions / sizeof bad_regions[0]; i++) {
+        refuse(&on, &bad_regions[i], good);
+    }
     refit_region_id id;
     assert_ok(refit_offloader_add(on.offloader, &good, &id, &on.error));
     assert_int_equal(id, RIG_REGIONS);
