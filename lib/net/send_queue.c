@@ -41,9 +41,8 @@ static rft_peer_id peer_of(const rft_peer_id *to)
     return to == NULL ? (rft_peer_id){0} : *to;
 }
 
-refit_status rft_send_queue_put(rft_send_queue *queue, const rft_peer_id *to,
-                                const rft_message *message, const rft_limits *limits,
-                                refit_error *error)
+static refit_status put(rft_send_queue *queue, const rft_peer_id *to, const rft_message *message,
+                        const rft_limits *limits, refit_error *error)
 {
     size_t before = queue->bytes.count;
     RFT_TRY(check_room(queue, error));
@@ -58,6 +57,15 @@ refit_status rft_send_queue_put(rft_send_queue *queue, const rft_peer_id *to,
     } else {
         queue->bytes.count = before;
     }
+    return status;
+}
+
+refit_status rft_send_queue_put(rft_send_queue *queue, const rft_peer_id *to,
+                                const rft_message *message, const rft_limits *limits,
+                                refit_error *error)
+{
+    refit_status status = put(queue, to, message, limits, error);
+    if (status != REFIT_OK) queue->failed = true;
     return status;
 }
 

@@ -1,9 +1,9 @@
 /*
  * mailbox: the exchange between a subscriber's service thread and its caller.
  *
- * The service thread puts a committed version there and a copy of the session's report; the caller
- * takes the version and leaves orders. One lock guards it, held for a few copies at most; neither
- * side ever waits for the other with it.
+ * The service thread's session puts a committed version there, and the service thread a copy of the
+ * session's report; the caller takes the version and leaves orders. One lock guards it, held for a
+ * few copies at most; neither side ever waits for the other with it.
  */
 #ifndef RFT_MAILBOX_H
 #define RFT_MAILBOX_H
@@ -11,7 +11,33 @@
 #include <stdatomic.h>
 
 #include "base/thread.h"
-#include "subscriber/session.h"
+#include "subscriber/images.h"
+
+typedef enum rft_session_state {
+    RFT_SESSION_CONNECTING,
+    RFT_SESSION_JOINING,
+    RFT_SESSION_CURRENT,
+    RFT_SESSION_STAGING,
+    RFT_SESSION_STAGED,
+    RFT_SESSION_APPLYING,
+} rft_session_state;
+
+/* The public part of a session's state; a copy. */
+typedef struct rft_session_report {
+    rft_session_state state;
+    refit_path path;
+    uint64_t epoch;                   /* of the trainer it knows; 0: none */
+    uint64_t version;                 /* held */
+    refit_error final;                /* status REFIT_OK: there is no final error */
+    char refusal[RFT_SENTENCE_BYTES]; /* why the trainer does not take this worker for now; empty:
+                                         it does */
+    uint64_t applied;                 /* versions */
+    uint64_t aborted;                 /* versions */
+    uint64_t refused;                 /* messages that broke the protocol */
+    uint64_t bytes_received;
+    uint64_t bad_frames;
+    double stage_seconds; /* of the last version staged */
+} rft_session_report;
 
 typedef enum rft_order_kind {
     RFT_ORDER_ACCEPT,

@@ -144,10 +144,20 @@ static void gpu_verify_close(rft_gpu_verify *verify, uint32_t timeout_ms)
 /* ---- Opening and dropping */
 
 void rft_receive_init(rft_receive *receive, const refit_config *config, rft_images *images,
-                      rft_sender sender)
+                      rft_send_queue *send_queue, const rft_limits *limits)
 {
     *receive = (rft_receive){
-        .config = config, .images = images, .sender = sender, .verify_bytes = VERIFY_BYTES};
+        .config = config,
+        .images = images,
+        .send_queue = send_queue,
+        .limits = limits,
+        .verify_bytes = VERIFY_BYTES,
+    };
+}
+
+static void receive_send(rft_receive *receive, const rft_message *message)
+{
+    (void)rft_send_queue_put(receive->send_queue, NULL, message, receive->limits, NULL);
 }
 
 static void close_reassembly(rft_receive *receive)
@@ -286,7 +296,7 @@ static void pull(rft_receive *receive)
     message.as.pull.version = receive->version;
     message.as.pull.credits = (uint32_t)(room / RFT_CREDIT);
     receive->in_flight += room / RFT_CREDIT * RFT_CREDIT;
-    receive->sender.send(receive->sender.user, &message);
+    receive_send(receive, &message);
 }
 
 /* Returns a received frame's credit. A duplicate is credited twice, so at most one extra frame is
@@ -420,7 +430,7 @@ static refit_status ask_again(rft_receive *receive, const uint32_t *sequences, u
     rft_message message = {.kind = RFT_RESEND};
     message.as.resend.version = receive->version;
     message.as.resend.sequences = (rft_view){wire, (size_t)count * 4};
-    receive->sender.send(receive->sender.user, &message);
+    receive_send(receive, &message);
     return REFIT_OK;
 }
 

@@ -17,15 +17,10 @@
 #ifndef RFT_RECEIVE_H
 #define RFT_RECEIVE_H
 
+#include "net/send_queue.h"
 #include "store/copy_queue.h"
 #include "subscriber/images.h"
 #include "wire/reassembly.h"
-
-/* Queues one message for the publisher. */
-typedef struct rft_sender {
-    void (*send)(void *user, const rft_message *message);
-    void *user;
-} rft_sender;
 
 /* How far the digests of an image in a GPU's memory are. {0} is not open. */
 typedef struct rft_gpu_verify {
@@ -54,7 +49,8 @@ typedef enum rft_receive_phase {
 typedef struct rft_receive {
     const refit_config *config;
     rft_images *images;
-    rft_sender sender;
+    rft_send_queue *send_queue; /* the session's, as the next one */
+    const rft_limits *limits;
 
     rft_receive_phase phase;
     rft_catalog *catalog; /* of the version */
@@ -86,8 +82,9 @@ typedef struct rft_receive {
     uint64_t bad_frames;     /* since it was opened */
 } rft_receive;
 
+/* All is borrowed until close. Messages are put into the send queue; a failure is noted there. */
 void rft_receive_init(rft_receive *receive, const refit_config *config, rft_images *images,
-                      rft_sender sender);
+                      rft_send_queue *send_queue, const rft_limits *limits);
 void rft_receive_close(rft_receive *receive);
 
 /* Takes an OFFER in the place of any version before it. REFIT_ERR_PROTOCOL: it contradicts the

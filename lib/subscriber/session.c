@@ -46,17 +46,14 @@
 
 #define HEARTBEAT_MOST_MS (60u * 60 * 1000)
 #define PROOF_BYTES       8u
+#define MESSAGES_WAITING  32u /* for a socket that takes none */
 
 /* ---- Opening and closing */
 
+/* A message that cannot be put in costs the connection, at the next tick. */
 static void session_send(rft_session *session, const rft_message *message)
 {
-    session->host.send(session->host.user, message);
-}
-
-static void receive_send(void *user, const rft_message *message)
-{
-    session_send(user, message);
+    (void)rft_send_queue_put(&session->send_queue, NULL, message, &session->limits, NULL);
 }
 
 /* No version can be larger, wherever it lies: shared memory can be swapped out. */
@@ -68,26 +65,28 @@ static uint64_t machine_memory(void)
 }
 
 void rft_session_init(rft_session *session, const refit_config *config,
-                      const rft_session_identity *identity, rft_session_host host, int64_t now)
+                      const rft_session_identity *identity, rft_mailbox *mailbox, int64_t now)
 {
     *session = (rft_session){
         .config = config,
         .identity = identity,
-        .host = host,
+        .mailbox = mailbox,
         .limits = rft_limits_from(config),
+        .send_queue.most = MESSAGES_WAITING,
         .heartbeat_ms = config->broadcast_heartbeat_ms,
         .next_beat = now,
         .heard = now,
     };
     session->limits.memory_bytes = machine_memory();
-    rft_receive_init(&session->receive, config, &session->images,
-                     (rft_sender){receive_send, session});
+    rft_receive_init(&session->receive, config, &session->images, &session->send_queue,
+                     &session->limits);
 }
 
 void rft_session_close(rft_session *session)
 {
     rft_receive_close(&session->receive);
     rft_images_close(&session->images);
+    rft_send_queue_close(&session->send_queue);
     rft_catalog_release(session->catalog);
     session->catalog = NULL;
 }
@@ -148,6 +147,8 @@ static void send_hello(rft_session *session)
     message.as.hello.delta = config->broadcast_delta != REFIT_DELTA_NEVER;
     message.as.hello.zstd = message.as.hello.delta;
     session->names_gpu = false;
+    /* What the socket has not taken by now is of an earlier connection, or an earlier HELLO. */
+    rft_send_queue_reset(&session->send_queue);
     session_send(session, &message);
 }
 
@@ -198,8 +199,7 @@ static void send_bye(rft_session *session, refit_status code, const char *words)
 void rft_session_disconnect(rft_session *session, uint32_t pause_ms, int64_t now)
 {
     rft_receive_drop(&session->receive);
-    if (session->report.state == RFT_SESSION_APPLYING &&
-        session->host.withdraw(session->host.user)) {
+    if (session->report.state == RFT_SESSION_APPLYING && rft_mailbox_withdraw(session->mailbox)) {
         rft_image_drop_use(session->applying, RFT_IMAGE_LENT);
         session->applying = NULL;
     }
@@ -212,7 +212,7 @@ void rft_session_disconnect(rft_session *session, uint32_t pause_ms, int64_t now
     session->next_beat = rft_after_ms(now, pause_ms);
 }
 
-void rft_session_lost(rft_session *session, const char *why, int64_t now)
+static void lose_connection(rft_session *session, const char *why, int64_t now)
 {
     if (!is_joined(session)) return;
     rft_log(REFIT_LOG_WARNING, "worker %s lost its trainer: %s", session->identity->worker, why);
@@ -731,7 +731,7 @@ static void deliver(rft_session *session, int64_t now)
     rft_image_drop_use(image, RFT_IMAGE_STAGED);
     session->applying = image;
     session->report.state = RFT_SESSION_APPLYING;
-    session->host.deliver(session->host.user, image);
+    rft_mailbox_deliver(session->mailbox, image);
 }
 
 static void repeat_committed(rft_session *session, uint64_t version)
@@ -895,13 +895,14 @@ static void tick_joined(rft_session *session, int64_t now)
     if (now >= silence_at(session)) {
         char why[64];
         snprintf(why, sizeof why, "silent for %u ms", session->heartbeat_timeout_ms);
-        rft_session_lost(session, why, now);
+        lose_connection(session, why, now);
         return;
     }
     if (has_deadline(session) && now >= session->receive.deadline) {
         refit_error why;
         (void)rft_fail(&why, REFIT_ERR_TIMEOUT, "not all of the version was here by its deadline");
         give_up(session, session->receive.version, &why, now);
+        return; /* HELLO, which would drop what was just said, comes with the next tick */
     }
     if (now < session->next_beat) return;
     if (rejoins_now(session)) {
@@ -952,12 +953,23 @@ static void tick_connecting(rft_session *session, int64_t now)
     session->next_beat = rft_after_ms(now, session->heartbeat_ms);
 }
 
+/* Messages that were waiting are dropped with the one that was lost. */
+static void tick_send_queue(rft_session *session, int64_t now)
+{
+    if (!session->send_queue.failed) return;
+    session->send_queue.failed = false;
+    rft_send_queue_reset(&session->send_queue);
+    lose_connection(session, "its messages could not be sent", now);
+}
+
 void rft_session_tick(rft_session *session, int64_t now)
 {
-    if (session->report.final.status != REFIT_OK) return;
-    if (is_joined(session)) tick_joined(session, now);
-    tick_verifying(session, now);
-    if (!is_joined(session)) tick_connecting(session, now);
+    if (session->report.final.status == REFIT_OK) {
+        if (is_joined(session)) tick_joined(session, now);
+        tick_verifying(session, now);
+        if (!is_joined(session)) tick_connecting(session, now);
+    }
+    tick_send_queue(session, now);
 }
 
 int64_t rft_session_tick_at(const rft_session *session)

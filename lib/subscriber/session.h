@@ -2,23 +2,16 @@
  * session: the worker's side of the protocol as a state machine.
  *
  * Events go in: a message of the publisher, the time, a decision of the user. Messages for the
- * publisher come out through the host, and so does a version that is ready for the user. No socket,
- * no clock, no thread: the time is handed in, so every test chooses it. It belongs to one thread
- * (the subscriber's service thread). The states are drawn in session.c.
+ * publisher are appended to the send queue, which the service thread sends after every event; a
+ * version that is ready for the user is put into the mailbox. No socket, no clock, no thread: the
+ * time is handed in, so every test chooses it. It belongs to one thread (the subscriber's service
+ * thread). The states are drawn in session.c.
  */
 #ifndef RFT_SESSION_H
 #define RFT_SESSION_H
 
+#include "subscriber/mailbox.h"
 #include "subscriber/receive.h"
-
-typedef enum rft_session_state {
-    RFT_SESSION_CONNECTING,
-    RFT_SESSION_JOINING,
-    RFT_SESSION_CURRENT,
-    RFT_SESSION_STAGING,
-    RFT_SESSION_STAGED,
-    RFT_SESSION_APPLYING,
-} rft_session_state;
 
 /* "connecting", "joining", …: for refit_subscriber_describe. */
 const char *rft_session_state_name(rft_session_state state);
@@ -31,38 +24,12 @@ typedef struct rft_session_identity {
     uint64_t instance; /* drawn when the subscriber opened */
 } rft_session_identity;
 
-/* The services that a session needs from its owner. */
-typedef struct rft_session_host {
-    void *user;
-    void (*send)(void *user, const rft_message *message);
-    /* A committed version is there for the user. */
-    void (*deliver)(void *user, rft_image *image);
-    /* Takes back the delivered version; false if the user has taken it already. */
-    bool (*withdraw)(void *user);
-} rft_session_host;
-
-/* The public part of a session's state; a copy. */
-typedef struct rft_session_report {
-    rft_session_state state;
-    refit_path path;
-    uint64_t epoch;                   /* of the trainer it knows; 0: none */
-    uint64_t version;                 /* held */
-    refit_error final;                /* status REFIT_OK: there is no final error */
-    char refusal[RFT_SENTENCE_BYTES]; /* why the trainer does not take this worker for now; empty:
-                                         it does */
-    uint64_t applied;                 /* versions */
-    uint64_t aborted;                 /* versions */
-    uint64_t refused;                 /* messages that broke the protocol */
-    uint64_t bytes_received;
-    uint64_t bad_frames;
-    double stage_seconds; /* of the last version staged */
-} rft_session_report;
-
 typedef struct rft_session {
     const refit_config *config;
     const rft_session_identity *identity;
-    rft_session_host host;
+    rft_mailbox *mailbox; /* borrowed */
     rft_limits limits;
+    rft_send_queue send_queue; /* messages for the publisher */
 
     rft_session_report report; /* its fields are kept nowhere else */
     rft_held held;             /* the version that the user's engine runs */
@@ -94,9 +61,10 @@ typedef struct rft_session {
     int64_t asked;     /* when HELLO was first said since then; 0: it was not */
 } rft_session;
 
-/* `config` and `identity` are borrowed until close. Takes no memory before a version is offered. */
+/* `config`, `identity` and `mailbox` are borrowed until close. Takes no memory for versions before
+ * one is offered. */
 void rft_session_init(rft_session *session, const refit_config *config,
-                      const rft_session_identity *identity, rft_session_host host, int64_t now);
+                      const rft_session_identity *identity, rft_mailbox *mailbox, int64_t now);
 void rft_session_close(rft_session *session);
 
 /* One decoded message; payload is that of a FRAME. */
@@ -107,7 +75,8 @@ void rft_session_message(rft_session *session, const rft_message *message, rft_v
 void rft_session_garbage(rft_session *session, const refit_error *why, int64_t now);
 
 /* Acts on the time: HELLO, BEAT, the publisher's silence, an offer's deadline, and the next part of
- * an image to verify. */
+ * an image to verify. If a message could not be put into the send queue, the connection counts as
+ * lost. */
 void rft_session_tick(rft_session *session, int64_t now);
 /* When tick has something to do at the latest. */
 int64_t rft_session_tick_at(const rft_session *session);
@@ -125,8 +94,6 @@ void rft_session_use_device(rft_session *session, refit_device *device, int64_t 
 /* No connection comes about, and why. With REFIT_ERR_SECURITY the session ends once this has been
  * so for the heartbeat timeout; else it goes on trying. */
 void rft_session_shut_out(rft_session *session, const refit_error *why, int64_t now);
-/* The messages to the publisher could not be sent: the connection counts as lost. */
-void rft_session_lost(rft_session *session, const char *why, int64_t now);
 /* Says BYE. */
 void rft_session_leave(rft_session *session);
 

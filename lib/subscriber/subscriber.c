@@ -20,9 +20,8 @@
 #include "base/random.h"
 #include "config/config.h"
 #include "device/device_uuid.h"
-#include "net/send_queue.h"
 #include "subscriber/in_place.h"
-#include "subscriber/mailbox.h"
+#include "subscriber/session.h"
 
 /* ---- The service thread
  *
@@ -42,40 +41,18 @@ typedef struct subscriber_service {
     /* From start to stop these belong to the service thread alone. */
     rft_channel *channel;
     rft_session session;
-    rft_send_queue send_queue;
-    bool send_queue_failed; /* a message could not be put in: the connection is lost */
 } subscriber_service;
 
-#define MESSAGES_WAITING  32u /* for a socket that takes none */
 #define MESSAGES_PER_PASS 16u
 #define WAIT_MOST_MS      60000
 
-/* ---- Services for the session */
-
-static void host_send(void *user, const rft_message *message)
-{
-    subscriber_service *service = user;
-    /* HELLO is repeated anyway: one that waits is enough. */
-    if (message->kind == RFT_HELLO) rft_send_queue_reset(&service->send_queue);
-    refit_status status =
-        rft_send_queue_put(&service->send_queue, NULL, message, &service->session.limits, NULL);
-    if (status != REFIT_OK) service->send_queue_failed = true;
-    (void)rft_send_queue_flush(&service->send_queue, service->channel);
-}
-
-static void host_deliver(void *user, rft_image *image)
-{
-    subscriber_service *service = user;
-    rft_mailbox_deliver(&service->mailbox, image);
-}
-
-static bool host_withdraw(void *user)
-{
-    subscriber_service *service = user;
-    return rft_mailbox_withdraw(&service->mailbox);
-}
-
 /* ---- One pass */
+
+/* After every event, so that a message does not wait for the end of the pass. */
+static void speak(subscriber_service *service)
+{
+    (void)rft_send_queue_flush(&service->session.send_queue, service->channel);
+}
 
 static void wait_for_something(subscriber_service *service)
 {
@@ -83,6 +60,7 @@ static void wait_for_something(subscriber_service *service)
     if (wait_ms > WAIT_MOST_MS) wait_ms = WAIT_MOST_MS;
     rft_channel_poll(service->channel, service->mailbox.wake_fd, wait_ms);
     rft_wake_fd_clear(service->mailbox.wake_fd);
+    speak(service);
     refit_error why;
     if (rft_channel_take_failure(service->channel, &why) != REFIT_OK) {
         rft_session_shut_out(&service->session, &why, rft_now());
@@ -103,6 +81,7 @@ static void carry_out_orders(subscriber_service *service)
             break;
         case RFT_ORDER_RELEASE: rft_session_release(&service->session, now); break;
         }
+        speak(service);
     }
 }
 
@@ -128,17 +107,8 @@ static void hear(subscriber_service *service)
         refit_status status = rft_channel_receive(service->channel, &envelope, &why);
         if (status == REFIT_ERR_TIMEOUT) return;
         hear_one(service, status, &envelope, &why);
+        speak(service);
     }
-}
-
-static void speak(subscriber_service *service)
-{
-    if (service->send_queue_failed) {
-        service->send_queue_failed = false;
-        rft_send_queue_reset(&service->send_queue);
-        rft_session_lost(&service->session, "its messages could not be sent", rft_now());
-    }
-    (void)rft_send_queue_flush(&service->send_queue, service->channel);
 }
 
 static void *listen_on(void *user)
@@ -179,15 +149,14 @@ static refit_status start_service(subscriber_service *service, const char *endpo
                                   const refit_config *config, refit_error *error)
 {
     refit_status status;
-    rft_session_host host = {service, host_send, host_deliver, host_withdraw};
     service->config = *config;
-    service->send_queue.most = MESSAGES_WAITING;
     RFT_TRY(name_worker(service, error));
     RFT_TRY(rft_mailbox_open(&service->mailbox, error));
     RFT_TRY_GOTO(rft_channel_connect(endpoint, config, &service->channel, error), undo_mailbox);
     service->mailbox.endpoint = rft_channel_endpoint(service->channel);
     service->identity.near = rft_channel_is_local(service->channel);
-    rft_session_init(&service->session, &service->config, &service->identity, host, rft_now());
+    rft_session_init(&service->session, &service->config, &service->identity, &service->mailbox,
+                     rft_now());
     RFT_TRY_GOTO(rft_thread_start(&service->thread, "refit-worker", listen_on, service, error),
                  undo_session);
     return REFIT_OK;
@@ -207,7 +176,6 @@ static void stop_service(subscriber_service *service)
     rft_thread_join(service->thread);
     rft_session_close(&service->session);
     rft_channel_close(service->channel);
-    rft_send_queue_close(&service->send_queue);
     rft_mailbox_close(&service->mailbox);
 }
 

@@ -116,7 +116,7 @@ static void shut_out(protocol_bench *bench, uint32_t at, uint32_t seed)
                        .text = "no connection came about"};
     worker->may_end = true;
     rft_session_shut_out(&worker->session, &why, bench->now);
-    law_worker_moved(bench, at, LAW_OTHER);
+    bench_worker_moved(bench, at, LAW_OTHER);
 }
 
 static void something_rare(protocol_bench *bench, const step *at)

@@ -459,8 +459,10 @@ void bench_open(protocol_bench *bench, const uint8_t *settings)
 
 void bench_close(protocol_bench *bench)
 {
-    for (uint32_t i = 0; i < HONEST; i++)
+    for (uint32_t i = 0; i < HONEST; i++) {
         rft_session_close(&bench->workers[i].session);
+        rft_mailbox_close(&bench->workers[i].mailbox);
+    }
     close_server(bench);
     rft_bytes_close(&bench->scratch);
 }
@@ -493,7 +495,7 @@ void bench_advance(protocol_bench *bench, uint32_t ms)
     bench_server_sends(bench);
     for (uint32_t i = 0; i < HONEST; i++) {
         rft_session_tick(&bench->workers[i].session, bench->now);
-        law_worker_moved(bench, i, LAW_TICK);
+        bench_worker_moved(bench, i, LAW_TICK);
     }
 }
 
@@ -503,7 +505,7 @@ static bool is_quiet(const protocol_bench *bench, bool users)
         const bench_link *link = &bench->links[i];
         const bench_worker *worker = &bench->workers[i];
         if (link->up.count + link->down.count > 0) return false;
-        if (users && (worker->ready != NULL || worker->taken || worker->open)) return false;
+        if (users && (worker->mailbox.ready != NULL || worker->taken || worker->open)) return false;
         if (worker->session.receive.phase == RFT_RECEIVE_VERIFYING) return false;
     }
     return !rft_server_wants_frames(&bench->server);
@@ -518,7 +520,7 @@ void bench_pump(protocol_bench *bench, bool users)
         for (uint32_t i = 0; i < HONEST; i++) {
             bench_deliver_down(bench, i, LINE_MOST);
             rft_session_tick(&bench->workers[i].session, bench->now);
-            law_worker_moved(bench, i, LAW_TICK);
+            bench_worker_moved(bench, i, LAW_TICK);
             if (users) bench_user_acts(bench, i, 0);
         }
     }

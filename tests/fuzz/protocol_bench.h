@@ -47,11 +47,11 @@ typedef struct bench_link {
 } bench_link;
 
 typedef struct bench_worker {
+    rft_mailbox mailbox;
     rft_session session;
     rft_session_identity identity;
     rft_session_state before; /* at the last look */
     rft_held held;            /* likewise */
-    rft_image *ready;         /* delivered and not taken */
     uint64_t told_commit;     /* the version that the COMMIT it hears now names, or 0 */
     bool taken;               /* and undecided */
     bool open;                /* decided and not closed */
@@ -138,6 +138,8 @@ bool bench_key_counts(const protocol_bench *bench, uint32_t peer);
 
 void bench_worker_opens(protocol_bench *bench, uint32_t worker);
 void bench_worker_closes(protocol_bench *bench, uint32_t worker, bool says_goodbye);
+/* What the session said goes to the trainer, and the laws are looked at. `by`: see below. */
+void bench_worker_moved(protocol_bench *bench, uint32_t worker, uint32_t by);
 void bench_worker_hears(protocol_bench *bench, uint32_t worker, rft_view message, rft_view payload);
 /* Takes, decides (0, 1: accepts; 2: refuses and keeps; 3: refuses and has nothing), or closes. */
 void bench_user_acts(protocol_bench *bench, uint32_t worker, uint32_t decision);

@@ -270,7 +270,7 @@ static void check_state(const bench_worker *worker, uint32_t by)
     case RFT_SESSION_STAGED: FUZZ_REQUIRE(receive->phase == RFT_RECEIVE_COMPLETE || held); break;
     case RFT_SESSION_APPLYING: FUZZ_REQUIRE(session->applying != NULL); break;
     }
-    FUZZ_REQUIRE((session->applying != NULL) == (worker->ready != NULL || worker->taken));
+    FUZZ_REQUIRE((session->applying != NULL) == (worker->mailbox.ready != NULL || worker->taken));
 }
 
 static const ledger_entry *committed_entry(protocol_bench *bench, const rft_held *held)

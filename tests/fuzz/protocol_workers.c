@@ -4,55 +4,38 @@
 #include "base/clock.h"
 #include "protocol_bench.h"
 
-/* What a session's host needs to know. */
-typedef struct worker_host {
-    protocol_bench *bench;
-    uint32_t worker;
-} worker_host;
-
-static worker_host hosts[HONEST];
-
-/* A queue that nobody empties costs the connection, as backlog.c has it. */
-static void host_send(void *user, const rft_message *message)
+/* Puts what the session has said into the line to the trainer. */
+static void send_all(protocol_bench *bench, uint32_t at)
 {
-    const worker_host *host = user;
-    bench_link *link = &host->bench->links[host->worker];
-    rft_bytes *scratch = &host->bench->scratch;
-    rft_bytes_reset(scratch);
-    FUZZ_REQUIRE(rft_message_encode(message, &host->bench->workers[host->worker].session.limits,
-                                    scratch, NULL) == REFIT_OK);
-    if (link->open) (void)bench_push(&link->up, rft_bytes_view(scratch), (rft_view){NULL, 0});
+    rft_send_queue *queue = &bench->workers[at].session.send_queue;
+    bench_link *link = &bench->links[at];
+    rft_outgoing next;
+    FUZZ_REQUIRE(!queue->failed);
+    while (rft_send_queue_take(queue, &next)) {
+        if (link->open) (void)bench_push(&link->up, next.message, (rft_view){NULL, 0});
+    }
+    rft_send_queue_reset(queue);
 }
 
-static void host_deliver(void *user, rft_image *image)
+void bench_worker_moved(protocol_bench *bench, uint32_t at, uint32_t by)
 {
-    const worker_host *host = user;
-    bench_worker *worker = &host->bench->workers[host->worker];
-    FUZZ_REQUIRE(worker->ready == NULL && !worker->taken);
-    worker->ready = image;
-    law_delivered(host->bench, host->worker, image);
-}
-
-static bool host_withdraw(void *user)
-{
-    const worker_host *host = user;
-    bench_worker *worker = &host->bench->workers[host->worker];
-    bool there = worker->ready != NULL;
-    worker->ready = NULL;
-    return there;
+    send_all(bench, at);
+    law_worker_moved(bench, at, by);
 }
 
 void bench_worker_opens(protocol_bench *bench, uint32_t at)
 {
     bench_worker *worker = &bench->workers[at];
     memset(worker, 0, sizeof *worker);
-    hosts[at] = (worker_host){bench, at};
+    /* No descriptors: no thread waits for them. */
+    worker->mailbox.ready_fd = worker->mailbox.wake_fd = -1;
+    FUZZ_REQUIRE(rft_mutex_open(&worker->mailbox.lock, NULL) == REFIT_OK);
     (void)snprintf(worker->identity.worker, sizeof worker->identity.worker, "w%u", at);
     strcpy(worker->identity.host, "bench");
     worker->identity.instance = ++bench->instances;
     worker->may_end = !bench_key_counts(bench, at);
-    rft_session_host host = {&hosts[at], host_send, host_deliver, host_withdraw};
-    rft_session_init(&worker->session, &bench->config, &worker->identity, host, bench->now);
+    rft_session_init(&worker->session, &bench->config, &worker->identity, &worker->mailbox,
+                     bench->now);
     worker->before = worker->session.report.state;
 }
 
@@ -60,10 +43,22 @@ void bench_worker_closes(protocol_bench *bench, uint32_t at, bool says_goodbye)
 {
     bench_worker *worker = &bench->workers[at];
     if (says_goodbye) rft_session_leave(&worker->session);
+    send_all(bench, at);
     rft_session_close(&worker->session);
+    rft_mailbox_close(&worker->mailbox);
     /* What it said last arrives before its connection ends. */
     if (says_goodbye) bench_deliver_up(bench, at, LINE_MOST);
     bench_connect(bench, at);
+}
+
+/* `before` was ready before the session heard a message. */
+static void look_for_delivery(protocol_bench *bench, uint32_t at, const rft_image *before)
+{
+    const bench_worker *worker = &bench->workers[at];
+    const rft_image *ready = worker->mailbox.ready;
+    if (ready == NULL || ready == before) return;
+    FUZZ_REQUIRE(before == NULL && !worker->taken);
+    law_delivered(bench, at, ready);
 }
 
 void bench_worker_hears(protocol_bench *bench, uint32_t at, rft_view bytes, rft_view payload)
@@ -73,13 +68,15 @@ void bench_worker_hears(protocol_bench *bench, uint32_t at, rft_view bytes, rft_
     rft_message message;
     refit_error why;
     if (rft_message_decode(bytes, &session->limits, &message, &why) == REFIT_OK) {
+        const rft_image *ready = worker->mailbox.ready;
         worker->told_commit = message.kind == RFT_COMMIT ? message.as.commit.version : 0;
         rft_session_message(session, &message, payload, bench->now);
+        look_for_delivery(bench, at, ready);
         worker->told_commit = 0;
-        law_worker_moved(bench, at, message.kind);
+        bench_worker_moved(bench, at, message.kind);
     } else {
         rft_session_garbage(session, &why, bench->now);
-        law_worker_moved(bench, at, LAW_GARBAGE);
+        bench_worker_moved(bench, at, LAW_GARBAGE);
     }
 }
 
@@ -106,9 +103,10 @@ void bench_user_acts(protocol_bench *bench, uint32_t at, uint32_t decision)
         rft_session_release(&worker->session, bench->now);
     } else if (worker->taken) {
         decide(bench, at, decision);
-    } else if (worker->ready != NULL) {
-        worker->ready = NULL;
+    } else if (worker->mailbox.ready != NULL) {
+        rft_image *image = NULL;
+        FUZZ_REQUIRE(rft_mailbox_take(&worker->mailbox, 0, &image, NULL) == REFIT_OK);
         worker->taken = true;
     }
-    law_worker_moved(bench, at, LAW_USER);
+    bench_worker_moved(bench, at, LAW_USER);
 }

@@ -133,7 +133,7 @@ static void a_final_refusal_ends_everything(void **state)
     bench_tick(bench, 60000);
     bench_hear(bench, sample_welcome(BENCH_EPOCH, NULL));
     rft_session_garbage(&bench->session, &(refit_error){.status = REFIT_ERR_PROTOCOL}, bench->now);
-    assert_int_equal(bench->said_count, 0);
+    assert_int_equal(bench_count_all(bench), 0);
     assert_int_equal(bench_state(bench), RFT_SESSION_CONNECTING);
 }
 
@@ -169,7 +169,7 @@ static void a_worker_without_a_trainer_ends_after_the_idle_timeout(void **state)
     bench_forget(bench);
     bench_hear(bench, sample_welcome(BENCH_EPOCH, NULL));
     bench_tick(bench, 60000);
-    assert_int_equal(bench->said_count, 0);
+    assert_int_equal(bench_count_all(bench), 0);
     assert_int_equal(rft_session_tick_at(&bench->session), INT64_MAX);
 }
 
@@ -327,7 +327,7 @@ static void every_message_in_every_state_leads_where_it_should(void **state)
                 fail_msg("%s in state %s leads to %s", rft_message_kind_name(kind),
                          rft_session_state_name(from), rft_session_state_name(bench_state(&bench)));
             }
-            assert_int_equal(bench.ready != NULL, bench_state(&bench) == APPLYING);
+            assert_int_equal(bench.mailbox.ready != NULL, bench_state(&bench) == APPLYING);
             bench_close(&bench);
         }
     }
@@ -344,7 +344,7 @@ static void messages_of_another_epoch_are_passed_over(void **state)
     bench_hear(bench, sample_manifest(bench_sample(bench, 1), BENCH_EPOCH + 1));
     bench_hear(bench, sample_offer(bench_sample(bench, 2), BENCH_EPOCH + 1, 0, NULL, 0));
     assert_int_equal(bench_state(bench), STAGED);
-    assert_int_equal(bench->said_count, 0);
+    assert_int_equal(bench_count_all(bench), 0);
     assert_int_equal(bench->session.heard, heard);
 }
 
@@ -360,7 +360,7 @@ static void garbage_costs_the_connection_in_every_state(void **state)
         assert_int_equal(bench_state(&bench), CONNECTING);
         assert_int_equal(bench.session.report.refused, 1);
         assert_int_equal(bench_count(&bench, RFT_BYE), from == CONNECTING ? 0 : 1);
-        assert_null(bench.ready);
+        assert_null(bench.mailbox.ready);
         bench_close(&bench);
     }
 }
@@ -400,9 +400,41 @@ static void silence_is_noticed_in_every_state(void **state)
         bench_tick(&bench, 1);
         assert_int_equal(bench_state(&bench), CONNECTING);
         assert_int_equal(bench_said(&bench, RFT_HELLO)->as.hello.held.version, 1);
-        assert_null(bench.ready);
+        assert_null(bench.mailbox.ready);
         bench_close(&bench);
     }
+}
+
+/* The send queue is not emptied here, as by a socket that takes nothing. */
+static void a_message_that_cannot_be_queued_costs_the_connection(void **state)
+{
+    session_bench *bench = *state;
+    bench_reach(bench, CURRENT);
+    bench_forget(bench);
+    const rft_message beat = sample_beat(BENCH_EPOCH);
+    uint32_t most = bench->session.send_queue.most;
+    for (uint32_t i = 0; i <= most; i++) {
+        assert_int_equal(bench_state(bench), CURRENT);
+        assert_int_equal(bench->session.send_queue.count, i);
+        bench->now += (int64_t)bench->config.broadcast_heartbeat_ms * 1000000;
+        rft_session_message(&bench->session, &beat, (rft_view){0}, bench->now);
+        rft_session_tick(&bench->session, bench->now);
+    }
+    assert_int_equal(bench_state(bench), CONNECTING);
+    assert_true(rft_send_queue_is_empty(&bench->session.send_queue));
+    bench_tick(bench, 0);
+    assert_int_equal(bench_count(bench, RFT_HELLO), 1);
+}
+
+static void a_hello_replaces_what_waits_to_be_sent(void **state)
+{
+    session_bench *bench = *state;
+    for (uint32_t i = 0; i < 3; i++) {
+        rft_session_tick(&bench->session, bench->now);
+        assert_int_equal(bench->session.send_queue.count, 1);
+        bench->now += (int64_t)bench->config.broadcast_heartbeat_ms * 1000000;
+    }
+    assert_int_equal(bench_count(bench, RFT_HELLO), 1);
 }
 
 static void a_sign_of_life_defers_the_silence(void **state)
@@ -476,7 +508,7 @@ static void a_new_epoch_in_every_state_starts_over(void **state)
         bench_hear(&bench, sample_welcome(BENCH_EPOCH + 1, NULL));
         assert_int_equal(bench_state(&bench), JOINING);
         assert_int_equal(bench_said(&bench, RFT_JOIN)->as.join.epoch, BENCH_EPOCH + 1);
-        assert_null(bench.ready);
+        assert_null(bench.mailbox.ready);
         bench_hear(&bench, sample_beat(BENCH_EPOCH + 1));
         bench_apply(&bench, 1, 0);
         bench_close(&bench);
@@ -542,6 +574,8 @@ int main(void)
         cmocka_unit_test(garbage_costs_the_connection_in_every_state),
         BENCH_TEST(a_message_above_a_limit_costs_the_version_only),
         cmocka_unit_test(silence_is_noticed_in_every_state),
+        BENCH_TEST(a_message_that_cannot_be_queued_costs_the_connection),
+        BENCH_TEST(a_hello_replaces_what_waits_to_be_sent),
         BENCH_TEST(a_sign_of_life_defers_the_silence),
         BENCH_TEST(beats_say_what_is_held_and_repeat_what_is_staged),
         BENCH_TEST(an_offer_that_is_not_filled_by_its_deadline_fails),

@@ -158,7 +158,7 @@ static void an_update_taken_before_the_connection_was_lost_can_be_accepted(void 
     assert_int_equal(bench_state(bench), CONNECTING);
     bench_forget(bench);
     rft_session_accept(&bench->session, bench->now);
-    assert_int_equal(bench->said_count, 0);
+    assert_int_equal(bench_count_all(bench), 0);
     assert_image_is(image, bench_sample(bench, 1));
     bench_tick(bench, bench->config.broadcast_heartbeat_ms);
     assert_int_equal(bench_said(bench, RFT_HELLO)->as.hello.held.version, 1);
@@ -180,7 +180,7 @@ static void the_version_that_was_missed_is_recognised(void **state)
     assert_int_equal(bench_count(bench, RFT_PULL), 0);
     bench_commit(bench, 1);
     assert_int_equal(bench_said(bench, RFT_COMMITTED)->as.staged.version, 1);
-    assert_null(bench->ready);
+    assert_null(bench->mailbox.ready);
 }
 
 int main(void)

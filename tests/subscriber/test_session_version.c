@@ -24,7 +24,7 @@ static void a_version_is_staged_committed_and_applied(void **state)
     const rft_message *staged = bench_said(bench, RFT_STAGED);
     assert_int_equal(staged->as.staged.version, 1);
     assert_memory_equal(&staged->as.staged.digest, &bench_sample(bench, 1)->digest, 16);
-    assert_null(bench->ready);
+    assert_null(bench->mailbox.ready);
     bench_commit(bench, 1);
     assert_int_equal(bench_state(bench), APPLYING);
     const rft_image *image = bench_take(bench);
@@ -275,7 +275,7 @@ static void a_commit_of_what_is_held_is_confirmed_again(void **state)
     bench_forget(bench);
     bench_commit(bench, 1);
     assert_int_equal(bench_said(bench, RFT_COMMITTED)->as.staged.version, 1);
-    assert_null(bench->ready);
+    assert_null(bench->mailbox.ready);
 }
 
 static void a_commit_of_what_is_not_staged_fails(void **state)
@@ -284,7 +284,7 @@ static void a_commit_of_what_is_not_staged_fails(void **state)
     bench_reach(bench, STAGING);
     bench_commit(bench, 1);
     assert_int_equal(bench_said(bench, RFT_FAILED)->as.failed.code, REFIT_ERR_STATE);
-    assert_null(bench->ready);
+    assert_null(bench->mailbox.ready);
 }
 
 static void an_offer_of_what_is_held_needs_no_frames(void **state)
@@ -300,7 +300,7 @@ static void an_offer_of_what_is_held_needs_no_frames(void **state)
     bench_commit(bench, 1);
     assert_int_equal(bench_said(bench, RFT_COMMITTED)->as.staged.version, 1);
     assert_int_equal(bench_state(bench), CURRENT);
-    assert_null(bench->ready);
+    assert_null(bench->mailbox.ready);
 }
 
 static void other_bytes_under_the_number_held_fail_the_version(void **state)
@@ -463,24 +463,44 @@ static void a_message_above_a_limit_leaves_the_known_manifest(void **state)
 
 /* ---- No memory */
 
-/* Until the bench is open nothing may fail: it holds the samples. */
-static uint64_t requests_of_opening(void)
+/* Until the bench is open nothing may fail: it holds the samples. With the first HELLO the send
+ * queue takes the memory that it keeps. */
+static uint64_t requests_until(rft_session_state reached)
 {
     static session_bench bench;
     failing_alloc_begin(0);
     uint64_t before = rft_alloc_count();
     bench_open(&bench);
+    bench_reach(&bench, reached);
     uint64_t requests = rft_alloc_count() - before;
     bench_close(&bench);
     (void)failing_alloc_end();
     return requests;
 }
 
+static void a_hello_that_there_is_no_memory_for_is_said_a_heartbeat_later(void **state)
+{
+    (void)state;
+    uint64_t first = requests_until(CONNECTING) + 1, last = requests_until(JOINING);
+    assert_true(first <= last);
+    for (uint64_t nth = first; nth <= last; nth++) {
+        static session_bench bench;
+        failing_alloc_begin(nth);
+        bench_open(&bench);
+        bench_tick(&bench, 0);
+        assert_null(bench_said(&bench, RFT_HELLO));
+        assert_int_equal(bench_state(&bench), CONNECTING);
+        bench_join(&bench, BENCH_EPOCH);
+        bench_close(&bench);
+        assert_true(failing_alloc_end());
+    }
+}
+
 static void every_failed_allocation_fails_the_version_and_nothing_else(void **state)
 {
     (void)state;
     bool failed = true;
-    for (uint64_t nth = requests_of_opening() + 1; failed; nth++) {
+    for (uint64_t nth = requests_until(CURRENT) + 1; failed; nth++) {
         static session_bench bench;
         failing_alloc_begin(nth);
         bench_open(&bench);
@@ -529,6 +549,7 @@ int main(void)
         BENCH_TEST(a_manifest_above_the_limits_fails_its_versions),
         BENCH_TEST(a_manifest_too_large_to_be_read_fails_its_versions),
         BENCH_TEST(a_message_above_a_limit_leaves_the_known_manifest),
+        cmocka_unit_test(a_hello_that_there_is_no_memory_for_is_said_a_heartbeat_later),
         cmocka_unit_test(every_failed_allocation_fails_the_version_and_nothing_else),
     };
     return cmocka_run_group_tests_name("session_version", tests, NULL, NULL);

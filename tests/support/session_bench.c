@@ -10,12 +10,8 @@
 
 #include "tests/support/quick_config.h"
 
-static void host_send(void *user, const rft_message *message)
+static void note_resend(session_bench *bench, const rft_message *message)
 {
-    session_bench *bench = user;
-    assert_true(bench->said_count < BENCH_SAID);
-    bench->said[bench->said_count++] = *message;
-    if (message->kind != RFT_RESEND) return;
     bench->resent_count = (uint32_t)(message->as.resend.sequences.count / 4);
     const unsigned char *at = message->as.resend.sequences.data;
     for (uint32_t i = 0; i < bench->resent_count; i++) {
@@ -23,19 +19,19 @@ static void host_send(void *user, const rft_message *message)
     }
 }
 
-static void host_deliver(void *user, rft_image *image)
+/* Takes the messages out of the session's send queue. */
+static void listen_to(session_bench *bench)
 {
-    session_bench *bench = user;
-    assert_null(bench->ready);
-    bench->ready = image;
-}
-
-static bool host_withdraw(void *user)
-{
-    session_bench *bench = user;
-    bool there = bench->ready != NULL;
-    bench->ready = NULL;
-    return there;
+    rft_outgoing next;
+    while (rft_send_queue_take(&bench->session.send_queue, &next)) {
+        rft_message *message = &bench->said[bench->said_count];
+        assert_true(bench->said_count < BENCH_SAID);
+        assert_int_equal(rft_message_decode(next.message, &bench->session.limits, message, NULL),
+                         REFIT_OK);
+        bench->said_count++;
+        if (message->kind == RFT_RESEND) note_resend(bench, message);
+    }
+    rft_send_queue_reset(&bench->session.send_queue);
 }
 
 void bench_open(session_bench *bench)
@@ -50,13 +46,15 @@ void bench_open(session_bench *bench)
     for (uint32_t i = 0; i < 4; i++) {
         sample_open(&bench->samples[i], i + 1);
     }
-    rft_session_host host = {bench, host_send, host_deliver, host_withdraw};
-    rft_session_init(&bench->session, &bench->config, &bench->identity, host, bench->now);
+    assert_int_equal(rft_mailbox_open(&bench->mailbox, NULL), REFIT_OK);
+    rft_session_init(&bench->session, &bench->config, &bench->identity, &bench->mailbox,
+                     bench->now);
 }
 
 void bench_close(session_bench *bench)
 {
     rft_session_close(&bench->session);
+    rft_mailbox_close(&bench->mailbox);
     for (uint32_t i = 0; i < 4; i++) {
         sample_close(&bench->samples[i]);
     }
@@ -65,24 +63,28 @@ void bench_close(session_bench *bench)
 void bench_hear(session_bench *bench, rft_message message)
 {
     rft_session_message(&bench->session, &message, (rft_view){0}, bench->now);
+    listen_to(bench);
 }
 
 void bench_tick(session_bench *bench, uint32_t ms)
 {
     bench->now += (int64_t)ms * 1000000;
     rft_session_tick(&bench->session, bench->now);
+    listen_to(bench);
 }
 
-const rft_message *bench_said(const session_bench *bench, rft_message_kind kind)
+const rft_message *bench_said(session_bench *bench, rft_message_kind kind)
 {
+    listen_to(bench);
     for (uint32_t i = bench->said_count; i > 0; i--) {
         if (bench->said[i - 1].kind == kind) return &bench->said[i - 1];
     }
     return NULL;
 }
 
-uint32_t bench_count(const session_bench *bench, rft_message_kind kind)
+uint32_t bench_count(session_bench *bench, rft_message_kind kind)
 {
+    listen_to(bench);
     uint32_t count = 0;
     for (uint32_t i = 0; i < bench->said_count; i++) {
         count += bench->said[i].kind == kind ? 1 : 0;
@@ -90,8 +92,15 @@ uint32_t bench_count(const session_bench *bench, rft_message_kind kind)
     return count;
 }
 
+uint32_t bench_count_all(session_bench *bench)
+{
+    listen_to(bench);
+    return bench->said_count;
+}
+
 void bench_forget(session_bench *bench)
 {
+    listen_to(bench);
     bench->said_count = 0;
     bench->resent_count = 0;
 }
@@ -134,6 +143,7 @@ void bench_frame(session_bench *bench, uint64_t version, uint64_t base, uint32_t
     rft_message frame = sample_frame(sample, sequence, same, &payload);
     if (damaged) frame.as.frame.hash ^= 1;
     rft_session_message(&bench->session, &frame, payload, bench->now);
+    listen_to(bench);
     free(same);
 }
 
@@ -159,9 +169,8 @@ void bench_commit(session_bench *bench, uint64_t version)
 
 rft_image *bench_take(session_bench *bench)
 {
-    rft_image *image = bench->ready;
-    assert_non_null(image);
-    bench->ready = NULL;
+    rft_image *image = NULL;
+    assert_int_equal(rft_mailbox_take(&bench->mailbox, 0, &image, NULL), REFIT_OK);
     return image;
 }
 

@@ -14,13 +14,13 @@
 typedef struct session_bench {
     refit_config config;
     rft_session_identity identity;
+    rft_mailbox mailbox;
     rft_session session;
     int64_t now;
     rft_message said[BENCH_SAID]; /* views in it are gone */
     uint32_t said_count;
     uint32_t resent[64]; /* the numbers of the last RESEND */
     uint32_t resent_count;
-    rft_image *ready;          /* delivered and not taken */
     sample_version samples[4]; /* versions 1 to 4 */
 } session_bench;
 
@@ -40,8 +40,9 @@ void bench_hear(session_bench *bench, rft_message message);
 void bench_tick(session_bench *bench, uint32_t ms);
 
 /* The last message of that kind that was said since the last bench_forget, or NULL. */
-const rft_message *bench_said(const session_bench *bench, rft_message_kind kind);
-uint32_t bench_count(const session_bench *bench, rft_message_kind kind);
+const rft_message *bench_said(session_bench *bench, rft_message_kind kind);
+uint32_t bench_count(session_bench *bench, rft_message_kind kind);
+uint32_t bench_count_all(session_bench *bench);
 void bench_forget(session_bench *bench);
 
 sample_version *bench_sample(session_bench *bench, uint64_t version);
