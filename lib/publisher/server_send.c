@@ -211,7 +211,7 @@ static void send_offer(rft_server *server, rft_peer *peer, int64_t now)
         const rft_gpu_block *block = rft_gpu_store_find(server->gpu, peer->task.version);
         rft_share_write(&block->share, share);
         message.as.offer.share = (rft_view){share, sizeof share};
-        message.as.offer.mark = rft_view_text(block->share_lock.segment.name);
+        message.as.offer.seqlock = rft_view_text(block->share_lock.segment.name);
     }
     (void)rft_server_send(server, peer, &message);
 }

@@ -204,7 +204,7 @@ static void place(rft_receive *receive, const rft_message *offer)
 {
     rft_view share = offer->as.offer.share;
     bool gpu = share.count > 0;
-    rft_view name = gpu ? offer->as.offer.mark : offer->as.offer.segment;
+    rft_view name = gpu ? offer->as.offer.seqlock : offer->as.offer.segment;
     receive->path = gpu ? REFIT_PATH_CUDA_IPC : name.count > 0 ? REFIT_PATH_SHM : REFIT_PATH_SOCKET;
     rft_view_print(name, receive->segment, sizeof receive->segment);
     receive->segment_offset = offer->as.offer.segment_offset;
@@ -223,7 +223,7 @@ static refit_status check_offer(const rft_message *offer, const rft_manifest *ma
                   (unsigned long long)offer->as.offer.bytes, offer->as.offer.frames,
                   (unsigned long long)manifest->payload_bytes, manifest->frame_count);
     RFT_REFUSE_IF(offer->as.offer.segment.count >= RFT_SEGMENT_NAME_BYTES ||
-                      offer->as.offer.mark.count >= RFT_SEGMENT_NAME_BYTES,
+                      offer->as.offer.seqlock.count >= RFT_SEGMENT_NAME_BYTES,
                   error, REFIT_ERR_PROTOCOL, "a segment's name of more than %u bytes is offered",
                   RFT_SEGMENT_NAME_BYTES - 1);
     return REFIT_OK;

@@ -88,7 +88,7 @@ static const rft_field offer_fields[] = {
     {"offset", U64(offer.segment_offset), .optional = true},
     {"share", BYTES(offer.share), .optional = true, .least = RFT_SHARE_BYTES,
      .most = RFT_SHARE_BYTES},
-    {"mark", TEXT(offer.mark), .optional = true, .most = SEGMENT_MOST},
+    {"mark", TEXT(offer.seqlock), .optional = true, .most = SEGMENT_MOST},
 };
 
 static const rft_field pull_fields[] = {

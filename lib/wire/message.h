@@ -135,7 +135,8 @@ typedef struct rft_message {
             uint64_t segment_offset; /* of the version in it */
             rft_view share;          /* cuda-ipc path: RFT_SHARE_BYTES of a share, where the version
                                         lies in the GPU's memory; else empty */
-            rft_view mark; /* with share: the segment of its mark, in which readers hold locks */
+            rft_view seqlock; /* with share: the segment of its seqlock, in which readers hold
+ locks; the key is "mark" */
         } offer;
         struct {
             uint64_t version;

@@ -209,7 +209,7 @@ static void an_offer_names_the_block_where_the_version_lies_there(void **state)
             const rft_message *offer = server_bench_told(&on.bench, worker, RFT_OFFER);
             bool gpu = worker == 1 && version == 2;
             assert_int_equal(offer->as.offer.share.count, gpu ? RFT_SHARE_BYTES : 0);
-            assert_true((offer->as.offer.mark.count > 0) == gpu);
+            assert_true((offer->as.offer.seqlock.count > 0) == gpu);
             assert_true((offer->as.offer.segment.count > 0) == !gpu);
             assert_int_equal(server_bench_peer(&on.bench, worker)->path,
                              gpu ? REFIT_PATH_CUDA_IPC : REFIT_PATH_SHM);

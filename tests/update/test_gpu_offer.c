@@ -94,7 +94,7 @@ static void join(scene *on)
     assert_true(on->pair.raw.heard.as.join.gpu);
 }
 
-static void offer(scene *on, uint32_t index, const rft_share *share, const char *mark)
+static void offer(scene *on, uint32_t index, const rft_share *share, const char *seqlock)
 {
     unsigned char bytes[RFT_SHARE_BYTES];
     const sample_version *sample = &on->pair.samples[index];
@@ -103,7 +103,7 @@ static void offer(scene *on, uint32_t index, const rft_share *share, const char 
     rft_message message = sample_offer(sample, PAIR_EPOCH, 0, NULL, 0);
     rft_share_write(share, bytes);
     message.as.offer.share = (rft_view){bytes, sizeof bytes};
-    message.as.offer.mark = rft_view_text(mark);
+    message.as.offer.seqlock = rft_view_text(seqlock);
     raw_say(&on->pair.raw, message);
 }
 
@@ -261,11 +261,11 @@ static uint32_t try_offer(int wrong, void (*change)(refit_config *config))
     join(&on);
     block *one = &on.blocks[0];
     rft_share share = one->share;
-    const char *mark = one->share_lock.segment.name;
+    const char *seqlock = one->share_lock.segment.name;
     rft_message seal = sample_seal(&on.pair.samples[0]);
-    if (wrong == 1) mark = "/proc/999999999/fd/3:1";
-    if (wrong == 2) mark = "/etc/passwd";
-    if (wrong == 3) mark = "";
+    if (wrong == 1) seqlock = "/proc/999999999/fd/3:1";
+    if (wrong == 2) seqlock = "/etc/passwd";
+    if (wrong == 3) seqlock = "";
     if (wrong == 4) rft_share_lock_retire(&one->share_lock);
     if (wrong == 5) rft_seqlock_begin(rft_share_lock_seqlock(&one->share_lock));
     if (wrong == 6) share.bytes--;
@@ -281,7 +281,7 @@ static uint32_t try_offer(int wrong, void (*change)(refit_config *config))
             refit_stream_copy(on.theirs, REFIT_STREAM_NONE, one->memory + 5, &damaged, 1, NULL),
             REFIT_OK);
     }
-    offer(&on, 0, &share, mark);
+    offer(&on, 0, &share, seqlock);
     raw_say(&on.pair.raw, seal);
     uint32_t code = STAGED;
     rft_message_kind kind;

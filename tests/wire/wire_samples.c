@@ -169,7 +169,7 @@ rft_message sample_large(rft_message_kind kind)
         m.as.offer.segment = name;
         m.as.offer.segment_offset = UINT64_MAX;
         m.as.offer.share = bytes_view(many_bytes, RFT_SHARE_BYTES);
-        m.as.offer.mark = name;
+        m.as.offer.seqlock = name;
         break;
     case RFT_PULL:
         m.as.pull.version = UINT64_MAX;
@@ -290,7 +290,7 @@ void assert_messages_equal(const rft_message *a, const rft_message *b)
         SAME_VIEW(offer.segment);
         SAME(offer.segment_offset);
         SAME_VIEW(offer.share);
-        SAME_VIEW(offer.mark);
+        SAME_VIEW(offer.seqlock);
         break;
     case RFT_PULL:
         SAME(pull.version);
