@@ -25,37 +25,6 @@ static void round_by_engines(void)
     rig_close(&rig);
 }
 
-static void batches_hold_1024_copies_at_most(void **state)
-{
-    (void)state;
-    fake_cuda_set_batch_cap(1024);
-    round_by_engines();
-    assert_int_equal(fake_cuda_calls("cuMemcpyBatchAsync"), 2 * 3);
-    assert_int_equal(fake_cuda_calls("cuMemcpyAsync"), 0);
-    assert_int_equal(fake_cuda_batch_most(), 1024);
-}
-
-static void the_older_batch_is_taken_where_the_newer_one_is_not(void **state)
-{
-    (void)state;
-    fake_cuda_set_version(12080);
-    round_by_engines();
-    assert_int_equal(fake_cuda_calls("cuMemcpyBatchAsync"), 2 * 3);
-}
-
-static void drivers_without_batches_copy_one_by_one(void **state)
-{
-    (void)state;
-    for (int hidden = 0; hidden < 2; hidden++) {
-        fake_cuda_reset();
-        if (hidden) fake_cuda_hide("cuMemcpyBatchAsync", 0);
-        if (!hidden) fake_cuda_set_version(12040);
-        round_by_engines();
-        assert_int_equal(fake_cuda_calls("cuMemcpyBatchAsync"), 0);
-        assert_int_equal(fake_cuda_calls("cuMemcpyAsync"), 2 * 3000);
-    }
-}
-
 static void keep_line(void *user, refit_log_level level, const char *text)
 {
     assert_int_equal(level, REFIT_LOG_WARNING);
@@ -63,23 +32,56 @@ static void keep_line(void *user, refit_log_level level, const char *text)
     *(unsigned *)(void *)((char *)user + 400) += 1;
 }
 
-static void batches_that_are_refused_are_copied_one_by_one(void **state)
+/* A driver, and the calls that 3,000 copies out and back take on it. */
+typedef struct batch_case {
+    const char *name;
+    int version;          /* 0: the newest */
+    bool hidden;          /* it has no call for a batch */
+    rft_cu_result refuse; /* what the first 6 batches answer */
+    uint64_t batches;     /* calls for a batch */
+    uint64_t singly;      /* calls for one copy */
+} batch_case;
+
+static const batch_case batches[] = {
+    {"the newer call for a batch", 0, false, 0, 2 * 3, 0},
+    {"the older call for a batch", 12080, false, 0, 2 * 3, 0},
+    {"a driver older than batches", 12040, false, 0, 0, 2 * 3000},
+    {"a driver without batches", 0, true, 0, 0, 2 * 3000},
+    {"batches are not supported", 0, false, RFT_CU_NOT_SUPPORTED, 2 * 3, 2 * 3000},
+    {"batches are refused", 0, false, RFT_CU_INVALID_VALUE, 2 * 3, 2 * 3000},
+};
+
+/* Batches hold 1,024 copies at most; a refused batch is copied one by one, and told once. */
+static void batches_take_the_calls_that_the_driver_has(void **state)
 {
     (void)state;
-    static const rft_cu_result results[] = {RFT_CU_NOT_SUPPORTED, RFT_CU_INVALID_VALUE};
-    for (unsigned i = 0; i < 2; i++) {
+    for (size_t i = 0; i < sizeof batches / sizeof batches[0]; i++) {
+        const batch_case *it = &batches[i];
         struct {
             char line[400];
             unsigned lines;
         } told = {.lines = 0};
         fake_cuda_reset();
-        fake_cuda_fail("cuMemcpyBatchAsync", 1, 6, results[i]);
+        fake_cuda_set_batch_cap(1024);
+        if (it->version != 0) fake_cuda_set_version(it->version);
+        if (it->hidden) fake_cuda_hide("cuMemcpyBatchAsync", 0);
+        if (it->refuse != 0) fake_cuda_fail("cuMemcpyBatchAsync", 1, 6, it->refuse);
         refit_set_log(keep_line, &told, REFIT_LOG_WARNING);
         round_by_engines();
         refit_set_log(NULL, NULL, REFIT_LOG_ERROR);
-        assert_int_equal(fake_cuda_calls("cuMemcpyAsync"), 2 * 3000);
-        assert_int_equal(told.lines, 1);
-        assert_non_null(strstr(told.line, "refuses a batch of copies (CUDA_ERROR_"));
+        if (fake_cuda_calls("cuMemcpyBatchAsync") != it->batches ||
+            fake_cuda_calls("cuMemcpyAsync") != it->singly) {
+            fail_msg("%s: %llu batches, %llu copies by themselves", it->name,
+                     (unsigned long long)fake_cuda_calls("cuMemcpyBatchAsync"),
+                     (unsigned long long)fake_cuda_calls("cuMemcpyAsync"));
+        }
+        if (it->singly == 0) assert_int_equal(fake_cuda_batch_most(), 1024);
+        assert_int_equal(told.lines, it->refuse == 0 ? 0 : 1);
+        if (it->refuse != 0) {
+            assert_non_null(strstr(told.line, "refuses a batch of copies (CUDA_ERROR_"));
+        }
+        assert_int_equal(fake_cuda_leaks(), 0);
+        assert_string_equal(fake_cuda_violation(), "");
     }
 }
 
@@ -278,10 +280,7 @@ static void the_steady_state_allocates_nothing(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cuda_case(batches_hold_1024_copies_at_most),
-        cuda_case(the_older_batch_is_taken_where_the_newer_one_is_not),
-        cuda_case(drivers_without_batches_copy_one_by_one),
-        cuda_case(batches_that_are_refused_are_copied_one_by_one),
+        cuda_case(batches_take_the_calls_that_the_driver_has),
         cuda_case(an_impossible_copy_of_a_batch_is_reported),
         cuda_case(registered_memory_at_other_addresses_is_kept_out_of_batches),
         cuda_case(copies_of_nothing_are_left_out),

@@ -235,19 +235,31 @@ static void memory_of_other_kinds_is_refused_by_name(void **state)
     assert_ok(refit_memory_alloc(device, MIB, &memory, NULL));
     assert_ok(refit_memory_alloc(other, MIB, &far, NULL));
 
-    assert_ok(check(device, memory, MIB, NULL));
-    assert_ok(check(device, (char *)memory + 77, 1000, NULL));
-    assert_ok(check(device, (void *)(uintptr_t)torch, MIB, NULL));
-    assert_refused(check(device, plain, 100, error), REFIT_ERR_INVALID, "ordinary host memory");
-    assert_refused(check(device, bytes, 4096, error), REFIT_ERR_INVALID, "page-locked host memory");
-    assert_refused(check(device, (void *)(uintptr_t)managed, 8, error), REFIT_ERR_INVALID,
-                   "managed memory");
-    assert_refused(check(device, far, 8, error), REFIT_ERR_INVALID,
-                   "is memory of cuda:1, and this device is cuda:0");
-    assert_refused(check(device, memory, UINT64_MAX, error), REFIT_ERR_INVALID,
-                   "would end beyond the addresses that there are");
-    assert_refused(check(device, memory, 64 * MIB, error), REFIT_ERR_INVALID,
-                   "not memory of cuda:0");
+    const struct {
+        const char *name;
+        const void *at;
+        uint64_t bytes;
+        const char *words; /* of the refusal; NULL: it is memory of the device */
+    } rows[] = {
+        {"a whole allocation", memory, MIB, NULL},
+        {"a part of an allocation", (char *)memory + 77, 1000, NULL},
+        {"memory of another library", (void *)(uintptr_t)torch, MIB, NULL},
+        {"host memory", plain, 100, "ordinary host memory"},
+        {"page-locked memory", bytes, 4096, "page-locked host memory"},
+        {"managed memory", (void *)(uintptr_t)managed, 8, "managed memory"},
+        {"another GPU", far, 8, "is memory of cuda:1, and this device is cuda:0"},
+        {"no addresses", memory, UINT64_MAX, "would end beyond the addresses that there are"},
+        {"beyond its end", memory, 64 * MIB, "not memory of cuda:0"},
+    };
+    for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
+        refit_error error = {0};
+        refit_status status = check(device, rows[i].at, rows[i].bytes, &error);
+        bool right = rows[i].words == NULL
+                         ? status == REFIT_OK
+                         : status == REFIT_ERR_INVALID && error.status == (int32_t)status &&
+                               strstr(error.text, rows[i].words) != NULL;
+        if (!right) fail_msg("%s: %s: %s", rows[i].name, refit_status_name(status), error.text);
+    }
 
     assert_ok(refit_memory_free(device, memory, NULL));
     assert_refused(check(device, memory, 8, error), REFIT_ERR_INVALID, "was freed");

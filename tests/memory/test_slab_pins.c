@@ -179,41 +179,47 @@ static void a_preferred_lock_that_fails_leaves_all_of_it_touched(void **state)
     }
 }
 
-/* It is not the lock that is at fault: pageable memory would not help. */
-static void a_lost_device_is_an_error_even_where_locks_are_preferred(void **state)
-{
-    fixture *all = *state;
-    all->locker.fail_nth = 2;
-    all->locker.status = REFIT_ERR_DEVICE;
-    assert_int_equal(take(all, REFIT_PIN_PREFER), REFIT_ERR_DEVICE);
-    assert_int_equal(all->error.status, REFIT_ERR_DEVICE);
-    assert_int_equal(all->locker.unlocks, 1);
-}
+/* One call, and the locks that it made and undid. */
+typedef struct take_case {
+    const char *name;
+    refit_pin wanted;
+    uint32_t fail_nth; /* with `fault` */
+    refit_status fault;
+    uint32_t stop_nth;
+    refit_status status;
+    uint32_t locks;
+    uint32_t unlocks;
+} take_case;
 
-static void a_device_without_locks_is_told_as_such(void **state)
-{
-    fixture *all = *state;
-    all->locker.fail_nth = 1;
-    all->locker.status = REFIT_ERR_UNSUPPORTED;
-    assert_int_equal(take(all, REFIT_PIN_REQUIRE), REFIT_ERR_PIN);
-}
+static const take_case takes[] = {
+    /* Pageable memory would not help: the device is lost. */
+    {"a lost device, where locks are preferred", REFIT_PIN_PREFER, 2, REFIT_ERR_DEVICE, 0,
+     REFIT_ERR_DEVICE, 2, 1},
+    {"a lost device, where locks are required", REFIT_PIN_REQUIRE, 2, REFIT_ERR_DEVICE, 0,
+     REFIT_ERR_DEVICE, 2, 1},
+    {"a device without locks", REFIT_PIN_REQUIRE, 1, REFIT_ERR_UNSUPPORTED, 0, REFIT_ERR_PIN, 1, 0},
+    {"no locks wanted", REFIT_PIN_OFF, 0, REFIT_OK, 0, REFIT_OK, 0, 0},
+    {"a stop between two slabs", REFIT_PIN_REQUIRE, 0, REFIT_OK, 2, REFIT_ERR_CANCELLED, 2, 2},
+    {"a stop behind the last slab", REFIT_PIN_REQUIRE, 0, REFIT_OK, SLABS, REFIT_ERR_CANCELLED,
+     SLABS, SLABS},
+};
 
-static void no_lock_is_tried_where_none_is_wanted(void **state)
+static void each_end_leaves_all_locks_or_none(void **state)
 {
-    fixture *all = *state;
-    assert_int_equal(take(all, REFIT_PIN_OFF), REFIT_OK);
-    assert_int_equal(all->locker.locks, 0);
-    assert_int_equal(count_resident(all->locker.base, SLAB_BYTES), SLAB_BYTES);
-}
-
-static void a_stop_between_two_slabs_undoes_the_locks(void **state)
-{
-    fixture *all = *state;
-    all->locker.stop_nth = 2;
-    assert_int_equal(take(all, REFIT_PIN_REQUIRE), REFIT_ERR_CANCELLED);
-    assert_int_equal(all->locker.locks, 2);
-    assert_int_equal(all->locker.unlocks, 2);
+    const take_case *it = *state;
+    void *made = NULL;
+    assert_int_equal(set_up(&made), 0);
+    fixture *all = made;
+    all->locker.fail_nth = it->fail_nth;
+    all->locker.status = it->fault;
+    all->locker.stop_nth = it->stop_nth;
+    assert_int_equal(take(all, it->wanted), it->status);
+    if (it->status != REFIT_OK) assert_int_equal(all->error.status, it->status);
+    assert_int_equal(all->locker.locks, it->locks);
+    assert_int_equal(all->locker.unlocks, it->unlocks);
     assert_int_equal(all->pins.pinned, 0);
+    assert_int_equal(count_resident(all->locker.base, SLAB_BYTES), SLAB_BYTES);
+    assert_int_equal(tear_down(&made), 0);
 }
 
 static void memory_that_cannot_be_touched_undoes_the_locks(void **state)
@@ -230,6 +236,18 @@ static void memory_that_cannot_be_touched_undoes_the_locks(void **state)
 
 #define TEST(name) cmocka_unit_test_setup_teardown(name, set_up, tear_down)
 
+/* A test for each case, with its name. */
+static int run_takes(void)
+{
+    struct CMUnitTest tests[sizeof takes / sizeof takes[0]] = {{0}};
+    for (size_t i = 0; i < sizeof takes / sizeof takes[0]; i++) {
+        tests[i] = (struct CMUnitTest){.name = takes[i].name,
+                                       .test_func = each_end_leaves_all_locks_or_none,
+                                       .initial_state = (void *)(uintptr_t)&takes[i]};
+    }
+    return cmocka_run_group_tests_name("slab_pins_taken", tests, NULL, NULL);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -237,11 +255,8 @@ int main(void)
         TEST(the_first_slab_does_not_wait_for_the_last),
         TEST(a_lock_that_fails_undoes_those_before_it),
         TEST(a_preferred_lock_that_fails_leaves_all_of_it_touched),
-        TEST(a_lost_device_is_an_error_even_where_locks_are_preferred),
-        TEST(a_device_without_locks_is_told_as_such),
-        TEST(no_lock_is_tried_where_none_is_wanted),
-        TEST(a_stop_between_two_slabs_undoes_the_locks),
         TEST(memory_that_cannot_be_touched_undoes_the_locks),
     };
-    return cmocka_run_group_tests_name("slab_pins", tests, NULL, NULL);
+    int failed = run_takes();
+    return failed + cmocka_run_group_tests_name("slab_pins", tests, NULL, NULL);
 }
