@@ -91,7 +91,7 @@ static uint64_t from_kib(uint64_t kib)
     return kib > UINT64_MAX / 1024 ? UINT64_MAX : kib * 1024;
 }
 
-/* Memory of this process that is no file's. */
+/* Memory of this process that belongs to no file. */
 static uint64_t read_resident(const char *root)
 {
     char text[RFT_PROCFILE_ROOM];

@@ -21,12 +21,12 @@
 #include "base/error.h"
 
 /* ---- Suballocations --------------------------------------------------------------------------
- * Which pieces an arena has, by offset, and where the next one fits. Arithmetic only; the arena's
- * lock guards it.
+ * The pieces of an arena, by offset, and the place where the next one fits. Arithmetic only; the
+ * arena's lock guards it.
  *
- * A sorted array of pieces. What is free is what lies between them, so that neighbours which are
- * given back are one hole without further ado. As long as nothing was given back the next piece
- * goes behind the last, and nothing is searched.
+ * A sorted array of pieces. The stretches between them are free, so that neighbours which were
+ * given back are one hole. As long as no piece was given back the next one goes behind the last,
+ * without a search.
  */
 
 typedef struct rft_suballocation {

@@ -32,8 +32,8 @@
  * The probe touches the beginning of the range itself, so its work is not lost, and it ends early
  * when it is slow. A slow rate alone proves nothing (in a virtual machine the host may be fetching
  * the memory, whatever the page size): then small pages are tried on the next stretch, and huge
- * ones are given up if they cost many times as much. What a busy machine takes away is left
- * out of the time: it would decide by chance.
+ * ones are given up if they cost many times as much. Time in which other processes have the CPU is
+ * not counted: it would decide by chance.
  */
 
 #define PROBE_BYTES  (UINT64_C(64) << 20)
@@ -55,7 +55,7 @@ static int64_t queued_time(void)
 }
 
 /* Bytes per second of touching from `*at` on, which it moves; up to `bytes`, or until PROBE_TIME is
- * up. 0 if nothing could be touched: the touch of the whole will say why. */
+ * up. 0 if nothing could be touched: the touch of the whole range then reports the error. */
 static double probe_rate(char **at, uint64_t bytes)
 {
     int64_t start = rft_now() - queued_time();
@@ -98,8 +98,8 @@ bool rft_huge_pages_ask(void *base, uint64_t bytes, refit_huge_pages wanted)
  *         ─► touch and page-lock, slab by slab
  *
  * Placement comes before the first touch, which decides where a page lies; the touch comes before
- * the page-lock, which would otherwise touch page by page on one thread. Whatever step fails, the
- * drop takes back those before it. Knows nothing of what the bytes are.
+ * the page-lock, which would otherwise touch page by page on one thread. If a step fails, the drop
+ * undoes the steps before it. Knows nothing of what the bytes are.
  *
  * The mapping is kept from forked children (MADV_DONTFORK): page locks are not inherited, a fork
  * would have to copy the page tables of the whole image, and a write after it would move the page

@@ -1,5 +1,5 @@
 /*
- * PyTorch's two entry points, and the table that says which arena is meant.
+ * PyTorch's two entry points, and the table from a device's number to its arena.
  *
  * PyTorch passes a device's number and nothing else, so the table is state of the process; one lock
  * guards it. No call to an arena is made under that lock, since it may take its time: `calls` keeps
@@ -132,7 +132,7 @@ void *refit_torch_alloc(ptrdiff_t size, int device, void *stream)
     return NULL;
 }
 
-/* Without knowing its stream the memory cannot go: it then stays until the arena closes. `*took`:
+/* If the arena cannot take note of the stream, the memory stays until the arena closes. `*took`:
  * whether the piece was PyTorch's. */
 static refit_status give_piece(refit_arena *arena, void *memory, void *stream, bool *took,
                                refit_error *error)

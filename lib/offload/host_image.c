@@ -155,7 +155,7 @@ static refit_status open_arena(refit_offloader *offloader, refit_error *error)
     return status;
 }
 
-/* Is there an arena that holds the plan, or will? */
+/* Is there an arena that holds the plan, or will hold it? */
 static bool has_arena(const refit_offloader *offloader)
 {
     return offloader->image != NULL &&

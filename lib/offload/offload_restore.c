@@ -2,8 +2,8 @@
  * The verbs of a cycle: offload, restore, finish.
  *
  * The first two are one function with a direction: admitted under the lock, then planned and
- * started without it. Until the copies are under way a failure leaves everything as it was; but for
- * the memory that a restore has taken, which stays bound.
+ * started without it. A failure before the copies are under way changes nothing, except that memory
+ * which a restore has taken stays bound.
  *
  * finish waits for the operation under way and, after an offload, gives device memory back. That
  * happens there, on the caller's thread, and nowhere else: hooks run code of the caller's.
@@ -13,7 +13,7 @@
 
 /* ---- May it start? ------------------------------------------------------------------------ */
 
-/* What would be lost while a gradient accumulation is open? NULL for nothing. */
+/* A region that an offload would lose while a gradient accumulation is open, or NULL. */
 static const rft_region *find_loss(const refit_offloader *offloader)
 {
     for (uint32_t id = 0; id < offloader->regions.count; id++) {

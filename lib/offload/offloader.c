@@ -104,7 +104,7 @@ refit_status refit_offloader_open(refit_device *device, const refit_config *conf
     return REFIT_OK;
 }
 
-/* Lets copies under way end: how they do does not matter any more. */
+/* Waits for copies under way. Their status does not matter any more. */
 static refit_status end_copies(refit_offloader *offloader, refit_error *error)
 {
     rft_lock(&offloader->lock);

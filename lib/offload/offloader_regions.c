@@ -1,6 +1,6 @@
 /*
- * What a caller does with regions before and between offloads and restores: add, describe, bind and
- * unbind. Changes addresses only; bytes are moved elsewhere.
+ * The verbs of regions: add, describe, bind and unbind; and device memory, given back and taken
+ * again. Changes addresses only; operation.c and host_image.c move bytes.
  */
 #include <inttypes.h>
 #include <string.h>
@@ -34,7 +34,8 @@ refit_status refit_offloader_add(refit_offloader *offloader, const refit_region_
     return rft_region_table_add(&offloader->regions, region, out, error);
 }
 
-/* The list of a caller whose struct is shorter or longer is gone through by that one's size. */
+/* A caller's struct may be shorter or longer: the list is walked by the size that the caller gave.
+ */
 refit_status refit_offloader_add_each(refit_offloader *offloader, const refit_region_desc *regions,
                                       uint32_t count, refit_error *error)
 {

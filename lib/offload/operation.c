@@ -28,7 +28,7 @@ static uint64_t digest_of(const void *bytes, uint64_t count)
     return rft_digest_finish(rft_digest_part(bytes, count, 0), count);
 }
 
-/* Of what the device holds, as far as it can be known. */
+/* The digest of the device's bytes, or of the image's where the device's cannot be read. */
 static refit_status digest_device(const refit_offloader *offloader, const rft_region *region,
                                   uint64_t *digest, refit_error *error)
 {
@@ -50,7 +50,7 @@ static refit_status digest_device(const refit_offloader *offloader, const rft_re
     return status;
 }
 
-/* Does what arrived equal what left? REFIT_ERR_CORRUPT, or why it cannot be said. */
+/* Are the bytes that arrived those that left? REFIT_ERR_CORRUPT, or the failure of a digest. */
 static refit_status check_region(const refit_offloader *offloader, rft_direction direction,
                                  rft_region *region, refit_error *error)
 {
@@ -266,7 +266,7 @@ refit_status rft_operation_not_begun(refit_offloader *offloader, refit_future *f
     return status;
 }
 
-/* Did a wait find the copies ended? One that failed by itself says nothing about them. */
+/* Did a wait find that the copies have ended? A wait that itself failed does not tell. */
 static bool is_over(const rft_mover *mover, refit_status status)
 {
     return status == REFIT_OK || (status != REFIT_ERR_TIMEOUT && rft_mover_finished_at(mover) != 0);
@@ -321,9 +321,9 @@ void rft_operation_expose(refit_offloader *offloader, uint64_t number, int64_t b
 }
 
 /* ---- Futures ---------------------------------------------------------------------------------
- * A caller's hold on one operation. They come from a pool inside the offloader. When an
- * operation ends, how it ended is written into each of its futures; from then on they need neither
- * it nor its mover, so a future outlives the next operation. Does not end operations by itself.
+ * A caller's hold on one operation. They come from a pool inside the offloader. When an operation
+ * ends, its status is written into each of its futures. From then on they need neither it nor its
+ * mover, so a future outlives the next operation. Does not end operations by itself.
  */
 
 refit_status rft_future_take(refit_offloader *offloader, bool next, refit_future **out,

@@ -257,7 +257,7 @@ static refit_status check_desc(const refit_region_desc *desc, refit_error *error
     return REFIT_OK;
 }
 
-/* Room for one region more in all three. */
+/* Room for one more region in the array, the index and the tree. */
 static refit_status reserve_one(rft_region_table *table, refit_error *error)
 {
     if (table->count == table->room) {
@@ -336,7 +336,7 @@ static refit_status prepare_address(const rft_region_table *table, refit_region_
     return status;
 }
 
-/* In the piece that it has already: nothing changes but that there is memory. */
+/* Binds the region to the piece that it already has: only makes sure that there is memory. */
 static refit_status attach_again(rft_region *region, refit_error *error)
 {
     RFT_TRY(rft_arena_commit(region->arena, region->memory, region->bytes, error));

@@ -1,6 +1,6 @@
 /*
- * From regions to a layout and to the plan of one direction. Only regions that are not yet where
- * they should be are in a plan: after a failure that is what makes both verbs retryable. A region
+ * From regions to a layout and to the plan of one direction. A plan has only the regions that are
+ * not yet where they should be, so that both verbs can be called again after a failure. A region
  * makes one piece for each slab that holds a part of it. Reads the table, starts nothing.
  */
 #include "offload/schedule.h"

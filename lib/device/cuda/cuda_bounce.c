@@ -26,9 +26,8 @@
 #include "device/cuda/cuda_stream.h"
 
 /* ---- What a bounce buffer is made of ---------------------------------------------------------
- * What a bounce buffer is made of: a stream, events, two halves of device memory, and sections of
- * pinned host memory in which the CPU writes entries for the GPU to read. All of it is taken when a
- * bounce buffer opens.
+ * A stream, events, two halves of device memory, and sections of pinned host memory in which the
+ * CPU writes entries for the GPU to read. All of it is taken when a bounce buffer opens.
  */
 
 #define SECTION_BYTES (RFT_CUDA_ENTRIES * sizeof(rft_pack_entry))
@@ -106,7 +105,7 @@ close_bounce:
     return status;
 }
 
-/* Of the first that is not done. */
+/* The answer of its stream or of the first half that is not free; SUCCESS if all are done. */
 static rft_cu_result ask(rft_cuda_device *cuda, const rft_cuda_bounce *bounce)
 {
     rft_cu_result result = RFT_CU_SUCCESS;
@@ -118,7 +117,7 @@ static rft_cu_result ask(rft_cuda_device *cuda, const rft_cuda_bounce *bounce)
     return result;
 }
 
-/* Has all that was ever put on it been done? */
+/* Is all work that was put on it done? */
 static bool bounce_is_idle(rft_cuda_device *cuda, const rft_cuda_bounce *bounce)
 {
     return ask(cuda, bounce) == RFT_CU_SUCCESS;
@@ -459,7 +458,7 @@ static refit_status record_timing(const measure *at, rft_cu_event event, refit_e
                           error, "the time of small copies could not be taken");
 }
 
-/* The faster of both that were measured so far and now. */
+/* Keeps the faster of the time so far and the time now. */
 static refit_status take_time(const measure *at, bool engines, float *best, refit_error *error)
 {
     float now = 0;
@@ -505,9 +504,9 @@ static refit_status open_timing(rft_cuda_device *cuda, rft_cu_event *event, refi
                           "an event with a clock could not be opened");
 }
 
-/* Measures on an unused bounce buffer, by the GPU's own clock. Takes some milliseconds,
- * and no more than 50: REFIT_ERR_TIMEOUT, and some of it may still be under way. REFIT_ERR_BUSY:
- * see above. Inside a context guard. */
+/* Measures on an unused bounce buffer, by the GPU's own clock. Takes some milliseconds, and no more
+ * than 50: REFIT_ERR_TIMEOUT, and some of it may still be under way. REFIT_ERR_BUSY: the engines
+ * won throughout. Inside a context guard. */
 static refit_status cutoff_find(rft_cuda_device *cuda, rft_cuda_bounce *bounce, uint64_t *bytes,
                                 refit_error *error)
 {
@@ -558,10 +557,10 @@ uint64_t rft_cuda_cutoff_choose(const rft_cuda_cutoff_times *times)
  *
  * A stream keeps its bounce buffer while its work is on it. Another stream gets an idle one, or a
  * new one, or none: no copy waits for the work of another stream, which may be held up for as long
- * as its owner likes. Two bounce buffers serve states that leave while others come back.
+ * as its owner likes. Two bounce buffers serve an offload and a restore at the same time.
  *
- * What goes wrong here is never a failure of the copies: the copy engines do them. It is said once,
- * and tried again after a number of batches that doubles each time. Knows nothing of copies.
+ * A failure here never fails the copies: the copy engines do them. It is logged once, and a bounce
+ * buffer is tried again after a number of batches that doubles each time. Knows nothing of copies.
  */
 
 #define BOUNCES    2u

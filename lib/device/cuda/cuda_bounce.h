@@ -25,7 +25,7 @@
 #define RFT_CUDA_SECTIONS 8u
 #define RFT_CUDA_ENTRIES  16384u /* of a section */
 
-/* Where a copy goes. */
+/* The direction of a copy. */
 typedef enum rft_cuda_direction {
     RFT_CUDA_NEITHER,
     RFT_CUDA_TO_HOST,
@@ -75,7 +75,7 @@ typedef struct rft_cuda_bounce {
     uintptr_t reached; /* end of the host side of its last copy */
 } rft_cuda_bounce;
 
-/* All that follows is called inside a context guard. Opens all, so that using it takes nothing.
+/* All that follows is called inside a context guard. Opens all parts, so that use takes no memory.
  * REFIT_ERR_DEVICE_MEMORY, …; on failure nothing is held. */
 refit_status rft_cuda_bounce_open(rft_cuda_device *cuda, uint64_t half_bytes, rft_cuda_bounce **out,
                                   refit_error *error);
@@ -124,7 +124,7 @@ bool rft_cuda_cutoff_is_clear(const rft_cuda_cutoff_times *times);
 uint64_t rft_cuda_cutoff_choose(const rft_cuda_cutoff_times *times);
 
 /* ---- The bounce buffers of a device ----------------------------------------------------------
- * Lends them to streams, and knows from which size on a copy is left to the copy engines.
+ * Lends them to streams, and knows the size from which on a copy is left to the copy engines.
  */
 
 typedef struct rft_cuda_staging rft_cuda_staging;
@@ -142,8 +142,8 @@ uint64_t rft_cuda_staging_bound(const rft_cuda_device *cuda);
 /* A bounce buffer for this thread and stream until it is given back, and in `*small` the size below
  * which copies are for it. NULL: the copy engines do all the work this time, because the device has
  * no memory left (tried again later), or because all bounce buffers are at work for other streams.
- * The first call finds out the size (rft_cuda_cutoff_measure), unless offload.small_bytes says it,
- * and takes some milliseconds for that. Inside a context guard. */
+ * The first call measures the size, unless offload.small_bytes says it, and takes some milliseconds
+ * for that. Inside a context guard. */
 rft_cuda_bounce *rft_cuda_staging_take(rft_cuda_device *cuda, rft_cuda_staging *staging,
                                        rft_cu_stream stream, uint64_t *small);
 void rft_cuda_staging_give(rft_cuda_staging *staging, rft_cuda_bounce *bounce);

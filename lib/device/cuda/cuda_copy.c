@@ -234,8 +234,7 @@ static refit_status put_with_bounce(copy_walk *walk, rft_copy_order order, refit
     return status;
 }
 
-/* Queues the copies on a stream that takes work (rft_cuda_stream_check, or an internal stream).
- * Inside a context guard.
+/* Queues the copies on a stream that takes work (rft_cuda_work_begin). Inside a context guard.
  */
 static refit_status rft_cuda_copy_batch(rft_cuda_device *cuda, rft_cu_stream stream,
                                         const rft_copy *copies, uint32_t count,
