@@ -133,7 +133,10 @@ static bool options_of_kind(const rft_channel *channel)
 {
     const channel_option router[] = {{ZMQ_ROUTER_MANDATORY, 1, false}};
     const channel_option dealer[] = {
-        {ZMQ_IMMEDIATE, 1, false}, /* nothing queues up for a trainer that is not there */
+        /* Nothing queues up for a trainer that is not there. The price: when a connection ends,
+         * ZeroMQ drops what was received but not read, so a BYE or ABORT that was sent right before
+         * the trainer closed may be lost. The worker then notices the trainer's silence. */
+        {ZMQ_IMMEDIATE, 1, false},
         {ZMQ_RECONNECT_IVL, RECONNECT_MS, false},
         {ZMQ_RECONNECT_IVL_MAX, RECONNECT_MAX, false},
     };

@@ -63,11 +63,16 @@ void raw_worker_send_bytes(raw_worker *worker, const void *bytes, size_t count)
     assert_int_equal(status, REFIT_OK);
 }
 
-void raw_worker_send(raw_worker *worker, const rft_message *message)
+static void encode(raw_worker *worker, const rft_message *message)
 {
     rft_bytes_reset(&worker->scratch);
     assert_int_equal(rft_message_encode(message, &worker->limits, &worker->scratch, NULL),
                      REFIT_OK);
+}
+
+void raw_worker_send(raw_worker *worker, const rft_message *message)
+{
+    encode(worker, message);
     raw_worker_send_bytes(worker, worker->scratch.data, worker->scratch.count);
 }
 
@@ -131,6 +136,24 @@ static bool is_passed_over(rft_message_kind kind, rft_message_kind awaited)
            kind == RFT_BEAT;
 }
 
+static rft_message beat_of(const raw_worker *worker, uint64_t staged)
+{
+    rft_message message = {.kind = RFT_BEAT};
+    message.as.beat.held = worker->held;
+    message.as.beat.staged = staged;
+    return message;
+}
+
+/* Sends a beat if the channel takes one. A trainer that has closed takes none, but the message that
+ * is waited for may have come before. */
+static void try_beat(raw_worker *worker)
+{
+    const rft_message beat = beat_of(worker, 0);
+    encode(worker, &beat);
+    const rft_view view = {worker->scratch.data, worker->scratch.count};
+    (void)rft_channel_send(worker->channel, NULL, view, NULL, NULL);
+}
+
 const rft_message *raw_worker_expect(raw_worker *worker, rft_message_kind kind)
 {
     int64_t deadline = rft_deadline(RAW_WAIT_MS);
@@ -140,7 +163,7 @@ const rft_message *raw_worker_expect(raw_worker *worker, rft_message_kind kind)
             continue;
         }
         if (worker->heard.kind == kind) return &worker->heard;
-        if (worker->heard.kind == RFT_BEAT) raw_worker_beat(worker, 0);
+        if (worker->heard.kind == RFT_BEAT) try_beat(worker);
         if (!is_passed_over(worker->heard.kind, kind)) {
             fail_msg("%s: %s came instead of %s", worker->name,
                      rft_message_kind_name(worker->heard.kind), rft_message_kind_name(kind));
@@ -344,9 +367,7 @@ void raw_worker_say_failed(raw_worker *worker, refit_status code, bool kept)
 
 void raw_worker_beat(raw_worker *worker, uint64_t staged)
 {
-    rft_message message = {.kind = RFT_BEAT};
-    message.as.beat.held = worker->held;
-    message.as.beat.staged = staged;
+    const rft_message message = beat_of(worker, staged);
     raw_worker_send(worker, &message);
 }
 

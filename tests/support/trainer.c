@@ -28,7 +28,7 @@ void trainer_open_on(test_trainer *trainer, const refit_config *config, refit_de
     refit_error error = {0};
     memset(trainer, 0, sizeof *trainer);
     refit_status status =
-        refit_publisher_open("tcp://127.0.0.1:0", config, &trainer->publisher, &error);
+        refit_publisher_open(config->broadcast_endpoint, config, &trainer->publisher, &error);
     if (status == REFIT_OK && device != NULL) {
         status = refit_publisher_use_device(trainer->publisher, device, &error);
     }

@@ -35,7 +35,7 @@ typedef struct test_trainer {
 /* quick_config with the samples' frame size, and a silence that no slow machine reaches. */
 refit_config trainer_config(void);
 
-/* Opens and declares. */
+/* Opens at the endpoint of the configuration, and declares. */
 void trainer_open(test_trainer *trainer, const refit_config *config);
 /* As trainer_open, on a GPU, which has the weights and the versions. NULL: the host. */
 void trainer_open_on(test_trainer *trainer, const refit_config *config, refit_device *device);
