@@ -336,7 +336,7 @@ static refit_status end_stream(refit_device *device, refit_stream_ref stream, re
 
 #define NEED_SPAN(memory, bytes, error)                                                            \
     NEED(rft_span_exists((memory), (bytes)), (error),                                              \
-         "the memory would end beyond the addresses that there are: its size is wrong")
+         "the memory would end beyond the last address: its size is wrong")
 
 #define NEED_DEVICE(device, error) NEED((device) != NULL, (error), "the device is NULL")
 
@@ -471,7 +471,7 @@ refit_status rft_device_copy_batch(refit_device *device, refit_stream_ref stream
                           !rft_span_exists(copies[i].from, copies[i].bytes),
                       error, REFIT_ERR_INVALID,
                       "copy %u of %u has %" PRIu64
-                      " bytes and would end beyond the addresses that there are: its size is wrong",
+                      " bytes and would end beyond the last address: its size is wrong",
                       i, count, copies[i].bytes);
     }
     return device->ops.copy_batch(device->self, stream, copies, count, order, error);
@@ -515,7 +515,7 @@ refit_status refit_stream_cast_bf16(refit_device *device, refit_stream_ref strea
     if (count == 0) return REFIT_OK;
     NEED(to != NULL && from != NULL, error, "a cast needs a source and a destination: one is NULL");
     NEED(rft_mul_u64(count, sizeof *from, &bytes), error,
-         "so many numbers are more than there are addresses");
+         "the count is wrong: so many numbers exceed the address space");
     NEED_SPAN(from, bytes, error);
     NEED_SPAN(to, count * sizeof *to, error);
     return device->ops.cast_bf16(device->self, stream, to, from, count, error);

@@ -34,8 +34,8 @@ static refit_status no_decommit(void *self, void *base, uint64_t bytes, uint64_t
     return no_commit(self, base, bytes, error);
 }
 
-/* Without a way to look, what the caller says is believed. Such a device copies across whatever
- * lies side by side. */
+/* Without a check the caller is believed. Such a device copies across any memory that lies side by
+ * side. */
 static refit_status no_memory_check(void *self, const void *memory, uint64_t bytes,
                                     const void **whole, refit_error *error)
 {

@@ -33,7 +33,7 @@ void rft_cancel_token_stop(rft_cancel_token *token)
 refit_status rft_cancel_token_check(rft_cancel_token *token, refit_error *error)
 {
     RFT_REFUSE_IF(atomic_load(&token->stopped), error, REFIT_ERR_CANCELLED,
-                  "the host image was given up while it was being taken");
+                  "the host image was cancelled while its memory was being taken");
     return REFIT_OK;
 }
 

@@ -299,7 +299,8 @@ static bool is_in_use(refit_status status)
     return status == REFIT_ERR_TIMEOUT || status == REFIT_ERR_STATE;
 }
 
-/* Work that failed is told once, and ends the wait for the streams behind it: so it is asked again.
+/* Work that failed is reported once, and ends the wait for the streams behind it: so the wait is
+ * repeated.
  */
 static refit_status empty(refit_arena *arena, refit_error *error)
 {
@@ -310,7 +311,8 @@ static refit_status empty(refit_arena *arena, refit_error *error)
     return status;
 }
 
-/* A device that fails here has nothing that could be kept; work that still runs has. */
+/* Where the device fails there is no memory to keep; where work still runs, the arena stays open.
+ */
 refit_status refit_arena_close(refit_arena *arena, refit_error *error)
 {
     if (arena == NULL) return REFIT_OK;
@@ -344,7 +346,7 @@ void rft_arena_set_attached(refit_arena *arena, bool attached)
 
 /* ---- Pieces ------------------------------------------------------------------------------ */
 
-/* Its memory has come, or it is gone. */
+/* The piece is settled: its memory has come, or the piece is gone. */
 static void settle(refit_arena *arena, uint64_t offset, bool there)
 {
     rft_arena_lock(arena);
@@ -499,7 +501,8 @@ refit_status refit_arena_unuse(refit_arena *arena, refit_stream_ref stream, refi
  * owner gave up while it was needed is doomed: it goes with its last reference. Counts only.
  */
 
-/* One that is doomed and not needed any more, from `from` on; NULL if there is none. */
+/* The first piece from `from` on that is doomed and has no reference left; NULL if there is none.
+ */
 static void *next_doomed(refit_arena *arena, uint64_t *from)
 {
     void *memory = NULL;
@@ -557,7 +560,7 @@ static rft_suballocation *find_exact(refit_device *device, const void *memory, u
     return NULL;
 }
 
-/* Two that moved it would write over each other's bytes, or copy memory that has gone. */
+/* Two offloaders that moved it would overwrite each other's bytes, or copy memory that has gone. */
 static refit_status check_enter(const rft_suballocation *sub, const void *memory,
                                 refit_error *error)
 {

@@ -358,7 +358,7 @@ refit_status rft_host_arena_end(rft_host_arena *arena, uint32_t timeout_ms, refi
     rft_cancel_token_stop(&arena->token);
     RFT_REFUSE_IF(
         !await_end(arena, timeout_ms), error, REFIT_ERR_TIMEOUT,
-        "host memory was still being page-locked after %u ms, which cannot be broken off: "
+        "host memory was still being page-locked after %u ms, which cannot be interrupted: "
         "try again",
         timeout_ms);
     return REFIT_OK;

@@ -32,7 +32,7 @@
 typedef enum attempt {
     ATTEMPT_HELD,
     ATTEMPT_BUSY,   /* somebody else has the lock */
-    ATTEMPT_FAILED, /* there is no lock to be had in this place; errno says why */
+    ATTEMPT_FAILED, /* no file can be locked in this folder; errno says why */
 } attempt;
 
 static void name_place(char *path, const char *root, const char *folder)

@@ -248,7 +248,7 @@ static void memory_of_other_kinds_is_refused_by_name(void **state)
         {"page-locked memory", bytes, 4096, "page-locked host memory"},
         {"managed memory", (void *)(uintptr_t)managed, 8, "managed memory"},
         {"another GPU", far, 8, "is memory of cuda:1, and this device is cuda:0"},
-        {"no addresses", memory, UINT64_MAX, "would end beyond the addresses that there are"},
+        {"no addresses", memory, UINT64_MAX, "would end beyond the last address"},
         {"beyond its end", memory, 64 * MIB, "not memory of cuda:0"},
     };
     for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {

@@ -468,7 +468,7 @@ static refit_status take_time(const measure *at, bool engines, float *best, refi
     RFT_TRY(rft_cuda_event_poll_wait(at->cuda, at->stop, at->deadline, error));
     RFT_TRY(rft_cuda_check(&at->cuda->driver,
                            at->cuda->driver.event_elapsed(&now, at->start, at->stop), error,
-                           "the time of small copies was not to be had"));
+                           "the time of small copies could not be read"));
     if (now < *best) *best = now;
     return REFIT_OK;
 }

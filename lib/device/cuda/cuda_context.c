@@ -81,11 +81,11 @@ static refit_status read_facts(rft_cuda_device *cuda, refit_error *error)
     size_t total = 0;
     RFT_TRY(rft_cuda_check(driver,
                            driver->device_name(facts->name, sizeof facts->name, cuda->handle),
-                           error, "the GPU's name was not to be had"));
+                           error, "the GPU's name could not be read"));
     RFT_TRY(rft_cuda_check(driver, driver->device_uuid(&facts->uuid, cuda->handle), error,
-                           "the GPU's UUID was not to be had"));
+                           "the GPU's UUID could not be read"));
     RFT_TRY(rft_cuda_check(driver, driver->device_total(&total, cuda->handle), error,
-                           "the size of the GPU's memory was not to be had"));
+                           "the size of the GPU's memory could not be read"));
     facts->total_bytes = total;
     facts->capability = attribute(cuda, RFT_CU_ATTR_CAPABILITY_MAJOR, 0) * 10 +
                         attribute(cuda, RFT_CU_ATTR_CAPABILITY_MINOR, 0);
@@ -103,7 +103,7 @@ static refit_status find_device(rft_cuda_device *cuda, refit_error *error)
     const rft_cuda_driver *driver = &cuda->driver;
     int count = 0;
     RFT_TRY(rft_cuda_check(driver, driver->device_count(&count), error,
-                           "the number of GPUs was not to be had"));
+                           "the number of GPUs could not be read"));
     RFT_REFUSE_IF(count == 0, error, REFIT_ERR_NOT_FOUND,
                   "there is a CUDA driver, but no GPU is visible (see CUDA_VISIBLE_DEVICES)");
     RFT_REFUSE_IF(cuda->ordinal >= count, error, REFIT_ERR_NOT_FOUND,
@@ -111,7 +111,7 @@ static refit_status find_device(rft_cuda_device *cuda, refit_error *error)
                   "CUDA_VISIBLE_DEVICES)",
                   cuda->ordinal, count);
     return rft_cuda_check(driver, driver->device_get(&cuda->handle, cuda->ordinal), error,
-                          "the GPU was not to be had");
+                          "the GPU could not be opened");
 }
 
 static refit_status open_relaxed(rft_cuda_device *cuda, refit_error *error)

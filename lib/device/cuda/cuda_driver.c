@@ -84,7 +84,7 @@ static refit_status fill_table(rft_cuda_driver *driver, rft_cu_get_proc_address_
 static refit_status check_version(rft_cuda_driver *driver, refit_error *error)
 {
     RFT_TRY(rft_cuda_check(driver, driver->driver_version(&driver->version), error,
-                           "the CUDA driver's version was not to be had"));
+                           "the CUDA driver's version could not be read"));
     RFT_REFUSE_IF(driver->version < RFT_CUDA_DRIVER_LEAST, error, REFIT_ERR_UNSUPPORTED,
                   "the NVIDIA driver is for CUDA %d.%d and refit needs 12.0: update it",
                   driver->version / 1000, driver->version % 1000 / 10);

@@ -340,7 +340,7 @@ static refit_status prepare(rft_cuda_device *cuda, refit_error *error)
     if (compute->twins != NULL) return REFIT_OK;
     RFT_TRY(rft_cuda_check(
         driver, driver->host_alloc(&twins, SLOTS * sizeof(uint64_t), RFT_CU_HOST_ALLOC_PORTABLE),
-        error, "page-locked memory for digests was not to be had"));
+        error, "page-locked memory for digests could not be allocated"));
     rft_cu_result result = driver->memory_alloc(&sums, SLOTS * sizeof(uint64_t));
     if (result != RFT_CU_SUCCESS) {
         (void)driver->host_free(twins);

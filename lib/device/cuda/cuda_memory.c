@@ -91,7 +91,8 @@ refit_status rft_cuda_memory_full(rft_cuda_device *cuda, rft_cu_result result, u
 {
     size_t left = 0, total = 0;
     if (result != RFT_CU_OUT_OF_MEMORY || cuda->driver.memory_info(&left, &total) != 0) {
-        return rft_cuda_check(&cuda->driver, result, error, "memory of the GPU was not to be had");
+        return rft_cuda_check(&cuda->driver, result, error,
+                              "memory of the GPU could not be allocated");
     }
     return rft_fail_sub(error, REFIT_ERR_DEVICE_MEMORY, result,
                         "the GPU is full: %" PRIu64 " bytes were asked for, %zu of %zu are free; "
@@ -154,7 +155,7 @@ refit_status rft_cuda_memory_alloc(rft_cuda_device *cuda, uint64_t bytes, void *
                                    refit_error *error)
 {
     RFT_REFUSE_IF(!rft_align_u64(bytes, BLOCK_ALIGNMENT, &bytes), error, REFIT_ERR_DEVICE_MEMORY,
-                  "%" PRIu64 " bytes are more than there are addresses", bytes);
+                  "%" PRIu64 " bytes exceed the address space", bytes);
     RFT_TRY(rft_cuda_memory_book(cuda, bytes, error));
     refit_status status = place_block(cuda, bytes, out, error);
     if (status != REFIT_OK) rft_cuda_memory_unbook(cuda, bytes);

@@ -8,12 +8,12 @@
  * share names, whose handle is the same, and that memory is given as it is.
  *
  * Export looks at the pointer first, because the driver's answer for memory that cannot be shared
- * is a bare "invalid value". Import believes nothing of a share but what the driver confirms: the
- * GPU is compared by UUID, the driver is asked for the mapped range, which must hold what the share
- * names, and the address in it is a hint, good only if the allocation there has the very same
- * handle. A driver knows processes by their numbers, which two containers may have in common, and
- * with them addresses and handles: so the address is mixed with what only one process of this
- * machine is.
+ * is a bare "invalid value". Import trusts only what the driver confirms: the GPU is compared by
+ * UUID, the driver is asked for the mapped range, which must hold what the share names, and the
+ * address in it is a hint, good only if the allocation there has the very same handle. A driver
+ * knows processes by their numbers, which two containers may have in common, and with them
+ * addresses and handles: so the address is mixed with a number that only one process of this
+ * machine has.
  *
  * The list of imports is short (one a publisher's slot) and walked under a lock, which is also held
  * while a handle is opened: two threads that want one allocation must not open it twice. Knows
@@ -77,7 +77,8 @@ refit_status rft_cuda_shares_open(rft_cuda_device *cuda, rft_cuda_shares **out, 
 {
     (void)cuda;
     rft_cuda_shares *shares = rft_calloc(1, sizeof *shares);
-    RFT_REFUSE_IF(shares == NULL, error, REFIT_ERR_HOST_MEMORY, "no memory to share a GPU's");
+    RFT_REFUSE_IF(shares == NULL, error, REFIT_ERR_HOST_MEMORY,
+                  "no host memory to share device memory");
     shares->process = name_process();
     refit_status status = rft_mutex_open(&shares->lock, error);
     if (status == REFIT_OK) {
@@ -228,7 +229,7 @@ static share_import *find_import(const rft_cuda_shares *shares, const rft_share 
     return import;
 }
 
-/* Of processes in different containers the driver says no more than "invalid". */
+/* For processes in different containers the driver answers only "invalid". */
 static refit_status not_opened(const rft_cuda_device *cuda, rft_cu_result result,
                                refit_error *error)
 {
@@ -254,7 +255,7 @@ static refit_status import_fill(const rft_cuda_device *cuda, const rft_share *sh
     if (result != RFT_CU_SUCCESS) return not_opened(cuda, result, error);
     refit_status status =
         rft_cuda_check(&cuda->driver, cuda->driver.memory_range(&base, &size, import->base), error,
-                       "the size of memory of another process could not be had");
+                       "the size of memory of another process could not be read");
     import->bytes = size;
     if (status == REFIT_OK) status = check_span(share, size, error);
     if (status != REFIT_OK) (void)cuda->driver.ipc_close(import->base);
@@ -307,7 +308,8 @@ static refit_status share_map(rft_cuda_device *cuda, const rft_share *share, voi
     return status;
 }
 
-/* One user less; the import if that was the last, out of the list. The lock is held. */
+/* One user less. Takes the import out of the list and returns it if that was the last. The lock is
+ * held. */
 static share_import *release_import(rft_cuda_shares *shares, rft_cu_ptr address)
 {
     share_import **at = &shares->imports;
@@ -320,7 +322,7 @@ static share_import *release_import(rft_cuda_shares *shares, rft_cu_ptr address)
     return import;
 }
 
-/* What is in no import is this process's own, and stays. */
+/* Memory that is in no import is this process's own, and stays. */
 static void share_unmap(rft_cuda_device *cuda, void *memory)
 {
     rft_lock(&cuda->shares->lock);

@@ -113,7 +113,7 @@ static refit_status check_capture(rft_cuda_device *cuda, rft_cu_stream stream, r
                   "a CUDA graph is being captured from stream %p: refit's work cannot be part of "
                   "it; end the capture first",
                   (void *)stream);
-    return rft_cuda_check(&cuda->driver, result, error, "a stream's state was not to be had");
+    return rft_cuda_check(&cuda->driver, result, error, "a stream's state could not be read");
 }
 
 static refit_status check_callers(rft_cuda_device *cuda, rft_cu_stream stream, refit_error *error)
@@ -265,7 +265,7 @@ static refit_status check_idle(rft_cuda_device *cuda, rft_cu_stream stream, refi
                   "the stream still has work");
     /* On a lost GPU there is nothing to wait for, and our side must be freed all the same. */
     if (rft_cuda_is_lost(result)) return REFIT_OK;
-    return rft_cuda_check(&cuda->driver, result, error, "a stream's state was not to be had");
+    return rft_cuda_check(&cuda->driver, result, error, "a stream's state could not be read");
 }
 
 static void unlist(rft_cuda_streams *streams, refit_stream_ref stream)

@@ -108,7 +108,7 @@ static rft_cu_result chunk_raise(rft_cuda_device *cuda, rft_cuda_chunk *chunk,
     const rft_cuda_driver *driver = &cuda->driver;
     rft_cu_result result = RFT_CU_SUCCESS;
     if (chunk->state == RFT_CHUNK_EMPTY) {
-        *what = "memory for an arena was not to be had";
+        *what = "memory for an arena could not be allocated";
         result = driver->physical_create(&chunk->handle, bytes, properties, 0);
         if (result != RFT_CU_SUCCESS) return result;
         chunk->state = RFT_CHUNK_HELD;
@@ -391,7 +391,7 @@ static refit_status reserve_addresses(rft_cuda_device *cuda, rft_cuda_range *ran
         cuda->driver.address_reserve(&range->base, bytes, range->pages->granule, 0, 0);
     if (result == RFT_CU_OUT_OF_MEMORY) {
         return rft_fail_sub(error, REFIT_ERR_DEVICE_MEMORY, result,
-                            "%" PRIu64 " bytes of addresses are not to be had in one stretch: "
+                            "%" PRIu64 " bytes of addresses could not be reserved in one stretch: "
                             "reserve less",
                             bytes);
     }
@@ -480,7 +480,7 @@ static refit_status read_pages(rft_cuda_device *cuda, rft_cuda_pages *pages, ref
     rft_cu_result result =
         cuda->driver.granularity(&granule, &pages->properties, RFT_CU_GRANULARITY_MINIMUM);
     RFT_TRY(rft_cuda_check(&cuda->driver, result, error,
-                           "the size of the GPU's pages was not to be had"));
+                           "the size of the GPU's pages could not be read"));
     RFT_REFUSE_IF(!rft_is_power_of_two(granule), error, REFIT_ERR_DEVICE,
                   "the driver says that the GPU has pages of %zu bytes, which is no power of two",
                   granule);
@@ -577,7 +577,7 @@ static refit_status rft_cuda_reserve(rft_cuda_device *cuda, uint64_t bytes, void
     RFT_TRY(need_vmm(cuda, error));
     rft_cuda_ranges *ranges = cuda->ranges;
     RFT_REFUSE_IF(!rft_align_u64(bytes, ranges->pages.granule, &bytes), error, REFIT_ERR_INVALID,
-                  "%" PRIu64 " bytes are more than there are addresses", bytes);
+                  "%" PRIu64 " bytes exceed the address space", bytes);
     rft_cuda_range *range = NULL;
     RFT_TRY(range_open(cuda, &ranges->pages, bytes, &range, error));
     rft_lock(&ranges->lock);

@@ -113,10 +113,10 @@ static uint64_t extents_covered(const rft_host_extents *set, rft_extent range)
 }
 
 /* ---- Mappings --------------------------------------------------------------------------------
- * Mappings that begin where a huge page can. The kernel is asked for huge pages: what returns to
- * the device is written at once from end to end, and with them its page faults cost a third.
+ * Mappings that begin where a huge page can. The kernel is asked for huge pages: memory that
+ * returns to the device is written at once from end to end, and its page faults then cost a third.
  *
- * A machine without huge pages ignores the wish; nothing else depends on it.
+ * A machine without huge pages ignores the request; nothing else depends on it.
  */
 
 #define HUGE_PAGE (UINT64_C(2) << 20)
@@ -248,7 +248,7 @@ refit_status rft_host_memory_alloc(rft_host_memory *memory, uint64_t bytes, void
 {
     uint64_t unit = bytes < MAP_LEAST ? BLOCK_ALIGNMENT : memory->granule;
     RFT_REFUSE_IF(!rft_align_u64(bytes, unit, &bytes), error, REFIT_ERR_DEVICE_MEMORY,
-                  "%" PRIu64 " bytes are more than there are addresses", bytes);
+                  "%" PRIu64 " bytes exceed the address space", bytes);
     rft_lock(&memory->lock);
     refit_status status = take(memory, bytes, error);
     rft_unlock(&memory->lock);
@@ -289,7 +289,7 @@ refit_status rft_host_memory_reserve(rft_host_memory *memory, uint64_t bytes, vo
                                      uint64_t *granule, refit_error *error)
 {
     RFT_REFUSE_IF(!rft_align_u64(bytes, memory->granule, &bytes), error, REFIT_ERR_INVALID,
-                  "%" PRIu64 " bytes are more than there are addresses", bytes);
+                  "%" PRIu64 " bytes exceed the address space", bytes);
     rft_host_reservation *reservation = rft_calloc(1, sizeof *reservation);
     RFT_REFUSE_IF(reservation == NULL, error, REFIT_ERR_HOST_MEMORY,
                   "no host memory for a reservation");
@@ -422,7 +422,7 @@ void rft_host_memory_unreserve(rft_host_memory *memory, void *base)
     rft_free(reservation);
 }
 
-/* What lies outside all reservations is the caller's business; so is NULL, the source of zeros. */
+/* Memory outside all reservations is not checked, nor is NULL, the source of zeros. */
 static bool is_there_locked(const rft_host_memory *memory, rft_extent range)
 {
     for (const rft_host_reservation *it = memory->reservations; it != NULL; it = it->next) {
@@ -449,7 +449,7 @@ uint32_t rft_host_memory_find_lost(rft_host_memory *memory, const rft_copy *copi
 }
 
 /* ---- Page locks ------------------------------------------------------------------------------
- * mlock and munlock, and the sentence that helps where the limit is too low.
+ * mlock and munlock, and the advice where the limit is too low.
  *
  * Whole pages are locked, and locks do not nest: two ranges that share a page are both unlocked by
  * the first to go. Callers pin only pages of their own.
@@ -608,8 +608,8 @@ refit_status rft_host_copy_now(rft_host_memory *memory, rft_pool *pool, const rf
 }
 
 /* ---- Digests and casts -----------------------------------------------------------------------
- * Digests and casts by the C twins of the GPU's kernels. Memory is looked up first, so that an
- * arena's that is not there now is a failure and not a crash. Knows nothing of streams.
+ * Digests and casts by the C twins of the GPU's kernels. Memory is looked up first, so that memory
+ * of an arena which is not committed is a failure and not a crash. Knows nothing of streams.
  */
 
 static refit_status check_there(rft_host_memory *memory, const void *at, uint64_t bytes,

@@ -40,7 +40,7 @@ typedef enum refit_huge_pages {
 
 typedef enum refit_shm {
     REFIT_SHM_AUTO = 0, /* same-host workers share memory; where one cannot, the report says why */
-    REFIT_SHM_REQUIRE = 1, /* an error where it is not to be had */
+    REFIT_SHM_REQUIRE = 1, /* an error where it is not available */
     REFIT_SHM_OFF = 2,     /* everything travels through sockets */
 } refit_shm;
 
