@@ -21,7 +21,7 @@
 struct refit_archive {
     rft_archive_folder folder;
     rft_limits limits;
-    uint64_t frame_bytes;  /* versions are cut so */
+    uint64_t frame_bytes;  /* by which versions are partitioned */
     uint32_t anchor_every; /* versions from anchor to anchor */
 
     /* to write */

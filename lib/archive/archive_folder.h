@@ -1,10 +1,11 @@
 /*
- * archive_folder: which versions a folder has, by the names of its files; and who may write there.
+ * archive_folder: which versions a folder has, by the names of its files; which process may write
+ * there; and the bytes of a file, read and written.
  *
  *     RUN-VERSION-EPOCH.refit     0002-00000017-9f1c66a04b7de210.refit: one version
- *     .next                       a version being written; nobody else's business
- *     .lock                       whoever writes holds a lock on it (flock), which ends with them;
- *                                 mode 0600, so that no reader can hold it
+ *     .next                       a version being written; only its writer opens it
+ *     .lock                       the writer holds a lock on it (flock), which ends with the
+ *                                 process; mode 0600, so that no reader can hold it
  *
  * RUN and VERSION are decimal, EPOCH hexadecimal. Sorted by name is sorted by time, within what the
  * zeros in front allow; rft_archive_folder sorts by the numbers. Other names are passed over.
@@ -21,7 +22,7 @@
 #define RFT_ARCHIVE_NAME 64u /* room for a file's name */
 #define RFT_ARCHIVE_NEXT ".next"
 
-/* What a file is, as far as somebody has looked. */
+/* What a file is, as far as is known. */
 typedef enum rft_archive_kind {
     RFT_ARCHIVE_UNSEEN,
     RFT_ARCHIVE_ANCHOR,
@@ -61,7 +62,7 @@ void rft_archive_folder_add(rft_archive_folder *folder, const rft_archive_entry 
 const rft_archive_entry *rft_archive_folder_find(const rft_archive_folder *folder, uint64_t epoch,
                                                  uint64_t version);
 
-/* Likewise, where its run is known: quick in a large folder. */
+/* The entry, or NULL, where its run is known: quick in a large folder. */
 const rft_archive_entry *rft_archive_folder_at(const rft_archive_folder *folder, uint32_t run,
                                                uint64_t version, uint64_t epoch);
 

@@ -216,7 +216,7 @@ rft_archive_change rft_archive_change_decode(const unsigned char *in)
     };
 }
 
-/* ---- For the door ---- */
+/* ---- The public description ---- */
 
 refit_status rft_archive_header_describe(const rft_archive_header *header, const char *name,
                                          refit_archive_info *info, refit_error *error)

@@ -21,7 +21,7 @@
  *      40  u64 version                   164  u32 0
  *      48  u64 base: version - 1, or 0   168  u64 XXH3-64 of the header up to here
  *      56  u64 bytes of the file
- *      64  u64 frame_bytes, as the version was cut
+ *      64  u64 frame_bytes, by which the version was partitioned
  *      72  u64 bytes of the weights
  *
  * A frame is what FRAME carries, with a hash of its own for what FRAME says in its message:
@@ -110,7 +110,7 @@ rft_archive_frame rft_archive_frame_decode(const rft_archive_header *header,
 void rft_archive_change_encode(const rft_archive_change *change, unsigned char *out);
 rft_archive_change rft_archive_change_decode(const unsigned char *in);
 
-/* The header as the door shows it; `name` of its file. REFIT_ERR_INVALID: info->size. */
+/* The header as the public API shows it; `name` of its file. REFIT_ERR_INVALID: info->size. */
 refit_status rft_archive_header_describe(const rft_archive_header *header, const char *name,
                                          refit_archive_info *info, refit_error *error);
 

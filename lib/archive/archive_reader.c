@@ -14,8 +14,11 @@
 #include "base/checked.h"
 #include "wire/frame.h"
 
-/* ---- One frame cut out of a manifest: its blocks, moved to the beginning, and the tensors that
- * they belong to, which are neighbours ---- */
+/* ---- Slices
+ *
+ * The blocks of one frame, moved to the beginning, and the tensors that they belong to, which are
+ * neighbours.
+ */
 
 void rft_archive_slice_cut(rft_archive_slice *slice, const rft_manifest *manifest,
                            uint32_t sequence)
@@ -403,8 +406,8 @@ static refit_status apply_frame(rft_archive_reader *reader, const rft_archive_fr
     return REFIT_OK;
 }
 
-/* Format 1 does not say how many elements changed: `entries` does for sparse blocks (NULL: that
- * cannot be seen), and nobody for dense blocks of a delta. */
+/* Format 1 does not say how many elements changed. For sparse blocks `entry` does (NULL: it cannot
+ * be seen); for dense blocks of a delta the number is unknown. */
 static void count_changed(const rft_archive_reader *reader, rft_block_mode mode,
                           const unsigned char **entry, rft_archive_change *seen)
 {

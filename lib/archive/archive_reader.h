@@ -47,7 +47,7 @@ typedef struct rft_archive_reader {
     rft_archive_slice *slice; /* owned */
     unsigned char *begin;     /* owned: a frame's beginning, its modes, its hash */
     unsigned char *payload;   /* owned: of the longest frame */
-    unsigned char *staging;   /* owned: likewise */
+    unsigned char *staging;   /* owned: of the longest frame */
 } rft_archive_reader;
 
 /* Reads the header of an opened file of `bytes`; takes over the descriptor, also where it fails.
@@ -55,9 +55,9 @@ typedef struct rft_archive_reader {
 refit_status rft_archive_reader_open(int file, uint64_t bytes, const rft_limits *limits,
                                      rft_archive_reader *out, refit_error *error);
 
-/* Likewise for a file of a folder, which must be what its name says; sentences begin with the name.
- * REFIT_ERR_CORRUPT where it is no file of an archive, REFIT_ERR_STALE where it is of another
- * version. */
+/* Opens a file of a folder and reads its header, which must say what the file's name says;
+ * sentences begin with the name. REFIT_ERR_CORRUPT where it is no file of an archive,
+ * REFIT_ERR_STALE where it is of another version. */
 refit_status rft_archive_reader_find(const rft_archive_folder *folder,
                                      const rft_archive_entry *entry, const rft_limits *limits,
                                      rft_archive_reader *out, refit_error *error);

@@ -517,7 +517,7 @@ static refit_status check_present(archive_work *work, const refit_archive_versio
     return REFIT_OK;
 }
 
-/* ---- The door ---- */
+/* ---- The public functions ---- */
 
 static refit_status write_version(archive_work *work, const refit_archive_version *version)
 {

@@ -673,8 +673,8 @@ refit_status refit_publisher_wait_workers(refit_publisher *publisher, uint32_t c
 
 /* ---- Workers */
 
-/* Live ones first, then the lost. A worker that joins for the first time is neither; one that joins
- * anew has had its part in the version that counted on it. */
+/* Live ones first, then the lost. A worker that joins for the first time is not listed before it
+ * has subscribed; one that joins again is, if it is a member of the version under way. */
 static const rft_peer *peer_at(const rft_peers *peers, uint32_t index)
 {
     for (uint32_t i = 0; i < peers->count; i++) {

@@ -1,5 +1,5 @@
 /*
- * Writing tensors of a version: from wherever they lie to wherever workers read them.
+ * Writing tensors of a version: from host memory or a device to the places that workers read.
  *
  *     from \ to            the store's slot               the GPU's slot, if there is one
  *     host memory          by the CPU, digest on the way  copied up by the device
@@ -96,7 +96,7 @@ static rft_buffer *target_buffer(const refit_publisher *publisher)
     return store->hosted ? store->slots[store->writing_slot].buffer : NULL;
 }
 
-/* Whichever way a tensor comes now, a late copy of an earlier call would write over it. */
+/* Waits for late copies of an earlier call, which would write over the tensor. */
 static refit_status await_earlier(const refit_publisher *publisher, const rft_gpu_block *block,
                                   refit_error *error)
 {

@@ -9,8 +9,7 @@
  * A worker is evicted when it has been silent too long, misses a deadline, breaks the protocol,
  * or cannot be reached. It is told so if it can hear, and may come back with a new HELLO. A slot
  * that it may still be reading is tainted: the store gives it fresh memory before the next version
- * is written there, so bytes never change under a worker, not even under one that was stopped for
- * an hour.
+ * is written there, so bytes never change under a worker, however long it was stopped.
  *
  * Calls go one way: this file takes steps of the transaction (transaction.c), and both put messages
  * into the send queue (server_send.c).
@@ -552,8 +551,8 @@ static void answer_bye(rft_server *server, rft_peer *peer, const rft_message *me
  * ---- The other messages
  *
  * One function for each kind. Messages may come twice, or late: an answer is given again, and a
- * settled question stays settled. A message that a worker never sends, or one against what it was
- * told, breaks the protocol: it is counted and the worker evicted; others do not notice. A message
+ * decision stays. A message that a worker never sends, or one that contradicts what it was told,
+ * breaks the protocol: it is counted and the worker evicted; others do not notice. A message
  * of an unknown sender (evicted, or of an earlier trainer) is answered REFUSE, not final: the
  * worker says HELLO again.
  */
@@ -593,9 +592,8 @@ static bool is_ready(const rft_store *store, uint32_t sequence)
     return false;
 }
 
-/* Every frame as often as broadcast.resend_limit says: a worker that keeps to it never asks for
- * more.
- */
+/* Each frame may be asked for broadcast.resend_limit times: a worker that keeps to that never asks
+ * for more. */
 static bool may_resend(const rft_server *server, const rft_task *task)
 {
     uint64_t times = server->config->broadcast_resend_limit;

@@ -1,10 +1,10 @@
 /*
  * Everything that a publisher sends to its workers: offers of versions and other messages.
  *
- * A message goes into the send queue; its receiver is looked up when it is sent. Where there is no
- * memory for one, the worker would wait for it in vain: it is marked, and evicted by the next tick.
- * Large messages (the manifest, the seal) are the same for all workers: each is encoded once and
- * lent to the transport.
+ * A message goes into the send queue; its receiver is looked up when it is sent. If there is no
+ * memory for a message, the worker would wait for it in vain: it is marked, and the next tick
+ * evicts it. Large messages (the manifest, the seal) are the same for all workers: each is encoded
+ * once and lent to the transport.
  *
  * This file changes no transaction and evicts no worker: server.c and transaction.c call it.
  */

@@ -22,7 +22,7 @@
  *
  * With commit: all, one member lost or failed ends STAGING at once: nothing waits for a version
  * that cannot succeed. With a quorum, it ends when too few are left; a member that failed, joined
- * anew and staged after all is one of those left.
+ * again and staged after all is one of those left.
  */
 #include <inttypes.h>
 #include <stdio.h>

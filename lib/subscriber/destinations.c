@@ -1,6 +1,9 @@
 /*
- * The list is checked whole before any of it counts: names once, memory that overlaps only where it
- * is the same memory under two names (tied tensors), and a device's memory shown to be its own.
+ * Destinations: a checked list, windows on memory of devices, and notes of what is overwritten.
+ *
+ * The whole list is checked before any of it is used: each name once, memory that overlaps only
+ * where it is the same memory under two names (tied tensors), and a device's memory known to be its
+ * own.
  *
  * The windows of a device are page-locked where that is possible. A put and the fetch behind it
  * share a stream and one wait; it is the other window that is fetched into, so the bytes of a put

@@ -130,7 +130,8 @@ static void gpu_verify_end(rft_gpu_verify *verify)
     let_go(verify, 0);
 }
 
-/* Waits for that, at most `timeout_ms`: after that it stays mapped for ever. */
+/* Waits for that, at most `timeout_ms`. Memory that the device still reads then is never unmapped.
+ */
 static void gpu_verify_close(rft_gpu_verify *verify, uint32_t timeout_ms)
 {
     let_go(verify, timeout_ms);

@@ -219,7 +219,7 @@ static void lose_connection(rft_session *session, const char *why, int64_t now)
     rft_session_disconnect(session, 0, now);
 }
 
-/* Counts and logs a breach of the protocol, says BYE, and connects anew. */
+/* Counts and logs a breach of the protocol, says BYE, and connects again. */
 static void break_off(rft_session *session, const refit_error *why, int64_t now)
 {
     session->report.refused++;
@@ -861,9 +861,10 @@ void rft_session_garbage(rft_session *session, const refit_error *why, int64_t n
         break_off(session, why, now);
         return;
     }
-    /* Well formed, but more than this worker may take: connecting anew would bring it again. Its
-     * kind is unknown: a manifest is missed by the offers that follow, and any other message
-     * costs the version under way, which the publisher knows (0) if this session does not. */
+    /* The message is well formed, but larger than this worker may take, and would come again after
+     * a new connection. Its kind is unknown. If it was a manifest, the offers that follow fail for
+     * want of it; any other message costs the version under way. Where this session knows of none,
+     * FAILED names version 0, and the publisher knows which one it is. */
     session->report.refused++;
     session->manifest_failure = *why;
     give_up(session, session->receive.version, why, now);

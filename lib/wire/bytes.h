@@ -14,7 +14,7 @@ typedef struct rft_view {
     size_t count;
 } rft_view;
 
-/* Owned. {0} is empty and valid; reuse keeps the room. */
+/* Owned. {0} is empty and valid; a reset keeps the memory. */
 typedef struct rft_bytes {
     unsigned char *data;
     size_t count;

@@ -21,14 +21,14 @@ typedef enum rft_block_mode {
 
 /* ---- Sparse blocks
  *
- * A block as what changed in it. It has an entry of 20 bytes in the directory, little-endian:
+ * A block as its changes. It has an entry of 20 bytes in the directory, little-endian:
  *
  *     u16 changed - 1 | u16 escapes | u64 digest part before | u64 digest part after
  *
  * and its planes, one behind the other as kernels/delta.h lays them out. How long those are follows
  * from the entry and from the planes themselves, so no length travels. The parts are those of
  * rft_digest_part at the block's place in its tensor: `before` says to which bytes the changes
- * belong, `after` what comes of them. A block is coded so only where that is smaller than its
+ * belong, `after` is that of the result. A block is coded so only where that is smaller than its
  * bytes, entry included.
  */
 
@@ -95,8 +95,8 @@ refit_status rft_frame_codec_pack(rft_frame_codec *codec, const rft_manifest *ma
                                   rft_view payload, rft_view *packed,
                                   unsigned char planes[RFT_PACK_BYTES], refit_error *error);
 
-/* The way back, from what came from elsewhere: `modes` has been checked. What is in `*payload` has
- * yet to be. REFIT_ERR_PROTOCOL, REFIT_ERR_HOST_MEMORY */
+/* Unpacks received bytes. `modes` must have been checked; the content of `*payload` is not checked
+ * here. REFIT_ERR_PROTOCOL, REFIT_ERR_HOST_MEMORY */
 refit_status rft_frame_codec_unpack(rft_frame_codec *codec, const rft_manifest *manifest,
                                     const rft_frame_span *span, const unsigned char *modes,
                                     rft_view planes, rft_view packed, rft_view *payload,

@@ -5,8 +5,8 @@
  *                     ├─► rft_listed_tensor ─► check, store ─► ties, names ─► partition ─► digest
  *     bytes ──────────┘
  *
- * Both ways in meet at one form and pass the same checks; only the status of a refusal differs. The
- * digest is that of the list as it travels, so both ends hash the same bytes.
+ * Both sources are brought to one form and pass the same checks; only the status of a refusal
+ * differs. The digest is that of the list as it travels, so both ends hash the same bytes.
  */
 #include "wire/manifest.h"
 
@@ -142,7 +142,7 @@ typedef struct manifest_rules {
 /* ---- What a manifest must be
  *
  * The rules of manifests, one function each. They hold for a caller's list and for a peer's alike;
- * the rules' `refusal` says whose fault a breach is. Sizes above a configured limit are
+ * the rules' `refusal` is the status of a breach. Sizes above a configured limit are
  * REFIT_ERR_LIMIT on both sides. Names are sorted once, so duplicates are neighbours.
  */
 
@@ -533,7 +533,7 @@ static char *store_tensor(rft_manifest_tensor *out, const rft_listed_tensor *ten
     return names + tensor->name.count + 1;
 }
 
-/* What both ways in have in common once all tensors are stored and `encoded` is there. */
+/* The common last part, once all tensors are stored and `encoded` is there. */
 static refit_status finish(rft_manifest *manifest, const manifest_rules *rules)
 {
     RFT_TRY(check_ties(manifest, rules));

@@ -1,9 +1,9 @@
 /*
  * Messages: one table per kind says which fields travel under which keys and what they may hold;
- * encoding and decoding are one lookup and one loop (fields.c, map.c).
+ * encoding and decoding are one lookup and one loop (fields.c).
  *
- * A message is judged alone: whether it fits the conversation (a version that nobody offered, an
- * epoch of another publisher) is for those who hold the conversation.
+ * A message is checked alone. Whether it fits the state of the protocol (a version that was not
+ * offered, an epoch of another publisher) is checked by the session and the server.
  */
 #include "wire/message.h"
 
@@ -116,13 +116,13 @@ static const rft_field seal_fields[] = {
     {"tensors", BYTES(seal.tensors), .unit = 8, .least = 1, .limit = RFT_LIMIT_TENSORS},
 };
 
-/* COMMITTED likewise. */
+/* And COMMITTED. */
 static const rft_field staged_fields[] = {
     {"version", U64(staged.version), .least = 1},
     {"digest", DIGEST(staged.digest)},
 };
 
-/* RELEASED likewise. */
+/* And RELEASED. */
 static const rft_field commit_fields[] = {
     {"version", U64(commit.version), .least = 1},
 };

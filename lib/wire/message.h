@@ -30,7 +30,7 @@ typedef struct rft_limits {
     uint64_t version_bytes;
     uint64_t memory_bytes; /* of this machine, which has to hold a version; 0: not looked at */
     uint32_t blocks;
-    bool blocks_told; /* `blocks` is what those who sent the list said, and not the user's choice */
+    bool blocks_told; /* `blocks` came with the list, and is not the user's choice */
     uint32_t window;
 } rft_limits;
 
@@ -135,8 +135,8 @@ typedef struct rft_message {
             uint64_t segment_offset; /* of the version in it */
             rft_view share;          /* cuda-ipc path: RFT_SHARE_BYTES of a share, where the version
                                         lies in the GPU's memory; else empty */
-            rft_view seqlock; /* with share: the segment of its seqlock, in which readers hold
- locks; the key is "mark" */
+            rft_view seqlock; /* with share: the segment of its seqlock and of readers' locks; its
+                                 key is "mark" */
         } offer;
         struct {
             uint64_t version;
@@ -186,7 +186,7 @@ typedef struct rft_message {
 /* The kind as the wire says it ("hello"), a constant. */
 const char *rft_message_kind_name(rft_message_kind kind);
 
-/* That the two cannot talk, and which side to install anew. */
+/* That the two protocols differ, and on which side to install another release. */
 void rft_message_say_protocols(uint32_t trainer, uint32_t worker, char text[RFT_SENTENCE_BYTES]);
 
 /* Appends the message to `out`, which is as before on failure. REFIT_ERR_HOST_MEMORY,

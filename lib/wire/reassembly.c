@@ -9,9 +9,9 @@
  *
  * A sparse block is the base's, copied to a place that stays in the cache and digested, changed
  * there, and digested again on its way to staging, round the caches. What is in its planes shows
- * only while they are applied; then staging has nothing of it. The base's digest is taken anew, not
- * remembered from when that version was verified: the block is read for the copy anyway, and so it
- * speaks of the bytes that the changes are applied to.
+ * only while they are applied; then staging has nothing of it. The base's digest is taken again and
+ * not remembered from when that version was verified: the block is read for the copy anyway, and so
+ * the digest is that of the bytes that the changes are applied to.
  *
  * All memory is taken by open, but what unpacking needs.
  */
@@ -28,7 +28,7 @@
  *
  * The last check before a version counts: every original tensor's digest against the one that the
  * publisher sent, then the version's digest over all of them, which ties them to this manifest.
- * The sums come from an reassembly, or are taken from an image here, which may take several calls:
+ * The sums come from a reassembly, or are taken from an image here, which may take several calls:
  * a cursor keeps the tensor reached and the sum of its bytes so far. Nothing is allocated.
  */
 

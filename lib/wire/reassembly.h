@@ -1,5 +1,5 @@
 /*
- * reassembly: frames in, a verified version out. What a worker does with the bytes that travelled.
+ * reassembly: frames in, a verified version out.
  *
  * The caller owns two images of manifest->store_bytes: `staging`, which is filled, and `base`, the
  * version held (NULL if none), which `same` and `sparse` blocks build on. Each frame is checked
@@ -61,8 +61,8 @@ typedef struct rft_image_cursor {
     bool done; /* all of the image is what the publisher wrote */
 } rft_image_cursor;
 
-/* Likewise, but reads `most` bytes at most (8 or more) and goes on from the cursor when it is
- * called again with the same arguments. */
+/* The same check in parts: a call reads `most` bytes at most (8 or more) and goes on from the
+ * cursor when it is called again with the same arguments. */
 refit_status rft_image_verify_part(const rft_manifest *manifest, const unsigned char *image,
                                    const rft_message *seal, uint64_t most, rft_image_cursor *cursor,
                                    refit_error *error);
