@@ -1,11 +1,12 @@
 /*
- * The log hook, and the rings that keep lines for those who come for them. One lock makes replacing
- * the function safe: once refit_set_log has returned, the old one is not running. Process-wide by
- * nature, like stderr, which it replaces.
+ * The log function, and the rings that keep lines until their readers take them. One lock makes
+ * replacing the function safe: once refit_set_log has returned, the old one is not running. The log
+ * is process-wide, like stderr, which it replaces.
  *
- * A fork while another thread says something would leave the child the lock held for ever: the
- * child gets it anew. Its rings are emptied: what is in them is the parent's to tell. Each change
- * of a ring and of their list takes effect with one store, so that a fork finds them whole.
+ * A fork while another thread logs would leave the child with a lock that no thread releases: the
+ * child gets a new lock. Its rings are emptied, because their lines are the parent's to report.
+ * Each change of a ring and of their list takes effect with one store, so that a fork finds them
+ * whole.
  */
 #include "base/log.h"
 
@@ -43,7 +44,8 @@ static refit_log_fn sink; /* guarded by guard, like what follows, rings and all 
 static void *sink_user;
 static int sink_most = -1; /* -1: there is no function */
 static refit_log_ring *rings;
-static atomic_int loudest = -1; /* the most verbose level that anybody hears; -1: nobody listens */
+static atomic_int loudest =
+    -1; /* the most verbose level that the function or a ring takes; -1: none */
 
 /* In the child of a fork, which has no other thread yet. */
 static void renew_guard(void)
@@ -56,7 +58,7 @@ static void renew_guard(void)
     }
 }
 
-/* Without memory for it forks are as dangerous as they were. */
+/* If there is no memory for the handler, a child may still find the lock held. */
 static void prepare_for_forks(void)
 {
     static atomic_bool prepared;
@@ -172,7 +174,7 @@ static void keep_line(refit_log_ring *ring, refit_log_level level, const char *l
     __atomic_store_n(&ring->count, ring->count + 1, __ATOMIC_RELEASE);
 }
 
-/* ---- Saying things ------------------------------------------------------------------------ */
+/* ---- Logging ------------------------------------------------------------------------ */
 
 void rft_log(refit_log_level level, const char *format, ...)
 {

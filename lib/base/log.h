@@ -1,4 +1,4 @@
-/* Saying things, through the function that the process installed (refit_set_log); silent without.
+/* log: lines for the function that the process installed (refit_set_log); without one, nothing.
  */
 #ifndef RFT_LOG_H
 #define RFT_LOG_H

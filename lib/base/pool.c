@@ -89,7 +89,7 @@ static void *help(void *user)
     return NULL;
 }
 
-/* The work is right without helpers, only slower: that is worth a line in the log, no failure. */
+/* Without helpers the work is done too, but slower: a line in the log, no failure. */
 static void start_helpers(rft_pool *pool)
 {
     while (pool->started + 1 < pool->threads && !pool->refused) {

@@ -21,8 +21,8 @@ typedef struct rft_pool_part {
 } rft_pool_part;
 
 typedef struct rft_pool_job {
-    /* Claims the next part. Called with the pool's lock held, so it only counts. False: none is
-     * left, nor ever will be. */
+    /* Claims the next part. Called with the pool's lock held, so it only counts. False: no part is
+     * left, and none will come. */
     bool (*claim)(struct rft_pool_job *job, rft_pool_part *part);
     /* Does a part, without the lock. `worker` is below RFT_POOL_MOST, 0 for the thread that asked;
      * two that are at one job at once are never the same. */

@@ -1,5 +1,5 @@
 /*
- * Text judged and shown.
+ * Text from elsewhere is checked here, and made fit to be shown.
  *
  * A question mark stands for one byte, so what is shown is as long as what came, and a place to cut
  * can be chosen before anything is copied. A cut is never inside a character.

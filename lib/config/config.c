@@ -134,7 +134,7 @@ void refit_config_each(const refit_config *config, refit_option_fn function, voi
  * What single values cannot show: that they fit together.
  *
  * First every value by itself, because a program may have written the struct by hand; then the
- * pairs. Each sentence names both keys and says which way out there is.
+ * pairs. Each sentence names both keys and says how to mend it.
  */
 
 /* Below that a single step would take seconds. */
@@ -218,8 +218,8 @@ static refit_status check_broadcast(const refit_config *config, refit_error *err
     RFT_REFUSE_IF(config->broadcast_gpu == REFIT_GPU_REQUIRE &&
                       config->broadcast_shm == REFIT_SHM_OFF,
                   error, REFIT_ERR_CONFIG,
-                  "broadcast.gpu is require but broadcast.shm is off: who reads a GPU's memory is "
-                  "known through shared memory, so change one of them");
+                  "broadcast.gpu is require but broadcast.shm is off: the publisher knows through "
+                  "shared memory which workers read its GPU's, so change one of them");
     return check_commit(config, error);
 }
 

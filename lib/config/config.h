@@ -1,5 +1,6 @@
 /*
- * config: a caller's refit_config, which may be NULL or of another release, as a full one of ours.
+ * config: a caller's refit_config, which may be NULL or of another release, as a full one of this
+ * release.
  *
  *     refit_config own;
  *     RFT_TRY(rft_config_resolve(config, &own, error));
@@ -15,8 +16,8 @@
  * REFIT_ERR_INVALID (never initialised), REFIT_ERR_CONFIG. */
 refit_status rft_config_resolve(const refit_config *config, refit_config *own, refit_error *error);
 
-/* A full copy without the check, and the way back: for changes that succeed as a whole or not at
- * all. REFIT_ERR_INVALID */
+/* take makes a full copy without the check, and give writes it back: for changes that succeed as a
+ * whole or not at all. REFIT_ERR_INVALID */
 refit_status rft_config_take(const refit_config *config, refit_config *full, refit_error *error);
 void rft_config_give(refit_config *config, const refit_config *full);
 

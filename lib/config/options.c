@@ -4,7 +4,7 @@
  * Everything that shows, reads or documents options is made from these rows: the defaults of
  * refit_config_init, the YAML reader, the environment, `refit config` and configs/refit.yaml. To
  * add an option, add its field to refit_config, append or insert its row here, and let
- * `refit config --defaults` write the file anew. What the options do is known elsewhere.
+ * `refit config --defaults` write the file again. What the options do is unknown here.
  */
 #include "config/options.h"
 
@@ -73,8 +73,8 @@ const rft_option rft_options[] = {
      "The most copies in one submission. More keep a GPU's link busy with small copies; fewer let "
      "urgent copies of other streams in sooner. The host device takes at most 1024."},
     {"offload.verify", IN(offload_verify), FLAG("false"),
-     "Digest every region on the way out and check it on the way back. It costs one more pass "
-     "over the bytes each way; use it to find memory that is written while it is away."},
+     "Digest every region when it is offloaded and check it when it is restored. It costs one more "
+     "pass over the bytes each way; use it to find memory that is written while it is away."},
     {"offload.background", IN(offload_background), FLAG("false"),
      "Take the arena on a thread of its own, while the trainer loads its model; the first offload "
      "waits for it. Off where the cores and the driver have other work meanwhile."},
@@ -134,8 +134,9 @@ const rft_option rft_options[] = {
      "How many workers suffice with commit: quorum. 0 with commit: all."},
     {"broadcast.stage_timeout_ms", IN(broadcast_stage_timeout_ms), RFT_TIME, "1min", 1, 24 * HOUR,
      "ms",
-     "From refit_publisher_commit, when all is written, until all have staged the version; who has "
-     "not by then is evicted. Allow for the size of the weights over the slowest link."},
+     "From refit_publisher_commit, when all is written, until all have staged the version; a "
+     "worker that has not by then is evicted. Allow for the size of the weights over the slowest "
+     "link."},
     {"broadcast.commit_timeout_ms", IN(broadcast_commit_timeout_ms), RFT_TIME, "30s", 1, 24 * HOUR,
      "ms", "From the commit until all have applied it; allow for what the engine does to load it."},
     {"broadcast.heartbeat_ms", IN(broadcast_heartbeat_ms), RFT_TIME, "1s", 1, HOUR, "ms",
@@ -146,7 +147,7 @@ const rft_option rft_options[] = {
      "where machines pause for long."},
     {"broadcast.resend_limit", IN(broadcast_resend_limit), RFT_COUNT, "3", 0, 1000, "repeats",
      "How often a worker asks again for a frame that arrived damaged, before it gives up; one that "
-     "asks more often is turned out."},
+     "asks more often is evicted."},
     {"broadcast.verify", IN(broadcast_verify), RFT_CHOICE, "auto", 0, REFIT_VERIFY_ALWAYS,
      "auto|always",
      "auto hashes again what travelled; always also what lies in shared memory, which only the "
@@ -168,15 +169,15 @@ const rft_option rft_options[] = {
      "Threads that find and code what changed, the publisher's own included; they start with the "
      "first version for which that is wanted. 0: one per core, at most 8."},
     {"broadcast.insecure", IN(broadcast_insecure), FLAG("false"),
-     "Allow an address beyond this host without keys (security.key), on either side: anybody who "
-     "reaches the port can then read the weights, or pass for the trainer. Only inside a network "
+     "Allow an address beyond this host without keys (security.key), on either side: all that "
+     "reach the port can then read the weights, or pass for the trainer. Only inside a network "
      "that you trust."},
     {"broadcast.linger_ms", IN(broadcast_linger_ms), RFT_TIME, "500ms", 0, HOUR, "ms",
      "How long a socket that closes still tries to send what it has."},
     {"broadcast.idle_timeout_ms", IN(broadcast_idle_timeout_ms), RFT_TIME, "0", 0, 24 * HOUR, "ms",
      "A worker ends when it has heard no trainer for so long, counted from its start on. A trainer "
      "that trains for hours is heard all the time; one that was killed is not. Longer than "
-     "broadcast.heartbeat_timeout_ms, and than a trainer takes to start; 0: it waits for ever."},
+     "broadcast.heartbeat_timeout_ms, and than a trainer takes to start; 0: it waits without end."},
 
     {"limits.workers", IN(limits_workers), RFT_COUNT, "256", 1, 65536, "workers",
      "Workers that a publisher takes; more are refused."},

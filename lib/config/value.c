@@ -2,8 +2,7 @@
  * The value of one option in a configuration: read, printed, and held to its range.
  *
  * Each kind has a codec; what is the same for all of them stands here: the refusals with their
- * sentences, the range, and texts, which have no code. The meaning of an option is none of this
- * file's business.
+ * sentences, the range, and texts, which have no code. What an option means is unknown here.
  */
 #include <inttypes.h>
 #include <stdio.h>

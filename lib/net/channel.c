@@ -3,8 +3,8 @@
  * each is for stands beside it.
  *
  * A ROUTER's message has the sender's id as its first part, then the message, then at most one
- * payload. Zero-copy payloads are counted by their rft_pending, which is all that ZeroMQ's threads
- * ever touch of ours.
+ * payload. Zero-copy payloads are counted by their rft_pending, which is the only memory
+ * of ours that ZeroMQ's threads write.
  *
  * What is not bounded: ZeroMQ limits the bytes of a part and the number of whole messages, but it
  * keeps the parts of a message that has no end yet, however many, until the connection ends. No
@@ -385,7 +385,8 @@ refit_status rft_channel_bind(const char *endpoint, const refit_config *config, 
     return status;
 }
 
-/* Which of the places it is may change, and the text is for sentences of other threads, too. */
+/* At user://NAME the socket may change, and other threads read the text for their sentences: so it
+ * does not name the socket. */
 static void name_endpoint(rft_channel *channel)
 {
     if (channel->user_name[0] == '\0')
@@ -419,16 +420,17 @@ static void unbind(rft_channel *channel)
 {
     char name[64];
     uint64_t unique; /* names of closed sockets stay taken for a while */
-    void *ear = zmq_socket(channel->context, ZMQ_PAIR);
-    if (ear == NULL) return;
-    if (rft_random_u64(&unique, NULL) != REFIT_OK) unique = (uintptr_t)ear;
+    void *monitor = zmq_socket(channel->context, ZMQ_PAIR);
+    if (monitor == NULL) return;
+    if (rft_random_u64(&unique, NULL) != REFIT_OK) unique = (uintptr_t)monitor;
     snprintf(name, sizeof name, "inproc://refit-closed-%" PRIx64, unique);
     bool heard = zmq_socket_monitor(channel->socket, name, ZMQ_EVENT_CLOSED) == 0 &&
-                 zmq_connect(ear, name) == 0 && zmq_unbind(channel->socket, channel->endpoint) == 0;
-    zmq_pollitem_t item = {.socket = ear, .events = ZMQ_POLLIN};
+                 zmq_connect(monitor, name) == 0 &&
+                 zmq_unbind(channel->socket, channel->endpoint) == 0;
+    zmq_pollitem_t item = {.socket = monitor, .events = ZMQ_POLLIN};
     if (heard) (void)zmq_poll(&item, 1, UNBIND_MS);
     (void)zmq_socket_monitor(channel->socket, NULL, 0);
-    zmq_close(ear);
+    zmq_close(monitor);
 }
 
 void rft_channel_close(rft_channel *channel)
@@ -483,8 +485,8 @@ static bool is_elsewhere(const rft_channel *channel, rft_endpoint *found)
            strcmp(found->text, channel->asked.text) != 0;
 }
 
-/* ZeroMQ has given up on the other side, or tries where no trainer is: from the beginning. */
-static void connect_anew(rft_channel *channel)
+/* For when ZeroMQ has given up on the other side, or tries an endpoint where no trainer is. */
+static void reconnect(rft_channel *channel)
 {
     rft_endpoint found;
     (void)zmq_disconnect(channel->socket, channel->asked.text);
@@ -498,7 +500,7 @@ static void connect_anew(rft_channel *channel)
     }
 }
 
-/* Says so once. To bind again would not help workers that look at the old place alone. */
+/* Logs it once. To bind again would not help workers that look at the old path alone. */
 static void look_at_path(rft_channel *channel, int64_t now)
 {
     if (now < channel->look_at) return;
@@ -512,19 +514,19 @@ static void look_at_path(rft_channel *channel, int64_t now)
             channel->ipc.path);
 }
 
-/* ZeroMQ's news of connections. Returns whether they are for the caller. */
+/* Reads what ZeroMQ tells about connections. Returns whether the caller has to know. */
 static bool tend_connections(rft_channel *channel)
 {
     rft_handshake *handshake = &channel->handshake;
     rft_endpoint found;
     look_at_path(channel, rft_now());
     if (channel->connections != NULL) rft_connections_tend(channel->connections, rft_now());
-    if (handshake->ear == NULL) return false;
+    if (handshake->monitor == NULL) return false;
     rft_handshake_hear(handshake, rft_now());
     if (rft_handshake_take_cut(handshake))
         (void)zmq_disconnect(channel->socket, channel->asked.text);
     bool missed = rft_handshake_take_missed(handshake) && is_elsewhere(channel, &found);
-    if (rft_handshake_is_due(handshake, rft_now()) || missed) connect_anew(channel);
+    if (rft_handshake_is_due(handshake, rft_now()) || missed) reconnect(channel);
     return handshake->why.status != REFIT_OK;
 }
 
@@ -535,9 +537,9 @@ static bool poll_once(rft_channel *channel, int wake_fd, int64_t deadline)
     rft_connections *connections = channel->connections;
     short room = channel->full ? ZMQ_POLLOUT : 0;
     void *news =
-        connections == NULL ? channel->handshake.ear : rft_connections_monitor(connections);
+        connections == NULL ? channel->handshake.monitor : rft_connections_monitor(connections);
     int64_t due = connections == NULL ? INT64_MAX : rft_connections_tend_at(connections);
-    if (channel->handshake.ear != NULL) due = channel->handshake.retry_at;
+    if (channel->handshake.monitor != NULL) due = channel->handshake.retry_at;
     if (channel->look_at < due) due = channel->look_at;
     if (due < deadline) deadline = due;
     zmq_pollitem_t items[3] = {{.socket = channel->socket, .events = (short)(ZMQ_POLLIN | room)}};
@@ -648,7 +650,7 @@ static void payload_release(void *data, void *hint)
     rft_pending_lower(hint);
 }
 
-/* The parts of one message on its way out. All are made before the first is sent: a message that
+/* The parts of one message that is sent. All are made before the first is sent: a message that
  * stopped in the middle would be taken for the beginning of the next one. */
 typedef struct parcel {
     zmq_msg_t parts[PARTS_MOST];

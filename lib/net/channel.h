@@ -65,7 +65,7 @@ const char *rft_channel_endpoint(const rft_channel *channel);
 /* Whether the endpoint cannot be reached from another host. */
 bool rft_channel_is_local(const rft_channel *channel);
 
-/* Whose keys may come in; NULL: the channel uses none (nor does any by inproc). Borrowed. */
+/* The keys that may connect; NULL: the channel uses none (nor does any by inproc). Borrowed. */
 rft_allow_list *rft_channel_allow_list(const rft_channel *channel);
 /* This wake descriptor is set whenever that list has another edition. */
 void rft_channel_watch_keys(rft_channel *channel, int wake);
@@ -74,7 +74,7 @@ void rft_channel_watch_keys(rft_channel *channel, int wake);
 refit_status rft_channel_take_failure(rft_channel *channel, refit_error *why);
 
 /* Waits until a message is there, `wake_fd` is readable, a DEALER whose last send was BUSY has room
- * again or whose handshake failed, or the timeout (0 or more) passed. A DEALER connects anew here
+ * again or whose handshake failed, or the timeout (0 or more) passed. A DEALER connects again here
  * where ZeroMQ has given up. */
 void rft_channel_poll(rft_channel *channel, int wake_fd, int timeout_ms);
 

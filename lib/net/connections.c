@@ -1,5 +1,5 @@
 /*
- * The connections of a ROUTER, as its monitor tells of them.
+ * The connections of a ROUTER, as its monitor reports them.
  *
  *     ACCEPTED ─► unclaimed ──a worker's message──► claimed
  *                     ▲  │                              │
@@ -26,14 +26,14 @@
  * stays: 140 days. The burst adds a chance of 1 in 2,700 at the most, once. What remains: it is a
  * chance, not an impossibility; and peers that may finish handshakes can use up the rate, and so
  * keep new workers out. Workers that are in stay in. Workers go without a routing id of their own:
- * ZeroMQ connects anew under the same one, and a ROUTER ignores a second connection of that name
- * for ever while the first has not been found dead.
+ * ZeroMQ would connect again under the same one, and a ROUTER ignores a second connection of that
+ * id for as long as it has not noticed that the first one is dead.
  *
  * Before the handshake, each connection costs a descriptor and some 150 KB. Unclaimed connections
  * are bounded in number, oldest first out; and in number to CROWDED where descriptors reach into
- * the last of what the process may open (RESERVE). That is noticed behind ZeroMQ's back: on a
- * machine that is overloaded the last descriptors may be taken for a moment. When accept(2) fails
- * for want of descriptors, ZeroMQ tries again at once, for ever: so the listener is emptied by
+ * the last of what the process may open (RESERVE). That is noticed after ZeroMQ has accepted: on
+ * a machine that is overloaded the last descriptors may be taken for a moment. When accept(2) fails
+ * for want of descriptors, ZeroMQ tries again at once, without end: so the listener is emptied by
  * means of a spare descriptor, and held off. On ipc ZeroMQ aborts on that failure instead
  * (ipc_listener.cpp). So there the free descriptors are counted all the time (LOOK_MS, and after
  * each connection), and the listener is held off while few are left (IPC_RESERVE): four times as
@@ -91,7 +91,7 @@
      ZMQ_EVENT_HANDSHAKE_SUCCEEDED | ZMQ_EVENT_DISCONNECTED)
 
 typedef enum claim {
-    ABSENT, /* no connection of ours has this descriptor, or it was ended */
+    ABSENT, /* no accepted connection has this descriptor, or it was ended */
     UNCLAIMED,
     CLAIMED,
     CLAIMS,
@@ -186,7 +186,7 @@ static bool make_room(rft_connections *all, int fd)
     return true;
 }
 
-/* ---- What is told */
+/* ---- What ZeroMQ tells */
 
 static int descriptors_most(void)
 {
@@ -321,8 +321,8 @@ static bool is_socket_of(int fd, const connection *it)
            about.st_ino == it->inode;
 }
 
-/* Which connection it was is forgotten here; that it has gone is told later. The first look keeps
- * us from duplicating a file: closing the duplicate would give up the process's locks on it. */
+/* The connection is forgotten here; ZeroMQ tells later that it has gone. The first look avoids
+ * duplicating a file: closing the duplicate would give up the process's locks on it. */
 static void end(rft_connections *all, int fd)
 {
     const connection *it = &all->of[fd];
@@ -397,8 +397,8 @@ static void refuse_waiting(rft_connections *all)
     all->entry_fd = take_descriptor(all);
 }
 
-/* Whatever ZeroMQ accepted with our descriptor is ended, one after the other, until none waits that
- * it could accept: while one waits and no descriptor is free, it costs a core. */
+/* A connection that ZeroMQ accepted with our descriptor is ended, one after the other, until none
+ * waits that it could accept: while one waits and no descriptor is free, it costs a core. */
 static void regain_entry(rft_connections *all)
 {
     if (all->entry_fd >= 0) return;
@@ -421,7 +421,7 @@ static bool listener_reopen(const rft_connections *all)
     return setsockopt(all->listener, SOL_SOCKET, SO_DETACH_FILTER, &unused, sizeof unused) == 0;
 }
 
-/* Whether it is held off now that was open. */
+/* Whether the listener was open and is held off now. */
 static bool hold_off(rft_connections *all, int64_t now, int64_t until)
 {
     bool open = all->hold_to == 0;

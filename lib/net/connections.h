@@ -18,7 +18,7 @@
 
 typedef struct rft_connections rft_connections;
 
-/* What the statistics want to know. */
+/* For the statistics. */
 typedef struct rft_connection_counts {
     uint64_t unclaimed; /* connections that belong to no worker now */
     uint64_t ended;     /* connections that belonged to no worker and were ended */
@@ -39,7 +39,8 @@ void rft_connections_close(rft_connections *connections);
 /* The ZeroMQ socket that is readable when there is something to tend. */
 void *rft_connections_monitor(const rft_connections *connections);
 
-/* Reads what ZeroMQ tells, and ends or holds off what is too much. */
+/* Reads what ZeroMQ tells, ends connections that are too many or too old, and holds off new ones.
+ */
 void rft_connections_tend(rft_connections *connections, int64_t now);
 /* When it has something to do at the latest. */
 int64_t rft_connections_tend_at(const rft_connections *connections);

@@ -1,7 +1,7 @@
 /*
  * Reading endpoints. Names are not resolved here: a host that is neither a loopback address nor
- * "localhost" counts as reachable from beyond, whatever it resolves to, so a change in a resolver
- * cannot open a door. Wildcards are beyond, too.
+ * "localhost" counts as reachable from beyond, so a change in a resolver cannot let other
+ * hosts in. Wildcards are beyond, too.
  */
 #include "net/endpoint.h"
 

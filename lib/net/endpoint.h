@@ -1,6 +1,6 @@
 /*
- * endpoint: an address as text, taken apart and held against the rules: tcp, ipc, user and inproc
- * only, and nothing beyond this host without leave.
+ * endpoint: an address as text, parsed and checked: tcp, ipc, user and inproc only; and whether it
+ * can be reached from beyond this host.
  */
 #ifndef RFT_ENDPOINT_H
 #define RFT_ENDPOINT_H

@@ -1,9 +1,10 @@
 /*
  * A monitor of ZeroMQ's, read on the thread that owns the socket.
  *
- * Where a connection breaks, ZeroMQ says so and tries again by itself; where the other side broke
- * the protocol, it says that the connection is gone, and nothing more comes. So every end of a
- * connection sets a moment to connect anew, and every try of ZeroMQ's own takes it back.
+ * Where a connection breaks, ZeroMQ says so and connects again by itself; where the other side
+ * broke the protocol, it says that the connection is gone, and does nothing more. So every end of a
+ * connection sets a time at which the channel connects again, and every attempt of ZeroMQ's own
+ * clears it.
  *
  * At an ipc path it checks which user listens, as soon as a connection stands. That gives the
  * sentence, and ends the connection; but messages may have come meanwhile, or the connection may be
@@ -29,16 +30,16 @@ refit_status rft_handshake_open(rft_handshake *handshake, void *context, void *s
 {
     *handshake = (rft_handshake){.keys = keys, .path = path, .fresh = -1, .retry_at = INT64_MAX};
     return rft_monitor_open(context, socket, FAILURES | TRIES | ZMQ_EVENT_DISCONNECTED,
-                            &handshake->ear, error);
+                            &handshake->monitor, error);
 }
 
 void rft_handshake_close(rft_handshake *handshake, void *socket)
 {
-    rft_monitor_close(handshake->ear, socket);
-    handshake->ear = NULL;
+    rft_monitor_close(handshake->monitor, socket);
+    handshake->monitor = NULL;
 }
 
-/* ---- What it heard */
+/* ---- Events */
 
 static void note(rft_handshake *handshake, refit_status status, const char *sentence)
 {
@@ -89,7 +90,7 @@ bool rft_handshake_take_cut(rft_handshake *handshake)
 }
 
 /* A folder that is gone again belongs to no user. */
-static void look_who_listens(rft_handshake *handshake, int64_t now)
+static void check_listener(rft_handshake *handshake, int64_t now)
 {
     refit_error why;
     int fd = handshake->fresh;
@@ -105,20 +106,21 @@ void rft_handshake_hear(rft_handshake *handshake, int64_t now)
 {
     uint16_t event;
     uint32_t value;
-    if (handshake->ear == NULL) return;
-    while (rft_monitor_read(handshake->ear, &event, &value)) {
+    if (handshake->monitor == NULL) return;
+    while (rft_monitor_read(handshake->monitor, &event, &value)) {
         if ((event & FAILURES) != 0) note_failure(handshake, event, value);
         if (event == ZMQ_EVENT_CONNECT_RETRIED) handshake->missed = true;
         if (event == ZMQ_EVENT_CONNECTED) handshake->missed = false;
         handshake->fresh = event == ZMQ_EVENT_CONNECTED ? (int)value : -1;
-        if (handshake->refused) continue; /* ZeroMQ tries no more, whatever it said before */
+        if (handshake->refused)
+            continue; /* ZeroMQ makes no more attempts, though an earlier event may say so */
         if ((event & TRIES) != 0) {
             handshake->retry_at = INT64_MAX;
         } else if (handshake->retry_at == INT64_MAX) {
             handshake->retry_at = rft_after_ms(now, RETRY_MS);
         }
     }
-    look_who_listens(handshake, now);
+    check_listener(handshake, now);
 }
 
 bool rft_handshake_take_missed(rft_handshake *handshake)

@@ -1,7 +1,7 @@
 /*
- * Socket files outlive their processes, and ZeroMQ would unlink whatever it finds at a path, a
- * living publisher's socket too. So the path is ours while we hold a lock on PATH.lock, the socket
- * is made here with mode 0600, and ZeroMQ is handed the descriptor.
+ * Socket files outlive their processes, and ZeroMQ would unlink any file at its path, a living
+ * publisher's socket too. So a publisher owns the path while it holds a lock on PATH.lock, makes
+ * the socket itself with mode 0600, and hands ZeroMQ the descriptor.
  *
  * In a folder in which other users make files, such as /tmp, one of them could hold PATH.lock
  * first. There the lock lies in the folder of this user's own. Its name says which folder PATH is
@@ -13,7 +13,7 @@
  * can only be refused by taking the name of its file away (rft_ipc_hide).
  *
  * The lock file is unlinked on close, with the socket. Not where its name leads to another file:
- * the folder was removed meanwhile, and another publisher has made both anew. A process that
+ * the folder was removed meanwhile, and another publisher has made both again. A process that
  * locks it afterwards checks that it still has its name, or starts over with the new one.
  */
 #include "net/ipc.h"
@@ -192,7 +192,7 @@ static hidden_path hidden_of(const rft_ipc *ipc)
     return hidden;
 }
 
-/* What a process left that died while its socket was hidden. */
+/* Removes the file of a process that died while its socket was hidden. */
 static refit_status hidden_clear(const rft_ipc *ipc, refit_error *error)
 {
     hidden_path hidden = hidden_of(ipc);

@@ -1,9 +1,8 @@
 /*
  * ipc: the listening socket of an ipc endpoint, and the lock file that keeps a second publisher
- * out. Both files are ours to remove; ZeroMQ only takes the descriptor. And whether the process
- * that listens at such a path may be trusted.
- *
- * Trusted are this user and root, at a path that no other user could have led elsewhere.
+ * out. Both files are removed here; ZeroMQ only takes the descriptor. Also tells whether the
+ * process that listens at such a path can be trusted: if it is this user's or root's, at a path
+ * that no other user could have led elsewhere.
  */
 #ifndef RFT_IPC_H
 #define RFT_IPC_H
@@ -24,10 +23,10 @@ typedef struct rft_ipc {
     ino_t inode;
 } rft_ipc;
 
-/* Takes the path and listens there; the caller owns `*listen_fd`. What a dead process of this user
- * left is replaced. REFIT_ERR_BUSY (a living process has it, or another user's socket lies there),
- * REFIT_ERR_EXISTS (there is a file that is no socket), REFIT_ERR_SYSTEM; what rft_own_folder_find
- * answers, where the lock lies there. */
+/* Takes the path and listens there; the caller owns `*listen_fd`. The files of a dead process
+ * of this user are replaced. REFIT_ERR_BUSY (a living process has it, or another user's socket lies
+ * there), REFIT_ERR_EXISTS (there is a file that is no socket), REFIT_ERR_SYSTEM; what
+ * rft_own_folder_find answers, where the lock lies there. */
 refit_status rft_ipc_open(rft_ipc *ipc, const char *path, int *listen_fd, refit_error *error);
 
 /* Removes both files. Harmless on a closed one. */

@@ -136,7 +136,7 @@ static refit_status serve_with(void *socket, const refit_config *config, const c
 {
     const int on = 1;
     RFT_TRY(read_key(config->security_key, RFT_KEY_SECRET, secret, error));
-    /* Both: a domain that is not enforced, and an enforced one that is empty, let everybody in. */
+    /* Both: a domain that is not enforced, and an enforced one that is empty, admit all peers. */
     bool set = zmq_setsockopt(socket, ZMQ_ZAP_DOMAIN, domain, strlen(domain)) == 0 &&
                zmq_setsockopt(socket, ZMQ_ZAP_ENFORCE_DOMAIN, &on, sizeof on) == 0 &&
                zmq_setsockopt(socket, ZMQ_CURVE_SERVER, &on, sizeof on) == 0 &&
@@ -238,7 +238,7 @@ refit_status rft_monitor_open(void *context, void *socket, int events, void **ou
     RFT_TRY(rft_random_u64(&unique, error));
     snprintf(name, sizeof name, "inproc://refit-events-%016" PRIx64, unique);
     void *monitor = zmq_socket(context, ZMQ_PAIR);
-    /* No limit: where the queue is full, ZeroMQ's thread would wait for us. */
+    /* No limit: where the queue is full, ZeroMQ's thread would wait until it is read. */
     if (monitor != NULL && zmq_setsockopt(monitor, ZMQ_RCVHWM, &none, sizeof none) == 0 &&
         zmq_setsockopt(monitor, ZMQ_LINGER, &none, sizeof none) == 0 &&
         zmq_socket_monitor(socket, name, events) == 0 && zmq_connect(monitor, name) == 0) {

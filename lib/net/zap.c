@@ -10,11 +10,12 @@
  *
  * A request makes it read the folder, too, but requests cannot keep the disk busy: for keys that
  * are allowed it is read once in LOOK_KNOWN_MS at most, for others once in LOOK_FRESH_MS. So a
- * removed key is refused LOOK_KNOWN_MS later. A worker that came in before that reading is evicted
- * by it, as are all workers of that key (server.c). Two locks: `turn` is held while the handler
- * starts or ends, `guard` while the domains are read or changed. Either may be held when the
- * process forks, by a thread that the child does not have: it gets both anew. Taking them before
- * the fork instead would have it wait for the folder's disk.
+ * removed key is refused LOOK_KNOWN_MS later. A worker that connected before that reading is
+ * evicted by it, as are all workers of that key (server.c).
+ *
+ * Two locks: `turn` is held while the handler starts or ends, `guard` while the domains are read or
+ * changed. Either may be held when the process forks, by a thread that the child does not have: the
+ * child gets new locks. To take them before the fork instead would make the fork wait for the disk.
  */
 #include "net/zap.h"
 
@@ -176,7 +177,7 @@ static bool admits(rft_zap *zap, const rft_zap_request *asked, const char *user)
     return false;
 }
 
-static void answer_request(struct zap_handler *keeper, const rft_zap_request *asked)
+static void answer_request(struct zap_handler *it, const rft_zap_request *asked)
 {
     char user[RFT_KEY_TEXT];
     bool admitted = strcmp(asked->domain, RFT_ZAP_OPEN) == 0;
@@ -186,7 +187,7 @@ static void answer_request(struct zap_handler *keeper, const rft_zap_request *as
         if (strcmp(zap->domain, asked->domain) == 0) admitted = admits(zap, asked, user);
     }
     rft_unlock(&guard);
-    answer(keeper->socket, asked, admitted, user);
+    answer(it->socket, asked, admitted, user);
 }
 
 static void look_everywhere(void)
@@ -198,18 +199,18 @@ static void look_everywhere(void)
     rft_unlock(&guard);
 }
 
-static void *keep_doors(void *user)
+static void *answer_requests(void *user)
 {
-    struct zap_handler *keeper = user;
+    struct zap_handler *it = user;
     rft_zap_request asked;
-    while (!atomic_load(&keeper->ends)) {
+    while (!atomic_load(&it->ends)) {
         zmq_pollitem_t items[] = {
-            {.socket = keeper->socket, .events = ZMQ_POLLIN},
-            {.fd = keeper->wake, .events = ZMQ_POLLIN},
+            {.socket = it->socket, .events = ZMQ_POLLIN},
+            {.fd = it->wake, .events = ZMQ_POLLIN},
         };
         (void)zmq_poll(items, 2, LOOK_MS);
-        rft_wake_fd_clear(keeper->wake);
-        if (hear_request(keeper->socket, &asked)) answer_request(keeper, &asked);
+        rft_wake_fd_clear(it->wake);
+        if (hear_request(it->socket, &asked)) answer_request(it, &asked);
         look_everywhere();
     }
     return NULL;
@@ -226,58 +227,58 @@ static refit_status fail_zmq(refit_error *error)
                         "requests about keys (ZAP) cannot be answered: %s", zmq_strerror(code));
 }
 
-static refit_status place_open(struct zap_handler *keeper, void *context, refit_error *error)
+static refit_status place_open(struct zap_handler *it, void *context, refit_error *error)
 {
     const int none = 0;
-    keeper->socket = zmq_socket(context, ZMQ_REP);
-    if (keeper->socket == NULL) return fail_zmq(error);
-    if (zmq_setsockopt(keeper->socket, ZMQ_LINGER, &none, sizeof none) == 0 &&
-        zmq_bind(keeper->socket, ZAP_PLACE) == 0) {
+    it->socket = zmq_socket(context, ZMQ_REP);
+    if (it->socket == NULL) return fail_zmq(error);
+    if (zmq_setsockopt(it->socket, ZMQ_LINGER, &none, sizeof none) == 0 &&
+        zmq_bind(it->socket, ZAP_PLACE) == 0) {
         return REFIT_OK;
     }
     refit_status status = fail_zmq(error);
-    zmq_close(keeper->socket);
+    zmq_close(it->socket);
     return status;
 }
 
 /* A closed socket keeps its name for a while, but not one that was unbound. */
-static void place_close(struct zap_handler *keeper)
+static void place_close(struct zap_handler *it)
 {
-    (void)zmq_unbind(keeper->socket, ZAP_PLACE);
-    zmq_close(keeper->socket);
+    (void)zmq_unbind(it->socket, ZAP_PLACE);
+    zmq_close(it->socket);
 }
 
 static refit_status handler_start(void *context, refit_error *error)
 {
-    struct zap_handler *keeper = &handler;
+    struct zap_handler *it = &handler;
     refit_status status;
-    atomic_store(&keeper->ends, false);
-    RFT_TRY(rft_wake_fd_open(&keeper->wake, error));
-    RFT_TRY_GOTO(place_open(keeper, context, error), undo_wake);
-    RFT_TRY_GOTO(rft_thread_start(&keeper->thread, "refit-doors", keep_doors, keeper, error),
+    atomic_store(&it->ends, false);
+    RFT_TRY(rft_wake_fd_open(&it->wake, error));
+    RFT_TRY_GOTO(place_open(it, context, error), undo_wake);
+    RFT_TRY_GOTO(rft_thread_start(&it->thread, "refit-zap", answer_requests, it, error),
                  undo_place);
     return REFIT_OK;
 
 undo_place:
-    place_close(keeper);
+    place_close(it);
 undo_wake:
-    rft_wake_fd_close(keeper->wake);
+    rft_wake_fd_close(it->wake);
     return status;
 }
 
 static void handler_end(void)
 {
-    struct zap_handler *keeper = &handler;
-    atomic_store(&keeper->ends, true);
-    rft_wake_fd_set(keeper->wake);
-    rft_thread_join(keeper->thread);
-    place_close(keeper);
-    rft_wake_fd_close(keeper->wake);
+    struct zap_handler *it = &handler;
+    atomic_store(&it->ends, true);
+    rft_wake_fd_set(it->wake);
+    rft_thread_join(it->thread);
+    place_close(it);
+    rft_wake_fd_close(it->wake);
 }
 
 /* ---- A fork */
 
-/* In the child, which has no other thread yet. What they guarded it has no use for. */
+/* In the child, which has no other thread yet, and no use for what they guarded. */
 static void forget_locks(void)
 {
     static const rft_mutex unlocked = PTHREAD_MUTEX_INITIALIZER;
@@ -285,7 +286,7 @@ static void forget_locks(void)
     guard = unlocked;
 }
 
-/* Without a lock, which a fork could find held. Doing it twice does no harm. */
+/* Without a lock, which a fork could find held. To register the handler twice does no harm. */
 static refit_status prepare_for_forks(refit_error *error)
 {
     static atomic_bool prepared;
@@ -352,7 +353,7 @@ refit_status rft_zap_open(void *context, const char *folder, rft_zap **out, refi
     RFT_TRY(prepare_for_forks(error));
     RFT_TRY(zap_make(folder, &zap, error));
     rft_lock(&turn);
-    if (handler.process != getpid()) { /* what a parent left is not ours */
+    if (handler.process != getpid()) { /* what is there is the parent's */
         handler.process = getpid();
         handler.domains = 0;
         domains = NULL;

@@ -1,5 +1,5 @@
 /*
- * A stream, an event in the caller's stream and one in the own.
+ * One stream, an event in the caller's stream and an event in the queue's own.
  *
  * A copy from or to the host is cut where a page-lock registration ends and at offload.piece_bytes,
  * so that copies of other streams are not held up behind it on the link. What has been put on the
@@ -118,7 +118,7 @@ struct rft_copy_queue {
     uint64_t piece_bytes;
     refit_stream_ref stream;
     rft_event *before; /* in the caller's stream */
-    rft_event *behind; /* in ours */
+    rft_event *behind; /* in the queue's own stream */
     rft_pending *held[HELD_MOST];
     uint32_t held_count;
     bool busy;

@@ -20,8 +20,8 @@ typedef struct rft_copy_queue rft_copy_queue;
 refit_status rft_copy_queue_open(refit_device *device, const refit_config *config,
                                  rft_copy_queue **out, refit_error *error);
 /* Waits for what is under way until `deadline`. False: it was not done, and the queue, its stream
- * and its device stay open for ever, since the device would write into freed memory otherwise. NULL
- * is allowed. */
+ * and its device stay open until the process ends, since the device would write into freed memory
+ * otherwise. NULL is allowed. */
 bool rft_copy_queue_close(rft_copy_queue *queue, int64_t deadline);
 
 refit_device *rft_copy_queue_device(const rft_copy_queue *queue);

@@ -17,12 +17,12 @@
 #include "base/clock.h"
 
 /*
- * What broadcast.delta: auto decides, and nothing else does: a frame is copied only to save at
- * least one part of it in so many, and a block is coded only where that saves so many bytes for
- * each element that changed in it. A thread takes about 8 ns to code one, and a worker's one thread
- * as long to apply it; at 3 Gbit/s, a worker's share of a link, 3 bytes are gone in that time. Of a
- * bf16 block about half the elements may have changed, and a fifth of one whose elements are bytes.
- * Workers on the same host map the whole version: nothing is coded for them.
+ * The two limits of broadcast.delta: auto. A frame is copied only if that saves at least one part
+ * of it in so many, and a block is coded only if that saves so many bytes for each element that
+ * changed in it. A thread takes about 8 ns to code one, and a worker's one thread as long to apply
+ * it; at 3 Gbit/s, a worker's share of a link, 3 bytes are gone in that time. Of a bf16 block about
+ * half the elements may have changed, and a fifth of one whose elements are bytes. Workers on the
+ * same host map the whole version: nothing is coded for them.
  */
 #define WORTH_PART    8u
 #define ELEMENT_PRICE 3u
@@ -70,7 +70,7 @@ struct rft_frames {
     uint64_t cursor_version; /* whose ready frames were looked through, up to `cursor` */
     rft_coding cursor_coding;
     uint32_t cursor;
-    uint64_t counted; /* version of these counts, and of the desks' */
+    uint64_t counted; /* version of these counts, and of the threads' */
     double seconds;
     frame_batch batch;
 };
@@ -247,7 +247,7 @@ static bool is_made(const rft_frames *frames, const rft_store *store, uint32_t s
 
 /* ---- Several at once */
 
-/* One that fails is made alone once it is wanted, and fails then for whom it matters to. */
+/* A frame that fails here is coded again, alone, when a worker asks for it, and fails then. */
 static void encode_item(void *user, uint32_t item, uint32_t worker)
 {
     frame_batch *batch = user;

@@ -1,5 +1,5 @@
 /*
- * Blocks of device memory with leashes.
+ * Blocks of device memory, each with a share lock.
  *
  * A slot is cleared in this order: its seqlock is made odd, so that a reader that begins from now
  * on sees it; then the share lock says whether a reader had begun before. If so, the bytes stay as

@@ -5,7 +5,8 @@
  *
  * Another process of the owner's user can open the descriptor in /proc before it is sealed. To have
  * a writable mapping it has to have opened it for writing; the kernel grants a read lease only
- * where no process has, so the owner asks for one once the seals are on, and else begins anew.
+ * where no process has, so the owner asks for one once the seals are on, and else makes another
+ * file.
  *
  * The memory is taken when the segment is made, so that too little of it is an error and not a
  * signal later. It does not count against the size of /dev/shm, and the kernel ends processes
@@ -282,7 +283,7 @@ static refit_status file_check(int fd, uint64_t bytes, refit_error *error)
     RFT_REFUSE_IF(file.st_size < 0 || (uint64_t)file.st_size < bytes, error, REFIT_ERR_PROTOCOL,
                   "the trainer's memory has %jd bytes instead of %" PRIu64, (intmax_t)file.st_size,
                   bytes);
-    /* Where a page is missing, to read it would take memory of ours, and can fail. */
+    /* To read a page that is missing would take memory of the reader, and can fail. */
     RFT_REFUSE_IF((uint64_t)file.st_blocks * BLOCK_BYTES < bytes, error, REFIT_ERR_SECURITY,
                   "the trainer offers memory that it has not filled");
     return REFIT_OK;

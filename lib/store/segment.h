@@ -97,7 +97,7 @@ typedef struct rft_seqlock {
 void rft_seqlock_begin(rft_seqlock *lock);
 /* Even again. */
 void rft_seqlock_end(rft_seqlock *lock);
-/* The bytes are gone, for ever. */
+/* The bytes are gone, and do not come back. */
 void rft_seqlock_retire(rft_seqlock *lock);
 
 /* Notes the number. False while the bytes are being written, or gone. */

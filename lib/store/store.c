@@ -500,12 +500,10 @@ void rft_store_add_ready(rft_store *store, uint32_t frame)
 
 /* ---- A tensor that a device has put into its slot
  *
- * A tensor whose bytes a device has put into its slot.
- *
- * Nothing has read them on their way, so what writing by the CPU does in one pass is done in steps
- * around the copy: before it, with one slot, all of the tensor's old bytes are saved, because which
- * of them will change is not known; after it, blocks are held against the bytes before, which a
- * changed block ends at its first difference, and the digest is the device's or is taken here.
+ * Nothing has read its bytes on their way, so what writing by the CPU does in one pass is done in
+ * steps around the copy: before it, with one slot, all of the tensor's old bytes are saved, because
+ * which of them will change is not known; after it, blocks are held against the bytes before, which
+ * a changed block ends at its first difference, and the digest is the device's or is taken here.
  */
 
 static bool writes_over(const rft_store *store)

@@ -7,11 +7,11 @@
  * it is written, so that frames can leave out what did not change.
  *
  * Where all workers read the versions in a GPU's memory (gpu_store.h), a store keeps no bytes at
- * all: its slots are only numbers, and it knows of each version what it is, but not what it says.
+ * all: its slots are only numbers, and it has the names and digests of a version, but no bytes.
  *
  * The readers of a slot are not known here: the caller of begin or rollback makes sure that there
- * are none, or calls renew first. The writer's thread writes; `ready` alone is read meanwhile by
- * others: it and `ready_count` are guarded by the lock of the publisher.
+ * are none, or calls renew first. One thread writes. Other threads read only `ready` and
+ * `ready_count` meanwhile, under the publisher's lock.
  */
 #ifndef RFT_STORE_H
 #define RFT_STORE_H
@@ -35,7 +35,7 @@ typedef struct rft_edition {
 typedef struct rft_slot {
     rft_buffer
         *buffer; /* NULL: there was no memory for it, renew before it is written; or unhosted */
-    uint64_t version; /* whose bytes lie there; 0: none's */
+    uint64_t version; /* of the bytes that lie there; 0: none */
     bool tainted;     /* a worker out of reach may still read it: renew, do not rewrite */
 } rft_slot;
 

@@ -6,9 +6,9 @@
  * a moment before it was read may change again under the same time, so a fresh folder is read again
  * at every look until it has settled.
  *
- * A key is in as long as its file is there. To know that much takes no new descriptor and no good
- * block of the file: the folder stays open from look to look, and what cannot be read for now keeps
- * the key that it had.
+ * A key is allowed as long as its file is there. To find that out takes no new descriptor and reads
+ * no block of the file: the folder stays open from look to look, and a file that cannot be read for
+ * now keeps the key that it had.
  */
 #include "trust/allow_list.h"
 
@@ -34,7 +34,7 @@ typedef struct entry {
     char name[RFT_KEY_NAME_BYTES];
 } entry;
 
-/* What one look brought; {0} is empty. */
+/* The result of one look; {0} is empty. */
 typedef struct table {
     entry *entries;
     uint32_t count;
@@ -96,7 +96,7 @@ static bool name_of(const char *file, char name[RFT_KEY_NAME_BYTES])
 }
 
 typedef struct look {
-    uint64_t sum; /* the same in whatever order the files are listed */
+    uint64_t sum; /* does not depend on the order in which the files are listed */
     uint32_t files;
     bool fresh;
 } look;
@@ -229,7 +229,7 @@ static void add_entry(table *into, const char *name, const char *key)
     strcpy(next->name, name);
 }
 
-/* A link to nowhere is not. Without a descriptor. */
+/* Whether the file is there; a link to nowhere is not. Takes no descriptor. */
 static bool is_there(int folder, const char *file)
 {
     struct stat found;
@@ -383,7 +383,7 @@ static refit_status read_folder(rft_allow_list *list, DIR *folder, look *seen, r
     return status;
 }
 
-/* It cannot be opened for now: at least whose file is gone is out. */
+/* The folder cannot be opened for now: at least the keys whose files are gone are removed. */
 static refit_status read_opened(rft_allow_list *list, refit_error *error)
 {
     look seen = {0};
