@@ -306,7 +306,7 @@ refit_status refit_controller_clear(refit_controller *controller, refit_stream_r
 {
     RFT_REFUSE_IF(controller == NULL, error, REFIT_ERR_INVALID, "there is no controller");
     RFT_REFUSE_IF(controller->state == REFIT_RETURNING, error, REFIT_ERR_STATE,
-                  "states are on their way back: call refit_controller_join before the next clear");
+                  "states are still returning: call refit_controller_join before the next clear");
     int64_t began = rft_now();
     if (controller->state == REFIT_TRAINING) begin_cycle(&controller->cycle, began);
     refit_status status = clear_states(controller, after, error);
@@ -326,9 +326,8 @@ static refit_status check_publish(const refit_controller *controller, const refi
     RFT_REFUSE_IF(controller == NULL, error, REFIT_ERR_INVALID, "there is no controller");
     RFT_REFUSE_IF(weights == NULL && count > 0, error, REFIT_ERR_INVALID,
                   "%" PRIu32 " weights were announced, but none given", count);
-    RFT_REFUSE_IF(
-        controller->state == REFIT_RETURNING, error, REFIT_ERR_STATE,
-        "states are on their way back: call refit_controller_join before the next publish");
+    RFT_REFUSE_IF(controller->state == REFIT_RETURNING, error, REFIT_ERR_STATE,
+                  "states are still returning: call refit_controller_join before the next publish");
     return REFIT_OK;
 }
 

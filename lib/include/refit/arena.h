@@ -80,7 +80,7 @@ REFIT_API REFIT_MUST_CHECK refit_status refit_arena_alloc(refit_arena *arena, ui
  * - REFIT_ERR_INVALID: no piece of the arena
  * - REFIT_ERR_DEVICE: call again
  * - REFIT_ERR_TIMEOUT, REFIT_ERR_STATE
- * - the failure of work on a stream that uses it, which is told once
+ * - the failure of work on a stream that uses it, which is reported once
  */
 REFIT_API REFIT_MUST_CHECK refit_status refit_arena_free(refit_arena *arena, void *memory,
                                                          refit_error *error);
@@ -113,11 +113,11 @@ REFIT_API REFIT_MUST_CHECK refit_status refit_arena_use(refit_arena *arena, refi
                                                         refit_error *error);
 
 /*
- * Ends it, once what is queued there is done (waits as above). Any thread.
+ * Ends the use, once the work that is queued there is done (waits as above). Any thread.
  *
  * Errors:
- * - REFIT_ERR_STATE: a graph is being captured from the stream: it goes on; another failure
- *   is that of the work, and it has ended
+ * - REFIT_ERR_STATE: a graph is being captured from the stream: the use goes on; another failure is
+ *   that of the work, and the use has ended
  * - REFIT_ERR_TIMEOUT
  */
 REFIT_API REFIT_MUST_CHECK refit_status refit_arena_unuse(refit_arena *arena,

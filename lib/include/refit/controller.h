@@ -32,7 +32,7 @@ typedef enum refit_controller_state {
     REFIT_TRAINING = 0,  /* states on the device, free to be stepped */
     REFIT_CLEARED = 1,   /* states in the host image, their device memory given back */
     REFIT_REFITTED = 2,  /* the same, and the workers hold the new version */
-    REFIT_RETURNING = 3, /* states on their way back; do not step yet */
+    REFIT_RETURNING = 3, /* states are returning; do not step yet */
 } refit_controller_state;
 
 /*
@@ -144,8 +144,7 @@ REFIT_API REFIT_MUST_CHECK refit_status refit_controller_stats(refit_controller 
                                                                refit_stats *stats,
                                                                refit_error *error);
 
-/* ---- The same verbs under the names that NeMo-RL's loops use
- * ------------------------------------- */
+/* ---- The same verbs under the names that NeMo-RL's loops use -------------------------------- */
 
 /* refit_controller_clear. */
 REFIT_API REFIT_MUST_CHECK refit_status refit_offload_before_refit(refit_controller *controller,

@@ -1,6 +1,6 @@
 /*
- * refit/host.h: what refit borrows from the process it lives in: memory for its own small
- * structures, and a place to say things. Both have defaults; most programs need neither.
+ * refit/host.h: what refit takes from the process that uses it: an allocator for its own small
+ * structures, and a function for its log lines. Both have defaults; most programs set neither.
  */
 #ifndef REFIT_HOST_H
 #define REFIT_HOST_H
@@ -46,17 +46,17 @@ typedef enum refit_log_level {
 typedef void (*refit_log_fn)(void *user, refit_log_level level, const char *line);
 
 /*
- * Where refit says things, and from which level on. refit prints nothing by itself: without a
- * function (the default, or NULL) it is silent. Replaces the one before; when the call returns the
- * old function is no longer running. May wait for a line that is being written. Any thread but the
- * log function's.
+ * Sets the function that gets log lines, and the level from which on. refit prints nothing by
+ * itself: without a function (the default, or NULL) it is silent. Replaces the one before; when the
+ * call returns the old function is no longer running. May wait for a line that is being written.
+ * Any thread but the log function's.
  */
 REFIT_API void refit_set_log(refit_log_fn function, void *user, refit_log_level most);
 
 /*
- * Lines kept until they are read, for programs that cannot be called from any thread at any
- * time, such as Python. A ring and the function of refit_set_log hear the same lines, each from a
- * level of its own on; there may be several rings.
+ * Lines kept until they are read, for programs that cannot be called from any thread at any time,
+ * such as Python. A ring and the function of refit_set_log get the same lines, each from a level of
+ * its own on; there may be several rings.
  */
 typedef struct refit_log_ring refit_log_ring;
 
@@ -74,15 +74,14 @@ REFIT_API REFIT_MUST_CHECK refit_status refit_log_ring_open(uint32_t lines, refi
                                                             refit_error *error);
 
 /*
- * The level from which on it hears lines, from now on. Any thread. May wait for a line that is
+ * Sets the level from which on it keeps lines, from now on. Any thread. May wait for a line that is
  * being written, as the functions below do.
  */
 REFIT_API void refit_log_ring_set_level(refit_log_ring *ring, refit_log_level most);
 
 /*
- * Where to look, without a call, whether there is anything new: a number that grows with every line
- * that is kept or lost. Read it as one 8-byte word; valid until refit_log_ring_close. Does not
- * block. Any thread.
+ * A counter that grows with every line that is kept or lost, so that new lines are seen without a
+ * call. Read it as one 8-byte word; valid until refit_log_ring_close. Does not block. Any thread.
  */
 REFIT_API const uint64_t *refit_log_ring_count(const refit_log_ring *ring);
 

@@ -8,11 +8,10 @@
  * locks the host memory, once; with offload.background while you go on), then offload and restore
  * as often as you like; neither allocates.
  *
- * Whose memory is it? Regions that are pieces of a refit_arena give up and regain their memory by
- * themselves.
- * For all others the caller does: once offloaded, free the storage and refit_offloader_unbind the
- * region; before the restore allocate it again and refit_offloader_bind it. Or let refit call you:
- * refit_offloader_set_memory.
+ * Regions that are pieces of a refit_arena give up and regain their device memory by themselves.
+ * For all others the caller does that: once offloaded, free the storage and refit_offloader_unbind
+ * the region; before the restore allocate it again and refit_offloader_bind it. Or set hooks that
+ * refit calls: refit_offloader_set_memory.
  *
  * A verb that fails before its copies are under way leaves the state as it was. Copies that fail
  * make it FAILED, and each region is in a known place (refit_offloader_region): its bytes are on
@@ -249,10 +248,10 @@ REFIT_API REFIT_MUST_CHECK refit_status refit_offloader_set_accumulating(refit_o
 
 /*
  * Starts the offload: the copies wait for the work that `after` has queued, and the call returns.
- * With `out` the caller gets a future (close it); NULL if it does not want one. If regions in
- * arenas or hooks are to give memory back, that happens in refit_offloader_finish, once the copies
- * are done. From OFFLOADING or OFFLOADED it does nothing and gives the future of the operation
- * under way or done.
+ * With `out` the caller gets a future, which it closes; NULL for none. If regions in arenas or
+ * hooks are to give memory back, that happens in refit_offloader_finish, once the copies are done.
+ * From OFFLOADING or OFFLOADED it does nothing and gives the future of the operation under way or
+ * done.
  *
  * Does not block, with these exceptions: the semantics of REFIT_STREAM_NONE for `after`; host
  * memory that offload.background has not taken yet (at most offload.timeout_ms);

@@ -1,6 +1,6 @@
 /*
- * refit/torch.h: PyTorch allocates from an arena, so that optimizer states are born at addresses
- * that stay.
+ * refit/torch.h: PyTorch allocates from an arena, so that optimizer states have addresses that
+ * never change.
  *
  *     allocator = torch.cuda.memory.CUDAPluggableAllocator(
  *         "librefit.so", "refit_torch_alloc", "refit_torch_free").allocator()    # kept for good
@@ -13,18 +13,20 @@
  * one segment of PyTorch's; list them with refit_arena_piece and give each to the offloader as a
  * region. Segments that come later are regions of the next refit_offloader_unseal and seal.
  *
- * What PyTorch asks of its users here:
+ * PyTorch's rules for such allocators:
  *  - PyTorch 2.8 or later. The allocator lives until the process ends, because before 2.11 the
  *    MemPool keeps a bare pointer to it.
  *  - The MemPool is made while its device is the current one, and outlives its tensors; the arena
  *    stays attached until the pool is gone and torch.cuda.empty_cache() was called.
  *  - expandable_segments is off for the pool: with it PyTorch maps memory by itself.
- *  - A tensor that is used on another stream than the one it was made on: refit_arena_use.
- *  - PyTorch's own streams live as long as the process. One that is not (torch.cuda.ExternalStream)
- *    and was current when memory was allocated: refit_arena_unuse before it is destroyed.
+ *  - If a tensor is used on another stream than the one it was made on, name that stream with
+ *    refit_arena_use.
+ *  - PyTorch's own streams live as long as the process. Before a stream of another library
+ *    (torch.cuda.ExternalStream) is destroyed that was current when memory was allocated, call
+ *    refit_arena_unuse.
  *  - A pool in use gives no memory back, and neither does PyTorch's cache meanwhile: call
- *    torch.cuda.empty_cache() before. What a whole optimizer step allocates there, its temporaries
- *    too, stays in the pool: put nothing but states into it.
+ *    torch.cuda.empty_cache() before. All that is allocated in the pool stays there, the
+ *    temporaries of an optimizer step too: allocate only states in it.
  */
 #ifndef REFIT_TORCH_H
 #define REFIT_TORCH_H
@@ -46,7 +48,7 @@ extern "C" {
 REFIT_API REFIT_MUST_CHECK refit_status refit_torch_attach(refit_arena *arena, refit_error *error);
 
 /*
- * Ends that, before the process does: PyTorch may free as late as at its exit, when the driver is
+ * Detaches the arena. Call it before the process ends: PyTorch may free at exit, when the driver is
  * gone. Does not block. Any thread.
  *
  * Errors:
@@ -56,10 +58,11 @@ REFIT_API REFIT_MUST_CHECK refit_status refit_torch_attach(refit_arena *arena, r
 REFIT_API REFIT_MUST_CHECK refit_status refit_torch_detach(refit_arena *arena, refit_error *error);
 
 /*
- * Called by PyTorch: a piece of `size` bytes of the arena attached for `device`, PyTorch's number
- * of it; `stream` (0: the default stream) uses the arena from now on. NULL for a size of 0, and for
- * every failure, which PyTorch reports as out of memory; the reason is in the log. May block for
- * the driver, and for streams as refit_torch_free does while pieces are still to go. Any thread.
+ * Called by PyTorch: a piece of `size` bytes of the arena attached for `device`, by PyTorch's
+ * number; `stream` (0: the default stream) uses the arena from now on. NULL for a size of 0, and
+ * for every failure, which PyTorch reports as out of memory; the reason is in the log. May block
+ * for the driver, and for streams as refit_torch_free does while pieces are still to go. Any
+ * thread.
  */
 REFIT_API void *refit_torch_alloc(ptrdiff_t size, int device, void *stream);
 
