@@ -211,9 +211,10 @@ const rft_option rft_options[] = {
      "is not listened to."},
     {"security.allow", IN(security_allow), RFT_TEXT, "", 0, LONGEST(security_allow), "text",
      "Trainer: the folder with the public keys (NAME.public) of the workers that may come in. It "
-     "is looked at all the time: a new file lets one in, a removed one turns one out at once. A "
-     "file that cannot be read for now (no descriptors left, a failing disk) keeps its key in. "
-     "Names of workers begin with NAME."},
+     "is read again as it changes: the key of a new file is admitted, the workers of a removed one "
+     "are evicted at once. A file that cannot be read for now (no descriptors left, a failing "
+     "disk) "
+     "keeps its key in. Names of workers begin with NAME."},
 
     {"archive.anchor_every", IN(archive_anchor_every), RFT_COUNT, "16", 1, 1000000, "versions",
      "An archive keeps every so many versions whole, and what changed between them. More means a "
