@@ -41,37 +41,33 @@ static rft_cuda_cutoff_times times_of(const float engines[SIZES], uint32_t count
     return times;
 }
 
-static uint64_t choose(const float engines[SIZES])
-{
-    rft_cuda_cutoff_times times = times_of(engines, SIZES);
-    return rft_cuda_cutoff_choose(&times);
-}
+/* Times of the engines for 4 KiB, 8 KiB, … where gathering takes 1, and the size that follows. */
+typedef struct times_case {
+    const char *name;
+    float engines[SIZES];
+    uint64_t size;
+} times_case;
+
+static const times_case measured[] = {
+    {"the engines catch up at 32 KiB", {9, 8, 7, 0.9f, 0.9f, 0.9f}, 32 * KIB},
+    {"a tie is won by the engines", {9, 1, 1, 1, 1, 1}, 8 * KIB},
+    {"the engines catch up at the last size", {9, 8, 7, 6, 5, 0.9f}, 128 * KIB},
+    {"a single lucky time, the first", {0.5f, 8, 7, 6, 0.9f, 0.9f}, 64 * KIB},
+    {"a single lucky time, the second", {9, 0.5f, 7, 6, 0.9f, 0.9f}, 64 * KIB},
+    {"the engines never catch up", {9, 8, 7, 6, 5, 4}, RFT_CUDA_CUTOFF_MOST},
+    {"the engines win throughout", {0.5f, 0.5f, 0.5f, 0.5f, 0.5f, 0.5f}, 0},
+};
 
 static void the_size_is_where_the_engines_catch_up(void **state)
 {
     (void)state;
-    assert_int_equal(choose((const float[SIZES]){9, 8, 7, 0.9f, 0.9f, 0.9f}), 32 * KIB);
-    assert_int_equal(choose((const float[SIZES]){9, 1, 1, 1, 1, 1}), 8 * KIB);
-    assert_int_equal(choose((const float[SIZES]){9, 8, 7, 6, 5, 0.9f}), 128 * KIB);
-}
-
-static void a_single_lucky_time_does_not_count(void **state)
-{
-    (void)state;
-    assert_int_equal(choose((const float[SIZES]){0.5f, 8, 7, 6, 0.9f, 0.9f}), 64 * KIB);
-    assert_int_equal(choose((const float[SIZES]){9, 0.5f, 7, 6, 0.9f, 0.9f}), 64 * KIB);
-}
-
-static void engines_that_never_catch_up_leave_it_at_the_most(void **state)
-{
-    (void)state;
-    assert_int_equal(choose((const float[SIZES]){9, 8, 7, 6, 5, 4}), RFT_CUDA_CUTOFF_MOST);
-}
-
-static void engines_that_win_throughout_say_nothing(void **state)
-{
-    (void)state;
-    assert_int_equal(choose((const float[SIZES]){0.5f, 0.5f, 0.5f, 0.5f, 0.5f, 0.5f}), 0);
+    for (size_t i = 0; i < sizeof measured / sizeof measured[0]; i++) {
+        rft_cuda_cutoff_times times = times_of(measured[i].engines, SIZES);
+        uint64_t size = rft_cuda_cutoff_choose(&times);
+        if (size != measured[i].size) {
+            fail_msg("%s: %llu bytes", measured[i].name, (unsigned long long)size);
+        }
+    }
 }
 
 static void measuring_ends_when_the_engines_have_won_twice(void **state)
@@ -215,9 +211,6 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(the_size_is_where_the_engines_catch_up),
-        cmocka_unit_test(a_single_lucky_time_does_not_count),
-        cmocka_unit_test(engines_that_never_catch_up_leave_it_at_the_most),
-        cmocka_unit_test(engines_that_win_throughout_say_nothing),
         cmocka_unit_test(measuring_ends_when_the_engines_have_won_twice),
         TEST(measuring_leaves_the_copies_right),
         TEST(what_is_configured_is_not_measured),

@@ -129,136 +129,176 @@ static void any_pieces_are_moved_whole(void **state)
     }
 }
 
-static void neighbours_on_both_sides_become_one_copy(void **state)
-{
-    (void)state;
-    rft_piece pieces[] = {
-        piece_of(target, source, 100, 0), piece_of(target + 100, source + 100, 50, 0),
-        piece_of(target + 150, source + 200, 50, 0), /* a neighbour on one side only */
-        piece_of(target + 300, source + 250, 50, 0), /* on the other only */
-    };
-    rft_plan plan = open_plan(4, 250, 1000, 16);
-    assert_int_equal(rft_plan_fill(&plan, pieces, 4, NULL), REFIT_OK);
-    assert_int_equal(plan.copy_count, 3);
-    assert_int_equal(plan.copies[0].bytes, 150);
-    assert_int_equal(plan.batch_count, 1);
-    rft_plan_close(&plan);
-}
+/* A piece, or a copy, by its places in `target` and `source`; ZERO: it has no source. */
+typedef struct part {
+    int to;
+    int from;
+    uint64_t bytes;
+    uint32_t group;
+    uint32_t slab;  /* of a piece */
+    int whole;      /* of a piece: the number of its allocation */
+    uint32_t slack; /* bytes behind it */
+    bool checked;
+} part;
 
-/* Neighbours, but in two registrations. */
-static void no_copy_lies_across_two_slabs(void **state)
-{
-    (void)state;
-    rft_piece pieces[] = {
-        piece_of(target, source, 100, 0),
-        piece_of(target + 100, source + 100, 50, 0),
-        piece_of(target + 150, source + 150, 50, 0),
-    };
-    pieces[2].slab = 1;
-    rft_plan plan = open_plan(3, 200, 1000, 16);
-    assert_int_equal(rft_plan_fill(&plan, pieces, 3, NULL), REFIT_OK);
-    assert_int_equal(plan.copy_count, 2);
-    assert_int_equal(plan.copies[0].bytes, 150);
-    assert_ptr_equal(plan.copies[1].to, target + 150);
-    assert_int_equal(plan.batch_count, 1);
-    rft_plan_close(&plan);
-}
-
-/* Neighbours, and a run of zeros among them, but in two allocations of the device. */
-static void no_copy_lies_across_two_allocations(void **state)
-{
-    (void)state;
-    rft_piece pieces[] = {
-        piece_of(target, source, 100, 0),
-        piece_of(target + 100, source + 100, 50, 0),
-        piece_of(target + 150, NULL, 50, 0),
-        piece_of(target + 200, NULL, 50, 0),
-    };
-    for (int i = 0; i < 4; i++) {
-        pieces[i].whole = i % 2 == 0 ? target : source;
+#define ZERO (-1)
+#define PART(place, start, length)                                                                 \
+    {                                                                                              \
+        .to = (place), .from = (start), .bytes = (length)                                          \
     }
-    rft_plan plan = open_plan(4, 250, 1000, 16);
-    assert_int_equal(rft_plan_fill(&plan, pieces, 4, NULL), REFIT_OK);
-    assert_int_equal(plan.copy_count, 4);
-    rft_plan_close(&plan);
+#define PART_WITH(place, start, length, more)                                                      \
+    {                                                                                              \
+        .to = (place), .from = (start), .bytes = (length), more                                    \
+    }
+
+typedef struct plan_case {
+    const char *name;
+    part pieces[4]; /* up to one of no bytes */
+    uint64_t piece_bytes;
+    uint32_t batch_most;
+    uint64_t batch_bytes; /* 0: no bound */
+    part copies[5];
+    uint32_t batches;
+} plan_case;
+
+static const plan_case plans[] = {
+    {"neighbours on both sides are joined, on one side they are not",
+     {PART(0, 0, 100), PART(100, 100, 50), PART(150, 200, 50), PART(300, 250, 50)},
+     1000,
+     16,
+     0,
+     {PART(0, 0, 150), PART(150, 200, 50), PART(300, 250, 50)},
+     1},
+    {"no copy lies across two slabs",
+     {PART(0, 0, 100), PART(100, 100, 50), PART_WITH(150, 150, 50, .slab = 1)},
+     1000,
+     16,
+     0,
+     {PART(0, 0, 150), PART(150, 150, 50)},
+     1},
+    {"no copy lies across two allocations",
+     {PART(0, 0, 100), PART_WITH(100, 100, 50, .whole = 1), PART(150, ZERO, 50),
+      PART_WITH(200, ZERO, 50, .whole = 1)},
+     1000,
+     16,
+     0,
+     {PART(0, 0, 100), PART(100, 100, 50), PART(150, ZERO, 50), PART(200, ZERO, 50)},
+     2},
+    {"a checked piece is not joined to one that is not",
+     {PART_WITH(0, 0, 100, .checked = true), PART(100, 100, 50)},
+     1000,
+     16,
+     0,
+     {PART_WITH(0, 0, 100, .checked = true), PART(100, 100, 50)},
+     1},
+    /* Behind a run lies what is behind its last piece; behind a part of it lies the next part. */
+    {"slack stays behind the last copy of a run",
+     {PART(0, 0, 100), PART_WITH(100, 100, 50, .slack = 50), PART_WITH(200, 200, 50, .slack = 7)},
+     100,
+     16,
+     0,
+     {PART(0, 0, 100), PART_WITH(100, 100, 50, .slack = 50), PART_WITH(200, 200, 50, .slack = 7)},
+     1},
+    {"a batch is bounded in bytes",
+     {PART(0, 0, 1000)},
+     1000,
+     16,
+     300,
+     {PART(0, 0, 300), PART(300, 300, 300), PART(600, 600, 300), PART(900, 900, 100)},
+     4},
+    {"groups are never mixed",
+     {PART(0, 0, 100), PART_WITH(100, 100, 50, .group = 1), PART_WITH(150, ZERO, 50, .group = 1)},
+     1000,
+     16,
+     0,
+     {PART(0, 0, 100), PART_WITH(100, 100, 50, .group = 1), PART_WITH(150, ZERO, 50, .group = 1)},
+     3},
+    {"a huge piece is cut",
+     {PART(0, 0, 1001)},
+     250,
+     2,
+     0,
+     {PART(0, 0, 250), PART(250, 250, 250), PART(500, 500, 250), PART(750, 750, 250),
+      PART(1000, 1000, 1)},
+     3},
+};
+
+static const char *source_of(const part *it)
+{
+    return it->from == ZERO ? NULL : source + it->from;
 }
 
-static void what_was_not_checked_is_not_joined_to_what_was(void **state)
+static uint32_t lay_pieces(const plan_case *it, rft_piece *pieces, uint64_t *bytes)
 {
-    (void)state;
-    rft_piece pieces[] = {piece_of(target, source, 100, 0),
-                          piece_of(target + 100, source + 100, 50, 0)};
-    pieces[0].checked = true;
-    rft_plan plan = open_plan(2, 150, 1000, 16);
-    assert_int_equal(rft_plan_fill(&plan, pieces, 2, NULL), REFIT_OK);
-    assert_int_equal(plan.copy_count, 2);
-    assert_true(plan.copies[0].checked);
-    assert_false(plan.copies[1].checked);
-    rft_plan_close(&plan);
+    uint32_t count = 0;
+    *bytes = 0;
+    for (; count < 4 && it->pieces[count].bytes != 0; count++) {
+        const part *piece = &it->pieces[count];
+        pieces[count] = piece_of(target + piece->to, source_of(piece), piece->bytes, piece->group);
+        pieces[count].slab = piece->slab;
+        pieces[count].whole = piece->whole == 0 ? target : source;
+        pieces[count].slack = piece->slack;
+        pieces[count].checked = piece->checked;
+        *bytes += piece->bytes;
+    }
+    return count;
 }
 
-/* Behind a run lies what is behind its last piece; behind a part of it lies the next part. */
-static void slack_stays_behind_the_last_copy_of_a_run(void **state)
+static uint32_t count_copies(const plan_case *it)
 {
-    (void)state;
-    rft_piece pieces[] = {
-        piece_of(target, source, 100, 0),
-        piece_of(target + 100, source + 100, 50, 0),
-        piece_of(target + 200, source + 200, 50, 0),
-    };
-    pieces[1].slack = 50;
-    pieces[2].slack = 7;
-    rft_plan plan = open_plan(3, 200, 100, 16);
-    assert_int_equal(rft_plan_fill(&plan, pieces, 3, NULL), REFIT_OK);
-    assert_int_equal(plan.copy_count, 3);
-    assert_int_equal(plan.copies[0].slack, 0);
-    assert_int_equal(plan.copies[1].slack, 50);
-    assert_int_equal(plan.copies[2].slack, 7);
-    rft_plan_close(&plan);
+    uint32_t count = 0;
+    while (count < 5 && it->copies[count].bytes != 0) {
+        count++;
+    }
+    return count;
 }
 
-static void batches_have_a_bound_in_bytes_too(void **state)
+/* Has the batch the copies of the case, all of one group? */
+static bool batch_is_right(const plan_case *it, const rft_plan *plan, const rft_batch *batch)
 {
-    (void)state;
-    rft_plan plan;
-    rft_piece piece = piece_of(target, source, 1000, 0);
-    rft_plan_limits limits = limits_of(1, 1000, 1000, 16);
-    limits.batch_bytes = 300;
-    assert_int_equal(rft_plan_open(&plan, &limits, NULL), REFIT_OK);
-    assert_int_equal(rft_plan_fill(&plan, &piece, 1, NULL), REFIT_OK);
-    assert_int_equal(plan.batch_count, 4);
-    assert_int_equal(plan.batches[0].bytes, 300);
-    assert_int_equal(plan.batches[3].bytes, 100);
-    rft_plan_close(&plan);
+    uint64_t bytes = 0;
+    bool right = true;
+    for (uint32_t i = batch->first; i < batch->first + batch->count; i++) {
+        const part *wanted = &it->copies[i];
+        const rft_copy *copy = &plan->copies[i];
+        right = right && copy->to == target + wanted->to && copy->from == source_of(wanted) &&
+                copy->bytes == wanted->bytes && copy->slack == wanted->slack &&
+                copy->checked == wanted->checked && batch->group == wanted->group;
+        bytes += copy->bytes;
+    }
+    return right && batch->bytes == bytes;
 }
 
-static void groups_are_never_mixed(void **state)
+static void pieces_become_these_copies(void **state)
 {
     (void)state;
-    rft_piece pieces[] = {piece_of(target, source, 100, 0),
-                          piece_of(target + 100, source + 100, 50, 1),
-                          piece_of(target + 150, NULL, 50, 1)};
-    rft_plan plan = open_plan(3, 200, 1000, 16);
-    assert_int_equal(rft_plan_fill(&plan, pieces, 3, NULL), REFIT_OK);
-    assert_int_equal(plan.copy_count, 3);
-    assert_int_equal(plan.batch_count, 3);
-    assert_int_equal(plan.batches[0].group, 0);
-    assert_int_equal(plan.batches[2].group, 1);
-    assert_null(plan.copies[2].from);
-    rft_plan_close(&plan);
+    for (size_t i = 0; i < sizeof plans / sizeof plans[0]; i++) {
+        const plan_case *it = &plans[i];
+        rft_piece pieces[4];
+        uint64_t bytes;
+        uint32_t count = lay_pieces(it, pieces, &bytes);
+        rft_plan plan;
+        rft_plan_limits limits = limits_of(count, bytes, it->piece_bytes, it->batch_most);
+        limits.batch_bytes = it->batch_bytes;
+        assert_int_equal(rft_plan_open(&plan, &limits, NULL), REFIT_OK);
+        assert_int_equal(rft_plan_fill(&plan, pieces, count, NULL), REFIT_OK);
+        bool right = plan.copy_count == count_copies(it) && plan.batch_count == it->batches;
+        for (uint32_t at = 0; right && at < plan.batch_count; at++) {
+            right = batch_is_right(it, &plan, &plan.batches[at]);
+        }
+        if (!right) {
+            fail_msg("%s: %u copies in %u batches", it->name, plan.copy_count, plan.batch_count);
+        }
+        assert_true(plan.copy_count <= plan.copy_room);
+        rft_plan_close(&plan);
+    }
 }
 
-static void huge_pieces_are_cut(void **state)
+static void there_is_room_for_the_copies_of_a_huge_piece(void **state)
 {
     (void)state;
-    rft_piece piece = piece_of(target, source, 1001, 0);
     rft_plan plan = open_plan(1, 1001, 250, 2);
     assert_int_equal(plan.copy_room, 5);
-    assert_int_equal(rft_plan_fill(&plan, &piece, 1, NULL), REFIT_OK);
-    assert_int_equal(plan.copy_count, 5);
-    assert_int_equal(plan.batch_count, 3);
-    assert_int_equal(plan.copies[4].bytes, 1);
-    assert_ptr_equal(plan.copies[4].from, source + 1000);
     rft_plan_close(&plan);
 }
 
@@ -335,14 +375,8 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(any_pieces_are_moved_whole),
-        cmocka_unit_test(neighbours_on_both_sides_become_one_copy),
-        cmocka_unit_test(no_copy_lies_across_two_slabs),
-        cmocka_unit_test(no_copy_lies_across_two_allocations),
-        cmocka_unit_test(what_was_not_checked_is_not_joined_to_what_was),
-        cmocka_unit_test(slack_stays_behind_the_last_copy_of_a_run),
-        cmocka_unit_test(batches_have_a_bound_in_bytes_too),
-        cmocka_unit_test(groups_are_never_mixed),
-        cmocka_unit_test(huge_pieces_are_cut),
+        cmocka_unit_test(pieces_become_these_copies),
+        cmocka_unit_test(there_is_room_for_the_copies_of_a_huge_piece),
         cmocka_unit_test(filling_again_allocates_nothing),
         cmocka_unit_test(more_than_it_was_opened_for_is_refused),
         cmocka_unit_test(plans_that_cannot_be_are_refused),
