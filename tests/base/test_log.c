@@ -69,7 +69,7 @@ static void the_function_before_hears_no_more(void **state)
     refit_set_log(hear, &now, REFIT_LOG_INFO);
     rft_log(REFIT_LOG_INFO, "to one");
     refit_set_log(NULL, NULL, REFIT_LOG_DEBUG);
-    rft_log(REFIT_LOG_ERROR, "to nobody");
+    rft_log(REFIT_LOG_ERROR, "to none");
     assert_int_equal(before.lines, 0);
     assert_int_equal(now.lines, 1);
 }
@@ -105,8 +105,8 @@ static void *speak(void *user)
     return user;
 }
 
-/* What waits for ever is killed by the alarm. */
-static _Noreturn void listen_anew(void)
+/* The alarm ends a child that waits without end. */
+static _Noreturn void listen_again(void)
 {
     heard all = {0};
     (void)alarm(20);
@@ -126,7 +126,7 @@ static void a_child_can_log_whatever_its_parent_was_saying(void **state)
     assert_int_equal(rft_thread_start(&thread, "speaks", speak, NULL, NULL), REFIT_OK);
     assert_int_equal(sem_wait(&speaks), 0);
     pid_t child = fork();
-    if (child == 0) listen_anew();
+    if (child == 0) listen_again();
     assert_int_equal(waitpid(child, &status, 0), child);
     assert_int_equal(sem_post(&may_end), 0);
     rft_thread_join(thread);

@@ -50,7 +50,7 @@ static void every_item_is_done_once(void **state)
     }
 }
 
-/* Nobody goes on before all four are there. */
+/* No thread goes on before all four are there. */
 static void meet(void *user, uint32_t item, uint32_t worker)
 {
     bench *b = user;

@@ -42,7 +42,7 @@ static void detail_is_cut_and_terminated(void **state)
 static void detail_is_optional(void **state)
 {
     (void)state;
-    assert_int_equal(rft_fail(NULL, REFIT_ERR_STATE, "nobody reads this"), REFIT_ERR_STATE);
+    assert_int_equal(rft_fail(NULL, REFIT_ERR_STATE, "not read"), REFIT_ERR_STATE);
 }
 
 static void error_never_changes_its_size(void **state)

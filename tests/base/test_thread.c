@@ -54,7 +54,7 @@ static void a_wait_ends_when_it_is_woken(void **state)
     rft_mutex_close(&it.lock);
 }
 
-static void a_wait_that_nobody_ends_ends_at_its_deadline(void **state)
+static void a_wait_without_a_wake_ends_at_its_deadline(void **state)
 {
     (void)state;
     meeting it = {0};
@@ -134,7 +134,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(a_wait_ends_when_it_is_woken),
-        cmocka_unit_test(a_wait_that_nobody_ends_ends_at_its_deadline),
+        cmocka_unit_test(a_wait_without_a_wake_ends_at_its_deadline),
         cmocka_unit_test(looks_end_at_their_deadline),
         cmocka_unit_test(a_passed_deadline_leaves_no_time),
         cmocka_unit_test(there_is_at_least_one_cpu),

@@ -1,4 +1,4 @@
-/* Wakers: readable while set, however often; clear again after one clear; quiet about errno. */
+/* Wake descriptors: readable while set, however often; clear after one clear; errno unchanged. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -35,7 +35,7 @@ static void it_is_readable_while_it_is_set(void **state)
     rft_wake_fd_close(fd);
 }
 
-static void setting_shows_in_no_errno(void **state)
+static void setting_does_not_change_errno(void **state)
 {
     (void)state;
     int fd = -1;
@@ -60,7 +60,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(it_is_readable_while_it_is_set),
-        cmocka_unit_test(setting_shows_in_no_errno),
+        cmocka_unit_test(setting_does_not_change_errno),
         cmocka_unit_test(closing_none_is_harmless),
     };
     return cmocka_run_group_tests_name("wake_fd", tests, NULL, NULL);

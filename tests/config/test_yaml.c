@@ -1,4 +1,4 @@
-/* YAML as options: what is taken, and that every refusal names its line, its column and a way out.
+/* YAML as options: what is taken, and that every refusal names its line, its column and a remedy.
  */
 #include <setjmp.h>
 #include <stdarg.h>

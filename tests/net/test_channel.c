@@ -1,4 +1,4 @@
-/* Channels: messages and zero-copy payloads both ways, and who may bind what. */
+/* Channels: messages and zero-copy payloads both ways, and which endpoints may be bound. */
 #include <errno.h>
 #include <netinet/in.h>
 #include <setjmp.h>
@@ -101,7 +101,8 @@ static void tcp_carries_both_ways(void **state)
     carry_both_ways("tcp://127.0.0.1:0");
 }
 
-/* Who sends a trainer as much at once as only a trainer sends is cut off, and may come again. */
+/* A worker that sends a part as large as only a trainer sends is disconnected, and may connect
+ * again. */
 static void workers_send_no_parts_as_large_as_frames(void **state)
 {
     (void)state;
@@ -255,14 +256,14 @@ static void endpoints_that_every_user_reaches_are_warned_of(void **state)
     assert_int_equal(rmdir(folder), 0);
 }
 
-/* Whoever answers there could give it any weights. */
+/* Any host that answers there could send any weights. */
 static void addresses_beyond_this_host_need_leave_to_connect(void **state)
 {
     (void)state;
     static const char *const beyond[] = {"tcp://192.0.2.1:7711", "tcp://trainer.invalid:7711",
                                          "tcp://[2001:db8::1]:7711", "tcp://0.0.0.0:7711"};
     static const char *const here[] = {"tcp://127.0.0.1:1", "tcp://localhost:1", "tcp://[::1]:1",
-                                       "ipc:///tmp/refit-nobody.sock", "inproc://nobody"};
+                                       "ipc:///tmp/refit-absent.sock", "inproc://absent"};
     for (size_t i = 0; i < 4; i++) {
         refit_config config = quick_config();
         refit_error error;
@@ -408,10 +409,10 @@ static void unknown_peer_is_reported(void **state)
 {
     (void)state;
     rft_channel *server = bind_at("tcp://127.0.0.1:0");
-    rft_peer_id nobody = {.bytes = {0, 1, 2, 3, 4}, .count = 5};
+    rft_peer_id unknown = {.bytes = {0, 1, 2, 3, 4}, .count = 5};
     rft_pending pending = {0};
     rft_payload payload = {rft_view_text("bytes"), &pending};
-    assert_int_equal(rft_channel_send(server, &nobody, rft_view_text("x"), &payload, NULL),
+    assert_int_equal(rft_channel_send(server, &unknown, rft_view_text("x"), &payload, NULL),
                      REFIT_ERR_PEER);
     assert_int_equal(rft_pending_count(&pending), 0);
     rft_channel_close(server);
@@ -478,7 +479,7 @@ static void forked_child_gets_a_context_of_its_own(void **state)
     (void)state;
 #if defined(__SANITIZE_THREAD__) || defined(__SANITIZE_ADDRESS__)
     /* Their runtimes do not survive a fork beside other threads: the child may find the allocator
-     * locked for ever, or its threads taken for the parent's. */
+     * locked, or its threads taken for the parent's. */
     skip();
 #endif
     static rft_channel *server; /* where the child's leak checker finds it */

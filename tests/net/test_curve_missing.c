@@ -1,5 +1,5 @@
-/* Where ZeroMQ was built without CURVE: whoever wants keys is told so, and nobody goes on without
- * them. This program answers for the library. */
+/* A ZeroMQ that was built without CURVE: keys are refused at both ends, with a sentence, instead of
+ * left out. This program answers zmq_has for the library. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>

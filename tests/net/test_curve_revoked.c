@@ -1,5 +1,6 @@
-/* A key that is taken from the allow list: its worker is turned out at once, in whatever state,
- * told so, and no longer heard; others do not notice; the file back lets it in again. */
+/* A key that is taken from the allow list: its worker is evicted at once, in each of
+ * its states, told so, and no longer heard; other workers do not notice; with the file back it
+ * joins again. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>

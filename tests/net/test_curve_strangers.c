@@ -1,5 +1,6 @@
-/* Whoever finds the port: scanners, browsers, half a greeting, silence, many at once. Nothing they
- * send reaches the trainer, nothing of theirs stays, and a worker with its key is served meanwhile.
+/* Connections of strangers to the port: scanners, browsers, half a greeting, silence, many at once.
+ * Nothing that they send reaches the trainer, none of them stays, and a worker with its key is
+ * served meanwhile.
  */
 #include <setjmp.h>
 #include <stdarg.h>
@@ -175,7 +176,7 @@ static void what_strangers_say_is_never_heard(void **state)
     scene_close(&play);
 }
 
-/* One byte now and then would keep a connection for ever, were its handshake not timed. */
+/* One byte now and then would keep a connection open, if its handshake had no time limit. */
 static void who_does_not_finish_the_handshake_is_hung_up_on(void **state)
 {
     (void)state;

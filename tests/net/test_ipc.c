@@ -73,7 +73,7 @@ static void second_owner_is_refused_until_the_first_closes(void **state)
     rft_ipc_close(&second);
 }
 
-/* As when the system removes the folder of a user who has logged out. */
+/* As when the system removes the folder of a user after logout. */
 static void an_owner_whose_files_were_removed_leaves_those_of_the_next(void **state)
 {
     const place *here = *state;
@@ -139,7 +139,7 @@ static void stranger_who_listens_is_left_alone(void **state)
     close(stranger);
 }
 
-/* Where everybody makes files, the lock does not lie beside the socket. */
+/* In a folder in which all users make files, the lock does not lie beside the socket. */
 static void one_lock_guards_a_path_however_it_is_written(void **state)
 {
     place *here = *state;

@@ -1,5 +1,5 @@
-/* The gate, asked as ZeroMQ asks it: who is in comes in, who is taken out does not, and no number
- * of questions keeps the disk busy. */
+/* The ZAP handler, asked as ZeroMQ asks it: a key of the list is admitted, one that was removed is
+ * not, and no number of requests keeps the disk busy. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -21,14 +21,14 @@
 #include "net/zap.h"
 #include "tests/support/locksmith.h"
 
-#define WAIT_MS   20000
-#define QUESTIONS 300
+#define WAIT_MS  20000
+#define REQUESTS 300
 
 typedef struct scene {
     locksmith smith;
     char folder[256];
     void *context, *socket;
-    rft_zap *gate;
+    rft_zap *zap;
     rft_key key; /* of "w0", allowed */
 } scene;
 
@@ -41,7 +41,7 @@ static void scene_open(scene *it)
     locksmith_path(&it->smith, "keys/w0.public", path);
     assert_int_equal(rft_key_file_read(AT_FDCWD, path, RFT_KEY_PUBLIC, &it->key, NULL), REFIT_OK);
     assert_int_equal(rft_context_acquire(&it->context, NULL), REFIT_OK);
-    assert_int_equal(rft_zap_open(it->context, it->folder, &it->gate, NULL), REFIT_OK);
+    assert_int_equal(rft_zap_open(it->context, it->folder, &it->zap, NULL), REFIT_OK);
     const int most = WAIT_MS, none = 0;
     it->socket = zmq_socket(it->context, ZMQ_REQ);
     assert_non_null(it->socket);
@@ -53,15 +53,15 @@ static void scene_open(scene *it)
 static void scene_close(scene *it)
 {
     zmq_close(it->socket);
-    rft_zap_close(it->gate);
+    rft_zap_close(it->zap);
     rft_context_release(it->context);
     locksmith_close(&it->smith);
 }
 
-/* Whether this key comes in. */
-static bool comes_in(const scene *it, const rft_key *key)
+/* Whether this key is admitted. */
+static bool is_admitted(const scene *it, const rft_key *key)
 {
-    const char *domain = rft_zap_domain(it->gate);
+    const char *domain = rft_zap_domain(it->zap);
     const struct {
         const void *bytes;
         size_t count;
@@ -82,37 +82,37 @@ static bool comes_in(const scene *it, const rft_key *key)
     return strcmp(code, "200") == 0;
 }
 
-static void a_key_that_is_taken_out_comes_in_no_more(void **state)
+static void a_key_that_is_removed_is_admitted_no_more(void **state)
 {
     (void)state;
     scene play;
     int wake;
     scene_open(&play);
     assert_int_equal(rft_wake_fd_open(&wake, NULL), REFIT_OK);
-    rft_zap_set_wake(play.gate, wake);
+    rft_zap_set_wake(play.zap, wake);
     rft_key other = play.key;
     other.bytes[0] ^= 1;
-    assert_true(comes_in(&play, &play.key));
-    assert_false(comes_in(&play, &other));
+    assert_true(is_admitted(&play, &play.key));
+    assert_false(is_admitted(&play, &other));
 
     locksmith_revoke(&play.smith, "w0");
     int64_t deadline = rft_deadline(WAIT_MS);
     bool in = true;
     while (in && rft_ms_until(deadline) > 0)
-        in = comes_in(&play, &play.key);
+        in = is_admitted(&play, &play.key);
     assert_false(in);
-    struct pollfd woken = {.fd = wake, .events = POLLIN}; /* who came in before is turned out */
+    struct pollfd woken = {.fd = wake, .events = POLLIN}; /* so that its workers are evicted */
     assert_int_equal(poll(&woken, 1, WAIT_MS), 1);
 
     locksmith_allow(&play.smith, "w0");
     while (!in && rft_ms_until(deadline) > 0)
-        in = comes_in(&play, &play.key);
+        in = is_admitted(&play, &play.key);
     assert_true(in);
     scene_close(&play);
     rft_wake_fd_close(wake);
 }
 
-/* Events that wait of the folder itself, not of files in it. */
+/* Counts the events of the folder itself that wait, not those of its files. */
 static int count_looks(int watch)
 {
     char buffer[4096] __attribute__((aligned(__alignof__(struct inotify_event))));
@@ -129,7 +129,7 @@ static int count_looks(int watch)
 }
 
 /* Looks are counted where they happen, and held against the time that they had. */
-static void questions_do_not_keep_the_disk_busy(void **state)
+static void requests_do_not_keep_the_disk_busy(void **state)
 {
     (void)state;
     scene play;
@@ -140,9 +140,9 @@ static void questions_do_not_keep_the_disk_busy(void **state)
     assert_true(watch >= 0);
     assert_true(inotify_add_watch(watch, play.folder, IN_OPEN) >= 0);
     int64_t began = rft_now();
-    for (int i = 0; i < QUESTIONS; i++) {
-        assert_true(comes_in(&play, &play.key));
-        assert_false(comes_in(&play, &other));
+    for (int i = 0; i < REQUESTS; i++) {
+        assert_true(is_admitted(&play, &play.key));
+        assert_false(is_admitted(&play, &other));
     }
     int64_t took_ms = (rft_now() - began) / 1000000;
     assert_in_range(count_looks(watch), 0, (uint64_t)took_ms / 10 + 2);
@@ -153,8 +153,8 @@ static void questions_do_not_keep_the_disk_busy(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(a_key_that_is_taken_out_comes_in_no_more),
-        cmocka_unit_test(questions_do_not_keep_the_disk_busy),
+        cmocka_unit_test(a_key_that_is_removed_is_admitted_no_more),
+        cmocka_unit_test(requests_do_not_keep_the_disk_busy),
     };
     return cmocka_run_group_tests_name("zap", tests, NULL, NULL);
 }

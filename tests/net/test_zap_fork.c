@@ -1,5 +1,5 @@
-/* A child of a fork opens gates of its own, whatever another thread of its parent was at: while the
- * doorkeeper looks at the folder, and while a gate opens. */
+/* A child of a fork opens ZAP domains of its own, although another thread of its parent held a
+ * lock: while the handler looks at the folder, and while a domain opens. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stdatomic.h>
@@ -74,45 +74,45 @@ int __wrap_zmq_bind(void *socket, const char *endpoint)
     return __real_zmq_bind(socket, endpoint);
 }
 
-/* ---- Gates */
+/* ---- Domains */
 
-typedef struct door {
+typedef struct domain {
     char folder[256];
     void *context;
-    rft_zap *gate;
+    rft_zap *zap;
     refit_status status;
-} door;
+} domain;
 
-static void *open_door(void *user)
+static void *open_domain(void *user)
 {
-    door *it = user;
+    domain *it = user;
     it->status = rft_context_acquire(&it->context, NULL);
     if (it->status != REFIT_OK) return NULL;
-    it->status = rft_zap_open(it->context, it->folder, &it->gate, NULL);
+    it->status = rft_zap_open(it->context, it->folder, &it->zap, NULL);
     if (it->status != REFIT_OK) rft_context_release(it->context);
     return NULL;
 }
 
-static void close_door(door *it)
+static void close_domain(domain *it)
 {
     assert_int_equal(it->status, REFIT_OK);
-    rft_zap_close(it->gate);
+    rft_zap_close(it->zap);
     rft_context_release(it->context);
 }
 
-/* What waits for ever is killed by the alarm. */
-static _Noreturn void be_a_child(const door *parents)
+/* The alarm ends a child that waits without end. */
+static _Noreturn void be_a_child(const domain *parents)
 {
-    door mine = *parents;
+    domain mine = *parents;
     (void)alarm(CHILD_S);
-    (void)open_door(&mine);
+    (void)open_domain(&mine);
     if (mine.status != REFIT_OK) _exit(1);
-    rft_zap_close(mine.gate);
+    rft_zap_close(mine.zap);
     rft_context_release(mine.context);
     _exit(0);
 }
 
-static void fork_a_child(const door *parents)
+static void fork_a_child(const domain *parents)
 {
     int status = -1;
     wait_held();
@@ -124,38 +124,38 @@ static void fork_a_child(const door *parents)
     assert_int_equal(status, 0);
 }
 
-/* The folder has changed, so the doorkeeper needs memory for what it reads. */
-static void a_fork_while_the_doorkeeper_looks_leaves_the_child_its_gates(void **state)
+/* The folder has changed, so the handler needs memory for what it reads. */
+static void a_child_forked_while_the_handler_looks_opens_a_domain(void **state)
 {
     (void)state;
     const refit_allocator allocator = {sizeof allocator, allocate, reallocate, release, NULL};
-    door it = {0};
+    domain it = {0};
     locksmith smith = locksmith_open();
     locksmith_make(&smith, "w0");
     locksmith_path(&smith, "allow", it.folder);
     assert_int_equal(refit_set_allocator(&allocator), REFIT_OK);
-    (void)open_door(&it);
+    (void)open_domain(&it);
     assert_int_equal(it.status, REFIT_OK);
     atomic_store(&held_next, true);
     locksmith_allow(&smith, "w0");
     fork_a_child(&it);
-    close_door(&it);
+    close_domain(&it);
     assert_int_equal(refit_set_allocator(NULL), REFIT_OK);
     locksmith_close(&smith);
 }
 
-static void a_fork_while_a_gate_opens_leaves_the_child_its_gates(void **state)
+static void a_child_forked_while_a_domain_opens_opens_its_own(void **state)
 {
     (void)state;
     rft_thread thread;
-    door it = {0};
+    domain it = {0};
     locksmith smith = locksmith_open();
     locksmith_path(&smith, "allow", it.folder);
     atomic_store(&held_next, true);
-    assert_int_equal(rft_thread_start(&thread, "opener", open_door, &it, NULL), REFIT_OK);
+    assert_int_equal(rft_thread_start(&thread, "opener", open_domain, &it, NULL), REFIT_OK);
     fork_a_child(&it);
     rft_thread_join(thread);
-    close_door(&it);
+    close_domain(&it);
     locksmith_close(&smith);
 }
 
@@ -171,8 +171,8 @@ int main(void)
     return 77; /* it takes the first thread of a forked child for one of the parent's, and stops */
 #endif
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(a_fork_while_the_doorkeeper_looks_leaves_the_child_its_gates),
-        cmocka_unit_test(a_fork_while_a_gate_opens_leaves_the_child_its_gates),
+        cmocka_unit_test(a_child_forked_while_the_handler_looks_opens_a_domain),
+        cmocka_unit_test(a_child_forked_while_a_domain_opens_opens_its_own),
     };
     return cmocka_run_group_tests_name("zap_fork", tests, setup, NULL);
 }

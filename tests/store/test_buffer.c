@@ -1,4 +1,5 @@
-/* Loans and the attic: what is back is freed, what is not stays as it is, and no longer by name. */
+/* Buffers and the retire list: a buffer without readers is freed; one with readers keeps its bytes
+ * and loses its name. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>

@@ -76,7 +76,7 @@ static void bytes_and_their_digest_arrive(void **state)
     scene_close(&on);
 }
 
-/* Nobody else's copy waits for the link meanwhile. */
+/* It does not take the link, so it is not cut for the copies of other streams. */
 static void within_the_device_a_copy_is_one(void **state)
 {
     (void)state;

@@ -1,4 +1,5 @@
-/* A leash: its owner knows who has its memory mapped and who reads it, however they end. */
+/* A share lock: its owner knows whether a holder maps its memory and whether one reads it, however
+ * the holders end. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>

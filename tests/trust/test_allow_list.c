@@ -1,5 +1,5 @@
 /* The folder of allowed keys: what is in it is known, what changes is noticed, junk does no harm,
- * and what others could have written lets nobody in. */
+ * and a folder or file that others could have written allows no key. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -64,7 +64,7 @@ static void keys_come_and_go_with_their_files(void **state)
     uint64_t edition = rft_allow_list_edition(list);
     locksmith_admit(&smith, "w0");
     locksmith_make(&smith, "w1");
-    assert_false(has(list, &smith, "w0")); /* nobody has looked yet */
+    assert_false(has(list, &smith, "w0")); /* not looked at yet */
     rft_allow_list_refresh(list);
     assert_true(has(list, &smith, "w0"));
     assert_false(has(list, &smith, "w1"));
@@ -172,7 +172,7 @@ static void junk_in_the_folder_is_passed_over(void **state)
     link_to(&smith, "allow/through.public", "/etc/passwd/no-folder");
     link_to(&smith, "allow/longer.public", longer);
     put_socket(&smith, "allow/socket.public");
-    /* A secret that was put there by mistake lets nobody in. */
+    /* A secret that was put there by mistake allows no key. */
     locksmith_path(&smith, "keys/w1.secret", target);
     locksmith_path(&smith, "allow/w1.public", path);
     assert_int_equal(link(target, path), 0);
@@ -210,8 +210,8 @@ static void links_to_keys_are_followed(void **state)
     locksmith_close(&smith);
 }
 
-/* While `judged` has a mode that lets others write there, nobody is in, and the list does not open.
- */
+/* While `judged` has a mode that lets others write there, no key is allowed, and the list does not
+ * open. */
 static void assert_shut_while(const char *judged, const locksmith *smith, const mode_t *modes,
                               size_t count, mode_t good)
 {
@@ -284,7 +284,7 @@ static void a_folder_that_vanishes_lets_nobody_in_until_it_is_back(void **state)
 
 #define COMERS 9u
 
-static const locksmith *comers; /* of whom w1 to w9 come; NULL: nobody does */
+static const locksmith *comers; /* has the keys w1 to w9, which come; NULL: none come */
 
 void __real_rewinddir(DIR *folder);
 void __wrap_rewinddir(DIR *folder);
@@ -476,8 +476,8 @@ static void a_folder_that_cannot_be_opened_is_still_judged(void **state)
     locksmith_close(&smith);
 }
 
-/* Who may come in must not depend on how many files this process has open. */
-static void a_want_of_descriptors_turns_nobody_out_but_the_removed(void **state)
+/* Which keys are allowed must not depend on how many files this process has open. */
+static void a_want_of_descriptors_removes_only_keys_whose_files_are_gone(void **state)
 {
     (void)state;
     locksmith smith = locksmith_open();
@@ -517,8 +517,8 @@ static void link_files(const char *folder, uint32_t first, uint32_t end, bool ma
     }
 }
 
-/* So that nobody can make the trainer read and keep any number of files. */
-static void a_folder_of_too_many_files_lets_nobody_in(void **state)
+/* So that no user of the folder can make the trainer read and keep any number of files. */
+static void a_folder_of_too_many_files_allows_no_key(void **state)
 {
     (void)state;
     locksmith smith = locksmith_open();
@@ -583,8 +583,8 @@ int main(void)
         cmocka_unit_test(who_was_in_stays_while_others_come),
         cmocka_unit_test(a_removed_key_is_out_though_the_folder_cannot_be_opened),
         cmocka_unit_test(a_folder_that_cannot_be_opened_is_still_judged),
-        cmocka_unit_test(a_want_of_descriptors_turns_nobody_out_but_the_removed),
-        cmocka_unit_test(a_folder_of_too_many_files_lets_nobody_in),
+        cmocka_unit_test(a_want_of_descriptors_removes_only_keys_whose_files_are_gone),
+        cmocka_unit_test(a_folder_of_too_many_files_allows_no_key),
         cmocka_unit_test(every_allocation_that_fails_is_an_error_and_leaks_nothing),
     };
     return cmocka_run_group_tests_name("allow_list", tests, NULL, NULL);

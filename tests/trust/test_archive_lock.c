@@ -1,4 +1,4 @@
-/* Another user who may read an archive: can read its versions, and cannot keep its writer out.
+/* Another user that may read an archive can read its versions, and cannot keep its writer out.
  * Needs root, to be another user. */
 #include <setjmp.h>
 #include <stdarg.h>

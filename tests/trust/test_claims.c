@@ -1,5 +1,5 @@
-/* Peers that claim the ids which ZeroMQ gives to peers without one: whoever is given a claimed one
- * ends the process. The claims here are those that would hit if the counter began where rand()
+/* Peers that claim the ids which ZeroMQ gives to peers without one: a peer that is given a claimed
+ * id makes ZeroMQ abort. The claims here are those that would hit if the counter began where rand()
  * begins in every process that has seeded nothing. */
 #include <setjmp.h>
 #include <stdarg.h>

@@ -141,7 +141,7 @@ static void a_pair_is_replaced_as_a_whole_or_not_at_all(void **state)
     locksmith_close(&smith);
 }
 
-/* A link that somebody laid where the secret is to be leads it nowhere. */
+/* A link that another user put where the secret is to be written does not redirect it. */
 static void links_are_not_followed_when_keys_are_written(void **state)
 {
     (void)state;
@@ -216,7 +216,7 @@ static void a_public_key_that_others_can_change_is_refused(void **state)
 static void a_file_of_another_user_is_refused(void **state)
 {
     (void)state;
-    if (geteuid() != 0) skip(); /* nobody else can give files away */
+    if (geteuid() != 0) skip(); /* only root can give files away */
     locksmith smith = locksmith_open();
     refit_error error;
     char path[256];
@@ -245,7 +245,7 @@ static void a_link_is_judged_by_its_target(void **state)
     locksmith_close(&smith);
 }
 
-/* It would be the folder's owner who says what the key is. */
+/* Those that write to the folder could put another key there. */
 static void a_key_in_a_folder_that_others_can_write_to_is_refused(void **state)
 {
     (void)state;
@@ -263,7 +263,7 @@ static void a_key_in_a_folder_that_others_can_write_to_is_refused(void **state)
     locksmith_close(&smith);
 }
 
-/* Neither does a pipe without a writer hold anybody up. */
+/* And a pipe without a writer is not waited for. */
 static void what_is_no_file_is_refused(void **state)
 {
     (void)state;

@@ -31,7 +31,7 @@
 #define OWN_TMP  "/tmp/refit-61001"
 #define WAIT_MS  30000u
 
-/* A folder in which everybody makes files, and a path in it. */
+/* A folder in which all users may make files, and a path in it. */
 typedef struct scene {
     char folder[64], path[80], endpoint[96];
 } scene;
@@ -226,7 +226,7 @@ static bool stranger_gets_nowhere(const other_self *self, const void *with)
                 other_holds(rename(OWN_TMP, "/tmp/refit-61001-away") != 0) &&
                 other_holds(rmdir(OWN_TMP) != 0) && other_holds(chmod(OWN_TMP, 0777) != 0) &&
                 worker_is_refused(NULL, &refused) && trainer_is_refused(NULL, &refused);
-    /* Its own default is another place, where nobody listens. */
+    /* Its own default is another place, where no process listens. */
     well = well &&
            other_holds(refit_glance_open(NULL, &config, 100, &glance, NULL) == REFIT_ERR_TIMEOUT);
     (void)rmdir("/tmp/refit-61002");
@@ -273,7 +273,7 @@ static void a_name_that_a_stranger_took_is_refused(void **state)
     assert_int_equal(unlink(OWN_TMP), 0);
 }
 
-/* ---- A path in a folder where everybody makes files ---- */
+/* ---- A path in a folder where all users may make files */
 
 static void a_socket_that_a_stranger_bound_first_is_refused(void **state)
 {
@@ -533,7 +533,7 @@ static void a_folder_that_a_stranger_links_is_refused(void **state)
 
 /* ---- Root ---- */
 
-/* Root could connect to any socket; whom it believes is another matter. */
+/* Root can connect to any socket, but believes only sockets of its own. */
 static void root_takes_no_weights_of_a_user(void **state)
 {
     (void)state;

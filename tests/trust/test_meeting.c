@@ -165,7 +165,7 @@ static void hear(void *user, refit_log_level level, const char *line)
         atomic_fetch_add(&warnings, 1);
 }
 
-/* As when the system removes the folder of a user who has logged out. */
+/* As when the system removes the folder of a user after logout. */
 static void a_trainer_whose_socket_was_removed_says_so(void **state)
 {
     (void)state;

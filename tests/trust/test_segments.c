@@ -100,7 +100,7 @@ static void the_same_user_cannot_change_what_workers_take(void **state)
     assert_int_equal(trainer_join(&trainer), REFIT_OK);
     raw_worker_say_released(&first, 1);
 
-    /* Who comes now maps what was attacked; the trainer still writes it. */
+    /* A worker that joins now maps what was attacked; the trainer still writes it. */
     raw_worker_open(&second, refit_publisher_endpoint(trainer.publisher), "second", true);
     raw_worker_join(&second);
     raw_worker_stage(&second);

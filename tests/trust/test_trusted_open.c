@@ -153,7 +153,7 @@ static void a_folder_that_others_may_write_to_leads_nowhere(void **state)
         refit_error error;
         set_mode(&tree, "open", modes[i]);
         expect_refused(&tree, "open/file", "chmod go-w");
-        expect_refused(&tree, "open/back", "chmod go-w"); /* whoever laid it there */
+        expect_refused(&tree, "open/back", "chmod go-w"); /* any user may have made it */
         expect_refused(&tree, "keys/there", "chmod go-w");
         expect_refused(&tree, "keys/through", "chmod go-w");
         assert_int_equal(try(&tree, "open/file", &error), REFIT_ERR_SECURITY);
@@ -188,7 +188,7 @@ static void where_one_stands_is_judged_too(void **state)
 static void what_another_user_owns_leads_nowhere(void **state)
 {
     (void)state;
-    if (geteuid() != 0) skip(); /* nobody else can give files away */
+    if (geteuid() != 0) skip(); /* only root can give files away */
     file_tree tree = tree_open();
     char path[256];
     link_to(&tree, "open/link", "../keys/file");
@@ -204,7 +204,7 @@ static void what_another_user_owns_leads_nowhere(void **state)
     file_tree_close(&tree);
 }
 
-/* The command line of a process that hides is a file of root's with the text of whoever runs it. */
+/* /proc/PID/cmdline of a process that hides belongs to root, but the process chose its text. */
 static void what_the_kernel_makes_up_is_refused(void **state)
 {
     (void)state;
