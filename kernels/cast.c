@@ -3,9 +3,9 @@
  * run time.
  *
  * All forms round with integers: half of the last kept bit, less one if that bit is even, is added
- * and the low half dropped; a carry goes into the exponent, up to infinity. What floating-point
- * modes the caller's thread has makes no difference. Elements are read and written as bytes, so
- * they may lie anywhere.
+ * and the low half dropped; a carry goes into the exponent, up to infinity. The floating-point
+ * modes of the caller's thread make no difference. Elements are read and written as bytes, so they
+ * may lie anywhere.
  */
 #include "kernels/cast.h"
 

@@ -1,6 +1,6 @@
 /*
  * The cast with vectors: a block of 32 elements a step, rounded in 32-bit lanes and packed to one
- * line. The plain and the streaming form are the same code, made twice by inlining.
+ * line. The plain and the streaming form are one inline function, compiled once for each.
  */
 #include "kernels/cast_x86.h"
 

@@ -1,9 +1,9 @@
 /*
- * Deltas: the doors, and the choice between the forms at run time.
+ * Deltas: the functions of delta.h, and the choice between the forms at run time.
  *
- * Encoding goes over a block once, comparing, which leaves a bit an element; and then over the bits
- * that are set, while the block is still in the cache. The scalar forms in delta_scalar.c are what
- * the others equal, byte for byte.
+ * Encoding compares a block once, which leaves a bit for each element, and then walks the bits that
+ * are set, while the block is still in the cache. All forms equal the scalar ones in delta_scalar.c
+ * byte for byte.
  */
 #include "kernels/delta.h"
 
@@ -101,7 +101,7 @@ bool rft_delta_encode_if(rft_delta_shape shape, uint32_t price, const void *befo
     return encode_block(shape, price, before, after, NULL, out, entry);
 }
 
-/* How long what is coded gets follows from how many elements differ, so the block is not touched
+/* The least coded length follows from the number of elements that differ, so `block` is not written
  * before it is known that it will be coded. */
 bool rft_delta_exchange(rft_delta_shape shape, void *block, const void *after, unsigned char *out,
                         rft_delta_entry *entry)

@@ -1,7 +1,7 @@
 /*
- * Applying with vectors, the way of delta_encode_x86.c back. What the planes say is judged chunk by
- * chunk, before an element of the chunk is touched. Planes are read from a copy of their next
- * bytes, so that reading by words cannot go beyond what there is.
+ * Applying with vectors, the inverse of delta_encode_x86.c. The planes are checked chunk by chunk,
+ * before an element of the chunk is touched. Planes are read from a copy of their next bytes, so
+ * that reading by words cannot go beyond what there is.
  */
 #include "kernels/delta_x86.h"
 

@@ -1,6 +1,6 @@
 /*
- * The planes of a coded block: where a coder writes them, and what can be said against those that
- * came from elsewhere before an element is read.
+ * The planes of a coded block: the place of each for a coder, and the checks of planes from
+ * elsewhere that need no element.
  */
 #include "kernels/delta_plan.h"
 

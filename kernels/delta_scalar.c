@@ -1,6 +1,6 @@
 /*
- * Deltas without vectors: the oracle of the other forms, and what other architectures run. One
- * element after the other, by the words of delta.h.
+ * Deltas without vectors: the oracle of the other forms, and the form for other architectures. One
+ * element after the other, as delta.h describes.
  */
 #include "kernels/delta_scalar.h"
 

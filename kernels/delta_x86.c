@@ -1,7 +1,7 @@
 /*
- * Comparing with vectors: the elements of a word of 64 bits, whatever their width, in a few steps
- * that do not depend on what they are. The processor then waits for memory only: vectors of 64
- * bytes are no faster in the cache, and read memory a tenth slower where that was measured.
+ * Comparing with vectors: 64 elements, of any width, become a word of bits in a few steps that do
+ * not depend on their values. The processor then waits for memory only: vectors of 64 bytes are no
+ * faster in the cache, and read memory a tenth slower where that was measured.
  */
 #include "kernels/delta_x86.h"
 

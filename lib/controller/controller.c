@@ -99,8 +99,8 @@ static uint32_t ms_until(int64_t deadline)
     return (uint32_t)rft_ms_until(deadline);
 }
 
-/* ---- Figures: each verb hands in how long it took and how it ended. Time between the verbs
- * belongs to the cycle but is not exposed: the caller was busy with something else. */
+/* ---- Figures: each verb records its time and its status. Time between the verbs belongs to the
+ * cycle but is not exposed: the caller did other work. */
 
 static void begin_cycle(cycle *on, int64_t began)
 {
@@ -115,7 +115,7 @@ static void begin_cycle(cycle *on, int64_t began)
 static refit_status count_phase(cycle *on, phase which, int64_t began, refit_status status)
 {
     int64_t spent = rft_now() - began;
-    /* A verb may be called again: to go on, or for nothing. */
+    /* A verb may be called again, to go on or without effect. */
     on->phases[which] = (on->open ? on->phases[which] : 0) + spent;
     on->exposed += spent;
     if (status != REFIT_OK && on->open && !on->failed) {
@@ -254,7 +254,7 @@ const char *refit_controller_state_name(refit_controller_state state)
 
 /* ---- clear */
 
-/* How did the copies back end that a stream was only queued behind? No call has told it yet. */
+/* The status of a restore that a stream was only queued behind, which no call has returned yet. */
 static refit_status settle_return(member *on, refit_stream_ref stream, int64_t deadline,
                                   refit_error *error)
 {
@@ -279,8 +279,8 @@ static refit_status finish(member *on, refit_stream_ref stream, int64_t deadline
     return refit_offloader_finish(on->offloader, ms_until(deadline), error);
 }
 
-/* What has started is finished also where the start failed on another device: so no copy is under
- * way afterwards, unless it took too long. */
+/* Finishes the offloads that started, also where the start failed on another device: so no copy is
+ * under way afterwards, unless one took too long. */
 static refit_status clear_states(refit_controller *controller, refit_stream_ref after,
                                  refit_error *error)
 {
@@ -291,7 +291,7 @@ static refit_status clear_states(refit_controller *controller, refit_stream_ref 
     return started != REFIT_OK ? started : finished;
 }
 
-/* Have the states left, however the clear ended? */
+/* Have the states left? They may have, though the clear failed. */
 static bool is_cleared(const refit_controller *controller)
 {
     for (uint32_t at = 0; at < controller->count; at++) {
@@ -317,8 +317,8 @@ refit_status refit_controller_clear(refit_controller *controller, refit_stream_r
 }
 
 /* ---- publish: one version, from begin to commit, from the weights of one call. A version that
- * cannot be finished is aborted, so that the next call begins afresh and the workers keep what they
- * have. */
+ * cannot be finished is aborted, so that the next call begins a new one and the workers keep the
+ * version that they have. */
 
 static refit_status check_publish(const refit_controller *controller, const refit_weight *weights,
                                   uint32_t count, refit_error *error)

@@ -86,7 +86,8 @@ static bool fits_slab(const rft_layout *layout, const layout_cursor *cursor, uin
     return used <= cursor->most && bytes <= cursor->most - used;
 }
 
-/* An alignment above the usual one was asked for, by a reader that needs it of every region. */
+/* An alignment above the usual one holds for small regions too: the configuration asks for it
+ * because a reader of the image needs it. */
 static uint64_t alignment_of(const layout_cursor *cursor, const rft_layout_item *item)
 {
     uint64_t alignment = cursor->alignment;

@@ -112,7 +112,7 @@ static attempt try_place(rft_machine_lock *machine_lock, const char *path)
     return made;
 }
 
-/* The second place is for where the first cannot be used, not for where it is taken. */
+/* The second place is tried only if the first cannot be used, not if it is taken. */
 static attempt try_places(rft_machine_lock *machine_lock, int *code)
 {
     attempt made = ATTEMPT_FAILED;

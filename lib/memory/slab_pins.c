@@ -33,7 +33,8 @@
 
 #define NOWHERE UINT64_MAX
 
-/* Reads and writes back a byte of each page: the kernel must make it the process's own. */
+/* Reads and writes back a byte of each page, so that the kernel gives the process a page of its
+ * own. */
 static void write_pages(char *base, uint64_t bytes)
 {
     uint64_t page = (uint64_t)sysconf(_SC_PAGESIZE);
@@ -60,7 +61,7 @@ refit_status rft_touch_range(void *base, uint64_t bytes, refit_error *error)
                         bytes, strerror(errno));
 }
 
-/* All before it is touched. Lock held. */
+/* The end of the part that is touched from the start on. Lock held. */
 static uint64_t touched(const rft_touch *touch)
 {
     uint64_t end = touch->next;

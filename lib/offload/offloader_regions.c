@@ -160,9 +160,9 @@ refit_status refit_offloader_bind_each(refit_offloader *offloader, const refit_r
  * region or else by the caller's hooks. A region with neither is left to its caller (unbind, bind).
  * Each step is remembered in the region, so that a walk that failed half-way goes on where it was.
  *
- * Regions that lie side by side in one arena come and go in one call. One that failed to give back
- * may have lost some of its memory: it is called again all the same, and the restore takes memory
- * for every region of an arena, whether it has some or not; both are idempotent.
+ * Regions that lie side by side in one arena come and go in one call. A region whose memory was not
+ * given back may have lost some of it: the call is repeated all the same, and the restore takes
+ * memory for every region of an arena, whether it has some or not. Both calls are idempotent.
  */
 
 static bool has_provider(const refit_offloader *offloader, const rft_region *region)

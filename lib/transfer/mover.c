@@ -35,7 +35,7 @@
 #include "transfer/plan.h"
 
 /* ---- Completion: the events of one operation -------------------------------------------------
- * The events that one operation leaves on its stream, and how it went, read off them.
+ * The events that one operation leaves on its stream, and its status, which is read off them.
  *
  * One event stands on the caller's stream, one behind the last batch of each group, one behind
  * everything. The device gives a failure to the event behind it, once; a group's batches may lie
@@ -83,7 +83,7 @@ static void completion_close(rft_completion *completion)
     }
 }
 
-/* Opens all events, so that recording takes nothing. On failure nothing is owned. */
+/* Opens all events, so that recording allocates nothing. On failure nothing is owned. */
 static refit_status completion_open(rft_completion *completion, refit_device *device,
                                     refit_error *error)
 {
@@ -171,7 +171,7 @@ static refit_status first_failure(rft_completion *completion, uint32_t from, uin
     return status;
 }
 
-/* Once the last event is done, `last` being what it was done with: how the operation went. */
+/* The operation's status, once the last event is done; `last` is the status of that event. */
 static refit_status completion_outcome(rft_completion *completion, refit_status last,
                                        refit_error *error)
 {
@@ -182,7 +182,7 @@ static refit_status completion_outcome(rft_completion *completion, refit_status 
     return status;
 }
 
-/* Once the group's event is done: how its part went. */
+/* The group's status, once its event is done. */
 static refit_status completion_group_outcome(rft_completion *completion, uint32_t group,
                                              refit_error *error)
 {
@@ -212,7 +212,7 @@ typedef struct rate_limiter {
     bool hurry;           /* guarded by lock, like the rest */
     const rft_plan *plan; /* of the operation under way */
     uint32_t at;          /* its next batch */
-    int64_t due;          /* when that one has its turn; 0: at once, as the first */
+    int64_t due;          /* when that one may begin; 0: at once, as the first */
 } rate_limiter;
 
 /* `rate`: bytes a second; 0: no rate limiter (`*out` is NULL). */
@@ -261,7 +261,7 @@ static void limiter_begin(rate_limiter *limiter, const rft_plan *plan)
     rft_unlock(&limiter->lock);
 }
 
-/* The batch that has its turn now: zeroes have none. */
+/* The next batch with a source: zeroes are not limited. */
 static const rft_batch *next_batch(rate_limiter *limiter)
 {
     const rft_plan *plan = limiter->plan;
@@ -276,7 +276,7 @@ static int64_t time_of(const rate_limiter *limiter, uint64_t bytes)
     return (int64_t)((double)bytes / (double)limiter->rate * 1e9);
 }
 
-/* How late a batch is that begins `now`, as far as that is made up for. */
+/* The delay of a batch that begins `now`, as far as it is made up for. */
 static int64_t made_up(const rate_limiter *limiter, int64_t now)
 {
     if (limiter->due == 0 || now < limiter->due) return 0;
@@ -298,7 +298,7 @@ static void stand(void *user)
     rft_unlock(&limiter->lock);
 }
 
-/* Puts the turn of the next batch with a source on the stream. REFIT_ERR_UNSUPPORTED: its streams
+/* Puts the wait of the next batch with a source on the stream. REFIT_ERR_UNSUPPORTED: its streams
  * cannot call. */
 static refit_status limiter_put(rate_limiter *limiter, refit_device *device,
                                 refit_stream_ref stream, refit_error *error)
@@ -414,7 +414,7 @@ struct rft_mover {
 };
 
 /* ---- Waiting ---------------------------------------------------------------------------------
- * How the end of a mover's operation is noticed, and told: exactly once, as promised above.
+ * The end of an operation is noticed exactly once, and returned to every waiter, as promised above.
  */
 
 /* Is the event over? A wait that itself fails does not say so. */
@@ -438,7 +438,7 @@ static refit_status wait_event(rft_mover *mover, rft_event *event, int64_t deadl
     return status;
 }
 
-/* Only a thread that starts keeps others waiting here, and only while it submits. */
+/* Waits only for a thread that starts an operation, and only while it submits. */
 static refit_status wait_started(rft_mover *mover, int64_t deadline, refit_error *error)
 {
     while (mover->state == RFT_MOVER_STARTING) {
@@ -608,7 +608,7 @@ static refit_status submit_all(rft_mover *mover, const rft_plan *plan, refit_str
 }
 
 /* Waits for what was submitted before a failure; false if it hangs. A stream that takes no event is
- * closed: that waits too, and needs nothing. */
+ * closed, which waits too and needs no event. */
 static bool drain(rft_mover *mover)
 {
     if (mover->stream.native == NULL) return true;
