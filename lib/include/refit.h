@@ -1,5 +1,5 @@
 /*
- * refit.h: the door. Including it gives the whole public interface.
+ * refit.h: the whole public interface in one header.
  *
  * refit makes the refit of colocated RL post-training short, exact and safe: between an optimizer
  * step and the next rollout it clears optimizer states and grads off the device, hands the new

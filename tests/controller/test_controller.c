@@ -71,33 +71,37 @@ static void every_verb_from_every_state(void **state)
 {
     (void)state;
     static const struct {
+        const char *name;
         refit_controller_state from;
         verb call;
         refit_status status;
         refit_controller_state to;
     } rows[] = {
-        {REFIT_TRAINING, clear, REFIT_OK, REFIT_CLEARED},
-        {REFIT_TRAINING, publish, REFIT_OK, REFIT_TRAINING},
-        {REFIT_TRAINING, bring_back, REFIT_OK, REFIT_TRAINING},
-        {REFIT_TRAINING, join, REFIT_OK, REFIT_TRAINING},
-        {REFIT_CLEARED, clear, REFIT_OK, REFIT_CLEARED},
-        {REFIT_CLEARED, publish, REFIT_OK, REFIT_REFITTED},
-        {REFIT_CLEARED, bring_back, REFIT_OK, REFIT_RETURNING},
-        {REFIT_CLEARED, join, REFIT_ERR_STATE, REFIT_CLEARED},
-        {REFIT_REFITTED, clear, REFIT_OK, REFIT_REFITTED},
-        {REFIT_REFITTED, publish, REFIT_OK, REFIT_REFITTED},
-        {REFIT_REFITTED, bring_back, REFIT_OK, REFIT_RETURNING},
-        {REFIT_REFITTED, join, REFIT_ERR_STATE, REFIT_REFITTED},
-        {REFIT_RETURNING, clear, REFIT_ERR_STATE, REFIT_RETURNING},
-        {REFIT_RETURNING, publish, REFIT_ERR_STATE, REFIT_RETURNING},
-        {REFIT_RETURNING, bring_back, REFIT_OK, REFIT_RETURNING},
-        {REFIT_RETURNING, join, REFIT_OK, REFIT_TRAINING},
+        {"clear in TRAINING", REFIT_TRAINING, clear, REFIT_OK, REFIT_CLEARED},
+        {"publish in TRAINING", REFIT_TRAINING, publish, REFIT_OK, REFIT_TRAINING},
+        {"return in TRAINING", REFIT_TRAINING, bring_back, REFIT_OK, REFIT_TRAINING},
+        {"join in TRAINING", REFIT_TRAINING, join, REFIT_OK, REFIT_TRAINING},
+        {"clear in CLEARED", REFIT_CLEARED, clear, REFIT_OK, REFIT_CLEARED},
+        {"publish in CLEARED", REFIT_CLEARED, publish, REFIT_OK, REFIT_REFITTED},
+        {"return in CLEARED", REFIT_CLEARED, bring_back, REFIT_OK, REFIT_RETURNING},
+        {"join in CLEARED", REFIT_CLEARED, join, REFIT_ERR_STATE, REFIT_CLEARED},
+        {"clear in REFITTED", REFIT_REFITTED, clear, REFIT_OK, REFIT_REFITTED},
+        {"publish in REFITTED", REFIT_REFITTED, publish, REFIT_OK, REFIT_REFITTED},
+        {"return in REFITTED", REFIT_REFITTED, bring_back, REFIT_OK, REFIT_RETURNING},
+        {"join in REFITTED", REFIT_REFITTED, join, REFIT_ERR_STATE, REFIT_REFITTED},
+        {"clear in RETURNING", REFIT_RETURNING, clear, REFIT_ERR_STATE, REFIT_RETURNING},
+        {"publish in RETURNING", REFIT_RETURNING, publish, REFIT_ERR_STATE, REFIT_RETURNING},
+        {"return in RETURNING", REFIT_RETURNING, bring_back, REFIT_OK, REFIT_RETURNING},
+        {"join in RETURNING", REFIT_RETURNING, join, REFIT_OK, REFIT_TRAINING},
     };
     for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
         cycle_bench on;
         enter(&on, rows[i].from);
-        assert_int_equal(rows[i].call(&on), rows[i].status);
-        assert_int_equal(bench_state(&on), rows[i].to);
+        refit_status status = rows[i].call(&on);
+        if (status != rows[i].status || bench_state(&on) != rows[i].to) {
+            fail_msg("%s: %s, then %s", rows[i].name, refit_status_name(status),
+                     refit_controller_state_name(bench_state(&on)));
+        }
         assert_ok(refit_prepare_for_training(on.controller, REFIT_STREAM_NONE, &on.error));
         bench_check(&on);
         bench_close(&on);
