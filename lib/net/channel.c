@@ -475,6 +475,11 @@ refit_status rft_channel_take_failure(rft_channel *channel, refit_error *why)
     return rft_handshake_take(&channel->handshake, why);
 }
 
+bool rft_channel_handshake_ended(const rft_channel *channel)
+{
+    return channel->handshake.ended;
+}
+
 /* ---- Messages */
 
 /* Whether a trainer is elsewhere: at another of the user's own folders. */

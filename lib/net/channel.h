@@ -72,6 +72,10 @@ void rft_channel_watch_keys(rft_channel *channel, int wake);
 
 /* On a DEALER: why the last handshake failed, once (see handshake.h); REFIT_OK: none has. */
 refit_status rft_channel_take_failure(rft_channel *channel, refit_error *why);
+/* On a DEALER without keys: whether a peer has ever ended a handshake and did not say why. A
+ * trainer that asks for keys may do so, but so may one that has no descriptor left, or that
+ * restarts. */
+bool rft_channel_handshake_ended(const rft_channel *channel);
 
 /* Waits until a message is there, `wake_fd` is readable, a DEALER whose last send was BUSY has room
  * again or whose handshake failed, or the timeout (0 or more) passed. A DEALER connects again here

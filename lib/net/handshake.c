@@ -71,6 +71,8 @@ static void note_failure(rft_handshake *handshake, uint16_t event, uint32_t valu
         note(handshake, REFIT_ERR_PEER,
              "the handshake failed: the other side ended it; is security.server_key the trainer's "
              "public key?");
+    } else {
+        handshake->ended = true; /* no failure of its own: a trainer that restarts does so, too */
     }
 }
 

@@ -18,6 +18,7 @@ typedef struct rft_handshake {
     int fresh;        /* a connection whose listener was not looked at; -1: none */
     bool refused;     /* by this side, which has cut the connection until retry_at */
     bool cut;         /* the owner of the socket has yet to do so */
+    bool ended;       /* without keys: a peer has ended a handshake and did not say why */
     bool missed;      /* no process listens: ZeroMQ waits before its next attempt */
     int64_t retry_at; /* when to connect again; INT64_MAX: ZeroMQ does it */
     refit_error why;  /* of the last failure not yet taken; status REFIT_OK: none */

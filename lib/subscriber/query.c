@@ -168,10 +168,15 @@ static void note_failure(refit_glance *query)
 
 static refit_status no_answer(const refit_glance *query, uint32_t timeout_ms, refit_error *error)
 {
-    const bool known = query->shut_out.status != REFIT_OK;
+    const char *why = "";
+    if (query->shut_out.status != REFIT_OK)
+        why = query->shut_out.text;
+    else if (rft_channel_handshake_ended(query->channel))
+        why = "the other side ended the handshake; if the trainer asks for keys, set security.key "
+              "and security.server_key";
     return rft_fail(error, REFIT_ERR_TIMEOUT, "no trainer has answered at %s within %u ms%s%s",
-                    rft_channel_endpoint(query->channel), timeout_ms, known ? ": " : "",
-                    known ? query->shut_out.text : "");
+                    rft_channel_endpoint(query->channel), timeout_ms, why[0] == '\0' ? "" : ": ",
+                    why);
 }
 
 static refit_status ask(refit_glance *query, uint32_t timeout_ms, refit_error *error)

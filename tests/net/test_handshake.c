@@ -14,7 +14,10 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
+#include <refit/broadcast.h>
+
 #include "base/clock.h"
+#include "base/thread.h"
 #include "net/channel.h"
 #include "tests/support/quick_config.h"
 
@@ -160,9 +163,41 @@ static void a_worker_outlives_what_answers_in_the_trainers_place(void **state)
     }
 }
 
+/* Accepts connections and hangs up, until `it` is closed. */
+static void *hang_up(void *user)
+{
+    const impostor *it = user;
+    for (int fd; (fd = accept(it->fd, NULL, NULL)) >= 0;)
+        close(fd);
+    return NULL;
+}
+
+/* As a trainer with keys may do; the reason cannot be known, so it is no failure of its own. */
+static void a_query_whose_handshake_is_ended_is_told_that_keys_may_be_missing(void **state)
+{
+    (void)state;
+    refit_config config = quick_config();
+    refit_glance *glance = NULL;
+    refit_error why = {0};
+    rft_thread thread;
+    impostor other = impostor_open();
+    bool told = false;
+    assert_int_equal(rft_thread_start(&thread, "hanging-up", hang_up, &other, NULL), REFIT_OK);
+    for (uint32_t timeout_ms = 250; !told && timeout_ms <= WAIT_MS; timeout_ms *= 4) {
+        assert_int_equal(refit_glance_open(other.endpoint, &config, timeout_ms, &glance, &why),
+                         REFIT_ERR_TIMEOUT);
+        told = strstr(why.text, "if the trainer asks for keys, set security.key") != NULL;
+    }
+    (void)shutdown(other.fd, SHUT_RDWR);
+    rft_thread_join(thread);
+    close(other.fd);
+    if (!told) fail_msg("%s", why.text);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
+        cmocka_unit_test(a_query_whose_handshake_is_ended_is_told_that_keys_may_be_missing),
         cmocka_unit_test(a_worker_outlives_what_answers_in_the_trainers_place),
     };
     return cmocka_run_group_tests_name("handshake", tests, NULL, NULL);
