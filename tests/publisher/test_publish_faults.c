@@ -1,5 +1,5 @@
-/* Workers that fail, lie, fall silent or vanish in each phase: who is blamed, what is committed,
- * and that others do not notice. */
+/* Workers that fail, lie, fall silent or vanish in each phase: which worker is blamed, what is
+ * committed, and that others do not notice. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -50,18 +50,6 @@ static void expect_abort(raw_worker *worker, uint64_t version)
     assert_int_equal(abort->as.failed.version, version);
 }
 
-/* The commit under way is aborted because of the bad one; the good one is told, and a next version
- * goes through with it alone. */
-static void expect_aborted(fault_scene *scene, refit_status status)
-{
-    expect_abort(&scene->good, 1);
-    assert_int_equal(trainer_join(&scene->trainer), status);
-    assert_non_null(strstr(scene->trainer.error.text, "bad"));
-    assert_int_equal(refit_publisher_version(scene->trainer.publisher), 0);
-    assert_int_equal(trainer_stats(&scene->trainer).publish_aborts, 1);
-    assert_int_equal(trainer_worker(&scene->trainer, "good").status, REFIT_OK);
-}
-
 static void expect_next_version(fault_scene *scene)
 {
     trainer_offer(&scene->trainer, 2);
@@ -80,91 +68,135 @@ static void leave(fault_scene *scene)
     }
 }
 
-static void worker_that_cannot_stage_aborts_the_version(void **state)
+/* ---- While staging: the version is aborted */
+
+static void fails(raw_worker *bad)
 {
-    (void)state;
-    fault_scene scene;
-    refit_config config = trainer_config();
-    scene_offer(&scene, &config, false);
-    raw_worker_offer(&scene.bad);
-    raw_worker_say_failed(&scene.bad, REFIT_ERR_HOST_MEMORY, true);
-    expect_aborted(&scene, REFIT_ERR_PEER);
-    refit_worker_info info = trainer_worker(&scene.trainer, "bad");
-    assert_int_equal(info.status, REFIT_ERR_HOST_MEMORY);
-    assert_string_equal(info.reason, "the test wants it so");
-    assert_true(info.subscribed);
-    leave(&scene);
-    expect_next_version(&scene);
-    scene_close(&scene);
+    raw_worker_offer(bad);
+    raw_worker_say_failed(bad, REFIT_ERR_HOST_MEMORY, true);
 }
 
-static void worker_that_lies_about_its_digest_is_not_believed(void **state)
+static void lies_about_its_digest(raw_worker *bad)
 {
-    (void)state;
-    fault_scene scene;
-    refit_config config = trainer_config();
-    scene_offer(&scene, &config, true);
-    raw_worker_offer(&scene.bad);
-    raw_worker_fetch(&scene.bad);
-    scene.bad.digest.bytes[0] ^= 1;
-    raw_worker_say_staged(&scene.bad);
-    expect_aborted(&scene, REFIT_ERR_PEER);
-    expect_abort(&scene.bad, 1);
-    assert_int_equal(trainer_worker(&scene.trainer, "bad").status, REFIT_ERR_CORRUPT);
-    scene_close(&scene);
+    raw_worker_offer(bad);
+    raw_worker_fetch(bad);
+    bad->digest.bytes[0] ^= 1;
+    raw_worker_say_staged(bad);
 }
 
-static void worker_that_leaves_aborts_the_version(void **state)
+static void leaves(raw_worker *bad)
 {
-    (void)state;
-    fault_scene scene;
-    refit_config config = trainer_config();
-    scene_offer(&scene, &config, false);
-    raw_worker_offer(&scene.bad);
-    raw_worker_say_bye(&scene.bad);
-    expect_aborted(&scene, REFIT_ERR_PEER);
-    assert_int_equal(trainer_worker(&scene.trainer, "bad").status, REFIT_ERR_CLOSED);
-    expect_next_version(&scene);
-    scene_close(&scene);
+    raw_worker_offer(bad);
+    raw_worker_say_bye(bad);
 }
 
-/* The good one must beat while the silence of the other is waited for. */
-static void worker_that_vanishes_is_found_by_its_silence(void **state)
+static void falls_silent(raw_worker *bad)
 {
-    (void)state;
-    fault_scene scene;
-    refit_config config = trainer_config();
-    config.broadcast_heartbeat_timeout_ms = 2500;
-    scene_offer(&scene, &config, false);
-    raw_worker_offer(&scene.bad);
-    raw_worker_pull(&scene.bad, 2);
-    expect_aborted(&scene, REFIT_ERR_PEER);
-    refit_worker_info info = trainer_worker(&scene.trainer, "bad");
-    assert_false(info.subscribed);
-    assert_int_equal(info.status, REFIT_ERR_PEER);
-    assert_int_equal(trainer_stats(&scene.trainer).workers_evicted, 1);
-    expect_next_version(&scene);
-    scene_close(&scene);
+    raw_worker_offer(bad);
+    raw_worker_pull(bad, 2);
 }
 
-static void worker_that_is_late_is_evicted(void **state)
+static void is_late(raw_worker *bad)
 {
-    (void)state;
-    fault_scene scene;
-    refit_config config = trainer_config();
-    config.broadcast_stage_timeout_ms = 2500;
-    scene_offer(&scene, &config, false);
-    expect_aborted(&scene, REFIT_ERR_TIMEOUT);
-    raw_worker_offer(&scene.bad);
-    (void)raw_worker_expect(&scene.bad, RFT_BYE);
-    raw_worker_beat(&scene.bad, 0);
-    const rft_message *refuse = raw_worker_expect(&scene.bad, RFT_REFUSE);
+    (void)bad;
+}
+
+static void reason_is_reported(fault_scene *scene)
+{
+    assert_string_equal(trainer_worker(&scene->trainer, "bad").reason, "the test wants it so");
+    leave(scene);
+}
+
+static void is_told_and_leaves(fault_scene *scene)
+{
+    expect_abort(&scene->bad, 1);
+    leave(scene);
+}
+
+static void was_evicted(fault_scene *scene)
+{
+    assert_int_equal(trainer_stats(&scene->trainer).workers_evicted, 1);
+}
+
+/* It comes back, and counts from then on. */
+static void has_to_join_again(fault_scene *scene)
+{
+    raw_worker_offer(&scene->bad);
+    (void)raw_worker_expect(&scene->bad, RFT_BYE);
+    raw_worker_beat(&scene->bad, 0);
+    const rft_message *refuse = raw_worker_expect(&scene->bad, RFT_REFUSE);
     assert_int_equal(refuse->as.refuse.code, REFIT_ERR_STALE);
     assert_false(refuse->as.refuse.final);
-    raw_worker_join(&scene.bad);
-    trainer_wait_workers(&scene.trainer, 2);
-    scene_close(&scene);
+    raw_worker_join(&scene->bad);
+    trainer_wait_workers(&scene->trainer, 2);
+    leave(scene);
 }
+
+static const struct staging_fault {
+    const char *name;
+    void (*happens)(raw_worker *bad);
+    bool shm;
+    uint32_t silence_ms;                 /* the heartbeat timeout; 0: as in trainer_config */
+    uint32_t staging_ms;                 /* the staging timeout; 0: as in trainer_config */
+    refit_status commit;                 /* what commit returns */
+    refit_status blamed;                 /* the worker's status in the report */
+    bool subscribed;                     /* afterwards */
+    void (*follows)(fault_scene *scene); /* NULL: no more to check */
+} STAGING_FAULTS[] = {
+    {"fails", fails, .commit = REFIT_ERR_PEER, .blamed = REFIT_ERR_HOST_MEMORY, .subscribed = true,
+     .follows = reason_is_reported},
+    {"lies about its digest", lies_about_its_digest, .shm = true, .commit = REFIT_ERR_PEER,
+     .blamed = REFIT_ERR_CORRUPT, .subscribed = true, .follows = is_told_and_leaves},
+    {"leaves", leaves, .commit = REFIT_ERR_PEER, .blamed = REFIT_ERR_CLOSED},
+    {"falls silent", falls_silent, .silence_ms = 2500, .commit = REFIT_ERR_PEER,
+     .blamed = REFIT_ERR_PEER, .follows = was_evicted},
+    {"is late", is_late, .staging_ms = 2500, .commit = REFIT_ERR_TIMEOUT,
+     .blamed = REFIT_ERR_TIMEOUT, .follows = has_to_join_again},
+};
+
+static void check_blame(const fault_scene *scene, const struct staging_fault *fault,
+                        const refit_worker_info *bad)
+{
+    if (bad->status != fault->blamed || bad->subscribed != fault->subscribed) {
+        fail_msg("a worker that %s: %s, %s", fault->name, refit_status_name(bad->status),
+                 bad->subscribed ? "subscribed" : "gone");
+    }
+    if (strstr(scene->trainer.error.text, "bad") == NULL) {
+        fail_msg("a worker that %s is not named: %s", fault->name, scene->trainer.error.text);
+    }
+}
+
+/* The good worker is told, and the next version is committed with it alone. It beats while the
+ * other one's silence is waited for. */
+static void worker_that_cannot_be_counted_on_aborts_the_version(void **state)
+{
+    (void)state;
+    for (size_t i = 0; i < sizeof STAGING_FAULTS / sizeof STAGING_FAULTS[0]; i++) {
+        const struct staging_fault *fault = &STAGING_FAULTS[i];
+        fault_scene scene;
+        refit_config config = trainer_config();
+        if (fault->silence_ms != 0) config.broadcast_heartbeat_timeout_ms = fault->silence_ms;
+        if (fault->staging_ms != 0) config.broadcast_stage_timeout_ms = fault->staging_ms;
+        scene_offer(&scene, &config, fault->shm);
+        fault->happens(&scene.bad);
+        expect_abort(&scene.good, 1);
+        refit_status status = trainer_join(&scene.trainer);
+        if (status != fault->commit) {
+            fail_msg("with a worker that %s commit returns %s", fault->name,
+                     refit_status_name(status));
+        }
+        refit_worker_info bad = trainer_worker(&scene.trainer, "bad");
+        check_blame(&scene, fault, &bad);
+        assert_int_equal(refit_publisher_version(scene.trainer.publisher), 0);
+        assert_int_equal(trainer_stats(&scene.trainer).publish_aborts, 1);
+        assert_int_equal(trainer_worker(&scene.trainer, "good").status, REFIT_OK);
+        if (fault->follows != NULL) fault->follows(&scene);
+        expect_next_version(&scene);
+        scene_close(&scene);
+    }
+}
+
+/* ---- After the decision: the version stays */
 
 static void worker_that_fails_to_apply_does_not_undo_the_version(void **state)
 {
@@ -419,11 +451,7 @@ static void close_in_every_phase_tells_the_workers(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(worker_that_cannot_stage_aborts_the_version),
-        cmocka_unit_test(worker_that_lies_about_its_digest_is_not_believed),
-        cmocka_unit_test(worker_that_leaves_aborts_the_version),
-        cmocka_unit_test(worker_that_vanishes_is_found_by_its_silence),
-        cmocka_unit_test(worker_that_is_late_is_evicted),
+        cmocka_unit_test(worker_that_cannot_be_counted_on_aborts_the_version),
         cmocka_unit_test(worker_that_fails_to_apply_does_not_undo_the_version),
         cmocka_unit_test(worker_that_never_applies_is_evicted),
         cmocka_unit_test(bytes_that_a_lost_worker_maps_never_change),
