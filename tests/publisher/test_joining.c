@@ -1,4 +1,5 @@
-/* How workers come, come back and are refused: names, instances, epochs, proofs, seats. */
+/* How workers join, join again and are refused: names, instances, epochs, proofs, limits.workers.
+ */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -55,9 +56,9 @@ static void open_applied(test_trainer *trainer, raw_worker *worker)
     raw_worker_apply(worker);
 }
 
-/* A trainer that stood still comes back to workers that have lost it and greet it again: what they
- * did for its version stands in the report all the same. */
-static void worker_that_joins_anew_is_still_named_for_the_version_it_applied(void **state)
+/* While a trainer was stopped, its workers have lost it and say HELLO again. The report still says
+ * what they did for its version. */
+static void worker_that_joins_again_is_still_named_for_the_version_it_applied(void **state)
 {
     (void)state;
     test_trainer trainer;
@@ -73,48 +74,61 @@ static void worker_that_joins_anew_is_still_named_for_the_version_it_applied(voi
     close_both(&trainer, &worker);
 }
 
-static void other_protocol_is_refused_for_good(void **state)
+/* ---- Messages that are refused */
+
+static void says_hello_in_another_protocol(raw_worker *worker)
 {
-    (void)state;
-    test_trainer trainer;
-    raw_worker worker;
-    refit_config config = trainer_config();
-    open_both(&trainer, &worker, &config);
     rft_message hello = {.kind = RFT_HELLO};
     hello.as.hello.protocol = RFT_PROTOCOL + 1;
     hello.as.hello.worker = rft_view_text("w");
     hello.as.hello.window = 1;
-    raw_worker_send(&worker, &hello);
-    expect_refusal(&worker, REFIT_ERR_PROTOCOL, true);
-    close_both(&trainer, &worker);
+    raw_worker_send(worker, &hello);
 }
 
-static void stranger_is_told_to_say_hello(void **state)
+static void beats_before_its_hello(raw_worker *worker)
 {
-    (void)state;
-    test_trainer trainer;
-    raw_worker worker;
-    refit_config config = trainer_config();
-    open_both(&trainer, &worker, &config);
-    raw_worker_beat(&worker, 0);
-    expect_refusal(&worker, REFIT_ERR_STALE, false);
-    close_both(&trainer, &worker);
+    raw_worker_beat(worker, 0);
 }
 
-static void join_of_another_epoch_is_refused(void **state)
+static void joins_another_epoch(raw_worker *worker)
 {
-    (void)state;
-    test_trainer trainer;
-    raw_worker worker;
-    refit_config config = trainer_config();
-    open_both(&trainer, &worker, &config);
-    raw_worker_say_hello(&worker);
-    uint64_t epoch = raw_worker_expect(&worker, RFT_WELCOME)->as.welcome.epoch;
+    raw_worker_say_hello(worker);
+    uint64_t epoch = raw_worker_expect(worker, RFT_WELCOME)->as.welcome.epoch;
     rft_message join = {.kind = RFT_JOIN};
     join.as.join.epoch = epoch + 1;
-    raw_worker_send(&worker, &join);
-    expect_refusal(&worker, REFIT_ERR_STALE, false);
-    close_both(&trainer, &worker);
+    raw_worker_send(worker, &join);
+}
+
+static const struct refusal {
+    const char *name;
+    void (*says)(raw_worker *worker);
+    refit_status code;
+    bool final;
+} REFUSALS[] = {
+    {"another protocol", says_hello_in_another_protocol, REFIT_ERR_PROTOCOL, true},
+    {"a beat before its hello", beats_before_its_hello, REFIT_ERR_STALE, false},
+    {"another epoch", joins_another_epoch, REFIT_ERR_STALE, false},
+};
+
+static void worker_that_cannot_join_is_refused_for_now_or_for_good(void **state)
+{
+    (void)state;
+    for (size_t i = 0; i < sizeof REFUSALS / sizeof REFUSALS[0]; i++) {
+        test_trainer trainer;
+        raw_worker worker;
+        refit_config config = trainer_config();
+        open_both(&trainer, &worker, &config);
+        REFUSALS[i].says(&worker);
+        const rft_message *refuse = raw_worker_expect(&worker, RFT_REFUSE);
+        if (refuse->as.refuse.code != REFUSALS[i].code ||
+            refuse->as.refuse.final != REFUSALS[i].final) {
+            fail_msg("%s: %s, %s", REFUSALS[i].name,
+                     refit_status_name((refit_status)refuse->as.refuse.code),
+                     refuse->as.refuse.final ? "for good" : "for now");
+        }
+        assert_true(refuse->as.refuse.reason.count > 10);
+        close_both(&trainer, &worker);
+    }
 }
 
 static void worker_with_a_false_proof_is_evicted(void **state)
@@ -149,7 +163,7 @@ static void without_shared_memory_there_is_no_probe(void **state)
     close_both(&trainer, &worker);
 }
 
-static void full_house_is_refused_for_now(void **state)
+static void worker_above_the_limit_is_refused_for_now(void **state)
 {
     (void)state;
     test_trainer trainer;
@@ -192,8 +206,8 @@ static void name_of_a_living_worker_is_taken(void **state)
     close_both(&trainer, &worker);
 }
 
-/* A worker that was killed is not waited for until its silence is long enough: its namesake's
- * hellos find out that its connection is gone. */
+/* The heartbeat timeout is not waited for: a HELLO with the same name makes the trainer find out
+ * that the killed worker's connection is gone. */
 static void name_of_a_dead_worker_is_free_soon(void **state)
 {
     (void)state;
@@ -241,7 +255,7 @@ static void worker_that_reconnects_takes_its_place_again(void **state)
     close_both(&trainer, &worker);
 }
 
-static void changed_tensors_are_sent_anew(void **state)
+static void changed_tensors_are_sent_again(void **state)
 {
     (void)state;
     test_trainer trainer;
@@ -261,17 +275,15 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(hello_said_twice_is_welcomed_twice),
-        cmocka_unit_test(worker_that_joins_anew_is_still_named_for_the_version_it_applied),
-        cmocka_unit_test(other_protocol_is_refused_for_good),
-        cmocka_unit_test(stranger_is_told_to_say_hello),
-        cmocka_unit_test(join_of_another_epoch_is_refused),
+        cmocka_unit_test(worker_that_joins_again_is_still_named_for_the_version_it_applied),
+        cmocka_unit_test(worker_that_cannot_join_is_refused_for_now_or_for_good),
         cmocka_unit_test(worker_with_a_false_proof_is_evicted),
         cmocka_unit_test(without_shared_memory_there_is_no_probe),
-        cmocka_unit_test(full_house_is_refused_for_now),
+        cmocka_unit_test(worker_above_the_limit_is_refused_for_now),
         cmocka_unit_test(name_of_a_living_worker_is_taken),
         cmocka_unit_test(name_of_a_dead_worker_is_free_soon),
         cmocka_unit_test(worker_that_reconnects_takes_its_place_again),
-        cmocka_unit_test(changed_tensors_are_sent_anew),
+        cmocka_unit_test(changed_tensors_are_sent_again),
     };
     return cmocka_run_group_tests_name("joining", tests, NULL, NULL);
 }

@@ -1,4 +1,5 @@
-/* What a worker's session makes of its user's decisions, also when the connection is lost. */
+/* The decisions of a worker's user, and what the session does then, also when the connection is
+ * lost. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -9,16 +10,20 @@
 
 #include "tests/support/session_bench.h"
 
-/* ---- The user */
+/* The worker holds `version`, and its user has taken the next one and not decided. */
+static const rft_image *hold_and_take_next(session_bench *bench, uint64_t version)
+{
+    bench_join(bench, BENCH_EPOCH);
+    bench_apply(bench, version, 0);
+    bench_stage(bench, version + 1, version);
+    bench_commit(bench, version + 1);
+    return bench_take(bench);
+}
 
 static void a_refusal_that_keeps_leaves_the_version_before(void **state)
 {
     session_bench *bench = *state;
-    bench_join(bench, BENCH_EPOCH);
-    bench_apply(bench, 2, 0);
-    bench_stage(bench, 3, 2);
-    bench_commit(bench, 3);
-    bench_take(bench);
+    (void)hold_and_take_next(bench, 2);
     rft_session_refuse(&bench->session, REFIT_ERR_PEER, true, "engine is busy", bench->now);
     assert_int_equal(bench_said(bench, RFT_FAILED)->as.failed.version, 3);
     assert_true(bench_said(bench, RFT_FAILED)->as.failed.kept);
@@ -32,11 +37,7 @@ static void a_refusal_that_keeps_leaves_the_version_before(void **state)
 static void a_refusal_that_does_not_keep_leaves_nothing(void **state)
 {
     session_bench *bench = *state;
-    bench_join(bench, BENCH_EPOCH);
-    bench_apply(bench, 2, 0);
-    bench_stage(bench, 3, 2);
-    bench_commit(bench, 3);
-    bench_take(bench);
+    (void)hold_and_take_next(bench, 2);
     rft_session_refuse(&bench->session, REFIT_ERR_PEER, false, "half loaded", bench->now);
     assert_false(bench_said(bench, RFT_FAILED)->as.failed.kept);
     rft_session_release(&bench->session, bench->now);
@@ -49,7 +50,7 @@ static void a_refusal_that_does_not_keep_leaves_nothing(void **state)
     bench_apply(bench, 4, 0);
 }
 
-/* What it refused is offered to it again only once it has said HELLO. */
+/* A version that it refused is offered again only after a HELLO. */
 static void worker_without_a_version_says_hello_after_an_aborted_version_too(void **state)
 {
     session_bench *bench = *state;
@@ -70,11 +71,7 @@ static void worker_without_a_version_says_hello_after_an_aborted_version_too(voi
 static void an_open_update_is_not_written_while_the_next_is_staged(void **state)
 {
     session_bench *bench = *state;
-    bench_join(bench, BENCH_EPOCH);
-    bench_apply(bench, 1, 0);
-    bench_stage(bench, 2, 1);
-    bench_commit(bench, 2);
-    const rft_image *open = bench_take(bench);
+    const rft_image *open = hold_and_take_next(bench, 1);
     rft_session_accept(&bench->session, bench->now);
     bench_stage(bench, 3, 2);
     assert_image_is(open, bench_sample(bench, 2));
@@ -91,11 +88,7 @@ static void an_open_update_is_not_written_while_the_next_is_staged(void **state)
 static void an_offer_waits_while_an_update_is_undecided(void **state)
 {
     session_bench *bench = *state;
-    bench_join(bench, BENCH_EPOCH);
-    bench_apply(bench, 1, 0);
-    bench_stage(bench, 2, 1);
-    bench_commit(bench, 2);
-    const rft_image *open = bench_take(bench);
+    const rft_image *open = hold_and_take_next(bench, 1);
     bench_hear(bench, sample_bye());
     bench_join(bench, BENCH_EPOCH);
     bench_forget(bench);
@@ -115,11 +108,7 @@ static void an_offer_waits_while_an_update_is_undecided(void **state)
 static void an_offer_waits_until_a_refused_update_is_closed(void **state)
 {
     session_bench *bench = *state;
-    bench_join(bench, BENCH_EPOCH);
-    bench_apply(bench, 1, 0);
-    bench_stage(bench, 2, 1);
-    bench_commit(bench, 2);
-    bench_take(bench);
+    (void)hold_and_take_next(bench, 1);
     rft_session_refuse(&bench->session, REFIT_ERR_PEER, true, "no", bench->now);
     bench_forget(bench);
     bench_offer(bench, 2, 0);
