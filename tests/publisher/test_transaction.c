@@ -1,4 +1,4 @@
-/* One version's states: each transition, who decides it, and who is blamed. */
+/* One version's states: each transition, what decides it, and which worker is blamed. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -14,6 +14,22 @@ static void open_with(server_bench *bench, uint32_t slots, unsigned workers, boo
     for (unsigned worker = 1; worker <= workers; worker++) {
         server_bench_join(bench, worker, shm);
     }
+}
+
+static void set_quorum(server_bench *bench, uint32_t workers)
+{
+    bench->config.broadcast_commit = REFIT_COMMIT_QUORUM;
+    bench->config.broadcast_quorum = workers;
+}
+
+/* Workers 1 to `workers` stage and apply it. */
+static void apply_version(server_bench *bench, uint64_t version, unsigned workers)
+{
+    server_bench_offer(bench, version);
+    for (unsigned worker = 1; worker <= workers; worker++)
+        server_bench_stage(bench, worker);
+    for (unsigned worker = 1; worker <= workers; worker++)
+        server_bench_apply(bench, worker);
 }
 
 static void stop_in(server_bench *bench, rft_transaction_state state)
@@ -98,11 +114,7 @@ static void slot_that_cannot_be_had_leaves_all_as_it_was(void **state)
     server_bench_close(&bench);
 }
 
-/* Each way in which a member can fail to stage, and what the trainer is told. */
-typedef struct loss {
-    void (*happen)(server_bench *bench);
-    refit_status status;
-} loss;
+/* ---- Each way in which a member can be lost */
 
 static void lose_by_failure(server_bench *bench)
 {
@@ -157,12 +169,36 @@ static void lose_by_a_wrong_digest(server_bench *bench)
     server_bench_say(bench, 2, &message);
 }
 
-static const loss LOSSES[] = {
-    {lose_by_failure, REFIT_ERR_PEER},      {lose_by_goodbye, REFIT_ERR_PEER},
-    {lose_by_silence, REFIT_ERR_PEER},      {lose_by_unreachability, REFIT_ERR_PEER},
-    {lose_by_garbage, REFIT_ERR_PEER},      {lose_by_a_wrong_digest, REFIT_ERR_PEER},
-    {lose_by_a_long_story, REFIT_ERR_PEER},
+static const struct loss {
+    const char *name;
+    void (*happen)(server_bench *bench);
+    bool only_staging; /* it is the answer to a version that is sealed and not committed */
+} LOSSES[] = {
+    {"a failure", lose_by_failure, false},
+    {"a goodbye", lose_by_goodbye, false},
+    {"silence", lose_by_silence, false},
+    {"a connection that is gone", lose_by_unreachability, false},
+    {"garbage", lose_by_garbage, false},
+    {"a wrong digest", lose_by_a_wrong_digest, true},
+    {"a failure with a long reason", lose_by_a_long_story, false},
 };
+
+static void assert_result(const server_bench *bench, const struct loss *loss,
+                          rft_transaction_state state, refit_status status)
+{
+    const rft_transaction *transaction = &bench->server.transaction;
+    if (transaction->state == state && transaction->result.status == (int)status) return;
+    fail_msg("%s: state %d with %s", loss->name, (int)transaction->state,
+             refit_status_name((refit_status)transaction->result.status));
+}
+
+/* The sentence that the trainer is told. */
+static void assert_told(const server_bench *bench, const struct loss *loss, const char *part)
+{
+    const char *text = bench->server.transaction.result.text;
+    if (strstr(text, part) == NULL || !rft_view_is_text(rft_view_text(text)))
+        fail_msg("%s: \"%s\" has no \"%s\", or is not text", loss->name, text, part);
+}
 
 static void lost_member_aborts_while_staging(void **state)
 {
@@ -172,13 +208,11 @@ static void lost_member_aborts_while_staging(void **state)
         stop_in(&bench, RFT_TRANSACTION_STAGING);
         server_bench_stage(&bench, 1);
         LOSSES[i].happen(&bench);
-        assert_int_equal(bench.server.transaction.state, RFT_TRANSACTION_ABORTED);
-        assert_int_equal(bench.server.transaction.result.status, LOSSES[i].status);
-        assert_non_null(strstr(bench.server.transaction.result.text, "w2"));
-        assert_true(rft_view_is_text(rft_view_text(bench.server.transaction.result.text)));
-        assert_non_null(strstr(
-            bench.server.transaction.result.text,
-            "; workers keep the version that they had: refit again, with those that are left"));
+        assert_result(&bench, &LOSSES[i], RFT_TRANSACTION_ABORTED, REFIT_ERR_PEER);
+        assert_told(&bench, &LOSSES[i], "w2");
+        assert_told(
+            &bench, &LOSSES[i],
+            "; workers keep the version that they had: refit again, with those that are left");
         assert_int_equal(server_bench_told(&bench, 1, RFT_ABORT)->as.failed.version, 1);
         server_bench_settle(&bench);
         assert_int_equal(bench.server.transaction.state, RFT_TRANSACTION_IDLE);
@@ -192,13 +226,13 @@ static void lost_member_aborts_when_all_is_written(void **state)
     (void)state;
     for (size_t i = 0; i < sizeof LOSSES / sizeof LOSSES[0]; i++) {
         server_bench bench;
-        if (LOSSES[i].happen == lose_by_a_wrong_digest) continue;
+        if (LOSSES[i].only_staging) continue;
         stop_in(&bench, RFT_TRANSACTION_WRITING);
         LOSSES[i].happen(&bench);
         assert_int_equal(bench.server.transaction.state, RFT_TRANSACTION_WRITING);
         server_bench_write(&bench);
         server_bench_seal(&bench);
-        assert_int_equal(bench.server.transaction.state, RFT_TRANSACTION_ABORTED);
+        assert_result(&bench, &LOSSES[i], RFT_TRANSACTION_ABORTED, REFIT_ERR_PEER);
         server_bench_settle(&bench);
         server_bench_close(&bench);
     }
@@ -210,14 +244,12 @@ static void lost_member_is_forgiven_by_a_quorum(void **state)
     for (size_t i = 0; i < sizeof LOSSES / sizeof LOSSES[0]; i++) {
         server_bench bench;
         stop_in(&bench, RFT_TRANSACTION_STAGING);
-        bench.config.broadcast_commit = REFIT_COMMIT_QUORUM;
-        bench.config.broadcast_quorum = 1;
+        set_quorum(&bench, 1);
         LOSSES[i].happen(&bench);
         server_bench_stage(&bench, 1);
-        assert_int_equal(bench.server.transaction.state, RFT_TRANSACTION_COMMITTING);
+        assert_result(&bench, &LOSSES[i], RFT_TRANSACTION_COMMITTING, REFIT_OK);
         server_bench_apply(&bench, 1);
-        assert_int_equal(bench.server.transaction.state, RFT_TRANSACTION_IDLE);
-        assert_int_equal(bench.server.transaction.result.status, REFIT_OK);
+        assert_result(&bench, &LOSSES[i], RFT_TRANSACTION_IDLE, REFIT_OK);
         server_bench_close(&bench);
     }
 }
@@ -239,7 +271,7 @@ static void deadline_evicts_late_workers(void **state)
     server_bench_close(&bench);
 }
 
-/* Its STAGED was the last answer that was waited for, and is worth nothing any more. */
+/* Its STAGED was the last answer that was waited for, and does not count any more. */
 static void worker_that_starts_over_has_the_time_that_is_left(void **state)
 {
     (void)state;
@@ -268,13 +300,7 @@ static void staged_worker_that_fails_after_all_is_not_asked_again(void **state)
     (void)state;
     server_bench bench;
     open_with(&bench, 2, 2, false);
-    server_bench_offer(&bench, 1);
-    for (unsigned worker = 1; worker <= 2; worker++) {
-        server_bench_stage(&bench, worker);
-    }
-    for (unsigned worker = 1; worker <= 2; worker++) {
-        server_bench_apply(&bench, worker);
-    }
+    apply_version(&bench, 1, 2);
     server_bench_offer(&bench, 2);
     server_bench_stage(&bench, 1);
     rft_message failed = server_failed(2, REFIT_ERR_STALE, true);
@@ -289,18 +315,16 @@ static void commit_stands_whatever_happens_after_it(void **state)
     (void)state;
     for (size_t i = 0; i < sizeof LOSSES / sizeof LOSSES[0]; i++) {
         server_bench bench;
-        if (LOSSES[i].happen == lose_by_a_wrong_digest) continue;
+        if (LOSSES[i].only_staging) continue;
         stop_in(&bench, RFT_TRANSACTION_COMMITTING);
         server_bench_apply(&bench, 1);
         LOSSES[i].happen(&bench);
-        assert_int_equal(bench.server.transaction.state, RFT_TRANSACTION_IDLE);
-        assert_int_equal(bench.server.transaction.result.status, REFIT_ERR_PEER);
+        assert_result(&bench, &LOSSES[i], RFT_TRANSACTION_IDLE, REFIT_ERR_PEER);
         assert_int_equal(bench.server.current.version, 1);
-        const char *text = bench.server.transaction.result.text;
-        assert_non_null(strstr(text, "1 worker did not apply it: worker w2"));
-        assert_non_null(strstr(text, "go on with the others: one that joins again, or "
-                                     "applies a later version, catches up"));
-        assert_true(rft_view_is_text(rft_view_text(text)));
+        assert_told(&bench, &LOSSES[i], "1 worker did not apply it: worker w2");
+        assert_told(&bench, &LOSSES[i],
+                    "go on with the others: one that joins again, or applies a later version, "
+                    "catches up");
         server_bench_close(&bench);
     }
 }
@@ -325,8 +349,7 @@ static void straggler_has_until_the_commit_deadline(void **state)
     for (int late = 0; late < 2; late++) {
         server_bench bench;
         stop_in(&bench, RFT_TRANSACTION_STAGING);
-        bench.config.broadcast_commit = REFIT_COMMIT_QUORUM;
-        bench.config.broadcast_quorum = 1;
+        set_quorum(&bench, 1);
         bench.config.broadcast_heartbeat_timeout_ms = UINT32_MAX;
         server_bench_stage(&bench, 1);
         server_bench_apply(&bench, 1);
@@ -341,21 +364,17 @@ static void straggler_has_until_the_commit_deadline(void **state)
     }
 }
 
-/* A straggler, of whom a quorum has no need, says what it applied when the next version is under
- * way. */
+/* A straggler that the quorum does not need says COMMITTED when the next version is under way. */
 static void what_was_applied_late_counts_for_no_newer_version(void **state)
 {
     (void)state;
     server_bench bench;
     refit_worker_info info = {.size = sizeof info};
     server_bench_open(&bench, 2, false);
-    bench.config.broadcast_commit = REFIT_COMMIT_QUORUM;
-    bench.config.broadcast_quorum = 1;
+    set_quorum(&bench, 1);
     server_bench_join(&bench, 1, false);
     server_bench_join(&bench, 2, false);
-    server_bench_offer(&bench, 1);
-    server_bench_stage(&bench, 1);
-    server_bench_apply(&bench, 1);
+    apply_version(&bench, 1, 1);
     server_bench_stage(&bench, 2);
     server_bench_offer(&bench, 2);
     rft_message late = server_committed(1);
@@ -378,8 +397,7 @@ static void quorum_out_of_reach_is_not_waited_for(void **state)
     (void)state;
     server_bench bench;
     stop_in(&bench, RFT_TRANSACTION_WRITING);
-    bench.config.broadcast_commit = REFIT_COMMIT_QUORUM;
-    bench.config.broadcast_quorum = 3;
+    set_quorum(&bench, 3);
     server_bench_write(&bench);
     server_bench_seal(&bench);
     assert_int_equal(bench.server.transaction.state, RFT_TRANSACTION_ABORTED);
@@ -388,19 +406,24 @@ static void quorum_out_of_reach_is_not_waited_for(void **state)
     server_bench_close(&bench);
 }
 
+/* Worker 1 of three fails, joins again and stages; two are a quorum. */
+static void fail_and_stage_again(server_bench *bench, const rft_message *failed)
+{
+    open_with(bench, 2, 3, false);
+    set_quorum(bench, 2);
+    server_bench_offer(bench, 1);
+    server_bench_say(bench, 1, failed);
+    server_bench_join(bench, 1, false);
+    server_bench_stage(bench, 1);
+}
+
 /* It has failed and staged: were it counted as both, a second failure would end the version. */
 static void member_that_failed_and_then_staged_counts_as_staged(void **state)
 {
     (void)state;
     server_bench bench;
-    open_with(&bench, 2, 3, false);
-    bench.config.broadcast_commit = REFIT_COMMIT_QUORUM;
-    bench.config.broadcast_quorum = 2;
-    server_bench_offer(&bench, 1);
-    rft_message failed = server_failed(1, REFIT_ERR_HOST_MEMORY, false);
-    server_bench_say(&bench, 1, &failed);
-    server_bench_join(&bench, 1, false);
-    server_bench_stage(&bench, 1);
+    const rft_message failed = server_failed(1, REFIT_ERR_HOST_MEMORY, false);
+    fail_and_stage_again(&bench, &failed);
     server_bench_say(&bench, 2, &failed);
     assert_int_equal(bench.server.transaction.state, RFT_TRANSACTION_STAGING);
     assert_int_equal(bench.server.transaction.lost, 1);
@@ -418,14 +441,8 @@ static void member_that_fails_a_second_time_is_lost_again(void **state)
 {
     (void)state;
     server_bench bench;
-    open_with(&bench, 2, 3, false);
-    bench.config.broadcast_commit = REFIT_COMMIT_QUORUM;
-    bench.config.broadcast_quorum = 2;
-    server_bench_offer(&bench, 1);
-    rft_message failed = server_failed(1, REFIT_ERR_HOST_MEMORY, false);
-    server_bench_say(&bench, 1, &failed);
-    server_bench_join(&bench, 1, false);
-    server_bench_stage(&bench, 1);
+    const rft_message failed = server_failed(1, REFIT_ERR_HOST_MEMORY, false);
+    fail_and_stage_again(&bench, &failed);
     server_bench_say(&bench, 1, &failed);
     assert_int_equal(bench.server.transaction.lost, 1);
     assert_int_equal(bench.server.transaction.state, RFT_TRANSACTION_STAGING);
@@ -442,13 +459,8 @@ static void readers_block_the_slot_that_comes_next(void **state)
     for (uint32_t slots = 1; slots <= 2; slots++) {
         server_bench bench;
         open_with(&bench, slots, 2, true);
-        for (uint64_t version = 1; version <= slots; version++) {
-            server_bench_offer(&bench, version);
-            server_bench_stage(&bench, 1);
-            server_bench_stage(&bench, 2);
-            server_bench_apply(&bench, 1);
-            server_bench_apply(&bench, 2);
-        }
+        for (uint64_t version = 1; version <= slots; version++)
+            apply_version(&bench, version, 2);
         server_bench_prepare(&bench, slots + 1);
         assert_true(rft_server_has_readers(&bench.server));
         rft_message released = server_released(1);
@@ -468,9 +480,7 @@ static void newer_version_ends_what_is_still_fetched(void **state)
     (void)state;
     server_bench bench;
     open_with(&bench, 2, 1, false);
-    server_bench_offer(&bench, 1);
-    server_bench_stage(&bench, 1);
-    server_bench_apply(&bench, 1);
+    apply_version(&bench, 1, 1);
     server_bench_join(&bench, 2, false);
     server_bench_prepare(&bench, 2);
     assert_int_equal(server_bench_told(&bench, 2, RFT_ABORT)->as.failed.version, 1);
@@ -487,9 +497,7 @@ static void workers_behind_after_an_abort_catch_up(void **state)
     (void)state;
     server_bench bench;
     open_with(&bench, 1, 1, false);
-    server_bench_offer(&bench, 1);
-    server_bench_stage(&bench, 1);
-    server_bench_apply(&bench, 1);
+    apply_version(&bench, 1, 1);
     server_bench_begin(&bench, 2);
     server_bench_join(&bench, 2, false);
     rft_transaction_abort(&bench.server, REFIT_ERR_CANCELLED, "test");
@@ -506,17 +514,15 @@ static void workers_behind_after_an_abort_catch_up(void **state)
     server_bench_close(&bench);
 }
 
-/* The worker is offered a version, staged it, is told to drop it for a newer one, which is aborted;
- * what it had said first comes before it is offered the version again, or after that. */
+/* The worker is offered a version, stages it, and is told to drop it for a newer one, which is
+ * aborted. Its first STAGED arrives before it is offered the version again, or after that. */
 static void staged_of_an_earlier_offer_loses_no_worker_the_version(void **state)
 {
     (void)state;
     for (int after = 0; after < 2; after++) {
         server_bench bench;
         open_with(&bench, 1, 1, false);
-        server_bench_offer(&bench, 1);
-        server_bench_stage(&bench, 1);
-        server_bench_apply(&bench, 1);
+        apply_version(&bench, 1, 1);
         server_bench_join(&bench, 2, false);
         server_bench_begin(&bench, 2);
         rft_transaction_abort(&bench.server, REFIT_ERR_CANCELLED, "test");
@@ -558,16 +564,15 @@ static void version_that_failed_is_not_offered_again(void **state)
     server_bench_close(&bench);
 }
 
-/* Gone, or written over: its bytes in blocks that travel as the same are only seen at the end. */
+/* The base is gone, or was written over, which in blocks that travel as the same is only found at
+ * the end. */
 static const refit_status BAD_BASES[] = {REFIT_ERR_STALE, REFIT_ERR_CORRUPT};
 
 /* Version 2 is offered as a change of version 1, and the worker fails with it. */
 static void fail_on_a_base(server_bench *bench, refit_status code)
 {
     open_with(bench, 2, 1, false);
-    server_bench_offer(bench, 1);
-    server_bench_stage(bench, 1);
-    server_bench_apply(bench, 1);
+    apply_version(bench, 1, 1);
     server_bench_offer(bench, 2);
     assert_int_equal(server_bench_told(bench, 1, RFT_OFFER)->as.offer.base, 1);
     rft_message failed = server_failed(2, code, true);
