@@ -1,5 +1,5 @@
-/* Versions published to workers that do as they should: through frames, through shared memory,
- * whole and in parts, early, late and in time. */
+/* Versions published to workers that behave correctly: through frames, through shared memory, whole
+ * and in parts, early, late and in time. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -9,7 +9,26 @@
 
 #include "tests/support/trainer.h"
 
-static const bool PATHS[] = {false, true};
+static const struct {
+    bool shm;
+    refit_path path;
+} PATHS[] = {{false, REFIT_PATH_SOCKET}, {true, REFIT_PATH_SHM}};
+
+/* A trainer and its worker "w". */
+static void open_both(test_trainer *trainer, raw_worker *worker, const refit_config *config,
+                      bool shm)
+{
+    trainer_open(trainer, config);
+    raw_worker_open(worker, refit_publisher_endpoint(trainer->publisher), "w", shm);
+    raw_worker_join(worker);
+    trainer_wait_workers(trainer, 1);
+}
+
+static void close_both(test_trainer *trainer, raw_worker *worker)
+{
+    raw_worker_close(worker);
+    trainer_close(trainer);
+}
 
 static void apply(test_trainer *trainer, raw_worker *worker, uint64_t version)
 {
@@ -29,20 +48,16 @@ static void worker_receives_what_was_written(void **state)
         raw_worker worker;
         refit_config config = trainer_config();
         config.broadcast_slots = 2;
-        trainer_open(&trainer, &config);
-        raw_worker_open(&worker, refit_publisher_endpoint(trainer.publisher), "w", PATHS[path]);
-        raw_worker_join(&worker);
-        trainer_wait_workers(&trainer, 1);
+        open_both(&trainer, &worker, &config, PATHS[path].shm);
         for (uint64_t version = 1; version <= 5; version++) {
             apply(&trainer, &worker, version);
         }
         refit_worker_info info = trainer_worker(&trainer, "w");
         assert_int_equal(info.version, 5);
         assert_true(info.committed && info.member && info.subscribed);
-        assert_int_equal(info.path, PATHS[path] ? REFIT_PATH_SHM : REFIT_PATH_SOCKET);
+        assert_int_equal(info.path, PATHS[path].path);
         assert_int_equal(trainer_stats(&trainer).workers_committed_last, 1);
-        raw_worker_close(&worker);
-        trainer_close(&trainer);
+        close_both(&trainer, &worker);
     }
 }
 
@@ -52,10 +67,7 @@ static void unchanged_blocks_do_not_travel(void **state)
     test_trainer trainer;
     raw_worker worker;
     refit_config config = trainer_config();
-    trainer_open(&trainer, &config);
-    raw_worker_open(&worker, refit_publisher_endpoint(trainer.publisher), "w", false);
-    raw_worker_join(&worker);
-    trainer_wait_workers(&trainer, 1);
+    open_both(&trainer, &worker, &config, false);
     apply(&trainer, &worker, 2);
     assert_int_equal(worker.offer.as.offer.base, 0);
     uint64_t whole = trainer_stats(&trainer).publish_sent_bytes_total;
@@ -64,11 +76,10 @@ static void unchanged_blocks_do_not_travel(void **state)
     uint64_t part = trainer_stats(&trainer).publish_sent_bytes_total - whole;
     assert_true(whole >= 65536 * 2 + part);
     assert_int_equal(trainer_stats(&trainer).publish_same_blocks_last, 2);
-    raw_worker_close(&worker);
-    trainer_close(&trainer);
+    close_both(&trainer, &worker);
 }
 
-/* Nobody is waited for, so commit decides at once, while frames are being made for the guest. */
+/* The version has no members, so commit decides at once, while frames are made for the guest. */
 static void guest_fetches_while_the_version_commits(void **state)
 {
     (void)state;
@@ -102,10 +113,7 @@ static void frames_travel_while_the_rest_is_written(void **state)
     test_trainer trainer;
     raw_worker worker;
     refit_config config = trainer_config();
-    trainer_open(&trainer, &config);
-    raw_worker_open(&worker, refit_publisher_endpoint(trainer.publisher), "w", false);
-    raw_worker_join(&worker);
-    trainer_wait_workers(&trainer, 1);
+    open_both(&trainer, &worker, &config, false);
     trainer_begin(&trainer, 1);
     raw_worker_offer(&worker);
     assert_int_equal(worker.offer.as.offer.deadline_ms, UINT32_MAX);
@@ -118,8 +126,7 @@ static void frames_travel_while_the_rest_is_written(void **state)
     assert_false(worker.sealed);
     assert_int_equal(refit_publisher_abort(trainer.publisher, NULL), REFIT_OK);
     (void)raw_worker_expect(&worker, RFT_ABORT);
-    raw_worker_close(&worker);
-    trainer_close(&trainer);
+    close_both(&trainer, &worker);
 }
 
 static void late_worker_gets_the_current_version(void **state)
@@ -132,13 +139,12 @@ static void late_worker_gets_the_current_version(void **state)
         trainer_open(&trainer, &config);
         trainer_start(&trainer, TRAINER_PUBLISH, 4);
         assert_int_equal(trainer_join(&trainer), REFIT_OK);
-        raw_worker_open(&worker, refit_publisher_endpoint(trainer.publisher), "w", PATHS[path]);
+        raw_worker_open(&worker, refit_publisher_endpoint(trainer.publisher), "w", PATHS[path].shm);
         raw_worker_join(&worker);
         raw_worker_stage(&worker);
         trainer_check_bytes(&worker, 4);
         raw_worker_apply(&worker);
-        raw_worker_close(&worker);
-        trainer_close(&trainer);
+        close_both(&trainer, &worker);
     }
 }
 
@@ -148,17 +154,13 @@ static void worker_that_holds_the_version_is_offered_nothing(void **state)
     test_trainer trainer;
     raw_worker worker;
     refit_config config = trainer_config();
-    trainer_open(&trainer, &config);
-    raw_worker_open(&worker, refit_publisher_endpoint(trainer.publisher), "w", false);
-    raw_worker_join(&worker);
-    trainer_wait_workers(&trainer, 1);
+    open_both(&trainer, &worker, &config, false);
     apply(&trainer, &worker, 1);
     raw_worker_join(&worker);
     raw_worker_beat(&worker, 0);
     (void)raw_worker_expect(&worker, RFT_BEAT);
     (void)raw_worker_expect(&worker, RFT_BEAT);
-    raw_worker_close(&worker);
-    trainer_close(&trainer);
+    close_both(&trainer, &worker);
 }
 
 static void guest_gets_the_version_and_is_not_counted_on(void **state)
@@ -218,10 +220,7 @@ static void lost_frames_are_sent_again(void **state)
     test_trainer trainer;
     raw_worker worker;
     refit_config config = trainer_config();
-    trainer_open(&trainer, &config);
-    raw_worker_open(&worker, refit_publisher_endpoint(trainer.publisher), "w", false);
-    raw_worker_join(&worker);
-    trainer_wait_workers(&trainer, 1);
+    open_both(&trainer, &worker, &config, false);
     trainer_offer(&trainer, 1);
     raw_worker_offer(&worker);
     unsigned char first[4] = {0};
@@ -236,8 +235,7 @@ static void lost_frames_are_sent_again(void **state)
     (void)raw_worker_expect(&worker, RFT_FRAME);
     raw_worker_say_failed(&worker, REFIT_ERR_CORRUPT, true);
     assert_int_equal(trainer_join(&trainer), REFIT_ERR_PEER);
-    raw_worker_close(&worker);
-    trainer_close(&trainer);
+    close_both(&trainer, &worker);
 }
 
 static void one_slot_waits_until_the_update_is_closed(void **state)
@@ -247,10 +245,7 @@ static void one_slot_waits_until_the_update_is_closed(void **state)
     raw_worker worker;
     refit_config config = trainer_config();
     config.broadcast_slots = 1;
-    trainer_open(&trainer, &config);
-    raw_worker_open(&worker, refit_publisher_endpoint(trainer.publisher), "w", true);
-    raw_worker_join(&worker);
-    trainer_wait_workers(&trainer, 1);
+    open_both(&trainer, &worker, &config, true);
     apply(&trainer, &worker, 1);
     char segment[RFT_SEGMENT_NAME_BYTES];
     strcpy(segment, worker.segment);
@@ -263,8 +258,7 @@ static void one_slot_waits_until_the_update_is_closed(void **state)
     assert_string_equal(worker.segment, segment);
     raw_worker_apply(&worker);
     assert_int_equal(trainer_join(&trainer), REFIT_OK);
-    raw_worker_close(&worker);
-    trainer_close(&trainer);
+    close_both(&trainer, &worker);
 }
 
 static void store_is_as_before_after_an_abort(void **state)
@@ -287,8 +281,7 @@ static void store_is_as_before_after_an_abort(void **state)
         assert_int_equal(worker.offer.as.offer.version, 1);
         trainer_check_bytes(&worker, 1);
         raw_worker_apply(&worker);
-        raw_worker_close(&worker);
-        trainer_close(&trainer);
+        close_both(&trainer, &worker);
     }
 }
 
