@@ -32,7 +32,7 @@ typedef struct archive_rig {
 void rig_open(archive_rig *rig, uint32_t elements);
 void rig_close(archive_rig *rig);
 
-/* Likewise, with versions 1 to `versions` of RIG_EPOCH. */
+/* Opens the rig and writes versions 1 to `versions` of RIG_EPOCH. */
 void rig_open_with(archive_rig *rig, uint32_t elements, uint64_t versions);
 
 /* Closes the archive and opens it again. */
@@ -44,7 +44,7 @@ refit_archive_version rig_version(archive_rig *rig, uint64_t epoch, uint64_t ver
 /* Writes and commits; fails the test if it cannot. */
 void rig_keep(archive_rig *rig, uint64_t epoch, uint64_t version);
 
-/* Likewise, what a test has made of rig_version. */
+/* Writes and commits a version that a test has changed after rig_version. */
 void rig_keep_this(archive_rig *rig, const refit_archive_version *version);
 
 /* Reads a version back through an archive of its own; what it says, or the status. A version that
@@ -54,7 +54,7 @@ refit_status rig_check(archive_rig *rig, uint64_t epoch, uint64_t version, refit
 /* Fails the test if the version cannot be read. */
 void rig_expect(archive_rig *rig, uint64_t epoch, uint64_t version);
 
-/* What the archive, opened anew, says of file `index`. */
+/* Opens the archive and describes file `index`. */
 refit_archive_info rig_info(archive_rig *rig, uint32_t index);
 uint32_t rig_count(archive_rig *rig);
 

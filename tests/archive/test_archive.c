@@ -86,7 +86,8 @@ static void a_delta_says_what_changed(void **state)
     assert_int_equal(anchor.changed, elements);
     assert_int_equal(anchor.tensors, RIG_TENSORS);
     assert_int_equal(anchor.weight_bytes, 5 * (uint64_t)MANY + 36 + 4 + 8);
-    /* every hundredth element twice (back, and anew), and the nine of "norm" */
+    /* every hundredth element twice (the old changes undone, and new ones), and the nine of "norm"
+     */
     assert_int_equal(delta.changed, 2 * MANY / 100 + 9);
     assert_int_equal(delta.blocks_same + delta.blocks_sparse + delta.blocks_dense,
                      anchor.blocks_dense);
@@ -216,7 +217,7 @@ static void a_version_that_is_there_is_not_written_again(void **state)
     rig_open_with(&rig, 10, 2);
     assert_int_equal(stat(rig_path(&rig, 1), &before), 0);
     rig_reopen(&rig);
-    rig_keep(&rig, RIG_EPOCH, 2); /* a worker that starts anew gets the current version once more */
+    rig_keep(&rig, RIG_EPOCH, 2); /* a worker that restarts gets the current version once more */
     assert_int_equal(stat(rig_path(&rig, 1), &after), 0);
     assert_int_equal(before.st_ino, after.st_ino);
     refit_archive_version other = rig_version(&rig, RIG_EPOCH, 1);

@@ -1,4 +1,4 @@
-/* An archive that grows old: its writer starts anew and goes on, and old versions are removed. */
+/* An archive over time: its writer restarts and continues, and old versions are removed. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -39,7 +39,7 @@ static int stop_listening(void **state)
     return 0;
 }
 
-/* ---- A writer that starts anew ---- */
+/* ---- A writer that restarts ---- */
 
 static void a_writer_that_starts_anew_goes_on_with_deltas(void **state)
 {

@@ -211,7 +211,7 @@ static void packed_and_other_files_make_one_chain(void **state)
         rig_reopen(&rig);
         rig_keep(&rig, RIG_EPOCH, version);
     }
-    rig.config.broadcast_compress = REFIT_COMPRESS_NONE; /* who reads needs not say it */
+    rig.config.broadcast_compress = REFIT_COMPRESS_NONE; /* a reader needs no such option */
     for (uint64_t version = 1; version <= 4; version++)
         rig_expect(&rig, RIG_EPOCH, version);
     rig_close(&rig);
@@ -253,7 +253,7 @@ static void early_files_are_read(void **state)
     refit_snapshot *anchor = open_file(&rig, 0), *delta = open_file(&rig, 1);
     assert_change(anchor, 0, 100, 100, 0, 0, 1);
     assert_change(delta, 0, 100, 2, 0, 1, 0);
-    assert_change(delta, 1, 9, REFIT_CHANGED_UNKNOWN, 0, 0, 1); /* nobody counted them */
+    assert_change(delta, 1, 9, REFIT_CHANGED_UNKNOWN, 0, 0, 1); /* they were not counted */
     assert_change(delta, 6, 300, 0, 1, 0, 0);
     refit_snapshot_close(anchor);
     anchor = NULL;

@@ -26,7 +26,7 @@ static void open_small(archive_rig *rig)
     rig_open_with(rig, 10, 2);
 }
 
-/* Likewise, packed. */
+/* The same versions, packed. */
 static void open_packed(archive_rig *rig)
 {
     rig_open(rig, 4000);

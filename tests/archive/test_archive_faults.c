@@ -255,7 +255,7 @@ static void a_writer_killed_between_any_two_steps_leaves_whole_versions(void **s
     assert_true(nth > 10);
 }
 
-/* ---- Old files on their way out ---- */
+/* ---- Removing old files ---- */
 
 #define KEPT 11u /* versions: anchors at 1, 5 and 9 */
 

@@ -1,5 +1,6 @@
-/* Folders that somebody else has been at: links, names that lie, what is no file, what may not be
- * written. Nothing outside the folder is touched, and what can be read is read. */
+/* Folders that another program has changed: links, false names, entries that are no files, files
+ * that may not be written. Nothing outside the folder is touched, and files that can be read are
+ * read. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>

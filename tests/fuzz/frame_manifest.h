@@ -1,4 +1,5 @@
-/* The version that fuzz_frame assembles, for the target and for whoever writes its seeds. */
+/* The version that fuzz_frame assembles, for the target and for the program that writes its seeds.
+ */
 #ifndef FRAME_MANIFEST_H
 #define FRAME_MANIFEST_H
 

@@ -4,9 +4,9 @@
  *     what | mode | bytes of the name | bytes of the text | name… | text…
  *
  * `what` says whether the name gets its ending here and whether the text is 32 bytes that are
- * written as a key file would have them, so that keys come in at all. Exactly those are in whose
- * file has a name of keys, a mode that others cannot write by, and one key; and nobody is once the
- * files are gone.
+ * written as a key file would have them, so that some keys are allowed at all. Exactly those are
+ * allowed whose file has a key file's name, a mode that lets no other user write, and one key; and
+ * none is once the files are gone.
  */
 #include <fcntl.h>
 #include <limits.h>

@@ -108,7 +108,7 @@ static void take_planes(fixture *f, const uint8_t *at, size_t left)
     }
 }
 
-/* Whether every block has what it needs: what the assembly would find. */
+/* Whether every block has the bytes that it needs, as the reassembly would find. */
 static bool holds_together(const fixture *f, const rft_frame_span *span, rft_view payload)
 {
     const unsigned char *entry = payload.data, *end = entry + payload.count, *next = entry;

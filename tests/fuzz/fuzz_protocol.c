@@ -2,12 +2,12 @@
  * Sequences of messages. The input is two bytes of settings (keys or none, slots, commit policy,
  * shared memory, verify, delta, compression: protocol_bench.c reads them) and steps of four:
  *
- *     what happens | to whom | amount | seed
+ *     what happens | to which peer | amount | seed
  *
  * What happens is a delivery, a moment that passes, a step of the trainer, a decision of a user, a
  * connection that breaks, a key that is taken back, or a lie, told to the trainer or to a worker.
- * After every step hold the laws of protocol_laws.c. At the end the liars fall silent and everybody
- * is well again: then a version reaches all workers within a few tries.
+ * After every step the laws of protocol_laws.c must hold. At the end the liars fall silent and all
+ * workers are connected: then a version reaches all of them within a few tries.
  */
 #include "protocol_bench.h"
 #include "protocol_steps.h"
@@ -26,12 +26,12 @@ static uint32_t mix(const step *at)
 
 static void up(protocol_bench *bench, const step *at)
 {
-    bench_deliver_up(bench, at->whom % HONEST, 1u + at->amount % 4);
+    bench_deliver_up(bench, at->peer % HONEST, 1u + at->amount % 4);
 }
 
 static void down(protocol_bench *bench, const step *at)
 {
-    bench_deliver_down(bench, at->whom % HONEST, 1u + at->amount % 4);
+    bench_deliver_down(bench, at->peer % HONEST, 1u + at->amount % 4);
 }
 
 static void time_passes(protocol_bench *bench, const step *at)
@@ -48,7 +48,7 @@ static void trainer_steps(protocol_bench *bench, const step *at)
 
 static void user_acts(protocol_bench *bench, const step *at)
 {
-    bench_user_acts(bench, at->whom % HONEST, at->amount % 4);
+    bench_user_acts(bench, at->peer % HONEST, at->amount % 4);
 }
 
 static void frames_go(protocol_bench *bench, const step *at)
@@ -63,8 +63,8 @@ static void all_arrives(protocol_bench *bench, const step *at)
 
 static void lie_to_server(protocol_bench *bench, const step *at)
 {
-    uint32_t liar = HONEST + at->whom % LIARS;
-    if (!bench_make_lie(bench, at->whom / LIARS, mix(at), &bench->scratch)) return;
+    uint32_t liar = HONEST + at->peer % LIARS;
+    if (!bench_make_lie(bench, at->peer / LIARS, mix(at), &bench->scratch)) return;
     bench_server_hears(bench, liar, rft_bytes_view(&bench->scratch));
 }
 
@@ -81,15 +81,15 @@ static void damage(rft_bytes *message, const step *at)
 
 static void damaged_to_server(protocol_bench *bench, const step *at)
 {
-    uint32_t liar = HONEST + at->whom % LIARS;
-    if (!bench_make_lie(bench, at->whom / LIARS, at->amount, &bench->scratch)) return;
+    uint32_t liar = HONEST + at->peer % LIARS;
+    if (!bench_make_lie(bench, at->peer / LIARS, at->amount, &bench->scratch)) return;
     damage(&bench->scratch, at);
     bench_server_hears(bench, liar, rft_bytes_view(&bench->scratch));
 }
 
 static void link_breaks(protocol_bench *bench, const step *at)
 {
-    uint32_t peer = at->whom % PEERS;
+    uint32_t peer = at->peer % PEERS;
     if (at->amount % 2 == 0) {
         bench_connect(bench, peer);
     } else {
@@ -105,7 +105,7 @@ static void reopen(protocol_bench *bench, uint32_t worker, bool says_goodbye)
 
 static void worker_leaves(protocol_bench *bench, const step *at)
 {
-    reopen(bench, at->whom % HONEST, at->amount % 2 == 0);
+    reopen(bench, at->peer % HONEST, at->amount % 2 == 0);
 }
 
 /* What ZeroMQ says when a handshake fails. */
@@ -129,9 +129,9 @@ static void something_rare(protocol_bench *bench, const step *at)
     case RARE_KEY_ENDS:
     case RARE_KEY_ENDS_TOO: bench_set_keys(bench, at->seed % PEERS); break;
     case RARE_KEYS_COUNT: bench_set_keys(bench, PEERS); break;
-    case RARE_SHUT_OUT: shut_out(bench, at->whom % HONEST, at->seed); break;
+    case RARE_SHUT_OUT: shut_out(bench, at->peer % HONEST, at->seed); break;
     case RARE_UNREACHABLE:
-        rft_server_unreachable(&bench->server, &bench->links[at->whom % PEERS].id,
+        rft_server_unreachable(&bench->server, &bench->links[at->peer % PEERS].id,
                                at->seed % 2 == 0 ? REFIT_ERR_PEER : REFIT_ERR_BUSY, bench->now);
         law_server(bench);
         bench_server_sends(bench);
@@ -140,15 +140,15 @@ static void something_rare(protocol_bench *bench, const step *at)
     }
 }
 
-/* Somebody speaks in the trainer's name, or a bit of what it says is flipped. */
+/* A worker hears a forged message in the trainer's name, or a damaged one. */
 static void lie_to_worker(protocol_bench *bench, const step *at)
 {
     static const unsigned char payload[TENSOR_BYTES];
-    uint32_t worker = at->whom % HONEST;
-    if (!bench_make_lie(bench, at->whom / HONEST, mix(at), &bench->scratch)) return;
+    uint32_t worker = at->peer % HONEST;
+    if (!bench_make_lie(bench, at->peer / HONEST, mix(at), &bench->scratch)) return;
     bench->workers[worker].lied_to = true;
     if (at->seed % 16 == 0) damage(&bench->scratch, at);
-    /* The session may need the scratch room for its answer. */
+    /* The scratch buffer is used again for the answer. */
     unsigned char copy[PACKET_BYTES];
     size_t count = bench->scratch.count < sizeof copy ? bench->scratch.count : sizeof copy;
     if (count > 0) memcpy(copy, bench->scratch.data, count);
@@ -181,9 +181,9 @@ static void play(protocol_bench *bench, const step *at)
     steps[at->what % STEP_KINDS](bench, at);
 }
 
-/* ---- All is well again */
+/* ---- Recovery */
 
-/* Who was lied to, or has ended, comes back as another. */
+/* A worker that was lied to, or whose session has ended, is replaced by another. */
 static void mend(protocol_bench *bench)
 {
     bench_set_keys(bench, PEERS);
@@ -197,8 +197,8 @@ static void mend(protocol_bench *bench)
     }
 }
 
-/* What goes on is brought to its end: versions only begin when the trainer is idle. */
-static void finish_round(protocol_bench *bench)
+/* The transaction under way is brought to its end: versions only begin when the trainer is idle. */
+static void finish_transaction(protocol_bench *bench)
 {
     for (uint32_t i = 0; i < HEAL_WAITS; i++) {
         for (uint32_t k = 0; k <= TENSORS_MOST + 1; k++) {
@@ -226,13 +226,13 @@ static void check_recovery(protocol_bench *bench)
     bool reached = false;
     for (uint32_t i = 0; i < HEAL_TRIES && !reached; i++) {
         mend(bench);
-        finish_round(bench);
+        finish_transaction(bench);
         bench_advance(bench, 100);
         bench_pump(bench, true);
         if (bench->ledger_count == VERSIONS) return;
         bench_trainer_steps(bench, 7);
         uint64_t version = bench->server.transaction.version;
-        finish_round(bench);
+        finish_transaction(bench);
         bench_pump(bench, true);
         reached = all_hold(bench, version);
     }

@@ -15,7 +15,7 @@
 #define PROOF        UINT64_C(0x0123456789abcdef)
 #define SEND_MOST    64u
 #define PUMP_MOST    64u
-#define KEYS_EDITION UINT64_C(0x5ea1ed) /* no list has it: the hub looks */
+#define KEYS_EDITION UINT64_C(0x5ea1ed) /* no list has it: the server looks */
 
 /* ---- Lines */
 
@@ -112,7 +112,7 @@ static refit_status send_one(protocol_bench *bench, const rft_peer_id *to, rft_v
     return bench_push(&link->down, message, payload) ? REFIT_OK : REFIT_ERR_BUSY;
 }
 
-/* What the hub adds because somebody cannot be reached is sent as well. */
+/* Messages that the server adds because a peer cannot be reached are sent as well. */
 void bench_server_sends(protocol_bench *bench)
 {
     for (uint32_t turn = 0; !rft_send_queue_is_empty(&bench->server.send_queue); turn++) {
@@ -184,7 +184,7 @@ void bench_trainer_declares(protocol_bench *bench, uint32_t tensors)
     bench_server_sends(bench);
 }
 
-/* A slot that somebody may still read gets fresh memory. */
+/* A slot that a worker may still read gets fresh memory. */
 static void clear_slot(protocol_bench *bench, uint32_t slot)
 {
     rft_retire_list_sweep(&bench->retired);
@@ -323,7 +323,7 @@ static void open_server(protocol_bench *bench, uint64_t epoch)
     static rft_segment probe;
     rft_server_init(&bench->server, &bench->config, epoch, bench->now);
     bench->server.allow = bench->keys ? bench->allow[0] : NULL;
-    bench->round = RFT_TRANSACTION_IDLE;
+    bench->transaction_before = RFT_TRANSACTION_IDLE;
     bench->committed = bench->aborted = 0;
     bench->current = bench->server.current;
     if (bench->shm && probe.memory == NULL) {

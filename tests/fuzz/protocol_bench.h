@@ -1,6 +1,6 @@
 /*
  * protocol_bench: a trainer, its workers and some liars, all of their state machines in one thread,
- * with a clock that stands still until it is moved. The hub, the store, the frames, the sessions
+ * with a clock that stands still until it is moved. The server, the store, the frames, the sessions
  * and every message as bytes are the library's own; sockets are queues here, and the trainer's
  * calls are made step by step, as publisher.c makes them.
  *
@@ -51,11 +51,11 @@ typedef struct bench_worker {
     rft_session session;
     rft_session_identity identity;
     rft_session_state before; /* at the last look */
-    rft_held held;            /* likewise */
+    rft_held held;            /* at the last look */
     uint64_t told_commit;     /* the version that the COMMIT it hears now names, or 0 */
     bool taken;               /* and undecided */
     bool open;                /* decided and not closed */
-    bool lied_to;             /* somebody spoke as its trainer */
+    bool lied_to;             /* it heard a forged message of its trainer */
     bool may_end;             /* its key was taken back, or no connection came about */
     bool lost;                /* it refused a version and has nothing left */
 } bench_worker;
@@ -81,16 +81,16 @@ typedef struct protocol_bench {
     rft_allow_list *const *allow; /* all keys; then without one key each */
 
     rft_server server;
-    rft_send_queue spare; /* empty: takes the place of the hub's while that is sent */
+    rft_send_queue spare; /* empty: takes the place of the server's while that is sent */
     rft_retire_list retired;
     rft_store *store;
     rft_frames *frames;
     uint32_t tensors;                                /* of the declared ones */
     unsigned char bytes[TENSORS_MOST][TENSOR_BYTES]; /* of the model */
     uint32_t next_tensor;                            /* to be written */
-    rft_transaction_state round;                     /* at the last look */
-    uint64_t committed, aborted;                     /* likewise, of the hub's counts */
-    rft_held current;                                /* likewise */
+    rft_transaction_state transaction_before;        /* at the last look */
+    uint64_t committed, aborted;                     /* at the last look, of the server's counts */
+    rft_held current;                                /* at the last look */
 
     bench_link links[PEERS];
     uint32_t connections; /* ever */
@@ -120,7 +120,7 @@ bench_packet *bench_pop(bench_line *line);
 
 /* Bytes come in from a connection. */
 void bench_server_hears(protocol_bench *bench, uint32_t peer, rft_view message);
-/* Sends what the hub has put into its outbox. */
+/* Sends the messages in the server's send queue. */
 void bench_server_sends(protocol_bench *bench);
 void bench_send_frames(protocol_bench *bench, uint32_t most);
 /* The trainer's next call, or a part of it; `seed` decides what changes in a version. */

@@ -1,16 +1,16 @@
 /*
- * What must hold after every step, whoever said what.
+ * What must hold after every step, whatever was said.
  *
- * Of the trainer: its rounds go only along the lines that round.c draws; a version ends once, as
- * committed or as aborted, and only what was sealed is committed; with commit: all by all who were
- * members when it began, with a quorum by so many, each of whom said that it staged just this; what
- * is current never goes back; its tables and queues stay within their bounds; whose key does not
- * count is told that and nothing else.
+ * Of the trainer: its transactions change state only along the lines that transaction.c draws; a
+ * version ends once, as committed or as aborted, and only a sealed one is committed; with commit:
+ * all, every worker that was a member when it began has said that it staged just this version, with
+ * a quorum so many of them; the current version never goes back; tables and queues stay within
+ * their bounds; a connection whose key does not count is told that and nothing else.
  *
  * Of a worker: its session goes only along the lines that session.c draws, for the message that it
- * has just heard; its user is given a version when COMMIT names it, and not before; and unless
- * somebody spoke to it in its trainer's name, all that its user is given and all that it holds is a
- * committed version with just the bytes that were written, and never an older one than before.
+ * has just heard; its user is given a version when COMMIT names it, and not before; and unless it
+ * heard forged messages of its trainer, each version that its user is given and that it holds is a
+ * committed one with just the bytes that were written, and never an older one than before.
  */
 #include <malloc.h>
 #include <refit/host.h>
@@ -79,8 +79,9 @@ ledger_entry *ledger_find(protocol_bench *bench, uint64_t epoch, uint64_t versio
 
 #define TO(state) (1u << RFT_TRANSACTION_##state)
 
-/* Where one event may lead. A round that has begun to be staged may be decided and over at once. */
-static void check_round(rft_transaction_state before, rft_transaction_state now)
+/* The states that one event may lead to. A version of which staging has begun may be decided and
+ * over at once. */
+static void check_transaction(rft_transaction_state before, rft_transaction_state now)
 {
     static const unsigned next[] = {
         [RFT_TRANSACTION_IDLE] = TO(IDLE) | TO(PREPARING),
@@ -102,7 +103,7 @@ static const bench_link *link_of(const protocol_bench *bench, const rft_peer *pe
     return NULL;
 }
 
-/* A version has been committed in this step: by whom? */
+/* A version has been committed in this step: looks at the workers that staged it. */
 static void check_commit(protocol_bench *bench)
 {
     const rft_server *server = &bench->server;
@@ -185,7 +186,7 @@ static void check_peers(protocol_bench *bench)
 void law_server(protocol_bench *bench)
 {
     const rft_server *server = &bench->server;
-    check_round(bench->round, server->transaction.state);
+    check_transaction(bench->transaction_before, server->transaction.state);
     uint64_t commits = server->counts.committed - bench->committed;
     uint64_t aborts = server->counts.aborted - bench->aborted;
     FUZZ_REQUIRE(commits + aborts <= 1);
@@ -196,7 +197,7 @@ void law_server(protocol_bench *bench)
                      rft_digest128_equal(&server->current.digest, &bench->current.digest));
     }
     check_peers(bench);
-    bench->round = server->transaction.state;
+    bench->transaction_before = server->transaction.state;
     bench->committed = server->counts.committed;
     bench->aborted = server->counts.aborted;
     bench->current = server->current;

@@ -23,11 +23,11 @@ static void must(bool condition, const char *what)
     exit(1);
 }
 
-static void add(seed_input *input, step_kind what, unsigned whom, unsigned amount, unsigned seed)
+static void add(seed_input *input, step_kind what, unsigned peer, unsigned amount, unsigned seed)
 {
     must(input->count < SEED_MOST, "hold so many steps");
     input->steps[input->count++] =
-        (step){(uint8_t)what, (uint8_t)whom, (uint8_t)amount, (uint8_t)seed};
+        (step){(uint8_t)what, (uint8_t)peer, (uint8_t)amount, (uint8_t)seed};
 }
 
 /* A whole one: written, staged, committed, taken, accepted. */

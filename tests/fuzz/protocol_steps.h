@@ -20,7 +20,7 @@
 
 typedef struct step {
     uint8_t what; /* a step_kind, modulo STEP_KINDS */
-    uint8_t whom;
+    uint8_t peer;
     uint8_t amount;
     uint8_t seed;
 } step;
@@ -35,14 +35,14 @@ typedef enum step_kind {
     STEP_USER,        /* takes, decides (`amount`) or closes */
     STEP_FRAMES,      /* so many are sent */
     STEP_ALL_ARRIVES, /* even: users take and accept, too */
-    STEP_LIE,         /* of kind `whom` / LIARS, to the trainer */
+    STEP_LIE,         /* of kind `peer` / LIARS, to the trainer */
     STEP_LIE_TOO,
     STEP_LIE_ALSO,
     STEP_DAMAGED,  /* a lie with a byte that is wrong, or cut off */
-    STEP_LINK,     /* is made anew or breaks */
+    STEP_LINK,     /* is made again or breaks */
     STEP_LEAVES,   /* a worker; another comes */
     STEP_RARE,     /* a step_rare, modulo RARE_KINDS */
-    STEP_LIE_DOWN, /* of kind `whom` / HONEST, to a worker */
+    STEP_LIE_DOWN, /* of kind `peer` / HONEST, to a worker */
     STEP_KINDS,
 } step_kind;
 

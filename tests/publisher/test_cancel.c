@@ -125,7 +125,7 @@ static void one_with_nothing_to_end_is_for_the_next_wait_and_told_once(void **st
     assert_int_equal(refit_publisher_wait_workers(publisher, 0, 0, &error), REFIT_OK);
     assert_int_equal(refit_publisher_wait_workers(publisher, 1, 0, &error), REFIT_ERR_TIMEOUT);
     refit_publisher_cancel(publisher);
-    scene_close(&on); /* with one that nobody took */
+    scene_close(&on); /* with a cancel that no wait has taken */
 }
 
 static refit_publisher *interrupted;
@@ -173,7 +173,7 @@ static void a_begin_that_was_cancelled_before_has_begun_nothing(void **state)
     scene_close(&on);
 }
 
-/* With one slot and shared memory begin waits for whoever has the version before. */
+/* With one slot and shared memory begin waits for the workers that read the version before. */
 static void a_begin_that_waits_for_a_reader_ends_and_evicts_no_worker(void **state)
 {
     (void)state;
@@ -217,8 +217,8 @@ static void a_commit_that_was_cancelled_before_aborts_the_version(void **state)
     }
 }
 
-/* One has staged it, one has not; both are told to drop it, and who comes later gets the version
- * before, bit for bit. */
+/* One worker has staged the version, one has not. Both are told to drop it, and a worker that joins
+ * later gets the version before, bit for bit. */
 static void a_commit_that_waits_for_stages_aborts_the_version(void **state)
 {
     (void)state;
@@ -234,7 +234,8 @@ static void a_commit_that_waits_for_stages_aborts_the_version(void **state)
         assert_int_equal(join_cancelled(&on), REFIT_ERR_CANCELLED);
         assert_int_equal(refit_publisher_version(on.trainer.publisher), 1);
         (void)raw_worker_expect(&on.workers[0], RFT_ABORT);
-        assert_int_equal(trainer_worker(&on.trainer, "b").status, REFIT_OK); /* nobody's fault */
+        assert_int_equal(trainer_worker(&on.trainer, "b").status,
+                         REFIT_OK); /* no worker is blamed */
         assert_int_equal(trainer_stats(&on.trainer).workers, 2);
         raw_worker_open(&late, refit_publisher_endpoint(on.trainer.publisher), "late", false);
         raw_worker_join(&late);

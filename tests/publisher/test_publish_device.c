@@ -254,8 +254,8 @@ static void impatient(refit_config *config)
     config->broadcast_linger_ms = SOON_MS;
 }
 
-/* The copy that nobody waited for any longer may come at any time: the slot it goes to is not used
- * for anything else, and not unmapped. */
+/* A copy that was given up may still end at any time: the slot that it writes to is not used for
+ * anything else, and not unmapped. */
 static void a_stream_that_stands_costs_the_version_and_no_bytes(void **state)
 {
     (void)state;

@@ -1,5 +1,5 @@
-/* Every message in every state of its sender and of the version: nothing breaks, others do not
- * notice; then beats, credits and turns. */
+/* Every message in every state of its sender and of the version: nothing breaks, and other workers
+ * do not notice; then beats, credits, and the order in which workers are sent frames. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>

@@ -1,5 +1,5 @@
-/* The publisher's state machine and workers on its GPU: who may join there, what they are offered,
- * and what it means that they read there. */
+/* The publisher's state machine and workers on its GPU: which of them may join there, what they are
+ * offered, and what follows from their reading there. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -163,7 +163,7 @@ static void with_require_only_workers_on_the_gpu_come_in(void **state)
     assert_null(server_bench_peer(&on.bench, 1));
     use_gpu(&on);
     hello(&on, 2, NULL);
-    assert_refused(&on, 2, false); /* likewise the worker */
+    assert_refused(&on, 2, false); /* the worker may learn its GPU yet */
     assert_null(server_bench_peer(&on.bench, 2));
     hello(&on, 3, others);
     assert_refused(&on, 3, true);

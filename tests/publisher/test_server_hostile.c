@@ -50,7 +50,7 @@ static rft_message hello_as(const char *name, uint64_t instance)
     return hello;
 }
 
-/* HELLO and JOIN in turn, and nobody reads what comes of it. */
+/* HELLO and JOIN by turns from a sender that reads no answer. */
 static size_t queue_after(server_bench *bench, uint32_t rounds, bool new_names)
 {
     rft_peer_id id = {.bytes = {9}, .count = 1};
@@ -306,7 +306,7 @@ static void a_place_goes_back_to_the_key_that_had_it(void **state)
     say_hello_with_key(bench, 3, "rank0", 5, w0); /* the same worker, reconnected */
     assert_ptr_equal(peer_with_key(bench, 3, w0), peer);
 
-    /* Without a key, or with one that is not allowed, nobody is answered. */
+    /* A sender without a key, or with one that is not allowed, gets no answer. */
     size_t queued = bench->server.send_queue.bytes.count;
     uint64_t refused = bench->server.counts.refused;
     say_hello_with_key(bench, 4, "rank1", 6, "");

@@ -1,4 +1,4 @@
-/* Who only looks learns what a publisher holds, and nobody waits for it. */
+/* An observer learns which version a publisher holds, and no version waits for it. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stdatomic.h>
@@ -301,7 +301,7 @@ static void what_comes_behind_bye_is_not_heard(void **state)
     sample_close(&sample);
 }
 
-/* It says its tensors faster than anybody can read them. */
+/* It sends its tensors faster than they can be read. */
 static void a_trainer_that_never_stops_sending_does_not_extend_the_wait(void **state)
 {
     (void)state;

@@ -493,7 +493,7 @@ static void a_new_epoch_is_told_the_old_and_builds_on_nothing(void **state)
     assert_int_equal(bench_said(bench, RFT_HELLO)->as.hello.held.version, 2);
     bench_offer(bench, 3, 2);
     assert_int_equal(bench_said(bench, RFT_FAILED)->as.failed.code, REFIT_ERR_STALE);
-    bench_apply(bench, 1, 0); /* its numbers start anew */
+    bench_apply(bench, 1, 0); /* its numbers start again */
     assert_int_equal(bench->session.held.epoch, BENCH_EPOCH + 1);
     assert_int_equal(bench->session.held.version, 1);
 }

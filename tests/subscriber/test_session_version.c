@@ -426,7 +426,7 @@ static void a_manifest_above_the_limits_fails_its_versions(void **state)
     assert_int_equal(bench_said(bench, RFT_FAILED)->as.failed.version, 1);
 }
 
-/* The message itself is above limits.manifest_bytes: nobody can tell that it was a manifest. */
+/* The message itself is above limits.manifest_bytes: it cannot be known that it was a manifest. */
 static void a_manifest_too_large_to_be_read_fails_its_versions(void **state)
 {
     session_bench *bench = *state;

@@ -1,4 +1,4 @@
-/* The subscriber's door: versions come whole, waits end, decisions are told. */
+/* The subscriber's public functions: versions come whole, waits end, decisions are told. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -18,7 +18,7 @@
 #include "tests/support/pairing.h"
 #include "tests/support/quick_config.h"
 
-/* ---- The door */
+/* ---- Opening and waiting */
 
 static void arguments_are_checked(void **state)
 {
@@ -255,7 +255,7 @@ static void wake_ends_a_wait_and_the_next_one(void **state)
     pair_close(&pair);
 }
 
-static refit_subscriber *signalled; /* whom the handler wakes */
+static refit_subscriber *signalled; /* the one that the handler wakes */
 
 static void on_signal(int number)
 {

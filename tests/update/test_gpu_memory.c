@@ -1,4 +1,4 @@
-/* The GPU's memory that versions lie in: taken when somebody reads it, never changed or freed under
+/* The GPU's memory that versions lie in: taken when a worker reads it, never changed or freed under
  * a reader, and what happens when there is none. */
 #include <setjmp.h>
 #include <stdarg.h>

@@ -131,7 +131,7 @@ static void a_late_worker_on_the_gpu_takes_what_there_is(void **state)
     (void)state;
     gpu_play play;
     gpu_play_open(&play, NULL);
-    uint64_t version = 1, digest = gpu_play_publish(&play, 1); /* nobody wanted it on the GPU */
+    uint64_t version = 1, digest = gpu_play_publish(&play, 1); /* no worker was on the GPU */
     assert_int_equal(trainer_stats(&play.trainer).publish_gpu_bytes, 0);
     crew_member *late = gpu_play_hire_as(&play, &play.config, play.theirs, CREW_ACCEPT);
     assert_true(crew_wait(late, 1, 1) == digest);

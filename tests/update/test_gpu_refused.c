@@ -1,5 +1,5 @@
-/* Who is not taken on the GPU, and what becomes of him: told why, and served another way unless
- * somebody requires the GPU. */
+/* Workers that are refused on the GPU: told the reason, and served another way unless an end
+ * requires the GPU. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>

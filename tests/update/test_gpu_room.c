@@ -34,7 +34,7 @@ static void hold(rft_share_lock *share_lock, const refit_publisher *publisher, u
                      REFIT_OK);
 }
 
-/* Of the two blocks before, one is let go while begin looks for room, and one for long not. */
+/* Of the two blocks before, one is freed while begin looks for memory, and one much later. */
 static void room_for_one_version_is_enough_for_one(void **state)
 {
     (void)state;

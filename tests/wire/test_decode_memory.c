@@ -1,5 +1,5 @@
-/* Reading a message takes no memory, whoever sent it: not through refit's allocator, and not behind
- * it. This program counts what is asked of the C library. */
+/* Decoding a message takes no memory, neither through refit's allocator nor past it. This program
+ * counts the requests to the C library. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>

@@ -1,4 +1,4 @@
-/* Element types: every one has a name, a size and a way back from its name. */
+/* Element types: each has a name and a size, and is found by its name. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>

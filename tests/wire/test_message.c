@@ -1,4 +1,5 @@
-/* Messages: every kind comes back as it went; whatever is cut, changed or forged is refused. */
+/* Messages: every kind decodes to what was encoded; shortened, changed or forged ones are refused.
+ */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>

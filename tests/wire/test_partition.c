@@ -1,4 +1,4 @@
-/* The cut: blocks cover every byte of every tensor once, frames every block in order. */
+/* The partition: blocks cover every byte of every tensor once, frames every block in order. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>

@@ -1,4 +1,5 @@
-/* Assembly: frames in any order make the publisher's version; damage is seen, lies are refused. */
+/* Reassembly: frames in any order make the publisher's version; damage is noticed, false messages
+ * are refused. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -315,7 +316,7 @@ static void padding_belongs_to_no_tensor(void **state)
     memset(staging, 0xee, sizeof staging);
     memcpy(image + 64, "other", 5);
     rft_message seal = sample_seal(manifest, image, digests);
-    memset(image + 5, 0xaa, 59); /* a publisher should send zeros there; nobody looks */
+    memset(image + 5, 0xaa, 59); /* a publisher should send zeros there; they are not checked */
     frame_rig f = {.manifest = manifest, .image = image};
     rft_view payload;
     rft_message frame = encode(&f, 0, NULL, &payload);
