@@ -155,7 +155,7 @@ def _is_dense(tensor: _Tensor, shape: tuple[int, ...]) -> bool:
 
 
 def of_dlpack(source: Any) -> Span:
-    """What an object with ``__dlpack__`` shows, in host memory or on a CUDA device.
+    """The memory of an object with ``__dlpack__``, on the host or on a CUDA device.
 
     On a device the stream that the bytes are read behind waits for its work. InvalidError (not
     contiguous), UnsupportedError (another kind of device, a type that no version can carry).

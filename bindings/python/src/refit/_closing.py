@@ -1,4 +1,4 @@
-"""What is closed once: by ``close``, or at the end of a ``with`` block, however that ends."""
+"""Objects that are closed once: by ``close``, or at the end of a ``with`` block."""
 
 from types import TracebackType
 from typing import Self

@@ -1,4 +1,4 @@
-"""What all objects that own something of the C library have in common.
+"""The common part of all objects that own an object of the C library.
 
 Such an object belongs to the process that opened it and to no other: a forked child is refused, and
 so is pickling, each with a sentence. It is closed once, by ``close``, by ``with``, when no

@@ -1,4 +1,4 @@
-"""What the C library says goes to Python's logging, under the name "refit".
+"""The C library's log lines go to Python's logging, under the name "refit".
 
 C keeps its lines in a ring and never calls Python: it logs from threads of its own and from within
 PyTorch's allocator, under locks that Python code must not run under. Calls into C look afterwards

@@ -34,7 +34,7 @@ class MergedLayer:
         self._wanted.add(parameter)
 
     def forget(self) -> None:
-        """What was made and not taken may be old."""
+        """Drops merged tensors that were not taken: the weights may have changed since."""
         self._made = {}
 
     def take(self, parameter: str) -> torch.Tensor:

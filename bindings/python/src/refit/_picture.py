@@ -166,7 +166,7 @@ def _most(it: "Series") -> int:
 
 
 def value_at(it: "Series", at: float) -> int:
-    """What was sampled last at that time; before the first sample there was nothing."""
+    """The last sample at that time; 0 before the first sample."""
     before = bisect_right(it.points, at, key=lambda point: point[0])
     return it.points[before - 1][1] if before else 0
 

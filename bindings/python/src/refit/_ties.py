@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class Identified(Protocol):
-    """What can be told from others at the same place."""
+    """A tensor that can be told from others at the same place."""
 
     @property
     def identity(self) -> Any:
@@ -83,7 +83,7 @@ class TieCheck:
             self._compare(head, name, weight)
 
     def leave(self) -> None:
-        """What stayed may change from now on; it is read if others are to be compared with it."""
+        """The tensors may change from now on: those that others are compared with are read now."""
         while self._here:
             head, (name, weight) = self._here.popitem()
             if self._groups[head]:

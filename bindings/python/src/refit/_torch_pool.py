@@ -58,7 +58,7 @@ def make_pool(device: torch.device) -> "torch.cuda.MemPool":
 
 @contextmanager
 def allocating(pool: "torch.cuda.MemPool", device: torch.device) -> Iterator[None]:
-    """What this thread allocates on ``device`` within the block comes from ``pool``.
+    """This thread's allocations on ``device`` within the block come from ``pool``.
 
     Gives PyTorch's cached memory back first: PyTorch does not while a pool is in use, and reports
     out of memory instead.
@@ -70,7 +70,7 @@ def allocating(pool: "torch.cuda.MemPool", device: torch.device) -> Iterator[Non
 
 
 def live_bytes(pool: Any) -> int:
-    """How much of a pool tensors use."""
+    """The bytes of a pool that tensors use."""
     return sum(segment["allocated_size"] for segment in pool.snapshot())
 
 

@@ -149,7 +149,7 @@ class Writer:
         self._ties: TieCheck | None = None
 
     def forget(self) -> None:
-        """What comes from now on is another version's."""
+        """Later tensors belong to another version."""
         self._ties = None
 
     def close(self) -> None:

@@ -37,7 +37,7 @@ _NO_ALIAS = 0xFFFFFFFF
 
 @dataclass(frozen=True, slots=True)
 class ArchivedVersion:
-    """What one file of an archive says about itself. Since 0.1."""
+    """The description of one file of an archive. Since 0.1."""
 
     version: int
     epoch: int
@@ -65,7 +65,7 @@ class ArchivedVersion:
 
 
 def _described(function: Any, *arguments: Any) -> ArchivedVersion:
-    """What a C function that fills a refit_archive_info says."""
+    """The refit_archive_info that a C function fills."""
     raw = _abi.refit_archive_info(size=ctypes.sizeof(_abi.refit_archive_info))
     call(function, *arguments, ctypes.byref(raw))
     return ArchivedVersion(
@@ -101,7 +101,7 @@ class Snapshot(Mapping[str, View]):
         call(lib.refit_archive_read, archive, epoch, version, ctypes.byref(self._out))
         assert self._out.value is not None
         self.info = _described(lib.refit_snapshot_describe, self._out)
-        """What its file says, ``changed`` among others: against the version before."""
+        """The description of its file; ``changed`` is against the version before."""
         snapshot = self._out.value
         self._entries = entries_of(
             lib.refit_snapshot_count(snapshot),
@@ -210,12 +210,12 @@ class Archive(Handle):
         self._open(lib.refit_archive_open, where, mode, settled._as_c)
 
     def __len__(self) -> int:
-        """How many versions it has, of all trainers; those that it has kept since included."""
+        """The number of versions of all trainers, with those kept since it was opened."""
         with self._call_lock:
             return int(lib.refit_archive_count(self._live))
 
     def versions(self, *, strict: bool = True) -> list[ArchivedVersion]:
-        """What is there, in the order in which it came; reads the first bytes of each file.
+        """The versions, in the order in which they came; reads the first bytes of each file.
 
         A file that cannot be used raises, or is left out with ``strict=False``: CorruptError (it is
         damaged, or no file of an archive at all), StaleError (it holds another version than its

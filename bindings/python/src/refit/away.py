@@ -55,7 +55,7 @@ _FUNCTIONS = "numel is_complex is_floating_point is_inference is_signed"
 
 
 def _looks() -> frozenset[Any]:
-    """What PyTorch names to ``__torch_function__`` when no byte is read or written."""
+    """Functions that PyTorch gives to ``__torch_function__`` for uses that touch no byte."""
     tensor: Any = torch.Tensor
     found = [getattr(tensor, name).__get__ for name in _PROPERTIES.split() if hasattr(tensor, name)]
     found += [getattr(tensor, name) for name in _METHODS.split()]
@@ -70,18 +70,18 @@ _HOOK = "refit"
 
 
 class Away:
-    """What the class of a tensor is derived from, besides its own, while its memory is away."""
+    """The second base of the class that a tensor has while its memory is away."""
 
     __slots__ = ()
     kind: ClassVar[type]
-    """The class that it has else."""
+    """The class that the tensor has otherwise."""
     absence: ClassVar["Absence"]
 
     @classmethod
     def __torch_function__(
         cls, func: Any, types: Sequence[type], args: Any = (), kwargs: Any = None
     ) -> Any:
-        """What PyTorch calls in place of ``func``."""
+        """PyTorch calls it in place of ``func``."""
         given = kwargs or {}
         if func in _LOOKS:
             return torch._C._disabled_torch_function_impl(func, types, args, given)

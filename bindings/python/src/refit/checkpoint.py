@@ -71,7 +71,7 @@ def _shown(image: Image, value: Any) -> Any:
     """``value`` again, with a view for each tensor whose bytes are away."""
     if isinstance(value, torch.Tensor):
         view = image.view(value)
-        # What is here is copied: a step counter may go on within the block.
+        # A tensor in place is copied: a step counter may go on within the block.
         return value.detach().clone() if view is None else view
     if isinstance(value, dict):
         return {key: _shown(image, one) for key, one in value.items()}

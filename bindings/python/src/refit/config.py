@@ -22,7 +22,7 @@ from refit._library import call, encoded, lib
 from refit.errors import ConfigError, InvalidError, NotFoundError, RefitError
 
 ConfigLike: TypeAlias = "Config | str | os.PathLike[str] | Mapping[str, Any] | None"
-"""What every constructor takes as ``config``; see ``make_config``."""
+"""The ``config`` of every constructor; see ``make_config``."""
 
 _ORIGINS = ("default", "file", "environment", "explicit")
 
@@ -134,7 +134,7 @@ def load_config(
 
 
 def make_config(config: ConfigLike = None, overrides: Mapping[str, Any] | None = None) -> Config:
-    """What every constructor makes of its ``config`` and keywords. Since 0.1.
+    """The configuration that every constructor makes of its ``config`` and keywords. Since 0.1.
 
     A ``Config`` is taken as it is, the environment left out; a path is a file for ``load_config``;
     a mapping is a set of overrides, nested or not; None are the defaults and the environment.
@@ -222,7 +222,7 @@ def _is_section(name: str) -> bool:
 
 
 def _unknown(name: str) -> RefitError:
-    """What is raised for a key that no option has."""
+    """The error for a key that no option has."""
     encoded(name, "a key")
     if _is_section(name):
         return NotFoundError(f"there is no option {name}: it is a section, and takes a mapping")
@@ -268,7 +268,7 @@ def _text(key: str, value: Any) -> str:
 
 
 def _from_bytes(data: bytes) -> Config:
-    """What pickle calls: a Config of the same refit, origins and all."""
+    """Unpickles a Config of the same refit, with its origins."""
     config = Config()
     if len(data) != ctypes.sizeof(config._struct):
         raise InvalidError("this Config was pickled by another version of refit: load it again")

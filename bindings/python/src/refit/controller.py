@@ -128,7 +128,7 @@ class Controller(Closing):
             cycle.join()
 
     def join(self) -> None:
-        """What follows on the current stream finds the states complete; ``step()`` does this.
+        """Makes the current stream wait for the states; ``step()`` does this.
 
         On a GPU the stream waits and the CPU goes on; on a CPU this blocks. Call it on every stream
         that uses the states. StateError before ``restore``; CopyError: restore again. Since 0.1.
@@ -204,7 +204,7 @@ class Controller(Closing):
 
     @property
     def resident(self) -> list[tuple[str, str]]:
-        """What is not moved, by name, and why; as of the last ``clear``. Since 0.1.
+        """Tensors that are not moved, by name, and why; as of the last ``clear``. Since 0.1.
 
         A state of the host that ``torch.load`` gave, or that ``.numpy()`` was called on, gets other
         memory at a ``clear``, and then leaves; an array that owned its memory (``from_numpy``)

@@ -51,7 +51,7 @@ COPIES = "copies behind"
 
 
 class Figures:
-    """What a cycle counts: how often it ran and failed, how long it took; tells the observers.
+    """Counters and times of the cycles: how often they ran and failed, how long they took.
 
     A verb that raises counts once, also when it was called by another verb that raises the same.
     Seconds are those of ``time.perf_counter``: with PyTorch's part of a verb, which C cannot see.
@@ -84,7 +84,7 @@ class Figures:
                 self._counted = None  # it holds the frames that it came through
 
     def early(self) -> None:
-        """What is away comes back before ``restore``, because something uses it."""
+        """The states come back before ``restore``, because something uses them."""
         self.early_returns += 1
 
     def begin(self, now: float) -> None:
@@ -245,7 +245,7 @@ class Cycle:
         self._lose_grads()
 
     def _guard(self) -> None:
-        """What uses a tensor whose memory is about to go brings it back from now on."""
+        """From now on a use of a tensor whose memory is about to go brings it back."""
         stock, decided = self._stock, self._scan
         if stock is None or decided is None:
             return
@@ -344,7 +344,7 @@ class Cycle:
         self.phase = RETURNING
 
     def join(self) -> None:
-        """What follows on the current stream finds all bytes back; on a CPU it waits for them.
+        """Makes the current stream wait until all bytes are back; on a CPU the caller waits.
 
         StateError while they are away: restore first.
         """

@@ -18,14 +18,14 @@ from refit.errors import InvalidError
 
 @dataclass(frozen=True, slots=True)
 class DeviceInfo:
-    """What a device is. Since 0.1."""
+    """The description of a device. Since 0.1."""
 
     kind: str
     """ "host" or "cuda"."""
     name: str
     """For people."""
     capacity_bytes: int | None
-    """What can be allocated in all; None if nothing bounds it."""
+    """The most bytes that can be allocated; None if nothing bounds it."""
     used_bytes: int
     """Allocated through refit."""
     host_addressable: bool
@@ -65,7 +65,7 @@ class Device(Handle):
 
     @property
     def info(self) -> DeviceInfo:
-        """What it is, as of now. Does not block. Since 0.1."""
+        """The description, with the figures of this moment. Does not block. Since 0.1."""
         raw = _abi.refit_device_info(size=ctypes.sizeof(_abi.refit_device_info))
         call(lib.refit_device_describe, self._live, ctypes.byref(raw))
         return _info_of(raw)

@@ -1,4 +1,4 @@
-"""What refit raises: one family, made from the C library's list of statuses.
+"""The exceptions of refit: one family, made from the C library's list of statuses.
 
 Every exception carries the C sentence, ``status`` (the number) and ``subsystem`` (the code below
 it: an errno, a CUresult; 0 for none). Those with a counterpart among Python's own are that, too, so

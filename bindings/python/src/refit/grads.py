@@ -63,7 +63,10 @@ class Accumulation:
 
     @property
     def open(self) -> bool:
-        """What was said by hand, else what the gradients show. May wait for the device."""
+        """The value that the caller set, or else whether the gradients show an accumulation.
+
+        May wait for the device.
+        """
         if self.said is not None:
             return self.said
         return any(

@@ -16,7 +16,7 @@ from refit.errors import BusyError, InvalidError
 
 
 class Keeper(Protocol):
-    """What a controller does when an optimizer is used."""
+    """Calls that a controller gets when an optimizer is used."""
 
     def _before_use(self) -> None:
         """States are about to be read or written."""

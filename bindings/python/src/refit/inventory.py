@@ -37,16 +37,16 @@ class Held(Protocol):
         ...
 
     def tensors(self) -> Iterable[tuple[str, torch.Tensor]]:
-        """What leaves besides their states, by name; none that other code uses meanwhile."""
+        """Tensors that leave besides the states, by name; none that other code uses meanwhile."""
         ...
 
     def others(self) -> Iterable[tuple[str, torch.Tensor]]:
-        """Whose memory stays whatever lies in it: buffers that a framework moves by itself."""
+        """Tensors whose memory stays, with all in it: buffers that a framework moves by itself."""
         ...
 
     @property
     def resident(self) -> list[tuple[str, str]]:
-        """What it leaves where it is, and why."""
+        """Tensors that it leaves in place, and why."""
         ...
 
 
@@ -66,7 +66,7 @@ class Holdings:
         self.optimizers = innermost_of(found)
 
     def tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
-        """What leaves besides the states."""
+        """Tensors that leave besides the states."""
         for one in self._held:
             yield from one.tensors()
 
@@ -76,7 +76,7 @@ class Holdings:
             yield from one.others()
 
     def resident(self) -> Iterator[tuple[str, str]]:
-        """What the wrappers leave in place, and why."""
+        """Tensors that the wrappers leave in place, and why."""
         for one in self._held:
             yield from one.resident
 
@@ -116,11 +116,11 @@ class Inventory:
         return [p for one in self.optimizers for group in one.param_groups for p in group["params"]]
 
     def take(self) -> Stock:
-        """What there is now."""
+        """The stock at this moment."""
         return take_stock(self.optimizers, self._grads != "discard", list(self._held.tensors()))
 
     def decide(self, stock: Stock) -> Scan:
-        """What of it can leave. HostMemoryError (see ``swap_fixed``)."""
+        """Decides which part of the stock can leave. HostMemoryError (see ``swap_fixed``)."""
         pieces = [] if self._pool is None else self._pool.pieces()
         names, others = self._surroundings()
         found = scan(stock, others, names, self._why_device_stays(), pieces)
@@ -133,7 +133,7 @@ class Inventory:
         return found
 
     def survey(self, stock: Stock, why_device_stays: Callable[[torch.device], str | None]) -> Scan:
-        """What of a stock has memory of its own, storage by storage; changes nothing."""
+        """Which storages of a stock have memory of their own; changes nothing."""
         names, others = self._surroundings()
         return scan(stock, others, names, why_device_stays)
 

@@ -17,8 +17,8 @@ from refit.errors import PeerError
 
 @dataclass(frozen=True)
 class Standing:
-    """What one rank tells the others: where it is, what it goes by, what went wrong, and the
-    version that the workers have, if this rank knows it."""
+    """The message of one rank to the others: its place, its details, its error, and the version
+    that the workers have, if this rank knows it."""
 
     place: str
     detail: str
@@ -46,7 +46,7 @@ def rank_in(group: dist.ProcessGroup | None) -> int:
 
 
 def sentence_of(why: BaseException) -> str:
-    """How the other ranks hear of it."""
+    """The sentence that the other ranks get."""
     return f"{type(why).__name__}: {why}"
 
 

@@ -178,7 +178,7 @@ class Declared:
 
 
 def specs_of(tensors: Any) -> tuple[TensorSpec, ...]:
-    """What is declared of tensors: they themselves, ``TensorSpec``s, or what has ``manifest()``.
+    """The declarations of tensors, ``TensorSpec``s, or an object with ``manifest()``.
 
     Specs are anything with ``name``, ``dtype`` (a name, or PyTorch's type), ``shape`` and
     ``alias_of``. InvalidError, UnsupportedError.

@@ -76,7 +76,7 @@ class MemPool(Handle):
         return made
 
     def use(self) -> AbstractContextManager[None]:
-        """What this thread allocates on the device within the block comes from the pool.
+        """This thread's allocations on the device within the block come from the pool.
 
         Temporaries too, and they keep their memory when states leave: so let no step run within;
         ``adopt`` moves what a step has made. Entering gives PyTorch's cached memory back to the

@@ -28,7 +28,7 @@ class Found(NamedTuple):
     is_parameter: bool
     saved: bool
     merged: MergedLayer | None = None
-    """What gives the parameter with the adapters merged; `tensor` is without them then."""
+    """Makes the parameter with the adapters merged; `tensor` is without them then."""
 
 
 def walk_weights(model: nn.Module, *, merge: bool = False) -> list[Found]:
@@ -94,7 +94,7 @@ class _Walk:
 
 
 def unwrapped(module: nn.Module) -> nn.Module | None:
-    """What DDP, torch.compile or the checkpoint wrapper have wrapped; None for another module."""
+    """The module in a wrapper of DDP, torch.compile or checkpointing; None for another module."""
     if isinstance(module, DistributedDataParallel | DataParallel):
         return _as_module(module.module)
     for name in WRAPPED:

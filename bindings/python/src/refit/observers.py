@@ -1,4 +1,4 @@
-"""What is told of the phases of a cycle: a timer, a timeline, a profiler, a bar.
+"""Observers of the phases of a cycle: a timer, a timeline, a profiler, a bar.
 
 A controller enters ``Observers.phase("offload")`` around each phase and knows nothing of the
 observers. Phases have four names, ``offload``, ``publish``, ``commit`` and ``restore``, and one
@@ -18,7 +18,7 @@ from refit.stats import PREFIX
 
 
 class Timer(Protocol):
-    """What NeMo-RL's Timer is: labels are measured by a context manager."""
+    """The interface of NeMo-RL's Timer: a context manager measures a label."""
 
     def time(self, label: str) -> AbstractContextManager[Any]:
         """Measures ``label`` until the block ends."""
@@ -31,7 +31,7 @@ as ``functools.partial(marked_timer, timing_raw=timing)`` with verl), or nothing
 
 
 class PhaseWatcher(Protocol):
-    """What a timeline is."""
+    """The interface of a timeline."""
 
     def phase(self, name: str, nbytes: int = 0) -> AbstractContextManager[Any]:
         """A phase that lasts until the block ends, and what it is to move."""

@@ -221,7 +221,7 @@ class Publisher(Handle):
 
     @property
     def endpoint(self) -> str:
-        """What workers connect to, with the port that was found. Any thread. Since 0.1."""
+        """The endpoint for workers, with the port that was bound. Any thread. Since 0.1."""
         return self._endpoint
 
     @property

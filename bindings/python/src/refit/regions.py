@@ -34,7 +34,7 @@ _AWAY = (_abi.REFIT_OFFLOADED, _abi.REFIT_FAILED)
 
 
 def spec_of(device: torch.device, config: Config) -> str:
-    """What the C library calls a device of torch; the configuration may bound its capacity."""
+    """The C library's spec of a device of torch; the configuration may bound its capacity."""
     plain = "host" if device.type == "cpu" else f"cuda:{device.index}"
     chosen = str(config.get("device"))
     return chosen if chosen.startswith(f"{plain}:capacity") else plain
@@ -63,10 +63,10 @@ def refuse_capture(device: torch.device) -> None:
 
 
 def give_heap_back() -> None:
-    """What ``empty_cache`` is on a GPU: freed tensors of a few MiB else stay in the C heap.
+    """Returns freed heap memory to the system, as ``empty_cache`` does on a GPU.
 
-    What lies in one page with memory that is in use stays there nevertheless. Nothing without
-    glibc.
+    Freed tensors of a few MiB would stay in the C heap otherwise. A page that also has memory in
+    use stays. Does nothing without glibc.
     """
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
     if trim is not None:
@@ -195,7 +195,7 @@ class Regions:
         return len(self._storages) == len(self.slots.tensors)
 
     def _refuse_unheld(self) -> None:
-        """What leaves must be held, or its memory could be neither freed nor taken again."""
+        """Refuses storages that are not held: their memory could not be freed and taken again."""
         if not self.held:
             raise StateError(
                 f"{len(self.slots.tensors)} storages leave {self.device}, and "

@@ -38,9 +38,9 @@ class Weight(NamedTuple):
     pointer: int
     """Where its first element is."""
     layout: Any
-    """None: its bytes are there in row order. Else what tells its layout from another one."""
+    """None: its bytes are in row order. Otherwise a value that identifies its layout."""
     tensor: Any
-    """What holds the bytes."""
+    """The object that holds the bytes."""
 
     @property
     def identity(self) -> Any:
@@ -137,7 +137,7 @@ def _of_span(span: Span) -> Weight:
 
 
 def weight_of(tensor: Any) -> Weight:
-    """What is known of a tensor, without a copy. InvalidError, UnsupportedError."""
+    """The description of a tensor, without a copy. InvalidError, UnsupportedError."""
     torch = sys.modules.get("torch")
     if torch is not None and isinstance(tensor, torch.Tensor):
         return _of_torch(tensor, torch)

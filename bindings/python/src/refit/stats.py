@@ -1,4 +1,4 @@
-"""What refit has done, as numbers for any logger.
+"""The figures of refit, as numbers for any logger.
 
 There is one struct of figures (refit/stats.h), in which the C library counts, and a controller its
 cycles. Here it becomes a flat dict of floats, the shape that wandb, TensorBoard, MLflow and the
@@ -16,7 +16,7 @@ from refit import _abi
 from refit._library import call, lib
 
 PREFIX = "refit/"
-"""What every name begins with."""
+"""The prefix of every name."""
 
 FIGURES: Mapping[str, str] = {
     "offload_s": "offload_seconds_last",

@@ -68,7 +68,7 @@ def _is_fixed(tensor: torch.Tensor) -> bool:
 
 
 def users_of(storage: torch.UntypedStorage) -> int:
-    """How many use a storage; 0 if this PyTorch does not say."""
+    """The number of references to a storage; 0 if this PyTorch does not tell."""
     count: Callable[[int], int] = getattr(torch._C, "_storage_Use_Count", lambda _: 0)
     return count(storage._cdata)
 

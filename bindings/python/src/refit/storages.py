@@ -40,8 +40,8 @@ _PLAIN = (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer)
 _VALUES = (type(None), bool, int, float, complex, str, bytes, torch.dtype, torch.device)
 
 Place = int
-"""What tells distinct memory apart: the address where it begins. The host and all GPUs share one
-address space (CUDA's unified addressing), so the device need not be told."""
+"""The address where memory begins. It identifies the memory: the host and all GPUs share one
+address space (CUDA's unified addressing)."""
 
 BESIDE = -1
 """In place of an optimizer's number: the tensor is in no state, but is kept beside one."""
@@ -72,7 +72,7 @@ class Stock:
 
     @property
     def states(self) -> int:
-        """How many of the tensors are states."""
+        """The number of tensors that are states."""
         return len(self.paths)
 
     @property
@@ -81,7 +81,7 @@ class Stock:
         return list(zip(self.owners, self.tensors, strict=False))[self.states :]
 
     def identities(self) -> list[int]:
-        """What tells the tensors from others that live at the same time, and what each is."""
+        """Numbers that identify the living tensors, and the kind of each."""
         return [self.states, len(self.owners), *map(id, self.tensors)]
 
     def addresses(self, numbers: Sequence[int]) -> list[int]:
@@ -99,8 +99,8 @@ class Stock:
 
 @dataclass(slots=True)
 class Slots:
-    """What can leave of one device: storages, and behind them the pieces of an arena, which leave
-    whole and return to where they were. The same place in each list is one of them."""
+    """The memory of one device that can leave: storages, and behind them the pieces of an arena,
+    which leave whole and return to where they were. Equal indices of the lists are one of them."""
 
     names: list[str] = field(default_factory=list)
     addresses: list[int] = field(default_factory=list)
@@ -123,11 +123,11 @@ class Slots:
 
 @dataclass(slots=True)
 class Scan:
-    """What was decided about a stock."""
+    """The decision about a stock."""
 
     slots: dict[torch.device, Slots]
     resident: list[tuple[str, str]]
-    """What does not leave, by name, and why."""
+    """Tensors that do not leave, by name, and why."""
     by_group: dict[int, list[int]]
     """For each group the tensors that lie in what leaves, all that are known, by their number in
     the stock."""
@@ -321,7 +321,7 @@ def scan(
 
 
 def _told(path: Path) -> tuple[str, str | None]:
-    """What stands for a path in names, and why what is found there stays, whatever else it is."""
+    """The name of a path, and the reason why a tensor there stays in any case, or None."""
     return ".".join(map(str, path)), "a step counter stays where it is" if "step" in path else None
 
 
@@ -391,7 +391,7 @@ class _Scanner:
         return name if seen == 1 else self._unique(f"{name}#{seen}")
 
     def decided(self, pieces: Sequence[tuple[int, int]], tensors: int) -> Scan:
-        """What was decided, once all tensors were seen. ``tensors``: how many the stock has."""
+        """The decision, once all tensors were seen. ``tensors``: the number that the stock has."""
         for place in [one for one in self._leaving if one in self._stays]:
             reason = f"its memory is also that of {self._stays[place]}, which stays"
             self._resident.append((self._found.names[self._leaving.pop(place)], reason))

@@ -187,7 +187,7 @@ class Timeline:
 
 
 def _found(held: list[tuple[str, Side, int]]) -> list[tuple[str, Side, int]]:
-    """What torch and the kernel say, without that of the process which is held by name."""
+    """Memory as torch and the kernel report it, less that of the process which is held by name."""
     gpu, process = _memory_now.gpu_bytes(), _memory_now.process_bytes()
     rest = max(0, process[_memory_now.ANONYMOUS] - sum(value for *_, value in held))
     shared: tuple[str, Side, int] = ("weights store", "host", process[_memory_now.SHARED])

@@ -155,7 +155,7 @@ class Transaction:
             raise
 
     def _write(self, publisher: "Publisher", weights: Tensors) -> None:
-        """What gathers from other ranks is closed here, not when it is collected."""
+        """Closes a generator that gathers from other ranks here, not when it is collected."""
         source = weights if isinstance(weights, Mapping) else iter(weights)
         try:
             publisher.write_all(self._checked(source), together=is_settled(weights))

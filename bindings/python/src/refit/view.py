@@ -26,7 +26,7 @@ _NO_ALIAS = 0xFFFFFFFF
 
 
 class Entry(NamedTuple):
-    """What a version says of one tensor, and where its bytes lie."""
+    """The description of one tensor of a version, and the address of its bytes."""
 
     dtype: dtypes.Dtype
     shape: tuple[int, ...]
@@ -54,7 +54,7 @@ def entries_of(count: int, tensor: Callable[[int, Any, Any], None]) -> dict[str,
 
 
 class Owner(Protocol):
-    """What views need of the update that they are of, and keep alive."""
+    """The update that a view is of, and that it keeps alive."""
 
     _cuda: int
     """The CUDA device that the bytes are on, or -1."""
@@ -66,7 +66,7 @@ class Owner(Protocol):
         """A PyTorch tensor that is to be emptied at the end."""
 
     def _keep(self) -> Any:
-        """What keeps its host memory mapped."""
+        """An object that keeps its host memory mapped."""
 
     def _room(self, nbytes: int) -> _buffers.Room:
         """A lifetime with so many bytes of the C library's."""
@@ -175,7 +175,7 @@ class View:
 
     @property
     def nbytes(self) -> int:
-        """How many bytes it has; of a tied one as many as of the one whose bytes it shares."""
+        """The number of its bytes; a tied tensor has those of the tensor that it shares."""
         return self._entry.dtype.nbytes(self.shape)
 
     @property

@@ -43,7 +43,7 @@ Buffers: TypeAlias = Literal["persistent", "all", "none"]
 Lora: TypeAlias = Literal["merged", "adapter"]
 
 _CASTABLE = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
-"""What a dtype policy applies to. Integers, booleans and fp8 mean something else by their bits."""
+"""Types that a dtype policy applies to: the bits of integers, booleans and fp8 are not to be cast."""
 
 
 # ---- The plan: which weights a refit publishes, in which order, and which of them are one tensor.
@@ -60,13 +60,13 @@ class PlannedWeight(NamedTuple):
     dtype: torch.dtype
     tie: str | None
     merged: MergedLayer | None = None
-    """What gives its values; None: `tensor` has them."""
+    """Makes its values; None: `tensor` has them."""
     parameter: str = ""
     """Its name there."""
 
     @property
     def spec(self) -> TensorSpec:
-        """What is declared of it."""
+        """The declaration of it."""
         dtype = dtypes.of_torch(self.dtype)
         shape = tuple(self.tensor.shape)
         if dtype.pack > 1 and shape:
@@ -176,7 +176,7 @@ class NamedWeights:
     """
 
     settled = True
-    """What it gives stays as it is while others are taken."""
+    """A tensor that it yields stays as it is while later ones are taken."""
 
     def __init__(
         self,

@@ -1,4 +1,4 @@
-"""What a publisher knows of its workers."""
+"""Workers, as the publisher describes them."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -9,14 +9,14 @@ PATHS = ("none", "socket", "shm", "cuda_ipc")
 
 @dataclass(frozen=True, slots=True)
 class Worker:
-    """What is known of one worker, subscribed or lost in the last version. Since 0.1."""
+    """One worker, subscribed or lost in the last version. Since 0.1."""
 
     name: str
     """With keys the name of its key's file, KEY, or KEY/NAME: see broadcast.worker."""
     path: str
     """How it gets the bytes: "none" (nothing yet), "socket", "shm", "cuda_ipc"."""
     version: int
-    """What it holds; 0 for nothing."""
+    """The version that it holds; 0 for none."""
     subscribed: bool
     """False: evicted, gone, or joining again."""
     member: bool

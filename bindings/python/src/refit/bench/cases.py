@@ -41,7 +41,7 @@ class Case(Protocol):
 
 
 class OnTensors:
-    """What ways that move tensors have in common. ``keep``: see above."""
+    """The common part of the ways that move tensors. ``keep``: see above."""
 
     def __init__(self, tensors: list[torch.Tensor], keep: bool) -> None:
         self.allocations = 0

@@ -31,7 +31,7 @@ def _processor() -> str:
 
 
 def available_bytes(container: Path = CONTAINER) -> int:
-    """What can be taken without swapping, and without leaving the container's limit."""
+    """Bytes that can be taken without swapping, within the container's limit."""
     found = 0
     for line in Path("/proc/meminfo").read_text().splitlines():
         if line.startswith("MemAvailable:"):
@@ -40,7 +40,7 @@ def available_bytes(container: Path = CONTAINER) -> int:
 
 
 def _left_in(container: Path, without_limit: int) -> int:
-    """What a control group still allows; cached files make way."""
+    """Bytes that a control group still allows; cached files make way."""
     limit = container / "memory.max"
     said = limit.read_text().strip() if limit.exists() else "max"
     if said == "max":
@@ -64,5 +64,5 @@ def begin_peak() -> None:
 
 
 def page_faults() -> int:
-    """How many pages this process has been given for the first time, so far."""
+    """Page faults of this process that took a new page, so far."""
     return resource.getrusage(resource.RUSAGE_SELF).ru_minflt

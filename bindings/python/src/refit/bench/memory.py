@@ -15,7 +15,7 @@ SMALLEST = 1e6
 
 @dataclass(frozen=True)
 class MemoryNeed:
-    """What a part of the bench takes: bytes for each parameter, and bytes that it takes besides."""
+    """The memory of a part of the bench: bytes for each parameter, and other bytes."""
 
     part: str
     bytes_per_parameter: float

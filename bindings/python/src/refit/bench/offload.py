@@ -17,7 +17,7 @@ CASES: tuple[Callable[[list[torch.Tensor], bool], Case], ...] = (Refit, PerTenso
 
 @dataclass
 class Measured:
-    """What one way took."""
+    """The figures of one way."""
 
     name: str
     out: Series = field(default_factory=Series)

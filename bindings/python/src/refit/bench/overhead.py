@@ -1,4 +1,4 @@
-"""What a cycle costs besides moving bytes: many tiny tensors, through the whole controller.
+"""The cost of a cycle besides moving bytes: many tiny tensors, through the whole controller.
 
 Seconds on the clock, and processor time of the thread that calls, which other work on the machine
 does not change: copies are made by refit's own threads, so this is the Python side, with the calls

@@ -53,7 +53,7 @@ def blank(shapes: Shapes) -> Weights:
 
 
 class Receiver:
-    """What a worker does with a version: sees that it is the right one, and loads it if asked."""
+    """A worker's part: checks that a version is the right one, and loads it if asked."""
 
     def __init__(self, shapes: Shapes, load: bool) -> None:
         torch.set_num_threads(1)  # there are as many workers as cores, or more

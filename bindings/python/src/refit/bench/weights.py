@@ -42,7 +42,7 @@ def measure(parameters: float, rounds: int, counts: tuple[int, ...] = COUNTS) ->
 
 
 def need(counts: tuple[int, ...]) -> MemoryNeed:
-    """What it takes for so many workers and the trainer, with as many weights left free."""
+    """The memory for so many workers and the trainer, with as many weights left free."""
     copies = COPIES_PER_WORKER * (max(counts) + 2)
     return MemoryNeed("weights", 2 * BYTES_PER_WEIGHT * copies, (max(counts) + 1) * PROCESS_BYTES)
 

@@ -26,8 +26,11 @@ if TYPE_CHECKING:
 
 @dataclass
 class TrainerInitInfo:
-    """What the caller says on each trainer rank, besides ``rank``: where rank 0 binds, under which
-    name workers reach it (None: as it is bound), and how long a version may take them."""
+    """The caller's options on each trainer rank, besides ``rank``.
+
+    Where rank 0 binds, the name under which workers reach it (None: as it is bound), and how long
+    a version may take them.
+    """
 
     bind: str = "user://*"
     host: str | None = None

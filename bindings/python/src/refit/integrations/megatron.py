@@ -105,7 +105,7 @@ class MegatronOptimizer:
 
     @property
     def resident(self) -> list[tuple[str, str]]:
-        """What stays on the device, and why. Since 0.1."""
+        """Tensors that stay on the device, and why. Since 0.1."""
         return list(self._staying())
 
     def _staying(self) -> Iterator[tuple[str, str]]:

@@ -75,8 +75,8 @@ def load_megatron_optimizer(optimizers: Any) -> None:
 
 
 def _drop_scratch() -> None:
-    """What both keep between steps and make again. Found where they are loaded: on a machine
-    without them there is none."""
+    """Drops scratch tensors that Transformer Engine and Megatron keep between steps and make again.
+    Does nothing where these are not loaded."""
     engine = sys.modules.get("transformer_engine.pytorch.module.base")
     wgrads = getattr(engine, "_dummy_wgrads", None)
     if wgrads is not None:

@@ -115,7 +115,7 @@ def load(model_runner: Any, weights: Named, vllm_config: Any = None) -> None:
 
 @dataclass
 class _InitInfo:
-    """What the trainer tells each worker once."""
+    """The message of the trainer to each worker, once."""
 
     endpoint: str
     worker: str | None = None
@@ -124,14 +124,14 @@ class _InitInfo:
 
 @dataclass
 class _UpdateInfo:
-    """What the trainer tells each worker per version."""
+    """The message of the trainer to each worker, for each version."""
 
     version: int | None = None
     timeout_s: float | None = None
 
 
 class _Engine:
-    """What the engines of all generations have in common. vLLM's base class is added below."""
+    """The common part of the engines of all generations. vLLM's base class is added below."""
 
     supports_draft_weight_update = False
     _receiver: Receiver | None = None
