@@ -38,7 +38,7 @@ static int fall_silent(void **state)
     return 0;
 }
 
-static void nobody_listens_at_first(void **state)
+static void a_line_without_a_listener_is_dropped(void **state)
 {
     (void)state;
     rft_log(REFIT_LOG_ERROR, "without a ring");
@@ -314,7 +314,7 @@ static void the_ring_of_a_child_is_empty_and_goes_on(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(nobody_listens_at_first),
+        cmocka_unit_test(a_line_without_a_listener_is_dropped),
         cmocka_unit_test_teardown(lines_up_to_the_level_are_heard, fall_silent),
         cmocka_unit_test_teardown(the_function_before_hears_no_more, fall_silent),
         cmocka_unit_test_teardown(a_line_is_one_line_of_bounded_length, fall_silent),

@@ -175,33 +175,40 @@ static void assert_check_refuses(const char *part)
     refit_config_init(&config, sizeof config);
 }
 
+/* Each value is in its range; together they are not taken. */
+static const struct {
+    const char *set[2][2]; /* keys and values */
+    const char *part;
+} misfits[] = {
+    {{{"offload.slab_bytes", "3MiB"}}, "offload.slab_bytes cannot be 3145728"},
+    {{{"offload.alignment_bytes", "768"}}, "offload.alignment_bytes cannot be 768"},
+    {{{"offload.slab_bytes", "4KiB"}, {"offload.alignment_bytes", "8KiB"}},
+     "below offload.alignment_bytes"},
+    {{{"offload.pin", "require"}, {"use_pinned_optimizer_offload", "false"}},
+     "use_pinned_optimizer_offload is false"},
+    {{{"broadcast.frame_bytes", "32MiB"}}, "above limits.frame_bytes"},
+    {{{"broadcast.window", "65"}}, "above limits.window"},
+    {{{"broadcast.heartbeat_ms", "5s"}}, "must be below broadcast.heartbeat_timeout_ms"},
+    {{{"broadcast.idle_timeout_ms", "5s"}},
+     "must be 0 or above broadcast.heartbeat_timeout_ms (5000)"},
+    {{{"limits.manifest_bytes", "4KiB"}}, "above limits.manifest_bytes"},
+    {{{"broadcast.quorum", "2"}}, "broadcast.commit is all"},
+    {{{"broadcast.commit", "quorum"}}, "it must be 1 to limits.workers (256)"},
+    {{{"broadcast.commit", "quorum"}, {"broadcast.quorum", "257"}},
+     "it must be 1 to limits.workers (256)"},
+};
+
 static void values_that_do_not_fit_together_are_refused(void **state)
 {
     (void)state;
-    config.offload_slab_bytes = 3 << 20;
-    assert_check_refuses("offload.slab_bytes cannot be 3145728");
-    config.offload_alignment_bytes = 768;
-    assert_check_refuses("offload.alignment_bytes cannot be 768");
-    config.offload_slab_bytes = 4096, config.offload_alignment_bytes = 8192;
-    assert_check_refuses("below offload.alignment_bytes");
-    config.offload_pin = REFIT_PIN_REQUIRE, config.use_pinned_optimizer_offload = 0;
-    assert_check_refuses("use_pinned_optimizer_offload is false");
-    config.broadcast_frame_bytes = 32 << 20;
-    assert_check_refuses("above limits.frame_bytes");
-    config.broadcast_window = 65;
-    assert_check_refuses("above limits.window");
-    config.broadcast_heartbeat_ms = 5000;
-    assert_check_refuses("must be below broadcast.heartbeat_timeout_ms");
-    config.broadcast_idle_timeout_ms = config.broadcast_heartbeat_timeout_ms;
-    assert_check_refuses("must be 0 or above broadcast.heartbeat_timeout_ms (5000)");
-    config.limits_manifest_bytes = 4096;
-    assert_check_refuses("above limits.manifest_bytes");
-    config.broadcast_quorum = 2;
-    assert_check_refuses("broadcast.commit is all");
-    config.broadcast_commit = REFIT_COMMIT_QUORUM;
-    assert_check_refuses("it must be 1 to limits.workers (256)");
-    config.broadcast_commit = REFIT_COMMIT_QUORUM, config.broadcast_quorum = 257;
-    assert_check_refuses("it must be 1 to limits.workers (256)");
+    for (size_t i = 0; i < sizeof misfits / sizeof misfits[0]; i++) {
+        for (size_t n = 0; n < 2 && misfits[i].set[n][0] != NULL; n++) {
+            const char *const *set = misfits[i].set[n];
+            if (refit_config_set(&config, set[0], set[1], &error) != REFIT_OK)
+                fail_msg("%s: %s", misfits[i].part, error.text);
+        }
+        assert_check_refuses(misfits[i].part);
+    }
 }
 
 static void values_written_by_hand_are_checked_too(void **state)

@@ -334,7 +334,7 @@ static int greet(const rft_channel *server)
 }
 
 /* The length alone is enough: nothing is reserved for it, nothing of it awaited. */
-static void who_announces_more_than_the_limits_is_cut_off(void **state)
+static void a_peer_that_announces_more_than_the_limits_is_disconnected(void **state)
 {
     (void)state;
     static const unsigned char small[] = {0, 5, 'h', 'e', 'l', 'l', 'o'};
@@ -512,7 +512,7 @@ int main(void)
         cmocka_unit_test(addresses_beyond_this_host_need_leave),
         cmocka_unit_test(addresses_beyond_this_host_need_leave_to_connect),
         cmocka_unit_test(endpoints_that_every_user_reaches_are_warned_of),
-        cmocka_unit_test(who_announces_more_than_the_limits_is_cut_off),
+        cmocka_unit_test(a_peer_that_announces_more_than_the_limits_is_disconnected),
         cmocka_unit_test(bad_endpoints_leave_nothing_open),
         cmocka_unit_test(an_interface_is_bound_and_not_connected_to),
         cmocka_unit_test(unknown_peer_is_reported),

@@ -103,7 +103,7 @@ static int stranger(scene *play)
     return fd;
 }
 
-static void a_connection_that_nobody_claims_is_ended_in_time(void **state)
+static void a_connection_that_is_not_claimed_is_ended_in_time(void **state)
 {
     (void)state;
     scene play;
@@ -217,7 +217,7 @@ static void a_connection_that_ends_is_forgotten(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(a_connection_that_nobody_claims_is_ended_in_time),
+        cmocka_unit_test(a_connection_that_is_not_claimed_is_ended_in_time),
         cmocka_unit_test(a_worker_that_falls_silent_becomes_a_stranger),
         cmocka_unit_test(the_oldest_makes_room),
         cmocka_unit_test(what_else_has_its_number_is_left_alone),

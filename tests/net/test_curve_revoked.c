@@ -44,7 +44,7 @@ static void scene_close(scene *play)
     locksmith_close(&play->smith);
 }
 
-static void wait_turned_out(scene *play)
+static void wait_evicted(scene *play)
 {
     const rft_message *refusal = raw_worker_expect(&play->worker, RFT_REFUSE);
     assert_int_equal(refusal->as.refuse.code, REFIT_ERR_SECURITY);
@@ -58,10 +58,10 @@ static void scene_open_revoked(scene *play)
 {
     scene_open(play);
     locksmith_revoke(&play->smith, "w0");
-    wait_turned_out(play);
+    wait_evicted(play);
 }
 
-static void a_subscribed_worker_is_turned_out(void **state)
+static void a_subscribed_worker_is_evicted(void **state)
 {
     (void)state;
     scene play;
@@ -81,7 +81,7 @@ static void a_worker_of_a_version_is_named_with_its_key(bool staged)
     trainer_start(&play.trainer, TRAINER_COMMIT, 1);
     if (staged) raw_worker_fetch(&play.worker);
     locksmith_revoke(&play.smith, "w0");
-    wait_turned_out(&play);
+    wait_evicted(&play);
     assert_int_equal(trainer_join(&play.trainer), REFIT_ERR_PEER);
     refit_worker_info info = trainer_worker(&play.trainer, "w0/rank0");
     assert_int_equal(info.status, REFIT_ERR_SECURITY);
@@ -103,7 +103,7 @@ static void a_worker_that_has_all_bytes_fails_the_version(void **state)
     a_worker_of_a_version_is_named_with_its_key(true);
 }
 
-static void what_it_says_afterwards_is_not_heard(void **state)
+static void messages_after_the_eviction_are_refused(void **state)
 {
     (void)state;
     scene play;
@@ -123,7 +123,7 @@ static void what_it_says_afterwards_is_not_heard(void **state)
     scene_close(&play);
 }
 
-static void the_file_back_lets_it_in_again(void **state)
+static void it_joins_again_once_the_file_is_back(void **state)
 {
     (void)state;
     scene play;
@@ -194,7 +194,7 @@ static void the_user_of_a_revoked_worker_is_told(void **state)
     scene_close(&play);
 }
 
-static void a_folder_that_vanishes_turns_all_out(void **state)
+static void a_folder_that_vanishes_evicts_all(void **state)
 {
     (void)state;
     scene play;
@@ -203,11 +203,11 @@ static void a_folder_that_vanishes_turns_all_out(void **state)
     locksmith_path(&play.smith, "allow", folder);
     locksmith_path(&play.smith, "away", away);
     assert_int_equal(rename(folder, away), 0);
-    wait_turned_out(&play);
+    wait_evicted(&play);
     scene_close(&play);
 }
 
-static void a_folder_that_others_may_write_to_turns_all_out(void **state)
+static void a_folder_that_others_may_write_to_evicts_all(void **state)
 {
     (void)state;
     scene play;
@@ -215,22 +215,22 @@ static void a_folder_that_others_may_write_to_turns_all_out(void **state)
     scene_open(&play);
     locksmith_path(&play.smith, "allow", folder);
     assert_int_equal(chmod(folder, 0777), 0);
-    wait_turned_out(&play);
+    wait_evicted(&play);
     scene_close(&play);
 }
 
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(a_subscribed_worker_is_turned_out),
+        cmocka_unit_test(a_subscribed_worker_is_evicted),
         cmocka_unit_test(a_worker_that_is_staging_fails_the_version),
         cmocka_unit_test(a_worker_that_has_all_bytes_fails_the_version),
-        cmocka_unit_test(what_it_says_afterwards_is_not_heard),
-        cmocka_unit_test(the_file_back_lets_it_in_again),
+        cmocka_unit_test(messages_after_the_eviction_are_refused),
+        cmocka_unit_test(it_joins_again_once_the_file_is_back),
         cmocka_unit_test(others_do_not_notice),
         cmocka_unit_test(the_user_of_a_revoked_worker_is_told),
-        cmocka_unit_test(a_folder_that_vanishes_turns_all_out),
-        cmocka_unit_test(a_folder_that_others_may_write_to_turns_all_out),
+        cmocka_unit_test(a_folder_that_vanishes_evicts_all),
+        cmocka_unit_test(a_folder_that_others_may_write_to_evicts_all),
     };
     return cmocka_run_group_tests_name("curve_revoked", tests, NULL, NULL);
 }

@@ -177,7 +177,7 @@ static void what_strangers_say_is_never_heard(void **state)
 }
 
 /* One byte now and then would keep a connection open, if its handshake had no time limit. */
-static void who_does_not_finish_the_handshake_is_hung_up_on(void **state)
+static void a_peer_that_does_not_finish_the_handshake_is_disconnected(void **state)
 {
     (void)state;
     scene play;
@@ -259,7 +259,7 @@ int main(void)
         cmocka_unit_test(what_strangers_say_is_never_heard),
         cmocka_unit_test(many_at_once_leave_nothing_behind),
         cmocka_unit_test(many_unknown_keys_do_not_keep_a_worker_out),
-        cmocka_unit_test(who_does_not_finish_the_handshake_is_hung_up_on),
+        cmocka_unit_test(a_peer_that_does_not_finish_the_handshake_is_disconnected),
     };
     return cmocka_run_group_tests_name("curve_strangers", tests, NULL, NULL);
 }

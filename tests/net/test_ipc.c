@@ -124,7 +124,7 @@ static void file_that_is_no_socket_is_left_alone(void **state)
     assert_int_equal(access(here->path, F_OK), 0);
 }
 
-static void stranger_who_listens_is_left_alone(void **state)
+static void the_socket_of_a_stranger_is_left_alone(void **state)
 {
     place *here = *state;
     struct sockaddr_un address = {.sun_family = AF_UNIX};
@@ -294,7 +294,7 @@ int main(void)
         IN_A_PLACE(what_a_killed_owner_left_is_taken_over),
         IN_A_PLACE(an_owner_whose_files_were_removed_leaves_those_of_the_next),
         IN_A_PLACE(file_that_is_no_socket_is_left_alone),
-        IN_A_PLACE(stranger_who_listens_is_left_alone),
+        IN_A_PLACE(the_socket_of_a_stranger_is_left_alone),
         IN_A_PLACE(one_lock_guards_a_path_however_it_is_written),
         IN_A_PLACE(a_socket_is_known_by_its_path_until_it_is_removed),
         IN_A_PLACE(a_folder_that_is_refused_is_named_with_a_way_out),

@@ -86,7 +86,7 @@ static void what_the_owner_writes_into_the_mark_is_seen(void **state)
     rft_share_lock_close(&owner);
 }
 
-static void a_retired_leash_takes_no_holder(void **state)
+static void a_retired_lock_takes_no_holder(void **state)
 {
     (void)state;
     rft_share_lock owner = owner_open();
@@ -169,7 +169,7 @@ int main(void)
         cmocka_unit_test(a_holder_is_seen_until_it_lets_go),
         cmocka_unit_test(several_holders_are_seen_until_the_last_lets_go),
         cmocka_unit_test(what_the_owner_writes_into_the_mark_is_seen),
-        cmocka_unit_test(a_retired_leash_takes_no_holder),
+        cmocka_unit_test(a_retired_lock_takes_no_holder),
         cmocka_unit_test(a_name_that_is_not_there_is_refused),
         cmocka_unit_test(a_holder_that_is_killed_has_let_go),
         cmocka_unit_test(an_owner_that_lets_go_leaves_the_mark_to_its_holders),

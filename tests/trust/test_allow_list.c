@@ -234,7 +234,7 @@ static void assert_shut_while(const char *judged, const locksmith *smith, const 
     rft_allow_list_close(list);
 }
 
-static void a_folder_that_others_can_write_to_lets_nobody_in(void **state)
+static void a_folder_that_others_can_write_to_allows_no_key(void **state)
 {
     (void)state;
     static const mode_t modes[] = {0777, 0720, 0702};
@@ -247,7 +247,7 @@ static void a_folder_that_others_can_write_to_lets_nobody_in(void **state)
 }
 
 /* They could put another in its place; where the sticky bit is, they could not. */
-static void a_folder_within_one_that_others_can_write_to_lets_nobody_in(void **state)
+static void a_folder_within_one_that_others_can_write_to_allows_no_key(void **state)
 {
     (void)state;
     static const mode_t mode = 0770;
@@ -257,7 +257,7 @@ static void a_folder_within_one_that_others_can_write_to_lets_nobody_in(void **s
     locksmith_close(&smith);
 }
 
-static void a_folder_that_vanishes_lets_nobody_in_until_it_is_back(void **state)
+static void a_folder_that_vanishes_allows_no_key_until_it_is_back(void **state)
 {
     (void)state;
     locksmith smith = locksmith_open();
@@ -306,7 +306,7 @@ void __wrap_rewinddir(DIR *folder)
 }
 
 /* Whichever of them the folder lists first. */
-static void who_was_in_stays_while_others_come(void **state)
+static void keys_that_were_there_stay_while_others_come(void **state)
 {
     (void)state;
     locksmith smith = locksmith_open();
@@ -385,7 +385,7 @@ static void a_file_that_cannot_be_read_keeps_no_other_key_in(void **state)
     }
 }
 
-static void a_link_to_nowhere_lets_nobody_in_whatever_cannot_be_read(void **state)
+static void a_link_to_nowhere_allows_no_key_though_files_cannot_be_read(void **state)
 {
     (void)state;
     locksmith smith = locksmith_open();
@@ -574,13 +574,13 @@ int main(void)
         cmocka_unit_test(a_file_with_another_key_is_another_key),
         cmocka_unit_test(junk_in_the_folder_is_passed_over),
         cmocka_unit_test(links_to_keys_are_followed),
-        cmocka_unit_test(a_folder_that_others_can_write_to_lets_nobody_in),
-        cmocka_unit_test(a_folder_within_one_that_others_can_write_to_lets_nobody_in),
-        cmocka_unit_test(a_folder_that_vanishes_lets_nobody_in_until_it_is_back),
+        cmocka_unit_test(a_folder_that_others_can_write_to_allows_no_key),
+        cmocka_unit_test(a_folder_within_one_that_others_can_write_to_allows_no_key),
+        cmocka_unit_test(a_folder_that_vanishes_allows_no_key_until_it_is_back),
         cmocka_unit_test(a_file_that_cannot_be_read_keeps_no_other_key_in),
-        cmocka_unit_test(a_link_to_nowhere_lets_nobody_in_whatever_cannot_be_read),
+        cmocka_unit_test(a_link_to_nowhere_allows_no_key_though_files_cannot_be_read),
         cmocka_unit_test(a_file_that_could_never_be_read_is_in_once_it_can_be),
-        cmocka_unit_test(who_was_in_stays_while_others_come),
+        cmocka_unit_test(keys_that_were_there_stay_while_others_come),
         cmocka_unit_test(a_removed_key_is_out_though_the_folder_cannot_be_opened),
         cmocka_unit_test(a_folder_that_cannot_be_opened_is_still_judged),
         cmocka_unit_test(a_want_of_descriptors_removes_only_keys_whose_files_are_gone),

@@ -17,17 +17,17 @@
 
 #include "tests/archive/archive_rig.h"
 
-#define NOBODY  65534
-#define SKIPPED 77
+#define OTHER_USER 65534
+#define SKIPPED    77
 
 /* In a process of another user: 0 if it could do what it came for. */
-static int as_nobody(archive_rig *rig, int (*deed)(archive_rig *rig))
+static int as_another_user(archive_rig *rig, int (*deed)(archive_rig *rig))
 {
     int status;
     pid_t child = fork();
     assert_true(child >= 0);
     if (child == 0) {
-        if (setgid(NOBODY) != 0 || setuid(NOBODY) != 0) _exit(2);
+        if (setgid(OTHER_USER) != 0 || setuid(OTHER_USER) != 0) _exit(2);
         _exit(deed(rig));
     }
     assert_int_equal(waitpid(child, &status, 0), child);
@@ -64,12 +64,12 @@ static void a_reader_of_another_user_cannot_hold_the_lock(void **state)
     rig_open(&rig, 10);
     rig_keep(&rig, RIG_EPOCH, 1);
     assert_int_equal(chmod(rig.root, 0755), 0);
-    assert_int_equal(as_nobody(&rig, read_version), 1); /* refit made the folder */
-    assert_int_equal(chmod(rig.folder, 0755), 0);       /* now its user lets others read */
-    assert_int_equal(as_nobody(&rig, read_version), 0);
+    assert_int_equal(as_another_user(&rig, read_version), 1); /* refit made the folder */
+    assert_int_equal(chmod(rig.folder, 0755), 0);             /* now its user lets others read */
+    assert_int_equal(as_another_user(&rig, read_version), 0);
     refit_archive_close(rig.archive);
     rig.archive = NULL;
-    assert_int_equal(as_nobody(&rig, hold_lock), 1);
+    assert_int_equal(as_another_user(&rig, hold_lock), 1);
     assert_int_equal(
         refit_archive_open(rig.folder, REFIT_ARCHIVE_WRITE, &rig.config, &rig.archive, &error),
         REFIT_OK);
@@ -93,9 +93,9 @@ static void a_second_writer_of_a_shared_folder_is_told_that_one_user_writes(void
     rig_open(&rig, 10);
     rig_keep(&rig, RIG_EPOCH, 1);
     assert_int_equal(chmod(rig.root, 0755), 0);
-    assert_int_equal(chown(rig.folder, 0, NOBODY), 0);
+    assert_int_equal(chown(rig.folder, 0, OTHER_USER), 0);
     assert_int_equal(chmod(rig.folder, 02770), 0);
-    assert_int_equal(as_nobody(&rig, write_version), 1);
+    assert_int_equal(as_another_user(&rig, write_version), 1);
     rig_close(&rig);
 }
 

@@ -162,8 +162,8 @@ static void without_leave_to_lock_it_goes_on(void **state)
     assert_int_equal(setrlimit(RLIMIT_MEMLOCK, &before), 0);
 }
 
-/* Before its pages, and behind them. */
-static void who_reads_too_far_does_not_reach_it(void **state)
+/* The pages before and behind it cannot be read, so a read that runs on from other memory ends. */
+static void its_neighbouring_pages_cannot_be_read(void **state)
 {
     (void)state;
     const long page = sysconf(_SC_PAGESIZE);
@@ -224,7 +224,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(secrets_stay_in_this_process),
         cmocka_unit_test(without_leave_to_lock_it_goes_on),
-        cmocka_unit_test(who_reads_too_far_does_not_reach_it),
+        cmocka_unit_test(its_neighbouring_pages_cannot_be_read),
         cmocka_unit_test(key_files_are_read_and_written_there),
     };
     return cmocka_run_group_tests_name("secret", tests, NULL, NULL);

@@ -21,7 +21,7 @@
 #include "tests/support/pairing.h"
 #include "tests/support/trainer.h"
 
-#define NOBODY 65534
+#define OTHER_USER 65534
 
 /* Waits for the child, which is to end with status 0. */
 static void await_child(pid_t child)
@@ -187,7 +187,7 @@ static void an_older_trainers_memory_is_not_mapped(void **state)
 }
 
 /* A probe in order, and then a slot that is cut short: no signal ends the worker. */
-static void memory_cut_short_after_it_was_offered_harms_nobody(void **state)
+static void memory_cut_short_after_it_was_offered_does_no_harm(void **state)
 {
     (void)state;
     pairing pair;
@@ -226,7 +226,7 @@ static void lend_memory(int told, int until)
 {
     rft_segment theirs;
     char byte;
-    if (setgid(NOBODY) != 0 || setuid(NOBODY) != 0) _exit(103);
+    if (setgid(OTHER_USER) != 0 || setuid(OTHER_USER) != 0) _exit(103);
     if (rft_segment_create(&theirs, 4096, NULL) != REFIT_OK) _exit(104);
     write_all(told, theirs.name, sizeof theirs.name);
     _exit(read(until, &byte, 1) == 0 ? 0 : 105);
@@ -282,7 +282,7 @@ static int take_one(int endpoint_from)
     refit_subscriber *subscriber;
     refit_update *update;
     refit_subscriber_info info = {.size = sizeof info};
-    if (setgid(NOBODY) != 0 || setuid(NOBODY) != 0) return 103;
+    if (setgid(OTHER_USER) != 0 || setuid(OTHER_USER) != 0) return 103;
     if (read(endpoint_from, endpoint, sizeof endpoint - 1) <= 0) return 104;
     config.broadcast_heartbeat_timeout_ms = 30000;
     if (refit_subscriber_open(endpoint, &config, &subscriber, NULL) != REFIT_OK) return 105;
@@ -327,7 +327,7 @@ int main(void)
         cmocka_unit_test(the_same_user_cannot_change_what_workers_take),
         cmocka_unit_test(a_probe_that_others_can_change_is_not_mapped),
         cmocka_unit_test(an_older_trainers_memory_is_not_mapped),
-        cmocka_unit_test(memory_cut_short_after_it_was_offered_harms_nobody),
+        cmocka_unit_test(memory_cut_short_after_it_was_offered_does_no_harm),
     };
     return cmocka_run_group_tests_name("segments", tests, NULL, NULL);
 }

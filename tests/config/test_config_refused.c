@@ -11,83 +11,89 @@
 
 #include "tests/support/quick_config.h"
 
-/* What the doors are opened on. */
-typedef struct house {
+/* What the objects are opened on. */
+typedef struct base {
     refit_device *device;
     refit_offloader *offloader;
-} house;
+} base;
 
-typedef refit_status (*door)(const house *on, const refit_config *config, void **out,
-                             refit_error *error);
+typedef refit_status (*open_fn)(const base *on, const refit_config *config, void **out,
+                                refit_error *error);
 
-static refit_status device(const house *on, const refit_config *config, void **out,
+static refit_status device(const base *on, const refit_config *config, void **out,
                            refit_error *error)
 {
     (void)on;
     return refit_device_open("host", config, (refit_device **)out, error);
 }
 
-static refit_status offloader(const house *on, const refit_config *config, void **out,
+static refit_status offloader(const base *on, const refit_config *config, void **out,
                               refit_error *error)
 {
     return refit_offloader_open(on->device, config, (refit_offloader **)out, error);
 }
 
-static refit_status controller(const house *on, const refit_config *config, void **out,
+static refit_status controller(const base *on, const refit_config *config, void **out,
                                refit_error *error)
 {
     return refit_controller_open(on->offloader, NULL, config, (refit_controller **)out, error);
 }
 
-static refit_status publisher(const house *on, const refit_config *config, void **out,
+static refit_status publisher(const base *on, const refit_config *config, void **out,
                               refit_error *error)
 {
     (void)on;
     return refit_publisher_open("tcp://127.0.0.1:0", config, (refit_publisher **)out, error);
 }
 
-static refit_status subscriber(const house *on, const refit_config *config, void **out,
+static refit_status subscriber(const base *on, const refit_config *config, void **out,
                                refit_error *error)
 {
     (void)on;
     return refit_subscriber_open("tcp://127.0.0.1:1", config, (refit_subscriber **)out, error);
 }
 
-static refit_status glance(const house *on, const refit_config *config, void **out,
+static refit_status glance(const base *on, const refit_config *config, void **out,
                            refit_error *error)
 {
     (void)on;
     return refit_glance_open("tcp://127.0.0.1:1", config, 0, (refit_glance **)out, error);
 }
 
-static refit_status archive(const house *on, const refit_config *config, void **out,
+static refit_status archive(const base *on, const refit_config *config, void **out,
                             refit_error *error)
 {
     (void)on;
     return refit_archive_open("/", REFIT_ARCHIVE_READ, config, (refit_archive **)out, error);
 }
 
-static refit_status snapshot(const house *on, const refit_config *config, void **out,
+static refit_status snapshot(const base *on, const refit_config *config, void **out,
                              refit_error *error)
 {
     (void)on;
     return refit_snapshot_open("/none.refit", config, (refit_snapshot **)out, error);
 }
 
-static const door doors[] = {device,     offloader, controller, publisher,
-                             subscriber, glance,    archive,    snapshot};
+static const struct {
+    const char *name;
+    open_fn open;
+} calls[] = {
+    {"device", device},       {"offloader", offloader},   {"controller", controller},
+    {"publisher", publisher}, {"subscriber", subscriber}, {"glance", glance},
+    {"archive", archive},     {"snapshot", snapshot},
+};
 
 static void assert_all_refuse(const refit_config *config, refit_status expected, const char *words)
 {
-    house on;
+    base on;
     refit_error error;
     assert_int_equal(refit_device_open("host", NULL, &on.device, &error), REFIT_OK);
     assert_int_equal(refit_offloader_open(on.device, NULL, &on.offloader, &error), REFIT_OK);
-    for (size_t i = 0; i < sizeof doors / sizeof doors[0]; i++) {
+    for (size_t i = 0; i < sizeof calls / sizeof calls[0]; i++) {
         void *out = &on;
-        refit_status status = doors[i](&on, config, &out, &error);
+        refit_status status = calls[i].open(&on, config, &out, &error);
         if (status != expected || strstr(error.text, words) == NULL || out != &on)
-            fail_msg("door %zu answers %d: %s", i, (int)status, error.text);
+            fail_msg("%s: status %d: %s", calls[i].name, (int)status, error.text);
     }
     assert_int_equal(refit_offloader_close(on.offloader, &error), REFIT_OK);
     assert_int_equal(refit_device_close(on.device, &error), REFIT_OK);
@@ -114,5 +120,5 @@ int main(void)
         cmocka_unit_test(a_config_that_was_never_initialised_is_refused_by_all),
         cmocka_unit_test(values_that_do_not_fit_together_are_refused_by_all),
     };
-    return cmocka_run_group_tests_name("doors", tests, NULL, NULL);
+    return cmocka_run_group_tests_name("config_refused", tests, NULL, NULL);
 }
