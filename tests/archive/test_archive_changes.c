@@ -1,5 +1,4 @@
-/* What the archive says of each tensor, files that are packed, and files that an early refit wrote.
- */
+/* The changes of each tensor, packed files, and files of format 1. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>

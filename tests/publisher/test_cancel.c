@@ -1,5 +1,5 @@
-/* refit_publisher_cancel ends each of the publisher's waits, leaves what the header says, and is
- * told once. */
+/* refit_publisher_cancel ends each of the publisher's waits, leaves the state that the header
+ * states, and ends one wait only. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -44,7 +44,7 @@ static void scene_close(scene *on)
     trainer_close(&on->trainer);
 }
 
-/* A version that all apply and hold. */
+/* A version that all workers apply. */
 static void publish(scene *on, uint64_t version)
 {
     trainer_offer(&on->trainer, version);
@@ -58,8 +58,8 @@ static void publish(scene *on, uint64_t version)
     assert_int_equal(trainer_join(&on->trainer), REFIT_OK);
 }
 
-/* Waits until the call on the trainer's thread has come to a wait in that state: it gives the lock
- * away nowhere else. */
+/* Waits until the call on the trainer's thread waits in that state: it releases the lock nowhere
+ * else. */
 static void await_state(scene *on, rft_transaction_state state)
 {
     refit_publisher *publisher = on->trainer.publisher;
@@ -102,7 +102,7 @@ static void a_wait_for_workers_ends(void **state)
     rft_thread thread;
     scene_open(&on, 2, 0, false);
     waiting it = {on.trainer.publisher, REFIT_OK};
-    for (int i = 0; i < 20; i++) { /* now it waits already, now it does not yet */
+    for (int i = 0; i < 20; i++) { /* in some turns it waits already, in others not yet */
         assert_int_equal(rft_thread_start(&thread, "waits", wait_for_one, &it, NULL), REFIT_OK);
         refit_publisher_cancel(it.publisher);
         rft_thread_join(thread);

@@ -1,6 +1,7 @@
 /* Versions written from a GPU's memory: the bytes reach the store on a stream of the publisher's
- * own, behind the caller's work, and whatever fails on the way leaves the version to be finished or
- * dropped. */
+ * own, behind the caller's work, and after any failure the version can still be finished or
+ * dropped.
+ */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -135,8 +136,8 @@ static void an_aborted_version_leaves_the_one_before_bit_for_bit(void **state)
     }
 }
 
-/* The tensor that was written last is compared, and its frames sent, while the next one comes: not
- * after an abort. */
+/* The tensor that was written last is compared, and its frames are sent, while the next one is
+ * copied, but not after an abort. */
 static void a_version_dropped_half_written_leaves_the_next_one_alone(void **state)
 {
     (void)state;
@@ -194,7 +195,7 @@ static void a_store_that_cannot_be_page_locked_is_written_all_the_same(void **st
     scene_close(&on);
 }
 
-/* Another stream of the caller's stands all the while. */
+/* Another stream of the caller's is blocked meanwhile. */
 static void write_waits_for_no_other_stream(void **state)
 {
     (void)state;
@@ -212,7 +213,7 @@ static void write_waits_for_no_other_stream(void **state)
     scene_close(&on);
 }
 
-/* The caller's stream stands, with a copy on it that makes the weights; write runs on a thread. */
+/* The caller's stream is blocked before a copy that makes the weights; write runs on a thread. */
 static void write_comes_behind_the_callers_work(void **state)
 {
     (void)state;
@@ -289,7 +290,7 @@ static void a_stream_that_stands_costs_the_version_and_no_bytes(void **state)
         on.trainer.after = REFIT_STREAM_NONE;
         uint64_t locked = fake_cuda_calls("cuMemHostRegister");
         apply(&on, 3, 0);
-        /* With two slots the late copy is seen to have ended: the slot is as good as before. */
+        /* With two slots the late copy is seen to have ended: the slot is used again. */
         if (slots == 2) assert_int_equal(fake_cuda_calls("cuMemHostRegister"), locked);
         assert_int_equal(refit_stream_close(on.device, stream, NULL), REFIT_OK);
         scene_close(&on);
@@ -314,7 +315,8 @@ static void memory_that_is_not_the_devices_is_refused(void **state)
     scene_close(&on);
 }
 
-/* Each driver call of one version fails in turn: the write says so, and goes the next time. */
+/* Each driver call of one version fails, one after the other: the write returns the failure, and
+ * succeeds when it is repeated. */
 static void a_call_that_fails_costs_one_write(void **state)
 {
     (void)state;

@@ -1,4 +1,4 @@
-/* The publisher's calls: what each refuses, in every state, and what it tells of itself. */
+/* The publisher's calls: the refusals of each in every state, and the reports. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>

@@ -21,7 +21,7 @@ typedef enum subject_state {
     SUBJECT_STATES,
 } subject_state;
 
-/* The witness does as it should; version 1 is committed, 2 is brought to `transaction`. */
+/* The witness behaves correctly; version 1 is committed, 2 is brought to `transaction`. */
 static void set_scene(server_bench *bench, subject_state subject, rft_transaction_state transaction)
 {
     server_bench_open(bench, 2, false);
@@ -69,7 +69,7 @@ static rft_message make_message(rft_message_kind kind, uint64_t version)
     return message;
 }
 
-/* What must hold whatever the subject said. */
+/* Must hold after any message of the subject. */
 static void check_witness(server_bench *bench)
 {
     rft_peer *witness = server_bench_peer(bench, WITNESS);
@@ -244,7 +244,7 @@ static void small_frames_share_a_credit_and_debts_are_paid(void **state)
     server_bench_close(&bench);
 }
 
-/* What was asked for again took no credit, and a version that is gone has none. */
+/* Frames that are asked for again take no credit, and a version that is gone has none. */
 static void only_frames_that_took_a_credit_give_some_of_it_back(void **state)
 {
     (void)state;
@@ -356,7 +356,7 @@ static void set_written(server_bench *bench)
     server_bench_write(bench);
 }
 
-/* What follows is not listened to: decoding needs memory, too. */
+/* The server's messages are not read from here on: the bench would need memory to decode them. */
 static void go_through_the_rest(server_bench *bench)
 {
     rft_message hello = make_message(RFT_HELLO, 1), join = make_message(RFT_JOIN, 1);

@@ -1,5 +1,6 @@
-/* Workers that mean harm, on the publisher's bench: what they can make it keep, queue or send is
- * bounded by the configuration, however often they ask. */
+/* Hostile workers and the publisher's state machine: the memory that they make it keep, and the
+ * messages that they make it queue or send, are bounded by the configuration, however often they
+ * ask. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -109,7 +110,7 @@ static void a_cached_message_that_is_still_read_outlives_its_version(void **stat
     rft_pending_lower(&seal->pending);
     server_bench_stage(bench, 1);
     server_bench_apply(bench, 1);
-    server_bench_offer(bench, 3); /* the next one put away sweeps */
+    server_bench_offer(bench, 3); /* retiring the next buffer frees those that are unused */
     assert_ptr_not_equal(bench->server.retired.first, seal);
     server_bench_stage(bench, 1);
     server_bench_apply(bench, 1);
@@ -152,7 +153,7 @@ static void observers_that_ask_on_and_on_are_answered_once_a_second(void **state
     }
 }
 
-/* With a new connection for each question. */
+/* With a new connection for each query. */
 static void a_crowd_of_observers_is_answered_in_part(void **state)
 {
     server_bench *bench = *state;
@@ -165,7 +166,7 @@ static void a_crowd_of_observers_is_answered_in_part(void **state)
         assert_int_equal(answered, RFT_QUERY_LIMIT_MOST);
         bench->now = rft_after_ms(bench->now, RFT_QUERY_LIMIT_MS);
     }
-    server_bench_join(bench, 1, false); /* workers come in as ever */
+    server_bench_join(bench, 1, false); /* workers can still join */
     assert_non_null(server_bench_peer(bench, 1));
 }
 
@@ -365,8 +366,8 @@ static void a_name_that_is_too_long_keeps_its_key_and_its_end(void **state)
     assert_string_equal(name + 59, "/\xc3\xb6");
 }
 
-/* ZeroMQ may give the id of a connection that has ended to another one. What that says is not the
- * worker's, and what it is told does not become the worker's. */
+/* ZeroMQ may give the id of a connection that has ended to another one. Messages of that connection
+ * do not count as the worker's, and answers to it do not change the worker's state. */
 static void what_another_key_says_by_the_id_of_a_worker_is_not_heard(void **state)
 {
     server_bench *bench = *state;
@@ -399,7 +400,7 @@ static void rename_key(const locksmith *smith, const char *from, const char *to)
     assert_int_equal(rename(before, after), 0);
 }
 
-/* Two workers of one key, of which one goes by what the other's name becomes. */
+/* Two workers of one key, of which one already has the name that the other one gets. */
 static void names_that_fall_together_are_not_shared(void **state)
 {
     server_bench *bench = *state;
@@ -420,7 +421,7 @@ static void names_that_fall_together_are_not_shared(void **state)
     close_keys(bench, &smith);
 }
 
-/* A key that has two files goes by the first of their names, and stays in while it has one. */
+/* A key that has two files has the first of their names, and is allowed while it has one file. */
 static void a_key_with_two_files_has_the_first_name(void **state)
 {
     server_bench *bench = *state;

@@ -1,6 +1,6 @@
-/* Many tensors written in one call: what workers get is what the same tensors written one by one
- * would give them, a wrong list changes nothing, and a failure in the middle leaves what the header
- * says. */
+/* Many tensors written in one call: workers get the same version as from single writes, a wrong
+ * list changes nothing, and after a failure in the middle the state is that which the header
+ * states. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -289,7 +289,7 @@ static void arguments_and_states_are_checked(void **state)
 
 /* ---- What fails on the way */
 
-/* Which of the list are written is a prefix of it. */
+/* The tensors that were written are the first ones of the list. */
 static uint32_t written_of(const scene *on, const refit_weight *weights, uint32_t count)
 {
     const unsigned char *written = on->trainer.publisher->store->written;
@@ -301,8 +301,8 @@ static uint32_t written_of(const scene *on, const refit_weight *weights, uint32_
     return first;
 }
 
-/* Each driver call fails in turn: the rest of the list goes the next time. (Without memory for the
- * digest batch nothing fails: the tensors go one by one.) */
+/* Each driver call fails, one after the other: the rest of the list is written by the next call.
+ * (Without memory for the digest batch nothing fails: the tensors are written one by one.) */
 static void a_call_that_fails_leaves_the_rest_to_be_written(void **state)
 {
     (void)state;
@@ -363,7 +363,8 @@ static void a_lost_gpu_is_told_and_the_publisher_goes_on_from_the_host(void **st
     }
 }
 
-/* The late copies may come at any time: neither their place nor the digest batch is used. */
+/* The late copies may end at any time: until then neither their destination nor the digest batch is
+ * used. */
 static void a_stream_that_stands_costs_the_version_and_no_bytes(void **state)
 {
     (void)state;
@@ -403,7 +404,7 @@ static refit_status write_first(refit_publisher *publisher, refit_device *device
     return refit_publisher_write_all(publisher, &weight, 1, device, REFIT_STREAM_NONE, NULL);
 }
 
-/* Without memory for some of the books it goes another way. */
+/* If there is no memory for some of the bookkeeping, the tensors are written another way. */
 static void no_memory_for_the_books_is_an_error_that_leaks_nothing(void **state)
 {
     (void)state;

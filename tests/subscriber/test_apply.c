@@ -49,7 +49,7 @@ static void applying_twice_is_applying_once(void **state)
     }
 }
 
-/* Whatever was done to it meanwhile: the version is what the engine has. */
+/* The engine has the version, also after its memory was changed meanwhile. */
 static void what_the_engine_had_does_not_matter(void **state)
 {
     (void)state;
@@ -88,7 +88,7 @@ static void tied_tensors_may_have_one_memory(void **state)
     engine_close(&one);
 }
 
-/* The trainer changes its mind or turns the worker out, too late: the version was committed. */
+/* The trainer aborts or evicts the worker too late: the version was committed. */
 static void what_the_trainer_says_after_its_commit_changes_nothing(void **state)
 {
     (void)state;
@@ -265,7 +265,7 @@ static void bytes_overwritten_under_an_update_are_taken_back(void **state)
     }
 }
 
-/* A trainer that writes there all the time. */
+/* A trainer that overwrites its shared memory all the time. */
 typedef struct scribbler {
     rft_thread thread;
     unsigned char *memory;

@@ -1,4 +1,4 @@
-/* Two tensors of the trainer that have one memory at the worker: they must be equal. */
+/* Two tensors of the trainer that share one memory at the worker: they must be equal. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>

@@ -1,5 +1,5 @@
-/* Whatever fails while a version is applied, the engine has the old one, or says that it has none.
- */
+/* After any failure while a version is applied, the engine has the old version, or the worker
+ * reports that it has none. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -22,7 +22,7 @@ static void verify_always(refit_config *config)
     config->broadcast_verify = REFIT_VERIFY_ALWAYS;
 }
 
-/* A device that loses half of what it copies without a word. */
+/* A device that loses half of each copy and reports no error. */
 static void a_wrong_digest_is_taken_back(void **state)
 {
     (void)state;
@@ -97,7 +97,7 @@ static void a_device_that_fails_at_any_step_leaves_the_old_version(void **state)
     assert_true(nth > 5);
 }
 
-/* The device is gone when it is to be taken back, too. */
+/* The device also fails when the version is to be taken back. */
 static void destinations_that_cannot_be_restored_serve_no_version(void **state)
 {
     (void)state;
@@ -124,7 +124,7 @@ static void destinations_that_cannot_be_restored_serve_no_version(void **state)
     bound_end(&it);
 }
 
-/* Once the device is well again, even what was torn comes back. */
+/* Once the device works again, torn destinations get the old version back. */
 static void a_second_attempt_to_take_back_does(void **state)
 {
     (void)state;
@@ -146,7 +146,7 @@ static void a_second_attempt_to_take_back_does(void **state)
     }
 }
 
-/* What is in the engine is the update but for the last byte of each tensor. */
+/* The engine has the update except for the last byte of each tensor. */
 static void make_almost(bound_pair *it, const refit_update *update)
 {
     for (uint32_t i = 0; i < it->engine.count; i++) {
@@ -192,7 +192,7 @@ static bool tear_and_refuse(uint32_t nth, bool *torn)
     return status != REFIT_OK;
 }
 
-/* Bytes that a broken copy left are never taken for what the engine had. */
+/* Bytes that a broken copy left are never noted as the engine's old bytes. */
 static void what_a_broken_copy_left_is_not_what_was_there(void **state)
 {
     (void)state;

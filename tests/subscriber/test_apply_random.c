@@ -39,10 +39,10 @@ typedef struct theatre {
     uint64_t worker_seed;
     rft_mutex lock;
     rft_cond changed;
-    bool obedient;     /* guarded by lock, like all below: it accepts what comes */
+    bool obedient;     /* guarded by lock, like all below: it accepts every version */
     uint64_t accepted; /* the last version */
     uint32_t failed;   /* applies */
-    const char *wrong; /* what the worker saw that may not be */
+    const char *wrong; /* a violation that the worker found; NULL: none */
 } theatre;
 
 static void set_tensor(theatre *play, uint32_t index, refit_dtype dtype, uint64_t elements,

@@ -1,4 +1,4 @@
-/* What may be bound, and what of a version fits what was. */
+/* Which destinations may be bound, and which versions fit them. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -258,7 +258,7 @@ static void bound_and_unbound_in_turn(void **state)
     bound_end(&it);
 }
 
-/* Amid an update that is not applied: it goes where things are bound by then. */
+/* Destinations are bound while an update is open: it is applied into those that are bound then. */
 static void bound_elsewhere_amid_an_update(void **state)
 {
     (void)state;
@@ -281,7 +281,7 @@ static void bound_elsewhere_amid_an_update(void **state)
     engine_close(&other);
 }
 
-/* Nothing is written any more when the subscriber is closed, so its memory may go at once. */
+/* A closed subscriber writes no more, so the destinations may be freed at once. */
 static void what_was_bound_may_be_freed_once_the_subscriber_is_closed(void **state)
 {
     (void)state;

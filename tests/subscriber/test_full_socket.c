@@ -1,5 +1,5 @@
-/* A socket that is full: messages go out in order as far as the socket takes them, the rest waits,
- * and what waits for a trainer that is lost is not sent to it later. */
+/* A full socket: messages are sent in order as far as the socket takes them, the rest waits, and
+ * messages that wait for a trainer that is lost are not sent to it later. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stdatomic.h>

@@ -109,7 +109,7 @@ static void no_version_waits_for_an_observer(void **state)
     const char *endpoint = refit_publisher_endpoint(trainer.publisher);
     publish(&trainer, 1);
     trainer_begin(&trainer, 2);
-    assert_int_equal(look(endpoint).version, 1); /* what is not committed is not told */
+    assert_int_equal(look(endpoint).version, 1); /* a version that is not committed is not told */
     assert_no_workers(trainer.publisher);
     trainer_write(&trainer);
     refit_glance_info info = look(endpoint);
@@ -173,7 +173,7 @@ static void *ask(void *user)
     return NULL;
 }
 
-/* Hears HELLO, says so many of these, and gives what the asker made of it. */
+/* Hears HELLO, answers with so many of these messages, and returns what the observer got. */
 static asker answer(const rft_message *messages, uint32_t count, uint32_t timeout_ms)
 {
     raw_publisher raw;

@@ -1,5 +1,5 @@
-/* Notes of what was overwritten: undone from the newest on they bring all back; without room
- * nothing is changed; and their memory is given back with them. */
+/* Notes of overwritten bytes: undone from the newest on they restore all; if there is no room
+ * nothing is changed; a reset gives their memory back. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>

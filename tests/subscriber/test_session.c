@@ -1,4 +1,4 @@
-/* The worker's session: joining, every message in every state, and what time brings. */
+/* The worker's session: joining, every message in every state, and the passing of time. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -213,7 +213,8 @@ static void a_trainer_that_takes_it_not_yet_is_heard(void **state)
     assert_non_null(strstr(bench->session.report.final.text, ": no room for you"));
 }
 
-/* A worker that was stopped for an hour finds silence behind itself, and asks before it ends. */
+/* A worker that was stopped for an hour has not heard its trainer, and says HELLO before it ends.
+ */
 static void a_worker_that_was_stopped_asks_before_it_ends(void **state)
 {
     session_bench *bench = *state;

@@ -116,7 +116,7 @@ static void an_offer_waits_until_a_refused_update_is_closed(void **state)
     assert_int_equal(bench_count(bench, RFT_PULL), 0);
     rft_session_release(&bench->session, bench->now);
     assert_int_equal(bench_count(bench, RFT_PULL), 1);
-    bench_offer(bench, 2, 1); /* the publisher thinks again: version 1 is still there as a base */
+    bench_offer(bench, 2, 1); /* offered again: version 1 is still there as a base */
     assert_int_equal(bench_count(bench, RFT_FAILED), 0);
 }
 

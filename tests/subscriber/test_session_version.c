@@ -1,4 +1,4 @@
-/* A version on its way into a worker's session: frames, gaps, damage, lies and no memory. */
+/* A version that a session receives: frames, gaps, damage, false messages and no memory. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -124,8 +124,8 @@ static void a_base_that_is_not_held_fails_as_stale(void **state)
     bench_stage(bench, 3, 0);
 }
 
-/* The trainer is wrong about what this worker holds: changes are not tried on other bytes, and the
- * version is had whole. */
+/* The trainer is wrong about the version that this worker holds: changes are not applied to other
+ * bytes, and the version is fetched whole. */
 static void changes_of_another_base_fail_as_stale(void **state)
 {
     session_bench *bench = *state;
@@ -218,7 +218,7 @@ static void lost_frames_are_asked_for_when_beats_pass_without_one(void **state)
     assert_int_equal(bench_state(bench), STAGED);
 }
 
-/* A worker that was stopped finds all the beats of that time in front of it. */
+/* A worker that was stopped hears all the beats of that time at once. */
 static void beats_that_queued_up_ask_for_lost_frames_once(void **state)
 {
     session_bench *bench = *state;
@@ -435,7 +435,8 @@ static void a_manifest_too_large_to_be_read_fails_its_versions(void **state)
     bench_forget(bench);
     rft_session_garbage(&bench->session, &why, bench->now);
     assert_int_equal(bench->session.report.refused, 1);
-    assert_int_equal(bench_said(bench, RFT_FAILED)->as.failed.version, 0); /* whichever it was */
+    assert_int_equal(bench_said(bench, RFT_FAILED)->as.failed.version,
+                     0); /* it is not known which */
     for (uint64_t version = 1; version <= 2; version++) {
         bench_hear(bench, sample_offer(bench_sample(bench, version), BENCH_EPOCH, 0, NULL, 0));
         assert_int_equal(bench_state(bench), CURRENT);

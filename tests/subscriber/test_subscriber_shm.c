@@ -172,7 +172,8 @@ static void shm_that_is_required_and_not_to_be_had_is_final(void **state)
     pair_close(&pair);
 }
 
-/* The trainer turns from shared memory to sockets: what is held has no bytes here any more. */
+/* The trainer changes from shared memory to sockets: the version held has no bytes here any more.
+ */
 static void a_path_that_changes_brings_the_next_version_in_full(void **state)
 {
     (void)state;

@@ -337,8 +337,8 @@ static void set_quorum(training_run *run)
     run->config.broadcast_quorum = 1;
 }
 
-/* Takes the committed version, and waits until the publisher knows: what is staged though it is
- * held already is answered with a commit. */
+/* Takes the committed version, and waits until the publisher knows: STAGED for a version that is
+ * held already is answered with COMMIT. */
 static void take_committed(const training_run *run, raw_worker *raw)
 {
     raw_worker_stage(raw);
@@ -496,7 +496,7 @@ static void check_update(const training_run *run, const refit_update *update)
     }
 }
 
-/* Publishes, and is the worker as well. The bytes that were sent for it. */
+/* Publishes a version and receives it; returns the bytes that were sent. */
 static uint64_t publish_to(training_run *run, refit_subscriber *subscriber, bool scribbles)
 {
     rft_thread thread;

@@ -30,7 +30,7 @@ static void required_one_slot(refit_config *config)
     one_slot(config);
 }
 
-/* Readers that do not let go are evicted soon. */
+/* Readers that do not release a version are evicted soon. */
 static void impatient(refit_config *config)
 {
     config->broadcast_stage_timeout_ms = 300;
@@ -100,7 +100,7 @@ static void memory_is_taken_while_a_worker_wants_it(void **state)
     gpu_play_close(&play);
 }
 
-/* A version that one worker is enough for; a worker that reads on may miss it. */
+/* A version for which one worker is a quorum; a worker that is still reading may miss it. */
 static void publish_to_one(gpu_play *play, uint64_t version)
 {
     trainer_begin(&play->trainer, version);
@@ -110,7 +110,7 @@ static void publish_to_one(gpu_play *play, uint64_t version)
     assert_int_equal(refit_publisher_version(play->trainer.publisher), version);
 }
 
-/* The keeper reads version 1 all the time; version 3 would go where that lies. */
+/* The keeper reads version 1 all the time; version 3 would be written over it. */
 static void a_kept_version_stays_as_it_was_while_others_come(void **state)
 {
     (void)state;
@@ -300,7 +300,7 @@ static void patient_and_required(refit_config *config)
     patient(config);
 }
 
-/* Memory that a worker reads on is waited for. */
+/* Begin waits for memory that a worker still reads. */
 static void begin_waits_for_memory_that_is_about_to_come_free(void **state)
 {
     (void)state;
@@ -342,7 +342,7 @@ static void await_goodbye(crew_member *member)
     }
 }
 
-/* The memory is freed when the reader lets go, and only then. */
+/* The memory is freed when the reader releases it, and not before. */
 static void close_waits_for_readers(void **state)
 {
     (void)state;
@@ -360,8 +360,8 @@ static void close_waits_for_readers(void **state)
     gpu_play_close(&play);
 }
 
-/* The publisher gives up, the reader does not: nothing is freed under it, and the device has all
- * back once it has let go. */
+/* The publisher stops waiting for a reader: nothing is freed under it, and the device has all its
+ * memory back once the reader has released it. */
 static void what_is_read_beyond_the_close_is_freed_with_the_device(void **state)
 {
     (void)state;
@@ -449,7 +449,7 @@ static void with_require_weights_of_the_host_go_up(void **state)
     gpu_play_close(&play);
 }
 
-/* Once more the bytes that lie on the GPU already. */
+/* A version with the same bytes as the one on the GPU. */
 static refit_status publish_again(gpu_play *play)
 {
     const rft_manifest *manifest = play->trainer.sample.manifest;
@@ -464,7 +464,8 @@ static refit_status publish_again(gpu_play *play)
     return refit_publisher_commit(play->trainer.publisher, NULL);
 }
 
-/* Each call of the driver fails in turn: the version is published, or says what failed. */
+/* Each call of the driver fails, one after the other: the version is published, or the error says
+ * what failed. */
 static void a_driver_that_fails_costs_a_version_and_nothing_else(void **state)
 {
     (void)state;

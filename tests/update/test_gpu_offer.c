@@ -1,5 +1,5 @@
-/* A worker that is offered memory of its GPU by a publisher that may be lying: it maps, verifies
- * and hands over what is as it was offered, and nothing else. */
+/* A worker that is offered memory of its GPU by a publisher that may be lying: it maps and verifies
+ * the memory, and delivers a version only if it is as it was offered. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>

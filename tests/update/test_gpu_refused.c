@@ -39,7 +39,8 @@ static refit_subscriber *subscriber_open(gpu_play *play, const refit_config *con
     return subscriber;
 }
 
-/* Waits until next says anything but "not yet", or that the trainer does not take it for now. */
+/* Waits until next returns something other than a timeout, or says that the trainer does not take
+ * the worker for now. */
 static refit_status await_verdict(refit_subscriber *subscriber, refit_error *error)
 {
     refit_update *update = NULL;

@@ -1,4 +1,4 @@
-/* What is told of the memory that versions take, and room for a version where it is scarce. */
+/* Reports of the memory that versions take, and versions where memory is scarce. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>

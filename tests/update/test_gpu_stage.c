@@ -117,8 +117,8 @@ static void a_third_image_waits(void **state)
     scene_close(&on);
 }
 
-/* As of a digest that was under way when its version was dropped: the image is free, the mapping is
- * in use. */
+/* As after a digest that was under way when its version was dropped: the image is free, the mapping
+ * is in use. */
 static void a_mapping_that_is_still_read_keeps_its_place(void **state)
 {
     (void)state;

@@ -1,5 +1,5 @@
-/* A copy that a write gave up waiting for may come at any time: nothing else is written where it
- * goes, and nothing served from there. */
+/* A copy that a write gave up waiting for may end at any time: nothing else is written to its
+ * destination, and nothing is served from there. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -35,7 +35,7 @@ static refit_status write_first(gpu_play *play, const void *memory, refit_device
     return refit_publisher_write(play->trainer.publisher, 0, memory, bytes, device, after, error);
 }
 
-/* A stream that stands before its work. */
+/* A stream that is blocked before its work. */
 static refit_stream_ref stream_stop(refit_device *device, void *memory)
 {
     refit_stream_ref stream;
@@ -66,8 +66,7 @@ static void write_rest(gpu_play *play)
     }
 }
 
-/* The first tensor once more, with bytes from elsewhere, while the copy of the wrong ones stands.
- */
+/* The first tensor again, from other memory, while the copy of the wrong bytes is blocked. */
 static void a_tensor_from_elsewhere_waits_for_the_copy_that_was_given_up(void **state)
 {
     (void)state;
@@ -111,7 +110,7 @@ static void a_tensor_from_elsewhere_waits_for_the_copy_that_was_given_up(void **
     }
 }
 
-/* Its slots are left to it. */
+/* The slots that it writes to are not used again. */
 static void another_version_does_not_wait_for_it(void **state)
 {
     (void)state;
@@ -171,8 +170,8 @@ static void shortage_end(shortage *none)
     assert_int_equal(setrlimit(RLIMIT_NOFILE, &none->limit), 0);
 }
 
-/* One slot, the copy is on its way to where the committed version lay, and there is no memory to
- * bring that to safety: it is no longer served, rather than torn. */
+/* There is one slot, the copy writes over the committed version, and there is no memory to save
+ * that: it is no longer served, so that no worker gets torn bytes. */
 static void with_no_other_memory_the_version_before_is_not_served(void **state)
 {
     (void)state;

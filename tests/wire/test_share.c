@@ -1,4 +1,4 @@
-/* A GPU's memory as OFFER names it: every field there and back, and only at its full length. */
+/* A GPU's memory as OFFER names it: every field is encoded and decoded, and only at full length. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>

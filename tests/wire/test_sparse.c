@@ -1,4 +1,5 @@
-/* Sparse blocks: what changed makes the version again, bit for bit; damage and lies are seen. */
+/* Sparse blocks: base and changes make the version, bit for bit; damage and false entries are
+ * noticed. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>

@@ -1,4 +1,4 @@
-/* The validator: what msgpack could be led astray by never reaches it. */
+/* The validator: bytes with false lengths, too deep nesting or unwanted types are refused. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>

@@ -1,4 +1,4 @@
-/* The samples, written out by hand, so that a field that a table forgets is seen. */
+/* The samples, written out by hand, so that a field that is missing in a table is noticed. */
 #include "wire_samples.h"
 
 #include <setjmp.h>
