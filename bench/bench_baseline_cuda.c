@@ -202,7 +202,7 @@ static void pinned_drop(mover *it)
 
 /* ---- each saved and restored by itself ---- */
 
-/* What a tensor takes where it is mapped. */
+/* The bytes of a tensor in mapped memory. */
 static uint64_t mapped_bytes(const mover *it, uint32_t at)
 {
     uint64_t granule = bench_cuda_granule(it->cuda);

@@ -83,7 +83,7 @@ static refit_status run_rounds(scene *in, row *it, refit_error *error)
 
 /* ---- What came of them ---- */
 
-/* What each worker more adds to the publisher's time per version, as a share of it. */
+/* The share of the publisher's time per version that each further worker adds. */
 static void add_growth(json_t *object, const row *it, const origin *from)
 {
     if (from->workers == 0 || it->workers <= from->workers) return;
@@ -174,7 +174,7 @@ static refit_status run_row(scene *in, bool tcp, uint32_t workers, origin *from,
 
 /* ---- The empty cycle ---- */
 
-/* What a refit costs when there is next to nothing to move: a page of states and a KiB of weights
+/* The time of a refit with almost nothing to move: a page of states and a KiB of weights
  * to workers through shared memory, from clear to join. */
 enum { EMPTY_ROUNDS = 50, EMPTY_WORKERS = 4, EMPTY_PART = 64 };
 

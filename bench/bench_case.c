@@ -32,7 +32,7 @@ typedef struct span {
     uint64_t seed; /* where in the sample it begins */
 } span;
 
-/* What lies at `offset` of a span: a part of the sample, and how long it is. */
+/* The part of the sample at `offset` of a span; returns its length. */
 static uint64_t part_of(const bench_case *it, const span *of, uint64_t offset, const char **sample)
 {
     uint64_t begin = (of->seed + offset) % sample_bytes;

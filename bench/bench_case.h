@@ -23,7 +23,7 @@ typedef struct bench_case {
     double seal_seconds;
 } bench_case;
 
-/* How a case is opened. */
+/* The options of a case. */
 typedef struct bench_case_kind {
     bool pinned;  /* use_pinned_optimizer_offload */
     bool reclaim; /* device memory is given back and taken again, by an arena */

@@ -16,7 +16,8 @@
 
 typedef enum block_mode { MODE_SAME, MODE_SPARSE, MODE_DENSE } block_mode;
 
-/* What travels of a sparse one is changed, escapes and the digests: RFT_DELTA_ENTRY_BYTES. */
+/* The entry of a sparse block that travels has changed, escapes and the digests:
+ * RFT_DELTA_ENTRY_BYTES. */
 struct bench_block {
     block_mode mode;
     uint32_t changed, escapes;

@@ -24,7 +24,7 @@ typedef struct bench_pairs {
     uint64_t bytes, elements; /* of all tensors */
 } bench_pairs;
 
-/* What one way has made of a pair of versions, and what it works with. */
+/* The output of a codec for a pair of versions, and its buffers. */
 typedef struct bench_coder {
     unsigned char *coded;
     unsigned char *scratch;     /* another image's worth, and 2 bytes an element */

@@ -144,7 +144,7 @@ static refit_status pairs_load(const char *from, const char *to, bench_pairs *ou
 
 /* ---- A trainer and a worker in one process, whose engine is bound memory ---- */
 
-/* What an update costs from the worker's verified copy into the engine, with undo data kept.
+/* The time of an update from the worker's verified copy into the engine, with undo data kept.
  * Versions travel through inproc, so that the worker has a copy of its own as one on another
  * machine has. The trainer commits on a thread; what is measured runs while it waits. */
 
@@ -299,7 +299,7 @@ static refit_status bound_run(bound_engine *bound, double *seconds, refit_error 
 
 /* ---- The codecs ---- */
 
-/* What came of one codec. */
+/* The figures of one codec. */
 typedef struct result {
     uint64_t bytes;
     bench_series moves[BENCH_DELTA_MOVES];

@@ -23,7 +23,7 @@
 enum { ROUNDS = 9 };
 static const uint64_t host_bytes = UINT64_C(2000000000);
 
-/* What refit asks its allocator for, counted: installed before the first refit object is opened. */
+/* Counts the allocations of refit: installed before the first refit object is opened. */
 static atomic_uint_fast64_t allocations;
 
 static void *count_allocate(void *user, size_t bytes)
@@ -206,7 +206,7 @@ static json_t *describe(const bench_case *ours, const bench_baselines *baselines
     return object;
 }
 
-/* What only a GPU has: each way apart, and the step that keeps it busy. */
+/* Figures of a GPU alone: each direction apart, and the step that keeps it busy. */
 static void describe_gpu(json_t *object, const bench_case *ours, const bench_baselines *baselines,
                          const result *it)
 {
@@ -294,7 +294,7 @@ static uint64_t copies_of(const bench_options *options, const char *which)
     return strcmp(which, "small") == 0 ? 8 : 6;
 }
 
-/* What a GPU run may take: every way has host memory of its own, some have device memory too. */
+/* The bytes of a GPU run: every way has host memory of its own, some have device memory too. */
 static uint64_t gpu_room(int ordinal, uint64_t wanted, uint64_t copies)
 {
     char why[160];

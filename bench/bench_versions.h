@@ -15,7 +15,7 @@
 /* Versions that come before the counted rounds. */
 enum { BENCH_FRESH_VERSIONS = 2 };
 
-/* What the images take, as a multiple of the bytes of a version. */
+/* The bytes of the images, as a multiple of the bytes of a version. */
 enum { BENCH_VERSIONS_IMAGES = 2 };
 
 typedef struct bench_versions {
@@ -37,7 +37,7 @@ void bench_versions_next(bench_versions *versions);
  * slots and both images of each worker are touched for the first time. */
 uint32_t bench_versions_round(uint32_t version);
 
-/* What one version took. */
+/* The figures of one version. */
 typedef struct bench_version_figures {
     double seconds;      /* of the publisher, from begin until commit returned */
     refit_stats stats;   /* of the publisher, behind it */

@@ -11,7 +11,7 @@
 
 enum { BENCH_WORKERS_MOST = 16 };
 
-/* What they are to do: `refit bench worker KIND ENDPOINT BYTES`. */
+/* The arguments of `refit bench worker KIND ENDPOINT BYTES`. */
 typedef struct bench_duty {
     const char *kind, *endpoint;
     uint64_t bytes;

@@ -12,7 +12,7 @@
 refit_status cli_archive_write(refit_archive *archive, const refit_update *update,
                                refit_error *error);
 
-/* What was read back, to be written as a file. */
+/* A version that was read back, as the source of a file. */
 cli_source cli_source_read(const refit_snapshot *snapshot, uint64_t version);
 
 /* Whether the folder of an archive without a version is none: it has other files. One that waits

@@ -92,7 +92,7 @@ static refit_status check_name(const publish_job *job, const char *name, refit_e
                       name, length, job->config.limits_name_bytes);
 }
 
-/* What safetensors can say and no version can be, as far as it shows without a publisher. */
+/* Refuses files that no version can be made of, as far as that shows without a publisher. */
 static refit_status check_file(const publish_job *job, const cli_weights *file, refit_error *error)
 {
     refit_status status = REFIT_OK;
@@ -190,7 +190,7 @@ static refit_status write_tensors(publish_job *job, const cli_weights *file, cli
     return REFIT_OK;
 }
 
-/* What fails here is no worker's fault, and none is named: the version is dropped. */
+/* A failure here drops the version. No worker caused it, so none is named. */
 static int write_version(publish_job *job, int index, cli_progress *progress)
 {
     refit_error error;
@@ -213,7 +213,7 @@ static const char *explain(const refit_worker_info *info, bool aborted)
     return aborted ? "the version was aborted" : "the version was committed without it";
 }
 
-/* How many workers have applied the last version; names those that were counted on and have not. */
+/* Counts the workers that have applied the last version, and names the members that have not. */
 static uint32_t count_committed(publish_job *job, bool aborted, cli_progress *progress)
 {
     uint32_t committed = 0;

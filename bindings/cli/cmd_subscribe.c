@@ -145,7 +145,7 @@ static void hint(subscribe_job *job)
                        job->timeout_s > 0 ? "" : " (--timeout S ends that)");
 }
 
-/* How long to wait at once, after `waited`. */
+/* The milliseconds of the next wait, after `waited` seconds. */
 static uint32_t slice(const subscribe_job *job, double waited)
 {
     const double all = job->timeout_s > 0 ? 1e3 * job->timeout_s : 1e3 * waited + WAIT_MS;
@@ -171,7 +171,7 @@ static int wait_version(subscribe_job *job, refit_update **update)
     }
 }
 
-/* What a version is written to. */
+/* The files that a version is written to. */
 typedef struct version_files {
     const refit_update *update;
     cli_source source;
@@ -231,7 +231,7 @@ static refit_status name_files(subscribe_job *job, version_files *files, refit_a
     return archived;
 }
 
-/* What is too old, removed. That it cannot be is said, and nothing else suffers from it. */
+/* Removes versions that are too old. A failure is reported, and the command goes on. */
 static uint32_t prune(const subscribe_job *job)
 {
     refit_error error;
@@ -243,7 +243,7 @@ static uint32_t prune(const subscribe_job *job)
     return removed;
 }
 
-/* What stands between a folder, as it was given, and a name in it. */
+/* The text between a folder, as it was given, and a name in it. */
 static const char *slash_behind(const char *folder)
 {
     const size_t length = strlen(folder);

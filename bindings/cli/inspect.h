@@ -8,7 +8,7 @@
 /* 32 digits and NUL. */
 const char *cli_digest_text(const unsigned char digest[16], char text[33]);
 
-/* What an archive's file says about itself. */
+/* The description of an archive's file. */
 void cli_inspect_print_file(const refit_archive_info *info);
 json_t *cli_inspect_json_file(const refit_archive_info *info);
 
@@ -16,7 +16,7 @@ json_t *cli_inspect_json_file(const refit_archive_info *info);
 void cli_inspect_print_columns(void);
 void cli_inspect_print_line(const refit_archive_info *info);
 
-/* What a publisher says of itself. */
+/* The answer of a publisher to a query. */
 void cli_inspect_print_glance(const char *endpoint, const refit_glance_info *info);
 json_t *cli_inspect_json_glance(const char *endpoint, const refit_glance_info *info);
 

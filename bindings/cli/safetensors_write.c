@@ -266,7 +266,7 @@ static bool is_kept_by_sticky(const struct stat *folder, const struct stat *foun
            found->st_uid != me;
 }
 
-/* What a rename over this name would say, as far as that can be known before it is done. */
+/* The error of a rename over this name, as far as it is known before the rename. */
 static refit_status check_replaceable(const cli_output *output, const char *name, const char *what,
                                       refit_error *error)
 {

@@ -7,7 +7,7 @@
 /* From now on warnings and errors of refit are lines on stderr. */
 void cli_say_begin(void);
 
-/* How many there were. */
+/* The number of lines so far. */
 uint32_t cli_said(void);
 
 #endif

@@ -125,7 +125,7 @@ int engine_is_as_saved(const engine *it)
     return same;
 }
 
-/* What lies on a device is fetched first. */
+/* Device memory is copied to the host first. */
 static int is_like_there(const engine *it, uint32_t index, refit_device *device, const void *bytes)
 {
     unsigned char *here = malloc(it->list[index].bytes + 1);

@@ -60,7 +60,7 @@ refit_status crew_end(crew_member *member);
 bool crew_was_on_device(crew_member *member, uint64_t version);
 uint32_t crew_count(crew_member *member, uint64_t version);
 
-/* What crew_wait gives for these tensors. */
+/* The digest that crew_wait returns for these tensors. */
 uint64_t crew_digest(const refit_tensor *tensors, uint32_t count, const void *const *bytes);
 
 #endif

@@ -107,7 +107,7 @@ static void break_stream(faulty_device *faulty, refit_stream_ref stream, refit_s
     rft_unlock(&faulty->lock);
 }
 
-/* What the stream has broken with, which it forgets. The lock is held. */
+/* Clears and returns the error of a broken stream. The lock is held. */
 static refit_status mend_stream(faulty_device *faulty, refit_stream_ref stream)
 {
     for (size_t i = 0; i < STREAMS_MOST; i++) {

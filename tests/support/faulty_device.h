@@ -71,7 +71,7 @@ void faulty_device_break(refit_device *device, faulty_slot slot, uint32_t nth, r
 refit_device *faulty_device_inner(refit_device *device);
 
 /* From now on streams stop before each copy or zero that is put on them, until faulty_device_go.
- * What waits for them gets REFIT_ERR_TIMEOUT meanwhile. REFIT_STREAM_NONE does not stop. A stream
+ * A wait for them returns REFIT_ERR_TIMEOUT meanwhile. REFIT_STREAM_NONE does not stop. A stream
  * cannot be closed while it stands: go first. */
 void faulty_device_stop(refit_device *device);
 void faulty_device_go(refit_device *device);

@@ -13,7 +13,7 @@ typedef struct other_user {
     int line;
 } other_user;
 
-/* What the child has of that. */
+/* The child's part of it. */
 typedef struct other_self {
     int line;
 } other_self;

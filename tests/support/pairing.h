@@ -21,7 +21,7 @@ void pair_close(pairing *pair);
 refit_update *pair_next(pairing *pair);
 void assert_update_is(const refit_update *update, const sample_version *sample);
 refit_subscriber_info pair_describe(pairing *pair);
-/* What poll says of the subscriber's descriptor. */
+/* The result of poll on the subscriber's descriptor. */
 int pair_readable(pairing *pair, int timeout_ms);
 /* Version `index` + 1 staged, committed, taken, accepted and closed. */
 void pair_apply(pairing *pair, uint32_t index, const sample_version *base);

@@ -25,7 +25,7 @@ typedef struct raw_worker {
     bool delta; /* says that it takes sparse blocks: set it before it joins */
     rft_held held;
 
-    /* What it has been told. */
+    /* From the trainer's messages. */
     uint64_t epoch;
     uint64_t frame_bytes;
     uint64_t proof;

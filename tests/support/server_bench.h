@@ -39,7 +39,7 @@ void server_samples_forget(void);
 void server_bench_say(server_bench *bench, unsigned worker, const rft_message *message);
 void server_bench_tick(server_bench *bench, uint32_t ms);
 
-/* How many messages of a kind the worker was told since the last forget, and the last one. */
+/* The number of messages of a kind that the worker was sent since the last forget, and the last. */
 uint32_t server_bench_count(server_bench *bench, unsigned worker, rft_message_kind kind);
 const rft_message *server_bench_told(server_bench *bench, unsigned worker, rft_message_kind kind);
 void server_bench_forget(server_bench *bench);

@@ -42,7 +42,7 @@ void test_fill(refit_device *device, void *memory, int value, uint64_t count);
 void *test_host_alloc(refit_device *device, uint64_t count);
 void test_host_free(refit_device *device, void *memory, uint64_t count);
 
-/* How many bytes from the first on are as in `bytes`. */
+/* The number of leading bytes that equal those of `bytes`. */
 uint64_t test_alike(refit_device *device, const void *memory, const void *bytes, uint64_t count);
 
 #define assert_device_equal(device, memory, bytes, count)                                          \

@@ -20,7 +20,7 @@ int zmtp_knock(uint16_t port);
 /* Connects to the loopback address; -1: not within `timeout_ms`. */
 int zmtp_connect(uint16_t port, int timeout_ms);
 
-/* What the other end takes; it may hang up in the middle. */
+/* Sends as much as the other end takes; it may hang up in the middle. */
 void zmtp_say(int fd, const void *bytes, size_t count);
 
 /* Says all that a DEALER says up to the end of its handshake, with this id; NULL: with none. */

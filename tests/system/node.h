@@ -33,10 +33,10 @@ test_node *node_open(long long free_bytes, int *file);
 test_node *node_join(int pid, int file);
 void node_leave(test_node *node);
 
-/* What the library takes on this thread from now on is taken by that rank of that node. */
+/* From now on memory that the library takes on this thread counts for that rank of that node. */
 void node_enter(test_node *node, unsigned rank);
 
-/* What the kernel does when a rank is killed: its memory is free again. */
+/* Frees the memory of a killed rank, as the kernel does. */
 void node_bury(test_node *node, unsigned rank);
 
 #endif

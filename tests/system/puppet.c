@@ -81,7 +81,7 @@ static refit_status open_device(const refit_config *config, refit_error *error)
     return refit_device_open("cuda:0", config, &device, error);
 }
 
-/* What the fake driver, if that is the one in use, has to complain of. */
+/* Whether the fake driver, if it is in use, has seen a violation. */
 static bool driver_complains(void)
 {
     const char *(*violation)(void);

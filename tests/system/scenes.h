@@ -8,7 +8,7 @@
 #include <stdbool.h>
 #include <stddef.h>
 
-/* What is played once for each point from `first` on, up to `end`. */
+/* A scene that is played once for each point from `first` up to `end`. */
 typedef struct scene_kind {
     const char *name;
     void (*play)(unsigned at, bool shm, unsigned slots);

@@ -19,7 +19,7 @@
 #define ACTOR_COMMIT_TIMEOUT    600u
 #define ACTOR_LINGER            100u
 
-/* What a process needs to play its part. */
+/* The arguments of a process. */
 typedef struct actor_part {
     const chaos_plan *plan;
     int line;
@@ -42,7 +42,7 @@ refit_status actor_configure(const actor_part *part, bool shm, refit_config *con
 /* Obeys an order that is the same for both: TRIM or PLANT. */
 void actor_obey(const actor_part *part, const chaos_note *order);
 
-/* What the library has allocated and not freed. */
+/* Bytes that the library has allocated and not freed. */
 uint64_t actor_allocations(void);
 
 /* Tells the conductor that nothing is open any more. */

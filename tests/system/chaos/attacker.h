@@ -17,7 +17,7 @@
 /* `part->number` is the role. Serves its line until it ends. The process's exit status. */
 int attacker_run(const actor_part *part);
 
-/* What an attack may look at. */
+/* The state that an attack may read. */
 typedef struct attack {
     const actor_part *part;
     char endpoint[256];

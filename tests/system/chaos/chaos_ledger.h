@@ -1,6 +1,6 @@
 /*
  * chaos_ledger: what the trainers of a run have published, and what its workers say they hold.
- * What does not fit together is said in one sentence.
+ * A contradiction is reported as one sentence.
  */
 #ifndef CHAOS_LEDGER_H
 #define CHAOS_LEDGER_H

@@ -271,7 +271,7 @@ static void refill(cable *on, int64_t now)
     }
 }
 
-/* What would be done about this end now. */
+/* The poll events of this end now. */
 static short interest(const proxy *the, const pair *of, int end, int64_t now)
 {
     const cable *on = &the->link[of->link];

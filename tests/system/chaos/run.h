@@ -51,7 +51,7 @@ typedef struct run_mend {
     uint32_t worker;
 } run_mend;
 
-/* What the trainer said of the version under way. */
+/* The trainer's report of the version under way. */
 typedef struct run_round {
     bool open;
     chaos_note done; /* its last word, not yet judged */
@@ -135,7 +135,7 @@ void run_end_attacks(chaos_run *run);
 
 void run_key_name(uint32_t worker, char name[16]);
 
-/* How long anything may take beside what the library's deadlines allow. */
+/* The time that an action may take beyond the deadlines of the library. */
 uint32_t run_patience_ms(void);
 
 /* ---- deeds.c */

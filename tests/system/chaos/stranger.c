@@ -34,7 +34,7 @@ static int knock(const attack *what)
     return -1;
 }
 
-/* What the other end takes at once. */
+/* Sends as much as the other end takes at once. */
 static void say(int fd, const void *bytes, size_t count)
 {
     (void)send(fd, bytes, count, MSG_NOSIGNAL | MSG_DONTWAIT);

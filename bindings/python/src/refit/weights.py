@@ -43,7 +43,7 @@ Buffers: TypeAlias = Literal["persistent", "all", "none"]
 Lora: TypeAlias = Literal["merged", "adapter"]
 
 _CASTABLE = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
-"""Types that a dtype policy applies to: the bits of integers, booleans and fp8 are not to be cast."""
+"""Types that a dtype policy applies to: integers, booleans and fp8 are never cast."""
 
 
 # ---- The plan: which weights a refit publishes, in which order, and which of them are one tensor.
