@@ -240,8 +240,8 @@ static const char *guarded_path(const rft_channel *channel)
     return guarded ? channel->asked.rest : NULL;
 }
 
-/* With a ZAP domain ZeroMQ refuses ZMTP before 3.0 (see connections.c); without keys the handler
- * admits all, and need not be there. */
+/* With a ZAP domain ZeroMQ refuses ZMTP before 3.0 (see connections.c). Without keys the handler
+ * admits all peers, and need not run. */
 static refit_status watch_connections(rft_channel *channel, const refit_config *config,
                                       refit_error *error)
 {
@@ -258,7 +258,7 @@ static refit_status watch_connections(rft_channel *channel, const refit_config *
                                 &channel->connections, error);
 }
 
-/* A worker of this name would find that one, whichever folder this one is in. */
+/* A worker that looks for this name would find the other publisher, in any of the folders. */
 static refit_status check_name(const rft_endpoint *asked, refit_error *error)
 {
     rft_own_places places;
@@ -272,7 +272,7 @@ static refit_status check_name(const rft_endpoint *asked, refit_error *error)
     return REFIT_OK;
 }
 
-/* A worker goes where its trainer is; while there is none, where it would bind itself. */
+/* A worker connects where its trainer listens; while there is none, where it would bind itself. */
 static refit_status settle(rft_channel *channel, refit_error *error)
 {
     if (channel->asked.transport == RFT_TRANSPORT_USER && !channel->router) {
@@ -359,7 +359,7 @@ static refit_status channel_listen(rft_channel *channel, refit_error *error)
     return bind_failed(channel, zmq_errno(), error);
 }
 
-/* A port of this host is every user's to reach, and to bind while no publisher has it. */
+/* Every user can reach a port of this host, and bind it while no publisher has it. */
 static void warn_of_users(const rft_channel *channel, const refit_config *config)
 {
     const rft_endpoint *asked = &channel->asked;

@@ -30,9 +30,8 @@ typedef struct rft_peer_id {
     char key[RFT_KEY_TEXT]; /* empty: the channel uses no keys */
 } rft_peer_id;
 
-/* A payload sent without copying. `pending` is raised now and lowered when the transport no longer
- * needs the bytes, on one of its threads: nothing else is touched there. Both must live until it is
- * lowered. */
+/* A payload sent without copying. `pending` is raised by the send, and lowered by a thread of the
+ * transport when the bytes are no longer needed. Both must live until then. */
 typedef struct rft_payload {
     rft_view bytes;
     rft_pending *pending;
@@ -59,7 +58,8 @@ refit_status rft_channel_connect(const char *endpoint, const refit_config *confi
  */
 void rft_channel_close(rft_channel *channel);
 
-/* As bound, with the port that was found; of a DEALER as asked for, for sentences. Borrowed. */
+/* Of a ROUTER as bound, with the port that was found; of a DEALER a text for sentences. Borrowed.
+ */
 const char *rft_channel_endpoint(const rft_channel *channel);
 
 /* Whether the endpoint cannot be reached from another host. */

@@ -25,9 +25,9 @@
  * 256 workers and the 100 connections that are made in the time for which one of a former worker
  * stays: 140 days. The burst adds a chance of 1 in 2,700 at the most, once. What remains: it is a
  * chance, not an impossibility; and peers that may finish handshakes can use up the rate, and so
- * keep new workers out. Workers that are in stay in. Workers go without a routing id of their own:
- * ZeroMQ would connect again under the same one, and a ROUTER ignores a second connection of that
- * id for as long as it has not noticed that the first one is dead.
+ * keep new workers out. Workers that have joined stay. Workers go without a routing id of their
+ * own: ZeroMQ would connect again under the same one, and a ROUTER ignores a second connection of
+ * that id for as long as it has not noticed that the first one is dead.
  *
  * Before the handshake, each connection costs a descriptor and some 150 KB. Unclaimed connections
  * are bounded in number, oldest first out; and in number to CROWDED where descriptors reach into
@@ -272,8 +272,8 @@ static void note_gone(rft_connections *all, int fd)
     if (is_known(all, fd)) row_remove(all, fd);
 }
 
-/* Not blocking: a connection that goes away, or that we take, before ZeroMQ has accepted it must
- * not have ZeroMQ's thread wait for the next one. */
+/* Not blocking: if a connection goes away, or is refused here, before ZeroMQ has accepted it,
+ * ZeroMQ's thread must not wait for the next one. */
 static void note_listener(rft_connections *all, int fd)
 {
     int domain = 0;

@@ -31,7 +31,7 @@ void rft_context_release(void *context);
 
 /* Gives a socket that will bind its secret key. A peer that connects then shows a key of its own,
  * and the ZAP handler is asked about that key under this domain; where no handler answers, no peer
- * comes in.
+ * is admitted.
  * REFIT_ERR_UNSUPPORTED (ZeroMQ was built without CURVE), REFIT_ERR_SYSTEM, and what
  * rft_key_file_read answers. */
 refit_status rft_curve_serve(void *socket, const refit_config *config, const char *domain,

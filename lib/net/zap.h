@@ -3,9 +3,9 @@
  * the ZAP handler of the process, which answers ZeroMQ's request about each key that connects.
  *
  * A removed key is refused within 10 ms; its workers are evicted within 250 ms, as soon as the
- * folder was read. A new file lets in after 50 ms. The time of one look, which grows with the
- * number of files, comes to each of these. A file that cannot be read for now keeps the key that it
- * had, until it is gone (allow_list.h).
+ * folder was read. A new key is admitted after 50 ms. The time of one look, which grows with the
+ * number of files, is added to each of these. A file that cannot be read for now keeps the key that
+ * it had, until it is gone (allow_list.h).
  */
 #ifndef RFT_ZAP_H
 #define RFT_ZAP_H

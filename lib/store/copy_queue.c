@@ -45,7 +45,7 @@ static refit_status twins_open(digest_batch *batch, refit_device *device, refit_
     return status;
 }
 
-/* The memory on the device, as something that can be left to it. */
+/* The device memory of the sums, which can be left to the device for a deferred free. */
 struct device_sums {
     rft_deferred_free left; /* first, so that it is the address of all */
     void *memory;
@@ -170,7 +170,7 @@ static void finish(rft_copy_queue *queue)
     queue->busy = false;
 }
 
-/* It is idle. The caller that closes a publisher cannot try again, so this tries twice. */
+/* Of an idle queue. The caller that closes a publisher cannot try again, so this tries twice. */
 static bool stream_close(rft_copy_queue *queue)
 {
     refit_status status = refit_stream_close(queue->device, queue->stream, NULL);

@@ -1,11 +1,12 @@
 /*
- * allow_list: the public keys that may come in: the files NAME.public of one folder, as they are
+ * allow_list: the public keys that may connect: the files NAME.public of one folder, as they are
  * now.
  *
- * One thread looks at the folder again and again, any other asks which keys are in: that is
- * answered from memory, so no thread waits for a file system. Files that are no public keys are
- * passed over, and said so. A user that can write into the folder can admit keys, so a folder or
- * file that other users can write to admits none, nor does one that other users could replace.
+ * One thread looks at the folder repeatedly. Any thread asks which keys are allowed: that is
+ * answered from memory, so no other thread waits for a file system. Files that are no public keys
+ * are skipped, with a line in the log. A user that can write into the folder can admit keys, so a
+ * folder or file that other users can write to admits none, nor does one that other users could
+ * replace.
  */
 #ifndef RFT_ALLOW_LIST_H
 #define RFT_ALLOW_LIST_H
@@ -27,14 +28,14 @@ void rft_allow_list_close(rft_allow_list *list);
  * want of descriptors or memory, or because the disk failed, keeps the key that it had; a folder
  * that cannot be opened so is listed by the descriptor of the last look. Only if that cannot be
  * done either, or another folder has come in its place, all stays as it was. If the folder is gone
- * or not to be trusted, no key is in. Reads files (blocks). One thread at a time. */
+ * or not to be trusted, no key is allowed. Reads files (blocks). One thread at a time. */
 void rft_allow_list_refresh(rft_allow_list *list);
 
-/* Another number once other keys, or names, are in. Any thread. */
+/* A number that changes whenever the keys or their names do. Any thread. */
 uint64_t rft_allow_list_edition(rft_allow_list *list);
 
-/* Whether this key (its 40 characters) is in, and the name of its file. `name` may be NULL. Any
- * thread. */
+/* Whether this key (its 40 characters) is allowed, and the name of its file. `name` may be NULL.
+ * Any thread. */
 bool rft_allow_list_has(rft_allow_list *list, const char *key, char name[RFT_KEY_NAME_BYTES]);
 
 uint32_t rft_allow_list_count(rft_allow_list *list);

@@ -28,8 +28,8 @@ typedef struct walk {
     int at;                  /* the folder reached; owned */
     int links;
     uid_t owner_of_all;   /* of "/": it could lead any path elsewhere */
-    char rest[PATH_MAX];  /* what is still to go */
-    char where[PATH_MAX]; /* the way to `at` */
+    char rest[PATH_MAX];  /* the names that were not followed yet */
+    char where[PATH_MAX]; /* the path of `at` */
 } walk;
 
 static refit_status fail(const walk *it, int code, refit_error *error)
@@ -93,7 +93,7 @@ static refit_status enter_named(walk *it, const char *name, int fd, refit_error 
 
 /* ---- Links */
 
-/* Puts a way in front of what is still to go. */
+/* Puts a link's target, or the working folder, in front of the names that are left. */
 static refit_status go_first(walk *it, const char *way, refit_error *error)
 {
     char behind[PATH_MAX];
@@ -119,9 +119,9 @@ static refit_status follow(walk *it, const char *name, int fd, const struct stat
     return go_first(it, target, error);
 }
 
-/* ---- The way */
+/* ---- The path */
 
-/* The next name of what is still to go; none ("") at the end. */
+/* Takes the next name of the path; none ("") at the end. */
 static refit_status take_name(walk *it, char name[NAME_MAX + 1], refit_error *error)
 {
     const char *at = it->rest + strspn(it->rest, "/");
@@ -133,7 +133,7 @@ static refit_status take_name(walk *it, char name[NAME_MAX + 1], refit_error *er
     return REFIT_OK;
 }
 
-/* The way's end: not a link, or it was made one this moment. */
+/* Opens the last name, which was no link a moment ago. */
 static refit_status open_last(walk *it, const char *name, int flags, int *out, refit_error *error)
 {
     int fd = openat(it->at, name, flags | O_NOFOLLOW | O_CLOEXEC);
@@ -142,7 +142,7 @@ static refit_status open_last(walk *it, const char *name, int flags, int *out, r
     return REFIT_OK;
 }
 
-/* One name further; the end, once it is reached, is in `out`. */
+/* Follows one name; `out` gets the descriptor of the last one. */
 static refit_status step(walk *it, int flags, int *out, refit_error *error)
 {
     char name[NAME_MAX + 1];
@@ -182,7 +182,7 @@ static refit_status begin(walk *it, int folder, refit_error *error)
     return go_first(it, here, error);
 }
 
-/* Or it cannot be said. */
+/* Whether the kernel makes the file up; true also if the system cannot tell. */
 static bool is_made_up(int fd)
 {
     static const uint32_t kinds[] = {PROC_SUPER_MAGIC,    SYSFS_MAGIC,   CGROUP_SUPER_MAGIC,
