@@ -22,7 +22,8 @@
  *   refit/status.h       what calls answer
  *   refit/version.h      which refit this is
  *
- * The smallest whole use, without error handling (tests/abi/tour.c compiles it as it stands here):
+ * The smallest whole use, without error handling. Assign the statuses in your own code, or the
+ * compiler warns (tests/abi/tour.c runs these lines, each call wrapped in a check):
  *
  *     refit_device *device;
  *     refit_offloader *states;

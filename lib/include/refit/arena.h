@@ -102,8 +102,8 @@ REFIT_API REFIT_MUST_CHECK refit_status refit_arena_piece(refit_arena *arena, ui
  * (refit_offloader_finish, refit_arena_free, refit_arena_close), what is queued there by then is
  * waited for, at most offload.timeout_ms of the device's configuration. Idempotent; it ends with
  * refit_arena_unuse, or with refit_stream_close. A stream that refit did not open must end its use
- * before it is destroyed: CUDA does not detect the handle of a destroyed stream, and gives it to
- * new streams. For REFIT_STREAM_NONE it does nothing. Any thread.
+ * before it is destroyed: CUDA does not detect the handle of a destroyed stream and may reuse it
+ * for a new stream. For REFIT_STREAM_NONE it does nothing. Any thread.
  *
  * Errors:
  * - REFIT_ERR_INVALID: no stream of this device

@@ -111,8 +111,7 @@ REFIT_API REFIT_MUST_CHECK refit_status refit_version_digest(const refit_tensor 
                                                              unsigned char digest[16],
                                                              refit_error *error);
 
-/* ---- The trainer's end --------------------------------------------------------------------------
- */
+/* ---- The trainer's end ------------------------------------------------------------------ */
 
 /*
  * Binds `endpoint` (NULL: broadcast.endpoint of `config`): "user://NAME", a socket that only this
@@ -351,19 +350,18 @@ REFIT_API REFIT_MUST_CHECK refit_status refit_publisher_stats(refit_publisher *p
                                                               refit_stats *stats,
                                                               refit_error *error);
 
-/* ---- The worker's end
- * ------------------------------------------------------------------------------- */
+/* ---- The worker's end ----------------------------------------------------------------------- */
 
 /*
  * Starts to subscribe at `endpoint` (NULL: broadcast.endpoint). Returns at once, whether or not the
- * trainer is there; it is looked for until close, with user:// in all folders in which a trainer of
- * this user may have bound (as they are called at this call). `config` may be NULL; it is copied.
- * One thread at a time uses a subscriber, but for what is marked "any thread". An address beyond
- * this host needs keys (security.key and security.server_key) or broadcast.insecure: true. With
- * security.key the trainer's keys are checked whenever it is found: see refit_subscriber_next.
- * Without, the process that listens at an ipc path (user:// is one) must be of this user or root,
- * at a path that others cannot lead elsewhere; that is looked at here, and again at each
- * connection.
+ * trainer is there; it is looked for until close, with user:// in each folder where a trainer of
+ * this user may have bound; the folders are determined once, in this call. `config` may be NULL; it
+ * is copied. One thread at a time uses a subscriber, but for what is marked "any thread". An
+ * address beyond this host needs keys (security.key and security.server_key) or broadcast.insecure:
+ * true. With security.key the trainer's keys are checked whenever it is found: see
+ * refit_subscriber_next. Without, the process that listens at an ipc path (user:// is one) must be
+ * of this user or root, at a path that others cannot lead elsewhere; that is looked at here, and
+ * again at each connection.
  *
  * Errors:
  * - REFIT_ERR_INVALID: port 0 or * among it, which only a publisher binds
@@ -475,8 +473,8 @@ typedef struct refit_destination {
  * ties, or that have the same bytes in a version, which is checked for each version. Any other
  * overlap is refused. With `cast`, elements of F32, F16 and BF16 are converted to each other, to
  * nearest even; a NaN that gets shorter becomes 0x7FFF. Elements of the destination are what is
- * compared, noted and put back. Once, until unbind. A device stays in use until then, and takes 4
- * MiB of host memory. Does not block.
+ * compared, noted and put back. May be called again only after refit_subscriber_unbind. Each device
+ * in the list is in use until then and needs 4 MiB of host memory. Does not block.
  *
  * Errors:
  * - REFIT_ERR_STATE: bound already
@@ -635,8 +633,7 @@ REFIT_API void refit_update_unkeep(void *kept);
  */
 REFIT_API void refit_update_close(refit_update *update);
 
-/* ---- Observers
- * ------------------------------------------------------------------------------------ */
+/* ---- Observers ------------------------------------------------------------------------------ */
 
 /* What a publisher holds, asked once. */
 typedef struct refit_glance refit_glance;

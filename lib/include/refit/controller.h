@@ -7,6 +7,7 @@
  *     optimizer_step();
  *     refit_controller_clear(controller, stream, &error);           states off the device
  *     refit_controller_publish(controller, 0, weights, n, ...);     all workers switch, or none
+ *     generate();                                                   rollouts use the free memory
  *     refit_controller_return(controller, stream, &error);          states come back meanwhile
  *     forward(); backward();
  *     refit_controller_join(controller, stream, &error);            before the next optimizer step
@@ -86,7 +87,8 @@ REFIT_API void refit_controller_close(refit_controller *controller);
  * Errors:
  * - REFIT_ERR_STATE: in RETURNING
  * - those of refit_offloader_offload and refit_offloader_finish
- * - once, if copies failed that the last join had only queued a stream behind: their error
+ * - once, the error of the last return's copies, if the last join only made a stream wait for them
+ *   and they failed later
  */
 REFIT_API REFIT_MUST_CHECK refit_status refit_controller_clear(refit_controller *controller,
                                                                refit_stream_ref after,

@@ -185,9 +185,9 @@ REFIT_API REFIT_MUST_CHECK refit_status refit_offloader_set_memory(refit_offload
  * Blocks for the first touch, and before it for the other processes of this user on this machine
  * that are at theirs (offload.take_turns; at most offload.timeout_ms for each). With
  * offload.background it returns at once, and a thread of its own takes the memory (see
- * refit_offloader_prepare); only one that is still taking too little is ended first, which may last
- * offload.timeout_ms. On failure the offloader is OPEN as before and nothing is held. A second call
- * does nothing.
+ * refit_offloader_prepare). If an earlier, smaller request for memory is still in progress, the
+ * call first ends it, which takes at most offload.timeout_ms. On failure the offloader is OPEN as
+ * before and nothing is held. A second call does nothing.
  *
  * Errors:
  * - REFIT_ERR_TIMEOUT: not its turn
@@ -439,11 +439,12 @@ REFIT_API void refit_future_close(refit_future *future);
  * A checkpoint writer holds a lease; until it ends, no offload overwrites what it reads. */
 
 /*
- * Starts a lease. Only in OFFLOADED or RESTORING: then the image is whole, unless the restore is
- * the second one after a failure. Several may be open. Any thread.
+ * Starts a lease. Only in OFFLOADED or RESTORING, and only while the image holds all KEEP regions:
+ * after an operation that failed, some may be on the device when the next restore begins. Several
+ * leases may be open. Any thread.
  *
  * Errors:
- * - REFIT_ERR_STATE: another state
+ * - REFIT_ERR_STATE: another state, or a KEEP region is not in the image
  */
 REFIT_API REFIT_MUST_CHECK refit_status refit_lease_acquire(refit_offloader *offloader,
                                                             refit_lease **out, refit_error *error);
