@@ -2,8 +2,8 @@
  * How errors are made and passed on: the one macro family.
  *
  *     RFT_REFUSE_IF(count == 0, error, REFIT_ERR_INVALID, "no tensors: declare at least one");
- *     RFT_TRY(rft_layout_make(...));
- *     RFT_TRY_GOTO(rft_slab_open(...), undo_map);       the label names what it undoes
+ *     RFT_TRY(rft_layout_open(...));
+ *     RFT_TRY_GOTO(rft_image_begin(...), close_layout); the label names what it undoes
  *     status = rft_keep_first(status, close_it());      in teardown: the first failure is kept
  */
 #ifndef RFT_ERROR_H

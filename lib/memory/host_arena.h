@@ -35,7 +35,8 @@ typedef struct rft_host_arena rft_host_arena;
 typedef struct rft_host_arena_info {
     uint64_t bytes;       /* taken, or being taken */
     uint64_t taken_bytes; /* of these, memory by now */
-    uint64_t ready_bytes; /* of these, as they are to be: all of them in the end */
+    uint64_t ready_bytes; /* of these, touched and, if wanted, page-locked; equals `bytes` once the
+                             memory is taken */
     /* The rest once all is taken; zero before. */
     uint64_t pinned_bytes;   /* page-locked: all or none */
     uint64_t pageable_bytes; /* not */

@@ -1,6 +1,7 @@
 /*
  * The verbs of regions: add, describe, bind and unbind; and device memory, given back and taken
- * again. Changes addresses only; operation.c and host_image.c move bytes.
+ * again. Changes addresses only; the copies are started in offload_restore.c (pinned) and made in
+ * host_image.c (pageable).
  */
 #include <inttypes.h>
 #include <string.h>

@@ -84,7 +84,8 @@ typedef struct rft_region {
     uint64_t digest;      /* of the bytes that went out (offload.verify) */
     void *pageable; /* the host copy on the pageable path; owned, from malloc; guarded as `place` */
     refit_arena *arena; /* that holds `memory`, or NULL; entered */
-    const void *whole;  /* what no copy may leave: the arena, or an allocation's mark */
+    const void *whole;  /* the allocation or arena that contains the memory. Only its identity
+                           matters: two regions are joined into one copy only if it is the same */
     uint32_t group;
     int32_t priority;
     refit_policy policy;

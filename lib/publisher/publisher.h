@@ -17,8 +17,8 @@
 #include "store/copy_queue.h"
 #include "store/frames.h"
 
-/* Tensors whose bytes are in the store, but not yet compared (and digested): the next
- * ones are copied meanwhile. */
+/* Tensors whose bytes are in the store, but not yet compared (and digested): the next ones are
+ * copied meanwhile. */
 typedef struct rft_unsettled {
     uint32_t count;
     bool digested; /* by the device: `sums` */

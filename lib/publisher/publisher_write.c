@@ -200,7 +200,7 @@ static refit_status finish(const refit_publisher *publisher, rft_copy_queue *cop
     return rft_keep_first(issued, status);
 }
 
-/* Between host memory (the store's own, or the caller's) and the GPU's block. */
+/* Copies from host memory (the store's or the caller's) to the GPU's block, and waits. */
 static refit_status carry_up(refit_publisher *publisher, const write_job *job, const void *from,
                              refit_error *error)
 {

@@ -120,9 +120,9 @@ refit_status rft_store_seal(rft_store *store, refit_error *error);
 /* The sealed version is the committed one. */
 void rft_store_commit(rft_store *store);
 /* The version being written is gone: undo puts the committed one's bytes back where they were
- * written over, and rollback makes it the served one again. With one slot, a store without memory
- * has nothing to put back, and one whose bytes are not `restored`, because something else may still
- * write there, nothing to vouch for: these serve nothing until the next commit. */
+ * written over, and rollback makes it the served one again. `restored` is false if a copy may still
+ * write to the slot. Then, and without memory, a store with one slot serves no version until the
+ * next commit. */
 void rft_store_undo(rft_store *store);
 void rft_store_rollback(rft_store *store, bool restored);
 

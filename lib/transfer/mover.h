@@ -14,9 +14,9 @@
 
 typedef struct rft_mover rft_mover;
 
-/* Opens its stream and its events, so that starting takes nothing. `rate_limit`: bytes a second
- * that an operation takes of the link, 0 for all that it gives; any other value needs a device
- * whose streams call back, else starting answers REFIT_ERR_UNSUPPORTED. */
+/* Opens its stream and its events, so that starting takes nothing. `rate_limit`: an operation
+ * moves at most so many bytes per second; 0: unlimited. Any other value needs a device whose
+ * streams call back, else starting answers REFIT_ERR_UNSUPPORTED. */
 refit_status rft_mover_open(refit_device *device, uint64_t rate_limit, rft_mover **out,
                             refit_error *error);
 

@@ -22,7 +22,8 @@ typedef struct rft_piece {
     uint64_t bytes;
     uint32_t group;
     uint32_t slab;     /* which registration holds the host side, all of it; any number */
-    const void *whole; /* what holds the device's side, all of it; any mark */
+    const void *whole; /* the allocation or arena that contains the device's side. Only its identity
+                          matters: two pieces are joined into one copy only if it is the same */
     uint32_t slack;    /* as in rft_copy: behind the host side */
     bool checked;      /* as in rft_copy */
 } rft_piece;

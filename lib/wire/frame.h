@@ -116,7 +116,8 @@ typedef struct rft_frame_source {
     const unsigned char *same; /* per block of the version, 1: as in the base; NULL: none is */
     const unsigned char *base; /* an image in which at least the other blocks are as in the base;
                                   NULL: no block is sparse */
-    uint64_t worth; /* bytes that must be saved, or the frame goes whole: 0 for any, if need be */
+    uint64_t worth; /* a frame is gathered only if that saves at least so many bytes; 0: whenever it
+                       saves any */
     rft_frame_codec *codec; /* NULL: what is gathered travels as it is */
     uint32_t price;         /* of coding a changed element, in bytes: 0 for whatever is smaller */
     rft_parts before;       /* of the base */

@@ -26,10 +26,11 @@ void rft_reassembly_close(rft_reassembly *reassembly);
 void rft_reassembly_reset(rft_reassembly *reassembly, unsigned char *staging,
                           const unsigned char *base);
 
-/* Takes one frame. REFIT_ERR_CORRUPT: the hash does not match, or what comes of a sparse block is
- * not what it should be: ask again. REFIT_ERR_STALE: the base is not the one that a sparse block
- * was coded against, so the version is to be had whole only. REFIT_ERR_PROTOCOL: it breaks the
- * rules. Unless a sparse block is the reason, staging is as it was. */
+/* Takes one frame. REFIT_ERR_CORRUPT: the hash does not match, or the result of applying a sparse
+ * block does not have the expected digest; request the frame again. REFIT_ERR_STALE: the base is
+ * not the one that a sparse block was coded against, so the version is to be had whole only.
+ * REFIT_ERR_PROTOCOL: it breaks the rules. Unless a sparse block is the reason, staging is as it
+ * was. */
 refit_status rft_reassembly_take(rft_reassembly *reassembly, const rft_message *frame,
                                  rft_view payload, refit_error *error);
 
