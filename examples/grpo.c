@@ -29,6 +29,7 @@
 #include <stdbool.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 #include <sys/socket.h>
 #include <sys/types.h>
 #include <sys/wait.h>
@@ -126,11 +127,21 @@ static float *add_region(train_states *it, const char *name, refit_policy policy
     return region.memory;
 }
 
+/* The CPU computes here, on the device's own memory: a GPU's cannot be used so. */
+static void refuse_gpu(refit_device *device)
+{
+    refit_error error;
+    refit_device_info info = {.size = sizeof info};
+    or_die(refit_device_describe(device, &info, &error), &error);
+    if (!info.host_addressable) die("this example computes on the CPU: give a host device");
+}
+
 static void states_open(train_states *out, const char *device, const refit_config *config)
 {
     refit_error error;
     uint64_t reservation = 8 * policy_parameters * sizeof(float);
     or_die(refit_device_open(device, config, &out->device, &error), &error);
+    refuse_gpu(out->device);
     or_die(refit_arena_open(out->device, reservation, &out->arena, &error), &error);
     or_die(refit_offloader_open(out->device, config, &out->offloader, &error), &error);
     out->master = add_region(out, "master", REFIT_KEEP);
@@ -576,8 +587,7 @@ static void trainer_close(trainer *it)
     free(it->compute);
 }
 
-/* A worker was lost or failed, and no worker has switched: names it, replaces it, and waits until
- * all are there. */
+/* A worker was lost or failed: names it, replaces it, and waits until all are there. */
 static void replace_lost_workers(trainer *it, const refit_error *why)
 {
     refit_error error;
@@ -587,10 +597,13 @@ static void replace_lost_workers(trainer *it, const refit_error *why)
            &error);
 }
 
-/* Version 0 asks for the next number; the bytes are read where they lie, in device memory. */
+/* Version 0 asks for the next number; the bytes are read where they lie, in device memory. A publish
+ * that fails before its commit is repeated, and no worker has switched. After the commit the version
+ * counts: the others have it, and a new worker is sent it. */
 static void publish_weights(trainer *it)
 {
     refit_error error;
+    const uint64_t before = refit_publisher_version(it->publisher);
     refit_weight weights[POLICY_TENSORS];
     for (uint32_t i = 0; i < POLICY_TENSORS; i++) {
         weights[i] = (refit_weight){.tensor = i,
@@ -605,6 +618,7 @@ static void publish_weights(trainer *it)
         if (status != REFIT_ERR_PEER && status != REFIT_ERR_TIMEOUT) or_die(status, &error);
         if (tries == PUBLISH_TRIES) die("the workers do not hold: %s", error.text);
         replace_lost_workers(it, &error);
+        if (refit_publisher_version(it->publisher) != before) return;
     }
 }
 

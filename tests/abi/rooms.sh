@@ -25,9 +25,9 @@ modules_left_of() {
     wire) echo base config device wire ;;
     archive) echo base config device wire archive ;;
     net) echo base config trust wire net ;;
-    store) echo base config device memory transfer wire net store ;;
-    publisher) echo base config device memory transfer wire net store publisher ;;
-    subscriber) echo base config device memory transfer wire net store subscriber ;;
+    store) echo base config device memory wire net store ;;
+    publisher) echo base config device memory wire net store publisher ;;
+    subscriber) echo base config device memory wire net store subscriber ;;
     controller) echo base config device memory transfer offload publisher controller ;;
     kernels) echo base kernels ;;
     esac
