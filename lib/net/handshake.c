@@ -49,7 +49,7 @@ static void note(rft_handshake *handshake, refit_status status, const char *sent
 static void note_mismatch(rft_handshake *handshake)
 {
     note(handshake, REFIT_ERR_SECURITY,
-         handshake->keys ? "the handshake failed: what answers there uses no keys; is it the "
+         handshake->keys ? "the handshake failed: the other side uses no keys; is it the "
                            "trainer, and has it security.key?"
                          : "the handshake failed: the trainer asks for keys; set security.key and "
                            "security.server_key");
@@ -66,7 +66,7 @@ static void note_failure(rft_handshake *handshake, uint16_t event, uint32_t valu
         note_mismatch(handshake);
     } else if (event == ZMQ_EVENT_HANDSHAKE_FAILED_PROTOCOL) {
         note(handshake, REFIT_ERR_PEER,
-             "the handshake failed: what answers there is no trainer, or the line is bad");
+             "the handshake failed: the other side is no trainer, or the connection changes bytes");
     } else if (handshake->keys) {
         note(handshake, REFIT_ERR_PEER,
              "the handshake failed: the other side ended it; is security.server_key the trainer's "

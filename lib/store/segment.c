@@ -438,7 +438,8 @@ void rft_seqlock_end(rft_seqlock *lock)
     atomic_fetch_add(&lock->generation, 1);
 }
 
-void rft_seqlock_retire(rft_seqlock *lock)
+/* The bytes are gone, and do not come back. */
+static void seqlock_retire(rft_seqlock *lock)
 {
     atomic_store(&lock->generation, RETIRED);
 }
@@ -483,7 +484,7 @@ refit_status rft_share_lock_open(rft_share_lock *share_lock, refit_error *error)
 
 void rft_share_lock_retire(rft_share_lock *share_lock)
 {
-    rft_seqlock_retire(rft_share_lock_seqlock(share_lock));
+    seqlock_retire(rft_share_lock_seqlock(share_lock));
 }
 
 /* The seqlock's change comes before the look at the lock, and the lock before the look at the

@@ -97,8 +97,6 @@ typedef struct rft_seqlock {
 void rft_seqlock_begin(rft_seqlock *lock);
 /* Even again. */
 void rft_seqlock_end(rft_seqlock *lock);
-/* The bytes are gone, and do not come back. */
-void rft_seqlock_retire(rft_seqlock *lock);
 
 /* Notes the number. False while the bytes are being written, or gone. */
 bool rft_seqlock_note(const rft_seqlock *lock, uint64_t *generation);
