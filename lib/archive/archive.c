@@ -1,5 +1,5 @@
 /*
- * The archive as an object: opening, closing, and what it tells about its files.
+ * The archive as an object: opening, closing, describing its files, and removing old versions.
  */
 #include <errno.h>
 #include <unistd.h>
@@ -81,17 +81,16 @@ refit_status refit_archive_describe(const refit_archive *archive, uint32_t index
 
 /* ---- Removing old versions
  *
- * Old versions removed: refit_archive_prune.
- *
  *     [anchor delta delta][anchor delta][anchor delta delta]      with two anchors kept:
  *      3rd    2nd   1st                                            removed in this order
  *
- * Chain by chain, the oldest first, and each from its last file to its anchor, which goes when the
- * others are seen to be gone from the disk. So wherever it ends, killed or refused, every file that
- * is left has all the files that it builds on.
+ * Chain by chain, the oldest first, and each from its last file to its anchor, which is removed
+ * when the removal of the others is on the disk. So wherever a prune ends, killed or refused, every
+ * file that is left has all the files that it builds on.
  */
 
-/* Looks at the file, once. One that cannot be read begins no chain: it goes with the one before. */
+/* Reads the file's header, once. A file that cannot be read begins no chain: it is removed with the
+ * chain before it. */
 static bool is_anchor(refit_archive *archive, rft_archive_entry *entry)
 {
     rft_archive_reader reader;
@@ -135,7 +134,8 @@ static refit_status remove_file(refit_archive *archive, rft_archive_entry *entry
     return REFIT_OK;
 }
 
-/* The files from `first` on, before `end`: what an anchor begins, or what has lost its anchor. */
+/* The files from `first` on, before `end`: an anchor with its deltas, or deltas without an anchor.
+ */
 static refit_status remove_chain(refit_archive *archive, uint32_t first, uint32_t end,
                                  refit_error *error)
 {

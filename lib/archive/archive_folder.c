@@ -22,10 +22,9 @@
 #include "base/alloc.h"
 #include "base/log.h"
 
-#define LOCK_NAME ".lock"
-#define LOCK_MODE 0600
-#define FOLDER_MODE                                                                                \
-    0700 /* versions are secrets to many; of a folder that was there its maker decides */
+#define LOCK_NAME   ".lock"
+#define LOCK_MODE   0600
+#define FOLDER_MODE 0700 /* versions may be secrets; a folder that exists keeps its mode */
 
 /* ---- Files
  *

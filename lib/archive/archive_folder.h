@@ -51,7 +51,7 @@ refit_status rft_archive_folder_open(const char *path, bool write, rft_archive_f
                                      refit_error *error);
 void rft_archive_folder_close(rft_archive_folder *folder);
 
-/* Drops the entries of what was removed. */
+/* Drops the entries of files that were removed. */
 void rft_archive_folder_drop(rft_archive_folder *folder);
 
 /* Adds an entry at its place; rft_archive_folder_reserve has made the room. */

@@ -1,5 +1,6 @@
 /*
- * The header of an archive's file, as bytes and back; archive_format.h says what lies where.
+ * The header, the frames' beginnings and the changes of an archive's file, encoded and decoded;
+ * archive_format.h says what lies where.
  */
 #include "archive/archive_format.h"
 
@@ -119,8 +120,9 @@ static refit_status check_limits(const rft_archive_header *header, const rft_lim
     return REFIT_OK;
 }
 
-/* What must be there at least: an anchor has every byte of the weights, unless frames are packed.
- * The terms are each below the file's size, but for the weights, which limits bound. */
+/* Whether the file is as long as it must be at least: an anchor has every byte of the weights,
+ * unless frames are packed. Each term is below the file's size, except the weights, which limits
+ * bound. */
 static bool has_room(const rft_archive_header *header, uint64_t bytes)
 {
     uint64_t left = bytes - rft_archive_header_bytes(header);

@@ -1,5 +1,6 @@
 /*
- * Reading one file of an archive.
+ * Reading one file of an archive, section by section, each checked before it is used. Knows nothing
+ * of the file's base: snapshot.c puts files together.
  *
  *     open ─► header ─► lists ─► frame, frame, … ─► verify
  */
@@ -148,8 +149,8 @@ static refit_status check_manifest(const rft_archive_header *header, const rft_m
     return REFIT_OK;
 }
 
-/* The list of tensors says how many blocks there are, and a few bytes of it can say a great many:
- * memory is taken for no more than the header counts, which the file has room for. */
+/* The list of tensors determines the number of blocks, and a few bytes of it can claim very many.
+ * Memory is taken for no more than the header counts, for which the file is long enough. */
 static rft_limits limits_of_file(const rft_archive_header *header, const rft_limits *limits)
 {
     rft_limits held = *limits;
@@ -159,7 +160,7 @@ static rft_limits limits_of_file(const rft_archive_header *header, const rft_lim
     return held;
 }
 
-/* Hashed first: what is damaged is not parsed. */
+/* The hash is checked first, so damaged bytes are not parsed. */
 static refit_status read_manifest(rft_archive_reader *reader, const rft_limits *limits,
                                   refit_error *error)
 {
@@ -191,7 +192,7 @@ bool rft_archive_reader_give(rft_archive_reader *reader, rft_manifest *manifest,
     return same;
 }
 
-/* What can be known of a tensor's change without its blocks. */
+/* Checks that need no blocks of the tensor. */
 static bool is_possible(const rft_archive_reader *reader, uint32_t tensor)
 {
     const rft_archive_change *change = &reader->changes[tensor];
@@ -280,12 +281,10 @@ refit_status rft_archive_reader_verify(const rft_archive_reader *reader, const u
 
 /* ---- The frames
  *
- * Reading the frames of an archive's file.
- *
  * A frame is applied in a buffer of its own (wire/reassembly, over a slice of the base) and then
- * takes its place in the image: one image suffices for a chain of any length. The modes of blocks
- * are counted, tensor by tensor, against what the file says of its changes, so that what it says
- * about itself is what it holds. Format 1 says nothing of tensors: there the blocks are asked.
+ * copied to its place in the image: one image suffices for a chain of any length. The modes of
+ * blocks are counted, tensor by tensor, and compared with the file's section of changes. Format 1
+ * has no such section: there the changes are taken from the blocks.
  */
 
 static refit_status take_memory(rft_archive_reader *reader, refit_error *error)
@@ -361,7 +360,7 @@ static void place_dense(const rft_archive_slice *slice, const unsigned char *fro
     }
 }
 
-/* Over the base's bytes, then to their place. */
+/* Applies the frame to the base's bytes, and copies the result to its place. */
 static refit_status assemble(rft_archive_reader *reader, uint64_t hash, rft_view payload,
                              unsigned char *place, refit_error *error)
 {
@@ -446,7 +445,7 @@ static refit_status count_blocks(rft_archive_reader *reader, const rft_archive_f
     return REFIT_OK;
 }
 
-/* Whether the tensors' blocks are those that the file speaks of. */
+/* Whether the tensors' blocks are those that the file's changes name. */
 static bool has_changes(const rft_archive_reader *reader)
 {
     for (uint32_t i = 0; i < reader->manifest->count; i++) {
@@ -457,7 +456,7 @@ static bool has_changes(const rft_archive_reader *reader)
     return true;
 }
 
-/* Of format 1: what was seen is what there is to say. */
+/* Of format 1: the changes are those that were counted. */
 static bool take_seen(rft_archive_reader *reader)
 {
     uint64_t same = 0, sparse = 0, dense = 0;

@@ -34,8 +34,8 @@ typedef struct archive_work {
 
 /* ---- What the caller gives, and memory
  *
- * What refit_archive_write is given, checked before anything is written, and the memory that a
- * version needs, which stays for the next version of the same tensors.
+ * The arguments of refit_archive_write are checked before anything is written. The memory that a
+ * version needs stays for the next version of the same tensors.
  */
 
 void rft_archive_forget(refit_archive *archive)
@@ -157,11 +157,10 @@ static refit_status take_manifest(refit_archive *archive, rft_manifest *manifest
 
 /* ---- The version before, read back
  *
- * The image of the version before, read back: after a restart, or after a write that failed.
- *
- * What a version is held against is what the archive itself has, and not what the trainer says: so
- * it is read from the disk, with all checks, or the next version is kept whole. Why it is kept
- * whole is logged, unless that is what was to come anyway.
+ * After a restart, or after a write that failed, the image of the version before is read back. A
+ * version is compared with the archive's own bytes, and not with those that the trainer says it
+ * had: so they are read from the disk, with all checks, or the next version is written whole. The
+ * reason is logged, unless the next version would be an anchor anyway.
  */
 
 /* Rebuilds the version into the archive's image. */
@@ -199,7 +198,8 @@ static refit_status resume(refit_archive *archive, const rft_archive_entry *last
     return rebuild(archive, anchor, last, error);
 }
 
-/* What stands in the way is logged; but that memory is short now says nothing about the files. */
+/* A failure is logged, and the next version is written whole. A lack of memory says nothing about
+ * the files, and is returned. */
 static refit_status try_resume(refit_archive *archive, const rft_archive_entry *last,
                                refit_error *error)
 {
@@ -232,12 +232,10 @@ static refit_status resume_image(refit_archive *archive, const refit_archive_ver
 
 /* ---- One frame
  *
- * Writing one frame of a version.
- *
- * Its bytes are copied out of the caller's memory once, with their digest, before anything is made
- * of them: the file is what the digests speak of, even if that memory changed meanwhile, which the
- * caller then learns from the version's digest. What was written takes its place in the image, the
- * base of the next version, right away.
+ * The bytes are copied out of the caller's memory once, with their digest, before they are coded.
+ * So the digests are those of the file even if that memory changed meanwhile; the caller learns of
+ * such a change from the version's digest. The written bytes are copied into the image, the base of
+ * the next version, at once.
  */
 
 /* Copies one block into the frame, and notes how it differs from the base. */
@@ -284,7 +282,7 @@ static void count_blocks(archive_work *work, const rft_frame *frame)
     work->header->packed += frame->packed;
 }
 
-/* A frame that is dense all over: its blocks without what is between them. */
+/* A frame of dense blocks only: its blocks without the padding between them. */
 static refit_status pack_dense(refit_archive *archive, rft_frame *frame, refit_error *error)
 {
     const rft_archive_slice *slice = archive->slice;
@@ -322,7 +320,7 @@ static refit_status encode(refit_archive *archive, bool anchor, rft_frame *frame
     return pack_dense(archive, frame, error);
 }
 
-/* What stands before the payload. */
+/* The frame's bytes before the payload. */
 static refit_status write_begin(archive_work *work, uint32_t sequence, const rft_frame *coded)
 {
     unsigned char begin[RFT_ARCHIVE_FRAME_BYTES + RFT_FRAME_BLOCKS + RFT_ARCHIVE_HASH_BYTES];
@@ -580,8 +578,9 @@ static void list_written(refit_archive *archive)
     rft_archive_folder_add(&archive->folder, &archive->entry);
 }
 
-/* A name that may not last is taken away again; one that cannot be is in the list, as in the
- * folder. Without it there, files that build on nothing would be left by a prune. */
+/* If the folder cannot be synced, the name may not last, and the file is removed again. If that
+ * fails as well, the file stays in the list as it does in the folder: a prune must know it, or it
+ * would leave files whose base is gone. */
 static refit_status put_in_place(refit_archive *archive, refit_error *error)
 {
     char name[RFT_ARCHIVE_NAME];

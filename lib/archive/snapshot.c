@@ -1,8 +1,8 @@
 /*
- * Versions read back: a chain of files one over the other, what comes of it, and what single files
- * say.
+ * Versions read back: the chain of files that a version needs, applied one over the other, and the
+ * outline of single files.
  *
- * Every frame is hashed on the way; the digests of all tensors are taken at the end.
+ * The hash of every frame is checked when it is read, the digests of all tensors at the end.
  */
 #include <fcntl.h>
 #include <stdio.h>
@@ -295,11 +295,9 @@ refit_status refit_snapshot_change(const refit_snapshot *snapshot, uint32_t inde
 
 /* ---- Single files
  *
- * What single files say: refit_archive_outline, refit_snapshot_open.
- *
- * Neither needs the files that a file builds on, so neither has the bytes of tensors. The first
- * reads lists alone, and keeps the list of tensors from file to file where that is the same; the
- * second reads and checks all there is.
+ * refit_archive_outline and refit_snapshot_open do not need the files that a file builds on, so
+ * they have no bytes of tensors. The first reads the lists alone, and keeps the list of tensors
+ * from file to file where it is the same; the second reads and checks the whole file.
  */
 
 /* ---- Lists alone ---- */
@@ -325,7 +323,7 @@ static refit_status outline(const refit_archive *archive, const rft_archive_entr
     if (given && status == REFIT_OK)
         before->manifest = NULL;
     else if (given)
-        reader.manifest = NULL; /* it stays whose it was */
+        reader.manifest = NULL; /* the snapshot before keeps it */
     rft_archive_reader_close(&reader);
     return rft_disk_blame(error, status, out->name);
 }

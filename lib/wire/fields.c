@@ -2,10 +2,9 @@
  * Structs to msgpack maps and back, and the checks that both directions share.
  *
  *     struct ─► per field: bounds ─► msgpack's packer ─► bytes
- *     bytes ─► validator ─► the place of each key's value ─► no key twice ─► per field: type,
- * bounds
+ *     bytes ─► validator ─► where each key's value is ─► no key twice ─► per field: type, bounds
  *
- * Lengths in received bytes may lie, so the validator walks them before anything is read from them.
+ * Lengths in received bytes may be false, so the validator walks the bytes before any is read.
  *
  * A field's value is looked at as one number (`measure`): an integer's value, a view's units, a
  * shape's rank. That number is held against the table's bounds and the configured limit, so one
@@ -24,8 +23,8 @@
  *
  * One loop over the bytes, one small stack, no recursion and no memory. Every open array or map is
  * a level with the number of values it still expects (a map: keys and values). `due` is their sum
- * over all levels. A value takes at least one byte, so as soon as more values are due than bytes
- * are left the message lies, and that is found before memory is reserved for it.
+ * over all levels. A value takes at least one byte, so a message is false as soon as more values
+ * are due than bytes are left, and that is found before memory is reserved for it.
  */
 
 typedef enum format_class {
@@ -198,7 +197,7 @@ refit_status rft_validate(rft_view bytes, const rft_walk_limits *limits, size_t 
  * Bytes that have passed are read where they lie, by the same heads and without another check.
  */
 
-/* What a value is; of integers, those below 0 are OTHER, as is nil. */
+/* The class of a value; integers below 0 are OTHER, as is nil. */
 typedef enum value_class {
     VALUE_OTHER,
     VALUE_NUMBER,
@@ -412,7 +411,7 @@ static void pack_bool(msgpack_packer *packer, bool value)
         msgpack_pack_false(packer);
 }
 
-/* What fails is kept by the sink. */
+/* The sink keeps the first failure. */
 static void pack_value(msgpack_packer *packer, const rft_field *field, const void *value)
 {
     switch (field->type) {

@@ -97,7 +97,7 @@ bool rft_sparse_read(const rft_manifest *manifest, const rft_block *block,
 #define DIRECTORY 0u
 #define DELTA     1u /* the first of kernels/delta.h's */
 #define DENSE     (RFT_PACK_PLANES - 1u)
-/* Less is not worth a try. */
+/* Planes with fewer bytes are not compressed. */
 #define LEAST 32u
 
 struct rft_frame_codec {
@@ -105,10 +105,10 @@ struct rft_frame_codec {
     ZSTD_CCtx *compressor;   /* NULL: not needed so far */
     ZSTD_DCtx *decompressor; /* NULL: not needed so far */
     rft_bytes apart;         /* all planes as they are */
-    rft_bytes made;          /* what is handed out */
+    rft_bytes made;          /* the result that a call returns */
 };
 
-/* One frame on its way through. */
+/* A walk over the blocks of one frame. */
 typedef struct frame_walk {
     const rft_manifest *manifest;
     const rft_block *blocks;
@@ -197,7 +197,8 @@ static void take_apart(frame_walk *walk, rft_view payload, bool copies)
     }
 }
 
-/* Appends the plane as it is shortest; its length if that is compressed, else 0. */
+/* Appends the plane, compressed if that is shorter; `length` is that of the compressed plane, else
+ * 0. */
 static refit_status add_plane(rft_frame_codec *codec, const unsigned char *plane, size_t bytes,
                               uint32_t *length, refit_error *error)
 {
@@ -278,7 +279,7 @@ static bool unpack_plane(unpack_state *state, uint32_t plane)
     return true;
 }
 
-/* What an entry alone says of the lengths. */
+/* The lengths that follow from an entry alone. */
 static bool lay_out(const frame_walk *walk, const rft_block *block, const unsigned char *entry,
                     rft_delta_entry *delta)
 {
@@ -292,7 +293,8 @@ static bool lay_out(const frame_walk *walk, const rft_block *block, const unsign
     return true;
 }
 
-/* What the planes up to `known` decide of the counts; the block's parts begin so far into them. */
+/* The counts that follow from the planes up to `known`; `escapes` and `far` are where the block's
+ * parts begin in theirs. */
 static void complete(const frame_walk *walk, const rft_block *block, uint32_t known,
                      uint64_t escapes, uint64_t far, rft_delta_entry *delta)
 {
@@ -437,7 +439,7 @@ static refit_status set_modes(frame_gather *gather, rft_bytes *modes, refit_erro
     return REFIT_OK;
 }
 
-/* Coding a block may need more room than what comes of it takes. */
+/* Coding a block may need more room than the result takes. */
 static size_t coding_room(const frame_gather *gather)
 {
     const rft_block *blocks = &gather->manifest->blocks[gather->span->first_block];
@@ -449,8 +451,8 @@ static size_t coding_room(const frame_gather *gather)
     return most;
 }
 
-/* Up to `end`. Dense blocks are copied once a sparse one stands behind them, or all is decided: a
- * frame that goes whole has none, and nothing is copied for it. */
+/* Copies the dense blocks before `end`. That is done when a sparse block follows them, or at the
+ * end if the frame is coded: for a frame that is sent whole nothing is copied. */
 static void fill_hole(frame_gather *gather, uint32_t end)
 {
     const rft_block *blocks = &gather->manifest->blocks[gather->span->first_block];
@@ -504,7 +506,8 @@ static void add_blocks(frame_gather *gather)
     }
 }
 
-/* What is gathered, with the entries right before it; the last dense blocks are not there yet. */
+/* Gathers the blocks, with the entries right before them; the last dense blocks are not copied yet.
+ */
 static refit_status gather_blocks(frame_gather *gather, rft_bytes *scratch, rft_view *payload,
                                   refit_error *error)
 {

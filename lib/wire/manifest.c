@@ -131,7 +131,7 @@ static refit_status list_take(rft_view *rest, const rft_limits *limits, rft_list
     return REFIT_OK;
 }
 
-/* What a manifest is held against, and how a breach is answered. */
+/* The limits that a manifest is checked against, and the status of a breach. */
 typedef struct manifest_rules {
     uint64_t frame_bytes;
     const rft_limits *limits;
@@ -139,9 +139,9 @@ typedef struct manifest_rules {
     refit_error *error;
 } manifest_rules;
 
-/* ---- What a manifest must be
+/* ---- The rules of manifests
  *
- * The rules of manifests, one function each. They hold for a caller's list and for a peer's alike;
+ * One function each. They hold for a caller's list and for a peer's alike;
  * the rules' `refusal` is the status of a breach. Sizes above a configured limit are
  * REFIT_ERR_LIMIT on both sides. Names are sorted once, so duplicates are neighbours.
  */
@@ -259,9 +259,9 @@ static refit_status check_names(rft_manifest *manifest, const manifest_rules *ru
  *     blocks   [ 0  ][ 1  ][ 2]     [ 3        ][ 4  ][ 5  ][ 6  ][ 7]
  *     frames   [ 0                            ][ 1                    ]
  *
- * Everything is checked against limits.version_bytes, limits.blocks and, where a version is to be
- * held, the memory that the machine has before memory is reserved,
- * and both ends get the same numbers from the same list, so neither is sent.
+ * Before memory is reserved, everything is checked against limits.version_bytes, limits.blocks and,
+ * where a version is to be held, the memory that the machine has. Both ends compute the same
+ * numbers from the same list, so the partition is not sent.
  */
 
 static refit_status refuse_size(const manifest_rules *rules)
@@ -574,7 +574,7 @@ static refit_status create(uint32_t count, uint64_t name_bytes, const manifest_r
 
 /* ---- From a caller's list ---- */
 
-/* No list is stepped through by more. */
+/* The largest refit_tensor.size that is accepted. */
 #define STRUCT_BYTES_MOST 4096u
 
 /* Callers step by the struct's size as they were compiled. */

@@ -1,19 +1,19 @@
 /*
  * Frames to a version: which frames are in, and the sum of each tensor's digest so far.
  *
- * A frame is judged before a byte of the staging image changes: its place, its block modes, its
+ * A frame is checked before a byte of the staging image changes: its place, its block modes, its
  * hash, then where in the payload each block has its bytes or planes, and that nothing is left
  * over. Then each block is copied and digested in the same pass; since a digest is a sum over a
  * tensor's words, blocks may come in any order. Padding inside a dense frame travels but belongs to
  * no tensor, so it is neither copied nor digested.
  *
  * A sparse block is the base's, copied to a place that stays in the cache and digested, changed
- * there, and digested again on its way to staging, round the caches. What is in its planes shows
- * only while they are applied; then staging has nothing of it. The base's digest is taken again and
- * not remembered from when that version was verified: the block is read for the copy anyway, and so
- * the digest is that of the bytes that the changes are applied to.
+ * there, and digested again while it is copied to staging, past the caches. Malformed planes are
+ * found while they are applied, before staging has any of the block. The base's digest is taken
+ * again and not remembered from when that version was verified: the block is read for the copy
+ * anyway, and so the digest is that of the bytes that the changes are applied to.
  *
- * All memory is taken by open, but what unpacking needs.
+ * All memory is taken by open, except that for unpacking.
  */
 #include "wire/reassembly.h"
 
@@ -292,7 +292,7 @@ static bool plan_gathered(rft_reassembly *reassembly, const rft_frame_span *span
     return at == end;
 }
 
-/* Unpacks what is packed and sound. */
+/* Unpacks the payload, if it is packed, after its hash was checked. */
 static refit_status unpack(rft_reassembly *reassembly, const rft_frame_span *span,
                            const rft_message *frame, rft_view *payload, refit_error *error)
 {
@@ -306,7 +306,7 @@ static refit_status unpack(rft_reassembly *reassembly, const rft_frame_span *spa
                                   payload, error);
 }
 
-/* The entries of damaged sparse blocks may say anything: then the damage is the finding. */
+/* Entries of damaged sparse blocks may contradict the payload: then the damage is reported. */
 static refit_status check_payload(rft_reassembly *reassembly, const rft_frame_span *span,
                                   const rft_message *frame, rft_view payload, refit_error *error)
 {
