@@ -597,9 +597,9 @@ static void replace_lost_workers(trainer *it, const refit_error *why)
            &error);
 }
 
-/* Version 0 asks for the next number; the bytes are read where they lie, in device memory. A publish
- * that fails before its commit is repeated, and no worker has switched. After the commit the version
- * counts: the others have it, and a new worker is sent it. */
+/* Version 0 asks for the next number; the bytes are read where they lie, in device memory. A
+ * publish that fails before its commit is repeated, and no worker has switched. After the commit
+ * the version counts: the others have it, and a new worker is sent it. */
 static void publish_weights(trainer *it)
 {
     refit_error error;
