@@ -167,7 +167,7 @@ static refit_status open_list(const char *path, FILE **out, refit_error *error)
     refit_status status = cli_file_open(path, &opened, &bytes, error);
     if (status == REFIT_ERR_IO)
         return cli_refuse(error, REFIT_ERR_INVALID, error->subsystem,
-                          "%s is no list of tensors that is known here, and no file either", path);
+                          "%s is neither a known list of tensors nor a file", path);
     if (status != REFIT_OK)
         return cli_refuse(error, status, 0, "%s: it is empty or not a regular file", path);
     *out = fdopen(opened, "r");

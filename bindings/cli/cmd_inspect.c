@@ -167,8 +167,8 @@ static int inspect_file(const inspect_job *job)
     status = cli_weights_open(job->path, &weights, &error);
     if (status != REFIT_OK) {
         return cli_complain(status == REFIT_ERR_IO ? CLI_IO : CLI_FILE,
-                            "%s is no file of an archive, and no safetensors: %s", job->path,
-                            error.text);
+                            "%s is neither a file of an archive nor a safetensors file: %s",
+                            job->path, error.text);
     }
     int result = inspect_weights(job, &weights);
     cli_weights_close(&weights);

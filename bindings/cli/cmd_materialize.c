@@ -71,7 +71,7 @@ static int read_version(materialize_job *job)
     if (text[0] >= '0' && text[0] <= '9' && *end == '\0' && errno == 0 && job->version > 0) {
         return CLI_DONE;
     }
-    return cli_complain(CLI_USAGE, "%s is no version: write a whole number, from 1", text);
+    return cli_complain(CLI_USAGE, "%s is not a version: write a whole number, from 1", text);
 }
 
 static int prepare(materialize_job *job)

@@ -51,7 +51,8 @@ static refit_status read_dtype(const json_t *value, refit_tensor *tensor, refit_
     const char *name = json_string_value(value);
     if (value == NULL) REFUSE_TENSOR(tensor->name, error, "%s", " has no dtype");
     if (name == NULL) {
-        REFUSE_TENSOR(tensor->name, error, "%s", " has a dtype that is no text, such as \"BF16\"");
+        REFUSE_TENSOR(tensor->name, error, "%s",
+                      " has a dtype that is not a text such as \"BF16\"");
     }
     if (refit_dtype_parse(name, &tensor->dtype) != REFIT_OK) {
         REFUSE_TENSOR(tensor->name, error, " has dtype %.32s, which safetensors does not define",
@@ -116,7 +117,8 @@ static refit_status read_entry(const char *name, const json_t *value, header_ent
 {
     refit_tensor *tensor = &entry->tensor;
     if (!json_is_object(value)) {
-        REFUSE_TENSOR(name, error, "%s", " is no JSON object with dtype, shape and data_offsets");
+        REFUSE_TENSOR(name, error, "%s",
+                      " is not a JSON object with dtype, shape and data_offsets");
     }
     *tensor = (refit_tensor){.size = sizeof *tensor, .name = name, .alias_of = REFIT_NO_ALIAS};
     refit_status status = read_dtype(json_object_get(value, "dtype"), tensor, error);

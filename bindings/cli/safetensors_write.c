@@ -330,7 +330,7 @@ refit_status cli_output_begin_file(const cli_source *source, const char *path,
     const char *name = slash == NULL ? path : slash + 1;
     const int length = slash == NULL ? 1 : slash == path ? 1 : (int)(slash - path);
     if (name[0] == '\0' || strlen(name) >= sizeof output.name || length >= (int)sizeof dir) {
-        return cli_refuse(error, REFIT_ERR_INVALID, 0, "%.120s is no name for a file", path);
+        return cli_refuse(error, REFIT_ERR_INVALID, 0, "%.120s is not a name for a file", path);
     }
     (void)snprintf(dir, sizeof dir, "%.*s", length, slash == NULL ? "." : path);
     (void)snprintf(output.name, sizeof output.name, "%s", name);

@@ -112,18 +112,18 @@ refuses 5 "it is a file of an archive: refit materialize makes a safetensors fil
 refuses 6 "the archive has no version 9" materialize "$scratch/kept" 9 --out "$scratch/y"
 refuses 6 "cannot open the folder" materialize "$scratch/nowhere" 1 --out "$scratch/y"
 refuses 6 "cannot open the folder" materialize "$scratch/kept" 5 --out "$scratch/nowhere/y"
-refuses 2 "no version: write a whole number" materialize --out "$scratch/y" "$scratch/kept" -- -1
-refuses 2 "no version: write a whole number" materialize "$scratch/kept" 0 --out "$scratch/y"
+refuses 2 "not a version: write a whole number" materialize --out "$scratch/y" "$scratch/kept" -- -1
+refuses 2 "not a version: write a whole number" materialize "$scratch/kept" 0 --out "$scratch/y"
 refuses 2 "--epoch cannot be xyz" materialize "$scratch/kept" 5 --epoch xyz --out "$scratch/y"
 refuses 2 "--out FILE is missing" materialize "$scratch/kept" 5
 refuses 2 "which archive" materialize --out "$scratch/y"
 refuses 2 "what is 6" materialize "$scratch/kept" 5 6 --out "$scratch/y"
-refuses 5 "is no name for a file" materialize "$scratch/kept" 5 --out "$scratch/"
+refuses 5 "is not a name for a file" materialize "$scratch/kept" 5 --out "$scratch/"
 refuses 2 "inspect what?" inspect
 refuses 2 "inspect one thing" inspect a b
 refuses 6 "cannot open" inspect "$scratch/nowhere"
 head -c 100 /dev/zero >"$scratch/zeros"
-refuses 5 "no file of an archive, and no safetensors" inspect "$scratch/zeros"
+refuses 5 "neither a file of an archive nor a safetensors file" inspect "$scratch/zeros"
 refuses 2 "--archive DIR is missing" subscribe --timeout 1
 refuses 2 "--archive DIR is missing" subscribe --keep 2 --out "$scratch/y" --timeout 1
 refuses 2 "--keep cannot be 0" subscribe --keep 0 --archive "$scratch/y" --timeout 1

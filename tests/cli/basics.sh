@@ -52,7 +52,7 @@ refuses 2 "--device is for offload, remap, handover, pin and tensors: bench broa
     bench broadcast --device cuda:0
 refuses 2 "--rounds is for offload, remap, handover, pin, broadcast, link and delta: bench tensors" \
     bench tensors --rounds 1
-refuses 1 "no list of tensors that is known here" bench tensors --tensors gpt5
+refuses 1 "neither a known list of tensors nor a file" bench tensors --tensors gpt5
 printf 'a 4096\nb\n' >"$scratch/list"
 refuses 1 "line 2 is not a tensor's name and its bytes" bench tensors --tensors "$scratch/list"
 printf 'a 4096\nb 512\n' >"$scratch/list"

@@ -60,10 +60,10 @@ refuses_raw "begins at 4, but the one before it ends at 8" - \
 refuses_raw "begins at 9, but the one before it ends at 8" - \
     "{\"b\":$(tensor U8 '[8]' 9 17),\"a\":$(tensor U8 '[8]' 0 8)}" 17
 refuses_raw "has no dtype" - '{"a":{"shape":[1],"data_offsets":[0,1]}}' 1
-refuses_raw "has a dtype that is no text" - '{"a":{"dtype":5,"shape":[1],"data_offsets":[0,1]}}' 1
-refuses_raw "is no JSON object with dtype, shape and data_offsets" - '{"a":7}' 0
+refuses_raw "has a dtype that is not a text" - '{"a":{"dtype":5,"shape":[1],"data_offsets":[0,1]}}' 1
+refuses_raw "is not a JSON object with dtype, shape and data_offsets" - '{"a":7}' 0
 long=$(printf '\345\261\202%.0s' {1..150})
-refuses_raw "is no JSON object with dtype, shape and data_offsets" - "{\"$long\":7}" 0
+refuses_raw "is not a JSON object with dtype, shape and data_offsets" - "{\"$long\":7}" 0
 iconv -f UTF-8 -t UTF-8 "$scratch/err" >"$scratch/same" || complain "a name was cut inside a character"
 refuses_raw "the smaller first" - '{"a":{"dtype":"U8","shape":[1]}}' 1
 refuses_raw "says more than" - '{"a":{"dtype":"U8","shape":[1],"data_offsets":[0,1],"scale":2}}' 1
