@@ -1,6 +1,6 @@
 #!/bin/bash
-# commands.sh REFIT: the shell blocks of README.md and docs/ name subcommands and options that the command
-# has, options of the configuration that there are, and scripts that can be run.
+# commands.sh REFIT: the shell blocks of README.md and docs/ name existing subcommands and options of the
+# command, existing options of the configuration, and executable scripts.
 set -euo pipefail
 refit=$1
 failed=0

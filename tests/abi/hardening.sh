@@ -1,7 +1,7 @@
 #!/bin/bash
-# hardening.sh CHECKED FILE…: says what each library or program lacks of what makes an error in it hard
-# to use: a stack protector, relocations that are read-only once they are done, no stack that can be
-# run, no fixed address; with CHECKED 1 calls of libc that know the room of what they write to.
+# hardening.sh CHECKED FILE…: lists the hardening that each library or program lacks: a stack protector,
+# read-only relocations, a stack that is not executable, no fixed address; with CHECKED 1 calls of libc
+# that check the size of their destination.
 set -uo pipefail
 export LC_ALL=C
 command -v readelf >/dev/null || exit 77

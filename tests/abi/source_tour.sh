@@ -1,5 +1,5 @@
 #!/bin/bash
-# lib/README.md, the source tour, names every source file of lib/ and kernels/, and none that is gone.
+# lib/README.md, the source tour, names every source file of lib/ and kernels/, and no other.
 set -euo pipefail
 tour=lib/README.md
 failed=0

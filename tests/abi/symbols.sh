@@ -1,6 +1,6 @@
 #!/bin/bash
-# symbols.sh LIBRARY [--write]: what librefit.so exports is what the headers declare, and what
-# symbols.txt keeps for comparing with the version before. With --write, rewrites symbols.txt.
+# symbols.sh LIBRARY [--write]: librefit.so exports the symbols that the headers declare, and those
+# of symbols.txt, which is kept to compare with the version before. With --write, rewrites symbols.txt.
 set -euo pipefail
 export LC_ALL=C
 here=$(dirname "${BASH_SOURCE[0]}")

@@ -1,5 +1,5 @@
 #!/bin/bash
-# The command line: help fits on a screen, mistakes are one line with their own status, nothing but
+# The command line: help fits on a screen, each mistake is one line with a status of its own, and only
 # text goes into a pipe.
 # shellcheck source=tests/cli/support.sh
 . "$(dirname "${BASH_SOURCE[0]}")/support.sh"
@@ -43,7 +43,7 @@ refuses 2 "there is no command a??31mb?1mä:" "$(printf 'a\302\23331mb\2331m\303
 
 refuses 2 "there is no benchmark ofload" bench ofload
 refuses 2 "--device is host or cuda:N, not auto" bench offload --device auto
-# What a benchmark does not take is no figure of it.
+# An option that a benchmark does not take is refused.
 refuses 2 "--density is for broadcast and link: bench delta takes all densities" bench delta --density 0.01
 refuses 2 "--density is for broadcast and link: bench offload does not take it" bench offload --density 0.01
 refuses 2 "--from is for delta: bench pin does not take it" bench pin --from x --mib 1

@@ -1,6 +1,6 @@
 #!/bin/bash
-# refit bench broadcast and bench link: the rows that were asked for, each with its figures; that what
-# was to travel whole did, and what was to travel as changes did, for every worker.
+# refit bench broadcast and bench link: the requested rows, each with its figures; dense versions
+# travel whole and updates travel as changes, for every worker.
 # shellcheck source=tests/cli/support.sh
 . "$(dirname "${BASH_SOURCE[0]}")/support.sh"
 

@@ -1,5 +1,5 @@
 #!/bin/bash
-# refit config: the file of defaults is the table's, and each source goes over the one before.
+# refit config: the file of defaults is made from the table, and a later source overrides an earlier one.
 # shellcheck source=tests/cli/support.sh
 . "$(dirname "${BASH_SOURCE[0]}")/support.sh"
 
@@ -36,7 +36,7 @@ refuses 3 "$scratch/top.yaml:2:3: there is no option offload.bach: the nearest i
     config --file "$scratch/base.yaml" --config "$(printf 'offload:\n  bach: 3\n' >"$scratch/top.yaml" && echo "$scratch/top.yaml")"
 refuses 6 "cannot open $scratch/missing.yaml" config --file "$scratch/missing.yaml"
 
-# What is no regular file is refused at once: a FIFO may never have a writer, a folder is none.
+# A file that is not regular is refused at once: a FIFO may never have a writer.
 mkfifo "$scratch/fifo"
 refuses 3 "$scratch/fifo is no regular file: write the configuration into one" config --file "$scratch/fifo"
 refuses 3 "is no regular file" config --file <(echo "offload: {batch: 2}")

@@ -1,5 +1,5 @@
 #!/bin/bash
-# refit publish looks at every file before it does anything, and says what is wrong with a bad one.
+# refit publish checks every file before it publishes one, and says what is wrong with a bad file.
 # shellcheck source=tests/cli/support.sh
 . "$(dirname "${BASH_SOURCE[0]}")/support.sh"
 make=${TOOLS:?}/make_safetensors

@@ -1,6 +1,6 @@
 #!/bin/bash
-# refit bench delta: a row for each density or for two files, each way's result checked to be exact;
-# the bytes of a changed element, which no other work on the machine moves, are what they shall be.
+# refit bench delta: a row for each density or for two files, each format's result is exact;
+# the bytes of a changed element, which do not depend on the load of the machine, are as expected.
 # shellcheck source=tests/cli/support.sh
 . "$(dirname "${BASH_SOURCE[0]}")/support.sh"
 

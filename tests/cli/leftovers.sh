@@ -1,5 +1,5 @@
 #!/bin/bash
-# What a killed writer leaves is removed at the next start, and no file that is still being written.
+# The files of a killed writer are removed at the next start; a file that is being written is not.
 # shellcheck source=tests/cli/support.sh
 . "$(dirname "${BASH_SOURCE[0]}")/support.sh"
 command -v flock >/dev/null || exit 77

@@ -55,7 +55,7 @@ ends publish "$publish" 0
 exec 3<&-
 cmp "$scratch/unread/1.safetensors" "$scratch/small" || complain "the version that was kept"
 
-# What only prints: its reader is gone before it starts.
+# Commands that only print: the reader is gone before they start.
 for command in "config" "inspect $scratch/small" "bench tensors" "version" "--help" "config --help"; do
     read -ra words <<<"$command"
     # shellcheck disable=SC2094 # A FIFO that is open at both ends can be written to; then the reading end is closed.

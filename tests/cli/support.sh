@@ -1,5 +1,5 @@
 # shellcheck shell=bash
-# What the scripts of this folder share: a scratch folder, and ways to run the command and complain.
+# Shared by the scripts of this folder: a scratch folder, and functions that run the command and check.
 # Source it: . "$(dirname "${BASH_SOURCE[0]}")/support.sh"
 set -uo pipefail
 : "${REFIT:?the path of the refit command}"

@@ -1,6 +1,6 @@
 #!/bin/bash
 # Files published over each transport arrive byte for byte, version after version, at every worker; both
-# ends meet without an endpoint; tcp without keys is warned of.
+# ends meet without an endpoint; a warning names tcp without keys.
 # shellcheck source=tests/cli/support.sh
 . "$(dirname "${BASH_SOURCE[0]}")/support.sh"
 make=${TOOLS:?}/make_safetensors

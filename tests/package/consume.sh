@@ -1,5 +1,5 @@
 #!/bin/bash
-# consume.sh WAY: builds and runs consumer.c the WAY another project would get refit. Everything is
+# consume.sh WAY: builds and runs consumer.c, which gets refit the WAY that another project would. Everything is
 # installed and built in a folder of its own below $BUILD; the test environment names the rest.
 set -euo pipefail
 way=$1
