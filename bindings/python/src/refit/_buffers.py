@@ -82,7 +82,7 @@ def contiguous(memory: Any) -> memoryview:
         view = memoryview(memory)
     except TypeError:
         raise InvalidError(
-            f"a {type(memory).__name__} is no tensor: give a torch.Tensor, a NumPy array, "
+            f"a {type(memory).__name__} is not a tensor: give a torch.Tensor, a NumPy array, "
             "something with __dlpack__, or any buffer"
         ) from None
     return view if view.c_contiguous else memoryview(view.tobytes())

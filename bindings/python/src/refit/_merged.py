@@ -43,7 +43,7 @@ class MergedLayer:
             made = self._merge()
             self._made = {name: one for name, one in made.items() if name in self._wanted}
         if parameter not in self._made:
-            raise self._unsupported(f"{parameter} is no parameter any more")
+            raise self._unsupported(f"{parameter} is not a parameter any more")
         return self._made.pop(parameter)
 
     def _merge(self) -> dict[str, torch.Tensor]:
