@@ -40,7 +40,7 @@ def counts(text: str) -> tuple[int, ...]:
     except ValueError:
         found = ()
     if not found or not all(1 <= count <= MOST_WORKERS for count in found):
-        raise argparse.ArgumentTypeError(f"{text!r} is not a list of 1 to 64 workers such as 1,2,4,8")
+        raise argparse.ArgumentTypeError(f"{text!r} is not a list of 1 to 64 workers: 1,2,4,8")
     return found
 
 
