@@ -107,8 +107,8 @@ def test_the_memory_of_a_buffer_is_held() -> None:
     ("tensor", "kind", "sentence"),
     [
         (object(), InvalidError, "give a torch.Tensor"),
-        (3.5, InvalidError, "a float is no tensor"),
-        (None, InvalidError, "a NoneType is no tensor"),
+        (3.5, InvalidError, "a float is not a tensor"),
+        (None, InvalidError, "a NoneType is not a tensor"),
         (torch.empty(2, device="meta"), UnsupportedError, "device meta"),
         (torch.eye(2).to_sparse(), UnsupportedError, "make it dense"),
         (torch.zeros(2, dtype=torch.complex128), UnsupportedError, "complex128"),
@@ -192,7 +192,7 @@ def test_a_tie_can_be_declared() -> None:
         ([("", SIX)], "it is empty"),
         ([("a\0b", SIX)], "has a NUL in it"),
         ([SIX], "one of them is a Tensor"),
-        (["ab", 3], "is no tensor"),
+        (["ab", 3], "is not a tensor"),
         ([3], "one of them is a int"),
     ],
 )
