@@ -68,20 +68,21 @@ static refit_status send_one(refit_publisher *publisher, const rft_outgoing *nex
     return rft_channel_send_lent(publisher->channel, &next->to, &lent, NULL);
 }
 
-/* `box` is empty and stays so. */
-static void send_all(refit_publisher *publisher, rft_send_queue *box)
+/* `spare` is empty and stays so: the server gets it while the messages in its own queue are sent.
+ */
+static void send_all(refit_publisher *publisher, rft_send_queue *spare)
 {
     rft_outgoing next;
     rft_lock(&publisher->lock);
     rft_send_queue full = publisher->server.send_queue;
-    publisher->server.send_queue = *box;
+    publisher->server.send_queue = *spare;
     rft_unlock(&publisher->lock);
     while (rft_send_queue_take(&full, &next)) {
         refit_status status = send_one(publisher, &next);
         if (status != REFIT_OK) unreachable(publisher, &next.to, status);
     }
     rft_send_queue_reset(&full);
-    *box = full;
+    *spare = full;
 }
 
 /* ---- Frames */
@@ -155,7 +156,7 @@ static void tick(refit_publisher *publisher)
 void *rft_publisher_serve(void *user)
 {
     refit_publisher *publisher = user;
-    rft_send_queue box = {0};
+    rft_send_queue spare = {0};
     bool more = false;
     int64_t tick_at;
     while (!is_over(publisher, &tick_at)) {
@@ -164,9 +165,9 @@ void *rft_publisher_serve(void *user)
         rft_wake_fd_clear(publisher->wake);
         receive_all(publisher);
         tick(publisher);
-        send_all(publisher, &box);
+        send_all(publisher, &spare);
         more = send_frames(publisher);
     }
-    rft_send_queue_close(&box);
+    rft_send_queue_close(&spare);
     return NULL;
 }

@@ -42,13 +42,13 @@ typedef struct frame_entry {
 } frame_entry;
 
 /* What one thread needs to code frames. */
-typedef struct frame_mailbox {
+typedef struct frame_coder {
     rft_bytes modes;
     rft_bytes scratch;
     rft_frame_codec *codec;  /* NULL: not needed so far */
     rft_retire_list retired; /* buffers that are still in flight */
     rft_frames_counts counts;
-} frame_mailbox;
+} frame_coder;
 
 /* Frames that are coded together. */
 typedef struct frame_batch {
@@ -66,7 +66,7 @@ struct rft_frames {
     uint32_t level;                    /* of compression */
     rft_pool *encoders;                /* NULL: there are none */
     frame_entry *entries[RFT_CODINGS]; /* per frame */
-    frame_mailbox mailboxes[RFT_POOL_MOST];
+    frame_coder coders[RFT_POOL_MOST];
     uint64_t cursor_version; /* whose ready frames were looked through, up to `cursor` */
     rft_coding cursor_coding;
     uint32_t cursor;
@@ -121,10 +121,10 @@ void rft_frames_close(rft_frames *frames, rft_retire_list *retired)
         entries_close(frames, frames->entries[i], retired);
     }
     for (uint32_t i = 0; i < RFT_POOL_MOST; i++) {
-        rft_retire_list_move(retired, &frames->mailboxes[i].retired);
-        rft_bytes_close(&frames->mailboxes[i].modes);
-        rft_bytes_close(&frames->mailboxes[i].scratch);
-        rft_frame_codec_close(frames->mailboxes[i].codec);
+        rft_retire_list_move(retired, &frames->coders[i].retired);
+        rft_bytes_close(&frames->coders[i].modes);
+        rft_bytes_close(&frames->coders[i].scratch);
+        rft_frame_codec_close(frames->coders[i].codec);
     }
     rft_free(frames);
 }
@@ -139,34 +139,34 @@ static bool is_usable(rft_buffer *buffer, size_t bytes)
 }
 
 /* The entry's buffer, free to write, with room for so many bytes. */
-static refit_status entry_buffer(frame_mailbox *mailbox, frame_entry *entry, size_t bytes,
+static refit_status entry_buffer(frame_coder *coder, frame_entry *entry, size_t bytes,
                                  refit_error *error)
 {
     if (is_usable(entry->gathered, bytes)) {
         rft_bytes_reset(&entry->gathered->gathered);
         return REFIT_OK;
     }
-    rft_retire_list_put(&mailbox->retired, entry->gathered);
+    rft_retire_list_put(&coder->retired, entry->gathered);
     entry->gathered = rft_buffer_open();
     RFT_REFUSE_IF(entry->gathered == NULL, error, REFIT_ERR_HOST_MEMORY,
                   "no memory to gather a frame");
     return rft_bytes_reserve(&entry->gathered->gathered, bytes == 0 ? 1 : bytes, error);
 }
 
-static refit_status entry_keep(frame_mailbox *mailbox, frame_entry *entry, const rft_frame *frame,
+static refit_status entry_keep(frame_coder *coder, frame_entry *entry, const rft_frame *frame,
                                refit_error *error)
 {
     entry->whole = frame->counts.same == 0 && frame->counts.sparse == 0;
     entry->payload = frame->payload;
     if (entry->whole) return REFIT_OK;
-    RFT_TRY(entry_buffer(mailbox, entry, frame->payload.count, error));
+    RFT_TRY(entry_buffer(coder, entry, frame->payload.count, error));
     RFT_TRY(rft_bytes_append(&entry->gathered->gathered, frame->payload.data, frame->payload.count,
                              error));
     entry->payload = rft_bytes_view(&entry->gathered->gathered);
     return REFIT_OK;
 }
 
-static refit_status entry_message(const rft_frames *frames, const frame_mailbox *mailbox,
+static refit_status entry_message(const rft_frames *frames, const frame_coder *coder,
                                   frame_entry *entry, uint64_t version, uint32_t sequence,
                                   const rft_frame *frame, refit_error *error)
 {
@@ -174,7 +174,7 @@ static refit_status entry_message(const rft_frames *frames, const frame_mailbox 
     message.as.frame.version = version;
     message.as.frame.sequence = sequence;
     message.as.frame.hash = frame->hash;
-    message.as.frame.modes = rft_bytes_view(&mailbox->modes);
+    message.as.frame.modes = rft_bytes_view(&coder->modes);
     if (frame->packed) {
         message.as.frame.planes = (rft_view){frame->planes, sizeof frame->planes};
     }
@@ -203,9 +203,9 @@ static rft_frame_source source_for(const rft_frames *frames, const rft_store *st
     };
 }
 
-static void count(frame_mailbox *mailbox, uint64_t version, const rft_frame *frame)
+static void count(frame_coder *coder, uint64_t version, const rft_frame *frame)
 {
-    rft_frames_counts *counts = &mailbox->counts;
+    rft_frames_counts *counts = &coder->counts;
     if (counts->version != version) *counts = (rft_frames_counts){.version = version};
     counts->blocks.same += frame->counts.same;
     counts->blocks.sparse += frame->counts.sparse;
@@ -214,7 +214,7 @@ static void count(frame_mailbox *mailbox, uint64_t version, const rft_frame *fra
     counts->bytes += frame->payload.count;
 }
 
-static refit_status entry_fill(rft_frames *frames, frame_mailbox *mailbox, const rft_store *store,
+static refit_status entry_fill(rft_frames *frames, frame_coder *coder, const rft_store *store,
                                uint32_t sequence, rft_coding coding, refit_error *error)
 {
     rft_frame frame;
@@ -223,17 +223,17 @@ static refit_status entry_fill(rft_frames *frames, frame_mailbox *mailbox, const
     rft_frame_source source = source_for(frames, store, sequence, coding);
     entry->version = 0;
     if (coding == RFT_CODING_PACKED) {
-        if (mailbox->codec == NULL)
-            RFT_TRY(rft_frame_codec_open(frames->level, &mailbox->codec, error));
-        source.codec = mailbox->codec;
+        if (coder->codec == NULL)
+            RFT_TRY(rft_frame_codec_open(frames->level, &coder->codec, error));
+        source.codec = coder->codec;
     }
-    RFT_TRY(rft_frame_encode(frames->manifest, sequence, &source, &mailbox->modes,
-                             &mailbox->scratch, &frame, error));
-    RFT_TRY(entry_keep(mailbox, entry, &frame, error));
-    RFT_TRY(entry_message(frames, mailbox, entry, version, sequence, &frame, error));
+    RFT_TRY(rft_frame_encode(frames->manifest, sequence, &source, &coder->modes, &coder->scratch,
+                             &frame, error));
+    RFT_TRY(entry_keep(coder, entry, &frame, error));
+    RFT_TRY(entry_message(frames, coder, entry, version, sequence, &frame, error));
     entry->slot = rft_store_served_slot(store)->buffer;
     entry->version = version;
-    if (coding != RFT_CODING_WHOLE) count(mailbox, version, &frame);
+    if (coding != RFT_CODING_WHOLE) count(coder, version, &frame);
     return REFIT_OK;
 }
 
@@ -251,7 +251,7 @@ static bool is_made(const rft_frames *frames, const rft_store *store, uint32_t s
 static void encode_item(void *user, uint32_t item, uint32_t worker)
 {
     frame_batch *batch = user;
-    (void)entry_fill(batch->frames, &batch->frames->mailboxes[worker], batch->store,
+    (void)entry_fill(batch->frames, &batch->frames->coders[worker], batch->store,
                      batch->sequences[item], batch->coding, NULL);
 }
 
@@ -292,7 +292,7 @@ static refit_status make(rft_frames *frames, const rft_store *store, uint32_t se
     frames->counted = version;
     if (together) make_ahead(frames, store, sequence, coding, ready);
     if (!is_made(frames, store, sequence, coding)) {
-        RFT_TRY(entry_fill(frames, &frames->mailboxes[0], store, sequence, coding, error));
+        RFT_TRY(entry_fill(frames, &frames->coders[0], store, sequence, coding, error));
     }
     if (coding != RFT_CODING_WHOLE) frames->seconds += rft_seconds(rft_now() - began);
     return REFIT_OK;
@@ -302,7 +302,7 @@ rft_frames_counts rft_frames_count(const rft_frames *frames)
 {
     rft_frames_counts sum = {.version = frames->counted, .seconds = frames->seconds};
     for (uint32_t i = 0; i < RFT_POOL_MOST; i++) {
-        const rft_frames_counts *counts = &frames->mailboxes[i].counts;
+        const rft_frames_counts *counts = &frames->coders[i].counts;
         if (counts->version != sum.version) continue;
         sum.blocks.same += counts->blocks.same;
         sum.blocks.sparse += counts->blocks.sparse;
