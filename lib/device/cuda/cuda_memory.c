@@ -12,7 +12,7 @@
 
 #include "base/alloc.h"
 #include "base/checked.h"
-#include "device/blocks.h"
+#include "device/allocations.h"
 
 /* ---- Allocations -------------------------------------------------------------------------- */
 
@@ -23,7 +23,7 @@ struct rft_cuda_memory {
     uint64_t capacity;
     rft_mutex lock;
     uint64_t used; /* guarded by lock, like the rest */
-    rft_blocks blocks;
+    rft_allocations allocations;
 };
 
 refit_status rft_cuda_memory_open(rft_cuda_device *cuda, uint64_t capacity, rft_cuda_memory **out,
@@ -46,7 +46,7 @@ void rft_cuda_memory_close(rft_cuda_device *cuda, rft_cuda_memory *memory)
 {
     (void)cuda;
     if (memory == NULL) return;
-    rft_blocks_close(&memory->blocks);
+    rft_allocations_close(&memory->allocations);
     rft_mutex_close(&memory->lock);
     rft_free(memory);
 }
@@ -130,7 +130,7 @@ static refit_status list_block(rft_cuda_memory *memory, void *block, uint64_t by
                                refit_error *error)
 {
     rft_lock(&memory->lock);
-    refit_status status = rft_blocks_add(&memory->blocks, block, bytes, error);
+    refit_status status = rft_allocations_add(&memory->allocations, block, bytes, error);
     rft_unlock(&memory->lock);
     return status;
 }
@@ -166,7 +166,7 @@ static refit_status free_block(rft_cuda_device *cuda, void *block, bool inside, 
 {
     rft_cuda_memory *memory = cuda->memory;
     rft_lock(&memory->lock);
-    uint64_t bytes = rft_blocks_take(&memory->blocks, block);
+    uint64_t bytes = rft_allocations_take(&memory->allocations, block);
     rft_unlock(&memory->lock);
     RFT_REFUSE_IF(bytes == 0, error, REFIT_ERR_INVALID,
                   "%p was not given by refit_memory_alloc of this device, or was freed before",

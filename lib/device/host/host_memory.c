@@ -163,7 +163,7 @@ refit_status rft_host_memory_open(rft_host_memory *memory, uint64_t capacity, re
 
 void rft_host_memory_close(rft_host_memory *memory)
 {
-    rft_blocks_close(&memory->blocks);
+    rft_allocations_close(&memory->allocations);
     rft_mutex_close(&memory->lock);
 }
 
@@ -214,7 +214,7 @@ static refit_status book_block(rft_host_memory *memory, void *block, uint64_t by
                                refit_error *error)
 {
     rft_lock(&memory->lock);
-    refit_status status = rft_blocks_add(&memory->blocks, block, bytes, error);
+    refit_status status = rft_allocations_add(&memory->allocations, block, bytes, error);
     rft_unlock(&memory->lock);
     return status;
 }
@@ -261,7 +261,7 @@ refit_status rft_host_memory_alloc(rft_host_memory *memory, uint64_t bytes, void
 refit_status rft_host_memory_free(rft_host_memory *memory, void *block, refit_error *error)
 {
     rft_lock(&memory->lock);
-    uint64_t bytes = rft_blocks_take(&memory->blocks, block);
+    uint64_t bytes = rft_allocations_take(&memory->allocations, block);
     rft_unlock(&memory->lock);
     RFT_REFUSE_IF(bytes == 0, error, REFIT_ERR_INVALID,
                   "%p was not given by refit_memory_alloc of this device, or was freed before",

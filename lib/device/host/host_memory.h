@@ -10,7 +10,7 @@
 #include "base/error.h"
 #include "base/pool.h"
 #include "base/thread.h"
-#include "device/blocks.h"
+#include "device/allocations.h"
 #include "device/device.h"
 
 /* ---- Extents ---------------------------------------------------------------------------------
@@ -42,7 +42,7 @@ typedef struct rft_host_memory {
     uint64_t granule;  /* a page */
     rft_mutex lock;
     uint64_t used;                      /* guarded by lock, like the rest */
-    rft_blocks blocks;                  /* given by alloc */
+    rft_allocations allocations;        /* given by alloc */
     rft_host_reservation *reservations; /* given by reserve */
 } rft_host_memory;
 
