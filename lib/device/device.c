@@ -17,7 +17,7 @@
 
 /* ---- The object --------------------------------------------------------------------------- */
 
-#define BLOCK_MS 60000u /* of a device that was made without a configuration */
+#define WAIT_MOST_MS 60000u /* of a device that was made without a configuration */
 
 refit_status rft_device_make(const rft_device_ops *ops, void *self, refit_device **out,
                              refit_error *error)
@@ -36,7 +36,7 @@ refit_status rft_device_make(const rft_device_ops *ops, void *self, refit_device
     RFT_TRY_GOTO(rft_mutex_open(&device->reserve_lock, error), close_lock);
     device->ops = filled;
     device->self = self;
-    device->block_ms = BLOCK_MS;
+    device->wait_most_ms = WAIT_MOST_MS;
     *out = device;
     return REFIT_OK;
 

@@ -179,8 +179,8 @@ struct refit_device {
     refit_arena *arenas; /* the first of those that lib/memory links here; guarded by lock */
     rft_event *spare;    /* kept for refit_stream_wait; guarded by lock */
     rft_deferred_free *deferred; /* the first; guarded by lock */
-    uint32_t block_ms; /* a call that has to wait for streams waits no longer: offload.timeout_ms
-                          of the configuration that it was opened with */
+    uint32_t wait_most_ms;       /* the limit of each wait for streams: offload.timeout_ms of the
+                                    configuration that the device was opened with */
     rft_mutex reserve_lock;
     struct rft_reservation *reservations; /* device_calls.c; guarded by reserve_lock */
 };
@@ -215,10 +215,10 @@ refit_status rft_device_reserve(refit_device *device, uint64_t bytes, void **out
                                 refit_error *error);
 refit_status rft_device_commit(refit_device *device, void *base, uint64_t bytes,
                                refit_error *error);
-/* First waits, at most block_ms, for what the streams of rft_device_reserve_use have queued by now:
- * REFIT_ERR_TIMEOUT, REFIT_ERR_STATE (a capture is in progress on one) or the first failure of that
- * work, and then nothing has gone; what failed is told once, so the next call goes on. `freed` may
- * be NULL. */
+/* First waits, at most wait_most_ms, for what the streams of rft_device_reserve_use have queued by
+ * now: REFIT_ERR_TIMEOUT, REFIT_ERR_STATE (a capture is in progress on one) or the first failure of
+ * that work, and then nothing has gone; what failed is told once, so the next call goes on. `freed`
+ * may be NULL. */
 refit_status rft_device_decommit(refit_device *device, void *base, uint64_t bytes, uint64_t *freed,
                                  refit_error *error);
 /* Nothing queued may use it any more. */

@@ -170,7 +170,7 @@ static refit_status wait_event(refit_device *device, reserve_user *user, int64_t
     RFT_REFUSE_IF(status == REFIT_ERR_TIMEOUT, error, REFIT_ERR_TIMEOUT,
                   "a stream that uses an arena still had work after %" PRIu32
                   " ms, so the memory stays: call again later",
-                  device->block_ms);
+                  device->wait_most_ms);
     return status;
 }
 
@@ -218,7 +218,7 @@ static refit_status wait_users(refit_device *device, const void *base, uint64_t 
     reserve_user *user = NULL;
     rft_reservation *reservation = begin_wait(device, base, bytes, &user);
     if (reservation == NULL) return REFIT_OK;
-    int64_t deadline = rft_deadline(device->block_ms);
+    int64_t deadline = rft_deadline(device->wait_most_ms);
     refit_status status = REFIT_OK;
     for (; user != NULL && status == REFIT_OK; user = user->next) {
         status = settle(device, user, deadline, error);
@@ -295,7 +295,7 @@ refit_status rft_device_reserve_unuse(refit_device *device, void *base, refit_st
     user = find_user(reservation, stream);
     rft_unlock(&device->reserve_lock);
     refit_status status =
-        user == NULL ? REFIT_OK : settle(device, user, rft_deadline(device->block_ms), error);
+        user == NULL ? REFIT_OK : settle(device, user, rft_deadline(device->wait_most_ms), error);
     bool stays = status == REFIT_ERR_TIMEOUT || status == REFIT_ERR_STATE;
     end_wait(device, reservation, stays ? NULL : user);
     return status;
@@ -313,11 +313,11 @@ static refit_status try_end(refit_device *device, refit_stream_ref stream, refit
 }
 
 /* Closes a stream of the device's own, once its work is done; with it ends its use of all
- * reservations. Waits at most block_ms: REFIT_ERR_TIMEOUT. The lock is not held while the work on
- * the stream goes on. */
+ * reservations. Waits at most wait_most_ms: REFIT_ERR_TIMEOUT. The lock is not held while the work
+ * on the stream goes on. */
 static refit_status end_stream(refit_device *device, refit_stream_ref stream, refit_error *error)
 {
-    rft_looks looks = rft_looks_until(rft_deadline(device->block_ms));
+    rft_looks looks = rft_looks_until(rft_deadline(device->wait_most_ms));
     refit_status status = try_end(device, stream, error);
     while (status == REFIT_ERR_TIMEOUT && rft_look_again(&looks)) {
         status = try_end(device, stream, error);
@@ -325,7 +325,7 @@ static refit_status end_stream(refit_device *device, refit_stream_ref stream, re
     RFT_REFUSE_IF(status == REFIT_ERR_TIMEOUT, error, status,
                   "the stream still has work after %" PRIu32
                   " ms and stays open: close it again later",
-                  device->block_ms);
+                  device->wait_most_ms);
     return status;
 }
 

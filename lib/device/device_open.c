@@ -88,6 +88,6 @@ refit_status refit_device_open(const char *spec, const refit_config *config, ref
     RFT_TRY(rft_config_resolve(config, &own, error));
     if (spec == NULL) spec = own.device;
     RFT_TRY(open_kind(spec, &own, out, error));
-    (*out)->block_ms = own.offload_timeout_ms;
+    (*out)->wait_most_ms = own.offload_timeout_ms;
     return REFIT_OK;
 }

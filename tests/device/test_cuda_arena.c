@@ -317,7 +317,7 @@ static void queued_work_of_a_callers_stream_keeps_its_memory(void **state)
     assert_ok(rft_device_reserve_use(all.device, all.base, stream, &all.error));
     fake_cuda_stop_stream(native);
     assert_ok(rft_device_zero(all.device, stream, all.base, all.bytes, &all.error));
-    all.device->block_ms = 1;
+    all.device->wait_most_ms = 1;
     assert_int_equal(decommit(0, all.bytes, &freed), REFIT_ERR_TIMEOUT);
     assert_int_equal(freed, 0);
     assert_int_equal(rft_device_reserve_unuse(all.device, all.base, stream, &all.error),
@@ -325,7 +325,7 @@ static void queued_work_of_a_callers_stream_keeps_its_memory(void **state)
     assert_taken(all.bytes);
     assert_int_equal(fake_cuda_calls("cuMemUnmap"), 0);
     fake_cuda_go_stream(native);
-    all.device->block_ms = PATIENCE_MS;
+    all.device->wait_most_ms = PATIENCE_MS;
     assert_ok(decommit(0, all.bytes, &freed));
     assert_int_equal(freed, all.bytes);
     /* Once its use has ended it may go, and is not asked again. */

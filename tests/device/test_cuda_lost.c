@@ -36,7 +36,7 @@ static void set_patience(bench *on, uint32_t timeout_ms)
 {
     rft_cuda_device *cuda = on->device->self;
     cuda->config.offload_timeout_ms = timeout_ms;
-    on->device->block_ms = timeout_ms;
+    on->device->wait_most_ms = timeout_ms;
 }
 
 /* All releases succeed, whatever has happened. */

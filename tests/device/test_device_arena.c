@@ -350,7 +350,7 @@ static void memory_stays_while_a_stream_uses_it(void **state)
     assert_ok(rft_device_reserve_use(on->device, in.base, on->stream, &on->error));
     gate_put(&before, on, on->stream);
     assert_ok(refit_stream_copy(on->device, on->stream, in.base, bytes, 64, &on->error));
-    on->device->block_ms = 1;
+    on->device->wait_most_ms = 1;
     uint64_t freed = 77;
     assert_int_equal(rft_device_decommit(on->device, in.base, 2 * in.page, &freed, &on->error),
                      REFIT_ERR_TIMEOUT);
@@ -359,7 +359,7 @@ static void memory_stays_while_a_stream_uses_it(void **state)
     gate_open(&before);
     /* The copy found its memory. */
     assert_ok(refit_stream_wait(on->device, on->stream, PATIENCE_MS, &on->error));
-    on->device->block_ms = PATIENCE_MS;
+    on->device->wait_most_ms = PATIENCE_MS;
     go(on, &in, 0, 2);
     gate_close(&before);
     steady_free(on, bytes, 64);
@@ -374,12 +374,12 @@ static void a_stream_that_has_ended_its_use_is_not_waited_for(void **state)
     assert_ok(rft_device_reserve_use(on->device, in.base, on->stream, &on->error));
     come(on, &in, 0, 1);
     gate_put(&before, on, on->stream);
-    on->device->block_ms = 1;
+    on->device->wait_most_ms = 1;
     assert_int_equal(rft_device_reserve_unuse(on->device, in.base, on->stream, &on->error),
                      REFIT_ERR_TIMEOUT);
     assert_int_equal(decommit(on, &in, 0, 1), REFIT_ERR_TIMEOUT);
     gate_open(&before);
-    on->device->block_ms = PATIENCE_MS;
+    on->device->wait_most_ms = PATIENCE_MS;
     assert_ok(rft_device_reserve_unuse(on->device, in.base, on->stream, &on->error));
     assert_ok(rft_device_reserve_unuse(on->device, in.base, on->stream, &on->error));
     assert_ok(refit_stream_wait(on->device, on->stream, PATIENCE_MS, &on->error));
@@ -442,11 +442,11 @@ static void work_that_failed_behind_a_timeout_is_reported(void **state)
     gate_put(&before, on, on->stream);
     assert_ok(refit_stream_copy(on->device, on->stream, in.base + in.page, bytes, sizeof bytes,
                                 &on->error));
-    on->device->block_ms = 1;
+    on->device->wait_most_ms = 1;
     assert_int_equal(decommit(on, &in, 0, 1), REFIT_ERR_TIMEOUT);
     gate_open(&before);
     assert_ok(refit_stream_wait(on->device, on->stream, PATIENCE_MS, &on->error));
-    on->device->block_ms = PATIENCE_MS;
+    on->device->wait_most_ms = PATIENCE_MS;
     assert_int_equal(decommit(on, &in, 0, 1), REFIT_ERR_COPY);
     go(on, &in, 0, 1);
     gate_close(&before);

@@ -107,12 +107,12 @@ static void memory_waits_for_streams_that_use_the_arena(void **state)
     assert_int_equal(refit_arena_use(all->arena, stream, NULL), REFIT_OK);
     faulty_device_stop(all->device);
     assert_int_equal(refit_stream_copy(all->device, stream, piece, &byte, 1, NULL), REFIT_OK);
-    all->device->block_ms = 1;
+    all->device->wait_most_ms = 1;
     assert_int_equal(refit_arena_free(all->arena, piece, NULL), REFIT_ERR_TIMEOUT);
     assert_int_equal(refit_arena_close(all->arena, NULL), REFIT_ERR_TIMEOUT);
     assert_int_equal(refit_arena_unuse(all->arena, stream, NULL), REFIT_ERR_TIMEOUT);
     assert_int_equal(arena_used(all), PAGE);
-    all->device->block_ms = 20000;
+    all->device->wait_most_ms = 20000;
     faulty_device_go(all->device);
     arena_give(all, piece);
     assert_int_equal(refit_stream_wait(all->device, stream, 20000, NULL), REFIT_OK);
@@ -142,9 +142,9 @@ static void a_close_waits_for_every_stream_though_one_has_failed(void **state)
         assert_int_equal(refit_stream_copy(all->device, failing, piece, &byte, 1, NULL), REFIT_OK);
         faulty_device_stop(all->device);
         assert_int_equal(refit_stream_copy(all->device, slow, piece, &byte, 1, NULL), REFIT_OK);
-        all->device->block_ms = 10;
+        all->device->wait_most_ms = 10;
         assert_int_equal(refit_arena_close(arena, NULL), REFIT_ERR_TIMEOUT);
-        all->device->block_ms = 20000;
+        all->device->wait_most_ms = 20000;
         faulty_device_go(all->device);
         (void)!refit_arena_unuse(arena, slow, NULL);
         (void)!refit_arena_unuse(arena, failing, NULL);

@@ -294,12 +294,12 @@ static void a_segment_waits_for_the_stream_it_was_made_on(void **state)
     assert_true(fake_cuda_legacy_calls("cuEventRecord") > 0);
     fake_cuda_stop_stream(side);
     assert_ok(rft_device_zero(all->device, stream, memory, CHUNK, &all->error));
-    all->device->block_ms = 1;
+    all->device->wait_most_ms = 1;
     refit_torch_free(memory, 0, 1, side);
     assert_non_null(strstr(logged, "stays for now"));
     assert_int_equal(fake_cuda_used(1), 2 * CHUNK);
     fake_cuda_go_stream(side);
-    all->device->block_ms = 20000;
+    all->device->wait_most_ms = 20000;
     refit_torch_free(other, 0, 1, NULL); /* the first one goes along */
     assert_int_equal(fake_cuda_used(1), 0);
     assert_ok(refit_arena_unuse(all->arena, stream, &all->error));

@@ -256,11 +256,11 @@ static void memory_waits_for_the_callers_stream(void **state)
     offload();
     fake_cuda_stop_stream(native);
     assert_ok(refit_stream_copy(all.device, stream, out, all.states[0], 512, &all.error));
-    all.device->block_ms = 1;
+    all.device->wait_most_ms = 1;
     assert_int_equal(finish(), REFIT_ERR_TIMEOUT);
     assert_int_equal(fake_cuda_used(0), 3 * CHUNK + 512);
     assert_int_equal(reclaimed(), 0);
-    all.device->block_ms = PATIENCE_MS;
+    all.device->wait_most_ms = PATIENCE_MS;
     fake_cuda_go_stream(native);
     assert_ok(finish());
     assert_int_equal(reclaimed(), 3 * CHUNK);

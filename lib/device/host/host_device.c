@@ -15,7 +15,7 @@ typedef struct host_device {
     rft_host_memory memory;
     rft_pool pool;
     rft_host_streams streams;
-    uint32_t block_ms; /* a call that has to block waits no longer */
+    uint32_t wait_most_ms; /* the limit of each wait */
 } host_device;
 
 static void host_close(void *self)
@@ -206,8 +206,8 @@ static refit_status host_event_record(void *self, rft_event *event, refit_stream
 
 static refit_status join_here(const host_device *host, rft_host_event *event, refit_error *error)
 {
-    RFT_REFUSE_IF(!rft_host_event_await(event, host->block_ms), error, REFIT_ERR_TIMEOUT,
-                  "the work to be joined was not done within %u ms", host->block_ms);
+    RFT_REFUSE_IF(!rft_host_event_await(event, host->wait_most_ms), error, REFIT_ERR_TIMEOUT,
+                  "the work to be joined was not done within %u ms", host->wait_most_ms);
     return REFIT_OK;
 }
 
@@ -285,7 +285,7 @@ refit_status rft_device_host_open(const char *rest, const refit_config *config, 
     host_device *host = rft_calloc(1, sizeof *host);
     RFT_REFUSE_IF(host == NULL, error, REFIT_ERR_HOST_MEMORY, "no host memory for a device");
     refit_status status = REFIT_OK;
-    host->block_ms = config->offload_timeout_ms;
+    host->wait_most_ms = config->offload_timeout_ms;
     RFT_TRY_GOTO(open_parts(host, capacity, config, error), free_host);
     RFT_TRY_GOTO(rft_device_make(&host_ops, host, out, error), close_host);
     return REFIT_OK;
