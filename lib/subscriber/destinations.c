@@ -50,23 +50,23 @@ static refit_status check_one(const refit_destination *one, refit_error *error)
 
 static int by_name(const void *a, const void *b)
 {
-    const rft_destination *const *one = a, *const *other = b;
+    const rft_bound_tensor *const *one = a, *const *other = b;
     return strcmp((*one)->name, (*other)->name);
 }
 
 /* The first in the list first. Addresses are a process's, whatever device they belong to. */
 static int by_place(const void *a, const void *b)
 {
-    const rft_destination *one = *(const rft_destination *const *)a;
-    const rft_destination *other = *(const rft_destination *const *)b;
+    const rft_bound_tensor *one = *(const rft_bound_tensor *const *)a;
+    const rft_bound_tensor *other = *(const rft_bound_tensor *const *)b;
     if (one->memory != other->memory) return one->memory < other->memory ? -1 : 1;
     if (one->bytes != other->bytes) return one->bytes < other->bytes ? -1 : 1;
     return one < other ? -1 : one > other;
 }
 
-static refit_status check_names(rft_destination **sorted, uint32_t count, refit_error *error)
+static refit_status check_names(rft_bound_tensor **sorted, uint32_t count, refit_error *error)
 {
-    qsort(sorted, count, sizeof(rft_destination *), by_name);
+    qsort(sorted, count, sizeof(rft_bound_tensor *), by_name);
     for (uint32_t i = 1; i < count; i++) {
         RFT_REFUSE_IF(strcmp(sorted[i - 1]->name, sorted[i]->name) == 0, error, REFIT_ERR_INVALID,
                       "two destinations have the name '%.160s'", sorted[i]->name);
@@ -75,13 +75,13 @@ static refit_status check_names(rft_destination **sorted, uint32_t count, refit_
 }
 
 /* Finds those of the same memory; any other overlap is an error. */
-static refit_status check_places(rft_destinations *all, rft_destination **sorted,
+static refit_status check_places(rft_destinations *all, rft_bound_tensor **sorted,
                                  refit_error *error)
 {
-    rft_destination *before = NULL;
-    qsort(sorted, all->count, sizeof(rft_destination *), by_place);
+    rft_bound_tensor *before = NULL;
+    qsort(sorted, all->count, sizeof(rft_bound_tensor *), by_place);
     for (uint32_t i = 0; i < all->count; i++) {
-        rft_destination *one = sorted[i];
+        rft_bound_tensor *one = sorted[i];
         one->twin = (uint32_t)(one - all->list);
         if (one->bytes == 0) continue;
         bool apart = before == NULL || one->memory >= before->memory + before->bytes;
@@ -103,7 +103,7 @@ static refit_status check_places(rft_destinations *all, rft_destination **sorted
 
 static refit_status check_list(rft_destinations *all, refit_error *error)
 {
-    rft_destination **sorted = rft_calloc((size_t)all->count + 1, sizeof(rft_destination *));
+    rft_bound_tensor **sorted = rft_calloc((size_t)all->count + 1, sizeof(rft_bound_tensor *));
     RFT_REFUSE_IF(sorted == NULL, error, REFIT_ERR_HOST_MEMORY, "no memory for %u destinations",
                   all->count);
     for (uint32_t i = 0; i < all->count; i++)
@@ -201,12 +201,12 @@ static refit_status fill(rft_destinations *all, const refit_destination *list, u
     char *name = all->names;
     for (; all->count < count; all->count++) {
         const refit_destination *from = &list[all->count];
-        rft_destination *one = &all->list[all->count];
-        *one = (rft_destination){.name = strcpy(name, from->name),
-                                 .memory = from->memory,
-                                 .bytes = from->bytes,
-                                 .dtype = from->dtype,
-                                 .cast = from->cast != 0};
+        rft_bound_tensor *one = &all->list[all->count];
+        *one = (rft_bound_tensor){.name = strcpy(name, from->name),
+                                  .memory = from->memory,
+                                  .bytes = from->bytes,
+                                  .dtype = from->dtype,
+                                  .cast = from->cast != 0};
         RFT_TRY(find_port(all, from->device, config, &one->port, error));
         name += strlen(name) + 1;
     }
@@ -250,7 +250,7 @@ static refit_status port_put(rft_port *port, refit_error *error)
                                NULL, error);
 }
 
-refit_status rft_destinations_fetch(const rft_destinations *all, const rft_destination *one,
+refit_status rft_destinations_fetch(const rft_destinations *all, const rft_bound_tensor *one,
                                     uint64_t offset, uint64_t bytes, unsigned char **window,
                                     refit_error *error)
 {
@@ -264,7 +264,7 @@ refit_status rft_destinations_fetch(const rft_destinations *all, const rft_desti
     return port_wait(all, port, error);
 }
 
-refit_status rft_destinations_put(const rft_destination *one, uint64_t offset,
+refit_status rft_destinations_put(const rft_bound_tensor *one, uint64_t offset,
                                   const unsigned char *window, uint64_t bytes, refit_error *error)
 {
     rft_port *port = one->port;
@@ -298,7 +298,7 @@ refit_status rft_destinations_repair(const rft_destinations *all, refit_error *e
     return REFIT_OK;
 }
 
-refit_status rft_destinations_digest(const rft_destinations *all, const rft_destination *one,
+refit_status rft_destinations_digest(const rft_destinations *all, const rft_bound_tensor *one,
                                      uint64_t *sum, refit_error *error)
 {
     *sum = 0;

@@ -33,7 +33,7 @@ typedef struct rft_port {
 /* As large as the largest block, and several of the usual ones. */
 #define RFT_WINDOW_BYTES (UINT64_C(2) << 20)
 
-typedef struct rft_destination {
+typedef struct rft_bound_tensor {
     const char *name; /* owned by the list */
     unsigned char *memory;
     uint64_t bytes;
@@ -41,10 +41,10 @@ typedef struct rft_destination {
     bool cast;         /* other types are converted to it */
     rft_port *port;    /* NULL: host memory */
     uint32_t twin; /* the first of those that are this very memory; itself, if there is no other */
-} rft_destination;
+} rft_bound_tensor;
 
 typedef struct rft_destinations {
-    rft_destination *list; /* owned; NULL: not open */
+    rft_bound_tensor *list; /* owned; NULL: not open */
     uint32_t count;
     char *names;     /* owned */
     rft_port *ports; /* owned */
@@ -64,11 +64,11 @@ void rft_destinations_close(rft_destinations *all);
 
 /* At most RFT_WINDOW_BYTES of one destination, where the CPU may read and change them, until the
  * next fetch. Fails as well if an earlier put has failed. */
-refit_status rft_destinations_fetch(const rft_destinations *all, const rft_destination *one,
+refit_status rft_destinations_fetch(const rft_destinations *all, const rft_bound_tensor *one,
                                     uint64_t offset, uint64_t bytes, unsigned char **window,
                                     refit_error *error);
 /* Writes back bytes of the window that fetch gave last; once. Done when flush says so. */
-refit_status rft_destinations_put(const rft_destination *one, uint64_t offset,
+refit_status rft_destinations_put(const rft_bound_tensor *one, uint64_t offset,
                                   const unsigned char *window, uint64_t bytes, refit_error *error);
 /* Waits for all puts. */
 refit_status rft_destinations_flush(const rft_destinations *all, refit_error *error);
@@ -77,7 +77,7 @@ refit_status rft_destinations_flush(const rft_destinations *all, refit_error *er
 refit_status rft_destinations_repair(const rft_destinations *all, refit_error *error);
 
 /* The sum of the digest of all its bytes, as they are now. */
-refit_status rft_destinations_digest(const rft_destinations *all, const rft_destination *one,
+refit_status rft_destinations_digest(const rft_destinations *all, const rft_bound_tensor *one,
                                      uint64_t *sum, refit_error *error);
 
 /* ---- Rollback

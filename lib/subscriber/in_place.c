@@ -154,7 +154,7 @@ typedef struct apply_run {
     uint64_t bytes;
 } apply_run;
 
-static apply_cast cast_of(const rft_destination *one, const rft_manifest_tensor *tensor)
+static apply_cast cast_of(const rft_bound_tensor *one, const rft_manifest_tensor *tensor)
 {
     apply_cast none = {.from_width = 1, .to_width = 1};
     if (!one->cast || !converts(tensor->dtype, one->dtype)) return none;
@@ -235,7 +235,7 @@ typedef struct apply_plan {
     unsigned char *covered; /* per tensor, while it is made */
 } apply_plan;
 
-static refit_status check_fit(const rft_destination *one, const rft_manifest_tensor *tensor,
+static refit_status check_fit(const rft_bound_tensor *one, const rft_manifest_tensor *tensor,
                               refit_error *error)
 {
     apply_cast cast = cast_of(one, tensor);
@@ -286,7 +286,7 @@ static refit_status compare(const rft_in_place *place, const rft_in_place_source
 
 /* The digests of tensors do not come this far, and a read of both costs less than writing one. */
 static refit_status check_equal(const rft_in_place *place, const rft_in_place_source *source,
-                                uint32_t tensor, const rft_destination *two, uint32_t other,
+                                uint32_t tensor, const rft_bound_tensor *two, uint32_t other,
                                 refit_error *error)
 {
     const rft_manifest *manifest = source->image->catalog->manifest;
@@ -302,7 +302,7 @@ static refit_status check_equal(const rft_in_place *place, const rft_in_place_so
 
 /* Twins are one memory, so the tensor that is written there is noted with the first of them. */
 static refit_status plan_one(rft_in_place *place, const rft_in_place_source *source,
-                             apply_plan *plan, const rft_destination *one, refit_error *error)
+                             apply_plan *plan, const rft_bound_tensor *one, refit_error *error)
 {
     const rft_manifest *manifest = plan->manifest;
     uint32_t tensor = rft_manifest_find(manifest, one->name);
@@ -327,7 +327,7 @@ static void find_rest(const rft_in_place *place, apply_plan *plan)
         if (plan->left++ == 0) plan->first_left = i;
     }
     for (uint32_t i = 0; i < place->to.count && plan->absent == NULL; i++) {
-        const rft_destination *one = &place->to.list[i];
+        const rft_bound_tensor *one = &place->to.list[i];
         if (one->bytes > 0 && place->tensors[one->twin] == NO_TENSOR) plan->absent = one->name;
     }
 }
@@ -409,7 +409,7 @@ static refit_status write_run(rft_in_place *place, uint32_t index,
                               const rft_in_place_source *source, const apply_run *run,
                               refit_error *error)
 {
-    const rft_destination *one = &place->to.list[index];
+    const rft_bound_tensor *one = &place->to.list[index];
     const unsigned char *from;
     unsigned char *window;
     uint64_t first, end;
@@ -466,7 +466,7 @@ static refit_status digest_source(const rft_in_place *place, const rft_in_place_
 
 /* Converted bytes are compared with the image converted once more. */
 static refit_status check_converted(const rft_in_place *place, const rft_in_place_source *source,
-                                    const rft_destination *one, const rft_manifest_tensor *tensor,
+                                    const rft_bound_tensor *one, const rft_manifest_tensor *tensor,
                                     refit_error *error)
 {
     uint64_t sum, expected;
@@ -487,7 +487,7 @@ static refit_status digest_tensors(const rft_in_place *place, const rft_in_place
     for (uint32_t i = 0; i < place->to.count; i++) {
         uint32_t tensor = place->tensors[i];
         if (tensor == NO_TENSOR) continue;
-        const rft_destination *one = &place->to.list[i];
+        const rft_bound_tensor *one = &place->to.list[i];
         if (casts(cast_of(one, &manifest->tensors[tensor]))) {
             RFT_TRY(check_converted(place, source, one, &manifest->tensors[tensor], error));
             continue;
@@ -630,7 +630,7 @@ void rft_in_place_keep(rft_in_place *place)
 
 static refit_status undo_one(rft_in_place *place, const rft_note *note, refit_error *error)
 {
-    const rft_destination *one = &place->to.list[note->place.destination];
+    const rft_bound_tensor *one = &place->to.list[note->place.destination];
     uint64_t bytes = rft_note_bytes(note), offset = note->place.offset;
     unsigned char *window;
     RFT_TRY(rft_destinations_fetch(&place->to, one, offset, bytes, &window, error));

@@ -19,14 +19,17 @@ static rft_segment slot;
 static bool marked;      /* the trainer says that it overwrites */
 static bool overwritten; /* it has */
 
-refit_status __real_rft_destinations_digest(const rft_destinations *all, const rft_destination *one,
-                                            uint64_t *sum, refit_error *error);
-refit_status __wrap_rft_destinations_digest(const rft_destinations *all, const rft_destination *one,
-                                            uint64_t *sum, refit_error *error);
+refit_status __real_rft_destinations_digest(const rft_destinations *all,
+                                            const rft_bound_tensor *one, uint64_t *sum,
+                                            refit_error *error);
+refit_status __wrap_rft_destinations_digest(const rft_destinations *all,
+                                            const rft_bound_tensor *one, uint64_t *sum,
+                                            refit_error *error);
 
 /* Overwrites the version at the first digest. */
-refit_status __wrap_rft_destinations_digest(const rft_destinations *all, const rft_destination *one,
-                                            uint64_t *sum, refit_error *error)
+refit_status __wrap_rft_destinations_digest(const rft_destinations *all,
+                                            const rft_bound_tensor *one, uint64_t *sum,
+                                            refit_error *error)
 {
     if (!overwritten) {
         if (marked) atomic_fetch_add(&raw_slot_seqlock(&slot)->generation, 1);
