@@ -33,9 +33,9 @@ typedef struct rft_copy {
     uint64_t bytes;
     uint32_t slack; /* bytes of padding right behind the host side: a device may read them, and may
                        write anything there. 0: keep off */
-    bool checked;   /* one side is host memory, and the other has passed
-                       rft_device_memory_check: code of the device may touch it. Copy engines refuse
-                       what they cannot reach; code breaks on it */
+    bool known_memory; /* one side is host memory, and the other has passed
+                          rft_device_memory_check: code of the device may touch it. Copy engines
+                          refuse memory that they cannot reach; code breaks on it */
 } rft_copy;
 
 /* When the source of a batch may be read. */

@@ -67,13 +67,13 @@ static refit_status open_parts(refit_offloader *offloader, refit_error *error)
 {
     refit_status status;
     RFT_TRY_GOTO(rft_mutex_open(&offloader->lock, error), out);
-    RFT_TRY_GOTO(rft_mutex_open(&offloader->checking, error), close_lock);
+    RFT_TRY_GOTO(rft_mutex_open(&offloader->verify_lock, error), close_lock);
     RFT_TRY_GOTO(open_movers(offloader, error), close_opened);
     return REFIT_OK;
 
 close_opened:
     (void)close_movers(offloader, 0, NULL);
-    rft_mutex_close(&offloader->checking);
+    rft_mutex_close(&offloader->verify_lock);
 close_lock:
     rft_mutex_close(&offloader->lock);
 out:
@@ -129,7 +129,7 @@ refit_status refit_offloader_close(refit_offloader *offloader, refit_error *erro
     RFT_TRY(rft_image_drop(offloader, error));
     rft_schedule_close(&offloader->schedule);
     rft_region_table_close(&offloader->regions);
-    rft_mutex_close(&offloader->checking);
+    rft_mutex_close(&offloader->verify_lock);
     rft_mutex_close(&offloader->lock);
     rft_device_release(offloader->device);
     rft_free(offloader);

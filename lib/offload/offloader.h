@@ -3,7 +3,7 @@
  *
  * Threads: one thread at a time calls the verbs; it owns everything but what names a lock. Any
  * thread may look at the state, wait on a future or hold a lease: those go through `lock`, which is
- * never held while bytes move, hooks run or a thread waits. `checking` is held while digests are
+ * never held while bytes move, hooks run or a thread waits. `verify_lock` is held while digests are
  * taken (offload.verify), and is locked before `lock`.
  */
 #ifndef RFT_OFFLOADER_H
@@ -31,10 +31,10 @@ typedef struct rft_operation {
     int64_t began;
     uint64_t bytes;
     uint64_t copies;
-    uint64_t checked;       /* groups whose digests were taken and compared */
-    uint64_t corrupt;       /* of these, the ones that did not match, or could not be checked */
-    refit_error corruption; /* of the first such region */
-    refit_error failure;    /* how the operation failed; status REFIT_OK if it did not */
+    uint64_t verified_groups; /* groups whose digests were taken and compared */
+    uint64_t corrupt;         /* of these, the ones that did not match, or could not be checked */
+    refit_error corruption;   /* of the first such region */
+    refit_error failure;      /* how the operation failed; status REFIT_OK if it did not */
 } rft_operation;
 
 struct refit_future {
@@ -79,7 +79,7 @@ struct refit_offloader {
     uint32_t leases;                   /* guarded by lock */
     rft_offload_figures figures;       /* guarded by lock */
 
-    rft_mutex checking; /* digests are being taken */
+    rft_mutex verify_lock; /* digests are being taken */
 };
 
 /* ---- operation.c: operations begin, are noticed to have ended, and are waited for */

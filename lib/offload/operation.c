@@ -81,7 +81,7 @@ static void note(const rft_region *region, const refit_error *why, rft_operation
 }
 
 /* Takes or compares the digests of what operation `number` moves in `groups`. Nothing if it has
- * ended. `checking` held. */
+ * ended. `verify_lock` held. */
 static void check_groups(refit_offloader *offloader, uint64_t number, uint64_t groups)
 {
     rft_lock(&offloader->lock);
@@ -90,7 +90,7 @@ static void check_groups(refit_offloader *offloader, uint64_t number, uint64_t g
     rft_unlock(&offloader->lock);
     if (!moving) return;
 
-    uint64_t todo = groups & ~found.checked;
+    uint64_t todo = groups & ~found.verified_groups;
     for (uint32_t id = 0; id < offloader->regions.count; id++) {
         rft_region *region = &offloader->regions.items[id];
         if ((todo >> region->group & 1) == 0 || !is_moved(region, found.direction)) continue;
@@ -100,7 +100,7 @@ static void check_groups(refit_offloader *offloader, uint64_t number, uint64_t g
     }
 
     rft_lock(&offloader->lock);
-    offloader->operation.checked |= groups;
+    offloader->operation.verified_groups |= groups;
     offloader->operation.corrupt = found.corrupt;
     offloader->operation.corruption = found.corruption;
     rft_unlock(&offloader->lock);
@@ -139,12 +139,12 @@ refit_status rft_offloader_check_movers(refit_offloader *offloader, refit_error 
 
 static void lock_checking(refit_offloader *offloader)
 {
-    if (offloader->config.offload_verify) rft_lock(&offloader->checking);
+    if (offloader->config.offload_verify) rft_lock(&offloader->verify_lock);
 }
 
 static void unlock_checking(refit_offloader *offloader)
 {
-    if (offloader->config.offload_verify) rft_unlock(&offloader->checking);
+    if (offloader->config.offload_verify) rft_unlock(&offloader->verify_lock);
 }
 
 /* The groups whose copies ended well; all of them if the whole did. Copies have ended. */
@@ -198,7 +198,7 @@ static void end_futures(refit_offloader *offloader, uint64_t groups)
     }
 }
 
-/* The copies ended with `status`. Lock held, and `checking` with offload.verify. */
+/* The copies ended with `status`. Lock held, and `verify_lock` with offload.verify. */
 static void end_operation(refit_offloader *offloader, refit_status status,
                           const refit_error *detail)
 {
@@ -414,14 +414,14 @@ static refit_status verify_group(refit_offloader *offloader, uint64_t number, ui
                                  refit_error *error)
 {
     if (!offloader->config.offload_verify) return REFIT_OK;
-    rft_lock(&offloader->checking);
+    rft_lock(&offloader->verify_lock);
     check_groups(offloader, number, groups);
     rft_lock(&offloader->lock);
     bool corrupt =
         offloader->operation.number == number && (offloader->operation.corrupt & groups) != 0;
     refit_error found = offloader->operation.corruption;
     rft_unlock(&offloader->lock);
-    rft_unlock(&offloader->checking);
+    rft_unlock(&offloader->verify_lock);
     if (corrupt && error != NULL) *error = found;
     return corrupt ? (refit_status)found.status : REFIT_OK;
 }

@@ -162,7 +162,7 @@ static void add_piece(schedule_walk *walk, rft_piece piece, const rft_region *re
 {
     piece.group = region->group;
     piece.whole = region->whole;
-    piece.checked = true; /* when the region got its address */
+    piece.known_memory = true; /* when the region got its address */
     walk->schedule->pieces[walk->count++] = piece;
 }
 

@@ -236,7 +236,7 @@ refit_status rft_copy_queue_copy(rft_copy_queue *queue, void *to, const void *fr
         for (; bytes > 0 && count < most; count++) {
             uint64_t step = reach(queue, target, source, bytes, pinning);
             copies[count] =
-                (rft_copy){.to = target, .from = source, .bytes = step, .checked = true};
+                (rft_copy){.to = target, .from = source, .bytes = step, .known_memory = true};
             target += step;
             source += step;
             bytes -= step;

@@ -90,7 +90,7 @@ static void advance(rft_copy *copy, uint64_t bytes)
 static void add_run(rft_plan *plan, const rft_piece *run)
 {
     rft_copy left = {
-        .to = run->to, .from = run->from, .bytes = run->bytes, .checked = run->checked};
+        .to = run->to, .from = run->from, .bytes = run->bytes, .known_memory = run->known_memory};
     while (left.bytes > 0) {
         rft_copy part = left;
         part.bytes = rft_min_u64(left.bytes, plan->limits.piece_bytes);
@@ -103,7 +103,7 @@ static void add_run(rft_plan *plan, const rft_piece *run)
 static bool are_alike(const rft_piece *run, const rft_piece *next)
 {
     return run->group == next->group && run->slab == next->slab && run->whole == next->whole &&
-           run->checked == next->checked;
+           run->known_memory == next->known_memory;
 }
 
 static bool is_neighbour(const rft_piece *run, const rft_piece *next)

@@ -25,7 +25,7 @@ typedef struct rft_piece {
     const void *whole; /* the allocation or arena that contains the device's side. Only its identity
                           matters: two pieces are joined into one copy only if it is the same */
     uint32_t slack;    /* as in rft_copy: behind the host side */
-    bool checked;      /* as in rft_copy */
+    bool known_memory; /* as in rft_copy */
 } rft_piece;
 
 /* Copies [first, first + count) of the plan, all of one group; all with a source, or all without

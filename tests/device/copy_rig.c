@@ -61,10 +61,10 @@ void rig_lay(copy_rig *rig, uint32_t count, uint64_t size, uint64_t host_gap, ui
     for (uint32_t i = 0; i < count; i++) {
         char *host = rig->host + i * (size + host_gap);
         char *memory = rig->memory + i * (size + memory_gap);
-        rig->out[i] =
-            (rft_copy){.to = host, .from = memory, .bytes = size, .slack = slack, .checked = true};
-        rig->back[i] =
-            (rft_copy){.to = memory, .from = host, .bytes = size, .slack = slack, .checked = true};
+        rig->out[i] = (rft_copy){
+            .to = host, .from = memory, .bytes = size, .slack = slack, .known_memory = true};
+        rig->back[i] = (rft_copy){
+            .to = memory, .from = host, .bytes = size, .slack = slack, .known_memory = true};
     }
 }
 

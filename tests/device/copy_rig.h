@@ -28,8 +28,8 @@ typedef struct copy_rig {
 void rig_open(copy_rig *rig, uint64_t bytes, const char *const *settings);
 void rig_close(copy_rig *rig);
 
-/* `count` checked copies of `size` bytes: on the host `host_gap` bytes lie between two, of which
- * `slack` are padding; on the device `memory_gap`. */
+/* `count` copies of known memory, each of `size` bytes: on the host `host_gap` bytes lie between
+ * two, of which `slack` are padding; on the device `memory_gap`. */
 void rig_lay(copy_rig *rig, uint32_t count, uint64_t size, uint64_t host_gap, uint32_t slack,
              uint64_t memory_gap);
 

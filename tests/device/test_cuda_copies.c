@@ -217,7 +217,7 @@ static void large_and_small_copies_of_a_batch_take_either_way(void **state)
     rig_lay(&rig, 200, 20000, 480, 480, 64);
     for (uint32_t i = 0; i < 200; i += 7) { /* as large as the room is: these are no small ones */
         rig.out[i].bytes = rig.back[i].bytes = 20000;
-        rig.out[i].checked = rig.back[i].checked = false;
+        rig.out[i].known_memory = rig.back[i].known_memory = false;
     }
     rig_round(&rig, 4);
     assert_int_not_equal(fake_cuda_calls("cuLaunchKernel"), 0);
@@ -232,7 +232,7 @@ static void memory_that_was_not_checked_meets_no_kernel(void **state)
     rig_open(&rig, MIB, gathering);
     rig_lay(&rig, 500, 600, 0, 0, 0);
     for (uint32_t i = 0; i < rig.count; i++) {
-        rig.out[i].checked = rig.back[i].checked = false;
+        rig.out[i].known_memory = rig.back[i].known_memory = false;
     }
     rig_round(&rig, 4);
     assert_int_equal(fake_cuda_calls("cuLaunchKernel"), 0);

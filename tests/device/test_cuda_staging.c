@@ -71,7 +71,7 @@ static void sources_are_read_in_stream_order(void **state)
     open_small(&rig);
     for (uint64_t small = 0; small < 2; small++) {
         for (uint32_t i = 0; i < rig.count; i++) {
-            rig.back[i].checked = small;
+            rig.back[i].known_memory = small;
         }
         rig_fill(&rig, false, 1);
         fake_cuda_stop_stream(rig.stream.native);
@@ -108,7 +108,7 @@ static void host_memory_may_be_read_at_once_where_that_is_allowed(void **state)
     open_small(&rig);
     assert_true(is_read_at_once(&rig)); /* gathered */
     for (uint32_t i = 0; i < rig.count; i++) {
-        rig.back[i].checked = false;
+        rig.back[i].known_memory = false;
     }
     assert_true(is_read_at_once(&rig)); /* by the engines */
     rig_close(&rig);
@@ -124,7 +124,7 @@ static void memory_of_the_device_is_never_read_at_once(void **state)
         rig_fill(&rig, false, 1);
         for (uint32_t i = 0; i < rig.count; i++) {
             if (i % 40 >= 20) rig.back[i] = rig.out[i];
-            rig.back[i].checked = small;
+            rig.back[i].known_memory = small;
         }
         fake_cuda_stop_stream(rig.stream.native);
         assert_ok(rft_device_zero(rig.device, rig.stream, rig.memory, rig.bytes, &rig.error));
@@ -298,7 +298,7 @@ static void every_failed_call_leaves_the_stream_usable(void **state)
         fake_cuda_reset();
         rig_open(&rig, 2 * MIB, gathering);
         rig_lay(&rig, 1500, 900, 124, 124, 60);
-        rig.out[700].checked = rig.back[700].checked = false;
+        rig.out[700].known_memory = rig.back[700].known_memory = false;
         uint64_t before = fake_cuda_calls(NULL);
         fake_cuda_fail("*", nth, 1, RFT_CU_INVALID_VALUE);
         refit_status status = try_round(&rig);

@@ -114,7 +114,7 @@ static uint64_t carry_out(bool out)
     uint64_t padding = 0;
     for (uint32_t i = 0; i < on.schedule.plan.copy_count; i++) {
         const rft_copy *copy = &on.schedule.plan.copies[i];
-        assert_true(copy->checked);
+        assert_true(copy->known_memory);
         if (copy->from == NULL) {
             memset(copy->to, 0, copy->bytes);
             assert_int_equal(copy->slack, 0);

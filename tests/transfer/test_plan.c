@@ -138,7 +138,7 @@ typedef struct part {
     uint32_t slab;  /* of a piece */
     int whole;      /* of a piece: the number of its allocation */
     uint32_t slack; /* bytes behind it */
-    bool checked;
+    bool known_memory;
 } part;
 
 #define ZERO (-1)
@@ -184,12 +184,12 @@ static const plan_case plans[] = {
      0,
      {PART(0, 0, 100), PART(100, 100, 50), PART(150, ZERO, 50), PART(200, ZERO, 50)},
      2},
-    {"a checked piece is not joined to one that is not",
-     {PART_WITH(0, 0, 100, .checked = true), PART(100, 100, 50)},
+    {"a piece of known memory is not joined to one of unknown memory",
+     {PART_WITH(0, 0, 100, .known_memory = true), PART(100, 100, 50)},
      1000,
      16,
      0,
-     {PART_WITH(0, 0, 100, .checked = true), PART(100, 100, 50)},
+     {PART_WITH(0, 0, 100, .known_memory = true), PART(100, 100, 50)},
      1},
     /* Behind a run lies what is behind its last piece; behind a part of it lies the next part. */
     {"slack stays behind the last copy of a run",
@@ -238,7 +238,7 @@ static uint32_t lay_pieces(const plan_case *it, rft_piece *pieces, uint64_t *byt
         pieces[count].slab = piece->slab;
         pieces[count].whole = piece->whole == 0 ? target : source;
         pieces[count].slack = piece->slack;
-        pieces[count].checked = piece->checked;
+        pieces[count].known_memory = piece->known_memory;
         *bytes += piece->bytes;
     }
     return count;
@@ -263,7 +263,7 @@ static bool batch_is_right(const plan_case *it, const rft_plan *plan, const rft_
         const rft_copy *copy = &plan->copies[i];
         right = right && copy->to == target + wanted->to && copy->from == source_of(wanted) &&
                 copy->bytes == wanted->bytes && copy->slack == wanted->slack &&
-                copy->checked == wanted->checked && batch->group == wanted->group;
+                copy->known_memory == wanted->known_memory && batch->group == wanted->group;
         bytes += copy->bytes;
     }
     return right && batch->bytes == bytes;

@@ -110,14 +110,14 @@ static bool is_pinned(copy_walk *walk, const void *memory, uint64_t bytes)
     return true;
 }
 
-/* One side is pinned: of a copy that was checked the other is known not to be. */
+/* One side is pinned: of a copy of known memory the other is known not to be. */
 static rft_cuda_direction find_direction(copy_walk *walk, const rft_copy *copy)
 {
-    if (copy->checked && rft_cuda_pinned_holds(walk->pinned, copy->from, copy->bytes)) {
+    if (copy->known_memory && rft_cuda_pinned_holds(walk->pinned, copy->from, copy->bytes)) {
         return RFT_CUDA_TO_DEVICE;
     }
     bool out = is_pinned(walk, copy->to, copy->bytes);
-    if (out && copy->checked) return RFT_CUDA_TO_HOST;
+    if (out && copy->known_memory) return RFT_CUDA_TO_HOST;
     bool back = is_pinned(walk, copy->from, copy->bytes);
     if (out == back) return RFT_CUDA_NEITHER;
     return out ? RFT_CUDA_TO_HOST : RFT_CUDA_TO_DEVICE;
@@ -130,7 +130,7 @@ static const void *host_side(const rft_copy *copy, rft_cuda_direction direction)
 
 static bool is_small(const copy_walk *walk, const rft_copy *copy)
 {
-    return copy->checked && copy->bytes > 0 && copy->bytes < walk->small;
+    return copy->known_memory && copy->bytes > 0 && copy->bytes < walk->small;
 }
 
 /* Does `next` go on from `copy` on the host, in the same registration? */
@@ -215,7 +215,7 @@ static bool wants_bounce(const copy_walk *walk)
     uint64_t bound = rft_cuda_staging_bound(walk->cuda);
     uint32_t small = 0;
     for (uint32_t i = 0; i < walk->count && small < SMALL_LEAST; i++) {
-        if (walk->copies[i].checked && walk->copies[i].bytes < bound) small++;
+        if (walk->copies[i].known_memory && walk->copies[i].bytes < bound) small++;
     }
     return small == SMALL_LEAST;
 }
