@@ -255,8 +255,8 @@ const char *refit_controller_state_name(refit_controller_state state)
 /* ---- clear */
 
 /* The status of a restore that a stream was only queued behind, which no call has returned yet. */
-static refit_status settle_return(member *on, refit_stream_ref stream, int64_t deadline,
-                                  refit_error *error)
+static refit_status wait_return(member *on, refit_stream_ref stream, int64_t deadline,
+                                refit_error *error)
 {
     (void)stream;
     if (on->returning == NULL) return REFIT_OK;
@@ -284,7 +284,7 @@ static refit_status finish(member *on, refit_stream_ref stream, int64_t deadline
 static refit_status clear_states(refit_controller *controller, refit_stream_ref after,
                                  refit_error *error)
 {
-    RFT_TRY(for_members(controller, settle_return, after, error));
+    RFT_TRY(for_members(controller, wait_return, after, error));
     refit_status started = for_members(controller, start_clear, after, error);
     refit_status finished =
         for_members(controller, finish, after, started == REFIT_OK ? error : NULL);

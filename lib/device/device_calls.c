@@ -176,8 +176,8 @@ static refit_status wait_event(refit_device *device, reserve_user *user, int64_t
 
 /* Waits for what the stream has queued by now. A record would wipe out a failure that its event
  * has taken since a wait that timed out, so that one is asked for first. */
-static refit_status settle(refit_device *device, reserve_user *user, int64_t deadline,
-                           refit_error *error)
+static refit_status wait_for_stream(refit_device *device, reserve_user *user, int64_t deadline,
+                                    refit_error *error)
 {
     if (atomic_load(&user->owed)) RFT_TRY(wait_event(device, user, deadline, error));
     rft_lock(&device->reserve_lock);
@@ -221,7 +221,7 @@ static refit_status wait_users(refit_device *device, const void *base, uint64_t 
     int64_t deadline = rft_deadline(device->wait_most_ms);
     refit_status status = REFIT_OK;
     for (; user != NULL && status == REFIT_OK; user = user->next) {
-        status = settle(device, user, deadline, error);
+        status = wait_for_stream(device, user, deadline, error);
     }
     end_wait(device, reservation, NULL);
     return status;
@@ -295,7 +295,8 @@ refit_status rft_device_reserve_unuse(refit_device *device, void *base, refit_st
     user = find_user(reservation, stream);
     rft_unlock(&device->reserve_lock);
     refit_status status =
-        user == NULL ? REFIT_OK : settle(device, user, rft_deadline(device->wait_most_ms), error);
+        user == NULL ? REFIT_OK
+                     : wait_for_stream(device, user, rft_deadline(device->wait_most_ms), error);
     bool stays = status == REFIT_ERR_TIMEOUT || status == REFIT_ERR_STATE;
     end_wait(device, reservation, stays ? NULL : user);
     return status;

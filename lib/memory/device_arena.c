@@ -5,7 +5,7 @@
  * and decommitted, never a part that shares a page with a neighbour. The arenas of a device form a
  * list, so that the arena of a region is found by its address; the list and the books are guarded
  * by the device's lock. The device itself, which may take its time, is called without it: a piece
- * whose memory is coming for the first time, or going for good, is not settled meanwhile, and no
+ * whose memory is coming for the first time, or going for good, is not ready meanwhile, and no
  * other call finds it.
  *
  * Knows nothing of copies, nor of what the bytes mean.
@@ -34,7 +34,7 @@ typedef struct rft_suballocation {
     uint64_t bytes; /* as asked for; its pages are these rounded up */
     uint32_t holds; /* of refit_arena_hold, whose memory must stay */
     bool moved;     /* by an offloader, of which it is a region */
-    bool settled;   /* false: its memory is coming for the first time, or going for good */
+    bool ready;     /* false: its memory is coming for the first time, or going for good */
     bool doomed;    /* its owner has let go of it: it goes once it has no reference left */
 } rft_suballocation;
 
@@ -124,7 +124,7 @@ static void insert(rft_suballocations *subs, uint32_t at, rft_suballocation sub)
     subs->count++;
 }
 
-/* Adds a piece, not settled, where it fits best: in the smallest hole that is large enough, or
+/* Adds a piece, not ready, where it fits best: in the smallest hole that is large enough, or
  * behind the last. REFIT_ERR_LIMIT: nowhere below `end`; REFIT_ERR_HOST_MEMORY. */
 static refit_status suballocations_add(rft_suballocations *subs, uint64_t bytes, uint64_t end,
                                        uint64_t *offset, refit_error *error)
@@ -168,7 +168,7 @@ static void suballocations_remove(rft_suballocations *subs, uint64_t offset)
     memmove(&subs->list[at], &subs->list[at + 1], (subs->count - at) * sizeof *subs->list);
 }
 
-/* Is [offset, offset + bytes), its end rounded up, settled pieces from end to end? `*held`: whether
+/* Is [offset, offset + bytes), its end rounded up, ready pieces from end to end? `*held`: whether
  * one of them is held. */
 static bool suballocations_are_run(const rft_suballocations *subs, uint64_t offset, uint64_t bytes,
                                    bool *held)
@@ -179,7 +179,7 @@ static bool suballocations_are_run(const rft_suballocations *subs, uint64_t offs
     uint32_t at = count_before(subs, offset);
     while (offset < end && at < subs->count) {
         const rft_suballocation *sub = &subs->list[at++];
-        if (sub->offset != offset || !sub->settled) return false;
+        if (sub->offset != offset || !sub->ready) return false;
         *held = *held || sub->holds > 0;
         offset = end_of(subs, at);
     }
@@ -213,11 +213,11 @@ static inline uint64_t rft_arena_offset(const refit_arena *arena, const void *me
     return (uintptr_t)memory - (uintptr_t)arena->base;
 }
 
-/* The settled piece that begins at `memory`, or NULL. Under the lock. */
+/* The ready piece that begins at `memory`, or NULL. Under the lock. */
 static inline rft_suballocation *rft_arena_find(const refit_arena *arena, const void *memory)
 {
     rft_suballocation *sub = suballocations_find(&arena->subs, rft_arena_offset(arena, memory));
-    return sub != NULL && sub->settled ? sub : NULL;
+    return sub != NULL && sub->ready ? sub : NULL;
 }
 
 /* ---- Open and close ---------------------------------------------------------------------- */
@@ -346,12 +346,12 @@ void rft_arena_set_attached(refit_arena *arena, bool attached)
 
 /* ---- Pieces ------------------------------------------------------------------------------ */
 
-/* The piece is settled: its memory has come, or the piece is gone. */
-static void settle(refit_arena *arena, uint64_t offset, bool there)
+/* Ends the change that made the piece not ready: its memory is there, or the piece is gone. */
+static void end_change(refit_arena *arena, uint64_t offset, bool there)
 {
     rft_arena_lock(arena);
     if (there) {
-        suballocations_find(&arena->subs, offset)->settled = true;
+        suballocations_find(&arena->subs, offset)->ready = true;
     } else {
         suballocations_remove(&arena->subs, offset);
     }
@@ -369,7 +369,7 @@ refit_status refit_arena_alloc(refit_arena *arena, uint64_t bytes, void **out, r
     if (status != REFIT_OK) return status;
     void *memory = arena->base + offset;
     status = rft_device_commit(arena->device, memory, rft_arena_round(arena, bytes), error);
-    settle(arena, offset, status == REFIT_OK);
+    end_change(arena, offset, status == REFIT_OK);
     if (status == REFIT_OK) *out = memory;
     return status;
 }
@@ -393,7 +393,7 @@ static refit_status begin_free(refit_arena *arena, const void *memory, uint64_t 
 {
     rft_suballocation *sub = rft_arena_find(arena, memory);
     RFT_TRY(check_free(sub, memory, error));
-    sub->settled = false;
+    sub->ready = false;
     *bytes = sub->bytes;
     return REFIT_OK;
 }
@@ -406,7 +406,7 @@ static void end_free(refit_arena *arena, const void *memory, bool gone)
         arena->doomed -= suballocations_find(&arena->subs, offset)->doomed;
         rft_arena_unlock(arena);
     }
-    settle(arena, offset, !gone);
+    end_change(arena, offset, !gone);
 }
 
 /* What refit_arena_free does. */
@@ -434,11 +434,11 @@ refit_status refit_arena_piece(refit_arena *arena, uint32_t index, void **memory
     RFT_REFUSE_IF(arena == NULL || memory == NULL || bytes == NULL, error, REFIT_ERR_INVALID,
                   "refit_arena_piece needs an arena and places for address and size");
     const rft_suballocation *found = NULL;
-    uint32_t settled = 0;
+    uint32_t ready = 0;
     rft_arena_lock(arena);
     for (uint32_t at = 0; at < arena->subs.count && found == NULL; at++) {
         const rft_suballocation *sub = &arena->subs.list[at];
-        if (sub->settled && !sub->doomed && settled++ == index) found = sub;
+        if (sub->ready && !sub->doomed && ready++ == index) found = sub;
     }
     if (found != NULL) {
         *memory = arena->base + found->offset;
@@ -446,7 +446,7 @@ refit_status refit_arena_piece(refit_arena *arena, uint32_t index, void **memory
     }
     rft_arena_unlock(arena);
     RFT_REFUSE_IF(found == NULL, error, REFIT_ERR_NOT_FOUND,
-                  "there is no piece %" PRIu32 ": the arena has %" PRIu32, index, settled);
+                  "there is no piece %" PRIu32 ": the arena has %" PRIu32, index, ready);
     return REFIT_OK;
 }
 
@@ -509,7 +509,7 @@ static void *next_doomed(refit_arena *arena, uint64_t *from)
     rft_arena_lock(arena);
     for (uint32_t at = 0; at < arena->subs.count && arena->doomed > 0; at++) {
         const rft_suballocation *sub = &arena->subs.list[at];
-        bool free = sub->settled && !sub->moved && sub->holds == 0;
+        bool free = sub->ready && !sub->moved && sub->holds == 0;
         if (sub->offset < *from || !sub->doomed || !free) continue;
         memory = arena->base + sub->offset;
         *from = sub->offset + 1;

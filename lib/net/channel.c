@@ -273,7 +273,7 @@ static refit_status check_name(const rft_endpoint *asked, refit_error *error)
 }
 
 /* A worker connects where its trainer listens; while there is none, where it would bind itself. */
-static refit_status settle(rft_channel *channel, refit_error *error)
+static refit_status find_address(rft_channel *channel, refit_error *error)
 {
     if (channel->asked.transport == RFT_TRANSPORT_USER && !channel->router) {
         rft_endpoint found;
@@ -283,7 +283,7 @@ static refit_status settle(rft_channel *channel, refit_error *error)
             return rft_endpoint_parse(found.text, &channel->asked, error);
     }
     if (channel->router) RFT_TRY(check_name(&channel->asked, error));
-    return rft_endpoint_settle(&channel->asked, error);
+    return rft_endpoint_place(&channel->asked, error);
 }
 
 static refit_status channel_open(const char *endpoint, bool router, const refit_config *config,
@@ -299,7 +299,7 @@ static refit_status channel_open(const char *endpoint, bool router, const refit_
     }
     refit_status status = rft_endpoint_parse(endpoint, &channel->asked, error);
     if (status == REFIT_OK) status = check_side(channel, error);
-    if (status == REFIT_OK) status = settle(channel, error);
+    if (status == REFIT_OK) status = find_address(channel, error);
     if (status == REFIT_OK) status = rft_context_acquire(&channel->context, error);
     if (status == REFIT_OK) status = socket_open(channel, config, error);
     if (status == REFIT_OK) status = keys_open(channel, config, error);

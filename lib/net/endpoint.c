@@ -161,15 +161,15 @@ static refit_status make_name(char name[RFT_KEY_NAME_BYTES], refit_error *error)
 }
 
 /* REFIT_ERR_INVALID: the path is too long for a socket. */
-static refit_status settle_in(const char *folder, const char *name, rft_endpoint *out,
-                              refit_error *error)
+static refit_status place_in(const char *folder, const char *name, rft_endpoint *out,
+                             refit_error *error)
 {
     char text[RFT_OWN_FOLDER_BYTES + RFT_KEY_NAME_BYTES + 16];
     (void)snprintf(text, sizeof text, "ipc://%s/%s" SOCKET_SUFFIX, folder, name);
     return rft_endpoint_parse(text, out, error);
 }
 
-refit_status rft_endpoint_settle(rft_endpoint *endpoint, refit_error *error)
+refit_status rft_endpoint_place(rft_endpoint *endpoint, refit_error *error)
 {
     char folder[RFT_OWN_FOLDER_BYTES], name[RFT_KEY_NAME_BYTES];
     bool any = endpoint->open;
@@ -180,14 +180,14 @@ refit_status rft_endpoint_settle(rft_endpoint *endpoint, refit_error *error)
         strcpy(name, endpoint->rest); /* its length was judged */
     RFT_TRY(rft_own_folder_find(1 + strlen(name) + strlen(SOCKET_SUFFIX), folder, error));
     if (any) rft_ipc_sweep(folder, ANY_PREFIX);
-    return settle_in(folder, name, endpoint, error);
+    return place_in(folder, name, endpoint, error);
 }
 
 bool rft_endpoint_seek(const char *name, const rft_own_places *places, rft_endpoint *out)
 {
     for (uint32_t i = 0; i < places->count; i++) {
         if (rft_own_places_has(places, i) &&
-            settle_in(places->paths[i], name, out, NULL) == REFIT_OK &&
+            place_in(places->paths[i], name, out, NULL) == REFIT_OK &&
             rft_ipc_is_listening(out->rest))
             return true;
     }

@@ -37,7 +37,7 @@ refit_status rft_endpoint_parse(const char *text, rft_endpoint *out, refit_error
 /* To bind, makes the ipc endpoint of one of RFT_TRANSPORT_USER: NAME.sock in the user's own folder,
  * which is made if it is not there; for "*" a name that is free, and the files of such names that
  * dead processes left are removed. Others stay as they are. What rft_own_folder_find answers. */
-refit_status rft_endpoint_settle(rft_endpoint *endpoint, refit_error *error);
+refit_status rft_endpoint_place(rft_endpoint *endpoint, refit_error *error);
 
 /* To connect, gives the ipc endpoint of user://`name` at the first of the user's own folders in
  * which a process listens. False: a process listens in none, and `out` is not to be used. */

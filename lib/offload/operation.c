@@ -332,12 +332,12 @@ refit_status rft_future_take(refit_offloader *offloader, bool next, refit_future
     for (uint32_t at = 0; at < RFT_FUTURES; at++) {
         refit_future *future = &offloader->futures[at];
         if (future->taken) continue;
-        bool settled = !next && !rft_offloader_is_moving(offloader);
+        bool over = !next && !rft_offloader_is_moving(offloader);
         *future = (refit_future){.offloader = offloader,
                                  .operation = offloader->operation.number + (next ? 1 : 0),
                                  .taken = true,
-                                 .done = settled,
-                                 .good_groups = settled ? RFT_ALL_GROUPS : 0};
+                                 .done = over,
+                                 .good_groups = over ? RFT_ALL_GROUPS : 0};
         *out = future;
         return REFIT_OK;
     }

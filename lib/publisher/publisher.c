@@ -372,7 +372,7 @@ static void store_adopt(refit_publisher *publisher, rft_store *store, rft_frames
     publisher->frames = frames;
     rft_unlock(&publisher->lock);
     rft_wake_fd_set(publisher->wake);
-    publisher->unsettled.count = 0;
+    publisher->uncompared.count = 0;
     gpu_empty(publisher);
     rft_publisher_count_pinned(publisher);
     rft_frames_close(old_frames, &publisher->retired);
@@ -550,7 +550,7 @@ static void roll_back(refit_publisher *publisher)
     rft_lock(&publisher->lock);
     await_sending(publisher);
     rft_unlock(&publisher->lock);
-    publisher->unsettled.count = 0;
+    publisher->uncompared.count = 0;
     rft_publisher_await_copies(publisher, rft_deadline(publisher->config.broadcast_linger_ms));
     bool restorable = is_restorable(publisher);
     if (!restorable) {
@@ -561,7 +561,7 @@ static void roll_back(refit_publisher *publisher)
     rft_lock(&publisher->lock);
     rft_store_rollback(store, restorable);
     if (publisher->gpu != NULL) rft_gpu_store_rollback(publisher->gpu);
-    rft_transaction_settle(&publisher->server, rft_now());
+    rft_transaction_end_rollback(&publisher->server, rft_now());
     rft_unlock(&publisher->lock);
     rft_wake_fd_set(publisher->wake);
 }
@@ -598,7 +598,7 @@ refit_status refit_publisher_commit(refit_publisher *publisher, refit_error *err
 {
     RFT_REFUSE_IF(publisher == NULL, error, REFIT_ERR_INVALID, "commit needs a publisher");
     RFT_TRY(rft_publisher_check_writing(publisher, "commit", error));
-    rft_publisher_settle(publisher);
+    rft_publisher_compare_written(publisher);
     rft_lock(&publisher->lock);
     /* With no worker to wait for, seal commits: no frame may be made while slots change roles. */
     await_sending(publisher);

@@ -19,12 +19,12 @@
 
 /* Tensors whose bytes are in the store, but not yet compared (and digested): the next ones are
  * copied meanwhile. */
-typedef struct rft_unsettled {
+typedef struct rft_uncompared {
     uint32_t count;
     bool digested; /* by the device: `sums` */
     uint32_t tensors[RFT_DIGEST_BATCH_MOST];
     uint64_t sums[RFT_DIGEST_BATCH_MOST];
-} rft_unsettled;
+} rft_uncompared;
 
 struct refit_publisher {
     refit_config config;
@@ -55,7 +55,7 @@ struct refit_publisher {
     /* These are the caller's. */
     rft_copy_queue *copy_queue;     /* of the device that was written from last; NULL: of none */
     rft_copy_queue *gpu_copy_queue; /* of the GPU of `gpu`; NULL: none */
-    rft_unsettled unsettled;
+    rft_uncompared uncompared;
 };
 
 /* ---- publisher_write.c */
@@ -63,8 +63,8 @@ struct refit_publisher {
 /* REFIT_ERR_STATE: there is no version to `verb`. */
 refit_status rft_publisher_check_writing(refit_publisher *publisher, const char *verb,
                                          refit_error *error);
-/* Finishes the tensors that are unsettled. */
-void rft_publisher_settle(refit_publisher *publisher);
+/* Finishes the tensors that are uncompared. */
+void rft_publisher_compare_written(refit_publisher *publisher);
 /* Waits for copies that an earlier write gave up waiting for. */
 void rft_publisher_await_copies(refit_publisher *publisher, int64_t deadline);
 /* Sums up the page-locked bytes. */

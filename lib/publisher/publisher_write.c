@@ -12,7 +12,7 @@
  * comparison with the version before) is done while the next one is being copied.
  *
  * Of a list, all is checked before the first byte moves. A device that takes digests itself then
- * brings tensors in batches: their copies and digests are put on the stream, the CPU settles the
+ * brings tensors in batches: their copies and digests are put on the stream, the CPU compares the
  * batch before meanwhile, and there is one wait for all of them. A batch ends where the digest
  * batch is full, or with so many bytes that a wait costs almost nothing and workers can fetch the
  * first frames while more comes. Everything else goes one by one.
@@ -63,12 +63,12 @@ static void frame_ready(void *user, uint32_t frame)
     if (wanted) rft_wake_fd_set(publisher->wake);
 }
 
-void rft_publisher_settle(refit_publisher *publisher)
+void rft_publisher_compare_written(refit_publisher *publisher)
 {
-    rft_unsettled *last = &publisher->unsettled;
+    rft_uncompared *last = &publisher->uncompared;
     for (uint32_t i = 0; i < last->count; i++) {
-        rft_store_settle(publisher->store, last->tensors[i], last->digested ? &last->sums[i] : NULL,
-                         frame_ready, publisher);
+        rft_store_compare_written(publisher->store, last->tensors[i],
+                                  last->digested ? &last->sums[i] : NULL, frame_ready, publisher);
     }
     last->count = 0;
 }
@@ -224,7 +224,7 @@ static refit_status bring(refit_publisher *publisher, const write_job *job, uint
     if (buffer != NULL) rft_copy_queue_hold(*place, &buffer->pending);
     if (same_gpu) rft_copy_queue_hold(*place, &job->block->pending);
     refit_status status = issue(*place, job, buffer, same_gpu, error);
-    rft_publisher_settle(publisher);
+    rft_publisher_compare_written(publisher);
     RFT_TRY(finish(publisher, *place, status, error));
     *digested = rft_copy_queue_digests(*place) || job->image == NULL;
     *sum = rft_copy_queue_sum(*place);
@@ -259,13 +259,13 @@ static refit_status write_from_device(refit_publisher *publisher, write_job *job
         job->image = rft_store_prepare(publisher->store, job->tensor);
         RFT_TRY(bring(publisher, job, &sum, &digested, error));
     } else {
-        rft_publisher_settle(publisher);
+        rft_publisher_compare_written(publisher);
     }
     rft_store_land(publisher->store, job->tensor);
-    publisher->unsettled.count = 1;
-    publisher->unsettled.digested = digested;
-    publisher->unsettled.tensors[0] = job->tensor;
-    publisher->unsettled.sums[0] = sum;
+    publisher->uncompared.count = 1;
+    publisher->uncompared.digested = digested;
+    publisher->uncompared.tensors[0] = job->tensor;
+    publisher->uncompared.sums[0] = sum;
     return REFIT_OK;
 }
 
@@ -292,7 +292,7 @@ static refit_status write_from_host(refit_publisher *publisher, const write_job 
                                     refit_error *error)
 {
     rft_store *store = publisher->store;
-    rft_publisher_settle(publisher);
+    rft_publisher_compare_written(publisher);
     RFT_TRY(await_stream(publisher, job, error));
     if (job->block != NULL && job->bytes > 0) {
         RFT_TRY(carry_up(publisher, job, job->memory, error));
@@ -303,7 +303,7 @@ static refit_status write_from_host(refit_publisher *publisher, const write_job 
     }
     uint64_t sum = rft_digest_part(job->memory, job->bytes, 0);
     rft_store_land(store, job->tensor);
-    rft_store_settle(store, job->tensor, &sum, frame_ready, publisher);
+    rft_store_compare_written(store, job->tensor, &sum, frame_ready, publisher);
     return REFIT_OK;
 }
 
@@ -488,7 +488,7 @@ static refit_status issue_all(refit_publisher *publisher, const batch *on, const
 
 static void land_all(refit_publisher *publisher, const batch *on)
 {
-    rft_unsettled *last = &publisher->unsettled;
+    rft_uncompared *last = &publisher->uncompared;
     const uint64_t *sums = rft_copy_queue_batch_sums(on->copy_queue);
     for (uint32_t i = 0; i < on->count; i++) {
         rft_store_land(publisher->store, on->weights[i].tensor);
@@ -509,7 +509,7 @@ static refit_status batch_write(refit_publisher *publisher, const batch *on, con
     if (issued == REFIT_OK) issued = rft_copy_queue_batch_begin(on->copy_queue, &why);
     issued = issued == REFIT_OK ? issue_all(publisher, on, list, error)
                                 : blame_all(publisher, on, issued, &why, error);
-    rft_publisher_settle(publisher);
+    rft_publisher_compare_written(publisher);
     refit_status status =
         finish(publisher, on->copy_queue, issued, issued == REFIT_OK ? &why : error);
     if (status == REFIT_OK) {

@@ -792,8 +792,9 @@ static void answer_beat(rft_server *server, rft_peer *peer, const rft_message *m
         rft_transaction_applied(server, peer);
         return;
     }
-    bool settled = staged != 0 && is_task(peer, staged) && peer->task.stage < RFT_STAGE_COMMITTING;
-    if (settled || staged == 0) return;
+    bool undecided =
+        staged != 0 && is_task(peer, staged) && peer->task.stage < RFT_STAGE_COMMITTING;
+    if (undecided || staged == 0) return;
     if (is_task(peer, staged)) {
         rft_server_send_commit(server, peer, staged);
     } else {

@@ -176,7 +176,7 @@ void rft_transaction_abort(rft_server *server, refit_status status, const char *
  * stands, and no worker is awaited any more. Legal from begin until it is finished. */
 void rft_transaction_cancel(rft_server *server, int64_t now);
 /* The store is rolled back: workers that are behind are offered the committed version. */
-void rft_transaction_settle(rft_server *server, int64_t now);
+void rft_transaction_end_rollback(rft_server *server, int64_t now);
 
 /* Tells a staged worker that its version is committed. */
 void rft_transaction_commit_peer(rft_server *server, rft_peer *peer);

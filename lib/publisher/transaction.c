@@ -5,7 +5,7 @@
  *     IDLE ───────────► PREPARING ───────► WRITING ───────────► STAGING
  *      ▲ ▲                  │ give_up         │ abort              │
  *      │ └──────────────────┘                 ▼                    │ too few can stage it,
- *      │                  settle ┌───────── ABORTED ◄──────────────┤ or the deadline
+ *      │            end_rollback ┌───────── ABORTED ◄──────────────┤ or the deadline
  *      ├─────────────────────────┘                                 │
  *      │                 all have answered                         │ all, or the quorum, staged
  *      └────────────────────────────────────── COMMITTING ◄────────┘
@@ -325,7 +325,7 @@ void rft_transaction_evaluate(rft_server *server, int64_t now)
     if (server->transaction.state == RFT_TRANSACTION_COMMITTING) evaluate_committing(server, now);
 }
 
-void rft_transaction_settle(rft_server *server, int64_t now)
+void rft_transaction_end_rollback(rft_server *server, int64_t now)
 {
     server->transaction.state = RFT_TRANSACTION_IDLE;
     offer_all(server, now);

@@ -539,8 +539,8 @@ static void compare(rft_store *store, uint32_t block)
     store->same_blocks += store->same[block];
 }
 
-void rft_store_settle(rft_store *store, uint32_t tensor, const uint64_t *sum, rft_ready_fn ready,
-                      void *user)
+void rft_store_compare_written(rft_store *store, uint32_t tensor, const uint64_t *sum,
+                               rft_ready_fn ready, void *user)
 {
     const rft_manifest_tensor *place = &store->manifest->tensors[tensor];
     uint64_t taken = 0;

@@ -105,13 +105,14 @@ refit_status rft_store_check(const rft_store *store, uint32_t tensor, const void
 refit_status rft_store_write(rft_store *store, uint32_t tensor, const void *bytes, uint64_t count,
                              rft_ready_fn ready, void *user, refit_error *error);
 /* A tensor that a device brings, in steps: prepare says where it goes and saves
- * what it will lie over; when its bytes are there, land notes it; settle, later or at once,
- * compares it and tells `ready`. `sum` is that of the digest's parts; NULL: settle takes it from
- * the bytes. Without memory for the bytes prepare gives NULL, and settle needs the sum. */
+ * what it will lie over; when its bytes are there, land notes it; compare_written, later or at
+ * once, compares it and tells `ready`. `sum` is that of the digest's parts; NULL: compare_written
+ * takes it from the bytes. Without memory for the bytes prepare gives NULL, and compare_written
+ * needs the sum. */
 unsigned char *rft_store_prepare(rft_store *store, uint32_t tensor);
 void rft_store_land(rft_store *store, uint32_t tensor);
-void rft_store_settle(rft_store *store, uint32_t tensor, const uint64_t *sum, rft_ready_fn ready,
-                      void *user);
+void rft_store_compare_written(rft_store *store, uint32_t tensor, const uint64_t *sum,
+                               rft_ready_fn ready, void *user);
 /* Appends a frame to `ready`. */
 void rft_store_add_ready(rft_store *store, uint32_t frame);
 

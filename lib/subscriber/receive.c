@@ -345,7 +345,7 @@ static refit_status refuse_overwritten(const rft_receive *receive, refit_error *
 }
 
 /* SEAL is there: the digests are checked here and now, or the bytes are from now on. */
-static refit_status settle_mapped(rft_receive *receive, refit_error *error)
+static refit_status check_mapped(rft_receive *receive, refit_error *error)
 {
     if (!rft_image_note_seqlock(receive->image)) return refuse_overwritten(receive, error);
     if (receive->config->broadcast_verify == REFIT_VERIFY_ALWAYS) {
@@ -386,10 +386,10 @@ refit_status rft_receive_verify(rft_receive *receive, refit_error *error)
 /* ---- Progress */
 
 /* Verifies once SEAL and all frames are there. */
-static refit_status settle(rft_receive *receive, refit_error *error)
+static refit_status check_complete(rft_receive *receive, refit_error *error)
 {
     if (receive->phase != RFT_RECEIVE_FETCHING || !receive->sealed) return REFIT_OK;
-    if (receive->path != REFIT_PATH_SOCKET) return settle_mapped(receive, error);
+    if (receive->path != REFIT_PATH_SOCKET) return check_mapped(receive, error);
     if (!rft_reassembly_complete(receive->reassembly)) return REFIT_OK;
     rft_message seal = seal_of(receive);
     RFT_TRY(rft_reassembly_verify(receive->reassembly, &seal, error));
@@ -411,7 +411,7 @@ refit_status rft_receive_start(rft_receive *receive, const rft_image *held, refi
     RFT_TRY(take_image(receive, held, error));
     receive->phase = RFT_RECEIVE_FETCHING;
     if (receive->path == REFIT_PATH_SOCKET) pull(receive);
-    return settle(receive, error);
+    return check_complete(receive, error);
 }
 
 static refit_status ask_again(rft_receive *receive, const uint32_t *sequences, uint32_t count,
@@ -452,7 +452,7 @@ refit_status rft_receive_frame(rft_receive *receive, const rft_message *frame, r
     }
     RFT_TRY(status);
     pull(receive);
-    return settle(receive, error);
+    return check_complete(receive, error);
 }
 
 refit_status rft_receive_seal(rft_receive *receive, const rft_message *seal, refit_error *error)
@@ -469,7 +469,7 @@ refit_status rft_receive_seal(rft_receive *receive, const rft_message *seal, ref
                              seal->as.seal.tensors.count, error));
     receive->digest = seal->as.seal.digest;
     receive->sealed = true;
-    return settle(receive, error);
+    return check_complete(receive, error);
 }
 
 /* Whether beats have come for a heartbeat and a half with no frame and no request among them: two

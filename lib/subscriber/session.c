@@ -997,7 +997,7 @@ static void hold_image(rft_session *session, rft_image *image)
 }
 
 /* The user has decided about `applying`: its update stays open, and the next version may start. */
-static void settle_decision(rft_session *session, const rft_message *answer, int64_t now)
+static void end_decision(rft_session *session, const rft_message *answer, int64_t now)
 {
     session->open = session->applying;
     session->applying = NULL;
@@ -1021,7 +1021,7 @@ void rft_session_accept(rft_session *session, int64_t now)
     rft_message message = {.kind = RFT_COMMITTED};
     message.as.staged.version = image->held.version;
     message.as.staged.digest = image->held.digest;
-    settle_decision(session, &message, now);
+    end_decision(session, &message, now);
 }
 
 void rft_session_refuse(rft_session *session, refit_status code, bool kept, const char *reason,
@@ -1037,7 +1037,7 @@ void rft_session_refuse(rft_session *session, refit_status code, bool kept, cons
     message.as.failed.code = (uint32_t)code;
     message.as.failed.kept = kept;
     message.as.failed.reason = rft_view_text(reason);
-    settle_decision(session, &message, now);
+    end_decision(session, &message, now);
     session->rejoins = !kept && is_joined(session);
     if (session->rejoins) session->next_beat = rft_after_ms(now, session->heartbeat_ms);
 }

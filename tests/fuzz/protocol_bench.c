@@ -260,7 +260,7 @@ static void roll_back(protocol_bench *bench)
     if (store->writing_slot == store->committed_slot) clear_slot(bench, store->writing_slot);
     rft_store_undo(store);
     rft_store_rollback(store, true);
-    rft_transaction_settle(&bench->server, bench->now);
+    rft_transaction_end_rollback(&bench->server, bench->now);
 }
 
 void bench_trainer_steps(protocol_bench *bench, uint32_t seed)

@@ -112,7 +112,7 @@ static rft_endpoint settled(const char *text)
 {
     rft_endpoint endpoint;
     assert_int_equal(rft_endpoint_parse(text, &endpoint, NULL), REFIT_OK);
-    assert_int_equal(rft_endpoint_settle(&endpoint, NULL), REFIT_OK);
+    assert_int_equal(rft_endpoint_place(&endpoint, NULL), REFIT_OK);
     return endpoint;
 }
 

@@ -312,7 +312,7 @@ static void parts_are_known_only_where_they_were_taken(void **state)
         assert_true(place->alias_of == REFIT_NO_ALIAS && place->blocks > 0);
         memcpy(rft_store_prepare(bench.store, i), from, place->bytes);
         rft_store_land(bench.store, i);
-        rft_store_settle(bench.store, i, i == 0 ? &sum : NULL, add_ready, bench.store);
+        rft_store_compare_written(bench.store, i, i == 0 ? &sum : NULL, add_ready, bench.store);
         for (uint32_t b = place->first_block; b < place->first_block + place->blocks; b++) {
             const rft_block *block = &bench.store->manifest->blocks[b];
             assert_int_equal(bench.store->next.known[b], i);

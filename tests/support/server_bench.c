@@ -182,7 +182,7 @@ void server_bench_settle(server_bench *bench)
 {
     rft_store_undo(bench->store);
     rft_store_rollback(bench->store, true);
-    rft_transaction_settle(&bench->server, bench->now);
+    rft_transaction_end_rollback(&bench->server, bench->now);
     listen(bench);
 }
 

@@ -9,9 +9,9 @@
  * towards the device the caller may allow the source to be read at once. None of this holds up the
  * CPU. Only entries do, which the CPU writes: a section is written again when the GPU has left it.
  *
- * A failure half-way leaves work on either stream. The half gets its events nevertheless (settle),
- * so that it is used again only behind that work; where even that fails, the bounce buffer is
- * broken.
+ * A failure half-way leaves work on either stream. The half gets its events nevertheless
+ * (release_half), so that it is used again only behind that work; where even that fails, the bounce
+ * buffer is broken.
  */
 #include "device/cuda/cuda_bounce.h"
 
@@ -332,7 +332,7 @@ static refit_status put_steps(rft_cuda_device *cuda, rft_cuda_bounce *bounce, re
 }
 
 /* After a failure: the half is free once all that may use it is done. */
-static refit_status settle(rft_cuda_device *cuda, rft_cuda_bounce *bounce)
+static refit_status release_half(rft_cuda_device *cuda, rft_cuda_bounce *bounce)
 {
     rft_cuda_half *half = &bounce->halves[bounce->half];
     RFT_TRY(record(cuda, half->filled, bounce->own, NULL));
@@ -345,7 +345,7 @@ refit_status rft_cuda_bounce_flush(rft_cuda_device *cuda, rft_cuda_bounce *bounc
 {
     if (bounce->entries == 0) return REFIT_OK;
     refit_status status = put_steps(cuda, bounce, error);
-    if (status != REFIT_OK && settle(cuda, bounce) != REFIT_OK) bounce->broken = true;
+    if (status != REFIT_OK && release_half(cuda, bounce) != REFIT_OK) bounce->broken = true;
     bounce->half = (bounce->half + 1) % RFT_CUDA_HALVES;
     bounce->first += bounce->entries;
     bounce->entries = 0;

@@ -276,8 +276,8 @@ REFIT_API REFIT_MUST_CHECK refit_status refit_offloader_offload(refit_offloader 
  * regions, and of others through the hooks, is given back; that first waits for streams that use
  * the arena (refit_arena_use, which says how long, and what it answers). An arena or a hook that
  * fails leaves the state OFFLOADED, and the next call goes on where it was. After a restore:
- * nothing but the wait. Idempotent; in a settled state it returns REFIT_OK at once, in FAILED how
- * the operation failed.
+ * nothing but the wait. Idempotent; with no operation under way it returns REFIT_OK at once, or in
+ * FAILED how the operation failed.
  *
  * Errors:
  * - REFIT_ERR_TIMEOUT: call again
