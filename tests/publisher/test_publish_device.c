@@ -1,7 +1,5 @@
 /* Versions written from a GPU's memory: the bytes reach the store on a stream of the publisher's
- * own, behind the caller's work, and after any failure the version can still be finished or
- * dropped.
- */
+ * own, behind the caller's work, and after any failure the version can be finished or dropped. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -83,18 +81,32 @@ static void without_kernels(refit_config *config)
     fake_cuda_hide("cuLibraryLoadData", 0);
 }
 
+static const struct delivery {
+    const char *name;
+    void (*change)(refit_config *config);
+    bool digests; /* the device takes them */
+    bool shm;
+} DELIVERIES[] = {
+    {"digests of the device, by socket", NULL, true, false},
+    {"digests of the device, in shared memory", NULL, true, true},
+    {"digests of the CPU, by socket", without_kernels, false, false},
+    {"digests of the CPU, in shared memory", without_kernels, false, true},
+};
+
 static void workers_receive_what_lies_on_the_gpu(void **state)
 {
     (void)state;
     for (uint32_t slots = 1; slots <= 2; slots++) {
-        for (int trial = 0; trial < 4; trial++) {
+        for (size_t i = 0; i < sizeof DELIVERIES / sizeof DELIVERIES[0]; i++) {
+            const struct delivery *delivery = &DELIVERIES[i];
             scene on;
-            scene_open(&on, slots, trial < 2 ? NULL : without_kernels);
-            assert_int_equal(rft_device_get_caps(on.device).digests, trial < 2);
-            scene_join(&on, trial % 2 != 0);
-            for (uint64_t version = 1; version <= 4; version++) {
+            scene_open(&on, slots, delivery->change);
+            if (rft_device_get_caps(on.device).digests != delivery->digests)
+                fail_msg("%s, but rft_device_get_caps says otherwise", delivery->name);
+            scene_join(&on, delivery->shm);
+            for (uint64_t version = 1; version <= 4; version++)
                 apply(&on, version, slots == 1 ? version : version - 1);
-            }
+            if (on.worker.held.version != 4) fail_msg("%s: version 4 is not held", delivery->name);
             scene_close(&on);
         }
     }
