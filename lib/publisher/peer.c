@@ -47,7 +47,7 @@ void rft_peers_close(rft_peers *peers)
 {
     rft_peers_forget_lost(peers);
     while (peers->count > 0) {
-        rft_peers_drop(peers, peers->live[0]);
+        rft_free(peers->live[--peers->count]);
     }
     rft_free(peers->live);
     rft_free(peers->lost);
@@ -150,12 +150,6 @@ void rft_peers_lose(rft_peers *peers, rft_peer *peer)
     make_room(peers, peer->name);
     peer->subscribed = false;
     peers->lost[peers->lost_count++] = peer;
-}
-
-void rft_peers_drop(rft_peers *peers, rft_peer *peer)
-{
-    list_remove(peers->live, &peers->count, peer);
-    rft_free(peer);
 }
 
 void rft_peers_forget_lost(rft_peers *peers)

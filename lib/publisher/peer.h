@@ -110,8 +110,6 @@ uint32_t rft_peers_count_path(const rft_peers *peers, refit_path path);
 refit_status rft_peers_add(rft_peers *peers, rft_peer **out, refit_error *error);
 /* From the living to the lost, in the place of an earlier one by that name. */
 void rft_peers_lose(rft_peers *peers, rft_peer *peer);
-/* Frees a living one that no report names. */
-void rft_peers_drop(rft_peers *peers, rft_peer *peer);
 void rft_peers_forget_lost(rft_peers *peers);
 
 /* How its user may be reading the version's slot; REFIT_PATH_NONE: not at all. */

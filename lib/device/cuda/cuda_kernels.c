@@ -131,7 +131,8 @@ void rft_cuda_kernels_close(rft_cuda_device *cuda, rft_cuda_kernels *kernels)
     rft_free(kernels);
 }
 
-refit_status rft_cuda_kernels_check(const rft_cuda_device *cuda, refit_error *error)
+/* REFIT_ERR_UNSUPPORTED, with the sentence of kernels_missing, where there are none. */
+static refit_status check_kernels(const rft_cuda_device *cuda, refit_error *error)
 {
     if (cuda->kernels != NULL) return REFIT_OK;
     if (error != NULL) *error = cuda->kernels_missing;
@@ -162,7 +163,7 @@ static unsigned count_blocks(const rft_cuda_device *cuda, uint64_t shares)
 refit_status rft_cuda_launch_pack(rft_cuda_device *cuda, rft_cu_stream stream, rft_cu_ptr entries,
                                   uint32_t count, uint64_t bytes, refit_error *error)
 {
-    RFT_TRY(rft_cuda_kernels_check(cuda, error));
+    RFT_TRY(check_kernels(cuda, error));
     if (count == 0) return REFIT_OK;
     uint64_t chunks = bytes / RFT_GPU_CHUNK + count;
     unsigned blocks = count_blocks(cuda, chunks / (RFT_GPU_THREADS / RFT_GPU_WARP) + 1);
@@ -176,7 +177,7 @@ refit_status rft_cuda_launch_pack(rft_cuda_device *cuda, rft_cu_stream stream, r
 refit_status rft_cuda_launch_cast(rft_cuda_device *cuda, rft_cu_stream stream, rft_cu_ptr to,
                                   rft_cu_ptr from, uint64_t count, refit_error *error)
 {
-    RFT_TRY(rft_cuda_kernels_check(cuda, error));
+    RFT_TRY(check_kernels(cuda, error));
     if (count == 0) return REFIT_OK;
     grid shape = {count_blocks(cuda, count / (RFT_GPU_SHARE / sizeof(float)) + 1), 1};
     void *arguments[] = {&to, &from, &count};
@@ -187,7 +188,7 @@ refit_status rft_cuda_launch_digest(rft_cuda_device *cuda, rft_cu_stream stream,
                                     uint64_t bytes, uint64_t offset, rft_cu_ptr sum,
                                     refit_error *error)
 {
-    RFT_TRY(rft_cuda_kernels_check(cuda, error));
+    RFT_TRY(check_kernels(cuda, error));
     if (bytes == 0) return REFIT_OK;
     grid shape = {count_blocks(cuda, bytes / RFT_GPU_SHARE + 1), 1};
     void *arguments[] = {&data, &bytes, &offset, &sum};
@@ -198,7 +199,7 @@ refit_status rft_cuda_launch_digest_copy(rft_cuda_device *cuda, rft_cu_stream st
                                          rft_cu_ptr data, uint64_t bytes, uint64_t offset,
                                          rft_cu_ptr sum, refit_error *error)
 {
-    RFT_TRY(rft_cuda_kernels_check(cuda, error));
+    RFT_TRY(check_kernels(cuda, error));
     if (bytes == 0) return REFIT_OK;
     grid shape = {count_blocks(cuda, bytes / RFT_GPU_SHARE + 1), 1};
     void *arguments[] = {&to, &data, &bytes, &offset, &sum};
@@ -209,7 +210,7 @@ refit_status rft_cuda_launch_digest_copy(rft_cuda_device *cuda, rft_cu_stream st
 static refit_status launch_delta(rft_cuda_device *cuda, rft_cu_stream stream, kernel_name name,
                                  rft_cu_ptr jobs, uint32_t count, refit_error *error)
 {
-    RFT_TRY(rft_cuda_kernels_check(cuda, error));
+    RFT_TRY(check_kernels(cuda, error));
     if (count == 0) return REFIT_OK;
     grid shape = {count_blocks(cuda, count), 1};
     void *arguments[] = {&jobs, &count};
@@ -458,7 +459,7 @@ static refit_status queue_digest(rft_cuda_device *cuda, rft_cu_stream stream, su
 static refit_status check_reach(rft_cuda_device *cuda, const void *memory, uint64_t bytes,
                                 refit_error *error)
 {
-    RFT_TRY(rft_cuda_kernels_check(cuda, error));
+    RFT_TRY(check_kernels(cuda, error));
     const void *whole;
     return rft_cuda_pointer_check(cuda, memory, bytes, &whole, error);
 }
@@ -489,7 +490,7 @@ static refit_status digest_copy(rft_cuda_device *cuda, refit_stream_ref stream, 
 {
     rft_cuda_work work;
     rft_cu_ptr target = (uintptr_t)to, source = (uintptr_t)from, total = (uintptr_t)sum;
-    RFT_TRY(rft_cuda_kernels_check(cuda, error));
+    RFT_TRY(check_kernels(cuda, error));
     RFT_TRY(rft_cuda_work_begin(cuda, stream, &work, error));
     refit_status status =
         to == NULL ? rft_cuda_launch_digest(cuda, work.stream, source, bytes, offset, total, error)

@@ -30,10 +30,8 @@ refit_status rft_cuda_kernels_open(rft_cuda_device *cuda, rft_cuda_kernels **out
  * says so: then the image stays with the driver. */
 void rft_cuda_kernels_close(rft_cuda_device *cuda, rft_cuda_kernels *kernels);
 
-/* REFIT_ERR_UNSUPPORTED, with the sentence of kernels_missing, where there are none. */
-refit_status rft_cuda_kernels_check(const rft_cuda_device *cuda, refit_error *error);
-
-/* The launches check as well. All inside a context guard, on a stream that takes work. */
+/* The launches answer REFIT_ERR_UNSUPPORTED, with the sentence of kernels_missing, where there are
+ * no kernels. All inside a context guard, on a stream that takes work. */
 
 /* Entries that are much longer than most are better cut: at most four blocks share the work of one,
  * unless there are few. `bytes`: of all entries together, from which the grid is chosen. */

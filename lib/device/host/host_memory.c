@@ -436,7 +436,9 @@ static bool is_there_locked(const rft_host_memory *memory, rft_extent range)
     return true;
 }
 
-uint32_t rft_host_memory_find_lost(rft_host_memory *memory, const rft_copy *copies, uint32_t count)
+/* The first of `copies` that touches bytes of a reservation which have no memory now; `count` if
+ * none does. */
+static uint32_t find_lost(rft_host_memory *memory, const rft_copy *copies, uint32_t count)
 {
     rft_lock(&memory->lock);
     uint32_t at = memory->reservations == NULL ? count : 0;
@@ -598,7 +600,7 @@ static void copy_all(rft_pool *pool, const rft_copy *copies, uint32_t count)
 refit_status rft_host_copy_now(rft_host_memory *memory, rft_pool *pool, const rft_copy *copies,
                                uint32_t count, refit_error *error)
 {
-    uint32_t lost = rft_host_memory_find_lost(memory, copies, count);
+    uint32_t lost = find_lost(memory, copies, count);
     RFT_REFUSE_IF(lost != count, error, REFIT_ERR_COPY,
                   "%" PRIu64 " bytes from %p to %p touch memory of an arena that is not there now: "
                   "commit it first",
@@ -616,7 +618,7 @@ static refit_status check_there(rft_host_memory *memory, const void *at, uint64_
                                 refit_error *error)
 {
     rft_copy touched = {.from = at, .bytes = bytes};
-    RFT_REFUSE_IF(rft_host_memory_find_lost(memory, &touched, 1) == 0, error, REFIT_ERR_COPY,
+    RFT_REFUSE_IF(find_lost(memory, &touched, 1) == 0, error, REFIT_ERR_COPY,
                   "%" PRIu64 " bytes at %p are memory of an arena that is not there now: commit it "
                   "first",
                   bytes, at);

@@ -62,10 +62,6 @@ refit_status rft_host_memory_decommit(rft_host_memory *memory, void *base, uint6
                                       uint64_t *freed, refit_error *error);
 void rft_host_memory_unreserve(rft_host_memory *memory, void *base);
 
-/* The first of `copies` that touches bytes of a reservation which have no memory now; `count` if
- * none does. */
-uint32_t rft_host_memory_find_lost(rft_host_memory *memory, const rft_copy *copies, uint32_t count);
-
 /* ---- Page locks ------------------------------------------------------------------------------
  * Page-locked memory of the host device, which is memory that is never paged out. */
 
