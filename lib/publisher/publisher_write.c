@@ -275,17 +275,10 @@ static refit_status write_from_device(refit_publisher *publisher, write_job *job
 static refit_status await_stream(const refit_publisher *publisher, const write_job *job,
                                  refit_error *error)
 {
-    rft_event *event = NULL;
     if (job->after.native == NULL) return REFIT_OK;
     RFT_REFUSE_IF(job->device == NULL, error, REFIT_ERR_INVALID, "a stream needs its device");
-    RFT_TRY(rft_device_event_open(job->device, &event, error));
-    refit_status status = rft_device_event_record(job->device, event, job->after, error);
-    if (status == REFIT_OK) {
-        status = rft_device_event_wait(job->device, event,
-                                       publisher->config.broadcast_stage_timeout_ms, error);
-    }
-    rft_device_event_close(job->device, event);
-    return status;
+    return refit_stream_wait(job->device, job->after, publisher->config.broadcast_stage_timeout_ms,
+                             error);
 }
 
 static refit_status write_from_host(refit_publisher *publisher, const write_job *job,
