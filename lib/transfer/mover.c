@@ -320,9 +320,9 @@ static void limiter_hurry(rate_limiter *limiter)
 }
 
 /* ---- Submitting a plan -----------------------------------------------------------------------
- * From batches to calls of the device: a batch of copies in as many submissions as the device
- * takes, a batch of zeroes one by one, and before each batch the rate limiter. Knows nothing of
- * waiters.
+ * From batches to calls of the device: a batch of copies in one call (the plan is made for no more
+ * copies in a batch than the device takes), a batch of zeroes one by one, and before each batch the
+ * rate limiter. Knows nothing of waiters.
  */
 
 /* What goes where, and how. */
@@ -348,17 +348,9 @@ static refit_status submit_zeroes(const rft_submission *submission, const rft_ba
 static refit_status submit_copies(const rft_submission *submission, const rft_batch *batch,
                                   refit_error *error)
 {
-    refit_device *device = submission->completion->device;
-    uint32_t most = rft_device_get_caps(device).batch_most;
-    const rft_copy *copies = &submission->plan->copies[batch->first];
-    for (uint32_t left = batch->count; left > 0;) {
-        uint32_t now = left < most ? left : most;
-        RFT_TRY(rft_device_copy_batch(device, submission->stream, copies, now, submission->order,
-                                      error));
-        copies += now;
-        left -= now;
-    }
-    return REFIT_OK;
+    return rft_device_copy_batch(submission->completion->device, submission->stream,
+                                 &submission->plan->copies[batch->first], batch->count,
+                                 submission->order, error);
 }
 
 static refit_status submit_batch(const rft_submission *submission, const rft_batch *batch,

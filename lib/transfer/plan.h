@@ -42,7 +42,7 @@ typedef struct rft_plan_limits {
     uint32_t pieces;      /* most of them in one filling */
     uint64_t bytes;       /* most of them in all */
     uint64_t piece_bytes; /* of one copy; not 0 */
-    uint32_t batch_most;  /* copies of one batch; not 0 */
+    uint32_t batch_most;  /* copies of one batch, no more than the device takes; not 0 */
     uint64_t batch_bytes; /* of one batch, and so of one copy; 0: no bound */
 } rft_plan_limits;
 
