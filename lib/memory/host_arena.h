@@ -16,20 +16,6 @@
 #include "device/device.h"
 #include "memory/layout.h"
 
-/* ---- Huge pages ------------------------------------------------------------------------------
- * huge_pages: pages of 2 MiB make the first touch and the page-lock many times cheaper, unless the
- * machine's memory is so fragmented that the kernel must move things about for each of them. A
- * short probe tells.
- */
-
-#define RFT_HUGE_PAGE (UINT64_C(2) << 20)
-
-/* Asks for huge pages in [base, base + bytes), or for none, as `wanted` says; true if they were
- * asked for. REFIT_HUGE_PAGES_AUTO touches up to 80 MiB of the range to find out. */
-bool rft_huge_pages_ask(void *base, uint64_t bytes, refit_huge_pages wanted);
-
-/* ---- The arena ---------------------------------------------------------------------------- */
-
 typedef struct rft_host_arena rft_host_arena;
 
 typedef struct rft_host_arena_info {
@@ -81,5 +67,17 @@ char *rft_host_arena_base(const rft_host_arena *arena);
 
 /* The thread that takes the memory may be at it. */
 rft_host_arena_info rft_host_arena_describe(rft_host_arena *arena);
+
+/* ---- Huge pages ------------------------------------------------------------------------------
+ * huge_pages: pages of 2 MiB make the first touch and the page-lock many times cheaper, unless the
+ * machine's memory is so fragmented that the kernel must move things about for each of them. A
+ * short probe tells.
+ */
+
+#define RFT_HUGE_PAGE (UINT64_C(2) << 20)
+
+/* Asks for huge pages in [base, base + bytes), or for none, as `wanted` says; true if they were
+ * asked for. REFIT_HUGE_PAGES_AUTO touches up to 80 MiB of the range to find out. */
+bool rft_huge_pages_ask(void *base, uint64_t bytes, refit_huge_pages wanted);
 
 #endif

@@ -15,6 +15,29 @@
 #include "memory/cancel_token.h"
 #include "memory/layout.h"
 
+/* ---- Page locks, slab by slab --------------------------------------------------------------- */
+
+typedef struct rft_slab_pins {
+    refit_device *device;
+    char *base;            /* whole pages, fresh */
+    uint64_t bytes;        /* of them */
+    const rft_slab *slabs; /* by offset */
+    uint32_t count;
+    uint32_t touch_threads;
+    int near;        /* the node whose CPUs are to touch, or -1 */
+    uint32_t pinned; /* the first so many are page-locked */
+} rft_slab_pins;
+
+/* Touches all of it and, unless `wanted` is REFIT_PIN_OFF, page-locks it; with REFIT_PIN_PREFER a
+ * lock that fails leaves all of it pageable, with a line in the log. `wanted` is not _AUTO. Blocks.
+ * On failure nothing is locked. REFIT_ERR_PIN says which slab, and what the device says: its size
+ * and what to do; REFIT_ERR_HOST_MEMORY, REFIT_ERR_CANCELLED, REFIT_ERR_DEVICE. */
+refit_status rft_slab_pins_take(rft_slab_pins *pins, refit_pin wanted, rft_cancel_token *token,
+                                refit_error *error);
+
+/* Undoes the locks. */
+void rft_slab_pins_drop(rft_slab_pins *pins);
+
 /* ---- First touch -----------------------------------------------------------------------------
  * Gives fresh pages their memory, by several threads at once.
  *
@@ -62,28 +85,5 @@ refit_status rft_touch_reach(rft_touch *touch, uint64_t bytes, refit_error *erro
 
 /* Ends it where it is. */
 void rft_touch_close(rft_touch *touch);
-
-/* ---- Page locks, slab by slab --------------------------------------------------------------- */
-
-typedef struct rft_slab_pins {
-    refit_device *device;
-    char *base;            /* whole pages, fresh */
-    uint64_t bytes;        /* of them */
-    const rft_slab *slabs; /* by offset */
-    uint32_t count;
-    uint32_t touch_threads;
-    int near;        /* the node whose CPUs are to touch, or -1 */
-    uint32_t pinned; /* the first so many are page-locked */
-} rft_slab_pins;
-
-/* Touches all of it and, unless `wanted` is REFIT_PIN_OFF, page-locks it; with REFIT_PIN_PREFER a
- * lock that fails leaves all of it pageable, with a line in the log. `wanted` is not _AUTO. Blocks.
- * On failure nothing is locked. REFIT_ERR_PIN says which slab, and what the device says: its size
- * and what to do; REFIT_ERR_HOST_MEMORY, REFIT_ERR_CANCELLED, REFIT_ERR_DEVICE. */
-refit_status rft_slab_pins_take(rft_slab_pins *pins, refit_pin wanted, rft_cancel_token *token,
-                                refit_error *error);
-
-/* Undoes the locks. */
-void rft_slab_pins_drop(rft_slab_pins *pins);
 
 #endif

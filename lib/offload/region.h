@@ -12,69 +12,7 @@
 
 #include "memory/device_arena.h"
 
-/* ---- Names -----------------------------------------------------------------------------------
- * Which names are taken, as fast for 100,000 of them as for ten.
- */
-
-typedef struct rft_name {
-    const char *text; /* borrowed; NULL: the slot is free */
-    uint64_t hash;
-} rft_name;
-
-typedef struct rft_name_index {
-    rft_name *slots; /* owned; a power of two of them, at most half taken */
-    uint32_t room;
-} rft_name_index;
-
-/* Room for `count` names; afterwards adding up to so many allocates nothing. */
-refit_status rft_name_index_reserve(rft_name_index *index, uint32_t count, refit_error *error);
-void rft_name_index_reset(rft_name_index *index);
-void rft_name_index_close(rft_name_index *index);
-
-bool rft_name_index_has(const rft_name_index *index, const char *name);
-
-/* `name` is not there yet, there is room, and it stays where it is as long as the index. */
-void rft_name_index_add(rft_name_index *index, const char *name);
-
-/* ---- Addresses -------------------------------------------------------------------------------
- * Which addresses are taken. Spans never overlap, so ordering them by their first address finds a
- * clash, or its absence, in one walk down.
- */
-
-#define RFT_NO_SPAN UINT32_MAX
-
-typedef struct rft_span {
-    uint64_t begin;
-    uint64_t end;
-    uint32_t left;
-    uint32_t right;
-    bool held; /* it is in the tree */
-} rft_span;
-
-/* Zeroed is not open: call rft_span_tree_reset once. */
-typedef struct rft_span_tree {
-    rft_span *spans; /* owned; numbered by the caller */
-    uint32_t room;
-    uint32_t root;
-} rft_span_tree;
-
-/* Room for spans numbered below `room`; afterwards inserting allocates nothing. */
-refit_status rft_span_tree_reserve(rft_span_tree *tree, uint32_t room, refit_error *error);
-
-/* Empties the tree; its room stays. */
-void rft_span_tree_reset(rft_span_tree *tree);
-void rft_span_tree_close(rft_span_tree *tree);
-
-/* The span that [begin, begin + bytes) clashes with, or RFT_NO_SPAN. The sum must not overflow. */
-uint32_t rft_span_tree_find(const rft_span_tree *tree, uint64_t begin, uint64_t bytes);
-
-/* `id` is not in the tree, and nothing clashes with it. */
-void rft_span_tree_insert(rft_span_tree *tree, uint32_t id, uint64_t begin, uint64_t bytes);
-
-/* Harmless for one that is not in the tree. */
-void rft_span_tree_remove(rft_span_tree *tree, uint32_t id);
-
-/* ---- The table ---------------------------------------------------------------------------- */
+/* ---- A region and the table -------------------------------------------------------------- */
 
 typedef struct rft_region {
     char *name;   /* owned */
@@ -93,6 +31,36 @@ typedef struct rft_region {
     bool bound;        /* there is device memory behind `memory`; after an arena failed to give it
                           back perhaps only some */
 } rft_region;
+
+typedef struct rft_name {
+    const char *text; /* borrowed; NULL: the slot is free */
+    uint64_t hash;
+} rft_name;
+
+/* Which names are taken: as fast for 100,000 of them as for ten. */
+typedef struct rft_name_index {
+    rft_name *slots; /* owned; a power of two of them, at most half taken */
+    uint32_t room;
+} rft_name_index;
+
+#define RFT_NO_SPAN UINT32_MAX
+
+/* The addresses of one region, as a node of the tree. */
+typedef struct rft_span {
+    uint64_t begin;
+    uint64_t end;
+    uint32_t left;
+    uint32_t right;
+    bool held; /* it is in the tree */
+} rft_span;
+
+/* Which addresses are taken. Spans never overlap, so ordering them by their first address finds a
+ * clash, or its absence, in one walk down. Zeroed is not open: call rft_span_tree_reset once. */
+typedef struct rft_span_tree {
+    rft_span *spans; /* owned; numbered by the caller */
+    uint32_t room;
+    uint32_t root;
+} rft_span_tree;
 
 typedef struct rft_region_table {
     refit_device *device; /* where they live; borrowed */
@@ -121,5 +89,35 @@ refit_status rft_region_attach(rft_region_table *table, refit_region_id id, void
 
 /* The region has no address any more. */
 void rft_region_detach(rft_region_table *table, refit_region_id id);
+
+/* ---- The index of names, used by region.c and its test ----------------------------------- */
+
+/* Room for `count` names; afterwards adding up to so many allocates nothing. */
+refit_status rft_name_index_reserve(rft_name_index *index, uint32_t count, refit_error *error);
+void rft_name_index_reset(rft_name_index *index);
+void rft_name_index_close(rft_name_index *index);
+
+bool rft_name_index_has(const rft_name_index *index, const char *name);
+
+/* `name` is not there yet, there is room, and it stays where it is as long as the index. */
+void rft_name_index_add(rft_name_index *index, const char *name);
+
+/* ---- The tree of addresses, used by region.c and its test -------------------------------- */
+
+/* Room for spans numbered below `room`; afterwards inserting allocates nothing. */
+refit_status rft_span_tree_reserve(rft_span_tree *tree, uint32_t room, refit_error *error);
+
+/* Empties the tree; its room stays. */
+void rft_span_tree_reset(rft_span_tree *tree);
+void rft_span_tree_close(rft_span_tree *tree);
+
+/* The span that [begin, begin + bytes) clashes with, or RFT_NO_SPAN. The sum must not overflow. */
+uint32_t rft_span_tree_find(const rft_span_tree *tree, uint64_t begin, uint64_t bytes);
+
+/* `id` is not in the tree, and nothing clashes with it. */
+void rft_span_tree_insert(rft_span_tree *tree, uint32_t id, uint64_t begin, uint64_t bytes);
+
+/* Harmless for one that is not in the tree. */
+void rft_span_tree_remove(rft_span_tree *tree, uint32_t id);
 
 #endif
