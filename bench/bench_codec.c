@@ -11,7 +11,7 @@
 #include "kernels/delta.h"
 #include "kernels/digest.h"
 
-/* ---- refit's, block by block, by the kernels; wire/sparse.c and wire/reassembly.c do the same
+/* ---- refit's, block by block, by the kernels; wire/frame.c and wire/reassembly.c do the same
  * with the version around it ---- */
 
 typedef enum block_mode { MODE_SAME, MODE_SPARSE, MODE_DENSE } block_mode;
