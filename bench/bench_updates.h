@@ -3,8 +3,8 @@
  *
  * Weights are about normal. Each has an fp32 master that lies anywhere in the cell of numbers that
  * round to it, and the master takes a step like Adam's: about normal, of a scale that belongs to
- * its row and column. The weights whose masters leave their cells change; the
- * learning rate is chosen to give the density asked for.
+ * its row and column. The weights whose masters leave their cells change; the learning rate is
+ * chosen to give the density asked for.
  */
 #ifndef BENCH_UPDATES_H
 #define BENCH_UPDATES_H

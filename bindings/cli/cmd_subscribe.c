@@ -5,8 +5,7 @@
  * an accept that fails (the bytes may be torn) leaves no file. A version that cannot be written, or
  * whose file cannot get its name, is refused, so that the publisher knows that this worker still
  * has the version before. It ends after --count versions, on a signal, or when nothing new has come
- * for
- * --timeout seconds.
+ * for --timeout seconds.
  */
 #include <errno.h>
 #include <inttypes.h>

@@ -344,7 +344,8 @@ static refit_status channel_listen(rft_channel *channel, refit_error *error)
 {
     if (channel->asked.transport == RFT_TRANSPORT_IPC) {
         RFT_TRY(ipc_listen(channel, error));
-    } else if (strncmp(channel->asked.rest, "localhost:", strlen("localhost:")) == 0) {
+    } else if (channel->asked.transport == RFT_TRANSPORT_TCP &&
+               strncmp(channel->asked.rest, "localhost:", strlen("localhost:")) == 0) {
         /* From 4.3.5 on ZeroMQ binds what the resolver makes of a name. "localhost" needs no keys,
          * so it must not become an address that other hosts reach. */
         return bind_failed(channel, ENODEV, error);

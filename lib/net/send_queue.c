@@ -41,8 +41,9 @@ static rft_peer_id peer_of(const rft_peer_id *to)
     return to == NULL ? (rft_peer_id){0} : *to;
 }
 
-static refit_status put(rft_send_queue *queue, const rft_peer_id *to, const rft_message *message,
-                        const rft_limits *limits, refit_error *error)
+static refit_status put_encoded(rft_send_queue *queue, const rft_peer_id *to,
+                                const rft_message *message, const rft_limits *limits,
+                                refit_error *error)
 {
     size_t before = queue->bytes.count;
     RFT_TRY(check_room(queue, error));
@@ -64,13 +65,13 @@ refit_status rft_send_queue_put(rft_send_queue *queue, const rft_peer_id *to,
                                 const rft_message *message, const rft_limits *limits,
                                 refit_error *error)
 {
-    refit_status status = put(queue, to, message, limits, error);
-    if (status != REFIT_OK) queue->failed = true;
+    refit_status status = put_encoded(queue, to, message, limits, error);
+    if (status != REFIT_OK) queue->failures++;
     return status;
 }
 
-refit_status rft_send_queue_put_shared(rft_send_queue *queue, const rft_peer_id *to,
-                                       rft_view message, rft_pending *shared, refit_error *error)
+static refit_status put_reference(rft_send_queue *queue, const rft_peer_id *to, rft_view message,
+                                  rft_pending *shared, refit_error *error)
 {
     const send_queue_record record = {.to = peer_of(to), .message = message, .shared = shared};
     RFT_TRY(check_room(queue, error));
@@ -78,6 +79,14 @@ refit_status rft_send_queue_put_shared(rft_send_queue *queue, const rft_peer_id 
     rft_pending_raise(shared);
     queue->count++;
     return REFIT_OK;
+}
+
+refit_status rft_send_queue_put_shared(rft_send_queue *queue, const rft_peer_id *to,
+                                       rft_view message, rft_pending *shared, refit_error *error)
+{
+    refit_status status = put_reference(queue, to, message, shared, error);
+    if (status != REFIT_OK) queue->failures++;
+    return status;
 }
 
 bool rft_send_queue_is_empty(const rft_send_queue *queue)

@@ -18,7 +18,7 @@ typedef struct rft_send_queue {
     size_t read;       /* how far records have been taken */
     uint32_t count;    /* of those that were not taken */
     uint32_t most;     /* how many may wait; 0: any number */
-    bool failed;       /* a put has failed; its owner clears it */
+    uint32_t failures; /* puts that have failed */
     rft_pending *held; /* of the shared message taken last */
 } rft_send_queue;
 

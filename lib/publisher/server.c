@@ -592,8 +592,7 @@ static bool is_ready(const rft_store *store, uint32_t sequence)
     return false;
 }
 
-/* Each frame may be asked for broadcast.resend_limit times: a worker that keeps to that never asks
- * for more. */
+/* A worker may ask for as many frames as if each were asked for broadcast.resend_limit times. */
 static bool may_resend(const rft_server *server, const rft_task *task)
 {
     uint64_t times = server->config->broadcast_resend_limit;

@@ -957,20 +957,19 @@ static void tick_connecting(rft_session *session, int64_t now)
 /* Messages that were waiting are dropped with the one that was lost. */
 static void tick_send_queue(rft_session *session, int64_t now)
 {
-    if (!session->send_queue.failed) return;
-    session->send_queue.failed = false;
+    if (session->send_queue.failures == session->failures_seen) return;
+    session->failures_seen = session->send_queue.failures;
     rft_send_queue_reset(&session->send_queue);
     lose_connection(session, "its messages could not be sent", now);
 }
 
 void rft_session_tick(rft_session *session, int64_t now)
 {
-    if (session->report.final.status == REFIT_OK) {
-        if (is_joined(session)) tick_joined(session, now);
-        tick_verifying(session, now);
-        if (!is_joined(session)) tick_connecting(session, now);
-    }
-    tick_send_queue(session, now);
+    bool lives = session->report.final.status == REFIT_OK;
+    if (lives && is_joined(session)) tick_joined(session, now);
+    if (lives) tick_verifying(session, now);
+    tick_send_queue(session, now); /* before a HELLO, which it would drop */
+    if (lives && !is_joined(session)) tick_connecting(session, now);
 }
 
 int64_t rft_session_tick_at(const rft_session *session)

@@ -30,6 +30,7 @@ typedef struct rft_session {
     rft_mailbox *mailbox; /* borrowed */
     rft_limits limits;
     rft_send_queue send_queue; /* messages for the publisher */
+    uint32_t failures_seen;    /* of the send queue's: the connection was ended for these */
 
     rft_session_report report; /* its fields are kept nowhere else */
     rft_held held;             /* the version that the user's engine runs */

@@ -60,7 +60,6 @@ static void wait_for_something(subscriber_service *service)
     if (wait_ms > WAIT_MOST_MS) wait_ms = WAIT_MOST_MS;
     rft_channel_poll(service->channel, service->mailbox.wake_fd, wait_ms);
     rft_wake_fd_clear(service->mailbox.wake_fd);
-    speak(service);
     refit_error why;
     if (rft_channel_take_failure(service->channel, &why) != REFIT_OK) {
         rft_session_shut_out(&service->session, &why, rft_now());

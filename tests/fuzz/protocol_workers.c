@@ -10,11 +10,20 @@ static void send_all(protocol_bench *bench, uint32_t at)
     rft_send_queue *queue = &bench->workers[at].session.send_queue;
     bench_link *link = &bench->links[at];
     rft_outgoing next;
-    FUZZ_REQUIRE(!queue->failed);
+    FUZZ_REQUIRE(queue->failures == 0);
     while (rft_send_queue_take(queue, &next)) {
         if (link->open) (void)bench_push(&link->up, next.message, (rft_view){NULL, 0});
     }
     rft_send_queue_reset(queue);
+}
+
+void __real_rft_mailbox_deliver(rft_mailbox *mailbox, rft_image *image);
+void __wrap_rft_mailbox_deliver(rft_mailbox *mailbox, rft_image *image);
+
+void __wrap_rft_mailbox_deliver(rft_mailbox *mailbox, rft_image *image)
+{
+    FUZZ_REQUIRE(mailbox->ready == NULL);
+    __real_rft_mailbox_deliver(mailbox, image);
 }
 
 void bench_worker_moved(protocol_bench *bench, uint32_t at, uint32_t by)

@@ -375,11 +375,16 @@ static void bad_endpoints_leave_nothing_open(void **state)
     assert_int_equal(rft_channel_connect("udp://x:1", &config, &channel, NULL), REFIT_ERR_INVALID);
     assert_int_equal(rft_channel_bind("tcp://127.0.0.1:1x", &config, &channel, NULL),
                      REFIT_ERR_INVALID);
+    refit_error error;
+    assert_int_equal(rft_channel_bind("tcp://localhost:0", &config, &channel, &error),
+                     REFIT_ERR_SYSTEM);
+    assert_non_null(strstr(error.text, "no host name"));
+    assert_null(channel);
+    rft_channel_close(bind_at("inproc://localhost:0"));
     config.broadcast_insecure = 1;
     static const char *const open_ones[] = {"tcp://127.0.0.1:0", "tcp://127.0.0.1:*", "tcp://*:7",
                                             "user://*"};
     for (size_t i = 0; i < sizeof open_ones / sizeof open_ones[0]; i++) {
-        refit_error error;
         assert_int_equal(rft_channel_connect(open_ones[i], &config, &channel, &error),
                          REFIT_ERR_INVALID);
         assert_non_null(strstr(error.text, "name the endpoint that it found"));

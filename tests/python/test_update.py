@@ -527,6 +527,16 @@ def test_work_on_the_gpu_is_waited_for_before_the_memory_may_go_trap_19(
         assert not isinstance(kept, torch.Tensor) or kept.numel() == 0
 
 
+def test_work_on_what_dlpack_gave_of_a_gpu_is_waited_for_too_trap_19(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    with published({"w": MATRIX}) as update:
+        gpu = OnAGpu(monkeypatch, update)
+        update["w"].__dlpack__()
+        update.accept()
+        assert gpu.waited == [3]
+
+
 def test_device_memory_is_described_to_pytorch_as_bytes() -> None:
     owner = object()
     raw = _CudaBytes(4096, 24, owner)

@@ -422,8 +422,7 @@ static void a_message_that_cannot_be_queued_costs_the_connection(void **state)
         rft_session_tick(&bench->session, bench->now);
     }
     assert_int_equal(bench_state(bench), CONNECTING);
-    assert_true(rft_send_queue_is_empty(&bench->session.send_queue));
-    bench_tick(bench, 0);
+    assert_int_equal(bench->session.send_queue.count, 1);
     assert_int_equal(bench_count(bench, RFT_HELLO), 1);
 }
 

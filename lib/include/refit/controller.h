@@ -113,6 +113,10 @@ REFIT_API REFIT_MUST_CHECK refit_status refit_controller_publish(
  * Starts the return of the states, without waiting for it; does nothing if they are on the device.
  * After a failure (no device memory yet, say, or copies that failed) call it again. After a clear
  * that timed out it waits for the clear first.
+ *
+ * Errors:
+ * - those of refit_offloader_restore; after a clear that timed out also those of
+ *   refit_offloader_finish
  */
 REFIT_API REFIT_MUST_CHECK refit_status refit_controller_return(refit_controller *controller,
                                                                 refit_stream_ref after,
