@@ -108,7 +108,7 @@ static void unreadable_endpoints_are_refused_with_a_sentence(void **state)
     }
 }
 
-static rft_endpoint settled(const char *text)
+static rft_endpoint placed(const char *text)
 {
     rft_endpoint endpoint;
     assert_int_equal(rft_endpoint_parse(text, &endpoint, NULL), REFIT_OK);
@@ -123,8 +123,8 @@ static void names_of_a_user_are_paths_in_a_folder_of_its_own(void **state)
     file_tree tree = file_tree_open();
     assert_int_equal(setenv("XDG_RUNTIME_DIR", tree.root, 1), 0);
     (void)snprintf(expected, sizeof expected, "ipc://%s/refit/train.sock", tree.root);
-    rft_endpoint named = settled("user://train"), one = settled("user://*"),
-                 other = settled("user://*"), path = settled("ipc:///run/x");
+    rft_endpoint named = placed("user://train"), one = placed("user://*"),
+                 other = placed("user://*"), path = placed("ipc:///run/x");
     assert_string_equal(named.text, expected);
     assert_int_equal(named.transport, RFT_TRANSPORT_IPC);
     assert_int_equal(one.transport, RFT_TRANSPORT_IPC);
@@ -142,11 +142,11 @@ static void a_folder_too_long_for_a_socket_is_passed_over(void **state)
     (void)snprintf(below, sizeof below, "%s/%070d", tree.root, 0);
     assert_int_equal(mkdir(below, 0700), 0);
     assert_int_equal(setenv("XDG_RUNTIME_DIR", below, 1), 0);
-    rft_endpoint name = settled("user://refit");
+    rft_endpoint name = placed("user://refit");
     assert_null(strstr(name.text, below));
     assert_int_equal(setenv("XDG_RUNTIME_DIR", tree.root, 1), 0);
     rft_endpoint longest =
-        settled("user://012345678901234567890123456789012345678901234567890123456789012");
+        placed("user://012345678901234567890123456789012345678901234567890123456789012");
     assert_int_equal(longest.transport, RFT_TRANSPORT_IPC);
     file_tree_close(&tree);
 }
@@ -174,8 +174,8 @@ static void files_of_dead_processes_are_removed_and_others_kept(void **state)
     int fd;
     file_tree tree = file_tree_open();
     assert_int_equal(setenv("XDG_RUNTIME_DIR", tree.root, 1), 0);
-    rft_endpoint dead = settled("user://*"), held = settled("user://*"),
-                 alive = settled("user://*"), named = settled("user://refit");
+    rft_endpoint dead = placed("user://*"), held = placed("user://*"), alive = placed("user://*"),
+                 named = placed("user://refit");
     const char *paths[] = {strchr(dead.text, '/') + 2, strchr(alive.text, '/') + 2,
                            strchr(named.text, '/') + 2};
     leave_files(paths[0]);
@@ -187,9 +187,9 @@ static void files_of_dead_processes_are_removed_and_others_kept(void **state)
     assert_int_equal(rename(held_path, hidden), 0);
     assert_int_equal(rft_ipc_open(&living, paths[1], &fd, NULL), REFIT_OK);
     file_tree_write(&tree, "/refit/any-0.sock.lock", ""); /* about to be locked */
-    (void)settled("user://refit");
+    (void)placed("user://refit");
     assert_int_equal(access(paths[0], F_OK), 0);
-    (void)settled("user://*");
+    (void)placed("user://*");
     (void)snprintf(lock, sizeof lock, "%s.lock", paths[0]);
     (void)snprintf(fresh, sizeof fresh, "%s/refit/any-0.sock.lock", tree.root);
     assert_int_not_equal(access(paths[0], F_OK), 0);
