@@ -34,7 +34,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return picture.main(given[1:])
     options = _options(given)
     try:
-        for line in _rooms(options):
+        for line in _memory_needed(options):
             sys.stderr.write(line + "\n")
         return _measure(options)
     except HostMemoryError as why:
@@ -59,7 +59,7 @@ def _measure(options: argparse.Namespace) -> int:
     return 0
 
 
-def _rooms(options: argparse.Namespace) -> list[str]:
+def _memory_needed(options: argparse.Namespace) -> list[str]:
     """A line for each part that needs much. HostMemoryError if one has too little."""
     from refit.bench import states, weights
 
