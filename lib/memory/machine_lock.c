@@ -31,7 +31,7 @@
 
 typedef enum attempt {
     ATTEMPT_HELD,
-    ATTEMPT_BUSY,   /* somebody else has the lock */
+    ATTEMPT_BUSY,   /* another process has the lock */
     ATTEMPT_FAILED, /* no file can be locked in this folder; errno says why */
 } attempt;
 

@@ -259,7 +259,7 @@ static void positions_out_of_order_or_range_are_found_out(void **state)
     assert_true(apply_two(5 | 4 << 3, 0x12));  /* 8 + 5 and 24 + 4, the last one */
     assert_false(apply_two(5 | 5 << 3, 0x12)); /* 24 + 5 is beyond */
     assert_false(apply_two(0, 0x21));          /* an unused bit */
-    assert_false(apply_two(0x40, 0x05));       /* likewise */
+    assert_false(apply_two(0x40, 0x05));       /* an unused bit, too */
     assert_false(apply_two(0, 0x01));          /* one too few */
     assert_false(apply_two(2 << 3, 0x07));     /* one too many */
 }
