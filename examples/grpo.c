@@ -16,8 +16,9 @@
  *     join       before the optimizer reads the states
  *     step
  *
- * Start reading at run_cycle (the loop) and worker_run (the other end). grpo_model.h has what is
- * not about refit; README.md explains what is printed.
+ * The first half is what to copy: the states, the loop (run_cycle) and the worker (worker_run). The
+ * second half is this program's own: processes, printing, runs, the command line. grpo_model.h has
+ * the network and its training; README.md explains what is printed.
  */
 #include <errno.h>
 #include <getopt.h>
@@ -213,87 +214,6 @@ static float engine_evaluate(engine *it, const float *weights, uint64_t seed, ui
     return sum / ENGINE_SEQUENCES;
 }
 
-/* ---- A rollout worker, in a process of its own ---- */
-
-/* refit_subscriber_next returns a whole version, verified and committed: the worker widens it into
- * its own copy, accepts it, and samples from it. */
-
-/* The descriptor on which a worker finds the socket to its trainer. */
-enum { WORKER_SOCKET = 3 };
-
-/* By name: the publisher decides the order of the tensors. */
-static void load_weights(const refit_update *update, float *weights)
-{
-    refit_error error;
-    for (uint32_t i = 0; i < POLICY_TENSORS; i++) {
-        const policy_tensor *wanted = &policy_tensors[i];
-        refit_tensor tensor = {.size = sizeof tensor};
-        const void *bytes;
-        uint32_t index;
-        or_die(refit_update_find(update, wanted->name, &index, &error), &error);
-        or_die(refit_update_tensor(update, index, &tensor, &bytes, &error), &error);
-        if (tensor.dtype != REFIT_BF16 || tensor.bytes != wanted->count * sizeof(uint16_t))
-            die("tensor %s is not what this policy has", wanted->name);
-        policy_from_bf16(bytes, weights + wanted->first, wanted->count);
-    }
-}
-
-static bool trainer_gone(void)
-{
-    struct pollfd socket = {.fd = WORKER_SOCKET, .events = POLLIN};
-    return poll(&socket, 1, 0) > 0; /* the trainer never writes: readable means closed */
-}
-
-static bool send_batch(const batch *out)
-{
-    const char *at = (const char *)out;
-    for (size_t sent = 0; sent < sizeof *out;) {
-        ssize_t now = send(WORKER_SOCKET, at + sent, sizeof *out - sent, MSG_NOSIGNAL);
-        if (now < 0 && errno == EINTR) continue;
-        if (now <= 0) return false;
-        sent += (size_t)now;
-    }
-    return true;
-}
-
-/* One version: loads it, accepts it, gives refit's memory back, and samples. False: the trainer is
- * gone. */
-static bool serve(refit_update *update, const run_options *options, float *weights, batch *out)
-{
-    refit_error error;
-    uint64_t version = refit_update_version(update);
-    load_weights(update, weights);
-    or_die(refit_update_accept(update, &error), &error);
-    refit_update_close(update);
-    rollout_batch(weights, options->seed, version, options->worker_index, out);
-    return send_batch(out);
-}
-
-/* Runs until the trainer is gone; returns the exit status. */
-static int worker_run(const run_options *options)
-{
-    refit_error error;
-    refit_subscriber *subscriber;
-    float *weights = calloc_or_die(policy_parameters, sizeof *weights);
-    batch *out = calloc_or_die(1, sizeof *out);
-    or_die(refit_subscriber_open(options->worker_endpoint, &options->config, &subscriber, &error),
-           &error);
-    for (bool more = true; more;) {
-        refit_update *update;
-        refit_status status = refit_subscriber_next(subscriber, 500, &update, &error);
-        if (status == REFIT_ERR_TIMEOUT) {
-            more = !trainer_gone();
-            continue;
-        }
-        or_die(status, &error);
-        more = serve(update, options, weights, out);
-    }
-    refit_subscriber_close(subscriber);
-    free(weights);
-    free(out);
-    return 0;
-}
-
 /* ---- The workers, as the trainer sees them ---- */
 
 /* Each worker is this program, started again with --worker. A process that only forked would share
@@ -308,112 +228,18 @@ typedef struct fleet {
     int sockets[FLEET_MOST];
 } fleet;
 
-static void start_one(fleet *it, uint32_t index)
-{
-    int pair[2];
-    char number[16];
-    char seed[32];
-    snprintf(number, sizeof number, "%u", index);
-    snprintf(seed, sizeof seed, "%llu", (unsigned long long)it->options->seed);
-    char *arguments[] = {
-        "grpo",   "--worker", number, "--endpoint", (char *)(uintptr_t)it->endpoint,
-        "--seed", seed,       NULL};
-    if (socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, pair) != 0)
-        die("socketpair: %s", strerror(errno));
+static void fleet_start(fleet *it, const run_options *options, const char *endpoint);
+static uint32_t fleet_repair(fleet *it);
+static void fleet_gather(fleet *it, uint64_t version, batch *batches);
+static void fleet_stop(fleet *it);
 
-    posix_spawn_file_actions_t actions;
-    posix_spawn_file_actions_init(&actions);
-    posix_spawn_file_actions_adddup2(&actions, pair[1], WORKER_SOCKET);
-    int code = posix_spawn(&it->pids[index], "/proc/self/exe", &actions, NULL, arguments, environ);
-    posix_spawn_file_actions_destroy(&actions);
-    if (code != 0) die("worker %u could not be started: %s", index, strerror(code));
-    close(pair[1]);
-    it->sockets[index] = pair[0];
-}
+/* ---- The loop: GRPO with refit in it ---- */
 
-static void fleet_start(fleet *it, const run_options *options, const char *endpoint)
-{
-    *it = (fleet){.options = options, .endpoint = endpoint, .count = options->workers};
-    for (uint32_t i = 0; i < it->count; i++)
-        start_one(it, i);
-}
+enum { EPOCHS = 2, PUBLISH_TRIES = 4, WORKERS_TIMEOUT_MS = 30000 };
 
-static void replace(fleet *it, uint32_t index)
-{
-    int how = 0;
-    kill(it->pids[index], SIGKILL);
-    waitpid(it->pids[index], &how, 0);
-    close(it->sockets[index]);
-    fprintf(stderr, "grpo: worker %u (pid %d) died (%s %d); a new one takes its place\n", index,
-            (int)it->pids[index], WIFSIGNALED(how) ? "signal" : "status",
-            WIFSIGNALED(how) ? WTERMSIG(how) : WEXITSTATUS(how));
-    start_one(it, index);
-}
-
-/* Replaces the workers that have died. Returns how many. */
-static uint32_t fleet_repair(fleet *it)
-{
-    uint32_t replaced = 0;
-    for (uint32_t i = 0; i < it->count; i++) {
-        struct pollfd socket = {.fd = it->sockets[i]};
-        if (poll(&socket, 1, 0) <= 0 || (socket.revents & POLLHUP) == 0) continue;
-        replace(it, i);
-        replaced++;
-    }
-    return replaced;
-}
-
-/* False if the worker is gone before the whole batch has come. */
-static bool read_batch(int socket, batch *out)
-{
-    char *at = (char *)out;
-    for (size_t have = 0; have < sizeof *out;) {
-        struct pollfd ready = {.fd = socket, .events = POLLIN};
-        if (poll(&ready, 1, GATHER_TIMEOUT_MS) == 0) return false;
-        ssize_t now = recv(socket, at + have, sizeof *out - have, 0);
-        if (now < 0 && errno == EINTR) continue;
-        if (now <= 0) return false;
-        have += (size_t)now;
-    }
-    return true;
-}
-
-/* Reads one batch of `version` from every worker. A worker that died is replaced: the new one is
- * late, so refit gives it the current version, and it samples the very batch that the old one owed.
- */
-static void fleet_gather(fleet *it, uint64_t version, batch *batches)
-{
-    for (uint32_t i = 0; i < it->count; i++) {
-        uint32_t tries = 0;
-        do { /* a batch of an older version was under way when its publish had to be repeated */
-            while (!read_batch(it->sockets[i], &batches[i])) {
-                if (++tries > REPLACEMENTS_MOST)
-                    die("worker %u died %u times: giving up", i, tries);
-                replace(it, i);
-            }
-        } while (batches[i].version < version);
-        if (batches[i].version != version || batches[i].worker != i)
-            die("worker %u sent a strange batch", i);
-    }
-}
-
-/* Closes their sockets, at which they end, and waits for them. */
-static void fleet_stop(fleet *it)
-{
-    for (uint32_t i = 0; i < it->count; i++)
-        close(it->sockets[i]);
-    for (uint32_t i = 0; i < it->count; i++)
-        waitpid(it->pids[i], NULL, 0);
-}
-
-/* ---- What is printed ---- */
-
-typedef struct show {
-    FILE *json; /* or NULL */
-    bool quiet;
-    bool terminal; /* stdout is one */
-    uint32_t cycles;
-} show;
+static const adamw_options adamw = {
+    .rate = 1e-3f, .beta1 = 0.9f, .beta2 = 0.99f, .epsilon = 1e-8f, .decay = 0.0f};
+static const learner_options objective = {.clip = 0.2f, .entropy = 0.1f};
 
 /* One cycle, as it is printed. */
 typedef struct cycle_report {
@@ -424,100 +250,6 @@ typedef struct cycle_report {
     float loss;
     refit_stats stats; /* of this cycle */
 } cycle_report;
-
-#define MB 1e-6
-
-static const char header[] = "version  reward    eval     loss  out MB  freed MB  out GB/s  "
-                             "publish ms  commit ms  return ms  "
-                             "exposed ms  workers\n";
-
-static void show_open(show *it, const run_options *options)
-{
-    *it = (show){.quiet = options->quiet, .cycles = options->cycles};
-    it->terminal = !it->quiet && isatty(STDOUT_FILENO);
-    if (options->json != NULL) {
-        it->json = fopen(options->json, "w");
-        if (it->json == NULL) die("%s cannot be written: %s", options->json, strerror(errno));
-    }
-    if (!it->quiet) fputs(header, stdout);
-}
-
-static double gigabytes_per_second(uint64_t bytes, double seconds)
-{
-    return seconds > 0.0 ? (double)bytes / seconds * 1e-9 : 0.0;
-}
-
-static void print_line(const cycle_report *report)
-{
-    const refit_stats *stats = &report->stats;
-    printf(
-        "%7" PRIu64
-        "  %6.3f  %6.3f  %7.4f  %6.2f  %8.2f  %8.2f  %10.2f  %9.2f  %9.2f  %10.2f  %7" PRIu64 "\n",
-        report->version, (double)report->reward, (double)report->evaluation, (double)report->loss,
-        (double)stats->offload_bytes_last * MB, (double)stats->offload_reclaimed_bytes_last * MB,
-        gigabytes_per_second(stats->offload_bytes_last, stats->offload_seconds_last),
-        stats->publish_stage_seconds_last * 1e3, stats->publish_commit_seconds_last * 1e3,
-        stats->restore_seconds_last * 1e3, stats->restore_exposed_seconds_last * 1e3,
-        stats->workers_committed_last);
-}
-
-static void print_json(FILE *file, const cycle_report *report)
-{
-    char stats[8192];
-    if (refit_stats_json(&report->stats, stats, sizeof stats) >= sizeof stats)
-        die("the statistics are too long");
-    fprintf(file,
-            "{\"cycle\":%" PRIu32 ",\"version\":%" PRIu64
-            ",\"reward\":%.6f,\"evaluation\":%.6f,\"loss\":%.9g,\"stats\":%s}\n",
-            report->cycle, report->version, (double)report->reward, (double)report->evaluation,
-            (double)report->loss, stats);
-}
-
-static void print_bar(const show *it, uint32_t done)
-{
-    enum { CELLS = 40 };
-    uint32_t full = it->cycles == 0 ? CELLS : (uint32_t)((uint64_t)done * CELLS / it->cycles);
-    printf("[%.*s%*s] %" PRIu32 "/%" PRIu32, (int)full, "########################################",
-           (int)(CELLS - full), "", done, it->cycles);
-}
-
-/* On a terminal the bar stands below the lines and each new line takes its place. */
-static void show_cycle(show *it, const cycle_report *report)
-{
-    if (it->json != NULL) print_json(it->json, report);
-    if (it->quiet) return;
-    if (it->terminal) fputs("\r\033[K", stdout);
-    print_line(report);
-    if (it->terminal) print_bar(it, report->cycle);
-    fflush(stdout);
-}
-
-/* Ends the progress bar's line; then other things may be printed. */
-static void show_close(show *it)
-{
-    if (it->terminal) fputs("\r\033[K", stdout);
-    if (it->json != NULL && fclose(it->json) != 0)
-        die("the JSON file could not be written: %s", strerror(errno));
-    it->json = NULL;
-}
-
-/* ---- The loop: GRPO with refit in it ---- */
-
-/* The result of a training run, to be compared with another one. All arrays are owned. */
-typedef struct run_result {
-    uint32_t cycles;
-    float *rewards;    /* per cycle */
-    float *losses;     /* per cycle */
-    float *states;     /* master, exp_avg, exp_avg_sq, one behind the other */
-    uint16_t *weights; /* bf16 */
-    double seconds;
-} run_result;
-
-enum { EPOCHS = 2, PUBLISH_TRIES = 4, WORKERS_TIMEOUT_MS = 30000 };
-
-static const adamw_options adamw = {
-    .rate = 1e-3f, .beta1 = 0.9f, .beta2 = 0.99f, .epsilon = 1e-8f, .decay = 0.0f};
-static const learner_options objective = {.clip = 0.2f, .entropy = 0.1f};
 
 typedef struct trainer {
     const run_options *options;
@@ -673,6 +405,284 @@ static void run_cycle(trainer *it, cycle_report *report)
     or_die(refit_controller_stats(it->controller, &report->stats, &error), &error);
 }
 
+/* ---- A rollout worker, in a process of its own ---- */
+
+/* refit_subscriber_next returns a whole version, verified and committed: the worker widens it into
+ * its own copy, accepts it, and samples from it. */
+
+/* The descriptor on which a worker finds the socket to its trainer. */
+enum { WORKER_SOCKET = 3 };
+
+/* By name: the publisher decides the order of the tensors. */
+static void load_weights(const refit_update *update, float *weights)
+{
+    refit_error error;
+    for (uint32_t i = 0; i < POLICY_TENSORS; i++) {
+        const policy_tensor *wanted = &policy_tensors[i];
+        refit_tensor tensor = {.size = sizeof tensor};
+        const void *bytes;
+        uint32_t index;
+        or_die(refit_update_find(update, wanted->name, &index, &error), &error);
+        or_die(refit_update_tensor(update, index, &tensor, &bytes, &error), &error);
+        if (tensor.dtype != REFIT_BF16 || tensor.bytes != wanted->count * sizeof(uint16_t))
+            die("tensor %s is not what this policy has", wanted->name);
+        policy_from_bf16(bytes, weights + wanted->first, wanted->count);
+    }
+}
+
+static bool trainer_gone(void)
+{
+    struct pollfd socket = {.fd = WORKER_SOCKET, .events = POLLIN};
+    return poll(&socket, 1, 0) > 0; /* the trainer never writes: readable means closed */
+}
+
+static bool send_batch(const batch *out)
+{
+    const char *at = (const char *)out;
+    for (size_t sent = 0; sent < sizeof *out;) {
+        ssize_t now = send(WORKER_SOCKET, at + sent, sizeof *out - sent, MSG_NOSIGNAL);
+        if (now < 0 && errno == EINTR) continue;
+        if (now <= 0) return false;
+        sent += (size_t)now;
+    }
+    return true;
+}
+
+/* One version: loads it, accepts it, gives refit's memory back, and samples. False: the trainer is
+ * gone. */
+static bool serve(refit_update *update, const run_options *options, float *weights, batch *out)
+{
+    refit_error error;
+    uint64_t version = refit_update_version(update);
+    load_weights(update, weights);
+    or_die(refit_update_accept(update, &error), &error);
+    refit_update_close(update);
+    rollout_batch(weights, options->seed, version, options->worker_index, out);
+    return send_batch(out);
+}
+
+/* Runs until the trainer is gone; returns the exit status. */
+static int worker_run(const run_options *options)
+{
+    refit_error error;
+    refit_subscriber *subscriber;
+    float *weights = calloc_or_die(policy_parameters, sizeof *weights);
+    batch *out = calloc_or_die(1, sizeof *out);
+    or_die(refit_subscriber_open(options->worker_endpoint, &options->config, &subscriber, &error),
+           &error);
+    for (bool more = true; more;) {
+        refit_update *update;
+        refit_status status = refit_subscriber_next(subscriber, 500, &update, &error);
+        if (status == REFIT_ERR_TIMEOUT) {
+            more = !trainer_gone();
+            continue;
+        }
+        or_die(status, &error);
+        more = serve(update, options, weights, out);
+    }
+    refit_subscriber_close(subscriber);
+    free(weights);
+    free(out);
+    return 0;
+}
+
+/* ---- The workers' processes ---- */
+
+static void start_one(fleet *it, uint32_t index)
+{
+    int pair[2];
+    char number[16];
+    char seed[32];
+    snprintf(number, sizeof number, "%u", index);
+    snprintf(seed, sizeof seed, "%llu", (unsigned long long)it->options->seed);
+    char *arguments[] = {
+        "grpo",   "--worker", number, "--endpoint", (char *)(uintptr_t)it->endpoint,
+        "--seed", seed,       NULL};
+    if (socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, pair) != 0)
+        die("socketpair: %s", strerror(errno));
+
+    posix_spawn_file_actions_t actions;
+    posix_spawn_file_actions_init(&actions);
+    posix_spawn_file_actions_adddup2(&actions, pair[1], WORKER_SOCKET);
+    int code = posix_spawn(&it->pids[index], "/proc/self/exe", &actions, NULL, arguments, environ);
+    posix_spawn_file_actions_destroy(&actions);
+    if (code != 0) die("worker %u could not be started: %s", index, strerror(code));
+    close(pair[1]);
+    it->sockets[index] = pair[0];
+}
+
+static void fleet_start(fleet *it, const run_options *options, const char *endpoint)
+{
+    *it = (fleet){.options = options, .endpoint = endpoint, .count = options->workers};
+    for (uint32_t i = 0; i < it->count; i++)
+        start_one(it, i);
+}
+
+static void replace(fleet *it, uint32_t index)
+{
+    int how = 0;
+    kill(it->pids[index], SIGKILL);
+    waitpid(it->pids[index], &how, 0);
+    close(it->sockets[index]);
+    fprintf(stderr, "grpo: worker %u (pid %d) died (%s %d); a new one takes its place\n", index,
+            (int)it->pids[index], WIFSIGNALED(how) ? "signal" : "status",
+            WIFSIGNALED(how) ? WTERMSIG(how) : WEXITSTATUS(how));
+    start_one(it, index);
+}
+
+/* Replaces the workers that have died. Returns how many. */
+static uint32_t fleet_repair(fleet *it)
+{
+    uint32_t replaced = 0;
+    for (uint32_t i = 0; i < it->count; i++) {
+        struct pollfd socket = {.fd = it->sockets[i]};
+        if (poll(&socket, 1, 0) <= 0 || (socket.revents & POLLHUP) == 0) continue;
+        replace(it, i);
+        replaced++;
+    }
+    return replaced;
+}
+
+/* False if the worker is gone before the whole batch has come. */
+static bool read_batch(int socket, batch *out)
+{
+    char *at = (char *)out;
+    for (size_t have = 0; have < sizeof *out;) {
+        struct pollfd ready = {.fd = socket, .events = POLLIN};
+        if (poll(&ready, 1, GATHER_TIMEOUT_MS) == 0) return false;
+        ssize_t now = recv(socket, at + have, sizeof *out - have, 0);
+        if (now < 0 && errno == EINTR) continue;
+        if (now <= 0) return false;
+        have += (size_t)now;
+    }
+    return true;
+}
+
+/* Reads one batch of `version` from every worker. A worker that died is replaced: the new one is
+ * late, so refit gives it the current version, and it samples the very batch that the old one owed.
+ */
+static void fleet_gather(fleet *it, uint64_t version, batch *batches)
+{
+    for (uint32_t i = 0; i < it->count; i++) {
+        uint32_t tries = 0;
+        do { /* a batch of an older version was under way when its publish had to be repeated */
+            while (!read_batch(it->sockets[i], &batches[i])) {
+                if (++tries > REPLACEMENTS_MOST)
+                    die("worker %u died %u times: giving up", i, tries);
+                replace(it, i);
+            }
+        } while (batches[i].version < version);
+        if (batches[i].version != version || batches[i].worker != i)
+            die("worker %u sent a strange batch", i);
+    }
+}
+
+/* Closes their sockets, at which they end, and waits for them. */
+static void fleet_stop(fleet *it)
+{
+    for (uint32_t i = 0; i < it->count; i++)
+        close(it->sockets[i]);
+    for (uint32_t i = 0; i < it->count; i++)
+        waitpid(it->pids[i], NULL, 0);
+}
+
+/* ---- What is printed ---- */
+
+typedef struct show {
+    FILE *json; /* or NULL */
+    bool quiet;
+    bool terminal; /* stdout is one */
+    uint32_t cycles;
+} show;
+
+#define MB 1e-6
+
+static const char header[] = "version  reward    eval     loss  out MB  freed MB  out GB/s  "
+                             "publish ms  commit ms  return ms  "
+                             "exposed ms  workers\n";
+
+static void show_open(show *it, const run_options *options)
+{
+    *it = (show){.quiet = options->quiet, .cycles = options->cycles};
+    it->terminal = !it->quiet && isatty(STDOUT_FILENO);
+    if (options->json != NULL) {
+        it->json = fopen(options->json, "w");
+        if (it->json == NULL) die("%s cannot be written: %s", options->json, strerror(errno));
+    }
+    if (!it->quiet) fputs(header, stdout);
+}
+
+static double gigabytes_per_second(uint64_t bytes, double seconds)
+{
+    return seconds > 0.0 ? (double)bytes / seconds * 1e-9 : 0.0;
+}
+
+static void print_line(const cycle_report *report)
+{
+    const refit_stats *stats = &report->stats;
+    printf(
+        "%7" PRIu64
+        "  %6.3f  %6.3f  %7.4f  %6.2f  %8.2f  %8.2f  %10.2f  %9.2f  %9.2f  %10.2f  %7" PRIu64 "\n",
+        report->version, (double)report->reward, (double)report->evaluation, (double)report->loss,
+        (double)stats->offload_bytes_last * MB, (double)stats->offload_reclaimed_bytes_last * MB,
+        gigabytes_per_second(stats->offload_bytes_last, stats->offload_seconds_last),
+        stats->publish_stage_seconds_last * 1e3, stats->publish_commit_seconds_last * 1e3,
+        stats->restore_seconds_last * 1e3, stats->restore_exposed_seconds_last * 1e3,
+        stats->workers_committed_last);
+}
+
+static void print_json(FILE *file, const cycle_report *report)
+{
+    char stats[8192];
+    if (refit_stats_json(&report->stats, stats, sizeof stats) >= sizeof stats)
+        die("the statistics are too long");
+    fprintf(file,
+            "{\"cycle\":%" PRIu32 ",\"version\":%" PRIu64
+            ",\"reward\":%.6f,\"evaluation\":%.6f,\"loss\":%.9g,\"stats\":%s}\n",
+            report->cycle, report->version, (double)report->reward, (double)report->evaluation,
+            (double)report->loss, stats);
+}
+
+static void print_bar(const show *it, uint32_t done)
+{
+    enum { CELLS = 40 };
+    uint32_t full = it->cycles == 0 ? CELLS : (uint32_t)((uint64_t)done * CELLS / it->cycles);
+    printf("[%.*s%*s] %" PRIu32 "/%" PRIu32, (int)full, "########################################",
+           (int)(CELLS - full), "", done, it->cycles);
+}
+
+/* On a terminal the bar stands below the lines and each new line takes its place. */
+static void show_cycle(show *it, const cycle_report *report)
+{
+    if (it->json != NULL) print_json(it->json, report);
+    if (it->quiet) return;
+    if (it->terminal) fputs("\r\033[K", stdout);
+    print_line(report);
+    if (it->terminal) print_bar(it, report->cycle);
+    fflush(stdout);
+}
+
+/* Ends the progress bar's line; then other things may be printed. */
+static void show_close(show *it)
+{
+    if (it->terminal) fputs("\r\033[K", stdout);
+    if (it->json != NULL && fclose(it->json) != 0)
+        die("the JSON file could not be written: %s", strerror(errno));
+    it->json = NULL;
+}
+
+/* ---- Runs ---- */
+
+/* The result of a training run, to be compared with another one. All arrays are owned. */
+typedef struct run_result {
+    uint32_t cycles;
+    float *rewards;    /* per cycle */
+    float *losses;     /* per cycle */
+    float *states;     /* master, exp_avg, exp_avg_sq, one behind the other */
+    uint16_t *weights; /* bf16 */
+    double seconds;
+} run_result;
+
 static double now(void)
 {
     struct timespec at;
@@ -723,8 +733,6 @@ static void run_result_free(run_result *it)
     free(it->states);
     free(it->weights);
 }
-
-/* ---- Runs ---- */
 
 enum { LAST_CYCLES = 10 };
 
