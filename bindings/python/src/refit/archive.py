@@ -37,7 +37,7 @@ _NO_ALIAS = 0xFFFFFFFF
 
 @dataclass(frozen=True, slots=True)
 class ArchivedVersion:
-    """The description of one file of an archive. Since 0.1."""
+    """The description of one file of an archive."""
 
     version: int
     epoch: int
@@ -88,7 +88,7 @@ class Snapshot(Mapping[str, View]):
 
     A mapping of names to ``View``, in the trainer's order, tied names included. There is nothing to
     close: the memory, all of it, goes when neither the snapshot nor a tensor or an array of it is
-    referred to. It has no other reader, so its tensors may be written to. Since 0.1.
+    referred to. It has no other reader, so its tensors may be written to.
     """
 
     _cuda = -1
@@ -110,7 +110,7 @@ class Snapshot(Mapping[str, View]):
 
     @property
     def version(self) -> int:
-        """Its number. Since 0.1."""
+        """Its number."""
         return self.info.version
 
     def __getitem__(self, name: str) -> View:
@@ -122,7 +122,7 @@ class Snapshot(Mapping[str, View]):
         return View(self, name, found)
 
     def get(self, key: str, default: Any = None) -> Any:
-        """The ``View`` of that name, or ``default``. Since 0.1."""
+        """The ``View`` of that name, or ``default``."""
         found = self._entries.get(key)
         return default if found is None else View(self, key, found)
 
@@ -138,19 +138,19 @@ class Snapshot(Mapping[str, View]):
     def tensors(self) -> Iterator[tuple[str, "torch.Tensor"]]:
         """(name, PyTorch tensor) of all, on the snapshot's memory; tied ones share their bytes.
 
-        UnsupportedError for a type that PyTorch lacks: read ``.bytes`` of that one. Since 0.1.
+        UnsupportedError for a type that PyTorch lacks: read ``.bytes`` of that one.
         """
         for name, view in self.items():
             yield name, view.torch()
 
     def arrays(self, *, bits: bool = False) -> Iterator[tuple[str, "numpy.ndarray[Any, Any]"]]:
         """(name, read-only NumPy array) of all. ``bits``: see ``View.numpy``.
-        UnsupportedError. Since 0.1."""
+        UnsupportedError."""
         for name, view in self.items():
             yield name, view.numpy(bits=bits)
 
     def load_into(self, target: Any, *, strict: bool = True, cast: bool = False) -> load.Loaded:
-        """Copies into a module or a mapping of tensors, as ``Update.load_into``. Since 0.1."""
+        """Copies into a module or a mapping of tensors, as ``Update.load_into``."""
         return load.apply(load.check(dict(self), target, strict=strict, cast=cast))
 
     # ---- What views ask of their owner
@@ -183,7 +183,7 @@ class Snapshot(Mapping[str, View]):
 
 
 class Archive(Handle):
-    """A folder of versions, as it is when this is made. Since 0.1.
+    """A folder of versions, as it is when this is made.
 
     With ``write=True`` the folder is made if it is missing (its parent must be there; mode 0700, so
     that other users read it only if you let them), and is this object's alone until ``close``:
@@ -220,7 +220,7 @@ class Archive(Handle):
         A file that cannot be used raises, or is left out with ``strict=False``: CorruptError (it is
         damaged, or no file of an archive at all), StaleError (it holds another version than its
         name says), UnsupportedError, LimitError, NotFoundError (it was removed meanwhile),
-        InputOutputError. Since 0.1.
+        InputOutputError.
         """
         found: list[ArchivedVersion] = []
         with self._call_lock:
@@ -243,7 +243,7 @@ class Archive(Handle):
         archive at all), StaleError (a file builds on another version than the one that is there, or
         holds another than its name says), InvalidError (no number), UnsupportedError (a format that
         this refit does not know), LimitError, InputOutputError, HostMemoryError. The snapshot needs
-        the archive no longer. Since 0.1.
+        the archive no longer.
         """
         of = _epoch(epoch)
         with self._call_lock:
@@ -259,7 +259,7 @@ class Archive(Handle):
         CorruptError, LimitError, NotFoundError (the folder was removed), InputOutputError,
         HostMemoryError, and what ``versions`` raises for a file of this version that is there;
         nothing of it is left then (if the disk refuses even that, ``len`` counts it), and the
-        version after it can be kept all the same. Since 0.1.
+        version after it can be kept all the same.
         """
         if update.device != "cpu":
             raise UnsupportedError(
@@ -281,7 +281,7 @@ class Archive(Handle):
 
         Returns how many files that were. Whenever it ends, every file that is left can be rebuilt.
         Reads the first bytes of each file, and blocks for that. Raises StateError (not opened to
-        write), InvalidError (0 anchors), InputOutputError (call it again). Since 0.1.
+        write), InvalidError (0 anchors), InputOutputError (call it again).
         """
         removed = ctypes.c_uint32()
         if not 0 < anchors < 1 << 32:
@@ -356,7 +356,7 @@ def materialize(
 
     Tied names share their bytes. The command ``refit materialize`` writes them as a safetensors
     file. Raises what ``Archive`` and ``Archive.read`` raise, and UnsupportedError for a type that
-    PyTorch lacks (``Archive.read`` gives its bytes). Since 0.1.
+    PyTorch lacks (``Archive.read`` gives its bytes).
     """
     with Archive(folder, config=config, **overrides) as archive:
         return dict(archive.read(version, epoch=epoch).tensors())

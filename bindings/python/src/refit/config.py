@@ -41,7 +41,7 @@ class Option:
 
 
 class Config:
-    """A finished set of choices; ``load_config`` makes one. Equal if all values are. Since 0.1."""
+    """A finished set of choices; ``load_config`` makes one. Equal if all values are."""
 
     __slots__ = ("_struct",)
 
@@ -56,11 +56,11 @@ class Config:
         return ctypes.pointer(self._struct)
 
     def options(self) -> list[Option]:
-        """Every option, in the order of configs/refit.yaml, with its help and origin. Since 0.1."""
+        """Every option, in the order of configs/refit.yaml, with its help and origin."""
         return _options(self._struct)
 
     def get(self, key: str) -> Any:
-        """The value of ``key``, as Python has it. Since 0.1.
+        """The value of ``key``, as Python has it.
 
         Bytes, milliseconds and counts are ints, shares floats, all else bools and text. A key may
         be written "offload.slab_bytes" or "offload_slab_bytes". Raises NotFoundError.
@@ -77,11 +77,11 @@ class Config:
         return _choice(unit, raw)
 
     def items(self) -> Iterator[tuple[str, Any]]:
-        """Every key with its value, as ``get`` gives it. Since 0.1."""
+        """Every key with its value, as ``get`` gives it."""
         return ((key, self.get(key)) for key in _units())
 
     def replace(self, **overrides: Any) -> "Config":
-        """Another one with some values changed; see ``load_config``. Since 0.1."""
+        """Another one with some values changed; see ``load_config``."""
         other = Config._copy(self)
         other._apply(overrides)
         return other
@@ -128,13 +128,13 @@ def load_config(
     section with a mapping: ``offload_slab_bytes="512MiB"``, ``offload={"pin": "off"}``; None leaves
     an option as it is, as if it had not been given. Reads the file (blocks). Raises
     InputOutputError, ConfigError (with line, column and the nearest key), and NotFoundError for an
-    override that no option has. Since 0.1.
+    override that no option has.
     """
     return _load(path, environment, overrides)
 
 
 def make_config(config: ConfigLike = None, overrides: Mapping[str, Any] | None = None) -> Config:
-    """The configuration that every constructor makes of its ``config`` and keywords. Since 0.1.
+    """The configuration that every constructor makes of its ``config`` and keywords.
 
     A ``Config`` is taken as it is, the environment left out; a path is a file for ``load_config``;
     a mapping is a set of overrides, nested or not; None are the defaults and the environment.

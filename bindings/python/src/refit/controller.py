@@ -38,7 +38,7 @@ CLOSED = "closed"
 
 
 class Controller(Closing):
-    """Moves the states of torch optimizers out of the way of a refit and back. Since 0.1.
+    """Moves the states of torch optimizers out of the way of a refit and back.
 
     ``optimizer``: one or a list; wrappers that keep theirs as ``.optimizer`` are opened, Megatron's
     with the masters that they keep (``refit.integrations.megatron``). ``model`` names the states
@@ -107,7 +107,7 @@ class Controller(Closing):
         that are not there yet (before the first step) are no matter. A second call does nothing,
         or goes on with what failed. StateError (an open accumulation, a graph capture), BusyError
         (a checkpoint is being read), BudgetError, HostMemoryError, PinError (nothing has moved),
-        DeadlineError, CopyError; after any of them training may go on. Since 0.1.
+        DeadlineError, CopyError; after any of them training may go on.
         """
         cycle = self._open()
         if cycle.phase != CLEARED:
@@ -120,7 +120,7 @@ class Controller(Closing):
         With ``non_blocking`` the next forward and backward pass run meanwhile, and ``step()``
         waits; gradients are there when this returns. False waits for all. Does nothing if they are
         there. DeviceMemoryError and CopyError: nothing is lost; free some memory and call
-        again. Since 0.1.
+        again.
         """
         cycle = self._open()
         cycle.restore()
@@ -131,7 +131,7 @@ class Controller(Closing):
         """Makes the current stream wait for the states; ``step()`` does this.
 
         On a GPU the stream waits and the CPU goes on; on a CPU this blocks. Call it on every stream
-        that uses the states. StateError before ``restore``; CopyError: restore again. Since 0.1.
+        that uses the states. StateError before ``restore``; CopyError: restore again.
         """
         self._open().join()
 
@@ -151,7 +151,7 @@ class Controller(Closing):
         ``publisher`` None publishes nothing; ``lockstep`` and ``group`` are the transaction's, for
         ranks that refit together (None: if the model that was given is sharded). What ``clear`` and
         the transaction raise; StateError if there is a publisher and the block sends nothing;
-        InvalidError for a publisher in another's place. Since 0.1.
+        InvalidError for a publisher in another's place.
         """
         if isinstance(version, Publisher):
             raise InvalidError("refit takes the version first: say refit(publisher=...)")
@@ -204,7 +204,7 @@ class Controller(Closing):
 
     @property
     def resident(self) -> list[tuple[str, str]]:
-        """Tensors that are not moved, by name, and why; as of the last ``clear``. Since 0.1.
+        """Tensors that are not moved, by name, and why; as of the last ``clear``.
 
         A state of the host that ``torch.load`` gave, or that ``.numpy()`` was called on, gets other
         memory at a ``clear``, and then leaves; an array that owned its memory (``from_numpy``)
@@ -218,7 +218,7 @@ class Controller(Closing):
 
         Also of gradients that are away. While it is True, ``clear`` refuses to discard or zero
         them. What was set holds until the next step. May wait for the device. CopyError if copies
-        have failed: ``restore`` first. Since 0.1.
+        have failed: ``restore`` first.
         """
         return self._open().accumulation.open
 
@@ -227,7 +227,7 @@ class Controller(Closing):
         self._open().accumulation.said = bool(is_open)
 
     def stats(self) -> dict[str, float]:
-        """A flat dict of floats, keys ``refit/...``, for any logger. Does not block. Since 0.1.
+        """A flat dict of floats, keys ``refit/...``, for any logger. Does not block.
 
         With the figures of the publisher that the last ``refit`` was given, until it is closed.
         Each key with its unit and meaning is in docs/python.md, under Statistics.
@@ -245,13 +245,13 @@ class Controller(Closing):
         after the block (what was made of them, a slice, is not, and must not be read then, for its
         memory may be gone): write them out, or copy them, within. ``clear`` is refused meanwhile
         (BusyError), so keep the block open until an asynchronous save has read all; a ``step()``
-        in it changes what is on the device. Since 0.1.
+        in it changes what is on the device.
         """
         return _checkpoint(self._open(), self._several)
 
     def release(self) -> None:
         """Gives the pinned host memory back, while states are on the device; the next ``clear``
-        takes it again. StateError while they are away. Blocks for the system. Since 0.1."""
+        takes it again. StateError while they are away. Blocks for the system."""
         self._open().trim()
 
     # ---- what the hooks call --------------------------------------------------------------------
@@ -273,7 +273,7 @@ class Controller(Closing):
         """Brings the states back, waits for them, takes the hooks away and frees the host memory.
 
         A second call does nothing. BusyError while a checkpoint is open; DeviceMemoryError and
-        others: it stays open, call again. Since 0.1.
+        others: it stays open, call again.
         """
         if not self._end.alive or self._process != os.getpid():
             return

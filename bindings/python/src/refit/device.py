@@ -18,7 +18,7 @@ from refit.errors import InvalidError
 
 @dataclass(frozen=True, slots=True)
 class DeviceInfo:
-    """The description of a device. Since 0.1."""
+    """The description of a device."""
 
     kind: str
     """ "host" or "cuda"."""
@@ -45,7 +45,7 @@ class DeviceInfo:
 
 
 class Device(Handle):
-    """A device of the C library. Outlives all that is opened on it. Any thread. Since 0.1.
+    """A device of the C library. Outlives all that is opened on it. Any thread.
 
     ``spec`` is "host", "host:capacity=2GiB", "cuda:0", "cuda:0:capacity=2GiB", or "auto": the first
     GPU, or the host if there is none; None asks the configuration. Raises InvalidError (a spec that
@@ -65,7 +65,7 @@ class Device(Handle):
 
     @property
     def info(self) -> DeviceInfo:
-        """The description, with the figures of this moment. Does not block. Since 0.1."""
+        """The description, with the figures of this moment. Does not block."""
         raw = _abi.refit_device_info(size=ctypes.sizeof(_abi.refit_device_info))
         call(lib.refit_device_describe, self._live, ctypes.byref(raw))
         return _info_of(raw)

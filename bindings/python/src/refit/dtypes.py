@@ -68,7 +68,7 @@ _EXTRA = frozenset({"BF16", "F8_E5M2", "F8_E4M3", "F8_E8M0"})
 
 
 def by_name(name: str) -> Dtype:
-    """The type of that name; InvalidError, with all names, if there is none. Since 0.1."""
+    """The type of that name; InvalidError, with all names, if there is none."""
     found = DTYPES.get(name)
     if found is None:
         raise InvalidError(f"there is no element type {name!r}: it is one of {', '.join(DTYPES)}")
@@ -90,7 +90,7 @@ def _torch_types() -> dict[Any, Dtype]:
 
 @functools.lru_cache(maxsize=64)  # asked for every tensor of every version
 def of_torch(there: "torch.dtype") -> Dtype:
-    """refit's type of a PyTorch type; UnsupportedError if no version can carry it. Since 0.1."""
+    """refit's type of a PyTorch type; UnsupportedError if no version can carry it."""
     found = _torch_types().get(there)
     if found is None:
         raise UnsupportedError(
@@ -101,7 +101,7 @@ def of_torch(there: "torch.dtype") -> Dtype:
 
 
 def to_torch(dtype: Dtype) -> "torch.dtype":
-    """The PyTorch type; UnsupportedError where this PyTorch has none. Since 0.1."""
+    """The PyTorch type; UnsupportedError where this PyTorch has none."""
     import torch
 
     found = getattr(torch, dtype.torch, None) if dtype.torch else None
@@ -115,7 +115,7 @@ def to_torch(dtype: Dtype) -> "torch.dtype":
 
 @functools.lru_cache(maxsize=64)  # NumPy composes a type's name at each call
 def of_numpy(there: "numpy.dtype[Any]") -> Dtype:
-    """refit's type of a NumPy type, ml_dtypes' included; UnsupportedError. Since 0.1."""
+    """refit's type of a NumPy type, ml_dtypes' included; UnsupportedError."""
     found = _BY_NUMPY.get(there.name)
     if found is None or not there.isnative:
         order = "" if there.isnative else " in the other byte order"
@@ -130,7 +130,7 @@ def to_numpy(dtype: Dtype, *, bits: bool = False) -> "numpy.dtype[Any]":
     """The NumPy type; ``bits``: for one that NumPy lacks, the unsigned integer of its width.
 
     Raises UnsupportedError for such a type without ``bits`` and without ml_dtypes, and for those
-    whose elements are no whole bytes. Since 0.1.
+    whose elements are no whole bytes.
     """
     import numpy
 

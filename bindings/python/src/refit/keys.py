@@ -24,7 +24,6 @@ def keygen(folder: str | os.PathLike[str], name: str, *, replace: bool = False) 
     The folder is made if it is not there. Files that are there are an ExistsError unless
     ``replace``: what the old pair opened is shut then. Writes files (blocks). InvalidError for a
     name that is none, InputOutputError, UnsupportedError where ZeroMQ was built without CURVE.
-    Since 0.1.
     """
     path = Path(folder)
     where, owner = encoded(os.fspath(path), "the folder"), encoded(name, "the name")

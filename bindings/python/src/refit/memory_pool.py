@@ -36,7 +36,7 @@ def mem_pool(
     Reserves addresses and takes no memory yet. One pool for each device and process (ExistsError).
     It takes PyTorch 2.8 or later, and its native allocator. Expandable segments may be on. With
     2.11 or later tensors may outlive the pool. UnsupportedError (without a GPU, or with another
-    PyTorch), InvalidError, DeviceMemoryError. Since 0.1.
+    PyTorch), InvalidError, DeviceMemoryError.
     """
     if not torch.cuda.is_available():
         raise UnsupportedError(
@@ -98,7 +98,7 @@ class MemPool(Handle):
 
         BusyError: the optimizer has a controller; close that one first. DeviceMemoryError: the pool
         is full, or the GPU; what has moved stays moved, the others where they were, nothing is
-        lost. StateError, UnsupportedError (see ``use``). Since 0.1.
+        lost. StateError, UnsupportedError (see ``use``).
         """
         refuse_capture(self.device)
         held = Holdings(optimizer, model)

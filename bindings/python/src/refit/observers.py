@@ -55,7 +55,7 @@ class Observers:
 
     ``timer``: see ``TimerLike``; its labels are ``refit/offload`` and so on. A phase within one of
     the same name is measured once: timers refuse a label that is running. ``timeline``: a
-    ``refit.Timeline``. ``progress``: see ``refit.progress.bar``. Since 0.1.
+    ``refit.Timeline``. ``progress``: see ``refit.progress.bar``.
     """
 
     def __init__(
@@ -74,7 +74,7 @@ class Observers:
         """Tells all that ``name`` begins, and at the end of the block that it is over.
 
         One that moves many bytes shows a bar, which is full at its end. An exception of the block
-        passes through. Since 0.1.
+        passes through.
         """
         if name in self._open:
             yield
@@ -93,22 +93,22 @@ class Observers:
 
     @property
     def drawn(self) -> bool:
-        """Whether memory and background phases are recorded: there is a timeline. Since 0.1."""
+        """Whether memory and background phases are recorded: there is a timeline."""
         return self._timeline is not None
 
     def past(self, name: str, seconds_ago: float, seconds: float, nbytes: int = 0) -> None:
-        """A phase that went on behind others, such as copies; told once it is over. Since 0.1."""
+        """A phase that went on behind others, such as copies; told once it is over."""
         if self._timeline is not None:
             start = max(0.0, self._timeline.now() - seconds_ago)
             self._timeline.span(name, start, seconds, nbytes)
 
     def hold(self, name: str, nbytes: int) -> None:
-        """From now on ``name`` takes so many bytes of host memory. Since 0.1."""
+        """From now on ``name`` takes so many bytes of host memory."""
         if self._timeline is not None:
             self._timeline.hold(name, nbytes)
 
     def bar(self, what: str, nbytes: int) -> Bar:
-        """A bar for long work within a phase. Since 0.1."""
+        """A bar for long work within a phase."""
         return bar(what, nbytes, self._progress if nbytes > 0 else False)
 
 
@@ -139,7 +139,6 @@ def nvtx_range(label: str) -> AbstractContextManager[Any]:
     """A context manager that shows ``label`` in Nsight Systems, beside the kernels and copies.
 
     Without a GPU that torch uses it does nothing; torch is never imported for it. Does not block.
-    Since 0.1.
     """
     torch = sys.modules.get("torch")
     if torch is None or not torch.cuda.is_available():

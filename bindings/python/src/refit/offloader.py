@@ -57,7 +57,7 @@ class Future:
 
     @property
     def done(self) -> bool:
-        """Whether all is done, however it ended; True once closed. Does not block. Since 0.1."""
+        """Whether all is done, however it ended; True once closed. Does not block."""
         return self._gone or bool(lib.refit_future_done(self._pointer))
 
     @property
@@ -67,28 +67,28 @@ class Future:
     def wait(self, timeout: float | None = None) -> None:
         """Waits until it is done, at most ``timeout`` seconds (None: offload.timeout_ms).
 
-        DeadlineError, or how the operation failed. Since 0.1.
+        DeadlineError, or how the operation failed.
         """
         if not self._gone:
             self._offloader._wait(lib.refit_future_wait, timeout, self._pointer)
 
     def wait_group(self, group: int, timeout: float | None = None) -> None:
-        """The same for the regions of one group. Since 0.1."""
+        """The same for the regions of one group."""
         if not self._gone:
             self._offloader._wait(lib.refit_future_wait_group, timeout, self._pointer, group)
 
     def join(self, stream: int) -> None:
-        """Makes a stream of the device wait for it; the CPU goes on. Since 0.1."""
+        """Makes a stream of the device wait for it; the CPU goes on."""
         if not self._gone:
             call(lib.refit_future_join, self._pointer, _abi.refit_stream_ref(stream))
 
     def join_group(self, group: int, stream: int) -> None:
-        """The same for the regions of one group. Since 0.1."""
+        """The same for the regions of one group."""
         if not self._gone:
             call(lib.refit_future_join_group, self._pointer, group, _abi.refit_stream_ref(stream))
 
     def close(self) -> None:
-        """Ends the use of it; the operation goes on. A second call does nothing. Since 0.1."""
+        """Ends the use of it; the operation goes on. A second call does nothing."""
         if not self._gone:
             lib.refit_future_close(self._pointer)
         self._pointer = None
@@ -103,7 +103,7 @@ class Lease:
     def read(self, region: int) -> tuple[int, int]:
         """Address and length of a region's host bytes; read-only, valid until ``close``.
 
-        NotFoundError for a region that has none (it is discarded or zeroed). Since 0.1.
+        NotFoundError for a region that has none (it is discarded or zeroed).
         """
         address, count = ctypes.c_void_p(), ctypes.c_uint64()
         call(
@@ -116,7 +116,7 @@ class Lease:
         return address.value or 0, count.value
 
     def close(self) -> None:
-        """Ends it. A second call does nothing. Since 0.1."""
+        """Ends it. A second call does nothing."""
         pointer, self._pointer = self._pointer, None
         lib.refit_lease_release(pointer)
 
@@ -126,7 +126,6 @@ class Offloader(Handle):
 
     Opens two streams on ``device``, which is borrowed and must outlive it; takes no host memory
     before ``seal``. Closing it loses what is still away. ConfigError, HostMemoryError, DeviceError.
-    Since 0.1.
     """
 
     def __init__(self, device: Device, config: Config) -> None:
@@ -155,7 +154,7 @@ class Offloader(Handle):
         group: int = 0,
         priority: int = 0,
     ) -> int:
-        """Adds a region and gives its number. StateError once sealed, ExistsError. Since 0.1."""
+        """Adds a region and gives its number. StateError once sealed, ExistsError."""
         region = _abi.refit_region_desc(
             ctypes.sizeof(_abi.refit_region_desc),
             encoded(name, "the name of a region"),
@@ -178,7 +177,7 @@ class Offloader(Handle):
         groups: Iterable[int],
         priorities: Iterable[int],
     ) -> None:
-        """``add`` for many, in order; those before one that fails are added. Since 0.1."""
+        """``add`` for many, in order; those before one that fails are added."""
         texts = [encoded(name, "the name of a region") for name in names]
         held = (ctypes.c_char_p * len(texts))(*texts)
         pointers = (ctypes.c_size_t * len(texts)).from_buffer(held)
@@ -201,13 +200,13 @@ class Offloader(Handle):
     def seal(self) -> None:
         """Plans, and takes the host memory; blocks for that, with offload.background not at all.
 
-        BudgetError, PinError, HostMemoryError and others leave it open as before. Since 0.1.
+        BudgetError, PinError, HostMemoryError and others leave it open as before.
         """
         pointer = self._live
         run_interruptibly(lambda: call(lib.refit_offloader_seal, pointer))
 
     def prepare(self, timeout: float | None = None) -> None:
-        """Waits until the host memory is there. DeadlineError: call again. Since 0.1."""
+        """Waits until the host memory is there. DeadlineError: call again."""
         self._wait(lib.refit_offloader_prepare, timeout, self._live)
 
     def unseal(self) -> None:
@@ -215,44 +214,44 @@ class Offloader(Handle):
         call(lib.refit_offloader_unseal, self._live)
 
     def clear(self) -> None:
-        """Removes all regions. StateError unless open (not sealed). Since 0.1."""
+        """Removes all regions. StateError unless open (not sealed)."""
         call(lib.refit_offloader_clear, self._live)
 
     def set_accumulating(self, is_open: bool) -> None:
-        """While open, an offload that would discard or zero a region is refused. Since 0.1."""
+        """While open, an offload that would discard or zero a region is refused."""
         call(lib.refit_offloader_set_accumulating, self._live, int(is_open))
 
     def offload(self, after: int = NO_STREAM) -> None:
         """Starts the offload behind what the stream ``after`` has queued; ``finish`` ends it.
 
         StateError, BusyError (a lease holds the image), CopyError and others; then all stays where
-        it is. Does not wait for copies, but with use_pinned_optimizer_offload: false. Since 0.1.
+        it is. Does not wait for copies, but with use_pinned_optimizer_offload: false.
         """
         if self._background and self.state == _abi.REFIT_RESIDENT:
             self.prepare()  # in slices: the call itself would wait for the host memory in one
         self._copy(lib.refit_offloader_offload, self._live, _abi.refit_stream_ref(after), None)
 
     def finish(self, timeout: float | None = None) -> None:
-        """Waits for the operation under way. DeadlineError: call again; CopyError. Since 0.1."""
+        """Waits for the operation under way. DeadlineError: call again; CopyError."""
         self._wait(lib.refit_offloader_finish, timeout, self._live)
 
     def unbind(self, region: int) -> None:
-        """Says that the memory of an offloaded region is the caller's again. Since 0.1."""
+        """Says that the memory of an offloaded region is the caller's again."""
         call(lib.refit_offloader_unbind, self._live, region)
 
     def bind(self, region: int, memory: int) -> None:
-        """Gives the region new memory, borrowed. ExistsError, StateError. Since 0.1."""
+        """Gives the region new memory, borrowed. ExistsError, StateError."""
         call(lib.refit_offloader_bind, self._live, region, memory)
 
     def unbind_each(self, regions: Sequence[int]) -> None:
-        """``unbind`` for many. Since 0.1."""
+        """``unbind`` for many."""
         numbers = (ctypes.c_uint32 * len(regions))(*regions)
         call(lib.refit_offloader_unbind_each, self._live, numbers, len(regions))
 
     def bind_each(self, regions: Sequence[int], memory: Sequence[int]) -> None:
         """``bind`` for many, an address each; those before one that fails are bound.
 
-        InvalidError unless there are as many. Since 0.1.
+        InvalidError unless there are as many.
         """
         if len(memory) != len(regions):
             raise InvalidError(f"{len(regions)} regions cannot have {len(memory)} addresses")
@@ -263,7 +262,7 @@ class Offloader(Handle):
     def restore(self, after: int = NO_STREAM) -> Future:
         """Starts the restore behind what ``after`` has queued, and returns its future.
 
-        StateError for a region without memory, or while states are leaving. Since 0.1.
+        StateError for a region without memory, or while states are leaving.
         """
         out = ctypes.c_void_p()
         stream = _abi.refit_stream_ref(after)
@@ -284,13 +283,13 @@ class Offloader(Handle):
 
     @property
     def state(self) -> int:
-        """``REFIT_OPEN``, ``REFIT_RESIDENT`` and so on, as it is now. Does not block. Since 0.1."""
+        """``REFIT_OPEN``, ``REFIT_RESIDENT`` and so on, as it is now. Does not block."""
         found: int = lib.refit_offloader_get_state(self._live)
         return found
 
     @property
     def state_name(self) -> str:
-        """The state for people: "OFFLOADED". Since 0.1."""
+        """The state for people: "OFFLOADED"."""
         name: bytes = lib.refit_offloader_state_name(self.state)
         return name.decode()
 
@@ -299,7 +298,7 @@ class Offloader(Handle):
         return count
 
     def region(self, number: int) -> RegionInfo:
-        """Describes one region. NotFoundError. Since 0.1."""
+        """Describes one region. NotFoundError."""
         info = _abi.refit_region_info(ctypes.sizeof(_abi.refit_region_info))
         call(lib.refit_offloader_region, self._live, number, ctypes.byref(info))
         return RegionInfo(
@@ -314,17 +313,17 @@ class Offloader(Handle):
         )
 
     def stats(self) -> _abi.refit_stats:
-        """Its figures, as the C struct. Since 0.1."""
+        """Its figures, as the C struct."""
         return gather((lib.refit_offloader_stats, self._live))
 
     def trim(self) -> None:
         """Gives the host memory back; the next offload takes it again. StateError while anything
-        is away, BusyError under a lease. Blocks at most offload.timeout_ms. Since 0.1."""
+        is away, BusyError under a lease. Blocks at most offload.timeout_ms."""
         pointer = self._live
         run_interruptibly(lambda: call(lib.refit_offloader_trim, pointer))
 
     def lease(self) -> Lease:
-        """Holds the host image for a reader. StateError unless states are away. Since 0.1."""
+        """Holds the host image for a reader. StateError unless states are away."""
         out = ctypes.c_void_p()
         try:
             call(lib.refit_lease_acquire, self._live, ctypes.byref(out))

@@ -35,17 +35,17 @@ class Bar(Closing):
         return self._shown is not None
 
     def advance(self, nbytes: int) -> None:
-        """So many bytes more are done. Since 0.1."""
+        """So many bytes more are done."""
         self.done += nbytes
         if self._shown is not None:
             self._shown.update(nbytes)
 
     def reach(self, nbytes: int) -> None:
-        """So many bytes are done in all; fewer than before changes nothing. Since 0.1."""
+        """So many bytes are done in all; fewer than before changes nothing."""
         self.advance(max(0, nbytes - self.done))
 
     def close(self) -> None:
-        """Takes the bar away. A second call does nothing. Since 0.1."""
+        """Takes the bar away. A second call does nothing."""
         if self._shown is not None:
             self._shown.close()
             self._shown = None
@@ -55,7 +55,7 @@ def bar(what: str, nbytes: int, wanted: bool | None = None) -> Bar:
     """A bar for ``nbytes`` bytes of work, named ``what``.
 
     ``wanted``: True shows it however small the work, False never, None from ``LARGE`` on; it is
-    shown by rank 0 on a terminal only, and if tqdm is installed. Does not block. Since 0.1.
+    shown by rank 0 on a terminal only, and if tqdm is installed. Does not block.
     """
     asked = nbytes >= LARGE if wanted is None else wanted
     if not asked or rank() != 0 or not sys.stderr.isatty():
@@ -64,10 +64,7 @@ def bar(what: str, nbytes: int, wanted: bool | None = None) -> Bar:
 
 
 def rank() -> int:
-    """This process's number: torch.distributed's where that runs, else ``RANK``, else 0.
-
-    Since 0.1.
-    """
+    """This process's number: torch.distributed's where that runs, else ``RANK``, else 0."""
     distributed = sys.modules.get("torch.distributed")
     if distributed is not None and distributed.is_available() and distributed.is_initialized():
         return int(distributed.get_rank())

@@ -44,7 +44,7 @@ class Publisher(Handle):
     SecurityError (without keys: an address beyond this host, or a path that other users could lead
     elsewhere; another user made the folder of user:// first), InputOutputError (a key's file, or
     the folder of user://), UnsupportedError (keys, and a libzmq without CURVE), ConfigError,
-    InvalidError, HostMemoryError, SystemCallError. Since 0.1.
+    InvalidError, HostMemoryError, SystemCallError.
     """
 
     def __init__(
@@ -69,7 +69,7 @@ class Publisher(Handle):
         """Aborts a version under way and says goodbye to the workers.
 
         Blocks at most broadcast.linger_ms and a moment. A second close does nothing. StateError
-        while another thread is in a call of it. Since 0.1.
+        while another thread is in a call of it.
         """
         super().close()
         if not self.closed:  # a forked process has its parent's
@@ -81,7 +81,7 @@ class Publisher(Handle):
     # ---- One call for a version
 
     def publish(self, weights: Tensors, version: int | None = None) -> int:
-        """Publishes named tensors as one version and returns its number. Since 0.1.
+        """Publishes named tensors as one version and returns its number.
 
         ``weights`` is a mapping, a list or an iterator of (name, tensor): tensors of PyTorch (host
         or CUDA), NumPy, DLPack or any buffer, ``Typed`` bytes, or an ``Alias``. They are declared
@@ -124,7 +124,7 @@ class Publisher(Handle):
         Takes the store: broadcast.slots copies of all bytes, in shared memory where that is on.
         Nothing happens if they are the ones declared. Between versions only. Blocks for the store.
         Raises StateError (a version is under way), InvalidError (duplicate or bad names, ties that
-        lead nowhere), UnsupportedError, LimitError, HostMemoryError, SystemCallError. Since 0.1.
+        lead nowhere), UnsupportedError, LimitError, HostMemoryError, SystemCallError.
         """
         with self._call_lock:
             self._declare(manifest.specs_of(tensors))
@@ -152,7 +152,7 @@ class Publisher(Handle):
         The workers subscribed now are its members. Blocks until they let go of the version whose
         memory it takes, at most broadcast.stage_timeout_ms. Raises StateError (nothing declared, or
         one is under way), StaleError (the number was used), InvalidError, HostMemoryError,
-        SystemCallError, DeviceMemoryError, CancelledError; nothing has begun then. Since 0.1.
+        SystemCallError, DeviceMemoryError, CancelledError; nothing has begun then.
         """
         with self._call_lock:
             self._begin(version)
@@ -164,7 +164,7 @@ class Publisher(Handle):
         A CUDA tensor is read behind PyTorch's current stream. Blocks for the copy. Raises
         NotFoundError (a name that was not declared), InvalidError (another type or shape than
         declared, other bytes than what it is tied to), UnsupportedError, StateError (no version
-        begun, or written already), DeadlineError, CopyError, DeviceError. Since 0.1.
+        begun, or written already), DeadlineError, CopyError, DeviceError.
         """
         with self._call_lock:
             self._write([(name, tensor)], together=True)
@@ -179,7 +179,7 @@ class Publisher(Handle):
         What was declared as tied must be the same tensor in every version: in one call of tensors
         that stay the same memory is, and else their bytes are read and compared, whichever call
         they came in. InvalidError if they differ. Raises what ``write`` raises, and what iterating
-        raises. Since 0.1.
+        raises.
         """
         with self._call_lock:
             self._write(weights, together=is_settled(weights) if together is None else together)
@@ -192,7 +192,7 @@ class Publisher(Handle):
         PeerError or DeadlineError if workers failed or were lost: ``workers`` of the exception are
         those, and ``version`` of the publisher tells whether the others have it all the same;
         CancelledError after ``cancel``; StateError if no version is under way, or if it lacks a
-        tensor and stays open. Since 0.1.
+        tensor and stays open.
         """
         with self._call_lock:
             _commit(self._live)
@@ -203,16 +203,12 @@ class Publisher(Handle):
 
         What that leaves is what Ctrl-C leaves: ``begin`` has begun nothing, a ``commit`` that had
         not told the workers to switch drops the version, and a later one stands. Any thread.
-        Since 0.1.
         """
         with self._guard:
             lib.refit_publisher_cancel(self._live)
 
     def abort(self) -> None:
-        """Drops the version under way: workers keep the one before. StateError if there is none.
-
-        Since 0.1.
-        """
+        """Drops the version under way: workers keep the one before. StateError if there is none."""
         with self._call_lock:
             call(lib.refit_publisher_abort, self._live)
             self._writer.forget()
@@ -221,28 +217,28 @@ class Publisher(Handle):
 
     @property
     def endpoint(self) -> str:
-        """The endpoint for workers, with the port that was bound. Any thread. Since 0.1."""
+        """The endpoint for workers, with the port that was bound. Any thread."""
         return self._endpoint
 
     @property
     def version(self) -> int:
-        """The last committed version, 0 if there is none. Any thread. Since 0.1."""
+        """The last committed version, 0 if there is none. Any thread."""
         with self._guard:
             return int(lib.refit_publisher_version(self._live))
 
     @property
     def declared(self) -> tuple[TensorSpec, ...]:
-        """The tensors that a version has now. Since 0.1."""
+        """The tensors that a version has now."""
         return () if self._declared is None else self._declared.specs
 
     def workers(self) -> list[Worker]:
         """The subscribed workers and those of the last version that are joining again, then
-        those lost since it began. Since 0.1."""
+        those lost since it began."""
         with self._guard:
             return _workers(self._live)
 
     def stats(self) -> dict[str, float]:
-        """Its figures under their names in refit/stats.h. Any thread. Since 0.1."""
+        """Its figures under their names in refit/stats.h. Any thread."""
         with self._guard:
             figures = stats.gather((lib.refit_publisher_stats, self._live))
         ours = ("publish_", "workers", "messages_")
@@ -262,7 +258,7 @@ class Publisher(Handle):
         A torch.device, a spec such as "cuda:0", or a ``refit.Device``, which then outlives the
         publisher. Right after open, once. Nothing happens for a device whose memory cannot be shown
         to other processes, unless broadcast.gpu is "require": UnsupportedError. Raises StateError
-        (another device, or a version is under way), NotFoundError. Since 0.1.
+        (another device, or a version is under way), NotFoundError.
         """
         with self._call_lock:
             pointer = self._live

@@ -57,10 +57,7 @@ RATES: Mapping[str, tuple[str, str]] = {
 
 
 def empty() -> _abi.refit_stats:
-    """A struct of zeros that knows its size, for the C functions that add their figures.
-
-    Since 0.1.
-    """
+    """A struct of zeros that knows its size, for the C functions that add their figures."""
     made = _abi.refit_stats()
     lib.refit_stats_init(ctypes.byref(made), ctypes.sizeof(made))
     return made
@@ -71,7 +68,7 @@ def gather(*sources: tuple[Callable[..., int], int]) -> _abi.refit_stats:
 
     They are merged as ``refit_stats_merge`` does it: counts and bytes of several devices add up.
     Each source is a C function such as ``lib.refit_offloader_stats`` and the object's pointer. What
-    the function reports is raised. Does not block. Since 0.1.
+    the function reports is raised. Does not block.
     """
     made = empty()
     for function, pointer in sources:
@@ -88,7 +85,7 @@ def flatten(
 
     ``python_side`` is what the caller knows better than C does; its names get the prefix where they
     lack it, and its figures replace those of the same name. A rate without time is 0. Does not
-    block. Since 0.1.
+    block.
     """
     flat = {PREFIX + name: float(getattr(c_stats, field)) for name, field in FIGURES.items()}
     flat |= {PREFIX + name: 0.0 for name in PYTHON_SIDE}
@@ -100,20 +97,20 @@ def flatten(
 
 
 def rate(amount: float, seconds: float) -> float:
-    """GB/s (10^9 bytes a second); 0 where no time has passed. Since 0.1."""
+    """GB/s (10^9 bytes a second); 0 where no time has passed."""
     return amount / seconds / 1e9 if seconds > 0 else 0.0
 
 
 def prometheus(c_stats: _abi.refit_stats) -> str:
     """Every figure of the struct in the Prometheus text format, for a scrape endpoint of yours.
 
-    Does not block. Since 0.1.
+    Does not block.
     """
     return _text(lib.refit_stats_prometheus, c_stats)
 
 
 def json_line(c_stats: _abi.refit_stats) -> str:
-    """Every figure of the struct as one JSON object on one line. Does not block. Since 0.1."""
+    """Every figure of the struct as one JSON object on one line. Does not block."""
     return _text(lib.refit_stats_json, c_stats)
 
 

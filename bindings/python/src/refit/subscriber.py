@@ -42,7 +42,7 @@ from refit.worker import PATHS
 
 @dataclass(frozen=True, slots=True)
 class SubscriberInfo:
-    """A subscriber as it is now. Since 0.1."""
+    """A subscriber as it is now."""
 
     worker: str
     """The name it goes by."""
@@ -59,7 +59,7 @@ class SubscriberInfo:
 
 
 class Subscriber(Handle):
-    """Subscribes at ``endpoint`` (None: broadcast.endpoint of the configuration). Since 0.1.
+    """Subscribes at ``endpoint`` (None: broadcast.endpoint of the configuration).
 
     That is "user://refit" by default, where ``Publisher()`` of the same user binds. Returns at
     once, whether or not the trainer is there. ``worker`` is the name that the trainer reports it
@@ -108,7 +108,7 @@ class Subscriber(Handle):
     # ---- Versions
 
     def next(self, timeout: float | None = None) -> Update:
-        """Waits for the next committed version; the caller closes it (``with update:``). Since 0.1.
+        """Waits for the next committed version; the caller closes it (``with update:``).
 
         ``timeout`` in seconds; 0 polls once, None is the subscriber's own, which has no limit
         unless it was given (``math.inf``: no limit in any case). Raises DeadlineError (a
@@ -202,7 +202,7 @@ class Subscriber(Handle):
     def wake(self) -> None:
         """Ends a waiting ``next`` or the next one by CancelledError, and a ``for`` loop cleanly.
 
-        Any thread, and in signal handlers. StateError once closed. Since 0.1.
+        Any thread, and in signal handlers. StateError once closed.
         """
         with self._guard:
             lib.refit_subscriber_wake(self._live)
@@ -210,14 +210,14 @@ class Subscriber(Handle):
     def fileno(self) -> int:
         """A descriptor that polls readable while ``next`` would not wait: for select and asyncio.
 
-        Borrowed until close; do not read it. StateError once closed. Since 0.1.
+        Borrowed until close; do not read it. StateError once closed.
         """
         return int(lib.refit_subscriber_fd(self._live))
 
     # ---- What is known
 
     def describe(self) -> SubscriberInfo:
-        """The subscriber as of now. Any thread. Since 0.1."""
+        """The subscriber as of now. Any thread."""
         raw = _abi.refit_subscriber_info(size=ctypes.sizeof(_abi.refit_subscriber_info))
         with self._guard:
             call(lib.refit_subscriber_describe, self._live, ctypes.byref(raw))
@@ -231,7 +231,7 @@ class Subscriber(Handle):
         )
 
     def stats(self) -> dict[str, float]:
-        """Its figures under their names in refit/stats.h. Any thread. Since 0.1."""
+        """Its figures under their names in refit/stats.h. Any thread."""
         with self._guard:
             figures = stats.gather((lib.refit_subscriber_stats, self._live))
         ours = ("receive_", "messages_")
@@ -244,7 +244,7 @@ class Subscriber(Handle):
         A torch.device, a spec such as "cuda:0", or a ``refit.Device``, which then outlives the
         subscriber. Right after open, once. Nothing happens for a device that cannot map memory of
         other processes, unless broadcast.gpu is "require": UnsupportedError. Raises StateError
-        (another device), NotFoundError. Since 0.1.
+        (another device), NotFoundError.
         """
         with self._call_lock:
             pointer = self._live
@@ -269,7 +269,7 @@ class Subscriber(Handle):
         each other where a tensor has another of these types than the version, to nearest even as
         ``Tensor.to`` does; old bytes come back as they were all the same. Raises InvalidError
         (there is no tensor, or two overlap), StateError (bound already), HostMemoryError, and what
-        a GPU reports. Since 0.1.
+        a GPU reports.
         """
         with self._call_lock:
             pointer = self._live
@@ -291,7 +291,7 @@ class Subscriber(Handle):
     def unbind(self) -> None:
         """Gives back what was bound, as it is; does nothing if nothing is. StateError while an
         update is applied and neither accepted nor refused. What a GPU had kept from being taken
-        back is taken back now, and raises what the GPU reports if that fails. Since 0.1."""
+        back is taken back now, and raises what the GPU reports if that fails."""
         with self._call_lock:
             call(lib.refit_subscriber_unbind, self._live)
             self._end_bound()
@@ -313,7 +313,7 @@ class Subscriber(Handle):
         """Leaves in good order. An open update ends with it, refused if it was undecided.
 
         Any thread: a ``next`` that waits in another one ends with StateError. Blocks at most for
-        the message being handled and broadcast.linger_ms. A second close does nothing. Since 0.1.
+        the message being handled and broadcast.linger_ms. A second close does nothing.
         """
         if self.closed or self._process != os.getpid():
             return

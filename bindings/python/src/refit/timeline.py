@@ -61,7 +61,7 @@ class Timeline:
     ``sample_every_s``: while the timeline is open as a context manager, a thread of its own samples
     the memory that often (at least 0.001); None: no thread, only the ends of phases are sampled.
     ``clock`` gives seconds. Any thread may mark phases. It grows with what it records: for a few
-    cycles, not for a whole training. Since 0.1.
+    cycles, not for a whole training.
     """
 
     def __init__(
@@ -80,14 +80,14 @@ class Timeline:
         self.series: dict[str, Series] = {}
 
     def now(self) -> float:
-        """Seconds since the timeline was made. Since 0.1."""
+        """Seconds since the timeline was made."""
         return self._clock() - self._zero
 
     @contextmanager
     def phase(self, name: str, nbytes: int = 0) -> Iterator[None]:
         """A phase that lasts until the block ends; ``nbytes``: what it moves, for the trace.
 
-        One that ends with an exception is recorded, too. Since 0.1.
+        One that ends with an exception is recorded, too.
         """
         self.sample()
         start = self.now()
@@ -98,7 +98,7 @@ class Timeline:
             self.sample()
 
     def span(self, name: str, start: float, seconds: float, nbytes: int = 0) -> None:
-        """Records a phase that is over, such as copies that went on behind others. Since 0.1."""
+        """Records a phase that is over, such as copies that went on behind others."""
         it = Span(name, start, seconds, nbytes, threading.get_native_id())
         with self._lock:
             self.spans.append(it)
@@ -106,14 +106,14 @@ class Timeline:
     def hold(self, name: str, nbytes: int, side: Side = "host") -> None:
         """Says that from now on ``name`` takes so many bytes of this process's memory.
 
-        They are shown under that name, and no more as part of the process. Since 0.1.
+        They are shown under that name, and no more as part of the process.
         """
         with self._lock:
             self._held[name] = (side, nbytes)
         self.sample()
 
     def sample(self) -> None:
-        """Samples all memory now. Does not block. Since 0.1."""
+        """Samples all memory now. Does not block."""
         with self._lock:
             at = self.now()
             held = [(name, side, nbytes) for name, (side, nbytes) in self._held.items()]
@@ -122,7 +122,7 @@ class Timeline:
                 series.points.append((at, value))
 
     def forget(self) -> None:
-        """Drops what was recorded. Memory that was reported by name is kept. Since 0.1."""
+        """Drops what was recorded. Memory that was reported by name is kept."""
         with self._lock:
             self.spans, self.series = [], {}
 
@@ -153,7 +153,7 @@ class Timeline:
             self.sample()
 
     def trace(self) -> dict[str, Any]:
-        """All of it in the Chrome trace format, which Perfetto reads. Since 0.1."""
+        """All of it in the Chrome trace format, which Perfetto reads."""
         with self._lock:
             spans = [_complete(it) for it in self.spans]
             counters = [_counter(it, *point) for it in self.series.values() for point in it.points]
@@ -163,7 +163,7 @@ class Timeline:
     def save(self, path: str | os.PathLike[str]) -> None:
         """Writes the trace as JSON; compressed if the name ends in ``.gz``, as Perfetto takes it.
 
-        OSError as ``open`` raises it. Since 0.1.
+        OSError as ``open`` raises it.
         """
         text = json.dumps(self.trace(), separators=(",", ":"))
         if str(path).endswith(".gz"):
@@ -174,7 +174,7 @@ class Timeline:
     def picture(self, path: str | os.PathLike[str], title: str | None = None) -> None:
         """Draws device and host memory over time, phases shaded, as PNG, SVG or PDF by the name.
 
-        Needs matplotlib (ImportError). StateError if nothing was recorded. Since 0.1.
+        Needs matplotlib (ImportError). StateError if nothing was recorded.
         """
         from refit._picture import draw
 

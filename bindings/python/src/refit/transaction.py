@@ -40,7 +40,7 @@ class Transaction:
     next one. One that is committed already is not published again, so a cycle may be repeated; a
     number whose version was aborted is used up. ``lockstep``: this process is one of the ranks of
     ``group`` which refit together, even if this one fails before it sends. ``phases`` is entered
-    around "publish" and "commit". Since 0.1.
+    around "publish" and "commit".
     """
 
     def __init__(
@@ -68,13 +68,13 @@ class Transaction:
 
     @property
     def version(self) -> int | None:
-        """The number: as asked for, or None for the next one until it is committed. Since 0.1."""
+        """The number: as asked for, or None for the next one until it is committed."""
         return self._asked if self._committed is None else self._committed
 
     @property
     def committed(self) -> bool:
         """Whether the workers have been told to run on it. True as well if ``commit`` failed
-        because workers were lost after that. Since 0.1."""
+        because workers were lost after that."""
         return self._committed is not None
 
     def send(self, *weights: Tensors) -> None:
@@ -86,7 +86,7 @@ class Transaction:
         that is the first to say what there is gets copied in host memory. Blocks for the copies and
         until workers let go of an older version. Raises InvalidError (a name sent twice, or not
         declared), StateError (aborted, or over), LockstepError (another rank failed), what
-        ``Publisher.begin`` and ``write`` raise, and what iterating raises. Since 0.1.
+        ``Publisher.begin`` and ``write`` raise, and what iterating raises.
         """
         if self._over:
             raise StateError("this transaction is over: begin another one with controller.refit()")
@@ -103,7 +103,7 @@ class Transaction:
     def abort(self) -> None:
         """Drops the version: workers keep the one before. The block goes on, but sends no more.
 
-        Does nothing a second time. Since 0.1.
+        Does nothing a second time.
         """
         self._over = True
         if self._begun and self._publisher is not None:

@@ -45,7 +45,7 @@ class Current:
 
 
 class Update(Handle):
-    """One version. ``Subscriber.next`` gives it; one is open at a time. Since 0.1.
+    """One version. ``Subscriber.next`` gives it; one is open at a time.
 
     Use it with ``with``: a clean exit accepts it (the engine runs on this version from now on), an
     exception refuses it with the exception's text and goes on, also KeyboardInterrupt. Both close
@@ -81,23 +81,23 @@ class Update(Handle):
 
     @property
     def version(self) -> int:
-        """Its number; known also when it is closed. Since 0.1."""
+        """Its number; known also when it is closed."""
         return self._version
 
     @property
     def device(self) -> str:
-        """Where its bytes lie: "cpu", or "cuda:0" in the trainer's memory there. Since 0.1."""
+        """Where its bytes lie: "cpu", or "cuda:0" in the trainer's memory there."""
         return "cpu" if self._cuda < 0 else f"cuda:{self._cuda}"
 
     @property
     def nbytes(self) -> int:
-        """Bytes of all its tensors, tied ones once. Since 0.1."""
+        """Bytes of all its tensors, tied ones once."""
         return sum(
             one.dtype.nbytes(one.shape) for one in self._entries.values() if one.alias_of is None
         )
 
     def keys(self) -> KeysView[str]:
-        """The tensors' names, in the trainer's order, tied ones included. Since 0.1."""
+        """The tensors' names, in the trainer's order, tied ones included."""
         return self._entries.keys()
 
     def __len__(self) -> int:
@@ -119,7 +119,7 @@ class Update(Handle):
         return View(self, name, found)
 
     def views(self) -> Iterator[View]:
-        """All tensors as ``View``. StateError. Since 0.1."""
+        """All tensors as ``View``. StateError."""
         for name, entry in self._entries.items():
             self._check()
             yield View(self, name, entry)
@@ -128,7 +128,7 @@ class Update(Handle):
         """(name, PyTorch tensor) of all, zero-copy on the update's memory, or copies that stay.
 
         Tied names give tensors on the same bytes. Without ``copy`` see ``View.torch``: read them
-        only, and not beyond the update. Raises UnsupportedError, StateError. Since 0.1.
+        only, and not beyond the update. Raises UnsupportedError, StateError.
         """
         for view in self.views():
             tensor = view.torch()
@@ -139,7 +139,7 @@ class Update(Handle):
     ) -> Iterator[tuple[str, "numpy.ndarray[Any, Any]"]]:
         """(name, NumPy array) of all, read-only on the update's memory, or copies that stay.
 
-        ``bits``: see ``View.numpy``. Raises UnsupportedError, StateError. Since 0.1.
+        ``bits``: see ``View.numpy``. Raises UnsupportedError, StateError.
         """
         for view in self.views():
             array = view.numpy(bits=bits)
@@ -155,7 +155,7 @@ class Update(Handle):
         which stay as they are; both are returned. ``cast=True`` converts to the target's types
         where they differ; without it that is refused. Tensors of ``target`` that are tied to one
         that is loaded count as loaded. Blocks for the copies, those to a GPU included. Raises
-        InvalidError, StateError. Since 0.1.
+        InvalidError, StateError.
         """
         views = {view.name: view for view in self.views()}
         plan = load.check(views, target, strict=strict, cast=cast)
@@ -170,7 +170,7 @@ class Update(Handle):
         returned are those of ``load_into``. Blocks for the copies. Raises InvalidError (it does not
         fit), StateError (nothing is bound, it is no longer where it was, or the update is decided
         or closed), StaleError, CorruptError (with broadcast.verify: always), HostMemoryError, and
-        what a GPU reports; the sentence says so if not every byte could be put back. Since 0.1.
+        what a GPU reports; the sentence says so if not every byte could be put back.
         """
         with self._call_lock:
             pointer = self._live
@@ -197,7 +197,7 @@ class Update(Handle):
         it is decided or closed, or the last ``apply`` failed, or one could not be put back, and the
         model is still bound (an engine without the version must not say that it has it). With bytes
         in a GPU's memory it waits for that GPU's work first. Nothing is raised if the trainer was
-        lost: the engine runs on the version, and the next trainer is told so. Since 0.1.
+        lost: the engine runs on the version, and the next trainer is told so.
         """
         with self._call_lock:
             pointer = self._live
@@ -217,7 +217,7 @@ class Update(Handle):
         ``kept``: whether the engine still runs on the version before; None asks the attribute.
         With False the worker joins again and is offered the current version in full, with True the
         next one. What was applied is put back first; if a GPU cannot, its error is raised, and the
-        refusal counts with False. StateError if it is decided or closed. Since 0.1.
+        refusal counts with False. StateError if it is decided or closed.
         """
         with self._call_lock:
             pointer = self._live

@@ -149,7 +149,7 @@ def same_bytes(a: "View", b: "View") -> bool:
 
 class View:
     """A tensor of an ``Update``, read-only and valid until that is closed, or of a ``Snapshot``,
-    for as long as anything refers to it. StateError is for closed updates. Since 0.1."""
+    for as long as anything refers to it. StateError is for closed updates."""
 
     __slots__ = ("_entry", "_owner", "name")
 
@@ -180,7 +180,7 @@ class View:
 
     @property
     def bytes(self) -> memoryview:
-        """Its bytes, read-only. UnsupportedError for a GPU's memory; StateError. Since 0.1."""
+        """Its bytes, read-only. UnsupportedError for a GPU's memory; StateError."""
         return memoryview(self._memory("bytes")).cast("B").toreadonly()
 
     def numpy(self, *, bits: bool = False) -> "ndarray[Any, Any]":
@@ -188,7 +188,7 @@ class View:
 
         Do not read it once the update is closed: it may show another version's bytes by then.
         Types that NumPy lacks are those of ml_dtypes, or with ``bits`` unsigned integers of their
-        width. UnsupportedError otherwise, and for a GPU's memory; StateError. Since 0.1.
+        width. UnsupportedError otherwise, and for a GPU's memory; StateError.
         """
         import numpy
 
@@ -202,7 +202,7 @@ class View:
         PyTorch knows no read-only tensors: a write is an error of the memory, not an exception.
         When the update is closed this tensor becomes empty, and what was made of it (slices, a
         Parameter) may show another version's bytes. UnsupportedError for a type that PyTorch lacks;
-        StateError. Since 0.1.
+        StateError.
         """
         import torch
 

@@ -172,7 +172,7 @@ class NamedWeights:
     """The weights of a model; made by ``named_weights``. Iterate it as often as you like.
 
     It borrows the model, and looks at it again at each iteration: tensors must not change during
-    an iteration. Since 0.1.
+    an iteration.
     """
 
     settled = True
@@ -214,11 +214,11 @@ class NamedWeights:
 
     @property
     def ties(self) -> dict[str, str]:
-        """Of each tied name, the name that its bytes come under. Since 0.1."""
+        """Of each tied name, the name that its bytes come under."""
         return {one.name: one.tie for one in self._plan() if one.tie is not None}
 
     def manifest(self) -> list[TensorSpec]:
-        """All names, tied ones included, with dtype and full shape. Gathers nothing. Since 0.1."""
+        """All names, tied ones included, with dtype and full shape. Gathers nothing."""
         return [one.spec for one in _ordered(self._plan())]
 
     def planned(self) -> "NamedWeights | PlannedWeights":
@@ -316,7 +316,7 @@ class NamedWeights:
 
 
 class PlannedWeights:
-    """Weights as they are named and tied now, all of them here. Since 0.1."""
+    """Weights as they are named and tied now, all of them here."""
 
     settled = True
 
@@ -324,7 +324,7 @@ class PlannedWeights:
         self._plan = plan
 
     def manifest(self) -> list[TensorSpec]:
-        """All names, tied ones included, with dtype and shape. Since 0.1."""
+        """All names, tied ones included, with dtype and shape."""
         return [one.spec for one in self._plan]
 
     def __iter__(self) -> Iterator[tuple[str, torch.Tensor]]:
@@ -371,7 +371,7 @@ def named_weights(
     Raises while iterated: UnsupportedError (a wrapper or tensor type that has no plain bytes, an
     adapter that cannot be merged so),
     StateError (a weight that has no memory now), NotFoundError, InvalidError (two under one name),
-    and on all ranks alike ``refit.lockstep.LockstepError``. Does not block. Since 0.1.
+    and on all ranks alike ``refit.lockstep.LockstepError``. Does not block.
     """
     if not isinstance(model, nn.Module):
         raise InvalidError(f"named_weights takes a torch.nn.Module, not a {type(model).__name__}")
@@ -389,7 +389,7 @@ def named_weights(
 
 
 def is_sharded(model: nn.Module) -> bool:
-    """Whether ranks hold parts of its weights, so that all must refit together. Since 0.1."""
+    """Whether ranks hold parts of its weights, so that all must refit together."""
     tensors = chain(model.parameters(), model.buffers())
     if any(isinstance(one, DTensor) for one in tensors):
         return True

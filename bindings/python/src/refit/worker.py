@@ -9,7 +9,7 @@ PATHS = ("none", "socket", "shm", "cuda_ipc")
 
 @dataclass(frozen=True, slots=True)
 class Worker:
-    """One worker, subscribed or lost in the last version. Since 0.1."""
+    """One worker, subscribed or lost in the last version."""
 
     name: str
     """With keys the name of its key's file, KEY, or KEY/NAME: see broadcast.worker."""

@@ -24,7 +24,7 @@ class RefitCheckpointEngine(Engine):
     Its keywords come from ``policy.generation.refit_cfg."refit.integrations.nemo_rl:
     RefitCheckpointEngine"``: those of ``refit.integrations._engine.Engine``, and
     ``release_after_refit``, by which NeMo-RL closes it after each refit. NeMo-RL makes one on each
-    policy and each generation worker; the first policy rank publishes. Since 0.1.
+    policy and each generation worker; the first policy rank publishes.
     """
 
     cleanup_after_load = True
@@ -47,7 +47,7 @@ class RefitCheckpointEngine(Engine):
         rollout_world_size: int,
         metadata: list[Any],
     ) -> None:
-        """The first policy rank keeps its publisher; the others only take part. Since 0.1."""
+        """The first policy rank keeps its publisher; the others only take part."""
         if worker_rank != 0:
             self.take_part()
         elif metadata[0].get("refit") != self.open_publisher():
@@ -63,21 +63,21 @@ class RefitCheckpointEngine(Engine):
         rollout_world_size: int,
         metadata: list[Any],
     ) -> None:
-        """Subscribes to the first policy rank. Since 0.1."""
+        """Subscribes to the first policy rank."""
         self.connect(metadata[0]["refit"], f"rollout-{rollout_rank}")
 
     def finalize(self) -> None:
-        """Closes the connection; ``prepare`` opens another one. Since 0.1."""
+        """Closes the connection; ``prepare`` opens another one."""
         self.close()
 
     async def send_weights(self, weights: Iterable[tuple[str, Any]]) -> None:
         """Publishes `weights` as the next version; returns when all workers have applied it. On
-        other ranks than the first, only runs it. Since 0.1."""
+        other ranks than the first, only runs it."""
         await self.publish(weights)
 
     async def receive_weight_batches(self) -> AsyncGenerator[list[tuple[str, Any]], None]:
         """The next version, in batches of at most the bucket's size. Its tensors stay readable
-        until the version after it is asked for. Since 0.1."""
+        until the version after it is asked for."""
         async with aclosing(self.batches()) as batches:
             async for batch in batches:
                 yield batch
@@ -89,7 +89,7 @@ class RefitWeightSynchronizer:
     ``policy_generation.weight_synchronizer = RefitWeightSynchronizer(policy, policy_generation)``.
     `engine` holds the keywords of RefitCheckpointEngine; `wait` waits for what workers answer
     (None: ``ray.get``). Colocated, it moves the phases too, and whatever fails, the policy is left
-    offloaded and the engine has its cache back. Since 0.1.
+    offloaded and the engine has its cache back.
     """
 
     backend = "refit.integrations.nemo_rl:RefitCheckpointEngine"
@@ -115,15 +115,15 @@ class RefitWeightSynchronizer:
 
     @property
     def is_stale(self) -> bool:
-        """Whether the engine's weights are older than the policy's. Since 0.1."""
+        """Whether the engine's weights are older than the policy's."""
         return self._stale
 
     def mark_stale(self) -> None:
-        """Says that a training step has changed the weights. Since 0.1."""
+        """Says that a training step has changed the weights."""
         self._stale = True
 
     def init_communicator(self) -> None:
-        """Makes the engines on all workers and joins them; once. Since 0.1."""
+        """Makes the engines on all workers and joins them; once."""
         if self._ready:
             return
         described = self._policy.prepare_refit_info()
@@ -149,7 +149,7 @@ class RefitWeightSynchronizer:
         """Gives all generation workers the policy's weights, as one version; returns figures.
 
         RuntimeError (StateError) if a worker did not take it, and what workers raise; the engine's
-        weights then count as stale. Since 0.1.
+        weights then count as stale.
         """
         self._stale = True
         began = time.monotonic()
@@ -168,7 +168,7 @@ class RefitWeightSynchronizer:
         return {"sync_s": time.monotonic() - began, **self._figures()}
 
     def shutdown(self) -> None:
-        """Ends the engines on all workers. Idempotent. Since 0.1."""
+        """Ends the engines on all workers. Idempotent."""
         if self._ready:
             self._ready = False
             self._wait(

@@ -38,7 +38,7 @@ Key = tuple[str, int]
 class MegatronOptimizer:
     """The optimizers and tensors behind one Megatron optimizer. Made by ``unwrap``; borrows both.
 
-    Each call looks at the optimizer again, since states and buffers come and go. Since 0.1.
+    Each call looks at the optimizer again, since states and buffers come and go.
     """
 
     def __init__(self, optimizer: Any, model: Any = None) -> None:
@@ -52,7 +52,7 @@ class MegatronOptimizer:
 
     @property
     def inner(self) -> list[torch.optim.Optimizer]:
-        """The torch optimizers whose states may be moved. Since 0.1."""
+        """The torch optimizers whose states may be moved."""
         return [one.optimizer for one in self.wrappers if not _is_hybrid(one.optimizer)]
 
     def tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
@@ -65,7 +65,7 @@ class MegatronOptimizer:
 
     def others(self) -> Iterator[tuple[str, torch.Tensor]]:
         """The flat buffers, which move by Megatron's own methods if at all, although the gradients
-        of fp32 parameters lie in them. Since 0.1."""
+        of fp32 parameters lie in them."""
         for name, buffer in self._buffers():
             yield name, buffer.grad_data
 
@@ -81,7 +81,7 @@ class MegatronOptimizer:
 
         By Megatron's own methods, so that its own reload finds what it left. `step_open`: whether
         gradients are there that no step has used, which Megatron does not know; they would be lost,
-        so that is StateError. Since 0.1.
+        so that is StateError.
         """
         if step_open:
             raise StateError(
@@ -91,7 +91,7 @@ class MegatronOptimizer:
         return self._tell_buffers("offload_to_cpu", lambda one: self._why_grads_stay(one) is None)
 
     def restore_gradients(self) -> int:
-        """Takes the memory of the grad buffers again, zeroed. Returns how many came. Since 0.1."""
+        """Takes the memory of the grad buffers again, zeroed. Returns how many came."""
         return self._tell_buffers("reload_from_cpu", _is_away)
 
     def _tell_buffers(self, method: str, which: Callable[[Any], bool]) -> int:
@@ -105,7 +105,7 @@ class MegatronOptimizer:
 
     @property
     def resident(self) -> list[tuple[str, str]]:
-        """Tensors that stay on the device, and why. Since 0.1."""
+        """Tensors that stay on the device, and why."""
         return list(self._staying())
 
     def _staying(self) -> Iterator[tuple[str, str]]:
@@ -175,7 +175,7 @@ def unwrap(optimizer: Any, model: Any = None) -> MegatronOptimizer:
     """Looks into a Megatron optimizer; `model` is the DDP model or the list of its chunks.
 
     UnsupportedError for something that is neither a Megatron optimizer nor a chain of them. Does
-    not block; moves nothing. Since 0.1.
+    not block; moves nothing.
     """
     if not is_megatron(optimizer):
         raise UnsupportedError(

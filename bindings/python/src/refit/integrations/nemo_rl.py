@@ -60,7 +60,7 @@ _ORIGINAL = "_refit_original"
 
 def offload_mode(policy: Mapping[str, Any]) -> Mode:
     """What the two keys of a policy's configuration say. ConfigError, with the sentence to act on,
-    for a key that is missing or coalesced without pinned. Since 0.1.
+    for a key that is missing or coalesced without pinned.
     """
     for key in (PINNED, COALESCED):
         if key not in policy:
@@ -82,7 +82,7 @@ class OptimizerMover:
     """Moves one worker's optimizer states; a worker has one, which owns its refit.Controller.
 
     The controller is made at the first move, since workers make their optimizer late, and again
-    should the worker make another optimizer. Since 0.1.
+    should the worker make another optimizer.
     """
 
     def __init__(self, worker: Any) -> None:
@@ -95,14 +95,14 @@ class OptimizerMover:
 
     @property
     def controller(self) -> "Controller | None":
-        """The controller of the worker's optimizer; None before the first move. Since 0.1."""
+        """The controller of the worker's optimizer; None before the first move."""
         return self._controller
 
     def move(self, device: Any) -> None:
         """To "cpu": states leave, and their device memory is given back; blocks until then. To
         "cuda" (or the device they came from): they return behind the next step, or, within a
         checkpoint, at once. Idempotent. InvalidError for another device, and what the controller
-        raises. Since 0.1.
+        raises.
         """
         if getattr(self._worker, "optimizer_cpu_offload", False):
             return
@@ -117,14 +117,14 @@ class OptimizerMover:
             raise InvalidError(f'optimizer states go to "cpu" or "cuda", and not to "{device}"')
 
     def release(self) -> None:
-        """Gives the page-locked host memory back, with the states on the device. Since 0.1."""
+        """Gives the page-locked host memory back, with the states on the device."""
         if self._controller is not None:
             self._return()
             self._controller.join()
             self._controller.release()
 
     def close(self) -> None:
-        """Brings the states back and ends the controller. Idempotent. Since 0.1."""
+        """Brings the states back and ends the controller. Idempotent."""
         controller, self._controller, self._optimizer = self._controller, None, None
         if controller is not None:
             controller.close()
@@ -154,7 +154,7 @@ class OptimizerMover:
 
 
 def mover_of(worker: Any) -> OptimizerMover:
-    """The worker's mover, made when first asked for. ConfigError: see offload_mode. Since 0.1."""
+    """The worker's mover, made when first asked for. ConfigError: see offload_mode."""
     mover: OptimizerMover | None = getattr(worker, _MOVER, None)
     if mover is None:
         mover = OptimizerMover(worker)
@@ -168,7 +168,7 @@ def patch_worker(worker: Any) -> Any:
     Takes the place of ``move_optimizer`` or ``move_optimizer_to_device``, and makes
     ``save_checkpoint`` wait for states that are being restored. A worker's configuration is
     checked at once, a class's when a worker first moves. A second call does nothing. Returns
-    `worker`. StateError if it has neither method; ConfigError. Since 0.1.
+    `worker`. StateError if it has neither method; ConfigError.
 
     Workers are Ray actors: call it where their class is defined or subclassed, or in a module that
     ``runtime_env={"worker_process_setup_hook": ...}`` names.
@@ -188,7 +188,7 @@ def patch_worker(worker: Any) -> Any:
 
 
 def unpatch_worker(worker: Any) -> Any:
-    """Undoes patch_worker; an instance's states come back first. Returns `worker`. Since 0.1."""
+    """Undoes patch_worker; an instance's states come back first. Returns `worker`."""
     if not inspect.isclass(worker):
         mover: OptimizerMover | None = worker.__dict__.pop(_MOVER, None)
         if mover is not None:
@@ -206,12 +206,12 @@ def unpatch_worker(worker: Any) -> Any:
 
 def move_optimizer(worker: Any, device: Any) -> None:
     """The worker's own method, done by refit, for code that calls a function instead of patching.
-    See OptimizerMover.move. Since 0.1."""
+    See OptimizerMover.move."""
     mover_of(worker).move(device)
 
 
 def release(worker: Any) -> None:
-    """Gives back the page-locked memory that moving `worker`'s states took. Since 0.1."""
+    """Gives back the page-locked memory that moving `worker`'s states took."""
     mover_of(worker).release()
 
 

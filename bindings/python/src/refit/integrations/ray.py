@@ -41,7 +41,7 @@ def node_endpoint() -> str:
     """An endpoint that other nodes reach: this node's address and any free port.
 
     Beyond one node keys are needed (``security.key``), or ``broadcast.insecure: true``, only in a
-    network that you trust. Does not block. Since 0.1.
+    network that you trust. Does not block.
     """
     return f"tcp://{get_node_ip_address()}:0"
 
@@ -51,7 +51,7 @@ class RefitTrainer:
 
     The class that inherits has ``self.model`` or gives ``refit_weights``; and ``self.controller``,
     a ``refit.Controller``, if its optimizer is to leave the device meanwhile. All else is made in
-    ``open_publisher``, so its own ``__init__`` is free. Since 0.1.
+    ``open_publisher``, so its own ``__init__`` is free.
     """
 
     controller: Any = None
@@ -63,7 +63,7 @@ class RefitTrainer:
     ) -> str:
         """Opens the publisher and returns the endpoint that rollouts subscribe at.
 
-        Once; a second call returns the same. Does not block. Since 0.1.
+        Once; a second call returns the same. Does not block.
         """
         if self._publisher is None:
             self._publisher = Publisher(endpoint, config, **overrides)
@@ -76,7 +76,7 @@ class RefitTrainer:
         return named_weights(self.model)
 
     def wait_workers(self, count: int, timeout: float | None = None) -> None:
-        """Waits until ``count`` rollouts are subscribed; DeadlineError. Since 0.1."""
+        """Waits until ``count`` rollouts are subscribed; DeadlineError."""
         self._opened().wait_workers(count, timeout)
 
     def publish(self, version: int | None = None) -> int:
@@ -84,7 +84,7 @@ class RefitTrainer:
 
         Blocks until all rollouts hold it. PeerError and DeadlineError name those that do not. All
         keeps the version before then; if it was lost only while it loaded the new one, the others
-        hold that: ``workers`` gives the version of each worker. Since 0.1.
+        hold that: ``workers`` gives the version of each worker.
         """
         publisher = self._opened()
         if self.controller is None:
@@ -95,15 +95,15 @@ class RefitTrainer:
         return publisher.version
 
     def version(self) -> int:
-        """The version that was published last, 0 for none. Since 0.1."""
+        """The version that was published last, 0 for none."""
         return self._opened().version
 
     def workers(self) -> list[Worker]:
-        """The rollouts as the publisher sees them, a ``refit.Worker`` each. Since 0.1."""
+        """The rollouts as the publisher sees them, a ``refit.Worker`` each."""
         return self._opened().workers()
 
     def close_publisher(self) -> None:
-        """Says goodbye to the rollouts; again does nothing. Since 0.1."""
+        """Says goodbye to the rollouts; again does nothing."""
         if self._publisher is not None:
             self._publisher.close()
             self._publisher = None
@@ -138,7 +138,7 @@ class RefitRollout:
     ) -> None:
         """Subscribes at the trainer's endpoint as ``worker``; leaves another trainer first.
 
-        Does not block: the trainer waits for its workers. Since 0.1.
+        Does not block: the trainer waits for its workers.
         """
         self.unsubscribe()
         self._held = 0
@@ -152,7 +152,7 @@ class RefitRollout:
         None: above what is held. (A worker that connects late is given the version before, and the
         trainer waits until that is loaded.) Returns what is held if ``stop_waiting`` is called with
         the same ticket. An exception of ``load_weights`` refuses the version, and is raised.
-        DeadlineError. Since 0.1.
+        DeadlineError.
         """
         if self._subscriber is None:
             raise StateError("not subscribed yet: call subscribe on the rollout first")
@@ -168,17 +168,17 @@ class RefitRollout:
         return self._held
 
     def stop_waiting(self, ticket: str) -> None:
-        """Ends the ``receive`` of that ticket, now or when it begins. Since 0.1."""
+        """Ends the ``receive`` of that ticket, now or when it begins."""
         self._stopped = ticket
         if self._subscriber is not None:
             self._subscriber.wake()
 
     def version(self) -> int:
-        """The version that is held, 0 for none. Since 0.1."""
+        """The version that is held, 0 for none."""
         return self._held
 
     def unsubscribe(self) -> None:
-        """Leaves the trainer in good order; again does nothing. Since 0.1."""
+        """Leaves the trainer in good order; again does nothing."""
         if self._subscriber is not None:
             self._subscriber.close()
             self._subscriber = None
@@ -194,7 +194,7 @@ def connect(
 ) -> str:
     """For the driver: opens the trainer's publisher and subscribes every rollout as rollout-0, 1, …
 
-    Returns the endpoint once all are there; in ``timeout`` seconds, or DeadlineError. Since 0.1.
+    Returns the endpoint once all are there; in ``timeout`` seconds, or DeadlineError.
     """
     found: str = ray.get(trainer.open_publisher.remote(endpoint, config))
     ray.get([r.subscribe.remote(found, f"rollout-{i}", config) for i, r in enumerate(rollouts)])
@@ -207,7 +207,7 @@ def refit(trainer: Any, rollouts: Sequence[Any], version: int | None = None) -> 
 
     Both sides are under way at once, as they must be. If the trainer fails, its exception is raised
     after every rollout that lives has stopped waiting; it names the dead, and a next call with the
-    others works. If only rollouts failed, theirs is raised. Blocks for the cycle. Since 0.1.
+    others works. If only rollouts failed, theirs is raised. Blocks for the cycle.
     """
     ticket = uuid.uuid4().hex
     before: int = ray.get(trainer.version.remote())

@@ -39,7 +39,7 @@ def load(model: Any, named_tensors: Named) -> None:
     """A custom weight loader: loads what SGLang was handed, each name once.
 
     InvalidError for a name that comes twice (nothing is loaded then), and what the model raises.
-    Blocks until the copies are done: the caller may use the memory of the tensors again. Since 0.1.
+    Blocks until the copies are done: the caller may use the memory of the tensors again.
     """
     weights = list(named_tensors)
     _refuse_twice([name for name, _ in weights])
@@ -50,10 +50,9 @@ def load(model: Any, named_tensors: Named) -> None:
 def order(endpoint: str, version: int = 0) -> list[tuple[str, torch.Tensor]]:
     """The named tensors that make ``pull`` fetch a version: at least `version` (0: the next one).
 
-        engine.update_weights_from_tensor(
-            order(publisher.endpoint, 7), load_format="refit.integrations.sglang.pull")
+    engine.update_weights_from_tensor(
+        order(publisher.endpoint, 7), load_format="refit.integrations.sglang.pull")
 
-    Since 0.1.
     """
     text = torch.tensor(list(endpoint.encode()), dtype=torch.uint8)
     return [(ENDPOINT, text), (VERSION, torch.tensor([version], dtype=torch.int64))]
@@ -65,7 +64,7 @@ def pull(model: Any, named_tensors: Named) -> None:
 
     The first order subscribes, and so does one with another endpoint. A version that is loaded
     already is not fetched again. Blocks, at most the configured deadline. InvalidError if the
-    tensors are no order, DeadlineError, and what the model raises. Since 0.1.
+    tensors are no order, DeadlineError, and what the model raises.
     """
     endpoint, version = _read_order(dict(named_tensors))
     receiver = _receiver_of(model, endpoint)
@@ -73,7 +72,7 @@ def pull(model: Any, named_tensors: Named) -> None:
 
 
 class RefitReceiver:
-    """A weight update receiver, one for each worker of a server. Since 0.1."""
+    """A weight update receiver, one for each worker of a server."""
 
     def __init__(self, model: Any, receiver: Receiver) -> None:
         self._model = model
@@ -91,7 +90,7 @@ class RefitReceiver:
         _fetch(self._model, self._receiver, int(said.get("version") or 0), said.get("timeout_s"))
 
     def destroy(self) -> None:
-        """Leaves the trainer. Idempotent. Since 0.1."""
+        """Leaves the trainer. Idempotent."""
         self._receiver.close()
 
 
@@ -99,7 +98,7 @@ def receiver(context: Any) -> RefitReceiver:
     """Makes the receiver of one worker; ``init_payload`` says ``endpoint``, and ``config`` if need
     be.
 
-    InvalidError without an endpoint. Does not block. Since 0.1.
+    InvalidError without an endpoint. Does not block.
     """
     said = dict(context.init_payload or {})
     if not said.get("endpoint"):
@@ -109,7 +108,7 @@ def receiver(context: Any) -> RefitReceiver:
 
 
 def close(model: Any) -> None:
-    """Leaves the trainer that ``pull`` subscribed `model` to. Idempotent. Since 0.1."""
+    """Leaves the trainer that ``pull`` subscribed `model` to. Idempotent."""
     known: tuple[str, Receiver] | None = getattr(model, _RECEIVER, None)
     if known is not None:
         known[1].close()

@@ -39,7 +39,7 @@ Weights = Callable[[torch.nn.Module], Iterable[tuple[str, torch.Tensor]]]
 
 def policy_weights(model: torch.nn.Module) -> Iterable[tuple[str, torch.Tensor]]:
     """The weights that the policy has: of a PEFT model those with its adapters merged into copies,
-    which a worker without PEFT loads as it loads any. Since 0.1."""
+    which a worker without PEFT loads as it loads any."""
     return named_weights(model, lora="merged")
 
 
@@ -58,7 +58,7 @@ class RefitCallback(TrainerCallback):  # type: ignore[misc]  # transformers is n
 
     Use one callback for one trainer. Errors of the controller and the publisher (a worker that was
     lost, a deadline) leave ``trainer.train()``; the states are safe then, and training can go on.
-    The constructor raises ConfigError, NotFoundError (no such option), InvalidError. Since 0.1.
+    The constructor raises ConfigError, NotFoundError (no such option), InvalidError.
     """
 
     def __init__(
@@ -96,7 +96,7 @@ class RefitCallback(TrainerCallback):  # type: ignore[misc]  # transformers is n
         """Puts the callback ahead of the reporters, so that W&B and others are given refit/* too.
 
         Not needed for anything else: ``state.log_history`` and the console have the figures in any
-        case. Call it once, before ``train()``. Does not block. Since 0.1.
+        case. Call it once, before ``train()``. Does not block.
         """
         callbacks = trainer.callback_handler.callbacks
         if self not in callbacks:
@@ -177,7 +177,7 @@ class RefitCallback(TrainerCallback):  # type: ignore[misc]  # transformers is n
     # ---- What it makes of that ------------------------------------------------------------------
 
     def close(self) -> None:
-        """Brings the states back and removes all hooks; again does nothing. Since 0.1.
+        """Brings the states back and removes all hooks; again does nothing.
 
         ``train()`` does it at its end; call it where ``train()`` was left by an exception and is
         not entered again. Blocks for the copies. The publisher stays open.

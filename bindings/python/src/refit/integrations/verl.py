@@ -43,7 +43,7 @@ def offload_fsdp_optimizer(optimizer: Any, *, config: Any = None) -> None:
     """States leave the device and their memory is given back; blocks until then. Idempotent.
 
     Nothing is moved before the first step, when there is no state. Raises what
-    refit.Controller.clear raises. Since 0.1.
+    refit.Controller.clear raises.
     """
     if optimizer.state:
         _clear(optimizer, config)
@@ -52,7 +52,7 @@ def offload_fsdp_optimizer(optimizer: Any, *, config: Any = None) -> None:
 def load_fsdp_optimizer(optimizer: Any, device_id: Any) -> None:
     """States return to where they came from, behind the next step. Idempotent; does not wait.
 
-    InvalidError if `device_id` is another device: refit moves nothing between devices. Since 0.1.
+    InvalidError if `device_id` is another device: refit moves nothing between devices.
     """
     controller = attached(optimizer)
     if controller is not None:
@@ -62,13 +62,13 @@ def load_fsdp_optimizer(optimizer: Any, device_id: Any) -> None:
 
 def offload_megatron_optimizer(optimizers: Any, *, config: Any = None) -> None:
     """States and fp32 masters of a Megatron optimizer or a chain leave, as above; scratch memory of
-    Megatron and Transformer Engine is dropped first, as verl does. Since 0.1."""
+    Megatron and Transformer Engine is dropped first, as verl does."""
     _drop_scratch()
     _clear(optimizers, config)
 
 
 def load_megatron_optimizer(optimizers: Any) -> None:
-    """They return to where they came from, behind the next step. Idempotent. Since 0.1."""
+    """They return to where they came from, behind the next step. Idempotent."""
     controller = attached(optimizers)
     if controller is not None:
         controller.restore(non_blocking=True)
@@ -116,7 +116,7 @@ PLACES: dict[str, tuple[str, ...]] = {
 
 @dataclass
 class Installation:
-    """Where refit's functions are in verl, and what was there; a context manager. Since 0.1."""
+    """Where refit's functions are in verl, and what was there; a context manager."""
 
     _before: list[tuple[Any, str, Any]] = field(default_factory=list)
 
@@ -131,7 +131,7 @@ class Installation:
         setattr(module, name, ours)
 
     def remove(self) -> None:
-        """Puts back what was there. Bring states back before. Idempotent. Since 0.1."""
+        """Puts back what was there. Bring states back before. Idempotent."""
         while self._before:
             module, name, there = self._before.pop()
             setattr(module, name, there)
@@ -155,7 +155,6 @@ def install(config: Any = None) -> Installation:
     them in, one may be missing (Megatron is optional). Call it in each training worker, before its
     engine is made: a module that is imported later takes the new names in by itself. StateError if
     it was done already; NotFoundError if verl is not there, or is one without these functions.
-    Since 0.1.
     """
     installation = Installation()
     ours = _functions(config)
@@ -217,7 +216,7 @@ def _import(path: str) -> Any:
 
 
 class RefitCheckpointEngine(Engine):
-    """verl's CheckpointEngine over a refit publisher; ``backend: refit``. Since 0.1.
+    """verl's CheckpointEngine over a refit publisher; ``backend: refit``.
 
     Its keywords are those of ``refit.integrations._engine.Engine``, from
     ``rollout.checkpoint_engine.engine_kwargs.refit``; verl adds ``bucket_size``, and ``is_master``
@@ -227,7 +226,7 @@ class RefitCheckpointEngine(Engine):
     wire_format = "named_tensors"
 
     def prepare(self) -> dict[str, Any]:
-        """On the trainer's first rank opens the publisher; says where. Since 0.1."""
+        """On the trainer's first rank opens the publisher; says where."""
         return {"refit": self.open_publisher()} if self.is_master else {}
 
     @classmethod
@@ -236,7 +235,7 @@ class RefitCheckpointEngine(Engine):
     ) -> tuple[dict[str, list[Any]], dict[str, list[Any]]]:
         """What each worker is told: its rank, where the trainer is, how many rollouts there are.
 
-        StateError unless exactly one worker publishes. Since 0.1.
+        StateError unless exactly one worker publishes.
         """
         where = [one["refit"] for one in metadata if one and "refit" in one]
         if len(where) != 1:
@@ -254,7 +253,7 @@ class RefitCheckpointEngine(Engine):
         return trainer, rollout
 
     def init_process_group(self, *, endpoint: str | None, rank: int, rollouts: int) -> None:
-        """Takes the side that it was told; what is connected stays so. Since 0.1."""
+        """Takes the side that it was told; what is connected stays so."""
         if endpoint is not None:
             self.connect(endpoint, f"rollout-{rank}")
         elif self.is_master:
@@ -263,21 +262,21 @@ class RefitCheckpointEngine(Engine):
             self.take_part()
 
     def finalize(self) -> None:
-        """Lets go of the version in hand; the connection stays for the next refit. Since 0.1."""
+        """Lets go of the version in hand; the connection stays for the next refit."""
         self.let_go()
 
     async def send_weights(
         self, weights: Iterable[tuple[str, Any]], global_steps: int | None = None
     ) -> dict[str, float]:
         """Publishes `weights`, as version `global_steps` if that number is above those before;
-        returns when all workers have applied it. Other ranks only run it. Since 0.1."""
+        returns when all workers have applied it. Other ranks only run it."""
         await self.publish(weights, global_steps)
         return self.stats()
 
     async def receive_weights(
         self, global_steps: int | None = None
     ) -> AsyncGenerator[tuple[str, Any], None]:
-        """The next version, tensor by tensor; readable until ``finalize``. Since 0.1."""
+        """The next version, tensor by tensor; readable until ``finalize``."""
         async with aclosing(self.batches()) as batches:
             async for batch in batches:
                 for named in batch:

@@ -39,7 +39,7 @@ RELOAD = "vllm.model_executor.model_loader.reload"
 
 class RefitWorkerExtension:
     """Methods for vLLM's workers, to be called by ``collective_rpc``. All names begin with refit,
-    since vLLM refuses an extension that shares a name with its worker. Since 0.1.
+    since vLLM refuses an extension that shares a name with its worker.
     """
 
     model_runner: Any
@@ -48,7 +48,7 @@ class RefitWorkerExtension:
 
     def refit_connect(self, endpoint: str, worker: str | None = None, config: Any = None) -> str:
         """Subscribes to the trainer and returns this worker's name; a second call moves it to
-        another endpoint. Returns at once, whether or not the trainer is there. Since 0.1.
+        another endpoint. Returns at once, whether or not the trainer is there.
         """
         self.refit_close()
         name = worker or _worker_name(getattr(self, "rank", None))
@@ -60,7 +60,7 @@ class RefitWorkerExtension:
 
         Returns at once if `version` is loaded already. Blocks, at most `timeout` seconds (None: the
         configured deadline). A failed load is refused, and raised here: StateError before
-        refit_connect, DeadlineError, UnsupportedError, and what vLLM raises. Since 0.1.
+        refit_connect, DeadlineError, UnsupportedError, and what vLLM raises.
         """
         receiver = self._refit_connected()
         if version is not None and receiver.version == version:
@@ -73,13 +73,12 @@ class RefitWorkerExtension:
         return receiver.version
 
     def refit_version(self) -> int:
-        """The version that was loaded whole; 0 before the first, and after a load that failed.
-        Since 0.1."""
+        """The version that was loaded whole; 0 before the first, and after a load that failed."""
         receiver: Receiver | None = getattr(self, "_refit_receiver", None)
         return 0 if receiver is None else receiver.version
 
     def refit_close(self) -> None:
-        """Leaves the trainer. Idempotent. Since 0.1."""
+        """Leaves the trainer. Idempotent."""
         receiver: Receiver | None = getattr(self, "_refit_receiver", None)
         if receiver is not None:
             receiver.close()
@@ -96,7 +95,7 @@ def load(model_runner: Any, weights: Named, vllm_config: Any = None) -> None:
     """Loads one whole version into vLLM's model: by ``reload_weights`` where that takes weights.
 
     Older ones have only ``model.load_weights``, which leaves quantized weights as the kernels do
-    not want them: UnsupportedError for those. Blocks. Since 0.1.
+    not want them: UnsupportedError for those. Blocks.
     """
     reload_weights = getattr(model_runner, "reload_weights", None)
     if reload_weights and "weights_iterator" in inspect.signature(reload_weights).parameters:
@@ -241,7 +240,7 @@ def register() -> None:
 
     Call it in every process that makes an engine: from a vLLM plugin (entry point group
     ``vllm.general_plugins``) it is. UnsupportedError for a vLLM whose weight transfer is not known
-    here. Since 0.1.
+    here.
     """
     _generation()
     factory = importlib.import_module(FACTORY).WeightTransferEngineFactory
@@ -255,7 +254,7 @@ def register() -> None:
 def engine_class() -> type[Any]:
     """The engine for the vLLM that is installed: a subclass of its WeightTransferEngine.
 
-    UnsupportedError for a vLLM whose weight transfer is not known here. Since 0.1.
+    UnsupportedError for a vLLM whose weight transfer is not known here.
     """
     generation = _generation()
     base = importlib.import_module(BASE)
@@ -273,7 +272,7 @@ def trainer_class() -> type[Any]:
     """The trainer's end, for a vLLM that has one (0.26 and later): a subclass of its
     TrainerWeightTransferEngine, for ``WeightTransferTrainerFactory.trainer_init("refit", ...)``.
 
-    UnsupportedError for a vLLM without; publish there by refit.Publisher. Since 0.1.
+    UnsupportedError for a vLLM without; publish there by refit.Publisher.
     """
     from refit.integrations._vllm_trainer import TrainerEngine, TrainerInitInfo
 
