@@ -118,7 +118,7 @@ static void a_version_comes_whole(void **state)
     assert_int_equal(pair_readable(&pair, 0), 0);
     raw_stage(&pair.raw, &pair.samples[0], NULL);
     assert_int_equal(pair_readable(&pair, 0), 0); /* staged is not committed */
-    raw_hear(&pair.raw, RFT_BEAT);
+    pair_await_report(&pair);
     assert_string_equal(pair_describe(&pair).state, "staged");
     assert_int_equal(pair_describe(&pair).path, REFIT_PATH_SOCKET);
     raw_say(&pair.raw, sample_commit(&pair.samples[0]));
@@ -147,7 +147,7 @@ static void a_version_comes_whole(void **state)
     assert_int_equal(pair.raw.heard.as.commit.version, 1);
 
     refit_stats stats;
-    raw_hear(&pair.raw, RFT_BEAT);
+    pair_await_report(&pair);
     refit_stats_init(&stats, sizeof stats);
     assert_int_equal(refit_subscriber_stats(pair.subscriber, &stats, NULL), REFIT_OK);
     assert_int_equal(stats.receive_version, 1);
@@ -329,7 +329,7 @@ static void a_manifest_above_its_limit_costs_versions_but_not_the_connection(voi
         assert_int_equal(pair.raw.heard.as.failed.version, i + 1);
         assert_int_equal(pair.raw.heard.as.failed.code, REFIT_ERR_LIMIT);
     }
-    raw_hear(&pair.raw, RFT_BEAT);
+    pair_await_report(&pair);
     assert_true(pair_describe(&pair).connected);
     pair_apply(&pair, 2, NULL);
     pair_close(&pair);

@@ -42,7 +42,7 @@ static void a_version_in_shared_memory_is_read_in_place(void **state)
         refit_update_close(update);
         raw_hear(&pair.raw, RFT_RELEASED);
     }
-    raw_hear(&pair.raw, RFT_BEAT);
+    pair_await_report(&pair);
     assert_int_equal(pair_describe(&pair).path, REFIT_PATH_SHM);
     refit_stats stats;
     refit_stats_init(&stats, sizeof stats);

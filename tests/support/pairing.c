@@ -63,6 +63,12 @@ void assert_update_is(const refit_update *update, const sample_version *sample)
     }
 }
 
+void pair_await_report(pairing *pair)
+{
+    raw_hear(&pair->raw, RFT_BEAT);
+    raw_hear(&pair->raw, RFT_BEAT);
+}
+
 refit_subscriber_info pair_describe(pairing *pair)
 {
     refit_subscriber_info info = {.size = sizeof info};

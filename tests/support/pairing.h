@@ -20,6 +20,9 @@ void pair_close(pairing *pair);
 /* The next update, or the test fails. */
 refit_update *pair_next(pairing *pair);
 void assert_update_is(const refit_update *update, const sample_version *sample);
+/* Waits until the subscriber reports what it has told the publisher. It reports at the end of each
+ * pass, and sends at most one BEAT in a pass: two of them are of different passes. */
+void pair_await_report(pairing *pair);
 refit_subscriber_info pair_describe(pairing *pair);
 /* The result of poll on the subscriber's descriptor. */
 int pair_readable(pairing *pair, int timeout_ms);
