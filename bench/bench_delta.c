@@ -461,7 +461,7 @@ static refit_status measure(const bench_options *options, const bench_pairs *pai
 static int measure_files(const bench_options *options)
 {
     refit_error error = {.text = "out of memory"};
-    bench_pairs pairs;
+    bench_pairs pairs = {0};
     if (pairs_load(options->from, options->to, &pairs, &error) != REFIT_OK)
         return cli_complain_file(&error);
     refit_status status = pairs.count == 0
