@@ -21,7 +21,8 @@ void pair_close(pairing *pair);
 refit_update *pair_next(pairing *pair);
 void assert_update_is(const refit_update *update, const sample_version *sample);
 /* Waits until the subscriber reports what it has told the publisher. It reports at the end of each
- * pass, and sends at most one BEAT in a pass: two of them are of different passes. */
+ * pass, and sends at most one BEAT in a pass without a decision of the user: two of them are of
+ * different passes. */
 void pair_await_report(pairing *pair);
 refit_subscriber_info pair_describe(pairing *pair);
 /* The result of poll on the subscriber's descriptor. */
