@@ -51,6 +51,7 @@ static const size_t seconds_that_add_up[] = {
     offsetof(refit_stats, offload_exposed_seconds_last),
     offsetof(refit_stats, restore_exposed_seconds_last),
     offsetof(refit_stats, cycle_exposed_seconds_last),
+    offsetof(refit_stats, step_exposed_seconds_last),
     offsetof(refit_stats, host_pin_seconds),
 };
 

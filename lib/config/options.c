@@ -11,6 +11,8 @@
 #include <stddef.h>
 #include <string.h>
 
+#include <refit/window.h>
+
 #define KIB ((uint64_t)1 << 10)
 #define MIB ((uint64_t)1 << 20)
 #define GIB ((uint64_t)1 << 30)
@@ -94,6 +96,12 @@ const rft_option rft_options[] = {
     {"offload.staging_bytes", IN(offload_staging_bytes), RFT_SIZE, "16MiB", MIB, GIB, "bytes",
      "The GPU memory in which small copies are gathered: two halves of this size, and twice that "
      "while states leave and return at once. It is taken at the first use and kept."},
+    {"offload.window_bytes", IN(offload_window_bytes), RFT_SIZE, "256MiB", 64 * KIB, TIB, "bytes",
+     "Device memory of one window, in which states that live on the host are stepped. Smaller "
+     "windows take less memory; larger ones cost fewer steps of the optimizer."},
+    {"offload.windows", IN(offload_windows), RFT_COUNT, "3", 1, REFIT_WINDOWS, "windows",
+     "Windows in device memory at once. With 3, states arrive, are stepped and leave at the same "
+     "time; 2 take less memory, and 1 does one thing after the other."},
 
     {"broadcast.endpoint", IN(broadcast_endpoint), RFT_TEXT, "user://refit", 0,
      LONGEST(broadcast_endpoint), "text",

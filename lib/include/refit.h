@@ -10,6 +10,7 @@
  *
  *   refit/controller.h   the cycle that a training loop calls
  *   refit/offload.h      states leave the device and come back
+ *   refit/window.h       states that live on the host visit the device during a step
  *   refit/broadcast.h    publisher, subscriber, update
  *   refit/archive.h      versions kept as files
  *   refit/config.h       every choice, from a file, the environment or code
@@ -82,5 +83,6 @@
 #include <refit/status.h>
 #include <refit/torch.h>
 #include <refit/version.h>
+#include <refit/window.h>
 
 #endif

@@ -149,6 +149,7 @@ static refit_status open_arena(refit_offloader *offloader, refit_error *error)
                                                      : rft_host_arena_take(arena, error);
     if (status == REFIT_OK) {
         offloader->image = arena;
+        offloader->image_used = false;
     } else {
         rft_host_arena_close(arena);
     }
@@ -198,6 +199,16 @@ refit_status rft_image_drop(refit_offloader *offloader, refit_error *error)
         region->pageable = NULL;
     }
     return REFIT_OK;
+}
+
+/* Memory that the system has just given is zeros. */
+void rft_image_zero(refit_offloader *offloader)
+{
+    if (offloader->image == NULL || !offloader->image_used) return;
+    for (uint32_t id = 0; id < offloader->regions.count; id++) {
+        const rft_region *region = &offloader->regions.items[id];
+        memset(rft_image_of(offloader, region), 0, region->bytes);
+    }
 }
 
 uint64_t rft_image_held(refit_offloader *offloader)

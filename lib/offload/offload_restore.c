@@ -52,6 +52,9 @@ static refit_status check_state(const refit_offloader *offloader, rft_direction 
                   "the offloader is not sealed: nothing has left, so nothing can return");
     RFT_REFUSE_IF(offloader->state == REFIT_OFFLOADING, error, REFIT_ERR_STATE,
                   "states are still leaving: call refit_offloader_finish before the restore");
+    RFT_REFUSE_IF(offloader->stepping, error, REFIT_ERR_BUSY,
+                  "a step in windows changes the host image: end it, and call refit_window_wait "
+                  "before the restore");
     return REFIT_OK;
 }
 
@@ -89,6 +92,7 @@ static refit_status start_copies(refit_offloader *offloader, refit_stream_ref af
     RFT_TRY(rft_offloader_check_movers(offloader, error));
     if (out) {
         RFT_TRY(rft_image_await(offloader, offloader->config.offload_timeout_ms, error));
+        offloader->image_used = true;
     }
     char *image = offloader->image == NULL ? NULL : rft_host_arena_base(offloader->image);
     RFT_TRY((out ? rft_schedule_offload : rft_schedule_restore)(schedule, &offloader->regions,

@@ -19,6 +19,10 @@
  *   RESTORING   in the image                  whole, not written    all bound
  *   FAILED      where its `place` says        holds those away      bound if its bytes are there
  *
+ * An offloader whose regions live on the host is sealed to OFFLOADED: their bytes begin as zeros in
+ * the image. In OFFLOADED a window (window.c) may step parts of the image on the device; a lease
+ * and a restore are refused meanwhile.
+ *
  * With offload.background the image's memory may still be coming in OPEN and RESIDENT: an
  * offload waits for it.
  *
@@ -122,6 +126,8 @@ static refit_status end_copies(refit_offloader *offloader, refit_error *error)
 refit_status refit_offloader_close(refit_offloader *offloader, refit_error *error)
 {
     if (offloader == NULL) return REFIT_OK;
+    RFT_REFUSE_IF(offloader->window != NULL, error, REFIT_ERR_BUSY,
+                  "the offloader cannot close while it has a window: close that first");
     RFT_TRY(end_copies(offloader, error));
     RFT_TRY(rft_image_end(offloader, error));
     offloader->closing = true;
@@ -195,7 +201,7 @@ refit_status refit_offloader_set_memory(refit_offloader *offloader, const refit_
  * here.
  */
 
-static uint32_t batch_most(const refit_offloader *offloader)
+uint32_t rft_offloader_batch_most(const refit_offloader *offloader)
 {
     uint32_t most = offloader->caps.batch_most;
     return offloader->config.offload_batch < most ? offloader->config.offload_batch : most;
@@ -253,12 +259,18 @@ refit_status refit_offloader_seal(refit_offloader *offloader, refit_error *error
 {
     RFT_REFUSE_IF(offloader == NULL, error, REFIT_ERR_INVALID, "there is no offloader");
     if (refit_offloader_get_state(offloader) != REFIT_OPEN) return REFIT_OK;
-    refit_status status = rft_schedule_open(&offloader->schedule, &offloader->regions,
-                                            &offloader->config, batch_most(offloader), error);
+    refit_status status =
+        rft_schedule_open(&offloader->schedule, &offloader->regions, &offloader->config,
+                          rft_offloader_batch_most(offloader), error);
     if (status != REFIT_OK) return status;
     RFT_TRY_GOTO(check_pageable_budget(offloader, error), close_schedule);
     RFT_TRY_GOTO(rft_image_begin(offloader, error), close_schedule);
-    set_state(offloader, REFIT_RESIDENT);
+    if (rft_region_table_home(&offloader->regions) == REFIT_HOME_HOST) {
+        rft_image_zero(offloader);
+        set_state(offloader, REFIT_OFFLOADED);
+    } else {
+        set_state(offloader, REFIT_RESIDENT);
+    }
     return REFIT_OK;
 
 close_schedule:
@@ -348,6 +360,17 @@ static void add_directions(const rft_offload_figures *figures, refit_stats *stat
     stats->offload_failures = figures->failures;
 }
 
+static void add_steps(const rft_step_figures *steps, refit_stats *stats)
+{
+    stats->step_count = steps->count;
+    stats->step_failures = steps->failures;
+    stats->step_in_bytes_last = steps->in_bytes;
+    stats->step_out_bytes_last = steps->out_bytes;
+    stats->step_seconds_last = rft_seconds(steps->last);
+    stats->step_exposed_seconds_last = rft_seconds(steps->exposed);
+    stats->window_bytes = steps->window_bytes;
+}
+
 static void add_image(refit_offloader *offloader, refit_stats *stats)
 {
     stats->offload_regions = offloader->regions.count;
@@ -375,6 +398,7 @@ refit_status refit_offloader_stats(refit_offloader *offloader, refit_stats *stat
     whole.host_bytes = whole.host_ready_bytes = 0;
     whole.host_pinned_bytes = whole.host_pageable_bytes = 0;
     add_image(offloader, &whole);
+    add_steps(&offloader->steps, &whole);
     rft_lock(&offloader->lock);
     rft_operation_notice(offloader);
     add_directions(&offloader->figures, &whole);
@@ -419,10 +443,17 @@ refit_status refit_lease_acquire(refit_offloader *offloader, refit_lease **out, 
 
     rft_lock(&offloader->lock);
     rft_operation_notice(offloader);
+    bool stepping = offloader->stepping;
     bool whole = image_is_whole(offloader);
-    if (whole) offloader->leases++;
+    if (whole && !stepping) offloader->leases++;
     refit_offloader_state state = offloader->state;
     rft_unlock(&offloader->lock);
+    if (stepping) {
+        rft_free(lease);
+        return rft_fail(error, REFIT_ERR_BUSY,
+                        "a step in windows changes the host image: end it, and call "
+                        "refit_window_wait first");
+    }
     if (!whole) {
         rft_free(lease);
         return rft_fail(error, REFIT_ERR_STATE,

@@ -9,6 +9,8 @@
 #ifndef RFT_OFFLOADER_H
 #define RFT_OFFLOADER_H
 
+#include <refit/window.h>
+
 #include "base/thread.h"
 #include "memory/host_arena.h"
 #include "offload/region.h"
@@ -58,6 +60,18 @@ typedef struct rft_offload_figures {
     uint64_t failures;
 } rft_offload_figures;
 
+/* Steps in windows. */
+typedef struct rft_step_figures {
+    uint64_t count;
+    uint64_t failures; /* of calls of the window */
+    uint64_t in_bytes; /* of the last step, as the rest */
+    uint64_t out_bytes;
+    int64_t last;
+    int64_t exposed;
+    uint64_t window_bytes; /* device memory now */
+    bool short_of_memory;  /* there are fewer or smaller windows than configured */
+} rft_step_figures;
+
 struct refit_offloader {
     refit_device *device;
     refit_config config;
@@ -66,8 +80,11 @@ struct refit_offloader {
     rft_schedule schedule;    /* open while sealed */
     rft_host_arena *image;    /* NULL on the pageable path, before seal and after trim; with
                                  offload.background its memory may still be coming */
+    bool image_used;          /* bytes were written to it: it does not hold zeros any more */
     rft_mover *movers[2];     /* by direction; NULL on the pageable path */
     refit_memory_hooks hooks; /* both NULL: there are none */
+    refit_window *window;     /* that is open on it, or NULL */
+    rft_step_figures steps;
     bool accumulating;
     bool giving_back; /* finish is to give device memory back */
     bool closing;     /* a close has begun and was not finished: nothing starts any more */
@@ -77,10 +94,14 @@ struct refit_offloader {
     rft_operation operation;           /* guarded by lock */
     refit_future futures[RFT_FUTURES]; /* guarded by lock */
     uint32_t leases;                   /* guarded by lock */
+    bool stepping;                     /* windows change the image; guarded by lock */
     rft_offload_figures figures;       /* guarded by lock */
 
     rft_mutex verify_lock; /* digests are being taken */
 };
+
+/* The most copies of one batch. */
+uint32_t rft_offloader_batch_most(const refit_offloader *offloader);
 
 /* ---- operation.c: operations begin, are noticed to have ended, and are waited for */
 
@@ -133,6 +154,9 @@ refit_status rft_image_end(refit_offloader *offloader, refit_error *error);
 
 /* Gives all of it back; ends the taking first, as above. */
 refit_status rft_image_drop(refit_offloader *offloader, refit_error *error);
+
+/* Makes the bytes of all regions zeros. The arena's memory is there, or still being taken. */
+void rft_image_zero(refit_offloader *offloader);
 
 /* Bytes of host memory that it has now. */
 uint64_t rft_image_held(refit_offloader *offloader);

@@ -57,6 +57,10 @@ static refit_status check_region(const refit_offloader *offloader, rft_direction
     uint64_t device = 0;
     RFT_TRY(digest_device(offloader, region, &device, error));
     if (direction == RFT_OFFLOAD) region->digest = device;
+    if (direction == RFT_RESTORE &&
+        region->rewritten) { /* what left is not in the image any more */
+        region->digest = digest_of(rft_image_of(offloader, region), region->bytes);
+    }
     uint64_t arrived = direction == RFT_OFFLOAD
                            ? digest_of(rft_image_of(offloader, region), region->bytes)
                            : device;
@@ -166,7 +170,9 @@ static void move_places(refit_offloader *offloader, uint64_t groups)
     refit_place there = direction == RFT_OFFLOAD ? REFIT_ON_HOST : REFIT_ON_DEVICE;
     for (uint32_t id = 0; id < offloader->regions.count; id++) {
         rft_region *region = &offloader->regions.items[id];
-        if (groups >> region->group & 1) region->place = there;
+        if ((groups >> region->group & 1) == 0) continue;
+        region->place = there;
+        region->rewritten = false;
     }
 }
 

@@ -251,10 +251,23 @@ static refit_status check_desc(const refit_region_desc *desc, refit_error *error
     RFT_REFUSE_IF(desc->policy < REFIT_KEEP || desc->policy > REFIT_ZERO, error, REFIT_ERR_INVALID,
                   "region %s has policy %d: use REFIT_KEEP, REFIT_DISCARD or REFIT_ZERO",
                   desc->name, (int)desc->policy);
+    RFT_REFUSE_IF(desc->home != REFIT_HOME_DEVICE && desc->home != REFIT_HOME_HOST, error,
+                  REFIT_ERR_INVALID,
+                  "region %s has home %d: use REFIT_HOME_DEVICE or REFIT_HOME_HOST", desc->name,
+                  (int)desc->home);
+    RFT_REFUSE_IF(
+        desc->home == REFIT_HOME_HOST && (desc->memory != NULL || desc->policy != REFIT_KEEP),
+        error, REFIT_ERR_INVALID,
+        "region %s lives on the host: it has no device memory, and policy REFIT_KEEP", desc->name);
     RFT_REFUSE_IF(desc->group >= REFIT_GROUPS, error, REFIT_ERR_INVALID,
                   "region %s has group %u: groups are numbered 0 to %d", desc->name, desc->group,
                   REFIT_GROUPS - 1);
     return REFIT_OK;
+}
+
+refit_home rft_region_table_home(const rft_region_table *table)
+{
+    return table->count == 0 ? REFIT_HOME_DEVICE : table->home;
 }
 
 /* Room for one more region in the array, the index and the tree. */
@@ -280,6 +293,9 @@ refit_status rft_region_table_add(rft_region_table *table, const refit_region_de
     const refit_region_desc *desc = &full;
     RFT_TRY(take_desc(given, &full, error));
     RFT_TRY(check_desc(desc, error));
+    RFT_REFUSE_IF(table->count > 0 && desc->home != table->home, error, REFIT_ERR_INVALID,
+                  "region %s has another home than those before it: open an offloader for each",
+                  desc->name);
     RFT_REFUSE_IF(rft_name_index_has(&table->names, desc->name), error, REFIT_ERR_EXISTS,
                   "there is a region %s already: names are unique in an offloader", desc->name);
     RFT_TRY(reserve_one(table, error));
@@ -293,12 +309,15 @@ refit_status rft_region_table_add(rft_region_table *table, const refit_region_de
     region->name = rft_strdup(desc->name);
     RFT_REFUSE_IF(region->name == NULL, error, REFIT_ERR_HOST_MEMORY,
                   "no host memory for the name of region %s", desc->name);
-    refit_status status = rft_region_attach(table, id, desc->memory, error);
+    bool on_host = desc->home == REFIT_HOME_HOST;
+    if (on_host) region->place = REFIT_ON_HOST;
+    refit_status status = on_host ? REFIT_OK : rft_region_attach(table, id, desc->memory, error);
     if (status != REFIT_OK) {
         rft_free(region->name);
         return status;
     }
     rft_name_index_add(&table->names, region->name);
+    table->home = desc->home;
     table->count++;
     *out = id;
     return REFIT_OK;

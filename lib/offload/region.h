@@ -28,6 +28,7 @@ typedef struct rft_region {
     int32_t priority;
     refit_policy policy;
     refit_place place; /* guarded: see above */
+    bool rewritten;    /* in the image, since it went there: by windows, or by their caller */
     bool bound;        /* there is device memory behind `memory`; after an arena failed to give it
                           back perhaps only some */
 } rft_region;
@@ -69,6 +70,7 @@ typedef struct rft_region_table {
     uint32_t room;
     rft_name_index names;
     rft_span_tree spans; /* of every region whose `memory` is not NULL, by its number */
+    refit_home home;     /* of all regions; of none, if there is none */
 } rft_region_table;
 
 void rft_region_table_open(rft_region_table *table, refit_device *device);
@@ -77,6 +79,9 @@ void rft_region_table_close(rft_region_table *table);
 /* REFIT_ERR_EXISTS, _INVALID, _BUSY, _LIMIT, _HOST_MEMORY, _DEVICE_MEMORY. */
 refit_status rft_region_table_add(rft_region_table *table, const refit_region_desc *given,
                                   refit_region_id *out, refit_error *error);
+
+/* Where the regions live: all of them, for one table has regions of one home. */
+refit_home rft_region_table_home(const rft_region_table *table);
 
 /* Removes all regions; the room stays. */
 void rft_region_table_clear(rft_region_table *table);

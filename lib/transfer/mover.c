@@ -507,6 +507,14 @@ refit_status rft_mover_check(rft_mover *mover, refit_error *error)
     return status;
 }
 
+bool rft_mover_is_moving(rft_mover *mover)
+{
+    rft_lock(&mover->lock);
+    bool moving = mover->state == RFT_MOVER_STARTING || mover->state == RFT_MOVER_MOVING;
+    rft_unlock(&mover->lock);
+    return moving;
+}
+
 refit_status rft_mover_wait(rft_mover *mover, uint32_t timeout_ms, refit_error *error)
 {
     rft_lock(&mover->lock);

@@ -44,6 +44,9 @@ refit_status rft_mover_start(rft_mover *mover, const rft_plan *plan, refit_strea
  * memory. Does not block. Any thread. */
 refit_status rft_mover_check(rft_mover *mover, refit_error *error);
 
+/* Is an operation under way? A wait that itself failed leaves it so. Does not block. Any thread. */
+bool rft_mover_is_moving(rft_mover *mover);
+
 /* REFIT_OK, REFIT_ERR_TIMEOUT, or how the operation (or the group's part of it) failed: a failure
  * of what was queued on `after` counts. With nothing started, or no such group in it: REFIT_OK. 0:
  * only look. Any thread. */

@@ -32,7 +32,7 @@ static const place places[] = {
     {OFFSET(refit_allocator, release, 24)},
     {OFFSET(refit_allocator, user, 32)},
 
-    {SIZE(refit_config, 1528)},
+    {SIZE(refit_config, 1544)},
     {OFFSET(refit_config, size, 0)},
     {OFFSET(refit_config, origin, 8)},
     {OFFSET(refit_config, device, 104)},
@@ -92,6 +92,8 @@ static const place places[] = {
     {OFFSET(refit_config, security_server_key, 1008)},
     {OFFSET(refit_config, security_allow, 1264)},
     {OFFSET(refit_config, archive_anchor_every, 1520)},
+    {OFFSET(refit_config, offload_window_bytes, 1528)},
+    {OFFSET(refit_config, offload_windows, 1536)},
 
     {SIZE(refit_option, 64)},
     {OFFSET(refit_option, size, 0)},
@@ -120,7 +122,7 @@ static const place places[] = {
     {OFFSET(refit_device_info, uuid, 116)},
     {OFFSET(refit_device_info, small_bytes, 168)},
 
-    {SIZE(refit_region_desc, 48)},
+    {SIZE(refit_region_desc, 56)},
     {OFFSET(refit_region_desc, size, 0)},
     {OFFSET(refit_region_desc, name, 8)},
     {OFFSET(refit_region_desc, memory, 16)},
@@ -128,6 +130,7 @@ static const place places[] = {
     {OFFSET(refit_region_desc, policy, 32)},
     {OFFSET(refit_region_desc, group, 36)},
     {OFFSET(refit_region_desc, priority, 40)},
+    {OFFSET(refit_region_desc, home, 48)},
 
     {SIZE(refit_region_info, 64)},
     {OFFSET(refit_region_info, size, 0)},
@@ -232,6 +235,17 @@ static const place places[] = {
     {OFFSET(refit_archive_info, base_digest, 168)},
     {OFFSET(refit_archive_info, manifest, 184)},
 
+    {SIZE(refit_window_part, 32)},
+    {OFFSET(refit_window_part, region, 8)},
+    {OFFSET(refit_window_part, flags, 12)},
+    {OFFSET(refit_window_part, offset, 16)},
+    {OFFSET(refit_window_part, bytes, 24)},
+
+    {SIZE(refit_window_view, 24)},
+    {OFFSET(refit_window_view, first, 8)},
+    {OFFSET(refit_window_view, count, 12)},
+    {OFFSET(refit_window_view, memory, 16)},
+
     {SIZE(refit_tensor_change, 40)},
     {OFFSET(refit_tensor_change, size, 0)},
     {OFFSET(refit_tensor_change, elements, 8)},
@@ -240,7 +254,7 @@ static const place places[] = {
     {OFFSET(refit_tensor_change, blocks_sparse, 28)},
     {OFFSET(refit_tensor_change, blocks_dense, 32)},
 
-    {SIZE(refit_stats, 560)},
+    {SIZE(refit_stats, 616)},
     {OFFSET(refit_stats, size, 0)},
     {OFFSET(refit_stats, offload_regions, 8)},
     {OFFSET(refit_stats, join_seconds_last, 400)},
@@ -249,6 +263,8 @@ static const place places[] = {
     {OFFSET(refit_stats, publish_encode_seconds_last, 488)},
     {OFFSET(refit_stats, receive_apply_seconds_last, 520)},
     {OFFSET(refit_stats, connections_held_off, 552)},
+    {OFFSET(refit_stats, step_count, 560)},
+    {OFFSET(refit_stats, window_bytes, 608)},
 };
 
 static void every_struct_keeps_its_places(void **state)

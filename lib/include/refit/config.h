@@ -157,6 +157,10 @@ typedef struct refit_config {
 
     /* archive.* */
     uint32_t archive_anchor_every; /* versions, from one that is kept whole to the next */
+
+    /* offload.* : states that visit the device in windows (refit/window.h) */
+    uint64_t offload_window_bytes; /* device memory of one window */
+    uint32_t offload_windows;      /* windows in device memory at once */
 } refit_config;
 
 /*

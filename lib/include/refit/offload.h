@@ -51,6 +51,14 @@ typedef enum refit_policy {
     REFIT_ZERO = 2,    /* nothing is copied out; the memory returns zeroed */
 } refit_policy;
 
+/* Where a region is when nothing moves. All regions of one offloader have the same home. */
+typedef enum refit_home {
+    REFIT_HOME_DEVICE = 0,
+    REFIT_HOME_HOST = 1, /* in the host image, from zeros on: sealed, the offloader is OFFLOADED.
+                            The region visits the device in windows (refit/window.h), or is bound
+                            and restored */
+} refit_home;
+
 #define REFIT_GROUPS 64 /* groups are numbered below this */
 
 typedef struct refit_region_desc {
@@ -61,6 +69,8 @@ typedef struct refit_region_desc {
     refit_policy policy;
     uint32_t group;   /* what is waited for together, < REFIT_GROUPS */
     int32_t priority; /* the higher comes back first */
+    int32_t reserved; /* not read: shorter structs end in padding here */
+    refit_home home;  /* REFIT_HOME_HOST: `memory` is NULL, the policy REFIT_KEEP */
 } refit_region_desc;
 
 typedef enum refit_offloader_state {

@@ -102,6 +102,8 @@ REFIT_ARCHIVE_WRITE: Final = 1
 REFIT_KEEP: Final = 0
 REFIT_DISCARD: Final = 1
 REFIT_ZERO: Final = 2
+REFIT_HOME_DEVICE: Final = 0
+REFIT_HOME_HOST: Final = 1
 REFIT_OPEN: Final = 0
 REFIT_RESIDENT: Final = 1
 REFIT_OFFLOADING: Final = 2
@@ -189,6 +191,8 @@ class refit_config(Structure):
         ("security_server_key", c_char * 256),
         ("security_allow", c_char * 256),
         ("archive_anchor_every", c_uint32),
+        ("offload_window_bytes", c_uint64),
+        ("offload_windows", c_uint32),
     ]
 
 
@@ -306,6 +310,13 @@ class refit_stats(Structure):
         ("connections_ended", c_uint64),
         ("connections_refused", c_uint64),
         ("connections_held_off", c_uint64),
+        ("step_count", c_uint64),
+        ("step_failures", c_uint64),
+        ("step_in_bytes_last", c_uint64),
+        ("step_out_bytes_last", c_uint64),
+        ("step_seconds_last", c_double),
+        ("step_exposed_seconds_last", c_double),
+        ("window_bytes", c_uint64),
     ]
 
 
@@ -437,6 +448,8 @@ class refit_region_desc(Structure):
         ("policy", c_int),
         ("group", c_uint32),
         ("priority", c_int32),
+        ("reserved", c_int32),
+        ("home", c_int),
     ]
 
 
@@ -476,6 +489,25 @@ class refit_allocator(Structure):
 
 
 refit_log_fn = CFUNCTYPE(None, c_void_p, c_int, c_char_p)
+
+
+class refit_window_part(Structure):
+    _fields_ = [
+        ("size", c_size_t),
+        ("region", c_uint32),
+        ("flags", c_uint32),
+        ("offset", c_uint64),
+        ("bytes", c_uint64),
+    ]
+
+
+class refit_window_view(Structure):
+    _fields_ = [
+        ("size", c_size_t),
+        ("first", c_uint32),
+        ("count", c_uint32),
+        ("memory", POINTER(c_void_p)),
+    ]
 
 
 # What each function returns, and what it takes.
@@ -1239,4 +1271,73 @@ PROTOTYPES: Final[dict[str, tuple[Any, list[Any]]]] = {
         c_void_p,
     ]),
     "refit_version": (c_char_p, []),
+    "refit_window_open": (c_int, [
+        c_void_p,
+        POINTER(c_void_p),
+        POINTER(refit_error),
+    ]),
+    "refit_window_close": (c_int, [
+        c_void_p,
+        POINTER(refit_error),
+    ]),
+    "refit_window_set_memory": (c_int, [
+        c_void_p,
+        c_void_p,
+        c_uint64,
+        c_uint32,
+        POINTER(refit_error),
+    ]),
+    "refit_window_measure": (c_int, [
+        c_void_p,
+        POINTER(refit_window_part),
+        c_uint32,
+        POINTER(c_uint64),
+        POINTER(refit_error),
+    ]),
+    "refit_window_begin": (c_int, [
+        c_void_p,
+        POINTER(refit_window_part),
+        c_uint32,
+        refit_stream_ref,
+        POINTER(refit_error),
+    ]),
+    "refit_window_next": (c_int, [
+        c_void_p,
+        POINTER(refit_window_view),
+        POINTER(refit_error),
+    ]),
+    "refit_window_place": (c_int, [
+        c_void_p,
+        c_uint32,
+        c_void_p,
+        POINTER(refit_error),
+    ]),
+    "refit_window_done": (c_int, [
+        c_void_p,
+        refit_stream_ref,
+        POINTER(refit_error),
+    ]),
+    "refit_window_end": (c_int, [
+        c_void_p,
+        POINTER(refit_error),
+    ]),
+    "refit_window_wait": (c_int, [
+        c_void_p,
+        c_uint32,
+        POINTER(refit_error),
+    ]),
+    "refit_window_progress": (c_uint32, [
+        c_void_p,
+    ]),
+    "refit_window_host": (c_int, [
+        c_void_p,
+        c_uint32,
+        POINTER(c_void_p),
+        POINTER(c_uint64),
+        POINTER(refit_error),
+    ]),
+    "refit_window_trim": (c_int, [
+        c_void_p,
+        POINTER(refit_error),
+    ]),
 }

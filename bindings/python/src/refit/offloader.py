@@ -27,7 +27,7 @@ KEEP: Final = _abi.REFIT_KEEP
 DISCARD: Final = _abi.REFIT_DISCARD
 ZERO: Final = _abi.REFIT_ZERO
 
-_REGION = struct.Struct("@NPPQiIi4x")  # refit_region_desc
+_REGION = struct.Struct("@NPPQiIi4xi4x")  # refit_region_desc
 assert _REGION.size == ctypes.sizeof(_abi.refit_region_desc)
 
 NO_STREAM: Final = 0
@@ -181,7 +181,8 @@ class Offloader(Handle):
         texts = [encoded(name, "the name of a region") for name in names]
         held = (ctypes.c_char_p * len(texts))(*texts)
         pointers = (ctypes.c_size_t * len(texts)).from_buffer(held)
-        columns = repeat(_REGION.size), pointers, memory, nbytes, policies, groups, priorities
+        sizes, homes = repeat(_REGION.size), repeat(_abi.REFIT_HOME_DEVICE)
+        columns = sizes, pointers, memory, nbytes, policies, groups, priorities, homes
         packed = bytearray(b"".join(map(_REGION.pack, *columns)))
         regions = (_abi.refit_region_desc * len(texts)).from_buffer(packed)
         call(lib.refit_offloader_add_each, self._live, regions, len(texts))

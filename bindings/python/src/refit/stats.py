@@ -42,6 +42,11 @@ FIGURES: Mapping[str, str] = {
     "cycle_failures": "cycle_failures",
     "cycle_s": "cycle_seconds_last",
     "cycle_exposed_s": "cycle_exposed_seconds_last",
+    "step_s": "step_seconds_last",
+    "step_exposed_s": "step_exposed_seconds_last",
+    "step_in_bytes": "step_in_bytes_last",
+    "step_out_bytes": "step_out_bytes_last",
+    "window_bytes": "window_bytes",
 }
 """Names without their prefix, and the fields of ``refit_stats`` that they are."""
 
