@@ -82,8 +82,7 @@ class MemPool(Handle):
         ``adopt`` moves what a step has made. Entering gives PyTorch's cached memory back to the
         device, since PyTorch does not while a pool is in use. Expandable segments are off in the
         whole process within the block, however they were switched on; its end brings back the
-        allocator's settings as they were. UnsupportedError if they cannot be switched off. Since
-        0.1.
+        allocator's settings as they were. UnsupportedError if they cannot be switched off.
         """
         return _torch_pool.allocating(self.pool, self.device)
 

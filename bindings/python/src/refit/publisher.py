@@ -133,8 +133,7 @@ class Publisher(Handle):
         """Waits until ``count`` workers are subscribed.
 
         ``timeout`` in seconds, None: broadcast.stage_timeout_ms. Raises DeadlineError, which says
-        how many there are, CancelledError after ``cancel``, InvalidError. Ctrl-C ends it. Since
-        0.1.
+        how many there are, CancelledError after ``cancel``, InvalidError. Ctrl-C ends it.
         """
         if not 0 <= count < 2**32:
             raise InvalidError(f"{count} workers cannot be waited for")

@@ -35,8 +35,7 @@ class RefitCheckpointEngine(Engine):
         return
 
     def prepare(self) -> dict[str, Any]:
-        """Says where the trainer would be, were it here: which side this is comes later. Since
-        0.1."""
+        """Says where the trainer would be, were it here: which side this is comes later."""
         return {"refit": self.announce()}
 
     def init_policy_process_group(

@@ -56,8 +56,7 @@ class MegatronOptimizer:
         return [one.optimizer for one in self.wrappers if not _is_hybrid(one.optimizer)]
 
     def tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
-        """The fp32 masters beside the states, by name; none that is a view of a weight. Since
-        0.1."""
+        """The fp32 masters beside the states, by name; none that is a view of a weight."""
         weights = self._weight_keys()
         for name, tensor in self._masters():
             if _key(tensor) not in weights:
@@ -70,8 +69,7 @@ class MegatronOptimizer:
             yield name, buffer.grad_data
 
     def gradients(self) -> Iterator[tuple[str, torch.Tensor]]:
-        """The flat grad buffers that may be discarded or kept; not those that are away. Since
-        0.1."""
+        """The flat grad buffers that may be discarded or kept; not those that are away."""
         for name, buffer in self._buffers():
             if self._why_grads_stay(buffer) is None:
                 yield name, buffer.grad_data
@@ -187,8 +185,7 @@ def unwrap(optimizer: Any, model: Any = None) -> MegatronOptimizer:
 
 
 def is_megatron(optimizer: Any) -> bool:
-    """Whether it is built like Megatron's: a chain, or a wrapper with a state of its own. Since
-    0.1."""
+    """Whether it is built like Megatron's: a chain, or a wrapper with a state of its own."""
     if isinstance(optimizer, torch.optim.Optimizer):
         return False
     chained = isinstance(getattr(optimizer, "chained_optimizers", None), list)

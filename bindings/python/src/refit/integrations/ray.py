@@ -117,8 +117,7 @@ class RefitTrainer:
 class RefitRollout:
     """What a rollout actor inherits: it receives whole versions and gives them to its engine.
 
-    The class that inherits gives ``load_weights``. Its actor needs the options ``ACTOR``. Since
-    0.1.
+    The class that inherits gives ``load_weights``. Its actor needs the options ``ACTOR``.
     """
 
     _subscriber: Subscriber | None = None

@@ -84,8 +84,7 @@ class RefitReceiver:
         return self._receiver.version
 
     def receive(self, payload: Mapping[str, Any] | None = None) -> None:
-        """Fetches a version and loads it. `payload` may say ``version`` and ``timeout_s``. Since
-        0.1."""
+        """Fetches a version and loads it. `payload` may say ``version`` and ``timeout_s``."""
         said = dict(payload or {})
         _fetch(self._model, self._receiver, int(said.get("version") or 0), said.get("timeout_s"))
 
