@@ -3,4 +3,5 @@
 #include "kernels/delta_apply.cu"
 #include "kernels/delta_encode.cu"
 #include "kernels/digest.cu"
+#include "kernels/master.cu"
 #include "kernels/pack.cu"

@@ -13,7 +13,7 @@
 
 #include "kernels/delta_job.h"
 #include "kernels/delta_rules.h"
-#include "kernels/gpu.h"
+#include "kernels/gpu_scan.h"
 
 #define DELTA_MAP (RFT_DELTA_ELEMENTS / 8)
 
@@ -36,22 +36,7 @@ typedef struct delta_share {
 /* The sum of what the threads before this one have; `total`: of all. */
 RFT_GPU_PART uint64_t delta_scan(delta_shared *shared, uint64_t value, uint64_t *total)
 {
-    unsigned lane = threadIdx.x % RFT_GPU_WARP, warp = threadIdx.x / RFT_GPU_WARP;
-    uint64_t sum = value, before = 0;
-    for (unsigned apart = 1; apart < RFT_GPU_WARP; apart *= 2) {
-        uint64_t below = __shfl_up_sync(0xFFFFFFFFu, sum, apart);
-        if (lane >= apart) sum += below;
-    }
-    __syncthreads(); /* all have read what the scan before this one left */
-    if (lane == RFT_GPU_WARP - 1) shared->of_warps[warp] = sum;
-    __syncthreads();
-    *total = 0;
-    RFT_GPU_ROLLED
-    for (unsigned i = 0; i < blockDim.x / RFT_GPU_WARP; i++) {
-        if (i < warp) before += shared->of_warps[i];
-        *total += shared->of_warps[i];
-    }
-    return before + sum - value;
+    return gpu_scan(shared->of_warps, value, total);
 }
 
 RFT_GPU_PART delta_share delta_share_of(uint32_t bytes)

@@ -10,15 +10,7 @@
  * What is read can be copied on the way, to a boundary of 8 bytes: by pairs where both ends agree
  * modulo 16, else by words. `to` is NULL where it is not.
  */
-#include "kernels/gpu.h"
-
-#define DIGEST_STEP UINT64_C(0x9E3779B97F4A7C15)
-
-RFT_GPU_PART uint64_t digest_word(uint64_t word, uint64_t key)
-{
-    uint64_t x = word ^ key;
-    return (x & 0xFFFFFFFFu) * (x >> 32) + (x >> 32 | x << 32);
-}
+#include "kernels/digest_word.h"
 
 RFT_GPU_PART uint64_t digest_pair(ulonglong2 pair, uint64_t key)
 {

@@ -70,6 +70,14 @@ static inline void atomicOr(unsigned *word, unsigned bits)
     (void)__atomic_fetch_or(word, bits, __ATOMIC_RELAXED);
 }
 
+static inline void atomicMax(unsigned *word, unsigned value)
+{
+    unsigned seen = __atomic_load_n(word, __ATOMIC_RELAXED);
+    while (seen < value && !__atomic_compare_exchange_n(word, &seen, value, true, __ATOMIC_RELAXED,
+                                                        __ATOMIC_RELAXED)) {
+    }
+}
+
 static inline void atomicAdd(unsigned long long *sum, unsigned long long part)
 {
     (void)__atomic_fetch_add(sum, part, __ATOMIC_RELAXED);

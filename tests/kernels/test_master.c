@@ -1,0 +1,272 @@
+/* Masters come back bit for bit from weights and remainders, at every level, length and alignment,
+ * whatever the weights are; what does not fit, or has changed, is found and nothing is written. */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+#include "kernels/cast.h"
+#include "kernels/digest.h"
+#include "kernels/master_rules.h"
+#include "tests/kernels/levels.h"
+#include "tests/kernels/master_data.h"
+
+#define GUARD 64u
+
+static master_data data;
+static unsigned char *coded, *expected, *decoded;
+
+static int set_up(void **state)
+{
+    (void)state;
+    size_t most = (size_t)rft_master_bytes(MASTER_MOST, RFT_MASTER_ROOM) + GUARD;
+    coded = aligned_alloc(64, (most + 63) / 64 * 64);
+    expected = aligned_alloc(64, (most + 63) / 64 * 64);
+    decoded = malloc(4 * MASTER_MOST + 2 * GUARD + 64);
+    return coded == NULL || expected == NULL || decoded == NULL ? -1 : 0;
+}
+
+static int tear_down(void **state)
+{
+    (void)state;
+    free(coded);
+    free(expected);
+    free(decoded);
+    return 0;
+}
+
+static rft_master_verdict encode_to(unsigned char *to, uint64_t elements, uint32_t room)
+{
+    rft_master_verdict verdict = {0};
+    memset(to, 0xA5, (size_t)rft_master_bytes(elements, room) + GUARD);
+    rft_master_job job = {.master = data.masters,
+                          .weights = data.weights,
+                          .coded = to,
+                          .verdict = &verdict,
+                          .elements = elements,
+                          .room = room};
+    rft_master_split(&job);
+    rft_master_list(&job);
+    return verdict;
+}
+
+/* Joins `coded` into memory with guards around it: what is wrong with it. */
+static uint32_t decode(uint64_t elements, uint32_t room, size_t aside)
+{
+    rft_master_verdict verdict = {0};
+    memset(decoded, 0x5A, 4 * elements + 2 * GUARD + aside);
+    rft_master_join(&(rft_master_job){.master = decoded + GUARD + aside,
+                                      .weights = data.weights,
+                                      .coded = coded,
+                                      .verdict = &verdict,
+                                      .elements = elements,
+                                      .room = room});
+    for (size_t i = 0; i < GUARD; i++) {
+        assert_int_equal(decoded[i], 0x5A);
+        assert_int_equal(decoded[GUARD + aside + 4 * elements + i], 0x5A);
+    }
+    return verdict.found;
+}
+
+static uint32_t compare(uint64_t elements, uint32_t room)
+{
+    rft_master_verdict verdict = {0};
+    rft_master_join(&(rft_master_job){.master = data.masters,
+                                      .weights = data.weights,
+                                      .coded = coded,
+                                      .verdict = &verdict,
+                                      .elements = elements,
+                                      .room = room,
+                                      .compares = true});
+    return verdict.found;
+}
+
+static uint64_t elements_now;
+static uint32_t room_now;
+
+/* Against what the base level wrote, which is the first to run. */
+static void check_level(void)
+{
+    rft_master_verdict verdict = encode_to(coded, elements_now, room_now);
+    size_t bytes = (size_t)rft_master_bytes(elements_now, room_now);
+    if (rft_cpu_get_level() == RFT_CPU_BASE) memcpy(expected, coded, bytes + GUARD);
+    assert_memory_equal(coded, expected, bytes + GUARD);
+    assert_int_equal(verdict.found, 0);
+    assert_true(verdict.need <= room_now);
+    for (size_t aside = 0; aside < 64; aside += 52) {
+        assert_int_equal(decode(elements_now, room_now, aside), 0);
+        assert_memory_equal(decoded + GUARD + aside, data.masters, 4 * elements_now);
+    }
+    assert_int_equal(compare(elements_now, room_now), 0);
+}
+
+static void check(uint64_t elements, master_weights kind, size_t aside, uint32_t room)
+{
+    master_data_fill(&data, elements, kind, aside);
+    elements_now = elements;
+    room_now = room;
+    on_every_level(check_level);
+    master_data_free(&data);
+}
+
+static void every_kind_of_weight_gives_the_masters_back(void **state)
+{
+    (void)state;
+    for (int kind = 0; kind < MASTER_KINDS; kind++) {
+        check(3 * RFT_MASTER_BLOCK + 17, (master_weights)kind, 0, RFT_MASTER_ROOM);
+        check(RFT_MASTER_UNIT + RFT_MASTER_BLOCK, (master_weights)kind, 1, RFT_MASTER_ROOM);
+    }
+}
+
+static void every_length_and_alignment_gives_the_masters_back(void **state)
+{
+    (void)state;
+    for (uint64_t elements = 1; elements < 140; elements++) {
+        check(elements, (master_weights)(elements % MASTER_KINDS), (size_t)elements % 31, 1024);
+    }
+    check(RFT_MASTER_UNIT, MASTER_ROUNDED, 3, 32768);
+    check(2 * RFT_MASTER_UNIT, MASTER_ROUNDED_EXACTLY, 0, 0);
+    check(MASTER_MOST, MASTER_ROUNDED, 2, 32768);
+}
+
+/* The rules of master.h, written down by hand. */
+static void known_answers_are_given(void **state)
+{
+    (void)state;
+    assert_false(rft_master_is_exception(0x3F800000, 0x3F80)); /* 1 */
+    assert_false(rft_master_is_exception(0x3F807FFF, 0x3F80)); /* rounded down */
+    assert_false(rft_master_is_exception(0x3F808001, 0x3F81)); /* rounded up */
+    assert_false(rft_master_is_exception(0x3F808000, 0x3F80)); /* the middle, to even below */
+    assert_true(rft_master_is_exception(0x3F818000, 0x3F82));  /* the middle, to even above */
+    assert_false(rft_master_is_exception(0x7F800000, 0x7F80)); /* infinity */
+    assert_false(rft_master_is_exception(0x7F7FFFFF, 0x7F80)); /* rounded to infinity */
+    assert_false(rft_master_is_exception(0x0000FFFF, 0x0001)); /* a subnormal */
+    assert_false(rft_master_is_exception(0x80000000, 0x8000)); /* minus zero */
+    assert_true(rft_master_is_exception(0x7FC00000, 0x7FFF));  /* a NaN */
+    assert_false(rft_master_is_exception(0xFFFFFFFF, 0x0000)); /* the subtraction wraps */
+    assert_int_equal(rft_master_extra(4096, 0), 0);
+    assert_int_equal(rft_master_extra(4096, 2047), 8188);
+    assert_int_equal(rft_master_extra(4096, 2048), 8192);
+    assert_int_equal(rft_master_extra(4096, 4096), 8192);
+    assert_int_equal(rft_master_extra(5, 3), 12);
+    assert_int_equal(rft_master_bytes(0, 16), 0);
+    assert_int_equal(rft_master_bytes(1, 16), 16 + 16 + 16);
+    assert_int_equal(rft_master_bytes(RFT_MASTER_UNIT + 4097, 32),
+                     64 * 16 + 2 * RFT_MASTER_UNIT + 32 + 2 * 16 + 8208 + 32);
+}
+
+static void exceptions_take_as_little_as_they_can(void **state)
+{
+    (void)state;
+    const uint64_t elements = 2 * RFT_MASTER_BLOCK;
+    master_data_fill(&data, elements, MASTER_ROUNDED_EXACTLY, 0);
+    assert_int_equal(encode_to(coded, elements, 0).need, 0);
+    uint16_t *weights = data.weights;
+    weights[7] ^= 1;
+    weights[RFT_MASTER_BLOCK + 9] ^= 1;
+    assert_int_equal(encode_to(coded, elements, 16).need, 8);
+    for (uint32_t i = 0; i < 2048; i++) {
+        weights[i] = (uint16_t)(data.masters[i] >> 16 ^ 0x40);
+    }
+    assert_int_equal(encode_to(coded, elements, 8208).need, 8196);
+    master_data_free(&data);
+}
+
+static void exceptions_that_do_not_fit_are_told(void **state)
+{
+    (void)state;
+    const uint64_t elements = RFT_MASTER_UNIT + 100;
+    master_data_fill(&data, elements, MASTER_RANDOM, 0);
+    rft_master_verdict verdict = encode_to(coded, elements, 8192);
+    assert_int_equal(verdict.found, RFT_MASTER_NO_ROOM);
+    assert_int_equal(verdict.need, RFT_MASTER_ROOM);
+    assert_int_equal(decode(elements, 8192, 0), RFT_MASTER_MALFORMED);
+    master_data_free(&data);
+}
+
+static void changed_weights_are_found_and_nothing_is_written(void **state)
+{
+    (void)state;
+    const uint64_t elements = 2 * RFT_MASTER_BLOCK + 5;
+    master_data_fill(&data, elements, MASTER_ROUNDED, 0);
+    encode_to(coded, elements, 4096);
+    uint16_t *weights = data.weights;
+    for (uint32_t bit = 0; bit < 16; bit++) {
+        weights[RFT_MASTER_BLOCK + 77] ^= (uint16_t)(1u << bit);
+        assert_int_equal(decode(elements, 4096, 0), RFT_MASTER_CHANGED);
+        for (size_t i = 0; i < 4 * RFT_MASTER_BLOCK; i++) {
+            assert_int_equal(decoded[GUARD + 4 * RFT_MASTER_BLOCK + i], 0x5A);
+        }
+        assert_int_equal(compare(elements, 4096), RFT_MASTER_CHANGED);
+        weights[RFT_MASTER_BLOCK + 77] ^= (uint16_t)(1u << bit);
+    }
+    assert_int_equal(decode(elements, 4096, 0), 0);
+    assert_memory_equal(decoded + GUARD, data.masters, 4 * elements);
+    master_data_free(&data);
+}
+
+/* Every bit that decoding reads: another value is noticed, by decoding or by comparing. */
+static void a_changed_bit_is_found(void **state)
+{
+    (void)state;
+    const uint64_t elements = 600;
+    master_data_fill(&data, elements, MASTER_ROUNDED, 0);
+    ((uint16_t *)data.weights)[11] ^= 1;
+    ((uint16_t *)data.weights)[599] ^= 1;
+    rft_master_verdict verdict = encode_to(coded, elements, 64);
+    assert_true(verdict.need >= 8);
+    size_t low = sizeof(rft_master_entry), room = low + rft_master_low_bytes(600);
+    for (size_t at = 0; at < room + verdict.need; at++) {
+        if (at >= low + 1200 && at < room) continue;
+        for (unsigned bit = 0; bit < 8; bit++) {
+            coded[at] ^= (unsigned char)(1u << bit);
+            assert_int_not_equal(compare(elements, 64), 0);
+            (void)decode(elements, 64, 0);
+            coded[at] ^= (unsigned char)(1u << bit);
+        }
+    }
+    assert_int_equal(compare(elements, 64), 0);
+    master_data_free(&data);
+}
+
+static void any_table_and_list_are_safe_to_follow(void **state)
+{
+    (void)state;
+    const uint64_t elements = 3 * RFT_MASTER_BLOCK - 1;
+    uint64_t seed = 5;
+    master_data_fill(&data, elements, MASTER_ROUNDED, 0);
+    for (int round = 0; round < 2000; round++) {
+        encode_to(coded, elements, 8192);
+        size_t room = (size_t)rft_master_bytes(elements, 8192) - 8192;
+        rft_master_entry entry;
+        memcpy(&entry, coded + sizeof entry, sizeof entry);
+        entry.exceptions = (uint32_t)seeded_below(&seed, round % 2 == 0 ? 6000 : UINT32_MAX);
+        entry.at = (uint32_t)seeded_below(&seed, round % 3 == 0 ? 9000 : UINT32_MAX);
+        memcpy(coded + sizeof entry, &entry, sizeof entry);
+        for (size_t i = 0; i < 8192; i++) {
+            coded[room + i] = (unsigned char)(seeded_next(&seed) >> 40);
+        }
+        (void)decode(elements, 8192, 0);
+        (void)compare(elements, 8192);
+    }
+    master_data_free(&data);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(known_answers_are_given),
+        cmocka_unit_test(every_kind_of_weight_gives_the_masters_back),
+        cmocka_unit_test(every_length_and_alignment_gives_the_masters_back),
+        cmocka_unit_test(exceptions_take_as_little_as_they_can),
+        cmocka_unit_test(exceptions_that_do_not_fit_are_told),
+        cmocka_unit_test(changed_weights_are_found_and_nothing_is_written),
+        cmocka_unit_test(a_changed_bit_is_found),
+        cmocka_unit_test(any_table_and_list_are_safe_to_follow),
+    };
+    return cmocka_run_group_tests_name("master", tests, set_up, tear_down);
+}
