@@ -25,6 +25,7 @@
 
 #include "base/error.h"
 #include "base/thread.h"
+#include "kernels/master.h"
 
 /* One copy. Either side may be host or device memory; the sides do not overlap. */
 typedef struct rft_copy {
@@ -55,6 +56,7 @@ typedef struct rft_device_caps {
     bool needs_pinned;     /* copies from pageable memory are slow or synchronous: pin auto means
                               require */
     bool digests;          /* the digest slots work */
+    bool masters;          /* the master slots work */
     bool shares;           /* the share slots work */
     uint32_t batch_most;   /* descriptors that one copy_batch takes */
     int numa_node;         /* the host node closest to it, or -1 */
@@ -74,7 +76,7 @@ typedef struct rft_share {
                          in another process it leads nowhere */
 } rft_share;
 
-#define RFT_DEVICE_OPS_VERSION 2
+#define RFT_DEVICE_OPS_VERSION 3
 
 /* `self` is the device's own state. Every slot is thread-safe. */
 typedef struct rft_device_ops {
@@ -137,6 +139,14 @@ typedef struct rft_device_ops {
      * from memory_alloc or share_map, or checked. */
     refit_status (*digest_copy)(void *self, refit_stream_ref stream, void *to, const void *from,
                                 uint64_t bytes, uint64_t offset, void *sum, refit_error *error);
+
+    /* Likewise: masters coded, and decoded or compared, as kernels/master.h says, whose rules about
+     * addresses hold. All that `job` names, the verdict too, is memory of this device; it is read
+     * in stream order, but the job itself before the call returns. */
+    refit_status (*master_encode)(void *self, refit_stream_ref stream, const rft_master_job *job,
+                                  refit_error *error);
+    refit_status (*master_decode)(void *self, refit_stream_ref stream, const rft_master_job *job,
+                                  refit_error *error);
 
     /* Memory of memory_alloc shown to other processes on the same device, and theirs mapped here.
      * One mapping an allocation, however often it is asked for: count, and unmap as often. The
@@ -246,6 +256,11 @@ refit_status rft_device_digest(refit_device *device, refit_stream_ref stream, co
 refit_status rft_device_digest_copy(refit_device *device, refit_stream_ref stream, void *to,
                                     const void *from, uint64_t bytes, uint64_t offset, void *sum,
                                     refit_error *error);
+/* REFIT_ERR_INVALID for a job that breaks a rule of kernels/master.h. Of no elements: REFIT_OK. */
+refit_status rft_device_master_encode(refit_device *device, refit_stream_ref stream,
+                                      const rft_master_job *job, refit_error *error);
+refit_status rft_device_master_decode(refit_device *device, refit_stream_ref stream,
+                                      const rft_master_job *job, refit_error *error);
 refit_status rft_device_share_export(refit_device *device, const void *memory, uint64_t bytes,
                                      rft_share *out, refit_error *error);
 refit_status rft_device_share_map(refit_device *device, const rft_share *share, void **out,

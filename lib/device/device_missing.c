@@ -83,6 +83,15 @@ static refit_status no_cast_bf16(void *self, refit_stream_ref stream, uint16_t *
     return refuse(error, "casts");
 }
 
+static refit_status no_master(void *self, refit_stream_ref stream, const rft_master_job *job,
+                              refit_error *error)
+{
+    (void)self;
+    (void)stream;
+    (void)job;
+    return refuse(error, "kernels for masters");
+}
+
 static refit_status no_share_export(void *self, const void *memory, uint64_t bytes, rft_share *out,
                                     refit_error *error)
 {
@@ -148,6 +157,8 @@ static void fill(rft_device_ops *ops)
     FILL(digest, no_digest);
     FILL(digest_copy, no_digest_copy);
     FILL(cast_bf16, no_cast_bf16);
+    FILL(master_encode, no_master);
+    FILL(master_decode, no_master);
     FILL(share_export, no_share_export);
     FILL(share_map, no_share_map);
     FILL(share_unmap, no_share_unmap);

@@ -78,8 +78,8 @@ static void every_kernel_is_on_the_gpu_before_it_is_needed(void **state)
     (void)state;
     refit_device *device = open_gpu(true);
     assert_int_equal(fake_cuda_calls("cuLibraryLoadData"), 1);
-    assert_int_equal(fake_cuda_calls("cuKernelGetFunction"), 6);
-    assert_int_equal(fake_cuda_calls("cuFuncLoad"), 6);
+    assert_int_equal(fake_cuda_calls("cuKernelGetFunction"), 9);
+    assert_int_equal(fake_cuda_calls("cuFuncLoad"), 9);
     assert_int_equal(fake_cuda_alive().libraries, 1);
     check_digest(device);
     close_gpu(device);

@@ -1,4 +1,6 @@
-/* Every device: digests and casts are bit for bit those of kernels/, in stream order. */
+/* Every device: digests, casts and coded masters are bit for bit those of kernels/, in stream
+ * order.
+ */
 #include "tests/device/every_device.h"
 
 #include <stdint.h>
@@ -7,6 +9,7 @@
 
 #include "kernels/cast.h"
 #include "kernels/digest.h"
+#include "kernels/master.h"
 
 #define ROOM (UINT64_C(3) << 20)
 
@@ -224,6 +227,116 @@ static void a_cast_is_made_in_stream_order(void **state)
     free_filled(on, from);
 }
 
+/* Masters in the first third, weights in the second, and in the last the verdict, which is followed
+ * by what is coded. */
+enum { MASTERS = 0, WEIGHTS = 1 << 20, VERDICT = 2 << 20 };
+
+static rft_master_job job_at(unsigned char *base, uint64_t elements, uint32_t room)
+{
+    return (rft_master_job){.master = base + MASTERS,
+                            .weights = base + WEIGHTS,
+                            .verdict = (void *)(base + VERDICT),
+                            .coded = base + VERDICT + 64,
+                            .elements = elements,
+                            .room = room};
+}
+
+/* Half of the weights are the rounding, the others stand for what lies there. */
+static filled make_masters(fixture *on, uint64_t elements)
+{
+    filled made = make_filled(on, 12);
+    assert_true(4 * elements <= WEIGHTS);
+    rft_cast_bf16((void *)(made.host + WEIGHTS), (const void *)made.host, elements / 2);
+    memset(made.host + VERDICT, 0, 64);
+    assert_ok(
+        refit_stream_copy(on->device, REFIT_STREAM_NONE, made.device, made.host, ROOM, &on->error));
+    return made;
+}
+
+static void masters_are_coded_as_by_the_host(void **state)
+{
+    fixture *on = *state;
+    static const uint64_t counts[] = {1, 5000, 70001, 1 << 18};
+    if (!rft_device_get_caps(on->device).masters) skip();
+    for (unsigned i = 0; i < 8; i++) {
+        uint64_t elements = counts[i / 2];
+        refit_stream_ref stream = i % 2 == 0 ? on->stream : REFIT_STREAM_NONE;
+        filled made = make_masters(on, elements);
+        rft_master_job job = job_at(made.device, elements, RFT_MASTER_ROOM / 2);
+        rft_master_job twin = job_at(made.host, elements, RFT_MASTER_ROOM / 2);
+        assert_ok(rft_device_master_encode(on->device, stream, &job, &on->error));
+        if (stream.native != NULL) wait_stream(on);
+        rft_master_split(&twin);
+        rft_master_list(&twin);
+        check_bytes(on, &made);
+        job.compares = true;
+        assert_ok(rft_device_master_decode(on->device, stream, &job, &on->error));
+        job.compares = false;
+        assert_ok(rft_device_zero(on->device, stream, made.device, 4 * elements, &on->error));
+        assert_ok(rft_device_master_decode(on->device, stream, &job, &on->error));
+        if (stream.native != NULL) wait_stream(on);
+        check_bytes(on, &made);
+        free_filled(on, made);
+    }
+}
+
+static void masters_with_other_weights_are_left_alone(void **state)
+{
+    fixture *on = *state;
+    enum { COUNT = 10000 };
+    if (!rft_device_get_caps(on->device).masters) skip();
+    filled made = make_masters(on, COUNT);
+    rft_master_job job = job_at(made.device, COUNT, 16384);
+    rft_master_job twin = job_at(made.host, COUNT, 16384);
+    assert_ok(rft_device_master_encode(on->device, on->stream, &job, &on->error));
+    assert_ok(rft_device_zero(on->device, on->stream, made.device, 4 * COUNT, &on->error));
+    assert_ok(rft_device_zero(on->device, on->stream, made.device + WEIGHTS, 2, &on->error));
+    assert_ok(rft_device_master_decode(on->device, on->stream, &job, &on->error));
+    wait_stream(on);
+    rft_master_split(&twin);
+    rft_master_list(&twin);
+    memset(made.host, 0, 4 * RFT_MASTER_BLOCK);
+    memset(made.host + WEIGHTS, 0, 2);
+    twin.verdict->found |= RFT_MASTER_CHANGED;
+    check_bytes(on, &made);
+    free_filled(on, made);
+}
+
+static void a_job_for_masters_that_breaks_a_rule_is_refused(void **state)
+{
+    fixture *on = *state;
+    static _Alignas(16) unsigned char memory[4096];
+    rft_master_job good = {.master = memory,
+                           .weights = memory + 1024,
+                           .coded = memory + 2048,
+                           .verdict = (void *)(memory + 4000),
+                           .elements = 16,
+                           .room = 16};
+    rft_master_job bad[10];
+    for (int i = 0; i < 10; i++) {
+        bad[i] = good;
+    }
+    bad[0].master = NULL;
+    bad[1].weights = NULL;
+    bad[2].coded = NULL;
+    bad[3].verdict = NULL;
+    bad[4].master = memory + 2;
+    bad[5].weights = memory + 1;
+    bad[6].coded = memory + 8;
+    bad[7].room = 8;
+    bad[8].room = RFT_MASTER_ROOM + 16;
+    bad[9].elements = UINT64_MAX / 4;
+    for (int i = 0; i < 10; i++) {
+        assert_int_equal(rft_device_master_encode(on->device, on->stream, &bad[i], &on->error),
+                         REFIT_ERR_INVALID);
+        assert_int_equal(rft_device_master_decode(on->device, on->stream, &bad[i], &on->error),
+                         REFIT_ERR_INVALID);
+    }
+    good.elements = 0;
+    assert_ok(rft_device_master_encode(on->device, on->stream, &good, &on->error));
+    assert_ok(rft_device_master_decode(on->device, on->stream, &good, &on->error));
+}
+
 static void arguments_that_make_no_sense_are_refused(void **state)
 {
     fixture *on = *state;
@@ -280,6 +393,14 @@ static void memory_that_the_device_cannot_reach_is_refused(void **state)
     assert_int_equal(refit_stream_cast_bf16(on->device, on->stream, (void *)made.device,
                                             (const void *)made.host, 16, &on->error),
                      REFIT_ERR_INVALID);
+    rft_master_job job = job_at(made.device, 16, 16);
+    job.weights = made.host;
+    assert_int_equal(rft_device_master_encode(on->device, on->stream, &job, &on->error),
+                     REFIT_ERR_INVALID);
+    job = job_at(made.device, 16, 16);
+    job.master = made.host;
+    assert_int_equal(rft_device_master_decode(on->device, on->stream, &job, &on->error),
+                     REFIT_ERR_INVALID);
     wait_stream(on);
     assert_int_equal(device_right(on, made.device, ROOM, 10), ROOM);
     free_filled(on, made);
@@ -302,6 +423,15 @@ static void memory_of_an_arena_that_is_gone_is_a_failure_of_the_stream(void **st
     assert_int_equal(
         rft_device_digest(on->device, REFIT_STREAM_NONE, base, 64, 0, &sum, &on->error),
         REFIT_ERR_COPY);
+    rft_master_job job = job_at(base, 64, 16);
+    job.verdict = (void *)((unsigned char *)base + 4096);
+    job.weights = job.verdict;
+    job.coded = job.verdict;
+    assert_ok(rft_device_master_encode(on->device, on->stream, &job, &on->error));
+    assert_int_equal(refit_stream_wait(on->device, on->stream, PATIENCE_MS, &on->error),
+                     REFIT_ERR_COPY);
+    assert_int_equal(rft_device_master_decode(on->device, REFIT_STREAM_NONE, &job, &on->error),
+                     REFIT_ERR_COPY);
     rft_device_unreserve(on->device, base, UINT64_C(1) << 20);
 }
 
@@ -314,6 +444,9 @@ int main(void)
         cmocka_unit_test(digests_add_up_on_the_device_and_copy_on_the_way),
         cmocka_unit_test(casts_are_those_of_the_host),
         cmocka_unit_test(a_cast_is_made_in_stream_order),
+        cmocka_unit_test(masters_are_coded_as_by_the_host),
+        cmocka_unit_test(masters_with_other_weights_are_left_alone),
+        cmocka_unit_test(a_job_for_masters_that_breaks_a_rule_is_refused),
         cmocka_unit_test(arguments_that_make_no_sense_are_refused),
         cmocka_unit_test(memory_that_the_device_cannot_reach_is_refused),
         cmocka_unit_test(memory_of_an_arena_that_is_gone_is_a_failure_of_the_stream),

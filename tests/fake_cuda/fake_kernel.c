@@ -10,13 +10,14 @@
 #include "kernels/cast.h"
 #include "kernels/delta_job.h"
 #include "kernels/digest.h"
+#include "kernels/master.h"
 #include "kernels/pack.h"
 
 typedef struct fake_kernel {
     fake_node node; /* in fake.kernels */
     uint64_t library;
     unsigned arguments;
-    size_t sizes[5]; /* of each argument */
+    size_t sizes[7]; /* of each argument */
     rft_cu_result (*run)(fake_op *op);
     bool (*uses)(const fake_op *op, uint64_t base, uint64_t bytes);
 } fake_kernel;
@@ -139,6 +140,65 @@ static bool digest_copy_uses(const fake_op *op, uint64_t base, uint64_t bytes)
            fake_meets(at[4], sizeof(uint64_t), base, bytes);
 }
 
+/* Arguments: master, weights, coded, elements, room, then verdict, then compares. False: an address
+ * is none of the GPU's. */
+static bool master_job(const fake_op *op, bool decodes, bool judges, rft_master_job *job)
+{
+    const uint64_t *at = op->numbers;
+    static rft_master_verdict nothing;
+    uint32_t room = (uint32_t)at[4];
+    *job = (rft_master_job){.elements = at[3], .room = room, .verdict = &nothing};
+    job->compares = decodes && at[6] != 0;
+    job->master = fake_reach_mapped(op->device, at[0], 4 * at[3], decodes && !job->compares);
+    job->weights = fake_reach_mapped(op->device, at[1], 2 * at[3], false);
+    job->coded = fake_reach_mapped(op->device, at[2], rft_master_bytes(at[3], room), !decodes);
+    if (judges) job->verdict = (void *)fake_reach_mapped(op->device, at[5], 8, true);
+    return job->master != NULL && job->weights != NULL && job->coded != NULL &&
+           job->verdict != NULL;
+}
+
+static rft_cu_result master_do(const fake_op *op, bool decodes, bool judges,
+                               void (*kernel)(const rft_master_job *job))
+{
+    rft_master_job job;
+    if (op->numbers[3] == 0) return RFT_CU_SUCCESS;
+    if (!master_job(op, decodes, judges, &job)) return RFT_CU_ILLEGAL_ADDRESS;
+    if (op->numbers[0] % 4 != 0 || op->numbers[1] % 2 != 0 || op->numbers[2] % 16 != 0)
+        return RFT_CU_MISALIGNED_ADDRESS;
+    fake_touch();
+    kernel(&job);
+    fake_touched();
+    return RFT_CU_SUCCESS;
+}
+
+static rft_cu_result master_split_run(fake_op *op)
+{
+    return master_do(op, false, false, rft_master_split);
+}
+
+static rft_cu_result master_list_run(fake_op *op)
+{
+    return master_do(op, false, true, rft_master_list);
+}
+
+static rft_cu_result master_join_run(fake_op *op)
+{
+    return master_do(op, true, true, rft_master_join);
+}
+
+static bool master_split_uses(const fake_op *op, uint64_t base, uint64_t bytes)
+{
+    const uint64_t *at = op->numbers;
+    uint64_t coded = rft_master_bytes(at[3], (uint32_t)at[4]);
+    return fake_meets(at[0], 4 * at[3], base, bytes) || fake_meets(at[1], 2 * at[3], base, bytes) ||
+           fake_meets(at[2], coded, base, bytes);
+}
+
+static bool master_uses(const fake_op *op, uint64_t base, uint64_t bytes)
+{
+    return master_split_uses(op, base, bytes) || fake_meets(op->numbers[5], 8, base, bytes);
+}
+
 /* One job, at addresses that the GPU reaches; false: one of them is none. */
 static bool delta_do(int device, rft_delta_job *job, bool encodes)
 {
@@ -199,6 +259,15 @@ static const struct fake_kernel_kind {
      {.arguments = 4, .sizes = {8, 8, 8, 8}, .run = digest_run, .uses = digest_uses}},
     {"rft_digest_copy_kernel",
      {.arguments = 5, .sizes = {8, 8, 8, 8, 8}, .run = digest_copy_run, .uses = digest_copy_uses}},
+    {"rft_master_split_kernel",
+     {.arguments = 5,
+      .sizes = {8, 8, 8, 8, 4},
+      .run = master_split_run,
+      .uses = master_split_uses}},
+    {"rft_master_list_kernel",
+     {.arguments = 6, .sizes = {8, 8, 8, 8, 4, 8}, .run = master_list_run, .uses = master_uses}},
+    {"rft_master_join_kernel",
+     {.arguments = 7, .sizes = {8, 8, 8, 8, 4, 8, 4}, .run = master_join_run, .uses = master_uses}},
     {"rft_delta_encode_kernel",
      {.arguments = 2, .sizes = {8, 4}, .run = delta_encode_run, .uses = delta_uses}},
     {"rft_delta_apply_kernel",

@@ -44,7 +44,7 @@ typedef struct fake_op {
     fake_mark *mark;
     rft_cu_host_fn function;
     void *user;
-    uint64_t numbers[5];
+    uint64_t numbers[7];
     int device;
 } fake_op;
 

@@ -8,6 +8,7 @@
 #include "kernels/cast.h"
 #include "kernels/delta_job.h"
 #include "kernels/digest.h"
+#include "kernels/master.h"
 #include "kernels/pack.h"
 #include "tests/support/test_device.h"
 
@@ -314,6 +315,75 @@ static void digest_copies_its_range_and_no_more(void **state)
     }
 }
 
+/* ---- master: masters in the first quarter, weights in the second, the verdict and what is coded
+ * in the upper half */
+
+/* `aside`: elements that masters and weights lie off a boundary. */
+static rft_master_job master_at(uint64_t base, uint64_t elements, uint64_t aside, uint32_t room)
+{
+    return (rft_master_job){.master = (void *)(uintptr_t)(base + 4 * aside),
+                            .weights = (void *)(uintptr_t)(base + ROOM / 4 + 2 * aside),
+                            .verdict = (void *)(uintptr_t)(base + ROOM / 2),
+                            .coded = (void *)(uintptr_t)(base + ROOM / 2 + 64),
+                            .elements = elements,
+                            .room = room};
+}
+
+/* Weights that are the rounding but for one in `one_in`. */
+static void make_weights(fixture *on, const rft_master_job *twin, uint64_t one_in)
+{
+    uint16_t *weights = (uint16_t *)(uintptr_t)twin->weights;
+    rft_cast_bf16(weights, twin->master, twin->elements);
+    for (uint64_t i = 0; i < twin->elements; i++) {
+        if (below(on, one_in) == 0) weights[i] = (uint16_t)next(on);
+    }
+    *twin->verdict = (rft_master_verdict){0};
+}
+
+static void decode_once(fixture *on, rft_master_job *job, rft_master_job *twin)
+{
+    LAUNCH(on, rft_cuda_launch_master_decode(on->cuda, on->stream.native, job, &on->error));
+    rft_master_join(twin);
+    check(on);
+}
+
+static void master_once(fixture *on, uint64_t elements, uint64_t aside, uint64_t one_in)
+{
+    uint32_t room = one_in < 8 ? RFT_MASTER_ROOM : 16384;
+    rft_master_job job = master_at(device_address(on, 0), elements, aside, room);
+    rft_master_job twin = master_at((uintptr_t)on->there_twin, elements, aside, room);
+    fill(on);
+    make_weights(on, &twin, one_in);
+    test_write(on->device, on->there, on->there_twin, ROOM);
+    LAUNCH(on, rft_cuda_launch_master_encode(on->cuda, on->stream.native, &job, &on->error));
+    rft_master_split(&twin);
+    rft_master_list(&twin);
+    check(on);
+    job.compares = true;
+    twin.compares = true;
+    decode_once(on, &job, &twin);
+    job.compares = false;
+    twin.compares = false;
+    scramble(on, on->there_twin, ROOM / 4);
+    test_write(on->device, on->there, on->there_twin, ROOM / 4);
+    decode_once(on, &job, &twin);
+    on->there_twin[ROOM / 4 + 2 * aside] ^= 1; /* another weight */
+    test_write(on->device, on->there, on->there_twin, ROOM);
+    decode_once(on, &job, &twin);
+}
+
+static void masters_are_coded_and_decoded_as_by_the_twin(void **state)
+{
+    fixture *on = *state;
+    static const uint64_t shares[] = {1, 3, 2000, UINT64_C(1) << 40};
+    for (unsigned round = 0; round < 8; round++) {
+        uint64_t elements = 1 + any_size(on, 200000), aside = below(on, 9);
+        master_once(on, elements, aside, shares[round % 4]);
+    }
+    master_once(on, 3 * RFT_MASTER_UNIT + 4097, 0, 2000);
+    master_once(on, 3 * RFT_MASTER_UNIT + 4097, 1, 30);
+}
+
 /* ---- delta: the blocks in the first quarter, what became of them in the second, the coded bytes
  * in the upper half */
 
@@ -431,10 +501,14 @@ static void delta_codes_and_applies_as_the_twin(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        TEST(pack_moves_every_byte_and_no_other),  TEST(cast_rounds_every_kind_of_number_alike),
-        TEST(cast_writes_its_range_and_no_more),   TEST(digest_is_the_same_at_every_size_and_place),
-        TEST(digests_add_up_in_one_sum),           TEST(digest_copies_its_range_and_no_more),
+        TEST(pack_moves_every_byte_and_no_other),
+        TEST(cast_rounds_every_kind_of_number_alike),
+        TEST(cast_writes_its_range_and_no_more),
+        TEST(digest_is_the_same_at_every_size_and_place),
+        TEST(digests_add_up_in_one_sum),
+        TEST(digest_copies_its_range_and_no_more),
         TEST(delta_codes_and_applies_as_the_twin),
+        TEST(masters_are_coded_and_decoded_as_by_the_twin),
     };
     if (!test_on_cuda()) return 77;
     return cmocka_run_group_tests_name("gpu_kernels", tests, NULL, NULL);

@@ -57,10 +57,11 @@ static faulty_device *faulty_of(refit_device *device)
 static const char *slot_name(faulty_slot slot)
 {
     static const char *const names[FAULTY_SLOTS] = {
-        "memory_alloc", "memory_free", "reserve",      "commit",      "decommit",
-        "host_pin",     "stream_open", "stream_close", "stream_call", "copy_batch",
-        "zero",         "event_open",  "event_record", "event_join",  "event_wait",
-        "digest",       "digest_copy", "share_export", "share_map",
+        "memory_alloc", "memory_free", "reserve",       "commit",        "decommit",
+        "host_pin",     "stream_open", "stream_close",  "stream_call",   "copy_batch",
+        "zero",         "event_open",  "event_record",  "event_join",    "event_wait",
+        "digest",       "digest_copy", "master_encode", "master_decode", "share_export",
+        "share_map",
     };
     return names[slot];
 }
@@ -234,6 +235,22 @@ static refit_status faulty_cast_bf16(void *self, refit_stream_ref stream, uint16
 {
     faulty_device *faulty = self;
     return faulty->inner->ops.cast_bf16(faulty->inner->self, stream, to, from, count, error);
+}
+
+static refit_status faulty_master_encode(void *self, refit_stream_ref stream,
+                                         const rft_master_job *job, refit_error *error)
+{
+    faulty_device *faulty = self;
+    MEET(faulty, FAULTY_MASTER_ENCODE, error);
+    return rft_device_master_encode(faulty->inner, stream, job, error);
+}
+
+static refit_status faulty_master_decode(void *self, refit_stream_ref stream,
+                                         const rft_master_job *job, refit_error *error)
+{
+    faulty_device *faulty = self;
+    MEET(faulty, FAULTY_MASTER_DECODE, error);
+    return rft_device_master_decode(faulty->inner, stream, job, error);
 }
 
 static refit_status faulty_share_export(void *self, const void *memory, uint64_t bytes,
@@ -442,6 +459,8 @@ static const rft_device_ops faulty_ops = {
     .digest = faulty_digest,
     .digest_copy = faulty_digest_copy,
     .cast_bf16 = faulty_cast_bf16,
+    .master_encode = faulty_master_encode,
+    .master_decode = faulty_master_decode,
     .share_export = faulty_share_export,
     .share_map = faulty_share_map,
     .share_unmap = faulty_share_unmap,

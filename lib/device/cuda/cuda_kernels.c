@@ -1,6 +1,6 @@
 /*
- * The kernels' image in the driver, their launches, and the digests and casts that are made of
- * launches.
+ * The kernels' image in the driver, their launches, and the digests, casts and coding of masters
+ * that are made of launches.
  *
  * The fatbin is tried first; then, for drivers older than the machine code in it, the PTX alone,
  * which they compile for their GPU. Each kernel is loaded onto the GPU when the device is opened
@@ -29,6 +29,9 @@ typedef enum kernel_name {
     CAST,
     DIGEST,
     DIGEST_COPY,
+    MASTER_SPLIT,
+    MASTER_LIST,
+    MASTER_JOIN,
     DELTA_ENCODE,
     DELTA_APPLY,
     KERNELS,
@@ -38,6 +41,9 @@ static const char *const names[KERNELS] = {[PACK] = "rft_pack_kernel",
                                            [CAST] = "rft_cast_kernel",
                                            [DIGEST] = "rft_digest_kernel",
                                            [DIGEST_COPY] = "rft_digest_copy_kernel",
+                                           [MASTER_SPLIT] = "rft_master_split_kernel",
+                                           [MASTER_LIST] = "rft_master_list_kernel",
+                                           [MASTER_JOIN] = "rft_master_join_kernel",
                                            [DELTA_ENCODE] = "rft_delta_encode_kernel",
                                            [DELTA_APPLY] = "rft_delta_apply_kernel"};
 
@@ -204,6 +210,31 @@ refit_status rft_cuda_launch_digest_copy(rft_cuda_device *cuda, rft_cu_stream st
     grid shape = {count_blocks(cuda, bytes / RFT_GPU_SHARE + 1), 1};
     void *arguments[] = {&to, &data, &bytes, &offset, &sum};
     return launch(cuda, stream, cuda->kernels->all[DIGEST_COPY], shape, arguments, error);
+}
+
+/* A block of threads for each block of elements, or for each unit. */
+refit_status rft_cuda_launch_master_encode(rft_cuda_device *cuda, rft_cu_stream stream,
+                                           const rft_master_job *job, refit_error *error)
+{
+    rft_master_job on = *job;
+    RFT_TRY(check_kernels(cuda, error));
+    grid split = {count_blocks(cuda, on.elements / RFT_MASTER_BLOCK + 1), 1};
+    grid list = {count_blocks(cuda, on.elements / RFT_MASTER_UNIT + 1), 1};
+    void *arguments[] = {&on.master, &on.weights, &on.coded, &on.elements, &on.room, &on.verdict};
+    RFT_TRY(launch(cuda, stream, cuda->kernels->all[MASTER_SPLIT], split, arguments, error));
+    return launch(cuda, stream, cuda->kernels->all[MASTER_LIST], list, arguments, error);
+}
+
+refit_status rft_cuda_launch_master_decode(rft_cuda_device *cuda, rft_cu_stream stream,
+                                           const rft_master_job *job, refit_error *error)
+{
+    rft_master_job on = *job;
+    uint32_t compares = on.compares;
+    RFT_TRY(check_kernels(cuda, error));
+    grid shape = {count_blocks(cuda, on.elements / RFT_MASTER_BLOCK + 1), 1};
+    void *arguments[] = {&on.master, &on.weights, &on.coded, &on.elements,
+                         &on.room,   &on.verdict, &compares};
+    return launch(cuda, stream, cuda->kernels->all[MASTER_JOIN], shape, arguments, error);
 }
 
 /* A block takes a job at a time. */
@@ -511,6 +542,23 @@ static refit_status cast_bf16(rft_cuda_device *cuda, refit_stream_ref stream, ui
     return rft_cuda_work_end(cuda, &work, status, error);
 }
 
+typedef refit_status (*master_launch)(rft_cuda_device *cuda, rft_cu_stream stream,
+                                      const rft_master_job *job, refit_error *error);
+
+static refit_status code_masters(rft_cuda_device *cuda, refit_stream_ref stream,
+                                 const rft_master_job *job, master_launch launches,
+                                 refit_error *error)
+{
+    rft_cuda_work work;
+    uint64_t coded = rft_master_bytes(job->elements, job->room);
+    RFT_TRY(check_reach(cuda, job->master, 4 * job->elements, error));
+    RFT_TRY(check_reach(cuda, job->weights, 2 * job->elements, error));
+    RFT_TRY(check_reach(cuda, job->coded, coded, error));
+    RFT_TRY(check_reach(cuda, job->verdict, sizeof *job->verdict, error));
+    RFT_TRY(rft_cuda_work_begin(cuda, stream, &work, error));
+    return rft_cuda_work_end(cuda, &work, launches(cuda, work.stream, job, error), error);
+}
+
 /* ---- Slots -----------------------------------------------------------------------------------
  * Each enters the context; the work is done above. */
 
@@ -536,9 +584,27 @@ static refit_status cuda_cast_bf16(void *self, refit_stream_ref stream, uint16_t
     RFT_CUDA_GUARDED(cuda, error, cast_bf16(cuda, stream, to, from, count, error));
 }
 
+static refit_status cuda_master_encode(void *self, refit_stream_ref stream,
+                                       const rft_master_job *job, refit_error *error)
+{
+    rft_cuda_device *cuda = self;
+    RFT_CUDA_GUARDED(cuda, error,
+                     code_masters(cuda, stream, job, rft_cuda_launch_master_encode, error));
+}
+
+static refit_status cuda_master_decode(void *self, refit_stream_ref stream,
+                                       const rft_master_job *job, refit_error *error)
+{
+    rft_cuda_device *cuda = self;
+    RFT_CUDA_GUARDED(cuda, error,
+                     code_masters(cuda, stream, job, rft_cuda_launch_master_decode, error));
+}
+
 void rft_cuda_compute_slots(rft_device_ops *ops)
 {
     ops->digest = cuda_digest;
     ops->digest_copy = cuda_digest_copy;
     ops->cast_bf16 = cuda_cast_bf16;
+    ops->master_encode = cuda_master_encode;
+    ops->master_decode = cuda_master_decode;
 }

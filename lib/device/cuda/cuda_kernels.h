@@ -9,11 +9,17 @@
  *     rft_digest_copy_kernel(void *to, const void *data, uint64_t bytes, uint64_t offset,
  *                            uint64_t *sum)
  *         the same, and copies
+ *     rft_master_split_kernel(const void *master, const void *weights, void *coded,
+ *                             uint64_t elements, uint32_t room)
+ *     rft_master_list_kernel(…, rft_master_verdict *verdict)
+ *     rft_master_join_kernel(void *master, const void *weights, const void *coded,
+ *                            uint64_t elements, uint32_t room, rft_master_verdict *verdict,
+ *                            uint32_t compares)
  *     rft_delta_encode_kernel(rft_delta_job *jobs, uint32_t count)
  *     rft_delta_apply_kernel(rft_delta_job *jobs, uint32_t count)
  *
  * All pointers are addresses that the device can reach, at any alignment but for the entries, the
- * jobs, the sum and what a digest is copied to (8 bytes).
+ * jobs, the sum and what a digest is copied to (8 bytes), and those of masters (kernels/master.h).
  */
 #ifndef RFT_CUDA_KERNELS_H
 #define RFT_CUDA_KERNELS_H
@@ -46,13 +52,19 @@ refit_status rft_cuda_launch_digest_copy(rft_cuda_device *cuda, rft_cu_stream st
                                          rft_cu_ptr data, uint64_t bytes, uint64_t offset,
                                          rft_cu_ptr sum, refit_error *error);
 
+/* kernels/master.h: encoding is two launches. */
+refit_status rft_cuda_launch_master_encode(rft_cuda_device *cuda, rft_cu_stream stream,
+                                           const rft_master_job *job, refit_error *error);
+refit_status rft_cuda_launch_master_decode(rft_cuda_device *cuda, rft_cu_stream stream,
+                                           const rft_master_job *job, refit_error *error);
+
 /* kernels/delta_job.h. */
 refit_status rft_cuda_launch_delta_encode(rft_cuda_device *cuda, rft_cu_stream stream,
                                           rft_cu_ptr jobs, uint32_t count, refit_error *error);
 refit_status rft_cuda_launch_delta_apply(rft_cuda_device *cuda, rft_cu_stream stream,
                                          rft_cu_ptr jobs, uint32_t count, refit_error *error);
 
-/* ---- Digests and casts: the slots digest, digest_copy and cast_bf16 of device.h -------------- */
+/* ---- Digests, casts and masters: their slots of device.h ------------------------------------- */
 
 refit_status rft_cuda_compute_open(rft_cuda_device *cuda, rft_cuda_compute **out,
                                    refit_error *error);

@@ -43,6 +43,7 @@ static void host_caps(void *self, rft_device_caps *caps)
     *caps = (rft_device_caps){.host_addressable = true,
                               .stable_arena = true,
                               .digests = true,
+                              .masters = true,
                               .batch_most = RFT_HOST_BATCH_MOST,
                               .numa_node = -1,
                               .chunk_bytes = host->memory.granule};
@@ -177,6 +178,24 @@ static refit_status host_cast_bf16(void *self, refit_stream_ref stream, uint16_t
     return rft_host_stream_cast(stream.native, to, from, count, error);
 }
 
+static refit_status host_master_encode(void *self, refit_stream_ref stream,
+                                       const rft_master_job *job, refit_error *error)
+{
+    host_device *host = self;
+    if (stream.native == NULL) return rft_host_encode_now(&host->memory, job, error);
+    RFT_TRY(rft_host_streams_check(&host->streams, stream, error));
+    return rft_host_stream_encode(stream.native, job, error);
+}
+
+static refit_status host_master_decode(void *self, refit_stream_ref stream,
+                                       const rft_master_job *job, refit_error *error)
+{
+    host_device *host = self;
+    if (stream.native == NULL) return rft_host_decode_now(&host->memory, job, error);
+    RFT_TRY(rft_host_streams_check(&host->streams, stream, error));
+    return rft_host_stream_decode(stream.native, job, error);
+}
+
 static refit_status host_event_open(void *self, rft_event **out, refit_error *error)
 {
     (void)self;
@@ -250,6 +269,8 @@ static const rft_device_ops host_ops = {
     .digest = host_digest,
     .digest_copy = host_digest_copy,
     .cast_bf16 = host_cast_bf16,
+    .master_encode = host_master_encode,
+    .master_decode = host_master_decode,
     .event_open = host_event_open,
     .event_close = host_event_close,
     .event_record = host_event_record,

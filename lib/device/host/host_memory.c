@@ -609,9 +609,10 @@ refit_status rft_host_copy_now(rft_host_memory *memory, rft_pool *pool, const rf
     return REFIT_OK;
 }
 
-/* ---- Digests and casts -----------------------------------------------------------------------
- * Digests and casts by the C twins of the GPU's kernels. Memory is looked up first, so that memory
- * of an arena which is not committed is a failure and not a crash. Knows nothing of streams.
+/* ---- Digests, casts and masters --------------------------------------------------------------
+ * Digests, casts and the coding of masters by the C twins of the GPU's kernels. Memory is looked up
+ * first, so that memory of an arena which is not committed is a failure and not a crash. Knows
+ * nothing of streams.
  */
 
 static refit_status check_there(rft_host_memory *memory, const void *at, uint64_t bytes,
@@ -651,5 +652,31 @@ refit_status rft_host_cast_now(rft_host_memory *memory, uint16_t *to, const floa
     RFT_TRY(check_there(memory, to, count * sizeof *to, error));
     RFT_TRY(check_there(memory, from, count * sizeof *from, error));
     rft_cast_bf16(to, from, count);
+    return REFIT_OK;
+}
+
+static refit_status check_master(rft_host_memory *memory, const rft_master_job *job,
+                                 refit_error *error)
+{
+    RFT_TRY(check_there(memory, job->master, 4 * job->elements, error));
+    RFT_TRY(check_there(memory, job->weights, 2 * job->elements, error));
+    RFT_TRY(check_there(memory, job->coded, rft_master_bytes(job->elements, job->room), error));
+    return check_there(memory, job->verdict, sizeof *job->verdict, error);
+}
+
+refit_status rft_host_encode_now(rft_host_memory *memory, const rft_master_job *job,
+                                 refit_error *error)
+{
+    RFT_TRY(check_master(memory, job, error));
+    rft_master_split(job);
+    rft_master_list(job);
+    return REFIT_OK;
+}
+
+refit_status rft_host_decode_now(rft_host_memory *memory, const rft_master_job *job,
+                                 refit_error *error)
+{
+    RFT_TRY(check_master(memory, job, error));
+    rft_master_join(job);
     return REFIT_OK;
 }

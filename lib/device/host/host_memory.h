@@ -82,7 +82,7 @@ refit_status rft_host_copy_open(rft_pool *pool, uint32_t threads, refit_error *e
 refit_status rft_host_copy_now(rft_host_memory *memory, rft_pool *pool, const rft_copy *copies,
                                uint32_t count, refit_error *error);
 
-/* ---- Digests and casts -----------------------------------------------------------------------
+/* ---- Digests, casts and masters --------------------------------------------------------------
  * The arithmetic of kernels/ on the host device's memory, on the calling thread. */
 
 /* As the slots of device.h. REFIT_ERR_COPY, and nothing is written, if the memory is of an arena
@@ -95,5 +95,9 @@ refit_status rft_host_digest_copy_now(rft_host_memory *memory, void *to, const v
                                       refit_error *error);
 refit_status rft_host_cast_now(rft_host_memory *memory, uint16_t *to, const float *from,
                                uint64_t count, refit_error *error);
+refit_status rft_host_encode_now(rft_host_memory *memory, const rft_master_job *job,
+                                 refit_error *error);
+refit_status rft_host_decode_now(rft_host_memory *memory, const rft_master_job *job,
+                                 refit_error *error);
 
 #endif

@@ -255,6 +255,8 @@ typedef enum host_verb {
     HOST_DIGEST,      /* one copy follows: the sum, the memory, its bytes */
     HOST_DIGEST_COPY, /* one copy follows */
     HOST_CAST,        /* one copy follows: the results, the numbers, the numbers' bytes */
+    HOST_ENCODE,      /* two copies follow, which hold the job */
+    HOST_DECODE,      /* the same */
     HOST_CALL,
     HOST_RECORD,
     HOST_JOIN,
@@ -463,6 +465,38 @@ static void do_cast(rft_host_stream *stream, host_command *command)
     keep_failure(stream, status, &error);
 }
 
+/* A job on its way through the queue. */
+static void put_job(rft_copy *to, const rft_master_job *job)
+{
+    to[0] = (rft_copy){.to = job->master,
+                       .from = job->weights,
+                       .bytes = job->elements,
+                       .slack = job->room,
+                       .known_memory = job->compares};
+    to[1] = (rft_copy){.to = job->coded, .from = job->verdict};
+}
+
+static rft_master_job get_job(const rft_copy *from)
+{
+    return (rft_master_job){.master = from[0].to,
+                            .weights = from[0].from,
+                            .coded = from[1].to,
+                            .verdict = (rft_master_verdict *)from[1].from,
+                            .elements = from[0].bytes,
+                            .room = from[0].slack,
+                            .compares = from[0].known_memory};
+}
+
+static void do_master(rft_host_stream *stream, host_command *command)
+{
+    refit_error error;
+    rft_master_job job = get_job(command_copies(command));
+    refit_status status = command->verb == HOST_ENCODE
+                              ? rft_host_encode_now(stream->memory, &job, &error)
+                              : rft_host_decode_now(stream->memory, &job, &error);
+    keep_failure(stream, status, &error);
+}
+
 static void do_record(rft_host_stream *stream, const host_command *command)
 {
     uint64_t place = command->record.place;
@@ -484,6 +518,8 @@ static void do_command(rft_host_stream *stream, host_command *command)
     case HOST_DIGEST: do_digest(stream, command); break;
     case HOST_DIGEST_COPY: do_digest_copy(stream, command); break;
     case HOST_CAST: do_cast(stream, command); break;
+    case HOST_ENCODE:
+    case HOST_DECODE: do_master(stream, command); break;
     case HOST_CALL: command->call.function(command->call.user); break;
     case HOST_RECORD: do_record(stream, command); break;
     case HOST_JOIN: do_join(command); break;
@@ -667,6 +703,28 @@ refit_status rft_host_stream_cast(rft_host_stream *stream, uint16_t *to, const f
     RFT_TRY(begin_work(stream, HOST_CAST, &work, &command, error));
     end_command(stream);
     return REFIT_OK;
+}
+
+static refit_status queue_master(rft_host_stream *stream, host_verb verb, const rft_master_job *job,
+                                 refit_error *error)
+{
+    host_command *command;
+    RFT_TRY(begin_command(stream, verb, 2, &command, error));
+    put_job(command_copies(command), job);
+    end_command(stream);
+    return REFIT_OK;
+}
+
+refit_status rft_host_stream_encode(rft_host_stream *stream, const rft_master_job *job,
+                                    refit_error *error)
+{
+    return queue_master(stream, HOST_ENCODE, job, error);
+}
+
+refit_status rft_host_stream_decode(rft_host_stream *stream, const rft_master_job *job,
+                                    refit_error *error)
+{
+    return queue_master(stream, HOST_DECODE, job, error);
 }
 
 refit_status rft_host_stream_record(rft_host_stream *stream, rft_host_event *event,

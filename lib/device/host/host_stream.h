@@ -42,6 +42,10 @@ refit_status rft_host_stream_digest_copy(rft_host_stream *stream, void *to, cons
                                          refit_error *error);
 refit_status rft_host_stream_cast(rft_host_stream *stream, uint16_t *to, const float *from,
                                   uint64_t count, refit_error *error);
+refit_status rft_host_stream_encode(rft_host_stream *stream, const rft_master_job *job,
+                                    refit_error *error);
+refit_status rft_host_stream_decode(rft_host_stream *stream, const rft_master_job *job,
+                                    refit_error *error);
 refit_status rft_host_stream_record(rft_host_stream *stream, rft_host_event *event,
                                     refit_error *error);
 refit_status rft_host_stream_join(rft_host_stream *stream, rft_host_event *event,
