@@ -262,8 +262,8 @@ static void masters_are_coded_as_by_the_host(void **state)
         uint64_t elements = counts[i / 2];
         refit_stream_ref stream = i % 2 == 0 ? on->stream : REFIT_STREAM_NONE;
         filled made = make_masters(on, elements);
-        rft_master_job job = job_at(made.device, elements, RFT_MASTER_ROOM / 2);
-        rft_master_job twin = job_at(made.host, elements, RFT_MASTER_ROOM / 2);
+        rft_master_job job = job_at(made.device, elements, RFT_MASTER_ROOM / 2 + 4096);
+        rft_master_job twin = job_at(made.host, elements, RFT_MASTER_ROOM / 2 + 4096);
         assert_ok(rft_device_master_encode(on->device, stream, &job, &on->error));
         if (stream.native != NULL) wait_stream(on);
         rft_master_split(&twin);
