@@ -644,6 +644,121 @@ static void states_move_by_both_schedules(void **state)
     regions_come_to_stay_and_leave_again("true");
 }
 
+/* ---- Arithmetic on a stream
+ * ----------------------------------------------------------------------- */
+
+/* One part, stepped in stream order. Host device: its memory is read and written by the stream. */
+typedef struct queued_part {
+    scene *on;
+    unsigned char *memory;
+    uint32_t number;
+} queued_part;
+
+static void step_queued(void *user)
+{
+    const queued_part *queued = user;
+    const refit_window_part *part = &queued->on->parts[queued->number];
+    for (uint64_t i = 0; i < part->bytes; i++) {
+        queued->memory[i] = stepped(queued->memory[i], i);
+    }
+}
+
+static void expect_step(scene *on)
+{
+    for (uint32_t number = 0; number < on->count; number++) {
+        const refit_window_part *part = &on->parts[number];
+        unsigned char *expected = on->expected[part->region] + part->offset;
+        for (uint64_t i = 0; i < part->bytes; i++) {
+            expected[i] = stepped(expected[i], i);
+        }
+    }
+}
+
+static void copies_out_follow_the_stream(void **state)
+{
+    (void)state;
+    static const char *const windows[] = {"1", "2", "3", "4"};
+    if (test_on_cuda()) skip(); /* its memory is not the CPU's */
+    for (size_t at = 0; at < sizeof windows / sizeof windows[0]; at++) {
+        scene on;
+        refit_stream_ref stream;
+        queued_part queued[PARTS_MOST];
+        open_scene(&on, "host", windows[at]);
+        fill(&on);
+        assert_ok(refit_stream_open(on.device, &stream, &on.error));
+        for (int step = 0; step < 6; step++) {
+            refit_window_view view = {.size = sizeof view};
+            list_some(&on, false);
+            assert_ok(refit_window_begin(on.window, on.parts, on.count, stream, &on.error));
+            for (;;) {
+                assert_ok(refit_window_next(on.window, &view, &on.error));
+                if (view.count == 0) break;
+                for (uint32_t part = 0; part < view.count; part++) {
+                    queued_part *one = &queued[view.first + part];
+                    *one = (queued_part){&on, view.memory[part], view.first + part};
+                    assert_ok(refit_stream_call(on.device, stream, step_queued, one, &on.error));
+                }
+                assert_ok(refit_window_done(on.window, stream, &on.error));
+            }
+            assert_ok(refit_window_end(on.window, &on.error));
+            assert_ok(refit_window_wait(on.window, PATIENCE_MS, &on.error));
+            expect_step(&on);
+            check_image(&on);
+        }
+        assert_ok(refit_stream_close(on.device, stream, &on.error));
+        close_scene(&on);
+    }
+}
+
+/* The first copies in wait for what used the windows' memory last. */
+static void copies_in_follow_the_stream(void **state)
+{
+    (void)state;
+    scene on;
+    refit_stream_ref stream;
+    void *memory;
+    open_scene(&on, "host", "2");
+    fill(&on);
+    list_all(&on);
+    assert_ok(refit_stream_open(on.device, &stream, &on.error));
+    assert_ok(refit_memory_alloc(on.device, 2 * 700416, &memory, &on.error));
+    assert_ok(refit_window_set_memory(on.window, memory, 700416, 2, &on.error));
+    void *other = test_host_alloc(on.plain, 2 * 700416);
+    memset(other, 0xCC, 2 * 700416);
+    faulty_device_stop(on.device);
+    assert_ok(refit_stream_copy(on.device, stream, memory, other, 2 * 700416, &on.error));
+    assert_ok(
+        refit_window_begin(on.window, on.parts, on.count, stream, &on.error)); /* does not block */
+    faulty_device_go(on.device);
+    while (step_windows(&on, 1)) {
+    }
+    assert_ok(refit_window_end(on.window, &on.error));
+    check_image(&on);
+    assert_ok(refit_window_set_memory(on.window, NULL, 0, 0, &on.error));
+    assert_ok(refit_stream_close(on.device, stream, &on.error));
+    assert_ok(refit_memory_free(on.device, memory, &on.error));
+    test_host_free(on.plain, other, 2 * 700416);
+    close_scene(&on);
+}
+
+static void host_memory_may_come_in_the_background(void **state)
+{
+    (void)state;
+    scene on;
+    open_scene(&on, "host", "2");
+    assert_ok(refit_window_close(on.window, &on.error));
+    assert_ok(refit_offloader_close(on.offloader, &on.error));
+    set(&on, "offload.background", "true");
+    assert_ok(refit_offloader_open(on.device, &on.config, &on.offloader, &on.error));
+    assert_ok(add_regions(&on));
+    assert_ok(refit_offloader_seal(on.offloader, &on.error));
+    assert_ok(refit_window_open(on.offloader, &on.window, &on.error));
+    list_all(&on);
+    step_all(&on);
+    check_image(&on);
+    close_scene(&on);
+}
+
 /* ---- Failures -----------------------------------------------------------------------------------
  */
 
@@ -922,6 +1037,9 @@ int main(void)
         cmocka_unit_test(calls_in_a_wrong_state_are_refused),
         cmocka_unit_test(homes_do_not_mix),
         cmocka_unit_test(states_move_by_both_schedules),
+        cmocka_unit_test(copies_out_follow_the_stream),
+        cmocka_unit_test(copies_in_follow_the_stream),
+        cmocka_unit_test(host_memory_may_come_in_the_background),
         cmocka_unit_test(every_failure_can_be_repeated),
         cmocka_unit_test(a_failed_step_can_be_given_up),
         cmocka_unit_test(too_little_memory_makes_fewer_and_smaller_windows),
