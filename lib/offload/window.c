@@ -234,46 +234,6 @@ static refit_status take_memory(refit_window *window, uint64_t bytes, uint32_t c
     return REFIT_OK;
 }
 
-/* Fewer windows first: two are enough for copies while the optimizer steps. Then smaller ones. */
-static refit_status take_what_there_is(refit_window *window, uint64_t most, uint64_t least,
-                                       refit_error *error)
-{
-    uint32_t count = window->offloader->config.offload_windows;
-    refit_status status = take_memory(window, most, count, error);
-    while (status == REFIT_ERR_DEVICE_MEMORY && count > 2) {
-        status = take_memory(window, most, --count, error);
-    }
-    for (uint64_t bytes = most; status == REFIT_ERR_DEVICE_MEMORY && bytes > least;) {
-        bytes = rft_max_u64(least, bytes / 2 / SLOT_ALIGNMENT * SLOT_ALIGNMENT);
-        status = take_memory(window, bytes, count, error);
-    }
-    if (status == REFIT_ERR_DEVICE_MEMORY && count > 1) {
-        status = take_memory(window, least, 1, error);
-    }
-    return status;
-}
-
-/* Slots of at least `least` bytes. `all` is what one slot for the whole list would need: more is of
- * no use. */
-static refit_status ensure_memory(refit_window *window, uint64_t least, uint64_t all,
-                                  refit_error *error)
-{
-    uint64_t wanted = window->offloader->config.offload_window_bytes;
-    RFT_REFUSE_IF(window->borrowed && window->slot_bytes < least, error, REFIT_ERR_LIMIT,
-                  "parts that stay together need %" PRIu64 " bytes, and the windows given have "
-                  "%" PRIu64 " each: give larger ones (see refit_window_measure)",
-                  least, window->slot_bytes);
-    if (window->borrowed || all == 0) return REFIT_OK;
-    uint64_t most = rft_max_u64(least, rft_min_u64(wanted / SLOT_ALIGNMENT * SLOT_ALIGNMENT, all));
-    bool enough = window->slot_bytes >= most || window->offloader->steps.short_of_memory;
-    if (window->memory != NULL && window->slot_bytes >= least && enough) return REFIT_OK;
-    RFT_TRY(drop_memory(window, error));
-    RFT_TRY(take_what_there_is(window, most, least, error));
-    window->offloader->steps.short_of_memory =
-        window->slot_bytes < most || window->slot_count < window->offloader->config.offload_windows;
-    return REFIT_OK;
-}
-
 /* ---- The list ----------------------------------------------------------------------------- */
 
 /* A new list: no window of it has gone anywhere. */
@@ -456,6 +416,47 @@ static void divide(refit_window *window, uint64_t most)
         end = reached;
         first = behind;
     }
+}
+
+/* Fewer windows first: two are enough for copies while the optimizer steps. Then smaller ones. */
+static refit_status take_what_there_is(refit_window *window, uint64_t most, uint64_t least,
+                                       uint32_t count, refit_error *error)
+{
+    refit_status status = take_memory(window, most, count, error);
+    while (status == REFIT_ERR_DEVICE_MEMORY && count > 2) {
+        status = take_memory(window, most, --count, error);
+    }
+    for (uint64_t bytes = most; status == REFIT_ERR_DEVICE_MEMORY && bytes > least;) {
+        bytes = rft_max_u64(least, bytes / 2 / SLOT_ALIGNMENT * SLOT_ALIGNMENT);
+        status = take_memory(window, bytes, count, error);
+    }
+    if (status == REFIT_ERR_DEVICE_MEMORY && count > 1) {
+        status = take_memory(window, least, 1, error);
+    }
+    return status;
+}
+
+/* Memory for the list: slots of at least `least` bytes. One slot of `all` bytes would hold it. */
+static refit_status ensure_memory(refit_window *window, uint64_t least, uint64_t all,
+                                  refit_error *error)
+{
+    const refit_config *config = &window->offloader->config;
+    bool *is_short = &window->offloader->steps.short_of_memory;
+    RFT_REFUSE_IF(window->borrowed && window->slot_bytes < least, error, REFIT_ERR_LIMIT,
+                  "parts that stay together need %" PRIu64 " bytes, and the windows given have "
+                  "%" PRIu64 " each: give larger ones (see refit_window_measure)",
+                  least, window->slot_bytes);
+    if (window->borrowed) return REFIT_OK;
+    uint64_t wanted = config->offload_window_bytes / SLOT_ALIGNMENT * SLOT_ALIGNMENT;
+    uint64_t most = rft_max_u64(least, rft_min_u64(wanted, all));
+    divide(window, most);
+    uint32_t count = (uint32_t)rft_min_u64(config->offload_windows, window->span_count);
+    bool enough = (window->slot_bytes >= most && window->slot_count >= count) || *is_short;
+    if (window->memory != NULL && window->slot_bytes >= least && enough) return REFIT_OK;
+    RFT_TRY(drop_memory(window, error));
+    RFT_TRY(take_what_there_is(window, most, least, count, error));
+    *is_short = window->slot_bytes < most || window->slot_count < count;
+    return REFIT_OK;
 }
 
 refit_status refit_window_measure(refit_window *window, const refit_window_part *parts,

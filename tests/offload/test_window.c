@@ -377,7 +377,28 @@ static void windows_grow_to_parts_that_stay_together(void **state)
     step_all(&on);
     assert_int_equal(on.windows, 1);
     check_image(&on);
-    assert_int_equal(stats_of(&on).window_bytes, 2 * least);
+    assert_int_equal(stats_of(&on).window_bytes, least); /* there is one window */
+    close_scene(&on);
+}
+
+static void a_short_list_takes_no_more_memory_than_it_needs(void **state)
+{
+    (void)state;
+    scene on;
+    open_scene(&on, "host", "4");
+    fill(&on);
+    on.count = 0;
+    add_part(&on, 0, 0, 0, 4096);
+    step_all(&on);
+    assert_int_equal(stats_of(&on).window_bytes, 4096);
+    add_part(&on, 1, 0, 0, 70000);
+    add_part(&on, 4, 0, 0, 100000);
+    step_all(&on);
+    assert_int_equal(stats_of(&on).window_bytes, 2 * 131072);
+    on.count = 1;
+    step_all(&on);
+    assert_int_equal(stats_of(&on).window_bytes, 2 * 131072);
+    check_image(&on);
     close_scene(&on);
 }
 
@@ -1030,6 +1051,7 @@ int main(void)
         cmocka_unit_test(any_list_is_stepped),
         cmocka_unit_test(device_memory_is_that_of_the_windows),
         cmocka_unit_test(windows_grow_to_parts_that_stay_together),
+        cmocka_unit_test(a_short_list_takes_no_more_memory_than_it_needs),
         cmocka_unit_test(memory_of_the_caller_is_used),
         cmocka_unit_test(born_parts_need_no_memory_of_the_window),
         cmocka_unit_test(a_step_may_end_early),
