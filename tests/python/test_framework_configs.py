@@ -13,9 +13,9 @@ yaml = pytest.importorskip("yaml", reason="PyYAML is not installed")
 pytest.importorskip("torch", reason="PyTorch is not installed")
 
 from refit.config import make_config  # noqa: E402
-from refit.integrations import nemo_rl, verl  # noqa: E402
+from refit.integrations import nemo_rl, state_offload, verl  # noqa: E402
 
-NAMES = ["nemo_rl", "sglang", "verl", "vllm"]
+NAMES = ["megatron", "nemo_rl", "sglang", "verl", "vllm", "xtuner"]
 
 
 def _read(root: Path, name: str) -> Any:
@@ -84,10 +84,22 @@ def test_sglang_names_loaders(root: Path) -> None:
         assert list(inspect.signature(_named(path)).parameters) == ["model", "named_tensors"]
 
 
+def test_megatron_arguments_become_keywords(root: Path) -> None:
+    found = state_offload.keywords(_read(root, "megatron"))
+    assert found == {"states": "host", "window_bytes": 256 << 20, "host_fraction": 1.0}
+
+
+def test_xtuner_options_become_keywords(root: Path) -> None:
+    said = _read(root, "xtuner")
+    assert set(said) == {state_offload.SWAP, state_offload.TIMES}
+    found = state_offload.keywords(said, state_bytes=16 << 30)
+    assert found == {"states": "host", "window_bytes": 1 << 30}
+
+
 def test_no_adapter_imports_its_framework() -> None:
-    names = [*NAMES, "megatron"]
-    loads = "; ".join(f"import refit.integrations.{name}" for name in names)
-    shows = f"import sys; print(*[one for one in {[*names, 'ray']!r} if one in sys.modules])"
+    modules = ["megatron", "nemo_rl", "sglang", "state_offload", "verl", "vllm"]
+    loads = "; ".join(f"import refit.integrations.{name}" for name in modules)
+    shows = f"import sys; print(*[one for one in {[*NAMES, 'ray']!r} if one in sys.modules])"
     said = subprocess.run(
         [sys.executable, "-c", f"{loads}; {shows}"], capture_output=True, text=True, check=True
     )

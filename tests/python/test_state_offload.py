@@ -1,0 +1,158 @@
+"""Frameworks' options for states on the host, and the keywords that they become."""
+
+import argparse
+import warnings
+from dataclasses import dataclass
+from types import MappingProxyType, SimpleNamespace
+from typing import Any
+
+import pytest
+from refit.config import load_config
+from refit.errors import InvalidError, UnsupportedError
+from refit.integrations.state_offload import SMALLEST_WINDOW, keywords, take
+
+
+def megatron(**said: Any) -> dict[str, Any]:
+    return {
+        "chunked_optimizer_state_offload": True,
+        "optimizer_state_offload_chunk_size_mb": 256,
+        **said,
+    }
+
+
+def parsed(*words: str) -> argparse.Namespace:
+    """As Megatron and MindSpeed declare them, with their defaults."""
+    parser = argparse.ArgumentParser()
+    for name in ("--swap-optimizer", "--chunked-optimizer-state-offload"):
+        parser.add_argument(name, action="store_true")
+    parser.add_argument("--offload-optimizer-states", action="store_true")
+    parser.add_argument("--swap-optimizer-times", type=int, default=16)
+    parser.add_argument("--optimizer-state-offload-chunk-size-mb", type=int, default=0)
+    parser.add_argument("--optimizer-state-offload-fraction", type=float, default=1.0)
+    return parser.parse_args(words)
+
+
+@pytest.fixture(autouse=True)
+def no_warning() -> Any:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        yield
+
+
+def test_without_a_switch_nothing_is_asked_for() -> None:
+    assert keywords(parsed()) == keywords({}) == keywords(SimpleNamespace()) == {}
+    assert keywords({"swap_optimizer": False, "swap_optimizer_times": 4}) == {}
+    assert keywords({"swap_optimizer": None}) == {}
+
+
+def test_megatrons_arguments() -> None:
+    words = "--optimizer-state-offload-chunk-size-mb 64 --optimizer-state-offload-fraction 0.25"
+    found = keywords(parsed("--chunked-optimizer-state-offload", *words.split()))
+    assert found == {"states": "host", "window_bytes": 64 << 20, "host_fraction": 0.25}
+
+
+def test_names_may_be_written_as_on_a_command_line() -> None:
+    said = {
+        "--chunked-optimizer-state-offload": True,
+        "optimizer-state-offload-chunk-size-mb": 1,
+    }
+    assert keywords(said) == {"states": "host", "window_bytes": 1 << 20}
+
+
+def test_a_chunk_size_of_zero_has_windows_all_the_same_and_says_so() -> None:
+    with pytest.warns(UserWarning, match=r"=0 brings all states .* offload\.window_bytes") as seen:
+        found = keywords(parsed("--offload-optimizer-states"))
+    assert found == {"states": "host", "host_fraction": 1.0}
+    assert seen[0].filename == __file__
+
+
+def test_a_fraction_of_zero_switches_it_off_as_in_megatron() -> None:
+    assert keywords(megatron(optimizer_state_offload_fraction=0.0)) == {}
+    said = megatron(optimizer_state_offload_fraction=0.0)
+    assert take(said) == {}
+    assert said["chunked_optimizer_state_offload"] is True
+
+
+def test_times_divide_the_bytes_of_the_states_where_these_are_known() -> None:
+    said = {"swap_optimizer": True, "swap_optimizer_times": 16}
+    assert keywords(said, state_bytes=12 << 30) == {"states": "host", "window_bytes": 768 << 20}
+    assert keywords(said, state_bytes=(16 << 20) + 1)["window_bytes"] == (1 << 20) + 1
+    assert keywords(said, state_bytes=0)["window_bytes"] == SMALLEST_WINDOW
+    assert keywords({"swap_optimizer": True}) == {"states": "host"}
+
+
+def test_times_without_bytes_are_not_used_and_a_warning_says_so() -> None:
+    with pytest.warns(UserWarning, match="swap_optimizer_times=16 is not used.*state_bytes"):
+        assert keywords(parsed("--swap-optimizer")) == {"states": "host"}
+
+
+@pytest.mark.parametrize(
+    ("said", "sentence"),
+    [
+        ({"swap_optimizer": "yes"}, "swap_optimizer is 'yes': it is true or false"),
+        ({"swap_optimizer": 1}, "true or false"),
+        ({"swap_optimizer": True, "swap_optimizer_times": 0}, "whole number from 1"),
+        ({"swap_optimizer": True, "swap_optimizer_times": 1.5}, "whole number from 1"),
+        ({"swap_optimizer": True, "swap_optimizer_times": "16"}, "it is a number"),
+        ({"swap_optimizer": True, "swap_optimizer_times": True}, "it is a number"),
+        (megatron(swap_optimizer=True), "the same choice of two frameworks"),
+        (megatron(optimizer_state_offload_chunk_size_mb=-1), "0 or more"),
+        (megatron(optimizer_state_offload_fraction=1.5), "share from 0 to 1"),
+        (megatron(optimizer_state_offload_fraction=-0.5), "share from 0 to 1"),
+        (megatron(optimizer_state_offload_fraction=float("nan")), "it is a number"),
+        (megatron(optimizer_state_offload_chunk_size_mb=float("inf")), "it is a number"),
+        (megatron(optimizer_cpu_offload=True), "steps states on the CPU"),
+    ],
+)
+def test_values_that_cannot_be_are_refused(said: dict[str, Any], sentence: str) -> None:
+    with pytest.raises(InvalidError, match=sentence):
+        keywords(said, state_bytes=1 << 20)
+
+
+def test_negative_bytes_are_refused() -> None:
+    with pytest.raises(InvalidError, match="state_bytes is -1"):
+        keywords({"swap_optimizer": True, "swap_optimizer_times": 2}, state_bytes=-1)
+
+
+@pytest.mark.parametrize(
+    ("said", "sentence"),
+    [
+        (megatron(optimizer_cuda_graph=True), "captures the optimizer's step"),
+        ({"swap_optimizer": True, "swap_optimizer_sizes": 8.0}, "resident_bytes"),
+        ({"swap_optimizer": True, "swap_optimizer_sizes": [8, 4]}, "resident_bytes"),
+    ],
+)
+def test_options_without_a_meaning_here_are_refused(said: dict[str, Any], sentence: str) -> None:
+    with pytest.raises(UnsupportedError, match=sentence):
+        keywords(said)
+
+
+@pytest.mark.parametrize("make", [dict, lambda said: SimpleNamespace(**said)])
+def test_what_is_taken_is_switched_off_in_the_framework(make: Any) -> None:
+    options = make(megatron(offload_optimizer_states=True))
+    found = take(options)
+    assert found == {"states": "host", "window_bytes": 256 << 20}
+    left = options if isinstance(options, dict) else vars(options)
+    assert left == {
+        "chunked_optimizer_state_offload": False,
+        "offload_optimizer_states": False,
+        "optimizer_state_offload_chunk_size_mb": 256,
+    }
+    assert take(options) == {}
+
+
+def test_options_that_cannot_be_changed_are_refused_and_read() -> None:
+    @dataclass(frozen=True)
+    class Frozen:
+        swap_optimizer: bool = True
+
+    for options in (MappingProxyType({"swap_optimizer": True}), Frozen()):
+        assert keywords(options) == {"states": "host"}
+        with pytest.raises(InvalidError, match=r"set swap_optimizer, .* to false yourself"):
+            take(options)
+
+
+def test_the_smallest_window_is_that_of_the_option() -> None:
+    load_config(offload_window_bytes=SMALLEST_WINDOW)
+    with pytest.raises(Exception, match="64KiB"):
+        load_config(offload_window_bytes=SMALLEST_WINDOW - 1)
