@@ -15,6 +15,7 @@ import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import Future, wait
+from contextlib import AbstractContextManager, nullcontext
 from types import FrameType, TracebackType
 from typing import Any, Generic, TypeVar
 
@@ -157,3 +158,11 @@ class _Interrupt:
             signal.signal(signal.SIGINT, self._before)
             if self._came is not None:
                 self._before(*self._came)
+
+
+def interrupts_held() -> AbstractContextManager[Any]:
+    """A block in which Ctrl-C waits for the end of it. On a thread that no signal reaches it does
+    nothing."""
+    if threading.current_thread() is not threading.main_thread():
+        return nullcontext()
+    return _Interrupt(None)

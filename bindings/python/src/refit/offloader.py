@@ -176,12 +176,16 @@ class Offloader(Handle):
         policies: Iterable[int],
         groups: Iterable[int],
         priorities: Iterable[int],
+        home: int = _abi.REFIT_HOME_DEVICE,
     ) -> None:
-        """``add`` for many, in order; those before one that fails are added."""
+        """``add`` for many, in order; those before one that fails are added.
+
+        ``home``: ``REFIT_HOME_HOST`` for regions that live in the image and have no ``memory``.
+        """
         texts = [encoded(name, "the name of a region") for name in names]
         held = (ctypes.c_char_p * len(texts))(*texts)
         pointers = (ctypes.c_size_t * len(texts)).from_buffer(held)
-        sizes, homes = repeat(_REGION.size), repeat(_abi.REFIT_HOME_DEVICE)
+        sizes, homes = repeat(_REGION.size), repeat(home)
         columns = sizes, pointers, memory, nbytes, policies, groups, priorities, homes
         packed = bytearray(b"".join(map(_REGION.pack, *columns)))
         regions = (_abi.refit_region_desc * len(texts)).from_buffer(packed)

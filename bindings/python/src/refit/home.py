@@ -1,0 +1,197 @@
+"""The host image of some states of one device, and the window through which they visit it.
+
+The image is page-locked memory of the C library, and each state is a region of it. CPU tensors lie
+over these bytes; the image is there as long as one of them is. The memory in which states lie while
+they visit the device is PyTorch's own, taken for a step, and given back once no copy uses it.
+
+Which states these are, and when they visit, is unknown here.
+"""
+
+import ctypes
+from collections import deque
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from refit import _abi
+from refit._closing import Closing
+from refit.config import Config
+from refit.device import Device
+from refit.errors import DeadlineError, DeviceMemoryError
+from refit.offloader import KEEP, Offloader
+from refit.regions import current_stream, guard, spec_of
+from refit.window import BORN, Part, Window
+
+_ALIGNMENT = 512
+"""Of the windows' memory, in bytes."""
+
+
+class Home(Closing):
+    """Regions of one device that live on the host. Used by one thread at a time.
+
+    Takes the host memory when it is made, and blocks for the page-lock. BudgetError, PinError,
+    HostMemoryError, UnsupportedError (use_pinned_optimizer_offload: false).
+    """
+
+    def __init__(
+        self, device: torch.device, config: Config, names: Sequence[str], nbytes: Sequence[int]
+    ) -> None:
+        self.device = device
+        self.nbytes = sum(nbytes)
+        self._window_bytes = int(config.get("offload.window_bytes"))
+        self._windows = int(config.get("offload.windows"))
+        self._memory: torch.Tensor | None = None
+        self._base = 0
+        self._room = (0, 0)
+        self._born: deque[list[torch.Tensor]] = deque()
+        self.begun: tuple[Part, ...] | None = None
+        handle = Device(spec_of(device, config), config)
+        self.offloader = Offloader(handle, config)
+        count = len(names)
+        zeros, kept = [0] * count, [KEEP] * count
+        self.offloader.add_each(names, zeros, nbytes, kept, zeros, zeros, home=_abi.REFIT_HOME_HOST)
+        self.offloader.seal()
+        self.window = Window(self.offloader)
+
+    def storage(self, region: int) -> torch.UntypedStorage:
+        """The bytes of a region in the image. As long as the storage is there, the image is."""
+        address, count = self.window.host(region)
+        memory: Any = (ctypes.c_char * count).from_address(address)
+        memory.owner = self.offloader
+        return torch.frombuffer(memory, dtype=torch.uint8).untyped_storage()
+
+    # ---- the windows' memory --------------------------------------------------------------------
+
+    @property
+    def window_bytes(self) -> int:
+        """The bytes of a window, as the configuration says."""
+        return self._window_bytes
+
+    @property
+    def room(self) -> int:
+        """Bytes of device memory that the windows have now."""
+        size, count = self._room
+        return size * count
+
+    def _needs(self, parts: Sequence[Part]) -> tuple[int, int]:
+        """How large windows are in which these parts are stepped, in bytes, and how many."""
+        travelling = [part for part in parts if not part.flags & BORN]
+        if not travelling:
+            return 0, 0
+        total = sum(_aligned(part.nbytes) for part in travelling)
+        size = _aligned(max(self.window.measure(parts), min(self._window_bytes, total)))
+        return size, max(1, min(self._windows, -(-total // size)))
+
+    def _take(self, parts: Sequence[Part]) -> None:
+        """Memory for a step over these parts; what there is, is kept where it is enough."""
+        self.window.wait()  # as ``begin`` does; parts cannot be measured before
+        size, count = self._needs(parts)
+        if count == 0 or (self._room[0] >= size and self._room[1] >= count):
+            return
+        self._give_back()
+        least = _aligned(self.window.measure(parts))
+        attempts = [(size, some) for some in range(count, 0, -1)]
+        while size > least:
+            size = max(least, _aligned(size // 2))
+            attempts.append((size, 1))
+        for size, count in attempts:
+            if self._allocate(size, count):
+                return
+        raise DeviceMemoryError(
+            f"no memory on {self.device} for one window of {least} bytes, in which the largest "
+            "state of this step would visit it; no state has moved. Free some memory, then call "
+            "again"
+        )
+
+    def _allocate(self, size: int, count: int) -> bool:
+        try:
+            with guard(self.device):
+                memory = torch.empty(
+                    size * count + _ALIGNMENT, dtype=torch.uint8, device=self.device
+                )
+        except (RuntimeError, MemoryError):  # torch.OutOfMemoryError is the first
+            return False
+        base = _aligned(memory.data_ptr())
+        self._memory, self._base, self._room = memory, memory.data_ptr(), (size, count)
+        self.window.set_memory(base, size, count)
+        return True
+
+    def tensor(
+        self, address: int, dtype: torch.dtype, shape: Sequence[int], stride: Sequence[int]
+    ) -> torch.Tensor:
+        """What lies at an address of the windows' memory."""
+        assert self._memory is not None
+        offset = (address - self._base) // dtype.itemsize
+        made = torch.empty(0, dtype=dtype, device=self.device)
+        return made.set_(self._memory.untyped_storage(), offset, shape, stride)
+
+    # ---- a step ---------------------------------------------------------------------------------
+
+    def begin(self, parts: Sequence[Part]) -> None:
+        """The first parts begin to come in, unless they have already, before the backward pass."""
+        if self.begun is not None:
+            if self.begun == tuple(parts):
+                return
+            self.end()
+        self._take(parts)
+        self.window.begin(parts, current_stream(self.device))
+        self.begun = tuple(parts)
+
+    def next(self) -> tuple[int, list[int]]:
+        """Waits for the next window; see ``Window.next``. What was born in the window before the
+        last is let go of: it is out."""
+        found = self.window.next()
+        self._born.append([])
+        while len(self._born) > 2:
+            self._born.popleft()
+        return found
+
+    def place(self, part: int, made: torch.Tensor) -> None:
+        """The bytes of a part that was born lie in this tensor, which is held until they are out."""
+        self._born[-1].append(made)
+        self.window.place(part, made.data_ptr())
+
+    def done(self) -> None:
+        """The current stream has queued what uses this window's states."""
+        self.window.done(current_stream(self.device))
+
+    def end(self) -> None:
+        """No further part is stepped. Does not wait for the copies out. A second call does nothing."""
+        if self.begun is not None:
+            self.window.end()
+            self.begun = None
+
+    def settle(self) -> None:
+        """Waits until the image has every byte, then gives the windows' memory back to PyTorch.
+
+        States that had come in before the backward pass go, too. CopyError, DeadlineError: again.
+        """
+        self.end()
+        self.window.wait()
+        self._give_back()
+
+    def settle_if_idle(self) -> None:
+        """The same, if no copy is under way now. Does not block."""
+        if self.begun is None:
+            try:
+                self.window.wait(0)
+            except DeadlineError:
+                return
+            self._give_back()
+
+    def _give_back(self) -> None:
+        self._born.clear()
+        if self._memory is not None:
+            self.window.set_memory(0, 0, 0)
+            self._memory, self._room = None, (0, 0)
+
+    def close(self) -> None:
+        """Waits for the copies and closes the window. The image goes with its last tensor."""
+        if not self.window.closed:
+            self.settle()
+            self.window.close()
+
+
+def _aligned(nbytes: int) -> int:
+    return -(-nbytes // _ALIGNMENT) * _ALIGNMENT
