@@ -1,0 +1,624 @@
+"""What a step of an optimizer does to its states, learned from a tiny twin before the first step.
+
+A *stand-in* is an object of the optimizer's class that was never constructed: it has the same
+attributes, and groups and states of its own. PyTorch's own code of ``step`` runs on it, so that the
+optimizer that the user holds changes only when the work is done. ``Stepping`` runs stand-ins for
+some parameters at a time.
+
+A *twin* is a stand-in with tiny parameters. Three things are learned from it:
+
+- the states that a parameter will have, and their shapes: its sizes are prime numbers, so a size of
+  a state tells which sizes of the parameter it comes from;
+- whether a step may be made for some parameters at a time: parameters that are stepped together and
+  apart must end with the same bits, at several magnitudes of gradients;
+- whether a step may be made for a part of a parameter: the bits of two halves must be those of the
+  whole.
+
+Nothing here knows where states are kept.
+"""
+
+import math
+from collections import OrderedDict, defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import torch
+
+from refit.errors import UnsupportedError
+from refit.storages import opened
+
+Optimizer = torch.optim.Optimizer
+
+_HOOKS = tuple(
+    f"_optimizer_{verb}_{when}_hooks"
+    for verb in ("step", "state_dict", "load_state_dict")
+    for when in ("pre", "post")
+)
+_PRIMES = (11, 13, 17, 19, 23, 29, 31, 37, 149)
+"""Sizes of a twin's parameter. One that has a single size gets the last: it has two parts then."""
+PART = 64
+"""Parts of a parameter begin at multiples of as many elements: a vector of the CPU never holds
+elements of two parts. A tail that fills none may be rounded another way."""
+_SCALES = ((1.0, 1e-3), (1e3, 1.0), (1e-2, 1e2), (1.0, 1.0))
+"""Magnitudes of the gradients of two parameters, step by step: where an optimizer limits the norm
+of all gradients together, some of these are above the limit."""
+
+ELEMENTWISE = frozenset(
+    {
+        torch.optim.Adadelta,
+        torch.optim.Adagrad,
+        torch.optim.Adam,
+        torch.optim.AdamW,
+        torch.optim.Adamax,
+        torch.optim.ASGD,
+        torch.optim.NAdam,
+        torch.optim.RAdam,
+        torch.optim.RMSprop,
+        torch.optim.Rprop,
+        torch.optim.SGD,
+    }
+)
+"""Classes of PyTorch that update each element by itself. No subclass counts as one."""
+
+
+# ---- Steps of some parameters at a time.
+
+
+def arithmetic_of(optimizer: Optimizer) -> Callable[..., Any]:
+    """The code of its ``step``, without the hooks that PyTorch has put around it."""
+    function: Any = type(optimizer).step
+    while getattr(function, "hooked", False) and hasattr(function, "__wrapped__"):
+        function = function.__wrapped__
+    found: Callable[..., Any] = function
+    return found
+
+
+def stand_in(
+    optimizer: Optimizer, groups: list[dict[str, Any]], state: Mapping[Any, dict[Any, Any]]
+) -> Optimizer:
+    """An object of the same class with the same attributes, and these groups and states; no hooks.
+
+    UnsupportedError for a class that does not let them be set.
+    """
+    made: Optimizer = object.__new__(type(optimizer))
+    attributes = {key: one for key, one in vars(optimizer).items() if key not in _OWN}
+    vars(made).update(attributes, **{name: OrderedDict() for name in _HOOKS})
+    try:
+        made.param_groups = groups
+        made.state = defaultdict(dict, state)
+    except AttributeError as why:
+        raise UnsupportedError(
+            f"a {type(optimizer).__name__} does not let its groups or states be set ({why}): its "
+            "step cannot be made for some parameters at a time"
+        ) from why
+    return made
+
+
+_OWN = {"param_groups", "state", "step", "__getstate__", *_HOOKS}
+"""Attributes that a stand-in does not get from the optimizer."""
+
+
+class Stepping:
+    """One step of an optimizer, made for some of its parameters at a time.
+
+    Each ``run`` finds the groups' values and the optimizer's attributes as they were before the
+    step, as a step of all parameters would. ``finish`` gives the optimizer what the last run has
+    made of them: a counter in a group counts one step.
+    """
+
+    def __init__(self, optimizer: Optimizer) -> None:
+        self._optimizer = optimizer
+        self._step = arithmetic_of(optimizer)
+        self._groups = [dict(group) for group in optimizer.param_groups]
+        self._attributes = {k: v for k, v in vars(optimizer).items() if k not in _OWN}
+        self._loose = _loose(optimizer)
+        self._changed: list[dict[str, Any] | None] = [None] * len(self._groups)
+        self._bound: dict[str, Any] | None = None
+        self._loose_now: dict[Any, Any] = {}
+
+    def run(
+        self,
+        chosen: Sequence[Sequence[Any]],
+        state: Mapping[Any, dict[Any, Any]],
+        args: tuple[Any, ...] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> Mapping[Any, dict[Any, Any]]:
+        """Steps ``chosen``, the parameters of each group, with ``state``; gives their states.
+
+        The order of groups is kept, and those without parameters are there. What the code raises.
+        """
+        made = self.empty(chosen, state)
+        self.run_on(made, [], args, kwargs or {})
+        self.take(made, [number for number, group in enumerate(chosen) if group])
+        found: Mapping[Any, dict[Any, Any]] = made.state
+        return found
+
+    def run_on(
+        self, made: Optimizer, results: list[Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]
+    ) -> None:
+        """Runs the code on a stand-in. ``results`` gets what it returns, and so tells that it has
+        run, in one line: an exception comes before it or behind it."""
+        results.append(self._step(made, *args, **kwargs))
+
+    def empty(
+        self,
+        chosen: Sequence[Sequence[Any]] = (),
+        state: Mapping[Any, dict[Any, Any]] | None = None,
+    ) -> Optimizer:
+        """A stand-in with the parameters ``chosen`` of each group; without any, a step of it does
+        nothing."""
+        parameters = [list(group) for group in chosen] or [[] for _ in self._groups]
+        groups = [
+            {**group, "params": one} for group, one in zip(self._groups, parameters, strict=True)
+        ]
+        return stand_in(self._optimizer, groups, {**self._loose, **(state or {})})
+
+    def take(self, made: Optimizer, numbers: Iterable[int] | None = None) -> None:
+        """Notes what a step has made of the values of groups; None: of those that no run had."""
+        others = [at for at, changed in enumerate(self._changed) if changed is None]
+        for number in others if numbers is None else numbers:
+            self._changed[number] = _changes(self._groups[number], made.param_groups[number])
+        if numbers is not None or self._bound is None:
+            before = self._attributes
+            now = {k: v for k, v in vars(made).items() if k not in _OWN}
+            self._bound = _changes(before, now)
+            self._loose_now = _loose(made)
+
+    def finish(self) -> None:
+        """Gives the groups' values and the attributes to the optimizer. A second call, and one
+        without a run, changes nothing more."""
+        for group, changed in zip(self._optimizer.param_groups, self._changed, strict=False):
+            group.update(changed or {})
+        vars(self._optimizer).update(self._bound or {})
+        self._optimizer.state.update(self._loose_now)
+
+
+def _loose(optimizer: Optimizer) -> dict[Any, Any]:
+    """What an optimizer keeps in its state beside the states of its parameters."""
+    return {k: v for k, v in optimizer.state.items() if not isinstance(k, torch.Tensor)}
+
+
+def _changes(before: Mapping[str, Any], now: Mapping[str, Any]) -> dict[str, Any]:
+    return {
+        key: value
+        for key, value in now.items()
+        if key != "params" and (key not in before or before[key] is not value)
+    }
+
+
+# ---- Parts of a parameter.
+
+
+def is_dense(tensor: torch.Tensor) -> bool:
+    """Whether the elements of a tensor fill one range of memory, in whatever order."""
+    if tensor.layout is not torch.strided:
+        return False
+    expected = 1
+    for size, stride in sorted(zip(tensor.shape, tensor.stride(), strict=True), key=_by_stride):
+        if size == 0:
+            return True
+        if size != 1 and stride != expected:
+            return False
+        expected *= size
+    return True
+
+
+def _by_stride(one: tuple[int, int]) -> tuple[int, int]:
+    size, stride = one
+    return stride, size
+
+
+def flat(tensor: torch.Tensor, first: int, count: int) -> torch.Tensor:
+    """Elements of a dense tensor in the order in which they lie in memory, as a view."""
+    return tensor.as_strided((count,), (1,), tensor.storage_offset() + first)
+
+
+def part_of(parameter: torch.Tensor, first: int, count: int) -> torch.Tensor:
+    """A part of a dense parameter as a parameter of its own, with that part of its gradient."""
+    made = flat(parameter.detach(), first, count).requires_grad_()
+    if parameter.grad is not None:
+        made.grad = flat(parameter.grad, first, count)
+    return made
+
+
+def can_be_parted(parameter: torch.Tensor, state: Mapping[Any, Any]) -> bool:
+    """Whether parameter, gradient and states lie in memory in the same order, or are single."""
+    grad = parameter.grad
+    if type(parameter) not in (torch.Tensor, torch.nn.Parameter) or not is_dense(parameter):
+        return False
+    alike = [one for one in state.values() if isinstance(one, torch.Tensor) and one.dim() > 0]
+    alike += [] if grad is None else [grad]
+    return all(
+        type(one) is torch.Tensor
+        and one.layout is torch.strided
+        and one.shape == parameter.shape
+        and one.stride() == parameter.stride()
+        for one in alike
+    )
+
+
+# ---- What is learned.
+
+
+class Kind(NamedTuple):
+    """What parameters that are treated alike have in common."""
+
+    group: int
+    ones: tuple[bool, ...]
+    """Of each dimension whether its size is 1."""
+    order: tuple[int, ...]
+    """The dimensions, that of the largest stride first."""
+    dtype: torch.dtype
+    device: torch.device
+    sparse: bool
+    """Whether its gradient is."""
+
+
+def local(tensor: Any) -> Any:
+    """The plain tensor in a wrapper that holds one, as a DTensor does; else the tensor itself."""
+    inner = [one for _, one in opened(tensor)]
+    return inner[0] if len(inner) == 1 else tensor
+
+
+def kind_of_parameter(group: int, parameter: Any) -> Kind:
+    """The kind of a parameter of a group."""
+    plain = local(parameter)
+    grad = parameter.grad
+    order = sorted(range(plain.dim()), key=lambda at: (-plain.stride(at), at))
+    return Kind(
+        group,
+        tuple(size == 1 for size in plain.shape),
+        tuple(order),
+        plain.dtype,
+        plain.device,
+        grad is not None and grad.layout is torch.sparse_coo,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Foreseen:
+    """A state that the first step of a parameter makes."""
+
+    key: Any
+    dtype: torch.dtype
+    sizes: tuple[tuple[int, ...], ...] | None
+    """Of each dimension the dimensions of the parameter whose sizes make its own; None: shape and
+    strides are those of the parameter."""
+
+    def like(self, parameter: torch.Tensor) -> torch.Tensor:
+        """A tensor without memory that has its shape and strides."""
+        if self.sizes is None:
+            return torch.empty_like(
+                parameter.detach(),
+                dtype=self.dtype,
+                device="meta",
+                memory_format=torch.preserve_format,
+            )
+        shape = [math.prod(parameter.shape[at] for at in dims) for dims in self.sizes]
+        return torch.empty(shape, dtype=self.dtype, device="meta")
+
+
+@dataclass(frozen=True, slots=True)
+class Habits:
+    """What was learned of an optimizer for one kind of parameters."""
+
+    states: tuple[Foreseen, ...] | None
+    """The states that a first step makes; None: their shapes are not to be foreseen."""
+    elementwise: bool
+    """Whether a parameter may be stepped part by part."""
+
+
+def learn(optimizer: Optimizer, kind: Kind, any_optimizer: bool = False) -> Habits:
+    """Steps a twin, and says what is seen. Changes neither the optimizer nor random numbers.
+
+    A twin that cannot be stepped is given sparse gradients. ``any_optimizer``: an optimizer whose
+    parameters depend on each other is not refused. UnsupportedError for one that is, or that holds
+    its parameters by itself.
+    """
+    refuse_entangled(optimizer)
+    if not any_optimizer:
+        refuse_outside(optimizer)
+    devices = [kind.device] if kind.device.type == "cuda" else []
+    with torch.random.fork_rng(devices=devices):
+        try:
+            born, independent = _tried(optimizer, kind)
+        except UnsupportedError:
+            raise
+        except Exception as why:
+            if not kind.sparse and len(kind.ones) > 0 and _takes_sparse(optimizer, kind):
+                return learn(optimizer, kind._replace(sparse=True), any_optimizer)
+            if any_optimizer:
+                return Habits(None, False)
+            raise UnsupportedError(
+                f"a {type(optimizer).__name__} could not be tried on parameters of its own, so it "
+                "is unknown whether its step can be made for some parameters at a time "
+                f"(any_optimizer=True goes on without): {type(why).__name__}: {why}"
+            ) from why
+        if not independent and not any_optimizer:
+            raise UnsupportedError(
+                f"a {type(optimizer).__name__} ends with other values when parameters are stepped "
+                "apart than when they are stepped together: its update of one parameter reads "
+                'others. Keep its states with states="cycle", or say any_optimizer=True if another '
+                "result will do"
+            )
+        elementwise = type(optimizer) in ELEMENTWISE and not kind.sparse
+        return Habits(born, elementwise and _halves_agree(optimizer, kind))
+
+
+def _tried(optimizer: Optimizer, kind: Kind) -> tuple[tuple[Foreseen, ...] | None, bool]:
+    """The states that a first step makes, and whether parameters do not depend on each other."""
+    together, apart = _Twin(optimizer, kind), _Twin(optimizer, kind)
+    born = together.steps([[0, 1]])
+    apart.steps([[0], [1]])
+    return born, _same(together.outcome(), apart.outcome())
+
+
+def _takes_sparse(optimizer: Optimizer, kind: Kind) -> bool:
+    try:
+        _tried(optimizer, kind._replace(sparse=True))
+    except Exception:
+        return False
+    return True
+
+
+def refuse_entangled(optimizer: Optimizer) -> None:
+    """UnsupportedError for one that holds its parameters, or another optimizer, by itself."""
+    parameters = {id(p) for group in optimizer.param_groups for p in group["params"]}
+    for name, value in vars(optimizer).items():
+        if name in _OWN:
+            continue
+        for one in _walk(value):
+            if id(one) in parameters or isinstance(one, Optimizer):
+                held = "another optimizer" if isinstance(one, Optimizer) else "its parameters"
+                raise UnsupportedError(
+                    f"a {type(optimizer).__name__} holds {held} as {name}, and not in its groups "
+                    "alone: its step cannot be made for some parameters at a time. Keep its states "
+                    'with states="cycle"'
+                )
+
+
+def refuse_outside(optimizer: Optimizer) -> None:
+    """UnsupportedError for one that uses states outside of ``step``, as schedule-free ones do."""
+    for name in ("train", "eval"):
+        if callable(getattr(type(optimizer), name, None)):
+            raise UnsupportedError(
+                f"a {type(optimizer).__name__} uses its states in {name}() as well, where they are "
+                'not on the device: keep them with states="cycle" (any_optimizer=True insists)'
+            )
+
+
+def _walk(value: Any, depth: int = 4) -> Iterator[Any]:
+    yield value
+    if depth == 0 or isinstance(value, torch.Tensor | str | bytes):
+        return
+    if isinstance(value, Mapping):
+        for key, one in value.items():
+            yield from _walk(key, depth - 1)
+            yield from _walk(one, depth - 1)
+    elif isinstance(value, list | tuple | set | frozenset):
+        for one in value:
+            yield from _walk(one, depth - 1)
+
+
+class _Twin:
+    """Two tiny parameters of a kind, and an optimizer of the class for them."""
+
+    def __init__(self, optimizer: Optimizer, kind: Kind) -> None:
+        self.kind = kind
+        self._source = torch.Generator().manual_seed(7)
+        primes = iter(_PRIMES if kind.ones.count(False) > 1 else _PRIMES[-1:])
+        shape = [1 if one else next(primes) for one in kind.ones]
+        self.parameters = [self._tensor(shape).requires_grad_() for _ in range(2)]
+        groups = [
+            {key: _copied(value) for key, value in group.items() if key not in _NAMED}
+            for group in optimizer.param_groups
+        ]
+        for number, group in enumerate(groups):
+            group["params"] = list(self.parameters) if number == kind.group else []
+        self.optimizer = stand_in(optimizer, groups, {})
+        for name, value in vars(optimizer).items():
+            if name not in _OWN:
+                vars(self.optimizer)[name] = _copied(value)
+        for name in ("grad_scale", "found_inf"):  # of a GradScaler, for one step
+            vars(self.optimizer).pop(name, None)
+
+    def _tensor(self, shape: Sequence[int]) -> torch.Tensor:
+        kind = self.kind
+        if not (kind.dtype.is_floating_point or kind.dtype.is_complex):
+            raise UnsupportedError(f"a parameter of {kind.dtype} has no gradient to step by")
+        wide = torch.complex64 if kind.dtype.is_complex else torch.float32
+        values = torch.randn(list(shape), dtype=wide, generator=self._source).to(kind.dtype)
+        made = torch.empty([shape[at] for at in kind.order], dtype=kind.dtype, device=kind.device)
+        back = sorted(range(len(shape)), key=lambda at: kind.order[at])
+        return made.permute(back).copy_(values)
+
+    def give_gradients(self, scales: Sequence[float]) -> None:
+        for parameter, scale in zip(self.parameters, scales, strict=True):
+            grad = self._tensor(parameter.shape).mul_(scale)
+            parameter.grad = grad.to_sparse(1) if self.kind.sparse else grad
+
+    def step(self, windows: Sequence[Sequence[Any]], states: dict[Any, Any]) -> None:
+        """One step of the optimizer, window by window."""
+        stepping = Stepping(self.optimizer)
+        for window in windows:
+            chosen: list[Sequence[Any]] = [[] for _ in self.optimizer.param_groups]
+            chosen[self.kind.group] = window
+            known = {one: states.get(one, {}) for one in window}
+            states.update(stepping.run(chosen, known))
+        idle = stepping.empty()
+        arithmetic_of(self.optimizer)(idle)
+        stepping.take(idle)
+        stepping.finish()
+
+    def steps(self, windows: Sequence[Sequence[int]]) -> tuple[Foreseen, ...] | None:
+        """All steps; the states that the first has made."""
+        torch.default_generator.manual_seed(7)  # of an optimizer that rounds at random
+        if self.kind.device.type == "cuda":
+            with torch.cuda.device(self.kind.device):
+                torch.cuda.manual_seed(7)
+        born: tuple[Foreseen, ...] | None = None
+        self.states: dict[Any, Any] = {}
+        for number, scales in enumerate(_SCALES):
+            self.give_gradients(scales)
+            self.step([[self.parameters[at] for at in one] for one in windows], self.states)
+            if number == 0:
+                born = _foreseen(self.parameters[0], self.states.get(self.parameters[0], {}))
+        return born
+
+    def outcome(self) -> Any:
+        """All that the steps have made."""
+        groups = [
+            {key: value for key, value in group.items() if key != "params"}
+            for group in self.optimizer.param_groups
+        ]
+        attributes = {k: v for k, v in vars(self.optimizer).items() if k not in _OWN}
+        states = [self.states.get(one, {}) for one in self.parameters]
+        kept = groups, attributes, _loose(self.optimizer)
+        return [one.detach() for one in self.parameters], states, kept
+
+
+_NAMED = ("params", "param_names")
+
+
+def _foreseen(parameter: torch.Tensor, state: Any) -> tuple[Foreseen, ...] | None:
+    if not isinstance(state, Mapping):
+        return None
+    found = []
+    for key, one in state.items():
+        if not isinstance(one, torch.Tensor) or one.dim() == 0:
+            continue
+        if type(one) is not torch.Tensor or one.layout is not torch.strided:
+            return None
+        sizes = None
+        like = torch.empty_like(parameter.detach(), device="meta")
+        if one.shape != like.shape or one.stride() != like.stride():
+            sizes = _sizes(parameter.shape, one)
+            if sizes is None:
+                return None
+        found.append(Foreseen(key, one.dtype, sizes))
+    return tuple(found)
+
+
+def _sizes(shape: Sequence[int], state: torch.Tensor) -> tuple[tuple[int, ...], ...] | None:
+    """Which sizes of the parameter make each size of a state. None: one comes from elsewhere, or
+    the state is not contiguous."""
+    if not state.is_contiguous():
+        return None
+    found = []
+    for size in state.shape:
+        dims = tuple(at for at, one in enumerate(shape) if one != 1 and size % one == 0)
+        if math.prod(shape[at] for at in dims) != size:
+            return None
+        found.append(dims)
+    return tuple(found)
+
+
+def _halves_agree(optimizer: Optimizer, kind: Kind) -> bool:
+    """Whether a parameter that is stepped in two parts ends with the bits of one that is not."""
+    try:
+        whole, parted = _Twin(optimizer, kind), _Twin(optimizer, kind)
+        whole.steps([[0, 1]])
+        parted.states = {}
+        for scales in _SCALES:
+            parted.give_gradients(scales)
+            _step_parted(parted)
+        return _same(whole.outcome()[:2], parted.outcome()[:2])
+    except Exception:
+        return False  # then the parameter is stepped as a whole
+
+
+def _step_parted(twin: _Twin) -> None:
+    windows: list[list[Any]] = []
+    states: dict[Any, Any] = {}
+    origin: list[tuple[Any, list[tuple[Any, int, int]]]] = []
+    for parameter in twin.parameters:
+        state = twin.states.get(parameter, {})
+        if not can_be_parted(parameter, state):
+            raise UnsupportedError("the states do not lie as the parameter does")
+        half = parameter.numel() // 2 // PART * PART
+        bounds = [(0, half), (half, parameter.numel() - half)]
+        parts = [(part_of(parameter, *one), *one) for one in bounds if one[1]]
+        for part, first, count in parts:
+            states[part] = {
+                key: flat(one, first, count) if _is_many(one) else _single(one)
+                for key, one in state.items()
+            }
+            windows.append([part])
+        origin.append((parameter, parts))
+    twin.step(windows, states)
+    for parameter, parts in origin:
+        state = twin.states.setdefault(parameter, {})
+        for part, first, count in parts:
+            for key, one in states[part].items():
+                if not _is_many(one):
+                    state[key] = one
+                    continue
+                if key not in state:
+                    state[key] = torch.empty_like(parameter.detach(), dtype=one.dtype)
+                flat(state[key], first, count).copy_(one)
+
+
+def _is_many(value: Any) -> bool:
+    return isinstance(value, torch.Tensor) and value.dim() > 0
+
+
+def _single(value: Any) -> Any:
+    return value.clone() if isinstance(value, torch.Tensor) else value
+
+
+def _copied(value: Any, depth: int = 4) -> Any:
+    """A copy that a twin may change. Objects of other classes are the same ones."""
+    if isinstance(value, torch.Tensor):
+        return value.detach().clone()
+    if depth == 0:
+        return value
+    if type(value) in (list, tuple, set):
+        return type(value)(_copied(one, depth - 1) for one in value)
+    if type(value) in (dict, OrderedDict):
+        return type(value)((key, _copied(one, depth - 1)) for key, one in value.items())
+    if type(value) is defaultdict:
+        made: defaultdict[Any, Any] = defaultdict(value.default_factory)
+        made.update((key, _copied(one, depth - 1)) for key, one in value.items())
+        return made
+    return value
+
+
+def _same(one: Any, other: Any) -> bool:
+    """Whether values are equal to the bit, whatever they are."""
+    if isinstance(one, torch.Tensor):
+        return isinstance(other, torch.Tensor) and _same_bits(one, other)
+    if isinstance(one, Mapping):
+        return (
+            isinstance(other, Mapping)
+            and list(one) == list(other)
+            and all(_same(one[key], other[key]) for key in one)
+        )
+    if isinstance(one, list | tuple):
+        return type(one) is type(other) and len(one) == len(other) and all(map(_same, one, other))
+    if one is other:
+        return True
+    try:
+        return bool(one == other) or bool(one != one and other != other)
+    except Exception:  # whatever a comparison of other code raises
+        return False
+
+
+def _same_bits(one: torch.Tensor, other: torch.Tensor) -> bool:
+    pairs = list(zip(opened(one), opened(other), strict=False))
+    if len(list(opened(one))) != len(list(opened(other))):
+        return False
+    for (_, a), (_, b) in pairs:
+        if (a.dtype, a.shape, a.layout) != (b.dtype, b.shape, b.layout):
+            return False
+        if a.layout is not torch.strided:
+            a, b = a.coalesce(), b.coalesce()
+            if not _same_bits(a.indices(), b.indices()):
+                return False
+            a, b = a.values(), b.values()
+            if a.shape != b.shape:
+                return False
+        a, b = (x.detach().contiguous().flatten().view(torch.uint8) for x in (a, b))
+        if not torch.equal(a, b):
+            return False
+    return True
