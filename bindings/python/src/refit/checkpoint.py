@@ -33,7 +33,8 @@ def reading(cycle: Cycle) -> Iterator[list[dict[str, Any]]]:
 
 def _state_dicts(cycle: Cycle, stack: ExitStack) -> list[dict[str, Any]]:
     pieces = any(regions.has_pieces for regions in cycle.per_device)
-    if cycle.phase == CLEARED and not pieces and all(map(_is_plain, cycle.optimizers)):
+    shows = cycle.shows_image and all(map(_is_plain, cycle.optimizers))
+    if cycle.phase == CLEARED and not pieces and shows:
         image = Image(cycle.per_device)
         try:
             shown = [_shown(image, _references(one)) for one in cycle.optimizers]

@@ -6,6 +6,9 @@
     controller.restore()                       states come back behind the next forward, backward
     optimizer.step()                           waits for them by itself
 
+With ``states="host"`` there is a second schedule: states live on the host, and visit the device in
+windows while ``optimizer.step()`` runs (see ``host_states``).
+
 A controller owns a ``Cycle``, which moves bytes, and hooks on the optimizers, which call it when
 states are used. How bytes move is unknown here; so is what a transaction sends.
 """
@@ -14,7 +17,7 @@ import os
 import weakref
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
-from typing import Any, NoReturn
+from typing import Any, Literal, NoReturn
 
 import torch
 
@@ -25,7 +28,8 @@ from refit.config import ConfigLike, make_config
 from refit.cycle import CLEARED, TRAINING, Cycle
 from refit.errors import BusyError, InvalidError, StateError
 from refit.grads import Policy, policy_of
-from refit.hooks import Hooks
+from refit.hooks import Hooks, refuse_second
+from refit.host_states import HostStates, Share
 from refit.inventory import Holdings, Inventory
 from refit.memory_pool import MemPool
 from refit.observers import Observers, PhaseWatcher, TimerLike
@@ -68,16 +72,42 @@ class Controller(Closing):
         timer: TimerLike = None,
         timeline: PhaseWatcher | None = None,
         progress: bool | None = None,
+        states: Literal["cycle", "host"] = "cycle",
+        window_bytes: int | str | None = None,
+        windows: int | None = None,
+        prefetch: bool = True,
+        resident_bytes: int | str | None = None,
+        host_fraction: float | None = None,
+        any_optimizer: bool = False,
         **overrides: Any,
     ) -> None:
+        if states not in ("cycle", "host"):
+            raise InvalidError(f"states={states!r}: say cycle or host")
+        share = _share_of(states, resident_bytes, host_fraction, any_optimizer)
         holdings = Holdings(optimizer, model)
         optimizers = holdings.optimizers
         policy = policy_of(grads)
-        self._config = make_config(config, overrides)
+        sizes = {"offload_window_bytes": window_bytes, "offload_windows": windows}
+        self._config = make_config(config, {**overrides, **_given(sizes)})
         observers = Observers(timer, timeline, progress)
         self._observers = observers
         inventory = Inventory(optimizers, model, self._config, policy, holdings, pool)
         self._cycle = Cycle(inventory, self._config, policy, observers)
+        for one in optimizers:
+            refuse_second(one)
+        self._host: HostStates | None = None
+        if states == "host":
+            self._host = HostStates(
+                optimizers,
+                inventory.names,
+                self._config,
+                share,
+                prefetch=prefetch,
+                any_optimizer=any_optimizer,
+                may_step=self._cycle.refuse_step,
+            )
+            inventory.lives_elsewhere = self._host.owns
+            self._host.settle_in()
         self._hooks = Hooks(self, optimizers)
         self._holdings = holdings
         self._refitted_as: int | None = None
@@ -85,7 +115,9 @@ class Controller(Closing):
         self._is_sharded = model is not None and is_sharded(model)
         self._several = isinstance(optimizer, list | tuple)
         self._process = os.getpid()
-        self._end = weakref.finalize(self, _end, self._cycle, self._hooks, self._process)
+        self._end = weakref.finalize(
+            self, _end, self._cycle, self._hooks, self._host, self._process
+        )
         self._end.atexit = False  # the process ends: no step follows
 
     def _open(self) -> Cycle:
@@ -112,6 +144,9 @@ class Controller(Closing):
         cycle = self._open()
         if cycle.phase != CLEARED:
             self._refitted_as = None
+        if self._host is not None:
+            self._host.settle_in()
+            self._host.settle()
         cycle.clear()
 
     def restore(self, non_blocking: bool = True) -> None:
@@ -210,7 +245,8 @@ class Controller(Closing):
         memory at a ``clear``, and then leaves; an array that owned its memory (``from_numpy``)
         keeps the old bytes. While an array or a view of it is held, it stays.
         """
-        return [*self._open().resident, *self._holdings.resident()]
+        host = [] if self._host is None else [*self._host.resident, *self._host.grown]
+        return [*self._open().resident, *self._holdings.resident(), *host]
 
     @property
     def accumulating(self) -> bool:
@@ -233,9 +269,10 @@ class Controller(Closing):
         Each key with its unit and meaning is in docs/python.md, under Statistics.
         """
         publisher = self._publisher() if self._publisher is not None else None
-        if publisher is None or publisher.closed:
-            return self._open().stats()
-        return self._open().stats((lib.refit_publisher_stats, publisher._live))
+        others = [] if self._host is None else self._host.sources
+        if publisher is not None and not publisher.closed:
+            others = [*others, (lib.refit_publisher_stats, publisher._live)]
+        return self._open().stats(*others)
 
     def checkpoint(self) -> AbstractContextManager[Any]:
         """A block in which a state_dict can be read, wherever the states are, and stays whole.
@@ -247,7 +284,22 @@ class Controller(Closing):
         (BusyError), so keep the block open until an asynchronous save has read all; a ``step()``
         in it changes what is on the device.
         """
-        return _checkpoint(self._open(), self._several)
+        cycle = self._open()
+        if self._host is not None:
+            self._host.settle_in()
+        return _checkpoint(cycle, self._several)
+
+    def resume_step(self) -> None:
+        """Finishes an ``optimizer.step()`` that an error broke off: the parameters that it did not
+        reach are stepped, once, with their gradients as they are now.
+
+        For ``states="host"``; the error's ``stepped`` names the parameters that were stepped. Until
+        then ``step()`` raises a StateError. Does nothing if no step was broken off. What ``step()``
+        raises: call again then.
+        """
+        self._open()
+        if self._host is not None:
+            self._host.resume()
 
     def release(self) -> None:
         """Gives the pinned host memory back, while states are on the device; the next ``clear``
@@ -256,9 +308,15 @@ class Controller(Closing):
 
     # ---- what the hooks call --------------------------------------------------------------------
 
+    def _before_step(self) -> None:
+        if self._end.alive:
+            self._open().bring_back()
+
     def _before_use(self) -> None:
         if self._end.alive:
             self._open().bring_back()
+            if self._host is not None:
+                self._host.settle()
 
     def _before_load(self) -> None:
         self._before_use()  # what is loaded may lie in the storages that are away
@@ -279,6 +337,8 @@ class Controller(Closing):
             return
         if self._cycle.readers:
             raise BusyError("a checkpoint() is open: leave its block first")
+        if self._host is not None:
+            self._host.close()
         self._cycle.close()
         self._hooks.remove()
         self._end.detach()
@@ -303,9 +363,35 @@ def _checkpoint(cycle: Cycle, several: bool) -> Iterator[Any]:
         yield state_dicts if several else state_dicts[0]
 
 
-def _end(cycle: Cycle, hooks: Hooks, process: int) -> None:
+def _end(cycle: Cycle, hooks: Hooks, host: HostStates | None, process: int) -> None:
     """No reference to the controller is left: the states are brought back, not lost with it."""
     if process == os.getpid():
         with log.quiet():
             hooks.remove()
+            if host is not None:
+                host.abandon()
             cycle.abandon()
+
+
+def _share_of(
+    states: str, resident_bytes: int | str | None, fraction: float | None, any_optimizer: bool
+) -> Share:
+    """The share of the states that stays on the device. InvalidError for one that is none."""
+    given = resident_bytes is not None or fraction is not None
+    if states == "cycle" and (given or any_optimizer):
+        raise InvalidError(
+            'resident_bytes, host_fraction and any_optimizer are for states="host": in a cycle all '
+            "states leave"
+        )
+    if resident_bytes is not None and fraction is not None:
+        raise InvalidError("resident_bytes and host_fraction say the same: give one of them")
+    if fraction is not None and not 0 <= fraction <= 1:
+        raise InvalidError(f"host_fraction={fraction!r}: say a share from 0 to 1")
+    if resident_bytes is None:
+        return Share(None, fraction)
+    stays = make_config({"offload.budget_bytes": resident_bytes})  # reads "2GiB"
+    return Share(int(stays.get("offload.budget_bytes")), None)
+
+
+def _given(options: dict[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in options.items() if value is not None}

@@ -156,6 +156,11 @@ class Cycle:
         """Those whose states these are."""
         return self._inventory.optimizers
 
+    @property
+    def shows_image(self) -> bool:
+        """Whether all states are in the cycle's own image while they are away."""
+        return self._inventory.lives_elsewhere is None
+
     def _gradients(self) -> list[tuple[int, torch.Tensor]]:
         """Every gradient that there is, away or not, and what tells its owner from others."""
         grads = [(id(p), p.grad) for p in self._inventory.parameters()]
@@ -407,6 +412,17 @@ class Cycle:
                 self._join()
         if self.abandoned and not self.readers:
             self.close()
+
+    def refuse_step(self) -> None:
+        """What refuses a step of states that live on the host: BusyError for an open checkpoint,
+        StateError while a CUDA graph is captured."""
+        if self.readers:
+            raise BusyError(
+                "a checkpoint() is open and reads the states, which a step would change: leave its "
+                "block first"
+            )
+        for device in {p.device for p in self._inventory.parameters()}:
+            refuse_capture(device)
 
     def look_again(self) -> None:
         """Nothing that was decided holds any longer."""

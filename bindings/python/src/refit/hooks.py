@@ -18,8 +18,11 @@ from refit.errors import BusyError, InvalidError
 class Keeper(Protocol):
     """Calls that a controller gets when an optimizer is used."""
 
+    def _before_step(self) -> None:
+        """States are about to be stepped."""
+
     def _before_use(self) -> None:
-        """States are about to be read or written."""
+        """States are about to be read, other than by a step."""
 
     def _after_step(self) -> None:
         """A step has used the gradients."""
@@ -123,7 +126,7 @@ class Hooks:
     def _put(self, keeper: Keeper, optimizer: torch.optim.Optimizer) -> None:
         use = _Gate(keeper, "_before_use")
         load = _Gate(keeper, "_before_load")
-        step = optimizer.register_step_pre_hook(use)
+        step = optimizer.register_step_pre_hook(_Gate(keeper, "_before_step"))
         # Before the hooks of others: they may read the state.
         cast(OrderedDict[int, Any], optimizer._optimizer_step_pre_hooks).move_to_end(
             step.id, last=False

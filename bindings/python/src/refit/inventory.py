@@ -110,6 +110,8 @@ class Inventory:
         self._held = held
         self._pool = pool
         self._warned = False
+        self.lives_elsewhere: Callable[[Any, Any, Any], bool] | None = None
+        """Whether a state (its parameter, its key, its value) is no concern of a cycle."""
 
     def parameters(self) -> list[Any]:
         """Every parameter that is optimized."""
@@ -117,7 +119,14 @@ class Inventory:
 
     def take(self) -> Stock:
         """The stock at this moment."""
-        return take_stock(self.optimizers, self._grads != "discard", list(self._held.tensors()))
+        beside = list(self._held.tensors())
+        return take_stock(self.optimizers, self._grads != "discard", beside, self.lives_elsewhere)
+
+    def names(self) -> dict[int, str]:
+        """The names of all parameters that are optimized, by their identity."""
+        names = self._names_in_model()
+        self._name_by_group(names)
+        return names
 
     def decide(self, stock: Stock) -> Scan:
         """Decides which part of the stock can leave. HostMemoryError (see ``swap_fixed``)."""
@@ -146,7 +155,9 @@ class Inventory:
 
     def _warn(self, stock: Stock, found: Scan) -> None:
         """Says, once, that there are states and none of them leaves."""
-        if self._warned or any(STATES in slots.groups for slots in found.slots.values()):
+        if self._warned or self.lives_elsewhere is not None:
+            return
+        if any(STATES in slots.groups for slots in found.slots.values()):
             return
         if all("step" in path for path in stock.paths):
             return

@@ -146,13 +146,17 @@ def take_stock(
     optimizers: Iterable[torch.optim.Optimizer],
     with_grads: bool,
     beside: Iterable[tuple[str, Any]] = (),
+    lives_elsewhere: Callable[[Any, Any, Any], bool] | None = None,
 ) -> Stock:
     """Goes through the state of ``optimizers``, the tensors kept beside it and, if asked, the
-    gradients. Changes nothing."""
+    gradients. Changes nothing. ``lives_elsewhere`` says of a parameter, a key and a value of its
+    state whether that is left out."""
     walk = _Walk()
     parameters: list[Any] = []
     for optimizer in optimizers:
         for owner, state in optimizer.state.items():
+            if lives_elsewhere is not None and isinstance(state, Mapping):
+                state = {k: v for k, v in state.items() if not lives_elsewhere(owner, k, v)}
             walk.enter(owner, (), state)
         for group in optimizer.param_groups:
             parameters += group["params"]

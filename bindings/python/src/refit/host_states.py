@@ -1,0 +1,624 @@
+"""States that live on the host and visit the device while their optimizer steps.
+
+    plan     the states that are there, or that a twin foresees, get a place in the host image
+    step     window by window they come, PyTorch's own code steps them, and they leave
+    settle   waits for the copies: the image, and the tensors over it, have every byte
+
+Between steps ``optimizer.state[p][name]`` is a tensor of the host over the image, with the type,
+the shape and the strides of the state; a DTensor stays one. It may be read and written: what uses
+it waits for the copies out of the last step (see ``away``). A state of no dimensions, such as a
+step counter, and one of at most 512 bytes stay on the device.
+
+An optimizer's ``step`` is diverted by its hooks alone: the last hook before the step makes it, for
+some parameters at a time, and lets PyTorch's code run on a stand-in without parameters. So hooks,
+closures, schedulers and a ``GradScaler`` see one step. While it runs, the optimizer's own groups
+and states are not changed; each window's results become the optimizer's when they are complete.
+
+A state that no twin foresees (its size depends on that of the parameter in another way, or it comes
+after the first step) is born on the device, and moves to the host at the end of the step.
+
+How bytes travel is the business of ``home`` and ``window``; what a step does, that of ``twin``.
+"""
+
+import math
+import weakref
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any, cast
+
+import torch
+
+from refit import _abi
+from refit._call_lock import WaitingCallLock
+from refit._library import lib
+from refit.away import Absence
+from refit.config import Config
+from refit.errors import DeviceMemoryError, RefitError, StateError
+from refit.home import Home
+from refit.last_hook import LastHook
+from refit.state_slots import Kept, Recipe, Slot, State, dense_like, extent, plain_of
+from refit.stats import gather
+from refit.storages import opened, why_tensor_stays
+from refit.twin import Habits, Kind, Stepping, kind_of_parameter, learn, local
+from refit.windowed_step import Entry, WindowedStep, entries_of
+
+Optimizer = torch.optim.Optimizer
+
+SMALL = 512
+"""States of at most so many bytes stay on the device."""
+
+_STATES = 0
+_NONE = -1
+"""Groups of an ``Absence``: all states are one, and none of them can be zeroed while away."""
+
+
+class HostStates:
+    """The states of some optimizers, on the host. Used by one thread at a time.
+
+    ``names``: of all parameters, by their identity; ``may_step`` raises while no step is allowed.
+    UnsupportedError for an optimizer that cannot be stepped for some parameters at a time.
+    """
+
+    def __init__(
+        self,
+        optimizers: Sequence[Optimizer],
+        names: Callable[[], Mapping[int, str]],
+        config: Config,
+        share: "Share",
+        *,
+        prefetch: bool = True,
+        any_optimizer: bool = False,
+        may_step: Callable[[], None] = lambda: None,
+    ) -> None:
+        self._optimizers = list(optimizers)
+        self._names = names
+        self._config = config
+        self._share = share
+        self._may_step = may_step
+        self._any_optimizer = any_optimizer
+        self._habits: dict[tuple[int, Kind], Habits] = {}
+        self._kept: dict[int, Kept] = {}
+        self._resident: dict[int, Any] = {}
+        self._bare: dict[int, Any] = {}
+        self._homes: list[Home] = []
+        self._broken: WindowedStep | None = None
+        self._loading: dict[int, dict[Any, dict[Any, Any]]] = {}
+        self._idle: tuple[Optimizer, Stepping] | None = None
+        self._last: dict[int, list[Entry]] = {}
+        self._moving = WaitingCallLock("controller")
+        settle = cast(Any, torch.compiler).disable(self.settle)
+        self._absence = Absence(settle, self._moving, zeroable=_NONE)
+        self._is_away = False
+        for number, optimizer in enumerate(self._optimizers):
+            for group, parameter in parameters_of(optimizer):
+                if parameter.requires_grad:
+                    self._habits_of(number, optimizer, group, parameter)
+        self._hooks = _StepHooks(self, self._optimizers)
+        self._prefetch = _Prefetch(self) if prefetch else None
+
+    # ---- the plan -------------------------------------------------------------------------------
+
+    def owns(self, parameter: Any, key: Any, value: Any) -> bool:
+        """Whether a state of a parameter is the tensor over the image."""
+        kept = self._kept.get(id(parameter))
+        return kept is not None and key in kept.states and kept.states[key].shown is value
+
+    def kept(self, parameter: Any) -> Kept | None:
+        """What is kept of a parameter; None if none of its states are on the host."""
+        return self._kept.get(id(parameter))
+
+    @property
+    def resident(self) -> list[tuple[str, str]]:
+        """Parameters whose states stay on the device by choice, and why."""
+        names = self._names() if self._resident else {}
+        reason = "its states stay on the device (resident_bytes, host_fraction)"
+        return [(names.get(one, "state"), reason) for one in self._resident]
+
+    @property
+    def grown(self) -> list[tuple[str, str]]:
+        """States that are larger than a window and cannot be split, and what follows."""
+        found = []
+        for kept in self._kept.values():
+            home = cast(Home, kept.home)
+            if kept.nbytes > home.window_bytes and not kept.parted:
+                found.append(
+                    (
+                        kept.name,
+                        f"its states take {kept.nbytes} bytes and are stepped as a whole: the "
+                        f"window grows to them, above its {home.window_bytes} bytes",
+                    )
+                )
+        return found
+
+    def settle_in(self) -> None:
+        """Every state that there is, or that is foreseen, gets its place on the host; those that
+        there are move there. Blocks for the page-lock and for copies. BudgetError and others: what
+        has moved stays moved, nothing is lost, call again."""
+        with self._moving:
+            self._settle_in()
+
+    def _settle_in(self) -> None:
+        for optimizer in self._optimizers:
+            for kept in self._kept_of(optimizer):
+                if self._is_astray(optimizer, kept):
+                    self._settle()
+                    self._move_in(optimizer, kept)
+        found: dict[torch.device, list[tuple[Optimizer, Kept, dict[Any, Any]]]] = {}
+        without = list(self._without_place())
+        if not without:
+            return
+        self._settle()
+        names = self._names()
+        sizes = [sum(map(_nbytes, likes.values())) for *_, likes in without]
+        stays = self._share.first(sizes)
+        for number, (optimizer, parameter, habits, likes) in enumerate(without):
+            if not likes:
+                self._bare[id(parameter)] = parameter
+            elif number < stays:
+                self._resident[id(parameter)] = parameter
+            else:
+                kept = Kept(parameter, names.get(id(parameter), "state"), habits.elementwise)
+                device = local(parameter).device
+                found.setdefault(device, []).append((optimizer, kept, likes))
+        for device, entries in found.items():
+            self._open_home(device, entries)
+
+    def _without_place(self) -> Iterator[tuple[Optimizer, Any, Habits, dict[Any, Any]]]:
+        """Parameters some of whose states have no place yet, with all states that are to have one."""
+        for number, optimizer in enumerate(self._optimizers):
+            for group, parameter in parameters_of(optimizer):
+                if self._has_place(optimizer, parameter):
+                    continue
+                habits = self._habits_of(number, optimizer, group, parameter)
+                yield optimizer, parameter, habits, self._likes(optimizer, parameter, habits)
+
+    def _has_place(self, optimizer: Optimizer, parameter: Any) -> bool:
+        if id(parameter) in self._resident:
+            return True
+        kept = self._kept.get(id(parameter))
+        states = {} if kept is None else kept.states
+        state = optimizer.state.get(parameter, {})
+        for key, value in state.items():
+            one = states.get(key)
+            if (one is None or one.plain(value) is None) and self._moves(value):
+                return False
+        return kept is not None or bool(state) or self._needs_none(parameter)
+
+    def _needs_none(self, parameter: Any) -> bool:
+        return id(parameter) in self._bare or not parameter.requires_grad
+
+    def _moves(self, value: Any) -> bool:
+        """Whether a value in a state is one that lives on the host."""
+        if not isinstance(value, torch.Tensor) or value.dim() == 0:
+            return False
+        inner = plain_of(value)
+        if any(why_tensor_stays(one) is not None for one in inner):
+            return False
+        return sum(map(extent, inner)) > SMALL
+
+    def _habits_of(self, number: int, optimizer: Optimizer, group: int, parameter: Any) -> Habits:
+        key = number, kind_of_parameter(group, parameter)
+        if key not in self._habits:
+            self._habits[key] = learn(optimizer, key[1], self._any_optimizer)
+        return self._habits[key]
+
+    def _likes(self, optimizer: Optimizer, parameter: Any, habits: Habits) -> dict[Any, Any]:
+        """The states that move: those that there are, or tensors that look like those to come."""
+        state = optimizer.state.get(parameter, {})
+        if state:
+            return {key: value for key, value in state.items() if self._moves(value)}
+        wrapped = local(parameter) is not parameter
+        likes = {}
+        for one in habits.states or ():
+            if wrapped and one.sizes is not None:
+                return {}  # how it is sharded is seen once it is there
+            like = one.like(local(parameter))
+            if extent(like) > SMALL:
+                likes[one.key] = Recipe(parameter).made([like]) if wrapped else like
+        return likes
+
+    def _open_home(
+        self, device: torch.device, entries: list[tuple[Optimizer, Kept, dict[Any, Any]]]
+    ) -> None:
+        """One image for these states of some parameters; those that there are move in."""
+        names: list[str] = []
+        looks: list[torch.Tensor] = []
+        for _, kept, likes in entries:
+            for key, like in likes.items():
+                for path, one in opened(like):
+                    names.append(".".join(map(str, (kept.name, key, *path))))
+                    looks.append(dense_like(one))
+        home = Home(device, self._config, _distinct(names), [extent(one) for one in looks])
+        self._homes.append(home)
+        regions = iter(enumerate(looks))
+        for optimizer, kept, likes in entries:
+            kept.home = home
+            for key, like in likes.items():
+                slots = [Slot(home, *next(regions)) for _ in opened(like)]
+                kept.states[key] = State(slots, Recipe(like))
+            self._move_in(optimizer, kept)
+            self._kept[id(kept.parameter)] = kept
+            self._bare.pop(id(kept.parameter), None)
+
+    def _is_astray(self, optimizer: Optimizer, kept: Kept) -> bool:
+        """Whether a state is another tensor than the one over the image: other code put it there."""
+        state = optimizer.state.get(kept.parameter)
+        if not state:
+            return False
+        return any(state.get(key, one.shown) is not one.shown for key, one in kept.states.items())
+
+    def _move_in(self, optimizer: Optimizer, kept: Kept) -> None:
+        """States that are elsewhere are copied to the image, and the tensors over it take their
+        place. Not while copies are under way."""
+        state = optimizer.state.get(kept.parameter, {})
+        for key, one in kept.states.items():
+            value = state.get(key, one.shown)
+            inner = None if value is one.shown else one.plain(value)
+            if inner is not None:
+                with torch.no_grad():
+                    for slot, tensor in zip(one.slots, inner, strict=True):
+                        slot.view.copy_(tensor)
+                state[key] = one.shown
+
+    def _kept_of(self, optimizer: Optimizer) -> Iterator[Kept]:
+        for _, parameter in parameters_of(optimizer):
+            kept = self._kept.get(id(parameter))
+            if kept is not None:
+                yield kept
+
+    # ---- a step ---------------------------------------------------------------------------------
+
+    def step(self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: Any) -> Stepping:
+        """Steps all parameters that have gradients, window by window."""
+        self._may_step()
+        with self._moving:
+            if self._broken is not None:
+                raise StateError(
+                    "a step was broken off: controller.resume_step() steps the parameters that it "
+                    "did not reach; load_state_dict() drops it"
+                )
+            stepping = Stepping(optimizer)
+            if _found_inf(optimizer):
+                return stepping
+            self._settle_in()
+            entries = list(entries_of(optimizer, self._kept))
+            self._carry_out(WindowedStep(optimizer, stepping, entries, args, kwargs))
+        return stepping
+
+    def resume(self) -> None:
+        """Steps what a step that was broken off has not. Does nothing if none was."""
+        self._may_step()
+        with self._moving:
+            if self._broken is not None:
+                self._carry_out(self._broken)
+
+    def _carry_out(self, step: WindowedStep) -> None:
+        self._put_away()
+        try:
+            self._broken = step
+            step.run()
+            self._broken = None
+        except BaseException as why:
+            if not step.unwind():
+                self._broken = None  # nothing was stepped: the step can simply be made again
+            step.explain(why)
+            raise
+        self._settle_in()  # what no plan foresaw
+        self._last[id(step.optimizer)] = step.entries
+        if self._prefetch is not None:
+            self._prefetch.watch(step.optimizer)
+
+    def _put_away(self) -> None:
+        """From now on what uses a state waits for the copies."""
+        if not self._is_away:
+            self._is_away = True
+            tensors: list[Any] = []
+            for kept in self._kept.values():
+                for one in kept.states.values():
+                    tensors += [slot.view for slot in one.slots]
+                    if one.shown is not one.slots[0].view:
+                        tensors.append(one.shown)
+            self._absence.put(_STATES, tensors)
+
+    def come_in_early(self, optimizer: Optimizer) -> None:
+        """Lets the first windows of the next step come in, if the device has memory for them."""
+        if self._moving.is_mine:  # a closure's backward pass, in the middle of a call
+            return
+        with self._moving:
+            entries = self._last.get(id(optimizer))
+            if not entries or self._broken is not None or any(one.begun for one in self._homes):
+                return
+            try:
+                self._may_step()
+                step = WindowedStep(optimizer, Stepping(optimizer), entries, (), {})
+                self._put_away()
+                step.come_in_early()
+            except RefitError:
+                return  # the step begins by itself, and says what it meets
+
+    # ---- in between -----------------------------------------------------------------------------
+
+    def settle(self) -> None:
+        """Waits until the image has every byte; the windows' memory goes back to PyTorch.
+
+        Any thread. CopyError and DeadlineError: nothing is lost, call again.
+        """
+        with self._moving:
+            self._settle()
+
+    def _settle(self) -> None:
+        for home in self._homes:
+            home.settle()
+        if self._is_away:
+            self._absence.lift(_STATES)
+            self._is_away = False
+
+    def before_load(self, optimizer: Optimizer, state_dict: dict[str, Any]) -> dict[str, Any]:
+        """Takes the states that live on the host out of what is to be loaded: PyTorch would make a
+        copy of each on the device."""
+        saved = [one for group in state_dict["param_groups"] for one in group["params"]]
+        mine = [parameter for _, parameter in parameters_of(optimizer)]
+        loading: dict[Any, dict[Any, Any]] = {}
+        rest = dict(state_dict["state"])
+        for number, parameter in zip(saved, mine, strict=False):
+            state = rest.get(number)
+            if not isinstance(state, Mapping) or id(parameter) in self._resident:
+                continue
+            loading[parameter] = {
+                key: Optimizer._process_value_according_to_param_policy(
+                    torch.empty(0, dtype=parameter.dtype), value, number, [], key
+                )
+                if self._moves(value)
+                else None
+                for key, value in state.items()
+            }
+            rest[number] = {k: v for k, v in state.items() if loading[parameter][k] is None}
+        self._loading[id(optimizer)] = loading
+        return {**state_dict, "state": rest}
+
+    def after_load(self, optimizer: Optimizer) -> None:
+        """Writes them into the image."""
+        with self._moving:
+            loading = self._loading.pop(id(optimizer), {})
+            for parameter, values in loading.items():
+                state = optimizer.state[parameter]
+                optimizer.state[parameter] = {
+                    key: state.get(key) if value is None else value for key, value in values.items()
+                }
+            self._broken = None
+            self._last.pop(id(optimizer), None)
+            self._settle_in()
+
+    # ---- figures and the end --------------------------------------------------------------------
+
+    @property
+    def sources(self) -> list[tuple[Callable[..., int], int]]:
+        """What ``stats.gather`` takes its figures from."""
+        return [(lib.refit_offloader_stats, home.offloader._live) for home in self._homes]
+
+    def stats(self) -> _abi.refit_stats:
+        """The figures of all homes in one struct."""
+        return gather(*self.sources)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all states on the host."""
+        return sum(home.nbytes for home in self._homes)
+
+    def close(self) -> None:
+        """Takes the states to the device, where PyTorch's own step finds them, and the hooks away.
+
+        DeviceMemoryError: the device has no memory for them; nothing is lost, and it stays open.
+        """
+        with self._moving:
+            self._settle()
+            for optimizer in self._optimizers:
+                for kept in self._kept_of(optimizer):
+                    _move_out(optimizer, kept)
+            self._end()
+
+    def abandon(self) -> None:
+        """No call follows. States for which the device has no memory stay tensors of the host."""
+        with self._moving:
+            try:
+                self._settle()
+                for optimizer in self._optimizers:
+                    for kept in self._kept_of(optimizer):
+                        _move_out(optimizer, kept)
+            except DeviceMemoryError:
+                pass
+            finally:
+                self._end()
+
+    def _end(self) -> None:
+        self._hooks.remove()
+        if self._prefetch is not None:
+            self._prefetch.remove()
+        for home in self._homes:
+            home.close()
+        self._homes.clear()
+        self._kept.clear()
+
+
+def parameters_of(optimizer: Optimizer) -> Iterator[tuple[int, Any]]:
+    """Its parameters, each with the number of its group."""
+    for number, group in enumerate(optimizer.param_groups):
+        for parameter in group["params"]:
+            yield number, parameter
+
+
+def _nbytes(value: Any) -> int:
+    return sum(map(extent, plain_of(value)))
+
+
+def _distinct(names: Iterable[str]) -> list[str]:
+    seen: dict[str, int] = {}
+    found = []
+    for name in names:
+        seen[name] = seen.get(name, 0) + 1
+        found.append(name if seen[name] == 1 else f"{name}#{seen[name]}")
+    return found
+
+
+def _move_out(optimizer: Optimizer, kept: Kept) -> None:
+    """The states of a parameter become tensors of PyTorch's own, on its device."""
+    state = optimizer.state.get(kept.parameter, {})
+    device = local(kept.parameter).device
+    for key, one in kept.states.items():
+        if state.get(key) is not one.shown:
+            continue
+        try:
+            with torch.no_grad():
+                fresh = [
+                    torch.empty_like(s.view, device=device, memory_format=torch.preserve_format)
+                    for s in one.slots
+                ]
+                for tensor, slot in zip(fresh, one.slots, strict=True):
+                    tensor.copy_(slot.view)
+        except (RuntimeError, MemoryError) as why:
+            raise DeviceMemoryError(
+                f"no memory on {device} for {kept.name}.{key}: the states live on the host, and "
+                "nothing is lost. Free some memory, or let go of the optimizer and the controller "
+                f"together: {why}"
+            ) from why
+        state[key] = one.over(fresh)
+
+
+def _found_inf(optimizer: Optimizer) -> bool:
+    """Whether a GradScaler has told a fused optimizer to skip this step. Waits for the device."""
+    found = getattr(optimizer, "found_inf", None)
+    return isinstance(found, torch.Tensor) and bool(found.any())
+
+
+class Share:
+    """The share of the states that stays on the device: those of the first parameters."""
+
+    def __init__(self, resident_bytes: int | None, host_fraction: float | None) -> None:
+        self._bytes = resident_bytes
+        self._fraction = host_fraction
+
+    def first(self, sizes: Sequence[int]) -> int:
+        """How many of the first parameters keep their states there, by the bytes of each. Once:
+        those that are planned later have no share."""
+        budget = self._bytes or 0
+        if self._fraction is not None:
+            budget = math.floor(sum(sizes) * (1 - self._fraction))
+        self._bytes, self._fraction = 0, None
+        for number, nbytes in enumerate(sizes):
+            budget -= nbytes
+            if budget < 0:
+                return number
+        return len(sizes)
+
+
+# ---- What an optimizer calls.
+
+
+class _StepHooks:
+    """The hooks by which a step, and what is loaded, come here. ``remove`` takes them away."""
+
+    def __init__(self, states: HostStates, optimizers: Sequence[Optimizer]) -> None:
+        self._handles: list[Any] = []
+        disable = cast(Any, torch.compiler).disable
+        reference = weakref.ref(states)
+        for optimizer in optimizers:
+            call = _Calls(reference, optimizer)
+            post = optimizer.register_step_post_hook(disable(call.after_step))
+            cast(Any, optimizer._optimizer_step_post_hooks).move_to_end(post.id, last=False)
+            self._handles += [
+                optimizer.register_step_pre_hook(
+                    LastHook("_optimizer_step_pre_hooks", disable(call.before_step))
+                ),
+                post,
+                optimizer.register_load_state_dict_pre_hook(
+                    LastHook("_optimizer_load_state_dict_pre_hooks", call.before_load)
+                ),
+                optimizer.register_load_state_dict_post_hook(call.after_load, prepend=True),
+            ]
+
+    def remove(self) -> None:
+        for handle in self._handles:
+            handle.remove()
+        self._handles.clear()
+
+
+class _Calls:
+    """What the hooks of one optimizer do while its states live on the host."""
+
+    def __init__(self, states: "weakref.ref[HostStates]", optimizer: Optimizer) -> None:
+        self._states = states
+        self._optimizer = weakref.ref(optimizer)
+        self._idle: tuple[Optimizer, Stepping] | None = None
+
+    def _known(self, optimizer: Optimizer) -> HostStates | None:
+        """The owner of the states; None for a copy of the optimizer that took the hooks along."""
+        return self._states() if self._optimizer() is optimizer else None
+
+    def before_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> Any:
+        """Makes the step, and lets PyTorch's code run on a stand-in without parameters."""
+        states = self._known(optimizer)
+        if states is None:
+            return None
+        more, kwargs = _with_loss(args[1:], kwargs)
+        stepping = states.step(optimizer, more, kwargs)
+        idle = stepping.empty()
+        self._idle = idle, stepping
+        return (idle, *more), kwargs
+
+    def after_step(self, _optimizer: Optimizer, args: Any, _kwargs: Any) -> None:
+        """Groups none of whose parameters was stepped have counted a step, too."""
+        idle, self._idle = self._idle, None
+        if idle is not None and args[0] is idle[0]:
+            idle[1].take(idle[0])
+            idle[1].finish()
+
+    def before_load(self, optimizer: Optimizer, state_dict: dict[str, Any]) -> Any:
+        states = self._known(optimizer)
+        return None if states is None else states.before_load(optimizer, state_dict)
+
+    def after_load(self, optimizer: Optimizer) -> None:
+        states = self._known(optimizer)
+        if states is not None:
+            states.after_load(optimizer)
+
+
+def _with_loss(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], Any]:
+    """Evaluates the closure, once, and puts one in its place that returns what it returned."""
+    closure = args[0] if args else kwargs.get("closure")
+    if not callable(closure):
+        return args, kwargs
+    with torch.enable_grad():
+        loss = closure()
+    again: Callable[[], Any] = lambda: loss  # noqa: E731
+    return ((again, *args[1:]), kwargs) if args else (args, {**kwargs, "closure": again})
+
+
+class _Prefetch:
+    """Lets the first windows come in behind the backward pass: a hook on the parameter whose
+    gradient is there first, the last one that was stepped. FSDP2 calls no such hook: there the
+    step itself begins the copies."""
+
+    def __init__(self, states: HostStates) -> None:
+        self._states = weakref.ref(states)
+        self._handles: dict[int, tuple[Any, Any]] = {}
+
+    def watch(self, optimizer: Optimizer) -> None:
+        stepped = [p for _, p in parameters_of(optimizer) if p.grad is not None and p.is_leaf]
+        last = stepped[-1] if stepped else None
+        before = self._handles.get(id(optimizer))
+        if last is None or (before is not None and before[0] is last):
+            return
+        if before is not None:
+            before[1].remove()
+        reference, whose = self._states, weakref.ref(optimizer)
+
+        def begin(_parameter: torch.Tensor) -> None:
+            states, optimizer = reference(), whose()
+            if states is not None and optimizer is not None:
+                states.come_in_early(optimizer)
+
+        self._handles[id(optimizer)] = last, last.register_post_accumulate_grad_hook(begin)
+
+    def remove(self) -> None:
+        for _, handle in self._handles.values():
+            handle.remove()
+        self._handles.clear()

@@ -1,0 +1,137 @@
+"""States as places in a host image: how each looks, and what tensor stands for it.
+
+A plain state has one place; a wrapper such as a DTensor has one for each plain tensor in it, and is
+made again around other tensors. What steps states is unknown here.
+"""
+
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any, cast
+
+import torch
+
+from refit.away import kind_of
+from refit.home import Home
+from refit.storages import opened, why_tensor_stays
+from refit.twin import is_dense
+
+
+def plain_of(value: Any) -> list[Any]:
+    """The plain tensors of a state: itself, or those in a wrapper."""
+    return [one for _, one in opened(value)]
+
+
+def extent(tensor: torch.Tensor) -> int:
+    """Bytes from the first element of a tensor to the last."""
+    if tensor.numel() == 0:
+        return 0
+    steps = zip(tensor.shape, tensor.stride(), strict=True)
+    return (1 + sum((size - 1) * stride for size, stride in steps)) * tensor.element_size()
+
+
+def dense_like(tensor: torch.Tensor) -> torch.Tensor:
+    """A tensor without memory of the same type and shape, and of the same strides if these leave
+    no gap."""
+    strides = tensor.stride() if is_dense(tensor) else None
+    if strides is None:
+        return torch.empty(tensor.shape, dtype=tensor.dtype, device="meta")
+    return torch.empty_strided(tensor.shape, strides, dtype=tensor.dtype, device="meta")
+
+
+class Slot:
+    """One plain tensor of a state: a region of the image, and how it looks."""
+
+    def __init__(self, home: Home, region: int, like: torch.Tensor) -> None:
+        self.region = region
+        self.dtype = like.dtype
+        self.shape = tuple(like.shape)
+        self.stride = tuple(like.stride())
+        self.nbytes = extent(like)
+        self.view = torch.empty(0, dtype=like.dtype)
+        if self.nbytes:
+            self.view.set_(home.storage(region), 0, self.shape, self.stride)
+
+
+class Recipe:
+    """How a tensor is made of the plain tensors in it: it is the one, or a wrapper of them."""
+
+    def __init__(self, tensor: torch.Tensor) -> None:
+        self._wrapper: tuple[Any, ...] | None = None
+        path, _ = next(iter(opened(tensor)))
+        if path:
+            names, context = cast(Any, tensor).__tensor_flatten__()
+            inner = [(name, Recipe(getattr(tensor, name))) for name in names]
+            self._wrapper = kind_of(tensor), inner, context, tensor.shape, tensor.stride()
+
+    def made(self, tensors: Iterable[torch.Tensor]) -> torch.Tensor:
+        """The tensor over others, which come in the order of ``opened``."""
+        return self._made(iter(tensors))
+
+    def _made(self, tensors: Iterator[torch.Tensor]) -> torch.Tensor:
+        if self._wrapper is None:
+            return next(tensors)
+        kind, inner, context, shape, stride = self._wrapper
+        held = {name: recipe._made(tensors) for name, recipe in inner}
+        made: torch.Tensor = kind.__tensor_unflatten__(held, context, shape, stride)
+        return made
+
+
+class State:
+    """One state of a parameter. ``shown`` is the tensor over the image that the optimizer has."""
+
+    def __init__(self, slots: list[Slot], recipe: Recipe) -> None:
+        self.slots = slots
+        self._recipe = recipe
+        self.shown = self.over([slot.view for slot in slots])
+
+    def over(self, tensors: Sequence[torch.Tensor]) -> torch.Tensor:
+        """The state over other memory: a plain tensor for each slot."""
+        with torch.no_grad():
+            return self._recipe.made(tensors)
+
+    def plain(self, value: Any) -> list[torch.Tensor] | None:
+        """The plain tensors of a value that stands for this state; None if it looks otherwise.
+        Strides do not count."""
+        if value is self.shown:
+            return [slot.view for slot in self.slots]
+        if not isinstance(value, torch.Tensor):
+            return None
+        inner = plain_of(value)
+        if len(inner) != len(self.slots):
+            return None
+        alike = all(
+            why_tensor_stays(one) is None
+            and one.dtype == slot.dtype
+            and tuple(one.shape) == slot.shape
+            for one, slot in zip(inner, self.slots, strict=True)
+        )
+        return inner if alike else None
+
+
+class Kept:
+    """A parameter, those of its states that live on the host, and where."""
+
+    def __init__(self, parameter: Any, name: str, elementwise: bool) -> None:
+        self.parameter = parameter
+        self.name = name
+        self.elementwise = elementwise
+        self.states: dict[Any, State] = {}
+        self.home: Home | None = None
+        self.parted = False
+        """Whether it is stepped part by part, because its states are larger than a window."""
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all its states on the host."""
+        return sum(slot.nbytes for state in self.states.values() for slot in state.slots)
+
+    def looks_as_parameter(self) -> bool:
+        """Whether each state is one plain tensor whose elements lie as those of the parameter."""
+        shape, stride = tuple(self.parameter.shape), tuple(self.parameter.stride())
+        slots = [state.slots for state in self.states.values()]
+        return all(
+            len(one) == 1 and (one[0].shape, one[0].stride) == (shape, stride) for one in slots
+        )
+
+    def bytes_of_an_element(self) -> int:
+        """Of all its states together."""
+        return sum(state.slots[0].dtype.itemsize for state in self.states.values())

@@ -1,0 +1,501 @@
+"""One step of an optimizer, window by window, that can be broken off and finished later.
+
+The parameters of a step are its entries, a large one as several. Each window's entries are stepped
+on a stand-in (see ``twin``); what that has made becomes the optimizer's when the window is
+complete. So at any point it is known what was stepped:
+
+- the code of a window has not run, or it has changed nothing: the window is stepped again;
+- it has run: its results are taken over, which can be done twice;
+- it has failed after it had changed a parameter: as in a step without refit, the parameters of this
+  window are half updated. They count as stepped, and the error names them.
+
+Ctrl-C is held back while the code of a window runs. Where states live is unknown here.
+"""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any, cast
+
+import torch
+
+from refit._waiting import interrupts_held
+from refit.errors import RefitError
+from refit.home import Home
+from refit.state_slots import Kept, Slot, State, extent
+from refit.twin import PART, Stepping, can_be_parted, local, part_of
+from refit.window import BORN, TOGETHER, Part
+
+Optimizer = torch.optim.Optimizer
+
+_PADDING = 512
+"""Bytes that the place of a part in a window may take beyond its own."""
+_SMALL = 512
+"""Tensors of at most so many bytes are saved before a window is stepped."""
+
+
+class Entry:
+    """A parameter that is stepped, or a part of one: ``count`` elements from ``first``."""
+
+    def __init__(
+        self,
+        group: int,
+        parameter: Any,
+        kept: Kept | None,
+        first: int = 0,
+        count: int | None = None,
+    ) -> None:
+        self.group = group
+        self.parameter = parameter
+        self.kept = kept
+        self.first = first
+        self.count = count
+        self.last = True
+        """Whether no other part of the parameter follows."""
+        self.done = False
+
+    @property
+    def home(self) -> Home | None:
+        return None if self.kept is None else self.kept.home
+
+    def again(self) -> "Entry":
+        """The same, not stepped yet."""
+        made = Entry(self.group, self.parameter, self.kept, self.first, self.count)
+        made.last = self.last
+        return made
+
+    def travellers(self, state: Mapping[Any, Any]) -> list[tuple[Any, State]]:
+        """The states that come or are born: all of them if there is none yet."""
+        states = {} if self.kept is None else self.kept.states
+        unborn = self.is_unborn(state)
+        return [(key, one) for key, one in states.items() if unborn or key in state]
+
+    def is_unborn(self, state: Mapping[Any, Any]) -> bool:
+        """Whether the parameter has none of its states yet; a part: none of its own."""
+        return self.kept is None or not any(key in state for key in self.kept.states)
+
+    def place_of(self, slot: Slot) -> tuple[int, int, tuple[int, ...], tuple[int, ...]]:
+        """Of what the entry uses of a slot: first byte, bytes, shape, strides."""
+        if self.count is None:
+            return 0, slot.nbytes, slot.shape, slot.stride
+        size = slot.dtype.itemsize
+        return self.first * size, self.count * size, (self.count,), (1,)
+
+
+def entries_of(optimizer: Optimizer, kept: Mapping[int, Kept]) -> Iterator[Entry]:
+    """Every parameter that has a gradient, by group; first those whose states are there already,
+    then those whose states this step makes."""
+    born: list[Entry] = []
+    for group, one in enumerate(optimizer.param_groups):
+        for parameter in one["params"]:
+            if parameter.grad is None:
+                continue
+            mine = kept.get(id(parameter))
+            state = optimizer.state.get(parameter, {})
+            for entry in _parts(group, parameter, mine, state):
+                if mine is not None and entry.is_unborn(state):
+                    born.append(entry)
+                else:
+                    yield entry
+    yield from born
+
+
+def _parts(group: int, parameter: Any, kept: Kept | None, state: Mapping[Any, Any]) -> list[Entry]:
+    whole = [Entry(group, parameter, kept)]
+    if kept is None or not kept.elementwise:
+        return whole
+    window_bytes = cast(Home, kept.home).window_bytes
+    others = {key: value for key, value in state.items() if key not in kept.states}
+    kept.parted = (
+        kept.nbytes > window_bytes
+        and kept.looks_as_parameter()
+        and can_be_parted(parameter, others)
+    )
+    if not kept.parted:
+        return whole
+    room = window_bytes - _PADDING * len(kept.states)
+    count = max(PART, room // kept.bytes_of_an_element() // PART * PART)
+    total = parameter.numel()
+    parts = [
+        Entry(group, parameter, kept, first, min(count, total - first))
+        for first in range(0, total, count)
+    ]
+    for one in parts[:-1]:
+        one.last = False
+    return parts
+
+
+@dataclass(eq=False)
+class _InUse:
+    """The window that is being stepped."""
+
+    home: Home | None
+    entries: list[Entry]
+    parts: list[list[int]]
+    """Of each entry the numbers of its parts in the list of the step."""
+    parameters: list[Any]
+    states: list[dict[Any, Any]]
+    """Of each entry its state as the code is given it."""
+    unborn: list[bool]
+    made: Optimizer
+    versions: list[tuple[Any, int]] = field(default_factory=list)
+    saved: list[tuple[torch.Tensor, int, torch.Tensor]] = field(default_factory=list)
+    results: list[Any] = field(default_factory=list)
+    """What the code has returned, once it has run."""
+
+
+class WindowedStep:
+    """One step. ``run`` makes it, or what is left of it."""
+
+    def __init__(
+        self,
+        optimizer: Optimizer,
+        stepping: Stepping,
+        entries: list[Entry],
+        args: tuple[Any, ...],
+        kwargs: Mapping[str, Any],
+    ) -> None:
+        self.optimizer = optimizer
+        self.entries = [one.again() for one in entries]
+        self._stepping = stepping
+        self._args = args
+        self._kwargs = kwargs
+        self._in_use: _InUse | None = None
+        self._torn: list[str] = []
+        self._unborn = {id(one.parameter): one.is_unborn(self._state(one)) for one in self.entries}
+        self._before = {
+            id(one.parameter): {
+                key: _copied(value)
+                for key, value in self._state(one).items()
+                if one.kept is None or key not in one.kept.states
+            }
+            for one in self.entries
+            if one.count is not None
+        }
+
+    def _state(self, entry: Entry) -> Mapping[Any, Any]:
+        found: Mapping[Any, Any] = self.optimizer.state.get(entry.parameter, {})
+        return found
+
+    # ---- the way through ------------------------------------------------------------------------
+
+    def come_in_early(self) -> None:
+        """Starts the copies of the first windows. DeviceMemoryError and others: nothing has."""
+        for home, entries in self._by_home().items():
+            if home is not None:
+                parts, _ = self._parts(entries)
+                home.begin(parts)
+                return
+
+    def run(self) -> None:
+        """Steps every entry that was not, and gives the optimizer what the step made of its
+        groups. What the code, the device and the copies raise."""
+        if self._in_use is not None:
+            self._finish(self._in_use)
+        for home, entries in self._by_home().items():
+            if home is None:
+                self._window(None, entries, [[] for _ in entries], {})
+            else:
+                self._visit(home, entries)
+        for home in self._homes():
+            home.end()
+        self._stepping.finish()
+
+    def _homes(self) -> list[Home]:
+        return list({id(one.home): one.home for one in self.entries if one.home}.values())
+
+    def _by_home(self) -> dict[Home | None, list[Entry]]:
+        found: dict[Home | None, list[Entry]] = {}
+        for one in self.entries:
+            if not one.done:
+                found.setdefault(one.home, []).append(one)
+        return found
+
+    def _visit(self, home: Home, entries: list[Entry]) -> None:
+        """The entries of one home, window by window."""
+        parts, numbers = self._parts(entries)
+        home.begin(parts)
+        at = 0
+        while True:
+            first, addresses = home.next()
+            if not addresses:
+                break
+            behind = at
+            while behind < len(entries) and numbers[behind][0] < first + len(addresses):
+                behind += 1
+            places = {first + number: address for number, address in enumerate(addresses)}
+            self._window(home, entries[at:behind], numbers[at:behind], places)
+            at = behind
+        home.end()
+
+    def _parts(self, entries: list[Entry]) -> tuple[list[Part], list[list[int]]]:
+        """The parts of some entries, and of each entry the numbers of its own."""
+        parts: list[Part] = []
+        numbers: list[list[int]] = []
+        for entry in entries:
+            flags = BORN if self._unborn[id(entry.parameter)] else 0
+            mine: list[int] = []
+            for _, one in self._travellers(entry):
+                for slot in one.slots:
+                    offset, nbytes, _, _ = entry.place_of(slot)
+                    if nbytes:
+                        mine.append(len(parts))
+                        together = TOGETHER if len(mine) > 1 else 0
+                        parts.append(Part(slot.region, flags | together, offset, nbytes))
+            numbers.append(mine)
+        return parts, numbers
+
+    def _travellers(self, entry: Entry) -> list[tuple[Any, State]]:
+        if self._unborn[id(entry.parameter)]:
+            return [] if entry.kept is None else list(entry.kept.states.items())
+        return entry.travellers(self._state(entry))
+
+    # ---- one window -----------------------------------------------------------------------------
+
+    def _window(
+        self,
+        home: Home | None,
+        entries: list[Entry],
+        numbers: list[list[int]],
+        places: Mapping[int, int],
+    ) -> None:
+        parameters = [self._parameter(one) for one in entries]
+        states = [self._given(home, *one, places) for one in zip(entries, numbers, strict=True)]
+        chosen: list[list[Any]] = [[] for _ in self.optimizer.param_groups]
+        for entry, parameter in zip(entries, parameters, strict=True):
+            chosen[entry.group].append(parameter)
+        state = dict(zip(parameters, states, strict=True))
+        made = self._stepping.empty(chosen, state)
+        unborn = [self._unborn[id(one.parameter)] for one in entries]
+        use = _InUse(
+            home, entries, numbers, parameters, [dict(one) for one in states], unborn, made
+        )
+        self._save(use)
+        self._in_use = use
+        with interrupts_held():
+            self._stepping.run_on(made, use.results, self._args, self._kwargs)
+        self._finish(use)
+
+    def _parameter(self, entry: Entry) -> Any:
+        if entry.count is None:
+            return entry.parameter
+        return part_of(entry.parameter, entry.first, entry.count)
+
+    def _given(
+        self, home: Home | None, entry: Entry, numbers: list[int], places: Mapping[int, int]
+    ) -> dict[Any, Any]:
+        """The state that the code is given: what stays, and tensors over the window's memory."""
+        if entry.count is None:
+            given = dict(self._state(entry))
+        else:
+            given = {k: _copied(v) for k, v in self._before[id(entry.parameter)].items()}
+        if home is None or self._unborn[id(entry.parameter)]:
+            return given
+        order = list(self._state(entry))
+        mine = iter(numbers)
+        for key, one in self._travellers(entry):
+            tensors = []
+            for slot in one.slots:
+                _, nbytes, shape, stride = entry.place_of(slot)
+                if nbytes:
+                    tensors.append(home.tensor(places[next(mine)], slot.dtype, shape, stride))
+                else:
+                    tensors.append(torch.empty(shape, dtype=slot.dtype, device=home.device))
+            given[key] = tensors[0] if entry.count is not None else one.over(tensors)
+        return {key: given[key] for key in order if key in given}
+
+    def _save(self, use: _InUse) -> None:
+        """What tells whether the code has changed anything, and small tensors as they were."""
+        for parameter, state, unborn in zip(use.parameters, use.states, use.unborn, strict=True):
+            plain = local(parameter)
+            use.versions.append((plain, plain._version))
+            del unborn
+            for value in state.values():
+                if not isinstance(value, torch.Tensor):
+                    continue
+                if type(value) is torch.Tensor and extent(value) <= _SMALL:
+                    use.saved.append((value, value._version, value.detach().clone()))
+                elif use.home is None:
+                    use.versions.append((local(value), local(value)._version))
+
+    def _finish(self, use: _InUse) -> None:
+        """Takes over what the code has made; the copies out follow it. Can be done twice."""
+        groups = [at for at, group in enumerate(use.made.param_groups) if group["params"]]
+        self._stepping.take(use.made, groups)
+        home = use.home
+        last = max((number for numbers in use.parts for number in numbers), default=-1)
+        if home is None or home.window.progress <= last:
+            for at in range(len(use.entries)):
+                self._take_over(use, at)
+            if home is not None:
+                home.done()
+        for entry in use.entries:
+            entry.done = True
+        self._in_use = None
+
+    def _take_over(self, use: _InUse, at: int) -> None:
+        entry, given = use.entries[at], use.states[at]
+        made = use.made.state.get(use.parameters[at], {})
+        real = self.optimizer.state[entry.parameter]
+        states = {} if entry.kept is None else entry.kept.states
+        numbers = iter(use.parts[at])
+        for key, one in self._travellers_of(use, at):
+            value = made.get(key)
+            inner = _plain_of(one, entry, value)
+            held = None if use.unborn[at] else _plain_of(one, entry, given.get(key))
+            for number, slot in enumerate(one.slots):
+                _, nbytes, shape, stride = entry.place_of(slot)
+                if not nbytes:
+                    continue
+                part = next(numbers)
+                new = None if inner is None else inner[number]
+                if use.unborn[at]:
+                    cast(Home, use.home).place(part, _as_born(new, slot, shape, stride, use))
+                elif new is not None and held is not None:
+                    _write(held[number], new)
+            if inner is not None:
+                real[key] = one.shown
+            elif value is not None:
+                real[key] = value  # of another look than before: it gets another place
+        if entry.count is None:
+            self._take_rest(real, made, states, given)
+        elif entry.last:
+            for key, value in made.items():
+                if key not in states:
+                    _set(real, key, value)
+
+    def _travellers_of(self, use: _InUse, at: int) -> list[tuple[Any, State]]:
+        entry = use.entries[at]
+        if use.home is None or entry.kept is None:
+            return []
+        if use.unborn[at]:
+            return list(entry.kept.states.items())
+        return [(key, one) for key, one in entry.kept.states.items() if key in use.states[at]]
+
+    def _take_rest(
+        self,
+        real: dict[Any, Any],
+        made: Mapping[Any, Any],
+        states: Mapping[Any, State],
+        given: Mapping[Any, Any],
+    ) -> None:
+        """States that stay on the device, and those that the code has dropped; in its order."""
+        for key in [one for one in real if one in given and one not in made]:
+            del real[key]
+        for key, value in made.items():
+            if key not in states or key not in real:
+                real[key] = value
+        if list(real) != list(made) and set(real) == set(made):
+            ordered = {key: real[key] for key in made}
+            real.clear()
+            real.update(ordered)
+
+    # ---- when it is broken off ------------------------------------------------------------------
+
+    def unwind(self) -> bool:
+        """Brings everything to the edge of a window. Whether anything was stepped, or is left."""
+        use = self._in_use
+        if use is not None and not use.results and self._is_torn(use):
+            self._torn += [_name(one) for one in use.entries]
+            use.results.append(None)
+        try:
+            if use is not None and use.results:
+                self._finish(use)
+            elif use is not None:
+                for tensor, version, value in use.saved:
+                    if tensor._version != version:
+                        tensor.copy_(value)
+                self._in_use = None
+            for home in self._homes():
+                home.end()
+        except RefitError:
+            return True  # what failed is tried again by the next call
+        return any(one.done for one in self.entries)
+
+    @staticmethod
+    def _is_torn(use: _InUse) -> bool:
+        """Whether the code has changed a parameter before it failed."""
+        return any(tensor._version != version for tensor, version in use.versions)
+
+    def stepped(self) -> list[str]:
+        """The names of the parameters that were stepped, the whole of them."""
+        left = {id(one.parameter) for one in self.entries if not one.done}
+        found = {
+            id(one.parameter): _name(one) for one in self.entries if id(one.parameter) not in left
+        }
+        return list(found.values())
+
+    def explain(self, why: BaseException) -> None:
+        """Gives an error the names of the parameters that were stepped, and says what follows."""
+        stepped = self.stepped()
+        error: Any = why
+        error.stepped = stepped
+        error.torn = list(self._torn)
+        if not stepped and not any(one.done for one in self.entries):
+            text = "no parameter was stepped: step() can be called again"
+        else:
+            every = len({id(one.parameter) for one in self.entries})
+            text = (
+                f"{len(stepped)} of {every} parameters were stepped (.stepped names them); "
+                "controller.resume_step() finishes the step, the rest exactly once"
+            )
+        if self._torn:
+            text += f"; the optimizer itself failed half way through {', '.join(self._torn[:3])}"
+        if isinstance(why, RefitError):
+            why.text = f"{why.text}; {text}"
+            why.args = (why.text,)
+        else:
+            why.add_note(f"refit: {text}")
+
+
+def _name(entry: Entry) -> str:
+    return "a parameter" if entry.kept is None else entry.kept.name
+
+
+def _copied(value: Any) -> Any:
+    return value.detach().clone() if isinstance(value, torch.Tensor) else value
+
+
+def _plain_of(one: State, entry: Entry, value: Any) -> list[torch.Tensor] | None:
+    """The plain tensors of a state as the code has it; None if it has another look."""
+    if entry.count is None:
+        return one.plain(value)
+    alike = (
+        isinstance(value, torch.Tensor)
+        and value.shape == (entry.count,)
+        and value.dtype == one.slots[0].dtype
+        and value.layout is torch.strided
+    )
+    return [value] if alike else None
+
+
+def _as_born(
+    made: torch.Tensor | None,
+    slot: Slot,
+    shape: tuple[int, ...],
+    stride: tuple[int, ...],
+    use: _InUse,
+) -> torch.Tensor:
+    """The bytes of a state that was born, as they are to lie in the image. Of one that the code
+    has not made, or not so, any bytes: the optimizer does not get them."""
+    device = cast(Home, use.home).device
+    if made is not None and made.device == device and made.stride() == stride:
+        return made.detach()
+    fresh = torch.empty_strided(shape, stride, dtype=slot.dtype, device=device)
+    return fresh.zero_() if made is None else fresh.copy_(made.detach())
+
+
+def _write(held: torch.Tensor, made: torch.Tensor) -> None:
+    """A state that the code has made anew is written over the one that came."""
+    if held is not made and (held.data_ptr(), held.stride()) != (made.data_ptr(), made.stride()):
+        with torch.no_grad():
+            held.copy_(made)
+
+
+def _set(state: dict[Any, Any], key: Any, value: Any) -> None:
+    """A single state of a parameter that was stepped part by part; it stays the object it is."""
+    there = state.get(key)
+    if isinstance(there, torch.Tensor) and isinstance(value, torch.Tensor):
+        with torch.no_grad():
+            there.copy_(value)
+    else:
+        state[key] = value
