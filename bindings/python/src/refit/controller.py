@@ -53,12 +53,28 @@ class Controller(Closing):
     addresses. ``timer``, ``timeline``, ``progress``: what is told of the phases, see
     ``refit.observers``.
 
+    ``states="host"``: states live on the host, and visit the device in ``windows`` (1 to 4) of
+    ``window_bytes`` while ``optimizer.step()`` runs; both may also come from the configuration. The
+    device memory is these windows, also in the first step, and goes back when a state is used, at
+    ``clear``, and at ``checkpoint``. Between steps ``optimizer.state[p][name]`` is a tensor of the
+    host, to read and to write; states of no dimensions, and of at most 512 bytes, stay on the
+    device. ``prefetch``: the first windows come in behind the backward pass, if there is memory
+    (not with FSDP2). ``resident_bytes`` (a number, or "2GiB") or ``host_fraction`` (0 to 1): the
+    first parameters' states stay on the device, and leave and return with the cycle. Parameters
+    whose states are larger than a window are stepped part by part where PyTorch's arithmetic is
+    element by element; else the window grows, and ``resident`` says so. An optimizer is tried on a
+    twin with two tiny parameters: one whose update of a parameter reads another is refused, unless
+    ``any_optimizer=True``; then each window is a step of its own for it. ``pool`` holds none of
+    these states.
+
     What reads or writes a state or a gradient while it is away brings all back first, or raises
-    what ``restore`` raises; ``refit.away`` names what is not seen.
+    what ``restore`` raises; ``refit.away`` names what is not seen. A state that lives on the host
+    stays there, and what uses it waits for the copies of the last step.
 
     Used by one thread at a time. It holds the optimizers; it is closed by ``close`` or ``with``, or
     when no reference to it is left, and brings the states back in each case. InvalidError,
-    ConfigError, BusyError (an optimizer has a controller already).
+    ConfigError, BusyError (an optimizer has a controller already); with ``states="host"`` also
+    UnsupportedError, BudgetError, PinError and HostMemoryError.
     """
 
     def __init__(

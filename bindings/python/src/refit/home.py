@@ -148,7 +148,7 @@ class Home(Closing):
         return found
 
     def place(self, part: int, made: torch.Tensor) -> None:
-        """The bytes of a part that was born lie in this tensor, which is held until they are out."""
+        """The bytes of a part that was born lie in this tensor; it is held until they are out."""
         self._born[-1].append(made)
         self.window.place(part, made.data_ptr())
 
@@ -157,7 +157,7 @@ class Home(Closing):
         self.window.done(current_stream(self.device))
 
     def end(self) -> None:
-        """No further part is stepped. Does not wait for the copies out. A second call does nothing."""
+        """No further part is stepped; the last copies out go on. A second call does nothing."""
         if self.begun is not None:
             self.window.end()
             self.begun = None

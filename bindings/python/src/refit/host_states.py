@@ -163,7 +163,7 @@ class HostStates:
             self._open_home(device, entries)
 
     def _without_place(self) -> Iterator[tuple[Optimizer, Any, Habits, dict[Any, Any]]]:
-        """Parameters some of whose states have no place yet, with all states that are to have one."""
+        """Parameters with a state that has no place yet, and all states that are to have one."""
         for number, optimizer in enumerate(self._optimizers):
             for group, parameter in parameters_of(optimizer):
                 if self._has_place(optimizer, parameter):
@@ -240,7 +240,7 @@ class HostStates:
             self._bare.pop(id(kept.parameter), None)
 
     def _is_astray(self, optimizer: Optimizer, kept: Kept) -> bool:
-        """Whether a state is another tensor than the one over the image: other code put it there."""
+        """Whether a state is not the tensor over the image: other code has put it there."""
         state = optimizer.state.get(kept.parameter)
         if not state:
             return False
