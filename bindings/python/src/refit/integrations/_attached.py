@@ -4,6 +4,7 @@ The controller hangs on the optimizer as an attribute: it lives as long, there i
 and neither a state_dict nor a copy of the optimizer has it. Whose optimizer it is, is unknown here.
 """
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from refit.integrations.megatron import is_megatron, unwrap
@@ -12,6 +13,32 @@ if TYPE_CHECKING:
     from refit.controller import Controller
 
 _NAME = "_refit_controller"
+
+KEYWORDS = (
+    "states",
+    "window_bytes",
+    "windows",
+    "prefetch",
+    "resident_bytes",
+    "host_fraction",
+    "any_optimizer",
+)
+"""Keywords of ``refit.Controller`` that say where states live. In a mapping that a framework has as
+refit's configuration they may stand beside the options."""
+
+
+def divided(config: Any) -> tuple[Any, dict[str, Any]]:
+    """The options of a configuration, and the keywords of the controller beside them."""
+    if not isinstance(config, Mapping):
+        return config, {}
+    chosen = {key: config[key] for key in KEYWORDS if config.get(key) is not None}
+    return {key: value for key, value in config.items() if key not in KEYWORDS}, chosen
+
+
+def lives_on_host(config: Any) -> bool:
+    """Whether a configuration asks for states that live on the host, where the controller has to be
+    there before the first step."""
+    return divided(config)[1].get("states") == "host"
 
 
 def attached(optimizer: Any) -> "Controller | None":
@@ -33,13 +60,14 @@ def attach(optimizer: Any, config: Any = None) -> "Controller | None":
 
 def controller_of(optimizer: Any, model: Any, config: Any) -> "Controller | None":
     """A new controller; Megatron's optimizers are looked into. None for one that has no parameters
-    on this rank, or that places its states by itself."""
+    on this rank, or that places its states by itself. `config` may have ``KEYWORDS``."""
     from refit.controller import Controller
 
+    options, chosen = divided(config)
     if is_megatron(optimizer):
         held = unwrap(optimizer, model)
-        return Controller(held, config=config) if held.inner else None
-    return Controller(optimizer, model=model, config=config)
+        return Controller(held, config=options, **chosen) if held.inner else None
+    return Controller(optimizer, model=model, config=options, **chosen)
 
 
 def detach(optimizer: Any) -> None:

@@ -12,7 +12,9 @@ of the patch that NeMo-RL has under review, say how (configs/frameworks/nemo_rl.
     true                                  true                                     coalesced-pinned
 
 The last two are one to refit: its arena is page-locked, coalesced and taken in slabs, so that there
-is no single huge buffer. ``policy.refit`` may hold further options of refit's own.
+is no single huge buffer. ``policy.refit`` may hold further options of refit's own, and the keywords
+by which ``refit.Controller`` is told where states live (``states: host``, ``window_bytes``; docs/
+windows.md): then there is nothing to move between steps, and the loop stays as it is.
 
 **The transports.** ``policy.generation.refit_transport: "refit.integrations.nemo_rl:
 RefitCheckpointEngine"`` for generation on other GPUs; ``RefitWeightSynchronizer`` as

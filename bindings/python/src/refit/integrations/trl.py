@@ -24,6 +24,7 @@ from refit.config import ConfigLike, make_config
 from refit.controller import Controller
 from refit.errors import UnsupportedError
 from refit.grads import Policy, policy_of
+from refit.integrations._attached import divided
 from refit.observers import PhaseWatcher, TimerLike
 from refit.weights import named_weights
 
@@ -50,7 +51,9 @@ class RefitCallback(TrainerCallback):  # type: ignore[misc]  # transformers is n
     caller owns and closes it. Without one, nothing is published. ``weights``: what is published of
     the model, as pairs of name and tensor; ``policy_weights`` unless said otherwise, which merges
     adapters, while ``partial(named_weights, lora="adapter")`` sends them alone. ``config``,
-    ``overrides``, ``timer``, ``timeline`` and ``progress`` are the controller's; so is ``grads``:
+    ``overrides``, ``timer``, ``timeline`` and ``progress`` are the controller's, and so are the
+    keywords that say where states live (``states="host"``, ``window_bytes``; docs/windows.md): then
+    states are on the device within a step only, and TRL generates without them. So is ``grads``:
     what becomes of grads that exist at a generation. There are some only if TRL generates inside a
     step that accumulates, and then they are needed: ``"keep"``.
     ``lockstep``: for a job of several ranks, on all of them: one has the publisher, the others help
@@ -76,9 +79,12 @@ class RefitCallback(TrainerCallback):  # type: ignore[misc]  # transformers is n
     ) -> None:
         self.publisher = publisher
         self.controller: Controller | None = None
-        self._controller_of = partial(
+        options, chosen = divided(config)
+        more, over = divided(overrides)
+        self._controller_of: Callable[..., Controller] = partial(
             Controller,
-            config=make_config(config, overrides),
+            config=make_config(options, more),
+            **{**chosen, **over},
             grads=policy_of(grads),
             timer=timer,
             timeline=timeline,

@@ -9,7 +9,8 @@
 ``install()`` puts them in the places of those, also where a module of verl has taken the name in,
 and says where; ``installation.remove()`` undoes it. Then ``optimizer_offload: True`` is refit's.
 What they load comes back behind the next ``step``. Options: ``install(config)``, or REFIT_*
-variables.
+variables; with ``install({"states": "host", "window_bytes": "256MiB"})`` states live on the host,
+and are loaded only within ``step``.
 
 **Weights.** ``rollout.checkpoint_engine: {backend: refit, custom_backend_module:
 refit.integrations.verl}`` (configs/frameworks/verl.yaml): importing this module where verl is
@@ -28,7 +29,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from refit.errors import InvalidError, NotFoundError, StateError
-from refit.integrations._attached import attach, attached
+from refit.integrations._attached import attach, attached, lives_on_host
 from refit.integrations._engine import Engine
 
 FSDP_UTILS = "verl.utils.fsdp_utils"
@@ -42,10 +43,11 @@ REGISTRY = "verl.checkpoint_engine.base"
 def offload_fsdp_optimizer(optimizer: Any, *, config: Any = None) -> None:
     """States leave the device and their memory is given back; blocks until then. Idempotent.
 
-    Nothing is moved before the first step, when there is no state. Raises what
+    Nothing is moved before the first step, when there is no state. States that live on the host
+    (``states: host`` in `config`) are there from the first step on. Raises what
     refit.Controller.clear raises.
     """
-    if optimizer.state:
+    if optimizer.state or lives_on_host(config):
         _clear(optimizer, config)
 
 
@@ -151,10 +153,12 @@ class Installation:
 def install(config: Any = None) -> Installation:
     """Puts refit's four functions in the places of verl's, in all modules of verl that have them.
 
-    `config` is refit's own (a mapping, a file, a refit.Config). Of the two modules that verl has
-    them in, one may be missing (Megatron is optional). Call it in each training worker, before its
-    engine is made: a module that is imported later takes the new names in by itself. StateError if
-    it was done already; NotFoundError if verl is not there, or is one without these functions.
+    `config` is refit's own (a mapping, a file, a refit.Config); a mapping may have, beside the
+    options, the keywords that tell refit.Controller where states live (docs/windows.md). Of the two
+    modules that verl has them in, one may be missing (Megatron is optional). Call it in each
+    training worker, before its engine is made: a module that is imported later takes the new names
+    in by itself. StateError if it was done already; NotFoundError if verl is not there, or is one
+    without these functions.
     """
     installation = Installation()
     ours = _functions(config)
