@@ -280,7 +280,7 @@ static refit_status check_part(const refit_window *window, const refit_window_pa
                   "part %" PRIu32 ": %" PRIu64 " bytes from byte %" PRIu64 " on are not in region "
                   "%s of %" PRIu64 " bytes",
                   at, part->bytes, part->offset, region->name, region->bytes);
-    RFT_REFUSE_IF((part->flags & ~(REFIT_PART_TOGETHER | REFIT_PART_BORN)) != 0 ||
+    RFT_REFUSE_IF((part->flags & ~(uint32_t)(REFIT_PART_TOGETHER | REFIT_PART_BORN)) != 0 ||
                       (at == 0 && (part->flags & REFIT_PART_TOGETHER) != 0),
                   error, REFIT_ERR_INVALID,
                   "part %" PRIu32

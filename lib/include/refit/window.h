@@ -42,17 +42,18 @@ typedef struct refit_window refit_window;
 
 #define REFIT_WINDOWS 4 /* most windows in device memory at once */
 
-#define REFIT_PART_TOGETHER 1u /* in the same window as the part before it */
-#define REFIT_PART_BORN                                                                            \
-    2u /* the step makes its bytes, in memory of the caller: nothing comes in,                     \
-          and it has no place in the memory of the windows. It counts towards                      \
-          offload.window_bytes all the same. See refit_window_place */
+typedef enum refit_part_flag {
+    REFIT_PART_TOGETHER = 1, /* in the same window as the part before it */
+    REFIT_PART_BORN = 2,     /* the step makes its bytes, in memory of the caller: nothing comes in,
+                                and it has no place in the memory of the windows. It counts towards
+                                offload.window_bytes all the same. See refit_window_place */
+} refit_part_flag;
 
 /* Bytes of one region that a step uses. */
 typedef struct refit_window_part {
     size_t size; /* sizeof(refit_window_part) */
     refit_region_id region;
-    uint32_t flags;  /* REFIT_PART_* */
+    uint32_t flags;  /* of refit_part_flag, or 0 */
     uint64_t offset; /* of the first byte, in the region */
     uint64_t bytes;  /* > 0 */
 } refit_window_part;

@@ -120,6 +120,8 @@ REFIT_LOG_ERROR: Final = 0
 REFIT_LOG_WARNING: Final = 1
 REFIT_LOG_INFO: Final = 2
 REFIT_LOG_DEBUG: Final = 3
+REFIT_PART_TOGETHER: Final = 1
+REFIT_PART_BORN: Final = 2
 
 
 class refit_error(Structure):

@@ -15,9 +15,8 @@ from refit._library import call, lib
 from refit._waiting import wait_in_slices
 from refit.offloader import Offloader
 
-TOGETHER: Final = 1
-BORN: Final = 2
-"""REFIT_PART_TOGETHER and REFIT_PART_BORN: of macros ``_abi`` has no names."""
+TOGETHER: Final = _abi.REFIT_PART_TOGETHER
+BORN: Final = _abi.REFIT_PART_BORN
 
 _PART = struct.Struct("@NIIQQ")  # refit_window_part
 assert _PART.size == ctypes.sizeof(_abi.refit_window_part)
