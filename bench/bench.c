@@ -140,6 +140,7 @@ static const struct benchmark {
     {"offload", bench_offload, ON_DEVICE | TAKES(TENSORS)},
     {"remap", bench_remap, ON_DEVICE | TAKES(TENSORS)},
     {"handover", bench_handover, ON_DEVICE | TAKES(TENSORS)},
+    {"window", bench_window, ON_DEVICE | TAKES(TENSORS)},
     {"pin", bench_pin, ON_DEVICE},
     {"broadcast", bench_broadcast, MEASURES | TAKES(DENSITY) | TAKES(WORKERS)},
     {"link", bench_link, MEASURES | TAKES(DENSITY) | TAKES(BIND) | TAKES(NETNS)},
@@ -213,6 +214,7 @@ const cli_command cli_bench = {
     .summary = "measure this machine, each figure beside its baseline",
     .usage = "usage: refit bench NAME [OPTION...]\n\n"
              "  offload     states out and back, beside one large copy and today's trainers\n"
+             "  window      states on the host stepped on the device, beside today's trainers\n"
              "  remap       device memory given back and taken again at its addresses\n"
              "  handover    weights to a process on the same GPU, beside a copy of them there\n"
              "  broadcast   a version to 1, 2, 4, 8 and 16 workers through shared memory and\n"

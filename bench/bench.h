@@ -43,6 +43,7 @@ int bench_broadcast(const bench_options *options);
 int bench_link(const bench_options *options);
 int bench_pin(const bench_options *options);
 int bench_delta(const bench_options *options);
+int bench_window(const bench_options *options);
 
 /* The tensors that bench_offload takes, one a line: their name and their bytes. */
 int bench_show_list(const bench_options *options);
@@ -87,6 +88,15 @@ void bench_print(const bench_options *options, json_t *object);
 /* REFIT_ERR_IO if the output could not be written: its reader has gone, so the bench can stop. */
 refit_status bench_written(refit_error *error);
 
+/* ---- bench_allocations.c ---- */
+
+/* Counts the allocations of refit from now on; call it before the first refit object is opened.
+ * False: refit takes no allocator now. */
+bool bench_count_allocations(void);
+
+/* How many there were. Any thread. */
+uint64_t bench_allocations(void);
+
 /* ---- bench_list.c ---- */
 
 enum { BENCH_NAME = 96 };
@@ -108,6 +118,10 @@ typedef struct bench_list {
  * weights: "qwen2.5-1.5b-weights"; "small"; or what a file lists. Of a model as many bytes as are
  * asked for, 0: all. */
 refit_status bench_list_open(const char *which, uint64_t bytes, bench_list *out,
+                             refit_error *error);
+
+/* `parameters` of equal size, each with the two moments of Adam; `bytes` are those of all. */
+refit_status bench_list_even(uint32_t parameters, uint64_t bytes, bench_list *out,
                              refit_error *error);
 void bench_list_close(bench_list *list);
 

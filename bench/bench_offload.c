@@ -8,7 +8,6 @@
  * user waits for). The first round is cold and told apart.
  */
 #include <inttypes.h>
-#include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -22,29 +21,6 @@
 
 enum { ROUNDS = 9 };
 static const uint64_t host_bytes = UINT64_C(2000000000);
-
-/* Counts the allocations of refit: installed before the first refit object is opened. */
-static atomic_uint_fast64_t allocations;
-
-static void *count_allocate(void *user, size_t bytes)
-{
-    (void)user;
-    atomic_fetch_add(&allocations, 1);
-    return malloc(bytes);
-}
-
-static void *count_reallocate(void *user, void *block, size_t bytes)
-{
-    (void)user;
-    atomic_fetch_add(&allocations, 1);
-    return realloc(block, bytes);
-}
-
-static void count_release(void *user, void *block)
-{
-    (void)user;
-    free(block);
-}
 
 /* ---- What of the restore shows behind a training step that is twice as long ---- */
 
@@ -155,9 +131,9 @@ typedef struct result {
 static refit_status run_round(bench_case *ours, bench_baselines *baselines, uint32_t round,
                               result *out, refit_error *error)
 {
-    uint64_t before = atomic_load(&allocations);
+    uint64_t before = bench_allocations();
     BENCH_TRY(bench_time_both(ours, bench_case_out, bench_case_back, round, &out->times, error));
-    out->allocations = atomic_load(&allocations) - before;
+    out->allocations = bench_allocations() - before;
     bench_baselines_round(baselines, round);
     if (round == 0) return REFIT_OK;
     double exposed, back = out->times.back.seconds[out->times.back.count - 1];
@@ -332,11 +308,9 @@ int bench_show_list(const bench_options *options)
 
 int bench_offload(const bench_options *options)
 {
-    static const refit_allocator counting = {sizeof counting, count_allocate, count_reallocate,
-                                             count_release, NULL};
     refit_error error = {.text = "out of memory"};
     bench_list list;
-    if (refit_set_allocator(&counting) != REFIT_OK) return 1;
+    if (!bench_count_allocations()) return 1;
     if (open_list(options, &list, &error) != REFIT_OK) return cli_complain_error(&error);
     int failed = 0;
     bool goes_on =
