@@ -115,6 +115,9 @@ class Drawn:
             made = made.contiguous(memory_format=torch.channels_last)
         return torch.nn.Parameter(made)
 
+    def place_of(self, parameter: torch.Tensor) -> int:
+        return next(at for at, one in enumerate(self.parameters) if one is parameter)
+
     def step(self) -> None:
         if self.done == 2:
             self.optimizer.add_param_group({"params": self.parameters[-1:], "lr": 0.02})
@@ -152,6 +155,8 @@ def assert_same(alone: Drawn, moved: Drawn) -> None:
         assert list(one) == list(other)
         for key in one:
             assert same(one[key], other[key]), key
+    orders = [list(map(run.place_of, run.optimizer.state)) for run in (alone, moved)]
+    assert orders[0] == orders[1]
     groups = [
         [{k: v for k, v in group.items() if k != "params"} for group in run.optimizer.param_groups]
         for run in (alone, moved)
@@ -223,3 +228,20 @@ def test_the_optimizers_that_are_compared_are_those_of_torch() -> None:
     found = {n for n in known if issubclass(getattr(torch.optim, n), torch.optim.Optimizer)}
     assert found - {"Optimizer"} == {*SINGLE, "LBFGS"}
     assert importlib.import_module("torch.optim") is torch.optim
+
+
+def test_states_that_are_born_part_by_part_stand_in_the_order_of_one_step() -> None:
+    def made() -> torch.optim.Optimizer:
+        sizes = [4, 40_000, 300]
+        parameters = [torch.nn.Parameter(torch.ones(size)) for size in sizes]
+        for one in parameters:
+            one.grad = torch.ones_like(one)
+        return torch.optim.AdamW(parameters)
+
+    alone, moved = made(), made()
+    alone.step()
+    with refit.Controller(moved, states="host", window_bytes="64KiB"):
+        moved.step()
+        ordered = moved.state_dict()["state"]
+        assert list(ordered) == list(alone.state_dict()["state"]) == [0, 1, 2]
+        assert [list(one) for one in ordered.values()] == [["step", "exp_avg", "exp_avg_sq"]] * 3

@@ -161,6 +161,7 @@ class WindowedStep:
         self._kwargs = kwargs
         self._in_use: _InUse | None = None
         self._torn: list[str] = []
+        self._known = set(map(id, optimizer.state))
         self._unborn = {id(one.parameter): one.is_unborn(self._state(one)) for one in self.entries}
         self._before = {
             id(one.parameter): {
@@ -198,7 +199,17 @@ class WindowedStep:
                 self._visit(home, entries)
         for home in self._homes():
             home.end()
+        self._put_in_order()
         self._stepping.finish()
+
+    def _put_in_order(self) -> None:
+        """Parameters that have got their first states stand in the order of the groups, as behind a
+        step of all parameters; windows have another order."""
+        state = self.optimizer.state
+        for group in self.optimizer.param_groups:
+            for one in group["params"]:
+                if one in state and id(one) not in self._known:
+                    state[one] = state.pop(one)
 
     def _homes(self) -> list[Home]:
         return list({id(one.home): one.home for one in self.entries if one.home}.values())
@@ -362,6 +373,7 @@ class WindowedStep:
             for key, value in made.items():
                 if key not in states:
                     _set(real, key, value)
+            _order_as(made, real)
 
     def _travellers_of(self, use: _InUse, at: int) -> list[tuple[Any, State]]:
         entry = use.entries[at]
@@ -384,10 +396,7 @@ class WindowedStep:
         for key, value in made.items():
             if key not in states or key not in real:
                 real[key] = value
-        if list(real) != list(made) and set(real) == set(made):
-            ordered = {key: real[key] for key in made}
-            real.clear()
-            real.update(ordered)
+        _order_as(made, real)
 
     # ---- when it is broken off ------------------------------------------------------------------
 
@@ -489,6 +498,14 @@ def _write(held: torch.Tensor, made: torch.Tensor) -> None:
     if held is not made and (held.data_ptr(), held.stride()) != (made.data_ptr(), made.stride()):
         with torch.no_grad():
             held.copy_(made)
+
+
+def _order_as(made: Mapping[Any, Any], real: dict[Any, Any]) -> None:
+    """The names of a parameter's states stand in the order in which the code has made them."""
+    if list(real) != list(made) and set(real) == set(made):
+        ordered = {key: real[key] for key in made}
+        real.clear()
+        real.update(ordered)
 
 
 def _set(state: dict[Any, Any], key: Any, value: Any) -> None:
