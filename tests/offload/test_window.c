@@ -463,6 +463,65 @@ static void born_parts_need_no_memory_of_the_window(void **state)
     close_scene(&on);
 }
 
+/* One part that is born, then one that comes. */
+static void born_parts_and_others_share_a_step(void **state)
+{
+    (void)state;
+    scene on;
+    open_scene(&on, "host", "2");
+    fill(&on);
+    on.count = 0;
+    add_part(&on, 0, REFIT_PART_BORN, 0, 4096);
+    add_part(&on, 4, 0, 0, 100000);
+    step_all(&on);
+    check_image(&on);
+    assert_int_equal(stats_of(&on).step_in_bytes_last, 100000);
+    close_scene(&on);
+}
+
+/* Memory that other regions have used does not show through. */
+static void regions_that_are_added_again_begin_as_zeros(void **state)
+{
+    (void)state;
+    scene on;
+    void *memory[REGIONS];
+    open_scene(&on, "host", "2");
+    list_all(&on);
+    step_all(&on); /* written by windows alone */
+    check_image(&on);
+    for (uint32_t at = 0; at < REGIONS; at++) {
+        assert_ok(refit_memory_alloc(on.device, on.bytes[at], &memory[at], &on.error));
+        assert_ok(refit_offloader_bind(on.offloader, at, memory[at], &on.error));
+    }
+    assert_ok(refit_offloader_restore(on.offloader, REFIT_STREAM_NONE, NULL, &on.error));
+    assert_ok(refit_offloader_finish(on.offloader, PATIENCE_MS, &on.error));
+    assert_ok(refit_offloader_unseal(on.offloader, &on.error));
+    assert_ok(refit_offloader_clear(on.offloader, &on.error));
+    assert_ok(add_regions(&on));
+    assert_ok(refit_offloader_seal(on.offloader, &on.error));
+    for (uint32_t at = 0; at < REGIONS; at++) {
+        assert_ok(refit_memory_free(on.device, memory[at], &on.error));
+        memset(on.expected[at], 0, on.bytes[at]);
+    }
+    check_image(&on);
+    step_all(&on);
+    check_image(&on);
+    close_scene(&on);
+}
+
+static void time_that_the_caller_waits_is_counted(void **state)
+{
+    (void)state;
+    scene on;
+    open_scene(&on, "host", "2");
+    fill(&on);
+    list_all(&on);
+    step_all(&on);
+    check_image(&on);
+    assert_true(stats_of(&on).step_exposed_seconds_last > 0);
+    close_scene(&on);
+}
+
 static void a_step_may_end_early(void **state)
 {
     (void)state;
@@ -857,6 +916,9 @@ static void every_failure_can_be_repeated(void **state)
             faulty_device_reset(on.device);
             if (nth > 0) fault->order(&on, fault->slot, nth, fault->fault);
             uint32_t failures = step_stubbornly(&on);
+            assert_int_equal(stats_of(&on).step_failures, failures);
+            assert_int_equal(stats_of(&on).step_in_bytes_last, bytes_of_list(&on, false));
+            assert_int_equal(stats_of(&on).step_out_bytes_last, bytes_of_list(&on, true));
             if (nth == 0) calls = faulty_device_calls(on.device, fault->slot);
             if (nth == 0) assert_int_equal(failures, 0);
             failed += failures > 0;
@@ -1054,6 +1116,9 @@ int main(void)
         cmocka_unit_test(a_short_list_takes_no_more_memory_than_it_needs),
         cmocka_unit_test(memory_of_the_caller_is_used),
         cmocka_unit_test(born_parts_need_no_memory_of_the_window),
+        cmocka_unit_test(born_parts_and_others_share_a_step),
+        cmocka_unit_test(regions_that_are_added_again_begin_as_zeros),
+        cmocka_unit_test(time_that_the_caller_waits_is_counted),
         cmocka_unit_test(a_step_may_end_early),
         cmocka_unit_test(a_wrong_list_is_refused),
         cmocka_unit_test(calls_in_a_wrong_state_are_refused),
