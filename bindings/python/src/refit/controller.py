@@ -123,7 +123,11 @@ class Controller(Closing):
                 may_step=self._cycle.refuse_step,
             )
             inventory.lives_elsewhere = self._host.owns
-            self._host.settle_in()
+            try:
+                self._host.settle_in()
+            except BaseException:
+                self._host.abandon()
+                raise
         self._hooks = Hooks(self, optimizers)
         self._holdings = holdings
         self._refitted_as: int | None = None

@@ -135,17 +135,35 @@ class Home(Closing):
                 return
             self.end()
         self._take(parts)
-        self.window.begin(parts, current_stream(self.device))
-        self.begun = tuple(parts)
+        try:
+            self.begun = tuple(parts)
+            self.window.begin(parts, current_stream(self.device))
+        except BaseException:
+            self.end()  # it may have begun all the same, if Ctrl-C came right behind
+            raise
 
     def next(self) -> tuple[int, list[int]]:
         """Waits for the next window; see ``Window.next``. What was born in the window before the
         last is let go of: it is out."""
+        if self._windows == 1 and self._born:
+            self.window.wait()  # what is born next is the only window there is
+            self._born.clear()
         found = self.window.next()
         self._born.append([])
         while len(self._born) > 2:
             self._born.popleft()
         return found
+
+    def has_room(self, parts: Sequence[Part], besides: int) -> bool:
+        """Whether the device has memory for a step over these parts now, and for ``besides`` more
+        bytes. True on a CPU."""
+        if self.device.type != "cuda" or self.room:
+            return True
+        total = sum(_aligned(part.nbytes) for part in parts)
+        with guard(self.device):
+            free, _ = torch.cuda.mem_get_info()
+            cached = torch.cuda.memory_reserved() - torch.cuda.memory_allocated()
+        return free + cached > besides + min(total, self._window_bytes * self._windows)
 
     def place(self, part: int, made: torch.Tensor) -> None:
         """The bytes of a part that was born lie in this tensor; it is held until they are out."""

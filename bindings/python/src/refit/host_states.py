@@ -108,10 +108,18 @@ class HostStates:
 
     @property
     def resident(self) -> list[tuple[str, str]]:
-        """Parameters whose states stay on the device by choice, and why."""
-        names = self._names() if self._resident else {}
+        """States that stay on the device, and why: by choice, or because they cannot live on the
+        host. Those of 512 bytes and less are not among them."""
+        names = self._names()
         reason = "its states stay on the device (resident_bytes, host_fraction)"
-        return [(names.get(one, "state"), reason) for one in self._resident]
+        found = [(names.get(one, "state"), reason) for one in self._resident]
+        for optimizer in self._optimizers:
+            for _, parameter in parameters_of(optimizer):
+                for key, value in optimizer.state.get(parameter, {}).items():
+                    why = _why_it_stays(value)
+                    if why is not None:
+                        found.append((f"{names.get(id(parameter), 'state')}.{key}", why))
+        return found
 
     @property
     def grown(self) -> list[tuple[str, str]]:
@@ -147,6 +155,7 @@ class HostStates:
         if not without:
             return
         self._settle()
+        self._forget_others()
         names = self._names()
         sizes = [sum(map(_nbytes, likes.values())) for *_, likes in without]
         stays = self._share.first(sizes)
@@ -161,6 +170,13 @@ class HostStates:
                 found.setdefault(device, []).append((optimizer, kept, likes))
         for device, entries in found.items():
             self._open_home(device, entries)
+
+    def _forget_others(self) -> None:
+        """Lets go of parameters that no optimizer has any longer."""
+        there = {id(p) for one in self._optimizers for _, p in parameters_of(one)}
+        for known in (self._kept, self._bare, self._resident):
+            for number in [one for one in known if one not in there]:
+                del known[number]
 
     def _without_place(self) -> Iterator[tuple[Optimizer, Any, Habits, dict[Any, Any]]]:
         """Parameters with a state that has no place yet, and all states that are to have one."""
@@ -296,13 +312,13 @@ class HostStates:
         try:
             self._broken = step
             step.run()
+            self._settle_in()  # what no plan foresaw
             self._broken = None
         except BaseException as why:
             if not step.unwind():
                 self._broken = None  # nothing was stepped: the step can simply be made again
             step.explain(why)
             raise
-        self._settle_in()  # what no plan foresaw
         self._last[id(step.optimizer)] = step.entries
         if self._prefetch is not None:
             self._prefetch.watch(step.optimizer)
@@ -444,6 +460,20 @@ def parameters_of(optimizer: Optimizer) -> Iterator[tuple[int, Any]]:
     for number, group in enumerate(optimizer.param_groups):
         for parameter in group["params"]:
             yield number, parameter
+
+
+def _why_it_stays(value: Any) -> str | None:
+    """Why a state cannot live on the host; None if it can, or is no state that matters."""
+    if isinstance(value, torch.Tensor):
+        if value.dim() == 0:
+            return None
+        return next(filter(None, map(why_tensor_stays, plain_of(value))), None)
+    if isinstance(value, list | tuple | dict) and any(
+        isinstance(one, torch.Tensor)
+        for one in (value.values() if isinstance(value, dict) else value)
+    ):
+        return f"it is a {type(value).__name__} of tensors: only tensors live on the host"
+    return None
 
 
 def _nbytes(value: Any) -> int:

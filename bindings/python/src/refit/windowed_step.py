@@ -180,11 +180,14 @@ class WindowedStep:
     # ---- the way through ------------------------------------------------------------------------
 
     def come_in_early(self) -> None:
-        """Starts the copies of the first windows. DeviceMemoryError and others: nothing has."""
+        """Starts the copies of the first windows, if the device has memory for them and for the
+        gradients that are still to come. What ``Home.begin`` raises: nothing has started."""
         for home, entries in self._by_home().items():
             if home is not None:
                 parts, _ = self._parts(entries)
-                home.begin(parts)
+                to_come = [one.parameter for one in entries if one.parameter.grad is None]
+                if home.has_room(parts, sum(local(one).nbytes for one in to_come)):
+                    home.begin(parts)
                 return
 
     def run(self) -> None:
