@@ -371,11 +371,12 @@ class WindowedStep:
             elif value is not None:
                 real[key] = value  # of another look than before: it gets another place
         if entry.count is None:
-            self._take_rest(real, made, states, given)
-        elif entry.last:
+            for key in [one for one in real if one in given and one not in made]:
+                del real[key]
+        if entry.last:
             for key, value in made.items():
-                if key not in states:
-                    _set(real, key, value)
+                if key not in states or key not in real:
+                    _set(real, key, value, entry.count is not None)
             _order_as(made, real)
 
     def _travellers_of(self, use: _InUse, at: int) -> list[tuple[Any, State]]:
@@ -385,21 +386,6 @@ class WindowedStep:
         if use.unborn[at]:
             return list(entry.kept.states.items())
         return [(key, one) for key, one in entry.kept.states.items() if key in use.states[at]]
-
-    def _take_rest(
-        self,
-        real: dict[Any, Any],
-        made: Mapping[Any, Any],
-        states: Mapping[Any, State],
-        given: Mapping[Any, Any],
-    ) -> None:
-        """States that stay on the device, and those that the code has dropped; in its order."""
-        for key in [one for one in real if one in given and one not in made]:
-            del real[key]
-        for key, value in made.items():
-            if key not in states or key not in real:
-                real[key] = value
-        _order_as(made, real)
 
     # ---- when it is broken off ------------------------------------------------------------------
 
@@ -511,10 +497,11 @@ def _order_as(made: Mapping[Any, Any], real: dict[Any, Any]) -> None:
         real.update(ordered)
 
 
-def _set(state: dict[Any, Any], key: Any, value: Any) -> None:
-    """A single state of a parameter that was stepped part by part; it stays the object it is."""
+def _set(state: dict[Any, Any], key: Any, value: Any, parted: bool) -> None:
+    """A state that stays on the device. The parts of a parameter were given copies of it: it stays
+    the object that it is."""
     there = state.get(key)
-    if isinstance(there, torch.Tensor) and isinstance(value, torch.Tensor):
+    if parted and isinstance(there, torch.Tensor) and isinstance(value, torch.Tensor):
         with torch.no_grad():
             there.copy_(value)
     else:

@@ -1,0 +1,442 @@
+"""What a tiny twin of an optimizer tells: the states to come, whether parameters may be stepped
+apart, whether one may be stepped in parts. And what it does not disturb."""
+
+import inspect
+from typing import Any
+
+import pytest
+import torch
+from refit.errors import UnsupportedError
+from refit.twin import (
+    ELEMENTWISE,
+    Foreseen,
+    Habits,
+    Stepping,
+    arithmetic_of,
+    flat,
+    is_dense,
+    kind_of_parameter,
+    learn,
+    part_of,
+    stand_in,
+)
+from torch import nn
+
+Optimizer = torch.optim.Optimizer
+
+
+def learned(optimizer: Optimizer, **options: Any) -> Habits:
+    parameter = optimizer.param_groups[0]["params"][0]
+    return learn(optimizer, kind_of_parameter(0, parameter), **options)
+
+
+def matrix(*shape: int) -> nn.Parameter:
+    return nn.Parameter(torch.randn(*(shape or (6, 4))))
+
+
+class Base(Optimizer):
+    """What the optimizers below share; each ``update`` is a way in which third-party ones step."""
+
+    def __init__(self, parameters: Any, **defaults: Any) -> None:
+        super().__init__(parameters, {"lr": 0.1, **defaults})
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> Any:
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        for group in self.param_groups:
+            self.update(group, [p for p in group["params"] if p.grad is not None])
+        return loss
+
+    def update(self, group: dict[str, Any], parameters: list[Any]) -> None:
+        raise NotImplementedError
+
+
+class Normalized(Base):
+    """Reads the norm of all gradients."""
+
+    def update(self, group: dict[str, Any], parameters: list[Any]) -> None:
+        norm = torch.stack([p.grad.norm() for p in parameters]).norm() if parameters else 1.0
+        for p in parameters:
+            p.sub_(p.grad / norm, alpha=group["lr"])
+
+
+class Clipped(Base):
+    """The same, but only above a limit."""
+
+    def update(self, group: dict[str, Any], parameters: list[Any]) -> None:
+        norm = sum(float(p.grad.norm()) ** 2 for p in parameters) ** 0.5
+        for p in parameters:
+            p.sub_(p.grad * min(1.0, 500.0 / (norm + 1e-6)), alpha=group["lr"])
+
+
+class Counting(Base):
+    """Counts its steps in the group, and steps by the count."""
+
+    def update(self, group: dict[str, Any], parameters: list[Any]) -> None:
+        group["k"] = group.get("k", 0) + 1
+        for p in parameters:
+            mean = self.state[p].setdefault("mean", torch.zeros_like(p))
+            mean.lerp_(p.grad, 1 / group["k"])
+            p.sub_(mean, alpha=group["lr"] / group["k"])
+
+
+class CountingInPlace(Base):
+    """Counts in a list that stays the same object."""
+
+    def __init__(self, parameters: Any) -> None:
+        super().__init__(parameters)
+        self.counts = [0]
+
+    def update(self, group: dict[str, Any], parameters: list[Any]) -> None:
+        self.counts[0] += 1
+        for p in parameters:
+            p.sub_(p.grad, alpha=group["lr"] / self.counts[0])
+
+
+class CountingBesides(Base):
+    """Counts in a state that is no parameter's."""
+
+    def update(self, group: dict[str, Any], parameters: list[Any]) -> None:
+        self.state["k"] = self.state.get("k", 0) + 1
+        for p in parameters:
+            p.sub_(p.grad, alpha=group["lr"] / self.state["k"])
+
+
+class Accumulating(Base):
+    """Adds up, in the group, what it reads of parameters."""
+
+    def update(self, group: dict[str, Any], parameters: list[Any]) -> None:
+        for p in parameters:
+            group["seen"] = group.get("seen", 0.0) + float(p.grad.abs().sum())
+            p.sub_(p.grad, alpha=group["lr"])
+
+
+class OutOfPlace(Base):
+    """Makes its state anew in each step."""
+
+    def update(self, group: dict[str, Any], parameters: list[Any]) -> None:
+        for p in parameters:
+            before = self.state[p].get("mean", torch.zeros_like(p))
+            self.state[p]["mean"] = before * 0.9 + p.grad * 0.1
+            p.sub_(self.state[p]["mean"], alpha=group["lr"])
+
+
+class Constant(Base):
+    """Has a state whose size does not come from the parameter."""
+
+    def update(self, group: dict[str, Any], parameters: list[Any]) -> None:
+        for p in parameters:
+            codes = self.state[p].setdefault("codes", torch.zeros(1000))
+            codes[0] += float(p.grad.sum())
+            p.sub_(p.grad, alpha=group["lr"])
+
+
+class Flattened(Base):
+    """Keeps its state as one row."""
+
+    def update(self, group: dict[str, Any], parameters: list[Any]) -> None:
+        for p in parameters:
+            row = self.state[p].setdefault("row", torch.zeros(p.numel()))
+            row.add_(p.grad.flatten())
+            p.sub_(row.view_as(p), alpha=group["lr"])
+
+
+class Squared(Base):
+    """Keeps a square for each dimension."""
+
+    def update(self, group: dict[str, Any], parameters: list[Any]) -> None:
+        for p in parameters:
+            left = self.state[p].setdefault("left", torch.zeros(p.shape[0], p.shape[0]))
+            left.add_(p.grad @ p.grad.T)
+            p.sub_(left @ p.grad, alpha=1e-9)
+
+
+class Rounding(Base):
+    """Rounds at random."""
+
+    def update(self, group: dict[str, Any], parameters: list[Any]) -> None:
+        for p in parameters:
+            p.sub_(p.grad * torch.rand_like(p), alpha=group["lr"])
+
+
+class Closed(Base):
+    """Cannot be stepped without a closure."""
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> Any:
+        return closure()
+
+
+class Outer(Base):
+    """Steps another optimizer."""
+
+    def __init__(self, inner: Optimizer) -> None:
+        super().__init__(inner.param_groups[0]["params"])
+        self.base_optimizer = inner
+
+
+class Holding(Base):
+    """Holds its parameters by itself."""
+
+    def __init__(self, parameters: Any) -> None:
+        super().__init__(parameters)
+        self.table = {"all": [(p, 0) for p in self.param_groups[0]["params"]]}
+
+
+class Evaluated(Base):
+    """Uses its states outside of step."""
+
+    def eval(self) -> None:
+        for state in self.state.values():
+            state.clear()
+
+    def update(self, group: dict[str, Any], parameters: list[Any]) -> None:
+        for p in parameters:
+            p.sub_(p.grad, alpha=group["lr"])
+
+
+TOGETHER = (Normalized, Clipped, CountingInPlace, Accumulating)
+APART = (Counting, CountingBesides, OutOfPlace, Constant, Flattened, Squared, Rounding)
+
+
+@pytest.mark.parametrize("kind", TOGETHER)
+def test_an_optimizer_whose_parameters_depend_on_each_other_is_refused(kind: Any) -> None:
+    optimizer = kind([matrix()])
+    with pytest.raises(UnsupportedError, match=f"{kind.__name__} ends with other values"):
+        learned(optimizer)
+    assert isinstance(learned(optimizer, any_optimizer=True), Habits)
+
+
+@pytest.mark.parametrize("kind", APART)
+def test_an_optimizer_that_steps_each_parameter_by_itself_is_taken(kind: Any) -> None:
+    assert not learned(kind([matrix()])).elementwise
+
+
+@pytest.mark.parametrize("kind", [Closed])
+def test_an_optimizer_that_cannot_be_tried_is_refused(kind: Any) -> None:
+    optimizer = kind([matrix()])
+    with pytest.raises(UnsupportedError, match="could not be tried") as seen:
+        learned(optimizer)
+    assert isinstance(seen.value.__cause__, TypeError)
+    assert learned(optimizer, any_optimizer=True) == Habits(None, False)
+
+
+def test_an_optimizer_that_holds_parameters_or_another_is_refused_in_any_case() -> None:
+    for optimizer in (
+        torch.optim.LBFGS([matrix()]),
+        Holding([matrix()]),
+        Outer(torch.optim.SGD([matrix()])),
+    ):
+        for any_optimizer in (False, True):
+            with pytest.raises(UnsupportedError, match="not in its groups alone"):
+                learned(optimizer, any_optimizer=any_optimizer)
+
+
+def test_an_optimizer_that_uses_states_outside_of_step_is_refused() -> None:
+    optimizer = Evaluated([matrix()])
+    with pytest.raises(UnsupportedError, match=r"uses its states in eval\(\)"):
+        learned(optimizer)
+    assert learned(optimizer, any_optimizer=True).states == ()
+
+
+@pytest.mark.parametrize("name", ["AdamWScheduleFree", "SGDScheduleFree", "RAdamScheduleFree"])
+def test_schedule_free_optimizers_are_refused(name: str) -> None:
+    schedulefree = pytest.importorskip("schedulefree")
+    with pytest.raises(UnsupportedError, match="uses its states in"):
+        learned(getattr(schedulefree, name)([matrix()]))
+
+
+@pytest.mark.parametrize(
+    ("package", "name"),
+    [
+        ("pytorch_optimizer", "Prodigy"),
+        ("pytorch_optimizer", "DAdaptAdam"),
+        ("pytorch_optimizer", "MADGRAD"),
+        ("prodigyopt", "Prodigy"),
+        ("dadaptation", "DAdaptAdam"),
+    ],
+)
+def test_optimizers_of_other_packages_that_read_all_parameters_are_refused(
+    package: str, name: str
+) -> None:
+    kind = getattr(pytest.importorskip(package), name)
+    with pytest.raises(UnsupportedError):
+        learned(kind([matrix()]))
+
+
+def test_sizes_of_states_are_told_by_those_of_the_parameter() -> None:
+    assert learned(Flattened([matrix()])).states == (Foreseen("row", torch.float32, ((0, 1),)),)
+    assert learned(Squared([matrix()])).states == (Foreseen("left", torch.float32, ((0,), (0,))),)
+    assert learned(Constant([matrix()])).states is None
+    assert learned(OutOfPlace([matrix()])).states == (Foreseen("mean", torch.float32, None),)
+    rows = Foreseen("row_var", torch.float32, ((0,), ()))
+    columns = Foreseen("col_var", torch.float32, ((), (1,)))
+    assert learned(torch.optim.Adafactor([matrix()])).states == (rows, columns)
+    assert rows.like(torch.empty(40, 50)).shape == (40, 1)
+    assert Foreseen("x", torch.float16, ((0, 1), ())).like(torch.empty(4, 5)).shape == (20, 1)
+
+
+@pytest.mark.parametrize("shape", [(), (1,), (7,), (1, 1), (5, 1), (3, 4), (2, 3, 4), (2, 1, 3, 4)])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64, torch.complex64])
+def test_states_are_foreseen_for_parameters_of_any_shape_and_type(
+    shape: tuple[int, ...], dtype: torch.dtype
+) -> None:
+    parameter = nn.Parameter(torch.randn(shape, dtype=dtype))
+    found = learned(torch.optim.AdamW([parameter]))
+    assert found.states is not None
+    assert found.elementwise == (shape != ())
+    for one in found.states:
+        assert one.like(parameter).shape == parameter.shape
+        assert one.like(parameter).stride() == parameter.stride()
+
+
+def test_a_state_has_the_strides_that_pytorch_would_give_it() -> None:
+    for parameter in (
+        nn.Parameter(torch.randn(4, 6).t()),
+        nn.Parameter(torch.randn(2, 3, 4, 5).contiguous(memory_format=torch.channels_last)),
+        nn.Parameter(torch.randn(6, 8)[:, ::2]),
+    ):
+        optimizer = torch.optim.Adam([parameter])
+        parameter.grad = torch.ones_like(parameter)
+        found = learned(optimizer)
+        optimizer.step()
+        assert found.states is not None
+        for one in found.states:
+            assert one.like(parameter).stride() == optimizer.state[parameter][one.key].stride()
+
+
+def test_which_classes_are_stepped_in_parts() -> None:
+    for name, kind in vars(torch.optim).items():
+        if not inspect.isclass(kind) or name in ("Optimizer", "LBFGS"):
+            continue
+        parameter = matrix()
+        if name == "SparseAdam":
+            parameter.grad = torch.randn(6, 4).to_sparse(1)
+        assert learned(kind([parameter])).elementwise == (kind in ELEMENTWISE), name
+
+    class Mine(torch.optim.Adam):
+        pass
+
+    assert not learned(Mine([matrix()])).elementwise
+    for name in ("Adam", "AdamW", "Adagrad", "SGD"):
+        assert learned(getattr(torch.optim, name)([matrix()], fused=True)).elementwise, name
+
+
+def test_an_optimizer_of_sparse_gradients_is_tried_with_those() -> None:
+    assert learned(torch.optim.SparseAdam([matrix()])).states is not None
+
+
+def test_nothing_is_disturbed() -> None:
+    seen: list[str] = []
+    parameter = matrix()
+    optimizer = Counting([parameter])
+    optimizer.register_step_pre_hook(lambda *_: seen.append("pre"))
+    optimizer.register_step_post_hook(lambda *_: seen.append("post"))
+    parameter.grad = torch.ones_like(parameter)
+    before, attributes = parameter.detach().clone(), dict(vars(optimizer))
+    torch.manual_seed(5)
+    expected = torch.rand(3)
+    torch.manual_seed(5)
+    learned(optimizer)
+    assert torch.equal(torch.rand(3), expected)
+    assert torch.equal(parameter, before)
+    assert not optimizer.state
+    assert "k" not in optimizer.param_groups[0]
+    assert vars(optimizer).keys() == attributes.keys()
+    assert seen == []
+
+
+def test_a_scaler_of_gradients_is_no_part_of_the_twin() -> None:
+    optimizer = torch.optim.AdamW([matrix()], fused=True)
+    optimizer.grad_scale = torch.tensor(4.0)
+    optimizer.found_inf = torch.tensor(1.0)
+    assert learned(optimizer).states
+
+
+def test_a_learning_rate_that_is_a_tensor_stays_as_it_is() -> None:
+    rate = torch.tensor(0.5)
+    learned(torch.optim.SGD([matrix()], lr=rate, momentum=0.9))
+    assert rate.item() == 0.5
+
+
+def test_a_parameter_of_whole_numbers_is_refused() -> None:
+    optimizer = torch.optim.SGD([torch.zeros(3, dtype=torch.int64)])
+    with pytest.raises(UnsupportedError, match="has no gradient"):
+        learned(optimizer)
+
+
+def test_an_optimizer_that_does_not_let_its_groups_be_set_is_refused() -> None:
+    class Fixed(torch.optim.SGD):
+        param_groups = property(lambda _: [{"params": []}])
+
+        def __init__(self) -> None:
+            pass
+
+    with pytest.raises(UnsupportedError, match="does not let its groups"):
+        stand_in(Fixed(), [], {})
+
+
+# ---- Steps of some parameters at a time.
+
+
+def test_a_step_in_windows_counts_once() -> None:
+    one, other = matrix(), matrix()
+    optimizer = Counting([{"params": [one]}, {"params": [other]}, {"params": [matrix()]}])
+    one.grad, other.grad = torch.ones_like(one), torch.ones_like(other)
+    for number in (1, 2):
+        stepping = Stepping(optimizer)
+        states: dict[Any, Any] = {}
+        for chosen in ([[one], [], []], [[], [other], []]):
+            states.update(stepping.run(chosen, {}))
+        assert all(group.get("k", 0) == number - 1 for group in optimizer.param_groups)
+        idle = stepping.empty()
+        arithmetic_of(optimizer)(idle)
+        stepping.take(idle)
+        stepping.finish()
+        stepping.finish()
+        assert [group["k"] for group in optimizer.param_groups] == [number] * 3
+        assert torch.equal(states[one]["mean"], torch.ones_like(one) / number)
+    assert not optimizer.state
+
+
+def test_a_stand_in_shares_no_hook_and_no_step_of_the_object() -> None:
+    optimizer = torch.optim.SGD([matrix()])
+    optimizer.register_step_pre_hook(lambda *_: pytest.fail("the hook ran"))
+    optimizer.step = lambda: pytest.fail("the step of the object ran")
+    made = stand_in(optimizer, [], {})
+    made.step()
+    assert type(made) is torch.optim.SGD
+
+
+@pytest.mark.parametrize(
+    ("tensor", "dense"),
+    [
+        (torch.zeros(3, 4), True),
+        (torch.zeros(3, 4).t(), True),
+        (torch.zeros(1, 4).expand(3, 4), False),
+        (torch.zeros(6, 4)[::2], False),
+        (torch.zeros(6, 4)[2:4], True),
+        (torch.zeros(0, 4), True),
+        (torch.zeros(()), True),
+        (torch.zeros(2, 3, 4, 5).contiguous(memory_format=torch.channels_last), True),
+        (torch.zeros(3, 4).to_sparse(), False),
+    ],
+)
+def test_which_tensors_leave_no_gap(tensor: torch.Tensor, dense: bool) -> None:
+    assert is_dense(tensor) == dense
+
+
+def test_parts_of_a_parameter_are_views_in_the_order_of_memory() -> None:
+    parameter = nn.Parameter(torch.arange(12.0).view(3, 4).t())
+    parameter.grad = torch.zeros_like(parameter)
+    part = part_of(parameter, 5, 3)
+    assert part.tolist() == [5.0, 6.0, 7.0]
+    with torch.no_grad():
+        part.fill_(-1)
+    assert flat(parameter.detach(), 0, 12).tolist() == [0, 1, 2, 3, 4, -1, -1, -1, 8, 9, 10, 11]
+    assert part.grad is not None
+    part.grad.add_(1)
+    assert parameter.grad.sum() == 3
