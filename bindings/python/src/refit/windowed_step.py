@@ -209,10 +209,15 @@ class WindowedStep:
         """Parameters that have got their first states stand in the order of the groups, as behind a
         step of all parameters; windows have another order."""
         state = self.optimizer.state
-        for group in self.optimizer.param_groups:
-            for one in group["params"]:
-                if one in state and id(one) not in self._known:
-                    state[one] = state.pop(one)
+        new = [
+            one
+            for group in self.optimizer.param_groups
+            for one in group["params"]
+            if id(one) not in self._known and one in state
+        ]
+        with interrupts_held():
+            for one in new:
+                state[one] = state.pop(one)
 
     def _homes(self) -> list[Home]:
         return list({id(one.home): one.home for one in self.entries if one.home}.values())
