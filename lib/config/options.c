@@ -95,13 +95,18 @@ const rft_option rft_options[] = {
      "measurement on the GPU shows to be best; 1: none is gathered."},
     {"offload.staging_bytes", IN(offload_staging_bytes), RFT_SIZE, "16MiB", MIB, GIB, "bytes",
      "The GPU memory in which small copies are gathered: two halves of this size, and twice that "
-     "while states leave and return at once. It is taken at the first use and kept."},
+     "while states leave and return at once. It is taken at the first use and kept. An offloader "
+     "takes one such half for the masters that pass through it (offload.masters)."},
     {"offload.window_bytes", IN(offload_window_bytes), RFT_SIZE, "256MiB", 64 * KIB, TIB, "bytes",
      "Device memory of one window, in which states that live on the host are stepped. Smaller "
      "windows take less memory; larger ones cost fewer steps of the optimizer."},
     {"offload.windows", IN(offload_windows), RFT_COUNT, "3", 1, REFIT_WINDOWS, "windows",
      "Windows in device memory at once. With 3, states arrive, are stepped and leave at the same "
      "time; 2 take less memory, and 1 does one thing after the other."},
+    {"offload.masters", IN(offload_masters), RFT_CHOICE, "auto", 0, REFIT_MASTERS_WHOLE,
+     "auto|whole",
+     "How fp32 masters leave whose bf16 weights stay on the device: auto moves the 16 of 32 bits "
+     "that the weights lack, and every bit returns; whole moves all."},
 
     {"broadcast.endpoint", IN(broadcast_endpoint), RFT_TEXT, "user://refit", 0,
      LONGEST(broadcast_endpoint), "text",

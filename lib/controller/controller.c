@@ -279,6 +279,19 @@ static refit_status finish(member *on, refit_stream_ref stream, int64_t deadline
     return refit_offloader_finish(on->offloader, ms_until(deadline), error);
 }
 
+/* Masters that did not fit into their plan leave by the next one: nothing has left by then. One
+ * that does not fit again travels whole. */
+static refit_status finish_clear(member *on, refit_stream_ref stream, int64_t deadline,
+                                 refit_error *error)
+{
+    refit_status status = finish(on, stream, deadline, error);
+    while (status == REFIT_ERR_LIMIT && rft_offloader_misfits(on->offloader)) {
+        RFT_TRY(refit_offloader_offload(on->offloader, stream, NULL, error));
+        status = finish(on, stream, deadline, error);
+    }
+    return status;
+}
+
 /* Finishes the offloads that started, also where the start failed on another device: so no copy is
  * under way afterwards, unless one took too long. */
 static refit_status clear_states(refit_controller *controller, refit_stream_ref after,
@@ -287,7 +300,7 @@ static refit_status clear_states(refit_controller *controller, refit_stream_ref 
     RFT_TRY(for_members(controller, wait_return, after, error));
     refit_status started = for_members(controller, start_clear, after, error);
     refit_status finished =
-        for_members(controller, finish, after, started == REFIT_OK ? error : NULL);
+        for_members(controller, finish_clear, after, started == REFIT_OK ? error : NULL);
     return started != REFIT_OK ? started : finished;
 }
 

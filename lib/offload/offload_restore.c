@@ -100,6 +100,7 @@ static refit_status start_copies(refit_offloader *offloader, refit_stream_ref af
     operation->mover = offloader->movers[operation->direction];
     operation->bytes = schedule->plan.bytes;
     operation->copies = schedule->plan.copy_count;
+    operation->decodes = !out && schedule->stretches != 0;
     return rft_mover_start(operation->mover, &schedule->plan, after,
                            out ? RFT_COPY_STREAM : RFT_COPY_ANY, error);
 }
@@ -108,6 +109,7 @@ static refit_status start_now(refit_offloader *offloader, refit_stream_ref after
                               rft_operation *operation, refit_error *error)
 {
     bool out = operation->direction == RFT_OFFLOAD;
+    if (out) RFT_TRY(rft_offloader_renew_plan(offloader, error));
     if (!out) {
         offloader->giving_back = false;
         RFT_TRY(rft_regions_take(offloader, error));

@@ -44,6 +44,7 @@
 #include "base/clock.h"
 #include "config/config.h"
 #include "memory/budget.h"
+#include "offload/masters.h"
 
 /* ---- Open and close ----------------------------------------------------------------------- */
 
@@ -132,6 +133,7 @@ refit_status refit_offloader_close(refit_offloader *offloader, refit_error *erro
     RFT_TRY(rft_image_end(offloader, error));
     offloader->closing = true;
     RFT_TRY(close_movers(offloader, offloader->config.offload_timeout_ms, error));
+    RFT_TRY(rft_masters_drop_staging(offloader, error));
     RFT_TRY(rft_image_drop(offloader, error));
     rft_schedule_close(&offloader->schedule);
     rft_region_table_close(&offloader->regions);
@@ -212,6 +214,9 @@ static refit_status measure(refit_offloader *offloader, uint64_t *bytes, refit_e
 {
     uint64_t image_bytes;
     uint64_t payload_bytes;
+    if (refit_offloader_get_state(offloader) == REFIT_OPEN) {
+        RFT_TRY(rft_masters_decide(offloader, error));
+    }
     RFT_TRY(rft_schedule_measure(&offloader->regions, &offloader->config, &image_bytes,
                                  &payload_bytes, error));
     *bytes = offloader->config.use_pinned_optimizer_offload ? image_bytes : payload_bytes;
@@ -255,14 +260,55 @@ static void set_state(refit_offloader *offloader, refit_offloader_state state)
     rft_unlock(&offloader->lock);
 }
 
+/* The plan of all regions, and the device memory that some of them pass through. */
+static refit_status open_plan(refit_offloader *offloader, rft_schedule *schedule,
+                              refit_error *error)
+{
+    RFT_TRY(rft_masters_decide(offloader, error));
+    RFT_TRY(rft_masters_take_staging(offloader, error));
+    RFT_TRY(rft_schedule_open(schedule, &offloader->regions, &offloader->config,
+                              rft_offloader_batch_most(offloader), error));
+    schedule->staging = offloader->staging;
+    return REFIT_OK;
+}
+
+bool rft_offloader_misfits(refit_offloader *offloader)
+{
+    rft_lock(&offloader->lock);
+    bool misfits = offloader->misfits;
+    rft_unlock(&offloader->lock);
+    return misfits;
+}
+
+static void forget_misfits(refit_offloader *offloader)
+{
+    rft_lock(&offloader->lock);
+    offloader->misfits = false;
+    rft_unlock(&offloader->lock);
+}
+
+refit_status rft_offloader_renew_plan(refit_offloader *offloader, refit_error *error)
+{
+    rft_schedule fresh;
+    if (!rft_offloader_misfits(offloader)) return REFIT_OK;
+    RFT_REFUSE_IF(rft_offloader_is_away(offloader), error, REFIT_ERR_LIMIT,
+                  "masters did not fit into the plan, which cannot change while other regions are "
+                  "in the host image: restore first");
+    RFT_TRY(rft_offloader_check_movers(offloader, error));
+    RFT_TRY(open_plan(offloader, &fresh, error));
+    rft_schedule_close(&offloader->schedule);
+    offloader->schedule = fresh;
+    RFT_TRY(rft_image_begin(offloader, error));
+    forget_misfits(offloader);
+    return REFIT_OK;
+}
+
 refit_status refit_offloader_seal(refit_offloader *offloader, refit_error *error)
 {
     RFT_REFUSE_IF(offloader == NULL, error, REFIT_ERR_INVALID, "there is no offloader");
     if (refit_offloader_get_state(offloader) != REFIT_OPEN) return REFIT_OK;
-    refit_status status =
-        rft_schedule_open(&offloader->schedule, &offloader->regions, &offloader->config,
-                          rft_offloader_batch_most(offloader), error);
-    if (status != REFIT_OK) return status;
+    refit_status status = open_plan(offloader, &offloader->schedule, error);
+    if (status != REFIT_OK) goto drop_staging;
     RFT_TRY_GOTO(check_pageable_budget(offloader, error), close_schedule);
     RFT_TRY_GOTO(rft_image_begin(offloader, error), close_schedule);
     if (rft_region_table_home(&offloader->regions) == REFIT_HOME_HOST) {
@@ -271,10 +317,13 @@ refit_status refit_offloader_seal(refit_offloader *offloader, refit_error *error
     } else {
         set_state(offloader, REFIT_RESIDENT);
     }
+    forget_misfits(offloader);
     return REFIT_OK;
 
 close_schedule:
     rft_schedule_close(&offloader->schedule);
+drop_staging:
+    (void)rft_masters_drop_staging(offloader, NULL); /* the close tries it again */
     return status;
 }
 
@@ -335,6 +384,7 @@ refit_status refit_offloader_trim(refit_offloader *offloader, refit_error *error
                   "the host image is in use (%s): restore before it is given back",
                   refit_offloader_state_name(state));
     RFT_TRY(check_unused(offloader, error));
+    if (state == REFIT_OPEN) RFT_TRY(rft_masters_drop_staging(offloader, error));
     return rft_image_drop(offloader, error);
 }
 
@@ -417,8 +467,16 @@ refit_status refit_offloader_stats(refit_offloader *offloader, refit_stats *stat
  * that would change or free the image begins. Copies no bytes.
  */
 
+/* The masters of a region, decoded for a lease. */
+typedef struct lease_copy {
+    struct lease_copy *next;
+    refit_region_id region;
+    void *bytes; /* owned */
+} lease_copy;
+
 struct refit_lease {
     refit_offloader *offloader;
+    lease_copy **copies; /* owned; the first; guarded by the offloader's lock */
 };
 
 /* Does the image hold every byte that is kept? Not so during a restore after a failure, when some
@@ -433,13 +491,82 @@ static bool image_is_whole(const refit_offloader *offloader)
     return true;
 }
 
+static void close_lease(refit_lease *lease)
+{
+    lease_copy *copy = *lease->copies;
+    while (copy != NULL) {
+        lease_copy *next = copy->next;
+        rft_free(copy->bytes);
+        rft_free(copy);
+        copy = next;
+    }
+    rft_free(lease->copies);
+    rft_free(lease);
+}
+
+static refit_status open_lease(refit_offloader *offloader, refit_lease **out, refit_error *error)
+{
+    refit_lease *lease = rft_calloc(1, sizeof *lease);
+    lease_copy **copies = rft_calloc(1, sizeof(lease_copy *));
+    if (lease == NULL || copies == NULL) {
+        rft_free(lease);
+        rft_free(copies);
+        return rft_fail(error, REFIT_ERR_HOST_MEMORY, "no host memory for a lease");
+    }
+    *lease = (refit_lease){.offloader = offloader, .copies = copies};
+    *out = lease;
+    return REFIT_OK;
+}
+
+static const void *find_copy(const refit_lease *lease, refit_region_id region)
+{
+    rft_lock(&lease->offloader->lock);
+    const lease_copy *copy = *lease->copies;
+    while (copy != NULL && copy->region != region) {
+        copy = copy->next;
+    }
+    const void *bytes = copy == NULL ? NULL : copy->bytes;
+    rft_unlock(&lease->offloader->lock);
+    return bytes;
+}
+
+/* Two threads may read the same region at once; each then has a copy of its own. */
+static refit_status read_masters(const refit_lease *lease, refit_region_id region,
+                                 const void **bytes, refit_error *error)
+{
+    const rft_region *item = &lease->offloader->regions.items[region];
+    *bytes = find_copy(lease, region);
+    if (*bytes != NULL) return REFIT_OK;
+    lease_copy *copy = rft_calloc(1, sizeof *copy);
+    void *masters = rft_calloc(item->bytes / 4, 4);
+    refit_status status = REFIT_OK;
+    if (copy == NULL || masters == NULL) {
+        status = rft_fail(error, REFIT_ERR_HOST_MEMORY,
+                          "no host memory for the %" PRIu64 " bytes of region %s, whose masters a "
+                          "lease reads",
+                          item->bytes, item->name);
+    }
+    if (status == REFIT_OK) status = rft_masters_read(lease->offloader, item, masters, error);
+    if (status != REFIT_OK) {
+        rft_free(copy);
+        rft_free(masters);
+        return status;
+    }
+    *copy = (lease_copy){.region = region, .bytes = masters};
+    rft_lock(&lease->offloader->lock);
+    copy->next = *lease->copies;
+    *lease->copies = copy;
+    rft_unlock(&lease->offloader->lock);
+    *bytes = masters;
+    return REFIT_OK;
+}
+
 refit_status refit_lease_acquire(refit_offloader *offloader, refit_lease **out, refit_error *error)
 {
     RFT_REFUSE_IF(offloader == NULL || out == NULL, error, REFIT_ERR_INVALID,
                   "refit_lease_acquire needs an offloader and a place for the lease");
-    refit_lease *lease = rft_calloc(1, sizeof *lease);
-    RFT_REFUSE_IF(lease == NULL, error, REFIT_ERR_HOST_MEMORY, "no host memory for a lease");
-    lease->offloader = offloader;
+    refit_lease *lease = NULL;
+    RFT_TRY(open_lease(offloader, &lease, error));
 
     rft_lock(&offloader->lock);
     rft_operation_notice(offloader);
@@ -449,13 +576,13 @@ refit_status refit_lease_acquire(refit_offloader *offloader, refit_lease **out, 
     refit_offloader_state state = offloader->state;
     rft_unlock(&offloader->lock);
     if (stepping) {
-        rft_free(lease);
+        close_lease(lease);
         return rft_fail(error, REFIT_ERR_BUSY,
                         "a step in windows changes the host image: end it, and call "
                         "refit_window_wait first");
     }
     if (!whole) {
-        rft_free(lease);
+        close_lease(lease);
         return rft_fail(error, REFIT_ERR_STATE,
                         "the host image is not whole in %s: a lease begins in OFFLOADED or "
                         "RESTORING",
@@ -476,8 +603,9 @@ refit_status refit_lease_read(const refit_lease *lease, refit_region_id region, 
     const rft_region *item = &regions->items[region];
     RFT_REFUSE_IF(item->policy != REFIT_KEEP, error, REFIT_ERR_NOT_FOUND,
                   "region %s is not kept, so the image has no bytes of it", item->name);
-    *bytes = rft_image_of(lease->offloader, item);
     *count = item->bytes;
+    if (item->coded) return read_masters(lease, region, bytes, error);
+    *bytes = rft_image_of(lease->offloader, item);
     return REFIT_OK;
 }
 
@@ -489,5 +617,5 @@ void refit_lease_release(refit_lease *lease)
     offloader->leases--;
     rft_pageable_trim(offloader);
     rft_unlock(&offloader->lock);
-    rft_free(lease);
+    close_lease(lease);
 }

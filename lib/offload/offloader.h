@@ -33,6 +33,8 @@ typedef struct rft_operation {
     int64_t began;
     uint64_t bytes;
     uint64_t copies;
+    bool decodes;             /* masters: streams that join wait until the verdicts are there */
+    uint64_t judged_groups;   /* groups whose verdicts on masters were read */
     uint64_t verified_groups; /* groups whose digests were taken and compared */
     uint64_t corrupt;         /* of these, the ones that did not match, or could not be checked */
     refit_error corruption;   /* of the first such region */
@@ -82,6 +84,8 @@ struct refit_offloader {
                                  offload.background its memory may still be coming */
     bool image_used;          /* bytes were written to it: it does not hold zeros any more */
     rft_mover *movers[2];     /* by direction; NULL on the pageable path */
+    char *staging;            /* device memory for masters on their way (masters.c), or NULL */
+    uint64_t staging_bytes;   /* of it; with offload.verify twice as much is there */
     refit_memory_hooks hooks; /* both NULL: there are none */
     refit_window *window;     /* that is open on it, or NULL */
     rft_step_figures steps;
@@ -96,12 +100,21 @@ struct refit_offloader {
     uint32_t leases;                   /* guarded by lock */
     bool stepping;                     /* windows change the image; guarded by lock */
     rft_offload_figures figures;       /* guarded by lock */
+    bool misfits;                      /* masters did not fit: the plan is to be made anew; guarded
+                                          by lock */
 
     rft_mutex verify_lock; /* digests are being taken */
 };
 
 /* The most copies of one batch. */
 uint32_t rft_offloader_batch_most(const refit_offloader *offloader);
+
+/* Makes the plan anew, if masters did not fit into that of the last offload. REFIT_ERR_LIMIT: they
+ * cannot before regions that are away are back; or those of a seal. */
+refit_status rft_offloader_renew_plan(refit_offloader *offloader, refit_error *error);
+
+/* Does the next offload do that? */
+bool rft_offloader_misfits(refit_offloader *offloader);
 
 /* ---- operation.c: operations begin, are noticed to have ended, and are waited for */
 

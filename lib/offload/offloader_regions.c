@@ -91,7 +91,8 @@ refit_status refit_offloader_region(refit_offloader *offloader, refit_region_id 
                                     .priority = from->priority,
                                     .place = place_of(offloader, region),
                                     .bound = from->bound,
-                                    .in_arena = from->arena != NULL};
+                                    .in_arena = from->arena != NULL,
+                                    .host_bytes = from->host_bytes};
     memcpy(info, &full,
            rft_min_u64(full.size, sizeof full)); /* an older caller has room for less */
     return REFIT_OK;
@@ -132,6 +133,21 @@ refit_status refit_offloader_bind(refit_offloader *offloader, refit_region_id re
                   "region %s cannot move while copies run (%s): finish first", item->name,
                   refit_offloader_state_name(state));
     return rft_region_attach(&offloader->regions, region, memory, error);
+}
+
+refit_status refit_offloader_bind_weights(refit_offloader *offloader, refit_region_id region,
+                                          const uint16_t *weights, refit_error *error)
+{
+    RFT_REFUSE_IF(offloader == NULL, error, REFIT_ERR_INVALID, "there is no offloader");
+    RFT_TRY(find_region(offloader, region, error));
+    refit_offloader_state state = refit_offloader_get_state(offloader);
+    const rft_region *item = &offloader->regions.items[region];
+    RFT_REFUSE_IF(state == REFIT_OFFLOADING || state == REFIT_RESTORING, error, REFIT_ERR_STATE,
+                  "the weights of region %s cannot move while copies run (%s): finish first",
+                  item->name, refit_offloader_state_name(state));
+    RFT_REFUSE_IF(item->weights == NULL || weights == NULL, error, REFIT_ERR_INVALID,
+                  "region %s was added without weights, or there are none now", item->name);
+    return rft_region_set_weights(&offloader->regions, region, weights, error);
 }
 
 refit_status refit_offloader_unbind_each(refit_offloader *offloader, const refit_region_id *regions,

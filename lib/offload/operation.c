@@ -12,6 +12,7 @@
 
 #include "base/clock.h"
 #include "kernels/digest.h"
+#include "offload/masters.h"
 #include "offload/offloader.h"
 
 /* ---- Digests (offload.verify) ----------------------------------------------------------------
@@ -61,6 +62,9 @@ static refit_status check_region(const refit_offloader *offloader, rft_direction
         region->rewritten) { /* what left is not in the image any more */
         region->digest = digest_of(rft_image_of(offloader, region), region->bytes);
     }
+    if (direction == RFT_OFFLOAD && region->coded) {
+        return rft_masters_compare(offloader, region, error);
+    }
     uint64_t arrived = direction == RFT_OFFLOAD
                            ? digest_of(rft_image_of(offloader, region), region->bytes)
                            : device;
@@ -94,7 +98,7 @@ static void check_groups(refit_offloader *offloader, uint64_t number, uint64_t g
     rft_unlock(&offloader->lock);
     if (!moving) return;
 
-    uint64_t todo = groups & ~found.verified_groups;
+    uint64_t todo = groups & ~found.verified_groups & ~found.corrupt;
     for (uint32_t id = 0; id < offloader->regions.count; id++) {
         rft_region *region = &offloader->regions.items[id];
         if ((todo >> region->group & 1) == 0 || !is_moved(region, found.direction)) continue;
@@ -107,6 +111,35 @@ static void check_groups(refit_offloader *offloader, uint64_t number, uint64_t g
     offloader->operation.verified_groups |= groups;
     offloader->operation.corrupt = found.corrupt;
     offloader->operation.corruption = found.corruption;
+    rft_unlock(&offloader->lock);
+}
+
+/* Reads the verdicts on masters that the operation under way moved in `groups`, whose copies are
+ * over. Lock held. */
+static void judge_masters(refit_offloader *offloader, uint64_t groups)
+{
+    rft_operation *operation = &offloader->operation;
+    uint64_t todo = groups & ~operation->judged_groups;
+    if (offloader->schedule.stretches == 0) return;
+    operation->judged_groups |= groups;
+    for (uint32_t id = 0; id < offloader->regions.count; id++) {
+        rft_region *region = &offloader->regions.items[id];
+        if ((todo >> region->group & 1) == 0 || !region->coded) continue;
+        if (!is_moved(region, operation->direction)) continue;
+        refit_error why;
+        bool out = operation->direction == RFT_OFFLOAD;
+        refit_status status = rft_masters_judge(offloader, region, out, &why);
+        if (status != REFIT_OK) note(region, &why, operation);
+    }
+}
+
+/* Does the same without the lock; nothing if operation `number` has ended. */
+static void judge_group(refit_offloader *offloader, uint64_t number, uint64_t groups)
+{
+    rft_lock(&offloader->lock);
+    if (rft_offloader_is_moving(offloader) && offloader->operation.number == number) {
+        judge_masters(offloader, groups);
+    }
     rft_unlock(&offloader->lock);
 }
 
@@ -210,7 +243,9 @@ static void end_operation(refit_offloader *offloader, refit_status status,
 {
     rft_operation *operation = &offloader->operation;
     bool out = operation->direction == RFT_OFFLOAD;
-    uint64_t groups = arrived_groups(operation->mover, status) & ~operation->corrupt;
+    uint64_t groups = arrived_groups(operation->mover, status);
+    judge_masters(offloader, groups);
+    groups &= ~operation->corrupt;
     if (status == REFIT_OK && operation->corrupt != 0) {
         status = (refit_status)operation->corruption.status;
         detail = &operation->corruption;
@@ -237,7 +272,9 @@ static void conclude(refit_offloader *offloader, uint64_t number, rft_mover *mov
 {
     lock_checking(offloader);
     if (offloader->config.offload_verify) {
-        check_groups(offloader, number, arrived_groups(mover, status));
+        uint64_t groups = arrived_groups(mover, status);
+        judge_group(offloader, number, groups);
+        check_groups(offloader, number, groups);
     }
     rft_lock(&offloader->lock);
     if (rft_offloader_is_moving(offloader) && offloader->operation.number == number) {
@@ -415,19 +452,19 @@ static refit_status check_group(const refit_future *future, uint32_t group, refi
     return REFIT_OK;
 }
 
-/* With offload.verify: has the group that just arrived kept its bytes? */
+/* Has the group that just arrived kept its bytes, as far as is looked for? */
 static refit_status verify_group(refit_offloader *offloader, uint64_t number, uint64_t groups,
                                  refit_error *error)
 {
-    if (!offloader->config.offload_verify) return REFIT_OK;
-    rft_lock(&offloader->verify_lock);
-    check_groups(offloader, number, groups);
+    lock_checking(offloader);
+    judge_group(offloader, number, groups);
+    if (offloader->config.offload_verify) check_groups(offloader, number, groups);
     rft_lock(&offloader->lock);
     bool corrupt =
         offloader->operation.number == number && (offloader->operation.corrupt & groups) != 0;
     refit_error found = offloader->operation.corruption;
     rft_unlock(&offloader->lock);
-    rft_unlock(&offloader->verify_lock);
+    unlock_checking(offloader);
     if (corrupt && error != NULL) *error = found;
     return corrupt ? (refit_status)found.status : REFIT_OK;
 }
@@ -468,11 +505,16 @@ int refit_future_done(refit_future *future)
     return done;
 }
 
-/* Is joining the same as waiting? With offload.verify no caller goes on before the digests agree.
- */
+/* Is joining the same as waiting? With offload.verify no caller goes on before the digests agree,
+ * nor before masters were found to be decoded. */
 static bool joins_by_waiting(const refit_future *future, refit_stream_ref stream)
 {
-    return stream.native == NULL || future->offloader->config.offload_verify;
+    refit_offloader *offloader = future->offloader;
+    if (stream.native == NULL || offloader->config.offload_verify) return true;
+    rft_lock(&offloader->lock);
+    bool decodes = !future->done && offloader->operation.decodes;
+    rft_unlock(&offloader->lock);
+    return decodes;
 }
 
 refit_status refit_future_join(refit_future *future, refit_stream_ref stream, refit_error *error)

@@ -305,13 +305,16 @@ refit_status rft_region_table_add(rft_region_table *table, const refit_region_de
     *region = (rft_region){.bytes = desc->bytes,
                            .group = desc->group,
                            .priority = desc->priority,
-                           .policy = desc->policy};
+                           .policy = desc->policy,
+                           .host_bytes = desc->bytes};
     region->name = rft_strdup(desc->name);
     RFT_REFUSE_IF(region->name == NULL, error, REFIT_ERR_HOST_MEMORY,
                   "no host memory for the name of region %s", desc->name);
     bool on_host = desc->home == REFIT_HOME_HOST;
     if (on_host) region->place = REFIT_ON_HOST;
-    refit_status status = on_host ? REFIT_OK : rft_region_attach(table, id, desc->memory, error);
+    refit_status status = REFIT_OK;
+    if (desc->weights != NULL) status = rft_region_set_weights(table, id, desc->weights, error);
+    if (status == REFIT_OK && !on_host) status = rft_region_attach(table, id, desc->memory, error);
     if (status != REFIT_OK) {
         rft_free(region->name);
         return status;
@@ -330,6 +333,10 @@ static refit_status check_address(const rft_region_table *table, refit_region_id
     uint64_t begin = (uint64_t)(uintptr_t)memory;
     RFT_REFUSE_IF(memory == NULL, error, REFIT_ERR_INVALID,
                   "region %s has no memory: give its device address", region->name);
+    RFT_REFUSE_IF(region->weights != NULL && begin % 4 != 0, error, REFIT_ERR_INVALID,
+                  "region %s holds fp32 masters, which do not lie at %p: give an address that is a "
+                  "multiple of 4",
+                  region->name, memory);
     RFT_REFUSE_IF(!rft_span_exists(memory, region->bytes), error, REFIT_ERR_INVALID,
                   "region %s of %llu bytes at %p goes beyond the last address", region->name,
                   (unsigned long long)region->bytes, memory);
@@ -385,6 +392,25 @@ refit_status rft_region_attach(rft_region_table *table, refit_region_id id, void
     region->bound = true;
     region->arena = arena;
     region->whole = whole;
+    return REFIT_OK;
+}
+
+refit_status rft_region_set_weights(rft_region_table *table, refit_region_id id,
+                                    const uint16_t *weights, refit_error *error)
+{
+    rft_region *region = &table->items[id];
+    const void *whole;
+    uint64_t bytes = region->bytes / 2;
+    RFT_REFUSE_IF(region->bytes % 4 != 0, error, REFIT_ERR_INVALID,
+                  "region %s has weights, but its %llu bytes are no fp32 masters", region->name,
+                  (unsigned long long)region->bytes);
+    RFT_REFUSE_IF((uintptr_t)weights % 2 != 0 || !rft_span_exists(weights, bytes), error,
+                  REFIT_ERR_INVALID,
+                  "the weights of region %s cannot lie at %p: give the device address of %llu bf16 "
+                  "numbers",
+                  region->name, (const void *)weights, (unsigned long long)(bytes / 2));
+    RFT_TRY(rft_device_memory_check(table->device, weights, bytes, &whole, error));
+    region->weights = weights;
     return REFIT_OK;
 }
 

@@ -1,8 +1,8 @@
 /*
  * region: what the offloader knows of one distinct device storage, and the table of them all.
  *
- * The table belongs to the offloader's one thread. Only `place` and `pageable` are also changed by
- * the thread that notices the end of an operation: while one is under way they are guarded by the
+ * The table belongs to the offloader's one thread. Only what is marked "guarded" is also changed by
+ * the thread that notices the end of an operation: while one is under way it is guarded by the
  * offloader's lock.
  */
 #ifndef RFT_REGION_H
@@ -19,6 +19,7 @@ typedef struct rft_region {
     char *memory; /* NULL: the caller has taken it back; an arena's address stays */
     uint64_t bytes;
     uint64_t host_offset; /* in the image; KEEP only, once sealed */
+    uint64_t host_bytes;  /* that it takes there */
     uint64_t digest;      /* of the bytes that went out (offload.verify) */
     void *pageable; /* the host copy on the pageable path; owned, from malloc; guarded as `place` */
     refit_arena *arena; /* that holds `memory`, or NULL; entered */
@@ -27,10 +28,16 @@ typedef struct rft_region {
     uint32_t group;
     int32_t priority;
     refit_policy policy;
-    refit_place place; /* guarded: see above */
-    bool rewritten;    /* in the image, since it went there: by windows, or by their caller */
-    bool bound;        /* there is device memory behind `memory`; after an arena failed to give it
-                          back perhaps only some */
+    refit_place place;       /* guarded: see above */
+    const uint16_t *weights; /* borrowed; NULL: none */
+    uint64_t stretch;        /* coded: elements that leave at a time */
+    uint32_t room;           /* coded: of each unit (kernels/master.h) */
+    uint32_t need;           /* coded: the room that a unit wanted when it did not fit; guarded */
+    uint32_t misfits;        /* coded: how often that was; guarded */
+    bool coded;              /* once sealed: leaves as what its weights lack */
+    bool rewritten;          /* in the image, since it went there: by windows, or by their caller */
+    bool bound; /* there is device memory behind `memory`; after an arena failed to give it
+                   back perhaps only some */
 } rft_region;
 
 typedef struct rft_name {
@@ -91,6 +98,10 @@ void rft_region_table_clear(rft_region_table *table);
  * _INVALID, _BUSY (a piece that is held, or another offloader's), _DEVICE_MEMORY. */
 refit_status rft_region_attach(rft_region_table *table, refit_region_id id, void *memory,
                                refit_error *error);
+
+/* `weights`: of the region; a region that has some. REFIT_ERR_INVALID. */
+refit_status rft_region_set_weights(rft_region_table *table, refit_region_id id,
+                                    const uint16_t *weights, refit_error *error);
 
 /* The region has no address any more. */
 void rft_region_detach(rft_region_table *table, refit_region_id id);

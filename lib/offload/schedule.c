@@ -1,7 +1,8 @@
 /*
  * From regions to a layout and to the plan of one direction. A plan has only the regions that are
  * not yet where they should be, so that both verbs can be called again after a failure. A region
- * makes one piece for each slab that holds a part of it. Reads the table, starts nothing.
+ * makes one piece for each slab that holds a part of it; one that is coded, for each stretch of it.
+ * Reads the table, starts nothing.
  */
 #include "offload/schedule.h"
 
@@ -9,6 +10,7 @@
 
 #include "base/alloc.h"
 #include "base/checked.h"
+#include "offload/masters.h"
 #include "transfer/mover.h"
 
 /* calloc of nothing is no memory; an offloader without regions is allowed. */
@@ -25,7 +27,7 @@ static refit_status lay_out(const rft_region_table *regions, const refit_config 
                   regions->count);
     for (uint32_t id = 0; id < regions->count; id++) {
         const rft_region *region = &regions->items[id];
-        items[id].bytes = region->policy == REFIT_KEEP ? region->bytes : 0;
+        items[id].bytes = region->policy == REFIT_KEEP ? region->host_bytes : 0;
         items[id].group = region->group;
         items[id].priority = region->priority;
     }
@@ -47,7 +49,8 @@ static refit_status sum_moved(const rft_region_table *regions, uint64_t *bytes, 
     for (uint32_t id = 0; id < regions->count; id++) {
         const rft_region *region = &regions->items[id];
         if (region->policy == REFIT_DISCARD) continue;
-        RFT_REFUSE_IF(!rft_add_u64(*bytes, region->bytes, bytes), error, REFIT_ERR_LIMIT,
+        uint64_t most = rft_max_u64(region->bytes, region->host_bytes);
+        RFT_REFUSE_IF(!rft_add_u64(*bytes, most, bytes), error, REFIT_ERR_LIMIT,
                       "the regions are larger together than 2^64 bytes");
     }
     return REFIT_OK;
@@ -85,14 +88,26 @@ static refit_status sort_by_address(rft_schedule *schedule, const rft_region_tab
     return REFIT_OK;
 }
 
-/* Each slab's end cuts at most one region. */
+static uint64_t count_stretches(const rft_region_table *regions)
+{
+    uint64_t count = 0;
+    for (uint32_t id = 0; id < regions->count; id++) {
+        const rft_region *region = &regions->items[id];
+        if (region->coded) count += rft_masters_stretches(region);
+    }
+    return count;
+}
+
+/* Each slab's end cuts at most one region, or one stretch. */
 static refit_status open_room(rft_schedule *schedule, const rft_region_table *regions,
                               const refit_config *config, uint32_t batch_most, refit_error *error)
 {
     rft_plan_limits limits = {.piece_bytes = config->offload_piece_bytes,
                               .batch_most = batch_most,
                               .batch_bytes = rft_mover_step_bytes(config->offload_rate_limit)};
-    uint64_t pieces = (uint64_t)at_least_one(regions->count) + schedule->layout.slab_count;
+    uint64_t stretches = count_stretches(regions);
+    uint64_t pieces =
+        (uint64_t)at_least_one(regions->count) + schedule->layout.slab_count + stretches;
     RFT_REFUSE_IF(pieces > UINT32_MAX, error, REFIT_ERR_LIMIT,
                   "%u regions in %u slabs are too many: raise offload.slab_bytes", regions->count,
                   schedule->layout.slab_count);
@@ -101,8 +116,11 @@ static refit_status open_room(rft_schedule *schedule, const rft_region_table *re
     schedule->count = regions->count;
     schedule->order = rft_calloc(at_least_one(regions->count), sizeof *schedule->order);
     schedule->pieces = rft_calloc(pieces, sizeof *schedule->pieces);
-    RFT_REFUSE_IF(schedule->order == NULL || schedule->pieces == NULL, error, REFIT_ERR_HOST_MEMORY,
-                  "no host memory for the plan of %u regions", regions->count);
+    schedule->stretches = (uint32_t)stretches;
+    schedule->recodes = rft_calloc(at_least_one(schedule->stretches), sizeof *schedule->recodes);
+    RFT_REFUSE_IF(schedule->order == NULL || schedule->pieces == NULL || schedule->recodes == NULL,
+                  error, REFIT_ERR_HOST_MEMORY, "no host memory for the plan of %u regions",
+                  regions->count);
     RFT_TRY(sort_by_address(schedule, regions, error));
     return rft_plan_open(&schedule->plan, &limits, error);
 }
@@ -133,6 +151,7 @@ void rft_schedule_close(rft_schedule *schedule)
     rft_free(schedule->order);
     rft_free(schedule->by_address);
     rft_free(schedule->pieces);
+    rft_free(schedule->recodes);
     *schedule = (rft_schedule){0};
 }
 
@@ -155,7 +174,8 @@ typedef struct schedule_walk {
     rft_schedule *schedule;
     const rft_region_table *regions;
     uint32_t slab;
-    uint32_t count; /* pieces so far */
+    uint32_t count;   /* pieces so far */
+    uint32_t recodes; /* stretches so far */
 } schedule_walk;
 
 static void add_piece(schedule_walk *walk, rft_piece piece, const rft_region *region)
@@ -195,10 +215,50 @@ static uint32_t padding_behind(const schedule_walk *walk, uint32_t at, uint64_t 
     return (uint32_t)rft_min_u64(padding, UINT32_MAX);
 }
 
+/* The host's side of one stretch, which begins at `at` of the image. */
+static void add_stretch(schedule_walk *walk, const rft_region *region, const rft_recode *recode,
+                        uint64_t at, char *image)
+{
+    const rft_master_job *job = &recode->job;
+    uint64_t end = at + rft_master_bytes(job->elements, job->room);
+    char *coded = job->coded;
+    while (at < end) {
+        uint64_t stop = rft_min_u64(end, slab_end(walk, at));
+        rft_piece piece = {.to = recode->out ? image + at : coded,
+                           .from = recode->out ? coded : image + at,
+                           .bytes = stop - at,
+                           .slab = walk->slab,
+                           .recode = recode};
+        add_piece(walk, piece, region);
+        coded += piece.bytes;
+        at = stop;
+    }
+}
+
+static void add_coded(schedule_walk *walk, const rft_region *region, char *image, bool out)
+{
+    uint64_t elements = region->bytes / 4;
+    for (uint64_t first = 0; first < elements; first += region->stretch) {
+        rft_recode *recode = &walk->schedule->recodes[walk->recodes++];
+        bool last = elements - first <= region->stretch;
+        *recode = (rft_recode){
+            .job = rft_masters_job(region, walk->schedule->staging, first),
+            .out = out,
+            .begins = first == 0,
+            .verdict = last ? image + region->host_offset : NULL,
+        };
+        add_stretch(walk, region, recode, rft_masters_at(region, first), image);
+    }
+}
+
 /* `number`: of the region in the order. */
 static void add_kept(schedule_walk *walk, uint32_t number, char *image, bool out)
 {
     const rft_region *region = &walk->regions->items[walk->schedule->order[number]];
+    if (region->coded) {
+        add_coded(walk, region, image, out);
+        return;
+    }
     uint64_t end = region->host_offset + region->bytes;
     char *memory = region->memory;
     for (uint64_t at = region->host_offset; at < end;) {

@@ -322,7 +322,8 @@ static void limiter_hurry(rate_limiter *limiter)
 /* ---- Submitting a plan -----------------------------------------------------------------------
  * From batches to calls of the device: a batch of copies in one call (the plan is made for no more
  * copies in a batch than the device takes), a batch of zeroes one by one, and before each batch the
- * rate limiter. Knows nothing of waiters.
+ * rate limiter. A stretch of a master is coded before its copies, or decoded behind them, on the
+ * same stream: so the next stretch may use the same memory. Knows nothing of waiters.
  */
 
 /* What goes where, and how. */
@@ -353,6 +354,44 @@ static refit_status submit_copies(const rft_submission *submission, const rft_ba
                                  submission->order, error);
 }
 
+/* In calls of as many as the device takes. The memory of the device is used again by the next
+ * stretch, so these are never read early. */
+static refit_status submit_stretch(const rft_submission *submission, const rft_batch *batch,
+                                   refit_error *error)
+{
+    uint32_t most = submission->plan->limits.batch_most;
+    for (uint32_t done = 0; done < batch->count;) {
+        uint32_t count = batch->count - done < most ? batch->count - done : most;
+        RFT_TRY(rft_device_copy_batch(submission->completion->device, submission->stream,
+                                      &submission->plan->copies[batch->first + done], count,
+                                      RFT_COPY_STREAM, error));
+        done += count;
+    }
+    return REFIT_OK;
+}
+
+/* The copies stand between what makes them and what reads them. */
+static refit_status submit_recode(const rft_submission *submission, const rft_batch *batch,
+                                  refit_error *error)
+{
+    refit_device *device = submission->completion->device;
+    const rft_recode *recode = batch->recode;
+    const rft_master_job *job = &recode->job;
+    rft_copy verdict = {.to = recode->verdict,
+                        .from = job->verdict,
+                        .bytes = sizeof *job->verdict,
+                        .known_memory = true};
+    if (recode->begins) {
+        RFT_TRY(
+            rft_device_zero(device, submission->stream, job->verdict, sizeof *job->verdict, error));
+    }
+    if (recode->out) RFT_TRY(rft_device_master_encode(device, submission->stream, job, error));
+    RFT_TRY(submit_stretch(submission, batch, error));
+    if (!recode->out) RFT_TRY(rft_device_master_decode(device, submission->stream, job, error));
+    if (recode->verdict == NULL) return REFIT_OK;
+    return rft_device_copy_batch(device, submission->stream, &verdict, 1, RFT_COPY_STREAM, error);
+}
+
 static refit_status submit_batch(const rft_submission *submission, const rft_batch *batch,
                                  refit_error *error)
 {
@@ -362,6 +401,7 @@ static refit_status submit_batch(const rft_submission *submission, const rft_bat
         RFT_TRY(limiter_put(submission->limiter, submission->completion->device, submission->stream,
                             error));
     }
+    if (batch->recode != NULL) return submit_recode(submission, batch, error);
     return submit_copies(submission, batch, error);
 }
 

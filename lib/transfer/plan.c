@@ -2,10 +2,10 @@
  * The copies of one operation, made from pieces.
  *
  * Pieces are joined into runs while they are neighbours on both sides in one slab and one
- * allocation; a run is cut into copies of at most piece_bytes; copies are gathered into batches of
- * one group and one kind. A run of b bytes makes at most 1 + b / piece_bytes copies, and there are
- * no more runs than pieces: so pieces + bytes / piece_bytes is room for any filling. Knows nothing
- * of streams or time.
+ * allocation, and moved as they are; a run is cut into copies of at most piece_bytes; copies are
+ * gathered into batches of one group and one kind. A run of b bytes makes at most 1 + b /
+ * piece_bytes copies, and there are no more runs than pieces: so pieces + bytes / piece_bytes is
+ * room for any filling. Knows nothing of streams or time.
  */
 #include "transfer/plan.h"
 
@@ -57,20 +57,23 @@ void rft_plan_close(rft_plan *plan)
 }
 
 /* A batch goes on while group and kind stay the same and it has room. */
-static bool batch_takes(const rft_plan *plan, const rft_copy *copy, uint32_t group)
+static bool batch_takes(const rft_plan *plan, const rft_copy *copy, const rft_piece *run)
 {
     if (plan->batch_count == 0) return false;
     const rft_batch *last = &plan->batches[plan->batch_count - 1];
     bool zeroes = plan->copies[last->first].from == NULL;
-    return last->group == group && zeroes == (copy->from == NULL) &&
+    if (last->recode != run->recode) return false;
+    if (run->recode != NULL) return true;
+    return last->group == run->group && zeroes == (copy->from == NULL) &&
            last->count < plan->limits.batch_most &&
            copy->bytes <= plan->limits.batch_bytes - last->bytes;
 }
 
-static void add_copy(rft_plan *plan, const rft_copy *copy, uint32_t group)
+static void add_copy(rft_plan *plan, const rft_copy *copy, const rft_piece *run)
 {
-    if (!batch_takes(plan, copy, group)) {
-        plan->batches[plan->batch_count++] = (rft_batch){.first = plan->copy_count, .group = group};
+    if (!batch_takes(plan, copy, run)) {
+        plan->batches[plan->batch_count++] =
+            (rft_batch){.first = plan->copy_count, .group = run->group, .recode = run->recode};
     }
     rft_batch *batch = &plan->batches[plan->batch_count - 1];
     batch->count++;
@@ -95,7 +98,7 @@ static void add_run(rft_plan *plan, const rft_piece *run)
         rft_copy part = left;
         part.bytes = rft_min_u64(left.bytes, plan->limits.piece_bytes);
         if (part.bytes == left.bytes) part.slack = run->slack;
-        add_copy(plan, &part, run->group);
+        add_copy(plan, &part, run);
         advance(&left, part.bytes);
     }
 }
@@ -103,7 +106,7 @@ static void add_run(rft_plan *plan, const rft_piece *run)
 static bool are_alike(const rft_piece *run, const rft_piece *next)
 {
     return run->group == next->group && run->slab == next->slab && run->whole == next->whole &&
-           run->known_memory == next->known_memory;
+           run->known_memory == next->known_memory && run->recode == NULL && next->recode == NULL;
 }
 
 static bool is_neighbour(const rft_piece *run, const rft_piece *next)

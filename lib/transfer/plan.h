@@ -5,8 +5,9 @@
  * sides, or two allocations those on the device: no copy lies across two. What is larger than
  * offload.piece_bytes is cut, so that small copies of other streams are not held up; batches hold
  * at most offload.batch of them, and no batch holds pieces of two groups, so that a group is done
- * when its last batch is. All memory is taken when the plan is opened: filling it again, for other
- * addresses, allocates nothing.
+ * when its last batch is. A stretch of a master that passes through device memory as what its
+ * weights lack is a batch of its own. All memory is taken when the plan is opened: filling it
+ * again, for other addresses, allocates nothing.
  */
 #ifndef RFT_PLAN_H
 #define RFT_PLAN_H
@@ -14,6 +15,17 @@
 #include <refit/config.h>
 
 #include "device/device.h"
+#include "kernels/master.h"
+
+/* A stretch of a master, coded on its way out and decoded on its way back: the host's side is
+ * copied from or to `job.coded`, in device memory that the next stretch uses again. */
+typedef struct rft_recode {
+    rft_master_job job; /* its addresses are memory of the device */
+    bool out;
+    bool begins;   /* the first of its master: the verdict is cleared before */
+    void *verdict; /* host memory; where the verdict goes afterwards, behind the last of its master;
+                      else NULL */
+} rft_recode;
 
 /* One contiguous stretch to move, in the order it should move. `from` NULL: zero `to` instead. */
 typedef struct rft_piece {
@@ -26,15 +38,19 @@ typedef struct rft_piece {
                           matters: two pieces are joined into one copy only if it is the same */
     uint32_t slack;    /* as in rft_copy: behind the host side */
     bool known_memory; /* as in rft_copy */
+    const rft_recode *recode; /* NULL: moved as it is. Pieces of one follow each other. It must stay
+                                 as long as the filling */
 } rft_piece;
 
 /* Copies [first, first + count) of the plan, all of one group; all with a source, or all without
- * (from == NULL: zero). */
+ * (from == NULL: zero); all those of one recode, which may be more than limits.batch_most, or none
+ * of any. */
 typedef struct rft_batch {
     uint32_t first;
     uint32_t count;
     uint32_t group;
-    uint64_t bytes; /* of its copies */
+    uint64_t bytes;           /* of its copies */
+    const rft_recode *recode; /* NULL: none */
 } rft_batch;
 
 /* What a plan is made for. */

@@ -94,6 +94,7 @@ static const place places[] = {
     {OFFSET(refit_config, archive_anchor_every, 1520)},
     {OFFSET(refit_config, offload_window_bytes, 1528)},
     {OFFSET(refit_config, offload_windows, 1536)},
+    {OFFSET(refit_config, offload_masters, 1540)},
 
     {SIZE(refit_option, 64)},
     {OFFSET(refit_option, size, 0)},
@@ -122,7 +123,7 @@ static const place places[] = {
     {OFFSET(refit_device_info, uuid, 116)},
     {OFFSET(refit_device_info, small_bytes, 168)},
 
-    {SIZE(refit_region_desc, 56)},
+    {SIZE(refit_region_desc, 64)},
     {OFFSET(refit_region_desc, size, 0)},
     {OFFSET(refit_region_desc, name, 8)},
     {OFFSET(refit_region_desc, memory, 16)},
@@ -131,8 +132,9 @@ static const place places[] = {
     {OFFSET(refit_region_desc, group, 36)},
     {OFFSET(refit_region_desc, priority, 40)},
     {OFFSET(refit_region_desc, home, 48)},
+    {OFFSET(refit_region_desc, weights, 56)},
 
-    {SIZE(refit_region_info, 64)},
+    {SIZE(refit_region_info, 72)},
     {OFFSET(refit_region_info, size, 0)},
     {OFFSET(refit_region_info, name, 8)},
     {OFFSET(refit_region_info, memory, 16)},
@@ -144,6 +146,7 @@ static const place places[] = {
     {OFFSET(refit_region_info, place, 52)},
     {OFFSET(refit_region_info, bound, 56)},
     {OFFSET(refit_region_info, in_arena, 57)},
+    {OFFSET(refit_region_info, host_bytes, 64)},
 
     {SIZE(refit_memory_hooks, 32)},
     {OFFSET(refit_memory_hooks, size, 0)},

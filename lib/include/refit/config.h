@@ -38,6 +38,11 @@ typedef enum refit_huge_pages {
 #define REFIT_NUMA_OFF        (-2) /* wherever the kernel puts it */
 #define REFIT_NUMA_INTERLEAVE (-3) /* spread over all nodes */
 
+typedef enum refit_masters {
+    REFIT_MASTERS_AUTO = 0,  /* regions with weights leave as what the weights lack */
+    REFIT_MASTERS_WHOLE = 1, /* as they are */
+} refit_masters;
+
 typedef enum refit_shm {
     REFIT_SHM_AUTO = 0, /* same-host workers share memory; where one cannot, the report says why */
     REFIT_SHM_REQUIRE = 1, /* an error where it is not available */
@@ -111,7 +116,8 @@ typedef struct refit_config {
                                     arena, for the machine-wide lock */
     uint64_t offload_rate_limit; /* bytes a second of copies in one direction; 0: no limit */
     uint64_t offload_small_bytes;   /* CUDA: smaller copies are gathered by a kernel; 0: measured */
-    uint64_t offload_staging_bytes; /* CUDA: device memory for that, each of two halves */
+    uint64_t offload_staging_bytes; /* CUDA: device memory for that, each of two halves; and on any
+                                       device for the masters on their way, once */
 
     /* broadcast.* */
     char broadcast_endpoint[256]; /* where the publisher binds and a subscriber connects */
@@ -161,6 +167,7 @@ typedef struct refit_config {
     /* offload.* : states that visit the device in windows (refit/window.h) */
     uint64_t offload_window_bytes; /* device memory of one window */
     uint32_t offload_windows;      /* windows in device memory at once */
+    int32_t offload_masters;       /* refit_masters */
 } refit_config;
 
 /*

@@ -23,6 +23,21 @@
  * waits of a future, and its joins, which then wait too. Until one of them has, the state stays
  * OFFLOADING or RESTORING.
  *
+ * Masters: a region of fp32 masters may name the bf16 weights that are their rounding
+ * (refit_region_desc.weights). With offload.masters: auto only what the weights lack then leaves:
+ * 2 of 4 bytes, and where a weight is no rounding of its master a little more. Every bit returns
+ * the same, whatever the weights are. In return the weights are device memory that stays where it
+ * is, or is told where it went (refit_offloader_bind_weights), and is not changed while its masters
+ * are away: a restore looks first, and writes no master whose weights are others
+ * (REFIT_ERR_CORRUPT); with the weights as they were it can be repeated. So the joins of its
+ * future wait, as with offload.verify. If more weights than expected are no rounding, the offload
+ * ends with REFIT_ERR_LIMIT, in FAILED and with all bytes on the device: the next one, called at
+ * once, plans anew and takes more host memory; a controller does that by itself. The masters pass
+ * through offload.staging_bytes of device memory, which seal takes. Travel whole all the same:
+ * masters of less than 4096 elements, or of which little would be saved; those with another policy
+ * than REFIT_KEEP, or REFIT_HOME_HOST; and where the device has no kernels for it, or
+ * use_pinned_optimizer_offload is false.
+ *
  * An offloader is used by one thread at a time, but for what is marked "any thread".
  */
 #ifndef REFIT_OFFLOAD_H
@@ -67,10 +82,12 @@ typedef struct refit_region_desc {
     void *memory;     /* device memory; borrowed until unbind or close */
     uint64_t bytes;   /* > 0 */
     refit_policy policy;
-    uint32_t group;   /* what is waited for together, < REFIT_GROUPS */
-    int32_t priority; /* the higher comes back first */
-    int32_t reserved; /* not read: shorter structs end in padding here */
-    refit_home home;  /* REFIT_HOME_HOST: `memory` is NULL, the policy REFIT_KEEP */
+    uint32_t group;          /* what is waited for together, < REFIT_GROUPS */
+    int32_t priority;        /* the higher comes back first */
+    int32_t reserved;        /* not read: shorter structs end in padding here */
+    refit_home home;         /* REFIT_HOME_HOST: `memory` is NULL, the policy REFIT_KEEP */
+    const uint16_t *weights; /* the bf16 weights whose fp32 masters the region holds, one of each;
+                                NULL: none. See "Masters" below */
 } refit_region_desc;
 
 typedef enum refit_offloader_state {
@@ -98,8 +115,9 @@ typedef struct refit_region_info {
     uint32_t group;
     int32_t priority;
     refit_place place;
-    uint8_t bound;    /* 1: it has device memory */
-    uint8_t in_arena; /* 1: a refit_arena holds it */
+    uint8_t bound;       /* 1: it has device memory */
+    uint8_t in_arena;    /* 1: a refit_arena holds it */
+    uint64_t host_bytes; /* that it takes in the host image, once sealed */
 } refit_region_info;
 
 /* How the memory of regions outside an arena is freed and taken again, by the caller's allocator.
@@ -291,7 +309,8 @@ REFIT_API REFIT_MUST_CHECK refit_status refit_offloader_offload(refit_offloader 
  *
  * Errors:
  * - REFIT_ERR_TIMEOUT: call again
- * - REFIT_ERR_CORRUPT: offload.verify
+ * - REFIT_ERR_CORRUPT: offload.verify; weights that were changed while their masters were away
+ * - REFIT_ERR_LIMIT: masters did not fit into their room; offload again
  * - REFIT_ERR_COPY, REFIT_ERR_DEVICE, REFIT_ERR_CALLBACK
  */
 REFIT_API REFIT_MUST_CHECK refit_status refit_offloader_finish(refit_offloader *offloader,
@@ -324,6 +343,20 @@ REFIT_API REFIT_MUST_CHECK refit_status refit_offloader_unbind(refit_offloader *
 REFIT_API REFIT_MUST_CHECK refit_status refit_offloader_bind(refit_offloader *offloader,
                                                              refit_region_id region, void *memory,
                                                              refit_error *error);
+
+/*
+ * Says where the weights of a region that was added with weights are now (device memory, borrowed
+ * until the next call or close). Does not block.
+ *
+ * Errors:
+ * - REFIT_ERR_STATE: copies run
+ * - REFIT_ERR_INVALID: a region without weights, or no device memory
+ * - REFIT_ERR_NOT_FOUND
+ */
+REFIT_API REFIT_MUST_CHECK refit_status refit_offloader_bind_weights(refit_offloader *offloader,
+                                                                     refit_region_id region,
+                                                                     const uint16_t *weights,
+                                                                     refit_error *error);
 
 /*
  * Batch forms of the two. Regions are handled in order: the call stops at the first failure, and
@@ -430,7 +463,8 @@ REFIT_API int refit_future_done(refit_future *future);
 
 /*
  * Makes `stream` wait, on the device, for the whole operation; the CPU goes on (with
- * REFIT_STREAM_NONE it blocks). Use it on every stream that reads the regions.
+ * REFIT_STREAM_NONE it blocks, and for a restore of masters by their weights). Use it on every
+ * stream that reads the regions.
  */
 REFIT_API REFIT_MUST_CHECK refit_status refit_future_join(refit_future *future,
                                                           refit_stream_ref stream,
@@ -460,10 +494,14 @@ REFIT_API REFIT_MUST_CHECK refit_status refit_lease_acquire(refit_offloader *off
                                                             refit_lease **out, refit_error *error);
 
 /*
- * The host bytes of a KEEP region, read-only, valid until the lease is released. Any thread.
+ * The host bytes of a KEEP region, read-only, valid until the lease is released. Any thread. Of
+ * masters that left by their weights the first call makes them whole, in host memory that the lease
+ * keeps (4 bytes an element, pageable): it reads the weights, and blocks for that.
  *
  * Errors:
  * - REFIT_ERR_NOT_FOUND: a region without a host image
+ * - REFIT_ERR_CORRUPT: the weights are not as they were when the masters left
+ * - REFIT_ERR_HOST_MEMORY, REFIT_ERR_COPY, REFIT_ERR_DEVICE: masters
  */
 REFIT_API REFIT_MUST_CHECK refit_status refit_lease_read(const refit_lease *lease,
                                                          refit_region_id region, const void **bytes,

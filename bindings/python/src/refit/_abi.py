@@ -54,6 +54,8 @@ REFIT_PIN_OFF: Final = 3
 REFIT_HUGE_PAGES_AUTO: Final = 0
 REFIT_HUGE_PAGES_ALWAYS: Final = 1
 REFIT_HUGE_PAGES_NEVER: Final = 2
+REFIT_MASTERS_AUTO: Final = 0
+REFIT_MASTERS_WHOLE: Final = 1
 REFIT_SHM_AUTO: Final = 0
 REFIT_SHM_REQUIRE: Final = 1
 REFIT_SHM_OFF: Final = 2
@@ -195,6 +197,7 @@ class refit_config(Structure):
         ("archive_anchor_every", c_uint32),
         ("offload_window_bytes", c_uint64),
         ("offload_windows", c_uint32),
+        ("offload_masters", c_int32),
     ]
 
 
@@ -452,6 +455,7 @@ class refit_region_desc(Structure):
         ("priority", c_int32),
         ("reserved", c_int32),
         ("home", c_int),
+        ("weights", POINTER(c_uint16)),
     ]
 
 
@@ -468,6 +472,7 @@ class refit_region_info(Structure):
         ("place", c_int),
         ("bound", c_uint8),
         ("in_arena", c_uint8),
+        ("host_bytes", c_uint64),
     ]
 
 
@@ -1059,6 +1064,12 @@ PROTOTYPES: Final[dict[str, tuple[Any, list[Any]]]] = {
         c_void_p,
         c_uint32,
         c_void_p,
+        POINTER(refit_error),
+    ]),
+    "refit_offloader_bind_weights": (c_int, [
+        c_void_p,
+        c_uint32,
+        POINTER(c_uint16),
         POINTER(refit_error),
     ]),
     "refit_offloader_unbind_each": (c_int, [
