@@ -27,7 +27,7 @@ KEEP: Final = _abi.REFIT_KEEP
 DISCARD: Final = _abi.REFIT_DISCARD
 ZERO: Final = _abi.REFIT_ZERO
 
-_REGION = struct.Struct("@NPPQiIi4xi4x")  # refit_region_desc
+_REGION = struct.Struct("@NPPQiIi4xi4xP")  # refit_region_desc
 assert _REGION.size == ctypes.sizeof(_abi.refit_region_desc)
 
 NO_STREAM: Final = 0
@@ -177,16 +177,20 @@ class Offloader(Handle):
         groups: Iterable[int],
         priorities: Iterable[int],
         home: int = _abi.REFIT_HOME_DEVICE,
+        weights: Iterable[int] | None = None,
     ) -> None:
         """``add`` for many, in order; those before one that fails are added.
 
         ``home``: ``REFIT_HOME_HOST`` for regions that live in the image and have no ``memory``.
+        ``weights``: of each region the address of the bf16 weights whose fp32 masters it holds, or
+        0 (see "Masters" in refit/offload.h).
         """
         texts = [encoded(name, "the name of a region") for name in names]
         held = (ctypes.c_char_p * len(texts))(*texts)
         pointers = (ctypes.c_size_t * len(texts)).from_buffer(held)
         sizes, homes = repeat(_REGION.size), repeat(home)
-        columns = sizes, pointers, memory, nbytes, policies, groups, priorities, homes
+        of_masters = repeat(0) if weights is None else weights
+        columns = sizes, pointers, memory, nbytes, policies, groups, priorities, homes, of_masters
         packed = bytearray(b"".join(map(_REGION.pack, *columns)))
         regions = (_abi.refit_region_desc * len(texts)).from_buffer(packed)
         call(lib.refit_offloader_add_each, self._live, regions, len(texts))
@@ -247,6 +251,11 @@ class Offloader(Handle):
     def bind(self, region: int, memory: int) -> None:
         """Gives the region new memory, borrowed. ExistsError, StateError."""
         call(lib.refit_offloader_bind, self._live, region, memory)
+
+    def bind_weights(self, region: int, weights: int) -> None:
+        """Says where the weights of a region of masters are now. StateError while copies run."""
+        address = ctypes.cast(weights, ctypes.POINTER(ctypes.c_uint16))
+        call(lib.refit_offloader_bind_weights, self._live, region, address)
 
     def unbind_each(self, regions: Sequence[int]) -> None:
         """``unbind`` for many."""
