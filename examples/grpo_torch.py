@@ -89,7 +89,7 @@ def train(options: argparse.Namespace, show: "Show") -> Result:
     worker = partial(work, size_of(options))
     with (
         refit.Publisher("user://*", options.config) as publisher,
-        refit.Controller(optimizer, policy, options.config) as controller,
+        refit.Controller(optimizer, policy, options.config, **places(options)) as controller,
         Fleet(options.workers, worker, publisher.endpoint, options.seed) as workers,
     ):
         publisher.wait_workers(options.workers, WORKERS_TIMEOUT_S)
@@ -104,6 +104,14 @@ def train(options: argparse.Namespace, show: "Show") -> Result:
             if options.save_every and cycle % options.save_every == 0:
                 save(controller, policy, cycle, options.save_dir)
     return finished(result, policy, optimizer)
+
+
+def places(options: argparse.Namespace) -> dict[str, Any]:
+    """Where states live: on the device between restore and clear, or on the host, from where they
+    visit the device in windows while the optimizer steps."""
+    if options.states == "cycle":
+        return {}
+    return {"states": "host", "window_bytes": options.window_bytes}
 
 
 def refit_workers(
@@ -379,7 +387,8 @@ def mean_reward(batches: list[Batch]) -> float:
 
 def finished(result: Result, policy: Policy, optimizer: torch.optim.Optimizer) -> Result:
     weights = {name: tensor.clone() for name, tensor in policy.state_dict().items()}
-    states = [one for state in optimizer.state.values() for one in state.values()]
+    trained = [one for group in optimizer.param_groups for one in group["params"]]
+    states = [one for parameter in trained for one in optimizer.state[parameter].values()]
     return result._replace(weights=weights, states=[one.clone() for one in states])
 
 
@@ -481,6 +490,8 @@ def read_options(arguments: list[str] | None = None) -> argparse.Namespace:
     add("--learning-rate", type=rate, default=LEARNING_RATE, help="AdamW's, at first (2e-3)")
     add("--from", type=Path, dest="start", metavar="FILE", help="weights of an earlier checkpoint")
     add("--target", type=float, help="mean of the last 10 cycles, or status 1 (0.9 of a long run)")
+    add("--states", choices=("cycle", "host"), default="cycle", help="where they live (cycle)")
+    add("--window-bytes", default="256KiB", help="of a window, with --states host (256KiB)")
     add("--check", action="store_true", help="train with and without refit, and compare all bits")
     add("--config", default=None, help="refit's configuration, as in configs/grpo.yaml")
     add("--json", type=Path, default=None, help="one object a cycle, with all figures of refit")

@@ -44,7 +44,12 @@ def workers_of(trainer: subprocess.Popen[str]) -> list[psutil.Process]:
     return [one for one in children if "spawn_main" in " ".join(one.cmdline())]
 
 
-@pytest.mark.parametrize("options", [[], ["--ppo"]])
+HOST = ["--states", "host", "--window-bytes", "64KiB"]
+
+
+@pytest.mark.parametrize(
+    "options", [[], ["--ppo"], HOST, [*HOST, "--ppo"]], ids=["grpo", "ppo", "host", "host-ppo"]
+)
 def test_losses_weights_and_states_are_the_same_bits_without_refit(
     root: Path, options: list[str]
 ) -> None:
@@ -70,6 +75,19 @@ def test_it_learns_and_writes_what_it_did(root: Path, tmp_path: Path) -> None:
     ]
     assert_resumable(torch.load(tmp_path / "cycle-00030.pt", weights_only=True))
     assert_the_same_in_bfloat16(tmp_path / "cycle-00030")
+
+
+def test_states_on_the_host_leave_nothing_to_clear_and_are_saved_whole(
+    root: Path, tmp_path: Path
+) -> None:
+    figures = tmp_path / "figures.json"
+    saved = ["--save-every", 3, "--save-dir", tmp_path]
+    done = run(root, "--cycles", 3, "--json", figures, *saved, *HOST)
+    assert done.returncode == 0, done.stdout + done.stderr
+    last = json.loads(figures.read_text().splitlines()[-1])["stats"]
+    assert last["refit/step_in_bytes"] == last["refit/step_out_bytes"] > 3 * (64 << 10)
+    assert 0 < last["refit/window_bytes"] <= 3 * (64 << 10)
+    assert_resumable(torch.load(tmp_path / "cycle-00003.pt", weights_only=True))
 
 
 def assert_the_same_in_bfloat16(path: Path) -> None:
@@ -173,7 +191,9 @@ def test_workers_end_when_the_trainer_is_killed(root: Path) -> None:
     assert psutil.wait_procs(workers, timeout=60)[1] == []
 
 
-@pytest.mark.parametrize("arguments", [["--workers", "0"], ["--cycles", "none"], ["--polish"]])
+@pytest.mark.parametrize(
+    "arguments", [["--workers", "0"], ["--cycles", "none"], ["--polish"], ["--states", "x"]]
+)
 def test_options_that_mean_nothing_are_refused(root: Path, arguments: list[str]) -> None:
     done = run(root, *arguments)
     assert done.returncode == 2

@@ -178,6 +178,56 @@ def test_states_are_away_at_every_generation_and_training_is_the_same_to_the_bit
     assert all(moment.untyped_storage().nbytes() > 0 for moment in moments(seen.trainer))
 
 
+class Figures(TrainerCallback):
+    """What the last step has moved, at each log."""
+
+    def __init__(self, callback: RefitCallback) -> None:
+        self.callback = callback
+        self.moved: list[float] = []
+
+    def on_step_end(self, *_: Any, **__: Any) -> None:
+        assert self.callback.controller is not None
+        self.moved.append(self.callback.controller.stats()["refit/step_in_bytes"])
+
+
+@pytest.mark.parametrize(
+    "loop",
+    [
+        pytest.param(loop, id=name, marks=() if name in QUICK else pytest.mark.slow)
+        for name, loop in LOOPS.items()
+    ],
+)
+def test_states_on_the_host_train_the_same_to_the_bit(tmp_path: Path, loop: dict[str, Any]) -> None:
+    plain = a_trainer(tmp_path, [], **loop)
+    plain.train()
+    callback = RefitCallback(states="host", window_bytes="64KiB", windows=2)
+    figures = Figures(callback)
+    trainer = a_trainer(tmp_path, [callback, figures], **loop)
+    trainer.train()
+    assert_same(plain, trainer)
+    assert figures.moved[0] == 0  # states are born on the device, and leave
+    assert all(one > 64 << 10 for one in figures.moved[1:])
+    assert len(figures.moved) > 1
+
+
+def test_states_on_the_host_are_saved_and_loaded_as_they_would_be_without(tmp_path: Path) -> None:
+    host = {"states": "host", "window_bytes": "64KiB"}
+    saving = {"save_strategy": "steps", "save_steps": 2}
+    for folder, callbacks in (("plain", []), ("host", [RefitCallback(None, host)])):
+        a_trainer(tmp_path / folder, callbacks, **saving).train()
+    paths = [tmp_path / folder / "checkpoint-2" for folder in ("plain", "host")]
+    plain, ours = (torch.load(path / "optimizer.pt")["state"] for path in paths)
+    assert list(plain) == list(ours)
+    for number, state in plain.items():
+        assert list(state) == list(ours[number])
+        assert all(torch.equal(value, ours[number][key]) for key, value in state.items())
+    resumed = a_trainer(tmp_path / "again", [RefitCallback(**host)])
+    resumed.train(resume_from_checkpoint=str(paths[1]))
+    straight = a_trainer(tmp_path / "straight", [])
+    straight.train(resume_from_checkpoint=str(paths[0]))
+    assert_same(straight, resumed)
+
+
 @pytest.mark.slow
 def test_rloo_generates_at_the_same_moments(tmp_path: Path) -> None:
     loop = {"kinds": (RLOOTrainer, RLOOConfig), "num_iterations": 2, "beta": 0.0}
