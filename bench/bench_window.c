@@ -2,9 +2,11 @@
  * bench window: states live on the host, and visit the device while they are stepped.
  *
  * In every round all ways step the same states in turn, and the copies and the arithmetic are timed
- * alone. `overlap` is a way's time over the longest of the three: 1 is all that can be had where
- * nothing is shared between them. At the end every state must have the bits that a resident step
- * gives it. Then the same bytes are divided into 10 and 100 times as many tensors.
+ * alone, and all at once. `overlap` is a way's time over the longest of the three: 1 is all that
+ * can be had where they share nothing. On the host device they share the processor and its memory:
+ * `ratio_to_all_at_once` says what a way makes of that. At the end every state must have the bits
+ * that a resident step gives it. Then the same bytes are divided into 10 and 100 times as many
+ * tensors.
  */
 #include <stdio.h>
 #include <stdlib.h>
@@ -80,22 +82,23 @@ static json_t *describe(const bench_ways *on, const bench_way *way)
         json_pack("{s:s, s:s, s:s, s:i, s:I}", "bench", "window", "way", way->name, "list",
                   list->name, "tensors", (int)list->count, "bytes", (json_int_t)list->bytes);
     json_t *figures = json_pack(
-        "{s:f, s:f, s:f, s:f, s:I, s:I, s:I, s:I, s:f, s:f, s:f, s:I}", "step_s_median",
+        "{s:f, s:f, s:f, s:f, s:I, s:I, s:I, s:I, s:f, s:f, s:f, s:f, s:I}", "step_s_median",
         bench_median(&way->seconds), "step_s_p95", bench_p95(&way->seconds), "cold_step_s",
         way->seconds.cold, "exposed_s", exposed(&way->seconds, alone), "in_bytes",
         (json_int_t)way->in_bytes, "out_bytes", (json_int_t)way->out_bytes, "window_bytes",
         (json_int_t)(way->slots * way->slot_bytes), "peak_device_bytes",
         (json_int_t)way->device_bytes, "overlap", bench_ratio(&way->seconds, &on->longest),
-        "ratio_to_copies_both", bench_ratio(&on->both, &way->seconds), "speedup_over_no_overlap",
+        "ratio_to_copies_both", bench_ratio(&on->both, &way->seconds), "ratio_to_all_at_once",
+        bench_ratio(&on->at_once, &way->seconds), "speedup_over_no_overlap",
         bench_ratio(&on->all[BENCH_NO_OVERLAP].seconds, &way->seconds), "allocations_per_step",
         (json_int_t)way->allocations);
     bench_extend(object, figures);
     if (way->waited.count > 0)
         json_object_set_new(object, "waited_s", json_real(bench_median(&way->waited)));
-    bench_extend(object, json_pack("{s:f, s:f, s:f, s:f, s:s}", "arithmetic_s", bench_median(alone),
-                                   "copies_in_s", bench_median(&on->in), "copies_out_s",
-                                   bench_median(&on->out), "copies_both_s", bench_median(&on->both),
-                                   "arithmetic",
+    bench_extend(object, json_pack("{s:f, s:f, s:f, s:f, s:f, s:s}", "arithmetic_s",
+                                   bench_median(alone), "copies_in_s", bench_median(&on->in),
+                                   "copies_out_s", bench_median(&on->out), "copies_both_s",
+                                   bench_median(&on->both), "arithmetic",
                                    on->states->arithmetic ? "AdamW" : "copies on the device"));
     return object;
 }

@@ -59,6 +59,7 @@ struct bench_ways {
     char *ring;           /* device memory of the copies alone: twice BENCH_ROW windows */
     bench_series in, out; /* copies in alone, copies out alone */
     bench_series both;    /* both at once */
+    bench_series at_once; /* both and the arithmetic at once, on states of its own */
     bench_series longest; /* of copies in, copies out and arithmetic alone */
     bench_way all[BENCH_WAYS];
 };
@@ -71,8 +72,8 @@ refit_status bench_ways_close(bench_ways *on, refit_error *error);
 /* Times one step of a way; round 0 is the cold one. The resident way comes first in it. */
 refit_status bench_ways_step(bench_ways *on, uint32_t which, uint32_t round, refit_error *error);
 
-/* Times large copies of all bytes, in one direction and in both at once; behind the resident step
- * of the same round. */
+/* Times large copies of all bytes, in one direction, in both at once, and beside the arithmetic;
+ * behind the resident step of the same round. */
 refit_status bench_ways_copies(bench_ways *on, uint32_t round, refit_error *error);
 
 /* Do the image and the device's states hold the same? See bench_states_check. */

@@ -32,7 +32,7 @@ ways() {
         [ "$(grep -c "\"$name\":[0-9.e+-]*[1-9]" "$scratch/out")" -eq 8 ] || complain "no $name in each row"
     done
     for name in exposed_s speedup_over_no_overlap arithmetic_s copies_in_s copies_out_s copies_both_s \
-        ratio_to_copies_both; do
+        all_at_once_s ratio_to_copies_both ratio_to_all_at_once; do
         [ "$(grep -c "\"$name\":" "$scratch/out")" -eq 5 ] || complain "no $name for each way"
     done
 }
