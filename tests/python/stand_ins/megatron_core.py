@@ -88,6 +88,8 @@ class DistributedOptimizer(MegatronOptimizer):
             for one in self.model_float16_groups[0]
         ]
         self.shard_fp32_from_float16_groups = [[*masters, None]]
+        shards = [one.detach().view(-1) for one in self.model_float16_groups[0]]
+        self.shard_float16_groups = [[*shards, None]]
         stepped = [one for one in masters if one is not None] + self.shard_fp32_groups[0]
         super().__init__(torch.optim.AdamW(stepped, lr=1e-2), **config)
         self.model_chunks = [model]

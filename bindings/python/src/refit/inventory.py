@@ -50,6 +50,15 @@ class Held(Protocol):
         ...
 
 
+@runtime_checkable
+class HeldMasters(Protocol):
+    """What a ``Held`` has besides, if fp32 masters are among its tensors."""
+
+    def weights(self) -> Iterable[tuple[torch.Tensor, torch.Tensor]]:
+        """Masters, and the weights of each that are its rounding and stay on the device."""
+        ...
+
+
 class Holdings:
     """The torch optimizers in what was given, and the tensors beside their states.
 
@@ -69,6 +78,12 @@ class Holdings:
         """Tensors that leave besides the states."""
         for one in self._held:
             yield from one.tensors()
+
+    def weights(self) -> dict[int, torch.Tensor]:
+        """By the identity of an fp32 master the weights that are its rounding. A wrapper that knows
+        none has no method ``weights``."""
+        known = [one.weights() for one in self._held if isinstance(one, HeldMasters)]
+        return {id(master): weight for pairs in known for master, weight in pairs}
 
     def others(self) -> Iterator[tuple[str, torch.Tensor]]:
         """Whose memory stays."""
@@ -120,7 +135,10 @@ class Inventory:
     def take(self) -> Stock:
         """The stock at this moment."""
         beside = list(self._held.tensors())
-        return take_stock(self.optimizers, self._grads != "discard", beside, self.lives_elsewhere)
+        with_grads = self._grads != "discard"
+        stock = take_stock(self.optimizers, with_grads, beside, self.lives_elsewhere)
+        stock.weights = self._held.weights()
+        return stock
 
     def names(self) -> dict[int, str]:
         """The names of all parameters that are optimized, by their identity."""

@@ -230,15 +230,18 @@ class Offloader(Handle):
         """While open, an offload that would discard or zero a region is refused."""
         call(lib.refit_offloader_set_accumulating, self._live, int(is_open))
 
-    def offload(self, after: int = NO_STREAM) -> None:
+    def offload(self, after: int = NO_STREAM, anew: bool = False) -> None:
         """Starts the offload behind what the stream ``after`` has queued; ``finish`` ends it.
+
+        ``anew``: ``finish`` raised LimitError, so that it plans again and may take host memory.
 
         StateError, BusyError (a lease holds the image), CopyError and others; then all stays where
         it is. Does not wait for copies, but with use_pinned_optimizer_offload: false.
         """
         if self._background and self.state == _abi.REFIT_RESIDENT:
             self.prepare()  # in slices: the call itself would wait for the host memory in one
-        self._copy(lib.refit_offloader_offload, self._live, _abi.refit_stream_ref(after), None)
+        stream = _abi.refit_stream_ref(after)
+        self._copy(lib.refit_offloader_offload, self._live, stream, None, blocks=anew)
 
     def finish(self, timeout: float | None = None) -> None:
         """Waits for the operation under way. DeadlineError: call again; CopyError."""
@@ -288,9 +291,9 @@ class Offloader(Handle):
         assert out.value is not None
         return Future(out.value, self)
 
-    def _copy(self, function: object, *arguments: object) -> None:
+    def _copy(self, function: object, *arguments: object, blocks: bool = False) -> None:
         """Starts copies; the pageable path makes them, all, before it returns."""
-        if self._pinned:
+        if self._pinned and not blocks:
             call(function, *arguments)
         else:
             run_interruptibly(lambda: call(function, *arguments))

@@ -20,17 +20,23 @@ from refit._library import lib
 from refit.away import untouched
 from refit.config import Config
 from refit.device import Device
-from refit.errors import DeviceMemoryError, RefitError, StateError
+from refit.errors import DeviceMemoryError, LimitError, RefitError, StateError
 from refit.offloader import NO_STREAM, Future, Lease, Offloader
 from refit.stats import gather
 from refit.storage_swap import TensorsByStorage, empty_storage
-from refit.storages import Scan, Slots, Stock
+from refit.storages import Scan, Slots, Stock, is_emptied
 
 _LEGACY_STREAM = 1
 """cudaStreamLegacy: what PyTorch shows as stream 0 (see refit/device.h)."""
 
 _UNSETTLED = (_abi.REFIT_OFFLOADING, _abi.REFIT_RESTORING, _abi.REFIT_FAILED)
 _AWAY = (_abi.REFIT_OFFLOADED, _abi.REFIT_FAILED)
+
+_PLANS = 3
+"""The most plans of one departure: the C library lets masters travel whole after the second."""
+
+Weights = list[torch.Tensor | None]
+"""Of each region the weights whose masters it holds, or None."""
 
 
 def spec_of(device: torch.device, config: Config) -> str:
@@ -98,6 +104,8 @@ class Regions:
         self._policies: dict[int, int] = {}
         self._storages: list[torch.UntypedStorage] = []
         self._tensors: Sequence[Any] = ()
+        self._weights: Weights = []
+        self._weights_at: list[int] = []
         self._fresh: dict[int, torch.UntypedStorage] = {}
         self._future: Future | None = None
 
@@ -122,11 +130,15 @@ class Regions:
 
     # ---- the plan -------------------------------------------------------------------------------
 
-    def hold(self, storages: list[torch.UntypedStorage], tensors: Sequence[Any]) -> None:
-        """The storages of the plan again, which holds: they ``fit``; and the tensors in them."""
+    def hold(
+        self, storages: list[torch.UntypedStorage], tensors: Sequence[Any], weights: Weights
+    ) -> None:
+        """The storages of the plan again, which holds: they ``fit``; the tensors in them; and the
+        weights of those that hold masters."""
         self._storages, self._tensors, self._fresh = storages, tensors, {}
+        self._weights = weights
 
-    def fits(self, storages: Sequence[torch.UntypedStorage]) -> bool:
+    def fits(self, storages: Sequence[torch.UntypedStorage], weights: Weights) -> bool:
         """Whether the storages of the plan are where the C library was told, and as long.
 
         They are not if other code has resized them, made them fixed (one ``.numpy()`` does), or
@@ -137,6 +149,7 @@ class Regions:
             [storage.nbytes() for storage in storages] == self.slots.nbytes[:count]
             and [storage.data_ptr() for storage in storages] == self._bound[:count]
             and all(storage.resizable() for storage in storages)
+            and [weight is not None for weight in weights] == list(map(bool, self._weights_at))
         )
 
     def plan(
@@ -145,33 +158,36 @@ class Regions:
         storages: list[torch.UntypedStorage],
         policies: dict[int, int],
         tensors: Sequence[Any],
+        weights: Weights,
     ) -> None:
         """Makes these storages, in which ``tensors`` lie, the regions; only while all are home.
 
         Nothing happens if they are what they were; the host memory is kept in any case. Blocks for
         the first page-lock. BudgetError and others: nothing has moved, call again.
         """
-        same = (slots.names, slots.nbytes, slots.groups, slots.addresses, policies) == (
+        at = [0 if weight is None else weight.data_ptr() for weight in weights]
+        same = (slots.names, slots.nbytes, slots.groups, slots.addresses, policies, at) == (
             *(self.slots.names, self.slots.nbytes, self.slots.groups),
-            *(self._bound, self._policies),
+            *(self._bound, self._policies, self._weights_at),
         )
         if not same or self.offloader.state == _abi.REFIT_OPEN:
-            self._replan(slots, policies)
+            self._replan(slots, policies, at)
         self.slots, self._policies = slots, policies
-        self.hold(storages, tensors)
+        self.hold(storages, tensors, weights)
         self.nbytes = sum(slots.nbytes)
 
-    def _replan(self, slots: Slots, policies: dict[int, int]) -> None:
+    def _replan(self, slots: Slots, policies: dict[int, int], weights_at: list[int]) -> None:
         self._bound = []
         if self.offloader.state != _abi.REFIT_OPEN:
             self.offloader.unseal()
         self.offloader.clear()
         kept = [policies[group] for group in slots.groups]
         self.offloader.add_each(
-            slots.names, slots.addresses, slots.nbytes, kept, slots.groups, slots.groups
+            *(slots.names, slots.addresses, slots.nbytes, kept, slots.groups, slots.groups),
+            weights=weights_at,
         )
         self.offloader.seal()
-        self._bound = list(slots.addresses)
+        self._bound, self._weights_at = list(slots.addresses), weights_at
 
     @property
     def has_pieces(self) -> bool:
@@ -185,6 +201,7 @@ class Regions:
         if the storages were let go of: nothing leaves."""
         if self.home:
             self._refuse_unheld()
+            self._tell_weights()
         if self.offloader.state == _abi.REFIT_RESTORING:
             self.offloader.finish()
         self.offloader.offload(current_stream(self.device))
@@ -208,12 +225,39 @@ class Regions:
         DeadlineError, CopyError and others: call again; what is not on the host is not freed.
         StateError if the storages were let go of.
         """
-        self.offloader.finish()
+        self._finish_leaving()
         if self.offloader.state != _abi.REFIT_OFFLOADED:
             return
         self._refuse_unheld()
         self.offloader.unbind_each(self._movable())
         self.reclaimed = self._pieces_given() + self._free_storages()
+
+    def _finish_leaving(self) -> None:
+        """Waits until all have left. Masters for which there was too little room have not, and
+        leave by another plan, which the next offload makes; whole, if that is too little again."""
+        for _ in range(_PLANS):
+            try:
+                self.offloader.finish()
+            except LimitError:
+                self.offloader.offload(current_stream(self.device), anew=True)
+            else:
+                return
+        self.offloader.finish()
+
+    def _tell_weights(self) -> None:
+        """Tells the C library of weights that have moved. StateError for those that are away."""
+        for number, weight in enumerate(self._weights):
+            if weight is None:
+                continue
+            if is_emptied(weight) or weight.device != self.device:
+                raise StateError(
+                    f"the weights of {self.slots.names[number]} have left {self.device}, and its "
+                    "bytes cannot be made without them: bring the weights back first, or set "
+                    "offload.masters to whole"
+                )
+            if (at := weight.data_ptr()) != self._weights_at[number]:
+                self.offloader.bind_weights(number, at)
+                self._weights_at[number] = at
 
     def _movable(self) -> range:
         """The regions that are storages; pieces of an arena leave and return by themselves."""
@@ -261,6 +305,7 @@ class Regions:
         self._end_departure()
         if self.offloader.state not in _AWAY:
             return
+        self._tell_weights()
         self._take()
         self._close_future()
         self._future = self.offloader.restore(current_stream(self.device))
@@ -340,7 +385,7 @@ class Regions:
         """Lets go of the storages if they are home: states that are replaced can then be freed."""
         if self.home:
             self._close_future()
-            self.hold([], ())
+            self.hold([], (), [])
 
     def _close_future(self) -> None:
         if self._future is not None:
@@ -355,6 +400,8 @@ class Regions:
 
     def lease(self) -> Lease:
         """Holds the host image for a reader. StateError unless it is whole."""
+        if self.offloader.state == _abi.REFIT_OFFLOADED:
+            self._tell_weights()
         return self.offloader.lease()
 
     def close(self) -> None:
@@ -407,7 +454,8 @@ class PerDevice:
             self._open(device)
             slots = decided.slots.get(device, Slots())
             storages = _storages(slots, stock)
-            self._by_device[device].plan(slots, storages, policies, stock.tensors)
+            weights = _weights(slots, stock)
+            self._by_device[device].plan(slots, storages, policies, stock.tensors, weights)
 
     def _open(self, device: torch.device) -> None:
         known = self._by_device.get(device)
@@ -421,15 +469,19 @@ class PerDevice:
         to leave. False, and nothing is held, if one is not what was planned."""
         if any(regions.closed for regions in self._by_device.values()):
             return False
-        held = {
-            regions: _storages(decided.slots.get(device, Slots()), stock)
+        slots_of = {
+            regions: decided.slots.get(device, Slots())
             for device, regions in self._by_device.items()
             if regions.home
         }
-        if not all(regions.fits(storages) for regions, storages in held.items()):
+        held = {
+            regions: (_storages(slots, stock), _weights(slots, stock))
+            for regions, slots in slots_of.items()
+        }
+        if not all(regions.fits(*found) for regions, found in held.items()):
             return False
-        for regions, storages in held.items():
-            regions.hold(storages, stock.tensors)
+        for regions, (storages, weights) in held.items():
+            regions.hold(storages, stock.tensors, weights)
         return True
 
     def settle(self) -> None:
@@ -460,3 +512,23 @@ class PerDevice:
 
 def _storages(slots: Slots, stock: Stock) -> list[torch.UntypedStorage]:
     return [stock.tensors[number].untyped_storage() for number in slots.tensors]
+
+
+def _weights(slots: Slots, stock: Stock) -> Weights:
+    """Pieces of an arena, which stand behind the storages, hold more than one tensor."""
+    if not stock.weights:
+        return [None] * len(slots)
+    masters = zip((stock.tensors[number] for number in slots.tensors), slots.nbytes, strict=False)
+    found = [_weights_of(master, nbytes, stock) for master, nbytes in masters]
+    return found + [None] * (len(slots) - len(found))
+
+
+def _weights_of(master: Any, nbytes: int, stock: Stock) -> torch.Tensor | None:
+    """The bf16 weights of a master that fills its storage, element by element."""
+    weight = stock.weights.get(id(master))
+    if weight is None or (master.dtype, weight.dtype) != (torch.float32, torch.bfloat16):
+        return None
+    fills = master.is_contiguous() and master.numel() * master.element_size() == nbytes
+    alike = weight.is_contiguous() and weight.numel() == master.numel()
+    placed = weight.device == master.device and not is_emptied(weight)
+    return weight if fills and alike and placed else None

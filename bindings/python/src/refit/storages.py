@@ -69,6 +69,8 @@ class Stock:
     """Of each state where it was found."""
     wrappers: list[Any]
     """The tensors that were opened to find others in them."""
+    weights: Mapping[int, Any] = field(default_factory=dict)
+    """By the identity of an fp32 master the weights that are its rounding."""
 
     @property
     def states(self) -> int:

@@ -29,6 +29,13 @@ from refit.errors import StateError, UnsupportedError
 MASTERS = ("shard_fp32_from_float16_groups", "fp32_from_float16_groups")
 """Where wrappers keep fp32 masters: the distributed optimizer, and the plain fp16/bf16 one."""
 
+WEIGHTS = {
+    "shard_fp32_from_float16_groups": ("shard_float16_groups", "model_float16_groups"),
+    "fp32_from_float16_groups": ("float16_groups",),
+}
+"""Where the weights of those are, in lists of the same shape: this rank's shards of them, or, where
+a wrapper does not keep those, the parameters."""
+
 ALIASES = ("shard_fp32_groups", "fp32_from_fp32_groups")
 """Where they keep parameters that are fp32 already: these are the model's own."""
 
@@ -61,6 +68,17 @@ class MegatronOptimizer:
         for name, tensor in self._masters():
             if _key(tensor) not in weights:
                 yield name, tensor
+
+    def weights(self) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+        """The fp32 masters, and of each the model's weights that are rounded from it."""
+        for one in self.wrappers:
+            for attribute in MASTERS:
+                masters = _as_list(getattr(one, attribute, None))
+                for name in WEIGHTS[attribute]:
+                    weights = _as_list(getattr(one, name, None))
+                    if weights:
+                        yield from _pairs(masters, weights)
+                        break
 
     def others(self) -> Iterator[tuple[str, torch.Tensor]]:
         """The flat buffers, which move by Megatron's own methods if at all, although the gradients
@@ -217,6 +235,14 @@ def _flat(groups: Any) -> Iterator[tuple[str, torch.Tensor]]:
         for index, tensor in enumerate(_as_list(group)):
             if torch.is_tensor(tensor) and tensor.numel() > 0:
                 yield f"{at}.{index}", tensor
+
+
+def _pairs(masters: list[Any], weights: list[Any]) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+    """What stands at the same place of both lists of lists; either may be None there."""
+    for ours, theirs in zip(masters, weights, strict=False):
+        for master, weight in zip(_as_list(ours), _as_list(theirs), strict=False):
+            if torch.is_tensor(master) and torch.is_tensor(weight):
+                yield master, weight
 
 
 def _why_grads_stay(buffer: Any, configs: Iterable[Any]) -> str | None:
