@@ -1005,6 +1005,30 @@ static void too_little_memory_makes_fewer_and_smaller_windows(void **state)
     close_scene(&on);
 }
 
+/* A step does not ask for more each time; after a trim it does. */
+static void a_trim_lets_the_windows_be_as_configured_again(void **state)
+{
+    (void)state;
+    scene on;
+    open_scene(&on, "host", "3");
+    fill(&on);
+    on.count = 0;
+    for (uint64_t offset = 0; offset < 589824; offset += 65536) {
+        add_part(&on, 8, 0, offset, 65536);
+    }
+    faulty_device_fail(on.device, FAULTY_MEMORY_ALLOC, 1, REFIT_ERR_DEVICE_MEMORY);
+    step_all(&on);
+    assert_int_equal(stats_of(&on).window_bytes, 2 * 131072);
+    uint32_t calls = faulty_device_calls(on.device, FAULTY_MEMORY_ALLOC);
+    step_all(&on);
+    assert_int_equal(faulty_device_calls(on.device, FAULTY_MEMORY_ALLOC), calls);
+    assert_ok(refit_window_trim(on.window, &on.error));
+    step_all(&on);
+    assert_int_equal(stats_of(&on).window_bytes, 3 * 131072);
+    check_image(&on);
+    close_scene(&on);
+}
+
 static void copies_that_hang_end_by_the_deadline(void **state)
 {
     (void)state;
@@ -1130,6 +1154,7 @@ int main(void)
         cmocka_unit_test(every_failure_can_be_repeated),
         cmocka_unit_test(a_failed_step_can_be_given_up),
         cmocka_unit_test(too_little_memory_makes_fewer_and_smaller_windows),
+        cmocka_unit_test(a_trim_lets_the_windows_be_as_configured_again),
         cmocka_unit_test(copies_that_hang_end_by_the_deadline),
         cmocka_unit_test(a_step_allocates_nothing),
         cmocka_unit_test(each_allocation_may_fail),
