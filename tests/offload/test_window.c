@@ -12,7 +12,7 @@
 
 #include <refit.h>
 
-#include "base/alloc.h"
+#include "base/clock.h"
 #include "tests/support/failing_alloc.h"
 #include "tests/support/faulty_device.h"
 #include "tests/support/seeded.h"
@@ -453,6 +453,14 @@ static void born_parts_need_no_memory_of_the_window(void **state)
     assert_int_equal(refit_window_done(on.window, REFIT_STREAM_NONE, &on.error), REFIT_ERR_INVALID);
     assert_int_equal(refit_window_place(on.window, view.first + view.count, &view, &on.error),
                      REFIT_ERR_INVALID);
+    assert_true(view.count > 1);
+    void *first;
+    assert_ok(refit_memory_alloc(on.device, on.parts[view.first].bytes, &first, &on.error));
+    assert_ok(refit_window_place(on.window, view.first, first, &on.error));
+    assert_int_equal(refit_window_done(on.window, REFIT_STREAM_NONE, &on.error), REFIT_ERR_INVALID);
+    assert_ok(refit_window_end(on.window, &on.error));
+    assert_ok(refit_memory_free(on.device, first, &on.error));
+    begin(&on);
     while (step_windows(&on, 1)) {
     }
     assert_true(on.windows > 4);
@@ -509,16 +517,51 @@ static void regions_that_are_added_again_begin_as_zeros(void **state)
     close_scene(&on);
 }
 
-static void time_that_the_caller_waits_is_counted(void **state)
+/* Neither longer than the step itself, however many there were before. */
+static void times_are_those_of_the_last_step(void **state)
 {
     (void)state;
     scene on;
     open_scene(&on, "host", "2");
     fill(&on);
     list_all(&on);
+    for (int step = 0; step < 4; step++) {
+        int64_t began = rft_now();
+        step_all(&on);
+        assert_ok(refit_window_wait(on.window, PATIENCE_MS, &on.error));
+        double elapsed = rft_seconds(rft_now() - began);
+        refit_stats stats = stats_of(&on);
+        assert_true(stats.step_exposed_seconds_last > 0);
+        assert_true(stats.step_exposed_seconds_last < elapsed);
+        assert_true(stats.step_seconds_last > 0);
+        assert_true(stats.step_seconds_last < elapsed);
+    }
+    check_image(&on);
+    close_scene(&on);
+}
+
+/* Regions that lie side by side in the image: one copy of both, cut at offload.piece_bytes. */
+static void neighbours_are_one_copy(void **state)
+{
+    (void)state;
+    scene on;
+    open_scene(&on, "host", "1");
+    assert_ok(refit_window_close(on.window, &on.error));
+    assert_ok(refit_offloader_close(on.offloader, &on.error));
+    set(&on, "offload.batch", "1");
+    assert_ok(refit_offloader_open(on.device, &on.config, &on.offloader, &on.error));
+    assert_ok(add_regions(&on));
+    assert_ok(refit_offloader_seal(on.offloader, &on.error));
+    assert_ok(refit_window_open(on.offloader, &on.window, &on.error));
+    fill(&on);
+    on.count = 0;
+    add_part(&on, 0, 0, 0, 4096);
+    add_part(&on, 1, 0, 0, 70000);
+    faulty_device_reset(on.device);
     step_all(&on);
     check_image(&on);
-    assert_true(stats_of(&on).step_exposed_seconds_last > 0);
+    assert_int_equal(on.windows, 1);
+    assert_int_equal(faulty_device_calls(on.device, FAULTY_COPY_BATCH), 2 + 2);
     close_scene(&on);
 }
 
@@ -1142,7 +1185,8 @@ int main(void)
         cmocka_unit_test(born_parts_need_no_memory_of_the_window),
         cmocka_unit_test(born_parts_and_others_share_a_step),
         cmocka_unit_test(regions_that_are_added_again_begin_as_zeros),
-        cmocka_unit_test(time_that_the_caller_waits_is_counted),
+        cmocka_unit_test(times_are_those_of_the_last_step),
+        cmocka_unit_test(neighbours_are_one_copy),
         cmocka_unit_test(a_step_may_end_early),
         cmocka_unit_test(a_wrong_list_is_refused),
         cmocka_unit_test(calls_in_a_wrong_state_are_refused),
