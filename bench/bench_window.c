@@ -95,11 +95,12 @@ static json_t *describe(const bench_ways *on, const bench_way *way)
     bench_extend(object, figures);
     if (way->waited.count > 0)
         json_object_set_new(object, "waited_s", json_real(bench_median(&way->waited)));
-    bench_extend(object, json_pack("{s:f, s:f, s:f, s:f, s:f, s:s}", "arithmetic_s",
-                                   bench_median(alone), "copies_in_s", bench_median(&on->in),
-                                   "copies_out_s", bench_median(&on->out), "copies_both_s",
-                                   bench_median(&on->both), "arithmetic",
-                                   on->states->arithmetic ? "AdamW" : "copies on the device"));
+    bench_extend(object,
+                 json_pack("{s:f, s:f, s:f, s:f, s:f, s:s}", "arithmetic_s", bench_median(alone),
+                           "copies_in_s", bench_median(&on->in), "copies_out_s",
+                           bench_median(&on->out), "copies_both_s", bench_median(&on->both),
+                           "all_at_once_s", bench_median(&on->at_once), "arithmetic",
+                           on->states->arithmetic ? "AdamW" : "copies on the device"));
     return object;
 }
 
