@@ -332,6 +332,20 @@ def test_the_picture_is_a_part_by_name(tmp_path: Path, monkeypatch: pytest.Monke
     assert json.loads(files[1].read_text())["traceEvents"]
 
 
+@pytest.mark.slow
+def test_the_picture_of_steps_in_windows_shows_them(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    files = tmp_path / "step.svg", tmp_path / "step.json"
+    asked = ["picture", str(files[0]), "--trace", str(files[1]), "--states", "host"]
+    assert entry.main([*asked, "--parameters", "5e6"]) == 0
+    assert "states that live on the host" in picture._title(5e6, "host")
+    events = json.loads(files[1].read_text())["traceEvents"]
+    names = [one["name"] for one in events if one["ph"] == "X"]
+    assert names.count("step") == names.count("backward") == picture.STEPS
+    assert names.count("window") >= picture.STEPS * 5
+    assert names.count("copies behind") == picture.STEPS
+
+
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [

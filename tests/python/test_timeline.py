@@ -6,6 +6,7 @@ import mmap
 import subprocess
 import sys
 import threading
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -294,3 +295,37 @@ def test_memory_of_states_on_a_cpu_goes_back_to_the_system_in_every_cycle() -> N
             freed = before - _memory_now.process_bytes()["RssAnon"]
             assert freed > 0.9 * nbytes
             controller.prepare_for_training()
+
+
+def test_a_step_in_windows_has_its_windows_its_copies_and_the_states_memory() -> None:
+    torch = pytest.importorskip("torch", reason="PyTorch is not installed")
+    import refit
+
+    model = torch.nn.Sequential(*(torch.nn.Linear(256, 256) for _ in range(8)))
+    optimizer = torch.optim.AdamW(model.parameters())
+    timeline = Timeline()
+    with refit.Controller(
+        optimizer, model, states="host", window_bytes="1MiB", windows=2, timeline=timeline
+    ) as controller:
+        for _ in range(2):
+            timeline.forget()
+            model(torch.ones(2, 256)).sum().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+        controller.clear()
+        moved = controller.stats()
+    (step,) = [it for it in timeline.spans if it.name == "step"]
+    windows = [it for it in timeline.spans if it.name == "window"]
+    waits = [it for it in timeline.spans if it.name == "wait for states"]
+    states = 8 * 2 * 4 * (256 * 256 + 256)
+    assert sum(it.nbytes for it in windows) == states == moved["refit/step_in_bytes"]
+    assert len(windows) == len(waits) >= states >> 20
+    for before, one in pairwise(windows):
+        assert step.start <= before.start + before.seconds <= one.start
+    assert windows[-1].start + windows[-1].seconds <= step.start + step.seconds
+    copies = [it for it in timeline.spans if it.name == "copies behind" and it.nbytes]
+    assert [it.nbytes for it in copies] == [states, 2 * states]
+    assert copies[1].start <= windows[0].start
+    held = [value for _, value in timeline.series["states on the host"].points]
+    assert held[0] == states
+    assert held[-1] == 0

@@ -1,9 +1,10 @@
 """A timeline as a picture: phases above, the device's memory below them, then the host's.
 
-Refit's phases are shaded in the memory, too; those of the loop, and copies that went on behind
-others, have rows of their own. Colours are those of Okabe and Ito, which colour-blind readers can
-tell apart; the legend says each phase's name and how long it took. matplotlib is
-imported here, and only its drawing half: no window is opened, its global state is left alone.
+Refit's phases are shaded in the memory, too; those of the loop, the windows of a step, and copies
+that went on behind others, have rows of their own. Colours are those of Okabe and Ito, which
+colour-blind readers can tell apart; the legend says each phase's name and how long it took.
+matplotlib is imported here, and only its drawing half: no window is opened, its global state is
+left alone.
 """
 
 import os
@@ -22,10 +23,13 @@ PHASES = {
     "commit": "#0072B2",
     "restore": "#CC79A7",
     "join": "#D55E00",
+    "step": "#CFCFCF",
 }
+WINDOWS = {"wait for states": "#D55E00", "window": "#0072B2"}
+OWN = {**PHASES, **WINDOWS}
 OTHERS = ("#F0E442", "#56B4E9", "#999999", "#B8A3D9", "#C4B49A")
 BEHIND = "behind"
-ROWS = ("behind", "refit", "loop")
+ROWS = ("behind", "windows", "refit", "loop")
 INK = ("#2F4B66", "#7B95AD", "#A9B8C6", "#5D6D7E")
 AREA = ("#8FA9C2", "#D3DEE8", "#B3C4D3", "#E9EEF3")
 GIB, MIB = 1 << 30, 1 << 20
@@ -64,8 +68,8 @@ def colours_of(names: Iterable[str]) -> dict[str, str]:
     found: dict[str, str] = {}
     for name in names:
         if name not in found:
-            others = sum(known not in PHASES for known in found)
-            found[name] = PHASES.get(name, OTHERS[others % len(OTHERS)])
+            others = sum(known not in OWN for known in found)
+            found[name] = OWN.get(name, OTHERS[others % len(OTHERS)])
     return found
 
 
@@ -73,6 +77,8 @@ def row_of(name: str) -> str:
     """Which row of the strip a phase is in."""
     if name.endswith(BEHIND):
         return "behind"
+    if name in WINDOWS:
+        return "windows"
     return "refit" if name in PHASES else "loop"
 
 
@@ -82,7 +88,8 @@ def _bars(axes: Any, spans: "list[Span]", colours: dict[str, str]) -> None:
     for it in spans:
         colour = colours[it.name]
         place = rows.index(row_of(it.name))
-        axes.barh(place, it.seconds, 0.8, it.start, color=colour, edgecolor=colour, lw=0.5)
+        edge = "white" if it.name in WINDOWS else colour  # windows touch each other
+        axes.barh(place, it.seconds, 0.8, it.start, color=colour, edgecolor=edge, lw=0.5)
     axes.set_yticks(range(len(rows)), rows, fontsize=9)
     axes.tick_params(left=False, bottom=False)
     axes.spines[:].set_visible(False)

@@ -121,6 +121,7 @@ class Controller(Closing):
                 prefetch=prefetch,
                 any_optimizer=any_optimizer,
                 may_step=self._cycle.refuse_step,
+                observers=observers,
             )
             inventory.lives_elsewhere = self._host.owns
             try:

@@ -35,7 +35,7 @@ from refit.errors import BusyError, NotFoundError, StateError
 from refit.grads import Accumulation, Policy
 from refit.image import Image
 from refit.inventory import Inventory
-from refit.observers import Observers
+from refit.observers import COPIES, Observers
 from refit.offloader import KEEP, ZERO
 from refit.regions import PerDevice, refuse_capture
 from refit.stats import flatten
@@ -46,8 +46,7 @@ CLEARED = "cleared"
 RETURNING = "returning"
 
 ARENA = "refit's arena"
-COPIES = "copies behind"
-"""Names of memory and copies in pictures."""
+"""The name of its memory in pictures."""
 
 
 class Figures:

@@ -8,6 +8,7 @@ Which states these are, and when they visit, is unknown here.
 """
 
 import ctypes
+import time
 from collections import deque
 from collections.abc import Sequence
 from typing import Any
@@ -19,6 +20,7 @@ from refit._closing import Closing
 from refit.config import Config
 from refit.device import Device
 from refit.errors import DeadlineError, DeviceMemoryError
+from refit.observers import COPIES, Observers
 from refit.offloader import KEEP, Offloader
 from refit.regions import current_stream, guard, spec_of
 from refit.window import BORN, Part, Window
@@ -35,9 +37,16 @@ class Home(Closing):
     """
 
     def __init__(
-        self, device: torch.device, config: Config, names: Sequence[str], nbytes: Sequence[int]
+        self,
+        device: torch.device,
+        config: Config,
+        names: Sequence[str],
+        nbytes: Sequence[int],
+        observers: Observers,
     ) -> None:
         self.device = device
+        self._observers = observers
+        self._began: float | None = None
         self.nbytes = sum(nbytes)
         self._window_bytes = int(config.get("offload.window_bytes"))
         self._windows = int(config.get("offload.windows"))
@@ -141,6 +150,7 @@ class Home(Closing):
         except BaseException:
             self.end()  # it may have begun all the same, if Ctrl-C came right behind
             raise
+        self._tell_copies()  # of the step before, which are over
 
     def next(self) -> tuple[int, list[int]]:
         """Waits for the next window; see ``Window.next``. What was born in the window before the
@@ -148,6 +158,8 @@ class Home(Closing):
         if self._windows == 1 and self._born:
             self.window.wait()  # what is born next is the only window there is
             self._born.clear()
+        if self._began is None:
+            self._began = time.perf_counter()
         found = self.window.next()
         self._born.append([])
         while len(self._born) > 2:
@@ -187,7 +199,18 @@ class Home(Closing):
         """
         self.end()
         self.window.wait()
+        self._tell_copies()
         self._give_back()
+
+    def _tell_copies(self) -> None:
+        """Tells the timeline how long the copies of the last step went on, once they are over."""
+        began, self._began = self._began, None
+        if began is None or not self._observers.drawn:
+            return
+        figures = self.offloader.stats()
+        nbytes = figures.step_in_bytes_last + figures.step_out_bytes_last
+        ago = time.perf_counter() - began
+        self._observers.past(COPIES, ago, figures.step_seconds_last, nbytes)
 
     def settle_if_idle(self) -> None:
         """The same, if no copy is under way now. Does not block."""

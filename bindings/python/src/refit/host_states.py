@@ -35,6 +35,7 @@ from refit.config import Config
 from refit.errors import DeviceMemoryError, RefitError, StateError
 from refit.home import Home
 from refit.last_hook import LastHook
+from refit.observers import Observers
 from refit.state_slots import Kept, Recipe, Slot, State, dense_like, extent, plain_of
 from refit.stats import gather
 from refit.storages import opened, why_tensor_stays
@@ -45,6 +46,9 @@ Optimizer = torch.optim.Optimizer
 
 SMALL = 512
 """States of at most so many bytes stay on the device."""
+
+IMAGE = "states on the host"
+"""Their memory, in pictures."""
 
 _STATES = 0
 _NONE = -1
@@ -68,12 +72,14 @@ class HostStates:
         prefetch: bool = True,
         any_optimizer: bool = False,
         may_step: Callable[[], None] = lambda: None,
+        observers: Observers | None = None,
     ) -> None:
         self._optimizers = list(optimizers)
         self._names = names
         self._config = config
         self._share = share
         self._may_step = may_step
+        self._observers = observers or Observers()
         self._any_optimizer = any_optimizer
         self._habits: dict[tuple[int, Kind], Habits] = {}
         self._kept: dict[int, Kept] = {}
@@ -243,8 +249,10 @@ class HostStates:
                 for path, one in opened(like):
                     names.append(".".join(map(str, (kept.name, key, *path))))
                     looks.append(dense_like(one))
-        home = Home(device, self._config, _distinct(names), [extent(one) for one in looks])
+        sizes = [extent(one) for one in looks]
+        home = Home(device, self._config, _distinct(names), sizes, self._observers)
         self._homes.append(home)
+        self._observers.hold(IMAGE, self.nbytes)
         regions = iter(enumerate(looks))
         for optimizer, kept, likes in entries:
             kept.home = home
@@ -286,7 +294,7 @@ class HostStates:
     def step(self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: Any) -> Stepping:
         """Steps all parameters that have gradients, window by window."""
         self._may_step()
-        with self._moving:
+        with self._observers.phase("step"), self._moving:
             if self._broken is not None:
                 raise StateError(
                     "a step was broken off: controller.resume_step() steps the parameters that it "
@@ -303,7 +311,7 @@ class HostStates:
     def resume(self) -> None:
         """Steps what a step that was broken off has not. Does nothing if none was."""
         self._may_step()
-        with self._moving:
+        with self._observers.phase("step"), self._moving:
             if self._broken is not None:
                 self._carry_out(self._broken)
 
@@ -311,7 +319,7 @@ class HostStates:
         self._put_away()
         try:
             self._broken = step
-            step.run()
+            step.run(self._observers)
             self._settle_in()  # what no plan foresaw
             self._broken = None
         except BaseException as why:
@@ -453,6 +461,7 @@ class HostStates:
             home.close()
         self._homes.clear()
         self._kept.clear()
+        self._observers.hold(IMAGE, 0)
 
 
 def parameters_of(optimizer: Optimizer) -> Iterator[tuple[int, Any]]:

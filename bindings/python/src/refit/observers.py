@@ -2,7 +2,8 @@
 
 A controller enters ``Observers.phase("offload")`` around each phase and knows nothing of the
 observers. Phases have four names, ``offload``, ``publish``, ``commit`` and ``restore``, and one
-more, ``join``, for the time in which the optimizer step waits.
+more, ``join``, for the time in which the optimizer step waits. Where states live on the host,
+``step`` is the optimizer step in windows; a timeline has each window in it.
 
 What happens in a phase is unknown here.
 """
@@ -15,6 +16,9 @@ from typing import Any, Protocol
 from refit.errors import InvalidError
 from refit.progress import Bar, bar
 from refit.stats import PREFIX
+
+COPIES = "copies behind"
+"""The name in pictures of copies that go on behind others."""
 
 
 class Timer(Protocol):

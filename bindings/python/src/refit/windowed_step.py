@@ -12,6 +12,7 @@ complete. So at any point it is known what was stepped:
 Ctrl-C is held back while the code of a window runs. Where states live is unknown here.
 """
 
+import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, cast
@@ -21,6 +22,7 @@ import torch
 from refit._waiting import interrupts_held
 from refit.errors import RefitError
 from refit.home import Home
+from refit.observers import Observers
 from refit.state_slots import Kept, Slot, State, extent
 from refit.twin import PART, Stepping, can_be_parted, local, part_of
 from refit.window import BORN, TOGETHER, Part
@@ -29,6 +31,9 @@ Optimizer = torch.optim.Optimizer
 
 _PADDING = 512
 """Bytes that the place of a part in a window may take beyond its own."""
+WAIT = "wait for states"
+WINDOW = "window"
+"""Names of what a step does, in pictures."""
 _SMALL = 512
 """Tensors of at most so many bytes are saved before a window is stepped."""
 
@@ -190,16 +195,17 @@ class WindowedStep:
                     home.begin(parts)
                 return
 
-    def run(self) -> None:
+    def run(self, observers: Observers) -> None:
         """Steps every entry that was not, and gives the optimizer what the step made of its
-        groups. What the code, the device and the copies raise."""
+        groups. ``observers`` are told of each window. What the code, the device and the copies
+        raise."""
         if self._in_use is not None:
             self._finish(self._in_use)
         for home, entries in self._by_home().items():
             if home is None:
                 self._window(None, entries, [[] for _ in entries], {})
             else:
-                self._visit(home, entries)
+                self._visit(home, entries, observers)
         for home in self._homes():
             home.end()
         self._put_in_order()
@@ -229,13 +235,15 @@ class WindowedStep:
                 found.setdefault(one.home, []).append(one)
         return found
 
-    def _visit(self, home: Home, entries: list[Entry]) -> None:
+    def _visit(self, home: Home, entries: list[Entry], observers: Observers) -> None:
         """The entries of one home, window by window."""
         parts, numbers = self._parts(entries)
         home.begin(parts)
         at = 0
         while True:
+            began = time.perf_counter()
             first, addresses = home.next()
+            arrived = time.perf_counter()
             if not addresses:
                 break
             behind = at
@@ -243,6 +251,11 @@ class WindowedStep:
                 behind += 1
             places = {first + number: address for number, address in enumerate(addresses)}
             self._window(home, entries[at:behind], numbers[at:behind], places)
+            if observers.drawn:
+                now = time.perf_counter()
+                nbytes = sum(one.nbytes for one in parts[first : first + len(addresses)])
+                observers.past(WAIT, now - began, arrived - began)
+                observers.past(WINDOW, now - arrived, now - arrived, nbytes)
             at = behind
         home.end()
 

@@ -1,12 +1,15 @@
-"""The picture of docs/python.md: a few real cycles, and the memory of device and host meanwhile.
+"""The pictures of docs/python.md and docs/windows.md: real cycles, or real steps of states that
+live on the host, and the memory of device and host meanwhile.
 
     python -m refit.bench picture cycle.png --trace cycle.json
+    python -m refit.bench picture step.png --states host
 
-A stack of linear layers is trained with AdamW; two worker processes get its weights, each cycle;
+A stack of linear layers is trained with AdamW. In a cycle two worker processes get its weights, and
 the trainer's own forward passes stand for the rollouts.
 """
 
 import argparse
+import copy
 import sys
 from collections.abc import Sequence
 
@@ -24,6 +27,7 @@ from refit.timeline import Timeline
 
 WIDTH, BATCH, ROLLOUTS = 1024, 64, 4
 CYCLES, WORKERS = 2, 2
+STEPS, STATES_IN_WINDOWS = 2, 12
 EVERY_S = 0.01
 NEED = MemoryNeed(
     "picture", 40, 1 << 30
@@ -43,8 +47,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         sys.stderr.write(f"{why}\n")
         return 1
     sys.stderr.write(f"{told}\n")
-    timeline = record(parameters)
-    timeline.picture(options.picture, _title(parameters))
+    on_host = options.states == "host"
+    timeline = record_steps(parameters) if on_host else record(parameters)
+    timeline.picture(options.picture, _title(parameters, options.states))
     if options.trace:
         timeline.save(options.trace)
     return 0
@@ -53,7 +58,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         prog="python -m refit.bench picture",
-        description="two refit cycles, and the memory of device and host meanwhile, as a picture",
+        description="two refit cycles, or two steps of states that live on the host, and the "
+        "memory of device and host meanwhile, as a picture",
         epilog="takes seconds, and asks for 40 bytes of free memory a parameter: 4.5 GB for 1e8",
     )
     parser.add_argument(
@@ -61,6 +67,9 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
     )
     parser.add_argument(
         "--trace", type=file_to_write, metavar="FILE", help="also a trace for ui.perfetto.dev"
+    )
+    parser.add_argument(
+        "--states", choices=("cycle", "host"), default="cycle", help="where they live (cycle)"
     )
     parser.add_argument(
         "--parameters", type=positive(float), default=1e8, help="of the model (1e8)"
@@ -71,7 +80,12 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
     return options
 
 
-def _title(parameters: float) -> str:
+def _title(parameters: float, states: str) -> str:
+    if states == "host":
+        return (
+            f"Two steps on a CPU of states that live on the host: {parameters / 1e6:.0f} M "
+            "parameters, AdamW"
+        )
     return (
         f"Two refit cycles on a CPU: {parameters / 1e6:.0f} M parameters, AdamW, {WORKERS} workers"
     )
@@ -79,9 +93,7 @@ def _title(parameters: float) -> str:
 
 def record(parameters: float) -> Timeline:
     """A timeline of some cycles after a first one."""
-    layers = max(1, round(parameters / WIDTH**2))
-    model = torch.nn.Sequential(*(torch.nn.Linear(WIDTH, WIDTH) for _ in range(layers)))
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
+    model, optimizer = _trained(parameters)
     inputs = torch.randn(BATCH, WIDTH)
     _step(model, optimizer, inputs)
     timeline = Timeline(sample_every_s=EVERY_S)
@@ -96,6 +108,62 @@ def record(parameters: float) -> Timeline:
                     _cycle(controller, publisher, model, optimizer, inputs, timeline)
         processes.end(WORKERS)
     return timeline
+
+
+def record_steps(parameters: float) -> Timeline:
+    """A timeline of some steps after a first one, with states that live on the host."""
+    model, optimizer = _trained(parameters)
+    inputs = torch.randn(BATCH, WIDTH)
+    timeline = Timeline(sample_every_s=EVERY_S)
+    window_bytes = max(1 << 20, round(8 * parameters / STATES_IN_WINDOWS))
+    with Controller(
+        optimizer,
+        model,
+        device="host",
+        timeline=timeline,
+        states="host",
+        window_bytes=window_bytes,
+        windows=3,
+    ) as controller:
+        _step_in_phases(model, optimizer, inputs, timeline)  # which makes the states
+        controller.clear()
+        controller.restore(non_blocking=False)
+        timeline.forget()
+        with timeline:
+            for _ in range(STEPS):
+                _step_in_phases(model, optimizer, inputs, timeline)
+            with timeline.phase("forward"):
+                model(inputs)
+            _use_a_state(optimizer)
+        spans, series = list(timeline.spans), copy.deepcopy(timeline.series)
+    timeline.spans, timeline.series = spans, series  # not how the states move out in the end
+    return timeline
+
+
+def _use_a_state(optimizer: torch.optim.Optimizer) -> None:
+    """Waits for the copies of the last step, and gives back the memory of the windows."""
+    state = next(one for one in optimizer.state.values() if one["exp_avg"].numel() > WIDTH)
+    state["exp_avg"].sum()
+
+
+def _trained(parameters: float) -> tuple[torch.nn.Module, torch.optim.Optimizer]:
+    layers = max(1, round(parameters / WIDTH**2))
+    model = torch.nn.Sequential(*(torch.nn.Linear(WIDTH, WIDTH) for _ in range(layers)))
+    return model, torch.optim.AdamW(model.parameters(), lr=1e-4)
+
+
+def _step_in_phases(
+    model: torch.nn.Module,
+    optimizer: torch.optim.Optimizer,
+    inputs: torch.Tensor,
+    timeline: Timeline,
+) -> None:
+    with timeline.phase("forward"):
+        loss = model(inputs).square().mean()
+    with timeline.phase("backward"):
+        loss.backward()
+    optimizer.step()
+    optimizer.zero_grad(set_to_none=True)
 
 
 def _cycle(
