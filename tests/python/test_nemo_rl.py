@@ -12,7 +12,7 @@ from stand_ins import nemo_rl as fake
 
 torch = pytest.importorskip("torch", reason="PyTorch is not installed")
 
-from refit.errors import ConfigError, InvalidError, StateError  # noqa: E402
+from refit.errors import ConfigError, InvalidError, StateError, UnsupportedError  # noqa: E402
 from refit.integrations import nemo_rl  # noqa: E402
 
 PINNED = {"use_pinned_optimizer_offload": True, "use_coalesced_optimizer_offload": False}
@@ -99,6 +99,31 @@ def test_the_loop_ends_with_the_states_it_would_have_had_without_refit(mode: str
         assert all(torch.equal(mine[key], other[key]) for key in other)
     assert nemo_rl.mover_of(worker).mode == mode
     nemo_rl.unpatch_worker(worker)
+
+
+def test_states_live_on_the_host_where_the_policys_configuration_says_so() -> None:
+    plain, ours = _adamw(), _adamw()
+    refit_options = {"states": "host", "windows": 2, "offload": {"window_bytes": "64KiB"}}
+    keys = {**MODES["coalesced-pinned"], "refit": refit_options}
+    worker = nemo_rl.patch_worker(fake.MegatronPolicyWorkerImpl(ours, **keys))
+    for _ in range(2):
+        worker.offload_before_refit()
+        worker.offload_after_refit()
+        worker.prepare_for_training()
+        _step(ours)
+        _step(plain)
+    controller = nemo_rl.mover_of(worker).controller
+    assert controller.stats()["refit/step_out_bytes"] == 64 * 8 * 4 * 2
+    nemo_rl.unpatch_worker(worker)
+    for mine, other in zip(ours.state.values(), plain.state.values(), strict=True):
+        assert all(torch.equal(mine[key], other[key]) for key in other)
+
+
+def test_states_on_the_host_are_refused_without_pinned_memory() -> None:
+    keys = {**MODES["pageable"], "refit": {"states": "host"}}
+    worker = nemo_rl.patch_worker(fake.MegatronPolicyWorkerImpl(_adamw(), **keys))
+    with pytest.raises(UnsupportedError, match="use_pinned_optimizer_offload"):
+        worker.offload_before_refit()
 
 
 def test_megatron_masters_and_states_leave_and_return() -> None:

@@ -109,6 +109,28 @@ def test_an_optimizer_without_state_or_without_a_controller_is_left_alone() -> N
     assert attached(optimizer) is None
 
 
+HOST = {"states": "host", "window_bytes": "64KiB", "offload": {"timeout_ms": 20_000}}
+
+
+def test_states_live_on_the_host_from_the_first_step_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    module = fake.install(monkeypatch)
+    plain, ours = _adamw(), _adamw()
+    with verl.install(HOST):
+        engine = fake.FSDPEngine(module, ours)
+        engine.to("cpu")  # as verl does when it has made the engine
+        controller = attached(ours)
+        for _ in range(3):
+            engine.to("cuda")
+            _step(ours)
+            _step(plain)
+            engine.to("cpu")
+        stats = controller.stats()
+        assert stats["refit/step_in_bytes"] == stats["refit/step_out_bytes"] == 64 * 8 * 4 * 2
+    detach(ours)
+    for mine, other in zip(ours.state.values(), plain.state.values(), strict=True):
+        assert all(torch.equal(mine[key], other[key]) for key in other)
+
+
 def test_a_step_without_the_load_brings_the_states_back() -> None:  # trap 10
     optimizer = _adamw()
     _step(optimizer)
