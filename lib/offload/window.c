@@ -263,6 +263,16 @@ static refit_status read_part(const refit_window_part *parts, uint32_t at, refit
     return REFIT_OK;
 }
 
+/* What the image has of such masters cannot be stepped, read or written. */
+static refit_status refuse_coded(const rft_region *region, refit_error *error)
+{
+    RFT_REFUSE_IF(region->coded, error, REFIT_ERR_UNSUPPORTED,
+                  "region %s is in the image as what its weights lack, which windows do not take: "
+                  "set offload.masters to whole, or give the region no weights",
+                  region->name);
+    return REFIT_OK;
+}
+
 static refit_status check_part(const refit_window *window, const refit_window_part *part,
                                uint32_t at, refit_error *error)
 {
@@ -274,6 +284,7 @@ static refit_status check_part(const refit_window *window, const refit_window_pa
     RFT_REFUSE_IF(region->policy != REFIT_KEEP, error, REFIT_ERR_NOT_FOUND,
                   "part %" PRIu32 ": region %s is not kept, so the image has no bytes of it", at,
                   region->name);
+    RFT_TRY(refuse_coded(region, error));
     RFT_REFUSE_IF(part->bytes == 0 || part->offset > region->bytes ||
                       part->bytes > region->bytes - part->offset,
                   error, REFIT_ERR_INVALID,
@@ -960,6 +971,7 @@ refit_status refit_window_host(refit_window *window, refit_region_id region, voi
     rft_region *item = &offloader->regions.items[region];
     RFT_REFUSE_IF(item->policy != REFIT_KEEP, error, REFIT_ERR_NOT_FOUND,
                   "region %s is not kept, so the image has no bytes of it", item->name);
+    RFT_TRY(refuse_coded(item, error));
     RFT_TRY(rft_image_await(offloader, patience(window), error));
     item->rewritten = offloader->image_used = true;
     *bytes = rft_image_of(offloader, item);

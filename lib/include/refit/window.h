@@ -136,6 +136,8 @@ REFIT_API REFIT_MUST_CHECK refit_status refit_window_measure(refit_window *windo
  * - REFIT_ERR_BUSY: a lease reads the image
  * - REFIT_ERR_INVALID, REFIT_ERR_NOT_FOUND: a part that cannot be: of no region, of a region that
  * is not kept, of bytes behind its end, or of bytes that an earlier part has
+ * - REFIT_ERR_UNSUPPORTED: masters that have left by their weights (offload.masters). Those that
+ * live on the host do not
  * - REFIT_ERR_LIMIT: parts that stay together are larger than the windows of set_memory
  * - REFIT_ERR_DEVICE_MEMORY: none of these sizes is to be had
  * - REFIT_ERR_COPY and others: bytes of the step before have not reached the image; begin tries
@@ -227,6 +229,7 @@ REFIT_API uint32_t refit_window_progress(const refit_window *window);
  * - REFIT_ERR_BUSY: the last copies are under way (call refit_window_wait first), or a lease is
  * open
  * - REFIT_ERR_NOT_FOUND: no such region, or one that is not kept
+ * - REFIT_ERR_UNSUPPORTED: masters that have left by their weights
  */
 REFIT_API REFIT_MUST_CHECK refit_status refit_window_host(refit_window *window,
                                                           refit_region_id region, void **bytes,
