@@ -18,9 +18,11 @@ from refit.bench import (
     overhead,
     picture,
     states,
+    steps,
     table,
     ways,
     weights,
+    window,
     workers,
 )
 from refit.bench.memory import MemoryNeed
@@ -83,7 +85,7 @@ def test_a_smaller_model_has_about_the_parameters_asked_for(parameters: float) -
     assert len({name for name, _ in found}) == len(found)
 
 
-@pytest.mark.parametrize("need", [states.NEED, weights.need((1, 8)), picture.NEED])
+@pytest.mark.parametrize("need", [states.NEED, weights.need((1, 8)), picture.NEED, window.NEED])
 def test_short_memory_makes_a_smaller_model_and_never_a_larger(need: MemoryNeed) -> None:
     assert need.fitting(1e6, 1 << 40) == 1e6
     short = need.fitting(0.6e9, 4 << 30)
@@ -91,7 +93,7 @@ def test_short_memory_makes_a_smaller_model_and_never_a_larger(need: MemoryNeed)
     assert need.takes(short) == pytest.approx(4 << 30)
 
 
-@pytest.mark.parametrize("need", [states.NEED, weights.need((1, 8)), picture.NEED])
+@pytest.mark.parametrize("need", [states.NEED, weights.need((1, 8)), picture.NEED, window.NEED])
 def test_too_little_memory_is_refused_with_what_it_takes(need: MemoryNeed) -> None:
     with pytest.raises(HostMemoryError, match=rf"{need.part} asks for .* there are 0.0 GB: end"):
         need.fitting(0.6e9, 1e6)
@@ -236,6 +238,54 @@ def test_every_way_reaches_every_worker() -> None:
     assert "gloo" in table.weights(result)
 
 
+# ---- steps of states on the host ----
+
+
+def test_every_way_to_step_is_reported_with_the_bytes_that_it_moves() -> None:
+    result = window.measure(TINY, rounds=2)
+    rows = {row["way"]: row for row in result["ways"]}
+    assert list(rows) == [way.name for way in steps.WAYS]
+    for name, row in rows.items():
+        assert row["step_s_median"] > 0
+        assert row["step_s_p95"] >= row["step_s_median"]
+        assert row["overlap"] > 0
+        assert row["peak_device_bytes"] <= (row["window_bytes"] or result["bytes"]), name
+    moved = [rows[way.name]["in_bytes"] for way in steps.WAYS]
+    assert moved[0] == moved[4] == 0
+    assert (
+        0 < result["bytes"] - moved[1] <= result["tensors"] * 512
+    )  # small states stay on the device
+    assert moved[2] == moved[3] == result["bytes"]
+    assert moved == [rows[way.name]["out_bytes"] for way in steps.WAYS]
+    assert rows["resident"]["exposed_s"] == 0
+    assert rows["per tensor, no overlap"]["speedup_over_no_overlap"] == 1
+    assert "two slots" in table.window(result)
+
+
+@pytest.mark.parametrize("make", steps.WAYS, ids=lambda make: make.name)
+def test_a_way_that_leaves_other_bits_makes_no_report(
+    make: type[steps.Way], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = make.step
+
+    def spoil(self: steps.Way) -> None:
+        whole(self)
+        list(self.held())[-1].view(-1)[-1:].add_(1)
+
+    monkeypatch.setattr(make, "step", spoil)
+    with pytest.raises(RuntimeError, match="other bits than resident"):
+        window.measure(TINY, rounds=1)
+
+
+def test_chunks_have_every_parameter_once_and_fit_into_a_slot() -> None:
+    weights = [torch.zeros(count) for count in (100, 4000, 10, 10, 300, 20000, 1)]
+    model = steps.Model(weights, [torch.ones_like(it) for it in weights], window_bytes=40_000)
+    way = steps.TwoSlots(model)
+    assert way._chunks == [[0, 1, 2, 3, 4], [5], [6]]
+    assert way.peak_device_bytes == 2 * 160_768
+    way.close()
+
+
 # ---- overhead and the command ----
 
 
@@ -300,6 +350,13 @@ def test_what_will_be_taken_is_said_before_anything_is_measured(
     said = capsys.readouterr()
     assert said.err.startswith("offload asks for 1.1 GB of free memory")
     assert said.out == ""
+
+
+def test_steps_are_a_part_of_the_command(capsys: pytest.CaptureFixture[str]) -> None:
+    assert entry.main(["window", "--parameters", "2e5", "--rounds", "1"]) == 0
+    said = capsys.readouterr()
+    assert said.out.startswith("window: ")
+    assert said.err.startswith("window: 0.2 M parameters")
 
 
 def test_json_on_stdout_is_all_that_is_there(capsys: pytest.CaptureFixture[str]) -> None:

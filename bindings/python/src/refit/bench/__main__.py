@@ -61,7 +61,7 @@ def _measure(options: argparse.Namespace) -> int:
 
 def _memory_needed(options: argparse.Namespace) -> list[str]:
     """A line for each part that needs much. HostMemoryError if one has too little."""
-    from refit.bench import states, weights
+    from refit.bench import states, weights, window
 
     available = machine.available_bytes()
     lines = []
@@ -70,6 +70,9 @@ def _memory_needed(options: argparse.Namespace) -> list[str]:
     if "weights" in options.only:
         wanted = min(options.parameters, weights.PARAMETERS)
         lines.append(weights.need(tuple(options.workers)).told(wanted, available))
+    if "window" in options.only:
+        wanted = min(options.parameters, window.PARAMETERS)
+        lines.append(window.NEED.told(wanted, available))
     return lines
 
 
@@ -94,10 +97,18 @@ def _overhead(options: argparse.Namespace) -> tuple[dict[str, Any], str]:
     return result, table.overhead(result)
 
 
+def _window(options: argparse.Namespace) -> tuple[dict[str, Any], str]:
+    from refit.bench import window
+
+    result = window.measure(options.parameters, options.rounds)
+    return result, table.window(result)
+
+
 _PARTS: dict[str, Callable[[argparse.Namespace], tuple[dict[str, Any], str]]] = {
     "offload": _offload,
     "weights": _weights,
     "overhead": _overhead,
+    "window": _window,
 }
 
 
@@ -109,7 +120,10 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument(
-        "only", nargs="*", metavar="PART", help="offload, weights, overhead; all if none is named"
+        "only",
+        nargs="*",
+        metavar="PART",
+        help="offload, weights, overhead, window; all if none is named",
     )
     parser.add_argument(
         "--json",
@@ -131,7 +145,7 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
         if name == "picture":
             parser.error("picture goes by itself, and first: python -m refit.bench picture FILE")
         if name not in _PARTS:
-            parser.error(f"there is no part {name!r}: offload, weights or overhead")
+            parser.error(f"there is no part {name!r}: offload, weights, overhead or window")
     options.only = options.only or list(_PARTS)
     missing = packages_missing("torch", *(["pyzmq"] if "weights" in options.only else []))
     if missing is not None:

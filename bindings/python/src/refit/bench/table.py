@@ -82,6 +82,35 @@ def _weights_row(row: Result) -> list[str]:
     ]
 
 
+def window(result: Result) -> str:
+    """One row for each way."""
+    head = (
+        f"window: {result['tensors']} states of AdamW on the host, {result['bytes'] / 1e9:.2f} GB, "
+        f"{result['rounds']} rounds{_short(result)}; copies alone take "
+        f"{_seconds(result['copies_in_seconds_median'])} in and "
+        f"{_seconds(result['copies_out_seconds_median'])} out\n\n"
+    )
+    heads = (
+        "way", "step median", "p95", "first step", "exposed", "over its longest part",
+        "speed-up over no overlap", "in", "out", "windows", "peak of states on the device",
+    )  # fmt: skip
+    return head + table(heads, (_window_row(row) for row in result["ways"]))
+
+
+def _window_row(row: Result) -> list[str]:
+    sizes = (row[name] for name in ("in_bytes", "out_bytes", "window_bytes", "peak_device_bytes"))
+    return [
+        row["way"],
+        _seconds(row["step_s_median"]),
+        _seconds(row["step_s_p95"]),
+        _seconds(row["cold_step_s"]),
+        _seconds(row["exposed_s"]),
+        f"{row['overlap']:.2f}",
+        f"{row['speedup_over_no_overlap']:.2f}",
+        *(f"{size / 1e6:.0f} MB" for size in sizes),
+    ]
+
+
 def overhead(result: Result) -> str:
     """One line for each figure."""
     head = f"overhead: {result['tensors']} states of 64 bytes, {result['rounds']} rounds\n\n"
