@@ -940,3 +940,17 @@ def test_a_parameter_that_leaves_the_optimizer_is_let_go_of() -> None:
         run.step(2)
         gc.collect()
         assert reference() is None
+
+
+def test_a_parameter_that_requires_no_gradient_and_is_given_one_has_its_states_in_windows() -> None:
+    parameter = torch.ones(40_000)
+    optimizer = torch.optim.Adam([torch.nn.Parameter(torch.ones(2))])
+    optimizer.param_groups[0]["params"] = [parameter]
+    with refit.Controller(optimizer, states="host", window_bytes="64KiB") as controller:
+        for _ in range(2):
+            parameter.grad = torch.ones_like(parameter)
+            optimizer.step()
+            controller.clear()
+            assert controller.stats()["refit/step_out_bytes"] == 2 * 4 * 40_000
+    assert torch.equal(parameter, torch.full_like(parameter, float(parameter[0])))
+    assert parameter[0] < 1

@@ -23,6 +23,7 @@ from megatron.core.optimizer.optimizer import (  # noqa: E402
     FP32Optimizer,
 )
 from refit.controller import Controller  # noqa: E402
+from refit.errors import UnsupportedError  # noqa: E402
 from refit.integrations import megatron, nemo_rl, verl  # noqa: E402
 from refit.integrations._attached import detach  # noqa: E402
 
@@ -152,3 +153,14 @@ def test_the_movers_of_nemo_rl_and_verl_move_them() -> None:
     assert not _is_away(_moments(first.optimizer) + _moments(second.optimizer))
     nemo_rl.mover_of(worker).close()
     detach(second)
+
+
+def test_an_optimizer_that_reads_decoupled_gradients_is_refused_windows() -> None:
+    masters = _masters()
+    optimizer = _distributed(masters)
+    optimizer.optimizer.use_decoupled_grad = True  # Transformer Engine's FusedAdam
+    with pytest.raises(UnsupportedError, match="decoupled_grad"):
+        Controller(optimizer, states="host")
+    with Controller(optimizer) as controller:
+        controller.clear()
+        assert _is_away(masters)

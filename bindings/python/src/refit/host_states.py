@@ -96,7 +96,7 @@ class HostStates:
         self._is_away = False
         for number, optimizer in enumerate(self._optimizers):
             for group, parameter in parameters_of(optimizer):
-                if parameter.requires_grad:
+                if _is_trained(parameter):
                     self._habits_of(number, optimizer, group, parameter)
         self._hooks = _StepHooks(self, self._optimizers)
         self._prefetch = _Prefetch(self) if prefetch else None
@@ -206,7 +206,7 @@ class HostStates:
         return kept is not None or bool(state) or self._needs_none(parameter)
 
     def _needs_none(self, parameter: Any) -> bool:
-        return id(parameter) in self._bare or not parameter.requires_grad
+        return id(parameter) in self._bare or not _is_trained(parameter)
 
     def _moves(self, value: Any) -> bool:
         """Whether a value in a state is one that lives on the host."""
@@ -485,6 +485,11 @@ def _why_it_stays(value: Any) -> str | None:
     return None
 
 
+def _is_trained(parameter: Any) -> bool:
+    """Whether it may be stepped. Megatron's masters require no gradient, and are given one."""
+    return parameter.requires_grad or parameter.grad is not None
+
+
 def _nbytes(value: Any) -> int:
     return sum(map(extent, plain_of(value)))
 
@@ -641,8 +646,9 @@ class _Prefetch:
         self._handles: dict[int, tuple[Any, Any]] = {}
 
     def watch(self, optimizer: Optimizer) -> None:
-        stepped = [p for _, p in parameters_of(optimizer) if p.grad is not None and p.is_leaf]
-        last = stepped[-1] if stepped else None
+        stepped = [p for _, p in parameters_of(optimizer) if p.grad is not None]
+        accumulate = [p for p in stepped if p.is_leaf and p.requires_grad]
+        last = accumulate[-1] if accumulate else None
         before = self._handles.get(id(optimizer))
         if last is None or (before is not None and before[0] is last):
             return

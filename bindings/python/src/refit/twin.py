@@ -363,7 +363,15 @@ def _takes_sparse(optimizer: Optimizer, kind: Kind) -> bool:
 
 
 def refuse_entangled(optimizer: Optimizer) -> None:
-    """UnsupportedError for one that holds its parameters, or another optimizer, by itself."""
+    """UnsupportedError for one that holds its parameters, or another optimizer, by itself, or that
+    reads gradients from elsewhere."""
+    if getattr(optimizer, "use_decoupled_grad", False):
+        raise UnsupportedError(
+            f"a {type(optimizer).__name__} reads gradients from decoupled_grad and not from grad, "
+            "so which parameters a step is for cannot be seen (Megatron's "
+            "use_precision_aware_optimizer sets it). Leave that out, or keep the states with "
+            'states="cycle"'
+        )
     parameters = {id(p) for group in optimizer.param_groups for p in group["params"]}
     for name, value in vars(optimizer).items():
         if name in _OWN:
