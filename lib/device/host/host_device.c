@@ -182,7 +182,7 @@ static refit_status host_master_encode(void *self, refit_stream_ref stream,
                                        const rft_master_job *job, refit_error *error)
 {
     host_device *host = self;
-    if (stream.native == NULL) return rft_host_encode_now(&host->memory, job, error);
+    if (stream.native == NULL) return rft_host_encode_now(&host->memory, &host->pool, job, error);
     RFT_TRY(rft_host_streams_check(&host->streams, stream, error));
     return rft_host_stream_encode(stream.native, job, error);
 }
@@ -191,7 +191,7 @@ static refit_status host_master_decode(void *self, refit_stream_ref stream,
                                        const rft_master_job *job, refit_error *error)
 {
     host_device *host = self;
-    if (stream.native == NULL) return rft_host_decode_now(&host->memory, job, error);
+    if (stream.native == NULL) return rft_host_decode_now(&host->memory, &host->pool, job, error);
     RFT_TRY(rft_host_streams_check(&host->streams, stream, error));
     return rft_host_stream_decode(stream.native, job, error);
 }

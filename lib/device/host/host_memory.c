@@ -664,19 +664,68 @@ static refit_status check_master(rft_host_memory *memory, const rft_master_job *
     return check_there(memory, job->verdict, sizeof *job->verdict, error);
 }
 
-refit_status rft_host_encode_now(rft_host_memory *memory, const rft_master_job *job,
-                                 refit_error *error)
+/* One job, unit by unit. */
+typedef struct unit_work {
+    const rft_master_job *job;
+    void (*code)(const rft_master_job *unit);
+    atomic_uint found;
+    atomic_uint need;
+} unit_work;
+
+static void encode_unit(const rft_master_job *unit)
 {
+    rft_master_split(unit);
+    rft_master_list(unit);
+}
+
+static void add_verdict(unit_work *work, const rft_master_verdict *verdict)
+{
+    atomic_fetch_or(&work->found, verdict->found);
+    unsigned need = atomic_load(&work->need);
+    while (need < verdict->need &&
+           !atomic_compare_exchange_weak(&work->need, &need, verdict->need)) {
+    }
+}
+
+static void do_unit(void *user, uint32_t item, uint32_t worker)
+{
+    unit_work *work = user;
+    rft_master_verdict verdict = {0};
+    rft_master_job unit = *work->job;
+    uint64_t first = (uint64_t)item * RFT_MASTER_UNIT;
+    (void)worker;
+    unit.master = (char *)unit.master + 4 * first;
+    unit.weights = (const char *)unit.weights + 2 * first;
+    unit.coded = (char *)unit.coded + rft_master_bytes(first, unit.room);
+    unit.verdict = &verdict;
+    unit.elements = rft_min_u64(RFT_MASTER_UNIT, unit.elements - first);
+    work->code(&unit);
+    add_verdict(work, &verdict);
+}
+
+static refit_status code_units(rft_host_memory *memory, rft_pool *pool, const rft_master_job *job,
+                               void (*code)(const rft_master_job *unit), refit_error *error)
+{
+    unit_work work = {.job = job, .code = code};
     RFT_TRY(check_master(memory, job, error));
-    rft_master_split(job);
-    rft_master_list(job);
+    uint64_t units = (job->elements + RFT_MASTER_UNIT - 1) / RFT_MASTER_UNIT;
+    RFT_REFUSE_IF(units > UINT32_MAX, error, REFIT_ERR_LIMIT,
+                  "%" PRIu64 " masters are too many for one call", job->elements);
+    atomic_init(&work.found, job->verdict->found);
+    atomic_init(&work.need, job->verdict->need);
+    rft_pool_items(pool, (uint32_t)units, do_unit, &work);
+    *job->verdict = (rft_master_verdict){atomic_load(&work.found), atomic_load(&work.need)};
     return REFIT_OK;
 }
 
-refit_status rft_host_decode_now(rft_host_memory *memory, const rft_master_job *job,
+refit_status rft_host_encode_now(rft_host_memory *memory, rft_pool *pool, const rft_master_job *job,
                                  refit_error *error)
 {
-    RFT_TRY(check_master(memory, job, error));
-    rft_master_join(job);
-    return REFIT_OK;
+    return code_units(memory, pool, job, encode_unit, error);
+}
+
+refit_status rft_host_decode_now(rft_host_memory *memory, rft_pool *pool, const rft_master_job *job,
+                                 refit_error *error)
+{
+    return code_units(memory, pool, job, rft_master_join, error);
 }

@@ -95,9 +95,10 @@ refit_status rft_host_digest_copy_now(rft_host_memory *memory, void *to, const v
                                       refit_error *error);
 refit_status rft_host_cast_now(rft_host_memory *memory, uint16_t *to, const float *from,
                                uint64_t count, refit_error *error);
-refit_status rft_host_encode_now(rft_host_memory *memory, const rft_master_job *job,
+/* The units are shared by the pool's threads. */
+refit_status rft_host_encode_now(rft_host_memory *memory, rft_pool *pool, const rft_master_job *job,
                                  refit_error *error);
-refit_status rft_host_decode_now(rft_host_memory *memory, const rft_master_job *job,
+refit_status rft_host_decode_now(rft_host_memory *memory, rft_pool *pool, const rft_master_job *job,
                                  refit_error *error);
 
 #endif

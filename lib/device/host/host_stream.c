@@ -492,8 +492,8 @@ static void do_master(rft_host_stream *stream, host_command *command)
     refit_error error;
     rft_master_job job = get_job(command_copies(command));
     refit_status status = command->verb == HOST_ENCODE
-                              ? rft_host_encode_now(stream->memory, &job, &error)
-                              : rft_host_decode_now(stream->memory, &job, &error);
+                              ? rft_host_encode_now(stream->memory, stream->pool, &job, &error)
+                              : rft_host_decode_now(stream->memory, stream->pool, &job, &error);
     keep_failure(stream, status, &error);
 }
 
