@@ -16,6 +16,10 @@
  *     join       before the optimizer reads the states
  *     step
  *
+ * With --window the optimizer's states live on the host instead, and visit the device during the
+ * step alone, a few KiB at a time (refit/window.h); the first of them come in behind the backward
+ * pass.
+ *
  * The first half is what to copy: the states, the loop (run_cycle) and the worker (worker_run). The
  * second half is this program's own: processes, printing, runs, the command line. grpo_model.h has
  * the network and its training; README.md explains what is printed.
@@ -52,6 +56,7 @@ typedef struct run_options {
     const char *device; /* as refit_device_open reads it */
     const char *json;   /* file for one object a line, or NULL */
     bool offload;       /* false: --no-offload */
+    bool window;        /* --window: states live on the host */
     bool check;
     bool quiet;          /* no line per cycle: for --check */
     refit_config config; /* defaults, then --config, then the environment */
@@ -99,17 +104,25 @@ static void *calloc_or_die(size_t count, size_t bytes)
  *     weights                       bf16; stay: they are published, and the engine runs on them
  *
  * All but the weights are in a refit arena, so their addresses never change although their memory
- * comes and goes.
+ * comes and goes. With --window the first three are regions of a second offloader, which live in
+ * its host image.
  */
+enum { KEPT_STATES = 3, STEP_TIMEOUT_MS = 30000 };
+
 typedef struct train_states {
     refit_device *device;
     refit_arena *arena;
     refit_offloader *offloader;
-    float *master;
+    float *master; /* with --window on the host, and to be read between steps only */
     float *exp_avg;
     float *exp_avg_sq;
     float *grads;
     uint16_t *weights;
+    /* With --window, else NULL. */
+    refit_offloader *host;
+    refit_window *window;
+    refit_window_part *parts; /* of a step: slices of the three states, the same of each together */
+    uint32_t part_count;
 } train_states;
 
 /* States: 4 x 1.15 MB. Weights: 0.6 MB. Cache of the engine: 4.1 MB. The small device holds all
@@ -128,6 +141,81 @@ static float *add_region(train_states *it, const char *name, refit_policy policy
     return region.memory;
 }
 
+/* ---- With --window: states that live on the host ---- */
+
+/* As many elements as three states of them fill a window with, in whole units of 512 bytes. */
+static uint64_t slice_elements(const refit_config *config)
+{
+    return config->offload_window_bytes / KEPT_STATES / 512 * 512 / sizeof(float);
+}
+
+/* The arithmetic is element by element, so a step takes the states slice by slice. */
+static void list_parts(train_states *it, const refit_config *config)
+{
+    const uint64_t most = slice_elements(config);
+    const uint64_t slices = (policy_parameters + most - 1) / most;
+    it->parts = calloc_or_die(slices * KEPT_STATES, sizeof *it->parts);
+    for (uint64_t first = 0; first < policy_parameters; first += most) {
+        uint64_t left = policy_parameters - first;
+        for (uint32_t region = 0; region < KEPT_STATES; region++)
+            it->parts[it->part_count++] =
+                (refit_window_part){.size = sizeof *it->parts,
+                                    .region = region,
+                                    .flags = region > 0 ? REFIT_PART_TOGETHER : 0,
+                                    .offset = first * sizeof(float),
+                                    .bytes = (left < most ? left : most) * sizeof(float)};
+    }
+}
+
+/* The state in the host image, zeros at first. */
+static float *host_state(train_states *it, refit_region_id region)
+{
+    refit_error error;
+    void *bytes;
+    uint64_t count;
+    or_die(refit_window_host(it->window, region, &bytes, &count, &error), &error);
+    return bytes;
+}
+
+static void host_states_open(train_states *it, const refit_config *config)
+{
+    static const char *const names[KEPT_STATES] = {"master", "exp_avg", "exp_avg_sq"};
+    refit_error error;
+    or_die(refit_offloader_open(it->device, config, &it->host, &error), &error);
+    for (uint32_t i = 0; i < KEPT_STATES; i++) {
+        refit_region_id id;
+        refit_region_desc region = {.size = sizeof region,
+                                    .name = names[i],
+                                    .bytes = policy_parameters * sizeof(float),
+                                    .policy = REFIT_KEEP,
+                                    .home = REFIT_HOME_HOST};
+        or_die(refit_offloader_add(it->host, &region, &id, &error), &error);
+    }
+    or_die(refit_offloader_seal(it->host, &error), &error);
+    or_die(refit_window_open(it->host, &it->window, &error), &error);
+    it->master = host_state(it, 0);
+    it->exp_avg = host_state(it, 1);
+    it->exp_avg_sq = host_state(it, 2);
+    list_parts(it, config);
+}
+
+/* Waits until the image has every byte, so that it can be read. */
+static void host_states_wait(train_states *it)
+{
+    refit_error error;
+    if (it->window != NULL) or_die(refit_window_wait(it->window, STEP_TIMEOUT_MS, &error), &error);
+}
+
+static void host_states_close(train_states *it)
+{
+    refit_error error;
+    or_die(refit_window_close(it->window, &error), &error);
+    or_die(refit_offloader_close(it->host, &error), &error);
+    free(it->parts);
+}
+
+/* ---- All states of the trainer ---- */
+
 /* The CPU computes here, on the device's own memory: a GPU's cannot be used so. */
 static void refuse_gpu(refit_device *device)
 {
@@ -137,17 +225,22 @@ static void refuse_gpu(refit_device *device)
     if (!info.host_addressable) die("this example computes on the CPU: give a host device");
 }
 
-static void states_open(train_states *out, const char *device, const refit_config *config)
+static void states_open(train_states *out, const run_options *options)
 {
     refit_error error;
+    const refit_config *config = &options->config;
     uint64_t reservation = 8 * policy_parameters * sizeof(float);
-    or_die(refit_device_open(device, config, &out->device, &error), &error);
+    or_die(refit_device_open(options->device, config, &out->device, &error), &error);
     refuse_gpu(out->device);
     or_die(refit_arena_open(out->device, reservation, &out->arena, &error), &error);
     or_die(refit_offloader_open(out->device, config, &out->offloader, &error), &error);
-    out->master = add_region(out, "master", REFIT_KEEP);
-    out->exp_avg = add_region(out, "exp_avg", REFIT_KEEP);
-    out->exp_avg_sq = add_region(out, "exp_avg_sq", REFIT_KEEP);
+    if (options->window) {
+        host_states_open(out, config);
+    } else {
+        out->master = add_region(out, "master", REFIT_KEEP);
+        out->exp_avg = add_region(out, "exp_avg", REFIT_KEEP);
+        out->exp_avg_sq = add_region(out, "exp_avg_sq", REFIT_KEEP);
+    }
     out->grads = add_region(out, "grads", REFIT_DISCARD);
 
     void *weights;
@@ -161,6 +254,7 @@ static void states_open(train_states *out, const char *device, const refit_confi
 static void states_close(train_states *it)
 {
     refit_error error;
+    host_states_close(it);
     or_die(refit_offloader_close(it->offloader, &error), &error);
     or_die(refit_arena_close(it->arena, &error), &error);
     or_die(refit_memory_free(it->device, it->weights, &error), &error);
@@ -293,7 +387,7 @@ static void trainer_open(trainer *it, const run_options *options)
     *it = (trainer){.options = options};
     it->compute = calloc_or_die(policy_parameters, sizeof *it->compute);
     it->batches = calloc_or_die(options->workers, sizeof *it->batches);
-    states_open(&it->states, options->device, config);
+    states_open(&it->states, options);
     it->engine.device = it->states.device;
     policy_init(it->states.master, options->seed);
     cast_weights(it);
@@ -354,10 +448,12 @@ static void publish_weights(trainer *it)
     }
 }
 
-/* Clears the states away, so that the engine's cache fits. */
+/* Clears the states away, so that the engine's cache fits; the windows' memory, too. */
 static void make_room(trainer *it)
 {
     refit_error error;
+    refit_window *window = it->states.window;
+    if (window != NULL) or_die(refit_window_trim(window, &error), &error);
     if (it->options->offload)
         or_die(refit_controller_clear(it->controller, REFIT_STREAM_NONE, &error), &error);
     if (engine_wake(&it->engine, &error) == REFIT_OK) return;
@@ -367,23 +463,85 @@ static void make_room(trainer *it)
         error.text);
 }
 
-/* Gradients need the weights only, so they are computed while the states are still on their way. */
-static float train_epoch(trainer *it)
+/* All states are on the device. */
+static void step_all(trainer *it)
 {
-    refit_error error;
-    train_states *states = &it->states;
-    memset(states->grads, 0, policy_parameters * sizeof *states->grads);
-    float loss =
-        learner_accumulate(&objective, it->compute, it->batches, it->fleet.count, states->grads);
-    or_die(refit_controller_join(it->controller, REFIT_STREAM_NONE, &error), &error);
+    const train_states *states = &it->states;
     adamw_step(&adamw, &(adamw_states){.master = states->master,
                                        .exp_avg = states->exp_avg,
                                        .exp_avg_sq = states->exp_avg_sq,
                                        .grads = states->grads,
                                        .count = policy_parameters,
-                                       .step = ++it->steps});
+                                       .step = it->steps});
     cast_weights(it);
+}
+
+/* One slice of the states, at their addresses on the device. The weights are made from the master
+ * while it is there. */
+static void step_slice(trainer *it, const refit_window_part *part, void *const *memory)
+{
+    const train_states *states = &it->states;
+    const size_t first = part->offset / sizeof(float), count = part->bytes / sizeof(float);
+    adamw_step(&adamw, &(adamw_states){.master = memory[0],
+                                       .exp_avg = memory[1],
+                                       .exp_avg_sq = memory[2],
+                                       .grads = states->grads + first,
+                                       .count = count,
+                                       .step = it->steps});
+    policy_to_bf16(memory[0], states->weights + first, count);
+    policy_from_bf16(states->weights + first, it->compute + first, count);
+}
+
+/* States visit the device, a window at a time; the step has been begun. On a GPU the arithmetic
+ * would be queued on a stream, and that stream given to refit_window_done. */
+static void step_in_windows(trainer *it)
+{
+    refit_error error;
+    const train_states *states = &it->states;
+    refit_window_view view = {.size = sizeof view};
+    for (;;) {
+        or_die(refit_window_next(states->window, &view, &error), &error);
+        if (view.count == 0) break;
+        for (uint32_t i = 0; i < view.count; i += KEPT_STATES)
+            step_slice(it, &states->parts[view.first + i], view.memory + i);
+        or_die(refit_window_done(states->window, REFIT_STREAM_NONE, &error), &error);
+    }
+    or_die(refit_window_end(states->window, &error), &error);
+}
+
+/* Gradients need the weights only, so they are computed while the states are still on their way:
+ * back from the refit, or into the first windows. */
+static float train_epoch(trainer *it)
+{
+    refit_error error;
+    train_states *states = &it->states;
+    if (states->window != NULL)
+        or_die(refit_window_begin(states->window, states->parts, states->part_count,
+                                  REFIT_STREAM_NONE, &error),
+               &error);
+    memset(states->grads, 0, policy_parameters * sizeof *states->grads);
+    float loss =
+        learner_accumulate(&objective, it->compute, it->batches, it->fleet.count, states->grads);
+    or_die(refit_controller_join(it->controller, REFIT_STREAM_NONE, &error), &error);
+    it->steps++;
+    if (states->window != NULL)
+        step_in_windows(it);
+    else
+        step_all(it);
     return loss;
+}
+
+/* The figures of the cycle, with those of the steps in windows. */
+static void read_stats(trainer *it, refit_stats *out)
+{
+    refit_error error;
+    refit_stats steps;
+    refit_stats_init(out, sizeof *out);
+    or_die(refit_controller_stats(it->controller, out, &error), &error);
+    if (it->states.host == NULL) return;
+    refit_stats_init(&steps, sizeof steps);
+    or_die(refit_offloader_stats(it->states.host, &steps, &error), &error);
+    refit_stats_merge(out, &steps);
 }
 
 /* One refit cycle: the order of the calls is the one to copy. */
@@ -401,8 +559,7 @@ static void run_cycle(trainer *it, cycle_report *report)
     or_die(refit_controller_return(it->controller, REFIT_STREAM_NONE, &error), &error);
     for (int epoch = 0; epoch < EPOCHS; epoch++)
         report->loss = train_epoch(it);
-    refit_stats_init(&report->stats, sizeof report->stats);
-    or_die(refit_controller_stats(it->controller, &report->stats, &error), &error);
+    read_stats(it, &report->stats);
 }
 
 /* ---- A rollout worker, in a process of its own ---- */
@@ -690,9 +847,10 @@ static double now(void)
     return (double)at.tv_sec + (double)at.tv_nsec * 1e-9;
 }
 
-static void keep_result(const trainer *it, run_result *out)
+static void keep_result(trainer *it, run_result *out)
 {
     size_t count = policy_parameters;
+    host_states_wait(&it->states);
     memcpy(out->states, it->states.master, count * sizeof(float));
     memcpy(out->states + count, it->states.exp_avg, count * sizeof(float));
     memcpy(out->states + 2 * count, it->states.exp_avg_sq, count * sizeof(float));
@@ -783,11 +941,12 @@ static int check(run_options options)
     options.quiet = true;
     options.offload = true;
     training_run(&options, &with);
-    options.offload = false;
+    const char *how = options.window ? "states on the host" : "the refit cycle";
+    options.offload = options.window = false;
     options.json = NULL;
     training_run(&options, &without);
-    printf("%u cycles with the refit cycle (%.1f s) and without (%.1f s), compared bit for bit:\n",
-           with.cycles, with.seconds, without.seconds);
+    printf("%u cycles with %s (%.1f s) and without (%.1f s), compared bit for bit:\n", with.cycles,
+           how, with.seconds, without.seconds);
     int equal = compare(&with, &without);
     puts(equal ? "Both runs are identical." : "The runs DIFFER.");
     run_result_free(&with);
@@ -812,7 +971,10 @@ static const char help[] =
     "  --config FILE    refit's configuration, as in configs/grpo.yaml\n"
     "  --json FILE      the lines as JSON objects too\n"
     "  --no-offload     leave the states on the device: ends out of memory\n"
-    "  --check          train twice, with and without offload, and compare all bits\n"
+    "  --window SIZE    let the states live on the host, and step them on the device\n"
+    "                   in windows of this size, such as 64KiB\n"
+    "  --check          train twice, with and without offload (or --window), and\n"
+    "                   compare all bits\n"
     "  --help           this text\n";
 
 enum { OPTION_WORKER = 256, OPTION_ENDPOINT };
@@ -826,6 +988,7 @@ static const struct option known[] = {
     {"config", required_argument, NULL, 'f'},
     {"json", required_argument, NULL, 'j'},
     {"no-offload", no_argument, NULL, 'n'},
+    {"window", required_argument, NULL, 'W'},
     {"check", no_argument, NULL, 'k'},
     {"help", no_argument, NULL, 'h'},
     {"worker", required_argument, NULL, OPTION_WORKER},
@@ -864,6 +1027,10 @@ static void read_one(run_options *out, int option, const char *value)
     case 'f': or_die(refit_config_load(&out->config, value, &error), &error); break;
     case 'j': out->json = value; break;
     case 'n': out->offload = false; break;
+    case 'W':
+        or_die(refit_config_set(&out->config, "offload.window_bytes", value, &error), &error);
+        out->window = true;
+        break;
     case 'k': out->check = true; break;
     case 'h': fputs(help, stdout); exit(0);
     case OPTION_WORKER:
@@ -890,6 +1057,7 @@ static void run_options_read(run_options *out, int argc, char **argv)
     for (int option; (option = getopt_long(argc, argv, "", known, NULL)) != -1;)
         read_one(out, option, optarg);
     if (optind < argc) die("\"%s\" is no option; see grpo --help", argv[optind]);
+    if (out->window && !out->offload) die("--window and --no-offload exclude each other");
     or_die(refit_config_load_env(&out->config, &error), &error);
 }
 
