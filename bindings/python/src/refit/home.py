@@ -19,7 +19,7 @@ from refit import _abi
 from refit._closing import Closing
 from refit.config import Config
 from refit.device import Device
-from refit.errors import DeadlineError, DeviceMemoryError
+from refit.errors import DeviceMemoryError
 from refit.observers import COPIES, Observers
 from refit.offloader import KEEP, Offloader
 from refit.regions import current_stream, guard, spec_of
@@ -55,6 +55,8 @@ class Home(Closing):
         self._room = (0, 0)
         self._born: deque[list[torch.Tensor]] = deque()
         self.begun: tuple[Part, ...] | None = None
+        """The parts that are stepped, or come in early; None: nothing was begun."""
+        self._may_step = False
         handle = Device(spec_of(device, config), config)
         self.offloader = Offloader(handle, config)
         count = len(names)
@@ -122,8 +124,9 @@ class Home(Closing):
         except (RuntimeError, MemoryError):  # torch.OutOfMemoryError is the first
             return False
         base = _aligned(memory.data_ptr())
-        self._memory, self._base, self._room = memory, memory.data_ptr(), (size, count)
+        self._memory, self._base = memory, memory.data_ptr()  # held as long as C may know of it
         self.window.set_memory(base, size, count)
+        self._room = size, count
         return True
 
     def tensor(
@@ -139,17 +142,13 @@ class Home(Closing):
 
     def begin(self, parts: Sequence[Part]) -> None:
         """The first parts begin to come in, unless they have already, before the backward pass."""
-        if self.begun is not None:
-            if self.begun == tuple(parts):
-                return
-            self.end()
+        if self.begun == tuple(parts):
+            return
+        self.end()
         self._take(parts)
-        try:
-            self.begun = tuple(parts)
-            self.window.begin(parts, current_stream(self.device))
-        except BaseException:
-            self.end()  # it may have begun all the same, if Ctrl-C came right behind
-            raise
+        self._may_step = True  # from here on, for Ctrl-C may come right behind the call
+        self.window.begin(parts, current_stream(self.device))
+        self.begun = tuple(parts)
         self._tell_copies()  # of the step before, which are over
 
     def next(self) -> tuple[int, list[int]]:
@@ -188,9 +187,10 @@ class Home(Closing):
 
     def end(self) -> None:
         """No further part is stepped; the last copies out go on. A second call does nothing."""
-        if self.begun is not None:
-            self.window.end()
+        if self._may_step:
             self.begun = None
+            self.window.end()
+            self._may_step = False
 
     def settle(self) -> None:
         """Waits until the image has every byte, then gives the windows' memory back to PyTorch.
@@ -212,20 +212,12 @@ class Home(Closing):
         ago = time.perf_counter() - began
         self._observers.past(COPIES, ago, figures.step_seconds_last, nbytes)
 
-    def settle_if_idle(self) -> None:
-        """The same, if no copy is under way now. Does not block."""
-        if self.begun is None:
-            try:
-                self.window.wait(0)
-            except DeadlineError:
-                return
-            self._give_back()
-
     def _give_back(self) -> None:
         self._born.clear()
         if self._memory is not None:
+            self._room = 0, 0
             self.window.set_memory(0, 0, 0)
-            self._memory, self._room = None, (0, 0)
+            self._memory = None
 
     def close(self) -> None:
         """Waits for the copies and closes the window. The image goes with its last tensor."""

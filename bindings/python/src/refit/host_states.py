@@ -305,7 +305,7 @@ class HostStates:
                 return stepping
             self._settle_in()
             entries = list(entries_of(optimizer, self._kept))
-            self._carry_out(WindowedStep(optimizer, stepping, entries, args, kwargs))
+            self._carry_out(WindowedStep(optimizer, stepping, entries, self._names, args, kwargs))
         return stepping
 
     def resume(self) -> None:
@@ -324,8 +324,8 @@ class HostStates:
             self._broken = None
         except BaseException as why:
             if not step.unwind():
-                self._broken = None  # nothing was stepped: the step can simply be made again
-            step.explain(why)
+                self._broken = None
+            step.explain(why, self._broken is not None)
             raise
         self._last[id(step.optimizer)] = step.entries
         if self._prefetch is not None:
@@ -353,7 +353,7 @@ class HostStates:
                 return
             try:
                 self._may_step()
-                step = WindowedStep(optimizer, Stepping(optimizer), entries, (), {})
+                step = WindowedStep(optimizer, Stepping(optimizer), entries, self._names)
                 self._put_away()
                 step.come_in_early()
             except RefitError:

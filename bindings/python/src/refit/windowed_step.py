@@ -13,8 +13,9 @@ Ctrl-C is held back while the code of a window runs. Where states live is unknow
 """
 
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Any, cast
 
 import torch
@@ -156,16 +157,18 @@ class WindowedStep:
         optimizer: Optimizer,
         stepping: Stepping,
         entries: list[Entry],
-        args: tuple[Any, ...],
-        kwargs: Mapping[str, Any],
+        names: Callable[[], Mapping[int, str]],
+        args: tuple[Any, ...] = (),
+        kwargs: Mapping[str, Any] = MappingProxyType({}),
     ) -> None:
         self.optimizer = optimizer
+        self._names = names
         self.entries = [one.again() for one in entries]
         self._stepping = stepping
         self._args = args
         self._kwargs = kwargs
         self._in_use: _InUse | None = None
-        self._torn: list[str] = []
+        self._torn: list[Entry] = []
         self._known = set(map(id, optimizer.state))
         self._unborn = {id(one.parameter): one.is_unborn(self._state(one)) for one in self.entries}
         self._before = {
@@ -201,11 +204,15 @@ class WindowedStep:
         raise."""
         if self._in_use is not None:
             self._finish(self._in_use)
-        for home, entries in self._by_home().items():
-            if home is None:
-                self._window(None, entries, [[] for _ in entries], {})
-            else:
-                self._visit(home, entries, observers)
+        left = self._by_home()
+        here = left.pop(None, [])
+        for home, entries in left.items():
+            home.begin(self._parts(entries)[0])  # what stays on the device is stepped meanwhile
+            break
+        if here:
+            self._window(None, here, [[] for _ in here], {})
+        for home, entries in left.items():
+            self._visit(home, entries, observers)
         for home in self._homes():
             home.end()
         self._put_in_order()
@@ -228,8 +235,9 @@ class WindowedStep:
     def _homes(self) -> list[Home]:
         return list({id(one.home): one.home for one in self.entries if one.home}.values())
 
-    def _by_home(self) -> dict[Home | None, list[Entry]]:
-        found: dict[Home | None, list[Entry]] = {}
+    def _by_home(self) -> dict[Any, list[Entry]]:
+        """What is left, by home; what has none under None."""
+        found: dict[Any, list[Entry]] = {}
         for one in self.entries:
             if not one.done:
                 found.setdefault(one.home, []).append(one)
@@ -411,7 +419,7 @@ class WindowedStep:
         """Brings everything to the edge of a window. Whether anything was stepped, or is left."""
         use = self._in_use
         if use is not None and not use.results and self._is_torn(use):
-            self._torn += [_name(one) for one in use.entries]
+            self._torn += use.entries
             use.results.append(None)
         try:
             if use is not None and use.results:
@@ -435,18 +443,21 @@ class WindowedStep:
     def stepped(self) -> list[str]:
         """The names of the parameters that were stepped, the whole of them."""
         left = {id(one.parameter) for one in self.entries if not one.done}
-        found = {
-            id(one.parameter): _name(one) for one in self.entries if id(one.parameter) not in left
-        }
+        return self._named(one for one in self.entries if id(one.parameter) not in left)
+
+    def _named(self, entries: Iterable[Entry]) -> list[str]:
+        names = self._names()
+        found = {id(one.parameter): names.get(id(one.parameter), "state") for one in entries}
         return list(found.values())
 
-    def explain(self, why: BaseException) -> None:
-        """Gives an error the names of the parameters that were stepped, and says what follows."""
+    def explain(self, why: BaseException, is_left: bool) -> None:
+        """Gives an error the names of the parameters that were stepped, and says what follows:
+        whether something is left of the step, or nothing of it was made."""
         stepped = self.stepped()
         error: Any = why
         error.stepped = stepped
-        error.torn = list(self._torn)
-        if not stepped and not any(one.done for one in self.entries):
+        error.torn = torn = self._named(self._torn)
+        if not is_left:
             text = "no parameter was stepped: step() can be called again"
         else:
             every = len({id(one.parameter) for one in self.entries})
@@ -454,17 +465,13 @@ class WindowedStep:
                 f"{len(stepped)} of {every} parameters were stepped (.stepped names them); "
                 "controller.resume_step() finishes the step, the rest exactly once"
             )
-        if self._torn:
-            text += f"; the optimizer itself failed half way through {', '.join(self._torn[:3])}"
+        if torn:
+            text += f"; the optimizer itself failed half way through {', '.join(torn[:3])}"
         if isinstance(why, RefitError):
             why.text = f"{why.text}; {text}"
             why.args = (why.text,)
         else:
             why.add_note(f"refit: {text}")
-
-
-def _name(entry: Entry) -> str:
-    return "a parameter" if entry.kept is None else entry.kept.name
 
 
 def _copied(value: Any) -> Any:
