@@ -203,7 +203,7 @@ static void move_places(refit_offloader *offloader, uint64_t groups)
     refit_place there = direction == RFT_OFFLOAD ? REFIT_ON_HOST : REFIT_ON_DEVICE;
     for (uint32_t id = 0; id < offloader->regions.count; id++) {
         rft_region *region = &offloader->regions.items[id];
-        if ((groups >> region->group & 1) == 0) continue;
+        if ((groups >> region->group & 1) == 0 || region->place == there) continue;
         region->place = there;
         region->rewritten = false;
     }

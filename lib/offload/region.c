@@ -312,6 +312,7 @@ refit_status rft_region_table_add(rft_region_table *table, const refit_region_de
                   "no host memory for the name of region %s", desc->name);
     bool on_host = desc->home == REFIT_HOME_HOST;
     if (on_host) region->place = REFIT_ON_HOST;
+    region->rewritten = on_host; /* no digest was taken of it */
     refit_status status = REFIT_OK;
     if (desc->weights != NULL) status = rft_region_set_weights(table, id, desc->weights, error);
     if (status == REFIT_OK && !on_host) status = rft_region_attach(table, id, desc->memory, error);

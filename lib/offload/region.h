@@ -35,7 +35,8 @@ typedef struct rft_region {
     uint32_t need;           /* coded: the room that a unit wanted when it did not fit; guarded */
     uint32_t misfits;        /* coded: how often that was; guarded */
     bool coded;              /* once sealed: leaves as what its weights lack */
-    bool rewritten;          /* in the image, since it went there: by windows, or by their caller */
+    bool rewritten;          /* in the image, since it went there: by windows, or by their caller;
+                                or it never left the device, but began in the image */
     bool bound; /* there is device memory behind `memory`; after an arena failed to give it
                    back perhaps only some */
 } rft_region;
