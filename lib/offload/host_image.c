@@ -125,6 +125,18 @@ static bool needs_arena(const refit_offloader *offloader)
            offloader->schedule.layout.image_bytes != 0;
 }
 
+static void set_ready(refit_offloader *offloader, bool ready)
+{
+    rft_lock(&offloader->lock);
+    offloader->image_ready = ready;
+    rft_unlock(&offloader->lock);
+}
+
+bool rft_image_is_ready(const refit_offloader *offloader)
+{
+    return offloader->image_ready || !needs_arena(offloader);
+}
+
 refit_status rft_image_end(refit_offloader *offloader, refit_error *error)
 {
     if (offloader->image == NULL) return REFIT_OK;
@@ -134,6 +146,7 @@ refit_status rft_image_end(refit_offloader *offloader, refit_error *error)
 static refit_status drop_arena(refit_offloader *offloader, refit_error *error)
 {
     RFT_TRY(rft_image_end(offloader, error));
+    set_ready(offloader, false);
     rft_host_arena_close(offloader->image);
     offloader->image = NULL;
     return REFIT_OK;
@@ -150,6 +163,7 @@ static refit_status open_arena(refit_offloader *offloader, refit_error *error)
     if (status == REFIT_OK) {
         offloader->image = arena;
         offloader->image_used = false;
+        set_ready(offloader, !config->offload_background);
     } else {
         rft_host_arena_close(arena);
     }
@@ -187,6 +201,7 @@ refit_status rft_image_await(refit_offloader *offloader, uint32_t timeout_ms, re
         rft_host_arena_close(offloader->image);
         offloader->image = NULL;
     }
+    if (status == REFIT_OK) set_ready(offloader, true);
     return status;
 }
 

@@ -56,6 +56,7 @@ static bool can_code(const refit_offloader *offloader, const rft_region *region)
     const refit_config *config = &offloader->config;
     return config->offload_masters == REFIT_MASTERS_AUTO && config->use_pinned_optimizer_offload &&
            offloader->caps.masters && region->weights != NULL && region->memory != NULL &&
+           rft_region_table_home(&offloader->regions) == REFIT_HOME_DEVICE &&
            region->policy == REFIT_KEEP && region->misfits < MISFITS_MOST &&
            region->bytes / 4 >= ELEMENTS_LEAST;
 }

@@ -83,17 +83,18 @@ static refit_status admit(refit_offloader *offloader, rft_direction direction, b
 /* ---- Start -------------------------------------------------------------------------------- */
 
 /* The copies of the pinned path. The bytes in the image do not change, so a restore may read them
- * at any time. */
+ * at any time; the image's memory may still be coming for regions that begin there. */
 static refit_status start_copies(refit_offloader *offloader, refit_stream_ref after,
                                  rft_operation *operation, refit_error *error)
 {
     bool out = operation->direction == RFT_OFFLOAD;
     rft_schedule *schedule = &offloader->schedule;
+    bool begins_there = rft_region_table_home(&offloader->regions) == REFIT_HOME_HOST;
     RFT_TRY(rft_offloader_check_movers(offloader, error));
-    if (out) {
+    if (out || begins_there) {
         RFT_TRY(rft_image_await(offloader, offloader->config.offload_timeout_ms, error));
-        offloader->image_used = true;
     }
+    if (out) offloader->image_used = true;
     char *image = offloader->image == NULL ? NULL : rft_host_arena_base(offloader->image);
     RFT_TRY((out ? rft_schedule_offload : rft_schedule_restore)(schedule, &offloader->regions,
                                                                 image, error));

@@ -303,20 +303,39 @@ refit_status rft_offloader_renew_plan(refit_offloader *offloader, refit_error *e
     return REFIT_OK;
 }
 
+/* Regions that live on the host begin in the image; after a restore and an unseal they are on the
+ * device. `*away`: they are in the image. */
+static refit_status check_home(const refit_offloader *offloader, bool *away, refit_error *error)
+{
+    const rft_region_table *regions = &offloader->regions;
+    *away = false;
+    if (rft_region_table_home(regions) == REFIT_HOME_DEVICE) return REFIT_OK;
+    RFT_REFUSE_IF(!offloader->config.use_pinned_optimizer_offload, error, REFIT_ERR_UNSUPPORTED,
+                  "regions that live on the host need use_pinned_optimizer_offload: true");
+    const rft_region *first = &regions->items[0];
+    for (uint32_t id = 1; id < regions->count; id++) {
+        RFT_REFUSE_IF(regions->items[id].place != first->place, error, REFIT_ERR_STATE,
+                      "region %s begins in the host image, and region %s is on the device: clear, "
+                      "and add both again",
+                      first->place == REFIT_ON_HOST ? first->name : regions->items[id].name,
+                      first->place == REFIT_ON_HOST ? regions->items[id].name : first->name);
+    }
+    *away = first->place == REFIT_ON_HOST;
+    return REFIT_OK;
+}
+
 refit_status refit_offloader_seal(refit_offloader *offloader, refit_error *error)
 {
     RFT_REFUSE_IF(offloader == NULL, error, REFIT_ERR_INVALID, "there is no offloader");
     if (refit_offloader_get_state(offloader) != REFIT_OPEN) return REFIT_OK;
+    bool away;
+    RFT_TRY(check_home(offloader, &away, error));
     refit_status status = open_plan(offloader, &offloader->schedule, error);
     if (status != REFIT_OK) goto drop_staging;
     RFT_TRY_GOTO(check_pageable_budget(offloader, error), close_schedule);
     RFT_TRY_GOTO(rft_image_begin(offloader, error), close_schedule);
-    if (rft_region_table_home(&offloader->regions) == REFIT_HOME_HOST) {
-        rft_image_zero(offloader);
-        set_state(offloader, REFIT_OFFLOADED);
-    } else {
-        set_state(offloader, REFIT_RESIDENT);
-    }
+    if (away) rft_image_zero(offloader);
+    set_state(offloader, away ? REFIT_OFFLOADED : REFIT_RESIDENT);
     forget_misfits(offloader);
     return REFIT_OK;
 
@@ -571,8 +590,9 @@ refit_status refit_lease_acquire(refit_offloader *offloader, refit_lease **out, 
     rft_lock(&offloader->lock);
     rft_operation_notice(offloader);
     bool stepping = offloader->stepping;
+    bool ready = rft_image_is_ready(offloader);
     bool whole = image_is_whole(offloader);
-    if (whole && !stepping) offloader->leases++;
+    if (whole && ready && !stepping) offloader->leases++;
     refit_offloader_state state = offloader->state;
     rft_unlock(&offloader->lock);
     if (stepping) {
@@ -587,6 +607,12 @@ refit_status refit_lease_acquire(refit_offloader *offloader, refit_lease **out, 
                         "the host image is not whole in %s: a lease begins in OFFLOADED or "
                         "RESTORING",
                         refit_offloader_state_name(state));
+    }
+    if (!ready) {
+        close_lease(lease);
+        return rft_fail(error, REFIT_ERR_BUSY,
+                        "the host memory of the image is still coming: call "
+                        "refit_offloader_prepare first");
     }
     *out = lease;
     return REFIT_OK;

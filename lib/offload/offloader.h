@@ -98,6 +98,7 @@ struct refit_offloader {
     rft_operation operation;           /* guarded by lock */
     refit_future futures[RFT_FUTURES]; /* guarded by lock */
     uint32_t leases;                   /* guarded by lock */
+    bool image_ready;                  /* its memory is there; guarded by lock */
     bool stepping;                     /* windows change the image; guarded by lock */
     rft_offload_figures figures;       /* guarded by lock */
     bool misfits;                      /* masters did not fit: the plan is to be made anew; guarded
@@ -161,6 +162,9 @@ refit_status rft_image_begin(refit_offloader *offloader, refit_error *error);
 /* Does the same, and waits for its memory. If the memory could not be taken, this says why, once,
  * and the next call tries again. REFIT_ERR_TIMEOUT also says how far it is. */
 refit_status rft_image_await(refit_offloader *offloader, uint32_t timeout_ms, refit_error *error);
+
+/* Can the image be read, as far as its memory goes? Lock held. */
+bool rft_image_is_ready(const refit_offloader *offloader);
 
 /* Ends the taking, if it is under way. REFIT_ERR_TIMEOUT: end it again. */
 refit_status rft_image_end(refit_offloader *offloader, refit_error *error);

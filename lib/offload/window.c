@@ -655,7 +655,8 @@ static refit_status account(refit_window *window, int64_t began, refit_status st
 
 /* ---- A step ------------------------------------------------------------------------------- */
 
-static refit_status check_offloader(refit_offloader *offloader, refit_error *error)
+/* `claim`: from now on no lease begins, and no restore. A lease may be acquired by any thread. */
+static refit_status check_offloader(refit_offloader *offloader, bool claim, refit_error *error)
 {
     refit_offloader_state state = refit_offloader_get_state(offloader);
     RFT_REFUSE_IF(state != REFIT_OFFLOADED, error, REFIT_ERR_STATE,
@@ -665,11 +666,12 @@ static refit_status check_offloader(refit_offloader *offloader, refit_error *err
                   "the offloader is half closed: call refit_offloader_close again");
     rft_lock(&offloader->lock);
     uint32_t leases = offloader->leases;
+    if (claim && leases == 0) offloader->stepping = true;
     rft_unlock(&offloader->lock);
     RFT_REFUSE_IF(leases != 0, error, REFIT_ERR_BUSY,
                   "%u lease(s) read the host image, which a step changes: release them first",
                   leases);
-    return rft_offloader_check_movers(offloader, error);
+    return REFIT_OK;
 }
 
 /* What the copies of the largest window need, now and in the steps before. */
@@ -742,8 +744,11 @@ static bool any_comes(const refit_window *window)
 static refit_status prepare(refit_window *window, const refit_window_part *parts, uint32_t count,
                             refit_error *error)
 {
-    const refit_config *config = &window->offloader->config;
+    refit_offloader *offloader = window->offloader;
+    const refit_config *config = &offloader->config;
     uint64_t least, all;
+    RFT_TRY(rft_image_await(offloader, patience(window), error));
+    offloader->image_used = true;
     RFT_TRY(take_list(window, parts, count, error));
     measure(window, &least, &all);
     bool placed = window->borrowed || any_comes(window);
@@ -760,16 +765,15 @@ static refit_status begin(refit_window *window, const refit_window_part *parts, 
 {
     refit_offloader *offloader = window->offloader;
     RFT_TRY(refit_window_wait(window, patience(window), error));
-    RFT_TRY(check_offloader(offloader, error));
-    RFT_TRY(rft_image_await(offloader, patience(window), error));
-    offloader->image_used = true;
+    RFT_TRY(rft_offloader_check_movers(offloader, error));
+    RFT_TRY(check_offloader(offloader, true, error));
     reset_step(window, after);
     refit_status status = prepare(window, parts, count, error);
     if (status != REFIT_OK) {
+        set_stepping(offloader, false);
         window->part_count = window->span_count = 0;
         return status;
     }
-    set_stepping(offloader, true);
     window->settled = false;
     window->state = WINDOW_STEPPING;
     status = arrive(window, error);
@@ -965,7 +969,8 @@ refit_status refit_window_host(refit_window *window, refit_region_id region, voi
     refit_offloader *offloader = window->offloader;
     RFT_REFUSE_IF(!is_settled(window), error, REFIT_ERR_BUSY,
                   "copies out of the last step are under way: call refit_window_wait first");
-    RFT_TRY(check_offloader(offloader, error));
+    RFT_TRY(rft_offloader_check_movers(offloader, error));
+    RFT_TRY(check_offloader(offloader, false, error));
     RFT_REFUSE_IF(region >= offloader->regions.count, error, REFIT_ERR_NOT_FOUND,
                   "there is no region %u: there are %u", region, offloader->regions.count);
     rft_region *item = &offloader->regions.items[region];

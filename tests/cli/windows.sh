@@ -90,7 +90,7 @@ run 0 bench window --rounds 1 --tensors "$scratch/list"
 grep -qE '^  step_s_median  .*[1-9]' "$scratch/out" || complain "no seconds: $(cat "$scratch/out")"
 
 refuses 2 "--workers is for broadcast: bench window does not take it" bench window --workers 3
-refuses 1 "a window needs use_pinned_optimizer_offload: true" bench window --tensors "$scratch/list" \
+refuses 1 "need use_pinned_optimizer_offload: true" bench window --tensors "$scratch/list" \
     --set use_pinned_optimizer_offload=false
 # A device that is full before the first step, and one that is full before the last way's first step.
 for capacity in 1MiB 44MiB; do

@@ -220,6 +220,9 @@ REFIT_API REFIT_MUST_CHECK refit_status refit_offloader_set_memory(refit_offload
  * Errors:
  * - REFIT_ERR_TIMEOUT: not its turn
  * - REFIT_ERR_LIMIT: more regions or bytes than can be planned
+ * - REFIT_ERR_UNSUPPORTED: REFIT_HOME_HOST without use_pinned_optimizer_offload
+ * - REFIT_ERR_STATE: REFIT_HOME_HOST, and some regions were restored before an unseal while others
+ * are new
  * - REFIT_ERR_CONFIG: a NUMA node that is not there
  * - REFIT_ERR_BUDGET, REFIT_ERR_PIN, REFIT_ERR_HOST_MEMORY, REFIT_ERR_SYSTEM, REFIT_ERR_DEVICE
  */
@@ -489,6 +492,8 @@ REFIT_API void refit_future_close(refit_future *future);
  *
  * Errors:
  * - REFIT_ERR_STATE: another state, or a KEEP region is not in the image
+ * - REFIT_ERR_BUSY: a step in windows changes the image; or its host memory is still coming
+ * (REFIT_HOME_HOST with offload.background: see refit_offloader_prepare)
  */
 REFIT_API REFIT_MUST_CHECK refit_status refit_lease_acquire(refit_offloader *offloader,
                                                             refit_lease **out, refit_error *error);
