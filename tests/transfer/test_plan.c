@@ -371,11 +371,39 @@ static void every_failed_allocation_is_an_error(void **state)
     }
 }
 
+/* Neighbours that would be one copy, were they moved as they are. */
+static void each_stretch_of_a_master_is_a_batch_of_its_own(void **state)
+{
+    (void)state;
+    rft_recode recodes[2] = {{.out = true}, {.out = true}};
+    rft_piece pieces[5];
+    rft_plan plan = open_plan(5, 1000, 64, 2);
+    for (uint32_t i = 0; i < 5; i++) {
+        pieces[i] = piece_of(target + 100 * i, source + 100 * i, 100, 3);
+        if (i >= 1 && i <= 3) pieces[i].recode = &recodes[i == 3];
+    }
+    assert_int_equal(rft_plan_fill(&plan, pieces, 5, NULL), REFIT_OK);
+    static const uint32_t counts[] = {2, 4, 2, 2};
+    assert_int_equal(plan.batch_count, 4);
+    for (uint32_t i = 0; i < 4; i++) {
+        assert_int_equal(plan.batches[i].count, counts[i]);
+        assert_int_equal(plan.batches[i].bytes, i == 1 ? 200 : 100);
+        assert_int_equal(plan.batches[i].group, 3);
+    }
+    assert_null(plan.batches[0].recode);
+    assert_ptr_equal(plan.batches[1].recode, &recodes[0]);
+    assert_ptr_equal(plan.batches[2].recode, &recodes[1]);
+    assert_null(plan.batches[3].recode);
+    assert_int_equal(plan.bytes, 500);
+    rft_plan_close(&plan);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(any_pieces_are_moved_whole),
         cmocka_unit_test(pieces_become_these_copies),
+        cmocka_unit_test(each_stretch_of_a_master_is_a_batch_of_its_own),
         cmocka_unit_test(there_is_room_for_the_copies_of_a_huge_piece),
         cmocka_unit_test(filling_again_allocates_nothing),
         cmocka_unit_test(more_than_it_was_opened_for_is_refused),

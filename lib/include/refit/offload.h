@@ -224,6 +224,8 @@ REFIT_API REFIT_MUST_CHECK refit_status refit_offloader_set_memory(refit_offload
  * - REFIT_ERR_STATE: REFIT_HOME_HOST, and some regions were restored before an unseal while others
  * are new
  * - REFIT_ERR_CONFIG: a NUMA node that is not there
+ * - REFIT_ERR_DEVICE_MEMORY: none for masters on their way
+ * - REFIT_ERR_INVALID: weights that lie in a region, with which they would leave
  * - REFIT_ERR_BUDGET, REFIT_ERR_PIN, REFIT_ERR_HOST_MEMORY, REFIT_ERR_SYSTEM, REFIT_ERR_DEVICE
  */
 REFIT_API REFIT_MUST_CHECK refit_status refit_offloader_seal(refit_offloader *offloader,
@@ -285,7 +287,8 @@ REFIT_API REFIT_MUST_CHECK refit_status refit_offloader_set_accumulating(refit_o
  * done.
  *
  * Does not block, with these exceptions: the semantics of REFIT_STREAM_NONE for `after`; host
- * memory that offload.background has not taken yet (at most offload.timeout_ms);
+ * memory that offload.background has not taken yet (at most offload.timeout_ms); masters that did
+ * not fit (REFIT_ERR_LIMIT of refit_offloader_finish), for which it plans anew, as seal does;
  * use_pinned_optimizer_offload: false, where it copies before it returns; and a GPU with a low
  * offload.rate_limit, once the driver's queue is full.
  *
@@ -293,8 +296,10 @@ REFIT_API REFIT_MUST_CHECK refit_status refit_offloader_set_accumulating(refit_o
  * - REFIT_ERR_STATE: not sealed, accumulating, or restoring
  * - REFIT_ERR_BUSY: a lease holds the image, or 64 futures are open
  * - REFIT_ERR_TIMEOUT: the host memory is not there yet; call again
- * - REFIT_ERR_LIMIT: more copies than a stream of the device queues
+ * - REFIT_ERR_LIMIT: more copies than a stream of the device queues; masters that did not fit,
+ * while other regions are away
  * - REFIT_ERR_COPY, REFIT_ERR_DEVICE
+ * - planning anew: those of refit_offloader_seal
  * - after a trim and with offload.background: those of refit_offloader_seal
  */
 REFIT_API REFIT_MUST_CHECK refit_status refit_offloader_offload(refit_offloader *offloader,

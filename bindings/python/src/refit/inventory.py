@@ -137,7 +137,8 @@ class Inventory:
         beside = list(self._held.tensors())
         with_grads = self._grads != "discard"
         stock = take_stock(self.optimizers, with_grads, beside, self.lives_elsewhere)
-        stock.weights = self._held.weights()
+        if self._config.get("offload.masters") == "auto":
+            stock.weights = self._held.weights()
         return stock
 
     def names(self) -> dict[int, str]:

@@ -360,8 +360,9 @@ class Regions:
 
         CopyError: call ``come_back`` again.
         """
-        if self.device.type != "cuda" or self._future is None:  # None: Ctrl-C came before it was
-            self._wait(group)
+        checked = any(self._weights_at)  # masters: then the join itself would wait, in one piece
+        if self.device.type != "cuda" or self._future is None or checked:
+            self._wait(group)  # no future: Ctrl-C came before it was
         elif group is None:
             self._future.join(current_stream(self.device))
         else:
