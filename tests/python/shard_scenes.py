@@ -22,17 +22,19 @@ from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 Scene = Callable[[int, Path], object]
 
 
-def net() -> nn.Sequential:
+def net(width: int = 9) -> nn.Sequential:
     torch.manual_seed(7)
-    return nn.Sequential(nn.Linear(6, 9), nn.Tanh(), nn.Linear(9, 3))
+    return nn.Sequential(nn.Linear(6, width), nn.Tanh(), nn.Linear(width, 3))
 
 
 class Sharded:
     """One training run on this rank's shards; odd sizes, so that one rank has less."""
 
-    def __init__(self, kind: str) -> None:
+    def __init__(
+        self, kind: str, width: int = 9, make: Callable[..., Any] = torch.optim.AdamW
+    ) -> None:
         mesh = init_device_mesh("cpu", (2,))
-        self.model: nn.Module = net()
+        self.model: nn.Module = net(width)
         if kind == "fsdp2":
             fully_shard(self.model[0], mesh=mesh)  # type: ignore[index]
             fully_shard(self.model, mesh=mesh)
@@ -48,7 +50,7 @@ class Sharded:
                     distribute_tensor(module.bias.detach(), mesh, [Shard(0)])
                 )
         self.kind, self.mesh, self.steps = kind, mesh, 0
-        self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=1e-2)
+        self.optimizer = make(self.model.parameters(), lr=1e-2)
 
     def backward(self) -> None:
         """Gradients that add up."""

@@ -235,7 +235,7 @@ class HostStates:
                 return {}  # how it is sharded is seen once it is there
             like = one.like(local(parameter))
             if extent(like) > SMALL:
-                likes[one.key] = Recipe(parameter).made([like]) if wrapped else like
+                likes[one.key] = Recipe(parameter.detach()).made([like]) if wrapped else like
         return likes
 
     def _open_home(

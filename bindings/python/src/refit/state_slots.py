@@ -59,7 +59,10 @@ class Recipe:
         path, _ = next(iter(opened(tensor)))
         if path:
             names, context = cast(Any, tensor).__tensor_flatten__()
-            inner = [(name, Recipe(getattr(tensor, name))) for name in names]
+            held = [(name, getattr(tensor, name)) for name in names]
+            inner = [
+                (name, Recipe(one) if isinstance(one, torch.Tensor) else one) for name, one in held
+            ]
             self._wrapper = kind_of(tensor), inner, context, tensor.shape, tensor.stride()
 
     def made(self, tensors: Iterable[torch.Tensor]) -> torch.Tensor:
@@ -70,7 +73,7 @@ class Recipe:
         if self._wrapper is None:
             return next(tensors)
         kind, inner, context, shape, stride = self._wrapper
-        held = {name: recipe._made(tensors) for name, recipe in inner}
+        held = {name: one._made(tensors) if isinstance(one, Recipe) else one for name, one in inner}
         made: torch.Tensor = kind.__tensor_unflatten__(held, context, shape, stride)
         return made
 

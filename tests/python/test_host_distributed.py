@@ -1,0 +1,33 @@
+"""Sharded optimizers whose states live on the host: FSDP1, FSDP2, DTensor and distributed
+checkpoints, on two ranks."""
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.multiprocessing
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+import host_scenes
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture(scope="module")
+def seen(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
+    """What each rank saw in each scene. A rank that hangs fails all of them by the timeout."""
+    if not hasattr(torch.cpu.Stream, "record_event"):
+        pytest.skip("FSDP2 of this PyTorch runs on GPUs only: 2.6")
+    folder = tmp_path_factory.mktemp("host")
+    torch.multiprocessing.spawn(host_scenes.play, (str(folder),), nprocs=2, join=True)
+    return [torch.load(folder / f"rank{rank}", weights_only=True) for rank in range(2)]
+
+
+@pytest.mark.parametrize("scene", [one.__name__ for one in host_scenes.SCENES])
+def test_sharded_training_ends_with_the_bits_of_a_run_without_refit(
+    seen: list[dict[str, Any]], scene: str
+) -> None:
+    assert [one[scene] for one in seen] == [True, True]
