@@ -122,8 +122,10 @@ class Controller(Closing):
                 any_optimizer=any_optimizer,
                 may_step=self._cycle.refuse_step,
                 observers=observers,
+                framework=holdings,
             )
             inventory.lives_elsewhere = self._host.owns
+            inventory.masters_elsewhere = self._host.owns_master
             try:
                 self._host.settle_in()
             except BaseException:

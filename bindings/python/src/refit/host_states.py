@@ -34,6 +34,7 @@ from refit.away import Absence
 from refit.config import Config
 from refit.errors import DeviceMemoryError, RefitError, StateError
 from refit.home import Home
+from refit.host_masters import NO_FRAMEWORK, Framework, HostMasters
 from refit.last_hook import LastHook
 from refit.observers import Observers
 from refit.state_slots import Kept, Recipe, Slot, State, dense_like, extent, plain_of
@@ -73,6 +74,7 @@ class HostStates:
         any_optimizer: bool = False,
         may_step: Callable[[], None] = lambda: None,
         observers: Observers | None = None,
+        framework: Framework | None = None,
     ) -> None:
         self._optimizers = list(optimizers)
         self._names = names
@@ -93,10 +95,11 @@ class HostStates:
         self._moving = WaitingCallLock("controller")
         settle = cast(Any, torch.compiler).disable(self.settle)
         self._absence = Absence(settle, self._moving, zeroable=_NONE)
+        self._masters = HostMasters(framework or NO_FRAMEWORK, self._moving, self._settle)
         self._is_away = False
         for number, optimizer in enumerate(self._optimizers):
             for group, parameter in parameters_of(optimizer):
-                if _is_trained(parameter):
+                if self._is_trained(parameter):
                     self._habits_of(number, optimizer, group, parameter)
         self._hooks = _StepHooks(self, self._optimizers)
         self._prefetch = _Prefetch(self) if prefetch else None
@@ -107,6 +110,11 @@ class HostStates:
         """Whether a state of a parameter is the tensor over the image."""
         kept = self._kept.get(id(parameter))
         return kept is not None and key in kept.states and kept.states[key].shown is value
+
+    def owns_master(self, tensor: Any) -> bool:
+        """Whether a tensor is a master that lives on the host, whether it is there now or not."""
+        kept = self._kept.get(id(tensor))
+        return kept is not None and kept.master is not None
 
     def kept(self, parameter: Any) -> Kept | None:
         """What is kept of a parameter; None if none of its states are on the host."""
@@ -151,6 +159,13 @@ class HostStates:
             self._settle_in()
 
     def _settle_in(self) -> None:
+        self._place_states()
+        masters = [one for one in self._kept.values() if one.master is not None]
+        if not all(self._masters.is_away(one.parameter) for one in masters):
+            self._settle()
+            self._masters.leave(masters)
+
+    def _place_states(self) -> None:
         for optimizer in self._optimizers:
             for kept in self._kept_of(optimizer):
                 if self._is_astray(optimizer, kept):
@@ -161,7 +176,10 @@ class HostStates:
         if not without:
             return
         self._settle()
+        if any(self._masters.is_away(parameter) for _, parameter, *_ in without):
+            self._masters.bring_back()  # they get another place
         self._forget_others()
+        self._masters.look_again()
         names = self._names()
         sizes = [sum(map(_nbytes, likes.values())) for *_, likes in without]
         stays = self._share.first(sizes)
@@ -180,6 +198,9 @@ class HostStates:
     def _forget_others(self) -> None:
         """Lets go of parameters that no optimizer has any longer."""
         there = {id(p) for one in self._optimizers for _, p in parameters_of(one)}
+        gone = [one.parameter for number, one in self._kept.items() if number not in there]
+        if any(map(self._masters.is_away, gone)):
+            self._masters.bring_back()
         for known in (self._kept, self._bare, self._resident):
             for number in [one for one in known if one not in there]:
                 del known[number]
@@ -206,7 +227,13 @@ class HostStates:
         return kept is not None or bool(state) or self._needs_none(parameter)
 
     def _needs_none(self, parameter: Any) -> bool:
-        return id(parameter) in self._bare or not _is_trained(parameter)
+        return id(parameter) in self._bare or not self._is_trained(parameter)
+
+    def _is_trained(self, parameter: Any) -> bool:
+        """Whether it may be stepped. Masters require no gradient, and are given one."""
+        return (
+            parameter.requires_grad or parameter.grad is not None or self._masters.knows(parameter)
+        )
 
     def _moves(self, value: Any) -> bool:
         """Whether a value in a state is one that lives on the host."""
@@ -245,6 +272,9 @@ class HostStates:
         names: list[str] = []
         looks: list[torch.Tensor] = []
         for _, kept, likes in entries:
+            if self._masters.can_live(kept.parameter):
+                names.append(f"{kept.name}.master")
+                looks.append(dense_like(kept.parameter))
             for key, like in likes.items():
                 for path, one in opened(like):
                     names.append(".".join(map(str, (kept.name, key, *path))))
@@ -256,6 +286,8 @@ class HostStates:
         regions = iter(enumerate(looks))
         for optimizer, kept, likes in entries:
             kept.home = home
+            if self._masters.can_live(kept.parameter):
+                kept.master = State([Slot(home, *next(regions))], Recipe(looks[0]))
             for key, like in likes.items():
                 slots = [Slot(home, *next(regions)) for _ in opened(like)]
                 kept.states[key] = State(slots, Recipe(like))
@@ -305,7 +337,11 @@ class HostStates:
                 return stepping
             self._settle_in()
             entries = list(entries_of(optimizer, self._kept))
-            self._carry_out(WindowedStep(optimizer, stepping, entries, self._names, args, kwargs))
+            self._masters.look_again()
+            weight_of = self._masters.weight_of
+            self._carry_out(
+                WindowedStep(optimizer, stepping, entries, self._names, weight_of, args, kwargs)
+            )
         return stepping
 
     def resume(self) -> None:
@@ -314,6 +350,7 @@ class HostStates:
         with self._observers.phase("step"), self._moving:
             if self._broken is not None:
                 self._carry_out(self._broken)
+                self._masters.round_others()
 
     def _carry_out(self, step: WindowedStep) -> None:
         self._put_away()
@@ -353,7 +390,8 @@ class HostStates:
                 return
             try:
                 self._may_step()
-                step = WindowedStep(optimizer, Stepping(optimizer), entries, self._names)
+                weight_of = self._masters.weight_of
+                step = WindowedStep(optimizer, Stepping(optimizer), entries, self._names, weight_of)
                 self._put_away()
                 step.come_in_early()
             except RefitError:
@@ -435,6 +473,7 @@ class HostStates:
         """
         with self._moving:
             self._settle()
+            self._masters.bring_back()
             for optimizer in self._optimizers:
                 for kept in self._kept_of(optimizer):
                     _move_out(optimizer, kept)
@@ -445,6 +484,7 @@ class HostStates:
         with self._moving:
             try:
                 self._settle()
+                self._masters.bring_back()
                 for optimizer in self._optimizers:
                     for kept in self._kept_of(optimizer):
                         _move_out(optimizer, kept)
@@ -455,6 +495,7 @@ class HostStates:
 
     def _end(self) -> None:
         self._hooks.remove()
+        self._masters.close()
         if self._prefetch is not None:
             self._prefetch.remove()
         for home in self._homes:
@@ -483,11 +524,6 @@ def _why_it_stays(value: Any) -> str | None:
     ):
         return f"it is a {type(value).__name__} of tensors: only tensors live on the host"
     return None
-
-
-def _is_trained(parameter: Any) -> bool:
-    """Whether it may be stepped. Megatron's masters require no gradient, and are given one."""
-    return parameter.requires_grad or parameter.grad is not None
 
 
 def _nbytes(value: Any) -> int:

@@ -59,6 +59,25 @@ class HeldMasters(Protocol):
         ...
 
 
+@runtime_checkable
+class SteppedMasters(Protocol):
+    """What a ``Held`` has besides, if its masters can live on the host."""
+
+    def stepped_masters(self) -> Iterable[tuple[torch.Tensor, torch.Tensor]]:
+        """Masters that an inner optimizer steps as its parameters, and the weights that the wrapper
+        rounds from each behind a step."""
+        ...
+
+    def leave_out(self, is_rounded: Callable[[torch.Tensor], bool]) -> Callable[[], None]:
+        """From now on the wrapper does not round weights from masters of which this is True. What
+        it gives undoes that."""
+        ...
+
+    def round_others(self) -> None:
+        """Rounds weights from all other masters, as it does behind a step."""
+        ...
+
+
 class Holdings:
     """The torch optimizers in what was given, and the tensors beside their states.
 
@@ -84,6 +103,22 @@ class Holdings:
         none has no method ``weights``."""
         known = [one.weights() for one in self._held if isinstance(one, HeldMasters)]
         return {id(master): weight for pairs in known for master, weight in pairs}
+
+    def stepped_masters(self) -> dict[int, torch.Tensor]:
+        """By the identity of a master that can live on the host the weights rounded from it."""
+        known = [one.stepped_masters() for one in self._held if isinstance(one, SteppedMasters)]
+        return {id(master): weight for pairs in known for master, weight in pairs}
+
+    def leave_out(self, is_rounded: Callable[[torch.Tensor], bool]) -> list[Callable[[], None]]:
+        """Tells the wrappers which masters' weights they need not round; see ``SteppedMasters``."""
+        held = [one for one in self._held if isinstance(one, SteppedMasters)]
+        return [one.leave_out(is_rounded) for one in held]
+
+    def round_others(self) -> None:
+        """The wrappers round weights as behind a step."""
+        for one in self._held:
+            if isinstance(one, SteppedMasters):
+                one.round_others()
 
     def others(self) -> Iterator[tuple[str, torch.Tensor]]:
         """Whose memory stays."""
@@ -126,6 +161,7 @@ class Inventory:
         self._pool = pool
         self._warned = False
         self.lives_elsewhere: Callable[[Any, Any, Any], bool] | None = None
+        self.masters_elsewhere: Callable[[Any], bool] | None = None
         """Whether a state (its parameter, its key, its value) is no concern of a cycle."""
 
     def parameters(self) -> list[Any]:
@@ -134,7 +170,8 @@ class Inventory:
 
     def take(self) -> Stock:
         """The stock at this moment."""
-        beside = list(self._held.tensors())
+        elsewhere = self.masters_elsewhere or (lambda _: False)
+        beside = [one for one in self._held.tensors() if not elsewhere(one[1])]
         with_grads = self._grads != "discard"
         stock = take_stock(self.optimizers, with_grads, beside, self.lives_elsewhere)
         if self._config.get("offload.masters") == "auto":

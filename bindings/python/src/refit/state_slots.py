@@ -118,6 +118,8 @@ class Kept:
         self.name = name
         self.elementwise = elementwise
         self.states: dict[Any, State] = {}
+        self.master: State | None = None
+        """The place of the parameter itself, if it is a master that lives on the host, too."""
         self.home: Home | None = None
         self.parted = False
         """Whether it is stepped part by part, because its states are larger than a window."""
@@ -125,16 +127,21 @@ class Kept:
     @property
     def nbytes(self) -> int:
         """Bytes of all its states on the host."""
-        return sum(slot.nbytes for state in self.states.values() for slot in state.slots)
+        return sum(slot.nbytes for state in self.all for slot in state.slots)
+
+    @property
+    def all(self) -> list[State]:
+        """Its master, if it has one here, and its states."""
+        return [*([] if self.master is None else [self.master]), *self.states.values()]
 
     def looks_as_parameter(self) -> bool:
         """Whether each state is one plain tensor whose elements lie as those of the parameter."""
         shape, stride = tuple(self.parameter.shape), tuple(self.parameter.stride())
-        slots = [state.slots for state in self.states.values()]
+        slots = [state.slots for state in self.all]
         return all(
             len(one) == 1 and (one[0].shape, one[0].stride) == (shape, stride) for one in slots
         )
 
     def bytes_of_an_element(self) -> int:
         """Of all its states together."""
-        return sum(state.slots[0].dtype.itemsize for state in self.states.values())
+        return sum(state.slots[0].dtype.itemsize for state in self.all)

@@ -25,6 +25,7 @@ from typing import Any, NamedTuple
 
 import torch
 
+from refit.away import kind_of
 from refit.errors import UnsupportedError
 from refit.storages import opened
 
@@ -225,7 +226,7 @@ def part_of(parameter: torch.Tensor, first: int, count: int) -> torch.Tensor:
 def can_be_parted(parameter: torch.Tensor, state: Mapping[Any, Any]) -> bool:
     """Whether parameter, gradient and states lie in memory in the same order, or are single."""
     grad = parameter.grad
-    if type(parameter) not in (torch.Tensor, torch.nn.Parameter) or not is_dense(parameter):
+    if kind_of(parameter) not in (torch.Tensor, torch.nn.Parameter) or not is_dense(parameter):
         return False
     alike = [one for one in state.values() if isinstance(one, torch.Tensor) and one.dim() > 0]
     alike += [] if grad is None else [grad]

@@ -25,7 +25,7 @@ from refit.errors import RefitError
 from refit.home import Home
 from refit.observers import Observers
 from refit.state_slots import Kept, Slot, State, extent
-from refit.twin import PART, Stepping, can_be_parted, local, part_of
+from refit.twin import PART, Stepping, can_be_parted, flat, local, part_of
 from refit.window import BORN, TOGETHER, Part
 
 Optimizer = torch.optim.Optimizer
@@ -58,6 +58,11 @@ class Entry:
         self.last = True
         """Whether no other part of the parameter follows."""
         self.done = False
+
+    @property
+    def lead(self) -> int:
+        """Parts that come before those of the states: that of a master."""
+        return 0 if self.kept is None or self.kept.master is None else 1
 
     @property
     def home(self) -> Home | None:
@@ -118,7 +123,7 @@ def _parts(group: int, parameter: Any, kept: Kept | None, state: Mapping[Any, An
     )
     if not kept.parted:
         return whole
-    room = window_bytes - _PADDING * len(kept.states)
+    room = window_bytes - _PADDING * len(kept.all)
     count = max(PART, room // kept.bytes_of_an_element() // PART * PART)
     total = parameter.numel()
     parts = [
@@ -145,6 +150,8 @@ class _InUse:
     made: Optimizer
     versions: list[tuple[Any, int]] = field(default_factory=list)
     saved: list[tuple[torch.Tensor, int, torch.Tensor]] = field(default_factory=list)
+    masters: dict[int, torch.Tensor] = field(default_factory=dict)
+    """By the number of an entry its master in the window's memory."""
     results: list[Any] = field(default_factory=list)
     """What the code has returned, once it has run."""
 
@@ -158,11 +165,13 @@ class WindowedStep:
         stepping: Stepping,
         entries: list[Entry],
         names: Callable[[], Mapping[int, str]],
+        weight_of: Callable[[Kept], torch.Tensor],
         args: tuple[Any, ...] = (),
         kwargs: Mapping[str, Any] = MappingProxyType({}),
     ) -> None:
         self.optimizer = optimizer
         self._names = names
+        self._weight_of = weight_of
         self.entries = [one.again() for one in entries]
         self._stepping = stepping
         self._args = args
@@ -272,15 +281,17 @@ class WindowedStep:
         parts: list[Part] = []
         numbers: list[list[int]] = []
         for entry in entries:
-            flags = BORN if self._unborn[id(entry.parameter)] else 0
+            born = BORN if self._unborn[id(entry.parameter)] else 0
             mine: list[int] = []
-            for _, one in self._travellers(entry):
-                for slot in one.slots:
-                    offset, nbytes, _, _ = entry.place_of(slot)
-                    if nbytes:
-                        mine.append(len(parts))
-                        together = TOGETHER if len(mine) > 1 else 0
-                        parts.append(Part(slot.region, flags | together, offset, nbytes))
+            masters = entry.kept.master.slots if entry.kept and entry.kept.master else []
+            slots = [(slot, 0) for slot in masters]
+            slots += [(slot, born) for _, one in self._travellers(entry) for slot in one.slots]
+            for slot, flags in slots:
+                offset, nbytes, _, _ = entry.place_of(slot)
+                if nbytes:
+                    mine.append(len(parts))
+                    together = TOGETHER if len(mine) > 1 else 0
+                    parts.append(Part(slot.region, flags | together, offset, nbytes))
             numbers.append(mine)
         return parts, numbers
 
@@ -298,7 +309,12 @@ class WindowedStep:
         numbers: list[list[int]],
         places: Mapping[int, int],
     ) -> None:
-        parameters = [self._parameter(one) for one in entries]
+        masters = {
+            at: self._master(cast(Home, home), one, places[numbers[at][0]])
+            for at, one in enumerate(entries)
+            if one.lead
+        }
+        parameters = [self._parameter(one, masters.get(at)) for at, one in enumerate(entries)]
         states = [self._given(home, *one, places) for one in zip(entries, numbers, strict=True)]
         chosen: list[list[Any]] = [[] for _ in self.optimizer.param_groups]
         for entry, parameter in zip(entries, parameters, strict=True):
@@ -309,16 +325,29 @@ class WindowedStep:
         use = _InUse(
             home, entries, numbers, parameters, [dict(one) for one in states], unborn, made
         )
+        use.masters = masters
         self._save(use)
         self._in_use = use
         with interrupts_held():
             self._stepping.run_on(made, use.results, self._args, self._kwargs)
         self._finish(use)
 
-    def _parameter(self, entry: Entry) -> Any:
+    def _parameter(self, entry: Entry, master: torch.Tensor | None) -> Any:
+        """What the code steps. A master is stepped as another parameter over the window's memory,
+        with the gradient of the one that the optimizer has."""
+        if master is not None:
+            made: Any = master.detach().requires_grad_()
+            grad = entry.parameter.grad
+            made.grad = grad if entry.count is None else flat(grad, entry.first, entry.count)
+            return made
         if entry.count is None:
             return entry.parameter
         return part_of(entry.parameter, entry.first, entry.count)
+
+    def _master(self, home: Home, entry: Entry, place: int) -> torch.Tensor:
+        slot = cast(State, cast(Kept, entry.kept).master).slots[0]
+        _, _, shape, stride = entry.place_of(slot)
+        return home.tensor(place, slot.dtype, shape, stride)
 
     def _given(
         self, home: Home | None, entry: Entry, numbers: list[int], places: Mapping[int, int]
@@ -331,7 +360,7 @@ class WindowedStep:
         if home is None or self._unborn[id(entry.parameter)]:
             return given
         order = list(self._state(entry))
-        mine = iter(numbers)
+        mine = iter(numbers[entry.lead :])
         for key, one in self._travellers(entry):
             tensors = []
             for slot in one.slots:
@@ -377,7 +406,9 @@ class WindowedStep:
         made = use.made.state.get(use.parameters[at], {})
         real = self.optimizer.state[entry.parameter]
         states = {} if entry.kept is None else entry.kept.states
-        numbers = iter(use.parts[at])
+        numbers = iter(use.parts[at][entry.lead :])
+        if at in use.masters:
+            self._round(entry, use.masters[at], use.parameters[at])
         for key, one in self._travellers_of(use, at):
             value = made.get(key)
             inner = _plain_of(one, entry, value)
@@ -404,6 +435,14 @@ class WindowedStep:
                 if key not in states or key not in real:
                     _set(real, key, value, entry.count is not None)
             _order_as(made, real)
+
+    def _round(self, entry: Entry, master: torch.Tensor, stepped: torch.Tensor) -> None:
+        """Rounds the weights from a master, as its framework does, before it leaves."""
+        _write(master, stepped)  # of an optimizer that gives a parameter other memory
+        weight = self._weight_of(cast(Kept, entry.kept))
+        count = weight.numel() if entry.count is None else entry.count
+        with torch.no_grad():
+            weight.narrow(0, entry.first, count).copy_(master.detach().view(-1))
 
     def _travellers_of(self, use: _InUse, at: int) -> list[tuple[Any, State]]:
         entry = use.entries[at]

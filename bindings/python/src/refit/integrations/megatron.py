@@ -39,6 +39,13 @@ a wrapper does not keep those, the parameters."""
 ALIASES = ("shard_fp32_groups", "fp32_from_fp32_groups")
 """Where they keep parameters that are fp32 already: these are the model's own."""
 
+_ROUNDING = "_copy_main_params_to_model_params"
+_COPIED = {
+    "shard_fp32_from_float16_groups": "model_float16_groups",
+    "fp32_from_float16_groups": "float16_groups",
+}
+"""Megatron's method that copies masters to weights, and the lists that it goes through together."""
+
 Key = tuple[str, int]
 
 
@@ -79,6 +86,43 @@ class MegatronOptimizer:
                     if weights:
                         yield from _pairs(masters, weights)
                         break
+
+    def stepped_masters(self) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+        """The masters that can live on the host (``states="host"``), and the weights of each: those
+        from which the wrapper rounds weights of a plain type behind each step, and by no other way.
+        """
+        owned = {id(tensor) for _, tensor in self.tensors()}
+        for one in self.wrappers:
+            if not _rounds_behind_steps(one):
+                continue
+            for attribute in MASTERS:
+                masters = _as_list(getattr(one, attribute, None))
+                for name in WEIGHTS[attribute]:
+                    weights = _as_list(getattr(one, name, None))
+                    if weights:
+                        pairs = _pairs(masters, weights)
+                        yield from (pair for pair in pairs if id(pair[0]) in owned)
+                        break
+
+    def leave_out(self, is_rounded: Callable[[torch.Tensor], bool]) -> Callable[[], None]:
+        """From now on Megatron's copy of masters to weights, behind a step, leaves those out of
+        which this is True. What it gives undoes that."""
+        told = [one for one in self.wrappers if _rounds_behind_steps(one)]
+        for one in told:
+            setattr(one, _ROUNDING, _narrowed(one, is_rounded))
+
+        def undo() -> None:
+            for one in told:
+                vars(one).pop(_ROUNDING, None)
+
+        return undo
+
+    def round_others(self) -> None:
+        """Megatron's copy of masters to weights. What it does to gather them from other ranks
+        behind a step is the caller's."""
+        for one in self.wrappers:
+            if _rounds_behind_steps(one):
+                getattr(one, _ROUNDING)()
 
     def others(self) -> Iterator[tuple[str, torch.Tensor]]:
         """The flat buffers, which move by Megatron's own methods if at all, although the gradients
@@ -243,6 +287,47 @@ def _pairs(masters: list[Any], weights: list[Any]) -> Iterator[tuple[torch.Tenso
         for master, weight in zip(_as_list(ours), _as_list(theirs), strict=False):
             if torch.is_tensor(master) and torch.is_tensor(weight):
                 yield master, weight
+
+
+def _rounds_behind_steps(one: Any) -> bool:
+    """Whether a wrapper copies its masters to plain weights behind each step."""
+    configs = [getattr(one, "config", None), getattr(one, "ddp_config", None)]
+    elsewhere = ("reuse_grad_buf_for_mxfp8_param_ag", "use_megatron_fsdp")
+    return (
+        callable(getattr(type(one), _ROUNDING, None))
+        and not _is_hybrid(one.optimizer)
+        and not any(_any_set(configs, name) for name in elsewhere)
+    )
+
+
+def _narrowed(one: Any, is_rounded: Callable[[torch.Tensor], bool]) -> Callable[[], None]:
+    """Megatron's method, for the masters of which this is False."""
+
+    def copy_main_params_to_model_params() -> None:
+        before = {}
+        left = False
+        for masters, models in _COPIED.items():
+            pairs = [
+                [pair for pair in zip(ours, theirs, strict=False) if not is_rounded(pair[0])]
+                for ours, theirs in zip(
+                    _as_list(getattr(one, masters, None)),
+                    _as_list(getattr(one, models, None)),
+                    strict=False,
+                )
+            ]
+            if pairs:
+                left = left or any(pairs)
+                before.update({name: getattr(one, name) for name in (masters, models)})
+                setattr(one, masters, [[pair[0] for pair in group] for group in pairs])
+                setattr(one, models, [[pair[1] for pair in group] for group in pairs])
+        try:
+            if left or hasattr(one, "shard_fp32_groups"):  # which the same method copies
+                getattr(type(one), _ROUNDING)(one)
+        finally:
+            for name, groups in before.items():
+                setattr(one, name, groups)
+
+    return copy_main_params_to_model_params
 
 
 def _why_grads_stay(buffer: Any, configs: Iterable[Any]) -> str | None:
