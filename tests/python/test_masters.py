@@ -119,6 +119,26 @@ def test_megatrons_own_optimizers_are_known() -> None:
             assert all(map(torch.equal, masters, before))
 
 
+def test_masters_in_the_states_of_their_weights_are_known() -> None:
+    torch.manual_seed(5)
+    master = torch.randn(50, 100)
+    weight = torch.nn.Parameter(master.bfloat16())
+    inner = torch.optim.AdamW([weight], lr=0.0)
+    weight.grad = torch.ones_like(weight)
+    inner.step()
+    weight.grad = None
+    inner.state[weight]["master_param"] = master
+    before = master.clone()
+    wrapper = mcore.MegatronOptimizer(inner)
+    with Controller(wrapper) as controller:
+        controller.clear()
+        assert master.untyped_storage().nbytes() == 0
+        moments = 2 * 2 * master.numel()
+        assert _moved(controller) < moments + 3 * master.numel()
+        controller.prepare_for_training()
+        assert torch.equal(master, before)
+
+
 def test_weights_that_are_no_rounding_are_planned_for_within_one_clear(optimizer: Any) -> None:
     with Controller(optimizer) as controller:
         for spoiled in (0, 3000, 20000):

@@ -29,6 +29,9 @@ from refit.errors import StateError, UnsupportedError
 MASTERS = ("shard_fp32_from_float16_groups", "fp32_from_float16_groups")
 """Where wrappers keep fp32 masters: the distributed optimizer, and the plain fp16/bf16 one."""
 
+MASTER = "master_param"
+"""The state of Transformer Engine's FusedAdam that is an fp32 master, where it keeps one."""
+
 WEIGHTS = {
     "shard_fp32_from_float16_groups": ("shard_float16_groups", "model_float16_groups"),
     "fp32_from_float16_groups": ("float16_groups",),
@@ -77,7 +80,15 @@ class MegatronOptimizer:
                 yield name, tensor
 
     def weights(self) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-        """The fp32 masters, and of each the model's weights that are rounded from it."""
+        """The fp32 masters, and of each the model's weights that are rounded from it.
+
+        A precision-aware optimizer keeps them in the states of the weights.
+        """
+        for inner in self.inner:
+            for weight, state in inner.state.items():
+                master = state.get(MASTER) if isinstance(state, dict) else None
+                if torch.is_tensor(master):
+                    yield master, weight
         for one in self.wrappers:
             for attribute in MASTERS:
                 masters = _as_list(getattr(one, attribute, None))
