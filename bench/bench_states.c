@@ -278,7 +278,8 @@ static refit_status compare_tensor(const bench_states *it, uint32_t at, char *re
 static refit_status compare(const bench_states *it, refit_error *error)
 {
     char *read = malloc(it->largest);
-    refit_status status = read == NULL ? no_memory(error) : REFIT_OK;
+    refit_status status = REFIT_OK;
+    if (read == NULL) return no_memory(error);
     for (uint32_t i = 0; status == REFIT_OK && i < it->list->count; i++)
         status = compare_tensor(it, i, read, error);
     free(read);

@@ -401,19 +401,25 @@ static bool take_room(bench_ways *on)
            bench_states_batches(it, on->portion_count);
 }
 
+/* Makes the last run longer, if the bytes lie behind it. */
+static bool joins_last(bench_ways *on, const char *begin, uint64_t bytes)
+{
+    if (on->run_count == 0) return false;
+    bench_run *last = &on->runs[on->run_count - 1];
+    const char *end = last->from + last->bytes;
+    if (begin < end || begin - end >= 512) return false;
+    last->bytes = (uint64_t)(begin - last->from) + bytes;
+    return true;
+}
+
 /* Tensors that lie together in the image are one run. */
 static void find_runs(bench_ways *on)
 {
     const bench_states *it = on->states;
     for (uint32_t i = 0; i < it->list->count; i++) {
-        bench_run *last = on->run_count > 0 ? &on->runs[on->run_count - 1] : NULL;
-        char *begin = it->image[i], *end = begin + it->list->all[i].bytes;
-        if (last != NULL && begin >= last->from + last->bytes &&
-            begin - (last->from + last->bytes) < 512) {
-            last->bytes = (uint64_t)(end - last->from);
-        } else {
-            on->runs[on->run_count++] = (bench_run){begin, (uint64_t)(end - begin)};
-        }
+        uint64_t bytes = it->list->all[i].bytes;
+        if (!joins_last(on, it->image[i], bytes))
+            on->runs[on->run_count++] = (bench_run){it->image[i], bytes};
     }
 }
 
