@@ -18,12 +18,16 @@ with warnings.catch_warnings():
     warnings.simplefilter("ignore")
     pytest.importorskip("megatron.core.optimizer", reason="megatron-core is not installed")
 
+import refit.window  # noqa: E402
 from megatron.core.optimizer.distrib_optimizer import DistributedOptimizer  # noqa: E402
 from megatron.core.optimizer.optimizer import (  # noqa: E402
     ChainedOptimizer,
     Float16OptimizerWithFloat16Params,
 )
 from refit.controller import Controller  # noqa: E402
+from refit.errors import CopyError, DeviceMemoryError  # noqa: E402
+from refit.windowed_step import WindowedStep  # noqa: E402
+from test_host_failures import FailingCall  # noqa: E402
 
 SIZES = [3000, 50_000, 7, 4097]
 ON_HOST = [0, 0, 4 * 7, 0]
@@ -251,7 +255,6 @@ def test_without_memory_for_the_masters_a_use_says_so_and_loses_nothing(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     from refit import host_masters
-    from refit.errors import DeviceMemoryError
 
     plain, ours = _distributed(), _distributed()
     optimizer, _, masters = ours
@@ -276,8 +279,6 @@ def test_without_memory_for_the_masters_a_use_says_so_and_loses_nothing(
 def test_a_step_that_breaks_off_while_weights_are_rounded_is_resumed(
     at: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from refit.windowed_step import WindowedStep
-
     plain, ours = _distributed(), _distributed()
     optimizer, weights, masters = ours
     rounds, original = [0], WindowedStep._round
@@ -321,3 +322,38 @@ def test_code_that_fails_before_it_has_changed_a_master_can_be_called_again(
         controller.resume_step()
         optimizer.step_with_ready_grads()
     _same(ours, plain)
+
+
+@pytest.mark.parametrize("error", [CopyError("the copy failed"), KeyboardInterrupt()], ids=str)
+def test_every_call_of_the_library_may_fail_once(
+    monkeypatch: pytest.MonkeyPatch, error: BaseException
+) -> None:
+    failed = 0
+    for at in range(1, 100):
+        plain, ours = _distributed(), _distributed()
+        optimizer, weights, masters = ours
+        with Controller(optimizer, **HOST) as controller:
+            _step(plain[0], plain[2], 0)
+            failing = FailingCall(at, copy.copy(error), behind=isinstance(error, KeyboardInterrupt))
+            _give_gradients(masters, 0)
+            told = None
+            with monkeypatch.context() as patched:
+                patched.setattr(refit.window, "call", failing)
+                try:
+                    optimizer.step_with_ready_grads()
+                except (CopyError, KeyboardInterrupt) as why:
+                    failed += 1
+                    told = " ".join([str(why), *getattr(why, "__notes__", [])])
+            if told is not None and "resume_step()" in told:
+                controller.resume_step()
+            elif told is not None and not optimizer.optimizer.state:
+                optimizer.step_with_ready_grads()
+            assert all(map(torch.equal, weights, plain[1])), at
+            _step(plain[0], plain[2], 1)
+            _step(optimizer, masters, 1)
+        _same(ours, plain)
+        if failing.count < at:
+            break
+    else:
+        pytest.fail("a step never ends")
+    assert failed > 8
