@@ -784,6 +784,12 @@ def test_sizes_out_of_range_are_refused(options: dict[str, Any]) -> None:
     refit.Controller(run.optimizer, run.model).close()
 
 
+def test_a_share_that_is_no_number_is_refused_by_its_name() -> None:
+    for nbytes in ("2GB", -1, "much"):
+        with pytest.raises(InvalidError, match="resident_bytes="):
+            on_host(Run(), resident_bytes=nbytes)
+
+
 def test_sizes_come_from_the_configuration_and_keywords_go_over_it() -> None:
     config = refit.load_config(offload={"window_bytes": "128KiB", "windows": 2})
     for given, expected in (({}, (128 << 10, 2)), ({"window_bytes": 1 << 20}, (1 << 20, 2))):

@@ -26,7 +26,7 @@ from refit._library import lib, log
 from refit.checkpoint import reading
 from refit.config import ConfigLike, make_config
 from refit.cycle import CLEARED, TRAINING, Cycle
-from refit.errors import BusyError, InvalidError, StateError
+from refit.errors import BusyError, InvalidError, RefitError, StateError
 from refit.grads import Policy, policy_of
 from refit.hooks import Hooks, refuse_second
 from refit.host_states import HostStates, Share
@@ -412,7 +412,13 @@ def _share_of(
         raise InvalidError(f"host_fraction={fraction!r}: say a share from 0 to 1")
     if resident_bytes is None:
         return Share(None, fraction)
-    stays = make_config({"offload.budget_bytes": resident_bytes})  # reads "2GiB"
+    try:
+        stays = make_config({"offload.budget_bytes": resident_bytes})  # reads "2GiB"
+    except RefitError as why:
+        raise InvalidError(
+            f"resident_bytes={resident_bytes!r}: write a whole number of bytes, or of KiB, MiB, "
+            "GiB or TiB, such as 512MiB"
+        ) from why
     return Share(int(stays.get("offload.budget_bytes")), None)
 
 

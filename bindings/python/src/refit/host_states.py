@@ -84,9 +84,9 @@ class HostStates:
         self._observers = observers or Observers()
         self._any_optimizer = any_optimizer
         self._habits: dict[tuple[int, Kind], Habits] = {}
-        self._kept: dict[int, Kept] = {}
-        self._resident: dict[int, Any] = {}
-        self._bare: dict[int, Any] = {}
+        self._kept: dict[tuple[int, int], Kept] = {}
+        self._resident: dict[tuple[int, int], Any] = {}
+        self._bare: dict[tuple[int, int], Any] = {}
         self._homes: list[Home] = []
         self._broken: WindowedStep | None = None
         self._loading: dict[int, dict[Any, dict[Any, Any]]] = {}
@@ -108,17 +108,16 @@ class HostStates:
 
     def owns(self, parameter: Any, key: Any, value: Any) -> bool:
         """Whether a state of a parameter is the tensor over the image."""
-        kept = self._kept.get(id(parameter))
-        return kept is not None and key in kept.states and kept.states[key].shown is value
+        for optimizer in self._optimizers:
+            kept = self._kept.get(_key(optimizer, parameter))
+            if kept is not None and key in kept.states and kept.states[key].shown is value:
+                return True
+        return False
 
     def owns_master(self, tensor: Any) -> bool:
         """Whether a tensor is a master that lives on the host, whether it is there now or not."""
-        kept = self._kept.get(id(tensor))
-        return kept is not None and kept.master is not None
-
-    def kept(self, parameter: Any) -> Kept | None:
-        """What is kept of a parameter; None if none of its states are on the host."""
-        return self._kept.get(id(parameter))
+        found = [self._kept.get(_key(optimizer, tensor)) for optimizer in self._optimizers]
+        return any(kept is not None and kept.master is not None for kept in found)
 
     @property
     def resident(self) -> list[tuple[str, str]]:
@@ -126,7 +125,7 @@ class HostStates:
         host. Those of 512 bytes and less are not among them."""
         names = self._names()
         reason = "its states stay on the device (resident_bytes, host_fraction)"
-        found = [(names.get(one, "state"), reason) for one in self._resident]
+        found = [(names.get(one, "state"), reason) for _, one in self._resident]
         for optimizer in self._optimizers:
             for _, parameter in parameters_of(optimizer):
                 for key, value in optimizer.state.get(parameter, {}).items():
@@ -166,11 +165,15 @@ class HostStates:
             self._masters.leave(masters)
 
     def _place_states(self) -> None:
-        for optimizer in self._optimizers:
-            for kept in self._kept_of(optimizer):
-                if self._is_astray(optimizer, kept):
-                    self._settle()
-                    self._move_in(optimizer, kept)
+        astray = [
+            (optimizer, kept)
+            for optimizer in self._optimizers
+            for kept in self._kept_of(optimizer)
+            if self._is_astray(optimizer, kept)
+        ]
+        if astray:
+            self._settle()
+            self._move_in(astray)
         found: dict[torch.device, list[tuple[Optimizer, Kept, dict[Any, Any]]]] = {}
         without = list(self._without_place())
         if not without:
@@ -185,9 +188,9 @@ class HostStates:
         stays = self._share.first(sizes)
         for number, (optimizer, parameter, habits, likes) in enumerate(without):
             if not likes:
-                self._bare[id(parameter)] = parameter
+                self._bare[_key(optimizer, parameter)] = parameter
             elif number < stays:
-                self._resident[id(parameter)] = parameter
+                self._resident[_key(optimizer, parameter)] = parameter
             else:
                 kept = Kept(parameter, names.get(id(parameter), "state"), habits.elementwise)
                 device = local(parameter).device
@@ -197,13 +200,13 @@ class HostStates:
 
     def _forget_others(self) -> None:
         """Lets go of parameters that no optimizer has any longer."""
-        there = {id(p) for one in self._optimizers for _, p in parameters_of(one)}
-        gone = [one.parameter for number, one in self._kept.items() if number not in there]
+        there = {_key(one, p) for one in self._optimizers for _, p in parameters_of(one)}
+        gone = [one.parameter for place, one in self._kept.items() if place not in there]
         if any(map(self._masters.is_away, gone)):
             self._masters.bring_back()
         for known in (self._kept, self._bare, self._resident):
-            for number in [one for one in known if one not in there]:
-                del known[number]
+            for place in [one for one in known if one not in there]:
+                del known[place]
 
     def _without_place(self) -> Iterator[tuple[Optimizer, Any, Habits, dict[Any, Any]]]:
         """Parameters with a state that has no place yet, and all states that are to have one."""
@@ -215,19 +218,22 @@ class HostStates:
                 yield optimizer, parameter, habits, self._likes(optimizer, parameter, habits)
 
     def _has_place(self, optimizer: Optimizer, parameter: Any) -> bool:
-        if id(parameter) in self._resident:
+        place = _key(optimizer, parameter)
+        if place in self._resident:
             return True
-        kept = self._kept.get(id(parameter))
+        kept = self._kept.get(place)
         states = {} if kept is None else kept.states
-        state = optimizer.state.get(parameter, {})
+        state = optimizer.state.get(parameter) or {}
+        if not state:
+            return kept.foresees() if kept is not None else self._needs_none(place, parameter)
         for key, value in state.items():
             one = states.get(key)
             if (one is None or one.plain(value) is None) and self._moves(value):
                 return False
-        return kept is not None or bool(state) or self._needs_none(parameter)
+        return True
 
-    def _needs_none(self, parameter: Any) -> bool:
-        return id(parameter) in self._bare or not self._is_trained(parameter)
+    def _needs_none(self, place: tuple[int, int], parameter: Any) -> bool:
+        return place in self._bare or not self._is_trained(parameter)
 
     def _is_trained(self, parameter: Any) -> bool:
         """Whether it may be stepped. Masters require no gradient, and are given one."""
@@ -282,7 +288,6 @@ class HostStates:
         sizes = [extent(one) for one in looks]
         home = Home(device, self._config, _distinct(names), sizes, self._observers)
         self._homes.append(home)
-        self._observers.hold(IMAGE, self.nbytes)
         regions = iter(enumerate(looks))
         for optimizer, kept, likes in entries:
             kept.home = home
@@ -291,9 +296,10 @@ class HostStates:
             for key, like in likes.items():
                 slots = [Slot(home, *next(regions)) for _ in opened(like)]
                 kept.states[key] = State(slots, Recipe(like))
-            self._move_in(optimizer, kept)
-            self._kept[id(kept.parameter)] = kept
-            self._bare.pop(id(kept.parameter), None)
+            self._move_in([(optimizer, kept)])
+            self._kept[_key(optimizer, kept.parameter)] = kept
+            self._bare.pop(_key(optimizer, kept.parameter), None)
+        self._close_unused()
 
     def _is_astray(self, optimizer: Optimizer, kept: Kept) -> bool:
         """Whether a state is not the tensor over the image: other code has put it there."""
@@ -302,22 +308,39 @@ class HostStates:
             return False
         return any(state.get(key, one.shown) is not one.shown for key, one in kept.states.items())
 
-    def _move_in(self, optimizer: Optimizer, kept: Kept) -> None:
+    def _move_in(self, astray: Iterable[tuple[Optimizer, Kept]]) -> None:
         """States that are elsewhere are copied to the image, and the tensors over it take their
         place. Not while copies are under way."""
-        state = optimizer.state.get(kept.parameter, {})
-        for key, one in kept.states.items():
-            value = state.get(key, one.shown)
-            inner = None if value is one.shown else one.plain(value)
-            if inner is not None:
-                with torch.no_grad():
-                    for slot, tensor in zip(one.slots, inner, strict=True):
-                        slot.view.copy_(tensor)
+        moves = []
+        for optimizer, kept in astray:
+            state = optimizer.state.get(kept.parameter) or {}
+            for key, one in kept.states.items():
+                value = state.get(key, one.shown)
+                inner = None if value is one.shown else one.plain(value)
+                if inner is not None:
+                    moves.append((state, key, one, inner))
+        places = {slot.view.data_ptr() for *_, one, _ in moves for slot in one.slots}
+        with torch.no_grad():
+            for _, _, _, inner in moves:  # other code has exchanged states: none is overwritten
+                for at, tensor in enumerate(inner):
+                    if len(moves) > 1 and tensor.untyped_storage().data_ptr() in places:
+                        inner[at] = tensor.clone()
+            for state, key, one, inner in moves:
+                for slot, tensor in zip(one.slots, inner, strict=True):
+                    slot.view.copy_(tensor)
                 state[key] = one.shown
+
+    def _close_unused(self) -> None:
+        """Gives back images whose states have all got another place."""
+        used = {id(kept.home) for kept in self._kept.values()}
+        for home in [one for one in self._homes if id(one) not in used]:
+            home.close()
+            self._homes.remove(home)
+        self._observers.hold(IMAGE, self.nbytes)
 
     def _kept_of(self, optimizer: Optimizer) -> Iterator[Kept]:
         for _, parameter in parameters_of(optimizer):
-            kept = self._kept.get(id(parameter))
+            kept = self._kept.get(_key(optimizer, parameter))
             if kept is not None:
                 yield kept
 
@@ -335,6 +358,7 @@ class HostStates:
             stepping = Stepping(optimizer)
             if _found_inf(optimizer):
                 return stepping
+            self._loading.clear()  # of a load that failed
             self._settle_in()
             entries = list(entries_of(optimizer, self._kept))
             self._masters.look_again()
@@ -417,17 +441,19 @@ class HostStates:
     def before_load(self, optimizer: Optimizer, state_dict: dict[str, Any]) -> dict[str, Any]:
         """Takes the states that live on the host out of what is to be loaded: PyTorch would make a
         copy of each on the device."""
+        if not isinstance(state_dict["state"], Mapping):
+            return state_dict  # PyTorch refuses it
         saved = [one for group in state_dict["param_groups"] for one in group["params"]]
         mine = [parameter for _, parameter in parameters_of(optimizer)]
         loading: dict[Any, dict[Any, Any]] = {}
         rest = dict(state_dict["state"])
         for number, parameter in zip(saved, mine, strict=False):
             state = rest.get(number)
-            if not isinstance(state, Mapping) or id(parameter) in self._resident:
+            if not isinstance(state, Mapping) or _key(optimizer, parameter) in self._resident:
                 continue
             loading[parameter] = {
                 key: Optimizer._process_value_according_to_param_policy(
-                    torch.empty(0, dtype=parameter.dtype), value, number, [], key
+                    torch.empty(0, dtype=parameter.dtype, device="cpu"), value, number, [], key
                 )
                 if self._moves(value)
                 else None
@@ -505,6 +531,10 @@ class HostStates:
         self._observers.hold(IMAGE, 0)
 
 
+def _key(optimizer: Optimizer, parameter: Any) -> tuple[int, int]:
+    return id(optimizer), id(parameter)
+
+
 def parameters_of(optimizer: Optimizer) -> Iterator[tuple[int, Any]]:
     """Its parameters, each with the number of its group."""
     for number, group in enumerate(optimizer.param_groups):
@@ -541,7 +571,7 @@ def _distinct(names: Iterable[str]) -> list[str]:
 
 def _move_out(optimizer: Optimizer, kept: Kept) -> None:
     """The states of a parameter become tensors of PyTorch's own, on its device."""
-    state = optimizer.state.get(kept.parameter, {})
+    state = optimizer.state.get(kept.parameter) or {}
     device = local(kept.parameter).device
     for key, one in kept.states.items():
         if state.get(key) is not one.shown:

@@ -12,7 +12,7 @@ import torch
 from refit.away import kind_of
 from refit.home import Home
 from refit.storages import opened, why_tensor_stays
-from refit.twin import is_dense
+from refit.twin import is_dense, local
 
 
 def plain_of(value: Any) -> list[Any]:
@@ -46,9 +46,10 @@ class Slot:
         self.shape = tuple(like.shape)
         self.stride = tuple(like.stride())
         self.nbytes = extent(like)
-        self.view = torch.empty(0, dtype=like.dtype)
-        if self.nbytes:
-            self.view.set_(home.storage(region), 0, self.shape, self.stride)
+        with torch.inference_mode(False), torch.no_grad():  # to be written in any mode
+            self.view = torch.empty(0, dtype=like.dtype, device="cpu")
+            if self.nbytes:
+                self.view.set_(home.storage(region), 0, self.shape, self.stride)
 
 
 class Recipe:
@@ -117,12 +118,17 @@ class Kept:
         self.parameter = parameter
         self.name = name
         self.elementwise = elementwise
+        self._look = _look_of(parameter)
         self.states: dict[Any, State] = {}
         self.master: State | None = None
         """The place of the parameter itself, if it is a master that lives on the host, too."""
         self.home: Home | None = None
         self.parted = False
         """Whether it is stepped part by part, because its states are larger than a window."""
+
+    def foresees(self) -> bool:
+        """Whether the parameter still looks as it did when its states were foreseen."""
+        return _look_of(self.parameter) == self._look
 
     @property
     def nbytes(self) -> int:
@@ -145,3 +151,8 @@ class Kept:
     def bytes_of_an_element(self) -> int:
         """Of all its states together."""
         return sum(state.slots[0].dtype.itemsize for state in self.all)
+
+
+def _look_of(parameter: Any) -> tuple[Any, ...]:
+    plain = local(parameter)
+    return parameter.shape, plain.shape, plain.stride(), plain.dtype, plain.device

@@ -437,7 +437,8 @@ class _Twin:
         if not (kind.dtype.is_floating_point or kind.dtype.is_complex):
             raise UnsupportedError(f"a parameter of {kind.dtype} has no gradient to step by")
         wide = torch.complex64 if kind.dtype.is_complex else torch.float32
-        values = torch.randn(list(shape), dtype=wide, generator=self._source).to(kind.dtype)
+        cpu: Any = {"generator": self._source, "device": "cpu"}
+        values = torch.randn(list(shape), dtype=wide, **cpu).to(kind.dtype)
         made = torch.empty([shape[at] for at in kind.order], dtype=kind.dtype, device=kind.device)
         back = sorted(range(len(shape)), key=lambda at: kind.order[at])
         return made.permute(back).copy_(values)
@@ -550,7 +551,7 @@ def _step_parted(twin: _Twin) -> None:
         parts = [(part_of(parameter, *one), *one) for one in bounds if one[1]]
         for part, first, count in parts:
             states[part] = {
-                key: flat(one, first, count) if _is_many(one) else _single(one)
+                key: flat(one, first, count) if is_many(one) else _single(one)
                 for key, one in state.items()
             }
             windows.append([part])
@@ -560,7 +561,7 @@ def _step_parted(twin: _Twin) -> None:
         state = twin.states.setdefault(parameter, {})
         for part, first, count in parts:
             for key, one in states[part].items():
-                if not _is_many(one):
+                if not is_many(one):
                     state[key] = one
                     continue
                 if key not in state:
@@ -568,7 +569,8 @@ def _step_parted(twin: _Twin) -> None:
                 flat(state[key], first, count).copy_(one)
 
 
-def _is_many(value: Any) -> bool:
+def is_many(value: Any) -> bool:
+    """Whether a state is a tensor that has dimensions."""
     return isinstance(value, torch.Tensor) and value.dim() > 0
 
 

@@ -25,7 +25,7 @@ from refit.errors import RefitError
 from refit.home import Home
 from refit.observers import Observers
 from refit.state_slots import Kept, Slot, State, extent
-from refit.twin import PART, Stepping, can_be_parted, flat, local, part_of
+from refit.twin import PART, Stepping, can_be_parted, flat, is_many, local, part_of
 from refit.window import BORN, TOGETHER, Part
 
 Optimizer = torch.optim.Optimizer
@@ -75,10 +75,11 @@ class Entry:
         return made
 
     def travellers(self, state: Mapping[Any, Any]) -> list[tuple[Any, State]]:
-        """The states that come or are born: all of them if there is none yet."""
+        """The states that come, or all of them if they are born. One in whose place the optimizer
+        has something else, as None or a sparse tensor, does neither."""
         states = {} if self.kept is None else self.kept.states
         unborn = self.is_unborn(state)
-        return [(key, one) for key, one in states.items() if unborn or key in state]
+        return [(k, one) for k, one in states.items() if unborn or state.get(k) is one.shown]
 
     def is_unborn(self, state: Mapping[Any, Any]) -> bool:
         """Whether the parameter has none of its states yet; a part: none of its own."""
@@ -92,7 +93,7 @@ class Entry:
         return self.first * size, self.count * size, (self.count,), (1,)
 
 
-def entries_of(optimizer: Optimizer, kept: Mapping[int, Kept]) -> Iterator[Entry]:
+def entries_of(optimizer: Optimizer, kept: Mapping[tuple[int, int], Kept]) -> Iterator[Entry]:
     """Every parameter that has a gradient, by group; first those whose states are there already,
     then those whose states this step makes."""
     born: list[Entry] = []
@@ -100,10 +101,10 @@ def entries_of(optimizer: Optimizer, kept: Mapping[int, Kept]) -> Iterator[Entry
         for parameter in one["params"]:
             if parameter.grad is None:
                 continue
-            mine = kept.get(id(parameter))
+            mine = kept.get((id(optimizer), id(parameter)))
             state = optimizer.state.get(parameter, {})
             for entry in _parts(group, parameter, mine, state):
-                if mine is not None and entry.is_unborn(state):
+                if entry.kept is not None and entry.is_unborn(state):
                     born.append(entry)
                 else:
                     yield entry
@@ -111,8 +112,12 @@ def entries_of(optimizer: Optimizer, kept: Mapping[int, Kept]) -> Iterator[Entry
 
 
 def _parts(group: int, parameter: Any, kept: Kept | None, state: Mapping[Any, Any]) -> list[Entry]:
-    whole = [Entry(group, parameter, kept)]
-    if kept is None or not kept.elementwise:
+    entry = Entry(group, parameter, kept)
+    travellers = entry.travellers(state)
+    if kept is None or not (travellers or kept.master):
+        return [Entry(group, parameter, None)]
+    whole = [entry]
+    if not kept.elementwise or len(travellers) < len(kept.states):
         return whole
     window_bytes = cast(Home, kept.home).window_bytes
     others = {key: value for key, value in state.items() if key not in kept.states}
@@ -146,10 +151,11 @@ class _InUse:
     parameters: list[Any]
     states: list[dict[Any, Any]]
     """Of each entry its state as the code is given it."""
+    travellers: list[list[tuple[Any, State]]]
     unborn: list[bool]
     made: Optimizer
-    versions: list[tuple[Any, int]] = field(default_factory=list)
-    saved: list[tuple[torch.Tensor, int, torch.Tensor]] = field(default_factory=list)
+    versions: list[tuple[Any, int | None]] = field(default_factory=list)
+    saved: list[tuple[torch.Tensor, int | None, torch.Tensor]] = field(default_factory=list)
     masters: dict[int, torch.Tensor] = field(default_factory=dict)
     """By the number of an entry its master in the window's memory."""
     results: list[Any] = field(default_factory=list)
@@ -319,12 +325,17 @@ class WindowedStep:
         chosen: list[list[Any]] = [[] for _ in self.optimizer.param_groups]
         for entry, parameter in zip(entries, parameters, strict=True):
             chosen[entry.group].append(parameter)
-        state = dict(zip(parameters, states, strict=True))
+        known = self.optimizer.state
+        state = {
+            parameter: given
+            for entry, parameter, given in zip(entries, parameters, states, strict=True)
+            if given or entry.parameter in known
+        }
         made = self._stepping.empty(chosen, state)
         unborn = [self._unborn[id(one.parameter)] for one in entries]
-        use = _InUse(
-            home, entries, numbers, parameters, [dict(one) for one in states], unborn, made
-        )
+        travellers = [self._travellers(one) for one in entries]
+        kept = [dict(one) for one in states]
+        use = _InUse(home, entries, numbers, parameters, kept, travellers, unborn, made)
         use.masters = masters
         self._save(use)
         self._in_use = use
@@ -374,17 +385,16 @@ class WindowedStep:
 
     def _save(self, use: _InUse) -> None:
         """What tells whether the code has changed anything, and small tensors as they were."""
-        for parameter, state, unborn in zip(use.parameters, use.states, use.unborn, strict=True):
+        for parameter, state in zip(use.parameters, use.states, strict=True):
             plain = local(parameter)
-            use.versions.append((plain, plain._version))
-            del unborn
+            use.versions.append((plain, _version(plain)))
             for value in state.values():
                 if not isinstance(value, torch.Tensor):
                     continue
                 if type(value) is torch.Tensor and extent(value) <= _SMALL:
-                    use.saved.append((value, value._version, value.detach().clone()))
+                    use.saved.append((value, _version(value), value.detach().clone()))
                 elif use.home is None:
-                    use.versions.append((local(value), local(value)._version))
+                    use.versions.append((local(value), _version(local(value))))
 
     def _finish(self, use: _InUse) -> None:
         """Takes over what the code has made; the copies out follow it. Can be done twice."""
@@ -403,13 +413,15 @@ class WindowedStep:
 
     def _take_over(self, use: _InUse, at: int) -> None:
         entry, given = use.entries[at], use.states[at]
-        made = use.made.state.get(use.parameters[at], {})
-        real = self.optimizer.state[entry.parameter]
-        states = {} if entry.kept is None else entry.kept.states
+        found = use.made.state.get(use.parameters[at])
+        made = {} if found is None else found
+        known = self.optimizer.state
+        real = {} if found is None and entry.parameter not in known else known[entry.parameter]
+        taken = set()
         numbers = iter(use.parts[at][entry.lead :])
         if at in use.masters:
             self._round(entry, use.masters[at], use.parameters[at])
-        for key, one in self._travellers_of(use, at):
+        for key, one in use.travellers[at]:
             value = made.get(key)
             inner = _plain_of(one, entry, value)
             held = None if use.unborn[at] else _plain_of(one, entry, given.get(key))
@@ -425,15 +437,16 @@ class WindowedStep:
                     _write(held[number], new)
             if inner is not None:
                 real[key] = one.shown
-            elif value is not None:
-                real[key] = value  # of another look than before: it gets another place
+                taken.add(key)
         if entry.count is None:
             for key in [one for one in real if one in given and one not in made]:
                 del real[key]
+        for key, value in made.items():  # what nothing foresaw gets its place behind the step
+            if key not in taken and entry.count is not None and is_many(value):
+                _join(real, key, value, entry)
+            elif key not in taken and entry.last:
+                _set(real, key, value, entry.count is not None)
         if entry.last:
-            for key, value in made.items():
-                if key not in states or key not in real:
-                    _set(real, key, value, entry.count is not None)
             _order_as(made, real)
 
     def _round(self, entry: Entry, master: torch.Tensor, stepped: torch.Tensor) -> None:
@@ -443,14 +456,6 @@ class WindowedStep:
         count = weight.numel() if entry.count is None else entry.count
         with torch.no_grad():
             weight.narrow(0, entry.first, count).copy_(master.detach().view(-1))
-
-    def _travellers_of(self, use: _InUse, at: int) -> list[tuple[Any, State]]:
-        entry = use.entries[at]
-        if use.home is None or entry.kept is None:
-            return []
-        if use.unborn[at]:
-            return list(entry.kept.states.items())
-        return [(key, one) for key, one in entry.kept.states.items() if key in use.states[at]]
 
     # ---- when it is broken off ------------------------------------------------------------------
 
@@ -465,7 +470,7 @@ class WindowedStep:
                 self._finish(use)
             elif use is not None:
                 for tensor, version, value in use.saved:
-                    if tensor._version != version:
+                    if version is None or tensor._version != version:
                         tensor.copy_(value)
                 self._in_use = None
             for home in self._homes():
@@ -477,7 +482,7 @@ class WindowedStep:
     @staticmethod
     def _is_torn(use: _InUse) -> bool:
         """Whether the code has changed a parameter before it failed."""
-        return any(tensor._version != version for tensor, version in use.versions)
+        return any(_version(tensor) != version for tensor, version in use.versions)
 
     def stepped(self) -> list[str]:
         """The names of the parameters that were stepped, the whole of them."""
@@ -511,6 +516,11 @@ class WindowedStep:
             why.args = (why.text,)
         else:
             why.add_note(f"refit: {text}")
+
+
+def _version(tensor: torch.Tensor) -> int | None:
+    """Counts the changes of a tensor; None for one of ``torch.inference_mode``, without a count."""
+    return None if tensor.is_inference() else tensor._version
 
 
 def _copied(value: Any) -> Any:
@@ -559,6 +569,14 @@ def _order_as(made: Mapping[Any, Any], real: dict[Any, Any]) -> None:
         ordered = {key: real[key] for key in made}
         real.clear()
         real.update(ordered)
+
+
+def _join(state: dict[Any, Any], key: Any, part: torch.Tensor, entry: Entry) -> None:
+    """A state that the code has made for a part of a parameter goes into one of the whole."""
+    parameter, whole = entry.parameter, cast(Any, state.get(key))
+    if not is_many(whole) or (whole.shape, whole.dtype) != (parameter.shape, part.dtype):
+        whole = state[key] = torch.empty_like(parameter.detach(), dtype=part.dtype)
+    flat(whole, entry.first, part.numel()).copy_(part.detach())
 
 
 def _set(state: dict[Any, Any], key: Any, value: Any, parted: bool) -> None:
