@@ -120,6 +120,7 @@ TESTED = {
     "bf16 workers of an fp32 trainer",
     "Renamed and fused weights",
     "A checkpoint while states are away",
+    "States that never fit",
     "Schedule-free optimizers",
     "Gradients that exist at a refit",
     "All options",
@@ -260,6 +261,23 @@ def test_a_checkpoint_while_states_are_away(scene: Scene, recipe: Any) -> None:
     saved = torch.load(scene.names["path"])["optimizer"]["state"]
     assert saved.keys() == expected.keys()
     assert all(torch.equal(saved[i]["exp_avg"], one) for i, one in expected.items())
+
+
+def test_states_that_never_fit(scene: Scene, recipe: Any) -> None:
+    model = torch.nn.Linear(64, 64)
+    scene.names.update(
+        model=model,
+        optimizer=torch.optim.AdamW(model.parameters()),
+        rollouts=torch.ones(2, 64),
+        policy_loss=lambda model, rollouts: model(rollouts).sum(),
+    )
+    (block,) = recipe["States that never fit"]
+    scene.run(block)
+    assert scene.names["controller"].stats()["refit/step_out_bytes"] == 2 * 4 * 64 * 64
+    saved = torch.load(scene.names["path"])["optimizer"]["state"]
+    shown = scene.names["optimizer"].state_dict()["state"]
+    assert torch.equal(saved[0]["exp_avg"], shown[0]["exp_avg"])
+    assert bool(saved[0]["exp_avg"].any())
 
 
 def test_gradients_that_exist_at_a_refit(scene: Scene, recipe: Any) -> None:

@@ -1,6 +1,7 @@
 """Frameworks' options for states on the host, and the keywords that they become."""
 
 import argparse
+import inspect
 import warnings
 from dataclasses import dataclass
 from types import MappingProxyType, SimpleNamespace
@@ -150,6 +151,25 @@ def test_options_that_cannot_be_changed_are_refused_and_read() -> None:
         assert keywords(options) == {"states": "host"}
         with pytest.raises(InvalidError, match=r"set swap_optimizer, .* to false yourself"):
             take(options)
+
+
+def test_what_is_asked_for_are_keywords_of_a_controller() -> None:
+    torch = pytest.importorskip("torch", reason="PyTorch is not installed")
+    from refit.controller import Controller
+    from refit.integrations._attached import KEYWORDS
+
+    assert set(KEYWORDS) <= set(inspect.signature(Controller).parameters)
+    model = torch.nn.Linear(256, 256)
+    optimizer = torch.optim.AdamW(model.parameters())
+    model(torch.ones(1, 256)).sum().backward()
+    options = megatron(
+        optimizer_state_offload_fraction=1.0, optimizer_state_offload_chunk_size_mb=1
+    )
+    with Controller(optimizer, model, **take(options)) as controller:
+        optimizer.step()
+        assert controller.stats()["refit/step_out_bytes"] > 0
+        assert repr(controller).endswith(f"host_bytes={2 * 4 * 257 * 256})")
+        assert all(state["exp_avg"].is_cpu for state in optimizer.state.values())
 
 
 def test_the_smallest_window_is_that_of_the_option() -> None:

@@ -371,7 +371,8 @@ class Controller(Closing):
             return "Controller(closed)" if not self._end.alive else "Controller(of another process)"
         per_device = self._cycle.per_device
         tensors = sum(len(regions.slots) for regions in per_device)
-        return f"Controller({self.state}, tensors={tensors}, bytes={per_device.nbytes})"
+        host = "" if self._host is None else f", host_bytes={self._host.nbytes}"
+        return f"Controller({self.state}, tensors={tensors}, bytes={per_device.nbytes}{host})"
 
     def __reduce__(self) -> NoReturn:
         raise TypeError(
