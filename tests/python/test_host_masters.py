@@ -194,6 +194,22 @@ def test_a_master_that_is_used_comes_back_and_leaves_with_the_next_step(make: An
 
 
 @BOTH
+def test_what_megatron_does_between_steps_needs_no_master(make: Any) -> None:
+    optimizer, _, masters = make()
+    with Controller(optimizer, **HOST):
+        _step(optimizer, masters, 0)
+        assert len(optimizer._collect_main_grad_data_for_unscaling()) == 4
+        optimizer.zero_grad()
+        _give_gradients(masters, 0)
+        assert all(one.grad is not None for one in optimizer.get_parameters())
+        saved = optimizer.state_dict()
+        assert _held(masters) == ON_HOST
+        kept = [one for group in saved.get("fp32_from_fp16_params", []) for one in group]
+        assert all(bool(one.any()) for one in kept)
+        assert _held(masters) == ([4 * size for size in SIZES] if kept else ON_HOST)
+
+
+@BOTH
 def test_weights_that_are_not_rounded_by_refit_are_rounded_by_megatron(make: Any) -> None:
     optimizer, weights, masters = make()
     with Controller(optimizer, **HOST):
