@@ -52,10 +52,9 @@ def test_a_step_takes_its_windows(windows: int) -> None:
     parameters, optimizer = make()
     options: dict[str, Any] = {"window_bytes": WINDOW, "windows": windows}
     with refit.Controller(optimizer, states="host", **options) as controller:
-        for number in range(3):
-            most = peak_of(optimizer.step)
-            assert most <= windows * WINDOW + SLACK, number
-            assert most >= WINDOW // 2 or number == 2
+        peaks = [peak_of(optimizer.step) for _ in range(3)]
+        assert WINDOW // 2 <= max(peaks) <= windows * WINDOW + SLACK, peaks
+        for _ in range(3):
             alone.step()
         optimizer.state_dict()
         after = peak_of(lambda: None)

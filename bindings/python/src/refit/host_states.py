@@ -165,17 +165,19 @@ class HostStates:
             self._masters.leave(masters)
 
     def _place_states(self) -> None:
-        astray = [
-            (optimizer, kept)
-            for optimizer in self._optimizers
-            for kept in self._kept_of(optimizer)
-            if self._is_astray(optimizer, kept)
+        changed = [
+            (number, optimizer, group, parameter)
+            for number, optimizer in enumerate(self._optimizers)
+            for group, parameter in parameters_of(optimizer)
+            if not self._is_in_place(optimizer, parameter)
         ]
+        known = [(one, self._kept.get(_key(one, parameter))) for _, one, _, parameter in changed]
+        astray = [(one, kept) for one, kept in known if kept and self._is_astray(one, kept)]
         if astray:
             self._settle()
             self._move_in(astray)
         found: dict[torch.device, list[tuple[Optimizer, Kept, dict[Any, Any]]]] = {}
-        without = list(self._without_place())
+        without = list(self._without_place(changed))
         if not without:
             return
         self._settle()
@@ -208,14 +210,31 @@ class HostStates:
             for place in [one for one in known if one not in there]:
                 del known[place]
 
-    def _without_place(self) -> Iterator[tuple[Optimizer, Any, Habits, dict[Any, Any]]]:
-        """Parameters with a state that has no place yet, and all states that are to have one."""
-        for number, optimizer in enumerate(self._optimizers):
-            for group, parameter in parameters_of(optimizer):
-                if self._has_place(optimizer, parameter):
-                    continue
+    def _without_place(
+        self, changed: Iterable[tuple[int, Optimizer, int, Any]]
+    ) -> Iterator[tuple[Optimizer, Any, Habits, dict[Any, Any]]]:
+        """Those parameters with a state that has no place yet, and all states that are to have
+        one."""
+        for number, optimizer, group, parameter in changed:
+            if not self._has_place(optimizer, parameter):
                 habits = self._habits_of(number, optimizer, group, parameter)
                 yield optimizer, parameter, habits, self._likes(optimizer, parameter, habits)
+
+    def _is_in_place(self, optimizer: Optimizer, parameter: Any) -> bool:
+        """Whether a parameter's states are as a step has left them: what is asked of each parameter
+        in each step, in a few microseconds. False: look more closely."""
+        kept = self._kept.get(_key(optimizer, parameter))
+        state = optimizer.state.get(parameter)
+        if kept is None or not state:
+            return False
+        for key, value in state.items():
+            one = kept.states.get(key)
+            if one is not None:
+                if one.shown is not value:
+                    return False
+            elif isinstance(value, torch.Tensor) and value.dim() > 0:
+                return False
+        return True
 
     def _has_place(self, optimizer: Optimizer, parameter: Any) -> bool:
         place = _key(optimizer, parameter)
@@ -244,6 +263,8 @@ class HostStates:
     def _moves(self, value: Any) -> bool:
         """Whether a value in a state is one that lives on the host."""
         if not isinstance(value, torch.Tensor) or value.dim() == 0:
+            return False
+        if type(value) is torch.Tensor and value.numel() * value.element_size() <= SMALL:
             return False
         inner = plain_of(value)
         if any(why_tensor_stays(one) is not None for one in inner):

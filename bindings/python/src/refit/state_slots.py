@@ -66,6 +66,11 @@ class Recipe:
             ]
             self._wrapper = kind_of(tensor), inner, context, tensor.shape, tensor.stride()
 
+    @property
+    def is_plain(self) -> bool:
+        """Whether it is the one tensor, and no wrapper."""
+        return self._wrapper is None
+
     def made(self, tensors: Iterable[torch.Tensor]) -> torch.Tensor:
         """The tensor over others, which come in the order of ``opened``."""
         return self._made(iter(tensors))
@@ -89,6 +94,8 @@ class State:
 
     def over(self, tensors: Sequence[torch.Tensor]) -> torch.Tensor:
         """The state over other memory: a plain tensor for each slot."""
+        if self._recipe.is_plain:
+            return tensors[0]
         with torch.no_grad():
             return self._recipe.made(tensors)
 

@@ -258,6 +258,8 @@ class Kind(NamedTuple):
 
 def local(tensor: Any) -> Any:
     """The plain tensor in a wrapper that holds one, as a DTensor does; else the tensor itself."""
+    if type(tensor) in (torch.nn.Parameter, torch.Tensor):
+        return tensor
     inner = [one for _, one in opened(tensor)]
     return inner[0] if len(inner) == 1 else tensor
 

@@ -57,6 +57,8 @@ class Entry:
         self.count = count
         self.last = True
         """Whether no other part of the parameter follows."""
+        self.moving: list[tuple[Any, State]] = []
+        """The states that travel in this step, or are born, by their keys."""
         self.done = False
 
     @property
@@ -151,7 +153,6 @@ class _InUse:
     parameters: list[Any]
     states: list[dict[Any, Any]]
     """Of each entry its state as the code is given it."""
-    travellers: list[list[tuple[Any, State]]]
     unborn: list[bool]
     made: Optimizer
     versions: list[tuple[Any, int | None]] = field(default_factory=list)
@@ -221,13 +222,13 @@ class WindowedStep:
             self._finish(self._in_use)
         left = self._by_home()
         here = left.pop(None, [])
-        for home, entries in left.items():
-            home.begin(self._parts(entries)[0])  # what stays on the device is stepped meanwhile
-            break
+        visits = [(home, entries, *self._parts(entries)) for home, entries in left.items()]
+        for home, _, parts, _ in visits[:1]:
+            home.begin(parts)  # what stays on the device is stepped meanwhile
         if here:
             self._window(None, here, [[] for _ in here], {})
-        for home, entries in left.items():
-            self._visit(home, entries, observers)
+        for home, entries, parts, numbers in visits:
+            self._visit(home, entries, parts, numbers, observers)
         for home in self._homes():
             home.end()
         self._put_in_order()
@@ -258,9 +259,15 @@ class WindowedStep:
                 found.setdefault(one.home, []).append(one)
         return found
 
-    def _visit(self, home: Home, entries: list[Entry], observers: Observers) -> None:
+    def _visit(
+        self,
+        home: Home,
+        entries: list[Entry],
+        parts: list[Part],
+        numbers: list[list[int]],
+        observers: Observers,
+    ) -> None:
         """The entries of one home, window by window."""
-        parts, numbers = self._parts(entries)
         home.begin(parts)
         at = 0
         while True:
@@ -291,7 +298,8 @@ class WindowedStep:
             mine: list[int] = []
             masters = entry.kept.master.slots if entry.kept and entry.kept.master else []
             slots = [(slot, 0) for slot in masters]
-            slots += [(slot, born) for _, one in self._travellers(entry) for slot in one.slots]
+            entry.moving = self._travellers(entry)
+            slots += [(slot, born) for _, one in entry.moving for slot in one.slots]
             for slot, flags in slots:
                 offset, nbytes, _, _ = entry.place_of(slot)
                 if nbytes:
@@ -333,9 +341,8 @@ class WindowedStep:
         }
         made = self._stepping.empty(chosen, state)
         unborn = [self._unborn[id(one.parameter)] for one in entries]
-        travellers = [self._travellers(one) for one in entries]
         kept = [dict(one) for one in states]
-        use = _InUse(home, entries, numbers, parameters, kept, travellers, unborn, made)
+        use = _InUse(home, entries, numbers, parameters, kept, unborn, made)
         use.masters = masters
         self._save(use)
         self._in_use = use
@@ -372,7 +379,7 @@ class WindowedStep:
             return given
         order = list(self._state(entry))
         mine = iter(numbers[entry.lead :])
-        for key, one in self._travellers(entry):
+        for key, one in entry.moving:
             tensors = []
             for slot in one.slots:
                 _, nbytes, shape, stride = entry.place_of(slot)
@@ -385,11 +392,12 @@ class WindowedStep:
 
     def _save(self, use: _InUse) -> None:
         """What tells whether the code has changed anything, and small tensors as they were."""
-        for parameter, state in zip(use.parameters, use.states, strict=True):
+        for entry, parameter, state in zip(use.entries, use.parameters, use.states, strict=True):
             plain = local(parameter)
             use.versions.append((plain, _version(plain)))
-            for value in state.values():
-                if not isinstance(value, torch.Tensor):
+            comes = {key for key, _ in entry.moving}
+            for key, value in state.items():
+                if key in comes or not isinstance(value, torch.Tensor):
                     continue
                 if type(value) is torch.Tensor and extent(value) <= _SMALL:
                     use.saved.append((value, _version(value), value.detach().clone()))
@@ -421,7 +429,9 @@ class WindowedStep:
         numbers = iter(use.parts[at][entry.lead :])
         if at in use.masters:
             self._round(entry, use.masters[at], use.parameters[at])
-        for key, one in use.travellers[at]:
+        if entry.count is None and not use.unborn[at] and _is_in_place(entry, given, made, real):
+            return
+        for key, one in entry.moving:
             value = made.get(key)
             inner = _plain_of(one, entry, value)
             held = None if use.unborn[at] else _plain_of(one, entry, given.get(key))
@@ -561,6 +571,25 @@ def _write(held: torch.Tensor, made: torch.Tensor) -> None:
     if held is not made and (held.data_ptr(), held.stride()) != (made.data_ptr(), made.stride()):
         with torch.no_grad():
             held.copy_(made)
+
+
+def _is_in_place(
+    entry: Entry,
+    given: Mapping[Any, Any],
+    made: Mapping[Any, Any],
+    real: dict[Any, Any],
+) -> bool:
+    """Whether the code has written its states where they were, as PyTorch's does, and has made and
+    dropped none. Plain values that it has changed are taken over."""
+    if len(made) != len(real):
+        return False
+    states = {} if entry.kept is None else entry.kept.states
+    for key, value in made.items():
+        if value is not given.get(key):
+            if key in states or key not in real or isinstance(value, torch.Tensor):
+                return False
+            real[key] = value
+    return True
 
 
 def _order_as(made: Mapping[Any, Any], real: dict[Any, Any]) -> None:
