@@ -882,8 +882,10 @@ static refit_status check_placed(const refit_window *window, refit_error *error)
 refit_status refit_window_done(refit_window *window, refit_stream_ref stream, refit_error *error)
 {
     RFT_REFUSE_IF(window == NULL, error, REFIT_ERR_INVALID, "there is no window");
+    /* A call that failed left two windows to leave, or one whose copies are not under way. */
     bool again =
-        window->state == WINDOW_STEPPING && window->left < window->stepped && !window->leaving;
+        window->state == WINDOW_STEPPING && (window->left + 1 < window->stepped ||
+                                             (window->left < window->stepped && !window->leaving));
     if (!again) RFT_TRY(refuse_unused(window, error));
     int64_t began = rft_now();
     if (!again) {

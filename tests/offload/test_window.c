@@ -1072,6 +1072,50 @@ static void a_trim_lets_the_windows_be_as_configured_again(void **state)
     close_scene(&on);
 }
 
+/* A done that ran out of time is repeated, as long as it takes. */
+static void done_is_repeated_after_its_deadline(void **state)
+{
+    (void)state;
+    scene on;
+    open_scene(&on, "host", "2");
+    assert_ok(refit_window_close(on.window, &on.error));
+    assert_ok(refit_offloader_close(on.offloader, &on.error));
+    set(&on, "offload.timeout_ms", "50ms");
+    assert_ok(refit_offloader_open(on.device, &on.config, &on.offloader, &on.error));
+    assert_ok(add_regions(&on));
+    assert_ok(refit_offloader_seal(on.offloader, &on.error));
+    assert_ok(refit_window_open(on.offloader, &on.window, &on.error));
+    fill(&on);
+    on.count = 0;
+    add_part(&on, 5, 0, 0, 65536);
+    add_part(&on, 6, 0, 0, 65536);
+    uint64_t bytes = 65536;
+    void *memory;
+    assert_ok(refit_memory_alloc(on.device, 2 * bytes, &memory, &on.error));
+    assert_ok(refit_window_set_memory(on.window, memory, bytes, 2, &on.error));
+    begin(&on);
+    refit_window_view view = {.size = sizeof view};
+    assert_ok(refit_window_next(on.window, &view, &on.error));
+    step_window(&on, &view);
+    faulty_device_stop(on.device);
+    assert_ok(refit_window_done(on.window, REFIT_STREAM_NONE, &on.error));
+    assert_ok(refit_window_next(on.window, &view, &on.error));
+    step_window(&on, &view);
+    for (int tries = 0; tries < 2; tries++) {
+        assert_int_equal(refit_window_done(on.window, REFIT_STREAM_NONE, &on.error),
+                         REFIT_ERR_TIMEOUT);
+        assert_int_equal(refit_window_progress(on.window), 2);
+    }
+    faulty_device_go(on.device);
+    assert_ok(refit_window_done(on.window, REFIT_STREAM_NONE, &on.error));
+    assert_ok(refit_window_end(on.window, &on.error));
+    check_image(&on);
+    assert_ok(refit_window_close(on.window, &on.error));
+    assert_ok(refit_memory_free(on.device, memory, &on.error));
+    assert_ok(refit_window_open(on.offloader, &on.window, &on.error));
+    close_scene(&on);
+}
+
 static void copies_that_hang_end_by_the_deadline(void **state)
 {
     (void)state;
@@ -1199,6 +1243,7 @@ int main(void)
         cmocka_unit_test(a_failed_step_can_be_given_up),
         cmocka_unit_test(too_little_memory_makes_fewer_and_smaller_windows),
         cmocka_unit_test(a_trim_lets_the_windows_be_as_configured_again),
+        cmocka_unit_test(done_is_repeated_after_its_deadline),
         cmocka_unit_test(copies_that_hang_end_by_the_deadline),
         cmocka_unit_test(a_step_allocates_nothing),
         cmocka_unit_test(each_allocation_may_fail),
