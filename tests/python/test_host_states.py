@@ -176,6 +176,39 @@ def test_a_parameter_that_needs_a_gradient_later() -> None:
         assert is_over_image(controller, state["exp_avg"])
 
 
+@pytest.mark.parametrize("prefetch", [True, False])
+def test_the_first_windows_come_in_behind_the_backward_pass(prefetch: bool) -> None:
+    alone, moved = Run(), Run()
+    with on_host(moved, prefetch=prefetch) as controller:
+        alone.step(), moved.step()
+        assert controller._host is not None
+        home = controller._host._homes[0]
+        for way in ("step", "read", "write", "other gradients", "clear"):
+            alone.backward(), moved.backward()
+            assert (home.begun is not None) == prefetch
+            states = [run.optimizer.state[run.model[0].weight] for run in (alone, moved)]
+            if way == "read":
+                assert torch.equal(*(state["exp_avg"] for state in states))
+                assert home.begun is None
+            if way == "write":
+                for state in states:
+                    state["exp_avg"].add_(1)
+            if way == "clear":
+                controller.clear()
+                assert controller.stats()["refit/window_bytes"] == 0
+            if way == "other gradients":
+                for run in (alone, moved):
+                    run.model[2].weight.grad = None
+            for run in (alone, moved):
+                run.optimizer.step()
+                run.optimizer.zero_grad()
+                run.steps += 1
+            assert home.begun is None
+            assert_same(alone, moved)
+    moved.backward()
+    assert not moved.model[2].bias._post_accumulate_grad_hooks
+
+
 def test_several_optimizers_in_one_controller() -> None:
     def halves(run: Run) -> list[Optimizer]:
         first, last = run.model[0].parameters(), run.model[2].parameters()
