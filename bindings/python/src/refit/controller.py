@@ -58,14 +58,15 @@ class Controller(Closing):
     device memory is these windows, also in the first step, and goes back when a state is used, at
     ``clear``, and at ``checkpoint``. Between steps ``optimizer.state[p][name]`` is a tensor of the
     host, to read and to write; states of no dimensions, and of at most 512 bytes, stay on the
-    device. ``prefetch``: the first windows come in behind the backward pass, if there is memory
-    (not with FSDP2). ``resident_bytes`` (a number, or "2GiB") or ``host_fraction`` (0 to 1): the
-    first parameters' states stay on the device, and leave and return with the cycle. Parameters
-    whose states are larger than a window are stepped part by part where PyTorch's arithmetic is
-    element by element; else the window grows, and ``resident`` says so. An optimizer is tried on a
-    twin with two tiny parameters: one whose update of a parameter reads another is refused, unless
-    ``any_optimizer=True``; then each window is a step of its own for it. ``pool`` holds none of
-    these states.
+    device. A ``state_dict`` holds the same tensors: a step, a load, and states that are made anew
+    write into them, so copy what is to be kept. ``prefetch``: the first windows come in behind the
+    backward pass, if there is memory (not with FSDP2). ``resident_bytes`` (a number, or "2GiB") or
+    ``host_fraction`` (0 to 1): the first parameters' states stay on the device, and leave and
+    return with the cycle. Parameters whose states are larger than a window are stepped part by part
+    where PyTorch's arithmetic is element by element; else the window grows, and ``resident`` says
+    so. An optimizer is tried on a twin with two tiny parameters: one whose update of a parameter
+    reads another is refused, unless ``any_optimizer=True``; then each window is a step of its own
+    for it. ``pool`` holds none of these states.
 
     What reads or writes a state or a gradient while it is away brings all back first, or raises
     what ``restore`` raises; ``refit.away`` names what is not seen. A state that lives on the host

@@ -24,7 +24,7 @@ from refit._waiting import interrupts_held
 from refit.errors import RefitError
 from refit.home import Home
 from refit.observers import Observers
-from refit.state_slots import Kept, Slot, State, extent
+from refit.state_slots import Kept, Slot, State
 from refit.twin import PART, Stepping, can_be_parted, flat, is_many, local, part_of
 from refit.window import BORN, TOGETHER, Part
 
@@ -79,13 +79,16 @@ class Entry:
     def travellers(self, state: Mapping[Any, Any]) -> list[tuple[Any, State]]:
         """The states that come, or all of them if they are born. One in whose place the optimizer
         has something else, as None or a sparse tensor, does neither."""
-        states = {} if self.kept is None else self.kept.states
-        unborn = self.is_unborn(state)
-        return [(k, one) for k, one in states.items() if unborn or state.get(k) is one.shown]
+        if self.kept is None:
+            return []
+        states = self.kept.states
+        if self.is_unborn(state):
+            return list(states.items())
+        return [(key, one) for key, one in states.items() if state.get(key) is one.shown]
 
     def is_unborn(self, state: Mapping[Any, Any]) -> bool:
         """Whether the parameter has none of its states yet; a part: none of its own."""
-        return self.kept is None or not any(key in state for key in self.kept.states)
+        return self.kept is None or self.kept.states.keys().isdisjoint(state)
 
     def place_of(self, slot: Slot) -> tuple[int, int, tuple[int, ...], tuple[int, ...]]:
         """Of what the entry uses of a slot: first byte, bytes, shape, strides."""
@@ -399,7 +402,8 @@ class WindowedStep:
             for key, value in state.items():
                 if key in comes or not isinstance(value, torch.Tensor):
                     continue
-                if type(value) is torch.Tensor and extent(value) <= _SMALL:
+                plainly = type(value) is torch.Tensor and value.layout is torch.strided
+                if plainly and value.nbytes <= _SMALL:
                     use.saved.append((value, _version(value), value.detach().clone()))
                 elif use.home is None:
                     use.versions.append((local(value), _version(local(value))))
