@@ -92,6 +92,7 @@ struct refit_window {
     bool settled;           /* the step's figures have been told */
     refit_stream_ref after; /* of begin */
     refit_stream_ref work;  /* of the last done: window `stepped` - 1 */
+    uint32_t worked;        /* windows whose arithmetic is known to be over */
 
     /* Its figures so far. */
     int64_t began; /* first next; 0: not yet */
@@ -241,6 +242,7 @@ static void reset_step(refit_window *window, refit_stream_ref after)
 {
     window->arrived = window->taken = window->stepped = window->left = 0;
     window->followed = false;
+    window->worked = 0;
     window->after = after;
     window->began = 0;
     window->exposed = 0;
@@ -565,8 +567,9 @@ static refit_status start_out(refit_window *window, refit_error *error)
 {
     rft_plan *plan;
     RFT_TRY(fill_plan(window, window->left, true, &plan, error));
-    RFT_TRY(rft_mover_start(window->offloader->movers[RFT_OFFLOAD], plan, window->work,
-                            RFT_COPY_STREAM, error));
+    refit_stream_ref work = window->left < window->worked ? REFIT_STREAM_NONE : window->work;
+    RFT_TRY(rft_mover_start(window->offloader->movers[RFT_OFFLOAD], plan, work, RFT_COPY_STREAM,
+                            error));
     window->leaving = true;
     window->out_bytes += plan->bytes;
     return REFIT_OK;
@@ -603,6 +606,7 @@ static refit_status see_out(refit_window *window, uint32_t timeout_ms, refit_err
     refit_status status = rft_mover_wait(mover, timeout_ms, error);
     if (status != REFIT_OK && rft_mover_is_moving(mover)) return status;
     window->leaving = false;
+    window->worked = window->left + 1; /* copies that are repeated need its stream no more */
     if (status == REFIT_OK) {
         note_stepped(window, window->left++);
     } else {

@@ -1072,6 +1072,34 @@ static void a_trim_lets_the_windows_be_as_configured_again(void **state)
     close_scene(&on);
 }
 
+/* Copies that are repeated do not need the stream of the arithmetic, which may be closed by then.
+ */
+static void copies_are_repeated_without_the_stream(void **state)
+{
+    (void)state;
+    scene on;
+    refit_stream_ref stream;
+    refit_window_view view = {.size = sizeof view};
+    open_scene(&on, "host", "2");
+    fill(&on);
+    on.count = 0;
+    add_part(&on, 5, 0, 0, 65536);
+    assert_ok(refit_stream_open(on.device, &stream, &on.error));
+    begin(&on);
+    assert_ok(refit_window_next(on.window, &view, &on.error));
+    step_window(&on, &view);
+    faulty_device_fail_later(on.device, FAULTY_COPY_BATCH, 1, REFIT_ERR_COPY);
+    faulty_device_stop(on.device);
+    assert_ok(refit_window_done(on.window, stream, &on.error));
+    assert_ok(refit_window_end(on.window, &on.error));
+    assert_ok(refit_stream_close(on.device, stream, &on.error));
+    faulty_device_go(on.device);
+    assert_int_equal(refit_window_wait(on.window, PATIENCE_MS, &on.error), REFIT_ERR_COPY);
+    assert_ok(refit_window_wait(on.window, PATIENCE_MS, &on.error));
+    check_image(&on);
+    close_scene(&on);
+}
+
 /* A done that ran out of time is repeated, as long as it takes. */
 static void done_is_repeated_after_its_deadline(void **state)
 {
@@ -1243,6 +1271,7 @@ int main(void)
         cmocka_unit_test(a_failed_step_can_be_given_up),
         cmocka_unit_test(too_little_memory_makes_fewer_and_smaller_windows),
         cmocka_unit_test(a_trim_lets_the_windows_be_as_configured_again),
+        cmocka_unit_test(copies_are_repeated_without_the_stream),
         cmocka_unit_test(done_is_repeated_after_its_deadline),
         cmocka_unit_test(copies_that_hang_end_by_the_deadline),
         cmocka_unit_test(a_step_allocates_nothing),

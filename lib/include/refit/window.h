@@ -177,9 +177,10 @@ REFIT_API REFIT_MUST_CHECK refit_status refit_window_place(refit_window *window,
 
 /*
  * The parts of the window in use were stepped by work that `stream` has queued: copies out follow
- * it. First waits for the copies out of the window before, at most offload.timeout_ms. If it fails,
- * the parts count as stepped; their bytes are safe on the device, and the next call of done, next,
- * end or wait tries again.
+ * it. After an error the stream stays open until a later call has returned REFIT_OK. First waits
+ * for the copies out of the window before, at most offload.timeout_ms. If it fails, the parts count
+ * as stepped; their bytes are safe on the device, and the next call of done, next, end or wait
+ * tries again.
  *
  * Errors:
  * - REFIT_ERR_STATE: no window is in use
