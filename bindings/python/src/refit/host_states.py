@@ -27,7 +27,6 @@ from typing import Any, cast
 
 import torch
 
-from refit import _abi
 from refit._call_lock import WaitingCallLock
 from refit._library import lib
 from refit.away import Absence
@@ -38,7 +37,6 @@ from refit.host_masters import NO_FRAMEWORK, Framework, HostMasters
 from refit.last_hook import LastHook
 from refit.observers import Observers
 from refit.state_slots import Kept, Recipe, Slot, State, dense_like, extent, plain_of
-from refit.stats import gather
 from refit.storages import opened, why_tensor_stays
 from refit.twin import Habits, Kind, Stepping, kind_of_parameter, learn, local
 from refit.windowed_step import Entry, WindowedStep, entries_of
@@ -503,10 +501,6 @@ class HostStates:
     def sources(self) -> list[tuple[Callable[..., int], int]]:
         """What ``stats.gather`` takes its figures from."""
         return [(lib.refit_offloader_stats, home.offloader._live) for home in self._homes]
-
-    def stats(self) -> _abi.refit_stats:
-        """The figures of all homes in one struct."""
-        return gather(*self.sources)
 
     @property
     def nbytes(self) -> int:
