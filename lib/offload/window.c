@@ -101,7 +101,7 @@ struct refit_window {
     uint64_t out_bytes;
 };
 
-/* ---- Open and close ----------------------------------------------------------------------- */
+/* ---- Open ---------------------------------------------------------------------------------- */
 
 refit_status refit_window_open(refit_offloader *offloader, refit_window **out, refit_error *error)
 {
@@ -145,27 +145,6 @@ static refit_status drop_memory(refit_window *window, refit_error *error)
     window->slot_bytes = 0;
     window->slot_count = 0;
     window->offloader->steps.window_bytes = 0;
-    return REFIT_OK;
-}
-
-refit_status refit_window_close(refit_window *window, refit_error *error)
-{
-    if (window == NULL) return REFIT_OK;
-    /* Copies that hang for good can only be closed. */
-    if (rft_offloader_check_movers(window->offloader, NULL) == REFIT_OK) {
-        RFT_TRY(refit_window_end(window, error));
-        RFT_TRY(refit_window_wait(window, window->offloader->config.offload_timeout_ms, error));
-    }
-    RFT_TRY(drop_memory(window, error));
-    close_plans(window);
-    set_stepping(window->offloader, false);
-    window->offloader->window = NULL;
-    rft_free(window->pieces);
-    rft_free(window->parts);
-    rft_free(window->addresses);
-    rft_free(window->spans);
-    rft_free(window->reached);
-    rft_free(window);
     return REFIT_OK;
 }
 
@@ -480,6 +459,9 @@ refit_status refit_window_measure(refit_window *window, const refit_window_part 
     RFT_TRY(refuse_stepping(window, error));
     RFT_REFUSE_IF(!is_settled(window), error, REFIT_ERR_BUSY,
                   "copies out of the last step are under way: call refit_window_wait first");
+    RFT_REFUSE_IF(refit_offloader_get_state(window->offloader) == REFIT_OPEN, error,
+                  REFIT_ERR_STATE,
+                  "the offloader is not sealed, so its regions have no places in the image yet");
     uint64_t all;
     reset_step(window, REFIT_STREAM_NONE);
     RFT_TRY(take_list(window, parts, count, error));
@@ -915,7 +897,9 @@ refit_status refit_window_end(refit_window *window, refit_error *error)
     RFT_TRY(account(window, began, status));
     window->taken = window->stepped;
     window->state = WINDOW_IDLE;
-    return unless_timeout(refit_window_wait(window, 0, error));
+    status = refit_window_wait(window, 0, NULL);
+    (void)status; /* refit_window_wait and the next begin say what has failed, and try again */
+    return REFIT_OK;
 }
 
 /* ---- After a step ------------------------------------------------------------------------- */
@@ -997,5 +981,39 @@ refit_status refit_window_trim(refit_window *window, refit_error *error)
     RFT_TRY(refit_window_wait(window, patience(window), error));
     RFT_TRY(drop_memory(window, error));
     window->offloader->steps.short_of_memory = false;
+    return REFIT_OK;
+}
+
+/* ---- Close ----------------------------------------------------------------------------------- */
+
+/* Ends the step and waits for its copies; where those of one direction hang for good, only for
+ * those of the other. */
+static refit_status end_for_good(refit_window *window, refit_error *error)
+{
+    refit_status status = refit_window_end(window, error);
+    if (status == REFIT_OK) status = refit_window_wait(window, patience(window), error);
+    if (status == REFIT_OK) return REFIT_OK;
+    if (rft_offloader_check_movers(window->offloader, NULL) == REFIT_OK) return status;
+    status = see_in(window, patience(window), error);
+    if (window->arriving) return status;
+    status = see_out(window, patience(window), error);
+    return window->leaving ? status : REFIT_OK;
+}
+
+refit_status refit_window_close(refit_window *window, refit_error *error)
+{
+    if (window == NULL) return REFIT_OK;
+    RFT_TRY(end_for_good(window, error));
+    RFT_TRY(drop_memory(window, error));
+    close_plans(window);
+    /* Of bytes that have not come back, no lease and no restore may make use. */
+    if (window->left == window->stepped) set_stepping(window->offloader, false);
+    window->offloader->window = NULL;
+    rft_free(window->pieces);
+    rft_free(window->parts);
+    rft_free(window->addresses);
+    rft_free(window->spans);
+    rft_free(window->reached);
+    rft_free(window);
     return REFIT_OK;
 }

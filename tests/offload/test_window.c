@@ -1227,6 +1227,33 @@ static void each_allocation_may_fail(void **state)
     }
 }
 
+/* The copies of one direction can be waited for no more: the window closes all the same, and
+ * nothing reads the bytes that did not come back. */
+static void a_window_over_copies_that_hang_closes(void **state)
+{
+    (void)state;
+    scene on;
+    refit_lease *lease;
+    refit_window_view view = {.size = sizeof view};
+    if (test_on_cuda()) skip(); /* its driver drains a stream that is closed */
+    open_scene(&on, "host", "2");
+    fill(&on);
+    list_all(&on);
+    begin(&on);
+    assert_ok(refit_window_next(on.window, &view, &on.error));
+    step_window(&on, &view);
+    faulty_device_fail_times(on.device, FAULTY_COPY_BATCH, 1, FAULTY_ALWAYS, REFIT_ERR_COPY);
+    faulty_device_fail_times(on.device, FAULTY_EVENT_RECORD, 1, FAULTY_ALWAYS, REFIT_ERR_DEVICE);
+    faulty_device_fail_times(on.device, FAULTY_STREAM_CLOSE, 1, FAULTY_ALWAYS, REFIT_ERR_DEVICE);
+    assert_true(refit_window_done(on.window, REFIT_STREAM_NONE, &on.error) != REFIT_OK);
+    faulty_device_reset(on.device);
+    assert_true(refit_window_end(on.window, &on.error) != REFIT_OK);
+    assert_ok(refit_window_close(on.window, &on.error));
+    on.window = NULL;
+    assert_int_equal(refit_lease_acquire(on.offloader, &lease, &on.error), REFIT_ERR_BUSY);
+    close_scene(&on);
+}
+
 static void a_pageable_offloader_has_no_windows(void **state)
 {
     (void)state;
@@ -1276,6 +1303,7 @@ int main(void)
         cmocka_unit_test(copies_that_hang_end_by_the_deadline),
         cmocka_unit_test(a_step_allocates_nothing),
         cmocka_unit_test(each_allocation_may_fail),
+        cmocka_unit_test(a_window_over_copies_that_hang_closes),
         cmocka_unit_test(a_pageable_offloader_has_no_windows),
     };
     return cmocka_run_group_tests_name("window", tests, NULL, NULL);

@@ -113,6 +113,8 @@ REFIT_API REFIT_MUST_CHECK refit_status refit_window_set_memory(refit_window *wi
  * that stay together, with alignment. Does not block.
  *
  * Errors:
+ * - REFIT_ERR_STATE: a step is under way, or the offloader is not sealed
+ * - REFIT_ERR_BUSY: the last copies are under way: call refit_window_wait first
  * - those of refit_window_begin for a list
  */
 REFIT_API REFIT_MUST_CHECK refit_status refit_window_measure(refit_window *window,
