@@ -883,27 +883,6 @@ refit_status refit_window_done(refit_window *window, refit_stream_ref stream, re
     return account(window, began, leave(window, error));
 }
 
-refit_status refit_window_end(refit_window *window, refit_error *error)
-{
-    RFT_REFUSE_IF(window == NULL, error, REFIT_ERR_INVALID, "there is no window");
-    if (window->state == WINDOW_IDLE) return REFIT_OK;
-    int64_t began = rft_now();
-    refit_status status = leave(window, error);
-    if (status == REFIT_OK) {
-        /* A copy in that fails now is of a window that is not stepped. */
-        refit_status seen = see_in(window, patience(window), error);
-        if (window->arriving) status = seen;
-    }
-    RFT_TRY(account(window, began, status));
-    window->taken = window->stepped;
-    window->state = WINDOW_IDLE;
-    status = refit_window_wait(window, 0, NULL);
-    (void)status; /* refit_window_wait and the next begin say what has failed, and try again */
-    return REFIT_OK;
-}
-
-/* ---- After a step ------------------------------------------------------------------------- */
-
 /* Every byte is in the image: the step's figures are known. */
 static void settle(refit_window *window)
 {
@@ -919,6 +898,27 @@ static void settle(refit_window *window)
     offloader->steps.last = ended > window->began ? ended - window->began : 0;
     offloader->steps.exposed = window->exposed;
 }
+
+refit_status refit_window_end(refit_window *window, refit_error *error)
+{
+    RFT_REFUSE_IF(window == NULL, error, REFIT_ERR_INVALID, "there is no window");
+    if (window->state == WINDOW_IDLE) return REFIT_OK;
+    int64_t began = rft_now();
+    refit_status status = leave(window, error);
+    if (status == REFIT_OK) {
+        /* A copy in that fails now is of a window that is not stepped. */
+        refit_status seen = see_in(window, patience(window), error);
+        if (window->arriving) status = seen;
+    }
+    if (status == REFIT_OK) status = unless_timeout(see_out(window, 0, error));
+    RFT_TRY(account(window, began, status));
+    window->taken = window->stepped;
+    window->state = WINDOW_IDLE;
+    if (window->left == window->stepped) settle(window);
+    return REFIT_OK;
+}
+
+/* ---- After a step ------------------------------------------------------------------------- */
 
 static refit_status drain(refit_window *window, uint32_t timeout_ms, refit_error *error)
 {
