@@ -210,6 +210,7 @@ def test_a_controller_dropped_in_its_checkpoint_says_nothing_and_leaves_nothing(
     monkeypatch.setattr(sys, "unraisablehook", unraised.append)
     monkeypatch.setattr(sys, "excepthook", lambda *what: unraised.append(what))
     values = copy.deepcopy(run.optimizer.state_dict())
+    gc.collect()  # those of other tests
     closed: list[Offloader] = []
     real = Offloader._close
     monkeypatch.setattr(Offloader, "_close", lambda me, p: (closed.append(me), real(me, p))[1])

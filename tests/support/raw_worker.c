@@ -131,7 +131,7 @@ static bool is_passed_over(rft_message_kind kind, rft_message_kind awaited)
 {
     bool late = (kind == RFT_WELCOME && awaited == RFT_BEAT) ||
                 (kind == RFT_REFUSE && awaited == RFT_WELCOME) ||
-                (kind == RFT_ABORT && awaited == RFT_OFFER);
+                (kind == RFT_ABORT && (awaited == RFT_OFFER || awaited == RFT_BEAT));
     return late || kind == RFT_MANIFEST || kind == RFT_FRAME || kind == RFT_SEAL ||
            kind == RFT_BEAT;
 }
