@@ -140,9 +140,9 @@ typedef struct rft_device_ops {
     refit_status (*digest_copy)(void *self, refit_stream_ref stream, void *to, const void *from,
                                 uint64_t bytes, uint64_t offset, void *sum, refit_error *error);
 
-    /* Likewise: masters coded, and decoded or compared, as kernels/master.h says, whose rules about
-     * addresses hold. All that `job` names, the verdict too, is memory of this device; it is read
-     * in stream order, but the job itself before the call returns. */
+    /* In stream order, too: masters are coded, and decoded or compared, as kernels/master.h says,
+     * whose rules about addresses hold. All that `job` names, the verdict too, is memory of this
+     * device; the job itself is read before the call returns. */
     refit_status (*master_encode)(void *self, refit_stream_ref stream, const rft_master_job *job,
                                   refit_error *error);
     refit_status (*master_decode)(void *self, refit_stream_ref stream, const rft_master_job *job,

@@ -111,6 +111,18 @@ static void open_scene(scene *on, const char *device, const char *windows)
     }
 }
 
+/* The offloader and its window again, with another option. */
+static void reopen_with(scene *on, const char *key, const char *value)
+{
+    assert_ok(refit_window_close(on->window, &on->error));
+    assert_ok(refit_offloader_close(on->offloader, &on->error));
+    set(on, key, value);
+    assert_ok(refit_offloader_open(on->device, &on->config, &on->offloader, &on->error));
+    assert_ok(add_regions(on));
+    assert_ok(refit_offloader_seal(on->offloader, &on->error));
+    assert_ok(refit_window_open(on->offloader, &on->window, &on->error));
+}
+
 static void close_scene(scene *on)
 {
     faulty_device_reset(on->device);
@@ -546,13 +558,7 @@ static void neighbours_are_one_copy(void **state)
     (void)state;
     scene on;
     open_scene(&on, "host", "1");
-    assert_ok(refit_window_close(on.window, &on.error));
-    assert_ok(refit_offloader_close(on.offloader, &on.error));
-    set(&on, "offload.batch", "1");
-    assert_ok(refit_offloader_open(on.device, &on.config, &on.offloader, &on.error));
-    assert_ok(add_regions(&on));
-    assert_ok(refit_offloader_seal(on.offloader, &on.error));
-    assert_ok(refit_window_open(on.offloader, &on.window, &on.error));
+    reopen_with(&on, "offload.batch", "1");
     fill(&on);
     on.count = 0;
     add_part(&on, 0, 0, 0, 4096);
@@ -869,13 +875,7 @@ static void host_memory_may_come_in_the_background(void **state)
     (void)state;
     scene on;
     open_scene(&on, "host", "2");
-    assert_ok(refit_window_close(on.window, &on.error));
-    assert_ok(refit_offloader_close(on.offloader, &on.error));
-    set(&on, "offload.background", "true");
-    assert_ok(refit_offloader_open(on.device, &on.config, &on.offloader, &on.error));
-    assert_ok(add_regions(&on));
-    assert_ok(refit_offloader_seal(on.offloader, &on.error));
-    assert_ok(refit_window_open(on.offloader, &on.window, &on.error));
+    reopen_with(&on, "offload.background", "true");
     list_all(&on);
     step_all(&on);
     check_image(&on);
@@ -1106,13 +1106,7 @@ static void done_is_repeated_after_its_deadline(void **state)
     (void)state;
     scene on;
     open_scene(&on, "host", "2");
-    assert_ok(refit_window_close(on.window, &on.error));
-    assert_ok(refit_offloader_close(on.offloader, &on.error));
-    set(&on, "offload.timeout_ms", "50ms");
-    assert_ok(refit_offloader_open(on.device, &on.config, &on.offloader, &on.error));
-    assert_ok(add_regions(&on));
-    assert_ok(refit_offloader_seal(on.offloader, &on.error));
-    assert_ok(refit_window_open(on.offloader, &on.window, &on.error));
+    reopen_with(&on, "offload.timeout_ms", "50ms");
     fill(&on);
     on.count = 0;
     add_part(&on, 5, 0, 0, 65536);
@@ -1152,13 +1146,7 @@ static void copies_that_hang_end_by_the_deadline(void **state)
     open_scene(&on, "host", "2");
     fill(&on);
     list_all(&on);
-    assert_ok(refit_window_close(on.window, &on.error));
-    assert_ok(refit_offloader_close(on.offloader, &on.error));
-    set(&on, "offload.timeout_ms", "50ms");
-    assert_ok(refit_offloader_open(on.device, &on.config, &on.offloader, &on.error));
-    assert_ok(add_regions(&on));
-    assert_ok(refit_offloader_seal(on.offloader, &on.error));
-    assert_ok(refit_window_open(on.offloader, &on.window, &on.error));
+    reopen_with(&on, "offload.timeout_ms", "50ms");
     fill(&on);
     refit_window_view view = {.size = sizeof view};
     faulty_device_stop(on.device);
