@@ -195,14 +195,17 @@ static refit_status completion_group_outcome(rft_completion *completion, uint32_
  * offload.rate_limit, on average over two of its steps.
  *
  * The stream itself stands: a call on it, on the stream's thread, returns once the bytes of the
- * batch before it were due at the given rate. Steps are short (rft_mover_step_bytes bounds a
- * batch), so other calls on the device do not wait long. Calls run one after the other, so the
- * place of the operation is known without a question to the device. A stream that was held up by
- * other work makes up for one step at most: the limit is there for that work. Knows nothing of
- * events or waiters.
+ * step before it were due at the given rate. A step is a batch, and steps are short
+ * (rft_mover_step_bytes bounds a batch), so other calls on the device do not wait long. An
+ * operation of many batches has longer steps: CUDA's queue of a stream takes 56 host functions with
+ * copies between them, and the call that brings one more waits, with the thread that starts the
+ * operation. Calls run one after the other, so the place of the operation is known without a
+ * question to the device. A stream that was held up by other work makes up for one step at most:
+ * the limit is there for that work. Knows nothing of events or waiters.
  */
 
 #define STEPS_A_SECOND 20u
+#define STEPS_MOST     24u /* of one operation: two may be under way, if one queue has all calls */
 #define LEAST_STEP     UINT64_C(65536)
 
 typedef struct rate_limiter {
@@ -211,7 +214,8 @@ typedef struct rate_limiter {
     rft_cond hurried;
     bool hurry;           /* guarded by lock, like the rest */
     const rft_plan *plan; /* of the operation under way */
-    uint32_t at;          /* its next batch */
+    uint64_t step_bytes;  /* of a step, at least; 0: each batch is one. Set before the first call */
+    uint32_t at;          /* the first batch of its next step */
     int64_t due;          /* when that one may begin; 0: at once, as the first */
 } rate_limiter;
 
@@ -250,25 +254,47 @@ uint64_t rft_mover_step_bytes(uint64_t rate)
     return rate == 0 ? 0 : rft_max_u64(rate / STEPS_A_SECOND, LEAST_STEP);
 }
 
+/* Zeroes have no source, and are not limited. */
+static bool has_source(const rft_plan *plan, uint32_t batch)
+{
+    return plan->copies[plan->batches[batch].first].from != NULL;
+}
+
+static uint64_t step_bytes_of(const rft_plan *plan)
+{
+    uint64_t bytes = 0;
+    uint32_t count = 0;
+    for (uint32_t i = 0; i < plan->batch_count; i++) {
+        if (!has_source(plan, i)) continue;
+        bytes += plan->batches[i].bytes;
+        count++;
+    }
+    return count <= STEPS_MOST ? 0 : bytes / STEPS_MOST + 1;
+}
+
 /* A new operation begins; the plan must stay until its last call has run. */
 static void limiter_begin(rate_limiter *limiter, const rft_plan *plan)
 {
     rft_lock(&limiter->lock);
     limiter->hurry = false;
     limiter->plan = plan;
+    limiter->step_bytes = step_bytes_of(plan);
     limiter->at = 0;
     limiter->due = 0;
     rft_unlock(&limiter->lock);
 }
 
-/* The next batch with a source: zeroes are not limited. */
-static const rft_batch *next_batch(rate_limiter *limiter)
+/* The bytes of the step that begins at batch `*at`, which then is the first of the next. */
+static uint64_t take_step(const rate_limiter *limiter, uint32_t *at)
 {
     const rft_plan *plan = limiter->plan;
-    while (plan->copies[plan->batches[limiter->at].first].from == NULL) {
-        limiter->at++;
+    uint64_t bytes = 0;
+    for (; *at < plan->batch_count; ++*at) {
+        if (!has_source(plan, *at)) continue;
+        if (bytes > 0 && bytes >= limiter->step_bytes) break;
+        bytes += plan->batches[*at].bytes;
     }
-    return &plan->batches[limiter->at++];
+    return bytes;
 }
 
 static int64_t time_of(const rate_limiter *limiter, uint64_t bytes)
@@ -281,7 +307,8 @@ static int64_t made_up(const rate_limiter *limiter, int64_t now)
 {
     if (limiter->due == 0 || now < limiter->due) return 0;
     int64_t late = now - limiter->due;
-    int64_t most = time_of(limiter, rft_mover_step_bytes(limiter->rate));
+    uint64_t step = rft_max_u64(rft_mover_step_bytes(limiter->rate), limiter->step_bytes);
+    int64_t most = time_of(limiter, step);
     return late < most ? late : most;
 }
 
@@ -294,12 +321,11 @@ static void stand(void *user)
         (void)rft_cond_wait(&limiter->hurried, &limiter->lock, limiter->due);
     }
     int64_t now = rft_now();
-    limiter->due = now - made_up(limiter, now) + time_of(limiter, next_batch(limiter)->bytes);
+    limiter->due = now - made_up(limiter, now) + time_of(limiter, take_step(limiter, &limiter->at));
     rft_unlock(&limiter->lock);
 }
 
-/* Puts the wait of the next batch with a source on the stream. REFIT_ERR_UNSUPPORTED: its streams
- * cannot call. */
+/* Puts the wait of the next step on the stream. REFIT_ERR_UNSUPPORTED: its streams cannot call. */
 static refit_status limiter_put(rate_limiter *limiter, refit_device *device,
                                 refit_stream_ref stream, refit_error *error)
 {
@@ -397,19 +423,29 @@ static refit_status submit_batch(const rft_submission *submission, const rft_bat
 {
     if (submission->plan->copies[batch->first].from == NULL)
         return submit_zeroes(submission, batch, error);
-    if (submission->limiter != NULL) {
-        RFT_TRY(limiter_put(submission->limiter, submission->completion->device, submission->stream,
-                            error));
-    }
     if (batch->recode != NULL) return submit_recode(submission, batch, error);
     return submit_copies(submission, batch, error);
+}
+
+/* Where a step of the rate limiter begins, its wait; `*next` is then where the one behind it does.
+ */
+static refit_status submit_wait(const rft_submission *submission, uint32_t batch, uint32_t *next,
+                                refit_error *error)
+{
+    rate_limiter *limiter = submission->limiter;
+    if (limiter == NULL || batch < *next || !has_source(submission->plan, batch)) return REFIT_OK;
+    *next = batch;
+    (void)take_step(limiter, next);
+    return limiter_put(limiter, submission->completion->device, submission->stream, error);
 }
 
 /* Takes no memory and does not wait. On failure some of it may be on the stream.
  * REFIT_ERR_UNSUPPORTED: there is a rate limiter, and streams of the device cannot call it. */
 static refit_status submit_plan(const rft_submission *submission, refit_error *error)
 {
+    uint32_t next_step = 0;
     for (uint32_t i = 0; i < submission->plan->batch_count; i++) {
+        RFT_TRY(submit_wait(submission, i, &next_step, error));
         completion_enter(submission->completion, submission->plan, i);
         RFT_TRY(submit_batch(submission, &submission->plan->batches[i], error));
         RFT_TRY(completion_leave(submission->completion, submission->plan, i, submission->stream,

@@ -116,12 +116,17 @@ static void memory_for_sums_may_be_had_later(void **state)
 static void too_many_at_once_are_refused_and_none_is_lost(void **state)
 {
     (void)state;
+    enum { ON_EACH = 50, STREAMS = UNDER_WAY / ON_EACH + 1 }; /* more on one, and a call waits */
     static uint64_t sums[UNDER_WAY];
+    refit_stream_ref streams[STREAMS];
     uint64_t extra = UNTOUCHED;
+    for (unsigned i = 0; i < STREAMS; i++) {
+        assert_ok(refit_stream_open(device, &streams[i], &error));
+    }
     fake_cuda_stop();
     for (unsigned i = 0; i < UNDER_WAY; i++) {
         sums[i] = UNTOUCHED;
-        assert_ok(digest_on(stream, &sums[i]));
+        assert_ok(digest_on(streams[i / ON_EACH], &sums[i]));
     }
     assert_int_equal(digest_on(stream, &extra), REFIT_ERR_LIMIT);
     assert_int_equal(sums[0], UNTOUCHED);
@@ -131,6 +136,9 @@ static void too_many_at_once_are_refused_and_none_is_lost(void **state)
         assert_int_equal(sums[i], rft_digest_part(zeros, BYTES, 0));
     }
     assert_int_equal(extra, UNTOUCHED);
+    for (unsigned i = 0; i < STREAMS; i++) {
+        assert_ok(refit_stream_close(device, streams[i], &error));
+    }
     check_digest();
 }
 

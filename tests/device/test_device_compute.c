@@ -92,7 +92,7 @@ static void a_digest_is_of_the_bytes_at_its_place_in_the_stream(void **state)
 static void many_digests_are_under_way_at_once(void **state)
 {
     fixture *on = *state;
-    enum { COUNT = 100 };
+    enum { COUNT = 50 }; /* CUDA's queue takes 56; then a call waits */
     static uint64_t sums[COUNT];
     filled made = make_filled(on, 6);
     stream_gate gate;

@@ -74,39 +74,46 @@ static fake_op *copies_new(size_t count)
     return op;
 }
 
-/* Both sides as they are when the copy is called. */
-static rft_cu_result check(const fake_copy *copy, bool *pageable)
+static bool is_on_host(uint64_t at)
+{
+    const fake_span *span = fake_span_at(at);
+    return span == NULL || span->kind == FAKE_HOST || span->kind == FAKE_REGISTERED;
+}
+
+/* Both sides as they are when the copy is called. `*waits`: the caller waits for it. */
+static rft_cu_result check(const fake_copy *copy, bool *waits)
 {
     fake_side to = fake_side_of(copy->to, copy->bytes);
     fake_side from = fake_side_of(copy->from, copy->bytes);
     if (to == FAKE_SIDE_BAD || from == FAKE_SIDE_BAD) return RFT_CU_INVALID_VALUE;
     if (to == FAKE_SIDE_PAGEABLE || from == FAKE_SIDE_PAGEABLE) {
-        *pageable = true;
+        *waits = true;
         fake_count_pageable();
     }
+    *waits = *waits || (is_on_host(copy->to) && is_on_host(copy->from));
     return RFT_CU_SUCCESS;
 }
 
-/* Queues what has been checked; pageable memory is copied while the caller waits. */
-static void queue(fake_call *call, fake_stream *stream, fake_op *op, bool pageable)
+/* Queues what has been checked. */
+static void queue(fake_call *call, fake_stream *stream, fake_op *op, bool waits)
 {
     fake_stream_put(stream, op, call);
-    if (pageable) fake_stream_drain(stream);
+    if (waits) fake_stream_drain(stream);
 }
 
 rft_cu_result fake_cu_copy(rft_cu_ptr to, rft_cu_ptr from, size_t bytes, rft_cu_stream stream)
 {
     fake_call call;
-    bool pageable = false;
+    bool waits = false;
     fake_copy copy = {.to = to, .from = from, .bytes = bytes};
     rft_cu_result result = fake_begin(&call, FAKE_copy, FAKE_NEEDS_CONTEXT);
-    if (result == RFT_CU_SUCCESS && bytes > 0) result = check(&copy, &pageable);
+    if (result == RFT_CU_SUCCESS && bytes > 0) result = check(&copy, &waits);
     if (result == RFT_CU_SUCCESS) {
         fake_stream *target = fake_stream_for(&call, stream, &result);
         if (target != NULL && bytes > 0) {
             fake_op *op = copies_new(1);
             op->copies[0] = copy;
-            queue(&call, target, op, pageable);
+            queue(&call, target, op, waits);
         }
     }
     return fake_end(&call, result);
@@ -161,8 +168,7 @@ static rft_cu_result read_early(fake_copy *copy)
     return RFT_CU_SUCCESS;
 }
 
-static rft_cu_result fill_batch(const fake_batch *batch, fake_op *op, size_t *failed,
-                                bool *pageable)
+static rft_cu_result fill_batch(const fake_batch *batch, fake_op *op, size_t *failed, bool *waits)
 {
     rft_cu_result result = RFT_CU_SUCCESS;
     size_t attribute = 0;
@@ -171,7 +177,7 @@ static rft_cu_result fill_batch(const fake_batch *batch, fake_op *op, size_t *fa
         *copy = (fake_copy){.to = batch->to[i], .from = batch->from[i], .bytes = batch->bytes[i]};
         if (attribute + 1 < batch->attribute_count && batch->starts[attribute + 1] == i)
             attribute++;
-        result = copy->bytes > 0 ? check(copy, pageable) : RFT_CU_INVALID_VALUE;
+        result = copy->bytes > 0 ? check(copy, waits) : RFT_CU_INVALID_VALUE;
         if (result == RFT_CU_SUCCESS &&
             batch->attributes[attribute].source_order != RFT_CU_SOURCE_STREAM)
             result = read_early(copy);
@@ -192,13 +198,13 @@ static rft_cu_result put_batch(fake_call *call, const fake_batch *batch, size_t 
         return RFT_CU_STREAM_CAPTURE_UNSUPPORTED;
     }
     fake_count_batch(batch->count);
-    bool pageable = false;
+    bool waits = false;
     fake_op *op = copies_new(batch->count);
     op->run = batch_run;
     op->device = call->context->device->ordinal;
-    result = fill_batch(batch, op, failed, &pageable);
+    result = fill_batch(batch, op, failed, &waits);
     if (result == RFT_CU_SUCCESS) {
-        queue(call, stream, op, pageable);
+        queue(call, stream, op, waits);
     } else {
         copies_drop(op);
         free(op);

@@ -8,13 +8,17 @@
  *   only the driver's own work finds them. A process whose CPU touches a device pointer crashes.
  * - Copies: checked when they are called (INVALID_VALUE) and once more when the stream gets to them
  *   (ILLEGAL_ADDRESS, and the context is lost). Unregistered host memory is copied while the caller
- *   waits, and is counted. A copy across two registrations, or out of one, is INVALID_VALUE. Source
- *   order ANY reads when it is called, and once more later: a source that differs is a violation.
+ *   waits, and is counted. A copy from host memory to host memory is waited for too. A copy across
+ * two registrations, or out of one, is INVALID_VALUE. Source order ANY reads when it is called, and
+ * once more later: a source that differs is a violation.
  * - Registered memory, which kernels find at addresses of its own (cuMemHostGetDevicePointer), and
  *   so do batches of copies on a device that cannot use the host's (RFT_CU_ATTR_HOST_POINTERS).
- * - Streams: a thread and a queue of 1,024 pieces each (one more, and the call waits), events, host
- *   functions, the legacy stream and those that wait for it. (The per-thread stream is one per
- *   context.)
+ * - Streams: a thread and a queue each, events, the legacy stream and those that wait for it. A
+ *   queue takes 1,024 pieces of work, and 56 host functions with other work between them; the call
+ *   that brings one more waits. Host functions of all streams run one at a time. (The per-thread
+ *   stream is one per context.)
+ * - Calls that wait until the context has done its work: cuMemFree, cuMemFreeHost and
+ *   cuMemHostUnregister.
  * - Contexts: a stack per thread, primary contexts that are counted, a lost context's answers.
  * - Memory that ends; virtual memory in granules; registrations; sharing with other processes on
  *   the same device; captures in global mode; kernels, by their C twins.

@@ -28,9 +28,12 @@ fake_span *fake_span_put(fake_kind kind, uint64_t base, uint64_t bytes, int devi
 
 void fake_span_drop(fake_span *span, const char *verb)
 {
-    if (fake_streams_use(span->node.base, span->node.size))
+    if (fake_streams_use(span->node.base, span->node.size)) {
         fake_violation("0x%llx is %s while queued work uses it",
                        (unsigned long long)span->node.base, verb);
+    } else if (span->kind != FAKE_MAPPING) {
+        fake_context_drain(fake_current());
+    }
     fake_change();
     fake_tree_take(&fake.spans, &span->node);
     if (!span->foreign) fake.kinds[span->kind]--;

@@ -35,6 +35,7 @@ typedef struct fake_op {
     void (*drop)(struct fake_op *op);        /* NULL: nothing to be given back */
     bool (*uses)(const struct fake_op *op, uint64_t base, uint64_t bytes); /* NULL: nothing */
     bool always; /* also after the context is lost */
+    bool apart;  /* a host function with other work before it */
     uint64_t serial;
     rft_cu_result fault; /* scripted */
     /* of the several kinds */
@@ -62,6 +63,7 @@ typedef struct fake_stream {
     fake_op *first;
     fake_op *last;
     unsigned length; /* of its queue */
+    unsigned calls;  /* host functions in it that are apart */
     uint64_t done;   /* the serial of the last piece that has run */
     int capture;     /* RFT_CU_CAPTURE_* */
 } fake_stream;
@@ -77,6 +79,8 @@ fake_op *fake_op_new(rft_cu_result (*run)(fake_op *op));
 void fake_stream_put(fake_stream *stream, fake_op *op, const fake_call *call);
 /* Waits until it has run all that it has now. */
 void fake_stream_drain(fake_stream *stream);
+/* Waits until all streams of the context have run what they have now. */
+void fake_context_drain(const fake_context *context);
 bool fake_streams_use(uint64_t base, uint64_t bytes);
 fake_stream *fake_streams_first(void);
 void fake_streams_reset(void);

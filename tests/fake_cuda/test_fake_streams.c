@@ -3,6 +3,7 @@
 #include <stdatomic.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 #include "fake_fixture.h"
 
@@ -215,6 +216,158 @@ static void the_call_that_overflows_a_queue_waits(void **state)
     assert_cu(cu.memory_free(on.memory));
 }
 
+static void nothing_to_do(void *user)
+{
+    (void)user;
+}
+
+/* A host function between two fills. */
+static void put_call(rft_cu_stream stream, rft_cu_ptr memory)
+{
+    assert_cu(cu.fill(memory, 1, 1, stream));
+    assert_cu(cu.stream_call(stream, nothing_to_do, NULL));
+}
+
+static void *one_more_call(void *user)
+{
+    overflow *on = user;
+    rft_cu_context popped;
+    cu.context_push(context);
+    cu.stream_call(on->stream, nothing_to_do, NULL);
+    atomic_store(&on->returned, true);
+    cu.context_pop(&popped);
+    return NULL;
+}
+
+static void a_queue_takes_few_host_functions_between_other_work(void **state)
+{
+    (void)state;
+    enum { most = 56 };
+    pthread_t thread;
+    overflow on = {.stream = open_stream(), .memory = device_memory(512)};
+    fake_cuda_stop();
+    for (int i = 0; i < most; i++)
+        put_call(on.stream, on.memory);
+    assert_cu(cu.stream_call(on.stream, nothing_to_do, NULL)); /* next to another: counts as one */
+    assert_cu(cu.fill(on.memory, 1, 1, on.stream));
+    assert_int_equal(pthread_create(&thread, NULL, one_more_call, &on), 0);
+    while (fake_cuda_calls("cuLaunchHostFunc") <= most + 1)
+        sched_yield();
+    assert_false(atomic_load(&on.returned));
+    fake_cuda_let(2);
+    pthread_join(thread, NULL);
+    fake_cuda_go();
+    fake_cuda_settle();
+    assert_cu(cu.stream_close(on.stream));
+    assert_cu(cu.memory_free(on.memory));
+}
+
+typedef struct standing {
+    atomic_bool began;
+    atomic_bool goes_on;
+} standing;
+
+static void stand(void *user)
+{
+    standing *it = user;
+    atomic_store(&it->began, true);
+    while (!atomic_load(&it->goes_on))
+        sched_yield();
+}
+
+static void begin_to_stand(standing *it, rft_cu_stream stream)
+{
+    assert_cu(cu.stream_call(stream, stand, it));
+    while (!atomic_load(&it->began))
+        sched_yield();
+}
+
+static void host_functions_run_one_at_a_time(void **state)
+{
+    (void)state;
+    standing first = {false}, second = {false};
+    rft_cu_ptr memory = device_memory(512);
+    rft_cu_stream one = open_stream(), other = open_stream();
+    begin_to_stand(&first, one);
+    assert_cu(cu.fill(memory, 7, 1, other));
+    assert_cu(cu.stream_call(other, stand, &second));
+    while (*(unsigned char *)fake_cuda_bytes(memory, 1) != 7)
+        sched_yield();
+    assert_false(atomic_load(&second.began));
+    atomic_store(&first.goes_on, true);
+    while (!atomic_load(&second.began))
+        sched_yield();
+    atomic_store(&second.goes_on, true);
+    fake_cuda_settle();
+    assert_cu(cu.stream_close(one));
+    assert_cu(cu.stream_close(other));
+    assert_cu(cu.memory_free(memory));
+}
+
+typedef struct waiting {
+    rft_cu_result (*call)(struct waiting *on);
+    rft_cu_ptr memory;
+    void *host;
+    rft_cu_stream stream;
+    atomic_bool called;
+    atomic_bool returned;
+} waiting;
+
+static rft_cu_result free_memory(waiting *on)
+{
+    return cu.memory_free(on->memory);
+}
+
+static rft_cu_result free_host(waiting *on)
+{
+    return cu.host_free(on->host);
+}
+
+static rft_cu_result copy_on_host(waiting *on)
+{
+    return cu.copy(address_of(on->host), address_of((char *)on->host + 64), 64, on->stream);
+}
+
+static void *wait_in_call(void *user)
+{
+    waiting *on = user;
+    rft_cu_context popped;
+    cu.context_push(context);
+    atomic_store(&on->called, true);
+    rft_cu_result result = on->call(on);
+    atomic_store(&on->returned, result == RFT_CU_SUCCESS);
+    cu.context_pop(&popped);
+    return NULL;
+}
+
+/* The call returns once a host function that stands on the stream has gone on. */
+static void check_waits(waiting *on)
+{
+    standing gate = {false};
+    pthread_t thread;
+    begin_to_stand(&gate, on->stream);
+    assert_int_equal(pthread_create(&thread, NULL, wait_in_call, on), 0);
+    while (!atomic_load(&on->called))
+        sched_yield();
+    usleep(2000);
+    assert_false(atomic_load(&on->returned));
+    atomic_store(&gate.goes_on, true);
+    pthread_join(thread, NULL);
+    assert_true(atomic_load(&on->returned));
+}
+
+static void frees_and_copies_on_the_host_wait(void **state)
+{
+    (void)state;
+    rft_cu_stream stream = open_stream();
+    void *host;
+    assert_cu(cu.host_alloc(&host, 128, 0));
+    check_waits(&(waiting){.call = copy_on_host, .host = host, .stream = stream});
+    check_waits(&(waiting){.call = free_host, .host = host, .stream = stream});
+    check_waits(&(waiting){.call = free_memory, .memory = device_memory(512), .stream = stream});
+    assert_cu(cu.stream_close(stream));
+}
+
 typedef struct crowd {
     rft_cu_ptr memory;
     void *pinned;
@@ -278,6 +431,9 @@ int main(void)
         fixture_test(a_stream_of_another_context_is_told),
         fixture_test(elapsed_time_needs_timing),
         fixture_test(the_call_that_overflows_a_queue_waits),
+        fixture_test(a_queue_takes_few_host_functions_between_other_work),
+        fixture_test(host_functions_run_one_at_a_time),
+        fixture_test(frees_and_copies_on_the_host_wait),
         fixture_test(many_threads_may_call_at_once),
     };
     return cmocka_run_group_tests_name("fake_streams", tests, NULL, NULL);

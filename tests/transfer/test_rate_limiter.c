@@ -121,6 +121,20 @@ static void nothing_is_faster_than_the_limit(void **state)
     }
 }
 
+/* 30 batches of 1 MiB: more than there may be calls, so that a step has two of them. */
+static void an_operation_of_many_batches_has_few_steps(void **state)
+{
+    (void)state;
+    open_moves(64 * MIB, PIECES, false);
+    assert_int_equal(plan.batch_count, 30);
+    int64_t began = rft_now();
+    assert_int_equal(start(), REFIT_OK);
+    assert_int_equal(rft_mover_wait(mover, WAIT_MS, NULL), REFIT_OK);
+    assert_int_equal(faulty_device_calls(device, FAULTY_STREAM_CALL), 15 + 1);
+    assert_int_equal(faulty_device_calls(device, FAULTY_COPY_BATCH), 30);
+    assert_true(rft_mover_finished_at(mover) - began >= INT64_C(14) * 2 * 1000000000 / 64);
+}
+
 /* Held up for the time of four steps it makes up for one, and keeps the pace from there. */
 static void what_others_held_up_is_not_made_up_for(void **state)
 {
@@ -198,6 +212,7 @@ int main(void)
         cmocka_unit_test(a_step_crosses_the_link_in_a_moment),
         TEST(every_batch_with_a_source_has_its_turn),
         TEST(nothing_is_faster_than_the_limit),
+        TEST(an_operation_of_many_batches_has_few_steps),
         TEST(what_others_held_up_is_not_made_up_for),
         TEST(without_a_limit_no_call_is_made),
         TEST(close_does_not_wait_for_the_rate_limit),
