@@ -52,3 +52,11 @@ def torch_device() -> Iterator[str]:
         yield "cuda:0"
     else:
         yield "cpu"
+
+
+@pytest.fixture
+def default_device(torch_device: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What ``training`` makes lies on ``torch_device``, where a test names no device."""
+    import training
+
+    monkeypatch.setattr(training, "DEVICE", torch_device)

@@ -11,9 +11,12 @@ import pytest
 import refit
 import refit.window
 import torch
+import training
 from refit.errors import BusyError, CopyError, StateError
 from test_host_failures import FailingCall
 from torch import nn
+
+pytestmark = pytest.mark.usefixtures("default_device")
 
 SHAPES = ((300, 40), (40,), (200,), (9000,), (3, 3, 40), (2,))
 
@@ -23,7 +26,7 @@ class Player:
 
     def __init__(self, kind: Any, seed: int) -> None:
         source = torch.Generator().manual_seed(seed)
-        self.parameters = [nn.Parameter(torch.randn(one, generator=source)) for one in SHAPES]
+        self.parameters = [nn.Parameter(training.drawn(*one, generator=source)) for one in SHAPES]
         self.optimizer = kind([{"params": self.parameters[:3]}, {"params": self.parameters[3:]}])
         self.source = torch.Generator().manual_seed(seed + 1)
         self.saved: dict[str, Any] | None = None
@@ -31,7 +34,7 @@ class Player:
     def backward(self, which: int) -> None:
         for number, one in enumerate(self.parameters):
             if (which >> number) & 1:
-                weight = torch.randn(one.shape, generator=self.source)
+                weight = training.drawn(*one.shape, generator=self.source)
                 (one * weight).sum().backward()
 
     def write(self, which: int) -> None:
@@ -134,7 +137,7 @@ def assert_same(alone: Player, moved: Player) -> None:
         one, other = alone.optimizer.state.get(mine, {}), moved.optimizer.state.get(theirs, {})
         assert list(one) == list(other)
         for key in one:
-            assert torch.equal(one[key], other[key]), key
+            assert torch.equal(one[key].cpu(), other[key].cpu()), key
 
 
 KINDS: list[Callable[..., Any]] = [

@@ -7,8 +7,11 @@ from typing import Any
 import pytest
 import refit
 import torch
+import training
 from torch import nn
-from training import assert_same_states
+from training import assert_same_states, drawn
+
+pytestmark = pytest.mark.usefixtures("default_device")
 
 Optimizer = torch.optim.Optimizer
 WIDTH = 128
@@ -31,7 +34,8 @@ class Loop:
     @staticmethod
     def model() -> nn.Module:
         torch.manual_seed(3)
-        return nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH))
+        made = nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH))
+        return made.to(training.DEVICE)
 
     def both(self, change: Callable[[nn.Module, Optimizer], Any]) -> None:
         for model, optimizer in zip(self.models, self.optimizers, strict=True):
@@ -46,7 +50,7 @@ class Loop:
 
     def _backward(self, model: nn.Module, _: Optimizer) -> None:
         torch.manual_seed(self.done)
-        batch = torch.randn(8, WIDTH).to(next(model.parameters()).dtype)
+        batch = drawn(8, WIDTH).to(next(model.parameters()).dtype)
         model(batch).pow(2).mean().backward()
 
     def assert_same(self) -> None:
@@ -76,13 +80,13 @@ def momentum(parameters: Any) -> Optimizer:
 def test_an_optimizer_with_sparse_states(rate: float) -> None:
     def run(on_host: bool) -> tuple[torch.Tensor, list[int]]:
         torch.manual_seed(1)
-        table = nn.Embedding(300, 64, sparse=True)
+        table = nn.Embedding(300, 64, sparse=True).to(training.DEVICE)
         optimizer = torch.optim.SGD(table.parameters(), lr=0.1, momentum=rate)
         if on_host:
             controller = refit.Controller(optimizer, table, states="host", window_bytes=WINDOW)
         for number in range(4):
             torch.manual_seed(number)
-            table(torch.randint(300, (9,))).pow(2).sum().backward()
+            table(torch.randint(300, (9,)).to(training.DEVICE)).pow(2).sum().backward()
             optimizer.step()
             optimizer.zero_grad()
         if on_host:
@@ -183,7 +187,7 @@ def test_a_parameter_of_two_optimizers() -> None:
             )
         for number in range(3):
             torch.manual_seed(number)
-            model(torch.randn(8, WIDTH)).pow(2).mean().backward()
+            model(drawn(8, WIDTH)).pow(2).mean().backward()
             for one in pair:
                 one.step()
                 one.zero_grad(set_to_none=one is pair[-1])
@@ -229,7 +233,8 @@ def test_states_that_are_born_in_inference_mode() -> None:
 
 def test_another_default_device() -> None:
     with torch.device("meta"):  # as torch.set_default_device("cuda") on a GPU
-        model = Loop.model().to_empty(device="cpu")
+        layers = [nn.Linear(WIDTH, WIDTH) for _ in range(2)]
+        model = nn.Sequential(*layers).to_empty(device=training.DEVICE)
     with torch.no_grad():
         for one in model.parameters():
             one.fill_(1)

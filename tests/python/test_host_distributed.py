@@ -1,5 +1,5 @@
 """Sharded optimizers whose states live on the host: FSDP1, FSDP2, DTensor and distributed
-checkpoints, on two ranks."""
+checkpoints, on two ranks, which meet by gloo: their tensors lie on the host on any machine."""
 
 import sys
 from pathlib import Path

@@ -11,6 +11,9 @@ from typing import Any
 import pytest
 import refit
 import torch
+import training
+
+pytestmark = pytest.mark.usefixtures("default_device")
 
 STEPS = 6
 
@@ -33,6 +36,8 @@ SINGLE: dict[str, dict[str, Any]] = {
 """Each optimizer that steps parameters one by one, with options that make it keep all it can."""
 
 SWITCHES = ("foreach", "fused", "maximize", "amsgrad", "differentiable", "decoupled_weight_decay")
+if torch.cuda.is_available():
+    SWITCHES += ("capturable",)
 NUMBERS = {"weight_decay": 0.1}
 
 
@@ -108,7 +113,7 @@ class Drawn:
 
     def parameter(self, dtype: torch.dtype, matrices: bool) -> torch.Tensor:
         shape = [max(2, one) for one in self.shape(True)] if matrices else self.shape(False)
-        made = torch.randn(shape, generator=self.source).to(dtype)
+        made = training.drawn(*shape, generator=self.source).to(dtype)
         if len(shape) > 1 and self.draw.random() < 0.3:
             made = made.transpose(0, 1)
         if len(shape) == 4 and self.draw.random() < 0.5:
@@ -124,7 +129,7 @@ class Drawn:
         for one in self.parameters:
             one.grad = None
             if self.draw.random() < 0.75 or self.done == 4:
-                grad = torch.randn(one.shape, generator=self.source).to(one.dtype)
+                grad = training.drawn(*one.shape, generator=self.source).to(one.dtype)
                 grad = torch.empty_like(one).copy_(grad)
                 one.grad = grad.detach().to_sparse(1) if self.sparse else grad.detach()
         for group in self.optimizer.param_groups:
@@ -139,7 +144,8 @@ def same(one: Any, other: Any) -> bool:
             return False
         if one.shape != other.shape or one.layout != other.layout:
             return False
-        return torch.equal(one.cpu(), other.cpu()) or bool(((one == other) | (one != one)).all())
+        one, other = one.cpu(), other.cpu()
+        return torch.equal(one, other) or bool(((one == other) | (one != one)).all())
     if isinstance(one, dict):
         return list(one) == list(other) and all(same(one[key], other[key]) for key in one)
     if isinstance(one, list | tuple):
@@ -233,7 +239,9 @@ def test_the_optimizers_that_are_compared_are_those_of_torch() -> None:
 def test_states_that_are_born_part_by_part_stand_in_the_order_of_one_step() -> None:
     def made() -> torch.optim.Optimizer:
         sizes = [4, 40_000, 300]
-        parameters = [torch.nn.Parameter(torch.ones(size)) for size in sizes]
+        parameters = [
+            torch.nn.Parameter(torch.ones(size, device=training.DEVICE)) for size in sizes
+        ]
         for one in parameters:
             one.grad = torch.ones_like(one)
         return torch.optim.AdamW(parameters)

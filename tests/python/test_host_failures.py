@@ -17,9 +17,13 @@ import refit
 import refit.home
 import refit.window
 import torch
+import training
 from refit.errors import BusyError, CopyError, DeviceMemoryError, RefitError, StateError
 from test_interrupting_code import MOST, Handler
 from torch import nn
+from training import drawn
+
+pytestmark = pytest.mark.usefixtures("default_device")
 
 WINDOW = "64KiB"
 SIZES = (9000, 70, 8000, 12000, 5)
@@ -31,7 +35,7 @@ class Drill:
 
     def __init__(self, make: Callable[[Any], torch.optim.Optimizer] | None = None) -> None:
         torch.manual_seed(3)
-        self.parameters = [nn.Parameter(torch.randn(size)) for size in SIZES]
+        self.parameters = [nn.Parameter(drawn(size)) for size in SIZES]
         named = {"params": self.parameters, "lr": 0.1}
         self.optimizer = (make or torch.optim.AdamW)([named])
         self.steps = 0
@@ -39,7 +43,7 @@ class Drill:
     def give_gradients(self) -> None:
         source = torch.Generator().manual_seed(self.steps)
         for one in self.parameters:
-            one.grad = torch.randn(one.shape, generator=source)
+            one.grad = drawn(*one.shape, generator=source)
 
     def step(self) -> None:
         self.give_gradients()
@@ -63,7 +67,7 @@ def assert_same(alone: Drill, moved: Drill) -> None:
         one, other = alone.optimizer.state.get(mine, {}), moved.optimizer.state.get(theirs, {})
         assert list(one) == list(other)
         for key in one:
-            assert torch.equal(one[key], other[key]), key
+            assert torch.equal(one[key].cpu(), other[key].cpu()), key
 
 
 @pytest.fixture
@@ -485,7 +489,9 @@ def test_no_device_memory_at_all_moves_nothing(
     moved.give_gradients()
     with monkeypatch.context() as patch:
         patch.setattr(refit.home.Home, "_allocate", lambda *_: False)
-        with pytest.raises(DeviceMemoryError, match="no memory on cpu for one window") as seen:
+        with pytest.raises(
+            DeviceMemoryError, match=f"no memory on {training.DEVICE} for one window"
+        ) as seen:
             moved.optimizer.step()
     finish(controller, moved, seen.value)
     alone.step()
@@ -507,7 +513,9 @@ def test_late_states_that_find_no_host_memory_stay_until_there_is_some(
                         state = self.state[p]
                         state["step"] = state.get("step", 0) + 1
                         size = 1000 + p.numel()
-                        state.setdefault("codes", torch.zeros(size)).add_(p.grad.sum())
+                        state.setdefault("codes", torch.zeros(size, device=p.device)).add_(
+                            p.grad.sum()
+                        )
                         p.sub_(p.grad * state["codes"][0], alpha=0.01)
 
     alone, moved = Drill(Late), Drill(Late)
@@ -535,9 +543,8 @@ def test_late_states_that_find_no_host_memory_stay_until_there_is_some(
 def assert_all_same(alone: Drill, moved: Drill) -> None:
     for mine, theirs in zip(alone.parameters, moved.parameters, strict=True):
         assert torch.equal(mine, theirs)
-        assert torch.equal(
-            alone.optimizer.state[mine]["codes"], moved.optimizer.state[theirs]["codes"]
-        )
+        one, other = alone.optimizer.state[mine], moved.optimizer.state[theirs]
+        assert torch.equal(one["codes"].cpu(), other["codes"].cpu())
 
 
 def test_nothing_is_left_behind() -> None:

@@ -19,6 +19,7 @@ with warnings.catch_warnings():
     pytest.importorskip("megatron.core.optimizer", reason="megatron-core is not installed")
 
 import refit.window  # noqa: E402
+import training  # noqa: E402
 from megatron.core.optimizer.distrib_optimizer import DistributedOptimizer  # noqa: E402
 from megatron.core.optimizer.optimizer import (  # noqa: E402
     ChainedOptimizer,
@@ -28,6 +29,8 @@ from refit.controller import Controller  # noqa: E402
 from refit.errors import CopyError, DeviceMemoryError  # noqa: E402
 from refit.windowed_step import WindowedStep  # noqa: E402
 from test_host_failures import FailingCall  # noqa: E402
+
+pytestmark = pytest.mark.usefixtures("default_device")
 
 SIZES = [3000, 50_000, 7, 4097]
 ON_HOST = [0, 0, 4 * 7, 0]
@@ -63,7 +66,7 @@ def _made(kind: Any, masters: list[Any], **members: Any) -> Any:
 
 def _weights() -> list[Any]:
     torch.manual_seed(5)
-    return [torch.randn(size).bfloat16() for size in SIZES]
+    return [training.drawn(size).bfloat16() for size in SIZES]
 
 
 def _distributed(**said: Any) -> Any:
@@ -120,7 +123,7 @@ def _give_gradients(masters: list[Any], seed: int) -> None:
     source = torch.Generator().manual_seed(seed)
     for at, one in enumerate(masters):
         none = at == 3 and seed == 1  # states of this one are born later
-        one.grad = None if none else torch.randn(one.shape, generator=source)
+        one.grad = None if none else training.drawn(*one.shape, generator=source)
 
 
 def _step(optimizer: Any, masters: list[Any], seed: int) -> None:
@@ -135,7 +138,7 @@ def _same(one: Any, other: Any) -> None:
     for mine, other_master in zip(masters, theirs, strict=True):
         ours, its = left.optimizer.state[mine], right.optimizer.state[other_master]
         assert list(ours) == list(its)
-        assert all(torch.equal(ours[key], its[key]) for key in ours)
+        assert all(torch.equal(ours[key].cpu(), its[key].cpu()) for key in ours)
 
 
 def _held(masters: list[Any]) -> list[int]:

@@ -20,9 +20,11 @@ import training
 from refit.errors import BusyError, InvalidError, StateError, UnsupportedError
 from torch import nn
 from torch.optim.optimizer import register_optimizer_step_pre_hook
-from training import WIDTH, assert_same, assert_same_states, refusal_in_a_fork
+from training import WIDTH, assert_same, assert_same_states, drawn, refusal_in_a_fork
 
 Optimizer = torch.optim.Optimizer
+pytestmark = pytest.mark.usefixtures("default_device")
+
 WINDOW = "64KiB"
 
 
@@ -32,6 +34,7 @@ class Run(training.Run):
     def __init__(self, make: training.Maker = training.adamw) -> None:
         super().__init__(make)
         self.model = nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.Tanh(), nn.Linear(WIDTH, WIDTH))
+        self.model.to(self.device)
         self.optimizer = make(self.model.parameters())
 
 
@@ -77,9 +80,10 @@ def test_a_step_ends_with_the_bits_of_one_without_refit(
 def test_states_that_are_there_already_move_to_the_host() -> None:
     alone, moved = Run(), Run()
     alone.step(2), moved.step(2)
-    before = [one.clone() for one in moved.moments()]
+    before = [one.to("cpu", copy=True) for one in moved.moments()]
     with on_host(moved) as controller:
-        assert all(torch.equal(a, b) for a, b in zip(before, moved.moments(), strict=True))
+        after = [one.cpu() for one in moved.moments()]
+        assert all(map(torch.equal, before, after))
         big = [one for one in moved.moments() if one.numel() * 4 > 512]
         assert all(is_over_image(controller, one) for one in big)
         alone.step(2), moved.step(2)
@@ -188,7 +192,7 @@ def test_the_first_windows_come_in_behind_the_backward_pass(prefetch: bool) -> N
             assert (home.begun is not None) == prefetch
             states = [run.optimizer.state[run.model[0].weight] for run in (alone, moved)]
             if way == "read":
-                assert torch.equal(*(state["exp_avg"] for state in states))
+                assert torch.equal(*(state["exp_avg"].cpu() for state in states))
                 assert home.begun is None
             if way == "write":
                 for state in states:
@@ -231,7 +235,7 @@ def test_several_optimizers_in_one_controller() -> None:
 def test_a_large_parameter_is_stepped_in_parts() -> None:
     def make() -> tuple[nn.Parameter, Optimizer]:
         torch.manual_seed(1)
-        parameter = nn.Parameter(torch.randn(200, 301).t())
+        parameter = nn.Parameter(drawn(200, 301).t())
         return parameter, torch.optim.AdamW([parameter], lr=0.1)
 
     (one, alone), (other, moved) = make(), make()
@@ -240,7 +244,7 @@ def test_a_large_parameter_is_stepped_in_parts() -> None:
         for number in range(3):
             for parameter, optimizer in ((one, alone), (other, moved)):
                 torch.manual_seed(number)
-                parameter.grad = torch.randn(200, 301).t()
+                parameter.grad = drawn(200, 301).t()
                 optimizer.step()
             counter = moved.state[other]["step"]
             counts.append((counter.item(), id(counter)))
@@ -253,7 +257,7 @@ def test_a_large_parameter_is_stepped_in_parts() -> None:
         # A gradient that lies otherwise cannot be divided: the window grows for this step.
         for parameter, optimizer in ((one, alone), (other, moved)):
             torch.manual_seed(9)
-            parameter.grad = torch.randn(301, 200)
+            parameter.grad = drawn(301, 200)
             optimizer.step()
         assert controller.stats()["refit/window_bytes"] > 2 * 301 * 200 * 4
         assert "the window grows" in controller.resident[0][1]
@@ -262,7 +266,7 @@ def test_a_large_parameter_is_stepped_in_parts() -> None:
 
 
 def test_a_state_larger_than_a_window_that_cannot_be_split_grows_it() -> None:
-    parameter = nn.Parameter(torch.randn(200, 200))
+    parameter = nn.Parameter(drawn(200, 200))
     optimizer = torch.optim.Muon([parameter])
     with refit.Controller(optimizer, states="host", window_bytes=WINDOW) as controller:
         for _ in range(2):
@@ -427,13 +431,16 @@ def test_a_gradient_scaler_skips_steps(fused: bool) -> None:
 
     alone, moved = Run(make), Run(make)
     with on_host(moved) as controller:
-        scalers = [torch.amp.GradScaler("cpu", init_scale=4.0) for _ in range(2)]
+        scalers = [
+            torch.amp.GradScaler(torch.device(training.DEVICE).type, init_scale=4.0)
+            for _ in range(2)
+        ]
         moved_bytes = []
         for number in range(5):
             for run, scaler in zip((alone, moved), scalers, strict=True):
                 run.optimizer.zero_grad()
                 source = torch.Generator().manual_seed(number)
-                loss = run.model(torch.randn(8, 24, generator=source)).pow(2).mean()
+                loss = run.model(drawn(8, WIDTH, generator=source)).pow(2).mean()
                 scaler.scale(loss).backward()
                 if number in (0, 3):
                     run.model[0].weight.grad[0] = torch.inf
@@ -459,7 +466,9 @@ def test_the_optimizer_of_accelerate(scaled: bool, wrapped_first: bool) -> None:
     from accelerate.optimizer import AcceleratedOptimizer
 
     alone, moved = Run(), Run()
-    scaler = torch.amp.GradScaler("cpu", init_scale=1.0) if scaled else None
+    scaler = (
+        torch.amp.GradScaler(torch.device(training.DEVICE).type, init_scale=1.0) if scaled else None
+    )
 
     def wrap() -> Any:
         return AcceleratedOptimizer(moved.optimizer, device_placement=False, scaler=scaler)
@@ -471,7 +480,7 @@ def test_the_optimizer_of_accelerate(scaled: bool, wrapped_first: bool) -> None:
         for _ in range(3):
             alone.step()
             source = torch.Generator().manual_seed(moved.steps)
-            loss = moved.model(torch.randn(8, WIDTH, generator=source)).pow(2).mean()
+            loss = moved.model(drawn(8, WIDTH, generator=source)).pow(2).mean()
             (loss if scaler is None else scaler.scale(loss)).backward()
             wrapped.step()
             wrapped.zero_grad()
@@ -481,7 +490,10 @@ def test_the_optimizer_of_accelerate(scaled: bool, wrapped_first: bool) -> None:
 
 
 def test_a_step_that_torch_compiles() -> None:
-    alone, moved = Run(), Run()
+    def make(parameters: Any) -> Optimizer:  # on a GPU the compiler switches to capturable
+        return torch.optim.AdamW(parameters, lr=1e-2, capturable=training.DEVICE != "cpu")
+
+    alone, moved = Run(make), Run(make)
     with on_host(moved):
         compiled = torch.compile(moved.optimizer.step, backend="eager")
         for _ in range(3):
@@ -570,6 +582,7 @@ def test_a_copy_of_the_optimizer_is_one_of_its_own(
     controller.close()
     fresh = Run()
     fresh.step(2)
+    other.optimizer.load_state_dict(other.optimizer.state_dict())  # to the device
     other.step(2), fresh.step(2)
     assert_same(fresh, other)
 
@@ -838,7 +851,7 @@ def test_sizes_come_from_the_configuration_and_keywords_go_over_it() -> None:
 
 @pytest.mark.parametrize("kind", ["LBFGS", "SparseAdam"])
 def test_an_optimizer_that_is_refused_stays_as_it_was(kind: str) -> None:
-    model = nn.Linear(40, 40)
+    model = nn.Linear(40, 40).to(training.DEVICE)
     optimizer = getattr(torch.optim, kind)(model.parameters())
     if kind == "SparseAdam":
         refit.Controller(optimizer, model, states="host").close()
@@ -881,7 +894,8 @@ def test_a_closed_controller_and_a_forked_process_are_refused() -> None:
     run = Run()
     controller = on_host(run)
     run.step()
-    assert "process" in refusal_in_a_fork(lambda: run.step())
+    run.backward()
+    assert "process" in refusal_in_a_fork(run.optimizer.step)
     assert "process" in refusal_in_a_fork(controller.resume_step)
     controller.close()
     controller.close()
@@ -953,13 +967,14 @@ def test_the_device_has_no_memory_for_the_states_at_the_end(
 
     with monkeypatch.context() as patch:
         patch.setattr(torch, "empty_like", none)
-        with pytest.raises(refit.DeviceMemoryError, match="no memory on cpu"):
+        with pytest.raises(refit.DeviceMemoryError, match=f"no memory on {training.DEVICE}"):
             controller.close()
     alone.step(2), moved.step(2)
     with monkeypatch.context() as patch:
         patch.setattr(torch, "empty_like", none)
         del controller
         gc.collect()
+    moved.optimizer.load_state_dict(moved.optimizer.state_dict())  # once there is memory again
     alone.step(2), moved.step(2)
     assert_same(alone, moved)
 
@@ -971,7 +986,7 @@ def test_a_parameter_that_leaves_the_optimizer_is_let_go_of() -> None:
         assert controller._host is not None
         group = run.optimizer.param_groups[0]
         old = group["params"][0]
-        group["params"][0] = run.model[0].weight = nn.Parameter(torch.randn(24, 24))
+        group["params"][0] = run.model[0].weight = nn.Parameter(drawn(24, 24))
         run.optimizer.state.pop(old)
         reference = weakref.ref(old)
         del old
@@ -982,7 +997,7 @@ def test_a_parameter_that_leaves_the_optimizer_is_let_go_of() -> None:
 
 
 def test_a_parameter_that_requires_no_gradient_and_is_given_one_has_its_states_in_windows() -> None:
-    parameter = torch.ones(40_000)
+    parameter = torch.ones(40_000, device=training.DEVICE)
     optimizer = torch.optim.Adam([torch.nn.Parameter(torch.ones(2))])
     optimizer.param_groups[0]["params"] = [parameter]
     with refit.Controller(optimizer, states="host", window_bytes="64KiB") as controller:

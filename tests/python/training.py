@@ -9,9 +9,16 @@ from refit.errors import StateError
 from torch import nn
 
 WIDTH = 24
+DEVICE = "cpu"
+"""Where tensors lie if no device is named; see the fixture ``default_device``."""
 
 Optimizer = torch.optim.Optimizer
 Maker = Callable[[Any], Optimizer]
+
+
+def drawn(*shape: int, **options: Any) -> torch.Tensor:
+    """Random numbers, the same on each device."""
+    return torch.randn(shape, **options).to(DEVICE)
 
 
 def adamw(parameters: Any) -> Optimizer:
@@ -21,12 +28,12 @@ def adamw(parameters: Any) -> Optimizer:
 class Run:
     """A model, its optimizer, and steps that depend on nothing but their number."""
 
-    def __init__(self, make: Maker = adamw, device: str = "cpu") -> None:
+    def __init__(self, make: Maker = adamw, device: str | None = None) -> None:
+        self.device = device or DEVICE
         torch.manual_seed(11)
         self.model = nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.Tanh(), nn.Linear(WIDTH, 4))
-        self.model.to(device)
+        self.model.to(self.device)
         self.optimizer = make(self.model.parameters())
-        self.device = device
         self.steps = 0
 
     def backward(self) -> float:
