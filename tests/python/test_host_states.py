@@ -2,7 +2,9 @@
 steps. What a training loop sees of it: the same bits, hooks, closures, schedulers, scalers, groups
 that change, checkpoints, copies; and what is refused."""
 
+import contextlib
 import copy
+import functools
 import gc
 import io
 import pickle
@@ -15,6 +17,7 @@ from typing import Any
 
 import pytest
 import refit
+import refit.host_states
 import torch
 import training
 from refit.errors import BusyError, InvalidError, StateError, UnsupportedError
@@ -211,6 +214,56 @@ def test_the_first_windows_come_in_behind_the_backward_pass(prefetch: bool) -> N
             assert_same(alone, moved)
     moved.backward()
     assert not moved.model[2].bias._post_accumulate_grad_hooks
+
+
+def test_a_hook_on_another_thread_does_not_wait_for_a_call_in_the_middle() -> None:
+    late: list[bool] = []
+
+    class Differentiating(torch.optim.SGD):
+        """Its step runs a backward pass, whose hooks a GPU calls on a thread of PyTorch's."""
+
+        def step(self, closure: Any = None) -> Any:
+            hook = threading.Thread(target=begin)
+            hook.start()
+            hook.join(5)
+            late.append(hook.is_alive())
+            return super().step(closure)
+
+    run = Run(lambda parameters: Differentiating(parameters, lr=0.1, momentum=0.9))
+    with on_host(run, any_optimizer=True) as controller:
+        assert controller._host is not None
+        begin = functools.partial(controller._host.come_in_early, run.optimizer)
+        run.step(2)
+    assert late
+    assert not any(late)
+
+
+def test_a_step_that_a_cuda_graph_would_capture_is_refused(
+    twins: tuple[Run, Run, refit.Controller], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    alone, moved, controller = twins
+    alone.step(), moved.step()
+    if training.DEVICE == "cpu":  # which has no graphs
+
+        def capturing(device: torch.device) -> None:
+            assert device == torch.device("cpu")
+            raise StateError("a CUDA graph is being captured")
+
+        captured: Callable[[], Any] = contextlib.nullcontext
+        monkeypatch.setattr(refit.host_states, "refuse_capture", capturing)
+    else:
+
+        def captured() -> Any:
+            return torch.cuda.graph(torch.cuda.CUDAGraph())
+
+    moved.backward()
+    for call in (moved.optimizer.step, controller.resume_step):
+        with pytest.raises(StateError, match="graph is being captured"), captured():
+            call()
+    monkeypatch.undo()
+    moved.optimizer.zero_grad()
+    alone.step(), moved.step()
+    assert_same(alone, moved)
 
 
 def test_several_optimizers_in_one_controller() -> None:

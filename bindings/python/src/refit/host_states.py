@@ -36,6 +36,7 @@ from refit.home import Home
 from refit.host_masters import NO_FRAMEWORK, Framework, HostMasters
 from refit.last_hook import LastHook
 from refit.observers import Observers
+from refit.regions import refuse_capture
 from refit.state_slots import Kept, Recipe, Slot, State, dense_like, extent, plain_of
 from refit.storages import opened, why_tensor_stays
 from refit.twin import Habits, Kind, Stepping, kind_of_parameter, learn, local
@@ -367,7 +368,7 @@ class HostStates:
 
     def step(self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: Any) -> Stepping:
         """Steps all parameters that have gradients, window by window."""
-        self._may_step()
+        self._refuse()
         with self._observers.phase("step"), self._moving:
             if self._broken is not None:
                 raise StateError(
@@ -389,11 +390,17 @@ class HostStates:
 
     def resume(self) -> None:
         """Steps what a step that was broken off has not. Does nothing if none was."""
-        self._may_step()
+        self._refuse()
         with self._observers.phase("step"), self._moving:
             if self._broken is not None:
                 self._carry_out(self._broken)
                 self._masters.round_others()
+
+    def _refuse(self) -> None:
+        """StateError and others where no step is allowed."""
+        self._may_step()
+        for home in self._homes:
+            refuse_capture(home.device)
 
     def _carry_out(self, step: WindowedStep) -> None:
         self._put_away()
@@ -424,21 +431,31 @@ class HostStates:
             self._absence.put(_STATES, tensors)
 
     def come_in_early(self, optimizer: Optimizer) -> None:
-        """Lets the first windows of the next step come in, if the device has memory for them."""
-        if self._moving.is_mine:  # a closure's backward pass, in the middle of a call
+        """Lets the first windows of the next step come in, if the device has memory for them.
+
+        In the middle of another call it does nothing, and never waits: a backward pass calls it,
+        which a GPU runs on a thread of PyTorch's, while that call may be what waits for the pass.
+        """
+        if self._moving.is_mine:
             return
-        with self._moving:
-            entries = self._last.get(id(optimizer))
-            if not entries or self._broken is not None or any(one.begun for one in self._homes):
-                return
-            try:
-                self._may_step()
-                weight_of = self._masters.weight_of
-                step = WindowedStep(optimizer, Stepping(optimizer), entries, self._names, weight_of)
-                self._put_away()
-                step.come_in_early()
-            except RefitError:
-                return  # the step begins by itself, and says what it meets
+        try:
+            if self._moving.acquire(blocking=False):
+                self._come_in_early(optimizer)
+        except RefitError:
+            return  # the step begins by itself, and says what it meets
+        finally:
+            if self._moving.is_mine:
+                self._moving.release()
+
+    def _come_in_early(self, optimizer: Optimizer) -> None:
+        entries = self._last.get(id(optimizer))
+        if not entries or self._broken is not None or any(one.begun for one in self._homes):
+            return
+        self._refuse()
+        weight_of = self._masters.weight_of
+        step = WindowedStep(optimizer, Stepping(optimizer), entries, self._names, weight_of)
+        self._put_away()
+        step.come_in_early()
 
     # ---- in between -----------------------------------------------------------------------------
 
