@@ -270,14 +270,15 @@ static uint64_t copies_of(const bench_options *options, const char *which)
     return strcmp(which, "small") == 0 ? 8 : 6;
 }
 
-/* The bytes of a GPU run: every way has host memory of its own, some have device memory too. */
+/* The bytes of a GPU run: every way has host memory of its own, and where device memory is given
+ * back, four have device memory too, in granules. The ceiling takes 4 GiB. */
 static uint64_t gpu_room(int ordinal, uint64_t wanted, uint64_t copies)
 {
     char why[160];
     uint64_t room = bench_memory_for(UINT64_MAX, copies);
     bench_cuda *cuda = bench_cuda_open(ordinal, why, sizeof why);
     if (cuda == NULL) return wanted; /* opening the device will say why */
-    if (room > bench_cuda_free_bytes(cuda) / 4) room = bench_cuda_free_bytes(cuda) / 4;
+    if (room > bench_cuda_free_bytes(cuda) / 6) room = bench_cuda_free_bytes(cuda) / 6;
     bench_cuda_close(cuda);
     return wanted != 0 && wanted < room ? wanted : room;
 }

@@ -413,6 +413,27 @@ def test_adopted_states_leave_and_find_their_addresses(cuda: StandIn, pool: MemP
     run.optimizer.state.clear()
 
 
+def test_adopted_gradients_leave_and_find_their_addresses(cuda: StandIn, pool: MemPool) -> None:
+    run, same = Run(), Run()
+    run.step(), same.step()
+    for one in (run, same):
+        for number, parameter in enumerate(one.model.parameters()):
+            parameter.grad = torch.full_like(parameter, 0.5 * number)
+    grads = [parameter.grad for parameter in run.model.parameters()]
+    pool.adopt(run.optimizer, run.model)
+    now = [grad.data_ptr() for grad in grads]
+    assert {address for address, _ in pool.pieces()} >= set(now)
+    with refit.Controller(run.optimizer, run.model, pool=pool) as controller:
+        for _ in range(3):
+            controller.clear()
+            controller.restore()
+            run.optimizer.step(), same.optimizer.step()
+            assert [parameter.grad.data_ptr() for parameter in run.model.parameters()] == now
+        assert_same(run, same)
+    run.optimizer.zero_grad()
+    grads.clear()
+
+
 def test_only_states_are_put_into_the_pool(cuda: StandIn, pool: MemPool) -> None:
     run = Run()
     run.step()

@@ -2,12 +2,13 @@
 
     pool = refit.mem_pool("cuda:0", 40 << 30)
     optimizer.step()                                      # the first one makes the states
-    pool.adopt(optimizer)                                 # they move into the pool
+    pool.adopt(optimizer)                                 # they move into the pool, and gradients
     controller = refit.Controller(optimizer, pool=pool)
 
 Their memory goes when they are cleared and returns to the same addresses, so graphs that were
 captured after ``adopt`` stay valid. PyTorch takes memory from the arena in segments, and a segment
-leaves as one: put nothing but states into the pool. What a controller does with it is unknown here.
+leaves as one: put nothing but states and gradients into the pool. What a controller does with it is
+unknown here.
 """
 
 import ctypes
@@ -89,6 +90,8 @@ class MemPool(Handle):
     def adopt(self, optimizer: Any, model: torch.nn.Module | None = None) -> list[tuple[str, str]]:
         """Moves the states that an optimizer has, after its first step, into the pool.
 
+        Gradients that are there move too: a captured step reads them. (``zero_grad()`` frees them;
+        ``zero_grad(set_to_none=False)`` keeps them where they are.)
         ``optimizer`` and ``model``: as for ``refit.Controller``, which is made afterwards. Tensors
         stay the objects they are, their bytes too; their addresses change, so capture graphs
         afterwards. Takes at most 256 MiB more than there was, or one more of the largest state.
@@ -103,7 +106,7 @@ class MemPool(Handle):
         held = Holdings(optimizer, model)
         for one in held.optimizers:
             refuse_second(one)
-        inventory = Inventory(held.optimizers, model, self._config, "discard", held)
+        inventory = Inventory(held.optimizers, model, self._config, "keep", held)
         stock = inventory.take()
         found = inventory.survey(stock, self._why_stays)
         return adopt(stock, found, self.device, self.pieces(), self.use)
