@@ -195,6 +195,18 @@ void rft_master_list(const rft_master_job *job)
     }
 }
 
+uint32_t rft_master_need(const void *coded, uint32_t elements)
+{
+    rft_master_place place = rft_master_find((void *)coded, elements, 0, 0);
+    uint32_t need = 0;
+    for (uint32_t number = 0; number < place.blocks; number++) {
+        rft_master_entry entry;
+        memcpy(&entry, place.table + number * sizeof entry, sizeof entry);
+        need += rft_master_extra(rft_master_block_elements(&place, number), entry.exceptions);
+    }
+    return need;
+}
+
 /* ---- Join */
 
 static void scalar_join(char *master, const char *weights, const char *low, size_t count)

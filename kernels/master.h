@@ -76,6 +76,9 @@ typedef struct rft_master_job {
 /* Bytes that the coded form of `elements` has. */
 uint64_t rft_master_bytes(uint64_t elements, uint32_t room);
 
+/* The room that the exceptions of one unit fill, by the table of `coded`. */
+uint32_t rft_master_need(const void *coded, uint32_t elements);
+
 /* Encoding is both: the table, but for `at`, and the remainders; then, with what the first has left
  * in the table, the rest. */
 void rft_master_split(const rft_master_job *job);

@@ -96,7 +96,8 @@ const rft_option rft_options[] = {
     {"offload.staging_bytes", IN(offload_staging_bytes), RFT_SIZE, "16MiB", MIB, GIB, "bytes",
      "The GPU memory in which small copies are gathered: two halves of this size, and twice that "
      "while states leave and return at once. It is taken at the first use and kept. An offloader "
-     "takes one such half for the masters that pass through it (offload.masters)."},
+     "takes one such half for the masters that pass through it (offload.masters), in windows for "
+     "both directions together."},
     {"offload.window_bytes", IN(offload_window_bytes), RFT_SIZE, "256MiB", 64 * KIB, TIB, "bytes",
      "Device memory of one window, in which states that live on the host are stepped. Smaller "
      "windows take less memory; larger ones cost fewer steps of the optimizer."},

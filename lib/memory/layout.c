@@ -194,3 +194,17 @@ void rft_layout_close(rft_layout *layout)
     rft_free(layout->slabs);
     *layout = (rft_layout){0, 0, NULL, 0};
 }
+
+uint32_t rft_layout_find(const rft_layout *layout, uint64_t at)
+{
+    uint32_t low = 0, high = layout->slab_count;
+    while (high - low > 1) {
+        uint32_t middle = low + (high - low) / 2;
+        if (layout->slabs[middle].offset <= at) {
+            low = middle;
+        } else {
+            high = middle;
+        }
+    }
+    return low;
+}

@@ -51,4 +51,7 @@ refit_status rft_layout_open(rft_layout *layout, rft_layout_item *items, uint32_
                              uint64_t alignment, uint64_t slab_bytes, refit_error *error);
 void rft_layout_close(rft_layout *layout);
 
+/* The slab that holds byte `at` of the image, which has one. */
+uint32_t rft_layout_find(const rft_layout *layout, uint64_t at);
+
 #endif

@@ -222,7 +222,7 @@ void rft_image_zero(refit_offloader *offloader)
     if (offloader->image == NULL || !offloader->image_used) return;
     for (uint32_t id = 0; id < offloader->regions.count; id++) {
         const rft_region *region = &offloader->regions.items[id];
-        memset(rft_image_of(offloader, region), 0, region->bytes);
+        memset(rft_image_of(offloader, region), 0, region->host_bytes);
     }
 }
 

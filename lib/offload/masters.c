@@ -16,6 +16,8 @@
 
 #include "base/alloc.h"
 #include "base/checked.h"
+#include "kernels/digest.h"
+#include "offload/master_units.h"
 #include "offload/offloader.h"
 
 /* Fewer elements would cost more in launches than they save. */
@@ -27,38 +29,179 @@
 #define MISFITS_MOST    2u
 #define SHARE_MOST(all) ((all) / 4 * 3)
 
-/* ---- Places */
-
-uint64_t rft_masters_stretches(const rft_region *region)
-{
-    return (region->bytes / 4 + region->stretch - 1) / region->stretch;
-}
+/* ---- Their way between the image and the device */
 
 uint64_t rft_masters_at(const rft_region *region, uint64_t first)
 {
-    return region->host_offset + RFT_MASTERS_HEAD + rft_master_bytes(first, region->room);
+    return region->host_offset + region->head + rft_master_bytes(first, region->room);
 }
 
-rft_master_job rft_masters_job(const rft_region *region, char *staging, uint64_t first)
+static uint64_t units_of(uint64_t elements)
 {
-    return (rft_master_job){.master = region->memory + 4 * first,
+    return (elements + RFT_MASTER_UNIT - 1) / RFT_MASTER_UNIT;
+}
+
+/* Of elements that move together from `first` on. */
+static rft_master_verdict *verdict_on(char *image, const rft_region *region, uint64_t first,
+                                      bool out)
+{
+    rft_master_verdict *verdicts = (void *)(image + region->host_offset);
+    if (region->units == NULL) return verdicts;
+    return &verdicts[2 * (first / RFT_MASTER_UNIT) + (out ? 1 : 0)];
+}
+
+/* A unit may travel by itself. A short one takes more of the image than it has bytes. */
+rft_masters_need rft_masters_most(const rft_region *region, uint64_t elements)
+{
+    rft_masters_need need = {.stretches = (elements + region->stretch - 1) / region->stretch,
+                             .bytes = rft_master_bytes(elements, region->room)};
+    if (region->units != NULL) {
+        need.stretches = units_of(elements);
+        need.bytes += 4 * elements;
+    }
+    need.pieces = need.stretches;
+    return need;
+}
+
+/* Elements [first, end) that move in one way. */
+typedef struct masters_run {
+    uint64_t first;
+    uint64_t end;
+    rft_unit_place place; /* of each of their units; WHOLE: of one unit */
+} masters_run;
+
+/* The run that begins with element `first`, of those before `end`. */
+static masters_run find_run(const rft_region *region, uint64_t first, uint64_t end, bool out)
+{
+    masters_run run = {.first = first, .end = end, .place = RFT_UNIT_CODED};
+    if (region->units == NULL) return run;
+    uint64_t number = first / RFT_MASTER_UNIT, last = units_of(end);
+    run.place = rft_unit_route(&region->units[number], out);
+    do {
+        number++;
+    } while (number < last && run.place != RFT_UNIT_WHOLE &&
+             rft_unit_route(&region->units[number], out) == run.place);
+    run.end = rft_min_u64(end, number * RFT_MASTER_UNIT);
+    return run;
+}
+
+static void add_piece(rft_masters_way *way, const rft_masters_part *part, rft_piece piece)
+{
+    piece.group = part->group;
+    piece.whole = part->whole;
+    piece.known_memory = true; /* when the region, or the window, got its address */
+    way->pieces[way->count++] = piece;
+}
+
+/* The host's side of one stretch, which begins at `at` of the image. */
+static void add_stretch(rft_masters_way *way, const rft_masters_part *part,
+                        const rft_recode *recode, uint64_t at)
+{
+    const rft_master_job *job = &recode->job;
+    uint64_t end = at + rft_master_bytes(job->elements, job->room);
+    char *coded = job->coded;
+    for (uint32_t number = rft_layout_find(way->layout, at); at < end; number++) {
+        const rft_slab *slab = &way->layout->slabs[number];
+        uint64_t stop = rft_min_u64(end, slab->offset + slab->bytes);
+        rft_piece piece = {.to = recode->out ? way->image + at : coded,
+                           .from = recode->out ? coded : way->image + at,
+                           .bytes = stop - at,
+                           .slab = number,
+                           .recode = recode};
+        add_piece(way, part, piece);
+        coded += piece.bytes;
+        at = stop;
+    }
+}
+
+static rft_master_job job_of(const rft_region *region, char *memory, char *staging, uint64_t first,
+                             uint64_t end)
+{
+    return (rft_master_job){.master = memory,
                             .weights = region->weights + first,
                             .coded = staging + RFT_MASTERS_HEAD,
                             .verdict = (rft_master_verdict *)(void *)staging,
-                            .elements = rft_min_u64(region->stretch, region->bytes / 4 - first),
+                            .elements = rft_min_u64(region->stretch, end - first),
                             .room = region->room};
 }
 
+static void add_coded(rft_masters_way *way, const rft_masters_part *part, const masters_run *run)
+{
+    const rft_region *region = part->region;
+    for (uint64_t first = run->first; first < run->end; first += region->stretch) {
+        rft_recode *recode = &way->recodes[way->recode_count++];
+        bool last = run->end - first <= region->stretch;
+        char *memory = part->memory + 4 * (first - part->first);
+        *recode = (rft_recode){
+            .job = job_of(region, memory, way->staging, first, run->end),
+            .out = way->out,
+            .begins = first == run->first,
+            .verdict = last ? verdict_on(way->image, region, run->first, way->out) : NULL,
+        };
+        add_stretch(way, part, recode, rft_masters_at(region, first));
+    }
+}
+
+/* Between the device and the unit's own memory. Its number as that of a slab is no other's, so that
+ * no copy lies across two of these. */
+static void add_whole(rft_masters_way *way, const rft_masters_part *part, uint64_t number)
+{
+    char *whole = part->region->units[number].whole;
+    char *memory = part->memory + 4 * (number * RFT_MASTER_UNIT - part->first);
+    add_piece(way, part,
+              (rft_piece){.to = way->out ? whole : memory,
+                          .from = way->out ? memory : whole,
+                          .bytes = (uint64_t)4 * rft_unit_elements(part->region, number),
+                          .slab = way->layout->slab_count + way->count});
+}
+
+static void add_zeros(rft_masters_way *way, const rft_masters_part *part, const masters_run *run)
+{
+    char *memory = part->memory + 4 * (run->first - part->first);
+    add_piece(way, part, (rft_piece){.to = memory, .bytes = 4 * (run->end - run->first)});
+}
+
+void rft_masters_add(rft_masters_way *way, const rft_masters_part *part)
+{
+    const rft_region *region = part->region;
+    uint64_t end = part->first + part->count;
+    for (uint64_t first = part->first; region->units != NULL && first < end;
+         first += RFT_MASTER_UNIT) {
+        *verdict_on(way->image, region, first, way->out) = (rft_master_verdict){0};
+    }
+    for (uint64_t first = part->first; first < end;) {
+        masters_run run = find_run(region, first, end, way->out);
+        switch (run.place) {
+        case RFT_UNIT_CODED: add_coded(way, part, &run); break;
+        case RFT_UNIT_WHOLE: add_whole(way, part, first / RFT_MASTER_UNIT); break;
+        case RFT_UNIT_ZEROS: add_zeros(way, part, &run); break;
+        }
+        first = run.end;
+    }
+}
+
+void rft_masters_add_misfits(rft_masters_way *way, const rft_masters_part *part)
+{
+    uint64_t end = units_of(part->first + part->count);
+    for (uint64_t number = part->first / RFT_MASTER_UNIT; number < end; number++) {
+        if (part->region->units[number].misfit) add_whole(way, part, number);
+    }
+}
+
 /* ---- Which are coded */
+
+static bool lives_on_host(const refit_offloader *offloader)
+{
+    return rft_region_table_home(&offloader->regions) == REFIT_HOME_HOST;
+}
 
 static bool can_code(const refit_offloader *offloader, const rft_region *region)
 {
     const refit_config *config = &offloader->config;
     return config->offload_masters == REFIT_MASTERS_AUTO && config->use_pinned_optimizer_offload &&
-           offloader->caps.masters && region->weights != NULL && region->memory != NULL &&
-           rft_region_table_home(&offloader->regions) == REFIT_HOME_DEVICE &&
-           region->policy == REFIT_KEEP && region->misfits < MISFITS_MOST &&
-           region->bytes / 4 >= ELEMENTS_LEAST;
+           offloader->caps.masters && region->weights != NULL &&
+           (region->memory != NULL || lives_on_host(offloader)) && region->policy == REFIT_KEEP &&
+           region->misfits < MISFITS_MOST && region->bytes / 4 >= ELEMENTS_LEAST;
 }
 
 /* Twice what was wanted when it did not fit: it may grow. */
@@ -69,15 +212,21 @@ static uint32_t choose_room(const rft_region *region)
     return (uint32_t)rft_min_u64((room + 15) / 16 * 16, RFT_MASTER_ROOM);
 }
 
-/* As many whole units as the staging holds, and as a rate limit lets through in one step, but one.
- */
+/* As many whole units as a staging holds, and as a rate limit lets through in one step, at least
+ * one. Windows share offload.staging_bytes between the directions. */
 static uint64_t choose_stretch(const refit_offloader *offloader, uint32_t room)
 {
     uint64_t step = rft_mover_step_bytes(offloader->config.offload_rate_limit);
-    uint64_t most = offloader->config.offload_staging_bytes - RFT_MASTERS_HEAD;
+    uint64_t bytes = offloader->config.offload_staging_bytes;
+    uint64_t most = (lives_on_host(offloader) ? bytes / 2 : bytes) - RFT_MASTERS_HEAD;
     if (step != 0) most = rft_min_u64(most, step);
     uint64_t units = most / rft_master_bytes(RFT_MASTER_UNIT, room);
     return rft_max_u64(units, 1) * RFT_MASTER_UNIT;
+}
+
+static uint64_t align_head(uint64_t bytes)
+{
+    return (bytes + RFT_MASTERS_HEAD - 1) / RFT_MASTERS_HEAD * RFT_MASTERS_HEAD;
 }
 
 static void decide(const refit_offloader *offloader, rft_region *region)
@@ -86,9 +235,14 @@ static void decide(const refit_offloader *offloader, rft_region *region)
     region->host_bytes = region->bytes;
     if (!can_code(offloader, region)) return;
     uint32_t room = choose_room(region);
-    uint64_t bytes = RFT_MASTERS_HEAD + rft_master_bytes(region->bytes / 4, room);
+    uint64_t head = RFT_MASTERS_HEAD;
+    if (lives_on_host(offloader)) {
+        head = align_head(2 * units_of(region->bytes / 4) * sizeof(rft_master_verdict));
+    }
+    uint64_t bytes = head + rft_master_bytes(region->bytes / 4, room);
     if (bytes > SHARE_MOST(region->bytes)) return;
     region->coded = true;
+    region->head = head;
     region->room = room;
     region->stretch = choose_stretch(offloader, room);
     region->host_bytes = bytes;
@@ -132,18 +286,21 @@ refit_status rft_masters_drop_staging(refit_offloader *offloader, refit_error *e
     RFT_TRY(refit_memory_free(offloader->device, offloader->staging, error));
     offloader->staging = NULL;
     offloader->staging_bytes = 0;
+    offloader->staging_count = 0;
     return REFIT_OK;
 }
 
-/* With offload.verify a second one of the same size lies behind it: groups are compared while
- * others are still leaving. */
+/* Windows have both directions under way. With offload.verify groups are compared while others are
+ * still leaving. */
 refit_status rft_masters_take_staging(refit_offloader *offloader, refit_error *error)
 {
     uint64_t need = measure_staging(offloader);
-    uint64_t bytes = offloader->config.offload_verify ? 2 * need : need;
+    uint32_t count = offloader->config.offload_verify || lives_on_host(offloader) ? 2 : 1;
+    uint64_t bytes = count * need;
     void *memory;
     refit_error why;
-    if (need != 0 && offloader->staging_bytes >= need) return REFIT_OK;
+    bool enough = offloader->staging_bytes >= need && offloader->staging_count >= count;
+    if (need != 0 && enough) return REFIT_OK;
     RFT_TRY(rft_masters_drop_staging(offloader, error));
     if (need == 0) return REFIT_OK;
     refit_status status = refit_memory_alloc(offloader->device, bytes, &memory, &why);
@@ -153,7 +310,14 @@ refit_status rft_masters_take_staging(refit_offloader *offloader, refit_error *e
                   bytes, why.text);
     offloader->staging = memory;
     offloader->staging_bytes = need;
+    offloader->staging_count = count;
     return REFIT_OK;
+}
+
+char *rft_masters_staging(const refit_offloader *offloader, bool out)
+{
+    if (out || offloader->staging == NULL) return offloader->staging;
+    return offloader->staging + offloader->staging_bytes;
 }
 
 /* ---- Verdicts */
@@ -186,13 +350,39 @@ static refit_status judge_restore(const rft_region *region, uint32_t found, refi
     return REFIT_OK;
 }
 
+/* `count` elements from `first` on. */
+static rft_master_verdict sum_verdicts(const refit_offloader *offloader, const rft_region *region,
+                                       uint64_t first, uint64_t count, bool out)
+{
+    char *image = rft_host_arena_base(offloader->image);
+    if (region->units == NULL) return *verdict_on(image, region, 0, out);
+    rft_master_verdict sum = {0};
+    for (uint64_t at = first; at < first + count; at += RFT_MASTER_UNIT) {
+        const rft_master_verdict *verdict = verdict_on(image, region, at, out);
+        sum.found |= verdict->found;
+        if (verdict->need > sum.need) sum.need = verdict->need;
+    }
+    return sum;
+}
+
+uint32_t rft_masters_found(const refit_offloader *offloader, const rft_region *region,
+                           uint64_t first, uint64_t count, bool out)
+{
+    return sum_verdicts(offloader, region, first, count, out).found;
+}
+
 refit_status rft_masters_judge(refit_offloader *offloader, rft_region *region, bool out,
                                refit_error *error)
 {
-    rft_master_verdict verdict;
-    memcpy(&verdict, rft_image_of(offloader, region), sizeof verdict);
+    rft_master_verdict verdict = sum_verdicts(offloader, region, 0, region->bytes / 4, out);
     return out ? judge_offload(offloader, region, &verdict, error)
                : judge_restore(region, verdict.found, error);
+}
+
+refit_status rft_masters_arrived(const refit_offloader *offloader, const rft_region *region,
+                                 uint64_t first, uint64_t count, refit_error *error)
+{
+    return judge_restore(region, rft_masters_found(offloader, region, first, count, false), error);
 }
 
 /* ---- Compared, for offload.verify */
@@ -216,26 +406,61 @@ static refit_status copy_in(const refit_offloader *offloader, char *to, uint64_t
     return REFIT_OK;
 }
 
-static refit_status compare_stretch(const refit_offloader *offloader, const rft_region *region,
-                                    char *staging, uint64_t first, refit_error *error)
+static refit_status compare_coded(const refit_offloader *offloader, const rft_region *region,
+                                  const masters_run *run, char *staging, refit_error *error)
 {
-    rft_master_job job = rft_masters_job(region, staging, first);
-    job.compares = true;
-    RFT_TRY(copy_in(offloader, job.coded, rft_masters_at(region, first),
-                    rft_master_bytes(job.elements, job.room), error));
-    return rft_device_master_decode(offloader->device, REFIT_STREAM_NONE, &job, error);
+    for (uint64_t first = run->first; first < run->end; first += region->stretch) {
+        rft_master_job job = job_of(region, region->memory + 4 * first, staging, first, run->end);
+        job.compares = true;
+        RFT_TRY(copy_in(offloader, job.coded, rft_masters_at(region, first),
+                        rft_master_bytes(job.elements, job.room), error));
+        RFT_TRY(rft_device_master_decode(offloader->device, REFIT_STREAM_NONE, &job, error));
+    }
+    return REFIT_OK;
 }
 
+static uint64_t digest_of(const void *bytes, uint64_t count)
+{
+    return rft_digest_finish(rft_digest_part(bytes, count, 0), count);
+}
+
+static refit_status compare_whole(const refit_offloader *offloader, const rft_region *region,
+                                  uint64_t number, rft_master_verdict *verdict, refit_error *error)
+{
+    const char *whole = region->units[number].whole;
+    const char *memory = region->memory + 4 * number * RFT_MASTER_UNIT;
+    uint64_t bytes = (uint64_t)4 * rft_unit_elements(region, number), sum = 0;
+    if (offloader->caps.host_addressable) {
+        sum = digest_of(memory, bytes);
+    } else {
+        RFT_TRY(
+            rft_device_digest(offloader->device, REFIT_STREAM_NONE, memory, bytes, 0, &sum, error));
+        sum = rft_digest_finish(sum, bytes);
+    }
+    if (sum != digest_of(whole, bytes)) verdict->found |= RFT_MASTER_DIFFERS;
+    return REFIT_OK;
+}
+
+/* Zeros are made on the device: there is nothing to compare them with. */
 static refit_status compare(const refit_offloader *offloader, const rft_region *region,
                             rft_master_verdict *verdict, refit_error *error)
 {
     refit_device *device = offloader->device;
     char *staging = offloader->staging + offloader->staging_bytes;
+    rft_master_verdict whole = {0};
     RFT_TRY(rft_device_zero(device, REFIT_STREAM_NONE, staging, sizeof *verdict, error));
-    for (uint64_t first = 0; first < region->bytes / 4; first += region->stretch) {
-        RFT_TRY(compare_stretch(offloader, region, staging, first, error));
+    for (uint64_t first = 0; first < region->bytes / 4;) {
+        masters_run run = find_run(region, first, region->bytes / 4, false);
+        if (run.place == RFT_UNIT_CODED) {
+            RFT_TRY(compare_coded(offloader, region, &run, staging, error));
+        } else if (run.place == RFT_UNIT_WHOLE) {
+            RFT_TRY(compare_whole(offloader, region, first / RFT_MASTER_UNIT, &whole, error));
+        }
+        first = run.end;
     }
-    return refit_stream_copy(device, REFIT_STREAM_NONE, verdict, staging, sizeof *verdict, error);
+    RFT_TRY(refit_stream_copy(device, REFIT_STREAM_NONE, verdict, staging, sizeof *verdict, error));
+    verdict->found |= whole.found;
+    return REFIT_OK;
 }
 
 refit_status rft_masters_compare(const refit_offloader *offloader, const rft_region *region,
@@ -270,21 +495,35 @@ static refit_status fetch_weights(const refit_offloader *offloader, const rft_re
                              sizeof *room * elements, error);
 }
 
-static refit_status read_unit(const refit_offloader *offloader, const rft_region *region,
-                              uint64_t first, char *to, uint16_t *room, refit_error *error)
+static refit_status read_coded(const refit_offloader *offloader, const rft_region *region,
+                               uint64_t first, uint32_t elements, char *to, uint16_t *room,
+                               refit_error *error)
 {
     rft_master_verdict verdict = {0};
     char *image = rft_host_arena_base(offloader->image);
-    uint32_t elements = (uint32_t)rft_min_u64(RFT_MASTER_UNIT, region->bytes / 4 - first);
     const uint16_t *weights;
     RFT_TRY(fetch_weights(offloader, region, first, elements, room, &weights, error));
-    rft_master_join(&(rft_master_job){.master = to + 4 * first,
+    rft_master_join(&(rft_master_job){.master = to,
                                       .weights = weights,
                                       .coded = image + rft_masters_at(region, first),
                                       .verdict = &verdict,
                                       .elements = elements,
                                       .room = region->room});
     return judge_restore(region, verdict.found, error);
+}
+
+static refit_status read_unit(const refit_offloader *offloader, const rft_region *region,
+                              uint64_t number, char *to, uint16_t *room, refit_error *error)
+{
+    uint32_t elements = rft_unit_elements(region, number);
+    const rft_unit *unit = region->units == NULL ? NULL : &region->units[number];
+    switch (unit == NULL ? RFT_UNIT_CODED : unit->place) {
+    case RFT_UNIT_CODED:
+        return read_coded(offloader, region, number * RFT_MASTER_UNIT, elements, to, room, error);
+    case RFT_UNIT_WHOLE: memcpy(to, unit->whole, (size_t)4 * elements); break;
+    case RFT_UNIT_ZEROS: memset(to, 0, (size_t)4 * elements); break;
+    }
+    return REFIT_OK;
 }
 
 refit_status rft_masters_read(const refit_offloader *offloader, const rft_region *region, void *to,
@@ -294,9 +533,10 @@ refit_status rft_masters_read(const refit_offloader *offloader, const rft_region
     uint16_t *room = rft_calloc(RFT_MASTER_UNIT, sizeof *room);
     RFT_REFUSE_IF(room == NULL, error, REFIT_ERR_HOST_MEMORY,
                   "no host memory for the weights of region %s", region->name);
-    for (uint64_t first = 0; first < region->bytes / 4 && status == REFIT_OK;
-         first += RFT_MASTER_UNIT) {
-        status = read_unit(offloader, region, first, to, room, error);
+    uint64_t units = units_of(region->bytes / 4);
+    for (uint64_t number = 0; number < units && status == REFIT_OK; number++) {
+        char *at = (char *)to + 4 * number * RFT_MASTER_UNIT;
+        status = read_unit(offloader, region, number, at, room, error);
     }
     rft_free(room);
     return status;

@@ -1,45 +1,99 @@
 /*
  * masters: regions of fp32 masters that leave as what their bf16 weights lack (kernels/master.h).
  *
- * Such a region is *coded*. It goes in stretches through one piece of device memory, the staging:
+ * Such a region is *coded*. It goes in stretches through device memory, a staging:
  *
  *     staging:  verdict, and up to 64 bytes │ the units of one stretch
- *     image:    verdict, and up to 64 bytes │ the units of the region
+ *     image:    head: verdicts              │ the units of the region
  *
- * The verdict of a whole region reaches the image behind its last stretch, in either direction.
+ * The verdict on stretches that follow each other reaches the image behind the last of them, in
+ * either direction. The head of a region that lives on the device is a verdict of 64 bytes. That of
+ * one that lives on the host has two verdicts a unit, in and out: parts of it move by themselves,
+ * at the same time, and units may lie elsewhere (master_units.h).
  */
 #ifndef RFT_MASTERS_H
 #define RFT_MASTERS_H
 
 #include "kernels/master.h"
+#include "memory/layout.h"
 #include "offload/region.h"
+#include "transfer/plan.h"
 
 #define RFT_MASTERS_HEAD 64u /* bytes of the verdict, and what follows it */
 
-/* How many stretches a coded region has. */
-uint64_t rft_masters_stretches(const rft_region *region);
+/* ---- Their way between the image and the device */
 
-/* Where in the image the stretch lies whose first element is `first`. */
+/* Pieces and stretches are added behind those that are there; there is room. */
+typedef struct rft_masters_way {
+    const rft_layout *layout;
+    char *image;
+    char *staging; /* device memory that no other operation uses */
+    bool out;
+    rft_piece *pieces;
+    uint32_t count;
+    rft_recode *recodes;
+    uint32_t recode_count;
+} rft_masters_way;
+
+/* Elements of a coded region, which are whole units (or end with the region), and where they are on
+ * the device. */
+typedef struct rft_masters_part {
+    const rft_region *region;
+    uint64_t first;
+    uint64_t count;
+    char *memory;
+    const void *whole; /* the allocation that contains it */
+    uint32_t group;
+} rft_masters_part;
+
+/* The most that so many elements make of a plan, besides the ends of slabs. */
+typedef struct rft_masters_need {
+    uint64_t pieces;
+    uint64_t stretches;
+    uint64_t bytes;
+} rft_masters_need;
+
+rft_masters_need rft_masters_most(const rft_region *region, uint64_t elements);
+
+/* Adds the part, as it moves now, and clears the verdicts on it. */
+void rft_masters_add(rft_masters_way *way, const rft_masters_part *part);
+
+/* Adds units of the part that did not fit, whole. */
+void rft_masters_add_misfits(rft_masters_way *way, const rft_masters_part *part);
+
+/* What the verdicts on these elements say, once their copies are over: RFT_MASTER_*. */
+uint32_t rft_masters_found(const refit_offloader *offloader, const rft_region *region,
+                           uint64_t first, uint64_t count, bool out);
+
+/* Where in the image the unit lies that begins with element `first`. */
 uint64_t rft_masters_at(const rft_region *region, uint64_t first);
 
-/* That stretch, through `staging`. */
-rft_master_job rft_masters_job(const rft_region *region, char *staging, uint64_t first);
+/* ---- Which are coded */
 
 /* Which regions are coded from now on, and what all of them take of the image. A seal decides it,
  * from what the offloads before it have found. REFIT_ERR_INVALID: weights that lie in a region,
  * with which they would leave. */
 refit_status rft_masters_decide(refit_offloader *offloader, refit_error *error);
 
-/* Takes the staging that the coded regions need, or gives it back if there are none. No copy may be
- * under way. REFIT_ERR_DEVICE_MEMORY. */
+/* Takes the stagings that the coded regions need, or gives them back if there are none. No copy may
+ * be under way. REFIT_ERR_DEVICE_MEMORY. */
 refit_status rft_masters_take_staging(refit_offloader *offloader, refit_error *error);
 refit_status rft_masters_drop_staging(refit_offloader *offloader, refit_error *error);
+
+/* That of windows; cycles use the one out for both directions. */
+char *rft_masters_staging(const refit_offloader *offloader, bool out);
+
+/* ---- What is made of the verdicts */
 
 /* What the verdict on a coded region says, once the copies of its group are over. An offload:
  * REFIT_ERR_LIMIT, and the region remembers what it needed. A restore: REFIT_ERR_CORRUPT. Lock
  * held. */
 refit_status rft_masters_judge(refit_offloader *offloader, rft_region *region, bool out,
                                refit_error *error);
+
+/* The same for elements that a window has brought in. REFIT_ERR_CORRUPT. */
+refit_status rft_masters_arrived(const refit_offloader *offloader, const rft_region *region,
+                                 uint64_t first, uint64_t count, refit_error *error);
 
 /* offload.verify: is the coded image, with the weights, what the device has? REFIT_ERR_CORRUPT, or
  * the failure of a copy. Waits for the device. The region is on the device, and its own copies are

@@ -9,6 +9,7 @@
  * happens there, on the caller's thread, and nowhere else: hooks run code of the caller's.
  */
 #include "base/clock.h"
+#include "offload/master_units.h"
 #include "offload/offloader.h"
 
 /* ---- May it start? ------------------------------------------------------------------------ */
@@ -95,6 +96,7 @@ static refit_status start_copies(refit_offloader *offloader, refit_stream_ref af
         RFT_TRY(rft_image_await(offloader, offloader->config.offload_timeout_ms, error));
     }
     if (out) offloader->image_used = true;
+    if (out) rft_units_reset(offloader);
     char *image = offloader->image == NULL ? NULL : rft_host_arena_base(offloader->image);
     RFT_TRY((out ? rft_schedule_offload : rft_schedule_restore)(schedule, &offloader->regions,
                                                                 image, error));

@@ -44,7 +44,7 @@
 #include "base/clock.h"
 #include "config/config.h"
 #include "memory/budget.h"
-#include "offload/masters.h"
+#include "offload/master_units.h"
 
 /* ---- Open and close ----------------------------------------------------------------------- */
 
@@ -134,6 +134,7 @@ refit_status refit_offloader_close(refit_offloader *offloader, refit_error *erro
     offloader->closing = true;
     RFT_TRY(close_movers(offloader, offloader->config.offload_timeout_ms, error));
     RFT_TRY(rft_masters_drop_staging(offloader, error));
+    rft_units_drop(offloader);
     RFT_TRY(rft_image_drop(offloader, error));
     rft_schedule_close(&offloader->schedule);
     rft_region_table_close(&offloader->regions);
@@ -265,6 +266,7 @@ static refit_status open_plan(refit_offloader *offloader, rft_schedule *schedule
                               refit_error *error)
 {
     RFT_TRY(rft_masters_decide(offloader, error));
+    RFT_TRY(rft_units_open(offloader, error));
     RFT_TRY(rft_masters_take_staging(offloader, error));
     RFT_TRY(rft_schedule_open(schedule, &offloader->regions, &offloader->config,
                               rft_offloader_batch_most(offloader), error));
@@ -342,6 +344,7 @@ refit_status refit_offloader_seal(refit_offloader *offloader, refit_error *error
 close_schedule:
     rft_schedule_close(&offloader->schedule);
 drop_staging:
+    rft_units_drop(offloader);
     (void)rft_masters_drop_staging(offloader, NULL); /* the close tries it again */
     return status;
 }
@@ -378,6 +381,7 @@ refit_status refit_offloader_unseal(refit_offloader *offloader, refit_error *err
                   refit_offloader_state_name(state));
     RFT_TRY(check_unused(offloader, error));
     set_state(offloader, REFIT_OPEN);
+    rft_units_drop(offloader);
     rft_schedule_close(&offloader->schedule);
     return REFIT_OK;
 }
@@ -404,6 +408,7 @@ refit_status refit_offloader_trim(refit_offloader *offloader, refit_error *error
                   refit_offloader_state_name(state));
     RFT_TRY(check_unused(offloader, error));
     if (state == REFIT_OPEN) RFT_TRY(rft_masters_drop_staging(offloader, error));
+    rft_units_trim(offloader);
     return rft_image_drop(offloader, error);
 }
 
@@ -429,15 +434,19 @@ static void add_directions(const rft_offload_figures *figures, refit_stats *stat
     stats->offload_failures = figures->failures;
 }
 
-static void add_steps(const rft_step_figures *steps, refit_stats *stats)
+/* The staging is there for windows, if the regions live on the host. */
+static void add_steps(const refit_offloader *offloader, refit_stats *stats)
 {
+    const rft_step_figures *steps = &offloader->steps;
+    bool visits = rft_region_table_home(&offloader->regions) == REFIT_HOME_HOST;
+    uint64_t staging = offloader->staging_bytes * offloader->staging_count;
     stats->step_count = steps->count;
     stats->step_failures = steps->failures;
     stats->step_in_bytes_last = steps->in_bytes;
     stats->step_out_bytes_last = steps->out_bytes;
     stats->step_seconds_last = rft_seconds(steps->last);
     stats->step_exposed_seconds_last = rft_seconds(steps->exposed);
-    stats->window_bytes = steps->window_bytes;
+    stats->window_bytes = steps->window_bytes + (visits ? staging : 0);
 }
 
 static void add_image(refit_offloader *offloader, refit_stats *stats)
@@ -445,11 +454,12 @@ static void add_image(refit_offloader *offloader, refit_stats *stats)
     stats->offload_regions = offloader->regions.count;
     stats->host_payload_bytes = offloader->schedule.layout.payload_bytes;
     if (offloader->image == NULL) return;
+    const uint64_t *units = offloader->unit_bytes;
     rft_host_arena_info info = rft_host_arena_describe(offloader->image);
-    stats->host_bytes = info.bytes;
-    stats->host_ready_bytes = info.ready_bytes;
-    stats->host_pinned_bytes = info.pinned_bytes;
-    stats->host_pageable_bytes = info.pageable_bytes;
+    stats->host_bytes = info.bytes + units[0] + units[1];
+    stats->host_ready_bytes = info.ready_bytes + units[0] + units[1];
+    stats->host_pinned_bytes = info.pinned_bytes + units[1];
+    stats->host_pageable_bytes = info.pageable_bytes + units[0];
     stats->host_huge_pages = info.huge_pages;
     stats->host_pin_seconds = info.seconds;
 }
@@ -467,7 +477,7 @@ refit_status refit_offloader_stats(refit_offloader *offloader, refit_stats *stat
     whole.host_bytes = whole.host_ready_bytes = 0;
     whole.host_pinned_bytes = whole.host_pageable_bytes = 0;
     add_image(offloader, &whole);
-    add_steps(&offloader->steps, &whole);
+    add_steps(offloader, &whole);
     rft_lock(&offloader->lock);
     rft_operation_notice(offloader);
     add_directions(&offloader->figures, &whole);

@@ -85,7 +85,9 @@ struct refit_offloader {
     bool image_used;          /* bytes were written to it: it does not hold zeros any more */
     rft_mover *movers[2];     /* by direction; NULL on the pageable path */
     char *staging;            /* device memory for masters on their way (masters.c), or NULL */
-    uint64_t staging_bytes;   /* of it; with offload.verify twice as much is there */
+    uint64_t staging_bytes;   /* of each of them */
+    uint32_t staging_count;   /* one behind the other */
+    uint64_t unit_bytes[2];   /* host memory of units that do not fit: pageable, page-locked */
     refit_memory_hooks hooks; /* both NULL: there are none */
     refit_window *window;     /* that is open on it, or NULL */
     rft_step_figures steps;

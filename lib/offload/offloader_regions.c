@@ -145,6 +145,13 @@ refit_status refit_offloader_bind_weights(refit_offloader *offloader, refit_regi
     RFT_REFUSE_IF(state == REFIT_OFFLOADING || state == REFIT_RESTORING, error, REFIT_ERR_STATE,
                   "the weights of region %s cannot move while copies run (%s): finish first",
                   item->name, refit_offloader_state_name(state));
+    rft_lock(&offloader->lock);
+    bool stepping = offloader->stepping;
+    rft_unlock(&offloader->lock);
+    RFT_REFUSE_IF(stepping && item->coded, error, REFIT_ERR_STATE,
+                  "the weights of region %s cannot move during a step in windows: end it, and call "
+                  "refit_window_wait first",
+                  item->name);
     RFT_REFUSE_IF(item->weights == NULL || weights == NULL, error, REFIT_ERR_INVALID,
                   "region %s was added without weights, or there are none now", item->name);
     return rft_region_set_weights(&offloader->regions, region, weights, error);

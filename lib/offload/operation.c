@@ -56,6 +56,9 @@ static refit_status check_region(const refit_offloader *offloader, rft_direction
                                  rft_region *region, refit_error *error)
 {
     uint64_t device = 0;
+    if (direction == RFT_RESTORE && region->rewritten && region->coded) {
+        return rft_masters_compare(offloader, region, error);
+    }
     RFT_TRY(digest_device(offloader, region, &device, error));
     if (direction == RFT_OFFLOAD) region->digest = device;
     if (direction == RFT_RESTORE &&

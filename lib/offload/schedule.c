@@ -49,7 +49,8 @@ static refit_status sum_moved(const rft_region_table *regions, uint64_t *bytes, 
     for (uint32_t id = 0; id < regions->count; id++) {
         const rft_region *region = &regions->items[id];
         if (region->policy == REFIT_DISCARD) continue;
-        uint64_t most = rft_max_u64(region->bytes, region->host_bytes);
+        uint64_t most =
+            region->coded ? rft_masters_most(region, region->bytes / 4).bytes : region->bytes;
         RFT_REFUSE_IF(!rft_add_u64(*bytes, most, bytes), error, REFIT_ERR_LIMIT,
                       "the regions are larger together than 2^64 bytes");
     }
@@ -93,7 +94,7 @@ static uint64_t count_stretches(const rft_region_table *regions)
     uint64_t count = 0;
     for (uint32_t id = 0; id < regions->count; id++) {
         const rft_region *region = &regions->items[id];
-        if (region->coded) count += rft_masters_stretches(region);
+        if (region->coded) count += rft_masters_most(region, region->bytes / 4).stretches;
     }
     return count;
 }
@@ -215,40 +216,25 @@ static uint32_t padding_behind(const schedule_walk *walk, uint32_t at, uint64_t 
     return (uint32_t)rft_min_u64(padding, UINT32_MAX);
 }
 
-/* The host's side of one stretch, which begins at `at` of the image. */
-static void add_stretch(schedule_walk *walk, const rft_region *region, const rft_recode *recode,
-                        uint64_t at, char *image)
-{
-    const rft_master_job *job = &recode->job;
-    uint64_t end = at + rft_master_bytes(job->elements, job->room);
-    char *coded = job->coded;
-    while (at < end) {
-        uint64_t stop = rft_min_u64(end, slab_end(walk, at));
-        rft_piece piece = {.to = recode->out ? image + at : coded,
-                           .from = recode->out ? coded : image + at,
-                           .bytes = stop - at,
-                           .slab = walk->slab,
-                           .recode = recode};
-        add_piece(walk, piece, region);
-        coded += piece.bytes;
-        at = stop;
-    }
-}
-
 static void add_coded(schedule_walk *walk, const rft_region *region, char *image, bool out)
 {
-    uint64_t elements = region->bytes / 4;
-    for (uint64_t first = 0; first < elements; first += region->stretch) {
-        rft_recode *recode = &walk->schedule->recodes[walk->recodes++];
-        bool last = elements - first <= region->stretch;
-        *recode = (rft_recode){
-            .job = rft_masters_job(region, walk->schedule->staging, first),
-            .out = out,
-            .begins = first == 0,
-            .verdict = last ? image + region->host_offset : NULL,
-        };
-        add_stretch(walk, region, recode, rft_masters_at(region, first), image);
-    }
+    rft_schedule *schedule = walk->schedule;
+    rft_masters_way way = {.layout = &schedule->layout,
+                           .image = image,
+                           .staging = schedule->staging,
+                           .out = out,
+                           .pieces = schedule->pieces,
+                           .count = walk->count,
+                           .recodes = schedule->recodes,
+                           .recode_count = walk->recodes};
+    rft_masters_part part = {.region = region,
+                             .count = region->bytes / 4,
+                             .memory = region->memory,
+                             .whole = region->whole,
+                             .group = region->group};
+    rft_masters_add(&way, &part);
+    walk->count = way.count;
+    walk->recodes = way.recode_count;
 }
 
 /* `number`: of the region in the order. */

@@ -30,6 +30,7 @@
 #include "base/alloc.h"
 #include "base/checked.h"
 #include "base/clock.h"
+#include "offload/master_units.h"
 #include "offload/offloader.h"
 
 #define SLOT_ALIGNMENT UINT64_C(512) /* what suits copy engines */
@@ -70,6 +71,8 @@ struct refit_window {
     rft_plan plans[REFIT_WINDOWS]; /* by slot: of its copies in, then of those out */
     rft_plan_limits room;          /* of each of them */
     rft_piece *pieces;             /* owned; room for those of any window */
+    rft_recode *recodes;           /* owned; by slot, as the plans: room for recode_room each */
+    uint32_t recode_room;
 
     /* The list, divided. */
     window_part *parts; /* owned */
@@ -88,6 +91,7 @@ struct refit_window {
     uint32_t left;
     bool arriving;          /* copies in of window `arrived` are under way */
     bool leaving;           /* copies out of window `left` are under way */
+    bool misfits;           /* all of it has been copied, but units that have to go whole */
     bool followed;          /* copies in have been put behind `after` */
     bool settled;           /* the step's figures have been told */
     refit_stream_ref after; /* of begin */
@@ -220,7 +224,7 @@ static refit_status take_memory(refit_window *window, uint64_t bytes, uint32_t c
 static void reset_step(refit_window *window, refit_stream_ref after)
 {
     window->arrived = window->taken = window->stepped = window->left = 0;
-    window->followed = false;
+    window->followed = window->misfits = false;
     window->worked = 0;
     window->after = after;
     window->began = 0;
@@ -244,13 +248,22 @@ static refit_status read_part(const refit_window_part *parts, uint32_t at, refit
     return REFIT_OK;
 }
 
-/* What the image has of such masters cannot be stepped, read or written. */
-static refit_status refuse_coded(const rft_region *region, refit_error *error)
+/* Masters come and go by their weights, in whole units. */
+static refit_status check_coded(const rft_region *region, const refit_window_part *part,
+                                uint32_t at, refit_error *error)
 {
-    RFT_REFUSE_IF(region->coded, error, REFIT_ERR_UNSUPPORTED,
-                  "region %s is in the image as what its weights lack, which windows do not take: "
-                  "set offload.masters to whole, or give the region no weights",
+    const uint64_t unit = (uint64_t)4 * RFT_MASTER_UNIT;
+    uint64_t end = part->offset + part->bytes;
+    RFT_REFUSE_IF(region->units == NULL, error, REFIT_ERR_UNSUPPORTED,
+                  "region %s has left as what its weights lack, which windows do not take: set "
+                  "offload.masters to whole, or give the region no weights or REFIT_HOME_HOST",
                   region->name);
+    RFT_REFUSE_IF(part->offset % unit != 0 || (end % unit != 0 && end != region->bytes), error,
+                  REFIT_ERR_INVALID,
+                  "part %" PRIu32 " is of masters that travel as what their weights lack, and has "
+                  "bytes %" PRIu64 " to %" PRIu64 " of region %s: give the whole region, or "
+                  "multiples of %" PRIu64 " bytes",
+                  at, part->offset, end, region->name, unit);
     return REFIT_OK;
 }
 
@@ -265,13 +278,13 @@ static refit_status check_part(const refit_window *window, const refit_window_pa
     RFT_REFUSE_IF(region->policy != REFIT_KEEP, error, REFIT_ERR_NOT_FOUND,
                   "part %" PRIu32 ": region %s is not kept, so the image has no bytes of it", at,
                   region->name);
-    RFT_TRY(refuse_coded(region, error));
     RFT_REFUSE_IF(part->bytes == 0 || part->offset > region->bytes ||
                       part->bytes > region->bytes - part->offset,
                   error, REFIT_ERR_INVALID,
                   "part %" PRIu32 ": %" PRIu64 " bytes from byte %" PRIu64 " on are not in region "
                   "%s of %" PRIu64 " bytes",
                   at, part->bytes, part->offset, region->name, region->bytes);
+    if (region->coded) RFT_TRY(check_coded(region, part, at, error));
     RFT_REFUSE_IF((part->flags & ~(uint32_t)(REFIT_PART_TOGETHER | REFIT_PART_BORN)) != 0 ||
                       (at == 0 && (part->flags & REFIT_PART_TOGETHER) != 0),
                   error, REFIT_ERR_INVALID,
@@ -316,10 +329,15 @@ static uint64_t align_up(uint64_t value, uint64_t alignment)
     return (value + alignment - 1) / alignment * alignment;
 }
 
-/* Where the bytes of a part lie in the image. */
+static rft_region *region_of(const refit_window *window, const window_part *part)
+{
+    return &window->offloader->regions.items[part->region];
+}
+
+/* Where the bytes of a part lie in the image, if they are there as they are. */
 static uint64_t image_offset(const refit_window *window, const window_part *part)
 {
-    return window->offloader->regions.items[part->region].host_offset + part->offset;
+    return region_of(window, part)->host_offset + part->offset;
 }
 
 /* Copies the list, once it is known to be right. */
@@ -354,7 +372,8 @@ static uint64_t place_behind(const refit_window *window, uint32_t number, uint64
 {
     const window_part *part = &window->parts[number], *before = part - 1;
     if (end == 0) return 0;
-    if (((part->flags | before->flags) & REFIT_PART_BORN) == 0) {
+    bool plain = !region_of(window, part)->coded && !region_of(window, before)->coded;
+    if (plain && ((part->flags | before->flags) & REFIT_PART_BORN) == 0) {
         uint64_t from = image_offset(window, before) + before->bytes;
         uint64_t to = image_offset(window, part);
         uint64_t at = end + (to - from);
@@ -477,21 +496,6 @@ static bool is_born(const window_part *part)
     return (part->flags & REFIT_PART_BORN) != 0;
 }
 
-/* The slab that holds byte `at` of the image. */
-static uint32_t slab_of(const rft_layout *layout, uint64_t at)
-{
-    uint32_t low = 0, high = layout->slab_count;
-    while (high - low > 1) {
-        uint32_t middle = low + (high - low) / 2;
-        if (layout->slabs[middle].offset <= at) {
-            low = middle;
-        } else {
-            high = middle;
-        }
-    }
-    return low;
-}
-
 /* The pieces of one part: one for each slab that holds some of it. */
 static void add_pieces(refit_window *window, uint32_t number, bool out, uint32_t *count)
 {
@@ -501,7 +505,7 @@ static void add_pieces(refit_window *window, uint32_t number, bool out, uint32_t
     char *memory = window->addresses[number];
     uint64_t at = image_offset(window, part);
     uint64_t end = at + part->bytes;
-    for (uint32_t slab = slab_of(layout, at); at < end; slab++) {
+    for (uint32_t slab = rft_layout_find(layout, at); at < end; slab++) {
         uint64_t stop = rft_min_u64(end, layout->slabs[slab].offset + layout->slabs[slab].bytes);
         window->pieces[(*count)++] = (rft_piece){.to = out ? image + at : memory,
                                                  .from = out ? memory : image + at,
@@ -514,16 +518,58 @@ static void add_pieces(refit_window *window, uint32_t number, bool out, uint32_t
     }
 }
 
+/* A part of masters, as elements. */
+static rft_masters_part masters_of(const refit_window *window, uint32_t number)
+{
+    const window_part *part = &window->parts[number];
+    return (rft_masters_part){.region = region_of(window, part),
+                              .first = part->offset / 4,
+                              .count = part->bytes / 4,
+                              .memory = window->addresses[number],
+                              .whole = part->whole};
+}
+
+static void add_part(refit_window *window, rft_masters_way *way, uint32_t number)
+{
+    rft_masters_part masters = masters_of(window, number);
+    bool misfits = way->out && window->misfits;
+    if (!masters.region->coded) {
+        if (!misfits) add_pieces(window, number, way->out, &way->count);
+    } else if (misfits) {
+        rft_masters_add_misfits(way, &masters);
+    } else {
+        rft_masters_add(way, &masters);
+    }
+}
+
 static refit_status fill_plan(refit_window *window, uint32_t number, bool out, rft_plan **plan,
                               refit_error *error)
 {
+    const refit_offloader *offloader = window->offloader;
     const window_span *span = &window->spans[number];
-    uint32_t count = 0;
-    *plan = &window->plans[number % window->slot_count];
+    uint32_t slot = number % window->slot_count;
+    rft_masters_way way = {.layout = &offloader->schedule.layout,
+                           .image = rft_host_arena_base(offloader->image),
+                           .staging = rft_masters_staging(offloader, out),
+                           .out = out,
+                           .pieces = window->pieces,
+                           .recodes = window->recodes + (size_t)slot * window->recode_room};
+    *plan = &window->plans[slot];
     for (uint32_t part = span->first; part < span->first + span->count; part++) {
-        if (out || !is_born(&window->parts[part])) add_pieces(window, part, out, &count);
+        if (out || !is_born(&window->parts[part])) add_part(window, &way, part);
     }
-    return rft_plan_fill(*plan, window->pieces, count, error);
+    return rft_plan_fill(*plan, window->pieces, way.count, error);
+}
+
+/* What a plan moves over the link: not what it makes zeros of. */
+static uint64_t moved_bytes(const rft_plan *plan)
+{
+    uint64_t bytes = 0;
+    for (uint32_t at = 0; at < plan->batch_count; at++) {
+        const rft_batch *batch = &plan->batches[at];
+        if (plan->copies[batch->first].from != NULL) bytes += batch->bytes;
+    }
+    return bytes;
 }
 
 /* Starts the copies in of window `arrived`. A window of parts that are born has none. */
@@ -540,7 +586,7 @@ static refit_status start_in(refit_window *window, refit_error *error)
         rft_mover_start(window->offloader->movers[RFT_RESTORE], plan, after, RFT_COPY_ANY, error));
     window->followed = true;
     window->arriving = true;
-    window->in_bytes += plan->bytes;
+    window->in_bytes += moved_bytes(plan);
     return REFIT_OK;
 }
 
@@ -553,7 +599,20 @@ static refit_status start_out(refit_window *window, refit_error *error)
     RFT_TRY(rft_mover_start(window->offloader->movers[RFT_OFFLOAD], plan, work, RFT_COPY_STREAM,
                             error));
     window->leaving = true;
-    window->out_bytes += plan->bytes;
+    window->out_bytes += moved_bytes(plan);
+    return REFIT_OK;
+}
+
+/* Were the weights of masters that have come in those that they left by? */
+static refit_status judge_in(const refit_window *window, uint32_t number, refit_error *error)
+{
+    const window_span *span = &window->spans[number];
+    for (uint32_t part = span->first; part < span->first + span->count; part++) {
+        rft_masters_part masters = masters_of(window, part);
+        if (!masters.region->coded || is_born(&window->parts[part])) continue;
+        RFT_TRY(rft_masters_arrived(window->offloader, masters.region, masters.first, masters.count,
+                                    error));
+    }
     return REFIT_OK;
 }
 
@@ -565,10 +624,11 @@ static refit_status see_in(refit_window *window, uint32_t timeout_ms, refit_erro
     refit_status status = rft_mover_wait(mover, timeout_ms, error);
     if (status != REFIT_OK && rft_mover_is_moving(mover)) return status;
     window->arriving = false;
+    if (status == REFIT_OK) status = judge_in(window, window->arrived, error);
     if (status == REFIT_OK) {
         window->arrived++;
     } else {
-        window->in_bytes -= window->plans[window->arrived % window->slot_count].bytes;
+        window->in_bytes -= moved_bytes(&window->plans[window->arrived % window->slot_count]);
     }
     return status;
 }
@@ -581,20 +641,54 @@ static void note_stepped(refit_window *window, uint32_t number)
     }
 }
 
-static refit_status see_out(refit_window *window, uint32_t timeout_ms, refit_error *error)
+/* Notes where the masters of window `left` are, whose copies out are over, and takes memory for
+ * those that have to go whole: `window->misfits`, if there are any. */
+static refit_status judge_out(refit_window *window, refit_error *error)
 {
-    if (!window->leaving) return REFIT_OK;
+    const window_span *span = &window->spans[window->left];
+    bool whole = window->misfits; /* those copies were of them */
+    uint32_t misfits = 0;
+    for (uint32_t part = span->first; part < span->first + span->count; part++) {
+        rft_masters_part masters = masters_of(window, part);
+        rft_region *region = region_of(window, &window->parts[part]);
+        if (!region->coded) continue;
+        if (whole) {
+            rft_units_went_whole(region, masters.first, masters.count);
+        } else {
+            RFT_TRY(rft_units_left(window->offloader, region, masters.first, masters.count,
+                                   &misfits, error));
+        }
+    }
+    window->misfits = misfits > 0;
+    return REFIT_OK;
+}
+
+static refit_status end_out(refit_window *window, uint32_t timeout_ms, refit_error *error)
+{
     rft_mover *mover = window->offloader->movers[RFT_OFFLOAD];
     refit_status status = rft_mover_wait(mover, timeout_ms, error);
     if (status != REFIT_OK && rft_mover_is_moving(mover)) return status;
     window->leaving = false;
     window->worked = window->left + 1; /* copies that are repeated need its stream no more */
-    if (status == REFIT_OK) {
-        note_stepped(window, window->left++);
-    } else {
-        window->out_bytes -= window->plans[window->left % window->slot_count].bytes;
+    if (status != REFIT_OK) {
+        window->out_bytes -= moved_bytes(&window->plans[window->left % window->slot_count]);
+        return status;
     }
-    return status;
+    return judge_out(window, error);
+}
+
+/* Masters that did not fit go whole from the slot, by copies of their own. */
+static refit_status see_out(refit_window *window, uint32_t timeout_ms, refit_error *error)
+{
+    if (!window->leaving) return REFIT_OK;
+    int64_t deadline = rft_deadline(timeout_ms);
+    RFT_TRY(end_out(window, timeout_ms, error));
+    if (window->misfits) {
+        RFT_TRY(start_out(window, error));
+        RFT_TRY(end_out(window, (uint32_t)rft_ms_until(deadline), error));
+    }
+    note_stepped(window, window->left++);
+    return REFIT_OK;
 }
 
 /* A look without a wait: still under way is no failure. */
@@ -660,6 +754,42 @@ static refit_status check_offloader(refit_offloader *offloader, bool claim, refi
     return REFIT_OK;
 }
 
+static rft_masters_need measure_part(const refit_window *window, const window_part *part)
+{
+    const rft_region *region = region_of(window, part);
+    if (region->coded) return rft_masters_most(region, part->bytes / 4);
+    return (rft_masters_need){.pieces = 1, .bytes = part->bytes};
+}
+
+/* Stretches of masters in any of the windows. */
+static uint64_t count_stretches(const refit_window *window)
+{
+    uint64_t most = 0;
+    for (uint32_t number = 0; number < window->span_count; number++) {
+        const window_span *span = &window->spans[number];
+        uint64_t stretches = 0;
+        for (uint32_t part = span->first; part < span->first + span->count; part++) {
+            stretches += measure_part(window, &window->parts[part]).stretches;
+        }
+        most = rft_max_u64(most, stretches);
+    }
+    return most;
+}
+
+static refit_status grow_recodes(refit_window *window, uint64_t room, refit_error *error)
+{
+    if (room <= window->recode_room) return REFIT_OK;
+    rft_recode *recodes = NULL;
+    if (room <= UINT32_MAX) {
+        recodes = rft_realloc(window->recodes, room, REFIT_WINDOWS * sizeof *recodes);
+    }
+    RFT_REFUSE_IF(recodes == NULL, error, REFIT_ERR_HOST_MEMORY,
+                  "no host memory for windows of %" PRIu64 " stretches of masters", room);
+    window->recodes = recodes;
+    window->recode_room = (uint32_t)room;
+    return REFIT_OK;
+}
+
 /* What the copies of the largest window need, now and in the steps before. */
 static rft_plan_limits measure_copies(const refit_window *window)
 {
@@ -670,14 +800,15 @@ static rft_plan_limits measure_copies(const refit_window *window)
     need.batch_bytes = rft_mover_step_bytes(offloader->config.offload_rate_limit);
     for (uint32_t number = 0; number < window->span_count; number++) {
         const window_span *span = &window->spans[number];
-        uint64_t bytes = 0;
-        for (uint32_t part = span->first; part < span->first + span->count; part++) {
-            bytes += window->parts[part].bytes;
-        }
         /* The end of each slab cuts at most one part. */
-        uint32_t pieces = span->count + offloader->schedule.layout.slab_count;
+        uint64_t bytes = 0, pieces = offloader->schedule.layout.slab_count;
+        for (uint32_t part = span->first; part < span->first + span->count; part++) {
+            rft_masters_need one = measure_part(window, &window->parts[part]);
+            bytes += one.bytes;
+            pieces += one.pieces;
+        }
         if (bytes > need.bytes) need.bytes = bytes;
-        if (pieces > need.pieces) need.pieces = pieces;
+        if (pieces > need.pieces) need.pieces = (uint32_t)rft_min_u64(pieces, UINT32_MAX);
     }
     return need;
 }
@@ -692,6 +823,7 @@ static refit_status open_plans(refit_window *window, refit_error *error)
                       "no host memory for the copies of %" PRIu32 " parts", need.pieces);
         window->pieces = pieces;
     }
+    RFT_TRY(grow_recodes(window, count_stretches(window), error));
     window->room = need;
     for (uint32_t slot = 0; slot < window->slot_count; slot++) {
         rft_plan *plan = &window->plans[slot];
@@ -849,6 +981,11 @@ refit_status refit_window_place(refit_window *window, uint32_t part, void *memor
                   "part %" PRIu32 " is no REFIT_PART_BORN of the window in use, which has parts "
                   "%" PRIu32 " to %" PRIu32,
                   part, span->first, span->first + span->count - 1);
+    const rft_region *region = region_of(window, &window->parts[part]);
+    RFT_REFUSE_IF(region->coded && (uintptr_t)memory % 4 != 0, error, REFIT_ERR_INVALID,
+                  "part %" PRIu32 " is of fp32 masters of region %s, which do not lie at %p: give "
+                  "an address that is a multiple of 4",
+                  part, region->name, memory);
     RFT_TRY(rft_device_memory_check(window->offloader->device, memory, window->parts[part].bytes,
                                     &window->parts[part].whole, error));
     window->addresses[part] = memory;
@@ -966,7 +1103,11 @@ refit_status refit_window_host(refit_window *window, refit_region_id region, voi
     rft_region *item = &offloader->regions.items[region];
     RFT_REFUSE_IF(item->policy != REFIT_KEEP, error, REFIT_ERR_NOT_FOUND,
                   "region %s is not kept, so the image has no bytes of it", item->name);
-    RFT_TRY(refuse_coded(item, error));
+    RFT_REFUSE_IF(item->coded, error, REFIT_ERR_UNSUPPORTED,
+                  "region %s is in the image as what its weights lack: read it by "
+                  "refit_lease_read, write it by a step in which it is REFIT_PART_BORN, or set "
+                  "offload.masters to whole",
+                  item->name);
     RFT_TRY(rft_image_await(offloader, patience(window), error));
     item->rewritten = offloader->image_used = true;
     *bytes = rft_image_of(offloader, item);
@@ -980,6 +1121,7 @@ refit_status refit_window_trim(refit_window *window, refit_error *error)
     RFT_TRY(refuse_stepping(window, error));
     RFT_TRY(refit_window_wait(window, patience(window), error));
     RFT_TRY(drop_memory(window, error));
+    rft_units_trim(window->offloader);
     window->offloader->steps.short_of_memory = false;
     return REFIT_OK;
 }
@@ -1010,6 +1152,7 @@ refit_status refit_window_close(refit_window *window, refit_error *error)
     if (window->left == window->stepped) set_stepping(window->offloader, false);
     window->offloader->window = NULL;
     rft_free(window->pieces);
+    rft_free(window->recodes);
     rft_free(window->parts);
     rft_free(window->addresses);
     rft_free(window->spans);

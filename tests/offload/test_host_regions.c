@@ -269,11 +269,12 @@ static void a_pageable_offloader_refuses_them(void **state)
 }
 
 /* Their whole bytes lie in the image, also where weights were named and memory bound before. */
-static void masters_on_the_host_are_whole(void **state)
+static void masters_on_the_host_are_whole_if_wanted(void **state)
 {
     (void)state;
     scene on;
     open_device(&on);
+    set(&on, "offload.masters", "whole");
     assert_ok(refit_memory_alloc(on.device, BYTES / 2, &on.weights, &on.error));
     assert_ok(refit_offloader_open(on.device, &on.config, &on.offloader, &on.error));
     for (uint32_t at = 0; at < REGIONS; at++) {
@@ -442,7 +443,7 @@ int main(void)
         cmocka_unit_test(a_second_seal_leaves_them_where_they_are),
         cmocka_unit_test(regions_in_two_places_are_not_sealed),
         cmocka_unit_test(a_pageable_offloader_refuses_them),
-        cmocka_unit_test(masters_on_the_host_are_whole),
+        cmocka_unit_test(masters_on_the_host_are_whole_if_wanted),
         cmocka_unit_test(a_restore_waits_for_the_host_memory),
         cmocka_unit_test(a_lease_needs_the_host_memory),
         cmocka_unit_test(host_memory_that_fails_is_taken_by_the_next_call),

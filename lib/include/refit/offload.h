@@ -35,8 +35,14 @@
  * once, plans anew and takes more host memory; a controller does that by itself. The masters pass
  * through offload.staging_bytes of device memory, which seal takes. Travel whole all the same:
  * masters of less than 4096 elements, or of which little would be saved; those with another policy
- * than REFIT_KEEP, or REFIT_HOME_HOST; and where the device has no kernels for it, or
- * use_pinned_optimizer_offload is false.
+ * than REFIT_KEEP; and where the device has no kernels for it, or use_pinned_optimizer_offload is
+ * false. refit_region_info.host_bytes is less than `bytes` for a region whose masters do not.
+ *
+ * Masters with REFIT_HOME_HOST are away all the time, but for their visits in windows, which
+ * refit/window.h describes. So their weights change only in a step that has them in its window.
+ * Where weights are no rounding, and what they lack does not fit, the masters go whole into host
+ * memory that is taken for them then: 1 MiB for each 262144 elements, beyond the image and what
+ * refit_offloader_estimate says, and not held against offload.budget_bytes.
  *
  * An offloader is used by one thread at a time, but for what is marked "any thread".
  */
@@ -357,7 +363,7 @@ REFIT_API REFIT_MUST_CHECK refit_status refit_offloader_bind(refit_offloader *of
  * until the next call or close). Does not block.
  *
  * Errors:
- * - REFIT_ERR_STATE: copies run
+ * - REFIT_ERR_STATE: copies run, or a step in windows
  * - REFIT_ERR_INVALID: a region without weights, or no device memory
  * - REFIT_ERR_NOT_FOUND
  */

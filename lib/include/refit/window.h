@@ -26,6 +26,24 @@
  * refit_window_done was called for, the first refit_window_progress of the list. A call that failed
  * can be repeated, or the step ended; the parts behind are as they were before it.
  *
+ * fp32 masters whose bf16 weights were named (refit/offload.h, "Masters") travel as what the weights
+ * lack, about 2.04 of 4 bytes, and lie whole in the memory of the window. Their weights are part of
+ * what a step makes:
+ * - When a window arrives, the weights on the device are those that its masters left by; else
+ *   REFIT_ERR_CORRUPT, and the window is not handed out.
+ * - The caller's work rounds the new weights from the new masters before refit_window_done, on the
+ *   stream that it names. Then they stay as they are until the masters come in again.
+ * - Parts of such a region are all of it, or begin and end at multiples of 1048576 bytes, or with
+ *   the region.
+ * - They begin as zeros, and get their first bytes, and any that are not from a step, as
+ *   REFIT_PART_BORN, with their weights on the device before done. Between steps
+ *   refit_lease_read shows them; refit_window_host does not.
+ * - Weights that are no rounding of their masters are all right. Where too many are, those masters
+ *   go whole, 262144 at a time, into host memory of their own; until that is done their bytes are
+ *   in the window. Each later step tries whether they fit again, and less often where they do not.
+ * - Both directions have device memory of their own for it, together offload.staging_bytes or a
+ *   little over 1 MiB, which seal takes. The statistic window_bytes counts it.
+ *
  * A window is used by the thread that uses its offloader. It has no thread of its own: the next
  * copies start in the calls below.
  */
@@ -85,7 +103,7 @@ REFIT_API REFIT_MUST_CHECK refit_status refit_window_open(refit_offloader *offlo
  *
  * Errors, with nothing closed:
  * - REFIT_ERR_TIMEOUT: copies are still under way
- * - REFIT_ERR_COPY and others: bytes of a stepped part have not reached the image; close tries
+ * - REFIT_ERR_COPY, REFIT_ERR_HOST_MEMORY (see wait) and others: bytes of a stepped part have not reached the image; close tries
  * again
  * - those of refit_memory_free
  */
@@ -137,9 +155,11 @@ REFIT_API REFIT_MUST_CHECK refit_status refit_window_measure(refit_window *windo
  * - REFIT_ERR_STATE: a step is under way, or the offloader is not OFFLOADED
  * - REFIT_ERR_BUSY: a lease reads the image
  * - REFIT_ERR_INVALID, REFIT_ERR_NOT_FOUND: a part that cannot be: of no region, of a region that
- * is not kept, of bytes behind its end, or of bytes that an earlier part has
- * - REFIT_ERR_UNSUPPORTED: masters that have left by their weights (offload.masters). Those that
- * live on the host do not
+ * is not kept, of bytes behind its end, of bytes that an earlier part has, or of masters and not of
+ * whole units
+ * - REFIT_ERR_UNSUPPORTED: masters that have left the device by their weights (offload.masters);
+ * those with REFIT_HOME_HOST visit it
+ * - REFIT_ERR_CORRUPT: weights were changed since their masters left; see next
  * - REFIT_ERR_LIMIT: parts that stay together are larger than the windows of set_memory
  * - REFIT_ERR_DEVICE_MEMORY: none of these sizes is to be had
  * - REFIT_ERR_COPY and others: bytes of the step before have not reached the image; begin tries
@@ -159,6 +179,9 @@ REFIT_API REFIT_MUST_CHECK refit_status refit_window_begin(refit_window *window,
  * - REFIT_ERR_STATE: no step is under way
  * - REFIT_ERR_COPY and others: the parts have not arrived, or those of a window before have not
  * left; next tries again
+ * - REFIT_ERR_CORRUPT: weights of a part that comes in were changed since its masters left. Nothing
+ * was written over the masters that are in the image: make the weights what they were and call next
+ * again, or end the step
  * - REFIT_ERR_TIMEOUT
  */
 REFIT_API REFIT_MUST_CHECK refit_status refit_window_next(refit_window *window,
@@ -172,7 +195,8 @@ REFIT_API REFIT_MUST_CHECK refit_status refit_window_next(refit_window *window,
  *
  * Errors:
  * - REFIT_ERR_STATE: no window is in use
- * - REFIT_ERR_INVALID: not such a part of this window, or not device memory
+ * - REFIT_ERR_INVALID: not such a part of this window, or not device memory; for masters that
+ * travel by their weights also an address that is no multiple of 4
  */
 REFIT_API REFIT_MUST_CHECK refit_status refit_window_place(refit_window *window, uint32_t part,
                                                            void *memory, refit_error *error);
@@ -211,6 +235,8 @@ REFIT_API REFIT_MUST_CHECK refit_status refit_window_end(refit_window *window, r
  *
  * Errors:
  * - REFIT_ERR_TIMEOUT
+ * - REFIT_ERR_HOST_MEMORY: none for masters that do not fit into the image. done, next and end
+ * answer it too, when they try
  * - REFIT_ERR_COPY and others: their bytes are safe on the device
  */
 REFIT_API REFIT_MUST_CHECK refit_status refit_window_wait(refit_window *window, uint32_t timeout_ms,
@@ -232,15 +258,17 @@ REFIT_API uint32_t refit_window_progress(const refit_window *window);
  * - REFIT_ERR_BUSY: the last copies are under way (call refit_window_wait first), or a lease is
  * open
  * - REFIT_ERR_NOT_FOUND: no such region, or one that is not kept
- * - REFIT_ERR_UNSUPPORTED: masters that have left by their weights
+ * - REFIT_ERR_UNSUPPORTED: masters that travel by their weights: read them by refit_lease_read,
+ * write them as REFIT_PART_BORN
  */
 REFIT_API REFIT_MUST_CHECK refit_status refit_window_host(refit_window *window,
                                                           refit_region_id region, void **bytes,
                                                           uint64_t *count, refit_error *error);
 
 /*
- * Waits for copies, at most offload.timeout_ms, then frees the memory of the windows; memory of
- * set_memory is not used any more. The next begin takes memory again.
+ * Waits for copies, at most offload.timeout_ms, then frees the memory of the windows, and host
+ * memory that masters once went whole into and left again; memory of set_memory is not used any
+ * more. The next begin takes memory again.
  *
  * Errors:
  * - REFIT_ERR_STATE: a step is under way
