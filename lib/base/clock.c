@@ -4,15 +4,17 @@
 #include "base/clock.h"
 
 #include <limits.h>
+#include <sched.h>
 #include <time.h>
 
 #define NS_PER_S  INT64_C(1000000000)
 #define NS_PER_MS INT64_C(1000000)
 
-/* How long looks follow each other at once, and the naps after that. A nap is short beside the
- * copies that are waited for, and long beside a look. */
-#define LOOKS_AT_ONCE INT64_C(20000)
-#define NAP_FIRST     INT64_C(20000)
+/* How long looks follow each other at once: a GPU copies and sums a tensor of tens of MB in this
+ * time. Then come naps, of a 32nd of the time waited for, so that the end is seen late by no more.
+ * A nap lasts up to 50 us longer than asked for, since Linux wakes threads so late. */
+#define LOOKS_AT_ONCE INT64_C(200000)
+#define NAP_SHARE     32
 #define NAP_LONGEST   INT64_C(500000)
 
 int64_t rft_now(void)
@@ -37,17 +39,21 @@ int rft_ms_until(int64_t deadline)
 
 rft_looks rft_looks_until(int64_t deadline)
 {
-    return (rft_looks){.deadline = deadline, .began = rft_now(), .nap = NAP_FIRST};
+    return (rft_looks){.deadline = deadline, .began = rft_now()};
 }
 
 bool rft_look_again(rft_looks *looks)
 {
     int64_t now = rft_now();
     if (now >= looks->deadline) return false;
-    if (now - looks->began < LOOKS_AT_ONCE) return true;
+    if (now - looks->began < LOOKS_AT_ONCE) {
+        sched_yield();
+        return true;
+    }
     int64_t left = looks->deadline - now;
-    struct timespec nap = {.tv_nsec = (long)(looks->nap < left ? looks->nap : left)};
+    int64_t longest = left < NAP_LONGEST ? left : NAP_LONGEST;
+    int64_t share = (now - looks->began) / NAP_SHARE;
+    struct timespec nap = {.tv_nsec = (long)(share < longest ? share : longest)};
     nanosleep(&nap, NULL);
-    looks->nap = looks->nap * 2 < NAP_LONGEST ? looks->nap * 2 : NAP_LONGEST;
     return true;
 }

@@ -21,7 +21,7 @@ static inline int64_t rft_after_ms(int64_t now, uint32_t ms)
 int rft_ms_until(int64_t deadline);
 
 /* For what can only be looked at, never waited for (an event of a GPU): the first looks follow each
- * other at once, later ones after naps of 20 to 500 microseconds.
+ * other at once, later ones after naps that grow with the time waited for, to 500 microseconds.
  *
  *     rft_looks looks = rft_looks_until(deadline);
  *     while (!done() && rft_look_again(&looks)) {
@@ -30,7 +30,6 @@ int rft_ms_until(int64_t deadline);
 typedef struct rft_looks {
     int64_t deadline;
     int64_t began;
-    int64_t nap;
 } rft_looks;
 
 rft_looks rft_looks_until(int64_t deadline);
