@@ -1,5 +1,6 @@
 # pytest.awk: what `pytest -v` printed, behind stamps (stamp.sh), to one JSON object a test, as
-# tests.awk makes of cmocka's words. Needs -v on=DEVICE -v status=EXIT_STATUS.
+# tests.awk makes of cmocka's words, by itself or with pytest-xdist (-n). Needs -v on=DEVICE
+# -v status=EXIT_STATUS.
 
 function row(name, result, seconds) {
     suite = name
@@ -28,7 +29,25 @@ match($0, / (PASSED|FAILED|ERROR|SKIPPED|XFAIL)( \(.*\))? +\[ *[0-9]+%\]$/) {
 }
 { before = $1 }
 
+# 12.345678 test_x.py::test_name[a b] , as pytest-xdist says that one begins
+/^[0-9.]+ [^ ]+\.py::.* $/ {
+    name = substr($0, length($1) + 2)
+    sub(/ +$/, "", name)
+    if (!(name in begun)) begun[name] = $1
+}
+
+# 12.345678 [gw0] [ 12%] PASSED test_x.py::test_name[a b]
+match($0, /^[0-9.]+ \[gw[0-9]+\] +\[ *[0-9]+%\] (PASSED|FAILED|ERROR|SKIPPED|XFAIL) /) {
+    split(substr($0, index($0, "%]") + 3), said, " ")
+    name = substr($0, RLENGTH + 1)
+    sub(/ +$/, "", name)
+    row(name, word[said[1]], name in begun ? $1 - begun[name] : 0)
+    delete begun[name]
+}
+
 END {
+    if (status != 0)
+        for (name in begun) row(name " (did not end)", "fail", before - begun[name])
     if (rows == 0) row("python::(pytest)", "fail", before)
     else if (status != 0 && failures == 0) row("python::(pytest: status " status ")", "fail", before)
 }

@@ -130,15 +130,18 @@ suite() {
         awk -v suite="$1" -v status="$status" -f "$here/tests.awk" "$out/rows/last" >>"$out/rows/tests"
 }
 
-# python_suite LIMIT: tests/python from the sources, those of tensors on the GPU.
+# python_suite LIMIT: tests/python from the sources, those of tensors on the GPU, in some processes
+# where pytest-xdist is there.
 python_suite() {
+    local processes=()
     local there='import hypothesis, numpy, pytest, torch; assert torch.cuda.is_available()'
     if [ -n "$fake" ] || ! timeout 60 python3 -c "$there" 2>/dev/null; then
         note python skip 0 "no PyTorch that sees a GPU, with pytest and hypothesis"
         return
     fi
+    timeout 60 python3 -c 'import xdist' 2>/dev/null && processes=(-n 4)
     step python "$1" "${as_package[@]}" REFIT_TEST_CUDA=real OMP_NUM_THREADS=1 \
-        python3 -m pytest -v -rs -m "not slow" -p no:cacheprovider "$root/tests/python"
+        python3 -m pytest "${processes[@]}" -v -rs -m "not slow" -p no:cacheprovider "$root/tests/python"
     [ "$status" -lt 0 ] ||
         awk -v on=$device -v status="$status" -f "$here/pytest.awk" "$out/rows/last" >>"$out/rows/tests"
 }

@@ -1,8 +1,8 @@
 """What the Python tests share.
 
 The environment is the tests' own: no option of refit comes from it (``REFIT_LIBRARY`` names the
-library and stays). With ``REFIT_TEST_CUDA=real`` tensors of the tests that take ``torch_device``
-lie on the first GPU, if torch sees one; everything else is the same.
+library and stays). With ``REFIT_TEST_CUDA=real`` only the tests that take ``torch_device`` are run,
+and their tensors lie on the first GPU, if torch sees one. All others need no GPU.
 """
 
 import os
@@ -10,6 +10,7 @@ import signal
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -22,6 +23,25 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 # A shell's background jobs ignore Ctrl-C, and so would all that they start; the tests press it.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_configure_node(node: Any) -> None:
+    """Tells it to a process of pytest-xdist, which inherits the environment as it is now."""
+    node.workerinput["wanted"] = WANTED
+
+
+def wanted(config: pytest.Config) -> str:
+    """What REFIT_TEST_CUDA said."""
+    found: str = getattr(config, "workerinput", {}).get("wanted", WANTED)
+    return found
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if wanted(config) == "real":
+        others = [one for one in items if "torch_device" not in getattr(one, "fixturenames", ())]
+        config.hook.pytest_deselected(items=others)
+        items[:] = [one for one in items if "torch_device" in getattr(one, "fixturenames", ())]
 
 
 @pytest.fixture(autouse=True)
@@ -45,10 +65,10 @@ def runtime_dir() -> Iterator[Path]:
 
 
 @pytest.fixture(scope="session")
-def torch_device() -> Iterator[str]:
+def torch_device(request: pytest.FixtureRequest) -> Iterator[str]:
     """Where tensors go: "cpu", or with REFIT_TEST_CUDA=real "cuda:0"."""
     torch = pytest.importorskip("torch", reason="PyTorch is not installed")
-    if WANTED == "real" and torch.cuda.is_available():
+    if wanted(request.config) == "real" and torch.cuda.is_available():
         yield "cuda:0"
     else:
         yield "cpu"
