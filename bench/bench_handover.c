@@ -2,7 +2,8 @@
  * bench handover: a model's weights to a worker process on the same GPU, by its memory, beside one
  * copy of as many bytes on the device (which is the least that such a hand-over does).
  *
- * `seconds` runs from begin until the worker has staged the version: verified, ready to switch.
+ * `seconds` runs from begin until the worker has staged the version: verified, ready to switch. All
+ * tensors are written in one call; `singly_seconds` is with a call for each.
  */
 #include <stdio.h>
 #include <stdlib.h>
@@ -21,9 +22,11 @@ typedef struct handover {
     refit_publisher *publisher;
     bench_cuda *cuda;
     bench_workers workers;
-    char *weights; /* all tensors, one behind the other, on the device */
-    char *copied;  /* what the copy is made to, on the device */
+    char *weights;       /* all tensors, one behind the other, on the device */
+    char *copied;        /* what the copy is made to, on the device */
+    refit_weight *calls; /* what is written of each tensor */
     bench_series staged;
+    bench_series singly;
     bench_series whole; /* from begin to the end of the commit */
     bench_series copies;
 } handover;
@@ -50,6 +53,19 @@ static refit_status declare(handover *it, refit_error *error)
     return status;
 }
 
+static refit_status place_weights(handover *it, refit_error *error)
+{
+    char *place = it->weights;
+    it->calls = calloc(it->list.count, sizeof *it->calls);
+    if (it->calls == NULL) return cli_refuse(error, REFIT_ERR_HOST_MEMORY, 0, "no memory");
+    for (uint32_t i = 0; i < it->list.count; i++) {
+        uint64_t bytes = it->list.all[i].bytes;
+        it->calls[i] = (refit_weight){.tensor = i, .memory = place, .bytes = bytes};
+        place += bytes;
+    }
+    return REFIT_OK;
+}
+
 static refit_status take_memory(handover *it, refit_error *error)
 {
     char why[160];
@@ -70,6 +86,7 @@ static refit_status open_all(handover *it, refit_error *error)
     BENCH_TRY(refit_publisher_open("user://*", &config, &it->publisher, error));
     BENCH_TRY(refit_publisher_use_device(it->publisher, it->device, error));
     BENCH_TRY(declare(it, error));
+    BENCH_TRY(place_weights(it, error));
     bench_duty duty = {.kind = spec,
                        .endpoint = refit_publisher_endpoint(it->publisher),
                        .settings = it->options->settings};
@@ -85,21 +102,42 @@ static refit_status close_all(handover *it, refit_error *error)
     if (it->weights != NULL) bench_cuda_free(it->cuda, it->weights);
     if (it->copied != NULL) bench_cuda_free(it->cuda, it->copied);
     bench_cuda_close(it->cuda);
+    free(it->calls);
     bench_list_close(&it->list);
     return refit_device_close(it->device, error);
 }
 
-static refit_status publish(handover *it, refit_error *error)
+static refit_status write_singly(handover *it, refit_error *error)
 {
-    char *place = it->weights;
-    BENCH_TRY(refit_publisher_begin(it->publisher, 0, error));
     for (uint32_t i = 0; i < it->list.count; i++) {
-        uint64_t bytes = it->list.all[i].bytes;
-        BENCH_TRY(refit_publisher_write(it->publisher, i, place, bytes, it->device,
-                                        REFIT_STREAM_NONE, error));
-        place += bytes;
+        const refit_weight *weight = &it->calls[i];
+        BENCH_TRY(refit_publisher_write(it->publisher, weight->tensor, weight->memory,
+                                        weight->bytes, it->device, REFIT_STREAM_NONE, error));
     }
-    return refit_publisher_commit(it->publisher, error);
+    return REFIT_OK;
+}
+
+/* A version; `staged` gets the seconds until the worker has staged it. */
+static refit_status publish(handover *it, bool singly, double *staged, refit_error *error)
+{
+    refit_stats stats;
+    BENCH_TRY(refit_publisher_begin(it->publisher, 0, error));
+    BENCH_TRY(singly ? write_singly(it, error)
+                     : refit_publisher_write_all(it->publisher, it->calls, it->list.count,
+                                                 it->device, REFIT_STREAM_NONE, error));
+    BENCH_TRY(refit_publisher_commit(it->publisher, error));
+    refit_stats_init(&stats, sizeof stats);
+    BENCH_TRY(refit_publisher_stats(it->publisher, &stats, error));
+    *staged = stats.publish_stage_seconds_last;
+    return REFIT_OK;
+}
+
+/* Weights as after another step. */
+static refit_status change(handover *it, int value, refit_error *error)
+{
+    bool changed =
+        bench_cuda_fill(it->cuda, it->weights, value, it->list.bytes) && bench_cuda_wait(it->cuda);
+    return changed ? REFIT_OK : refused(it, error);
 }
 
 /* Seconds of one copy of all; negative: the driver refused. */
@@ -111,22 +149,21 @@ static double copy_once(const handover *it)
     return done ? bench_now() - start : -1.0;
 }
 
-/* Weights as after another step, then one way after the other. */
+/* One way after the other. */
 static refit_status run_round(handover *it, uint32_t round, refit_error *error)
 {
-    refit_stats stats;
-    if (!bench_cuda_fill(it->cuda, it->weights, (int)round + 1, it->list.bytes) ||
-        !bench_cuda_wait(it->cuda))
-        return refused(it, error);
+    double singly, staged;
+    BENCH_TRY(change(it, 2 * (int)round + 1, error));
+    BENCH_TRY(publish(it, true, &singly, error));
+    BENCH_TRY(change(it, 2 * (int)round + 2, error));
     double start = bench_now();
-    BENCH_TRY(publish(it, error));
+    BENCH_TRY(publish(it, false, &staged, error));
     double end = bench_now();
-    refit_stats_init(&stats, sizeof stats);
-    BENCH_TRY(refit_publisher_stats(it->publisher, &stats, error));
     double copied = copy_once(it);
     if (copied < 0.0) return refused(it, error);
     bench_add(&it->whole, round, end - start);
-    bench_add(&it->staged, round, stats.publish_stage_seconds_last);
+    bench_add(&it->staged, round, staged);
+    bench_add(&it->singly, round, singly);
     bench_add(&it->copies, round, copied);
     return REFIT_OK;
 }
@@ -142,12 +179,13 @@ static refit_status run_rounds(handover *it, refit_error *error)
 static void report(const handover *it)
 {
     json_t *object = json_pack(
-        "{s:s, s:s, s:i, s:I, s:f, s:f, s:f, s:f, s:f, s:f}", "bench", "handover", "list",
+        "{s:s, s:s, s:i, s:I, s:f, s:f, s:f, s:f, s:f, s:f, s:f}", "bench", "handover", "list",
         it->list.name, "tensors", (int)it->list.count, "bytes", (json_int_t)it->list.bytes,
         "seconds_median", bench_median(&it->staged), "seconds_p95", bench_p95(&it->staged),
         "committed_seconds_median", bench_median(&it->whole), "device_copy_seconds_median",
         bench_median(&it->copies), "ratio_to_device_copy", bench_ratio(&it->copies, &it->staged),
-        "gbps", bench_gbps(it->list.bytes, &it->staged));
+        "gbps", bench_gbps(it->list.bytes, &it->staged), "singly_seconds_median",
+        bench_median(&it->singly));
     bench_device(object, it->options, it->device);
     bench_machine(object);
     bench_print(it->options, object);
