@@ -9,9 +9,8 @@
 #   REFIT_BUILD        the build folder (a new one under /tmp)
 #   REFIT_COMMIT       what was built, where git cannot tell
 #
-# The order: the build, then conformance and kernels, since figures of a device that is wrong are
-# worth nothing; then the benchmarks, which is what such a machine is for; then the suites that the
-# fake driver has already run everywhere; the sanitizer last, which is slow and can be asked again.
+# The order: the build, then the tests, since figures of a device that is wrong are worth nothing;
+# then the benchmarks; the sanitizer last, which is slow and can be asked again.
 # Each step has a limit, is cut to the time that is left, and does not stop the others by failing.
 #
 # --rehearse FOLDER  on the fake driver, whose libcuda.so.1 lies in FOLDER: small sizes, and results
@@ -191,10 +190,10 @@ facts() {
 # ---- what is run
 
 device=cuda:0
-sizes=() part=(--mib 6144) few=(--rounds 5) many=(--rounds 9)
+sizes=() whole=(--mib 8192) part=(--mib 6144) few=(--rounds 5) many=(--rounds 9)
 if [ -n "$fake" ]; then
     sizes=(--mib 4 --tensors "$out/rows/few")
-    part=("${sizes[@]}") few=(--rounds 1) many=(--rounds 2)
+    whole=("${sizes[@]}") part=("${sizes[@]}") few=(--rounds 1) many=(--rounds 2)
 fi
 as_test=(env "REFIT_TEST_CUDA=$([ -n "$fake" ] && echo fake || echo real)" "REFIT_TEST_SEED=$seed")
 as_package=(env "REFIT_LIBRARY=$build/lib/librefit.so" "PYTHONPATH=$root/bindings/python/src"
@@ -219,12 +218,13 @@ else
 fi
 refit=$build/bin/refit
 
-for name in "${conformance[@]}"; do
-    suite "$name" 60
+for name in "${conformance[@]}" "${suites[@]}"; do
+    suite "$name" 30
 done
+python_suite 180
 
 [ -z "$fake" ] || "$refit" bench tensors --mib 4 | head -50 >"$out/rows/few"
-bench "bench offload" 270 "$refit" bench offload --json --device $device "${sizes[@]}" "${few[@]}"
+bench "bench offload" 150 "$refit" bench offload --json --device $device "${whole[@]}" "${few[@]}"
 bench "bench offload, small" 60 "$refit" bench offload --json --device $device "${sizes[@]}" \
     --tensors small "${few[@]}"
 bench "bench remap" 40 "$refit" bench remap --json --device $device "${sizes[@]}" "${many[@]}"
@@ -247,10 +247,6 @@ else
     note "torch pool" skip 0 "no PyTorch that sees a GPU"
 fi
 
-for name in "${suites[@]}"; do
-    suite "$name" 60
-done
-python_suite 180
 sanitizer=compute-sanitizer
 [ -z "$fake" ] || sanitizer=$here/refusing-sanitizer.sh # where it would find no driver of NVIDIA's
 if command -v "$sanitizer" >/dev/null; then
