@@ -35,3 +35,26 @@ def test_every_way_moves_the_list_and_says_how_fast(root: Path, tmp_path: Path) 
         assert row["bytes"] == sum(sizes)
         assert row["offload_gbps"] > 0
         assert row["restore_gbps"] > 0
+
+
+@pytest.mark.slow
+def test_every_way_to_step_states_on_the_host_has_the_same_bits(root: Path) -> None:
+    pytest.importorskip("torch", reason="PyTorch is not installed")
+    sources = str(Path(refit.__file__).parents[1])
+    script = root / "tests" / "gpu" / "host_steps.py"
+    done = subprocess.run(
+        [sys.executable, str(script), "--device", "cpu", "--rounds", "2", "--mib", "2"],
+        capture_output=True,
+        text=True,
+        timeout=100,
+        env=os.environ | {"PYTHONPATH": sources},
+    )
+    assert done.returncode == 0, done.stdout
+    rows = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
+    assert len(rows) == len({row["way"] for row in rows}) == 4
+    for row in rows:
+        assert row["bench"] == "torch window"
+        assert 1 << 20 < row["bytes"] <= 2 << 20
+        assert row["step_s_p95"] >= row["step_s_median"] > 0
+        assert row["train_s_p95"] >= row["train_s_median"] > row["step_s_median"] / 2
+        assert (row["step_in_gbps"] > 0) == (row["way"] != "resident")
