@@ -498,6 +498,63 @@ def test_no_device_memory_at_all_moves_nothing(
     assert_same(alone, moved)
 
 
+def refuse_to_allocate(error: BaseException) -> Callable[..., torch.Tensor]:
+    real = torch.empty
+
+    def empty(*size: Any, **options: Any) -> torch.Tensor:
+        if options.get("dtype") is torch.uint8:
+            raise error
+        return real(*size, **options)
+
+    return empty
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        torch.OutOfMemoryError("no room"),
+        MemoryError("no room"),
+        RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate memory: you tried to"),
+        RuntimeError("CUDA error: out of memory"),
+    ],
+    ids=str,
+)
+def test_every_way_to_say_that_there_is_no_memory(
+    twins: tuple[Drill, Drill, refit.Controller],
+    monkeypatch: pytest.MonkeyPatch,
+    error: BaseException,
+) -> None:
+    alone, moved, _ = twins
+    moved.give_gradients()
+    moved.optimizer.step()
+    moved.optimizer.state_dict()
+    with monkeypatch.context() as patch:
+        patch.setattr(torch, "empty", refuse_to_allocate(error))
+        with pytest.raises(DeviceMemoryError, match="for one window"):
+            moved.optimizer.step()
+    moved.steps += 1
+    alone.step()
+    assert_same(alone, moved)
+
+
+def test_another_failure_of_an_allocation_is_told_as_it_is(
+    twins: tuple[Drill, Drill, refit.Controller], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    alone, moved, controller = twins
+    alone.step(), moved.step()
+    moved.optimizer.state_dict()
+    moved.give_gradients()
+    with monkeypatch.context() as patch:
+        error = RuntimeError("CUDA error: an illegal memory access was encountered")
+        patch.setattr(torch, "empty", refuse_to_allocate(error))
+        with pytest.raises(RuntimeError, match="illegal memory access") as seen:
+            moved.optimizer.step()
+    assert seen.value is error
+    finish(controller, moved, error)
+    alone.step()
+    assert_same(alone, moved)
+
+
 def test_late_states_that_find_no_host_memory_stay_until_there_is_some(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

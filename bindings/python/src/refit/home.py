@@ -22,7 +22,7 @@ from refit.device import Device
 from refit.errors import DeviceMemoryError
 from refit.observers import COPIES, Observers
 from refit.offloader import KEEP, Offloader
-from refit.regions import current_stream, guard, spec_of
+from refit.regions import current_stream, guard, lacks_memory, spec_of
 from refit.window import BORN, Part, Window
 
 _ALIGNMENT = 512
@@ -121,7 +121,9 @@ class Home(Closing):
                 memory = torch.empty(
                     size * count + _ALIGNMENT, dtype=torch.uint8, device=self.device
                 )
-        except (RuntimeError, MemoryError):  # torch.OutOfMemoryError is the first
+        except (RuntimeError, MemoryError) as why:
+            if not lacks_memory(why):
+                raise
             return False
         base = _aligned(memory.data_ptr())
         self._memory, self._base = memory, memory.data_ptr()  # held as long as C may know of it

@@ -36,7 +36,7 @@ from refit.home import Home
 from refit.host_masters import NO_FRAMEWORK, Framework, HostMasters
 from refit.last_hook import LastHook
 from refit.observers import Observers
-from refit.regions import refuse_capture
+from refit.regions import lacks_memory, refuse_capture
 from refit.state_slots import Kept, Recipe, Slot, State, dense_like, extent, plain_of
 from refit.storages import opened, why_tensor_stays
 from refit.twin import Habits, Kind, Stepping, kind_of_parameter, learn, local
@@ -617,6 +617,8 @@ def _move_out(optimizer: Optimizer, kept: Kept) -> None:
                 for tensor, slot in zip(fresh, one.slots, strict=True):
                     tensor.copy_(slot.view)
         except (RuntimeError, MemoryError) as why:
+            if not lacks_memory(why):
+                raise
             raise DeviceMemoryError(
                 f"no memory on {device} for {kept.name}.{key}: the states live on the host, and "
                 "nothing is lost. Free some memory, or let go of the optimizer and the controller "

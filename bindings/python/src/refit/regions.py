@@ -58,6 +58,21 @@ def guard(device: torch.device) -> AbstractContextManager[Any]:
     return torch.cuda.device(device) if device.type == "cuda" else nullcontext()
 
 
+def lacks_memory(why: BaseException) -> bool:
+    """Whether an exception of PyTorch says that the device, or the CPU, has no memory.
+
+    An allocation on a CPU raises a RuntimeError with this text, and one of the CUDA driver, too.
+    """
+    if isinstance(why, RefitError):
+        return False
+    if isinstance(why, torch.OutOfMemoryError | MemoryError):
+        return True
+    text = str(why)
+    return isinstance(why, RuntimeError) and (
+        "DefaultCPUAllocator" in text or "CUDA error: out of memory" in text
+    )
+
+
 def refuse_capture(device: torch.device) -> None:
     """StateError while a CUDA graph is being captured: it would hold addresses that change."""
     if device.type == "cuda" and torch.cuda.is_current_stream_capturing():
