@@ -1,6 +1,7 @@
 """Controller(states="host"): what a user may change between two steps, or what an optimizer holds
 that no twin foresaw, ends with the bits of the same loop without refit."""
 
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -71,6 +72,72 @@ def adamw(parameters: Any) -> Optimizer:
 
 def momentum(parameters: Any) -> Optimizer:
     return torch.optim.SGD(parameters, lr=1e-2, momentum=0.9)
+
+
+# ---- Groups of several kinds of parameters.
+
+
+class Odd(nn.Parameter):
+    """A parameter of a class that no foreach function of PyTorch takes."""
+
+    __torch_function__ = torch._C._disabled_torch_function_impl
+
+
+@pytest.mark.parametrize("make", [adamw, momentum, torch.optim.RMSprop])
+@pytest.mark.parametrize("kinds", [(Odd, nn.Parameter), (nn.Parameter, nn.Parameter)])
+def test_windows_are_stepped_as_the_whole_group_would_be(
+    make: Callable[[Any], Optimizer], kinds: tuple[type, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By foreach only if that takes every parameter of the group that has a gradient."""
+    monkeypatch.setattr(
+        sys.modules["torch.optim.optimizer"],
+        "_get_foreach_kernels_supported_devices",
+        lambda: ["cuda", training.DEVICE],
+    )
+    seen: list[str] = []
+
+    def stepped() -> list[str]:
+        """By which code the parameters were stepped since the last call."""
+        found = sorted(set(seen))
+        seen.clear()
+        return found
+
+    name = type(make([nn.Parameter(drawn(2))])).__name__.lower().removesuffix("w")
+    module = sys.modules[f"torch.optim.{name}"]
+    for path in ("multi", "single"):
+        function = f"_{path}_tensor_{name}"
+        real = getattr(module, function)
+
+        def watched(*args: Any, path: str = path, real: Any = real, **kwargs: Any) -> None:
+            seen.append(path)
+            real(*args, **kwargs)
+
+        monkeypatch.setattr(module, function, watched)
+
+    def group() -> list[nn.Parameter]:
+        torch.manual_seed(5)
+        return [
+            kinds[number > 0](drawn(9000, generator=torch.Generator().manual_seed(number)))
+            for number in range(4)
+        ]
+
+    runs = [group(), group()]
+    optimizers = [make(parameters) for parameters in runs]
+    with refit.Controller(optimizers[1], states="host", window_bytes=WINDOW):
+        stepped()
+        for number, idle in enumerate((None, None, 0, None)):
+            for parameters, optimizer in zip(runs, optimizers, strict=True):
+                source = torch.Generator().manual_seed(number)
+                for at, one in enumerate(parameters):
+                    one.grad = None if at == idle else drawn(9000, generator=source)
+                optimizer.step()
+                if optimizer is optimizers[0]:
+                    expected = stepped()
+                    assert expected == ["single" if Odd in kinds and idle is None else "multi"]
+            assert stepped() == expected
+            assert all(map(torch.equal, *runs))
+        assert optimizers[1].param_groups[0]["foreach"] is None
+        assert_same_states(*(optimizer.state_dict() for optimizer in optimizers))
 
 
 # ---- States of another look.

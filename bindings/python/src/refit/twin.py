@@ -24,6 +24,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
+from torch.optim.optimizer import _default_to_fused_or_foreach
 
 from refit.away import kind_of
 from refit.errors import UnsupportedError
@@ -104,14 +105,15 @@ class Stepping:
     """One step of an optimizer, made for some of its parameters at a time.
 
     Each ``run`` finds the groups' values and the optimizer's attributes as they were before the
-    step, as a step of all parameters would. ``finish`` gives the optimizer what the last run has
+    step, as a step of all parameters would, and steps by foreach or by a loop, as that would.
+    ``finish`` gives the optimizer what the last run has
     made of them: a counter in a group counts one step.
     """
 
     def __init__(self, optimizer: Optimizer) -> None:
         self._optimizer = optimizer
         self._step = arithmetic_of(optimizer)
-        self._groups = [dict(group) for group in optimizer.param_groups]
+        self._groups = [{**group, **_decided(group)} for group in optimizer.param_groups]
         self._attributes = {k: v for k, v in vars(optimizer).items() if k not in _OWN}
         self._loose = _loose(optimizer)
         self._changed: list[dict[str, Any] | None] = [None] * len(self._groups)
@@ -178,6 +180,31 @@ class Stepping:
 def _loose(optimizer: Optimizer) -> dict[Any, Any]:
     """What an optimizer keeps in its state beside the states of its parameters."""
     return {k: v for k, v in optimizer.state.items() if not isinstance(k, torch.Tensor)}
+
+
+def _decided(group: Mapping[str, Any]) -> dict[str, bool]:
+    """PyTorch decides for all parameters of a group together whether it steps them by foreach: one
+    that foreach cannot step makes it step all by a loop. Some of them alone might be stepped by
+    foreach, whose bits may be others."""
+    if group.get("foreach", True) is not None or group.get("fused") is not None:
+        return {}
+    if group.get("differentiable", False):
+        return {}
+    kinds = {(kind_of(one), one.device): one for one in group["params"] if one.grad is not None}
+    if len(kinds) < 2:
+        return {}
+    able = [
+        _default_to_fused_or_foreach([_plainly(kind, one)], False)[1]
+        for (kind, _), one in kinds.items()
+    ]
+    return {"foreach": False} if any(able) and not all(able) else {}
+
+
+def _plainly(kind: type, parameter: torch.Tensor) -> torch.Tensor:
+    """A tensor of which PyTorch decides what it would of a parameter. While the memory of a master
+    is away the class of the master is another."""
+    plain = kind in (torch.Tensor, torch.nn.Parameter)
+    return torch.empty(0, device=parameter.device) if plain else parameter
 
 
 def _changes(before: Mapping[str, Any], now: Mapping[str, Any]) -> dict[str, Any]:
