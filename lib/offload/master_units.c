@@ -134,7 +134,7 @@ void rft_units_trim(refit_offloader *offloader)
         rft_region *region = &offloader->regions.items[id];
         for (uint64_t number = 0; region->units != NULL && number < count_units(region); number++) {
             rft_unit *unit = &region->units[number];
-            if (region->place == REFIT_ON_HOST && unit->place == RFT_UNIT_WHOLE) continue;
+            if (unit->place == RFT_UNIT_WHOLE) continue;
             free_whole(offloader, region, number);
             unit->rest = 0;
         }

@@ -408,6 +408,7 @@ refit_status refit_offloader_trim(refit_offloader *offloader, refit_error *error
                   refit_offloader_state_name(state));
     RFT_TRY(check_unused(offloader, error));
     if (state == REFIT_OPEN) RFT_TRY(rft_masters_drop_staging(offloader, error));
+    rft_units_reset(offloader);
     rft_units_trim(offloader);
     return rft_image_drop(offloader, error);
 }

@@ -553,7 +553,8 @@ static refit_status fill_plan(refit_window *window, uint32_t number, bool out, r
                            .staging = rft_masters_staging(offloader, out),
                            .out = out,
                            .pieces = window->pieces,
-                           .recodes = window->recodes + (size_t)slot * window->recode_room};
+                           .recodes = window->recodes};
+    if (way.recodes != NULL) way.recodes += (size_t)slot * window->recode_room;
     *plan = &window->plans[slot];
     for (uint32_t part = span->first; part < span->first + span->count; part++) {
         if (out || !is_born(&window->parts[part])) add_part(window, &way, part);

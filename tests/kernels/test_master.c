@@ -184,6 +184,10 @@ static void exceptions_that_do_not_fit_are_told(void **state)
     rft_master_verdict verdict = encode_to(coded, elements, 8192);
     assert_int_equal(verdict.found, RFT_MASTER_NO_ROOM);
     assert_int_equal(verdict.need, RFT_MASTER_ROOM);
+    /* The tables say of which units. */
+    const unsigned char *second = coded + rft_master_bytes(RFT_MASTER_UNIT, 8192);
+    assert_int_equal(rft_master_need(coded, RFT_MASTER_UNIT), RFT_MASTER_ROOM);
+    assert_int_equal(rft_master_need(second, 100), 200);
     assert_int_equal(decode(elements, 8192, 0), RFT_MASTER_MALFORMED);
     master_data_free(&data);
 }

@@ -46,6 +46,7 @@ static void check_slabs(const rft_layout *layout, uint64_t slab_bytes)
 static void check_item(const rft_layout *layout, const rft_layout_item *item, uint64_t slab_bytes)
 {
     const rft_slab *slab = find_slab(layout, item->offset);
+    assert_ptr_equal(slab, &layout->slabs[rft_layout_find(layout, item->offset)]);
     assert_non_null(slab);
     uint64_t end = item->offset + item->bytes;
     if (end <= slab->offset + slab->bytes) return;
