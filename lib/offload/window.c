@@ -671,11 +671,11 @@ static refit_status end_out(refit_window *window, uint32_t timeout_ms, refit_err
     if (status != REFIT_OK && rft_mover_is_moving(mover)) return status;
     window->leaving = false;
     window->worked = window->left + 1; /* copies that are repeated need its stream no more */
+    if (status == REFIT_OK) status = judge_out(window, error);
     if (status != REFIT_OK) {
         window->out_bytes -= moved_bytes(&window->plans[window->left % window->slot_count]);
-        return status;
     }
-    return judge_out(window, error);
+    return status;
 }
 
 /* Masters that did not fit go whole from the slot, by copies of their own. */

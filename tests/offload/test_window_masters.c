@@ -29,12 +29,12 @@
 #define REGIONS     5u
 #define CODED       3u /* the first so many; then one that is too small, and one without weights */
 #define PLAIN       4u
-#define MOST        (3 * UNIT - 100)
+#define MOST        (5 * UNIT - 100)
 #define PARTS_MOST  24u
 
 #define assert_ok(call) assert_int_equal((call), REFIT_OK)
 
-static const uint64_t sizes[REGIONS] = {MOST, UNIT, 5000, 1000, 30001};
+static const uint64_t sizes[REGIONS] = {MOST, UNIT, 4096, 4095, 30001};
 
 typedef struct scene {
     refit_device *device, *plain; /* that fails as ordered, and the one in it */
@@ -47,7 +47,8 @@ typedef struct scene {
     refit_window_part parts[PARTS_MOST];
     void *born[PARTS_MOST]; /* memory of parts that are born */
     uint32_t count;
-    uint64_t spoiled; /* of each part's weights, so many from the first on are no rounding */
+    uint64_t spared;  /* of each part's weights, the first so many are a rounding; */
+    uint64_t spoiled; /* then so many are none */
     uint64_t seed;
     refit_error error;
 } scene;
@@ -104,7 +105,8 @@ static void open_unsealed(scene *on, const char *windows, const char *const *set
         key[value - 1 - *settings] = '\0';
         set(on, key, value);
     }
-    assert_ok(faulty_device_open(test_device_spec("host:capacity=64MiB"), &on->device, &on->error));
+    assert_ok(
+        faulty_device_open(test_device_spec("host:capacity=256MiB"), &on->device, &on->error));
     on->plain = faulty_device_inner(on->device);
     for (uint32_t at = 0; at < REGIONS; at++) {
         on->expected[at] = calloc(sizes[at], 4);
@@ -245,7 +247,7 @@ static void new_masters(scene *on, const refit_window_part *part)
         masters[k] = drawn % 4096 == 0 ? bits : bits & 0xBFFFFFFFu;
     }
     rft_cast_bf16(rounded, (const void *)masters, count);
-    for (uint64_t k = 0; k < on->spoiled && k < count; k++) {
+    for (uint64_t k = on->spared; k < on->spared + on->spoiled && k < count; k++) {
         rounded[k] = (uint16_t)seeded_next(&on->seed);
     }
 }
@@ -394,6 +396,44 @@ static void parts_of_whole_units_are_stepped(void **state)
     }
 }
 
+static void list_first(scene *on)
+{
+    on->count = 0;
+    add_part(on, 0, 0, 0, sizes[0]);
+}
+
+/* Steps one unit of the first region; so many of its weights are no rounding. */
+static void step_unit(scene *on, uint64_t number, uint64_t spoiled)
+{
+    on->count = 0;
+    on->spoiled = spoiled;
+    add_part(on, 0, 0, number * UNIT, UNIT);
+    step_all(on);
+    settle(on);
+    on->spoiled = 0;
+}
+
+/* In the image, in memory of their own, and zeros. */
+static void a_part_has_units_in_any_places(void **state)
+{
+    (void)state;
+    scene on;
+    open_scene(&on, "2", NULL);
+    step_unit(&on, 0, 0);
+    step_unit(&on, 2, 9000);
+    list_first(&on);
+    step_all(&on);
+    settle(&on);
+    assert_in_range(stats_of(&on).step_in_bytes_last, 6 * UNIT, 6 * UNIT + UNIT / 4);
+    check_image(&on);
+    step_unit(&on, 1, 9000);
+    step_unit(&on, 3, 9000);
+    list_first(&on);
+    step_all(&on);
+    check_image(&on);
+    close_scene(&on);
+}
+
 static void other_parts_are_refused(void **state)
 {
     (void)state;
@@ -401,7 +441,7 @@ static void other_parts_are_refused(void **state)
                                         {0, 4096, UNIT},
                                         {0, 0, UNIT - 1},
                                         {0, UNIT, UNIT + 4096},
-                                        {2, 0, 4999}};
+                                        {2, 0, 4095}};
     scene on;
     open_scene(&on, "2", NULL);
     fill(&on);
@@ -494,12 +534,12 @@ static void masters_that_do_not_fit_go_whole_and_fit_again(void **state)
     step_all(&on);
     settle(&on);
     uint64_t usual = stats_of(&on).step_in_bytes_last;
-    on.spoiled = 5000; /* of the first unit of each region */
+    on.spoiled = 5000; /* of the first unit of each region, if it has so many */
     step_all(&on);
     check_image(&on);
     refit_stats stats = stats_of(&on);
     assert_int_equal(stats.step_in_bytes_last, usual);
-    uint64_t units = 4 * (2 * UNIT + 5000); /* one of each region */
+    uint64_t units = 4 * (2 * UNIT + sizes[2]); /* one of each region */
     assert_int_equal(stats.step_out_bytes_last, usual + units);
     assert_in_range(stats.host_bytes, host + units, host + units + 3 * 65536);
     assert_int_equal(stats.host_pinned_bytes + stats.host_pageable_bytes, stats.host_bytes);
@@ -575,6 +615,9 @@ static void without_memory_for_masters_that_do_not_fit_nothing_is_lost(void **st
     assert_false(step_windows(&on, UINT32_MAX));
     assert_ok(refit_window_end(on.window, &on.error));
     check_image(&on);
+    /* What is copied again counts once. */
+    uint64_t spilled = 8 * UNIT;
+    assert_int_equal(stats_of(&on).step_out_bytes_last, stats_of(&on).step_in_bytes_last + spilled);
     close_scene(&on);
     assert_false(failing_alloc_end());
 }
@@ -668,6 +711,33 @@ static void weights_that_are_mended_let_the_step_go_on(void **state)
     change_weight(&on, 0, 2 * UNIT + 5);
     assert_false(step_windows(&on, UINT32_MAX));
     assert_ok(refit_window_end(on.window, &on.error));
+    check_image(&on);
+    uint64_t bytes = stats_of(&on).step_in_bytes_last;
+    step_all(&on);
+    settle(&on);
+    assert_int_equal(stats_of(&on).step_in_bytes_last,
+                     bytes); /* each try but the last is left out */
+    close_scene(&on);
+}
+
+/* The units before those weights are in other places, which a later step changes. */
+static void changed_weights_are_found_in_any_unit(void **state)
+{
+    (void)state;
+    scene on;
+    refit_window_view view = {.size = sizeof view};
+    open_scene(&on, "2", NULL);
+    fill(&on);
+    step_unit(&on, 0, 9000);
+    change_weight(&on, 0, 2 * UNIT + 5);
+    list_first(&on);
+    assert_ok(begin(&on));
+    assert_int_equal(refit_window_next(on.window, &view, &on.error), REFIT_ERR_CORRUPT);
+    assert_ok(refit_window_end(on.window, &on.error));
+    change_weight(&on, 0, 2 * UNIT + 5);
+    step_unit(&on, 0, 0);
+    list_first(&on);
+    step_all(&on);
     check_image(&on);
     close_scene(&on);
 }
@@ -813,11 +883,14 @@ static void masters_move_by_both_schedules(void **state)
             bring_to_stay(&on, memory);
             assert_int_equal(begin(&on), REFIT_ERR_STATE);
             if (round == 1) { /* planned anew, while they are on the device */
+                uint32_t calls = faulty_device_calls(on.device, FAULTY_MEMORY_ALLOC);
                 assert_ok(refit_offloader_unseal(on.offloader, &on.error));
                 assert_ok(refit_offloader_seal(on.offloader, &on.error));
+                assert_int_equal(faulty_device_calls(on.device, FAULTY_MEMORY_ALLOC), calls);
                 assert_in_range(host_bytes_of(&on, 0), 2 * MOST, 3 * MOST);
             }
             send_away(&on, memory);
+            assert_in_range(host_bytes_of(&on, 0), 2 * MOST, 3 * MOST); /* the plan made room */
             check_image(&on);
         }
         close_scene(&on);
@@ -837,12 +910,13 @@ static void a_restore_after_steps_is_verified(void **state)
     (void)state;
     static const char *const verified[] = {"offload.verify=true", NULL};
     /* A byte of a unit that went whole, and one of a unit that is coded. */
-    static const uint64_t at[] = {400, 8 * UNIT + 400};
+    static const uint64_t at[] = {4 * UNIT + 400, 8 * UNIT + 400};
     for (int round = 0; round < 2; round++) {
         scene on;
         void *memory[REGIONS];
         open_scene(&on, "2", verified);
         fill(&on);
+        on.spared = UNIT; /* so the second unit goes whole */
         on.spoiled = 9000;
         step_all(&on);
         settle(&on);
@@ -1159,6 +1233,7 @@ int main(void)
         cmocka_unit_test(masters_begin_as_zeros),
         cmocka_unit_test(half_of_the_bytes_travel_and_every_bit_is_there),
         cmocka_unit_test(parts_of_whole_units_are_stepped),
+        cmocka_unit_test(a_part_has_units_in_any_places),
         cmocka_unit_test(other_parts_are_refused),
         cmocka_unit_test(host_views_are_refused),
         cmocka_unit_test(masters_travel_whole_where_that_is_wanted),
@@ -1168,6 +1243,7 @@ int main(void)
         cmocka_unit_test(without_memory_for_masters_that_do_not_fit_nothing_is_lost),
         cmocka_unit_test(without_page_locks_masters_go_whole_all_the_same),
         cmocka_unit_test(changed_weights_are_found_before_the_step),
+        cmocka_unit_test(changed_weights_are_found_in_any_unit),
         cmocka_unit_test(weights_that_are_mended_let_the_step_go_on),
         cmocka_unit_test(weights_may_move_between_steps),
         cmocka_unit_test(a_step_may_end_early),
